@@ -2,34 +2,6 @@ package tlp
 
 import "github.com/dxpu-project/dxpu/pcie"
 
-// Type is the kind of a Transaction Layer Packet: the combination of the Fmt
-// and Type fields (table 2-3) without the header size, which follows from
-// Packet.DW4.
-type Type uint8
-
-// Kinds of TLP. The zero value is invalid.
-const (
-	Invalid Type = iota
-	MRd          // memory read request
-	MRdLk        // memory read request, locked
-	MWr          // memory write request
-	IORd
-	IOWr
-	CfgRd0
-	CfgWr0
-	CfgRd1
-	CfgWr1
-	Msg
-	MsgD
-	Cpl
-	CplD
-	CplLk
-	CplDLk
-	FetchAdd
-	Swap
-	CAS
-)
-
 // Attr holds the attribute bits in the order of the specification: ID-based
 // ordering (bit 2), relaxed ordering (bit 1), no snoop (bit 0).
 type Attr uint8
@@ -41,23 +13,44 @@ const (
 	IDOrdering      Attr = 1 << 2
 )
 
-// Routing is the r[2:0] field of a message (table 2-20).
+// Routing is the r[2:0] field of a message (table 2-20). Values 6 and 7 are
+// reserved and terminate at the receiver.
 type Routing uint8
 
 // Message routing mechanisms.
 const (
-	RouteToRootComplex     Routing = 0
-	RouteByAddress         Routing = 1
-	RouteByID              Routing = 2
-	RouteBroadcast         Routing = 3 // from the root complex
-	RouteLocal             Routing = 4 // terminate at the receiver
-	RouteGatherToRoot      Routing = 5
-	routeReservedTerminate Routing = 6 // 6 and 7: reserved, terminate at the receiver
+	RouteToRootComplex Routing = 0
+	RouteByAddress     Routing = 1
+	RouteByID          Routing = 2
+	RouteBroadcast     Routing = 3 // from the root complex
+	RouteLocal         Routing = 4 // terminate at the receiver
+	RouteGatherToRoot  Routing = 5
+)
+
+// Address types of Packet.AT (table 10-1).
+const (
+	ATUntranslated       = 0
+	ATTranslationRequest = 1
+	ATTranslated         = 2
+)
+
+// Sizes of the encoding in bytes.
+const (
+	Header3DW   = 12
+	Header4DW   = 16
+	PrefixSize  = 4
+	DigestSize  = 4
+	MaxLength   = 1024 // of the Length field in double words, encoded as 0
+	MaxPrefixes = 8    // 4 local (one of each type) and 4 end-to-end (section 2.2.10)
+	// MaxHeader is the most that AppendHeader appends.
+	MaxHeader = MaxPrefixes*PrefixSize + Header4DW
+	// MaxSize is the most that Append appends.
+	MaxSize = MaxHeader + MaxLength*pcie.DW + DigestSize
 )
 
 // Packet is one Transaction Layer Packet, decoded. It is a value: copying it
-// copies the header but not Data, which aliases whoever's buffer it was parsed
-// from. Fields that the type does not have are zero.
+// copies the header but neither Data nor Prefix, which alias whoever's buffer
+// it was parsed from. Fields that the type does not have are zero.
 type Packet struct {
 	Type Type
 	// DW4 says that the header has 4 double words: 64-bit address, or a
@@ -70,16 +63,21 @@ type Packet struct {
 	TH   bool
 	EP   bool
 	AT   uint8
-	// PH and ST are the processing hint and the 8-bit steering tag; they have
-	// a place on the wire only when TH is set on a memory request or atomic.
+	// PH is what stands in bits 1:0 of the address: the processing hint when
+	// TH is set, reserved bits otherwise (No Write in a translation request).
+	// ST is the 8-bit steering tag. It has a place only when TH is set on a
+	// memory request or atomic: that of Tag[7:0] in MWr, that of the byte
+	// enables in all others, which then count as all ones (section 2.2.7.1).
 	PH uint8
 	ST uint8
 
 	// Length is the Length field in double words, 1 to 1024 (1024 is encoded
-	// as 0): of the payload, or of what a read asks for.
+	// as 0): of the payload, or of what a read asks for. In a completion or a
+	// message without data the field is reserved: 0.
 	Length uint16
 
-	// Requester and Tag form the Transaction ID.
+	// Requester and Tag form the Transaction ID. In posted requests Tag means
+	// nothing and is kept as received.
 	Requester pcie.BDF
 	Tag       pcie.Tag
 
@@ -107,16 +105,31 @@ type Packet struct {
 
 	// Code and Routing belong to messages; MsgHeader holds bytes 8 to 15 of
 	// the header of a message that is routed neither by address nor by ID
-	// (for one routed by ID, bytes 12 to 15 are in MsgHeader[4:]).
+	// (for one routed by ID, bytes 10 to 15 are in MsgHeader[2:]).
 	Code      uint8
 	Routing   Routing
 	MsgHeader [8]byte
+
+	// LN is bit 1 of byte 1, reserved since revision 6.0 (it was the
+	// lightweight notification). Reserved holds the reserved bits of the last
+	// double word: in a configuration request bits 7:4 of byte 10 as bits 7:4
+	// and bits 1:0 of byte 11 as bits 1:0, in a completion bit 7 of byte 11
+	// as bit 7. Receivers ignore all these and switches forward them
+	// unmodified (section 2.2.1); a packet that is formed anew has zero.
+	LN       bool
+	Reserved uint8
 
 	// Data is the payload in the byte order of the wire, Length double words
 	// long. It aliases the buffer that the packet came from.
 	Data []byte
 
-	// Digest is the ECRC; HasDigest is the TD bit.
+	// Prefix holds the TLP prefixes, local ones first, 4 bytes each, as they
+	// stand before the header (section 2.2.10). It is nil in nearly every
+	// packet and aliases the buffer that the packet came from.
+	Prefix []byte
+
+	// Digest is the ECRC, its bit 31 being bit 7 of the first byte on the
+	// wire; HasDigest is the TD bit.
 	HasDigest bool
 	Digest    uint32
 }
@@ -126,4 +139,31 @@ type Packet struct {
 func (p *Packet) SetAddr(addr uint64) {
 	p.Addr = addr &^ 3
 	p.DW4 = addr>>32 != 0
+}
+
+// HeaderLen returns the bytes of the header without prefixes: 12 or 16.
+func (p *Packet) HeaderLen() int {
+	if p.DW4 {
+		return Header4DW
+	}
+	return Header3DW
+}
+
+// PayloadLen returns the bytes of payload that the header announces, 0 for a
+// type without data.
+func (p *Packet) PayloadLen() int {
+	if p.Type.HasData() {
+		return int(p.Length) * pcie.DW
+	}
+	return 0
+}
+
+// Size returns the bytes that Append appends for a valid packet: prefixes,
+// header, payload and digest.
+func (p *Packet) Size() int {
+	n := len(p.Prefix) + p.HeaderLen() + p.PayloadLen()
+	if p.HasDigest {
+		n += DigestSize
+	}
+	return n
 }
