@@ -21,10 +21,11 @@ const module = "github.com/dxpu-project/dxpu"
 var layer = map[string]int{
 	"pcie": 0,
 
-	"tlp":         1,
-	"frame":       1,
-	"cfgspace":    1,
-	"api/dxpu/v1": 1, "api/dxpu/v1/dxpuv1connect": 1,
+	"tlp":            1,
+	"device/gpu/reg": 1,
+	"frame":          1,
+	"cfgspace":       1,
+	"api/dxpu/v1":    1, "api/dxpu/v1/dxpuv1connect": 1,
 
 	"transaction":       2,
 	"link":              2,
