@@ -43,6 +43,7 @@ var layer = map[string]int{
 	"udp":      3,
 	"vfiouser": 3,
 	"qmp":      3,
+	"qemu":     3,
 	"gpudrv":   3, "gpudrv/vfio": 3,
 
 	"hostproxy": 4,
@@ -64,6 +65,7 @@ var beside = map[string][]string{
 	"vswitch":                   {"mapping", "device"},
 	"rootcomplex":               {"transaction"},
 	"gpudrv/vfio":               {"gpudrv"},
+	"qemu":                      {"qmp"},
 	"hostproxy":                 {"node"},
 	"boxproxy":                  {"node"},
 }
