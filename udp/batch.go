@@ -1,0 +1,148 @@
+package udp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// Reader receives batches. It belongs to one goroutine.
+type Reader struct {
+	conn *Conn
+	buf  []byte
+	oob  []byte
+}
+
+// NewReader makes a reader with a buffer of its own of ReadBuffer bytes.
+func (c *Conn) NewReader() *Reader {
+	return &Reader{conn: c, buf: make([]byte, ReadBuffer), oob: make([]byte, 128)}
+}
+
+// Read waits for datagrams from one sender. They lie one after another in
+// batch, each of segment bytes but the last, which may be shorter. batch is
+// valid until the next Read. The error is net.ErrClosed after Close; any other
+// error concerns one datagram, and Read may be called again.
+func (r *Reader) Read() (batch []byte, segment int, from netip.AddrPort, err error) {
+	n, oobn, _, from, err := r.conn.udp.ReadMsgUDPAddrPort(r.buf, r.oob)
+	if err != nil {
+		if errors.Is(err, net.ErrClosed) {
+			return nil, 0, from, net.ErrClosed
+		}
+		return nil, 0, from, fmt.Errorf("udp: read: %w", err)
+	}
+	segment = n
+	if r.conn.gro {
+		if s := segmentSize(r.oob[:oobn]); s > 0 {
+			segment = s
+		}
+	}
+	st := &r.conn.stat
+	st.rxBatches.Add(1)
+	st.rxBytes.Add(uint64(n))
+	if segment > 0 {
+		st.rxDatagrams.Add(uint64((n + segment - 1) / segment))
+	}
+	return r.buf[:n], segment, netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), nil
+}
+
+// segmentSize finds the UDP_GRO control message, an int32 of the datagram
+// size; 0 when there is none. Written out because unix.ParseSocketControlMessage allocates.
+func segmentSize(oob []byte) int {
+	const header = unix.SizeofCmsghdr
+	for len(oob) >= header {
+		length := int(binary.NativeEndian.Uint64(oob))
+		level := int32(binary.NativeEndian.Uint32(oob[8:]))
+		kind := int32(binary.NativeEndian.Uint32(oob[12:]))
+		if length < header || length > len(oob) {
+			return 0
+		}
+		if level == unix.IPPROTO_UDP && kind == unix.UDP_GRO && length >= header+4 {
+			return int(int32(binary.NativeEndian.Uint32(oob[header:])))
+		}
+		oob = oob[min(len(oob), unix.CmsgSpace(length-header)):]
+	}
+	return 0
+}
+
+// Writer sends batches. It belongs to one goroutine at a time.
+type Writer struct {
+	conn *Conn
+	oob  []byte // a UDP_SEGMENT control message whose value is set for each batch
+}
+
+// NewWriter makes a writer.
+func (c *Conn) NewWriter() *Writer {
+	w := &Writer{conn: c, oob: make([]byte, unix.CmsgSpace(2))}
+	binary.NativeEndian.PutUint64(w.oob, uint64(unix.CmsgLen(2)))
+	binary.NativeEndian.PutUint32(w.oob[8:], unix.IPPROTO_UDP)
+	binary.NativeEndian.PutUint32(w.oob[12:], unix.UDP_SEGMENT)
+	return w
+}
+
+// MaxBatch returns how many bytes one Write may take for datagrams of a size:
+// the kernel's limits on segments and on the whole.
+func (w *Writer) MaxBatch(segment int) int {
+	if !w.conn.gso.Load() {
+		return segment
+	}
+	return segment * max(1, min(MaxSegments, MaxDatagram/segment))
+}
+
+// Write sends the datagrams that lie one after another in batch, each of
+// segment bytes but the last, which may be shorter. Datagrams that the kernel
+// refuses are counted and lost, as on any network; the error tells why.
+func (w *Writer) Write(batch []byte, segment int, to netip.AddrPort) error {
+	if segment <= 0 || len(batch) == 0 {
+		return nil
+	}
+	count := (len(batch) + segment - 1) / segment
+	st := &w.conn.stat
+	st.txBatches.Add(1)
+	if count > 1 && w.conn.gso.Load() {
+		binary.NativeEndian.PutUint16(w.oob[unix.SizeofCmsghdr:], uint16(segment))
+		_, _, err := w.conn.udp.WriteMsgUDPAddrPort(batch, w.oob, to)
+		if err == nil {
+			st.txDatagrams.Add(uint64(count))
+			st.txBytes.Add(uint64(len(batch)))
+			return nil
+		}
+		if !w.refused(err) {
+			st.txErrors.Add(uint64(count))
+			return fmt.Errorf("udp: write: %w", err)
+		}
+	}
+	return w.writeEach(batch, segment, to)
+}
+
+// refused decides whether an error means that segmentation is not to be had:
+// EIO is what the kernel says when the interface cannot checksum, EINVAL when
+// the route cannot segment.
+func (w *Writer) refused(err error) bool {
+	if !errors.Is(err, unix.EIO) && !errors.Is(err, unix.EINVAL) {
+		return false
+	}
+	w.conn.gso.Store(false)
+	w.conn.stat.gsoRefused.Add(1)
+	return true
+}
+
+func (w *Writer) writeEach(batch []byte, segment int, to netip.AddrPort) error {
+	var failed error
+	st := &w.conn.stat
+	for len(batch) > 0 {
+		n := min(segment, len(batch))
+		if _, err := w.conn.udp.WriteToUDPAddrPort(batch[:n], to); err != nil {
+			st.txErrors.Add(1)
+			failed = fmt.Errorf("udp: write: %w", err)
+		} else {
+			st.txDatagrams.Add(1)
+			st.txBytes.Add(uint64(n))
+		}
+		batch = batch[n:]
+	}
+	return failed
+}
