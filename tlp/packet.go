@@ -142,8 +142,9 @@ func (p *Packet) SetAddr(addr uint64) {
 }
 
 // HeaderLen returns the bytes of the header without prefixes: 12 or 16.
+// Messages have 16 even where DW4 was not set.
 func (p *Packet) HeaderLen() int {
-	if p.DW4 {
+	if p.DW4 && p.Type.is(memory) || p.Type.is(message) {
 		return Header4DW
 	}
 	return Header3DW

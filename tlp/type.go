@@ -62,8 +62,8 @@ type typeInfo struct {
 const (
 	fmt4DW    = 0x20
 	fmtData   = 0x40
-	fmtPrefix = 0x80
-	typeMask  = 0x1f
+	fmtPrefix = 0x80 // with both others clear
+	fmtMask   = 0xe0
 	// typeEndEnd in a prefix says that it is an end-to-end one.
 	typeEndEnd  = 0x10
 	routingMask = 0x07
