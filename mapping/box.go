@@ -9,11 +9,11 @@ import (
 
 // Host is the near end of a binding as the box side sees it.
 type Host struct {
-	Node   uint32 // node ID of the host
-	Domain uint32 // the virtual switch of that host: one address space, one VM
+	Node   uint32 // number of the host
+	Domain string // the virtual switch of that host: one address space, one VM
 	Slot   uint16 // slot of the virtual switch
 	Path   uint8
-	Epoch  uint32 // fences the bindings before
+	Epoch  uint64 // fences the bindings before
 }
 
 // BoxEntry is a row of the box side's table (paper, Table 3). The row number
@@ -45,7 +45,7 @@ func (t *BoxTable) Entry(slot int) (BoxEntry, bool) {
 }
 
 // Insert says that a device with these BARs is in a slot.
-func (t *BoxTable) Insert(slot int, bars [pcie.MaxBARs]BAR) error {
+func (t *BoxTable) Insert(slot int, bars [pcie.MaxBARs]pcie.BAR) error {
 	if slot < 0 || slot >= len(t.entries) {
 		return fmt.Errorf("mapping: slot %d does not exist: the box has %d", slot, len(t.entries))
 	}

@@ -60,7 +60,7 @@ func (t *HostTable) Entry(slot int) (HostEntry, bool) {
 }
 
 // Bind fills the row of a free slot.
-func (t *HostTable) Bind(slot int, target Target, bars [pcie.MaxBARs]BAR) error {
+func (t *HostTable) Bind(slot int, target Target, bars [pcie.MaxBARs]pcie.BAR) error {
 	if slot < 0 || slot >= len(t.entries) {
 		return fmt.Errorf("mapping: slot %d does not exist: the virtual switch has %d", slot, len(t.entries))
 	}

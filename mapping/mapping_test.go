@@ -11,7 +11,7 @@ import (
 )
 
 // gpuBARs: 64 KiB of registers, 256 MiB of prefetchable 64-bit memory.
-var gpuBARs = [pcie.MaxBARs]BAR{0: {Size: 64 << 10}, 2: {Size: 256 << 20, Wide: true, Prefch: true}}
+var gpuBARs = [pcie.MaxBARs]pcie.BAR{0: {Size: 64 << 10}, 2: {Size: 256 << 20, Wide: true, Prefetchable: true}}
 
 func cfgWrite(id pcie.BDF, register uint16, value uint32, be uint8) *tlp.Packet {
 	return &tlp.Packet{
@@ -139,7 +139,7 @@ func TestBoxTable(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	a := Host{Node: 1, Domain: 7, Slot: 0, Epoch: 5}
+	a := Host{Node: 1, Domain: "vm7", Slot: 0, Epoch: 5}
 	if err := table.Bind(2, a); err == nil {
 		t.Error("an empty slot was bound")
 	}
@@ -161,14 +161,14 @@ func TestBoxTable(t *testing.T) {
 
 	read := &tlp.Packet{Type: tlp.MRd, Length: 4}
 	read.SetAddr(0xfe000000)
-	if err := table.Bind(1, Host{Node: 1, Domain: 8, Epoch: 1}); err != nil {
+	if err := table.Bind(1, Host{Node: 1, Domain: "vm8", Epoch: 1}); err != nil {
 		t.Fatal(err)
 	}
 	if _, ok := table.Peer(1, read); ok {
 		t.Error("a device of another virtual machine reached its neighbour")
 	}
 	table.Unbind(1)
-	if err := table.Bind(1, Host{Node: 1, Domain: 7, Slot: 1, Epoch: 2}); err != nil {
+	if err := table.Bind(1, Host{Node: 1, Domain: "vm7", Slot: 1, Epoch: 2}); err != nil {
 		t.Fatal(err)
 	}
 	if slot, ok := table.Peer(1, read); !ok || slot != 0 {

@@ -16,20 +16,12 @@ const (
 	commandMemory = 1 << 1 // Memory Space Enable
 )
 
-// BAR describes one Base Address Register of a function, as probing finds it.
-type BAR struct {
-	Size   uint64 // bytes, a power of two; 0: not implemented, or the upper half of a 64-bit BAR
-	Wide   bool   // 64-bit: the next register holds the upper half
-	IO     bool
-	Prefch bool
-}
-
 // Function follows what a host programs into one function: its bus and device
 // number, its BARs and whether it decodes memory. It learns from the
 // configuration requests that pass, as DxPU_PROXY does (paper, section 3.3.1).
 type Function struct {
 	ID      pcie.BDF
-	BARs    [pcie.MaxBARs]BAR
+	BARs    [pcie.MaxBARs]pcie.BAR
 	value   [pcie.MaxBARs]uint32
 	command uint16
 }

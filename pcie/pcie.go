@@ -105,6 +105,15 @@ const (
 	MaxTLPOverhead = MaxTLPHeader + DW
 )
 
+// BAR describes one Base Address Register of a function, as sizing it finds it
+// (section 7.5.1.2.1).
+type BAR struct {
+	Size         uint64 // bytes, a power of two; 0: not implemented, or the upper half of a 64-bit BAR
+	Wide         bool   // 64-bit: the next register holds the upper half
+	IO           bool
+	Prefetchable bool
+}
+
 // PayloadSize is a Max_Payload_Size or Max_Read_Request_Size in bytes: a power
 // of two from 128 to 4096 (section 7.5.3.4).
 type PayloadSize uint16
