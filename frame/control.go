@@ -1,0 +1,254 @@
+package frame
+
+import (
+	"encoding/binary"
+	"math"
+	"time"
+)
+
+const (
+	ackFixed  = 28 // of an acknowledgement, before the further ranges
+	rangeSize = 8
+	pingSize  = 8
+	closeSize = 8
+	// HelloSize is the size of a hello packet.
+	HelloSize = 44
+
+	// MaxAckRanges is the number of ranges of one acknowledgement.
+	MaxAckRanges = 32
+)
+
+// Range is a run of datagram numbers, both ends included.
+type Range struct{ First, Last uint64 }
+
+// Ack acknowledges datagrams of one path and grants credit.
+//
+//	+---------------+---------------+---------------+---------------+
+//	|  kind = 0x10  |    path ID    | further ranges|   reserved    |  0
+//	+---------------+---------------+---------------+---------------+
+//	|                    delay in nanoseconds                       |  4
+//	+---------------------------------------------------------------+
+//	|                    largest number received                    |  8
+//	|                                                               | 12
+//	+---------------------------------------------------------------+
+//	|                            limit                              | 16
+//	|                                                               | 20
+//	+---------------------------------------------------------------+
+//	|          numbers in the first range (down from largest)       | 24
+//	+---------------------------------------------------------------+
+//	|  numbers missing below  |  then numbers received, per range   | 28 ...
+//	+---------------------------------------------------------------+
+//	|                          packet CRC                           |
+//	+---------------------------------------------------------------+
+type Ack struct {
+	Path uint8
+	// Delay is the time between the arrival of the largest number and the
+	// sending of this packet; encoded up to 4.29 s.
+	Delay time.Duration
+	// Limit is the credit: the sum over all TLPs of the direction, from the
+	// first, of payload length + TLPCost may not exceed it. It never falls.
+	Limit uint64
+	// Ranges are the numbers received, highest first, with at least one
+	// number missing between two of them. Count says how many are in use, at
+	// least 1.
+	Ranges [MaxAckRanges]Range
+	Count  int
+}
+
+// Size returns the bytes that Append appends.
+func (a *Ack) Size() int { return AckSize(a.Count) }
+
+// AckSize is the size of an acknowledgement with n ranges.
+func AckSize(n int) int { return ackFixed + (n-1)*rangeSize + CRCSize }
+
+// Append appends the encoded packet to b. Runs and gaps longer than 2^32-1
+// numbers end the list: what follows is not acknowledged this time.
+func (a *Ack) Append(b []byte) []byte {
+	start := len(b)
+	b = append(b, byte(KindAck), a.Path, 0, 0)
+	b = binary.BigEndian.AppendUint32(b, uint32(min(max(a.Delay, 0), math.MaxUint32)))
+	b = binary.BigEndian.AppendUint64(b, a.Ranges[0].Last)
+	b = binary.BigEndian.AppendUint64(b, a.Limit)
+	first := min(a.Ranges[0].Last-a.Ranges[0].First, math.MaxUint32-1)
+	b = binary.BigEndian.AppendUint32(b, uint32(first+1))
+	low, n := a.Ranges[0].Last-first, 0
+	for _, r := range a.Ranges[1:a.Count] {
+		gap, count := low-r.Last-1, r.Last-r.First
+		if gap > math.MaxUint32 || count >= math.MaxUint32 {
+			break
+		}
+		b = binary.BigEndian.AppendUint32(b, uint32(gap))
+		b = binary.BigEndian.AppendUint32(b, uint32(count+1))
+		low = r.First
+		n++
+	}
+	b[start+2] = byte(n)
+	return binary.BigEndian.AppendUint32(b, CRC(0, b[start:]))
+}
+
+// Parse reads the acknowledgement at the start of b and returns its size. On
+// error *a is not meaningful.
+func (a *Ack) Parse(b []byte) (n int, err error) {
+	a.Count = 0
+	if len(b) < ackFixed {
+		return 0, ErrShort
+	}
+	count := 1 + int(b[2])
+	if Kind(b[0]) != KindAck || b[1] >= MaxPaths || count > MaxAckRanges || b[3] != 0 {
+		return 0, ErrField
+	}
+	n = AckSize(count)
+	if len(b) < n {
+		return 0, ErrShort
+	}
+	if CRC(0, b[:n-CRCSize]) != binary.BigEndian.Uint32(b[n-CRCSize:]) {
+		return 0, ErrCRC
+	}
+	a.Path = b[1]
+	a.Delay = time.Duration(binary.BigEndian.Uint32(b[4:]))
+	last := binary.BigEndian.Uint64(b[8:])
+	a.Limit = binary.BigEndian.Uint64(b[16:])
+	have := uint64(binary.BigEndian.Uint32(b[24:]))
+	for i := 0; ; i++ {
+		if have == 0 || have-1 > last {
+			return 0, ErrField
+		}
+		first := last - (have - 1)
+		a.Ranges[i] = Range{First: first, Last: last}
+		if i == count-1 {
+			break
+		}
+		at := ackFixed + i*rangeSize
+		gap := uint64(binary.BigEndian.Uint32(b[at:]))
+		have = uint64(binary.BigEndian.Uint32(b[at+4:]))
+		if gap == 0 || gap+1 > first {
+			return 0, ErrField
+		}
+		last = first - gap - 1
+	}
+	a.Count = count
+	return n, nil
+}
+
+// PingSize is the size of a ping packet: it asks for an acknowledgement and
+// says nothing. It is kind, three zero bytes, packet CRC.
+const PingSize = pingSize
+
+// AppendPing appends a ping packet to b.
+func AppendPing(b []byte) []byte {
+	start := len(b)
+	b = append(b, byte(KindPing), 0, 0, 0)
+	return binary.BigEndian.AppendUint32(b, CRC(0, b[start:]))
+}
+
+// ParsePing reads the ping packet at the start of b and returns its size.
+func ParsePing(b []byte) (n int, err error) {
+	if len(b) < pingSize {
+		return 0, ErrShort
+	}
+	if Kind(b[0]) != KindPing || b[1] != 0 || b[2] != 0 || b[3] != 0 {
+		return 0, ErrField
+	}
+	if CRC(0, b[:4]) != binary.BigEndian.Uint32(b[4:]) {
+		return 0, ErrCRC
+	}
+	return pingSize, nil
+}
+
+// CloseSize is the size of a close packet: kind, zero, the reason in 16
+// bits, packet CRC.
+const CloseSize = closeSize
+
+// AppendClose appends a close packet to b. The reason is the caller's.
+func AppendClose(b []byte, reason uint16) []byte {
+	start := len(b)
+	b = append(b, byte(KindClose), 0, byte(reason>>8), byte(reason))
+	return binary.BigEndian.AppendUint32(b, CRC(0, b[start:]))
+}
+
+// ParseClose reads the close packet at the start of b and returns its size.
+func ParseClose(b []byte) (reason uint16, n int, err error) {
+	if len(b) < closeSize {
+		return 0, 0, ErrShort
+	}
+	if Kind(b[0]) != KindClose || b[1] != 0 {
+		return 0, 0, ErrField
+	}
+	if CRC(0, b[:4]) != binary.BigEndian.Uint32(b[4:]) {
+		return 0, 0, ErrCRC
+	}
+	return binary.BigEndian.Uint16(b[2:]), closeSize, nil
+}
+
+// Hello is the one packet of a handshake datagram.
+//
+//	+---------------+---------------+-------------------------------+
+//	|  kind = 0x20  |    cipher     |            reserved           |  0
+//	+---------------+---------------+-------------------------------+
+//	|                          source node                          |  4
+//	+-------------------------------+-------------------------------+
+//	|          source slot          |       destination slot        |  8
+//	+-------------------------------+-------------------------------+
+//	|                       destination node                        | 12
+//	+---------------------------------------------------------------+
+//	|               limit: the first credit of the peer             | 16
+//	|                                                               | 20
+//	+---------------------------------------------------------------+
+//	|        echo: number of the datagram that this answers         | 24
+//	|                                                               | 28
+//	+---------------------------------------------------------------+
+//	|                           reserved                            | 32
+//	|                                                               | 36
+//	+---------------------------------------------------------------+
+//	|                          packet CRC                           | 40
+//	+---------------------------------------------------------------+
+type Hello struct {
+	Cipher              uint8 // 0 none, 1 AES-256-GCM
+	Source, Destination Endpoint
+	Limit               uint64 // see Ack.Limit
+	Echo                uint64
+}
+
+// Append appends the encoded packet to b.
+func (h *Hello) Append(b []byte) []byte {
+	start := len(b)
+	b = append(b, byte(KindHello), h.Cipher, 0, 0)
+	b = binary.BigEndian.AppendUint32(b, h.Source.Node)
+	b = binary.BigEndian.AppendUint16(b, h.Source.Slot)
+	b = binary.BigEndian.AppendUint16(b, h.Destination.Slot)
+	b = binary.BigEndian.AppendUint32(b, h.Destination.Node)
+	b = binary.BigEndian.AppendUint64(b, h.Limit)
+	b = binary.BigEndian.AppendUint64(b, h.Echo)
+	b = binary.BigEndian.AppendUint64(b, 0)
+	return binary.BigEndian.AppendUint32(b, CRC(0, b[start:]))
+}
+
+// ParseHello reads the hello packet at the start of b and returns its size.
+func ParseHello(b []byte) (h Hello, n int, err error) {
+	if len(b) < HelloSize {
+		return Hello{}, 0, ErrShort
+	}
+	if Kind(b[0]) != KindHello || b[1] > 1 || b[2] != 0 || b[3] != 0 || binary.BigEndian.Uint64(b[32:]) != 0 {
+		return Hello{}, 0, ErrField
+	}
+	if CRC(0, b[:HelloSize-CRCSize]) != binary.BigEndian.Uint32(b[HelloSize-CRCSize:]) {
+		return Hello{}, 0, ErrCRC
+	}
+	h.Cipher = b[1]
+	h.Source = Endpoint{Node: binary.BigEndian.Uint32(b[4:]), Slot: binary.BigEndian.Uint16(b[8:])}
+	h.Destination = Endpoint{Node: binary.BigEndian.Uint32(b[12:]), Slot: binary.BigEndian.Uint16(b[10:])}
+	h.Limit = binary.BigEndian.Uint64(b[16:])
+	h.Echo = binary.BigEndian.Uint64(b[24:])
+	return h, HelloSize, nil
+}
+
+// CheckPadding reports whether b, the rest of a datagram that starts with
+// KindPadding, is zero throughout.
+func CheckPadding(b []byte) error {
+	for _, c := range b {
+		if c != 0 {
+			return ErrField
+		}
+	}
+	return nil
+}

@@ -1,0 +1,148 @@
+// Package frame encodes and decodes the network packets of DxPU: datagrams
+// that carry header packets, data packets and control packets of one binding.
+//
+// The format is drawn in PROTOCOL.md. Everything here is a pure function on
+// bytes: parsers check lengths before they read, never panic, never allocate,
+// and return slices that alias their input. Integers are big-endian.
+package frame
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+)
+
+// Version is the protocol version in the upper four bits of every datagram.
+const Version = 1
+
+// Sizes in bytes.
+const (
+	// HeaderSize is the cleartext header of a datagram.
+	HeaderSize = 20
+	// SessionsSize follows the header of a handshake datagram.
+	SessionsSize = 16
+	// TagSize ends a sealed datagram (AES-256-GCM).
+	TagSize = 16
+	// CheckSize ends a clear datagram (CRC-32C, see [Check]).
+	CheckSize = 4
+	// CRCSize ends every packet but padding and data packets, which hold it
+	// inside.
+	CRCSize = 4
+	// MaxDatagram is the largest payload of UDP over IPv4.
+	MaxDatagram = 65535 - 20 - 8
+	// MinMTU is the smallest path MTU (as UDP payload) that is supported: what
+	// every IPv6 path carries, 1280 - 40 - 8.
+	MinMTU = 1232
+	// MaxPayload is the largest payload of a TLP.
+	MaxPayload = 4096
+	// Unit is the granularity of chunks: a chunk starts at a multiple of it
+	// and ends at a multiple or at the end of the payload. 64 units make the
+	// largest payload, so a set of units is one 64-bit word.
+	Unit = 64
+	// TLPCost is what a TLP takes of the receiver's credit beside its payload
+	// (see Ack.Limit): the memory that a receiver needs to describe it.
+	TLPCost = 128
+	// MaxPaths is the number of paths a binding may have.
+	MaxPaths = 8
+)
+
+// Kind is the first byte of a packet inside a datagram.
+type Kind uint8
+
+// Kinds of packet.
+const (
+	KindPadding Kind = 0x00 // the rest of the datagram is zero
+	KindHeader  Kind = 0x01
+	KindData    Kind = 0x02
+	KindAck     Kind = 0x10
+	KindPing    Kind = 0x11
+	KindClose   Kind = 0x12
+	KindHello   Kind = 0x20
+)
+
+// String returns the name in lower case.
+func (k Kind) String() string {
+	switch k {
+	case KindPadding:
+		return "padding"
+	case KindHeader:
+		return "header"
+	case KindData:
+		return "data"
+	case KindAck:
+		return "ack"
+	case KindPing:
+		return "ping"
+	case KindClose:
+		return "close"
+	case KindHello:
+		return "hello"
+	}
+	return fmt.Sprintf("Kind(0x%02x)", uint8(k))
+}
+
+// Errors of the parsers. A caller counts them apart: a bad CRC is the network's
+// doing, the others are a peer's.
+var (
+	ErrShort   = errors.New("frame: truncated")
+	ErrVersion = errors.New("frame: unknown version")
+	ErrField   = errors.New("frame: field out of range")
+	ErrCRC     = errors.New("frame: CRC-32C mismatch")
+)
+
+// Endpoint is a place for one device: slot of node. The slot of a host is 0
+// in the paper; here a host's virtual switch may have more.
+type Endpoint struct {
+	Node uint32
+	Slot uint16
+}
+
+// String prints "node/slot".
+func (e Endpoint) String() string { return fmt.Sprintf("%d/%d", e.Node, e.Slot) }
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// CRC continues a CRC-32C (Castagnoli) over b; start with 0.
+func CRC(crc uint32, b []byte) uint32 { return crc32.Update(crc, castagnoli, b) }
+
+// extend continues crc over the four bytes of v. By hand, because a slice of
+// a local array would be moved to the heap by hash/crc32's function pointer.
+func extend(crc, v uint32) uint32 {
+	crc = ^crc
+	crc = castagnoli[byte(crc)^byte(v>>24)] ^ crc>>8
+	crc = castagnoli[byte(crc)^byte(v>>16)] ^ crc>>8
+	crc = castagnoli[byte(crc)^byte(v>>8)] ^ crc>>8
+	crc = castagnoli[byte(crc)^byte(v)] ^ crc>>8
+	return ^crc
+}
+
+// TLPCRC returns the CRC of a whole TLP from the CRC of its header (prefixes,
+// header and digest, in this order) and the CRC of its payload. It is
+// CRC-32C(header bytes || payload CRC), so that neither sender nor receiver
+// reads a payload twice when it travels in one chunk. A TLP without payload
+// has the CRC of its header.
+func TLPCRC(header, payload uint32, payloadLen int) uint32 {
+	if payloadLen == 0 {
+		return header
+	}
+	return extend(header, payload)
+}
+
+// Check returns the trailer of a clear datagram: CRC-32C over the header,
+// continued over the length of the body, started from seed, which both peers
+// derive from their session so that a datagram of another session does not pass.
+// The packets of the body have their own CRC.
+func Check(seed uint32, header []byte, bodyLen int) uint32 {
+	return extend(CRC(seed, header), uint32(bodyLen))
+}
+
+// PeekBinding returns the binding ID of a datagram, for a socket that several
+// bindings share; ok is false when b cannot be a datagram of this version. The
+// ID is not authenticated before the binding's link has opened the datagram.
+func PeekBinding(b []byte) (binding uint32, ok bool) {
+	if len(b) < HeaderSize || b[0]>>4 != Version {
+		return 0, false
+	}
+	return binary.BigEndian.Uint32(b[4:]), true
+}

@@ -1,0 +1,133 @@
+package frame
+
+import "encoding/binary"
+
+// Type is the kind of a datagram: the lower four bits of its first byte.
+type Type uint8
+
+// Types of datagram. The zero value is invalid.
+const (
+	// TypeHello opens a session: initiator to responder.
+	TypeHello Type = 1
+	// TypeHelloAck answers a hello.
+	TypeHelloAck Type = 2
+	// TypeConfirm proves to the responder that the initiator lives now.
+	TypeConfirm Type = 3
+	// TypeUnknown tells the peer that its session is not known here.
+	TypeUnknown Type = 4
+	// TypeTraffic carries everything else.
+	TypeTraffic Type = 5
+)
+
+// Handshake reports whether datagrams of the type carry session IDs and a
+// hello packet.
+func (t Type) Handshake() bool { return t >= TypeHello && t <= TypeUnknown }
+
+// String returns the name in lower case.
+func (t Type) String() string {
+	switch t {
+	case TypeHello:
+		return "hello"
+	case TypeHelloAck:
+		return "hello-ack"
+	case TypeConfirm:
+		return "confirm"
+	case TypeUnknown:
+		return "unknown-session"
+	case TypeTraffic:
+		return "traffic"
+	}
+	return "invalid"
+}
+
+// Header is the cleartext header of a datagram, the additional data of its
+// seal.
+//
+//	 0                   1                   2                   3
+//	 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
+//	+-------+-------+---------------+---------------+---------------+
+//	|version| type  |   key phase   |    path ID    |   reserved    |  0
+//	+-------+-------+---------------+---------------+---------------+
+//	|                          binding ID                           |  4
+//	+---------------------------------------------------------------+
+//	|                             epoch                             |  8
+//	+---------------------------------------------------------------+
+//	|                        datagram number                        | 12
+//	|                                                               | 16
+//	+---------------------------------------------------------------+
+//
+// A handshake datagram has 16 bytes more, also authenticated:
+//
+//	+---------------------------------------------------------------+
+//	|                 session ID of the initiator                   | 20
+//	|                                                               | 24
+//	+---------------------------------------------------------------+
+//	|           session ID of the responder, 0 if unknown           | 28
+//	|                                                               | 32
+//	+---------------------------------------------------------------+
+type Header struct {
+	Type     Type
+	KeyPhase uint8  // modulo 256; 0 in handshake datagrams
+	Path     uint8  // below MaxPaths
+	Binding  uint32 // from the manager
+	Epoch    uint32 // of the binding
+	// Number is unique per key and path and never reused: with Path it is the
+	// nonce of the seal.
+	Number uint64
+	// Initiator and Responder are the session IDs of a handshake datagram.
+	Initiator, Responder uint64
+}
+
+// Size returns the bytes that Append appends.
+func (h *Header) Size() int {
+	if h.Type.Handshake() {
+		return HeaderSize + SessionsSize
+	}
+	return HeaderSize
+}
+
+// Append appends the encoded header to b.
+func (h *Header) Append(b []byte) []byte {
+	b = append(b, Version<<4|byte(h.Type), h.KeyPhase, h.Path, 0)
+	b = binary.BigEndian.AppendUint32(b, h.Binding)
+	b = binary.BigEndian.AppendUint32(b, h.Epoch)
+	b = binary.BigEndian.AppendUint64(b, h.Number)
+	if h.Type.Handshake() {
+		b = binary.BigEndian.AppendUint64(b, h.Initiator)
+		b = binary.BigEndian.AppendUint64(b, h.Responder)
+	}
+	return b
+}
+
+// ParseHeader reads the header at the start of a datagram and returns its
+// size.
+func ParseHeader(b []byte) (h Header, n int, err error) {
+	if len(b) < HeaderSize {
+		return Header{}, 0, ErrShort
+	}
+	if b[0]>>4 != Version {
+		return Header{}, 0, ErrVersion
+	}
+	h = Header{
+		Type:     Type(b[0] & 0xf),
+		KeyPhase: b[1],
+		Path:     b[2],
+		Binding:  binary.BigEndian.Uint32(b[4:]),
+		Epoch:    binary.BigEndian.Uint32(b[8:]),
+		Number:   binary.BigEndian.Uint64(b[12:]),
+	}
+	if h.Path >= MaxPaths || b[3] != 0 {
+		return Header{}, 0, ErrField
+	}
+	switch {
+	case h.Type == TypeTraffic:
+		return h, HeaderSize, nil
+	case !h.Type.Handshake() || h.KeyPhase != 0:
+		return Header{}, 0, ErrField
+	case len(b) < HeaderSize+SessionsSize:
+		return Header{}, 0, ErrShort
+	}
+	h.Initiator = binary.BigEndian.Uint64(b[20:])
+	h.Responder = binary.BigEndian.Uint64(b[28:])
+	return h, HeaderSize + SessionsSize, nil
+}
