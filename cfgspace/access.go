@@ -1,0 +1,257 @@
+package cfgspace
+
+import (
+	"encoding/binary"
+	"time"
+
+	"github.com/dxpu-project/dxpu/pcie"
+)
+
+// ExpressOffset is where the PCI Express capability stands, or 0.
+func (s *Space) ExpressOffset() int { return s.express }
+
+// AEROffset is where Advanced Error Reporting stands, or 0.
+func (s *Space) AEROffset() int { return s.aer }
+
+// MSIXOffset is where the MSI-X capability stands, or 0.
+func (s *Space) MSIXOffset() int { return s.msix }
+
+// PMOffset is where the Power Management capability stands, or 0.
+func (s *Space) PMOffset() int { return s.pm }
+
+func (s *Space) expressReg(off int) uint16 {
+	if s.express == 0 {
+		return 0
+	}
+	return s.read16(s.express + off)
+}
+
+// MaxPayload is Max_Payload_Size in bytes: what software chose, cut to what the
+// function supports; 128 without the capability.
+func (s *Space) MaxPayload() pcie.PayloadSize {
+	supported, ok := pcie.DecodePayloadSize(uint8(s.expressReg(OffDevCap) & 7))
+	chosen, ok2 := pcie.DecodePayloadSize(uint8(s.expressReg(OffDevCtl) & DevCtlMPS >> 5))
+	if !ok || !ok2 {
+		return pcie.MinPayload
+	}
+	return min(supported, chosen)
+}
+
+// MaxReadRequest is Max_Read_Request_Size in bytes; 128 for a reserved
+// encoding and without the capability.
+func (s *Space) MaxReadRequest() pcie.PayloadSize {
+	if n, ok := pcie.DecodePayloadSize(uint8(s.expressReg(OffDevCtl) & DevCtlMRRS >> 12)); ok && s.express != 0 {
+		return n
+	}
+	return pcie.MinPayload
+}
+
+// TagLimit is how many tags the function may use as a requester: 32, 256 or
+// 1024 as Device Control enables them (section 2.2.6.2).
+func (s *Space) TagLimit() int {
+	switch {
+	case s.expressReg(OffDevCtl2)&DevCtl2TenBitTag != 0:
+		return 1024
+	case s.expressReg(OffDevCtl)&DevCtlExtTag != 0:
+		return 256
+	}
+	return 32
+}
+
+// CompletionTimeout is the upper end of the range that Device Control 2
+// chooses (section 7.5.3.16), or standard for the reset value 0000b and
+// reserved values. enabled is false when software disabled the timeout.
+func (s *Space) CompletionTimeout(standard time.Duration) (timeout time.Duration, enabled bool) {
+	ctl := s.expressReg(OffDevCtl2)
+	if ctl&DevCtl2TimeoutDisable != 0 {
+		return 0, false
+	}
+	switch ctl & DevCtl2Timeout {
+	case 0x1:
+		return 100 * time.Microsecond, true
+	case 0x2:
+		return 10 * time.Millisecond, true
+	case 0x5:
+		return 55 * time.Millisecond, true
+	case 0x6:
+		return 210 * time.Millisecond, true
+	case 0x9:
+		return 900 * time.Millisecond, true
+	case 0xa:
+		return 3500 * time.Millisecond, true
+	case 0xd:
+		return 13 * time.Second, true
+	case 0xe:
+		return 64 * time.Second, true
+	}
+	return standard, true
+}
+
+// MSIXControl returns the enable and function mask bits; both are false
+// without the capability.
+func (s *Space) MSIXControl() (enabled, masked bool) {
+	if s.msix == 0 {
+		return false, false
+	}
+	c := s.read16(s.msix + 2)
+	return c&MSIXEnable != 0, c&MSIXMask != 0
+}
+
+// MSIConfig is what software programmed into the MSI capability.
+type MSIConfig struct {
+	Enabled bool
+	Vectors int // 1 to 32: how many low bits of Data the function may change
+	Addr    uint64
+	Data    uint16
+	Mask    uint32
+}
+
+// MSI returns the MSI capability's registers; the zero value without it.
+func (s *Space) MSI() MSIConfig {
+	if s.msi == 0 {
+		return MSIConfig{}
+	}
+	c := s.read16(s.msi + 2)
+	return MSIConfig{
+		Enabled: c&MSIEnable != 0,
+		Vectors: 1 << min(c>>4&7, c>>1&7),
+		Addr:    binary.LittleEndian.Uint64(s.value[s.msi+4:]),
+		Data:    s.read16(s.msi + 12),
+		Mask:    binary.LittleEndian.Uint32(s.value[s.msi+16:]),
+	}
+}
+
+// Buses returns the bus number registers of a bridge.
+func (s *Space) Buses() (primary, secondary, subordinate uint8) {
+	return s.value[OffPrimaryBus], s.value[OffSecondaryBus], s.value[OffSubordinateBus]
+}
+
+// Window is an address range that a bridge forwards downstream, both ends
+// included. Base above Limit means closed.
+type Window struct{ Base, Limit uint64 }
+
+// Contains reports whether the window is open and addr lies in it.
+func (w Window) Contains(addr uint64) bool { return addr >= w.Base && addr <= w.Limit }
+
+// MemoryWindow returns the non-prefetchable window of a bridge.
+func (s *Space) MemoryWindow() Window {
+	return Window{
+		Base:  uint64(s.read16(OffMemBase)&0xfff0) << 16,
+		Limit: uint64(s.read16(OffMemLimit)&0xfff0)<<16 | 0xfffff,
+	}
+}
+
+// PrefetchableWindow returns the prefetchable window of a bridge.
+func (s *Space) PrefetchableWindow() Window {
+	return Window{
+		Base:  uint64(s.Read(OffPrefBaseUpper, 4))<<32 | uint64(s.read16(OffPrefBase)&0xfff0)<<16,
+		Limit: uint64(s.Read(OffPrefLimitUpper, 4))<<32 | uint64(s.read16(OffPrefLimit)&0xfff0)<<16 | 0xfffff,
+	}
+}
+
+// SetLink sets the current link state: speed, width and, for a downstream
+// port, Data Link Layer Link Active and the slot's presence, with their changed bits.
+func (s *Space) SetLink(active bool, gen pcie.Generation, width int) {
+	if s.express == 0 {
+		return
+	}
+	at := s.express
+	s.PokeBits(at+OffLinkSta, uint16(gen)&0xf|uint16(width)<<4&0x3f0, 0x3ff&^(uint16(gen)&0xf|uint16(width)<<4&0x3f0))
+	if s.value[at+OffLinkCap+2]&(LinkCapActive>>16) == 0 {
+		return
+	}
+	was := s.read16(at+OffLinkSta)&LinkStaActive != 0
+	if was == active {
+		return
+	}
+	setOrClear := func(off int, bit uint16) {
+		if active {
+			s.PokeBits(off, bit, 0)
+		} else {
+			s.PokeBits(off, 0, bit)
+		}
+	}
+	setOrClear(at+OffLinkSta, LinkStaActive)
+	if s.read16(at+OffExpCaps)&ExpSlot != 0 {
+		setOrClear(at+OffSlotSta, SlotStaPresent)
+		s.PokeBits(at+OffSlotSta, SlotStaPresence|SlotStaLinkChange, 0)
+	}
+}
+
+// LogUncorrectable records an uncorrectable error (one of the AER constants)
+// in AER and Device Status, with the header of the TLP if there is one.
+// advisory marks an error whose requester learns of it by a completion, which is
+// reported as a correctable one (section 6.2.3.2.4). It returns which error
+// message the function has to send, if any: 0x30 ERR_COR, 0x31 ERR_NONFATAL,
+// 0x33 ERR_FATAL, or 0.
+func (s *Space) LogUncorrectable(bit uint32, advisory bool, header []byte) (message uint8) {
+	fatal := bit&aerFatal != 0
+	masked := false
+	if s.aer != 0 {
+		fatal = s.Read(s.aer+OffAERSeverity, 4)&bit != 0
+		masked = s.Read(s.aer+OffAERMask, 4)&bit != 0
+		s.logAER(bit, masked, header)
+	}
+	advisory = advisory && !fatal
+	var status uint16
+	switch {
+	case fatal:
+		status, message = DevStaFatal, 0x33
+	case advisory:
+		status, message = DevStaCorrectable, 0x30
+		if s.aer != 0 {
+			at := s.aer + OffAERCorrectable
+			s.Poke(at, 4, s.Read(at, 4)|AERAdvisory)
+			masked = masked || s.Read(s.aer+OffAERCorMask, 4)&AERAdvisory != 0
+		}
+	default:
+		status, message = DevStaNonFatal, 0x31
+	}
+	if bit == AERUnsupported {
+		status |= DevStaUnsupported
+	}
+	if s.express == 0 {
+		return 0
+	}
+	s.PokeBits(s.express+OffDevSta, status, 0)
+	if masked || !s.reports(message, bit) {
+		return 0
+	}
+	return message
+}
+
+func (s *Space) logAER(bit uint32, masked bool, header []byte) {
+	status := s.Read(s.aer+OffAERUncorrectable, 4)
+	if status == 0 && !masked {
+		// The first error: its header is kept and First Error Pointer names it.
+		var log [16]byte
+		copy(log[:], header)
+		// Each double word is logged with byte 0 of the header in its upper bits.
+		for i := 0; i < 16; i += 4 {
+			s.Poke(s.aer+OffAERHeader+i, 4, binary.BigEndian.Uint32(log[i:]))
+		}
+		ctl := s.Read(s.aer+OffAERControl, 4) &^ 0x1f
+		first := uint32(0)
+		for bit>>first > 1 {
+			first++
+		}
+		s.Poke(s.aer+OffAERControl, 4, ctl|first)
+	}
+	s.Poke(s.aer+OffAERUncorrectable, 4, status|bit)
+}
+
+// reports tells whether Device Control or SERR# Enable lets the message out
+// (section 6.2.5, figure 6-2).
+func (s *Space) reports(message uint8, bit uint32) bool {
+	ctl, serr := s.read16(s.express+OffDevCtl), s.Command()&CmdSERR != 0
+	if bit == AERUnsupported && ctl&DevCtlUnsupported == 0 {
+		return false
+	}
+	switch message {
+	case 0x33:
+		return serr || ctl&DevCtlFatal != 0
+	case 0x31:
+		return serr || ctl&DevCtlNonFatal != 0
+	}
+	return ctl&DevCtlCorrectable != 0
+}

@@ -1,0 +1,113 @@
+package cfgspace
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+
+	"github.com/dxpu-project/dxpu/pcie"
+)
+
+// HexDump prints a configuration space as lspci -xxxx does, so that
+// lspci -F reads it. name is the rest of the first line, for a person.
+func HexDump(bdf pcie.BDF, name string, dump []byte) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s\n", bdf, name)
+	for at := 0; at < len(dump); at += 16 {
+		fmt.Fprintf(&b, "%02x:", at)
+		for _, v := range dump[at:min(at+16, len(dump))] {
+			fmt.Fprintf(&b, " %02x", v)
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+var capabilityNames = map[uint8]string{
+	CapPM: "Power Management", 0x03: "Vital Product Data", CapMSI: "MSI", CapVendor: "Vendor Specific",
+	CapSubsystem: "Subsystem", CapExpress: "PCI Express", CapMSIX: "MSI-X", 0x13: "Advanced Features",
+}
+
+var extendedNames = map[uint16]string{
+	ExtAER: "Advanced Error Reporting", 0x0002: "Virtual Channel", ExtSerial: "Device Serial Number",
+	0x0004: "Power Budgeting", ExtVendor: "Vendor Specific", ExtACS: "Access Control Services", 0x000e: "ARI",
+	0x000f: "Address Translation", 0x0010: "SR-IOV", ExtResizableBAR: "Resizable BAR", 0x0018: "Latency Tolerance",
+	0x0019: "Secondary PCI Express", 0x001b: "Process Address Space ID", 0x001e: "L1 PM Substates",
+}
+
+// Describe prints the header, BARs and capabilities of a configuration space,
+// one line each. It reads any bytes; what it does not know it prints by number.
+func Describe(dump []byte) string {
+	if len(dump) < 0x40 {
+		return fmt.Sprintf("configuration space cut short at %d bytes\n", len(dump))
+	}
+	var b strings.Builder
+	le := binary.LittleEndian
+	fmt.Fprintf(&b, "device %04x:%04x class %02x%04x rev %02x header %d\n", le.Uint16(dump), le.Uint16(dump[OffDevice:]),
+		dump[OffClass+2], le.Uint16(dump[OffClass:]), dump[OffRevision], dump[OffHeaderType]&0x7f)
+	for i, bar := range DecodeBARs(dump) {
+		if bar.Kind == NoBAR {
+			continue
+		}
+		pref := ""
+		if bar.Prefetchable {
+			pref = ", prefetchable"
+		}
+		fmt.Fprintf(&b, "BAR %d: %s%s at %#x\n", i, bar.Kind, pref, bar.Addr)
+	}
+	for id, at := range Capabilities(dump) {
+		name, ok := capabilityNames[id]
+		if !ok {
+			name = fmt.Sprintf("capability %#02x", id)
+		}
+		fmt.Fprintf(&b, "[%02x] %s%s\n", at, name, describeCapability(id, dump[at:]))
+	}
+	for c := range ExtendedCapabilities(dump) {
+		name, ok := extendedNames[c.ID]
+		if !ok {
+			name = fmt.Sprintf("extended capability %#04x", c.ID)
+		}
+		fmt.Fprintf(&b, "[%03x v%d] %s", c.Offset, c.Version, name)
+		if c.ID == ExtSerial && c.Offset+12 <= len(dump) {
+			fmt.Fprintf(&b, ": %016x", le.Uint64(dump[c.Offset+4:]))
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+// describeCapability prints the registers that matter; d begins at the capability.
+func describeCapability(id uint8, d []byte) string {
+	le := binary.LittleEndian
+	switch {
+	case id == CapPM && len(d) >= pmLength:
+		return fmt.Sprintf(": D%d", d[OffPMStatus]&3)
+	case id == CapMSI && len(d) >= 4:
+		c := le.Uint16(d[2:])
+		return fmt.Sprintf(": enable %d, vectors %d", c&MSIEnable, 1<<(c>>1&7))
+	case id == CapMSIX && len(d) >= msixLength:
+		c, table, pba := le.Uint16(d[2:]), le.Uint32(d[4:]), le.Uint32(d[8:])
+		return fmt.Sprintf(": enable %d, vectors %d, table BAR %d+%#x, PBA BAR %d+%#x",
+			c>>15, c&msixSizeMask+1, table&7, table&^7, pba&7, pba&^7)
+	case id == CapExpress && len(d) >= OffSlotCap:
+		return fmt.Sprintf(": v%d %s, MPS %d of %d, MRRS %d, link gen %d x%d of gen %d x%d",
+			d[OffExpCaps]&0xf, portName(d[OffExpCaps]>>4), 128<<(le.Uint16(d[OffDevCtl:])&DevCtlMPS>>5), 128<<(d[OffDevCap]&7),
+			128<<(le.Uint16(d[OffDevCtl:])&DevCtlMRRS>>12), d[OffLinkSta]&0xf, le.Uint16(d[OffLinkSta:])>>4&0x3f,
+			d[OffLinkCap]&0xf, le.Uint16(d[OffLinkCap:])>>4&0x3f)
+	}
+	return ""
+}
+
+func portName(t uint8) string {
+	switch PortType(t) {
+	case Endpoint:
+		return "endpoint"
+	case RootPort:
+		return "root port"
+	case UpstreamPort:
+		return "upstream switch port"
+	case DownstreamPort:
+		return "downstream switch port"
+	}
+	return fmt.Sprintf("port type %d", t)
+}

@@ -1,0 +1,146 @@
+// Package cfgspace models the configuration space of a PCI Express function:
+// an array of registers with an array of write masks, builders for headers and
+// capabilities, and a walker for the configuration space of any other device.
+//
+// Section numbers refer to the PCI Express Base Specification, revision 6.0.
+package cfgspace
+
+import (
+	"encoding/binary"
+
+	"github.com/dxpu-project/dxpu/pcie"
+)
+
+// Space is the configuration space of one function. Use a Builder to make one.
+// It is not safe for concurrent use.
+//
+// Invariant: no bit is in both write and clear.
+type Space struct {
+	value  []byte // what a read returns, but for BARs that are not there
+	write  []byte // bits that a write stores
+	clear  []byte // bits that a write of one clears
+	sticky []byte // bits that survive a Function Level Reset
+	reset  []byte // value after a conventional reset
+
+	bridge bool
+	bars   [pcie.MaxBARs]BAR
+
+	// Offsets of capabilities, 0 for those that are not there.
+	pm, express, msi, msix, aer int
+}
+
+// Size is pcie.ConfigSize or pcie.ConfigSizePCI.
+func (s *Space) Size() int { return len(s.value) }
+
+// Bytes returns a copy of the registers as a read returns them.
+func (s *Space) Bytes() []byte { return append([]byte(nil), s.value...) }
+
+// Read returns width (1, 2 or 4) bytes at off, little-endian. Any offset is
+// safe: a byte beyond the space, and a width that is none of the three, reads
+// as ones, as on a bus where nobody answers.
+func (s *Space) Read(off, width int) uint32 {
+	if !validWidth(width) {
+		return 0xffffffff
+	}
+	if off >= 0 && off <= len(s.value)-4 && width == 4 {
+		return binary.LittleEndian.Uint32(s.value[off:])
+	}
+	var v uint32
+	for i := range width {
+		b := byte(0xff)
+		if at := off + i; at >= 0 && at < len(s.value) {
+			b = s.value[at]
+		}
+		v |= uint32(b) << (8 * i)
+	}
+	return v
+}
+
+// Write stores width (1, 2 or 4) bytes at off as software does: through the
+// write masks. Anything out of bounds is ignored. The Change says what the
+// function has to react to.
+func (s *Space) Write(off, width int, v uint32) Change {
+	if !validWidth(width) || off < 0 || off >= len(s.value) {
+		return Change{}
+	}
+	before := s.snapshot()
+	for i := range width {
+		if at := off + i; at < len(s.value) {
+			s.writeByte(at, byte(v>>(8*i)))
+		}
+	}
+	return s.changes(before)
+}
+
+// WriteBE stores the bytes of the double word v that are enabled in be (bit i
+// for byte i) at register reg, a multiple of 4: what a CfgWr request does.
+func (s *Space) WriteBE(reg uint16, be uint8, v uint32) Change {
+	off := int(reg &^ 3)
+	if off >= len(s.value) {
+		return Change{}
+	}
+	before := s.snapshot()
+	for i := range 4 {
+		if be>>i&1 != 0 {
+			s.writeByte(off+i, byte(v>>(8*i)))
+		}
+	}
+	return s.changes(before)
+}
+
+func (s *Space) writeByte(at int, b byte) {
+	w, c := s.write[at], s.clear[at]
+	s.value[at] = s.value[at]&^w&^(b&c) | b&w
+}
+
+// Poke stores width (1, 2 or 4) bytes at off as the hardware does, past the
+// masks: status bits, link state. Out of bounds is ignored.
+func (s *Space) Poke(off, width int, v uint32) {
+	for i := range width {
+		if at := off + i; at >= 0 && at < len(s.value) && i < 4 {
+			s.value[at] = byte(v >> (8 * i))
+		}
+	}
+}
+
+// PokeBits sets and then clears bits of a 16-bit register.
+func (s *Space) PokeBits(off int, set, clear uint16) {
+	s.Poke(off, 2, uint32((uint16(s.Read(off, 2))|set)&^clear))
+}
+
+// Reset restores the reset values. With keepSticky (a Function Level Reset,
+// section 6.6.2) the sticky bits stay: error logs, Max_Payload_Size, link
+// control.
+func (s *Space) Reset(keepSticky bool) {
+	for i, r := range s.reset {
+		var keep byte
+		if keepSticky {
+			keep = s.sticky[i]
+		}
+		s.value[i] = r&^keep | s.value[i]&keep
+	}
+}
+
+func validWidth(w int) bool { return w == 1 || w == 2 || w == 4 }
+
+func (s *Space) read16(off int) uint16 { return binary.LittleEndian.Uint16(s.value[off:]) }
+
+// Command returns the Command register.
+func (s *Space) Command() uint16 { return s.read16(OffCommand) }
+
+// BusMaster reports whether the function may send memory requests.
+func (s *Space) BusMaster() bool { return s.Command()&CmdBusMaster != 0 }
+
+// MemoryEnabled reports whether the function answers memory requests.
+func (s *Space) MemoryEnabled() bool { return s.Command()&CmdMemory != 0 }
+
+// IsBridge reports a type 1 header.
+func (s *Space) IsBridge() bool { return s.bridge }
+
+// PowerState returns the D-state of the function, 0 to 3; 0 without the capability.
+func (s *Space) PowerState() int {
+	if s.pm == 0 {
+		return 0
+	}
+	return int(s.value[s.pm+OffPMStatus] & 3)
+}
