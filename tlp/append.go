@@ -10,10 +10,7 @@ func (p *Packet) Append(b []byte) []byte {
 	if p.Type.HasData() {
 		b = append(b, p.Data...)
 	}
-	if p.HasDigest {
-		b = binary.BigEndian.AppendUint32(b, p.Digest)
-	}
-	return b
+	return p.AppendDigest(b)
 }
 
 // AppendHeader appends prefixes and header without payload and digest: 12 or

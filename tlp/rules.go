@@ -140,12 +140,24 @@ func (p *Packet) Validate() error {
 	if len(p.Data) != p.PayloadLen() {
 		return fmt.Errorf("tlp: data: %s with length %d has %d bytes of payload, want %d", p.Type, p.Length, len(p.Data), p.PayloadLen())
 	}
-	if n, err := prefixLen(append(append([]byte{}, p.Prefix...), 0, 0, 0, 0)); err != nil {
+	if err := p.checkPrefix(); err != nil {
 		return err
-	} else if n != len(p.Prefix) {
-		return fmt.Errorf("tlp: prefixes: %x is not a sequence of TLP prefixes of 4 bytes whose first is 0x80 to 0x9f", p.Prefix)
 	}
 	return p.check()
+}
+
+func (p *Packet) checkPrefix() error {
+	if len(p.Prefix) > MaxPrefixes*PrefixSize {
+		return errPrefixCount
+	}
+	var buf [(MaxPrefixes + 1) * PrefixSize]byte // ends with what is no prefix
+	size := copy(buf[:], p.Prefix)
+	if n, err := prefixLen(buf[:]); err != nil {
+		return err
+	} else if n != size {
+		return fmt.Errorf("tlp: prefixes: %x is not a sequence of TLP prefixes: each has 4 bytes, the first from 0x80 to 0x9f", p.Prefix)
+	}
+	return nil
 }
 
 func (p *Packet) checkWidths() error {
