@@ -14,6 +14,8 @@ var (
 	ErrDeviceLost = errors.New("device is lost")
 	// ErrClosed means that the device or bus was closed by its user.
 	ErrClosed = errors.New("closed")
+	// ErrDropped means that Stream.Reset dropped the commands that a wait was for.
+	ErrDropped = errors.New("commands were dropped")
 	// ErrNoInterrupts means that the bus cannot deliver interrupts; the
 	// driver polls then.
 	ErrNoInterrupts = errors.New("bus delivers no interrupts")

@@ -1,0 +1,226 @@
+package rootcomplex
+
+import (
+	"cmp"
+	"fmt"
+	"math/bits"
+	"slices"
+
+	"github.com/dxpu-project/dxpu/cfgspace"
+)
+
+const (
+	allOnes = 0xffff_ffff
+
+	// bridgeGranule is the granularity of a bridge's memory windows (PCI-to-PCI
+	// Bridge Architecture Specification, section 3.2.5.6).
+	bridgeGranule = 1 << 20
+)
+
+// demand is a piece of one of the two address spaces that somebody on a bus
+// wants: a BAR, or the window of a bridge.
+type demand struct {
+	size, align uint64
+	give        func(base uint64) error
+}
+
+// demands of the functions on one bus, by address space.
+type demands struct{ mem32, mem64 []demand }
+
+// place sizes everything behind the bridge and assigns addresses out of the
+// bridge's own windows.
+func (e *enumerator) place(bridge *Function) error {
+	d, err := e.collect(bridge)
+	if err != nil {
+		return err
+	}
+	if err := assign(d.mem32, bridge.Window32); err != nil {
+		return fmt.Errorf("behind %v, 32-bit window %v: %w", bridge.ID, bridge.Window32, err)
+	}
+	if err := assign(d.mem64, bridge.Window64); err != nil {
+		return fmt.Errorf("behind %v, 64-bit window %v: %w", bridge.ID, bridge.Window64, err)
+	}
+	return nil
+}
+
+func (e *enumerator) collect(bridge *Function) (demands, error) {
+	var d demands
+	for _, f := range bridge.Children {
+		if err := e.collectBARs(f, &d); err != nil {
+			return d, err
+		}
+		if !f.Bridge {
+			continue
+		}
+		if err := e.collectBridge(f, &d); err != nil {
+			return d, err
+		}
+	}
+	return d, nil
+}
+
+// collectBridge turns what the functions behind a bridge want into windows of
+// that bridge.
+func (e *enumerator) collectBridge(f *Function, d *demands) error {
+	below, err := e.collect(f)
+	if err != nil {
+		return err
+	}
+	var reserve32, reserve64 uint64
+	if f.HotPlug {
+		reserve32, reserve64 = e.spec.HotPlugWindow32, e.spec.HotPlugWindow64
+	}
+	size32, align32 := window(below.mem32, reserve32)
+	size64, align64 := window(below.mem64, reserve64)
+	f.Window32, f.Window64 = Range{}, Range{}
+	give32 := func(base uint64) error {
+		f.Window32 = Range{base, size32}
+		return assign(below.mem32, f.Window32)
+	}
+	give64 := func(base uint64) error {
+		f.Window64 = Range{base, size64}
+		return assign(below.mem64, f.Window64)
+	}
+	if size32 > 0 {
+		d.mem32 = append(d.mem32, demand{size32, align32, give32})
+	}
+	if size64 > 0 {
+		d.mem64 = append(d.mem64, demand{size64, align64, give64})
+	}
+	return nil
+}
+
+// window returns the size and alignment of a bridge window that holds the
+// demands and, for a slot, at least the reserve. The reserve is aligned to its
+// largest power of two, so that one BAR of that size fits later.
+func window(ds []demand, reserve uint64) (size, align uint64) {
+	align = bridgeGranule
+	sortDemands(ds)
+	for _, d := range ds {
+		align = max(align, d.align)
+		size = alignUp(size, d.align) + d.size
+	}
+	if reserve > size {
+		size = reserve
+		align = max(align, 1<<(bits.Len64(reserve)-1))
+	}
+	return alignUp(size, bridgeGranule), align
+}
+
+// assign hands out addresses from the range, widest alignment first, which
+// wastes nothing between powers of two.
+func assign(ds []demand, r Range) error {
+	sortDemands(ds)
+	next := r.Base
+	for _, d := range ds {
+		base := alignUp(next, d.align)
+		if base < next || !r.Contains(base, d.size) {
+			return fmt.Errorf("%#x bytes aligned to %#x: %w", d.size, d.align, ErrNoSpace)
+		}
+		if err := d.give(base); err != nil {
+			return err
+		}
+		next = base + d.size
+	}
+	return nil
+}
+
+func sortDemands(ds []demand) {
+	slices.SortStableFunc(ds, func(a, b demand) int { return cmp.Compare(b.align, a.align) })
+}
+
+func alignUp(v, align uint64) uint64 { return (v + align - 1) &^ (align - 1) }
+
+// collectBARs sizes the base address registers of one function (section
+// 7.5.1.2.1): all ones written, the bits that stay zero give the size. Decoding
+// is off meanwhile.
+func (e *enumerator) collectBARs(f *Function, d *demands) error {
+	if err := e.setCommand(f, 0, cfgspace.CmdIO|cfgspace.CmdMemory|cfgspace.CmdBusMaster); err != nil {
+		return err
+	}
+	n := 6
+	if f.Bridge {
+		n = 2
+	}
+	f.BARs = nil
+	for i := 0; i < n; i++ {
+		bar, ok, err := e.sizeBAR(f, i, n)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			continue
+		}
+		f.BARs = append(f.BARs, bar)
+		if bar.Is64 {
+			i++
+		}
+	}
+	for i := range f.BARs {
+		e.demandBAR(f, i, d)
+	}
+	return nil
+}
+
+func (e *enumerator) demandBAR(f *Function, i int, d *demands) {
+	bar := &f.BARs[i]
+	want := demand{bar.Range.Size, bar.Range.Size, func(base uint64) error {
+		bar.Range.Base = base
+		off := cfgspace.OffBAR0 + 4*uint16(bar.Index)
+		if err := e.acc.ConfigWrite32(f.ID, off, uint32(base)); err != nil || !bar.Is64 {
+			return err
+		}
+		return e.acc.ConfigWrite32(f.ID, off+4, uint32(base>>32))
+	}}
+	// A 64-bit BAR that is not prefetchable has to go into the 32-bit window:
+	// the only 64-bit window of a bridge is the prefetchable one.
+	if bar.Is64 && bar.Prefetchable {
+		d.mem64 = append(d.mem64, want)
+	} else {
+		d.mem32 = append(d.mem32, want)
+	}
+}
+
+// sizeBAR finds out about BAR i of n; ok is false for one that is not
+// implemented or is for I/O space, which is left unassigned.
+func (e *enumerator) sizeBAR(f *Function, i, n int) (bar BAR, ok bool, err error) {
+	off := cfgspace.OffBAR0 + 4*uint16(i)
+	mask, err := e.probeMask(f, off)
+	if err != nil || mask == 0 || mask&1 != 0 {
+		return BAR{}, false, err
+	}
+	bar = BAR{Index: i, Is64: mask&6 == 4, Prefetchable: mask&8 != 0}
+	writable := uint64(mask &^ 0xf)
+	if bar.Is64 {
+		if i+1 >= n {
+			return BAR{}, false, fmt.Errorf("%v: BAR%d is 64-bit and the last: %w", f.ID, i, ErrMalformed)
+		}
+		upper, err := e.probeMask(f, off+4)
+		if err != nil {
+			return BAR{}, false, err
+		}
+		writable |= uint64(upper) << 32
+	} else {
+		writable |= allOnes << 32
+	}
+	if mask == allOnes {
+		return BAR{}, false, fmt.Errorf("%v: %w", f.ID, ErrGone)
+	}
+	size := -writable // two's complement: the lowest writable bit upwards
+	if writable == 0 || bits.OnesCount64(size) != 1 {
+		return BAR{}, false, fmt.Errorf("%v: BAR%d has the mask %#x, no power of two: %w", f.ID, i, writable, ErrMalformed)
+	}
+	bar.Range.Size = size
+	return bar, true, nil
+}
+
+func (e *enumerator) probeMask(f *Function, off uint16) (uint32, error) {
+	if err := e.acc.ConfigWrite32(f.ID, off, allOnes); err != nil {
+		return 0, err
+	}
+	mask, err := e.acc.ConfigRead32(f.ID, off)
+	if err != nil {
+		return 0, err
+	}
+	return mask, e.acc.ConfigWrite32(f.ID, off, 0)
+}
