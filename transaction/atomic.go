@@ -1,0 +1,82 @@
+package transaction
+
+import (
+	"encoding/binary"
+
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// MaxOperand is the size of the largest atomic operand, that of a 128-bit
+// compare and swap.
+const MaxOperand = 16
+
+// OperandSize returns the bytes of memory that an atomic reads and writes: 4, 8
+// or, for CAS, 16; 0 for a packet that is no atomic or has no legal length.
+func OperandSize(p *tlp.Packet) int {
+	if !p.Type.Atomic() || len(p.Data) != int(p.Length)*pcie.DW {
+		return 0
+	}
+	size := len(p.Data)
+	largest := 8
+	if p.Type == tlp.CAS {
+		size /= 2
+		largest = MaxOperand
+	}
+	if size != 4 && size != 8 && size != largest {
+		return 0
+	}
+	return size
+}
+
+// ApplyAtomic computes what the atomic p makes of the operand old and puts it
+// into next (section 6.15.1); both are OperandSize(p) bytes, little-endian as
+// the payload is. It reports whether memory changes hands: false for a compare
+// that failed, and then next is old. It serves those who must make the exchange
+// indivisible themselves; others call ExecuteAtomic.
+func ApplyAtomic(p *tlp.Packet, old, next []byte) bool {
+	size := OperandSize(p)
+	if size == 0 || len(old) != size || len(next) != size {
+		return false
+	}
+	switch p.Type {
+	case tlp.CAS:
+		if string(old) != string(p.Data[:size]) {
+			copy(next, old)
+			return false
+		}
+		copy(next, p.Data[size:])
+	case tlp.Swap:
+		copy(next, p.Data)
+	default:
+		if size == 4 {
+			binary.LittleEndian.PutUint32(next, binary.LittleEndian.Uint32(old)+binary.LittleEndian.Uint32(p.Data))
+		} else {
+			binary.LittleEndian.PutUint64(next, binary.LittleEndian.Uint64(old)+binary.LittleEndian.Uint64(p.Data))
+		}
+	}
+	return true
+}
+
+// ExecuteAtomic performs the atomic req by a read and a write, between which
+// nobody else may write, and makes out its completion: with the original value,
+// which stands in buf (at least 2*MaxOperand bytes), or with the status that
+// read or write gave.
+func ExecuteAtomic(out, req *tlp.Packet, completer pcie.BDF, buf []byte, read ReadFunc, write WriteFunc) {
+	size := OperandSize(req)
+	if size == 0 {
+		Respond(out, req, completer, pcie.UnsupportedRequest)
+		return
+	}
+	old, next := buf[:size:size], buf[size:2*size]
+	status := read(req.Addr, old)
+	if status == pcie.SuccessfulCompletion && ApplyAtomic(req, old, next) {
+		status = write(req.Addr, next)
+	}
+	Respond(out, req, completer, status)
+	if status == pcie.SuccessfulCompletion {
+		out.Type = tlp.CplD
+		out.Data = old
+		out.Length = uint16(size / pcie.DW)
+	}
+}

@@ -1,0 +1,185 @@
+package transaction
+
+import (
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// ReadFunc fills dst with the bytes at addr and says with which status the read
+// completes. dst is empty for a zero-length read, which asks only whether the
+// address exists. For configuration requests addr is the register.
+type ReadFunc func(addr uint64, dst []byte) pcie.CplStatus
+
+// WriteFunc writes src to addr and says with which status the write completes
+// (that of a posted write goes nowhere).
+type WriteFunc func(addr uint64, src []byte) pcie.CplStatus
+
+// Respond overwrites out with the completion without data for req: the one of a
+// write, or the one that ends any request with an error. Byte Count and Lower
+// Address are those of the first completion (section 2.3.1.1). req must not be
+// posted.
+func Respond(out, req *tlp.Packet, completer pcie.BDF, status pcie.CplStatus) {
+	count, lower := req.CompletionBytes()
+	*out = tlp.Packet{
+		Type: tlp.Cpl, TC: req.TC, Attr: req.Attr,
+		Requester: req.Requester, Tag: req.Tag,
+		Completer: completer, Status: status,
+		ByteCount: uint16(count), LowerAddr: lower,
+	}
+	if req.Type == tlp.MRdLk {
+		out.Type = tlp.CplLk
+	}
+}
+
+// ReadJob answers one read request, completion by completion, so that it can
+// stop when the way back is full and go on later. The zero value is a job that
+// is done. A job takes nothing of the request but its header and does not
+// allocate.
+type ReadJob struct {
+	head  tlp.Packet // fields that all completions have in common
+	addr  uint64     // of the next byte
+	bytes int        // left to read
+	count int        // Byte Count of the next completion; 0: the job is done
+	rcb   int
+	mps   int
+	chunk int // bytes that the next completion carries
+	// split says that it is a memory read: Byte Count counts the bytes that
+	// are left and there can be several completions. For other reads it is 4
+	// whatever the byte enables.
+	split bool
+}
+
+// Start begins the answer to req, a memory, I/O or configuration read. rcb is
+// the Read Completion Boundary, 64 or 128, mps the Max_Payload_Size of the
+// completer in bytes.
+func (j *ReadJob) Start(req *tlp.Packet, completer pcie.BDF, rcb, mps int) {
+	*j = ReadJob{rcb: rcb, mps: mps, split: req.Type.Memory()}
+	Respond(&j.head, req, completer, pcie.SuccessfulCompletion)
+	j.addr, j.bytes = req.ByteRange()
+	j.count = int(j.head.ByteCount)
+	j.next()
+}
+
+// Done reports whether every completion has been taken.
+func (j *ReadJob) Done() bool { return j.count == 0 }
+
+// Chunk returns the bytes that the next completion carries: n is 0 for a
+// zero-length read. The payload is Pad(addr) bytes longer in front, and filled
+// up behind to double words.
+func (j *ReadJob) Chunk() (addr uint64, n int) { return j.addr, j.chunk }
+
+// Pad returns how many bytes stand in the payload before the one at addr.
+func Pad(addr uint64) int { return int(addr % pcie.DW) }
+
+// Build makes out the next completion with the given payload, whole double
+// words that hold the bytes of Chunk at Pad(addr). out.Data aliases payload.
+// Advance goes on to the one after it.
+func (j *ReadJob) Build(out *tlp.Packet, payload []byte) {
+	*out = j.head
+	out.Type++ // Cpl to CplD, CplLk to CplDLk
+	out.ByteCount = uint16(j.count)
+	out.Data = payload
+	out.Length = uint16(len(payload) / pcie.DW)
+}
+
+// Fail makes out the completion that ends the job with an error status.
+func (j *ReadJob) Fail(out *tlp.Packet, status pcie.CplStatus) {
+	*out = j.head
+	out.Status = status
+	out.ByteCount = uint16(j.count)
+}
+
+// Advance goes on after the completion that Build made has been taken.
+func (j *ReadJob) Advance() {
+	if !j.split {
+		j.count = 0
+		return
+	}
+	j.addr += uint64(j.chunk)
+	j.bytes -= j.chunk
+	j.count = j.bytes
+	j.head.LowerAddr = uint8(j.addr & 0x7f)
+	j.next()
+}
+
+// Stop ends the job: it is done.
+func (j *ReadJob) Stop() { j.count = 0 }
+
+// next decides how much the next completion carries.
+func (j *ReadJob) next() {
+	j.chunk = j.bytes
+	if j.bytes > 0 && j.split {
+		j.chunk = tlp.NextCompletion(j.addr, j.bytes, j.rcb, j.mps)
+	}
+}
+
+// Emit reads and emits completions until the job is done, which it reports, or
+// emit refuses one; then the same completion is read again at the next call.
+// buf holds the payload meanwhile and must have at least mps bytes (4 for I/O
+// and configuration); bytes around those asked for are zero. The packet given
+// to emit is valid only during that call.
+func (j *ReadJob) Emit(out *tlp.Packet, buf []byte, read ReadFunc, emit func(*tlp.Packet) bool) bool {
+	for !j.Done() {
+		pad := Pad(j.addr)
+		size := max(pad+j.chunk+pcie.DW-1, pcie.DW) &^ (pcie.DW - 1)
+		payload := buf[:size]
+		clear(payload[:pad])
+		clear(payload[pad+j.chunk:])
+		if status := read(j.addr, payload[pad:pad+j.chunk]); status != pcie.SuccessfulCompletion {
+			j.Fail(out, status)
+			if !emit(out) {
+				return false
+			}
+			j.Stop()
+			return true
+		}
+		j.Build(out, payload)
+		if !emit(out) {
+			return false
+		}
+		j.Advance()
+	}
+	return true
+}
+
+// WriteBytes gives the bytes that the byte enables of a memory, I/O or
+// configuration write select to write, in address order and in runs as long as
+// possible: one, except where the byte enables have gaps. A write without any
+// byte enabled calls nothing. It stops at the first status that is not
+// SuccessfulCompletion and returns it.
+func WriteBytes(p *tlp.Packet, write WriteFunc) pcie.CplStatus {
+	if len(p.Data) == 0 || len(p.Data) != int(p.Length)*pcie.DW {
+		return pcie.UnsupportedRequest
+	}
+	base := p.Addr
+	if p.Type.Config() {
+		base = uint64(p.Register)
+	}
+	if p.Length > 2 {
+		// Only a request of 1 or 2 double words has gaps (section 2.2.5).
+		addr, n := p.ByteRange()
+		if n <= 0 {
+			return pcie.SuccessfulCompletion
+		}
+		start := int(addr - base)
+		return write(addr, p.Data[start:start+n])
+	}
+	enabled := uint(p.FirstBE & 0xf)
+	if p.Length == 2 {
+		enabled |= uint(p.LastBE&0xf) << pcie.DW
+	}
+	for i := 0; enabled>>i != 0; {
+		if enabled>>i&1 == 0 {
+			i++
+			continue
+		}
+		start := i
+		for enabled>>i&1 != 0 {
+			i++
+		}
+		if status := write(base+uint64(start), p.Data[start:i]); status != pcie.SuccessfulCompletion {
+			return status
+		}
+	}
+	return pcie.SuccessfulCompletion
+}

@@ -1,0 +1,191 @@
+package transaction
+
+import (
+	"time"
+
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// tagState is the state of one tag; Requester has the diagram.
+type tagState uint8
+
+const (
+	unused tagState = iota
+	outstanding
+	quarantined
+)
+
+// none ends a list of tags.
+const none = int16(-1)
+
+// slot is what the Requester knows of one tag.
+type slot struct {
+	state     tagState
+	typ       tlp.Type
+	poisoned  bool
+	prev      int16 // neighbors in the list by deadline
+	next      int16
+	requester pcie.BDF
+	deadline  time.Duration
+	cookie    uint64
+	dst       []byte
+	// addr is the address of the next byte that is to come; of a request that
+	// is no memory read only bits 1:0 matter, which say where in the first
+	// double word the wanted bytes start.
+	addr  uint64
+	want  int // bytes that the requester wants altogether
+	got   int // bytes that have come
+	count int // Byte Count that the next completion must have; 0: all is here
+}
+
+func (s *slot) begin(p *tlp.Packet, deadline time.Duration, dst []byte, cookie uint64) {
+	*s = slot{
+		state: outstanding, typ: p.Type, prev: none, next: none,
+		requester: p.Requester, deadline: deadline, cookie: cookie, dst: dst,
+	}
+	s.count, _ = p.CompletionBytes()
+	switch {
+	case p.Type.Atomic():
+		s.want = s.count
+	case p.Type.Read():
+		s.addr, s.want = p.ByteRange()
+	}
+}
+
+// clear forgets the request; the requester ID stays for telling late
+// completions from unexpected ones.
+func (s *slot) clear(to tagState) {
+	*s = slot{state: to, prev: none, next: none, requester: s.requester}
+}
+
+func (s *slot) result(tag pcie.Tag) Result {
+	return Result{Cookie: s.cookie, Tag: tag, Poisoned: s.poisoned, N: s.got, Dst: s.dst}
+}
+
+// take checks that a completion fits and moves its data to dst; data are the
+// wanted bytes of it. A read may be split anywhere: that the pieces end at
+// multiples of RCB is a duty of the completer which nothing here relies on.
+func (s *slot) take(p *tlp.Packet) (data []byte, ok bool) {
+	if locked := p.Type == tlp.CplLk || p.Type == tlp.CplDLk; locked != (s.typ == tlp.MRdLk) {
+		return nil, false
+	}
+	switch {
+	case p.Status != pcie.SuccessfulCompletion:
+		return nil, true // data that came with it means nothing
+	case p.Type.HasData() != s.typ.Read():
+		return nil, false
+	case !s.typ.Read():
+		s.count = 0
+		return nil, true
+	}
+	skip := int(s.addr % pcie.DW)
+	whole := s.count
+	if s.memoryRead() {
+		whole += skip
+	}
+	payload := len(p.Data)
+	if payload == 0 || payload != int(p.Length)*pcie.DW || payload >= whole+pcie.DW {
+		return nil, false
+	}
+	if !p.BCM && int(p.ByteCount) != s.count {
+		return nil, false
+	}
+	if s.memoryRead() {
+		if p.LowerAddr != uint8(s.addr&0x7f) {
+			return nil, false
+		}
+	} else if payload < s.count {
+		return nil, false // only memory reads are split
+	}
+	s.account(p, min(payload, whole), skip)
+	data = p.Data[skip:min(payload, skip+s.want-s.got)]
+	if s.got < len(s.dst) {
+		copy(s.dst[s.got:], data)
+	}
+	s.got += len(data)
+	return data, true
+}
+
+// account moves the expectation past a payload of n bytes, the first skip of
+// which are padding.
+func (s *slot) account(p *tlp.Packet, n, skip int) {
+	s.poisoned = s.poisoned || p.EP
+	if !s.memoryRead() {
+		s.count = 0
+		return
+	}
+	s.addr += uint64(n - skip)
+	s.count -= n - skip
+}
+
+func (s *slot) memoryRead() bool { return s.typ == tlp.MRd || s.typ == tlp.MRdLk }
+
+// link puts an outstanding slot into the list by deadline. Requests with the
+// same timeout go straight to the end.
+func (r *Requester) link(tag int16) {
+	s := &r.slots[tag]
+	after := r.last
+	for after != none && r.slots[after].deadline > s.deadline {
+		after = r.slots[after].prev
+	}
+	s.prev = after
+	if after == none {
+		s.next = r.first
+		r.first = tag
+	} else {
+		s.next = r.slots[after].next
+		r.slots[after].next = tag
+	}
+	if s.next == none {
+		r.last = tag
+	} else {
+		r.slots[s.next].prev = tag
+	}
+}
+
+func (r *Requester) unlink(tag int16) {
+	s := &r.slots[tag]
+	if s.prev == none {
+		r.first = s.next
+	} else {
+		r.slots[s.prev].next = s.next
+	}
+	if s.next == none {
+		r.last = s.prev
+	} else {
+		r.slots[s.next].prev = s.prev
+	}
+}
+
+// fifo is a queue of at most cap(ring) tags.
+type fifo struct {
+	ring []int16
+	head int
+	n    int
+}
+
+func newFIFO(size int) fifo { return fifo{ring: make([]int16, size)} }
+
+func (f *fifo) len() int { return f.n }
+
+func (f *fifo) push(tag int16) {
+	f.ring[(f.head+f.n)%len(f.ring)] = tag
+	f.n++
+}
+
+func (f *fifo) peek() (int16, bool) {
+	if f.n == 0 {
+		return none, false
+	}
+	return f.ring[f.head], true
+}
+
+func (f *fifo) pop() (int16, bool) {
+	tag, ok := f.peek()
+	if ok {
+		f.head = (f.head + 1) % len(f.ring)
+		f.n--
+	}
+	return tag, ok
+}
