@@ -1,0 +1,264 @@
+package vfiouser
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// keepBuffer is the longest message whose buffer is kept for the next access:
+// a read of the whole configuration space.
+const keepBuffer = HeaderSize + regionAccessSize + 4096
+
+// dataOffset is where the data of a region access begins in its message.
+const dataOffset = HeaderSize + regionAccessSize
+
+// Access is one access of the VMM to a region. It and its Data are the
+// handler's until Reply or Fail is called, and not afterwards.
+type Access struct {
+	Region uint32
+	Offset uint64 // in the region; Offset + len(Data) lies within its size
+	// Data is what is written, or the buffer to fill on a read.
+	Data   []byte
+	Write  bool
+	Posted bool // nobody waits: no answer is sent, no deadline applies
+
+	conn       *Conn
+	cmd        Command
+	id         uint16
+	hide       bool   // the read by which QEMU decides on MSI-X
+	buf        []byte // the message of the request, and then of the reply
+	state      accessState
+	deadline   time.Duration // since the connection began
+	prev, next *Access
+}
+
+// accessState says who owes what:
+//
+//	free --arrives--> open --answered--> free
+//	                    \--deadline--> expired --late answer--> free
+type accessState uint8
+
+const (
+	accessFree    accessState = iota
+	accessOpen                // the handler owes an answer, and so do we unless it is posted
+	accessExpired             // we have answered; the handler's answer will be dropped
+)
+
+// Reply answers the access: on a read with Data, on a write with success. It
+// writes to the socket and blocks while that is full.
+func (a *Access) Reply() { a.conn.answer(a, nil) }
+
+// Fail answers that the access did not work; see Config.ErrorReplies. err is
+// sent as its error number, if it has one, else as EIO.
+func (a *Access) Fail(err error) {
+	if err == nil {
+		err = unix.EIO
+	}
+	a.conn.answer(a, err)
+}
+
+// accessList is a list of accesses in order of arrival, and so of deadlines.
+type accessList struct {
+	head, tail *Access
+}
+
+func (l *accessList) empty() bool { return l.head == nil }
+
+func (l *accessList) push(a *Access) {
+	a.prev, a.next = l.tail, nil
+	if l.tail != nil {
+		l.tail.next = a
+	} else {
+		l.head = a
+	}
+	l.tail = a
+}
+
+func (l *accessList) remove(a *Access) {
+	if a.prev != nil {
+		a.prev.next = a.next
+	} else {
+		l.head = a.next
+	}
+	if a.next != nil {
+		a.next.prev = a.prev
+	} else {
+		l.tail = a.prev
+	}
+	a.prev, a.next = nil, nil
+}
+
+// accept takes a free access, copies the request's headers into it and makes
+// room for n bytes of data; it waits while the handler holds too many. It
+// returns nil when the connection ends.
+func (c *Conn) accept(m *message, n int) *Access {
+	c.mu.Lock()
+	for c.inUse >= c.cfg.MaxOpen && !c.closed {
+		c.room.Wait()
+	}
+	if c.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	c.inUse++
+	var a *Access
+	if k := len(c.free); k > 0 {
+		a, c.free = c.free[k-1], c.free[:k-1]
+	}
+	c.mu.Unlock()
+	if a == nil {
+		a = &Access{conn: c}
+	}
+	if cap(a.buf) < dataOffset+n {
+		a.buf = make([]byte, dataOffset+n, max(dataOffset+n, 64))
+	}
+	a.buf = a.buf[:dataOffset+n]
+	copy(a.buf[HeaderSize:dataOffset], m.body)
+	a.cmd, a.id = m.Command, m.ID
+	a.Posted = m.NoReply()
+	a.Data = a.buf[dataOffset:]
+	a.hide = false
+	return a
+}
+
+// launch puts the access into the list of those to be answered.
+func (c *Conn) launch(a *Access) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	a.state = accessOpen
+	if a.Posted {
+		return
+	}
+	a.deadline = time.Since(c.start) + c.cfg.Deadline
+	c.open.push(a)
+	if !c.timerOn && !c.closed {
+		c.timerOn = true
+		c.timer.Reset(c.cfg.Deadline)
+	}
+}
+
+// answer ends an access on the handler's behalf: it sends the reply and then
+// the DMA messages that waited for it.
+func (c *Conn) answer(a *Access, err error) {
+	if err != nil {
+		c.srv.stats.failed.Add(1)
+	}
+	if !a.Posted {
+		c.wmu.Lock()
+		c.mu.Lock()
+		reply := a.state == accessOpen
+		if reply {
+			c.open.remove(a)
+		}
+		late := a.state == accessExpired
+		reply = reply && !c.closed
+		c.mu.Unlock()
+		if late {
+			c.srv.stats.late.Add(1)
+		}
+		if reply {
+			c.sendLocked(a.reply(err))
+		}
+		done := c.pumpLocked()
+		c.wmu.Unlock()
+		done.run()
+	}
+	c.release(a)
+}
+
+// reply turns the access into its answer; the result aliases a.buf.
+func (a *Access) reply(err error) []byte {
+	n := dataOffset
+	switch {
+	case a.cmd == CmdDeviceReset && err == nil:
+		n = HeaderSize // exactly: QEMU breaks on a payload
+	case err != nil && (a.cmd == CmdDeviceReset || a.conn.cfg.ErrorReplies):
+		return appendErrorReply(a.buf[:0], a.id, a.cmd, errnoOf(err))
+	case a.cmd == CmdRegionRead:
+		n = len(a.buf)
+		if err != nil {
+			allOnes(a.Data)
+		} else if a.hide {
+			hideMSIX(a.Data)
+		}
+	}
+	Header{ID: a.id, Command: a.cmd, Size: uint32(n), Flags: FlagReply}.Append(a.buf[:0])
+	return a.buf[:n]
+}
+
+// release gives the access back.
+func (c *Conn) release(a *Access) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch a.state {
+	case accessFree:
+		panic("vfiouser: access answered twice")
+	case accessOpen:
+		c.inUse--
+		c.room.Signal()
+	case accessExpired:
+	}
+	a.state = accessFree
+	if cap(a.buf) <= keepBuffer && len(c.free) < c.cfg.MaxOpen {
+		c.free = append(c.free, a)
+	}
+}
+
+// expire answers the accesses whose deadline has passed. The handler still
+// holds them and may be filling their buffers, so the answers are made elsewhere.
+func (c *Conn) expire() {
+	c.wmu.Lock()
+	for {
+		b := c.nextExpired()
+		if b == nil {
+			break
+		}
+		c.srv.stats.expired.Add(1)
+		c.sendLocked(b)
+	}
+	done := c.pumpLocked()
+	c.wmu.Unlock()
+	done.run()
+}
+
+// nextExpired takes the oldest access from the list if its time is over and
+// returns the answer; otherwise it sets the timer and returns nil. The write
+// lock is held.
+func (c *Conn) nextExpired() []byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	a := c.open.head
+	if c.closed || a == nil {
+		c.timerOn = false
+		return nil
+	}
+	if left := a.deadline - time.Since(c.start); left > 0 {
+		c.timer.Reset(left)
+		return nil
+	}
+	c.open.remove(a)
+	a.state = accessExpired
+	c.inUse--
+	c.room.Signal()
+	if a.cmd == CmdDeviceReset || c.cfg.ErrorReplies {
+		return appendErrorReply(c.scratch[:0], a.id, a.cmd, unix.ETIMEDOUT)
+	}
+	n := dataOffset
+	if a.cmd == CmdRegionRead {
+		n = len(a.buf)
+	}
+	if cap(c.scratch) < n {
+		c.scratch = make([]byte, n)
+	}
+	b := Header{ID: a.id, Command: a.cmd, Size: uint32(n), Flags: FlagReply}.Append(c.scratch[:0])
+	b = append(b, a.buf[HeaderSize:dataOffset]...)
+	allOnes(b[dataOffset:n])
+	return b[:n]
+}
+
+func allOnes(b []byte) {
+	for i := range b {
+		b[i] = 0xff
+	}
+}

@@ -1,0 +1,182 @@
+package vfiouser
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Conn is one connection of a VMM to a Server.
+type Conn struct {
+	srv   *Server
+	cfg   *Config
+	sock  *socket
+	fr    *framer
+	mem   *Memory
+	irqs  interrupts
+	start time.Time
+	ended chan struct{} // closed when the connection is gone
+
+	// These belong to the reading goroutine.
+	negotiated bool
+	realized   bool // the first read of the whole configuration space was seen
+	out        []byte
+
+	// wmu is held while a message is sent, and is taken before mu.
+	wmu     sync.Mutex
+	scratch []byte // answers at the deadline
+	dmaOut  []byte // DMA messages
+
+	// mu guards what follows.
+	mu      sync.Mutex
+	closed  bool
+	cause   error // why we closed it
+	caps    Capabilities
+	open    accessList // not answered, oldest first
+	free    []*Access
+	inUse   int        // accesses that the handler holds and that have not expired
+	room    *sync.Cond // inUse has shrunk
+	timer   *time.Timer
+	timerOn bool
+	dma     dmaQueue
+}
+
+func newConn(s *Server, sock *socket) *Conn {
+	c := &Conn{
+		srv: s, cfg: &s.cfg, sock: sock,
+		fr:    newFramer(sock, maxMessage(s.cfg.MaxData)),
+		mem:   &Memory{max: s.cfg.MaxMaps},
+		start: time.Now(),
+		ended: make(chan struct{}),
+	}
+	c.irqs.init(s.cfg.IRQs)
+	c.room = sync.NewCond(&c.mu)
+	c.timer = time.AfterFunc(time.Hour, c.expire)
+	c.timer.Stop()
+	return c
+}
+
+// Memory returns the table of what the VMM has mapped.
+func (c *Conn) Memory() *Memory { return c.mem }
+
+// Capabilities returns what the VMM said of itself.
+func (c *Conn) Capabilities() Capabilities {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.caps
+}
+
+// Close ends the connection, which QEMU shows to the guest as a device that
+// answers all-ones until it is unplugged. It does not wait; Disconnected is
+// called when the connection has ended.
+func (c *Conn) Close() error {
+	c.shut(ErrClosed)
+	return nil
+}
+
+// Done is closed when the connection has ended.
+func (c *Conn) Done() <-chan struct{} { return c.ended }
+
+// shut wakes everything that waits for the socket. The first cause stays.
+func (c *Conn) shut(cause error) {
+	c.mu.Lock()
+	if c.cause == nil {
+		c.cause = cause
+	}
+	c.closed = true
+	c.room.Broadcast()
+	c.mu.Unlock()
+	_ = c.sock.conn.Close()
+}
+
+// run reads messages until the connection ends, and clears up.
+func (c *Conn) run(ctx context.Context) error {
+	c.srv.stats.connections.Add(1)
+	stop := context.AfterFunc(ctx, func() { c.shut(context.Cause(ctx)) })
+	err := c.readAll()
+	stop()
+	c.shut(err)
+	c.clear()
+	c.mu.Lock()
+	err = c.cause
+	c.mu.Unlock()
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	if c.negotiated {
+		c.cfg.Handler.Disconnected(c, err)
+	}
+	if err != nil {
+		c.cfg.Logger.Info("vfio-user connection broke", "err", err)
+	}
+	c.srv.mu.Lock()
+	c.srv.cur = nil
+	c.srv.stats.refused.Add(c.mem.Refused())
+	c.srv.mu.Unlock()
+	close(c.ended)
+	return err
+}
+
+func (c *Conn) readAll() error {
+	for {
+		m, err := c.fr.next()
+		if err != nil {
+			return err
+		}
+		c.dispatch(m)
+	}
+}
+
+// clear drops all that belonged to the connection.
+func (c *Conn) clear() {
+	c.timer.Stop()
+	c.fr.close()
+	c.irqs.close()
+	c.failDMA(ErrClosed)
+	_, _ = c.mem.remove(DMAUnmap{Flags: DMAUnmapAll})
+}
+
+// send writes one message; an error ends the connection. The write lock is held.
+func (c *Conn) sendLocked(b []byte, fds ...int) {
+	if err := c.sock.send(b, fds...); err != nil && !errors.Is(err, net.ErrClosed) {
+		c.shut(err)
+	}
+}
+
+// reply answers a request with what appendPayload appends, or not at all where
+// the request says so. Only the reading goroutine calls it.
+func (c *Conn) reply(h Header, appendPayload func(b []byte) []byte, fds ...int) {
+	if h.NoReply() {
+		return
+	}
+	c.out = Header{ID: h.ID, Command: h.Command, Flags: FlagReply}.Append(c.out[:0])
+	if appendPayload != nil {
+		c.out = appendPayload(c.out)
+	}
+	putSize(c.out)
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	c.sendLocked(c.out, fds...)
+}
+
+// refuse answers a request with an error.
+func (c *Conn) refuse(h Header, err error) {
+	c.srv.stats.errors.Add(1)
+	c.cfg.Logger.Debug("vfio-user request refused", "command", h.Command.String(), "err", err)
+	if h.NoReply() {
+		return
+	}
+	c.out = appendErrorReply(c.out[:0], h.ID, h.Command, errnoOf(err))
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	c.sendLocked(c.out)
+}
+
+func appendErrorReply(b []byte, id uint16, cmd Command, errno unix.Errno) []byte {
+	return Header{ID: id, Command: cmd, Size: HeaderSize, Flags: FlagReply | FlagError, Errno: uint32(errno)}.Append(b)
+}

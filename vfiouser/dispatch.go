@@ -1,0 +1,336 @@
+package vfiouser
+
+import (
+	"fmt"
+	"math"
+
+	"golang.org/x/sys/unix"
+)
+
+// dispatch handles one message. Payloads are checked by their parsers; what
+// fails there is answered with EINVAL.
+func (c *Conn) dispatch(m message) {
+	if m.IsReply() {
+		c.dmaReply(&m)
+		return
+	}
+	if !c.negotiated && m.Command != CmdVersion {
+		c.refuse(m.Header, fmt.Errorf("vfiouser: %v before VERSION: %w", m.Command, unix.EINVAL))
+		return
+	}
+	var err error
+	switch m.Command {
+	case CmdRegionRead:
+		err = c.regionRead(&m)
+	case CmdRegionWrite:
+		err = c.regionWrite(&m)
+	case CmdRegionWriteMulti:
+		err = c.regionWriteMulti(&m)
+	case CmdVersion:
+		err = c.version(&m)
+	case CmdDMAMap:
+		err = c.dmaMap(&m)
+	case CmdDMAUnmap:
+		err = c.dmaUnmap(&m)
+	case CmdDeviceGetInfo:
+		err = c.deviceInfo(&m)
+	case CmdGetRegionInfo:
+		err = c.regionInfo(&m)
+	case CmdGetRegionIOFDs:
+		err = c.regionIOFDs(&m)
+	case CmdGetIRQInfo:
+		err = c.irqInfo(&m)
+	case CmdSetIRQs:
+		err = c.setIRQs(&m)
+	case CmdDeviceReset:
+		err = c.deviceReset(&m)
+	case CmdDeviceFeature:
+		err = unix.ENOTTY // what Linux says of a feature that it does not have
+	default:
+		err = unix.ENOSYS
+	}
+	if err != nil {
+		c.refuse(m.Header, err)
+	}
+}
+
+// invalid gives the error of a parser its number.
+func invalid(err error) error { return fmt.Errorf("%w: %w", err, unix.EINVAL) }
+
+func (c *Conn) version(m *message) error {
+	if c.negotiated {
+		return fmt.Errorf("vfiouser: second VERSION: %w", unix.EINVAL)
+	}
+	v, _, err := ParseVersion(m.body)
+	if err != nil {
+		return invalid(err)
+	}
+	if v.Major != 0 {
+		return invalid(errVersionMajor)
+	}
+	ours := Version{Caps: Capabilities{
+		MaxMsgFDs:       MaxFDs,
+		MaxDataXferSize: uint64(c.cfg.MaxData),
+		WriteMultiple:   c.cfg.WriteMultiple,
+	}}
+	if c.cfg.MaxMaps != DefaultMaxMaps {
+		ours.Caps.MaxDMAMaps = uint64(c.cfg.MaxMaps)
+	}
+	c.mu.Lock()
+	c.caps = v.Caps
+	c.dma.chunk = int(min(maxDMAChunk, v.Caps.maxData()))
+	c.mu.Unlock()
+	c.negotiated = true
+	c.cfg.Handler.Connected(c)
+	c.reply(m.Header, ours.Append)
+	return nil
+}
+
+func (c *Conn) deviceInfo(m *message) error {
+	if _, _, err := ParseDeviceInfo(m.body); err != nil {
+		return invalid(err)
+	}
+	d := DeviceInfo{ArgSize: deviceInfoSize, Flags: DeviceFlagPCI, Regions: NumRegions, IRQs: NumIRQs}
+	if c.cfg.Resettable {
+		d.Flags |= DeviceFlagReset
+	}
+	c.reply(m.Header, func(b []byte) []byte {
+		b = d.Append(b)
+		if len(m.body) >= deviceInfoCapSize {
+			b = append(b, make([]byte, deviceInfoCapSize-deviceInfoSize)...)
+		}
+		return b
+	})
+	return nil
+}
+
+func (c *Conn) regionInfo(m *message) error {
+	req, _, err := ParseRegionInfo(m.body)
+	if err != nil {
+		return invalid(err)
+	}
+	if req.Index >= NumRegions {
+		return fmt.Errorf("vfiouser: no region %d: %w", req.Index, unix.EINVAL)
+	}
+	r := &c.cfg.Regions[req.Index]
+	info := RegionInfo{Flags: r.Flags, Index: req.Index, Size: r.Size}
+	if r.File == nil || r.Size == 0 {
+		info.ArgSize = uint32(info.fullSize())
+		c.reply(m.Header, info.Append)
+		return nil
+	}
+	info.Flags |= RegionFlagMmap
+	info.Offset = r.FileOffset
+	info.Sparse = r.Sparse
+	info.ArgSize = uint32(info.fullSize())
+	if req.ArgSize < info.ArgSize { // the client will ask again
+		info.Sparse = nil
+		c.reply(m.Header, info.Append)
+		return nil
+	}
+	if len(info.Sparse) > 0 {
+		info.Flags |= RegionFlagCaps
+	}
+	c.reply(m.Header, info.Append, int(r.File.Fd()))
+	return nil
+}
+
+func (c *Conn) regionIOFDs(m *message) error {
+	req, _, err := ParseRegionIOFDs(m.body)
+	if err != nil {
+		return invalid(err)
+	}
+	if req.Index >= NumRegions {
+		return fmt.Errorf("vfiouser: no region %d: %w", req.Index, unix.EINVAL)
+	}
+	c.reply(m.Header, RegionIOFDs{ArgSize: regionIOFDsSize, Index: req.Index}.Append)
+	return nil
+}
+
+func (c *Conn) irqInfo(m *message) error {
+	req, _, err := ParseIRQInfo(m.body)
+	if err != nil {
+		return invalid(err)
+	}
+	if req.Index >= NumIRQs {
+		return fmt.Errorf("vfiouser: no interrupt index %d: %w", req.Index, unix.EINVAL)
+	}
+	info := IRQInfo{ArgSize: irqInfoSize, Flags: irqFlags[req.Index], Index: req.Index, Count: c.cfg.IRQs[req.Index]}
+	c.reply(m.Header, info.Append)
+	return nil
+}
+
+func (c *Conn) setIRQs(m *message) error {
+	req, _, err := ParseIRQSet(m.body)
+	if err != nil {
+		return invalid(err)
+	}
+	fds := m.fds
+	c.fr.keep()
+	change, err := c.irqs.set(req, fds)
+	if err != nil {
+		return err
+	}
+	c.cfg.Handler.IRQ(c, change)
+	c.reply(m.Header, nil)
+	return nil
+}
+
+func (c *Conn) dmaMap(m *message) error {
+	req, _, err := ParseDMAMap(m.body)
+	if err != nil {
+		return invalid(err)
+	}
+	fd := -1
+	switch len(m.fds) {
+	case 0:
+	case 1:
+		fd = m.fds[0] // closed by the framer; the mapping lives on
+	default:
+		return fmt.Errorf("vfiouser: dma map: %d descriptors: %w", len(m.fds), unix.EINVAL)
+	}
+	mapping, err := c.mem.add(req, fd)
+	if err != nil {
+		return err
+	}
+	if err := c.cfg.Handler.DMAMap(c, mapping); err != nil {
+		_, _ = c.mem.remove(DMAUnmap{Addr: req.Addr, Size: req.Size})
+		return err
+	}
+	c.reply(m.Header, nil)
+	return nil
+}
+
+func (c *Conn) dmaUnmap(m *message) error {
+	req, _, err := ParseDMAUnmap(m.body)
+	if err != nil {
+		return invalid(err)
+	}
+	gone, err := c.mem.remove(req)
+	if err != nil {
+		return err
+	}
+	for _, g := range gone {
+		c.cfg.Handler.DMAUnmap(c, g)
+	}
+	c.reply(m.Header, req.Append)
+	return nil
+}
+
+func (c *Conn) deviceReset(m *message) error {
+	if !c.cfg.Resettable {
+		return unix.ENOSYS
+	}
+	a := c.accept(m, 0)
+	if a == nil {
+		return nil
+	}
+	c.launch(a)
+	c.cfg.Handler.Reset(c, func(err error) { c.answer(a, err) })
+	return nil
+}
+
+// check says whether n bytes at offset lie in the region and may be accessed.
+func (c *Conn) check(region uint32, offset uint64, n uint32, flag uint32) bool {
+	if region >= NumRegions {
+		return false
+	}
+	r := &c.cfg.Regions[region]
+	return r.Flags&flag != 0 && offset <= r.Size && uint64(n) <= r.Size-offset && offset <= math.MaxUint64-uint64(n)
+}
+
+func (c *Conn) regionRead(m *message) error {
+	req, _, err := ParseRegionAccess(m.body)
+	if err != nil {
+		return invalid(err)
+	}
+	if req.Count > c.cfg.MaxData {
+		return fmt.Errorf("vfiouser: read of %d bytes, at most %d: %w", req.Count, c.cfg.MaxData, unix.EINVAL)
+	}
+	a := c.accept(m, int(req.Count))
+	if a == nil {
+		return nil
+	}
+	a.Region, a.Offset, a.Write = req.Region, req.Offset, false
+	c.srv.stats.reads.Add(1)
+	c.launch(a)
+	switch {
+	case !c.check(req.Region, req.Offset, req.Count, RegionFlagRead):
+		c.answer(a, unix.EINVAL)
+	case req.Count == 0:
+		c.answer(a, nil)
+	default:
+		if !c.realized && req.Region == RegionConfig && req.Offset == 0 && req.Count >= cfgSize {
+			c.realized = true
+			a.hide = c.cfg.HideMSIXAtRealize
+		}
+		c.cfg.Handler.Access(c, a)
+	}
+	return nil
+}
+
+func (c *Conn) regionWrite(m *message) error {
+	req, n, err := ParseRegionAccess(m.body)
+	if err != nil {
+		return invalid(err)
+	}
+	if uint64(req.Count) != uint64(len(m.body)-n) {
+		return fmt.Errorf("vfiouser: write of %d bytes with %d of data: %w", req.Count, len(m.body)-n, unix.EINVAL)
+	}
+	c.write(m, req, m.body[n:])
+	return nil
+}
+
+// write hands a write to the handler.
+func (c *Conn) write(m *message, req RegionAccess, data []byte) {
+	a := c.accept(m, len(data))
+	if a == nil {
+		return
+	}
+	copy(a.Data, data)
+	a.Region, a.Offset, a.Write = req.Region, req.Offset, true
+	if a.Posted {
+		c.srv.stats.posted.Add(1)
+	} else {
+		c.srv.stats.writes.Add(1)
+	}
+	c.launch(a)
+	switch {
+	case !c.check(req.Region, req.Offset, req.Count, RegionFlagWrite):
+		c.answer(a, unix.EINVAL)
+	case req.Count == 0:
+		c.answer(a, nil)
+	default:
+		c.cfg.Handler.Access(c, a)
+	}
+}
+
+// regionWriteMulti hands over posted writes. QEMU never wants a reply; for who
+// does, it says that the writes have been handed over.
+func (c *Conn) regionWriteMulti(m *message) error {
+	if !c.cfg.WriteMultiple {
+		return unix.ENOSYS
+	}
+	count, n, err := ParseMultiCount(m.body)
+	if err != nil {
+		return invalid(err)
+	}
+	for b := m.body[n:]; len(b) > 0; b = b[multiEntrySize:] {
+		if _, _, err := ParseMultiWrite(b); err != nil { // before any is done
+			return invalid(err)
+		}
+	}
+	posted := *m
+	posted.Flags |= FlagNoReply
+	for b := m.body[n:]; len(b) > 0; b = b[multiEntrySize:] {
+		w, _, err := ParseMultiWrite(b)
+		if err != nil {
+			return invalid(err)
+		}
+		c.write(&posted, RegionAccess{Offset: w.Offset, Region: w.Region, Count: w.Count}, w.Data[:w.Count])
+	}
+	c.reply(m.Header, func(b []byte) []byte {
+		return append(b, byte(count), byte(count>>8), 0, 0, 0, 0, 0, 0)
+	})
+	return nil
+}

@@ -1,0 +1,341 @@
+package vfiouser
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxDMAChunk is the most data of one DMA message. QEMU takes a partly
+	// sent reply for sent, so a reply must fit the socket's buffer; up to
+	// 32 KiB less headers was never seen to fail.
+	maxDMAChunk = 16 << 10
+	// dmaWindow is how many DMA messages are under way at once: their replies
+	// together stay below the default socket buffer (212992 bytes), which
+	// counts about 1.3 bytes for each byte of data.
+	dmaWindow = 8
+)
+
+// dmaOp is one call of DMARead, DMAWrite or SignalMSI that needs messages.
+type dmaOp struct {
+	addr    uint64
+	buf     []byte
+	write   bool
+	msi     bool // not checked against the table: no memory is there
+	sent    int  // bytes for which a message is sent
+	pending int  // messages without a reply
+	err     error
+	done    func(error)
+	next    *dmaOp
+	small   [4]byte
+}
+
+// over reports whether no message of op is open nor will be sent.
+func (op *dmaOp) over() bool {
+	return op.pending == 0 && (op.err != nil || op.sent == len(op.buf))
+}
+
+// dmaChunk is one message without a reply.
+type dmaChunk struct {
+	op     *dmaOp // nil: the place is free
+	id     uint16
+	off, n int
+}
+
+// dmaQueue holds the messages of one connection; Conn.mu guards it.
+//
+// Invariant: messages are sent in the order of the calls, each when no access
+// is unanswered and fewer than dmaWindow are under way.
+type dmaQueue struct {
+	chunk      int // bytes
+	id         uint16
+	head, tail *dmaOp // not yet sent to the end
+	waiting    int
+	flight     [dmaWindow]dmaChunk
+	free       *dmaOp
+}
+
+func (q *dmaQueue) push(op *dmaOp) {
+	if q.tail != nil {
+		q.tail.next = op
+	} else {
+		q.head = op
+	}
+	q.tail = op
+	q.waiting++
+}
+
+func (q *dmaQueue) pop() {
+	op := q.head
+	q.head, op.next = op.next, nil
+	if q.head == nil {
+		q.tail = nil
+	}
+	q.waiting--
+}
+
+// doneList is a list of operations whose callers must be told, without a lock.
+type doneList struct {
+	c    *Conn
+	head *dmaOp
+}
+
+func (l *doneList) add(op *dmaOp) { op.next, l.head = l.head, op }
+
+func (l *doneList) run() {
+	for op := l.head; op != nil; {
+		next, done, err := op.next, op.done, op.err
+		l.c.mu.Lock()
+		*op = dmaOp{next: l.c.dma.free}
+		l.c.dma.free = op
+		l.c.mu.Unlock()
+		if done != nil {
+			done(err)
+		}
+		op = next
+	}
+}
+
+// DMARead fills p from guest memory at addr and calls done: before it returns
+// where the memory is mapped here, else when the VMM has answered, on another
+// goroutine, where done may not block. p is the connection's until then. An
+// error means that done is not called: a *MemoryError, ErrQueueFull or ErrClosed.
+func (c *Conn) DMARead(addr uint64, p []byte, done func(error)) error {
+	return c.access(addr, p, false, done)
+}
+
+// DMAWrite copies p to guest memory at addr; see DMARead. Messages keep the
+// order of the calls that made them. A write in place does not wait for
+// messages, so it may become visible before an earlier write by message.
+func (c *Conn) DMAWrite(addr uint64, p []byte, done func(error)) error {
+	return c.access(addr, p, true, done)
+}
+
+func (c *Conn) access(addr uint64, p []byte, write bool, done func(error)) error {
+	inPlace, err := c.mem.Check(addr, len(p), write)
+	if err != nil {
+		return err
+	}
+	if !inPlace {
+		return c.enqueue(addr, p, nil, write, done)
+	}
+	if err := c.mem.copy(addr, p, write); err != nil {
+		return err
+	}
+	if done != nil {
+		done(nil)
+	}
+	return nil
+}
+
+// SignalMSI writes the 4 bytes of an interrupt message (MSI, MSI-X) to addr, by
+// a DMA message unless guest memory is mapped there, in order with the DMA
+// messages before it. The address is not checked: it is what the guest has
+// programmed. done may be nil; the VMM's answer is waited for all the same,
+// which bounds the messages under way and shows those refused (QEMU refuses
+// them with ENODEV while Bus Master Enable is clear).
+func (c *Conn) SignalMSI(addr uint64, data uint32, done func(error)) error {
+	var b [4]byte
+	binary.LittleEndian.PutUint32(b[:], data)
+	if c.mem.has(addr, len(b)) {
+		return c.access(addr, append([]byte(nil), b[:]...), true, done)
+	}
+	return c.enqueue(addr, nil, &b, true, done)
+}
+
+// enqueue adds an operation of p, or of the message msi.
+func (c *Conn) enqueue(addr uint64, p []byte, msi *[4]byte, write bool, done func(error)) error {
+	c.mu.Lock()
+	switch {
+	case c.closed:
+		c.mu.Unlock()
+		return ErrClosed
+	case c.dma.waiting >= c.cfg.MaxDMA:
+		c.mu.Unlock()
+		return ErrQueueFull
+	}
+	op := c.dma.free
+	if op != nil {
+		c.dma.free = op.next
+	} else {
+		op = new(dmaOp)
+	}
+	*op = dmaOp{addr: addr, buf: p, write: write, done: done}
+	if msi != nil {
+		op.msi, op.small = true, *msi
+		op.buf = op.small[:]
+	}
+	c.dma.push(op)
+	c.mu.Unlock()
+	c.pump()
+	return nil
+}
+
+// pump sends what may be sent.
+func (c *Conn) pump() {
+	c.wmu.Lock()
+	done := c.pumpLocked()
+	c.wmu.Unlock()
+	done.run()
+}
+
+// pumpLocked is pump with the write lock held; the caller runs the list after
+// it has let go of the lock.
+func (c *Conn) pumpLocked() doneList {
+	done := doneList{c: c}
+	for {
+		b := c.nextDMA(&done)
+		if b == nil {
+			return done
+		}
+		c.srv.stats.dmaMessages.Add(1)
+		c.sendLocked(b)
+	}
+}
+
+// nextDMA builds the next message, or returns nil when none may be sent now.
+// Operations whose memory has been unmapped meanwhile are ended.
+func (c *Conn) nextDMA(done *doneList) []byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	q := &c.dma
+	for {
+		op := q.head
+		slot := q.slot()
+		if op == nil || slot == nil || c.closed || !c.open.empty() {
+			return nil
+		}
+		n := min(len(op.buf)-op.sent, q.chunk)
+		at := op.addr + uint64(op.sent)
+		if !op.msi {
+			if _, err := c.mem.Check(at, n, op.write); err != nil {
+				op.err = err
+				q.pop()
+				if op.over() {
+					done.add(op)
+				}
+				continue
+			}
+		}
+		q.id++
+		*slot = dmaChunk{op: op, id: q.id, off: op.sent, n: n}
+		op.pending++
+		c.dmaOut = appendDMA(c.dmaOut[:0], q.id, at, op.buf[op.sent:op.sent+n], op.write)
+		op.sent += n
+		if op.sent == len(op.buf) {
+			q.pop()
+		}
+		return c.dmaOut
+	}
+}
+
+// slot returns a free place for a message under way, or nil.
+func (q *dmaQueue) slot() *dmaChunk {
+	for i := range q.flight {
+		if q.flight[i].op == nil {
+			return &q.flight[i]
+		}
+	}
+	return nil
+}
+
+func appendDMA(b []byte, id uint16, addr uint64, data []byte, write bool) []byte {
+	h := Header{ID: id, Command: CmdDMARead}
+	if write {
+		h.Command = CmdDMAWrite
+	}
+	b = DMAAccess{Addr: addr, Count: uint64(len(data))}.Append(h.Append(b))
+	if write {
+		b = append(b, data...)
+	}
+	putSize(b)
+	return b
+}
+
+// dmaReply takes the VMM's answer to a DMA message.
+func (c *Conn) dmaReply(m *message) {
+	done := doneList{c: c}
+	c.mu.Lock()
+	x := c.dma.find(m)
+	if x == nil {
+		c.mu.Unlock()
+		c.srv.stats.unsolicited.Add(1)
+		return
+	}
+	op := x.op
+	if err := takeDMA(m, op.buf[x.off:x.off+x.n], op.write); err != nil {
+		c.srv.stats.dmaErrors.Add(1)
+		if op.err == nil {
+			op.err = err
+		}
+		if c.dma.head == op { // the rest is not sent
+			c.dma.pop()
+		}
+	}
+	*x = dmaChunk{}
+	op.pending--
+	if op.over() {
+		done.add(op)
+	}
+	c.mu.Unlock()
+	c.pump()
+	done.run()
+}
+
+// find returns the open message that m answers, or nil.
+func (q *dmaQueue) find(m *message) *dmaChunk {
+	for i := range q.flight {
+		if x := &q.flight[i]; x.op != nil && x.id == m.ID && (m.Command == CmdDMAWrite) == x.op.write {
+			return x
+		}
+	}
+	return nil
+}
+
+// takeDMA copies the data of a reply into p.
+func takeDMA(m *message, p []byte, write bool) error {
+	if m.Flags&FlagError != 0 {
+		return &RemoteError{Command: m.Command, Errno: unix.Errno(m.Errno)}
+	}
+	if write {
+		return nil
+	}
+	_, n, err := ParseDMAAccess(m.body)
+	if err == nil && len(m.body)-n != len(p) {
+		err = fmt.Errorf("vfiouser: dma read: %d bytes instead of %d", len(m.body)-n, len(p))
+	}
+	if err == nil {
+		copy(p, m.body[n:])
+	}
+	return err
+}
+
+// failDMA ends all operations. The connection is closed, so none is added.
+func (c *Conn) failDMA(err error) {
+	done := doneList{c: c}
+	c.wmu.Lock() // nobody copies from a buffer now
+	c.mu.Lock()
+	q := &c.dma
+	for i := range q.flight {
+		op := q.flight[i].op
+		q.flight[i] = dmaChunk{}
+		if op == nil {
+			continue
+		}
+		if op.pending--; op.pending == 0 && op != q.head {
+			op.err = err
+			done.add(op)
+		}
+	}
+	for q.head != nil {
+		op := q.head
+		q.pop()
+		op.err = err
+		done.add(op)
+	}
+	c.mu.Unlock()
+	c.wmu.Unlock()
+	done.run()
+}

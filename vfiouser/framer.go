@@ -1,0 +1,132 @@
+package vfiouser
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+)
+
+// firstBuffer holds the messages of one ordinary read: most are 32 to 40
+// bytes, and a posted-write flood brings hundreds at once.
+const firstBuffer = 64 << 10
+
+// message is one message of the peer. body aliases the framer's buffer and is
+// valid until the next call; the taker of fds sets it to nil, what is left is
+// closed.
+type message struct {
+	Header
+	body []byte
+	fds  []int
+}
+
+// framer cuts the stream into messages. It reads as much as there is, which
+// saves a system call for each message, and finds out which message the
+// descriptors belong to: the kernel ends a read behind the part that carries
+// descriptors, and a sender attaches them to the first byte of a message, so
+// they are of the last message that begins in what was read.
+type framer struct {
+	sock *socket
+	max  int // of a message in bytes
+	buf  []byte
+	r, w int    // unread part of buf
+	pos  uint64 // of buf[r] in the stream
+	got  []rights
+	last []int // descriptors of the message returned last
+}
+
+// rights are descriptors that came with a read that ended at stream position end.
+type rights struct {
+	end uint64
+	fds []int
+}
+
+func newFramer(s *socket, maxMessage int) *framer {
+	return &framer{sock: s, max: maxMessage, buf: make([]byte, min(firstBuffer, maxMessage))}
+}
+
+// next returns the next message. io.EOF is the end of the stream between two
+// messages, io.ErrUnexpectedEOF inside one. A header that cannot be read is a
+// ProtocolError: nothing says where the next message would begin.
+func (f *framer) next() (message, error) {
+	closeFDs(f.last)
+	f.last = nil
+	for {
+		need := HeaderSize
+		if f.w-f.r >= HeaderSize {
+			h, _, err := ParseHeader(f.buf[f.r:f.w])
+			if err != nil {
+				return message{}, &ProtocolError{err.Error()}
+			}
+			if uint64(h.Size) > uint64(f.max) {
+				return message{}, &ProtocolError{fmt.Sprintf("%v of %d bytes, at most %d", h.Command, h.Size, f.max)}
+			}
+			need = int(h.Size)
+			if f.w-f.r >= need {
+				return f.take(h), nil
+			}
+		}
+		if err := f.fill(need); err != nil {
+			return message{}, err
+		}
+	}
+}
+
+// take cuts the message off the buffer.
+func (f *framer) take(h Header) message {
+	m := message{Header: h, body: f.buf[f.r+HeaderSize : f.r+int(h.Size)]}
+	f.r += int(h.Size)
+	f.pos += uint64(h.Size)
+	for len(f.got) > 0 && f.got[0].end <= f.pos {
+		m.fds = append(m.fds, f.got[0].fds...)
+		f.got = slices.Delete(f.got, 0, 1)
+	}
+	f.last = m.fds
+	return m
+}
+
+// keep gives the descriptors of the last message to the caller.
+func (f *framer) keep() { f.last = nil }
+
+// fill reads more, with room for a message of need bytes.
+func (f *framer) fill(need int) error {
+	if f.r == f.w {
+		f.r, f.w = 0, 0
+	}
+	if f.r+need > len(f.buf) {
+		b := f.buf
+		if need > len(b) {
+			b = make([]byte, need)
+		}
+		f.w = copy(b, f.buf[f.r:f.w])
+		f.buf, f.r = b, 0
+	}
+	n, fds, err := f.sock.recv(f.buf[f.w:])
+	if err != nil {
+		if errors.Is(err, io.EOF) && f.w > f.r {
+			err = io.ErrUnexpectedEOF
+		}
+		return err
+	}
+	f.w += n
+	if len(fds) > 0 {
+		f.got = append(f.got, rights{f.pos + uint64(f.w-f.r), fds})
+		held := 0
+		for _, g := range f.got {
+			held += len(g.fds)
+		}
+		if held > 2*MaxFDs {
+			return &ProtocolError{"more descriptors than a message may carry"}
+		}
+	}
+	return nil
+}
+
+// close closes the descriptors that no message has taken.
+func (f *framer) close() {
+	closeFDs(f.last)
+	for _, g := range f.got {
+		closeFDs(g.fds)
+	}
+	f.last, f.got = nil, nil
+}

@@ -1,0 +1,286 @@
+package vfiouser
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// IRQAction says what happened to interrupt vectors.
+type IRQAction uint8
+
+// What SET_IRQS does.
+const (
+	IRQArmed    IRQAction = iota + 1 // descriptors were given
+	IRQDisarmed                      // descriptors were taken away
+	IRQMasked
+	IRQUnmasked
+	IRQTriggered // the VMM asked for the interrupt itself, a loop-back test
+)
+
+// IRQChange describes one SET_IRQS of the VMM.
+type IRQChange struct {
+	Index        uint32 // IRQINTx and the others
+	Start, Count uint32 // the vectors meant
+	Action       IRQAction
+}
+
+// irqFlags are the flags of DEVICE_GET_IRQ_INFO. QEMU arms MSI-X vectors one
+// by one because NoResize is absent there.
+var irqFlags = [NumIRQs]uint32{
+	IRQINTx: IRQFlagEventFD | IRQFlagMaskable | IRQFlagAutomasked,
+	IRQMSI:  IRQFlagEventFD | IRQFlagNoResize,
+	IRQMSIX: IRQFlagEventFD,
+	IRQErr:  IRQFlagEventFD,
+	IRQReq:  IRQFlagEventFD,
+}
+
+// vector is one interrupt vector. INTx masks itself when it fires.
+type vector struct {
+	fd      int // event descriptor, or -1
+	masked  bool
+	pending bool // fired while masked
+}
+
+// interrupts is what the VMM has armed.
+type interrupts struct {
+	// mu guards all; it is held while a descriptor is written, which does
+	// not block, so that a descriptor is not closed meanwhile.
+	mu     sync.Mutex
+	index  [NumIRQs][]vector
+	level  bool     // INTx is asserted
+	unmask *os.File // event of the VMM that unmasks INTx, or nil
+	wg     sync.WaitGroup
+}
+
+func (t *interrupts) init(counts [NumIRQs]uint32) {
+	for i, n := range counts {
+		t.index[i] = make([]vector, n)
+		for j := range t.index[i] {
+			t.index[i][j].fd = -1
+		}
+	}
+}
+
+// TriggerIRQ signals a vector of the interrupt index. It returns ErrNotArmed
+// when the VMM has given no descriptor; a masked vector is remembered and fires
+// when it is unmasked. INTx masks itself and fires again only after the VMM has
+// unmasked it; use SetINTx for a level.
+func (c *Conn) TriggerIRQ(index, vector uint32) error {
+	t := &c.irqs
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if index >= NumIRQs || uint64(vector) >= uint64(len(t.index[index])) {
+		return fmt.Errorf("vfiouser: no vector %d of interrupt index %d", vector, index)
+	}
+	return t.fireLocked(index, &t.index[index][vector])
+}
+
+// SetINTx sets the level of the legacy interrupt. It is signalled when it is
+// asserted and, as long as it stays so, each time the VMM unmasks it. The level
+// is the connection's: a device sets it again when a VMM connects.
+func (c *Conn) SetINTx(asserted bool) error {
+	t := &c.irqs
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.index[IRQINTx]) == 0 {
+		return errors.New("vfiouser: the device has no INTx")
+	}
+	t.level = asserted
+	v := &t.index[IRQINTx][0]
+	v.pending = false
+	if !asserted || v.masked {
+		return nil
+	}
+	return t.fireLocked(IRQINTx, v)
+}
+
+func (t *interrupts) fireLocked(index uint32, v *vector) error {
+	if v.fd < 0 {
+		return ErrNotArmed
+	}
+	if v.masked {
+		v.pending = true
+		return nil
+	}
+	v.pending = false
+	v.masked = index == IRQINTx
+	var one [8]byte
+	binary.NativeEndian.PutUint64(one[:], 1)
+	// EAGAIN: the counter is at its maximum, so the signal is not lost.
+	if _, err := unix.Write(v.fd, one[:]); err != nil && !errors.Is(err, unix.EAGAIN) {
+		return fmt.Errorf("vfiouser: signal interrupt: %w", err)
+	}
+	return nil
+}
+
+// set does what SET_IRQS asks and owns the descriptors, whatever it returns.
+func (t *interrupts) set(req IRQSet, fds []int) (IRQChange, error) {
+	var stop *os.File
+	t.mu.Lock()
+	change, used, err := t.setLocked(req, fds, &stop)
+	t.mu.Unlock()
+	if !used {
+		closeFDs(fds)
+	}
+	if stop != nil {
+		_ = stop.Close()
+	}
+	return change, err
+}
+
+// setLocked returns whether it has taken the descriptors. stop becomes the
+// unmask event that is no longer listened to.
+func (t *interrupts) setLocked(req IRQSet, fds []int, stop **os.File) (IRQChange, bool, error) {
+	change := IRQChange{Index: req.Index, Start: req.Start, Count: req.Count}
+	refuse := func(why string) (IRQChange, bool, error) {
+		return IRQChange{}, false, fmt.Errorf("vfiouser: irq set: index %d, vectors %d+%d: %s: %w",
+			req.Index, req.Start, req.Count, why, unix.EINVAL)
+	}
+	if req.Index >= NumIRQs {
+		return refuse("no such index")
+	}
+	all := t.index[req.Index]
+	if req.Flags == IRQDataNone|IRQActionTrigger && req.Count == 0 { // disable
+		t.disarmLocked(all)
+		if req.Index == IRQINTx {
+			*stop, t.unmask = t.unmask, nil
+		}
+		change.Start, change.Count, change.Action = 0, uint32(len(all)), IRQDisarmed
+		return change, false, nil
+	}
+	if uint64(req.Start)+uint64(req.Count) > uint64(len(all)) {
+		return refuse("no such vectors")
+	}
+	vs := all[req.Start:][:req.Count]
+	if req.Flags&IRQDataEventFD != 0 {
+		if len(fds) != 0 && len(fds) != len(vs) {
+			return refuse(strconv.Itoa(len(fds)) + " descriptors")
+		}
+		for _, fd := range fds {
+			if !isEventFD(fd) || unix.SetNonblock(fd, true) != nil {
+				return refuse("not an event descriptor")
+			}
+		}
+	}
+	switch req.Flags {
+	case IRQDataEventFD | IRQActionTrigger:
+		t.disarmLocked(vs)
+		change.Action = IRQDisarmed
+		if len(fds) > 0 {
+			t.armLocked(req.Index, vs, fds)
+			change.Action = IRQArmed
+		}
+		return change, true, nil
+	case IRQDataEventFD | IRQActionUnmask:
+		if req.Index != IRQINTx {
+			return refuse("only INTx has an unmask event")
+		}
+		*stop, t.unmask = t.unmask, nil
+		if len(fds) == 1 {
+			t.listenLocked(fds[0])
+		}
+		change.Action = IRQUnmasked
+		return change, true, nil
+	case IRQDataEventFD | IRQActionMask:
+		return refuse("no mask event")
+	}
+	change.Action = t.actLocked(req, vs)
+	return change, false, nil
+}
+
+// actLocked triggers, masks or unmasks the vectors that are meant.
+func (t *interrupts) actLocked(req IRQSet, vs []vector) IRQAction {
+	for i := range vs {
+		if req.Flags&IRQDataBool != 0 && req.Bools[i] == 0 {
+			continue
+		}
+		switch req.Flags & irqActionMask {
+		case IRQActionTrigger:
+			_ = t.fireLocked(req.Index, &vs[i]) // not armed: nothing to trigger
+		case IRQActionMask:
+			vs[i].masked = true
+		case IRQActionUnmask:
+			t.unmaskLocked(req.Index, &vs[i])
+		}
+	}
+	switch req.Flags & irqActionMask {
+	case IRQActionTrigger:
+		return IRQTriggered
+	case IRQActionMask:
+		return IRQMasked
+	}
+	return IRQUnmasked
+}
+
+func (t *interrupts) unmaskLocked(index uint32, v *vector) {
+	v.masked = false
+	if v.pending || index == IRQINTx && t.level {
+		_ = t.fireLocked(index, v) // not armed: it fires when it is
+	}
+}
+
+func (t *interrupts) disarmLocked(vs []vector) {
+	for i := range vs {
+		if vs[i].fd >= 0 {
+			_ = unix.Close(vs[i].fd)
+		}
+		vs[i] = vector{fd: -1}
+	}
+}
+
+func (t *interrupts) armLocked(index uint32, vs []vector, fds []int) {
+	for i := range vs {
+		vs[i] = vector{fd: fds[i]}
+		if index == IRQINTx && t.level {
+			_ = t.fireLocked(index, &vs[i])
+		}
+	}
+}
+
+// listenLocked unmasks INTx each time the VMM signals fd: KVM does that at the
+// end of the guest's interrupt handler (irqfd with resampling).
+func (t *interrupts) listenLocked(fd int) {
+	f := os.NewFile(uintptr(fd), "unmask")
+	t.unmask = f
+	t.wg.Go(func() {
+		var b [8]byte
+		for {
+			if _, err := f.Read(b[:]); err != nil {
+				return
+			}
+			t.mu.Lock()
+			if t.unmask == f {
+				t.unmaskLocked(IRQINTx, &t.index[IRQINTx][0])
+			}
+			t.mu.Unlock()
+		}
+	})
+}
+
+// close closes all descriptors and waits for the listener.
+func (t *interrupts) close() {
+	t.mu.Lock()
+	for i := range t.index {
+		t.disarmLocked(t.index[i])
+	}
+	stop := t.unmask
+	t.unmask, t.level = nil, false
+	t.mu.Unlock()
+	if stop != nil {
+		_ = stop.Close()
+	}
+	t.wg.Wait()
+}
+
+// isEventFD keeps a VMM from making us write to something that blocks. Where
+// /proc is not mounted the descriptor is believed.
+func isEventFD(fd int) bool {
+	name, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
+	return err != nil || name == "anon_inode:[eventfd]"
+}

@@ -1,0 +1,251 @@
+package vfiouser
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"sort"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// Mapping is a range of bus addresses that the VMM lets the device access.
+type Mapping struct {
+	Addr, Size      uint64 // bytes
+	Offset          uint64 // into the descriptor
+	Readable        bool   // by the device
+	Writable        bool   // by the device
+	InPlace         bool   // came with a descriptor and is mapped here
+	memory, mmapped []byte // memory is the range, mmapped what munmap wants
+}
+
+func (m *Mapping) last() uint64 { return m.Addr + (m.Size - 1) }
+
+// Memory is the memory of the VMM as one connection has mapped it. All methods
+// may be called from any goroutine; after the connection has ended nothing is
+// mapped.
+//
+// Invariant: maps is sorted by address and no two mappings overlap.
+type Memory struct {
+	refused atomic.Uint64
+
+	// mu is held for reading during an access in place and for writing
+	// while the table changes, so an unmap waits for the accesses.
+	mu   sync.RWMutex
+	maps []*Mapping
+	max  int
+}
+
+// Read fills p from guest memory at bus address addr. The whole range is
+// checked before anything is copied; errors are *MemoryError.
+func (m *Memory) Read(addr uint64, p []byte) error {
+	return m.copy(addr, p, false)
+}
+
+// Write copies p to guest memory at bus address addr. The whole range is
+// checked before anything is copied; errors are *MemoryError.
+func (m *Memory) Write(addr uint64, p []byte) error {
+	return m.copy(addr, p, true)
+}
+
+func (m *Memory) copy(addr uint64, p []byte, write bool) error {
+	if len(p) == 0 {
+		return nil
+	}
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	i, reason := m.findLocked(addr, len(p), write, true)
+	if reason != nil {
+		return m.fail(addr, len(p), write, reason)
+	}
+	for at, rest := addr, p; len(rest) > 0; i++ {
+		part := m.maps[i].memory[at-m.maps[i].Addr:]
+		n := min(len(part), len(rest))
+		ok := false
+		if write {
+			ok = guardedCopy(part[:n], rest[:n])
+		} else {
+			ok = guardedCopy(rest[:n], part[:n])
+		}
+		if !ok {
+			return m.fail(addr, len(p), write, ErrFault)
+		}
+		at, rest = at+uint64(n), rest[n:]
+	}
+	return nil
+}
+
+// View calls f with the memory itself: one slice for each mapping that the n
+// bytes at addr lie in. The slices are valid during the call, in which f may
+// call methods neither of m nor of the connection. A fault inside f, which is the VMM's doing, ends f and
+// becomes an ErrFault.
+func (m *Memory) View(addr uint64, n int, write bool, f func(parts [][]byte) error) error {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if n <= 0 {
+		return f(nil)
+	}
+	i, reason := m.findLocked(addr, n, write, true)
+	if reason != nil {
+		return m.fail(addr, n, write, reason)
+	}
+	var parts [][]byte
+	for at, rest := addr, n; rest > 0; i++ {
+		off := at - m.maps[i].Addr
+		k := min(uint64(rest), m.maps[i].Size-off)
+		parts = append(parts, m.maps[i].memory[off:off+k:off+k])
+		at, rest = at+k, rest-int(k)
+	}
+	ok := guard(func() { reason = f(parts) })
+	if !ok {
+		return m.fail(addr, n, write, ErrFault)
+	}
+	return reason
+}
+
+// Check reports whether the device may access n bytes at addr, and whether that
+// is possible in place: without a descriptor, inPlace is false and err nil.
+func (m *Memory) Check(addr uint64, n int, write bool) (inPlace bool, err error) {
+	if n == 0 {
+		return true, nil
+	}
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	i, reason := m.findLocked(addr, n, write, false)
+	if reason != nil {
+		return false, m.fail(addr, n, write, reason)
+	}
+	for last := addr + uint64(n-1); i < len(m.maps) && m.maps[i].Addr <= last; i++ {
+		if !m.maps[i].InPlace {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// has reports whether the device may write n bytes at addr; no refusal is counted.
+func (m *Memory) has(addr uint64, n int) bool {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	_, reason := m.findLocked(addr, n, true, false)
+	return reason == nil
+}
+
+// Mappings returns a copy of the table, in the order of addresses.
+func (m *Memory) Mappings() []Mapping {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	out := make([]Mapping, len(m.maps))
+	for i, x := range m.maps {
+		out[i] = x.public()
+	}
+	return out
+}
+
+// Refused counts the accesses that ended in a MemoryError.
+func (m *Memory) Refused() uint64 { return m.refused.Load() }
+
+func (m *Mapping) public() Mapping {
+	c := *m
+	c.memory, c.mmapped = nil, nil
+	return c
+}
+
+func (m *Memory) fail(addr uint64, n int, write bool, reason error) error {
+	m.refused.Add(1)
+	return &MemoryError{Addr: addr, Len: n, Write: write, Reason: reason}
+}
+
+// findLocked returns the index of the first mapping of a range of n > 0 bytes
+// after checking that mappings without a gap cover it and permit it.
+func (m *Memory) findLocked(addr uint64, n int, write, inPlace bool) (int, error) {
+	if addr > math.MaxUint64-uint64(n-1) {
+		return 0, ErrUnmapped
+	}
+	last := addr + uint64(n-1)
+	first := sort.Search(len(m.maps), func(i int) bool { return m.maps[i].last() >= addr })
+	for i, at := first, addr; ; i++ {
+		if i == len(m.maps) || m.maps[i].Addr > at {
+			return 0, ErrUnmapped
+		}
+		switch x := m.maps[i]; {
+		case write && !x.Writable, !write && !x.Readable:
+			return 0, ErrPermission
+		case inPlace && !x.InPlace:
+			return 0, ErrNoDescriptor
+		case x.last() >= last:
+			return first, nil
+		default:
+			at = x.last() + 1
+		}
+	}
+}
+
+// add maps what the message describes; fd is -1 where it carried none, and
+// stays the caller's. The error holds the number for the reply.
+func (m *Memory) add(req DMAMap, fd int) (Mapping, error) {
+	x := &Mapping{
+		Addr: req.Addr, Size: req.Size, Offset: req.Offset,
+		Readable: req.Flags&DMAFlagRead != 0,
+		Writable: req.Flags&DMAFlagWrite != 0,
+		InPlace:  fd >= 0,
+	}
+	if !x.Readable && !x.Writable {
+		return Mapping{}, fmt.Errorf("vfiouser: dma map: neither readable nor writable: %w", unix.EINVAL)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.maps) >= m.max {
+		return Mapping{}, fmt.Errorf("vfiouser: dma map: %d mappings already: %w", m.max, unix.ENOSPC)
+	}
+	i := sort.Search(len(m.maps), func(i int) bool { return m.maps[i].last() >= x.Addr })
+	if i < len(m.maps) && m.maps[i].Addr <= x.last() {
+		return Mapping{}, fmt.Errorf("vfiouser: dma map: %d bytes at %#x overlap a mapping: %w", x.Size, x.Addr, unix.EEXIST)
+	}
+	if x.InPlace {
+		if err := x.mmap(fd); err != nil {
+			return Mapping{}, err
+		}
+	}
+	m.maps = slices.Insert(m.maps, i, x)
+	return x.public(), nil
+}
+
+// remove takes away the mappings that lie in the range, or all of them, and
+// returns them. It waits for accesses in flight. A range that cuts a mapping in
+// two is refused, since QEMU and Linux never do that.
+func (m *Memory) remove(req DMAUnmap) ([]Mapping, error) {
+	if req.Flags&^DMAUnmapAll != 0 {
+		return nil, fmt.Errorf("vfiouser: dma unmap: flags %#x: %w", req.Flags, unix.EINVAL)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	lo, hi := 0, len(m.maps)
+	if req.Flags&DMAUnmapAll != 0 {
+		if req.Addr != 0 || req.Size != 0 {
+			return nil, fmt.Errorf("vfiouser: dma unmap: a range and all: %w", unix.EINVAL)
+		}
+	} else {
+		if req.Size == 0 {
+			return nil, fmt.Errorf("vfiouser: dma unmap: no size: %w", unix.EINVAL)
+		}
+		last := req.Addr + (req.Size - 1)
+		lo = sort.Search(len(m.maps), func(i int) bool { return m.maps[i].last() >= req.Addr })
+		hi = sort.Search(len(m.maps), func(i int) bool { return m.maps[i].Addr > last })
+		if lo == hi {
+			return nil, fmt.Errorf("vfiouser: dma unmap: nothing at %#x: %w", req.Addr, unix.ENOENT)
+		}
+		if m.maps[lo].Addr < req.Addr || m.maps[hi-1].last() > last {
+			return nil, fmt.Errorf("vfiouser: dma unmap: %d bytes at %#x cut a mapping: %w", req.Size, req.Addr, unix.EINVAL)
+		}
+	}
+	var gone []Mapping
+	for _, x := range m.maps[lo:hi] {
+		x.munmap()
+		gone = append(gone, x.public())
+	}
+	m.maps = slices.Delete(m.maps, lo, hi)
+	return gone, nil
+}

@@ -1,0 +1,234 @@
+package vfiouser
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Server serves one device to one VMM at a time.
+type Server struct {
+	cfg   Config
+	stats counters
+
+	// mu guards what follows.
+	mu        sync.Mutex
+	closed    bool
+	listeners map[*net.UnixListener]struct{}
+	cur       *Conn
+	wg        sync.WaitGroup // Serve and ServeConn calls, and connections
+}
+
+// NewServer checks the configuration.
+func NewServer(cfg Config) (*Server, error) {
+	cfg, err := cfg.complete()
+	if err != nil {
+		return nil, err
+	}
+	return &Server{cfg: cfg, listeners: map[*net.UnixListener]struct{}{}}, nil
+}
+
+// Listen makes the socket that a VMM connects to. A socket file that nobody
+// listens on is replaced; closing the listener removes the file. Make it only
+// when the device can answer: QEMU crashes when the device fails while it is
+// being realized, and does not retry.
+func Listen(path string) (*net.UnixListener, error) {
+	addr := &net.UnixAddr{Name: path, Net: "unix"}
+	if fi, err := os.Lstat(path); err == nil && fi.Mode()&os.ModeSocket != 0 {
+		c, err := net.DialUnix("unix", nil, addr)
+		if err == nil {
+			_ = c.Close()
+			return nil, fmt.Errorf("vfiouser: listen %s: %w", path, unix.EADDRINUSE)
+		}
+		if errors.Is(err, unix.ECONNREFUSED) {
+			_ = os.Remove(path)
+		}
+	}
+	ln, err := net.ListenUnix("unix", addr)
+	if err != nil {
+		return nil, fmt.Errorf("vfiouser: %w", err)
+	}
+	ln.SetUnlinkOnClose(true)
+	return ln, nil
+}
+
+// Serve accepts connections until ctx ends or the server is closed; it closes
+// ln, ends the connection and waits for it. A connection that comes while
+// another is open is closed at once. The error is ctx's, ErrServerClosed, or
+// that of a listener that failed or was closed.
+func (s *Server) Serve(ctx context.Context, ln *net.UnixListener) error {
+	defer ln.Close()
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return ErrServerClosed
+	}
+	s.listeners[ln] = struct{}{}
+	s.wg.Add(1)
+	s.mu.Unlock()
+	defer s.wg.Done()
+	defer s.forget(ln)
+
+	ctx, cancel := context.WithCancelCause(ctx)
+	var conns sync.WaitGroup
+	defer conns.Wait()
+	defer cancel(nil)
+	defer context.AfterFunc(ctx, func() { _ = ln.Close() })()
+	for {
+		c, err := ln.AcceptUnix()
+		switch {
+		case err == nil:
+			s.admit(ctx, &conns, c)
+			continue
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ECONNABORTED):
+			s.cfg.Logger.Warn("vfio-user accept failed", "err", err)
+			pause(ctx, 100*time.Millisecond) // for descriptors to become free
+			continue
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.closed {
+			return ErrServerClosed
+		}
+		return err
+	}
+}
+
+func (s *Server) forget(ln *net.UnixListener) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.listeners, ln)
+}
+
+// pause waits for d or the end of ctx.
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// ServeConn serves one connection that the caller has made, and blocks until it
+// ends. The server closes nc.
+func (s *Server) ServeConn(ctx context.Context, nc *net.UnixConn) error {
+	c, err := s.open(ctx, nc)
+	if err != nil {
+		_ = nc.Close()
+		return err
+	}
+	defer s.wg.Done()
+	return c.run(ctx)
+}
+
+// admit starts the connection, or refuses it.
+func (s *Server) admit(ctx context.Context, conns *sync.WaitGroup, nc *net.UnixConn) {
+	c, err := s.open(ctx, nc)
+	if err != nil {
+		s.cfg.Logger.Warn("vfio-user connection refused", "err", err)
+		_ = nc.Close()
+		return
+	}
+	conns.Go(func() {
+		defer s.wg.Done()
+		err := c.run(ctx)
+		s.cfg.Logger.Debug("vfio-user connection ended", "err", err)
+	})
+}
+
+// open makes the connection the current one. A VMM that unplugs a device and
+// plugs it in again connects before we have seen the end of its first
+// connection: that end is waited for.
+func (s *Server) open(ctx context.Context, nc *net.UnixConn) (*Conn, error) {
+	sock, err := newSocket(nc)
+	if err != nil {
+		return nil, err
+	}
+	if old := s.Conn(); old != nil && old.sock.hungUp() {
+		t := time.NewTimer(s.cfg.Deadline)
+		defer t.Stop()
+		select {
+		case <-old.ended:
+		case <-ctx.Done():
+		case <-t.C:
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed:
+		return nil, ErrServerClosed
+	case s.cur != nil:
+		return nil, fmt.Errorf("vfiouser: another connection is open: %w", unix.EBUSY)
+	}
+	s.cur = newConn(s, sock)
+	s.wg.Add(1)
+	return s.cur, nil
+}
+
+// Conn returns the open connection, or nil.
+func (s *Server) Conn() *Conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.cur
+}
+
+// Close closes the listeners and the connection and returns when Serve and
+// ServeConn have returned. Handlers may not call it.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	for ln := range s.listeners {
+		_ = ln.Close()
+	}
+	cur := s.cur
+	s.mu.Unlock()
+	if cur != nil {
+		cur.shut(ErrServerClosed)
+	}
+	s.wg.Wait()
+	return nil
+}
+
+// Stats counts since the server was made.
+type Stats struct {
+	Reads, Writes, Posted uint64 // region accesses by kind; Posted are writes without a reply
+	Failed                uint64 // accesses that the handler failed or that are outside the regions
+	Expired               uint64 // accesses answered at the deadline
+	Late                  uint64 // answers that came after it and were dropped
+	Errors                uint64 // other requests answered with an error
+	Unsolicited           uint64 // replies that answer nothing
+	DMAMessages           uint64 // DMA messages sent
+	DMAErrors             uint64 // of those, answered with an error
+	Connections, Refused  uint64 // connections served, DMA accesses refused by the table
+}
+
+type counters struct {
+	reads, writes, posted, failed, expired, late, errors, unsolicited atomic.Uint64
+	dmaMessages, dmaErrors, connections, refused                      atomic.Uint64
+}
+
+// Stats returns the counters; they are advisory, each is read by itself.
+func (s *Server) Stats() Stats {
+	c := &s.stats
+	st := Stats{
+		Reads: c.reads.Load(), Writes: c.writes.Load(), Posted: c.posted.Load(), Failed: c.failed.Load(),
+		Expired: c.expired.Load(), Late: c.late.Load(), Errors: c.errors.Load(), Unsolicited: c.unsolicited.Load(),
+		DMAMessages: c.dmaMessages.Load(), DMAErrors: c.dmaErrors.Load(), Connections: c.connections.Load(),
+		Refused: c.refused.Load(),
+	}
+	if cur := s.Conn(); cur != nil {
+		st.Refused += cur.mem.Refused()
+	}
+	return st
+}
