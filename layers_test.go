@@ -37,6 +37,9 @@ var layer = map[string]int{
 	"device/devicetest": 2,
 	"rootcomplex":       2,
 	"perf":              2,
+	"perf/paper":        2,
+	"workload":          2,
+	"predict":           2,
 	"placement":         2,
 	"fault":             2,
 
@@ -45,6 +48,7 @@ var layer = map[string]int{
 	"qmp":      3,
 	"qemu":     3,
 	"gpudrv":   3, "gpudrv/vfio": 3,
+	"trace": 3, "trace/sqlite": 3,
 
 	"hostproxy": 4,
 	"boxproxy":  4,
@@ -65,6 +69,9 @@ var beside = map[string][]string{
 	"vswitch":                   {"mapping", "device"},
 	"rootcomplex":               {"transaction"},
 	"gpudrv/vfio":               {"gpudrv"},
+	"perf/paper":                {"perf"},
+	"predict":                   {"perf", "workload"},
+	"trace":                     {"trace/sqlite"},
 	"qemu":                      {"qmp"},
 	"hostproxy":                 {"node"},
 	"boxproxy":                  {"node"},

@@ -1,0 +1,62 @@
+package perf
+
+import (
+	"fmt"
+	"time"
+)
+
+// Term is an added time per operation as a function of ΔRTT: Fixed + Slope x
+// ΔRTT from Knee upwards, and a straight line from zero to that value below
+// it. So nothing is added where nothing is disaggregated, and the time never
+// falls as ΔRTT rises.
+type Term struct {
+	Slope float64
+	Fixed time.Duration
+	// Knee is the smallest ΔRTT that Fixed was fitted at; zero where Fixed is.
+	Knee time.Duration
+}
+
+// At is the added time; never negative.
+func (t Term) At(delta time.Duration) time.Duration {
+	if delta <= 0 {
+		return 0
+	}
+	d := float64(delta)
+	v := t.Slope*d + float64(t.Fixed)
+	if delta < t.Knee {
+		knee := float64(t.Knee)
+		v = d / knee * (t.Slope*knee + float64(t.Fixed))
+	}
+	return time.Duration(max(v, 0))
+}
+
+// String prints the term as an equation.
+func (t Term) String() string {
+	if t.Fixed == 0 {
+		return fmt.Sprintf("%.3g x dRTT", t.Slope)
+	}
+	return fmt.Sprintf("%v + %.3g x dRTT", t.Fixed.Round(10*time.Nanosecond), t.Slope)
+}
+
+// Costs says what every kind of operation pays. Kernel, GraphNode, Memset,
+// HtoD and DtoH occupy the stream; Launch is between a launch call and the
+// earliest start of its work; Sync is between the end of the work and the
+// return of a waiting call.
+type Costs struct {
+	Name, Source              string
+	Kernel, GraphNode         Term
+	Memset, HtoD, DtoH        Term
+	Launch, GraphLaunch, Sync Term
+}
+
+// PaperCosts is the model of section 3.4.1 as the paper's hooks inject it: a
+// whole ΔRTT before each kernel and memset and for each copy to the device,
+// half of it for each copy to the host. Kernels captured into a graph passed
+// the same hooks and pay the same.
+func PaperCosts() Costs {
+	one, half := Term{Slope: 1}, Term{Slope: 0.5}
+	return Costs{
+		Name: "paper", Source: "section 3.4.1: one dRTT per kernel, memset and copy to the device, half per copy to the host",
+		Kernel: one, GraphNode: one, Memset: one, HtoD: one, DtoH: half,
+	}
+}

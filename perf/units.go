@@ -1,0 +1,87 @@
+// Package perf is the performance model of disaggregation in closed form:
+// what a longer round trip does to PCIe reads, writes, copies and kernels
+// (section 3.4 of the DxPU paper), how several GPUs share one proxy, and what
+// peer-to-peer traffic costs.
+//
+// Times are time.Duration, amounts are Bytes, rates are BytesPerSecond
+// (decimal: 1 GB/s is 1e9 bytes per second). Nothing here reads a clock.
+package perf
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Bytes is an amount of data.
+type Bytes int64
+
+// BytesPerSecond is a data rate; GB/s in messages is 1e9 of it.
+type BytesPerSecond float64
+
+// GBps builds a rate from decimal gigabytes per second.
+func GBps(v float64) BytesPerSecond { return BytesPerSecond(v * 1e9) }
+
+// GB returns the rate in decimal gigabytes per second.
+func (b BytesPerSecond) GB() float64 { return float64(b) / 1e9 }
+
+// String prints the rate with three significant digits, "2.64 GB/s".
+func (b BytesPerSecond) String() string {
+	v, unit := float64(b), "B/s"
+	for _, u := range []string{"kB/s", "MB/s", "GB/s", "TB/s"} {
+		if v < 1000 {
+			break
+		}
+		v, unit = v/1000, u
+	}
+	switch {
+	case v < 10:
+		return fmt.Sprintf("%.2f %s", v, unit)
+	case v < 100:
+		return fmt.Sprintf("%.1f %s", v, unit)
+	}
+	return fmt.Sprintf("%.0f %s", v, unit)
+}
+
+// Time is how long n bytes take at this rate. A rate of zero or less, or an
+// amount too long to express, gives the longest Duration.
+func (b BytesPerSecond) Time(n Bytes) time.Duration {
+	if n <= 0 {
+		return 0
+	}
+	ns := float64(n) / float64(b) * 1e9
+	if !(ns >= 0 && ns < math.MaxInt64) {
+		return math.MaxInt64
+	}
+	return time.Duration(math.Round(ns))
+}
+
+// String prints the amount with a decimal unit.
+func (n Bytes) String() string {
+	v, unit := float64(n), "B"
+	for _, u := range []string{"kB", "MB", "GB", "TB"} {
+		if v < 1000 {
+			break
+		}
+		v, unit = v/1000, u
+	}
+	return strconv.FormatFloat(v, 'g', 4, 64) + " " + unit
+}
+
+var errRTT = errors.New("want a time greater than zero with a unit, such as 6.8us")
+
+// ParseRTT reads a round trip such as "6.8us", "6800ns" or "0.0068ms". It
+// must be greater than zero and at most one second.
+func ParseRTT(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(strings.TrimSpace(s))
+	if err != nil {
+		return 0, fmt.Errorf("perf: round trip %q: %w", s, errRTT)
+	}
+	if d <= 0 || d > time.Second {
+		return 0, fmt.Errorf("perf: round trip %q: %w, at most 1s", s, errRTT)
+	}
+	return d, nil
+}

@@ -1,0 +1,151 @@
+package predict
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/dxpu-project/dxpu/perf"
+	"github.com/dxpu-project/dxpu/workload"
+)
+
+// Setting is what a replay is asked for.
+type Setting struct {
+	NativeRTT, RTT time.Duration // NativeRTT is that of the recorded run
+	Costs          perf.Costs
+	Requester      perf.Requester // for term ❷, the rate of large copies to the device
+}
+
+// Validate reports the first number that makes no sense.
+func (s Setting) Validate() error {
+	if s.NativeRTT <= 0 || s.RTT < s.NativeRTT {
+		return fmt.Errorf("predict: round trips: native %v, disaggregated %v: want 0 < native <= disaggregated", s.NativeRTT, s.RTT)
+	}
+	return s.Requester.Validate()
+}
+
+// Delta is the added round trip.
+func (s Setting) Delta() time.Duration { return s.RTT - s.NativeRTT }
+
+// prices are the costs at one ΔRTT.
+type prices struct {
+	launch, graphLaunch, sync time.Duration
+	byKind                    [9]time.Duration
+	copyRate                  float64 // bytes per second to the device; +Inf where nothing bounds it
+}
+
+func (p *Plan) prices(s Setting) prices {
+	d := s.Delta()
+	c := s.Costs
+	pr := prices{launch: c.Launch.At(d), graphLaunch: c.GraphLaunch.At(d), sync: c.Sync.At(d), copyRate: math.Inf(1)}
+	pr.byKind[workload.Kernel] = c.Kernel.At(d)
+	pr.byKind[workload.GraphKernel] = c.GraphNode.At(d)
+	pr.byKind[workload.WholeGraph] = c.Kernel.At(d)
+	pr.byKind[workload.Memset] = c.Memset.At(d)
+	pr.byKind[workload.CopyHtoD] = c.HtoD.At(d)
+	pr.byKind[workload.CopyDtoH] = c.DtoH.At(d)
+	if d > 0 {
+		inFlight := max(float64(s.Requester.Window()), p.window*s.NativeRTT.Seconds())
+		pr.copyRate = inFlight / s.RTT.Seconds()
+	}
+	return pr
+}
+
+// added is what an operation takes longer.
+func (pr *prices) added(op *workload.Op) time.Duration {
+	c := pr.byKind[op.Kind]
+	if op.Kind == workload.CopyHtoD && op.Bytes > 0 {
+		// Term ❷: the larger of the latency and what the lower rate costs.
+		c = max(c, time.Duration(float64(op.Bytes)/pr.copyRate*1e9)-op.Dur)
+	}
+	return c
+}
+
+// times are where a replay puts the events.
+type times struct {
+	callStart, callEnd, opEnd []time.Duration
+}
+
+// replay evaluates all events.
+func (p *Plan) replay(pr prices) times {
+	t := times{
+		callStart: make([]time.Duration, len(p.calls)),
+		callEnd:   make([]time.Duration, len(p.calls)),
+		opEnd:     make([]time.Duration, len(p.ops)),
+	}
+	p.walk(func(e event, i int32) {
+		switch e {
+		case callStart:
+			t.callStart[i] = p.startOfCall(&t, i)
+		case opStart:
+			t.opEnd[i] = p.endOfOp(&t, &pr, i)
+		case callEnd:
+			t.callEnd[i] = p.endOfCall(&t, &pr, i)
+		}
+	})
+	return t
+}
+
+func (p *Plan) startOfCall(t *times, i int32) time.Duration {
+	c, cp := &p.w.Calls[i], &p.calls[i]
+	if cp.prev == none && cp.cross == none {
+		return c.Start
+	}
+	at := time.Duration(math.MinInt64)
+	for _, from := range [...]int32{cp.prev, cp.cross} {
+		if from != none {
+			at = max(at, t.callEnd[from]+c.Start-p.w.Calls[from].End())
+		}
+	}
+	return at
+}
+
+func (p *Plan) endOfCall(t *times, pr *prices, i int32) time.Duration {
+	c, cp := &p.w.Calls[i], &p.calls[i]
+	end := t.callStart[i] + cp.least
+	if cp.block == none {
+		return end
+	}
+	lag := min(c.Dur, syncReturn)
+	if cp.waited {
+		lag = c.End() - p.w.Ops[cp.block].End()
+	}
+	end = max(end, t.opEnd[cp.block]+lag+pr.sync)
+	for _, op := range p.extra[cp.extra[0]:cp.extra[1]] {
+		// min: with nothing added, no stream may end the wait later than recorded.
+		end = max(end, t.opEnd[op]+min(lag, c.End()-p.w.Ops[op].End())+pr.sync)
+	}
+	return end
+}
+
+func (p *Plan) endOfOp(t *times, pr *prices, i int32) time.Duration {
+	op, o := &p.w.Ops[i], &p.ops[i]
+	at := op.Start
+	if o.bound != boundNothing {
+		at = math.MinInt64
+	}
+	if o.prev != none {
+		lag := op.Start - p.w.Ops[o.prev].End()
+		if o.bound != boundStream {
+			lag = min(lag, p.streamLag)
+		}
+		at = max(at, t.opEnd[o.prev]+lag)
+	}
+	if op.Call != none {
+		c := &p.w.Calls[op.Call]
+		lag := op.Start - c.Start
+		if o.bound != boundLaunch {
+			lag = min(lag, p.launchLag)
+		}
+		cost := pr.launch
+		if c.Kind == workload.GraphLaunch {
+			cost = pr.graphLaunch
+		}
+		at = max(at, t.callStart[op.Call]+lag+cost)
+	}
+	if o.cross != none {
+		from := &p.w.Ops[o.cross]
+		at = max(at, t.opEnd[o.cross]+op.Start-from.End())
+	}
+	return at + pr.added(op) + op.Dur
+}

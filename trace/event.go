@@ -1,0 +1,208 @@
+package trace
+
+import "bytes"
+
+// event is one entry of traceEvents. Slices alias the window and are values as
+// they stand in the file, strings with their quotes; name and cat are without.
+type event struct {
+	name, cat            text
+	ph                   byte
+	pid, tid, ts, dur    []byte
+	corr, stream, device []byte
+	bytes                []byte
+	graphNode            []byte
+	argsFrom, argsTo     int // args that came before cat and ph were known
+}
+
+// parse reads one event object that begins at b[0] and returns its length.
+// Keys may stand in any order; those that are not needed are skipped.
+func (e *event) parse(b []byte) (int, status) {
+	*e = event{}
+	n, st := e.members(b, 0, (*event).member)
+	if st == done && e.argsTo > 0 && e.wanted() {
+		if _, st := e.members(b[:e.argsTo], e.argsFrom, (*event).arg); st != done {
+			return 0, bad
+		}
+	}
+	return n, st
+}
+
+// members calls f with each key of the object that begins at b[i] and the
+// index of its value; f returns the index after the value. A comma before the
+// closing brace is let pass.
+func (e *event) members(b []byte, i int, f func(e *event, b, key []byte, i int) (int, status)) (int, status) {
+	if i >= len(b) {
+		return 0, short
+	}
+	if b[i] != '{' {
+		return 0, bad
+	}
+	i++
+	for {
+		if i = skipSpace(b, i); i >= len(b) {
+			return 0, short
+		}
+		if b[i] == '}' {
+			return i + 1, done
+		}
+		if b[i] != '"' {
+			return 0, bad
+		}
+		end, st := skipString(b, i)
+		if st != done {
+			return 0, st
+		}
+		key := b[i+1 : end-1]
+		if i = skipSpace(b, end); i >= len(b) {
+			return 0, short
+		}
+		if b[i] != ':' {
+			return 0, bad
+		}
+		if i, st = f(e, b, key, skipSpace(b, i+1)); st != done {
+			return 0, st
+		}
+		if i = skipSpace(b, i); i >= len(b) {
+			return 0, short
+		}
+		switch b[i] {
+		case ',':
+			i++
+		case '}':
+		default:
+			return 0, bad
+		}
+	}
+}
+
+// member takes a key of the event itself.
+func (e *event) member(b, key []byte, i int) (int, status) {
+	if string(key) == "args" {
+		if e.ph != 0 && e.cat != nil && i < len(b) && b[i] == '{' {
+			if !e.wanted() {
+				return skipContainer(b, i)
+			}
+			return e.members(b, i, (*event).arg)
+		}
+		end, st := skipValue(b, i)
+		if st == done && b[i] == '{' {
+			e.argsFrom, e.argsTo = i, end
+		}
+		return end, st
+	}
+	end, st := skipValue(b, i)
+	if st != done {
+		return 0, st
+	}
+	v := b[i:end]
+	switch string(key) {
+	case "ph":
+		if s := unquote(v); len(s) > 0 {
+			e.ph = s[0]
+		}
+	case "cat":
+		e.cat = unquote(v)
+	case "name":
+		e.name = unquote(v)
+	case "pid":
+		e.pid = v
+	case "tid":
+		e.tid = v
+	case "ts":
+		e.ts = v
+	case "dur":
+		e.dur = v
+	}
+	return end, done
+}
+
+// arg takes a key of the event's args.
+func (e *event) arg(b, key []byte, i int) (int, status) {
+	end, st := skipValue(b, i)
+	if st != done {
+		return 0, st
+	}
+	v := b[i:end]
+	switch string(key) {
+	case "correlation":
+		e.corr = v
+	case "stream":
+		e.stream = v
+	case "device":
+		e.device = v
+	case "bytes", "Bytes":
+		e.bytes = v
+	case "graph node id":
+		e.graphNode = v
+	}
+	return end, done
+}
+
+// wanted reports whether the event's args matter.
+func (e *event) wanted() bool { return e.ph == 'X' && e.class() >= classCall }
+
+// class is what an event's category makes it.
+type class uint8
+
+const (
+	classNone class = iota
+	classAnnotation
+	classCall
+	classKernel
+	classCopy
+	classMemset
+	classSync
+)
+
+// class knows the categories of all Kineto versions: lower case since 2022,
+// capitalised and without "gpu_" before.
+func (e *event) class() class {
+	switch string(e.cat) {
+	case "kernel", "Kernel":
+		return classKernel
+	case "gpu_memcpy", "Memcpy", "memcpy":
+		return classCopy
+	case "gpu_memset", "Memset", "memset":
+		return classMemset
+	case "cuda_runtime", "Runtime", "runtime", "cuda_driver", "hip_runtime":
+		return classCall
+	case "cuda_sync":
+		return classSync
+	case "user_annotation", "Operator", "cpu_op", "UserAnnotation":
+		return classAnnotation
+	}
+	return classNone
+}
+
+// eventKeys are the keys that an event of some profiler begins with.
+var eventKeys = [...]string{"ph", "name", "cat", "ts", "pid", "tid", "dur", "id", "s", "args", "bp"}
+
+// resync finds the index after i where the next event seems to begin: a brace
+// after a comma, bracket or brace, and before one of the event keys. It is
+// len(b) when there is none in b, and early when b ends within a candidate.
+func resync(b []byte, i int) (at int, found bool) {
+	for i < len(b) {
+		j := bytes.IndexByte(b[i:], '{')
+		if j < 0 {
+			return len(b), false
+		}
+		i += j
+		k := i - 1
+		for k >= 0 && isSpace(b[k]) {
+			k--
+		}
+		if k < 0 || b[k] == ',' || b[k] == '[' || b[k] == '}' {
+			q := skipSpace(b, i+1)
+			if q+8 > len(b) {
+				return i, false
+			}
+			for _, key := range eventKeys {
+				if b[q] == '"' && string(b[q+1:q+1+len(key)]) == key && b[q+1+len(key)] == '"' {
+					return i, true
+				}
+			}
+		}
+		i++
+	}
+	return len(b), false
+}

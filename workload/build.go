@@ -1,0 +1,235 @@
+package workload
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Limits of what a Builder takes in, so that a hostile trace cannot exhaust
+// memory: a 2 GB trace of PyTorch holds about two million records.
+const (
+	MaxRecords   = 6_000_000
+	MaxNameBytes = 64 << 20
+	maxName      = 1024 // of one name; template arguments beyond it say nothing new
+	maxPlaces    = 1 << 16
+)
+
+// MaxTime bounds a timestamp's distance from the trace's first one and each
+// duration: no profile spans a year.
+const MaxTime = 366 * 24 * time.Hour
+
+// Builder collects a trace's events in any order.
+type Builder struct {
+	Format string
+	Report Report
+
+	devices   map[string]bool
+	names     map[string]uint32
+	nameBytes int
+	w         Workload
+	streams   map[Stream]int32
+	threads   map[Thread]int32
+	steps     map[string]int // by name: the last one in w.Steps
+	waits     []wait
+	full      int64
+}
+
+// wait says which stream the call with this correlation waits for.
+type wait struct {
+	process uint64
+	corr    uint32
+	stream  int32
+}
+
+// NewBuilder starts an empty workload of a format.
+func NewBuilder(format string) *Builder {
+	return &Builder{
+		Format: format, names: map[string]uint32{"": 0}, devices: map[string]bool{},
+		streams: map[Stream]int32{}, threads: map[Thread]int32{}, steps: map[string]int{},
+		w: Workload{Names: []string{""}},
+	}
+}
+
+// AddDevice adds a GPU's name.
+func (b *Builder) AddDevice(name string) {
+	if len(b.w.Devices) < maxPlaces {
+		b.w.Devices = append(b.w.Devices, clip(name))
+	}
+}
+
+// Name interns a name; invalid UTF-8 is replaced and long names are cut. name
+// is not kept.
+func (b *Builder) Name(name []byte) uint32 {
+	if i, ok := b.names[string(name)]; ok {
+		return i
+	}
+	if b.nameBytes+len(name) > MaxNameBytes {
+		b.Report.Note("more than %d MB of names: the rest are counted as \"\"", MaxNameBytes>>20)
+		return 0
+	}
+	s := clip(string(name))
+	i, ok := b.names[s]
+	if !ok {
+		i = uint32(len(b.w.Names))
+		b.w.Names = append(b.w.Names, s)
+		b.names[s] = i
+		b.nameBytes += len(s)
+	}
+	if s != string(name) && len(name) <= maxName {
+		b.names[string(name)] = i
+		b.nameBytes += len(name)
+	}
+	return i
+}
+
+func clip(s string) string {
+	if len(s) > maxName {
+		s = s[:maxName]
+	}
+	return strings.ToValidUTF8(s, "\uFFFD")
+}
+
+// Stream returns the index of a stream, new or known; ok is false when there
+// are absurdly many.
+func (b *Builder) Stream(s Stream) (i int32, ok bool) {
+	i, ok = b.streams[s]
+	if !ok && len(b.w.Streams) < maxPlaces {
+		i, ok = int32(len(b.w.Streams)), true
+		b.streams[s] = i
+		b.w.Streams = append(b.w.Streams, s)
+	}
+	return i, ok
+}
+
+// Thread returns the index of a thread, new or known; ok is false when there
+// are absurdly many.
+func (b *Builder) Thread(t Thread) (i int32, ok bool) {
+	i, ok = b.threads[t]
+	if !ok && len(b.w.Threads) < maxPlaces {
+		i, ok = int32(len(b.w.Threads)), true
+		b.threads[t] = i
+		b.w.Threads = append(b.w.Threads, t)
+	}
+	return i, ok
+}
+
+// AddOp adds an operation with absolute times; Call is filled by Build.
+// where says where in the file it stands.
+func (b *Builder) AddOp(op Op, where func() string) {
+	if b.room(op.Start, op.Dur, where) {
+		op.Call = None
+		b.w.Ops = append(b.w.Ops, op)
+		b.Report.Used++
+	}
+}
+
+// AddCall adds a call with absolute times.
+func (b *Builder) AddCall(c Call, where func() string) {
+	if b.room(c.Start, c.Dur, where) {
+		c.Stream = None
+		b.w.Calls = append(b.w.Calls, c)
+		b.Report.Used++
+	}
+}
+
+// AddStep adds a training step; a second one with the same name (the
+// profiler repeats it for the GPU) is left out.
+func (b *Builder) AddStep(s Step, where func() string) {
+	s.Name = clip(s.Name)
+	if _, again := b.steps[s.Name]; again || len(b.w.Steps) >= maxPlaces || !b.room(s.Start, s.Dur, where) {
+		return
+	}
+	b.steps[s.Name] = len(b.w.Steps)
+	b.w.Steps = append(b.w.Steps, s)
+	b.Report.Used++
+}
+
+// AddWait says which stream the call with correlation corr waits for.
+func (b *Builder) AddWait(process uint64, corr uint32, stream int32) {
+	if len(b.waits) < MaxRecords {
+		b.waits = append(b.waits, wait{process, corr, stream})
+	}
+}
+
+func (b *Builder) room(start, dur time.Duration, where func() string) bool {
+	switch {
+	case dur < 0:
+		b.Report.Drop("with a negative duration", where())
+	case dur > MaxTime || start > math.MaxInt64-MaxTime || start < -(math.MaxInt64-MaxTime):
+		b.Report.Drop("with an impossible time", where())
+	case len(b.w.Ops)+len(b.w.Calls)+len(b.w.Steps) >= MaxRecords:
+		b.Report.Drop(fmt.Sprintf("beyond the limit of %d", MaxRecords), where())
+	default:
+		return true
+	}
+	return false
+}
+
+// Build joins what was added. The builder must not be used afterwards. It
+// fails when the trace holds no operation of a GPU.
+func (b *Builder) Build() (*Workload, error) {
+	w := &b.w
+	w.Format, w.Report = b.Format, b.Report
+	if len(w.Ops) == 0 {
+		err := fmt.Errorf("workload: the trace holds no kernel, copy or memset of a GPU (%d events read)", b.Report.Events)
+		if warn := b.Report.Warning(); warn != "" {
+			err = fmt.Errorf("%w; %s", err, warn)
+		}
+		return nil, err
+	}
+	w.dropOutliers()
+	slices.SortStableFunc(w.Ops, func(x, y Op) int { return cmp.Compare(x.Start, y.Start) })
+	slices.SortStableFunc(w.Calls, func(x, y Call) int {
+		return cmp.Or(cmp.Compare(x.Start, y.Start), cmp.Compare(y.Dur, x.Dur))
+	})
+	slices.SortStableFunc(w.Steps, func(x, y Step) int { return cmp.Compare(x.Start, y.Start) })
+	w.rebase()
+	outer := w.flatten()
+	w.join(outer, b.waits)
+	w.Calls, w.Ops = slices.Clip(w.Calls), slices.Clip(w.Ops)
+	return w, nil
+}
+
+// dropOutliers removes what lies more than MaxTime from the median start: a
+// flipped bit in one timestamp must not stretch the run over centuries.
+func (w *Workload) dropOutliers() {
+	starts := make([]time.Duration, len(w.Ops))
+	for i := range w.Ops {
+		starts[i] = w.Ops[i].Start
+	}
+	slices.Sort(starts)
+	mid := starts[len(starts)/2]
+	far := func(t time.Duration) bool { return math.Abs(float64(t)-float64(mid)) > float64(MaxTime) }
+	n := len(w.Ops) + len(w.Calls) + len(w.Steps)
+	w.Ops = slices.DeleteFunc(w.Ops, func(o Op) bool { return far(o.Start) })
+	w.Calls = slices.DeleteFunc(w.Calls, func(c Call) bool { return far(c.Start) })
+	w.Steps = slices.DeleteFunc(w.Steps, func(s Step) bool { return far(s.Start) })
+	if n -= len(w.Ops) + len(w.Calls) + len(w.Steps); n > 0 {
+		w.Report.DropN("more than a year away from the rest", "", int64(n))
+		w.Report.Used -= int64(n)
+	}
+}
+
+// rebase makes the first start zero.
+func (w *Workload) rebase() {
+	base := w.Ops[0].Start
+	if len(w.Calls) > 0 {
+		base = min(base, w.Calls[0].Start)
+	}
+	if len(w.Steps) > 0 {
+		base = min(base, w.Steps[0].Start)
+	}
+	for i := range w.Ops {
+		w.Ops[i].Start -= base
+	}
+	for i := range w.Calls {
+		w.Calls[i].Start -= base
+	}
+	for i := range w.Steps {
+		w.Steps[i].Start -= base
+	}
+}

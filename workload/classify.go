@@ -1,0 +1,86 @@
+package workload
+
+import "strings"
+
+// ClassifyCall says what a function of the CUDA or HIP runtime or driver does,
+// from its name with or without version ("cudaLaunchKernel_v7000") and
+// per-thread-stream suffix ("cuMemcpyAsync_ptsz"). keep is false for calls
+// that neither start work nor wait for it: the time they take stays in the
+// trace as the gap between two others.
+func ClassifyCall(name string) (kind CallKind, keep bool) {
+	name = trimSuffixes(name)
+	for _, p := range [...]string{"cuda", "hip", "cu"} {
+		if rest, ok := strings.CutPrefix(name, p); ok {
+			return classifyStem(rest)
+		}
+	}
+	return Other, true
+}
+
+func trimSuffixes(name string) string {
+	name = strings.TrimSuffix(strings.TrimSuffix(name, "_ptsz"), "_ptds")
+	if i := strings.LastIndex(name, "_v"); i > 0 && i+2 < len(name) && allDigits(name[i+2:]) {
+		name = name[:i]
+	}
+	return strings.TrimSuffix(strings.TrimSuffix(name, "_ptsz"), "_ptds")
+}
+
+func allDigits(s string) bool {
+	for i := range len(s) {
+		if s[i] < '0' || s[i] > '9' {
+			return false
+		}
+	}
+	return s != ""
+}
+
+func classifyStem(s string) (CallKind, bool) {
+	switch {
+	case strings.HasPrefix(s, "GraphLaunch"):
+		return GraphLaunch, true
+	case strings.HasPrefix(s, "LaunchHostFunc"):
+		return Other, true
+	case strings.HasPrefix(s, "Launch"), strings.HasPrefix(s, "ExtLaunch"), strings.HasPrefix(s, "ModuleLaunch"), strings.HasPrefix(s, "ExtModuleLaunch"):
+		return Launch, true
+	case strings.HasPrefix(s, "Memcpy"), strings.HasPrefix(s, "MemPrefetch"):
+		return CopyCall, true
+	case strings.HasPrefix(s, "Memset"):
+		return MemsetCall, true
+	case s == "StreamSynchronize", s == "EventSynchronize":
+		return StreamSync, true
+	case s == "DeviceSynchronize", s == "CtxSynchronize", s == "ThreadSynchronize":
+		return DeviceSync, true
+	case strings.HasPrefix(s, "Malloc"), strings.HasPrefix(s, "Free"), strings.HasPrefix(s, "MemAlloc"),
+		strings.HasPrefix(s, "MemFree"), strings.HasPrefix(s, "HostAlloc"), strings.HasPrefix(s, "HostRegister"),
+		strings.HasPrefix(s, "HostUnregister"), strings.HasPrefix(s, "MemHost"), strings.HasPrefix(s, "HostFree"),
+		strings.HasPrefix(s, "HostMalloc"), strings.HasPrefix(s, "MemMap"), strings.HasPrefix(s, "MemUnmap"),
+		strings.HasPrefix(s, "MemCreate"), strings.HasPrefix(s, "MemRelease"):
+		return Memory, true
+	}
+	for _, p := range [...]string{
+		"Get", "Peek", "StreamIsCapturing", "StreamGet", "StreamQuery", "StreamWait", "StreamCreate", "Event",
+		"DeviceGet", "CtxGet", "CtxSet", "CtxPush", "CtxPop", "Occupancy", "Func", "Pointer", "Set", "Driver",
+		"Device", "StreamBegin", "StreamEnd", "StreamUpdate", "GraphAdd", "GraphNode", "GraphGet", "Push", "Pop", "Kernel",
+	} {
+		if strings.HasPrefix(s, p) {
+			return Other, false
+		}
+	}
+	return Other, true
+}
+
+// ClassifyCopy reads the direction out of a profiler's name for a copy, such
+// as "Memcpy HtoD (Pageable -> Device)" or "CopyHostToDevice".
+func ClassifyCopy(name string) OpKind {
+	switch {
+	case strings.Contains(name, "HtoD"), strings.Contains(name, "HtoA"), strings.Contains(name, "HostToDevice"):
+		return CopyHtoD
+	case strings.Contains(name, "DtoH"), strings.Contains(name, "AtoH"), strings.Contains(name, "DeviceToHost"):
+		return CopyDtoH
+	case strings.Contains(name, "DtoD"), strings.Contains(name, "DeviceToDevice"):
+		return CopyDtoD
+	case strings.Contains(name, "PtoP"), strings.Contains(name, "PeerToPeer"):
+		return CopyPtoP
+	}
+	return CopyOther
+}

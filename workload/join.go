@@ -1,0 +1,95 @@
+package workload
+
+import (
+	"cmp"
+	"slices"
+	"sort"
+)
+
+// key finds a call by what profilers join on.
+type key struct {
+	process uint64
+	corr    uint32
+	call    int32
+}
+
+// flatten makes the calls of each thread follow each other: a call inside
+// another (a driver call that a runtime call made) is absorbed by it, and an
+// overlap by rounding is trimmed. It returns the keys of all calls, the
+// absorbed ones leading to their outer call.
+func (w *Workload) flatten() []key {
+	last := make([]int32, len(w.Threads)) // the thread's latest kept call
+	for i := range last {
+		last[i] = None
+	}
+	keys := make([]key, 0, len(w.Calls))
+	kept := w.Calls[:0]
+	absorbed := 0
+	for _, c := range w.Calls {
+		process := w.Threads[c.Thread].Process
+		if l := last[c.Thread]; l != None {
+			outer := &kept[l]
+			if c.End() <= outer.End() && c.Start < outer.End() {
+				if outer.Kind == Other || outer.Kind == Memory {
+					outer.Kind = c.Kind
+				}
+				keys = append(keys, key{process, c.Corr, l})
+				absorbed++
+				continue
+			}
+			outer.Dur = min(outer.Dur, c.Start-outer.Start)
+		}
+		i := int32(len(kept))
+		last[c.Thread] = i
+		keys = append(keys, key{process, c.Corr, i})
+		kept = append(kept, c)
+	}
+	w.Calls = kept
+	if absorbed > 0 {
+		w.Report.Note("%d calls inside other calls were joined with them", absorbed)
+	}
+	slices.SortStableFunc(keys, func(x, y key) int {
+		return cmp.Or(cmp.Compare(x.process, y.process), cmp.Compare(x.corr, y.corr), cmp.Compare(x.call, y.call))
+	})
+	return keys
+}
+
+// find returns the calls with this correlation.
+func find(keys []key, process uint64, corr uint32) []key {
+	at := func(k key) int { return cmp.Or(cmp.Compare(k.process, process), cmp.Compare(k.corr, corr)) }
+	i := sort.Search(len(keys), func(i int) bool { return at(keys[i]) >= 0 })
+	keys = keys[i:]
+	return keys[:sort.Search(len(keys), func(i int) bool { return at(keys[i]) > 0 })]
+}
+
+// join finds the call behind each operation. Where a correlation number was
+// used twice, the latest call that begins before the operation is taken.
+func (w *Workload) join(keys []key, waits []wait) {
+	for i := range w.Ops {
+		op := &w.Ops[i]
+		if op.Corr == 0 {
+			w.Report.Orphans++
+			continue
+		}
+		found := find(keys, w.Streams[op.Stream].Process, op.Corr)
+		if len(found) == 0 {
+			w.Report.Orphans++
+			continue
+		}
+		n := sort.Search(len(found), func(i int) bool { return w.Calls[found[i].call].Start > op.Start })
+		if n == 0 {
+			w.Report.Skewed++
+			n = 1
+		}
+		op.Call = found[n-1].call
+		c := &w.Calls[op.Call]
+		if c.Kind == GraphLaunch && op.Kind == Kernel {
+			op.Kind = GraphKernel
+		}
+	}
+	for _, wt := range waits {
+		if found := find(keys, wt.process, wt.corr); len(found) > 0 {
+			w.Calls[found[0].call].Stream = wt.stream
+		}
+	}
+}

@@ -1,0 +1,79 @@
+package workload
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Drop says how many events were left out for one reason.
+type Drop struct {
+	Reason  string
+	Count   int64
+	Example string // where the first one was: "byte 1234", "row 7 of TABLE"
+}
+
+// Report says what reading a trace came to. A trace with Dropped() > 0 is
+// damaged: figures from it are about what was left.
+type Report struct {
+	Events  int64 // events or rows seen, used or not
+	Used    int64 // events that became calls, operations or steps
+	Drops   []Drop
+	Notes   []string // what was repaired or assumed
+	Skewed  int64    // operations that the trace places before their own launch
+	Orphans int64    // operations whose launch is not in the trace
+}
+
+// Drop counts one damaged event.
+func (r *Report) Drop(reason, example string) { r.DropN(reason, example, 1) }
+
+// DropN counts n damaged events.
+func (r *Report) DropN(reason, example string, n int64) {
+	for i := range r.Drops {
+		if r.Drops[i].Reason == reason {
+			r.Drops[i].Count += n
+			return
+		}
+	}
+	r.Drops = append(r.Drops, Drop{Reason: reason, Count: n, Example: example})
+}
+
+// Note adds a remark once.
+func (r *Report) Note(format string, args ...any) {
+	s := fmt.Sprintf(format, args...)
+	if !slices.Contains(r.Notes, s) {
+		r.Notes = append(r.Notes, s)
+	}
+}
+
+// Dropped is the number of damaged events.
+func (r *Report) Dropped() int64 {
+	var n int64
+	for _, d := range r.Drops {
+		n += d.Count
+	}
+	return n
+}
+
+// Warning is one line about damage, "" when there is none.
+func (r *Report) Warning() string {
+	n := r.Dropped()
+	if n == 0 {
+		return ""
+	}
+	drops := slices.Clone(r.Drops)
+	slices.SortStableFunc(drops, func(a, b Drop) int { return cmp.Compare(b.Count, a.Count) })
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d of %d events are damaged and were dropped: ", n, max(r.Events, n))
+	for i, d := range drops {
+		if i > 0 {
+			b.WriteString("; ")
+		}
+		fmt.Fprintf(&b, "%d %s", d.Count, d.Reason)
+		if d.Example != "" {
+			fmt.Fprintf(&b, " (first at %s)", d.Example)
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,152 @@
+// Package workload is what a recorded run of a GPU program comes down to:
+// calls on host threads, operations on streams, which call started which
+// operation, and the training steps. Trace readers build it, the predictor
+// replays it.
+package workload
+
+import (
+	"fmt"
+	"time"
+)
+
+// OpKind says what an operation on a stream is.
+type OpKind uint8
+
+// Kinds of operations.
+const (
+	Kernel OpKind = iota
+	GraphKernel
+	WholeGraph // a graph launch that was traced as one operation
+	CopyHtoD
+	CopyDtoH
+	CopyDtoD
+	CopyPtoP
+	CopyOther
+	Memset
+	opKinds
+)
+
+// String names the kind.
+func (k OpKind) String() string {
+	if k >= opKinds {
+		return fmt.Sprintf("OpKind(%d)", uint8(k))
+	}
+	return [...]string{
+		"kernel", "graph kernel", "whole graph", "copy HtoD", "copy DtoH",
+		"copy DtoD", "copy PtoP", "copy other", "memset",
+	}[k]
+}
+
+// IsKernel reports whether the operation executes kernels.
+func (k OpKind) IsKernel() bool { return k == Kernel || k == GraphKernel || k == WholeGraph }
+
+// IsCopy reports whether the operation is a copy.
+func (k OpKind) IsCopy() bool { return k >= CopyHtoD && k <= CopyOther }
+
+// CallKind says what a host call does.
+type CallKind uint8
+
+// Kinds of calls.
+const (
+	Launch CallKind = iota
+	GraphLaunch
+	CopyCall
+	MemsetCall
+	StreamSync // waits for one stream or event
+	DeviceSync // waits for everything
+	Memory     // cudaMalloc, cudaFree and their like, which may wait for the device
+	Other
+	callKinds
+)
+
+// String names the kind.
+func (k CallKind) String() string {
+	if k >= callKinds {
+		return fmt.Sprintf("CallKind(%d)", uint8(k))
+	}
+	return [...]string{"launch", "graph launch", "copy", "memset", "stream sync", "device sync", "memory", "other"}[k]
+}
+
+// IsSync reports whether the call exists in order to wait.
+func (k CallKind) IsSync() bool { return k == StreamSync || k == DeviceSync }
+
+// None marks an index that points nowhere.
+const None int32 = -1
+
+// Op is one operation on a stream. Times count from the workload's start.
+type Op struct {
+	Start, Dur time.Duration
+	Bytes      int64 // of copies and memsets
+	Corr       uint32
+	Name       uint32 // index into Workload.Names
+	Stream     int32  // index into Workload.Streams
+	Call       int32  // index into Workload.Calls of the call that started it, or None
+	Kind       OpKind
+}
+
+// End is Start + Dur.
+func (o *Op) End() time.Duration { return o.Start + o.Dur }
+
+// Call is one call of the CUDA runtime or driver on a host thread. The calls
+// of one thread neither overlap nor nest.
+type Call struct {
+	Start, Dur time.Duration
+	Corr       uint32
+	Name       uint32
+	Thread     int32 // index into Workload.Threads
+	Stream     int32 // index into Workload.Streams of what a StreamSync waits for, or None
+	Kind       CallKind
+}
+
+// End is Start + Dur.
+func (c *Call) End() time.Duration { return c.Start + c.Dur }
+
+// Stream is a queue of operations on one device. Process is the number of its
+// process in the trace's own counting; devices are those of that process.
+type Stream struct {
+	Process uint64
+	Device  int64
+	ID      uint64
+}
+
+// Thread is a host thread.
+type Thread struct {
+	Process uint64
+	ID      uint64
+}
+
+// Step is a training step as the program marked it on a host thread.
+type Step struct {
+	Name       string
+	Thread     int32 // index into Workload.Threads, or None when it made no calls
+	Start, Dur time.Duration
+}
+
+// End is Start + Dur.
+func (s Step) End() time.Duration { return s.Start + s.Dur }
+
+// Workload is a whole recorded run. Ops and Calls are sorted by Start, then
+// by the order in the trace.
+type Workload struct {
+	Format  string   // "kineto" or "nsys"
+	Devices []string // names of the GPUs, as far as the trace tells
+	Names   []string // of kernels and calls; Names[0] is ""
+	Streams []Stream
+	Threads []Thread
+	Ops     []Op
+	Calls   []Call
+	Steps   []Step
+	Report  Report
+}
+
+// Span is the time from the first start to the last end of anything recorded.
+func (w *Workload) Span() time.Duration {
+	var end time.Duration
+	for i := range w.Ops {
+		end = max(end, w.Ops[i].End())
+	}
+	for i := range w.Calls {
+		end = max(end, w.Calls[i].End())
+	}
+	return end
+}
