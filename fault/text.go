@@ -1,0 +1,128 @@
+package fault
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// maxTime bounds every time of a plan, so that sums cannot overflow.
+const maxTime = 24 * time.Hour
+
+// Parse reads a plan as Plan.String writes it: comma-separated settings, each
+// at most once except partition. "" and "none" are the perfect network.
+// Probabilities are written as "1%" or "0.01"; mtu may be "1400@2s" to begin
+// then.
+func Parse(text string) (Plan, error) {
+	var p Plan
+	if text == "" || text == "none" {
+		return p, nil
+	}
+	seen := map[string]bool{}
+	for item := range strings.SplitSeq(text, ",") {
+		key, value, _ := strings.Cut(strings.TrimSpace(item), "=")
+		if seen[key] && key != "partition" {
+			return Plan{}, fmt.Errorf("fault: %s is set twice", key)
+		}
+		seen[key] = true
+		if err := p.set(key, value); err != nil {
+			return Plan{}, fmt.Errorf("fault: %s=%s: %w", key, value, err)
+		}
+	}
+	return p, nil
+}
+
+func (p *Plan) set(key, value string) (err error) {
+	switch key {
+	case "loss":
+		p.Loss, err = parseShare(value)
+	case "dup":
+		p.Dup, err = parseShare(value)
+	case "reorder":
+		p.Reorder, err = parseShare(value)
+	case "corrupt":
+		p.Corrupt, err = parseShare(value)
+	case "delay":
+		p.Delay, err = parseTime(value)
+	case "jitter":
+		p.Jitter, err = parseTime(value)
+	case "mtu":
+		size, at, later := strings.Cut(value, "@")
+		if p.MTU, err = strconv.Atoi(size); err == nil && (p.MTU < 1 || p.MTU > math.MaxUint16) {
+			err = fmt.Errorf("want 1 to %d", math.MaxUint16)
+		}
+		if err == nil && later {
+			p.MTUAt, err = parseTime(at)
+		}
+	case "partition":
+		from, to, ok := strings.Cut(value, "-")
+		var w Window
+		if w.From, err = parseTime(from); err == nil {
+			w.To, err = parseTime(to)
+		}
+		if err == nil && (!ok || w.To <= w.From) {
+			err = fmt.Errorf("want FROM-TO, the end after the start")
+		}
+		p.Partitions = append(p.Partitions, w)
+	default:
+		err = fmt.Errorf("unknown setting; known are loss, dup, reorder, corrupt, delay, jitter, mtu, partition")
+	}
+	return err
+}
+
+func parseShare(s string) (float64, error) {
+	number, percent := strings.CutSuffix(s, "%")
+	v, err := strconv.ParseFloat(number, 64)
+	if err != nil {
+		return 0, fmt.Errorf("want a share like 1%% or 0.01")
+	}
+	if percent {
+		v /= 100
+	}
+	if !(v >= 0 && v <= 1) {
+		return 0, fmt.Errorf("want a share from 0 to 100%%")
+	}
+	return v, nil
+}
+
+func parseTime(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		return 0, fmt.Errorf("want a time like 10us or 2s")
+	}
+	if d < 0 || d > maxTime {
+		return 0, fmt.Errorf("want a time from 0 to %v", maxTime)
+	}
+	return d, nil
+}
+
+// String writes the plan in the form that Parse reads; "none" if it is zero.
+func (p *Plan) String() string {
+	var items []string
+	add := func(set bool, key, value string) {
+		if set {
+			items = append(items, key+"="+value)
+		}
+	}
+	share := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
+	add(p.Loss > 0, "loss", share(p.Loss))
+	add(p.Dup > 0, "dup", share(p.Dup))
+	add(p.Reorder > 0, "reorder", share(p.Reorder))
+	add(p.Corrupt > 0, "corrupt", share(p.Corrupt))
+	add(p.Delay > 0, "delay", p.Delay.String())
+	add(p.Jitter > 0, "jitter", p.Jitter.String())
+	mtu := strconv.Itoa(p.MTU)
+	if p.MTUAt > 0 {
+		mtu += "@" + p.MTUAt.String()
+	}
+	add(p.MTU > 0, "mtu", mtu)
+	for _, w := range p.Partitions {
+		add(true, "partition", w.From.String()+"-"+w.To.String())
+	}
+	if len(items) == 0 {
+		return "none"
+	}
+	return strings.Join(items, ",")
+}

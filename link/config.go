@@ -1,0 +1,142 @@
+package link
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/dxpu-project/dxpu/frame"
+)
+
+// Cipher says how traffic is protected. The handshake is always sealed with
+// keys from Config.Secret.
+type Cipher uint8
+
+// Ciphers.
+const (
+	// CipherNone leaves traffic readable and forgeable; corruption is found by
+	// the packets' CRC.
+	CipherNone Cipher = 0
+	// CipherAES256GCM is AES-256-GCM.
+	CipherAES256GCM Cipher = 1
+)
+
+// String returns the name as it is written in configuration files.
+func (c Cipher) String() string {
+	switch c {
+	case CipherNone:
+		return "none"
+	case CipherAES256GCM:
+		return "aes-256-gcm"
+	}
+	return fmt.Sprintf("Cipher(%d)", uint8(c))
+}
+
+// PathConfig describes one path to the peer.
+type PathConfig struct {
+	// MTU is the largest datagram that fits the path, in bytes of UDP
+	// payload, from frame.MinMTU to frame.MaxDatagram. The link finds a smaller
+	// one by itself when datagrams of this size stop arriving.
+	MTU int
+}
+
+// Config describes one end of a link. Zero values of what follows Paths mean
+// the default in the comment.
+type Config struct {
+	Binding, Epoch uint32
+	Local, Remote  frame.Endpoint
+	// Initiator is set on the host's side: it opens the session.
+	Initiator bool
+	Cipher    Cipher
+	// Secret is shared by both ends and by nobody else; it belongs to one
+	// binding and one epoch.
+	Secret [32]byte
+	// Session identifies this run of this end. It must differ from every
+	// earlier one under the same Secret, because keys depend on it: take 64
+	// random bits. 0 is invalid.
+	Session uint64
+	// Paths are the paths by path ID, the same on both ends, 1 to frame.MaxPaths.
+	Paths []PathConfig
+
+	// Window is what the peer may send beyond what has been delivered here:
+	// payload and frame.TLPCost per TLP, in bytes. It bounds the memory that
+	// reassembly takes. Default 4 MiB, at least 64 KiB.
+	Window int
+	// SendBuffer bounds what Send takes before the peer acknowledges, counted
+	// as Window is. Default: Window.
+	SendBuffer int
+	// InitialCwnd is the congestion window of a path at its start, default 1
+	// MiB: a datacenter path of 100 Gb/s holds that much in 80 µs, and a
+	// device with 256 tags of 4 KiB asks for that much at once.
+	InitialCwnd int
+	// FixedCwnd, if not 0, replaces congestion control by a fixed window.
+	FixedCwnd int
+
+	// KeepAlive is the silence after which a path is pinged; default 250 ms.
+	KeepAlive time.Duration
+	// DeadInterval is the silence after which the peer is lost; default 1 s.
+	// At least half of it passes after a datagram that asked for an answer, so
+	// that a process which was stopped does not blame its peer.
+	DeadInterval time.Duration
+	// ConnectTimeout ends a link that does not come up. Default: none.
+	ConnectTimeout time.Duration
+	// AckDelay is the longest time an acknowledgement waits for company;
+	// default 250 µs. A completion usually comes sooner and carries it.
+	AckDelay time.Duration
+	// RekeyDatagrams starts a new key phase after so many datagrams; default
+	// and maximum 2^22, below the 2^23 of RFC 9001 section 6.6 for AES-GCM
+	// with packets of 2^11 blocks, for datagrams of up to 2^12 blocks.
+	RekeyDatagrams uint64
+}
+
+const (
+	defaultWindow = 4 << 20
+	minWindow     = 64 << 10
+	maxWindow     = 1 << 30
+	defaultCwnd   = 1 << 20
+	maxRekey      = 1 << 22
+)
+
+func (c Config) complete() (Config, error) {
+	def := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	defTime := func(v *time.Duration, d time.Duration) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	def(&c.Window, defaultWindow)
+	def(&c.SendBuffer, c.Window)
+	def(&c.InitialCwnd, min(defaultCwnd, c.Window))
+	defTime(&c.KeepAlive, 250*time.Millisecond)
+	defTime(&c.DeadInterval, time.Second)
+	defTime(&c.AckDelay, 250*time.Microsecond)
+	if c.RekeyDatagrams == 0 || c.RekeyDatagrams > maxRekey {
+		c.RekeyDatagrams = maxRekey
+	}
+	switch {
+	case c.Session == 0:
+		return c, errors.New("session ID 0")
+	case c.Cipher > CipherAES256GCM:
+		return c, fmt.Errorf("unknown cipher %d", c.Cipher)
+	case len(c.Paths) == 0 || len(c.Paths) > frame.MaxPaths:
+		return c, fmt.Errorf("%d paths, want 1 to %d", len(c.Paths), frame.MaxPaths)
+	case c.Window < minWindow || c.Window > maxWindow:
+		return c, fmt.Errorf("window of %d bytes, want %d to %d", c.Window, minWindow, maxWindow)
+	case c.SendBuffer < minWindow || c.SendBuffer > maxWindow:
+		return c, fmt.Errorf("send buffer of %d bytes, want %d to %d", c.SendBuffer, minWindow, maxWindow)
+	case c.InitialCwnd < 0 || c.FixedCwnd < 0:
+		return c, errors.New("negative congestion window")
+	case c.KeepAlive < 0 || c.DeadInterval < 0 || c.ConnectTimeout < 0 || c.AckDelay < 0:
+		return c, errors.New("negative timeout")
+	}
+	for i, p := range c.Paths {
+		if p.MTU < frame.MinMTU || p.MTU > frame.MaxDatagram {
+			return c, fmt.Errorf("path %d: MTU %d, want %d to %d", i, p.MTU, frame.MinMTU, frame.MaxDatagram)
+		}
+	}
+	return c, nil
+}

@@ -1,0 +1,230 @@
+package link
+
+import (
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/dxpu-project/dxpu/frame"
+)
+
+// seal protects datagrams of one direction and key phase (or one handshake
+// role).
+type seal struct {
+	aead  cipher.AEAD // nil: clear, with a check
+	iv    [12]byte
+	seed  uint32 // of the check of clear datagrams
+	nonce [12]byte
+}
+
+// overhead returns the bytes that close appends.
+func (s *seal) overhead() int {
+	if s.aead == nil {
+		return frame.CheckSize
+	}
+	return frame.TagSize
+}
+
+func (s *seal) setNonce(path uint8, number uint64) []byte {
+	s.nonce = s.iv
+	s.nonce[0] ^= path
+	n := binary.BigEndian.Uint64(s.iv[4:]) ^ number
+	binary.BigEndian.PutUint64(s.nonce[4:], n)
+	return s.nonce[:]
+}
+
+// close protects datagram, of which the first header bytes are the header, in
+// place and returns it with its trailer. The capacity must suffice.
+func (s *seal) close(datagram []byte, header int, path uint8, number uint64) []byte {
+	h, body := datagram[:header], datagram[header:]
+	if s.aead == nil {
+		return binary.BigEndian.AppendUint32(datagram, frame.Check(s.seed, h, len(body)))
+	}
+	sealed := s.aead.Seal(body[:0], s.setNonce(path, number), body, h)
+	return datagram[:header+len(sealed)]
+}
+
+// open checks a datagram and returns its body, decrypted in place.
+func (s *seal) open(datagram []byte, header int, path uint8, number uint64) ([]byte, bool) {
+	end := len(datagram) - s.overhead()
+	if end < header {
+		return nil, false
+	}
+	h, body := datagram[:header], datagram[header:]
+	if s.aead == nil {
+		body = datagram[header:end:end]
+		return body, binary.BigEndian.Uint32(datagram[end:]) == frame.Check(s.seed, h, len(body))
+	}
+	body, err := s.aead.Open(body[:0], s.setNonce(path, number), body, h)
+	return body, err == nil
+}
+
+// phase is the key of one direction and key phase, and the secret from which
+// the next one comes.
+type phase struct {
+	seal
+	secret []byte
+}
+
+// direction is one direction of traffic. Key phases follow RFC 9001 section 6
+// in spirit, but each direction changes by itself and the phase is a counter.
+type direction struct {
+	number uint8 // of cur, modulo 256
+	cur    *phase
+	next   *phase // receiving only: ready to try
+	prev   *phase // receiving only: for datagrams that were overtaken
+}
+
+// keys holds what New knows and what the handshake adds.
+type keys struct {
+	prk    []byte
+	info   []byte // binding and epoch
+	cipher Cipher
+
+	ready   bool
+	send    direction
+	receive direction
+	sent    uint64                 // datagrams sealed in this phase
+	first   [frame.MaxPaths]uint64 // number of its first datagram, by path
+	unacked bool                   // the peer has acknowledged none of them
+}
+
+// Labels of the key derivation. PROTOCOL.md, section "Keys".
+const (
+	saltLabel = "dxpu link v1"
+
+	labelHello   = "hello"
+	labelTraffic = "traffic"
+	labelConfirm = "confirm"
+	labelKey     = "key"
+	labelIV      = "iv"
+	labelCheck   = "check"
+	labelNext    = "next"
+
+	fromInitiator = "i"
+	fromResponder = "r"
+)
+
+func newKeys(cfg *Config) (keys, error) {
+	prk, err := hkdf.Extract(sha256.New, cfg.Secret[:], []byte(saltLabel))
+	if err != nil {
+		return keys{}, fmt.Errorf("keys: %w", err)
+	}
+	info := binary.BigEndian.AppendUint32(nil, cfg.Binding)
+	info = binary.BigEndian.AppendUint32(info, cfg.Epoch)
+	return keys{prk: prk, info: info, cipher: cfg.Cipher}, nil
+}
+
+// expand is HKDF-Expand. Its only error is a length above 255 hashes.
+func expand(secret []byte, info string, size int) []byte {
+	out, err := hkdf.Expand(sha256.New, secret, info, size)
+	if err != nil {
+		panic("link: HKDF: " + err.Error())
+	}
+	return out
+}
+
+// derive returns a secret that depends on binding, epoch, label and sessions.
+func (k *keys) derive(label, role string, sessions ...uint64) []byte {
+	info := append([]byte(label+" "+role+" "), k.info...)
+	for _, s := range sessions {
+		info = binary.BigEndian.AppendUint64(info, s)
+	}
+	return expand(k.prk, string(info), sha256.Size)
+}
+
+func newSeal(secret []byte, c Cipher) seal {
+	var s seal
+	if c == CipherNone {
+		s.seed = binary.BigEndian.Uint32(expand(secret, labelCheck, 4))
+		return s
+	}
+	block, err := aes.NewCipher(expand(secret, labelKey, 32))
+	if err == nil {
+		s.aead, err = cipher.NewGCM(block)
+	}
+	if err != nil {
+		panic("link: AES-256-GCM: " + err.Error()) // the key size is right
+	}
+	copy(s.iv[:], expand(secret, labelIV, len(s.iv)))
+	return s
+}
+
+func (k *keys) newPhase(secret []byte) *phase {
+	return &phase{seal: newSeal(secret, k.cipher), secret: secret}
+}
+
+func (k *keys) after(p *phase) *phase { return k.newPhase(expand(p.secret, labelNext, sha256.Size)) }
+
+// helloSeal is for handshake datagrams that one side sends on its own: its key
+// depends on the session of that side, and so is never used by another run.
+func (k *keys) helloSeal(role string, session uint64) seal {
+	return newSeal(k.derive(labelHello, role, session), CipherAES256GCM)
+}
+
+// confirmSeal is for confirm datagrams: only who knows both sessions now has it.
+func (k *keys) confirmSeal(initiator, responder uint64) seal {
+	return newSeal(k.derive(labelConfirm, fromInitiator, initiator, responder), CipherAES256GCM)
+}
+
+// open sets the keys of a session.
+func (k *keys) open(cfg *Config, initiator, responder uint64) {
+	i := k.newPhase(k.derive(labelTraffic, fromInitiator, initiator, responder))
+	r := k.newPhase(k.derive(labelTraffic, fromResponder, initiator, responder))
+	if !cfg.Initiator {
+		i, r = r, i
+	}
+	k.send = direction{cur: i}
+	k.receive = direction{cur: r, next: k.after(r)}
+	k.ready, k.sent, k.unacked = true, 0, true
+	k.first = [frame.MaxPaths]uint64{}
+}
+
+// advanceSend starts the next phase. The peer holds keys for its current and
+// the next phase only, so the current one must have been acknowledged.
+func (k *keys) advanceSend(paths []path) bool {
+	if k.unacked {
+		return false
+	}
+	k.send.cur = k.after(k.send.cur)
+	k.send.number++
+	k.sent, k.unacked = 0, true
+	for i := range paths {
+		k.first[i] = paths[i].sent.next
+	}
+	return true
+}
+
+// acked notes that the peer has a datagram, and with it perhaps the phase.
+func (k *keys) acked(path uint8, number uint64) {
+	if k.unacked && number >= k.first[path] {
+		k.unacked = false
+	}
+}
+
+// openTraffic opens a datagram with the key of its phase and moves on when the
+// peer has.
+func (k *keys) openTraffic(datagram []byte, h *frame.Header) ([]byte, bool) {
+	d := &k.receive
+	switch h.KeyPhase {
+	case d.number:
+		return d.cur.open(datagram, frame.HeaderSize, h.Path, h.Number)
+	case d.number - 1:
+		if d.prev == nil {
+			return nil, false
+		}
+		return d.prev.open(datagram, frame.HeaderSize, h.Path, h.Number)
+	case d.number + 1:
+		body, ok := d.next.open(datagram, frame.HeaderSize, h.Path, h.Number)
+		if ok {
+			d.prev, d.cur = d.cur, d.next
+			d.next = k.after(d.cur)
+			d.number++
+		}
+		return body, ok
+	}
+	return nil, false
+}

@@ -1,0 +1,165 @@
+// Package link carries the TLPs of one binding between two proxies: each
+// exactly once and in order, encrypted, over one or several lossy paths.
+//
+// A [Link] is one end, a pure machine: datagrams and the time go in, TLPs and
+// datagrams come out, and [Link.Wake] says when it wants to be called next. It
+// has no goroutine, clock or socket, so the daemons, the simulator and the
+// tests run the same code. The protocol is that of frame/PROTOCOL.md; loss
+// detection and round-trip estimation follow RFC 9002 (QUIC) where a comment
+// does not say otherwise.
+package link
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// Never is what Wake returns when only input can wake the link.
+const Never = time.Duration(math.MaxInt64)
+
+// Errors of Send.
+var (
+	// ErrFull says that the send buffer has no room for the TLP now.
+	ErrFull = errors.New("link: send buffer full")
+	// ErrDown says that the link is closing or down; State and Reason tell more.
+	ErrDown = errors.New("link: down")
+)
+
+// Link is one end of the link of a binding. Its methods are called from one
+// goroutine at a time, with a time that never goes backwards.
+type Link struct {
+	cfg     Config
+	state   State
+	reason  Reason
+	code    uint16 // of the close, ours or the peer's
+	paths   []path
+	send    sendBuffer
+	recv    reassembly
+	keys    keys
+	hs      handshake
+	closing closing
+	stats   Stats
+
+	lastHeard       time.Duration // an authenticated datagram came
+	firstUnanswered time.Duration // first datagram since then that asks for an answer, or Never
+
+	// Scratch space, here so that the hot path does not allocate.
+	out tlp.Packet
+	hp  frame.HeaderPacket
+	dp  frame.DataPacket
+	ack frame.Ack
+}
+
+// New makes one end of a link. The initiator starts its handshake with the
+// next Transmit.
+func New(now time.Duration, cfg Config) (*Link, error) {
+	cfg, err := cfg.complete()
+	if err != nil {
+		return nil, fmt.Errorf("link: %w", err)
+	}
+	l := &Link{cfg: cfg, lastHeard: now, firstUnanswered: Never}
+	if l.keys, err = newKeys(&l.cfg); err != nil {
+		return nil, fmt.Errorf("link: %w", err)
+	}
+	l.paths = make([]path, len(cfg.Paths))
+	for i := range l.paths {
+		l.paths[i].init(uint8(i), &l.cfg)
+	}
+	l.recv.window = cfg.Window
+	l.send.capacity = cfg.SendBuffer
+	l.hs.init(now, &l.cfg)
+	return l, nil
+}
+
+// Send takes a TLP for transmission and copies p and p.Data. It fails with
+// ErrFull, with ErrDown, or because the TLP is not valid (see
+// [tlp.Packet.Validate]). Before the link is Up, TLPs wait.
+func (l *Link) Send(now time.Duration, p *tlp.Packet) error {
+	if l.state != Connecting && l.state != Up {
+		return ErrDown
+	}
+	if err := p.Validate(); err != nil {
+		return fmt.Errorf("link: send: %w", err)
+	}
+	if !l.send.push(p) {
+		return ErrFull
+	}
+	l.stats.TLPsSent++
+	l.stats.BytesSent += uint64(len(p.Data))
+	return nil
+}
+
+// Room returns the payload bytes that the largest TLP which Send takes now may
+// have; 0 means full.
+func (l *Link) Room() int { return l.send.room() }
+
+// Idle reports whether the peer has acknowledged every TLP given to Send.
+func (l *Link) Idle() bool { return l.send.empty() }
+
+// State returns where the link stands in its life.
+func (l *Link) State() State { return l.state }
+
+// Reason tells why the link is Closing or Down, and the code that the side
+// which closed it gave to Close; before that it returns NotDown.
+func (l *Link) Reason() (Reason, uint16) { return l.reason, l.code }
+
+// Close ends the link and tells the peer. TLPs that the peer has not
+// acknowledged may be lost: wait for Idle where that matters. The link is
+// Closing until Transmit has emitted its last close datagram, then Down.
+func (l *Link) Close(now time.Duration, code uint16) {
+	if l.state == Closing || l.state == Down {
+		return
+	}
+	if l.state == Connecting || !l.keys.ready {
+		l.down(LocalClosed, code)
+		return
+	}
+	l.beginClose(now, LocalClosed, code)
+}
+
+// Rekey starts a new key phase for what this end sends, without a stall: the
+// next datagram uses it. It returns false, and does nothing, while the peer has
+// not yet acknowledged a datagram of the current phase.
+func (l *Link) Rekey(time.Duration) bool {
+	if l.state != Up || !l.keys.advanceSend(l.paths) {
+		return false
+	}
+	l.stats.KeyChanges++
+	return true
+}
+
+// Wake returns when Transmit must be called if nothing else happens before. A
+// time in the past means at once.
+func (l *Link) Wake() time.Duration {
+	switch l.state {
+	case Down:
+		return Never
+	case Closing:
+		return l.closing.next
+	}
+	wake := l.hs.wake(l)
+	if l.state == Connecting {
+		return wake
+	}
+	wake = min(wake, l.deadAt())
+	for i := range l.paths {
+		wake = min(wake, l.paths[i].wake(l))
+	}
+	return wake
+}
+
+// Stats returns the counters and a snapshot of every path. It allocates the
+// snapshot.
+func (l *Link) Stats() Stats {
+	s := l.stats
+	s.SendBuffered, s.ReceiveHeld = l.send.used(), l.recv.held
+	for i := range l.paths {
+		s.Paths = append(s.Paths, l.paths[i].stats())
+	}
+	return s
+}

@@ -1,0 +1,225 @@
+// Package linktest joins two links by a network in virtual time, through fault
+// plans and bottlenecks, and checks that every TLP arrives exactly once and in
+// order.
+package linktest
+
+import (
+	"container/heap"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/dxpu-project/dxpu/fault"
+	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// Side is one end.
+type Side int
+
+// The two ends: Host is the initiator.
+const (
+	Host Side = 0
+	Box  Side = 1
+)
+
+// Path describes the network of one path.
+type Path struct {
+	// Plans are the faults of what Host sends and of what Box sends.
+	Plans [2]fault.Plan
+	// Rate is the bandwidth of each direction in bytes per second, 0 for
+	// unlimited; Queue is what waits for it, in bytes, before datagrams are dropped.
+	Rate  float64
+	Queue int
+}
+
+// Config describes a network.
+type Config struct {
+	Ends  [2]link.Config
+	Paths []Path // by path ID
+	Seed  uint64
+}
+
+// Arrival is a TLP that was delivered.
+type Arrival struct {
+	At     time.Duration
+	Packet tlp.Packet // with its own copy of Data
+}
+
+// Network is two links and what joins them.
+type Network struct {
+	Now  time.Duration
+	Link [2]*link.Link
+	// Arrived holds what each side was given, unless OnDeliver is set.
+	Arrived [2][]Arrival
+	// OnDeliver replaces the recording. The packet is valid during the call,
+	// which may call Send.
+	OnDeliver func(to Side, p *tlp.Packet)
+	// OnDatagram sees every datagram as it is sent.
+	OnDatagram func(from Side, path uint8, datagram []byte)
+
+	cfg    Config
+	pipes  [2][]pipe
+	events events
+	order  uint64
+	buf    []byte
+}
+
+type pipe struct {
+	injector *fault.Injector
+	busy     time.Duration // until when the bottleneck is
+}
+
+// New makes the links and the network at time 0.
+func New(cfg Config) (*Network, error) {
+	n := &Network{cfg: cfg, buf: make([]byte, 1<<16)}
+	for side := range n.Link {
+		l, err := link.New(0, cfg.Ends[side])
+		if err != nil {
+			return nil, err
+		}
+		n.Link[side] = l
+		for i, p := range cfg.Paths {
+			n.pipes[side] = append(n.pipes[side], pipe{injector: fault.New(p.Plans[side], cfg.Seed+uint64(2*i+side))})
+		}
+	}
+	if len(cfg.Paths) != len(cfg.Ends[0].Paths) || len(cfg.Paths) != len(cfg.Ends[1].Paths) {
+		return nil, fmt.Errorf("linktest: %d paths for links with %d and %d",
+			len(cfg.Paths), len(cfg.Ends[0].Paths), len(cfg.Ends[1].Paths))
+	}
+	return n, nil
+}
+
+// Restart replaces one end by a new one with another session ID, as a process
+// that died and came back.
+func (n *Network) Restart(side Side, session uint64) error {
+	cfg := n.cfg.Ends[side]
+	cfg.Session = session
+	l, err := link.New(n.Now, cfg)
+	if err == nil {
+		n.Link[side] = l
+	}
+	return err
+}
+
+// SetPlan changes the faults of a direction from now on.
+func (n *Network) SetPlan(from Side, path int, plan fault.Plan) {
+	n.order++
+	n.pipes[from][path].injector = fault.New(plan, n.cfg.Seed+n.order)
+}
+
+// Send gives a TLP to a side's link.
+func (n *Network) Send(from Side, p *tlp.Packet) error { return n.Link[from].Send(n.Now, p) }
+
+// Inject delivers a datagram to a side by a path now, as an attacker would, and
+// returns what its link says.
+func (n *Network) Inject(to Side, path uint8, datagram []byte) error {
+	return n.receive(to, path, slices.Clone(datagram))
+}
+
+// Run lets time pass until the given moment.
+func (n *Network) Run(until time.Duration) {
+	n.RunUntil(until, func() bool { return false })
+}
+
+// RunUntil lets time pass until done returns true, which it reports, or until
+// the deadline.
+func (n *Network) RunUntil(deadline time.Duration, done func() bool) bool {
+	for {
+		n.pump()
+		if done() {
+			return true
+		}
+		at := deadline
+		if len(n.events) > 0 {
+			at = min(at, n.events[0].at)
+		}
+		for _, l := range n.Link {
+			at = min(at, l.Wake())
+		}
+		n.Now = max(n.Now, at)
+		for len(n.events) > 0 && n.events[0].at <= n.Now {
+			e := heap.Pop(&n.events).(event)
+			_ = n.receive(e.to, e.path, e.data) // counted by the link
+		}
+		if n.Now >= deadline {
+			n.pump()
+			return done()
+		}
+	}
+}
+
+// pump transmits what both sides have to send now.
+func (n *Network) pump() {
+	for side, l := range n.Link {
+		for {
+			size, path := l.Transmit(n.Now, n.buf)
+			if size == 0 {
+				break
+			}
+			n.transmit(Side(side), path, slices.Clone(n.buf[:size]))
+		}
+	}
+}
+
+func (n *Network) transmit(from Side, path uint8, datagram []byte) {
+	if n.OnDatagram != nil {
+		n.OnDatagram(from, path, datagram)
+	}
+	p, c := &n.pipes[from][path], &n.cfg.Paths[path]
+	leaves := n.Now
+	if c.Rate > 0 {
+		waiting := float64(max(p.busy-n.Now, 0)) / float64(time.Second) * c.Rate
+		if c.Queue > 0 && int(waiting)+len(datagram) > c.Queue {
+			return
+		}
+		p.busy = max(p.busy, n.Now) + time.Duration(float64(len(datagram))/c.Rate*float64(time.Second))
+		leaves = p.busy
+	}
+	for _, d := range p.injector.Apply(leaves, datagram) {
+		n.order++
+		heap.Push(&n.events, event{at: d.At, order: n.order, to: 1 - from, path: path, data: d.Data})
+	}
+}
+
+func (n *Network) receive(to Side, path uint8, datagram []byte) error {
+	return n.Link[to].Receive(n.Now, path, datagram, func(p *tlp.Packet) {
+		if n.OnDeliver != nil {
+			n.OnDeliver(to, p)
+			return
+		}
+		c := *p
+		c.Data, c.Prefix = slices.Clone(p.Data), slices.Clone(p.Prefix)
+		n.Arrived[to] = append(n.Arrived[to], Arrival{At: n.Now, Packet: c})
+	})
+}
+
+type event struct {
+	at    time.Duration
+	order uint64
+	to    Side
+	path  uint8
+	data  []byte
+}
+
+// events is a heap by time, then by the order of making.
+type events []event
+
+func (e events) Len() int { return len(e) }
+
+func (e events) Less(i, j int) bool {
+	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].order < e[j].order
+}
+
+func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
+
+// Push is for package heap.
+func (e *events) Push(x any) { *e = append(*e, x.(event)) }
+
+// Pop is for package heap.
+func (e *events) Pop() any {
+	old := *e
+	x := old[len(old)-1]
+	*e = old[:len(old)-1]
+	return x
+}

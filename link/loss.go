@@ -1,0 +1,191 @@
+package link
+
+import (
+	"time"
+
+	"github.com/dxpu-project/dxpu/frame"
+)
+
+// receiveAck applies an acknowledgement.
+func (l *Link) receiveAck(now time.Duration, a *frame.Ack) error {
+	if int(a.Path) >= len(l.paths) {
+		return ErrProtocol
+	}
+	p := &l.paths[a.Path]
+	if a.Ranges[0].Last >= p.sent.next {
+		return ErrProtocol // acknowledges what was never sent
+	}
+	l.send.limit = max(l.send.limit, a.Limit)
+	largest, sampled := a.Ranges[0].Last, false
+	for i := range a.Ranges[:a.Count] {
+		r := a.Ranges[i]
+		for n := max(r.First, p.sent.oldest); n <= r.Last; n++ {
+			rec := p.sent.at(n)
+			if rec.done {
+				continue
+			}
+			if n == largest && rec.eliciting {
+				p.rtt.sample(now-rec.at, min(a.Delay, l.cfg.AckDelay))
+				sampled = true
+			}
+			l.ackRecord(now, p, n, rec)
+		}
+	}
+	l.keys.acked(p.id, largest)
+	if !p.anyAcked || largest > p.largestAcked {
+		p.anyAcked, p.largestAcked = true, largest
+	}
+	if sampled {
+		p.probeTimeouts, p.probes = 0, 0
+		p.usable = true
+	}
+	l.detectLoss(now, p)
+	p.sent.trim(now - 4*p.rtt.probeTimeout(l.cfg.AckDelay))
+	return nil
+}
+
+// ackRecord takes one datagram out of flight.
+func (l *Link) ackRecord(now time.Duration, p *path, n uint64, rec *record) {
+	rec.done = true
+	if !rec.eliciting {
+		return
+	}
+	if rec.mtuProbe > 0 {
+		p.mtu.probed(now, int(rec.mtuProbe), true)
+	}
+	p.mtu.acked(now, rec.size, rec.at)
+	if rec.lost {
+		l.stats.SpuriousLosses++
+		p.congestion.spurious(rec.at)
+		if p.anyAcked && p.largestAcked > n {
+			p.threshold = min(max(p.threshold, p.largestAcked-n+1), maxThreshold)
+		}
+	} else {
+		p.eliciting--
+		p.congestion.acked(rec.size, p.mtu.size, rec.at)
+	}
+	for i := range rec.runs[:rec.nruns] {
+		l.send.acked(&rec.runs[i])
+	}
+}
+
+// detectLoss declares datagrams lost that are too far or too long behind one
+// that was acknowledged (RFC 9002 section 6.1).
+func (l *Link) detectLoss(now time.Duration, p *path) {
+	p.lossAt = Never
+	if !p.anyAcked {
+		return
+	}
+	delay := p.rtt.lossDelay()
+	for p.scan = max(p.scan, p.sent.oldest); p.scan < p.largestAcked; p.scan++ {
+		rec := p.sent.at(p.scan)
+		if rec.done || rec.lost || !rec.eliciting {
+			continue
+		}
+		if p.largestAcked-p.scan < p.threshold && rec.at+delay > now {
+			p.lossAt = rec.at + delay
+			return
+		}
+		l.loseRecord(now, p, rec)
+		if rec.mtuProbe == 0 {
+			p.congestion.lost(now, p.mtu.size, rec.at)
+		}
+	}
+}
+
+// loseRecord gives a datagram up and marks what it carried for sending again.
+func (l *Link) loseRecord(now time.Duration, p *path, rec *record) {
+	rec.lost = true
+	p.eliciting--
+	p.congestion.inFlight -= rec.size
+	l.stats.LostDatagrams++
+	if rec.mtuProbe > 0 {
+		p.mtu.probed(now, int(rec.mtuProbe), false)
+	} else {
+		p.mtu.lost(now, rec.size, rec.at)
+	}
+	for i := range rec.runs[:rec.nruns] {
+		l.send.lose(&rec.runs[i])
+	}
+}
+
+// loseOldest gives up at most n datagrams in flight.
+func (l *Link) loseOldest(now time.Duration, p *path, n int) {
+	for i := max(p.scan, p.sent.oldest); i < p.sent.next && n > 0; i++ {
+		if rec := p.sent.at(i); rec.eliciting && !rec.done && !rec.lost {
+			l.loseRecord(now, p, rec)
+			n--
+		}
+	}
+}
+
+// expire acts on the timers that have run off.
+func (l *Link) expire(now time.Duration) {
+	if now >= l.deadAt() {
+		l.down(PeerLost, 0)
+		return
+	}
+	for i := range l.paths {
+		p := &l.paths[i]
+		if now >= p.timeout() {
+			if p.lossAt != Never {
+				l.detectLoss(now, p)
+			} else {
+				l.probeTimeout(now, p)
+			}
+		}
+		if now >= p.pingAt() && p.probes == 0 {
+			p.probes, p.pinged = 1, true
+			p.nextProbe = now + probeInterval
+			l.shrink()
+		}
+	}
+}
+
+// probeTimeout acts when nothing has been heard about what is in flight (RFC
+// 9002 section 6.2): two datagrams' worth is sent again, whatever the window.
+func (l *Link) probeTimeout(now time.Duration, p *path) {
+	l.stats.ProbeTimeouts++
+	p.probeTimeouts++
+	if !p.usable {
+		l.loseOldest(now, p, p.eliciting) // pings; the next one has its time
+		return
+	}
+	if p.probeTimeouts >= failTimeouts {
+		p.mtu.lower(now)
+		p.congestion.collapse(p.mtu.size)
+		if l.otherUsable(p) {
+			l.failPath(now, p)
+			return
+		}
+	}
+	l.loseOldest(now, p, 2)
+	p.probes, p.pinged = 2, true
+}
+
+func (l *Link) otherUsable(p *path) bool {
+	for i := range l.paths {
+		if q := &l.paths[i]; q != p && q.usable {
+			return true
+		}
+	}
+	return false
+}
+
+// failPath moves everything in flight on p to the other paths.
+func (l *Link) failPath(now time.Duration, p *path) {
+	p.usable = false
+	p.failures++
+	p.probes, p.probeTimeouts = 0, 0
+	p.nextProbe = now + probeInterval
+	l.loseOldest(now, p, p.eliciting)
+}
+
+// shrink gives memory back on a quiet link.
+func (l *Link) shrink() {
+	l.send.shrink()
+	l.recv.shrink()
+	for i := range l.paths {
+		l.paths[i].sent.shrink()
+	}
+}

@@ -1,0 +1,103 @@
+package link
+
+import "github.com/dxpu-project/dxpu/frame"
+
+// replayWindow is how far behind the largest number a datagram may come: more
+// than a path reorders, and a multiple of 64.
+const replayWindow = 4096
+
+// maxRangeAge is the distance behind the largest number at which a range is no
+// longer acknowledged: the peer has long given up what is missing there.
+const maxRangeAge = replayWindow
+
+// received tracks the datagram numbers that came by one path: for
+// acknowledgements and against replay. It follows RFC 6479 for the bitmap.
+type received struct {
+	any     bool
+	largest uint64
+	bitmap  [replayWindow / 64]uint64 // bit number%replayWindow
+
+	// ranges of numbers to acknowledge, highest first.
+	ranges [frame.MaxAckRanges]frame.Range
+	count  int
+}
+
+// fresh reports whether the number has not come before and is not too old to
+// tell.
+func (r *received) fresh(n uint64) bool {
+	if !r.any || n > r.largest {
+		return true
+	}
+	return r.largest-n < replayWindow && r.bitmap[n/64%(replayWindow/64)]&(1<<(n%64)) == 0
+}
+
+// add notes a fresh number. inOrder is false when the number, or one before it,
+// is missing or was overtaken: the peer should hear of it at once.
+func (r *received) add(n uint64) (inOrder bool) {
+	inOrder = !r.any && n == 0 || r.any && n == r.largest+1
+	switch {
+	case !r.any:
+		r.any, r.largest = true, n
+	case n > r.largest:
+		r.clear(r.largest, n)
+		r.largest = n
+	}
+	r.bitmap[n/64%(replayWindow/64)] |= 1 << (n % 64)
+	r.insert(n)
+	return inOrder
+}
+
+// clear empties the words of the bitmap that numbers above from, up to to,
+// are the first to use.
+func (r *received) clear(from, to uint64) {
+	first, last := from/64+1, to/64
+	if last-from/64 > replayWindow/64 {
+		first = last - replayWindow/64 + 1
+	}
+	for w := first; w <= last; w++ {
+		r.bitmap[w%(replayWindow/64)] = 0
+	}
+}
+
+// insert adds n to the ranges.
+func (r *received) insert(n uint64) {
+	i := 0
+	for i < r.count && n < r.ranges[i].First {
+		if n == r.ranges[i].First-1 {
+			r.ranges[i].First = n
+			r.join(i)
+			return
+		}
+		i++
+	}
+	if i < r.count && n == r.ranges[i].Last+1 {
+		r.ranges[i].Last = n
+		if i == 0 {
+			r.age()
+		}
+		return
+	}
+	if i == len(r.ranges) {
+		return // older than all that fit
+	}
+	r.count = min(r.count+1, len(r.ranges))
+	copy(r.ranges[i+1:r.count], r.ranges[i:r.count-1])
+	r.ranges[i] = frame.Range{First: n, Last: n}
+	r.age()
+}
+
+// join merges range i with the one below it if they touch.
+func (r *received) join(i int) {
+	if i+1 < r.count && r.ranges[i+1].Last+1 == r.ranges[i].First {
+		r.ranges[i].First = r.ranges[i+1].First
+		copy(r.ranges[i+1:r.count-1], r.ranges[i+2:r.count])
+		r.count--
+	}
+}
+
+// age forgets ranges that are too old.
+func (r *received) age() {
+	for r.count > 1 && r.largest-r.ranges[r.count-1].Last > maxRangeAge {
+		r.count--
+	}
+}

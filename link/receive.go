@@ -1,0 +1,291 @@
+package link
+
+import (
+	"time"
+
+	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+const (
+	// ackEvery datagrams, or ackBytes, are acknowledged at once; fewer wait for
+	// company up to Config.AckDelay. RFC 9000 says two; here an acknowledgement
+	// costs a system call on both ends, and the sender's window is never as
+	// small as 8 datagrams for long. 64 KiB keep slow start going where a
+	// datagram is as large.
+	ackEvery = 8
+	ackBytes = 64 << 10
+)
+
+// Receive takes a datagram that came by a path, decrypts it in place, and calls
+// deliver for every TLP that is now in turn. The packet and its Data are valid
+// only during that call, in which Send and Room may be called but no other
+// method.
+//
+// The error is the reason for which the datagram, or the rest of it, was
+// dropped: one of the Err values of this package. It is counted in Stats and
+// needs no other handling.
+func (l *Link) Receive(now time.Duration, path uint8, datagram []byte, deliver func(*tlp.Packet)) error {
+	err := l.receive(now, path, datagram, deliver)
+	if err != nil {
+		l.stats.Drops.count(err)
+	}
+	return err
+}
+
+func (l *Link) receive(now time.Duration, path uint8, datagram []byte, deliver func(*tlp.Packet)) error {
+	h, _, err := frame.ParseHeader(datagram)
+	switch {
+	case err != nil:
+		return ErrMalformed
+	case h.Binding != l.cfg.Binding:
+		return ErrNotMine
+	case h.Epoch != l.cfg.Epoch:
+		return ErrStaleEpoch
+	case h.Path != path || int(path) >= len(l.paths):
+		return ErrPath
+	case l.state == Down:
+		return ErrNotUp
+	case h.Type != frame.TypeTraffic:
+		if l.state == Closing {
+			return ErrNotUp
+		}
+		return l.receiveHandshake(now, &h, datagram)
+	case !l.keys.ready:
+		l.answerUnknown(now, path)
+		return ErrNoSession
+	}
+	p := &l.paths[path]
+	if !p.received.fresh(h.Number) {
+		return ErrReplay
+	}
+	size := len(datagram)
+	body, ok := l.keys.openTraffic(datagram, &h)
+	if !ok {
+		return ErrSeal
+	}
+	l.heard(now)
+	if !l.hs.suspect {
+		l.hs.active = false // the confirm has arrived
+	}
+	if l.state == Closing {
+		return l.receiveClosing(body)
+	}
+	eliciting, err := l.receiveBody(now, body, deliver)
+	if err != nil {
+		return err
+	}
+	l.stats.DatagramsReceived++
+	l.stats.WireBytesReceived += uint64(size)
+	p.datagramsIn++
+	p.came(now, h.Number, size, eliciting)
+	return nil
+}
+
+// receiveClosing looks only for the peer's close: then no more of ours is needed.
+func (l *Link) receiveClosing(body []byte) error {
+	if _, _, err := frame.ParseClose(body); err != nil {
+		return ErrNotUp
+	}
+	l.down(l.reason, l.code)
+	return nil
+}
+
+// came notes a datagram and decides when to acknowledge it.
+func (p *path) came(now time.Duration, number uint64, size int, eliciting bool) {
+	inOrder := p.received.add(number)
+	if number == p.received.largest {
+		p.largestCame = now
+	}
+	if !eliciting {
+		return
+	}
+	p.ackCount++
+	p.ackBytes += size
+	at := now + p.cfg.AckDelay
+	if !inOrder || p.ackCount >= ackEvery || p.ackBytes >= ackBytes {
+		at = now
+	}
+	p.ackAt = min(p.ackAt, at)
+}
+
+// receiveBody takes the packets of a datagram. It reports whether they ask for
+// an acknowledgement.
+func (l *Link) receiveBody(now time.Duration, body []byte, deliver func(*tlp.Packet)) (eliciting bool, err error) {
+	for len(body) > 0 {
+		n := 0
+		switch frame.Kind(body[0]) {
+		case frame.KindHeader:
+			eliciting = true
+			n, err = l.receiveHeader(now, body, deliver)
+		case frame.KindData:
+			eliciting = true
+			n, err = l.receiveData(now, body, deliver)
+		case frame.KindAck:
+			if n, err = l.ack.Parse(body); err != nil {
+				return false, parseError(err)
+			}
+			err = l.receiveAck(now, &l.ack)
+		case frame.KindPing:
+			eliciting = true
+			if n, err = frame.ParsePing(body); err != nil {
+				err = parseError(err)
+			}
+		case frame.KindClose:
+			var code uint16
+			if code, n, err = frame.ParseClose(body); err != nil {
+				return false, parseError(err)
+			}
+			l.down(PeerClosed, code)
+			return false, nil
+		case frame.KindPadding:
+			n = len(body)
+			if frame.CheckPadding(body) != nil {
+				err = ErrMalformed
+			}
+		default:
+			err = ErrMalformed
+		}
+		if err != nil {
+			return false, err
+		}
+		if l.state != Up {
+			return false, nil
+		}
+		body = body[n:]
+	}
+	return eliciting, nil
+}
+
+// receiveHeader takes a header packet, and with it the data packet that follows
+// if both make the TLP that is next in turn: the common case, without a copy.
+func (l *Link) receiveHeader(now time.Duration, body []byte, deliver func(*tlp.Packet)) (n int, err error) {
+	hp := &l.hp
+	if n, err = hp.Parse(body); err != nil {
+		return 0, parseError(err)
+	}
+	if hp.Source != l.cfg.Remote || hp.Destination != l.cfg.Local {
+		return 0, ErrRoute
+	}
+	r := &l.recv
+	if hp.Seq < r.next {
+		l.stats.Duplicates++
+		return n, nil
+	}
+	if hp.Seq == r.next && r.peek(hp.Seq) == nil {
+		if hp.PayloadLen == 0 {
+			return n, l.deliverWhole(now, nil, 0, deliver)
+		}
+		if rest := body[n:]; len(rest) > 0 && frame.Kind(rest[0]) == frame.KindData {
+			m, err := l.dp.Parse(rest)
+			if err != nil {
+				return 0, parseError(err)
+			}
+			if l.dp.Seq == hp.Seq && len(l.dp.Chunk) == hp.PayloadLen {
+				return n + m, l.deliverWhole(now, l.dp.Chunk, l.dp.ChunkCRC, deliver)
+			}
+		}
+	}
+	in, err := r.take(hp.Seq, hp.PayloadLen)
+	if err != nil {
+		return 0, err
+	}
+	if in.hdr {
+		l.stats.Duplicates++
+		return n, nil
+	}
+	in.hdr, in.digest, in.headerLen = true, hp.Digest, uint8(len(hp.TLP))
+	copy(in.header[:], hp.TLP)
+	in.headerCRC, in.tlpCRC = hp.HeaderCRC, hp.TLPCRC
+	return n, l.deliverHeld(now, deliver)
+}
+
+// receiveData takes a data packet.
+func (l *Link) receiveData(now time.Duration, body []byte, deliver func(*tlp.Packet)) (n int, err error) {
+	dp := &l.dp
+	if n, err = dp.Parse(body); err != nil {
+		return 0, parseError(err)
+	}
+	r := &l.recv
+	if dp.Seq < r.next {
+		l.stats.Duplicates++
+		return n, nil
+	}
+	in, err := r.take(dp.Seq, dp.PayloadLen)
+	if err != nil {
+		return 0, err
+	}
+	u := unitRange(dp.Offset/frame.Unit, unitCount(dp.Offset+len(dp.Chunk)))
+	if in.got&u == u {
+		l.stats.Duplicates++
+		return n, nil
+	}
+	in.got |= u
+	copy(in.payload[dp.Offset:], dp.Chunk)
+	return n, l.deliverHeld(now, deliver)
+}
+
+// deliverHeld delivers from reassembly what is in turn and complete.
+func (l *Link) deliverHeld(now time.Duration, deliver func(*tlp.Packet)) error {
+	for l.state == Up {
+		in := l.recv.peek(l.recv.next)
+		if in == nil || !in.complete() {
+			return nil
+		}
+		// The CRC is taken again over the assembled payload: it also guards the
+		// memory that the payload waited in.
+		var crc uint32
+		if in.payloadLen > 0 {
+			crc = frame.CRC(0, in.payload)
+		}
+		err := l.deliver(now, in.header[:in.headerLen], in.digest, in.headerCRC, in.tlpCRC, in.payload, crc, deliver)
+		if err != nil {
+			// Its datagrams were acknowledged: it will not come again.
+			l.broken(now)
+			return err
+		}
+	}
+	return nil
+}
+
+// deliver checks the TLP that is next in turn and hands it over.
+func (l *Link) deliver(now time.Duration, header []byte, digest bool, headerCRC, tlpCRC uint32,
+	payload []byte, payloadCRC uint32, deliver func(*tlp.Packet),
+) error {
+	if frame.TLPCRC(headerCRC, payloadCRC, len(payload)) != tlpCRC {
+		return ErrCorrupt
+	}
+	p := &l.out
+	end := len(header)
+	if digest {
+		end -= frame.DigestSize
+	}
+	n, err := p.DecodeHeader(header[:end])
+	if err != nil || n != end || p.PayloadLen() != len(payload) || p.HasDigest != digest {
+		l.broken(now)
+		return ErrProtocol
+	}
+	if digest {
+		d := header[end:]
+		p.Digest = uint32(d[0])<<24 | uint32(d[1])<<16 | uint32(d[2])<<8 | uint32(d[3])
+	}
+	p.Data = payload
+	l.stats.TLPsReceived++
+	l.stats.BytesReceived += uint64(len(payload))
+	deliver(p)
+	l.recv.advance(len(payload))
+	return nil
+}
+
+// deliverWhole delivers the TLP of l.hp with the given payload, and what has
+// waited for it.
+func (l *Link) deliverWhole(now time.Duration, payload []byte, payloadCRC uint32, deliver func(*tlp.Packet)) error {
+	hp := &l.hp
+	if err := l.deliver(now, hp.TLP, hp.Digest, hp.HeaderCRC, hp.TLPCRC, payload, payloadCRC, deliver); err != nil {
+		return err
+	}
+	return l.deliverHeld(now, deliver)
+}
+
+// broken ends the session, because a TLP of it cannot be delivered.
+func (l *Link) broken(now time.Duration) { l.beginClose(now, Broken, CodeBroken) }

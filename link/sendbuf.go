@@ -1,0 +1,278 @@
+package link
+
+import (
+	"math/bits"
+
+	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// units is a set of payload units of one TLP (frame.Unit bytes each): unit i is
+// bit i. The largest payload has 64 of them.
+type units uint64
+
+// unitCount returns the units of a payload of n bytes.
+func unitCount(n int) int { return (n + frame.Unit - 1) / frame.Unit }
+
+// unitRange returns the set {from, ..., to-1}.
+func unitRange(from, to int) units {
+	if from >= to {
+		return 0
+	}
+	return units(^uint64(0) << from & (^uint64(0) >> (64 - to)))
+}
+
+// firstRun returns the lowest run of units in u, which is not empty.
+func (u units) firstRun() (from, to int) {
+	from = bits.TrailingZeros64(uint64(u))
+	return from, from + bits.TrailingZeros64(^(uint64(u) >> from))
+}
+
+// outgoing is a TLP that the peer has not acknowledged whole.
+type outgoing struct {
+	header     [frame.MaxTLPHeader + frame.DigestSize]byte
+	headerLen  uint8 // with digest
+	digest     bool
+	payloadLen uint16
+	headerCRC  uint32
+	payloadCRC uint32
+	at         uint64 // payload: position in the ring of bytes
+	cost       uint64 // credit that all TLPs up to this one take
+
+	// What the peer has, and what was sent and is to be sent again. The
+	// header counts apart from the units of the payload.
+	acked, lost       units
+	hdrAcked, hdrLost bool
+}
+
+func (o *outgoing) whole() units { return unitRange(0, unitCount(int(o.payloadLen))) }
+
+func (o *outgoing) anyLost() bool { return o.hdrLost || o.lost != 0 }
+
+// run names fragments that one datagram carried: those of TLPs first to last.
+// Of the first, units from ... and the header if hdr; of the last, units up to
+// to; of those between, everything.
+type run struct {
+	first, last uint64
+	from, to    uint8
+	hdr         bool
+	ends        bool // to is the end of the last TLP
+}
+
+// sendBuffer holds the TLPs that the peer has not acknowledged: descriptions in
+// a ring indexed by sequence number, payloads in a ring of bytes. Both start
+// empty and grow on demand up to capacity.
+//
+// Invariant: base <= cursor <= end; TLPs below cursor were sent once, the one
+// at cursor perhaps in part.
+type sendBuffer struct {
+	capacity int // cost of what may be buffered
+
+	ring            []outgoing // length 0 or a power of two
+	base, end       uint64     // sequence numbers held: base to end-1
+	cursor          uint64     // the next TLP to send for the first time,
+	cursorUnit      int        // from this unit on,
+	cursorHdr       bool       // its header being sent already
+	cost, costAcked uint64     // of all TLPs given to push, of those below base
+
+	limit uint64 // the peer's credit: TLPs of a higher cost must wait
+
+	lostCount int    // TLPs with anything lost
+	lostFrom  uint64 // none below it
+
+	data       []byte // ring of payloads, length 0 or a power of two
+	head, tail uint64 // positions, unlimited; index is position modulo length
+}
+
+const (
+	minRing = 16
+	minData = 16 << 10
+)
+
+func (s *sendBuffer) slot(seq uint64) *outgoing { return &s.ring[seq&uint64(len(s.ring)-1)] }
+
+func (s *sendBuffer) empty() bool { return s.base == s.end }
+
+func (s *sendBuffer) used() int { return int(s.cost - s.costAcked) }
+
+func (s *sendBuffer) room() int { return max(0, s.capacity-s.used()-frame.TLPCost) }
+
+// push copies a valid TLP in; it returns false when there is no room.
+func (s *sendBuffer) push(p *tlp.Packet) bool {
+	n := len(p.Data)
+	if s.used()+frame.TLPCost+n > s.capacity {
+		return false
+	}
+	if s.end-s.base == uint64(len(s.ring)) {
+		s.growRing()
+	}
+	o := s.slot(s.end)
+	*o = outgoing{payloadLen: uint16(n), digest: p.HasDigest}
+	h := p.AppendHeader(o.header[:0])
+	if p.HasDigest {
+		h = append(h, byte(p.Digest>>24), byte(p.Digest>>16), byte(p.Digest>>8), byte(p.Digest))
+	}
+	o.headerLen = uint8(len(h))
+	o.headerCRC = frame.CRC(0, h)
+	if n > 0 {
+		o.at = s.place(n)
+		dst := s.payload(o)
+		copy(dst, p.Data)
+		o.payloadCRC = frame.CRC(0, dst)
+	} else {
+		o.at = s.head
+	}
+	s.cost += uint64(frame.TLPCost + n)
+	o.cost = s.cost
+	s.end++
+	return true
+}
+
+func (s *sendBuffer) payload(o *outgoing) []byte {
+	i := o.at & uint64(len(s.data)-1)
+	return s.data[i : i+uint64(o.payloadLen)]
+}
+
+func (s *sendBuffer) growRing() {
+	ring := make([]outgoing, max(minRing, 2*len(s.ring)))
+	for seq := s.base; seq != s.end; seq++ {
+		ring[seq&uint64(len(ring)-1)] = *s.slot(seq)
+	}
+	s.ring = ring
+}
+
+// place reserves n contiguous bytes of the ring and returns their position.
+func (s *sendBuffer) place(n int) uint64 {
+	if s.empty() {
+		s.head, s.tail = 0, 0
+	}
+	for {
+		size := uint64(len(s.data))
+		at := s.head
+		if size > 0 && at&(size-1)+uint64(n) > size {
+			at = (at | (size - 1)) + 1 // to the start of the ring
+		}
+		if at+uint64(n)-s.tail <= size {
+			s.head = at + uint64(n)
+			return at
+		}
+		s.growData()
+	}
+}
+
+// growData doubles the ring of bytes and packs the payloads from its start.
+func (s *sendBuffer) growData() {
+	data := make([]byte, max(minData, 2*len(s.data)))
+	var at uint64
+	for seq := s.base; seq != s.end; seq++ {
+		o := s.slot(seq)
+		if o.payloadLen > 0 {
+			copy(data[at:], s.payload(o))
+		}
+		o.at = at
+		at += uint64(o.payloadLen)
+	}
+	s.data, s.tail, s.head = data, 0, at
+}
+
+// release frees the memory; the buffer must not be used for TLPs that it held.
+func (s *sendBuffer) release() {
+	s.ring, s.data = nil, nil
+	s.base, s.cursor, s.cursorUnit, s.cursorHdr = s.end, s.end, 0, false
+	s.costAcked, s.lostCount, s.head, s.tail = s.cost, 0, 0, 0
+}
+
+// shrink frees the memory of an empty buffer that has grown.
+func (s *sendBuffer) shrink() {
+	if s.empty() && (len(s.ring) > minRing || len(s.data) > minData) {
+		s.release()
+	}
+}
+
+// fragments calls f for each TLP of r that is still held, with the part of it
+// that r names.
+func (s *sendBuffer) fragments(r *run, f func(s *sendBuffer, seq uint64, o *outgoing, hdr bool, u units)) {
+	for seq := max(r.first, s.base); seq <= r.last; seq++ {
+		o := s.slot(seq)
+		from, to, hdr := 0, unitCount(int(o.payloadLen)), true
+		if seq == r.first {
+			from, hdr = int(r.from), r.hdr
+		}
+		if seq == r.last {
+			to = int(r.to)
+		}
+		f(s, seq, o, hdr, unitRange(from, to))
+	}
+}
+
+// acked notes that the peer has what r names and drops TLPs that it has whole.
+func (s *sendBuffer) acked(r *run) {
+	if r.last < s.base {
+		return
+	}
+	s.fragments(r, (*sendBuffer).ackFragment)
+	for s.base < s.cursor {
+		o := s.slot(s.base)
+		if !o.hdrAcked || o.acked != o.whole() {
+			break
+		}
+		s.costAcked = o.cost
+		s.base++
+		s.tail = o.at + uint64(o.payloadLen)
+	}
+}
+
+func (s *sendBuffer) ackFragment(_ uint64, o *outgoing, hdr bool, u units) {
+	was := o.anyLost()
+	o.acked |= u
+	o.lost &^= u
+	if hdr {
+		o.hdrAcked, o.hdrLost = true, false
+	}
+	if was && !o.anyLost() {
+		s.lostCount--
+	}
+}
+
+// lose marks what r names, and the peer does not have, for sending again.
+func (s *sendBuffer) lose(r *run) {
+	if r.last >= s.base {
+		s.fragments(r, (*sendBuffer).loseFragment)
+	}
+}
+
+func (s *sendBuffer) loseFragment(seq uint64, o *outgoing, hdr bool, u units) {
+	was := o.anyLost()
+	o.lost |= u &^ o.acked
+	o.hdrLost = o.hdrLost || hdr && !o.hdrAcked
+	if was || !o.anyLost() {
+		return
+	}
+	if s.lostCount == 0 || seq < s.lostFrom {
+		s.lostFrom = seq
+	}
+	s.lostCount++
+}
+
+// nextLost returns the lowest TLP with anything lost.
+func (s *sendBuffer) nextLost() (uint64, bool) {
+	if s.lostCount == 0 {
+		return 0, false
+	}
+	s.lostFrom = max(s.lostFrom, s.base)
+	for !s.slot(s.lostFrom).anyLost() {
+		s.lostFrom++
+	}
+	return s.lostFrom, true
+}
+
+// resent notes that fragments of a lost TLP are in flight again.
+func (s *sendBuffer) resent(o *outgoing, hdr bool, u units) {
+	o.lost &^= u
+	if hdr {
+		o.hdrLost = false
+	}
+	if !o.anyLost() {
+		s.lostCount--
+	}
+}

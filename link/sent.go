@@ -1,0 +1,83 @@
+package link
+
+import "time"
+
+// maxRuns bounds the runs of one datagram. New TLPs and TLPs sent again in
+// sequence make one run, so a datagram rarely needs a second.
+const maxRuns = 4
+
+// record is what the sender remembers of a datagram.
+type record struct {
+	at       time.Duration // sent
+	size     int           // bytes in flight, 0 when it does not count
+	mtuProbe uint16        // size that this datagram probes, or 0
+	eliciting,
+	done, // acknowledged
+	lost bool
+	nruns uint8
+	runs  [maxRuns]run
+}
+
+// add notes a fragment; units from to to of total. It returns false, and notes
+// nothing, when the record is full.
+func (r *record) add(seq uint64, hdr bool, from, to, total int) bool {
+	if r.nruns > 0 {
+		last := &r.runs[r.nruns-1]
+		follows := seq == last.last+1 && last.ends && hdr && from == 0
+		continues := seq == last.last && !hdr && from == int(last.to)
+		if follows || continues {
+			last.last, last.to, last.ends = seq, uint8(to), to == total
+			return true
+		}
+	}
+	if r.nruns == maxRuns {
+		return false
+	}
+	r.runs[r.nruns] = run{first: seq, last: seq, from: uint8(from), to: uint8(to), hdr: hdr, ends: to == total}
+	r.nruns++
+	return true
+}
+
+// sentRing holds the records of a path by datagram number, from oldest to
+// next-1. It grows with what is in flight.
+type sentRing struct {
+	ring         []record
+	oldest, next uint64
+}
+
+func (s *sentRing) at(n uint64) *record { return &s.ring[n&uint64(len(s.ring)-1)] }
+
+// push makes the record of number next. It is valid until the next push.
+func (s *sentRing) push() *record {
+	if s.next-s.oldest == uint64(len(s.ring)) {
+		ring := make([]record, max(minRing, 2*len(s.ring)))
+		for n := s.oldest; n != s.next; n++ {
+			ring[n&uint64(len(ring)-1)] = *s.at(n)
+		}
+		s.ring = ring
+	}
+	r := s.at(s.next)
+	*r = record{}
+	s.next++
+	return r
+}
+
+// trim drops the oldest records that nobody needs: acknowledged, never to be
+// acknowledged, or lost before the given time (a later acknowledgement of those
+// tells that the loss was spurious).
+func (s *sentRing) trim(lostBefore time.Duration) {
+	for s.oldest != s.next {
+		r := s.at(s.oldest)
+		if !r.done && r.eliciting && (!r.lost || r.at >= lostBefore) {
+			return
+		}
+		s.oldest++
+	}
+}
+
+// shrink frees the memory when no record is held.
+func (s *sentRing) shrink() {
+	if s.oldest == s.next && len(s.ring) > minRing {
+		s.ring = nil
+	}
+}

@@ -1,0 +1,327 @@
+package link
+
+import (
+	"time"
+
+	"github.com/dxpu-project/dxpu/frame"
+)
+
+// minChunk is the least that is worth starting a chunk in what is left of a
+// datagram.
+const minChunk = 4 * frame.Unit
+
+// Transmit writes the next datagram to send into buf and returns its size and
+// path; 0 means that there is nothing to send now. Call it in a loop, after
+// Send, after Receive and at Wake, until it returns 0. buf should hold the
+// largest MTU of the paths; a shorter one makes shorter datagrams, and less than
+// frame.MinMTU none.
+func (l *Link) Transmit(now time.Duration, buf []byte) (n int, path uint8) {
+	switch {
+	case l.state == Down || len(buf) < frame.MinMTU:
+		return 0, 0
+	case l.state == Closing:
+		return l.transmitClose(now, buf)
+	}
+	if n, path := l.transmitHandshake(now, buf); n > 0 || l.state != Up {
+		return n, path
+	}
+	l.expire(now)
+	if l.state != Up {
+		return 0, 0
+	}
+	for i := range l.paths {
+		p := &l.paths[i]
+		if p.probes > 0 {
+			p.probes--
+			return l.write(now, p, buf, true), p.id
+		}
+		if p.usable && now >= p.mtu.probeAt() {
+			if n := l.writeMTUProbe(now, p, buf); n > 0 {
+				return n, p.id
+			}
+		}
+	}
+	if l.hasData() {
+		if p := l.pick(); p != nil {
+			return l.write(now, p, buf, false), p.id
+		}
+	}
+	for i := range l.paths {
+		if now >= l.paths[i].ackAt {
+			p := l.ackPath(&l.paths[i])
+			return l.write(now, p, buf, false), p.id
+		}
+	}
+	return 0, 0
+}
+
+// hasData reports whether a fragment may be sent as far as the peer is concerned.
+func (l *Link) hasData() bool {
+	s := &l.send
+	return s.lostCount > 0 || s.cursor < s.end && s.slot(s.cursor).cost <= s.limit
+}
+
+// pick chooses the path for the next datagram of data: among those whose
+// window has room the one where it arrives first.
+func (l *Link) pick() *path {
+	var best *path
+	for i := range l.paths {
+		p := &l.paths[i]
+		if p.usable && p.fits() && (best == nil || p.score() < best.score()) {
+			best = p
+		}
+	}
+	return best
+}
+
+// ackPath chooses the path for a datagram that only acknowledges: the one
+// that is acknowledged, if it works.
+func (l *Link) ackPath(p *path) *path {
+	if p.usable {
+		return p
+	}
+	for i := range l.paths {
+		if l.paths[i].usable {
+			return &l.paths[i]
+		}
+	}
+	return p
+}
+
+// datagram is one being written.
+type datagram struct {
+	b     []byte // written so far
+	limit int    // of len(b), before the seal
+	rec   *record
+}
+
+func (d *datagram) space() int { return d.limit - len(d.b) }
+
+// begin writes the header of a datagram of at most size bytes.
+func (l *Link) begin(now time.Duration, p *path, buf []byte, size int) (d datagram, ok bool) {
+	seal := &l.keys.send.cur.seal
+	d.limit = min(len(buf), size) - seal.overhead()
+	if d.limit < frame.HeaderSize+frame.AckSize(1)+frame.PingSize {
+		return d, false
+	}
+	h := frame.Header{
+		Type: frame.TypeTraffic, KeyPhase: l.keys.send.number, Path: p.id,
+		Binding: l.cfg.Binding, Epoch: l.cfg.Epoch, Number: p.sent.next,
+	}
+	d.b = h.Append(buf[:0])
+	d.rec = p.sent.push()
+	d.rec.at = now
+	return d, true
+}
+
+// finish seals the datagram and counts it.
+func (l *Link) finish(now time.Duration, p *path, d *datagram) int {
+	b := l.keys.send.cur.close(d.b, frame.HeaderSize, p.id, p.sent.next-1)
+	if d.rec.eliciting {
+		d.rec.size = len(b)
+		p.congestion.inFlight += len(b)
+		p.eliciting++
+		p.lastEliciting = now
+		l.firstUnanswered = min(l.firstUnanswered, now)
+	}
+	l.keys.sent++
+	if l.keys.sent >= l.cfg.RekeyDatagrams {
+		l.Rekey(now)
+	}
+	l.stats.DatagramsSent++
+	l.stats.WireBytesSent += uint64(len(b))
+	return len(b)
+}
+
+// write makes a datagram of acknowledgements, lost fragments and new ones. A
+// probe is sent in any case, and asks for an answer.
+func (l *Link) write(now time.Duration, p *path, buf []byte, probe bool) int {
+	d, ok := l.begin(now, p, buf, p.mtu.size)
+	if !ok {
+		return 0
+	}
+	if p.usable || !l.otherUsable(p) {
+		l.writeAcks(now, &d)
+	}
+	if p.usable && (probe || p.fits()) {
+		l.writeLost(p, &d)
+		l.writeNew(p, &d)
+	}
+	if probe && (p.pinged || !d.rec.eliciting) && d.space() >= frame.PingSize {
+		d.b = frame.AppendPing(d.b)
+		d.rec.eliciting = true
+		p.pinged = false
+	}
+	if len(d.b) == frame.HeaderSize {
+		p.sent.next-- // nothing fitted: the number was not used
+		return 0
+	}
+	return l.finish(now, p, &d)
+}
+
+// writeAcks appends an acknowledgement for every path that waits for one.
+func (l *Link) writeAcks(now time.Duration, d *datagram) {
+	for i := range l.paths {
+		p := &l.paths[i]
+		if p.ackAt == Never {
+			continue
+		}
+		a, r := &l.ack, &p.received
+		if d.space() < frame.AckSize(1) {
+			return
+		}
+		fit := (d.space()-frame.AckSize(1))/(frame.AckSize(2)-frame.AckSize(1)) + 1
+		a.Path, a.Delay, a.Limit = p.id, now-p.largestCame, l.recv.limit()
+		a.Count = min(r.count, fit)
+		copy(a.Ranges[:a.Count], r.ranges[:])
+		d.b = a.Append(d.b)
+		p.ackAt, p.ackCount, p.ackBytes = Never, 0, 0
+	}
+}
+
+// writeLost appends fragments that were lost, oldest first.
+func (l *Link) writeLost(p *path, d *datagram) {
+	for {
+		seq, ok := l.send.nextLost()
+		if !ok {
+			return
+		}
+		o := l.send.slot(seq)
+		if o.hdrLost {
+			// The header goes with the first lost units, which add joins to it.
+			if d.space() < frame.HeaderPacketSize(int(o.headerLen)) || !d.rec.add(seq, true, 0, 0, unitCount(int(o.payloadLen))) {
+				return
+			}
+			l.writeHeader(p, d, seq, o)
+			l.send.resent(o, true, 0)
+			l.stats.Retransmissions++
+			if !o.anyLost() {
+				continue
+			}
+		}
+		from, to := o.lost.firstRun()
+		to = l.writeChunk(d, seq, o, from, to, frame.Unit)
+		if to == from {
+			return
+		}
+		l.send.resent(o, false, unitRange(from, to))
+		l.stats.Retransmissions++
+	}
+}
+
+// writeNew appends TLPs that were not sent yet, within the peer's credit.
+func (l *Link) writeNew(p *path, d *datagram) {
+	s := &l.send
+	capacity := d.limit - frame.HeaderSize
+	for s.cursor < s.end {
+		o := s.slot(s.cursor)
+		if o.cost > s.limit {
+			return
+		}
+		total := unitCount(int(o.payloadLen))
+		if !s.cursorHdr {
+			// A TLP that fits a datagram is not split: it would have to be
+			// reassembled by copying.
+			head := frame.HeaderPacketSize(int(o.headerLen))
+			whole := head
+			if total > 0 {
+				whole += frame.DataPacketSize(int(o.payloadLen))
+			}
+			if whole > d.space() && (whole <= capacity || d.space() < head+frame.DataPacketSize(minChunk)) {
+				return
+			}
+			if !d.rec.add(s.cursor, true, 0, 0, total) {
+				return
+			}
+			l.writeHeader(p, d, s.cursor, o)
+			s.cursorHdr = true
+		}
+		if s.cursorUnit < total {
+			s.cursorUnit = l.writeChunk(d, s.cursor, o, s.cursorUnit, total, minChunk)
+			if s.cursorUnit < total {
+				return
+			}
+		}
+		s.cursor, s.cursorUnit, s.cursorHdr = s.cursor+1, 0, false
+	}
+}
+
+func (l *Link) writeHeader(p *path, d *datagram, seq uint64, o *outgoing) {
+	hp := &l.hp
+	hp.Source, hp.Destination, hp.Path = l.cfg.Local, l.cfg.Remote, p.id
+	hp.Seq, hp.PayloadLen = seq, int(o.payloadLen)
+	hp.TLP, hp.Digest, hp.HeaderCRC = o.header[:o.headerLen], o.digest, o.headerCRC
+	hp.TLPCRC = frame.TLPCRC(o.headerCRC, o.payloadCRC, int(o.payloadLen))
+	d.b = hp.Append(d.b)
+	d.rec.eliciting = true
+}
+
+// writeChunk appends units from, up to to, as far as they fit, and returns the
+// first unit that did not. It starts no chunk of less than least bytes unless
+// that is all.
+func (l *Link) writeChunk(d *datagram, seq uint64, o *outgoing, from, to, least int) int {
+	start, end := from*frame.Unit, min(to*frame.Unit, int(o.payloadLen))
+	if space := d.space() - frame.DataPacketSize(0); space < end-start {
+		if space < least {
+			return from
+		}
+		end = start + space/frame.Unit*frame.Unit
+	}
+	to = unitCount(end)
+	if !d.rec.add(seq, false, from, to, unitCount(int(o.payloadLen))) {
+		return from
+	}
+	payload := l.send.payload(o)
+	dp := &l.dp
+	dp.Seq, dp.Offset, dp.PayloadLen, dp.Chunk = seq, start, len(payload), payload[start:end]
+	if end-start == len(payload) {
+		dp.ChunkCRC = o.payloadCRC
+	} else {
+		dp.ChunkCRC = frame.CRC(0, dp.Chunk)
+	}
+	d.b = dp.Append(d.b)
+	d.rec.eliciting = true
+	return to
+}
+
+// writeMTUProbe makes a datagram of the next larger size that holds a ping.
+func (l *Link) writeMTUProbe(now time.Duration, p *path, buf []byte) int {
+	size := p.mtu.above()
+	if len(buf) < size {
+		return 0
+	}
+	d, ok := l.begin(now, p, buf, size)
+	if !ok {
+		return 0
+	}
+	d.b = frame.AppendPing(d.b)
+	for len(d.b) < d.limit {
+		d.b = append(d.b, byte(frame.KindPadding))
+	}
+	d.rec.eliciting, d.rec.mtuProbe = true, uint16(size)
+	p.mtu.probing = true
+	return l.finish(now, p, &d)
+}
+
+// transmitClose sends the close datagrams and then takes the link down.
+func (l *Link) transmitClose(now time.Duration, buf []byte) (int, uint8) {
+	if now < l.closing.next {
+		return 0, 0
+	}
+	if l.closing.left == 0 {
+		l.state = Down
+		return 0, 0
+	}
+	l.closing.left--
+	p := &l.paths[l.closing.left%len(l.paths)]
+	// All paths in turn, the second round after a pause.
+	if l.closing.left%len(l.paths) == 0 {
+		l.closing.next = now + closeSpacing
+	}
+	d, ok := l.begin(now, p, buf, p.mtu.size)
+	if !ok {
+		return 0, 0
+	}
+	d.b = frame.AppendClose(d.b, l.code)
+	return l.finish(now, p, &d), p.id
+}
