@@ -1,0 +1,64 @@
+package qemu
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// ErrNotInstalled is the cause when there is no QEMU or no guest image.
+var ErrNotInstalled = errors.New("not installed")
+
+// An Install is what a VM is made of.
+type Install struct {
+	QEMU   string // a qemu-system-x86_64 of 10.1 or newer
+	Kernel string // a bzImage
+	Initrd string // an initramfs whose /init speaks guest/PROTOCOL.md
+}
+
+// CacheDir is where the scripts install: $DXPU_CACHE, or dxpu below the user's cache
+// directory ($XDG_CACHE_HOME, ~/.cache).
+func CacheDir() (string, error) {
+	if dir := os.Getenv("DXPU_CACHE"); dir != "" {
+		return dir, nil
+	}
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("qemu: cache directory: %w", err)
+	}
+	return filepath.Join(dir, "dxpu"), nil
+}
+
+// Locate finds QEMU ($DXPU_QEMU, then the cache, then $PATH) and the guest image (the
+// cache). What is missing is an error that wraps [ErrNotInstalled] and names the remedy.
+func Locate() (Install, error) {
+	cache, err := CacheDir()
+	if err != nil {
+		return Install{}, err
+	}
+	i := Install{
+		QEMU:   filepath.Join(cache, "qemu", "bin", "qemu-system-x86_64"),
+		Kernel: filepath.Join(cache, "guest", "vmlinuz"),
+		Initrd: filepath.Join(cache, "guest", "initramfs.cpio"),
+	}
+	if named := os.Getenv("DXPU_QEMU"); named != "" {
+		i.QEMU = named
+	} else if _, err := os.Stat(i.QEMU); err != nil {
+		found, err := exec.LookPath("qemu-system-x86_64")
+		if err != nil {
+			return Install{}, fmt.Errorf("qemu: %s: %w; remedy: scripts/install-qemu.sh", i.QEMU, ErrNotInstalled)
+		}
+		i.QEMU = found
+	}
+	if _, err := os.Stat(i.QEMU); err != nil {
+		return Install{}, fmt.Errorf("qemu: %w: %w", ErrNotInstalled, err)
+	}
+	for _, f := range []string{i.Kernel, i.Initrd} {
+		if _, err := os.Stat(f); err != nil {
+			return Install{}, fmt.Errorf("qemu: %s: %w; remedy: scripts/build-guest.sh", f, ErrNotInstalled)
+		}
+	}
+	return i, nil
+}
