@@ -1,0 +1,278 @@
+package tlp
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/dxpu-project/dxpu/pcie"
+)
+
+// Number is written as a JSON number and read as one or as a string such as
+// "0x1f".
+type Number uint64
+
+// Hex is written as a string such as "0x1f" and read as one or as a number.
+type Hex uint64
+
+// Bytes is a string of hex digits in the order of the wire; reading takes what
+// ParseHex takes.
+type Bytes []byte
+
+// TypeName is the name of a Type, read in upper or lower case.
+type TypeName Type
+
+// BusAddr is a Routing ID such as "01:00.0"; reading takes a number too.
+type BusAddr pcie.BDF
+
+// CplName is a completion status: "SC", "UR", "RRS" or "CA". Reading takes a
+// number and "CRS" too, and reserved codes are written as numbers.
+type CplName pcie.CplStatus
+
+// CodeValue is a message code such as "0x20"; reading takes a number and the
+// name of the specification too, such as "Assert_INTA".
+type CodeValue uint8
+
+// RouteName is a message routing; reading takes the number of r[2:0] too, and
+// the reserved ones are written as numbers.
+type RouteName Routing
+
+// AttrNames is a list of "no_snoop", "relaxed_ordering" and "id_ordering";
+// reading takes the number of the attribute bits too.
+type AttrNames Attr
+
+// Digest is the ECRC as 8 hex digits; reading takes "auto" too, which computes
+// it.
+type Digest struct {
+	Value uint32
+	Auto  bool
+}
+
+var (
+	attrNames  = [...]string{"no_snoop", "relaxed_ordering", "id_ordering"} // by bit
+	routeNames = [...]string{"to_root_complex", "by_address", "by_id", "broadcast", "local", "gather_to_root"}
+)
+
+// readNumber reads a JSON number or a string with one in Go's notation.
+func readNumber(b []byte, largest uint64) (uint64, error) {
+	text := strings.ReplaceAll(strings.Trim(string(b), `"`), "_", "")
+	n, err := strconv.ParseUint(strings.TrimSpace(text), 0, 64)
+	if err != nil {
+		return 0, fmt.Errorf(`%s is not a number: want one like 31 or "0x1f"`, b)
+	}
+	if n > largest {
+		return 0, fmt.Errorf("%s does not fit: want 0 to %#x", b, largest)
+	}
+	return n, nil
+}
+
+// isText returns the string in b, or false where b is no string or one that
+// holds a number.
+func isText(b []byte) (string, bool) {
+	var s string
+	if json.Unmarshal(b, &s) != nil {
+		return "", false
+	}
+	s = strings.TrimSpace(s)
+	if _, err := strconv.ParseUint(s, 0, 64); err == nil {
+		return "", false
+	}
+	return s, true
+}
+
+// UnmarshalJSON reads a number.
+func (n *Number) UnmarshalJSON(b []byte) error {
+	v, err := readNumber(b, math.MaxUint64)
+	*n = Number(v)
+	return err
+}
+
+// MarshalJSON writes a string in hex.
+func (h Hex) MarshalJSON() ([]byte, error) {
+	return fmt.Appendf(nil, `"%#x"`, uint64(h)), nil
+}
+
+// UnmarshalJSON reads a number.
+func (h *Hex) UnmarshalJSON(b []byte) error {
+	v, err := readNumber(b, math.MaxUint64)
+	*h = Hex(v)
+	return err
+}
+
+// MarshalJSON writes a string of hex digits.
+func (v Bytes) MarshalJSON() ([]byte, error) {
+	return fmt.Appendf(nil, `"%x"`, []byte(v)), nil
+}
+
+// UnmarshalJSON reads a string of hex digits.
+func (v *Bytes) UnmarshalJSON(b []byte) error {
+	var s string
+	if err := json.Unmarshal(b, &s); err != nil {
+		return fmt.Errorf(`%s is not bytes: want a string of hex digits like "00ff"`, b)
+	}
+	data, err := ParseHex(s)
+	*v = data
+	return err
+}
+
+// MarshalJSON writes the name.
+func (t TypeName) MarshalJSON() ([]byte, error) { return json.Marshal(Type(t).String()) }
+
+// UnmarshalJSON reads the name.
+func (t *TypeName) UnmarshalJSON(b []byte) error {
+	typ, err := ParseType(strings.TrimSpace(strings.Trim(string(b), `"`)))
+	*t = TypeName(typ)
+	return err
+}
+
+// MarshalJSON writes bus, device and function.
+func (a BusAddr) MarshalJSON() ([]byte, error) { return json.Marshal(pcie.BDF(a).String()) }
+
+// UnmarshalJSON reads bus, device and function, or the number they make.
+func (a *BusAddr) UnmarshalJSON(b []byte) error {
+	if s, ok := isText(b); ok {
+		bdf, err := pcie.ParseBDF(s)
+		*a = BusAddr(bdf)
+		return err
+	}
+	n, err := readNumber(b, math.MaxUint16)
+	*a = BusAddr(n)
+	return err
+}
+
+// MarshalJSON writes the abbreviation.
+func (s CplName) MarshalJSON() ([]byte, error) {
+	name := pcie.CplStatus(s).String()
+	if strings.HasPrefix(name, "CplStatus") {
+		return strconv.AppendUint(nil, uint64(s), 10), nil
+	}
+	return json.Marshal(name)
+}
+
+// UnmarshalJSON reads the abbreviation or the code.
+func (s *CplName) UnmarshalJSON(b []byte) error {
+	text, ok := isText(b)
+	if !ok {
+		n, err := readNumber(b, 7)
+		*s = CplName(n)
+		return err
+	}
+	if strings.EqualFold(text, "CRS") {
+		*s = CplName(pcie.RequestRetry)
+		return nil
+	}
+	for v := range pcie.CplStatus(8) {
+		if strings.EqualFold(text, v.String()) {
+			*s = CplName(v)
+			return nil
+		}
+	}
+	return fmt.Errorf("%s is not a completion status: want SC, UR, RRS, CA or 0 to 7", b)
+}
+
+// MarshalJSON writes the code in hex.
+func (c CodeValue) MarshalJSON() ([]byte, error) { return Hex(c).MarshalJSON() }
+
+// UnmarshalJSON reads the code or its name.
+func (c *CodeValue) UnmarshalJSON(b []byte) error {
+	text, ok := isText(b)
+	if !ok {
+		n, err := readNumber(b, math.MaxUint8)
+		*c = CodeValue(n)
+		return err
+	}
+	for code, name := range codeNames {
+		if strings.EqualFold(text, name) {
+			*c = CodeValue(code)
+			return nil
+		}
+	}
+	return fmt.Errorf(`%s is not a message code: want a number like "0x20" or a name like "Assert_INTA"`, b)
+}
+
+// MarshalJSON writes the name.
+func (r RouteName) MarshalJSON() ([]byte, error) {
+	if int(r) < len(routeNames) {
+		return json.Marshal(routeNames[r])
+	}
+	return strconv.AppendUint(nil, uint64(r), 10), nil
+}
+
+// UnmarshalJSON reads the name or the number.
+func (r *RouteName) UnmarshalJSON(b []byte) error {
+	text, ok := isText(b)
+	if !ok {
+		n, err := readNumber(b, routingMask)
+		*r = RouteName(n)
+		return err
+	}
+	for i, name := range routeNames {
+		if strings.EqualFold(text, name) {
+			*r = RouteName(i)
+			return nil
+		}
+	}
+	return fmt.Errorf("%s is not a routing: want 0 to 7, %s", b, strings.Join(routeNames[:], ", "))
+}
+
+// MarshalJSON writes the names of the bits that are set.
+func (a AttrNames) MarshalJSON() ([]byte, error) {
+	names := []string{}
+	for i, name := range attrNames {
+		if a>>i&1 != 0 {
+			names = append(names, name)
+		}
+	}
+	return json.Marshal(names)
+}
+
+// UnmarshalJSON reads names or the number of the bits.
+func (a *AttrNames) UnmarshalJSON(b []byte) error {
+	var names []string
+	if json.Unmarshal(b, &names) != nil {
+		n, err := readNumber(b, 7)
+		*a = AttrNames(n)
+		return err
+	}
+	*a = 0
+next:
+	for _, name := range names {
+		for i, known := range attrNames {
+			if strings.EqualFold(name, known) {
+				*a |= 1 << i
+				continue next
+			}
+		}
+		return fmt.Errorf("%q is not an attribute: want %s", name, strings.Join(attrNames[:], ", "))
+	}
+	return nil
+}
+
+// MarshalJSON writes 8 hex digits.
+func (d Digest) MarshalJSON() ([]byte, error) {
+	return fmt.Appendf(nil, `"%08x"`, d.Value), nil
+}
+
+// UnmarshalJSON reads 8 hex digits, a number or "auto".
+func (d *Digest) UnmarshalJSON(b []byte) error {
+	var s string
+	if json.Unmarshal(b, &s) != nil {
+		n, err := readNumber(b, math.MaxUint32)
+		*d = Digest{Value: uint32(n)}
+		return err
+	}
+	if strings.EqualFold(s, "auto") {
+		*d = Digest{Auto: true}
+		return nil
+	}
+	data, err := ParseHex(s)
+	if err != nil || len(data) != DigestSize {
+		return fmt.Errorf(`%s is not a digest: want 8 hex digits, or "auto" to compute it`, b)
+	}
+	n, err := strconv.ParseUint(hex.EncodeToString(data), 16, 32)
+	*d = Digest{Value: uint32(n)}
+	return err
+}
