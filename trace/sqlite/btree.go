@@ -1,0 +1,209 @@
+package sqlite
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// Kinds of b-tree pages (section 1.6); index pages have no place in a table.
+const (
+	interiorTable = 0x05
+	leafTable     = 0x0d
+)
+
+// Sizes of the page header.
+const (
+	leafHeader     = 8
+	interiorHeader = 12
+)
+
+// scanner walks one table b-tree.
+type scanner struct {
+	db      *DB
+	row     Row
+	each    func(*Row) error
+	damaged func(error) error
+	visited uint32
+	pages   [][]byte // one per level
+	// The parts of a row that spreads over pages, and the page at hand.
+	payload, overflow []byte
+}
+
+// errStop carries an error of the caller's through the walk.
+type errStop struct{ error }
+
+func (e errStop) Unwrap() error { return e.error }
+
+func (db *DB) scan(t Table, each func(*Row) error, damaged func(error) error) error {
+	s := &scanner{db: db, each: each, damaged: damaged, row: Row{table: t, enc: db.enc}}
+	err := s.tree(t.root, 0)
+	var stop errStop
+	if errors.As(err, &stop) {
+		return stop.error
+	}
+	if err != nil {
+		return damaged(err)
+	}
+	return nil
+}
+
+// report passes damage to the caller, who may end the scan.
+func (s *scanner) report(err error) error {
+	if err := s.damaged(err); err != nil {
+		return errStop{err}
+	}
+	return nil
+}
+
+// page reads a page into the buffer of its level.
+func (s *scanner) page(number uint32, level int) (page []byte, header int, err error) {
+	for len(s.pages) <= level {
+		s.pages = append(s.pages, make([]byte, s.db.pageSize))
+	}
+	page = s.pages[level]
+	if err := s.read(page, number); err != nil {
+		return nil, 0, err
+	}
+	if number == 1 {
+		header = headerSize
+	}
+	return page, header, nil
+}
+
+func (s *scanner) read(page []byte, number uint32) error {
+	if number < 1 || number > s.db.pages {
+		return fmt.Errorf("page %d of %d", number, s.db.pages)
+	}
+	// A table uses each page once: more reads than pages is a cycle.
+	if s.visited++; s.visited > s.db.pages {
+		return fmt.Errorf("page %d: the pages form a cycle", number)
+	}
+	n, err := s.db.r.ReadAt(page, int64(number-1)*int64(s.db.pageSize))
+	if err != nil && (!errors.Is(err, io.EOF) || n != len(page)) {
+		return fmt.Errorf("page %d: %w", number, err)
+	}
+	return nil
+}
+
+// tree visits the rows under a page. Damage inside is reported, not returned.
+func (s *scanner) tree(number uint32, level int) error {
+	if level > maxTreeDepth {
+		return s.report(fmt.Errorf("page %d: the tree is deeper than %d", number, maxTreeDepth))
+	}
+	page, at, err := s.page(number, level)
+	if err != nil {
+		return s.report(err)
+	}
+	kind := page[at]
+	cells := int(binary.BigEndian.Uint16(page[at+3:]))
+	size := leafHeader
+	if kind == interiorTable {
+		size = interiorHeader
+	} else if kind != leafTable {
+		return s.report(fmt.Errorf("page %d: kind %#02x has no place in a table", number, kind))
+	}
+	if at+size+2*cells > s.db.usable {
+		return s.report(fmt.Errorf("page %d: %d cells do not fit", number, cells))
+	}
+	for i := range cells {
+		ptr := int(binary.BigEndian.Uint16(page[at+size+2*i:]))
+		if kind == leafTable {
+			err = s.leafCell(page, number, ptr)
+		} else if ptr+4 > s.db.usable {
+			err = s.report(fmt.Errorf("page %d: cell %d lies outside", number, i))
+		} else {
+			err = s.tree(binary.BigEndian.Uint32(page[ptr:]), level+1)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if kind == interiorTable {
+		return s.tree(binary.BigEndian.Uint32(page[at+8:]), level+1)
+	}
+	return nil
+}
+
+// leafCell visits one row: payload size, rowid, payload, overflow page
+// (section 1.6).
+func (s *scanner) leafCell(page []byte, number uint32, ptr int) error {
+	body := page[:s.db.usable]
+	if ptr >= len(body) {
+		return s.report(fmt.Errorf("page %d: a cell lies outside", number))
+	}
+	size, n := varint(body[ptr:])
+	id, m := varint(body[min(ptr+n, len(body)):])
+	if n == 0 || m == 0 {
+		return s.report(fmt.Errorf("page %d: a cell is cut off", number))
+	}
+	if size > maxPayload {
+		return s.report(fmt.Errorf("page %d: a row of %d bytes", number, size))
+	}
+	payload, err := s.whole(body[ptr+n+m:], int(size))
+	if err == nil {
+		err = s.row.parse(payload, int64(id))
+	}
+	if err != nil {
+		return s.report(fmt.Errorf("page %d: row %d: %w", number, int64(id), err))
+	}
+	if err := s.each(&s.row); err != nil {
+		return errStop{err}
+	}
+	return nil
+}
+
+// whole puts together a payload of size bytes of which a part may be on
+// overflow pages (sections 1.6 and 1.7). The result aliases buffers that the
+// next row uses again.
+func (s *scanner) whole(local []byte, size int) ([]byte, error) {
+	u := s.db.usable
+	here := size
+	if size > u-35 {
+		least := (u-12)*32/255 - 23
+		here = least + (size-least)%(u-4)
+		if here > u-35 {
+			here = least
+		}
+	}
+	if here == size {
+		if size > len(local) {
+			return nil, errors.New("cut off")
+		}
+		return local[:size], nil
+	}
+	if here+4 > len(local) {
+		return nil, errors.New("cut off")
+	}
+	next := binary.BigEndian.Uint32(local[here:])
+	s.payload = append(s.payload[:0], local[:here]...)
+	if s.overflow == nil {
+		s.overflow = make([]byte, s.db.pageSize)
+	}
+	for len(s.payload) < size {
+		if err := s.read(s.overflow, next); err != nil {
+			return nil, fmt.Errorf("overflow: %w", err)
+		}
+		next = binary.BigEndian.Uint32(s.overflow)
+		s.payload = append(s.payload, s.overflow[4:4+min(u-4, size-len(s.payload))]...)
+	}
+	return s.payload, nil
+}
+
+// varint reads SQLite's big-endian base-128 integer of up to nine bytes
+// (section 1.6); n is 0 when b is cut off.
+func varint(b []byte) (v uint64, n int) {
+	const longest = 9
+	for n < len(b) && n < longest-1 {
+		v = v<<7 | uint64(b[n]&0x7f)
+		n++
+		if b[n-1] < 0x80 {
+			return v, n
+		}
+	}
+	if n == longest-1 && n < len(b) {
+		return v<<8 | uint64(b[n]), longest
+	}
+	return 0, 0
+}
