@@ -65,9 +65,10 @@ type Config struct {
 	// SendBuffer bounds what Send takes before the peer acknowledges, counted
 	// as Window is. Default: Window.
 	SendBuffer int
-	// InitialCwnd is the congestion window of a path at its start, default 1
-	// MiB: a datacenter path of 100 Gb/s holds that much in 80 µs, and a
-	// device with 256 tags of 4 KiB asks for that much at once.
+	// InitialCwnd is the congestion window of a path at its start in bytes on
+	// the wire, default 1280 KiB: a device with 256 tags of 4 KiB asks for a
+	// mebibyte at once, which with headers and room for one more datagram fits;
+	// a path of 100 Gb/s takes it in 105 µs.
 	InitialCwnd int
 	// FixedCwnd, if not 0, replaces congestion control by a fixed window.
 	FixedCwnd int
@@ -93,7 +94,7 @@ const (
 	defaultWindow = 4 << 20
 	minWindow     = 64 << 10
 	maxWindow     = 1 << 30
-	defaultCwnd   = 1 << 20
+	defaultCwnd   = 1280 << 10
 	maxRekey      = 1 << 22
 )
 

@@ -70,7 +70,7 @@ func New(now time.Duration, cfg Config) (*Link, error) {
 	for i := range l.paths {
 		l.paths[i].init(uint8(i), &l.cfg)
 	}
-	l.recv.window = cfg.Window
+	l.recv.window, l.recv.advertised = cfg.Window, uint64(cfg.Window) // as the hello says
 	l.send.capacity = cfg.SendBuffer
 	l.hs.init(now, &l.cfg)
 	return l, nil

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/tlp"
 )
 
 // receiveAck applies an acknowledgement.
@@ -40,7 +41,7 @@ func (l *Link) receiveAck(now time.Duration, a *frame.Ack) error {
 		p.usable = true
 	}
 	l.detectLoss(now, p)
-	p.sent.trim(now - 4*p.rtt.probeTimeout(l.cfg.AckDelay))
+	p.trim(now)
 	return nil
 }
 
@@ -185,6 +186,8 @@ func (l *Link) failPath(now time.Duration, p *path) {
 func (l *Link) shrink() {
 	l.send.shrink()
 	l.recv.shrink()
+	// The scratch space aliases buffers, ours and the caller's.
+	l.out, l.hp, l.dp = tlp.Packet{}, frame.HeaderPacket{}, frame.DataPacket{}
 	for i := range l.paths {
 		l.paths[i].sent.shrink()
 	}

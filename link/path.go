@@ -109,6 +109,12 @@ func (p *path) pingAt() time.Duration {
 	return p.nextProbe
 }
 
+// trim drops records of datagrams that need no more attention. Lost ones stay
+// for some probe timeouts, to tell spurious losses.
+func (p *path) trim(now time.Duration) {
+	p.sent.trim(now - 4*p.rtt.probeTimeout(p.cfg.AckDelay))
+}
+
 func (p *path) stats() PathStats {
 	return PathStats{
 		Usable: p.usable, MTU: p.mtu.size,

@@ -33,14 +33,19 @@ type reassembly struct {
 	window    int
 	next      uint64 // the sequence number to deliver next
 	delivered uint64 // cost of all TLPs delivered
-	held      int    // cost of the TLPs held
-	count     int    // of the TLPs held
-	ring      []incoming
-	free      [7][][]byte // payload buffers of 64 << i bytes
+	owned     uint64 // cost of the TLPs delivered that the owner still holds (Hold)
+	held      int    // cost of the TLPs held here
+	count     int    // of the TLPs held here
+	// advertised is the limit that the peer was last told; it never falls.
+	advertised uint64
+	ring       []incoming
+	free       [7][][]byte // payload buffers of 64 << i bytes
 }
 
 // limit is the credit of the peer: see frame.Ack.
-func (r *reassembly) limit() uint64 { return r.delivered + uint64(r.window) }
+func (r *reassembly) limit() uint64 {
+	return r.delivered - min(r.owned, r.delivered) + uint64(r.window)
+}
 
 func (r *reassembly) slot(seq uint64) *incoming { return &r.ring[seq&uint64(len(r.ring)-1)] }
 

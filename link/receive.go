@@ -113,7 +113,7 @@ func (p *path) came(now time.Duration, number uint64, size int, eliciting bool) 
 // an acknowledgement.
 func (l *Link) receiveBody(now time.Duration, body []byte, deliver func(*tlp.Packet)) (eliciting bool, err error) {
 	for len(body) > 0 {
-		n := 0
+		var n int
 		switch frame.Kind(body[0]) {
 		case frame.KindHeader:
 			eliciting = true

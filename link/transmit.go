@@ -109,6 +109,7 @@ func (l *Link) begin(now time.Duration, p *path, buf []byte, size int) (d datagr
 		Binding: l.cfg.Binding, Epoch: l.cfg.Epoch, Number: p.sent.next,
 	}
 	d.b = h.Append(buf[:0])
+	p.trim(now) // an end that only acknowledges hears of none of its datagrams
 	d.rec = p.sent.push()
 	d.rec.at = now
 	return d, true
@@ -171,7 +172,8 @@ func (l *Link) writeAcks(now time.Duration, d *datagram) {
 			return
 		}
 		fit := (d.space()-frame.AckSize(1))/(frame.AckSize(2)-frame.AckSize(1)) + 1
-		a.Path, a.Delay, a.Limit = p.id, now-p.largestCame, l.recv.limit()
+		l.recv.advertised = max(l.recv.advertised, l.recv.limit())
+		a.Path, a.Delay, a.Limit = p.id, now-p.largestCame, l.recv.advertised
 		a.Count = min(r.count, fit)
 		copy(a.Ranges[:a.Count], r.ranges[:])
 		d.b = a.Append(d.b)

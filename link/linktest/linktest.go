@@ -220,6 +220,7 @@ func (e *events) Push(x any) { *e = append(*e, x.(event)) }
 func (e *events) Pop() any {
 	old := *e
 	x := old[len(old)-1]
+	old[len(old)-1] = event{} // do not keep its data
 	*e = old[:len(old)-1]
 	return x
 }

@@ -1,0 +1,27 @@
+package link
+
+import "time"
+
+// Hold tells the link how many bytes of delivered TLPs (payload and
+// frame.TLPCost for each) the owner still holds because it could not pass them
+// on. They count against the peer's credit as if they had not been delivered,
+// so that a slow owner slows its peer down instead of growing a queue. Call it
+// whenever the number changes; calls are cheap. A peer that has been held back
+// is told when a quarter of the window has become free.
+func (l *Link) Hold(now time.Duration, bytes int) {
+	r := &l.recv
+	r.owned = uint64(max(bytes, 0))
+	if l.state != Up || r.limit() < r.advertised+uint64(r.window/4) {
+		return
+	}
+	for i := range l.paths {
+		p := &l.paths[i]
+		if p.usable && p.received.any {
+			// With a ping, so that it is sent again if it is lost: the peer may
+			// have nothing in flight that would ask for news.
+			p.ackAt = min(p.ackAt, now)
+			p.probes, p.pinged = max(p.probes, 1), true
+			return
+		}
+	}
+}
