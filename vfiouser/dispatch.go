@@ -131,7 +131,11 @@ func (c *Conn) regionInfo(m *message) error {
 	if len(info.Sparse) > 0 {
 		info.Flags |= RegionFlagCaps
 	}
-	c.reply(m.Header, info.Append, int(r.File.Fd()))
+	fd, err := fdOf(r.File)
+	if err != nil {
+		return err
+	}
+	c.reply(m.Header, info.Append, fd)
 	return nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -16,6 +17,9 @@ import (
 type socket struct {
 	conn *net.UnixConn
 	raw  syscall.RawConn
+	// stall bounds how long a send waits for the peer to read; 0: it does not end.
+	stall   time.Duration
+	stalled bool // a write deadline is set
 
 	rx, tx half
 }
@@ -78,7 +82,14 @@ func (s *socket) receive(fd uintptr) bool {
 }
 
 func (s *socket) transmit(fd uintptr) bool {
-	return s.tx.run(unix.SYS_SENDMSG, fd, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+	if s.tx.run(unix.SYS_SENDMSG, fd, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT) {
+		return true
+	}
+	if s.stall > 0 && !s.stalled { // the deadline costs nothing until it is needed
+		s.stalled = true
+		_ = s.conn.SetWriteDeadline(time.Now().Add(s.stall))
+	}
+	return false
 }
 
 // recv reads at least one byte into b, with whatever descriptors came with the
@@ -126,7 +137,22 @@ func (s *socket) send(b []byte, fds ...int) error {
 		}
 		b, oob = b[s.tx.n:], nil
 	}
+	if s.stalled {
+		s.stalled = false
+		_ = s.conn.SetWriteDeadline(time.Time{})
+	}
 	return nil
+}
+
+// fdOf returns the file's descriptor. File.Fd would make it blocking.
+func fdOf(f *os.File) (int, error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	n := -1
+	err = raw.Control(func(fd uintptr) { n = int(fd) })
+	return n, err
 }
 
 // hungUp reports whether the peer has closed its side.

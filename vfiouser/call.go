@@ -1,0 +1,274 @@
+package vfiouser
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// call is one request that waits for its reply.
+type call struct {
+	cmd       Command
+	id        uint16
+	buf       []byte // of a region read: filled with the data
+	wantBody  bool   // copy the payload, keep the descriptors
+	body      []byte
+	fds       []int
+	abandoned bool // nobody waits any more; the identifier is taken until the reply comes
+	done      func(error)
+	ch        chan error // of one, where done is nil
+
+	deadline   time.Duration
+	prev, next *call
+}
+
+// callList is a list of calls in the order they were made.
+type callList struct{ head, tail *call }
+
+func (l *callList) push(cl *call) {
+	cl.prev, cl.next = l.tail, nil
+	if l.tail != nil {
+		l.tail.next = cl
+	} else {
+		l.head = cl
+	}
+	l.tail = cl
+}
+
+func (l *callList) remove(cl *call) {
+	if cl.prev != nil {
+		cl.prev.next = cl.next
+	} else {
+		l.head = cl.next
+	}
+	if cl.next != nil {
+		cl.next.prev = cl.prev
+	} else {
+		l.tail = cl.prev
+	}
+	cl.prev, cl.next = nil, nil
+}
+
+// acquire waits until another request may be under way.
+func (c *Client) acquire(ctx context.Context) error {
+	select {
+	case c.sem <- struct{}{}:
+		return nil
+	default:
+	}
+	select {
+	case c.sem <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-c.end:
+		return c.Err()
+	}
+}
+
+// newCall returns a call to fill in.
+func (c *Client) newCall(cmd Command) *call {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if k := len(c.freeCalls); k > 0 {
+		cl := c.freeCalls[k-1]
+		c.freeCalls = c.freeCalls[:k-1]
+		cl.cmd = cmd
+		return cl
+	}
+	return &call{cmd: cmd, ch: make(chan error, 1)}
+}
+
+// recycle takes a call back that nothing refers to.
+func (c *Client) recycle(cl *call) {
+	*cl = call{ch: cl.ch}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.freeCalls = append(c.freeCalls, cl)
+}
+
+// submit registers the call and sends its request. After an error the call has
+// been delivered or will not be; the error of a call is what it delivers.
+func (c *Client) submit(cl *call, payload, data []byte, fds []int) {
+	c.mu.Lock()
+	if c.err != nil {
+		err := c.err
+		c.mu.Unlock()
+		c.deliver(cl, err)
+		return
+	}
+	cl.id = c.nextIDLocked()
+	cl.deadline = time.Since(c.start) + c.cfg.Timeout
+	h := Header{ID: cl.id, Command: cl.cmd}
+	c.calls[cl.id] = cl
+	c.order.push(cl)
+	if !c.timerOn {
+		c.timerOn = true
+		c.timer.Reset(c.cfg.Timeout)
+	}
+	c.mu.Unlock()
+	if err := c.main.sendMessage(h, payload, data, fds); err != nil {
+		_ = c.sendFailed(err) // delivers the call
+	}
+}
+
+// post sends a request that asks for no reply.
+func (c *Client) post(cmd Command, payload, data []byte) error {
+	c.mu.Lock()
+	if c.err != nil {
+		defer c.mu.Unlock()
+		return c.err
+	}
+	h := Header{ID: c.nextIDLocked(), Command: cmd, Flags: FlagNoReply}
+	c.mu.Unlock()
+	if err := c.main.sendMessage(h, payload, data, nil); err != nil {
+		return c.sendFailed(err)
+	}
+	return nil
+}
+
+// nextIDLocked returns an identifier that no open request has; there are fewer
+// of those than identifiers.
+func (c *Client) nextIDLocked() uint16 {
+	for {
+		c.id++
+		if _, taken := c.calls[c.id]; !taken {
+			return c.id
+		}
+	}
+}
+
+// wait returns the call's outcome, or abandons it when ctx ends.
+func (c *Client) wait(ctx context.Context, cl *call) error {
+	select {
+	case err := <-cl.ch:
+		return err
+	case <-ctx.Done():
+	}
+	c.mu.Lock()
+	if c.calls[cl.id] != cl || cl.abandoned { // delivered, or about to be
+		c.mu.Unlock()
+		return <-cl.ch
+	}
+	c.abandonLocked(cl)
+	give := c.unanswered > maxUnanswered
+	c.mu.Unlock()
+	<-c.sem
+	if give {
+		c.giveUp()
+	}
+	return ctx.Err()
+}
+
+// abandonLocked leaves the identifier taken and forgets all else, the caller's
+// buffer above all.
+func (c *Client) abandonLocked(cl *call) {
+	c.order.remove(cl)
+	c.unanswered++
+	c.calls[cl.id] = &call{cmd: cl.cmd, id: cl.id, abandoned: true}
+}
+
+func (c *Client) giveUp() {
+	c.shut(fmt.Errorf("vfiouser: %d requests without an answer: %w", maxUnanswered, ErrTimeout))
+}
+
+// expire times out the oldest calls.
+func (c *Client) expire() {
+	for {
+		c.mu.Lock()
+		cl := c.order.head
+		if cl == nil || c.err != nil {
+			c.timerOn = false
+			c.mu.Unlock()
+			return
+		}
+		if left := cl.deadline - time.Since(c.start); left > 0 {
+			c.timer.Reset(left)
+			c.mu.Unlock()
+			return
+		}
+		c.abandonLocked(cl)
+		give := c.unanswered > maxUnanswered
+		c.mu.Unlock()
+		c.deliver(cl, fmt.Errorf("vfiouser: %v: %w", cl.cmd, ErrTimeout))
+		if give {
+			c.giveUp()
+		}
+	}
+}
+
+// deliver tells the caller; the call has left all tables.
+func (c *Client) deliver(cl *call, err error) {
+	<-c.sem
+	if done := cl.done; done != nil {
+		c.recycle(cl)
+		done(err)
+		return
+	}
+	cl.ch <- err
+}
+
+// finish matches a reply with its call. Only the identifier counts: servers
+// differ in what they put into the command field.
+func (c *Client) finish(ch *channel, m *message) {
+	c.mu.Lock()
+	cl := c.calls[m.ID]
+	if cl == nil || ch != c.main {
+		c.mu.Unlock()
+		c.unsolicited.Add(1)
+		c.cfg.Logger.Debug("vfio-user reply to nothing", "command", m.Command.String(), "id", m.ID)
+		return
+	}
+	delete(c.calls, m.ID)
+	if cl.abandoned {
+		c.unanswered--
+		c.mu.Unlock()
+		return
+	}
+	c.order.remove(cl)
+	c.mu.Unlock()
+	var err error
+	switch {
+	case m.Flags&FlagError != 0: // an error number of 0 is an error all the same
+		err = &RemoteError{Command: cl.cmd, Errno: unix.Errno(m.Errno)}
+	case cl.wantBody:
+		cl.body = append([]byte(nil), m.body...)
+		cl.fds = m.fds
+		ch.fr.keep()
+	case cl.buf != nil:
+		err = takeRegion(m, cl.buf)
+	}
+	c.deliver(cl, err)
+}
+
+// takeRegion copies the data of a REGION_READ's reply. A short one is an error.
+func takeRegion(m *message, p []byte) error {
+	a, n, err := ParseRegionAccess(m.body)
+	if err != nil {
+		return err
+	}
+	if uint64(a.Count) != uint64(len(p)) || len(m.body)-n != len(p) {
+		return fmt.Errorf("vfiouser: region read: %d bytes instead of %d", len(m.body)-n, len(p))
+	}
+	copy(p, m.body[n:])
+	return nil
+}
+
+// roundTrip sends a request and returns the payload of its reply and the
+// descriptors, which become the caller's.
+func (c *Client) roundTrip(ctx context.Context, cmd Command, payload []byte, fds []int) ([]byte, []int, error) {
+	if err := c.acquire(ctx); err != nil {
+		return nil, nil, err
+	}
+	cl := c.newCall(cmd)
+	cl.wantBody = true
+	c.submit(cl, payload, nil, fds)
+	if err := c.wait(ctx, cl); err != nil {
+		return nil, nil, err
+	}
+	body, got := cl.body, cl.fds
+	c.recycle(cl)
+	return body, got, nil
+}

@@ -1,0 +1,311 @@
+package vfiouser
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Defaults and bounds of ClientConfig.
+const (
+	// DefaultTimeout is QEMU's x-msg-timeout.
+	DefaultTimeout = 5 * time.Second
+	// DefaultClientData is the max_data_xfer_size that a client states: the
+	// server cuts its DMA to it. libvfio-user fails on a reply that arrives in
+	// two parts, and the kernel keeps up to 32 KiB together.
+	DefaultClientData = 16 << 10
+	// DefaultClientOpen bounds the requests under way.
+	DefaultClientOpen = 256
+	// DefaultClientDMA bounds the DMA requests that the handler holds.
+	DefaultClientDMA = 256
+
+	// maxWriteData is the most data that one REGION_WRITE carries, so that it
+	// arrives in one part; see DefaultClientData.
+	maxWriteData = 16 << 10
+	// maxHeldDMA bounds the bytes of the DMA requests that the handler holds.
+	maxHeldDMA = 16 << 20
+	// maxUnanswered is how many requests may have timed out without a late
+	// answer before the server is given up.
+	maxUnanswered = 64
+)
+
+// ClientConfig says how a client behaves; its zero value works.
+type ClientConfig struct {
+	// DMA answers the server's requests for memory that was mapped without a
+	// descriptor. Without a handler they are refused.
+	DMA DMAHandler
+	// Timeout bounds each request. 0 means DefaultTimeout.
+	Timeout time.Duration
+	// MaxData is the max_data_xfer_size stated in bytes. 0 means DefaultClientData.
+	MaxData uint32
+	// MaxOpen bounds the requests under way. 0 means DefaultClientOpen.
+	MaxOpen int
+	// MaxDMA bounds the DMA requests the handler holds; the server is told
+	// EBUSY beyond it. 0 means DefaultClientDMA.
+	MaxDMA int
+	// NoTwinSocket does not offer a second socket for the server's requests.
+	// libvfio-user fails when a request arrives while it waits for the answer
+	// to its own on the same socket.
+	NoTwinSocket bool
+	// NoUnmask leaves out the UNMASK after MSI-X vectors are armed. QEMU's
+	// device server (7.2 and later) delivers nothing without it; others ignore it.
+	NoUnmask bool
+	// Logger gets what the server does wrong; nil discards.
+	Logger *slog.Logger
+}
+
+// Client drives the device of a vfio-user server. Its methods may be called
+// from any goroutine. The requests of one goroutine arrive in order.
+type Client struct {
+	cfg  ClientConfig
+	main *channel
+	twin *channel // the server's requests, or nil
+	caps Capabilities
+	sem  chan struct{} // one for each request under way
+	end  chan struct{} // closed when the connection has ended
+	wg   sync.WaitGroup
+
+	unsolicited atomic.Uint64
+	dmaHeld     atomic.Int64 // requests
+	dmaBytes    atomic.Int64
+
+	start time.Time
+
+	// mu guards what follows.
+	mu         sync.Mutex
+	err        error // why the connection ended
+	id         uint16
+	calls      map[uint16]*call
+	order      callList // not yet timed out, oldest first
+	unanswered int
+	timer      *time.Timer
+	timerOn    bool
+	freeCalls  []*call
+	freeDMA    []*DMARequest
+}
+
+// channel is one socket: wmu is held while a message is built and sent.
+type channel struct {
+	sock *socket
+	fr   *framer
+
+	wmu sync.Mutex
+	out []byte
+}
+
+func newChannel(nc *net.UnixConn, stall time.Duration) (*channel, error) {
+	s, err := newSocket(nc)
+	if err != nil {
+		return nil, err
+	}
+	s.stall = stall
+	return &channel{sock: s, fr: newFramer(s, maxMessage(DefaultMaxData))}, nil
+}
+
+// Dial connects to the server's socket and negotiates.
+func Dial(ctx context.Context, path string, cfg ClientConfig) (*Client, error) {
+	var d net.Dialer
+	nc, err := d.DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("vfiouser: %w", err)
+	}
+	return NewClient(ctx, nc.(*net.UnixConn), cfg)
+}
+
+// NewClient negotiates on a connection, which becomes the client's.
+func NewClient(ctx context.Context, nc *net.UnixConn, cfg ClientConfig) (*Client, error) {
+	cfg.Timeout = orDefault(cfg.Timeout, DefaultTimeout)
+	cfg.MaxData = orDefault(cfg.MaxData, DefaultClientData)
+	cfg.MaxOpen = orDefault(cfg.MaxOpen, DefaultClientOpen)
+	cfg.MaxDMA = orDefault(cfg.MaxDMA, DefaultClientDMA)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Timeout < 0 || cfg.MaxOpen < 0 || cfg.MaxDMA < 0 || cfg.MaxData > DefaultMaxData {
+		_ = nc.Close()
+		return nil, errors.New("vfiouser: client: a bound is out of range")
+	}
+	ch, err := newChannel(nc, cfg.Timeout)
+	if err != nil {
+		_ = nc.Close()
+		return nil, err
+	}
+	c := &Client{
+		cfg: cfg, main: ch,
+		sem:   make(chan struct{}, cfg.MaxOpen),
+		end:   make(chan struct{}),
+		calls: map[uint16]*call{},
+		start: time.Now(),
+	}
+	c.timer = time.AfterFunc(time.Hour, c.expire)
+	c.timer.Stop()
+	c.wg.Go(func() { c.read(ch) })
+	if err := c.negotiate(ctx); err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// negotiate exchanges VERSION and takes the twin socket, if there is one.
+func (c *Client) negotiate(ctx context.Context) error {
+	offer := Version{Caps: Capabilities{MaxMsgFDs: MaxFDs, MaxDataXferSize: uint64(c.cfg.MaxData), WriteMultiple: true}}
+	if !c.cfg.NoTwinSocket {
+		offer.Caps.TwinSocket = &TwinSocket{Supported: true}
+	}
+	body, fds, err := c.roundTrip(ctx, CmdVersion, offer.Append(nil), nil)
+	if err != nil {
+		return err
+	}
+	defer closeFDs(fds)
+	v, _, err := ParseVersion(body)
+	if err != nil {
+		return err
+	}
+	if v.Major != 0 {
+		return errVersionMajor
+	}
+	c.caps = v.Caps
+	t := v.Caps.TwinSocket
+	if c.cfg.NoTwinSocket || t == nil || !t.Supported {
+		return nil
+	}
+	if t.FDIndex == nil || uint64(*t.FDIndex) >= uint64(len(fds)) {
+		return &ProtocolError{"twin socket granted without its descriptor"}
+	}
+	return c.takeTwin(&fds[*t.FDIndex])
+}
+
+// takeTwin starts to read the twin socket, whose descriptor becomes ours.
+func (c *Client) takeTwin(fd *int) error {
+	f := os.NewFile(uintptr(*fd), "twin socket")
+	*fd = -1
+	defer f.Close() // FileConn makes its own
+	nc, err := net.FileConn(f)
+	if err != nil {
+		return &ProtocolError{"twin socket: " + err.Error()}
+	}
+	uc, ok := nc.(*net.UnixConn)
+	if !ok {
+		_ = nc.Close()
+		return &ProtocolError{"the twin socket is not a UNIX socket"}
+	}
+	ch, err := newChannel(uc, c.cfg.Timeout)
+	if err != nil {
+		_ = uc.Close()
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		_ = uc.Close()
+		return c.err
+	}
+	c.twin = ch
+	c.wg.Go(func() { c.read(ch) })
+	return nil
+}
+
+// read handles the messages of one socket until it ends, and with it the client.
+func (c *Client) read(ch *channel) {
+	defer ch.fr.close()
+	for {
+		m, err := ch.fr.next()
+		if err != nil {
+			if errors.Is(err, io.EOF) {
+				err = fmt.Errorf("%w by the server", ErrClosed)
+			}
+			c.shut(err)
+			return
+		}
+		if m.IsReply() {
+			c.finish(ch, &m)
+		} else {
+			c.serve(ch, &m)
+		}
+	}
+}
+
+// Capabilities returns what the server said of itself.
+func (c *Client) Capabilities() Capabilities { return c.caps }
+
+// Twin reports whether the server's requests come on a socket of their own.
+func (c *Client) Twin() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.twin != nil
+}
+
+// Done is closed when the connection has ended; Err then says why.
+func (c *Client) Done() <-chan struct{} { return c.end }
+
+// Err returns nil while the connection is open.
+func (c *Client) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// Close ends the connection and waits for its goroutines; requests under way
+// end with ErrClosed. Callbacks may not call it.
+func (c *Client) Close() error {
+	c.shut(ErrClosed)
+	c.wg.Wait()
+	return nil
+}
+
+// shut ends the connection for the first cause given.
+func (c *Client) shut(cause error) {
+	c.mu.Lock()
+	if c.err != nil {
+		c.mu.Unlock()
+		return
+	}
+	c.err = cause
+	var open []*call
+	for id, cl := range c.calls {
+		delete(c.calls, id)
+		if !cl.abandoned {
+			open = append(open, cl)
+		}
+	}
+	c.order = callList{}
+	c.timer.Stop()
+	twin := c.twin
+	close(c.end)
+	c.mu.Unlock()
+	_ = c.main.sock.conn.Close()
+	if twin != nil {
+		_ = twin.sock.conn.Close()
+	}
+	for _, cl := range open {
+		c.deliver(cl, cause)
+	}
+}
+
+// sendMessage builds a message and sends it with one system call.
+func (ch *channel) sendMessage(h Header, payload, data []byte, fds []int) error {
+	ch.wmu.Lock()
+	defer ch.wmu.Unlock()
+	ch.out = h.Append(ch.out[:0])
+	ch.out = append(ch.out, payload...)
+	ch.out = append(ch.out, data...)
+	putSize(ch.out)
+	return ch.sock.send(ch.out, fds...)
+}
+
+// sendFailed ends the connection after an error of sendMessage.
+func (c *Client) sendFailed(err error) error {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = fmt.Errorf("vfiouser: the server does not read: %w", ErrTimeout)
+	}
+	c.shut(err)
+	return c.Err()
+}
