@@ -78,14 +78,14 @@ func (p *Packet) requestWord(w uint32, class class) uint32 {
 
 // messageWords builds bytes 8 to 15 of a message.
 func (p *Packet) messageWords() (w2, w3 uint32) {
-	switch p.Routing {
-	case RouteByAddress:
+	if p.Routing == RouteByAddress {
 		return uint32(p.Addr >> 32), uint32(p.Addr)&^addrLow | uint32(p.PH&addrLow)
-	case RouteByID:
-		return uint32(p.Target)<<16 | uint32(binary.BigEndian.Uint16(p.MsgHeader[2:])),
-			binary.BigEndian.Uint32(p.MsgHeader[4:])
 	}
-	return binary.BigEndian.Uint32(p.MsgHeader[:]), binary.BigEndian.Uint32(p.MsgHeader[4:])
+	w2 = binary.BigEndian.Uint32(p.MsgHeader[:])
+	if p.Routing == RouteByID {
+		w2 = uint32(p.Target)<<16 | w2&0xffff
+	}
+	return w2, binary.BigEndian.Uint32(p.MsgHeader[4:])
 }
 
 func bit(set bool, mask uint32) uint32 {

@@ -190,14 +190,10 @@ func (j *JSON) completion(p *Packet) {
 func (j *JSON) message(p *Packet) {
 	j.Code = optional(true, CodeValue(p.Code))
 	j.Routing = optional(true, RouteName(p.Routing))
-	switch p.Routing {
-	case RouteByAddress:
-		j.Addr = optional(true, Hex(p.Addr))
-		return
-	case RouteByID:
-		j.Target = optional(true, BusAddr(p.Target))
-	}
-	j.MsgHeader = optional(true, Bytes(p.MsgHeader[:]))
+	byAddr := p.Routing == RouteByAddress
+	j.Addr = optional(byAddr, Hex(p.Addr))
+	j.Target = optional(p.Routing == RouteByID, BusAddr(p.Target))
+	j.MsgHeader = optional(!byAddr, Bytes(p.MsgHeader[:]))
 }
 
 func optional[T any](present bool, v T) *T {
@@ -214,7 +210,7 @@ func (j *JSON) Packet() (Packet, error) {
 		return Packet{}, fmt.Errorf("tlp: type: missing: want one of %s", strings.Join(typeNames(), ", "))
 	}
 	p := Packet{Type: Type(j.Type)}
-	for _, f := range []error{
+	for _, err := range []error{
 		setInt(&p.TC, "tc", j.TC), setInt(&p.PH, "ph", j.PH), setInt(&p.ST, "st", j.ST), setInt(&p.AT, "at", j.AT),
 		setInt(&p.Length, "length", j.Length), setInt(&p.Tag, "tag", j.Tag),
 		setInt(&p.FirstBE, "first_be", j.FirstBE), setInt(&p.LastBE, "last_be", j.LastBE),
@@ -222,8 +218,8 @@ func (j *JSON) Packet() (Packet, error) {
 		setInt(&p.ByteCount, "byte_count", j.ByteCount), setInt(&p.LowerAddr, "lower_addr", j.LowerAddr),
 		setInt(&p.Reserved, "reserved", j.Reserved),
 	} {
-		if f != nil {
-			return Packet{}, f
+		if err != nil {
+			return Packet{}, err
 		}
 	}
 	p.TH, p.EP, p.BCM, p.LN = value(j.TH), value(j.EP), value(j.BCM), value(j.LN)
@@ -231,17 +227,8 @@ func (j *JSON) Packet() (Packet, error) {
 	p.Requester, p.Target, p.Completer = pcie.BDF(value(j.Requester)), pcie.BDF(value(j.Target)), pcie.BDF(value(j.Completer))
 	p.Status = pcie.CplStatus(value(j.Status))
 	p.Code, p.Routing = uint8(value(j.Code)), Routing(value(j.Routing))
-	if j.MsgHeader != nil && copy(p.MsgHeader[:], *j.MsgHeader) != len(*j.MsgHeader) || j.MsgHeader != nil && len(*j.MsgHeader) != len(p.MsgHeader) {
-		return Packet{}, fmt.Errorf("tlp: msg_header: has %d bytes, want %d: bytes 8 to 15 of the header", len(*j.MsgHeader), len(p.MsgHeader))
-	}
-	for _, prefix := range j.Prefixes {
-		if len(prefix) != PrefixSize {
-			return Packet{}, fmt.Errorf("tlp: prefixes: one has %d bytes, want %d", len(prefix), PrefixSize)
-		}
-		p.Prefix = append(p.Prefix, prefix...)
-	}
-	if j.Data != nil {
-		p.Data = *j.Data
+	if err := j.setBytes(&p); err != nil {
+		return Packet{}, err
 	}
 	j.setDefaults(&p)
 	if j.Digest != nil {
@@ -255,6 +242,24 @@ func (j *JSON) Packet() (Packet, error) {
 		p.SetECRC()
 	}
 	return p, nil
+}
+
+// setBytes copies the fields that are strings of hex digits.
+func (j *JSON) setBytes(p *Packet) error {
+	p.Data = value(j.Data)
+	if j.MsgHeader != nil {
+		if len(*j.MsgHeader) != len(p.MsgHeader) {
+			return fmt.Errorf("tlp: msg_header: has %d bytes, want %d: bytes 8 to 15 of the header", len(*j.MsgHeader), len(p.MsgHeader))
+		}
+		copy(p.MsgHeader[:], *j.MsgHeader)
+	}
+	for _, prefix := range j.Prefixes {
+		if len(prefix) != PrefixSize {
+			return fmt.Errorf("tlp: prefixes: one has %d bytes, want %d", len(prefix), PrefixSize)
+		}
+		p.Prefix = append(p.Prefix, prefix...)
+	}
+	return nil
 }
 
 // setDefaults fills in what absent fields mean.

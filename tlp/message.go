@@ -75,15 +75,13 @@ func CodeName(code uint8) string {
 // needsTC0 reports whether messages with this code must use traffic class 0
 // and receivers must check that (sections 2.2.8.1 to 2.2.8.5).
 func needsTC0(code uint8) bool {
-	switch {
-	case code >= CodeAssertINTA && code <= CodeDeassertINTD:
-		return true
-	case code == CodePMActiveStateNak, code >= CodePMPME && code <= CodePMETOAck:
-		return true
-	case code >= CodeErrCor && code <= CodeErrFatal:
+	switch code {
+	case CodeUnlock, CodeSetSlotPowerLimit,
+		CodePMActiveStateNak, CodePMPME, CodePMETurnOff, CodePMETOAck,
+		CodeErrCor, CodeErrNonFatal, CodeErrFatal:
 		return true
 	}
-	return code == CodeUnlock || code == CodeSetSlotPowerLimit
+	return code >= CodeAssertINTA && code <= CodeDeassertINTD
 }
 
 var routingNames = [...]string{

@@ -222,16 +222,16 @@ func (p *Packet) decodeMessage(h []byte) {
 	p.Requester = pcie.BDF(binary.BigEndian.Uint16(h[4:]))
 	p.Tag |= pcie.Tag(h[6])
 	p.Code = h[7]
-	switch p.Routing {
-	case RouteByAddress:
+	if p.Routing == RouteByAddress {
 		addr := binary.BigEndian.Uint64(h[8:])
 		p.Addr = addr &^ addrLow
 		p.PH = uint8(addr & addrLow)
-	case RouteByID:
+		return
+	}
+	copy(p.MsgHeader[:], h[8:Header4DW])
+	if p.Routing == RouteByID {
 		p.Target = pcie.BDF(binary.BigEndian.Uint16(h[8:]))
-		copy(p.MsgHeader[2:], h[10:Header4DW])
-	default:
-		copy(p.MsgHeader[:], h[8:Header4DW])
+		p.MsgHeader[0], p.MsgHeader[1] = 0, 0
 	}
 }
 

@@ -43,11 +43,11 @@ var commonLayout = []layout{
 	{8, 1, "t9", func(*Packet, uint64) string { return "bit 9 of the tag" }},
 	{9, 3, "tc", func(*Packet, uint64) string { return "traffic class" }},
 	{12, 1, "t8", func(*Packet, uint64) string { return "bit 8 of the tag" }},
-	{13, 1, "attr[2]", flag("ID-based ordering")},
-	{14, 1, "ln", flag("reserved bit (lightweight notification before revision 6.0)")},
-	{15, 1, "th", flag("processing hints")},
-	{16, 1, "td", flag("digest behind the payload")},
-	{17, 1, "ep", flag("poisoned")},
+	{13, 1, "attr[2]", flag("ID-based ordering", "no ID-based ordering")},
+	{14, 1, "ln", flag("reserved; lightweight notification before revision 6.0", "reserved")},
+	{15, 1, "th", flag("processing hints", "no processing hints")},
+	{16, 1, "td", flag("digest behind the payload", "no digest")},
+	{17, 1, "ep", flag("poisoned", "not poisoned")},
 	{18, 2, "attr[1:0]", func(_ *Packet, v uint64) string {
 		return [...]string{"snooped, strongly ordered", "no snoop", "relaxed ordering", "relaxed ordering, no snoop"}[v]
 	}},
@@ -62,12 +62,12 @@ var commonLayout = []layout{
 	}},
 }
 
-func flag(meaning string) func(*Packet, uint64) string {
+func flag(set, clear string) func(*Packet, uint64) string {
 	return func(_ *Packet, v uint64) string {
 		if v == 0 {
-			return "no " + meaning
+			return clear
 		}
-		return meaning
+		return set
 	}
 }
 
@@ -87,7 +87,7 @@ func (p *Packet) restLayout() []layout {
 		return []layout{
 			{32, 16, "completer", bdfMeaning},
 			{48, 3, "status", func(p *Packet, _ uint64) string { return p.Status.String() }},
-			{51, 1, "bcm", flag("byte count modified")},
+			{51, 1, "bcm", flag("byte count modified", "byte count as it is")},
 			{52, 12, "byte_count", func(p *Packet, _ uint64) string { return fmt.Sprintf("%d bytes left", p.ByteCount) }},
 			{64, 16, "requester", bdfMeaning},
 			{80, 8, "tag[7:0]", tagMeaning},
@@ -140,10 +140,10 @@ func (p *Packet) addressLayout() []layout {
 }
 
 func (p *Packet) messageLayout() []layout {
-	switch p.Routing {
-	case RouteByAddress:
+	if p.Routing == RouteByAddress {
 		return p.addressLayout()
-	case RouteByID:
+	}
+	if p.Routing == RouteByID {
 		return []layout{{64, 16, "target", bdfMeaning}, {80, 16, "msg_header", nil}, {96, 32, "msg_header", nil}}
 	}
 	return []layout{{64, 64, "msg_header", nil}}

@@ -39,23 +39,29 @@ func ApplyAtomic(p *tlp.Packet, old, next []byte) bool {
 	if size == 0 || len(old) != size || len(next) != size {
 		return false
 	}
-	switch p.Type {
-	case tlp.CAS:
+	if p.Type == tlp.CAS {
 		if string(old) != string(p.Data[:size]) {
 			copy(next, old)
 			return false
 		}
 		copy(next, p.Data[size:])
-	case tlp.Swap:
-		copy(next, p.Data)
-	default:
-		if size == 4 {
-			binary.LittleEndian.PutUint32(next, binary.LittleEndian.Uint32(old)+binary.LittleEndian.Uint32(p.Data))
-		} else {
-			binary.LittleEndian.PutUint64(next, binary.LittleEndian.Uint64(old)+binary.LittleEndian.Uint64(p.Data))
-		}
+		return true
+	}
+	copy(next, p.Data)
+	if p.Type == tlp.FetchAdd {
+		addTo(next, old)
 	}
 	return true
+}
+
+// addTo adds the little-endian number b to a, modulo its size of 4 or 8 bytes.
+func addTo(a, b []byte) {
+	le := binary.LittleEndian
+	if len(a) == 4 {
+		le.PutUint32(a, le.Uint32(a)+le.Uint32(b))
+		return
+	}
+	le.PutUint64(a, le.Uint64(a)+le.Uint64(b))
 }
 
 // ExecuteAtomic performs the atomic req by a read and a write, between which
