@@ -374,6 +374,11 @@ type DesiredBinding struct {
 	// Longest wait for a guest's consent to an unplug, once this binding goes;
 	// after it the device is removed by force. 0: at once.
 	UnplugTimeout *durationpb.Duration `protobuf:"bytes,12,opt,name=unplug_timeout,json=unplugTimeout,proto3" json:"unplug_timeout,omitempty"`
+	// How far the manager had seen the binding when it made the snapshot. A box
+	// that does not have a binding beyond PREPARING, or a host one beyond READY,
+	// has lost it in a restart: it reports LOST and gets a new binding, since a key
+	// must not serve two runs of a link.
+	State         BindingState `protobuf:"varint,13,opt,name=state,proto3,enum=dxpu.v1.BindingState" json:"state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -490,6 +495,13 @@ func (x *DesiredBinding) GetUnplugTimeout() *durationpb.Duration {
 		return x.UnplugTimeout
 	}
 	return nil
+}
+
+func (x *DesiredBinding) GetState() BindingState {
+	if x != nil {
+		return x.State
+	}
+	return BindingState_BINDING_STATE_UNSPECIFIED
 }
 
 // Peer is the other side of a binding.
@@ -989,7 +1001,7 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\vnode_number\x18\x03 \x01(\rR\n" +
 	"nodeNumber\x12\x1a\n" +
 	"\brevision\x18\x04 \x01(\x04R\brevision\x123\n" +
-	"\bbindings\x18\x05 \x03(\v2\x17.dxpu.v1.DesiredBindingR\bbindings\"\x81\x03\n" +
+	"\bbindings\x18\x05 \x03(\v2\x17.dxpu.v1.DesiredBindingR\bbindings\"\xae\x03\n" +
 	"\x0eDesiredBinding\x12\x1d\n" +
 	"\n" +
 	"binding_id\x18\x01 \x01(\tR\tbindingId\x12\x14\n" +
@@ -1004,7 +1016,8 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\x06domain\x18\n" +
 	" \x01(\tR\x06domain\x12'\n" +
 	"\x06device\x18\v \x01(\v2\x0f.dxpu.v1.DeviceR\x06device\x12@\n" +
-	"\x0eunplug_timeout\x18\f \x01(\v2\x19.google.protobuf.DurationR\runplugTimeout\"\x88\x01\n" +
+	"\x0eunplug_timeout\x18\f \x01(\v2\x19.google.protobuf.DurationR\runplugTimeout\x12+\n" +
+	"\x05state\x18\r \x01(\x0e2\x15.dxpu.v1.BindingStateR\x05state\"\x88\x01\n" +
 	"\x04Peer\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1f\n" +
 	"\vnode_number\x18\x02 \x01(\rR\n" +
@@ -1081,10 +1094,10 @@ var file_dxpu_v1_node_proto_goTypes = []any{
 	(*durationpb.Duration)(nil), // 13: google.protobuf.Duration
 	(Cipher)(0),                 // 14: dxpu.v1.Cipher
 	(*Device)(nil),              // 15: dxpu.v1.Device
-	(*PathAddress)(nil),         // 16: dxpu.v1.PathAddress
-	(BoxKind)(0),                // 17: dxpu.v1.BoxKind
-	(Health)(0),                 // 18: dxpu.v1.Health
-	(BindingState)(0),           // 19: dxpu.v1.BindingState
+	(BindingState)(0),           // 16: dxpu.v1.BindingState
+	(*PathAddress)(nil),         // 17: dxpu.v1.PathAddress
+	(BoxKind)(0),                // 18: dxpu.v1.BoxKind
+	(Health)(0),                 // 19: dxpu.v1.Health
 	(*Counters)(nil),            // 20: dxpu.v1.Counters
 	(*Step)(nil),                // 21: dxpu.v1.Step
 }
@@ -1096,29 +1109,30 @@ var file_dxpu_v1_node_proto_depIdxs = []int32{
 	14, // 4: dxpu.v1.DesiredBinding.cipher:type_name -> dxpu.v1.Cipher
 	15, // 5: dxpu.v1.DesiredBinding.device:type_name -> dxpu.v1.Device
 	13, // 6: dxpu.v1.DesiredBinding.unplug_timeout:type_name -> google.protobuf.Duration
-	16, // 7: dxpu.v1.Peer.addresses:type_name -> dxpu.v1.PathAddress
-	8,  // 8: dxpu.v1.ReportRequest.state:type_name -> dxpu.v1.ObservedState
-	11, // 9: dxpu.v1.ObservedState.labels:type_name -> dxpu.v1.ObservedState.LabelsEntry
-	16, // 10: dxpu.v1.ObservedState.addresses:type_name -> dxpu.v1.PathAddress
-	17, // 11: dxpu.v1.ObservedState.box_kind:type_name -> dxpu.v1.BoxKind
-	9,  // 12: dxpu.v1.ObservedState.slots:type_name -> dxpu.v1.ObservedSlot
-	15, // 13: dxpu.v1.ObservedSlot.device:type_name -> dxpu.v1.Device
-	18, // 14: dxpu.v1.ObservedSlot.health:type_name -> dxpu.v1.Health
-	10, // 15: dxpu.v1.ObservedSlot.binding:type_name -> dxpu.v1.ObservedBinding
-	19, // 16: dxpu.v1.ObservedBinding.state:type_name -> dxpu.v1.BindingState
-	20, // 17: dxpu.v1.ObservedBinding.counters:type_name -> dxpu.v1.Counters
-	21, // 18: dxpu.v1.ObservedBinding.steps:type_name -> dxpu.v1.Step
-	0,  // 19: dxpu.v1.NodeService.Enroll:input_type -> dxpu.v1.EnrollRequest
-	2,  // 20: dxpu.v1.NodeService.WatchDesired:input_type -> dxpu.v1.WatchDesiredRequest
-	6,  // 21: dxpu.v1.NodeService.Report:input_type -> dxpu.v1.ReportRequest
-	1,  // 22: dxpu.v1.NodeService.Enroll:output_type -> dxpu.v1.EnrollResponse
-	3,  // 23: dxpu.v1.NodeService.WatchDesired:output_type -> dxpu.v1.DesiredState
-	7,  // 24: dxpu.v1.NodeService.Report:output_type -> dxpu.v1.ReportResponse
-	22, // [22:25] is the sub-list for method output_type
-	19, // [19:22] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	16, // 7: dxpu.v1.DesiredBinding.state:type_name -> dxpu.v1.BindingState
+	17, // 8: dxpu.v1.Peer.addresses:type_name -> dxpu.v1.PathAddress
+	8,  // 9: dxpu.v1.ReportRequest.state:type_name -> dxpu.v1.ObservedState
+	11, // 10: dxpu.v1.ObservedState.labels:type_name -> dxpu.v1.ObservedState.LabelsEntry
+	17, // 11: dxpu.v1.ObservedState.addresses:type_name -> dxpu.v1.PathAddress
+	18, // 12: dxpu.v1.ObservedState.box_kind:type_name -> dxpu.v1.BoxKind
+	9,  // 13: dxpu.v1.ObservedState.slots:type_name -> dxpu.v1.ObservedSlot
+	15, // 14: dxpu.v1.ObservedSlot.device:type_name -> dxpu.v1.Device
+	19, // 15: dxpu.v1.ObservedSlot.health:type_name -> dxpu.v1.Health
+	10, // 16: dxpu.v1.ObservedSlot.binding:type_name -> dxpu.v1.ObservedBinding
+	16, // 17: dxpu.v1.ObservedBinding.state:type_name -> dxpu.v1.BindingState
+	20, // 18: dxpu.v1.ObservedBinding.counters:type_name -> dxpu.v1.Counters
+	21, // 19: dxpu.v1.ObservedBinding.steps:type_name -> dxpu.v1.Step
+	0,  // 20: dxpu.v1.NodeService.Enroll:input_type -> dxpu.v1.EnrollRequest
+	2,  // 21: dxpu.v1.NodeService.WatchDesired:input_type -> dxpu.v1.WatchDesiredRequest
+	6,  // 22: dxpu.v1.NodeService.Report:input_type -> dxpu.v1.ReportRequest
+	1,  // 23: dxpu.v1.NodeService.Enroll:output_type -> dxpu.v1.EnrollResponse
+	3,  // 24: dxpu.v1.NodeService.WatchDesired:output_type -> dxpu.v1.DesiredState
+	7,  // 25: dxpu.v1.NodeService.Report:output_type -> dxpu.v1.ReportResponse
+	23, // [23:26] is the sub-list for method output_type
+	20, // [20:23] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_node_proto_init() }

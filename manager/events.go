@@ -1,0 +1,78 @@
+package manager
+
+import (
+	"slices"
+	"sync"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// keepEvents is how many events are remembered: some hours of a busy pool, a
+// few megabytes.
+const keepEvents = 16384
+
+// eventLog remembers the newest events in the order of their revisions.
+type eventLog struct {
+	mu       sync.Mutex
+	events   []*dxpuv1.Event // not changed once added
+	floor    uint64          // revisions up to this one may be forgotten
+	revision uint64          // of the newest
+	more     chan struct{}   // closed and replaced when events are added
+}
+
+func newEventLog(revision uint64) *eventLog {
+	return &eventLog{floor: revision, revision: revision, more: make(chan struct{})}
+}
+
+func (l *eventLog) add(events []*dxpuv1.Event) {
+	if len(events) == 0 {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.events = append(l.events, events...)
+	l.revision = events[len(events)-1].Revision
+	if over := len(l.events) - keepEvents; over > keepEvents/4 {
+		l.floor = l.events[over-1].Revision
+		l.events = slices.Clone(l.events[over:])
+	}
+	close(l.more)
+	l.more = make(chan struct{})
+}
+
+// after returns the events above a revision, the newest revision, and a channel
+// that is closed when there are more. ok is false when some are forgotten.
+func (l *eventLog) after(revision uint64) (events []*dxpuv1.Event, newest uint64, more <-chan struct{}, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i, _ := slices.BinarySearchFunc(l.events, revision+1, func(e *dxpuv1.Event, r uint64) int {
+		switch {
+		case e.Revision < r:
+			return -1
+		case e.Revision > r:
+			return 1
+		}
+		return 0
+	})
+	return slices.Clone(l.events[i:]), l.revision, l.more, revision >= l.floor
+}
+
+// start returns the revision from which nothing is forgotten.
+func (l *eventLog) start() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.floor
+}
+
+// matches reports whether an event passes a filter, which may be nil.
+func matches(e *dxpuv1.Event, f *dxpuv1.EventFilter) bool {
+	if f == nil {
+		return true
+	}
+	return (f.LeaseId == "" || f.LeaseId == e.LeaseId) &&
+		(f.BindingId == "" || f.BindingId == e.BindingId) &&
+		(f.GpuId == "" || f.GpuId == e.GpuId) &&
+		(f.BoxId == "" || f.BoxId == e.BoxId) &&
+		(f.HostId == "" || f.HostId == e.HostId) &&
+		(len(f.Types) == 0 || slices.Contains(f.Types, e.Type))
+}

@@ -1,0 +1,252 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// clock is a clock that tests turn by hand.
+type clock struct{ t time.Time }
+
+func (c *clock) now() time.Time { return c.t }
+
+// fakeNode is a proxy that does at once, at its next step, what it is told.
+type fakeNode struct {
+	id       string
+	kind     dxpuv1.NodeKind
+	boxKind  dxpuv1.BoxKind
+	slots    int
+	model    string
+	down     bool            // neither hears nor reports
+	deaf     bool            // reports, but does not hear
+	dead     map[uint32]bool // failed devices
+	linkDown bool            // a host says of every binding that it is lost
+	refuses  bool            // says FAILED to everything new
+
+	instance int
+	sequence uint64
+	applied  uint64
+	has      map[uint32]*dxpuv1.ObservedBinding
+}
+
+func (n *fakeNode) box() bool { return n.kind == dxpuv1.NodeKind_NODE_KIND_BOX }
+
+// apply takes in a snapshot: what goes is gone, what comes is there.
+func (n *fakeNode) apply(d *dxpuv1.DesiredState) {
+	if n.down || n.deaf || d.Revision <= n.applied {
+		return
+	}
+	n.applied = d.Revision
+	have := n.has
+	n.has = map[uint32]*dxpuv1.ObservedBinding{}
+	for _, b := range d.Bindings {
+		if old := have[b.Slot]; old != nil && old.BindingId == b.BindingId && old.Epoch == b.Epoch {
+			n.has[b.Slot] = old
+			continue
+		}
+		state := attached
+		if n.box() {
+			state = ready
+		}
+		if n.refuses {
+			state = failed
+		}
+		if b.State == attached || n.box() && b.State != preparing {
+			state = lost // it was ours before we forgot
+		}
+		n.has[b.Slot] = &dxpuv1.ObservedBinding{BindingId: b.BindingId, Epoch: b.Epoch, State: state}
+	}
+}
+
+func (n *fakeNode) observe() *dxpuv1.ObservedState {
+	n.sequence++
+	o := &dxpuv1.ObservedState{
+		NodeId: n.id, InstanceId: fmt.Sprint(n.instance), Sequence: n.sequence, AppliedRevision: n.applied,
+		Addresses: []*dxpuv1.PathAddress{{Address: "127.0.0.1:1"}}, BoxKind: n.boxKind,
+	}
+	for i := range uint32(n.slots) {
+		s := &dxpuv1.ObservedSlot{Slot: i, Health: dxpuv1.Health_HEALTH_OK}
+		if n.box() {
+			s.Device = &dxpuv1.Device{Model: n.model, MemoryBytes: 1 << 30}
+		}
+		if n.dead[i] {
+			s.Health = dxpuv1.Health_HEALTH_FAILED
+		}
+		if b := n.has[i]; b != nil {
+			s.Binding = proto.CloneOf(b)
+			if n.linkDown && s.Binding.State == attached {
+				s.Binding.State = lost
+			}
+		}
+		o.Slots = append(o.Slots, s)
+	}
+	return o
+}
+
+// restart loses everything but what a disk keeps: the last desired state.
+func (n *fakeNode) restart() {
+	n.instance++
+	n.sequence = 0
+}
+
+// forget is a restart without a disk.
+func (n *fakeNode) forget() {
+	n.restart()
+	n.applied = 0
+	clear(n.has)
+}
+
+// world is a manager with fake nodes.
+type world struct {
+	t     fataler
+	m     *Manager
+	clock *clock
+	nodes map[string]*fakeNode
+	order []string
+}
+
+type fataler interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
+func newWorld(t fataler, cfg Config, nodes ...*fakeNode) *world {
+	t.Helper()
+	c := &clock{time.Unix(1_700_000_000, 0)}
+	cfg.JoinToken, cfg.Now = "token-for-tests", c.now
+	m, err := New(context.Background(), cfg)
+	if err != nil {
+		t.Fatalf("New: %v", err)
+	}
+	w := &world{t: t, m: m, clock: c, nodes: map[string]*fakeNode{}}
+	for _, n := range nodes {
+		n.has = map[uint32]*dxpuv1.ObservedBinding{}
+		n.dead = map[uint32]bool{}
+		w.nodes[n.id] = n
+		w.order = append(w.order, n.id)
+		if err := m.update(context.Background(), func(tx *tx) error {
+			tx.meta.NodeNumber++
+			tx.nodes.put(n.id, &nodeRecord{ID: n.id, Kind: n.kind, Number: tx.meta.NodeNumber})
+			tx.touch(n.id)
+			return nil
+		}); err != nil {
+			t.Fatalf("enrol: %v", err)
+		}
+	}
+	w.settle()
+	return w
+}
+
+func hostNode(id string, slots int) *fakeNode {
+	return &fakeNode{id: id, kind: dxpuv1.NodeKind_NODE_KIND_HOST, slots: slots}
+}
+
+func boxNode(id string, slots int) *fakeNode {
+	return &fakeNode{
+		id: id, kind: dxpuv1.NodeKind_NODE_KIND_BOX, boxKind: dxpuv1.BoxKind_BOX_KIND_PCIE_SWITCH,
+		slots: slots, model: "DX100",
+	}
+}
+
+// hear gives a node its desired state.
+func (w *world) hear(id string) {
+	var d *dxpuv1.DesiredState
+	_ = w.m.view(func(t *tx) error {
+		d = t.desired(t.nodes.get(id))
+		return nil
+	})
+	w.nodes[id].apply(d)
+}
+
+// tell makes a node report.
+func (w *world) tell(id string) {
+	n := w.nodes[id]
+	if n.down {
+		return
+	}
+	if _, err := w.m.report(context.Background(), n.observe(), func(*tx) error { return nil }); err != nil {
+		w.t.Fatalf("report of %s: %v", id, err)
+	}
+}
+
+// pass lets time go by.
+func (w *world) pass(d time.Duration) {
+	w.clock.t = w.clock.t.Add(d)
+	if err := w.m.Tick(context.Background()); err != nil {
+		w.t.Fatalf("tick: %v", err)
+	}
+}
+
+// settle lets everybody hear and report, a few times.
+func (w *world) settle() {
+	for range 12 {
+		for _, id := range w.order {
+			w.hear(id)
+			w.tell(id)
+		}
+		w.pass(50 * time.Millisecond)
+	}
+}
+
+func (w *world) create(spec *dxpuv1.LeaseSpec) string {
+	w.t.Helper()
+	id, err := w.tryCreate(spec)
+	if err != nil {
+		w.t.Fatalf("create: %v", err)
+	}
+	return id
+}
+
+func (w *world) tryCreate(spec *dxpuv1.LeaseSpec) (string, error) {
+	var id string
+	err := w.m.update(context.Background(), func(t *tx) error {
+		if err := checkSpec(spec); err != nil {
+			return err
+		}
+		l, err := t.createLease("", spec)
+		if err == nil {
+			id = l.ID
+		}
+		return err
+	})
+	return id, err
+}
+
+func (w *world) delete(id string, grace bool) {
+	_ = w.m.update(context.Background(), func(t *tx) error {
+		if l := t.leases.get(id); l != nil && !l.ended() {
+			t.endLease(id, dxpuv1.Reason_REASON_LEASE_DELETED, "deleted", grace)
+		}
+		return nil
+	})
+}
+
+func (w *world) lease(id string) (out *dxpuv1.Lease) {
+	_ = w.m.view(func(t *tx) error {
+		out = t.leaseMessage(t.leases.get(id))
+		return nil
+	})
+	return out
+}
+
+func (w *world) wantLease(id string, s dxpuv1.LeaseState) *dxpuv1.Lease {
+	w.t.Helper()
+	l := w.lease(id)
+	if l.State != s {
+		w.t.Fatalf("lease %s is %s (%s), want %s\n%s", id, leaseWord(l.State), l.StateReason, leaseWord(s), w.events())
+	}
+	return l
+}
+
+func (w *world) events() (s string) {
+	events, _, _, _ := w.m.events.after(0)
+	for _, e := range events {
+		s += e.Message + "\n"
+	}
+	return s
+}

@@ -1,0 +1,41 @@
+package manager
+
+import (
+	"io"
+	"net/http"
+
+	"connectrpc.com/connect"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+)
+
+// maxRequest bounds the body of a call, in bytes: a report of maxSlots slots
+// with every field full is well below.
+const maxRequest = 4 << 20
+
+func (m *Manager) handler() http.Handler {
+	mux := http.NewServeMux()
+	limit := connect.WithReadMaxBytes(maxRequest)
+	mux.Handle(dxpuv1connect.NewPoolServiceHandler(&poolService{m: m}, limit))
+	mux.Handle(dxpuv1connect.NewNodeServiceHandler(&nodeService{m: m}, limit))
+	mux.HandleFunc("GET /healthz", m.healthz)
+	mux.HandleFunc("GET /readyz", m.readyz)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.metrics.registry, promhttp.HandlerOpts{}))
+	return mux
+}
+
+// healthz says that the process serves.
+func (m *Manager) healthz(w http.ResponseWriter, _ *http.Request) {
+	_, _ = io.WriteString(w, "ok\n")
+}
+
+// readyz says that the manager decides: its state is loaded and its clock runs.
+func (m *Manager) readyz(w http.ResponseWriter, _ *http.Request) {
+	select {
+	case <-m.stop:
+		http.Error(w, "the manager is stopping", http.StatusServiceUnavailable)
+	default:
+		_, _ = io.WriteString(w, "ok\n")
+	}
+}

@@ -1,0 +1,98 @@
+package manager
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// liveNode is what is known of a node from its reports and not stored: it is
+// told anew within a heartbeat.
+type liveNode struct {
+	last     time.Time // of the last report; zero: none since the manager started
+	lost     bool      // said so in an event
+	observed *dxpuv1.ObservedState
+	retired  string        // instance whose reports are no longer taken
+	changed  chan struct{} // closed and replaced when the desired state changes
+}
+
+func (m *Manager) liveLocked(node string) *liveNode {
+	l := m.live[node]
+	if l == nil {
+		l = &liveNode{changed: make(chan struct{})}
+		m.live[node] = l
+	}
+	return l
+}
+
+func (l *liveNode) wake() {
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+// takes reports whether a report is newer than what is known.
+func (l *liveNode) takes(s *dxpuv1.ObservedState) bool {
+	o := l.observed
+	switch {
+	case o == nil:
+		return true
+	case o.InstanceId == s.InstanceId:
+		return s.Sequence > o.Sequence
+	default:
+		return s.InstanceId != l.retired
+	}
+}
+
+// connected reports whether a node reports now.
+func (t *tx) connected(node string) bool {
+	l := t.live[node]
+	return l != nil && !l.last.IsZero() && t.now.Sub(l.last) < t.cfg.LostAfter
+}
+
+// observed returns a node's side of a binding, nil when the node has no trace of it.
+func (t *tx) observed(node string, b *bindingRecord) *dxpuv1.ObservedBinding {
+	l := t.live[node]
+	if l == nil || l.observed == nil {
+		return nil
+	}
+	for _, s := range l.observed.Slots {
+		if o := s.Binding; o != nil && o.BindingId == b.ID && o.Epoch == b.Epoch {
+			return o
+		}
+	}
+	return nil
+}
+
+// applied reports whether a node has taken in the desired state of a revision
+// and has looked at itself since.
+func (t *tx) applied(node string, revision uint64) bool {
+	l := t.live[node]
+	return revision > 0 && l != nil && l.observed != nil && l.observed.AppliedRevision >= revision
+}
+
+// gone reports whether a node has confirmed that nothing is left of a binding
+// that it was told to drop with a revision.
+func (t *tx) gone(node string, b *bindingRecord, dropped uint64) bool {
+	return t.applied(node, dropped) && t.observed(node, b) == nil
+}
+
+// sameReport reports whether two reports differ in counters and sequence only.
+func sameReport(a, b *dxpuv1.ObservedState) bool {
+	if a == nil || b == nil || len(a.Slots) != len(b.Slots) {
+		return false
+	}
+	return proto.Equal(essence(a), essence(b))
+}
+
+func essence(s *dxpuv1.ObservedState) *dxpuv1.ObservedState {
+	c := proto.CloneOf(s)
+	c.Sequence = 0
+	for _, slot := range c.Slots {
+		if slot.Binding != nil {
+			slot.Binding.Counters = nil
+		}
+	}
+	return c
+}

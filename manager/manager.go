@@ -1,0 +1,191 @@
+// Package manager is DXPU_MANAGER: it owns the pool. It knows every box, slot
+// and host, allocates GPUs to hosts, binds and unbinds them, and replaces broken
+// ones from the spares (paper, sections 3.1 to 3.3.1 and 5.2).
+//
+// The Manager is a set of records, a pure placement policy and a few transitions
+// that are driven by three inputs: calls of the API, reports of the nodes and the
+// clock. Each input is one transaction on the Store: records change, the desired
+// state of nodes follows from the records, events tell what happened. Nothing
+// is sent to anybody from within: nodes and people watch.
+//
+// Invariant: a box slot belongs to at most one binding that its box has not
+// confirmed to be rid of; a host slot is wanted by the host for at most one binding.
+package manager
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/dxpu-project/dxpu/placement"
+)
+
+// Config has usable defaults for everything but the join token.
+type Config struct {
+	// JoinToken lets nodes enrol. Needed.
+	JoinToken string
+	// Store keeps the state; nil: memory.
+	Store Store
+	// Reserve is what is held back as spares.
+	Reserve placement.Reserve
+	// Heartbeat is how often nodes report. 0: 250 ms.
+	Heartbeat time.Duration
+	// LostAfter is how long a node may be silent before it counts as lost. 0: 1 s.
+	// A lost box costs its bindings only when their hosts have lost the link too.
+	LostAfter time.Duration
+	// LinkGrace is how long a host may say that a link is lost while the box
+	// goes on reporting, before the GPU is replaced. 0: 2 s.
+	LinkGrace time.Duration
+	// AttachTimeout bounds PREPARING and READY each. 0: 20 s.
+	AttachTimeout time.Duration
+	// UnplugTimeout is how long a guest may take to let go of a device. 0: 5 s.
+	UnplugTimeout time.Duration
+	// MTU is the largest UDP payload of a path that names none, in bytes. 0: 1472.
+	MTU uint32
+	// Version is shown to people.
+	Version string
+	// Log gets the events; nil: nothing. Secrets are never logged.
+	Log *slog.Logger
+	// Now is the clock; nil: time.Now.
+	Now func() time.Time
+}
+
+// Defaults of Config.
+const (
+	defaultHeartbeat     = 250 * time.Millisecond
+	defaultLostAfter     = time.Second     // four heartbeats
+	defaultLinkGrace     = 2 * time.Second // longer than a box takes to be counted as lost
+	defaultAttachTimeout = 20 * time.Second
+	defaultUnplugTimeout = 5 * time.Second
+	defaultMTU           = 1472 // Ethernet's 1500 without the headers of IPv4 and UDP
+	// unplugSlack is what the host gets on top of UnplugTimeout for the forced
+	// removal and its report, before the box fences it off.
+	unplugSlack = 3 * time.Second
+	// maxAttempts bounds how many bindings per GPU of a lease may fail before it
+	// has been ACTIVE; then the fault is hardly the GPUs'.
+	maxAttempts = 3
+	// attachRetry is the pause of a lease that works before it tries again to
+	// attach what failed: the fault is likely to last.
+	attachRetry = 5 * time.Second
+	// keepEnded is how long leases that are over are remembered.
+	keepEnded = time.Hour
+	// keepReleased is how many released bindings a lease remembers.
+	keepReleased = 8
+	// tickInterval is how finely deadlines are kept.
+	tickInterval = 50 * time.Millisecond
+)
+
+func (c *Config) setDefaults() {
+	setDefault(&c.Heartbeat, defaultHeartbeat)
+	setDefault(&c.LostAfter, defaultLostAfter)
+	setDefault(&c.LinkGrace, defaultLinkGrace)
+	setDefault(&c.AttachTimeout, defaultAttachTimeout)
+	setDefault(&c.UnplugTimeout, defaultUnplugTimeout)
+	setDefault(&c.MTU, defaultMTU)
+	if c.Store == nil {
+		c.Store = &MemoryStore{}
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+}
+
+func setDefault[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+// Manager owns the pool.
+type Manager struct {
+	cfg     Config
+	store   Store
+	log     *slog.Logger
+	metrics *metrics
+	events  *eventLog
+	stop    chan struct{} // closed when Run ends: watches end then
+
+	mu       sync.Mutex
+	meta     *meta
+	nodes    map[string]*nodeRecord
+	bindings map[string]*bindingRecord
+	leases   map[string]*leaseRecord
+	live     map[string]*liveNode
+}
+
+// New loads the state, or makes a new pool where there is none.
+func New(ctx context.Context, cfg Config) (*Manager, error) {
+	if len(cfg.JoinToken) < 8 {
+		return nil, errors.New("manager: a join token of at least 8 characters is needed")
+	}
+	cfg.setDefaults()
+	m := &Manager{
+		cfg:      cfg,
+		store:    cfg.Store,
+		log:      cfg.Log,
+		stop:     make(chan struct{}),
+		meta:     &meta{},
+		nodes:    map[string]*nodeRecord{},
+		bindings: map[string]*bindingRecord{},
+		leases:   map[string]*leaseRecord{},
+		live:     map[string]*liveNode{},
+	}
+	if err := m.load(ctx); err != nil {
+		return nil, fmt.Errorf("manager: load state: %w", err)
+	}
+	if m.meta.ClusterID == "" {
+		m.meta.ClusterID = "c-" + strings.ToLower(rand.Text()[:10])
+	}
+	m.events = newEventLog(m.meta.Revision)
+	m.metrics = newMetrics(m)
+	return m, nil
+}
+
+// Run keeps the clock: deadlines, lost nodes, the queue. It returns nil when ctx
+// ends, and then no watch is open any more. Call it once.
+func (m *Manager) Run(ctx context.Context) error {
+	defer close(m.stop)
+	tick := time.NewTicker(tickInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			if err := m.Tick(ctx); err != nil {
+				m.log.Error("the clock's changes were not stored", "err", err)
+			}
+		}
+	}
+}
+
+// Tick does what is due now. Run calls it; tests with a clock of their own do too.
+func (m *Manager) Tick(ctx context.Context) error {
+	return m.update(ctx, func(*tx) error { return nil })
+}
+
+// update is the only way in which the pool changes: fn changes records, then
+// everything that follows from it is worked out, then all of it is stored.
+func (m *Manager) update(ctx context.Context, fn func(*tx) error) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t := m.beginLocked(m.cfg.Now())
+	if err := fn(t); err != nil {
+		return err
+	}
+	t.settle()
+	return m.commitLocked(ctx, t)
+}
+
+// Handler serves the API, /healthz, /readyz and /metrics.
+func (m *Manager) Handler() http.Handler { return m.handler() }

@@ -1,0 +1,174 @@
+package manager
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// Bounds of what a node may tell: far above any real node, low enough that a
+// broken one cannot fill the manager's memory.
+const (
+	maxSlots     = 1024
+	maxAddresses = 64
+	maxLabels    = 64
+	maxText      = 256
+)
+
+func checkReport(o *dxpuv1.ObservedState) error {
+	switch {
+	case len(o.Slots) > maxSlots:
+		return invalid("state.slots: %d slots, at most %d", len(o.Slots), maxSlots)
+	case len(o.Addresses) > maxAddresses:
+		return invalid("state.addresses: %d addresses, at most %d", len(o.Addresses), maxAddresses)
+	case len(o.Labels) > maxLabels:
+		return invalid("state.labels: %d labels, at most %d", len(o.Labels), maxLabels)
+	}
+	seen := map[uint32]bool{}
+	for _, s := range o.Slots {
+		if s == nil || seen[s.Slot] {
+			return invalid("state.slots: slot %d is listed twice", s.GetSlot())
+		}
+		seen[s.Slot] = true
+	}
+	return nil
+}
+
+// bounded cuts a text that a node sent.
+func bounded(s string) string {
+	if len(s) > maxText {
+		return s[:maxText]
+	}
+	return s
+}
+
+// report takes in what a node has and returns the revision that it should have.
+// o belongs to the manager afterwards.
+func (m *Manager) report(ctx context.Context, o *dxpuv1.ObservedState, allowed func(*tx) error) (uint64, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t := m.beginLocked(m.cfg.Now())
+	if err := allowed(t); err != nil {
+		return 0, err
+	}
+	l := m.liveLocked(o.NodeId)
+	if !l.takes(o) {
+		return t.nodes.get(o.NodeId).DesiredRevision, nil
+	}
+	was := t.connected(o.NodeId)
+	same := was && sameReport(l.observed, o)
+	if l.observed != nil && l.observed.InstanceId != o.InstanceId {
+		l.retired = l.observed.InstanceId
+	}
+	l.observed, l.last, l.lost = o, t.now, false
+	if !same {
+		n := t.nodes.get(o.NodeId)
+		if !was {
+			t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_CONNECTED), "%s %s reports", kindWord(n.Kind), n.ID)
+		}
+		t.inventory(o)
+		t.settle()
+	}
+	if err := m.commitLocked(ctx, t); err != nil {
+		l.observed = nil // the next report is looked at in full
+		return 0, err
+	}
+	return m.nodes[o.NodeId].DesiredRevision, nil
+}
+
+// inventory writes down what a report says about the node itself.
+func (t *tx) inventory(o *dxpuv1.ObservedState) {
+	n := t.nodes.get(o.NodeId)
+	addrs := make([]pathAddress, 0, len(o.Addresses))
+	for _, a := range o.Addresses {
+		addrs = append(addrs, pathAddress{a.Path, bounded(a.Address), a.Mtu, bounded(a.Network)})
+	}
+	slots := make([]slotRecord, 0, len(o.Slots))
+	for _, s := range o.Slots {
+		r := slotRecord{
+			Slot: s.Slot, Domain: bounded(s.Domain), Device: deviceOf(s.Device),
+			Health: s.Health, HealthDetail: bounded(s.HealthDetail),
+		}
+		if old := n.slot(s.Slot); old != nil {
+			r.Cordon = old.Cordon
+		}
+		slots = append(slots, r)
+	}
+	slices.SortFunc(slots, func(a, b slotRecord) int { return int(a.Slot) - int(b.Slot) })
+	moved := !slices.Equal(addrs, n.Addresses)
+	changed := t.compareSlots(n, slots)
+	if !moved && !changed && n.Rack == o.Rack && maps.Equal(n.Labels, o.Labels) && n.Version == o.Version && n.BoxKind == o.BoxKind {
+		return
+	}
+	n = t.nodes.edit(n.ID)
+	n.Addresses, n.Slots = addrs, slots
+	n.Rack, n.Labels, n.Version, n.BoxKind = bounded(o.Rack), o.Labels, bounded(o.Version), o.BoxKind
+	n.ResourceVersion = t.revision()
+	if moved {
+		t.tellPeers(n.ID)
+	}
+}
+
+// tellPeers renews the desired state of all that have a binding with a node
+// whose addresses changed.
+func (t *tx) tellPeers(node string) {
+	for _, id := range t.bindings.ids() {
+		b := t.bindings.get(id)
+		if b.BoxID == node && b.wantedByHost() {
+			t.touch(b.HostID)
+		}
+		if b.HostID == node && b.wantedByBox() {
+			t.touch(b.BoxID)
+		}
+	}
+}
+
+// compareSlots tells events of what changed in a node's slots.
+func (t *tx) compareSlots(n *nodeRecord, slots []slotRecord) (changed bool) {
+	box := n.Kind == dxpuv1.NodeKind_NODE_KIND_BOX
+	for i := range slots {
+		s := &slots[i]
+		old := n.slot(s.Slot)
+		if old == nil {
+			old = &slotRecord{Slot: s.Slot}
+			changed = true
+		}
+		if old.Domain != s.Domain || old.Health != s.Health || old.HealthDetail != s.HealthDetail || !sameDevice(old.Device, s.Device) {
+			changed = true
+		}
+		if !box {
+			continue
+		}
+		gpu := func(typ dxpuv1.EventType) *dxpuv1.Event {
+			e := nodeEvent(n, typ)
+			e.GpuId = gpuID(n.ID, s.Slot)
+			return e
+		}
+		switch {
+		case s.Device == nil && old.Device != nil:
+			t.event(gpu(dxpuv1.EventType_EVENT_TYPE_GPU_REMOVED), "GPU %s is gone", gpuID(n.ID, s.Slot))
+		case s.Device != nil && !sameDevice(old.Device, s.Device):
+			t.event(gpu(dxpuv1.EventType_EVENT_TYPE_GPU_ADDED), "GPU %s is a %s", gpuID(n.ID, s.Slot), s.Device.Model)
+		case s.Device != nil && old.Health != s.Health:
+			t.event(gpu(dxpuv1.EventType_EVENT_TYPE_GPU_HEALTH), "GPU %s was %s and is %s: %s",
+				gpuID(n.ID, s.Slot), healthWord(old.Health), healthWord(s.Health), s.HealthDetail)
+		}
+	}
+	return changed || len(slots) != len(n.Slots)
+}
+
+func deviceOf(d *dxpuv1.Device) *deviceRecord {
+	if d == nil {
+		return nil
+	}
+	return &deviceRecord{
+		Model: bounded(d.Model), MemoryBytes: d.MemoryBytes, Serial: bounded(d.Serial), VendorID: d.VendorId, DeviceID: d.DeviceId,
+		NVLinkDomain: bounded(d.NvlinkDomain), PCIeSwitch: bounded(d.PcieSwitch),
+	}
+}
+
+func sameDevice(a, b *deviceRecord) bool {
+	return a == b || a != nil && b != nil && *a == *b
+}

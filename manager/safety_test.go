@@ -1,0 +1,164 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"pgregory.net/rapid"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/placement"
+)
+
+// Whatever happens in whatever order: no GPU serves two bindings, no host slot
+// has two, nobody learns of a binding before its time, and once the faults are
+// over everything converges and nothing has leaked.
+func TestSafety(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(t, Config{Reserve: placement.Reserve{Count: rapid.IntRange(0, 2).Draw(t, "spares")}},
+			hostNode("h1", 2), hostNode("h2", 3), boxNode("b1", 2), boxNode("b2", 3))
+		var leases []string
+		node := rapid.SampledFrom(w.order)
+		box := rapid.SampledFrom([]string{"b1", "b2"})
+		host := rapid.SampledFrom([]string{"h1", "h2"})
+		someLease := func(t *rapid.T) string {
+			if len(leases) == 0 {
+				t.Skip("no lease")
+			}
+			return rapid.SampledFrom(leases).Draw(t, "lease")
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"create": func(t *rapid.T) {
+				id, err := w.tryCreate(&dxpuv1.LeaseSpec{
+					Count: rapid.Uint32Range(1, 3).Draw(t, "count"), Wait: rapid.Bool().Draw(t, "wait"),
+					SameBox: dxpuv1.Preference(rapid.IntRange(0, 3).Draw(t, "same")),
+				})
+				if err == nil {
+					leases = append(leases, id)
+				}
+			},
+			"delete": func(t *rapid.T) { w.delete(someLease(t), rapid.Bool().Draw(t, "grace")) },
+			"replace": func(t *rapid.T) {
+				l := w.lease(someLease(t))
+				if len(l.Bindings) > 0 {
+					_, _ = (&poolService{m: w.m}).ReplaceGPU(context.Background(),
+						connect.NewRequest(&dxpuv1.ReplaceGPURequest{GpuId: l.Bindings[len(l.Bindings)-1].GpuId}))
+				}
+			},
+			"hear":    func(t *rapid.T) { w.hear(node.Draw(t, "node")) },
+			"tell":    func(t *rapid.T) { w.tell(node.Draw(t, "node")) },
+			"pass":    func(t *rapid.T) { w.pass(time.Duration(rapid.IntRange(1, 5000).Draw(t, "ms")) * time.Millisecond) },
+			"settle":  func(*rapid.T) { w.settle() },
+			"kill":    func(t *rapid.T) { n := w.nodes[node.Draw(t, "node")]; n.down = !n.down },
+			"deafen":  func(t *rapid.T) { n := w.nodes[node.Draw(t, "node")]; n.deaf = !n.deaf },
+			"refuse":  func(t *rapid.T) { n := w.nodes[node.Draw(t, "node")]; n.refuses = !n.refuses },
+			"restart": func(t *rapid.T) { w.nodes[node.Draw(t, "node")].restart() },
+			"amnesia": func(t *rapid.T) { w.nodes[node.Draw(t, "node")].forget() },
+			"break": func(t *rapid.T) {
+				n, i := w.nodes[box.Draw(t, "box")], rapid.Uint32Range(0, 1).Draw(t, "slot")
+				n.dead[i] = !n.dead[i]
+			},
+			"cut": func(t *rapid.T) { n := w.nodes[host.Draw(t, "host")]; n.linkDown = !n.linkDown },
+			"":    func(t *rapid.T) { w.check(t) },
+		})
+		w.heal()
+		w.check(t)
+		w.checkConverged(t, leases)
+	})
+}
+
+// check holds the nodes against each other and the records.
+func (w *world) check(t *rapid.T) {
+	type side struct {
+		node string
+		slot uint32
+	}
+	_ = w.m.view(func(tx *tx) error {
+		gpus := map[placement.Ref]string{}
+		wanted := map[side]string{}
+		for _, id := range tx.bindings.ids() {
+			b := tx.bindings.get(id)
+			if b.holdsGPU() {
+				if other := gpus[b.ref()]; other != "" {
+					t.Fatalf("GPU %s belongs to %s and %s", b.gpuID(), other, b.ID)
+				}
+				gpus[b.ref()] = b.ID
+			}
+			if b.wantedByHost() {
+				at := side{b.HostID, b.HostSlot}
+				if other := wanted[at]; other != "" {
+					t.Fatalf("host slot %v is wanted for %s and %s", at, other, b.ID)
+				}
+				wanted[at] = b.ID
+			}
+		}
+		// What a node really has is never something that the records hold to be gone.
+		for _, n := range w.nodes {
+			for slot, has := range n.has {
+				b := tx.bindings.get(has.BindingId)
+				if b == nil || n.box() && b.BoxClear || !n.box() && b.HostClear {
+					t.Fatalf("%s slot %d has %s, which is said to be gone: %+v", n.id, slot, has.BindingId, b)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// heal ends all faults and lets everything come to rest.
+func (w *world) heal() {
+	for _, n := range w.nodes {
+		n.down, n.deaf, n.refuses, n.linkDown = false, false, false, false
+		clear(n.dead)
+	}
+	for range 30 {
+		w.settle()
+		w.pass(time.Second)
+		w.settle()
+	}
+}
+
+func (w *world) checkConverged(t *rapid.T, leases []string) {
+	held := 0
+	for _, id := range leases {
+		l := w.lease(id)
+		switch l.State {
+		case leaseActive:
+			held += int(l.Spec.Count)
+		case leasePending, leaseReleased, leaseFailed:
+		case leaseDegraded: // others took the place beside what it still has
+			if l.Spec.SameBox != dxpuv1.Preference_PREFERENCE_REQUIRED {
+				t.Fatalf("lease %s came to rest as degraded (%s)\n%s", id, l.StateReason, w.events())
+			}
+			for _, b := range l.Bindings {
+				if b.State == attached {
+					held++
+				}
+			}
+		default:
+			t.Fatalf("lease %s came to rest as %s (%s)\n%s", id, leaseWord(l.State), l.StateReason, w.events())
+		}
+		for _, b := range l.Bindings {
+			if b.State != attached && b.State != released {
+				t.Fatalf("binding %s came to rest as %s", b.Id, stateWord(b.State))
+			}
+		}
+	}
+	if p := w.m.pool(); int(p.GpusBound) != held || p.GpusFree+p.GpusBound != p.Gpus {
+		t.Fatalf("leases hold %d GPUs, pool: %v", held, p)
+	}
+	for _, n := range w.nodes {
+		held -= len(n.has)
+	}
+	for _, n := range w.nodes {
+		if n.box() {
+			held += len(n.has)
+		}
+	}
+	if held != 0 {
+		t.Fatal(fmt.Sprint("hosts and boxes disagree by ", held))
+	}
+}
