@@ -35,16 +35,16 @@ type Stream struct {
 
 	waiter chan struct{} // one token: who holds it waits for the interrupt
 
-	mu      sync.Mutex // guards what follows
-	tail    uint32     // commands submitted since the queue started
-	head    uint32     // commands known to be retired
-	fence   uint64     // newest fence value; never goes back
+	mu    sync.Mutex // guards what follows
+	tail  uint32     // commands submitted since the queue started
+	head  uint32     // commands known to be retired
+	fence uint64     // newest fence value; never goes back
 	// Fences above droppedAfter and up to droppedTo were dropped by Reset.
 	droppedAfter, droppedTo uint64
-	ops     []reg.Opcode
-	staging DMA
-	failed  error
-	closed  bool
+	ops                     []reg.Opcode
+	staging                 DMA
+	failed                  error
+	closed                  bool
 }
 
 // Fence is a point in a stream.

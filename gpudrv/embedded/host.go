@@ -1,0 +1,238 @@
+// Package embedded drives devices from the embedded host: it wraps the root
+// complex machine for goroutines, and gives drivers a gpudrv.Bus.
+package embedded
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/dxpu-project/dxpu/gpudrv"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/rootcomplex"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+const pageSize = 4096
+
+// Host is a root complex that goroutines use. Its owner runs the loop: it calls
+// Receive with what comes from below, Transmit when kick was called or Wake says
+// so, and has no other duty.
+//
+// Loads, stores and configuration accesses block until their completion comes
+// or the Completion Timeout of the root complex makes them all ones.
+type Host struct {
+	kick func()
+	spec rootcomplex.Spec
+
+	mu      sync.Mutex // guards what follows, and host memory that devices write
+	rc      *rootcomplex.Host
+	heap    *gpudrv.Heap
+	next    uint64
+	pending map[uint64]chan rootcomplex.Event
+	vectors map[uint32]*vector
+	nextVec uint32
+	buses   map[*Bus]bool
+	closed  bool
+}
+
+// New makes a host. Memory of the spec is allocated if it is nil and memory is
+// its size in bytes. kick is called from any goroutine when there is something
+// to transmit.
+func New(spec rootcomplex.Spec, memory int, kick func()) (*Host, error) {
+	if spec.Memory == nil {
+		spec.Memory = make([]byte, memory)
+	}
+	rc, err := rootcomplex.New(spec)
+	if err != nil {
+		return nil, err
+	}
+	return &Host{
+		kick: kick, spec: spec, rc: rc,
+		heap:    gpudrv.NewHeap(spec.MemoryBase, uint64(len(spec.Memory))),
+		pending: map[uint64]chan rootcomplex.Event{},
+		vectors: map[uint32]*vector{},
+		buses:   map[*Bus]bool{},
+	}, nil
+}
+
+// Receive takes TLPs from below, in order.
+func (h *Host) Receive(now time.Duration, p *tlp.Packet) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.rc.Receive(now, p)
+	h.deliverLocked()
+}
+
+// Transmit emits TLPs until there are none or emit refuses one. emit must not
+// call methods of the host.
+func (h *Host) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.rc.Transmit(now, emit)
+	h.deliverLocked()
+}
+
+// Wake returns when Transmit wants to be called without having been kicked.
+func (h *Host) Wake() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.rc.Wake()
+}
+
+// Counters returns the counters of the root complex.
+func (h *Host) Counters() rootcomplex.Counters {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.rc.Counters()
+}
+
+// Abandon ends every access that is under way with all ones: the link is down.
+func (h *Host) Abandon(now time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.rc.Abandon(now)
+	h.deliverLocked()
+}
+
+// Unplugged tells the drivers of all functions on a bus that they are lost.
+func (h *Host) Unplugged(bus uint8) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for b := range h.buses {
+		if b.fn.ID.Bus() == bus {
+			b.loseLocked()
+		}
+	}
+}
+
+// Close ends all waits with gpudrv.ErrClosed.
+func (h *Host) Close() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return nil
+	}
+	h.closed = true
+	for cookie, c := range h.pending {
+		delete(h.pending, cookie)
+		close(c)
+	}
+	for b := range h.buses {
+		b.closeLocked()
+	}
+	return nil
+}
+
+// deliverLocked hands events to those who wait for them.
+func (h *Host) deliverLocked() {
+	for e, ok := h.rc.NextEvent(); ok; e, ok = h.rc.NextEvent() {
+		switch e.Kind {
+		case rootcomplex.EventDone:
+			if c := h.pending[e.Cookie]; c != nil {
+				delete(h.pending, e.Cookie)
+				c <- e
+			}
+		case rootcomplex.EventInterrupt:
+			if v := h.vectors[e.Data]; v != nil && e.Addr == interruptAddr(h.spec) {
+				v.fire()
+			}
+		case rootcomplex.EventWire: // no driver here uses pins
+		}
+	}
+}
+
+// interruptAddr is the address in the messages of all vectors; the data tells
+// them apart.
+func interruptAddr(spec rootcomplex.Spec) uint64 {
+	if spec.InterruptBase != 0 {
+		return spec.InterruptBase
+	}
+	return 0xfee0_0000
+}
+
+// do starts an access and waits for its event.
+func (h *Host) do(start func(cookie uint64)) (rootcomplex.Event, error) {
+	h.mu.Lock()
+	if h.closed {
+		h.mu.Unlock()
+		return rootcomplex.Event{}, fmt.Errorf("embedded: %w", gpudrv.ErrClosed)
+	}
+	h.next++
+	c := make(chan rootcomplex.Event, 1)
+	h.pending[h.next] = c
+	start(h.next)
+	h.deliverLocked() // an access that cannot be made is over at once
+	h.mu.Unlock()
+	h.kick()
+	e, ok := <-c
+	if !ok {
+		return rootcomplex.Event{}, fmt.Errorf("embedded: %w", gpudrv.ErrClosed)
+	}
+	return e, nil
+}
+
+// ConfigRead32 implements rootcomplex.ConfigAccess.
+func (h *Host) ConfigRead32(id pcie.BDF, off uint16) (uint32, error) {
+	e, err := h.do(func(cookie uint64) { h.rc.ConfigRead(id, off, cookie) })
+	if err != nil || !e.OK {
+		return 0xffff_ffff, err
+	}
+	return e.Value, nil
+}
+
+// ConfigWrite32 implements rootcomplex.ConfigAccess.
+func (h *Host) ConfigWrite32(id pcie.BDF, off uint16, v uint32) error {
+	_, err := h.do(func(cookie uint64) { h.rc.ConfigWrite(id, off, 0xf, v, cookie) })
+	return err
+}
+
+// Load reads len(p) bytes of memory space. ok is false, and p all ones, when
+// nobody answered.
+func (h *Host) Load(addr uint64, p []byte) (ok bool, err error) {
+	e, err := h.do(func(cookie uint64) { h.rc.Read(addr, p, cookie) })
+	if err != nil {
+		for i := range p {
+			p[i] = 0xff
+		}
+	}
+	return e.OK, err
+}
+
+// Store writes p to memory space: posted.
+func (h *Host) Store(addr uint64, p []byte) {
+	h.mu.Lock()
+	h.rc.Write(addr, p)
+	h.mu.Unlock()
+	h.kick()
+}
+
+// MemoryRead32 implements rootcomplex.MemoryAccess.
+func (h *Host) MemoryRead32(addr uint64) (uint32, error) {
+	var b [4]byte
+	_, err := h.Load(addr, b[:])
+	return binary.LittleEndian.Uint32(b[:]), err
+}
+
+// MemoryWrite32 implements rootcomplex.MemoryAccess.
+func (h *Host) MemoryWrite32(addr uint64, v uint32) error {
+	h.Store(addr, binary.LittleEndian.AppendUint32(nil, v))
+	return nil
+}
+
+// Open gives a driver the function that enumeration found.
+func (h *Host) Open(f *rootcomplex.Function) (*Bus, error) {
+	if f.Bridge {
+		return nil, errors.New("embedded: open: function is a bridge")
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return nil, fmt.Errorf("embedded: open: %w", gpudrv.ErrClosed)
+	}
+	b := &Bus{host: h, fn: f, lost: make(chan struct{}), done: make(chan struct{}), memory: map[*dma]bool{}}
+	h.buses[b] = true
+	return b, nil
+}
