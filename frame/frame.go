@@ -130,8 +130,8 @@ func TLPCRC(header, payload uint32, payloadLen int) uint32 {
 }
 
 // Check returns the trailer of a clear datagram: CRC-32C over the header,
-// continued over the length of the body, started from seed, which both peers
-// derive from their session so that a datagram of another session does not pass.
+// continued over the length of the body. It continues from seed, which both
+// peers derive from their session so that a datagram of another session does not pass.
 // The packets of the body have their own CRC.
 func Check(seed uint32, header []byte, bodyLen int) uint32 {
 	return extend(CRC(seed, header), uint32(bodyLen))

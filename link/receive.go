@@ -132,8 +132,8 @@ func (l *Link) receiveBody(now time.Duration, body []byte, deliver func(*tlp.Pac
 				err = parseError(err)
 			}
 		case frame.KindClose:
-			var code uint16
-			if code, n, err = frame.ParseClose(body); err != nil {
+			code, _, err := frame.ParseClose(body)
+			if err != nil {
 				return false, parseError(err)
 			}
 			l.down(PeerClosed, code)

@@ -1,0 +1,305 @@
+package frame_test
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/dxpu-project/dxpu/frame"
+)
+
+// codec lets one table test every parser: parse returns what it read, encoded
+// again, and its size.
+type codec struct {
+	name   string
+	encode []byte
+	hex    string // golden
+	parse  func(b []byte) (again []byte, n int, err error)
+}
+
+func headerPacket(tlp string, digest bool, payload int) *frame.HeaderPacket {
+	b, _ := hex.DecodeString(tlp)
+	p := &frame.HeaderPacket{
+		Source: frame.Endpoint{Node: 0x01020304, Slot: 0x0506}, Destination: frame.Endpoint{Node: 0x0708090a, Slot: 0x0b0c},
+		Path: 1, Seq: 0x1122334455667788, PayloadLen: payload, TLP: b, Digest: digest,
+	}
+	p.HeaderCRC = frame.CRC(0, b)
+	p.TLPCRC = frame.TLPCRC(p.HeaderCRC, 0xcafef00d, payload)
+	return p
+}
+
+func parseHeader(b []byte) ([]byte, int, error) {
+	h, n, err := frame.ParseHeader(b)
+	return h.Append(nil), n, err
+}
+
+func parseHeaderPacket(b []byte) ([]byte, int, error) {
+	var p frame.HeaderPacket
+	n, err := p.Parse(b)
+	return p.Append(nil), n, err
+}
+
+func parseData(b []byte) ([]byte, int, error) {
+	var p frame.DataPacket
+	n, err := p.Parse(b)
+	return p.Append(nil), n, err
+}
+
+func parseAck(b []byte) ([]byte, int, error) {
+	var a frame.Ack
+	n, err := a.Parse(b)
+	if err != nil {
+		return nil, n, err
+	}
+	return a.Append(nil), n, nil
+}
+
+func parsePing(b []byte) ([]byte, int, error) {
+	n, err := frame.ParsePing(b)
+	return frame.AppendPing(nil), n, err
+}
+
+func parseClose(b []byte) ([]byte, int, error) {
+	reason, n, err := frame.ParseClose(b)
+	return frame.AppendClose(nil, reason), n, err
+}
+
+func parseHello(b []byte) ([]byte, int, error) {
+	h, n, err := frame.ParseHello(b)
+	return h.Append(nil), n, err
+}
+
+func chunk(n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i)
+	}
+	return b
+}
+
+// The golden bytes were made by another program from the text of PROTOCOL.md.
+func codecs() []codec {
+	traffic := frame.Header{Type: frame.TypeTraffic, KeyPhase: 3, Path: 1, Binding: 0xa0b0c0d0, Epoch: 7, Number: 0x0102030405060708}
+	hello := traffic
+	hello.Type, hello.KeyPhase, hello.Initiator, hello.Responder = frame.TypeHelloAck, 0, 0x1111111111111111, 0x2222222222222222
+	last := chunk(12)
+	data := frame.DataPacket{Seq: 9, Offset: 64, PayloadLen: 76, Chunk: last, ChunkCRC: frame.CRC(0, last)}
+	ack := frame.Ack{Path: 1, Delay: 1500, Limit: 1 << 22, Count: 3}
+	ack.Ranges[0] = frame.Range{First: 95, Last: 100}
+	ack.Ranges[1] = frame.Range{First: 90, Last: 93}
+	ack.Ranges[2] = frame.Range{First: 0, Last: 5}
+	greet := frame.Hello{
+		Cipher: 1, Source: frame.Endpoint{Node: 1, Slot: 2}, Destination: frame.Endpoint{Node: 3, Slot: 4},
+		Limit: 1 << 22, Echo: 5,
+	}
+	return []codec{
+		{"datagram traffic", traffic.Append(nil), "15030100a0b0c0d0000000070102030405060708", parseHeader},
+		{
+			"datagram handshake", hello.Append(nil),
+			"12000100a0b0c0d000000007010203040506070811111111111111112222222222222222", parseHeader,
+		},
+		{
+			"header packet, memory read", headerPacket("000000010100070f00001000", false, 0).Append(nil),
+			"0103000011223344556677880102030405060b0c0708090a0100000042ff16cb000000010100070f0000100036d9b642", parseHeaderPacket,
+		},
+		{
+			"header packet, write with digest", headerPacket("60008001010000ff00000100000000001badcafe", true, 4).Append(nil),
+			"0104000411223344556677880102030405060b0c0708090a01010000fdd5626160008001010000ff00000100000000001badcafeb94456e2", parseHeaderPacket,
+		},
+		{"data packet", data.Append(nil), "0200000c00000000000000090040004c102bfc87000102030405060708090a0b", parseData},
+		{
+			"acknowledgement", ack.Append(nil),
+			"10010200000005dc000000000000006400000000004000000000000600000001000000040000005400000006a0ed7330", parseAck,
+		},
+		{"ping", frame.AppendPing(nil), "110000007c465042", parsePing},
+		{"close", frame.AppendClose(nil, 0x1234), "12001234f19dc6ba", parseClose},
+		{
+			"hello", greet.Append(nil),
+			"200100000000000100020004000000030000000000400000000000000000000500000000000000005ce42368", parseHello,
+		},
+	}
+}
+
+func TestGolden(t *testing.T) {
+	for _, c := range codecs() {
+		t.Run(c.name, func(t *testing.T) {
+			if got := hex.EncodeToString(c.encode); got != c.hex {
+				t.Errorf("encoded %s, want %s", got, c.hex)
+			}
+			again, n, err := c.parse(append(bytes.Clone(c.encode), 0xee))
+			if err != nil || n != len(c.encode) || !bytes.Equal(again, c.encode) {
+				t.Errorf("parsed %d of %d bytes to %x: %v", n, len(c.encode), again, err)
+			}
+		})
+	}
+}
+
+func TestTruncatedAtEveryLength(t *testing.T) {
+	for _, c := range codecs() {
+		t.Run(c.name, func(t *testing.T) {
+			for n := range c.encode {
+				if _, _, err := c.parse(c.encode[:n:n]); !errors.Is(err, frame.ErrShort) {
+					t.Errorf("%d of %d bytes: %v, want %v", n, len(c.encode), err, frame.ErrShort)
+				}
+			}
+		})
+	}
+}
+
+// Every single bit matters: with one flipped the packet is refused.
+func TestEveryBitIsProtected(t *testing.T) {
+	for _, c := range codecs() {
+		if strings.HasPrefix(c.name, "datagram") {
+			continue // protected by the trailer
+		}
+		t.Run(c.name, func(t *testing.T) {
+			for bit := range 8 * len(c.encode) {
+				b := bytes.Clone(c.encode)
+				b[bit/8] ^= 1 << (bit % 8)
+				if _, _, err := c.parse(append(b, make([]byte, 4096)...)); err == nil {
+					t.Errorf("bit %d flipped: accepted", bit)
+				}
+			}
+		})
+	}
+}
+
+func TestFieldsAreReadBack(t *testing.T) {
+	want := headerPacket("60008001010000ff00000100000000001badcafe", true, 4)
+	var got frame.HeaderPacket
+	if _, err := got.Parse(want.Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(*want, got); diff != "" {
+		t.Error(diff)
+	}
+	data := frame.DataPacket{Seq: 9, Offset: 4032, PayloadLen: 4096, Chunk: chunk(64)}
+	data.ChunkCRC = frame.CRC(0, data.Chunk)
+	var gotData frame.DataPacket
+	if _, err := gotData.Parse(data.Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(data, gotData); diff != "" {
+		t.Error(diff)
+	}
+	hello := frame.Hello{Cipher: 1, Source: frame.Endpoint{Node: 1, Slot: 2}, Destination: frame.Endpoint{Node: 3, Slot: 4}, Limit: 5, Echo: 6}
+	if got, _, err := frame.ParseHello(hello.Append(nil)); err != nil || got != hello {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+func TestDataPacketBounds(t *testing.T) {
+	for _, tc := range []struct {
+		name                  string
+		offset, size, payload int
+		ok                    bool
+	}{
+		{"whole", 0, 4096, 4096, true},
+		{"one double word", 0, 4, 4, true},
+		{"middle", 64, 128, 4096, true},
+		{"tail", 64, 12, 76, true},
+		{"empty chunk", 0, 0, 64, false},
+		{"offset not a unit", 4, 64, 4096, false},
+		{"end not a unit", 64, 60, 4096, false},
+		{"beyond the payload", 64, 64, 124, false},
+		{"payload too long", 0, 64, 4100, false},
+		{"payload not double words", 0, 63, 63, false},
+		{"offset at the end", 64, 4, 64, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p := frame.DataPacket{Offset: tc.offset, PayloadLen: tc.payload, Chunk: chunk(tc.size)}
+			p.ChunkCRC = frame.CRC(0, p.Chunk)
+			b := p.Append(nil)
+			if _, err := p.Parse(b); (err == nil) != tc.ok {
+				t.Errorf("error %v, want ok %v", err, tc.ok)
+			}
+		})
+	}
+}
+
+func TestAckRangesAtTheirLimits(t *testing.T) {
+	full := frame.Ack{Count: frame.MaxAckRanges, Delay: time.Hour}
+	for i := range full.Ranges {
+		n := uint64(1000 - 10*i)
+		full.Ranges[i] = frame.Range{First: n - 3, Last: n}
+	}
+	var got frame.Ack
+	b := full.Append(nil)
+	if n, err := got.Parse(b); err != nil || n != full.Size() || len(b) != n {
+		t.Fatalf("%d of %d bytes: %v", n, len(b), err)
+	}
+	if got.Ranges != full.Ranges || got.Delay != math.MaxUint32 {
+		t.Errorf("got %v, delay %v", got.Ranges, got.Delay)
+	}
+	far := frame.Ack{Count: 2}
+	far.Ranges[0] = frame.Range{First: math.MaxUint64, Last: math.MaxUint64}
+	far.Ranges[1] = frame.Range{First: 0, Last: 1}
+	if _, err := got.Parse(far.Append(nil)); err != nil || got.Count != 1 {
+		t.Errorf("a gap that does not fit: %d ranges, %v", got.Count, err)
+	}
+}
+
+func TestPeekBinding(t *testing.T) {
+	h := frame.Header{Type: frame.TypeTraffic, Binding: 77}
+	b := h.Append(nil)
+	if id, ok := frame.PeekBinding(b); !ok || id != 77 {
+		t.Errorf("got %d, %v", id, ok)
+	}
+	if _, ok := frame.PeekBinding(b[:frame.HeaderSize-1]); ok {
+		t.Error("a truncated header has a binding")
+	}
+	b[0] = 0x25
+	if _, ok := frame.PeekBinding(b); ok {
+		t.Error("another version has a binding")
+	}
+}
+
+// CRC-32C of RFC 3720, appendix B.4.
+func TestCRCVectors(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		b    []byte
+		want uint32
+	}{
+		{"32 zeros", make([]byte, 32), 0x8a9136aa},
+		{"32 ones", bytes.Repeat([]byte{0xff}, 32), 0x62a8ab43},
+		{"ascending", chunk(32), 0x46dd794e},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if got := frame.CRC(0, tc.b); got != tc.want {
+				t.Errorf("got %#x, want %#x", got, tc.want)
+			}
+		})
+	}
+	if got, want := frame.TLPCRC(0x12345678, 0xa1b2c3d4, 4), frame.CRC(0x12345678, []byte{0xa1, 0xb2, 0xc3, 0xd4}); got != want {
+		t.Errorf("TLP CRC %#x, want %#x", got, want)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, c := range codecs() {
+		f.Add(c.encode)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for _, parse := range []func([]byte) ([]byte, int, error){
+			parseHeader, parseHeaderPacket, parseData, parseAck, parsePing, parseClose, parseHello,
+		} {
+			again, n, err := parse(b)
+			if err != nil {
+				if n != 0 {
+					t.Fatalf("error %v with size %d", err, n)
+				}
+				continue
+			}
+			if n > len(b) || !bytes.Equal(again, b[:n]) {
+				t.Fatalf("%x was read as %x", b[:n], again)
+			}
+		}
+	})
+}
