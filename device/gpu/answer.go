@@ -1,0 +1,114 @@
+package gpu
+
+import (
+	"encoding/binary"
+
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+	"github.com/dxpu-project/dxpu/transaction"
+)
+
+// maxAnswers bounds the requests that wait for their completions. A requester has
+// at most pcie.MaxTags outstanding; the credits of a link are fewer still. What
+// comes beyond is dropped, as by a receiver that overflows (section 2.6.1.2),
+// and its requester times out.
+const maxAnswers = 2 * pcie.MaxTags
+
+// answer is a completion that is owed.
+type answer struct {
+	request tlp.Packet // without Data
+	status  pcie.CplStatus
+	config  bool // the completion carries value
+	memory  bool // a memory read: data are read when it is sent
+	value   uint32
+}
+
+// answers is the queue of completions. Memory is read when the completion
+// leaves, so that the queue holds headers only.
+type answers struct {
+	g       *GPU
+	queue   []answer
+	head    int
+	job     transaction.ReadJob
+	started bool
+	read    transaction.ReadFunc // g.readMemory, bound once
+	write   transaction.WriteFunc
+	dropped uint64
+}
+
+func (a *answers) init(g *GPU) { a.g, a.read, a.write = g, g.readBAR, g.writeBAR }
+
+func (a *answers) add(p *tlp.Packet) *answer {
+	if len(a.queue)-a.head >= maxAnswers {
+		a.dropped++
+		return nil
+	}
+	if a.head > 0 && len(a.queue) == cap(a.queue) {
+		n := copy(a.queue, a.queue[a.head:])
+		a.queue, a.head = a.queue[:n], 0
+	}
+	a.queue = append(a.queue, answer{request: *p})
+	last := &a.queue[len(a.queue)-1]
+	last.request.Data = nil // belongs to the caller of Receive
+	last.request.Prefix = nil
+	return last
+}
+
+// push owes a completion without data.
+func (a *answers) push(p *tlp.Packet, status pcie.CplStatus) {
+	if e := a.add(p); e != nil {
+		e.status = status
+	}
+}
+
+// pushConfig owes the completion of a configuration read.
+func (a *answers) pushConfig(p *tlp.Packet, v uint32) {
+	if e := a.add(p); e != nil {
+		e.config, e.value = true, v
+	}
+}
+
+// pushMemory owes the completions of a memory read.
+func (a *answers) pushMemory(p *tlp.Packet) {
+	if e := a.add(p); e != nil {
+		e.memory = true
+	}
+}
+
+func (a *answers) drop() {
+	a.queue, a.head, a.started = a.queue[:0], 0, false
+	a.job.Stop()
+}
+
+// emit sends what is owed and reports false when emit refused.
+func (a *answers) emit(out *tlp.Packet, buf []byte, emit func(*tlp.Packet) bool) bool {
+	for a.head < len(a.queue) {
+		e := &a.queue[a.head]
+		if !a.one(e, out, buf, emit) {
+			return false
+		}
+		a.head++
+	}
+	a.queue, a.head = a.queue[:0], 0
+	return true
+}
+
+func (a *answers) one(e *answer, out *tlp.Packet, buf []byte, emit func(*tlp.Packet) bool) bool {
+	if e.memory {
+		if !a.started {
+			a.job.Start(&e.request, a.g.id, pcie.DefaultRCB, int(a.g.cfg.MaxPayload()))
+			a.started = true
+		}
+		if !a.job.Emit(out, buf, a.read, emit) {
+			return false
+		}
+		a.started = false
+		return true
+	}
+	transaction.Respond(out, &e.request, a.g.id, e.status)
+	if e.config {
+		out.Type, out.Length = tlp.CplD, 1
+		out.Data = binary.LittleEndian.AppendUint32(buf[:0], e.value)
+	}
+	return emit(out)
+}

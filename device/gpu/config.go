@@ -1,0 +1,106 @@
+package gpu
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/dxpu-project/dxpu/cfgspace"
+	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+	"github.com/dxpu-project/dxpu/transaction"
+)
+
+func newConfig(s Spec) (*cfgspace.Space, error) {
+	pin := uint8(0)
+	if s.INTx {
+		pin = 1
+	}
+	cfg, err := cfgspace.NewEndpoint(cfgspace.Identity{
+		Vendor: reg.VendorID, Device: reg.DeviceID, Class: reg.ClassCode, Revision: reg.Revision,
+		SubVendor: reg.SubVendorID, SubDevice: reg.SubDeviceID, InterruptPin: pin,
+	}).
+		BAR(reg.BARRegisters, cfgspace.BAR{Kind: cfgspace.Memory32, Size: reg.RegistersSize}).
+		BAR(reg.BARVRAM, cfgspace.BAR{Kind: cfgspace.Memory64, Prefetchable: true, Size: uint64(s.Aperture)}).
+		BAR(reg.BARMSIX, cfgspace.BAR{Kind: cfgspace.Memory32, Size: reg.MSIXSize}).
+		PowerManagement(true).
+		Msix(s.Vectors, reg.BARMSIX, reg.MSIXTable, reg.BARMSIX, reg.MSIXPBA).
+		Express(cfgspace.Express{
+			Type: cfgspace.Endpoint, Generation: s.Generation, Width: s.Width,
+			MaxPayload: s.MaxPayload, MaxReadRequest: s.MaxReadRequest,
+			FLR: true, ExtendedTag: true, TenBitTag: true,
+		}).
+		AER(false).
+		SerialNumber(s.Serial).
+		Build()
+	if err != nil {
+		return nil, fmt.Errorf("gpu: %w", err)
+	}
+	return cfg, nil
+}
+
+func (g *GPU) configRequest(p *tlp.Packet) {
+	if p.Target.Function() != 0 {
+		g.answers.push(p, pcie.UnsupportedRequest) // enumeration looks here; no error
+		return
+	}
+	if p.Type == tlp.CfgRd0 {
+		g.answers.pushConfig(p, g.cfg.Read(int(p.Register&^3), 4))
+		return
+	}
+	if p.EP || len(p.Data) != pcie.DW {
+		g.logError(p, cfgspace.AERPoisoned, true)
+		g.answers.push(p, pcie.UnsupportedRequest)
+		return
+	}
+	// Every configuration write tells the function its address (section 2.2.6.2).
+	g.id = p.Target
+	g.req.SetID(g.id)
+	g.react(g.cfg.WriteBE(p.Register, p.FirstBE, binary.LittleEndian.Uint32(p.Data)))
+	g.answers.push(p, pcie.SuccessfulCompletion)
+}
+
+// react does what a write to configuration space asks for.
+func (g *GPU) react(c cfgspace.Change) {
+	switch {
+	case c.Has(cfgspace.FLR | cfgspace.SoftReset):
+		g.Reset(g.now, device.FunctionLevelReset)
+	case c.Has(cfgspace.DeviceControl):
+		g.retag()
+	}
+}
+
+// retag follows a change of the tag enables. Software changes them only while
+// nothing is outstanding (section 7.5.3.4); if it does so nevertheless, the
+// reads that are out fail.
+func (g *GPU) retag() {
+	want := min(g.spec.Tags, g.cfg.TagLimit())
+	if g.req != nil {
+		if g.req.Tags() == want {
+			return
+		}
+		g.req.CancelAll(g.now, g.expired)
+	}
+	g.req = transaction.NewRequester(transaction.RequesterConfig{ID: g.id, Tags: want})
+	g.held = false
+}
+
+// logError records an error in AER and Device Status and sends the message
+// that these allow.
+func (g *GPU) logError(p *tlp.Packet, bit uint32, advisory bool) {
+	var header []byte
+	if p != nil {
+		header = p.AppendHeader(g.messages.header[:0])
+	}
+	g.messages.errors |= errorBit(g.cfg.LogUncorrectable(bit, advisory, header))
+}
+
+// refuse handles a request that the function does not support.
+func (g *GPU) refuse(p *tlp.Packet) {
+	g.regs.count(reg.CountUnsupported, 1)
+	g.logError(p, cfgspace.AERUnsupported, p.Type.NonPosted())
+	if p.Type.NonPosted() {
+		g.answers.push(p, pcie.UnsupportedRequest)
+	}
+}

@@ -1,0 +1,243 @@
+// Package gpu is a software GPU: a PCI Express endpoint with registers, a VRAM
+// aperture, copy engines, a command queue and compute kernels, as a pure
+// machine. README.md is its datasheet, package reg its numbers.
+package gpu
+
+import (
+	"time"
+
+	"github.com/dxpu-project/dxpu/cfgspace"
+	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+	"github.com/dxpu-project/dxpu/transaction"
+)
+
+// GPU implements device.Device. The bus address of the function is learnt from
+// the configuration writes that reach it.
+type GPU struct {
+	spec Spec
+	cfg  *cfgspace.Space
+	vram vram
+	id   pcie.BDF
+	now  time.Duration
+
+	regs     registers
+	msix     msix
+	answers  answers
+	messages messages
+
+	req    *transaction.Requester
+	reads  []read     // by tag
+	staged tlp.Packet // a read that has its tag and that emit refused
+	held   bool       // staged is to be sent
+
+	queues  []queue
+	turn    int // queue that is served next
+	engines int // free copy engines
+	jobTurn int
+	jobOut  *job
+
+	dead bool // Inject(Kill)
+	hung bool // Inject(Hang)
+
+	out tlp.Packet
+	buf [pcie.MaxPayload + 2*pcie.DW]byte
+}
+
+var _ device.Device = (*GPU)(nil)
+
+// New makes a GPU; the zero Spec is a GPU too. It is in the state after a
+// conventional reset.
+func New(spec Spec) (*GPU, error) {
+	spec = spec.withDefaults()
+	if err := spec.check(); err != nil {
+		return nil, err
+	}
+	cfg, err := newConfig(spec)
+	if err != nil {
+		return nil, err
+	}
+	g := &GPU{
+		spec:    spec,
+		cfg:     cfg,
+		vram:    newVRAM(spec.VRAM),
+		reads:   make([]read, spec.Tags),
+		queues:  make([]queue, spec.Queues),
+		engines: spec.CopyEngines,
+	}
+	for i := range g.queues {
+		g.queues[i].index = i
+	}
+	g.answers.init(g)
+	g.retag()
+	g.resetEngines()
+	return g, nil
+}
+
+// Spec returns the specification with its defaults filled in.
+func (g *GPU) Spec() Spec { return g.spec }
+
+// Config returns the configuration space, for a proxy that caches it.
+func (g *GPU) Config() *cfgspace.Space { return g.cfg }
+
+// Receive implements device.Device.
+func (g *GPU) Receive(now time.Duration, p *tlp.Packet) {
+	g.now = now
+	if g.dead {
+		return
+	}
+	switch p.Type {
+	case tlp.Cpl, tlp.CplD, tlp.CplLk, tlp.CplDLk:
+		g.complete(p)
+	case tlp.MWr:
+		g.memoryWrite(p)
+	case tlp.MRd:
+		g.memoryRead(p)
+	case tlp.CfgRd0, tlp.CfgWr0:
+		g.configRequest(p)
+	case tlp.Msg, tlp.MsgD, tlp.Invalid:
+		// Messages from the root complex concern power and slots; a function
+		// without those features drops them (section 2.2.8).
+	case tlp.MRdLk, tlp.IORd, tlp.IOWr, tlp.CfgRd1, tlp.CfgWr1, tlp.FetchAdd, tlp.Swap, tlp.CAS:
+		g.refuse(p)
+	}
+}
+
+// Transmit implements device.Device: messages and interrupts first, then
+// answers, then the queues in turn, one TLP each.
+func (g *GPU) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
+	g.now = now
+	if g.dead {
+		return
+	}
+	g.req.Expire(now, g.expired)
+	g.req.Free(now) // ends quarantines, so that Wake does not stay in the past
+	// A completion must not pass a posted write that came before it (section
+	// 2.4.1): what a register says that an interrupt announced comes after it.
+	if !g.flushMessages(emit) || !g.flushInterrupts(emit) || !g.answers.emit(&g.out, g.buf[:], emit) {
+		return
+	}
+	for {
+		if !g.flushMessages(emit) || !g.flushInterrupts(emit) || !g.flushStaged(emit) {
+			return
+		}
+		if g.hung || !g.mayMaster() {
+			return
+		}
+		moved := false
+		for range g.queues {
+			q := &g.queues[g.turn]
+			switch g.step(q, emit) {
+			case stepRefused:
+				return
+			case stepMoved:
+				moved = true
+			case stepIdle:
+			}
+			g.turn = (g.turn + 1) % len(g.queues)
+		}
+		if !moved {
+			// Retired fences may have left interrupts.
+			if g.flushMessages(emit) {
+				g.flushInterrupts(emit)
+			}
+			return
+		}
+	}
+}
+
+// mayMaster reports whether the function may send memory requests.
+func (g *GPU) mayMaster() bool { return g.cfg.BusMaster() && g.cfg.PowerState() == 0 }
+
+func (g *GPU) flushStaged(emit func(p *tlp.Packet) bool) bool {
+	if g.held && g.mayMaster() {
+		if !emit(&g.staged) {
+			return false
+		}
+		g.held = false
+	}
+	return true
+}
+
+// Wake implements device.Device: only completion timeouts and the quarantine
+// of their tags happen without input.
+func (g *GPU) Wake() time.Duration {
+	if g.dead {
+		return device.Never
+	}
+	return g.req.Wake()
+}
+
+// NextJob implements device.Device. One job is out at a time, also across
+// resets, so that a hostile driver cannot pile up work.
+func (g *GPU) NextJob() (device.Job, bool) {
+	if g.jobOut != nil || g.dead || g.hung {
+		return nil, false
+	}
+	for range g.queues {
+		q := &g.queues[g.jobTurn]
+		g.jobTurn = (g.jobTurn + 1) % len(g.queues)
+		if q.job != nil {
+			g.jobOut, q.job = q.job, nil
+			return g.jobOut, true
+		}
+	}
+	return nil, false
+}
+
+// FinishJob implements device.Device.
+func (g *GPU) FinishJob(now time.Duration, j device.Job) {
+	g.now = now
+	done, ok := j.(*job)
+	if !ok || done != g.jobOut {
+		return
+	}
+	g.jobOut = nil
+	done.release()
+	q := &g.queues[done.queue]
+	if done.epoch != q.epoch {
+		return
+	}
+	g.vram.install(&done.out)
+	if done.cmd.Op == reg.OpKernel {
+		g.regs.count(reg.CountKernels, 1)
+		g.regs.count(reg.CountKernelNanos, uint64(done.cost))
+	}
+	q.command(q.head).state = commandDone
+}
+
+// Reset implements device.Device. VRAM stays; Scrub clears it.
+func (g *GPU) Reset(now time.Duration, kind device.ResetKind) {
+	g.now = now
+	g.answers.drop()
+	flr := kind == device.FunctionLevelReset
+	if !flr {
+		g.id = 0
+		g.messages.asserted = false // the link was down: the other side forgot
+	}
+	g.messages.errors = 0
+	g.cfg.Reset(flr)
+	g.msix = msix{}
+	g.resetEngines()
+	g.retag()
+	g.req.SetID(g.id)
+}
+
+// resetEngines brings queues, registers and DMA to their reset state.
+func (g *GPU) resetEngines() {
+	g.req.CancelAll(g.now, func(transaction.Result) {})
+	clear(g.reads)
+	g.held = false
+	for i := range g.queues {
+		g.stop(&g.queues[i])
+		q := &g.queues[i]
+		*q = queue{index: i, epoch: q.epoch}
+	}
+	g.regs.reset(g.now)
+	g.hung = false
+}
+
+// Scrub erases VRAM, as the pool does between tenants.
+func (g *GPU) Scrub() { g.vram.scrub() }

@@ -1,0 +1,120 @@
+package gpu
+
+import (
+	"fmt"
+
+	"github.com/dxpu-project/dxpu/device/gpu/reg"
+)
+
+// Fault is something that breaks, for tests and demonstrations.
+type Fault uint8
+
+// Faults.
+const (
+	// Kill makes the device fall off the bus: it answers nothing any more, and
+	// no reset brings it back.
+	Kill Fault = iota + 1
+	// Hang stops the engines; registers still answer. A reset helps.
+	Hang
+	// ECCCorrected counts a single-bit error.
+	ECCCorrected
+	// ECCUncorrectable counts a double-bit error and halts every busy queue.
+	ECCUncorrectable
+)
+
+var faultNames = [...]string{"", "kill", "hang", "ecc-corrected", "ecc-uncorrectable"}
+
+// String is the name that ParseFault reads.
+func (f Fault) String() string {
+	if f >= Kill && int(f) < len(faultNames) {
+		return faultNames[f]
+	}
+	return fmt.Sprintf("Fault(%d)", uint8(f))
+}
+
+// ParseFault reads the name of a fault.
+func ParseFault(s string) (Fault, error) {
+	for i := Kill; int(i) < len(faultNames); i++ {
+		if faultNames[i] == s {
+			return i, nil
+		}
+	}
+	return 0, fmt.Errorf("gpu: unknown fault %q: want one of %q", s, faultNames[Kill:])
+}
+
+// Inject breaks something. Transmit afterwards sends what follows from it.
+func (g *GPU) Inject(f Fault) {
+	switch f {
+	case Kill:
+		g.dead = true
+		g.regs.xid = reg.XIDLost
+	case Hang:
+		g.hung = true
+	case ECCCorrected:
+		g.regs.eccCorrected++
+	case ECCUncorrectable:
+		g.regs.eccFatal++
+		g.event(reg.XIDDoubleBit)
+		for i := range g.queues {
+			if q := &g.queues[i]; q.currentState() == reg.QueueBusy {
+				g.halt(q, reg.ErrECC, 0, 0)
+			}
+		}
+	}
+}
+
+// event records an XID and interrupts.
+func (g *GPU) event(xid uint32) {
+	g.regs.xid = xid
+	g.raise(reg.IntDevice, g.regs.intVector)
+}
+
+// Health is what a box reports of a GPU.
+type Health struct {
+	Alive            bool
+	XID              uint32 // newest event since reset, a reg.XID constant
+	ECCCorrected     uint32
+	ECCUncorrectable uint32
+	Busy             bool // a queue has work
+	MilliCelsius     uint32
+	MilliWatts       uint32
+}
+
+// Health returns the present state.
+func (g *GPU) Health() Health {
+	h := Health{
+		Alive: !g.dead, XID: g.regs.xid, ECCCorrected: g.regs.eccCorrected, ECCUncorrectable: g.regs.eccFatal,
+		Busy: g.jobOut != nil || g.status()&reg.StatusBusy != 0,
+	}
+	// Two operating points of the paper's V100: idle and at its limit.
+	h.MilliCelsius, h.MilliWatts = 38_000, 42_000
+	if h.Busy {
+		h.MilliCelsius, h.MilliWatts = 67_000, 290_000
+	}
+	return h
+}
+
+// readHealth reads the registers from Temperature to TagsInUse.
+func (g *GPU) readHealth(off uint64) uint32 {
+	switch off {
+	case reg.Temperature:
+		return g.Health().MilliCelsius
+	case reg.Power:
+		return g.Health().MilliWatts
+	case reg.ECCCorrected:
+		return g.regs.eccCorrected
+	case reg.ECCFatal:
+		return g.regs.eccFatal
+	case reg.ClockMHz:
+		return 1530 // boost clock of the V100
+	case reg.Tags:
+		return uint32(g.req.Tags())
+	case reg.ReadSize:
+		return uint32(g.readSize())
+	case reg.WriteSize:
+		return uint32(g.cfg.MaxPayload())
+	case reg.TagsInUse:
+		return uint32(g.req.InFlight())
+	}
+	return 0
+}

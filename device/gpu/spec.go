@@ -1,0 +1,117 @@
+package gpu
+
+import (
+	"fmt"
+	"math/bits"
+	"time"
+
+	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/pcie"
+)
+
+// Spec says what a software GPU is like. The zero value of a field means its
+// default, so that the zero Spec is a GPU.
+type Spec struct {
+	Model  string `yaml:"model,omitempty"`  // up to 63 bytes of ASCII; "DxPU software GPU"
+	Serial uint64 `yaml:"serial,omitempty"` // Device Serial Number
+
+	VRAM     int64 `yaml:"vram,omitempty"`     // bytes, a multiple of 64 KiB up to 1 TiB; 256 MiB. Allocated as it is written
+	Aperture int64 `yaml:"aperture,omitempty"` // bytes of BAR 2, a power of two from 64 KiB; 64 MiB, or less when VRAM is less
+
+	// Tags is how many DMA reads may be outstanding, 1 to 1024; 140, which the
+	// paper found in a physical GPU (section 3.4.1). Device Control limits it further:
+	// more than 256 take effect only once software enables 10-bit tags.
+	Tags int `yaml:"tags,omitempty"`
+	// MaxReadRequest bounds a DMA read, together with Device Control, whose reset
+	// value it also is; 512. The physical GPU of the paper uses 128.
+	MaxReadRequest pcie.PayloadSize `yaml:"max_read_request,omitempty"`
+	// MaxPayload is Max_Payload_Size Supported; 512.
+	MaxPayload pcie.PayloadSize `yaml:"max_payload,omitempty"`
+
+	Generation  pcie.Generation `yaml:"generation,omitempty"`   // 3
+	Width       int             `yaml:"width,omitempty"`        // lanes: 16
+	CopyEngines int             `yaml:"copy_engines,omitempty"` // queues that move data at one time, 1 to 8; 2
+	Queues      int             `yaml:"queues,omitempty"`       // 1 to 8; 8
+	Vectors     int             `yaml:"vectors,omitempty"`      // MSI-X vectors, 1 to 64; 16
+	INTx        bool            `yaml:"intx,omitempty"`         // wire interrupt pin A, for UIO
+
+	// CompletionTimeout holds while Device Control 2 has the reset value; 2 s.
+	CompletionTimeout time.Duration `yaml:"completion_timeout,omitempty"`
+
+	// Rates from which the run time of a kernel in virtual time is computed.
+	// The defaults are those of the paper's NVIDIA V100: 900 GB/s, 15.7, 7.8 and 125 TFLOPS.
+	MemoryBandwidth float64 `yaml:"memory_bandwidth,omitempty"` // bytes per second
+	FP16            float64 `yaml:"fp16,omitempty"`             // floating-point operations per second
+	FP32            float64 `yaml:"fp32,omitempty"`
+	FP64            float64 `yaml:"fp64,omitempty"`
+}
+
+const maxVRAM = 1 << 40
+
+func orElse[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+// withDefaults fills in the defaults.
+func (s Spec) withDefaults() Spec {
+	orElse(&s.Model, "DxPU software GPU")
+	orElse(&s.VRAM, 256<<20)
+	if s.Aperture == 0 && s.VRAM > 0 {
+		s.Aperture = min(64<<20, int64(1)<<bits.Len64(uint64(s.VRAM-1)))
+	}
+	orElse(&s.Tags, 140)
+	orElse(&s.MaxReadRequest, 512)
+	orElse(&s.MaxPayload, 512)
+	orElse(&s.Generation, pcie.Gen3)
+	orElse(&s.Width, 16)
+	orElse(&s.CopyEngines, 2)
+	orElse(&s.Queues, reg.DefaultQueues)
+	orElse(&s.Vectors, 16)
+	orElse(&s.CompletionTimeout, 2*time.Second)
+	orElse(&s.MemoryBandwidth, 900e9)
+	orElse(&s.FP16, 125e12)
+	orElse(&s.FP32, 15.7e12)
+	orElse(&s.FP64, 7.8e12)
+	return s
+}
+
+// check reports the first field out of bounds. Generation and width are
+// checked where the configuration space is built.
+func (s Spec) check() error {
+	bad := func(field string, v any, want string) error {
+		return fmt.Errorf("gpu: %s %v: want %s", field, v, want)
+	}
+	for _, c := range s.Model {
+		if c < ' ' || c > '~' {
+			return bad("model", fmt.Sprintf("%q", s.Model), "ASCII")
+		}
+	}
+	switch {
+	case len(s.Model) >= reg.ModelSize:
+		return bad("model", s.Model, "up to 63 bytes")
+	case s.VRAM < chunkSize || s.VRAM > maxVRAM || s.VRAM%chunkSize != 0:
+		return bad("vram", s.VRAM, "a multiple of 64 KiB up to 1 TiB")
+	case s.Aperture < reg.ApertureAlign || s.Aperture > maxVRAM || s.Aperture&(s.Aperture-1) != 0:
+		return bad("aperture", s.Aperture, "a power of two from 64 KiB to 1 TiB")
+	case s.Tags < 1 || s.Tags > pcie.MaxTags:
+		return bad("tags", s.Tags, "1 to 1024")
+	case !s.MaxReadRequest.Valid():
+		return bad("max_read_request", s.MaxReadRequest, "a power of two from 128 to 4096")
+	case !s.MaxPayload.Valid():
+		return bad("max_payload", s.MaxPayload, "a power of two from 128 to 4096")
+	case s.CopyEngines < 1 || s.CopyEngines > reg.DefaultQueues:
+		return bad("copy_engines", s.CopyEngines, "1 to 8")
+	case s.Queues < 1 || s.Queues > reg.DefaultQueues:
+		return bad("queues", s.Queues, "1 to 8")
+	case s.Vectors < 1 || s.Vectors > reg.MaxVectors:
+		return bad("vectors", s.Vectors, "1 to 64")
+	case s.CompletionTimeout < 0:
+		return bad("completion_timeout", s.CompletionTimeout, "a positive duration")
+	case !(s.MemoryBandwidth > 0) || !(s.FP16 > 0) || !(s.FP32 > 0) || !(s.FP64 > 0):
+		return bad("rates", []float64{s.MemoryBandwidth, s.FP16, s.FP32, s.FP64}, "positive numbers")
+	}
+	return nil
+}

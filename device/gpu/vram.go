@@ -1,0 +1,183 @@
+package gpu
+
+// VRAM is kept in chunks that appear at the first write, so that an untouched
+// GPU costs a few kilobytes. A chunk that a job reads is never written: the
+// writer puts a copy in its place (copy on write). So a job on another
+// goroutine works on a snapshot, without a lock and without a data race.
+const (
+	chunkSize = 64 << 10
+	// dirChunks is how many chunks one directory entry holds: 64 MiB.
+	dirChunks = 1024
+)
+
+type chunk struct {
+	data    [chunkSize]byte
+	readers int // jobs that hold the chunk; touched by the owner's goroutine only
+}
+
+type vram struct {
+	size int64
+	dirs []*[dirChunks]*chunk
+}
+
+func newVRAM(size int64) vram {
+	const span = dirChunks * chunkSize
+	return vram{size: size, dirs: make([]*[dirChunks]*chunk, (size+span-1)/span)}
+}
+
+// contains reports whether n bytes at off lie inside.
+func (v *vram) contains(off, n uint64) bool {
+	size := uint64(v.size)
+	return n <= size && off <= size-n
+}
+
+func (v *vram) at(i int64) *chunk {
+	if d := v.dirs[i/dirChunks]; d != nil {
+		return d[i%dirChunks]
+	}
+	return nil
+}
+
+func (v *vram) set(i int64, c *chunk) {
+	d := &v.dirs[i/dirChunks]
+	if *d == nil {
+		if c == nil {
+			return
+		}
+		*d = new([dirChunks]*chunk)
+	}
+	(*d)[i%dirChunks] = c
+}
+
+// writable returns chunk i for writing: allocated, and not in the hands of a job.
+func (v *vram) writable(i int64) *chunk {
+	c := v.at(i)
+	switch {
+	case c == nil:
+		c = new(chunk)
+	case c.readers > 0:
+		c = &chunk{data: c.data}
+	default:
+		return c
+	}
+	v.set(i, c)
+	return c
+}
+
+// read fills p from off. The range lies inside.
+func (v *vram) read(p []byte, off int64) {
+	for len(p) > 0 {
+		from := off % chunkSize
+		n := min(len(p), int(chunkSize-from))
+		if c := v.at(off / chunkSize); c != nil {
+			copy(p[:n], c.data[from:])
+		} else {
+			clear(p[:n])
+		}
+		p, off = p[n:], off+int64(n)
+	}
+}
+
+// write stores p at off. The range lies inside.
+func (v *vram) write(off int64, p []byte) {
+	for len(p) > 0 {
+		n := copy(v.writable(off / chunkSize).data[off%chunkSize:], p)
+		p, off = p[n:], off+int64(n)
+	}
+}
+
+// scrub forgets all content.
+func (v *vram) scrub() { clear(v.dirs) }
+
+// view is a snapshot of a range: nil chunks are zeros.
+type view struct {
+	off    int64
+	n      int64
+	chunks []*chunk
+}
+
+// snapshot takes a view of n bytes at off, which the job gives back with release.
+func (v *vram) snapshot(off, n int64) view {
+	if n == 0 {
+		return view{off: off}
+	}
+	first, last := off/chunkSize, (off+n-1)/chunkSize
+	w := view{off: off, n: n, chunks: make([]*chunk, 0, last-first+1)}
+	for i := first; i <= last; i++ {
+		c := v.at(i)
+		if c != nil {
+			c.readers++
+		}
+		w.chunks = append(w.chunks, c)
+	}
+	return w
+}
+
+func (w *view) release() {
+	for _, c := range w.chunks {
+		if c != nil {
+			c.readers--
+		}
+	}
+	w.chunks = nil
+}
+
+// read fills p from byte at of the view.
+func (w *view) read(p []byte, at int64) {
+	at += w.off % chunkSize
+	for len(p) > 0 {
+		from := at % chunkSize
+		n := min(len(p), int(chunkSize-from))
+		if c := w.chunks[at/chunkSize]; c != nil {
+			copy(p[:n], c.data[from:])
+		} else {
+			clear(p[:n])
+		}
+		p, at = p[n:], at+int64(n)
+	}
+}
+
+// result is what a job writes: fresh chunks for a range, installed when the
+// job is finished.
+type result struct {
+	off    int64
+	n      int64
+	chunks []*chunk
+}
+
+func newResult(off, n int64) result { return result{off: off, n: n} }
+
+// write stores p at byte at of the result; the job's goroutine allocates.
+func (r *result) write(at int64, p []byte) {
+	if r.chunks == nil {
+		r.chunks = make([]*chunk, (r.off%chunkSize+r.n+chunkSize-1)/chunkSize)
+	}
+	at += r.off % chunkSize
+	for len(p) > 0 {
+		c := &r.chunks[at/chunkSize]
+		if *c == nil {
+			*c = new(chunk)
+		}
+		n := copy((*c).data[at%chunkSize:], p)
+		p, at = p[n:], at+int64(n)
+	}
+}
+
+// install puts a result in place: whole chunks by pointer, the edges by copy.
+func (v *vram) install(r *result) {
+	at := r.off
+	end := r.off + r.n
+	for _, c := range r.chunks {
+		i, from := at/chunkSize, at%chunkSize
+		n := min(chunkSize-from, end-at)
+		switch {
+		case c == nil: // the job wrote nothing here
+		case n == chunkSize:
+			v.set(i, c)
+		default:
+			copy(v.writable(i).data[from:from+n], c.data[from:])
+		}
+		at += n
+	}
+	r.chunks = nil
+}
