@@ -67,12 +67,12 @@ func TestGuest(t *testing.T) {
 	if err := os.WriteFile(source, []byte("#!/bin/sh\necho hello from the outside\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	vm := boot(t, Spec{Slots: 4, IOMMU: true, Files: []File{{Path: "/opt/dxpu/greeting", Source: source}}})
+	vm := boot(t, Spec{Slots: 4, IOMMU: true, Files: []File{{Path: "/bin/greeting", Source: source}}})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 
 	t.Run("commands", func(t *testing.T) {
-		if out := sh(t, vm, "/opt/dxpu/greeting"); out != "hello from the outside\n" {
+		if out := sh(t, vm, "/bin/greeting"); out != "hello from the outside\n" {
 			t.Errorf("output %q", out)
 		}
 		out, exit, err := vm.Run(ctx, "echo one; echo two >&2\nprintf three; exit 7")

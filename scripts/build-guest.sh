@@ -42,10 +42,10 @@ start=$(date +%s)
 plan() {
 	kernel=$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p' | head -n 1)
 	[ -n "$kernel" ] || return 1
-	say "downloading $kernel, busybox and lspci, about 50 MB"
-	apt_run apt-get -q download "$kernel" && download busybox-static pciutils
+	say "downloading $kernel, busybox and lspci, about 42 MB"
+	apt_run apt-get -q download "$kernel" && download busybox-static pciutils kmod
 }
-packages=$cache/guest-packages
+packages=$cache/guest-packages-2 # its number grows with the list of packages
 if [ ! -d "$packages" ]; then
 	mkdir "$tmp/debs"
 	fetch "$tmp/debs" plan
@@ -57,20 +57,31 @@ busybox=$packages/usr/bin/busybox
 lib=$packages/usr/lib/x86_64-linux-gnu
 image=$tmp/image
 root=$tmp/root
-mkdir -p "$image" "$root/bin" "$root/dev" "$root/proc" "$root/sys" "$root/tmp" "$root/root" "$root/etc" \
-	"$root/lib/modules" "$root/lib64" "$root/lib/x86_64-linux-gnu" "$root/usr/share/misc"
+# Directories are real ones, not links into /usr: an archive that is added behind this one
+# may have members in them, and its directory would replace the link.
+mkdir -p "$image"
+for dir in bin sbin lib/x86_64-linux-gnu lib64 usr/lib usr/share/misc dev proc sys tmp root etc; do
+	mkdir -p "$root/$dir"
+done
+ln -s ../bin/busybox "$root/sbin/modprobe" # for the kernel's own requests
+ln -s ../usr/lib/modules "$root/lib/modules"
 
 cp "$packages"/boot/vmlinuz-* "$image/vmlinuz"
-for module in virt/lib/irqbypass vfio/vfio vfio/vfio_iommu_type1 vfio/pci/vfio-pci-core vfio/pci/vfio-pci \
-	uio/uio uio/uio_pci_generic; do
-	name=$(basename "$module")
-	find "$packages/usr/lib/modules" -path "*/$module.ko.xz" -exec "$busybox" xz -dc '{}' \; >"$root/lib/modules/$name.ko"
-	[ -s "$root/lib/modules/$name.ko" ] || fail 1 "the kernel package has no module $module"
+release=$(basename "$packages"/usr/lib/modules/*)
+from=$packages/usr/lib/modules/$release
+to=$root/usr/lib/modules/$release
+mkdir -p "$to"
+cp "$from"/modules.order "$from"/modules.builtin "$from"/modules.builtin.modinfo "$to/"
+for module in virt/lib/irqbypass drivers/vfio/vfio drivers/vfio/vfio_iommu_type1 drivers/vfio/pci/vfio-pci-core \
+	drivers/vfio/pci/vfio-pci drivers/uio/uio drivers/uio/uio_pci_generic; do
+	mkdir -p "$to/kernel/$(dirname "$module")"
+	"$busybox" xz -dc "$from/kernel/$module.ko.xz" >"$to/kernel/$module.ko" || fail 1 "the kernel package has no module $module"
 done
+"$lib/ld-linux-x86-64.so.2" --argv0 depmod --inhibit-cache --library-path "$lib" "$packages/usr/bin/kmod" -b "$root" "$release"
 
 cp "$busybox" "$root/bin/busybox"
 for applet in $("$busybox" --list); do
-	case $applet in busybox | lspci) ;; *) ln -s busybox "$root/bin/$applet" ;; esac
+	case $applet in busybox | lspci | setpci) ;; *) ln -s busybox "$root/bin/$applet" ;; esac
 done
 cp "$packages/usr/bin/lspci" "$packages/usr/bin/setpci" "$root/bin/"
 cp "$packages/usr/share/misc/pci.ids" "$root/usr/share/misc/"

@@ -93,6 +93,12 @@ apt_run() {
 	fi
 }
 
+# apt_end gives back what can be made again: apt's index of its lists is larger than QEMU.
+apt_end() {
+	rm -f "$apt"/cache/*.bin
+	exec 8>&-
+}
+
 # fetch DIRECTORY PLAN: calls PLAN, a function that downloads packages into the current
 # directory by apt_run, for each mirror until it succeeds.
 fetch() {
@@ -109,11 +115,11 @@ fetch() {
 		# Lists of the last hour will do, if they are of this mirror.
 		if [ "$(cat "$apt/stamp" 2>/dev/null)" = "$mirror" ] && [ -n "$(find "$apt/stamp" -mmin -60)" ] &&
 			(cd "$1" && "$2"); then
-			exec 8>&-
+			apt_end
 			return
 		fi
 		if apt_run apt-get -q update && echo "$mirror" >"$apt/stamp" && (cd "$1" && "$2"); then
-			exec 8>&-
+			apt_end
 			return
 		fi
 		sed -n 's/^[EW]: /  apt: &/p; /^failed: /s/^/  /p' "$tmp/apt.log" | tail -n 5 >&2
