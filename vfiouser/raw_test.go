@@ -217,7 +217,11 @@ func (d *testDevice) Reset(_ *Conn, done func(error)) {
 	done(nil)
 }
 
-func (d *testDevice) DMAMap(*Conn, Mapping) error { return d.mapErr }
+func (d *testDevice) DMAMap(*Conn, Mapping) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.mapErr
+}
 
 func (d *testDevice) DMAUnmap(*Conn, Mapping) {}
 
@@ -225,6 +229,26 @@ func (d *testDevice) IRQ(_ *Conn, ch IRQChange) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.changes = append(d.changes, ch)
+}
+
+// set changes the device while a server may be using it.
+func (d *testDevice) set(change func(*testDevice)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	change(d)
+}
+
+func (d *testDevice) peek(region, off, n int) []byte {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return append([]byte(nil), d.mem[region][off:off+n]...)
+}
+
+// holding makes accesses to the region wait for the test.
+func (d *testDevice) holding(region uint32) chan *Access {
+	hold := make(chan *Access, 256)
+	d.set(func(d *testDevice) { d.hold[region] = hold })
+	return hold
 }
 
 // fixture is a server with a device and its socket.
