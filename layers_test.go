@@ -44,10 +44,11 @@ var layer = map[string]int{
 	"fault":             2,
 
 	"udp":      3,
+	"fabric":   3,
 	"vfiouser": 3,
 	"qmp":      3,
 	"qemu":     3,
-	"gpudrv":   3, "gpudrv/vfio": 3,
+	"gpudrv":   3, "gpudrv/vfio": 3, "gpudrv/embedded": 3, "gpudrv/gpudrvtest": 3, "gpudrv/vfiouserbus": 3,
 	"trace": 3, "trace/sqlite": 3,
 
 	"hostproxy": 4,
@@ -69,6 +70,10 @@ var beside = map[string][]string{
 	"vswitch":                   {"mapping", "device"},
 	"rootcomplex":               {"transaction"},
 	"gpudrv/vfio":               {"gpudrv"},
+	"gpudrv/embedded":           {"gpudrv"},
+	"gpudrv/vfiouserbus":        {"gpudrv", "vfiouser"},
+	"fabric":                    {"udp"},
+	"gpudrv/gpudrvtest":         {"gpudrv", "gpudrv/embedded"},
 	"perf/paper":                {"perf"},
 	"predict":                   {"perf", "workload"},
 	"trace":                     {"trace/sqlite"},

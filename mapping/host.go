@@ -59,15 +59,21 @@ func (t *HostTable) Entry(slot int) (HostEntry, bool) {
 	return t.entries[slot], true
 }
 
+// SetBARs says what the device of a slot has, once it has been asked.
+func (t *HostTable) SetBARs(slot int, bars [pcie.MaxBARs]pcie.BAR) {
+	t.entries[slot].BARs = bars
+	t.reindex()
+}
+
 // Bind fills the row of a free slot.
-func (t *HostTable) Bind(slot int, target Target, bars [pcie.MaxBARs]pcie.BAR) error {
+func (t *HostTable) Bind(slot int, target Target) error {
 	if slot < 0 || slot >= len(t.entries) {
 		return fmt.Errorf("mapping: slot %d does not exist: the virtual switch has %d", slot, len(t.entries))
 	}
 	if t.entries[slot].Used {
 		return fmt.Errorf("mapping: slot %d is in use", slot)
 	}
-	t.entries[slot] = HostEntry{Used: true, Target: target, Function: Function{ID: SlotID(slot), BARs: bars}}
+	t.entries[slot] = HostEntry{Used: true, Target: target, Function: Function{ID: SlotID(slot)}}
 	t.reindex()
 	return nil
 }

@@ -37,9 +37,10 @@ func twoSlots(t *testing.T) *HostTable {
 	t.Helper()
 	table := NewHostTable(4)
 	for slot := range 2 {
-		if err := table.Bind(slot, Target{Box: uint32(10 + slot), Slot: uint16(slot)}, gpuBARs); err != nil {
+		if err := table.Bind(slot, Target{Box: uint32(10 + slot), Slot: uint16(slot)}); err != nil {
 			t.Fatal(err)
 		}
+		table.SetBARs(slot, gpuBARs)
 		program(func(p *tlp.Packet) { table.Snoop(slot, p) }, SlotID(slot), 0xfe000000+uint32(slot)<<16, 0x8000000000+uint64(slot)<<28)
 	}
 	return table
@@ -185,9 +186,10 @@ func TestHostTableSurvivesAnyProgramming(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		table := NewHostTable(3)
 		for slot := range 3 {
-			if err := table.Bind(slot, Target{}, gpuBARs); err != nil {
+			if err := table.Bind(slot, Target{}); err != nil {
 				r.Fatal(err)
 			}
+			table.SetBARs(slot, gpuBARs)
 		}
 		for range rapid.IntRange(0, 30).Draw(r, "writes") {
 			slot := rapid.IntRange(0, 2).Draw(r, "slot")

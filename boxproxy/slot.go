@@ -1,0 +1,142 @@
+package boxproxy
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/fabric"
+	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/node"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// slot is one place of the box: a device and, while it is bound, its binding.
+// domain and binding are changed by the slot's controller with the group
+// entered, so either of both may read them.
+type slot struct {
+	box    *Box
+	index  int
+	device device.Device // nil: empty
+	info   Info
+	kick   chan struct{} // the controller has something to look at
+
+	domain  *domain // nil: not bound
+	binding *fabric.Binding
+	now     time.Duration          // of the Pump that is under way
+	emitTo  func(*tlp.Packet) bool // emit, made once
+	jobs    sync.WaitGroup         // what NextJob gave and is being computed
+
+	status     node.Status
+	applied    atomic.Uint64 // the desired revision that status takes account of
+	lastHealth atomic.Pointer[health]
+	linkStats  atomic.Pointer[link.Stats]
+	calls      chan func(device.Device) // for the controller to make
+	counters   counters
+}
+
+func newSlot(b *Box, index int, cfg Slot) *slot {
+	s := &slot{box: b, index: index, device: cfg.Device, info: cfg.Info, kick: make(chan struct{}, 1), calls: make(chan func(device.Device))}
+	s.emitTo = s.emit
+	return s
+}
+
+// counters of a slot, since the box proxy started. They are read while they
+// are being counted.
+type counters struct {
+	toDevice, fromDevice           atomic.Uint64 // TLPs
+	toDeviceBytes, fromDeviceBytes atomic.Uint64 // payload
+	peer                           atomic.Uint64 // TLPs that took the short cut to a neighbour
+	dropped                        atomic.Uint64 // TLPs of the device with no link to take
+}
+
+// domain is a virtual switch of a host as this box sees it: the slots bound to
+// it share one group, so that one may hand a TLP to another.
+type domain struct {
+	name  string
+	group *fabric.Group
+	slots atomic.Int32
+}
+
+var _ fabric.Handler = (*slot)(nil)
+
+// Deliver hands a TLP from the host to the device, which takes every one.
+func (s *slot) Deliver(now time.Duration, p *tlp.Packet) bool {
+	s.counters.toDevice.Add(1)
+	s.counters.toDeviceBytes.Add(uint64(len(p.Data)))
+	if p.Type == tlp.CfgWr0 {
+		s.box.snoop(s.index, p)
+	}
+	s.device.Receive(now, p)
+	return true
+}
+
+// Pump sends what the device emits and starts the work that it wants done.
+func (s *slot) Pump(now time.Duration) {
+	if s.binding == nil {
+		return // being attached: what the device has can wait
+	}
+	for {
+		job, ok := s.device.NextJob()
+		if !ok {
+			break
+		}
+		s.start(job)
+	}
+	s.now = now
+	s.device.Transmit(now, s.emitTo)
+}
+
+// start computes a job beside the traffic of the device.
+func (s *slot) start(job device.Job) {
+	group := s.domain.group
+	s.jobs.Add(1)
+	go func() {
+		defer s.jobs.Done()
+		s.box.compute <- struct{}{} // as many at once as there are processors
+		job.Run()
+		<-s.box.compute
+		now := group.Enter()
+		s.device.FinishJob(now, job)
+		if s.binding != nil {
+			s.binding.Touch()
+		}
+		group.Leave()
+	}()
+}
+
+// emit takes one TLP of the device: to a neighbour of the same domain if it is
+// addressed to one, else to the host. It returns false when the link has no
+// room.
+func (s *slot) emit(p *tlp.Packet) bool {
+	if s.domain.slots.Load() > 1 {
+		if peer := s.box.peer(s.index, p); peer != nil {
+			s.counters.peer.Add(1)
+			peer.Deliver(s.now, p)
+			peer.binding.Touch()
+			return true
+		}
+	}
+	switch err := s.binding.Send(s.now, p); {
+	case errors.Is(err, link.ErrFull):
+		return false
+	case err != nil:
+		s.counters.dropped.Add(1)
+		return true
+	}
+	s.counters.fromDevice.Add(1)
+	s.counters.fromDeviceBytes.Add(uint64(len(p.Data)))
+	return true
+}
+
+// Wake returns when the device wants to be looked at.
+func (s *slot) Wake() time.Duration { return s.device.Wake() }
+
+// LinkChanged tells the controller of the slot, which decides.
+func (s *slot) LinkChanged(_ time.Duration, state link.State) {
+	s.box.log.Info("link", "slot", s.index, "state", fmt.Sprint(state))
+	s.wake()
+}

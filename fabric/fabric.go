@@ -1,0 +1,185 @@
+// Package fabric is the network side of a proxy: the sockets of its paths and
+// the links of its bindings, driven by the datagrams that arrive and by time.
+//
+// No TLP is handed from one goroutine to another on its way: whoever has
+// something to do for a binding (the reader of a socket, the server of a VM's
+// port, a timer) enters the binding's group, works on the link and on the
+// handler, and leaves; leaving sends what came up. See Group.
+package fabric
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/dxpu-project/dxpu/fault"
+	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/udp"
+)
+
+// Never is the wake-up time of whoever waits for input only.
+const Never = link.Never
+
+const never = Never
+
+// PathConfig describes one of the parallel networks of a proxy.
+type PathConfig struct {
+	Listen string     // local address, "192.0.2.1:4791"
+	Fault  fault.Plan // what to do to outgoing datagrams
+	Seed   uint64     // of the fault plan's chance
+}
+
+// Config of a fabric.
+type Config struct {
+	Paths  []PathConfig // index = path ID
+	UDP    udp.Options
+	Logger *slog.Logger
+}
+
+// Fabric owns the sockets and knows the bindings by their ID.
+type Fabric struct {
+	log   *slog.Logger
+	start time.Time
+	paths []*path
+
+	mu       sync.Mutex // guards changes of bindings
+	bindings atomic.Pointer[map[uint32]*Binding]
+
+	stray atomic.Uint64 // datagrams of no binding here
+}
+
+// Open opens the sockets. Run must be called for anything to arrive.
+func Open(cfg Config) (*Fabric, error) {
+	if len(cfg.Paths) == 0 || len(cfg.Paths) > math.MaxUint8 {
+		return nil, fmt.Errorf("fabric: %d paths: want 1 to %d listen addresses", len(cfg.Paths), math.MaxUint8)
+	}
+	f := &Fabric{log: cfg.Logger, start: time.Now()}
+	f.bindings.Store(&map[uint32]*Binding{})
+	for i, pc := range cfg.Paths {
+		conn, err := udp.Listen(pc.Listen, cfg.UDP)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("fabric: path %d: %w", i, err), f.closeSockets())
+		}
+		f.paths = append(f.paths, newPath(conn, pc))
+	}
+	return f, nil
+}
+
+// Now is the time that the links and handlers of this fabric live in.
+func (f *Fabric) Now() time.Duration { return time.Since(f.start) }
+
+// Addrs returns the local address of each path.
+func (f *Fabric) Addrs() []netip.AddrPort {
+	out := make([]netip.AddrPort, len(f.paths))
+	for i, p := range f.paths {
+		out[i] = p.conn.LocalAddr()
+	}
+	return out
+}
+
+// MTUs returns the largest datagram in bytes that each path's interface takes.
+func (f *Fabric) MTUs() []int {
+	out := make([]int, len(f.paths))
+	for i, p := range f.paths {
+		n, err := udp.MTU(p.conn.LocalAddr().Addr())
+		if err != nil {
+			n, _ = udp.MTU(netip.IPv4Unspecified())
+		}
+		out[i] = n
+	}
+	return out
+}
+
+// Stats returns the counters of the sockets by path, and how many datagrams
+// belonged to no binding.
+func (f *Fabric) Stats() (paths []udp.Stats, stray uint64) {
+	for _, p := range f.paths {
+		paths = append(paths, p.conn.Stats())
+	}
+	return paths, f.stray.Load()
+}
+
+// Run receives until ctx ends, then closes the sockets and every binding.
+func (f *Fabric) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for i, p := range f.paths {
+		g.Go(func() error { return f.receive(uint8(i), p) })
+		g.Go(func() error { return p.deliverDelayed(ctx, f.Now) })
+	}
+	g.Go(func() error {
+		<-ctx.Done()
+		for _, b := range *f.bindings.Load() {
+			b.Close()
+		}
+		return f.closeSockets()
+	})
+	err := g.Wait()
+	if errors.Is(err, net.ErrClosed) || ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+func (f *Fabric) closeSockets() error {
+	var errs []error
+	for _, p := range f.paths {
+		errs = append(errs, p.conn.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// receive hands each datagram of a path to its binding. Datagrams of one
+// group that arrived together are worked on under one entry, so that what they
+// bring about leaves together too.
+func (f *Fabric) receive(id uint8, p *path) error {
+	r := p.conn.NewReader()
+	for {
+		batch, segment, from, err := r.Read()
+		if errors.Is(err, net.ErrClosed) {
+			return err
+		}
+		if err != nil {
+			f.log.Debug("receive", "path", id, "err", err)
+			continue
+		}
+		f.dispatch(id, batch, segment, from)
+	}
+}
+
+func (f *Fabric) dispatch(id uint8, batch []byte, segment int, from netip.AddrPort) {
+	var entered *Group
+	var now time.Duration
+	bindings := *f.bindings.Load()
+	for len(batch) > 0 {
+		n := min(segment, len(batch))
+		datagram := batch[:n:n]
+		batch = batch[n:]
+		key, ok := frame.PeekBinding(datagram)
+		b := bindings[key]
+		if !ok || b == nil {
+			f.stray.Add(1)
+			continue
+		}
+		if b.group != entered {
+			if entered != nil {
+				entered.Leave()
+			}
+			entered = b.group
+			now = entered.Enter()
+		}
+		b.receive(now, id, datagram, from)
+	}
+	if entered != nil {
+		entered.Leave()
+	}
+}

@@ -1,0 +1,186 @@
+package fabric
+
+import (
+	"container/heap"
+	"context"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/dxpu-project/dxpu/fault"
+	"github.com/dxpu-project/dxpu/udp"
+)
+
+// path is one socket, and the faults that it is told to have.
+type path struct {
+	conn *udp.Conn
+	kick chan struct{} // something was put into late
+
+	mu     sync.Mutex      // guards what follows
+	faults *fault.Injector // nil: none; changed by no one
+	writer *udp.Writer
+	late   delayQueue
+}
+
+func newPath(conn *udp.Conn, cfg PathConfig) *path {
+	p := &path{conn: conn, writer: conn.NewWriter(), kick: make(chan struct{}, 1)}
+	if !cfg.Fault.Zero() {
+		p.faults = fault.New(cfg.Fault, cfg.Seed)
+	}
+	return p
+}
+
+// write sends a batch; what the network does not take is lost, and the link
+// finds out. The counters of the socket tell.
+func (p *path) write(now time.Duration, w *udp.Writer, batch []byte, segment int, to netip.AddrPort) {
+	if p.faults == nil {
+		_ = w.Write(batch, segment, to)
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(batch) > 0 {
+		n := min(segment, len(batch))
+		p.writeFaulty(now, batch[:n], to)
+		batch = batch[n:]
+	}
+}
+
+// writeFaulty does to one datagram what the fault plan says.
+func (p *path) writeFaulty(now time.Duration, datagram []byte, to netip.AddrPort) {
+	for _, d := range p.faults.Apply(now, datagram) {
+		if d.At <= now {
+			_ = p.writer.Write(d.Data, len(d.Data), to)
+			continue
+		}
+		heap.Push(&p.late, delayed{at: d.At, order: p.late.pushed, data: append([]byte(nil), d.Data...), to: to})
+		p.late.pushed++
+		select {
+		case p.kick <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// deliverDelayed sends the datagrams that the fault plan holds back, until ctx ends.
+func (p *path) deliverDelayed(ctx context.Context, clock func() time.Duration) error {
+	if p.faults == nil {
+		return nil
+	}
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		timer.Reset(p.sendDue(clock()))
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-p.kick:
+		case <-timer.C:
+		}
+	}
+}
+
+// sendDue sends what is due and returns how long the next one has to wait.
+func (p *path) sendDue(now time.Duration) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.late.Len() > 0 {
+		next := p.late.items[0]
+		if next.at > now {
+			return next.at - now
+		}
+		heap.Pop(&p.late)
+		_ = p.writer.Write(next.data, len(next.data), next.to)
+	}
+	return time.Hour
+}
+
+// delayQueue orders datagrams by the time they are to be sent at.
+type delayQueue struct {
+	items  []delayed
+	pushed uint64
+}
+
+type delayed struct {
+	at    time.Duration
+	order uint64 // of datagrams due at the same time, the first goes first
+	data  []byte
+	to    netip.AddrPort
+}
+
+func (q *delayQueue) Len() int { return len(q.items) }
+
+func (q *delayQueue) Less(i, j int) bool {
+	a, b := &q.items[i], &q.items[j]
+	return a.at < b.at || a.at == b.at && a.order < b.order
+}
+
+func (q *delayQueue) Swap(i, j int) { q.items[i], q.items[j] = q.items[j], q.items[i] }
+
+func (q *delayQueue) Push(x any) { q.items = append(q.items, x.(delayed)) }
+
+func (q *delayQueue) Pop() any {
+	last := len(q.items) - 1
+	x := q.items[last]
+	q.items[last] = delayed{}
+	q.items = q.items[:last]
+	return x
+}
+
+// batch collects datagrams of one binding that go to one path in a run: equal
+// sizes, but for a shorter last one, as segmentation offload wants them.
+type batch struct {
+	binding *Binding
+	buf     *batchBuffer
+	used    int
+	segment int
+	path    uint8
+	full    bool // a shorter datagram ended the run
+}
+
+// batchBuffer holds one batch and leaves room for the largest datagram behind it.
+type batchBuffer [2 * udp.ReadBuffer]byte
+
+var batchBuffers = sync.Pool{New: func() any { return new(batchBuffer) }}
+
+// space returns where the link may write the next datagram.
+func (o *batch) space() []byte {
+	if o.buf == nil {
+		o.buf = batchBuffers.Get().(*batchBuffer)
+	}
+	return o.buf[o.used : o.used+udp.MaxDatagram]
+}
+
+// add takes a datagram of n bytes that was written into space.
+func (o *batch) add(now time.Duration, n int, path uint8) {
+	joins := o.used > 0 && path == o.path && n <= o.segment && !o.full &&
+		o.used+n <= o.binding.writers[path].MaxBatch(o.segment)
+	if o.used > 0 && !joins {
+		start := o.used
+		o.send(now)
+		copy(o.buf[:], o.buf[start:start+n])
+		o.used = 0
+	}
+	if o.used == 0 {
+		o.segment, o.path, o.full = n, path, false
+	}
+	o.full = o.full || n < o.segment
+	o.used += n
+}
+
+func (o *batch) send(now time.Duration) {
+	b := o.binding
+	b.group.fabric.paths[o.path].write(now, b.writers[o.path], o.buf[:o.used], o.segment, b.peers[o.path])
+}
+
+// flush sends what is left.
+func (o *batch) flush(now time.Duration) {
+	if o.buf == nil {
+		return
+	}
+	if o.used > 0 {
+		o.send(now)
+	}
+	batchBuffers.Put(o.buf)
+	o.buf = nil
+}

@@ -1,0 +1,131 @@
+// Package hostproxy is DxPU_PROXY on the side of a host: a PCIe virtual switch
+// in whose slots the devices of GPU boxes appear, for a virtual machine over
+// vfio-user or for the embedded host.
+package hostproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/fabric"
+	"github.com/dxpu-project/dxpu/mapping"
+	"github.com/dxpu-project/dxpu/node"
+)
+
+// MaxSlots is the largest virtual switch: 32 devices on its internal bus.
+const MaxSlots = 32
+
+// Front is how the host of a virtual switch is told of devices. Plug and
+// Unplug are called from a slot's controller, without the group.
+type Front interface {
+	// Plug shows the device in a slot to the host. It returns the port that
+	// the slot's traffic goes through from then on.
+	plug(ctx context.Context, s *slot) (plugged, error)
+}
+
+// plugged is a device that has been shown.
+type plugged interface {
+	port
+	// unplug asks the host to let go of the device and waits until it has,
+	// or until ctx ends.
+	unplug(ctx context.Context) error
+	// close takes the device away, whether the host has let go or not.
+	close()
+}
+
+// Config of a host proxy.
+type Config struct {
+	Slots  int
+	Front  Front
+	Fabric *fabric.Fabric
+	Domain string // names the virtual switch in the manager's inventory
+	Rack   string
+	Labels map[string]string
+	// CompletionTimeout ends a request that a device does not answer. Default
+	// 1 s: below every deadline of a VMM, above any stall of a path that fails over.
+	CompletionTimeout time.Duration
+	// UnplugTimeout is how long a host may take to let go of a device when
+	// the manager does not say. Default 10 s.
+	UnplugTimeout time.Duration
+	Logger        *slog.Logger
+}
+
+// Host is the running proxy of a host. It implements node.Handler.
+type Host struct {
+	cfg    Config
+	log    *slog.Logger
+	fabric *fabric.Fabric
+	group  *fabric.Group // all slots: one PCIe hierarchy
+	table  *mapping.HostTable
+	slots  []*slot
+
+	mu      sync.Mutex // guards what follows
+	desired *dxpuv1.DesiredState
+	changed func()
+}
+
+// New makes a host proxy with empty slots.
+func New(cfg Config) (*Host, error) {
+	if cfg.Slots < 1 || cfg.Slots > MaxSlots {
+		return nil, fmt.Errorf("hostproxy: a virtual switch has 1 to %d slots, not %d", MaxSlots, cfg.Slots)
+	}
+	if cfg.CompletionTimeout == 0 {
+		cfg.CompletionTimeout = time.Second
+	}
+	if cfg.UnplugTimeout == 0 {
+		cfg.UnplugTimeout = 10 * time.Second
+	}
+	h := &Host{
+		cfg: cfg, log: cfg.Logger, fabric: cfg.Fabric, group: cfg.Fabric.NewGroup(),
+		table: mapping.NewHostTable(cfg.Slots), changed: func() {},
+	}
+	for i := range cfg.Slots {
+		h.slots = append(h.slots, newSlot(h, i))
+	}
+	return h, nil
+}
+
+// OnChange registers who is told that Observe has news. Call it before Run.
+func (h *Host) OnChange(f func()) { h.changed = f }
+
+// Run keeps each slot as the manager wants it, until ctx ends; then every
+// device is taken away.
+func (h *Host) Run(ctx context.Context) error {
+	var g errgroup.Group
+	for _, s := range h.slots {
+		g.Go(func() error {
+			s.run(ctx)
+			return nil
+		})
+	}
+	err := g.Wait()
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// Apply takes in what the manager wants.
+func (h *Host) Apply(d *dxpuv1.DesiredState) {
+	h.mu.Lock()
+	h.desired = d
+	h.mu.Unlock()
+	for _, s := range h.slots {
+		s.wake()
+	}
+}
+
+// wanted returns what the manager wants in a slot, nil for nothing.
+func (h *Host) wanted(slot int) (want *dxpuv1.DesiredBinding, d *dxpuv1.DesiredState) {
+	h.mu.Lock()
+	d = h.desired
+	h.mu.Unlock()
+	return node.Wanted(d, slot), d
+}

@@ -1,0 +1,203 @@
+package hostproxy
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/dxpu-project/dxpu/cfgspace"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// remote is what probing learns of a device: enough to describe it to a VMM
+// without asking again.
+type remote struct {
+	config      []byte // configuration space as it is after a reset
+	bars        [pcie.MaxBARs]pcie.BAR
+	express     int  // offset of the PCI Express capability; 0: none
+	flr         bool // Function Level Reset is supported
+	msixVectors int
+}
+
+// startsFLR reports whether a configuration write begins a function level reset.
+func (r *remote) startsFLR(p *tlp.Packet) bool {
+	v, ok := r.deviceControl(p)
+	return ok && r.flr && p.FirstBE&2 != 0 && v&cfgspace.DevCtlFLR != 0
+}
+
+// payload returns the Max_Payload_Size that a configuration write sets.
+func (r *remote) payload(p *tlp.Packet) (int, bool) {
+	v, ok := r.deviceControl(p)
+	if !ok || p.FirstBE&1 == 0 {
+		return 0, false
+	}
+	size, ok := pcie.DecodePayloadSize(uint8(v & cfgspace.DevCtlMPS >> 5))
+	return int(size), ok
+}
+
+// deviceControl returns the value that a write to Device Control carries.
+func (r *remote) deviceControl(p *tlp.Packet) (uint16, bool) {
+	if r.express == 0 || int(p.Register) != r.express+cfgspace.OffDevCtl || len(p.Data) < 2 {
+		return 0, false
+	}
+	return binary.LittleEndian.Uint16(p.Data), true
+}
+
+// probeTimeout bounds a whole probe: about a thousand requests.
+const probeTimeout = 5 * time.Second
+
+// probe reads the configuration space of the device in a slot and sizes its
+// BARs, as firmware does after a hot-plug.
+func (s *slot) probe(ctx context.Context) (*remote, error) {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	r := &remote{config: make([]byte, pcie.ConfigSize)}
+	if err := s.configRead(ctx, r.config[:pcie.DW], 0); err != nil {
+		return nil, fmt.Errorf("read the vendor ID: %w", err)
+	}
+	if binary.LittleEndian.Uint16(r.config) == 0xffff {
+		return nil, errors.New("the device does not answer configuration reads")
+	}
+	if err := s.configRead(ctx, r.config, 0); err != nil {
+		return nil, fmt.Errorf("read the configuration space: %w", err)
+	}
+	if layout := r.config[cfgspace.OffHeaderType] & 0x7f; layout != 0 {
+		return nil, fmt.Errorf("header type %d: only endpoints (type 0) can be attached", layout)
+	}
+	if err := s.sizeBARs(ctx, r); err != nil {
+		return nil, err
+	}
+	if r.express = cfgspace.Find(r.config, cfgspace.CapExpress); r.express != 0 {
+		caps := binary.LittleEndian.Uint32(r.config[r.express+cfgspace.OffDevCap:])
+		r.flr = caps&cfgspace.DevCapFLR != 0
+	}
+	if m, ok := cfgspace.FindMSIX(r.config); ok {
+		r.msixVectors = m.Vectors
+	}
+	return r, nil
+}
+
+// sizeBARs writes all ones to each BAR, reads back which bits stick, and puts
+// back what was there (section 7.5.1.2.1).
+func (s *slot) sizeBARs(ctx context.Context, r *remote) error {
+	const first = cfgspace.OffBAR0
+	n := pcie.MaxBARs * pcie.DW
+	ones := make([]byte, n)
+	for i := range ones {
+		ones[i] = 0xff
+	}
+	sized := make([]byte, n)
+	if err := errors.Join(s.configWrite(ctx, ones, first), s.configRead(ctx, sized, first),
+		s.configWrite(ctx, r.config[first:first+n], first)); err != nil {
+		return fmt.Errorf("size the BARs: %w", err)
+	}
+	// What ones did not stick in tells the size, and the rest the kind.
+	probed := append([]byte(nil), r.config...)
+	copy(probed[first:], sized)
+	for i, bar := range cfgspace.DecodeBARs(probed) {
+		if bar.Kind == cfgspace.NoBAR {
+			continue
+		}
+		lo := binary.LittleEndian.Uint32(sized[i*pcie.DW:])
+		var hi uint32
+		if bar.Kind == cfgspace.Memory64 {
+			hi = binary.LittleEndian.Uint32(sized[(i+1)*pcie.DW:])
+		}
+		r.bars[i] = pcie.BAR{
+			Size: cfgspace.SizeBAR(bar.Kind, lo, hi), Wide: bar.Kind == cfgspace.Memory64,
+			IO: bar.Kind == cfgspace.IO, Prefetchable: bar.Prefetchable,
+		}
+	}
+	return nil
+}
+
+// configRead fills dst from configuration space at off; both are double words.
+func (s *slot) configRead(ctx context.Context, dst []byte, off int) error {
+	return s.configAccess(ctx, tlp.CfgRd0, dst, off)
+}
+
+// configWrite writes src to configuration space at off; both are double words.
+func (s *slot) configWrite(ctx context.Context, src []byte, off int) error {
+	return s.configAccess(ctx, tlp.CfgWr0, src, off)
+}
+
+// configAccess sends the requests with as many outstanding as there are tags,
+// and waits for all. Each double word is given another try for as long as the
+// device asks for it (Request Retry Status, section 2.3.2).
+func (s *slot) configAccess(ctx context.Context, typ tlp.Type, data []byte, off int) error {
+	for {
+		st, err := s.configOnce(ctx, typ, data, off)
+		switch {
+		case err != nil:
+			return err
+		case st == pcie.SuccessfulCompletion:
+			return nil
+		case st != pcie.RequestRetry:
+			return fmt.Errorf("%v of %d bytes at %#x: no answer, or %v", typ, len(data), off, st)
+		}
+		if err := pause(ctx, 10*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *slot) configOnce(ctx context.Context, typ tlp.Type, data []byte, off int) (pcie.CplStatus, error) {
+	ended := make(chan pcie.CplStatus, 1)
+	g := s.host.group
+	now := g.Enter()
+	id := s.root.begin(op{done: func(ok bool, st pcie.CplStatus) {
+		if !ok && st == pcie.SuccessfulCompletion {
+			st = pcie.UnsupportedRequest
+		}
+		ended <- st
+	}})
+	for at := 0; at < len(data); {
+		err := s.configDW(now, id, typ, data[at:at+pcie.DW], off+at)
+		if err == nil {
+			at += pcie.DW
+			continue
+		}
+		room := s.waitRoom()
+		g.Leave()
+		select {
+		case <-room:
+		case <-ctx.Done():
+			now = g.Enter()
+			s.root.release(id)
+			g.Leave()
+			return 0, ctx.Err()
+		}
+		now = g.Enter()
+	}
+	s.root.release(id)
+	g.Leave()
+	select {
+	case st := <-ended:
+		return st, nil
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+}
+
+func (s *slot) configDW(now time.Duration, id int, typ tlp.Type, data []byte, off int) error {
+	p := s.root.config(typ, uint16(off), pcie.DW)
+	if typ == tlp.CfgRd0 {
+		return s.root.request(now, id, p, data)
+	}
+	p.Data = data
+	return s.root.request(now, id, p, nil)
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,231 @@
+package hostproxy
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/dxpu-project/dxpu/cfgspace"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+	"github.com/dxpu-project/dxpu/vfiouser"
+)
+
+// vm is the port of a slot towards a virtual machine: the device that its
+// vfio-user socket serves. The VMM's accesses become TLPs with the addresses
+// that the guest programmed; the device's DMA is done on the memory that the
+// VMM shares.
+type vm struct {
+	vfiouser.NopHandler
+
+	slot   *slot
+	log    *slog.Logger
+	device *remote // as probing found it
+
+	// With the group entered:
+	conn  *vfiouser.Conn
+	reads readQueue
+	out   tlp.Packet
+
+	// Method values, made once: they would allocate in the paths that use them.
+	writeMem func(addr uint64, src []byte) pcie.CplStatus
+	readMem  func(addr uint64, dst []byte) pcie.CplStatus
+	sendTLP  func(*tlp.Packet) bool
+}
+
+var (
+	_ port             = (*vm)(nil)
+	_ vfiouser.Handler = (*vm)(nil)
+)
+
+func newVM(s *slot, device *remote) *vm {
+	v := &vm{slot: s, log: s.host.log.With("slot", s.index), device: device}
+	v.writeMem, v.readMem, v.sendTLP = v.write, v.read, v.toDevice
+	v.reads.buf = make([]byte, pcie.MaxPayload+2*pcie.DW)
+	return v
+}
+
+// serverConfig describes the device to VMMs.
+func (v *vm) serverConfig(deadline time.Duration) vfiouser.Config {
+	cfg := vfiouser.Config{
+		// The capability is hidden while QEMU realizes the device, so that it
+		// leaves MSI-X alone: its table is then the device's own, an interrupt is
+		// a memory write like any other, and unplugging is safe.
+		HideMSIXAtRealize: true,
+		Resettable:        v.device.flr,
+		WriteMultiple:     true,
+		Deadline:          deadline,
+		Handler:           v,
+		Logger:            v.log,
+	}
+	const rw = vfiouser.RegionFlagRead | vfiouser.RegionFlagWrite
+	for i, bar := range v.device.bars {
+		if bar.Size > 0 {
+			cfg.Regions[i] = vfiouser.Region{Size: bar.Size, Flags: rw}
+		}
+	}
+	cfg.Regions[vfiouser.RegionConfig] = vfiouser.Region{Size: uint64(len(v.device.config)), Flags: rw}
+	cfg.IRQs[vfiouser.IRQINTx] = 1
+	cfg.IRQs[vfiouser.IRQMSIX] = uint32(v.device.msixVectors)
+	return cfg
+}
+
+// Connected takes the VMM's connection into use.
+func (v *vm) Connected(c *vfiouser.Conn) {
+	v.slot.host.group.Enter()
+	v.conn = c
+	v.slot.host.group.Leave()
+	v.log.Info("VMM connected")
+}
+
+// Disconnected forgets the VMM's memory; what the device still reads is refused.
+func (v *vm) Disconnected(_ *vfiouser.Conn, err error) {
+	v.slot.host.group.Enter()
+	v.conn = nil
+	v.slot.host.group.Leave()
+	v.log.Info("VMM disconnected", "err", err)
+}
+
+// Access turns an access of the VMM into TLPs. It runs in the goroutine that
+// reads the socket and blocks it while the link is full: that is the guest's
+// back-pressure.
+func (v *vm) Access(_ *vfiouser.Conn, a *vfiouser.Access) {
+	g := v.slot.host.group
+	now := g.Enter()
+	defer g.Leave()
+	run := v.start(a)
+	for v.step(now, &run) != nil {
+		room := v.slot.waitRoom()
+		g.Leave()
+		<-room
+		now = g.Enter()
+	}
+}
+
+// accessRun is an access that is being turned into requests.
+type accessRun struct {
+	access *vfiouser.Access
+	kind   accessKind
+	addr   uint64 // bus address, or offset in configuration space
+	at     int    // bytes for which requests have been sent
+	op     int    // of the requests that are answered
+}
+
+type accessKind uint8
+
+const (
+	answered  accessKind = iota // nothing is left to do
+	memRead                     // of a BAR
+	memWrite                    // to a BAR
+	configAny                   // to or from configuration space
+)
+
+// start decides what an access is. The read of the whole configuration space,
+// by which a VMM learns what the device is, is answered from what probing
+// found: QEMU does not survive an error there.
+func (v *vm) start(a *vfiouser.Access) accessRun {
+	run := accessRun{access: a, addr: a.Offset}
+	switch {
+	case a.Region == vfiouser.RegionConfig && !a.Write && len(a.Data) > 2*pcie.DW:
+		copy(a.Data, v.device.config[a.Offset:])
+		a.Reply()
+		return run
+	case v.slot.gone, a.Region != vfiouser.RegionConfig && int(a.Region) >= pcie.MaxBARs:
+		a.Fail(nil) // all ones, as from a root complex that gets no answer (section 2.3.2)
+		return run
+	case a.Region == vfiouser.RegionConfig:
+		run.kind = configAny
+	case a.Write:
+		run.kind = memWrite
+	default:
+		run.kind = memRead
+	}
+	if run.kind != configAny {
+		entry, _ := v.slot.host.table.Entry(v.slot.index)
+		run.addr += entry.BARAddress(int(a.Region))
+	}
+	if run.kind != memWrite {
+		run.op = v.slot.root.begin(op{access: a})
+	}
+	return run
+}
+
+// step sends requests until all are sent, or errBusy. A write to a BAR is
+// posted: it is answered when it has been given to the link.
+func (v *vm) step(now time.Duration, run *accessRun) error {
+	root, a := v.slot.root, run.access
+	switch run.kind {
+	case memWrite:
+		if err := root.write(now, run.addr, a.Data, &run.at); err != nil {
+			return err
+		}
+		a.Reply()
+	case memRead:
+		if err := root.read(now, run.op, run.addr, a.Data, &run.at); err != nil {
+			return err
+		}
+		root.release(run.op)
+	case configAny:
+		for run.at < len(a.Data) {
+			off := uint16(run.addr) + uint16(run.at)
+			n := min(len(a.Data)-run.at, pcie.DW-int(off%pcie.DW))
+			if err := v.configRequest(now, run.op, off, a.Data[run.at:run.at+n], a.Write); err != nil {
+				return err
+			}
+			run.at += n
+		}
+		root.release(run.op)
+	}
+	return nil
+}
+
+// configRequest sends the request for up to a double word of configuration space.
+func (v *vm) configRequest(now time.Duration, id int, off uint16, data []byte, write bool) error {
+	root := v.slot.root
+	if !write {
+		return root.request(now, id, root.config(tlp.CfgRd0, off, len(data)), data)
+	}
+	p := root.config(tlp.CfgWr0, off, len(data))
+	p.Data = root.pad[:pcie.DW]
+	clear(p.Data)
+	copy(p.Data[off%pcie.DW:], data)
+	if err := root.request(now, id, p, nil); err != nil {
+		return err
+	}
+	v.note(p)
+	return nil
+}
+
+// note learns from a configuration write on its way to the device.
+func (v *vm) note(p *tlp.Packet) {
+	v.slot.host.table.Snoop(v.slot.index, p)
+	if n, ok := v.device.payload(p); ok {
+		v.slot.mps = n
+	}
+	if v.device.startsFLR(p) {
+		v.slot.host.table.ResetFunction(v.slot.index)
+		v.slot.mps = pcie.MinPayload
+	}
+}
+
+// Reset does a function level reset (DEVICE_RESET of the VMM).
+func (v *vm) Reset(_ *vfiouser.Conn, done func(error)) {
+	g := v.slot.host.group
+	now := g.Enter()
+	defer g.Leave()
+	if v.slot.gone || !v.device.flr {
+		done(nil)
+		return
+	}
+	root := v.slot.root
+	id := root.begin(op{done: func(bool, pcie.CplStatus) { g.Defer(func() { done(nil) }) }})
+	control := uint16(v.device.express + cfgspace.OffDevCtl)
+	flr := []byte{0, cfgspace.DevCtlFLR >> 8}
+	if err := v.configRequest(now, id, control, flr, true); err != nil {
+		v.log.Warn("reset skipped", "err", err)
+	}
+	root.release(id)
+}
+
+// lost answers whoever waits: the requests have been cancelled already, DMA
+// that is under way has no one to go to.
+func (v *vm) lost(time.Duration) { v.reads.drop() }

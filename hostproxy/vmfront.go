@@ -1,0 +1,133 @@
+package hostproxy
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/dxpu-project/dxpu/qmp"
+	"github.com/dxpu-project/dxpu/vfiouser"
+)
+
+// VM shows devices to a virtual machine: each slot has a vfio-user socket,
+// which exists while a device is in the slot and answers. With a QMP socket
+// the device is also hot-plugged and unplugged; without, that is left to
+// whoever runs the VMM.
+type VM struct {
+	// SocketDir holds the sockets, slot0.sock and so on.
+	SocketDir string
+	// QMP is the control socket of the QEMU, or "".
+	QMP string
+	// RootPort is the ID of the root port for a slot: a format with one %d.
+	RootPort string
+	// AccessTimeout bounds an access of the VMM. Default: that of vfiouser,
+	// a second below QEMU's.
+	AccessTimeout time.Duration
+	Logger        *slog.Logger
+}
+
+// Socket returns the path of a slot's socket.
+func (f *VM) Socket(slot int) string {
+	return filepath.Join(f.SocketDir, fmt.Sprintf("slot%d.sock", slot))
+}
+
+// deviceID names the device of a slot in QEMU.
+func deviceID(slot int) string { return fmt.Sprintf("dxpu%d", slot) }
+
+func (f *VM) plug(ctx context.Context, s *slot) (plugged, error) {
+	device, err := s.probe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.status.Step("probed")
+	v := newVM(s, device)
+	server, err := vfiouser.NewServer(v.serverConfig(f.AccessTimeout))
+	if err != nil {
+		return nil, err
+	}
+	ln, err := vfiouser.Listen(f.Socket(s.index))
+	if err != nil {
+		return nil, err
+	}
+	p := &pluggedVM{vm: v, front: f, server: server}
+	v.show()
+	p.serving.Go(func() {
+		if err := server.Serve(context.Background(), ln); err != nil {
+			f.Logger.Debug("vfio-user server ended", "slot", s.index, "err", err)
+		}
+	})
+	if f.QMP == "" {
+		return p, nil
+	}
+	if err := p.deviceAdd(ctx); err != nil {
+		p.close()
+		return nil, err
+	}
+	s.status.Step("device_add")
+	return p, nil
+}
+
+// show makes the port the one that the slot's traffic goes through.
+func (v *vm) show() {
+	s := v.slot
+	s.host.group.Enter()
+	defer s.host.group.Leave()
+	s.host.table.SetBARs(s.index, v.device.bars)
+	s.port = v
+	if s.gone { // while probing ended
+		v.lost(0)
+	}
+}
+
+// pluggedVM is a device that a VM can see.
+type pluggedVM struct {
+	*vm
+	front   *VM
+	server  *vfiouser.Server
+	serving sync.WaitGroup
+	added   bool // QEMU has the device
+}
+
+// qmpTimeout bounds a command that QEMU answers at once.
+const qmpTimeout = 10 * time.Second
+
+func (p *pluggedVM) deviceAdd(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, qmpTimeout)
+	defer cancel()
+	client, err := qmp.Dial(ctx, p.front.QMP)
+	if err != nil {
+		return fmt.Errorf("hot-plug: %w", err)
+	}
+	defer client.Close()
+	slot := p.vm.slot.index
+	bus := fmt.Sprintf(p.front.RootPort, slot)
+	if err := client.DeviceAdd(ctx, qmp.VFIOUser(deviceID(slot), bus, p.front.Socket(slot))); err != nil {
+		return fmt.Errorf("hot-plug: %w", err)
+	}
+	p.added = true
+	return nil
+}
+
+func (p *pluggedVM) unplug(ctx context.Context) error {
+	if !p.added {
+		return nil
+	}
+	client, err := qmp.Dial(ctx, p.front.QMP)
+	if err != nil {
+		return fmt.Errorf("hot-unplug: %w", err)
+	}
+	defer client.Close()
+	if err := client.Unplug(ctx, deviceID(p.vm.slot.index)); err != nil {
+		return fmt.Errorf("hot-unplug: %w", err)
+	}
+	p.added = false
+	return nil
+}
+
+func (p *pluggedVM) close() {
+	_ = p.server.Close()
+	p.serving.Wait()
+}
