@@ -88,7 +88,7 @@ func (c *Control) Close() error {
 func (c *Control) Run(ctx context.Context, command string) (output string, exit int, err error) {
 	var b bounded
 	exit, err = c.RunTo(ctx, &b, command)
-	return b.String(), exit, err
+	return b.kept.String(), exit, err
 }
 
 // RunTo is [Control.Run] with the output written to out as it comes, line by line, from
@@ -116,6 +116,7 @@ func (c *Control) RunTo(ctx context.Context, out io.Writer, command string) (exi
 	case <-r.ended:
 		return r.status, r.err
 	case <-ctx.Done():
+		c.drop(id) // nothing more is wanted of it, and nothing is written after we return
 		_ = c.send(fmt.Sprintf("kill %d\n", id))
 		return 0, fmt.Errorf("qemu: guest command: %w", context.Cause(ctx))
 	case <-c.done:
@@ -239,11 +240,11 @@ func readLine(r *bufio.Reader) (string, error) {
 }
 
 // bounded keeps the first MaxOutput bytes.
-type bounded struct{ strings.Builder }
+type bounded struct{ kept strings.Builder }
 
 func (b *bounded) Write(p []byte) (int, error) {
-	if b.Len()+len(p) > MaxOutput {
+	if b.kept.Len()+len(p) > MaxOutput {
 		return 0, fmt.Errorf("qemu: guest command: more than %d bytes of output", MaxOutput)
 	}
-	return b.Builder.Write(p)
+	return b.kept.Write(p)
 }
