@@ -1,8 +1,11 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"image/color"
+	"io"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -11,8 +14,9 @@ import (
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 
-	// The SVG back end registers itself.
-	_ "gonum.org/v1/plot/vg/vgsvg"
+	"gonum.org/v1/plot/text"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgsvg"
 
 	"github.com/dxpu-project/dxpu/predict"
 )
@@ -28,7 +32,7 @@ func us(d time.Duration) float64 { return float64(d) / float64(time.Microsecond)
 
 // plotSweep draws both curves in characters. The terminal's columns are evenly
 // spaced in time, the sweep's points are not, so curves are interpolated.
-func plotSweep(rs []predict.Result) string {
+func plotSweep(rs []predict.Result, colours bool) string {
 	const columns, lines = 60, 15
 	if len(rs) < 2 || rs[len(rs)-1].RTT <= rs[0].RTT {
 		return "a plot needs a sweep of two or more rising round trips"
@@ -40,12 +44,31 @@ func plotSweep(rs []predict.Result) string {
 		replay[i] = 100 * interpolate(rs, x, func(r *predict.Result) float64 { return r.Relative })
 		additive[i] = 100 * interpolate(rs, x, func(r *predict.Result) float64 { return r.Additive.Relative })
 	}
-	return asciigraph.PlotMany([][]float64{additive, replay},
+	curves := asciigraph.SeriesChars(asciigraph.CreateCharSet("+"), asciigraph.CreateCharSet("*"))
+	legend := "\n   + additive estimate   * replay"
+	if colours {
+		curves, legend = asciigraph.SeriesColors(asciigraph.Red, asciigraph.Blue), ""
+	}
+	options := []asciigraph.Option{
 		asciigraph.Height(lines), asciigraph.Precision(1), asciigraph.UpperBound(100),
 		asciigraph.XAxisRange(from, to), asciigraph.XAxisTickCount(7),
 		asciigraph.XAxisValueFormatter(func(v float64) string { return fmt.Sprintf("%.1f", v) }),
-		asciigraph.SeriesColors(asciigraph.Red, asciigraph.Blue), asciigraph.SeriesLegends("additive estimate", "replay"),
-		asciigraph.Caption("% of native performance against round trip in us"))
+		asciigraph.Caption("% of native performance against round trip in us"), curves,
+	}
+	if colours {
+		options = append(options, asciigraph.SeriesLegends("additive estimate", "replay"))
+	}
+	return asciigraph.PlotMany([][]float64{additive, replay}, options...) + legend
+}
+
+// isTerminal reports whether w is a character device, which shows colours.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	st, err := f.Stat()
+	return err == nil && st.Mode()&os.ModeCharDevice != 0
 }
 
 // interpolate reads a curve between its points.
@@ -90,7 +113,7 @@ func writeSweepSVG(file string, a *analysis) error {
 
 // writeCDFSVG draws the distributions of kernel duration, as Figures 5 and 6.
 func writeCDFSVG(file string, a *analysis) error {
-	p := newPlot("Kernel durations: "+filepath.Base(a.file), "kernel duration (us)", "share of kernels up to this duration (%)")
+	p := newPlot("Kernel durations: "+filepath.Base(a.file), "kernel duration (us)", "share of kernels (%)")
 	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
 	p.Y.Min, p.Y.Max = 0, 100
 	byNumber, byTime := plotter.XYs{}, plotter.XYs{}
@@ -123,8 +146,9 @@ func writeCDFSVG(file string, a *analysis) error {
 	}
 	mark.Color, mark.Dashes = grey, []vg.Length{vg.Points(3), vg.Points(3)}
 	p.Add(mark)
-	p.Legend.Add("short up to here", mark)
-	p.Legend.Left, p.Legend.Top = true, true
+	p.Legend.Add("10 us: short", mark)
+	p.Legend.Top = true
+	p.Legend.YOffs = -p.Legend.YOffs
 	return save(p, file)
 }
 
@@ -132,19 +156,36 @@ func newPlot(title, x, y string) *plot.Plot {
 	p := plot.New()
 	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = title, x, y
 	p.Title.Padding = vg.Points(8)
-	grid := plotter.NewGrid()
-	p.Add(grid)
-	p.Legend.Top = true
-	p.Legend.Padding = vg.Points(3)
+	for _, style := range []*text.Style{
+		&p.Title.TextStyle, &p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label, &p.Legend.TextStyle,
+	} {
+		style.Font.Variant = "Sans"
+	}
+	p.Add(plotter.NewGrid())
+	p.Legend.Left = true
+	p.Legend.XOffs, p.Legend.YOffs = vg.Points(6), vg.Points(6)
 	return p
 }
 
+// save writes the plot with a margin: labels of the last ticks stand out of
+// the plot's own area, and viewers without its font draw text wider.
 func save(p *plot.Plot, file string) error {
+	const margin = 16
 	if filepath.Ext(file) != ".svg" {
 		return fmt.Errorf("plot: %s: want a name that ends with .svg", file)
 	}
-	if err := p.Save(7*vg.Inch, 4.5*vg.Inch, file); err != nil {
+	c := vgsvg.New(7*vg.Inch, 4.5*vg.Inch)
+	page := draw.New(c)
+	page.SetColor(color.White)
+	page.Fill(page.Path())
+	p.Draw(draw.Crop(page, margin, -margin, margin, -margin))
+	f, err := os.Create(file)
+	if err != nil {
 		return fmt.Errorf("plot: %w", err)
+	}
+	_, err = c.WriteTo(f)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("plot: %s: %w", file, err)
 	}
 	return nil
 }

@@ -3,7 +3,6 @@ package cli
 import (
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
 
@@ -194,20 +193,16 @@ func parseSweep(s string, native time.Duration) ([]time.Duration, error) {
 // progress reports on a terminal, for files that take a while.
 func (o *predictOptions) progress(errOut io.Writer) func(read, size int64) {
 	const worthwhile = 64 << 20
-	f, ok := errOut.(*os.File)
-	if o.quiet || !ok {
-		return nil
-	}
-	if st, err := f.Stat(); err != nil || st.Mode()&os.ModeCharDevice == 0 {
+	if o.quiet || !isTerminal(errOut) {
 		return nil
 	}
 	return func(read, size int64) {
 		if size < worthwhile {
 			return
 		}
-		fmt.Fprintf(f, "\rreading %3d %% of %v", 100*read/size, perf.Bytes(size))
+		fmt.Fprintf(errOut, "\rreading %3d %% of %v", 100*read/size, perf.Bytes(size))
 		if read >= size {
-			fmt.Fprint(f, "\r\x1b[K")
+			fmt.Fprint(errOut, "\r\x1b[K")
 		}
 	}
 }

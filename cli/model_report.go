@@ -43,7 +43,7 @@ func (a *analysis) print(out io.Writer, top int, plot bool) error {
 	a.printCDF(out)
 	a.printSweep(out)
 	if plot {
-		fmt.Fprintf(out, "\n%s\n", plotSweep(a.sweep))
+		fmt.Fprintf(out, "\n%s\n", plotSweep(a.sweep, isTerminal(out)))
 	}
 	fmt.Fprintf(out, "\nadvice\n")
 	for _, s := range a.verdict.Advice {
@@ -86,7 +86,7 @@ func (a *analysis) printBreakdown(out io.Writer, top int) error {
 		line(name, c.Count, c.Time, s.GPUTime, rate(c))
 	}
 	line("memsets", s.Memsets.Count, s.Memsets.Time, s.GPUTime, rate(s.Memsets))
-	line("GPU busy", s.Kernels+s.Memsets.Count, s.Busy, s.Active, "of the time from its first to its last operation")
+	fmt.Fprintf(t, "GPU busy\t\t%v\t%.1f %%\tof the time from its first to its last operation\n", ms(s.Busy), 100*s.Utilisation())
 	line("host waits", s.Syncs, s.SyncWait, a.result.Whole.Recorded, "in synchronisations, of the whole trace")
 	line("host blocked", s.Blocked, s.BlockedWait, a.result.Whole.Recorded, "in calls that only enqueue, of the whole trace")
 	for i, k := range s.ByName {
