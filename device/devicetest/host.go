@@ -49,6 +49,9 @@ type Host struct {
 	// the status to complete it with, how much later than Latency, and false to
 	// never answer. nil is no change.
 	OnRead func(p *tlp.Packet) (status pcie.CplStatus, late time.Duration, answer bool)
+	// OnJob runs a job's Run, so that a test may do something beside it; nil
+	// calls it.
+	OnJob func(run func())
 	// OnWrite sees each posted write of the device before it takes effect.
 	OnWrite func(p *tlp.Packet)
 
@@ -142,7 +145,13 @@ func (h *Host) Pump() {
 		if !ok {
 			return
 		}
-		job.Run()
+		if h.OnJob != nil {
+			h.pumping = false // the test may use the host meanwhile
+			h.OnJob(job.Run)
+			h.pumping = true
+		} else {
+			job.Run()
+		}
 		h.After(job.Cost(), func() { h.Device.FinishJob(h.Now, job) })
 	}
 }
