@@ -1,14 +1,19 @@
 package qemu
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/dxpu-project/dxpu/qmp"
 )
@@ -154,5 +159,100 @@ func TestCloseLeavesNoProcess(t *testing.T) {
 	}
 	if _, err := vm.QMP().Status(t.Context()); !errors.Is(err, qmp.ErrClosed) {
 		t.Errorf("QMP after Close: %v", err)
+	}
+}
+
+// helperDir names the directory of the VM that a child of a test starts.
+const helperDir = "DXPU_TEST_HELPER_DIR"
+
+// A process that is killed takes its VM with it.
+func TestDiesWithUs(t *testing.T) {
+	if dir := os.Getenv(helperDir); dir != "" {
+		helper(t, dir)
+		return
+	}
+	if testing.Short() {
+		t.Skip("boots a virtual machine")
+	}
+	if _, err := Locate(); errors.Is(err, ErrNotInstalled) {
+		t.Skip(err)
+	}
+	child := exec.Command(os.Args[0], "-test.run=^TestDiesWithUs$", "-test.v")
+	child.Env = append(os.Environ(), helperDir+"="+t.TempDir())
+	out, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pid := 0
+	for in := bufio.NewScanner(out); pid == 0 && in.Scan(); {
+		_, _ = fmt.Sscanf(in.Text(), "QEMU runs as %d", &pid)
+	}
+	if pid == 0 {
+		_ = child.Process.Kill()
+		t.Fatalf("the child started no VM: %v", child.Wait())
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := child.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = child.Wait()
+	// Readable when the process has ended: pidfd_open(2).
+	ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	if n, err := unix.Poll(ready, 10_000); n != 1 || err != nil {
+		t.Errorf("QEMU lives on after 10 s: %d, %v", n, err)
+	}
+}
+
+// helper boots a VM and waits to be killed.
+func helper(t *testing.T, dir string) {
+	install, err := Locate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	vm, err := Start(t.Context(), Spec{Install: install, Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Printf("QEMU runs as %d\n", vm.PID())
+	<-vm.Exited()
+}
+
+// Start undoes everything when the machine does not come up, and says why.
+func TestStartFails(t *testing.T) {
+	if testing.Short() {
+		t.Skip("boots a virtual machine")
+	}
+	install, err := Locate()
+	if errors.Is(err, ErrNotInstalled) {
+		t.Skip(err)
+	}
+	for _, c := range []struct {
+		name, want string
+		spec       Spec
+	}{
+		{"QEMU refuses its arguments", "no-such-device", Spec{Args: []string{"-device", "no-such-device"}}},
+		{"the kernel panics", "guest did not come up", Spec{Cmdline: "rdinit=/none root=/none"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			c.spec.Install, c.spec.Dir = install, t.TempDir()
+			vm, err := Start(ctx, c.spec)
+			if err == nil {
+				_ = vm.Close()
+				t.Fatal("it came up")
+			}
+			if !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error: %v", err)
+			}
+			t.Log(err)
+		})
 	}
 }

@@ -75,8 +75,8 @@ apt_begin() {
 		APT::Sandbox::User "$(id -un)"; // the user _apt may not write below a home directory
 		APT::Update::Error-Mode "any";
 		Acquire::Languages "none";
-		Acquire::http::Timeout "15";
-		Acquire::https::Timeout "15";
+		Acquire::http::Timeout "8";
+		Acquire::https::Timeout "8";
 		Acquire::Retries "1";
 	EOF
 	# The machine's way to the network (proxies, certificates) and its policy on dates hold for us too.
@@ -102,7 +102,7 @@ apt_end() {
 # fetch DIRECTORY PLAN: calls PLAN, a function that downloads packages into the current
 # directory by apt_run, for each mirror until it succeeds.
 fetch() {
-	for tool in apt-get apt-cache apt-config dpkg-deb gpgv; do
+	for tool in apt-get apt-cache apt-config dpkg-deb; do
 		command -v $tool >/dev/null || fail 3 "$tool is missing: this needs Debian or a relative of it"
 	done
 	[ -r $keyring ] || fail 3 "$keyring is missing; remedy: apt-get install debian-archive-keyring"
