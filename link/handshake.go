@@ -231,7 +231,7 @@ func (l *Link) receiveConfirm(now time.Duration, h *frame.Header, hello *frame.H
 	}
 	// Any traffic tells the initiator that the confirm came.
 	p := &l.paths[h.Path]
-	p.probes, p.pinged = max(p.probes, 1), true
+	p.probes = max(p.probes, 1)
 	return nil
 }
 

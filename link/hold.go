@@ -17,10 +17,10 @@ func (l *Link) Hold(now time.Duration, bytes int) {
 	for i := range l.paths {
 		p := &l.paths[i]
 		if p.usable && p.received.any {
-			// With a ping, so that it is sent again if it is lost: the peer may
+			// As a probe, so that it is sent again if it is lost: the peer may
 			// have nothing in flight that would ask for news.
 			p.ackAt = min(p.ackAt, now)
-			p.probes, p.pinged = max(p.probes, 1), true
+			p.probes = max(p.probes, 1)
 			return
 		}
 	}

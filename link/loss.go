@@ -136,7 +136,7 @@ func (l *Link) expire(now time.Duration) {
 			}
 		}
 		if now >= p.pingAt() && p.probes == 0 {
-			p.probes, p.pinged = 1, true
+			p.probes = 1
 			p.nextProbe = now + probeInterval
 			l.shrink()
 		}
@@ -153,7 +153,7 @@ func (l *Link) probeTimeout(now time.Duration, p *path) {
 		return
 	}
 	if p.probeTimeouts >= failTimeouts {
-		p.mtu.lower(now)
+		p.mtu.lower(now, below(p.mtu.size))
 		p.congestion.collapse(p.mtu.size)
 		if l.otherUsable(p) {
 			l.failPath(now, p)
@@ -161,7 +161,7 @@ func (l *Link) probeTimeout(now time.Duration, p *path) {
 		}
 	}
 	l.loseOldest(now, p, 2)
-	p.probes, p.pinged = 2, true
+	p.probes = 2
 }
 
 func (l *Link) otherUsable(p *path) bool {

@@ -11,22 +11,24 @@ import (
 var rungs = [...]int{9000 - 48, 1500 - 48, frame.MinMTU}
 
 // mtuSearch finds the datagram size that a path carries, in the manner of RFC
-// 8899 but downwards: the configured size is used until datagrams of it stop
-// arriving, then the next rung, and from there pings try the rung above.
+// 8899 but downwards: the configured size is used until datagrams stop
+// arriving, then the next rung below them, and from there pings try the rung
+// above.
 type mtuSearch struct {
 	configured int
 	size       int // in use
 
-	losses  int           // of datagrams larger than the next rung, in a row
-	passed  time.Duration // when the last of them that arrived was sent, or -1
+	losses  int           // in a row, with nothing as large arriving
+	least   int           // the smallest of them
+	passed  time.Duration // when the last full-size datagram that arrived was sent, or -1
 	probing bool          // a probe is in flight
 	nextAt  time.Duration // of the next probe, Never when at the top
 	wait    time.Duration // between probes, doubling
 }
 
 const (
-	// blackHole losses with nothing as large arriving since mean that the size
-	// does not fit. A misjudgement is corrected by the next probe.
+	// blackHole losses in a row mean that the size does not fit. A misjudgement
+	// is corrected by the next probe.
 	blackHole    = 5
 	mtuProbeWait = 20 * time.Millisecond
 	mtuProbeMax  = 30 * time.Second
@@ -36,14 +38,15 @@ func newMTUSearch(configured int) mtuSearch {
 	return mtuSearch{configured: configured, size: configured, nextAt: Never, wait: mtuProbeWait, passed: -1}
 }
 
-// below returns the next smaller size to try.
-func (m *mtuSearch) below() int {
+// below returns the next rung below a size, frame.MinMTU if there is none. A
+// rung that is nearly the size would tell nothing new.
+func below(size int) int {
 	for _, r := range rungs {
-		if r < m.size {
+		if r <= size-size/8 {
 			return r
 		}
 	}
-	return m.size
+	return frame.MinMTU
 }
 
 // above returns the next larger size to try.
@@ -57,22 +60,26 @@ func (m *mtuSearch) above() int {
 	return up
 }
 
-func (m *mtuSearch) lower(now time.Duration) {
-	if m.size == m.below() {
-		return
+// lower uses a smaller size, and probes for a larger one a little later.
+func (m *mtuSearch) lower(now time.Duration, size int) {
+	if size < m.size {
+		m.size, m.losses, m.probing = size, 0, false
+		m.wait = mtuProbeWait
+		m.nextAt = now + m.wait
 	}
-	m.size, m.losses, m.probing = m.below(), 0, false
-	m.wait = mtuProbeWait
-	m.nextAt = now + m.wait
 }
 
-// lost notes a lost datagram. It says nothing about the size when one as large
+// lost notes a lost datagram. It says nothing about the size when a full one
 // that was sent later has arrived: then a queue has overflowed.
 func (m *mtuSearch) lost(now time.Duration, size int, sentAt time.Duration) {
-	if size > m.below() && size <= m.size && sentAt > m.passed {
-		if m.losses++; m.losses >= blackHole {
-			m.lower(now)
-		}
+	if size <= frame.MinMTU || size > m.size || sentAt <= m.passed {
+		return
+	}
+	if m.losses == 0 || size < m.least {
+		m.least = size
+	}
+	if m.losses++; m.losses >= blackHole {
+		m.lower(now, below(m.least))
 	}
 }
 
@@ -84,8 +91,11 @@ func (m *mtuSearch) acked(now time.Duration, size int, sentAt time.Duration) {
 			m.nextAt = Never
 		}
 	}
-	if size > m.below() {
-		m.losses, m.passed = 0, max(m.passed, sentAt)
+	if size >= m.least {
+		m.losses = 0
+	}
+	if size > m.size-m.size/8 {
+		m.passed = max(m.passed, sentAt)
 	}
 }
 

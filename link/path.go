@@ -38,7 +38,6 @@ type path struct {
 	lossAt        time.Duration // when the oldest is lost by time, or Never
 	probeTimeouts uint          // in a row
 	probes        int           // datagrams to send whatever the window
-	pinged        bool          // a probe must hold a ping
 	nextProbe     time.Duration // of an unusable path
 
 	datagramsIn uint64

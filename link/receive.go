@@ -240,19 +240,20 @@ func (l *Link) deliverHeld(now time.Duration, deliver func(*tlp.Packet)) error {
 		}
 		err := l.deliver(now, in.header[:in.headerLen], in.digest, in.headerCRC, in.tlpCRC, in.payload, crc, deliver)
 		if err != nil {
-			// Its datagrams were acknowledged: it will not come again.
-			l.broken(now)
 			return err
 		}
 	}
 	return nil
 }
 
-// deliver checks the TLP that is next in turn and hands it over.
+// deliver checks the TLP that is next in turn and hands it over. The packets
+// that it came in have passed their own checks, so a TLP that fails now was
+// spoilt in one of the proxies' memory or made so, and would come no better again.
 func (l *Link) deliver(now time.Duration, header []byte, digest bool, headerCRC, tlpCRC uint32,
 	payload []byte, payloadCRC uint32, deliver func(*tlp.Packet),
 ) error {
 	if frame.TLPCRC(headerCRC, payloadCRC, len(payload)) != tlpCRC {
+		l.broken(now)
 		return ErrCorrupt
 	}
 	p := &l.out

@@ -279,7 +279,7 @@ func TestWindowHoldsAMebibyteInFlight(t *testing.T) {
 	}
 }
 
-// Two links share a bottleneck; neither starves.
+// The window finds the bandwidth of a bottleneck with a short queue.
 func TestCongestionFillsABottleneck(t *testing.T) {
 	ends := linktest.Ends(link.CipherNone, jumbo)
 	const rate = 1.25e9 // 10 Gb/s

@@ -148,10 +148,9 @@ func (l *Link) write(now time.Duration, p *path, buf []byte, probe bool) int {
 		l.writeLost(p, &d)
 		l.writeNew(p, &d)
 	}
-	if probe && (p.pinged || !d.rec.eliciting) && d.space() >= frame.PingSize {
+	if probe && !d.rec.eliciting && d.space() >= frame.PingSize {
 		d.b = frame.AppendPing(d.b)
 		d.rec.eliciting = true
-		p.pinged = false
 	}
 	if len(d.b) == frame.HeaderSize {
 		p.sent.next-- // nothing fitted: the number was not used
@@ -289,7 +288,9 @@ func (l *Link) writeChunk(d *datagram, seq uint64, o *outgoing, from, to, least 
 // writeMTUProbe makes a datagram of the next larger size that holds a ping.
 func (l *Link) writeMTUProbe(now time.Duration, p *path, buf []byte) int {
 	size := p.mtu.above()
-	if len(buf) < size {
+	p.mtu.probing = true
+	if len(buf) < size { // the caller does not send so much
+		p.mtu.probed(now, size, false)
 		return 0
 	}
 	d, ok := l.begin(now, p, buf, size)
@@ -301,7 +302,6 @@ func (l *Link) writeMTUProbe(now time.Duration, p *path, buf []byte) int {
 		d.b = append(d.b, byte(frame.KindPadding))
 	}
 	d.rec.eliciting, d.rec.mtuProbe = true, uint16(size)
-	p.mtu.probing = true
 	return l.finish(now, p, &d)
 }
 

@@ -1,0 +1,201 @@
+package link
+
+import (
+	"encoding/binary"
+	"testing"
+	"time"
+
+	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// pair makes two ends of a session that is open.
+func pair(t testing.TB) (host, box *Link) {
+	t.Helper()
+	cfg := Config{
+		Binding: 1, Epoch: 1, Session: 1, Initiator: true, Window: minWindow,
+		Local: frame.Endpoint{Node: 1}, Remote: frame.Endpoint{Node: 2}, Paths: []PathConfig{{MTU: 9000}, {MTU: 1500}},
+	}
+	host, err := New(0, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Initiator, cfg.Session, cfg.Local, cfg.Remote = false, 2, cfg.Remote, cfg.Local
+	if box, err = New(0, cfg); err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		pass(host, box, 0)
+		pass(box, host, 0)
+	}
+	if host.state != Up || box.state != Up {
+		t.Fatalf("states %v %v", host.state, box.state)
+	}
+	return host, box
+}
+
+func pass(from, to *Link, now time.Duration) {
+	buf := make([]byte, frame.MaxDatagram)
+	for {
+		n, path := from.Transmit(now, buf)
+		if n == 0 {
+			return
+		}
+		_ = to.Receive(now, path, buf[:n], func(*tlp.Packet) {})
+	}
+}
+
+// forge makes packets with valid CRCs from arbitrary bytes: what a peer that
+// knows the keys, and is broken or malicious, can send.
+func forge(b []byte) (body []byte) {
+	take := func(n int) []byte {
+		v := make([]byte, n)
+		copy(v, b)
+		b = b[min(n, len(b)):]
+		return v
+	}
+	small := func() uint64 { // most often near 0, where the state is
+		v := take(2)
+		if v[0]&0x80 != 0 {
+			return binary.BigEndian.Uint64(append(take(6), v...))
+		}
+		return uint64(v[1] % 64)
+	}
+	for len(b) > 0 && len(body) < 8000 {
+		switch take(1)[0] % 7 {
+		case 0:
+			header := take(12 + 4*int(take(1)[0]%3))
+			p := frame.HeaderPacket{
+				Source: frame.Endpoint{Node: 1}, Destination: frame.Endpoint{Node: 2},
+				Seq: small(), PayloadLen: 4 * int(take(1)[0]), TLP: header, HeaderCRC: frame.CRC(0, header),
+			}
+			p.TLPCRC = frame.TLPCRC(p.HeaderCRC, frame.CRC(0, make([]byte, p.PayloadLen)), p.PayloadLen)
+			body = p.Append(body)
+		case 1:
+			p := frame.DataPacket{Seq: small(), Offset: 64 * int(take(1)[0]%8), PayloadLen: 4 * int(take(1)[0])}
+			p.Chunk = make([]byte, max(0, min(64*int(1+take(1)[0]%8), p.PayloadLen-p.Offset)))
+			p.ChunkCRC = frame.CRC(0, p.Chunk)
+			body = p.Append(body)
+		case 2:
+			a := frame.Ack{Path: take(1)[0] % 3, Limit: small(), Delay: time.Duration(small()), Count: 1}
+			first := small()
+			a.Ranges[0] = frame.Range{First: first, Last: first + small()%16}
+			if r := &a.Ranges[0]; r.Last < r.First {
+				r.Last = r.First
+			}
+			body = a.Append(body)
+		case 3:
+			body = frame.AppendPing(body)
+		case 4:
+			body = append(body, take(8)...)
+		case 5:
+			body = append(body, make([]byte, take(1)[0])...)
+		case 6:
+			if take(1)[0] == 0 {
+				body = frame.AppendClose(body, 1)
+			}
+		}
+	}
+	return body
+}
+
+// A peer that knows the keys can end the session, but neither crash this end
+// nor make it hold more than its window.
+func FuzzReceive(f *testing.F) {
+	f.Add([]byte{})
+	f.Add([]byte{0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 0, 4, 1, 0, 0, 0, 4, 0})
+	f.Add([]byte{2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 1, 0, 9, 0, 255, 7, 1, 0, 8, 1, 255, 7})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		host, box := pair(t)
+		for i := range 40 {
+			p := tlp.Packet{Type: tlp.MWr, Length: 16, FirstBE: 15, LastBE: 15, Data: make([]byte, 64)}
+			if i == 20 {
+				pass(box, host, time.Millisecond)
+			}
+			if err := box.Send(0, &p); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for number := uint64(1000); len(b) > 0; number++ {
+			n := min(len(b), 64)
+			h := frame.Header{Type: frame.TypeTraffic, Path: uint8(number % 2), Binding: 1, Epoch: 1, Number: number}
+			d := append(h.Append(nil), forge(b[:n])...)
+			d = host.keys.send.cur.close(append(make([]byte, 0, len(d)+64), d...), frame.HeaderSize, h.Path, h.Number)
+			now := time.Duration(number) * 100 * time.Microsecond
+			_ = box.Receive(now, h.Path, d, func(*tlp.Packet) {})
+			if box.recv.held > minWindow || len(box.recv.ring) > 2*minWindow/frame.TLPCost {
+				t.Fatalf("holds %d bytes in a ring of %d", box.recv.held, len(box.recv.ring))
+			}
+			pass(box, host, now)
+			for i := range box.paths {
+				if p := &box.paths[i]; p.congestion.inFlight < 0 || p.eliciting < 0 {
+					t.Fatalf("path %d: %d bytes, %d datagrams in flight", i, p.congestion.inFlight, p.eliciting)
+				}
+			}
+			b = b[n:]
+		}
+	})
+}
+
+func TestReceivedNumbers(t *testing.T) {
+	type step struct {
+		n       uint64
+		fresh   bool
+		inOrder bool
+		ranges  []frame.Range
+	}
+	for _, tc := range []struct {
+		name  string
+		steps []step
+	}{
+		{"in order", []step{
+			{0, true, true, []frame.Range{{First: 0, Last: 0}}},
+			{1, true, true, []frame.Range{{First: 0, Last: 1}}},
+			{1, false, false, []frame.Range{{First: 0, Last: 1}}},
+		}},
+		{"a gap that closes", []step{
+			{0, true, true, []frame.Range{{First: 0, Last: 0}}},
+			{3, true, false, []frame.Range{{First: 3, Last: 3}, {First: 0, Last: 0}}},
+			{1, true, false, []frame.Range{{First: 3, Last: 3}, {First: 0, Last: 1}}},
+			{2, true, false, []frame.Range{{First: 0, Last: 3}}},
+		}},
+		{"downwards", []step{
+			{5, true, false, []frame.Range{{First: 5, Last: 5}}},
+			{4, true, false, []frame.Range{{First: 4, Last: 5}}},
+			{2, true, false, []frame.Range{{First: 4, Last: 5}, {First: 2, Last: 2}}},
+		}},
+		{"beyond the window", []step{
+			{0, true, true, []frame.Range{{First: 0, Last: 0}}},
+			{replayWindow, true, false, []frame.Range{{First: replayWindow, Last: replayWindow}, {First: 0, Last: 0}}},
+			{0, false, false, nil},
+			{1, true, false, []frame.Range{{First: replayWindow, Last: replayWindow}, {First: 0, Last: 1}}},
+			{3 * replayWindow, true, false, []frame.Range{{First: 3 * replayWindow, Last: 3 * replayWindow}}},
+			{replayWindow + 5, false, false, nil},
+			{2*replayWindow + 1, true, false, nil},
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var r received
+			for _, s := range tc.steps {
+				if got := r.fresh(s.n); got != s.fresh {
+					t.Fatalf("%d: fresh %v", s.n, got)
+				}
+				if !s.fresh {
+					continue
+				}
+				if got := r.add(s.n); got != s.inOrder {
+					t.Errorf("%d: in order %v", s.n, got)
+				}
+				if r.fresh(s.n) {
+					t.Errorf("%d is fresh after it came", s.n)
+				}
+				if s.ranges == nil {
+					continue
+				}
+				if got := r.ranges[:r.count]; len(got) != len(s.ranges) || got[0] != s.ranges[0] || got[len(got)-1] != s.ranges[len(got)-1] {
+					t.Errorf("after %d: %v, want %v", s.n, got, s.ranges)
+				}
+			}
+		})
+	}
+}
