@@ -78,6 +78,7 @@ type Binding struct {
 
 	link   *link.Link
 	state  link.State
+	down   chan struct{} // closed when the link is down
 	held   held
 	taker  func(*tlp.Packet) // deliver, made once
 	closed bool
@@ -101,7 +102,7 @@ func (g *Group) Attach(cfg BindingConfig) (*Binding, error) {
 	}
 	b := &Binding{
 		group: g, handler: cfg.Handler, id: cfg.Link.Binding, peers: cfg.Peers,
-		clear: cfg.Link.Cipher == link.CipherNone, link: l, state: l.State(), armed: never,
+		clear: cfg.Link.Cipher == link.CipherNone, link: l, state: l.State(), down: make(chan struct{}), armed: never,
 	}
 	b.taker = b.deliver
 	for i := range cfg.Peers {
@@ -198,9 +199,24 @@ func (b *Binding) Shutdown(now time.Duration, code CloseCode) {
 	b.noteState(now)
 }
 
-// Close removes the binding without a word to the peer and waits for its
-// timer. Call it outside the group.
+// lingerTimeout bounds how long Close waits for the last datagrams of a link,
+// which take some milliseconds.
+const lingerTimeout = 50 * time.Millisecond
+
+// Close removes the binding and waits for its timer. After Shutdown it waits
+// until the peer has been told. Call it outside the group.
 func (b *Binding) Close() {
+	b.group.Enter()
+	closing := b.link.State() == link.Closing
+	b.group.Leave()
+	if closing {
+		linger := time.NewTimer(lingerTimeout)
+		select {
+		case <-b.down:
+		case <-linger.C:
+		}
+		linger.Stop()
+	}
 	b.group.fabric.remove(b)
 	b.group.Enter()
 	b.closed = true
@@ -227,7 +243,9 @@ func (b *Binding) receive(now time.Duration, path uint8, datagram []byte, from n
 
 func (b *Binding) noteState(now time.Duration) {
 	if s := b.link.State(); s != b.state {
-		b.state = s
+		if b.state = s; s == link.Down {
+			close(b.down)
+		}
 		b.handler.LinkChanged(now, s)
 	}
 }

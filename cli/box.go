@@ -1,0 +1,205 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"net/http"
+	"os"
+	"strconv"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v4"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/boxproxy"
+	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/device/gpu"
+)
+
+// boxOptions are the flags of "dxpu box".
+type boxOptions struct {
+	proxyOptions
+	config string
+	kind   string
+	nvlink bool
+	gpus   int
+	spec   gpu.Spec
+	vram   int64
+}
+
+// boxFile is the file that --config names.
+type boxFile struct {
+	Slots []boxSlotFile `yaml:"slots"`
+}
+
+// boxSlotFile is one slot: one of its fields is set, or none for an empty slot.
+type boxSlotFile struct {
+	GPU      *gpu.Spec `yaml:"gpu,omitempty"`
+	VFIOUser string    `yaml:"vfio_user,omitempty"` // socket of a device server
+	NVLink   string    `yaml:"nvlink,omitempty"`    // domain
+	Switch   string    `yaml:"switch,omitempty"`    // PCIe switch of the box
+}
+
+func newBoxCommand(conn *connection) *cobra.Command {
+	o := &boxOptions{proxyOptions: proxyOptions{conn: conn}}
+	cmd := &cobra.Command{
+		Use:   "box",
+		Short: "Run the proxy of a GPU box",
+		Long: `Run the proxy of a GPU box: it holds the devices of the box's slots and carries
+their PCI Express packets to the hosts that the manager bound them to.
+
+Without --config the box holds --gpus software GPUs of one kind. With it, a YAML
+file says what is in each slot:
+
+  slots:
+    - gpu: {model: "V100", vram: 268435456, tags: 140, max_read_request: 128}
+    - vfio_user: /run/nvme.sock    # a vfio-user device server of somebody else
+    - {}                           # an empty slot
+
+A device server must reach memory by messages (DMA_READ, DMA_WRITE), because the
+memory is on another machine.
+
+With --admin-listen, POST /faults?slot=0&fault=kill makes a software GPU fail, to
+see what happens then: kill, hang, ecc-corrected, ecc-uncorrectable.`,
+		Example: `  dxpu box --name box-a --gpus 8 --kind nvlink --join-token-file /etc/dxpu/join-token
+  dxpu box --name box-b --config box-b.yaml --listen 10.0.0.2:7471 --listen 10.1.0.2:7471`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
+	}
+	o.register(cmd)
+	f := cmd.Flags()
+	f.StringVar(&o.config, "config", "", "YAML file of the slots")
+	f.StringVar(&o.kind, "kind", "pcie-switch", "how the GPUs are joined: pcie-switch or nvlink")
+	f.IntVar(&o.gpus, "gpus", 4, "number of software GPUs, 1 to 256")
+	f.StringVar(&o.spec.Model, "model", "", "model name of the software GPUs")
+	f.Int64Var(&o.spec.VRAM, "vram", 0, "bytes of memory of each, taken as it is written (default 256 MiB)")
+	f.IntVar(&o.spec.Tags, "tags", 0, "outstanding DMA reads of each (default 140)")
+	return cmd
+}
+
+func (o *boxOptions) run(cmd *cobra.Command) error {
+	log, err := o.logger(cmd)
+	if err != nil {
+		return err
+	}
+	kind, err := parseBoxKind(o.kind)
+	if err != nil {
+		return err
+	}
+	slots, err := o.slots(cmd.Context())
+	if err != nil {
+		return err
+	}
+	f, err := o.fabric(log)
+	if err != nil {
+		return err
+	}
+	b, err := boxproxy.New(boxproxy.Config{
+		Slots: slots, Fabric: f, Kind: kind, Rack: o.rack, Labels: o.labels, Logger: log,
+	})
+	if err != nil {
+		return err
+	}
+	extra := map[string]http.Handler{"POST /faults": faultHandler(b)}
+	return o.proxyOptions.run(cmd.Context(), dxpuv1.NodeKind_NODE_KIND_BOX, b, f, extra, log)
+}
+
+func parseBoxKind(s string) (dxpuv1.BoxKind, error) {
+	switch s {
+	case "pcie-switch":
+		return dxpuv1.BoxKind_BOX_KIND_PCIE_SWITCH, nil
+	case "nvlink":
+		return dxpuv1.BoxKind_BOX_KIND_NVLINK, nil
+	}
+	return 0, withHint(fmt.Errorf("--kind: %q is no kind of box", s), "pcie-switch or nvlink")
+}
+
+// slots builds the devices.
+func (o *boxOptions) slots(context.Context) ([]boxproxy.Slot, error) {
+	file := boxFile{}
+	if o.config == "" {
+		if o.gpus < 1 || o.gpus > boxproxy.MaxSlots {
+			return nil, withHint(fmt.Errorf("--gpus: %d", o.gpus), "1 to %d", boxproxy.MaxSlots)
+		}
+		for range o.gpus {
+			spec := o.spec
+			file.Slots = append(file.Slots, boxSlotFile{GPU: &spec})
+		}
+	} else {
+		raw, err := os.ReadFile(o.config)
+		if err != nil {
+			return nil, fmt.Errorf("--config: %w", err)
+		}
+		if err := yaml.Load(raw, &file, yaml.WithKnownFields(true)); err != nil {
+			return nil, fmt.Errorf("--config: %s: %w", o.config, err)
+		}
+	}
+	var slots []boxproxy.Slot
+	for i, sf := range file.Slots {
+		s, err := o.slot(i, sf)
+		if err != nil {
+			return nil, fmt.Errorf("slot %d: %w", i, err)
+		}
+		slots = append(slots, s)
+	}
+	return slots, nil
+}
+
+func (o *boxOptions) slot(i int, sf boxSlotFile) (boxproxy.Slot, error) {
+	switch {
+	case sf.GPU != nil && sf.VFIOUser != "":
+		return boxproxy.Slot{}, errors.New("both gpu and vfio_user: a slot holds one device")
+	case sf.GPU != nil:
+		spec := *sf.GPU
+		if spec.Serial == 0 {
+			spec.Serial = serial(o.name, i)
+		}
+		s, err := boxproxy.NewGPUSlot(spec)
+		s.Info.NVLink, s.Info.PCISwitch = sf.NVLink, sf.Switch
+		if s.Info.NVLink == "" && o.kind == "nvlink" {
+			s.Info.NVLink = "nvlink0"
+		}
+		return s, err
+	}
+	return boxproxy.Slot{}, nil
+}
+
+// serial makes up the serial number of a software GPU: the same after a restart.
+func serial(box string, slot int) uint64 {
+	h := fnv.New64a()
+	_, _ = fmt.Fprintf(h, "%s/%d", box, slot)
+	return h.Sum64()
+}
+
+// faultHandler makes a software GPU fail.
+func faultHandler(b *boxproxy.Box) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		slot, err := strconv.Atoi(r.FormValue("slot"))
+		if err != nil {
+			http.Error(w, "slot: a number is needed, as in /faults?slot=0&fault=kill", http.StatusBadRequest)
+			return
+		}
+		fault, err := gpu.ParseFault(r.FormValue("fault"))
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		injected := false
+		err = b.With(r.Context(), slot, func(d device.Device) {
+			if g, ok := d.(boxproxy.SoftwareGPU); ok {
+				g.Inject(fault)
+				injected = true
+			}
+		})
+		if err == nil && !injected {
+			err = fmt.Errorf("slot %d holds no software GPU", slot)
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusNotFound)
+			return
+		}
+		_, _ = fmt.Fprintf(w, "slot %d: %v\n", slot, fault)
+	})
+}
