@@ -1,0 +1,597 @@
+package vfiouser
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+var bg = context.Background()
+
+// client connects a client to the fixture.
+func (f *fixture) client(cfg ClientConfig) (*Client, *Conn) {
+	f.tb.Helper()
+	c, err := Dial(bg, f.path, cfg)
+	if err != nil {
+		f.tb.Fatal(err)
+	}
+	f.tb.Cleanup(func() { _ = c.Close() })
+	return c, <-f.dev.connected
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func TestClientAgainstServer(t *testing.T) {
+	mem, _ := memfd(t, testBAR2)
+	f := serve(t, func(c *Config) {
+		c.Regions[2].File = mem
+		c.Regions[2].Sparse = []SparseArea{{0, 0x1000}, {0x4000, 0x1000}, {0x8000, 0x1000}}
+	})
+	c, _ := f.client(ClientConfig{})
+
+	d, err := c.DeviceInfo(bg)
+	if want := (DeviceInfo{16, DeviceFlagPCI | DeviceFlagReset, 9, 5}); err != nil || d != want {
+		t.Errorf("device info %+v %v", d, err)
+	}
+	r, file, err := c.RegionInfo(bg, 0)
+	if err != nil || r.Size != testBAR0 || file != nil {
+		t.Errorf("region 0: %+v %v %v", r, file, err)
+	}
+	r, file, err = c.RegionInfo(bg, 2)
+	if err != nil || len(r.Sparse) != 3 || r.Sparse[2] != (SparseArea{0x8000, 0x1000}) || file == nil {
+		t.Fatalf("region 2: %+v %v %v", r, file, err)
+	}
+	must(t, file.Close())
+	if i, err := c.IRQInfo(bg, IRQMSIX); err != nil || i.Count != 64 {
+		t.Errorf("irq info %+v %v", i, err)
+	}
+	if _, err := c.IRQInfo(bg, 9); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("no such index: %v", err)
+	}
+	if _, err := c.Feature(bg, Feature{Flags: 1 | FeatureProbe}); !errors.Is(err, unix.ENOTTY) {
+		t.Errorf("feature: %v", err)
+	}
+
+	big := make([]byte, testBAR2)
+	for i := range big {
+		big[i] = byte(i * 3)
+	}
+	must(t, c.RegionWrite(bg, 2, 0, big))
+	got := make([]byte, len(big))
+	must(t, c.RegionRead(bg, 2, 0, got))
+	if !bytes.Equal(got, big) {
+		t.Error("1 MiB: wrong data")
+	}
+	must(t, c.PostWrite(2, 10, []byte("posted")))
+	must(t, c.PostWrites([]MultiWrite{{Offset: 16, Region: 2, Count: 5, Data: [8]byte{'m', 'u', 'l', 't', 'i'}}}))
+	must(t, c.RegionRead(bg, 2, 10, got[:11]))
+	if string(got[:11]) != "postedmulti" {
+		t.Errorf("%q", got[:11])
+	}
+	must(t, c.Reset(bg))
+
+	must(t, c.DMAMap(bg, DMAMap{Flags: 3, Addr: 1 << 32, Size: testBAR2}, mem))
+	must(t, c.DMAUnmap(bg, 1<<32, testBAR2))
+	if err := c.DMAUnmap(bg, 1<<32, testBAR2); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("second unmap: %v", err)
+	}
+}
+
+func TestClientPipelines(t *testing.T) {
+	f := serve(t)
+	c, _ := f.client(ClientConfig{MaxOpen: 64})
+	var wg sync.WaitGroup
+	for i := range 8 { // many goroutines
+		wg.Go(func() {
+			p, q := make([]byte, 8), make([]byte, 8)
+			for j := range 200 {
+				binary.LittleEndian.PutUint64(p, uint64(i<<32|j))
+				if err := c.RegionWrite(bg, 0, uint64(i*8), p); err != nil {
+					t.Error(err)
+				}
+				if err := c.RegionRead(bg, 0, uint64(i*8), q); err != nil || !bytes.Equal(p, q) {
+					t.Errorf("% x, want % x: %v", q, p, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	hold := f.dev.holding(0)
+	done := make(chan error, 64)
+	bufs := make([][4]byte, 64)
+	for i := range bufs { // many in one
+		must(t, c.StartRead(0, uint64(i), bufs[i][:], into(done)))
+	}
+	if err := c.StartWrite(0, 0, []byte{1}, into(done)); !errors.Is(err, ErrQueueFull) {
+		t.Errorf("one too many: %v", err)
+	}
+	open := make([]*Access, 0, 64)
+	for range 64 {
+		open = append(open, <-hold)
+	}
+	for i := range open { // answered backwards
+		a := open[len(open)-1-i]
+		a.Data[0] = byte(a.Offset)
+		a.Reply()
+	}
+	for range bufs {
+		must(t, waitErr(t, done))
+	}
+	for i := range bufs {
+		if bufs[i][0] != byte(i) {
+			t.Errorf("read %d has %d", i, bufs[i][0])
+		}
+	}
+}
+
+func TestClientInterrupts(t *testing.T) {
+	f := serve(t)
+	c, conn := f.client(ClientConfig{})
+	evs := make([]*os.File, 40) // three messages of up to 16 descriptors
+	for i := range evs {
+		evs[i] = event(t)
+	}
+	must(t, c.ArmIRQs(bg, IRQMSIX, 3, evs))
+	for i, ev := range evs {
+		must(t, conn.TriggerIRQ(IRQMSIX, uint32(3+i)))
+		if n, err := WaitEvent(ev); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	f.dev.mu.Lock()
+	last := f.dev.changes[len(f.dev.changes)-1]
+	f.dev.mu.Unlock()
+	if last != (IRQChange{IRQMSIX, 0, 43, IRQUnmasked}) {
+		t.Errorf("last change %+v, want the unmasking that QEMU's server needs", last)
+	}
+	must(t, c.ArmIRQs(bg, IRQINTx, 0, evs[:1]))
+	must(t, conn.SetINTx(true))
+	must(t, c.UnmaskINTx(bg))
+	if n := signals(evs[0]); n != 2 {
+		t.Errorf("INTx fired %d times, want 2", n)
+	}
+	must(t, c.DisableIRQs(bg, IRQMSIX))
+	if err := conn.TriggerIRQ(IRQMSIX, 3); !errors.Is(err, ErrNotArmed) {
+		t.Error(err)
+	}
+}
+
+func TestClientDMA(t *testing.T) {
+	guest := make([]byte, 1<<20)
+	var mu sync.Mutex
+	handler := DMAFunc(func(_ *Client, r *DMARequest) {
+		go func() { // from any goroutine
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case r.Addr+uint64(len(r.Data)) > uint64(len(guest)):
+				r.Fail(unix.EFAULT)
+				return
+			case r.Write:
+				copy(guest[r.Addr:], r.Data)
+			default:
+				copy(r.Data, guest[r.Addr:])
+			}
+			r.Reply()
+		}()
+	})
+	f := serve(t)
+	c, conn := f.client(ClientConfig{DMA: handler})
+	must(t, c.DMAMap(bg, DMAMap{Flags: 3, Addr: 0, Size: 2 << 20}, nil))
+	data := bytes.Repeat([]byte("0123456789abcdef"), 10_000)
+	done := make(chan error, 1)
+	must(t, conn.DMAWrite(77, data, into(done)))
+	must(t, waitErr(t, done))
+	got := make([]byte, len(data))
+	must(t, conn.DMARead(77, got, into(done)))
+	must(t, waitErr(t, done))
+	if !bytes.Equal(got, data) {
+		t.Error("wrong data")
+	}
+	must(t, conn.DMARead(1<<20, got, into(done)))
+	if err := waitErr(t, done); !errors.Is(err, unix.EFAULT) {
+		t.Errorf("beyond: %v", err)
+	}
+	must(t, conn.SignalMSI(0xfee00000, 1, into(done)))
+	if err := waitErr(t, done); !errors.Is(err, unix.EFAULT) {
+		t.Errorf("interrupt: %v", err)
+	}
+}
+
+func TestClientWithoutDMAHandler(t *testing.T) {
+	f := serve(t)
+	_, conn := f.client(ClientConfig{})
+	done := make(chan error, 1)
+	must(t, conn.SignalMSI(0xfee00000, 1, into(done)))
+	if err := waitErr(t, done); !errors.Is(err, unix.ENODEV) {
+		t.Error(err)
+	}
+}
+
+// fakeServer accepts one connection, negotiates with the JSON text and leaves
+// the rest to play.
+func fakeServer(t *testing.T, cfg ClientConfig, json string, fds []int, play func(*rawPeer)) (*Client, error) {
+	t.Helper()
+	x, y := socketPair(t)
+	done := make(chan struct{})
+	t.Cleanup(func() { <-done })
+	t.Cleanup(func() { _ = x.Close() })
+	p := &rawPeer{tb: t, UnixConn: x}
+	go func() {
+		defer close(done)
+		r, err := p.tryRecv()
+		if err != nil || r.cmd != 1 {
+			t.Errorf("VERSION: %+v %v", r, err)
+			return
+		}
+		p.id = r.id - 1
+		p.send(p.message(1, 1, []byte("\x00\x00\x02\x00"+json)), fds...)
+		if play != nil {
+			play(p)
+		}
+	}()
+	c, err := NewClient(bg, y, cfg)
+	if err == nil {
+		t.Cleanup(func() { _ = c.Close() })
+	}
+	return c, err
+}
+
+func TestTwinSocket(t *testing.T) {
+	x, y := socketPair(t)
+	raw, err := y.File()
+	must(t, err)
+	twin := &rawPeer{tb: t, UnixConn: x}
+	got := make(chan []byte, 1)
+	cfg := ClientConfig{DMA: DMAFunc(func(_ *Client, r *DMARequest) {
+		got <- bytes.Clone(r.Data)
+		r.Reply()
+	})}
+	c, err := fakeServer(t, cfg, `{"capabilities":{"max_msg_fds":8,"twin_socket":{"supported":true,"fd_index":0}}}`+"\x00", []int{fd(t, raw)},
+		func(p *rawPeer) { // a request is open while the device does DMA, each on its socket
+			req, err := p.tryRecv()
+			if err != nil || req.cmd != 9 {
+				t.Errorf("%+v %v", req, err)
+				return
+			}
+			twin.ok(12, le(uint64(0x1000), uint64(4), 0x64636261))
+			p.reply(req, 0, append(req.body, 1, 2, 3, 4))
+		})
+	must(t, err)
+	must(t, raw.Close())
+	if !c.Twin() {
+		t.Fatal("the twin socket is not used")
+	}
+	var b [4]byte
+	must(t, c.RegionRead(bg, 0, 0, b[:]))
+	if data := <-got; string(data) != "abcd" || b != [4]byte{1, 2, 3, 4} {
+		t.Errorf("%q % x", data, b)
+	}
+}
+
+func TestServersThatLie(t *testing.T) {
+	sock, _ := memfd(t, 4096)
+	for name, s := range map[string]struct {
+		json string
+		fds  []int
+	}{
+		"twin without descriptor": {`{"capabilities":{"twin_socket":{"supported":true,"fd_index":0}}}`, nil},
+		"twin without index":      {`{"capabilities":{"twin_socket":{"supported":true}}}`, []int{fd(t, sock)}},
+		"twin is a file":          {`{"capabilities":{"twin_socket":{"supported":true,"fd_index":0}}}`, []int{fd(t, sock)}},
+		"index out of range":      {`{"capabilities":{"twin_socket":{"supported":true,"fd_index":4294967295}}}`, []int{fd(t, sock)}},
+		"not JSON":                {`{`, nil},
+	} {
+		if _, err := fakeServer(t, ClientConfig{}, s.json, s.fds, nil); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+	for name, s := range map[string]struct {
+		answer func(p *rawPeer, r reply)
+		want   error // nil: any
+	}{
+		"errno 0 of rust":  {func(p *rawPeer, r reply) { p.sendReply(r, 0x21, nil) }, nil},
+		"errno":            {func(p *rawPeer, r reply) { p.reply(r, unix.EPERM, nil) }, unix.EPERM},
+		"header only":      {func(p *rawPeer, r reply) { p.reply(r, 0, nil) }, nil},
+		"short":            {func(p *rawPeer, r reply) { p.reply(r, 0, access(0, 0, 4, 1)) }, nil},
+		"long":             {func(p *rawPeer, r reply) { p.reply(r, 0, access(0, 0, 4, 1, 2, 3, 4, 5)) }, nil},
+		"other count":      {func(p *rawPeer, r reply) { p.reply(r, 0, access(0, 0, 8, 1, 2, 3, 4)) }, nil},
+		"silence":          {func(*rawPeer, reply) {}, ErrTimeout},
+		"hang-up":          {func(p *rawPeer, _ reply) { _ = p.CloseWrite() }, ErrClosed},
+		"garbage":          {func(p *rawPeer, _ reply) { p.send(bytes.Repeat([]byte{0xff}, 64)) }, nil},
+		"half a message":   {func(p *rawPeer, r reply) { p.send(p.message(9, 1, nil)[:7]); _ = p.CloseWrite() }, io.ErrUnexpectedEOF},
+		"only unsolicited": {func(p *rawPeer, r reply) { p.id = r.id; p.send(p.message(9, 1, access(0, 0, 4, 1, 2, 3, 4))) }, ErrTimeout},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := fakeServer(t, ClientConfig{Timeout: 5 * short}, "", nil, func(p *rawPeer) {
+				if r, err := p.tryRecv(); err == nil {
+					s.answer(p, r)
+				}
+			})
+			must(t, err)
+			err = c.RegionRead(bg, 0, 0, make([]byte, 4))
+			if err == nil || s.want != nil && !errors.Is(err, s.want) {
+				t.Errorf("%v, want %v", err, s.want)
+			}
+		})
+	}
+}
+
+// sendReply sends a reply with these flags.
+func (p *rawPeer) sendReply(r reply, flags uint32, body []byte) {
+	p.id = r.id - 1
+	p.send(p.message(r.cmd, flags, body))
+}
+
+func TestInformationThatLies(t *testing.T) {
+	for name, body := range map[string][]byte{
+		"too many regions": le(16, 2, 101, 5),
+		"too many irqs":    le(16, 2, 9, 51),
+		"short":            le(16, 2, 9),
+	} {
+		c, err := fakeServer(t, ClientConfig{}, "", nil, func(p *rawPeer) { r := p.recv(); p.reply(r, 0, body) })
+		must(t, err)
+		if d, err := c.DeviceInfo(bg); err == nil {
+			t.Errorf("%s: %+v", name, d)
+		}
+	}
+	// The argsz grows at each request: it is asked twice, not for ever.
+	c, err := fakeServer(t, ClientConfig{}, "", nil, func(p *rawPeer) {
+		for _, argsz := range []int{64, 128} {
+			r := p.recv()
+			p.reply(r, 0, le(argsz, 3, 0, 0, uint64(4096), uint64(0)))
+		}
+	})
+	must(t, err)
+	if r, _, err := c.RegionInfo(bg, 0); err != nil || r.Size != 4096 {
+		t.Errorf("%+v %v", r, err)
+	}
+}
+
+func TestContextEndsAWait(t *testing.T) {
+	f := serve(t)
+	hold := f.dev.holding(0)
+	c, _ := f.client(ClientConfig{})
+	ctx, cancel := context.WithCancel(bg)
+	p := []byte{9}
+	result := make(chan error, 1)
+	go func() { result <- c.RegionRead(ctx, 0, 0, p) }()
+	a := <-hold
+	cancel()
+	if err := waitErr(t, result); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	a.Reply() // the late answer goes nowhere
+	must(t, c.RegionRead(bg, 2, 0, make([]byte, 4)))
+	if p[0] != 9 {
+		t.Error("the late answer was written into the caller's buffer")
+	}
+}
+
+func TestSilentServerIsGivenUp(t *testing.T) {
+	f := serve(t)
+	f.dev.holding(0)
+	c, _ := f.client(ClientConfig{Timeout: short})
+	done := make(chan error, 100)
+	for range maxUnanswered + 1 {
+		must(t, c.StartRead(0, 0, make([]byte, 4), into(done)))
+	}
+	for range maxUnanswered + 1 {
+		if err := waitErr(t, done); !errors.Is(err, ErrTimeout) {
+			t.Error(err)
+		}
+	}
+	<-c.Done()
+	if err := c.Err(); !errors.Is(err, ErrTimeout) {
+		t.Error(err)
+	}
+}
+
+func TestServerThatDoesNotRead(t *testing.T) {
+	release := make(chan struct{})
+	c, err := fakeServer(t, ClientConfig{Timeout: 5 * short}, "", nil, func(*rawPeer) { <-release })
+	defer close(release)
+	must(t, err)
+	for err == nil {
+		err = c.PostWrite(0, 0, make([]byte, 16<<10))
+	}
+	if !errors.Is(err, ErrTimeout) {
+		t.Error(err)
+	}
+}
+
+func TestServerFloodsWithDMA(t *testing.T) {
+	var held []*DMARequest
+	full, played := make(chan struct{}), make(chan struct{})
+	cfg := ClientConfig{MaxDMA: 4, DMA: DMAFunc(func(_ *Client, r *DMARequest) {
+		if held = append(held, r); len(held) == 4 {
+			close(full)
+		}
+	})}
+	c, err := fakeServer(t, cfg, "", nil, func(p *rawPeer) {
+		for range 5 {
+			p.send(p.message(11, 0, le(uint64(0), uint64(4))))
+		}
+		if r := p.recv(); r.errno != unix.EBUSY {
+			t.Errorf("the fifth: %+v", r)
+		}
+		p.wantErr(unix.E2BIG, 11, le(uint64(0), uint64(2<<20)))
+		p.wantErr(unix.E2BIG, 12, le(uint64(0), uint64(5), 0))
+		p.wantErr(unix.EINVAL, 12, le(uint64(0)))
+		p.wantErr(unix.EINVAL, 11, le(uint64(1<<64-1), uint64(2)))
+		p.wantErr(unix.ENOSYS, 9, access(0, 0, 4))
+		p.send(p.message(12, 0x10, le(uint64(0), uint64(4), 0)))
+		close(played)
+	})
+	must(t, err)
+	<-full
+	<-played
+	for _, r := range held {
+		r.Fail(nil)
+	}
+	must(t, c.Err())
+}
+
+func TestRedial(t *testing.T) {
+	path := filepath.Join(tempDir(t), "s")
+	ctx, cancel := context.WithTimeout(bg, patience)
+	defer cancel()
+	started := make(chan int, 3)
+	result := make(chan error, 1)
+	go func() {
+		sessions := 0
+		result <- Redial(ctx, path, ClientConfig{}, Backoff{Min: time.Millisecond, Max: 4 * time.Millisecond}, func(ctx context.Context, c *Client) error {
+			sessions++
+			started <- sessions
+			if sessions == 3 {
+				return io.EOF // the session's own end
+			}
+			<-ctx.Done() // the connection broke
+			return nil
+		})
+	}()
+	for want := 1; want <= 3; want++ { // the server comes late, and goes twice
+		cfg, _ := testConfig()
+		srv, err := NewServer(cfg)
+		must(t, err)
+		ln, err := Listen(path)
+		must(t, err)
+		go srv.Serve(bg, ln)
+		if got := <-started; got != want {
+			t.Errorf("session %d, want %d", got, want)
+		}
+		if want == 3 {
+			if err := waitErr(t, result); !errors.Is(err, io.EOF) {
+				t.Error(err)
+			}
+		}
+		_ = srv.Close()
+	}
+}
+
+func TestListen(t *testing.T) {
+	path := filepath.Join(tempDir(t), "s")
+	ln, err := Listen(path)
+	must(t, err)
+	if _, err := Listen(path); !errors.Is(err, unix.EADDRINUSE) {
+		t.Errorf("a live socket: %v", err)
+	}
+	ln.SetUnlinkOnClose(false)
+	must(t, ln.Close())
+	ln, err = Listen(path) // the dead file is replaced
+	must(t, err)
+	must(t, ln.Close())
+	must(t, os.WriteFile(path, []byte("precious"), 0o600))
+	if _, err := Listen(path); err == nil {
+		t.Error("an ordinary file was replaced")
+	}
+}
+
+func TestServeEndsWithItsContext(t *testing.T) {
+	cfg, dev := testConfig()
+	srv, err := NewServer(cfg)
+	must(t, err)
+	path := filepath.Join(tempDir(t), "s")
+	ln, err := Listen(path)
+	must(t, err)
+	ctx, cancel := context.WithCancel(bg)
+	result := make(chan error, 1)
+	go func() { result <- srv.Serve(ctx, ln) }()
+	c, err := Dial(bg, path, ClientConfig{})
+	must(t, err)
+	defer c.Close()
+	<-dev.connected
+	cancel()
+	if err := waitErr(t, result); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if err := <-dev.disconnected; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	<-c.Done()
+	if _, err := net.Dial("unix", path); err == nil || srv.Conn() != nil {
+		t.Error("still there")
+	}
+}
+
+// TestForeignServer drives a device of somebody else: start a server (a sample of
+// libvfio-user, a QEMU with x-vfio-user-server) and name its socket.
+func TestForeignServer(t *testing.T) {
+	path := os.Getenv("DXPU_VFIOUSER_SERVER")
+	if path == "" {
+		t.Skip("set DXPU_VFIOUSER_SERVER to the socket of a vfio-user device server to test against it")
+	}
+	c, err := Dial(bg, path, ClientConfig{})
+	must(t, err)
+	defer c.Close()
+	d, err := c.DeviceInfo(bg)
+	must(t, err)
+	t.Logf("%+v, capabilities %+v, twin socket %v", d, c.Capabilities(), c.Twin())
+	for i := range d.Regions {
+		r, file, err := c.RegionInfo(bg, i)
+		t.Logf("region %d: %+v %v", i, r, err)
+		if file != nil {
+			must(t, file.Close())
+		}
+	}
+	for i := range d.IRQs {
+		info, err := c.IRQInfo(bg, i)
+		t.Logf("interrupt %d: %+v %v", i, info, err)
+		if err == nil && i == IRQMSIX && info.Count > 0 {
+			must(t, c.ArmIRQs(bg, i, 0, []*os.File{event(t)}))
+			must(t, c.DisableIRQs(bg, i))
+		}
+	}
+	id := make([]byte, 256)
+	must(t, c.RegionRead(bg, RegionConfig, 0, id))
+	if bytes.HasPrefix(id, []byte{0xff, 0xff}) {
+		t.Errorf("configuration space % x", id[:64])
+	}
+	mem, _ := memfd(t, 1<<20)
+	must(t, c.DMAMap(bg, DMAMap{Flags: 3, Addr: 0, Size: 1 << 20}, mem))
+	must(t, c.DMAUnmap(bg, 0, 1<<20))
+	if d.Flags&DeviceFlagReset != 0 {
+		must(t, c.Reset(bg))
+	}
+}
+
+func TestErrorsSayWhat(t *testing.T) {
+	for want, err := range map[string]error{
+		"DMA_MAP: refused by the peer":                    &RemoteError{Command: CmdDMAMap},
+		"invalid argument":                                &RemoteError{Command: CmdDMAMap, Errno: unix.EINVAL},
+		"dma write of 4 bytes at 0x10: not mapped":        &MemoryError{Addr: 16, Len: 4, Write: true, Reason: ErrUnmapped},
+		"dma read of 4 bytes at 0x10: no memory behind":   &MemoryError{Addr: 16, Len: 4, Reason: ErrFault},
+		"vfiouser: protocol: lost":                        &ProtocolError{"lost"},
+		"COMMAND_99":                                      &RemoteError{Command: 99},
+		"vfiouser: queue of DMA messages is full":         ErrQueueFull,
+		"vfiouser: interrupt vector is not armed":         ErrNotArmed,
+		"vfiouser: dma read of 1 bytes at 0x0: not permi": &MemoryError{Len: 1, Reason: ErrPermission},
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q does not say %q", err, want)
+		}
+	}
+	for err, want := range map[error]unix.Errno{
+		ErrTimeout: unix.ETIMEDOUT, ErrUnmapped: unix.ENODEV, ErrPermission: unix.EACCES, io.EOF: unix.EIO,
+		&RemoteError{Errno: unix.EPERM}: unix.EPERM, &RemoteError{}: unix.EIO,
+	} {
+		if got := errnoOf(err); got != want {
+			t.Errorf("%v: %v, want %v", err, got, want)
+		}
+	}
+}

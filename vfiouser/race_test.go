@@ -1,0 +1,5 @@
+//go:build race
+
+package vfiouser
+
+func raceEnabled() bool { return true }
