@@ -72,7 +72,10 @@ func (r *Row) Int(i int) (v int64, ok bool) {
 		return 0, false
 	}
 	if i >= len(r.values) || r.values[i].serial == 0 {
-		return r.id, i == r.table.rowid
+		if i == r.table.rowid {
+			return r.id, true
+		}
+		return 0, false
 	}
 	val := r.values[i]
 	switch s := val.serial; {
