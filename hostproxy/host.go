@@ -22,10 +22,12 @@ import (
 // MaxSlots is the largest virtual switch: 32 devices on its internal bus.
 const MaxSlots = 32
 
-// Front is how the host of a virtual switch is told of devices. Plug and
-// Unplug are called from a slot's controller, without the group.
+// Front is how the host of a virtual switch is told of devices: VM or Embedded.
+// Its methods are called without the group.
 type Front interface {
-	// Plug shows the device in a slot to the host. It returns the port that
+	// start prepares the front for a host proxy with empty slots.
+	start(h *Host) error
+	// plug shows the device in a slot to the host. It returns the port that
 	// the slot's traffic goes through from then on.
 	plug(ctx context.Context, s *slot) (plugged, error)
 }
@@ -88,6 +90,9 @@ func New(cfg Config) (*Host, error) {
 	}
 	for i := range cfg.Slots {
 		h.slots = append(h.slots, newSlot(h, i))
+	}
+	if err := cfg.Front.start(h); err != nil {
+		return nil, err
 	}
 	return h, nil
 }

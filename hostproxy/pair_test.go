@@ -49,6 +49,7 @@ type pairOptions struct {
 	spec   gpu.Spec
 	fabric fabric.PathConfig
 	cipher dxpuv1.Cipher
+	onHost *hostproxy.Embedded // nil: vfio-user sockets
 }
 
 func newPair(t testing.TB, o pairOptions) *pair {
@@ -86,8 +87,12 @@ func newPair(t testing.TB, o pairOptions) *pair {
 		t.Fatal(err)
 	}
 	p.vm = &hostproxy.VM{SocketDir: dir, Logger: log}
+	var front hostproxy.Front = p.vm
+	if o.onHost != nil {
+		front = o.onHost
+	}
 	p.host, err = hostproxy.New(hostproxy.Config{
-		Slots: len(slots), Front: p.vm, Fabric: p.hostFab, Domain: "host/0", Logger: log.With("node", "host"),
+		Slots: len(slots), Front: front, Fabric: p.hostFab, Domain: "host/0", Logger: log.With("node", "host"),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -211,6 +216,30 @@ func TestAttachDriveDetach(t *testing.T) {
 		check(t, dev.Close())
 		check(t, bus.Close())
 		p.detach(0)
+	}
+}
+
+func TestEmbeddedHost(t *testing.T) {
+	front := hostproxy.NewEmbedded(hostproxy.EmbeddedSpec{})
+	p := newPair(t, pairOptions{gpus: 2, onHost: front})
+	for range 2 {
+		p.attach(0)
+		p.attach(1)
+		for slot := range 2 {
+			bus, err := front.Open(slot)
+			if err != nil {
+				t.Fatal(err)
+			}
+			dev, err := gpudrv.Open(t.Context(), bus, gpudrv.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			copyBothWays(t, dev, 3<<20+17)
+			check(t, dev.Close())
+			check(t, bus.Close())
+		}
+		p.detach(0)
+		p.detach(1)
 	}
 }
 

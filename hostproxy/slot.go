@@ -17,6 +17,8 @@ import (
 // port is what a slot's traffic goes through: to a VM, or to the embedded
 // host. Its methods are called with the group entered.
 type port interface {
+	// routes reports whether the port routes between slots itself.
+	routes() bool
 	// fromDevice takes a TLP that is addressed to the host. It returns false
 	// when it cannot take it now.
 	fromDevice(now time.Duration, p *tlp.Packet) bool
@@ -73,12 +75,22 @@ func (s *slot) id() pcie.BDF { return mapping.SlotID(s.index) }
 // Deliver routes a TLP of the device: to the host, to the device of another
 // slot, or nowhere (paper, section 3.3.3).
 func (s *slot) Deliver(now time.Duration, p *tlp.Packet) bool {
+	if !s.route(now, p) {
+		return false
+	}
+	s.counters.fromDevice.Add(1)
+	s.counters.fromDeviceBytes.Add(uint64(len(p.Data)))
+	return true
+}
+
+func (s *slot) route(now time.Duration, p *tlp.Packet) bool {
+	if s.port != nil && s.port.routes() {
+		return s.port.fromDevice(now, p)
+	}
 	where, to := s.host.table.FromSlot(s.index, p)
 	switch where {
 	case mapping.ToHost:
-		if !s.toHost(now, p) {
-			return false
-		}
+		return s.toHost(now, p)
 	case mapping.ToSlot:
 		if !s.host.slots[to].forward(now, p) {
 			return false
@@ -89,8 +101,6 @@ func (s *slot) Deliver(now time.Duration, p *tlp.Packet) bool {
 		s.counters.unsupported.Add(1)
 		s.refuse(now, p, pcie.UnsupportedRequest)
 	}
-	s.counters.fromDevice.Add(1)
-	s.counters.fromDeviceBytes.Add(uint64(len(p.Data)))
 	return true
 }
 

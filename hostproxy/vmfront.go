@@ -37,6 +37,8 @@ func (f *VM) Socket(slot int) string {
 // deviceID names the device of a slot in QEMU.
 func deviceID(slot int) string { return fmt.Sprintf("dxpu%d", slot) }
 
+func (f *VM) start(*Host) error { return nil }
+
 func (f *VM) plug(ctx context.Context, s *slot) (plugged, error) {
 	device, err := s.probe(ctx)
 	if err != nil {
