@@ -11,6 +11,9 @@ import (
 const (
 	listEntries   = 512
 	listsPerQueue = 2 // the present COPY's and the next one's, read ahead
+	// lookAhead is how many commands are searched for them: two COPYs, each
+	// with its fence.
+	lookAhead = 4
 )
 
 // segmentList is the window on the scatter-gather list of one COPY.
@@ -227,7 +230,7 @@ func (c *command) took(n int) {
 // prefetchSegments gives lists to the COPYs at and behind q.issue and requests
 // their entries ahead, so that no COPY waits for its list while tags are free.
 func (g *GPU) prefetchSegments(q *queue, emit func(p *tlp.Packet) bool) stepResult {
-	for i := q.issue; i != q.fetched && i != q.issue+listsPerQueue; i++ {
+	for i := q.issue; i != q.fetched && i != q.issue+lookAhead; i++ {
 		c := q.command(i)
 		if c.state == commandFetching || c.fail != reg.NoError {
 			return stepIdle

@@ -76,6 +76,7 @@ func TestEquation1Paper(t *testing.T) {
 		{"6.8us", 6800 * time.Nanosecond, 8 << 20, 0, 2.64e9},
 		{"4.9us", 4900 * time.Nanosecond, 8 << 20, 0, 3.66e9},
 		{"short copies", 6800 * time.Nanosecond, 64 << 10, 0, 2.64e9},
+		{"very short copies", 6800 * time.Nanosecond, 8 << 10, 0, 2.64e9},
 		{"pages", 6800 * time.Nanosecond, 8 << 20, 2048, 2.64e9},
 		{"short copies of pages", 6800 * time.Nanosecond, 256 << 10, 64, 2.64e9},
 	} {

@@ -239,5 +239,6 @@ func (g *GPU) resetEngines() {
 	g.hung = false
 }
 
-// Scrub erases VRAM, as the pool does between tenants.
+// Scrub erases VRAM, as the pool does between tenants, after a Reset: without it, what
+// is under way still writes its results.
 func (g *GPU) Scrub() { g.vram.scrub() }

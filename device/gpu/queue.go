@@ -322,10 +322,12 @@ func (g *GPU) sendFence(q *queue, c *command, emit func(p *tlp.Packet) bool) boo
 func (g *GPU) fetch(q *queue, emit func(p *tlp.Packet) bool) stepResult {
 	slot := q.fetched % window
 	entry := q.fetched & (q.size - 1)
-	n := min(q.tail-q.fetched, window-(q.fetched-q.head), window-slot, q.size-entry)
-	if n == 0 {
-		return stepIdle
+	waiting := q.tail - q.fetched
+	room := window - (q.fetched - q.head)
+	if room == 0 || room < min(waiting, window/4) && q.issue != q.fetched {
+		return stepIdle // a read per retired command would waste tags
 	}
+	n := min(waiting, room, window-slot, q.size-entry)
 	addr := q.base + uint64(entry)*reg.CommandSize
 	bytes := g.readChunk(addr, uint64(n)*reg.CommandSize) / reg.CommandSize * reg.CommandSize
 	n = uint32(bytes / reg.CommandSize)

@@ -121,7 +121,7 @@ const (
 const (
 	IntQueue      = 1 << 0  // shifted by the queue number: a FENCE with FenceInterrupt retired
 	IntQueueFault = 1 << 8  // shifted by the queue number: the queue halted
-	IntDevice     = 1 << 16 // XID changed
+	IntDevice     = 1 << 16 // an event that no queue caused: an uncorrectable memory error
 )
 
 // Queue registers: queue q stands at Queue + q*QueueStride.
