@@ -104,7 +104,9 @@ func (k *kineto) topMember() bool {
 		st = bad
 	}
 	if st == done && !k.s.eat(':') {
-		st = bad
+		if st = bad; k.s.pos == k.s.end {
+			st = short
+		}
 	}
 	if st != done {
 		k.outside(st)
@@ -179,7 +181,6 @@ func (k *kineto) events() {
 			continue
 		}
 		if st == short && k.s.eof {
-			k.b.Report.Drop("cut off at the end of the file", k.position())
 			k.ended = true
 			return
 		}

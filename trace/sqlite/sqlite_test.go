@@ -202,8 +202,14 @@ func TestVarint(t *testing.T) {
 		v uint64
 		n int
 	}{
-		{nil, 0, 0}, {[]byte{0}, 0, 1}, {[]byte{0x7f}, 127, 1}, {[]byte{0x81, 0}, 128, 2}, {[]byte{0x81}, 0, 0},
-		{bytes.Repeat([]byte{0xff}, 9), 1<<64 - 1, 9}, {bytes.Repeat([]byte{0xff}, 8), 0, 0}, {bytes.Repeat([]byte{0xff}, 10), 1<<64 - 1, 9},
+		{nil, 0, 0},
+		{[]byte{0}, 0, 1},
+		{[]byte{0x7f}, 127, 1},
+		{[]byte{0x81, 0}, 128, 2},
+		{[]byte{0x81}, 0, 0},
+		{bytes.Repeat([]byte{0xff}, 9), 1<<64 - 1, 9},
+		{bytes.Repeat([]byte{0xff}, 8), 0, 0},
+		{bytes.Repeat([]byte{0xff}, 10), 1<<64 - 1, 9},
 	} {
 		if v, n := varint(tc.b); v != tc.v || n != tc.n {
 			t.Errorf("%x: %d, %d; want %d, %d", tc.b, v, n, tc.v, tc.n)
