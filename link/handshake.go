@@ -135,27 +135,31 @@ func (l *Link) receiveHandshake(now time.Duration, h *frame.Header, datagram []b
 	if !fromPeer {
 		return ErrProtocol
 	}
-	switch h.Type {
-	case frame.TypeHello, frame.TypeHelloAck, frame.TypeUnknown:
-		session := h.Initiator
-		if l.cfg.Initiator {
-			session = h.Responder
-		}
-		s := l.keys.helloSeal(role(!l.cfg.Initiator), session)
-		hello, err := openHello(&s, h, datagram)
-		if err != nil {
-			return err
-		}
-		if h.Type == frame.TypeHello {
-			l.hs.reply, l.hs.replyPath = frame.TypeHelloAck, h.Path
-			l.hs.replyTo, l.hs.replyEcho = h.Initiator, h.Number
-			return nil
-		}
-		if h.Type == frame.TypeUnknown {
-			return l.receiveUnknown(now, h)
-		}
+	if h.Type == frame.TypeConfirm {
+		return l.openConfirm(now, h, datagram)
+	}
+	session := h.Initiator
+	if l.cfg.Initiator {
+		session = h.Responder
+	}
+	s := l.keys.helloSeal(role(!l.cfg.Initiator), session)
+	hello, err := openHello(&s, h, datagram)
+	if err != nil {
+		return err
+	}
+	if h.Type == frame.TypeHelloAck {
 		return l.receiveHelloAck(now, h, &hello)
 	}
+	if h.Type == frame.TypeUnknown {
+		l.receiveUnknown(now, h)
+		return nil
+	}
+	l.hs.reply, l.hs.replyPath = frame.TypeHelloAck, h.Path
+	l.hs.replyTo, l.hs.replyEcho = h.Initiator, h.Number
+	return nil
+}
+
+func (l *Link) openConfirm(now time.Duration, h *frame.Header, datagram []byte) error {
 	if h.Responder != l.cfg.Session {
 		l.answerUnknown(now, h.Path)
 		return ErrNoSession
@@ -251,14 +255,13 @@ func (l *Link) up(now time.Duration, initiator, responder, peer uint64, path uin
 
 // receiveUnknown: the responder says that it does not know our session. Ask it
 // with a fresh hello, because the datagram may be old.
-func (l *Link) receiveUnknown(now time.Duration, h *frame.Header) error {
+func (l *Link) receiveUnknown(now time.Duration, h *frame.Header) {
 	hs := &l.hs
 	if l.state != Up || h.Responder == hs.peer || hs.suspect {
-		return nil
+		return
 	}
 	hs.suspect, hs.active, hs.verify = true, true, hs.numbers
 	hs.nextAt, hs.wait, hs.path = now, helloWait, h.Path
-	return nil
 }
 
 // answerUnknown: responder without a session, or with another one.

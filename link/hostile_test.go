@@ -116,7 +116,7 @@ func TestForgedAndStaleDatagramsAreCounted(t *testing.T) {
 }
 
 func TestIdleLinkIsSmall(t *testing.T) {
-	const count = 64
+	const count = 8
 	ends := linktest.Ends(link.CipherAES256GCM, jumbo, jumbo)
 	heap := func() uint64 {
 		runtime.GC()
@@ -205,7 +205,7 @@ func TestAnyFaultsExactlyOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		total := rapid.IntRange(1, 150).Draw(t, "total")
+		total := rapid.IntRange(1, 80).Draw(t, "total")
 		streams := [2]*linktest.Stream{linktest.NewStream(1, sizes...), linktest.NewStream(2, sizes...)}
 		n.OnDeliver = func(to linktest.Side, p *tlp.Packet) {
 			if err := streams[1-to].Check(p); err != nil {

@@ -79,7 +79,7 @@ func New(now time.Duration, cfg Config) (*Link, error) {
 // Send takes a TLP for transmission and copies p and p.Data. It fails with
 // ErrFull, with ErrDown, or because the TLP is not valid (see
 // [tlp.Packet.Validate]). Before the link is Up, TLPs wait.
-func (l *Link) Send(now time.Duration, p *tlp.Packet) error {
+func (l *Link) Send(_ time.Duration, p *tlp.Packet) error {
 	if l.state != Connecting && l.state != Up {
 		return ErrDown
 	}
@@ -136,10 +136,10 @@ func (l *Link) Rekey(time.Duration) bool {
 // Wake returns when Transmit must be called if nothing else happens before. A
 // time in the past means at once.
 func (l *Link) Wake() time.Duration {
-	switch l.state {
-	case Down:
+	if l.state == Down {
 		return Never
-	case Closing:
+	}
+	if l.state == Closing {
 		return l.closing.next
 	}
 	wake := l.hs.wake(l)

@@ -91,7 +91,7 @@ func TestExactlyOnceInOrder(t *testing.T) {
 					t.Run(fmt.Sprintf("%v/%d/%s/%d", cipher, mtu, f.name, paths), func(t *testing.T) {
 						mtus := []int{mtu, mtu}[:paths]
 						n := network(t, linktest.Config{Ends: linktest.Ends(cipher, mtus...), Seed: 1}, f.plan, mtus...)
-						transfer(t, n, 400, 20*time.Second, nil)
+						transfer(t, n, 200, 20*time.Second, nil)
 						if testing.Verbose() {
 							s := n.Link[0].Stats()
 							t.Logf("%v: %d datagrams, %d lost, %d spurious, %d PTO, drops %+v", n.Now, s.DatagramsSent, s.LostDatagrams, s.SpuriousLosses, s.ProbeTimeouts, s.Drops)

@@ -143,6 +143,8 @@ func (l *Link) receiveBody(now time.Duration, body []byte, deliver func(*tlp.Pac
 			if frame.CheckPadding(body) != nil {
 				err = ErrMalformed
 			}
+		case frame.KindHello: // belongs into handshake datagrams
+			err = ErrMalformed
 		default:
 			err = ErrMalformed
 		}

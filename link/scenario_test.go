@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/fault"
+	"github.com/dxpu-project/dxpu/frame"
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/link/linktest"
 	"github.com/dxpu-project/dxpu/tlp"
@@ -215,6 +216,61 @@ func TestCloseReachesThePeer(t *testing.T) {
 	}
 	if reason, code := n.Link[linktest.Box].Reason(); reason != link.LocalClosed || code != 42 {
 		t.Errorf("box: %v, %d", reason, code)
+	}
+}
+
+func TestBothEndsClose(t *testing.T) {
+	n := up(t, linktest.Config{Ends: linktest.Ends(link.CipherAES256GCM, jumbo)}, "delay=20us", jumbo)
+	for side, l := range n.Link {
+		l.Close(n.Now, uint16(side))
+		l.Close(n.Now, 99) // the first one counts
+	}
+	start := n.Now
+	n.RunUntil(n.Now+time.Second, func() bool { return n.Link[0].State() == link.Down && n.Link[1].State() == link.Down })
+	for side, l := range n.Link {
+		if reason, code := l.Reason(); reason != link.LocalClosed || code != uint16(side) {
+			t.Errorf("side %d: %v, %d", side, reason, code)
+		}
+	}
+	if n.Now-start > time.Millisecond {
+		t.Errorf("took %v although each heard of the other", n.Now-start)
+	}
+}
+
+func TestCloseBeforeConnect(t *testing.T) {
+	l, err := link.New(0, linktest.Ends(link.CipherNone, jumbo)[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close(0, 5)
+	if reason, code := l.Reason(); l.State() != link.Down || reason != link.LocalClosed || code != 5 {
+		t.Errorf("%v, %v, %d", l.State(), reason, code)
+	}
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		change func(*link.Config)
+	}{
+		{"session", func(c *link.Config) { c.Session = 0 }},
+		{"cipher", func(c *link.Config) { c.Cipher = 9 }},
+		{"no paths", func(c *link.Config) { c.Paths = nil }},
+		{"nine paths", func(c *link.Config) { c.Paths = make([]link.PathConfig, 9) }},
+		{"small MTU", func(c *link.Config) { c.Paths[0].MTU = frame.MinMTU - 1 }},
+		{"large MTU", func(c *link.Config) { c.Paths[0].MTU = frame.MaxDatagram + 1 }},
+		{"small window", func(c *link.Config) { c.Window = 1 }},
+		{"large send buffer", func(c *link.Config) { c.SendBuffer = 1 << 31 }},
+		{"negative window", func(c *link.Config) { c.FixedCwnd = -1 }},
+		{"negative timeout", func(c *link.Config) { c.KeepAlive = -1 }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cfg := linktest.Ends(link.CipherNone, jumbo)[0]
+			tc.change(&cfg)
+			if l, err := link.New(0, cfg); err == nil || l != nil {
+				t.Errorf("%v, %v", l, err)
+			}
+		})
 	}
 }
 
