@@ -96,7 +96,15 @@ func (s *Stream) waitInterrupt(ctx context.Context, f Fence) error {
 	if err := s.dev.Alive(); err != nil {
 		return err
 	}
-	if s.Done(f) {
+	if !s.Done(f) {
+		return nil
+	}
+	// The interrupt follows the fence: it may be under way.
+	beat, cancel = context.WithTimeout(ctx, heartbeat)
+	defer cancel()
+	n, err = s.dev.bus.WaitInterrupt(beat, s.queue)
+	s.dev.arrived.Add(n)
+	if err != nil {
 		s.dev.missed.Add(1)
 	}
 	return nil

@@ -1,7 +1,9 @@
 package gpudrv
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -174,15 +176,18 @@ func (t *tester) items() []item {
 
 // data returns n random bytes.
 func (t *tester) data(n int) []byte {
-	b := make([]byte, n)
-	for i := range b {
-		b[i] = byte(t.rng.Uint32())
+	b := make([]byte, 0, n+8)
+	for len(b) < n {
+		b = binary.LittleEndian.AppendUint64(b, t.rng.Uint64())
 	}
-	return b
+	return b[:n]
 }
 
 // differs says where two slices differ first.
 func differs(what string, got, want []byte) error {
+	if bytes.Equal(got, want) {
+		return nil
+	}
 	for i := range want {
 		if got[i] != want[i] {
 			return fmt.Errorf("%s: byte %d of %d is %#02x, want %#02x", what, i, len(want), got[i], want[i])

@@ -33,9 +33,9 @@ const guardBytes = 16
 // copies moves data up and down again at many sizes and alignments, and looks
 // at the bytes around.
 func (t *tester) copies(ctx context.Context, c *Check) error {
-	sizes := []int{1, 2, 3, 4, 7, 63, 64, 65, 127, 128, 129, 511, 513, 4095, 4096, 4097, 12289, 65536, 1<<20 + 1}
+	sizes := []int{1, 2, 3, 4, 7, 63, 64, 65, 127, 128, 129, 511, 513, 4095, 4096, 4097, 12289, 65536, 1<<18 + 1}
 	if !t.opts.Quick {
-		sizes = append(sizes, 8<<20-3)
+		sizes = append(sizes, 1<<20+1, 8<<20-3)
 	}
 	m, err := t.dev.AllocDMA(sizes[len(sizes)-1] + pageSize)
 	if err != nil {
@@ -204,7 +204,10 @@ func (t *tester) semaphores(ctx context.Context, _ *Check) error {
 // concurrent copies on several streams at one time.
 func (t *tester) concurrent(ctx context.Context, c *Check) error {
 	n := min(4, t.dev.info.Queues-1)
-	part := min(t.size/max(n, 1), 1<<20)
+	part := min(t.size/max(n, 1), 2<<20)
+	if t.opts.Quick {
+		part = min(part, 256<<10)
+	}
 	results := make(chan error, n)
 	for i := range n {
 		s, err := t.dev.NewStream()

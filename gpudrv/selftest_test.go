@@ -64,8 +64,7 @@ func TestSelfTestSeesDamage(t *testing.T) {
 // Memory that is behind the register read is what the ordering check is for.
 func TestSelfTestSeesStaleMemory(t *testing.T) {
 	var held *tlp.Packet
-	var sys *gpudrvtest.System
-	sys = newSystem(t, gpudrvtest.Config{Filter: func(_ int, up bool, p *tlp.Packet) bool {
+	sys := newSystem(t, gpudrvtest.Config{Filter: func(_ int, up bool, p *tlp.Packet) bool {
 		// A posted write of a fence value of the ordering check is dropped.
 		if up && p.Type == tlp.MWr && p.Length == 2 && p.Data[6] == 1 && p.Data[0] == 100 {
 			held = p
@@ -74,7 +73,9 @@ func TestSelfTestSeesStaleMemory(t *testing.T) {
 		return true
 	}})
 	d := plug(t, sys, 0, newGPU(t, gpu.Spec{}), gpudrv.Options{})
-	report, err := d.SelfTest(t.Context(), &strings.Builder{}, gpudrv.SelfTestOptions{Quick: true})
+	var out strings.Builder
+	report, err := d.SelfTest(t.Context(), &out, gpudrv.SelfTestOptions{Quick: true})
+	t.Logf("\n%s", out.String())
 	if err != nil || report.OK || report.Stale != 1 || held == nil {
 		t.Errorf("ok %v, %d stale, %v", report.OK, report.Stale, err)
 	}

@@ -207,7 +207,7 @@ func (b *Bus) AllocDMA(size int) (gpudrv.DMA, error) {
 	if err := b.usableLocked(); err != nil {
 		return nil, err
 	}
-	mem, err := lockedMemory(size)
+	mem, err := pages(size, b.mode != IOMMU)
 	if err != nil {
 		return nil, fmt.Errorf("vfio: allocate DMA memory: %w", err)
 	}

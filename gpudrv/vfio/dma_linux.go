@@ -24,14 +24,18 @@ type memory struct {
 
 var _ gpudrv.DMA = (*memory)(nil)
 
-// lockedMemory returns zeroed pages that are present and stay. They are shared
-// ones: a fork copies private pages on write, and the kernel may collapse those
-// into huge ones, which moves them under a device without an IOMMU.
-func lockedMemory(size int) ([]byte, error) {
-	mem, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE,
-		unix.MAP_SHARED|unix.MAP_ANONYMOUS|unix.MAP_LOCKED|unix.MAP_POPULATE)
+// pages returns zeroed pages that are present. They are shared ones: a fork
+// copies private pages on write, and the kernel may collapse those into huge
+// ones, which moves them under a device without an IOMMU. Such a device needs
+// them locked; for an IOMMU the kernel pins them itself, and counts that.
+func pages(size int, lock bool) ([]byte, error) {
+	flags := unix.MAP_SHARED | unix.MAP_ANONYMOUS | unix.MAP_POPULATE
+	if lock {
+		flags |= unix.MAP_LOCKED
+	}
+	mem, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, flags)
 	if err != nil {
-		return nil, fmt.Errorf("lock %d bytes (see ulimit -l): %w", size, err)
+		return nil, fmt.Errorf("map %d bytes (see ulimit -l): %w", size, err)
 	}
 	return mem, nil
 }
@@ -44,8 +48,7 @@ func pagemap(mem []byte) ([]gpudrv.Segment, error) {
 		return nil, err
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
-	pages := len(mem) / pageSize
-	entries := make([]byte, 8*pages)
+	entries := make([]byte, 8*(len(mem)/pageSize))
 	first := uintptr(unsafe.Pointer(unsafe.SliceData(mem))) / pageSize
 	if _, err := f.ReadAt(entries, int64(first)*8); err != nil {
 		return nil, fmt.Errorf("pagemap: %w", err)
