@@ -116,7 +116,7 @@ func (f *Function) String() string {
 // wide as that.
 func draw(b *strings.Builder, functions []*Function, indent string) {
 	if len(functions) == 0 {
-		b.WriteString("-\n")
+		b.WriteString("\n")
 		return
 	}
 	for i, f := range functions {
@@ -142,9 +142,9 @@ func draw(b *strings.Builder, functions []*Function, indent string) {
 			fmt.Fprintf(b, "%s  %04x:%04x class %06x%s\n", text, f.Vendor, f.Device, f.Class, f.resources())
 			continue
 		}
-		buses := fmt.Sprintf("-[%02x]-", f.Secondary)
+		buses := fmt.Sprintf("-[%02x]--", f.Secondary)
 		if f.Subordinate != f.Secondary {
-			buses = fmt.Sprintf("-[%02x-%02x]-", f.Secondary, f.Subordinate)
+			buses = fmt.Sprintf("-[%02x-%02x]--", f.Secondary, f.Subordinate)
 		}
 		b.WriteString(text + buses)
 		draw(b, f.Children, below+strings.Repeat(" ", len(text)+len(buses)))
