@@ -58,7 +58,9 @@ type Config struct {
 	HideMSIXAtRealize bool
 
 	// Deadline bounds the time from the arrival of an access to its answer
-	// and must lie below the VMM's own timeout. 0 means DefaultDeadline.
+	// and must lie below the VMM's own timeout. It is also how long a reply
+	// waits for a VMM that does not read its socket, before the connection is
+	// given up. 0 means DefaultDeadline.
 	Deadline time.Duration
 	// ErrorReplies answers a failed region access with an error reply. By
 	// default it ends as on a PCI bus: a read with all-ones, a write as if it

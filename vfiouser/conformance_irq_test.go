@@ -321,6 +321,20 @@ var timeTests = []conformance{
 			(<-hold).Reply()
 		}
 	}},
+	{"H_VMM_that_does_not_read", func(t *testing.T) {
+		f := serve(t, func(c *Config) { c.Deadline = 5 * short })
+		p, _ := f.connect()
+		go func() {
+			for range 100 { // replies of 100 KiB, which nobody takes
+				if _, err := p.Write((&rawPeer{}).message(9, 0, access(2, 0, 100<<10))); err != nil {
+					return
+				}
+			}
+		}()
+		if err := <-f.dev.disconnected; !errors.Is(err, ErrTimeout) {
+			t.Error(err)
+		}
+	}},
 	{"I_plug_and_unplug_100_times", func(t *testing.T) {
 		f := serve(t, func(c *Config) { c.HideMSIXAtRealize = true })
 		mem, _ := memfd(t, 1<<20)

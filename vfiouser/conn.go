@@ -3,8 +3,10 @@ package vfiouser
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"time"
 
@@ -54,6 +56,7 @@ func newConn(s *Server, sock *socket) *Conn {
 		start: time.Now(),
 		ended: make(chan struct{}),
 	}
+	sock.stall = s.cfg.Deadline
 	c.irqs.init(s.cfg.IRQs)
 	c.room = sync.NewCond(&c.mu)
 	c.timer = time.AfterFunc(time.Hour, c.expire)
@@ -141,9 +144,13 @@ func (c *Conn) clear() {
 	_, _ = c.mem.remove(DMAUnmap{Flags: DMAUnmapAll})
 }
 
-// send writes one message; an error ends the connection. The write lock is held.
+// sendLocked writes one message; an error ends the connection. The write lock is held.
 func (c *Conn) sendLocked(b []byte, fds ...int) {
-	if err := c.sock.send(b, fds...); err != nil && !errors.Is(err, net.ErrClosed) {
+	switch err := c.sock.send(b, fds...); {
+	case err == nil, errors.Is(err, net.ErrClosed):
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		c.shut(fmt.Errorf("vfiouser: the VMM does not read: %w", ErrTimeout))
+	default:
 		c.shut(err)
 	}
 }
