@@ -229,6 +229,7 @@ const (
 	AERTimeout     = 1 << 14
 	AERAbort       = 1 << 15
 	AERUnexpected  = 1 << 16
+	AEROverflow    = 1 << 17
 	AERMalformed   = 1 << 18
 	AERECRC        = 1 << 19
 	AERUnsupported = 1 << 20

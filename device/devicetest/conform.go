@@ -198,7 +198,7 @@ func Soup(t testing.TB, d device.Device, r *rand.Rand, n int) {
 	}
 }
 
-// soupTag is where the tags of the soup's own requests start to wrap.
+// soupTags is where the tags of the soup's own requests start to wrap.
 const soupTags = 1000
 
 type soup struct {

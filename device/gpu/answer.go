@@ -3,6 +3,7 @@ package gpu
 import (
 	"encoding/binary"
 
+	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 	"github.com/dxpu-project/dxpu/transaction"
@@ -33,14 +34,13 @@ type answers struct {
 	started bool
 	read    transaction.ReadFunc // g.readMemory, bound once
 	write   transaction.WriteFunc
-	dropped uint64
 }
 
 func (a *answers) init(g *GPU) { a.g, a.read, a.write = g, g.readBAR, g.writeBAR }
 
 func (a *answers) add(p *tlp.Packet) *answer {
 	if len(a.queue)-a.head >= maxAnswers {
-		a.dropped++
+		a.g.logError(p, cfgspace.AEROverflow, false)
 		return nil
 	}
 	if a.head > 0 && len(a.queue) == cap(a.queue) {

@@ -12,12 +12,12 @@ import (
 )
 
 // upload measures the rate of uploads in bytes per second of virtual time, over
-// 20 round trips after 10 for the pipe to fill.
+// 8 round trips after 5 for the pipe to fill.
 func upload(t *testing.T, r *rig, copyBytes uint64, segments uint32) float64 {
 	t.Helper()
 	var cmds []reg.Command
 	for i := range uint32(ringSize - 2) {
-		c := reg.CopyToVRAM(i, uint64(i)*copyBytes%(64<<20), dataAt, copyBytes)
+		c := reg.CopyToVRAM(i, uint64(i)*copyBytes%(16<<20), dataAt, copyBytes)
 		if segments != 0 {
 			c.Arg1 = listsAt
 			c = c.WithSegments(segments)
@@ -28,9 +28,9 @@ func upload(t *testing.T, r *rig, copyBytes uint64, segments uint32) float64 {
 		}
 	}
 	r.submit(0, cmds...)
-	r.host.Run(10 * r.host.Latency)
+	r.host.Run(5 * r.host.Latency)
 	before := r.read64(reg.CountReadBytes)
-	const rounds = 20
+	const rounds = 8
 	r.host.Run(rounds * r.host.Latency)
 	bytes := r.read64(reg.CountReadBytes) - before
 	if r.queue32(0, reg.QState) != uint32(reg.QueueBusy) {

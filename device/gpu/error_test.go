@@ -324,3 +324,26 @@ func FuzzGPU(f *testing.F) {
 		devicetest.Soup(t, g, rand.New(rand.NewPCG(a, b)), int(n%4000))
 	})
 }
+
+// A host that never takes completions cannot make the device grow.
+func TestAnswersAreBounded(t *testing.T) {
+	r := newRig(t, gpu.Spec{})
+	p := tlp.Packet{Type: tlp.MRd}
+	p.SetMemory(r.bars[0].Addr, 4)
+	for range 10_000 {
+		r.gpu.Receive(r.host.Now, &p)
+	}
+	n := 0
+	r.gpu.Transmit(r.host.Now, func(p *tlp.Packet) bool {
+		if p.Type.Completion() {
+			n++
+		}
+		return true
+	})
+	if n != 2048 {
+		t.Errorf("%d completions, want 2048", n)
+	}
+	if got := r.host.ConfigRead(r.gpu.Config().AEROffset()+cfgspace.OffAERUncorrectable, 4); got != cfgspace.AEROverflow {
+		t.Errorf("AER status %#x", got)
+	}
+}
