@@ -1,6 +1,7 @@
 package vfiouser
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
@@ -254,5 +255,86 @@ func useSilence(t *testing.T, m *monitor, f *fixture, addr uint64) {
 	(<-hold).Reply()
 	if v := m.word(addr); v == 0xffffffff {
 		t.Error("the device has not come back")
+	}
+}
+
+// enableBusMaster sets the command register of the device behind the root port
+// as a guest's driver would, through QEMU's test protocol.
+func enableBusMaster(t *testing.T, path string) {
+	t.Helper()
+	c, err := net.Dial("unix", path)
+	must(t, err)
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(patience))
+	r := bufio.NewReader(c)
+	for _, line := range []string{"outl 0xcf8 0x80010004", "outl 0xcfc 0x6"} { // bus 1, register 4
+		_, err := fmt.Fprintln(c, line)
+		must(t, err)
+		if s, err := r.ReadString('\n'); err != nil || !strings.HasPrefix(s, "OK") {
+			t.Fatalf("%s: %q %v", line, s, err)
+		}
+	}
+}
+
+// TestQEMUMessages uses guest memory that comes without descriptors.
+func TestQEMUMessages(t *testing.T) {
+	qtest := filepath.Join(tempDir(t), "qtest")
+	m := startQEMU(t, "-qtest", "unix:"+qtest+",server=on,wait=off", "-qtest-log", "none")
+	f := serve(t, func(c *Config) { c.HideMSIXAtRealize = true })
+	f.dev.set(func(d *testDevice) { copy(d.mem[7], qemuConfigSpace()) })
+	m.do("device_add", map[string]any{
+		"driver": "vfio-user-pci", "id": "v0", "bus": "rp0",
+		"socket": map[string]string{"type": "unix", "path": f.path},
+	})
+	c := <-f.dev.connected
+	m.do("system_reset", nil)
+	bar := m.bar0(f)
+	const addr, size = 64 << 20, 1<<20 + 12345
+	data, got := make([]byte, size), make([]byte, size)
+	for i := range data {
+		data[i] = byte(i*i>>7 + i)
+	}
+	done := make(chan error, 1)
+	if inPlace, err := c.Memory().Check(addr, size, true); inPlace || err != nil {
+		t.Fatalf("in place %v, %v", inPlace, err)
+	}
+	must(t, c.DMAWrite(addr, data, into(done)))
+	if err := waitErr(t, done); !errors.Is(err, unix.ENODEV) {
+		t.Errorf("with Bus Master Enable clear: %v", err)
+	}
+	enableBusMaster(t, qtest)
+	for range 10 {
+		clear(got)
+		must(t, c.DMAWrite(addr+3, data, into(done)))
+		must(t, waitErr(t, done))
+		must(t, c.DMARead(addr+3, got, into(done)))
+		must(t, waitErr(t, done))
+		if !bytes.Equal(got, data) {
+			t.Fatal("wrong data")
+		}
+	}
+	if v := m.word(addr + 4); v != binary.LittleEndian.Uint32(data[1:]) {
+		t.Errorf("the CPU sees %#x", v)
+	}
+	must(t, c.SignalMSI(0xfee00000, 0x40, into(done)))
+	must(t, waitErr(t, done))
+
+	// A read during which the device asks for memory: answered first.
+	f.dev.set(func(d *testDevice) {
+		d.onAccess = func(c *Conn, a *Access) {
+			go func() {
+				err := c.DMARead(addr+3, got[:100_000], into(done))
+				if err != nil {
+					done <- err
+				}
+				a.Reply()
+			}()
+		}
+	})
+	m.word(bar)
+	must(t, waitErr(t, done))
+	f.dev.set(func(d *testDevice) { d.onAccess = nil })
+	if st := f.Stats(); st.Expired != 0 || st.Unsolicited != 0 {
+		t.Errorf("%+v", st)
 	}
 }
