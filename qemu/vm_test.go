@@ -141,10 +141,12 @@ func TestGuest(t *testing.T) {
 			t.Errorf("got %+v, %v", d, ok)
 		}
 	})
+
+	t.Run("Close", func(t *testing.T) { closes(t, vm) })
 }
 
-func TestCloseLeavesNoProcess(t *testing.T) {
-	vm := boot(t, Spec{})
+// closes checks that Close leaves nothing behind.
+func closes(t *testing.T, vm *VM) {
 	if _, err := os.Stat(filepath.Join(filepath.Dir(vm.Log()), "initramfs.cpio")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the initramfs is still there: %v", err)
 	}
