@@ -141,8 +141,10 @@ func (p *Plan) estimate() {
 	}
 	const enough = 16
 	if len(launch) >= enough {
+		// The lower quartile: launches that waited for something else as well
+		// are among them.
 		slices.Sort(launch)
-		p.launchLag = max(launch[len(launch)/2], 0)
+		p.launchLag = max(launch[len(launch)/4], 0)
 	}
 	if len(gap) >= enough {
 		slices.Sort(gap)

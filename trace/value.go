@@ -155,7 +155,10 @@ func parseInt(b []byte) (int64, bool) {
 	if neg {
 		digits = b[1:]
 	}
-	if len(digits) == 0 || len(digits) > 18 {
+	if len(digits) == 0 {
+		return 0, false // usually an absent key
+	}
+	if len(digits) > 18 {
 		return parseIntSlow(b)
 	}
 	var v int64

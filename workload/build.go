@@ -27,7 +27,6 @@ type Builder struct {
 	Format string
 	Report Report
 
-	devices   map[string]bool
 	names     map[string]uint32
 	nameBytes int
 	w         Workload
@@ -35,7 +34,6 @@ type Builder struct {
 	threads   map[Thread]int32
 	steps     map[string]int // by name: the last one in w.Steps
 	waits     []wait
-	full      int64
 }
 
 // wait says which stream the call with this correlation waits for.
@@ -48,7 +46,7 @@ type wait struct {
 // NewBuilder starts an empty workload of a format.
 func NewBuilder(format string) *Builder {
 	return &Builder{
-		Format: format, names: map[string]uint32{"": 0}, devices: map[string]bool{},
+		Format: format, names: map[string]uint32{"": 0},
 		streams: map[Stream]int32{}, threads: map[Thread]int32{}, steps: map[string]int{},
 		w: Workload{Names: []string{""}},
 	}
