@@ -154,7 +154,8 @@ func newModelExplainCommand() *cobra.Command {
 		Short: "Explain the model with the numbers of a round trip",
 		Long: `Explain the model with the numbers of a round trip: what each kind of operation
 pays, by the paper's model and by the one fitted to its hardware.`,
-		Args: cobra.NoArgs,
+		Example: `  dxpu model explain --rtt 6.8us`,
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			p, err := flags.get()
 			if err != nil {

@@ -23,7 +23,8 @@ constant was chosen to meet it and others), checked (the model was not told),
 bound (the model can only say what cannot be exceeded), or that the paper does
 not give enough input; such rows are never filled in. Deviations are in points
 for percentages and in per cent of the paper's figure for other units.`,
-		Args: cobra.NoArgs,
+		Example: `  dxpu model paper --json`,
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if asJSON {
 				return printJSON(cmd.OutOrStdout(), struct {

@@ -1,17 +1,27 @@
 #!/bin/bash
-# Fuzzes every FuzzXxx of the module, one after the other: fuzz.sh TIME
+# Fuzzes every FuzzXxx of the module for a time each: fuzz.sh TIME
 #
-# go test -fuzz takes one target of one package at a time, so they are found by
-# name. One that fails does not keep the others from running.
+# go test -fuzz takes one target at a time, so they are found by name. As many
+# run at once as there are processors, with one worker each: a target gets its
+# time of one processor, and all of them together take targets/processors x TIME.
 set -eu
-time=${1:-30s}
-failed=()
-while IFS=: read -r file name; do
-	pkg=./$(dirname "$file")
-	echo "== $pkg $name"
-	go test -run '^$' -fuzz "^$name\$" -fuzztime "$time" "$pkg" || failed+=("$pkg $name")
-done < <(git grep -oE '^func Fuzz[A-Za-z0-9_]+' -- '*_test.go' | sed 's/func //')
-if ((${#failed[@]})); then
-	printf 'failed: %s\n' "${failed[@]}"
-	exit 1
-fi
+export time=${1:-30s}
+logs=$(mktemp -d)
+export logs
+trap 'rm -rf "$logs"' EXIT
+
+fuzz() {
+	local pkg name log
+	pkg=./$(dirname "${1%%:*}") name=${1##*:func }
+	log=$logs/$(tr -c 'A-Za-z0-9\n' _ <<<"$pkg.$name")
+	if go test -run '^$' -fuzz "^$name\$" -fuzztime "$time" -parallel 1 "$pkg" >"$log" 2>&1; then
+		echo "ok    $pkg $name: $(grep -o 'execs: [0-9]*' "$log" | tail -n 1)"
+	else
+		cat "$log"
+		echo "FAIL  $pkg $name"
+		return 1
+	fi
+}
+export -f fuzz
+
+git grep -oE '^func Fuzz[A-Za-z0-9_]+' -- '*_test.go' | xargs -d '\n' -P "$(nproc)" -I{} bash -c 'fuzz "{}"'

@@ -1,0 +1,58 @@
+# One way to run everything: "make help" lists it, CI runs "make ci".
+
+GO       ?= go
+FUZZTIME ?= 30s
+PKGS     := ./...
+BIN      := bin
+
+.DEFAULT_GOAL := help
+.PHONY: help build test demo lint generate fuzz bench ci tidy-diff generate-diff clean
+
+help: ## List the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## Build bin/dxpu, static
+	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/dxpu ./cmd/dxpu
+
+test: ## Run every test, with the race detector and in random order
+	$(GO) test -race -shuffle=on $(PKGS)
+
+demo: build ## A virtual machine hot-plugs a GPU that is elsewhere
+	$(BIN)/dxpu demo
+
+lint: ## Vet, staticcheck, formatting, layers
+	$(GO) vet $(PKGS)
+	$(GO) tool staticcheck $(PKGS)
+	@out="$$($(GO) tool gofumpt -l $$(git ls-files '*.go'))"; \
+		if [ -n "$$out" ]; then echo "not formatted (go tool gofumpt -w):"; echo "$$out"; exit 1; fi
+	@out="$$($(GO) tool goimports -local github.com/dxpu-project/dxpu -l $$(git ls-files '*.go'))"; \
+		if [ -n "$$out" ]; then echo "imports not in order (go tool goimports -local github.com/dxpu-project/dxpu -w):"; echo "$$out"; exit 1; fi
+	$(GO) test -run 'TestImports|TestMachines|TestEveryPackage' .
+
+# Needs protoc and its well-known types: apt install protobuf-compiler libprotobuf-dev
+generate: ## Generate the API's code from api/dxpu/v1/*.proto
+	$(GO) build -o $(BIN)/ google.golang.org/protobuf/cmd/protoc-gen-go connectrpc.com/connect/cmd/protoc-gen-connect-go
+	protoc -I api \
+		--plugin=protoc-gen-go=$(BIN)/protoc-gen-go --go_out=. --go_opt=module=github.com/dxpu-project/dxpu \
+		--plugin=protoc-gen-connect-go=$(BIN)/protoc-gen-connect-go --connect-go_out=. --connect-go_opt=module=github.com/dxpu-project/dxpu \
+		api/dxpu/v1/*.proto
+
+fuzz: ## Fuzz every FuzzXxx for FUZZTIME each
+	@scripts/fuzz.sh $(FUZZTIME)
+
+bench: ## Run every benchmark once
+	$(GO) test -run '^$$' -bench . -benchtime 1x $(PKGS)
+
+ci: tidy-diff generate-diff lint build test fuzz bench demo ## Everything that must hold before a merge
+
+tidy-diff: ## Check that go.mod and go.sum are tidy
+	$(GO) mod tidy -diff
+
+generate-diff: ## Check that the generated code is that of the protos (where protoc is)
+	@mkdir -p $(BIN); if command -v protoc >/dev/null && echo 'syntax = "proto3"; import "google/protobuf/timestamp.proto";' >$(BIN)/.probe.proto 2>/dev/null \
+		&& protoc -I $(BIN) -o /dev/null $(BIN)/.probe.proto 2>/dev/null; then \
+		$(MAKE) --no-print-directory generate && git diff --exit-code -- api; \
+	else echo "generate-diff: skipped, protoc or its well-known types are not here"; fi; rc=$$?; rm -f $(BIN)/.probe.proto; exit $$rc
+
+clean: ## Remove what was built
+	rm -rf $(BIN) out

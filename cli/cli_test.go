@@ -1,0 +1,223 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/spf13/cobra"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/node"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){
+		"dxpu":           func() { os.Exit(Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) },
+		"dxpu-fake-node": func() { os.Exit(fakeNode(os.Args[1:])) },
+	})
+}
+
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata",
+		Setup: func(env *testscript.Env) error {
+			env.Setenv("DXPU_JOIN_TOKEN", "token-for-tests")
+			env.Setenv("TZ", "UTC")
+			return nil
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"manager-url": managerURL,
+			"await":       await,
+			"lease-id":    leaseID,
+			"token": func(ts *testscript.TestScript, _ bool, args []string) {
+				ts.Setenv("DXPU_JOIN_TOKEN", strings.TrimSpace(ts.ReadFile(args[0])))
+			},
+			"same-address": func(ts *testscript.TestScript, _ bool, _ []string) {
+				ts.Setenv("ADDRESS", strings.TrimPrefix(ts.Getenv("DXPU_MANAGER"), "http://"))
+			},
+		},
+	})
+}
+
+// managerURL waits for the file that a manager writes and sets DXPU_MANAGER:
+//
+//	manager-url FILE
+func managerURL(ts *testscript.TestScript, _ bool, args []string) {
+	poll(ts, func() bool {
+		raw, err := os.ReadFile(ts.MkAbs(args[0]))
+		ts.Setenv("DXPU_MANAGER", strings.TrimSpace(string(raw)))
+		return err == nil && strings.HasSuffix(string(raw), "\n")
+	}, "no manager came up")
+}
+
+// await runs a dxpu command until its output matches:
+//
+//	await REGEXP ARGS...
+func await(ts *testscript.TestScript, _ bool, args []string) {
+	want := regexp.MustCompile("(?m)" + args[0])
+	args = append(args[1:], "--manager", ts.Getenv("DXPU_MANAGER"))
+	var out bytes.Buffer
+	poll(ts, func() bool {
+		out.Reset()
+		return Main(args, strings.NewReader(""), &out, &out) == exitOK && want.Match(out.Bytes())
+	}, "the output of dxpu "+strings.Join(args, " ")+" never matched "+args[0])
+	ts.Logf("%s", out.String())
+}
+
+// leaseID sets LEASE to the ID of a tenant's lease:
+//
+//	lease-id TENANT
+func leaseID(ts *testscript.TestScript, _ bool, args []string) {
+	var out bytes.Buffer
+	Main([]string{"get", "leases", "--tenant", args[0], "--manager", ts.Getenv("DXPU_MANAGER")}, strings.NewReader(""), &out, &out)
+	ts.Setenv("LEASE", regexp.MustCompile(`l-\d+`).FindString(out.String()))
+}
+
+// poll waits for another process, of which nothing else can be waited for.
+func poll(ts *testscript.TestScript, ok func() bool, complaint string) {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(20 * time.Second); !ok(); <-tick.C {
+		if time.Now().After(end) {
+			ts.Fatalf("%s", complaint)
+		}
+	}
+}
+
+// fakeNode is a proxy without a data path that does at once what it is told. A
+// file fail-SLOT in the directory NAME makes the device of that slot fail.
+//
+//	dxpu-fake-node host|box NAME SLOTS
+func fakeNode(args []string) int {
+	slots, err := strconv.Atoi(args[2])
+	if err != nil {
+		return exitUsage
+	}
+	h := &fakeHandler{name: args[1], box: args[0] == "box", slots: slots}
+	kind := dxpuv1.NodeKind_NODE_KIND_HOST
+	if h.box {
+		kind = dxpuv1.NodeKind_NODE_KIND_BOX
+	}
+	c, err := node.New(node.Config{
+		Manager: os.Getenv("DXPU_MANAGER"), JoinToken: os.Getenv("DXPU_JOIN_TOKEN"), Kind: kind, Name: h.name, Version: "test",
+	}, h)
+	if err == nil {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		err = c.Run(ctx)
+	}
+	if err != nil {
+		_, _ = fmt.Fprintln(os.Stderr, err)
+		return exitFailure
+	}
+	return exitOK
+}
+
+type fakeHandler struct {
+	name  string
+	box   bool
+	slots int
+
+	mu      sync.Mutex
+	desired *dxpuv1.DesiredState
+}
+
+func (h *fakeHandler) Apply(d *dxpuv1.DesiredState) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.desired = d
+}
+
+func (h *fakeHandler) Observe() *dxpuv1.ObservedState {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	o := &dxpuv1.ObservedState{
+		AppliedRevision: h.desired.GetRevision(), Rack: "r1", BoxKind: dxpuv1.BoxKind_BOX_KIND_PCIE_SWITCH,
+		Addresses: []*dxpuv1.PathAddress{{Address: "127.0.0.1:7471"}},
+	}
+	state := dxpuv1.BindingState_BINDING_STATE_ATTACHED
+	if h.box {
+		state = dxpuv1.BindingState_BINDING_STATE_READY
+	}
+	for i := range uint32(h.slots) {
+		s := &dxpuv1.ObservedSlot{Slot: i, Domain: "vm0", Health: dxpuv1.Health_HEALTH_OK}
+		if h.box {
+			s.Domain = ""
+			s.Device = &dxpuv1.Device{Model: "DX100", MemoryBytes: 16 << 30, Serial: fmt.Sprint("S", i)}
+			if _, err := os.Stat(filepath.Join(h.name, fmt.Sprint("fail-", i))); err == nil {
+				s.Health, s.HealthDetail = dxpuv1.Health_HEALTH_FAILED, "a file says so"
+			}
+		}
+		for _, b := range h.desired.GetBindings() {
+			if b.Slot == i {
+				s.Binding = &dxpuv1.ObservedBinding{BindingId: b.BindingId, Epoch: b.Epoch, State: state}
+			}
+		}
+		o.Slots = append(o.Slots, s)
+	}
+	return o
+}
+
+// Every command says what it does and shows an example.
+func TestEveryCommandHasHelp(t *testing.T) {
+	var walk func(*cobra.Command)
+	walk = func(c *cobra.Command) {
+		if c.Name() == "help" || c.Name() == "completion" {
+			return
+		}
+		if c.Short == "" || c.Long == "" || c.Example == "" && c.Runnable() {
+			t.Errorf("%q lacks a short text, a long text or an example", c.CommandPath())
+		}
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+	}
+	walk(newRootCommand())
+}
+
+func TestExitCodes(t *testing.T) {
+	tests := []struct {
+		name   string
+		args   string
+		code   int
+		stderr string
+	}{
+		{"help", "", exitOK, ""},
+		{"version", "version", exitOK, ""},
+		{"unknown command", "frobnicate", exitUsage, `unknown command "frobnicate"`},
+		{"unknown subcommand", "get frobs", exitUsage, `unknown command "frobs"`},
+		{"unknown flag", "get gpus --frob", exitUsage, "unknown flag: --frob"},
+		{"missing argument", "describe gpu", exitUsage, "accepts 1 arg(s)"},
+		{"unknown word", "get gpus --state sleepy", exitUsage, "one of free, unavailable, bound, releasing"},
+		{"bad size", "lease create --memory lots", exitUsage, "write it like 16GiB"},
+		{"huge size", "lease create --memory 99999999999TiB", exitUsage, "is no size"},
+		{"bad kind", "cordon cat tom", exitUsage, "gpu, box or host"},
+		{"bad URL", "get gpus --manager here", exitFailure, "is not the URL of a manager"},
+		{"no manager", "get gpus --manager http://127.0.0.1:1", exitFailure, "is a manager running there?"},
+		{"bad spares", "manager --spares -1", exitUsage, "--spares: -1 is negative"},
+		{"bad times", "manager --heartbeat 1s --lost-after 1s", exitUsage, "at least twice"},
+		{"half of TLS", "manager --tls-cert x", exitUsage, "go together"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var stderr bytes.Buffer
+			code := Main(strings.Fields(tt.args), strings.NewReader(""), io.Discard, &stderr)
+			if code != tt.code || !strings.Contains(stderr.String(), tt.stderr) {
+				t.Errorf("exit code %d, want %d; stderr:\n%s", code, tt.code, stderr.String())
+			}
+		})
+	}
+}

@@ -1,0 +1,78 @@
+package cli
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+)
+
+// defaultManager is where a manager listens when it is not told otherwise.
+const defaultManager = "http://127.0.0.1:7470"
+
+// connection is how commands reach the manager.
+type connection struct {
+	manager string
+	caFile  string
+}
+
+// register adds the flags to a command and all below it.
+func (c *connection) register(cmd *cobra.Command) *cobra.Command {
+	cmd.PersistentFlags().StringVar(&c.manager, "manager", "", "URL of the manager (default $DXPU_MANAGER or "+defaultManager+")")
+	cmd.PersistentFlags().StringVar(&c.caFile, "ca-file", "", "PEM file of the authority that signed the manager's certificate")
+	return cmd
+}
+
+// url returns the manager's URL, checked.
+func (c *connection) url() (string, error) {
+	s := c.manager
+	if s == "" {
+		s = os.Getenv("DXPU_MANAGER")
+	}
+	if s == "" {
+		s = defaultManager
+	}
+	u, err := url.Parse(s)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return "", withHint(fmt.Errorf("%q is not the URL of a manager", s), "write it like %s", defaultManager)
+	}
+	return s, nil
+}
+
+// httpClient returns a client that trusts the authority in caFile.
+func (c *connection) httpClient() (*http.Client, error) {
+	if c.caFile == "" {
+		return http.DefaultClient, nil
+	}
+	pem, err := os.ReadFile(c.caFile)
+	if err != nil {
+		return nil, fmt.Errorf("--ca-file: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, errors.New("--ca-file: no certificate in it")
+	}
+	return &http.Client{Transport: &http.Transport{
+		TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS13}, ForceAttemptHTTP2: true,
+	}}, nil
+}
+
+// pool returns the client of the PoolService.
+func (c *connection) pool() (dxpuv1connect.PoolServiceClient, error) {
+	u, err := c.url()
+	if err != nil {
+		return nil, err
+	}
+	hc, err := c.httpClient()
+	if err != nil {
+		return nil, err
+	}
+	return dxpuv1connect.NewPoolServiceClient(hc, u), nil
+}

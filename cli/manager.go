@@ -1,0 +1,197 @@
+package cli
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/dxpu-project/dxpu/manager"
+	"github.com/dxpu-project/dxpu/placement"
+)
+
+// managerOptions are the flags of "dxpu manager".
+type managerOptions struct {
+	listen, dataDir, tokenFile, urlFile string
+	tlsCert, tlsKey, logLevel           string
+	reserve                             placement.Reserve
+	cfg                                 manager.Config
+}
+
+func newManagerCommand() *cobra.Command {
+	o := &managerOptions{}
+	cmd := &cobra.Command{
+		Use:   "manager",
+		Short: "Run the manager that owns the pool",
+		Long: `Run the manager: it knows every GPU box and host, allocates GPUs to hosts,
+attaches and detaches them, and replaces broken ones from the spares.
+
+With --data-dir the state outlives the manager; without it, it is in memory. The
+data path never depends on the manager: what is attached stays attached while
+the manager is away.
+
+Boxes and hosts enrol with a join token. It is read from --join-token-file,
+which is made with a new token where there is none (default: join-token in the
+data directory); else from $DXPU_JOIN_TOKEN; else it is made up and printed.
+
+The API is on the listening address, for gRPC and for JSON over HTTP, and so are
+/healthz, /readyz and /metrics. People need no credential yet: listen where only
+they come.`,
+		Example: `  dxpu manager --data-dir /var/lib/dxpu --spares 2
+  curl -H 'Content-Type: application/json' -d '{}' http://127.0.0.1:7470/dxpu.v1.PoolService/GetPool`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.listen, "listen", "127.0.0.1:7470", "address of the API")
+	f.StringVar(&o.dataDir, "data-dir", "", "directory of the state (default: memory)")
+	f.StringVar(&o.tokenFile, "join-token-file", "", "file of the token with which nodes enrol")
+	f.StringVar(&o.urlFile, "url-file", "", "write the URL here once the manager serves (for scripts with port 0)")
+	f.StringVar(&o.tlsCert, "tls-cert", "", "PEM file of the certificate; with it the API is HTTPS")
+	f.StringVar(&o.tlsKey, "tls-key", "", "PEM file of the certificate's key")
+	f.IntVar(&o.reserve.Count, "spares", 0, "GPUs of each model that are held back to replace broken ones")
+	f.Float64Var(&o.reserve.Fraction, "spare-fraction", 0, "the same as a fraction of the healthy GPUs, 0 to 1; the larger counts")
+	f.DurationVar(&o.cfg.Heartbeat, "heartbeat", 250*time.Millisecond, "how often nodes report")
+	f.DurationVar(&o.cfg.LostAfter, "lost-after", time.Second, "silence after which a node counts as lost")
+	f.DurationVar(&o.cfg.AttachTimeout, "attach-timeout", 20*time.Second, "longest time for each step of an attach")
+	f.DurationVar(&o.cfg.UnplugTimeout, "unplug-timeout", 5*time.Second, "longest wait for a guest to let go of a GPU")
+	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	return cmd
+}
+
+func (o *managerOptions) run(cmd *cobra.Command) error {
+	if err := o.check(); err != nil {
+		return &usageError{err}
+	}
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
+		return withHint(fmt.Errorf("--log-level: %q is no level", o.logLevel), "debug, info, warn or error")
+	}
+	cfg := o.cfg
+	cfg.Reserve = o.reserve
+	cfg.Version = version()
+	cfg.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
+	if o.dataDir != "" {
+		store, err := manager.OpenFileStore(o.dataDir)
+		if err != nil {
+			return err
+		}
+		cfg.Store = store
+	}
+	token, made, err := o.joinToken()
+	if err != nil {
+		return err
+	}
+	cfg.JoinToken = token
+	m, err := manager.New(cmd.Context(), cfg)
+	if err != nil {
+		return err
+	}
+	l, err := (&net.ListenConfig{}).Listen(cmd.Context(), "tcp", o.listen)
+	if err != nil {
+		return withHint(fmt.Errorf("--listen: %w", err), "choose another address, or port 0 for any")
+	}
+	url := o.scheme() + "://" + l.Addr().String()
+	_, _ = fmt.Fprintf(cmd.OutOrStdout(), "The manager serves on %s\n", url)
+	if made {
+		_, _ = fmt.Fprintf(cmd.OutOrStdout(), "Nodes enrol with: export DXPU_JOIN_TOKEN=%s\n", token)
+	}
+	if o.urlFile != "" {
+		if err := os.WriteFile(o.urlFile, []byte(url+"\n"), 0o644); err != nil {
+			return errors.Join(fmt.Errorf("--url-file: %w", err), l.Close())
+		}
+	}
+	return serveManager(cmd.Context(), m, l, o.tlsCert, o.tlsKey)
+}
+
+func (o *managerOptions) check() error {
+	switch {
+	case o.reserve.Count < 0:
+		return withHint(fmt.Errorf("--spares: %d is negative", o.reserve.Count), "0 holds none back")
+	case o.reserve.Fraction < 0 || o.reserve.Fraction > 1:
+		return withHint(fmt.Errorf("--spare-fraction: %g is not 0 to 1", o.reserve.Fraction), "0.02 holds back 2 of 100")
+	case (o.tlsCert == "") != (o.tlsKey == ""):
+		return errors.New("--tls-cert and --tls-key go together")
+	case o.cfg.Heartbeat <= 0 || o.cfg.LostAfter < 2*o.cfg.Heartbeat:
+		return withHint(errors.New("--lost-after must be at least twice --heartbeat, which must be positive"), "four times is usual")
+	}
+	return nil
+}
+
+func (o *managerOptions) scheme() string {
+	if o.tlsCert != "" {
+		return "https"
+	}
+	return "http"
+}
+
+// joinToken finds the token; made says that nobody knows it yet.
+func (o *managerOptions) joinToken() (token string, made bool, err error) {
+	file := o.tokenFile
+	if file == "" && o.dataDir != "" {
+		file = filepath.Join(o.dataDir, "join-token")
+	}
+	if file == "" {
+		if t := os.Getenv("DXPU_JOIN_TOKEN"); t != "" {
+			return t, false, nil
+		}
+		return rand.Text(), true, nil
+	}
+	raw, err := os.ReadFile(file)
+	if err == nil {
+		return strings.TrimSpace(string(raw)), false, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return "", false, fmt.Errorf("join token: %w", err)
+	}
+	token = rand.Text()
+	if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
+		return "", false, fmt.Errorf("join token: %w", err)
+	}
+	return token, false, nil
+}
+
+// serveManager serves a manager on a listener until ctx ends: HTTP/1.1 and
+// HTTP/2, the latter without TLS too, for gRPC.
+func serveManager(ctx context.Context, m *manager.Manager, l net.Listener, cert, key string) error {
+	srv := &http.Server{Handler: m.Handler(), ReadHeaderTimeout: 5 * time.Second, Protocols: &http.Protocols{}}
+	srv.Protocols.SetHTTP1(true)
+	srv.Protocols.SetHTTP2(true)
+	srv.Protocols.SetUnencryptedHTTP2(true)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return m.Run(ctx) })
+	g.Go(func() error {
+		var err error
+		if cert != "" {
+			err = srv.ServeTLS(l, cert, key)
+		} else {
+			err = srv.Serve(l)
+		}
+		if errors.Is(err, http.ErrServerClosed) {
+			return nil
+		}
+		return fmt.Errorf("serve: %w", err)
+	})
+	g.Go(func() error {
+		<-ctx.Done()
+		// Run has closed the streams by now or does so at once.
+		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		defer cancel()
+		if srv.Shutdown(stop) != nil {
+			_ = srv.Close()
+		}
+		return nil
+	})
+	return g.Wait()
+}
