@@ -1,7 +1,6 @@
 package vfiouser
 
 import (
-	"context"
 	"io"
 	"net"
 	"os"
@@ -16,7 +15,7 @@ import (
 func BenchmarkRegionRead(b *testing.B) {
 	b.Run("vfio-user", func(b *testing.B) {
 		f := serve(b)
-		c, err := Dial(context.Background(), f.path, ClientConfig{})
+		c, err := Dial(bg, f.path, ClientConfig{})
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -24,7 +23,7 @@ func BenchmarkRegionRead(b *testing.B) {
 		p := make([]byte, 4)
 		b.ReportAllocs()
 		for b.Loop() {
-			if err := c.RegionRead(context.Background(), 0, 0, p); err != nil {
+			if err := c.RegionRead(bg, 0, 0, p); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -94,7 +93,7 @@ func BenchmarkMemoryWrite(b *testing.B) {
 	if _, err := m.add(DMAMap{Flags: 3, Addr: 0x1000, Size: 1 << 20}, fd(b, f)); err != nil {
 		b.Fatal(err)
 	}
-	defer m.remove(DMAUnmap{Flags: DMAUnmapAll})
+	defer func() { _, _ = m.remove(DMAUnmap{Flags: DMAUnmapAll}) }()
 	p := make([]byte, 256)
 	b.SetBytes(256)
 	b.ReportAllocs()

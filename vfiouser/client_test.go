@@ -314,7 +314,7 @@ func TestServersThatLie(t *testing.T) {
 		"silence":          {func(*rawPeer, reply) {}, ErrTimeout},
 		"hang-up":          {func(p *rawPeer, _ reply) { _ = p.CloseWrite() }, ErrClosed},
 		"garbage":          {func(p *rawPeer, _ reply) { p.send(bytes.Repeat([]byte{0xff}, 64)) }, nil},
-		"half a message":   {func(p *rawPeer, r reply) { p.send(p.message(9, 1, nil)[:7]); _ = p.CloseWrite() }, io.ErrUnexpectedEOF},
+		"half a message":   {func(p *rawPeer, _ reply) { p.send(p.message(9, 1, nil)[:7]); _ = p.CloseWrite() }, io.ErrUnexpectedEOF},
 		"only unsolicited": {func(p *rawPeer, r reply) { p.id = r.id; p.send(p.message(9, 1, access(0, 0, 4, 1, 2, 3, 4))) }, ErrTimeout},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -471,7 +471,7 @@ func TestRedial(t *testing.T) {
 		must(t, err)
 		ln, err := Listen(path)
 		must(t, err)
-		go srv.Serve(bg, ln)
+		go func() { _ = srv.Serve(bg, ln) }()
 		if got := <-started; got != want {
 			t.Errorf("session %d, want %d", got, want)
 		}

@@ -196,12 +196,15 @@ var dmaTests = []conformance{
 		p.ok(2, dmaMap(3, 0, 0, 4096), fd(t, mem))
 		p.ok(2, dmaMap(3, 4096, 4096, 4096), fd(t, mem))
 		inside, leave := make(chan [][]byte), make(chan struct{})
-		go c.Memory().View(4000, 200, true, func(parts [][]byte) error {
-			inside <- parts
-			<-leave
-			parts[1][0] = 7 // would fault if the unmap had not waited
-			return nil
-		})
+		viewed := make(chan error, 1)
+		go func() {
+			viewed <- c.Memory().View(4000, 200, true, func(parts [][]byte) error {
+				inside <- parts
+				<-leave
+				parts[1][0] = 7 // would fault if the unmap had not waited
+				return nil
+			})
+		}()
 		parts := <-inside
 		if len(parts) != 2 || len(parts[0]) != 96 || len(parts[1]) != 104 {
 			t.Errorf("view of %d parts", len(parts))
@@ -215,6 +218,7 @@ var dmaTests = []conformance{
 		if r := p.recv(); r.errno != 0 {
 			t.Error(r.errno)
 		}
+		must(t, waitErr(t, viewed))
 	}},
 	{"F_write_visible_before_read_completes", func(t *testing.T) {
 		f := serve(t)

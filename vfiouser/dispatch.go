@@ -46,6 +46,8 @@ func (c *Conn) dispatch(m message) {
 		err = c.deviceReset(&m)
 	case CmdDeviceFeature:
 		err = unix.ENOTTY // what Linux says of a feature that it does not have
+	case CmdDMARead, CmdDMAWrite, CmdMigDataRead, CmdMigDataWrite: // ours to send, or migration
+		err = unix.ENOSYS
 	default:
 		err = unix.ENOSYS
 	}

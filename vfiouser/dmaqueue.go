@@ -99,9 +99,11 @@ func (l *doneList) run() {
 }
 
 // DMARead fills p from guest memory at addr and calls done: before it returns
-// where the memory is mapped here, else when the VMM has answered, on another
-// goroutine, where done may not block. p is the connection's until then. An
-// error means that done is not called: a *MemoryError, ErrQueueFull or ErrClosed.
+// where the memory is mapped here, else when the VMM has answered, from a
+// goroutine of the connection or one that is inside another of its methods; so
+// done may not block, and may not need a lock that callers hold. p is the
+// connection's until then. An error of DMARead itself means that done is not
+// called: a *MemoryError, ErrQueueFull or ErrClosed.
 func (c *Conn) DMARead(addr uint64, p []byte, done func(error)) error {
 	return c.access(addr, p, false, done)
 }

@@ -91,7 +91,7 @@ func Example() {
 // memory is there.
 func ExampleAccess() {
 	remote := make(chan *vfiouser.Access, 16)
-	handle := func(c *vfiouser.Conn, a *vfiouser.Access) {
+	handle := func(_ *vfiouser.Conn, a *vfiouser.Access) {
 		if a.Write {
 			a.Reply()
 			return

@@ -5,7 +5,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -98,7 +97,7 @@ func TestMemoryAgainstModel(t *testing.T) {
 	id := fd(t, file)
 	rapid.Check(t, func(rt *rapid.T) {
 		m := &Memory{max: pages}
-		defer m.remove(DMAUnmap{Flags: DMAUnmapAll})
+		defer func() { _, _ = m.remove(DMAUnmap{Flags: DMAUnmapAll}) }()
 		var owner [pages]int // which mapping holds the page, 0: none
 		var write [pages]bool
 		var at [pages]int // page of the file
@@ -182,7 +181,6 @@ func TestNoAllocationPerAccess(t *testing.T) {
 	p, conn := f.connect()
 	mem, _ := memfd(t, 1<<20)
 	p.ok(2, dmaMap(3, 0, 0, 1<<20), fd(t, mem))
-	c := &fixture{Server: f.Server, tb: t, dev: f.dev, path: filepath.Clean(f.path)}
 	read, write := p.message(9, 0, access(0, 0, 4)), p.message(10, 0, access(7, 4, 4, 1, 2, 3, 4))
 	posted := p.message(10, 0x10, access(0, 0, 8, 1, 2, 3, 4, 5, 6, 7, 8))
 	buf, data := make([]byte, 64), make([]byte, 512)
@@ -200,7 +198,7 @@ func TestNoAllocationPerAccess(t *testing.T) {
 	}
 	_ = p.Close()
 	<-f.dev.disconnected
-	cl, _ := c.client(ClientConfig{})
+	cl, _ := f.client(ClientConfig{})
 	for name, op := range map[string]func(){
 		"client read":  func() { must(t, cl.RegionRead(bg, 0, 0, data[:4])) },
 		"client write": func() { must(t, cl.RegionWrite(bg, 0, 0, data[:4])) },

@@ -1,7 +1,6 @@
 package vfiouser
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -299,7 +298,7 @@ func testConfigSpace() []byte {
 }
 
 func tempDir(tb testing.TB) string {
-	dir, err := os.MkdirTemp("", "vfu") // a socket's path is short
+	dir, err := os.MkdirTemp("", "vfu") //nolint:usetesting // a socket's path has at most 107 bytes
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -323,7 +322,7 @@ func serve(tb testing.TB, change ...func(*Config)) *fixture {
 		tb.Fatal(err)
 	}
 	served := make(chan error, 1)
-	go func() { served <- srv.Serve(context.Background(), ln) }()
+	go func() { served <- srv.Serve(bg, ln) }()
 	tb.Cleanup(func() {
 		_ = srv.Close()
 		if err := <-served; !errors.Is(err, ErrServerClosed) {
@@ -396,12 +395,11 @@ func fd(tb testing.TB, f *os.File) int {
 
 // signals returns how often the event has been signalled, without waiting.
 func signals(f *os.File) uint64 {
-	_ = f.SetReadDeadline(time.Now().Add(-time.Second))
-	n, fds := uint64(0), 0
-	fds, _ = fdOf(f)
-	var b [8]byte
-	if k, _ := unix.Read(fds, b[:]); k == 8 {
-		n = binary.NativeEndian.Uint64(b[:])
+	_ = f.SetReadDeadline(time.Now().Add(time.Millisecond))
+	defer func() { _ = f.SetReadDeadline(time.Time{}) }()
+	n, err := WaitEvent(f)
+	if err != nil {
+		return 0
 	}
 	return n
 }
