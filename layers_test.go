@@ -56,6 +56,7 @@ var layer = map[string]int{
 	"manager":   4,
 	"node":      4,
 	"sim":       4,
+	"demo":      4,
 
 	"cli":      5,
 	"cmd/dxpu": 6,
@@ -80,6 +81,7 @@ var beside = map[string][]string{
 	"qemu":                      {"qmp"},
 	"hostproxy":                 {"node"},
 	"boxproxy":                  {"node"},
+	"demo":                      {"hostproxy", "node"},
 }
 
 // impure are packages that a machine (layers 0 to 2) may not import: they

@@ -44,6 +44,9 @@ func (v *vector) fire() {
 	}
 }
 
+// Function is the function behind the bus, as enumeration found it.
+func (b *Bus) Function() *rootcomplex.Function { return b.fn }
+
 // ConfigRead32 implements gpudrv.Bus.
 func (b *Bus) ConfigRead32(off int) uint32 {
 	v, _ := b.host.ConfigRead32(b.fn.ID, uint16(off)) // a closed host reads all ones as well

@@ -1,0 +1,174 @@
+package demo
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// processes are the daemons of a run.
+type processes struct {
+	list []*process
+	pids []int // of all that ever ran, the VM's too
+}
+
+type process struct {
+	name   string
+	cmd    *exec.Cmd
+	exited chan struct{}
+	err    error // read after exited
+}
+
+// stopTimeout is how long a daemon may take to end in order.
+const stopTimeout = 5 * time.Second
+
+// start starts a daemon of the dxpu binary. It dies with this process, however
+// that ends.
+func (d *demo) start(name string, args ...string) error {
+	log, err := os.Create(d.path(name + ".log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	p := &process{name: name, cmd: exec.Command(d.cfg.Program, args...), exited: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), "DXPU_JOIN_TOKEN="+d.token)
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	started := make(chan error, 1)
+	go func() {
+		// The signal comes when the thread that forked ends (prctl(2)): it
+		// belongs to this goroutine, which waits for the process.
+		runtime.LockOSThread()
+		err := p.cmd.Start()
+		started <- err
+		if err == nil {
+			p.err = p.cmd.Wait()
+			close(p.exited)
+		}
+	}()
+	if err := <-started; err != nil {
+		return fmt.Errorf("start %s: %w", name, err)
+	}
+	d.procs.list = append(d.procs.list, p)
+	d.procs.pids = append(d.procs.pids, p.cmd.Process.Pid)
+	return nil
+}
+
+// stop ends a process with SIGTERM, and with SIGKILL if it takes too long.
+func (p *process) stop() error {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	timer := time.NewTimer(stopTimeout)
+	defer timer.Stop()
+	select {
+	case <-p.exited:
+	case <-timer.C:
+		_ = p.cmd.Process.Kill()
+		<-p.exited
+		return fmt.Errorf("%s did not end within %v", p.name, stopTimeout)
+	}
+	if p.err != nil {
+		return fmt.Errorf("%s: %w", p.name, p.err)
+	}
+	return nil
+}
+
+// tearDown ends everything and looks whether a process is left.
+func (d *demo) tearDown() error {
+	at := time.Now()
+	var errs []error
+	if d.pc != nil {
+		errs = append(errs, d.pc.close())
+	}
+	for i := len(d.procs.list) - 1; i >= 0; i-- {
+		errs = append(errs, d.procs.list[i].stop())
+	}
+	for _, pid := range d.procs.pids {
+		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
+			errs = append(errs, fmt.Errorf("process %d is still there", pid))
+		}
+	}
+	err := errors.Join(errs...)
+	if err == nil {
+		d.say("%7.2f s  %7.2f s  everything has ended: %d processes, none left",
+			time.Since(d.began).Seconds(), time.Since(at).Seconds(), len(d.procs.pids))
+	}
+	return err
+}
+
+func (d *demo) path(name string) string { return filepath.Join(d.cfg.Dir, name) }
+
+// awaitFile waits for a file that a daemon writes when it is ready.
+func awaitFile(ctx context.Context, path string) (string, error) {
+	var text string
+	err := poll(ctx, func() (bool, error) {
+		raw, err := os.ReadFile(path)
+		text = strings.TrimSpace(string(raw))
+		return err == nil && bytes.HasSuffix(raw, []byte("\n")), nil
+	})
+	return text, err
+}
+
+// poll asks until the answer is yes. The daemons are other processes, so there
+// is nothing better to wait for.
+func poll(ctx context.Context, ask func() (bool, error)) error {
+	for {
+		if ok, err := ask(); ok || err != nil {
+			return err
+		}
+		if err := pause(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+func pause(ctx context.Context) error {
+	t := time.NewTimer(5 * time.Millisecond)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// firstLine keeps what is written and tells when there is a first line.
+type firstLine struct {
+	seen chan struct{}
+
+	mu   sync.Mutex // guards what follows
+	text bytes.Buffer
+	told bool
+}
+
+func (f *firstLine) Write(p []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.text.Write(p)
+	if !f.told && bytes.IndexByte(f.text.Bytes(), '\n') >= 0 {
+		f.told = true
+		close(f.seen)
+	}
+	return len(p), nil
+}
+
+func (f *firstLine) String() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.text.String()
+}
+
+// last returns the last line.
+func (f *firstLine) last() string {
+	lines := strings.Split(strings.TrimSpace(f.String()), "\n")
+	return lines[len(lines)-1]
+}
