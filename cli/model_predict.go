@@ -26,6 +26,7 @@ type predictOptions struct {
 	quiet      bool
 	top        int
 	steps      string
+	native     time.Duration
 }
 
 func newModelPredictCommand() *cobra.Command {
@@ -44,6 +45,10 @@ estimate stands beside it.
 --costs says what an operation takes longer: "hardware" is fitted to the paper's
 measurements, "paper" is its model, one added round trip per kernel, as the
 driver library injects it. "dxpu model explain" prints both.
+
+A profiler slows the host down, and a slow host hides latency. Where the time of
+a training step without the profiler is known, --native-step takes the
+profiler's share out of the host's time before anything is added.
 
 Damaged events are dropped, counted and reported on standard error; --strict
 makes them an error.`,
@@ -69,6 +74,7 @@ makes them an error.`,
 	f.BoolVar(&o.strict, "strict", false, "fail on a damaged trace")
 	f.BoolVar(&o.quiet, "quiet", false, "show no progress")
 	f.IntVar(&o.top, "top", 10, "kernels to list by name")
+	f.DurationVar(&o.native, "native-step", 0, "measured time of a step (or of the whole) without the profiler")
 	f.StringVar(&o.steps, "step-prefix", trace.DefaultStepPrefix, "how the names of annotations that mark training steps begin")
 	return cmd
 }
@@ -100,10 +106,15 @@ func (o *predictOptions) run(out, errOut io.Writer, file string) error {
 		fmt.Fprintf(errOut, "warning: %s; what follows is about the rest\n", warn)
 	}
 	a := &analysis{file: file, plan: predict.NewPlan(w), setting: o.setting}
-	if a.result, err = a.plan.Run(o.setting); err != nil {
+	if o.native > 0 {
+		if a.setting.HostScale, err = a.plan.CalibrateHost(a.setting, o.native); err != nil {
+			return err
+		}
+	}
+	if a.result, err = a.plan.Run(a.setting); err != nil {
 		return err
 	}
-	if a.sweep, err = a.plan.Sweep(o.setting, rtts); err != nil {
+	if a.sweep, err = a.plan.Sweep(a.setting, rtts); err != nil {
 		return err
 	}
 	window := o.setting.Requester.Window()
@@ -130,6 +141,9 @@ func (o *predictOptions) prepare() ([]time.Duration, error) {
 	}
 	if o.top < 0 {
 		return nil, fmt.Errorf("model predict: --top %d: want 0 or more", o.top)
+	}
+	if o.native < 0 {
+		return nil, fmt.Errorf("model predict: --native-step %v: want a time above zero", o.native)
 	}
 	path := pathFlags{mrrs: o.mrrs}
 	path.path.Requester.Tags = o.setting.Requester.Tags

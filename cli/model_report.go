@@ -27,6 +27,9 @@ func (a *analysis) print(out io.Writer, top int, plot bool) error {
 	for _, n := range w.Report.Notes {
 		fmt.Fprintf(out, "note: %s\n", n)
 	}
+	if k := a.setting.HostScale; k != 0 {
+		fmt.Fprintf(out, "note: the host's own time counts %.3f times, so that the native run takes as long as it did without the profiler\n", k)
+	}
 	r := &a.result
 	fmt.Fprintf(out, "\n%s\n\n", a.verdict.Summary)
 	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
@@ -209,6 +212,7 @@ type analysisJSON struct {
 	Calls       int          `json:"calls"`
 	Costs       string       `json:"costs"`
 	NativeRTT   int64        `json:"native_rtt_ns"`
+	HostScale   float64      `json:"host_scale,omitempty"`
 	Prediction  resultJSON   `json:"prediction"`
 	Steps       []stepJSON   `json:"steps"`
 	Sweep       []resultJSON `json:"sweep"`
@@ -236,7 +240,7 @@ func (a *analysis) json(top int) analysisJSON {
 	w, s := a.plan.Workload(), &a.stats
 	out := analysisJSON{
 		File: a.file, Format: w.Format, Devices: w.Devices, Events: w.Report.Events, Dropped: w.Report.Dropped(), Notes: w.Report.Notes,
-		Operations: len(w.Ops), Calls: len(w.Calls), Costs: a.setting.Costs.Name, NativeRTT: a.setting.NativeRTT.Nanoseconds(),
+		Operations: len(w.Ops), Calls: len(w.Calls), Costs: a.setting.Costs.Name, NativeRTT: a.setting.NativeRTT.Nanoseconds(), HostScale: a.setting.HostScale,
 		Prediction: resultOf(&a.result), MeanKernel: s.MeanKernel().Nanoseconds(), ShortShare: s.ShortShare(), Utilisation: s.Utilisation(),
 		Summary: a.verdict.Summary, Advice: a.verdict.Advice,
 	}

@@ -276,10 +276,41 @@ func TestLargeCopies(t *testing.T) {
 	}
 }
 
+// The host-bound run with the profiler's share taken out: less idle time is
+// left to absorb latency.
+func TestCalibrateHost(t *testing.T) {
+	p := hostBound(t)
+	s := at(delta10)
+	native := 2000 * us // of the 3971us recorded
+	scale, err := p.CalibrateHost(s, native)
+	if err != nil || scale < 0.4 || scale > 0.6 {
+		t.Fatalf("scale %v, %v; want about a half", scale, err)
+	}
+	s.HostScale = scale
+	r := run(t, p, s)
+	if d := r.Active.Recorded - native; d < -5*us || d > 5*us {
+		t.Errorf("native %v, want %v", r.Active.Recorded, native)
+	}
+	s.RTT = perf.NativeRTT + 40*us
+	s.HostScale = 0
+	profiled := run(t, p, s)
+	s.HostScale = scale
+	if r = run(t, p, s); r.Relative >= profiled.Relative {
+		t.Errorf("%v with the profiler's time taken out, %v with it", r.Relative, profiled.Relative)
+	}
+	if scale, err := p.CalibrateHost(s, time.Second); scale != 1 || err != nil {
+		t.Errorf("a longer step than recorded: %v, %v", scale, err)
+	}
+	if _, err := p.CalibrateHost(s, 100*us); err == nil {
+		t.Error("a step shorter than the GPU's work")
+	}
+}
+
 func TestSettingIsChecked(t *testing.T) {
 	p := hostBound(t)
 	for name, s := range map[string]Setting{
 		"below native": at(us), "no native": {RTT: us, Requester: perf.V100}, "no tags": {NativeRTT: us, RTT: us},
+		"host scale": {NativeRTT: us, RTT: us, Requester: perf.V100, HostScale: 2},
 	} {
 		if _, err := p.Run(s); err == nil {
 			t.Errorf("%s: no error", name)

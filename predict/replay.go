@@ -14,12 +14,18 @@ type Setting struct {
 	NativeRTT, RTT time.Duration // NativeRTT is that of the recorded run
 	Costs          perf.Costs
 	Requester      perf.Requester // for term ❷, the rate of large copies to the device
+	// HostScale multiplies the time that host threads take on their own: less
+	// than 1 takes out what a profiler added. 0 means 1.
+	HostScale float64
 }
 
 // Validate reports the first number that makes no sense.
 func (s Setting) Validate() error {
 	if s.NativeRTT <= 0 || s.RTT < s.NativeRTT {
 		return fmt.Errorf("predict: round trips: native %v, disaggregated %v: want 0 < native <= disaggregated", s.NativeRTT, s.RTT)
+	}
+	if s.HostScale < 0 || s.HostScale > 1 {
+		return fmt.Errorf("predict: host scale %v: want above 0 and at most 1", s.HostScale)
 	}
 	return s.Requester.Validate()
 }
@@ -32,12 +38,24 @@ type prices struct {
 	launch, graphLaunch, sync time.Duration
 	byKind                    [9]time.Duration
 	copyRate                  float64 // bytes per second to the device; +Inf where nothing bounds it
+	hostScale                 float64
+}
+
+// host is what a host thread's own time comes to.
+func (pr *prices) host(d time.Duration) time.Duration {
+	if pr.hostScale == 1 {
+		return d
+	}
+	return time.Duration(float64(d) * pr.hostScale)
 }
 
 func (p *Plan) prices(s Setting) prices {
 	d := s.Delta()
 	c := s.Costs
-	pr := prices{launch: c.Launch.At(d), graphLaunch: c.GraphLaunch.At(d), sync: c.Sync.At(d), copyRate: math.Inf(1)}
+	pr := prices{launch: c.Launch.At(d), graphLaunch: c.GraphLaunch.At(d), sync: c.Sync.At(d), copyRate: math.Inf(1), hostScale: s.HostScale}
+	if pr.hostScale == 0 {
+		pr.hostScale = 1
+	}
 	pr.byKind[workload.Kernel] = c.Kernel.At(d)
 	pr.byKind[workload.GraphKernel] = c.GraphNode.At(d)
 	pr.byKind[workload.WholeGraph] = c.Kernel.At(d)
@@ -76,7 +94,7 @@ func (p *Plan) replay(pr prices) times {
 	p.walk(func(e event, i int32) {
 		switch e {
 		case callStart:
-			t.callStart[i] = p.startOfCall(&t, i)
+			t.callStart[i] = p.startOfCall(&t, &pr, i)
 		case opStart:
 			t.opEnd[i] = p.endOfOp(&t, &pr, i)
 		case callEnd:
@@ -86,7 +104,7 @@ func (p *Plan) replay(pr prices) times {
 	return t
 }
 
-func (p *Plan) startOfCall(t *times, i int32) time.Duration {
+func (p *Plan) startOfCall(t *times, pr *prices, i int32) time.Duration {
 	c, cp := &p.w.Calls[i], &p.calls[i]
 	if cp.prev == none && cp.cross == none {
 		return c.Start
@@ -94,7 +112,7 @@ func (p *Plan) startOfCall(t *times, i int32) time.Duration {
 	at := time.Duration(math.MinInt64)
 	for _, from := range [...]int32{cp.prev, cp.cross} {
 		if from != none {
-			at = max(at, t.callEnd[from]+c.Start-p.w.Calls[from].End())
+			at = max(at, t.callEnd[from]+pr.host(c.Start-p.w.Calls[from].End()))
 		}
 	}
 	return at
@@ -102,7 +120,7 @@ func (p *Plan) startOfCall(t *times, i int32) time.Duration {
 
 func (p *Plan) endOfCall(t *times, pr *prices, i int32) time.Duration {
 	c, cp := &p.w.Calls[i], &p.calls[i]
-	end := t.callStart[i] + cp.least
+	end := t.callStart[i] + pr.host(cp.least)
 	if cp.block == none {
 		return end
 	}

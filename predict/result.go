@@ -44,17 +44,17 @@ type Additive struct {
 	Relative       float64
 }
 
-// Run replays the workload.
+// Run replays the workload. Where s.HostScale is less than 1, what the result
+// calls recorded is the replay with that scale and nothing added.
 func (p *Plan) Run(s Setting) (Result, error) {
 	if err := s.Validate(); err != nil {
 		return Result{}, err
 	}
-	pr := p.prices(s)
-	t := p.replay(pr)
-	r := Result{RTT: s.RTT, Delta: s.Delta(), Steps: p.stepTimes(&t), Additive: p.additive(s)}
-	r.Whole, r.Active = p.spans(&t)
-	for i := range p.w.Ops {
-		r.Charged += pr.added(&p.w.Ops[i])
+	r := p.measure(s)
+	if s.HostScale != 0 && s.HostScale != 1 {
+		native := s
+		native.RTT = s.NativeRTT
+		r.against(p.measure(native))
 	}
 	basis := r.Active
 	r.Basis = "active part of the trace (it marks no steps)"
@@ -69,6 +69,63 @@ func (p *Plan) Run(s Setting) (Result, error) {
 	r.Relative = basis.Relative()
 	r.Exposed = r.Active.Replayed - r.Active.Recorded
 	return r, nil
+}
+
+// measure replays and measures, all but what is relative.
+func (p *Plan) measure(s Setting) Result {
+	pr := p.prices(s)
+	t := p.replay(pr)
+	r := Result{RTT: s.RTT, Delta: s.Delta(), Steps: p.stepTimes(&t, &pr), Additive: p.additive(s)}
+	r.Whole, r.Active = p.spans(&t)
+	for i := range p.w.Ops {
+		r.Charged += pr.added(&p.w.Ops[i])
+	}
+	return r
+}
+
+// against takes native's replay for the recording.
+func (r *Result) against(native Result) {
+	r.Whole.Recorded, r.Active.Recorded = native.Whole.Replayed, native.Active.Replayed
+	for i := range r.Steps {
+		r.Steps[i].Recorded, r.Steps[i].HostRecorded = native.Steps[i].Replayed, native.Steps[i].HostReplayed
+	}
+}
+
+// CalibrateHost finds the scale of host time at which the native run takes
+// want per training step, or for its active part where there are no steps: a
+// profiler makes each call longer, so a recorded run leaves more idle gaps
+// than the run without it, and too much latency would seem to be absorbed. It
+// fails when no scale does, because the GPU alone takes longer.
+func (p *Plan) CalibrateHost(s Setting, want time.Duration) (float64, error) {
+	s.RTT = s.NativeRTT
+	length := func(scale float64) time.Duration {
+		s.HostScale = scale
+		r := p.measure(s)
+		if len(r.Steps) == 0 {
+			return r.Active.Replayed
+		}
+		var sum time.Duration
+		for _, st := range r.Steps {
+			sum += st.Replayed
+		}
+		return sum / time.Duration(len(r.Steps))
+	}
+	if longest := length(1); want >= longest {
+		return 1, nil
+	}
+	const least, rounds = 0.01, 20
+	if shortest := length(least); want < shortest {
+		return 0, fmt.Errorf("predict: a native step of %v cannot be: the GPU's work alone takes %v in this trace", want, shortest)
+	}
+	low, high := least, 1.0
+	for range rounds {
+		if mid := (low + high) / 2; length(mid) > want {
+			high = mid
+		} else {
+			low = mid
+		}
+	}
+	return low, nil
 }
 
 // spans measures the whole trace and its active part.

@@ -45,15 +45,15 @@ func (p *Plan) planSteps() {
 }
 
 // moment is where a replay puts a moment of a thread that followed call.
-func (p *Plan) moment(t *times, call int32, at time.Duration) time.Duration {
+func (p *Plan) moment(t *times, pr *prices, call int32, at time.Duration) time.Duration {
 	if call == none {
 		return at
 	}
 	c := &p.w.Calls[call]
 	if at >= c.End() {
-		return t.callEnd[call] + at - c.End()
+		return t.callEnd[call] + pr.host(at-c.End())
 	}
-	return t.callStart[call] + at - c.Start
+	return t.callStart[call] + pr.host(at-c.Start)
 }
 
 // StepTime is one training step. It lasts from the end of the step before to
@@ -68,7 +68,7 @@ type StepTime struct {
 }
 
 // stepTimes measures the steps in a replay.
-func (p *Plan) stepTimes(t *times) []StepTime {
+func (p *Plan) stepTimes(t *times, pr *prices) []StepTime {
 	steps := p.w.Steps
 	if len(steps) == 0 {
 		return nil
@@ -77,7 +77,7 @@ func (p *Plan) stepTimes(t *times) []StepTime {
 	out := make([]StepTime, len(steps))
 	var start time.Duration
 	for i, s := range steps {
-		from, to := p.moment(t, p.steps[i].startCall, s.Start), p.moment(t, p.steps[i].endCall, s.End())
+		from, to := p.moment(t, pr, p.steps[i].startCall, s.Start), p.moment(t, pr, p.steps[i].endCall, s.End())
 		out[i] = StepTime{Name: s.Name, HostRecorded: s.Dur, HostReplayed: to - from}
 		recorded[i], replayed[i] = s.End(), to
 		if i == 0 {
