@@ -19,12 +19,13 @@ type scanner struct {
 }
 
 const (
-	windowSize = 1 << 20
-	maxWindow  = 16 << 20 // one event larger than this is damaged
+	firstWindow = 1 << 15 // small files need no more
+	windowSize  = 1 << 20
+	maxWindow   = 16 << 20 // one event larger than this is damaged
 )
 
 func newScanner(r io.Reader) *scanner {
-	return &scanner{r: r, buf: make([]byte, windowSize)}
+	return &scanner{r: r, buf: make([]byte, firstWindow)}
 }
 
 // where is the stream position of the next byte.
@@ -45,11 +46,11 @@ func (s *scanner) fill() bool {
 		s.end -= s.pos
 		s.pos = 0
 	}
-	if s.end == len(s.buf) {
+	if s.end == len(s.buf) || s.off > 0 && len(s.buf) < windowSize {
 		if len(s.buf) >= maxWindow {
 			return false
 		}
-		s.buf = append(s.buf, make([]byte, len(s.buf))...)
+		s.buf = append(s.buf, make([]byte, max(len(s.buf), windowSize-len(s.buf)))...)
 	}
 	n, err := io.ReadAtLeast(s.r, s.buf[s.end:], len(s.buf)-s.end)
 	s.end += n
