@@ -1,6 +1,7 @@
 package vfiouser
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"runtime"
@@ -13,6 +14,9 @@ import (
 func TestMain(m *testing.M) {
 	before := runtime.NumGoroutine()
 	code := m.Run()
+	if fuzzing := flag.Lookup("test.fuzz"); fuzzing != nil && fuzzing.Value.String() != "" {
+		os.Exit(code) // the fuzzing engine keeps goroutines of its own
+	}
 	for limit := time.Now().Add(5 * time.Second); code == 0 && runtime.NumGoroutine() > before; runtime.Gosched() {
 		if time.Now().After(limit) {
 			fmt.Fprintf(os.Stderr, "%d goroutines are left, %d at the start\n", runtime.NumGoroutine(), before)
