@@ -14,7 +14,7 @@ func newGPUGroup(conn *connection) *cobra.Command {
 	return group("gpu", "Work with a GPU",
 		"Work with a GPU of the pool.",
 		"  dxpu gpu replace b1/0",
-		newGPUReplaceCommand(conn))
+		newGPUListCommand(), newGPUTestCommand(), newGPUReplaceCommand(conn))
 }
 
 func newGPUReplaceCommand(conn *connection) *cobra.Command {

@@ -37,9 +37,9 @@ func newManagerCommand() *cobra.Command {
 		Long: `Run the manager: it knows every GPU box and host, allocates GPUs to hosts,
 attaches and detaches them, and replaces broken ones from the spares.
 
-With --data-dir the state outlives the manager; without it, it is in memory. The
-data path never depends on the manager: what is attached stays attached while
-the manager is away.
+With --data-dir the state outlives the manager. Without it a manager that
+restarts begins a new pool, in which nothing is attached. While a manager is
+away, what is attached stays attached and works: the data path does not need it.
 
 Boxes and hosts enrol with a join token. It is read from --join-token-file,
 which is made with a new token where there is none (default: join-token in the

@@ -183,8 +183,10 @@ func (w *world) pass(d time.Duration) {
 }
 
 // settle lets everybody hear and report, a few times.
-func (w *world) settle() {
-	for range 12 {
+func (w *world) settle() { w.rounds(12) }
+
+func (w *world) rounds(n int) {
+	for range n {
 		for _, id := range w.order {
 			w.hear(id)
 			w.tell(id)

@@ -114,11 +114,16 @@ func (w *world) heal() {
 		n.down, n.deaf, n.refuses, n.linkDown = false, false, false, false
 		clear(n.dead)
 	}
-	for range 30 {
-		w.settle()
-		w.pass(time.Second)
-		w.settle()
+	// Rest is when nothing has happened for longer than any deadline.
+	for quiet, n := 0, 0; quiet < 25 && n < 200; n++ {
+		before := w.m.pool().Revision
+		w.rounds(1)
+		w.pass(900 * time.Millisecond) // less than makes a node lost
+		if quiet++; w.m.pool().Revision != before {
+			quiet = 0
+		}
 	}
+	w.rounds(3)
 }
 
 func (w *world) checkConverged(t *rapid.T, leases []string) {

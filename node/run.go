@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -147,18 +148,16 @@ func (c *Client) watchLoop(ctx context.Context) error {
 // has gone silent.
 func (c *Client) watch(ctx context.Context, pause *backoff) error {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stop := context.AfterFunc(ctx, func() {})
-	defer stop()
-	done := make(chan struct{})
-	defer close(done)
-	go func() {
+	var wg sync.WaitGroup
+	wg.Go(func() {
 		select {
 		case <-c.rewatch:
 			cancel()
-		case <-done:
+		case <-ctx.Done():
 		}
-	}()
+	})
+	defer wg.Wait()
+	defer cancel()
 
 	c.mu.Lock()
 	id := c.identity
@@ -259,8 +258,12 @@ func (c *Client) reportOnce(ctx context.Context, seq uint64) (desired uint64, er
 	defer cancel()
 	c.mu.Lock()
 	id := c.identity
+	ours := c.applied != nil && c.applied.ClusterId == id.ClusterID && c.applied.NodeId == id.NodeID
 	c.mu.Unlock()
 	state := c.handler.Observe()
+	if !ours {
+		state.AppliedRevision = 0 // of another pool
+	}
 	state.NodeId = id.NodeID
 	state.InstanceId = c.instance
 	state.Sequence = seq
