@@ -31,8 +31,10 @@ type scanner struct {
 	payload, overflow []byte
 }
 
-// errStop carries an error of the caller's through the walk.
+// errStop ends the walk with the caller's error, or with none.
 type errStop struct{ error }
+
+func (e errStop) Error() string { return "stopped" }
 
 func (e errStop) Unwrap() error { return e.error }
 
@@ -51,6 +53,9 @@ func (db *DB) scan(t Table, each func(*Row) error, damaged func(error) error) er
 
 // report passes damage to the caller, who may end the scan.
 func (s *scanner) report(err error) error {
+	if stop := (errStop{}); errors.As(err, &stop) {
+		return stop
+	}
 	if err := s.damaged(err); err != nil {
 		return errStop{err}
 	}
@@ -76,9 +81,10 @@ func (s *scanner) read(page []byte, number uint32) error {
 	if number < 1 || number > s.db.pages {
 		return fmt.Errorf("page %d of %d", number, s.db.pages)
 	}
-	// A table uses each page once: more reads than pages is a cycle.
+	// A table uses each page once: more reads than pages is a cycle, and what
+	// is left of the walk would go round it for every cell.
 	if s.visited++; s.visited > s.db.pages {
-		return fmt.Errorf("page %d: the pages form a cycle", number)
+		return errStop{s.damaged(fmt.Errorf("page %d: the pages form a cycle", number))}
 	}
 	n, err := s.db.r.ReadAt(page, int64(number-1)*int64(s.db.pageSize))
 	if err != nil && (!errors.Is(err, io.EOF) || n != len(page)) {
