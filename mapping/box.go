@@ -91,9 +91,6 @@ func (t *BoxTable) Unbind(slot int) {
 // Snoop takes note of a configuration write on its way to the device of a slot.
 func (t *BoxTable) Snoop(slot int, p *tlp.Packet) { t.entries[slot].Snoop(p) }
 
-// ResetFunction forgets what the host programmed into the device of a slot.
-func (t *BoxTable) ResetFunction(slot int) { t.entries[slot].Reset() }
-
 // Peer finds the slot of this box to which a TLP of another slot can be handed
 // without crossing the network: both bound to the same virtual switch of the
 // same host. Everything else goes to the host, which routes it (a GPU is

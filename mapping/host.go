@@ -86,9 +86,10 @@ func (t *HostTable) Unbind(slot int) {
 	}
 }
 
-// ResetFunction forgets what the host programmed into the device of a slot.
-func (t *HostTable) ResetFunction(slot int) {
-	t.entries[slot].Reset()
+// Disable says that the device of a slot decodes no memory any more, as after
+// a function level reset.
+func (t *HostTable) Disable(slot int) {
+	t.entries[slot].command = 0
 	t.reindex()
 }
 

@@ -58,6 +58,10 @@ func (f *Function) writable(i int) uint32 {
 	return uint32(^(f.BARs[i].Size - 1))
 }
 
+// Register returns what was programmed into BAR register i, without the bits
+// that tell its kind.
+func (f *Function) Register(i int) uint32 { return f.value[i] }
+
 // BARAddress returns the bus address programmed into BAR i.
 func (f *Function) BARAddress(i int) uint64 {
 	addr := uint64(f.value[i])

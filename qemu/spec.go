@@ -40,6 +40,11 @@ const MaxSlots = 24
 
 const firstPort = 4
 
+// tcgCPU has more physical address bits than the 40 of QEMU's own model: with
+// those the firmware puts the large windows right below 1 TiB, where QEMU
+// reserves the hypertransport range of AMD processors and Linux assigns nothing.
+const tcgCPU = "max,phys-bits=42"
+
 const (
 	// defaultMemory is above the 512 MiB below which Linux does without transparent huge
 	// pages. With them the memory that a driver gives to a device behind the IOMMU is mapped
@@ -87,7 +92,7 @@ func (s Spec) withDefaults() (Spec, error) {
 
 // argv is QEMU's command line after its name, for a spec whose defaults are filled in.
 func (s Spec) argv(console, initrd string) []string {
-	machine, cpu := "q35,memory-backend=ram0", "max"
+	machine, cpu := "q35,memory-backend=ram0", tcgCPU
 	if s.Accel == "kvm" {
 		cpu = "host"
 		if s.IOMMU {

@@ -88,7 +88,7 @@ func TestClientAgainstServer(t *testing.T) {
 
 	must(t, c.DMAMap(bg, DMAMap{Flags: 3, Addr: 1 << 32, Size: testBAR2}, mem))
 	must(t, c.DMAUnmap(bg, 1<<32, testBAR2))
-	if err := c.DMAUnmap(bg, 1<<32, testBAR2); !errors.Is(err, unix.ENOENT) {
+	if err := c.DMAUnmap(bg, 1<<32, testBAR2); err != nil { // twice is as good as once
 		t.Errorf("second unmap: %v", err)
 	}
 }

@@ -214,8 +214,10 @@ func (m *Memory) add(req DMAMap, fd int) (Mapping, error) {
 }
 
 // remove takes away the mappings that lie in the range, or all of them, and
-// returns them. It waits for accesses in flight. A range that cuts a mapping in
-// two is refused, since QEMU and Linux never do that.
+// returns them. It waits for accesses in flight. As with VFIO's own type 1
+// containers there may be none or many: behind an emulated IOMMU QEMU unmaps
+// whole power-of-two ranges of its address space, mapped or not. A range that
+// cuts a mapping in two is refused, since QEMU and Linux never do that.
 func (m *Memory) remove(req DMAUnmap) ([]Mapping, error) {
 	if req.Flags&^DMAUnmapAll != 0 {
 		return nil, fmt.Errorf("vfiouser: dma unmap: flags %#x: %w", req.Flags, unix.EINVAL)
@@ -234,10 +236,7 @@ func (m *Memory) remove(req DMAUnmap) ([]Mapping, error) {
 		last := req.Addr + (req.Size - 1)
 		lo = sort.Search(len(m.maps), func(i int) bool { return m.maps[i].last() >= req.Addr })
 		hi = sort.Search(len(m.maps), func(i int) bool { return m.maps[i].Addr > last })
-		if lo == hi {
-			return nil, fmt.Errorf("vfiouser: dma unmap: nothing at %#x: %w", req.Addr, unix.ENOENT)
-		}
-		if m.maps[lo].Addr < req.Addr || m.maps[hi-1].last() > last {
+		if lo < hi && (m.maps[lo].Addr < req.Addr || m.maps[hi-1].last() > last) {
 			return nil, fmt.Errorf("vfiouser: dma unmap: %d bytes at %#x cut a mapping: %w", req.Size, req.Addr, unix.EINVAL)
 		}
 	}
