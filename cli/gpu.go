@@ -12,8 +12,9 @@ import (
 // newGPUGroup gathers what is done with a GPU: in the pool, and as a device.
 func newGPUGroup(conn *connection) *cobra.Command {
 	return group("gpu", "Work with a GPU",
-		"Work with a GPU of the pool.",
-		"  dxpu gpu replace b1/0",
+		"Work with a GPU: of the pool, or one that this machine sees on its PCI bus.",
+		`  dxpu gpu list
+  dxpu gpu replace b1/0`,
 		newGPUListCommand(), newGPUTestCommand(), newGPUReplaceCommand(conn))
 }
 

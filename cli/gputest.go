@@ -35,10 +35,11 @@ PCI bus. The commands drive them from user space, through VFIO.`,
 func newGPUListCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "list",
-		Short: "List the GPUs on the PCI bus",
-		Long:  `List the GPUs on the PCI bus, with the kernel driver and the IOMMU group of each.`,
-		Args:  cobra.NoArgs,
+		Use:     "list",
+		Short:   "List the GPUs on the PCI bus",
+		Long:    `List the GPUs on the PCI bus, with the kernel driver and the IOMMU group of each.`,
+		Example: `  dxpu gpu list --json`,
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			found, err := findGPUs()
 			if err != nil {
