@@ -83,6 +83,7 @@ func printJSON(w io.Writer, v any) error {
 func newModelThroughputCommand() *cobra.Command {
 	var flags pathFlags
 	var asJSON bool
+	var gpus, proxies int
 	cmd := &cobra.Command{
 		Use:   "throughput",
 		Short: "Print how fast copies run over a round trip (Equation 1)",
@@ -91,7 +92,10 @@ func newModelThroughputCommand() *cobra.Command {
 Copies to the device are reads by the GPU: it keeps --tags requests of --mrrs
 bytes in flight, so Equation 1 bounds them: tags x MRRS / RTT. Copies to the
 host, and copies to the device that the host writes itself, are posted: only
-the link bounds them.`,
+the link bounds them.
+
+--gpus adds what several GPUs get together behind --proxies proxies of the
+paper's capacity, and what they get from each other.`,
 		Example: `  dxpu model throughput --tags 140 --mrrs 128 --rtt 6.8us
   dxpu model throughput --gen 5 --tags 768 --mrrs 512 --rtt 4us --json`,
 		Args: cobra.NoArgs,
@@ -100,13 +104,19 @@ the link bounds them.`,
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return printJSON(cmd.OutOrStdout(), throughputReport(p))
+			if gpus < 1 || proxies < 1 {
+				return fmt.Errorf("model throughput: %d GPUs behind %d proxies: want 1 or more of each", gpus, proxies)
 			}
-			return printThroughput(cmd.OutOrStdout(), p)
+			r := throughputReport(p, gpus, proxies)
+			if asJSON {
+				return printJSON(cmd.OutOrStdout(), r)
+			}
+			return printThroughput(cmd.OutOrStdout(), p, r)
 		},
 	}
 	flags.register(cmd)
+	cmd.Flags().IntVar(&gpus, "gpus", 1, "GPUs that copy at the same time")
+	cmd.Flags().IntVar(&proxies, "proxies", 1, "proxies that they share")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON, rates in bytes per second")
 	return cmd
 }
@@ -123,11 +133,26 @@ type throughputJSON struct {
 	DtoH         float64 `json:"device_to_host"`
 	TagsToFill   int     `json:"tags_to_fill_link"`
 	TagsPossible int     `json:"tags_of_generation"`
+	GPUs         int     `json:"gpus"`
+	Proxies      int     `json:"proxies"`
+	AllToGPUs    float64 `json:"all_host_to_device"`
+	AllToHost    float64 `json:"all_device_to_host"`
+	ProxiesFull  int     `json:"proxies_for_full_rate"`
+	PeerNVLink   float64 `json:"peer_nvlink"`
+	PeerSame     float64 `json:"peer_same_proxy"`
+	PeerAcross   float64 `json:"peer_across_proxies"`
 }
 
-func throughputReport(p perf.Path) throughputJSON {
+func throughputReport(p perf.Path, gpus, proxies int) throughputJSON {
+	toGPU, toHost := p.Throughput(perf.HtoDByRead), p.Throughput(perf.DtoHByWrite)
 	return throughputJSON{
-		RTT: p.RTT.Nanoseconds(), NativeRTT: p.NativeRTT.Nanoseconds(),
+		GPUs: gpus, Proxies: proxies,
+		AllToGPUs:   float64(perf.Share(perf.PaperProxy.HostToGPU, proxies, gpus, toGPU)),
+		AllToHost:   float64(perf.Share(perf.PaperProxy.GPUToHost, proxies, gpus, toHost)),
+		ProxiesFull: perf.PaperProxy.ProxiesFor(gpus, toGPU, toHost),
+		PeerNVLink:  float64(p.PeerThroughput(perf.PeerNVLink, true)), PeerSame: float64(p.PeerThroughput(perf.PeerSameProxy, true)),
+		PeerAcross: float64(p.PeerThroughput(perf.PeerAcrossProxy, true)),
+		RTT:        p.RTT.Nanoseconds(), NativeRTT: p.NativeRTT.Nanoseconds(),
 		Equation1: float64(p.Requester.ReadThroughput(p.RTT)), Native1: float64(p.Requester.ReadThroughput(p.NativeRTT)),
 		Link: float64(p.Link.Raw()), HtoD: float64(p.Throughput(perf.HtoDByRead)), HtoDNative: float64(p.NativeThroughput(perf.HtoDByRead)),
 		HtoDPosted: float64(p.Throughput(perf.HtoDByWrite)), DtoH: float64(p.Throughput(perf.DtoHByWrite)),
@@ -135,8 +160,7 @@ func throughputReport(p perf.Path) throughputJSON {
 	}
 }
 
-func printThroughput(out io.Writer, p perf.Path) error {
-	r := throughputReport(p)
+func printThroughput(out io.Writer, p perf.Path, r throughputJSON) error {
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	fmt.Fprintf(w, "Equation 1\t%v\t%d tags x %d bytes / %v\n", perf.BytesPerSecond(r.Equation1), p.Requester.Tags, p.Requester.MRRS, p.RTT)
 	fmt.Fprintf(w, "host to device, DMA read\t%v\tnative %v at %v\n", perf.BytesPerSecond(r.HtoD), perf.BytesPerSecond(r.HtoDNative), p.NativeRTT)
@@ -144,6 +168,14 @@ func printThroughput(out io.Writer, p perf.Path) error {
 	fmt.Fprintf(w, "device to host, DMA write\t%v\tposted: the round trip does not matter\n", perf.BytesPerSecond(r.DtoH))
 	fmt.Fprintf(w, "link\t%v\tPCIe %d x%d, Max_Payload_Size %d\n", perf.BytesPerSecond(r.Link), p.Link.Gen, p.Link.Lanes, p.Link.MPS)
 	fmt.Fprintf(w, "tags to fill the link\t%d\tthe generation has %d\n", r.TagsToFill, r.TagsPossible)
+	if r.GPUs > 1 {
+		fmt.Fprintf(w, "%d GPUs, %d proxies, to the GPUs\t%v\ta proxy carries %v\n", r.GPUs, r.Proxies, perf.BytesPerSecond(r.AllToGPUs), perf.PaperProxy.HostToGPU)
+		fmt.Fprintf(w, "%d GPUs, %d proxies, to the host\t%v\ta proxy carries %v\n", r.GPUs, r.Proxies, perf.BytesPerSecond(r.AllToHost), perf.PaperProxy.GPUToHost)
+		fmt.Fprintf(w, "proxies for all at full rate\t%d\t\n", r.ProxiesFull)
+		fmt.Fprintf(w, "GPU to GPU, posted, NVLink\t%v\tdoes not touch a proxy\n", perf.BytesPerSecond(r.PeerNVLink))
+		fmt.Fprintf(w, "GPU to GPU, posted, one proxy\t%v\t\n", perf.BytesPerSecond(r.PeerSame))
+		fmt.Fprintf(w, "GPU to GPU, posted, two proxies\t%v\t%.0f %% (Figure 7)\n", perf.BytesPerSecond(r.PeerAcross), 100*perf.AcrossProxies)
+	}
 	return w.Flush()
 }
 

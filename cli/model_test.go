@@ -39,10 +39,12 @@ func TestModelCommands(t *testing.T) {
 		want  []string // parts of the output, or of the error where fails
 		fails bool
 	}{
-		{"throughput of the paper's first system", []string{"throughput", "--tags", "140", "--mrrs", "128", "--rtt", "6.8us"}, []string{"Equation 1                    2.64 GB/s"}, false},
-		{"of its second", []string{"throughput", "--tags", "140", "--mrrs", "128", "--rtt", "4.9us"}, []string{"Equation 1                    3.66 GB/s"}, false},
+		{"throughput of the paper's first system", []string{"throughput", "--tags", "140", "--mrrs", "128", "--rtt", "6.8us"}, []string{"Equation 1", "2.64 GB/s"}, false},
+		{"of its second", []string{"throughput", "--tags", "140", "--mrrs", "128", "--rtt", "4.9us"}, []string{"Equation 1", "3.66 GB/s"}, false},
 		{"generation 6", []string{"throughput", "--gen", "6", "--tags", "15360", "--mrrs", "4096"}, []string{"PCIe 6 x16", "128 GB/s", "has 15360"}, false},
 		{"json", []string{"throughput", "--json"}, []string{`"equation1": 2635294117.`, `"rtt_ns": 6800`}, false},
+		{"eight GPUs", []string{"throughput", "--gpus", "8", "--proxies", "2"}, []string{"16.8 GB/s", "7.20 GB/s", "74 %", "NVLink"}, false},
+		{"no GPU", []string{"throughput", "--gpus", "0"}, []string{"1 or more"}, true},
 		{"no tags", []string{"throughput", "--tags", "0"}, []string{"0 tags"}, true},
 		{"MRRS that would wrap", []string{"throughput", "--mrrs", "65664"}, []string{"Max_Read_Request_Size"}, true},
 		{"generation that would wrap", []string{"throughput", "--gen", "259"}, []string{"generation"}, true},

@@ -9,6 +9,10 @@ type Proxy struct {
 	HostToGPU, GPUToHost BytesPerSecond
 }
 
+// PaperProxy is the paper's: what eight GPUs got through one, where four
+// still got all that they wanted (Table 12, batch size 64).
+var PaperProxy = Proxy{HostToGPU: 8.4e9, GPUToHost: 3.6e9}
+
 // Share is the traffic of all GPUs together when each of n wants want, behind
 // proxies that share them evenly: linear until the proxies are full.
 func Share(capacity BytesPerSecond, proxies, n int, want BytesPerSecond) BytesPerSecond {

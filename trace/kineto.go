@@ -245,8 +245,9 @@ func (k *kineto) take() {
 		if st, ok := k.streamOf(); ok && bytes.HasPrefix(e.name, []byte("Stream Sync")) {
 			k.b.AddWait(0, uint32(corr), st)
 		}
-	default:
+	case classKernel, classCopy, classMemset:
 		k.op(c, workload.Op{Start: ts, Dur: dur, Corr: uint32(corr)})
+	case classNone:
 	}
 }
 
@@ -262,16 +263,16 @@ func (k *kineto) op(c class, op workload.Op) {
 	op.Bytes = max(op.Bytes, 0)
 	name := e.name.decode()
 	op.Name = k.b.Name(name)
-	switch c {
-	case classCopy:
+	id, inGraph := parseInt(e.graphNode)
+	switch {
+	case c == classCopy:
 		op.Kind = workload.ClassifyCopy(string(name))
-	case classMemset:
+	case c == classMemset:
 		op.Kind = workload.Memset
+	case inGraph && id != 0:
+		op.Kind = workload.GraphKernel
 	default:
 		op.Kind = workload.Kernel
-		if id, ok := parseInt(e.graphNode); ok && id != 0 {
-			op.Kind = workload.GraphKernel
-		}
 	}
 	k.b.AddOp(op, k.position)
 }

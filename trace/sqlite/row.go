@@ -107,13 +107,12 @@ func (r *Row) Text(i int) string {
 	if v.serial < 13 || v.serial%2 == 0 {
 		return ""
 	}
-	var order binary.ByteOrder = binary.LittleEndian
-	switch r.enc {
-	case utf16BEText:
-		order = binary.BigEndian
-	case utf16LEText:
-	default:
+	if r.enc == utf8Text {
 		return string(v.body)
+	}
+	var order binary.ByteOrder = binary.LittleEndian
+	if r.enc == utf16BEText {
+		order = binary.BigEndian
 	}
 	units := make([]uint16, len(v.body)/2)
 	for i := range units {
