@@ -28,7 +28,7 @@ type Handler interface {
 	// Wake returns when Pump wants to be called without anything happening,
 	// or math.MaxInt64.
 	Wake() time.Duration
-	// LinkChanged says that the link came up or went down; Binding.Status has more.
+	// LinkChanged says that the link came up or went down; Binding.Why says more.
 	LinkChanged(now time.Duration, s link.State)
 }
 
@@ -82,7 +82,8 @@ type Binding struct {
 	held   held
 	taker  func(*tlp.Packet) // deliver, made once
 	closed bool
-	dirty  bool
+	dirty  bool // in group.touched
+	pumped bool // in group.pumped
 
 	timer  *time.Timer
 	armed  time.Duration // when the timer fires; never: not armed
@@ -237,6 +238,7 @@ func (b *Binding) receive(now time.Duration, path uint8, datagram []byte, from n
 	}
 	// A datagram that is dropped is counted by the link, by reason.
 	_ = b.link.Receive(now, path, datagram, b.taker)
+	b.noteHeld(now)
 	b.touch()
 	b.noteState(now)
 }

@@ -19,10 +19,14 @@ import (
 type Group struct {
 	fabric *Fabric
 
-	mu       sync.Mutex
-	now      time.Duration
-	touched  []*Binding
-	deferred []func()
+	mu      sync.Mutex
+	now     time.Duration
+	touched []*Binding // to be pumped
+	pumped  []*Binding // to be transmitted
+	holding []*Binding // with TLPs that their handlers could not take
+
+	postMu sync.Mutex // guards posted
+	posted []func(now time.Duration)
 }
 
 // NewGroup makes an empty group.
@@ -37,29 +41,98 @@ func (g *Group) Enter() time.Duration {
 
 // Leave finishes what was begun since Enter and unlocks the group.
 func (g *Group) Leave() {
-	// Pumping one binding may touch another (peer-to-peer), so the list may grow.
-	for i := 0; i < len(g.touched); i++ {
-		b := g.touched[i]
-		if !b.closed {
-			b.handler.Pump(g.now)
-			b.retry(g.now)
+	for {
+		g.runPosted()
+		g.settle()
+		g.mu.Unlock()
+		// Whoever posted before the unlocking has found the group locked.
+		if !g.hasPosted() || !g.mu.TryLock() {
+			return
 		}
-		b.dirty = false // what it sent by itself needs no other pumping
-	}
-	for _, b := range g.touched {
-		b.transmit(g.now)
-		b.arm(g.now)
-	}
-	clear(g.touched)
-	g.touched = g.touched[:0]
-	after := g.deferred
-	g.deferred = nil
-	g.mu.Unlock()
-	for _, f := range after {
-		f()
+		g.now = g.fabric.Now()
 	}
 }
 
-// Defer runs f after the group has been left, in the same goroutine: for calls
-// that must not be made under the lock. Call it between Enter and Leave.
-func (g *Group) Defer(f func()) { g.deferred = append(g.deferred, f) }
+// Post runs f with the group entered: at once when nobody is in the group, else
+// in the goroutine that is, before it has left. It never waits, so it may be
+// called with any lock held, and with the group entered too.
+func (g *Group) Post(f func(now time.Duration)) {
+	g.postMu.Lock()
+	g.posted = append(g.posted, f)
+	g.postMu.Unlock()
+	if g.mu.TryLock() {
+		g.now = g.fabric.Now()
+		g.Leave()
+	}
+}
+
+func (g *Group) hasPosted() bool {
+	g.postMu.Lock()
+	defer g.postMu.Unlock()
+	return len(g.posted) > 0
+}
+
+func (g *Group) runPosted() {
+	g.postMu.Lock()
+	posted := g.posted
+	g.posted = nil
+	g.postMu.Unlock()
+	for _, f := range posted {
+		f(g.now)
+	}
+}
+
+// settle pumps and sends until nothing is touched: pumping one binding may
+// touch another (peer-to-peer), and so may the end of a link that transmitting
+// finds.
+func (g *Group) settle() {
+	for {
+		for len(g.touched) > 0 {
+			g.pump()
+			g.offerHeld()
+		}
+		if len(g.pumped) == 0 {
+			return
+		}
+		g.transmit()
+	}
+}
+
+func (g *Group) pump() {
+	for i := 0; i < len(g.touched); i++ { // the list may grow
+		b := g.touched[i]
+		if !b.closed {
+			b.handler.Pump(g.now)
+		}
+		b.dirty = false // what it sent by itself needs no other pumping
+		if !b.pumped {
+			b.pumped = true
+			g.pumped = append(g.pumped, b)
+		}
+	}
+	clear(g.touched)
+	g.touched = g.touched[:0]
+}
+
+func (g *Group) transmit() {
+	for _, b := range g.pumped { // nothing is pumped meanwhile
+		b.pumped = false
+		b.transmit(g.now)
+		b.arm(g.now)
+	}
+	clear(g.pumped)
+	g.pumped = g.pumped[:0]
+}
+
+// offerHeld offers what the handlers could not take again: whatever was pumped
+// may have made room for it, also on another binding of the group.
+func (g *Group) offerHeld() {
+	kept := g.holding[:0]
+	for _, b := range g.holding {
+		if !b.closed && b.retry(g.now) {
+			kept = append(kept, b)
+		}
+	}
+	clear(g.holding[len(kept):])
+	g.holding = kept
+}

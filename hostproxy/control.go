@@ -216,7 +216,7 @@ func (s *slot) close(code fabric.CloseCode) {
 				s.port.lost(now)
 			}
 		}
-		s.noteRoom()
+		s.noteRoom(now)
 		g.Leave()
 	}
 	if s.plugged != nil {

@@ -27,7 +27,11 @@ func (v *vm) fromDevice(now time.Duration, p *tlp.Packet) bool {
 	case p.Type.Completion():
 		v.slot.root.complete(p)
 	case p.Type == tlp.MWr:
-		if transaction.WriteBytes(p, v.writeMem) != pcie.SuccessfulCompletion {
+		switch transaction.WriteBytes(p, v.writeMem) {
+		case pcie.SuccessfulCompletion:
+		case notNow:
+			return false
+		default:
 			v.slot.counters.dmaRefused.Add(1)
 		}
 	case p.Type == tlp.MRd || p.Type == tlp.MRdLk:
@@ -35,7 +39,7 @@ func (v *vm) fromDevice(now time.Duration, p *tlp.Packet) bool {
 			v.slot.refuse(now, p, pcie.CompleterAbort)
 		}
 	case p.Type.Atomic():
-		v.atomic(now, p)
+		return v.atomic(now, p)
 	case p.Type.Message():
 		v.message(p)
 	default:
@@ -45,34 +49,74 @@ func (v *vm) fromDevice(now time.Duration, p *tlp.Packet) bool {
 	return true
 }
 
+// notNow is the status by which write says that the VMM must take messages
+// first; it never reaches a device.
+const notNow = pcie.RequestRetry
+
 // write stores a run of bytes in guest memory; a message to the interrupt
-// window becomes an interrupt.
+// window becomes an interrupt. Memory that the VMM does not share is written by
+// messages, which keep their order, interrupts among them. Such a write can
+// become visible after a read completion that it should precede: the VMM serves
+// no DMA message while it waits for that completion.
 func (v *vm) write(addr uint64, src []byte) pcie.CplStatus {
 	if v.conn == nil {
 		return pcie.UnsupportedRequest
 	}
 	if addr >= msiBase && addr <= msiLimit && len(src) == pcie.DW {
+		data := binary.LittleEndian.Uint32(src)
+		err := v.queue(func() error { return v.conn.SignalMSI(addr, data, v.onSignalled) })
+		if errors.Is(err, vfiouser.ErrQueueFull) {
+			return notNow
+		}
 		v.slot.counters.interrupts.Add(1)
-		if err := v.conn.SignalMSI(addr, binary.LittleEndian.Uint32(src), nil); err != nil {
+		if err != nil {
 			v.log.Warn("interrupt lost", "err", err)
 		}
 		return pcie.SuccessfulCompletion
 	}
 	err := v.conn.Memory().Write(addr, src)
 	if errors.Is(err, vfiouser.ErrNoDescriptor) {
-		conn, data := v.conn, append([]byte(nil), src...)
-		v.slot.host.group.Defer(func() { v.writeByMessage(conn, addr, data) })
-		return pcie.SuccessfulCompletion
+		data := append([]byte(nil), src...)
+		err = v.queue(func() error { return v.conn.DMAWrite(addr, data, v.onWrote) })
+		if errors.Is(err, vfiouser.ErrQueueFull) {
+			return notNow
+		}
 	}
 	return status(err)
 }
 
-// writeByMessage stores bytes in memory that the VMM does not share. Such a
-// write can become visible after a read completion that it should precede: the
-// VMM serves no DMA message while it waits for that completion.
-func (v *vm) writeByMessage(conn *vfiouser.Conn, addr uint64, data []byte) {
-	if err := conn.DMAWrite(addr, data, nil); err != nil {
+// queue gives the connection a message. While its queue is full the device's
+// TLPs are held back; the end of a message that is in it makes them go on.
+func (v *vm) queue(message func() error) error {
+	err := message()
+	if !errors.Is(err, vfiouser.ErrQueueFull) {
+		return err
+	}
+	v.full.Store(true)
+	return message() // the queue may have emptied before the flag was up
+}
+
+// wrote notes the end of a message that writes. It may be called from inside
+// any method of the connection, so with the group entered or not.
+func (v *vm) wrote(err error) {
+	if err != nil {
 		v.slot.counters.dmaRefused.Add(1)
+	}
+	v.signalled(nil)
+}
+
+// signalled notes the end of an interrupt message. An error is the guest's
+// choice: QEMU refuses messages while Bus Master Enable is clear.
+func (v *vm) signalled(error) {
+	if v.full.CompareAndSwap(true, false) {
+		v.slot.host.group.Post(v.resume)
+	}
+}
+
+// resume makes what was held back be offered again.
+func (v *vm) resume(time.Duration) {
+	if v.slot.binding != nil {
+		v.slot.binding.Touch()
 	}
 }
 
@@ -98,12 +142,20 @@ func status(err error) pcie.CplStatus {
 // atomic does an AtomicOp on guest memory and sends the original value back.
 // It is indivisible among the devices of this host; between a device and the
 // guest's processors it is as on a platform without AtomicOp routing.
-func (v *vm) atomic(now time.Duration, p *tlp.Packet) {
+func (v *vm) atomic(now time.Duration, p *tlp.Packet) bool {
+	if v.slot.binding == nil || v.slot.binding.Room() == 0 {
+		return false // before memory is changed
+	}
 	transaction.ExecuteAtomic(&v.out, p, rootID, v.reads.buf, v.readMem, v.writeMem)
-	if v.out.Status != pcie.SuccessfulCompletion {
+	switch v.out.Status {
+	case pcie.SuccessfulCompletion:
+	case notNow:
+		return false
+	default:
 		v.slot.counters.dmaRefused.Add(1)
 	}
-	_ = v.slot.send(now, &v.out)
+	_ = v.slot.send(now, &v.out) // there was room: the link is going down
+	return true
 }
 
 // Message codes (PCI Express Base Specification, tables 2-20 to 2-23).
@@ -182,23 +234,28 @@ func (v *vm) prepare(job *readJob) bool {
 	if err != nil || inPlace {
 		return true
 	}
-	job.fetch = fetchPending
-	job.bytes = make([]byte, n)
-	ticket, conn, group := job.ticket, v.conn, v.slot.host.group
-	done := func(err error) {
-		group.Enter()
-		v.reads.arrived(ticket, status(err))
-		if v.slot.binding != nil {
-			v.slot.binding.Touch()
-		}
-		group.Leave()
-	}
-	bytes := job.bytes
-	group.Defer(func() {
-		if err := conn.DMARead(addr, bytes, done); err != nil {
-			done(err)
-		}
+	bytes, ticket := make([]byte, n), job.ticket
+	job.fetch, job.bytes = fetchPending, bytes
+	err = v.conn.DMARead(addr, bytes, func(err error) {
+		v.slot.host.group.Post(func(now time.Duration) {
+			v.reads.arrived(ticket, status(err))
+			v.resume(now)
+		})
 	})
+	switch {
+	case errors.Is(err, vfiouser.ErrQueueFull):
+		return v.prepareLater(job)
+	case err != nil:
+		job.fetch, job.status = fetchDone, status(err)
+		return true
+	}
+	return false
+}
+
+// prepareLater leaves a read to the pump after the next message that ends.
+func (v *vm) prepareLater(job *readJob) bool {
+	job.fetch, job.bytes = fetchNone, nil
+	v.full.Store(true)
 	return false
 }
 

@@ -155,12 +155,16 @@ func (s *slot) Pump(now time.Duration) {
 	if s.port != nil {
 		s.port.pump(now)
 	}
-	s.noteRoom()
+	s.noteRoom(now)
 }
 
-// noteRoom wakes those that wait for the link to have room or for the end.
-func (s *slot) noteRoom() {
-	if s.roomy != nil && (s.gone || s.binding == nil || s.binding.Room() > 0) {
+// noteRoom wakes those that wait for the link to have room for any request and
+// for a tag, or for the end.
+func (s *slot) noteRoom(now time.Duration) {
+	if s.roomy == nil {
+		return
+	}
+	if s.gone || s.binding == nil || s.binding.Room() >= pcie.MaxPayload && s.root.requester.Free(now) > 0 {
 		close(s.roomy)
 		s.roomy = nil
 	}
@@ -173,6 +177,15 @@ func (s *slot) waitRoom() <-chan struct{} {
 		s.roomy = make(chan struct{})
 	}
 	return s.roomy
+}
+
+// yield leaves the group until it is worth to try again what was refused with
+// errBusy.
+func (s *slot) yield() (now time.Duration) {
+	room := s.waitRoom()
+	s.host.group.Leave()
+	<-room
+	return s.host.group.Enter()
 }
 
 // Wake returns when Pump wants to be called.
@@ -193,7 +206,7 @@ func (s *slot) LinkChanged(now time.Duration, state link.State) {
 		if s.port != nil {
 			s.port.lost(now)
 		}
-		s.noteRoom()
+		s.noteRoom(now)
 	}
 	s.wake()
 }

@@ -8,11 +8,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/bits"
 	"os"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/gpudrv"
@@ -32,8 +31,23 @@ const (
 	accessTimeout = 10 * time.Second
 )
 
+// Options changes what Open does. The zero value is a good choice.
+type Options struct {
+	// BAR32 and BAR64 are the bus addresses from which on BARs are assigned.
+	// Devices that reach each other need different ones.
+	BAR32, BAR64 uint64
+	// MaxPayload and MaxReadRequest are programmed into Device Control, in
+	// bytes: powers of two from 128 to 4096. 0 leaves them as they are after a
+	// reset. MaxPayload is brought down to what the device supports.
+	MaxPayload, MaxReadRequest int
+	// Messages keeps DMA memory from being shared: the device's accesses come
+	// as messages, as from a VMM whose memory has no descriptor.
+	Messages bool
+}
+
 // Bus implements gpudrv.Bus.
 type Bus struct {
+	opts   Options
 	client *vfiouser.Client
 	bars   [pcie.MaxBARs]region
 	msix   cfgspace.MSIXInfo
@@ -43,6 +57,7 @@ type Bus struct {
 	mu      sync.Mutex // guards what follows
 	next    uint64     // bus address of the next DMA memory
 	vectors []vector
+	memory  []*memory // that is accessed by messages
 	isLost  bool
 	closed  bool
 }
@@ -56,8 +71,17 @@ var _ gpudrv.Bus = (*Bus)(nil)
 
 // Open connects to the socket and does to the device what firmware does:
 // BARs are assigned, memory decode and bus mastering enabled.
-func Open(ctx context.Context, path string) (*Bus, error) {
-	b := &Bus{next: dmaBase, lost: make(chan struct{})}
+func Open(ctx context.Context, path string) (*Bus, error) { return Options{}.Open(ctx, path) }
+
+// Open is the function Open with these options.
+func (o Options) Open(ctx context.Context, path string) (*Bus, error) {
+	if o.BAR32 == 0 {
+		o.BAR32 = bar32Base
+	}
+	if o.BAR64 == 0 {
+		o.BAR64 = bar64Base
+	}
+	b := &Bus{opts: o, next: dmaBase, lost: make(chan struct{})}
 	client, err := vfiouser.Dial(ctx, path, vfiouser.ClientConfig{Timeout: accessTimeout, DMA: vfiouser.DMAFunc(b.dma)})
 	if err != nil {
 		return nil, err
@@ -95,7 +119,44 @@ func (b *Bus) setUp(ctx context.Context) error {
 		return err
 	}
 	b.msix, _ = cfgspace.FindMSIX(dump)
+	if err := b.setSizes(dump); err != nil {
+		return err
+	}
 	b.ConfigWrite32(cfgspace.OffCommand, cfgspace.CmdMemory|cfgspace.CmdBusMaster)
+	return nil
+}
+
+// setSizes programs Max_Payload_Size and Max_Read_Request_Size (PCI Express Base
+// Specification, section 7.5.3.4).
+func (b *Bus) setSizes(dump []byte) error {
+	if b.opts.MaxPayload == 0 && b.opts.MaxReadRequest == 0 {
+		return nil
+	}
+	express := cfgspace.Find(dump, cfgspace.CapExpress)
+	if express == 0 {
+		return errors.New("no PCI Express capability")
+	}
+	at := express + cfgspace.OffDevCtl
+	control := b.ConfigRead32(at) & 0xffff // the upper half is Device Status, cleared by ones
+	set := func(mask uint32, size int) error {
+		if size > pcie.MaxPayload || !pcie.PayloadSize(size).Valid() {
+			return fmt.Errorf("size %d: want a power of two from 128 to 4096", size)
+		}
+		control = control&^mask | uint32(pcie.PayloadSize(size).Encode())<<bits.TrailingZeros32(mask)
+		return nil
+	}
+	if size := b.opts.MaxPayload; size != 0 {
+		supported, _ := pcie.DecodePayloadSize(uint8(b.ConfigRead32(express+cfgspace.OffDevCap) & 7))
+		if err := set(cfgspace.DevCtlMPS, min(size, int(supported))); err != nil {
+			return err
+		}
+	}
+	if size := b.opts.MaxReadRequest; size != 0 {
+		if err := set(cfgspace.DevCtlMRRS, size); err != nil {
+			return err
+		}
+	}
+	b.ConfigWrite32(at, control)
 	return nil
 }
 
@@ -110,7 +171,7 @@ func (b *Bus) reread(ctx context.Context, dump []byte) error {
 
 // assign gives each BAR an address.
 func (b *Bus) assign(ctx context.Context, kinds [pcie.MaxBARs]cfgspace.BAR) error {
-	next32, next64 := uint64(bar32Base), uint64(bar64Base)
+	next32, next64 := b.opts.BAR32, b.opts.BAR64
 	for i := range b.bars {
 		info, file, err := b.client.RegionInfo(ctx, uint32(i))
 		if err != nil {
@@ -187,11 +248,15 @@ func (b *Bus) EnableMSIX(n int) error {
 	return nil
 }
 
-// dma takes the messages of the device server: the only ones that it needs to
-// send are interrupts, because all memory is shared.
+// dma takes the messages of the device server: interrupts, and accesses to
+// memory that is not shared.
 func (b *Bus) dma(_ *vfiouser.Client, r *vfiouser.DMARequest) {
 	if !r.Write || r.Addr != msiBase || len(r.Data) != 4 {
-		r.Fail(unix.ENODEV)
+		if err := b.serve(r); err != nil {
+			r.Fail(err)
+			return
+		}
+		r.Reply()
 		return
 	}
 	i := binary.LittleEndian.Uint32(r.Data)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync/atomic"
 	"unsafe"
 
@@ -21,6 +22,7 @@ type memory struct {
 	bus   *Bus
 	addr  uint64
 	bytes []byte
+	file  *os.File // nil: the device server has it
 }
 
 // AllocDMA implements gpudrv.Bus.
@@ -33,28 +35,77 @@ func (b *Bus) AllocDMA(size int) (gpudrv.DMA, error) {
 	if err != nil {
 		return nil, fmt.Errorf("vfiouserbus: %w", err)
 	}
-	file := os.NewFile(uintptr(fd), "dxpu-dma")
-	defer file.Close()
-	if err := file.Truncate(int64(size)); err != nil {
-		return nil, fmt.Errorf("vfiouserbus: %w", err)
-	}
-	bytes, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	m, err := b.share(os.NewFile(uintptr(fd), "dxpu-dma"), size)
 	if err != nil {
-		return nil, fmt.Errorf("vfiouserbus: map %d bytes: %w", size, err)
+		return nil, fmt.Errorf("vfiouserbus: %d bytes of DMA memory: %w", size, err)
 	}
+	return m, nil
+}
+
+// share maps the file here and tells the device server of it.
+func (b *Bus) share(file *os.File, size int) (*memory, error) {
+	if err := file.Truncate(int64(size)); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	bytes, err := unix.Mmap(int(file.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	m := &memory{bus: b, bytes: bytes, file: file}
 	b.mu.Lock()
-	addr := b.next
+	m.addr = b.next
 	b.next += uint64(size)
+	if b.opts.Messages {
+		b.memory = append(b.memory, m)
+		file = nil
+	}
 	b.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), accessTimeout)
 	defer cancel()
 	err = b.client.DMAMap(ctx, vfiouser.DMAMap{
-		Flags: vfiouser.DMAFlagRead | vfiouser.DMAFlagWrite, Addr: addr, Size: uint64(size),
+		Flags: vfiouser.DMAFlagRead | vfiouser.DMAFlagWrite, Addr: m.addr, Size: uint64(size),
 	}, file)
 	if err != nil {
-		return nil, errors.Join(err, unix.Munmap(bytes))
+		return nil, errors.Join(err, m.release())
 	}
-	return &memory{bus: b, addr: addr, bytes: bytes}, nil
+	if file != nil {
+		m.file = nil
+		err = file.Close()
+	}
+	return m, err
+}
+
+// serve does what a message asks of memory that is not shared. It goes by the
+// file, not by the mapping, whose words the driver accesses at the same time.
+func (b *Bus) serve(r *vfiouser.DMARequest) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, m := range b.memory {
+		if r.Addr < m.addr || r.Addr-m.addr > uint64(len(m.bytes)) || uint64(len(r.Data)) > uint64(len(m.bytes))-(r.Addr-m.addr) {
+			continue
+		}
+		var err error
+		if off := int64(r.Addr - m.addr); r.Write {
+			_, err = m.file.WriteAt(r.Data, off)
+		} else {
+			_, err = m.file.ReadAt(r.Data, off)
+		}
+		return err
+	}
+	return unix.ENODEV
+}
+
+// release unmaps the memory here.
+func (m *memory) release() error {
+	b := m.bus
+	b.mu.Lock()
+	b.memory = slices.DeleteFunc(b.memory, func(other *memory) bool { return other == m })
+	b.mu.Unlock()
+	err := unix.Munmap(m.bytes)
+	if m.file != nil {
+		err = errors.Join(err, m.file.Close())
+	}
+	return err
 }
 
 func (m *memory) Bytes() []byte { return m.bytes }
@@ -87,5 +138,5 @@ func (m *memory) Free() error {
 		err = nil // nobody is left who could access it
 	default:
 	}
-	return errors.Join(err, unix.Munmap(m.bytes))
+	return errors.Join(err, m.release())
 }
