@@ -23,10 +23,8 @@ type boxOptions struct {
 	proxyOptions
 	config string
 	kind   string
-	nvlink bool
 	gpus   int
 	spec   gpu.Spec
-	vram   int64
 }
 
 // boxFile is the file that --config names.

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/fabric"
@@ -101,6 +102,8 @@ func (e *embeddedHost) test(ctx context.Context, out io.Writer) error {
 	if !report.OK {
 		return errors.Join(errors.New("a check failed"), dev.Close())
 	}
+	_, _ = fmt.Fprintf(out, "%d checks passed in %v; %d interrupts, %d stale\n",
+		len(report.Checks), report.Duration.Round(time.Millisecond), report.Interrupts, report.Stale)
 	return dev.Close()
 }
 

@@ -141,34 +141,35 @@ func pause(ctx context.Context) error {
 	}
 }
 
-// firstLine keeps what is written and tells when there is a first line.
-type firstLine struct {
-	seen chan struct{}
+// progress keeps what a program writes and tells when it has got far enough.
+type progress struct {
+	until string        // what it writes then
+	seen  chan struct{} // closed
 
 	mu   sync.Mutex // guards what follows
 	text bytes.Buffer
 	told bool
 }
 
-func (f *firstLine) Write(p []byte) (int, error) {
+func (f *progress) Write(p []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.text.Write(p)
-	if !f.told && bytes.IndexByte(f.text.Bytes(), '\n') >= 0 {
+	if !f.told && bytes.Contains(f.text.Bytes(), []byte(f.until)) {
 		f.told = true
 		close(f.seen)
 	}
 	return len(p), nil
 }
 
-func (f *firstLine) String() string {
+func (f *progress) String() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.text.String()
 }
 
 // last returns the last line.
-func (f *firstLine) last() string {
+func (f *progress) last() string {
 	lines := strings.Split(strings.TrimSpace(f.String()), "\n")
 	return lines[len(lines)-1]
 }
