@@ -6,7 +6,7 @@ PKGS     := ./...
 BIN      := bin
 
 .DEFAULT_GOAL := help
-.PHONY: help build test demo lint generate fuzz bench ci tidy-diff generate-diff clean
+.PHONY: help build vm test demo lint generate fuzz bench ci tidy-diff generate-diff clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,10 +14,13 @@ help: ## List the targets
 build: ## Build bin/dxpu, static
 	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/dxpu ./cmd/dxpu
 
-test: ## Run every test, with the race detector and in random order
+vm: ## Put QEMU and a guest into the user's cache, once
+	@scripts/install-vm.sh
+
+test: vm ## Run every test, with the race detector and in random order
 	$(GO) test -race -shuffle=on $(PKGS)
 
-demo: build ## A virtual machine hot-plugs a GPU that is elsewhere
+demo: build vm ## A virtual machine hot-plugs a GPU that is on another machine
 	$(BIN)/dxpu demo
 
 lint: ## Vet, staticcheck, formatting, layers
