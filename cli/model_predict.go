@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -90,7 +91,12 @@ type analysis struct {
 	verdict predict.Verdict
 }
 
+// memoryLimit makes the collector work harder where a large trace would
+// otherwise take twice the memory of what it holds.
+const memoryLimit = 400 << 20
+
 func (o *predictOptions) run(out, errOut io.Writer, file string) error {
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(memoryLimit))
 	rtts, err := o.prepare()
 	if err != nil {
 		return err

@@ -233,7 +233,7 @@ func (l *linker) blocked(c *workload.Call, cand int32) bool {
 // last one.
 func (l *linker) deviceSync(i int32, proc int) {
 	cp := &l.p.calls[i]
-	cp.extra[0] = int32(len(l.p.extra))
+	from := int32(len(l.p.extra))
 	for _, s := range l.dirty[proc] {
 		l.isDirty[s] = false
 		if op := l.lastOp[s]; op != none && op != cp.block && l.w.Ops[op].End() <= l.w.Calls[i].End() {
@@ -241,5 +241,7 @@ func (l *linker) deviceSync(i int32, proc int) {
 		}
 	}
 	l.dirty[proc] = l.dirty[proc][:0]
-	cp.extra[1] = int32(len(l.p.extra))
+	if to := int32(len(l.p.extra)); to > from {
+		l.p.devices[i] = extraOps{from, to}
+	}
 }

@@ -31,8 +31,11 @@ type Plan struct {
 	ops   []opPlan
 	ends  []int32 // calls by end
 	order []int32 // operations in order of evaluation
-	extra []int32 // streams' last operations that a device sync waits for
-	steps []stepPlan
+	// devices are the calls that wait for all streams, with the part of extra
+	// that holds those streams' last operations.
+	devices map[int32]extraOps
+	extra   []int32
+	steps   []stepPlan
 
 	launchLag time.Duration // from launch call to start on an idle stream
 	streamLag time.Duration // from one operation to the next on a busy stream
@@ -55,12 +58,14 @@ type callPlan struct {
 	prev  int32 // the call before on the thread
 	cross int32 // the call of another thread that ended last before a long gap
 	block int32 // the operation that the call waits for
-	extra [2]int32
 	// waited says that the trace shows the call waiting for block: its end
 	// then follows the operation's, and its own time is least.
 	waited bool
 	least  time.Duration
 }
+
+// extraOps is a part of Plan.extra.
+type extraOps struct{ from, to int32 }
 
 type opPlan struct {
 	prev  int32 // the operation before on the stream
@@ -88,6 +93,8 @@ func NewPlan(w *workload.Workload) *Plan {
 		ops:   make([]opPlan, len(w.Ops)),
 		ends:  indices(len(w.Calls)),
 		order: indices(len(w.Ops)),
+
+		devices: map[int32]extraOps{},
 	}
 	slices.SortFunc(p.ends, func(a, b int32) int {
 		return cmp.Or(cmp.Compare(w.Calls[a].End(), w.Calls[b].End()), cmp.Compare(a, b))

@@ -129,7 +129,11 @@ func (p *Plan) endOfCall(t *times, pr *prices, i int32) time.Duration {
 		lag = c.End() - p.w.Ops[cp.block].End()
 	}
 	end = max(end, t.opEnd[cp.block]+lag+pr.sync)
-	for _, op := range p.extra[cp.extra[0]:cp.extra[1]] {
+	if c.Kind != workload.DeviceSync {
+		return end
+	}
+	more := p.devices[i]
+	for _, op := range p.extra[more.from:more.to] {
 		// min: with nothing added, no stream may end the wait later than recorded.
 		end = max(end, t.opEnd[op]+min(lag, c.End()-p.w.Ops[op].End())+pr.sync)
 	}

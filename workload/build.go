@@ -10,9 +10,10 @@ import (
 )
 
 // Limits of what a Builder takes in, so that a hostile trace cannot exhaust
-// memory: a 2 GB trace of PyTorch holds about two million records.
+// memory: a 2 GB trace of PyTorch holds two to four million records, and a
+// replay takes about 100 bytes for each.
 const (
-	MaxRecords   = 6_000_000
+	MaxRecords   = 5_000_000
 	MaxNameBytes = 64 << 20
 	maxName      = 1024 // of one name; template arguments beyond it say nothing new
 	maxPlaces    = 1 << 16
