@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/dxpu-project/dxpu/link"
@@ -74,7 +73,6 @@ type Binding struct {
 	peers   []netip.AddrPort
 	writers []*udp.Writer // by path
 	clear   bool          // no cipher: the sender's address is all that tells friend from foe
-	wrong   atomic.Uint64
 
 	link   *link.Link
 	state  link.State
@@ -233,7 +231,7 @@ func (b *Binding) receive(now time.Duration, path uint8, datagram []byte, from n
 		return
 	}
 	if int(path) >= len(b.peers) || b.clear && from != b.peers[path] {
-		b.wrong.Add(1)
+		b.group.fabric.strangers.Add(1)
 		return
 	}
 	// A datagram that is dropped is counted by the link, by reason.

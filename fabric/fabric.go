@@ -55,7 +55,8 @@ type Fabric struct {
 	mu       sync.Mutex // guards changes of bindings
 	bindings atomic.Pointer[map[uint32]*Binding]
 
-	stray atomic.Uint64 // datagrams of no binding here
+	stray     atomic.Uint64 // datagrams of no binding here
+	strangers atomic.Uint64 // datagrams of a binding without a cipher that are not from its peer
 }
 
 // Open opens the sockets. Run must be called for anything to arrive.
@@ -100,13 +101,22 @@ func (f *Fabric) MTUs() []int {
 	return out
 }
 
-// Stats returns the counters of the sockets by path, and how many datagrams
-// belonged to no binding.
-func (f *Fabric) Stats() (paths []udp.Stats, stray uint64) {
+// Stats are counts since Open.
+type Stats struct {
+	Paths []udp.Stats
+	// Stray datagrams belong to no binding, and Strangers come from another
+	// address than that of the peer of a binding without a cipher, or by a path
+	// that the binding does not have. The links count what they drop by themselves.
+	Stray, Strangers uint64
+}
+
+// Stats returns the counters.
+func (f *Fabric) Stats() Stats {
+	out := Stats{Stray: f.stray.Load(), Strangers: f.strangers.Load()}
 	for _, p := range f.paths {
-		paths = append(paths, p.conn.Stats())
+		out.Paths = append(out.Paths, p.conn.Stats())
 	}
-	return paths, f.stray.Load()
+	return out
 }
 
 // Run receives until ctx ends, then closes the sockets and every binding.

@@ -68,8 +68,8 @@ func (m Metrics) Link(slot int, s *link.Stats) {
 
 // Fabric emits the counters of the sockets.
 func (m Metrics) Fabric(f *fabric.Fabric) {
-	paths, stray := f.Stats()
-	for i, s := range paths {
+	stats := f.Stats()
+	for i, s := range stats.Paths {
 		path := prometheus.Labels{"path": strconv.Itoa(i)}
 		counter := func(name, help string, v uint64) {
 			m.out <- prometheus.MustNewConstMetric(prometheus.NewDesc("dxpu_"+name, help, nil, path), prometheus.CounterValue, float64(v))
@@ -81,6 +81,9 @@ func (m Metrics) Fabric(f *fabric.Fabric) {
 		counter("udp_send_errors_total", "Datagrams that the kernel did not take.", s.TxErrors)
 		counter("udp_segmentation_refused_total", "Batches sent one by one because segmentation offload was refused.", s.GSORefused)
 	}
-	desc := prometheus.NewDesc("dxpu_stray_datagrams_total", "Datagrams of no binding of this node.", nil, nil)
-	m.out <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(stray))
+	total := func(name, help string, v uint64) {
+		m.out <- prometheus.MustNewConstMetric(prometheus.NewDesc("dxpu_"+name, help, nil, nil), prometheus.CounterValue, float64(v))
+	}
+	total("stray_datagrams_total", "Datagrams of no binding of this node.", stats.Stray)
+	total("stranger_datagrams_total", "Datagrams of a binding without a cipher that are not from its peer.", stats.Strangers)
 }
