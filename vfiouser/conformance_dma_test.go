@@ -139,7 +139,7 @@ var dmaTests = []conformance{
 		p.wantErr(unix.EINVAL, 2, dmaMap(3, math.MaxUint64-4095, 0x20000, 4096), id)
 		p.wantErr(unix.EINVAL, 2, dmaMap(3, 0, 0x20000, 0x1000), id, id)
 		p.wantErr(unix.ENODEV, 2, dmaMap(3, 0, 0x20000, 0x1000), fd(t, event(t))) // mmap's own answer
-		p.ok(3, dmaUnmap(0x20000, 0x1000)) // QEMU does, behind an IOMMU
+		p.ok(3, dmaUnmap(0x20000, 0x1000))                                        // QEMU does, behind an IOMMU
 		p.wantErr(unix.EINVAL, 3, dmaUnmap(0x10000, 0x1000))
 		p.wantErr(unix.EINVAL, 3, dmaUnmap(0x11000, 0x1000))
 		p.wantErr(unix.EINVAL, 3, dmaUnmap(0x10000, 0))
