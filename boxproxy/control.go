@@ -108,6 +108,7 @@ func (s *slot) open(want *dxpuv1.DesiredBinding, self uint32) error {
 	}
 	d.group.Enter()
 	s.binding = b
+	s.live.Store(&attachment{d.group, b})
 	b.Touch()
 	d.group.Leave()
 	return nil
@@ -139,6 +140,7 @@ func (s *slot) release() {
 	d := s.domain
 	now := d.group.Enter()
 	s.binding = nil
+	s.live.Store(nil)
 	s.device.Reset(now, device.ConventionalReset)
 	d.group.Leave()
 	s.jobs.Wait() // they work on the device's memory

@@ -34,13 +34,17 @@ type slot struct {
 	applied    atomic.Uint64 // the desired revision that status takes account of
 	lastHealth atomic.Pointer[health]
 	linkStats  atomic.Pointer[link.Stats]
-	calls      chan func(device.Device) // for the controller to make
+	live       atomic.Pointer[attachment] // nil: not bound
+	calls      chan func(device.Device)   // for the controller to make
 	counters   counters
 }
 
 func newSlot(b *Box, index int, cfg Slot) *slot {
 	s := &slot{box: b, index: index, device: cfg.Device, info: cfg.Info, kick: make(chan struct{}, 1), calls: make(chan func(device.Device))}
 	s.emitTo = s.emit
+	if n, ok := s.device.(device.Notifier); ok {
+		n.SetNotify(s.notified)
+	}
 	return s
 }
 
@@ -61,17 +65,49 @@ type domain struct {
 	slots atomic.Int32
 }
 
+// attachment is what a device's notification needs, from any goroutine.
+type attachment struct {
+	group   *fabric.Group
+	binding *fabric.Binding
+}
+
+// notified asks for Pump: a device that stands for another process has
+// something to emit.
+func (s *slot) notified() {
+	if a := s.live.Load(); a != nil {
+		a.group.Enter()
+		a.binding.Touch()
+		a.group.Leave()
+	}
+}
+
+// throttled is implemented by devices that cannot take every TLP at once.
+type throttled interface {
+	// Full reports that the device takes no more now. It notifies when it does
+	// again.
+	Full() bool
+}
+
 var _ fabric.Handler = (*slot)(nil)
 
-// Deliver hands a TLP from the host to the device, which takes every one.
+// Deliver hands a TLP from the host to the device.
 func (s *slot) Deliver(now time.Duration, p *tlp.Packet) bool {
+	if t, ok := s.device.(throttled); ok && t.Full() {
+		return false
+	}
+	s.take(now, p)
+	return true
+}
+
+// take hands a TLP to the device whether it is full or not: a neighbour's is
+// taken at once.
+func (s *slot) take(now time.Duration, p *tlp.Packet) {
 	s.counters.toDevice.Add(1)
 	s.counters.toDeviceBytes.Add(uint64(len(p.Data)))
 	if p.Type == tlp.CfgWr0 {
 		s.box.snoop(s.index, p)
 	}
 	s.device.Receive(now, p)
-	return true
 }
 
 // Pump sends what the device emits and starts the work that it wants done.
@@ -115,7 +151,7 @@ func (s *slot) emit(p *tlp.Packet) bool {
 	if s.domain.slots.Load() > 1 {
 		if peer := s.box.peer(s.index, p); peer != nil {
 			s.counters.peer.Add(1)
-			peer.Deliver(s.now, p)
+			peer.take(s.now, p)
 			peer.binding.Touch()
 			return true
 		}

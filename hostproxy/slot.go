@@ -96,7 +96,12 @@ func (s *slot) route(now time.Duration, p *tlp.Packet) bool {
 			return false
 		}
 		s.counters.peer.Add(1)
-	case mapping.Here, mapping.ToAll:
+	case mapping.Here:
+		// INTx ends at the port, which stands for it towards the host (section 2.2.8.1).
+		if s.port != nil {
+			return s.port.fromDevice(now, p)
+		}
+	case mapping.ToAll:
 	default:
 		s.counters.unsupported.Add(1)
 		s.refuse(now, p, pcie.UnsupportedRequest)

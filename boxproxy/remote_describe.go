@@ -1,0 +1,229 @@
+package boxproxy
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+
+	"github.com/dxpu-project/dxpu/cfgspace"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/vfiouser"
+)
+
+// Registers, by short names.
+const (
+	regCommand = cfgspace.OffCommand
+	regBARs    = cfgspace.OffBAR0
+	regROM     = cfgspace.OffROM
+	offDevCtl  = cfgspace.OffDevCtl
+	devCtlFLR  = cfgspace.DevCtlFLR
+)
+
+// description is what a device server says of its device.
+type description struct {
+	info       Info
+	config     []byte // configuration space after a reset, 256 or 4096 bytes
+	barFlags   [pcie.MaxBARs]uint32
+	resettable bool // DEVICE_RESET works
+	flr        bool
+	express    int // offset of the PCI Express capability; 0: none
+	msi        int // that of MSI
+	msix       cfgspace.MSIXInfo
+	hasMSIX    bool
+	vectors    [vfiouser.NumIRQs]int // that the server can signal
+}
+
+// describe asks a server. It resets the device.
+func describe(ctx context.Context, c *vfiouser.Client) (d description, err error) {
+	info, err := c.DeviceInfo(ctx)
+	if err != nil {
+		return d, err
+	}
+	if info.Flags&vfiouser.DeviceFlagPCI == 0 || info.Regions <= vfiouser.RegionConfig {
+		return d, errors.New("it is no PCI device")
+	}
+	if d.resettable = info.Flags&vfiouser.DeviceFlagReset != 0; d.resettable {
+		if err := c.Reset(ctx); err != nil {
+			return d, err
+		}
+	}
+	size, err := regionSize(ctx, c, vfiouser.RegionConfig)
+	if err != nil {
+		return d, err
+	}
+	if size != pcie.ConfigSizePCI && size != pcie.ConfigSize {
+		return d, fmt.Errorf("configuration space of %d bytes, want 256 or 4096", size)
+	}
+	d.config = make([]byte, size)
+	if err := c.RegionRead(ctx, vfiouser.RegionConfig, 0, d.config); err != nil {
+		return d, err
+	}
+	le := binary.LittleEndian
+	d.info.Vendor, d.info.Device = le.Uint16(d.config), le.Uint16(d.config[cfgspace.OffDevice:])
+	if d.info.Vendor == 0xffff || d.config[cfgspace.OffHeaderType]&0x7f != 0 {
+		return d, fmt.Errorf("vendor %#04x, header type %d: want an endpoint", d.info.Vendor, d.config[cfgspace.OffHeaderType]&0x7f)
+	}
+	d.info.Model = fmt.Sprintf("vfio-user device %04x:%04x", d.info.Vendor, d.info.Device)
+	if err := d.readBARs(ctx, c); err != nil {
+		return d, err
+	}
+	d.readCapabilities()
+	if err := d.readInterrupts(ctx, c, info.IRQs); err != nil {
+		return d, err
+	}
+	return d, nil
+}
+
+func regionSize(ctx context.Context, c *vfiouser.Client, index uint32) (uint64, error) {
+	info, file, err := c.RegionInfo(ctx, index)
+	if file != nil {
+		_ = file.Close()
+	}
+	return info.Size, err
+}
+
+// readBARs takes the sizes from the regions, as not every server answers the
+// sizing of firmware, and the kinds from configuration space.
+func (d *description) readBARs(ctx context.Context, c *vfiouser.Client) error {
+	for i := 0; i < pcie.MaxBARs; i++ {
+		size, err := regionSize(ctx, c, uint32(i))
+		if err != nil {
+			return err
+		}
+		if size == 0 {
+			continue
+		}
+		raw := binary.LittleEndian.Uint32(d.config[regBARs+4*i:])
+		b := pcie.BAR{Size: size, IO: raw&1 != 0, Wide: raw&7 == 4, Prefetchable: raw&9 == 8}
+		limit := uint64(1 << 31)
+		if b.Wide {
+			limit = 1 << 62
+		}
+		if bits.OnesCount64(size) != 1 || size < 4 || size > limit || b.Wide && i == pcie.MaxBARs-1 {
+			return fmt.Errorf("BAR %d of %#x bytes: want a power of two", i, size)
+		}
+		d.barFlags[i] = raw & 0xf
+		if b.IO {
+			d.barFlags[i] = raw & 3
+		}
+		d.info.BARs[i] = b
+		if b.Wide {
+			i++
+		}
+	}
+	return nil
+}
+
+func (d *description) readCapabilities() {
+	le := binary.LittleEndian
+	if at := cfgspace.Find(d.config, cfgspace.CapExpress); at != 0 && at+cfgspace.OffDevCtl2+2 <= len(d.config) {
+		d.express = at
+		d.flr = le.Uint32(d.config[at+cfgspace.OffDevCap:])&cfgspace.DevCapFLR != 0
+	}
+	if at := cfgspace.Find(d.config, cfgspace.CapMSI); at != 0 && at+4 <= pcie.ConfigSizePCI &&
+		at+msiLength(le.Uint16(d.config[at+2:])) <= pcie.ConfigSizePCI {
+		d.msi = at
+	}
+	d.msix, d.hasMSIX = cfgspace.FindMSIX(d.config)
+	if at := cfgspace.FindExtended(d.config, cfgspace.ExtSerial); at != 0 && at+12 <= len(d.config) {
+		d.info.Serial = fmt.Sprintf("%016x", le.Uint64(d.config[at+4:]))
+	}
+}
+
+// readInterrupts asks how many vectors the server can signal.
+func (d *description) readInterrupts(ctx context.Context, c *vfiouser.Client, indexes uint32) error {
+	most := [vfiouser.NumIRQs]int{vfiouser.IRQINTx: 1, vfiouser.IRQMSI: 32}
+	if d.hasMSIX {
+		most[vfiouser.IRQMSIX] = d.msix.Vectors
+	}
+	for index := range min(indexes, vfiouser.IRQMSIX+1) {
+		info, err := c.IRQInfo(ctx, index)
+		if err != nil {
+			return err
+		}
+		d.vectors[index] = min(int(info.Count), most[index])
+	}
+	if d.config[cfgspace.OffIntPin] == 0 {
+		d.vectors[vfiouser.IRQINTx] = 0
+	}
+	return nil
+}
+
+// errNoMessages is for servers that reach memory by mapping it only.
+var errNoMessages = errors.New("it does no DMA by messages, only on memory mapped into its process, and the memory is on another machine")
+
+// checkDecode tells QEMU's device server by its habit: BARs can be read only
+// while memory decode is on. It takes a mapping without a descriptor without a
+// word and never asks for that memory. The first entry of the MSI-X table can
+// be read without a side effect; a device that has none, or a server that does
+// not serve the table at all, is believed.
+func (d *description) checkDecode(ctx context.Context, c *vfiouser.Client) error {
+	bar := d.msix.TableBAR
+	if !d.hasMSIX || d.info.BARs[bar].IO || d.info.BARs[bar].Size < uint64(d.msix.TableOffset)+pcie.DW {
+		return nil
+	}
+	off, err := d.tableReadable(ctx, c, 0, 0)
+	if off || err != nil {
+		return err
+	}
+	const anywhere = 1 << 31 // a multiple of every size that a 32-bit BAR can have
+	on, err := d.tableReadable(ctx, c, anywhere, cfgspace.CmdMemory)
+	if _, undo := d.tableReadable(ctx, c, 0, 0); err == nil {
+		err = undo
+	}
+	if on && err == nil {
+		return fmt.Errorf("BARs answer only while memory decode is on, as with QEMU's x-vfio-user-server: %w", errNoMessages)
+	}
+	return err
+}
+
+// tableReadable sets BAR and Command register and tries to read the MSI-X table.
+func (d *description) tableReadable(ctx context.Context, c *vfiouser.Client, addr uint32, command byte) (bool, error) {
+	var entry [pcie.DW]byte
+	at := uint64(regBARs + pcie.DW*d.msix.TableBAR)
+	err := errors.Join(
+		c.RegionWrite(ctx, vfiouser.RegionConfig, at, binary.LittleEndian.AppendUint32(nil, addr)),
+		c.RegionWrite(ctx, vfiouser.RegionConfig, regCommand, []byte{command, 0}),
+	)
+	if err != nil {
+		return false, err
+	}
+	err = c.RegionRead(ctx, uint32(d.msix.TableBAR), uint64(d.msix.TableOffset), entry[:])
+	if refused := new(vfiouser.RemoteError); errors.As(err, &refused) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Address space of the host. Servers differ in what they take: package
+// vfiouser and rust-vmm any range, libvfio-user up to 8 TiB in each of 16 mappings (ENOSPC).
+const (
+	addressSpace = 1 << 48
+	mapPiece     = 8 << 40
+)
+
+// mapAll offers all of the host's address space by messages, or as much of it
+// from 0 on as the server takes. What is there the host decides.
+func mapAll(ctx context.Context, c *vfiouser.Client) error {
+	m := vfiouser.DMAMap{Flags: vfiouser.DMAFlagRead | vfiouser.DMAFlagWrite, Size: addressSpace}
+	err := c.DMAMap(ctx, m, nil)
+	refused := new(vfiouser.RemoteError)
+	if !errors.As(err, &refused) {
+		return err
+	}
+	for m.Size = mapPiece; m.Addr < addressSpace; m.Addr += m.Size {
+		err := c.DMAMap(ctx, m, nil)
+		switch {
+		case err == nil:
+		case !errors.As(err, &refused):
+			return err
+		case m.Addr == 0:
+			return fmt.Errorf("%w: %w", errNoMessages, err)
+		default:
+			return nil
+		}
+	}
+	return nil
+}

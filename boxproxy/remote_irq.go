@@ -1,0 +1,419 @@
+package boxproxy
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"os"
+	"sync"
+
+	"github.com/dxpu-project/dxpu/cfgspace"
+	"github.com/dxpu-project/dxpu/tlp"
+	"github.com/dxpu-project/dxpu/vfiouser"
+)
+
+// vectorID names an interrupt vector of the server.
+type vectorID struct {
+	index  uint32 // vfiouser.IRQINTx, IRQMSI or IRQMSIX
+	vector int
+}
+
+// interruptState turns the server's event descriptors into interrupts of PCI
+// Express. A vfio-user server leaves the MSI-X table to its client, so the table
+// and the pending bits are kept here and accesses to them do not reach it.
+type interruptState struct {
+	about *description
+
+	table       []byte // MSI-X table, as the host reads it
+	pending     []byte // MSI-X pending bits
+	armed       []bool // MSI-X vectors that have, or are being given, a descriptor
+	on, masked  bool   // MSI-X Enable, Function Mask
+	msiOn       bool
+	msiPending  uint32
+	raised      bool // INTx was signalled and the host has not been seen to handle it
+	asserted    bool // Assert_INTA was sent last
+	wireAllowed bool
+
+	mu     sync.Mutex // guards what follows
+	events map[vectorID]*os.File
+	closed bool
+}
+
+const (
+	msixEntrySize = 16
+	msixAddr      = 0
+	msixData      = 8
+	msixControl   = 12 // bit 0: mask
+)
+
+func (s *interruptState) init(about *description) {
+	s.about = about
+	s.events = map[vectorID]*os.File{}
+	if about.hasMSIX {
+		n := about.msix.Vectors
+		s.table = make([]byte, n*msixEntrySize)
+		s.pending = make([]byte, (n+63)/64*8)
+		s.armed = make([]bool, n)
+	}
+}
+
+// reset restores what the host sees (section 7.7.2: every vector is masked).
+// The descriptors are the requests worker's to take back.
+func (s *interruptState) reset() {
+	clear(s.table)
+	clear(s.pending)
+	clear(s.armed)
+	for at := msixControl; at < len(s.table); at += msixEntrySize {
+		s.table[at] = 1
+	}
+	s.on, s.masked, s.msiOn, s.msiPending, s.raised = false, false, false, 0, false
+}
+
+// structure is a part of a BAR that is kept here.
+type structure struct {
+	start uint64
+	bytes []byte
+}
+
+func (s *structure) end() uint64 { return s.start + uint64(len(s.bytes)) }
+
+// structures returns what is kept here of a BAR, in order.
+func (s *interruptState) structures(bar int) []structure {
+	if !s.about.hasMSIX {
+		return nil
+	}
+	var out []structure
+	m := &s.about.msix
+	if m.TableBAR == bar {
+		out = append(out, structure{uint64(m.TableOffset), s.table})
+	}
+	if m.PBABAR == bar {
+		out = append(out, structure{uint64(m.PBAOffset), s.pending})
+	}
+	if len(out) == 2 && out[1].start < out[0].start {
+		out[0], out[1] = out[1], out[0]
+	}
+	return out
+}
+
+// contains reports whether all of an access is to what is kept here.
+func (s *interruptState) contains(bar int, offset uint64, n int) bool {
+	for _, x := range s.structures(bar) {
+		if n > 0 && offset >= x.start && offset+uint64(n) <= x.end() {
+			return true
+		}
+	}
+	return false
+}
+
+// overlay replaces the bytes of a read that are kept here.
+func (s *interruptState) overlay(bar int, offset uint64, data []byte) {
+	for _, x := range s.structures(bar) {
+		from, to := max(offset, x.start), min(offset+uint64(len(data)), x.end())
+		if from < to {
+			copy(data[from-offset:to-offset], x.bytes[from-x.start:])
+		}
+	}
+}
+
+// outside returns the parts of an access that are the server's, by offset.
+func (s *interruptState) outside(bar int, offset uint64, n int) []tlp.Chunk {
+	var out []tlp.Chunk
+	end := offset + uint64(n)
+	for _, x := range s.structures(bar) {
+		if to := min(x.start, end); offset < to {
+			out = append(out, tlp.Chunk{Addr: offset, Len: int(to - offset)})
+		}
+		offset = max(offset, min(x.end(), end))
+	}
+	if offset < end {
+		out = append(out, tlp.Chunk{Addr: offset, Len: int(end - offset)})
+	}
+	return out
+}
+
+// writeTable stores what a write changes of the table and reports whether it
+// does. The pending bits are read-only.
+func (s *interruptState) writeTable(bar int, offset uint64, src []byte) bool {
+	if !s.about.hasMSIX || s.about.msix.TableBAR != bar {
+		return false
+	}
+	start := uint64(s.about.msix.TableOffset)
+	from, to := max(offset, start), min(offset+uint64(len(src)), start+uint64(len(s.table)))
+	if from >= to {
+		return false
+	}
+	copy(s.table[from-start:to-start], src[from-offset:])
+	for v := (from - start) / msixEntrySize; v*msixEntrySize < to-start; v++ {
+		e := s.table[v*msixEntrySize:]
+		e[msixAddr] &^= 3
+		e[msixControl] &= 1
+		clear(e[msixControl+1 : msixEntrySize])
+	}
+	return true
+}
+
+func (s *interruptState) vectorMasked(v int) bool {
+	return s.masked || s.table[v*msixEntrySize+msixControl]&1 != 0
+}
+
+// interruptsConfigured follows the enable bits of MSI-X, MSI and INTx.
+func (r *remote) interruptsConfigured(command uint16) {
+	s := &r.irqs
+	var on bool
+	if r.about.hasMSIX {
+		ctl := binary.LittleEndian.Uint16(r.shadow[r.about.msix.Cap+2:])
+		on, s.masked = ctl&cfgspace.MSIXEnable != 0, ctl&cfgspace.MSIXMask != 0
+	}
+	msi, vectors := r.msiVectors()
+	wire := !s.on && !s.msiOn
+	if on != s.on {
+		s.on = on
+		clear(s.armed)
+		if !on {
+			clear(s.pending)
+			r.requests.push(0, func() { r.disarm(vfiouser.IRQMSIX) })
+		}
+	}
+	wireNow := !on && !msi
+	if wire && !wireNow { // before the other kind is armed, as VMMs do
+		r.requests.push(0, func() { r.disarm(vfiouser.IRQINTx) })
+	}
+	if msi != s.msiOn {
+		s.msiOn, s.msiPending = msi, 0
+		r.requests.push(0, func() {
+			r.disarm(vfiouser.IRQMSI)
+			if msi {
+				r.arm(vfiouser.IRQMSI, 0, vectors)
+			}
+		})
+	}
+	if !wire && wireNow {
+		r.requests.push(0, r.armWire)
+	}
+	s.wireAllowed = wireNow && command&cfgspace.CmdINTxDisable == 0
+	r.updateWire()
+	r.vectorsChanged()
+	r.flushMSI()
+}
+
+// vectorsChanged gives descriptors to the MSI-X vectors that have become
+// unmasked, and sends what was held back.
+func (r *remote) vectorsChanged() {
+	s := &r.irqs
+	if !s.on {
+		return
+	}
+	for v := range min(len(s.armed), r.about.vectors[vfiouser.IRQMSIX]) {
+		if s.vectorMasked(v) {
+			continue
+		}
+		if !s.armed[v] {
+			s.armed[v] = true
+			r.requests.push(0, func() { r.arm(vfiouser.IRQMSIX, v, 1) })
+		}
+		if s.pending[v/8]>>(v%8)&1 != 0 {
+			r.interrupt(vectorID{vfiouser.IRQMSIX, v})
+		}
+	}
+}
+
+// interrupt takes a signal of the server. What is masked waits; so does
+// everything while the function may not master the bus.
+func (r *remote) interrupt(id vectorID) {
+	s := &r.irqs
+	switch {
+	case id.index == vfiouser.IRQINTx:
+		s.raised = true
+		r.updateWire()
+	case id.index == vfiouser.IRQMSI && s.msiOn:
+		s.msiPending |= 1 << id.vector
+		r.flushMSI()
+	case id.index == vfiouser.IRQMSIX && s.on:
+		v := id.vector
+		if s.vectorMasked(v) || !r.master.Load() {
+			s.pending[v/8] |= 1 << (v % 8)
+			return
+		}
+		s.pending[v/8] &^= 1 << (v % 8)
+		e := s.table[v*msixEntrySize:]
+		r.message(binary.LittleEndian.Uint64(e[msixAddr:]), binary.LittleEndian.Uint32(e[msixData:]))
+	}
+}
+
+// msiLength is the size of an MSI capability by its Message Control (section 7.7.1).
+func msiLength(ctl uint16) int {
+	n := 10
+	if ctl&cfgspace.MSI64 != 0 {
+		n += 4
+	}
+	if ctl&cfgspace.MSIMaskable != 0 {
+		n += 10 // padding, mask bits, pending bits
+	}
+	return n
+}
+
+func (r *remote) msiVectors() (on bool, n int) {
+	if r.about.msi == 0 {
+		return false, 0
+	}
+	ctl := binary.LittleEndian.Uint16(r.shadow[r.about.msi+2:])
+	n = 1 << min(ctl>>4&7, 5) // Multiple Message Enable
+	return ctl&cfgspace.MSIEnable != 0, min(n, r.about.vectors[vfiouser.IRQMSI])
+}
+
+// flushMSI sends the MSI vectors that are pending and not masked.
+func (r *remote) flushMSI() {
+	s := &r.irqs
+	on, n := r.msiVectors()
+	if !on || !r.master.Load() {
+		return
+	}
+	le, at := binary.LittleEndian, r.about.msi
+	ctl := le.Uint16(r.shadow[at+2:])
+	addr, dataAt := uint64(le.Uint32(r.shadow[at+4:])), at+8
+	if ctl&cfgspace.MSI64 != 0 {
+		addr |= uint64(le.Uint32(r.shadow[at+8:])) << 32
+		dataAt += 4
+	}
+	var masked uint32
+	if ctl&cfgspace.MSIMaskable != 0 {
+		masked = le.Uint32(r.shadow[dataAt+4:])
+	}
+	enabled := uint32(1)<<(ctl>>4&7) - 1 // low bits of the data that name the vector
+	for rest := s.msiPending &^ masked; rest != 0; rest &= rest - 1 {
+		v := bits.TrailingZeros32(rest)
+		s.msiPending &^= 1 << v
+		if v < n {
+			r.message(addr, uint32(le.Uint16(r.shadow[dataAt:]))&^enabled|uint32(v))
+		}
+	}
+}
+
+// updateWire sends the edge of INTx that is due.
+func (r *remote) updateWire() {
+	s := &r.irqs
+	if on := s.raised && s.wireAllowed; on != s.asserted {
+		s.asserted = on
+		code := uint8(tlp.CodeDeassertINTA)
+		if on {
+			code = tlp.CodeAssertINTA
+		}
+		r.out.push(outItem{packet: tlp.Packet{Type: tlp.Msg, DW4: true, Requester: r.fn.ID, Code: code, Routing: tlp.RouteLocal}})
+	}
+}
+
+// endOfInterrupt is called with each access of the host to a BAR. vfio has
+// no level, so as VMMs do it is taken for the handling of INTx: the server is
+// asked to signal again if there is more.
+func (r *remote) endOfInterrupt() {
+	s := &r.irqs
+	if !s.raised {
+		return
+	}
+	s.raised = false
+	r.updateWire()
+	r.requests.push(0, func() {
+		if err := r.client.UnmaskINTx(r.ctx); err != nil && r.ctx.Err() == nil {
+			r.log.Warn("device server does not unmask INTx", "err", err)
+		}
+	})
+}
+
+// What follows runs in the requests worker.
+
+// armWire gives the server a descriptor for INTx.
+func (r *remote) armWire() { r.arm(vfiouser.IRQINTx, 0, r.about.vectors[vfiouser.IRQINTx]) }
+
+// arm gives the server descriptors for n vectors from start on.
+func (r *remote) arm(index uint32, start, n int) {
+	if n == 0 {
+		return
+	}
+	files := make([]*os.File, 0, n)
+	for range n {
+		f, err := vfiouser.NewEvent()
+		if err != nil {
+			r.armFailed(index, err, files)
+			return
+		}
+		files = append(files, f)
+	}
+	if err := r.client.ArmIRQs(r.ctx, index, uint32(start), files); err != nil {
+		r.armFailed(index, err, files)
+		return
+	}
+	s := &r.irqs
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, f := range files {
+		id := vectorID{index, start + i}
+		if s.closed {
+			_ = f.Close()
+			continue
+		}
+		if old := s.events[id]; old != nil {
+			_ = old.Close()
+		}
+		s.events[id] = f
+		r.wg.Go(func() { r.listen(id, f) })
+	}
+}
+
+func (r *remote) armFailed(index uint32, err error, files []*os.File) {
+	for _, f := range files {
+		_ = f.Close()
+	}
+	if r.ctx.Err() == nil {
+		r.log.Warn("device server takes no event descriptor: its interrupts are lost", "index", index, "err", err)
+	}
+}
+
+// listen posts the signals of a vector until its descriptor is closed.
+func (r *remote) listen(id vectorID, f *os.File) {
+	for {
+		if _, err := vfiouser.WaitEvent(f); err != nil {
+			return
+		}
+		r.postIRQ(id)
+	}
+}
+
+// disarm takes back the descriptors of an index.
+func (r *remote) disarm(index uint32) {
+	s := &r.irqs
+	s.mu.Lock()
+	var files []*os.File
+	for id, f := range s.events {
+		if id.index == index {
+			files = append(files, f)
+			delete(s.events, id)
+		}
+	}
+	s.mu.Unlock()
+	if len(files) == 0 {
+		return
+	}
+	if err := r.client.DisableIRQs(r.ctx, index); err != nil && r.ctx.Err() == nil {
+		r.log.Warn("device server does not disable interrupts", "index", index, "err", err)
+	}
+	for _, f := range files {
+		_ = f.Close()
+	}
+}
+
+func (r *remote) disarmAll() {
+	for index := range uint32(vfiouser.IRQMSIX + 1) {
+		r.disarm(index)
+	}
+}
+
+// closeAll closes every descriptor; none is made afterwards.
+func (s *interruptState) closeAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	for _, f := range s.events {
+		_ = f.Close()
+	}
+	clear(s.events)
+}

@@ -1,0 +1,80 @@
+package boxproxy
+
+import "sync"
+
+// worker does what waits for a device server, one thing after the other.
+type worker struct {
+	idle func() // called when the backlog is no longer too long; must not block; nil: nobody
+
+	mu    sync.Mutex // guards what follows
+	more  *sync.Cond
+	jobs  []job
+	bytes int
+	ended bool
+}
+
+type job struct {
+	cost int // bytes that it holds
+	do   func()
+}
+
+// jobCost is what a job takes beside the bytes that it holds.
+const jobCost = 64
+
+func newWorker(idle func()) *worker {
+	w := &worker{idle: idle}
+	w.more = sync.NewCond(&w.mu)
+	return w
+}
+
+// push adds a job that holds cost bytes. After stop it is dropped.
+func (w *worker) push(cost int, do func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ended {
+		return
+	}
+	w.jobs = append(w.jobs, job{cost + jobCost, do})
+	w.bytes += cost + jobCost
+	w.more.Signal()
+}
+
+// backlog returns the bytes that wait.
+func (w *worker) backlog() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.bytes
+}
+
+// run works until stop, and then does what is left.
+func (w *worker) run() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for {
+		for len(w.jobs) == 0 {
+			if w.ended {
+				return
+			}
+			w.more.Wait()
+		}
+		j := w.jobs[0]
+		w.jobs[0] = job{}
+		w.jobs = w.jobs[1:]
+		w.mu.Unlock()
+		j.do()
+		w.mu.Lock()
+		full := w.bytes > remoteBacklog
+		w.bytes -= j.cost
+		if full && w.bytes <= remoteBacklog && w.idle != nil {
+			w.idle()
+		}
+	}
+}
+
+// stop lets run end.
+func (w *worker) stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ended = true
+	w.more.Signal()
+}
