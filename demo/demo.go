@@ -230,7 +230,7 @@ func (d *demo) attach(ctx context.Context) (string, error) {
 		return "", err
 	}
 	d.figure("attach: from the call to the device in the VM's slot", time.Since(at))
-	return fmt.Sprintf("%s -> %s slot %d: %s", b.GpuId, b.HostId, b.HostSlot, timeline(b)), nil
+	return fmt.Sprintf("%s -> %s slot %d\n%s", b.GpuId, b.HostId, b.HostSlot, timeline(b)), nil
 }
 
 // active waits until the lease has its GPU and returns the binding.
@@ -262,15 +262,24 @@ func (d *demo) getLease(ctx context.Context) (*dxpuv1.Lease, error) {
 	return res.Msg.GetLease(), nil
 }
 
-// timeline prints the steps of making a binding.
+// timeline prints the steps of making a binding, by who took them.
 func timeline(b *dxpuv1.Binding) string {
-	var parts []string
+	var lines []string
+	last := ""
 	for _, s := range b.Timeline {
-		if s.Duration.AsDuration() > 0 {
-			parts = append(parts, fmt.Sprintf("%s %.1f ms", strings.ReplaceAll(s.Name, "_", " "), float64(s.Duration.AsDuration().Microseconds())/1000))
+		took := s.Duration.AsDuration()
+		if s.NodeId == "" || took < 50*time.Microsecond {
+			continue // the manager's own view, and steps without a duration
 		}
+		text := fmt.Sprintf("%s %.1f ms", strings.ReplaceAll(s.Name, "_", " "), float64(took.Microseconds())/1000)
+		if s.NodeId == last {
+			lines[len(lines)-1] += ", " + text
+			continue
+		}
+		last = s.NodeId
+		lines = append(lines, s.NodeId+": "+text)
 	}
-	return strings.Join(parts, ", ")
+	return strings.Join(lines, "; ")
 }
 
 func (d *demo) seen(ctx context.Context) (string, error) { return d.pc.sees(ctx, true) }
