@@ -239,7 +239,6 @@ func write(addr uint64, n int) *tlp.Packet {
 	return p
 }
 
-
 func isClosed(c <-chan struct{}) bool {
 	select {
 	case <-c:

@@ -1,0 +1,139 @@
+package hostproxy_test
+
+import (
+	"bytes"
+	"os"
+	"runtime"
+	"testing"
+
+	"github.com/dxpu-project/dxpu/gpudrv"
+)
+
+func TestAttachDriveDetach(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		inside bool
+	}{{"vfio-user", false}, {"embedded", true}} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t, options{gpus: 2, inside: c.inside})
+			for range 2 {
+				first, second := r.attach(0, 0, 0, 1), r.attach(0, 1, 0, 0)
+				for slot := range 2 {
+					bus, dev := r.open1(0, slot)
+					copyBothWays(t, dev, 3<<20+17)
+					closeBoth(t, bus, dev)
+				}
+				r.detach(first)
+				r.detach(second)
+			}
+		})
+	}
+}
+
+func TestSelfTest(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		inside bool
+	}{{"vfio-user", false}, {"embedded", true}} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t, options{inside: c.inside})
+			r.attach(0, 0, 0, 0)
+			bus, dev := r.open1(0, 0)
+			// 0 stale of 2000: what the device wrote is in memory before the
+			// completion of a register read that follows it.
+			selfTest(t, dev, gpudrv.SelfTestOptions{Quick: true, Rounds: 2000})
+			closeBoth(t, bus, dev)
+		})
+	}
+}
+
+// What is left of a hundred bindings is nothing: no goroutine, no descriptor,
+// no memory to speak of.
+func TestPlugAndUnplug(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		inside bool
+	}{{"vfio-user", false}, {"embedded", true}} {
+		t.Run(c.name, func(t *testing.T) {
+			times := 100
+			if testing.Short() {
+				times = 10
+			}
+			r := newRig(t, options{inside: c.inside})
+			cycle := func(drive bool) {
+				b := r.attach(0, 0, 0, 0)
+				if drive {
+					bus, dev := r.open1(0, 0)
+					copyBothWays(t, dev, 4096)
+					closeBoth(t, bus, dev)
+				}
+				r.detach(b)
+			}
+			for range 3 {
+				cycle(true)
+			}
+			fds, goroutines, heap := resources(t)
+			for i := range times {
+				cycle(i%4 == 0)
+			}
+			r.until("goroutines to end", func() bool {
+				runtime.Gosched()
+				r.note()
+				return runtime.NumGoroutine() <= goroutines
+			})
+			fdsAfter, _, heapAfter := resources(t)
+			if fdsAfter > fds {
+				t.Errorf("%d descriptors, were %d", fdsAfter, fds)
+			}
+			if heapAfter > heap+4<<20 {
+				t.Errorf("%d bytes of heap, were %d", heapAfter, heap)
+			}
+		})
+	}
+}
+
+func resources(t *testing.T) (fds, goroutines int, heap uint64) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Skip(err)
+	}
+	runtime.GC()
+	runtime.GC() // the first one leaves what pools hold
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return len(entries), runtime.NumGoroutine(), m.HeapAlloc
+}
+
+// What one tenant left in the device's memory is not there for the next.
+func TestMemoryIsScrubbed(t *testing.T) {
+	r := newRig(t, options{hosts: 2})
+	const n = 1 << 20
+	b := r.attach(0, 0, 0, 0)
+	bus, dev := r.open1(0, 0)
+	s, err := dev.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(t, s.Upload(t.Context(), 0, bytes.Repeat([]byte{0xa5}, n)))
+	dev.Registers().Write32(scratch, 0xa5a5a5a5)
+	check(t, s.Close())
+	closeBoth(t, bus, dev)
+	r.detach(b)
+
+	r.attach(1, 0, 0, 0)
+	bus, dev = r.open1(1, 0)
+	if s, err = dev.NewStream(); err != nil {
+		t.Fatal(err)
+	}
+	out := make([]byte, n)
+	check(t, s.Download(t.Context(), out, 0))
+	if !bytes.Equal(out, make([]byte, n)) {
+		t.Error("the next tenant reads what the one before wrote")
+	}
+	if v := dev.Registers().Read32(scratch); v != 0 {
+		t.Errorf("a register keeps %#x", v)
+	}
+	check(t, s.Close())
+	closeBoth(t, bus, dev)
+}
