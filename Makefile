@@ -20,7 +20,8 @@ vm: ## Put QEMU and a guest into the user's cache, once
 test: vm ## Run every test, with the race detector and in random order
 	$(GO) test -race -shuffle=on $(PKGS)
 
-demo: build vm ## A virtual machine hot-plugs a GPU that is on another machine
+demo: ## A virtual machine hot-plugs a GPU that is on another machine
+	@$(MAKE) --no-print-directory -j2 build vm
 	$(BIN)/dxpu demo
 
 lint: ## Vet, staticcheck, formatting, layers
