@@ -122,7 +122,9 @@ func (e *BoxEntry) takes(p *tlp.Packet) bool {
 			}
 		}
 	case tlp.Cpl, tlp.CplD:
-		return e.ID>>3 == p.Requester>>3
+		// A function that has seen no configuration write has no number yet;
+		// 00:00.0, the zero value, is the root complex's.
+		return e.ID != 0 && e.ID>>3 == p.Requester>>3
 	}
 	return false
 }

@@ -178,6 +178,15 @@ func TestBoxTable(t *testing.T) {
 	if _, ok := table.Peer(0, read); ok {
 		t.Error("a device is its own peer")
 	}
+	// Slot 1 has not been enumerated: it must not get what is the host's.
+	for _, requester := range []pcie.BDF{0, pcie.NewBDF(0, 0, 3)} {
+		if slot, ok := table.Peer(0, &tlp.Packet{Type: tlp.CplD, Requester: requester}); ok {
+			t.Errorf("a completion for the root complex went to slot %d", slot)
+		}
+	}
+	if slot, ok := table.Peer(1, &tlp.Packet{Type: tlp.CplD, Requester: SlotID(0)}); !ok || slot != 0 {
+		t.Errorf("a completion for the neighbour: slot %d, %v", slot, ok)
+	}
 }
 
 // Whatever is written into the header, the table answers and the answer is a
