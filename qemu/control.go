@@ -26,35 +26,39 @@ const (
 // ErrGuestGone is the cause when the control channel has ended: the guest or its QEMU is gone.
 var ErrGuestGone = errors.New("guest is gone")
 
+// ErrGuestReset is the cause when a command ended because the guest was booted again.
+var ErrGuestReset = errors.New("guest was reset")
+
 var errProtocol = errors.New("not the control protocol")
 
 // Control runs commands in a guest; any number of goroutines may use it at once. The protocol
 // is in guest/PROTOCOL.md.
 type Control struct {
-	conn   io.ReadWriteCloser
-	kernel string
-	uptime time.Duration
-	done   chan struct{}
+	conn io.ReadWriteCloser
+	done chan struct{}
 
 	write sync.Mutex // held while one line is written
 
-	mu   sync.Mutex // guards what follows
-	next uint64
-	runs map[uint64]*run
-	err  error
+	mu     sync.Mutex // guards what follows
+	kernel string
+	uptime time.Duration
+	booted chan struct{} // closed when the guest is ready again
+	next   uint64
+	runs   map[uint64]*run
+	err    error
 }
 
 // run is a command that has not ended.
 type run struct {
 	out    io.Writer
 	status int
-	err    error         // of out
+	err    error         // of out, or ErrGuestReset
 	ended  chan struct{} // closed with status set
 }
 
 // NewControl waits for the guest's first line. It takes conn over, also when it fails.
 func NewControl(ctx context.Context, conn io.ReadWriteCloser) (*Control, error) {
-	c := &Control{conn: conn, done: make(chan struct{}), runs: map[uint64]*run{}}
+	c := &Control{conn: conn, done: make(chan struct{}), booted: make(chan struct{}), runs: map[uint64]*run{}}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	r := bufio.NewReaderSize(conn, 64<<10)
 	err := c.ready(r)
@@ -70,10 +74,25 @@ func NewControl(ctx context.Context, conn io.ReadWriteCloser) (*Control, error) 
 }
 
 // Kernel is the release of the guest's kernel.
-func (c *Control) Kernel() string { return c.kernel }
+func (c *Control) Kernel() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.kernel
+}
 
 // Uptime is how long the guest's kernel had been running when it was ready.
-func (c *Control) Uptime() time.Duration { return c.uptime }
+func (c *Control) Uptime() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.uptime
+}
+
+// nextBoot is closed when the guest says that it is ready once more.
+func (c *Control) nextBoot() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.booted
+}
 
 // Close ends the channel and waits for its reader; commands that still run go on in the guest.
 func (c *Control) Close() error {
@@ -144,6 +163,11 @@ func (c *Control) ready(r *bufio.Reader) error {
 	if err != nil {
 		return err
 	}
+	return c.takeReady(line)
+}
+
+// takeReady handles "ready RELEASE UPTIME".
+func (c *Control) takeReady(line string) error {
 	f := strings.Fields(line)
 	if len(f) != 3 || f[0] != "ready" {
 		return fmt.Errorf("%w: %.40q", errProtocol, line)
@@ -152,7 +176,26 @@ func (c *Control) ready(r *bufio.Reader) error {
 	if err != nil || !(s >= 0 && s < 1e9) {
 		return fmt.Errorf("%w: uptime %.40q", errProtocol, f[2])
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.kernel, c.uptime = f[1], time.Duration(s*float64(time.Second))
+	return nil
+}
+
+// rebooted ends what ran before the guest was reset.
+func (c *Control) rebooted(line string) error {
+	if err := c.takeReady(line); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id, r := range c.runs {
+		delete(c.runs, id)
+		r.err = ErrGuestReset
+		close(r.ended)
+	}
+	close(c.booted)
+	c.booted = make(chan struct{})
 	return nil
 }
 
@@ -170,9 +213,12 @@ func (c *Control) read(r *bufio.Reader) {
 	}
 }
 
-// take handles "o ID TEXT" and "x ID STATUS".
+// take handles "o ID TEXT" and "x ID STATUS", and "ready" of a guest that was booted again.
 func (c *Control) take(line string) error {
 	verb, rest, _ := strings.Cut(line, " ")
+	if verb == "ready" {
+		return c.rebooted(line)
+	}
 	number, text, _ := strings.Cut(rest, " ")
 	id, err := strconv.ParseUint(number, 10, 64)
 	if err != nil {

@@ -198,3 +198,27 @@ func FuzzControl(f *testing.F) {
 		}
 	})
 }
+
+// A guest that boots again ends what ran, and the channel goes on.
+func TestControlReboot(t *testing.T) {
+	c, err := guest(t, hello, func(_, command string) string {
+		if command == "reboot" {
+			return "o %d going down\nready 7.0 1.5\n"
+		}
+		return "o %d up\nx %d 0\n"
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	booted := c.nextBoot()
+	if out, _, err := c.Run(t.Context(), "reboot"); !errors.Is(err, ErrGuestReset) || out != "going down\n" {
+		t.Errorf("got %q, %v", out, err)
+	}
+	<-booted
+	if c.Kernel() != "7.0" || c.Uptime() != 1500*time.Millisecond {
+		t.Errorf("kernel %q, uptime %v", c.Kernel(), c.Uptime())
+	}
+	if out, exit, err := c.Run(t.Context(), "other"); out != "up\n" || exit != 0 || err != nil {
+		t.Errorf("after the boot: %q, %d, %v", out, exit, err)
+	}
+}

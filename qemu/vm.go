@@ -81,6 +81,28 @@ func (vm *VM) Log() string { return filepath.Join(vm.dir, "qemu.log") }
 // Exited is closed when the QEMU process has ended, for whatever reason.
 func (vm *VM) Exited() <-chan struct{} { return vm.exited }
 
+// Reset resets the machine as its button does, and returns when the guest takes commands
+// again. Commands that still run end with [ErrGuestReset]; wait for their end before, because
+// half a line of output would meet the first word of the next boot.
+func (vm *VM) Reset(ctx context.Context) error {
+	booted := vm.nextBoot()
+	// Started with -no-reboot, QEMU would take the reset for its end.
+	onReboot := func(action string) error {
+		return vm.qmp.Execute(ctx, "set-action", map[string]string{"reboot": action}, nil)
+	}
+	if err := errors.Join(onReboot("reset"), vm.qmp.SystemReset(ctx)); err != nil {
+		return fmt.Errorf("qemu: reset: %w", err)
+	}
+	select {
+	case <-booted:
+	case <-vm.done:
+		return vm.cause()
+	case <-ctx.Done():
+		return fmt.Errorf("qemu: reset: %w", context.Cause(ctx))
+	}
+	return onReboot("shutdown")
+}
+
 // Close kills QEMU and waits for it. It may be called more than once.
 func (vm *VM) Close() error {
 	if err := vm.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
