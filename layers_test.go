@@ -22,6 +22,7 @@ var layer = map[string]int{
 	"pcie": 0,
 
 	"tlp":            1,
+	"pcapng":         1,
 	"device/gpu/reg": 1,
 	"frame":          1,
 	"cfgspace":       1,
@@ -45,6 +46,7 @@ var layer = map[string]int{
 
 	"udp":      3,
 	"fabric":   3,
+	"capture":  3,
 	"vfiouser": 3,
 	"qmp":      3,
 	"qemu":     3,
@@ -57,6 +59,8 @@ var layer = map[string]int{
 	"node":      4,
 	"sim":       4,
 	"demo":      4,
+	"bench":     4,
+	"vmtest":    4,
 
 	"cli":      5,
 	"cmd/dxpu": 6,
@@ -73,7 +77,7 @@ var beside = map[string][]string{
 	"gpudrv/vfio":               {"gpudrv"},
 	"gpudrv/embedded":           {"gpudrv"},
 	"gpudrv/vfiouserbus":        {"gpudrv", "vfiouser"},
-	"fabric":                    {"udp"},
+	"fabric":                    {"udp", "capture"},
 	"gpudrv/gpudrvtest":         {"gpudrv", "gpudrv/embedded"},
 	"perf/paper":                {"perf"},
 	"predict":                   {"perf", "workload"},
@@ -82,6 +86,7 @@ var beside = map[string][]string{
 	"hostproxy":                 {"node"},
 	"boxproxy":                  {"node"},
 	"demo":                      {"hostproxy", "node"},
+	"bench":                     {"hostproxy", "boxproxy", "node"},
 }
 
 // impure are packages that a machine (layers 0 to 2) may not import: they

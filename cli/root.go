@@ -38,7 +38,7 @@ device that was hot-plugged. A manager owns the pool.`,
 	add("daemons", newManagerCommand(), newHostCommand(conn), newBoxCommand(conn))
 	add("pool", newGetCommand(conn), newDescribeCommand(conn), newLeaseCommand(conn), newCordonCommand(conn),
 		newUncordonCommand(conn), newDrainCommand(conn), newEventsCommand(conn))
-	add("tools", newGPUGroup(conn), newTLPCommand(), newModelCommand(), newDemoCommand())
+	add("tools", newGPUGroup(conn), newTLPCommand(), newModelCommand(), newDemoCommand(), newBenchCommand())
 	root.AddCommand(newVersionCommand(), newExitCodesTopic())
 	return root
 }

@@ -1,0 +1,177 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dxpu-project/dxpu/bench"
+	"github.com/dxpu-project/dxpu/fault"
+	"github.com/dxpu-project/dxpu/link"
+)
+
+func newBenchCommand() *cobra.Command {
+	serve := &cobra.Command{
+		Use: "serve", Hidden: true, Short: "The other process of a benchmark",
+		Long:    `The other process of a benchmark: requests and answers on standard input and output, which the benchmark that starts it knows.`,
+		Example: `  dxpu bench rtt`,
+		Args:    cobra.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return bench.Serve(cmd.InOrStdin(), cmd.OutOrStdout()) },
+	}
+	return group("bench", "Measure the data plane beside the limits of this machine",
+		`Measure the data plane beside the bare limits of the machine it runs on, in the
+same run: what the sockets, the cipher and the checksum take without proxies.
+
+Host proxy, box proxy and the far ends of the bare measurements are processes of
+their own. The measurements of a run alternate with their limits in short rounds;
+a ratio is the median of those of the rounds, so that whatever else the machine
+does hits both. Every benchmark checks the data it moves and fails on a wrong byte.`,
+		`  dxpu bench rtt
+  dxpu bench dma --cipher none --rounds 9 --json`,
+		benchCommand("rtt", "Measure the round trip of a register read", `Measure the round trip of a register read: from the embedded host and from a
+vfio-user client, to a GPU behind both proxies and back; from an embedded host
+with the GPU right below it; and the bare ping-pongs of messages of the same
+sizes. The round trip is split into the three parts of the DxPU paper.`, bench.RTT),
+		serve)
+}
+
+// benchOptions are the flags of a benchmark.
+type benchOptions struct {
+	bench.Options
+	cipher, fault string
+	oneProcess    bool
+	json          bool
+}
+
+func benchCommand(name, short, long string, run func(context.Context, bench.Options) (*bench.Report, error)) *cobra.Command {
+	o := &benchOptions{}
+	cmd := &cobra.Command{
+		Use: name, Short: short, Long: long, Args: cobra.NoArgs,
+		Example: fmt.Sprintf("  dxpu bench %s\n  dxpu bench %s --cipher none --duration 1s --rounds 9 --json", name, name),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return o.run(cmd, run) },
+	}
+	f := cmd.Flags()
+	f.DurationVar(&o.Duration, "duration", 200*time.Millisecond, "how long each measurement takes in each round")
+	f.IntVar(&o.Rounds, "rounds", 5, "rounds, 1 to 1000")
+	f.StringVar(&o.cipher, "cipher", link.CipherAES256GCM.String(), "cipher of the bindings: aes-256-gcm or none")
+	f.IntVar(&o.MTU, "mtu", 0, "largest datagram in bytes of UDP payload (default: what the loopback interface takes)")
+	f.StringVar(&o.fault, "fault", "", `what the proxies do to the datagrams they send, like "loss=1%,delay=10us"`)
+	f.BoolVar(&o.oneProcess, "one-process", false, "run everything in this process")
+	f.StringVar(&o.Profile, "cpu-profile", "", "write CPU profiles of the other processes to files that begin so")
+	jsonFlag(cmd, &o.json)
+	return cmd
+}
+
+func (o *benchOptions) run(cmd *cobra.Command, run func(context.Context, bench.Options) (*bench.Report, error)) error {
+	var err error
+	if o.Cipher, err = parseCipher(o.cipher); err != nil {
+		return err
+	}
+	if o.Fault, err = fault.Parse(o.fault); err != nil {
+		return &usageError{fmt.Errorf("--fault: %w", err)}
+	}
+	if o.Rounds < 1 || o.Rounds > 1000 || o.Duration <= 0 {
+		return &usageError{fmt.Errorf("--rounds %d, --duration %v: want 1 to 1000 rounds of some time", o.Rounds, o.Duration)}
+	}
+	if !o.oneProcess {
+		o.Child = []string{os.Args[0], "bench", "serve"}
+	}
+	o.Progress = progress(cmd.ErrOrStderr())
+	report, err := run(cmd.Context(), o.Options)
+	if err != nil {
+		return err
+	}
+	if o.json {
+		return writeJSON(cmd.OutOrStdout(), report)
+	}
+	return printReport(cmd.OutOrStdout(), report)
+}
+
+func parseCipher(s string) (link.Cipher, error) {
+	for _, c := range []link.Cipher{link.CipherNone, link.CipherAES256GCM} {
+		if s == c.String() {
+			return c, nil
+		}
+	}
+	return 0, &usageError{fmt.Errorf("--cipher: %q is not one of aes-256-gcm, none", s)}
+}
+
+// progress prints what is done, once that has taken two seconds.
+func progress(w io.Writer) func(format string, args ...any) {
+	start := time.Now()
+	return func(format string, args ...any) {
+		if took := time.Since(start); took > 2*time.Second {
+			_, _ = fmt.Fprintf(w, "%5.1fs  %s\n", took.Seconds(), fmt.Sprintf(format, args...))
+		}
+	}
+}
+
+func printReport(w io.Writer, r *bench.Report) error {
+	where := "all in one process"
+	if r.Setup.Processes {
+		where = "each proxy in a process of its own"
+	}
+	_, _ = fmt.Fprintf(w, "%d processors, %s; cipher %s, datagrams of up to %d bytes, faults %s; %d rounds of %v; %s\n\n",
+		r.Setup.Processors, r.Setup.Go, r.Setup.Cipher, r.Setup.MTU, r.Setup.Fault, r.Setup.Rounds, time.Duration(r.Setup.DurationNS), where)
+	t := newTable(w, "MEASURED", "MEDIAN", "P90", "P99", "ROUNDS", "BARE LIMIT", "", "RATIO")
+	for i := range r.Figures {
+		f := &r.Figures[i]
+		row := []any{f.Name, benchNumber(f.Value, f.Unit), "", "", "", "", "", ""}
+		if f.P90 > 0 {
+			row[2], row[3] = benchNumber(f.P90, f.Unit), benchNumber(f.P99, f.Unit)
+		}
+		row[4] = benchNumber(f.Low, "") + " to " + benchNumber(f.High, f.Unit)
+		if f.Bare != "" {
+			row[5], row[6], row[7] = f.Bare, benchNumber(f.BareValue, f.Unit), fmt.Sprintf("%.2f", f.Ratio)
+		}
+		if f.Allocs != nil {
+			row[0] = fmt.Sprintf("%s (%.0f allocations)", f.Name, *f.Allocs)
+		}
+		t.row(row...)
+	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	if r.Split != nil {
+		_, _ = fmt.Fprintln(w)
+		if err := printSplit(w, r.Split); err != nil {
+			return err
+		}
+	}
+	for _, n := range r.Notes {
+		_, _ = fmt.Fprintf(w, "\n%s\n", n)
+	}
+	return nil
+}
+
+func printSplit(w io.Writer, s *bench.Split) error {
+	t := newTable(w, "PART OF THE ROUND TRIP", "HERE", "", "PAPER", "", "WHAT IT IS")
+	row := func(name string, here, paper float64, what string) {
+		t.row(name, benchNumber(here, bench.Microseconds), fmt.Sprintf("%.1f %%", 100*here/s.Total),
+			benchNumber(paper, bench.Microseconds), fmt.Sprintf("%.1f %%", 100*paper/s.Paper.Total), what)
+	}
+	row("original time latency", s.Original, s.Paper.Original, "the read with the GPU right below the embedded host")
+	row("network transmission", s.Network, s.Paper.Network, "bare UDP ping-pong of the same sizes")
+	row("packet conversion", s.Conversion, s.Paper.Conversion, "the rest: conversion, protocol, cipher, wake-ups")
+	row("round trip", s.Total, s.Paper.Total, "embedded host, remote GPU")
+	return t.flush()
+}
+
+// benchNumber prints three digits and the unit.
+func benchNumber(v float64, unit string) string {
+	text := fmt.Sprintf("%.3g", v)
+	switch {
+	case unit == bench.PerSecond && v >= 1e6:
+		return fmt.Sprintf("%.2f M/s", v/1e6)
+	case v >= 1000:
+		text = fmt.Sprintf("%.0f", v)
+	}
+	if unit == "" {
+		return text
+	}
+	return text + " " + unit
+}
