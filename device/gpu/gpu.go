@@ -114,6 +114,7 @@ func (g *GPU) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 	}
 	g.req.Expire(now, g.expired)
 	g.req.Free(now) // ends quarantines, so that Wake does not stay in the past
+	g.endDelays(now)
 	// A completion must not pass a posted write that came before it (section
 	// 2.4.1): what a register says that an interrupt announced comes after it.
 	if !g.flushMessages(emit) || !g.flushInterrupts(emit) || !g.answers.emit(&g.out, g.buf[:], emit) {
@@ -161,13 +162,13 @@ func (g *GPU) flushStaged(emit func(p *tlp.Packet) bool) bool {
 	return true
 }
 
-// Wake implements device.Device: only completion timeouts and the quarantine
-// of their tags happen without input.
+// Wake implements device.Device: only completion timeouts, the quarantine of
+// their tags and the end of a DELAY happen without input.
 func (g *GPU) Wake() time.Duration {
 	if g.dead {
 		return device.Never
 	}
-	return g.req.Wake()
+	return min(g.req.Wake(), g.nextDelay())
 }
 
 // NextJob implements device.Device. One job is out at a time, also across

@@ -36,7 +36,8 @@ type command struct {
 	pos   uint64 // bytes of a COPY requested or sent so far
 	out   int    // reads outstanding
 	fail  reg.Error
-	at    uint64 // address of the failure
+	at    uint64        // address of the failure
+	ready time.Duration // when it was fetched
 	list  *segmentList
 	addr  uint64 // bus address of the next byte of the present segment
 	left  uint64 // bytes left in it
@@ -68,6 +69,12 @@ type queue struct {
 
 	statusAddr uint64
 	report     bool // the status block is to be written
+
+	// since is when the command at head became the oldest, before is when the
+	// one that retired last began. While delayed, the command at head is a DELAY
+	// that ends at until.
+	since, before, until time.Duration
+	delayed              bool
 
 	engine bool
 	job    *job // planned, waits for NextJob
@@ -165,6 +172,7 @@ func (g *GPU) start(q *queue) {
 	q.tail, q.fetched, q.issue, q.head = 0, 0, 0, 0
 	q.errCode, q.errAddr, q.errID = reg.NoError, 0, 0
 	q.report = false
+	q.since, q.before = g.now, g.now
 	q.enabled = true
 	if q.win == nil {
 		q.win = new(windowMemory)
@@ -181,7 +189,7 @@ func (g *GPU) start(q *queue) {
 // stop drops everything that is under way; the queue is then disabled.
 func (g *GPU) stop(q *queue) {
 	q.epoch++
-	q.enabled, q.halted, q.report = false, false, false
+	q.enabled, q.halted, q.report, q.delayed = false, false, false, false
 	g.releaseEngine(q)
 	if q.job != nil {
 		q.job.release()
@@ -295,6 +303,7 @@ func (g *GPU) retire(q *queue, emit func(p *tlp.Packet) bool) stepResult {
 	case c.state != commandDone:
 		return stepIdle
 	}
+	q.passed(c, g.now)
 	q.head++
 	g.regs.count(reg.CountCommands, 1)
 	return stepMoved
@@ -349,7 +358,7 @@ func (g *GPU) fetchedRing(q *queue, r *read) {
 		c := q.command(i)
 		// The window holds whole entries: ParseCommand cannot fail.
 		c.Command, _, _ = reg.ParseCommand(q.win.raw[i%window*reg.CommandSize:])
-		c.state = commandReady
+		c.state, c.ready = commandReady, g.now
 		c.fail, c.at = g.checkCommand(&c.Command)
 	}
 }
@@ -378,6 +387,11 @@ func (g *GPU) checkCommand(c *reg.Command) (reg.Error, uint64) {
 			return reg.ErrVector, 0
 		}
 		return flagsOnly(c, 0)
+	case reg.OpDelay:
+		if c.Arg1 > reg.MaxDelay {
+			return reg.ErrParameter, c.Arg1
+		}
+		return flagsOnly(c, reg.DelaySince)
 	case reg.OpTimestamp:
 		if c.Arg0%reg.FenceAlign != 0 {
 			return reg.ErrParameter, c.Arg0
@@ -428,6 +442,10 @@ func (g *GPU) advance(q *queue, emit func(p *tlp.Packet) bool) stepResult {
 		}
 		c.state = commandDone
 		q.issue++
+		return stepMoved
+	}
+	if c.Op == reg.OpDelay {
+		g.startDelay(q, c)
 		return stepMoved
 	}
 	return g.startJob(q, c)

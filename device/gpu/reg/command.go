@@ -18,6 +18,7 @@ const (
 	OpFence     Opcode = 4
 	OpWait      Opcode = 5
 	OpTimestamp Opcode = 6
+	OpDelay     Opcode = 7
 )
 
 // CommandSize is the size of one ring entry in bytes.
@@ -44,6 +45,13 @@ const (
 	KernelTransA   = 1 << 3 // GEMM: A is K x M
 	KernelTransB   = 1 << 4 // GEMM: B is N x K
 )
+
+// DelaySince is the flag of DELAY: Value counts from when the command before
+// began, not from when that one was complete.
+const DelaySince = 1 << 0
+
+// MaxDelay is the longest DELAY in nanoseconds: a second.
+const MaxDelay = 1_000_000_000
 
 // ElementType is the number format of a kernel's operands.
 type ElementType uint8
@@ -253,6 +261,17 @@ func Signal(id, semaphore uint32, value uint64) Command {
 // Wait holds its queue until a semaphore is value or more.
 func Wait(id, semaphore uint32, value uint64) Command {
 	return Command{Op: OpWait, ID: id, Arg1: value, Dim0: semaphore}
+}
+
+// Delay holds its queue for the given nanoseconds, up to MaxDelay.
+func Delay(id uint32, nanos uint64) Command {
+	return Command{Op: OpDelay, ID: id, Arg1: nanos}
+}
+
+// DelaySinceStart holds its queue until the given nanoseconds, up to MaxDelay,
+// after the command before it began.
+func DelaySinceStart(id uint32, nanos uint64) Command {
+	return Command{Op: OpDelay, Flags: DelaySince, ID: id, Arg1: nanos}
 }
 
 // StampTime writes the device time in nanoseconds (8 bytes) to addr after everything

@@ -30,6 +30,8 @@ func TestCommandGolden(t *testing.T) {
 		{"fence", reg.Fence(3, 0x10, 7).WithInterrupt(5), "0403050003000000" + "1000000000000000" + "0700000000000000" + zeros(40)},
 		{"signal", reg.Signal(3, 2, 7), "0404000003000000" + zeros(8) + "0700000000000000" + zeros(8) + "02000000" + zeros(28)},
 		{"wait", reg.Wait(3, 2, 7), "0500000003000000" + zeros(8) + "0700000000000000" + zeros(8) + "02000000" + zeros(28)},
+		{"delay", reg.Delay(3, 0x10), "0700000003000000" + zeros(8) + "1000000000000000" + zeros(40)},
+		{"delay since", reg.DelaySinceStart(3, 0x10), "0701000003000000" + zeros(8) + "1000000000000000" + zeros(40)},
 		{"time", reg.StampTime(3, 0x10), "0600000003000000" + "1000000000000000" + zeros(48)},
 		{
 			"kernel", reg.Kernel(4, reg.Launch{
