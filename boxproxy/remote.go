@@ -54,7 +54,7 @@ type remote struct {
 
 	// Owned by whoever calls the methods of device.Device.
 	fn     mapping.Function
-	shadow []byte // configuration space as reset and as written since
+	shadow []byte // configuration space as reset and as written since, read-only bits too
 	gen    uint64 // of the last reset: what was asked before it is not answered
 	irqs   interruptState
 	out    outQueue

@@ -269,7 +269,7 @@ func (r *remote) flushMSI() {
 		return
 	}
 	le, at := binary.LittleEndian, r.about.msi
-	ctl := le.Uint16(r.shadow[at+2:])
+	ctl := le.Uint16(r.about.config[at+2:]) // the read-only bits: what was written says nothing of them
 	addr, dataAt := uint64(le.Uint32(r.shadow[at+4:])), at+8
 	if ctl&cfgspace.MSI64 != 0 {
 		addr |= uint64(le.Uint32(r.shadow[at+8:])) << 32
@@ -279,7 +279,7 @@ func (r *remote) flushMSI() {
 	if ctl&cfgspace.MSIMaskable != 0 {
 		masked = le.Uint32(r.shadow[dataAt+4:])
 	}
-	enabled := uint32(1)<<(ctl>>4&7) - 1 // low bits of the data that name the vector
+	enabled := uint32(1)<<(le.Uint16(r.shadow[at+2:])>>4&7) - 1 // low bits of the data that name the vector
 	for rest := s.msiPending &^ masked; rest != 0; rest &= rest - 1 {
 		v := bits.TrailingZeros32(rest)
 		s.msiPending &^= 1 << v

@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -283,7 +284,15 @@ func TestDeviceServerResetAndDeath(t *testing.T) {
 		t.Error(err)
 	}
 	p.await(dxpuv1.BindingState_BINDING_STATE_LOST)
-	if s := p.box.Observe().Slots[0]; s.Health != dxpuv1.Health_HEALTH_FAILED || s.HealthDetail == "" {
-		t.Errorf("the box says %v %q", s.Health, s.HealthDetail)
+	deadline := time.After(10 * time.Second)
+	for p.box.Observe().Slots[0].Health != dxpuv1.Health_HEALTH_FAILED {
+		select {
+		case <-p.news:
+		case <-deadline:
+			t.Fatal("the box does not report the device")
+		}
+	}
+	if why := p.box.Observe().Slots[0].HealthDetail; !strings.Contains(why, "server is gone") {
+		t.Errorf("the box says %q", why)
 	}
 }

@@ -54,7 +54,7 @@ type toy struct {
 	cfg    *cfgspace.Space
 	regs   [toyBAR]byte
 	buf    []byte
-	level  bool
+	table  bool // answers in the MSI-X table
 	strict bool // refuses accesses to BARs while memory decode is off
 	noDMA  bool // refuses mappings without a descriptor
 	most   uint64
@@ -151,7 +151,7 @@ func (d *toy) Access(c *vfiouser.Conn, a *vfiouser.Access) {
 	switch {
 	case a.Region == vfiouser.RegionConfig:
 		d.config(a)
-	case d.strict && !d.cfg.MemoryEnabled(), a.Offset >= toyTable:
+	case d.strict && !d.cfg.MemoryEnabled(), !d.table && a.Offset >= toyTable:
 		ok = false // the table is the client's
 	case a.Write:
 		copy(d.regs[a.Offset:], a.Data)
