@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dxpu-project/dxpu/frame"
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/tlp"
 	"github.com/dxpu-project/dxpu/udp"
@@ -70,6 +71,9 @@ type Binding struct {
 	group   *Group
 	handler Handler
 	id      uint32
+	epoch   uint32
+	local   frame.Endpoint
+	remote  frame.Endpoint
 	peers   []netip.AddrPort
 	writers []*udp.Writer // by path
 	clear   bool          // no cipher: the sender's address is all that tells friend from foe
@@ -82,6 +86,7 @@ type Binding struct {
 	closed bool
 	dirty  bool // in group.touched
 	pumped bool // in group.pumped
+	times  times
 
 	timer  *time.Timer
 	armed  time.Duration // when the timer fires; never: not armed
@@ -101,6 +106,7 @@ func (g *Group) Attach(cfg BindingConfig) (*Binding, error) {
 	}
 	b := &Binding{
 		group: g, handler: cfg.Handler, id: cfg.Link.Binding, peers: cfg.Peers,
+		epoch: cfg.Link.Epoch, local: cfg.Link.Local, remote: cfg.Link.Remote,
 		clear: cfg.Link.Cipher == link.CipherNone, link: l, state: l.State(), down: make(chan struct{}), armed: never,
 	}
 	b.taker = b.deliver
@@ -160,7 +166,11 @@ func (b *Binding) Send(now time.Duration, p *tlp.Packet) error {
 		return link.ErrDown
 	}
 	b.touch()
-	return b.link.Send(now, p)
+	err := b.link.Send(now, p)
+	if err == nil {
+		b.watch(false, p)
+	}
+	return err
 }
 
 // Room returns how many payload bytes Send takes now.

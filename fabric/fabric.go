@@ -52,8 +52,9 @@ type Fabric struct {
 	start time.Time
 	paths []*path
 
-	mu       sync.Mutex // guards changes of bindings
+	mu       sync.Mutex // guards changes of bindings and captures
 	bindings atomic.Pointer[map[uint32]*Binding]
+	captures captures
 
 	stray     atomic.Uint64 // datagrams of no binding here
 	strangers atomic.Uint64 // datagrams of a binding without a cipher that are not from its peer

@@ -21,6 +21,7 @@ type held struct {
 
 // deliver gives a TLP to the handler, or keeps it behind those that wait.
 func (b *Binding) deliver(p *tlp.Packet) {
+	b.watch(true, p)
 	if len(b.held.packets) == 0 {
 		if b.handler.Deliver(b.group.now, p) {
 			return
