@@ -1,56 +1,22 @@
 package tlp_test
 
-// golden packets were packed bit by bit from the figures of section 2.2 by a
-// program that shares nothing with this package, digests included.
-var golden = []struct{ name, hex string }{
-	{"MRd32, one byte", "0000000101001702fee01004"},
-	{"MRd32, 4096 bytes", "0000000001001fff80001000"},
-	{"MRd64, relaxed ordering, 10-bit tag", "208820200100a5ff000123456789abc0"},
-	{"MRd64 below 4 GiB", "20000002010005ff00000000febf0000"},
-	{"MRd, zero-length", "000000010100090000001000"},
-	{"MRd32, steering tag in the byte enables", "00010010010099ad00002002"},
-	{"MRd64, translation request, no write", "20000402010044ff00007f0000001001"},
-	{"MRdLk32", "0100000100fb030f000a0000"},
-	{"MRdLk64", "2100000200fb03ff0000000100000000"},
-	{"MWr32, unaligned", "4000000301000018febf0ff401264b7095badf04294e7398"},
-	{"MWr64, all attributes, TC 5, poisoned", "60547004010000ff000000400000010001264b7095badf04294e7398bde2072c"},
-	{"MWr64, translated, steering tag in the tag", "600108010100c30f000000400000010301264b70"},
-	{"MWr32, byte enables with gaps, 2 DW at a multiple of 8", "40000002010000a50000100801264b7095badf04"},
-	{"MWr32, no byte enabled", "40000001010000000000100801264b70"},
-	{"MWr32, LN bit set", "400200010100000f0000100001264b70"},
-	{"IORd", "0200000100fb0101000003f8"},
-	{"IOWr", "4200000100fb020c00000cfc01264b70"},
-	{"CfgRd0", "040000010000070f02000000"},
-	{"CfgWr0, extended register", "440000010000080302190abc01264b70"},
-	{"CfgRd1", "050000010000ff0880ff0ffc"},
-	{"CfgWr1", "450800010000000f0300000401264b70"},
-	{"Msg, Assert_INTA", "34000000010000200000000000000000"},
-	{"Msg, ERR_FATAL to the root complex", "30000000010000330000000000000000"},
-	{"Msg, PME_TO_Ack gathered", "3500000001005a1b0000000000000000"},
-	{"Msg, by address", "310000000100007f0011223344556678"},
-	{"Msg, vendor defined by ID", "320000000100007e020010de01020304"},
-	{"Msg, LTR", "34000000010000100000000088648864"},
-	{"MsgD, vendor defined, broadcast", "730000020100007f000010de0506070801264b7095badf04"},
-	{"MsgD, slot power limit", "740000010000005000000000000000004b000000"},
-	{"Cpl, unsupported request", "0a00000000fb200401001700"},
-	{"Cpl, request retry", "0a00000000fb400401001700"},
-	{"CplD, last of a split read", "4a80000100fb00040100aa7c01264b70"},
-	{"CplD, 4096 bytes left, ordered by ID", "4a0c001000fb00000100550001264b7095badf04294e7398bde2072c51769bc0e50a2f54799ec3e80d32577ca1c6eb10355a7fa4c9ee13385d82a7ccf1163b6085aacff4193e6388add2f71c"},
-	{"CplD, byte count modified", "4a70002000fb10800100010001264b7095badf04294e7398bde2072c51769bc0e50a2f54799ec3e80d32577ca1c6eb10355a7fa4c9ee13385d82a7ccf1163b6085aacff4193e6388add2f71c41668bb0d5fa1f44698eb3d8fd22476c91b6db00254a6f94b9de03284d7297bce1062b50759abfe4092e53789dc2e70c31567ba0c5ea0f34597ea3c8ed12375c"},
-	{"CplLk", "0b00000000fb200401000300"},
-	{"CplDLk", "4b00000100fb00040100032001264b70"},
-	{"FetchAdd, 32 bits", "4c000001010011000000100401264b70"},
-	{"FetchAdd, 64 bits, steering tag", "6c01000201001137000000010000100901264b7095badf04"},
-	{"Swap, 64 bits", "6d00000201001200000000010000100801264b7095badf04"},
-	{"CAS, 32 bits", "4e000002010013000000100801264b7095badf04"},
-	{"CAS, 128 bits", "6e00000801001300000000010000101001264b7095badf04294e7398bde2072c51769bc0e50a2f54799ec3e80d32577c"},
-	{"DMWr", "7b000004010014ff000000010000100001264b7095badf04294e7398bde2072c"},
-	{"MWr32 with digest", "40008002010000fffebf000001264b7095badf0442cdc9d2"},
-	{"MRd64 with digest", "2088a0200100a5ff000123456789abc038d477dc"},
-	{"CplD with digest, poisoned", "4a00c00200fb00080100050001264b7095badf04ab1f35c6"},
-	{"CfgRd1 with digest", "050080010000050f0300000408c6f74b"},
-	{"end-to-end prefix (PASID)", "91012345208800200100a5ff000123456789abc0"},
-	{"local and end-to-end prefixes with digest", "8e1122339e44556691012345400080010100000ffebf000001264b70197f754c"},
-	{"CfgRd0, reserved bits set", "040000010000070f0200a013"},
-	{"Cpl, reserved bits and length set", "0a00000500fb000401001780"},
-}
+import (
+	_ "embed"
+	"strings"
+)
+
+//go:embed testdata/golden.txt
+var goldenText string
+
+type vector struct{ name, hex string }
+
+// golden is the packets of testdata/golden.txt, which the test of the Wireshark
+// dissector reads too.
+var golden = func() (out []vector) {
+	for line := range strings.Lines(goldenText) {
+		if name, hex, ok := strings.Cut(strings.TrimSpace(line), ": "); ok && line[0] != '#' {
+			out = append(out, vector{name, hex})
+		}
+	}
+	return out
+}()
