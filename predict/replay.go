@@ -119,55 +119,31 @@ func (p *Plan) startOfCall(t *times, pr *prices, i int32) time.Duration {
 }
 
 func (p *Plan) endOfCall(t *times, pr *prices, i int32) time.Duration {
-	c, cp := &p.w.Calls[i], &p.calls[i]
-	end := t.callStart[i] + pr.host(cp.least)
-	if cp.block == none {
-		return end
-	}
-	lag := min(c.Dur, syncReturn)
-	if cp.waited {
-		lag = c.End() - p.w.Ops[cp.block].End()
-	}
-	end = max(end, t.opEnd[cp.block]+lag+pr.sync)
-	if c.Kind != workload.DeviceSync {
-		return end
-	}
-	more := p.devices[i]
-	for _, op := range p.extra[more.from:more.to] {
-		// min: with nothing added, no stream may end the wait later than recorded.
-		end = max(end, t.opEnd[op]+min(lag, c.End()-p.w.Ops[op].End())+pr.sync)
+	end := t.callStart[i] + pr.host(p.calls[i].least)
+	for op, lag := range p.Waits(i) {
+		end = max(end, t.opEnd[op]+lag+pr.sync)
 	}
 	return end
 }
 
 func (p *Plan) endOfOp(t *times, pr *prices, i int32) time.Duration {
-	op, o := &p.w.Ops[i], &p.ops[i]
+	op, d := &p.w.Ops[i], p.Op(i)
 	at := op.Start
-	if o.bound != boundNothing {
+	if !d.Free {
 		at = math.MinInt64
 	}
-	if o.prev != none {
-		lag := op.Start - p.w.Ops[o.prev].End()
-		if o.bound != boundStream {
-			lag = min(lag, p.streamLag)
-		}
-		at = max(at, t.opEnd[o.prev]+lag)
+	if d.Prev != none {
+		at = max(at, t.opEnd[d.Prev]+d.PrevLag)
 	}
 	if op.Call != none {
-		c := &p.w.Calls[op.Call]
-		lag := op.Start - c.Start
-		if o.bound != boundLaunch {
-			lag = min(lag, p.launchLag)
-		}
 		cost := pr.launch
-		if c.Kind == workload.GraphLaunch {
+		if p.w.Calls[op.Call].Kind == workload.GraphLaunch {
 			cost = pr.graphLaunch
 		}
-		at = max(at, t.callStart[op.Call]+lag+cost)
+		at = max(at, t.callStart[op.Call]+d.LaunchLag+cost)
 	}
-	if o.cross != none {
-		from := &p.w.Ops[o.cross]
-		at = max(at, t.opEnd[o.cross]+op.Start-from.End())
+	if d.Cross != none {
+		at = max(at, t.opEnd[d.Cross]+d.CrossLag)
 	}
 	return at + pr.added(op) + op.Dur
 }

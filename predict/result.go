@@ -56,6 +56,12 @@ func (p *Plan) Run(s Setting) (Result, error) {
 		native.RTT = s.NativeRTT
 		r.against(p.measure(native))
 	}
+	r.conclude()
+	return r, nil
+}
+
+// conclude says what the performance is judged by, and what it is.
+func (r *Result) conclude() {
 	basis := r.Active
 	r.Basis = "active part of the trace (it marks no steps)"
 	if len(r.Steps) > 0 {
@@ -68,7 +74,6 @@ func (p *Plan) Run(s Setting) (Result, error) {
 	}
 	r.Relative = basis.Relative()
 	r.Exposed = r.Active.Replayed - r.Active.Recorded
-	return r, nil
 }
 
 // measure replays and measures, all but what is relative.
