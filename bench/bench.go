@@ -29,6 +29,10 @@ type Options struct {
 	// Each proxy and the far end of each ping-pong then has a process of its
 	// own; without, all are goroutines of this one.
 	Child []string
+	// Size is what one copy of DMA moves, in bytes; default 8 MiB.
+	Size int
+	// Bindings is how many bindings at once Scale measures, rising; default 1, 8, 64.
+	Bindings []int
 	// Profile, if set, names files for CPU profiles of the child processes: the
 	// kind of proxy and ".pprof" are appended.
 	Profile string
@@ -42,6 +46,12 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Rounds == 0 {
 		o.Rounds = 5
+	}
+	if o.Size == 0 {
+		o.Size = defaultSize
+	}
+	if len(o.Bindings) == 0 {
+		o.Bindings = []int{1, 8, 64}
 	}
 	if o.Progress == nil {
 		o.Progress = func(string, ...any) {}

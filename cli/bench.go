@@ -10,7 +10,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dxpu-project/dxpu/bench"
+	"github.com/dxpu-project/dxpu/boxproxy"
 	"github.com/dxpu-project/dxpu/fault"
+	"github.com/dxpu-project/dxpu/frame"
 	"github.com/dxpu-project/dxpu/link"
 )
 
@@ -36,15 +38,26 @@ does hits both. Every benchmark checks the data it moves and fails on a wrong by
 vfio-user client, to a GPU behind both proxies and back; from an embedded host
 with the GPU right below it; and the bare ping-pongs of messages of the same
 sizes. The round trip is split into the three parts of the DxPU paper.`, bench.RTT),
+		benchCommand("write", "Measure posted register writes", `Measure how many posted register writes a second one binding takes, from the
+embedded host and from a vfio-user client, beside an embedded host with the GPU
+right below it. All writes are counted where they arrive, and their order checked.`, bench.Write),
+		benchCommand("dma", "Measure copies between host memory and GPU", `Measure copies between host memory and GPU: by DMA, both ways, with large and
+small packets, and by posted writes of the CPU; beside UDP that moves the same
+bytes with the same cipher and checksum and does nothing else, and beside TCP. Then
+both ways to the device over networks that add 0 to 100 µs to a round trip.`, bench.DMA),
+		benchCommand("convert", "Measure the conversion of packets", `Measure the conversion of a PCI Express packet to network packets and back, in
+this process and without cipher, beside one copy and two checksums of its bytes.`, bench.Convert),
+		benchCommand("scale", "Measure many bindings on one pair of proxies", `Measure the total bandwidth of 1, 8 and 64 bindings at once on one pair of
+proxies, and the memory that an idle binding takes on each side.`, bench.Scale),
 		serve)
 }
 
 // benchOptions are the flags of a benchmark.
 type benchOptions struct {
 	bench.Options
-	cipher, fault string
-	oneProcess    bool
-	json          bool
+	cipher, fault, size string
+	oneProcess          bool
+	json                bool
 }
 
 func benchCommand(name, short, long string, run func(context.Context, bench.Options) (*bench.Report, error)) *cobra.Command {
@@ -62,12 +75,18 @@ func benchCommand(name, short, long string, run func(context.Context, bench.Opti
 	f.StringVar(&o.fault, "fault", "", `what the proxies do to the datagrams they send, like "loss=1%,delay=10us"`)
 	f.BoolVar(&o.oneProcess, "one-process", false, "run everything in this process")
 	f.StringVar(&o.Profile, "cpu-profile", "", "write CPU profiles of the other processes to files that begin so")
+	if name == "dma" || name == "scale" {
+		f.StringVar(&o.size, "size", "8MiB", "bytes of one copy, with KiB or MiB")
+	}
+	if name == "scale" {
+		f.IntSliceVar(&o.Bindings, "bindings", []int{1, 8, 64}, "how many bindings at once, each 1 to 256")
+	}
 	jsonFlag(cmd, &o.json)
 	return cmd
 }
 
-func (o *benchOptions) run(cmd *cobra.Command, run func(context.Context, bench.Options) (*bench.Report, error)) error {
-	var err error
+// check reads what the flags say.
+func (o *benchOptions) check() (err error) {
 	if o.Cipher, err = parseCipher(o.cipher); err != nil {
 		return err
 	}
@@ -76,6 +95,33 @@ func (o *benchOptions) run(cmd *cobra.Command, run func(context.Context, bench.O
 	}
 	if o.Rounds < 1 || o.Rounds > 1000 || o.Duration <= 0 {
 		return &usageError{fmt.Errorf("--rounds %d, --duration %v: want 1 to 1000 rounds of some time", o.Rounds, o.Duration)}
+	}
+	if o.MTU != 0 && (o.MTU < frame.MinMTU || o.MTU > frame.MaxDatagram) {
+		return &usageError{fmt.Errorf("--mtu %d: want %d to %d", o.MTU, frame.MinMTU, frame.MaxDatagram)}
+	}
+	for _, n := range o.Bindings {
+		if n < 1 || n > boxproxy.MaxSlots {
+			return &usageError{fmt.Errorf("--bindings: %d: want 1 to %d", n, boxproxy.MaxSlots)}
+		}
+	}
+	if o.size == "" {
+		return nil
+	}
+	if o.Size, err = parseSize(o.size); err != nil {
+		return &usageError{fmt.Errorf("--size: %w", err)}
+	}
+	if o.Size < frame.MaxPayload || o.Size > maxBenchSize || o.Size%frame.MaxPayload != 0 {
+		return &usageError{fmt.Errorf("--size %s: want a multiple of %d bytes up to %d MiB", o.size, frame.MaxPayload, maxBenchSize>>20)}
+	}
+	return nil
+}
+
+// maxBenchSize fits the memory of an embedded host and the GPU's aperture.
+const maxBenchSize = 32 << 20
+
+func (o *benchOptions) run(cmd *cobra.Command, run func(context.Context, bench.Options) (*bench.Report, error)) error {
+	if err := o.check(); err != nil {
+		return err
 	}
 	if !o.oneProcess {
 		o.Child = []string{os.Args[0], "bench", "serve"}
@@ -100,23 +146,34 @@ func parseCipher(s string) (link.Cipher, error) {
 	return 0, &usageError{fmt.Errorf("--cipher: %q is not one of aes-256-gcm, none", s)}
 }
 
-// progress prints what is done, once that has taken two seconds.
+// progress prints what is being done, every two seconds.
 func progress(w io.Writer) func(format string, args ...any) {
-	start := time.Now()
+	const every = 2 * time.Second
+	start, next := time.Now(), every
 	return func(format string, args ...any) {
-		if took := time.Since(start); took > 2*time.Second {
+		if took := time.Since(start); took >= next {
+			next = took + every
 			_, _ = fmt.Fprintf(w, "%5.1fs  %s\n", took.Seconds(), fmt.Sprintf(format, args...))
 		}
 	}
 }
 
-func printReport(w io.Writer, r *bench.Report) error {
+// printSetup says what was measured with.
+func printSetup(w io.Writer, r *bench.Report) {
 	where := "all in one process"
 	if r.Setup.Processes {
 		where = "each proxy in a process of its own"
 	}
+	if r.Setup.MTU == 0 { // no network
+		_, _ = fmt.Fprintf(w, "%d processors, %s; %d rounds of %v\n\n", r.Setup.Processors, r.Setup.Go, r.Setup.Rounds, time.Duration(r.Setup.DurationNS))
+		return
+	}
 	_, _ = fmt.Fprintf(w, "%d processors, %s; cipher %s, datagrams of up to %d bytes, faults %s; %d rounds of %v; %s\n\n",
 		r.Setup.Processors, r.Setup.Go, r.Setup.Cipher, r.Setup.MTU, r.Setup.Fault, r.Setup.Rounds, time.Duration(r.Setup.DurationNS), where)
+}
+
+func printReport(w io.Writer, r *bench.Report) error {
+	printSetup(w, r)
 	t := newTable(w, "MEASURED", "MEDIAN", "P90", "P99", "ROUNDS", "BARE LIMIT", "", "RATIO")
 	for i := range r.Figures {
 		f := &r.Figures[i]

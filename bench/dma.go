@@ -1,0 +1,263 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/dxpu-project/dxpu/fault"
+	"github.com/dxpu-project/dxpu/gpudrv"
+	"github.com/dxpu-project/dxpu/link"
+)
+
+// defaultSize is what one copy moves: large beside what is in flight, small
+// beside what a short round moves.
+const defaultSize = 8 << 20
+
+// dmaTags are the reads that the GPU keeps in flight: what 8-bit tags allow,
+// so a mebibyte with reads of 4 KiB.
+const dmaTags = 256
+
+// dmaCase is one kind of host with one choice of sizes.
+type dmaCase struct {
+	name string
+	pairSpec
+}
+
+func dmaCases() []dmaCase {
+	var out []dmaCase
+	for _, s := range []sizes{{4096, 4096}, {128, 512}} {
+		for _, vm := range []bool{false, true} {
+			who := "embedded host"
+			if vm {
+				who = "vfio-user, shared memory"
+			}
+			out = append(out, dmaCase{fmt.Sprintf("%s, MPS %d, MRRS %d", who, s.mps, s.mrrs), pairSpec{slots: 1, sizes: s, vm: vm, tags: dmaTags}})
+		}
+	}
+	return out
+}
+
+// DMA measures copies between host memory and the GPU, beside UDP that moves
+// the same bytes with the same cipher and checksum and does nothing else, and
+// beside TCP. It also measures the copy by posted writes of the CPU (paper,
+// section 5.1), over a range of round trips.
+func DMA(ctx context.Context, o Options) (report *Report, err error) {
+	o = o.withDefaults()
+	var closers []func() error
+	defer func() {
+		for i := len(closers) - 1; i >= 0; i-- {
+			err = errors.Join(err, closers[i]())
+		}
+	}()
+	var probes []probe
+	var names []string
+	mtu := 0
+	for _, c := range dmaCases() {
+		p, dev, err := o.ready(ctx, c.pairSpec)
+		if err != nil {
+			return nil, err
+		}
+		closers = append(closers, p.close, dev.close)
+		mtu = p.mtu
+		cp, err := newCopier(ctx, dev.Device, o.Size)
+		if err != nil {
+			return nil, err
+		}
+		names = append(names, "device to host, "+c.name, "host to device, "+c.name, "CPU writes, "+c.name)
+		probes = append(probes, probe{"device to host, " + c.name, cp.down}, probe{"host to device, " + c.name, cp.up},
+			probe{"CPU writes, " + c.name, cp.cpu})
+	}
+	source := make([]byte, o.Size)
+	pattern(source, 1)
+	for _, cipher := range []link.Cipher{o.Cipher, link.CipherNone} {
+		b, err := newBulkUDP(cipher, mtu, source)
+		if err != nil {
+			return nil, err
+		}
+		closers = append(closers, b.close)
+		probes = append(probes, probe{bareUDP(cipher), b.run})
+	}
+	tcp, err := newBulkTCP(source)
+	if err != nil {
+		return nil, err
+	}
+	closers = append(closers, tcp.close)
+	probes = append(probes, probe{"bare TCP", tcp.run})
+	values, err := o.alternate(probes)
+	if err != nil {
+		return nil, err
+	}
+	report = o.report("dma", mtu)
+	bare := len(names)
+	for i, name := range names {
+		report.Figures = append(report.Figures, figure(name, GigabytesSecond, values[i]).beside(probes[bare].name, values[i], values[bare]))
+	}
+	for i := bare; i < len(probes); i++ {
+		if i == bare+1 && probes[i].name == probes[bare].name {
+			continue // no cipher was asked for: measured already
+		}
+		report.Figures = append(report.Figures, figure(probes[i].name, GigabytesSecond, values[i]))
+	}
+	if err := o.overRoundTrips(ctx, report); err != nil {
+		return nil, err
+	}
+	report.Notes = append(report.Notes,
+		"bare UDP and TCP: one thread to another, payload sent from where it lies and not copied on arrival",
+		fmt.Sprintf("over a round trip: the GPU of the paper, %d tags and MRRS %d; the round trip is that of a register read, measured", paperTags, paperMRRS))
+	return report, nil
+}
+
+func bareUDP(c link.Cipher) string { return "bare UDP, CRC-32C, cipher " + c.String() }
+
+// copier copies between one buffer of host memory and one of the device.
+type copier struct {
+	ctx    context.Context
+	dev    *gpudrv.Device
+	stream *gpudrv.Stream
+	host   gpudrv.DMA
+	ptr    gpudrv.Ptr
+	want   []byte
+	seed   uint64
+	size   int
+}
+
+func newCopier(ctx context.Context, dev *gpudrv.Device, size int) (*copier, error) {
+	c := &copier{ctx: ctx, dev: dev, size: size, want: make([]byte, size)}
+	var err error
+	if c.stream, err = dev.NewStream(); err != nil {
+		return nil, err
+	}
+	if c.host, err = dev.AllocDMA(size); err != nil {
+		return nil, err
+	}
+	c.ptr, err = dev.Malloc(uint64(size))
+	return c, err
+}
+
+// fresh makes data that were never there before, and puts it in host memory.
+func (c *copier) fresh() {
+	c.seed++
+	pattern(c.want, c.seed)
+	copy(c.host.Bytes(), c.want)
+}
+
+// up measures host to device: DMA reads. GB/s.
+func (c *copier) up(d time.Duration) (float64, error) {
+	c.fresh()
+	rate, err := perSecond(d, func() (int, error) { return c.size, c.toDevice() })
+	if err != nil {
+		return 0, err
+	}
+	return rate / 1e9, c.checkDevice()
+}
+
+// cpu measures host to device by posted writes of the CPU, with a read at the
+// end that waits for them. GB/s.
+func (c *copier) cpu(d time.Duration) (float64, error) {
+	c.fresh()
+	rate, err := perSecond(d, func() (int, error) {
+		return c.size, errors.Join(c.dev.WriteAperture(c.ptr, c.want), c.dev.Flush())
+	})
+	if err != nil {
+		return 0, err
+	}
+	return rate / 1e9, c.checkDevice()
+}
+
+// down measures device to host: DMA writes. GB/s.
+func (c *copier) down(d time.Duration) (float64, error) {
+	c.fresh()
+	if err := c.toDevice(); err != nil {
+		return 0, err
+	}
+	clear(c.host.Bytes())
+	rate, err := perSecond(d, func() (int, error) { return c.size, c.toHost() })
+	if err != nil {
+		return 0, err
+	}
+	return rate / 1e9, same(c.host.Bytes()[:c.size], c.want)
+}
+
+func (c *copier) toDevice() error {
+	if err := c.stream.CopyToDevice(c.ctx, c.ptr, c.host, 0, c.size); err != nil {
+		return err
+	}
+	return c.stream.Sync(c.ctx)
+}
+
+func (c *copier) toHost() error {
+	if err := c.stream.CopyToHost(c.ctx, c.host, 0, c.ptr, c.size); err != nil {
+		return err
+	}
+	return c.stream.Sync(c.ctx)
+}
+
+// checkDevice fetches what the device has and compares it.
+func (c *copier) checkDevice() error {
+	clear(c.host.Bytes())
+	if err := c.toHost(); err != nil {
+		return err
+	}
+	return same(c.host.Bytes()[:c.size], c.want)
+}
+
+// The GPU that the paper found: Equation 1 bounds its reads.
+const (
+	paperTags = 140
+	paperMRRS = 128
+)
+
+// roundTripSize is what a copy over a round trip moves: each ends with a wait,
+// beside which it is long.
+const roundTripSize = 1 << 20
+
+// overRoundTrips measures both ways to the device over networks of several delays.
+func (o *Options) overRoundTrips(ctx context.Context, report *Report) error {
+	for _, delay := range []time.Duration{0, 10 * time.Microsecond, 50 * time.Microsecond, 100 * time.Microsecond} {
+		if err := o.overRoundTrip(ctx, delay, report); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// overRoundTrip measures with a delay that the network adds to a round trip,
+// half of it each way.
+func (o *Options) overRoundTrip(ctx context.Context, delay time.Duration, report *Report) (err error) {
+	with := *o
+	with.Fault.Partitions = append([]fault.Window(nil), o.Fault.Partitions...)
+	with.Fault.Delay += delay / 2
+	p, dev, err := with.ready(ctx, pairSpec{slots: 1, sizes: sizes{256, paperMRRS}, tags: paperTags})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dev.close(), p.close()) }()
+	c, err := newCopier(ctx, dev.Device, min(o.Size, roundTripSize))
+	if err != nil {
+		return err
+	}
+	read := readRegister(dev.Device)
+	values, err := with.alternate([]probe{
+		{fmt.Sprintf("round trip, %v added", delay), func(d time.Duration) (float64, error) {
+			samples, err := timeEach(d, read, false)
+			return median(samples), err
+		}},
+		{fmt.Sprintf("DMA reads, %v added", delay), c.up},
+		{fmt.Sprintf("CPU writes, %v added", delay), c.cpu},
+	})
+	if err != nil {
+		return err
+	}
+	trip := figure(fmt.Sprintf("round trip, %v added", delay), Microseconds, values[0])
+	// Equation 1 of the paper with the round trip of the same round.
+	equation := make([]float64, len(values[0]))
+	for i, us := range values[0] {
+		equation[i] = paperTags * paperMRRS / us / 1e3
+	}
+	reads := figure(fmt.Sprintf("DMA reads, %v added", delay), GigabytesSecond, values[1]).beside("Equation 1", values[1], equation)
+	writes := figure(fmt.Sprintf("CPU writes, %v added", delay), GigabytesSecond, values[2]).beside("DMA reads", values[2], values[1])
+	report.Figures = append(report.Figures, trip, reads, writes)
+	return nil
+}

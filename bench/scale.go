@@ -1,0 +1,107 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+)
+
+// scaleSize is what one copy of each binding moves, at most.
+const scaleSize = 1 << 20
+
+// Scale measures the total bandwidth of several bindings at once on one pair of
+// proxies, beside that of one of them, and the memory of an idle binding.
+func Scale(ctx context.Context, o Options) (report *Report, err error) {
+	o = o.withDefaults()
+	most := slices.Max(o.Bindings)
+	p, err := o.newPair(ctx, pairSpec{slots: most, sizes: sizes{4096, 4096}, tags: dmaTags, memory: 128 << 20})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, p.close()) }()
+	o.Progress("attach %d devices", most)
+	host, box, err := p.idleMemory(most)
+	if err != nil {
+		return nil, err
+	}
+	var copiers []*copier
+	for i := range most {
+		dev, err := p.open(ctx, i)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, dev.close()) }()
+		c, err := newCopier(ctx, dev.Device, min(o.Size, scaleSize))
+		if err != nil {
+			return nil, err
+		}
+		copiers = append(copiers, c)
+	}
+	var probes []probe
+	for _, way := range []struct {
+		name string
+		run  func(*copier, time.Duration) (float64, error)
+	}{{"device to host", (*copier).down}, {"host to device", (*copier).up}} {
+		for _, n := range o.Bindings {
+			probes = append(probes, probe{fmt.Sprintf("%s, %d bindings", way.name, n), together(copiers[:n], way.run)})
+		}
+	}
+	values, err := o.alternate(probes)
+	if err != nil {
+		return nil, err
+	}
+	report = o.report("scale", p.mtu)
+	for i, pr := range probes {
+		f := figure(pr.name, GigabytesSecond, values[i])
+		if one := i - i%len(o.Bindings); one != i {
+			f = f.beside(fmt.Sprintf("bindings: %d", o.Bindings[0]), values[i], values[one])
+		}
+		report.Figures = append(report.Figures, f)
+	}
+	report.Figures = append(report.Figures,
+		figure("memory of an idle binding, host proxy", Bytes, []float64{host}),
+		figure("memory of an idle binding, box proxy", Bytes, []float64{box}))
+	report.Notes = append(report.Notes,
+		"total of all bindings; the host proxy is two virtual switches of 32 slots behind one socket",
+		"memory: heap and stacks after garbage collection, with all bindings up and idle less without any")
+	return report, nil
+}
+
+// together runs a measurement on all at once and returns the total.
+func together(all []*copier, run func(*copier, time.Duration) (float64, error)) func(time.Duration) (float64, error) {
+	return func(d time.Duration) (float64, error) {
+		rates, errs := make([]float64, len(all)), make([]error, len(all))
+		var wg sync.WaitGroup
+		for i, c := range all {
+			wg.Go(func() { rates[i], errs[i] = run(c, d) })
+		}
+		wg.Wait()
+		total := 0.0
+		for _, r := range rates {
+			total += r
+		}
+		return total, errors.Join(errs...)
+	}
+}
+
+// idleMemory attaches all and returns what each took, in bytes.
+func (p *pair) idleMemory(n int) (host, box float64, err error) {
+	hostBefore, boxBefore, err := p.memory()
+	if err != nil {
+		return 0, 0, err
+	}
+	if err := p.attach(n); err != nil {
+		return 0, 0, err
+	}
+	hostAfter, boxAfter, err := p.memory()
+	per := func(before, after uint64) float64 { return max(0, float64(after)-float64(before)) / float64(n) }
+	return per(hostBefore, hostAfter), per(boxBefore, boxAfter), err
+}
+
+func (p *pair) memory() (host, box uint64, err error) {
+	r, err := p.box.call(request{Memory: true})
+	return processMemory(), r.Value, err
+}
