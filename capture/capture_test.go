@@ -112,7 +112,8 @@ func TestStream(t *testing.T) {
 		{"of another slot", capture.Options{Slot: &other}, one(read(0)), nil},
 		{"of another binding", capture.Options{Binding: &binding}, one(read(0)), nil},
 		{
-			"too much", capture.Options{Buffer: 250},
+			"too much",
+			capture.Options{Buffer: 250},
 			func(s *capture.Session) {
 				for i := range 5 {
 					s.TLP(uint64(i), &header, read(uint16(i)))
