@@ -32,6 +32,8 @@ type Host struct {
 	heap    *gpudrv.Heap
 	next    uint64
 	pending map[uint64]chan rootcomplex.Event
+	idle    []chan rootcomplex.Event // of accesses that are over
+	stores  stores
 	vectors map[uint32]*vector
 	nextVec uint32
 	buses   map[*Bus]bool
@@ -110,10 +112,16 @@ func (h *Host) Unplugged(bus uint8) {
 
 // Close ends all waits with gpudrv.ErrClosed.
 func (h *Host) Close() error {
+	h.closeWaits()
+	h.stores.senders.Wait()
+	return nil
+}
+
+func (h *Host) closeWaits() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
-		return nil
+		return
 	}
 	h.closed = true
 	for cookie, c := range h.pending {
@@ -123,7 +131,6 @@ func (h *Host) Close() error {
 	for b := range h.buses {
 		b.closeLocked()
 	}
-	return nil
 }
 
 // deliverLocked hands events to those who wait for them.
@@ -161,7 +168,7 @@ func (h *Host) do(start func(cookie uint64)) (rootcomplex.Event, error) {
 		return rootcomplex.Event{}, fmt.Errorf("embedded: %w", gpudrv.ErrClosed)
 	}
 	h.next++
-	c := make(chan rootcomplex.Event, 1)
+	c := h.newWaitLocked()
 	h.pending[h.next] = c
 	start(h.next)
 	h.deliverLocked() // an access that cannot be made is over at once
@@ -171,7 +178,20 @@ func (h *Host) do(start func(cookie uint64)) (rootcomplex.Event, error) {
 	if !ok {
 		return rootcomplex.Event{}, fmt.Errorf("embedded: %w", gpudrv.ErrClosed)
 	}
+	h.mu.Lock()
+	h.idle = append(h.idle, c)
+	h.mu.Unlock()
 	return e, nil
+}
+
+// newWaitLocked returns what an access waits on.
+func (h *Host) newWaitLocked() chan rootcomplex.Event {
+	if n := len(h.idle); n > 0 {
+		c := h.idle[n-1]
+		h.idle = h.idle[:n-1]
+		return c
+	}
+	return make(chan rootcomplex.Event, 1)
 }
 
 // ConfigRead32 implements rootcomplex.ConfigAccess.
@@ -199,14 +219,6 @@ func (h *Host) Load(addr uint64, p []byte) (ok bool, err error) {
 		}
 	}
 	return e.OK, err
-}
-
-// Store writes p to memory space: posted.
-func (h *Host) Store(addr uint64, p []byte) {
-	h.mu.Lock()
-	h.rc.Write(addr, p)
-	h.mu.Unlock()
-	h.kick()
 }
 
 // MemoryRead32 implements rootcomplex.MemoryAccess.

@@ -1,0 +1,63 @@
+package embedded
+
+import (
+	"sync"
+	"time"
+)
+
+// A store leaves at once, but for one that follows another closely: then the
+// program writes in a row, as when it fills an aperture, and a datagram for each
+// write would cost more than all else (a system call on each side, half of the
+// processor in a profile). Those gather while one goroutine sends what has
+// gathered before, as a processor's posted-write buffer does.
+const (
+	// storeGap is how close: less than a system call takes.
+	storeGap = 4 * time.Microsecond
+	// maxStores bounds what gathers; the program then sends it itself.
+	maxStores = 4096
+)
+
+// stores is the state of posted writes. It is guarded by the host's mutex.
+type stores struct {
+	last     time.Time // of the newest store
+	gathered int       // stores that no kick has followed yet
+	sending  bool      // a goroutine sends them
+	senders  sync.WaitGroup
+}
+
+// Store writes p to memory space: posted.
+func (h *Host) Store(addr uint64, p []byte) {
+	h.mu.Lock()
+	h.rc.Write(addr, p)
+	s := &h.stores
+	now := time.Now()
+	row := now.Sub(s.last) < storeGap
+	s.last = now
+	s.gathered++
+	if row && s.gathered < maxStores && !h.closed {
+		if !s.sending {
+			s.sending = true
+			s.senders.Go(h.sendStores)
+		}
+		h.mu.Unlock()
+		return
+	}
+	s.gathered = 0
+	h.mu.Unlock()
+	h.kick()
+}
+
+// sendStores sends what gathers until nothing more does.
+func (h *Host) sendStores() {
+	for {
+		h.mu.Lock()
+		if h.stores.gathered == 0 || h.closed {
+			h.stores.sending = false
+			h.mu.Unlock()
+			return
+		}
+		h.stores.gathered = 0
+		h.mu.Unlock()
+		h.kick()
+	}
+}
