@@ -5,22 +5,17 @@ import (
 	"os"
 	"runtime"
 	"testing"
-
-	"github.com/dxpu-project/dxpu/gpudrv"
 )
 
 func TestAttachDriveDetach(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		inside bool
-	}{{"vfio-user", false}, {"embedded", true}} {
+	for _, c := range fronts {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t, options{gpus: 2, inside: c.inside})
 			for range 2 {
 				first, second := r.attach(0, 0, 0, 1), r.attach(0, 1, 0, 0)
 				for slot := range 2 {
 					bus, dev := r.open1(0, slot)
-					copyBothWays(t, dev, 3<<20+17)
+					copyBothWays(t, dev, 300<<10+17)
 					closeBoth(t, bus, dev)
 				}
 				r.detach(first)
@@ -30,33 +25,13 @@ func TestAttachDriveDetach(t *testing.T) {
 	}
 }
 
-func TestSelfTest(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		inside bool
-	}{{"vfio-user", false}, {"embedded", true}} {
-		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t, options{inside: c.inside})
-			r.attach(0, 0, 0, 0)
-			bus, dev := r.open1(0, 0)
-			// 0 stale of 2000: what the device wrote is in memory before the
-			// completion of a register read that follows it.
-			selfTest(t, dev, gpudrv.SelfTestOptions{Quick: true, Rounds: 2000})
-			closeBoth(t, bus, dev)
-		})
-	}
-}
-
 // What is left of a hundred bindings is nothing: no goroutine, no descriptor,
 // no memory to speak of.
 func TestPlugAndUnplug(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		inside bool
-	}{{"vfio-user", false}, {"embedded", true}} {
+	for _, c := range fronts {
 		t.Run(c.name, func(t *testing.T) {
 			times := 100
-			if testing.Short() {
+			if testing.Short() || raceEnabled && c.inside {
 				times = 10
 			}
 			r := newRig(t, options{inside: c.inside})
@@ -77,8 +52,6 @@ func TestPlugAndUnplug(t *testing.T) {
 				cycle(i%4 == 0)
 			}
 			r.until("goroutines to end", func() bool {
-				runtime.Gosched()
-				r.note()
 				return runtime.NumGoroutine() <= goroutines
 			})
 			fdsAfter, _, heapAfter := resources(t)

@@ -24,7 +24,10 @@ type Embedded struct {
 	owner *Host // set by start, before anything else
 	root  *rootcomplex.Function
 
-	sw *vswitch.Switch // with the group entered
+	// With the group entered:
+	sw    *vswitch.Switch
+	timer *time.Timer   // calls kick
+	armed time.Duration // when it does; never: not armed
 }
 
 // EmbeddedSpec describes an embedded host. Zero values stand for the defaults.
@@ -47,7 +50,7 @@ func NewEmbedded(spec EmbeddedSpec) *Embedded {
 	if spec.Host.MemoryBase == 0 {
 		spec.Host.MemoryBase = memoryBase
 	}
-	e := &Embedded{spec: spec, enum: rootcomplex.DefaultEnumSpec()}
+	e := &Embedded{spec: spec, enum: rootcomplex.DefaultEnumSpec(), armed: never}
 	if spec.Enum != nil {
 		e.enum = *spec.Enum
 	}
@@ -116,6 +119,30 @@ func (e *Embedded) kick() {
 	g.Leave()
 }
 
+// arm makes kick be called when the root complex wants it. The slots' bindings
+// cannot see to that: a request may wait for its timeout after its slot has lost
+// its binding. Nothing is armed while nothing is outstanding.
+func (e *Embedded) arm(now time.Duration) {
+	wake := e.host.Wake()
+	if wake >= e.armed {
+		return // a call that comes early does no harm
+	}
+	e.armed = wake
+	if wait := max(wake-now, 0); e.timer == nil {
+		e.timer = time.AfterFunc(wait, e.expire)
+	} else {
+		e.timer.Reset(wait)
+	}
+}
+
+func (e *Embedded) expire() {
+	g := e.owner.group
+	now := g.Enter()
+	e.armed = never
+	e.pump(now)
+	g.Leave()
+}
+
 // pump moves TLPs between the root complex, the switch and the slots until
 // there are none, or a slot's link is full.
 func (e *Embedded) pump(now time.Duration) {
@@ -144,6 +171,7 @@ func (e *Embedded) pump(now time.Duration) {
 		// changes hands.
 		e.owner.log.Debug("reset or power of a slot is not carried over the network")
 	}
+	e.arm(now)
 }
 
 // down sends a TLP to where the switch routed it.
@@ -188,7 +216,8 @@ func (p *embeddedPort) fromDevice(now time.Duration, t *tlp.Packet) bool {
 
 func (p *embeddedPort) pump(now time.Duration) { p.front.pump(now) }
 
-func (p *embeddedPort) wake() time.Duration { return p.front.host.Wake() }
+// wake: the front has a timer for the whole host.
+func (p *embeddedPort) wake() time.Duration { return never }
 
 // lost is a surprise removal: the drivers learn it at once.
 func (p *embeddedPort) lost(now time.Duration) {
