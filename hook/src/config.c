@@ -1,0 +1,124 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dxpu.h"
+
+struct config dxpu_config;
+
+bool dxpu_parse_time(const char *text, double *ns)
+{
+	char *end;
+	double v = strtod(text, &end);
+	static const struct { const char *unit; double ns; } units[] = {
+		{"ns", 1}, {"us", 1e3}, {"\xc2\xb5s", 1e3}, {"ms", 1e6}, {"s", 1e9},
+	};
+
+	if (end == text || !(v >= 0))
+		return false;
+	for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
+		if (strcmp(end, units[i].unit) == 0) {
+			*ns = v * units[i].ns;
+			return *ns <= 1e9;
+		}
+	}
+	return v == 0 && *end == '\0' && (*ns = 0, true);
+}
+
+static void complain(const char *name, const char *value, const char *want)
+{
+	fprintf(stderr, "dxpu: %s=%s: want %s; not used\n", name, value, want);
+}
+
+static const char *set(const char *name)
+{
+	const char *v = secure_getenv(name);
+
+	return v && *v ? v : NULL;
+}
+
+static void get_time(const char *name, double *to)
+{
+	const char *v = set(name);
+
+	if (v && !dxpu_parse_time(v, to))
+		complain(name, v, "a time up to 1s with a unit, such as 6.8us");
+}
+
+static void get_number(const char *name, double *to, double low, double high)
+{
+	const char *v = set(name);
+	char *end;
+	double x;
+
+	if (!v)
+		return;
+	x = strtod(v, &end);
+	if (end == v || *end || !(x >= low && x <= high))
+		complain(name, v, "a number within its bounds (hook/README.md)");
+	else
+		*to = x;
+}
+
+static bool get_flag(const char *name, bool otherwise)
+{
+	const char *v = set(name);
+
+	if (!v)
+		return otherwise;
+	if (strcmp(v, "1") == 0)
+		return true;
+	if (strcmp(v, "0") == 0)
+		return false;
+	complain(name, v, "0 or 1");
+	return otherwise;
+}
+
+static void get_policy(const char *name, enum graph_policy *to)
+{
+	const char *v = set(name);
+
+	if (!v || strcmp(v, "launch") == 0)
+		*to = GRAPH_LAUNCH;
+	else if (strcmp(v, "node") == 0)
+		*to = GRAPH_NODE;
+	else if (strcmp(v, "none") == 0)
+		*to = GRAPH_NONE;
+	else
+		complain(name, v, "launch, node or none");
+}
+
+void dxpu_configure(void)
+{
+	struct config *c = &dxpu_config;
+	double rtt = -1, scratch = 4 << 20, rate = 0;
+
+	/* The paper's servers and its V100 (Table 7, section 3.4.3). */
+	c->native = 1200;
+	c->tags = 140;
+	c->mrrs = 128;
+	c->kernel_cost = c->copy_cost = -1;
+	get_time("DXPU_RTT", &rtt);
+	get_time("DXPU_NATIVE_RTT", &c->native);
+	get_number("DXPU_TAGS", &c->tags, 1, 15360);
+	get_number("DXPU_MRRS", &c->mrrs, 128, 4096);
+	get_number("DXPU_NATIVE_GBPS", &rate, 0.001, 10000);
+	get_time("DXPU_KERNEL_COST", &c->kernel_cost);
+	get_time("DXPU_COPY_COST", &c->copy_cost);
+	get_number("DXPU_SCRATCH", &scratch, 65536, 1 << 30);
+	get_policy("DXPU_GRAPHS", &c->graphs);
+	c->native_rate = rate; /* GB/s is bytes per ns */
+	c->scratch = (size_t)scratch;
+	c->calibrate = get_flag("DXPU_CALIBRATE", true);
+	c->syncs = get_flag("DXPU_SYNCS", false);
+	c->verbose = get_flag("DXPU_VERBOSE", false);
+	c->trace = set("DXPU_TRACE");
+	c->stats = set("DXPU_STATS");
+	c->inject = rtt >= 0;
+	c->rtt = c->inject ? rtt : c->native;
+	if (c->inject && c->rtt < c->native) {
+		fprintf(stderr, "dxpu: DXPU_RTT is below DXPU_NATIVE_RTT; nothing is added\n");
+		c->rtt = c->native;
+	}
+	c->on = c->inject || c->trace || c->stats;
+}

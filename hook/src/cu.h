@@ -1,0 +1,136 @@
+/*
+ * The part of the driver's binary interface that the library needs, written
+ * from its documentation: NVIDIA's headers are not needed to build.
+ */
+#ifndef DXPU_CU_H
+#define DXPU_CU_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int CUresult;
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr;
+typedef void *CUcontext;
+typedef void *CUstream;
+typedef void *CUevent;
+typedef void *CUmodule;
+typedef void *CUfunction;
+typedef void *CUarray;
+typedef void *CUgraph;
+typedef void *CUgraphNode;
+typedef void *CUgraphExec;
+
+enum {
+	CUDA_SUCCESS = 0,
+	CUDA_ERROR_INVALID_VALUE = 1,
+	CUDA_ERROR_NOT_INITIALIZED = 3,
+	CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER = 36,
+	CUDA_ERROR_NO_DEVICE = 100,
+	CUDA_ERROR_NOT_FOUND = 500,
+};
+
+enum {
+	CU_STREAM_NON_BLOCKING = 1,
+	CU_STREAM_CAPTURE_STATUS_NONE = 0,
+	CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+	CU_DEVICE_ATTRIBUTE_CLOCK_RATE = 13, /* kHz */
+	CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
+	CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
+	CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
+	CU_MEMORYTYPE_HOST = 1,
+	CU_MEMORYTYPE_DEVICE = 2,
+	CU_MEMORYTYPE_ARRAY = 3,
+	CU_MEMORYTYPE_UNIFIED = 4,
+	CU_MEM_LOCATION_TYPE_DEVICE = 1,
+	CU_GRAPH_NODE_TYPE_KERNEL = 0,
+	CU_GRAPH_NODE_TYPE_MEMSET = 2,
+	CU_GRAPH_NODE_TYPE_GRAPH = 4,
+	CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6,
+	CU_GET_PROC_ADDRESS_PER_THREAD = 2,
+};
+
+/* The handles of the two default streams, valid in every call. */
+#define CU_STREAM_LEGACY ((CUstream)(uintptr_t)1)
+#define CU_STREAM_PER_THREAD ((CUstream)(uintptr_t)2)
+
+typedef struct {
+	size_t srcXInBytes, srcY;
+	unsigned srcMemoryType;
+	const void *srcHost;
+	CUdeviceptr srcDevice;
+	CUarray srcArray;
+	size_t srcPitch;
+	size_t dstXInBytes, dstY;
+	unsigned dstMemoryType;
+	void *dstHost;
+	CUdeviceptr dstDevice;
+	CUarray dstArray;
+	size_t dstPitch;
+	size_t WidthInBytes, Height;
+} CUDA_MEMCPY2D;
+
+typedef struct {
+	size_t srcXInBytes, srcY, srcZ, srcLOD;
+	unsigned srcMemoryType;
+	const void *srcHost;
+	CUdeviceptr srcDevice;
+	CUarray srcArray;
+	void *reserved0;
+	size_t srcPitch, srcHeight;
+	size_t dstXInBytes, dstY, dstZ, dstLOD;
+	unsigned dstMemoryType;
+	void *dstHost;
+	CUdeviceptr dstDevice;
+	CUarray dstArray;
+	void *reserved1;
+	size_t dstPitch, dstHeight;
+	size_t WidthInBytes, Height, Depth;
+} CUDA_MEMCPY3D;
+
+typedef struct {
+	int type, id;
+} CUmemLocation;
+
+enum { CU_MEMCPY_OPERAND_TYPE_POINTER = 1 };
+
+/* One end of an operation of cuMemcpy3DBatchAsync; a pointer's part is drawn. */
+typedef struct {
+	int type;
+	CUdeviceptr ptr;
+	size_t rowLength, layerHeight;
+	CUmemLocation hint;
+} CUmemcpy3DOperand;
+
+typedef struct {
+	CUmemcpy3DOperand src, dst;
+	size_t width, height, depth;
+	int srcAccessOrder;
+	unsigned flags;
+} CUDA_MEMCPY3D_BATCH_OP;
+
+typedef struct {
+	int id;
+	char pad[4];
+	char value[64];
+} CUlaunchAttribute;
+
+typedef struct {
+	unsigned gridDimX, gridDimY, gridDimZ;
+	unsigned blockDimX, blockDimY, blockDimZ;
+	unsigned sharedMemBytes;
+	CUstream hStream;
+	CUlaunchAttribute *attrs;
+	unsigned numAttrs;
+} CUlaunchConfig;
+
+typedef struct {
+	CUfunction function;
+	unsigned gridDimX, gridDimY, gridDimZ;
+	unsigned blockDimX, blockDimY, blockDimZ;
+	unsigned sharedMemBytes;
+	CUstream hStream;
+	void **kernelParams;
+} CUDA_LAUNCH_PARAMS;
+
+#endif

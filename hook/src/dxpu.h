@@ -1,0 +1,214 @@
+/*
+ * What the files of the driver library share. hook/README.md says what the
+ * library does; the life of a process under it is:
+ *
+ *   loaded ---first call---> filled ---cuInit succeeds---> active
+ *                               |                             |
+ *                               | nothing set                 | fork
+ *                               v                             v
+ *                          transparent                  passes through
+ *
+ * Invariant: no thread is ever started, nothing runs in a constructor, and
+ * before "active" nothing is called in the driver that the program did not call.
+ */
+#ifndef DXPU_H
+#define DXPU_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cu.h"
+#include "symbols.h"
+
+/* ---- generated tables (symbols.c) ---- */
+
+struct form {
+	int version; /* 0: not known */
+	int thread;  /* of the per-thread default stream */
+};
+
+struct call {
+	const char *name;
+	int first, count; /* its forms in dxpu_forms */
+};
+
+extern const char *const dxpu_names[DXPU_SYMBOLS];
+extern void *const dxpu_hooks[DXPU_SYMBOLS]; /* NULL: not wrapped */
+extern const struct form dxpu_forms[DXPU_SYMBOLS];
+extern const struct call dxpu_calls[DXPU_CALLS];
+
+/* ---- real.c: the real library ---- */
+
+/* Where each entry jumps to. */
+extern _Atomic(void *) dxpu_table[DXPU_SYMBOLS];
+
+/* The driver's own functions; NULL where it has none. Fixed once filled. */
+extern void *dxpu_real[DXPU_SYMBOLS];
+
+/* Fills the table if that has not been done, and returns the entry's target. */
+void *dxpu_resolve(unsigned symbol) __attribute__((visibility("hidden")));
+
+/* Calls the driver's own function; its type is that of the wrapper. */
+#define REAL(type, symbol) ((type)dxpu_real[SYM_##symbol])
+
+/* ---- config.c: the environment ---- */
+
+enum graph_policy { GRAPH_LAUNCH, GRAPH_NODE, GRAPH_NONE };
+
+struct config {
+	bool on;           /* anything was set: wrap */
+	bool inject;       /* a round trip was set */
+	bool calibrate;    /* measure what insertions cost */
+	bool syncs;        /* delay the return of blocking waits too */
+	bool verbose;
+	enum graph_policy graphs;
+	double rtt, native; /* ns */
+	double tags, mrrs;
+	double native_rate;  /* bytes per ns; 0: measure */
+	double kernel_cost, copy_cost; /* ns; below 0: measure */
+	size_t scratch;      /* bytes of each scratch buffer */
+	const char *trace, *stats;
+};
+
+extern struct config dxpu_config;
+
+void dxpu_configure(void);
+
+/* Reads "6.8us", "6800ns" or "0.0068ms" into nanoseconds. */
+bool dxpu_parse_time(const char *text, double *ns);
+
+/* The time of ❶: what a round trip takes longer. */
+static inline double dxpu_delta(void)
+{
+	return dxpu_config.rtt > dxpu_config.native ? dxpu_config.rtt - dxpu_config.native : 0;
+}
+
+/* ---- state.c: the process ---- */
+
+/* Set between a successful cuInit and fork; wrappers do nothing otherwise. */
+extern atomic_bool dxpu_active;
+
+/* Streams that are being captured, in the whole process. */
+extern atomic_int dxpu_captures;
+
+/* Above 0 while the library itself, or a wrapped call, is in the driver. */
+extern _Thread_local int dxpu_depth;
+
+void dxpu_activate(void);
+uint64_t dxpu_now(void); /* CLOCK_MONOTONIC, ns */
+
+/* ---- counters, written to DXPU_STATS at exit ---- */
+
+#define COUNTERS(X) \
+	X(kernels) X(memsets) X(htod_small) X(htod_large) X(dtoh) X(other_copies) \
+	X(graph_launches) X(waits) X(spins) X(copies_inserted) X(bytes_inserted) \
+	X(in_capture) X(not_ready) X(failed) X(serialized) X(unknown_forms) X(records) X(lost)
+
+struct counters {
+#define FIELD(name) atomic_ullong name;
+	COUNTERS(FIELD)
+#undef FIELD
+};
+
+extern struct counters dxpu_counters;
+#define COUNT(name) ((void)atomic_fetch_add_explicit(&dxpu_counters.name, 1, memory_order_relaxed))
+#define COUNT_BY(name, n) ((void)atomic_fetch_add_explicit(&dxpu_counters.name, (n), memory_order_relaxed))
+
+/* ---- inject.c and context.c ---- */
+
+/* What one insertion costs: fixed + slope x argument, in ns. */
+struct cost {
+	double fixed, slope;
+};
+
+#define DEBTS 256
+
+/* What the library has in one context. Fields but the debts are fixed once ready. */
+struct context {
+	CUcontext handle;
+	CUdevice device;
+	enum { CONTEXT_NEW, CONTEXT_READY, CONTEXT_FAILED } state;
+	CUmodule module;
+	CUfunction spin;
+	CUdeviceptr device_scratch;
+	void *host_scratch;
+	struct cost kernel, htod, dtoh;
+	const char *clock;
+	/* Time owed to each stream, ns: kernels, copies in, copies out. */
+	atomic_llong debt[3][DEBTS];
+	struct context *next;
+};
+
+/* The current context's state, made ready if it can be; NULL if it cannot. */
+struct context *dxpu_context(void);
+void dxpu_context_forget(CUcontext handle);
+void dxpu_context_forget_device(CUdevice device);
+void dxpu_contexts_report(void (*each)(const struct context *, void *), void *arg);
+
+bool dxpu_calibrate(struct context *c, CUfunction probe);
+CUresult dxpu_spin(struct context *c, CUstream s, uint64_t count);
+
+enum direction { COPY_HTOD, COPY_DTOH, COPY_DTOD, COPY_OTHER };
+
+/*
+ * Each puts into the stream, before the operation that follows, what
+ * disaggregation adds to it, and returns that in ns. A stream is a handle as
+ * dxpu_stream gives it.
+ */
+double dxpu_inject_kernels(CUstream s, unsigned count);
+double dxpu_inject_copy(CUstream s, enum direction d, size_t bytes);
+void dxpu_inject_wait(void);
+
+/* Whether the stream is known not to be captured. */
+bool dxpu_not_captured(CUstream s);
+
+/* The handle of the stream that an entry of the given kind means by 0. */
+static inline CUstream dxpu_stream(CUstream s, int thread)
+{
+	if (s)
+		return s;
+	return thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+}
+
+enum direction dxpu_direction(CUdeviceptr dst, CUdeviceptr src);
+
+/* ---- graphs.c ---- */
+
+unsigned dxpu_graph_nodes(CUgraphExec e);
+
+/* ---- record.c: the trace of calls; hook/TRACE.md is its description ---- */
+
+enum kind {
+	KIND_LAUNCH = 1, KIND_MEMSET, KIND_HTOD, KIND_DTOH, KIND_DTOD, KIND_COPY, KIND_PREFETCH,
+	KIND_GRAPH_LAUNCH, KIND_GRAPH_INSTANTIATE, KIND_CAPTURE_BEGIN, KIND_CAPTURE_END,
+	KIND_STREAM_SYNC, KIND_CTX_SYNC, KIND_EVENT_SYNC, KIND_STREAM_QUERY, KIND_EVENT_QUERY,
+	KIND_EVENT_RECORD, KIND_STREAM_WAIT_EVENT,
+};
+
+enum { FLAG_CAPTURED = 1, FLAG_BLOCKING = 2, FLAG_THREAD = 4, FLAG_SERIALIZED = 8 };
+
+struct record {
+	uint64_t start, end;   /* CLOCK_MONOTONIC, ns */
+	uint64_t stream, arg;
+	uint32_t thread;
+	uint16_t kind, flags;
+	int32_t result;
+	uint32_t count;
+	uint64_t injected;     /* ns */
+	uint64_t context;
+};
+
+_Static_assert(sizeof(struct record) == 64, "hook/TRACE.md says 64 bytes");
+
+bool dxpu_record_open(void);
+void dxpu_record(const struct record *r);
+void dxpu_record_close(void);
+extern bool dxpu_recording;
+
+/* ---- resolve.c ---- */
+
+/* The library's function for what the driver answered, or that answer. */
+void *dxpu_substitute(const char *name, void *answer, int version, uint64_t flags);
+
+#endif

@@ -1,0 +1,159 @@
+/*
+ * What disaggregation adds (the paper's section 3.4): a kernel or memset waits a
+ * round trip longer (❶), a small copy to the device likewise, a copy to the host
+ * half of that, and a copy to the device that is larger than what may be in
+ * flight runs at the rate of Equation 1 (❷).
+ *
+ * An insertion cannot be shorter than its fixed cost. Where less is owed, the
+ * debt of the stream grows until an insertion pays it: on average every
+ * operation is late by what it should be.
+ */
+#include <stdio.h>
+
+#include "dxpu.h"
+
+enum { OWED_KERNELS, OWED_HTOD, OWED_DTOH };
+
+static atomic_llong *debt_of(struct context *c, int what, CUstream s)
+{
+	uintptr_t h = (uintptr_t)s;
+
+	/* Handles are addresses; two streams that share a slot share a debt. */
+	return &c->debt[what][(h ^ h >> 4 ^ h >> 12) % DEBTS];
+}
+
+/* Adds to the debt and, if an insertion can pay, takes all of it. */
+static double take(atomic_llong *debt, double ns, double least)
+{
+	long long owed = atomic_fetch_add(debt, (long long)ns) + (long long)ns;
+
+	if (owed <= 0 || (double)owed < least)
+		return 0;
+	owed = atomic_exchange(debt, 0);
+	if (owed <= 0 || (double)owed < least) { /* another thread was faster */
+		atomic_fetch_add(debt, owed);
+		return 0;
+	}
+	return (double)owed;
+}
+
+static double pay_kernel(struct context *c, CUstream s, double ns)
+{
+	double owed = take(debt_of(c, OWED_KERNELS, s), ns, c->kernel.fixed);
+
+	if (owed <= 0)
+		return 0;
+	if (dxpu_spin(c, s, (uint64_t)((owed - c->kernel.fixed) / c->kernel.slope)) != CUDA_SUCCESS) {
+		COUNT(failed);
+		return 0;
+	}
+	COUNT(spins);
+	return owed;
+}
+
+static CUresult copy(struct context *c, CUstream s, int what, size_t bytes)
+{
+	if (what == OWED_HTOD)
+		return REAL(CUresult(*)(CUdeviceptr, const void *, size_t, CUstream), cuMemcpyHtoDAsync_v2)(c->device_scratch, c->host_scratch, bytes, s);
+	return REAL(CUresult(*)(void *, CUdeviceptr, size_t, CUstream), cuMemcpyDtoHAsync_v2)(c->host_scratch, c->device_scratch, bytes, s);
+}
+
+static double pay_copies(struct context *c, CUstream s, int what, const struct cost *cost, double ns)
+{
+	atomic_llong *debt = debt_of(c, what, s);
+	double owed = take(debt, ns, cost->fixed + cost->slope), paid = 0;
+
+	while (owed >= cost->fixed + cost->slope) {
+		double bytes = (owed - cost->fixed) / cost->slope, took;
+		size_t n = bytes < (double)dxpu_config.scratch ? (size_t)bytes : dxpu_config.scratch;
+
+		if (copy(c, s, what, n) != CUDA_SUCCESS) {
+			COUNT(failed);
+			return paid;
+		}
+		COUNT(copies_inserted);
+		COUNT_BY(bytes_inserted, n);
+		took = cost->fixed + cost->slope * (double)n;
+		owed -= took;
+		paid += took;
+	}
+	if (owed >= 1)
+		atomic_fetch_add(debt, (long long)owed);
+	return paid;
+}
+
+static struct context *ready(double ns)
+{
+	struct context *c = ns > 0 ? dxpu_context() : NULL;
+
+	if (ns > 0 && !c)
+		COUNT(not_ready);
+	return c;
+}
+
+double dxpu_inject_kernels(CUstream s, unsigned count)
+{
+	double ns = dxpu_delta() * count;
+	struct context *c = ready(ns);
+
+	return c ? pay_kernel(c, s, ns) : 0;
+}
+
+/* What a copy of so many bytes to the device takes longer. */
+static double htod_delay(const struct context *c, size_t bytes)
+{
+	double window = dxpu_config.tags * dxpu_config.mrrs, native, slow, more;
+
+	if ((double)bytes <= window)
+		return dxpu_delta();
+	native = dxpu_config.native_rate > 0 ? 1 / dxpu_config.native_rate : c->htod.slope;
+	slow = dxpu_config.rtt / window; /* ns per byte: Equation 1 */
+	more = slow > native ? (slow - native) * (double)bytes : 0;
+	return more > dxpu_delta() ? more : dxpu_delta();
+}
+
+double dxpu_inject_copy(CUstream s, enum direction d, size_t bytes)
+{
+	struct context *c;
+
+	if ((d != COPY_HTOD && d != COPY_DTOH) || bytes == 0)
+		return 0;
+	c = ready(dxpu_delta());
+	if (!c)
+		return 0;
+	if (d == COPY_DTOH)
+		return pay_copies(c, s, OWED_DTOH, &c->dtoh, dxpu_delta() / 2);
+	return pay_copies(c, s, OWED_HTOD, &c->htod, htod_delay(c, bytes));
+}
+
+/*
+ * The return of a blocking wait: the completion is written half a round trip
+ * late, and the next command is half a round trip under way. The paper's model
+ * leaves it out (section 3.5.1), so it is off unless DXPU_SYNCS asks for it.
+ */
+void dxpu_inject_wait(void)
+{
+	uint64_t until;
+
+	if (!dxpu_config.syncs || dxpu_delta() <= 0)
+		return;
+	until = dxpu_now() + (uint64_t)dxpu_delta();
+	while (dxpu_now() < until)
+		;
+}
+
+enum direction dxpu_direction(CUdeviceptr dst, CUdeviceptr src)
+{
+	CUresult (*attribute)(void *, int, CUdeviceptr) = REAL(CUresult(*)(void *, int, CUdeviceptr), cuPointerGetAttribute);
+	unsigned from = 0, to = 0;
+	bool host_from, host_to;
+
+	/* The driver does not know memory that was not registered with it. */
+	host_from = !attribute || attribute(&from, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, src) != CUDA_SUCCESS || from == CU_MEMORYTYPE_HOST;
+	host_to = !attribute || attribute(&to, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, dst) != CUDA_SUCCESS || to == CU_MEMORYTYPE_HOST;
+	if (host_from && host_to)
+		return COPY_OTHER;
+	if (host_from)
+		return COPY_HTOD;
+	return host_to ? COPY_DTOH : COPY_DTOD;
+}

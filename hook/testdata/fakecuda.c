@@ -1,0 +1,446 @@
+/*
+ * A driver library without a GPU. It writes every call to FAKE_LOG, one a line,
+ * and keeps a clock for each stream: a kernel takes 12 us, the library's spin 3 us
+ * and its count, a copy 1.5 us and a byte in 1/12 ns (to the host 1.2 us, 1/13 ns).
+ * Handles are small numbers in order of making, so that logs can be compared.
+ * What a real driver forbids during a capture is refused here and logged.
+ */
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "dxpu.h"
+
+enum { CAPTURE_REFUSED = 900, CAPTURE_INVALIDATED = 901, NOT_PERMITTED = 800, MAX = 256, NODES = 512 };
+
+struct stream {
+	double time;
+	bool capturing, invalidated;
+	unsigned graph;
+};
+
+struct graph {
+	unsigned n;
+	int type[NODES];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct stream streams[MAX];
+static struct graph graphs[MAX];
+static double events[MAX];
+static unsigned nstreams = 3, nevents, ngraphs, nexecs, nmodules, nctx;
+static unsigned exec_graph[MAX];
+static int log_fd = -1, capturing;
+static pid_t owner;
+static _Thread_local CUcontext current;
+static _Thread_local int capture_mode;
+
+static const char *const functions[] = {"?", "user", "dxpu_spin_clock", "dxpu_spin_timer", "dxpu_probe"};
+
+__attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
+{
+	char line[512];
+	va_list ap;
+	int n;
+
+	if (log_fd < 0) {
+		const char *path = getenv("FAKE_LOG");
+
+		log_fd = path ? open(path, O_WRONLY | O_CREAT | O_APPEND, 0666) : -1;
+		if (log_fd < 0)
+			return;
+	}
+	va_start(ap, format);
+	n = vsnprintf(line, sizeof line - 1, format, ap);
+	va_end(ap);
+	line[n++] = '\n';
+	if (write(log_fd, line, (size_t)n) != n)
+		abort();
+}
+
+static unsigned long long id(const void *p) { return (uintptr_t)p; }
+
+static struct stream *stream_of(CUstream s, int thread)
+{
+	uintptr_t i = (uintptr_t)s;
+
+	if (i == 0)
+		i = thread ? 2 : 1;
+	if (i >= 0x100)
+		i -= 0x100;
+	return &streams[i < MAX ? i : 0];
+}
+
+static int ready(void)
+{
+	if (owner != getpid())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	return current ? CUDA_SUCCESS : 201;
+}
+
+/* A call that may not be made while a capture is under way. */
+static int unsafe(const char *name)
+{
+	int bad = 0;
+
+	pthread_mutex_lock(&lock);
+	if (capturing > 0 && capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED) {
+		say("REFUSED %s during a capture", name);
+		for (int i = 0; i < MAX; i++)
+			streams[i].invalidated |= streams[i].capturing;
+		bad = CAPTURE_REFUSED;
+	}
+	pthread_mutex_unlock(&lock);
+	return bad;
+}
+
+static int add(CUstream h, int thread, int type, double ns)
+{
+	struct stream *s = stream_of(h, thread);
+
+	pthread_mutex_lock(&lock);
+	if (s->capturing) {
+		struct graph *g = &graphs[s->graph];
+
+		if (g->n < NODES)
+			g->type[g->n++] = type;
+	} else {
+		s->time += ns;
+	}
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+CUresult fake_generic(int i);
+CUresult fake_generic(int i) { say("%s", dxpu_names[i]); return CUDA_SUCCESS; }
+
+/* ---- start ---- */
+
+CUresult cuInit(unsigned flags)
+{
+	say("cuInit");
+	if (getenv("FAKE_INIT_FAILS"))
+		return CUDA_ERROR_NO_DEVICE;
+	if (owner && owner != getpid())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	owner = getpid();
+	return flags ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetAttribute(int *v, int attribute, CUdevice d)
+{
+	say("cuDeviceGetAttribute %d %d", attribute, d);
+	*v = attribute == CU_DEVICE_ATTRIBUTE_CLOCK_RATE ? 1500000 : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? 8 : 0;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d)
+{
+	say("cuDevicePrimaryCtxRetain %d", d);
+	*c = (CUcontext)(uintptr_t)(0x1000 + ++nctx);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) { say("cuDevicePrimaryCtxRelease_v2 %d", d); return CUDA_SUCCESS; }
+CUresult cuDevicePrimaryCtxGetState(CUdevice d, unsigned *flags, int *active) { (void)d; *flags = 0; *active = 0; return CUDA_SUCCESS; }
+CUresult cuCtxSetCurrent(CUcontext c) { say("cuCtxSetCurrent %llx", id(c)); current = c; return CUDA_SUCCESS; }
+CUresult cuCtxGetCurrent(CUcontext *c) { *c = current; return owner ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED; }
+CUresult cuCtxGetDevice(CUdevice *d) { *d = 0; return ready(); }
+CUresult cuCtxSynchronize(void) { say("cuCtxSynchronize"); return unsafe("cuCtxSynchronize"); }
+
+/* ---- memory and modules ---- */
+
+CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t n)
+{
+	int r = unsafe("cuMemAlloc_v2");
+
+	say("cuMemAlloc_v2 %zu", n);
+	if (r || (r = ready()))
+		return r;
+	if (n > (size_t)1 << 34)
+		return 2;
+	*p = (CUdeviceptr)(uintptr_t)calloc(1, n) | (CUdeviceptr)1 << 62; /* tells device from host */
+	return CUDA_SUCCESS;
+}
+
+static void *at(CUdeviceptr p) { return (void *)(uintptr_t)(p & ~((CUdeviceptr)1 << 62)); }
+
+CUresult cuMemHostAlloc(void **p, size_t n, unsigned flags)
+{
+	int r = unsafe("cuMemHostAlloc");
+
+	say("cuMemHostAlloc %zu %u", n, flags);
+	*p = r ? NULL : calloc(1, n);
+	return r;
+}
+
+CUresult cuPointerGetAttribute(void *v, int attribute, CUdeviceptr p)
+{
+	if (attribute != CU_POINTER_ATTRIBUTE_MEMORY_TYPE || !(p >> 62))
+		return CUDA_ERROR_INVALID_VALUE;
+	*(unsigned *)v = CU_MEMORYTYPE_DEVICE;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuModuleLoadData(CUmodule *m, const void *image)
+{
+	int r = unsafe("cuModuleLoadData");
+
+	say("cuModuleLoadData %.12s", (const char *)image);
+	*m = (CUmodule)(uintptr_t)(0x2000 + ++nmodules);
+	return r;
+}
+
+CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name)
+{
+	say("cuModuleGetFunction %llx %s", id(m), name);
+	for (size_t i = 1; i < sizeof functions / sizeof functions[0]; i++) {
+		if (strcmp(functions[i], name) == 0) {
+			*f = (CUfunction)(uintptr_t)i;
+			return CUDA_SUCCESS;
+		}
+	}
+	return CUDA_ERROR_NOT_FOUND;
+}
+
+/* ---- streams and events ---- */
+
+CUresult cuStreamCreate(CUstream *s, unsigned flags)
+{
+	pthread_mutex_lock(&lock);
+	*s = (CUstream)(uintptr_t)(0x100 + nstreams++);
+	pthread_mutex_unlock(&lock);
+	say("cuStreamCreate %u = %llx", flags, id(*s));
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamDestroy_v2(CUstream s) { say("cuStreamDestroy_v2 %llx", id(s)); return CUDA_SUCCESS; }
+CUresult cuStreamSynchronize(CUstream s) { say("cuStreamSynchronize %llx", id(s)); return stream_of(s, 0)->capturing ? unsafe("cuStreamSynchronize") : CUDA_SUCCESS; }
+CUresult cuStreamSynchronize_ptsz(CUstream s) { say("cuStreamSynchronize_ptsz %llx", id(s)); return CUDA_SUCCESS; }
+CUresult cuStreamIsCapturing(CUstream s, int *status) { *status = stream_of(s, 0)->capturing ? 1 : 0; return ready(); }
+CUresult cuThreadExchangeStreamCaptureMode(int *mode) { int was = capture_mode; capture_mode = *mode; *mode = was; return CUDA_SUCCESS; }
+
+CUresult cuEventCreate(CUevent *e, unsigned flags)
+{
+	*e = (CUevent)(uintptr_t)(0x3000 + ++nevents);
+	say("cuEventCreate %u = %llx", flags, id(*e));
+	return CUDA_SUCCESS;
+}
+
+CUresult cuEventDestroy_v2(CUevent e) { say("cuEventDestroy_v2 %llx", id(e)); return CUDA_SUCCESS; }
+
+CUresult cuEventRecord(CUevent e, CUstream s)
+{
+	say("cuEventRecord %llx %llx", id(e), id(s));
+	events[(uintptr_t)e - 0x3000] = stream_of(s, 0)->time;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuEventSynchronize(CUevent e) { say("cuEventSynchronize %llx", id(e)); return unsafe("cuEventSynchronize"); }
+
+CUresult cuEventElapsedTime(float *ms, CUevent a, CUevent b)
+{
+	*ms = (float)((events[(uintptr_t)b - 0x3000] - events[(uintptr_t)a - 0x3000]) / 1e6);
+	return CUDA_SUCCESS;
+}
+
+/* ---- work ---- */
+
+static CUresult launch(const char *name, CUfunction f, CUstream s, int thread, void **params)
+{
+	unsigned long long arg = 0;
+	double ns = 12000;
+	uintptr_t i = (uintptr_t)f;
+	int r = ready();
+
+	if (i > 4)
+		i = 0;
+	if (i >= 2 && params)
+		memcpy(&arg, params[0], 8);
+	if (i == 4) {
+		unsigned long long step = getenv("FAKE_STEP") ? strtoull(getenv("FAKE_STEP"), NULL, 10) : 32;
+
+		memcpy(at(arg), &step, 8);
+		arg = 0;
+	}
+	if (i == 2)
+		ns = 3000 + (double)arg / 1.5;
+	if (i == 3)
+		ns = 3000 + (double)arg;
+	say("%s %s %llx %llu%s", name, functions[i], id(s), arg, stream_of(s, thread)->capturing ? " captured" : "");
+	return r ? r : i == 0 ? 400 : add(s, thread, CU_GRAPH_NODE_TYPE_KERNEL, ns);
+}
+
+#define GRID unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned h
+#define USE (void)a, (void)b, (void)c, (void)d, (void)e, (void)g, (void)h
+CUresult cuLaunchKernel(CUfunction f, GRID, CUstream s, void **p, void **x) { USE, (void)x; return launch("cuLaunchKernel", f, s, 0, p); }
+CUresult cuLaunchKernel_ptsz(CUfunction f, GRID, CUstream s, void **p, void **x) { USE, (void)x; return launch("cuLaunchKernel_ptsz", f, s, 1, p); }
+CUresult cuLaunchKernelEx(const CUlaunchConfig *k, CUfunction f, void **p, void **x) { (void)x; return launch("cuLaunchKernelEx", f, k->hStream, 0, p); }
+CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *k, CUfunction f, void **p, void **x) { (void)x; return launch("cuLaunchKernelEx_ptsz", f, k->hStream, 1, p); }
+CUresult cuLaunchKernel_v9(CUfunction f);
+CUresult cuLaunchKernel_v9(CUfunction f) { say("cuLaunchKernel_v9 %llx", id(f)); return CUDA_SUCCESS; }
+CUresult cuFutureCall(int v);
+CUresult cuFutureCall(int v) { say("cuFutureCall %d", v); return v; }
+static CUresult inner_launch(CUfunction f, GRID, CUstream s, void **p, void **x) { USE, (void)x; return launch("cuLaunchKernel", f, s, 0, p); }
+
+static CUresult copy(const char *name, void *dst, const void *src, size_t n, CUstream s, int thread, double ns)
+{
+	int r = ready();
+
+	say("%s %llx %zu%s", name, id(s), n, stream_of(s, thread)->capturing ? " captured" : "");
+	if (r || !dst || !src)
+		return r ? r : CUDA_ERROR_INVALID_VALUE;
+	if (!stream_of(s, thread)->capturing)
+		memcpy(dst, src, n);
+	return add(s, thread, 1, ns);
+}
+
+#define IN(n) (1500 + (double)(n) / 12)
+#define OUT(n) (1200 + (double)(n) / 13)
+#define COPIES(suffix, async_suffix, thread) \
+	CUresult cuMemcpyHtoD_v2##suffix(CUdeviceptr d, const void *s, size_t n) { return copy("cuMemcpyHtoD_v2" #suffix, at(d), s, n, NULL, thread, IN(n)); } \
+	CUresult cuMemcpyDtoH_v2##suffix(void *d, CUdeviceptr s, size_t n) { return copy("cuMemcpyDtoH_v2" #suffix, d, at(s), n, NULL, thread, OUT(n)); } \
+	CUresult cuMemcpyHtoDAsync_v2##async_suffix(CUdeviceptr d, const void *s, size_t n, CUstream t) { return copy("cuMemcpyHtoDAsync_v2" #async_suffix, at(d), s, n, t, thread, IN(n)); } \
+	CUresult cuMemcpyDtoHAsync_v2##async_suffix(void *d, CUdeviceptr s, size_t n, CUstream t) { return copy("cuMemcpyDtoHAsync_v2" #async_suffix, d, at(s), n, t, thread, OUT(n)); } \
+	CUresult cuMemcpyDtoDAsync_v2##async_suffix(CUdeviceptr d, CUdeviceptr s, size_t n, CUstream t) { return copy("cuMemcpyDtoDAsync_v2" #async_suffix, at(d), at(s), n, t, thread, 2000); } \
+	CUresult cuMemcpyAsync##async_suffix(CUdeviceptr d, CUdeviceptr s, size_t n, CUstream t) { return copy("cuMemcpyAsync" #async_suffix, at(d), at(s), n, t, thread, s >> 62 ? OUT(n) : IN(n)); } \
+	CUresult cuMemsetD8_v2##suffix(CUdeviceptr d, unsigned char v, size_t n) { (void)v, (void)d; say("cuMemsetD8_v2" #suffix " %zu", n); return add(NULL, thread, CU_GRAPH_NODE_TYPE_MEMSET, 2000); } \
+	CUresult cuMemsetD8Async##async_suffix(CUdeviceptr d, unsigned char v, size_t n, CUstream t) { (void)v, (void)d; say("cuMemsetD8Async" #async_suffix " %llx %zu", id(t), n); return add(t, thread, CU_GRAPH_NODE_TYPE_MEMSET, 2000); } \
+	CUresult cuMemcpy2DAsync_v2##async_suffix(const CUDA_MEMCPY2D *p, CUstream t) { say("cuMemcpy2DAsync_v2" #async_suffix " %llx %zux%zu", id(t), p->WidthInBytes, p->Height); return add(t, thread, 1, IN(p->WidthInBytes * p->Height)); } \
+	CUresult cuMemcpyBatchAsync_v2##async_suffix(CUdeviceptr *d, CUdeviceptr *s, size_t *n, size_t k, void *a, size_t *i, size_t m, CUstream t) \
+	{ (void)d, (void)s, (void)n, (void)a, (void)i, (void)m; say("cuMemcpyBatchAsync_v2" #async_suffix " %llx %zu", id(t), k); return add(t, thread, 1, 5000); }
+
+COPIES(, , 0)
+COPIES(_ptds, _ptsz, 1)
+
+/* ---- graphs ---- */
+
+CUresult cuStreamBeginCapture_v2(CUstream h, int mode)
+{
+	struct stream *s = stream_of(h, 0);
+
+	say("cuStreamBeginCapture_v2 %llx %d", id(h), mode);
+	if ((uintptr_t)h <= 1)
+		return NOT_PERMITTED;
+	pthread_mutex_lock(&lock);
+	s->capturing = true;
+	s->invalidated = false;
+	s->graph = ++ngraphs;
+	capturing++;
+	pthread_mutex_unlock(&lock);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamEndCapture(CUstream h, CUgraph *g)
+{
+	struct stream *s = stream_of(h, 0);
+
+	say("cuStreamEndCapture %llx", id(h));
+	if (!s->capturing)
+		return 401;
+	pthread_mutex_lock(&lock);
+	s->capturing = false;
+	capturing--;
+	pthread_mutex_unlock(&lock);
+	*g = s->invalidated ? NULL : (CUgraph)(uintptr_t)(0x4000 + s->graph);
+	return s->invalidated ? CAPTURE_INVALIDATED : CUDA_SUCCESS;
+}
+
+CUresult cuGraphGetNodes(CUgraph g, CUgraphNode *nodes, size_t *n)
+{
+	struct graph *x = &graphs[(uintptr_t)g - 0x4000];
+
+	for (size_t i = 0; nodes && i < *n && i < x->n; i++)
+		nodes[i] = (CUgraphNode)(((uintptr_t)g - 0x4000) << 16 | i);
+	*n = x->n;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuGraphNodeGetType(CUgraphNode n, int *type) { *type = graphs[(uintptr_t)n >> 16].type[(uintptr_t)n & 0xffff]; return CUDA_SUCCESS; }
+
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *e, CUgraph g, unsigned long long flags)
+{
+	say("cuGraphInstantiateWithFlags %llx %llu, %u nodes", id(g), flags, graphs[(uintptr_t)g - 0x4000].n);
+	*e = (CUgraphExec)(uintptr_t)(0x5000 + ++nexecs);
+	exec_graph[nexecs] = (unsigned)((uintptr_t)g - 0x4000);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuGraphExecDestroy(CUgraphExec e) { say("cuGraphExecDestroy %llx", id(e)); return CUDA_SUCCESS; }
+
+CUresult cuGraphLaunch(CUgraphExec e, CUstream s)
+{
+	say("cuGraphLaunch %llx %llx", id(e), id(s));
+	return add(s, 0, CU_GRAPH_NODE_TYPE_GRAPH, 12000.0 * graphs[exec_graph[(uintptr_t)e - 0x5000]].n);
+}
+
+/* ---- resolution, as driver 550 was seen to do it ---- */
+
+static void *resolve(const char *name, int version, uint64_t flags, int *status)
+{
+	void *self = NULL, *found = NULL;
+	Dl_info me;
+	int best = 0;
+
+	*status = 1;
+	if (strcmp(name, "cuLaunchKernel") == 0 && version >= 99000)
+		return *status = 0, (void *)cuLaunchKernel_v9;
+	if (strcmp(name, "cuFutureCall") == 0)
+		return *status = 0, (void *)cuFutureCall;
+	if (strcmp(name, "cuLaunchKernel") == 0 && getenv("FAKE_ALIAS"))
+		return *status = 0, (void *)inner_launch;
+	if (dladdr((void *)cuFutureCall, &me))
+		self = dlopen(me.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+	for (int i = 0; self && i < DXPU_CALLS; i++) {
+		const struct call *c = &dxpu_calls[i];
+
+		if (strcmp(c->name, name) != 0)
+			continue;
+		/* The per-thread list stands alone where it is not empty. */
+		for (int thread = (flags & 2) != 0; thread >= 0 && !found && *status == 1; thread--) {
+			for (int k = c->first; k < c->first + c->count; k++) {
+				void *f = dxpu_forms[k].thread == thread ? dlsym(self, dxpu_names[k]) : NULL;
+
+				if (!f)
+					continue;
+				if (dxpu_forms[k].version > version)
+					*status = 2;
+				else if (dxpu_forms[k].version >= best)
+					best = dxpu_forms[k].version, found = f;
+			}
+		}
+	}
+	if (found)
+		*status = 0;
+	if (self)
+		dlclose(self);
+	return found;
+}
+
+CUresult cuGetProcAddress_v2(const char *name, void **fn, int version, uint64_t flags, int *status)
+{
+	int s;
+
+	say("cuGetProcAddress_v2 '%s' %d %llu", name, version, (unsigned long long)flags);
+	if (flags >= 4)
+		return CUDA_ERROR_INVALID_VALUE;
+	*fn = resolve(name, version, flags, &s);
+	if (status)
+		*status = s;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuGetProcAddress(const char *name, void **fn, int version, uint64_t flags)
+{
+	int s;
+
+	say("cuGetProcAddress '%s' %d %llu", name, version, (unsigned long long)flags);
+	*fn = resolve(name, version, flags, &s);
+	return *fn ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
