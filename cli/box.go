@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"log/slog"
 	"net/http"
 	"os"
 	"strconv"
@@ -36,8 +37,10 @@ type boxFile struct {
 type boxSlotFile struct {
 	GPU      *gpu.Spec `yaml:"gpu,omitempty"`
 	VFIOUser string    `yaml:"vfio_user,omitempty"` // socket of a device server
-	NVLink   string    `yaml:"nvlink,omitempty"`    // domain
-	Switch   string    `yaml:"switch,omitempty"`    // PCIe switch of the box
+	// MessageDMA says that the device server is known to do its DMA by messages.
+	MessageDMA bool   `yaml:"message_dma,omitempty"`
+	NVLink     string `yaml:"nvlink,omitempty"` // domain
+	Switch     string `yaml:"switch,omitempty"` // PCIe switch of the box
 }
 
 func newBoxCommand(conn *connection) *cobra.Command {
@@ -57,7 +60,9 @@ file says what is in each slot:
     - {}                           # an empty slot
 
 A device server must reach memory by messages (DMA_READ, DMA_WRITE), because the
-memory is on another machine.
+memory is on another machine: one that answers only with memory shared by file
+descriptor, as QEMU's does, is refused. message_dma: true beside vfio_user skips
+the test for that.
 
 With --admin-listen, POST /faults?slot=0&fault=kill makes a software GPU fail, to
 see what happens then: kill, hang, ecc-corrected, ecc-uncorrectable.`,
@@ -77,7 +82,7 @@ see what happens then: kill, hang, ecc-corrected, ecc-uncorrectable.`,
 	return cmd
 }
 
-func (o *boxOptions) run(cmd *cobra.Command) error {
+func (o *boxOptions) run(cmd *cobra.Command) (err error) {
 	log, err := o.logger(cmd)
 	if err != nil {
 		return err
@@ -86,7 +91,8 @@ func (o *boxOptions) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	slots, err := o.slots(cmd.Context())
+	slots, closeSlots, err := o.slots(cmd.Context(), log)
+	defer func() { err = errors.Join(err, closeSlots()) }() // after the box has stopped
 	if err != nil {
 		return err
 	}
@@ -114,54 +120,81 @@ func parseBoxKind(s string) (dxpuv1.BoxKind, error) {
 	return 0, withHint(fmt.Errorf("--kind: %q is no kind of box", s), "pcie-switch or nvlink")
 }
 
-// slots builds the devices.
-func (o *boxOptions) slots(context.Context) ([]boxproxy.Slot, error) {
-	file := boxFile{}
+// slots builds the devices. What it returns to close is there after an error, too.
+func (o *boxOptions) slots(ctx context.Context, log *slog.Logger) (slots []boxproxy.Slot, closeAll func() error, err error) {
+	var closers []func() error
+	closeAll = func() error {
+		var errs []error
+		for _, c := range closers {
+			errs = append(errs, c())
+		}
+		return errors.Join(errs...)
+	}
+	file, err := o.slotFile()
+	if err != nil {
+		return nil, closeAll, err
+	}
+	for i, sf := range file.Slots {
+		s, c, err := o.slot(ctx, i, sf, log)
+		if err != nil {
+			return nil, closeAll, fmt.Errorf("slot %d: %w", i, err)
+		}
+		slots = append(slots, s)
+		closers = append(closers, c)
+	}
+	return slots, closeAll, nil
+}
+
+// slotFile is what --config says, or else --gpus.
+func (o *boxOptions) slotFile() (file boxFile, err error) {
 	if o.config == "" {
 		if o.gpus < 1 || o.gpus > boxproxy.MaxSlots {
-			return nil, withHint(fmt.Errorf("--gpus: %d", o.gpus), "1 to %d", boxproxy.MaxSlots)
+			return file, withHint(fmt.Errorf("--gpus: %d", o.gpus), "1 to %d", boxproxy.MaxSlots)
 		}
 		for range o.gpus {
 			spec := o.spec
 			file.Slots = append(file.Slots, boxSlotFile{GPU: &spec})
 		}
-	} else {
-		raw, err := os.ReadFile(o.config)
-		if err != nil {
-			return nil, fmt.Errorf("--config: %w", err)
-		}
-		if err := yaml.Load(raw, &file, yaml.WithKnownFields(true)); err != nil {
-			return nil, fmt.Errorf("--config: %s: %w", o.config, err)
-		}
+		return file, nil
 	}
-	var slots []boxproxy.Slot
-	for i, sf := range file.Slots {
-		s, err := o.slot(i, sf)
-		if err != nil {
-			return nil, fmt.Errorf("slot %d: %w", i, err)
-		}
-		slots = append(slots, s)
+	raw, err := os.ReadFile(o.config)
+	if err != nil {
+		return file, fmt.Errorf("--config: %w", err)
 	}
-	return slots, nil
+	if err := yaml.Load(raw, &file, yaml.WithKnownFields(true)); err != nil {
+		return file, fmt.Errorf("--config: %s: %w", o.config, err)
+	}
+	return file, nil
 }
 
-func (o *boxOptions) slot(i int, sf boxSlotFile) (boxproxy.Slot, error) {
+func (o *boxOptions) slot(ctx context.Context, i int, sf boxSlotFile, log *slog.Logger) (s boxproxy.Slot, closeSlot func() error, err error) {
+	closeSlot = func() error { return nil }
 	switch {
 	case sf.GPU != nil && sf.VFIOUser != "":
-		return boxproxy.Slot{}, errors.New("both gpu and vfio_user: a slot holds one device")
+		return s, closeSlot, errors.New("both gpu and vfio_user: a slot holds one device")
+	case sf.VFIOUser != "":
+		s, closeSlot, err = boxproxy.NewVFIOUserSlot(ctx, sf.VFIOUser, boxproxy.VFIOUserOptions{
+			MessageDMA: sf.MessageDMA, Logger: log.With("slot", i),
+		})
+		if err != nil {
+			return s, closeSlot, err
+		}
 	case sf.GPU != nil:
 		spec := *sf.GPU
 		if spec.Serial == 0 {
 			spec.Serial = serial(o.name, i)
 		}
-		s, err := boxproxy.NewGPUSlot(spec)
-		s.Info.NVLink, s.Info.PCISwitch = sf.NVLink, sf.Switch
-		if s.Info.NVLink == "" && o.kind == "nvlink" {
-			s.Info.NVLink = "nvlink0"
+		if s, err = boxproxy.NewGPUSlot(spec); err != nil {
+			return s, closeSlot, err
 		}
-		return s, err
+	default:
+		return s, closeSlot, nil
 	}
-	return boxproxy.Slot{}, nil
+	s.Info.NVLink, s.Info.PCISwitch = sf.NVLink, sf.Switch
+	if s.Info.NVLink == "" && o.kind == "nvlink" {
+		s.Info.NVLink = "nvlink0"
+	}
+	return s, closeSlot, nil
 }
 
 // serial makes up the serial number of a software GPU: the same after a restart.
