@@ -32,6 +32,14 @@ type dmaRead struct {
 	failed bool
 }
 
+// TagsInUse implements Tagged.
+func (r *remote) TagsInUse() (n, of int) {
+	if r.dma.requester == nil {
+		return 0, r.dma.tags
+	}
+	return r.dma.requester.InFlight(), r.dma.requester.Tags()
+}
+
 // finishFunc answers a DMA request: with success, or with an error number.
 type finishFunc func(*vfiouser.DMARequest, error)
 

@@ -39,6 +39,7 @@ type proxyOptions struct {
 	labels    map[string]string
 	admin     string
 	adminFile string
+	capture   bool
 	logLevel  string
 }
 
@@ -53,7 +54,8 @@ func (o *proxyOptions) register(cmd *cobra.Command) {
 	f.BoolVar(&o.noOffload, "no-offload", false, "do without UDP segmentation and receive offload")
 	f.StringVar(&o.rack, "rack", "", "where the node stands")
 	f.StringToStringVar(&o.labels, "label", nil, "labels of the node, KEY=VALUE")
-	f.StringVar(&o.admin, "admin-listen", "", "address of /metrics, /healthz and /readyz (default: none)")
+	f.StringVar(&o.admin, "admin-listen", "", "address of /metrics, /healthz, /readyz, /slots and /capture (default: none)")
+	f.BoolVar(&o.capture, "allow-capture", false, `let "dxpu capture" on this machine see the TLPs of the bindings, decrypted`)
 	f.StringVar(&o.adminFile, "admin-url-file", "", "write the URL of --admin-listen here once it serves")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
 }
@@ -63,6 +65,7 @@ type proxy interface {
 	node.Handler
 	prometheus.Collector
 	OnChange(func())
+	Report() node.Report
 	Run(ctx context.Context) error
 }
 
@@ -138,7 +141,7 @@ func (o *proxyOptions) run(ctx context.Context, kind dxpuv1.NodeKind, p proxy, f
 		return err
 	}
 	p.OnChange(client.Changed)
-	admin, err := o.adminServer(ctx, p, client, extra)
+	admin, err := o.adminServer(ctx, p, f, client, extra)
 	if err != nil {
 		return err
 	}
@@ -158,7 +161,7 @@ func (o *proxyOptions) run(ctx context.Context, kind dxpuv1.NodeKind, p proxy, f
 
 // adminServer opens the listener at once, so that a mistake shows at the
 // start, and returns what serves on it.
-func (o *proxyOptions) adminServer(ctx context.Context, p proxy, client *node.Client, extra map[string]http.Handler) (func(context.Context) error, error) {
+func (o *proxyOptions) adminServer(ctx context.Context, p proxy, f *fabric.Fabric, client *node.Client, extra map[string]http.Handler) (func(context.Context) error, error) {
 	if o.admin == "" {
 		return func(context.Context) error { return nil }, nil
 	}
@@ -183,6 +186,8 @@ func (o *proxyOptions) adminServer(ctx context.Context, p proxy, client *node.Cl
 		}
 		_, _ = fmt.Fprintln(w, "ok")
 	})
+	mux.Handle("GET /slots", node.SlotsHandler(p.Report))
+	mux.Handle("GET /capture", node.CaptureHandler(f, o.capture, "dxpu "+version(), o.name))
 	for pattern, h := range extra {
 		mux.Handle(pattern, h)
 	}

@@ -38,7 +38,8 @@ device that was hot-plugged. A manager owns the pool.`,
 	add("daemons", newManagerCommand(), newHostCommand(conn), newBoxCommand(conn))
 	add("pool", newGetCommand(conn), newDescribeCommand(conn), newLeaseCommand(conn), newCordonCommand(conn),
 		newUncordonCommand(conn), newDrainCommand(conn), newEventsCommand(conn))
-	add("tools", newGPUGroup(conn), newTLPCommand(), newModelCommand(), newDemoCommand(), newBenchCommand())
+	add("tools", newGPUGroup(conn), newTLPCommand(), newModelCommand(), newDemoCommand(), newBenchCommand(), newSimCommand(),
+		newTopCommand(), newCaptureCommand())
 	root.AddCommand(newVersionCommand(), newExitCodesTopic())
 	return root
 }

@@ -45,12 +45,7 @@ func (m Metrics) Link(slot int, s *link.Stats) {
 	m.Counter("link_retransmissions_total", "Fragments of TLPs sent again.", slot, s.Retransmissions)
 	m.Counter("link_duplicates_total", "Fragments that had come before.", slot, s.Duplicates)
 	m.Counter("link_key_changes_total", "Key phases begun.", slot, s.KeyChanges)
-	d := &s.Drops
-	for reason, n := range map[string]uint64{
-		"not_mine": d.NotMine, "stale_epoch": d.StaleEpoch, "path": d.Path, "no_session": d.NoSession,
-		"seal": d.Seal, "replay": d.Replay, "malformed": d.Malformed, "corrupt": d.Corrupt,
-		"route": d.Route, "credit": d.Credit, "protocol": d.Protocol, "not_up": d.NotUp,
-	} {
+	for reason, n := range drops(&s.Drops) {
 		m.Counter("link_drops_total", "Datagrams dropped, by reason.", slot, n, "reason", reason)
 	}
 	for i, p := range s.Paths {

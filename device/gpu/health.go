@@ -118,3 +118,7 @@ func (g *GPU) readHealth(off uint64) uint32 {
 	}
 	return 0
 }
+
+// TagsInUse returns how many of its DMA reads the GPU has outstanding, and how
+// many it may have.
+func (g *GPU) TagsInUse() (n, of int) { return g.req.InFlight(), g.req.Tags() }
