@@ -5,13 +5,10 @@ package boxproxy
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"runtime"
 	"sync"
-
-	"golang.org/x/sync/errgroup"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/device"
@@ -65,6 +62,8 @@ type Config struct {
 
 // Box is the running proxy of a box. It implements node.Handler.
 type Box struct {
+	node.Desired
+
 	cfg     Config
 	log     *slog.Logger
 	fabric  *fabric.Fabric
@@ -75,9 +74,7 @@ type Box struct {
 	table   *mapping.BoxTable
 
 	mu      sync.Mutex // guards what follows
-	desired *dxpuv1.DesiredState
 	domains map[string]*domain
-	changed func() // tells the manager's client that Observe has news
 }
 
 // New makes a box of its slots. Run must be called for anything to happen.
@@ -90,10 +87,10 @@ func New(cfg Config) (*Box, error) {
 		compute: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		table:   mapping.NewBoxTable(len(cfg.Slots)),
 		domains: map[string]*domain{},
-		changed: func() {},
 	}
 	for i, sc := range cfg.Slots {
 		s := newSlot(b, i, sc)
+		b.OnWake(s.wake)
 		b.slots = append(b.slots, s)
 		if s.device == nil {
 			continue
@@ -105,42 +102,15 @@ func New(cfg Config) (*Box, error) {
 	return b, nil
 }
 
-// OnChange registers who is told that Observe has news. Call it before Run.
-func (b *Box) OnChange(f func()) { b.changed = f }
-
 // Run keeps each slot as the manager wants it, until ctx ends; then every
 // binding is taken down.
 func (b *Box) Run(ctx context.Context) error {
-	var g errgroup.Group
+	var wg sync.WaitGroup
 	for _, s := range b.slots {
-		g.Go(func() error {
-			s.run(ctx)
-			return nil
-		})
+		wg.Go(func() { s.run(ctx) })
 	}
-	err := g.Wait()
-	if errors.Is(err, context.Canceled) {
-		return nil
-	}
-	return err
-}
-
-// Apply takes in what the manager wants.
-func (b *Box) Apply(d *dxpuv1.DesiredState) {
-	b.mu.Lock()
-	b.desired = d
-	b.mu.Unlock()
-	for _, s := range b.slots {
-		s.wake()
-	}
-}
-
-// wanted returns what the manager wants in a slot, nil for nothing.
-func (b *Box) wanted(slot int) (want *dxpuv1.DesiredBinding, d *dxpuv1.DesiredState) {
-	b.mu.Lock()
-	d = b.desired
-	b.mu.Unlock()
-	return node.Wanted(d, slot), d
+	wg.Wait()
+	return nil
 }
 
 // snoop lets the mapping table learn from a configuration write.

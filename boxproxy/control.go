@@ -53,7 +53,7 @@ func (s *slot) wake() {
 
 // reconcile takes one look at what is wanted and what is.
 func (s *slot) reconcile() {
-	want, desired := s.box.wanted(s.index)
+	want, desired := s.box.Wanted(s.index)
 	have := s.status.Get()
 	if have.ID != "" && !node.Same(want, have) {
 		s.unbind(fabric.CloseDetached)
@@ -63,7 +63,7 @@ func (s *slot) reconcile() {
 		s.status.Begin(want.BindingId, want.Epoch)
 	}
 	if rev := desired.GetRevision(); s.applied.Swap(rev) != rev {
-		s.box.changed()
+		s.box.Changed()
 	}
 	switch {
 	case want == nil:
@@ -131,7 +131,7 @@ func (s *slot) unbind(code fabric.CloseCode) {
 	}
 	s.linkStats.Store(nil)
 	s.status.End()
-	s.box.changed()
+	s.box.Changed()
 }
 
 // release gives the device back to the box: reset, and without anything that
@@ -183,7 +183,7 @@ func (s *slot) sample() {
 	}
 	s.leave()
 	if old := s.lastHealth.Swap(&seen); old == nil || *old != seen {
-		s.box.changed()
+		s.box.Changed()
 	}
 }
 
@@ -234,7 +234,7 @@ func (s *slot) call(f func(device.Device)) {
 func (s *slot) advance(state dxpuv1.BindingState, detail string) {
 	s.status.Advance(state, detail)
 	s.box.log.Info("binding", "slot", s.index, "binding", s.status.Get().ID, "state", node.StateName(state), "detail", detail)
-	s.box.changed()
+	s.box.Changed()
 }
 
 // bindRow enters a binding into the mapping table, which refuses an old epoch.

@@ -37,12 +37,7 @@ func newSlot(h *Host, index int) *slot {
 func (s *slot) run(ctx context.Context) {
 	tick := time.NewTicker(sampleInterval)
 	defer tick.Stop()
-	defer func() {
-		// The process is going down: the host loses the device at once.
-		gone, cancel := context.WithCancel(context.Background())
-		cancel()
-		s.detach(gone, fabric.CloseShutdown)
-	}()
+	defer s.shutDown()
 	for {
 		s.reconcile(ctx)
 		select {
@@ -55,9 +50,20 @@ func (s *slot) run(ctx context.Context) {
 	}
 }
 
+// shutdownGrace is how long the host may take to let go of a device when the
+// proxy ends: what a guest needs that is not busy. A device that stays plugged
+// in answers nothing; Linux waits a minute for such a one to come back.
+const shutdownGrace = time.Second
+
+// shutDown takes the device away because the process is going down.
+func (s *slot) shutDown() {
+	s.unplug(context.Background(), shutdownGrace)
+	s.detach(fabric.CloseShutdown)
+}
+
 // reconcile takes one look at what is wanted and what is.
 func (s *slot) reconcile(ctx context.Context) {
-	want, desired := s.host.wanted(s.index)
+	want, desired := s.host.Wanted(s.index)
 	have := s.observed()
 	if have.ID != "" && !node.Same(want, have) {
 		s.detachWithin(ctx, s.unplugTimeout)
@@ -67,7 +73,7 @@ func (s *slot) reconcile(ctx context.Context) {
 		s.status.Begin(want.BindingId, want.Epoch)
 	}
 	if rev := desired.GetRevision(); s.applied.Swap(rev) != rev {
-		s.host.changed()
+		s.host.Changed()
 	}
 	switch {
 	case want == nil:
@@ -140,7 +146,7 @@ func (s *slot) awaitLink(ctx context.Context) error {
 		}
 		select {
 		case <-s.kick:
-			if want, _ := s.host.wanted(s.index); !node.Same(want, s.observed()) {
+			if want, _ := s.host.Wanted(s.index); !node.Same(want, s.observed()) {
 				return errors.New("no longer wanted")
 			}
 		case <-ctx.Done():
@@ -169,7 +175,7 @@ func (s *slot) lose(ctx context.Context) {
 	s.unplug(ctx, s.unplugTimeout)
 	s.close(fabric.CloseDeviceLost)
 	s.status.Step("removed")
-	s.host.changed()
+	s.host.Changed()
 }
 
 // detachWithin takes a device away that is no longer wanted, with the host's
@@ -177,18 +183,18 @@ func (s *slot) lose(ctx context.Context) {
 func (s *slot) detachWithin(ctx context.Context, timeout time.Duration) {
 	s.report("detaching", dxpuv1.BindingState_BINDING_STATE_DETACHING, "")
 	s.unplug(ctx, timeout)
-	s.detach(ctx, fabric.CloseDetached)
+	s.detach(fabric.CloseDetached)
 }
 
 // detach ends what is left of the binding and forgets it.
-func (s *slot) detach(_ context.Context, code fabric.CloseCode) {
+func (s *slot) detach(code fabric.CloseCode) {
 	if s.observed().ID == "" {
 		return
 	}
 	s.close(code)
 	s.linkStats.Store(nil)
 	s.status.End()
-	s.host.changed()
+	s.host.Changed()
 }
 
 // unplug asks the host to let go of the device.
@@ -253,7 +259,7 @@ func (s *slot) sample() {
 func (s *slot) report(what string, state dxpuv1.BindingState, detail string) {
 	s.status.Advance(state, detail)
 	s.host.log.Info(what, "slot", s.index, "binding", s.observed().ID, "detail", detail)
-	s.host.changed()
+	s.host.Changed()
 }
 
 func (s *slot) observed() node.BindingStatus { return s.status.Get() }

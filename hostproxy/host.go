@@ -5,15 +5,11 @@ package hostproxy
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
-	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/fabric"
 	"github.com/dxpu-project/dxpu/mapping"
 	"github.com/dxpu-project/dxpu/node"
@@ -61,16 +57,14 @@ type Config struct {
 
 // Host is the running proxy of a host. It implements node.Handler.
 type Host struct {
+	node.Desired
+
 	cfg    Config
 	log    *slog.Logger
 	fabric *fabric.Fabric
 	group  *fabric.Group // all slots: one PCIe hierarchy
 	table  *mapping.HostTable
 	slots  []*slot
-
-	mu      sync.Mutex // guards what follows
-	desired *dxpuv1.DesiredState
-	changed func()
 }
 
 // New makes a host proxy with empty slots.
@@ -86,10 +80,12 @@ func New(cfg Config) (*Host, error) {
 	}
 	h := &Host{
 		cfg: cfg, log: cfg.Logger, fabric: cfg.Fabric, group: cfg.Fabric.NewGroup(),
-		table: mapping.NewHostTable(cfg.Slots), changed: func() {},
+		table: mapping.NewHostTable(cfg.Slots),
 	}
 	for i := range cfg.Slots {
-		h.slots = append(h.slots, newSlot(h, i))
+		s := newSlot(h, i)
+		h.OnWake(s.wake)
+		h.slots = append(h.slots, s)
 	}
 	if err := cfg.Front.start(h); err != nil {
 		return nil, err
@@ -97,40 +93,13 @@ func New(cfg Config) (*Host, error) {
 	return h, nil
 }
 
-// OnChange registers who is told that Observe has news. Call it before Run.
-func (h *Host) OnChange(f func()) { h.changed = f }
-
 // Run keeps each slot as the manager wants it, until ctx ends; then every
 // device is taken away.
 func (h *Host) Run(ctx context.Context) error {
-	var g errgroup.Group
+	var wg sync.WaitGroup
 	for _, s := range h.slots {
-		g.Go(func() error {
-			s.run(ctx)
-			return nil
-		})
+		wg.Go(func() { s.run(ctx) })
 	}
-	err := g.Wait()
-	if errors.Is(err, context.Canceled) {
-		return nil
-	}
-	return err
-}
-
-// Apply takes in what the manager wants.
-func (h *Host) Apply(d *dxpuv1.DesiredState) {
-	h.mu.Lock()
-	h.desired = d
-	h.mu.Unlock()
-	for _, s := range h.slots {
-		s.wake()
-	}
-}
-
-// wanted returns what the manager wants in a slot, nil for nothing.
-func (h *Host) wanted(slot int) (want *dxpuv1.DesiredBinding, d *dxpuv1.DesiredState) {
-	h.mu.Lock()
-	d = h.desired
-	h.mu.Unlock()
-	return node.Wanted(d, slot), d
+	wg.Wait()
+	return nil
 }
