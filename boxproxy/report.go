@@ -31,7 +31,7 @@ func (b *Box) Report() node.Report {
 
 func (s *slot) describe() node.SlotReport {
 	c := &s.counters
-	_, desired := s.box.wanted(s.index)
+	_, desired := s.box.Wanted(s.index)
 	out := node.SlotReport{
 		Slot: s.index, Device: s.info.Model,
 		Counters: node.SlotCounters{

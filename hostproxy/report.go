@@ -17,7 +17,7 @@ func (h *Host) Report() node.Report {
 
 func (s *slot) describe() node.SlotReport {
 	c := &s.counters
-	_, desired := s.host.wanted(s.index)
+	_, desired := s.host.Wanted(s.index)
 	out := node.SlotReport{
 		Slot: s.index,
 		Counters: node.SlotCounters{
