@@ -2,9 +2,11 @@ package hostproxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -106,11 +108,26 @@ func (p *pluggedVM) deviceAdd(ctx context.Context) error {
 	defer client.Close()
 	slot := p.vm.slot.index
 	bus := fmt.Sprintf(p.front.RootPort, slot)
-	if err := client.DeviceAdd(ctx, qmp.VFIOUser(deviceID(slot), bus, p.front.Socket(slot))); err != nil {
+	device := qmp.VFIOUser(deviceID(slot), bus, p.front.Socket(slot))
+	err = client.DeviceAdd(ctx, device)
+	if leftOver(err) {
+		if err = client.Unplug(ctx, device.ID); err == nil {
+			err = client.DeviceAdd(ctx, device)
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("hot-plug: %w", err)
 	}
 	p.added = true
 	return nil
+}
+
+// leftOver tells whether QEMU still has the slot's device from before: a proxy
+// that ended does not wait for guests, and a guest may let go of a device long
+// after it was taken away. QEMU has no class for it, only the text.
+func leftOver(err error) bool {
+	var e *qmp.Error
+	return errors.As(err, &e) && strings.Contains(e.Desc, "Duplicate device ID")
 }
 
 func (p *pluggedVM) unplug(ctx context.Context) error {

@@ -92,7 +92,7 @@ func TestGuest(t *testing.T) {
 		if _, _, err := vm.Run(ctx, "sleep 4321"); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("got %v", err)
 		}
-		sh(t, vm, "while pgrep -f '^sleep 4321'; do usleep 20000; done")
+		sh(t, vm, "while cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep '[s]leep 4321'; do usleep 20000; done")
 	})
 
 	t.Run("hot plug", func(t *testing.T) {

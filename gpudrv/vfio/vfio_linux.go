@@ -241,6 +241,9 @@ func (a *vfioAccess) mapDMA(mem []byte) ([]gpudrv.Segment, error) {
 		vaddr: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))), iova: iova, bytes: uint64(len(mem)),
 	}
 	if _, err := ioctl(a.container, ioMapDMA, "VFIO_IOMMU_MAP_DMA", &m); err != nil {
+		if errors.Is(err, unix.ENOMEM) {
+			err = fmt.Errorf("%w (see ulimit -l)", err)
+		}
 		return nil, errors.Join(err, a.iova.Free(iova))
 	}
 	return []gpudrv.Segment{{Addr: iova, Len: len(mem)}}, nil
