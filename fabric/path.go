@@ -149,14 +149,15 @@ func (q *delayQueue) Pop() any {
 }
 
 // batch collects datagrams of one binding that go to one path in a run: equal
-// sizes, but for a shorter last one, as segmentation offload wants them.
+// sizes, but for a shorter last one, as segmentation offload wants them. A run
+// that nothing can join any more leaves at once, so that no datagram is copied
+// but in the rare case that the buffer ends behind an unfinished run.
 type batch struct {
-	binding *Binding
-	buf     *batchBuffer
-	used    int
-	segment int
-	path    uint8
-	full    bool // a shorter datagram ended the run
+	binding     *Binding
+	buf         *batchBuffer
+	start, used int // the run is buf[start:used]
+	segment     int
+	path        uint8
 }
 
 // batchBuffer holds one batch and leaves room for the largest datagram behind it.
@@ -169,29 +170,38 @@ func (o *batch) space() []byte {
 	if o.buf == nil {
 		o.buf = batchBuffers.Get().(*batchBuffer)
 	}
+	if len(o.buf)-o.used < udp.MaxDatagram {
+		o.used = copy(o.buf[:], o.buf[o.start:o.used])
+		o.start = 0
+	}
 	return o.buf[o.used : o.used+udp.MaxDatagram]
 }
 
 // add takes a datagram of n bytes that was written into space.
 func (o *batch) add(now time.Duration, n int, path uint8) {
-	joins := o.used > 0 && path == o.path && n <= o.segment && !o.full &&
-		o.used+n <= o.binding.writers[path].MaxBatch(o.segment)
-	if o.used > 0 && !joins {
-		start := o.used
+	run := o.used - o.start
+	if run > 0 && (path != o.path || n > o.segment || run+n > o.most()) {
 		o.send(now)
-		copy(o.buf[:], o.buf[start:start+n])
-		o.used = 0
+		run = 0
 	}
-	if o.used == 0 {
-		o.segment, o.path, o.full = n, path, false
+	if run == 0 {
+		o.segment, o.path = n, path
 	}
-	o.full = o.full || n < o.segment
 	o.used += n
+	if n < o.segment || run+n+o.segment > o.most() {
+		o.send(now)
+		o.start, o.used = 0, 0
+	}
 }
 
+// most is how long a run may be.
+func (o *batch) most() int { return o.binding.writers[o.path].MaxBatch(o.segment) }
+
+// send sends the run; the next one starts behind it.
 func (o *batch) send(now time.Duration) {
 	b := o.binding
-	b.group.fabric.paths[o.path].write(now, b.writers[o.path], o.buf[:o.used], o.segment, b.peers[o.path])
+	b.group.fabric.paths[o.path].write(now, b.writers[o.path], o.buf[o.start:o.used], o.segment, b.peers[o.path])
+	o.start = o.used
 }
 
 // flush sends what is left.
@@ -199,7 +209,7 @@ func (o *batch) flush(now time.Duration) {
 	if o.buf == nil {
 		return
 	}
-	if o.used > 0 {
+	if o.used > o.start {
 		o.send(now)
 	}
 	batchBuffers.Put(o.buf)

@@ -31,8 +31,8 @@ func TestPlugAndUnplug(t *testing.T) {
 	for _, c := range fronts {
 		t.Run(c.name, func(t *testing.T) {
 			times := 100
-			if testing.Short() || raceEnabled && c.inside {
-				times = 10
+			if testing.Short() || raceEnabled {
+				times = 20
 			}
 			r := newRig(t, options{inside: c.inside})
 			cycle := func(drive bool) {

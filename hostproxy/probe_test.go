@@ -131,7 +131,7 @@ func TestProbe(t *testing.T) {
 		{name: "retries for ever", make: func(d *strange) { d.retries = 1 << 30 }, fails: "deadline exceeded"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if c.fails == "deadline exceeded" && testing.Short() {
+			if c.fails == "deadline exceeded" && (testing.Short() || raceEnabled) {
 				t.Skip("takes as long as probing may")
 			}
 			d := &strange{}

@@ -22,6 +22,7 @@ import (
 	"github.com/dxpu-project/dxpu/gpudrv/vfiouserbus"
 	"github.com/dxpu-project/dxpu/hostproxy"
 	"github.com/dxpu-project/dxpu/node"
+	"github.com/dxpu-project/dxpu/rootcomplex"
 )
 
 // patience is how long a test waits for what must happen on a loaded machine.
@@ -203,7 +204,11 @@ func (r *rig) newHost(i int, addrs []string) *hostSide {
 	h.vm = &hostproxy.VM{SocketDir: dir, Logger: r.log}
 	var front hostproxy.Front = h.vm
 	if r.opts.inside {
-		h.inside = hostproxy.NewEmbedded(hostproxy.EmbeddedSpec{})
+		enum := rootcomplex.DefaultEnumSpec()
+		if n := r.opts.spec.MaxPayload; n != 0 { // a platform that allows what the GPU can
+			enum.MaxPayload, enum.MaxReadRequest = n, r.opts.spec.MaxReadRequest
+		}
+		h.inside = hostproxy.NewEmbedded(hostproxy.EmbeddedSpec{Enum: &enum, Host: rootcomplex.Spec{MaxPayload: r.opts.spec.MaxPayload}})
 		front = h.inside
 	}
 	h.Host, err = hostproxy.New(hostproxy.Config{
