@@ -33,9 +33,10 @@ that is bound, refreshed in place on a terminal and printed anew elsewhere. q or
 Ctrl-C ends it.
 
   PEER       node/slot of the other end
-  NETWORK    round trip of the best path of the network, smoothed
+  LEAST      least round trip of the network, by the best path
+  NETWORK    its smoothed round trip, with the queues of the bulk traffic
   REQUEST    how long requests that this side sent waited for their completion
-  FAR        what of REQUEST is not the network: the time that the other end took
+  FAR        what of REQUEST is not LEAST: the time of the other end, and queues
   HERE       how long this side took to answer requests of the other
   TLP/S      TLPs sent and received in a second, MB/S their payload
   RESENT/S   fragments of TLPs that were sent again

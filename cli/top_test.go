@@ -29,7 +29,7 @@ func report(at time.Duration, n uint64) node.Report {
 						State: "up", TLPsOut: n, TLPsIn: 2 * n, BytesOut: 1000 * n, BytesIn: 4000 * n, Retransmissions: n / 100,
 						Drops: map[string]uint64{"replay": 5, "corrupt": 1},
 						Sent:  node.RoundTripReport{Smoothed: 45_500, Samples: 9}, Served: node.RoundTripReport{Smoothed: 2_250, Samples: 3},
-						Paths: []node.PathReport{{Usable: true, SRTT: 40_000}, {Usable: true, SRTT: 30_500}, {SRTT: 9}},
+						Paths: []node.PathReport{{Usable: true, SRTT: 40_000, MinRTT: 31_000}, {Usable: true, SRTT: 33_000, MinRTT: 30_500}, {SRTT: 9, MinRTT: 9}},
 					},
 				},
 			},
@@ -66,9 +66,9 @@ func TestTop(t *testing.T) {
 	got, _ := dxpu(t, "top", "--once", "--interval", "1ms", "--all", "--admin", srv.URL)
 	want := `host at 01:02:05, 2 slots, 1.0 MB/s out, 4.0 MB/s in
 
-SLOT  BINDING  EPOCH  PEER  STATE     NETWORK  REQUEST  FAR      HERE    TLP/S OUT  IN    MB/S OUT  IN   RESENT/S  TAGS  IRQ/S  NOTES
-0     b-1      7      9/4   attached  30.5 µs  45.5 µs  15.0 µs  2.2 µs  1000       2000  1.0       4.0  10        3/64  100    path 2 does not work, DMA refused 2, dropped corrupt 1, dropped replay 5
-1     -        -      -     free      -        -        -        -       -          -     -         -    -         -     -      DX100
+SLOT  BINDING  EPOCH  PEER  STATE     LEAST    NETWORK  REQUEST  FAR      HERE    TLP/S OUT  IN    MB/S OUT  IN   RESENT/S  TAGS  IRQ/S  NOTES
+0     b-1      7      9/4   attached  30.5 µs  33.0 µs  45.5 µs  15.0 µs  2.2 µs  1000       2000  1.0       4.0  10        3/64  100    path 2 does not work, DMA refused 2, dropped corrupt 1, dropped replay 5
+1     -        -      -     free      -        -        -        -        -       -          -     -         -    -         -     -      DX100
 `
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -22,7 +22,8 @@ type top struct {
 // topSlot is a slot with what follows from two looks at it.
 type topSlot struct {
 	node.SlotReport
-	// Network, Request, Far and Here are the columns; 0 where nothing is known.
+	// Least to Here are columns; 0 where nothing is known.
+	Least   time.Duration `json:"network_least_ns"`
 	Network time.Duration `json:"network_ns"`
 	Request time.Duration `json:"request_ns"`
 	Far     time.Duration `json:"far_ns"`
@@ -62,13 +63,13 @@ func newTopSlot(prev, cur *node.SlotReport, elapsed time.Duration) topSlot {
 		return s
 	}
 	for _, p := range l.Paths {
-		if p.Usable && (s.Network == 0 || p.SRTT < s.Network) {
-			s.Network = p.SRTT
+		if p.Usable && (s.Network == 0 || p.MinRTT < s.Least) {
+			s.Least, s.Network = p.MinRTT, p.SRTT
 		}
 	}
 	s.Request, s.Here = l.Sent.Smoothed, l.Served.Smoothed
-	if s.Request > 0 && s.Network > 0 {
-		s.Far = max(s.Request-s.Network, 0)
+	if s.Request > 0 && s.Least > 0 {
+		s.Far = max(s.Request-s.Least, 0)
 	}
 	old := &node.LinkReport{}
 	irqs := cur.Counters.Interrupts
@@ -116,7 +117,7 @@ func (t *top) write(w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	tw := newTable(w, "SLOT", "BINDING", "EPOCH", "PEER", "STATE", "NETWORK", "REQUEST", "FAR", "HERE",
+	tw := newTable(w, "SLOT", "BINDING", "EPOCH", "PEER", "STATE", "LEAST", "NETWORK", "REQUEST", "FAR", "HERE",
 		"TLP/S OUT", "IN", "MB/S OUT", "IN", "RESENT/S", "TAGS", "IRQ/S", "NOTES")
 	for i := range t.Slots {
 		t.Slots[i].row(tw)
@@ -127,7 +128,7 @@ func (t *top) write(w io.Writer) error {
 func (s *topSlot) row(tw *table) {
 	b := s.Binding
 	if b == nil {
-		tw.row(s.Slot, "", "", "", "free", "", "", "", "", "", "", "", "", "", "", "", s.Device)
+		tw.row(s.Slot, "", "", "", "free", "", "", "", "", "", "", "", "", "", "", "", "", s.Device)
 		return
 	}
 	r := &s.Rates
@@ -136,7 +137,7 @@ func (s *topSlot) row(tw *table) {
 		tags = fmt.Sprintf("%d/%d", s.Tags.InFlight, s.Tags.Total)
 	}
 	tw.row(s.Slot, b.ID, b.Epoch, fmt.Sprintf("%d/%d", b.Peer.Node, b.Peer.Slot), b.State,
-		micros(s.Network), micros(s.Request), micros(s.Far), micros(s.Here),
+		micros(s.Least), micros(s.Network), micros(s.Request), micros(s.Far), micros(s.Here),
 		perSecond(r.TLPsOut), perSecond(r.TLPsIn), fmt.Sprintf("%.1f", r.MBOut), fmt.Sprintf("%.1f", r.MBIn),
 		perSecond(r.Retransmissions), tags, perSecond(r.Interrupts), strings.Join(s.notes(), ", "))
 }

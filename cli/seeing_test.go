@@ -1,0 +1,311 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/boxproxy"
+	"github.com/dxpu-project/dxpu/capture"
+	"github.com/dxpu-project/dxpu/device/gpu"
+	"github.com/dxpu-project/dxpu/fabric"
+	"github.com/dxpu-project/dxpu/gpudrv"
+	"github.com/dxpu-project/dxpu/hostproxy"
+	"github.com/dxpu-project/dxpu/node"
+)
+
+// patience is how long a test waits for what must happen on a loaded machine.
+const patience = 30 * time.Second
+
+// runningProxy is a proxy of this process with its admin listener.
+type runningProxy struct {
+	proxy
+	fabric *fabric.Fabric
+	url    string
+}
+
+// runProxy runs a proxy until the test ends, without a manager.
+func runProxy(t *testing.T, kind dxpuv1.NodeKind, allowCapture bool, build func(*fabric.Fabric) (proxy, error)) *runningProxy {
+	t.Helper()
+	o := &proxyOptions{
+		listen: []string{"127.0.0.1:0"}, admin: "127.0.0.1:0", adminFile: filepath.Join(t.TempDir(), "url"),
+		name: "n", capture: allowCapture, conn: &connection{},
+	}
+	log := slog.New(slog.DiscardHandler)
+	f, err := o.fabric(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := build(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := o.client(kind, p, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	serve, err := o.adminServer(ctx, p, f, client, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(o.adminFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	netCtx, stopNet := context.WithCancel(context.Background())
+	var network, roles sync.WaitGroup
+	run := func(g *sync.WaitGroup, ctx context.Context, run func(context.Context) error) {
+		g.Go(func() {
+			if err := run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	run(&network, netCtx, f.Run)
+	run(&roles, ctx, p.Run)
+	run(&roles, ctx, serve)
+	t.Cleanup(func() {
+		stop()
+		roles.Wait()
+		stopNet()
+		network.Wait()
+	})
+	return &runningProxy{p, f, strings.TrimSpace(string(raw))}
+}
+
+// seen is a host and a box joined by a binding, with the embedded host's GPU.
+type seen struct {
+	host, box *runningProxy
+	device    *gpudrv.Device
+}
+
+func newSeen(t *testing.T) *seen {
+	t.Helper()
+	s := &seen{}
+	t.Setenv("DXPU_MANAGER", "http://127.0.0.1:1")
+	t.Setenv("DXPU_JOIN_TOKEN", "token-for-tests")
+	log := slog.New(slog.DiscardHandler)
+	s.box = runProxy(t, dxpuv1.NodeKind_NODE_KIND_BOX, false, func(f *fabric.Fabric) (proxy, error) {
+		slot, err := boxproxy.NewGPUSlot(gpu.Spec{VRAM: 32 << 20})
+		if err != nil {
+			return nil, err
+		}
+		return boxproxy.New(boxproxy.Config{Slots: []boxproxy.Slot{slot}, Fabric: f, Logger: log})
+	})
+	inside := hostproxy.NewEmbedded(hostproxy.EmbeddedSpec{})
+	s.host = runProxy(t, dxpuv1.NodeKind_NODE_KIND_HOST, true, func(f *fabric.Fabric) (proxy, error) {
+		return hostproxy.New(hostproxy.Config{Slots: 1, Front: inside, Fabric: f, Domain: "vm0", Logger: log})
+	})
+	s.bind(t)
+	bus, err := inside.Open(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.device, err = gpudrv.Open(t.Context(), bus, gpudrv.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.device.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// bind joins the two, as a manager does, and waits until the host has the GPU.
+func (s *seen) bind(t *testing.T) {
+	t.Helper()
+	news := make(chan struct{}, 1)
+	s.host.OnChange(func() {
+		select {
+		case news <- struct{}{}:
+		default:
+		}
+	})
+	state := func(self, peer uint32, other *fabric.Fabric) *dxpuv1.DesiredState {
+		return &dxpuv1.DesiredState{NodeNumber: self, Revision: 1, Bindings: []*dxpuv1.DesiredBinding{{
+			BindingId: "b-1", Epoch: 3, Cipher: dxpuv1.Cipher_CIPHER_AES_256_GCM, Secret: bytes.Repeat([]byte{7}, 32),
+			Mtu: 1400, Domain: "vm0", Peer: &dxpuv1.Peer{NodeNumber: peer, Addresses: node.Addresses(other)},
+		}}}
+	}
+	s.box.Apply(state(9, 70, s.host.fabric))
+	s.host.Apply(state(70, 9, s.box.fabric))
+	for limit := time.After(patience); s.host.Observe().Slots[0].GetBinding().GetState() != dxpuv1.BindingState_BINDING_STATE_ATTACHED; {
+		select {
+		case <-news:
+		case <-limit:
+			t.Fatalf("not attached: %v", s.host.Observe())
+		}
+	}
+}
+
+// copy moves n bytes to the GPU and back.
+func (s *seen) copy(t *testing.T, n int) {
+	t.Helper()
+	stream, err := s.device.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Close()
+	ptr, err := s.device.Malloc(uint64(n))
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := bytes.Repeat([]byte("DxPU"), n/4)
+	out := make([]byte, n)
+	if err := stream.Upload(t.Context(), ptr, in); err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Download(t.Context(), out, ptr); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(in, out) {
+		t.Error("other bytes came back")
+	}
+}
+
+// What dxpu top shows of a real pair is what went through it.
+func TestTopOfRealProxies(t *testing.T) {
+	s := newSeen(t)
+	const n = 1 << 20
+	s.copy(t, n)
+	for _, tc := range []struct {
+		name string
+		p    *runningProxy
+		peer uint32
+		tags bool
+	}{
+		{"host", s.host, 9, false},
+		{"box", s.box, 70, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, _ := dxpu(t, "top", "--once", "--json", "--interval", "10ms", "--admin", tc.p.url)
+			var out top
+			if err := json.Unmarshal([]byte(got), &out); err != nil {
+				t.Fatal(err)
+			}
+			if out.Role != tc.name || len(out.Slots) != 1 || out.Slots[0].Binding.Link == nil {
+				t.Fatalf("%s", got)
+			}
+			slot := &out.Slots[0]
+			b, l := slot.Binding, slot.Binding.Link
+			if b.ID != "b-1" || b.Epoch != 3 || b.Peer.Node != tc.peer || len(b.Peer.Addresses) != 1 || l.State != "up" {
+				t.Errorf("%+v", b)
+			}
+			if l.BytesOut < n || l.BytesIn < n {
+				t.Errorf("%d bytes out and %d in, want %d at least", l.BytesOut, l.BytesIn, n)
+			}
+			if (slot.Tags != nil) != tc.tags || tc.tags && slot.Tags.Total != 140 {
+				t.Errorf("tags %+v", slot.Tags)
+			}
+			if slot.Network <= 0 || slot.Request <= 0 || slot.Here <= 0 || l.Sent.Min > l.Sent.Smoothed {
+				t.Errorf("round trips: network %v, request %v, here %v", slot.Network, slot.Request, slot.Here)
+			}
+		})
+	}
+	text, _ := dxpu(t, "top", "--once", "--interval", "10ms", "--admin", s.host.url)
+	if !strings.Contains(text, "attached") {
+		t.Error(text)
+	}
+	if testing.Verbose() {
+		t.Log("\n" + text)
+	}
+}
+
+// A capture of a real pair, whose link is encrypted, has the TLPs in clear, and
+// Wireshark joins each completion with its request.
+func TestCaptureOfRealProxies(t *testing.T) {
+	s := newSeen(t)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "a.pcapng")
+	const count = 400
+	done := make(chan string, 1)
+	go func() {
+		_, stderr := dxpu(t, "capture", "--admin", s.host.url, "--slot", "0", "-c", fmt.Sprint(count), "-w", file)
+		done <- stderr
+	}()
+	for running := true; running; { // nobody says when the capture has begun
+		s.copy(t, 64<<10)
+		select {
+		case stderr := <-done:
+			running = false
+			if !strings.HasPrefix(stderr, "400 TLPs captured, ") {
+				t.Error(stderr)
+			}
+		default:
+		}
+	}
+	if st, err := os.Stat(file); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", st, err)
+	}
+	tool, err := exec.LookPath("tshark")
+	if err != nil {
+		t.Skip("tshark is not installed (Debian: apt install tshark): the capture is not read")
+	}
+	lua := filepath.Join(dir, "dxpu.lua")
+	printed, _ := dxpu(t, "capture", "--dissector")
+	if printed != capture.Dissector {
+		t.Error("--dissector prints another dissector")
+	}
+	if err := os.WriteFile(lua, []byte(printed), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run := func(args ...string) []string {
+		cmd := exec.CommandContext(t.Context(), tool, append([]string{"-2", "-n", "-X", "lua_script:" + lua, "-r", file}, args...)...)
+		cmd.Env = append(os.Environ(), "WIRESHARK_CONFIG_DIR="+dir)
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Fields(string(out))
+	}
+	types := run("-T", "fields", "-e", "dxpu.tlp.type")
+	if len(types) != count || !slices.Contains(types, "MRd") || !slices.Contains(types, "CplD") || !slices.Contains(types, "MWr") {
+		t.Errorf("%d TLPs: %v", len(types), slices.Compact(slices.Sorted(slices.Values(types))))
+	}
+	if bad := run("-R", "dxpu.malformed || dxpu.crc.bad || _ws.lua.error", "-T", "fields", "-e", "frame.number"); len(bad) != 0 {
+		t.Errorf("TLPs %v are wrong", bad)
+	}
+	if times := run("-T", "fields", "-e", "dxpu.tlp.time"); len(times) == 0 {
+		t.Error("no completion was joined with its request")
+	}
+}
+
+// Captures need leave, and come from the same machine only.
+func TestCaptureIsForbidden(t *testing.T) {
+	h := node.CaptureHandler(nil, true, "", "")
+	for _, tc := range []struct {
+		name, remote, host, query string
+		want                      int
+	}{
+		{"another machine", "192.0.2.1:5000", "192.0.2.2:9100", "", http.StatusForbidden},
+		{"a name that points here", "127.0.0.1:5000", "rebound.example:9100", "", http.StatusForbidden},
+		{"bad slot", "127.0.0.1:5000", "127.0.0.1:9100", "slot=x", http.StatusBadRequest},
+		{"bad binding", "[::1]:5000", "localhost:9100", "binding=4294967296", http.StatusBadRequest},
+		{"bad length", "127.0.0.1:5000", "localhost", "snaplen=-1", http.StatusBadRequest},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+tc.host+"/capture?"+tc.query, nil)
+			r.RemoteAddr = tc.remote
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, r)
+			if w.Code != tc.want {
+				t.Errorf("status %d, want %d", w.Code, tc.want)
+			}
+		})
+	}
+}
