@@ -52,7 +52,9 @@ func (f *Fabric) changeCaptures(change func([]*capture.Session) []*capture.Sessi
 
 // watch looks at a TLP that passes between the link and the handler.
 func (b *Binding) watch(received bool, p *tlp.Packet) {
-	b.times.see(b.group.now, received, p, b.group.fabric.Now)
+	if !p.Type.Posted() { // what follows has an answer, or is one
+		b.times.see(b.group.now, received, p, b.group.fabric.Now)
+	}
 	if list := b.group.fabric.captures.list.Load(); list != nil {
 		b.capture(*list, received, p)
 	}
@@ -88,14 +90,12 @@ func (b *Binding) RoundTrips() (sent, served RoundTrip) {
 // times samples the round trips of a binding, in both directions.
 type times struct{ sent, served sampler }
 
-// see looks at a TLP. A request that was sent is answered by a completion that
-// is received, and the other way round.
+// see looks at a non-posted request or a completion. A request that was sent is
+// answered by a completion that is received, and the other way round.
 func (t *times) see(now time.Duration, received bool, p *tlp.Packet, clock func() time.Duration) {
-	switch {
-	case p.Type.Posted():
-	case p.Type.Completion() == received:
+	if p.Type.Completion() == received {
 		t.sent.see(now, p, clock)
-	default:
+	} else {
 		t.served.see(now, p, clock)
 	}
 }

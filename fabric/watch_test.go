@@ -240,8 +240,15 @@ func TestWatchDoesNotAllocate(t *testing.T) {
 // What the data plane pays for being watched, of 150 ns that a TLP may cost.
 func BenchmarkWatch(b *testing.B) {
 	w, p := watched()
-	b.ReportAllocs()
-	for b.Loop() {
-		w.watch(false, p)
+	for _, tc := range []struct {
+		name string
+		p    *tlp.Packet
+	}{{"Write", p}, {"Read", &tlp.Packet{Type: tlp.MRd, Length: 1}}} {
+		b.Run(tc.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				w.watch(false, tc.p)
+			}
+		})
 	}
 }
