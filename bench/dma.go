@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/fault"
-	"github.com/dxpu-project/dxpu/gpudrv"
 	"github.com/dxpu-project/dxpu/link"
 )
 
@@ -66,8 +65,8 @@ func DMA(ctx context.Context, o Options) (report *Report, err error) {
 			return nil, err
 		}
 		names = append(names, "device to host, "+c.name, "host to device, "+c.name, "CPU writes, "+c.name)
-		probes = append(probes, probe{"device to host, " + c.name, cp.down}, probe{"host to device, " + c.name, cp.up},
-			probe{"CPU writes, " + c.name, cp.cpu})
+		probes = append(probes, deviceToHost.probe("device to host, "+c.name, cp), hostToDevice.probe("host to device, "+c.name, cp),
+			cpuWrites.probe("CPU writes, "+c.name, cp))
 	}
 	source := make([]byte, o.Size)
 	pattern(source, 1)
@@ -111,98 +110,6 @@ func DMA(ctx context.Context, o Options) (report *Report, err error) {
 
 func bareUDP(c link.Cipher) string { return "bare UDP, CRC-32C, cipher " + c.String() }
 
-// copier copies between one buffer of host memory and one of the device.
-type copier struct {
-	ctx    context.Context
-	dev    *gpudrv.Device
-	stream *gpudrv.Stream
-	host   gpudrv.DMA
-	ptr    gpudrv.Ptr
-	want   []byte
-	seed   uint64
-	size   int
-}
-
-func newCopier(ctx context.Context, dev *gpudrv.Device, size int) (*copier, error) {
-	c := &copier{ctx: ctx, dev: dev, size: size, want: make([]byte, size)}
-	var err error
-	if c.stream, err = dev.NewStream(); err != nil {
-		return nil, err
-	}
-	if c.host, err = dev.AllocDMA(size); err != nil {
-		return nil, err
-	}
-	c.ptr, err = dev.Malloc(uint64(size))
-	return c, err
-}
-
-// fresh makes data that were never there before, and puts it in host memory.
-func (c *copier) fresh() {
-	c.seed++
-	pattern(c.want, c.seed)
-	copy(c.host.Bytes(), c.want)
-}
-
-// up measures host to device: DMA reads. GB/s.
-func (c *copier) up(d time.Duration) (float64, error) {
-	c.fresh()
-	rate, err := perSecond(d, func() (int, error) { return c.size, c.toDevice() })
-	if err != nil {
-		return 0, err
-	}
-	return rate / 1e9, c.checkDevice()
-}
-
-// cpu measures host to device by posted writes of the CPU, with a read at the
-// end that waits for them. GB/s.
-func (c *copier) cpu(d time.Duration) (float64, error) {
-	c.fresh()
-	rate, err := perSecond(d, func() (int, error) {
-		return c.size, errors.Join(c.dev.WriteAperture(c.ptr, c.want), c.dev.Flush())
-	})
-	if err != nil {
-		return 0, err
-	}
-	return rate / 1e9, c.checkDevice()
-}
-
-// down measures device to host: DMA writes. GB/s.
-func (c *copier) down(d time.Duration) (float64, error) {
-	c.fresh()
-	if err := c.toDevice(); err != nil {
-		return 0, err
-	}
-	clear(c.host.Bytes())
-	rate, err := perSecond(d, func() (int, error) { return c.size, c.toHost() })
-	if err != nil {
-		return 0, err
-	}
-	return rate / 1e9, same(c.host.Bytes()[:c.size], c.want)
-}
-
-func (c *copier) toDevice() error {
-	if err := c.stream.CopyToDevice(c.ctx, c.ptr, c.host, 0, c.size); err != nil {
-		return err
-	}
-	return c.stream.Sync(c.ctx)
-}
-
-func (c *copier) toHost() error {
-	if err := c.stream.CopyToHost(c.ctx, c.host, 0, c.ptr, c.size); err != nil {
-		return err
-	}
-	return c.stream.Sync(c.ctx)
-}
-
-// checkDevice fetches what the device has and compares it.
-func (c *copier) checkDevice() error {
-	clear(c.host.Bytes())
-	if err := c.toHost(); err != nil {
-		return err
-	}
-	return same(c.host.Bytes()[:c.size], c.want)
-}
-
 // The GPU that the paper found: Equation 1 bounds its reads.
 const (
 	paperTags = 140
@@ -244,8 +151,8 @@ func (o *Options) overRoundTrip(ctx context.Context, delay time.Duration, report
 			samples, err := timeEach(d, read, false)
 			return median(samples), err
 		}},
-		{fmt.Sprintf("DMA reads, %v added", delay), c.up},
-		{fmt.Sprintf("CPU writes, %v added", delay), c.cpu},
+		hostToDevice.probe(fmt.Sprintf("DMA reads, %v added", delay), c),
+		cpuWrites.probe(fmt.Sprintf("CPU writes, %v added", delay), c),
 	})
 	if err != nil {
 		return err

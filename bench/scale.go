@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
-	"time"
 )
 
 // scaleSize is what one copy of each binding moves, at most.
@@ -43,10 +41,10 @@ func Scale(ctx context.Context, o Options) (report *Report, err error) {
 	var probes []probe
 	for _, way := range []struct {
 		name string
-		run  func(*copier, time.Duration) (float64, error)
-	}{{"device to host", (*copier).down}, {"host to device", (*copier).up}} {
+		way
+	}{{"device to host", deviceToHost}, {"host to device", hostToDevice}} {
 		for _, n := range o.Bindings {
-			probes = append(probes, probe{fmt.Sprintf("%s, %d bindings", way.name, n), together(copiers[:n], way.run)})
+			probes = append(probes, way.probe(fmt.Sprintf("%s, %d bindings", way.name, n), copiers[:n]...))
 		}
 	}
 	values, err := o.alternate(probes)
@@ -68,23 +66,6 @@ func Scale(ctx context.Context, o Options) (report *Report, err error) {
 		"total of all bindings; the host proxy is two virtual switches of 32 slots behind one socket",
 		"memory: heap and stacks after garbage collection, with all bindings up and idle less without any")
 	return report, nil
-}
-
-// together runs a measurement on all at once and returns the total.
-func together(all []*copier, run func(*copier, time.Duration) (float64, error)) func(time.Duration) (float64, error) {
-	return func(d time.Duration) (float64, error) {
-		rates, errs := make([]float64, len(all)), make([]error, len(all))
-		var wg sync.WaitGroup
-		for i, c := range all {
-			wg.Go(func() { rates[i], errs[i] = run(c, d) })
-		}
-		wg.Wait()
-		total := 0.0
-		for _, r := range rates {
-			total += r
-		}
-		return total, errors.Join(errs...)
-	}
 }
 
 // idleMemory attaches all and returns what each took, in bytes.
