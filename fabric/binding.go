@@ -286,7 +286,10 @@ func (b *Binding) arm(now time.Duration) {
 	if b.closed {
 		return
 	}
-	wake := min(b.link.Wake(), b.handler.Wake())
+	b.armAt(now, min(b.link.Wake(), b.handler.Wake()))
+}
+
+func (b *Binding) armAt(now, wake time.Duration) {
 	if wake >= b.armed {
 		return
 	}

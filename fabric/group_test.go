@@ -59,3 +59,35 @@ func TestPostSends(t *testing.T) {
 	a.group.Leave()
 	wait(t, done, "the TLP")
 }
+
+// What is sent with LeaveSoon shares a datagram, and leaves though nobody
+// enters the group again.
+func TestLeaveSoon(t *testing.T) {
+	const n = 20
+	r := newRig(t)
+	cfg := r.configs(1, link.CipherAES256GCM)
+	for side := range cfg { // nothing but the group's timer may send
+		cfg[side].KeepAlive, cfg[side].DeadInterval = time.Hour, 3*time.Hour
+	}
+	var a, b end
+	done := b.expect(t, n)
+	r.join(cfg, &a, &b)
+	a.await(t, link.Up)
+	b.await(t, link.Up)
+	var s stream
+	for i := range n {
+		now := a.group.Enter()
+		if err := a.binding.Send(now, s.packet(i)); err != nil {
+			t.Error(err)
+		}
+		a.group.LeaveSoon()
+	}
+	wait(t, done, "TLPs that no Leave follows")
+
+	// The same, with something posted meanwhile: it runs, and sends at once.
+	ran := make(chan struct{})
+	a.group.Enter()
+	a.group.Post(func(time.Duration) { close(ran) })
+	a.group.LeaveSoon()
+	wait(t, ran, "what was posted")
+}

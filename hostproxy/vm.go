@@ -106,11 +106,16 @@ func (v *vm) Disconnected(c *vfiouser.Conn, err error) {
 func (v *vm) Access(_ *vfiouser.Conn, a *vfiouser.Access) {
 	g := v.slot.host.group
 	now := g.Enter()
-	defer g.Leave()
+	more := a.More // answering gives the access back
 	run := v.start(a)
 	for v.step(now, &run) != nil {
 		now = v.slot.yield()
 	}
+	if more && run.kind == memWrite {
+		g.LeaveSoon() // writes that came together leave together
+		return
+	}
+	g.Leave()
 }
 
 // accessRun is an access that is being turned into requests.

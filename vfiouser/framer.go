@@ -85,6 +85,15 @@ func (f *framer) take(h Header) message {
 	return m
 }
 
+// more reports whether another whole message has been read.
+func (f *framer) more() bool {
+	if f.w-f.r < HeaderSize {
+		return false
+	}
+	h, _, err := ParseHeader(f.buf[f.r:f.w])
+	return err == nil && uint64(h.Size) <= uint64(f.w-f.r)
+}
+
 // keep gives the descriptors of the last message to the caller.
 func (f *framer) keep() { f.last = nil }
 
