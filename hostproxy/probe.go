@@ -165,7 +165,7 @@ func (s *slot) configOnce(ctx context.Context, typ tlp.Type, data []byte, off in
 		select {
 		case <-room:
 		case <-ctx.Done():
-			now = g.Enter()
+			g.Enter()
 			s.root.release(id)
 			g.Leave()
 			return 0, ctx.Err()
