@@ -192,3 +192,19 @@ func TestDropsAreTold(t *testing.T) {
 	}
 	put() // harmless
 }
+
+func FuzzParseHeader(f *testing.F) {
+	f.Add(header.Append(nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		h, n, err := capture.ParseHeader(b)
+		if err != nil {
+			if n != 0 || h != (capture.Header{}) {
+				t.Fatalf("error %v with %+v", err, h)
+			}
+			return
+		}
+		if again, _, err := capture.ParseHeader(h.Append(nil)); err != nil || again != h {
+			t.Fatalf("%+v was read as %+v: %v", h, again, err)
+		}
+	})
+}

@@ -1,0 +1,110 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// pty opens a pseudo-terminal: what a person sees and types at, and what the
+// program has.
+func pty(t *testing.T) (person, program *os.File) {
+	t.Helper()
+	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("no pseudo-terminals here: %v", err)
+	}
+	t.Cleanup(func() { _ = person.Close() })
+	n, err := unix.IoctlGetInt(int(person.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.IoctlSetPointerInt(int(person.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	program, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("no pseudo-terminals here: %v", err)
+	}
+	t.Cleanup(func() { _ = program.Close() })
+	return person, program
+}
+
+// On a terminal the table is drawn over the one before, q ends it, and the
+// terminal is left as it was.
+func TestTopOnATerminal(t *testing.T) {
+	person, program := pty(t)
+	before, err := unix.IoctlGetTermios(int(program.Fd()), unix.TCGETS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := fakeProxy(t, report(0, 1000), report(time.Second, 2000), report(2*time.Second, 3000))
+	done := make(chan int, 1)
+	go func() {
+		done <- Main([]string{"top", "--interval", "1ms", "--admin", srv.URL}, program, program, io.Discard)
+	}()
+	var screen bytes.Buffer
+	buf := make([]byte, 4096)
+	for strings.Count(screen.String(), "\x1b[H") < 3 {
+		n, err := person.Read(buf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		screen.Write(buf[:n])
+	}
+	if _, err := person.WriteString("xq"); err != nil {
+		t.Fatal(err)
+	}
+	for !strings.HasSuffix(screen.String(), "\x1b[?25h") { // what it prints must be read, or it would wait
+		n, err := person.Read(buf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		screen.Write(buf[:n])
+	}
+	if code := <-done; code != exitOK {
+		t.Errorf("exit code %d", code)
+	}
+	for _, want := range []string{"\x1b[?25l", "\x1b[K\r\n", "\x1b[J", "b-1", "\x1b[?25h"} {
+		if !strings.Contains(screen.String(), want) {
+			t.Errorf("no %q in %q", want, screen.String())
+		}
+	}
+	after, err := unix.IoctlGetTermios(int(program.Fd()), unix.TCGETS)
+	if err != nil || *after != *before {
+		t.Errorf("the terminal is left as %+v, was %+v: %v", after, before, err)
+	}
+}
+
+func TestScreenWaits(t *testing.T) {
+	person, program := pty(t)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	old, err := readKeys(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer old.restore(program)
+	terminal, plain := &screen{in: program}, &screen{}
+	for name, s := range map[string]*screen{"terminal": terminal, "plain": plain} {
+		if !s.wait(t.Context(), time.Millisecond) {
+			t.Errorf("%s: ended before its time", name)
+		}
+		if s.wait(ended, time.Hour) {
+			t.Errorf("%s: goes on after the end of its context", name)
+		}
+	}
+	if _, err := person.WriteString("Q"); err != nil {
+		t.Fatal(err)
+	}
+	if terminal.wait(t.Context(), time.Hour) {
+		t.Error("Q does not end it")
+	}
+}
