@@ -69,7 +69,9 @@ func (v *vm) serverConfig(deadline time.Duration) vfiouser.Config {
 	}
 	const rw = vfiouser.RegionFlagRead | vfiouser.RegionFlagWrite
 	for i, bar := range v.device.bars {
-		if bar.Size > 0 {
+		// I/O BARs stay hidden: a PCI Express endpoint must work without
+		// them (section 7.5.1.2.1).
+		if bar.Size > 0 && !bar.IO {
 			cfg.Regions[i] = vfiouser.Region{Size: bar.Size, Flags: rw}
 		}
 	}
