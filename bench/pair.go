@@ -229,6 +229,21 @@ func (o *Options) ready(ctx context.Context, spec pairSpec) (*pair, *opened, err
 	return p, dev, nil
 }
 
+// explain adds to an error why bindings were lost, where the host is here.
+func (p *pair) explain(err error) error {
+	if err == nil || p.host == nil {
+		return err
+	}
+	for _, part := range p.host.parts {
+		for _, s := range part.Observe().Slots {
+			if b := s.Binding; b.GetState() != dxpuv1.BindingState_BINDING_STATE_ATTACHED && b.GetDetail() != "" {
+				err = fmt.Errorf("%w; binding %s: %s", err, b.BindingId, b.Detail)
+			}
+		}
+	}
+	return err
+}
+
 func (p *pair) close() error {
 	var errs []error
 	if p.host != nil {

@@ -49,7 +49,7 @@ func Scale(ctx context.Context, o Options) (report *Report, err error) {
 	}
 	values, err := o.alternate(probes)
 	if err != nil {
-		return nil, err
+		return nil, p.explain(err)
 	}
 	report = o.report("scale", p.mtu)
 	for i, pr := range probes {
