@@ -111,9 +111,10 @@ func TestProbe(t *testing.T) {
 			sizes: [pcie.MaxBARs]uint64{},
 		},
 		{
-			name:  "I/O ports",
-			make:  func(d *strange) { d.put(bar+4, 1, 0xffff_ff00) },
-			sizes: [pcie.MaxBARs]uint64{1: 256},
+			name: "I/O ports",
+			make: func(d *strange) { d.put(bar, 0, 0xffff_0000); d.put(bar+4, 1, 0xffff_ff00) },
+			// They are not shown.
+			sizes: [pcie.MaxBARs]uint64{0: 64 << 10},
 		},
 		{
 			name: "programmed before",
