@@ -90,7 +90,7 @@ var beside = map[string][]string{
 	"boxproxy":                  {"node"},
 	"demo":                      {"hostproxy", "node"},
 	"replay":                    {"sim"},
-	"bench":                     {"hostproxy", "boxproxy", "node"},
+	"bench":                     {"hostproxy", "boxproxy", "node", "replay"},
 }
 
 // impure are packages that a machine (layers 0 to 2) may not import: they
