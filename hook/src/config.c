@@ -6,6 +6,8 @@
 
 struct config dxpu_config;
 
+#define LONGEST 1e9 /* ns */
+
 bool dxpu_parse_time(const char *text, double *ns)
 {
 	char *end;
@@ -16,13 +18,17 @@ bool dxpu_parse_time(const char *text, double *ns)
 
 	if (end == text || !(v >= 0))
 		return false;
+	if (v == 0 && *end == '\0') {
+		*ns = 0;
+		return true;
+	}
 	for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
-		if (strcmp(end, units[i].unit) == 0) {
+		if (strcmp(end, units[i].unit) == 0 && v * units[i].ns <= LONGEST) {
 			*ns = v * units[i].ns;
-			return *ns <= 1e9;
+			return true;
 		}
 	}
-	return v == 0 && *end == '\0' && (*ns = 0, true);
+	return false;
 }
 
 static void complain(const char *name, const char *value, const char *want)

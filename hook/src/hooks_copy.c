@@ -114,7 +114,7 @@ struct batch {
 
 static void add_to_batch(struct batch *b, CUdeviceptr dst, CUdeviceptr src, size_t n)
 {
-	enum direction d = dxpu_active_direction(dst, src);
+	enum direction d = dxpu_direction(dst, src);
 
 	b->total += n;
 	if (d == COPY_HTOD)

@@ -49,6 +49,12 @@ __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 	va_list ap;
 	int n;
 
+	static int quiet = -1; /* for timing the library, not the log */
+
+	if (quiet < 0)
+		quiet = getenv("FAKE_QUIET") != NULL;
+	if (quiet)
+		return;
 	if (log_fd < 0) {
 		const char *path = getenv("FAKE_LOG");
 
@@ -296,8 +302,11 @@ static CUresult copy(const char *name, void *dst, const void *src, size_t n, CUs
 	say("%s %llx %zu%s", name, id(s), n, stream_of(s, thread)->capturing ? " captured" : "");
 	if (r || !dst || !src)
 		return r ? r : CUDA_ERROR_INVALID_VALUE;
-	if (!stream_of(s, thread)->capturing)
+	if (!stream_of(s, thread)->capturing) {
+		pthread_mutex_lock(&lock);
 		memcpy(dst, src, n);
+		pthread_mutex_unlock(&lock);
+	}
 	return add(s, thread, 1, ns);
 }
 

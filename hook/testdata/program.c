@@ -152,13 +152,17 @@ static CUresult launch(CUstream s) { return cu.cuLaunchKernel(user, 1, 2, 3, 1, 
 static void every(void)
 {
 	CUlaunchAttribute pdl = {.id = 6};
-	CUlaunchConfig k = {.gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .hStream = stream, .attrs = &pdl, .numAttrs = 1};
-	CUDA_MEMCPY2D in = {.srcMemoryType = CU_MEMORYTYPE_HOST, .srcHost = host, .dstMemoryType = CU_MEMORYTYPE_DEVICE, .dstDevice = device, .WidthInBytes = 64, .Height = 4};
-	CUdeviceptr to[2] = {device, device + 512}, from[2] = {(uintptr_t)host, (uintptr_t)host + 512};
+	CUlaunchConfig k = {.gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .attrs = &pdl, .numAttrs = 1};
+	CUDA_MEMCPY2D in = {.srcMemoryType = CU_MEMORYTYPE_HOST, .dstMemoryType = CU_MEMORYTYPE_DEVICE, .WidthInBytes = 64, .Height = 4};
+	CUdeviceptr to[2], from[2];
 	size_t sizes[2] = {512, 512};
 	char *back = calloc(1, LARGE);
 
 	start();
+	k.hStream = stream;
+	in.srcHost = host;
+	in.dstDevice = to[0] = to[1] = device;
+	from[0] = from[1] = (uintptr_t)host;
 	check("launch", launch(NULL) == 0 && launch(stream) == 0);
 	check("launch ex", cu.cuLaunchKernelEx(&k, user, NULL, NULL) == 0);
 	check("in", cu.cuMemcpyHtoD(device, host, 1000) == 0 && cu.cuMemcpyHtoD(device, host, LARGE) == 0);
@@ -355,6 +359,8 @@ int main(int argc, char **argv)
 	if (argc != 3)
 		return 2;
 	find(argv[1]);
+	if (failures)
+		return 1;
 	for (size_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++) {
 		if (strcmp(argv[2], scenarios[i].name) == 0) {
 			scenarios[i].run();

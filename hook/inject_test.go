@@ -1,0 +1,330 @@
+package hook
+
+import (
+	"encoding/json"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// With no setting the driver sees exactly the calls of the program.
+func TestTransparent(t *testing.T) {
+	r := needRig(t)
+	for _, way := range ways {
+		for _, thread := range []string{"", "t"} {
+			for _, scenario := range []string{"every", "graph", "resolution", "fork"} {
+				if scenario == "resolution" && thread != "" || scenario == "resolution" && way.program == "linked" {
+					continue
+				}
+				t.Run(way.name+thread+"/"+scenario, func(t *testing.T) {
+					x := run{program: way.program, way: way.arg + thread, scenario: scenario, bare: true}
+					want := r.do(t, x)
+					x.bare = false
+					got := r.do(t, x)
+					if diff := cmp.Diff(want.log, got.log); diff != "" {
+						t.Errorf("calls without and with the library:\n%s", diff)
+					}
+					if got.errOut != "" {
+						t.Errorf("it says %q", got.errOut)
+					}
+				})
+			}
+		}
+	}
+}
+
+// setUp is what the library does once in a context when nothing is measured.
+var setUp = regexp.MustCompile(`(?s)cuDeviceGetAttribute 75 0\n.*?cuStreamDestroy_v2 [0-9a-f]+\n`)
+
+// Every way in, legacy and per-thread, has exactly the insertions in
+// testdata/every.txt and every-thread.txt.
+func TestInsertions(t *testing.T) {
+	r := needRig(t)
+	for thread, golden := range map[string]string{"": "testdata/every.txt", "t": "testdata/every-thread.txt"} {
+		for _, way := range ways {
+			t.Run(way.name+thread, func(t *testing.T) {
+				res := r.do(t, run{program: way.program, way: way.arg + thread, scenario: "every", env: inject()})
+				got := setUp.ReplaceAllString(strings.Join(res.calls(), "\n")+"\n", "(set up)\n")
+				if *rewrite {
+					if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+						t.Fatal(err)
+					}
+				}
+				want, err := os.ReadFile(golden)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(string(want), got); diff != "" {
+					t.Errorf("calls of the driver:\n%s", diff)
+				}
+				if res.errOut != "" {
+					t.Errorf("it says %q", res.errOut)
+				}
+			})
+		}
+	}
+}
+
+// A program that has the library loaded before it, rather than found first.
+func TestPreloaded(t *testing.T) {
+	r := needRig(t)
+	for _, way := range ways[1:] {
+		res := r.do(t, run{program: way.program, way: way.arg, scenario: "every", bare: true, env: inject("LD_PRELOAD=" + filepath.Join(r.dir, "hook", Library))})
+		if n := res.count("^cuLaunch.* dxpu_spin"); n != 6 {
+			t.Errorf("%s: %d insertions before kernels and memsets, want 6", way.name, n)
+		}
+	}
+}
+
+// The fake driver's own times (fakecuda.c), ns.
+const (
+	fakeKernel, fakeMemset = 12000.0, 2000.0
+	fakeIn, fakeInByte     = 1500.0, 1 / 12.0
+	fakeOut, fakeOutByte   = 1200.0, 1 / 13.0
+	small, large           = 1000.0, 1 << 20
+)
+
+// What is measured and taken off leaves exactly the latency that was asked for,
+// also where it is shorter than an insertion.
+func TestTiming(t *testing.T) {
+	r := needRig(t)
+	for _, clock := range []struct{ name, step string }{{"globaltimer", "32"}, {"clock64", "1024"}} {
+		for _, delta := range []float64{0, 0.5, 1, 2, 4, 6, 8, 12, 18} {
+			rtt := time.Duration((1.2 + delta) * 1e3)
+			t.Run(clock.name+"/"+rtt.String(), func(t *testing.T) {
+				stats := filepath.Join(t.TempDir(), "stats")
+				res := r.do(t, run{scenario: "timing", env: []string{"DXPU_RTT=" + rtt.String(), "FAKE_STEP=" + clock.step, "DXPU_STATS=" + stats}})
+				d := delta * 1e3
+				slow := float64(rtt) / (140 * 128)
+				if d == 0 {
+					slow = 0 // the fake is slower than Equation 1 at the native round trip
+				}
+				checkTimes(t, res.out, map[string]float64{
+					"kernel": fakeKernel + d, "memset": fakeMemset + d,
+					"htod_1000": fakeIn + small*fakeInByte + d,
+					"htod_1M":   fakeIn + large*fakeInByte + max(d, large*(slow-fakeInByte)),
+					"dtoh_1000": fakeOut + small*fakeOutByte + d/2, "dtoh_1M": fakeOut + large*fakeOutByte + d/2,
+				})
+				if d > 0 {
+					checkStats(t, stats, clock.name)
+				}
+			})
+		}
+	}
+}
+
+func checkTimes(t *testing.T, out string, want map[string]float64) {
+	t.Helper()
+	seen := 0
+	for line := range strings.Lines(out) {
+		name, got, ok := strings.Cut(strings.TrimSpace(line), " ")
+		if !ok {
+			t.Fatalf("line %q", line)
+		}
+		seen++
+		// Debts below a nanosecond, and 1000 operations of which the last
+		// may still owe.
+		if g := number(t, got); math.Abs(g-want[name]) > 12+want[name]*1e-4 {
+			t.Errorf("%s: %.1f ns, want %.1f", name, g, want[name])
+		}
+	}
+	if seen != len(want) {
+		t.Errorf("%d times, want %d", seen, len(want))
+	}
+}
+
+func number(t *testing.T, s string) float64 {
+	t.Helper()
+	var v float64
+	if err := json.Unmarshal([]byte(s), &v); err != nil {
+		t.Fatalf("%q: %v", s, err)
+	}
+	return v
+}
+
+// statistics is what DXPU_STATS holds.
+type statistics struct {
+	Kernels, Memsets, Spins, Failed, Records, Lost uint64
+	InCapture                                      uint64 `json:"in_capture"`
+	NotReady                                       uint64 `json:"not_ready"`
+	Serialized                                     uint64
+	Unknown                                        uint64 `json:"unknown_forms"`
+	Contexts                                       []struct {
+		Ready    bool
+		Clock    string
+		KernelNs float64 `json:"kernel_ns"`
+		InNs     float64 `json:"htod_ns"`
+	}
+}
+
+func readStats(t *testing.T, file string) statistics {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s statistics
+	if err := json.Unmarshal(b, &s); err != nil {
+		t.Fatalf("%s: %v\n%s", file, err, b)
+	}
+	return s
+}
+
+func checkStats(t *testing.T, file, clock string) {
+	t.Helper()
+	s := readStats(t, file)
+	if len(s.Contexts) != 1 || !s.Contexts[0].Ready || s.Contexts[0].Clock != clock {
+		t.Fatalf("contexts: %+v", s.Contexts)
+	}
+	if c := s.Contexts[0]; math.Abs(c.KernelNs-3000) > 5 || math.Abs(c.InNs-1500) > 5 {
+		t.Errorf("measured a kernel at %.1f ns and a copy at %.1f ns, want 3000 and 1500", c.KernelNs, c.InNs)
+	}
+	if s.Failed != 0 || s.NotReady != 0 {
+		t.Errorf("%d failed, %d not ready", s.Failed, s.NotReady)
+	}
+}
+
+// Nothing is put into a capture, nothing forbidden is called during one, and a
+// launch of the graph pays by the policy.
+func TestGraphs(t *testing.T) {
+	r := needRig(t)
+	for _, tc := range []struct {
+		name  string
+		env   []string
+		spins []string // before the two launches
+	}{
+		{"launch", nil, []string{"5600", "5600"}},
+		{"node", []string{"DXPU_GRAPHS=node"}, []string{"22400", "22400"}},
+		{"none", []string{"DXPU_GRAPHS=none"}, []string{"", ""}},
+		{"set up before the capture", []string{"WARM=1"}, []string{"5600", "5600"}},
+	} {
+		for _, way := range ways {
+			t.Run(tc.name+"/"+way.name, func(t *testing.T) {
+				res := r.do(t, run{program: way.program, way: way.arg, scenario: "graph", env: inject(tc.env...)})
+				if n := res.count(`dxpu_.* captured`); n != 0 {
+					t.Errorf("%d insertions in captures", n)
+				}
+				if n := res.count(`^REFUSED`); n != 1 {
+					t.Errorf("%d calls refused during captures, want the program's own", n)
+				}
+				if n := res.count(`, 5 nodes$`); n != 1 {
+					t.Errorf("the graph has not the program's 5 nodes")
+				}
+				var spins []string
+				for i, l := range res.log {
+					if strings.HasPrefix(l, "cuGraphLaunch ") {
+						spin, _ := strings.CutPrefix(res.log[i-1], "cuLaunchKernel dxpu_spin_timer 103 ")
+						if spin == res.log[i-1] {
+							spin = ""
+						}
+						spins = append(spins, spin)
+					}
+				}
+				// The set-up may stand between: its last line destroys a stream.
+				if diff := cmp.Diff(tc.spins, spins); diff != "" {
+					t.Errorf("before the launches:\n%s", diff)
+				}
+				if !strings.Contains(res.log[len(res.log)-2], "dxpu_spin_timer") {
+					t.Errorf("after a capture that was invalidated nothing is inserted")
+				}
+			})
+		}
+	}
+}
+
+func TestThreads(t *testing.T) {
+	r := needRig(t)
+	for _, way := range ways {
+		stats := filepath.Join(t.TempDir(), "stats")
+		res := r.do(t, run{program: way.program, way: way.arg, scenario: "threads", env: inject("DXPU_STATS="+stats, "DXPU_TRACE="+filepath.Join(t.TempDir(), "trace"))})
+		s := readStats(t, stats)
+		// 8 threads: 500 kernels and 500 copies each, and their context's.
+		if s.Kernels != 4000 || s.Spins != 4000 || s.Records != 8000 || s.Lost != 0 || s.Failed != 0 || s.NotReady != 0 {
+			t.Errorf("%s: %+v", way.name, s)
+		}
+		if n := res.count("dxpu_spin_timer .* 5600$"); n != 4000 {
+			t.Errorf("%s: %d insertions reached the driver, want 4000", way.name, n)
+		}
+	}
+}
+
+// A child of a process that uses the driver passes everything through and
+// leaves the parent's files alone; one born before has its own.
+func TestFork(t *testing.T) {
+	r := needRig(t)
+	for _, way := range ways {
+		dir := t.TempDir()
+		res := r.do(t, run{program: way.program, way: way.arg, scenario: "fork", env: inject("DXPU_STATS="+dir+"/stats.%p", "DXPU_TRACE="+dir+"/trace.%p")})
+		if n := res.count("cuLaunchKernel user"); n != 4 {
+			t.Errorf("%s: %d launches, want 4", way.name, n)
+		}
+		if n := res.count("dxpu_spin_timer .* 5600"); n != 3 {
+			t.Errorf("%s: %d insertions, want 3: not in the second child", way.name, n)
+		}
+		files, err := filepath.Glob(dir + "/*")
+		if err != nil || len(files) != 4 {
+			t.Errorf("%s: %v, %v: want the files of two processes", way.name, files, err)
+		}
+		for _, f := range files {
+			if strings.Contains(f, "trace.") {
+				if st, err := os.Stat(f); err != nil || st.Size() < HeaderSize+RecordSize || (st.Size()-HeaderSize)%RecordSize != 0 {
+					t.Errorf("%s: %v, %v", f, st.Size(), err)
+				}
+			}
+		}
+	}
+}
+
+// Every call of the scenario is in the trace, with its size and what was added.
+func TestRecords(t *testing.T) {
+	r := needRig(t)
+	for _, env := range [][]string{nil, inject()} {
+		file := filepath.Join(t.TempDir(), "trace")
+		r.do(t, run{scenario: "every", env: append(slices.Clone(env), "DXPU_TRACE="+file)})
+		f, err := os.Open(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[Kind]int{}
+		var bytes, failed uint64
+		var injected time.Duration
+		h, err := ReadTrace(f, func(r Record) error {
+			got[r.Kind]++
+			if r.Kind == KindHtoD {
+				bytes += r.Arg
+			}
+			if r.Result != 0 {
+				failed++
+			}
+			injected += r.Injected
+			return nil
+		})
+		_ = f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := map[Kind]int{
+			KindLaunch: 4, KindMemset: 2, KindHtoD: 8, KindDtoH: 3, KindDtoD: 1,
+			KindStreamSync: 1, KindCtxSync: 1,
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("records:\n%s", diff)
+		}
+		if want := uint64(1000 + 1<<20 + 17920 + 1<<20 + 1000 + 256 + 1024 + 10); bytes != want {
+			t.Errorf("%d bytes to the device, want %d", bytes, want)
+		}
+		if failed != 2 || h.Process == 0 || time.Since(h.Wall) > time.Hour {
+			t.Errorf("%d failed, header %+v", failed, h)
+		}
+		if (injected > 0) != (env != nil) {
+			t.Errorf("%v injected", injected)
+		}
+	}
+}
