@@ -19,7 +19,7 @@ const (
 
 // stores is the state of posted writes. It is guarded by the host's mutex.
 type stores struct {
-	last     time.Time // of the newest store
+	last     time.Time // when the newest store was done with
 	gathered int       // stores that no kick has followed yet
 	sending  bool      // a goroutine sends them
 	senders  sync.WaitGroup
@@ -45,6 +45,9 @@ func (h *Host) Store(addr uint64, p []byte) {
 	s.gathered = 0
 	h.mu.Unlock()
 	h.kick()
+	h.mu.Lock()
+	s.last = time.Now()
+	h.mu.Unlock()
 }
 
 // sendStores sends what gathers until nothing more does.
