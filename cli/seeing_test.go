@@ -38,7 +38,7 @@ type runningProxy struct {
 }
 
 // runProxy runs a proxy until the test ends, without a manager.
-func runProxy(t *testing.T, kind dxpuv1.NodeKind, allowCapture bool, build func(*fabric.Fabric) (proxy, error)) *runningProxy {
+func (s *seen) runProxy(t *testing.T, kind dxpuv1.NodeKind, allowCapture bool, build func(*fabric.Fabric) (proxy, error)) *runningProxy {
 	t.Helper()
 	o := &proxyOptions{
 		listen: []string{"127.0.0.1:0"}, admin: "127.0.0.1:0", adminFile: filepath.Join(t.TempDir(), "url"),
@@ -53,6 +53,12 @@ func runProxy(t *testing.T, kind dxpuv1.NodeKind, allowCapture bool, build func(
 	if err != nil {
 		t.Fatal(err)
 	}
+	p.OnChange(func() {
+		select {
+		case s.news <- struct{}{}:
+		default:
+		}
+	})
 	client, err := o.client(kind, p, log)
 	if err != nil {
 		t.Fatal(err)
@@ -87,81 +93,99 @@ func runProxy(t *testing.T, kind dxpuv1.NodeKind, allowCapture bool, build func(
 	return &runningProxy{p, f, strings.TrimSpace(string(raw))}
 }
 
-// seen is a host and a box joined by a binding, with the embedded host's GPU.
+// seen is an embedded host and a box with one GPU.
 type seen struct {
 	host, box *runningProxy
-	device    *gpudrv.Device
+	inside    *hostproxy.Embedded
+	news      chan struct{} // a side has something to report
 }
 
 func newSeen(t *testing.T) *seen {
 	t.Helper()
-	s := &seen{}
+	s := &seen{inside: hostproxy.NewEmbedded(hostproxy.EmbeddedSpec{}), news: make(chan struct{}, 1)}
 	t.Setenv("DXPU_MANAGER", "http://127.0.0.1:1")
 	t.Setenv("DXPU_JOIN_TOKEN", "token-for-tests")
 	log := slog.New(slog.DiscardHandler)
-	s.box = runProxy(t, dxpuv1.NodeKind_NODE_KIND_BOX, false, func(f *fabric.Fabric) (proxy, error) {
+	s.box = s.runProxy(t, dxpuv1.NodeKind_NODE_KIND_BOX, false, func(f *fabric.Fabric) (proxy, error) {
 		slot, err := boxproxy.NewGPUSlot(gpu.Spec{VRAM: 32 << 20})
 		if err != nil {
 			return nil, err
 		}
 		return boxproxy.New(boxproxy.Config{Slots: []boxproxy.Slot{slot}, Fabric: f, Logger: log})
 	})
-	inside := hostproxy.NewEmbedded(hostproxy.EmbeddedSpec{})
-	s.host = runProxy(t, dxpuv1.NodeKind_NODE_KIND_HOST, true, func(f *fabric.Fabric) (proxy, error) {
-		return hostproxy.New(hostproxy.Config{Slots: 1, Front: inside, Fabric: f, Domain: "vm0", Logger: log})
+	s.host = s.runProxy(t, dxpuv1.NodeKind_NODE_KIND_HOST, true, func(f *fabric.Fabric) (proxy, error) {
+		return hostproxy.New(hostproxy.Config{Slots: 1, Front: s.inside, Fabric: f, Domain: "vm0", Logger: log})
 	})
-	s.bind(t)
-	bus, err := inside.Open(0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s.device, err = gpudrv.Open(t.Context(), bus, gpudrv.Options{}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.device.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	s.bind(t, 3)
 	return s
 }
 
-// bind joins the two, as a manager does, and waits until the host has the GPU.
-func (s *seen) bind(t *testing.T) {
+// open drives the GPU.
+func (s *seen) open(t *testing.T) *gpudrv.Device {
 	t.Helper()
-	news := make(chan struct{}, 1)
-	s.host.OnChange(func() {
-		select {
-		case news <- struct{}{}:
-		default:
+	bus, err := s.inside.Open(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	device, err := gpudrv.Open(t.Context(), bus, gpudrv.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := device.Close(); err != nil {
+			t.Error(err)
 		}
 	})
+	return device
+}
+
+// bind joins the two, as a manager does, and waits until the host has the GPU.
+func (s *seen) bind(t *testing.T, epoch uint64) {
+	t.Helper()
 	state := func(self, peer uint32, other *fabric.Fabric) *dxpuv1.DesiredState {
-		return &dxpuv1.DesiredState{NodeNumber: self, Revision: 1, Bindings: []*dxpuv1.DesiredBinding{{
-			BindingId: "b-1", Epoch: 3, Cipher: dxpuv1.Cipher_CIPHER_AES_256_GCM, Secret: bytes.Repeat([]byte{7}, 32),
+		return &dxpuv1.DesiredState{NodeNumber: self, Revision: 2 * epoch, Bindings: []*dxpuv1.DesiredBinding{{
+			BindingId: "b-1", Epoch: epoch, Cipher: dxpuv1.Cipher_CIPHER_AES_256_GCM, Secret: bytes.Repeat([]byte{7}, 32),
 			Mtu: 1400, Domain: "vm0", Peer: &dxpuv1.Peer{NodeNumber: peer, Addresses: node.Addresses(other)},
 		}}}
 	}
 	s.box.Apply(state(9, 70, s.host.fabric))
 	s.host.Apply(state(70, 9, s.box.fabric))
-	for limit := time.After(patience); s.host.Observe().Slots[0].GetBinding().GetState() != dxpuv1.BindingState_BINDING_STATE_ATTACHED; {
+	s.await(t, "attached", func() bool {
+		return s.host.Observe().Slots[0].GetBinding().GetState() == dxpuv1.BindingState_BINDING_STATE_ATTACHED
+	})
+}
+
+// unbind takes the two apart.
+func (s *seen) unbind(t *testing.T, epoch uint64) {
+	t.Helper()
+	s.host.Apply(&dxpuv1.DesiredState{NodeNumber: 70, Revision: 2*epoch + 1})
+	s.box.Apply(&dxpuv1.DesiredState{NodeNumber: 9, Revision: 2*epoch + 1})
+	s.await(t, "detached", func() bool {
+		return s.host.Observe().Slots[0].Binding == nil && s.box.Observe().Slots[0].Binding == nil
+	})
+}
+
+// await waits for something that a side reports.
+func (s *seen) await(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for limit := time.After(patience); !ok(); {
 		select {
-		case <-news:
+		case <-s.news:
 		case <-limit:
-			t.Fatalf("not attached: %v", s.host.Observe())
+			t.Fatalf("not %s: %v", what, s.host.Observe())
 		}
 	}
 }
 
-// copy moves n bytes to the GPU and back.
-func (s *seen) copy(t *testing.T, n int) {
+// copyBothWays moves n bytes to the GPU and back.
+func copyBothWays(t *testing.T, device *gpudrv.Device, n int) {
 	t.Helper()
-	stream, err := s.device.NewStream()
+	stream, err := device.NewStream()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer stream.Close()
-	ptr, err := s.device.Malloc(uint64(n))
+	ptr, err := device.Malloc(uint64(n))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +206,7 @@ func (s *seen) copy(t *testing.T, n int) {
 func TestTopOfRealProxies(t *testing.T) {
 	s := newSeen(t)
 	const n = 1 << 20
-	s.copy(t, n)
+	copyBothWays(t, s.open(t), n)
 	for _, tc := range []struct {
 		name string
 		p    *runningProxy
@@ -230,7 +254,7 @@ func TestTopOfRealProxies(t *testing.T) {
 // Wireshark joins each completion with its request.
 func TestCaptureOfRealProxies(t *testing.T) {
 	s := newSeen(t)
-	dir := t.TempDir()
+	device, dir := s.open(t), t.TempDir()
 	file := filepath.Join(dir, "a.pcapng")
 	const count = 400
 	done := make(chan string, 1)
@@ -239,7 +263,7 @@ func TestCaptureOfRealProxies(t *testing.T) {
 		done <- stderr
 	}()
 	for running := true; running; { // nobody says when the capture has begun
-		s.copy(t, 64<<10)
+		copyBothWays(t, device, 64<<10)
 		select {
 		case stderr := <-done:
 			running = false
@@ -283,6 +307,31 @@ func TestCaptureOfRealProxies(t *testing.T) {
 	if times := run("-T", "fields", "-e", "dxpu.tlp.time"); len(times) == 0 {
 		t.Error("no completion was joined with its request")
 	}
+}
+
+// Reports may be asked for while bindings come and go; the race detector watches.
+func TestReportsWhileBindingsChange(t *testing.T) {
+	s := newSeen(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var asking sync.WaitGroup
+	for _, p := range []*runningProxy{s.host, s.box} {
+		asking.Go(func() {
+			tick := time.NewTicker(time.Millisecond)
+			defer tick.Stop()
+			for ; ctx.Err() == nil; <-tick.C {
+				r := p.Report()
+				if l := linkOf(&r.Slots[0]); l != nil && l.Number != 9<<8 {
+					t.Errorf("a link of binding %#x", l.Number)
+				}
+			}
+		})
+	}
+	for epoch := uint64(3); epoch < 6; epoch++ {
+		s.unbind(t, epoch)
+		s.bind(t, epoch+1)
+	}
+	stop()
+	asking.Wait()
 }
 
 // Captures need leave, and come from the same machine only.
