@@ -158,7 +158,7 @@ func (o *predictOptions) prepare() ([]time.Duration, error) {
 	if err := o.setting.Validate(); err != nil {
 		return nil, err
 	}
-	return parseSweep(o.sweep, o.setting.NativeRTT)
+	return parseSweep("--sweep", o.sweep, o.setting.NativeRTT)
 }
 
 // defaultSweep are the round trips of the paper and some between and beyond.
@@ -168,8 +168,9 @@ var defaultSweep = []time.Duration{
 
 const maxSweep = 1000
 
-// parseSweep reads "a,b,c" or "from:to:step"; nothing below native is left.
-func parseSweep(s string, native time.Duration) ([]time.Duration, error) {
+// parseSweep reads "a,b,c" or "from:to:step" from a flag; nothing below native
+// is let through.
+func parseSweep(flag, s string, native time.Duration) ([]time.Duration, error) {
 	var out []time.Duration
 	switch parts := strings.Split(s, ":"); {
 	case s == "":
@@ -188,7 +189,7 @@ func parseSweep(s string, native time.Duration) ([]time.Duration, error) {
 		}
 		for d := v[0]; d <= v[1]; d += v[2] {
 			if out = append(out, d); len(out) > maxSweep {
-				return nil, fmt.Errorf("model predict: --sweep %q: more than %d steps", s, maxSweep)
+				return nil, fmt.Errorf("%s %q: more than %d steps", flag, s, maxSweep)
 			}
 		}
 	case len(parts) == 1:
@@ -200,11 +201,11 @@ func parseSweep(s string, native time.Duration) ([]time.Duration, error) {
 			out = append(out, d)
 		}
 	default:
-		return nil, fmt.Errorf("model predict: --sweep %q: want 2us,4us,8us or 2us:20us:2us", s)
+		return nil, fmt.Errorf("%s %q: want 2us,4us,8us or 2us:20us:2us", flag, s)
 	}
 	for _, d := range out {
 		if d < native {
-			return nil, fmt.Errorf("model predict: --sweep %q: %v is below the native round trip of %v", s, d, native)
+			return nil, fmt.Errorf("%s %q: %v is below the native round trip of %v", flag, s, d, native)
 		}
 	}
 	return out, nil

@@ -13,8 +13,10 @@ import (
 
 const none = workload.None
 
-// queues of the GPU that are used; streams beyond share them.
-const queues = reg.DefaultQueues
+// Queues of the GPU that are used; more streams share them.
+const Queues = reg.DefaultQueues
+
+const queues = Queues
 
 // maxCopy bounds the bytes of one copy, which all move.
 const maxCopy = 16 << 30
@@ -38,7 +40,6 @@ type script struct {
 	nextCall  []int32 // by call: the next of its thread
 	crossHead []int32 // by call: the first call of another thread behind it, and
 	crossNext []int32 // the one after that
-	folded    int     // streams that share a queue
 }
 
 // newScript lays out a plan.
@@ -71,23 +72,30 @@ func filled(n int) []int32 {
 	return out
 }
 
-// assign gives streams queues, the busiest ones queues of their own.
+// assign gives streams queues, each one the queue that has least to do: one of
+// its own, as long as there are some.
 func (s *script) assign() {
-	count := make([]int, len(s.w.Streams))
+	const perOp = time.Microsecond // so that many short operations count too
+	work := make([]time.Duration, len(s.w.Streams))
 	for i := range s.w.Ops {
-		count[s.w.Ops[i].Stream]++
+		work[s.w.Ops[i].Stream] += s.w.Ops[i].Dur + perOp
 	}
-	streams := make([]int, len(count))
+	streams := make([]int, len(work))
 	for i := range streams {
 		streams[i] = i
 	}
-	slices.SortStableFunc(streams, func(a, b int) int { return cmp.Compare(count[b], count[a]) })
-	s.queueOf = make([]uint8, len(count))
-	for rank, stream := range streams {
-		s.queueOf[stream] = uint8(min(rank, queues-1))
-		if rank >= queues && count[stream] > 0 {
-			s.folded++
+	slices.SortStableFunc(streams, func(a, b int) int { return cmp.Compare(work[b], work[a]) })
+	s.queueOf = make([]uint8, len(work))
+	var load [queues]time.Duration
+	for _, stream := range streams {
+		least := 0
+		for q := range load {
+			if load[q] < load[least] {
+				least = q
+			}
 		}
+		s.queueOf[stream] = uint8(least)
+		load[least] += work[stream]
 	}
 }
 
