@@ -167,7 +167,7 @@ func TestParseSweep(t *testing.T) {
 		{"5us:2us:1us", nil},
 		{"7us", []time.Duration{7000}},
 	} {
-		got, err := parseSweep(tc.in, 1200)
+		got, err := parseSweep("--sweep", tc.in, 1200)
 		if d := cmp.Diff(tc.want, got); d != "" || err != nil {
 			t.Errorf("%q: %v %s", tc.in, err, d)
 		}
