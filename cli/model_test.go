@@ -173,7 +173,7 @@ func TestParseSweep(t *testing.T) {
 		}
 	}
 	for _, in := range []string{",", "a:b:c", "1us:2us:3us:4us", "2us:3us:0us", "-2us"} {
-		if got, err := parseSweep(in, 1200); err == nil {
+		if got, err := parseSweep("--sweep", in, 1200); err == nil {
 			t.Errorf("%q: %v", in, got)
 		}
 	}
