@@ -6,6 +6,8 @@ PKGS     := ./...
 BIN      := bin
 
 .DEFAULT_GOAL := help
+
+include hook/Makefile
 .PHONY: help build vm test demo lint generate fuzz bench ci tidy-diff generate-diff clean
 
 help: ## List the targets

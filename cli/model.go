@@ -24,7 +24,7 @@ func newModelCommand() *cobra.Command {
 The model is that of section 3.4 of the DxPU paper, and a replay of recorded
 runs that goes past it. docs/model.md has the equations and what was fitted.`,
 	}
-	cmd.AddCommand(newModelThroughputCommand(), newModelExplainCommand(), newModelPredictCommand(), newModelPaperCommand())
+	cmd.AddCommand(newModelThroughputCommand(), newModelExplainCommand(), newModelPredictCommand(), newModelPaperCommand(), newModelRunCommand(), newModelCallsCommand())
 	return cmd
 }
 

@@ -282,6 +282,31 @@ func TestFork(t *testing.T) {
 	}
 }
 
+// The library's own module and memory are made anew in a new context.
+func TestContexts(t *testing.T) {
+	r := needRig(t)
+	for _, way := range ways {
+		res := r.do(t, run{program: way.program, way: way.arg, scenario: "contexts", env: inject()})
+		if n := res.count("^cuModuleLoadData .version"); n != 2 {
+			t.Errorf("%s: set up %d times, want 2", way.name, n)
+		}
+		if n := res.count("^cuLaunchKernel dxpu_spin"); n != 3 {
+			t.Errorf("%s: %d insertions, want 3", way.name, n)
+		}
+	}
+}
+
+// With DXPU_SYNCS a blocking wait returns later by the added round trip.
+func TestSyncs(t *testing.T) {
+	r := needRig(t)
+	begun := time.Now()
+	r.do(t, run{scenario: "every", env: []string{"DXPU_RTT=50ms", "DXPU_CALIBRATE=0", "DXPU_SYNCS=1"}})
+	// Two waits of 50 ms less 1.2 us.
+	if took := time.Since(begun); took < 99*time.Millisecond {
+		t.Errorf("the program took %v", took)
+	}
+}
+
 // Every call of the scenario is in the trace, with its size and what was added.
 func TestRecords(t *testing.T) {
 	r := needRig(t)

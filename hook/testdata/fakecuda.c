@@ -34,7 +34,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct stream streams[MAX];
 static struct graph graphs[MAX];
 static double events[MAX];
-static unsigned nstreams = 3, nevents, ngraphs, nexecs, nmodules, nctx;
+static unsigned nstreams = 3, nevents, ngraphs, nexecs, nmodules;
 static unsigned exec_graph[MAX];
 static int log_fd = -1, capturing;
 static pid_t owner;
@@ -149,7 +149,7 @@ CUresult cuDeviceGetAttribute(int *v, int attribute, CUdevice d)
 CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d)
 {
 	say("cuDevicePrimaryCtxRetain %d", d);
-	*c = (CUcontext)(uintptr_t)(0x1000 + ++nctx);
+	*c = (CUcontext)(uintptr_t)0x1001; /* the same as long as it is retained, and likely afterwards */
 	return CUDA_SUCCESS;
 }
 

@@ -22,6 +22,7 @@
 	X(cuInit, (unsigned), 2000, 2000, , ) \
 	X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice), 7000, 7000, , ) \
 	X(cuCtxSetCurrent, (CUcontext), 4000, 4000, , ) \
+	X(cuDevicePrimaryCtxRelease, (CUdevice), 11000, 11000, _v2, _v2) \
 	X(cuCtxSynchronize, (void), 2000, 2000, , ) \
 	X(cuMemAlloc, (CUdeviceptr *, size_t), 3020, 3020, _v2, _v2) \
 	X(cuModuleLoadData, (CUmodule *, const void *), 2000, 2000, , ) \
@@ -312,6 +313,19 @@ static void resolution(void)
 	check("contexts, new", v2("cuCtxCreate", &fn, 12050, 0, &status) == 0 && fn && ((CUresult(*)(void))fn)() == 0);
 }
 
+/* A context that ends and comes again under the same handle is a new one. */
+static void contexts(void)
+{
+	CUcontext c;
+
+	start();
+	check("launch", launch(stream) == 0 && launch(stream) == 0);
+	check("release", cu.cuDevicePrimaryCtxRelease(0) == 0);
+	check("retain", cu.cuDevicePrimaryCtxRetain(&c, 0) == 0 && cu.cuCtxSetCurrent(c) == 0);
+	check("launch", launch(stream) == 0);
+	check("none", cu.cuCtxSetCurrent(NULL) == 0 && launch(stream) == 201);
+}
+
 static double seconds(void)
 {
 	struct timespec t;
@@ -353,7 +367,7 @@ int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } scenarios[] = {
 		{"every", every}, {"graph", graph}, {"timing", timing}, {"threads", threads}, {"fork", forks},
-		{"resolution", resolution}, {"bench", bench}, {"nothing", nothing},
+		{"resolution", resolution}, {"bench", bench}, {"nothing", nothing}, {"contexts", contexts},
 	};
 
 	if (argc != 3)
