@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -22,23 +23,26 @@ type rig struct {
 	cc  string
 }
 
-// hookRig and its error are set by TestMain, so that they are built once.
-var (
-	hookRig rig
-	rigErr  error
-	errNoCC = errors.New("no C compiler: cc is not in PATH")
-)
+var errNoCC = errors.New("no C compiler: cc is not in PATH")
 
-func TestMain(m *testing.M) {
-	flag.Parse()
+// buildOnce builds for the first test that needs it: fuzzing workers do not.
+var buildOnce = sync.OnceValues(func() (rig, error) {
 	dir, err := os.MkdirTemp("", "dxpu-hook")
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+		return rig{}, err
 	}
-	hookRig, rigErr = buildRig(dir)
+	built = dir
+	return buildRig(dir)
+})
+
+// built is what TestMain removes; "" where nothing was built.
+var built string
+
+func TestMain(m *testing.M) {
 	code := m.Run()
-	_ = os.RemoveAll(dir)
+	if built != "" {
+		_ = os.RemoveAll(built)
+	}
 	os.Exit(code)
 }
 
@@ -108,13 +112,14 @@ func command(dir, name string, args ...string) error {
 // needRig returns what was built, or skips where there is no compiler.
 func needRig(t testing.TB) rig {
 	t.Helper()
-	if errors.Is(rigErr, errNoCC) {
-		t.Skip(rigErr)
+	r, err := buildOnce()
+	if errors.Is(err, errNoCC) {
+		t.Skip(err)
 	}
-	if rigErr != nil {
-		t.Fatal(rigErr)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return hookRig
+	return r
 }
 
 // ways are how the test programs find the driver: the program, its argument.

@@ -28,7 +28,7 @@ static bool load_module(struct context *c)
 		return false;
 	/* The newest drivers need not translate for the oldest GPUs. */
 	snprintf(text, sizeof text, ".version %s\n.target %s\n.address_size 64\n%s",
-		 major >= 8 ? "7.0" : "6.0", major >= 8 ? "sm_80" : "sm_50", DXPU_PTX);
+		 major >= 8 ? "7.0" : "6.0", major >= 8 ? "sm_80" : major == 7 ? "sm_70" : "sm_50", DXPU_PTX);
 	return load(&c->module, text) == CUDA_SUCCESS;
 }
 

@@ -7,11 +7,11 @@
 #define DXPU_PTX_H
 
 #define DXPU_SPIN(name, clock) \
-	".visible .entry " name "(.param .u64 count)\n" \
+	".visible .entry " name "(.param .u64 dxpu_count)\n" \
 	"{\n" \
 	"  .reg .pred %p<2>;\n" \
 	"  .reg .b64 %rd<5>;\n" \
-	"  ld.param.u64 %rd1, [count];\n" \
+	"  ld.param.u64 %rd1, [dxpu_count];\n" \
 	"  setp.eq.u64 %p1, %rd1, 0;\n" \
 	"  @%p1 bra DONE;\n" \
 	"  mov.u64 %rd2, " clock ";\n" \
@@ -27,12 +27,12 @@
 #define DXPU_PTX \
 	DXPU_SPIN("dxpu_spin_clock", "%clock64") \
 	DXPU_SPIN("dxpu_spin_timer", "%globaltimer") \
-	".visible .entry dxpu_probe(.param .u64 out)\n" \
+	".visible .entry dxpu_probe(.param .u64 dxpu_to)\n" \
 	"{\n" \
 	"  .reg .pred %p<2>;\n" \
 	"  .reg .b32 %r<2>;\n" \
 	"  .reg .b64 %rd<6>;\n" \
-	"  ld.param.u64 %rd1, [out];\n" \
+	"  ld.param.u64 %rd1, [dxpu_to];\n" \
 	"  cvta.to.global.u64 %rd1, %rd1;\n" \
 	"  mov.u64 %rd2, 1000000000;\n" \
 	"  mov.u32 %r1, 0;\n" \
