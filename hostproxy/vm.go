@@ -151,6 +151,9 @@ func (v *vm) start(a *vfiouser.Access) accessRun {
 		copy(a.Data, v.device.config[a.Offset:])
 		a.Reply()
 		return run
+	case v.slot.gone && a.Region == vfiouser.RegionConfig:
+		v.answerGone(a)
+		return run
 	case v.slot.gone, a.Region != vfiouser.RegionConfig && int(a.Region) >= pcie.MaxBARs:
 		a.Fail(nil) // all ones, as from a root complex that gets no answer (section 2.3.2)
 		return run
@@ -169,6 +172,18 @@ func (v *vm) start(a *vfiouser.Access) accessRun {
 		run.op = v.slot.root.begin(op{access: a})
 	}
 	return run
+}
+
+// answerGone answers for the configuration space of a device that is gone and
+// that the guest is about to be told to let go of: as it is after a reset. Were
+// it all ones, Linux would wait a minute for the device to come back from the
+// reset with which a driver's close ends, and the removal would wait for that.
+// Memory reads as all ones, so drivers know.
+func (v *vm) answerGone(a *vfiouser.Access) {
+	if !a.Write {
+		copy(a.Data, v.device.config[a.Offset:])
+	}
+	a.Reply()
 }
 
 // step sends requests until all are sent, or errBusy. A write to a BAR is

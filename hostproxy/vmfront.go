@@ -2,6 +2,7 @@ package hostproxy
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -109,11 +110,8 @@ func (p *pluggedVM) deviceAdd(ctx context.Context) error {
 	slot := p.vm.slot.index
 	bus := fmt.Sprintf(p.front.RootPort, slot)
 	device := qmp.VFIOUser(deviceID(slot), bus, p.front.Socket(slot))
-	err = client.DeviceAdd(ctx, device)
-	if leftOver(err) {
-		if err = client.Unplug(ctx, device.ID); err == nil {
-			err = client.DeviceAdd(ctx, device)
-		}
+	if err = client.DeviceAdd(ctx, device); leftOver(err) {
+		err = replace(ctx, client, device)
 	}
 	if err != nil {
 		return fmt.Errorf("hot-plug: %w", err)
@@ -128,6 +126,47 @@ func (p *pluggedVM) deviceAdd(ctx context.Context) error {
 func leftOver(err error) bool {
 	var e *qmp.Error
 	return errors.As(err, &e) && strings.Contains(e.Desc, "Duplicate device ID")
+}
+
+// settle is how long a guest takes at most to begin with the next request to
+// eject a device when it has served one.
+const settle = 300 * time.Millisecond
+
+// replace plugs a device in when QEMU is rid of the one that is left over. A
+// guest that was asked to eject that one more than once, by us and by whoever
+// plugged it, ejects the new one when it comes to the second request: then it
+// is plugged in again.
+func replace(ctx context.Context, client *qmp.Client, device qmp.Device) error {
+	if err := client.Unplug(ctx, device.ID); err != nil {
+		return err
+	}
+	for {
+		deleted := client.Subscribe("DEVICE_DELETED")
+		err := client.DeviceAdd(ctx, device)
+		stays := err == nil && staysFor(ctx, deleted, device.ID, settle)
+		deleted.Close()
+		if stays || err != nil {
+			return err
+		}
+	}
+}
+
+// staysFor reports whether no event tells within a time that a device is gone.
+func staysFor(ctx context.Context, deleted *qmp.Subscription, id string, d time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	for {
+		e, err := deleted.Next(ctx)
+		if err != nil {
+			return true
+		}
+		var data struct {
+			Device string `json:"device"`
+		}
+		if json.Unmarshal(e.Data, &data) == nil && data.Device == id {
+			return false
+		}
+	}
 }
 
 func (p *pluggedVM) unplug(ctx context.Context) error {
