@@ -24,6 +24,11 @@ const maxBoxes = 1 << 24
 // trip of 80 µs, and takes 10 ms where only 100 MB/s get through.
 const sendBuffer = 1 << 20
 
+// firstWindow is what a link sends before it has heard how much the path takes.
+// All bindings of a proxy share its socket, whose buffer at the peer holds 8
+// MiB: 32 may begin at one time. Slow start doubles it every round trip.
+const firstWindow = 256 << 10
+
 // LinkConfig makes the link's configuration of one side of a binding from what
 // the manager wants, and the peer's address on each path. self is the number
 // of this node.
@@ -49,7 +54,7 @@ func LinkConfig(want *dxpuv1.DesiredBinding, self uint32, kind dxpuv1.NodeKind) 
 		Initiator: kind == dxpuv1.NodeKind_NODE_KIND_HOST,
 		Session:   newSession(),
 
-		SendBuffer: sendBuffer,
+		SendBuffer: sendBuffer, InitialCwnd: firstWindow,
 	}
 	box := cfg.Local
 	if cfg.Initiator {
