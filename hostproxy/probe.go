@@ -19,6 +19,7 @@ type remote struct {
 	bars        [pcie.MaxBARs]pcie.BAR
 	express     int  // offset of the PCI Express capability; 0: none
 	flr         bool // Function Level Reset is supported
+	power       int  // offset of the Power Management capability, if leaving D3hot resets the function; 0: no
 	msixVectors int
 }
 
@@ -26,6 +27,23 @@ type remote struct {
 func (r *remote) startsFLR(p *tlp.Packet) bool {
 	v, ok := r.deviceControl(p)
 	return ok && r.flr && p.FirstBE&2 != 0 && v&cfgspace.DevCtlFLR != 0
+}
+
+// Fields of the Power Management Control/Status register (PCI Express Base
+// Specification, section 7.5.2.2).
+const (
+	powerState  = 3
+	d3hot       = 3
+	noSoftReset = 1 << 3
+)
+
+// powerTo returns the power state that a configuration write asks for, of a
+// function that is reset when it leaves D3hot.
+func (r *remote) powerTo(p *tlp.Packet) (state uint8, ok bool) {
+	if r.power == 0 || int(p.Register) != r.power+cfgspace.OffPMStatus || p.FirstBE&1 == 0 || len(p.Data) == 0 {
+		return 0, false
+	}
+	return p.Data[0] & powerState, true
 }
 
 // payload returns the Max_Payload_Size that a configuration write sets.
@@ -73,6 +91,9 @@ func (s *slot) probe(ctx context.Context) (*remote, error) {
 	if r.express = cfgspace.Find(r.config, cfgspace.CapExpress); r.express != 0 {
 		caps := binary.LittleEndian.Uint32(r.config[r.express+cfgspace.OffDevCap:])
 		r.flr = caps&cfgspace.DevCapFLR != 0
+	}
+	if at := cfgspace.Find(r.config, cfgspace.CapPM); at != 0 && r.config[at+cfgspace.OffPMStatus]&noSoftReset == 0 {
+		r.power = at
 	}
 	if m, ok := cfgspace.FindMSIX(r.config); ok {
 		r.msixVectors = m.Vectors

@@ -25,6 +25,7 @@ type vm struct {
 
 	// With the group entered:
 	conn  *vfiouser.Conn
+	power uint8 // power state of the function, if leaving it matters
 	reads readQueue
 	out   tlp.Packet
 
@@ -224,7 +225,7 @@ func (v *vm) step(now time.Duration, run *accessRun) error {
 	return nil
 }
 
-// restore puts the BARs back after a function level reset, and ends the
+// restore puts the BARs back after a reset of the function, and ends the
 // operation. VMMs and guests rely on it: QEMU answers reads of BARs itself, so
 // a guest that looks after its reset finds them unchanged and does not write
 // them again, and vfio restores them on real hardware.
@@ -267,9 +268,14 @@ func (v *vm) note(p *tlp.Packet) (reset bool) {
 	if n, ok := v.device.payload(p); ok {
 		v.slot.mps = n
 	}
-	if !v.device.startsFLR(p) {
+	if to, ok := v.device.powerTo(p); ok {
+		reset = v.power == d3hot && to == 0 // section 5.3.1.4
+		v.power = to
+	}
+	if !reset && !v.device.startsFLR(p) {
 		return false
 	}
+	v.power = 0
 	v.slot.host.table.Disable(v.slot.index)
 	v.slot.mps = pcie.MinPayload
 	return true
