@@ -22,7 +22,9 @@ type copier struct {
 }
 
 func newCopier(ctx context.Context, dev *gpudrv.Device, size int) (*copier, error) {
-	c := &copier{ctx: ctx, dev: dev, size: size, want: make([]byte, size)}
+	// The serial number makes the data of each device its own: bytes of another
+	// binding are wrong ones.
+	c := &copier{ctx: ctx, dev: dev, size: size, want: make([]byte, size), seed: dev.Info().Serial << 32}
 	var err error
 	if c.stream, err = dev.NewStream(); err != nil {
 		return nil, err
