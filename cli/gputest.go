@@ -17,6 +17,7 @@ import (
 	"github.com/dxpu-project/dxpu/gpudrv"
 	"github.com/dxpu-project/dxpu/gpudrv/gpudrvtest"
 	"github.com/dxpu-project/dxpu/gpudrv/vfio"
+	"github.com/dxpu-project/dxpu/gpudrv/vfiouserbus"
 )
 
 const sysfsRoot = "/sys"
@@ -86,6 +87,7 @@ type gpuTest struct {
 	asJSON   bool
 	bind     bool
 	embedded bool
+	socket   string
 	driver   gpudrv.Options
 	test     gpudrv.SelfTestOptions
 }
@@ -103,12 +105,14 @@ Without --pci there must be exactly one GPU. The device has to be bound to
 vfio-pci, or --bind does that (as root). Where the kernel has no IOMMU, VFIO
 works without; where it has no VFIO, sysfs serves, without interrupts.
 
---embedded needs no device: the test runs in this process, on a software GPU
-below an embedded host.
+--socket drives the device behind a vfio-user socket, such as that of a slot of
+"dxpu host" which no VMM uses, in the place of a VMM. --embedded needs no device:
+the test runs in this process, on a software GPU below an embedded host.
 
 Exit status is 1 when a check fails, the device is lost or there is none.`,
 		Example: `  dxpu gpu test --quick
   dxpu gpu test --pci 01:00.0 --bind --wait 30s --json
+  dxpu gpu test --socket /run/vm1/slot0.sock
   dxpu gpu test --embedded`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -129,7 +133,8 @@ Exit status is 1 when a check fails, the device is lost or there is none.`,
 	f.BoolVar(&o.bind, "bind", false, "bind the device to vfio-pci first")
 	f.BoolVar(&o.driver.Polling, "polling", false, "do without interrupts")
 	f.BoolVar(&o.embedded, "embedded", false, "test a software GPU in this process")
-	cmd.MarkFlagsMutuallyExclusive("embedded", "pci")
+	f.StringVar(&o.socket, "socket", "", "test the device behind this vfio-user socket")
+	cmd.MarkFlagsMutuallyExclusive("embedded", "pci", "socket")
 	return cmd
 }
 
@@ -172,6 +177,13 @@ func (o *gpuTest) run(ctx context.Context, w io.Writer) (err error) {
 func (o *gpuTest) open(ctx context.Context) (bus gpudrv.Bus, cleanUp func(), err error) {
 	if o.embedded {
 		return openEmbedded()
+	}
+	if o.socket != "" {
+		b, err := vfiouserbus.Open(ctx, o.socket)
+		if err != nil {
+			return nil, nil, err
+		}
+		return b, func() {}, nil
 	}
 	address, err := o.find(ctx)
 	if err != nil {
