@@ -110,6 +110,7 @@ func testReboot(t *testing.T, g *guest, p *pool) {
 	if g.sh(t, "cat /proc/sys/kernel/random/boot_id") == before {
 		t.Error("the guest was not rebooted")
 	}
+	t.Logf("the guest was ready %v after its kernel started", g.Uptime())
 	// It is there from the start, now that the firmware has seen it.
 	t.Log(g.sh(t, "%s use %s", helper, g.plugged(t, 0)))
 }

@@ -235,6 +235,8 @@ func (w *wire) carry(from, via *udp.Conn, to netip.AddrPort) {
 // leaks is what a process holds on to.
 type leaks struct{ files, maps int }
 
+func (l leaks) exceeds(before leaks) bool { return l.files > before.files || l.maps > before.maps }
+
 // held counts what a process holds: "self" or a process ID.
 func held(t *testing.T, pid any) leaks {
 	t.Helper()
