@@ -24,7 +24,7 @@ func main() {
 		"hold": hold, // ADDRESS: does nothing until it loses the GPU
 		"peer": peer, // FROM TO: a GPU writes into the other's memory
 	}
-	err := errors.New("usage: guest use|poll|hold|peer ADDRESS...")
+	err := errors.New("usage: guest use|poll|hold|peer ADDRESS [ADDRESS]")
 	if len(os.Args) > 2 && commands[os.Args[1]] != nil {
 		err = commands[os.Args[1]](context.Background(), os.Args[2:])
 	}
