@@ -43,6 +43,7 @@ var layer = map[string]int{
 	"predict":           2,
 	"placement":         2,
 	"fault":             2,
+	"auth":              2,
 
 	"udp":      3,
 	"fabric":   3,
@@ -53,10 +54,12 @@ var layer = map[string]int{
 	"gpudrv":   3, "gpudrv/vfio": 3, "gpudrv/embedded": 3, "gpudrv/gpudrvtest": 3, "gpudrv/vfiouserbus": 3,
 	"trace": 3, "trace/sqlite": 3,
 	"hook": 3,
+	"etcdstore": 3,
 
 	"hostproxy": 4,
 	"boxproxy":  4,
 	"manager":   4,
+	"web":       4,
 	"node":      4,
 	"sim":       4,
 	"demo":      4,

@@ -120,6 +120,9 @@ type Manager struct {
 	nodes    map[string]*nodeRecord
 	bindings map[string]*bindingRecord
 	leases   map[string]*leaseRecord
+	tenants  map[string]*tenantRecord
+	tokens   map[string]*tokenRecord
+	audits   map[string]*auditRecord
 	live     map[string]*liveNode
 }
 
@@ -138,6 +141,9 @@ func New(ctx context.Context, cfg Config) (*Manager, error) {
 		nodes:    map[string]*nodeRecord{},
 		bindings: map[string]*bindingRecord{},
 		leases:   map[string]*leaseRecord{},
+		tenants:  map[string]*tenantRecord{},
+		tokens:   map[string]*tokenRecord{},
+		audits:   map[string]*auditRecord{},
 		live:     map[string]*liveNode{},
 	}
 	if err := m.load(ctx); err != nil {

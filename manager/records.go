@@ -204,3 +204,59 @@ func (l *leaseRecord) holds() bool {
 		return false
 	}
 }
+
+// tenantRecord is a tenant with its quota.
+type tenantRecord struct {
+	ID          string      `json:"id"`
+	Description string      `json:"description,omitempty"`
+	Quota       quotaRecord `json:"quota"`
+	CreateTime  time.Time   `json:"create_time"`
+	// ResourceVersion grows with every change.
+	ResourceVersion uint64 `json:"resource_version"`
+}
+
+func (r *tenantRecord) clone() *tenantRecord {
+	c := *r
+	c.Quota.MaxGPUsByModel = maps.Clone(r.Quota.MaxGPUsByModel)
+	return &c
+}
+
+// quotaRecord bounds what a tenant may have; 0: no bound.
+type quotaRecord struct {
+	MaxGPUs        uint32            `json:"max_gpus,omitempty"`
+	MaxLeases      uint32            `json:"max_leases,omitempty"`
+	MaxGPUsByModel map[string]uint32 `json:"max_gpus_by_model,omitempty"`
+	MaxPriority    *int32            `json:"max_priority,omitempty"`
+}
+
+// tokenRecord is a credential of a person or a program.
+type tokenRecord struct {
+	ID          string      `json:"id"`
+	Role        dxpuv1.Role `json:"role"`
+	Tenant      string      `json:"tenant,omitempty"`
+	Description string      `json:"description,omitempty"`
+	// SecretHash is the SHA-256 of the secret.
+	SecretHash []byte    `json:"secret_hash"`
+	CreateTime time.Time `json:"create_time"`
+	ExpireTime time.Time `json:"expire_time,omitzero"`
+	Creator    string    `json:"creator,omitempty"`
+}
+
+func (r *tokenRecord) clone() *tokenRecord { c := *r; return &c }
+
+// auditRecord says who did what. It is not changed once stored.
+type auditRecord struct {
+	Revision  uint64      `json:"revision"`
+	Time      time.Time   `json:"time"`
+	Actor     string      `json:"actor"`
+	Role      dxpuv1.Role `json:"role"`
+	Tenant    string      `json:"tenant,omitempty"`
+	Procedure string      `json:"procedure"`
+	Target    string      `json:"target,omitempty"`
+	Code      string      `json:"code"`
+	Message   string      `json:"message,omitempty"`
+	Peer      string      `json:"peer,omitempty"`
+	Request   string      `json:"request,omitempty"`
+}
+
+func (r *auditRecord) clone() *auditRecord { c := *r; return &c }

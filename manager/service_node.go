@@ -15,10 +15,15 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 )
 
-// nodeService is what the proxies call.
-type nodeService struct{ m *Manager }
+// nodeService is what the proxies call. What it does not implement answers
+// UNIMPLEMENTED.
+type nodeService struct {
+	dxpuv1connect.UnimplementedNodeServiceHandler
+	m *Manager
+}
 
 var nodeNamePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{0,62}$`)
 

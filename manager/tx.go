@@ -107,6 +107,9 @@ type tx struct {
 	nodes    table[nodeRecord, *nodeRecord]
 	bindings table[bindingRecord, *bindingRecord]
 	leases   table[leaseRecord, *leaseRecord]
+	tenants  table[tenantRecord, *tenantRecord]
+	tokens   table[tokenRecord, *tokenRecord]
+	audits   table[auditRecord, *auditRecord]
 	byLease  map[string][]string // bindings of each lease, oldest first; nil: to be worked out
 	touched  map[string]bool     // nodes whose desired state changes
 	silent   []string            // nodes that turned out to be lost
@@ -146,7 +149,8 @@ func (t *tx) event(e *dxpuv1.Event, format string, args ...any) {
 }
 
 func (t *tx) empty() bool {
-	return len(t.events)+len(t.nodes.changed)+len(t.bindings.changed)+len(t.leases.changed) == 0
+	return len(t.events)+len(t.nodes.changed)+len(t.bindings.changed)+len(t.leases.changed)+
+		len(t.tenants.changed)+len(t.tokens.changed)+len(t.audits.changed) == 0
 }
 
 // Keys of the store.
@@ -155,6 +159,9 @@ const (
 	nodePrefix    = "node/"
 	bindingPrefix = "binding/"
 	leasePrefix   = "lease/"
+	tenantPrefix  = "tenant/"
+	tokenPrefix   = "token/"
+	auditPrefix   = "audit/"
 )
 
 // begin starts a transaction.
@@ -167,6 +174,9 @@ func (m *Manager) beginLocked(now time.Time) *tx {
 		nodes:    newTable[nodeRecord](nodePrefix, m.nodes),
 		bindings: newTable[bindingRecord](bindingPrefix, m.bindings),
 		leases:   newTable[leaseRecord](leasePrefix, m.leases),
+		tenants:  newTable[tenantRecord](tenantPrefix, m.tenants),
+		tokens:   newTable[tokenRecord](tokenPrefix, m.tokens),
+		audits:   newTable[auditRecord](auditPrefix, m.audits),
 		touched:  map[string]bool{},
 	}
 }
@@ -184,7 +194,9 @@ func (m *Manager) commitLocked(ctx context.Context, t *tx) error {
 		return fmt.Errorf("manager: encode meta: %w", err)
 	}
 	put[metaKey] = raw
-	for _, encode := range []func(map[string][]byte, *[]string) error{t.nodes.encode, t.bindings.encode, t.leases.encode} {
+	for _, encode := range []func(map[string][]byte, *[]string) error{
+		t.nodes.encode, t.bindings.encode, t.leases.encode, t.tenants.encode, t.tokens.encode, t.audits.encode,
+	} {
 		if err := encode(put, &remove); err != nil {
 			return err
 		}
@@ -196,6 +208,9 @@ func (m *Manager) commitLocked(ctx context.Context, t *tx) error {
 	t.nodes.install()
 	t.bindings.install()
 	t.leases.install()
+	t.tenants.install()
+	t.tokens.install()
+	t.audits.install()
 	m.events.add(t.events)
 	for _, node := range t.silent {
 		m.live[node].lost = true
@@ -247,6 +262,18 @@ func (m *Manager) loadRecordLocked(key string, raw []byte) error {
 			return err
 		}
 		return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(l.Spec, l.spec)
+	case strings.HasPrefix(key, tenantPrefix):
+		r := &tenantRecord{}
+		m.tenants[strings.TrimPrefix(key, tenantPrefix)] = r
+		return decode(r)
+	case strings.HasPrefix(key, tokenPrefix):
+		r := &tokenRecord{}
+		m.tokens[strings.TrimPrefix(key, tokenPrefix)] = r
+		return decode(r)
+	case strings.HasPrefix(key, auditPrefix):
+		r := &auditRecord{}
+		m.audits[strings.TrimPrefix(key, auditPrefix)] = r
+		return decode(r)
 	}
 	return fmt.Errorf("unknown kind")
 }

@@ -2298,6 +2298,1163 @@ func (x *WatchEventsResponse) GetRevision() uint64 {
 	return 0
 }
 
+type ClearGPUErrorsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	GpuId         string                 `protobuf:"bytes,1,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClearGPUErrorsRequest) Reset() {
+	*x = ClearGPUErrorsRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClearGPUErrorsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClearGPUErrorsRequest) ProtoMessage() {}
+
+func (x *ClearGPUErrorsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClearGPUErrorsRequest.ProtoReflect.Descriptor instead.
+func (*ClearGPUErrorsRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *ClearGPUErrorsRequest) GetGpuId() string {
+	if x != nil {
+		return x.GpuId
+	}
+	return ""
+}
+
+type ClearGPUErrorsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Gpu           *GPU                   `protobuf:"bytes,1,opt,name=gpu,proto3" json:"gpu,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClearGPUErrorsResponse) Reset() {
+	*x = ClearGPUErrorsResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClearGPUErrorsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClearGPUErrorsResponse) ProtoMessage() {}
+
+func (x *ClearGPUErrorsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClearGPUErrorsResponse.ProtoReflect.Descriptor instead.
+func (*ClearGPUErrorsResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *ClearGPUErrorsResponse) GetGpu() *GPU {
+	if x != nil {
+		return x.Gpu
+	}
+	return nil
+}
+
+type DeleteNodeRequest struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	NodeId          string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	ResourceVersion uint64                 `protobuf:"varint,2,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
+	// Fence off what the node still holds instead of refusing.
+	Force         bool `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteNodeRequest) Reset() {
+	*x = DeleteNodeRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteNodeRequest) ProtoMessage() {}
+
+func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteNodeRequest.ProtoReflect.Descriptor instead.
+func (*DeleteNodeRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *DeleteNodeRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *DeleteNodeRequest) GetResourceVersion() uint64 {
+	if x != nil {
+		return x.ResourceVersion
+	}
+	return 0
+}
+
+func (x *DeleteNodeRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type DeleteNodeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteNodeResponse) Reset() {
+	*x = DeleteNodeResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteNodeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteNodeResponse) ProtoMessage() {}
+
+func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteNodeResponse.ProtoReflect.Descriptor instead.
+func (*DeleteNodeResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{43}
+}
+
+type ListTenantsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	PageSize      int32                  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken     string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTenantsRequest) Reset() {
+	*x = ListTenantsRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTenantsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTenantsRequest) ProtoMessage() {}
+
+func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
+func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *ListTenantsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListTenantsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type ListTenantsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenants       []*Tenant              `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTenantsResponse) Reset() {
+	*x = ListTenantsResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTenantsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTenantsResponse) ProtoMessage() {}
+
+func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
+func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *ListTenantsResponse) GetTenants() []*Tenant {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
+}
+
+func (x *ListTenantsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type GetTenantRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TenantId      string                 `protobuf:"bytes,1,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTenantRequest) Reset() {
+	*x = GetTenantRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTenantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTenantRequest) ProtoMessage() {}
+
+func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
+func (*GetTenantRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *GetTenantRequest) GetTenantId() string {
+	if x != nil {
+		return x.TenantId
+	}
+	return ""
+}
+
+type GetTenantResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        *Tenant                `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTenantResponse) Reset() {
+	*x = GetTenantResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTenantResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTenantResponse) ProtoMessage() {}
+
+func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
+func (*GetTenantResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *GetTenantResponse) GetTenant() *Tenant {
+	if x != nil {
+		return x.Tenant
+	}
+	return nil
+}
+
+type PutTenantRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// id, description and quota count; resource_version 0: whatever it is now.
+	Tenant        *Tenant `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutTenantRequest) Reset() {
+	*x = PutTenantRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutTenantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutTenantRequest) ProtoMessage() {}
+
+func (x *PutTenantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutTenantRequest.ProtoReflect.Descriptor instead.
+func (*PutTenantRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *PutTenantRequest) GetTenant() *Tenant {
+	if x != nil {
+		return x.Tenant
+	}
+	return nil
+}
+
+type PutTenantResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        *Tenant                `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutTenantResponse) Reset() {
+	*x = PutTenantResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutTenantResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutTenantResponse) ProtoMessage() {}
+
+func (x *PutTenantResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutTenantResponse.ProtoReflect.Descriptor instead.
+func (*PutTenantResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *PutTenantResponse) GetTenant() *Tenant {
+	if x != nil {
+		return x.Tenant
+	}
+	return nil
+}
+
+type DeleteTenantRequest struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	TenantId        string                 `protobuf:"bytes,1,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	ResourceVersion uint64                 `protobuf:"varint,2,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *DeleteTenantRequest) Reset() {
+	*x = DeleteTenantRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTenantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTenantRequest) ProtoMessage() {}
+
+func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
+func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *DeleteTenantRequest) GetTenantId() string {
+	if x != nil {
+		return x.TenantId
+	}
+	return ""
+}
+
+func (x *DeleteTenantRequest) GetResourceVersion() uint64 {
+	if x != nil {
+		return x.ResourceVersion
+	}
+	return 0
+}
+
+type DeleteTenantResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteTenantResponse) Reset() {
+	*x = DeleteTenantResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTenantResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTenantResponse) ProtoMessage() {}
+
+func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
+func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{51}
+}
+
+type CreateTokenRequest struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Role        Role                   `protobuf:"varint,1,opt,name=role,proto3,enum=dxpu.v1.Role" json:"role,omitempty"`
+	Tenant      string                 `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Description string                 `protobuf:"bytes,3,opt,name=description,proto3" json:"description,omitempty"`
+	// Unset: never expires.
+	ExpiresAfter  *durationpb.Duration `protobuf:"bytes,4,opt,name=expires_after,json=expiresAfter,proto3" json:"expires_after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTokenRequest) Reset() {
+	*x = CreateTokenRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTokenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTokenRequest) ProtoMessage() {}
+
+func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
+func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *CreateTokenRequest) GetRole() Role {
+	if x != nil {
+		return x.Role
+	}
+	return Role_ROLE_UNSPECIFIED
+}
+
+func (x *CreateTokenRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *CreateTokenRequest) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *CreateTokenRequest) GetExpiresAfter() *durationpb.Duration {
+	if x != nil {
+		return x.ExpiresAfter
+	}
+	return nil
+}
+
+type CreateTokenResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Token *Token                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	// Secret: what goes after "Authorization: Bearer".
+	Secret        string `protobuf:"bytes,2,opt,name=secret,proto3" json:"secret,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTokenResponse) Reset() {
+	*x = CreateTokenResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTokenResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTokenResponse) ProtoMessage() {}
+
+func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
+func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *CreateTokenResponse) GetToken() *Token {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+func (x *CreateTokenResponse) GetSecret() string {
+	if x != nil {
+		return x.Secret
+	}
+	return ""
+}
+
+type ListTokensRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	PageSize      int32                  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken     string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTokensRequest) Reset() {
+	*x = ListTokensRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTokensRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTokensRequest) ProtoMessage() {}
+
+func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
+func (*ListTokensRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *ListTokensRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListTokensRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type ListTokensResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tokens        []*Token               `protobuf:"bytes,1,rep,name=tokens,proto3" json:"tokens,omitempty"`
+	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTokensResponse) Reset() {
+	*x = ListTokensResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTokensResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTokensResponse) ProtoMessage() {}
+
+func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
+func (*ListTokensResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *ListTokensResponse) GetTokens() []*Token {
+	if x != nil {
+		return x.Tokens
+	}
+	return nil
+}
+
+func (x *ListTokensResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type DeleteTokenRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TokenId       string                 `protobuf:"bytes,1,opt,name=token_id,json=tokenId,proto3" json:"token_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteTokenRequest) Reset() {
+	*x = DeleteTokenRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTokenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTokenRequest) ProtoMessage() {}
+
+func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTokenRequest.ProtoReflect.Descriptor instead.
+func (*DeleteTokenRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *DeleteTokenRequest) GetTokenId() string {
+	if x != nil {
+		return x.TokenId
+	}
+	return ""
+}
+
+type DeleteTokenResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteTokenResponse) Reset() {
+	*x = DeleteTokenResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTokenResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTokenResponse) ProtoMessage() {}
+
+func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTokenResponse.ProtoReflect.Descriptor instead.
+func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{57}
+}
+
+type WhoAmIRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WhoAmIRequest) Reset() {
+	*x = WhoAmIRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WhoAmIRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WhoAmIRequest) ProtoMessage() {}
+
+func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
+func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{58}
+}
+
+type WhoAmIResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Actor         string                 `protobuf:"bytes,1,opt,name=actor,proto3" json:"actor,omitempty"`
+	Role          Role                   `protobuf:"varint,2,opt,name=role,proto3,enum=dxpu.v1.Role" json:"role,omitempty"`
+	Tenant        string                 `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WhoAmIResponse) Reset() {
+	*x = WhoAmIResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WhoAmIResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WhoAmIResponse) ProtoMessage() {}
+
+func (x *WhoAmIResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WhoAmIResponse.ProtoReflect.Descriptor instead.
+func (*WhoAmIResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *WhoAmIResponse) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+func (x *WhoAmIResponse) GetRole() Role {
+	if x != nil {
+		return x.Role
+	}
+	return Role_ROLE_UNSPECIFIED
+}
+
+func (x *WhoAmIResponse) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+type ListAuditRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	PageSize  int32                  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Filters; an empty one does not filter.
+	Actor         string `protobuf:"bytes,3,opt,name=actor,proto3" json:"actor,omitempty"`
+	Target        string `protobuf:"bytes,4,opt,name=target,proto3" json:"target,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAuditRequest) Reset() {
+	*x = ListAuditRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAuditRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAuditRequest) ProtoMessage() {}
+
+func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
+func (*ListAuditRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *ListAuditRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListAuditRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListAuditRequest) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+func (x *ListAuditRequest) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+type ListAuditResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entries       []*AuditEntry          `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
+	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAuditResponse) Reset() {
+	*x = ListAuditResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAuditResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAuditResponse) ProtoMessage() {}
+
+func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
+func (*ListAuditResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *ListAuditResponse) GetEntries() []*AuditEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *ListAuditResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type BackupRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BackupRequest) Reset() {
+	*x = BackupRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackupRequest) ProtoMessage() {}
+
+func (x *BackupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
+func (*BackupRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{62}
+}
+
+type BackupResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Chunk         []byte                 `protobuf:"bytes,1,opt,name=chunk,proto3" json:"chunk,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BackupResponse) Reset() {
+	*x = BackupResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackupResponse) ProtoMessage() {}
+
+func (x *BackupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
+func (*BackupResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *BackupResponse) GetChunk() []byte {
+	if x != nil {
+		return x.Chunk
+	}
+	return nil
+}
+
 var File_dxpu_v1_dxpu_proto protoreflect.FileDescriptor
 
 const file_dxpu_v1_dxpu_proto_rawDesc = "" +
@@ -2448,8 +3605,70 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x06filter\x18\x03 \x01(\v2\x14.dxpu.v1.EventFilterR\x06filter\"W\n" +
 	"\x13WatchEventsResponse\x12$\n" +
 	"\x05event\x18\x01 \x01(\v2\x0e.dxpu.v1.EventR\x05event\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision2\x89\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\".\n" +
+	"\x15ClearGPUErrorsRequest\x12\x15\n" +
+	"\x06gpu_id\x18\x01 \x01(\tR\x05gpuId\"8\n" +
+	"\x16ClearGPUErrorsResponse\x12\x1e\n" +
+	"\x03gpu\x18\x01 \x01(\v2\f.dxpu.v1.GPUR\x03gpu\"m\n" +
+	"\x11DeleteNodeRequest\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12)\n" +
+	"\x10resource_version\x18\x02 \x01(\x04R\x0fresourceVersion\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\"\x14\n" +
+	"\x12DeleteNodeResponse\"P\n" +
+	"\x12ListTenantsRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"h\n" +
+	"\x13ListTenantsResponse\x12)\n" +
+	"\atenants\x18\x01 \x03(\v2\x0f.dxpu.v1.TenantR\atenants\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"/\n" +
+	"\x10GetTenantRequest\x12\x1b\n" +
+	"\ttenant_id\x18\x01 \x01(\tR\btenantId\"<\n" +
+	"\x11GetTenantResponse\x12'\n" +
+	"\x06tenant\x18\x01 \x01(\v2\x0f.dxpu.v1.TenantR\x06tenant\";\n" +
+	"\x10PutTenantRequest\x12'\n" +
+	"\x06tenant\x18\x01 \x01(\v2\x0f.dxpu.v1.TenantR\x06tenant\"<\n" +
+	"\x11PutTenantResponse\x12'\n" +
+	"\x06tenant\x18\x01 \x01(\v2\x0f.dxpu.v1.TenantR\x06tenant\"]\n" +
+	"\x13DeleteTenantRequest\x12\x1b\n" +
+	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12)\n" +
+	"\x10resource_version\x18\x02 \x01(\x04R\x0fresourceVersion\"\x16\n" +
+	"\x14DeleteTenantResponse\"\xb1\x01\n" +
+	"\x12CreateTokenRequest\x12!\n" +
+	"\x04role\x18\x01 \x01(\x0e2\r.dxpu.v1.RoleR\x04role\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12 \n" +
+	"\vdescription\x18\x03 \x01(\tR\vdescription\x12>\n" +
+	"\rexpires_after\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\fexpiresAfter\"S\n" +
+	"\x13CreateTokenResponse\x12$\n" +
+	"\x05token\x18\x01 \x01(\v2\x0e.dxpu.v1.TokenR\x05token\x12\x16\n" +
+	"\x06secret\x18\x02 \x01(\tR\x06secret\"O\n" +
+	"\x11ListTokensRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"d\n" +
+	"\x12ListTokensResponse\x12&\n" +
+	"\x06tokens\x18\x01 \x03(\v2\x0e.dxpu.v1.TokenR\x06tokens\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"/\n" +
+	"\x12DeleteTokenRequest\x12\x19\n" +
+	"\btoken_id\x18\x01 \x01(\tR\atokenId\"\x15\n" +
+	"\x13DeleteTokenResponse\"\x0f\n" +
+	"\rWhoAmIRequest\"a\n" +
+	"\x0eWhoAmIResponse\x12\x14\n" +
+	"\x05actor\x18\x01 \x01(\tR\x05actor\x12!\n" +
+	"\x04role\x18\x02 \x01(\x0e2\r.dxpu.v1.RoleR\x04role\x12\x16\n" +
+	"\x06tenant\x18\x03 \x01(\tR\x06tenant\"|\n" +
+	"\x10ListAuditRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x14\n" +
+	"\x05actor\x18\x03 \x01(\tR\x05actor\x12\x16\n" +
+	"\x06target\x18\x04 \x01(\tR\x06target\"j\n" +
+	"\x11ListAuditResponse\x12-\n" +
+	"\aentries\x18\x01 \x03(\v2\x13.dxpu.v1.AuditEntryR\aentries\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x0f\n" +
+	"\rBackupRequest\"&\n" +
+	"\x0eBackupResponse\x12\x14\n" +
+	"\x05chunk\x18\x01 \x01(\fR\x05chunk2\xd9\x10\n" +
 	"\vPoolService\x12<\n" +
 	"\aGetPool\x12\x17.dxpu.v1.GetPoolRequest\x1a\x18.dxpu.v1.GetPoolResponse\x12B\n" +
 	"\tListHosts\x12\x19.dxpu.v1.ListHostsRequest\x1a\x1a.dxpu.v1.ListHostsResponse\x12<\n" +
@@ -2469,7 +3688,21 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"ReplaceGPU\x12\x1a.dxpu.v1.ReplaceGPURequest\x1a\x1b.dxpu.v1.ReplaceGPUResponse\x129\n" +
 	"\x06Cordon\x12\x16.dxpu.v1.CordonRequest\x1a\x17.dxpu.v1.CordonResponse\x12?\n" +
 	"\bUncordon\x12\x18.dxpu.v1.UncordonRequest\x1a\x19.dxpu.v1.UncordonResponse\x126\n" +
-	"\x05Drain\x12\x15.dxpu.v1.DrainRequest\x1a\x16.dxpu.v1.DrainResponse\x12E\n" +
+	"\x05Drain\x12\x15.dxpu.v1.DrainRequest\x1a\x16.dxpu.v1.DrainResponse\x12Q\n" +
+	"\x0eClearGPUErrors\x12\x1e.dxpu.v1.ClearGPUErrorsRequest\x1a\x1f.dxpu.v1.ClearGPUErrorsResponse\x12E\n" +
+	"\n" +
+	"DeleteNode\x12\x1a.dxpu.v1.DeleteNodeRequest\x1a\x1b.dxpu.v1.DeleteNodeResponse\x12H\n" +
+	"\vListTenants\x12\x1b.dxpu.v1.ListTenantsRequest\x1a\x1c.dxpu.v1.ListTenantsResponse\x12B\n" +
+	"\tGetTenant\x12\x19.dxpu.v1.GetTenantRequest\x1a\x1a.dxpu.v1.GetTenantResponse\x12B\n" +
+	"\tPutTenant\x12\x19.dxpu.v1.PutTenantRequest\x1a\x1a.dxpu.v1.PutTenantResponse\x12K\n" +
+	"\fDeleteTenant\x12\x1c.dxpu.v1.DeleteTenantRequest\x1a\x1d.dxpu.v1.DeleteTenantResponse\x12H\n" +
+	"\vCreateToken\x12\x1b.dxpu.v1.CreateTokenRequest\x1a\x1c.dxpu.v1.CreateTokenResponse\x12E\n" +
+	"\n" +
+	"ListTokens\x12\x1a.dxpu.v1.ListTokensRequest\x1a\x1b.dxpu.v1.ListTokensResponse\x12H\n" +
+	"\vDeleteToken\x12\x1b.dxpu.v1.DeleteTokenRequest\x1a\x1c.dxpu.v1.DeleteTokenResponse\x129\n" +
+	"\x06WhoAmI\x12\x16.dxpu.v1.WhoAmIRequest\x1a\x17.dxpu.v1.WhoAmIResponse\x12B\n" +
+	"\tListAudit\x12\x19.dxpu.v1.ListAuditRequest\x1a\x1a.dxpu.v1.ListAuditResponse\x12;\n" +
+	"\x06Backup\x12\x16.dxpu.v1.BackupRequest\x1a\x17.dxpu.v1.BackupResponse0\x01\x12E\n" +
 	"\n" +
 	"ListEvents\x12\x1a.dxpu.v1.ListEventsRequest\x1a\x1b.dxpu.v1.ListEventsResponse\x12J\n" +
 	"\vWatchEvents\x12\x1b.dxpu.v1.WatchEventsRequest\x1a\x1c.dxpu.v1.WatchEventsResponse0\x01B1Z/github.com/dxpu-project/dxpu/api/dxpu/v1;dxpuv1b\x06proto3"
@@ -2486,140 +3719,203 @@ func file_dxpu_v1_dxpu_proto_rawDescGZIP() []byte {
 	return file_dxpu_v1_dxpu_proto_rawDescData
 }
 
-var file_dxpu_v1_dxpu_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_dxpu_v1_dxpu_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_dxpu_v1_dxpu_proto_goTypes = []any{
-	(*GetPoolRequest)(nil),       // 0: dxpu.v1.GetPoolRequest
-	(*GetPoolResponse)(nil),      // 1: dxpu.v1.GetPoolResponse
-	(*ListHostsRequest)(nil),     // 2: dxpu.v1.ListHostsRequest
-	(*ListHostsResponse)(nil),    // 3: dxpu.v1.ListHostsResponse
-	(*GetHostRequest)(nil),       // 4: dxpu.v1.GetHostRequest
-	(*GetHostResponse)(nil),      // 5: dxpu.v1.GetHostResponse
-	(*ListBoxesRequest)(nil),     // 6: dxpu.v1.ListBoxesRequest
-	(*ListBoxesResponse)(nil),    // 7: dxpu.v1.ListBoxesResponse
-	(*GetBoxRequest)(nil),        // 8: dxpu.v1.GetBoxRequest
-	(*GetBoxResponse)(nil),       // 9: dxpu.v1.GetBoxResponse
-	(*ListGPUsRequest)(nil),      // 10: dxpu.v1.ListGPUsRequest
-	(*ListGPUsResponse)(nil),     // 11: dxpu.v1.ListGPUsResponse
-	(*GetGPURequest)(nil),        // 12: dxpu.v1.GetGPURequest
-	(*GetGPUResponse)(nil),       // 13: dxpu.v1.GetGPUResponse
-	(*ListLeasesRequest)(nil),    // 14: dxpu.v1.ListLeasesRequest
-	(*ListLeasesResponse)(nil),   // 15: dxpu.v1.ListLeasesResponse
-	(*GetLeaseRequest)(nil),      // 16: dxpu.v1.GetLeaseRequest
-	(*GetLeaseResponse)(nil),     // 17: dxpu.v1.GetLeaseResponse
-	(*CreateLeaseRequest)(nil),   // 18: dxpu.v1.CreateLeaseRequest
-	(*CreateLeaseResponse)(nil),  // 19: dxpu.v1.CreateLeaseResponse
-	(*DeleteLeaseRequest)(nil),   // 20: dxpu.v1.DeleteLeaseRequest
-	(*DeleteLeaseResponse)(nil),  // 21: dxpu.v1.DeleteLeaseResponse
-	(*ResizeLeaseRequest)(nil),   // 22: dxpu.v1.ResizeLeaseRequest
-	(*ResizeLeaseResponse)(nil),  // 23: dxpu.v1.ResizeLeaseResponse
-	(*ExplainLeaseRequest)(nil),  // 24: dxpu.v1.ExplainLeaseRequest
-	(*ExplainLeaseResponse)(nil), // 25: dxpu.v1.ExplainLeaseResponse
-	(*ReplaceGPURequest)(nil),    // 26: dxpu.v1.ReplaceGPURequest
-	(*ReplaceGPUResponse)(nil),   // 27: dxpu.v1.ReplaceGPUResponse
-	(*Target)(nil),               // 28: dxpu.v1.Target
-	(*CordonRequest)(nil),        // 29: dxpu.v1.CordonRequest
-	(*CordonResponse)(nil),       // 30: dxpu.v1.CordonResponse
-	(*UncordonRequest)(nil),      // 31: dxpu.v1.UncordonRequest
-	(*UncordonResponse)(nil),     // 32: dxpu.v1.UncordonResponse
-	(*DrainRequest)(nil),         // 33: dxpu.v1.DrainRequest
-	(*DrainResponse)(nil),        // 34: dxpu.v1.DrainResponse
-	(*ListEventsRequest)(nil),    // 35: dxpu.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),   // 36: dxpu.v1.ListEventsResponse
-	(*EventFilter)(nil),          // 37: dxpu.v1.EventFilter
-	(*WatchEventsRequest)(nil),   // 38: dxpu.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),  // 39: dxpu.v1.WatchEventsResponse
-	nil,                          // 40: dxpu.v1.ListHostsRequest.LabelsEntry
-	nil,                          // 41: dxpu.v1.ListBoxesRequest.LabelsEntry
-	(*Pool)(nil),                 // 42: dxpu.v1.Pool
-	(*Host)(nil),                 // 43: dxpu.v1.Host
-	(BoxKind)(0),                 // 44: dxpu.v1.BoxKind
-	(*Box)(nil),                  // 45: dxpu.v1.Box
-	(GPUState)(0),                // 46: dxpu.v1.GPUState
-	(Health)(0),                  // 47: dxpu.v1.Health
-	(*GPU)(nil),                  // 48: dxpu.v1.GPU
-	(LeaseState)(0),              // 49: dxpu.v1.LeaseState
-	(*Lease)(nil),                // 50: dxpu.v1.Lease
-	(*LeaseSpec)(nil),            // 51: dxpu.v1.LeaseSpec
-	(*Binding)(nil),              // 52: dxpu.v1.Binding
-	(*durationpb.Duration)(nil),  // 53: google.protobuf.Duration
-	(*Event)(nil),                // 54: dxpu.v1.Event
-	(EventType)(0),               // 55: dxpu.v1.EventType
+	(*GetPoolRequest)(nil),         // 0: dxpu.v1.GetPoolRequest
+	(*GetPoolResponse)(nil),        // 1: dxpu.v1.GetPoolResponse
+	(*ListHostsRequest)(nil),       // 2: dxpu.v1.ListHostsRequest
+	(*ListHostsResponse)(nil),      // 3: dxpu.v1.ListHostsResponse
+	(*GetHostRequest)(nil),         // 4: dxpu.v1.GetHostRequest
+	(*GetHostResponse)(nil),        // 5: dxpu.v1.GetHostResponse
+	(*ListBoxesRequest)(nil),       // 6: dxpu.v1.ListBoxesRequest
+	(*ListBoxesResponse)(nil),      // 7: dxpu.v1.ListBoxesResponse
+	(*GetBoxRequest)(nil),          // 8: dxpu.v1.GetBoxRequest
+	(*GetBoxResponse)(nil),         // 9: dxpu.v1.GetBoxResponse
+	(*ListGPUsRequest)(nil),        // 10: dxpu.v1.ListGPUsRequest
+	(*ListGPUsResponse)(nil),       // 11: dxpu.v1.ListGPUsResponse
+	(*GetGPURequest)(nil),          // 12: dxpu.v1.GetGPURequest
+	(*GetGPUResponse)(nil),         // 13: dxpu.v1.GetGPUResponse
+	(*ListLeasesRequest)(nil),      // 14: dxpu.v1.ListLeasesRequest
+	(*ListLeasesResponse)(nil),     // 15: dxpu.v1.ListLeasesResponse
+	(*GetLeaseRequest)(nil),        // 16: dxpu.v1.GetLeaseRequest
+	(*GetLeaseResponse)(nil),       // 17: dxpu.v1.GetLeaseResponse
+	(*CreateLeaseRequest)(nil),     // 18: dxpu.v1.CreateLeaseRequest
+	(*CreateLeaseResponse)(nil),    // 19: dxpu.v1.CreateLeaseResponse
+	(*DeleteLeaseRequest)(nil),     // 20: dxpu.v1.DeleteLeaseRequest
+	(*DeleteLeaseResponse)(nil),    // 21: dxpu.v1.DeleteLeaseResponse
+	(*ResizeLeaseRequest)(nil),     // 22: dxpu.v1.ResizeLeaseRequest
+	(*ResizeLeaseResponse)(nil),    // 23: dxpu.v1.ResizeLeaseResponse
+	(*ExplainLeaseRequest)(nil),    // 24: dxpu.v1.ExplainLeaseRequest
+	(*ExplainLeaseResponse)(nil),   // 25: dxpu.v1.ExplainLeaseResponse
+	(*ReplaceGPURequest)(nil),      // 26: dxpu.v1.ReplaceGPURequest
+	(*ReplaceGPUResponse)(nil),     // 27: dxpu.v1.ReplaceGPUResponse
+	(*Target)(nil),                 // 28: dxpu.v1.Target
+	(*CordonRequest)(nil),          // 29: dxpu.v1.CordonRequest
+	(*CordonResponse)(nil),         // 30: dxpu.v1.CordonResponse
+	(*UncordonRequest)(nil),        // 31: dxpu.v1.UncordonRequest
+	(*UncordonResponse)(nil),       // 32: dxpu.v1.UncordonResponse
+	(*DrainRequest)(nil),           // 33: dxpu.v1.DrainRequest
+	(*DrainResponse)(nil),          // 34: dxpu.v1.DrainResponse
+	(*ListEventsRequest)(nil),      // 35: dxpu.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),     // 36: dxpu.v1.ListEventsResponse
+	(*EventFilter)(nil),            // 37: dxpu.v1.EventFilter
+	(*WatchEventsRequest)(nil),     // 38: dxpu.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),    // 39: dxpu.v1.WatchEventsResponse
+	(*ClearGPUErrorsRequest)(nil),  // 40: dxpu.v1.ClearGPUErrorsRequest
+	(*ClearGPUErrorsResponse)(nil), // 41: dxpu.v1.ClearGPUErrorsResponse
+	(*DeleteNodeRequest)(nil),      // 42: dxpu.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),     // 43: dxpu.v1.DeleteNodeResponse
+	(*ListTenantsRequest)(nil),     // 44: dxpu.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),    // 45: dxpu.v1.ListTenantsResponse
+	(*GetTenantRequest)(nil),       // 46: dxpu.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),      // 47: dxpu.v1.GetTenantResponse
+	(*PutTenantRequest)(nil),       // 48: dxpu.v1.PutTenantRequest
+	(*PutTenantResponse)(nil),      // 49: dxpu.v1.PutTenantResponse
+	(*DeleteTenantRequest)(nil),    // 50: dxpu.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),   // 51: dxpu.v1.DeleteTenantResponse
+	(*CreateTokenRequest)(nil),     // 52: dxpu.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),    // 53: dxpu.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),      // 54: dxpu.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),     // 55: dxpu.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),     // 56: dxpu.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),    // 57: dxpu.v1.DeleteTokenResponse
+	(*WhoAmIRequest)(nil),          // 58: dxpu.v1.WhoAmIRequest
+	(*WhoAmIResponse)(nil),         // 59: dxpu.v1.WhoAmIResponse
+	(*ListAuditRequest)(nil),       // 60: dxpu.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),      // 61: dxpu.v1.ListAuditResponse
+	(*BackupRequest)(nil),          // 62: dxpu.v1.BackupRequest
+	(*BackupResponse)(nil),         // 63: dxpu.v1.BackupResponse
+	nil,                            // 64: dxpu.v1.ListHostsRequest.LabelsEntry
+	nil,                            // 65: dxpu.v1.ListBoxesRequest.LabelsEntry
+	(*Pool)(nil),                   // 66: dxpu.v1.Pool
+	(*Host)(nil),                   // 67: dxpu.v1.Host
+	(BoxKind)(0),                   // 68: dxpu.v1.BoxKind
+	(*Box)(nil),                    // 69: dxpu.v1.Box
+	(GPUState)(0),                  // 70: dxpu.v1.GPUState
+	(Health)(0),                    // 71: dxpu.v1.Health
+	(*GPU)(nil),                    // 72: dxpu.v1.GPU
+	(LeaseState)(0),                // 73: dxpu.v1.LeaseState
+	(*Lease)(nil),                  // 74: dxpu.v1.Lease
+	(*LeaseSpec)(nil),              // 75: dxpu.v1.LeaseSpec
+	(*Binding)(nil),                // 76: dxpu.v1.Binding
+	(*durationpb.Duration)(nil),    // 77: google.protobuf.Duration
+	(*Event)(nil),                  // 78: dxpu.v1.Event
+	(EventType)(0),                 // 79: dxpu.v1.EventType
+	(*Tenant)(nil),                 // 80: dxpu.v1.Tenant
+	(Role)(0),                      // 81: dxpu.v1.Role
+	(*Token)(nil),                  // 82: dxpu.v1.Token
+	(*AuditEntry)(nil),             // 83: dxpu.v1.AuditEntry
 }
 var file_dxpu_v1_dxpu_proto_depIdxs = []int32{
-	42, // 0: dxpu.v1.GetPoolResponse.pool:type_name -> dxpu.v1.Pool
-	40, // 1: dxpu.v1.ListHostsRequest.labels:type_name -> dxpu.v1.ListHostsRequest.LabelsEntry
-	43, // 2: dxpu.v1.ListHostsResponse.hosts:type_name -> dxpu.v1.Host
-	43, // 3: dxpu.v1.GetHostResponse.host:type_name -> dxpu.v1.Host
-	41, // 4: dxpu.v1.ListBoxesRequest.labels:type_name -> dxpu.v1.ListBoxesRequest.LabelsEntry
-	44, // 5: dxpu.v1.ListBoxesRequest.kind:type_name -> dxpu.v1.BoxKind
-	45, // 6: dxpu.v1.ListBoxesResponse.boxes:type_name -> dxpu.v1.Box
-	45, // 7: dxpu.v1.GetBoxResponse.box:type_name -> dxpu.v1.Box
-	46, // 8: dxpu.v1.ListGPUsRequest.state:type_name -> dxpu.v1.GPUState
-	47, // 9: dxpu.v1.ListGPUsRequest.health:type_name -> dxpu.v1.Health
-	48, // 10: dxpu.v1.ListGPUsResponse.gpus:type_name -> dxpu.v1.GPU
-	48, // 11: dxpu.v1.GetGPUResponse.gpu:type_name -> dxpu.v1.GPU
-	49, // 12: dxpu.v1.ListLeasesRequest.state:type_name -> dxpu.v1.LeaseState
-	50, // 13: dxpu.v1.ListLeasesResponse.leases:type_name -> dxpu.v1.Lease
-	50, // 14: dxpu.v1.GetLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	51, // 15: dxpu.v1.CreateLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
-	50, // 16: dxpu.v1.CreateLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	50, // 17: dxpu.v1.DeleteLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	50, // 18: dxpu.v1.ResizeLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	51, // 19: dxpu.v1.ExplainLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
-	50, // 20: dxpu.v1.ReplaceGPUResponse.lease:type_name -> dxpu.v1.Lease
-	52, // 21: dxpu.v1.ReplaceGPUResponse.binding:type_name -> dxpu.v1.Binding
+	66, // 0: dxpu.v1.GetPoolResponse.pool:type_name -> dxpu.v1.Pool
+	64, // 1: dxpu.v1.ListHostsRequest.labels:type_name -> dxpu.v1.ListHostsRequest.LabelsEntry
+	67, // 2: dxpu.v1.ListHostsResponse.hosts:type_name -> dxpu.v1.Host
+	67, // 3: dxpu.v1.GetHostResponse.host:type_name -> dxpu.v1.Host
+	65, // 4: dxpu.v1.ListBoxesRequest.labels:type_name -> dxpu.v1.ListBoxesRequest.LabelsEntry
+	68, // 5: dxpu.v1.ListBoxesRequest.kind:type_name -> dxpu.v1.BoxKind
+	69, // 6: dxpu.v1.ListBoxesResponse.boxes:type_name -> dxpu.v1.Box
+	69, // 7: dxpu.v1.GetBoxResponse.box:type_name -> dxpu.v1.Box
+	70, // 8: dxpu.v1.ListGPUsRequest.state:type_name -> dxpu.v1.GPUState
+	71, // 9: dxpu.v1.ListGPUsRequest.health:type_name -> dxpu.v1.Health
+	72, // 10: dxpu.v1.ListGPUsResponse.gpus:type_name -> dxpu.v1.GPU
+	72, // 11: dxpu.v1.GetGPUResponse.gpu:type_name -> dxpu.v1.GPU
+	73, // 12: dxpu.v1.ListLeasesRequest.state:type_name -> dxpu.v1.LeaseState
+	74, // 13: dxpu.v1.ListLeasesResponse.leases:type_name -> dxpu.v1.Lease
+	74, // 14: dxpu.v1.GetLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	75, // 15: dxpu.v1.CreateLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
+	74, // 16: dxpu.v1.CreateLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	74, // 17: dxpu.v1.DeleteLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	74, // 18: dxpu.v1.ResizeLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	75, // 19: dxpu.v1.ExplainLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
+	74, // 20: dxpu.v1.ReplaceGPUResponse.lease:type_name -> dxpu.v1.Lease
+	76, // 21: dxpu.v1.ReplaceGPUResponse.binding:type_name -> dxpu.v1.Binding
 	28, // 22: dxpu.v1.CordonRequest.target:type_name -> dxpu.v1.Target
 	28, // 23: dxpu.v1.UncordonRequest.target:type_name -> dxpu.v1.Target
 	28, // 24: dxpu.v1.DrainRequest.target:type_name -> dxpu.v1.Target
-	53, // 25: dxpu.v1.DrainRequest.deadline:type_name -> google.protobuf.Duration
+	77, // 25: dxpu.v1.DrainRequest.deadline:type_name -> google.protobuf.Duration
 	37, // 26: dxpu.v1.ListEventsRequest.filter:type_name -> dxpu.v1.EventFilter
-	54, // 27: dxpu.v1.ListEventsResponse.events:type_name -> dxpu.v1.Event
-	55, // 28: dxpu.v1.EventFilter.types:type_name -> dxpu.v1.EventType
+	78, // 27: dxpu.v1.ListEventsResponse.events:type_name -> dxpu.v1.Event
+	79, // 28: dxpu.v1.EventFilter.types:type_name -> dxpu.v1.EventType
 	37, // 29: dxpu.v1.WatchEventsRequest.filter:type_name -> dxpu.v1.EventFilter
-	54, // 30: dxpu.v1.WatchEventsResponse.event:type_name -> dxpu.v1.Event
-	0,  // 31: dxpu.v1.PoolService.GetPool:input_type -> dxpu.v1.GetPoolRequest
-	2,  // 32: dxpu.v1.PoolService.ListHosts:input_type -> dxpu.v1.ListHostsRequest
-	4,  // 33: dxpu.v1.PoolService.GetHost:input_type -> dxpu.v1.GetHostRequest
-	6,  // 34: dxpu.v1.PoolService.ListBoxes:input_type -> dxpu.v1.ListBoxesRequest
-	8,  // 35: dxpu.v1.PoolService.GetBox:input_type -> dxpu.v1.GetBoxRequest
-	10, // 36: dxpu.v1.PoolService.ListGPUs:input_type -> dxpu.v1.ListGPUsRequest
-	12, // 37: dxpu.v1.PoolService.GetGPU:input_type -> dxpu.v1.GetGPURequest
-	14, // 38: dxpu.v1.PoolService.ListLeases:input_type -> dxpu.v1.ListLeasesRequest
-	16, // 39: dxpu.v1.PoolService.GetLease:input_type -> dxpu.v1.GetLeaseRequest
-	18, // 40: dxpu.v1.PoolService.CreateLease:input_type -> dxpu.v1.CreateLeaseRequest
-	20, // 41: dxpu.v1.PoolService.DeleteLease:input_type -> dxpu.v1.DeleteLeaseRequest
-	22, // 42: dxpu.v1.PoolService.ResizeLease:input_type -> dxpu.v1.ResizeLeaseRequest
-	24, // 43: dxpu.v1.PoolService.ExplainLease:input_type -> dxpu.v1.ExplainLeaseRequest
-	26, // 44: dxpu.v1.PoolService.ReplaceGPU:input_type -> dxpu.v1.ReplaceGPURequest
-	29, // 45: dxpu.v1.PoolService.Cordon:input_type -> dxpu.v1.CordonRequest
-	31, // 46: dxpu.v1.PoolService.Uncordon:input_type -> dxpu.v1.UncordonRequest
-	33, // 47: dxpu.v1.PoolService.Drain:input_type -> dxpu.v1.DrainRequest
-	35, // 48: dxpu.v1.PoolService.ListEvents:input_type -> dxpu.v1.ListEventsRequest
-	38, // 49: dxpu.v1.PoolService.WatchEvents:input_type -> dxpu.v1.WatchEventsRequest
-	1,  // 50: dxpu.v1.PoolService.GetPool:output_type -> dxpu.v1.GetPoolResponse
-	3,  // 51: dxpu.v1.PoolService.ListHosts:output_type -> dxpu.v1.ListHostsResponse
-	5,  // 52: dxpu.v1.PoolService.GetHost:output_type -> dxpu.v1.GetHostResponse
-	7,  // 53: dxpu.v1.PoolService.ListBoxes:output_type -> dxpu.v1.ListBoxesResponse
-	9,  // 54: dxpu.v1.PoolService.GetBox:output_type -> dxpu.v1.GetBoxResponse
-	11, // 55: dxpu.v1.PoolService.ListGPUs:output_type -> dxpu.v1.ListGPUsResponse
-	13, // 56: dxpu.v1.PoolService.GetGPU:output_type -> dxpu.v1.GetGPUResponse
-	15, // 57: dxpu.v1.PoolService.ListLeases:output_type -> dxpu.v1.ListLeasesResponse
-	17, // 58: dxpu.v1.PoolService.GetLease:output_type -> dxpu.v1.GetLeaseResponse
-	19, // 59: dxpu.v1.PoolService.CreateLease:output_type -> dxpu.v1.CreateLeaseResponse
-	21, // 60: dxpu.v1.PoolService.DeleteLease:output_type -> dxpu.v1.DeleteLeaseResponse
-	23, // 61: dxpu.v1.PoolService.ResizeLease:output_type -> dxpu.v1.ResizeLeaseResponse
-	25, // 62: dxpu.v1.PoolService.ExplainLease:output_type -> dxpu.v1.ExplainLeaseResponse
-	27, // 63: dxpu.v1.PoolService.ReplaceGPU:output_type -> dxpu.v1.ReplaceGPUResponse
-	30, // 64: dxpu.v1.PoolService.Cordon:output_type -> dxpu.v1.CordonResponse
-	32, // 65: dxpu.v1.PoolService.Uncordon:output_type -> dxpu.v1.UncordonResponse
-	34, // 66: dxpu.v1.PoolService.Drain:output_type -> dxpu.v1.DrainResponse
-	36, // 67: dxpu.v1.PoolService.ListEvents:output_type -> dxpu.v1.ListEventsResponse
-	39, // 68: dxpu.v1.PoolService.WatchEvents:output_type -> dxpu.v1.WatchEventsResponse
-	50, // [50:69] is the sub-list for method output_type
-	31, // [31:50] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	78, // 30: dxpu.v1.WatchEventsResponse.event:type_name -> dxpu.v1.Event
+	72, // 31: dxpu.v1.ClearGPUErrorsResponse.gpu:type_name -> dxpu.v1.GPU
+	80, // 32: dxpu.v1.ListTenantsResponse.tenants:type_name -> dxpu.v1.Tenant
+	80, // 33: dxpu.v1.GetTenantResponse.tenant:type_name -> dxpu.v1.Tenant
+	80, // 34: dxpu.v1.PutTenantRequest.tenant:type_name -> dxpu.v1.Tenant
+	80, // 35: dxpu.v1.PutTenantResponse.tenant:type_name -> dxpu.v1.Tenant
+	81, // 36: dxpu.v1.CreateTokenRequest.role:type_name -> dxpu.v1.Role
+	77, // 37: dxpu.v1.CreateTokenRequest.expires_after:type_name -> google.protobuf.Duration
+	82, // 38: dxpu.v1.CreateTokenResponse.token:type_name -> dxpu.v1.Token
+	82, // 39: dxpu.v1.ListTokensResponse.tokens:type_name -> dxpu.v1.Token
+	81, // 40: dxpu.v1.WhoAmIResponse.role:type_name -> dxpu.v1.Role
+	83, // 41: dxpu.v1.ListAuditResponse.entries:type_name -> dxpu.v1.AuditEntry
+	0,  // 42: dxpu.v1.PoolService.GetPool:input_type -> dxpu.v1.GetPoolRequest
+	2,  // 43: dxpu.v1.PoolService.ListHosts:input_type -> dxpu.v1.ListHostsRequest
+	4,  // 44: dxpu.v1.PoolService.GetHost:input_type -> dxpu.v1.GetHostRequest
+	6,  // 45: dxpu.v1.PoolService.ListBoxes:input_type -> dxpu.v1.ListBoxesRequest
+	8,  // 46: dxpu.v1.PoolService.GetBox:input_type -> dxpu.v1.GetBoxRequest
+	10, // 47: dxpu.v1.PoolService.ListGPUs:input_type -> dxpu.v1.ListGPUsRequest
+	12, // 48: dxpu.v1.PoolService.GetGPU:input_type -> dxpu.v1.GetGPURequest
+	14, // 49: dxpu.v1.PoolService.ListLeases:input_type -> dxpu.v1.ListLeasesRequest
+	16, // 50: dxpu.v1.PoolService.GetLease:input_type -> dxpu.v1.GetLeaseRequest
+	18, // 51: dxpu.v1.PoolService.CreateLease:input_type -> dxpu.v1.CreateLeaseRequest
+	20, // 52: dxpu.v1.PoolService.DeleteLease:input_type -> dxpu.v1.DeleteLeaseRequest
+	22, // 53: dxpu.v1.PoolService.ResizeLease:input_type -> dxpu.v1.ResizeLeaseRequest
+	24, // 54: dxpu.v1.PoolService.ExplainLease:input_type -> dxpu.v1.ExplainLeaseRequest
+	26, // 55: dxpu.v1.PoolService.ReplaceGPU:input_type -> dxpu.v1.ReplaceGPURequest
+	29, // 56: dxpu.v1.PoolService.Cordon:input_type -> dxpu.v1.CordonRequest
+	31, // 57: dxpu.v1.PoolService.Uncordon:input_type -> dxpu.v1.UncordonRequest
+	33, // 58: dxpu.v1.PoolService.Drain:input_type -> dxpu.v1.DrainRequest
+	40, // 59: dxpu.v1.PoolService.ClearGPUErrors:input_type -> dxpu.v1.ClearGPUErrorsRequest
+	42, // 60: dxpu.v1.PoolService.DeleteNode:input_type -> dxpu.v1.DeleteNodeRequest
+	44, // 61: dxpu.v1.PoolService.ListTenants:input_type -> dxpu.v1.ListTenantsRequest
+	46, // 62: dxpu.v1.PoolService.GetTenant:input_type -> dxpu.v1.GetTenantRequest
+	48, // 63: dxpu.v1.PoolService.PutTenant:input_type -> dxpu.v1.PutTenantRequest
+	50, // 64: dxpu.v1.PoolService.DeleteTenant:input_type -> dxpu.v1.DeleteTenantRequest
+	52, // 65: dxpu.v1.PoolService.CreateToken:input_type -> dxpu.v1.CreateTokenRequest
+	54, // 66: dxpu.v1.PoolService.ListTokens:input_type -> dxpu.v1.ListTokensRequest
+	56, // 67: dxpu.v1.PoolService.DeleteToken:input_type -> dxpu.v1.DeleteTokenRequest
+	58, // 68: dxpu.v1.PoolService.WhoAmI:input_type -> dxpu.v1.WhoAmIRequest
+	60, // 69: dxpu.v1.PoolService.ListAudit:input_type -> dxpu.v1.ListAuditRequest
+	62, // 70: dxpu.v1.PoolService.Backup:input_type -> dxpu.v1.BackupRequest
+	35, // 71: dxpu.v1.PoolService.ListEvents:input_type -> dxpu.v1.ListEventsRequest
+	38, // 72: dxpu.v1.PoolService.WatchEvents:input_type -> dxpu.v1.WatchEventsRequest
+	1,  // 73: dxpu.v1.PoolService.GetPool:output_type -> dxpu.v1.GetPoolResponse
+	3,  // 74: dxpu.v1.PoolService.ListHosts:output_type -> dxpu.v1.ListHostsResponse
+	5,  // 75: dxpu.v1.PoolService.GetHost:output_type -> dxpu.v1.GetHostResponse
+	7,  // 76: dxpu.v1.PoolService.ListBoxes:output_type -> dxpu.v1.ListBoxesResponse
+	9,  // 77: dxpu.v1.PoolService.GetBox:output_type -> dxpu.v1.GetBoxResponse
+	11, // 78: dxpu.v1.PoolService.ListGPUs:output_type -> dxpu.v1.ListGPUsResponse
+	13, // 79: dxpu.v1.PoolService.GetGPU:output_type -> dxpu.v1.GetGPUResponse
+	15, // 80: dxpu.v1.PoolService.ListLeases:output_type -> dxpu.v1.ListLeasesResponse
+	17, // 81: dxpu.v1.PoolService.GetLease:output_type -> dxpu.v1.GetLeaseResponse
+	19, // 82: dxpu.v1.PoolService.CreateLease:output_type -> dxpu.v1.CreateLeaseResponse
+	21, // 83: dxpu.v1.PoolService.DeleteLease:output_type -> dxpu.v1.DeleteLeaseResponse
+	23, // 84: dxpu.v1.PoolService.ResizeLease:output_type -> dxpu.v1.ResizeLeaseResponse
+	25, // 85: dxpu.v1.PoolService.ExplainLease:output_type -> dxpu.v1.ExplainLeaseResponse
+	27, // 86: dxpu.v1.PoolService.ReplaceGPU:output_type -> dxpu.v1.ReplaceGPUResponse
+	30, // 87: dxpu.v1.PoolService.Cordon:output_type -> dxpu.v1.CordonResponse
+	32, // 88: dxpu.v1.PoolService.Uncordon:output_type -> dxpu.v1.UncordonResponse
+	34, // 89: dxpu.v1.PoolService.Drain:output_type -> dxpu.v1.DrainResponse
+	41, // 90: dxpu.v1.PoolService.ClearGPUErrors:output_type -> dxpu.v1.ClearGPUErrorsResponse
+	43, // 91: dxpu.v1.PoolService.DeleteNode:output_type -> dxpu.v1.DeleteNodeResponse
+	45, // 92: dxpu.v1.PoolService.ListTenants:output_type -> dxpu.v1.ListTenantsResponse
+	47, // 93: dxpu.v1.PoolService.GetTenant:output_type -> dxpu.v1.GetTenantResponse
+	49, // 94: dxpu.v1.PoolService.PutTenant:output_type -> dxpu.v1.PutTenantResponse
+	51, // 95: dxpu.v1.PoolService.DeleteTenant:output_type -> dxpu.v1.DeleteTenantResponse
+	53, // 96: dxpu.v1.PoolService.CreateToken:output_type -> dxpu.v1.CreateTokenResponse
+	55, // 97: dxpu.v1.PoolService.ListTokens:output_type -> dxpu.v1.ListTokensResponse
+	57, // 98: dxpu.v1.PoolService.DeleteToken:output_type -> dxpu.v1.DeleteTokenResponse
+	59, // 99: dxpu.v1.PoolService.WhoAmI:output_type -> dxpu.v1.WhoAmIResponse
+	61, // 100: dxpu.v1.PoolService.ListAudit:output_type -> dxpu.v1.ListAuditResponse
+	63, // 101: dxpu.v1.PoolService.Backup:output_type -> dxpu.v1.BackupResponse
+	36, // 102: dxpu.v1.PoolService.ListEvents:output_type -> dxpu.v1.ListEventsResponse
+	39, // 103: dxpu.v1.PoolService.WatchEvents:output_type -> dxpu.v1.WatchEventsResponse
+	73, // [73:104] is the sub-list for method output_type
+	42, // [42:73] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_dxpu_proto_init() }
@@ -2643,7 +3939,7 @@ func file_dxpu_v1_dxpu_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_dxpu_proto_rawDesc), len(file_dxpu_v1_dxpu_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   42,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

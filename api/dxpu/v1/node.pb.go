@@ -22,6 +22,111 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type RenewRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// A PKCS #10 certificate request in PEM form.
+	CsrPem        string `protobuf:"bytes,2,opt,name=csr_pem,json=csrPem,proto3" json:"csr_pem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewRequest) Reset() {
+	*x = RenewRequest{}
+	mi := &file_dxpu_v1_node_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewRequest) ProtoMessage() {}
+
+func (x *RenewRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_node_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
+func (*RenewRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *RenewRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *RenewRequest) GetCsrPem() string {
+	if x != nil {
+		return x.CsrPem
+	}
+	return ""
+}
+
+type RenewResponse struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	CertificatePem string                 `protobuf:"bytes,1,opt,name=certificate_pem,json=certificatePem,proto3" json:"certificate_pem,omitempty"`
+	CaPem          string                 `protobuf:"bytes,2,opt,name=ca_pem,json=caPem,proto3" json:"ca_pem,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *RenewResponse) Reset() {
+	*x = RenewResponse{}
+	mi := &file_dxpu_v1_node_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewResponse) ProtoMessage() {}
+
+func (x *RenewResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_node_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
+func (*RenewResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *RenewResponse) GetCertificatePem() string {
+	if x != nil {
+		return x.CertificatePem
+	}
+	return ""
+}
+
+func (x *RenewResponse) GetCaPem() string {
+	if x != nil {
+		return x.CaPem
+	}
+	return ""
+}
+
 type EnrollRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	JoinToken string                 `protobuf:"bytes,1,opt,name=join_token,json=joinToken,proto3" json:"join_token,omitempty"`
@@ -41,7 +146,7 @@ type EnrollRequest struct {
 
 func (x *EnrollRequest) Reset() {
 	*x = EnrollRequest{}
-	mi := &file_dxpu_v1_node_proto_msgTypes[0]
+	mi := &file_dxpu_v1_node_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -53,7 +158,7 @@ func (x *EnrollRequest) String() string {
 func (*EnrollRequest) ProtoMessage() {}
 
 func (x *EnrollRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_node_proto_msgTypes[0]
+	mi := &file_dxpu_v1_node_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -66,7 +171,7 @@ func (x *EnrollRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnrollRequest.ProtoReflect.Descriptor instead.
 func (*EnrollRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{0}
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *EnrollRequest) GetJoinToken() string {
@@ -129,7 +234,7 @@ type EnrollResponse struct {
 
 func (x *EnrollResponse) Reset() {
 	*x = EnrollResponse{}
-	mi := &file_dxpu_v1_node_proto_msgTypes[1]
+	mi := &file_dxpu_v1_node_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -141,7 +246,7 @@ func (x *EnrollResponse) String() string {
 func (*EnrollResponse) ProtoMessage() {}
 
 func (x *EnrollResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_node_proto_msgTypes[1]
+	mi := &file_dxpu_v1_node_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -154,7 +259,7 @@ func (x *EnrollResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnrollResponse.ProtoReflect.Descriptor instead.
 func (*EnrollResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{1}
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *EnrollResponse) GetClusterId() string {
@@ -219,7 +324,7 @@ type WatchDesiredRequest struct {
 
 func (x *WatchDesiredRequest) Reset() {
 	*x = WatchDesiredRequest{}
-	mi := &file_dxpu_v1_node_proto_msgTypes[2]
+	mi := &file_dxpu_v1_node_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -231,7 +336,7 @@ func (x *WatchDesiredRequest) String() string {
 func (*WatchDesiredRequest) ProtoMessage() {}
 
 func (x *WatchDesiredRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_node_proto_msgTypes[2]
+	mi := &file_dxpu_v1_node_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -244,7 +349,7 @@ func (x *WatchDesiredRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDesiredRequest.ProtoReflect.Descriptor instead.
 func (*WatchDesiredRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{2}
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *WatchDesiredRequest) GetNodeId() string {
@@ -277,14 +382,16 @@ type DesiredState struct {
 	// Grows with every change for this node.
 	Revision uint64 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
 	// At most one per slot of the node.
-	Bindings      []*DesiredBinding `protobuf:"bytes,5,rep,name=bindings,proto3" json:"bindings,omitempty"`
+	Bindings []*DesiredBinding `protobuf:"bytes,5,rep,name=bindings,proto3" json:"bindings,omitempty"`
+	// Boxes: devices to reset, each once per sequence.
+	Resets        []*DesiredReset `protobuf:"bytes,6,rep,name=resets,proto3" json:"resets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DesiredState) Reset() {
 	*x = DesiredState{}
-	mi := &file_dxpu_v1_node_proto_msgTypes[3]
+	mi := &file_dxpu_v1_node_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -296,7 +403,7 @@ func (x *DesiredState) String() string {
 func (*DesiredState) ProtoMessage() {}
 
 func (x *DesiredState) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_node_proto_msgTypes[3]
+	mi := &file_dxpu_v1_node_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -309,7 +416,7 @@ func (x *DesiredState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DesiredState.ProtoReflect.Descriptor instead.
 func (*DesiredState) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{3}
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *DesiredState) GetClusterId() string {
@@ -347,6 +454,67 @@ func (x *DesiredState) GetBindings() []*DesiredBinding {
 	return nil
 }
 
+func (x *DesiredState) GetResets() []*DesiredReset {
+	if x != nil {
+		return x.Resets
+	}
+	return nil
+}
+
+// DesiredReset asks a box to reset the device of a slot that has no binding.
+type DesiredReset struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Slot  uint32                 `protobuf:"varint,1,opt,name=slot,proto3" json:"slot,omitempty"`
+	// Grows with every reset of the slot; done when the slot reports it.
+	Sequence      uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DesiredReset) Reset() {
+	*x = DesiredReset{}
+	mi := &file_dxpu_v1_node_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DesiredReset) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DesiredReset) ProtoMessage() {}
+
+func (x *DesiredReset) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_node_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DesiredReset.ProtoReflect.Descriptor instead.
+func (*DesiredReset) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *DesiredReset) GetSlot() uint32 {
+	if x != nil {
+		return x.Slot
+	}
+	return 0
+}
+
+func (x *DesiredReset) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
 // DesiredBinding tells one side of a binding what to do. A binding is the same
 // as before exactly when binding_id and epoch are: anything else in the same slot is
 // taken down before this one is made.
@@ -378,14 +546,16 @@ type DesiredBinding struct {
 	// that does not have a binding beyond PREPARING, or a host one beyond READY,
 	// has lost it in a restart: it reports LOST and gets a new binding, since a key
 	// must not serve two runs of a link.
-	State         BindingState `protobuf:"varint,13,opt,name=state,proto3,enum=dxpu.v1.BindingState" json:"state,omitempty"`
+	State BindingState `protobuf:"varint,13,opt,name=state,proto3,enum=dxpu.v1.BindingState" json:"state,omitempty"`
+	// W3C trace context of the call that made the binding; empty: not traced.
+	Traceparent   string `protobuf:"bytes,14,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DesiredBinding) Reset() {
 	*x = DesiredBinding{}
-	mi := &file_dxpu_v1_node_proto_msgTypes[4]
+	mi := &file_dxpu_v1_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -397,7 +567,7 @@ func (x *DesiredBinding) String() string {
 func (*DesiredBinding) ProtoMessage() {}
 
 func (x *DesiredBinding) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_node_proto_msgTypes[4]
+	mi := &file_dxpu_v1_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -410,7 +580,7 @@ func (x *DesiredBinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DesiredBinding.ProtoReflect.Descriptor instead.
 func (*DesiredBinding) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{4}
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *DesiredBinding) GetBindingId() string {
@@ -504,6 +674,13 @@ func (x *DesiredBinding) GetState() BindingState {
 	return BindingState_BINDING_STATE_UNSPECIFIED
 }
 
+func (x *DesiredBinding) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
+}
+
 // Peer is the other side of a binding.
 type Peer struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -518,7 +695,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_dxpu_v1_node_proto_msgTypes[5]
+	mi := &file_dxpu_v1_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -530,7 +707,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_node_proto_msgTypes[5]
+	mi := &file_dxpu_v1_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -543,7 +720,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{5}
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Peer) GetNodeId() string {
@@ -583,7 +760,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_dxpu_v1_node_proto_msgTypes[6]
+	mi := &file_dxpu_v1_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -595,7 +772,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_node_proto_msgTypes[6]
+	mi := &file_dxpu_v1_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -608,7 +785,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{6}
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReportRequest) GetState() *ObservedState {
@@ -623,13 +800,15 @@ type ReportResponse struct {
 	// The newest desired revision: a node that has an older one and hears nothing
 	// on its watch opens it anew.
 	DesiredRevision uint64 `protobuf:"varint,1,opt,name=desired_revision,json=desiredRevision,proto3" json:"desired_revision,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// How often to report from now on; unset: as before.
+	HeartbeatInterval *durationpb.Duration `protobuf:"bytes,2,opt,name=heartbeat_interval,json=heartbeatInterval,proto3" json:"heartbeat_interval,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_dxpu_v1_node_proto_msgTypes[7]
+	mi := &file_dxpu_v1_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -641,7 +820,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_node_proto_msgTypes[7]
+	mi := &file_dxpu_v1_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -654,7 +833,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{7}
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReportResponse) GetDesiredRevision() uint64 {
@@ -662,6 +841,13 @@ func (x *ReportResponse) GetDesiredRevision() uint64 {
 		return x.DesiredRevision
 	}
 	return 0
+}
+
+func (x *ReportResponse) GetHeartbeatInterval() *durationpb.Duration {
+	if x != nil {
+		return x.HeartbeatInterval
+	}
+	return nil
 }
 
 // ObservedState is what a node really has.
@@ -683,14 +869,16 @@ type ObservedState struct {
 	// Boxes only.
 	BoxKind BoxKind `protobuf:"varint,9,opt,name=box_kind,json=boxKind,proto3,enum=dxpu.v1.BoxKind" json:"box_kind,omitempty"`
 	// All slots that the node has, empty ones too.
-	Slots         []*ObservedSlot `protobuf:"bytes,10,rep,name=slots,proto3" json:"slots,omitempty"`
+	Slots []*ObservedSlot `protobuf:"bytes,10,rep,name=slots,proto3" json:"slots,omitempty"`
+	// Boxes: how many busy GPUs use up the proxy's bandwidth. 0: unknown.
+	ProxyGpus     uint32 `protobuf:"varint,11,opt,name=proxy_gpus,json=proxyGpus,proto3" json:"proxy_gpus,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ObservedState) Reset() {
 	*x = ObservedState{}
-	mi := &file_dxpu_v1_node_proto_msgTypes[8]
+	mi := &file_dxpu_v1_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -702,7 +890,7 @@ func (x *ObservedState) String() string {
 func (*ObservedState) ProtoMessage() {}
 
 func (x *ObservedState) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_node_proto_msgTypes[8]
+	mi := &file_dxpu_v1_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -715,7 +903,7 @@ func (x *ObservedState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedState.ProtoReflect.Descriptor instead.
 func (*ObservedState) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{8}
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ObservedState) GetNodeId() string {
@@ -788,6 +976,13 @@ func (x *ObservedState) GetSlots() []*ObservedSlot {
 	return nil
 }
 
+func (x *ObservedState) GetProxyGpus() uint32 {
+	if x != nil {
+		return x.ProxyGpus
+	}
+	return 0
+}
+
 // ObservedSlot is one slot of a node.
 type ObservedSlot struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -801,14 +996,18 @@ type ObservedSlot struct {
 	Domain string `protobuf:"bytes,5,opt,name=domain,proto3" json:"domain,omitempty"`
 	// What the slot holds of a binding, up to its last trace: a binding that is
 	// being unplugged, reset or scrubbed is still listed. Unset: nothing, clean.
-	Binding       *ObservedBinding `protobuf:"bytes,6,opt,name=binding,proto3" json:"binding,omitempty"`
+	Binding *ObservedBinding `protobuf:"bytes,6,opt,name=binding,proto3" json:"binding,omitempty"`
+	// Boxes: errors of the device since the proxy started.
+	Errors []*DeviceError `protobuf:"bytes,7,rep,name=errors,proto3" json:"errors,omitempty"`
+	// Boxes: the last DesiredReset that was carried out.
+	ResetSequence uint64 `protobuf:"varint,8,opt,name=reset_sequence,json=resetSequence,proto3" json:"reset_sequence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ObservedSlot) Reset() {
 	*x = ObservedSlot{}
-	mi := &file_dxpu_v1_node_proto_msgTypes[9]
+	mi := &file_dxpu_v1_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -820,7 +1019,7 @@ func (x *ObservedSlot) String() string {
 func (*ObservedSlot) ProtoMessage() {}
 
 func (x *ObservedSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_node_proto_msgTypes[9]
+	mi := &file_dxpu_v1_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -833,7 +1032,7 @@ func (x *ObservedSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedSlot.ProtoReflect.Descriptor instead.
 func (*ObservedSlot) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{9}
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ObservedSlot) GetSlot() uint32 {
@@ -878,6 +1077,20 @@ func (x *ObservedSlot) GetBinding() *ObservedBinding {
 	return nil
 }
 
+func (x *ObservedSlot) GetErrors() []*DeviceError {
+	if x != nil {
+		return x.Errors
+	}
+	return nil
+}
+
+func (x *ObservedSlot) GetResetSequence() uint64 {
+	if x != nil {
+		return x.ResetSequence
+	}
+	return 0
+}
+
 // ObservedBinding is one side of a binding as the node sees it.
 type ObservedBinding struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -887,14 +1100,15 @@ type ObservedBinding struct {
 	Detail    string                 `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
 	Counters  *Counters              `protobuf:"bytes,5,opt,name=counters,proto3" json:"counters,omitempty"`
 	// Inner steps of making or unmaking it, with their durations.
-	Steps         []*Step `protobuf:"bytes,6,rep,name=steps,proto3" json:"steps,omitempty"`
+	Steps         []*Step       `protobuf:"bytes,6,rep,name=steps,proto3" json:"steps,omitempty"`
+	Paths         []*PathStatus `protobuf:"bytes,7,rep,name=paths,proto3" json:"paths,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ObservedBinding) Reset() {
 	*x = ObservedBinding{}
-	mi := &file_dxpu_v1_node_proto_msgTypes[10]
+	mi := &file_dxpu_v1_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -906,7 +1120,7 @@ func (x *ObservedBinding) String() string {
 func (*ObservedBinding) ProtoMessage() {}
 
 func (x *ObservedBinding) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_node_proto_msgTypes[10]
+	mi := &file_dxpu_v1_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -919,7 +1133,7 @@ func (x *ObservedBinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedBinding.ProtoReflect.Descriptor instead.
 func (*ObservedBinding) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{10}
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ObservedBinding) GetBindingId() string {
@@ -964,11 +1178,24 @@ func (x *ObservedBinding) GetSteps() []*Step {
 	return nil
 }
 
+func (x *ObservedBinding) GetPaths() []*PathStatus {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
 var File_dxpu_v1_node_proto protoreflect.FileDescriptor
 
 const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\n" +
-	"\x12dxpu/v1/node.proto\x12\adxpu.v1\x1a\x13dxpu/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\"\xcd\x01\n" +
+	"\x12dxpu/v1/node.proto\x12\adxpu.v1\x1a\x13dxpu/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\"@\n" +
+	"\fRenewRequest\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x17\n" +
+	"\acsr_pem\x18\x02 \x01(\tR\x06csrPem\"O\n" +
+	"\rRenewResponse\x12'\n" +
+	"\x0fcertificate_pem\x18\x01 \x01(\tR\x0ecertificatePem\x12\x15\n" +
+	"\x06ca_pem\x18\x02 \x01(\tR\x05caPem\"\xcd\x01\n" +
 	"\rEnrollRequest\x12\x1d\n" +
 	"\n" +
 	"join_token\x18\x01 \x01(\tR\tjoinToken\x12%\n" +
@@ -993,7 +1220,7 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12%\n" +
 	"\x0eknown_revision\x18\x02 \x01(\x04R\rknownRevision\x12\x1d\n" +
 	"\n" +
-	"cluster_id\x18\x03 \x01(\tR\tclusterId\"\xb8\x01\n" +
+	"cluster_id\x18\x03 \x01(\tR\tclusterId\"\xe7\x01\n" +
 	"\fDesiredState\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
@@ -1001,7 +1228,11 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\vnode_number\x18\x03 \x01(\rR\n" +
 	"nodeNumber\x12\x1a\n" +
 	"\brevision\x18\x04 \x01(\x04R\brevision\x123\n" +
-	"\bbindings\x18\x05 \x03(\v2\x17.dxpu.v1.DesiredBindingR\bbindings\"\xae\x03\n" +
+	"\bbindings\x18\x05 \x03(\v2\x17.dxpu.v1.DesiredBindingR\bbindings\x12-\n" +
+	"\x06resets\x18\x06 \x03(\v2\x15.dxpu.v1.DesiredResetR\x06resets\">\n" +
+	"\fDesiredReset\x12\x12\n" +
+	"\x04slot\x18\x01 \x01(\rR\x04slot\x12\x1a\n" +
+	"\bsequence\x18\x02 \x01(\x04R\bsequence\"\xd0\x03\n" +
 	"\x0eDesiredBinding\x12\x1d\n" +
 	"\n" +
 	"binding_id\x18\x01 \x01(\tR\tbindingId\x12\x14\n" +
@@ -1017,7 +1248,8 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	" \x01(\tR\x06domain\x12'\n" +
 	"\x06device\x18\v \x01(\v2\x0f.dxpu.v1.DeviceR\x06device\x12@\n" +
 	"\x0eunplug_timeout\x18\f \x01(\v2\x19.google.protobuf.DurationR\runplugTimeout\x12+\n" +
-	"\x05state\x18\r \x01(\x0e2\x15.dxpu.v1.BindingStateR\x05state\"\x88\x01\n" +
+	"\x05state\x18\r \x01(\x0e2\x15.dxpu.v1.BindingStateR\x05state\x12 \n" +
+	"\vtraceparent\x18\x0e \x01(\tR\vtraceparent\"\x88\x01\n" +
 	"\x04Peer\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1f\n" +
 	"\vnode_number\x18\x02 \x01(\rR\n" +
@@ -1025,9 +1257,10 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\x04slot\x18\x03 \x01(\rR\x04slot\x122\n" +
 	"\taddresses\x18\x04 \x03(\v2\x14.dxpu.v1.PathAddressR\taddresses\"=\n" +
 	"\rReportRequest\x12,\n" +
-	"\x05state\x18\x01 \x01(\v2\x16.dxpu.v1.ObservedStateR\x05state\";\n" +
+	"\x05state\x18\x01 \x01(\v2\x16.dxpu.v1.ObservedStateR\x05state\"\x85\x01\n" +
 	"\x0eReportResponse\x12)\n" +
-	"\x10desired_revision\x18\x01 \x01(\x04R\x0fdesiredRevision\"\xc3\x03\n" +
+	"\x10desired_revision\x18\x01 \x01(\x04R\x0fdesiredRevision\x12H\n" +
+	"\x12heartbeat_interval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x11heartbeatInterval\"\xe2\x03\n" +
 	"\rObservedState\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -1040,17 +1273,21 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\aversion\x18\b \x01(\tR\aversion\x12+\n" +
 	"\bbox_kind\x18\t \x01(\x0e2\x10.dxpu.v1.BoxKindR\aboxKind\x12+\n" +
 	"\x05slots\x18\n" +
-	" \x03(\v2\x15.dxpu.v1.ObservedSlotR\x05slots\x1a9\n" +
+	" \x03(\v2\x15.dxpu.v1.ObservedSlotR\x05slots\x12\x1d\n" +
+	"\n" +
+	"proxy_gpus\x18\v \x01(\rR\tproxyGpus\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe5\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xba\x02\n" +
 	"\fObservedSlot\x12\x12\n" +
 	"\x04slot\x18\x01 \x01(\rR\x04slot\x12'\n" +
 	"\x06device\x18\x02 \x01(\v2\x0f.dxpu.v1.DeviceR\x06device\x12'\n" +
 	"\x06health\x18\x03 \x01(\x0e2\x0f.dxpu.v1.HealthR\x06health\x12#\n" +
 	"\rhealth_detail\x18\x04 \x01(\tR\fhealthDetail\x12\x16\n" +
 	"\x06domain\x18\x05 \x01(\tR\x06domain\x122\n" +
-	"\abinding\x18\x06 \x01(\v2\x18.dxpu.v1.ObservedBindingR\abinding\"\xdf\x01\n" +
+	"\abinding\x18\x06 \x01(\v2\x18.dxpu.v1.ObservedBindingR\abinding\x12,\n" +
+	"\x06errors\x18\a \x03(\v2\x14.dxpu.v1.DeviceErrorR\x06errors\x12%\n" +
+	"\x0ereset_sequence\x18\b \x01(\x04R\rresetSequence\"\x8a\x02\n" +
 	"\x0fObservedBinding\x12\x1d\n" +
 	"\n" +
 	"binding_id\x18\x01 \x01(\tR\tbindingId\x12\x14\n" +
@@ -1058,11 +1295,13 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\x05state\x18\x03 \x01(\x0e2\x15.dxpu.v1.BindingStateR\x05state\x12\x16\n" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\x12-\n" +
 	"\bcounters\x18\x05 \x01(\v2\x11.dxpu.v1.CountersR\bcounters\x12#\n" +
-	"\x05steps\x18\x06 \x03(\v2\r.dxpu.v1.StepR\x05steps2\xca\x01\n" +
+	"\x05steps\x18\x06 \x03(\v2\r.dxpu.v1.StepR\x05steps\x12)\n" +
+	"\x05paths\x18\a \x03(\v2\x13.dxpu.v1.PathStatusR\x05paths2\x82\x02\n" +
 	"\vNodeService\x129\n" +
 	"\x06Enroll\x12\x16.dxpu.v1.EnrollRequest\x1a\x17.dxpu.v1.EnrollResponse\x12E\n" +
 	"\fWatchDesired\x12\x1c.dxpu.v1.WatchDesiredRequest\x1a\x15.dxpu.v1.DesiredState0\x01\x129\n" +
-	"\x06Report\x12\x16.dxpu.v1.ReportRequest\x1a\x17.dxpu.v1.ReportResponseB1Z/github.com/dxpu-project/dxpu/api/dxpu/v1;dxpuv1b\x06proto3"
+	"\x06Report\x12\x16.dxpu.v1.ReportRequest\x1a\x17.dxpu.v1.ReportResponse\x126\n" +
+	"\x05Renew\x12\x15.dxpu.v1.RenewRequest\x1a\x16.dxpu.v1.RenewResponseB1Z/github.com/dxpu-project/dxpu/api/dxpu/v1;dxpuv1b\x06proto3"
 
 var (
 	file_dxpu_v1_node_proto_rawDescOnce sync.Once
@@ -1076,63 +1315,74 @@ func file_dxpu_v1_node_proto_rawDescGZIP() []byte {
 	return file_dxpu_v1_node_proto_rawDescData
 }
 
-var file_dxpu_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_dxpu_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_dxpu_v1_node_proto_goTypes = []any{
-	(*EnrollRequest)(nil),       // 0: dxpu.v1.EnrollRequest
-	(*EnrollResponse)(nil),      // 1: dxpu.v1.EnrollResponse
-	(*WatchDesiredRequest)(nil), // 2: dxpu.v1.WatchDesiredRequest
-	(*DesiredState)(nil),        // 3: dxpu.v1.DesiredState
-	(*DesiredBinding)(nil),      // 4: dxpu.v1.DesiredBinding
-	(*Peer)(nil),                // 5: dxpu.v1.Peer
-	(*ReportRequest)(nil),       // 6: dxpu.v1.ReportRequest
-	(*ReportResponse)(nil),      // 7: dxpu.v1.ReportResponse
-	(*ObservedState)(nil),       // 8: dxpu.v1.ObservedState
-	(*ObservedSlot)(nil),        // 9: dxpu.v1.ObservedSlot
-	(*ObservedBinding)(nil),     // 10: dxpu.v1.ObservedBinding
-	nil,                         // 11: dxpu.v1.ObservedState.LabelsEntry
-	(NodeKind)(0),               // 12: dxpu.v1.NodeKind
-	(*durationpb.Duration)(nil), // 13: google.protobuf.Duration
-	(Cipher)(0),                 // 14: dxpu.v1.Cipher
-	(*Device)(nil),              // 15: dxpu.v1.Device
-	(BindingState)(0),           // 16: dxpu.v1.BindingState
-	(*PathAddress)(nil),         // 17: dxpu.v1.PathAddress
-	(BoxKind)(0),                // 18: dxpu.v1.BoxKind
-	(Health)(0),                 // 19: dxpu.v1.Health
-	(*Counters)(nil),            // 20: dxpu.v1.Counters
-	(*Step)(nil),                // 21: dxpu.v1.Step
+	(*RenewRequest)(nil),        // 0: dxpu.v1.RenewRequest
+	(*RenewResponse)(nil),       // 1: dxpu.v1.RenewResponse
+	(*EnrollRequest)(nil),       // 2: dxpu.v1.EnrollRequest
+	(*EnrollResponse)(nil),      // 3: dxpu.v1.EnrollResponse
+	(*WatchDesiredRequest)(nil), // 4: dxpu.v1.WatchDesiredRequest
+	(*DesiredState)(nil),        // 5: dxpu.v1.DesiredState
+	(*DesiredReset)(nil),        // 6: dxpu.v1.DesiredReset
+	(*DesiredBinding)(nil),      // 7: dxpu.v1.DesiredBinding
+	(*Peer)(nil),                // 8: dxpu.v1.Peer
+	(*ReportRequest)(nil),       // 9: dxpu.v1.ReportRequest
+	(*ReportResponse)(nil),      // 10: dxpu.v1.ReportResponse
+	(*ObservedState)(nil),       // 11: dxpu.v1.ObservedState
+	(*ObservedSlot)(nil),        // 12: dxpu.v1.ObservedSlot
+	(*ObservedBinding)(nil),     // 13: dxpu.v1.ObservedBinding
+	nil,                         // 14: dxpu.v1.ObservedState.LabelsEntry
+	(NodeKind)(0),               // 15: dxpu.v1.NodeKind
+	(*durationpb.Duration)(nil), // 16: google.protobuf.Duration
+	(Cipher)(0),                 // 17: dxpu.v1.Cipher
+	(*Device)(nil),              // 18: dxpu.v1.Device
+	(BindingState)(0),           // 19: dxpu.v1.BindingState
+	(*PathAddress)(nil),         // 20: dxpu.v1.PathAddress
+	(BoxKind)(0),                // 21: dxpu.v1.BoxKind
+	(Health)(0),                 // 22: dxpu.v1.Health
+	(*DeviceError)(nil),         // 23: dxpu.v1.DeviceError
+	(*Counters)(nil),            // 24: dxpu.v1.Counters
+	(*Step)(nil),                // 25: dxpu.v1.Step
+	(*PathStatus)(nil),          // 26: dxpu.v1.PathStatus
 }
 var file_dxpu_v1_node_proto_depIdxs = []int32{
-	12, // 0: dxpu.v1.EnrollRequest.kind:type_name -> dxpu.v1.NodeKind
-	13, // 1: dxpu.v1.EnrollResponse.heartbeat_interval:type_name -> google.protobuf.Duration
-	4,  // 2: dxpu.v1.DesiredState.bindings:type_name -> dxpu.v1.DesiredBinding
-	5,  // 3: dxpu.v1.DesiredBinding.peer:type_name -> dxpu.v1.Peer
-	14, // 4: dxpu.v1.DesiredBinding.cipher:type_name -> dxpu.v1.Cipher
-	15, // 5: dxpu.v1.DesiredBinding.device:type_name -> dxpu.v1.Device
-	13, // 6: dxpu.v1.DesiredBinding.unplug_timeout:type_name -> google.protobuf.Duration
-	16, // 7: dxpu.v1.DesiredBinding.state:type_name -> dxpu.v1.BindingState
-	17, // 8: dxpu.v1.Peer.addresses:type_name -> dxpu.v1.PathAddress
-	8,  // 9: dxpu.v1.ReportRequest.state:type_name -> dxpu.v1.ObservedState
-	11, // 10: dxpu.v1.ObservedState.labels:type_name -> dxpu.v1.ObservedState.LabelsEntry
-	17, // 11: dxpu.v1.ObservedState.addresses:type_name -> dxpu.v1.PathAddress
-	18, // 12: dxpu.v1.ObservedState.box_kind:type_name -> dxpu.v1.BoxKind
-	9,  // 13: dxpu.v1.ObservedState.slots:type_name -> dxpu.v1.ObservedSlot
-	15, // 14: dxpu.v1.ObservedSlot.device:type_name -> dxpu.v1.Device
-	19, // 15: dxpu.v1.ObservedSlot.health:type_name -> dxpu.v1.Health
-	10, // 16: dxpu.v1.ObservedSlot.binding:type_name -> dxpu.v1.ObservedBinding
-	16, // 17: dxpu.v1.ObservedBinding.state:type_name -> dxpu.v1.BindingState
-	20, // 18: dxpu.v1.ObservedBinding.counters:type_name -> dxpu.v1.Counters
-	21, // 19: dxpu.v1.ObservedBinding.steps:type_name -> dxpu.v1.Step
-	0,  // 20: dxpu.v1.NodeService.Enroll:input_type -> dxpu.v1.EnrollRequest
-	2,  // 21: dxpu.v1.NodeService.WatchDesired:input_type -> dxpu.v1.WatchDesiredRequest
-	6,  // 22: dxpu.v1.NodeService.Report:input_type -> dxpu.v1.ReportRequest
-	1,  // 23: dxpu.v1.NodeService.Enroll:output_type -> dxpu.v1.EnrollResponse
-	3,  // 24: dxpu.v1.NodeService.WatchDesired:output_type -> dxpu.v1.DesiredState
-	7,  // 25: dxpu.v1.NodeService.Report:output_type -> dxpu.v1.ReportResponse
-	23, // [23:26] is the sub-list for method output_type
-	20, // [20:23] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	15, // 0: dxpu.v1.EnrollRequest.kind:type_name -> dxpu.v1.NodeKind
+	16, // 1: dxpu.v1.EnrollResponse.heartbeat_interval:type_name -> google.protobuf.Duration
+	7,  // 2: dxpu.v1.DesiredState.bindings:type_name -> dxpu.v1.DesiredBinding
+	6,  // 3: dxpu.v1.DesiredState.resets:type_name -> dxpu.v1.DesiredReset
+	8,  // 4: dxpu.v1.DesiredBinding.peer:type_name -> dxpu.v1.Peer
+	17, // 5: dxpu.v1.DesiredBinding.cipher:type_name -> dxpu.v1.Cipher
+	18, // 6: dxpu.v1.DesiredBinding.device:type_name -> dxpu.v1.Device
+	16, // 7: dxpu.v1.DesiredBinding.unplug_timeout:type_name -> google.protobuf.Duration
+	19, // 8: dxpu.v1.DesiredBinding.state:type_name -> dxpu.v1.BindingState
+	20, // 9: dxpu.v1.Peer.addresses:type_name -> dxpu.v1.PathAddress
+	11, // 10: dxpu.v1.ReportRequest.state:type_name -> dxpu.v1.ObservedState
+	16, // 11: dxpu.v1.ReportResponse.heartbeat_interval:type_name -> google.protobuf.Duration
+	14, // 12: dxpu.v1.ObservedState.labels:type_name -> dxpu.v1.ObservedState.LabelsEntry
+	20, // 13: dxpu.v1.ObservedState.addresses:type_name -> dxpu.v1.PathAddress
+	21, // 14: dxpu.v1.ObservedState.box_kind:type_name -> dxpu.v1.BoxKind
+	12, // 15: dxpu.v1.ObservedState.slots:type_name -> dxpu.v1.ObservedSlot
+	18, // 16: dxpu.v1.ObservedSlot.device:type_name -> dxpu.v1.Device
+	22, // 17: dxpu.v1.ObservedSlot.health:type_name -> dxpu.v1.Health
+	13, // 18: dxpu.v1.ObservedSlot.binding:type_name -> dxpu.v1.ObservedBinding
+	23, // 19: dxpu.v1.ObservedSlot.errors:type_name -> dxpu.v1.DeviceError
+	19, // 20: dxpu.v1.ObservedBinding.state:type_name -> dxpu.v1.BindingState
+	24, // 21: dxpu.v1.ObservedBinding.counters:type_name -> dxpu.v1.Counters
+	25, // 22: dxpu.v1.ObservedBinding.steps:type_name -> dxpu.v1.Step
+	26, // 23: dxpu.v1.ObservedBinding.paths:type_name -> dxpu.v1.PathStatus
+	2,  // 24: dxpu.v1.NodeService.Enroll:input_type -> dxpu.v1.EnrollRequest
+	4,  // 25: dxpu.v1.NodeService.WatchDesired:input_type -> dxpu.v1.WatchDesiredRequest
+	9,  // 26: dxpu.v1.NodeService.Report:input_type -> dxpu.v1.ReportRequest
+	0,  // 27: dxpu.v1.NodeService.Renew:input_type -> dxpu.v1.RenewRequest
+	3,  // 28: dxpu.v1.NodeService.Enroll:output_type -> dxpu.v1.EnrollResponse
+	5,  // 29: dxpu.v1.NodeService.WatchDesired:output_type -> dxpu.v1.DesiredState
+	10, // 30: dxpu.v1.NodeService.Report:output_type -> dxpu.v1.ReportResponse
+	1,  // 31: dxpu.v1.NodeService.Renew:output_type -> dxpu.v1.RenewResponse
+	28, // [28:32] is the sub-list for method output_type
+	24, // [24:28] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_node_proto_init() }
@@ -1147,7 +1397,7 @@ func file_dxpu_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_node_proto_rawDesc), len(file_dxpu_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

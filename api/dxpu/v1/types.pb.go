@@ -353,6 +353,7 @@ const (
 	// The box came back without the binding.
 	Reason_REASON_BINDING_FORGOTTEN Reason = 10
 	Reason_REASON_LEASE_FAILED      Reason = 11
+	Reason_REASON_LEASE_RESIZED     Reason = 12
 )
 
 // Enum value maps for Reason.
@@ -370,6 +371,7 @@ var (
 		9:  "REASON_PREEMPTED",
 		10: "REASON_BINDING_FORGOTTEN",
 		11: "REASON_LEASE_FAILED",
+		12: "REASON_LEASE_RESIZED",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":       0,
@@ -384,6 +386,7 @@ var (
 		"REASON_PREEMPTED":         9,
 		"REASON_BINDING_FORGOTTEN": 10,
 		"REASON_LEASE_FAILED":      11,
+		"REASON_LEASE_RESIZED":     12,
 	}
 )
 
@@ -486,6 +489,130 @@ func (LeaseState) EnumDescriptor() ([]byte, []int) {
 	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{6}
 }
 
+// Role is what a caller is allowed to be.
+type Role int32
+
+const (
+	Role_ROLE_UNSPECIFIED Role = 0
+	// May do everything: tokens, tenants, backup.
+	Role_ROLE_ADMIN Role = 1
+	// Sees everything, keeps the pool: cordon, drain, replace, every lease.
+	Role_ROLE_OPERATOR Role = 2
+	// Sees and touches only the leases of its own tenant.
+	Role_ROLE_TENANT Role = 3
+	// A host proxy: speaks for itself, asks for leases on itself.
+	Role_ROLE_HOST Role = 4
+	// A box proxy: speaks for itself.
+	Role_ROLE_BOX Role = 5
+)
+
+// Enum value maps for Role.
+var (
+	Role_name = map[int32]string{
+		0: "ROLE_UNSPECIFIED",
+		1: "ROLE_ADMIN",
+		2: "ROLE_OPERATOR",
+		3: "ROLE_TENANT",
+		4: "ROLE_HOST",
+		5: "ROLE_BOX",
+	}
+	Role_value = map[string]int32{
+		"ROLE_UNSPECIFIED": 0,
+		"ROLE_ADMIN":       1,
+		"ROLE_OPERATOR":    2,
+		"ROLE_TENANT":      3,
+		"ROLE_HOST":        4,
+		"ROLE_BOX":         5,
+	}
+)
+
+func (x Role) Enum() *Role {
+	p := new(Role)
+	*p = x
+	return p
+}
+
+func (x Role) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Role) Descriptor() protoreflect.EnumDescriptor {
+	return file_dxpu_v1_types_proto_enumTypes[7].Descriptor()
+}
+
+func (Role) Type() protoreflect.EnumType {
+	return &file_dxpu_v1_types_proto_enumTypes[7]
+}
+
+func (x Role) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Role.Descriptor instead.
+func (Role) EnumDescriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{7}
+}
+
+// ErrorAction is what an error of a GPU calls for, from light to grave.
+type ErrorAction int32
+
+const (
+	ErrorAction_ERROR_ACTION_UNSPECIFIED ErrorAction = 0
+	// Counted, nothing else.
+	ErrorAction_ERROR_ACTION_IGNORE ErrorAction = 1
+	// The application that ran is lost; the GPU is good.
+	ErrorAction_ERROR_ACTION_RESTART_APPLICATION ErrorAction = 2
+	// The GPU must be reset before it serves again.
+	ErrorAction_ERROR_ACTION_RESET ErrorAction = 3
+	// The GPU is not to be trusted: it is replaced and kept out of service.
+	ErrorAction_ERROR_ACTION_REPLACE ErrorAction = 4
+)
+
+// Enum value maps for ErrorAction.
+var (
+	ErrorAction_name = map[int32]string{
+		0: "ERROR_ACTION_UNSPECIFIED",
+		1: "ERROR_ACTION_IGNORE",
+		2: "ERROR_ACTION_RESTART_APPLICATION",
+		3: "ERROR_ACTION_RESET",
+		4: "ERROR_ACTION_REPLACE",
+	}
+	ErrorAction_value = map[string]int32{
+		"ERROR_ACTION_UNSPECIFIED":         0,
+		"ERROR_ACTION_IGNORE":              1,
+		"ERROR_ACTION_RESTART_APPLICATION": 2,
+		"ERROR_ACTION_RESET":               3,
+		"ERROR_ACTION_REPLACE":             4,
+	}
+)
+
+func (x ErrorAction) Enum() *ErrorAction {
+	p := new(ErrorAction)
+	*p = x
+	return p
+}
+
+func (x ErrorAction) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ErrorAction) Descriptor() protoreflect.EnumDescriptor {
+	return file_dxpu_v1_types_proto_enumTypes[8].Descriptor()
+}
+
+func (ErrorAction) Type() protoreflect.EnumType {
+	return &file_dxpu_v1_types_proto_enumTypes[8]
+}
+
+func (x ErrorAction) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ErrorAction.Descriptor instead.
+func (ErrorAction) EnumDescriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{8}
+}
+
 // Preference is how much a caller wants a property.
 type Preference int32
 
@@ -525,11 +652,11 @@ func (x Preference) String() string {
 }
 
 func (Preference) Descriptor() protoreflect.EnumDescriptor {
-	return file_dxpu_v1_types_proto_enumTypes[7].Descriptor()
+	return file_dxpu_v1_types_proto_enumTypes[9].Descriptor()
 }
 
 func (Preference) Type() protoreflect.EnumType {
-	return &file_dxpu_v1_types_proto_enumTypes[7]
+	return &file_dxpu_v1_types_proto_enumTypes[9]
 }
 
 func (x Preference) Number() protoreflect.EnumNumber {
@@ -538,7 +665,7 @@ func (x Preference) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Preference.Descriptor instead.
 func (Preference) EnumDescriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{7}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{9}
 }
 
 // Cipher protects the datagrams of a binding.
@@ -576,11 +703,11 @@ func (x Cipher) String() string {
 }
 
 func (Cipher) Descriptor() protoreflect.EnumDescriptor {
-	return file_dxpu_v1_types_proto_enumTypes[8].Descriptor()
+	return file_dxpu_v1_types_proto_enumTypes[10].Descriptor()
 }
 
 func (Cipher) Type() protoreflect.EnumType {
-	return &file_dxpu_v1_types_proto_enumTypes[8]
+	return &file_dxpu_v1_types_proto_enumTypes[10]
 }
 
 func (x Cipher) Number() protoreflect.EnumNumber {
@@ -589,7 +716,7 @@ func (x Cipher) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Cipher.Descriptor instead.
 func (Cipher) EnumDescriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{8}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{10}
 }
 
 // EventType says what happened.
@@ -621,6 +748,24 @@ const (
 	EventType_EVENT_TYPE_OVERDUE    EventType = 17
 	EventType_EVENT_TYPE_CORDONED   EventType = 18
 	EventType_EVENT_TYPE_UNCORDONED EventType = 19
+	// A target is being emptied; message says what is still there.
+	EventType_EVENT_TYPE_DRAINING EventType = 20
+	// Nothing is bound at the target any more.
+	EventType_EVENT_TYPE_DRAINED EventType = 21
+	// A lease gives up its GPUs for one of higher priority; message names both.
+	EventType_EVENT_TYPE_LEASE_PREEMPTED EventType = 22
+	EventType_EVENT_TYPE_LEASE_RESIZED   EventType = 23
+	// A GPU reported an error; message names class and action.
+	EventType_EVENT_TYPE_GPU_ERROR EventType = 24
+	// A GPU that was out of service is taken for new bindings again.
+	EventType_EVENT_TYPE_GPU_RETURNED   EventType = 25
+	EventType_EVENT_TYPE_TENANT_CHANGED EventType = 26
+	EventType_EVENT_TYPE_TOKEN_CHANGED  EventType = 27
+	EventType_EVENT_TYPE_NODE_REMOVED   EventType = 28
+	// Another manager leads from now on.
+	EventType_EVENT_TYPE_LEADER_CHANGED EventType = 29
+	// One path of a binding failed or works again while others carry it.
+	EventType_EVENT_TYPE_PATH_HEALTH EventType = 30
 )
 
 // Enum value maps for EventType.
@@ -646,6 +791,17 @@ var (
 		17: "EVENT_TYPE_OVERDUE",
 		18: "EVENT_TYPE_CORDONED",
 		19: "EVENT_TYPE_UNCORDONED",
+		20: "EVENT_TYPE_DRAINING",
+		21: "EVENT_TYPE_DRAINED",
+		22: "EVENT_TYPE_LEASE_PREEMPTED",
+		23: "EVENT_TYPE_LEASE_RESIZED",
+		24: "EVENT_TYPE_GPU_ERROR",
+		25: "EVENT_TYPE_GPU_RETURNED",
+		26: "EVENT_TYPE_TENANT_CHANGED",
+		27: "EVENT_TYPE_TOKEN_CHANGED",
+		28: "EVENT_TYPE_NODE_REMOVED",
+		29: "EVENT_TYPE_LEADER_CHANGED",
+		30: "EVENT_TYPE_PATH_HEALTH",
 	}
 	EventType_value = map[string]int32{
 		"EVENT_TYPE_UNSPECIFIED":            0,
@@ -668,6 +824,17 @@ var (
 		"EVENT_TYPE_OVERDUE":                17,
 		"EVENT_TYPE_CORDONED":               18,
 		"EVENT_TYPE_UNCORDONED":             19,
+		"EVENT_TYPE_DRAINING":               20,
+		"EVENT_TYPE_DRAINED":                21,
+		"EVENT_TYPE_LEASE_PREEMPTED":        22,
+		"EVENT_TYPE_LEASE_RESIZED":          23,
+		"EVENT_TYPE_GPU_ERROR":              24,
+		"EVENT_TYPE_GPU_RETURNED":           25,
+		"EVENT_TYPE_TENANT_CHANGED":         26,
+		"EVENT_TYPE_TOKEN_CHANGED":          27,
+		"EVENT_TYPE_NODE_REMOVED":           28,
+		"EVENT_TYPE_LEADER_CHANGED":         29,
+		"EVENT_TYPE_PATH_HEALTH":            30,
 	}
 )
 
@@ -682,11 +849,11 @@ func (x EventType) String() string {
 }
 
 func (EventType) Descriptor() protoreflect.EnumDescriptor {
-	return file_dxpu_v1_types_proto_enumTypes[9].Descriptor()
+	return file_dxpu_v1_types_proto_enumTypes[11].Descriptor()
 }
 
 func (EventType) Type() protoreflect.EnumType {
-	return &file_dxpu_v1_types_proto_enumTypes[9]
+	return &file_dxpu_v1_types_proto_enumTypes[11]
 }
 
 func (x EventType) Number() protoreflect.EnumNumber {
@@ -695,7 +862,7 @@ func (x EventType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use EventType.Descriptor instead.
 func (EventType) EnumDescriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{9}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
 // PathAddress is where a node listens for datagrams on one path.
@@ -881,7 +1048,11 @@ type Counters struct {
 	TlpsRefused        uint64 `protobuf:"varint,7,opt,name=tlps_refused,json=tlpsRefused,proto3" json:"tlps_refused,omitempty"`
 	CompletionTimeouts uint64 `protobuf:"varint,8,opt,name=completion_timeouts,json=completionTimeouts,proto3" json:"completion_timeouts,omitempty"`
 	// Smoothed round-trip time of the link in nanoseconds.
-	RttNs         uint64 `protobuf:"varint,9,opt,name=rtt_ns,json=rttNs,proto3" json:"rtt_ns,omitempty"`
+	RttNs uint64 `protobuf:"varint,9,opt,name=rtt_ns,json=rttNs,proto3" json:"rtt_ns,omitempty"`
+	// Mean rates between the node's last two reports that carried counters, in
+	// bytes per second. Set by the manager only.
+	SendRate      uint64 `protobuf:"varint,10,opt,name=send_rate,json=sendRate,proto3" json:"send_rate,omitempty"`
+	ReceiveRate   uint64 `protobuf:"varint,11,opt,name=receive_rate,json=receiveRate,proto3" json:"receive_rate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -979,6 +1150,161 @@ func (x *Counters) GetRttNs() uint64 {
 	return 0
 }
 
+func (x *Counters) GetSendRate() uint64 {
+	if x != nil {
+		return x.SendRate
+	}
+	return 0
+}
+
+func (x *Counters) GetReceiveRate() uint64 {
+	if x != nil {
+		return x.ReceiveRate
+	}
+	return 0
+}
+
+// DeviceError is one class of errors of a GPU.
+type DeviceError struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What the device calls it, such as an Xid number.
+	Code uint32 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
+	// How often it was seen since the box proxy started. Grows only.
+	Count  uint64 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	Detail string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
+	// What the manager makes of the class. Set by the manager only.
+	Action        ErrorAction            `protobuf:"varint,4,opt,name=action,proto3,enum=dxpu.v1.ErrorAction" json:"action,omitempty"`
+	LastTime      *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_time,json=lastTime,proto3" json:"last_time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeviceError) Reset() {
+	*x = DeviceError{}
+	mi := &file_dxpu_v1_types_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeviceError) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeviceError) ProtoMessage() {}
+
+func (x *DeviceError) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_types_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeviceError.ProtoReflect.Descriptor instead.
+func (*DeviceError) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *DeviceError) GetCode() uint32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+func (x *DeviceError) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *DeviceError) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *DeviceError) GetAction() ErrorAction {
+	if x != nil {
+		return x.Action
+	}
+	return ErrorAction_ERROR_ACTION_UNSPECIFIED
+}
+
+func (x *DeviceError) GetLastTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastTime
+	}
+	return nil
+}
+
+// PathStatus is one path of a binding as a node sees it.
+type PathStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          uint32                 `protobuf:"varint,1,opt,name=path,proto3" json:"path,omitempty"`
+	Health        Health                 `protobuf:"varint,2,opt,name=health,proto3,enum=dxpu.v1.Health" json:"health,omitempty"`
+	RttNs         uint64                 `protobuf:"varint,3,opt,name=rtt_ns,json=rttNs,proto3" json:"rtt_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PathStatus) Reset() {
+	*x = PathStatus{}
+	mi := &file_dxpu_v1_types_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PathStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PathStatus) ProtoMessage() {}
+
+func (x *PathStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_types_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PathStatus.ProtoReflect.Descriptor instead.
+func (*PathStatus) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *PathStatus) GetPath() uint32 {
+	if x != nil {
+		return x.Path
+	}
+	return 0
+}
+
+func (x *PathStatus) GetHealth() Health {
+	if x != nil {
+		return x.Health
+	}
+	return Health_HEALTH_UNSPECIFIED
+}
+
+func (x *PathStatus) GetRttNs() uint64 {
+	if x != nil {
+		return x.RttNs
+	}
+	return 0
+}
+
 // Step is one entry of a timeline.
 type Step struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -997,7 +1323,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[3]
+	mi := &file_dxpu_v1_types_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1009,7 +1335,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[3]
+	mi := &file_dxpu_v1_types_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1022,7 +1348,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{3}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Step) GetName() string {
@@ -1074,13 +1400,15 @@ type NodeInfo struct {
 	// The revision of the desired state that the manager wants and that the node has.
 	DesiredRevision uint64 `protobuf:"varint,12,opt,name=desired_revision,json=desiredRevision,proto3" json:"desired_revision,omitempty"`
 	AppliedRevision uint64 `protobuf:"varint,13,opt,name=applied_revision,json=appliedRevision,proto3" json:"applied_revision,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// The target is being or has been emptied.
+	Draining      bool `protobuf:"varint,14,opt,name=draining,proto3" json:"draining,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeInfo) Reset() {
 	*x = NodeInfo{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[4]
+	mi := &file_dxpu_v1_types_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1092,7 +1420,7 @@ func (x *NodeInfo) String() string {
 func (*NodeInfo) ProtoMessage() {}
 
 func (x *NodeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[4]
+	mi := &file_dxpu_v1_types_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1105,7 +1433,7 @@ func (x *NodeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfo.ProtoReflect.Descriptor instead.
 func (*NodeInfo) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{4}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *NodeInfo) GetId() string {
@@ -1199,6 +1527,13 @@ func (x *NodeInfo) GetAppliedRevision() uint64 {
 	return 0
 }
 
+func (x *NodeInfo) GetDraining() bool {
+	if x != nil {
+		return x.Draining
+	}
+	return false
+}
+
 // Host is a server whose VMs can be given GPUs.
 type Host struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -1211,7 +1546,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[5]
+	mi := &file_dxpu_v1_types_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1223,7 +1558,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[5]
+	mi := &file_dxpu_v1_types_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1236,7 +1571,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{5}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Host) GetNode() *NodeInfo {
@@ -1272,15 +1607,16 @@ type HostSlot struct {
 	LeaseId   string `protobuf:"bytes,4,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	GpuId     string `protobuf:"bytes,5,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
 	// What the host reports of it.
-	ObservedState BindingState `protobuf:"varint,6,opt,name=observed_state,json=observedState,proto3,enum=dxpu.v1.BindingState" json:"observed_state,omitempty"`
-	Counters      *Counters    `protobuf:"bytes,7,opt,name=counters,proto3" json:"counters,omitempty"`
+	ObservedState BindingState  `protobuf:"varint,6,opt,name=observed_state,json=observedState,proto3,enum=dxpu.v1.BindingState" json:"observed_state,omitempty"`
+	Counters      *Counters     `protobuf:"bytes,7,opt,name=counters,proto3" json:"counters,omitempty"`
+	Paths         []*PathStatus `protobuf:"bytes,8,rep,name=paths,proto3" json:"paths,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HostSlot) Reset() {
 	*x = HostSlot{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[6]
+	mi := &file_dxpu_v1_types_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1292,7 +1628,7 @@ func (x *HostSlot) String() string {
 func (*HostSlot) ProtoMessage() {}
 
 func (x *HostSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[6]
+	mi := &file_dxpu_v1_types_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1305,7 +1641,7 @@ func (x *HostSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostSlot.ProtoReflect.Descriptor instead.
 func (*HostSlot) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{6}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *HostSlot) GetSlot() uint32 {
@@ -1357,6 +1693,13 @@ func (x *HostSlot) GetCounters() *Counters {
 	return nil
 }
 
+func (x *HostSlot) GetPaths() []*PathStatus {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
 // Box is a GPU box.
 type Box struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1366,13 +1709,16 @@ type Box struct {
 	// Slots in which nothing sits.
 	EmptySlots      []uint32 `protobuf:"varint,4,rep,packed,name=empty_slots,json=emptySlots,proto3" json:"empty_slots,omitempty"`
 	ResourceVersion uint64   `protobuf:"varint,5,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// How many busy GPUs use up the bandwidth of the box's proxy (paper, Table
+	// 12: between 4 and 8); beyond it placement prefers another box. 0: unknown.
+	ProxyGpus     uint32 `protobuf:"varint,6,opt,name=proxy_gpus,json=proxyGpus,proto3" json:"proxy_gpus,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Box) Reset() {
 	*x = Box{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[7]
+	mi := &file_dxpu_v1_types_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1384,7 +1730,7 @@ func (x *Box) String() string {
 func (*Box) ProtoMessage() {}
 
 func (x *Box) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[7]
+	mi := &file_dxpu_v1_types_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1397,7 +1743,7 @@ func (x *Box) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Box.ProtoReflect.Descriptor instead.
 func (*Box) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{7}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Box) GetNode() *NodeInfo {
@@ -1435,6 +1781,13 @@ func (x *Box) GetResourceVersion() uint64 {
 	return 0
 }
 
+func (x *Box) GetProxyGpus() uint32 {
+	if x != nil {
+		return x.ProxyGpus
+	}
+	return 0
+}
+
 // GPU is a device in a box slot.
 type GPU struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1457,13 +1810,19 @@ type GPU struct {
 	ObservedState   BindingState `protobuf:"varint,15,opt,name=observed_state,json=observedState,proto3,enum=dxpu.v1.BindingState" json:"observed_state,omitempty"`
 	Counters        *Counters    `protobuf:"bytes,16,opt,name=counters,proto3" json:"counters,omitempty"`
 	ResourceVersion uint64       `protobuf:"varint,17,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	Draining        bool         `protobuf:"varint,18,opt,name=draining,proto3" json:"draining,omitempty"`
+	// Classes of errors seen, gravest first.
+	Errors []*DeviceError `protobuf:"bytes,19,rep,name=errors,proto3" json:"errors,omitempty"`
+	// Out of service by its errors until then, or until an operator clears them.
+	QuarantinedUntil *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=quarantined_until,json=quarantinedUntil,proto3" json:"quarantined_until,omitempty"`
+	Tenant           string                 `protobuf:"bytes,21,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[8]
+	mi := &file_dxpu_v1_types_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1475,7 +1834,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[8]
+	mi := &file_dxpu_v1_types_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1488,7 +1847,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{8}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GPU) GetId() string {
@@ -1610,6 +1969,34 @@ func (x *GPU) GetResourceVersion() uint64 {
 	return 0
 }
 
+func (x *GPU) GetDraining() bool {
+	if x != nil {
+		return x.Draining
+	}
+	return false
+}
+
+func (x *GPU) GetErrors() []*DeviceError {
+	if x != nil {
+		return x.Errors
+	}
+	return nil
+}
+
+func (x *GPU) GetQuarantinedUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.QuarantinedUntil
+	}
+	return nil
+}
+
+func (x *GPU) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
 // LeaseSpec is what a tenant asks for.
 type LeaseSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1650,7 +2037,7 @@ type LeaseSpec struct {
 
 func (x *LeaseSpec) Reset() {
 	*x = LeaseSpec{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[9]
+	mi := &file_dxpu_v1_types_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1662,7 +2049,7 @@ func (x *LeaseSpec) String() string {
 func (*LeaseSpec) ProtoMessage() {}
 
 func (x *LeaseSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[9]
+	mi := &file_dxpu_v1_types_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1675,7 +2062,7 @@ func (x *LeaseSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseSpec.ProtoReflect.Descriptor instead.
 func (*LeaseSpec) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{9}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *LeaseSpec) GetCount() uint32 {
@@ -1809,13 +2196,17 @@ type Lease struct {
 	ExpireTime      *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
 	EndTime         *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=end_time,json=endTime,proto3" json:"end_time,omitempty"`
 	ResourceVersion uint64                 `protobuf:"varint,12,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// PENDING: the place in the queue, from 1.
+	QueuePosition uint32 `protobuf:"varint,13,opt,name=queue_position,json=queuePosition,proto3" json:"queue_position,omitempty"`
+	// Who made it.
+	Creator       string `protobuf:"bytes,14,opt,name=creator,proto3" json:"creator,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[10]
+	mi := &file_dxpu_v1_types_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1827,7 +2218,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[10]
+	mi := &file_dxpu_v1_types_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1840,7 +2231,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{10}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Lease) GetId() string {
@@ -1927,6 +2318,20 @@ func (x *Lease) GetResourceVersion() uint64 {
 	return 0
 }
 
+func (x *Lease) GetQueuePosition() uint32 {
+	if x != nil {
+		return x.QueuePosition
+	}
+	return 0
+}
+
+func (x *Lease) GetCreator() string {
+	if x != nil {
+		return x.Creator
+	}
+	return ""
+}
+
 // Binding joins a host slot and a box slot. The keys are not shown.
 type Binding struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1956,7 +2361,7 @@ type Binding struct {
 
 func (x *Binding) Reset() {
 	*x = Binding{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[11]
+	mi := &file_dxpu_v1_types_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1968,7 +2373,7 @@ func (x *Binding) String() string {
 func (*Binding) ProtoMessage() {}
 
 func (x *Binding) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[11]
+	mi := &file_dxpu_v1_types_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1981,7 +2386,7 @@ func (x *Binding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Binding.ProtoReflect.Descriptor instead.
 func (*Binding) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{11}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Binding) GetId() string {
@@ -2108,14 +2513,20 @@ type Pool struct {
 	LeasesActive  uint32 `protobuf:"varint,12,opt,name=leases_active,json=leasesActive,proto3" json:"leases_active,omitempty"`
 	LeasesPending uint32 `protobuf:"varint,13,opt,name=leases_pending,json=leasesPending,proto3" json:"leases_pending,omitempty"`
 	// The newest event's revision.
-	Revision      uint64 `protobuf:"varint,14,opt,name=revision,proto3" json:"revision,omitempty"`
+	Revision uint64 `protobuf:"varint,14,opt,name=revision,proto3" json:"revision,omitempty"`
+	// The managers, the leader's ID and its URL.
+	LeaderId  string         `protobuf:"bytes,15,opt,name=leader_id,json=leaderId,proto3" json:"leader_id,omitempty"`
+	LeaderUrl string         `protobuf:"bytes,16,opt,name=leader_url,json=leaderUrl,proto3" json:"leader_url,omitempty"`
+	Managers  []*ManagerInfo `protobuf:"bytes,17,rep,name=managers,proto3" json:"managers,omitempty"`
+	// What the policy holds back of each model, and why.
+	Spares        []*SpareStatus `protobuf:"bytes,18,rep,name=spares,proto3" json:"spares,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[12]
+	mi := &file_dxpu_v1_types_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2127,7 +2538,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[12]
+	mi := &file_dxpu_v1_types_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2140,7 +2551,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{12}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Pool) GetClusterId() string {
@@ -2241,6 +2652,592 @@ func (x *Pool) GetRevision() uint64 {
 	return 0
 }
 
+func (x *Pool) GetLeaderId() string {
+	if x != nil {
+		return x.LeaderId
+	}
+	return ""
+}
+
+func (x *Pool) GetLeaderUrl() string {
+	if x != nil {
+		return x.LeaderUrl
+	}
+	return ""
+}
+
+func (x *Pool) GetManagers() []*ManagerInfo {
+	if x != nil {
+		return x.Managers
+	}
+	return nil
+}
+
+func (x *Pool) GetSpares() []*SpareStatus {
+	if x != nil {
+		return x.Spares
+	}
+	return nil
+}
+
+// ManagerInfo is one of the managers of a pool.
+type ManagerInfo struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Url           string                 `protobuf:"bytes,2,opt,name=url,proto3" json:"url,omitempty"`
+	Version       string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
+	Leader        bool                   `protobuf:"varint,4,opt,name=leader,proto3" json:"leader,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ManagerInfo) Reset() {
+	*x = ManagerInfo{}
+	mi := &file_dxpu_v1_types_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ManagerInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ManagerInfo) ProtoMessage() {}
+
+func (x *ManagerInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_types_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ManagerInfo.ProtoReflect.Descriptor instead.
+func (*ManagerInfo) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ManagerInfo) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ManagerInfo) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *ManagerInfo) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *ManagerInfo) GetLeader() bool {
+	if x != nil {
+		return x.Leader
+	}
+	return false
+}
+
+// SpareStatus is the spares of one model.
+type SpareStatus struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Model  string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	Usable uint32                 `protobuf:"varint,2,opt,name=usable,proto3" json:"usable,omitempty"`
+	Free   uint32                 `protobuf:"varint,3,opt,name=free,proto3" json:"free,omitempty"`
+	// Held back from ordinary requests.
+	Held uint32 `protobuf:"varint,4,opt,name=held,proto3" json:"held,omitempty"`
+	// What the policy wants to hold back.
+	Wanted        uint32 `protobuf:"varint,5,opt,name=wanted,proto3" json:"wanted,omitempty"`
+	Explanation   string `protobuf:"bytes,6,opt,name=explanation,proto3" json:"explanation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SpareStatus) Reset() {
+	*x = SpareStatus{}
+	mi := &file_dxpu_v1_types_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SpareStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SpareStatus) ProtoMessage() {}
+
+func (x *SpareStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_types_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SpareStatus.ProtoReflect.Descriptor instead.
+func (*SpareStatus) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *SpareStatus) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *SpareStatus) GetUsable() uint32 {
+	if x != nil {
+		return x.Usable
+	}
+	return 0
+}
+
+func (x *SpareStatus) GetFree() uint32 {
+	if x != nil {
+		return x.Free
+	}
+	return 0
+}
+
+func (x *SpareStatus) GetHeld() uint32 {
+	if x != nil {
+		return x.Held
+	}
+	return 0
+}
+
+func (x *SpareStatus) GetWanted() uint32 {
+	if x != nil {
+		return x.Wanted
+	}
+	return 0
+}
+
+func (x *SpareStatus) GetExplanation() string {
+	if x != nil {
+		return x.Explanation
+	}
+	return ""
+}
+
+// Quota bounds what a tenant may have at a time.
+type Quota struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// GPUs in leases that are not over, those in the queue not counted. 0: no bound.
+	MaxGpus uint32 `protobuf:"varint,1,opt,name=max_gpus,json=maxGpus,proto3" json:"max_gpus,omitempty"`
+	// Leases that are not over, those in the queue counted. 0: no bound.
+	MaxLeases uint32 `protobuf:"varint,2,opt,name=max_leases,json=maxLeases,proto3" json:"max_leases,omitempty"`
+	// GPUs by model, within max_gpus.
+	MaxGpusByModel map[string]uint32 `protobuf:"bytes,3,rep,name=max_gpus_by_model,json=maxGpusByModel,proto3" json:"max_gpus_by_model,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// The highest priority that the tenant's leases may have. Unset: 100.
+	MaxPriority   *int32 `protobuf:"varint,4,opt,name=max_priority,json=maxPriority,proto3,oneof" json:"max_priority,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Quota) Reset() {
+	*x = Quota{}
+	mi := &file_dxpu_v1_types_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Quota) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Quota) ProtoMessage() {}
+
+func (x *Quota) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_types_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Quota.ProtoReflect.Descriptor instead.
+func (*Quota) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *Quota) GetMaxGpus() uint32 {
+	if x != nil {
+		return x.MaxGpus
+	}
+	return 0
+}
+
+func (x *Quota) GetMaxLeases() uint32 {
+	if x != nil {
+		return x.MaxLeases
+	}
+	return 0
+}
+
+func (x *Quota) GetMaxGpusByModel() map[string]uint32 {
+	if x != nil {
+		return x.MaxGpusByModel
+	}
+	return nil
+}
+
+func (x *Quota) GetMaxPriority() int32 {
+	if x != nil && x.MaxPriority != nil {
+		return *x.MaxPriority
+	}
+	return 0
+}
+
+// Tenant is who leases are for.
+type Tenant struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 63 of a-z, 0-9, '-' and '.'.
+	Id          string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Description string `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
+	Quota       *Quota `protobuf:"bytes,3,opt,name=quota,proto3" json:"quota,omitempty"`
+	// What it has now.
+	Gpus            uint32                 `protobuf:"varint,4,opt,name=gpus,proto3" json:"gpus,omitempty"`
+	Leases          uint32                 `protobuf:"varint,5,opt,name=leases,proto3" json:"leases,omitempty"`
+	LeasesPending   uint32                 `protobuf:"varint,6,opt,name=leases_pending,json=leasesPending,proto3" json:"leases_pending,omitempty"`
+	ResourceVersion uint64                 `protobuf:"varint,7,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
+	CreateTime      *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Tenant) Reset() {
+	*x = Tenant{}
+	mi := &file_dxpu_v1_types_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Tenant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Tenant) ProtoMessage() {}
+
+func (x *Tenant) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_types_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
+func (*Tenant) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *Tenant) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Tenant) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *Tenant) GetQuota() *Quota {
+	if x != nil {
+		return x.Quota
+	}
+	return nil
+}
+
+func (x *Tenant) GetGpus() uint32 {
+	if x != nil {
+		return x.Gpus
+	}
+	return 0
+}
+
+func (x *Tenant) GetLeases() uint32 {
+	if x != nil {
+		return x.Leases
+	}
+	return 0
+}
+
+func (x *Tenant) GetLeasesPending() uint32 {
+	if x != nil {
+		return x.LeasesPending
+	}
+	return 0
+}
+
+func (x *Tenant) GetResourceVersion() uint64 {
+	if x != nil {
+		return x.ResourceVersion
+	}
+	return 0
+}
+
+func (x *Tenant) GetCreateTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreateTime
+	}
+	return nil
+}
+
+// Token is a credential of a person or a program. Its secret is shown once.
+type Token struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Role  Role                   `protobuf:"varint,2,opt,name=role,proto3,enum=dxpu.v1.Role" json:"role,omitempty"`
+	// TENANT tokens only.
+	Tenant      string                 `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Description string                 `protobuf:"bytes,4,opt,name=description,proto3" json:"description,omitempty"`
+	CreateTime  *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	// Unset: never.
+	ExpireTime    *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
+	Creator       string                 `protobuf:"bytes,7,opt,name=creator,proto3" json:"creator,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Token) Reset() {
+	*x = Token{}
+	mi := &file_dxpu_v1_types_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Token) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Token) ProtoMessage() {}
+
+func (x *Token) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_types_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Token.ProtoReflect.Descriptor instead.
+func (*Token) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Token) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Token) GetRole() Role {
+	if x != nil {
+		return x.Role
+	}
+	return Role_ROLE_UNSPECIFIED
+}
+
+func (x *Token) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Token) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *Token) GetCreateTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreateTime
+	}
+	return nil
+}
+
+func (x *Token) GetExpireTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpireTime
+	}
+	return nil
+}
+
+func (x *Token) GetCreator() string {
+	if x != nil {
+		return x.Creator
+	}
+	return ""
+}
+
+// AuditEntry says who did what.
+type AuditEntry struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Revision uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	Time     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
+	// A token's ID, a node's ID, or "anonymous".
+	Actor  string `protobuf:"bytes,3,opt,name=actor,proto3" json:"actor,omitempty"`
+	Role   Role   `protobuf:"varint,4,opt,name=role,proto3,enum=dxpu.v1.Role" json:"role,omitempty"`
+	Tenant string `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// "/dxpu.v1.PoolService/CreateLease".
+	Procedure string `protobuf:"bytes,6,opt,name=procedure,proto3" json:"procedure,omitempty"`
+	// The ID of what it was done to.
+	Target string `protobuf:"bytes,7,opt,name=target,proto3" json:"target,omitempty"`
+	// The answer's code, "ok" or Connect's word for it, and its message.
+	Code    string `protobuf:"bytes,8,opt,name=code,proto3" json:"code,omitempty"`
+	Message string `protobuf:"bytes,9,opt,name=message,proto3" json:"message,omitempty"`
+	// Where the call came from, IP address and port.
+	Peer string `protobuf:"bytes,10,opt,name=peer,proto3" json:"peer,omitempty"`
+	// The request in JSON without secrets, cut at 1 KiB.
+	Request       string `protobuf:"bytes,11,opt,name=request,proto3" json:"request,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditEntry) Reset() {
+	*x = AuditEntry{}
+	mi := &file_dxpu_v1_types_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditEntry) ProtoMessage() {}
+
+func (x *AuditEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_types_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
+func (*AuditEntry) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *AuditEntry) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *AuditEntry) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetRole() Role {
+	if x != nil {
+		return x.Role
+	}
+	return Role_ROLE_UNSPECIFIED
+}
+
+func (x *AuditEntry) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetProcedure() string {
+	if x != nil {
+		return x.Procedure
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetPeer() string {
+	if x != nil {
+		return x.Peer
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetRequest() string {
+	if x != nil {
+		return x.Request
+	}
+	return ""
+}
+
 // Event is something that happened.
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2249,23 +3246,26 @@ type Event struct {
 	Time     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
 	Type     EventType              `protobuf:"varint,3,opt,name=type,proto3,enum=dxpu.v1.EventType" json:"type,omitempty"`
 	// One sentence for people.
-	Message       string               `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
-	LeaseId       string               `protobuf:"bytes,5,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
-	BindingId     string               `protobuf:"bytes,6,opt,name=binding_id,json=bindingId,proto3" json:"binding_id,omitempty"`
-	GpuId         string               `protobuf:"bytes,7,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
-	BoxId         string               `protobuf:"bytes,8,opt,name=box_id,json=boxId,proto3" json:"box_id,omitempty"`
-	HostId        string               `protobuf:"bytes,9,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
-	BindingState  BindingState         `protobuf:"varint,10,opt,name=binding_state,json=bindingState,proto3,enum=dxpu.v1.BindingState" json:"binding_state,omitempty"`
-	LeaseState    LeaseState           `protobuf:"varint,11,opt,name=lease_state,json=leaseState,proto3,enum=dxpu.v1.LeaseState" json:"lease_state,omitempty"`
-	Reason        Reason               `protobuf:"varint,12,opt,name=reason,proto3,enum=dxpu.v1.Reason" json:"reason,omitempty"`
-	Duration      *durationpb.Duration `protobuf:"bytes,13,opt,name=duration,proto3" json:"duration,omitempty"`
+	Message      string               `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	LeaseId      string               `protobuf:"bytes,5,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	BindingId    string               `protobuf:"bytes,6,opt,name=binding_id,json=bindingId,proto3" json:"binding_id,omitempty"`
+	GpuId        string               `protobuf:"bytes,7,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
+	BoxId        string               `protobuf:"bytes,8,opt,name=box_id,json=boxId,proto3" json:"box_id,omitempty"`
+	HostId       string               `protobuf:"bytes,9,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
+	BindingState BindingState         `protobuf:"varint,10,opt,name=binding_state,json=bindingState,proto3,enum=dxpu.v1.BindingState" json:"binding_state,omitempty"`
+	LeaseState   LeaseState           `protobuf:"varint,11,opt,name=lease_state,json=leaseState,proto3,enum=dxpu.v1.LeaseState" json:"lease_state,omitempty"`
+	Reason       Reason               `protobuf:"varint,12,opt,name=reason,proto3,enum=dxpu.v1.Reason" json:"reason,omitempty"`
+	Duration     *durationpb.Duration `protobuf:"bytes,13,opt,name=duration,proto3" json:"duration,omitempty"`
+	Tenant       string               `protobuf:"bytes,14,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// Who caused it, where that is known: a token's or a node's ID.
+	Actor         string `protobuf:"bytes,15,opt,name=actor,proto3" json:"actor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[13]
+	mi := &file_dxpu_v1_types_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2277,7 +3277,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[13]
+	mi := &file_dxpu_v1_types_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2290,7 +3290,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Event) GetRevision() uint64 {
@@ -2384,6 +3384,20 @@ func (x *Event) GetDuration() *durationpb.Duration {
 	return nil
 }
 
+func (x *Event) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Event) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
 var File_dxpu_v1_types_proto protoreflect.FileDescriptor
 
 const file_dxpu_v1_types_proto_rawDesc = "" +
@@ -2402,7 +3416,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\tdevice_id\x18\x05 \x01(\rR\bdeviceId\x12#\n" +
 	"\rnvlink_domain\x18\x06 \x01(\tR\fnvlinkDomain\x12\x1f\n" +
 	"\vpcie_switch\x18\a \x01(\tR\n" +
-	"pcieSwitch\"\xe3\x02\n" +
+	"pcieSwitch\"\xa3\x03\n" +
 	"\bCounters\x12\x1b\n" +
 	"\ttlps_sent\x18\x01 \x01(\x04R\btlpsSent\x12#\n" +
 	"\rtlps_received\x18\x02 \x01(\x04R\ftlpsReceived\x12\x1d\n" +
@@ -2413,12 +3427,26 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x11datagrams_refused\x18\x06 \x01(\x04R\x10datagramsRefused\x12!\n" +
 	"\ftlps_refused\x18\a \x01(\x04R\vtlpsRefused\x12/\n" +
 	"\x13completion_timeouts\x18\b \x01(\x04R\x12completionTimeouts\x12\x15\n" +
-	"\x06rtt_ns\x18\t \x01(\x04R\x05rttNs\"\x9a\x01\n" +
+	"\x06rtt_ns\x18\t \x01(\x04R\x05rttNs\x12\x1b\n" +
+	"\tsend_rate\x18\n" +
+	" \x01(\x04R\bsendRate\x12!\n" +
+	"\freceive_rate\x18\v \x01(\x04R\vreceiveRate\"\xb6\x01\n" +
+	"\vDeviceError\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\rR\x04code\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\x12\x16\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\x12,\n" +
+	"\x06action\x18\x04 \x01(\x0e2\x14.dxpu.v1.ErrorActionR\x06action\x127\n" +
+	"\tlast_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\blastTime\"`\n" +
+	"\n" +
+	"PathStatus\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\rR\x04path\x12'\n" +
+	"\x06health\x18\x02 \x01(\x0e2\x0f.dxpu.v1.HealthR\x06health\x12\x15\n" +
+	"\x06rtt_ns\x18\x03 \x01(\x04R\x05rttNs\"\x9a\x01\n" +
 	"\x04Step\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x125\n" +
 	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\x12\x17\n" +
-	"\anode_id\x18\x04 \x01(\tR\x06nodeId\"\x95\x04\n" +
+	"\anode_id\x18\x04 \x01(\tR\x06nodeId\"\xb1\x04\n" +
 	"\bNodeInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12\x12\n" +
@@ -2433,14 +3461,15 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	" \x01(\bR\bcordoned\x12#\n" +
 	"\rcordon_reason\x18\v \x01(\tR\fcordonReason\x12)\n" +
 	"\x10desired_revision\x18\f \x01(\x04R\x0fdesiredRevision\x12)\n" +
-	"\x10applied_revision\x18\r \x01(\x04R\x0fappliedRevision\x1a9\n" +
+	"\x10applied_revision\x18\r \x01(\x04R\x0fappliedRevision\x12\x1a\n" +
+	"\bdraining\x18\x0e \x01(\bR\bdraining\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x81\x01\n" +
 	"\x04Host\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.dxpu.v1.NodeInfoR\x04node\x12'\n" +
 	"\x05slots\x18\x02 \x03(\v2\x11.dxpu.v1.HostSlotR\x05slots\x12)\n" +
-	"\x10resource_version\x18\x03 \x01(\x04R\x0fresourceVersion\"\xf4\x01\n" +
+	"\x10resource_version\x18\x03 \x01(\x04R\x0fresourceVersion\"\x9f\x02\n" +
 	"\bHostSlot\x12\x12\n" +
 	"\x04slot\x18\x01 \x01(\rR\x04slot\x12\x16\n" +
 	"\x06domain\x18\x02 \x01(\tR\x06domain\x12\x1d\n" +
@@ -2449,14 +3478,17 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\blease_id\x18\x04 \x01(\tR\aleaseId\x12\x15\n" +
 	"\x06gpu_id\x18\x05 \x01(\tR\x05gpuId\x12<\n" +
 	"\x0eobserved_state\x18\x06 \x01(\x0e2\x15.dxpu.v1.BindingStateR\robservedState\x12-\n" +
-	"\bcounters\x18\a \x01(\v2\x11.dxpu.v1.CountersR\bcounters\"\xc0\x01\n" +
+	"\bcounters\x18\a \x01(\v2\x11.dxpu.v1.CountersR\bcounters\x12)\n" +
+	"\x05paths\x18\b \x03(\v2\x13.dxpu.v1.PathStatusR\x05paths\"\xdf\x01\n" +
 	"\x03Box\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.dxpu.v1.NodeInfoR\x04node\x12$\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x10.dxpu.v1.BoxKindR\x04kind\x12 \n" +
 	"\x04gpus\x18\x03 \x03(\v2\f.dxpu.v1.GPUR\x04gpus\x12\x1f\n" +
 	"\vempty_slots\x18\x04 \x03(\rR\n" +
 	"emptySlots\x12)\n" +
-	"\x10resource_version\x18\x05 \x01(\x04R\x0fresourceVersion\"\xd6\x04\n" +
+	"\x10resource_version\x18\x05 \x01(\x04R\x0fresourceVersion\x12\x1d\n" +
+	"\n" +
+	"proxy_gpus\x18\x06 \x01(\rR\tproxyGpus\"\x81\x06\n" +
 	"\x03GPU\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
 	"\x06box_id\x18\x02 \x01(\tR\x05boxId\x12\x12\n" +
@@ -2476,7 +3508,11 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\thost_slot\x18\x0e \x01(\rR\bhostSlot\x12<\n" +
 	"\x0eobserved_state\x18\x0f \x01(\x0e2\x15.dxpu.v1.BindingStateR\robservedState\x12-\n" +
 	"\bcounters\x18\x10 \x01(\v2\x11.dxpu.v1.CountersR\bcounters\x12)\n" +
-	"\x10resource_version\x18\x11 \x01(\x04R\x0fresourceVersion\"\x84\x06\n" +
+	"\x10resource_version\x18\x11 \x01(\x04R\x0fresourceVersion\x12\x1a\n" +
+	"\bdraining\x18\x12 \x01(\bR\bdraining\x12,\n" +
+	"\x06errors\x18\x13 \x03(\v2\x14.dxpu.v1.DeviceErrorR\x06errors\x12G\n" +
+	"\x11quarantined_until\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\x10quarantinedUntil\x12\x16\n" +
+	"\x06tenant\x18\x15 \x01(\tR\x06tenant\"\x84\x06\n" +
 	"\tLeaseSpec\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\rR\x05count\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12(\n" +
@@ -2502,7 +3538,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8c\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcd\x04\n" +
 	"\x05Lease\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
@@ -2520,7 +3556,9 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"expireTime\x125\n" +
 	"\bend_time\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\aendTime\x12)\n" +
-	"\x10resource_version\x18\f \x01(\x04R\x0fresourceVersion\"\xce\x03\n" +
+	"\x10resource_version\x18\f \x01(\x04R\x0fresourceVersion\x12%\n" +
+	"\x0equeue_position\x18\r \x01(\rR\rqueuePosition\x12\x18\n" +
+	"\acreator\x18\x0e \x01(\tR\acreator\"\xce\x03\n" +
 	"\aBinding\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x19\n" +
@@ -2538,7 +3576,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\btimeline\x18\r \x03(\v2\r.dxpu.v1.StepR\btimeline\x12\x1d\n" +
 	"\n" +
 	"host_clear\x18\x0e \x01(\bR\thostClear\x12\x1b\n" +
-	"\tbox_clear\x18\x0f \x01(\bR\bboxClear\"\xc1\x03\n" +
+	"\tbox_clear\x18\x0f \x01(\bR\bboxClear\"\xdd\x04\n" +
 	"\x04Pool\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
@@ -2557,7 +3595,68 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"sparesHeld\x12#\n" +
 	"\rleases_active\x18\f \x01(\rR\fleasesActive\x12%\n" +
 	"\x0eleases_pending\x18\r \x01(\rR\rleasesPending\x12\x1a\n" +
-	"\brevision\x18\x0e \x01(\x04R\brevision\"\xe8\x03\n" +
+	"\brevision\x18\x0e \x01(\x04R\brevision\x12\x1b\n" +
+	"\tleader_id\x18\x0f \x01(\tR\bleaderId\x12\x1d\n" +
+	"\n" +
+	"leader_url\x18\x10 \x01(\tR\tleaderUrl\x120\n" +
+	"\bmanagers\x18\x11 \x03(\v2\x14.dxpu.v1.ManagerInfoR\bmanagers\x12,\n" +
+	"\x06spares\x18\x12 \x03(\v2\x14.dxpu.v1.SpareStatusR\x06spares\"a\n" +
+	"\vManagerInfo\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
+	"\x03url\x18\x02 \x01(\tR\x03url\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\tR\aversion\x12\x16\n" +
+	"\x06leader\x18\x04 \x01(\bR\x06leader\"\x9d\x01\n" +
+	"\vSpareStatus\x12\x14\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x12\x16\n" +
+	"\x06usable\x18\x02 \x01(\rR\x06usable\x12\x12\n" +
+	"\x04free\x18\x03 \x01(\rR\x04free\x12\x12\n" +
+	"\x04held\x18\x04 \x01(\rR\x04held\x12\x16\n" +
+	"\x06wanted\x18\x05 \x01(\rR\x06wanted\x12 \n" +
+	"\vexplanation\x18\x06 \x01(\tR\vexplanation\"\x8c\x02\n" +
+	"\x05Quota\x12\x19\n" +
+	"\bmax_gpus\x18\x01 \x01(\rR\amaxGpus\x12\x1d\n" +
+	"\n" +
+	"max_leases\x18\x02 \x01(\rR\tmaxLeases\x12M\n" +
+	"\x11max_gpus_by_model\x18\x03 \x03(\v2\".dxpu.v1.Quota.MaxGpusByModelEntryR\x0emaxGpusByModel\x12&\n" +
+	"\fmax_priority\x18\x04 \x01(\x05H\x00R\vmaxPriority\x88\x01\x01\x1aA\n" +
+	"\x13MaxGpusByModelEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01B\x0f\n" +
+	"\r_max_priority\"\x9b\x02\n" +
+	"\x06Tenant\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12 \n" +
+	"\vdescription\x18\x02 \x01(\tR\vdescription\x12$\n" +
+	"\x05quota\x18\x03 \x01(\v2\x0e.dxpu.v1.QuotaR\x05quota\x12\x12\n" +
+	"\x04gpus\x18\x04 \x01(\rR\x04gpus\x12\x16\n" +
+	"\x06leases\x18\x05 \x01(\rR\x06leases\x12%\n" +
+	"\x0eleases_pending\x18\x06 \x01(\rR\rleasesPending\x12)\n" +
+	"\x10resource_version\x18\a \x01(\x04R\x0fresourceVersion\x12;\n" +
+	"\vcreate_time\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"createTime\"\x88\x02\n" +
+	"\x05Token\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12!\n" +
+	"\x04role\x18\x02 \x01(\x0e2\r.dxpu.v1.RoleR\x04role\x12\x16\n" +
+	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12 \n" +
+	"\vdescription\x18\x04 \x01(\tR\vdescription\x12;\n" +
+	"\vcreate_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"createTime\x12;\n" +
+	"\vexpire_time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"expireTime\x12\x18\n" +
+	"\acreator\x18\a \x01(\tR\acreator\"\xbb\x02\n" +
+	"\n" +
+	"AuditEntry\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\x12.\n" +
+	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
+	"\x05actor\x18\x03 \x01(\tR\x05actor\x12!\n" +
+	"\x04role\x18\x04 \x01(\x0e2\r.dxpu.v1.RoleR\x04role\x12\x16\n" +
+	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x1c\n" +
+	"\tprocedure\x18\x06 \x01(\tR\tprocedure\x12\x16\n" +
+	"\x06target\x18\a \x01(\tR\x06target\x12\x12\n" +
+	"\x04code\x18\b \x01(\tR\x04code\x12\x18\n" +
+	"\amessage\x18\t \x01(\tR\amessage\x12\x12\n" +
+	"\x04peer\x18\n" +
+	" \x01(\tR\x04peer\x12\x18\n" +
+	"\arequest\x18\v \x01(\tR\arequest\"\x96\x04\n" +
 	"\x05Event\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12&\n" +
@@ -2574,7 +3673,9 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\vlease_state\x18\v \x01(\x0e2\x13.dxpu.v1.LeaseStateR\n" +
 	"leaseState\x12'\n" +
 	"\x06reason\x18\f \x01(\x0e2\x0f.dxpu.v1.ReasonR\x06reason\x125\n" +
-	"\bduration\x18\r \x01(\v2\x19.google.protobuf.DurationR\bduration*L\n" +
+	"\bduration\x18\r \x01(\v2\x19.google.protobuf.DurationR\bduration\x12\x16\n" +
+	"\x06tenant\x18\x0e \x01(\tR\x06tenant\x12\x14\n" +
+	"\x05actor\x18\x0f \x01(\tR\x05actor*L\n" +
 	"\bNodeKind\x12\x19\n" +
 	"\x15NODE_KIND_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eNODE_KIND_HOST\x10\x01\x12\x11\n" +
@@ -2604,7 +3705,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x17BINDING_STATE_RESETTING\x10\x05\x12\x1a\n" +
 	"\x16BINDING_STATE_RELEASED\x10\x06\x12\x16\n" +
 	"\x12BINDING_STATE_LOST\x10\a\x12\x18\n" +
-	"\x14BINDING_STATE_FAILED\x10\b*\xa6\x02\n" +
+	"\x14BINDING_STATE_FAILED\x10\b*\xc0\x02\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14REASON_LEASE_DELETED\x10\x01\x12\x18\n" +
@@ -2618,7 +3719,8 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x10REASON_PREEMPTED\x10\t\x12\x1c\n" +
 	"\x18REASON_BINDING_FORGOTTEN\x10\n" +
 	"\x12\x17\n" +
-	"\x13REASON_LEASE_FAILED\x10\v*\xda\x01\n" +
+	"\x13REASON_LEASE_FAILED\x10\v\x12\x18\n" +
+	"\x14REASON_LEASE_RESIZED\x10\f*\xda\x01\n" +
 	"\n" +
 	"LeaseState\x12\x1b\n" +
 	"\x17LEASE_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
@@ -2628,7 +3730,21 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x14LEASE_STATE_DEGRADED\x10\x04\x12\x19\n" +
 	"\x15LEASE_STATE_RELEASING\x10\x05\x12\x18\n" +
 	"\x14LEASE_STATE_RELEASED\x10\x06\x12\x16\n" +
-	"\x12LEASE_STATE_FAILED\x10\a*q\n" +
+	"\x12LEASE_STATE_FAILED\x10\a*m\n" +
+	"\x04Role\x12\x14\n" +
+	"\x10ROLE_UNSPECIFIED\x10\x00\x12\x0e\n" +
+	"\n" +
+	"ROLE_ADMIN\x10\x01\x12\x11\n" +
+	"\rROLE_OPERATOR\x10\x02\x12\x0f\n" +
+	"\vROLE_TENANT\x10\x03\x12\r\n" +
+	"\tROLE_HOST\x10\x04\x12\f\n" +
+	"\bROLE_BOX\x10\x05*\x9c\x01\n" +
+	"\vErrorAction\x12\x1c\n" +
+	"\x18ERROR_ACTION_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13ERROR_ACTION_IGNORE\x10\x01\x12$\n" +
+	" ERROR_ACTION_RESTART_APPLICATION\x10\x02\x12\x16\n" +
+	"\x12ERROR_ACTION_RESET\x10\x03\x12\x18\n" +
+	"\x14ERROR_ACTION_REPLACE\x10\x04*q\n" +
 	"\n" +
 	"Preference\x12\x1a\n" +
 	"\x16PREFERENCE_UNSPECIFIED\x10\x00\x12\x18\n" +
@@ -2638,7 +3754,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x06Cipher\x12\x16\n" +
 	"\x12CIPHER_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12CIPHER_AES_256_GCM\x10\x01\x12\x0f\n" +
-	"\vCIPHER_NONE\x10\x02*\xce\x04\n" +
+	"\vCIPHER_NONE\x10\x02*\x89\a\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18EVENT_TYPE_NODE_ENROLLED\x10\x01\x12\x1d\n" +
@@ -2660,7 +3776,18 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"!EVENT_TYPE_REPLACEMENT_IMPOSSIBLE\x10\x10\x12\x16\n" +
 	"\x12EVENT_TYPE_OVERDUE\x10\x11\x12\x17\n" +
 	"\x13EVENT_TYPE_CORDONED\x10\x12\x12\x19\n" +
-	"\x15EVENT_TYPE_UNCORDONED\x10\x13B1Z/github.com/dxpu-project/dxpu/api/dxpu/v1;dxpuv1b\x06proto3"
+	"\x15EVENT_TYPE_UNCORDONED\x10\x13\x12\x17\n" +
+	"\x13EVENT_TYPE_DRAINING\x10\x14\x12\x16\n" +
+	"\x12EVENT_TYPE_DRAINED\x10\x15\x12\x1e\n" +
+	"\x1aEVENT_TYPE_LEASE_PREEMPTED\x10\x16\x12\x1c\n" +
+	"\x18EVENT_TYPE_LEASE_RESIZED\x10\x17\x12\x18\n" +
+	"\x14EVENT_TYPE_GPU_ERROR\x10\x18\x12\x1b\n" +
+	"\x17EVENT_TYPE_GPU_RETURNED\x10\x19\x12\x1d\n" +
+	"\x19EVENT_TYPE_TENANT_CHANGED\x10\x1a\x12\x1c\n" +
+	"\x18EVENT_TYPE_TOKEN_CHANGED\x10\x1b\x12\x1b\n" +
+	"\x17EVENT_TYPE_NODE_REMOVED\x10\x1c\x12\x1d\n" +
+	"\x19EVENT_TYPE_LEADER_CHANGED\x10\x1d\x12\x1a\n" +
+	"\x16EVENT_TYPE_PATH_HEALTH\x10\x1eB1Z/github.com/dxpu-project/dxpu/api/dxpu/v1;dxpuv1b\x06proto3"
 
 var (
 	file_dxpu_v1_types_proto_rawDescOnce sync.Once
@@ -2674,8 +3801,8 @@ func file_dxpu_v1_types_proto_rawDescGZIP() []byte {
 	return file_dxpu_v1_types_proto_rawDescData
 }
 
-var file_dxpu_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_dxpu_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 12)
+var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_dxpu_v1_types_proto_goTypes = []any{
 	(NodeKind)(0),                 // 0: dxpu.v1.NodeKind
 	(BoxKind)(0),                  // 1: dxpu.v1.BoxKind
@@ -2684,76 +3811,103 @@ var file_dxpu_v1_types_proto_goTypes = []any{
 	(BindingState)(0),             // 4: dxpu.v1.BindingState
 	(Reason)(0),                   // 5: dxpu.v1.Reason
 	(LeaseState)(0),               // 6: dxpu.v1.LeaseState
-	(Preference)(0),               // 7: dxpu.v1.Preference
-	(Cipher)(0),                   // 8: dxpu.v1.Cipher
-	(EventType)(0),                // 9: dxpu.v1.EventType
-	(*PathAddress)(nil),           // 10: dxpu.v1.PathAddress
-	(*Device)(nil),                // 11: dxpu.v1.Device
-	(*Counters)(nil),              // 12: dxpu.v1.Counters
-	(*Step)(nil),                  // 13: dxpu.v1.Step
-	(*NodeInfo)(nil),              // 14: dxpu.v1.NodeInfo
-	(*Host)(nil),                  // 15: dxpu.v1.Host
-	(*HostSlot)(nil),              // 16: dxpu.v1.HostSlot
-	(*Box)(nil),                   // 17: dxpu.v1.Box
-	(*GPU)(nil),                   // 18: dxpu.v1.GPU
-	(*LeaseSpec)(nil),             // 19: dxpu.v1.LeaseSpec
-	(*Lease)(nil),                 // 20: dxpu.v1.Lease
-	(*Binding)(nil),               // 21: dxpu.v1.Binding
-	(*Pool)(nil),                  // 22: dxpu.v1.Pool
-	(*Event)(nil),                 // 23: dxpu.v1.Event
-	nil,                           // 24: dxpu.v1.NodeInfo.LabelsEntry
-	nil,                           // 25: dxpu.v1.LeaseSpec.HostLabelsEntry
-	nil,                           // 26: dxpu.v1.LeaseSpec.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 27: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
+	(Role)(0),                     // 7: dxpu.v1.Role
+	(ErrorAction)(0),              // 8: dxpu.v1.ErrorAction
+	(Preference)(0),               // 9: dxpu.v1.Preference
+	(Cipher)(0),                   // 10: dxpu.v1.Cipher
+	(EventType)(0),                // 11: dxpu.v1.EventType
+	(*PathAddress)(nil),           // 12: dxpu.v1.PathAddress
+	(*Device)(nil),                // 13: dxpu.v1.Device
+	(*Counters)(nil),              // 14: dxpu.v1.Counters
+	(*DeviceError)(nil),           // 15: dxpu.v1.DeviceError
+	(*PathStatus)(nil),            // 16: dxpu.v1.PathStatus
+	(*Step)(nil),                  // 17: dxpu.v1.Step
+	(*NodeInfo)(nil),              // 18: dxpu.v1.NodeInfo
+	(*Host)(nil),                  // 19: dxpu.v1.Host
+	(*HostSlot)(nil),              // 20: dxpu.v1.HostSlot
+	(*Box)(nil),                   // 21: dxpu.v1.Box
+	(*GPU)(nil),                   // 22: dxpu.v1.GPU
+	(*LeaseSpec)(nil),             // 23: dxpu.v1.LeaseSpec
+	(*Lease)(nil),                 // 24: dxpu.v1.Lease
+	(*Binding)(nil),               // 25: dxpu.v1.Binding
+	(*Pool)(nil),                  // 26: dxpu.v1.Pool
+	(*ManagerInfo)(nil),           // 27: dxpu.v1.ManagerInfo
+	(*SpareStatus)(nil),           // 28: dxpu.v1.SpareStatus
+	(*Quota)(nil),                 // 29: dxpu.v1.Quota
+	(*Tenant)(nil),                // 30: dxpu.v1.Tenant
+	(*Token)(nil),                 // 31: dxpu.v1.Token
+	(*AuditEntry)(nil),            // 32: dxpu.v1.AuditEntry
+	(*Event)(nil),                 // 33: dxpu.v1.Event
+	nil,                           // 34: dxpu.v1.NodeInfo.LabelsEntry
+	nil,                           // 35: dxpu.v1.LeaseSpec.HostLabelsEntry
+	nil,                           // 36: dxpu.v1.LeaseSpec.LabelsEntry
+	nil,                           // 37: dxpu.v1.Quota.MaxGpusByModelEntry
+	(*timestamppb.Timestamp)(nil), // 38: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 39: google.protobuf.Duration
 }
 var file_dxpu_v1_types_proto_depIdxs = []int32{
-	27, // 0: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
-	28, // 1: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
-	24, // 2: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
-	10, // 3: dxpu.v1.NodeInfo.addresses:type_name -> dxpu.v1.PathAddress
-	27, // 4: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
-	14, // 5: dxpu.v1.Host.node:type_name -> dxpu.v1.NodeInfo
-	16, // 6: dxpu.v1.Host.slots:type_name -> dxpu.v1.HostSlot
-	4,  // 7: dxpu.v1.HostSlot.observed_state:type_name -> dxpu.v1.BindingState
-	12, // 8: dxpu.v1.HostSlot.counters:type_name -> dxpu.v1.Counters
-	14, // 9: dxpu.v1.Box.node:type_name -> dxpu.v1.NodeInfo
-	1,  // 10: dxpu.v1.Box.kind:type_name -> dxpu.v1.BoxKind
-	18, // 11: dxpu.v1.Box.gpus:type_name -> dxpu.v1.GPU
-	11, // 12: dxpu.v1.GPU.device:type_name -> dxpu.v1.Device
-	1,  // 13: dxpu.v1.GPU.box_kind:type_name -> dxpu.v1.BoxKind
-	2,  // 14: dxpu.v1.GPU.health:type_name -> dxpu.v1.Health
-	3,  // 15: dxpu.v1.GPU.state:type_name -> dxpu.v1.GPUState
-	4,  // 16: dxpu.v1.GPU.observed_state:type_name -> dxpu.v1.BindingState
-	12, // 17: dxpu.v1.GPU.counters:type_name -> dxpu.v1.Counters
-	1,  // 18: dxpu.v1.LeaseSpec.box_kind:type_name -> dxpu.v1.BoxKind
-	7,  // 19: dxpu.v1.LeaseSpec.nvlink:type_name -> dxpu.v1.Preference
-	7,  // 20: dxpu.v1.LeaseSpec.same_box:type_name -> dxpu.v1.Preference
-	25, // 21: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
-	28, // 22: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
-	28, // 23: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
-	26, // 24: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
-	19, // 25: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
-	6,  // 26: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
-	21, // 27: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
-	27, // 28: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
-	27, // 29: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
-	27, // 30: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
-	27, // 31: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
-	4,  // 32: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
-	5,  // 33: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
-	13, // 34: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
-	27, // 35: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
-	9,  // 36: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
-	4,  // 37: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
-	6,  // 38: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
-	5,  // 39: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
-	28, // 40: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
-	41, // [41:41] is the sub-list for method output_type
-	41, // [41:41] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	8,  // 0: dxpu.v1.DeviceError.action:type_name -> dxpu.v1.ErrorAction
+	38, // 1: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
+	2,  // 2: dxpu.v1.PathStatus.health:type_name -> dxpu.v1.Health
+	38, // 3: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
+	39, // 4: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
+	34, // 5: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
+	12, // 6: dxpu.v1.NodeInfo.addresses:type_name -> dxpu.v1.PathAddress
+	38, // 7: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
+	18, // 8: dxpu.v1.Host.node:type_name -> dxpu.v1.NodeInfo
+	20, // 9: dxpu.v1.Host.slots:type_name -> dxpu.v1.HostSlot
+	4,  // 10: dxpu.v1.HostSlot.observed_state:type_name -> dxpu.v1.BindingState
+	14, // 11: dxpu.v1.HostSlot.counters:type_name -> dxpu.v1.Counters
+	16, // 12: dxpu.v1.HostSlot.paths:type_name -> dxpu.v1.PathStatus
+	18, // 13: dxpu.v1.Box.node:type_name -> dxpu.v1.NodeInfo
+	1,  // 14: dxpu.v1.Box.kind:type_name -> dxpu.v1.BoxKind
+	22, // 15: dxpu.v1.Box.gpus:type_name -> dxpu.v1.GPU
+	13, // 16: dxpu.v1.GPU.device:type_name -> dxpu.v1.Device
+	1,  // 17: dxpu.v1.GPU.box_kind:type_name -> dxpu.v1.BoxKind
+	2,  // 18: dxpu.v1.GPU.health:type_name -> dxpu.v1.Health
+	3,  // 19: dxpu.v1.GPU.state:type_name -> dxpu.v1.GPUState
+	4,  // 20: dxpu.v1.GPU.observed_state:type_name -> dxpu.v1.BindingState
+	14, // 21: dxpu.v1.GPU.counters:type_name -> dxpu.v1.Counters
+	15, // 22: dxpu.v1.GPU.errors:type_name -> dxpu.v1.DeviceError
+	38, // 23: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
+	1,  // 24: dxpu.v1.LeaseSpec.box_kind:type_name -> dxpu.v1.BoxKind
+	9,  // 25: dxpu.v1.LeaseSpec.nvlink:type_name -> dxpu.v1.Preference
+	9,  // 26: dxpu.v1.LeaseSpec.same_box:type_name -> dxpu.v1.Preference
+	35, // 27: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
+	39, // 28: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
+	39, // 29: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
+	36, // 30: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
+	23, // 31: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
+	6,  // 32: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
+	25, // 33: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
+	38, // 34: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
+	38, // 35: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
+	38, // 36: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
+	38, // 37: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
+	4,  // 38: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
+	5,  // 39: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
+	17, // 40: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
+	27, // 41: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
+	28, // 42: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
+	37, // 43: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
+	29, // 44: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
+	38, // 45: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
+	7,  // 46: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
+	38, // 47: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
+	38, // 48: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
+	38, // 49: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	7,  // 50: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
+	38, // 51: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
+	11, // 52: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
+	4,  // 53: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
+	6,  // 54: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
+	5,  // 55: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
+	39, // 56: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
+	57, // [57:57] is the sub-list for method output_type
+	57, // [57:57] is the sub-list for method input_type
+	57, // [57:57] is the sub-list for extension type_name
+	57, // [57:57] is the sub-list for extension extendee
+	0,  // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_types_proto_init() }
@@ -2761,13 +3915,14 @@ func file_dxpu_v1_types_proto_init() {
 	if File_dxpu_v1_types_proto != nil {
 		return
 	}
+	file_dxpu_v1_types_proto_msgTypes[17].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_types_proto_rawDesc), len(file_dxpu_v1_types_proto_rawDesc)),
-			NumEnums:      10,
-			NumMessages:   17,
+			NumEnums:      12,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -94,6 +94,32 @@ const (
 	PoolServiceUncordonProcedure = "/dxpu.v1.PoolService/Uncordon"
 	// PoolServiceDrainProcedure is the fully-qualified name of the PoolService's Drain RPC.
 	PoolServiceDrainProcedure = "/dxpu.v1.PoolService/Drain"
+	// PoolServiceClearGPUErrorsProcedure is the fully-qualified name of the PoolService's
+	// ClearGPUErrors RPC.
+	PoolServiceClearGPUErrorsProcedure = "/dxpu.v1.PoolService/ClearGPUErrors"
+	// PoolServiceDeleteNodeProcedure is the fully-qualified name of the PoolService's DeleteNode RPC.
+	PoolServiceDeleteNodeProcedure = "/dxpu.v1.PoolService/DeleteNode"
+	// PoolServiceListTenantsProcedure is the fully-qualified name of the PoolService's ListTenants RPC.
+	PoolServiceListTenantsProcedure = "/dxpu.v1.PoolService/ListTenants"
+	// PoolServiceGetTenantProcedure is the fully-qualified name of the PoolService's GetTenant RPC.
+	PoolServiceGetTenantProcedure = "/dxpu.v1.PoolService/GetTenant"
+	// PoolServicePutTenantProcedure is the fully-qualified name of the PoolService's PutTenant RPC.
+	PoolServicePutTenantProcedure = "/dxpu.v1.PoolService/PutTenant"
+	// PoolServiceDeleteTenantProcedure is the fully-qualified name of the PoolService's DeleteTenant
+	// RPC.
+	PoolServiceDeleteTenantProcedure = "/dxpu.v1.PoolService/DeleteTenant"
+	// PoolServiceCreateTokenProcedure is the fully-qualified name of the PoolService's CreateToken RPC.
+	PoolServiceCreateTokenProcedure = "/dxpu.v1.PoolService/CreateToken"
+	// PoolServiceListTokensProcedure is the fully-qualified name of the PoolService's ListTokens RPC.
+	PoolServiceListTokensProcedure = "/dxpu.v1.PoolService/ListTokens"
+	// PoolServiceDeleteTokenProcedure is the fully-qualified name of the PoolService's DeleteToken RPC.
+	PoolServiceDeleteTokenProcedure = "/dxpu.v1.PoolService/DeleteToken"
+	// PoolServiceWhoAmIProcedure is the fully-qualified name of the PoolService's WhoAmI RPC.
+	PoolServiceWhoAmIProcedure = "/dxpu.v1.PoolService/WhoAmI"
+	// PoolServiceListAuditProcedure is the fully-qualified name of the PoolService's ListAudit RPC.
+	PoolServiceListAuditProcedure = "/dxpu.v1.PoolService/ListAudit"
+	// PoolServiceBackupProcedure is the fully-qualified name of the PoolService's Backup RPC.
+	PoolServiceBackupProcedure = "/dxpu.v1.PoolService/Backup"
 	// PoolServiceListEventsProcedure is the fully-qualified name of the PoolService's ListEvents RPC.
 	PoolServiceListEventsProcedure = "/dxpu.v1.PoolService/ListEvents"
 	// PoolServiceWatchEventsProcedure is the fully-qualified name of the PoolService's WatchEvents RPC.
@@ -132,6 +158,29 @@ type PoolServiceClient interface {
 	Uncordon(context.Context, *connect.Request[v1.UncordonRequest]) (*connect.Response[v1.UncordonResponse], error)
 	// Drain cordons and moves the bindings that are there somewhere else.
 	Drain(context.Context, *connect.Request[v1.DrainRequest]) (*connect.Response[v1.DrainResponse], error)
+	// ClearGPUErrors forgets a GPU's errors and returns it to service.
+	ClearGPUErrors(context.Context, *connect.Request[v1.ClearGPUErrorsRequest]) (*connect.Response[v1.ClearGPUErrorsResponse], error)
+	// DeleteNode forgets a node for good: its credential and certificate are
+	// revoked and what it still holds is fenced off. FAILED_PRECONDITION while it
+	// has bindings, unless force is set.
+	DeleteNode(context.Context, *connect.Request[v1.DeleteNodeRequest]) (*connect.Response[v1.DeleteNodeResponse], error)
+	ListTenants(context.Context, *connect.Request[v1.ListTenantsRequest]) (*connect.Response[v1.ListTenantsResponse], error)
+	GetTenant(context.Context, *connect.Request[v1.GetTenantRequest]) (*connect.Response[v1.GetTenantResponse], error)
+	// PutTenant creates a tenant or changes its description and quota.
+	PutTenant(context.Context, *connect.Request[v1.PutTenantRequest]) (*connect.Response[v1.PutTenantResponse], error)
+	// DeleteTenant is FAILED_PRECONDITION while the tenant has leases.
+	DeleteTenant(context.Context, *connect.Request[v1.DeleteTenantRequest]) (*connect.Response[v1.DeleteTenantResponse], error)
+	// CreateToken makes a credential; its secret is in this answer only.
+	CreateToken(context.Context, *connect.Request[v1.CreateTokenRequest]) (*connect.Response[v1.CreateTokenResponse], error)
+	ListTokens(context.Context, *connect.Request[v1.ListTokensRequest]) (*connect.Response[v1.ListTokensResponse], error)
+	// DeleteToken revokes a token at once.
+	DeleteToken(context.Context, *connect.Request[v1.DeleteTokenRequest]) (*connect.Response[v1.DeleteTokenResponse], error)
+	// WhoAmI says as whom the manager knows the caller.
+	WhoAmI(context.Context, *connect.Request[v1.WhoAmIRequest]) (*connect.Response[v1.WhoAmIResponse], error)
+	// ListAudit returns who did what, newest first.
+	ListAudit(context.Context, *connect.Request[v1.ListAuditRequest]) (*connect.Response[v1.ListAuditResponse], error)
+	// Backup streams the whole state of the pool at one revision, secrets included.
+	Backup(context.Context, *connect.Request[v1.BackupRequest]) (*connect.ServerStreamForClient[v1.BackupResponse], error)
 	// ListEvents returns the events that the manager still has, oldest first.
 	ListEvents(context.Context, *connect.Request[v1.ListEventsRequest]) (*connect.Response[v1.ListEventsResponse], error)
 	// WatchEvents streams events from a revision on, and then as they happen.
@@ -251,6 +300,78 @@ func NewPoolServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(poolServiceMethods.ByName("Drain")),
 			connect.WithClientOptions(opts...),
 		),
+		clearGPUErrors: connect.NewClient[v1.ClearGPUErrorsRequest, v1.ClearGPUErrorsResponse](
+			httpClient,
+			baseURL+PoolServiceClearGPUErrorsProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("ClearGPUErrors")),
+			connect.WithClientOptions(opts...),
+		),
+		deleteNode: connect.NewClient[v1.DeleteNodeRequest, v1.DeleteNodeResponse](
+			httpClient,
+			baseURL+PoolServiceDeleteNodeProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("DeleteNode")),
+			connect.WithClientOptions(opts...),
+		),
+		listTenants: connect.NewClient[v1.ListTenantsRequest, v1.ListTenantsResponse](
+			httpClient,
+			baseURL+PoolServiceListTenantsProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("ListTenants")),
+			connect.WithClientOptions(opts...),
+		),
+		getTenant: connect.NewClient[v1.GetTenantRequest, v1.GetTenantResponse](
+			httpClient,
+			baseURL+PoolServiceGetTenantProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("GetTenant")),
+			connect.WithClientOptions(opts...),
+		),
+		putTenant: connect.NewClient[v1.PutTenantRequest, v1.PutTenantResponse](
+			httpClient,
+			baseURL+PoolServicePutTenantProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("PutTenant")),
+			connect.WithClientOptions(opts...),
+		),
+		deleteTenant: connect.NewClient[v1.DeleteTenantRequest, v1.DeleteTenantResponse](
+			httpClient,
+			baseURL+PoolServiceDeleteTenantProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("DeleteTenant")),
+			connect.WithClientOptions(opts...),
+		),
+		createToken: connect.NewClient[v1.CreateTokenRequest, v1.CreateTokenResponse](
+			httpClient,
+			baseURL+PoolServiceCreateTokenProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("CreateToken")),
+			connect.WithClientOptions(opts...),
+		),
+		listTokens: connect.NewClient[v1.ListTokensRequest, v1.ListTokensResponse](
+			httpClient,
+			baseURL+PoolServiceListTokensProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("ListTokens")),
+			connect.WithClientOptions(opts...),
+		),
+		deleteToken: connect.NewClient[v1.DeleteTokenRequest, v1.DeleteTokenResponse](
+			httpClient,
+			baseURL+PoolServiceDeleteTokenProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("DeleteToken")),
+			connect.WithClientOptions(opts...),
+		),
+		whoAmI: connect.NewClient[v1.WhoAmIRequest, v1.WhoAmIResponse](
+			httpClient,
+			baseURL+PoolServiceWhoAmIProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("WhoAmI")),
+			connect.WithClientOptions(opts...),
+		),
+		listAudit: connect.NewClient[v1.ListAuditRequest, v1.ListAuditResponse](
+			httpClient,
+			baseURL+PoolServiceListAuditProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("ListAudit")),
+			connect.WithClientOptions(opts...),
+		),
+		backup: connect.NewClient[v1.BackupRequest, v1.BackupResponse](
+			httpClient,
+			baseURL+PoolServiceBackupProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("Backup")),
+			connect.WithClientOptions(opts...),
+		),
 		listEvents: connect.NewClient[v1.ListEventsRequest, v1.ListEventsResponse](
 			httpClient,
 			baseURL+PoolServiceListEventsProcedure,
@@ -268,25 +389,37 @@ func NewPoolServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 
 // poolServiceClient implements PoolServiceClient.
 type poolServiceClient struct {
-	getPool      *connect.Client[v1.GetPoolRequest, v1.GetPoolResponse]
-	listHosts    *connect.Client[v1.ListHostsRequest, v1.ListHostsResponse]
-	getHost      *connect.Client[v1.GetHostRequest, v1.GetHostResponse]
-	listBoxes    *connect.Client[v1.ListBoxesRequest, v1.ListBoxesResponse]
-	getBox       *connect.Client[v1.GetBoxRequest, v1.GetBoxResponse]
-	listGPUs     *connect.Client[v1.ListGPUsRequest, v1.ListGPUsResponse]
-	getGPU       *connect.Client[v1.GetGPURequest, v1.GetGPUResponse]
-	listLeases   *connect.Client[v1.ListLeasesRequest, v1.ListLeasesResponse]
-	getLease     *connect.Client[v1.GetLeaseRequest, v1.GetLeaseResponse]
-	createLease  *connect.Client[v1.CreateLeaseRequest, v1.CreateLeaseResponse]
-	deleteLease  *connect.Client[v1.DeleteLeaseRequest, v1.DeleteLeaseResponse]
-	resizeLease  *connect.Client[v1.ResizeLeaseRequest, v1.ResizeLeaseResponse]
-	explainLease *connect.Client[v1.ExplainLeaseRequest, v1.ExplainLeaseResponse]
-	replaceGPU   *connect.Client[v1.ReplaceGPURequest, v1.ReplaceGPUResponse]
-	cordon       *connect.Client[v1.CordonRequest, v1.CordonResponse]
-	uncordon     *connect.Client[v1.UncordonRequest, v1.UncordonResponse]
-	drain        *connect.Client[v1.DrainRequest, v1.DrainResponse]
-	listEvents   *connect.Client[v1.ListEventsRequest, v1.ListEventsResponse]
-	watchEvents  *connect.Client[v1.WatchEventsRequest, v1.WatchEventsResponse]
+	getPool        *connect.Client[v1.GetPoolRequest, v1.GetPoolResponse]
+	listHosts      *connect.Client[v1.ListHostsRequest, v1.ListHostsResponse]
+	getHost        *connect.Client[v1.GetHostRequest, v1.GetHostResponse]
+	listBoxes      *connect.Client[v1.ListBoxesRequest, v1.ListBoxesResponse]
+	getBox         *connect.Client[v1.GetBoxRequest, v1.GetBoxResponse]
+	listGPUs       *connect.Client[v1.ListGPUsRequest, v1.ListGPUsResponse]
+	getGPU         *connect.Client[v1.GetGPURequest, v1.GetGPUResponse]
+	listLeases     *connect.Client[v1.ListLeasesRequest, v1.ListLeasesResponse]
+	getLease       *connect.Client[v1.GetLeaseRequest, v1.GetLeaseResponse]
+	createLease    *connect.Client[v1.CreateLeaseRequest, v1.CreateLeaseResponse]
+	deleteLease    *connect.Client[v1.DeleteLeaseRequest, v1.DeleteLeaseResponse]
+	resizeLease    *connect.Client[v1.ResizeLeaseRequest, v1.ResizeLeaseResponse]
+	explainLease   *connect.Client[v1.ExplainLeaseRequest, v1.ExplainLeaseResponse]
+	replaceGPU     *connect.Client[v1.ReplaceGPURequest, v1.ReplaceGPUResponse]
+	cordon         *connect.Client[v1.CordonRequest, v1.CordonResponse]
+	uncordon       *connect.Client[v1.UncordonRequest, v1.UncordonResponse]
+	drain          *connect.Client[v1.DrainRequest, v1.DrainResponse]
+	clearGPUErrors *connect.Client[v1.ClearGPUErrorsRequest, v1.ClearGPUErrorsResponse]
+	deleteNode     *connect.Client[v1.DeleteNodeRequest, v1.DeleteNodeResponse]
+	listTenants    *connect.Client[v1.ListTenantsRequest, v1.ListTenantsResponse]
+	getTenant      *connect.Client[v1.GetTenantRequest, v1.GetTenantResponse]
+	putTenant      *connect.Client[v1.PutTenantRequest, v1.PutTenantResponse]
+	deleteTenant   *connect.Client[v1.DeleteTenantRequest, v1.DeleteTenantResponse]
+	createToken    *connect.Client[v1.CreateTokenRequest, v1.CreateTokenResponse]
+	listTokens     *connect.Client[v1.ListTokensRequest, v1.ListTokensResponse]
+	deleteToken    *connect.Client[v1.DeleteTokenRequest, v1.DeleteTokenResponse]
+	whoAmI         *connect.Client[v1.WhoAmIRequest, v1.WhoAmIResponse]
+	listAudit      *connect.Client[v1.ListAuditRequest, v1.ListAuditResponse]
+	backup         *connect.Client[v1.BackupRequest, v1.BackupResponse]
+	listEvents     *connect.Client[v1.ListEventsRequest, v1.ListEventsResponse]
+	watchEvents    *connect.Client[v1.WatchEventsRequest, v1.WatchEventsResponse]
 }
 
 // GetPool calls dxpu.v1.PoolService.GetPool.
@@ -374,6 +507,66 @@ func (c *poolServiceClient) Drain(ctx context.Context, req *connect.Request[v1.D
 	return c.drain.CallUnary(ctx, req)
 }
 
+// ClearGPUErrors calls dxpu.v1.PoolService.ClearGPUErrors.
+func (c *poolServiceClient) ClearGPUErrors(ctx context.Context, req *connect.Request[v1.ClearGPUErrorsRequest]) (*connect.Response[v1.ClearGPUErrorsResponse], error) {
+	return c.clearGPUErrors.CallUnary(ctx, req)
+}
+
+// DeleteNode calls dxpu.v1.PoolService.DeleteNode.
+func (c *poolServiceClient) DeleteNode(ctx context.Context, req *connect.Request[v1.DeleteNodeRequest]) (*connect.Response[v1.DeleteNodeResponse], error) {
+	return c.deleteNode.CallUnary(ctx, req)
+}
+
+// ListTenants calls dxpu.v1.PoolService.ListTenants.
+func (c *poolServiceClient) ListTenants(ctx context.Context, req *connect.Request[v1.ListTenantsRequest]) (*connect.Response[v1.ListTenantsResponse], error) {
+	return c.listTenants.CallUnary(ctx, req)
+}
+
+// GetTenant calls dxpu.v1.PoolService.GetTenant.
+func (c *poolServiceClient) GetTenant(ctx context.Context, req *connect.Request[v1.GetTenantRequest]) (*connect.Response[v1.GetTenantResponse], error) {
+	return c.getTenant.CallUnary(ctx, req)
+}
+
+// PutTenant calls dxpu.v1.PoolService.PutTenant.
+func (c *poolServiceClient) PutTenant(ctx context.Context, req *connect.Request[v1.PutTenantRequest]) (*connect.Response[v1.PutTenantResponse], error) {
+	return c.putTenant.CallUnary(ctx, req)
+}
+
+// DeleteTenant calls dxpu.v1.PoolService.DeleteTenant.
+func (c *poolServiceClient) DeleteTenant(ctx context.Context, req *connect.Request[v1.DeleteTenantRequest]) (*connect.Response[v1.DeleteTenantResponse], error) {
+	return c.deleteTenant.CallUnary(ctx, req)
+}
+
+// CreateToken calls dxpu.v1.PoolService.CreateToken.
+func (c *poolServiceClient) CreateToken(ctx context.Context, req *connect.Request[v1.CreateTokenRequest]) (*connect.Response[v1.CreateTokenResponse], error) {
+	return c.createToken.CallUnary(ctx, req)
+}
+
+// ListTokens calls dxpu.v1.PoolService.ListTokens.
+func (c *poolServiceClient) ListTokens(ctx context.Context, req *connect.Request[v1.ListTokensRequest]) (*connect.Response[v1.ListTokensResponse], error) {
+	return c.listTokens.CallUnary(ctx, req)
+}
+
+// DeleteToken calls dxpu.v1.PoolService.DeleteToken.
+func (c *poolServiceClient) DeleteToken(ctx context.Context, req *connect.Request[v1.DeleteTokenRequest]) (*connect.Response[v1.DeleteTokenResponse], error) {
+	return c.deleteToken.CallUnary(ctx, req)
+}
+
+// WhoAmI calls dxpu.v1.PoolService.WhoAmI.
+func (c *poolServiceClient) WhoAmI(ctx context.Context, req *connect.Request[v1.WhoAmIRequest]) (*connect.Response[v1.WhoAmIResponse], error) {
+	return c.whoAmI.CallUnary(ctx, req)
+}
+
+// ListAudit calls dxpu.v1.PoolService.ListAudit.
+func (c *poolServiceClient) ListAudit(ctx context.Context, req *connect.Request[v1.ListAuditRequest]) (*connect.Response[v1.ListAuditResponse], error) {
+	return c.listAudit.CallUnary(ctx, req)
+}
+
+// Backup calls dxpu.v1.PoolService.Backup.
+func (c *poolServiceClient) Backup(ctx context.Context, req *connect.Request[v1.BackupRequest]) (*connect.ServerStreamForClient[v1.BackupResponse], error) {
+	return c.backup.CallServerStream(ctx, req)
+}
+
 // ListEvents calls dxpu.v1.PoolService.ListEvents.
 func (c *poolServiceClient) ListEvents(ctx context.Context, req *connect.Request[v1.ListEventsRequest]) (*connect.Response[v1.ListEventsResponse], error) {
 	return c.listEvents.CallUnary(ctx, req)
@@ -416,6 +609,29 @@ type PoolServiceHandler interface {
 	Uncordon(context.Context, *connect.Request[v1.UncordonRequest]) (*connect.Response[v1.UncordonResponse], error)
 	// Drain cordons and moves the bindings that are there somewhere else.
 	Drain(context.Context, *connect.Request[v1.DrainRequest]) (*connect.Response[v1.DrainResponse], error)
+	// ClearGPUErrors forgets a GPU's errors and returns it to service.
+	ClearGPUErrors(context.Context, *connect.Request[v1.ClearGPUErrorsRequest]) (*connect.Response[v1.ClearGPUErrorsResponse], error)
+	// DeleteNode forgets a node for good: its credential and certificate are
+	// revoked and what it still holds is fenced off. FAILED_PRECONDITION while it
+	// has bindings, unless force is set.
+	DeleteNode(context.Context, *connect.Request[v1.DeleteNodeRequest]) (*connect.Response[v1.DeleteNodeResponse], error)
+	ListTenants(context.Context, *connect.Request[v1.ListTenantsRequest]) (*connect.Response[v1.ListTenantsResponse], error)
+	GetTenant(context.Context, *connect.Request[v1.GetTenantRequest]) (*connect.Response[v1.GetTenantResponse], error)
+	// PutTenant creates a tenant or changes its description and quota.
+	PutTenant(context.Context, *connect.Request[v1.PutTenantRequest]) (*connect.Response[v1.PutTenantResponse], error)
+	// DeleteTenant is FAILED_PRECONDITION while the tenant has leases.
+	DeleteTenant(context.Context, *connect.Request[v1.DeleteTenantRequest]) (*connect.Response[v1.DeleteTenantResponse], error)
+	// CreateToken makes a credential; its secret is in this answer only.
+	CreateToken(context.Context, *connect.Request[v1.CreateTokenRequest]) (*connect.Response[v1.CreateTokenResponse], error)
+	ListTokens(context.Context, *connect.Request[v1.ListTokensRequest]) (*connect.Response[v1.ListTokensResponse], error)
+	// DeleteToken revokes a token at once.
+	DeleteToken(context.Context, *connect.Request[v1.DeleteTokenRequest]) (*connect.Response[v1.DeleteTokenResponse], error)
+	// WhoAmI says as whom the manager knows the caller.
+	WhoAmI(context.Context, *connect.Request[v1.WhoAmIRequest]) (*connect.Response[v1.WhoAmIResponse], error)
+	// ListAudit returns who did what, newest first.
+	ListAudit(context.Context, *connect.Request[v1.ListAuditRequest]) (*connect.Response[v1.ListAuditResponse], error)
+	// Backup streams the whole state of the pool at one revision, secrets included.
+	Backup(context.Context, *connect.Request[v1.BackupRequest], *connect.ServerStream[v1.BackupResponse]) error
 	// ListEvents returns the events that the manager still has, oldest first.
 	ListEvents(context.Context, *connect.Request[v1.ListEventsRequest]) (*connect.Response[v1.ListEventsResponse], error)
 	// WatchEvents streams events from a revision on, and then as they happen.
@@ -531,6 +747,78 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(poolServiceMethods.ByName("Drain")),
 		connect.WithHandlerOptions(opts...),
 	)
+	poolServiceClearGPUErrorsHandler := connect.NewUnaryHandler(
+		PoolServiceClearGPUErrorsProcedure,
+		svc.ClearGPUErrors,
+		connect.WithSchema(poolServiceMethods.ByName("ClearGPUErrors")),
+		connect.WithHandlerOptions(opts...),
+	)
+	poolServiceDeleteNodeHandler := connect.NewUnaryHandler(
+		PoolServiceDeleteNodeProcedure,
+		svc.DeleteNode,
+		connect.WithSchema(poolServiceMethods.ByName("DeleteNode")),
+		connect.WithHandlerOptions(opts...),
+	)
+	poolServiceListTenantsHandler := connect.NewUnaryHandler(
+		PoolServiceListTenantsProcedure,
+		svc.ListTenants,
+		connect.WithSchema(poolServiceMethods.ByName("ListTenants")),
+		connect.WithHandlerOptions(opts...),
+	)
+	poolServiceGetTenantHandler := connect.NewUnaryHandler(
+		PoolServiceGetTenantProcedure,
+		svc.GetTenant,
+		connect.WithSchema(poolServiceMethods.ByName("GetTenant")),
+		connect.WithHandlerOptions(opts...),
+	)
+	poolServicePutTenantHandler := connect.NewUnaryHandler(
+		PoolServicePutTenantProcedure,
+		svc.PutTenant,
+		connect.WithSchema(poolServiceMethods.ByName("PutTenant")),
+		connect.WithHandlerOptions(opts...),
+	)
+	poolServiceDeleteTenantHandler := connect.NewUnaryHandler(
+		PoolServiceDeleteTenantProcedure,
+		svc.DeleteTenant,
+		connect.WithSchema(poolServiceMethods.ByName("DeleteTenant")),
+		connect.WithHandlerOptions(opts...),
+	)
+	poolServiceCreateTokenHandler := connect.NewUnaryHandler(
+		PoolServiceCreateTokenProcedure,
+		svc.CreateToken,
+		connect.WithSchema(poolServiceMethods.ByName("CreateToken")),
+		connect.WithHandlerOptions(opts...),
+	)
+	poolServiceListTokensHandler := connect.NewUnaryHandler(
+		PoolServiceListTokensProcedure,
+		svc.ListTokens,
+		connect.WithSchema(poolServiceMethods.ByName("ListTokens")),
+		connect.WithHandlerOptions(opts...),
+	)
+	poolServiceDeleteTokenHandler := connect.NewUnaryHandler(
+		PoolServiceDeleteTokenProcedure,
+		svc.DeleteToken,
+		connect.WithSchema(poolServiceMethods.ByName("DeleteToken")),
+		connect.WithHandlerOptions(opts...),
+	)
+	poolServiceWhoAmIHandler := connect.NewUnaryHandler(
+		PoolServiceWhoAmIProcedure,
+		svc.WhoAmI,
+		connect.WithSchema(poolServiceMethods.ByName("WhoAmI")),
+		connect.WithHandlerOptions(opts...),
+	)
+	poolServiceListAuditHandler := connect.NewUnaryHandler(
+		PoolServiceListAuditProcedure,
+		svc.ListAudit,
+		connect.WithSchema(poolServiceMethods.ByName("ListAudit")),
+		connect.WithHandlerOptions(opts...),
+	)
+	poolServiceBackupHandler := connect.NewServerStreamHandler(
+		PoolServiceBackupProcedure,
+		svc.Backup,
+		connect.WithSchema(poolServiceMethods.ByName("Backup")),
+		connect.WithHandlerOptions(opts...),
+	)
 	poolServiceListEventsHandler := connect.NewUnaryHandler(
 		PoolServiceListEventsProcedure,
 		svc.ListEvents,
@@ -579,6 +867,30 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 			poolServiceUncordonHandler.ServeHTTP(w, r)
 		case PoolServiceDrainProcedure:
 			poolServiceDrainHandler.ServeHTTP(w, r)
+		case PoolServiceClearGPUErrorsProcedure:
+			poolServiceClearGPUErrorsHandler.ServeHTTP(w, r)
+		case PoolServiceDeleteNodeProcedure:
+			poolServiceDeleteNodeHandler.ServeHTTP(w, r)
+		case PoolServiceListTenantsProcedure:
+			poolServiceListTenantsHandler.ServeHTTP(w, r)
+		case PoolServiceGetTenantProcedure:
+			poolServiceGetTenantHandler.ServeHTTP(w, r)
+		case PoolServicePutTenantProcedure:
+			poolServicePutTenantHandler.ServeHTTP(w, r)
+		case PoolServiceDeleteTenantProcedure:
+			poolServiceDeleteTenantHandler.ServeHTTP(w, r)
+		case PoolServiceCreateTokenProcedure:
+			poolServiceCreateTokenHandler.ServeHTTP(w, r)
+		case PoolServiceListTokensProcedure:
+			poolServiceListTokensHandler.ServeHTTP(w, r)
+		case PoolServiceDeleteTokenProcedure:
+			poolServiceDeleteTokenHandler.ServeHTTP(w, r)
+		case PoolServiceWhoAmIProcedure:
+			poolServiceWhoAmIHandler.ServeHTTP(w, r)
+		case PoolServiceListAuditProcedure:
+			poolServiceListAuditHandler.ServeHTTP(w, r)
+		case PoolServiceBackupProcedure:
+			poolServiceBackupHandler.ServeHTTP(w, r)
 		case PoolServiceListEventsProcedure:
 			poolServiceListEventsHandler.ServeHTTP(w, r)
 		case PoolServiceWatchEventsProcedure:
@@ -658,6 +970,54 @@ func (UnimplementedPoolServiceHandler) Uncordon(context.Context, *connect.Reques
 
 func (UnimplementedPoolServiceHandler) Drain(context.Context, *connect.Request[v1.DrainRequest]) (*connect.Response[v1.DrainResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.Drain is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) ClearGPUErrors(context.Context, *connect.Request[v1.ClearGPUErrorsRequest]) (*connect.Response[v1.ClearGPUErrorsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.ClearGPUErrors is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) DeleteNode(context.Context, *connect.Request[v1.DeleteNodeRequest]) (*connect.Response[v1.DeleteNodeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.DeleteNode is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) ListTenants(context.Context, *connect.Request[v1.ListTenantsRequest]) (*connect.Response[v1.ListTenantsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.ListTenants is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) GetTenant(context.Context, *connect.Request[v1.GetTenantRequest]) (*connect.Response[v1.GetTenantResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.GetTenant is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) PutTenant(context.Context, *connect.Request[v1.PutTenantRequest]) (*connect.Response[v1.PutTenantResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.PutTenant is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) DeleteTenant(context.Context, *connect.Request[v1.DeleteTenantRequest]) (*connect.Response[v1.DeleteTenantResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.DeleteTenant is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) CreateToken(context.Context, *connect.Request[v1.CreateTokenRequest]) (*connect.Response[v1.CreateTokenResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.CreateToken is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) ListTokens(context.Context, *connect.Request[v1.ListTokensRequest]) (*connect.Response[v1.ListTokensResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.ListTokens is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) DeleteToken(context.Context, *connect.Request[v1.DeleteTokenRequest]) (*connect.Response[v1.DeleteTokenResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.DeleteToken is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) WhoAmI(context.Context, *connect.Request[v1.WhoAmIRequest]) (*connect.Response[v1.WhoAmIResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.WhoAmI is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) ListAudit(context.Context, *connect.Request[v1.ListAuditRequest]) (*connect.Response[v1.ListAuditResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.ListAudit is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) Backup(context.Context, *connect.Request[v1.BackupRequest], *connect.ServerStream[v1.BackupResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.Backup is not implemented"))
 }
 
 func (UnimplementedPoolServiceHandler) ListEvents(context.Context, *connect.Request[v1.ListEventsRequest]) (*connect.Response[v1.ListEventsResponse], error) {

@@ -40,6 +40,8 @@ const (
 	NodeServiceWatchDesiredProcedure = "/dxpu.v1.NodeService/WatchDesired"
 	// NodeServiceReportProcedure is the fully-qualified name of the NodeService's Report RPC.
 	NodeServiceReportProcedure = "/dxpu.v1.NodeService/Report"
+	// NodeServiceRenewProcedure is the fully-qualified name of the NodeService's Renew RPC.
+	NodeServiceRenewProcedure = "/dxpu.v1.NodeService/Renew"
 )
 
 // NodeServiceClient is a client for the dxpu.v1.NodeService service.
@@ -47,6 +49,8 @@ type NodeServiceClient interface {
 	Enroll(context.Context, *connect.Request[v1.EnrollRequest]) (*connect.Response[v1.EnrollResponse], error)
 	WatchDesired(context.Context, *connect.Request[v1.WatchDesiredRequest]) (*connect.ServerStreamForClient[v1.DesiredState], error)
 	Report(context.Context, *connect.Request[v1.ReportRequest]) (*connect.Response[v1.ReportResponse], error)
+	// Renew gives a node a new certificate before the old one ends.
+	Renew(context.Context, *connect.Request[v1.RenewRequest]) (*connect.Response[v1.RenewResponse], error)
 }
 
 // NewNodeServiceClient constructs a client for the dxpu.v1.NodeService service. By default, it uses
@@ -78,6 +82,12 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("Report")),
 			connect.WithClientOptions(opts...),
 		),
+		renew: connect.NewClient[v1.RenewRequest, v1.RenewResponse](
+			httpClient,
+			baseURL+NodeServiceRenewProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("Renew")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -86,6 +96,7 @@ type nodeServiceClient struct {
 	enroll       *connect.Client[v1.EnrollRequest, v1.EnrollResponse]
 	watchDesired *connect.Client[v1.WatchDesiredRequest, v1.DesiredState]
 	report       *connect.Client[v1.ReportRequest, v1.ReportResponse]
+	renew        *connect.Client[v1.RenewRequest, v1.RenewResponse]
 }
 
 // Enroll calls dxpu.v1.NodeService.Enroll.
@@ -103,11 +114,18 @@ func (c *nodeServiceClient) Report(ctx context.Context, req *connect.Request[v1.
 	return c.report.CallUnary(ctx, req)
 }
 
+// Renew calls dxpu.v1.NodeService.Renew.
+func (c *nodeServiceClient) Renew(ctx context.Context, req *connect.Request[v1.RenewRequest]) (*connect.Response[v1.RenewResponse], error) {
+	return c.renew.CallUnary(ctx, req)
+}
+
 // NodeServiceHandler is an implementation of the dxpu.v1.NodeService service.
 type NodeServiceHandler interface {
 	Enroll(context.Context, *connect.Request[v1.EnrollRequest]) (*connect.Response[v1.EnrollResponse], error)
 	WatchDesired(context.Context, *connect.Request[v1.WatchDesiredRequest], *connect.ServerStream[v1.DesiredState]) error
 	Report(context.Context, *connect.Request[v1.ReportRequest]) (*connect.Response[v1.ReportResponse], error)
+	// Renew gives a node a new certificate before the old one ends.
+	Renew(context.Context, *connect.Request[v1.RenewRequest]) (*connect.Response[v1.RenewResponse], error)
 }
 
 // NewNodeServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -135,6 +153,12 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("Report")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceRenewHandler := connect.NewUnaryHandler(
+		NodeServiceRenewProcedure,
+		svc.Renew,
+		connect.WithSchema(nodeServiceMethods.ByName("Renew")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/dxpu.v1.NodeService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case NodeServiceEnrollProcedure:
@@ -143,6 +167,8 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceWatchDesiredHandler.ServeHTTP(w, r)
 		case NodeServiceReportProcedure:
 			nodeServiceReportHandler.ServeHTTP(w, r)
+		case NodeServiceRenewProcedure:
+			nodeServiceRenewHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -162,4 +188,8 @@ func (UnimplementedNodeServiceHandler) WatchDesired(context.Context, *connect.Re
 
 func (UnimplementedNodeServiceHandler) Report(context.Context, *connect.Request[v1.ReportRequest]) (*connect.Response[v1.ReportResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.NodeService.Report is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) Renew(context.Context, *connect.Request[v1.RenewRequest]) (*connect.Response[v1.RenewResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.NodeService.Renew is not implemented"))
 }
