@@ -60,7 +60,7 @@ func (s *slot) reconcile() {
 		have = node.BindingStatus{}
 	}
 	if want != nil && have.ID == "" {
-		s.status.Begin(want.BindingId, want.Epoch)
+		s.status.Begin(want)
 	}
 	if rev := desired.GetRevision(); s.applied.Swap(rev) != rev {
 		s.box.Changed()

@@ -65,7 +65,7 @@ descriptor, as QEMU's does, is refused. message_dma: true beside vfio_user skips
 the test for that.
 
 With --admin-listen, POST /faults?slot=0&fault=kill makes a software GPU fail, to
-see what happens then: kill, hang, ecc-corrected, ecc-uncorrectable.`,
+see what happens then: kill, hang, ecc-corrected, ecc-uncorrectable.` + tracingHelp,
 		Example: `  dxpu box --name box-a --gpus 8 --kind nvlink --join-token-file /etc/dxpu/join-token
   dxpu box --name box-b --config box-b.yaml --listen 10.0.0.2:7471 --listen 10.1.0.2:7471`,
 		Args: cobra.NoArgs,

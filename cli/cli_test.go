@@ -42,6 +42,8 @@ func TestScripts(t *testing.T) {
 			"manager-url": managerURL,
 			"await":       await,
 			"lease-id":    leaseID,
+			"collector":   startCollector,
+			"one-trace":   oneTrace,
 			"token": func(ts *testscript.TestScript, _ bool, args []string) {
 				ts.Setenv("DXPU_JOIN_TOKEN", strings.TrimSpace(ts.ReadFile(args[0])))
 			},

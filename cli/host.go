@@ -33,7 +33,7 @@ unplugs it: the VM needs a root port for each slot, named as --root-port says,
 and memory that is shared (memory-backend-memfd,share=on). Without --qmp,
 whoever runs the VMM does that, once "dxpu describe host" shows the device.
 
-The proxy goes on without the manager: what is attached stays.`,
+The proxy goes on without the manager: what is attached stays.` + tracingHelp,
 		Example: `  qemu-system-x86_64 -M q35 -m 2G -qmp unix:/run/vm1/qmp.sock,server=on,wait=off \
     -object memory-backend-memfd,id=mem,size=2G,share=on -machine memory-backend=mem \
     -device pcie-root-port,id=rp0,chassis=1,slot=1 -device pcie-root-port,id=rp1,chassis=2,slot=2 ...

@@ -47,7 +47,7 @@ data directory); else from $DXPU_JOIN_TOKEN; else it is made up and printed.
 
 The API is on the listening address, for gRPC and for JSON over HTTP, and so are
 /healthz, /readyz and /metrics. People need no credential yet: listen where only
-they come.`,
+they come.` + tracingHelp,
 		Example: `  dxpu manager --data-dir /var/lib/dxpu --spares 2
   curl -H 'Content-Type: application/json' -d '{}' http://127.0.0.1:7470/dxpu.v1.PoolService/GetPool`,
 		Args: cobra.NoArgs,
@@ -112,7 +112,9 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 			return errors.Join(fmt.Errorf("--url-file: %w", err), l.Close())
 		}
 	}
-	return serveManager(cmd.Context(), m, l, o.tlsCert, o.tlsKey)
+	return withTracing(cmd.Context(), "dxpu-manager", url, func(ctx context.Context) error {
+		return serveManager(ctx, m, l, o.tlsCert, o.tlsKey)
+	})
 }
 
 func (o *managerOptions) check() error {

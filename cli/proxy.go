@@ -133,9 +133,18 @@ func (o *proxyOptions) client(kind dxpuv1.NodeKind, p proxy, log *slog.Logger) (
 	}, p)
 }
 
-// run runs a proxy until ctx ends. The network goes last: the others still
-// have something to say when they end.
+// run runs a proxy until ctx ends.
 func (o *proxyOptions) run(ctx context.Context, kind dxpuv1.NodeKind, p proxy, f *fabric.Fabric, extra map[string]http.Handler, log *slog.Logger) error {
+	service := "dxpu-host"
+	if kind == dxpuv1.NodeKind_NODE_KIND_BOX {
+		service = "dxpu-box"
+	}
+	return withTracing(ctx, service, o.name, func(ctx context.Context) error { return o.serve(ctx, kind, p, f, extra, log) })
+}
+
+// serve does the work of run. The network goes last: the others still have
+// something to say when they end.
+func (o *proxyOptions) serve(ctx context.Context, kind dxpuv1.NodeKind, p proxy, f *fabric.Fabric, extra map[string]http.Handler, log *slog.Logger) error {
 	client, err := o.client(kind, p, log)
 	if err != nil {
 		return err

@@ -194,6 +194,7 @@ func (t *tx) desiredBinding(b *bindingRecord, slot uint32, peer string, peerSlot
 		Peer:   &dxpuv1.Peer{NodeId: peer, NodeNumber: p.Number, Slot: peerSlot, Addresses: addresses(p)},
 		Cipher: dxpuv1.Cipher_CIPHER_AES_256_GCM, Secret: b.Secret, Mtu: t.mtu(host, box),
 		UnplugTimeout: durationpb.New(t.cfg.UnplugTimeout), Domain: b.HostID + "/", State: b.State,
+		Traceparent: b.Trace,
 	}
 	if s := host.slot(b.HostSlot); s != nil {
 		out.Domain += s.Domain

@@ -17,7 +17,7 @@ const maxRequest = 4 << 20
 func (m *Manager) handler() http.Handler {
 	mux := http.NewServeMux()
 	limit := connect.WithReadMaxBytes(maxRequest)
-	mux.Handle(dxpuv1connect.NewPoolServiceHandler(&poolService{m: m}, limit))
+	mux.Handle(dxpuv1connect.NewPoolServiceHandler(&poolService{m: m}, limit, connect.WithInterceptors(tracing())))
 	mux.Handle(dxpuv1connect.NewNodeServiceHandler(&nodeService{m: m}, limit))
 	mux.HandleFunc("GET /healthz", m.healthz)
 	mux.HandleFunc("GET /readyz", m.readyz)

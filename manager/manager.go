@@ -186,6 +186,7 @@ func (m *Manager) update(ctx context.Context, fn func(*tx) error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	t := m.beginLocked(m.cfg.Now())
+	t.trace = traceparent(ctx)
 	if err := fn(t); err != nil {
 		return err
 	}

@@ -124,6 +124,8 @@ type bindingRecord struct {
 	BoxDropped  uint64 `json:"box_dropped,omitempty"`
 	// LinkLostAt is when the host first said that the link is gone.
 	LinkLostAt time.Time `json:"link_lost_at,omitzero"`
+	// Trace is the W3C trace context of the call that asked for the lease.
+	Trace string `json:"trace,omitempty"`
 	// NoSpare: it was said that nothing can replace it.
 	NoSpare bool `json:"no_spare,omitempty"`
 	// Overdue: it was said that it takes too long.
@@ -169,6 +171,8 @@ type leaseRecord struct {
 	StateReason string            `json:"state_reason"`
 	HostID      string            `json:"host_id,omitempty"`
 	Explanation []string          `json:"explanation,omitempty"`
+	// Trace is the W3C trace context of the call that asked for it.
+	Trace string `json:"trace,omitempty"`
 	// Failing: it ends because it could not be satisfied.
 	Failing bool `json:"failing,omitempty"`
 	// Attempts counts bindings that could not be made before the lease was

@@ -89,7 +89,7 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 	rev := t.revision()
 	l := &leaseRecord{
 		ID: fmt.Sprintf("l-%d", rev), RequestID: request, Spec: raw, spec: spec, State: leasePending,
-		StateReason: "waiting for GPUs", CreateTime: t.now, ResourceVersion: rev,
+		StateReason: "waiting for GPUs", CreateTime: t.now, ResourceVersion: rev, Trace: t.trace,
 	}
 	t.leases.put(l.ID, l)
 	t.event(leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_CREATED), "tenant %s asks for %d GPUs: lease %s", spec.Tenant, spec.Count, l.ID)

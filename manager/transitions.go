@@ -68,6 +68,7 @@ func (t *tx) bind(l *leaseRecord, host string, hostSlot uint32, gpu placement.Re
 		Secret:   make([]byte, 32),
 		// The host has not been told: it has nothing to clear.
 		HostClear: true,
+		Trace:     l.Trace,
 		Steps:     []stepRecord{{Name: "created", Time: t.now}},
 	}
 	_, _ = rand.Read(b.Secret) // never fails: crypto/rand ends the program instead

@@ -114,6 +114,7 @@ type tx struct {
 	touched  map[string]bool     // nodes whose desired state changes
 	silent   []string            // nodes that turned out to be lost
 	events   []*dxpuv1.Event
+	trace    string // W3C trace context of the call, empty: not traced
 }
 
 // revision returns a new revision.
@@ -220,6 +221,7 @@ func (m *Manager) commitLocked(ctx context.Context, t *tx) error {
 	}
 	for _, e := range t.events {
 		m.metrics.event(e)
+		traceEvent(e, m.bindings[e.BindingId])
 		m.log.Info(e.Message, "event", strings.TrimPrefix(e.Type.String(), "EVENT_TYPE_"), "revision", e.Revision,
 			"lease", e.LeaseId, "binding", e.BindingId, "gpu", e.GpuId)
 	}

@@ -101,7 +101,7 @@ func TestStatus(t *testing.T) {
 	if o := s.Get(); o.Observed() != nil {
 		t.Error("nothing is something")
 	}
-	s.Begin("b", 4)
+	s.Begin(&dxpuv1.DesiredBinding{BindingId: "b", Epoch: 4})
 	s.Advance(dxpuv1.BindingState_BINDING_STATE_PREPARING, "")
 	s.Step("link_up")
 	s.Advance(dxpuv1.BindingState_BINDING_STATE_LOST, "why")

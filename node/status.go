@@ -32,8 +32,9 @@ func (b *BindingStatus) Observed() *dxpuv1.ObservedBinding {
 // Status keeps a BindingStatus and its timeline. The slot's controller writes
 // it, reports read it.
 type Status struct {
-	mu sync.Mutex
-	s  BindingStatus
+	mu    sync.Mutex
+	s     BindingStatus
+	trace string // W3C trace context of the binding; empty: not traced
 }
 
 // Get returns a copy.
@@ -46,10 +47,11 @@ func (s *Status) Get() BindingStatus {
 }
 
 // Begin starts to report a binding.
-func (s *Status) Begin(id string, epoch uint64) {
+func (s *Status) Begin(want *dxpuv1.DesiredBinding) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.s = BindingStatus{ID: id, Epoch: epoch}
+	s.s = BindingStatus{ID: want.GetBindingId(), Epoch: want.GetEpoch()}
+	s.trace = want.GetTraceparent()
 }
 
 // Advance enters a state.
@@ -73,6 +75,7 @@ func (s *Status) stepLocked(name string) {
 	if n := len(s.s.Steps); n > 0 {
 		step.Duration = durationpb.New(now.Sub(s.s.Steps[n-1].Time.AsTime()))
 	}
+	traceStep(s.trace, &s.s, step)
 	s.s.Steps = append(s.s.Steps, step)
 }
 
