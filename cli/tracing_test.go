@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"encoding/hex"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -38,7 +39,7 @@ func (c *spanCollector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		for _, ss := range rs.ScopeSpans {
 			for _, s := range ss.Spans {
-				c.spans = append(c.spans, strings.Join([]string{string(s.TraceId), service, s.Name}, "|"))
+				c.spans = append(c.spans, strings.Join([]string{hex.EncodeToString(s.TraceId), service, s.Name}, "|"))
 			}
 		}
 	}
