@@ -237,6 +237,33 @@ func TestWatchResumes(t *testing.T) {
 	}
 }
 
+// Newest first is oldest first backwards, page by page.
+func TestListEventsNewestFirst(t *testing.T) {
+	s := populated(t)
+	list, err := s.pool.ListEvents(t.Context(), connect.NewRequest(&dxpuv1.ListEventsRequest{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := list.Msg.Events
+	req := &dxpuv1.ListEventsRequest{NewestFirst: true, PageSize: 3}
+	for i := len(want) - 1; i >= 0; {
+		list, err := s.pool.ListEvents(t.Context(), connect.NewRequest(req))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range list.Msg.Events {
+			if e.Revision != want[i].Revision {
+				t.Fatalf("event %d, want %d", e.Revision, want[i].Revision)
+			}
+			i--
+		}
+		req.PageToken = list.Msg.NextPageToken
+		if (req.PageToken == "") != (i < 0) {
+			t.Fatalf("page token %q with %d events to go", req.PageToken, i+1)
+		}
+	}
+}
+
 // Plain JSON over HTTP, and the pages for machines; no secret in any of them.
 func TestHTTP(t *testing.T) {
 	s := populated(t)

@@ -209,6 +209,10 @@ func (s *poolService) ListEvents(_ context.Context, req *connect.Request[dxpuv1.
 	events, newest, _, _ := s.m.events.after(0)
 	events = slices.DeleteFunc(events, func(e *dxpuv1.Event) bool { return !matches(e, req.Msg.Filter) })
 	key := func(e *dxpuv1.Event) string { return sortable("", e.Revision) }
+	if req.Msg.NewestFirst {
+		slices.Reverse(events)
+		key = func(e *dxpuv1.Event) string { return sortable("", ^e.Revision) }
+	}
 	events, next, err := page(events, key, req.Msg.PageSize, req.Msg.PageToken)
 	return connect.NewResponse(&dxpuv1.ListEventsResponse{Events: events, NextPageToken: next, Revision: newest}), err
 }

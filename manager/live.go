@@ -14,6 +14,7 @@ type liveNode struct {
 	last     time.Time // of the last report; zero: none since the manager started
 	lost     bool      // said so in an event
 	observed *dxpuv1.ObservedState
+	rates    rates
 	retired  string        // instance whose reports are no longer taken
 	changed  chan struct{} // closed and replaced when the desired state changes
 }

@@ -62,6 +62,7 @@ func (m *Manager) report(ctx context.Context, o *dxpuv1.ObservedState, allowed f
 	if l.observed != nil && l.observed.InstanceId != o.InstanceId {
 		l.retired = l.observed.InstanceId
 	}
+	l.rates.update(o, t.now)
 	l.observed, l.last, l.lost = o, t.now, false
 	if !same {
 		n := t.nodes.get(o.NodeId)

@@ -1975,10 +1975,12 @@ func (x *DrainResponse) GetBindingIds() []string {
 }
 
 type ListEventsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	PageSize      int32                  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
-	PageToken     string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
-	Filter        *EventFilter           `protobuf:"bytes,3,opt,name=filter,proto3" json:"filter,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	PageSize  int32                  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	Filter    *EventFilter           `protobuf:"bytes,3,opt,name=filter,proto3" json:"filter,omitempty"`
+	// Newest first instead of oldest first.
+	NewestFirst   bool `protobuf:"varint,4,opt,name=newest_first,json=newestFirst,proto3" json:"newest_first,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2032,6 +2034,13 @@ func (x *ListEventsRequest) GetFilter() *EventFilter {
 		return x.Filter
 	}
 	return nil
+}
+
+func (x *ListEventsRequest) GetNewestFirst() bool {
+	if x != nil {
+		return x.NewestFirst
+	}
+	return false
 }
 
 type ListEventsResponse struct {
@@ -3580,12 +3589,13 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\bdeadline\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\bdeadline\"0\n" +
 	"\rDrainResponse\x12\x1f\n" +
 	"\vbinding_ids\x18\x01 \x03(\tR\n" +
-	"bindingIds\"}\n" +
+	"bindingIds\"\xa0\x01\n" +
 	"\x11ListEventsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
 	"page_token\x18\x02 \x01(\tR\tpageToken\x12,\n" +
-	"\x06filter\x18\x03 \x01(\v2\x14.dxpu.v1.EventFilterR\x06filter\"\x80\x01\n" +
+	"\x06filter\x18\x03 \x01(\v2\x14.dxpu.v1.EventFilterR\x06filter\x12!\n" +
+	"\fnewest_first\x18\x04 \x01(\bR\vnewestFirst\"\x80\x01\n" +
 	"\x12ListEventsResponse\x12&\n" +
 	"\x06events\x18\x01 \x03(\v2\x0e.dxpu.v1.EventR\x06events\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1a\n" +

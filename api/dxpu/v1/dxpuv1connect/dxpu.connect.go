@@ -181,7 +181,8 @@ type PoolServiceClient interface {
 	ListAudit(context.Context, *connect.Request[v1.ListAuditRequest]) (*connect.Response[v1.ListAuditResponse], error)
 	// Backup streams the whole state of the pool at one revision, secrets included.
 	Backup(context.Context, *connect.Request[v1.BackupRequest]) (*connect.ServerStreamForClient[v1.BackupResponse], error)
-	// ListEvents returns the events that the manager still has, oldest first.
+	// ListEvents returns the events that the manager still has, oldest first unless
+	// newest_first is set.
 	ListEvents(context.Context, *connect.Request[v1.ListEventsRequest]) (*connect.Response[v1.ListEventsResponse], error)
 	// WatchEvents streams events from a revision on, and then as they happen.
 	WatchEvents(context.Context, *connect.Request[v1.WatchEventsRequest]) (*connect.ServerStreamForClient[v1.WatchEventsResponse], error)
@@ -632,7 +633,8 @@ type PoolServiceHandler interface {
 	ListAudit(context.Context, *connect.Request[v1.ListAuditRequest]) (*connect.Response[v1.ListAuditResponse], error)
 	// Backup streams the whole state of the pool at one revision, secrets included.
 	Backup(context.Context, *connect.Request[v1.BackupRequest], *connect.ServerStream[v1.BackupResponse]) error
-	// ListEvents returns the events that the manager still has, oldest first.
+	// ListEvents returns the events that the manager still has, oldest first unless
+	// newest_first is set.
 	ListEvents(context.Context, *connect.Request[v1.ListEventsRequest]) (*connect.Response[v1.ListEventsResponse], error)
 	// WatchEvents streams events from a revision on, and then as they happen.
 	WatchEvents(context.Context, *connect.Request[v1.WatchEventsRequest], *connect.ServerStream[v1.WatchEventsResponse]) error
