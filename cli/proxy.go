@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -50,7 +51,7 @@ func (o *proxyOptions) register(cmd *cobra.Command) {
 	f.StringVar(&o.tokenFile, "join-token-file", "", "file of the token to enrol with (default: $DXPU_JOIN_TOKEN)")
 	f.StringVar(&o.stateDir, "state-dir", "", "directory that keeps the node's identity and what it should have (default: nothing is kept)")
 	f.StringArrayVar(&o.listen, "listen", []string{"127.0.0.1:0"}, "UDP address of a path; once for each network")
-	f.StringArrayVar(&o.faults, "fault", nil, `what to do to outgoing datagrams of a path, like "loss=1%,delay=10us"; once for each --listen`)
+	f.StringArrayVar(&o.faults, "fault", nil, `for tests: what to do to outgoing datagrams of a path, like "loss=1%,delay=10us" (docs/faults.md); once for each --listen`)
 	f.BoolVar(&o.noOffload, "no-offload", false, "do without UDP segmentation and receive offload")
 	f.StringVar(&o.rack, "rack", "", "where the node stands")
 	f.StringToStringVar(&o.labels, "label", nil, "labels of the node, KEY=VALUE")
@@ -82,7 +83,7 @@ func (o *proxyOptions) fabric(log *slog.Logger) (*fabric.Fabric, error) {
 	if len(o.faults) > len(o.listen) {
 		return nil, withHint(errors.New("more --fault than --listen"), "the first --fault is for the first --listen")
 	}
-	cfg := fabric.Config{UDP: udp.Options{NoOffload: o.noOffload}, Logger: log}
+	cfg := fabric.Config{UDP: udp.Options{NoOffload: o.noOffload}, Logger: log, Restart: func() { restart(log) }}
 	for i, addr := range o.listen {
 		p := fabric.PathConfig{Listen: addr, Seed: randomSeed()}
 		if i < len(o.faults) {
@@ -95,6 +96,17 @@ func (o *proxyOptions) fabric(log *slog.Logger) (*fabric.Fabric, error) {
 		cfg.Paths = append(cfg.Paths, p)
 	}
 	return fabric.Open(cfg)
+}
+
+// restart puts a new process of the same command in this one's place, without
+// a last word to anybody. Its fault plan begins anew.
+func restart(log *slog.Logger) {
+	self, err := os.Executable()
+	if err == nil {
+		log.Info("restarted by the fault plan")
+		err = syscall.Exec(self, os.Args, os.Environ())
+	}
+	log.Error("restart by the fault plan", "err", err)
 }
 
 func randomSeed() uint64 {

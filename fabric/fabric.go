@@ -44,13 +44,18 @@ type Config struct {
 	Paths  []PathConfig // index = path ID
 	UDP    udp.Options
 	Logger *slog.Logger
+	// Restart is called when a fault plan wants this end to die and come back;
+	// nil: such plans are refused.
+	Restart func()
 }
 
 // Fabric owns the sockets and knows the bindings by their ID.
 type Fabric struct {
-	log   *slog.Logger
-	start time.Time
-	paths []*path
+	log     *slog.Logger
+	start   time.Time
+	restart func()
+	ahead   atomic.Int64 // ns by which Jump has put the clock forward
+	paths   []*path
 
 	mu       sync.Mutex // guards changes of bindings and captures
 	bindings atomic.Pointer[map[uint32]*Binding]
@@ -65,9 +70,12 @@ func Open(cfg Config) (*Fabric, error) {
 	if len(cfg.Paths) == 0 || len(cfg.Paths) > math.MaxUint8 {
 		return nil, fmt.Errorf("fabric: %d paths: want 1 to %d listen addresses", len(cfg.Paths), math.MaxUint8)
 	}
-	f := &Fabric{log: cfg.Logger, start: time.Now()}
+	f := &Fabric{log: cfg.Logger, start: time.Now(), restart: cfg.Restart}
 	f.bindings.Store(&map[uint32]*Binding{})
 	for i, pc := range cfg.Paths {
+		if len(pc.Fault.Restarts) > 0 && cfg.Restart == nil {
+			return nil, errors.Join(fmt.Errorf("fabric: path %d: this end cannot be restarted by a fault plan", i), f.closeSockets())
+		}
 		conn, err := udp.Listen(pc.Listen, cfg.UDP)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("fabric: path %d: %w", i, err), f.closeSockets())
@@ -78,7 +86,9 @@ func Open(cfg Config) (*Fabric, error) {
 }
 
 // Now is the time that the links and handlers of this fabric live in.
-func (f *Fabric) Now() time.Duration { return time.Since(f.start) }
+func (f *Fabric) Now() time.Duration {
+	return time.Since(f.start) + time.Duration(f.ahead.Load())
+}
 
 // Addrs returns the local address of each path.
 func (f *Fabric) Addrs() []netip.AddrPort {
@@ -126,6 +136,9 @@ func (f *Fabric) Run(ctx context.Context) error {
 	for i, p := range f.paths {
 		g.Go(func() error { return f.receive(uint8(i), p) })
 		g.Go(func() error { return p.deliverDelayed(ctx, f.Now) })
+	}
+	for _, p := range f.paths {
+		g.Go(func() error { return f.befall(ctx, p.plan) })
 	}
 	g.Go(func() error {
 		<-ctx.Done()

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,26 +18,36 @@ import (
 // path is one socket, and the faults that it is told to have.
 type path struct {
 	conn *udp.Conn
+	plan fault.Plan    // that it was opened with
 	kick chan struct{} // something was put into late
 
-	mu     sync.Mutex      // guards what follows
-	faults *fault.Injector // nil: none; changed by no one
+	faults atomic.Pointer[fault.Injector] // nil: none
+
+	mu     sync.Mutex // guards what follows, and what faults points to
 	writer *udp.Writer
 	late   delayQueue
 }
 
 func newPath(conn *udp.Conn, cfg PathConfig) *path {
-	p := &path{conn: conn, writer: conn.NewWriter(), kick: make(chan struct{}, 1)}
-	if !cfg.Fault.Zero() {
-		p.faults = fault.New(cfg.Fault, cfg.Seed)
-	}
+	p := &path{conn: conn, plan: cfg.Fault, writer: conn.NewWriter(), kick: make(chan struct{}, 1)}
+	p.setFault(cfg.Fault, cfg.Seed)
 	return p
+}
+
+func (p *path) setFault(plan fault.Plan, seed uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if plan.Zero() {
+		p.faults.Store(nil) // what waits in late still leaves at its time
+		return
+	}
+	p.faults.Store(fault.New(plan, seed))
 }
 
 // write sends a batch; what the network does not take is lost, and the link
 // finds out. The counters of the socket tell.
 func (p *path) write(now time.Duration, w *udp.Writer, batch []byte, segment int, to netip.AddrPort) {
-	if p.faults == nil {
+	if p.faults.Load() == nil {
 		_ = w.Write(batch, segment, to)
 		return
 	}
@@ -51,7 +62,12 @@ func (p *path) write(now time.Duration, w *udp.Writer, batch []byte, segment int
 
 // writeFaulty does to one datagram what the fault plan says.
 func (p *path) writeFaulty(now time.Duration, datagram []byte, to netip.AddrPort) {
-	for _, d := range p.faults.Apply(now, datagram) {
+	faults := p.faults.Load()
+	if faults == nil { // lifted meanwhile
+		_ = p.writer.Write(datagram, len(datagram), to)
+		return
+	}
+	for _, d := range faults.Apply(now, datagram) {
 		if d.At <= now {
 			_ = p.writer.Write(d.Data, len(d.Data), to)
 			continue
@@ -67,8 +83,10 @@ func (p *path) writeFaulty(now time.Duration, datagram []byte, to netip.AddrPort
 
 // deliverDelayed sends the datagrams that the fault plan holds back, until ctx ends.
 func (p *path) deliverDelayed(ctx context.Context, clock func() time.Duration) error {
-	if p.faults == nil {
+	select { // most proxies never have any
+	case <-ctx.Done():
 		return nil
+	case <-p.kick:
 	}
 	// Short delays are slept through in this thread: timers of the Go runtime
 	// fire at whole milliseconds when nothing else happens (its netpoller).

@@ -1,6 +1,7 @@
 // Package fault describes what a bad network does to datagrams, and does it:
-// loss, duplication, reordering, corruption, delay, partitions and a smaller
-// MTU, from a seed, so that every run is repeatable.
+// loss, duplication, reordering, corruption, delay, partitions, a smaller MTU
+// and a bottleneck, from a seed, so that every run is repeatable. It also names
+// what may befall the end that sends: restarts and jumps of its clock.
 package fault
 
 import (
@@ -12,10 +13,15 @@ import (
 // Window is a span of time: From included, To excluded.
 type Window struct{ From, To time.Duration }
 
+// Jump puts the clock of the sending end forward, as a process that was stopped
+// finds it.
+type Jump struct{ At, By time.Duration }
+
 // Plan is the description of a network direction. The zero value is a perfect
 // network. [Parse] reads and String writes it as text:
 //
 //	loss=1%,dup=0.5%,reorder=2%,corrupt=0.1%,delay=10us,jitter=5us,mtu=1400,partition=2s-3s
+//	rate=12.5MB/s,queue=256KiB,restart=5s,jump=2s+300ms
 type Plan struct {
 	// Loss, Dup, Reorder and Corrupt are probabilities per datagram, 0 to 1.
 	// A reordered datagram waits for ReorderBy more than the others; a corrupted
@@ -28,12 +34,22 @@ type Plan struct {
 	MTUAt time.Duration
 	// Partitions drop everything while they last.
 	Partitions []Window
+	// Rate is a bottleneck of so many bytes of datagrams per second, 0 for
+	// none. Queue is how many bytes may wait for it before datagrams are
+	// dropped, 0 for no limit.
+	Rate  float64
+	Queue int
+	// Restarts and Jumps befall the process that sends: an Injector leaves them
+	// to whoever runs it.
+	Restarts []time.Duration
+	Jumps    []Jump
 }
 
 // Zero reports whether the plan changes nothing.
 func (p *Plan) Zero() bool {
 	return p.Loss == 0 && p.Dup == 0 && p.Reorder == 0 && p.Corrupt == 0 &&
-		p.Delay == 0 && p.Jitter == 0 && p.MTU == 0 && len(p.Partitions) == 0
+		p.Delay == 0 && p.Jitter == 0 && p.MTU == 0 && len(p.Partitions) == 0 && p.Rate == 0 &&
+		len(p.Restarts) == 0 && len(p.Jumps) == 0
 }
 
 // Delivery is a datagram that arrives.
@@ -45,6 +61,7 @@ type Delivery struct {
 // Stats counts what an Injector did.
 type Stats struct {
 	Datagrams, Lost, Duplicated, Reordered, Corrupted, TooLarge, Partitioned uint64
+	Overflowed                                                               uint64 // found the queue of the bottleneck full
 }
 
 // Injector applies a plan to the datagrams of one direction.
@@ -52,12 +69,13 @@ type Injector struct {
 	plan  Plan
 	rand  *rand.Rand
 	stats Stats
+	busy  time.Duration // until when earlier datagrams take up the bottleneck
 	out   []Delivery
 }
 
 // New makes an injector; equal seeds give equal behaviour.
 func New(plan Plan, seed uint64) *Injector {
-	plan.Partitions = slices.Clone(plan.Partitions)
+	plan.Partitions, plan.Restarts, plan.Jumps = slices.Clone(plan.Partitions), nil, nil
 	return &Injector{plan: plan, rand: rand.New(rand.NewPCG(seed, 0x9e3779b97f4a7c15))}
 }
 
@@ -80,6 +98,15 @@ func (i *Injector) Apply(now time.Duration, datagram []byte) []Delivery {
 	if p.MTU > 0 && len(datagram) > p.MTU && now >= p.MTUAt {
 		s.TooLarge++
 		return nil
+	}
+	if p.Rate > 0 {
+		waiting := max(i.busy-now, 0).Seconds() * p.Rate
+		if p.Queue > 0 && int(waiting)+len(datagram) > p.Queue {
+			s.Overflowed++
+			return nil
+		}
+		i.busy = max(i.busy, now) + time.Duration(float64(len(datagram))/p.Rate*float64(time.Second))
+		now = i.busy
 	}
 	if i.hit(p.Loss) {
 		s.Lost++

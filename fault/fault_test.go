@@ -34,6 +34,14 @@ func TestParse(t *testing.T) {
 			fault.Plan{MTU: 9000, MTUAt: 2 * time.Second, Partitions: []fault.Window{{0, time.Millisecond}, {2 * time.Millisecond, 3 * time.Millisecond}}},
 			"mtu=9000@2s,partition=0s-1ms,partition=2ms-3ms",
 		},
+		{
+			"bottleneck, restarts, jumps", "rate=12.5MB/s,queue=256KiB,restart=5s,restart=7s,jump=2s+300ms",
+			fault.Plan{
+				Rate: 12.5e6, Queue: 256 << 10, Restarts: []time.Duration{5 * time.Second, 7 * time.Second},
+				Jumps: []fault.Jump{{2 * time.Second, 300 * time.Millisecond}},
+			},
+			"rate=1.25e+07B/s,queue=262144,restart=5s,restart=7s,jump=2s+300ms",
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := fault.Parse(tc.text)
@@ -69,6 +77,11 @@ func TestParseRefuses(t *testing.T) {
 		{"backwards", "partition=3s-2s", "the end after the start"},
 		{"no end", "partition=3s", "want"},
 		{"empty item", "loss=1%,", "unknown setting"},
+		{"rate without unit", "rate=5", "want something like"},
+		{"rate of nothing", "rate=0B/s", "want something like"},
+		{"half a byte of queue", "queue=0.5", "want something like"},
+		{"jump without a width", "jump=3s", "want"},
+		{"jump of nothing", "jump=3s+0s", "more than nothing"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := fault.Parse(tc.text)
@@ -86,6 +99,7 @@ func FuzzParse(f *testing.F) {
 	f.Add("loss=1%,dup=0.5%,reorder=2%,corrupt=0.1%,delay=10us,jitter=5us,mtu=1400@1s,partition=2s-3s")
 	f.Add("none")
 	f.Add("partition=0s-1ms,partition=2ms-3ms")
+	f.Add("rate=12.5MB/s,queue=256KiB,restart=5s,jump=2s+300ms")
 	f.Fuzz(func(t *testing.T, text string) {
 		p, err := fault.Parse(text)
 		if err != nil {
@@ -183,6 +197,26 @@ func TestApplyWindows(t *testing.T) {
 		})
 	}
 	if s := in.Stats(); s.TooLarge != 1 || s.Partitioned != 2 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A bottleneck spaces datagrams out and drops what its queue does not take.
+func TestApplyBottleneck(t *testing.T) {
+	in := fault.New(fault.Plan{Rate: 1e6, Queue: 300}, 1) // 100 bytes take 100 µs
+	for i, want := range []time.Duration{100, 200, 300, -1} {
+		got := in.Apply(0, make([]byte, 100))
+		switch {
+		case want < 0 && len(got) != 0:
+			t.Errorf("datagram %d arrives at %v, want it dropped", i, got[0].At)
+		case want >= 0 && (len(got) != 1 || got[0].At != want*time.Microsecond):
+			t.Errorf("datagram %d: %v, want it at %v", i, got, want*time.Microsecond)
+		}
+	}
+	if got := in.Apply(time.Second, make([]byte, 100)); len(got) != 1 || got[0].At != time.Second+100*time.Microsecond {
+		t.Errorf("after a pause: %v", got)
+	}
+	if s := in.Stats(); s.Overflowed != 1 || s.Lost != 0 {
 		t.Errorf("%+v", s)
 	}
 }

@@ -12,9 +12,10 @@ import (
 const maxTime = 24 * time.Hour
 
 // Parse reads a plan as Plan.String writes it: comma-separated settings, each
-// at most once except partition. "" and "none" are the perfect network.
-// Probabilities are written as "1%" or "0.01"; mtu may be "1400@2s" to begin
-// then.
+// at most once except partition, restart and jump. "" and "none" are the
+// perfect network. Probabilities are written as "1%" or "0.01"; mtu may be
+// "1400@2s" to begin then; rate is in B/s, kB/s, MB/s or GB/s, queue in bytes or
+// KiB or MiB; jump is "2s+300ms": at 2 s, by 300 ms.
 func Parse(text string) (Plan, error) {
 	var p Plan
 	if text == "" || text == "none" {
@@ -23,7 +24,7 @@ func Parse(text string) (Plan, error) {
 	seen := map[string]bool{}
 	for item := range strings.SplitSeq(text, ",") {
 		key, value, _ := strings.Cut(strings.TrimSpace(item), "=")
-		if seen[key] && key != "partition" {
+		if seen[key] && key != "partition" && key != "restart" && key != "jump" {
 			return Plan{}, fmt.Errorf("fault: %s is set twice", key)
 		}
 		seen[key] = true
@@ -66,8 +67,28 @@ func (p *Plan) set(key, value string) (err error) {
 			err = fmt.Errorf("want FROM-TO, the end after the start")
 		}
 		p.Partitions = append(p.Partitions, w)
+	case "rate":
+		p.Rate, err = parseQuantity(value, rateUnits, "12.5MB/s", maxRate)
+	case "queue":
+		var v float64
+		v, err = parseQuantity(value, sizeUnits, "256KiB", maxQueue)
+		p.Queue = int(v)
+	case "restart":
+		var at time.Duration
+		at, err = parseTime(value)
+		p.Restarts = append(p.Restarts, at)
+	case "jump":
+		at, by, ok := strings.Cut(value, "+")
+		var j Jump
+		if j.At, err = parseTime(at); err == nil {
+			j.By, err = parseTime(by)
+		}
+		if err == nil && (!ok || j.By <= 0) {
+			err = fmt.Errorf("want AT+BY, by more than nothing")
+		}
+		p.Jumps = append(p.Jumps, j)
 	default:
-		err = fmt.Errorf("unknown setting; known are loss, dup, reorder, corrupt, delay, jitter, mtu, partition")
+		err = fmt.Errorf("unknown setting; known are loss, dup, reorder, corrupt, delay, jitter, mtu, partition, rate, queue, restart, jump")
 	}
 	return err
 }
@@ -98,6 +119,39 @@ func parseTime(s string) (time.Duration, error) {
 	return d, nil
 }
 
+// unit is a suffix and what it multiplies by.
+type unit struct {
+	name string
+	is   float64
+}
+
+// Longer suffixes come first. maxRate is beyond every network, maxQueue beyond
+// every switch.
+var (
+	rateUnits = []unit{{"GB/s", 1e9}, {"MB/s", 1e6}, {"kB/s", 1e3}, {"B/s", 1}}
+	sizeUnits = []unit{{"MiB", 1 << 20}, {"KiB", 1 << 10}, {"", 1}}
+)
+
+const (
+	maxRate  = 1e13
+	maxQueue = 1 << 40
+)
+
+func parseQuantity(s string, units []unit, example string, most float64) (float64, error) {
+	for _, u := range units {
+		number, ok := strings.CutSuffix(s, u.name)
+		if !ok {
+			continue
+		}
+		v, err := strconv.ParseFloat(number, 64)
+		if v *= u.is; err != nil || !(v >= 1 && v <= most) {
+			break
+		}
+		return v, nil
+	}
+	return 0, fmt.Errorf("want something like %s, up to %g", example, most)
+}
+
 // String writes the plan in the form that Parse reads; "none" if it is zero.
 func (p *Plan) String() string {
 	var items []string
@@ -120,6 +174,14 @@ func (p *Plan) String() string {
 	add(p.MTU > 0, "mtu", mtu)
 	for _, w := range p.Partitions {
 		add(true, "partition", w.From.String()+"-"+w.To.String())
+	}
+	add(p.Rate > 0, "rate", share(p.Rate)+"B/s")
+	add(p.Queue > 0, "queue", strconv.Itoa(p.Queue))
+	for _, at := range p.Restarts {
+		add(true, "restart", at.String())
+	}
+	for _, j := range p.Jumps {
+		add(true, "jump", j.At.String()+"+"+j.By.String())
 	}
 	if len(items) == 0 {
 		return "none"
