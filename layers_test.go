@@ -44,6 +44,7 @@ var layer = map[string]int{
 	"placement":         2,
 	"fault":             2,
 	"auth":              2,
+	"xid":               2,
 
 	"udp":      3,
 	"fabric":   3,

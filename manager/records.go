@@ -41,6 +41,7 @@ type nodeRecord struct {
 	BoxKind         dxpuv1.BoxKind    `json:"box_kind,omitempty"`
 	Slots           []slotRecord      `json:"slots,omitempty"`
 	Cordon          *cordon           `json:"cordon,omitempty"`
+	Stability       *stability        `json:"stability,omitempty"` // nil: never lost of late
 	DesiredRevision uint64            `json:"desired_revision"`
 	ResourceVersion uint64            `json:"resource_version"`
 }
@@ -79,6 +80,7 @@ type slotRecord struct {
 	Health       dxpuv1.Health `json:"health"`
 	HealthDetail string        `json:"health_detail,omitempty"`
 	Cordon       *cordon       `json:"cordon,omitempty"`
+	Care         *care         `json:"care,omitempty"` // boxes; nil: nothing to take care of
 }
 
 // deviceRecord is what sits in a box slot. It is not changed once stored.
@@ -95,6 +97,8 @@ type deviceRecord struct {
 // cordon keeps new bindings away. It is not changed once stored.
 type cordon struct {
 	Reason string `json:"reason,omitempty"`
+	// Drain: what is bound at the target goes elsewhere; nil: it stays.
+	Drain *drain `json:"drain,omitempty"`
 }
 
 // bindingRecord joins a host slot and a box slot.
@@ -129,8 +133,18 @@ type bindingRecord struct {
 	// NoSpare: it was said that nothing can replace it.
 	NoSpare bool `json:"no_spare,omitempty"`
 	// Overdue: it was said that it takes too long.
-	Overdue bool         `json:"overdue,omitempty"`
-	Steps   []stepRecord `json:"steps"`
+	Overdue bool `json:"overdue,omitempty"`
+	// Waits is the binding that must give the GPU back before the box is told
+	// of this one; Heir is the binding that gets the GPU of this one.
+	Waits string `json:"waits,omitempty"`
+	Heir  string `json:"heir,omitempty"`
+	// Dropped: its lease does not miss it.
+	Dropped bool `json:"dropped,omitempty"`
+	// Grown: it was added to a lease that was ACTIVE and goes on without it
+	// until it is attached. Tries counts the bindings in its place that failed.
+	Grown bool         `json:"grown,omitempty"`
+	Tries int          `json:"tries,omitempty"`
+	Steps []stepRecord `json:"steps"`
 }
 
 func (b *bindingRecord) clone() *bindingRecord {
@@ -177,12 +191,18 @@ type leaseRecord struct {
 	Failing bool `json:"failing,omitempty"`
 	// Attempts counts bindings that could not be made before the lease was
 	// ACTIVE; Avoid lists their GPUs.
-	Attempts        int             `json:"attempts,omitempty"`
-	Avoid           []placement.Ref `json:"avoid,omitempty"`
-	CreateTime      time.Time       `json:"create_time"`
-	ActiveTime      time.Time       `json:"active_time,omitzero"`
-	EndTime         time.Time       `json:"end_time,omitzero"`
-	ResourceVersion uint64          `json:"resource_version"`
+	Attempts   int             `json:"attempts,omitempty"`
+	Avoid      []placement.Ref `json:"avoid,omitempty"`
+	CreateTime time.Time       `json:"create_time"`
+	// QueueTime is when it went back into the queue; zero: never.
+	QueueTime time.Time `json:"queue_time,omitzero"`
+	// Model is that of its GPUs, once it has been given some.
+	Model string `json:"model,omitempty"`
+	// Asked is the count that it was created with, once it has been resized.
+	Asked           uint32    `json:"asked,omitempty"`
+	ActiveTime      time.Time `json:"active_time,omitzero"`
+	EndTime         time.Time `json:"end_time,omitzero"`
+	ResourceVersion uint64    `json:"resource_version"`
 
 	spec *dxpuv1.LeaseSpec // decoded Spec; shared between clones, never changed
 }

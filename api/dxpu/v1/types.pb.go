@@ -766,6 +766,10 @@ const (
 	EventType_EVENT_TYPE_LEADER_CHANGED EventType = 29
 	// One path of a binding failed or works again while others carry it.
 	EventType_EVENT_TYPE_PATH_HEALTH EventType = 30
+	// A node was lost so often that new bindings keep away from it for a while.
+	EventType_EVENT_TYPE_NODE_UNSTABLE EventType = 31
+	// A node that was unstable is taken for new bindings again.
+	EventType_EVENT_TYPE_NODE_STABLE EventType = 32
 )
 
 // Enum value maps for EventType.
@@ -802,6 +806,8 @@ var (
 		28: "EVENT_TYPE_NODE_REMOVED",
 		29: "EVENT_TYPE_LEADER_CHANGED",
 		30: "EVENT_TYPE_PATH_HEALTH",
+		31: "EVENT_TYPE_NODE_UNSTABLE",
+		32: "EVENT_TYPE_NODE_STABLE",
 	}
 	EventType_value = map[string]int32{
 		"EVENT_TYPE_UNSPECIFIED":            0,
@@ -835,6 +841,8 @@ var (
 		"EVENT_TYPE_NODE_REMOVED":           28,
 		"EVENT_TYPE_LEADER_CHANGED":         29,
 		"EVENT_TYPE_PATH_HEALTH":            30,
+		"EVENT_TYPE_NODE_UNSTABLE":          31,
+		"EVENT_TYPE_NODE_STABLE":            32,
 	}
 )
 
@@ -1401,7 +1409,10 @@ type NodeInfo struct {
 	DesiredRevision uint64 `protobuf:"varint,12,opt,name=desired_revision,json=desiredRevision,proto3" json:"desired_revision,omitempty"`
 	AppliedRevision uint64 `protobuf:"varint,13,opt,name=applied_revision,json=appliedRevision,proto3" json:"applied_revision,omitempty"`
 	// The target is being or has been emptied.
-	Draining      bool `protobuf:"varint,14,opt,name=draining,proto3" json:"draining,omitempty"`
+	Draining bool `protobuf:"varint,14,opt,name=draining,proto3" json:"draining,omitempty"`
+	// It was lost too often of late: no new bindings until it has been there for
+	// a while.
+	Unstable      bool `protobuf:"varint,15,opt,name=unstable,proto3" json:"unstable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1530,6 +1541,13 @@ func (x *NodeInfo) GetAppliedRevision() uint64 {
 func (x *NodeInfo) GetDraining() bool {
 	if x != nil {
 		return x.Draining
+	}
+	return false
+}
+
+func (x *NodeInfo) GetUnstable() bool {
+	if x != nil {
+		return x.Unstable
 	}
 	return false
 }
@@ -3446,7 +3464,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x125\n" +
 	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\x12\x17\n" +
-	"\anode_id\x18\x04 \x01(\tR\x06nodeId\"\xb1\x04\n" +
+	"\anode_id\x18\x04 \x01(\tR\x06nodeId\"\xcd\x04\n" +
 	"\bNodeInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12\x12\n" +
@@ -3462,7 +3480,8 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\rcordon_reason\x18\v \x01(\tR\fcordonReason\x12)\n" +
 	"\x10desired_revision\x18\f \x01(\x04R\x0fdesiredRevision\x12)\n" +
 	"\x10applied_revision\x18\r \x01(\x04R\x0fappliedRevision\x12\x1a\n" +
-	"\bdraining\x18\x0e \x01(\bR\bdraining\x1a9\n" +
+	"\bdraining\x18\x0e \x01(\bR\bdraining\x12\x1a\n" +
+	"\bunstable\x18\x0f \x01(\bR\bunstable\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x81\x01\n" +
@@ -3754,7 +3773,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x06Cipher\x12\x16\n" +
 	"\x12CIPHER_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12CIPHER_AES_256_GCM\x10\x01\x12\x0f\n" +
-	"\vCIPHER_NONE\x10\x02*\x89\a\n" +
+	"\vCIPHER_NONE\x10\x02*\xc3\a\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18EVENT_TYPE_NODE_ENROLLED\x10\x01\x12\x1d\n" +
@@ -3787,7 +3806,9 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x18EVENT_TYPE_TOKEN_CHANGED\x10\x1b\x12\x1b\n" +
 	"\x17EVENT_TYPE_NODE_REMOVED\x10\x1c\x12\x1d\n" +
 	"\x19EVENT_TYPE_LEADER_CHANGED\x10\x1d\x12\x1a\n" +
-	"\x16EVENT_TYPE_PATH_HEALTH\x10\x1eB1Z/github.com/dxpu-project/dxpu/api/dxpu/v1;dxpuv1b\x06proto3"
+	"\x16EVENT_TYPE_PATH_HEALTH\x10\x1e\x12\x1c\n" +
+	"\x18EVENT_TYPE_NODE_UNSTABLE\x10\x1f\x12\x1a\n" +
+	"\x16EVENT_TYPE_NODE_STABLE\x10 B1Z/github.com/dxpu-project/dxpu/api/dxpu/v1;dxpuv1b\x06proto3"
 
 var (
 	file_dxpu_v1_types_proto_rawDescOnce sync.Once

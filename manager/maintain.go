@@ -1,0 +1,64 @@
+package manager
+
+import (
+	"time"
+
+	"github.com/dxpu-project/dxpu/xid"
+)
+
+// The records of what is being maintained. They are not changed once stored:
+// a change makes a new one.
+
+// drain says that what is bound at a target shall go somewhere else.
+type drain struct {
+	Since time.Time `json:"since"`
+	// Deadline is when what could not be moved is taken away; zero: never.
+	Deadline time.Time `json:"deadline,omitzero"`
+	// Done: nothing is bound at the target any more.
+	Done bool `json:"done,omitempty"`
+}
+
+// care is what a GPU's errors have come to.
+type care struct {
+	// Serial is the device's: another one in the slot starts anew.
+	Serial string `json:"serial,omitempty"`
+	// Instance is the run of the box proxy that Errors[].Seen are counted by.
+	Instance string       `json:"instance,omitempty"`
+	Errors   []errorCount `json:"errors,omitempty"` // by code
+	// Recent is what may still add up to something graver.
+	Recent []xid.Hit `json:"recent,omitempty"`
+	// Reset is the sequence of the reset that was asked for last, Done of the
+	// one that the box has confirmed.
+	Reset uint64 `json:"reset,omitempty"`
+	Done  uint64 `json:"done,omitempty"`
+	// Due: the GPU must be reset before it serves again.
+	Due bool `json:"due,omitempty"`
+	// Until: the GPU is out of service at least so long; zero: it is not. Why
+	// says in words.
+	Until time.Time `json:"until,omitzero"`
+	Why   string    `json:"why,omitempty"`
+	// Times is how often it was taken out of service; Returned is when it came
+	// back last.
+	Times    int       `json:"times,omitempty"`
+	Returned time.Time `json:"returned,omitzero"`
+}
+
+// errorCount counts the errors of one class.
+type errorCount struct {
+	Code   uint32    `json:"code"`
+	Count  uint64    `json:"count"` // since the errors were cleared
+	Seen   uint64    `json:"seen"`  // as the box counts
+	Detail string    `json:"detail,omitempty"`
+	Last   time.Time `json:"last"`
+}
+
+// stability is how often a node was lost.
+type stability struct {
+	Lost []time.Time `json:"lost,omitempty"` // of late, oldest first
+	// Unstable: no new bindings until it has been there for a while.
+	Unstable bool `json:"unstable,omitempty"`
+	// Times is how often it has become unstable.
+	Times int `json:"times,omitempty"`
+	// Since is when it came back last.
+	Since time.Time `json:"since,omitzero"`
+}
