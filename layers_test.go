@@ -54,7 +54,7 @@ var layer = map[string]int{
 	"qemu":     3,
 	"gpudrv":   3, "gpudrv/vfio": 3, "gpudrv/embedded": 3, "gpudrv/gpudrvtest": 3, "gpudrv/vfiouserbus": 3,
 	"trace": 3, "trace/sqlite": 3,
-	"hook": 3,
+	"hook":      3,
 	"etcdstore": 3,
 
 	"hostproxy": 4,
