@@ -38,20 +38,25 @@ func TestScripts(t *testing.T) {
 			env.Setenv("TZ", "UTC")
 			return nil
 		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"manager-url": managerURL,
-			"await":       await,
-			"lease-id":    leaseID,
-			"collector":   startCollector,
-			"one-trace":   oneTrace,
-			"token": func(ts *testscript.TestScript, _ bool, args []string) {
-				ts.Setenv("DXPU_JOIN_TOKEN", strings.TrimSpace(ts.ReadFile(args[0])))
-			},
-			"same-address": func(ts *testscript.TestScript, _ bool, _ []string) {
-				ts.Setenv("ADDRESS", strings.TrimPrefix(ts.Getenv("DXPU_MANAGER"), "http://"))
-			},
-		},
+		Cmds: scriptCommands(),
 	})
+}
+
+// scriptCommands are what scripts have beside the programs.
+func scriptCommands() map[string]func(*testscript.TestScript, bool, []string) {
+	return map[string]func(*testscript.TestScript, bool, []string){
+		"manager-url": managerURL,
+		"await":       await,
+		"lease-id":    leaseID,
+		"collector":   startCollector,
+		"one-trace":   oneTrace,
+		"token": func(ts *testscript.TestScript, _ bool, args []string) {
+			ts.Setenv("DXPU_JOIN_TOKEN", strings.TrimSpace(ts.ReadFile(args[0])))
+		},
+		"same-address": func(ts *testscript.TestScript, _ bool, _ []string) {
+			ts.Setenv("ADDRESS", strings.TrimPrefix(ts.Getenv("DXPU_MANAGER"), "http://"))
+		},
+	}
 }
 
 // managerURL waits for the file that a manager writes and sets DXPU_MANAGER:
