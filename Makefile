@@ -8,13 +8,21 @@ BIN      := bin
 .DEFAULT_GOAL := help
 
 include hook/Makefile
-.PHONY: help build vm test demo lint generate fuzz bench ci tidy-diff generate-diff clean
+.PHONY: help build install vm test demo lint generate fuzz bench ci tidy-diff generate-diff clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## Build bin/dxpu, static
 	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/dxpu ./cmd/dxpu
+
+install: build ## Put the program, its completions and the systemd units under DESTDIR
+	install -D -m 0755 $(BIN)/dxpu $(DESTDIR)/usr/bin/dxpu
+	install -D -m 0644 -t $(DESTDIR)/usr/lib/systemd/system packaging/systemd/*.service
+	install -d $(DESTDIR)/usr/share/bash-completion/completions $(DESTDIR)/usr/share/zsh/vendor-completions $(DESTDIR)/usr/share/fish/vendor_completions.d
+	$(BIN)/dxpu completion bash >$(DESTDIR)/usr/share/bash-completion/completions/dxpu
+	$(BIN)/dxpu completion zsh >$(DESTDIR)/usr/share/zsh/vendor-completions/_dxpu
+	$(BIN)/dxpu completion fish >$(DESTDIR)/usr/share/fish/vendor_completions.d/dxpu.fish
 
 vm: ## Put QEMU and a guest into the user's cache, once
 	@scripts/install-vm.sh

@@ -45,11 +45,13 @@ func TestScripts(t *testing.T) {
 // scriptCommands are what scripts have beside the programs.
 func scriptCommands() map[string]func(*testscript.TestScript, bool, []string) {
 	return map[string]func(*testscript.TestScript, bool, []string){
-		"manager-url": managerURL,
-		"await":       await,
-		"lease-id":    leaseID,
-		"collector":   startCollector,
-		"one-trace":   oneTrace,
+		"manager-url":   managerURL,
+		"await":         await,
+		"lease-id":      leaseID,
+		"collector":     startCollector,
+		"one-trace":     oneTrace,
+		"notify-socket": notifySocket,
+		"await-ready":   awaitReady,
 		"token": func(ts *testscript.TestScript, _ bool, args []string) {
 			ts.Setenv("DXPU_JOIN_TOKEN", strings.TrimSpace(ts.ReadFile(args[0])))
 		},

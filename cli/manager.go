@@ -173,6 +173,7 @@ func serveManager(ctx context.Context, m *manager.Manager, l net.Listener, cert,
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return m.Run(ctx) })
+	notifyReady() // the listener takes connections already
 	g.Go(func() error {
 		var err error
 		if cert != "" {

@@ -175,6 +175,7 @@ func (o *proxyOptions) serve(ctx context.Context, kind dxpuv1.NodeKind, p proxy,
 	work.Go(func() error { return p.Run(workCtx) })
 	work.Go(func() error { return client.Run(workCtx) })
 	work.Go(func() error { return admin(workCtx) })
+	notifyReady()
 	err = work.Wait()
 	stopNet()
 	return errors.Join(err, network.Wait())
