@@ -39,7 +39,7 @@ device that was hot-plugged. A manager owns the pool.`,
 	add("pool", newGetCommand(conn), newDescribeCommand(conn), newLeaseCommand(conn), newCordonCommand(conn),
 		newUncordonCommand(conn), newDrainCommand(conn), newEventsCommand(conn))
 	add("tools", newGPUGroup(conn), newTLPCommand(), newModelCommand(), newDemoCommand(), newBenchCommand(), newSimCommand(),
-		newTopCommand(), newCaptureCommand())
+		newTopCommand(conn), newCaptureCommand())
 	root.AddCommand(newVersionCommand(), newExitCodesTopic())
 	return root
 }

@@ -16,21 +16,26 @@ import (
 
 // topOptions are the flags of "dxpu top".
 type topOptions struct {
+	conn     *connection
 	admin    string
+	rows     int
 	interval time.Duration
 	once     bool
 	asJSON   bool
 	all      bool
 }
 
-func newTopCommand() *cobra.Command {
-	o := &topOptions{}
+func newTopCommand(conn *connection) *cobra.Command {
+	o := &topOptions{conn: conn}
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Watch the bindings of a proxy: round trips, bandwidth, losses, tags",
-		Long: `Watch the bindings of a proxy that runs with --admin-listen: a line for each slot
-that is bound, refreshed in place on a terminal and printed anew elsewhere. q or
-Ctrl-C ends it.
+		Short: "Watch the pool, or the bindings of a proxy: round trips, bandwidth, losses",
+		Long: `Watch the pool: its leases with the round trips and the traffic of their links,
+those that are not well first, and the queue with why each waits. Refreshed in
+place on a terminal and printed anew elsewhere. q or Ctrl-C ends it.
+
+With --admin, watch the bindings of a proxy that runs with --admin-listen: a line
+for each slot that is bound.
 
   PEER       node/slot of the other end
   LEAST      least round trip of the network, by the best path
@@ -50,7 +55,8 @@ in a box, requests are the device's DMA reads, and HERE is the device. The times
 are those of sampled requests, at most a thousand in a second.
 
 With --once there is one table, of --interval; with --json an object for each.`,
-		Example: `  dxpu top --admin http://127.0.0.1:9100
+		Example: `  dxpu top
+  dxpu top --admin http://127.0.0.1:9100
   dxpu top --once --interval 5s
   dxpu top --json | jq -c '.slots[] | [.slot, .network_ns, .rates.mb_out]'`,
 		Args: cobra.NoArgs,
@@ -60,18 +66,23 @@ With --once there is one table, of --interval; with --json an object for each.`,
 	f := cmd.Flags()
 	f.DurationVar(&o.interval, "interval", time.Second, "time between two looks")
 	f.BoolVar(&o.once, "once", false, "print one table and end")
-	f.BoolVar(&o.all, "all", false, "free slots too")
+	f.BoolVar(&o.all, "all", false, "free slots too (with --admin)")
+	f.IntVar(&o.rows, "rows", 40, "leases to show at most, 0: all (without --admin)")
+	conn.register(cmd)
 	jsonFlag(cmd, &o.asJSON)
 	return cmd
 }
 
 func (o *topOptions) run(cmd *cobra.Command) error {
+	if o.interval <= 0 {
+		return &usageError{fmt.Errorf("--interval: %v is not positive", o.interval)}
+	}
+	if o.admin == "" && os.Getenv("DXPU_ADMIN") == "" {
+		return o.runPool(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
+	}
 	target, err := adminURL(o.admin, "/slots", nil)
 	if err != nil {
 		return &usageError{err}
-	}
-	if o.interval <= 0 {
-		return &usageError{fmt.Errorf("--interval: %v is not positive", o.interval)}
 	}
 	out := cmd.OutOrStdout()
 	screen := newScreen(cmd.InOrStdin(), out, o.once || o.asJSON)

@@ -134,7 +134,6 @@ func TestAdminMistakes(t *testing.T) {
 		code   int
 		stderr string
 	}{
-		{"no URL", "top", exitUsage, "--admin-listen 127.0.0.1:9100"},
 		{"bad URL", "top --admin localhost:9100", exitUsage, "is not the URL of a proxy"},
 		{"nobody there", "top --admin http://127.0.0.1:1", exitFailure, "does the proxy run"},
 		{"bad interval", "top --interval 0s --admin " + slots.URL, exitUsage, "is not positive"},

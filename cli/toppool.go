@@ -1,0 +1,258 @@
+package cli
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+)
+
+// poolTop is what "dxpu top" shows of a pool at once.
+type poolTop struct {
+	Time   time.Time   `json:"time"`
+	Pool   poolCounts  `json:"pool"`
+	Leases []topLease  `json:"leases"` // those that are not well first, then the largest traffic
+	Queue  []topQueued `json:"queue"`
+	More   int         `json:"leases_left_out"` // for want of rows
+}
+
+type poolCounts struct {
+	Leader         string `json:"leader,omitempty"`
+	Hosts          uint32 `json:"hosts"`
+	HostsConnected uint32 `json:"hosts_connected"`
+	Boxes          uint32 `json:"boxes"`
+	BoxesConnected uint32 `json:"boxes_connected"`
+	GPUs           uint32 `json:"gpus"`
+	Free           uint32 `json:"gpus_free"`
+	Bound          uint32 `json:"gpus_bound"`
+	Unavailable    uint32 `json:"gpus_unavailable"`
+	Spares         uint32 `json:"spares_held"`
+}
+
+// topLease is a lease with the sums over its links, as its host sees them.
+type topLease struct {
+	ID     string        `json:"id"`
+	Tenant string        `json:"tenant"`
+	State  string        `json:"state"`
+	Host   string        `json:"host"`
+	GPUs   int           `json:"gpus"` // attached
+	Want   uint32        `json:"gpus_wanted"`
+	Age    time.Duration `json:"age_ns"`
+	RTT    time.Duration `json:"round_trip_ns"` // longest of its links
+	Out    uint64        `json:"bytes_out_per_s"`
+	In     uint64        `json:"bytes_in_per_s"`
+	Resent uint64        `json:"datagrams_resent"`
+}
+
+type topQueued struct {
+	Position uint32        `json:"position"`
+	ID       string        `json:"id"`
+	Tenant   string        `json:"tenant"`
+	GPUs     uint32        `json:"gpus"`
+	Priority int32         `json:"priority"`
+	Age      time.Duration `json:"age_ns"`
+	Why      string        `json:"why"`
+}
+
+// runPool watches the pool until the user has seen enough.
+func (o *topOptions) runPool(ctx context.Context, in io.Reader, out io.Writer) error {
+	api, err := o.conn.pool()
+	if err != nil {
+		return err
+	}
+	screen := newScreen(in, out, o.once || o.asJSON)
+	defer screen.close()
+	for {
+		t, err := fetchPoolTop(ctx, api, o.rows)
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		if err := o.showPool(screen, t); err != nil || o.once {
+			return err
+		}
+		if !screen.wait(ctx, o.interval) {
+			return nil
+		}
+	}
+}
+
+func (o *topOptions) showPool(w *screen, t *poolTop) error {
+	if o.asJSON {
+		return json.NewEncoder(w.out).Encode(t)
+	}
+	var buf bytes.Buffer
+	if err := t.write(&buf); err != nil {
+		return err
+	}
+	return w.show(buf.Bytes())
+}
+
+// fetchPoolTop asks the manager for everything that the view needs.
+func fetchPoolTop(ctx context.Context, api dxpuv1connect.PoolServiceClient, rows int) (*poolTop, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	pool, err := api.GetPool(ctx, connect.NewRequest(&dxpuv1.GetPoolRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	var leases []*dxpuv1.Lease
+	req := &dxpuv1.ListLeasesRequest{PageSize: 1000}
+	for {
+		res, err := api.ListLeases(ctx, connect.NewRequest(req))
+		if err != nil {
+			return nil, err
+		}
+		leases = append(leases, res.Msg.Leases...)
+		if req.PageToken = res.Msg.NextPageToken; req.PageToken == "" {
+			break
+		}
+	}
+	links, err := linksByLease(ctx, api)
+	if err != nil {
+		return nil, err
+	}
+	return newPoolTop(time.Now(), pool.Msg.Pool, leases, links, rows), nil
+}
+
+// linksByLease returns the host slots of each lease.
+func linksByLease(ctx context.Context, api dxpuv1connect.PoolServiceClient) (map[string][]*dxpuv1.HostSlot, error) {
+	out := map[string][]*dxpuv1.HostSlot{}
+	req := &dxpuv1.ListHostsRequest{PageSize: 1000}
+	for {
+		res, err := api.ListHosts(ctx, connect.NewRequest(req))
+		if connect.CodeOf(err) == connect.CodePermissionDenied {
+			return out, nil // tenants see their leases without the links
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, h := range res.Msg.Hosts {
+			for _, s := range h.Slots {
+				if s.LeaseId != "" {
+					out[s.LeaseId] = append(out[s.LeaseId], s)
+				}
+			}
+		}
+		if req.PageToken = res.Msg.NextPageToken; req.PageToken == "" {
+			return out, nil
+		}
+	}
+}
+
+// newPoolTop orders what there is for at most so many rows of leases.
+func newPoolTop(now time.Time, p *dxpuv1.Pool, leases []*dxpuv1.Lease, links map[string][]*dxpuv1.HostSlot, rows int) *poolTop {
+	t := &poolTop{Time: now, Leases: []topLease{}, Queue: []topQueued{}, Pool: poolCounts{
+		Leader: p.LeaderUrl, Hosts: p.Hosts, HostsConnected: p.HostsConnected, Boxes: p.Boxes, BoxesConnected: p.BoxesConnected,
+		GPUs: p.Gpus, Free: p.GpusFree, Bound: p.GpusBound, Unavailable: p.GpusUnavailable, Spares: p.SparesHeld,
+	}}
+	for _, l := range leases {
+		age := now.Sub(l.CreateTime.AsTime())
+		if l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING {
+			t.Queue = append(t.Queue, topQueued{
+				Position: l.QueuePosition, ID: l.Id, Tenant: l.Spec.Tenant, GPUs: l.Spec.Count,
+				Priority: l.Spec.Priority, Age: age, Why: l.StateReason,
+			})
+			continue
+		}
+		row := topLease{
+			ID: l.Id, Tenant: l.Spec.Tenant, State: enumWord(l.State, "LEASE_STATE_"), Host: l.HostId,
+			Want: l.Spec.Count, Age: age,
+		}
+		for _, s := range links[l.Id] {
+			row.add(s)
+		}
+		t.Leases = append(t.Leases, row)
+	}
+	slices.SortStableFunc(t.Leases, func(a, b topLease) int {
+		return cmp.Or(cmp.Compare(wellness(a.State), wellness(b.State)), cmp.Compare(b.Out+b.In, a.Out+a.In))
+	})
+	slices.SortStableFunc(t.Queue, func(a, b topQueued) int { return cmp.Compare(a.Position, b.Position) })
+	if rows > 0 && len(t.Leases) > rows {
+		t.More = len(t.Leases) - rows
+		t.Leases = t.Leases[:rows]
+	}
+	return t
+}
+
+// wellness puts leases first that somebody should look at.
+func wellness(state string) int {
+	order := []string{"degraded", "releasing", "binding"}
+	if i := slices.Index(order, state); i >= 0 {
+		return i
+	}
+	return len(order)
+}
+
+func (l *topLease) add(s *dxpuv1.HostSlot) {
+	if s.ObservedState == dxpuv1.BindingState_BINDING_STATE_ATTACHED {
+		l.GPUs++
+	}
+	c := s.GetCounters()
+	l.RTT = max(l.RTT, time.Duration(c.GetRttNs()))
+	l.Out += c.GetSendRate()
+	l.In += c.GetReceiveRate()
+	l.Resent += c.GetDatagramsRetransmitted()
+}
+
+func (t *poolTop) write(w io.Writer) error {
+	p := &t.Pool
+	head := fmt.Sprintf("%s  hosts %d/%d  boxes %d/%d  gpus %d: %d bound, %d free (%d spares), %d not available",
+		t.Time.Format(time.TimeOnly), p.HostsConnected, p.Hosts, p.BoxesConnected, p.Boxes, p.GPUs, p.Bound, p.Free, p.Spares, p.Unavailable)
+	if p.Leader != "" {
+		head += "  leader " + p.Leader
+	}
+	if _, err := fmt.Fprintf(w, "%s\n\n", head); err != nil {
+		return err
+	}
+	leases := newTable(w, "LEASE", "TENANT", "STATE", "HOST", "GPUS", "AGE", "NETWORK", "OUT MB/S", "IN MB/S", "RESENT")
+	for _, l := range t.Leases {
+		rtt := "-"
+		if l.RTT > 0 {
+			rtt = duration(l.RTT)
+		}
+		leases.row(l.ID, l.Tenant, l.State, l.Host, fmt.Sprintf("%d/%d", l.GPUs, l.Want), l.Age.Round(time.Second), rtt, megabytes(l.Out), megabytes(l.In), l.Resent)
+	}
+	if err := leases.flush(); err != nil {
+		return err
+	}
+	if t.More > 0 {
+		if _, err := fmt.Fprintf(w, "and %d more leases (--rows)\n", t.More); err != nil {
+			return err
+		}
+	}
+	return t.writeQueue(w)
+}
+
+func (t *poolTop) writeQueue(w io.Writer) error {
+	if len(t.Queue) == 0 {
+		return nil
+	}
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	queue := newTable(w, "QUEUE", "LEASE", "TENANT", "GPUS", "PRIORITY", "AGE", "WHY")
+	for i, q := range t.Queue {
+		position := q.Position
+		if position == 0 {
+			position = uint32(i + 1)
+		}
+		queue.row(position, q.ID, q.Tenant, q.GPUs, q.Priority, q.Age.Round(time.Second), strings.TrimPrefix(q.Why, "in the queue: "))
+	}
+	return queue.flush()
+}
+
+// megabytes prints bytes per second in units of 10^6.
+func megabytes(b uint64) string { return fmt.Sprintf("%.1f", float64(b)/1e6) }
