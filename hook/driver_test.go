@@ -197,7 +197,7 @@ func TestSanitizers(t *testing.T) {
 			if err := command("..", "make", "-f", "hook/Makefile", "hook", "HOOKOUT="+dir, "CC="+r.cc, "CFLAGS="+tc.flags, "LDFLAGS=-Wl,-z,undefs"); err != nil {
 				t.Fatal(err)
 			}
-			for _, scenario := range []string{"every", "graph", "threads", "fork", "resolution"} {
+			for _, scenario := range []string{"every", "late", "graph", "conditional", "threads", "fork", "resolution"} {
 				res := r.do(t, run{program: tc.name, scenario: scenario, libraryDir: "hook-" + tc.name, env: []string{
 					"DXPU_RTT=6.8us", "DXPU_TRACE=" + t.TempDir() + "/t.%p", "DXPU_STATS=" + t.TempDir() + "/s.%p",
 					"ASAN_OPTIONS=detect_leaks=0", "TSAN_OPTIONS=halt_on_error=1",

@@ -59,7 +59,8 @@ func buildRig(dir string) (rig, error) {
 		return r, err
 	}
 	// A driver of CUDA 11.4: one resolver, and none of the calls of 12 and 13.
-	if err := r.fake(filepath.Join(dir, "old"), "{ local: cuGetProcAddress_v2; cuMemcpyBatchAsync*; cuLaunchKernelEx*; };"); err != nil {
+	if err := r.fake(filepath.Join(dir, "old"), "{ local: cuGetProcAddress_v2; cuMemcpyBatchAsync*; cuLaunchKernelEx*; cuMemcpy3DBatchAsync*; cuMemcpy3DWithAttributesAsync*;"+
+		" cuMemPrefetchAsync_v2*; cuMemPrefetchBatchAsync*; cuMemDiscardAndPrefetchBatchAsync*; cuGraphAddNode*; cuGraphNodeGetParams; };"); err != nil {
 		return r, err
 	}
 	if err := r.program(filepath.Join(dir, "program"), "-ldl"); err != nil {
@@ -81,7 +82,7 @@ func (r rig) fake(dir, versionScript string) error {
 	args := []string{
 		"-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared",
 		"-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1", "-Wl,-z,defs",
-		"-Itestdata/fake", "-Isrc", "-I" + generated, "testdata/fakecuda.c",
+		"-Itestdata/fake", "-Isrc", "-I" + generated, "testdata/fakecuda.c", "testdata/fakecopies.c", "testdata/fakegraph.c",
 		filepath.Join(generated, "symbols.c"), filepath.Join(generated, "trampolines.S"),
 		"-o", filepath.Join(dir, Library), "-ldl", "-pthread",
 	}
@@ -96,7 +97,7 @@ func (r rig) fake(dir, versionScript string) error {
 }
 
 func (r rig) program(out string, flags ...string) error {
-	args := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-Isrc", "testdata/program.c", "-o", out, "-pthread"}, flags...)
+	args := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-Isrc", "-Itestdata/fake", "testdata/program.c", "testdata/late.c", "-o", out, "-pthread"}, flags...)
 	return command(".", r.cc, args...)
 }
 

@@ -69,6 +69,7 @@ const (
 	FlagBlocking                     // a synchronous copy or memset
 	FlagThread                       // an entry of the per-thread default stream
 	FlagSerialized                   // a launch that may overlap the one before it
+	FlagDiscard                      // a prefetch of memory whose contents are given up
 )
 
 // Header is how a trace begins.
@@ -94,7 +95,8 @@ type Record struct {
 	Kind   Kind
 	Flags  Flags
 	Result int32 // CUresult
-	// Count is blocks of a launch, nodes of a graph, copies of a batch.
+	// Count is blocks of a launch, nodes of a graph, copies of a batch,
+	// ranges of a prefetch that go to the device.
 	Count uint32
 	// Injected is what was put before it into the stream.
 	Injected time.Duration

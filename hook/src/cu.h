@@ -46,6 +46,8 @@ enum {
 	CU_GRAPH_NODE_TYPE_KERNEL = 0,
 	CU_GRAPH_NODE_TYPE_MEMSET = 2,
 	CU_GRAPH_NODE_TYPE_GRAPH = 4,
+	CU_GRAPH_NODE_TYPE_EMPTY = 5,
+	CU_GRAPH_NODE_TYPE_CONDITIONAL = 13,
 	CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6,
 	CU_GET_PROC_ADDRESS_PER_THREAD = 2,
 };
@@ -92,14 +94,22 @@ typedef struct {
 	int type, id;
 } CUmemLocation;
 
-enum { CU_MEMCPY_OPERAND_TYPE_POINTER = 1 };
+enum { CU_MEMCPY_OPERAND_TYPE_POINTER = 1, CU_MEMCPY_OPERAND_TYPE_ARRAY = 2 };
 
-/* One end of an operation of cuMemcpy3DBatchAsync; a pointer's part is drawn. */
+/* One end of an operation of cuMemcpy3DBatchAsync, 40 bytes. */
 typedef struct {
 	int type;
-	CUdeviceptr ptr;
-	size_t rowLength, layerHeight;
-	CUmemLocation hint;
+	union {
+		CUdeviceptr ptr;
+		CUarray array;
+	};
+	union {
+		struct {
+			size_t rowLength, layerHeight; /* in elements */
+			CUmemLocation hint;
+		}; /* of a pointer */
+		size_t offset[3]; /* in an array: x, y, z in elements */
+	};
 } CUmemcpy3DOperand;
 
 typedef struct {
@@ -108,6 +118,42 @@ typedef struct {
 	int srcAccessOrder;
 	unsigned flags;
 } CUDA_MEMCPY3D_BATCH_OP;
+
+enum {
+	CU_AD_FORMAT_UNSIGNED_INT8 = 0x01,
+	CU_AD_FORMAT_UNSIGNED_INT16 = 0x02,
+	CU_AD_FORMAT_UNSIGNED_INT32 = 0x03,
+	CU_AD_FORMAT_SIGNED_INT8 = 0x08,
+	CU_AD_FORMAT_SIGNED_INT16 = 0x09,
+	CU_AD_FORMAT_SIGNED_INT32 = 0x0a,
+	CU_AD_FORMAT_HALF = 0x10,
+	CU_AD_FORMAT_FLOAT = 0x20,
+};
+
+typedef struct {
+	size_t Width, Height, Depth;
+	int Format;
+	unsigned NumChannels, Flags;
+} CUDA_ARRAY3D_DESCRIPTOR;
+
+/* A node that the device runs its bodies of: if (one or two), while (one), switch. */
+typedef struct {
+	unsigned long long handle;
+	int type;
+	unsigned size;
+	CUgraph *phGraph_out; /* the bodies, filled when the node is made */
+	CUcontext ctx;
+} CUDA_CONDITIONAL_NODE_PARAMS;
+
+typedef struct {
+	int type;
+	int reserved0[3];
+	union {
+		CUDA_CONDITIONAL_NODE_PARAMS conditional;
+		long long reserved1[29];
+	};
+	long long reserved2;
+} CUgraphNodeParams;
 
 typedef struct {
 	int id;

@@ -173,9 +173,23 @@ static inline CUstream dxpu_stream(CUstream s, int thread)
 
 enum direction dxpu_direction(CUdeviceptr dst, CUdeviceptr src);
 
-/* ---- graphs.c ---- */
+/* Whether an address is the host's; the driver is asked. */
+bool dxpu_on_host(CUdeviceptr p);
+
+/* ---- hooks_graph.c ---- */
+
+/* Graphs within graphs are followed this far; the driver allows no cycles. */
+enum { GRAPH_DEPTH = 16 };
 
 unsigned dxpu_graph_nodes(CUgraphExec e);
+
+/* ---- hooks_conditional.c ---- */
+
+/*
+ * The bodies of a conditional node: up to max of them are written, and their
+ * number is returned.
+ */
+unsigned dxpu_conditional_bodies(CUgraphNode node, CUgraph *bodies, unsigned max);
 
 /* ---- record.c: the trace of calls; hook/TRACE.md is its description ---- */
 
@@ -186,7 +200,7 @@ enum kind {
 	KIND_EVENT_RECORD, KIND_STREAM_WAIT_EVENT,
 };
 
-enum { FLAG_CAPTURED = 1, FLAG_BLOCKING = 2, FLAG_THREAD = 4, FLAG_SERIALIZED = 8 };
+enum { FLAG_CAPTURED = 1, FLAG_BLOCKING = 2, FLAG_THREAD = 4, FLAG_SERIALIZED = 8, FLAG_DISCARD = 16 };
 
 struct record {
 	uint64_t start, end;   /* CLOCK_MONOTONIC, ns */

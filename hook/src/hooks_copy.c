@@ -1,7 +1,7 @@
 /* Copies, by direction: to the device, to the host, within and between devices. */
 #include "wrap.h"
 
-static void count_copy(enum direction d, size_t bytes)
+void dxpu_count_copy(enum direction d, size_t bytes)
 {
 	if (d == COPY_HTOD && (double)bytes <= dxpu_config.tags * dxpu_config.mrrs)
 		COUNT(htod_small);
@@ -25,7 +25,7 @@ static bool enter_copy(struct record *r, enum direction d, CUstream s, int threa
 		r->flags |= FLAG_BLOCKING;
 	r->arg = bytes;
 	r->count = 1;
-	count_copy(d, bytes);
+	dxpu_count_copy(d, bytes);
 	if (may_insert(r))
 		r->injected = (uint64_t)dxpu_inject_copy(record_stream(r), d, bytes);
 	dxpu_begin(r);
@@ -57,6 +57,9 @@ SYNC(cuMemcpyDtoH_v2, COPY_DTOH, (void *dst, CUdeviceptr src, size_t n), (dst, s
 SYNC(cuMemcpyAtoH_v2, COPY_DTOH, (void *dst, CUarray src, size_t at, size_t n), (dst, src, at, n))
 SYNC(cuMemcpyDtoD_v2, COPY_DTOD, (CUdeviceptr dst, CUdeviceptr src, size_t n), (dst, src, n))
 SYNC(cuMemcpy, dxpu_active_direction(dst, src), (CUdeviceptr dst, CUdeviceptr src, size_t n), (dst, src, n))
+SYNC(cuMemcpyAtoD_v2, COPY_DTOD, (CUdeviceptr dst, CUarray src, size_t at, size_t n), (dst, src, at, n))
+SYNC(cuMemcpyDtoA_v2, COPY_DTOD, (CUarray dst, size_t at, CUdeviceptr src, size_t n), (dst, at, src, n))
+SYNC(cuMemcpyAtoA_v2, COPY_DTOD, (CUarray dst, size_t to, CUarray src, size_t from, size_t n), (dst, to, src, from, n))
 SYNC(cuMemcpyPeer, COPY_DTOD, (CUdeviceptr dst, CUcontext to, CUdeviceptr src, CUcontext from, size_t n), (dst, to, src, from, n))
 
 ASYNC(cuMemcpyHtoDAsync_v2, COPY_HTOD, (CUdeviceptr dst, const void *src, size_t n, CUstream s), (dst, src, n, s))
@@ -106,123 +109,8 @@ SHAPE(cuMemcpy2DAsync_v2_ptsz, s, 1, true, AREA, (const CUDA_MEMCPY2D *p, CUstre
 SHAPE(cuMemcpy3DAsync_v2, s, 0, true, VOLUME, (const CUDA_MEMCPY3D *p, CUstream s), (p, s))
 SHAPE(cuMemcpy3DAsync_v2_ptsz, s, 1, true, VOLUME, (const CUDA_MEMCPY3D *p, CUstream s), (p, s))
 
-/* ---- batches: one command, so the directions' bytes are taken together ---- */
-
-struct batch {
-	size_t in, out, total;
-};
-
-static void add_to_batch(struct batch *b, CUdeviceptr dst, CUdeviceptr src, size_t n)
-{
-	enum direction d = dxpu_direction(dst, src);
-
-	b->total += n;
-	if (d == COPY_HTOD)
-		b->in += n;
-	else if (d == COPY_DTOH)
-		b->out += n;
-}
-
-static bool enter_batch(struct record *r, CUstream s, int thread)
-{
-	return dxpu_enter_stream(r, KIND_COPY, s, thread);
-}
-
-static void begin_batch(struct record *r, const struct batch *b, size_t count)
-{
-	r->arg = b->total;
-	r->count = (uint32_t)count;
-	if (b->in > 0 && b->out == 0)
-		r->kind = KIND_HTOD;
-	else if (b->out > 0 && b->in == 0)
-		r->kind = KIND_DTOH;
-	if (b->in > 0)
-		count_copy(COPY_HTOD, b->in);
-	if (b->out > 0)
-		count_copy(COPY_DTOH, b->out);
-	if (may_insert(r))
-		r->injected = (uint64_t)(dxpu_inject_copy(record_stream(r), COPY_HTOD, b->in) + dxpu_inject_copy(record_stream(r), COPY_DTOH, b->out));
-	dxpu_begin(r);
-}
-
-#define BATCH(symbol, thread, params, args) \
-	CUresult hook_##symbol params; \
-	CUresult hook_##symbol params \
-	{ \
-		struct batch b = {0}; \
-		struct record r; \
-\
-		if (!enter_batch(&r, s, thread)) \
-			return DRIVER(symbol) args; \
-		for (size_t i = 0; dsts && srcs && sizes && i < count; i++) \
-			add_to_batch(&b, dsts[i], srcs[i], sizes[i]); \
-		begin_batch(&r, &b, count); \
-		return dxpu_leave(&r, DRIVER(symbol) args); \
-	}
-
-#define BATCH1_PARAMS (CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, void *attrs, size_t *indices, size_t attributes, size_t *failed, CUstream s)
-#define BATCH2_PARAMS (CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, void *attrs, size_t *indices, size_t attributes, CUstream s)
-
-BATCH(cuMemcpyBatchAsync, 0, BATCH1_PARAMS, (dsts, srcs, sizes, count, attrs, indices, attributes, failed, s))
-BATCH(cuMemcpyBatchAsync_ptsz, 1, BATCH1_PARAMS, (dsts, srcs, sizes, count, attrs, indices, attributes, failed, s))
-BATCH(cuMemcpyBatchAsync_v2, 0, BATCH2_PARAMS, (dsts, srcs, sizes, count, attrs, indices, attributes, s))
-BATCH(cuMemcpyBatchAsync_v2_ptsz, 1, BATCH2_PARAMS, (dsts, srcs, sizes, count, attrs, indices, attributes, s))
-
-/* Of operations on arrays the element size is not known; they are passed by. */
-#define BATCH3D(symbol, thread, params, args) \
-	CUresult hook_##symbol params; \
-	CUresult hook_##symbol params \
-	{ \
-		struct batch b = {0}; \
-		struct record r; \
-\
-		if (!enter_batch(&r, s, thread)) \
-			return DRIVER(symbol) args; \
-		for (size_t i = 0; ops && i < count; i++) { \
-			if (ops[i].src.type == CU_MEMCPY_OPERAND_TYPE_POINTER && ops[i].dst.type == CU_MEMCPY_OPERAND_TYPE_POINTER) \
-				add_to_batch(&b, ops[i].dst.ptr, ops[i].src.ptr, ops[i].width * ops[i].height * ops[i].depth); \
-		} \
-		begin_batch(&r, &b, count); \
-		return dxpu_leave(&r, DRIVER(symbol) args); \
-	}
-
-#define BATCH3D1_PARAMS (size_t count, CUDA_MEMCPY3D_BATCH_OP *ops, size_t *failed, unsigned long long flags, CUstream s)
-#define BATCH3D2_PARAMS (size_t count, CUDA_MEMCPY3D_BATCH_OP *ops, unsigned long long flags, CUstream s)
-
-BATCH3D(cuMemcpy3DBatchAsync, 0, BATCH3D1_PARAMS, (count, ops, failed, flags, s))
-BATCH3D(cuMemcpy3DBatchAsync_ptsz, 1, BATCH3D1_PARAMS, (count, ops, failed, flags, s))
-BATCH3D(cuMemcpy3DBatchAsync_v2, 0, BATCH3D2_PARAMS, (count, ops, flags, s))
-BATCH3D(cuMemcpy3DBatchAsync_v2_ptsz, 1, BATCH3D2_PARAMS, (count, ops, flags, s))
-
-/* ---- prefetching managed memory ---- */
-
-static bool enter_prefetch(struct record *r, bool to_device, CUstream s, int thread, size_t bytes)
-{
-	enum direction d = to_device ? COPY_HTOD : COPY_DTOH;
-
-	if (!dxpu_enter_stream(r, KIND_PREFETCH, s, thread))
-		return false;
-	r->arg = bytes;
-	r->count = to_device;
-	count_copy(d, bytes);
-	if (may_insert(r))
-		r->injected = (uint64_t)dxpu_inject_copy(record_stream(r), d, bytes);
-	dxpu_begin(r);
-	return true;
-}
-
-#define PREFETCH(symbol, thread, to_device, params, args) \
-	CUresult hook_##symbol params; \
-	CUresult hook_##symbol params \
-	{ \
-		struct record r; \
-\
-		if (!enter_prefetch(&r, to_device, s, thread, n)) \
-			return DRIVER(symbol) args; \
-		return dxpu_leave(&r, DRIVER(symbol) args); \
-	}
-
-PREFETCH(cuMemPrefetchAsync, 0, to >= 0, (CUdeviceptr p, size_t n, CUdevice to, CUstream s), (p, n, to, s))
-PREFETCH(cuMemPrefetchAsync_ptsz, 1, to >= 0, (CUdeviceptr p, size_t n, CUdevice to, CUstream s), (p, n, to, s))
-PREFETCH(cuMemPrefetchAsync_v2, 0, to.type == CU_MEM_LOCATION_TYPE_DEVICE, (CUdeviceptr p, size_t n, CUmemLocation to, unsigned flags, CUstream s), (p, n, to, flags, s))
-PREFETCH(cuMemPrefetchAsync_v2_ptsz, 1, to.type == CU_MEM_LOCATION_TYPE_DEVICE, (CUdeviceptr p, size_t n, CUmemLocation to, unsigned flags, CUstream s), (p, n, to, flags, s))
+/* Either side may be the host's; the contexts stand where the plain form has nothing. */
+SHAPE(cuMemcpy3DPeer, NULL, 0, false, VOLUME, (const CUDA_MEMCPY3D *p), (p))
+SHAPE(cuMemcpy3DPeer_ptds, NULL, 1, false, VOLUME, (const CUDA_MEMCPY3D *p), (p))
+SHAPE(cuMemcpy3DPeerAsync, s, 0, true, VOLUME, (const CUDA_MEMCPY3D *p, CUstream s), (p, s))
+SHAPE(cuMemcpy3DPeerAsync_ptsz, s, 1, true, VOLUME, (const CUDA_MEMCPY3D *p, CUstream s), (p, s))

@@ -9,8 +9,7 @@
 
 #include "wrap.h"
 
-/* Graphs within graphs are followed this far; the driver allows no cycles. */
-enum { DEPTH = 16, BUCKETS = 256 };
+enum { BUCKETS = 256, BODIES = 64 };
 
 struct executable {
 	CUgraphExec handle;
@@ -26,6 +25,25 @@ static struct executable **bucket(CUgraphExec e)
 	uintptr_t h = (uintptr_t)e;
 
 	return &buckets[(h >> 4 ^ h >> 12) % BUCKETS];
+}
+
+static unsigned count_nodes(CUgraph g, int depth);
+
+/*
+ * Of a conditional node's bodies at most one runs, or one again and again: the
+ * largest is counted, once.
+ */
+static unsigned count_largest(CUgraphNode node, int depth)
+{
+	CUgraph bodies[BODIES];
+	unsigned n = dxpu_conditional_bodies(node, bodies, BODIES), largest = 0;
+
+	for (unsigned i = 0; i < n; i++) {
+		unsigned count = count_nodes(bodies[i], depth);
+
+		largest = count > largest ? count : largest;
+	}
+	return largest;
 }
 
 /* The kernels and memsets of a graph. */
@@ -52,6 +70,8 @@ static unsigned count_nodes(CUgraph g, int depth)
 			count++;
 		else if (type == CU_GRAPH_NODE_TYPE_GRAPH && child_of && child_of(nodes[i], &child) == CUDA_SUCCESS)
 			count += count_nodes(child, depth - 1);
+		else if (type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
+			count += count_largest(nodes[i], depth - 1);
 	}
 	free(nodes);
 	return count;
@@ -105,7 +125,7 @@ unsigned dxpu_graph_nodes(CUgraphExec e)
 static CUresult instantiated(struct record *r, const CUgraphExec *e, CUgraph g, CUresult result)
 {
 	if (result == CUDA_SUCCESS && e) {
-		r->count = count_nodes(g, DEPTH);
+		r->count = count_nodes(g, GRAPH_DEPTH);
 		r->arg = (uintptr_t)*e;
 		remember(*e, r->count);
 	}
@@ -175,7 +195,6 @@ static CUresult begun(struct record *r, CUresult result)
 		atomic_fetch_add(&dxpu_captures, 1);
 	return dxpu_leave(r, result);
 }
-
 
 #define BEGIN(symbol, thread, params, args) \
 	CUresult hook_##symbol params; \

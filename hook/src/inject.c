@@ -142,15 +142,19 @@ void dxpu_inject_wait(void)
 		;
 }
 
-enum direction dxpu_direction(CUdeviceptr dst, CUdeviceptr src)
+bool dxpu_on_host(CUdeviceptr p)
 {
 	CUresult (*attribute)(void *, int, CUdeviceptr) = REAL(CUresult(*)(void *, int, CUdeviceptr), cuPointerGetAttribute);
-	unsigned from = 0, to = 0;
-	bool host_from, host_to;
+	unsigned type = 0;
 
 	/* The driver does not know memory that was not registered with it. */
-	host_from = !attribute || attribute(&from, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, src) != CUDA_SUCCESS || from == CU_MEMORYTYPE_HOST;
-	host_to = !attribute || attribute(&to, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, dst) != CUDA_SUCCESS || to == CU_MEMORYTYPE_HOST;
+	return !attribute || attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p) != CUDA_SUCCESS || type == CU_MEMORYTYPE_HOST;
+}
+
+enum direction dxpu_direction(CUdeviceptr dst, CUdeviceptr src)
+{
+	bool host_from = dxpu_on_host(src), host_to = dxpu_on_host(dst);
+
 	if (host_from && host_to)
 		return COPY_OTHER;
 	if (host_from)

@@ -35,6 +35,9 @@ bool dxpu_expand(const char *pattern, char *to, size_t size);
 static inline CUstream record_stream(const struct record *r) { return (CUstream)(uintptr_t)r->stream; }
 static inline bool may_insert(const struct record *r) { return dxpu_config.inject && !(r->flags & FLAG_CAPTURED); }
 
+/* Counts a copy for DXPU_STATS. */
+void dxpu_count_copy(enum direction d, size_t bytes);
+
 /* dxpu_direction where the library is active; where not, nothing is asked. */
 static inline enum direction dxpu_active_direction(CUdeviceptr dst, CUdeviceptr src)
 {

@@ -15,35 +15,21 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "dxpu.h"
+#include "fake.h"
 
-enum { CAPTURE_REFUSED = 900, CAPTURE_INVALIDATED = 901, NOT_PERMITTED = 800, MAX = 256, NODES = 512 };
-
-struct stream {
-	double time;
-	bool capturing, invalidated;
-	unsigned graph;
-};
-
-struct graph {
-	unsigned n;
-	int type[NODES];
-};
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+int capturing;
 static struct stream streams[MAX];
-static struct graph graphs[MAX];
 static double events[MAX];
-static unsigned nstreams = 3, nevents, ngraphs, nexecs, nmodules;
-static unsigned exec_graph[MAX];
-static int log_fd = -1, capturing;
+static unsigned nstreams = 3, nevents, nmodules;
+static int log_fd = -1;
 static pid_t owner;
 static _Thread_local CUcontext current;
 static _Thread_local int capture_mode;
 
 static const char *const functions[] = {"?", "user", "dxpu_spin_clock", "dxpu_spin_timer", "dxpu_probe"};
 
-__attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
+void say(const char *format, ...)
 {
 	char line[512];
 	va_list ap;
@@ -70,9 +56,9 @@ __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 		abort();
 }
 
-static unsigned long long id(const void *p) { return (uintptr_t)p; }
+unsigned long long id(const void *p) { return (uintptr_t)p; }
 
-static struct stream *stream_of(CUstream s, int thread)
+struct stream *stream_of(CUstream s, int thread)
 {
 	uintptr_t i = (uintptr_t)s;
 
@@ -83,7 +69,7 @@ static struct stream *stream_of(CUstream s, int thread)
 	return &streams[i < MAX ? i : 0];
 }
 
-static int ready(void)
+int ready(void)
 {
 	if (owner != getpid())
 		return CUDA_ERROR_NOT_INITIALIZED;
@@ -106,16 +92,13 @@ static int unsafe(const char *name)
 	return bad;
 }
 
-static int add(CUstream h, int thread, int type, double ns)
+int add(CUstream h, int thread, int type, double ns)
 {
 	struct stream *s = stream_of(h, thread);
 
 	pthread_mutex_lock(&lock);
 	if (s->capturing) {
-		struct graph *g = &graphs[s->graph];
-
-		if (g->n < NODES)
-			g->type[g->n++] = type;
+		add_node(s->graph, type);
 	} else {
 		s->time += ns;
 	}
@@ -175,7 +158,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t n)
 	return CUDA_SUCCESS;
 }
 
-static void *at(CUdeviceptr p) { return (void *)(uintptr_t)(p & ~((CUdeviceptr)1 << 62)); }
+void *at(CUdeviceptr p) { return (void *)(uintptr_t)(p & ~((CUdeviceptr)1 << 62)); }
 
 CUresult cuMemHostAlloc(void **p, size_t n, unsigned flags)
 {
@@ -327,67 +310,6 @@ static CUresult copy(const char *name, void *dst, const void *src, size_t n, CUs
 
 COPIES(, , 0)
 COPIES(_ptds, _ptsz, 1)
-
-/* ---- graphs ---- */
-
-CUresult cuStreamBeginCapture_v2(CUstream h, int mode)
-{
-	struct stream *s = stream_of(h, 0);
-
-	say("cuStreamBeginCapture_v2 %llx %d", id(h), mode);
-	if ((uintptr_t)h <= 1)
-		return NOT_PERMITTED;
-	pthread_mutex_lock(&lock);
-	s->capturing = true;
-	s->invalidated = false;
-	s->graph = ++ngraphs;
-	capturing++;
-	pthread_mutex_unlock(&lock);
-	return CUDA_SUCCESS;
-}
-
-CUresult cuStreamEndCapture(CUstream h, CUgraph *g)
-{
-	struct stream *s = stream_of(h, 0);
-
-	say("cuStreamEndCapture %llx", id(h));
-	if (!s->capturing)
-		return 401;
-	pthread_mutex_lock(&lock);
-	s->capturing = false;
-	capturing--;
-	pthread_mutex_unlock(&lock);
-	*g = s->invalidated ? NULL : (CUgraph)(uintptr_t)(0x4000 + s->graph);
-	return s->invalidated ? CAPTURE_INVALIDATED : CUDA_SUCCESS;
-}
-
-CUresult cuGraphGetNodes(CUgraph g, CUgraphNode *nodes, size_t *n)
-{
-	struct graph *x = &graphs[(uintptr_t)g - 0x4000];
-
-	for (size_t i = 0; nodes && i < *n && i < x->n; i++)
-		nodes[i] = (CUgraphNode)(((uintptr_t)g - 0x4000) << 16 | i);
-	*n = x->n;
-	return CUDA_SUCCESS;
-}
-
-CUresult cuGraphNodeGetType(CUgraphNode n, int *type) { *type = graphs[(uintptr_t)n >> 16].type[(uintptr_t)n & 0xffff]; return CUDA_SUCCESS; }
-
-CUresult cuGraphInstantiateWithFlags(CUgraphExec *e, CUgraph g, unsigned long long flags)
-{
-	say("cuGraphInstantiateWithFlags %llx %llu, %u nodes", id(g), flags, graphs[(uintptr_t)g - 0x4000].n);
-	*e = (CUgraphExec)(uintptr_t)(0x5000 + ++nexecs);
-	exec_graph[nexecs] = (unsigned)((uintptr_t)g - 0x4000);
-	return CUDA_SUCCESS;
-}
-
-CUresult cuGraphExecDestroy(CUgraphExec e) { say("cuGraphExecDestroy %llx", id(e)); return CUDA_SUCCESS; }
-
-CUresult cuGraphLaunch(CUgraphExec e, CUstream s)
-{
-	say("cuGraphLaunch %llx %llx", id(e), id(s));
-	return add(s, 0, CU_GRAPH_NODE_TYPE_GRAPH, 12000.0 * graphs[exec_graph[(uintptr_t)e - 0x5000]].n);
-}
 
 /* ---- resolution, as driver 550 was seen to do it ---- */
 

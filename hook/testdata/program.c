@@ -13,53 +13,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cu.h"
+#include "program.h"
 
-#define GRID unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned
-
-/* name, type, version of the legacy and the per-thread form, suffixes of both */
-#define CALLS(X) \
-	X(cuInit, (unsigned), 2000, 2000, , ) \
-	X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice), 7000, 7000, , ) \
-	X(cuCtxSetCurrent, (CUcontext), 4000, 4000, , ) \
-	X(cuDevicePrimaryCtxRelease, (CUdevice), 11000, 11000, _v2, _v2) \
-	X(cuCtxSynchronize, (void), 2000, 2000, , ) \
-	X(cuMemAlloc, (CUdeviceptr *, size_t), 3020, 3020, _v2, _v2) \
-	X(cuModuleLoadData, (CUmodule *, const void *), 2000, 2000, , ) \
-	X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *), 2000, 2000, , ) \
-	X(cuStreamCreate, (CUstream *, unsigned), 2000, 2000, , ) \
-	X(cuEventCreate, (CUevent *, unsigned), 2000, 2000, , ) \
-	X(cuEventElapsedTime, (float *, CUevent, CUevent), 2000, 2000, , ) \
-	X(cuLaunchKernel, (CUfunction, GRID, CUstream, void **, void **), 4000, 7000, , _ptsz) \
-	X(cuLaunchKernelEx, (const CUlaunchConfig *, CUfunction, void **, void **), 11060, 11060, , _ptsz) \
-	X(cuMemcpyHtoD, (CUdeviceptr, const void *, size_t), 3020, 7000, _v2, _v2_ptds) \
-	X(cuMemcpyDtoH, (void *, CUdeviceptr, size_t), 3020, 7000, _v2, _v2_ptds) \
-	X(cuMemcpyHtoDAsync, (CUdeviceptr, const void *, size_t, CUstream), 3020, 7000, _v2, _v2_ptsz) \
-	X(cuMemcpyDtoHAsync, (void *, CUdeviceptr, size_t, CUstream), 3020, 7000, _v2, _v2_ptsz) \
-	X(cuMemcpyDtoDAsync, (CUdeviceptr, CUdeviceptr, size_t, CUstream), 3020, 7000, _v2, _v2_ptsz) \
-	X(cuMemcpyAsync, (CUdeviceptr, CUdeviceptr, size_t, CUstream), 4000, 7000, , _ptsz) \
-	X(cuMemcpy2DAsync, (const CUDA_MEMCPY2D *, CUstream), 3020, 7000, _v2, _v2_ptsz) \
-	X(cuMemcpyBatchAsync, (CUdeviceptr *, CUdeviceptr *, size_t *, size_t, void *, size_t *, size_t, CUstream), 13000, 13000, _v2, _v2_ptsz) \
-	X(cuMemsetD8, (CUdeviceptr, unsigned char, size_t), 3020, 7000, _v2, _v2_ptds) \
-	X(cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream), 3020, 7000, , _ptsz) \
-	X(cuStreamSynchronize, (CUstream), 2000, 7000, , _ptsz)
-
-/* Only in their legacy form: what the scenarios with graphs and clocks need. */
-#define LEGACY(X) \
-	X(cuEventRecord, (CUevent, CUstream), 2000, 2000, , ) \
-	X(cuEventSynchronize, (CUevent), 2000, 2000, , ) \
-	X(cuStreamBeginCapture, (CUstream, int), 10010, 10010, _v2, _v2) \
-	X(cuStreamEndCapture, (CUstream, CUgraph *), 10000, 10000, , ) \
-	X(cuGraphInstantiateWithFlags, (CUgraphExec *, CUgraph, unsigned long long), 11040, 11040, , ) \
-	X(cuGraphLaunch, (CUgraphExec, CUstream), 10000, 10000, , ) \
-	X(cuGraphExecDestroy, (CUgraphExec), 10000, 10000, , )
-
-static struct {
-#define FIELD(name, type, v, tv, suffix, tsuffix) CUresult (*name) type;
-	CALLS(FIELD)
-	LEGACY(FIELD)
-#undef FIELD
-} cu;
+struct functions cu;
 
 typedef CUresult (*get_v1)(const char *, void **, int, uint64_t);
 typedef CUresult (*get_v2)(const char *, void **, int, uint64_t, int *);
@@ -67,7 +23,7 @@ typedef CUresult (*get_v2)(const char *, void **, int, uint64_t, int *);
 static void *library;
 static int failures;
 
-static void check(const char *what, int ok)
+void check(const char *what, int ok)
 {
 	if (!ok) {
 		printf("FAILED %s\n", what);
@@ -81,6 +37,10 @@ static void check(const char *what, int ok)
 CALLS(PROTOTYPE)
 CALLS(THREAD_PROTOTYPE)
 LEGACY(PROTOTYPE)
+#define LATE_PROTOTYPE(field, name, type, v, tv, suffix, tsuffix) PROTOTYPE(name, type, v, tv, suffix, tsuffix)
+#define LATE_THREAD_PROTOTYPE(field, name, type, v, tv, suffix, tsuffix) THREAD_PROTOTYPE(name, type, v, tv, suffix, tsuffix)
+LATE(LATE_PROTOTYPE)
+LATE(LATE_THREAD_PROTOTYPE)
 
 static void find(const char *way)
 {
@@ -90,6 +50,8 @@ static void find(const char *way)
 #define LINK_LEGACY(name, type, v, tv, suffix, tsuffix) cu.name = name##suffix;
 	CALLS(LINK)
 	LEGACY(LINK_LEGACY)
+#define LINK_LATE(field, name, type, v, tv, suffix, tsuffix) cu.field = thread ? name##tsuffix : name##suffix;
+	LATE(LINK_LATE)
 	library = dlopen("libcuda.so.1", RTLD_NOW);
 }
 #else
@@ -116,24 +78,25 @@ static void find(const char *way)
 		printf("FAILED %s\n", dlerror());
 		exit(1);
 	}
-#define FIND(name, type, v, tv, suffix, tsuffix) \
-	cu.name = (CUresult(*) type)(thread ? lookup(way, #name, #name #tsuffix, tv, 2) : lookup(way, #name, #name #suffix, v, 0)); \
-	check(#name, cu.name != NULL);
+#define FIND_LATE(field, name, type, v, tv, suffix, tsuffix) \
+	cu.field = (CUresult(*) type)(thread ? lookup(way, #name, #name #tsuffix, tv, 2) : lookup(way, #name, #name #suffix, v, 0)); \
+	check(#name, cu.field != NULL);
+#define FIND(name, type, v, tv, suffix, tsuffix) FIND_LATE(name, name, type, v, tv, suffix, tsuffix)
 #define FIND_LEGACY(name, type, v, tv, suffix, tsuffix) \
 	cu.name = (CUresult(*) type)lookup(way, #name, #name #suffix, v, 0); \
 	check(#name, cu.name != NULL);
 	CALLS(FIND)
 	LEGACY(FIND_LEGACY)
+	LATE(FIND_LATE)
 }
 #endif
 
-static CUstream stream;
+CUstream stream;
 static CUfunction user;
-static CUdeviceptr device;
-static char *host;
-enum { LARGE = 1 << 20 };
+CUdeviceptr device;
+char *host;
 
-static void start(void)
+void start(void)
 {
 	CUcontext c;
 	CUmodule m;
@@ -368,6 +331,7 @@ int main(int argc, char **argv)
 	static const struct { const char *name; void (*run)(void); } scenarios[] = {
 		{"every", every}, {"graph", graph}, {"timing", timing}, {"threads", threads}, {"fork", forks},
 		{"resolution", resolution}, {"bench", bench}, {"nothing", nothing}, {"contexts", contexts},
+		{"late", late}, {"conditional", conditional},
 	};
 
 	if (argc != 3)
