@@ -3,6 +3,7 @@ package placement
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 )
 
@@ -11,104 +12,203 @@ import (
 type group struct {
 	box    string
 	domain string
+	rack   string
 	kind   Kind
-	slots  []uint32
+	slots  []uint32 // in order, at least one
+	// room is how many more GPUs of the box may be bound before its proxy runs
+	// out of bandwidth; unlimited where that is not known.
+	room   int
 	joined bool // the request has GPUs here already
 }
 
-// candidates collects the free GPUs of one model into groups, ordered by box
-// ID, each with its slots in order.
-func candidates(boxes []Box, req Request, model string) []group {
-	var out []group
-	for i := range boxes {
-		b := &boxes[i]
-		if !admits(b, req) {
-			continue
-		}
-		first := len(out)
-		for _, g := range b.GPUs {
-			if g.Model != model || !matches(g, req) || !g.Usable || !g.Free || slices.Contains(req.Exclude, Ref{b.ID, g.Slot}) {
-				continue
-			}
-			domain := ""
-			if req.NVLink == Required {
-				if g.Domain == "" && req.Count+len(req.Together) > 1 {
-					continue
-				}
-				domain = g.Domain
-			}
-			at := slices.IndexFunc(out[first:], func(c group) bool { return c.domain == domain })
-			if at < 0 {
-				at = len(out) - first
-				out = append(out, group{box: b.ID, domain: domain, kind: b.Kind, joined: joins(b, req, domain)})
-			}
-			out[first+at].slots = append(out[first+at].slots, g.Slot)
+// unlimited is the room of a box whose proxy's bandwidth is not known.
+const unlimited = math.MaxInt32
+
+// roomOf returns how many more GPUs the proxy of a box serves at full bandwidth.
+func roomOf(b *Box) int {
+	if b.ProxyGPUs == 0 {
+		return unlimited
+	}
+	bound := 0
+	for i := range b.GPUs {
+		if !b.GPUs[i].Free {
+			bound++
 		}
 	}
-	for i := range out {
-		slices.Sort(out[i].slots)
-	}
-	return out
+	return max(0, b.ProxyGPUs-bound)
 }
 
-// joins reports whether the request has a GPU in this box already (of this
-// domain, where one is given).
-func joins(b *Box, req Request, domain string) bool {
-	return slices.ContainsFunc(req.Together, func(r Ref) bool {
-		return r.Box == b.ID && slices.ContainsFunc(b.GPUs, func(g GPU) bool {
-			return g.Slot == r.Slot && (domain == "" || g.Domain == domain)
-		})
-	})
+// stock is what a request may choose from: the list of the scan or the index of
+// a Pool.
+type stock interface {
+	// fits returns the group that suits a request of n GPUs best (compareFit),
+	// nil when none is large enough.
+	fits(n int) *group
+	// largest returns the first group by compareSize, nil when none is left.
+	largest() *group
+	// emptiest returns the first n groups by compareSpread, or all.
+	emptiest(n int) []*group
+	// drop takes a group out.
+	drop(g *group)
+	// beside leaves only the groups where the request has GPUs already, and
+	// reports whether there are any.
+	beside() bool
 }
 
-// choose picks Count GPUs out of the groups, or none.
-func choose(groups []group, req Request, d *Decision) []Ref {
+// choose picks Count GPUs out of the stock, or none.
+func choose(s stock, req *Request, d *Decision) []Ref {
 	together := req.SameBox == Required || req.NVLink == Required
-	if together && len(req.Together) > 0 {
-		groups = slices.DeleteFunc(groups, func(g group) bool { return !g.joined })
-		if len(groups) == 0 {
-			d.say("The new GPU must sit beside those that the lease has, in %s, where none is free.", req.Together[0].Box)
-			return nil
-		}
+	if together && len(req.Together) > 0 && !s.beside() {
+		d.say("The new GPU must sit beside those that the lease has, in %s, where none is free.", req.Together[0].Box)
+		return nil
 	}
 	if req.SameBox == Avoided {
-		return spread(groups, req, d)
+		return spread(s, req, d)
 	}
-	if fit := bestFit(groups, req.Count, req); fit != nil {
+	if fit := s.fits(req.Count); fit != nil {
 		left := len(fit.slots) - req.Count
 		d.say("Box %s (%s) fits best: %d free, %d left.", fit.box, fit.kind, len(fit.slots), left)
-		return take(nil, *fit, req.Count)
+		return picked(d, []part{{fit, req.Count}}, req.Count)
 	}
 	if together {
 		d.say("No single box has %d of them free together.", req.Count)
 		return nil
 	}
-	return cut(groups, req, d)
+	return cut(s, req, d)
 }
 
-// bestFit returns the group that suits a request of n GPUs best, nil when none
-// is large enough.
-func bestFit(groups []group, n int, req Request) *group {
-	var best *group
-	for i := range groups {
-		g := &groups[i]
-		if len(g.slots) >= n && (best == nil || compare(g, best, req) < 0) {
-			best = g
+// cut takes whole groups, the largest first, until the rest fits into one, for
+// which the best fit is taken: few boxes, small remainders.
+func cut(s stock, req *Request, d *Decision) []Ref {
+	var parts []part
+	need := req.Count
+	for need > 0 {
+		g := s.fits(need)
+		if g == nil {
+			g = s.largest()
+		}
+		if g == nil {
+			d.say("Only %d of them are free under the constraints.", req.Count-need)
+			return nil
+		}
+		n := min(need, len(g.slots))
+		parts = append(parts, part{g, n})
+		need -= n
+		s.drop(g)
+	}
+	d.say("No single box has %d of them free: the request is cut over %s.", req.Count, placesOf(parts))
+	return picked(d, parts, req.Count)
+}
+
+// spread takes one GPU per box in turns, starting with the emptiest box.
+func spread(s stock, req *Request, d *Decision) []Ref {
+	order := s.emptiest(req.Count)
+	parts := make([]part, len(order))
+	var picks []Ref
+	for round := 0; len(picks) < req.Count; round++ {
+		before := len(picks)
+		for i, g := range order {
+			if round < len(g.slots) && len(picks) < req.Count {
+				picks = append(picks, Ref{g.box, g.slots[round]})
+				parts[i] = part{g, round + 1}
+			}
+		}
+		if len(picks) == before {
+			d.say("Only %d of them are free under the constraints.", len(picks))
+			return nil
 		}
 	}
-	return best
+	d.say("Spread over %s, as asked.", placesOf(parts))
+	d.sayCrowded(parts)
+	return picks
 }
 
-// compare orders groups that are large enough: where the lease is already;
-// then by kind; then the fullest.
-func compare(a, b *group, req Request) int {
+// part is how many GPUs of a group are taken.
+type part struct {
+	*group
+	n int
+}
+
+func picked(d *Decision, parts []part, count int) []Ref {
+	picks := make([]Ref, 0, count)
+	for _, p := range parts {
+		for _, s := range p.slots[:p.n] {
+			picks = append(picks, Ref{p.box, s})
+		}
+	}
+	d.sayCrowded(parts)
+	return picks
+}
+
+// sayCrowded tells where proxies are left with more GPUs than they have
+// bandwidth for.
+func (d *Decision) sayCrowded(parts []part) {
+	crowded, name := 0, ""
+	for i, p := range parts {
+		n := 0 // taken from this box, which may have several groups
+		for _, o := range parts {
+			if o.box == p.box {
+				n += o.n
+			}
+		}
+		first := !slices.ContainsFunc(parts[:i], func(o part) bool { return o.box == p.box })
+		if first && n > p.room {
+			crowded, name = crowded+1, p.box
+		}
+	}
+	switch crowded {
+	case 0:
+	case 1:
+		d.say("The proxy of box %s then serves more GPUs than it has bandwidth for; no better place was free.", name)
+	default:
+		d.say("The proxies of %d of the boxes then serve more GPUs than they have bandwidth for; no better place was free.", crowded)
+	}
+}
+
+// compareFit orders groups that are large enough for n GPUs: where the lease is
+// already; then by kind; then where the proxy has bandwidth for them; then the
+// fullest; then the proxy that is used best.
+func compareFit(a, b *group, n int, req *Request) int {
+	crowdedA, crowdedB := a.room < n, b.room < n
+	byRoom := cmp.Compare(a.room, b.room)
+	if crowdedA {
+		byRoom = -byRoom
+	}
 	return cmp.Or(
 		cmp.Compare(rank(!a.joined), rank(!b.joined)),
 		cmp.Compare(kindRank(a.kind, req), kindRank(b.kind, req)),
+		cmp.Compare(rank(crowdedA), rank(crowdedB)),
 		cmp.Compare(len(a.slots), len(b.slots)),
-		cmp.Compare(a.box, b.box),
-		cmp.Compare(a.domain, b.domain),
+		byRoom,
+		compareName(a, b),
 	)
+}
+
+// compareSize orders groups to be taken whole.
+func compareSize(a, b *group, req *Request) int {
+	return cmp.Or(
+		cmp.Compare(len(b.slots), len(a.slots)),
+		cmp.Compare(rank(!a.joined), rank(!b.joined)),
+		cmp.Compare(kindRank(a.kind, req), kindRank(b.kind, req)),
+		cmp.Compare(b.room, a.room),
+		compareName(a, b),
+	)
+}
+
+// compareSpread orders groups to take one GPU of each.
+func compareSpread(a, b *group, req *Request) int {
+	return cmp.Or(
+		cmp.Compare(rank(a.joined), rank(b.joined)),
+		cmp.Compare(rank(a.room < 1), rank(b.room < 1)),
+		cmp.Compare(len(b.slots), len(a.slots)),
+		cmp.Compare(kindRank(a.kind, req), kindRank(b.kind, req)),
+		cmp.Compare(b.room, a.room),
+		compareName(a, b),
+	)
+}
+
+func compareName(a, b *group) int {
+	return cmp.Or(cmp.Compare(a.box, b.box), cmp.Compare(a.domain, b.domain))
 }
 
 func rank(b bool) int {
@@ -120,81 +220,30 @@ func rank(b bool) int {
 
 // kindRank puts NVLink boxes first for those who prefer NVLink and last for
 // everybody else.
-func kindRank(k Kind, req Request) int {
+func kindRank(k Kind, req *Request) int {
 	return rank((k == NVLink) != (req.NVLink == Preferred))
 }
 
-// cut takes whole groups, the largest first, until the rest fits into one, for
-// which the best fit is taken: few boxes, small remainders.
-func cut(groups []group, req Request, d *Decision) []Ref {
-	var picks []Ref
-	rest := slices.Clone(groups)
-	for len(picks) < req.Count && len(rest) > 0 {
-		need := req.Count - len(picks)
-		g := bestFit(rest, need, req)
-		if g == nil {
-			g = slices.MinFunc(pointers(rest), func(a, b *group) int {
-				return cmp.Or(cmp.Compare(len(b.slots), len(a.slots)), compare(a, b, req))
-			})
+// placesOf names the one box, or counts the boxes and the racks they are in.
+func placesOf(parts []part) string {
+	var boxes, racks []string
+	for _, p := range parts {
+		if p.n == 0 {
+			continue
 		}
-		picks = take(picks, *g, min(need, len(g.slots)))
-		rest = slices.DeleteFunc(rest, func(o group) bool { return o.box == g.box && o.domain == g.domain })
-	}
-	if len(picks) < req.Count {
-		d.say("Only %d of them are free under the constraints.", len(picks))
-		return nil
-	}
-	d.say("No single box has %d of them free: the request is cut over %s.", req.Count, boxesOf(picks))
-	return picks
-}
-
-// spread takes one GPU per box in turns, starting with the emptiest box.
-func spread(groups []group, req Request, d *Decision) []Ref {
-	order := pointers(groups)
-	slices.SortFunc(order, func(a, b *group) int {
-		return cmp.Or(cmp.Compare(rank(a.joined), rank(b.joined)), cmp.Compare(len(b.slots), len(a.slots)), compare(a, b, req))
-	})
-	var picks []Ref
-	for round := 0; len(picks) < req.Count; round++ {
-		before := len(picks)
-		for _, g := range order {
-			if round < len(g.slots) && len(picks) < req.Count {
-				picks = append(picks, Ref{g.box, g.slots[round]})
-			}
+		if !slices.Contains(boxes, p.box) {
+			boxes = append(boxes, p.box)
 		}
-		if len(picks) == before {
-			d.say("Only %d of them are free under the constraints.", len(picks))
-			return nil
+		if p.rack != "" && !slices.Contains(racks, p.rack) {
+			racks = append(racks, p.rack)
 		}
 	}
-	d.say("Spread over %s, as asked.", boxesOf(picks))
-	return picks
-}
-
-func take(picks []Ref, g group, n int) []Ref {
-	for _, s := range g.slots[:n] {
-		picks = append(picks, Ref{g.box, s})
+	switch {
+	case len(boxes) == 1:
+		return "box " + boxes[0]
+	case len(racks) > 1:
+		return fmt.Sprintf("%d boxes in %d racks", len(boxes), len(racks))
+	default:
+		return fmt.Sprintf("%d boxes", len(boxes))
 	}
-	return picks
-}
-
-func pointers(groups []group) []*group {
-	out := make([]*group, len(groups))
-	for i := range groups {
-		out[i] = &groups[i]
-	}
-	return out
-}
-
-func boxesOf(picks []Ref) string {
-	var names []string
-	for _, p := range picks {
-		if !slices.Contains(names, p.Box) {
-			names = append(names, p.Box)
-		}
-	}
-	if len(names) == 1 {
-		return "box " + names[0]
-	}
-	return fmt.Sprintf("%d boxes", len(names))
 }

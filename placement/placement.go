@@ -10,6 +10,7 @@
 //   - A request goes into one box where one fits it, the one with the fewest free
 //     GPUs that still suffices (best fit), so that large requests find whole boxes.
 //   - Unless NVLink is asked for, PCIe-switch boxes go first: NVLink boxes stay whole.
+//   - Among those, a box whose proxy has bandwidth left for the request goes first.
 //   - What fits into no single box is cut over as few boxes as possible.
 //
 // Ties are broken by box ID and slot, so equal inventories give equal answers.
@@ -80,7 +81,12 @@ type GPU struct {
 type Box struct {
 	ID   string
 	Kind Kind
-	GPUs []GPU
+	Rack string // empty: not known
+	// ProxyGPUs is how many GPUs in use take up the bandwidth of the box's
+	// proxies; 0: not known. One proxy of the paper serves 4 GPUs and more at
+	// less than their bandwidth (section 4.3.2, Table 12).
+	ProxyGPUs int
+	GPUs      []GPU
 }
 
 // Reserve says how many spares are held back of each model: Count GPUs or
@@ -129,14 +135,20 @@ func (d *Decision) say(format string, args ...any) {
 	d.Why = append(d.Why, fmt.Sprintf(format, args...))
 }
 
-// Place decides on a request. It does not change its arguments.
+// Place decides on a request by looking at every GPU. It does not change its
+// arguments. A Pool decides the same faster; Place is what it is tested against.
 func Place(boxes []Box, reserve Reserve, req Request) Decision {
+	return decide(modelsOf(boxes, &req), reserve, &req, func(model string) stock { return candidates(boxes, &req, model) })
+}
+
+// decide tries the models in their order, each with the stock that there is of it.
+func decide(models []model, reserve Reserve, req *Request, of func(model string) stock) Decision {
 	var d Decision
 	if req.Count < 1 {
 		d.say("The request is for no GPU.")
 		return d
 	}
-	for _, m := range modelsOf(boxes, req) {
+	for _, m := range models {
 		take := m.free
 		if req.UseSpares {
 			d.say("Model %s: %d of %d usable GPUs are free; spares may be used.", m.name, m.free, m.usable)
@@ -149,7 +161,7 @@ func Place(boxes []Box, reserve Reserve, req Request) Decision {
 			d.say("That leaves %d that this request may have, %d are needed.", take, req.Count)
 			continue
 		}
-		if d.Picks = choose(candidates(boxes, req, m.name), req, &d); d.OK() {
+		if d.Picks = choose(of(m.name), req, &d); d.OK() {
 			return d
 		}
 	}
@@ -159,7 +171,7 @@ func Place(boxes []Box, reserve Reserve, req Request) Decision {
 	return d
 }
 
-func nothingMatches(req Request) string {
+func nothingMatches(req *Request) string {
 	s := "No GPU of the pool matches"
 	if req.Model != "" {
 		s += fmt.Sprintf(" model %q", req.Model)
@@ -182,7 +194,7 @@ type model struct {
 }
 
 // modelsOf returns the models that the constraints admit, the least contested first.
-func modelsOf(boxes []Box, req Request) []model {
+func modelsOf(boxes []Box, req *Request) []model {
 	var out []model
 	for i := range boxes {
 		b := &boxes[i]
@@ -196,7 +208,7 @@ func modelsOf(boxes []Box, req Request) []model {
 				out = append(out, model{name: g.Model})
 			}
 			m := &out[at]
-			fits := admits(b, req) && matches(g, req)
+			fits := admits(b.Kind, req) && (req.Model == "" || g.Model == req.Model) && g.Memory >= req.MinMemory
 			m.usable++
 			m.wanted = m.wanted || fits
 			if g.Free {
@@ -208,19 +220,22 @@ func modelsOf(boxes []Box, req Request) []model {
 		}
 	}
 	out = slices.DeleteFunc(out, func(m model) bool { return !m.wanted })
-	slices.SortFunc(out, func(a, b model) int {
-		return cmp.Or(cmp.Compare(b.fit, a.fit), cmp.Compare(a.name, b.name))
-	})
+	slices.SortFunc(out, compareContested)
 	return out
 }
 
-func admits(b *Box, req Request) bool {
-	if req.Kind != AnyKind && b.Kind != req.Kind {
-		return false
-	}
-	return req.NVLink != Required || b.Kind == NVLink
+// compareContested puts the model of which more could be had first.
+func compareContested(a, b model) int {
+	return cmp.Or(cmp.Compare(b.fit, a.fit), cmp.Compare(a.name, b.name))
 }
 
-func matches(g GPU, req Request) bool {
-	return (req.Model == "" || g.Model == req.Model) && g.Memory >= req.MinMemory
+func admits(k Kind, req *Request) bool {
+	if req.Kind != AnyKind && k != req.Kind {
+		return false
+	}
+	return req.NVLink != Required || k == NVLink
 }
+
+// alone reports whether the request is for one GPU and has none yet, so that
+// there is nothing it could be joined to.
+func (r *Request) alone() bool { return r.Count+len(r.Together) <= 1 }

@@ -1,0 +1,111 @@
+package placement
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+// After any changes and for any request, the index decides as the scan does.
+func TestHostsDecideAsTheScan(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		hosts := map[string]Host{}
+		index := NewHosts()
+		t.Repeat(map[string]func(*rapid.T){
+			"set host": func(t *rapid.T) {
+				h := Host{ID: drawHostID(t), Usable: rapid.IntRange(0, 5).Draw(t, "usable") > 0, Labels: drawLabels(t)}
+				for i := range rapid.IntRange(0, 6).Draw(t, "slots") {
+					h.Slots = append(h.Slots, drawHostSlot(t, uint32(i)))
+				}
+				hosts[h.ID] = h
+				index.SetHost(h)
+			},
+			"remove host": func(t *rapid.T) {
+				id := drawHostID(t)
+				delete(hosts, id)
+				index.RemoveHost(id)
+			},
+			"set slot": func(t *rapid.T) {
+				id, s := drawHostID(t), drawHostSlot(t, uint32(rapid.IntRange(0, 6).Draw(t, "slot")))
+				if h, ok := hosts[id]; ok {
+					h.Slots = append(slices.DeleteFunc(slices.Clone(h.Slots), func(o HostSlot) bool { return o.Slot == s.Slot }), s)
+					hosts[id] = h
+				}
+				index.SetSlot(id, s)
+			},
+			"": func(t *rapid.T) {
+				all := slices.Collect(maps.Values(hosts))
+				for range 4 {
+					req := HostRequest{Count: rapid.IntRange(0, 5).Draw(t, "count"), Labels: drawLabels(t)}
+					if rapid.IntRange(0, 2).Draw(t, "named") == 0 {
+						req.Host = drawHostID(t)
+					}
+					req.Domain = rapid.SampledFrom([]string{"", "", "vm0", "vm2"}).Draw(t, "domain")
+					if diff := cmp.Diff(PlaceHost(all, req), index.Place(req)); diff != "" {
+						t.Fatalf("%+v (-scan +index)\n%s", req, diff)
+					}
+				}
+			},
+		})
+		for id := range hosts {
+			index.RemoveHost(id)
+		}
+		if len(index.hosts)+len(index.aspects)+len(index.size) != 0 {
+			t.Fatal("hosts that are gone leave something behind")
+		}
+	})
+}
+
+func drawHostID(t *rapid.T) string { return fmt.Sprintf("h%d", rapid.IntRange(0, 7).Draw(t, "host")) }
+
+func drawHostSlot(t *rapid.T, slot uint32) HostSlot {
+	return HostSlot{
+		Slot: slot, Domain: rapid.SampledFrom([]string{"vm0", "vm0", "vm1", ""}).Draw(t, "domain"),
+		Free: rapid.IntRange(0, 3).Draw(t, "free") > 0,
+	}
+}
+
+func drawLabels(t *rapid.T) map[string]string {
+	out := map[string]string{}
+	for _, k := range []string{"zone", "disk", "empty"} {
+		if v := rapid.SampledFrom([]string{"-", "-", "a", "b", ""}).Draw(t, k); v != "-" {
+			out[k] = v
+		}
+	}
+	return out
+}
+
+func BenchmarkHosts(b *testing.B) {
+	index := NewHosts()
+	for i := range 10000 {
+		h := Host{ID: fmt.Sprintf("host-%05d", i), Usable: true, Labels: map[string]string{"zone": fmt.Sprint("z", i%10)}}
+		for s := range 16 {
+			h.Slots = append(h.Slots, HostSlot{Slot: uint32(s), Domain: "vm0", Free: s > i%16})
+		}
+		index.SetHost(h)
+	}
+	for name, req := range map[string]HostRequest{
+		"any":   {Count: 4},
+		"named": {Count: 1, Host: "host-05000"},
+		"label": {Count: 4, Labels: map[string]string{"zone": "z3"}},
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if d := index.Place(req); !d.OK() {
+					b.Fatal(d.Why)
+				}
+			}
+		})
+	}
+	b.Run("bind", func(b *testing.B) {
+		b.ReportAllocs()
+		for i := 0; b.Loop(); i++ {
+			index.SetSlot("host-00005", HostSlot{Slot: 15, Domain: "vm0", Free: i%2 == 0})
+		}
+	})
+}

@@ -1,0 +1,197 @@
+package placement
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+// After any changes and for any request, the index decides as the scan does,
+// down to the words.
+func TestPoolDecidesAsTheScan(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		boxes := map[string]Box{}
+		pool := NewPool()
+		t.Repeat(map[string]func(*rapid.T){
+			"set box": func(t *rapid.T) {
+				b := drawBox(t)
+				boxes[b.ID] = b
+				pool.SetBox(b)
+			},
+			"remove box": func(t *rapid.T) {
+				id := drawBoxID(t)
+				delete(boxes, id)
+				pool.RemoveBox(id)
+			},
+			"set GPU": func(t *rapid.T) {
+				id, g := drawBoxID(t), drawGPU(t, uint32(rapid.IntRange(0, 8).Draw(t, "slot")))
+				if b, ok := boxes[id]; ok {
+					b.GPUs = append(without(b.GPUs, g.Slot), g)
+					boxes[id] = b
+				}
+				pool.SetGPU(id, g)
+			},
+			"remove GPU": func(t *rapid.T) {
+				id, slot := drawBoxID(t), uint32(rapid.IntRange(0, 8).Draw(t, "slot"))
+				if b, ok := boxes[id]; ok {
+					b.GPUs = without(b.GPUs, slot)
+					boxes[id] = b
+				}
+				pool.RemoveGPU(id, slot)
+			},
+			"": func(t *rapid.T) {
+				all := slices.Collect(maps.Values(boxes))
+				for range 4 {
+					reserve, req := drawReserve(t), drawRequest(t)
+					want, got := Place(all, reserve, req), pool.Place(reserve, req)
+					if diff := cmp.Diff(want, got); diff != "" {
+						t.Fatalf("%+v (-scan +index)\n%s", req, diff)
+					}
+				}
+			},
+		})
+	})
+}
+
+func without(gpus []GPU, slot uint32) []GPU {
+	return slices.DeleteFunc(slices.Clone(gpus), func(g GPU) bool { return g.Slot == slot })
+}
+
+func drawBoxID(t *rapid.T) string { return fmt.Sprintf("b%d", rapid.IntRange(0, 9).Draw(t, "box")) }
+
+func drawBox(t *rapid.T) Box {
+	b := Box{
+		ID: drawBoxID(t), Kind: Kind(rapid.IntRange(0, 2).Draw(t, "kind")),
+		Rack:      rapid.SampledFrom([]string{"", "r1", "r2"}).Draw(t, "rack"),
+		ProxyGPUs: rapid.SampledFrom([]int{0, 0, 1, 2, 4}).Draw(t, "proxy"),
+	}
+	for i := range rapid.IntRange(0, 8).Draw(t, "gpus") {
+		b.GPUs = append(b.GPUs, drawGPU(t, uint32(i)))
+	}
+	return b
+}
+
+func drawGPU(t *rapid.T, slot uint32) GPU {
+	return GPU{
+		Slot: slot, Model: rapid.SampledFrom([]string{"A", "A", "A", "B"}).Draw(t, "model"),
+		Memory: uint64(rapid.SampledFrom([]int{16, 16, 16, 24, 32, 40, 48, 80, 96}).Draw(t, "memory")),
+		Domain: rapid.SampledFrom([]string{"", "d0", "d0", "d1"}).Draw(t, "domain"),
+		Usable: rapid.IntRange(0, 9).Draw(t, "usable") > 0, Free: rapid.IntRange(0, 3).Draw(t, "free") > 0,
+	}
+}
+
+func drawReserve(t *rapid.T) Reserve {
+	return Reserve{
+		Count:    rapid.SampledFrom([]int{0, 0, 1, 3}).Draw(t, "spares"),
+		Fraction: rapid.SampledFrom([]float64{0, 0, 0.1}).Draw(t, "fraction"),
+	}
+}
+
+func drawRequest(t *rapid.T) Request {
+	preference := rapid.SampledFrom([]Preference{Indifferent, Indifferent, Preferred, Required, Avoided})
+	return Request{
+		Count:     rapid.SampledFrom([]int{0, 1, 1, 2, 3, 4, 8, 12, 20}).Draw(t, "count"),
+		Model:     rapid.SampledFrom([]string{"", "A", "A", "B", "C"}).Draw(t, "model"),
+		MinMemory: uint64(rapid.SampledFrom([]int{0, 0, 16, 20, 30, 40, 48, 80, 90, 100}).Draw(t, "least")),
+		Kind:      Kind(rapid.SampledFrom([]int{0, 0, 0, 1, 2}).Draw(t, "kind")),
+		NVLink:    preference.Draw(t, "nvlink"),
+		SameBox:   preference.Draw(t, "same"),
+		Exclude:   drawRefs(t, "exclude"),
+		Together:  drawRefs(t, "together"),
+		UseSpares: rapid.Bool().Draw(t, "use"),
+	}
+}
+
+func drawRefs(t *rapid.T, name string) []Ref {
+	var out []Ref
+	for range rapid.SampledFrom([]int{0, 0, 0, 1, 2, 5}).Draw(t, name) {
+		out = append(out, Ref{drawBoxID(t), uint32(rapid.IntRange(0, 8).Draw(t, "slot"))})
+	}
+	return out
+}
+
+// Boxes and models that are gone leave nothing behind.
+func TestPoolForgets(t *testing.T) {
+	p := NewPool()
+	for i := range 20 {
+		p.SetBox(box(fmt.Sprint("b", i), Kind(i%kinds), fmt.Sprint("m", i%3), "..x!"))
+	}
+	p.SetGPU("b0", GPU{Slot: 1, Model: "other", Usable: true, Free: true})
+	p.RemoveGPU("b0", 1)
+	if p.models["other"] != nil {
+		t.Error("a model stays behind")
+	}
+	for i := range 20 {
+		p.RemoveBox(fmt.Sprint("b", i))
+	}
+	if len(p.boxes)+len(p.models) != 0 {
+		t.Errorf("%d boxes, %d models stay behind", len(p.boxes), len(p.models))
+	}
+}
+
+// Views for odd memory sizes are made when asked for, and bounded.
+func TestPoolBoundsViews(t *testing.T) {
+	p := NewPool()
+	b := Box{ID: "b"}
+	for i := range 32 {
+		b.GPUs = append(b.GPUs, GPU{Slot: uint32(i), Model: "A", Memory: uint64(i), Usable: true, Free: true})
+	}
+	p.SetBox(b)
+	for i := range 32 {
+		d := p.Place(Reserve{}, Request{Count: 1, MinMemory: uint64(i)})
+		if !d.OK() || d.Picks[0].Slot != uint32(i) {
+			t.Errorf("at least %d: %v", i, d)
+		}
+	}
+	if n := len(p.models["A"].views); n != maxViews {
+		t.Errorf("%d views, want %d", n, maxViews)
+	}
+}
+
+// benchPool fills both forms of a pool to about three quarters, as a pool in use is.
+func benchPool(boxes int) ([]Box, *Pool) {
+	var all []Box
+	pool := NewPool()
+	for i := range boxes {
+		b := box(fmt.Sprintf("box-%05d", i), Kind(1+i%2), fmt.Sprint("model-", i%4), "........")
+		b.ProxyGPUs = 6
+		for j := range i % 9 {
+			b.GPUs[j].Free = false
+		}
+		all = append(all, b)
+		pool.SetBox(b)
+	}
+	return all, pool
+}
+
+func BenchmarkPool(b *testing.B) {
+	for _, boxes := range []int{64, 12500} {
+		_, pool := benchPool(boxes)
+		for _, req := range []Request{
+			{Count: 1},
+			{Count: 1, Model: "model-1"},
+			{Count: 8, Model: "model-1", SameBox: Required},
+			{Count: 8, Model: "model-2", SameBox: Avoided},
+		} {
+			b.Run(fmt.Sprintf("boxes=%d/count=%d/model=%s/same=%d", boxes, req.Count, req.Model, req.SameBox), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					if d := pool.Place(Reserve{Count: 4}, req); !d.OK() {
+						b.Fatal(d.Why)
+					}
+				}
+			})
+		}
+		b.Run(fmt.Sprintf("boxes=%d/bind", boxes), func(b *testing.B) {
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				g := GPU{Slot: 7, Model: "model-0", Memory: 16 << 30, Usable: true, Free: i%2 == 0}
+				pool.SetGPU("box-00004", g)
+			}
+		})
+	}
+}

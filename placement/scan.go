@@ -1,0 +1,91 @@
+package placement
+
+import "slices"
+
+// list is the stock of the scan: all groups that the constraints admit.
+type list struct {
+	groups []*group
+	req    *Request
+}
+
+// candidates collects the free GPUs of one model into groups.
+func candidates(boxes []Box, req *Request, model string) *list {
+	l := &list{req: req}
+	for i := range boxes {
+		if admits(boxes[i].Kind, req) {
+			l.groups = appendGroups(l.groups, &boxes[i], req, model)
+		}
+	}
+	return l
+}
+
+// appendGroups appends the groups of one box, each with its slots in order.
+func appendGroups(groups []*group, b *Box, req *Request, model string) []*group {
+	first := len(groups)
+	room := roomOf(b)
+	for _, g := range b.GPUs {
+		if g.Model != model || g.Memory < req.MinMemory || !g.Usable || !g.Free || slices.Contains(req.Exclude, Ref{b.ID, g.Slot}) {
+			continue
+		}
+		domain := ""
+		if req.NVLink == Required {
+			if g.Domain == "" && !req.alone() {
+				continue
+			}
+			domain = g.Domain
+		}
+		at := slices.IndexFunc(groups[first:], func(c *group) bool { return c.domain == domain })
+		if at < 0 {
+			at = len(groups) - first
+			groups = append(groups, &group{
+				box: b.ID, domain: domain, rack: b.Rack, kind: b.Kind, room: room, joined: joins(b, req, domain),
+			})
+		}
+		groups[first+at].slots = append(groups[first+at].slots, g.Slot)
+	}
+	for _, g := range groups[first:] {
+		slices.Sort(g.slots)
+	}
+	return groups
+}
+
+// joins reports whether the request has a GPU in this box already (of this
+// domain, where one is given).
+func joins(b *Box, req *Request, domain string) bool {
+	return slices.ContainsFunc(req.Together, func(r Ref) bool {
+		return r.Box == b.ID && slices.ContainsFunc(b.GPUs, func(g GPU) bool {
+			return g.Slot == r.Slot && (domain == "" || g.Domain == domain)
+		})
+	})
+}
+
+func (l *list) fits(n int) *group {
+	var best *group
+	for _, g := range l.groups {
+		if len(g.slots) >= n && (best == nil || compareFit(g, best, n, l.req) < 0) {
+			best = g
+		}
+	}
+	return best
+}
+
+func (l *list) largest() *group {
+	if len(l.groups) == 0 {
+		return nil
+	}
+	return slices.MinFunc(l.groups, func(a, b *group) int { return compareSize(a, b, l.req) })
+}
+
+func (l *list) emptiest(n int) []*group {
+	order := slices.SortedFunc(slices.Values(l.groups), func(a, b *group) int { return compareSpread(a, b, l.req) })
+	return order[:min(n, len(order))]
+}
+
+func (l *list) drop(g *group) {
+	l.groups = slices.DeleteFunc(l.groups, func(o *group) bool { return o == g })
+}
+
+func (l *list) beside() bool {
+	l.groups = slices.DeleteFunc(l.groups, func(g *group) bool { return !g.joined })
+	return len(l.groups) > 0
+}
