@@ -11,32 +11,16 @@ import (
 	"github.com/dxpu-project/dxpu/placement"
 )
 
-// holders maps slots to the bindings that hold them.
-type holders struct {
-	gpu  map[placement.Ref]*bindingRecord
-	host map[string]map[uint32]*bindingRecord
-}
-
-func (t *tx) holders() holders {
-	h := holders{map[placement.Ref]*bindingRecord{}, map[string]map[uint32]*bindingRecord{}}
-	for _, id := range t.bindings.ids() {
-		b := t.bindings.get(id)
-		if b.holdsGPU() {
-			h.gpu[b.ref()] = b
-		}
-		if !b.holdsHostSlot() {
-			continue
-		}
-		if h.host[b.HostID] == nil {
-			h.host[b.HostID] = map[uint32]*bindingRecord{}
-		}
-		// Of a binding that leaves and the one that waits for its place, show
-		// the one that is there.
-		if old := h.host[b.HostID][b.HostSlot]; old == nil || old.HostClear {
-			h.host[b.HostID][b.HostSlot] = b
+// shownIn returns the binding to show in a host slot: of one that leaves and the
+// one that waits for its place, the one that is there.
+func (t *tx) shownIn(s hostSlot) *bindingRecord {
+	var shown *bindingRecord
+	for _, id := range t.bindingsIn(s) {
+		if b := t.bindings.get(id); b.holdsHostSlot() && (shown == nil || shown.HostClear) {
+			shown = b
 		}
 	}
-	return h
+	return shown
 }
 
 func timestamp(t time.Time) *timestamppb.Timestamp {
@@ -69,11 +53,11 @@ func addresses(n *nodeRecord) []*dxpuv1.PathAddress {
 	return out
 }
 
-func (t *tx) hostMessage(n *nodeRecord, h holders) *dxpuv1.Host {
+func (t *tx) hostMessage(n *nodeRecord) *dxpuv1.Host {
 	out := &dxpuv1.Host{Node: t.nodeInfo(n), ResourceVersion: n.ResourceVersion}
 	for _, s := range n.Slots {
 		slot := &dxpuv1.HostSlot{Slot: s.Slot, Domain: s.Domain}
-		if b := h.host[n.ID][s.Slot]; b != nil {
+		if b := t.shownIn(hostSlot{n.ID, s.Slot}); b != nil {
 			slot.BindingId, slot.LeaseId, slot.GpuId = b.ID, b.LeaseID, b.gpuID()
 			if o := t.observed(n.ID, b); o != nil {
 				slot.ObservedState, slot.Counters = o.State, o.Counters
@@ -84,19 +68,19 @@ func (t *tx) hostMessage(n *nodeRecord, h holders) *dxpuv1.Host {
 	return out
 }
 
-func (t *tx) boxMessage(n *nodeRecord, h holders) *dxpuv1.Box {
+func (t *tx) boxMessage(n *nodeRecord) *dxpuv1.Box {
 	out := &dxpuv1.Box{Node: t.nodeInfo(n), Kind: n.BoxKind, ResourceVersion: n.ResourceVersion}
 	for i := range n.Slots {
 		if n.Slots[i].Device == nil {
 			out.EmptySlots = append(out.EmptySlots, n.Slots[i].Slot)
 			continue
 		}
-		out.Gpus = append(out.Gpus, t.gpuMessage(n, &n.Slots[i], h))
+		out.Gpus = append(out.Gpus, t.gpuMessage(n, &n.Slots[i]))
 	}
 	return out
 }
 
-func (t *tx) gpuMessage(n *nodeRecord, s *slotRecord, h holders) *dxpuv1.GPU {
+func (t *tx) gpuMessage(n *nodeRecord, s *slotRecord) *dxpuv1.GPU {
 	ref := placement.Ref{Box: n.ID, Slot: s.Slot}
 	g := &dxpuv1.GPU{
 		Id: ref.String(), BoxId: n.ID, Slot: s.Slot, Device: deviceMessage(s.Device), BoxKind: n.BoxKind,
@@ -111,7 +95,7 @@ func (t *tx) gpuMessage(n *nodeRecord, s *slotRecord, h holders) *dxpuv1.GPU {
 	} else if n.Cordon != nil {
 		g.Cordoned, g.CordonReason = true, n.Cordon.Reason
 	}
-	b := h.gpu[ref]
+	b := t.holderOf(ref)
 	switch {
 	case b != nil && b.good():
 		g.State = dxpuv1.GPUState_GPU_STATE_BOUND
@@ -144,6 +128,7 @@ func (t *tx) leaseMessage(l *leaseRecord) *dxpuv1.Lease {
 		Id: l.ID, RequestId: l.RequestID, Spec: proto.CloneOf(l.spec), State: l.State, StateReason: l.StateReason,
 		HostId: l.HostID, CreateTime: timestamp(l.CreateTime), ActiveTime: timestamp(l.ActiveTime),
 		EndTime: timestamp(l.EndTime), ResourceVersion: l.ResourceVersion,
+		QueuePosition: uint32(t.queuePosition(l.ID)),
 	}
 	if e := l.spec.ExpiresAfter; e != nil {
 		out.ExpireTime = timestamp(l.CreateTime.Add(e.AsDuration()))
@@ -174,7 +159,7 @@ func (t *tx) desired(n *nodeRecord) *dxpuv1.DesiredState {
 	out := &dxpuv1.DesiredState{
 		ClusterId: t.meta.ClusterID, NodeId: n.ID, NodeNumber: n.Number, Revision: n.DesiredRevision,
 	}
-	for _, id := range t.bindings.ids() {
+	for _, id := range t.bindingsAt(n.ID) {
 		b := t.bindings.get(id)
 		switch {
 		case b.BoxID == n.ID && b.wantedByBox():

@@ -1,75 +1,116 @@
 package manager
 
 import (
-	"cmp"
+	"maps"
 	"slices"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/placement"
 )
 
-// boxes returns the pool as placement sees it.
-func (t *tx) boxes() []placement.Box {
-	taken := map[placement.Ref]bool{}
-	for _, id := range t.bindings.ids() {
-		if b := t.bindings.get(id); b.holdsGPU() {
-			taken[b.ref()] = true
-		}
+// indexNode brings placement's picture of a node up to date.
+func (t *tx) indexNode(id string) {
+	n := t.nodes.get(id)
+	if n == nil || n.Kind != dxpuv1.NodeKind_NODE_KIND_BOX {
+		delete(t.boxes, id)
 	}
-	var out []placement.Box
-	for _, id := range t.nodes.ids() {
-		n := t.nodes.get(id)
-		if n.Kind != dxpuv1.NodeKind_NODE_KIND_BOX {
-			continue
-		}
-		box := placement.Box{ID: n.ID, Kind: placementKind(n.BoxKind)}
-		here := t.connected(id) && n.Cordon == nil
-		for _, s := range n.Slots {
-			if s.Device == nil {
-				continue
-			}
-			box.GPUs = append(box.GPUs, placement.GPU{
-				Slot: s.Slot, Model: s.Device.Model, Memory: s.Device.MemoryBytes, Domain: s.Device.NVLinkDomain,
-				Usable: here && s.Cordon == nil && s.Health == dxpuv1.Health_HEALTH_OK,
-				Free:   !taken[placement.Ref{Box: n.ID, Slot: s.Slot}],
-			})
-		}
-		out = append(out, box)
+	if n == nil || n.Kind != dxpuv1.NodeKind_NODE_KIND_HOST {
+		delete(t.hosts, id)
 	}
-	return out
+	switch {
+	case n == nil:
+	case n.Kind == dxpuv1.NodeKind_NODE_KIND_BOX:
+		box := t.placementBox(n)
+		t.grew = t.grew || boxGrew(t.boxes[id], box)
+		t.boxes[id] = box
+	case n.Kind == dxpuv1.NodeKind_NODE_KIND_HOST:
+		h := indexedHost{t.placementHost(n), n.Labels}
+		t.grew = t.grew || hostGrew(t.hosts[id], h)
+		t.hosts[id] = h
+	}
 }
 
-// hosts returns the hosts that have the labels, as placement sees them.
-func (t *tx) hosts(labels map[string]string) []placement.Host {
-	type slot struct {
-		host string
-		slot uint32
-	}
-	taken := map[slot]bool{}
-	for _, id := range t.bindings.ids() {
-		b := t.bindings.get(id)
-		// A slot whose GPU broke and could not be replaced yet waits for the next one.
-		waits := !b.good() && b.Successor == "" && t.leases.get(b.LeaseID).holds()
-		if waits || b.holdsHostSlot() {
-			taken[slot{b.HostID, b.HostSlot}] = true
-		}
-	}
-	var out []placement.Host
-	for _, id := range t.nodes.ids() {
-		n := t.nodes.get(id)
-		if n.Kind != dxpuv1.NodeKind_NODE_KIND_HOST || !hasLabels(n.Labels, labels) {
+// placementBox returns a box as placement sees it.
+func (t *tx) placementBox(n *nodeRecord) placement.Box {
+	box := placement.Box{ID: n.ID, Kind: placementKind(n.BoxKind)}
+	here := t.connected(n.ID) && n.Cordon == nil
+	for _, s := range n.Slots {
+		if s.Device == nil {
 			continue
 		}
-		h := placement.Host{ID: id, Usable: t.connected(id) && n.Cordon == nil}
-		for _, s := range n.Slots {
-			h.Slots = append(h.Slots, placement.HostSlot{
-				Slot: s.Slot, Domain: s.Domain,
-				Free: !taken[slot{id, s.Slot}] && s.Cordon == nil && s.Health != dxpuv1.Health_HEALTH_FAILED,
-			})
-		}
-		out = append(out, h)
+		box.GPUs = append(box.GPUs, placement.GPU{
+			Slot: s.Slot, Model: s.Device.Model, Memory: s.Device.MemoryBytes, Domain: s.Device.NVLinkDomain,
+			Usable: here && s.Cordon == nil && s.Health == dxpuv1.Health_HEALTH_OK,
+			Free:   len(t.gpus[placement.Ref{Box: n.ID, Slot: s.Slot}]) == 0,
+		})
 	}
-	return out
+	return box
+}
+
+// boxGrew reports whether a request that had no place might have one now.
+func boxGrew(old, box placement.Box) bool {
+	for i, g := range box.GPUs {
+		if g.Usable && g.Free && (i >= len(old.GPUs) || old.GPUs[i] != g || old.Kind != box.Kind) {
+			return true
+		}
+	}
+	return false
+}
+
+// placementHost returns a host as placement sees it.
+func (t *tx) placementHost(n *nodeRecord) placement.Host {
+	h := placement.Host{ID: n.ID, Usable: t.connected(n.ID) && n.Cordon == nil}
+	for _, s := range n.Slots {
+		h.Slots = append(h.Slots, placement.HostSlot{
+			Slot: s.Slot, Domain: s.Domain,
+			Free: s.Cordon == nil && s.Health != dxpuv1.Health_HEALTH_FAILED && !t.hostSlotTaken(hostSlot{n.ID, s.Slot}),
+		})
+	}
+	return h
+}
+
+// hostSlotTaken reports whether a host slot has a binding or is kept for one.
+func (t *tx) hostSlotTaken(s hostSlot) bool {
+	return slices.ContainsFunc(t.hostSlots[s], func(id string) bool { return t.bindingEntries[id].taken })
+}
+
+func hostGrew(old, h indexedHost) bool {
+	if !h.Usable {
+		return false
+	}
+	if !old.Usable || !maps.Equal(old.labels, h.labels) {
+		return true
+	}
+	for i, s := range h.Slots {
+		if s.Free && (i >= len(old.Slots) || old.Slots[i] != s) {
+			return true
+		}
+	}
+	return false
+}
+
+// placeGPUs decides on GPUs.
+func (t *tx) placeGPUs(req placement.Request) placement.Decision {
+	t.reindex()
+	boxes := make([]placement.Box, 0, len(t.boxes))
+	for _, id := range t.nodes.ids() {
+		if b, ok := t.boxes[id]; ok {
+			boxes = append(boxes, b)
+		}
+	}
+	return placement.Place(boxes, t.cfg.Reserve, req)
+}
+
+// placeHost decides on the slots of a host that has the labels.
+func (t *tx) placeHost(req placement.HostRequest, labels map[string]string) placement.HostDecision {
+	t.reindex()
+	hosts := make([]placement.Host, 0, len(t.hosts))
+	for _, id := range t.nodes.ids() {
+		if h, ok := t.hosts[id]; ok && hasLabels(h.labels, labels) {
+			hosts = append(hosts, h.Host)
+		}
+	}
+	return placement.PlaceHost(hosts, req)
 }
 
 func hasLabels(have, want map[string]string) bool {
@@ -119,28 +160,8 @@ func requestOf(s *dxpuv1.LeaseSpec) placement.Request {
 
 // decide works out where a lease would go now.
 func (t *tx) decide(s *dxpuv1.LeaseSpec, avoid []placement.Ref) (placement.Decision, placement.HostDecision) {
-	h := placement.PlaceHost(t.hosts(s.HostLabels), placement.HostRequest{
-		Count: int(s.Count), Host: s.HostId, Domain: s.HostDomain,
-	})
+	h := t.placeHost(placement.HostRequest{Count: int(s.Count), Host: s.HostId, Domain: s.HostDomain}, s.HostLabels)
 	req := requestOf(s)
 	req.Exclude = avoid
-	return placement.Place(t.boxes(), t.cfg.Reserve, req), h
-}
-
-// bindingsOf returns the IDs of a lease's bindings, oldest first. The result is
-// not to be changed.
-func (t *tx) bindingsOf(lease string) []string {
-	if t.byLease == nil {
-		t.byLease = map[string][]string{}
-		for _, id := range t.bindings.ids() {
-			l := t.bindings.get(id).LeaseID
-			t.byLease[l] = append(t.byLease[l], id)
-		}
-		for _, ids := range t.byLease {
-			slices.SortFunc(ids, func(a, b string) int {
-				return cmp.Compare(t.bindings.get(a).Epoch, t.bindings.get(b).Epoch)
-			})
-		}
-	}
-	return t.byLease[lease]
+	return t.placeGPUs(req), h
 }

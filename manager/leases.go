@@ -21,49 +21,19 @@ const (
 	leaseFailed    = dxpuv1.LeaseState_LEASE_STATE_FAILED
 )
 
-// settle works out everything that follows from the records, the reports and
-// the clock, until nothing more does.
-func (t *tx) settle() {
-	t.nodesLost()
-	for again := true; again; {
-		again = false
-		for _, id := range t.bindings.ids() {
-			again = t.advance(id) || again
-		}
-		for _, id := range t.leases.ids() {
-			again = t.advanceLease(id) || again
-		}
-		again = t.serveQueue() || again
-	}
-	t.forget()
-}
-
-// nodesLost says once that a node is silent.
-func (t *tx) nodesLost() {
-	for _, id := range t.nodes.ids() {
-		l := t.live[id]
-		if l == nil || l.last.IsZero() || l.lost || t.connected(id) {
-			continue
-		}
-		t.silent = append(t.silent, id)
-		n := t.nodes.get(id)
-		t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_LOST), "%s %s is silent", kindWord(n.Kind), id)
-	}
-}
-
 // advanceLease moves a lease as far as its bindings and the clock allow.
 func (t *tx) advanceLease(id string) bool {
 	l := t.leases.get(id)
 	if l.ended() {
 		return false
 	}
-	if e := l.spec.ExpiresAfter; e != nil && l.State != leaseReleasing && !t.now.Before(l.CreateTime.Add(e.AsDuration())) {
+	if e := l.spec.ExpiresAfter; e != nil && l.State != leaseReleasing && t.due(subject{aLease, id}, l.CreateTime.Add(e.AsDuration())) {
 		t.endLease(id, dxpuv1.Reason_REASON_LEASE_EXPIRED, "it expired", true)
 		return true
 	}
 	switch l.State {
 	case leasePending:
-		if w := l.spec.WaitTimeout; w != nil && !t.now.Before(l.CreateTime.Add(w.AsDuration())) {
+		if w := l.spec.WaitTimeout; w != nil && t.due(subject{aLease, id}, l.CreateTime.Add(w.AsDuration())) {
 			t.enterLease(id, leaseFailed, "waited in vain: "+lastSentence(l.Explanation))
 			return true
 		}
@@ -110,7 +80,8 @@ func (t *tx) advanceHolding(id string) bool {
 // pausing reports whether a lease that works waits before it tries again what
 // has just failed twice.
 func (t *tx) pausing(l *leaseRecord, b *bindingRecord) bool {
-	return !l.ActiveTime.IsZero() && b.Replaces != "" && b.Reason == dxpuv1.Reason_REASON_ATTACH_FAILED && !t.overdue(b, attachRetry)
+	return !l.ActiveTime.IsZero() && b.Replaces != "" && b.Reason == dxpuv1.Reason_REASON_ATTACH_FAILED &&
+		!t.due(subject{aLease, l.ID}, b.since().Add(attachRetry))
 }
 
 // judge sets the state that follows from the number of GPUs that a lease has.
@@ -155,17 +126,16 @@ func (t *tx) replace(broken []string) bool {
 // must sit together move together; where they need not, for as many as there are.
 func (t *tx) findReplacements(l *leaseRecord, broken []string) placement.Decision {
 	req := t.replacement(l, broken)
-	boxes := t.boxes()
-	d := placement.Place(boxes, t.cfg.Reserve, req)
+	d := t.placeGPUs(req)
 	if !d.OK() && !l.ActiveTime.IsZero() {
 		// Better one that could not be attached before than none.
 		req.Exclude = nil
-		d = placement.Place(boxes, t.cfg.Reserve, req)
+		d = t.placeGPUs(req)
 	}
 	together := req.SameBox == placement.Required || req.NVLink == placement.Required
 	for !d.OK() && !together && req.Count > 1 {
 		req.Count--
-		d = placement.Place(boxes, t.cfg.Reserve, req)
+		d = t.placeGPUs(req)
 	}
 	return d
 }
@@ -256,7 +226,7 @@ func (t *tx) settled(b *bindingRecord) bool {
 		return true
 	}
 	return !b.good() && b.State != detaching &&
-		(b.HostClear || !t.connected(b.HostID)) && (b.BoxClear || !t.connected(b.BoxID))
+		(b.HostClear || t.away(b.HostID)) && (b.BoxClear || t.away(b.BoxID))
 }
 
 // enterLease moves a lease into a state and says so.
@@ -286,25 +256,6 @@ func leaseEvent(l *leaseRecord, typ dxpuv1.EventType) *dxpuv1.Event {
 	return &dxpuv1.Event{Type: typ, LeaseId: l.ID, HostId: l.HostID, LeaseState: l.State}
 }
 
-// serveQueue lets waiting leases in: by priority, then in the order in which
-// they came. A small one may pass a large one that does not fit yet.
-func (t *tx) serveQueue() bool {
-	var queue []*leaseRecord
-	for _, id := range t.leases.ids() {
-		if l := t.leases.get(id); l.State == leasePending {
-			queue = append(queue, l)
-		}
-	}
-	slices.SortStableFunc(queue, func(a, b *leaseRecord) int {
-		return cmp.Or(cmp.Compare(b.spec.Priority, a.spec.Priority), a.CreateTime.Compare(b.CreateTime))
-	})
-	served := false
-	for _, l := range queue {
-		served = t.grant(l.ID) || served
-	}
-	return served
-}
-
 // grant gives a waiting lease its GPUs, if there are any for it.
 func (t *tx) grant(id string) bool {
 	l := t.leases.get(id)
@@ -324,30 +275,6 @@ func (t *tx) grant(id string) bool {
 	}
 	t.enterLease(id, leaseBinding, "GPUs are being attached")
 	return true
-}
-
-// forget removes what was over long ago.
-func (t *tx) forget() {
-	for _, id := range t.leases.ids() {
-		l := t.leases.get(id)
-		bindings := t.bindingsOf(id)
-		old := slices.DeleteFunc(slices.Clone(bindings), func(bid string) bool {
-			b := t.bindings.get(bid)
-			return b.State != released || b.Successor == "" && !l.ended()
-		})
-		switch {
-		case l.ended() && t.now.Sub(l.EndTime) > keepEnded && len(old) == len(bindings):
-			t.leases.remove(id)
-		case len(old) > keepReleased:
-			old = old[:len(old)-keepReleased]
-		default:
-			continue
-		}
-		for _, b := range old {
-			t.bindings.remove(b)
-			t.byLease = nil
-		}
-	}
 }
 
 func lastSentence(s []string) string {

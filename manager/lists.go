@@ -71,9 +71,8 @@ func (s *poolService) ListHosts(_ context.Context, req *connect.Request[dxpuv1.L
 	err := s.m.view(func(t *tx) error {
 		nodes, next, err := page(t.nodesOf(dxpuv1.NodeKind_NODE_KIND_HOST, req.Msg.Labels), nodeKey, req.Msg.PageSize, req.Msg.PageToken)
 		res.NextPageToken = next
-		h := t.holders()
 		for _, n := range nodes {
-			res.Hosts = append(res.Hosts, t.hostMessage(n, h))
+			res.Hosts = append(res.Hosts, t.hostMessage(n))
 		}
 		return err
 	})
@@ -88,7 +87,7 @@ func (s *poolService) GetHost(_ context.Context, req *connect.Request[dxpuv1.Get
 		if n == nil || n.Kind != dxpuv1.NodeKind_NODE_KIND_HOST {
 			return notFound("host", req.Msg.HostId)
 		}
-		res.Host = t.hostMessage(n, t.holders())
+		res.Host = t.hostMessage(n)
 		return nil
 	})
 	return connect.NewResponse(res), err
@@ -102,9 +101,8 @@ func (s *poolService) ListBoxes(_ context.Context, req *connect.Request[dxpuv1.L
 		all = slices.DeleteFunc(all, func(n *nodeRecord) bool { return req.Msg.Kind != 0 && n.BoxKind != req.Msg.Kind })
 		nodes, next, err := page(all, nodeKey, req.Msg.PageSize, req.Msg.PageToken)
 		res.NextPageToken = next
-		h := t.holders()
 		for _, n := range nodes {
-			res.Boxes = append(res.Boxes, t.boxMessage(n, h))
+			res.Boxes = append(res.Boxes, t.boxMessage(n))
 		}
 		return err
 	})
@@ -119,7 +117,7 @@ func (s *poolService) GetBox(_ context.Context, req *connect.Request[dxpuv1.GetB
 		if n == nil || n.Kind != dxpuv1.NodeKind_NODE_KIND_BOX {
 			return notFound("box", req.Msg.BoxId)
 		}
-		res.Box = t.boxMessage(n, t.holders())
+		res.Box = t.boxMessage(n)
 		return nil
 	})
 	return connect.NewResponse(res), err
@@ -130,11 +128,10 @@ func (s *poolService) ListGPUs(_ context.Context, req *connect.Request[dxpuv1.Li
 	res := &dxpuv1.ListGPUsResponse{}
 	r := req.Msg
 	err := s.m.view(func(t *tx) (err error) {
-		h := t.holders()
 		var all []*dxpuv1.GPU
 		for _, n := range t.nodesOf(dxpuv1.NodeKind_NODE_KIND_BOX, nil) {
 			if r.BoxId == "" || r.BoxId == n.ID {
-				all = append(all, t.boxMessage(n, h).Gpus...)
+				all = append(all, t.boxMessage(n).Gpus...)
 			}
 		}
 		all = slices.DeleteFunc(all, func(g *dxpuv1.GPU) bool {
@@ -157,7 +154,7 @@ func (s *poolService) GetGPU(_ context.Context, req *connect.Request[dxpuv1.GetG
 		if !ok {
 			return notFound("gpu", req.Msg.GpuId)
 		}
-		res.Gpu = t.gpuMessage(n, slot, t.holders())
+		res.Gpu = t.gpuMessage(n, slot)
 		return nil
 	})
 	return connect.NewResponse(res), err

@@ -52,6 +52,22 @@ func (t *tx) connected(node string) bool {
 	return l != nil && !l.last.IsZero() && t.now.Sub(l.last) < t.cfg.LostAfter
 }
 
+// away reports whether a node does not report though it had time to find the
+// manager, which may have begun only now.
+func (t *tx) away(node string) bool {
+	if t.connected(node) {
+		return false
+	}
+	if l := t.live[node]; l != nil && !l.last.IsZero() {
+		return true
+	}
+	return t.due(subject{aNode, node}, t.began.Add(findTime+t.cfg.LostAfter))
+}
+
+// findTime is how long nodes may take to find a manager that has just begun:
+// the longest pause between their attempts is 3 s.
+const findTime = 5 * time.Second
+
 // observed returns a node's side of a binding, nil when the node has no trace of it.
 func (t *tx) observed(node string, b *bindingRecord) *dxpuv1.ObservedBinding {
 	l := t.live[node]

@@ -48,6 +48,8 @@ type Config struct {
 	UnplugTimeout time.Duration
 	// MTU is the largest UDP payload of a path that names none, in bytes. 0: 1472.
 	MTU uint32
+	// KeepEnded is how many leases that are over are remembered at the most. 0: 50,000.
+	KeepEnded int
 	// Version is shown to people.
 	Version string
 	// Log gets the events; nil: nothing. Secrets are never logged.
@@ -75,6 +77,8 @@ const (
 	attachRetry = 5 * time.Second
 	// keepEnded is how long leases that are over are remembered.
 	keepEnded = time.Hour
+	// defaultKeepEnded is how many of them at the most: some hundred megabytes.
+	defaultKeepEnded = 50_000
 	// keepReleased is how many released bindings a lease remembers.
 	keepReleased = 8
 	// tickInterval is how finely deadlines are kept.
@@ -88,6 +92,7 @@ func (c *Config) setDefaults() {
 	setDefault(&c.AttachTimeout, defaultAttachTimeout)
 	setDefault(&c.UnplugTimeout, defaultUnplugTimeout)
 	setDefault(&c.MTU, defaultMTU)
+	setDefault(&c.KeepEnded, defaultKeepEnded)
 	if c.Store == nil {
 		c.Store = &MemoryStore{}
 	}
@@ -115,15 +120,9 @@ type Manager struct {
 	events  *eventLog
 	stop    chan struct{} // closed when Run ends: watches end then
 
-	mu       sync.Mutex
-	meta     *meta
-	nodes    map[string]*nodeRecord
-	bindings map[string]*bindingRecord
-	leases   map[string]*leaseRecord
-	tenants  map[string]*tenantRecord
-	tokens   map[string]*tokenRecord
-	audits   map[string]*auditRecord
-	live     map[string]*liveNode
+	mu    sync.Mutex
+	state *state
+	live  map[string]*liveNode
 }
 
 // New loads the state, or makes a new pool where there is none.
@@ -133,26 +132,19 @@ func New(ctx context.Context, cfg Config) (*Manager, error) {
 	}
 	cfg.setDefaults()
 	m := &Manager{
-		cfg:      cfg,
-		store:    cfg.Store,
-		log:      cfg.Log,
-		stop:     make(chan struct{}),
-		meta:     &meta{},
-		nodes:    map[string]*nodeRecord{},
-		bindings: map[string]*bindingRecord{},
-		leases:   map[string]*leaseRecord{},
-		tenants:  map[string]*tenantRecord{},
-		tokens:   map[string]*tokenRecord{},
-		audits:   map[string]*auditRecord{},
-		live:     map[string]*liveNode{},
+		cfg:   cfg,
+		store: cfg.Store,
+		log:   cfg.Log,
+		stop:  make(chan struct{}),
+		live:  map[string]*liveNode{},
 	}
 	if err := m.load(ctx); err != nil {
 		return nil, fmt.Errorf("manager: load state: %w", err)
 	}
-	if m.meta.ClusterID == "" {
-		m.meta.ClusterID = "c-" + strings.ToLower(rand.Text()[:10])
+	if m.state.meta.ClusterID == "" {
+		m.state.meta.ClusterID = "c-" + strings.ToLower(rand.Text()[:10])
 	}
-	m.events = newEventLog(m.meta.Revision)
+	m.events = newEventLog(m.state.meta.Revision)
 	m.metrics = newMetrics(m)
 	return m, nil
 }
@@ -175,9 +167,21 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 }
 
-// Tick does what is due now. Run calls it; tests with a clock of their own do too.
+// Tick does what is due now, in as many transactions as that takes. Run calls
+// it; tests with a clock of their own do too.
 func (m *Manager) Tick(ctx context.Context) error {
-	return m.update(ctx, func(*tx) error { return nil })
+	for m.unfinished() {
+		if err := m.update(ctx, func(*tx) error { return nil }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Manager) unfinished() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.readLocked(m.cfg.Now()).unfinished()
 }
 
 // update is the only way in which the pool changes: fn changes records, then
@@ -185,12 +189,20 @@ func (m *Manager) Tick(ctx context.Context) error {
 func (m *Manager) update(ctx context.Context, fn func(*tx) error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t := m.beginLocked(m.cfg.Now())
+	return m.updateLocked(ctx, m.beginLocked(m.cfg.Now()), fn)
+}
+
+func (m *Manager) updateLocked(ctx context.Context, t *tx, fn func(*tx) error) error {
 	t.trace = traceparent(ctx)
-	if err := fn(t); err != nil {
+	t.wakeDue()
+	err := fn(t)
+	if err == nil {
+		err = t.settle()
+	}
+	if err != nil {
+		t.rollback()
 		return err
 	}
-	t.settle()
 	return m.commitLocked(ctx, t)
 }
 

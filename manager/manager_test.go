@@ -252,12 +252,12 @@ func TestStateSurvivesRestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cluster := w.m.meta.ClusterID
+	cluster := w.m.state.meta.ClusterID
 	w.m, err = New(context.Background(), Config{JoinToken: "token-for-tests", Store: store, Now: w.clock.now})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if w.m.meta.ClusterID != cluster {
+	if w.m.state.meta.ClusterID != cluster {
 		t.Error("another cluster ID")
 	}
 	w.pass(time.Minute)

@@ -20,7 +20,6 @@ func (m *Manager) pool() *dxpuv1.Pool {
 
 func (t *tx) sum(p *dxpuv1.Pool) {
 	p.ClusterId, p.Version, p.Revision = t.meta.ClusterID, t.cfg.Version, t.meta.Revision
-	h := t.holders()
 	usable, free := map[string]int{}, map[string]int{}
 	for _, n := range t.nodesOf(dxpuv1.NodeKind_NODE_KIND_HOST, nil) {
 		p.Hosts++
@@ -33,7 +32,7 @@ func (t *tx) sum(p *dxpuv1.Pool) {
 		if t.connected(n.ID) {
 			p.BoxesConnected++
 		}
-		for _, g := range t.boxMessage(n, h).Gpus {
+		for _, g := range t.boxMessage(n).Gpus {
 			p.Gpus++
 			if g.Health == dxpuv1.Health_HEALTH_OK && !g.Cordoned {
 				usable[g.Device.Model]++

@@ -49,7 +49,7 @@ func bounded(s string) string {
 func (m *Manager) report(ctx context.Context, o *dxpuv1.ObservedState, allowed func(*tx) error) (uint64, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t := m.beginLocked(m.cfg.Now())
+	t := m.readLocked(m.cfg.Now())
 	if err := allowed(t); err != nil {
 		return 0, err
 	}
@@ -57,26 +57,32 @@ func (m *Manager) report(ctx context.Context, o *dxpuv1.ObservedState, allowed f
 	if !l.takes(o) {
 		return t.nodes.get(o.NodeId).DesiredRevision, nil
 	}
-	was := t.connected(o.NodeId)
+	was := t.connected(o.NodeId) && !l.lost
 	same := was && sameReport(l.observed, o)
 	if l.observed != nil && l.observed.InstanceId != o.InstanceId {
 		l.retired = l.observed.InstanceId
 	}
 	l.rates.update(o, t.now)
 	l.observed, l.last, l.lost = o, t.now, false
-	if !same {
-		n := t.nodes.get(o.NodeId)
-		if !was {
-			t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_CONNECTED), "%s %s reports", kindWord(n.Kind), n.ID)
-		}
-		t.inventory(o)
-		t.settle()
+	if same {
+		return t.nodes.get(o.NodeId).DesiredRevision, nil
 	}
-	if err := m.commitLocked(ctx, t); err != nil {
-		l.observed = nil // the next report is looked at in full
+	t = m.beginLocked(t.now)
+	err := m.updateLocked(ctx, t, func(t *tx) error {
+		if !was {
+			n := t.nodes.get(o.NodeId)
+			t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_CONNECTED), "%s %s reports", kindWord(n.Kind), n.ID)
+			t.restless[n.ID] = true
+		}
+		t.markNode(o.NodeId)
+		t.inventory(o)
+		return nil
+	})
+	if err != nil {
+		l.observed, l.lost = nil, l.lost || !was // the next report is looked at in full
 		return 0, err
 	}
-	return m.nodes[o.NodeId].DesiredRevision, nil
+	return t.nodes.get(o.NodeId).DesiredRevision, nil
 }
 
 // inventory writes down what a report says about the node itself.
@@ -115,7 +121,7 @@ func (t *tx) inventory(o *dxpuv1.ObservedState) {
 // tellPeers renews the desired state of all that have a binding with a node
 // whose addresses changed.
 func (t *tx) tellPeers(node string) {
-	for _, id := range t.bindings.ids() {
+	for _, id := range t.bindingsAt(node) {
 		b := t.bindings.get(id)
 		if b.BoxID == node && b.wantedByHost() {
 			t.touch(b.HostID)

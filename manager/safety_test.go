@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -61,6 +62,22 @@ func TestSafety(t *testing.T) {
 				n, i := w.nodes[box.Draw(t, "box")], rapid.Uint32Range(0, 1).Draw(t, "slot")
 				n.dead[i] = !n.dead[i]
 			},
+			"fail": func(t *rapid.T) {
+				id := ""
+				if len(leases) > 0 {
+					id = someLease(t)
+				}
+				_ = w.m.update(context.Background(), func(t *tx) error {
+					_, _ = t.createLease("", &dxpuv1.LeaseSpec{Count: 2, Wait: true})
+					if l := t.leases.get(id); l != nil && !l.ended() {
+						t.endLease(id, dxpuv1.Reason_REASON_LEASE_DELETED, "deleted", false)
+					}
+					if err := t.settle(); err != nil {
+						return err
+					}
+					return errors.New("the call fails after all")
+				})
+			},
 			"cut": func(t *rapid.T) { n := w.nodes[host.Draw(t, "host")]; n.linkDown = !n.linkDown },
 			"":    func(t *rapid.T) { w.check(t) },
 		})
@@ -72,6 +89,7 @@ func TestSafety(t *testing.T) {
 
 // check holds the nodes against each other and the records.
 func (w *world) check(t *rapid.T) {
+	w.checkIndex(t)
 	type side struct {
 		node string
 		slot uint32

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -28,7 +29,7 @@ type poolService struct {
 func (m *Manager) view(fn func(*tx) error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return fn(m.beginLocked(m.cfg.Now()))
+	return fn(m.readLocked(m.cfg.Now()))
 }
 
 // CreateLease implements dxpuv1connect.PoolServiceHandler.
@@ -61,19 +62,6 @@ func (s *poolService) CreateLease(ctx context.Context, req *connect.Request[dxpu
 		return nil, apiError(err)
 	}
 	return connect.NewResponse(&dxpuv1.CreateLeaseResponse{Lease: out}), nil
-}
-
-// leaseByRequest finds the lease that a tenant's earlier call made.
-func (t *tx) leaseByRequest(request, tenant string) *leaseRecord {
-	if request == "" {
-		return nil
-	}
-	for _, id := range t.leases.ids() {
-		if l := t.leases.get(id); l.RequestID == request && l.spec.Tenant == tenant {
-			return l
-		}
-	}
-	return nil
 }
 
 func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, error) {
@@ -211,31 +199,26 @@ func (s *poolService) ReplaceGPU(ctx context.Context, req *connect.Request[dxpuv
 
 // leasedGPU returns the binding by which a lease has a GPU.
 func (t *tx) leasedGPU(id string) (*bindingRecord, error) {
-	if _, _, ok := t.gpu(id); !ok {
+	n, s, ok := t.gpu(id)
+	if !ok {
 		return nil, notFound("gpu", id)
 	}
-	for _, bid := range t.bindings.ids() {
-		if b := t.bindings.get(bid); b.gpuID() == id && b.good() {
-			return b, nil
-		}
+	if b := t.holderOf(placement.Ref{Box: n.ID, Slot: s.Slot}); b != nil && b.good() {
+		return b, nil
 	}
 	return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("gpu_id: %s is not leased; only leased GPUs can be replaced", id))
 }
 
 // gpu finds a GPU by its ID.
 func (t *tx) gpu(id string) (*nodeRecord, *slotRecord, bool) {
-	for _, nid := range t.nodes.ids() {
-		n := t.nodes.get(nid)
-		if n.Kind != dxpuv1.NodeKind_NODE_KIND_BOX || !strings.HasPrefix(id, n.ID+"/") {
-			continue
-		}
-		for i := range n.Slots {
-			if s := &n.Slots[i]; s.Device != nil && (placement.Ref{Box: n.ID, Slot: s.Slot}).String() == id {
-				return n, s, true
-			}
-		}
+	box, number, _ := strings.Cut(id, "/")
+	slot, err := strconv.ParseUint(number, 10, 32)
+	n := t.nodes.get(box)
+	if err != nil || n == nil || n.Kind != dxpuv1.NodeKind_NODE_KIND_BOX || gpuID(box, uint32(slot)) != id {
+		return nil, nil, false
 	}
-	return nil, nil, false
+	s := n.slot(uint32(slot))
+	return n, s, s != nil && s.Device != nil
 }
 
 // WatchEvents implements dxpuv1connect.PoolServiceHandler.

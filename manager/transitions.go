@@ -3,6 +3,7 @@ package manager
 import (
 	"crypto/rand"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -77,7 +78,6 @@ func (t *tx) bind(l *leaseRecord, host string, hostSlot uint32, gpu placement.Re
 		replaces.Successor = b.ID
 	}
 	t.bindings.put(b.ID, b)
-	t.byLease = nil
 	b.BoxTold = t.touch(b.BoxID)
 	t.enter(b, preparing)
 	return b
@@ -193,13 +193,9 @@ func (t *tx) advancePreparing(b *bindingRecord) bool {
 // hostSlotClear reports whether the host has let go of whatever was in the slot
 // before.
 func (t *tx) hostSlotClear(b *bindingRecord) bool {
-	for _, id := range t.bindings.ids() {
-		o := t.bindings.get(id)
-		if o.ID != b.ID && o.HostID == b.HostID && o.HostSlot == b.HostSlot && !o.HostClear {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(t.bindingsIn(hostSlot{b.HostID, b.HostSlot}), func(id string) bool {
+		return id != b.ID && !t.bindings.get(id).HostClear
+	})
 }
 
 func (t *tx) advanceReady(b *bindingRecord) bool {
@@ -246,11 +242,11 @@ func (t *tx) dropIfBroken(b *bindingRecord) bool {
 
 func (t *tx) linkLost(b *bindingRecord, boxHere bool, detail string) bool {
 	switch {
-	case !boxHere:
+	case !boxHere && t.away(b.BoxID):
 		t.drop(b.ID, lost, dxpuv1.Reason_REASON_BOX_LOST, "box "+b.BoxID+" is silent and its link is down")
 	case b.LinkLostAt.IsZero():
 		t.bindings.edit(b.ID).LinkLostAt = t.now
-	case t.now.Sub(b.LinkLostAt) >= t.cfg.LinkGrace:
+	case t.due(subject{aBinding, b.ID}, b.LinkLostAt.Add(t.cfg.LinkGrace)) && boxHere:
 		t.drop(b.ID, lost, dxpuv1.Reason_REASON_LINK_LOST, detail)
 	default:
 		return false
@@ -307,7 +303,7 @@ func (t *tx) advanceClearing(b *bindingRecord) bool {
 }
 
 func (t *tx) overdue(b *bindingRecord, limit time.Duration) bool {
-	return t.now.Sub(b.since()) >= limit
+	return t.due(subject{aBinding, b.ID}, b.since().Add(limit))
 }
 
 // addSteps puts a node's own inner steps into the timeline.

@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -15,94 +13,9 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// cloner is a record that can be copied deeply enough to be changed.
-type cloner[R any] interface {
-	*R
-	clone() *R
-}
-
-// table is the records of one kind as a transaction sees them: those of before,
-// and the changed ones over them. A nil entry in changed is a removed record.
-type table[R any, P cloner[R]] struct {
-	prefix  string
-	base    map[string]*R
-	changed map[string]*R
-	sorted  []string // IDs of all records in order; nil: to be worked out
-}
-
-func newTable[R any, P cloner[R]](prefix string, base map[string]*R) table[R, P] {
-	return table[R, P]{prefix: prefix, base: base, changed: map[string]*R{}}
-}
-
-// get returns a record to read, nil when there is none.
-func (t *table[R, P]) get(id string) *R {
-	if r, ok := t.changed[id]; ok {
-		return r
-	}
-	return t.base[id]
-}
-
-// edit returns a record to change; it must exist.
-func (t *table[R, P]) edit(id string) *R {
-	if r, ok := t.changed[id]; ok {
-		return r
-	}
-	r := P(t.base[id]).clone()
-	t.changed[id] = r
-	return r
-}
-
-func (t *table[R, P]) put(id string, r *R) { t.changed[id], t.sorted = r, nil }
-
-func (t *table[R, P]) remove(id string) { t.changed[id], t.sorted = nil, nil }
-
-// ids returns the IDs of all records in order. The result is not changed later.
-func (t *table[R, P]) ids() []string {
-	if t.sorted != nil {
-		return t.sorted
-	}
-	ids := make([]string, 0, len(t.base)+len(t.changed))
-	for id := range t.base {
-		if r, ok := t.changed[id]; !ok || r != nil {
-			ids = append(ids, id)
-		}
-	}
-	for id, r := range t.changed {
-		if r != nil && t.base[id] == nil {
-			ids = append(ids, id)
-		}
-	}
-	slices.Sort(ids)
-	t.sorted = ids
-	return ids
-}
-
-// encode adds the changes to what is to be stored.
-func (t *table[R, P]) encode(put map[string][]byte, remove *[]string) error {
-	for id, r := range t.changed {
-		if r == nil {
-			*remove = append(*remove, t.prefix+id)
-			continue
-		}
-		raw, err := json.Marshal(r)
-		if err != nil {
-			return fmt.Errorf("manager: encode %s%s: %w", t.prefix, id, err)
-		}
-		put[t.prefix+id] = raw
-	}
-	return nil
-}
-
-func (t *table[R, P]) install() {
-	maps.Copy(t.base, t.changed)
-	maps.DeleteFunc(t.base, func(_ string, r *R) bool { return r == nil })
-}
-
-// tx is one change of the pool: nothing of it is seen before it is stored.
-type tx struct {
-	now      time.Time
-	cfg      *Config
-	live     map[string]*liveNode // read only
+// state is everything that is stored, what is derived from it, and what there is
+// to do. Manager.mu guards it.
+type state struct {
 	meta     *meta
 	nodes    table[nodeRecord, *nodeRecord]
 	bindings table[bindingRecord, *bindingRecord]
@@ -110,11 +23,42 @@ type tx struct {
 	tenants  table[tenantRecord, *tenantRecord]
 	tokens   table[tokenRecord, *tokenRecord]
 	audits   table[auditRecord, *auditRecord]
-	byLease  map[string][]string // bindings of each lease, oldest first; nil: to be worked out
-	touched  map[string]bool     // nodes whose desired state changes
-	silent   []string            // nodes that turned out to be lost
-	events   []*dxpuv1.Event
-	trace    string // W3C trace context of the call, empty: not traced
+	index
+	work
+	began time.Time // when the manager began to decide on this state
+}
+
+func newState(began time.Time) *state {
+	return &state{
+		meta:     &meta{},
+		nodes:    newTable[nodeRecord](nodePrefix),
+		bindings: newTable[bindingRecord](bindingPrefix),
+		leases:   newTable[leaseRecord](leasePrefix),
+		tenants:  newTable[tenantRecord](tenantPrefix),
+		tokens:   newTable[tokenRecord](tokenPrefix),
+		audits:   newTable[auditRecord](auditPrefix),
+		index:    newIndex(),
+		work:     newWork(),
+		began:    began,
+	}
+}
+
+// tx is one change of the pool: it is seen as a whole or not at all.
+type tx struct {
+	*state
+	now     time.Time
+	cfg     *Config
+	live    map[string]*liveNode
+	oldMeta *meta
+	touched map[string]bool // nodes whose desired state changes
+	events  []*dxpuv1.Event
+	trace   string // W3C trace context of the call, empty: not traced
+
+	looked     map[subject]bool // what was marked and looked at
+	rung       []subject        // what the clock marked
+	fellSilent []*liveNode
+	tries      int // to grant or replace something
+	grants     int
 }
 
 // revision returns a new revision.
@@ -126,7 +70,7 @@ func (t *tx) revision() uint64 {
 // touch says that a node's desired state changes and returns the revision that
 // it gets; one for all changes of a transaction.
 func (t *tx) touch(node string) uint64 {
-	n := t.nodes.edit(node)
+	n := t.nodes.editQuietly(node)
 	if !t.touched[node] {
 		t.touched[node] = true
 		n.DesiredRevision = t.revision()
@@ -149,9 +93,10 @@ func (t *tx) event(e *dxpuv1.Event, format string, args ...any) {
 	t.events = append(t.events, e)
 }
 
-func (t *tx) empty() bool {
-	return len(t.events)+len(t.nodes.changed)+len(t.bindings.changed)+len(t.leases.changed)+
-		len(t.tenants.changed)+len(t.tokens.changed)+len(t.audits.changed) == 0
+// changes returns how many records and events the transaction changes.
+func (t *tx) changes() int {
+	return len(t.events) + len(t.nodes.before) + len(t.bindings.before) + len(t.leases.before) +
+		len(t.tenants.before) + len(t.tokens.before) + len(t.audits.before)
 }
 
 // Keys of the store.
@@ -165,63 +110,88 @@ const (
 	auditPrefix   = "audit/"
 )
 
-// begin starts a transaction.
+// beginLocked starts a transaction, which ends with commitLocked or rollback.
 func (m *Manager) beginLocked(now time.Time) *tx {
-	return &tx{
-		now:      now,
-		cfg:      &m.cfg,
-		live:     m.live,
-		meta:     m.meta.clone(),
-		nodes:    newTable[nodeRecord](nodePrefix, m.nodes),
-		bindings: newTable[bindingRecord](bindingPrefix, m.bindings),
-		leases:   newTable[leaseRecord](leasePrefix, m.leases),
-		tenants:  newTable[tenantRecord](tenantPrefix, m.tenants),
-		tokens:   newTable[tokenRecord](tokenPrefix, m.tokens),
-		audits:   newTable[auditRecord](auditPrefix, m.audits),
-		touched:  map[string]bool{},
+	t := m.readLocked(now)
+	t.oldMeta = t.meta
+	t.meta = t.meta.clone()
+	t.touched = map[string]bool{}
+	t.looked = map[subject]bool{}
+	return t
+}
+
+// readLocked returns the present state to read.
+func (m *Manager) readLocked(now time.Time) *tx {
+	return &tx{state: m.state, now: now, cfg: &m.cfg, live: m.live}
+}
+
+// records returns what the transaction changes in the store.
+func (t *tx) records() map[string]any {
+	records := map[string]any{metaKey: t.meta}
+	t.nodes.collect(records)
+	t.bindings.collect(records)
+	t.leases.collect(records)
+	t.tenants.collect(records)
+	t.tokens.collect(records)
+	t.audits.collect(records)
+	return records
+}
+
+// rollback takes everything back; what was to be done is still to be done.
+func (t *tx) rollback() {
+	t.state.meta = t.oldMeta
+	t.nodes.restore()
+	t.bindings.restore()
+	t.leases.restore()
+	t.tenants.restore()
+	t.tokens.restore()
+	t.audits.restore()
+	for _, l := range t.fellSilent {
+		l.lost = false
 	}
+	t.reindex()
+	for s := range t.looked {
+		t.mark(s)
+	}
+	for _, s := range t.rung {
+		t.mark(s)
+	}
+	t.done()
+}
+
+func (t *tx) done() {
+	t.nodes.done()
+	t.bindings.done()
+	t.leases.done()
+	t.tenants.done()
+	t.tokens.done()
+	t.audits.done()
+	clear(t.restless)
 }
 
 // commitLocked stores the transaction, makes it the present state and wakes
 // those who wait for it.
 func (m *Manager) commitLocked(ctx context.Context, t *tx) error {
-	if t.empty() {
+	if t.changes() == 0 {
+		t.done()
 		return nil
 	}
-	put := map[string][]byte{}
-	var remove []string
-	raw, err := json.Marshal(t.meta)
+	put, remove, err := encode(t.records())
+	if err == nil {
+		err = m.store.Commit(ctx, put, remove)
+	}
 	if err != nil {
-		return fmt.Errorf("manager: encode meta: %w", err)
-	}
-	put[metaKey] = raw
-	for _, encode := range []func(map[string][]byte, *[]string) error{
-		t.nodes.encode, t.bindings.encode, t.leases.encode, t.tenants.encode, t.tokens.encode, t.audits.encode,
-	} {
-		if err := encode(put, &remove); err != nil {
-			return err
-		}
-	}
-	if err := m.store.Commit(ctx, put, remove); err != nil {
+		t.rollback()
 		return err
 	}
-	m.meta = t.meta
-	t.nodes.install()
-	t.bindings.install()
-	t.leases.install()
-	t.tenants.install()
-	t.tokens.install()
-	t.audits.install()
+	t.done()
 	m.events.add(t.events)
-	for _, node := range t.silent {
-		m.live[node].lost = true
-	}
 	for node := range t.touched {
 		m.liveLocked(node).wake()
 	}
 	for _, e := range t.events {
 		m.metrics.event(e)
-		traceEvent(e, m.bindings[e.BindingId])
+		traceEvent(e, m.state.bindings.get(e.BindingId))
 		m.log.Info(e.Message, "event", strings.TrimPrefix(e.Type.String(), "EVENT_TYPE_"), "revision", e.Revision,
 			"lease", e.LeaseId, "binding", e.BindingId, "gpu", e.GpuId)
 	}
@@ -236,45 +206,64 @@ func (m *Manager) load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s := newState(m.cfg.Now())
 	for key, raw := range records {
-		if err := m.loadRecordLocked(key, raw); err != nil {
+		if err := s.loadRecord(key, raw); err != nil {
 			return fmt.Errorf("manager: record %s: %w", key, err)
 		}
 	}
+	m.state = s
+	m.readLocked(s.began).indexAll()
 	return nil
 }
 
-func (m *Manager) loadRecordLocked(key string, raw []byte) error {
+// indexAll makes the index of a state that was just loaded, and marks everything.
+func (t *tx) indexAll() {
+	for id := range t.leases.rows {
+		t.indexLease(id)
+		t.mark(subject{aLease, id})
+	}
+	for id := range t.bindings.rows {
+		t.indexBinding(id, map[string]bool{})
+		t.mark(subject{aBinding, id})
+	}
+	for id := range t.nodes.rows {
+		t.indexNode(id)
+	}
+	t.grew = true
+}
+
+func (s *state) loadRecord(key string, raw []byte) error {
 	decode := func(v any) error { return json.Unmarshal(raw, v) }
 	switch {
 	case key == metaKey:
-		return decode(m.meta)
+		return decode(s.meta)
 	case strings.HasPrefix(key, nodePrefix):
 		n := &nodeRecord{}
-		m.nodes[strings.TrimPrefix(key, nodePrefix)] = n
+		s.nodes.load(strings.TrimPrefix(key, nodePrefix), n)
 		return decode(n)
 	case strings.HasPrefix(key, bindingPrefix):
 		b := &bindingRecord{}
-		m.bindings[strings.TrimPrefix(key, bindingPrefix)] = b
+		s.bindings.load(strings.TrimPrefix(key, bindingPrefix), b)
 		return decode(b)
 	case strings.HasPrefix(key, leasePrefix):
 		l := &leaseRecord{spec: &dxpuv1.LeaseSpec{}}
-		m.leases[strings.TrimPrefix(key, leasePrefix)] = l
+		s.leases.load(strings.TrimPrefix(key, leasePrefix), l)
 		if err := decode(l); err != nil {
 			return err
 		}
 		return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(l.Spec, l.spec)
 	case strings.HasPrefix(key, tenantPrefix):
 		r := &tenantRecord{}
-		m.tenants[strings.TrimPrefix(key, tenantPrefix)] = r
+		s.tenants.load(strings.TrimPrefix(key, tenantPrefix), r)
 		return decode(r)
 	case strings.HasPrefix(key, tokenPrefix):
 		r := &tokenRecord{}
-		m.tokens[strings.TrimPrefix(key, tokenPrefix)] = r
+		s.tokens.load(strings.TrimPrefix(key, tokenPrefix), r)
 		return decode(r)
 	case strings.HasPrefix(key, auditPrefix):
 		r := &auditRecord{}
-		m.audits[strings.TrimPrefix(key, auditPrefix)] = r
+		s.audits.load(strings.TrimPrefix(key, auditPrefix), r)
 		return decode(r)
 	}
 	return fmt.Errorf("unknown kind")

@@ -1,0 +1,185 @@
+package manager
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+)
+
+// cloner is a record that can be copied deeply enough to be changed.
+type cloner[R any] interface {
+	*R
+	clone() *R
+}
+
+// table is the records of one kind. A transaction changes it in place and keeps
+// what was there before, so that it can be taken back. A record is copied before
+// it is changed first: whoever holds one from before the transaction may go on
+// reading it.
+type table[R any, P cloner[R]] struct {
+	prefix string
+	rows   map[string]*R
+	before map[string]*R   // of the transaction: records as they were; nil: there was none
+	hot    map[string]bool // changed since the settling loop looked last
+	quiet  map[string]bool // changed in nothing that an index is made of
+
+	order []string // IDs in order, but for those in fresh and in gone
+	fresh []string // added since order was made
+	gone  int      // removed since order was made
+}
+
+func newTable[R any, P cloner[R]](prefix string) table[R, P] {
+	return table[R, P]{
+		prefix: prefix, rows: map[string]*R{}, before: map[string]*R{}, hot: map[string]bool{}, quiet: map[string]bool{},
+	}
+}
+
+// get returns a record to read, nil when there is none.
+func (t *table[R, P]) get(id string) *R { return t.rows[id] }
+
+// edit returns a record to change; it must exist. The record may be changed
+// until the transaction ends.
+func (t *table[R, P]) edit(id string) *R {
+	delete(t.quiet, id)
+	return t.copied(id)
+}
+
+// editQuietly is edit for changes that no index and no rule depends on.
+func (t *table[R, P]) editQuietly(id string) *R {
+	if _, ok := t.before[id]; !ok {
+		t.quiet[id] = true
+	}
+	return t.copied(id)
+}
+
+func (t *table[R, P]) copied(id string) *R {
+	if !t.quiet[id] {
+		t.hot[id] = true
+	}
+	r := t.rows[id]
+	if _, ok := t.before[id]; ok {
+		return r
+	}
+	t.before[id] = r
+	r = P(r).clone()
+	t.rows[id] = r
+	return r
+}
+
+// put adds a record, or replaces one as a whole.
+func (t *table[R, P]) put(id string, r *R) {
+	t.keep(id)
+	if t.rows[id] == nil {
+		t.fresh = append(t.fresh, id)
+	}
+	t.rows[id] = r
+}
+
+// remove forgets a record.
+func (t *table[R, P]) remove(id string) {
+	t.keep(id)
+	if t.rows[id] != nil {
+		t.gone++
+	}
+	delete(t.rows, id)
+}
+
+// keep notes what is there before it changes.
+func (t *table[R, P]) keep(id string) {
+	delete(t.quiet, id)
+	t.hot[id] = true
+	if _, ok := t.before[id]; !ok {
+		t.before[id] = t.rows[id]
+	}
+}
+
+func (t *table[R, P]) len() int { return len(t.rows) }
+
+// ids returns the IDs of all records in order. The result is not changed later.
+// It costs nothing when no record came or went since, otherwise it is linear.
+func (t *table[R, P]) ids() []string {
+	if len(t.fresh) == 0 && t.gone == 0 {
+		return t.order
+	}
+	slices.Sort(t.fresh)
+	merged := make([]string, 0, len(t.rows))
+	add := func(id string) {
+		if t.rows[id] != nil && (len(merged) == 0 || merged[len(merged)-1] != id) {
+			merged = append(merged, id)
+		}
+	}
+	old := t.order
+	for _, id := range t.fresh {
+		for len(old) > 0 && old[0] < id {
+			add(old[0])
+			old = old[1:]
+		}
+		add(id)
+	}
+	for _, id := range old {
+		add(id)
+	}
+	t.order, t.fresh, t.gone = merged, nil, 0
+	return t.order
+}
+
+// load adds a record outside of any transaction.
+func (t *table[R, P]) load(id string, r *R) {
+	t.rows[id] = r
+	t.fresh = append(t.fresh, id)
+}
+
+// restore takes the transaction's changes back; before stays, for the indexes.
+func (t *table[R, P]) restore() {
+	for id, r := range t.before {
+		switch {
+		case r == nil:
+			if t.rows[id] != nil {
+				t.gone++
+			}
+			delete(t.rows, id)
+		default:
+			if t.rows[id] == nil {
+				t.fresh = append(t.fresh, id)
+			}
+			t.rows[id] = r
+		}
+	}
+}
+
+// done ends a transaction.
+func (t *table[R, P]) done() {
+	clear(t.before)
+	clear(t.hot)
+	clear(t.quiet)
+}
+
+// collect adds the transaction's changes to what is to be stored: records that
+// nobody changes any more, nil for those removed.
+func (t *table[R, P]) collect(into map[string]any) {
+	for id := range t.before {
+		if r := t.rows[id]; r != nil {
+			into[t.prefix+id] = r
+		} else {
+			into[t.prefix+id] = nil
+		}
+	}
+}
+
+// encode turns collected records into what a Store takes.
+func encode(records map[string]any) (put map[string][]byte, remove []string, err error) {
+	put = make(map[string][]byte, len(records))
+	for key, r := range records {
+		if r == nil {
+			remove = append(remove, key)
+			continue
+		}
+		raw, err := json.Marshal(r)
+		if err != nil {
+			return nil, nil, fmt.Errorf("manager: encode %s: %w", key, err)
+		}
+		put[key] = raw
+	}
+	slices.Sort(remove)
+	return put, remove, nil
+}
