@@ -60,8 +60,7 @@ they come.` + tracingHelp,
 	f.StringVar(&o.urlFile, "url-file", "", "write the URL here once the manager serves (for scripts with port 0)")
 	f.StringVar(&o.tlsCert, "tls-cert", "", "PEM file of the certificate; with it the API is HTTPS")
 	f.StringVar(&o.tlsKey, "tls-key", "", "PEM file of the certificate's key")
-	f.IntVar(&o.reserve.Count, "spares", 0, "GPUs of each model that are held back to replace broken ones")
-	f.Float64Var(&o.reserve.Fraction, "spare-fraction", 0, "the same as a fraction of the healthy GPUs, 0 to 1; the larger counts")
+	spareFlags(f, &o.reserve)
 	f.DurationVar(&o.cfg.Heartbeat, "heartbeat", 250*time.Millisecond, "how often nodes report")
 	f.DurationVar(&o.cfg.LostAfter, "lost-after", time.Second, "silence after which a node counts as lost")
 	f.DurationVar(&o.cfg.AttachTimeout, "attach-timeout", 20*time.Second, "longest time for each step of an attach")
@@ -118,11 +117,10 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 }
 
 func (o *managerOptions) check() error {
+	if err := checkSpares(&o.reserve); err != nil {
+		return err
+	}
 	switch {
-	case o.reserve.Count < 0:
-		return withHint(fmt.Errorf("--spares: %d is negative", o.reserve.Count), "0 holds none back")
-	case o.reserve.Fraction < 0 || o.reserve.Fraction > 1:
-		return withHint(fmt.Errorf("--spare-fraction: %g is not 0 to 1", o.reserve.Fraction), "0.02 holds back 2 of 100")
 	case (o.tlsCert == "") != (o.tlsKey == ""):
 		return errors.New("--tls-cert and --tls-key go together")
 	case o.cfg.Heartbeat <= 0 || o.cfg.LostAfter < 2*o.cfg.Heartbeat:

@@ -19,7 +19,6 @@ package placement
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"slices"
 )
 
@@ -87,18 +86,6 @@ type Box struct {
 	// less than their bandwidth (section 4.3.2, Table 12).
 	ProxyGPUs int
 	GPUs      []GPU
-}
-
-// Reserve says how many spares are held back of each model: Count GPUs or
-// Fraction of the usable ones (rounded up), whichever is more.
-type Reserve struct {
-	Count    int
-	Fraction float64
-}
-
-// Held returns the spares to hold back of a model that has so many usable GPUs.
-func (r Reserve) Held(usable int) int {
-	return min(usable, max(r.Count, int(math.Ceil(r.Fraction*float64(usable)))))
 }
 
 // Request is what is asked for.
