@@ -8,7 +8,7 @@ BIN      := bin
 .DEFAULT_GOAL := help
 
 include hook/Makefile
-.PHONY: help build install vm test demo lint generate fuzz bench ci tidy-diff generate-diff clean
+.PHONY: help build install vm test demo lint generate fuzz bench soak soak-short ci tidy-diff generate-diff clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,12 @@ fuzz: ## Fuzz every FuzzXxx for FUZZTIME each
 
 bench: ## Run every benchmark once
 	$(GO) test -run '^$$' -bench . -benchtime 1x $(PKGS)
+
+soak: build ## An hour of random faults: every byte accounted for, nothing grows
+	$(BIN)/dxpu bench soak --duration 1h
+
+soak-short: build ## The same for five minutes
+	$(BIN)/dxpu bench soak --duration 5m
 
 ci: tidy-diff generate-diff lint build test fuzz bench demo ## Everything that must hold before a merge
 

@@ -64,6 +64,7 @@ var layer = map[string]int{
 	"node":      4,
 	"sim":       4,
 	"demo":      4,
+	"soak":      4,
 	"replay":    4,
 	"bench":     4,
 	"vmtest":    4,
@@ -95,6 +96,7 @@ var beside = map[string][]string{
 	"demo":                      {"hostproxy", "node"},
 	"replay":                    {"sim"},
 	"bench":                     {"hostproxy", "boxproxy", "node", "replay"},
+	"soak":                      {"hostproxy", "boxproxy", "node"},
 }
 
 // impure are packages that a machine (layers 0 to 2) may not import: they

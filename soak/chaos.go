@@ -1,0 +1,261 @@
+package soak
+
+import (
+	"context"
+	"maps"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/dxpu-project/dxpu/fault"
+)
+
+// chaos does bad things to the network and the proxies: to each path by
+// itself, one after the other, and now and then to everything at once.
+type chaos struct {
+	rig    *rig
+	ledger *ledger
+
+	mu     sync.Mutex // guards what follows
+	counts map[string]int
+	outage bool // nothing gets through by any path
+	plans  [paths][2]fault.Plan
+	lanes  [paths + 1]lane // of each path, and of what happens to all
+	severe bool            // a path is as good as gone: the other one must not be
+	seed   uint64
+}
+
+const (
+	// graceAfter is how long after a disturbance its consequences may show: the
+	// dead interval and the completion timeout, one after the other, on a slow machine.
+	graceAfter = 2500 * time.Millisecond
+	// A path is bad for so long, and rests in between.
+	leastBad, mostBad   = 200 * time.Millisecond, 2 * time.Second
+	leastRest, mostRest = 50 * time.Millisecond, 500 * time.Millisecond
+	// Between two things that may end bindings: longer than graceAfter, so that
+	// there is time in which nothing may be lost.
+	leastPeace, mostPeace = 3 * time.Second, 8 * time.Second
+	// An outage of more than the dead interval, a second, ends bindings; of less not.
+	leastOutage, mostOutage = 100 * time.Millisecond, 1800 * time.Millisecond
+	leastJump, mostJump     = 50 * time.Millisecond, 2500 * time.Millisecond
+)
+
+// Kinds of faults, as they are counted.
+const (
+	faultMild      = "loss, duplication, reordering, corruption"
+	faultHeavy     = "heavy loss, duplication, reordering, corruption"
+	faultDelay     = "delay"
+	faultPartition = "partition of a path"
+	faultOneWay    = "one-way partition of a path"
+	faultMTU       = "MTU drop"
+	faultRate      = "bottleneck"
+	faultOutage    = "outage of all paths"
+	faultJump      = "clock jump"
+	faultBox       = "box restart"
+	faultHost      = "host restart"
+)
+
+func newChaos(r *rig, l *ledger, seed uint64) *chaos {
+	c := &chaos{rig: r, ledger: l, counts: map[string]int{}}
+	for i := range c.lanes {
+		c.lanes[i] = lane{
+			rand:  rand.New(rand.NewPCG(seed, 1<<32|uint64(i))),
+			cards: []string{faultMild, faultMild, faultHeavy, faultDelay, faultPartition, faultOneWay, faultMTU, faultRate},
+		}
+	}
+	c.lanes[paths].cards = []string{faultOutage, faultJump, faultBox, faultHost}
+	return c
+}
+
+// run disturbs until ctx ends, then lets the network be good again.
+func (c *chaos) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	for path := range paths {
+		wg.Go(func() {
+			l := &c.lanes[path]
+			for wait(ctx, between(l.rand, leastRest, mostRest)) {
+				c.pathFault(ctx, l.rand, path, l.draw())
+			}
+		})
+	}
+	wg.Go(func() {
+		l := &c.lanes[paths]
+		for wait(ctx, between(l.rand, leastPeace, mostPeace)) {
+			c.greatFault(ctx, l.rand, l.draw())
+		}
+	})
+	wg.Wait()
+}
+
+// lane deals faults in random order, then again: every kind has its turn.
+type lane struct {
+	rand        *rand.Rand
+	cards, left []string
+}
+
+func (l *lane) draw() string {
+	if len(l.left) == 0 {
+		l.left = append(l.left, l.cards...)
+		l.rand.Shuffle(len(l.left), func(i, j int) { l.left[i], l.left[j] = l.left[j], l.left[i] })
+	}
+	card := l.left[0]
+	l.left = l.left[1:]
+	return card
+}
+
+// pathFault makes one path bad for a while.
+func (c *chaos) pathFault(ctx context.Context, r *rand.Rand, path int, kind string) {
+	share := func(most float64) float64 { return r.Float64() * most }
+	cut := fault.Plan{Partitions: []fault.Window{{To: 24 * time.Hour}}}
+	var plan [2]fault.Plan
+	severe := false
+	for side := range plan {
+		p := &plan[side]
+		switch kind {
+		case faultMild:
+			*p = fault.Plan{Loss: share(.03), Dup: share(.03), Reorder: share(.05), Corrupt: share(.02)}
+		case faultHeavy:
+			severe = true
+			*p = fault.Plan{Loss: share(.2), Dup: share(.2), Reorder: share(.3), Corrupt: share(.2), Jitter: between(r, 0, time.Millisecond)}
+		case faultDelay:
+			*p = fault.Plan{Delay: between(r, 0, 10*time.Millisecond), Jitter: between(r, 0, 2*time.Millisecond)}
+		case faultPartition:
+			severe = true
+			*p = cut
+		case faultOneWay:
+			severe = true
+			if side == path%2 {
+				*p = cut
+			}
+		case faultMTU:
+			severe = true
+			*p = fault.Plan{MTU: 1300 + r.IntN(20000)}
+		case faultRate:
+			*p = fault.Plan{Rate: 20e6 + share(200e6), Queue: 256<<10 + r.IntN(1<<20)}
+		}
+	}
+	bad := between(r, leastBad, mostBad)
+	if severe && !c.takeSevere() {
+		return
+	}
+	c.count(kind)
+	c.set(path, plan)
+	wait(ctx, bad)
+	c.set(path, [2]fault.Plan{})
+	if severe {
+		// The other path is left alone until this one is known to work again.
+		wait(ctx, leastBad)
+		c.mu.Lock()
+		c.severe = false
+		c.mu.Unlock()
+	}
+}
+
+func (c *chaos) takeSevere() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	taken := c.severe
+	c.severe = true
+	return !taken
+}
+
+// greatFault does what may end bindings.
+func (c *chaos) greatFault(ctx context.Context, r *rand.Rand, kind string) {
+	side := r.IntN(2)
+	outage, by := between(r, leastOutage, mostOutage), between(r, leastJump, mostJump)
+	began := time.Now()
+	c.count(kind)
+	end := c.ledger.excuse(kind, began)
+	switch kind {
+	case faultOutage:
+		c.setOutage(true)
+		wait(ctx, outage)
+		c.setOutage(false)
+	case faultJump:
+		c.rig.jump(side, by)
+	case faultBox, faultHost:
+		side = boxSide
+		if kind == faultHost {
+			side = hostSide
+		}
+		if err := c.rig.restart(side); err != nil {
+			c.ledger.violate("%s: %v", kind, err)
+		}
+		c.reapply()
+	}
+	end(time.Now().Add(graceAfter))
+}
+
+// set gives a path its plans; an outage goes before them.
+func (c *chaos) set(path int, plan [2]fault.Plan) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.plans[path] = plan
+	c.applyLocked(path)
+}
+
+func (c *chaos) setOutage(on bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.outage = on
+	for path := range paths {
+		c.applyLocked(path)
+	}
+}
+
+// reapply tells a proxy that was restarted what its network is like.
+func (c *chaos) reapply() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for path := range paths {
+		c.applyLocked(path)
+	}
+}
+
+func (c *chaos) applyLocked(path int) {
+	for side, plan := range c.plans[path] {
+		if c.outage {
+			plan = fault.Plan{Partitions: []fault.Window{{To: 24 * time.Hour}}}
+		}
+		c.seed++
+		c.rig.setFault(side, path, plan, c.seed)
+	}
+}
+
+func (c *chaos) count(kind string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.counts[kind]++
+}
+
+// total is how many faults there were.
+func (c *chaos) total() (n int) {
+	for _, v := range c.kinds() {
+		n += v
+	}
+	return n
+}
+
+// kinds returns how often each kind was done.
+func (c *chaos) kinds() map[string]int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.counts)
+}
+
+// between returns a random time.
+func between(r *rand.Rand, least, most time.Duration) time.Duration {
+	return least + time.Duration(r.Int64N(int64(most-least)+1))
+}
+
+// wait reports false when ctx ended first.
+func wait(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,116 @@
+package soak
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"runtime/pprof"
+	"strings"
+	"time"
+)
+
+// Sample is what the process held at a time of rest: both proxies without a
+// binding, after garbage collection.
+type Sample struct {
+	AtNS       int64  `json:"at_ns"`
+	Heap       uint64 `json:"heap_bytes"`
+	Goroutines int    `json:"goroutines"`
+	FDs        int    `json:"fds"`
+}
+
+func takeSample(at time.Duration) Sample {
+	var m runtime.MemStats
+	for range 3 { // what a pool gives up in one collection goes in the next
+		runtime.GC()
+	}
+	runtime.ReadMemStats(&m)
+	return Sample{AtNS: at.Nanoseconds(), Heap: m.HeapAlloc, Goroutines: runtime.NumGoroutine(), FDs: openFDs()}
+}
+
+// openFDs counts the process's file descriptors.
+func openFDs() int {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return 0
+	}
+	return len(entries)
+}
+
+// What may be more at the end than after warming up. Goroutines that end on
+// their own may still be on their way.
+const (
+	heapSlack      = 8 << 20
+	goroutineSlack = 4
+)
+
+// checkGrowth compares the last rest with the first one after warming up.
+func (r *run) checkGrowth() {
+	if len(r.samples) < 2 {
+		return
+	}
+	warm := r.samples[0]
+	if len(r.samples) > 3 {
+		warm = r.samples[1]
+	}
+	last := r.samples[len(r.samples)-1]
+	// What ends on its own may take a moment.
+	for wait := time.Millisecond; wait < time.Second && last.Goroutines > warm.Goroutines; wait *= 2 {
+		pause(wait)
+		last = takeSample(time.Duration(last.AtNS))
+	}
+	if last.Heap > warm.Heap+warm.Heap/10+heapSlack {
+		r.ledger.violate("the heap has grown from %d to %d bytes", warm.Heap, last.Heap)
+	}
+	if last.FDs > warm.FDs {
+		r.ledger.violate("file descriptors have grown from %d to %d", warm.FDs, last.FDs)
+	}
+	if last.Goroutines > warm.Goroutines+goroutineSlack {
+		r.ledger.violate("goroutines have grown from %d to %d", warm.Goroutines, last.Goroutines)
+		r.stacks = goroutineStacks()
+	}
+}
+
+func goroutineStacks() string {
+	var b strings.Builder
+	_ = pprof.Lookup("goroutine").WriteTo(&b, 1)
+	return b.String()
+}
+
+func pause(d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	<-t.C
+}
+
+// stallWatch finds out when the machine lets this process not run: whoever has
+// no processor cannot answer in time.
+type stallWatch struct {
+	stalls  int
+	longest time.Duration
+}
+
+const (
+	stallTick = 20 * time.Millisecond
+	// stallLeast is what a link notices: a quarter of the dead interval.
+	stallLeast = 250 * time.Millisecond
+)
+
+func (s *stallWatch) run(ctx context.Context, l *ledger) {
+	tick := time.NewTicker(stallTick)
+	defer tick.Stop()
+	last := time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now := time.Now()
+		if gap := now.Sub(last); gap > stallLeast {
+			s.stalls++
+			s.longest = max(s.longest, gap)
+			l.excuse("the machine stood still", last)(now.Add(graceAfter))
+		}
+		last = now
+	}
+}
