@@ -69,7 +69,7 @@ func (t *tx) hostMessage(n *nodeRecord) *dxpuv1.Host {
 }
 
 func (t *tx) boxMessage(n *nodeRecord) *dxpuv1.Box {
-	out := &dxpuv1.Box{Node: t.nodeInfo(n), Kind: n.BoxKind, ResourceVersion: n.ResourceVersion}
+	out := &dxpuv1.Box{Node: t.nodeInfo(n), Kind: n.BoxKind, ResourceVersion: n.ResourceVersion, ProxyGpus: n.ProxyGPUs}
 	for i := range n.Slots {
 		if n.Slots[i].Device == nil {
 			out.EmptySlots = append(out.EmptySlots, n.Slots[i].Slot)

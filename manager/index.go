@@ -28,9 +28,11 @@ type index struct {
 	hungry       map[string]int             // leases with broken GPUs in need of others: how many
 	ended        []endedLease               // leases that are over, the oldest first
 
-	boxes map[string]placement.Box
-	hosts map[string]indexedHost
-	grew  bool // capacity has come back, or rules have changed: those who wait may try again
+	boxes    map[string]placement.Box // what pool has
+	hosts    map[string]placement.Host
+	pool     *placement.Pool
+	hostPool *placement.Hosts
+	grew     bool // capacity has come back, or rules have changed: those who wait may try again
 }
 
 func newIndex() index {
@@ -39,7 +41,8 @@ func newIndex() index {
 		gpus: map[placement.Ref][]string{}, hostSlots: map[hostSlot][]string{},
 		leaseEntries: map[string]leaseEntry{}, requests: map[request]string{}, ofTenant: map[string]map[string]bool{},
 		queue: map[string]*waiting{}, hungry: map[string]int{},
-		boxes: map[string]placement.Box{}, hosts: map[string]indexedHost{},
+		boxes: map[string]placement.Box{}, hosts: map[string]placement.Host{},
+		pool: placement.NewPool(), hostPool: placement.NewHosts(),
 	}
 }
 
@@ -97,11 +100,6 @@ type endedLease struct {
 
 func (a endedLease) compare(b endedLease) int {
 	return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.id, b.id))
-}
-
-type indexedHost struct {
-	placement.Host
-	labels map[string]string
 }
 
 // reindex brings the index up to date with the records that the transaction has

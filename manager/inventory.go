@@ -10,29 +10,43 @@ import (
 
 // indexNode brings placement's picture of a node up to date.
 func (t *tx) indexNode(id string) {
-	n := t.nodes.get(id)
-	if n == nil || n.Kind != dxpuv1.NodeKind_NODE_KIND_BOX {
+	kind, n := dxpuv1.NodeKind_NODE_KIND_UNSPECIFIED, t.nodes.get(id)
+	if n != nil {
+		kind = n.Kind
+	}
+	if old, had := t.boxes[id]; kind == dxpuv1.NodeKind_NODE_KIND_BOX {
+		if box := t.placementBox(n); !had || !sameBox(old, box) {
+			t.grew = t.grew || boxGrew(old, box)
+			t.boxes[id] = box
+			t.pool.SetBox(box)
+		}
+	} else if had {
 		delete(t.boxes, id)
+		t.pool.RemoveBox(id)
 	}
-	if n == nil || n.Kind != dxpuv1.NodeKind_NODE_KIND_HOST {
+	if old, had := t.hosts[id]; kind == dxpuv1.NodeKind_NODE_KIND_HOST {
+		if h := t.placementHost(n); !had || !sameHost(old, h) {
+			t.grew = t.grew || hostGrew(old, h)
+			t.hosts[id] = h
+			t.hostPool.SetHost(h)
+		}
+	} else if had {
 		delete(t.hosts, id)
+		t.hostPool.RemoveHost(id)
 	}
-	switch {
-	case n == nil:
-	case n.Kind == dxpuv1.NodeKind_NODE_KIND_BOX:
-		box := t.placementBox(n)
-		t.grew = t.grew || boxGrew(t.boxes[id], box)
-		t.boxes[id] = box
-	case n.Kind == dxpuv1.NodeKind_NODE_KIND_HOST:
-		h := indexedHost{t.placementHost(n), n.Labels}
-		t.grew = t.grew || hostGrew(t.hosts[id], h)
-		t.hosts[id] = h
-	}
+}
+
+func sameBox(a, b placement.Box) bool {
+	return a.Kind == b.Kind && a.Rack == b.Rack && a.ProxyGPUs == b.ProxyGPUs && slices.Equal(a.GPUs, b.GPUs)
+}
+
+func sameHost(a, b placement.Host) bool {
+	return a.Usable == b.Usable && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Slots, b.Slots)
 }
 
 // placementBox returns a box as placement sees it.
 func (t *tx) placementBox(n *nodeRecord) placement.Box {
-	box := placement.Box{ID: n.ID, Kind: placementKind(n.BoxKind)}
+	box := placement.Box{ID: n.ID, Kind: placementKind(n.BoxKind), Rack: n.Rack, ProxyGPUs: int(min(n.ProxyGPUs, maxSlots))}
 	here := t.connected(n.ID) && n.Cordon == nil
 	for _, s := range n.Slots {
 		if s.Device == nil {
@@ -59,7 +73,7 @@ func boxGrew(old, box placement.Box) bool {
 
 // placementHost returns a host as placement sees it.
 func (t *tx) placementHost(n *nodeRecord) placement.Host {
-	h := placement.Host{ID: n.ID, Usable: t.connected(n.ID) && n.Cordon == nil}
+	h := placement.Host{ID: n.ID, Usable: t.connected(n.ID) && n.Cordon == nil, Labels: n.Labels}
 	for _, s := range n.Slots {
 		h.Slots = append(h.Slots, placement.HostSlot{
 			Slot: s.Slot, Domain: s.Domain,
@@ -74,11 +88,11 @@ func (t *tx) hostSlotTaken(s hostSlot) bool {
 	return slices.ContainsFunc(t.hostSlots[s], func(id string) bool { return t.bindingEntries[id].taken })
 }
 
-func hostGrew(old, h indexedHost) bool {
+func hostGrew(old, h placement.Host) bool {
 	if !h.Usable {
 		return false
 	}
-	if !old.Usable || !maps.Equal(old.labels, h.labels) {
+	if !old.Usable || !maps.Equal(old.Labels, h.Labels) {
 		return true
 	}
 	for i, s := range h.Slots {
@@ -92,25 +106,13 @@ func hostGrew(old, h indexedHost) bool {
 // placeGPUs decides on GPUs.
 func (t *tx) placeGPUs(req placement.Request) placement.Decision {
 	t.reindex()
-	boxes := make([]placement.Box, 0, len(t.boxes))
-	for _, id := range t.nodes.ids() {
-		if b, ok := t.boxes[id]; ok {
-			boxes = append(boxes, b)
-		}
-	}
-	return placement.Place(boxes, t.cfg.Reserve, req)
+	return t.pool.Place(t.cfg.Reserve, req)
 }
 
-// placeHost decides on the slots of a host that has the labels.
-func (t *tx) placeHost(req placement.HostRequest, labels map[string]string) placement.HostDecision {
+// placeHost decides on the slots of a host.
+func (t *tx) placeHost(req placement.HostRequest) placement.HostDecision {
 	t.reindex()
-	hosts := make([]placement.Host, 0, len(t.hosts))
-	for _, id := range t.nodes.ids() {
-		if h, ok := t.hosts[id]; ok && hasLabels(h.labels, labels) {
-			hosts = append(hosts, h.Host)
-		}
-	}
-	return placement.PlaceHost(hosts, req)
+	return t.hostPool.Place(req)
 }
 
 func hasLabels(have, want map[string]string) bool {
@@ -160,7 +162,7 @@ func requestOf(s *dxpuv1.LeaseSpec) placement.Request {
 
 // decide works out where a lease would go now.
 func (t *tx) decide(s *dxpuv1.LeaseSpec, avoid []placement.Ref) (placement.Decision, placement.HostDecision) {
-	h := t.placeHost(placement.HostRequest{Count: int(s.Count), Host: s.HostId, Domain: s.HostDomain}, s.HostLabels)
+	h := t.placeHost(placement.HostRequest{Count: int(s.Count), Host: s.HostId, Domain: s.HostDomain, Labels: s.HostLabels})
 	req := requestOf(s)
 	req.Exclude = avoid
 	return t.placeGPUs(req), h

@@ -33,17 +33,19 @@ type nodeRecord struct {
 	Number uint32          `json:"number"`
 	Kind   dxpuv1.NodeKind `json:"kind"`
 	// CredentialHash is the SHA-256 of the credential.
-	CredentialHash  []byte            `json:"credential_hash"`
-	Rack            string            `json:"rack,omitempty"`
-	Labels          map[string]string `json:"labels,omitempty"`
-	Addresses       []pathAddress     `json:"addresses,omitempty"`
-	Version         string            `json:"version,omitempty"`
-	BoxKind         dxpuv1.BoxKind    `json:"box_kind,omitempty"`
-	Slots           []slotRecord      `json:"slots,omitempty"`
-	Cordon          *cordon           `json:"cordon,omitempty"`
-	Stability       *stability        `json:"stability,omitempty"` // nil: never lost of late
-	DesiredRevision uint64            `json:"desired_revision"`
-	ResourceVersion uint64            `json:"resource_version"`
+	CredentialHash []byte            `json:"credential_hash"`
+	Rack           string            `json:"rack,omitempty"`
+	Labels         map[string]string `json:"labels,omitempty"`
+	Addresses      []pathAddress     `json:"addresses,omitempty"`
+	Version        string            `json:"version,omitempty"`
+	BoxKind        dxpuv1.BoxKind    `json:"box_kind,omitempty"`
+	// ProxyGPUs is how many busy GPUs use up a box proxy's bandwidth; 0: unknown.
+	ProxyGPUs       uint32       `json:"proxy_gpus,omitempty"`
+	Slots           []slotRecord `json:"slots,omitempty"`
+	Cordon          *cordon      `json:"cordon,omitempty"`
+	Stability       *stability   `json:"stability,omitempty"` // nil: never lost of late
+	DesiredRevision uint64       `json:"desired_revision"`
+	ResourceVersion uint64       `json:"resource_version"`
 }
 
 func (n *nodeRecord) clone() *nodeRecord {

@@ -106,12 +106,14 @@ func (t *tx) inventory(o *dxpuv1.ObservedState) {
 	slices.SortFunc(slots, func(a, b slotRecord) int { return int(a.Slot) - int(b.Slot) })
 	moved := !slices.Equal(addrs, n.Addresses)
 	changed := t.compareSlots(n, slots)
-	if !moved && !changed && n.Rack == o.Rack && maps.Equal(n.Labels, o.Labels) && n.Version == o.Version && n.BoxKind == o.BoxKind {
+	if !moved && !changed && n.Rack == o.Rack && maps.Equal(n.Labels, o.Labels) && n.Version == o.Version &&
+		n.BoxKind == o.BoxKind && n.ProxyGPUs == o.ProxyGpus {
 		return
 	}
 	n = t.nodes.edit(n.ID)
 	n.Addresses, n.Slots = addrs, slots
-	n.Rack, n.Labels, n.Version, n.BoxKind = bounded(o.Rack), o.Labels, bounded(o.Version), o.BoxKind
+	n.Rack, n.Labels, n.Version = bounded(o.Rack), o.Labels, bounded(o.Version)
+	n.BoxKind, n.ProxyGPUs = o.BoxKind, o.ProxyGpus
 	n.ResourceVersion = t.revision()
 	if moved {
 		t.tellPeers(n.ID)
