@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -8,7 +9,9 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strings"
 
+	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
@@ -19,14 +22,16 @@ const defaultManager = "http://127.0.0.1:7470"
 
 // connection is how commands reach the manager.
 type connection struct {
-	manager string
-	caFile  string
+	manager   string
+	caFile    string
+	tokenFile string
 }
 
 // register adds the flags to a command and all below it.
 func (c *connection) register(cmd *cobra.Command) *cobra.Command {
 	cmd.PersistentFlags().StringVar(&c.manager, "manager", "", "URL of the manager (default $DXPU_MANAGER or "+defaultManager+")")
 	cmd.PersistentFlags().StringVar(&c.caFile, "ca-file", "", "PEM file of the authority that signed the manager's certificate")
+	cmd.PersistentFlags().StringVar(&c.tokenFile, "token-file", "", "file of the token that says who you are (default $DXPU_TOKEN)")
 	return cmd
 }
 
@@ -74,5 +79,52 @@ func (c *connection) pool() (dxpuv1connect.PoolServiceClient, error) {
 	if err != nil {
 		return nil, err
 	}
-	return dxpuv1connect.NewPoolServiceClient(hc, u), nil
+	token, err := c.token()
+	if err != nil {
+		return nil, err
+	}
+	return dxpuv1connect.NewPoolServiceClient(hc, u, connect.WithInterceptors(bearer(token))), nil
+}
+
+// token returns the caller's token, "" for none.
+func (c *connection) token() (string, error) {
+	if c.tokenFile == "" {
+		return strings.TrimSpace(os.Getenv("DXPU_TOKEN")), nil
+	}
+	raw, err := os.ReadFile(c.tokenFile)
+	if err != nil {
+		return "", withHint(fmt.Errorf("--token-file: %w", err), `"dxpu token create" makes a token; a manager writes the first to admin-token in its --data-dir`)
+	}
+	return strings.TrimSpace(string(raw)), nil
+}
+
+// bearer is an interceptor that says whose the calls are.
+type bearer string
+
+func (b bearer) authorize(h http.Header) {
+	if b != "" {
+		h.Set("Authorization", "Bearer "+string(b))
+	}
+}
+
+// WrapUnary implements connect.Interceptor.
+func (b bearer) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		b.authorize(req.Header())
+		return next(ctx, req)
+	}
+}
+
+// WrapStreamingClient implements connect.Interceptor.
+func (b bearer) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return func(ctx context.Context, spec connect.Spec) connect.StreamingClientConn {
+		conn := next(ctx, spec)
+		b.authorize(conn.RequestHeader())
+		return conn
+	}
+}
+
+// WrapStreamingHandler implements connect.Interceptor.
+func (b bearer) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return next
 }

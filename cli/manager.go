@@ -25,6 +25,7 @@ import (
 type managerOptions struct {
 	listen, dataDir, tokenFile, urlFile string
 	tlsCert, tlsKey, logLevel           string
+	open, insecureOpen                  bool
 	reserve                             placement.Reserve
 	cfg                                 manager.Config
 }
@@ -46,8 +47,13 @@ which is made with a new token where there is none (default: join-token in the
 data directory); else from $DXPU_JOIN_TOKEN; else it is made up and printed.
 
 The API is on the listening address, for gRPC and for JSON over HTTP, and so are
-/healthz, /readyz and /metrics. People need no credential yet: listen where only
-they come.` + tracingHelp,
+/healthz, /readyz and /metrics.
+
+People need no credential on a loopback address, where everybody on the machine
+may do everything (--open). On any other address they need a token: with
+--data-dir the first is written to admin-token in it, and "dxpu token create"
+makes others. Tokens must not cross a network in the clear, so there the manager
+wants TLS, or --insecure-open, which lets everybody who reaches it do everything.` + tracingHelp,
 		Example: `  dxpu manager --data-dir /var/lib/dxpu --spares 2
   curl -H 'Content-Type: application/json' -d '{}' http://127.0.0.1:7470/dxpu.v1.PoolService/GetPool`,
 		Args: cobra.NoArgs,
@@ -61,6 +67,8 @@ they come.` + tracingHelp,
 	f.StringVar(&o.tlsCert, "tls-cert", "", "PEM file of the certificate; with it the API is HTTPS")
 	f.StringVar(&o.tlsKey, "tls-key", "", "PEM file of the certificate's key")
 	spareFlags(f, &o.reserve)
+	f.BoolVar(&o.open, "open", true, "callers of this machine need no token when --listen is a loopback address")
+	f.BoolVar(&o.insecureOpen, "insecure-open", false, "nobody needs a token, wherever from: everybody who reaches the address may do everything")
 	f.DurationVar(&o.cfg.Heartbeat, "heartbeat", 250*time.Millisecond, "how often nodes report")
 	f.DurationVar(&o.cfg.LostAfter, "lost-after", time.Second, "silence after which a node counts as lost")
 	f.DurationVar(&o.cfg.AttachTimeout, "attach-timeout", 20*time.Second, "longest time for each step of an attach")
@@ -93,8 +101,14 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 		return err
 	}
 	cfg.JoinToken = token
+	if cfg.Open, err = o.openness(cmd); err != nil {
+		return &usageError{err}
+	}
 	m, err := manager.New(cmd.Context(), cfg)
 	if err != nil {
+		return err
+	}
+	if err := o.adminToken(cmd, m, cfg.Open); err != nil {
 		return err
 	}
 	l, err := (&net.ListenConfig{}).Listen(cmd.Context(), "tcp", o.listen)
@@ -125,6 +139,61 @@ func (o *managerOptions) check() error {
 		return errors.New("--tls-cert and --tls-key go together")
 	case o.cfg.Heartbeat <= 0 || o.cfg.LostAfter < 2*o.cfg.Heartbeat:
 		return withHint(errors.New("--lost-after must be at least twice --heartbeat, which must be positive"), "four times is usual")
+	}
+	return nil
+}
+
+// openness is what callers without a token may do.
+func (o *managerOptions) openness(cmd *cobra.Command) (manager.Open, error) {
+	loopback := isLoopback(o.listen)
+	switch {
+	case o.insecureOpen:
+		return manager.OpenInsecure, nil
+	case loopback && o.open:
+		return manager.OpenLoopback, nil
+	case !loopback && cmd.Flags().Changed("open") && o.open:
+		return 0, withHint(fmt.Errorf("--open: %s is no loopback address", o.listen), "--insecure-open lets everybody who reaches it do everything")
+	case !loopback && o.tlsCert == "":
+		return 0, withHint(fmt.Errorf("--listen: %s is reached over the network, where tokens must not pass in the clear", o.listen),
+			"add --tls-cert and --tls-key, or --insecure-open where everybody who reaches the address may do everything")
+	}
+	return manager.OpenNever, nil
+}
+
+// isLoopback reports whether only this machine reaches a listening address.
+func isLoopback(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	ip := net.ParseIP(host)
+	return err == nil && (host == "localhost" || ip != nil && ip.IsLoopback())
+}
+
+// adminToken makes the first token of a pool, for whom it can be handed to.
+func (o *managerOptions) adminToken(cmd *cobra.Command, m *manager.Manager, open manager.Open) error {
+	if o.dataDir == "" && open != manager.OpenNever {
+		return nil // nobody needs it
+	}
+	return m.FirstAdminToken(cmd.Context(), func(token string) error {
+		if o.dataDir == "" {
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "The admin's token: export DXPU_TOKEN=%s\n", token)
+			return err
+		}
+		return writeSecret(filepath.Join(o.dataDir, "admin-token"), token+"\n")
+	})
+}
+
+// writeSecret writes a file that only its owner may read, also where a file with
+// another mode is in its place.
+func writeSecret(path, text string) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ type service struct {
 }
 
 func newService(t *testing.T) *service {
-	m, err := manager.New(t.Context(), manager.Config{JoinToken: token})
+	m, err := manager.New(t.Context(), manager.Config{JoinToken: token, Open: manager.OpenLoopback})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,8 +96,9 @@ func wantCode(t *testing.T, err error, code connect.Code, text string) {
 
 func TestNodesProveThemselves(t *testing.T) {
 	s := populated(t)
-	s.keys["nobody"], s.keys["wrong"] = "", "wrong"
-	for _, as := range []string{"h1", "nobody", "wrong"} {
+	wantCode(t, s.report("h1", "b1", gpus(1)), connect.CodePermissionDenied, "speaks for itself")
+	s.keys["nobody"], s.keys["wrong"] = "none", "wrong"
+	for _, as := range []string{"nobody", "wrong"} {
 		wantCode(t, s.report(as, "b1", gpus(1)), connect.CodeUnauthenticated, "wrong credential")
 		stream, err := s.nodes.WatchDesired(t.Context(), connect.NewRequest(&dxpuv1.WatchDesiredRequest{NodeId: "b1"}))
 		if err != nil {
@@ -131,7 +132,9 @@ func TestReportsAreBounded(t *testing.T) {
 	twice := gpus(2)
 	twice.Slots[1].Slot = 0
 	wantCode(t, s.report("b1", "b1", twice), connect.CodeInvalidArgument, "listed twice")
-	_, err := s.nodes.Report(t.Context(), connect.NewRequest(&dxpuv1.ReportRequest{}))
+	empty := connect.NewRequest(&dxpuv1.ReportRequest{})
+	empty.Header().Set("Authorization", "Bearer "+s.keys["b1"])
+	_, err := s.nodes.Report(t.Context(), empty)
 	wantCode(t, err, connect.CodeInvalidArgument, "state: must be set")
 }
 

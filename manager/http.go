@@ -16,9 +16,11 @@ const maxRequest = 4 << 20
 
 func (m *Manager) handler() http.Handler {
 	mux := http.NewServeMux()
-	limit := connect.WithReadMaxBytes(maxRequest)
-	mux.Handle(dxpuv1connect.NewPoolServiceHandler(&poolService{m: m}, limit, connect.WithInterceptors(tracing())))
-	mux.Handle(dxpuv1connect.NewNodeServiceHandler(&nodeService{m: m}, limit))
+	options := connect.WithHandlerOptions(connect.WithReadMaxBytes(maxRequest), connect.WithInterceptors(&guard{m}))
+	path, pool := dxpuv1connect.NewPoolServiceHandler(&poolService{m: m}, connect.WithInterceptors(tracing()), options)
+	mux.Handle(path, m.Protect(pool))
+	path, node := dxpuv1connect.NewNodeServiceHandler(&nodeService{m: m}, options)
+	mux.Handle(path, m.Protect(node))
 	mux.HandleFunc("GET /healthz", m.healthz)
 	mux.HandleFunc("GET /readyz", m.readyz)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.metrics.registry, promhttp.HandlerOpts{}))

@@ -20,6 +20,16 @@ const (
 // page cuts a page out of items that are ordered by key. The token is the key of
 // the last item of the page before.
 func page[T any](items []T, key func(T) string, size int32, token string) (out []T, next string, err error) {
+	return pageIn(items, key, size, token, func(a, b string) bool { return a > b })
+}
+
+// pageBack is page for items in the opposite order.
+func pageBack[T any](items []T, key func(T) string, size int32, token string) (out []T, next string, err error) {
+	slices.Reverse(items)
+	return pageIn(items, key, size, token, func(a, b string) bool { return a < b })
+}
+
+func pageIn[T any](items []T, key func(T) string, size int32, token string, after func(a, b string) bool) (out []T, next string, err error) {
 	switch {
 	case size < 0:
 		return nil, "", invalid("page_size: %d is negative", size)
@@ -34,7 +44,7 @@ func page[T any](items []T, key func(T) string, size int32, token string) (out [
 			return nil, "", invalid("page_token: not one that this manager gave")
 		}
 		i := 0
-		for i < len(items) && key(items[i]) <= string(last) {
+		for i < len(items) && !after(key(items[i]), string(last)) {
 			i++
 		}
 		items = items[i:]
@@ -66,13 +76,17 @@ func (t *tx) nodesOf(kind dxpuv1.NodeKind, labels map[string]string) []*nodeReco
 func nodeKey(n *nodeRecord) string { return n.ID }
 
 // ListHosts implements dxpuv1connect.PoolServiceHandler.
-func (s *poolService) ListHosts(_ context.Context, req *connect.Request[dxpuv1.ListHostsRequest]) (*connect.Response[dxpuv1.ListHostsResponse], error) {
+func (s *poolService) ListHosts(ctx context.Context, req *connect.Request[dxpuv1.ListHostsRequest]) (*connect.Response[dxpuv1.ListHostsResponse], error) {
 	res := &dxpuv1.ListHostsResponse{}
 	err := s.m.view(func(t *tx) error {
-		nodes, next, err := page(t.nodesOf(dxpuv1.NodeKind_NODE_KIND_HOST, req.Msg.Labels), nodeKey, req.Msg.PageSize, req.Msg.PageToken)
+		visible := scopeOf(ctx)
+		all := slices.DeleteFunc(t.nodesOf(dxpuv1.NodeKind_NODE_KIND_HOST, req.Msg.Labels), func(n *nodeRecord) bool {
+			return !visible.hasHost(t, n)
+		})
+		nodes, next, err := page(all, nodeKey, req.Msg.PageSize, req.Msg.PageToken)
 		res.NextPageToken = next
 		for _, n := range nodes {
-			res.Hosts = append(res.Hosts, t.hostMessage(n))
+			res.Hosts = append(res.Hosts, visible.hostPart(t, t.hostMessage(n)))
 		}
 		return err
 	})
@@ -80,14 +94,15 @@ func (s *poolService) ListHosts(_ context.Context, req *connect.Request[dxpuv1.L
 }
 
 // GetHost implements dxpuv1connect.PoolServiceHandler.
-func (s *poolService) GetHost(_ context.Context, req *connect.Request[dxpuv1.GetHostRequest]) (*connect.Response[dxpuv1.GetHostResponse], error) {
+func (s *poolService) GetHost(ctx context.Context, req *connect.Request[dxpuv1.GetHostRequest]) (*connect.Response[dxpuv1.GetHostResponse], error) {
 	res := &dxpuv1.GetHostResponse{}
 	err := s.m.view(func(t *tx) error {
 		n := t.nodes.get(req.Msg.HostId)
-		if n == nil || n.Kind != dxpuv1.NodeKind_NODE_KIND_HOST {
+		visible := scopeOf(ctx)
+		if n == nil || n.Kind != dxpuv1.NodeKind_NODE_KIND_HOST || !visible.hasHost(t, n) {
 			return notFound("host", req.Msg.HostId)
 		}
-		res.Host = t.hostMessage(n)
+		res.Host = visible.hostPart(t, t.hostMessage(n))
 		return nil
 	})
 	return connect.NewResponse(res), err
@@ -124,10 +139,11 @@ func (s *poolService) GetBox(_ context.Context, req *connect.Request[dxpuv1.GetB
 }
 
 // ListGPUs implements dxpuv1connect.PoolServiceHandler.
-func (s *poolService) ListGPUs(_ context.Context, req *connect.Request[dxpuv1.ListGPUsRequest]) (*connect.Response[dxpuv1.ListGPUsResponse], error) {
+func (s *poolService) ListGPUs(ctx context.Context, req *connect.Request[dxpuv1.ListGPUsRequest]) (*connect.Response[dxpuv1.ListGPUsResponse], error) {
 	res := &dxpuv1.ListGPUsResponse{}
 	r := req.Msg
 	err := s.m.view(func(t *tx) (err error) {
+		visible := scopeOf(ctx)
 		var all []*dxpuv1.GPU
 		for _, n := range t.nodesOf(dxpuv1.NodeKind_NODE_KIND_BOX, nil) {
 			if r.BoxId == "" || r.BoxId == n.ID {
@@ -137,7 +153,7 @@ func (s *poolService) ListGPUs(_ context.Context, req *connect.Request[dxpuv1.Li
 		all = slices.DeleteFunc(all, func(g *dxpuv1.GPU) bool {
 			return r.HostId != "" && r.HostId != g.HostId || r.LeaseId != "" && r.LeaseId != g.LeaseId ||
 				r.Model != "" && r.Model != g.Device.Model || r.State != 0 && r.State != g.State ||
-				r.Health != 0 && r.Health != g.Health
+				r.Health != 0 && r.Health != g.Health || !visible.gpu(t, g)
 		})
 		key := func(g *dxpuv1.GPU) string { return sortable(g.BoxId+"\x00", uint64(g.Slot)) }
 		res.Gpus, res.NextPageToken, err = page(all, key, r.PageSize, r.PageToken)
@@ -147,28 +163,31 @@ func (s *poolService) ListGPUs(_ context.Context, req *connect.Request[dxpuv1.Li
 }
 
 // GetGPU implements dxpuv1connect.PoolServiceHandler.
-func (s *poolService) GetGPU(_ context.Context, req *connect.Request[dxpuv1.GetGPURequest]) (*connect.Response[dxpuv1.GetGPUResponse], error) {
+func (s *poolService) GetGPU(ctx context.Context, req *connect.Request[dxpuv1.GetGPURequest]) (*connect.Response[dxpuv1.GetGPUResponse], error) {
 	res := &dxpuv1.GetGPUResponse{}
 	err := s.m.view(func(t *tx) error {
 		n, slot, ok := t.gpu(req.Msg.GpuId)
-		if !ok {
+		if ok {
+			res.Gpu = t.gpuMessage(n, slot)
+		}
+		if !ok || !scopeOf(ctx).gpu(t, res.Gpu) {
 			return notFound("gpu", req.Msg.GpuId)
 		}
-		res.Gpu = t.gpuMessage(n, slot)
 		return nil
 	})
 	return connect.NewResponse(res), err
 }
 
 // ListLeases implements dxpuv1connect.PoolServiceHandler.
-func (s *poolService) ListLeases(_ context.Context, req *connect.Request[dxpuv1.ListLeasesRequest]) (*connect.Response[dxpuv1.ListLeasesResponse], error) {
+func (s *poolService) ListLeases(ctx context.Context, req *connect.Request[dxpuv1.ListLeasesRequest]) (*connect.Response[dxpuv1.ListLeasesResponse], error) {
 	res := &dxpuv1.ListLeasesResponse{}
 	r := req.Msg
 	err := s.m.view(func(t *tx) error {
 		var all []*leaseRecord
+		visible := scopeOf(ctx)
 		for _, id := range t.leases.ids() {
 			l := t.leases.get(id)
-			if l.ended() && !r.IncludeEnded && r.State != l.State || r.State != 0 && r.State != l.State ||
+			if !visible.lease(l) || l.ended() && !r.IncludeEnded && r.State != l.State || r.State != 0 && r.State != l.State ||
 				r.Tenant != "" && r.Tenant != l.spec.Tenant || r.HostId != "" && r.HostId != l.HostID {
 				continue
 			}
@@ -202,9 +221,9 @@ func (s *poolService) GetLease(_ context.Context, req *connect.Request[dxpuv1.Ge
 }
 
 // ListEvents implements dxpuv1connect.PoolServiceHandler.
-func (s *poolService) ListEvents(_ context.Context, req *connect.Request[dxpuv1.ListEventsRequest]) (*connect.Response[dxpuv1.ListEventsResponse], error) {
+func (s *poolService) ListEvents(ctx context.Context, req *connect.Request[dxpuv1.ListEventsRequest]) (*connect.Response[dxpuv1.ListEventsResponse], error) {
 	events, newest, _, _ := s.m.events.after(0)
-	events = slices.DeleteFunc(events, func(e *dxpuv1.Event) bool { return !matches(e, req.Msg.Filter) })
+	events = slices.DeleteFunc(scopeOf(ctx).events(events), func(e *dxpuv1.Event) bool { return !matches(e, req.Msg.Filter) })
 	key := func(e *dxpuv1.Event) string { return sortable("", e.Revision) }
 	if req.Msg.NewestFirst {
 		slices.Reverse(events)
@@ -215,6 +234,12 @@ func (s *poolService) ListEvents(_ context.Context, req *connect.Request[dxpuv1.
 }
 
 // GetPool implements dxpuv1connect.PoolServiceHandler.
-func (s *poolService) GetPool(context.Context, *connect.Request[dxpuv1.GetPoolRequest]) (*connect.Response[dxpuv1.GetPoolResponse], error) {
-	return connect.NewResponse(&dxpuv1.GetPoolResponse{Pool: s.m.pool()}), nil
+func (s *poolService) GetPool(ctx context.Context, _ *connect.Request[dxpuv1.GetPoolRequest]) (*connect.Response[dxpuv1.GetPoolResponse], error) {
+	p := &dxpuv1.Pool{}
+	_ = s.m.view(func(t *tx) error { // it returns what the function does
+		t.sum(p)
+		p = scopeOf(ctx).pool(t, p)
+		return nil
+	})
+	return connect.NewResponse(&dxpuv1.GetPoolResponse{Pool: p}), nil
 }

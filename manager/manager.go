@@ -50,6 +50,9 @@ type Config struct {
 	MTU uint32
 	// KeepEnded is how many leases that are over are remembered at the most. 0: 50,000.
 	KeepEnded int
+	// Open says what callers without a credential may do; the zero value lets
+	// them enrol nodes and nothing else.
+	Open Open
 	// Version is shown to people.
 	Version string
 	// Log gets the events; nil: nothing. Secrets are never logged.
@@ -123,6 +126,9 @@ type Manager struct {
 	mu    sync.Mutex
 	state *state
 	live  map[string]*liveNode
+
+	credentials credentialIndex
+	refused     refusals
 }
 
 // New loads the state, or makes a new pool where there is none.
@@ -193,10 +199,11 @@ func (m *Manager) update(ctx context.Context, fn func(*tx) error) error {
 }
 
 func (m *Manager) updateLocked(ctx context.Context, t *tx, fn func(*tx) error) error {
-	t.trace = traceparent(ctx)
+	t.trace, t.call = traceparent(ctx), callFrom(ctx)
 	t.wakeDue()
 	err := fn(t)
 	if err == nil {
+		t.audit()
 		err = t.settle()
 	}
 	if err != nil {

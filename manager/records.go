@@ -23,6 +23,8 @@ type meta struct {
 	Epoch uint64 `json:"epoch"`
 	// NodeNumber is the last one given to a node.
 	NodeNumber uint32 `json:"node_number"`
+	// Audits is how many entries the audit log has had.
+	Audits uint64 `json:"audits,omitempty"`
 }
 
 func (m *meta) clone() *meta { c := *m; return &c }
@@ -193,9 +195,11 @@ type leaseRecord struct {
 	Failing bool `json:"failing,omitempty"`
 	// Attempts counts bindings that could not be made before the lease was
 	// ACTIVE; Avoid lists their GPUs.
-	Attempts   int             `json:"attempts,omitempty"`
-	Avoid      []placement.Ref `json:"avoid,omitempty"`
-	CreateTime time.Time       `json:"create_time"`
+	Attempts int             `json:"attempts,omitempty"`
+	Avoid    []placement.Ref `json:"avoid,omitempty"`
+	// Creator is the token or node that asked.
+	Creator    string    `json:"creator,omitempty"`
+	CreateTime time.Time `json:"create_time"`
 	// QueueTime is when it went back into the queue; zero: never.
 	QueueTime time.Time `json:"queue_time,omitzero"`
 	// Model is that of its GPUs, once it has been given some.

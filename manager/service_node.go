@@ -3,19 +3,17 @@ package manager
 import (
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
 	"crypto/subtle"
 	"errors"
 	"fmt"
-	"net/http"
 	"regexp"
-	"strings"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+	"github.com/dxpu-project/dxpu/auth"
 )
 
 // nodeService is what the proxies call. What it does not implement answers
@@ -64,6 +62,7 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 		}
 		n = t.nodes.edit(n.ID)
 		n.CredentialHash = hashCredential(credential)
+		n.ResourceVersion = t.revision() // and the index of credentials is stale
 		n.Version = bounded(r.Version)
 		res.ClusterId, res.NodeNumber = t.meta.ClusterID, n.Number
 		return nil
@@ -75,19 +74,16 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 }
 
 func hashCredential(c string) []byte {
-	h := sha256.Sum256([]byte(c))
-	return h[:]
+	return auth.Hash(c)
 }
 
 func (n *nodeRecord) hasCredential(c string) bool {
-	return len(n.CredentialHash) > 0 && subtle.ConstantTimeCompare(hashCredential(c), n.CredentialHash) == 1
+	return auth.Matches(c, n.CredentialHash)
 }
 
-// authenticate finds out whether the caller is the node that it says it is.
-func authenticate(t *tx, node string, h http.Header) error {
-	token, ok := strings.CutPrefix(h.Get("Authorization"), "Bearer ")
-	n := t.nodes.get(node)
-	if !ok || n == nil || !n.hasCredential(token) {
+// exists reports a node that has been deleted since its call was let in.
+func exists(t *tx, node string) error {
+	if t.nodes.get(node) == nil {
 		return errCredential()
 	}
 	return nil
@@ -100,7 +96,7 @@ func (s *nodeService) WatchDesired(ctx context.Context, req *connect.Request[dxp
 		var d *dxpuv1.DesiredState
 		var changed <-chan struct{}
 		err := s.m.view(func(t *tx) error {
-			if err := authenticate(t, req.Msg.NodeId, req.Header()); err != nil {
+			if err := exists(t, req.Msg.NodeId); err != nil {
 				return err
 			}
 			n := t.nodes.get(req.Msg.NodeId)
@@ -142,7 +138,7 @@ func (s *nodeService) Report(ctx context.Context, req *connect.Request[dxpuv1.Re
 	if err := checkReport(o); err != nil {
 		return nil, err
 	}
-	revision, err := s.m.report(ctx, o, func(t *tx) error { return authenticate(t, o.NodeId, req.Header()) })
+	revision, err := s.m.report(ctx, o, func(t *tx) error { return exists(t, o.NodeId) })
 	if err != nil {
 		return nil, apiError(err)
 	}

@@ -79,7 +79,11 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 		ID: fmt.Sprintf("l-%d", rev), RequestID: request, Spec: raw, spec: spec, State: leasePending,
 		StateReason: "waiting for GPUs", CreateTime: t.now, ResourceVersion: rev, Trace: t.trace,
 	}
+	if t.call != nil {
+		l.Creator = t.call.caller.Actor
+	}
 	t.leases.put(l.ID, l)
+	t.setTarget(l.ID)
 	t.event(leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_CREATED), "tenant %s asks for %d GPUs: lease %s", spec.Tenant, spec.Count, l.ID)
 	if t.grant(l.ID) {
 		return l, nil
@@ -223,7 +227,7 @@ func (t *tx) gpu(id string) (*nodeRecord, *slotRecord, bool) {
 
 // WatchEvents implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) WatchEvents(ctx context.Context, req *connect.Request[dxpuv1.WatchEventsRequest], stream *connect.ServerStream[dxpuv1.WatchEventsResponse]) error {
-	at := req.Msg.AfterRevision
+	at, visible := req.Msg.AfterRevision, scopeOf(ctx)
 	switch {
 	case req.Msg.FromStart:
 		at = s.m.events.start()
@@ -242,7 +246,7 @@ func (s *poolService) WatchEvents(ctx context.Context, req *connect.Request[dxpu
 			return connect.NewError(connect.CodeOutOfRange, errors.New("after_revision: these events are forgotten; list again"))
 		}
 		for _, e := range events {
-			if matches(e, req.Msg.Filter) {
+			if e = visible.event(e); e != nil && matches(e, req.Msg.Filter) {
 				if err := stream.Send(&dxpuv1.WatchEventsResponse{Event: e, Revision: e.Revision}); err != nil {
 					return err
 				}

@@ -52,6 +52,7 @@ type tx struct {
 	oldMeta *meta
 	touched map[string]bool // nodes whose desired state changes
 	events  []*dxpuv1.Event
+	call    *call  // that it serves; nil: none
 	trace   string // W3C trace context of the call, empty: not traced
 
 	looked     map[subject]bool // what was marked and looked at
@@ -90,6 +91,12 @@ func (t *tx) event(e *dxpuv1.Event, format string, args ...any) {
 	e.Revision = t.revision()
 	e.Time = timestamppb.New(t.now)
 	e.Message = fmt.Sprintf(format, args...)
+	if l := t.leases.get(e.LeaseId); l != nil && e.Tenant == "" {
+		e.Tenant = l.spec.Tenant
+	}
+	if t.call != nil && e.Actor == "" {
+		e.Actor = t.call.caller.Actor
+	}
 	t.events = append(t.events, e)
 }
 

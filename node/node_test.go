@@ -89,7 +89,7 @@ func newPool(t *testing.T) *pool {
 // arrive puts a manager with this state at the address.
 func (p *pool) arrive(store manager.Store) {
 	p.t.Helper()
-	m, err := manager.New(p.t.Context(), manager.Config{JoinToken: token, Store: store, Heartbeat: 20 * time.Millisecond})
+	m, err := manager.New(p.t.Context(), manager.Config{JoinToken: token, Store: store, Open: manager.OpenLoopback, Heartbeat: 20 * time.Millisecond})
 	if err != nil {
 		p.t.Fatal(err)
 	}

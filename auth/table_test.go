@@ -1,0 +1,65 @@
+package auth
+
+import (
+	"testing"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// Every call of the API has a rule, and every rule has a call: a new call
+// without one fails here, and is denied to everybody until it has one.
+func TestEveryCallHasARule(t *testing.T) {
+	calls := map[string]bool{}
+	for _, f := range []protoreflect.FileDescriptor{dxpuv1.File_dxpu_v1_dxpu_proto, dxpuv1.File_dxpu_v1_node_proto} {
+		for i := range f.Services().Len() {
+			s := f.Services().Get(i)
+			for j := range s.Methods().Len() {
+				name := "/" + string(s.FullName()) + "/" + string(s.Methods().Get(j).Name())
+				calls[name] = true
+				if _, ok := Lookup(name); !ok {
+					t.Errorf("%s has no rule in auth/table.go", name)
+				}
+			}
+		}
+	}
+	for _, p := range Procedures() {
+		if !calls[p] {
+			t.Errorf("%s has a rule but is no call", p)
+		}
+	}
+}
+
+// What holds for every call, whatever the table says.
+func TestTableIsSane(t *testing.T) {
+	for _, p := range Procedures() {
+		r, _ := Lookup(p)
+		switch p {
+		case node + "Enroll":
+		case node + "WatchDesired", node + "Report", node + "Renew":
+			if r.Admin != Deny || r.Host != Own || r.Box != Own {
+				t.Errorf("%s: a node, and nobody else, speaks for itself", p)
+			}
+		default:
+			if r.Admin != Allow {
+				t.Errorf("%s: admins may do everything", p)
+			}
+			if r.Tenant == Allow || r.Host == Allow || r.Box == Allow {
+				t.Errorf("%s: tenants and nodes see only their own", p)
+			}
+			if r.Anonymous != Deny {
+				t.Errorf("%s: a caller without a credential may only enrol", p)
+			}
+		}
+		if r.Operator > r.Admin || r.Tenant > r.Operator && p != node+"Enroll" {
+			t.Errorf("%s: a lesser role may do more", p)
+		}
+	}
+	if r, ok := Lookup("/dxpu.v1.PoolService/Frobnicate"); ok || r.Admin != Deny {
+		t.Error("a call without a rule is not denied")
+	}
+	if got := (Rule{Admin: Allow}).For(dxpuv1.Role(99)); got != Deny {
+		t.Errorf("an unknown role may %v", got)
+	}
+}
