@@ -116,7 +116,7 @@ func (o *workloadOptions) run(ctx context.Context, out, errOut io.Writer, file s
 		if o.strict {
 			return fmt.Errorf("%s: %s", file, warn)
 		}
-		_, _ = fmt.Fprintf(errOut, "warning: %s; what follows is about the rest\n", warn)
+		warnOfTrace(errOut, &w.Report)
 	}
 	r := &replayed{Trace: file, Mode: "virtual time", Dropped: warn}
 	say := progress(errOut)

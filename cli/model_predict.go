@@ -13,6 +13,7 @@ import (
 	"github.com/dxpu-project/dxpu/perf/paper"
 	"github.com/dxpu-project/dxpu/predict"
 	"github.com/dxpu-project/dxpu/trace"
+	"github.com/dxpu-project/dxpu/workload"
 )
 
 // predictOptions are the flags of model predict.
@@ -51,8 +52,9 @@ A profiler slows the host down, and a slow host hides latency. Where the time of
 a training step without the profiler is known, --native-step takes the
 profiler's share out of the host's time before anything is added.
 
-Damaged events are dropped, counted and reported on standard error; --strict
-makes them an error.`,
+Damaged events are dropped, counted and reported on standard error, as is what no
+working recording shows (operations of a stream that overlap, clocks that
+disagree, several processes in one trace); --strict makes them an error.`,
 		Example: `  dxpu model predict resnet50.pt.trace.json.gz --rtt 6.8us
   dxpu model predict report.sqlite --rtt 4.9us --plot --svg sweep.svg --cdf cdf.svg`,
 		Args: cobra.ExactArgs(1),
@@ -72,7 +74,7 @@ makes them an error.`,
 	f.StringVar(&o.cdf, "cdf", "", "write the distributions of kernel duration to this SVG file")
 	f.BoolVar(&o.plot, "plot", false, "draw performance against round trip in the terminal")
 	f.BoolVar(&o.json, "json", false, "print JSON, times in nanoseconds")
-	f.BoolVar(&o.strict, "strict", false, "fail on a damaged trace")
+	f.BoolVar(&o.strict, "strict", false, "fail on a damaged or doubtful trace")
 	f.BoolVar(&o.quiet, "quiet", false, "show no progress")
 	f.IntVar(&o.top, "top", 10, "kernels to list by name")
 	f.DurationVar(&o.native, "native-step", 0, "measured time of a step (or of the whole) without the profiler")
@@ -89,6 +91,7 @@ type analysis struct {
 	sweep   []predict.Result
 	stats   predict.Stats
 	verdict predict.Verdict
+	notes   []string // on what was assumed
 }
 
 // memoryLimit makes the collector work harder where a large trace would
@@ -109,7 +112,7 @@ func (o *predictOptions) run(out, errOut io.Writer, file string) error {
 		if o.strict {
 			return fmt.Errorf("%s: %s", file, warn)
 		}
-		fmt.Fprintf(errOut, "warning: %s; what follows is about the rest\n", warn)
+		warnOfTrace(errOut, &w.Report)
 	}
 	a := &analysis{file: file, plan: predict.NewPlan(w), setting: o.setting}
 	if o.native > 0 {
@@ -123,7 +126,11 @@ func (o *predictOptions) run(out, errOut io.Writer, file string) error {
 	if a.sweep, err = a.plan.Sweep(a.setting, rtts); err != nil {
 		return err
 	}
-	window := o.setting.Requester.Window()
+	window := a.plan.InFlight(a.setting)
+	if window > o.setting.Requester.Window() {
+		a.notes = append(a.notes, fmt.Sprintf("the fastest copy to the device keeps %v in flight at the native round trip, more than %d tags x %v: Equation 1 is taken with that; --tags and --mrrs say what this GPU can",
+			window, o.setting.Requester.Tags, o.setting.Requester.MRRS))
+	}
 	a.stats = a.plan.Stats(window)
 	a.verdict = predict.Judge(&a.stats, &a.result, window)
 	if err := o.files(a); err != nil {
@@ -133,6 +140,15 @@ func (o *predictOptions) run(out, errOut io.Writer, file string) error {
 		return printJSON(out, a.json(o.top))
 	}
 	return a.print(out, o.top, o.plot)
+}
+
+// warnOfTrace says what is wrong with a trace that is used all the same.
+func warnOfTrace(errOut io.Writer, r *workload.Report) {
+	rest := ""
+	if r.Dropped() > 0 {
+		rest = "; what follows is about the rest"
+	}
+	_, _ = fmt.Fprintf(errOut, "warning: %s%s\n", r.Warning(), rest)
 }
 
 // prepare checks the flags and returns the round trips of the sweep.

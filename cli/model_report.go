@@ -7,6 +7,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"github.com/dxpu-project/dxpu/perf"
 	"github.com/dxpu-project/dxpu/predict"
@@ -17,14 +18,11 @@ func (a *analysis) print(out io.Writer, top int, plot bool) error {
 	w := a.plan.Workload()
 	device := "GPU not named"
 	if len(w.Devices) > 0 {
-		device = w.Devices[0]
+		device = printable(w.Devices[0])
 	}
 	fmt.Fprintf(out, "%s: %s, %s, %d operations on %d streams, %d calls on %d threads, %v\n",
 		filepath.Base(a.file), w.Format, device, len(w.Ops), len(w.Streams), len(w.Calls), len(w.Threads), ms(w.Span()))
-	if w.Report.Orphans > 0 {
-		fmt.Fprintf(out, "note: %d operations were launched before the recording began\n", w.Report.Orphans)
-	}
-	for _, n := range w.Report.Notes {
+	for _, n := range append(w.Report.Notes, a.notes...) {
 		fmt.Fprintf(out, "note: %s\n", n)
 	}
 	if k := a.setting.HostScale; k != 0 {
@@ -69,7 +67,7 @@ func (a *analysis) printSteps(out io.Writer) {
 			break
 		}
 		rel := predict.Span{Recorded: s.Recorded, Replayed: s.Replayed}.Relative()
-		fmt.Fprintf(t, "%s\t%v\t%v\t%.2f %%\t\n", s.Name, ms(s.Recorded), ms(s.Replayed), 100*rel)
+		fmt.Fprintf(t, "%s\t%v\t%v\t%.2f %%\t\n", short(s.Name), ms(s.Recorded), ms(s.Replayed), 100*rel)
 	}
 	_ = t.Flush() // out's own error shows with the next line
 }
@@ -90,8 +88,8 @@ func (a *analysis) printBreakdown(out io.Writer, top int) error {
 	}
 	line("memsets", s.Memsets.Count, s.Memsets.Time, s.GPUTime, rate(s.Memsets))
 	fmt.Fprintf(t, "GPU busy\t\t%v\t%.1f %%\tof the time from its first to its last operation\n", ms(s.Busy), 100*s.Utilisation())
-	line("host waits", s.Syncs, s.SyncWait, a.result.Whole.Recorded, "in synchronisations, of the whole trace")
-	line("host blocked", s.Blocked, s.BlockedWait, a.result.Whole.Recorded, "in calls that only enqueue, of the whole trace")
+	line("host waits", s.Syncs, s.SyncWait, a.result.Whole.Recorded, "in synchronisations, all threads, of the whole trace")
+	line("host blocked", s.Blocked, s.BlockedWait, a.result.Whole.Recorded, "in calls that only enqueue, all threads, of the whole trace")
 	for i, k := range s.ByName {
 		if i == 0 && top > 0 {
 			fmt.Fprintf(t, "\nkernel\tnumber\ttime\tshare\tmean\n")
@@ -152,11 +150,21 @@ func ms(d time.Duration) string { return fmt.Sprintf("%.3f ms", float64(d)/float
 // short cuts the arguments and the tail off a C++ name.
 func short(name string) string {
 	const width = 60
-	name = strings.Join(strings.Fields(name), " ")
+	name = strings.Join(strings.Fields(printable(name)), " ")
 	if r := []rune(name); len(r) > width {
 		name = string(r[:width-3]) + "..."
 	}
 	return name
+}
+
+// printable takes out what a terminal would obey: a trace is not trusted.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r == ' ' || unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, s)
 }
 
 type resultJSON struct {
@@ -208,6 +216,7 @@ type analysisJSON struct {
 	Dropped     int64        `json:"dropped"`
 	Drops       []dropJSON   `json:"drops"`
 	Notes       []string     `json:"notes"`
+	Doubts      []string     `json:"doubts"`
 	Operations  int          `json:"operations"`
 	Calls       int          `json:"calls"`
 	Costs       string       `json:"costs"`
@@ -239,7 +248,7 @@ func resultOf(r *predict.Result) resultJSON {
 func (a *analysis) json(top int) analysisJSON {
 	w, s := a.plan.Workload(), &a.stats
 	out := analysisJSON{
-		File: a.file, Format: w.Format, Devices: w.Devices, Events: w.Report.Events, Dropped: w.Report.Dropped(), Notes: w.Report.Notes,
+		File: a.file, Format: w.Format, Devices: w.Devices, Events: w.Report.Events, Dropped: w.Report.Dropped(), Notes: append(w.Report.Notes, a.notes...), Doubts: w.Report.Doubts,
 		Operations: len(w.Ops), Calls: len(w.Calls), Costs: a.setting.Costs.Name, NativeRTT: a.setting.NativeRTT.Nanoseconds(), HostScale: a.setting.HostScale,
 		Prediction: resultOf(&a.result), MeanKernel: s.MeanKernel().Nanoseconds(), ShortShare: s.ShortShare(), Utilisation: s.Utilisation(),
 		Summary: a.verdict.Summary, Advice: a.verdict.Advice,

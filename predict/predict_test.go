@@ -434,6 +434,16 @@ func TestDistribution(t *testing.T) {
 	}
 }
 
+// inGraphs is one launch of a graph of 100 short kernels.
+func inGraphs(t *testing.T) *Plan {
+	r := record(t)
+	c := r.launch(workload.GraphLaunch, 1, 0, 5*us)
+	for i := range 100 {
+		r.op(workload.GraphKernel, c, 7, 6*us+time.Duration(i)*6*us, 5*us)
+	}
+	return r.plan()
+}
+
 func TestVerdict(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -442,7 +452,9 @@ func TestVerdict(t *testing.T) {
 		want  []string
 	}{
 		{"nothing added", gpuBound(t), 0, []string{"No round trip is added"}},
-		{"GPU bound", gpuBound(t), 10 * us, []string{"66.8 % of native", "not suited", "Nothing stands out"}},
+		{"GPU bound", gpuBound(t), 10 * us, []string{"66.8 % of native", "not suited", "A kernel takes 20µs on average and each is 10µs longer", "CUDA graph"}},
+		{"GPU bound, little added", gpuBound(t), us, []string{"95.3 % of native", "well suited", "Nothing stands out"}},
+		{"graphs", inGraphs(t), 10 * us, []string{"100 % of the kernels run in CUDA graphs"}},
 		{"host bound", hostBound(t), 10 * us, []string{"well suited", "99 % of the added", "short", "CUDA graph", "host sets the pace"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -49,6 +49,16 @@ func (pr *prices) host(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * pr.hostScale)
 }
 
+// inFlight are the bytes of Equation 1, never fewer than the trace's own fastest
+// copy needs at the native round trip.
+func (p *Plan) inFlight(s Setting) float64 {
+	return max(float64(s.Requester.Window()), p.window*s.NativeRTT.Seconds())
+}
+
+// InFlight is how much a copy to the device keeps in flight: what the requester
+// can, or what the fastest copy of the trace needs, if that is more.
+func (p *Plan) InFlight(s Setting) perf.Bytes { return perf.Bytes(math.Round(p.inFlight(s))) }
+
 func (p *Plan) prices(s Setting) prices {
 	d := s.Delta()
 	c := s.Costs
@@ -63,8 +73,7 @@ func (p *Plan) prices(s Setting) prices {
 	pr.byKind[workload.CopyHtoD] = c.HtoD.At(d)
 	pr.byKind[workload.CopyDtoH] = c.DtoH.At(d)
 	if d > 0 {
-		inFlight := max(float64(s.Requester.Window()), p.window*s.NativeRTT.Seconds())
-		pr.copyRate = inFlight / s.RTT.Seconds()
+		pr.copyRate = p.inFlight(s) / s.RTT.Seconds()
 	}
 	return pr
 }

@@ -23,7 +23,9 @@ type Result struct {
 	// of it the run got longer by. The rest went into idle gaps, or ran on
 	// several streams at once.
 	Charged, Exposed time.Duration
-	Additive         Additive
+	// KernelCost is what a kernel outside of graphs takes longer.
+	KernelCost time.Duration
+	Additive   Additive
 }
 
 // Span is one time in the recording and in the replay.
@@ -80,7 +82,7 @@ func (r *Result) conclude() {
 func (p *Plan) measure(s Setting) Result {
 	pr := p.prices(s)
 	t := p.replay(pr)
-	r := Result{RTT: s.RTT, Delta: s.Delta(), Steps: p.stepTimes(&t, &pr), Additive: p.additive(s)}
+	r := Result{RTT: s.RTT, Delta: s.Delta(), Steps: p.stepTimes(&t, &pr), KernelCost: pr.byKind[workload.Kernel], Additive: p.additive(s)}
 	r.Whole, r.Active = p.spans(&t)
 	for i := range p.w.Ops {
 		r.Charged += pr.added(&p.w.Ops[i])

@@ -66,6 +66,15 @@ func (s *Stats) Utilisation() float64 { return ratio(s.Busy, s.Active) }
 // MemoryShare is the share of the GPU's time in copies and memsets.
 func (s *Stats) MemoryShare() float64 { return ratio(s.GPUTime-s.KernelTime, s.GPUTime) }
 
+// others is the number of operations that are not kernels.
+func (s *Stats) others() int {
+	n := s.Memsets.Count
+	for _, c := range s.Copies {
+		n += c.Count
+	}
+	return n
+}
+
 func ratio[T ~int | ~int64](a, b T) float64 {
 	if b == 0 {
 		return 0

@@ -24,6 +24,8 @@ const (
 	idleGPU    = 0.70
 	smallCopy  = 64 << 10
 	manyCopies = 100
+	// Where a kernel's cost is a tenth of it, back to back kernels run at 91 %.
+	costlyKernel = 10
 )
 
 // Judge draws the conclusions from a run's statistics and its prediction.
@@ -33,8 +35,12 @@ func Judge(s *Stats, r *Result, window perf.Bytes) Verdict {
 	kernelAdvice(s, r, add)
 	memoryAdvice(s, window, add)
 	waitAdvice(s, r, add)
-	if len(v.Advice) == 0 {
+	switch {
+	case len(v.Advice) > 0:
+	case r.Relative >= good:
 		add("Nothing stands out: long kernels, few copies, few synchronisations.")
+	default:
+		add("No single cause stands out: the added latency is spread over %d kernels and %d copies and memsets.", s.Kernels, s.others())
 	}
 	return v
 }
@@ -61,11 +67,18 @@ func kernelAdvice(s *Stats, r *Result, add func(string, ...any)) {
 	if s.Kernels == 0 {
 		return
 	}
-	if s.ShortShare() > manyShort {
+	graphs := 2*s.GraphKernels > s.Kernels
+	small := r.Relative < good && s.MeanKernel() < costlyKernel*r.KernelCost
+	switch {
+	case graphs:
+		add("%.0f %% of the kernels run in CUDA graphs, between whose nodes nothing waits for the host: only launches of graphs are charged. No figure of the paper tests this.", 100*ratio(s.GraphKernels, s.Kernels))
+	case s.ShortShare() > manyShort:
 		add("%.0f %% of the kernels are short (up to %v; mean %v): the added latency weighs most on them. Fuse kernels (torch.compile, XLA) or raise the batch size so that each does more.",
 			100*s.ShortShare(), ShortKernel, round(s.MeanKernel()))
+	case small:
+		add("A kernel takes %v on average and each is %v longer. Fuse kernels (torch.compile, XLA) or raise the batch size so that each does more.", round(s.MeanKernel()), round(r.KernelCost))
 	}
-	if s.GraphKernels == 0 && s.ShortShare() > manyShort {
+	if s.GraphKernels == 0 && (s.ShortShare() > manyShort || small) {
 		add("No CUDA graph is used: capturing a step into a graph replaces %d launches by a few.", s.Kernels)
 	}
 	if s.Utilisation() < idleGPU && r.Relative > good {
@@ -79,7 +92,7 @@ func memoryAdvice(s *Stats, window perf.Bytes, add func(string, ...any)) {
 		add("Copies and memsets take %.0f %% of the GPU's time. Keep parameters on the GPU, copy from pinned memory and in fewer pieces.", 100*s.MemoryShare())
 	}
 	if to.Large > 0 && to.Time*100 > s.GPUTime {
-		add("%d copies to the device (%v) are larger than the %v that the GPU's tags keep in flight, so Equation 1 bounds them: overlap them with kernels, send less, or write from the host instead of reading from the GPU.",
+		add("%d copies to the device (%v) are larger than the %v that the GPU keeps in flight, so Equation 1 bounds them: overlap them with kernels, send less, or write from the host instead of reading from the GPU.",
 			to.Large, to.Bytes, window)
 	}
 	if small := to.Count + s.Copies[ToHost].Count; small > manyCopies && int64(to.Bytes+s.Copies[ToHost].Bytes) < int64(small)*smallCopy {
@@ -90,11 +103,19 @@ func memoryAdvice(s *Stats, window perf.Bytes, add func(string, ...any)) {
 func waitAdvice(s *Stats, r *Result, add func(string, ...any)) {
 	whole := r.Whole.Recorded
 	if s.Syncs > 1 && whole > 0 && float64(s.SyncWait) > muchSync*float64(whole) {
-		add("%d synchronisations wait %v of %v: each exposes what has gathered on the stream. Read results (.item(), .cpu(), print of a loss) less often.", s.Syncs, round(s.SyncWait), round(whole))
+		add("%d synchronisations wait %v of %v%s: each exposes what has gathered on the stream. Read results (.item(), .cpu(), print of a loss) less often.", s.Syncs, round(s.SyncWait), round(whole), together(s.SyncWait, whole))
 	}
 	if s.Blocked > 1 && whole > 0 && float64(s.BlockedWait) > muchSync*float64(whole) {
 		add("%d calls that should only enqueue work wait for the GPU (%v): copies of pageable memory, allocations, or a full launch queue. Pinned memory and a caching allocator avoid the first two; the last is a sign of a busy GPU.", s.Blocked, round(s.BlockedWait))
 	}
+}
+
+// together explains waits that add up to more than the run.
+func together(wait, whole time.Duration) string {
+	if wait > whole {
+		return " on several threads together"
+	}
+	return ""
 }
 
 // round keeps three or so digits of a duration.

@@ -214,6 +214,9 @@ func (k *kineto) recover() bool {
 func (k *kineto) take() {
 	e := &k.ev
 	c := e.class()
+	if e.ph == 'B' && (c == classKernel || c == classCopy || c == classMemset) {
+		k.b.Report.Drop("of the GPU in two parts, begin and end, which no profiler writes", k.position())
+	}
 	if e.ph != 'X' || c == classNone {
 		return
 	}
@@ -284,7 +287,7 @@ func (k *kineto) thread() (int32, bool) {
 	tid, ok := parseInt(k.ev.tid)
 	var th int32
 	if ok {
-		th, ok = k.b.Thread(workload.Thread{ID: uint64(pid)<<32 ^ uint64(tid)})
+		th, ok = k.b.Thread(workload.Thread{Owner: uint64(pid), ID: uint64(tid)})
 	}
 	if !ok {
 		k.b.Report.Drop("without a readable thread", k.position())

@@ -102,7 +102,8 @@ func TestVariants(t *testing.T) {
 		{"no args", `{"traceEvents":[{"ph":"X","cat":"Kernel","name":"a","pid":0,"tid":"stream 7","ts":10,"dur":2}]}`, 0, ""},
 		{"quoted numbers", `{"traceEvents":[{"ph":"X","cat":"kernel","name":"a","pid":"0","tid":"7","ts":"10","dur":"2"}]}`, 0, ""},
 		{"trailing commas", `{"traceEvents":[` + kernelA[:len(kernelA)-2] + `,},},]}`, 0, ""},
-		{"other phases", `{"traceEvents":[{"ph":"B","cat":"kernel","name":"x","ts":1},{"ph":"i","cat":"kernel"},{},` + kernelA + `]}`, 0, ""},
+		{"other phases", `{"traceEvents":[{"ph":"B","cat":"cpu_op","name":"x","ts":1},{"ph":"i","cat":"kernel"},{},` + kernelA + `]}`, 0, ""},
+		{"kernel in two parts", `{"traceEvents":[{"ph":"B","cat":"kernel","name":"x","ts":1},{"ph":"E","cat":"kernel","ts":2},` + kernelA + `]}`, 1, "two parts"},
 		{"no time", `{"traceEvents":[{"ph":"X","cat":"kernel","name":"x","pid":0,"tid":7,"dur":1},` + kernelA + `]}`, 1, "ts or dur"},
 		{"time is no number", `{"traceEvents":[{"ph":"X","cat":"kernel","name":"x","pid":0,"tid":7,"ts":null,"dur":1},` + kernelA + `]}`, 1, "ts or dur"},
 		{"negative duration", `{"traceEvents":[{"ph":"X","cat":"kernel","name":"x","pid":0,"tid":7,"ts":1,"dur":-1},` + kernelA + `]}`, 1, "negative"},
@@ -302,5 +303,19 @@ func BenchmarkReadKineto(b *testing.B) {
 		if _, err := ReadKineto(bytes.NewReader(file.Bytes()), Options{}); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// The ranks of a job in one file: their correlation numbers are the same.
+func TestSeveralProcesses(t *testing.T) {
+	const rank = `{"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":%d,"tid":1,"ts":%d,"dur":2,"args":{"correlation":1}},` +
+		`{"ph":"X","cat":"kernel","name":"k","pid":%d,"tid":7,"ts":%d,"dur":2,"args":{"device":%d,"stream":7,"correlation":1}}`
+	file := `{"traceEvents":[` + fmt.Sprintf(rank, 100, 10, 0, 16, 0) + `,` + fmt.Sprintf(rank, 200, 12, 1, 20, 1) + `]}`
+	w, err := ReadKineto(strings.NewReader(file), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(w.Threads) != 2 || len(w.Report.Doubts) != 1 || !strings.Contains(w.Report.Warning(), "2 of 2 operations have a correlation number that several processes used") {
+		t.Errorf("%d threads, %q", len(w.Threads), w.Report.Warning())
 	}
 }

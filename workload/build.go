@@ -174,7 +174,7 @@ func (b *Builder) Build() (*Workload, error) {
 	w := &b.w
 	w.Format, w.Report = b.Format, b.Report
 	if len(w.Ops) == 0 {
-		err := fmt.Errorf("workload: the trace holds no kernel, copy or memset of a GPU (%d events read)", b.Report.Events)
+		err := fmt.Errorf("workload: the trace holds no kernel, copy or memset of a GPU (%d events read): was the GPU recorded (ProfilerActivity.CUDA, nsys --trace=cuda)?", b.Report.Events)
 		if warn := b.Report.Warning(); warn != "" {
 			err = fmt.Errorf("%w; %s", err, warn)
 		}
@@ -189,6 +189,9 @@ func (b *Builder) Build() (*Workload, error) {
 	w.rebase()
 	outer := w.flatten()
 	w.join(outer, b.waits)
+	if err := w.check(); err != nil {
+		return nil, err
+	}
 	w.Calls, w.Ops = slices.Clip(w.Calls), slices.Clip(w.Ops)
 	return w, nil
 }

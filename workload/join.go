@@ -65,16 +65,21 @@ func find(keys []key, process uint64, corr uint32) []key {
 // join finds the call behind each operation. Where a correlation number was
 // used twice, the latest call that begins before the operation is taken.
 func (w *Workload) join(keys []key, waits []wait) {
+	shared := 0
 	for i := range w.Ops {
 		op := &w.Ops[i]
 		if op.Corr == 0 {
 			w.Report.Orphans++
+			w.Report.Uncorrelated++
 			continue
 		}
 		found := find(keys, w.Streams[op.Stream].Process, op.Corr)
 		if len(found) == 0 {
 			w.Report.Orphans++
 			continue
+		}
+		if w.severalOwners(found) {
+			shared++
 		}
 		n := sort.Search(len(found), func(i int) bool { return w.Calls[found[i].call].Start > op.Start })
 		if n == 0 {
@@ -87,9 +92,18 @@ func (w *Workload) join(keys []key, waits []wait) {
 			op.Kind = GraphKernel
 		}
 	}
+	if shared > 0 {
+		w.Report.Doubt("%d of %d operations have a correlation number that several processes used, so what launched them is a guess: give one trace for each process (rank)", shared, len(w.Ops))
+	}
 	for _, wt := range waits {
 		if found := find(keys, wt.process, wt.corr); len(found) > 0 {
 			w.Calls[found[0].call].Stream = wt.stream
 		}
 	}
+}
+
+// severalOwners reports whether the calls are of more than one process.
+func (w *Workload) severalOwners(found []key) bool {
+	owner := func(k key) uint64 { return w.Threads[w.Calls[k.call].Thread].Owner }
+	return slices.ContainsFunc(found[1:], func(k key) bool { return owner(k) != owner(found[0]) })
 }

@@ -21,8 +21,11 @@ type Report struct {
 	Used    int64 // events that became calls, operations or steps
 	Drops   []Drop
 	Notes   []string // what was repaired or assumed
+	Doubts  []string // what makes figures from this trace doubtful, though nothing was dropped
 	Skewed  int64    // operations that the trace places before their own launch
 	Orphans int64    // operations whose launch is not in the trace
+	// Uncorrelated are the orphans that have no readable correlation number.
+	Uncorrelated int64
 }
 
 // Drop counts one damaged event.
@@ -47,6 +50,11 @@ func (r *Report) Note(format string, args ...any) {
 	}
 }
 
+// Doubt adds a reason for which figures from this trace may be wrong.
+func (r *Report) Doubt(format string, args ...any) {
+	r.Doubts = append(r.Doubts, fmt.Sprintf(format, args...))
+}
+
 // Dropped is the number of damaged events.
 func (r *Report) Dropped() int64 {
 	var n int64
@@ -56,8 +64,16 @@ func (r *Report) Dropped() int64 {
 	return n
 }
 
-// Warning is one line about damage, "" when there is none.
+// Warning is one line about damage and doubts, "" when there are none.
 func (r *Report) Warning() string {
+	parts := slices.Clone(r.Doubts)
+	if d := r.damage(); d != "" {
+		parts = slices.Insert(parts, 0, d)
+	}
+	return strings.Join(parts, "; ")
+}
+
+func (r *Report) damage() string {
 	n := r.Dropped()
 	if n == 0 {
 		return ""

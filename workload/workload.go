@@ -109,9 +109,11 @@ type Stream struct {
 	ID      uint64
 }
 
-// Thread is a host thread.
+// Thread is a host thread. Process is what its calls are joined by; Owner is the
+// process that the trace names where operations do not tell theirs.
 type Thread struct {
 	Process uint64
+	Owner   uint64
 	ID      uint64
 }
 
