@@ -128,7 +128,9 @@ func (t *tx) leaseMessage(l *leaseRecord) *dxpuv1.Lease {
 		Id: l.ID, RequestId: l.RequestID, Spec: proto.CloneOf(l.spec), State: l.State, StateReason: l.StateReason,
 		HostId: l.HostID, CreateTime: timestamp(l.CreateTime), ActiveTime: timestamp(l.ActiveTime),
 		EndTime: timestamp(l.EndTime), ResourceVersion: l.ResourceVersion, Creator: l.Creator,
-		QueuePosition: uint32(t.queuePosition(l.ID)),
+	}
+	if l.State == leasePending {
+		out.QueuePosition = t.queuePosition(l.ID)
 	}
 	if e := l.spec.ExpiresAfter; e != nil {
 		out.ExpireTime = timestamp(l.CreateTime.Add(e.AsDuration()))

@@ -27,6 +27,8 @@ type index struct {
 	queue        map[string]*waiting        // leases that wait, by shape
 	hungry       map[string]int             // leases with broken GPUs in need of others: how many
 	ended        []endedLease               // leases that are over, the oldest first
+	uses         map[string]*use            // what each tenant has
+	prey         map[string]bool            // leases that hold GPUs and may have to give them up
 
 	boxes    map[string]placement.Box // what pool has
 	hosts    map[string]placement.Host
@@ -40,7 +42,7 @@ func newIndex() index {
 		bindingEntries: map[string]bindingEntry{}, ofLease: map[string][]string{}, ofNode: map[string]map[string]bool{},
 		gpus: map[placement.Ref][]string{}, hostSlots: map[hostSlot][]string{},
 		leaseEntries: map[string]leaseEntry{}, requests: map[request]string{}, ofTenant: map[string]map[string]bool{},
-		queue: map[string]*waiting{}, hungry: map[string]int{},
+		queue: map[string]*waiting{}, hungry: map[string]int{}, uses: map[string]*use{}, prey: map[string]bool{},
 		boxes: map[string]placement.Box{}, hosts: map[string]placement.Host{},
 		pool: placement.NewPool(), hostPool: placement.NewHosts(),
 	}
@@ -73,7 +75,10 @@ type leaseEntry struct {
 	shape   string // while it waits
 	spec    *dxpuv1.LeaseSpec
 	place   place
+	gpus    uint32
+	model   string
 	holds   bool
+	prey    bool
 	ended   time.Time // when it is over
 }
 
@@ -102,10 +107,22 @@ func (a endedLease) compare(b endedLease) int {
 	return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.id, b.id))
 }
 
+// frozen keeps the index as it is, however it was changed, while something is
+// tried out on it.
+func (t *tx) frozen(f func()) {
+	t.reindex()
+	t.freeze = true
+	f()
+	t.freeze = false
+}
+
 // reindex brings the index up to date with the records that the transaction has
 // changed so far. A record may change again after it: so all of them are
 // compared, each time.
 func (t *tx) reindex() {
+	if t.freeze {
+		return
+	}
 	stale := map[string]bool{}
 	for id := range t.leases.before {
 		t.indexLease(id)
@@ -127,8 +144,9 @@ func (t *tx) reindex() {
 	for id := range stale {
 		t.indexNode(id)
 	}
-	if len(t.tenants.before) > 0 {
+	if len(t.tenants.hot) > 0 {
 		t.grew = true // a quota may allow more
+		clear(t.tenants.hot)
 	}
 }
 
@@ -145,7 +163,7 @@ func (t *tx) bindingEntry(b *bindingRecord) bindingEntry {
 // waits reports whether the host slot of a binding that is no more is kept for
 // the GPU that takes its place.
 func (t *tx) waits(b *bindingRecord) bool {
-	if b.good() || b.Successor != "" {
+	if !b.missed() {
 		return false
 	}
 	l := t.leases.get(b.LeaseID)
@@ -214,7 +232,12 @@ func (t *tx) dropBinding(id string, k bindingEntry) {
 }
 
 func (t *tx) leaseEntry(l *leaseRecord) leaseEntry {
-	k := leaseEntry{request: request{l.spec.Tenant, l.RequestID}, holds: l.holds()}
+	k := leaseEntry{
+		request: request{l.spec.Tenant, l.RequestID}, model: l.Model, holds: l.holds(), prey: l.holds() && l.spec.Preemptible,
+	}
+	if l.HostID != "" { // it has been given some
+		k.gpus = l.spec.Count
+	}
 	if l.ended() {
 		k.ended = l.EndTime
 		return k
@@ -261,6 +284,11 @@ func (t *tx) indexLease(id string) {
 		return
 	}
 	t.leaseEntries[id] = k
+	t.count(&k, 1)
+	if k.prey {
+		t.prey[id] = true
+		t.grew = t.grew || !old.prey && len(t.queue) > 0 // for those of higher priority
+	}
 	if k.request.id != "" {
 		t.requests[k.request] = id
 	}
@@ -285,6 +313,8 @@ func (t *tx) indexLease(id string) {
 
 func (t *tx) dropLease(id string, k leaseEntry) {
 	delete(t.leaseEntries, id)
+	delete(t.prey, id)
+	t.count(&k, minusOne)
 	if t.requests[k.request] == id {
 		delete(t.requests, k.request)
 	}
@@ -378,19 +408,4 @@ func (t *tx) leaseByRequest(id, tenant string) *leaseRecord {
 	}
 	t.reindex()
 	return t.leases.get(t.requests[request{tenant, id}])
-}
-
-// queuePosition returns a lease's place in the queue, from 1; 0: it does not wait.
-func (t *tx) queuePosition(lease string) int {
-	t.reindex()
-	k := t.leaseEntries[lease]
-	if k.shape == "" {
-		return 0
-	}
-	n := 1
-	for _, w := range t.queue {
-		at, _ := slices.BinarySearchFunc(w.places, k.place, place.compare)
-		n += at
-	}
-	return n
 }

@@ -38,7 +38,7 @@ func (w *world) checkIndex(t fataler) {
 	t.Helper()
 	_ = w.m.view(func(tx *tx) error {
 		diff := cmp.Diff(rebuilt(tx), &tx.index,
-			cmp.AllowUnexported(index{}, bindingEntry{}, leaseEntry{}, hostSlot{}, request{}, place{}, waiting{}, endedLease{}),
+			cmp.AllowUnexported(index{}, use{}, bindingEntry{}, leaseEntry{}, hostSlot{}, request{}, place{}, waiting{}, endedLease{}),
 			cmpopts.IgnoreFields(index{}, "grew", "pool", "hostPool"),
 			cmpopts.IgnoreFields(leaseEntry{}, "spec"),
 			cmpopts.EquateEmpty(),

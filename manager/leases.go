@@ -33,8 +33,8 @@ func (t *tx) advanceLease(id string) bool {
 	}
 	switch l.State {
 	case leasePending:
-		if w := l.spec.WaitTimeout; w != nil && t.due(subject{aLease, id}, l.CreateTime.Add(w.AsDuration())) {
-			t.enterLease(id, leaseFailed, "waited in vain: "+lastSentence(l.Explanation))
+		if w := l.spec.WaitTimeout; w != nil && t.due(subject{aLease, id}, l.queuedSince().Add(w.AsDuration())) {
+			t.enterLease(id, leaseFailed, "waited in vain: "+lastSentence(t.whyNotNow(l)))
 			return true
 		}
 		return false
@@ -55,7 +55,7 @@ func (t *tx) advanceHolding(id string) bool {
 		switch {
 		case b.good():
 			good++
-		case b.Successor == "" && !t.pausing(l, b):
+		case b.missed() && !t.pausing(l, b):
 			broken = append(broken, bid)
 		}
 		if b.State == attached {
@@ -67,7 +67,14 @@ func (t *tx) advanceHolding(id string) bool {
 	}
 	hopeless := l.Attempts+len(broken) >= maxAttempts*int(l.spec.Count)
 	replaced := !(l.ActiveTime.IsZero() && hopeless) && t.replace(broken)
-	if l.ActiveTime.IsZero() && !replaced {
+	switch {
+	case replaced || !l.ActiveTime.IsZero():
+	case l.spec.Wait && !hopeless:
+		b := t.bindings.get(broken[0])
+		t.requeue(id, dxpuv1.Reason_REASON_LEASE_FAILED,
+			fmt.Sprintf("in the queue again: GPU %s could not be attached (%s)", b.gpuID(), cmp.Or(b.Detail, reasonWord(b.Reason))))
+		return true
+	default:
 		t.editLease(id).Failing = true
 		b := t.bindings.get(broken[0])
 		t.endLease(id, dxpuv1.Reason_REASON_LEASE_FAILED,
@@ -154,7 +161,7 @@ func (t *tx) replacement(l *leaseRecord, broken []string) placement.Request {
 	}
 	for _, id := range t.bindingsOf(l.ID) {
 		b := t.bindings.get(id)
-		if b.good() {
+		if b.good() && !slices.Contains(broken, id) {
 			req.Together = append(req.Together, b.ref())
 		}
 		if req.Model == "" {
@@ -233,6 +240,7 @@ func (t *tx) settled(b *bindingRecord) bool {
 func (t *tx) enterLease(id string, s dxpuv1.LeaseState, why string) {
 	l := t.editLease(id)
 	l.State, l.StateReason = s, why
+	t.positions = nil
 	if l.ended() {
 		l.EndTime = t.now
 	}
@@ -254,27 +262,6 @@ func leaseWord(s dxpuv1.LeaseState) string {
 
 func leaseEvent(l *leaseRecord, typ dxpuv1.EventType) *dxpuv1.Event {
 	return &dxpuv1.Event{Type: typ, LeaseId: l.ID, HostId: l.HostID, LeaseState: l.State}
-}
-
-// grant gives a waiting lease its GPUs, if there are any for it.
-func (t *tx) grant(id string) bool {
-	l := t.leases.get(id)
-	d, h := t.decide(l.spec, nil)
-	why := slices.Concat(h.Why, d.Why)
-	if !d.OK() || !h.OK() {
-		if !slices.Equal(l.Explanation, why) {
-			t.editLease(id).Explanation = why
-		}
-		return false
-	}
-	l = t.editLease(id)
-	l.Explanation = why
-	l.HostID = h.Host
-	for i, gpu := range d.Picks {
-		t.bind(l, h.Host, h.Slots[i], gpu, nil)
-	}
-	t.enterLease(id, leaseBinding, "GPUs are being attached")
-	return true
 }
 
 func lastSentence(s []string) string {

@@ -62,3 +62,6 @@ type stability struct {
 	// Since is when it came back last.
 	Since time.Time `json:"since,omitzero"`
 }
+
+// draining reports whether what is bound is still on its way out.
+func (c *cordon) draining() bool { return c != nil && c.Drain != nil && !c.Drain.Done }

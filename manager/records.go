@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/placement"
 )
@@ -218,6 +220,24 @@ func (l *leaseRecord) clone() *leaseRecord {
 	c.Explanation = slices.Clone(l.Explanation)
 	c.Avoid = slices.Clone(l.Avoid)
 	return &c
+}
+
+// queuedSince returns when the lease began to wait.
+func (l *leaseRecord) queuedSince() time.Time {
+	if l.QueueTime.IsZero() {
+		return l.CreateTime
+	}
+	return l.QueueTime
+}
+
+// asked returns the spec with which the lease was created.
+func (l *leaseRecord) asked() *dxpuv1.LeaseSpec {
+	if l.Asked == 0 || l.Asked == l.spec.Count {
+		return l.spec
+	}
+	s := proto.CloneOf(l.spec)
+	s.Count = l.Asked
+	return s
 }
 
 // ended reports whether the lease is over.

@@ -21,6 +21,8 @@ func TestSafety(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t, Config{Reserve: placement.Reserve{Count: rapid.IntRange(0, 2).Draw(t, "spares")}},
 			hostNode("h1", 2), hostNode("h2", 3), boxNode("b1", 2), boxNode("b2", 3))
+		w.putTenant("a", &dxpuv1.Quota{MaxGpus: 3})
+		w.putTenant("b", nil)
 		var leases []string
 		node := rapid.SampledFrom(w.order)
 		box := rapid.SampledFrom([]string{"b1", "b2"})
@@ -36,6 +38,8 @@ func TestSafety(t *testing.T) {
 				id, err := w.tryCreate(&dxpuv1.LeaseSpec{
 					Count: rapid.Uint32Range(1, 3).Draw(t, "count"), Wait: rapid.Bool().Draw(t, "wait"),
 					SameBox: dxpuv1.Preference(rapid.IntRange(0, 3).Draw(t, "same")),
+					Tenant:  rapid.SampledFrom([]string{"a", "b"}).Draw(t, "tenant"), Priority: rapid.Int32Range(0, 2).Draw(t, "priority"),
+					Preemptible: rapid.Bool().Draw(t, "preemptible"),
 				})
 				if err == nil {
 					leases = append(leases, id)
@@ -105,6 +109,9 @@ func (w *world) check(t *rapid.T) {
 				}
 				gpus[b.ref()] = b.ID
 			}
+			if b.Waits != "" && b.wantedByBox() {
+				t.Fatalf("%s waits for a GPU that its box is told to attach", b.ID)
+			}
 			if b.wantedByHost() {
 				at := side{b.HostID, b.HostSlot}
 				if other := wanted[at]; other != "" {
@@ -113,6 +120,7 @@ func (w *world) check(t *rapid.T) {
 				wanted[at] = b.ID
 			}
 		}
+		w.checkUse(t, tx)
 		// What a node really has is never something that the records hold to be gone.
 		for _, n := range w.nodes {
 			for slot, has := range n.has {
@@ -183,5 +191,34 @@ func (w *world) checkConverged(t *rapid.T, leases []string) {
 	}
 	if held != 0 {
 		t.Fatal(fmt.Sprint("hosts and boxes disagree by ", held))
+	}
+}
+
+// checkUse counts anew what tenants have, and holds it against the index and the quotas.
+func (w *world) checkUse(t *rapid.T, tx *tx) {
+	want := map[string]use{}
+	for _, id := range tx.leases.ids() {
+		l := tx.leases.get(id)
+		u := want[l.spec.Tenant]
+		switch {
+		case l.ended():
+			continue
+		case l.State == leasePending:
+			u.pending++
+		case l.HostID == "": // deleted before it had anything
+		default:
+			u.gpus += l.spec.Count
+		}
+		u.leases++
+		want[l.spec.Tenant] = u
+	}
+	for _, tenant := range []string{"a", "b"} {
+		have, u := tx.useOf(tenant), want[tenant]
+		if have.gpus != u.gpus || have.leases != u.leases || have.pending != u.pending {
+			t.Fatalf("tenant %s has %+v, the index says %+v", tenant, u, have)
+		}
+		if q := tx.quota(tenant); q.MaxGPUs > 0 && u.gpus > q.MaxGPUs {
+			t.Fatalf("tenant %s has %d GPUs, its quota is %d\n%s", tenant, u.gpus, q.MaxGPUs, w.events())
+		}
 	}
 }

@@ -44,7 +44,7 @@ func (s *poolService) CreateLease(ctx context.Context, req *connect.Request[dxpu
 	var out *dxpuv1.Lease
 	err := s.m.update(ctx, func(t *tx) error {
 		if old := t.leaseByRequest(req.Msg.RequestId, spec.Tenant); old != nil {
-			if !proto.Equal(old.spec, spec) {
+			if !proto.Equal(old.asked(), spec) {
 				return connect.NewError(connect.CodeAlreadyExists,
 					fmt.Errorf("request_id: %q was used for another spec by lease %s; use a new one", old.RequestID, old.ID))
 			}
@@ -74,6 +74,9 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 			return nil, notFound("spec.host_id: host", spec.HostId)
 		}
 	}
+	if err := t.admit(spec); err != nil {
+		return nil, err
+	}
 	rev := t.revision()
 	l := &leaseRecord{
 		ID: fmt.Sprintf("l-%d", rev), RequestID: request, Spec: raw, spec: spec, State: leasePending,
@@ -88,7 +91,7 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 	if t.grant(l.ID) {
 		return l, nil
 	}
-	why := strings.Join(t.leases.get(l.ID).Explanation, " ")
+	why := strings.Join(t.whyNotNow(l), " ")
 	if !spec.Wait {
 		return nil, connect.NewError(connect.CodeResourceExhausted,
 			fmt.Errorf("no capacity for this lease now: %s Set spec.wait to queue", why))
@@ -141,7 +144,14 @@ func (s *poolService) ExplainLease(_ context.Context, req *connect.Request[dxpuv
 		if id := req.Msg.GetLeaseId(); id != "" {
 			return t.explain(id, res)
 		}
-		d, h := t.decide(spec, nil)
+		if err := t.admit(spec); err != nil {
+			return err
+		}
+		if q := t.quotaReached(spec); q != "" {
+			res.Explanation = []string{q}
+			return nil
+		}
+		d, h := t.decideWithin(spec)
 		res.Explanation = slices.Concat(h.Why, d.Why)
 		if res.Satisfied = d.OK() && h.OK(); res.Satisfied {
 			res.HostId = h.Host
@@ -162,7 +172,11 @@ func (t *tx) explain(id string, res *dxpuv1.ExplainLeaseResponse) error {
 	if l == nil {
 		return notFound("lease", id)
 	}
-	res.Explanation = append(slices.Clone(l.Explanation), fmt.Sprintf("The lease is %s: %s.", leaseWord(l.State), strings.TrimSuffix(l.StateReason, ".")))
+	why := l.Explanation
+	if l.State == leasePending {
+		why = t.whyPending(l)
+	}
+	res.Explanation = append(slices.Clone(why), fmt.Sprintf("The lease is %s: %s.", leaseWord(l.State), strings.TrimSuffix(l.StateReason, ".")))
 	res.HostId = l.HostID
 	for _, bid := range t.bindingsOf(id) {
 		if b := t.bindings.get(bid); b.good() {

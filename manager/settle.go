@@ -218,18 +218,6 @@ func (t *tx) serve() bool {
 	return false
 }
 
-// firstWaiting returns the first lease of the queue whose shape was not tried.
-func (t *tx) firstWaiting() (id, shape string) {
-	t.reindex()
-	var first place
-	for s, w := range t.queue {
-		if !t.pass.tried[s] && (id == "" || w.places[0].compare(first) < 0) {
-			first, id, shape = w.places[0], w.places[0].id, s
-		}
-	}
-	return id, shape
-}
-
 // unfinished reports whether there is work that the clock need not be waited for.
 func (t *tx) unfinished() bool {
 	return len(t.dirty) > 0 || t.grew || t.pass.active || t.alarms.due(t.clock())
@@ -253,7 +241,7 @@ func (t *tx) forget() {
 		}
 		var old []string
 		for _, bid := range t.ofLease[id] {
-			if b := t.bindings.get(bid); b.State == released && (b.Successor != "" || l.ended()) {
+			if b := t.bindings.get(bid); b.State == released && (!b.missed() || l.ended()) {
 				old = append(old, bid)
 			}
 		}

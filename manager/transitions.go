@@ -27,7 +27,7 @@ const (
 
 // wantedByBox reports whether the box should have the binding.
 func (b *bindingRecord) wantedByBox() bool {
-	return b.State == preparing || b.State == ready || b.State == attached || b.State == detaching
+	return b.State == preparing && b.Waits == "" || b.State == ready || b.State == attached || b.State == detaching
 }
 
 // wantedByHost reports whether the host should have the binding.
@@ -37,6 +37,9 @@ func (b *bindingRecord) wantedByHost() bool { return b.State == ready || b.State
 func (b *bindingRecord) good() bool {
 	return b.State == preparing || b.State == ready || b.State == attached
 }
+
+// missed reports whether a lease still wants something in the binding's place.
+func (b *bindingRecord) missed() bool { return !b.good() && b.Successor == "" && !b.Dropped }
 
 // holdsGPU reports whether the box slot is taken by the binding.
 func (b *bindingRecord) holdsGPU() bool { return b.State != released && !b.BoxClear }
@@ -55,8 +58,8 @@ func reasonWord(r dxpuv1.Reason) string {
 	return strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(r.String(), "REASON_"), "_", " "))
 }
 
-// bind makes a binding; its box is told at once.
-func (t *tx) bind(l *leaseRecord, host string, hostSlot uint32, gpu placement.Ref, replaces *bindingRecord) *bindingRecord {
+// newBinding returns a binding that is not among the records yet.
+func (t *tx) newBinding(l *leaseRecord, host string, hostSlot uint32, gpu placement.Ref) *bindingRecord {
 	t.meta.Epoch++
 	b := &bindingRecord{
 		ID:       fmt.Sprintf("b-%d", t.meta.Epoch),
@@ -73,6 +76,12 @@ func (t *tx) bind(l *leaseRecord, host string, hostSlot uint32, gpu placement.Re
 		Steps:     []stepRecord{{Name: "created", Time: t.now}},
 	}
 	_, _ = rand.Read(b.Secret) // never fails: crypto/rand ends the program instead
+	return b
+}
+
+// bind makes a binding; its box is told at once.
+func (t *tx) bind(l *leaseRecord, host string, hostSlot uint32, gpu placement.Ref, replaces *bindingRecord) *bindingRecord {
+	b := t.newBinding(l, host, hostSlot, gpu)
 	if replaces != nil {
 		b.Replaces = replaces.ID
 		replaces.Successor = b.ID
@@ -157,6 +166,9 @@ func (t *tx) advance(id string) bool {
 	b := t.bindings.get(id)
 	switch b.State {
 	case preparing:
+		if b.Waits != "" {
+			return t.advanceWaiting(b)
+		}
 		return t.advancePreparing(b)
 	case ready:
 		return t.advanceReady(b)
@@ -281,6 +293,7 @@ func (t *tx) advanceClearing(b *bindingRecord) bool {
 	if !b.BoxClear && t.gone(b.BoxID, b, b.BoxDropped) {
 		b = t.bindings.edit(b.ID)
 		b.BoxClear, changed = true, true
+		t.inherit(b)
 	}
 	switch {
 	case b.HostClear && b.BoxClear:

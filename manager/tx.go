@@ -60,6 +60,8 @@ type tx struct {
 	fellSilent []*liveNode
 	tries      int // to grant or replace something
 	grants     int
+	freeze     bool              // the index stays as it is
+	positions  map[string]uint32 // in the queue, by lease; nil: not worked out yet
 }
 
 // revision returns a new revision.
@@ -236,6 +238,7 @@ func (t *tx) indexAll() {
 	}
 	for id := range t.nodes.rows {
 		t.indexNode(id)
+		t.mark(subject{aNode, id})
 	}
 	t.grew = true
 }

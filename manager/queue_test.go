@@ -1,0 +1,345 @@
+package manager
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+func (w *world) api() *poolService { return &poolService{m: w.m} }
+
+func (w *world) putTenant(id string, q *dxpuv1.Quota) {
+	w.t.Helper()
+	_, err := w.api().PutTenant(context.Background(), connect.NewRequest(&dxpuv1.PutTenantRequest{Tenant: &dxpuv1.Tenant{Id: id, Quota: q}}))
+	if err != nil {
+		w.t.Fatalf("PutTenant %s: %v", id, err)
+	}
+}
+
+func (w *world) explain(id string) string {
+	w.t.Helper()
+	res, err := w.api().ExplainLease(context.Background(), connect.NewRequest(&dxpuv1.ExplainLeaseRequest{What: &dxpuv1.ExplainLeaseRequest_LeaseId{LeaseId: id}}))
+	if err != nil {
+		w.t.Fatalf("explain %s: %v", id, err)
+	}
+	return strings.Join(res.Msg.Explanation, " ")
+}
+
+func TestQuotaAtCreation(t *testing.T) {
+	quota := &dxpuv1.Quota{
+		MaxGpus: 4, MaxLeases: 2, MaxGpusByModel: map[string]uint32{"DX100": 3, "T4": 0}, MaxPriority: proto.Int32(10),
+	}
+	tests := []struct {
+		name string
+		spec *dxpuv1.LeaseSpec
+		code connect.Code // 0: admitted
+		want string
+	}{
+		{"within", &dxpuv1.LeaseSpec{Count: 3, Model: "DX100"}, 0, ""},
+		{"never so many", &dxpuv1.LeaseSpec{Count: 5}, connect.CodeInvalidArgument, "spec.count: 5 GPUs are more than the 4 that tenant a may ever have"},
+		{"never so many of the model", &dxpuv1.LeaseSpec{Count: 4, Model: "DX100"}, connect.CodeInvalidArgument, "4 GPUs of model DX100"},
+		{"a model that is forbidden", &dxpuv1.LeaseSpec{Count: 1, Model: "T4"}, connect.CodeInvalidArgument, "more than the 0"},
+		{"priority", &dxpuv1.LeaseSpec{Count: 1, Priority: 11}, connect.CodeInvalidArgument, "spec.priority: 11 is above 10"},
+		{"highest priority", &dxpuv1.LeaseSpec{Count: 1, Priority: 10}, 0, ""},
+		{"unknown tenant", &dxpuv1.LeaseSpec{Count: 1, Tenant: "b"}, connect.CodeNotFound, `tenant "b" does not exist`},
+		{"the default tenant", &dxpuv1.LeaseSpec{Count: 5, Tenant: "default"}, 0, ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 8))
+			if _, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1, Tenant: "b"}); err != nil {
+				t.Fatalf("before any tenant is defined: %v", err)
+			}
+			w.putTenant("a", quota)
+			if tt.spec.Tenant == "" {
+				tt.spec.Tenant = "a"
+			}
+			_, err := w.tryCreate(tt.spec)
+			if tt.code == 0 && err != nil || tt.code != 0 && (connect.CodeOf(err) != tt.code || !strings.Contains(err.Error(), tt.want)) {
+				t.Errorf("got %v, want %q", err, tt.want)
+			}
+		})
+	}
+}
+
+// A lease over its tenant's quota waits, says so, and holds up nobody.
+func TestQuotaInTheQueue(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 8))
+	w.putTenant("a", &dxpuv1.Quota{MaxGpus: 2, MaxLeases: 2})
+	w.putTenant("b", nil)
+	first := w.create(&dxpuv1.LeaseSpec{Count: 2, Tenant: "a"})
+	_, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a"})
+	wantErr(t, err, connect.CodeResourceExhausted, "Tenant a has 2 GPUs of the 2 that its quota allows")
+	waits := w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a", Wait: true, Priority: 50})
+	if s := w.explain(waits); !strings.Contains(s, "It is number 1 of 1 in the queue") || !strings.Contains(s, "Tenant a has 2 GPUs of the 2") {
+		t.Errorf("explanation: %s", s)
+	}
+	_, err = w.tryCreate(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a", Wait: true})
+	wantErr(t, err, connect.CodeResourceExhausted, "as many as its quota allows")
+	other := w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "b", Wait: true})
+	w.settle()
+	w.wantLease(other, leaseActive)
+	w.wantLease(waits, leasePending)
+	w.delete(first, true)
+	w.settle()
+	w.wantLease(waits, leaseActive)
+}
+
+func wantErr(t *testing.T, err error, code connect.Code, text string) {
+	t.Helper()
+	if err == nil || connect.CodeOf(err) != code || !strings.Contains(err.Error(), text) {
+		t.Errorf("got %v, want %v with %q", err, code, text)
+	}
+}
+
+// Without a wish, models of which the quota has none left are passed over.
+func TestQuotaByModel(t *testing.T) {
+	other := boxNode("b2", 1)
+	other.model = "T4"
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 8), other)
+	w.putTenant("a", &dxpuv1.Quota{MaxGpusByModel: map[string]uint32{"DX100": 1}})
+	for _, want := range []string{"b1/0", "b2/0"} {
+		id := w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a"})
+		if got := w.lease(id).Bindings[0].GpuId; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+	_, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a"})
+	wantErr(t, err, connect.CodeResourceExhausted, "Tenant a has 1 GPUs of model DX100 of the 1")
+}
+
+// Within a priority the tenant that has the fewest GPUs goes first.
+func TestQueueIsFair(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 16), boxNode("b1", 4))
+	for _, id := range []string{"a", "b", "c"} {
+		w.putTenant(id, nil)
+	}
+	held := []string{w.create(&dxpuv1.LeaseSpec{Count: 2, Tenant: "a"}), w.create(&dxpuv1.LeaseSpec{Count: 2, Tenant: "b"})}
+	wait := func(tenant string, priority int32) string {
+		return w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: tenant, Wait: true, Priority: priority})
+	}
+	a1, a2, b1, c1, c2, c3, top := wait("a", 0), wait("a", 0), wait("b", 0), wait("c", 0), wait("c", 0), wait("c", 0), wait("a", 1)
+	order := []string{top, c1, c2, b1, c3, a1, a2} // of c and b, both with two then, b's is older
+	var got []string
+	_ = w.m.view(func(t *tx) error {
+		for _, p := range t.queueOrder() {
+			got = append(got, p.id)
+		}
+		return nil
+	})
+	if !slices.Equal(got, order) {
+		t.Errorf("order %v, want %v", got, order)
+	}
+	for i, id := range order {
+		if p := w.lease(id).QueuePosition; int(p) != i+1 {
+			t.Errorf("lease %s is at %d, want %d", id, p, i+1)
+		}
+	}
+	for _, id := range held {
+		w.delete(id, true)
+	}
+	w.settle()
+	active := 0
+	for _, id := range order {
+		if w.lease(id).State == leaseActive {
+			active++
+		}
+	}
+	if active != 4 {
+		t.Errorf("%d leases are active, want 4", active)
+	}
+	w.wantLease(top, leaseActive)
+}
+
+func TestTenantAPI(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), boxNode("b1", 4))
+	ctx := context.Background()
+	put := func(tn *dxpuv1.Tenant) (*dxpuv1.Tenant, error) {
+		res, err := w.api().PutTenant(ctx, connect.NewRequest(&dxpuv1.PutTenantRequest{Tenant: tn}))
+		if err != nil {
+			return nil, err
+		}
+		return res.Msg.Tenant, nil
+	}
+	remove := func(id string, version uint64) error {
+		_, err := w.api().DeleteTenant(ctx, connect.NewRequest(&dxpuv1.DeleteTenantRequest{TenantId: id, ResourceVersion: version}))
+		return err
+	}
+	for _, tt := range []struct {
+		tenant *dxpuv1.Tenant
+		want   string
+	}{
+		{nil, "tenant: must be set"},
+		{&dxpuv1.Tenant{Id: "A"}, "tenant.id"},
+		{&dxpuv1.Tenant{Id: "a", Description: strings.Repeat("x", 257)}, "tenant.description"},
+		{&dxpuv1.Tenant{Id: "a", Quota: &dxpuv1.Quota{MaxPriority: proto.Int32(101)}}, "tenant.quota.max_priority"},
+		{&dxpuv1.Tenant{Id: "a", Quota: &dxpuv1.Quota{MaxGpusByModel: map[string]uint32{"": 1}}}, "tenant.quota.max_gpus_by_model"},
+	} {
+		_, err := put(tt.tenant)
+		wantErr(t, err, connect.CodeInvalidArgument, tt.want)
+	}
+	a, err := put(&dxpuv1.Tenant{Id: "a", Description: "first"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = put(&dxpuv1.Tenant{Id: "a", Description: "second"}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = put(a)
+	wantErr(t, err, connect.CodeAborted, "read it again")
+	wantErr(t, remove("a", a.ResourceVersion), connect.CodeAborted, "read it again")
+	wantErr(t, remove("nobody", 0), connect.CodeNotFound, "nobody")
+	wantErr(t, remove("default", 0), connect.CodeFailedPrecondition, "always exists")
+	id := w.create(&dxpuv1.LeaseSpec{Count: 2, Tenant: "a"})
+	wantErr(t, remove("a", 0), connect.CodeFailedPrecondition, "has 1 leases")
+	res, err := w.api().ListTenants(ctx, connect.NewRequest(&dxpuv1.ListTenantsRequest{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, tn := range res.Msg.Tenants {
+		got = append(got, tn.Id)
+	}
+	if !slices.Equal(got, []string{"a", "default"}) || res.Msg.Tenants[0].Gpus != 2 || res.Msg.Tenants[0].Leases != 1 {
+		t.Errorf("tenants: %v", res.Msg.Tenants)
+	}
+	w.settle()
+	w.delete(id, true)
+	w.settle()
+	if err := remove("a", 0); err != nil {
+		t.Error(err)
+	}
+	if _, err := w.api().GetTenant(ctx, connect.NewRequest(&dxpuv1.GetTenantRequest{TenantId: "a"})); connect.CodeOf(err) != connect.CodeNotFound {
+		t.Errorf("GetTenant after its end: %v", err)
+	}
+}
+
+func TestPreemption(t *testing.T) {
+	spec := func(n uint32, priority int32, preemptible, wait bool) *dxpuv1.LeaseSpec {
+		return &dxpuv1.LeaseSpec{Count: n, Priority: priority, Preemptible: preemptible, Wait: wait}
+	}
+	tests := []struct {
+		name    string
+		there   []*dxpuv1.LeaseSpec // on four GPUs
+		comes   *dxpuv1.LeaseSpec
+		gets    bool
+		victims []int
+	}{
+		{"lower and preemptible", []*dxpuv1.LeaseSpec{spec(4, 0, true, false)}, spec(1, 1, false, false), true, []int{0}},
+		{"same priority", []*dxpuv1.LeaseSpec{spec(4, 1, true, false)}, spec(1, 1, false, true), false, nil},
+		{"not preemptible", []*dxpuv1.LeaseSpec{spec(4, 0, false, false)}, spec(1, 1, false, true), false, nil},
+		{"not enough room", []*dxpuv1.LeaseSpec{spec(3, 0, true, false), spec(1, 0, false, false)}, spec(4, 1, false, true), false, nil},
+		{"the youngest", []*dxpuv1.LeaseSpec{spec(2, 0, true, true), spec(2, 0, true, true)}, spec(2, 1, false, false), true, []int{1}},
+		{"the lowest priority", []*dxpuv1.LeaseSpec{spec(2, -5, true, true), spec(2, 0, true, true)}, spec(2, 1, false, false), true, []int{0}},
+		{"the smallest", []*dxpuv1.LeaseSpec{spec(3, -5, true, true), spec(1, 0, true, false)}, spec(1, 1, false, false), true, []int{1}},
+		{"what is free counts", []*dxpuv1.LeaseSpec{spec(2, 0, true, true)}, spec(3, 1, false, false), true, []int{0}},
+		{"fits without", []*dxpuv1.LeaseSpec{spec(2, 0, true, true)}, spec(2, 1, false, false), true, nil},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, Config{}, hostNode("h1", 4), hostNode("h2", 4), boxNode("b1", 4))
+			var there []string
+			for _, s := range tt.there {
+				there = append(there, w.create(proto.CloneOf(s)))
+			}
+			w.settle()
+			id := w.create(tt.comes)
+			if !tt.gets {
+				w.wantLease(id, leasePending)
+				if s := w.explain(id); !strings.Contains(s, "preemptible lease") {
+					t.Errorf("explanation: %s", s)
+				}
+				return
+			}
+			w.wantLease(id, leaseBinding)
+			w.settle()
+			w.wantLease(id, leaseActive)
+			for i, v := range there {
+				want := leaseActive
+				if slices.Contains(tt.victims, i) {
+					if want = leaseReleased; tt.there[i].Wait {
+						want = leasePending
+					}
+					if r := w.lease(v).Bindings[0].Reason; r != dxpuv1.Reason_REASON_PREEMPTED {
+						t.Errorf("binding of %s ended for %v", v, r)
+					}
+					if !strings.Contains(w.events(), "gives its") || !strings.Contains(w.events(), v) {
+						t.Errorf("no event names %s", v)
+					}
+				}
+				w.wantLease(v, want)
+			}
+			// Those that wait go on once the other is over.
+			w.delete(id, true)
+			w.settle()
+			w.settle()
+			for i, v := range there {
+				if tt.there[i].Wait {
+					w.wantLease(v, leaseActive)
+				}
+			}
+		})
+	}
+}
+
+// The GPU that a lease gives up goes to nobody else, and the guest has its time.
+func TestPreemptedGPUsAreReserved(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), hostNode("h2", 4), boxNode("b1", 1))
+	low := w.create(&dxpuv1.LeaseSpec{Count: 1, Preemptible: true, HostId: "h1"})
+	w.settle()
+	w.nodes["h1"].deaf = true // does not unplug
+	high := w.create(&dxpuv1.LeaseSpec{Count: 1, Priority: 1, HostId: "h2"})
+	higher := w.create(&dxpuv1.LeaseSpec{Count: 1, Priority: 2, HostId: "h2", Wait: true})
+	w.settle()
+	w.wantLease(high, leaseBinding)
+	w.wantLease(low, leaseReleasing)
+	if len(w.nodes["b1"].has) != 1 {
+		t.Fatal("the box was told before the GPU was free")
+	}
+	w.pass(defaultUnplugTimeout + unplugSlack)
+	w.settle()
+	w.wantLease(high, leaseActive)
+	w.wantLease(higher, leasePending)
+	w.nodes["h1"].deaf = false
+	w.settle()
+	w.wantLease(low, leaseReleased)
+
+	// Deleted while it waits, a lease leaves nothing behind.
+	w.delete(high, true)
+	w.settle()
+	w.wantLease(higher, leaseActive)
+}
+
+// A GPU that fails while it is waited for is replaced like any other.
+func TestPreemptedGPUFails(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), boxNode("b1", 2))
+	w.create(&dxpuv1.LeaseSpec{Count: 2, Preemptible: true})
+	w.settle()
+	high := w.create(&dxpuv1.LeaseSpec{Count: 1, Priority: 1, Wait: true})
+	w.nodes["b1"].dead[w.lease(high).Bindings[0].BoxSlot] = true
+	w.settle()
+	w.settle()
+	w.wantLease(high, leaseActive)
+}
+
+// A waiting time begins again when a lease goes back into the queue.
+func TestRequeuedLeaseWaits(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), boxNode("b1", 1))
+	low := w.create(&dxpuv1.LeaseSpec{Count: 1, Preemptible: true, Wait: true, WaitTimeout: durationpb.New(time.Minute)})
+	w.settle()
+	w.pass(time.Hour)
+	w.settle()
+	w.create(&dxpuv1.LeaseSpec{Count: 1, Priority: 1})
+	w.settle()
+	w.wantLease(low, leasePending)
+	w.pass(time.Minute)
+	w.wantLease(low, leaseFailed)
+}

@@ -1,0 +1,114 @@
+package placement
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+func TestPreempt(t *testing.T) {
+	victims := []Victim{
+		{"old", 0, 2, 1}, {"young", 0, 2, 9}, {"small", 0, 1, 5}, {"dear", 3, 2, 7}, {"big", 0, 8, 2},
+	}
+	room := func(n int) func([]Victim) bool {
+		return func(gone []Victim) bool {
+			free := 0
+			for _, v := range gone {
+				free += v.GPUs
+			}
+			return free >= n
+		}
+	}
+	in := func(id string) func([]Victim) bool {
+		return func(gone []Victim) bool { return slices.ContainsFunc(gone, func(v Victim) bool { return v.ID == id }) }
+	}
+	tests := []struct {
+		name string
+		fits func([]Victim) bool
+		want string
+	}{
+		{"one GPU: the smallest", room(1), "small"},
+		{"two: the youngest of the cheapest", room(2), "young"},
+		{"three: no more than needed", room(3), "small young"},
+		{"four: rather two than a big one", room(4), "old young"},
+		{"eight: without the dear one", room(8), "big"},
+		{"all", room(15), "big dear old small young"},
+		{"more than all", room(16), ""},
+		{"only the dear one helps", in("dear"), "dear"},
+		{"nobody helps", func([]Victim) bool { return false }, ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var got []string
+			for _, v := range Preempt(victims, tt.fits) {
+				got = append(got, v.ID)
+			}
+			slices.Sort(got)
+			if diff := cmp.Diff(tt.want, strings.Join(got, " ")); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+	if Preempt(nil, func([]Victim) bool { return true }) != nil {
+		t.Error("nobody there, and yet somebody gives way")
+	}
+}
+
+// Whatever makes room: what is chosen does, nobody in it can be spared, and no
+// single lease would be cheaper.
+func TestPreemptTakesNoMoreThanNeeded(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var victims []Victim
+		need := map[string]int{} // GPUs needed by box
+		boxes := []string{"a", "b", "c"}
+		has := map[string]map[string]int{}
+		for i := range rapid.IntRange(0, 8).Draw(t, "victims") {
+			v := Victim{ID: fmt.Sprint(i), Priority: rapid.Int32Range(-2, 2).Draw(t, "priority"), Order: uint64(i)}
+			has[v.ID] = map[string]int{}
+			for _, b := range boxes {
+				n := rapid.IntRange(0, 3).Draw(t, "gpus")
+				has[v.ID][b], v.GPUs = n, v.GPUs+n
+			}
+			victims = append(victims, v)
+		}
+		for _, b := range boxes {
+			need[b] = rapid.IntRange(0, 5).Draw(t, "need")
+		}
+		fits := func(gone []Victim) bool {
+			for _, b := range boxes {
+				n := 0
+				for _, v := range gone {
+					n += has[v.ID][b]
+				}
+				if n < need[b] {
+					return false
+				}
+			}
+			return true
+		}
+		got := Preempt(victims, fits)
+		if got == nil {
+			if len(victims) > 0 && fits(victims) {
+				t.Fatal("there is room, and nobody was chosen")
+			}
+			return
+		}
+		if !fits(got) {
+			t.Fatalf("%v do not make room", got)
+		}
+		for i, v := range got {
+			if rest := slices.Delete(slices.Clone(got), i, i+1); len(rest) > 0 && fits(rest) {
+				t.Fatalf("%v could be spared of %v", v, got)
+			}
+		}
+		for _, v := range victims {
+			if one := []Victim{v}; fits(one) && cheaper(one, got) {
+				t.Fatalf("%v is cheaper than %v", v, got)
+			}
+		}
+	})
+}
