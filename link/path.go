@@ -23,6 +23,7 @@ type path struct {
 	ackCount    int           // datagrams that ask for it
 	ackBytes    int
 	largestCame time.Duration
+	crowdedTo   time.Duration // until then acknowledge more often
 
 	rtt        rttEstimate
 	congestion congestion

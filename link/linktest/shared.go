@@ -1,0 +1,168 @@
+package linktest
+
+import (
+	"container/heap"
+	"slices"
+	"time"
+
+	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// Shared is several flows through one bottleneck, in virtual time: a queue that
+// drops what comes when it is full, as a switch has. Acknowledgements go back
+// over a path that only takes time.
+type Shared struct {
+	Now time.Duration
+	// Rate is that of the bottleneck in bytes per second, Queue how many bytes
+	// wait for it, Delay what each direction takes.
+	Rate  float64
+	Queue int
+	Delay time.Duration
+
+	flows  []Flow
+	busy   time.Duration
+	events sharedEvents
+	order  uint64
+}
+
+// Flow is one user of a Shared.
+type Flow interface {
+	// Pump sends what may be sent now. It returns when it wants to be called
+	// without anything arriving.
+	Pump(s *Shared) (wake time.Duration)
+	// Arrived returns how many bytes of payload have come.
+	Arrived() int
+}
+
+// Add puts a flow into the network.
+func (s *Shared) Add(f Flow) { s.flows = append(s.flows, f) }
+
+// Forward sends n bytes through the bottleneck; arrive is called when they are
+// through. It reports whether the queue took them.
+func (s *Shared) Forward(n int, arrive func()) bool {
+	waiting := max(s.busy-s.Now, 0).Seconds() * s.Rate
+	if int(waiting)+n > s.Queue {
+		return false
+	}
+	s.busy = max(s.busy, s.Now) + time.Duration(float64(n)/s.Rate*float64(time.Second))
+	s.at(s.busy+s.Delay, arrive)
+	return true
+}
+
+// Back sends something the other way.
+func (s *Shared) Back(arrive func()) { s.at(s.Now+s.Delay, arrive) }
+
+func (s *Shared) at(when time.Duration, do func()) {
+	s.order++
+	heap.Push(&s.events, sharedEvent{when, s.order, do})
+}
+
+// Run lets time pass until the given moment.
+func (s *Shared) Run(until time.Duration) {
+	for {
+		at := until
+		for _, f := range s.flows {
+			at = min(at, f.Pump(s))
+		}
+		if len(s.events) > 0 {
+			at = min(at, s.events[0].at)
+		}
+		s.Now = max(s.Now, at)
+		if s.Now >= until {
+			return
+		}
+		for len(s.events) > 0 && s.events[0].at <= s.Now {
+			heap.Pop(&s.events).(sharedEvent).do()
+		}
+	}
+}
+
+// LinkFlow is a link whose host sends posted writes without end.
+type LinkFlow struct {
+	Link [2]*link.Link
+
+	arrived int
+	packet  tlp.Packet
+	buf     []byte
+	deliver func(*tlp.Packet)
+	err     error
+}
+
+// NewLinkFlow makes one of two ends' configurations, with writes of the given size.
+func NewLinkFlow(now time.Duration, ends [2]link.Config, size int) (*LinkFlow, error) {
+	f := &LinkFlow{buf: make([]byte, 1<<16), packet: tlp.Packet{Type: tlp.MWr, Data: make([]byte, size)}}
+	f.packet.SetMemory(1<<20, size)
+	f.deliver = func(p *tlp.Packet) { f.arrived += len(p.Data) }
+	for side := range f.Link {
+		l, err := link.New(now, ends[side])
+		if err != nil {
+			return nil, err
+		}
+		f.Link[side] = l
+	}
+	return f, nil
+}
+
+// Arrived implements Flow.
+func (f *LinkFlow) Arrived() int { return f.arrived }
+
+// Err is why the link takes no more TLPs, nil while it does.
+func (f *LinkFlow) Err() error { return f.err }
+
+// Pump implements Flow.
+func (f *LinkFlow) Pump(s *Shared) time.Duration {
+	for f.Link[Host].State() == link.Up && f.err == nil {
+		err := f.Link[Host].Send(s.Now, &f.packet)
+		if err == link.ErrFull {
+			break
+		}
+		f.err = err
+	}
+	for side, l := range f.Link {
+		to := f.Link[1-side]
+		for {
+			n, path := l.Transmit(s.Now, f.buf)
+			if n == 0 {
+				break
+			}
+			datagram := slices.Clone(f.buf[:n])
+			arrive := func() { _ = to.Receive(s.Now, path, datagram, f.deliver) }
+			if Side(side) == Host {
+				s.Forward(n, arrive)
+			} else {
+				s.Back(arrive)
+			}
+		}
+	}
+	return min(f.Link[Host].Wake(), f.Link[Box].Wake())
+}
+
+type sharedEvent struct {
+	at    time.Duration
+	order uint64
+	do    func()
+}
+
+// sharedEvents is a heap by time, then by the order of making.
+type sharedEvents []sharedEvent
+
+func (e sharedEvents) Len() int { return len(e) }
+
+func (e sharedEvents) Less(i, j int) bool {
+	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].order < e[j].order
+}
+
+func (e sharedEvents) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
+
+// Push is for package heap.
+func (e *sharedEvents) Push(x any) { *e = append(*e, x.(sharedEvent)) }
+
+// Pop is for package heap.
+func (e *sharedEvents) Pop() any {
+	old := *e
+	x := old[len(old)-1]
+	old[len(old)-1] = sharedEvent{}
+	*e = old[:len(old)-1]
+	return x
+}

@@ -1,0 +1,93 @@
+package link_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/link/linktest"
+)
+
+// jain is Jain's index of fairness (RFC 5166 section 2.3.1): 1 when all have
+// the same, 1/n when one has all.
+func jain(shares []float64) float64 {
+	var sum, squares float64
+	for _, x := range shares {
+		sum += x
+		squares += x * x
+	}
+	return sum * sum / (float64(len(shares)) * squares)
+}
+
+// A link shares a bottleneck with other links and with TCP: that of Linux, which
+// is CUBIC, evenly; NewReno, which cuts its window deeper, as CUBIC does.
+func TestSharesABottleneck(t *testing.T) {
+	const reno, cubic = "reno", "cubic"
+	for _, c := range []struct {
+		name  string
+		links int
+		late  bool // the last link begins when the others have been there for long
+		tcp   []string
+		mtu   int
+		rtt   time.Duration
+		queue int
+		least float64 // index
+	}{
+		{"two links", 2, false, nil, jumbo, 200 * time.Microsecond, 256 << 10, 0.97},
+		{"a link that comes late", 2, true, nil, jumbo, 200 * time.Microsecond, 256 << 10, 0.95},
+		{"four links", 4, false, nil, ethernet, 200 * time.Microsecond, 256 << 10, 0.97},
+		{"a link and CUBIC", 1, false, []string{cubic}, ethernet, time.Millisecond, 128 << 10, 0.9},
+		{"a link and NewReno", 1, false, []string{reno}, ethernet, time.Millisecond, 128 << 10, 0.8},
+		{"two links and two CUBIC", 2, false, []string{cubic, cubic}, ethernet, 200 * time.Microsecond, 256 << 10, 0.9},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := &linktest.Shared{Rate: 1e9 / 8, Queue: c.queue, Delay: c.rtt / 2}
+			var flows []linktest.Flow
+			for i := range c.links {
+				if c.late && i == c.links-1 {
+					s.Run(500 * time.Millisecond)
+				}
+				f := linkFlow(t, s.Now, c.mtu)
+				s.Add(f)
+				flows = append(flows, f)
+			}
+			for _, kind := range c.tcp {
+				f := linktest.NewTCPFlow(c.mtu-52, kind == cubic)
+				s.Add(f)
+				flows = append(flows, f)
+			}
+			// The first second is not counted.
+			s.Run(s.Now + time.Second)
+			began, before := s.Now, make([]int, len(flows))
+			for i, f := range flows {
+				before[i] = f.Arrived()
+			}
+			s.Run(began + 2*time.Second)
+			var shares []float64
+			total := 0.0
+			for i, f := range flows {
+				share := float64(f.Arrived()-before[i]) / (s.Rate * (s.Now - began).Seconds())
+				shares = append(shares, share)
+				total += share
+			}
+			t.Logf("shares %.3f, sum %.3f, index %.3f", shares, total, jain(shares))
+			if jain(shares) < c.least || total < 0.9 {
+				t.Errorf("shares %.3f, sum %.3f, index %.3f: want a sum of 0.9 and an index of %v", shares, total, jain(shares), c.least)
+			}
+		})
+	}
+}
+
+func linkFlow(t *testing.T, now time.Duration, mtu int) *linktest.LinkFlow {
+	t.Helper()
+	ends := linktest.Ends(link.CipherNone, mtu)
+	for i := range ends { // as the proxies have it
+		ends[i].SendBuffer, ends[i].InitialCwnd = 1<<20, 256<<10
+	}
+	f, err := linktest.NewLinkFlow(now, ends, 4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
