@@ -99,7 +99,7 @@ func addressedByNumber(host string) bool {
 
 // tokenCaller finds the owner of a token.
 func (m *Manager) tokenCaller(id, text string) (caller auth.Identity, err error) {
-	err = m.view(func(t *tx) error {
+	err = m.peek(func(t *tx) error {
 		r := t.tokens.get(id)
 		if r == nil {
 			auth.Matches(text, auth.Hash(text)) // as long as for one that exists
@@ -139,7 +139,7 @@ type credentialIndex struct {
 // credentialCaller finds the node that has a credential.
 func (m *Manager) credentialCaller(secret string) (caller auth.Identity, err error) {
 	hash := string(auth.Hash(secret))
-	err = m.view(func(t *tx) error {
+	err = m.peek(func(t *tx) error {
 		m.credentials.mu.Lock()
 		defer m.credentials.mu.Unlock()
 		n := t.nodes.get(m.credentials.nodes[hash])
@@ -225,6 +225,8 @@ func (m *Manager) Protect(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r.WithContext(ctx))
 		case errs.IsSupported(r):
 			_ = errs.Write(w, r, err) // the caller has gone
+		case connect.CodeOf(err) == connect.CodeUnavailable:
+			http.Error(w, message(err), http.StatusServiceUnavailable)
 		default:
 			http.Error(w, message(err), http.StatusUnauthorized)
 		}

@@ -20,8 +20,19 @@ type eventLog struct {
 	more     chan struct{}   // closed and replaced when events are added
 }
 
-func newEventLog(revision uint64) *eventLog {
-	return &eventLog{floor: revision, revision: revision, more: make(chan struct{})}
+func newEventLog() *eventLog { return &eventLog{more: make(chan struct{})} }
+
+// forgetUpTo says that the state was read at a revision: events up to it may
+// have happened that nobody has told of.
+func (l *eventLog) forgetUpTo(revision uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if revision == l.revision {
+		return
+	}
+	l.events, l.floor, l.revision = nil, revision, revision
+	close(l.more)
+	l.more = make(chan struct{})
 }
 
 func (l *eventLog) add(events []*dxpuv1.Event) {

@@ -102,7 +102,7 @@ func (m *Manager) allow(c *call, msg any) error {
 	case auth.Allow:
 		return nil
 	case auth.Own:
-		return m.view(func(t *tx) error { return t.own(c.caller, msg) })
+		return m.peek(func(t *tx) error { return t.own(c.caller, msg) })
 	}
 	switch {
 	case isNodeCall(msg):

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 
@@ -16,7 +17,7 @@ const maxRequest = 4 << 20
 
 func (m *Manager) handler() http.Handler {
 	mux := http.NewServeMux()
-	options := connect.WithHandlerOptions(connect.WithReadMaxBytes(maxRequest), connect.WithInterceptors(&guard{m}))
+	options := connect.WithHandlerOptions(connect.WithReadMaxBytes(maxRequest), connect.WithInterceptors(leaderOnly{m}, &guard{m}))
 	path, pool := dxpuv1connect.NewPoolServiceHandler(&poolService{m: m}, connect.WithInterceptors(tracing()), options)
 	mux.Handle(path, m.Protect(pool))
 	path, node := dxpuv1connect.NewNodeServiceHandler(&nodeService{m: m}, options)
@@ -32,12 +33,24 @@ func (m *Manager) healthz(w http.ResponseWriter, _ *http.Request) {
 	_, _ = io.WriteString(w, "ok\n")
 }
 
-// readyz says that the manager decides: its state is loaded and its clock runs.
+// readyz says whether the manager decides: it leads and its state can be stored.
+// A manager that follows is well but not ready.
 func (m *Manager) readyz(w http.ResponseWriter, _ *http.Request) {
 	select {
 	case <-m.stop:
 		http.Error(w, "the manager is stopping", http.StatusServiceUnavailable)
+		return
 	default:
-		_, _ = io.WriteString(w, "ok\n")
+	}
+	m.mu.Lock()
+	state, leads, trouble := m.state, m.leads, m.trouble
+	m.mu.Unlock()
+	switch {
+	case !leads:
+		http.Error(w, "follower: "+message(m.notLeading()), http.StatusServiceUnavailable)
+	case state == nil:
+		http.Error(w, fmt.Sprintf("leader, but the state cannot be stored: %v", trouble), http.StatusServiceUnavailable)
+	default:
+		_, _ = io.WriteString(w, "ok: leader\n")
 	}
 }

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"crypto/sha256"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -14,6 +15,7 @@ type liveNode struct {
 	last     time.Time // of the last report; zero: none since the manager started
 	lost     bool      // said so in an event
 	observed *dxpuv1.ObservedState
+	essence  []byte // of observed; nil: the next report counts as a different one
 	rates    rates
 	retired  string        // instance whose reports are no longer taken
 	changed  chan struct{} // closed and replaced when the desired state changes
@@ -95,21 +97,35 @@ func (t *tx) gone(node string, b *bindingRecord, dropped uint64) bool {
 	return t.applied(node, dropped) && t.observed(node, b) == nil
 }
 
-// sameReport reports whether two reports differ in counters and sequence only.
-func sameReport(a, b *dxpuv1.ObservedState) bool {
-	if a == nil || b == nil || len(a.Slots) != len(b.Slots) {
-		return false
-	}
-	return proto.Equal(essence(a), essence(b))
-}
-
-func essence(s *dxpuv1.ObservedState) *dxpuv1.ObservedState {
-	c := proto.CloneOf(s)
-	c.Sequence = 0
-	for _, slot := range c.Slots {
-		if slot.Binding != nil {
-			slot.Binding.Counters = nil
+// essenceOf returns a digest of all of a report but what changes all the time and
+// decides nothing: its number, counters and round trips.
+func essenceOf(s *dxpuv1.ObservedState) ([]byte, error) {
+	sequence := s.Sequence
+	s.Sequence = 0
+	restore := []func(){func() { s.Sequence = sequence }}
+	for _, slot := range s.Slots {
+		b := slot.Binding
+		if b == nil {
+			continue
+		}
+		counters := b.Counters
+		b.Counters = nil
+		restore = append(restore, func() { b.Counters = counters })
+		for _, p := range b.Paths {
+			rtt := p.GetRttNs()
+			if p != nil {
+				p.RttNs = 0
+				restore = append(restore, func() { p.RttNs = rtt })
+			}
 		}
 	}
-	return c
+	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(s)
+	for _, f := range restore {
+		f()
+	}
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(raw)
+	return sum[:], nil
 }

@@ -14,12 +14,9 @@ package manager
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
@@ -121,11 +118,21 @@ type Manager struct {
 	log     *slog.Logger
 	metrics *metrics
 	events  *eventLog
-	stop    chan struct{} // closed when Run ends: watches end then
+	stop    chan struct{} // closed when Run ends
+	cluster Cluster       // the store, where managers share it; nil: this manager is the only one
+	stores  sync.WaitGroup
 
 	mu    sync.Mutex
-	state *state
-	live  map[string]*liveNode
+	state *state               // nil: to be read first
+	live  map[string]*liveNode // what nodes reported
+	// What is on its way to the store, the newest last; storing: somebody stores it.
+	waiting []*commit
+	last    *commit // the newest, stored or not; nil: none since the state was read
+	storing bool
+	trouble error // why there is no state
+	running bool
+	leads   bool          // always true without a cluster
+	term    chan struct{} // closed when the manager does not lead any more
 
 	credentials credentialIndex
 	refused     refusals
@@ -138,39 +145,27 @@ func New(ctx context.Context, cfg Config) (*Manager, error) {
 	}
 	cfg.setDefaults()
 	m := &Manager{
-		cfg:   cfg,
-		store: cfg.Store,
-		log:   cfg.Log,
-		stop:  make(chan struct{}),
-		live:  map[string]*liveNode{},
+		cfg:    cfg,
+		store:  cfg.Store,
+		log:    cfg.Log,
+		stop:   make(chan struct{}),
+		term:   make(chan struct{}),
+		events: newEventLog(),
+		live:   map[string]*liveNode{},
 	}
-	if err := m.load(ctx); err != nil {
-		return nil, fmt.Errorf("manager: load state: %w", err)
-	}
-	if m.state.meta.ClusterID == "" {
-		m.state.meta.ClusterID = "c-" + strings.ToLower(rand.Text()[:10])
-	}
-	m.events = newEventLog(m.state.meta.Revision)
 	m.metrics = newMetrics(m)
-	return m, nil
-}
-
-// Run keeps the clock: deadlines, lost nodes, the queue. It returns nil when ctx
-// ends, and then no watch is open any more. Call it once.
-func (m *Manager) Run(ctx context.Context) error {
-	defer close(m.stop)
-	tick := time.NewTicker(tickInterval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-			if err := m.Tick(ctx); err != nil {
-				m.log.Error("the clock's changes were not stored", "err", err)
-			}
-		}
+	if c, ok := cfg.Store.(Cluster); ok {
+		m.cluster = c
+		close(m.term)
+		return m, nil
 	}
+	m.leads = true
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.loadLocked(ctx); err != nil {
+		return nil, err
+	}
+	return m, nil
 }
 
 // Tick does what is due now, in as many transactions as that takes. Run calls
@@ -187,30 +182,7 @@ func (m *Manager) Tick(ctx context.Context) error {
 func (m *Manager) unfinished() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.readLocked(m.cfg.Now()).unfinished()
-}
-
-// update is the only way in which the pool changes: fn changes records, then
-// everything that follows from it is worked out, then all of it is stored.
-func (m *Manager) update(ctx context.Context, fn func(*tx) error) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.updateLocked(ctx, m.beginLocked(m.cfg.Now()), fn)
-}
-
-func (m *Manager) updateLocked(ctx context.Context, t *tx, fn func(*tx) error) error {
-	t.trace, t.call = traceparent(ctx), callFrom(ctx)
-	t.wakeDue()
-	err := fn(t)
-	if err == nil {
-		t.audit()
-		err = t.settle()
-	}
-	if err != nil {
-		t.rollback()
-		return err
-	}
-	return m.commitLocked(ctx, t)
+	return m.state != nil && m.readLocked(m.cfg.Now()).unfinished()
 }
 
 // Handler serves the API, /healthz, /readyz and /metrics.

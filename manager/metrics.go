@@ -2,6 +2,7 @@ package manager
 
 import (
 	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -14,6 +15,9 @@ type metrics struct {
 	registry *prometheus.Registry
 	events   *prometheus.CounterVec
 	steps    *prometheus.HistogramVec
+	commits  prometheus.Histogram
+	batches  prometheus.Histogram
+	failures prometheus.Counter
 }
 
 func newMetrics(m *Manager) *metrics {
@@ -27,9 +31,30 @@ func newMetrics(m *Manager) *metrics {
 			// 1 ms to 16 s: an attach takes tens of milliseconds, a time-out 20 s.
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
 		}, []string{"state"}),
+		commits: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "dxpu_manager_commit_seconds", Help: "Time that the store took for a batch of transactions.",
+			Buckets: prometheus.ExponentialBuckets(0.0001, 2, 16), // 100 µs to 3 s
+		}),
+		batches: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "dxpu_manager_commit_transactions", Help: "Transactions that were stored together.",
+			Buckets: prometheus.ExponentialBuckets(1, 2, 11), // 1 to maxBatch
+		}),
+		failures: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "dxpu_manager_commit_failures_total", Help: "Batches that could not be stored.",
+		}),
 	}
-	x.registry.MustRegister(x.events, x.steps, &poolCollector{m})
+	x.registry.MustRegister(x.events, x.steps, x.commits, x.batches, x.failures, &poolCollector{m})
 	return x
+}
+
+// stored counts a batch that went to the store.
+func (x *metrics) stored(transactions int, took time.Duration, err error) {
+	if err != nil {
+		x.failures.Inc()
+		return
+	}
+	x.commits.Observe(took.Seconds())
+	x.batches.Observe(float64(transactions))
 }
 
 func (x *metrics) event(e *dxpuv1.Event) {
@@ -47,10 +72,9 @@ func poolDesc(name, help string) *prometheus.Desc {
 	return prometheus.NewDesc("dxpu_pool_"+name, help, []string{"state"}, nil)
 }
 
-// Describe implements prometheus.Collector.
-func (c *poolCollector) Describe(ch chan<- *prometheus.Desc) {
-	prometheus.DescribeByCollect(c, ch)
-}
+// Describe implements prometheus.Collector. It names nothing: what there is to
+// collect depends on whether the manager leads.
+func (*poolCollector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
 func (c *poolCollector) Collect(ch chan<- prometheus.Metric) {

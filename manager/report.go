@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"bytes"
 	"context"
 	"maps"
 	"slices"
@@ -47,28 +48,39 @@ func bounded(s string) string {
 // report takes in what a node has and returns the revision that it should have.
 // o belongs to the manager afterwards.
 func (m *Manager) report(ctx context.Context, o *dxpuv1.ObservedState, allowed func(*tx) error) (uint64, error) {
+	essence, err := essenceOf(o)
+	if err != nil {
+		return 0, invalid("state: %v", err)
+	}
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	revision, c, err := m.reportLocked(ctx, o, essence, allowed)
+	m.mu.Unlock()
+	return revision, m.answer(ctx, c, err)
+}
+
+func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, essence []byte, allowed func(*tx) error) (uint64, *commit, error) {
+	if err := m.readyLocked(ctx); err != nil {
+		return 0, nil, err
+	}
 	t := m.readLocked(m.cfg.Now())
 	if err := allowed(t); err != nil {
-		return 0, err
+		return 0, m.last, err
 	}
 	l := m.liveLocked(o.NodeId)
 	if !l.takes(o) {
-		return t.nodes.get(o.NodeId).DesiredRevision, nil
+		return t.nodes.get(o.NodeId).DesiredRevision, m.last, nil
 	}
 	was := t.connected(o.NodeId) && !l.lost
-	same := was && sameReport(l.observed, o)
+	same := was && bytes.Equal(l.essence, essence)
 	if l.observed != nil && l.observed.InstanceId != o.InstanceId {
 		l.retired = l.observed.InstanceId
 	}
 	l.rates.update(o, t.now)
-	l.observed, l.last, l.lost = o, t.now, false
+	l.observed, l.last, l.lost, l.essence = o, t.now, false, essence
 	if same {
-		return t.nodes.get(o.NodeId).DesiredRevision, nil
+		return t.nodes.get(o.NodeId).DesiredRevision, m.last, nil
 	}
-	t = m.beginLocked(t.now)
-	err := m.updateLocked(ctx, t, func(t *tx) error {
+	c, err := m.updateLocked(ctx, func(t *tx) error {
 		if !was {
 			n := t.nodes.get(o.NodeId)
 			t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_CONNECTED), "%s %s reports", kindWord(n.Kind), n.ID)
@@ -79,10 +91,10 @@ func (m *Manager) report(ctx context.Context, o *dxpuv1.ObservedState, allowed f
 		return nil
 	})
 	if err != nil {
-		l.observed, l.lost = nil, l.lost || !was // the next report is looked at in full
-		return 0, err
+		l.essence, l.lost = nil, l.lost || !was // the next report is looked at in full
+		return 0, c, err
 	}
-	return t.nodes.get(o.NodeId).DesiredRevision, nil
+	return t.nodes.get(o.NodeId).DesiredRevision, c, nil
 }
 
 // inventory writes down what a report says about the node itself.

@@ -92,6 +92,7 @@ func exists(t *tx, node string) error {
 // WatchDesired implements dxpuv1connect.NodeServiceHandler.
 func (s *nodeService) WatchDesired(ctx context.Context, req *connect.Request[dxpuv1.WatchDesiredRequest], stream *connect.ServerStream[dxpuv1.DesiredState]) error {
 	known, sent := req.Msg.KnownRevision, false
+	over := s.m.over()
 	for {
 		var d *dxpuv1.DesiredState
 		var changed <-chan struct{}
@@ -122,7 +123,7 @@ func (s *nodeService) WatchDesired(ctx context.Context, req *connect.Request[dxp
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-s.m.stop:
+		case <-over:
 			return nil
 		case <-changed:
 		}

@@ -25,13 +25,6 @@ type poolService struct {
 	m *Manager
 }
 
-// view runs fn on the present state; it changes nothing.
-func (m *Manager) view(fn func(*tx) error) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return fn(m.readLocked(m.cfg.Now()))
-}
-
 // CreateLease implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) CreateLease(ctx context.Context, req *connect.Request[dxpuv1.CreateLeaseRequest]) (*connect.Response[dxpuv1.CreateLeaseResponse], error) {
 	if len(req.Msg.RequestId) > 128 {
@@ -241,7 +234,7 @@ func (t *tx) gpu(id string) (*nodeRecord, *slotRecord, bool) {
 
 // WatchEvents implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) WatchEvents(ctx context.Context, req *connect.Request[dxpuv1.WatchEventsRequest], stream *connect.ServerStream[dxpuv1.WatchEventsResponse]) error {
-	at, visible := req.Msg.AfterRevision, scopeOf(ctx)
+	at, visible, over := req.Msg.AfterRevision, scopeOf(ctx), s.m.over()
 	switch {
 	case req.Msg.FromStart:
 		at = s.m.events.start()
@@ -270,7 +263,7 @@ func (s *poolService) WatchEvents(ctx context.Context, req *connect.Request[dxpu
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-s.m.stop:
+		case <-over:
 			return nil
 		case <-more:
 		case <-alive.C:

@@ -22,6 +22,10 @@ type Store interface {
 	Commit(ctx context.Context, put map[string][]byte, remove []string) error
 }
 
+// Batcher is a Store that takes only so many records in one transaction of its
+// own. A single change of the pool that has more is stored as a whole nevertheless.
+type Batcher interface{ MaxRecords() int }
+
 // MemoryStore keeps records until the process ends. The zero value is ready.
 type MemoryStore struct {
 	mu      sync.Mutex

@@ -1,8 +1,6 @@
 package manager
 
 import (
-	"encoding/json"
-	"fmt"
 	"slices"
 )
 
@@ -164,22 +162,4 @@ func (t *table[R, P]) collect(into map[string]any) {
 			into[t.prefix+id] = nil
 		}
 	}
-}
-
-// encode turns collected records into what a Store takes.
-func encode(records map[string]any) (put map[string][]byte, remove []string, err error) {
-	put = make(map[string][]byte, len(records))
-	for key, r := range records {
-		if r == nil {
-			remove = append(remove, key)
-			continue
-		}
-		raw, err := json.Marshal(r)
-		if err != nil {
-			return nil, nil, fmt.Errorf("manager: encode %s: %w", key, err)
-		}
-		put[key] = raw
-	}
-	slices.Sort(remove)
-	return put, remove, nil
 }

@@ -1,13 +1,9 @@
 package manager
 
 import (
-	"context"
-	"encoding/json"
 	"fmt"
-	"strings"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -53,6 +49,7 @@ type tx struct {
 	touched map[string]bool // nodes whose desired state changes
 	events  []*dxpuv1.Event
 	call    *call  // that it serves; nil: none
+	founded bool   // the pool is new
 	trace   string // W3C trace context of the call, empty: not traced
 
 	looked     map[subject]bool // what was marked and looked at
@@ -104,7 +101,11 @@ func (t *tx) event(e *dxpuv1.Event, format string, args ...any) {
 
 // changes returns how many records and events the transaction changes.
 func (t *tx) changes() int {
-	return len(t.events) + len(t.nodes.before) + len(t.bindings.before) + len(t.leases.before) +
+	founded := 0
+	if t.founded {
+		founded = 1
+	}
+	return founded + len(t.events) + len(t.nodes.before) + len(t.bindings.before) + len(t.leases.before) +
 		len(t.tenants.before) + len(t.tokens.before) + len(t.audits.before)
 }
 
@@ -119,7 +120,7 @@ const (
 	auditPrefix   = "audit/"
 )
 
-// beginLocked starts a transaction, which ends with commitLocked or rollback.
+// beginLocked starts a transaction, which ends with queueLocked or rollback.
 func (m *Manager) beginLocked(now time.Time) *tx {
 	t := m.readLocked(now)
 	t.oldMeta = t.meta
@@ -176,105 +177,4 @@ func (t *tx) done() {
 	t.tokens.done()
 	t.audits.done()
 	clear(t.restless)
-}
-
-// commitLocked stores the transaction, makes it the present state and wakes
-// those who wait for it.
-func (m *Manager) commitLocked(ctx context.Context, t *tx) error {
-	if t.changes() == 0 {
-		t.done()
-		return nil
-	}
-	put, remove, err := encode(t.records())
-	if err == nil {
-		err = m.store.Commit(ctx, put, remove)
-	}
-	if err != nil {
-		t.rollback()
-		return err
-	}
-	t.done()
-	m.events.add(t.events)
-	for node := range t.touched {
-		m.liveLocked(node).wake()
-	}
-	for _, e := range t.events {
-		m.metrics.event(e)
-		traceEvent(e, m.state.bindings.get(e.BindingId))
-		m.log.Info(e.Message, "event", strings.TrimPrefix(e.Type.String(), "EVENT_TYPE_"), "revision", e.Revision,
-			"lease", e.LeaseId, "binding", e.BindingId, "gpu", e.GpuId)
-	}
-	return nil
-}
-
-// load reads the state from the store.
-func (m *Manager) load(ctx context.Context) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	records, err := m.store.Load(ctx)
-	if err != nil {
-		return err
-	}
-	s := newState(m.cfg.Now())
-	for key, raw := range records {
-		if err := s.loadRecord(key, raw); err != nil {
-			return fmt.Errorf("manager: record %s: %w", key, err)
-		}
-	}
-	m.state = s
-	m.readLocked(s.began).indexAll()
-	return nil
-}
-
-// indexAll makes the index of a state that was just loaded, and marks everything.
-func (t *tx) indexAll() {
-	for id := range t.leases.rows {
-		t.indexLease(id)
-		t.mark(subject{aLease, id})
-	}
-	for id := range t.bindings.rows {
-		t.indexBinding(id, map[string]bool{})
-		t.mark(subject{aBinding, id})
-	}
-	for id := range t.nodes.rows {
-		t.indexNode(id)
-		t.mark(subject{aNode, id})
-	}
-	t.grew = true
-}
-
-func (s *state) loadRecord(key string, raw []byte) error {
-	decode := func(v any) error { return json.Unmarshal(raw, v) }
-	switch {
-	case key == metaKey:
-		return decode(s.meta)
-	case strings.HasPrefix(key, nodePrefix):
-		n := &nodeRecord{}
-		s.nodes.load(strings.TrimPrefix(key, nodePrefix), n)
-		return decode(n)
-	case strings.HasPrefix(key, bindingPrefix):
-		b := &bindingRecord{}
-		s.bindings.load(strings.TrimPrefix(key, bindingPrefix), b)
-		return decode(b)
-	case strings.HasPrefix(key, leasePrefix):
-		l := &leaseRecord{spec: &dxpuv1.LeaseSpec{}}
-		s.leases.load(strings.TrimPrefix(key, leasePrefix), l)
-		if err := decode(l); err != nil {
-			return err
-		}
-		return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(l.Spec, l.spec)
-	case strings.HasPrefix(key, tenantPrefix):
-		r := &tenantRecord{}
-		s.tenants.load(strings.TrimPrefix(key, tenantPrefix), r)
-		return decode(r)
-	case strings.HasPrefix(key, tokenPrefix):
-		r := &tokenRecord{}
-		s.tokens.load(strings.TrimPrefix(key, tokenPrefix), r)
-		return decode(r)
-	case strings.HasPrefix(key, auditPrefix):
-		r := &auditRecord{}
-		s.audits.load(strings.TrimPrefix(key, auditPrefix), r)
-		return decode(r)
-	}
-	return fmt.Errorf("unknown kind")
 }
