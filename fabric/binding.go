@@ -86,7 +86,10 @@ type Binding struct {
 	closed bool
 	dirty  bool // in group.touched
 	pumped bool // in group.pumped
-	times  times
+	// deficit is what may be sent in this turn, in bytes; below zero after a
+	// last datagram that was larger than what was left.
+	deficit int
+	times   times
 
 	timer  *time.Timer
 	armed  time.Duration // when the timer fires; never: not armed
@@ -260,23 +263,32 @@ func (b *Binding) noteState(now time.Duration) {
 	}
 }
 
-// transmit sends what the link has ready: runs of datagrams of one size on one
-// path go out as one batch.
-func (b *Binding) transmit(now time.Duration) {
+// quantum is what a binding sends before it is the next one's turn, in bytes: a
+// batch of segmentation offload, which costs one system call.
+const quantum = udp.ReadBuffer
+
+// transmit sends what the link has ready, but no more than a quantum: runs of
+// datagrams of one size on one path go out as one batch. It reports whether
+// there may be more.
+func (b *Binding) transmit(now time.Duration) (more bool) {
 	if b.closed {
-		return
+		return false
 	}
 	out := batch{binding: b}
-	for {
+	more = true
+	for b.deficit += quantum; b.deficit > 0; {
 		buf := out.space()
 		n, path := b.link.Transmit(now, buf)
 		if n == 0 {
+			b.deficit, more = 0, false // who has nothing to send saves nothing up
 			break
 		}
+		b.deficit -= n
 		out.add(now, n, path)
 	}
 	out.flush(now)
 	b.noteState(now)
+	return more
 }
 
 // arm sets the timer to the next time that the link or the handler wants. A

@@ -135,14 +135,23 @@ func (g *Group) pump() {
 	g.touched = g.touched[:0]
 }
 
+// transmit lets the bindings send in turn, a quantum each, until none has more
+// (deficit round robin): who has little to send does not wait for who has much.
+// Nothing is pumped meanwhile.
 func (g *Group) transmit() {
-	for _, b := range g.pumped { // nothing is pumped meanwhile
-		b.pumped = false
-		b.transmit(g.now)
-		b.arm(g.now)
+	for len(g.pumped) > 0 {
+		more := g.pumped[:0]
+		for _, b := range g.pumped {
+			if b.transmit(g.now) {
+				more = append(more, b)
+				continue
+			}
+			b.pumped = false
+			b.arm(g.now)
+		}
+		clear(g.pumped[len(more):])
+		g.pumped = more
 	}
-	clear(g.pumped)
-	g.pumped = g.pumped[:0]
 }
 
 // offerHeld offers what the handlers could not take again: whatever was pumped
