@@ -203,6 +203,9 @@ func parseSweep(flag, s string, native time.Duration) ([]time.Duration, error) {
 				return nil, err
 			}
 		}
+		if v[0] > v[1] {
+			return nil, fmt.Errorf("%s %q: %v is above %v: want from:to:step", flag, s, v[0], v[1])
+		}
 		for d := v[0]; d <= v[1]; d += v[2] {
 			if out = append(out, d); len(out) > maxSweep {
 				return nil, fmt.Errorf("%s %q: more than %d steps", flag, s, maxSweep)

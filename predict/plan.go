@@ -167,13 +167,31 @@ func lastOps(w *workload.Workload) []int32 {
 	return last
 }
 
+// longCopy is long enough for its rate to be known: traces of 2021 count whole
+// microseconds.
+const longCopy = 20 * time.Microsecond
+
 // fastestCopy remembers the best rate to the device that the trace shows, so
-// that Equation 1 is never used with fewer bytes in flight than were seen.
+// that Equation 1 is never used with fewer bytes in flight than were seen. Short
+// copies count where there are no long ones.
 func (p *Plan) fastestCopy() {
+	var short, long float64
 	for i := range p.w.Ops {
-		if op := &p.w.Ops[i]; op.Kind == workload.CopyHtoD && op.Dur > 0 && op.Bytes > 0 {
-			p.window = max(p.window, float64(op.Bytes)/op.Dur.Seconds())
+		op := &p.w.Ops[i]
+		if op.Kind != workload.CopyHtoD || op.Dur <= 0 || op.Bytes <= 0 {
+			continue
 		}
+		rate := float64(op.Bytes) / op.Dur.Seconds()
+		switch {
+		case rate > workload.MaxCopyRate:
+		case op.Dur >= longCopy:
+			long = max(long, rate)
+		default:
+			short = max(short, rate)
+		}
+	}
+	if p.window = long; long == 0 {
+		p.window = short
 	}
 }
 

@@ -46,7 +46,7 @@ func anything(rt *rapid.T) *predict.Plan {
 				corr = 0
 			}
 			b.AddOp(workload.Op{
-				Start: at[th] + micros("lag", 50) - 2*us, Dur: micros("work", 40), Corr: corr, Stream: s,
+				Start: at[th] + micros("lag", 50) - 2*us, Dur: micros("work", 40) + time.Duration(btoi(i == 0)), Corr: corr, Stream: s,
 				Kind: rapid.SampledFrom(kinds).Draw(rt, "kind"), Bytes: int64(rapid.IntRange(0, 40000).Draw(rt, "bytes")),
 			}, nowhere)
 		}

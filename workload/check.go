@@ -9,10 +9,16 @@ import (
 const (
 	roundedTime   = time.Microsecond // traces of 2021 count whole microseconds
 	overlapShare  = 0.10             // programmatic dependent launches overlap by less
+	nestedShare   = 0.05             // and do not end before what they depend on
 	skewedShare   = 0.05
+	unnamedShare  = 0.05
 	silenceShare  = 0.50
 	silenceLength = 100 * time.Millisecond
 )
+
+// MaxCopyRate is above what any link between host and GPU carries, in bytes per
+// second: NVLink-C2C has 450 GB/s.
+const MaxCopyRate = 500e9
 
 // check looks for what no recording of one process on working clocks shows. It
 // fails where nothing can be said at all, and notes doubts otherwise.
@@ -32,16 +38,50 @@ func (w *Workload) check() error {
 		}
 		note("%d of %d operations begin before the call that launched them: the clocks of host and GPU differ in this trace", n, len(w.Ops))
 	}
+	w.checkCopies()
+	w.checkCalls()
 	w.noteOrphans()
 	w.noteSilence()
 	return nil
+}
+
+// checkCopies: a copy that no link can carry has a wrong duration or size. Where
+// durations are whole microseconds, one that took less may seem that fast.
+func (w *Workload) checkCopies() {
+	n := 0
+	for i := range w.Ops {
+		op := &w.Ops[i]
+		if (op.Kind == CopyHtoD || op.Kind == CopyDtoH) && float64(op.Bytes) > MaxCopyRate*(op.Dur+roundedTime).Seconds() {
+			n++
+		}
+	}
+	if n > 0 {
+		w.Report.Doubt("%d copies between host and GPU would have been faster than %.0f GB/s: their durations or sizes are wrong", n, MaxCopyRate/1e9)
+	}
+}
+
+// checkCalls: without calls, or without their names, nothing says what waited.
+func (w *Workload) checkCalls() {
+	if len(w.Calls) == 0 {
+		w.Report.Doubt("the trace holds no calls of the host, so that nothing says which gaps would absorb latency: they are kept as they are")
+		return
+	}
+	unnamed := 0
+	for i := range w.Calls {
+		if w.Calls[i].Name == 0 {
+			unnamed++
+		}
+	}
+	if float64(unnamed) > unnamedShare*float64(len(w.Calls)) {
+		w.Report.Doubt("%d of %d calls of the host have no name, so that nothing says which of them launched work and which waited", unnamed, len(w.Calls))
+	}
 }
 
 // checkOverlap: a stream runs one operation at a time. Branches of a graph may
 // be recorded on one stream; they are left out.
 func (w *Workload) checkOverlap(total time.Duration) {
 	ends := make([]time.Duration, len(w.Streams))
-	var n int
+	var n, nested int
 	var sum time.Duration
 	for i := range w.Ops {
 		op := &w.Ops[i]
@@ -50,12 +90,15 @@ func (w *Workload) checkOverlap(total time.Duration) {
 		}
 		if end := ends[op.Stream]; op.Start < end-roundedTime {
 			n++
+			if op.End() < end {
+				nested++
+			}
 			sum += min(end, op.End()) - op.Start
 		}
 		ends[op.Stream] = max(ends[op.Stream], op.End())
 	}
-	if float64(sum) > overlapShare*float64(total) {
-		w.Report.Doubt("%d of %d operations begin before the one before them on their stream has ended, by %v in all: durations are wrong, or several processes are in one trace", n, len(w.Ops), sum.Round(time.Microsecond))
+	if float64(sum) > overlapShare*float64(total) || float64(nested) > nestedShare*float64(len(w.Ops)) {
+		w.Report.Doubt("%d of %d operations begin before the one before them on their stream has ended, by %v in all: a duration is wrong, or several processes are in one trace", n, len(w.Ops), sum.Round(time.Microsecond))
 	}
 }
 

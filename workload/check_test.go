@@ -30,6 +30,12 @@ func TestCheck(t *testing.T) {
 		{"overlap", func(i int) (time.Duration, time.Duration, uint32) {
 			return time.Duration(i) * 20 * us, 40 * us, uint32(i + 1)
 		}, "99 of 100 operations begin before the one before them on their stream has ended, by 1.98ms", "", "", 0},
+		{"one duration of an hour", func(i int) (time.Duration, time.Duration, uint32) {
+			if i == 10 {
+				return 10 * 20 * us, time.Hour, 11
+			}
+			return plain(i)
+		}, "89 of 100 operations begin before the one before them on their stream has ended", "", "", 0},
 		{"clocks differ", func(i int) (time.Duration, time.Duration, uint32) {
 			return time.Duration(i)*20*us - 12*us, 15 * us, uint32(i + 1)
 		}, "100 of 100 operations begin before the call", "", "", 0},
@@ -55,8 +61,9 @@ func TestCheck(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b, st, th := build()
+			launch := b.Name([]byte("cudaLaunchKernel"))
 			for i := range n {
-				b.AddCall(Call{Start: time.Hour + time.Duration(i)*20*us - 10*us, Dur: 4 * us, Corr: uint32(i + 1), Thread: th, Kind: Launch}, nowhere)
+				b.AddCall(Call{Start: time.Hour + time.Duration(i)*20*us - 10*us, Dur: 4 * us, Corr: uint32(i + 1), Name: launch, Thread: th, Kind: Launch}, nowhere)
 				start, dur, corr := tc.op(i)
 				b.AddOp(Op{Start: time.Hour + start, Dur: dur, Corr: corr, Stream: st}, nowhere)
 			}
@@ -80,5 +87,56 @@ func TestCheck(t *testing.T) {
 				t.Errorf("%d orphans", w.Report.Orphans)
 			}
 		})
+	}
+}
+
+// A call that seems to last for the rest of the trace would swallow it.
+func TestCallOverAllOthers(t *testing.T) {
+	b, st, th := build()
+	b.AddCall(Call{Start: 0, Dur: time.Hour, Corr: 1, Thread: th, Kind: Launch}, nowhere)
+	for i := range 2000 {
+		b.AddCall(Call{Start: time.Duration(i+1) * 10 * us, Dur: 5 * us, Corr: uint32(i + 2), Thread: th, Kind: Launch}, nowhere)
+	}
+	b.AddOp(Op{Start: 20 * us, Dur: us, Corr: 2, Stream: st}, nowhere)
+	w, err := b.Build()
+	if err != nil || !strings.Contains(w.Report.Warning(), "one call contains 2000 others") {
+		t.Errorf("%v, %q", err, w.Report.Warning())
+	}
+}
+
+func TestCallsThatSayNothing(t *testing.T) {
+	for _, tc := range []struct {
+		name, want string
+		calls      int
+	}{
+		{"none", "no calls of the host", 0},
+		{"nameless", "1 of 1 calls of the host have no name", 1},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b, st, th := build()
+			for range tc.calls {
+				b.AddCall(Call{Dur: us, Corr: 1, Thread: th}, nowhere)
+			}
+			b.AddOp(Op{Start: 20 * us, Dur: us, Corr: 1, Stream: st}, nowhere)
+			if w, err := b.Build(); err != nil || !strings.Contains(w.Report.Warning(), tc.want) {
+				t.Errorf("%v, %q", err, w.Report.Warning())
+			}
+		})
+	}
+}
+
+func TestCopyBeyondAnyLink(t *testing.T) {
+	b, st, _ := build()
+	for _, op := range []Op{
+		{Dur: us, Bytes: 990_000, Kind: CopyHtoD}, // up to 2 us before it was rounded
+		{Dur: us, Bytes: 1_010_000, Kind: CopyHtoD},
+		{Dur: us, Bytes: 1_010_000, Kind: CopyDtoH},
+		{Dur: us, Bytes: 1_010_000, Kind: CopyDtoD},
+	} {
+		op.Stream = st
+		b.AddOp(op, nowhere)
+	}
+	if w, err := b.Build(); err != nil || !strings.Contains(w.Report.Warning(), "2 copies between host and GPU would have been faster than 500 GB/s") {
+		t.Errorf("%v, %q", err, w.Report.Warning())
 	}
 }

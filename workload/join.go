@@ -13,6 +13,10 @@ type key struct {
 	call    int32
 }
 
+// manyWithin is more than any runtime call makes of the driver's: the first one
+// of a process, which loads all modules, makes some hundreds.
+const manyWithin = 1000
+
 // flatten makes the calls of each thread follow each other: a call inside
 // another (a driver call that a runtime call made) is absorbed by it, and an
 // overlap by rounding is trimmed. It returns the keys of all calls, the
@@ -24,7 +28,7 @@ func (w *Workload) flatten() []key {
 	}
 	keys := make([]key, 0, len(w.Calls))
 	kept := w.Calls[:0]
-	absorbed := 0
+	absorbed, within, most := 0, make([]int, len(w.Threads)), 0 // within: the thread's latest kept call
 	for _, c := range w.Calls {
 		process := w.Threads[c.Thread].Process
 		if l := last[c.Thread]; l != None {
@@ -35,18 +39,23 @@ func (w *Workload) flatten() []key {
 				}
 				keys = append(keys, key{process, c.Corr, l})
 				absorbed++
+				within[c.Thread]++
+				most = max(most, within[c.Thread])
 				continue
 			}
 			outer.Dur = min(outer.Dur, c.Start-outer.Start)
 		}
 		i := int32(len(kept))
-		last[c.Thread] = i
+		last[c.Thread], within[c.Thread] = i, 0
 		keys = append(keys, key{process, c.Corr, i})
 		kept = append(kept, c)
 	}
 	w.Calls = kept
 	if absorbed > 0 {
 		w.Report.Note("%d calls inside other calls were joined with them", absorbed)
+	}
+	if most > manyWithin {
+		w.Report.Doubt("one call contains %d others: its duration is wrong", most)
 	}
 	slices.SortStableFunc(keys, func(x, y key) int {
 		return cmp.Or(cmp.Compare(x.process, y.process), cmp.Compare(x.corr, y.corr), cmp.Compare(x.call, y.call))
