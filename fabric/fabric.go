@@ -24,6 +24,7 @@ import (
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/frame"
 	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/turn"
 	"github.com/dxpu-project/dxpu/udp"
 )
 
@@ -41,8 +42,11 @@ type PathConfig struct {
 
 // Config of a fabric.
 type Config struct {
-	Paths  []PathConfig // index = path ID
-	UDP    udp.Options
+	Paths []PathConfig // index = path ID
+	UDP   udp.Options
+	// Spin is how long whoever reads a socket polls it before he waits: for
+	// machines with processors to spare. 0: not at all.
+	Spin   time.Duration
 	Logger *slog.Logger
 	// Restart is called when a fault plan wants this end to die and come back;
 	// nil: such plans are refused.
@@ -80,7 +84,11 @@ func Open(cfg Config) (*Fabric, error) {
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("fabric: path %d: %w", i, err), f.closeSockets())
 		}
-		f.paths = append(f.paths, newPath(conn, pc))
+		p := newPath(conn, pc)
+		f.paths = append(f.paths, p)
+		if p.turn, err = turn.New(&input{fabric: f, id: uint8(i), reader: conn.NewReader()}, cfg.Spin); err != nil {
+			return nil, errors.Join(fmt.Errorf("fabric: path %d: %w", i, err), f.closeSockets())
+		}
 	}
 	return f, nil
 }
@@ -133,8 +141,8 @@ func (f *Fabric) Stats() Stats {
 // Run receives until ctx ends, then closes the sockets and every binding.
 func (f *Fabric) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
-	for i, p := range f.paths {
-		g.Go(func() error { return f.receive(uint8(i), p) })
+	for _, p := range f.paths {
+		g.Go(p.turn.Serve)
 		g.Go(func() error { return p.deliverDelayed(ctx, f.Now) })
 	}
 	for _, p := range f.paths {
@@ -158,28 +166,64 @@ func (f *Fabric) closeSockets() error {
 	var errs []error
 	for _, p := range f.paths {
 		errs = append(errs, p.conn.Close())
+		if p.turn != nil {
+			errs = append(errs, p.turn.Close())
+		}
 	}
 	return errors.Join(errs...)
 }
 
-// receive hands each datagram of a path to its binding. Datagrams of one
-// group that arrived together are worked on under one entry, so that what they
-// bring about leaves together too.
-func (f *Fabric) receive(id uint8, p *path) error {
-	r := p.conn.NewReader()
-	for {
-		batch, segment, from, err := r.Read()
-		if errors.Is(err, net.ErrClosed) {
-			return err
+// input is what a path brings, as a Source of its Turn.
+type input struct {
+	fabric *Fabric
+	id     uint8
+	reader *udp.Reader
+}
+
+// Receive hands each datagram that has come to its binding.
+func (in *input) Receive(block bool) error {
+	read := in.reader.Poll
+	if block {
+		read = in.reader.Read
+	}
+	batch, segment, from, err := read()
+	switch {
+	case err == nil:
+		in.fabric.dispatch(in.id, batch, segment, from)
+	case errors.Is(err, udp.ErrTimeout):
+		return turn.ErrNothing
+	case errors.Is(err, net.ErrClosed):
+		return err
+	default:
+		in.fabric.log.Debug("receive", "path", in.id, "err", err)
+	}
+	return nil
+}
+
+// Await waits until w is ready, which an answer from the network will bring
+// about. Where the fabric has one path, whoever waits reads its socket himself
+// and works on what comes. No group may be entered.
+func (f *Fabric) Await(w *turn.Wait) {
+	if len(f.paths) > 1 { // the answer may come by any of them
+		if w.Block != nil {
+			w.Block()
 		}
-		if err != nil {
-			f.log.Debug("receive", "path", id, "err", err)
-			continue
-		}
-		f.dispatch(id, batch, segment, from)
+		return
+	}
+	f.paths[0].turn.Await(w)
+}
+
+// Attend makes sure that the sockets are read though nobody is in Await: for
+// whoever has sent something that others will answer.
+func (f *Fabric) Attend() {
+	for _, p := range f.paths {
+		p.turn.Attend()
 	}
 }
 
+// dispatch hands each datagram of a batch to its binding. Datagrams of one
+// group that arrived together are worked on under one entry, so that what they
+// bring about leaves together too.
 func (f *Fabric) dispatch(id uint8, batch []byte, segment int, from netip.AddrPort) {
 	var entered *Group
 	var now time.Duration

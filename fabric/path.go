@@ -12,12 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dxpu-project/dxpu/fault"
+	"github.com/dxpu-project/dxpu/turn"
 	"github.com/dxpu-project/dxpu/udp"
 )
 
 // path is one socket, and the faults that it is told to have.
 type path struct {
 	conn *udp.Conn
+	turn *turn.Turn    // whose it is to read
 	plan fault.Plan    // that it was opened with
 	kick chan struct{} // something was put into late
 

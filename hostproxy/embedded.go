@@ -70,6 +70,7 @@ func (e *Embedded) start(h *Host) error {
 	if e.host, err = embedded.New(e.spec.Host, e.spec.Memory, e.kick); err != nil {
 		return err
 	}
+	e.host.SetWaiter(h.fabric)
 	if e.root, err = rootcomplex.Enumerate(e.host, e.enum); err != nil {
 		return fmt.Errorf("hostproxy: enumerate the virtual switch: %w", err)
 	}

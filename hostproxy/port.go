@@ -2,6 +2,7 @@ package hostproxy
 
 import (
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/dxpu-project/dxpu/pcie"
@@ -42,6 +43,7 @@ type op struct {
 	// What to do in the end, with the group entered: answer a VMM's access,
 	// or call done.
 	access *vfiouser.Access
+	open   *atomic.Int32 // of the accesses that are not answered: one less
 	done   func(ok bool, status pcie.CplStatus)
 }
 
@@ -91,6 +93,9 @@ func (r *requestPort) end(id int, ok bool, status pcie.CplStatus) {
 		ended.access.Fail(nil)
 	default:
 		ended.access.Reply()
+	}
+	if ended.open != nil {
+		ended.open.Add(-1)
 	}
 }
 

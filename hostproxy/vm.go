@@ -9,6 +9,7 @@ import (
 	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
+	"github.com/dxpu-project/dxpu/turn"
 	"github.com/dxpu-project/dxpu/vfiouser"
 )
 
@@ -31,6 +32,9 @@ type vm struct {
 
 	full atomic.Bool // something waits for the queue of the connection's messages
 
+	open     atomic.Int32 // accesses that the device has not answered
+	answered turn.Wait    // for open to be 0
+
 	// Method values, made once: they would allocate in the paths that use them.
 	writeMem             func(addr uint64, src []byte) pcie.CplStatus
 	readMem              func(addr uint64, dst []byte) pcie.CplStatus
@@ -47,6 +51,7 @@ func newVM(s *slot, device *remote) *vm {
 	v := &vm{slot: s, log: s.host.log.With("slot", s.index), device: device}
 	v.writeMem, v.readMem, v.sendTLP = v.write, v.read, v.toDevice
 	v.onWrote, v.onSignalled = v.wrote, v.signalled
+	v.answered = turn.Wait{Ready: func() bool { return v.open.Load() == 0 }}
 	v.reads.buf = make([]byte, pcie.MaxPayload+2*pcie.DW)
 	return v
 }
@@ -105,7 +110,8 @@ func (v *vm) Disconnected(c *vfiouser.Conn, err error) {
 
 // Access turns an access of the VMM into TLPs. It runs in the goroutine that
 // reads the socket and blocks it while the link is full: that is the guest's
-// back-pressure.
+// back-pressure. When the VMM waits for the answer, and nothing else of it does,
+// this goroutine fetches the answer from the network itself.
 func (v *vm) Access(_ *vfiouser.Conn, a *vfiouser.Access) {
 	g := v.slot.host.group
 	now := g.Enter()
@@ -114,11 +120,16 @@ func (v *vm) Access(_ *vfiouser.Conn, a *vfiouser.Access) {
 	for v.step(now, &run) != nil {
 		now = v.slot.yield()
 	}
-	if more && run.kind == memWrite {
+	switch {
+	case more && run.kind == memWrite:
 		g.LeaveSoon() // writes that came together leave together
-		return
+	case more || run.kind == memWrite || run.kind == answered:
+		g.Leave()
+		v.slot.host.fabric.Attend()
+	default:
+		g.Leave()
+		v.slot.host.fabric.Await(&v.answered)
 	}
-	g.Leave()
 }
 
 // accessRun is an access that is being turned into requests.
@@ -170,7 +181,8 @@ func (v *vm) start(a *vfiouser.Access) accessRun {
 		run.addr += entry.BARAddress(int(a.Region))
 	}
 	if run.kind != memWrite {
-		run.op = v.slot.root.begin(op{access: a})
+		v.open.Add(1)
+		run.op = v.slot.root.begin(op{access: a, open: &v.open})
 	}
 	return run
 }

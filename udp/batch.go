@@ -10,43 +10,75 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Reader receives batches. It belongs to one goroutine.
+// Reader receives batches. It belongs to one goroutine at a time.
 type Reader struct {
 	conn *Conn
 	buf  []byte
-	oob  []byte
+	call call
+	recv func(fd uintptr) // receive, made once
 }
 
 // NewReader makes a reader with a buffer of its own of ReadBuffer bytes.
 func (c *Conn) NewReader() *Reader {
-	return &Reader{conn: c, buf: make([]byte, ReadBuffer), oob: make([]byte, 128)}
+	r := &Reader{conn: c, buf: make([]byte, ReadBuffer)}
+	r.call.oob = make([]byte, 128)
+	r.recv = r.receive
+	return r
 }
 
 // Read waits for datagrams from one sender. They lie one after another in
 // batch, each of segment bytes but the last, which may be shorter. batch is
-// valid until the next Read. The error is net.ErrClosed after Close; any other
-// error concerns one datagram, and Read may be called again.
+// valid until the next Read. The error is net.ErrClosed after Close, and
+// ErrTimeout when nothing came for a while; any other error concerns one
+// datagram. After all but the first Read may be called again.
 func (r *Reader) Read() (batch []byte, segment int, from netip.AddrPort, err error) {
-	n, oobn, _, from, err := r.conn.udp.ReadMsgUDPAddrPort(r.buf, r.oob)
-	if err != nil {
-		if errors.Is(err, net.ErrClosed) {
-			return nil, 0, from, net.ErrClosed
-		}
-		return nil, 0, from, fmt.Errorf("udp: read: %w", err)
+	r.call.flags = 0
+	return r.read()
+}
+
+// Poll is Read that does not wait: ErrTimeout says that there is nothing now.
+func (r *Reader) Poll() (batch []byte, segment int, from netip.AddrPort, err error) {
+	r.call.flags = unix.MSG_DONTWAIT
+	return r.read()
+}
+
+func (r *Reader) receive(fd uintptr) {
+	if r.call.flags&unix.MSG_DONTWAIT != 0 {
+		r.call.at(unix.SYS_RECVMSG, fd)
+	} else {
+		r.call.blocking(unix.SYS_RECVMSG, fd)
 	}
-	segment = n
+}
+
+func (r *Reader) read() (batch []byte, segment int, from netip.AddrPort, err error) {
+	c := &r.call
+	c.set(r.buf, c.oob, unix.SizeofSockaddrAny)
+	if err := r.conn.raw.Control(r.recv); err != nil {
+		return nil, 0, from, net.ErrClosed
+	}
+	switch {
+	case c.errno == unix.EAGAIN || c.errno == unix.EINTR:
+		return nil, 0, from, ErrTimeout
+	case c.errno != 0:
+		return nil, 0, from, fmt.Errorf("udp: read: %w", c.errno)
+	}
+	from, ok := c.sender()
+	if !ok { // only what a socket returns that was shut down has no sender
+		return nil, 0, from, net.ErrClosed
+	}
+	segment = c.n
 	if r.conn.gro {
-		if s := segmentSize(r.oob[:oobn]); s > 0 {
+		if s := segmentSize(c.oob[:c.msg.Controllen]); s > 0 {
 			segment = s
 		}
 	}
 	st := &r.conn.stat
 	st.rxBatches.Add(1)
-	st.rxBytes.Add(uint64(n))
+	st.rxBytes.Add(uint64(c.n))
 	if segment > 0 {
-		st.rxDatagrams.Add(uint64((n + segment - 1) / segment))
+		st.rxDatagrams.Add(uint64((c.n + segment - 1) / segment))
 	}
-	return r.buf[:n], segment, netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), nil
+	return r.buf[:c.n], segment, from, nil
 }
 
 // segmentSize finds the UDP_GRO control message, an int32 of the datagram
@@ -72,6 +104,9 @@ func segmentSize(oob []byte) int {
 type Writer struct {
 	conn *Conn
 	oob  []byte // a UDP_SEGMENT control message whose value is set for each batch
+	to   netip.AddrPort
+	call call // its address is that of to
+	send func(fd uintptr)
 }
 
 // NewWriter makes a writer.
@@ -80,6 +115,15 @@ func (c *Conn) NewWriter() *Writer {
 	binary.NativeEndian.PutUint64(w.oob, uint64(unix.CmsgLen(2)))
 	binary.NativeEndian.PutUint32(w.oob[8:], unix.IPPROTO_UDP)
 	binary.NativeEndian.PutUint32(w.oob[12:], unix.UDP_SEGMENT)
+	w.send = func(fd uintptr) {
+		// A send that the socket has room for does not wait, so it need not
+		// tell the scheduler.
+		w.call.flags = unix.MSG_DONTWAIT
+		if w.call.at(unix.SYS_SENDMSG, fd); w.call.errno == unix.EAGAIN {
+			w.call.flags = 0
+			w.call.blocking(unix.SYS_SENDMSG, fd)
+		}
+	}
 	return w
 }
 
@@ -104,7 +148,7 @@ func (w *Writer) Write(batch []byte, segment int, to netip.AddrPort) error {
 	st.txBatches.Add(1)
 	if count > 1 && w.conn.gso.Load() {
 		binary.NativeEndian.PutUint16(w.oob[unix.SizeofCmsghdr:], uint16(segment))
-		_, _, err := w.conn.udp.WriteMsgUDPAddrPort(batch, w.oob, to)
+		err := w.write(batch, w.oob, to)
 		if err == nil {
 			st.txDatagrams.Add(uint64(count))
 			st.txBytes.Add(uint64(len(batch)))
@@ -116,6 +160,24 @@ func (w *Writer) Write(batch []byte, segment int, to netip.AddrPort) error {
 		}
 	}
 	return w.writeEach(batch, segment, to)
+}
+
+// write makes one system call.
+func (w *Writer) write(b, oob []byte, to netip.AddrPort) error {
+	if to != w.to {
+		if !w.call.address(to, w.conn.ip4) {
+			return unix.EAFNOSUPPORT
+		}
+		w.to = to
+	}
+	w.call.set(b, oob, w.call.namelen)
+	if err := w.conn.raw.Control(w.send); err != nil {
+		return net.ErrClosed
+	}
+	if w.call.errno != 0 {
+		return w.call.errno
+	}
+	return nil
 }
 
 // refused decides whether an error means that segmentation is not to be had:
@@ -135,7 +197,7 @@ func (w *Writer) writeEach(batch []byte, segment int, to netip.AddrPort) error {
 	st := &w.conn.stat
 	for len(batch) > 0 {
 		n := min(segment, len(batch))
-		if _, err := w.conn.udp.WriteToUDPAddrPort(batch[:n], to); err != nil {
+		if err := w.write(batch[:n], nil, to); err != nil {
 			st.txErrors.Add(1)
 			failed = fmt.Errorf("udp: write: %w", err)
 		} else {

@@ -14,8 +14,10 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -33,18 +35,32 @@ const (
 	socketBuffer = 8 << 20
 )
 
+// readTimeout is how long Read waits at most. It bounds how late a reader sees
+// anything but datagrams; 20 wake-ups a second cost nothing.
+const readTimeout = 50 * time.Millisecond
+
+// ErrTimeout says that no datagram came in the time that a Read takes at most.
+var ErrTimeout = errors.New("udp: read: nothing came")
+
 // Options of a socket.
 type Options struct {
 	NoOffload bool // neither segmentation nor receive offload
 }
 
 // Conn is a UDP socket. Its methods may be called from several goroutines.
+//
+// It is a blocking socket that the Go runtime's poller does not know: whoever
+// reads waits in the kernel, in a thread of its own. Between a datagram and a
+// goroutine that waits for the poller lie an empty read, a wake-up of the
+// thread that polls, and a turn of the scheduler.
 type Conn struct {
-	udp  *net.UDPConn
-	raw  syscall.RawConn
-	gso  atomic.Bool
-	gro  bool
-	stat counters
+	file  *os.File // holds the descriptor until nobody uses it any more
+	raw   syscall.RawConn
+	local netip.AddrPort
+	ip4   bool // the socket is of IPv4
+	gso   atomic.Bool
+	gro   bool
+	stat  counters
 }
 
 type counters struct {
@@ -71,15 +87,48 @@ func Listen(addr string, o Options) (*Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("udp: listen: %w", err)
 	}
-	c := &Conn{udp: pc.(*net.UDPConn)}
-	if c.raw, err = c.udp.SyscallConn(); err != nil {
-		return nil, errors.Join(fmt.Errorf("udp: listen: %w", err), c.udp.Close())
+	c, err := adopt(pc.(*net.UDPConn))
+	if err = errors.Join(err, pc.Close()); err != nil {
+		return nil, fmt.Errorf("udp: listen: %w", err)
 	}
 	c.setBuffers()
 	if !o.NoOffload {
 		c.probe()
 	}
 	return c, nil
+}
+
+// adopt takes the socket out of the runtime's poller, by a descriptor of its own.
+func adopt(pc *net.UDPConn) (*Conn, error) {
+	raw, err := pc.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	fd := -1
+	var failed error
+	err = raw.Control(func(old uintptr) {
+		if fd, failed = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0); failed != nil {
+			return
+		}
+		wait := unix.NsecToTimeval(readTimeout.Nanoseconds())
+		failed = errors.Join(unix.SetNonblock(fd, false), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait))
+	})
+	if err = errors.Join(err, failed); err != nil {
+		if fd >= 0 {
+			_ = unix.Close(fd)
+		}
+		return nil, err
+	}
+	addr := pc.LocalAddr().(*net.UDPAddr).AddrPort()
+	c := &Conn{file: os.NewFile(uintptr(fd), "udp socket"), local: netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())}
+	c.raw, err = c.file.SyscallConn()
+	if err == nil {
+		err = c.raw.Control(func(fd uintptr) {
+			domain, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DOMAIN)
+			c.ip4 = err == nil && domain == unix.AF_INET
+		})
+	}
+	return c, err
 }
 
 // setBuffers asks for room for the traffic of many bindings; what the kernel
@@ -109,13 +158,15 @@ func (c *Conn) probe() {
 }
 
 // LocalAddr returns the address that the socket is bound to.
-func (c *Conn) LocalAddr() netip.AddrPort {
-	addr := c.udp.LocalAddr().(*net.UDPAddr).AddrPort()
-	return netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
-}
+func (c *Conn) LocalAddr() netip.AddrPort { return c.local }
 
 // Close closes the socket; a blocked Read returns net.ErrClosed.
-func (c *Conn) Close() error { return c.udp.Close() }
+func (c *Conn) Close() error {
+	// Closing a descriptor wakes nobody who waits in the kernel. Shutting down
+	// does, though it is an error for a socket that is not connected.
+	_ = c.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
+	return c.file.Close()
+}
 
 // Stats returns the counters.
 func (c *Conn) Stats() Stats {

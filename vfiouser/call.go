@@ -3,9 +3,12 @@ package vfiouser
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/turn"
 )
 
 // call is one request that waits for its reply.
@@ -18,7 +21,12 @@ type call struct {
 	fds       []int
 	abandoned bool // nobody waits any more; the identifier is taken until the reply comes
 	done      func(error)
-	ch        chan error // of one, where done is nil
+	ch        chan error  // of one, where done is nil
+	over      atomic.Bool // the outcome is in ch, or about to be
+	// Who waits for it by reading; made once. err is what it received.
+	waiter turn.Wait
+	err    error
+	taken  bool
 
 	deadline   time.Duration
 	prev, next *call
@@ -78,12 +86,38 @@ func (c *Client) newCall(cmd Command) *call {
 		cl.cmd = cmd
 		return cl
 	}
-	return &call{cmd: cmd, ch: make(chan error, 1)}
+	cl := &call{cmd: cmd, ch: make(chan error, 1)}
+	cl.waiter = turn.Wait{Ready: cl.over.Load, Block: cl.take}
+	return cl
+}
+
+// take receives the outcome.
+func (cl *call) take() {
+	if !cl.taken {
+		cl.err, cl.taken = <-cl.ch, true
+	}
+}
+
+// await waits for the outcome of a call that nothing else ends, and recycles it.
+// Who waits reads the socket himself.
+func (c *Client) await(cl *call) error {
+	c.turn.Await(&cl.waiter)
+	cl.take()
+	err := cl.err
+	c.recycle(cl)
+	return err
+}
+
+// reset makes a call as it was when it was new.
+func (cl *call) reset() {
+	cl.cmd, cl.id, cl.buf, cl.wantBody, cl.body, cl.fds = 0, 0, nil, false, nil, nil
+	cl.abandoned, cl.done, cl.err, cl.taken, cl.deadline = false, nil, nil, false, 0
+	cl.over.Store(false)
 }
 
 // recycle takes a call back that nothing refers to.
 func (c *Client) recycle(cl *call) {
-	*cl = call{ch: cl.ch}
+	cl.reset()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.freeCalls = append(c.freeCalls, cl)
@@ -126,6 +160,7 @@ func (c *Client) post(cmd Command, payload, data []byte) error {
 	if err := c.main.sendMessage(h, payload, data, nil); err != nil {
 		return c.sendFailed(err)
 	}
+	c.turn.Attend()
 	return nil
 }
 
@@ -142,6 +177,7 @@ func (c *Client) nextIDLocked() uint16 {
 
 // wait returns the call's outcome, or abandons it when ctx ends.
 func (c *Client) wait(ctx context.Context, cl *call) error {
+	c.turn.Attend()
 	select {
 	case err := <-cl.ch:
 		return err
@@ -207,6 +243,7 @@ func (c *Client) deliver(cl *call, err error) {
 		done(err)
 		return
 	}
+	cl.over.Store(true)
 	cl.ch <- err
 }
 

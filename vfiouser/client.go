@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/dxpu-project/dxpu/turn"
 )
 
 // Defaults and bounds of ClientConfig.
@@ -57,6 +59,9 @@ type ClientConfig struct {
 	// NoUnmask leaves out the UNMASK after MSI-X vectors are armed. QEMU's
 	// device server (7.2 and later) delivers nothing without it; others ignore it.
 	NoUnmask bool
+	// Spin is how long who waits for an answer polls the socket before he waits
+	// in the kernel: for machines with processors to spare. 0: not at all.
+	Spin time.Duration
 	// Logger gets what the server does wrong; nil discards.
 	Logger *slog.Logger
 }
@@ -66,7 +71,8 @@ type ClientConfig struct {
 type Client struct {
 	cfg  ClientConfig
 	main *channel
-	twin *channel // the server's requests, or nil
+	turn *turn.Turn // whose it is to read main
+	twin *channel   // the server's requests, or nil
 	caps Capabilities
 	sem  chan struct{} // one for each request under way
 	end  chan struct{} // closed when the connection has ended
@@ -146,7 +152,14 @@ func NewClient(ctx context.Context, nc *net.UnixConn, cfg ClientConfig) (*Client
 	}
 	c.timer = time.AfterFunc(time.Hour, c.expire)
 	c.timer.Stop()
-	c.wg.Go(func() { c.read(ch) })
+	if c.turn, err = turn.New(replies{c}, cfg.Spin); err != nil {
+		ch.sock.close()
+		return nil, err
+	}
+	c.wg.Go(func() {
+		defer ch.fr.close()
+		_ = c.turn.Serve() // replies has told why
+	})
 	if err := c.negotiate(ctx); err != nil {
 		_ = c.Close()
 		return nil, err
@@ -205,7 +218,7 @@ func (c *Client) takeTwin(fd *int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.err != nil {
-		_ = uc.Close()
+		ch.sock.close()
 		return c.err
 	}
 	c.twin = ch
@@ -213,24 +226,51 @@ func (c *Client) takeTwin(fd *int) error {
 	return nil
 }
 
-// read handles the messages of one socket until it ends, and with it the client.
+// read handles the messages of the twin socket until it ends, and with it the client.
 func (c *Client) read(ch *channel) {
+	defer turn.Block()()
 	defer ch.fr.close()
 	for {
 		m, err := ch.fr.next()
 		if err != nil {
-			if errors.Is(err, io.EOF) {
-				err = fmt.Errorf("%w by the server", ErrClosed)
-			}
-			c.shut(err)
+			c.lost(err)
 			return
 		}
-		if m.IsReply() {
-			c.finish(ch, &m)
-		} else {
-			c.serve(ch, &m)
-		}
+		c.take(ch, &m)
 	}
+}
+
+// replies is what comes on the main socket, as a Source of its Turn.
+type replies struct{ c *Client }
+
+// Receive handles one message.
+func (r replies) Receive(block bool) error {
+	m, err := r.c.main.fr.try(block)
+	switch {
+	case err == nil:
+		r.c.take(r.c.main, &m)
+		return nil
+	case errors.Is(err, errWouldBlock):
+		return turn.ErrNothing
+	}
+	r.c.lost(err)
+	return err
+}
+
+func (c *Client) take(ch *channel, m *message) {
+	if m.IsReply() {
+		c.finish(ch, m)
+	} else {
+		c.serve(ch, m)
+	}
+}
+
+// lost ends the client after an error of reading.
+func (c *Client) lost(err error) {
+	if errors.Is(err, io.EOF) {
+		err = fmt.Errorf("%w by the server", ErrClosed)
+	}
+	c.shut(err)
 }
 
 // Capabilities returns what the server said of itself.
@@ -258,6 +298,14 @@ func (c *Client) Err() error {
 func (c *Client) Close() error {
 	c.shut(ErrClosed)
 	c.wg.Wait()
+	return c.closeTurn()
+}
+
+// closeTurn frees what the turn took, once.
+func (c *Client) closeTurn() error {
+	if err := c.turn.Close(); !errors.Is(err, os.ErrClosed) {
+		return err
+	}
 	return nil
 }
 
@@ -281,9 +329,9 @@ func (c *Client) shut(cause error) {
 	twin := c.twin
 	close(c.end)
 	c.mu.Unlock()
-	_ = c.main.sock.conn.Close()
+	c.main.sock.close()
 	if twin != nil {
-		_ = twin.sock.conn.Close()
+		twin.sock.close()
 	}
 	for _, cl := range open {
 		c.deliver(cl, cause)

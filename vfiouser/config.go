@@ -79,6 +79,10 @@ type Config struct {
 	// MaxMaps bounds the mappings. 0 means DefaultMaxMaps.
 	MaxMaps int
 
+	// Spin is how long the reader of a connection polls its socket before it
+	// waits: for machines with processors to spare. 0: not at all.
+	Spin time.Duration
+
 	Handler Handler
 	// Logger gets the connections' ends and the errors of the VMM; nil discards.
 	Logger *slog.Logger

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/turn"
 )
 
 // Conn is one connection of a VMM to a Server.
@@ -56,7 +58,7 @@ func newConn(s *Server, sock *socket) *Conn {
 		start: time.Now(),
 		ended: make(chan struct{}),
 	}
-	sock.stall = s.cfg.Deadline
+	sock.stall, sock.spin = s.cfg.Deadline, s.cfg.Spin
 	c.irqs.init(s.cfg.IRQs)
 	c.room = sync.NewCond(&c.mu)
 	c.timer = time.AfterFunc(time.Hour, c.expire)
@@ -94,7 +96,7 @@ func (c *Conn) shut(cause error) {
 	c.closed = true
 	c.room.Broadcast()
 	c.mu.Unlock()
-	_ = c.sock.conn.Close()
+	c.sock.close()
 }
 
 // run reads messages until the connection ends, and clears up.
@@ -126,6 +128,7 @@ func (c *Conn) run(ctx context.Context) error {
 }
 
 func (c *Conn) readAll() error {
+	defer turn.Block()()
 	for {
 		m, err := c.fr.next()
 		if err != nil {

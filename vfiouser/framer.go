@@ -45,10 +45,21 @@ func newFramer(s *socket, maxMessage int) *framer {
 	return &framer{sock: s, max: maxMessage, buf: make([]byte, min(firstBuffer, maxMessage))}
 }
 
-// next returns the next message. io.EOF is the end of the stream between two
+// next waits for the next message. io.EOF is the end of the stream between two
 // messages, io.ErrUnexpectedEOF inside one. A header that cannot be read is a
 // ProtocolError: nothing says where the next message would begin.
-func (f *framer) next() (message, error) {
+func (f *framer) next() (message, error) { return f.read(waitLong) }
+
+// try is next that waits only for a while, and without block not at all: then
+// the error is errWouldBlock.
+func (f *framer) try(block bool) (message, error) {
+	if block {
+		return f.read(waitShort)
+	}
+	return f.read(waitNot)
+}
+
+func (f *framer) read(p howLong) (message, error) {
 	closeFDs(f.last)
 	f.last = nil
 	for {
@@ -66,7 +77,7 @@ func (f *framer) next() (message, error) {
 				return f.take(h), nil
 			}
 		}
-		if err := f.fill(need); err != nil {
+		if err := f.fill(need, p); err != nil {
 			return message{}, err
 		}
 	}
@@ -98,7 +109,7 @@ func (f *framer) more() bool {
 func (f *framer) keep() { f.last = nil }
 
 // fill reads more, with room for a message of need bytes.
-func (f *framer) fill(need int) error {
+func (f *framer) fill(need int, p howLong) error {
 	if f.r == f.w {
 		f.r, f.w = 0, 0
 	}
@@ -110,7 +121,7 @@ func (f *framer) fill(need int) error {
 		f.w = copy(b, f.buf[f.r:f.w])
 		f.buf, f.r = b, 0
 	}
-	n, fds, err := f.sock.recv(f.buf[f.w:])
+	n, fds, err := f.sock.recv(f.buf[f.w:], p)
 	if err != nil {
 		if errors.Is(err, io.EOF) && f.w > f.r {
 			err = io.ErrUnexpectedEOF

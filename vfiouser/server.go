@@ -167,8 +167,10 @@ func (s *Server) open(ctx context.Context, nc *net.UnixConn) (*Conn, error) {
 	defer s.mu.Unlock()
 	switch {
 	case s.closed:
+		sock.close()
 		return nil, ErrServerClosed
 	case s.cur != nil:
+		sock.close()
 		return nil, fmt.Errorf("vfiouser: another connection is open: %w", unix.EBUSY)
 	}
 	s.cur = newConn(s, sock)

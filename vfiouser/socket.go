@@ -1,6 +1,7 @@
 package vfiouser
 
 import (
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -13,13 +14,18 @@ import (
 
 // socket sends and receives messages with descriptors on a stream socket
 // without allocating: net.UnixConn.ReadMsgUnix allocates at each call. One
-// goroutine receives; senders hold a lock of the owner.
+// goroutine at a time receives; senders hold a lock of the owner.
+//
+// The descriptor is a blocking one that the Go runtime's poller does not know:
+// who receives waits in the kernel, in a thread of its own. By way of the poller
+// each message would cost an empty read and the wake-up of another thread.
 type socket struct {
-	conn *net.UnixConn
+	file *os.File // holds the descriptor until nobody uses it any more
 	raw  syscall.RawConn
 	// stall bounds how long a send waits for the peer to read; 0: it does not end.
-	stall   time.Duration
-	stalled bool // a write deadline is set
+	stall time.Duration
+	// spin is how long a receiver polls before it waits.
+	spin time.Duration
 
 	rx, tx half
 }
@@ -27,24 +33,56 @@ type socket struct {
 // half is one direction. Its structures live here, and its functions are bound
 // once, so that a system call needs nothing from the heap.
 type half struct {
-	msg  unix.Msghdr
-	iov  unix.Iovec
-	oob  []byte
-	n    int
-	err  error
-	call func(fd uintptr) bool
+	msg   unix.Msghdr
+	iov   unix.Iovec
+	oob   []byte
+	block bool
+	n     int
+	err   error
+	call  func(fd uintptr)
 }
 
+// errWouldBlock says that nothing can be received now.
+var errWouldBlock = errors.New("vfiouser: nothing to receive")
+
+// receiveTimeout is how long a receiver waits at most: it bounds how late who
+// waits for an answer on a socket sees anything else.
+const receiveTimeout = 50 * time.Millisecond
+
+// newSocket takes the connection out of the poller, by a descriptor of its own.
+// It closes c unless it fails.
 func newSocket(c *net.UnixConn) (*socket, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	s := &socket{conn: c, raw: raw}
+	fd := -1
+	var failed error
+	err = raw.Control(func(old uintptr) {
+		if fd, failed = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0); failed == nil {
+			wait := unix.NsecToTimeval(receiveTimeout.Nanoseconds())
+			failed = errors.Join(unix.SetNonblock(fd, false), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait))
+		}
+	})
+	s := &socket{}
+	if err = errors.Join(err, failed); err == nil {
+		s.file = os.NewFile(uintptr(fd), "vfio-user socket")
+		s.raw, err = s.file.SyscallConn()
+	}
+	if err != nil {
+		closeFDs([]int{fd})
+		return nil, err
+	}
 	s.rx.oob = make([]byte, unix.CmsgSpace(MaxFDs*4))
-	s.rx.call = s.receive
-	s.tx.call = s.transmit
-	return s, nil
+	s.rx.call, s.tx.call = s.receive, s.transmit
+	return s, c.Close()
+}
+
+// close ends the connection and wakes everything that waits for it: closing the
+// descriptor alone would not.
+func (s *socket) close() {
+	_ = s.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
+	_ = s.file.Close()
 }
 
 func (h *half) set(b, oob []byte) {
@@ -58,49 +96,84 @@ func (h *half) set(b, oob []byte) {
 	}
 }
 
-// run makes the call until it is interrupted no more; false asks to wait for
-// the descriptor to be ready.
-func (h *half) run(trap, fd, flags uintptr) bool {
+// run makes a call until it is interrupted no more. Only one that may block
+// tells the scheduler.
+func (h *half) run(trap, fd, flags uintptr) {
 	for {
-		n, _, errno := unix.Syscall(trap, fd, uintptr(unsafe.Pointer(&h.msg)), flags)
+		var n uintptr
+		var errno unix.Errno
+		if h.block {
+			n, _, errno = unix.Syscall(trap, fd, uintptr(unsafe.Pointer(&h.msg)), flags)
+		} else {
+			n, _, errno = unix.RawSyscall(trap, fd, uintptr(unsafe.Pointer(&h.msg)), flags|unix.MSG_DONTWAIT)
+		}
 		switch errno {
 		case 0:
 			h.n, h.err = int(n), nil
-			return true
+			return
 		case unix.EINTR:
 		case unix.EAGAIN:
-			return false
+			h.n, h.err = 0, errWouldBlock
+			return
 		default:
 			h.n, h.err = 0, errno
-			return true
+			return
 		}
 	}
 }
 
-func (s *socket) receive(fd uintptr) bool {
-	return s.rx.run(unix.SYS_RECVMSG, fd, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+func (s *socket) receive(fd uintptr) {
+	s.rx.run(unix.SYS_RECVMSG, fd, unix.MSG_CMSG_CLOEXEC)
 }
 
-func (s *socket) transmit(fd uintptr) bool {
-	if s.tx.run(unix.SYS_SENDMSG, fd, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT) {
-		return true
+// transmit sends what the socket has room for; while it has none it waits.
+func (s *socket) transmit(fd uintptr) {
+	var began time.Time
+	for {
+		s.tx.run(unix.SYS_SENDMSG, fd, unix.MSG_NOSIGNAL)
+		if !errors.Is(s.tx.err, errWouldBlock) {
+			return
+		}
+		now, wait := time.Now(), -1
+		if began.IsZero() {
+			began = now
+		}
+		if s.stall > 0 {
+			left := s.stall - now.Sub(began)
+			if left <= 0 {
+				s.tx.err = os.ErrDeadlineExceeded
+				return
+			}
+			wait = int(left/time.Millisecond) + 1
+		}
+		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, wait) // the next try tells
 	}
-	if s.stall > 0 && !s.stalled { // the deadline costs nothing until it is needed
-		s.stalled = true
-		_ = s.conn.SetWriteDeadline(time.Now().Add(s.stall))
-	}
-	return false
 }
+
+// howLong says how long a receiver waits.
+type howLong uint8
+
+const (
+	waitNot   howLong = iota
+	waitShort         // for receiveTimeout
+	waitLong          // for as long as it takes; in a spinning mode it polls first
+)
 
 // recv reads at least one byte into b, with whatever descriptors came with the
-// last part. The caller owns them. It returns io.EOF at the end of the stream.
-func (s *socket) recv(b []byte) (int, []int, error) {
-	s.rx.set(b, s.rx.oob)
-	if err := s.raw.Read(s.rx.call); err != nil {
-		return 0, nil, err
+// last part. The caller owns them. It returns io.EOF at the end of the stream,
+// and errWouldBlock when nothing came for as long as it waits.
+func (s *socket) recv(b []byte, p howLong) (int, []int, error) {
+	var err error
+	switch p {
+	case waitNot:
+		err = s.recvmsg(b, false)
+	case waitShort:
+		err = s.recvmsg(b, true)
+	case waitLong:
+		err = s.recvLong(b)
 	}
-	if s.rx.err != nil {
-		return 0, nil, os.NewSyscallError("recvmsg", s.rx.err)
+	if err != nil {
+		return 0, nil, err
 	}
 	var fds []int
 	if n := int(s.rx.msg.Controllen); n > 0 {
@@ -120,6 +193,32 @@ func (s *socket) recv(b []byte) (int, []int, error) {
 	return s.rx.n, fds, nil
 }
 
+func (s *socket) recvLong(b []byte) error {
+	err := errWouldBlock
+	if s.spin > 0 {
+		for start := time.Now(); errors.Is(err, errWouldBlock) && time.Since(start) < s.spin; {
+			err = s.recvmsg(b, false)
+		}
+	}
+	for errors.Is(err, errWouldBlock) {
+		err = s.recvmsg(b, true)
+	}
+	return err
+}
+
+// recvmsg makes the system call.
+func (s *socket) recvmsg(b []byte, block bool) error {
+	s.rx.block = block
+	s.rx.set(b, s.rx.oob)
+	if err := s.raw.Control(s.rx.call); err != nil {
+		return net.ErrClosed
+	}
+	if err := s.rx.err; err != nil && !errors.Is(err, errWouldBlock) {
+		return os.NewSyscallError("recvmsg", err)
+	}
+	return s.rx.err
+}
+
 // send writes all of b with one sendmsg, and with more only where the socket's
 // buffer is too small for b. The descriptors go with the first byte.
 func (s *socket) send(b []byte, fds ...int) error {
@@ -129,17 +228,16 @@ func (s *socket) send(b []byte, fds ...int) error {
 	}
 	for len(b) > 0 {
 		s.tx.set(b, oob)
-		if err := s.raw.Write(s.tx.call); err != nil {
-			return err
+		if err := s.raw.Control(s.tx.call); err != nil {
+			return net.ErrClosed
 		}
-		if s.tx.err != nil {
+		switch {
+		case errors.Is(s.tx.err, os.ErrDeadlineExceeded):
+			return s.tx.err
+		case s.tx.err != nil:
 			return os.NewSyscallError("sendmsg", s.tx.err)
 		}
 		b, oob = b[s.tx.n:], nil
-	}
-	if s.stalled {
-		s.stalled = false
-		_ = s.conn.SetWriteDeadline(time.Time{})
 	}
 	return nil
 }

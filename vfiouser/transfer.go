@@ -94,9 +94,7 @@ func (c *Client) region(ctx context.Context, cmd Command, region uint32, offset 
 	cl := c.newCall(cmd)
 	c.sendRegion(cl, region, offset, p)
 	if ctx.Done() == nil {
-		err := <-cl.ch
-		c.recycle(cl)
-		return err
+		return c.await(cl)
 	}
 	err := c.wait(ctx, cl)
 	if err == nil {
@@ -115,6 +113,7 @@ func (c *Client) begin(cmd Command, region uint32, offset uint64, p []byte, done
 	cl := c.newCall(cmd)
 	cl.done = done
 	c.sendRegion(cl, region, offset, p)
+	c.turn.Attend()
 	return nil
 }
 

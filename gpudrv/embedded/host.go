@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/dxpu-project/dxpu/gpudrv"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/rootcomplex"
 	"github.com/dxpu-project/dxpu/tlp"
+	"github.com/dxpu-project/dxpu/turn"
 )
 
 const pageSize = 4096
@@ -25,20 +27,33 @@ const pageSize = 4096
 // or the Completion Timeout of the root complex makes them all ones.
 type Host struct {
 	kick func()
+	net  Waiter
 	spec rootcomplex.Spec
 
 	mu      sync.Mutex // guards what follows, and host memory that devices write
 	rc      *rootcomplex.Host
 	heap    *gpudrv.Heap
 	next    uint64
-	pending map[uint64]chan rootcomplex.Event
-	idle    []chan rootcomplex.Event // of accesses that are over
+	pending map[uint64]*access
+	idle    []*access // that are over
 	stores  stores
 	vectors map[uint32]*vector
 	nextVec uint32
 	buses   map[*Bus]bool
 	closed  bool
 }
+
+// Waiter knows how to wait for an answer of a device that is not here.
+type Waiter interface {
+	// Await returns when w is ready, or has blocked. It may do the work that the
+	// answer takes meanwhile.
+	Await(w *turn.Wait)
+	// Attend says that something was sent that nobody waits for.
+	Attend()
+}
+
+// SetWaiter says how to wait. Call it before the host is used.
+func (h *Host) SetWaiter(w Waiter) { h.net = w }
 
 // New makes a host. Memory of the spec is allocated if it is nil and memory is
 // its size in bytes. kick is called from any goroutine when there is something
@@ -54,7 +69,7 @@ func New(spec rootcomplex.Spec, memory int, kick func()) (*Host, error) {
 	return &Host{
 		kick: kick, spec: spec, rc: rc,
 		heap:    gpudrv.NewHeap(spec.MemoryBase, uint64(len(spec.Memory))),
-		pending: map[uint64]chan rootcomplex.Event{},
+		pending: map[uint64]*access{},
 		vectors: map[uint32]*vector{},
 		buses:   map[*Bus]bool{},
 	}, nil
@@ -124,9 +139,9 @@ func (h *Host) closeWaits() {
 		return
 	}
 	h.closed = true
-	for cookie, c := range h.pending {
+	for cookie, a := range h.pending {
 		delete(h.pending, cookie)
-		close(c)
+		close(a.event)
 	}
 	for b := range h.buses {
 		b.closeLocked()
@@ -138,9 +153,10 @@ func (h *Host) deliverLocked() {
 	for e, ok := h.rc.NextEvent(); ok; e, ok = h.rc.NextEvent() {
 		switch e.Kind {
 		case rootcomplex.EventDone:
-			if c := h.pending[e.Cookie]; c != nil {
+			if a := h.pending[e.Cookie]; a != nil {
 				delete(h.pending, e.Cookie)
-				c <- e
+				a.over.Store(true)
+				a.event <- e
 			}
 		case rootcomplex.EventInterrupt:
 			if v := h.vectors[e.Data]; v != nil && e.Addr == interruptAddr(h.spec) {
@@ -160,6 +176,32 @@ func interruptAddr(spec rootcomplex.Spec) uint64 {
 	return 0xfee0_0000
 }
 
+// access is one that somebody waits for.
+type access struct {
+	event chan rootcomplex.Event // of one; closed with the host
+	over  atomic.Bool            // the event is there, or about to be
+
+	// Those of the goroutine that waits:
+	got   rootcomplex.Event
+	ok    bool // got is there
+	taken bool // the event has been received, or will not come
+	wait  turn.Wait
+}
+
+func newAccess() *access {
+	a := &access{event: make(chan rootcomplex.Event, 1)}
+	a.wait = turn.Wait{Ready: a.over.Load, Block: a.take}
+	return a
+}
+
+// take waits for the event.
+func (a *access) take() {
+	if !a.taken {
+		a.got, a.ok = <-a.event
+		a.taken = true
+	}
+}
+
 // do starts an access and waits for its event.
 func (h *Host) do(start func(cookie uint64)) (rootcomplex.Event, error) {
 	h.mu.Lock()
@@ -168,30 +210,35 @@ func (h *Host) do(start func(cookie uint64)) (rootcomplex.Event, error) {
 		return rootcomplex.Event{}, fmt.Errorf("embedded: %w", gpudrv.ErrClosed)
 	}
 	h.next++
-	c := h.newWaitLocked()
-	h.pending[h.next] = c
+	a := h.accessLocked()
+	h.pending[h.next] = a
 	start(h.next)
 	h.deliverLocked() // an access that cannot be made is over at once
 	h.mu.Unlock()
 	h.kick()
-	e, ok := <-c
-	if !ok {
+	if h.net != nil && !a.over.Load() {
+		h.net.Await(&a.wait)
+	}
+	if a.take(); !a.ok {
 		return rootcomplex.Event{}, fmt.Errorf("embedded: %w", gpudrv.ErrClosed)
 	}
 	h.mu.Lock()
-	h.idle = append(h.idle, c)
+	h.idle = append(h.idle, a)
 	h.mu.Unlock()
-	return e, nil
+	return a.got, nil
 }
 
-// newWaitLocked returns what an access waits on.
-func (h *Host) newWaitLocked() chan rootcomplex.Event {
-	if n := len(h.idle); n > 0 {
-		c := h.idle[n-1]
-		h.idle = h.idle[:n-1]
-		return c
+// accessLocked returns an access to wait for.
+func (h *Host) accessLocked() *access {
+	n := len(h.idle)
+	if n == 0 {
+		return newAccess()
 	}
-	return make(chan rootcomplex.Event, 1)
+	a := h.idle[n-1]
+	h.idle = h.idle[:n-1]
+	a.over.Store(false)
+	a.taken = false
+	return a
 }
 
 // ConfigRead32 implements rootcomplex.ConfigAccess.

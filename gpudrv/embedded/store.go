@@ -45,6 +45,9 @@ func (h *Host) Store(addr uint64, p []byte) {
 	s.gathered = 0
 	h.mu.Unlock()
 	h.kick()
+	if h.net != nil {
+		h.net.Attend()
+	}
 	h.mu.Lock()
 	s.last = time.Now()
 	h.mu.Unlock()

@@ -209,9 +209,7 @@ func (b *Bus) ConfigRead32(off int) uint32 { return b.read32(vfiouser.RegionConf
 func (b *Bus) ConfigWrite32(off int, v uint32) {
 	var p [4]byte
 	binary.LittleEndian.PutUint32(p[:], v)
-	ctx, cancel := context.WithTimeout(context.Background(), accessTimeout)
-	defer cancel()
-	_ = b.client.RegionWrite(ctx, vfiouser.RegionConfig, uint64(off), p[:])
+	_ = b.client.RegionWrite(context.Background(), vfiouser.RegionConfig, uint64(off), p[:]) // the client's own timeout bounds it
 }
 
 // BAR implements gpudrv.Bus.

@@ -1,0 +1,243 @@
+// Package turn decides who reads a socket: a goroutine of its own, or whoever
+// waits for what the socket will bring.
+//
+// Who sends a request and waits for its answer does best to read the socket
+// himself: the kernel then wakes the one thread that goes on with the answer,
+// and nothing is handed from one goroutine to another. Somebody must read while
+// nobody waits, too, and two threads must not wait on one socket: the kernel
+// would wake the wrong one.
+package turn
+
+import (
+	"errors"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Source is what is read. Its methods are called by one goroutine at a time.
+type Source interface {
+	// Receive takes what has come, or waits for it when block is set, and works
+	// on it. It returns ErrNothing when nothing came: at once without block,
+	// and after some ten milliseconds with it. Any other error ends the reading.
+	Receive(block bool) error
+}
+
+// ErrNothing says that there was nothing to read.
+var ErrNothing = errors.New("turn: nothing to read")
+
+const (
+	// grace is how long the background reader stays away from a socket that
+	// somebody who waited has left. A program that reads registers in a row is
+	// back long before; what comes by itself meanwhile waits for so long.
+	grace = 100 * time.Microsecond
+	// calm is how many receptions between two waits still look like requests
+	// and answers. With more there is traffic that nobody waits for, and the
+	// background reader is not sent away.
+	calm = 3
+)
+
+// Turn says whose turn it is to read a Source.
+//
+//	background ──somebody waits, and little else comes──▶ aside
+//	    ▲                                                 │  ▲ who waits
+//	    └──nobody has waited for the grace, or Attend─────┘──┘ reads
+//
+// In a spinning mode (Spin > 0) who reads polls the Source for so long before
+// it waits: for processors that have nothing else to do.
+type Turn struct {
+	source Source
+	spin   time.Duration
+	wake   *os.File // an eventfd: the background reader is to come back
+	raw    syscall.RawConn
+	nap    nap // Serve's
+
+	role    sync.Mutex           // held by who reads
+	since   int                  // receptions since somebody waited; guarded by role
+	err     error                // why reading ended; guarded by role
+	waiting atomic.Int32         // goroutines in Await,
+	blocked atomic.Int32         // and those of them that do not read
+	asker   atomic.Pointer[Wait] // one of these
+	led     atomic.Uint64
+	aside   atomic.Bool // the background reader is away
+}
+
+// New makes a Turn.
+func New(s Source, spin time.Duration) (*Turn, error) {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("eventfd", err)
+	}
+	t := &Turn{source: s, spin: spin, wake: os.NewFile(uintptr(fd), "turn")}
+	t.nap.do = t.nap.sleep
+	if t.raw, err = t.wake.SyscallConn(); err != nil {
+		return nil, errors.Join(err, t.wake.Close())
+	}
+	return t, nil
+}
+
+// Close frees what New took. The reading is ended by an error of the Source.
+func (t *Turn) Close() error { return t.wake.Close() }
+
+// Serve is the background reader. It returns the error by which reading ended.
+func (t *Turn) Serve() error {
+	defer Block()()
+	for {
+		if err := t.serveTurn(); err != nil {
+			return err
+		}
+		t.standAside()
+	}
+}
+
+// serveTurn reads until somebody else had better do it.
+func (t *Turn) serveTurn() error {
+	t.role.Lock()
+	defer t.role.Unlock()
+	for t.err == nil {
+		switch err := t.receive(t.spin); {
+		case errors.Is(err, ErrNothing):
+			continue
+		case err != nil:
+			t.err = err
+			continue
+		}
+		t.since++
+		if t.wanted() {
+			t.aside.Store(true)
+			return nil
+		}
+	}
+	return t.err
+}
+
+// wanted reports whether who waited now, and has what he waited for, will read
+// himself the next time.
+func (t *Turn) wanted() bool {
+	asker := t.asker.Load()
+	if asker == nil || !asker.Ready() {
+		return false
+	}
+	t.asker.Store(nil)
+	alone := t.since <= calm && t.waiting.Load() <= 1
+	t.since = 0
+	return alone
+}
+
+// receive polls for the time of spin and then waits.
+func (t *Turn) receive(spin time.Duration) error {
+	if spin > 0 {
+		for start := time.Now(); time.Since(start) < spin; {
+			if err := t.source.Receive(false); !errors.Is(err, ErrNothing) {
+				return err
+			}
+		}
+	}
+	return t.source.Receive(true)
+}
+
+// standAside waits until nobody has waited for the grace, or until Attend.
+func (t *Turn) standAside() {
+	for led := t.led.Load(); !t.called(); {
+		now := t.led.Load()
+		if t.blocked.Load() > 0 || now == led && t.waiting.Load() == 0 {
+			break
+		}
+		led = now
+	}
+	t.aside.Store(false)
+}
+
+// nap is the wait of the background reader; its structures live here, so that
+// it needs nothing from the heap.
+type nap struct {
+	poll   [1]unix.PollFd
+	limit  unix.Timespec
+	count  [8]byte
+	called bool
+	do     func(fd uintptr) // sleep, made once
+}
+
+func (n *nap) sleep(fd uintptr) {
+	n.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
+	n.limit = unix.NsecToTimespec(grace.Nanoseconds())
+	if ready, err := unix.Ppoll(n.poll[:], &n.limit, nil); ready > 0 && err == nil {
+		_, _ = unix.Read(int(fd), n.count[:])
+		n.called = true
+	}
+}
+
+// called waits for the grace, and reports whether Attend has ended it.
+func (t *Turn) called() bool {
+	t.nap.called = false
+	err := t.raw.Control(t.nap.do)
+	return t.nap.called || err != nil // closed: reading will tell
+}
+
+// Attend makes sure that the Source is read from now on, though nobody waits.
+func (t *Turn) Attend() {
+	if t.aside.Load() {
+		_ = t.raw.Control(signal)
+	}
+}
+
+var one = [8]byte{1, 0, 0, 0, 0, 0, 0, 0}
+
+// signal adds one to an eventfd.
+func signal(fd uintptr) { _, _ = unix.Write(int(fd), one[:]) }
+
+// Wait is something to wait for. It may be waited for again and again.
+type Wait struct {
+	// Ready reports whether it is there; any goroutine may call it at any time.
+	Ready func() bool
+	// Block waits for it without reading; it is called by who waits, and may
+	// return early. nil: who cannot read does not wait at all.
+	Block func()
+}
+
+// Await waits until w is ready: it reads the Source itself, if that is to be
+// had, and calls w.Block if somebody else reads or nothing comes for long.
+func (t *Turn) Await(w *Wait) {
+	waiting := t.waiting.Add(1)
+	defer t.waiting.Add(-1)
+	if t.role.TryLock() {
+		lost := t.lead(w.Ready)
+		t.role.Unlock()
+		if lost || t.waiting.Load() > 1 {
+			t.Attend()
+		}
+	} else if waiting == 1 {
+		t.asker.Store(w)
+	}
+	switch {
+	case w.Ready():
+	case w.Block == nil:
+		t.Attend()
+	default:
+		t.blocked.Add(1)
+		w.Block()
+		t.blocked.Add(-1)
+	}
+}
+
+// lead reads until ready. It reports whether the background reader is needed.
+func (t *Turn) lead(ready func() bool) (lost bool) {
+	n := 0
+	for t.err == nil && !ready() {
+		switch err := t.receive(t.spin); {
+		case errors.Is(err, ErrNothing):
+			return true
+		case err != nil:
+			t.err = err
+		default:
+			n++
+		}
+	}
+	t.led.Add(1)
+	t.since = 0
+	return n > calm
+}
