@@ -195,7 +195,7 @@ func TestCreateIsIdempotent(t *testing.T) {
 	_, err = s.pool.DeleteLease(t.Context(), connect.NewRequest(&dxpuv1.DeleteLeaseRequest{LeaseId: first, ResourceVersion: 1}))
 	wantCode(t, err, connect.CodeAborted, "read it again")
 	_, err = s.pool.Drain(t.Context(), connect.NewRequest(&dxpuv1.DrainRequest{}))
-	wantCode(t, err, connect.CodeUnimplemented, "")
+	wantCode(t, err, connect.CodeInvalidArgument, "target")
 }
 
 func TestCordon(t *testing.T) {

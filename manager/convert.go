@@ -36,7 +36,7 @@ func (t *tx) nodeInfo(n *nodeRecord) *dxpuv1.NodeInfo {
 		Connected: t.connected(n.ID), Version: n.Version, DesiredRevision: n.DesiredRevision,
 	}
 	if n.Cordon != nil {
-		info.Cordoned, info.CordonReason = true, n.Cordon.Reason
+		info.Cordoned, info.CordonReason, info.Draining = true, n.Cordon.Reason, n.Cordon.Drain != nil
 	}
 	if l := t.live[n.ID]; l != nil {
 		info.LastReportTime = timestamp(l.last)
@@ -90,10 +90,10 @@ func (t *tx) gpuMessage(n *nodeRecord, s *slotRecord) *dxpuv1.GPU {
 	if !t.connected(n.ID) {
 		g.Health, g.HealthDetail = dxpuv1.Health_HEALTH_UNREACHABLE, "the box does not report"
 	}
-	if s.Cordon != nil {
-		g.Cordoned, g.CordonReason = true, s.Cordon.Reason
-	} else if n.Cordon != nil {
-		g.Cordoned, g.CordonReason = true, n.Cordon.Reason
+	for _, c := range []*cordon{n.Cordon, s.Cordon} {
+		if c != nil {
+			g.Cordoned, g.CordonReason, g.Draining = true, c.Reason, g.Draining || c.Drain != nil
+		}
 	}
 	b := t.holderOf(ref)
 	switch {

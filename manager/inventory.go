@@ -47,14 +47,14 @@ func sameHost(a, b placement.Host) bool {
 // placementBox returns a box as placement sees it.
 func (t *tx) placementBox(n *nodeRecord) placement.Box {
 	box := placement.Box{ID: n.ID, Kind: placementKind(n.BoxKind), Rack: n.Rack, ProxyGPUs: int(min(n.ProxyGPUs, maxSlots))}
-	here := t.connected(n.ID) && n.Cordon == nil
+	here := t.connected(n.ID) && n.takesBindings()
 	for _, s := range n.Slots {
 		if s.Device == nil {
 			continue
 		}
 		box.GPUs = append(box.GPUs, placement.GPU{
 			Slot: s.Slot, Model: s.Device.Model, Memory: s.Device.MemoryBytes, Domain: s.Device.NVLinkDomain,
-			Usable: here && s.Cordon == nil && s.Health == dxpuv1.Health_HEALTH_OK,
+			Usable: here && s.takesBindings(),
 			Free:   len(t.gpus[placement.Ref{Box: n.ID, Slot: s.Slot}]) == 0,
 		})
 	}
@@ -73,7 +73,7 @@ func boxGrew(old, box placement.Box) bool {
 
 // placementHost returns a host as placement sees it.
 func (t *tx) placementHost(n *nodeRecord) placement.Host {
-	h := placement.Host{ID: n.ID, Usable: t.connected(n.ID) && n.Cordon == nil, Labels: n.Labels}
+	h := placement.Host{ID: n.ID, Usable: t.connected(n.ID) && n.takesBindings(), Labels: n.Labels}
 	for _, s := range n.Slots {
 		h.Slots = append(h.Slots, placement.HostSlot{
 			Slot: s.Slot, Domain: s.Domain,

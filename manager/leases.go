@@ -47,14 +47,19 @@ func (t *tx) advanceLease(id string) bool {
 
 // advanceHolding keeps a lease supplied with GPUs.
 func (t *tx) advanceHolding(id string) bool {
-	var broken []string
-	var good, up int
+	var broken, grown []string
+	var good, up, coming int
 	l := t.leases.get(id)
 	for _, bid := range t.bindingsOf(id) {
 		b := t.bindings.get(bid)
 		switch {
 		case b.good():
 			good++
+			if b.Grown {
+				coming++
+			}
+		case b.missed() && b.Grown:
+			grown = append(grown, bid)
 		case b.missed() && !t.pausing(l, b):
 			broken = append(broken, bid)
 		}
@@ -62,8 +67,12 @@ func (t *tx) advanceHolding(id string) bool {
 			up++
 		}
 	}
+	if len(grown) > 0 {
+		t.advanceGrown(grown)
+		return true
+	}
 	if len(broken) == 0 {
-		return t.judge(id, good, up)
+		return t.judge(id, good, up, coming)
 	}
 	hopeless := l.Attempts+len(broken) >= maxAttempts*int(l.spec.Count)
 	replaced := !(l.ActiveTime.IsZero() && hopeless) && t.replace(broken)
@@ -81,7 +90,7 @@ func (t *tx) advanceHolding(id string) bool {
 			fmt.Sprintf("GPU %s could not be attached (%s)", b.gpuID(), cmp.Or(b.Detail, reasonWord(b.Reason))), true)
 		return true
 	}
-	return t.judge(id, good, up) || replaced
+	return t.judge(id, good, up, coming) || replaced
 }
 
 // pausing reports whether a lease that works waits before it tries again what
@@ -91,10 +100,11 @@ func (t *tx) pausing(l *leaseRecord, b *bindingRecord) bool {
 		!t.due(subject{aLease, l.ID}, b.since().Add(attachRetry))
 }
 
-// judge sets the state that follows from the number of GPUs that a lease has.
-func (t *tx) judge(id string, good, up int) bool {
+// judge sets the state that follows from the number of GPUs that a lease has,
+// beside those with which it is to grow.
+func (t *tx) judge(id string, good, up, coming int) bool {
 	l := t.leases.get(id)
-	want := int(l.spec.Count)
+	want := int(l.spec.Count) - coming
 	switch {
 	case up == want && l.State != leaseActive:
 		if l.ActiveTime.IsZero() {
@@ -102,7 +112,7 @@ func (t *tx) judge(id string, good, up int) bool {
 		}
 		t.enterLease(id, leaseActive, "every GPU is attached")
 	case up < want && l.State == leaseActive:
-		t.enterLease(id, leaseDegraded, fmt.Sprintf("%d of %d GPUs are attached, %d on the way", up, want, good-up))
+		t.enterLease(id, leaseDegraded, fmt.Sprintf("%d of %d GPUs are attached, %d on the way", up, want, good-up-coming))
 	default:
 		return false
 	}
@@ -186,6 +196,7 @@ func (t *tx) succeed(id string, pick placement.Ref) {
 	}
 	l.Explanation = append(l.Explanation, fmt.Sprintf("GPU %s was replaced by %s (%s).", b.gpuID(), pick, reasonWord(b.Reason)))
 	next := t.bind(l, b.HostID, b.HostSlot, pick, b)
+	next.Grown, next.Tries = b.Grown, b.Tries+1
 	e := next.event(dxpuv1.EventType_EVENT_TYPE_GPU_REPLACED)
 	e.Reason = b.Reason
 	t.event(e, "GPU %s takes the place of %s in %s slot %d (%s)", next.gpuID(), b.gpuID(), b.HostID, b.HostSlot, reasonWord(b.Reason))

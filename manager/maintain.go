@@ -3,6 +3,7 @@ package manager
 import (
 	"time"
 
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/xid"
 )
 
@@ -62,6 +63,41 @@ type stability struct {
 	// Since is when it came back last.
 	Since time.Time `json:"since,omitzero"`
 }
+
+// takesBindings reports whether a node is taken for new bindings, if it reports.
+func (n *nodeRecord) takesBindings() bool {
+	return n.Cordon == nil && (n.Stability == nil || !n.Stability.Unstable)
+}
+
+// takesBindings reports whether a slot is taken for new bindings, if its node is.
+func (s *slotRecord) takesBindings() bool {
+	return s.Cordon == nil && s.Health == dxpuv1.Health_HEALTH_OK && s.Care.serves()
+}
+
+// serves reports whether a GPU's errors let it serve.
+func (c *care) serves() bool { return c == nil || !c.Due && c.Until.IsZero() }
+
+// maintain sees to what is being maintained at a node, and sets the alarm for
+// what is to be looked at later.
+func (t *tx) maintain(id string) {
+	n := t.nodes.get(id)
+	if n.Cordon.draining() {
+		t.advanceDrain(n, nil)
+	}
+	for i := range n.Slots {
+		s := t.nodes.get(id).slot(n.Slots[i].Slot)
+		if s.Cordon.draining() {
+			t.advanceDrain(t.nodes.get(id), s)
+		}
+	}
+}
+
+// maintainInterval is how often something that is being maintained is looked at
+// when nothing else says that it has changed.
+const maintainInterval = 250 * time.Millisecond
+
+// again sees to it that a node is maintained again soon.
+func (t *tx) again(id string) { t.due(subject{aNode, id}, t.now.Add(maintainInterval)) }
 
 // draining reports whether what is bound is still on its way out.
 func (c *cordon) draining() bool { return c != nil && c.Drain != nil && !c.Drain.Done }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -33,6 +34,9 @@ func TestSafety(t *testing.T) {
 			}
 			return rapid.SampledFrom(leases).Draw(t, "lease")
 		}
+		someTarget := func(t *rapid.T) *dxpuv1.Target {
+			return rapid.SampledFrom([]*dxpuv1.Target{atGPU("b1/0"), atGPU("b2/2"), atBox("b1"), atBox("b2"), atHost("h1"), atHost("h2")}).Draw(t, "target")
+		}
 		t.Repeat(map[string]func(*rapid.T){
 			"create": func(t *rapid.T) {
 				id, err := w.tryCreate(&dxpuv1.LeaseSpec{
@@ -53,15 +57,22 @@ func TestSafety(t *testing.T) {
 						connect.NewRequest(&dxpuv1.ReplaceGPURequest{GpuId: l.Bindings[len(l.Bindings)-1].GpuId}))
 				}
 			},
-			"hear":    func(t *rapid.T) { w.hear(node.Draw(t, "node")) },
-			"tell":    func(t *rapid.T) { w.tell(node.Draw(t, "node")) },
-			"pass":    func(t *rapid.T) { w.pass(time.Duration(rapid.IntRange(1, 5000).Draw(t, "ms")) * time.Millisecond) },
-			"settle":  func(*rapid.T) { w.settle() },
-			"kill":    func(t *rapid.T) { n := w.nodes[node.Draw(t, "node")]; n.down = !n.down },
-			"deafen":  func(t *rapid.T) { n := w.nodes[node.Draw(t, "node")]; n.deaf = !n.deaf },
-			"refuse":  func(t *rapid.T) { n := w.nodes[node.Draw(t, "node")]; n.refuses = !n.refuses },
-			"restart": func(t *rapid.T) { w.nodes[node.Draw(t, "node")].restart() },
-			"amnesia": func(t *rapid.T) { w.nodes[node.Draw(t, "node")].forget() },
+			"resize": func(t *rapid.T) {
+				_ = w.resize(someLease(t), rapid.Uint32Range(1, 4).Draw(t, "count"), 0)
+			},
+			"drain": func(t *rapid.T) {
+				w.drain(someTarget(t), time.Duration(rapid.IntRange(0, 3).Draw(t, "s"))*time.Second)
+			},
+			"uncordon": func(t *rapid.T) { w.uncordon(someTarget(t)) },
+			"hear":     func(t *rapid.T) { w.hear(node.Draw(t, "node")) },
+			"tell":     func(t *rapid.T) { w.tell(node.Draw(t, "node")) },
+			"pass":     func(t *rapid.T) { w.pass(time.Duration(rapid.IntRange(1, 5000).Draw(t, "ms")) * time.Millisecond) },
+			"settle":   func(*rapid.T) { w.settle() },
+			"kill":     func(t *rapid.T) { n := w.nodes[node.Draw(t, "node")]; n.down = !n.down },
+			"deafen":   func(t *rapid.T) { n := w.nodes[node.Draw(t, "node")]; n.deaf = !n.deaf },
+			"refuse":   func(t *rapid.T) { n := w.nodes[node.Draw(t, "node")]; n.refuses = !n.refuses },
+			"restart":  func(t *rapid.T) { w.nodes[node.Draw(t, "node")].restart() },
+			"amnesia":  func(t *rapid.T) { w.nodes[node.Draw(t, "node")].forget() },
 			"break": func(t *rapid.T) {
 				n, i := w.nodes[box.Draw(t, "box")], rapid.Uint32Range(0, 1).Draw(t, "slot")
 				n.dead[i] = !n.dead[i]
@@ -139,6 +150,14 @@ func (w *world) heal() {
 	for _, n := range w.nodes {
 		n.down, n.deaf, n.refuses, n.linkDown = false, false, false, false
 		clear(n.dead)
+		target := atHost(n.id)
+		if n.box() {
+			target = atBox(n.id)
+			for i := range uint32(n.slots) {
+				w.uncordon(atGPU(gpuID(n.id, i)))
+			}
+		}
+		w.uncordon(target)
 	}
 	// Rest is when nothing has happened for longer than any deadline.
 	for quiet, n := 0, 0; quiet < 25 && n < 200; n++ {
@@ -159,6 +178,9 @@ func (w *world) checkConverged(t *rapid.T, leases []string) {
 		switch l.State {
 		case leaseActive:
 			held += int(l.Spec.Count)
+			if n := len(strings.Fields(w.has(id))); n != int(l.Spec.Count) {
+				t.Fatalf("lease %s has %d GPUs and shall have %d\n%s", id, n, l.Spec.Count, w.events())
+			}
 		case leasePending, leaseReleased, leaseFailed:
 		case leaseDegraded: // others took the place beside what it still has
 			if l.Spec.SameBox != dxpuv1.Preference_PREFERENCE_REQUIRED {
@@ -220,5 +242,12 @@ func (w *world) checkUse(t *rapid.T, tx *tx) {
 		if q := tx.quota(tenant); q.MaxGPUs > 0 && u.gpus > q.MaxGPUs {
 			t.Fatalf("tenant %s has %d GPUs, its quota is %d\n%s", tenant, u.gpus, q.MaxGPUs, w.events())
 		}
+	}
+}
+
+func (w *world) uncordon(target *dxpuv1.Target) {
+	w.t.Helper()
+	if _, err := w.api().Uncordon(context.Background(), connect.NewRequest(&dxpuv1.UncordonRequest{Target: target})); err != nil {
+		w.t.Fatalf("uncordon: %v", err)
 	}
 }

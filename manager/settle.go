@@ -144,6 +144,7 @@ func (t *tx) advanceAll() {
 	for _, id := range sorted(ids[aNode]) {
 		if t.nodes.get(id) != nil {
 			t.advanceNode(id)
+			t.maintain(id)
 		}
 	}
 	for _, id := range sorted(ids[aBinding]) {

@@ -100,6 +100,9 @@ func (t *tx) enter(b *bindingRecord, s dxpuv1.BindingState) {
 	b.State = s
 	b.Steps = append(b.Steps, stepRecord{Name: stateWord(s), Time: t.now, Duration: d})
 	b.Overdue = false
+	if s == attached {
+		b.Grown, b.Tries = false, 0
+	}
 	if wantedByHost && !b.wantedByHost() {
 		b.HostDropped = t.touch(b.HostID)
 	}
