@@ -40,6 +40,8 @@ static void begin_batch(struct record *r, const struct batch *b, size_t count)
 		r->kind = KIND_HTOD;
 	else if (b->out > 0 && b->in == 0)
 		r->kind = KIND_DTOH;
+	else if (b->in == 0)
+		dxpu_count_copy(COPY_OTHER, b->total);
 	inject_batch(r, b->in, b->out);
 }
 

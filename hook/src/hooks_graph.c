@@ -152,13 +152,12 @@ INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec *e, CUgraph g, unsigned lo
 INSTANTIATE(cuGraphInstantiateWithParams, (CUgraphExec *e, CUgraph g, void *params), (e, g, params))
 INSTANTIATE(cuGraphInstantiateWithParams_ptsz, (CUgraphExec *e, CUgraph g, void *params), (e, g, params))
 
+/* Forgotten before: afterwards another thread may have got the handle again. */
 HOOK(cuGraphExecDestroy, CUgraphExec e)
 {
-	CUresult r = DRIVER(cuGraphExecDestroy)(e);
-
-	if (r == CUDA_SUCCESS && atomic_load(&dxpu_active))
+	if (atomic_load(&dxpu_active))
 		forget(e);
-	return r;
+	return DRIVER(cuGraphExecDestroy)(e);
 }
 
 static bool enter_graph(struct record *r, CUgraphExec e, CUstream s, int thread)
