@@ -18,6 +18,7 @@ type kineto struct {
 	at    int64 // position of ev in the stream
 	ended bool  // the stream ended inside a value
 	array bool  // traceEvents, or a bare array, was there
+	whole bool  // the document's last bracket was there
 }
 
 func readKineto(r io.Reader, o Options) (*workload.Workload, error) {
@@ -39,6 +40,10 @@ func readKineto(r io.Reader, o Options) (*workload.Workload, error) {
 // checkRest reads what follows the document, so that a wrong checksum of the
 // compressed file is not missed.
 func (k *kineto) checkRest() {
+	// Zero bytes are what a file system may leave of a file that was not closed.
+	if c, ok := k.s.peek(); ok && k.whole && c != 0 {
+		k.b.Report.Doubt("the document ends at byte %d, and what follows was not read", k.s.where())
+	}
 	for !k.ended && k.s.pos <= k.s.end {
 		k.s.pos = k.s.end
 		if !k.s.fill() {
@@ -60,6 +65,7 @@ func (k *kineto) document() error {
 	switch {
 	case ok && c == '[':
 		k.events()
+		k.whole = !k.ended
 		return nil
 	case !ok || c != '{':
 		if k.s.fail != nil {
@@ -70,6 +76,7 @@ func (k *kineto) document() error {
 	k.s.pos++
 	for !k.ended {
 		if k.s.eat('}') {
+			k.whole = true
 			break
 		}
 		if !k.topMember() {

@@ -117,6 +117,8 @@ func TestVariants(t *testing.T) {
 		{"cut in an event", `{"traceEvents":[` + kernelA + `,{"ph":"X","na`, 1, "cut off"},
 		{"cut after an event", `{"traceEvents":[` + kernelA, 1, "cut off"},
 		{"cut in a later key", `{"traceEvents":[` + kernelA + `],"x":"yy`, 1, "cut off"},
+		{"zero bytes behind it", `{"traceEvents":[` + kernelA + "]}\x00\x00", 0, ""},
+		{"two documents", `{"traceEvents":[` + kernelA + `]}{"traceEvents":[` + kernelA + `]}`, 0, "and what follows was not read"},
 		{"year 2600", `{"traceEvents":[{"ph":"X","cat":"kernel","name":"x","pid":0,"tid":7,"ts":19880000000000000,"dur":1},` + kernelA + `]}`, 1, "ts or dur"},
 	} {
 		for _, small := range []bool{false, true} {
