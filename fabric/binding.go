@@ -243,7 +243,9 @@ func (b *Binding) receive(now time.Duration, path uint8, datagram []byte, from n
 	if b.closed {
 		return
 	}
-	if int(path) >= len(b.peers) || b.clear && from != b.peers[path] {
+	// Traffic is known by its seal, whatever way it took. A handshake is known
+	// only after keys have been derived for it: strangers shall not ask for that.
+	if int(path) >= len(b.peers) || (b.clear || frame.PeekHandshake(datagram)) && from != b.peers[path] {
 		b.group.fabric.strangers.Add(1)
 		return
 	}

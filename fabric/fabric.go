@@ -66,7 +66,7 @@ type Fabric struct {
 	captures captures
 
 	stray     atomic.Uint64 // datagrams of no binding here
-	strangers atomic.Uint64 // datagrams of a binding without a cipher that are not from its peer
+	strangers atomic.Uint64 // datagrams of a binding whose address tells that they are not from its peer
 }
 
 // Open opens the sockets. Run must be called for anything to arrive.
@@ -123,9 +123,9 @@ func (f *Fabric) MTUs() []int {
 // Stats are counts since Open.
 type Stats struct {
 	Paths []udp.Stats
-	// Stray datagrams belong to no binding, and Strangers come from another
-	// address than that of the peer of a binding without a cipher, or by a path
-	// that the binding does not have. The links count what they drop by themselves.
+	// Stray datagrams belong to no binding. Strangers are handshakes, or anything
+	// of a binding without a cipher, that come from another address than that of
+	// the peer, or by a path that the binding does not have. The links count what they drop by themselves.
 	Stray, Strangers uint64
 }
 

@@ -43,6 +43,10 @@ type handshake struct {
 	replyEcho   uint64 // number of that hello
 	unknownAt   time.Duration
 	acceptAfter uint64 // responder: confirms that echo an earlier ack are old
+
+	// Handshake datagrams looked at since admitFrom.
+	admitted  int
+	admitFrom time.Duration
 }
 
 const (
@@ -51,7 +55,21 @@ const (
 	// unknownWait spaces unknown-session datagrams, so that they cannot be made
 	// to amplify anything.
 	unknownWait = 10 * time.Millisecond
+	// A handshake datagram costs a derivation of keys before it is known to be
+	// from the peer, ten times what one of traffic costs. At most admitMost are
+	// looked at in admitEvery: 1 % of a processor, and thirty times what a peer sends.
+	admitMost  = 32
+	admitEvery = 10 * time.Millisecond
 )
+
+// admit reports whether another handshake datagram is to be looked at now.
+func (h *handshake) admit(now time.Duration) bool {
+	if now >= h.admitFrom+admitEvery {
+		h.admitFrom, h.admitted = now, 0
+	}
+	h.admitted++
+	return h.admitted <= admitMost
+}
 
 func role(initiator bool) string {
 	if initiator {
@@ -134,6 +152,9 @@ func (l *Link) receiveHandshake(now time.Duration, h *frame.Header, datagram []b
 	fromPeer := (h.Type == frame.TypeHello || h.Type == frame.TypeConfirm) != l.cfg.Initiator
 	if !fromPeer {
 		return ErrProtocol
+	}
+	if !l.hs.admit(now) {
+		return ErrFlood
 	}
 	if h.Type == frame.TypeConfirm {
 		return l.openConfirm(now, h, datagram)

@@ -22,18 +22,20 @@ var (
 	ErrCredit     = errors.New("link: peer exceeds its credit")
 	ErrProtocol   = errors.New("link: peer breaks the protocol")
 	ErrNotUp      = errors.New("link: down")
+	ErrFlood      = errors.New("link: too many handshakes")
 )
 
 // Drops counts dropped datagrams by the error that Receive returned.
 type Drops struct {
 	NotMine, StaleEpoch, Path, NoSession, Seal, Replay uint64
 	Malformed, Corrupt, Route, Credit, Protocol, NotUp uint64
+	Flood                                              uint64
 }
 
 // Total returns the sum.
 func (d *Drops) Total() uint64 {
 	return d.NotMine + d.StaleEpoch + d.Path + d.NoSession + d.Seal + d.Replay +
-		d.Malformed + d.Corrupt + d.Route + d.Credit + d.Protocol + d.NotUp
+		d.Malformed + d.Corrupt + d.Route + d.Credit + d.Protocol + d.NotUp + d.Flood
 }
 
 func (d *Drops) count(err error) {
@@ -62,6 +64,8 @@ func (d *Drops) count(err error) {
 		d.Protocol++
 	case ErrNotUp:
 		d.NotUp++
+	case ErrFlood:
+		d.Flood++
 	}
 }
 

@@ -171,7 +171,7 @@ func reportPath(p *link.PathStats) PathReport {
 // drops names the reasons for which a link drops datagrams.
 func drops(d *link.Drops) map[string]uint64 {
 	return map[string]uint64{
-		"not_mine": d.NotMine, "stale_epoch": d.StaleEpoch, "path": d.Path, "no_session": d.NoSession,
+		"flood": d.Flood, "not_mine": d.NotMine, "stale_epoch": d.StaleEpoch, "path": d.Path, "no_session": d.NoSession,
 		"seal": d.Seal, "replay": d.Replay, "malformed": d.Malformed, "corrupt": d.Corrupt,
 		"route": d.Route, "credit": d.Credit, "protocol": d.Protocol, "not_up": d.NotUp,
 	}
