@@ -25,6 +25,8 @@ type Options struct {
 	Cipher   link.Cipher   // of the bindings, and of bare limits that have one
 	MTU      int           // bytes of UDP payload; 0: that of the loopback interface
 	Fault    fault.Plan    // what both proxies do to the datagrams they send
+	// Spin is how long proxies and drivers poll a socket before they wait.
+	Spin time.Duration
 	// Child starts a process that runs Serve on its standard input and output.
 	// Each proxy and the far end of each ping-pong then has a process of its
 	// own; without, all are goroutines of this one.
@@ -75,6 +77,7 @@ type Setup struct {
 	Cipher     string `json:"cipher"`
 	MTU        int    `json:"mtu"` // bytes of UDP payload
 	Fault      string `json:"fault"`
+	SpinNS     int64  `json:"spin_ns,omitempty"`
 	Rounds     int    `json:"rounds"`
 	DurationNS int64  `json:"duration_ns"`
 	// Processes says whether each proxy had its own process.
@@ -84,7 +87,7 @@ type Setup struct {
 func (o *Options) report(bench string, mtu int) *Report {
 	return &Report{Bench: bench, Setup: Setup{
 		Processors: runtime.GOMAXPROCS(0), Go: runtime.Version(), Cipher: o.Cipher.String(), MTU: mtu, Fault: o.Fault.String(),
-		Rounds: o.Rounds, DurationNS: o.Duration.Nanoseconds(), Processes: len(o.Child) > 0,
+		SpinNS: o.Spin.Nanoseconds(), Rounds: o.Rounds, DurationNS: o.Duration.Nanoseconds(), Processes: len(o.Child) > 0,
 	}}
 }
 

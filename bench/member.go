@@ -33,6 +33,7 @@ type memberSpec struct {
 	// SocketDirs hold the vfio-user sockets of a host, one for each switch.
 	SocketDirs []string
 	Fault      string
+	Spin       time.Duration
 	Profile    string
 }
 
@@ -66,7 +67,7 @@ func newMember(spec memberSpec, fronts []hostproxy.Front) (*member, error) {
 	log := slog.New(slog.DiscardHandler)
 	m := &member{news: make(chan struct{}, 1)}
 	m.fabric, err = fabric.Open(fabric.Config{
-		Paths: []fabric.PathConfig{{Listen: "127.0.0.1:0", Fault: plan, Seed: uint64(len(spec.Kind))}}, Logger: log,
+		Paths: []fabric.PathConfig{{Listen: "127.0.0.1:0", Fault: plan, Seed: uint64(len(spec.Kind))}}, Spin: spec.Spin, Logger: log,
 	})
 	if err != nil {
 		return nil, err

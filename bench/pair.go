@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
 
@@ -58,13 +59,13 @@ func (o *Options) newPair(ctx context.Context, spec pairSpec) (*pair, error) {
 func (p *pair) start(ctx context.Context) error {
 	var err error
 	spec := p.spec
-	p.box, err = p.opts.spawn(ctx, memberSpec{Kind: kindBox, Slots: spec.slots, Fault: p.opts.Fault.String(), GPU: gpu.Spec{
+	p.box, err = p.opts.spawn(ctx, memberSpec{Kind: kindBox, Slots: spec.slots, Fault: p.opts.Fault.String(), Spin: p.opts.Spin, GPU: gpu.Spec{
 		MaxPayload: pcie.PayloadSize(spec.sizes.mps), MaxReadRequest: pcie.PayloadSize(spec.sizes.mrrs), Tags: spec.tags,
 	}})
 	if err != nil {
 		return err
 	}
-	host := memberSpec{Kind: kindHost, Slots: spec.slots, Fault: p.opts.Fault.String()}
+	host := memberSpec{Kind: kindHost, Slots: spec.slots, Fault: p.opts.Fault.String(), Spin: p.opts.Spin}
 	switches := (spec.slots + hostproxy.MaxSlots - 1) / hostproxy.MaxSlots
 	if spec.vm {
 		for range switches {
@@ -102,8 +103,8 @@ func (s sizes) enum() rootcomplex.EnumSpec {
 	return enum
 }
 
-func vmFront(dir string) hostproxy.Front {
-	return &hostproxy.VM{SocketDir: dir, Logger: slog.New(slog.DiscardHandler)}
+func vmFront(dir string, spin time.Duration) hostproxy.Front {
+	return &hostproxy.VM{SocketDir: dir, Spin: spin, Logger: slog.New(slog.DiscardHandler)}
 }
 
 // attach binds slot i of the host to slot i of the box, for the first n.
@@ -187,7 +188,7 @@ func (p *pair) open(ctx context.Context, slot int) (*opened, error) {
 		}
 		return openDevice(ctx, bus)
 	}
-	o := vfiouserbus.Options{MaxPayload: p.spec.sizes.mps, MaxReadRequest: p.spec.sizes.mrrs}
+	o := vfiouserbus.Options{MaxPayload: p.spec.sizes.mps, MaxReadRequest: p.spec.sizes.mrrs, Spin: p.opts.Spin}
 	vm := hostproxy.VM{SocketDir: p.dirs[on]}
 	bus, err := o.Open(ctx, vm.Socket(at))
 	if err != nil {

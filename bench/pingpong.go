@@ -11,18 +11,19 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/dxpu-project/dxpu/udp"
 )
 
 // The kinds of far end that an echo has.
 const (
-	echoUDP       = "udp"           // sockets of Go, as the proxies have them
+	echoUDP       = "udp"           // sockets of Go
 	echoUDPBlock  = "udp, blocking" // blocking system calls in a thread of their own
+	echoUDPSpin   = "udp, spinning" // the same, polled before they block
 	echoUnix      = "unix"
 	echoUnixBlock = "unix, blocking"
+	echoUnixSpin  = "unix, spinning"
 )
 
 // Requests begin with the size of the answer, and every message ends in a
@@ -34,13 +35,24 @@ const maxMessage = 64 << 10
 
 // echo is the far end of the bare ping-pongs.
 type echo struct {
+	spin      time.Duration // of those that poll
 	addresses map[string]string
 	stops     []func()
 }
 
-func newEcho(dir string) (*echo, error) {
-	e := &echo{addresses: map[string]string{}}
-	for _, add := range []func(dir string) error{e.addUDP, e.addBlockingUDP, e.addUnix, e.addBlockingUnix} {
+func newEcho(dir string, spin time.Duration) (*echo, error) {
+	e := &echo{spin: spin, addresses: map[string]string{}}
+	adders := []func(dir string) error{
+		e.addUDP, e.addUnix,
+		func(string) error { return e.addBlockingUDP(echoUDPBlock, 0) },
+		func(dir string) error { return e.addBlockingUnix(echoUnixBlock, filepath.Join(dir, "block"), 0) },
+	}
+	if spin > 0 {
+		adders = append(adders,
+			func(string) error { return e.addBlockingUDP(echoUDPSpin, spin) },
+			func(dir string) error { return e.addBlockingUnix(echoUnixSpin, filepath.Join(dir, "spin"), spin) })
+	}
+	for _, add := range adders {
 		if err := add(dir); err != nil {
 			e.close()
 			return nil, err
@@ -79,40 +91,42 @@ func answer(out, q []byte) []byte {
 }
 
 func (e *echo) addUDP(string) error {
-	c, err := udp.Listen("127.0.0.1:0", udp.Options{})
+	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		return err
 	}
 	e.addresses[echoUDP] = c.LocalAddr().String()
 	e.serve(func() {
-		r, w, out := c.NewReader(), c.NewWriter(), make([]byte, maxMessage)
+		q, out := make([]byte, maxMessage), make([]byte, maxMessage)
 		for {
-			q, _, from, err := r.Read()
+			n, from, err := c.ReadFromUDPAddrPort(q)
 			if err != nil {
 				return
 			}
-			if a := answer(out, q); a != nil {
-				_ = w.Write(a, len(a), from)
+			if a := answer(out, q[:n]); a != nil {
+				_, _ = c.WriteToUDPAddrPort(a, from)
 			}
 		}
 	}, func() { _ = c.Close() })
 	return nil
 }
 
-func (e *echo) addBlockingUDP(string) error {
+func (e *echo) addBlockingUDP(kind string, spin time.Duration) error {
 	fd, addr, err := blockingUDP()
 	if err != nil {
 		return err
 	}
-	e.addresses[echoUDPBlock] = addr.String()
+	e.addresses[kind] = addr.String()
 	e.serve(func() {
 		runtime.LockOSThread()
 		q, out := make([]byte, maxMessage), make([]byte, maxMessage)
 		for {
-			n, from, err := unix.Recvfrom(fd, q, 0)
-			if errors.Is(err, unix.EINTR) {
-				continue
-			}
+			var n int
+			var from unix.Sockaddr
+			err := poll(spin, func(flags int) (err error) {
+				n, from, err = unix.Recvfrom(fd, q, flags)
+				return err
+			})
 			if err != nil || n == 0 {
 				return
 			}
@@ -183,8 +197,7 @@ func echoStream(c io.ReadWriter) {
 	}
 }
 
-func (e *echo) addBlockingUnix(dir string) error {
-	path := filepath.Join(dir, "block")
+func (e *echo) addBlockingUnix(kind, path string, spin time.Duration) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err == nil {
 		err = unix.Bind(fd, &unix.SockaddrUnix{Name: path})
@@ -195,7 +208,7 @@ func (e *echo) addBlockingUnix(dir string) error {
 	if err != nil {
 		return err
 	}
-	e.addresses[echoUnixBlock] = path
+	e.addresses[kind] = path
 	e.serve(func() {
 		runtime.LockOSThread()
 		defer unix.Close(fd)
@@ -204,7 +217,7 @@ func (e *echo) addBlockingUnix(dir string) error {
 			return
 		}
 		defer unix.Close(c)
-		echoStream(blockingFile(c))
+		echoStream(blockingSocket{c, spin})
 	}, func() {
 		if c, err := net.Dial("unix", path); err == nil { // wakes Accept
 			_ = c.Close()
@@ -213,27 +226,43 @@ func (e *echo) addBlockingUnix(dir string) error {
 	return nil
 }
 
-// blockingFile reads and writes a descriptor in blocking calls.
-type blockingFile int
-
-func (f blockingFile) Read(p []byte) (int, error) {
-	for {
-		n, err := unix.Read(int(f), p)
-		switch {
-		case errors.Is(err, unix.EINTR):
-		case err != nil:
-			return 0, err
-		case n == 0:
-			return 0, io.EOF
-		default:
-			return n, nil
-		}
-	}
+// blockingSocket receives and sends in blocking calls, polling for a while first.
+type blockingSocket struct {
+	fd   int
+	spin time.Duration
 }
 
-func (f blockingFile) Write(p []byte) (int, error) {
-	n, err := unix.Write(int(f), p)
+func (s blockingSocket) Read(p []byte) (int, error) {
+	var n int
+	err := poll(s.spin, func(flags int) (err error) {
+		n, _, err = unix.Recvfrom(s.fd, p, flags)
+		return err
+	})
+	if err == nil && n == 0 {
+		err = io.EOF
+	}
 	return max(n, 0), err
+}
+
+func (s blockingSocket) Write(p []byte) (int, error) {
+	n, err := unix.Write(s.fd, p)
+	return max(n, 0), err
+}
+
+// poll calls receive without waiting for the time of spin, and then waiting.
+func poll(spin time.Duration, receive func(flags int) error) error {
+	if spin > 0 {
+		for start := time.Now(); time.Since(start) < spin; {
+			if err := receive(unix.MSG_DONTWAIT); !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
+				return err
+			}
+		}
+	}
+	for {
+		if err := receive(0); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
 }
 
 // caller is the near end of one ping-pong: call makes a round trip.
@@ -250,7 +279,10 @@ const (
 )
 
 // newCaller connects to one far end of an echo.
-func newCaller(kind, addr string, request, answer int) (*caller, error) {
+func newCaller(kind, addr string, request, answer int, spin time.Duration) (*caller, error) {
+	if kind != echoUDPSpin && kind != echoUnixSpin {
+		spin = 0
+	}
 	q, a := make([]byte, max(request, minMessage)), make([]byte, max(answer, minMessage)+1)
 	binary.LittleEndian.PutUint16(q, uint16(max(answer, minMessage)))
 	var count uint64
@@ -270,19 +302,17 @@ func newCaller(kind, addr string, request, answer int) (*caller, error) {
 	}
 	switch kind {
 	case echoUDP:
-		c, err := udp.Listen("127.0.0.1:0", udp.Options{})
+		c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.MustParseAddrPort(addr)))
 		if err != nil {
 			return nil, err
 		}
-		r, w, to := c.NewReader(), c.NewWriter(), netip.MustParseAddrPort(addr)
 		return &caller{pingPong(func(q, a []byte) (int, error) {
-			if err := w.Write(q, len(q), to); err != nil {
+			if _, err := c.Write(q); err != nil {
 				return 0, err
 			}
-			in, _, _, err := r.Read()
-			return copy(a, in), err
+			return c.Read(a)
 		}), func() { _ = c.Close() }}, nil
-	case echoUDPBlock:
+	case echoUDPBlock, echoUDPSpin:
 		fd, _, err := blockingUDP()
 		if err != nil {
 			return nil, err
@@ -291,7 +321,7 @@ func newCaller(kind, addr string, request, answer int) (*caller, error) {
 		if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: peer.Addr().As4(), Port: int(peer.Port())}); err != nil {
 			return nil, errors.Join(err, unix.Close(fd))
 		}
-		f := blockingFile(fd)
+		f := blockingSocket{fd, spin}
 		return &caller{pingPong(func(q, a []byte) (int, error) {
 			if _, err := f.Write(q); err != nil {
 				return 0, err
@@ -321,5 +351,5 @@ func newCaller(kind, addr string, request, answer int) (*caller, error) {
 	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: addr}); err != nil {
 		return nil, errors.Join(err, unix.Close(fd))
 	}
-	return &caller{stream(blockingFile(fd)), func() { _ = unix.Close(fd) }}, nil
+	return &caller{stream(blockingSocket{fd, spin}), func() { _ = unix.Close(fd) }}, nil
 }

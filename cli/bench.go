@@ -76,6 +76,7 @@ func benchCommand(name, short, long string, run func(context.Context, bench.Opti
 	f.IntVar(&o.MTU, "mtu", 0, "largest datagram in bytes of UDP payload (default: what the loopback interface takes)")
 	f.StringVar(&o.fault, "fault", "", `what the proxies do to the datagrams they send, like "loss=1%,delay=10us"`)
 	f.BoolVar(&o.oneProcess, "one-process", false, "run everything in this process")
+	f.DurationVar(&o.Spin, "spin", 0, "proxies and drivers poll their sockets so long before they wait (default: not at all)")
 	f.StringVar(&o.Profile, "cpu-profile", "", "write CPU profiles of the other processes to files that begin so")
 	if name == "dma" || name == "scale" {
 		f.StringVar(&o.size, "size", "8MiB", "bytes of one copy, with KiB or MiB")

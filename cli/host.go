@@ -69,7 +69,7 @@ func (o *hostOptions) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	o.vm.Logger = log
+	o.vm.Logger, o.vm.Spin = log, o.spin
 	cfg := o.host
 	cfg.Slots, cfg.Front, cfg.Fabric, cfg.Domain = o.slots, &o.vm, f, o.domain
 	cfg.Rack, cfg.Labels, cfg.Logger = o.rack, o.labels, log

@@ -36,6 +36,7 @@ type proxyOptions struct {
 	listen    []string
 	faults    []string
 	noOffload bool
+	spin      time.Duration
 	rack      string
 	labels    map[string]string
 	admin     string
@@ -53,6 +54,7 @@ func (o *proxyOptions) register(cmd *cobra.Command) {
 	f.StringArrayVar(&o.listen, "listen", []string{"127.0.0.1:0"}, "UDP address of a path; once for each network")
 	f.StringArrayVar(&o.faults, "fault", nil, `for tests: what to do to outgoing datagrams of a path, like "loss=1%,delay=10us" (docs/faults.md); once for each --listen`)
 	f.BoolVar(&o.noOffload, "no-offload", false, "do without UDP segmentation and receive offload")
+	f.DurationVar(&o.spin, "spin", 0, "poll sockets so long before waiting, on processors that have nothing else to do (default: not at all)")
 	f.StringVar(&o.rack, "rack", "", "where the node stands")
 	f.StringToStringVar(&o.labels, "label", nil, "labels of the node, KEY=VALUE")
 	f.StringVar(&o.admin, "admin-listen", "", "address of /metrics, /healthz, /readyz, /slots and /capture (default: none)")
@@ -83,7 +85,7 @@ func (o *proxyOptions) fabric(log *slog.Logger) (*fabric.Fabric, error) {
 	if len(o.faults) > len(o.listen) {
 		return nil, withHint(errors.New("more --fault than --listen"), "the first --fault is for the first --listen")
 	}
-	cfg := fabric.Config{UDP: udp.Options{NoOffload: o.noOffload}, Logger: log, Restart: func() { restart(log) }}
+	cfg := fabric.Config{UDP: udp.Options{NoOffload: o.noOffload}, Spin: o.spin, Logger: log, Restart: func() { restart(log) }}
 	for i, addr := range o.listen {
 		p := fabric.PathConfig{Listen: addr, Seed: randomSeed()}
 		if i < len(o.faults) {

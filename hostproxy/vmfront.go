@@ -29,7 +29,9 @@ type VM struct {
 	// AccessTimeout bounds an access of the VMM. Default: that of vfiouser,
 	// a second below QEMU's.
 	AccessTimeout time.Duration
-	Logger        *slog.Logger
+	// Spin is how long the readers of the sockets poll before they wait.
+	Spin   time.Duration
+	Logger *slog.Logger
 }
 
 // Socket returns the path of a slot's socket.
@@ -49,7 +51,7 @@ func (f *VM) plug(ctx context.Context, s *slot) (plugged, error) {
 	}
 	s.status.Step("probed")
 	v := newVM(s, device)
-	server, err := vfiouser.NewServer(v.serverConfig(f.AccessTimeout))
+	server, err := vfiouser.NewServer(v.serverConfig(f.AccessTimeout, f.Spin))
 	if err != nil {
 		return nil, err
 	}
