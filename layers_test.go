@@ -67,8 +67,8 @@ var layer = map[string]int{
 	"demo":      4,
 	"soak":      4,
 	"replay":    4,
-	"bench":     4,
-	"vmtest":    4,
+	"bench":     4, "bench/capacity": 4,
+	"vmtest": 4,
 
 	"cli":      5,
 	"cmd/dxpu": 6,
@@ -98,6 +98,7 @@ var beside = map[string][]string{
 	"demo":                      {"hostproxy", "node"},
 	"replay":                    {"sim"},
 	"bench":                     {"hostproxy", "boxproxy", "node", "replay"},
+	"bench/capacity":            {"manager", "hostproxy", "boxproxy", "node"},
 	"soak":                      {"hostproxy", "boxproxy", "node"},
 }
 

@@ -14,7 +14,7 @@ import (
 const writeBurst = 1 << 13
 
 // statsInterval is more than that at which a box samples its counters.
-const statsInterval = 150 * time.Millisecond
+const statsInterval = 400 * time.Millisecond
 
 // Write measures posted register writes: how many a second one binding takes.
 // The scratch registers are written in turn with rising numbers, so that what

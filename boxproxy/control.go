@@ -14,8 +14,9 @@ import (
 )
 
 // healthInterval is how often a device is asked how it is: often enough that a
-// guest learns of a dead GPU within a second.
-const healthInterval = 100 * time.Millisecond
+// guest learns of a dead GPU within a second, seldom enough that a box full of
+// idle ones leaves the processor alone.
+const healthInterval = 250 * time.Millisecond
 
 // run is the controller of a slot: it makes and unmakes the binding until the
 // slot is as the manager wants it, and watches the device and the link. It is

@@ -49,7 +49,7 @@ both ways to the device over networks that add 0 to 100 µs to a round trip.`, b
 this process and without cipher, beside one copy and two checksums of its bytes.`, bench.Convert),
 		benchCommand("scale", "Measure many bindings on one pair of proxies", `Measure the total bandwidth of 1, 8 and 64 bindings at once on one pair of
 proxies, and the memory that an idle binding takes on each side.`, bench.Scale),
-		newBenchWorkloadCommand(), newBenchPlacementCommand(),
+		newBenchWorkloadCommand(), newBenchPlacementCommand(), newBenchCapacityCommand(), newBenchAttachCommand(),
 		newBenchSoakCommand(),
 		serve)
 }

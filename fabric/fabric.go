@@ -15,6 +15,7 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -65,6 +66,10 @@ type Fabric struct {
 	bindings atomic.Pointer[map[uint32]*Binding]
 	captures captures
 
+	mtuMu     sync.Mutex // guards what MTUs remembers
+	mtus      []int
+	mtusUntil time.Duration
+
 	stray     atomic.Uint64 // datagrams of no binding here
 	strangers atomic.Uint64 // datagrams of a binding whose address tells that they are not from its peer
 }
@@ -107,8 +112,22 @@ func (f *Fabric) Addrs() []netip.AddrPort {
 	return out
 }
 
-// MTUs returns the largest datagram in bytes that each path's interface takes.
+// mtuLifetime is how long the size of an interface's packets is believed: it
+// changes when somebody configures it, and asking takes tens of microseconds.
+const mtuLifetime = 5 * time.Second
+
+// MTUs returns the largest datagram in bytes that each path's interface takes,
+// as it was not long ago.
 func (f *Fabric) MTUs() []int {
+	f.mtuMu.Lock()
+	defer f.mtuMu.Unlock()
+	if now := f.Now(); f.mtus == nil || now >= f.mtusUntil {
+		f.mtus, f.mtusUntil = f.askMTUs(), now+mtuLifetime
+	}
+	return slices.Clone(f.mtus)
+}
+
+func (f *Fabric) askMTUs() []int {
 	out := make([]int, len(f.paths))
 	for i, p := range f.paths {
 		n, err := udp.MTU(p.conn.LocalAddr().Addr())

@@ -15,9 +15,14 @@ import (
 // with every field full is well below.
 const maxRequest = 4 << 20
 
+// minCompress is the size in bytes from which on answers are compressed: those to
+// reports are small and many.
+const minCompress = 4 << 10
+
 func (m *Manager) handler() http.Handler {
 	mux := http.NewServeMux()
-	options := connect.WithHandlerOptions(connect.WithReadMaxBytes(maxRequest), connect.WithInterceptors(leaderOnly{m}, &guard{m}))
+	options := connect.WithHandlerOptions(connect.WithReadMaxBytes(maxRequest), connect.WithCompressMinBytes(minCompress),
+		connect.WithInterceptors(leaderOnly{m}, &guard{m}))
 	path, pool := dxpuv1connect.NewPoolServiceHandler(&poolService{m: m}, connect.WithInterceptors(tracing()), options)
 	mux.Handle(path, m.Protect(pool))
 	path, node := dxpuv1connect.NewNodeServiceHandler(&nodeService{m: m}, options)
