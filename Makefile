@@ -8,7 +8,7 @@ BIN      := bin
 .DEFAULT_GOAL := help
 
 include hook/Makefile
-.PHONY: help build install vm test demo lint generate fuzz bench soak soak-short ci tidy-diff generate-diff clean
+.PHONY: help build install vm browser test demo lint generate fuzz bench soak soak-short ci tidy-diff generate-diff clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,7 +27,10 @@ install: build ## Put the program, its completions and the systemd units under D
 vm: ## Put QEMU and a guest into the user's cache, once
 	@scripts/install-vm.sh
 
-test: vm ## Run every test, with the race detector and in random order
+browser: ## Install Chromium for the tests of the web page, once: by apt, as root
+	@scripts/install-chromium.sh >/dev/null || [ $$? -eq 3 ]
+
+test: vm browser ## Run every test, with the race detector and in random order
 	$(GO) test -race -shuffle=on $(PKGS)
 
 demo: ## A virtual machine hot-plugs a GPU that is on another machine

@@ -19,6 +19,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/manager"
 	"github.com/dxpu-project/dxpu/placement"
+	"github.com/dxpu-project/dxpu/web"
 )
 
 // managerOptions are the flags of "dxpu manager".
@@ -47,7 +48,7 @@ which is made with a new token where there is none (default: join-token in the
 data directory); else from $DXPU_JOIN_TOKEN; else it is made up and printed.
 
 The API is on the listening address, for gRPC and for JSON over HTTP, and so are
-/healthz, /readyz and /metrics.
+/healthz, /readyz, /metrics and, at /, the pages for a browser.
 
 People need no credential on a loopback address, where everybody on the machine
 may do everything (--open). On any other address they need a token: with
@@ -234,7 +235,7 @@ func (o *managerOptions) joinToken() (token string, made bool, err error) {
 // serveManager serves a manager on a listener until ctx ends: HTTP/1.1 and
 // HTTP/2, the latter without TLS too, for gRPC.
 func serveManager(ctx context.Context, m *manager.Manager, l net.Listener, cert, key string) error {
-	srv := &http.Server{Handler: m.Handler(), ReadHeaderTimeout: 5 * time.Second, Protocols: &http.Protocols{}}
+	srv := &http.Server{Handler: web.Beside(m.Handler()), ReadHeaderTimeout: 5 * time.Second, Protocols: &http.Protocols{}}
 	srv.Protocols.SetHTTP1(true)
 	srv.Protocols.SetHTTP2(true)
 	srv.Protocols.SetUnencryptedHTTP2(true)

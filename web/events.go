@@ -1,0 +1,62 @@
+package web
+
+import (
+	"bytes"
+	"net/url"
+	"strings"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// eventsData is what the page of the events shows.
+type eventsData struct {
+	Events []*dxpuv1.Event
+	Next   string
+	Filter eventFilter
+	Types  []string
+}
+
+// eventFilter is what the query says of events, here and for a stream.
+type eventFilter struct{ Type, Lease, GPU, Box, Host string }
+
+func newEventFilter(q url.Values) eventFilter {
+	return eventFilter{q.Get("type"), q.Get("lease"), q.Get("gpu"), q.Get("box"), q.Get("host")}
+}
+
+// api is the filter as the API has it.
+func (f eventFilter) api() *dxpuv1.EventFilter {
+	out := &dxpuv1.EventFilter{LeaseId: f.Lease, GpuId: f.GPU, BoxId: f.Box, HostId: f.Host}
+	for t := range dxpuv1.EventType_name {
+		if e := dxpuv1.EventType(t); t != 0 && f.Type != "" && strings.HasPrefix(word(e), f.Type) {
+			out.Types = append(out.Types, e)
+		}
+	}
+	return out
+}
+
+// eventGroups are what the page offers to choose: the first words of types.
+var eventGroups = []string{"lease", "binding", "GPU", "node", "cordoned", "drain", "path", "replacement", "overdue", "tenant", "token", "leader"}
+
+func (s *Server) eventsPage(v *view) error {
+	v.Name, v.Title, v.Nav, v.Poll = "events", "Events", "events", 0
+	d := &eventsData{Filter: newEventFilter(v.Query), Types: eventGroups}
+	v.Data = d
+	res, err := answer(v.api.ListEvents(v.ctx(), connect.NewRequest(&dxpuv1.ListEventsRequest{
+		Filter: d.Filter.api(), NewestFirst: true, PageSize: shownEvents, PageToken: v.Query.Get("after"),
+	})))
+	d.Events, d.Next = res.GetEvents(), res.GetNextPageToken()
+	if err == nil {
+		// The stream goes on where the list ends.
+		v.Pool.Revision = res.Revision
+	}
+	return err
+}
+
+// eventRow renders an event as the page's table has it.
+func (s *Server) eventRow(e *dxpuv1.Event) (string, error) {
+	var b bytes.Buffer
+	err := templates["events"].ExecuteTemplate(&b, "eventrow", map[string]any{"E": e, "Now": s.cfg.Now()})
+	return b.String(), err
+}

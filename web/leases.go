@@ -1,0 +1,192 @@
+package web
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// leasesData is what the page of the leases shows.
+type leasesData struct {
+	Queue  []*dxpuv1.Lease
+	Leases []leaseRow
+	Next   string
+	Filter leaseFilter
+	States []string
+}
+
+type leaseFilter struct {
+	Tenant, Host, State string
+	Ended               bool
+}
+
+// leaseRow is a lease with the GPUs that it has.
+type leaseRow struct {
+	*dxpuv1.Lease
+	GPUs []string
+}
+
+// gpusOf lists the GPUs that serve a lease or are on their way to it.
+func gpusOf(l *dxpuv1.Lease) []string {
+	var out []string
+	for _, b := range l.Bindings {
+		switch b.State {
+		case dxpuv1.BindingState_BINDING_STATE_PREPARING, dxpuv1.BindingState_BINDING_STATE_READY, dxpuv1.BindingState_BINDING_STATE_ATTACHED:
+			out = append(out, b.GpuId)
+		}
+	}
+	return out
+}
+
+func (s *Server) leasesPage(v *view) error {
+	v.Name, v.Title, v.Nav = "leases", "Leases", "leases"
+	d := &leasesData{Filter: leaseFilter{v.Query.Get("tenant"), v.Query.Get("host"), v.Query.Get("state"), v.Query.Get("ended") != ""}}
+	v.Data = d
+	state := dxpuv1.LeaseState_LEASE_STATE_UNSPECIFIED
+	for i := dxpuv1.LeaseState_LEASE_STATE_PENDING; i <= dxpuv1.LeaseState_LEASE_STATE_FAILED; i++ {
+		d.States = append(d.States, word(i))
+		if word(i) == d.Filter.State {
+			state = i
+		}
+	}
+	leases, next, err := collect(v.Query.Get("after"), rowsPerPage, func(token string) (fetched[*dxpuv1.Lease], error) {
+		res, err := answer(v.api.ListLeases(v.ctx(), connect.NewRequest(&dxpuv1.ListLeasesRequest{
+			Tenant: d.Filter.Tenant, HostId: d.Filter.Host, State: state, IncludeEnded: d.Filter.Ended, PageSize: rowsPerPage, PageToken: token,
+		})))
+		return fetched[*dxpuv1.Lease]{res.GetLeases(), res.GetNextPageToken()}, err
+	}, func(l *dxpuv1.Lease) bool {
+		// The queue has a table of its own.
+		return l.State != dxpuv1.LeaseState_LEASE_STATE_PENDING
+	})
+	if err != nil {
+		return err
+	}
+	for _, l := range leases {
+		d.Leases = append(d.Leases, leaseRow{l, gpusOf(l)})
+	}
+	d.Next = next
+	if state != dxpuv1.LeaseState_LEASE_STATE_UNSPECIFIED && state != dxpuv1.LeaseState_LEASE_STATE_PENDING || v.Query.Has("after") {
+		return nil
+	}
+	d.Queue, err = queue(v, rowsPerPage)
+	d.Queue = slices.DeleteFunc(d.Queue, func(l *dxpuv1.Lease) bool {
+		return d.Filter.Tenant != "" && l.GetSpec().GetTenant() != d.Filter.Tenant
+	})
+	return err
+}
+
+// leaseData is what the page of one lease shows.
+type leaseData struct {
+	*dxpuv1.Lease
+	GPUs     []string
+	Why      []string
+	Bindings []bindingView
+	Events   []*dxpuv1.Event
+	Over     bool
+}
+
+// bindingView is a binding with its timeline, drawn.
+type bindingView struct {
+	*dxpuv1.Binding
+	Phases []phase
+}
+
+// phase is a part of a binding's life: until it was attached, or from its end on.
+type phase struct {
+	Name  string
+	Took  time.Duration
+	Steps []stepView
+	// After says what lay between this phase and the one before, or since.
+	After string
+}
+
+// Total is how long the phase took, in words.
+func (p phase) Total() string { return took(p.Took) }
+
+// stepView is a step with its bar, in percent of its phase.
+type stepView struct {
+	*dxpuv1.Step
+	X, W float64
+	By   string
+}
+
+// begins are the states with which a binding's second life begins.
+var begins = map[string]bool{"detaching": true, "lost": true, "failed": true, "resetting": true}
+
+// phases cuts a timeline at the end of a binding's use, since a life of days
+// between would leave nothing of the milliseconds before and after.
+func phases(b *dxpuv1.Binding) []phase {
+	steps := slices.Clone(b.Timeline)
+	slices.SortStableFunc(steps, func(a, b *dxpuv1.Step) int { return a.GetTime().AsTime().Compare(b.GetTime().AsTime()) })
+	end := slices.IndexFunc(steps, func(s *dxpuv1.Step) bool { return s.NodeId == "" && begins[s.Name] })
+	if end < 0 {
+		end = len(steps)
+	}
+	var out []phase
+	if end > 0 {
+		out = append(out, draw("Attach", steps[:end]))
+	}
+	if end < len(steps) {
+		p := draw("Detach", steps[end:])
+		p.After = took(steps[end].GetDuration().AsDuration())
+		out = append(out, p)
+	}
+	return out
+}
+
+// draw places steps on the time that they took together. A step's bar begins
+// where the step before it was reached.
+func draw(name string, steps []*dxpuv1.Step) phase {
+	p := phase{Name: name}
+	first := steps[0].GetTime().AsTime()
+	last := steps[len(steps)-1].GetTime().AsTime()
+	p.Took = last.Sub(first)
+	whole := float64(max(p.Took, 1))
+	for i, s := range steps {
+		v := stepView{Step: s, By: orElse(s.NodeId, "manager")}
+		if i > 0 {
+			at := s.GetTime().AsTime()
+			from := max(0, at.Sub(first)-s.GetDuration().AsDuration())
+			v.X = 100 * float64(from) / whole
+			v.W = 100 * float64(at.Sub(first)-from) / whole
+		}
+		p.Steps = append(p.Steps, v)
+	}
+	return p
+}
+
+func (s *Server) leasePage(v *view) error {
+	id := v.r.PathValue("lease")
+	v.Name, v.Title, v.Nav = "lease", "Lease "+id, "leases"
+	res, err := answer(v.api.GetLease(v.ctx(), connect.NewRequest(&dxpuv1.GetLeaseRequest{LeaseId: id})))
+	if err != nil {
+		return err
+	}
+	l := res.GetLease()
+	d := &leaseData{Lease: l, GPUs: gpusOf(l), Over: l.State >= dxpuv1.LeaseState_LEASE_STATE_RELEASED}
+	v.Data = d
+	for _, b := range slices.Backward(l.Bindings) {
+		d.Bindings = append(d.Bindings, bindingView{b, phases(b)})
+	}
+	// What serves comes first, then what is over; within, by host slot.
+	slices.SortStableFunc(d.Bindings, func(a, b bindingView) int {
+		return cmp.Or(cmp.Compare(rank(a.State), rank(b.State)), cmp.Compare(a.HostSlot, b.HostSlot))
+	})
+	why, err := answer(v.api.ExplainLease(v.ctx(), connect.NewRequest(&dxpuv1.ExplainLeaseRequest{What: &dxpuv1.ExplainLeaseRequest_LeaseId{LeaseId: id}})))
+	if err == nil {
+		d.Why = why.Explanation
+	}
+	d.Events, err = newestEvents(v, &dxpuv1.EventFilter{LeaseId: id}, shownEvents)
+	return allowed(err)
+}
+
+func rank(s dxpuv1.BindingState) int {
+	if s == dxpuv1.BindingState_BINDING_STATE_RELEASED {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,262 @@
+package web
+
+import (
+	"cmp"
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// poolData is what the page of the pool shows.
+type poolData struct {
+	Counts  counts
+	Racks   []rack
+	Drawn   bool // slots are drawn; else racks are summed up
+	Age     string
+	Hidden  bool // the caller may not see boxes
+	Models  []string
+	Filter  poolFilter
+	Trouble []trouble
+	Queue   []*dxpuv1.Lease
+	Events  []*dxpuv1.Event
+	Page    int
+	Pages   int
+}
+
+// poolFilter is what the query says of the map.
+type poolFilter struct {
+	Rack, Model, Show string
+	OneRack           bool
+}
+
+// trouble is one thing that needs somebody.
+type trouble struct {
+	Kind kind
+	What string
+	Href string
+	Why  string
+}
+
+// racksPerPage bounds the rows of a large pool's page.
+const racksPerPage = 100
+
+func (s *Server) poolPage(v *view) error {
+	v.Name, v.Title, v.Nav = "pool", "Pool", "pool"
+	d := &poolData{Filter: poolFilter{
+		Rack: v.Query.Get("rack"), Model: v.Query.Get("model"), Show: v.Query.Get("show"), OneRack: v.Query.Has("rack"),
+	}}
+	v.Data = d
+	load := s.drawPool
+	if v.Pool.Gpus > maxDrawn {
+		load = s.sumPool
+	}
+	err := load(v, d)
+	if connect.CodeOf(err) == connect.CodePermissionDenied {
+		d.Hidden, err = true, nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, m := range v.Pool.Spares {
+		d.Models = append(d.Models, m.Model)
+	}
+	d.dim()
+	if err := s.poolTrouble(v, d); err != nil {
+		return err
+	}
+	if d.Queue, err = queue(v, 8); err != nil {
+		return err
+	}
+	d.Events, err = newestEvents(v, nil, 10)
+	return allowed(err)
+}
+
+// drawPool loads a pool of which every slot is drawn.
+func (s *Server) drawPool(v *view, d *poolData) error {
+	var boxes []*dxpuv1.Box
+	if err := walkBoxes(v.ctx(), v.api, func(more []*dxpuv1.Box) { boxes = append(boxes, more...) }); err != nil {
+		return err
+	}
+	d.Drawn = true
+	d.Racks = byRack(boxes, true)
+	for _, r := range d.Racks {
+		d.Counts.add(r.Counts)
+	}
+	d.oneRack()
+	return nil
+}
+
+// sumPool loads a pool that is too large for that.
+func (s *Server) sumPool(v *view, d *poolData) error {
+	sums, err := s.racks.get(credential(v.r), s.cfg.Now, func() ([]rack, error) { return sumRacks(v.ctx(), v.api) })
+	if err != nil {
+		return err
+	}
+	d.Racks = slices.Clone(sums.racks)
+	for _, r := range d.Racks {
+		d.Counts.add(r.Counts)
+	}
+	if age := v.Now.Sub(sums.at); age >= time.Second {
+		d.Age = roughly(age)
+	}
+	if !d.Filter.OneRack {
+		d.paginate(v.Query)
+		return nil
+	}
+	d.oneRack()
+	if len(d.Racks) == 1 {
+		return d.drawRack(v)
+	}
+	return nil
+}
+
+// drawRack loads the boxes of the one rack that is shown.
+func (d *poolData) drawRack(v *view) error {
+	r := &d.Racks[0]
+	d.Drawn = true
+	for _, id := range r.ids[:min(len(r.ids), maxDrawn/8)] {
+		res, err := v.api.GetBox(v.ctx(), connect.NewRequest(&dxpuv1.GetBoxRequest{BoxId: id}))
+		switch {
+		case connect.CodeOf(err) == connect.CodeNotFound: // gone since the sums were made
+		case err != nil:
+			return err
+		default:
+			r.Boxes = append(r.Boxes, newBoxView(res.Msg.Box))
+		}
+	}
+	return nil
+}
+
+// oneRack leaves the rack that the query names.
+func (d *poolData) oneRack() {
+	if d.Filter.OneRack {
+		d.Racks = slices.DeleteFunc(d.Racks, func(r rack) bool { return r.Name != d.Filter.Rack })
+	}
+}
+
+// paginate leaves the racks of the page that the query names.
+func (d *poolData) paginate(q url.Values) {
+	d.Pages = (len(d.Racks) + racksPerPage - 1) / racksPerPage
+	n, _ := strconv.Atoi(q.Get("page"))
+	d.Page = min(max(n, 1), max(d.Pages, 1))
+	from := (d.Page - 1) * racksPerPage
+	d.Racks = d.Racks[from:min(len(d.Racks), from+racksPerPage)]
+}
+
+// dim marks the slots that the filter leaves out, and finds the models.
+func (d *poolData) dim() {
+	show := kindNamed(d.Filter.Show)
+	models := map[string]bool{}
+	for _, m := range d.Models {
+		models[m] = true
+	}
+	for _, r := range d.Racks {
+		for _, b := range r.Boxes {
+			for i := range b.Slots {
+				s := &b.Slots[i]
+				model := s.GPU.GetDevice().GetModel()
+				if model != "" {
+					models[model] = true
+				}
+				s.Dim = show != kinds && s.Kind != show || d.Filter.Model != "" && model != d.Filter.Model
+			}
+		}
+	}
+	d.Models = d.Models[:0]
+	for m := range models {
+		d.Models = append(d.Models, m)
+	}
+	slices.SortFunc(d.Models, compareNatural)
+}
+
+// poolTrouble finds what needs somebody: silent nodes, broken GPUs, leases with
+// too few of them, spares that are missing.
+func (s *Server) poolTrouble(v *view, d *poolData) error {
+	for _, r := range d.Racks {
+		for _, b := range r.Boxes {
+			if !b.Node.GetConnected() {
+				d.add(trouble{
+					unreachable, "Box " + b.ID, "/ui/boxes/" + url.PathEscape(b.ID),
+					fmt.Sprintf("has not reported for %s; %s in it, %d leased", ago(v.Now, b.Node.GetLastReportTime()), plural(b.Counts.Total(), "GPU"), b.leased()),
+				})
+			}
+		}
+		if r.Boxes == nil && r.Silent > 0 {
+			d.add(trouble{unreachable, "Rack " + orElse(r.Name, "without a name"), "/?rack=" + url.QueryEscape(r.Name), plural(r.Silent, "box does", "boxes do") + " not report"})
+		}
+	}
+	if lost := v.Pool.Hosts - min(v.Pool.Hosts, v.Pool.HostsConnected); lost > 0 {
+		d.add(trouble{unreachable, "Hosts", "/ui/hosts?show=lost", plural(lost, "host does", "hosts do") + " not report"})
+	}
+	for _, h := range []dxpuv1.Health{dxpuv1.Health_HEALTH_FAILED, dxpuv1.Health_HEALTH_DEGRADED} {
+		res, err := answer(v.api.ListGPUs(v.ctx(), connect.NewRequest(&dxpuv1.ListGPUsRequest{Health: h, PageSize: shownTrouble})))
+		if allowed(err) != nil {
+			return err
+		}
+		for _, g := range res.GetGpus() {
+			d.add(trouble{kindOf(g), "GPU " + g.Id, gpuHref(g.Id), word(h) + colon(g.HealthDetail)})
+		}
+	}
+	leases, err := answer(v.api.ListLeases(v.ctx(), connect.NewRequest(&dxpuv1.ListLeasesRequest{State: dxpuv1.LeaseState_LEASE_STATE_DEGRADED, PageSize: shownTrouble})))
+	if allowed(err) != nil {
+		return err
+	}
+	for _, l := range leases.GetLeases() {
+		d.add(trouble{degraded, "Lease " + l.Id, "/ui/leases/" + url.PathEscape(l.Id), "degraded" + colon(l.StateReason)})
+	}
+	for _, m := range v.Pool.Spares {
+		if m.Held < m.Wanted {
+			d.add(trouble{held, "Spares of " + m.Model, "/#spares", fmt.Sprintf("%d of %d are there", m.Held, m.Wanted)})
+		}
+	}
+	return nil
+}
+
+func (d *poolData) add(t trouble) { d.Trouble = append(d.Trouble, t) }
+
+func colon(s string) string {
+	if s == "" {
+		return ""
+	}
+	return ": " + s
+}
+
+// queue lists the leases that wait, the next one first.
+func queue(v *view, most int) ([]*dxpuv1.Lease, error) {
+	res, err := answer(v.api.ListLeases(v.ctx(), connect.NewRequest(&dxpuv1.ListLeasesRequest{State: dxpuv1.LeaseState_LEASE_STATE_PENDING, PageSize: maxFetch})))
+	if err != nil {
+		return nil, allowed(err)
+	}
+	slices.SortStableFunc(res.Leases, func(a, b *dxpuv1.Lease) int { return cmp.Compare(a.QueuePosition, b.QueuePosition) })
+	return res.Leases[:min(len(res.Leases), most)], nil
+}
+
+// newestEvents lists the last events, the newest first.
+func newestEvents(v *view, f *dxpuv1.EventFilter, n int) ([]*dxpuv1.Event, error) {
+	res, err := answer(v.api.ListEvents(v.ctx(), connect.NewRequest(&dxpuv1.ListEventsRequest{Filter: f, NewestFirst: true, PageSize: int32(n)})))
+	return res.GetEvents(), err
+}
+
+// gpuHref is the page of a GPU, whose ID is "BOX/SLOT".
+func gpuHref(id string) string {
+	box, slot, ok := cutLast(id)
+	if !ok {
+		return "/ui/gpus"
+	}
+	return "/ui/gpus/" + url.PathEscape(box) + "/" + url.PathEscape(slot)
+}
+
+func cutLast(id string) (before, after string, ok bool) {
+	for i := len(id) - 1; i >= 0; i-- {
+		if id[i] == '/' {
+			return id[:i], id[i+1:], true
+		}
+	}
+	return id, "", false
+}

@@ -1,0 +1,316 @@
+package web
+
+import (
+	"bytes"
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"html/template"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+)
+
+//go:embed assets
+var assets embed.FS
+
+// assetVersion changes with any file that a browser keeps.
+var assetVersion = func() string {
+	h := fnv.New64a()
+	for _, name := range []string{"app.js", "style.css", "favicon.svg"} {
+		b, err := assets.ReadFile("assets/" + name)
+		if err != nil {
+			panic("web: " + err.Error()) // not in the program
+		}
+		_, _ = h.Write(b)
+	}
+	return strconv.FormatUint(h.Sum64(), 36)
+}()
+
+// static serves the style, the script and the icon. Their URL carries their
+// version, so a browser may keep them.
+func static(w http.ResponseWriter, r *http.Request) {
+	types := map[string]string{"app.js": "text/javascript; charset=utf-8", "style.css": "text/css; charset=utf-8", "favicon.svg": "image/svg+xml"}
+	name := r.PathValue("file")
+	b, err := assets.ReadFile("assets/" + name)
+	if types[name] == "" || err != nil {
+		http.NotFound(w, r)
+		return
+	}
+	w.Header().Set("Content-Type", types[name])
+	w.Header().Set("Cache-Control", "public, max-age=31536000, immutable")
+	_, _ = w.Write(b)
+}
+
+// templates are the pages by name, each with the frame around it.
+var templates = func() map[string]*template.Template {
+	all := map[string]*template.Template{}
+	frame := template.Must(template.New("").Funcs(functions).ParseFS(assets, "assets/frame.html", "assets/parts.html"))
+	names, err := fs.Glob(assets, "assets/pages/*.html")
+	if err != nil {
+		panic("web: " + err.Error())
+	}
+	for _, name := range names {
+		base := name[len("assets/pages/") : len(name)-len(".html")]
+		all[base] = template.Must(template.Must(frame.Clone()).ParseFS(assets, name))
+	}
+	return all
+}()
+
+var functions = template.FuncMap{
+	"word": word, "number": number, "took": tookProto, "rate": rate, "memory": memory, "rtt": rtt, "machine": machine,
+	"sentence": sentence, "wish": wish, "orElse": orElse, "plural": plural, "kindOf": kindOf, "about": about,
+	"moment": moment, "ago": ago, "query": query,
+	"percent": func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) + "%" },
+	"dict":    dict, "gpuHref": gpuHref, "leaseClass": leaseClass, "between": between,
+	"inc": func(n int, by ...int) int {
+		n++
+		for _, b := range by {
+			n += b
+		}
+		return n
+	},
+	// The table's heading says already that the lease is in the queue.
+	"waits":     func(s string) string { return sentence(strings.TrimPrefix(s, "in the queue: ")) },
+	"step":      func(s string) string { return strings.ReplaceAll(s, "_", " ") },
+	"places":    func() []entry { return places },
+	"hostShows": func() []entry { return hostShows },
+}
+
+// entry is one of several to choose from.
+type entry struct{ Key, Name, Href string }
+
+var places = []entry{
+	{"pool", "Pool", "/"},
+	{"leases", "Leases", "/ui/leases"},
+	{"hosts", "Hosts", "/ui/hosts"},
+	{"gpus", "GPUs", "/ui/gpus"},
+	{"tenants", "Tenants", "/ui/tenants"},
+	{"events", "Events", "/ui/events"},
+}
+
+var hostShows = []entry{
+	{Name: "all"},
+	{Key: "lost", Name: "silent"},
+	{Key: "cordoned", Name: "cordoned"},
+	{Key: "used", Name: "with GPUs"},
+	{Key: "free", Name: "with free slots"},
+}
+
+// leaseClass is the colour of a lease's state.
+func leaseClass(s dxpuv1.LeaseState) string {
+	switch s {
+	case dxpuv1.LeaseState_LEASE_STATE_ACTIVE:
+		return "good"
+	case dxpuv1.LeaseState_LEASE_STATE_PENDING, dxpuv1.LeaseState_LEASE_STATE_BINDING:
+		return "wait"
+	case dxpuv1.LeaseState_LEASE_STATE_DEGRADED, dxpuv1.LeaseState_LEASE_STATE_FAILED:
+		return "bad"
+	}
+	return "off"
+}
+
+func between(a, b *timestamppb.Timestamp) string { return took(b.AsTime().Sub(a.AsTime())) }
+
+// dict hands several values to a part of a page.
+func dict(pairs ...any) (map[string]any, error) {
+	out := map[string]any{}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		key, ok := pairs[i].(string)
+		if !ok {
+			return nil, fmt.Errorf("dict: %v is no name", pairs[i])
+		}
+		out[key] = pairs[i+1]
+	}
+	return out, nil
+}
+
+// query is the present query with some values changed; an empty value goes.
+func query(q url.Values, pairs ...any) template.URL {
+	out := url.Values{}
+	for k, v := range q {
+		out[k] = v
+	}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		k, v := fmt.Sprint(pairs[i]), fmt.Sprint(pairs[i+1])
+		out.Del(k)
+		if v != "" {
+			out.Set(k, v)
+		}
+	}
+	return template.URL("?" + out.Encode()) // Encode escapes everything that is not a letter, digit, '-', '_', '.' or '~'
+}
+
+// view is one rendering of one page: who looks at what, when.
+type view struct {
+	Title string
+	Nav   string // the entry of the navigation that it belongs to
+	Name  string // of the template
+	Now   time.Time
+	Query url.Values
+	Here  string // path and query
+	Theme string
+	Form  string // token for forms
+	Said  string // what the action before left to say
+	// Poll is how often the page is fetched anew although nothing happened, in
+	// seconds: ages and counters move without events.
+	Poll     int
+	Live     bool
+	Me       *dxpuv1.WhoAmIResponse // nil: the manager does not say
+	SignedIn bool                   // by this page's form
+	Pool     *dxpuv1.Pool
+	Data     any
+
+	Assets string
+
+	api dxpuv1connect.PoolServiceClient
+	r   *http.Request
+}
+
+func (v *view) ctx() context.Context { return v.r.Context() }
+
+// Operator reports whether the viewer may maintain the pool. The manager
+// decides; this only keeps buttons away that would not work.
+func (v *view) Operator() bool {
+	if v.Me == nil {
+		return true
+	}
+	return v.Me.Role == dxpuv1.Role_ROLE_UNSPECIFIED || v.Me.Role == dxpuv1.Role_ROLE_ADMIN || v.Me.Role == dxpuv1.Role_ROLE_OPERATOR
+}
+
+// pageFunc fills a view.
+type pageFunc func(*view) error
+
+// page makes a handler of what fills a view.
+func (s *Server) page(fill pageFunc) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		v := s.newView(w, r)
+		err := v.load()
+		if err == nil {
+			err = fill(v)
+		}
+		if err != nil {
+			s.fail(w, v, err)
+			return
+		}
+		v.write(w, http.StatusOK)
+	})
+}
+
+func (s *Server) newView(w http.ResponseWriter, r *http.Request) *view {
+	v := &view{
+		Now: s.cfg.Now(), Query: r.URL.Query(), Here: r.URL.RequestURI(), Form: formToken(w, r), Said: said(w, r),
+		Poll: 5, Live: true, SignedIn: cookie(r, tokenCookie) != "", Pool: &dxpuv1.Pool{}, Assets: assetVersion,
+		api: s.cfg.Client(r), r: r,
+	}
+	if t := cookie(r, themeCookie); t == "light" || t == "dark" {
+		v.Theme = t
+	}
+	return v
+}
+
+// load asks for what every page has at its head. A caller that may not see the
+// pool's totals sees a page without them.
+func (v *view) load() error {
+	me, err := v.api.WhoAmI(v.ctx(), connect.NewRequest(&dxpuv1.WhoAmIRequest{}))
+	switch connect.CodeOf(err) {
+	case connect.CodeUnauthenticated:
+		return err
+	}
+	if err == nil {
+		v.Me = me.Msg
+	}
+	pool, err := v.api.GetPool(v.ctx(), connect.NewRequest(&dxpuv1.GetPoolRequest{}))
+	if err == nil && pool.Msg.Pool != nil {
+		v.Pool = pool.Msg.Pool
+	}
+	return allowed(err)
+}
+
+// allowed forgets that something is not for the caller's eyes.
+func allowed(err error) error {
+	if connect.CodeOf(err) == connect.CodePermissionDenied {
+		return nil
+	}
+	return err
+}
+
+// write renders the page, whole or not at all.
+func (v *view) write(w http.ResponseWriter, status int) {
+	var b bytes.Buffer
+	if err := templates[v.Name].ExecuteTemplate(&b, "frame", v); err != nil {
+		http.Error(w, "this page cannot be rendered: "+err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = b.WriteTo(w) // the browser has gone
+}
+
+// renderBare renders a page that needs nothing of the manager.
+func (s *Server) renderBare(w http.ResponseWriter, r *http.Request, status int, name, title string, data any) {
+	v := s.newView(w, r)
+	v.Name, v.Title, v.Data, v.Live, v.Poll = name, title, data, false, 0
+	v.write(w, status)
+}
+
+// failure is what the page of an error shows.
+type failure struct {
+	Status  int
+	Message string
+	Leader  string
+}
+
+// fail shows an error; who has no credential is asked for one.
+func (s *Server) fail(w http.ResponseWriter, v *view, err error) {
+	if connect.CodeOf(err) == connect.CodeUnauthenticated {
+		http.Redirect(w, v.r, "/ui/signin?next="+url.QueryEscape(v.Here), http.StatusSeeOther)
+		return
+	}
+	status := httpStatus(err)
+	v.Name, v.Title, v.Poll = "failure", http.StatusText(status), 0
+	f := failure{Status: status, Message: sentence(message(err))}
+	var ce *connect.Error
+	if errors.As(err, &ce) {
+		f.Leader = ce.Meta().Get("Dxpu-Leader") // a manager that follows names who leads
+	}
+	v.Data = f
+	v.write(w, status)
+}
+
+var errNoPage = connect.NewError(connect.CodeNotFound, errors.New("there is no such page"))
+
+func (s *Server) noPage(*view) error { return errNoPage }
+
+func httpStatus(err error) int {
+	switch connect.CodeOf(err) {
+	case connect.CodeNotFound:
+		return http.StatusNotFound
+	case connect.CodeInvalidArgument, connect.CodeOutOfRange:
+		return http.StatusBadRequest
+	case connect.CodeUnauthenticated:
+		return http.StatusUnauthorized
+	case connect.CodePermissionDenied:
+		return http.StatusForbidden
+	case connect.CodeAborted, connect.CodeAlreadyExists, connect.CodeFailedPrecondition:
+		return http.StatusConflict
+	case connect.CodeResourceExhausted:
+		return http.StatusTooManyRequests
+	case connect.CodeUnimplemented:
+		return http.StatusNotImplemented
+	case connect.CodeUnavailable, connect.CodeCanceled, connect.CodeDeadlineExceeded:
+		return http.StatusServiceUnavailable
+	}
+	return http.StatusInternalServerError
+}

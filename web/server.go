@@ -1,0 +1,109 @@
+package web
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+)
+
+// Config needs Client only.
+type Config struct {
+	// Client makes what a request's pages are made with: a client that acts with
+	// the rights of whoever sent the request. Caller makes one.
+	Client func(*http.Request) dxpuv1connect.PoolServiceClient
+	// Now is the clock, for ages; nil: time.Now.
+	Now func() time.Time
+	// MaxStreams bounds the live pages that are open at a time. 0: 256. Others
+	// work, and are told to come again.
+	MaxStreams int
+	// WriteTimeout is how long a browser may take to accept a few bytes of a
+	// stream before it is cut off. 0: 10 s.
+	WriteTimeout time.Duration
+}
+
+const (
+	defaultMaxStreams   = 256
+	defaultWriteTimeout = 10 * time.Second
+	// maxForm bounds the body of a form, in bytes: a token or a reason.
+	maxForm = 16 << 10
+)
+
+// Server serves "/" and everything below "/ui/".
+type Server struct {
+	cfg     Config
+	handler http.Handler
+	streams chan struct{} // one entry per open stream
+	racks   *rackCache
+}
+
+// New makes a Server.
+func New(cfg Config) *Server {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.MaxStreams == 0 {
+		cfg.MaxStreams = defaultMaxStreams
+	}
+	if cfg.WriteTimeout == 0 {
+		cfg.WriteTimeout = defaultWriteTimeout
+	}
+	s := &Server{cfg: cfg, streams: make(chan struct{}, cfg.MaxStreams), racks: newRackCache()}
+	mux := http.NewServeMux()
+	for pattern, show := range map[string]pageFunc{
+		"GET /{$}":                  s.poolPage,
+		"GET /ui/leases":            s.leasesPage,
+		"GET /ui/leases/{lease}":    s.leasePage,
+		"GET /ui/hosts":             s.hostsPage,
+		"GET /ui/hosts/{host}":      s.hostPage,
+		"GET /ui/boxes/{box}":       s.boxPage,
+		"GET /ui/gpus":              s.gpusPage,
+		"GET /ui/gpus/{box}/{slot}": s.gpuPage,
+		"GET /ui/tenants":           s.tenantsPage,
+		"GET /ui/events":            s.eventsPage,
+		"GET /ui/":                  s.noPage,
+	} {
+		mux.Handle(pattern, s.page(show))
+	}
+	mux.HandleFunc("GET /ui/stream", s.stream)
+	mux.HandleFunc("GET /ui/static/{file}", static)
+	mux.HandleFunc("GET /ui/signin", s.signInForm)
+	mux.HandleFunc("POST /ui/signin", s.signIn)
+	mux.HandleFunc("POST /ui/signout", s.signOut)
+	mux.HandleFunc("POST /ui/theme", setTheme)
+	mux.HandleFunc("POST /ui/do", s.act)
+	// Forms are taken from our own pages only: by what the browser says of their
+	// origin here, by a token in the form in checkForm.
+	s.handler = http.NewCrossOriginProtection().Handler(mux)
+	return s
+}
+
+// Beside serves the pages beside the API that they are made from.
+func Beside(api http.Handler) http.Handler {
+	pages := New(Config{Client: Caller(api)})
+	mux := http.NewServeMux()
+	mux.Handle("/", api)
+	mux.Handle("GET /{$}", pages)
+	mux.Handle("/ui/", pages)
+	return mux
+}
+
+// securityPolicy lets a page load its own style, script and pictures, talk to
+// its own server, and nothing else: not even a style attribute.
+const securityPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
+	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Content-Security-Policy", securityPolicy)
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Referrer-Policy", "same-origin")
+	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	h.Set("Cache-Control", "no-store")
+	if r.Method == http.MethodPost {
+		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+	}
+	s.handler.ServeHTTP(w, r)
+}
