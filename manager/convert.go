@@ -38,6 +38,7 @@ func (t *tx) nodeInfo(n *nodeRecord) *dxpuv1.NodeInfo {
 	if n.Cordon != nil {
 		info.Cordoned, info.CordonReason, info.Draining = true, n.Cordon.Reason, n.Cordon.Drain != nil
 	}
+	info.Unstable = n.Stability != nil && n.Stability.Unstable
 	if l := t.live[n.ID]; l != nil {
 		info.LastReportTime = timestamp(l.last)
 		info.AppliedRevision = l.observed.GetAppliedRevision()
@@ -60,7 +61,7 @@ func (t *tx) hostMessage(n *nodeRecord) *dxpuv1.Host {
 		if b := t.shownIn(hostSlot{n.ID, s.Slot}); b != nil {
 			slot.BindingId, slot.LeaseId, slot.GpuId = b.ID, b.LeaseID, b.gpuID()
 			if o := t.observed(n.ID, b); o != nil {
-				slot.ObservedState, slot.Counters = o.State, o.Counters
+				slot.ObservedState, slot.Counters, slot.Paths = o.State, o.Counters, o.Paths
 			}
 		}
 		out.Slots = append(out.Slots, slot)
@@ -87,6 +88,13 @@ func (t *tx) gpuMessage(n *nodeRecord, s *slotRecord) *dxpuv1.GPU {
 		Health: s.Health, HealthDetail: s.HealthDetail, State: dxpuv1.GPUState_GPU_STATE_FREE,
 		ResourceVersion: n.ResourceVersion,
 	}
+	if why := s.Care.outOfService(); why != "" {
+		if g.Health == dxpuv1.Health_HEALTH_OK {
+			g.Health, g.HealthDetail = dxpuv1.Health_HEALTH_DEGRADED, why
+		}
+		g.QuarantinedUntil = timestamp(s.Care.Until)
+	}
+	g.Errors = s.Care.errorsMessage()
 	if !t.connected(n.ID) {
 		g.Health, g.HealthDetail = dxpuv1.Health_HEALTH_UNREACHABLE, "the box does not report"
 	}
@@ -106,6 +114,9 @@ func (t *tx) gpuMessage(n *nodeRecord, s *slotRecord) *dxpuv1.GPU {
 	}
 	if b != nil {
 		g.BindingId, g.LeaseId, g.HostId, g.HostSlot = b.ID, b.LeaseID, b.HostID, b.HostSlot
+		if l := t.leases.get(b.LeaseID); l != nil {
+			g.Tenant = l.spec.Tenant
+		}
 		if o := t.observed(n.ID, b); o != nil {
 			g.ObservedState, g.Counters = o.State, o.Counters
 		}
@@ -160,6 +171,7 @@ func bindingMessage(b *bindingRecord) *dxpuv1.Binding {
 func (t *tx) desired(n *nodeRecord) *dxpuv1.DesiredState {
 	out := &dxpuv1.DesiredState{
 		ClusterId: t.meta.ClusterID, NodeId: n.ID, NodeNumber: n.Number, Revision: n.DesiredRevision,
+		Resets: desiredResets(n),
 	}
 	for _, id := range t.bindingsAt(n.ID) {
 		b := t.bindings.get(id)

@@ -3,6 +3,7 @@ package manager
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -22,11 +23,15 @@ type fakeNode struct {
 	boxKind  dxpuv1.BoxKind
 	slots    int
 	model    string
-	down     bool            // neither hears nor reports
-	deaf     bool            // reports, but does not hear
-	dead     map[uint32]bool // failed devices
-	linkDown bool            // a host says of every binding that it is lost
-	refuses  bool            // says FAILED to everything new
+	down     bool                         // neither hears nor reports
+	deaf     bool                         // reports, but does not hear
+	dead     map[uint32]bool              // failed devices
+	linkDown bool                         // a host says of every binding that it is lost
+	refuses  bool                         // says FAILED to everything new
+	errors   map[uint32]map[uint32]uint64 // of a device by code, since the proxy started
+	resets   map[uint32]uint64            // carried out
+	noResets bool                         // of a version that does not know them
+	paths    []dxpuv1.Health              // of every binding
 
 	instance int
 	sequence uint64
@@ -44,6 +49,11 @@ func (n *fakeNode) apply(d *dxpuv1.DesiredState) {
 	n.applied = d.Revision
 	have := n.has
 	n.has = map[uint32]*dxpuv1.ObservedBinding{}
+	for _, r := range d.Resets {
+		if !n.noResets {
+			n.resets[r.Slot] = r.Sequence
+		}
+	}
 	for _, b := range d.Bindings {
 		if old := have[b.Slot]; old != nil && old.BindingId == b.BindingId && old.Epoch == b.Epoch {
 			n.has[b.Slot] = old
@@ -73,12 +83,23 @@ func (n *fakeNode) observe() *dxpuv1.ObservedState {
 		s := &dxpuv1.ObservedSlot{Slot: i, Health: dxpuv1.Health_HEALTH_OK}
 		if n.box() {
 			s.Device = &dxpuv1.Device{Model: n.model, MemoryBytes: 1 << 30}
+			if n.boxKind == dxpuv1.BoxKind_BOX_KIND_NVLINK {
+				s.Device.NvlinkDomain = "nv0"
+			}
 		}
 		if n.dead[i] {
 			s.Health = dxpuv1.Health_HEALTH_FAILED
 		}
+		s.ResetSequence = n.resets[i]
+		for code, count := range n.errors[i] {
+			s.Errors = append(s.Errors, &dxpuv1.DeviceError{Code: code, Count: count})
+		}
+		slices.SortFunc(s.Errors, func(a, b *dxpuv1.DeviceError) int { return int(a.Code) - int(b.Code) })
 		if b := n.has[i]; b != nil {
 			s.Binding = proto.CloneOf(b)
+			for p, h := range n.paths {
+				s.Binding.Paths = append(s.Binding.Paths, &dxpuv1.PathStatus{Path: uint32(p), Health: h})
+			}
 			if n.linkDown && s.Binding.State == attached {
 				s.Binding.State = lost
 			}
@@ -92,6 +113,16 @@ func (n *fakeNode) observe() *dxpuv1.ObservedState {
 func (n *fakeNode) restart() {
 	n.instance++
 	n.sequence = 0
+	clear(n.errors)
+	clear(n.resets)
+}
+
+// suffer makes a device report one more error.
+func (n *fakeNode) suffer(slot, code uint32) {
+	if n.errors[slot] == nil {
+		n.errors[slot] = map[uint32]uint64{}
+	}
+	n.errors[slot][code]++
 }
 
 // forget is a restart without a disk.
@@ -127,6 +158,7 @@ func newWorld(t fataler, cfg Config, nodes ...*fakeNode) *world {
 	for _, n := range nodes {
 		n.has = map[uint32]*dxpuv1.ObservedBinding{}
 		n.dead = map[uint32]bool{}
+		n.errors, n.resets = map[uint32]map[uint32]uint64{}, map[uint32]uint64{}
 		w.nodes[n.id] = n
 		w.order = append(w.order, n.id)
 		if err := m.update(context.Background(), func(tx *tx) error {

@@ -30,8 +30,9 @@ type care struct {
 	Recent []xid.Hit `json:"recent,omitempty"`
 	// Reset is the sequence of the reset that was asked for last, Done of the
 	// one that the box has confirmed.
-	Reset uint64 `json:"reset,omitempty"`
-	Done  uint64 `json:"done,omitempty"`
+	Reset uint64    `json:"reset,omitempty"`
+	Done  uint64    `json:"done,omitempty"`
+	Asked time.Time `json:"asked,omitzero"` // when it was asked for, or the delay was spoken of
 	// Due: the GPU must be reset before it serves again.
 	Due bool `json:"due,omitempty"`
 	// Until: the GPU is out of service at least so long; zero: it is not. Why
@@ -80,15 +81,17 @@ func (c *care) serves() bool { return c == nil || !c.Due && c.Until.IsZero() }
 // maintain sees to what is being maintained at a node, and sets the alarm for
 // what is to be looked at later.
 func (t *tx) maintain(id string) {
+	t.steady(id)
 	n := t.nodes.get(id)
 	if n.Cordon.draining() {
 		t.advanceDrain(n, nil)
 	}
 	for i := range n.Slots {
-		s := t.nodes.get(id).slot(n.Slots[i].Slot)
+		s := &t.nodes.get(id).Slots[i]
 		if s.Cordon.draining() {
 			t.advanceDrain(t.nodes.get(id), s)
 		}
+		t.nurse(id, s.Slot)
 	}
 }
 

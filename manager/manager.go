@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/placement"
+	"github.com/dxpu-project/dxpu/xid"
 )
 
 // Config has usable defaults for everything but the join token.
@@ -47,6 +48,12 @@ type Config struct {
 	MTU uint32
 	// KeepEnded is how many leases that are over are remembered at the most. 0: 50,000.
 	KeepEnded int
+	// Quarantine is how long a GPU with grave errors is kept out of service; a
+	// GPU that was good for Max begins anew. 0: 10 minutes to a day.
+	Quarantine xid.Backoff
+	// Probation is how long a node that was lost again and again must be there
+	// before it gets new bindings. 0: 30 s to 10 minutes.
+	Probation xid.Backoff
 	// Open says what callers without a credential may do; the zero value lets
 	// them enrol nodes and nothing else.
 	Open Open
@@ -93,6 +100,8 @@ func (c *Config) setDefaults() {
 	setDefault(&c.UnplugTimeout, defaultUnplugTimeout)
 	setDefault(&c.MTU, defaultMTU)
 	setDefault(&c.KeepEnded, defaultKeepEnded)
+	setDefault(&c.Quarantine, xid.Backoff{Base: 10 * time.Minute, Max: 24 * time.Hour})
+	setDefault(&c.Probation, xid.Backoff{Base: 30 * time.Second, Max: 10 * time.Minute})
 	if c.Store == nil {
 		c.Store = &MemoryStore{}
 	}

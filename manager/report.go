@@ -76,6 +76,7 @@ func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, ess
 		l.retired = l.observed.InstanceId
 	}
 	l.rates.update(o, t.now)
+	before := l.observed
 	l.observed, l.last, l.lost, l.essence = o, t.now, false, essence
 	if same {
 		return t.nodes.get(o.NodeId).DesiredRevision, m.last, nil
@@ -85,9 +86,13 @@ func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, ess
 			n := t.nodes.get(o.NodeId)
 			t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_CONNECTED), "%s %s reports", kindWord(n.Kind), n.ID)
 			t.restless[n.ID] = true
+			t.noteBack(n.ID)
 		}
 		t.markNode(o.NodeId)
+		fallen := t.fallen(o)
 		t.inventory(o)
+		t.takeErrors(o, fallen)
+		t.pathEvents(before, o)
 		return nil
 	})
 	if err != nil {
@@ -111,7 +116,7 @@ func (t *tx) inventory(o *dxpuv1.ObservedState) {
 			Health: s.Health, HealthDetail: bounded(s.HealthDetail),
 		}
 		if old := n.slot(s.Slot); old != nil {
-			r.Cordon = old.Cordon
+			r.Cordon, r.Care = old.Cordon, old.Care
 		}
 		slots = append(slots, r)
 	}

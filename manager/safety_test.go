@@ -13,6 +13,7 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/placement"
+	"github.com/dxpu-project/dxpu/xid"
 )
 
 // Whatever happens in whatever order: no GPU serves two bindings, no host slot
@@ -20,7 +21,10 @@ import (
 // over everything converges and nothing has leaked.
 func TestSafety(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := newWorld(t, Config{Reserve: placement.Reserve{Count: rapid.IntRange(0, 2).Draw(t, "spares")}},
+		w := newWorld(t, Config{
+			Quarantine: xid.Backoff{Base: 2 * time.Second, Max: 8 * time.Second}, Probation: xid.Backoff{Base: 2 * time.Second, Max: 8 * time.Second},
+			Reserve: placement.Reserve{Count: rapid.IntRange(0, 2).Draw(t, "spares")},
+		},
 			hostNode("h1", 2), hostNode("h2", 3), boxNode("b1", 2), boxNode("b2", 3))
 		w.putTenant("a", &dxpuv1.Quota{MaxGpus: 3})
 		w.putTenant("b", nil)

@@ -173,6 +173,7 @@ func (t *tx) advanceNode(id string) {
 	l.lost = true
 	t.fellSilent = append(t.fellSilent, l)
 	t.restless[id] = true
+	t.noteLost(id, l.last.Add(t.cfg.LostAfter))
 	n := t.nodes.get(id)
 	t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_LOST), "%s %s is silent", kindWord(n.Kind), id)
 	t.markNode(id)

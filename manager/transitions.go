@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"crypto/rand"
 	"fmt"
 	"slices"
@@ -349,12 +350,15 @@ func (t *tx) gpuHealth(b *bindingRecord) dxpuv1.Health {
 	if s == nil || s.Device == nil {
 		return dxpuv1.Health_HEALTH_FAILED // the slot is empty: the device is gone
 	}
+	if s.Care != nil && !s.Care.Until.IsZero() {
+		return dxpuv1.Health_HEALTH_FAILED // whatever its box says
+	}
 	return s.Health
 }
 
 func (t *tx) gpuDetail(b *bindingRecord) string {
 	if s := t.gpuSlot(b); s != nil && s.Device != nil {
-		return s.HealthDetail
+		return cmp.Or(s.HealthDetail, s.Care.outOfService())
 	}
 	return "the slot is empty"
 }
