@@ -79,6 +79,7 @@ type Client struct {
 	instance string
 	changed  chan struct{} // holds at most one wish to report
 	rewatch  chan struct{} // holds at most one wish to open the watch anew
+	reached  chan struct{} // holds at most one word that the manager answers again
 
 	connected atomic.Bool
 	known     atomic.Uint64 // revision of the last snapshot applied
@@ -112,6 +113,7 @@ func New(cfg Config, h Handler) (*Client, error) {
 		instance: newInstanceID(),
 		changed:  make(chan struct{}, 1),
 		rewatch:  make(chan struct{}, 1),
+		reached:  make(chan struct{}, 1),
 	}
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)

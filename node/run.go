@@ -24,6 +24,8 @@ const (
 	// keeps a thousand nodes from asking more than some hundred times a second.
 	firstBackoff = 50 * time.Millisecond
 	lastBackoff  = 3 * time.Second
+	// silence is how long a watch may owe a snapshot that reports speak of.
+	silence = time.Second
 	// callTimeout bounds a unary call; an answer takes milliseconds.
 	callTimeout = 5 * time.Second
 )
@@ -58,7 +60,7 @@ func (c *Client) Run(ctx context.Context) error {
 		} else {
 			c.log.Info("no conversation with the manager", "err", err)
 		}
-		if !pause.wait(ctx) {
+		if !pause.wait(ctx, nil) {
 			return nil
 		}
 	}
@@ -138,7 +140,7 @@ func (c *Client) watchLoop(ctx context.Context) error {
 			return ctx.Err()
 		}
 		c.log.Debug("watch ended", "err", err)
-		if !pause.wait(ctx) {
+		if !pause.wait(ctx, c.reached) {
 			return ctx.Err()
 		}
 	}
@@ -148,6 +150,10 @@ func (c *Client) watchLoop(ctx context.Context) error {
 // has gone silent.
 func (c *Client) watch(ctx context.Context, pause *backoff) error {
 	ctx, cancel := context.WithCancel(ctx)
+	select {
+	case <-c.rewatch: // meant for the watch before this one
+	default:
+	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		select {
@@ -221,7 +227,8 @@ func (c *Client) reportLoop(ctx context.Context) error {
 	defer tick.Stop()
 	pause := newBackoff()
 	var seq uint64
-	behind := 0 // answers in a row that speak of a revision we do not have
+	var behind time.Time // since when answers speak of a revision that we do not have
+	reached := true
 	for {
 		seq++
 		want, err := c.reportOnce(ctx, seq)
@@ -230,19 +237,26 @@ func (c *Client) reportLoop(ctx context.Context) error {
 			return err
 		}
 		if err != nil {
-			if !pause.wait(ctx) {
+			reached = false
+			if !pause.wait(ctx, nil) {
 				return ctx.Err()
 			}
 			continue
 		}
 		pause.reset()
+		if !reached {
+			poke(c.reached) // the watch need not wait its turn
+		}
+		reached = true
 		// A watch that says nothing while there is something to say is dead,
 		// whatever TCP thinks of it.
-		if behind++; want <= c.known.Load() {
-			behind = 0
-		} else if behind >= 4 {
+		if want <= c.known.Load() {
+			behind = time.Time{}
+		} else if behind.IsZero() {
+			behind = time.Now()
+		} else if time.Since(behind) > silence {
 			poke(c.rewatch)
-			behind = 0
+			behind = time.Time{}
 		}
 		select {
 		case <-ctx.Done():
@@ -307,7 +321,9 @@ func newBackoff() *backoff { return &backoff{next: firstBackoff} }
 
 func (b *backoff) reset() { b.next = firstBackoff }
 
-func (b *backoff) wait(ctx context.Context) bool {
+// wait waits for its time or for early, after which it begins from the start. It
+// returns false when ctx has ended.
+func (b *backoff) wait(ctx context.Context, early <-chan struct{}) bool {
 	d := b.next/2 + rand.N(b.next/2+1)
 	b.next = min(b.next*2, lastBackoff)
 	t := time.NewTimer(d)
@@ -315,6 +331,9 @@ func (b *backoff) wait(ctx context.Context) bool {
 	select {
 	case <-ctx.Done():
 		return false
+	case <-early:
+		b.reset()
+		return true
 	case <-t.C:
 		return true
 	}
