@@ -222,10 +222,11 @@ func (h *Host) do(start func(cookie uint64)) (rootcomplex.Event, error) {
 	if a.take(); !a.ok {
 		return rootcomplex.Event{}, fmt.Errorf("embedded: %w", gpudrv.ErrClosed)
 	}
+	got := a.got
 	h.mu.Lock()
-	h.idle = append(h.idle, a)
+	h.idle = append(h.idle, a) // somebody else's from here on
 	h.mu.Unlock()
-	return a.got, nil
+	return got, nil
 }
 
 // accessLocked returns an access to wait for.
