@@ -142,9 +142,9 @@ func (f *Fabric) askMTUs() []int {
 // Stats are counts since Open.
 type Stats struct {
 	Paths []udp.Stats
-	// Stray datagrams belong to no binding. Strangers are handshakes, or anything
-	// of a binding without a cipher, that come from another address than that of
-	// the peer, or by a path that the binding does not have. The links count what they drop by themselves.
+	// Stray datagrams belong to no binding. Strangers come from
+	// another address than that of the binding's peer, or by a path that the
+	// binding does not have. The links count what they drop by themselves.
 	Stray, Strangers uint64
 }
 

@@ -146,7 +146,3 @@ func PeekBinding(b []byte) (binding uint32, ok bool) {
 	}
 	return binary.BigEndian.Uint32(b[4:]), true
 }
-
-// PeekHandshake reports whether a datagram, whose binding PeekBinding has found,
-// says that it is one of a handshake.
-func PeekHandshake(b []byte) bool { return len(b) > 0 && Type(b[0]&0x0f).Handshake() }

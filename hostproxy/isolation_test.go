@@ -173,9 +173,6 @@ func TestForgedDatagramsAreDroppedInSilence(t *testing.T) {
 	traffic := func(binding, epoch uint32, number uint64) frame.Header {
 		return frame.Header{Type: frame.TypeTraffic, Binding: binding, Epoch: epoch, Number: number}
 	}
-	drops := func(reason string) func() float64 {
-		return func() float64 { return metric(t, n.boxes[0], "link_drops_total", "slot", "1", "reason", reason) }
-	}
 	strangers := func() float64 { return metric(t, n.boxes[0], "stranger_datagrams_total") }
 	stray := func() float64 { return metric(t, n.boxes[0], "stray_datagrams_total") }
 	for _, c := range []struct {
@@ -185,14 +182,14 @@ func TestForgedDatagramsAreDroppedInSilence(t *testing.T) {
 	}{
 		{"unknown binding", a.forge(traffic(0xabcdef, epoch, 1<<20), 256), stray},
 		{"no header at all", []byte("hello"), stray},
-		{"wrong key", a.forge(traffic(theirs, epoch, 1<<20), 256), drops("seal")},
-		{"wrong key, next key phase", a.forge(frame.Header{Type: frame.TypeTraffic, KeyPhase: 1, Binding: theirs, Epoch: epoch, Number: 1 << 20}, 256), drops("seal")},
-		{"old epoch", a.forge(traffic(theirs, epoch-1, 1<<20), 256), drops("stale_epoch")},
-		{"later epoch", a.forge(traffic(theirs, epoch+1, 1<<20), 256), drops("stale_epoch")},
+		{"wrong key", a.forge(traffic(theirs, epoch, 1<<20), 256), strangers},
+		{"wrong key, next key phase", a.forge(frame.Header{Type: frame.TypeTraffic, KeyPhase: 1, Binding: theirs, Epoch: epoch, Number: 1 << 20}, 256), strangers},
+		{"old epoch", a.forge(traffic(theirs, epoch-1, 1<<20), 256), strangers},
+		{"later epoch", a.forge(traffic(theirs, epoch+1, 1<<20), 256), strangers},
 		{"hello with a wrong key", a.forge(frame.Header{Type: frame.TypeHello, Binding: theirs, Epoch: epoch, Initiator: 5}, 64), strangers},
 		{"confirm for no session", a.forge(frame.Header{Type: frame.TypeConfirm, Binding: theirs, Epoch: epoch, Initiator: 5, Responder: 6}, 64), strangers},
-		{"a path that is not there", a.forge(frame.Header{Type: frame.TypeTraffic, Path: 3, Binding: theirs, Epoch: epoch}, 64), drops("path")},
-		{"too short", a.forge(traffic(theirs, epoch, 1<<20), 0), drops("seal")},
+		{"a path that is not there", a.forge(frame.Header{Type: frame.TypeTraffic, Path: 3, Binding: theirs, Epoch: epoch}, 64), strangers},
+		{"too short", a.forge(traffic(theirs, epoch, 1<<20), 0), strangers},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			before := c.counted()
@@ -237,9 +234,9 @@ func TestFloodsWithoutAKey(t *testing.T) {
 		a := newAttackerFrom(t, n.hosts[0].addrs[0], n.boxes[0].addrs[0])
 		h := frame.Header{Type: frame.TypeHello, Binding: n.bound(n.evilOnes), Epoch: uint32(n.evilOnes.epoch)}
 		n.flooded(t, a, h, 64)
-		if metric(t, n.boxes[0], "link_drops_total", "slot", "0", "reason", "flood") == 0 {
-			t.Error("the box has looked at every hello")
-		}
+		n.until("the box to say that it has not looked at every hello", func() bool {
+			return metric(t, n.boxes[0], "link_drops_total", "slot", "0", "reason", "flood") > 0
+		})
 	})
 	if s := n.atHost(n.theirs); s.GetState() != attached {
 		t.Errorf("the binding is %v: %s", s.GetState(), s.GetDetail())
@@ -253,7 +250,12 @@ func (n *neighbours) flooded(t *testing.T, a *attacker, h frame.Header, size int
 	stop, ended := make(chan struct{}), make(chan int)
 	go func() {
 		sent := 0
+		pace := time.NewTicker(time.Millisecond)
+		defer pace.Stop()
 		for ; !done(stop); sent++ {
+			if raceEnabled && sent%8 == 7 {
+				<-pace.C // with the detector a reader takes a fraction of what a sender sends
+			}
 			h.Number++
 			h.Initiator++
 			a.send(a.forge(h, size))
@@ -293,15 +295,15 @@ func TestNextTenantFindsNothing(t *testing.T) {
 	check(t, s.Fill(t.Context(), 0, 0x5ec2e700, vram))
 	check(t, s.Signal(t.Context(), 3, 0x5ec2e7))
 	check(t, s.Sync(t.Context()))
-	// Every register and the whole MSI-X table are written, in this order: a
-	// queue that is enabled so stumbles, and its errors are kept, too.
-	for _, bar := range []int{reg.BARMSIX, reg.BARRegisters} {
-		region, err := bus.BAR(bar)
+	// Every register is written: a queue that is enabled so stumbles, and its
+	// errors are kept, too.
+	for _, p := range registerPages {
+		region, err := bus.BAR(p.bar)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for off := uint64(0); off < region.Size(); off += 4 {
-			if bar == reg.BARRegisters && off == reg.Control {
+		for off := p.from; off < p.to; off += 4 {
+			if p.bar == reg.BARRegisters && off == reg.Control {
 				continue // a reset of its own would hide what is not cleaned
 			}
 			region.Write32(off, 0x5ec2e700|uint32(off&0xff)|1)
@@ -314,7 +316,7 @@ func TestNextTenantFindsNothing(t *testing.T) {
 	for name, now := range registersOf(t, bus) {
 		for i, v := range now {
 			if v != fresh[name][i] {
-				t.Errorf("%s at %#x: %#x, was %#x when the GPU was new", name, 4*i, v, fresh[name][i])
+				t.Errorf("%s, byte %#x: %#x, was %#x when the GPU was new", name, 4*i, v, fresh[name][i])
 			}
 		}
 	}
@@ -334,28 +336,38 @@ func TestNextTenantFindsNothing(t *testing.T) {
 	r.detach(b)
 }
 
-// registersOf reads all that a host can read of a device without memory: what
+// registerPages are where a GPU has registers.
+var registerPages = []struct {
+	name     string
+	bar      int
+	from, to uint64
+}{
+	{"MSI-X table", reg.BARMSIX, reg.MSIXTable, 16 * 16},
+	{"MSI-X pending bits", reg.BARMSIX, reg.MSIXPBA, reg.MSIXPBA + 8},
+	{"register", reg.BARRegisters, 0, reg.CountersEnd},
+	{"queue register", reg.BARRegisters, reg.Queue, reg.Queue + reg.DefaultQueues*reg.QueueStride},
+	{"semaphore", reg.BARRegisters, reg.Semaphore, reg.Semaphore + 8*reg.SemaphoreCount},
+}
+
+// registersOf reads all registers of a device and its configuration space: what
 // counts or tells the time is left out.
 func registersOf(t *testing.T, bus gpudrv.Bus) map[string][]uint32 {
 	t.Helper()
 	out := map[string][]uint32{}
-	for _, bar := range []struct {
-		name  string
-		index int
-	}{{"register", reg.BARRegisters}, {"MSI-X table", reg.BARMSIX}} {
-		region, err := bus.BAR(bar.index)
+	for _, p := range registerPages {
+		region, err := bus.BAR(p.bar)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for off := uint64(0); off < region.Size(); off += 8 {
+		for off := p.from; off < p.to; off += 8 {
 			v := region.Read64(off)
 			switch off {
 			case reg.Timestamp, reg.CountReadTLPs, reg.CountReadBytes, reg.CountCommands:
-				if bar.index == reg.BARRegisters {
+				if p.bar == reg.BARRegisters {
 					v = 0
 				}
 			}
-			out[bar.name] = append(out[bar.name], uint32(v), uint32(v>>32))
+			out[p.name] = append(out[p.name], uint32(v), uint32(v>>32))
 		}
 	}
 	for off := 0; off < 4096; off += 4 {

@@ -80,5 +80,5 @@ func (m Metrics) Fabric(f *fabric.Fabric) {
 		m.out <- prometheus.MustNewConstMetric(prometheus.NewDesc("dxpu_"+name, help, nil, nil), prometheus.CounterValue, float64(v))
 	}
 	total("stray_datagrams_total", "Datagrams of no binding of this node.", stats.Stray)
-	total("stranger_datagrams_total", "Handshakes, and datagrams of bindings without a cipher, that are not from the peer's address.", stats.Strangers)
+	total("stranger_datagrams_total", "Datagrams of a binding that are not from its peer's address.", stats.Strangers)
 }
