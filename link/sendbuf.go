@@ -86,7 +86,7 @@ type sendBuffer struct {
 
 const (
 	minRing = 16
-	minData = 16 << 10
+	minData = 1 << 10 // a link that is used for registers only, or idle, needs no more
 )
 
 func (s *sendBuffer) slot(seq uint64) *outgoing { return &s.ring[seq&uint64(len(s.ring)-1)] }
