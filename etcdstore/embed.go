@@ -1,0 +1,163 @@
+package etcdstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.etcd.io/etcd/server/v3/storage/wal"
+	"golang.org/x/sys/unix"
+)
+
+// walSegment is the size of a file of the write-ahead log, in bytes. Each is made
+// at its full size, and one ahead: etcd's own 64 MB are much for a small disk.
+const walSegment = 16 << 20
+
+var setWalSegment = sync.OnceFunc(func() { wal.SegmentSizeBytes = walSegment })
+
+// alone reports whether this process has all of etcd.
+func (s *Store) alone() bool { return s.server != nil && s.opts.InitialCluster == "" }
+
+// embed starts a server in this process. Its client makes function calls; the
+// server listens for nobody but its peers.
+func (s *Store) embed() error {
+	if s.opts.Dir == "" {
+		return errors.New("no data directory and no endpoints")
+	}
+	if err := os.MkdirAll(s.opts.Dir, 0o700); err != nil {
+		return fmt.Errorf("data directory: %w", err)
+	}
+	if err := s.lock(); err != nil {
+		return err
+	}
+	if err := s.checkDisk(); err != nil {
+		return errors.Join(err, s.unlock())
+	}
+	setWalSegment()
+	cfg, err := s.embedConfig()
+	if err != nil {
+		return errors.Join(err, s.unlock())
+	}
+	server, err := embed.StartEtcd(cfg)
+	if err != nil {
+		return errors.Join(fmt.Errorf("start: %w", err), s.unlock())
+	}
+	s.server, s.client = server, v3client.New(server.Server)
+	s.maxOps, s.maxBytes = embeddedOps, embeddedBytes
+	return nil
+}
+
+func (s *Store) embedConfig() (*embed.Config, error) {
+	cfg := embed.NewConfig()
+	cfg.Dir = filepath.Join(s.opts.Dir, "etcd")
+	cfg.Name = or(s.opts.Name, "manager")
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zapTo(s.log))
+	cfg.MaxTxnOps = embeddedOps + 8
+	cfg.MaxRequestBytes = embeddedBytes + embeddedBytes/2
+	cfg.QuotaBackendBytes = s.opts.Quota
+	cfg.BootstrapDefragThresholdMegabytes = 64
+	cfg.AutoCompactionMode, cfg.AutoCompactionRetention = embed.CompactorModePeriodic, "0" // compact does it
+	cfg.EnableGRPCGateway = false
+	// Twelve times a tick: members on one machine with a busy disk miss some.
+	cfg.TickMs, cfg.ElectionMs = 50, 600
+	cfg.WarningApplyDuration, cfg.WarningUnaryRequestDuration = time.Second, time.Second
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = nil, nil
+	if s.alone() || s.opts.InitialCluster == "" {
+		self := url.URL{Scheme: "http", Host: "127.0.0.1:1"} // nobody ever dials it
+		cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = nil, []url.URL{self}
+		cfg.InitialCluster = cfg.Name + "=" + self.String()
+		return cfg, nil
+	}
+	return cfg, s.joinPeers(cfg)
+}
+
+// joinPeers makes the server one of several.
+func (s *Store) joinPeers(cfg *embed.Config) error {
+	listen, err := url.Parse(s.opts.PeerListen)
+	if err != nil || listen.Host == "" {
+		return fmt.Errorf("--etcd-peer-listen: %q is not a URL like http://10.0.0.1:2380", s.opts.PeerListen)
+	}
+	advertise := ""
+	for _, member := range strings.Split(s.opts.InitialCluster, ",") {
+		if name, at, ok := strings.Cut(member, "="); ok && name == cfg.Name {
+			advertise = at
+		}
+	}
+	self, err := url.Parse(advertise)
+	if err != nil || advertise == "" {
+		return fmt.Errorf("--etcd-initial-cluster: %q has no \"%s=URL\" for this manager's --etcd-name", s.opts.InitialCluster, cfg.Name)
+	}
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{*listen}, []url.URL{*self}
+	cfg.InitialCluster = s.opts.InitialCluster
+	cfg.InitialClusterToken = "dxpu"
+	if s.opts.CAFile != "" {
+		cfg.PeerTLSInfo = transport.TLSInfo{
+			TrustedCAFile: s.opts.CAFile, CertFile: s.opts.CertFile, KeyFile: s.opts.KeyFile, ClientCertAuth: true,
+		}
+	}
+	return nil
+}
+
+// lock makes sure that no other process uses the data directory: etcd would wait
+// for it in silence.
+func (s *Store) lock() error {
+	f, err := os.OpenFile(filepath.Join(s.opts.Dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return errors.Join(fmt.Errorf("another manager uses the data directory %s: %w", s.opts.Dir, err), f.Close())
+	}
+	s.unlock = f.Close
+	return nil
+}
+
+// ready waits until the embedded server has a quorum.
+func (s *Store) ready(ctx context.Context) error {
+	if s.server == nil {
+		return nil
+	}
+	select {
+	case <-s.server.Server.ReadyNotify():
+		return nil
+	case <-s.server.Server.StopNotify():
+		return errors.New("etcdstore: the embedded server has stopped")
+	case err := <-s.server.Err():
+		return fmt.Errorf("etcdstore: the embedded server: %w", err)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// dial connects to a cluster that exists.
+func (s *Store) dial() error {
+	cfg := clientv3.Config{
+		Endpoints: s.opts.Endpoints, Logger: zapTo(s.log), DialTimeout: commitTimeout,
+		// A leader must notice a dead connection well before its lease ends.
+		DialKeepAliveTime: time.Second, DialKeepAliveTimeout: time.Second,
+	}
+	if s.opts.CAFile != "" || s.opts.CertFile != "" {
+		info := transport.TLSInfo{TrustedCAFile: s.opts.CAFile, CertFile: s.opts.CertFile, KeyFile: s.opts.KeyFile}
+		tls, err := info.ClientConfig()
+		if err != nil {
+			return fmt.Errorf("--etcd-ca, --etcd-cert, --etcd-key: %w", err)
+		}
+		cfg.TLS = tls
+	}
+	c, err := clientv3.New(cfg)
+	if err != nil {
+		return fmt.Errorf("--etcd-endpoints: %w", err)
+	}
+	s.client = c
+	return nil
+}

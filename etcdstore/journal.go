@@ -1,0 +1,99 @@
+package etcdstore
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// A change with more records than one transaction of etcd takes is atomic all the
+// same: it is written down first, in pieces; a last piece says that it is
+// complete, and with that it has happened. Then its records are changed, and the
+// journal goes. A leader that finds a complete journal does the rest; one that
+// finds an incomplete one removes it. Nobody but leaders reads the records.
+//
+//	journal/000000, journal/000001, ...  the change in JSON, cut into pieces
+//	journal/complete                     how many pieces
+
+type change struct {
+	Put    map[string][]byte `json:"put,omitempty"`
+	Remove []string          `json:"remove,omitempty"`
+}
+
+const completeKey = "complete"
+
+func (s *Store) commitLarge(ctx context.Context, put map[string][]byte, remove []string) error {
+	c := &change{put, remove}
+	raw, err := json.Marshal(c)
+	if err != nil {
+		return fmt.Errorf("etcdstore: journal: %w", err)
+	}
+	pieces := 0
+	for piece := range slices.Chunk(raw, s.maxBytes/2) {
+		op := clientv3.OpPut(s.key(fmt.Sprintf("journal/%06d", pieces)), string(piece))
+		if err := s.write(ctx, []clientv3.Op{op}, s.notDeposed()); err != nil {
+			return err
+		}
+		pieces++
+	}
+	op := clientv3.OpPut(s.key("journal/"+completeKey), fmt.Sprint(pieces))
+	if err := s.write(ctx, []clientv3.Op{op}, s.notDeposed()); err != nil {
+		return err
+	}
+	return s.carryOut(ctx, c)
+}
+
+// carryOut changes the records of a complete journal and removes it.
+func (s *Store) carryOut(ctx context.Context, c *change) error {
+	ops := s.ops(c.Put, c.Remove)
+	for len(ops) > 0 {
+		n, size := 0, 0
+		for n < len(ops) && n < s.maxOps && (n == 0 || size+len(ops[n].ValueBytes()) <= s.maxBytes) {
+			size += len(ops[n].ValueBytes())
+			n++
+		}
+		if err := s.write(ctx, slices.Clone(ops[:n]), s.notDeposed()); err != nil {
+			return err
+		}
+		ops = ops[n:]
+	}
+	return s.removeJournal(ctx)
+}
+
+func (s *Store) removeJournal(ctx context.Context) error {
+	return s.write(ctx, []clientv3.Op{clientv3.OpDelete(s.key("journal/"), clientv3.WithPrefix())}, s.notDeposed())
+}
+
+// replayJournal does what a leader before left half done.
+func (s *Store) replayJournal(ctx context.Context) error {
+	pieces, err := s.list(ctx, s.key("journal/"))
+	if err != nil {
+		return fmt.Errorf("etcdstore: read the journal: %w", err)
+	}
+	if len(pieces) == 0 {
+		return nil
+	}
+	want, complete := pieces[completeKey]
+	if !complete {
+		return s.removeJournal(ctx)
+	}
+	delete(pieces, completeKey)
+	if fmt.Sprint(len(pieces)) != string(want) {
+		return fmt.Errorf("etcdstore: the journal has %d of %s pieces: restore a backup of the state", len(pieces), want)
+	}
+	var raw strings.Builder
+	for _, k := range slices.Sorted(maps.Keys(pieces)) {
+		raw.Write(pieces[k])
+	}
+	c := &change{}
+	if err := json.Unmarshal([]byte(raw.String()), c); err != nil {
+		return fmt.Errorf("etcdstore: the journal is damaged: restore a backup of the state: %w", err)
+	}
+	s.log.Info("carrying out a change that was left half done", "records", len(c.Put)+len(c.Remove))
+	return s.carryOut(ctx, c)
+}

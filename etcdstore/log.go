@@ -1,0 +1,55 @@
+package etcdstore
+
+import (
+	"context"
+	"log/slog"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+// zapTo returns a logger for etcd that passes warnings and worse on.
+func zapTo(log *slog.Logger) *zap.Logger { return zap.New(&slogCore{log: log}) }
+
+// slogCore is a zapcore.Core that writes to slog.
+type slogCore struct {
+	log    *slog.Logger
+	fields []zapcore.Field
+}
+
+// Enabled implements zapcore.Core.
+func (*slogCore) Enabled(l zapcore.Level) bool { return l >= zapcore.WarnLevel }
+
+// With implements zapcore.Core.
+func (c *slogCore) With(fields []zapcore.Field) zapcore.Core {
+	return &slogCore{c.log, append(c.fields[:len(c.fields):len(c.fields)], fields...)}
+}
+
+// Check implements zapcore.Core.
+func (c *slogCore) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.CheckedEntry {
+	if c.Enabled(e.Level) {
+		return ce.AddCore(e, c)
+	}
+	return ce
+}
+
+// Write implements zapcore.Core.
+func (c *slogCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
+	enc := zapcore.NewMapObjectEncoder()
+	for _, f := range append(c.fields[:len(c.fields):len(c.fields)], fields...) {
+		f.AddTo(enc)
+	}
+	level := slog.LevelWarn
+	if e.Level > zapcore.WarnLevel {
+		level = slog.LevelError
+	}
+	args := []any{"from", "etcd"}
+	for k, v := range enc.Fields {
+		args = append(args, k, v)
+	}
+	c.log.Log(context.Background(), level, e.Message, args...)
+	return nil
+}
+
+// Sync implements zapcore.Core.
+func (*slogCore) Sync() error { return nil }

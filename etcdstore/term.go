@@ -1,0 +1,224 @@
+package etcdstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// term is the time between winning an election and losing the lease on which
+// it rests. All times are of the monotonic clock.
+type term struct {
+	session  *concurrency.Session
+	election *concurrency.Election
+	key      string // of the election
+	revision int64  // in which it was made
+
+	begun  time.Time
+	until  atomic.Int64 // since begun: when the lease may end
+	margin time.Duration
+	lost   chan struct{}
+	once   sync.Once
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+}
+
+func (t *term) lose() { t.once.Do(func() { close(t.lost) }) }
+
+func (t *term) isLost() bool {
+	select {
+	case <-t.lost:
+		return true
+	default:
+		return false
+	}
+}
+
+// left is how long the lease lasts at least.
+func (t *term) left() time.Duration { return time.Duration(t.until.Load()) - time.Since(t.begun) }
+
+// Valid implements manager.Cluster: it is true while no other manager can lead.
+// The lease counts from when its renewal was sent, not from when the answer came.
+func (s *Store) Valid() bool {
+	t := s.term.Load()
+	return t != nil && !t.isLost() && t.left() > t.margin
+}
+
+// Campaign implements manager.Cluster.
+func (s *Store) Campaign(ctx context.Context) (<-chan struct{}, error) {
+	if err := s.ready(ctx); err != nil {
+		return nil, err
+	}
+	t, err := s.enter(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("etcdstore: election: %w", err)
+	}
+	value, err := protojson.Marshal(s.opts.Self)
+	if err != nil {
+		return nil, errors.Join(err, t.leave(ctx))
+	}
+	// Whose lease ends while it waits has to begin anew.
+	campaign, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(t.session.Ctx(), cancel)
+	err = t.election.Campaign(campaign, string(value))
+	stop()
+	cancel()
+	if err != nil {
+		_ = t.leave(context.WithoutCancel(ctx)) // it ends by itself otherwise
+		return nil, fmt.Errorf("etcdstore: election: %w", err)
+	}
+	t.key, t.revision = t.election.Key(), t.election.Rev()
+	s.term.Store(t)
+	return t.lost, nil
+}
+
+// enter gets a lease for an election and begins to renew it.
+func (s *Store) enter(ctx context.Context) (*term, error) {
+	if s.alone() {
+		// Nobody else can have the data directory: whoever had won was this
+		// manager before it was restarted, and need not be waited for.
+		if err := s.forgetOthers(ctx); err != nil {
+			return nil, err
+		}
+	}
+	begun := time.Now()
+	granting, cancel := context.WithTimeout(ctx, commitTimeout)
+	defer cancel()
+	lease, err := s.client.Grant(granting, int64(s.opts.TTL/time.Second))
+	if err != nil {
+		return nil, err
+	}
+	run, stop := context.WithCancel(context.WithoutCancel(ctx))
+	session, err := concurrency.NewSession(s.client, concurrency.WithLease(lease.ID), concurrency.WithContext(run),
+		concurrency.WithTTL(int(s.opts.TTL/time.Second)))
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	t := &term{
+		session: session, election: concurrency.NewElection(session, s.key("election")),
+		begun: begun, margin: s.opts.TTL / 8, lost: make(chan struct{}), cancel: stop,
+	}
+	t.until.Store(int64(s.opts.TTL))
+	t.wg.Go(func() { s.renew(run, t) })
+	return t, nil
+}
+
+func (s *Store) forgetOthers(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
+	defer cancel()
+	_, err := s.client.Delete(ctx, s.key("election/"), clientv3.WithPrefix())
+	return err
+}
+
+// renew renews the lease until it is lost or ctx ends. The session does so too,
+// but does not tell when it asked.
+func (s *Store) renew(ctx context.Context, t *term) {
+	defer t.lose()
+	every := time.NewTicker(s.opts.TTL / 5)
+	defer every.Stop()
+	for {
+		sent := time.Since(t.begun)
+		asking, cancel := context.WithTimeout(ctx, max(t.left(), time.Millisecond))
+		res, err := s.client.KeepAliveOnce(asking, t.session.Lease())
+		cancel()
+		switch {
+		case err == nil:
+			t.until.Store(int64(sent + time.Duration(res.TTL)*time.Second))
+		case errors.Is(err, rpctypes.ErrLeaseNotFound), t.left() <= 0, ctx.Err() != nil:
+			return
+		}
+		select {
+		case <-every.C:
+		case <-t.session.Done():
+			return
+		}
+	}
+}
+
+// leave gives the lease back.
+func (t *term) leave(ctx context.Context) error {
+	t.lose()
+	stop, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	_, err := t.session.Client().Revoke(stop, t.session.Lease())
+	t.cancel()
+	t.session.Orphan()
+	t.wg.Wait()
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return nil
+	}
+	return err
+}
+
+// Resign implements manager.Cluster.
+func (s *Store) Resign(ctx context.Context) error {
+	t := s.term.Load()
+	if t == nil {
+		return nil
+	}
+	return t.leave(ctx)
+}
+
+// managersInterval is how often the list of managers is read.
+const managersInterval = 300 * time.Millisecond
+
+// watchManagers keeps the list of managers up to date, as far as etcd answers.
+func (s *Store) watchManagers(ctx context.Context) {
+	if s.ready(ctx) != nil {
+		return
+	}
+	tick := time.NewTicker(managersInterval)
+	defer tick.Stop()
+	for {
+		s.readManagers(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (s *Store) readManagers(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	res, err := s.client.Get(ctx, s.key("election/"), clientv3.WithPrefix(),
+		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	if err != nil {
+		return // what was known last is the best guess
+	}
+	var out []*dxpuv1.ManagerInfo
+	for i, kv := range res.Kvs {
+		m := &dxpuv1.ManagerInfo{}
+		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(kv.Value, m); err == nil {
+			m.Leader = i == 0
+			out = append(out, m)
+		}
+	}
+	s.managers.Store(&out)
+}
+
+// Managers implements manager.Cluster.
+func (s *Store) Managers() []*dxpuv1.ManagerInfo {
+	p := s.managers.Load()
+	if p == nil {
+		return nil
+	}
+	var out []*dxpuv1.ManagerInfo
+	for _, m := range *p {
+		out = append(out, proto.CloneOf(m))
+	}
+	return out
+}
