@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -11,7 +12,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/bench/capacity"
 	"github.com/dxpu-project/dxpu/boxproxy"
-	"github.com/dxpu-project/dxpu/manager"
+	"github.com/dxpu-project/dxpu/etcdstore"
 )
 
 // capacityOptions are the flags of bench capacity and bench attach.
@@ -99,9 +100,16 @@ func (o *capacityOptions) withStore(run func() error) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if o.spec.Store, err = manager.OpenFileStore(dir); err != nil {
+	ctx := context.Background()
+	store, err := etcdstore.Open(ctx, etcdstore.Options{Dir: dir})
+	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, store.Resign(ctx), store.Close()) }()
+	if _, err := store.Campaign(ctx); err != nil {
+		return err
+	}
+	o.spec.Store = store
 	return run()
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -24,11 +26,12 @@ import (
 
 // managerOptions are the flags of "dxpu manager".
 type managerOptions struct {
-	listen, dataDir, tokenFile, urlFile string
-	tlsCert, tlsKey, logLevel           string
-	open, insecureOpen                  bool
-	reserve                             placement.Reserve
-	cfg                                 manager.Config
+	listen, tokenFile, urlFile string
+	tlsCert, tlsKey, logLevel  string
+	open, insecureOpen         bool
+	reserve                    placement.Reserve
+	storeOptions
+	cfg manager.Config
 }
 
 func newManagerCommand() *cobra.Command {
@@ -39,9 +42,16 @@ func newManagerCommand() *cobra.Command {
 		Long: `Run the manager: it knows every GPU box and host, allocates GPUs to hosts,
 attaches and detaches them, and replaces broken ones from the spares.
 
-With --data-dir the state outlives the manager. Without it a manager that
-restarts begins a new pool, in which nothing is attached. While a manager is
-away, what is attached stays attached and works: the data path does not need it.
+With --data-dir the state outlives the manager, in an etcd inside this process.
+Without it a manager that restarts begins a new pool, in which nothing is attached.
+While a manager is away, what is attached stays attached and works: the data path
+does not need it.
+
+Three managers survive the loss of one of them: each gets the same
+--etcd-initial-cluster and its own --etcd-name and --data-dir, or all get the
+--etcd-endpoints of an etcd cluster that exists. One leads; the others answer
+UNAVAILABLE with its URL, and one takes over within seconds. Nodes and commands
+get all URLs, --manager URL,URL,URL. All managers need the same join token.
 
 Boxes and hosts enrol with a join token. It is read from --join-token-file,
 which is made with a new token where there is none (default: join-token in the
@@ -62,7 +72,7 @@ wants TLS, or --insecure-open, which lets everybody who reaches it do everything
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.listen, "listen", "127.0.0.1:7470", "address of the API")
-	f.StringVar(&o.dataDir, "data-dir", "", "directory of the state (default: memory)")
+	o.storeOptions.register(f)
 	f.StringVar(&o.tokenFile, "join-token-file", "", "file of the token with which nodes enrol")
 	f.StringVar(&o.urlFile, "url-file", "", "write the URL here once the manager serves (for scripts with port 0)")
 	f.StringVar(&o.tlsCert, "tls-cert", "", "PEM file of the certificate; with it the API is HTTPS")
@@ -91,11 +101,9 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 	cfg.Version = version()
 	cfg.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
 	if o.dataDir != "" {
-		store, err := manager.OpenFileStore(o.dataDir)
-		if err != nil {
-			return err
+		if err := os.MkdirAll(o.dataDir, 0o700); err != nil {
+			return fmt.Errorf("--data-dir: %w", err)
 		}
-		cfg.Store = store
 	}
 	token, made, err := o.joinToken()
 	if err != nil {
@@ -105,34 +113,62 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 	if cfg.Open, err = o.openness(cmd); err != nil {
 		return &usageError{err}
 	}
-	m, err := manager.New(cmd.Context(), cfg)
-	if err != nil {
-		return err
-	}
-	if err := o.adminToken(cmd, m, cfg.Open); err != nil {
-		return err
-	}
 	l, err := (&net.ListenConfig{}).Listen(cmd.Context(), "tcp", o.listen)
 	if err != nil {
 		return withHint(fmt.Errorf("--listen: %w", err), "choose another address, or port 0 for any")
 	}
 	url := o.scheme() + "://" + l.Addr().String()
-	_, _ = fmt.Fprintf(cmd.OutOrStdout(), "The manager serves on %s\n", url)
-	if made {
-		_, _ = fmt.Fprintf(cmd.OutOrStdout(), "Nodes enrol with: export DXPU_JOIN_TOKEN=%s\n", token)
+	store, err := o.storeOptions.open(cmd.Context(), url, cfg.Log)
+	if err != nil {
+		return errors.Join(err, l.Close())
 	}
-	if o.urlFile != "" {
-		if err := os.WriteFile(o.urlFile, []byte(url+"\n"), 0o644); err != nil {
-			return errors.Join(fmt.Errorf("--url-file: %w", err), l.Close())
+	if store != nil {
+		cfg.Store = store
+	}
+	var m *manager.Manager
+	leads := make(chan struct{})
+	started := sync.OnceFunc(func() { close(leads) })
+	cfg.OnLead = func(ctx context.Context) error {
+		if err := o.adminToken(ctx, cmd.OutOrStdout(), m, cfg.Open); err != nil {
+			return err
 		}
+		started()
+		return nil
 	}
-	return withTracing(cmd.Context(), "dxpu-manager", url, func(ctx context.Context) error {
-		return serveManager(ctx, m, l, o.tlsCert, o.tlsKey)
+	if o.shared() {
+		started() // it serves while it follows, too
+	}
+	if m, err = manager.New(cmd.Context(), cfg); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	announce := func() error {
+		_, _ = fmt.Fprintf(cmd.OutOrStdout(), "The manager serves on %s\n", url)
+		if made {
+			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "Nodes enrol with: export DXPU_JOIN_TOKEN=%s\n", token)
+		}
+		notifyReady()
+		if o.urlFile == "" {
+			return nil
+		}
+		if err := os.WriteFile(o.urlFile, []byte(url+"\n"), 0o644); err != nil {
+			return fmt.Errorf("--url-file: %w", err)
+		}
+		return nil
+	}
+	err = withTracing(cmd.Context(), "dxpu-manager", url, func(ctx context.Context) error {
+		return o.serve(ctx, m, l, leads, announce)
 	})
+	if store != nil {
+		err = errors.Join(err, store.Close())
+	}
+	return err
 }
 
 func (o *managerOptions) check() error {
 	if err := checkSpares(&o.reserve); err != nil {
+		return err
+	}
+	if err := o.storeOptions.check(); err != nil {
 		return err
 	}
 	switch {
@@ -169,13 +205,13 @@ func isLoopback(addr string) bool {
 }
 
 // adminToken makes the first token of a pool, for whom it can be handed to.
-func (o *managerOptions) adminToken(cmd *cobra.Command, m *manager.Manager, open manager.Open) error {
+func (o *managerOptions) adminToken(ctx context.Context, out io.Writer, m *manager.Manager, open manager.Open) error {
 	if o.dataDir == "" && open != manager.OpenNever {
 		return nil // nobody needs it
 	}
-	return m.FirstAdminToken(cmd.Context(), func(token string) error {
+	return m.FirstAdminToken(ctx, func(token string) error {
 		if o.dataDir == "" {
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "The admin's token: export DXPU_TOKEN=%s\n", token)
+			_, err := fmt.Fprintf(out, "The admin's token: export DXPU_TOKEN=%s\n", token)
 			return err
 		}
 		return writeSecret(filepath.Join(o.dataDir, "admin-token"), token+"\n")
@@ -209,7 +245,11 @@ func (o *managerOptions) scheme() string {
 // joinToken finds the token; made says that nobody knows it yet.
 func (o *managerOptions) joinToken() (token string, made bool, err error) {
 	file := o.tokenFile
-	if file == "" && o.dataDir != "" {
+	if file == "" && o.shared() && os.Getenv("DXPU_JOIN_TOKEN") == "" {
+		return "", false, withHint(errors.New("managers that share their state need the same join token"),
+			"give each of them the same --join-token-file or $DXPU_JOIN_TOKEN")
+	}
+	if file == "" && o.dataDir != "" && !o.shared() {
 		file = filepath.Join(o.dataDir, "join-token")
 	}
 	if file == "" {
@@ -232,20 +272,27 @@ func (o *managerOptions) joinToken() (token string, made bool, err error) {
 	return token, false, nil
 }
 
-// serveManager serves a manager on a listener until ctx ends: HTTP/1.1 and
-// HTTP/2, the latter without TLS too, for gRPC.
-func serveManager(ctx context.Context, m *manager.Manager, l net.Listener, cert, key string) error {
+// serve serves a manager on a listener until ctx ends: HTTP/1.1 and HTTP/2, the
+// latter without TLS too, for gRPC. It announces itself once it leads.
+func (o *managerOptions) serve(ctx context.Context, m *manager.Manager, l net.Listener, leads <-chan struct{}, announce func() error) error {
 	srv := &http.Server{Handler: web.Beside(m.Handler()), ReadHeaderTimeout: 5 * time.Second, Protocols: &http.Protocols{}}
 	srv.Protocols.SetHTTP1(true)
 	srv.Protocols.SetHTTP2(true)
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return m.Run(ctx) })
-	notifyReady() // the listener takes connections already
+	g.Go(func() error {
+		select {
+		case <-leads:
+			return announce()
+		case <-ctx.Done():
+			return nil
+		}
+	})
 	g.Go(func() error {
 		var err error
-		if cert != "" {
-			err = srv.ServeTLS(l, cert, key)
+		if o.tlsCert != "" {
+			err = srv.ServeTLS(l, o.tlsCert, o.tlsKey)
 		} else {
 			err = srv.Serve(l)
 		}

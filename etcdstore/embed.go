@@ -16,6 +16,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.etcd.io/etcd/server/v3/storage/wal"
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 )
 
@@ -44,7 +45,9 @@ func (s *Store) embed() error {
 		return errors.Join(err, s.unlock())
 	}
 	setWalSegment()
-	cfg, err := s.embedConfig()
+	// What etcd warns of while it starts is how it is set up here.
+	level := zap.NewAtomicLevelAt(zap.ErrorLevel)
+	cfg, err := s.embedConfig(level)
 	if err != nil {
 		return errors.Join(err, s.unlock())
 	}
@@ -52,16 +55,17 @@ func (s *Store) embed() error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("start: %w", err), s.unlock())
 	}
+	level.SetLevel(zap.WarnLevel)
 	s.server, s.client = server, v3client.New(server.Server)
 	s.maxOps, s.maxBytes = embeddedOps, embeddedBytes
 	return nil
 }
 
-func (s *Store) embedConfig() (*embed.Config, error) {
+func (s *Store) embedConfig(level zap.AtomicLevel) (*embed.Config, error) {
 	cfg := embed.NewConfig()
 	cfg.Dir = filepath.Join(s.opts.Dir, "etcd")
 	cfg.Name = or(s.opts.Name, "manager")
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zapTo(s.log))
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zapTo(s.log, level))
 	cfg.MaxTxnOps = embeddedOps + 8
 	cfg.MaxRequestBytes = embeddedBytes + embeddedBytes/2
 	cfg.QuotaBackendBytes = s.opts.Quota
@@ -142,7 +146,7 @@ func (s *Store) ready(ctx context.Context) error {
 // dial connects to a cluster that exists.
 func (s *Store) dial() error {
 	cfg := clientv3.Config{
-		Endpoints: s.opts.Endpoints, Logger: zapTo(s.log), DialTimeout: commitTimeout,
+		Endpoints: s.opts.Endpoints, Logger: zapTo(s.log, zap.WarnLevel), DialTimeout: commitTimeout,
 		// A leader must notice a dead connection well before its lease ends.
 		DialKeepAliveTime: time.Second, DialKeepAliveTimeout: time.Second,
 	}

@@ -8,21 +8,21 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// zapTo returns a logger for etcd that passes warnings and worse on.
-func zapTo(log *slog.Logger) *zap.Logger { return zap.New(&slogCore{log: log}) }
+// zapTo returns a logger for etcd that passes on what is as grave as level.
+func zapTo(log *slog.Logger, level zapcore.LevelEnabler) *zap.Logger {
+	return zap.New(&slogCore{log: log, LevelEnabler: level})
+}
 
 // slogCore is a zapcore.Core that writes to slog.
 type slogCore struct {
+	zapcore.LevelEnabler
 	log    *slog.Logger
 	fields []zapcore.Field
 }
 
-// Enabled implements zapcore.Core.
-func (*slogCore) Enabled(l zapcore.Level) bool { return l >= zapcore.WarnLevel }
-
 // With implements zapcore.Core.
 func (c *slogCore) With(fields []zapcore.Field) zapcore.Core {
-	return &slogCore{c.log, append(c.fields[:len(c.fields):len(c.fields)], fields...)}
+	return &slogCore{c.LevelEnabler, c.log, append(c.fields[:len(c.fields):len(c.fields)], fields...)}
 }
 
 // Check implements zapcore.Core.

@@ -18,6 +18,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/manager"
@@ -84,7 +85,7 @@ func external(t *testing.T) string {
 	t.Helper()
 	cfg := embed.NewConfig()
 	cfg.Dir, cfg.Name = t.TempDir(), "external"
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zapTo(slog.New(slog.DiscardHandler)))
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zapTo(slog.New(slog.DiscardHandler), zap.ErrorLevel))
 	peer := url.URL{Scheme: "http", Host: "127.0.0.1:1"}
 	client := url.URL{Scheme: "http", Host: "127.0.0.1:0"}
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = nil, []url.URL{peer}

@@ -73,7 +73,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			}
 			m.beginTerm()
 		}
-		m.lead(ctx, lost)
+		err := m.lead(ctx, lost)
 		m.endTerm()
 		if m.cluster != nil {
 			stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
@@ -81,6 +81,9 @@ func (m *Manager) Run(ctx context.Context) error {
 				m.log.Warn("the leadership was not handed over; it ends by itself", "err", err)
 			}
 			cancel()
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil
@@ -114,20 +117,25 @@ func (m *Manager) endTerm() {
 }
 
 // lead keeps the clock until ctx or the leadership ends.
-func (m *Manager) lead(ctx context.Context, lost <-chan struct{}) {
+func (m *Manager) lead(ctx context.Context, lost <-chan struct{}) error {
 	tick := time.NewTicker(tickInterval)
 	defer tick.Stop()
-	for {
+	for begun := false; ; {
 		if !m.load(ctx) {
 			pause(ctx, retryStore)
+		} else if !begun && m.cfg.OnLead != nil {
+			err := m.cfg.OnLead(ctx)
+			if begun = err == nil; err != nil && ctx.Err() == nil && connect.CodeOf(err) != connect.CodeUnavailable {
+				return err
+			}
 		} else if err := m.Tick(ctx); err != nil && ctx.Err() == nil {
 			m.log.Warn("the clock's changes were not stored", "err", err)
 		}
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case <-lost:
-			return
+			return nil
 		case <-tick.C:
 		}
 	}

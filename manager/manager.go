@@ -59,6 +59,9 @@ type Config struct {
 	Open Open
 	// Version is shown to people.
 	Version string
+	// OnLead is called by Run each time the manager begins to lead, once its
+	// state is read; nil: nothing. An error ends Run.
+	OnLead func(ctx context.Context) error
 	// Log gets the events; nil: nothing. Secrets are never logged.
 	Log *slog.Logger
 	// Now is the clock; nil: time.Now.

@@ -238,21 +238,14 @@ func TestStaleReports(t *testing.T) {
 }
 
 func TestStateSurvivesRestart(t *testing.T) {
-	dir := t.TempDir()
-	store, err := OpenFileStore(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := &MemoryStore{}
 	w := newWorld(t, Config{Store: store}, hostNode("h1", 1), boxNode("b1", 1))
 	id := w.create(&dxpuv1.LeaseSpec{Count: 1, Model: "DX100"})
 	w.settle()
 	before := w.lease(id)
 
-	store, err = OpenFileStore(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
 	cluster := w.m.state.meta.ClusterID
+	var err error
 	w.m, err = New(context.Background(), Config{JoinToken: "token-for-tests", Store: store, Now: w.clock.now})
 	if err != nil {
 		t.Fatal(err)
