@@ -139,6 +139,8 @@ type Host struct {
 	retries  []*operation // waiting for their time
 	live     map[uint64]*operation
 	nextOp   uint64
+	queued   int          // bytes that writes in ops take
+	spare    []*operation // writes that are over, to be used again
 	// request is the next request of the CPU; offered says that it was built,
 	// and refused by the way out.
 	request     tlp.Packet
@@ -186,6 +188,10 @@ func (h *Host) NextEvent() (Event, bool) {
 	h.events = h.events[1:]
 	return e, true
 }
+
+// Queued returns the bytes that queued writes take, those that hold them
+// included: the owner decides how many are too many.
+func (h *Host) Queued() int { return h.queued }
 
 // Receive takes one TLP from below. p and p.Data are not kept.
 func (h *Host) Receive(now time.Duration, p *tlp.Packet) {
@@ -244,5 +250,5 @@ func (h *Host) Abandon(now time.Duration) {
 		op.sent = op.size
 		h.finishOperation(op)
 	}
-	h.ops, h.retries, h.offered = nil, nil, false
+	h.ops, h.retries, h.offered, h.queued = nil, nil, false, 0
 }

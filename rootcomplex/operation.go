@@ -36,9 +36,25 @@ func (h *Host) Read(addr uint64, dst []byte, cookie uint64) {
 	h.enqueue(&operation{kind: tlp.MRd, addr: addr, data: dst, size: len(dst), cookie: cookie})
 }
 
+// writeCost is what a queued write takes beside its data.
+const writeCost = 128
+
+// maxSpare bounds the operations that are kept for other writes.
+const maxSpare = 1 << 10
+
 // Write queues posted writes of a copy of src to addr. There is no event.
 func (h *Host) Write(addr uint64, src []byte) {
-	op := &operation{kind: tlp.MWr, addr: addr, size: len(src)}
+	if len(src) == 0 {
+		return
+	}
+	var op *operation
+	if n := len(h.spare); n > 0 {
+		op, h.spare = h.spare[n-1], h.spare[:n-1]
+	} else {
+		op = new(operation)
+	}
+	*op = operation{kind: tlp.MWr, addr: addr, size: len(src)}
+	h.queued += writeCost + len(src)
 	if len(src) <= len(op.word) {
 		op.data = append(op.word[:0], src...)
 	} else {
@@ -119,9 +135,16 @@ func (h *Host) prepare(now time.Duration) bool {
 	if op.kind != tlp.MWr {
 		op.outstanding++
 	}
-	if op.sent == op.size {
-		h.ops[0] = nil
-		h.ops = h.ops[1:]
+	if op.sent < op.size {
+		return true
+	}
+	h.ops[0] = nil
+	h.ops = h.ops[1:]
+	if op.kind == tlp.MWr { // the request has a copy of its last bytes
+		h.queued -= writeCost + op.size
+		if len(h.spare) < maxSpare {
+			h.spare = append(h.spare, op)
+		}
 	}
 	return true
 }

@@ -22,8 +22,8 @@ type Access struct {
 	Data   []byte
 	Write  bool
 	Posted bool // nobody waits: no answer is sent, no deadline applies
-	// More says that the VMM's next message is here already: a handler may
-	// gather what it does.
+	// More says that the VMM's next access or other message is here already: a
+	// handler may gather what it does.
 	More bool
 
 	conn       *Conn
@@ -120,7 +120,7 @@ func (c *Conn) accept(m *message, n int) *Access {
 	copy(a.buf[HeaderSize:dataOffset], m.body)
 	a.cmd, a.id = m.Command, m.ID
 	a.Posted = m.NoReply()
-	a.More = c.fr.more()
+	a.More = c.moreWrites || c.fr.more()
 	a.Data = a.buf[dataOffset:]
 	a.hide = false
 	return a

@@ -143,7 +143,7 @@ func (c *Client) submit(cl *call, payload, data []byte, fds []int) {
 		c.timer.Reset(c.cfg.Timeout)
 	}
 	c.mu.Unlock()
-	if err := c.main.sendMessage(h, payload, data, fds); err != nil {
+	if err := c.send(h, payload, data, fds); err != nil {
 		_ = c.sendFailed(err) // delivers the call
 	}
 }
@@ -157,7 +157,7 @@ func (c *Client) post(cmd Command, payload, data []byte) error {
 	}
 	h := Header{ID: c.nextIDLocked(), Command: cmd, Flags: FlagNoReply}
 	c.mu.Unlock()
-	if err := c.main.sendMessage(h, payload, data, nil); err != nil {
+	if err := c.send(h, payload, data, nil); err != nil {
 		return c.sendFailed(err)
 	}
 	c.turn.Attend()

@@ -93,6 +93,7 @@ type Client struct {
 	unanswered int
 	timer      *time.Timer
 	timerOn    bool
+	posts      posts
 	freeCalls  []*call
 	freeDMA    []*DMARequest
 }
@@ -148,6 +149,7 @@ func NewClient(ctx context.Context, nc *net.UnixConn, cfg ClientConfig) (*Client
 		sem:   make(chan struct{}, cfg.MaxOpen),
 		end:   make(chan struct{}),
 		calls: map[uint16]*call{},
+		posts: posts{multi: -1},
 		start: time.Now(),
 	}
 	c.timer = time.AfterFunc(time.Hour, c.expire)
@@ -338,14 +340,37 @@ func (c *Client) shut(cause error) {
 	}
 }
 
+// send builds a message and sends it, and the posted writes before it, with one
+// system call.
+func (c *Client) send(h Header, payload, data []byte, fds []int) error {
+	ch := c.main
+	ch.wmu.Lock()
+	defer ch.wmu.Unlock()
+	ch.out = c.takePosts(ch.out[:0])
+	if len(fds) > 0 && len(ch.out) > 0 { // descriptors go with the first byte
+		if err := ch.sock.send(ch.out); err != nil {
+			return err
+		}
+		ch.out = ch.out[:0]
+	}
+	return ch.sendLocked(h, payload, data, fds)
+}
+
 // sendMessage builds a message and sends it with one system call.
 func (ch *channel) sendMessage(h Header, payload, data []byte, fds []int) error {
 	ch.wmu.Lock()
 	defer ch.wmu.Unlock()
-	ch.out = h.Append(ch.out[:0])
+	ch.out = ch.out[:0]
+	return ch.sendLocked(h, payload, data, fds)
+}
+
+// sendLocked sends a message behind what is in out. The write lock is held.
+func (ch *channel) sendLocked(h Header, payload, data []byte, fds []int) error {
+	at := len(ch.out)
+	ch.out = h.Append(ch.out)
 	ch.out = append(ch.out, payload...)
 	ch.out = append(ch.out, data...)
-	putSize(ch.out)
+	putSize(ch.out[at:])
 	return ch.sock.send(ch.out, fds...)
 }
 

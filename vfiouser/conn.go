@@ -29,6 +29,7 @@ type Conn struct {
 	// These belong to the reading goroutine.
 	negotiated bool
 	realized   bool // the first read of the whole configuration space was seen
+	moreWrites bool // others follow in the same message
 	out        []byte
 
 	// wmu is held while a message is sent, and is taken before mu.

@@ -333,8 +333,10 @@ func (c *Conn) regionWriteMulti(m *message) error {
 		if err != nil {
 			return invalid(err)
 		}
+		c.moreWrites = len(b) > multiEntrySize
 		c.write(&posted, RegionAccess{Offset: w.Offset, Region: w.Region, Count: w.Count}, w.Data[:w.Count])
 	}
+	c.moreWrites = false
 	c.reply(m.Header, func(b []byte) []byte {
 		return append(b, byte(count), byte(count>>8), 0, 0, 0, 0, 0, 0)
 	})

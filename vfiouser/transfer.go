@@ -31,13 +31,15 @@ func (c *Client) RegionWrite(ctx context.Context, region uint32, offset uint64, 
 }
 
 // PostWrite writes p to the region at offset and waits for nothing but room in
-// the socket. That it did not work is not told.
+// the socket. That it did not work is not told. Short writes that follow each
+// other closely leave together.
 func (c *Client) PostWrite(region uint32, offset uint64, p []byte) error {
+	if len(p) <= maxSmall {
+		return c.postSmall(region, offset, p)
+	}
 	for {
 		n := min(len(p), c.maxWrite())
-		var b [regionAccessSize]byte
-		head := RegionAccess{Offset: offset, Region: region, Count: uint32(n)}.Append(b[:0])
-		if err := c.post(CmdRegionWrite, head, p[:n]); err != nil || n == len(p) {
+		if err := c.postNow(region, offset, p[:n]); err != nil || n == len(p) {
 			return err
 		}
 		p, offset = p[n:], offset+uint64(n)

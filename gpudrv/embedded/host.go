@@ -37,6 +37,7 @@ type Host struct {
 	pending map[uint64]*access
 	idle    []*access // that are over
 	stores  stores
+	room    sync.Cond // fewer stores are queued
 	vectors map[uint32]*vector
 	nextVec uint32
 	buses   map[*Bus]bool
@@ -66,13 +67,15 @@ func New(spec rootcomplex.Spec, memory int, kick func()) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Host{
+	h := &Host{
 		kick: kick, spec: spec, rc: rc,
 		heap:    gpudrv.NewHeap(spec.MemoryBase, uint64(len(spec.Memory))),
 		pending: map[uint64]*access{},
 		vectors: map[uint32]*vector{},
 		buses:   map[*Bus]bool{},
-	}, nil
+	}
+	h.room.L = &h.mu
+	return h, nil
 }
 
 // Receive takes TLPs from below, in order.
@@ -89,6 +92,9 @@ func (h *Host) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.rc.Transmit(now, emit)
+	if h.rc.Queued() < maxQueued {
+		h.room.Broadcast()
+	}
 	h.deliverLocked()
 }
 
@@ -139,6 +145,7 @@ func (h *Host) closeWaits() {
 		return
 	}
 	h.closed = true
+	h.room.Broadcast()
 	for cookie, a := range h.pending {
 		delete(h.pending, cookie)
 		close(a.event)

@@ -15,6 +15,11 @@ const (
 	storeGap = 4 * time.Microsecond
 	// maxStores bounds what gathers; the program then sends it itself.
 	maxStores = 4096
+	// maxQueued bounds the bytes that stores take which the link does not take
+	// yet: twice the default window of a link.
+	maxQueued = 8 << 20
+	// maxStore is what one store queues at most; a longer one is made of several.
+	maxStore = 256 << 10
 )
 
 // stores is the state of posted writes. It is guarded by the host's mutex.
@@ -25,9 +30,19 @@ type stores struct {
 	senders  sync.WaitGroup
 }
 
-// Store writes p to memory space: posted.
+// Store writes p to memory space: posted. It waits while too much is queued.
 func (h *Host) Store(addr uint64, p []byte) {
+	for ; len(p) > maxStore; addr, p = addr+maxStore, p[maxStore:] {
+		h.store(addr, p[:maxStore])
+	}
+	h.store(addr, p)
+}
+
+func (h *Host) store(addr uint64, p []byte) {
 	h.mu.Lock()
+	for h.rc.Queued() >= maxQueued && !h.closed {
+		h.room.Wait()
+	}
 	h.rc.Write(addr, p)
 	s := &h.stores
 	now := time.Now()

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"sync"
 	"testing"
+	"testing/synctest"
 
 	"github.com/dxpu-project/dxpu/rootcomplex"
 	"github.com/dxpu-project/dxpu/tlp"
@@ -53,4 +54,53 @@ func TestStoresKeepTheirOrder(t *testing.T) {
 		t.Error(err)
 	}
 	<-done
+}
+
+// A program that stores faster than the link takes it waits, so that what is
+// queued is bounded.
+func TestStoresWaitForRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex // held while the host transmits, as its owner does
+		var h *Host
+		open, seen := false, 0
+		kick := func() {
+			mu.Lock()
+			defer mu.Unlock()
+			h.Transmit(0, func(p *tlp.Packet) bool {
+				if open {
+					seen += len(p.Data)
+				}
+				return open
+			})
+		}
+		var err error
+		if h, err = New(rootcomplex.Spec{MemoryBase: 1 << 20}, 1<<16, kick); err != nil {
+			t.Fatal(err)
+		}
+		const size = 4 * maxQueued
+		done := false
+		go func() {
+			h.Store(0xc000_0000, make([]byte, size))
+			done = true
+		}()
+		synctest.Wait()
+		h.mu.Lock()
+		queued := h.rc.Queued()
+		h.mu.Unlock()
+		if done || queued < maxQueued || queued > maxQueued+2*maxStore {
+			t.Errorf("with the link full %d bytes are queued; all stored: %v", queued, done)
+		}
+		mu.Lock()
+		open = true
+		mu.Unlock()
+		kick()
+		synctest.Wait()
+		kick()
+		if !done || seen != size {
+			t.Errorf("%d bytes of %d came; all stored: %v", seen, size, done)
+		}
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 }
