@@ -46,6 +46,18 @@ type Checker interface {
 	Check() (ok bool, detail string)
 }
 
+// DeviceErrors counts the errors of one number, such as an XID.
+type DeviceErrors struct {
+	Code  uint32
+	Count uint64 // since the device was made; it only grows
+}
+
+// ErrorCounter is implemented by devices that count their errors.
+type ErrorCounter interface {
+	// Errors returns the counters by code.
+	Errors() []DeviceErrors
+}
+
 // Scrubber is implemented by devices with memory that must not pass from one
 // tenant to the next.
 type Scrubber interface{ Scrub() }

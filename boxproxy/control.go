@@ -3,6 +3,7 @@ package boxproxy
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -68,6 +69,7 @@ func (s *slot) reconcile() {
 	}
 	switch {
 	case want == nil:
+		s.resetAsAsked(desired)
 	case have.ID == "":
 		s.bind(want, desired.NodeNumber)
 	default:
@@ -153,6 +155,26 @@ func (s *slot) release() {
 	s.box.unbindRow(s.index)
 }
 
+// resetAsAsked resets a device that has no binding, if the manager wants it, once
+// for each sequence. How the device is afterwards is known before the reset is
+// reported.
+func (s *slot) resetAsAsked(desired *dxpuv1.DesiredState) {
+	for _, r := range desired.GetResets() {
+		if int(r.Slot) != s.index || r.Sequence <= s.reset.Load() || s.device == nil {
+			continue
+		}
+		s.device.Reset(s.enter(), device.ConventionalReset)
+		s.leave()
+		if sc, ok := s.device.(Scrubber); ok {
+			sc.Scrub()
+		}
+		s.sample()
+		s.box.log.Info("device reset", "slot", s.index, "sequence", r.Sequence)
+		s.reset.Store(r.Sequence)
+		s.box.Changed()
+	}
+}
+
 // watchLink follows the link of a binding.
 func (s *slot) watchLink(have node.BindingStatus) {
 	if s.binding == nil {
@@ -182,8 +204,13 @@ func (s *slot) sample() {
 			s.binding.Shutdown(now, fabric.CloseDeviceLost)
 		}
 	}
+	var errs []DeviceErrors
+	if c, ok := s.device.(ErrorCounter); ok {
+		errs = c.Errors()
+	}
 	s.leave()
-	if old := s.lastHealth.Swap(&seen); old == nil || *old != seen {
+	oldErrs := s.lastErrors.Swap(&errs)
+	if old := s.lastHealth.Swap(&seen); old == nil || *old != seen || oldErrs == nil || !slices.Equal(*oldErrs, errs) {
 		s.box.Changed()
 	}
 }

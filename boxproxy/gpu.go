@@ -2,6 +2,8 @@ package boxproxy
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/device/gpu"
@@ -36,9 +38,20 @@ func bars(cfg *cfgspace.Space) (out [pcie.MaxBARs]pcie.BAR) {
 type SoftwareGPU struct{ *gpu.GPU }
 
 var (
-	_ Checker  = SoftwareGPU{}
-	_ Scrubber = SoftwareGPU{}
+	_ Checker      = SoftwareGPU{}
+	_ Scrubber     = SoftwareGPU{}
+	_ ErrorCounter = SoftwareGPU{}
 )
+
+// Errors returns the XIDs that the GPU has had.
+func (g SoftwareGPU) Errors() []DeviceErrors {
+	var out []DeviceErrors
+	xids := g.XIDs()
+	for _, code := range slices.Sorted(maps.Keys(xids)) {
+		out = append(out, DeviceErrors{Code: code, Count: xids[code]})
+	}
+	return out
+}
 
 // Check tells a GPU that is off the bus, or whose memory has an error that
 // was not corrected, from one that can be used.

@@ -36,14 +36,21 @@ func (s *slot) observe() *dxpuv1.ObservedSlot {
 		VendorId: uint32(s.info.Vendor), DeviceId: uint32(s.info.Device),
 		NvlinkDomain: s.info.NVLink, PcieSwitch: s.info.PCISwitch,
 	}
+	// The reset before the health: who sees the one sees what came of it.
+	out.ResetSequence = s.reset.Load()
 	out.Health = dxpuv1.Health_HEALTH_OK
 	if h := s.lastHealth.Load(); h != nil && !h.ok {
 		out.Health, out.HealthDetail = dxpuv1.Health_HEALTH_FAILED, h.detail
 	}
+	if errs := s.lastErrors.Load(); errs != nil {
+		for _, e := range *errs {
+			out.Errors = append(out.Errors, &dxpuv1.DeviceError{Code: e.Code, Count: e.Count})
+		}
+	}
 	st := s.status.Get()
 	out.Binding = st.Observed()
 	if l := s.linkStats.Load(); l != nil && out.Binding != nil {
-		out.Binding.Counters = node.LinkCounters(*l)
+		out.Binding.Counters, out.Binding.Paths = node.LinkCounters(*l), node.PathStatuses(*l)
 	}
 	return out
 }

@@ -33,6 +33,8 @@ type slot struct {
 	status     node.Status
 	applied    atomic.Uint64 // the desired revision that status takes account of
 	lastHealth atomic.Pointer[health]
+	lastErrors atomic.Pointer[[]DeviceErrors]
+	reset      atomic.Uint64 // the last reset that the manager asked for and that was made
 	linkStats  atomic.Pointer[link.Stats]
 	live       atomic.Pointer[attachment] // nil: not bound
 	calls      chan func(device.Device)   // for the controller to make

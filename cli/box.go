@@ -8,14 +8,12 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
-	"strconv"
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v4"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/boxproxy"
-	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/device/gpu"
 )
 
@@ -64,10 +62,11 @@ memory is on another machine: one that answers only with memory shared by file
 descriptor, as QEMU's does, is refused. message_dma: true beside vfio_user skips
 the test for that.
 
-With --admin-listen, POST /faults?slot=0&fault=kill makes a software GPU fail, to
-see what happens then: kill, hang, ecc-corrected, ecc-uncorrectable.` + tracingHelp,
+With --admin-listen, "dxpu box fail" makes a software GPU fail, to see what
+happens then.` + tracingHelp,
 		Example: `  dxpu box --name box-a --gpus 8 --kind nvlink --join-token-file /etc/dxpu/join-token
-  dxpu box --name box-b --config box-b.yaml --listen 10.0.0.2:7471 --listen 10.1.0.2:7471`,
+  dxpu box --name box-b --config box-b.yaml --listen 10.0.0.2:7471 --listen 10.1.0.2:7471
+  dxpu box fail --admin http://127.0.0.1:9100 --slot 0 --xid 48`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
@@ -79,6 +78,7 @@ see what happens then: kill, hang, ecc-corrected, ecc-uncorrectable.` + tracingH
 	f.StringVar(&o.spec.Model, "model", "", "model name of the software GPUs")
 	f.Int64Var(&o.spec.VRAM, "vram", 0, "bytes of memory of each, taken as it is written (default 256 MiB)")
 	f.IntVar(&o.spec.Tags, "tags", 0, "outstanding DMA reads of each (default 140)")
+	cmd.AddCommand(newBoxFailCommand())
 	return cmd
 }
 
@@ -202,35 +202,4 @@ func serial(box string, slot int) uint64 {
 	h := fnv.New64a()
 	_, _ = fmt.Fprintf(h, "%s/%d", box, slot)
 	return h.Sum64()
-}
-
-// faultHandler makes a software GPU fail.
-func faultHandler(b *boxproxy.Box) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		slot, err := strconv.Atoi(r.FormValue("slot"))
-		if err != nil {
-			http.Error(w, "slot: a number is needed, as in /faults?slot=0&fault=kill", http.StatusBadRequest)
-			return
-		}
-		fault, err := gpu.ParseFault(r.FormValue("fault"))
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-			return
-		}
-		injected := false
-		err = b.With(r.Context(), slot, func(d device.Device) {
-			if g, ok := d.(boxproxy.SoftwareGPU); ok {
-				g.Inject(fault)
-				injected = true
-			}
-		})
-		if err == nil && !injected {
-			err = fmt.Errorf("slot %d holds no software GPU", slot)
-		}
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusNotFound)
-			return
-		}
-		_, _ = fmt.Fprintf(w, "slot %d: %v\n", slot, fault)
-	})
 }

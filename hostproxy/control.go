@@ -197,18 +197,6 @@ func (s *slot) detach(code fabric.CloseCode) {
 	s.host.Changed()
 }
 
-// unplug asks the host to let go of the device.
-func (s *slot) unplug(ctx context.Context, timeout time.Duration) {
-	if s.plugged == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	if err := s.plugged.unplug(ctx); err != nil {
-		s.host.log.Warn("the host has not let go of the device: it is taken away", "slot", s.index, "err", err)
-	}
-}
-
 // close takes the device away from the host and ends the link.
 func (s *slot) close(code fabric.CloseCode) {
 	g := s.host.group

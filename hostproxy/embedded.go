@@ -234,6 +234,8 @@ func (p *embeddedPort) remove() {
 // unplug: the embedded host's drivers let go when they are told.
 func (p *embeddedPort) unplug(context.Context) error { return nil }
 
+func (p *embeddedPort) inUse() string { return "" }
+
 func (p *embeddedPort) close() {
 	g := p.slot.host.group
 	g.Enter()

@@ -30,7 +30,7 @@ func (s *slot) observe() *dxpuv1.ObservedSlot {
 		c := node.LinkCounters(*l)
 		c.TlpsRefused = s.counters.dmaRefused.Load() + s.counters.unsupported.Load()
 		c.CompletionTimeouts = s.counters.timeouts.Load()
-		out.Binding.Counters = c
+		out.Binding.Counters, out.Binding.Paths = c, node.PathStatuses(*l)
 	}
 	return out
 }

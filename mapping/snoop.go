@@ -14,6 +14,7 @@ const (
 	regLastBAR  = 0x24
 
 	commandMemory = 1 << 1 // Memory Space Enable
+	commandMaster = 1 << 2 // Bus Master Enable
 )
 
 // Function follows what a host programs into one function: its bus and device
@@ -73,6 +74,9 @@ func (f *Function) BARAddress(i int) uint64 {
 
 // MemoryEnabled reports the Memory Space Enable bit.
 func (f *Function) MemoryEnabled() bool { return f.command&commandMemory != 0 }
+
+// BusMaster reports the Bus Master Enable bit.
+func (f *Function) BusMaster() bool { return f.command&commandMaster != 0 }
 
 // Reset forgets what was programmed, as a reset of the function does.
 func (f *Function) Reset() {

@@ -145,6 +145,23 @@ func LinkCounters(s link.Stats) *dxpuv1.Counters {
 	return c
 }
 
+// PathStatuses describes the paths of a link to the manager. A path that was not
+// used yet is neither good nor bad.
+func PathStatuses(s link.Stats) []*dxpuv1.PathStatus {
+	var out []*dxpuv1.PathStatus
+	for i, p := range s.Paths {
+		st := &dxpuv1.PathStatus{Path: uint32(i), RttNs: uint64(p.SRTT)}
+		switch {
+		case p.Usable:
+			st.Health = dxpuv1.Health_HEALTH_OK
+		case p.Failures > 0:
+			st.Health = dxpuv1.Health_HEALTH_FAILED
+		}
+		out = append(out, st)
+	}
+	return out
+}
+
 // StateName is the short word of a binding state, as timelines have it.
 func StateName(s dxpuv1.BindingState) string {
 	return strings.ToLower(strings.TrimPrefix(s.String(), "BINDING_STATE_"))

@@ -62,6 +62,16 @@ func (s *Status) Advance(state dxpuv1.BindingState, detail string) {
 	s.stepLocked(StateName(state))
 }
 
+// Note says more about the present state, without being a step. It reports
+// whether that is news.
+func (s *Status) Note(detail string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	news := s.s.Detail != detail
+	s.s.Detail = detail
+	return news
+}
+
 // Step notes an inner step of making or unmaking the binding.
 func (s *Status) Step(name string) {
 	s.mu.Lock()

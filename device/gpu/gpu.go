@@ -39,8 +39,9 @@ type GPU struct {
 	jobTurn int
 	jobOut  *job
 
-	dead bool // Inject(Kill)
-	hung bool // Inject(Hang)
+	xids map[uint32]uint64 // how often each event was there, since New
+	dead bool              // Inject(Kill)
+	hung bool              // Inject(Hang)
 
 	out tlp.Packet
 	buf [pcie.MaxPayload + 2*pcie.DW]byte

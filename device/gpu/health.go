@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"fmt"
+	"maps"
 
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 )
@@ -47,7 +48,7 @@ func (g *GPU) Inject(f Fault) {
 	switch f {
 	case Kill:
 		g.dead = true
-		g.regs.xid = reg.XIDLost
+		g.noteXID(reg.XIDLost)
 	case Hang:
 		g.hung = true
 	case ECCCorrected:
@@ -63,9 +64,39 @@ func (g *GPU) Inject(f Fault) {
 	}
 }
 
+// InjectXID makes the GPU have an error of a number, with what belongs to it
+// where it is one that a Fault stands for.
+func (g *GPU) InjectXID(code uint32) {
+	switch code {
+	case reg.XIDLost:
+		g.Inject(Kill)
+	case reg.XIDDoubleBit:
+		g.Inject(ECCUncorrectable)
+	default:
+		g.event(code)
+	}
+}
+
+// XIDs returns how often each event was there since New; resets do not change
+// it. The map is a copy, nil when there was none.
+func (g *GPU) XIDs() map[uint32]uint64 { return maps.Clone(g.xids) }
+
+// maxXIDs bounds how many numbers are counted apart: more than there are.
+const maxXIDs = 64
+
+func (g *GPU) noteXID(code uint32) {
+	g.regs.xid = code
+	if g.xids == nil {
+		g.xids = map[uint32]uint64{}
+	}
+	if _, ok := g.xids[code]; ok || len(g.xids) < maxXIDs {
+		g.xids[code]++
+	}
+}
+
 // event records an XID and interrupts.
 func (g *GPU) event(xid uint32) {
-	g.regs.xid = xid
+	g.noteXID(xid)
 	g.raise(reg.IntDevice, g.regs.intVector)
 }
 

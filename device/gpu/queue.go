@@ -231,10 +231,10 @@ func (g *GPU) halt(q *queue, e reg.Error, addr uint64, id uint32) {
 func (g *GPU) announce(q *queue) {
 	switch q.errCode {
 	case reg.ErrDMARefused, reg.ErrDMAAborted, reg.ErrDMATimeout, reg.ErrDMAPoison, reg.ErrRange:
-		g.regs.xid = reg.XIDFault
+		g.noteXID(reg.XIDFault)
 	case reg.ErrECC: // Inject has set the XID
 	default:
-		g.regs.xid = reg.XIDEngine
+		g.noteXID(reg.XIDEngine)
 	}
 	g.raise(reg.IntQueueFault<<q.index, q.vector)
 }
