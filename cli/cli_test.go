@@ -46,6 +46,7 @@ func TestScripts(t *testing.T) {
 func scriptCommands() map[string]func(*testscript.TestScript, bool, []string) {
 	return map[string]func(*testscript.TestScript, bool, []string){
 		"manager-url":   managerURL,
+		"admin-url":     adminFileURL,
 		"await":         await,
 		"lease-id":      leaseID,
 		"collector":     startCollector,
@@ -70,6 +71,17 @@ func managerURL(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Setenv("DXPU_MANAGER", strings.TrimSpace(string(raw)))
 		return err == nil && strings.HasSuffix(string(raw), "\n")
 	}, "no manager came up")
+}
+
+// adminFileURL waits for the file that a proxy writes and sets DXPU_ADMIN:
+//
+//	admin-url FILE
+func adminFileURL(ts *testscript.TestScript, _ bool, args []string) {
+	poll(ts, func() bool {
+		raw, err := os.ReadFile(ts.MkAbs(args[0]))
+		ts.Setenv("DXPU_ADMIN", strings.TrimSpace(string(raw)))
+		return err == nil && strings.HasSuffix(string(raw), "\n")
+	}, "no proxy came up")
 }
 
 // await runs a dxpu command until its output matches:

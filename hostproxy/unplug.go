@@ -6,8 +6,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/dxpu-project/dxpu/vfiouser"
 )
 
 // useInterval is how often it is looked whether a host that was asked to let a

@@ -32,6 +32,8 @@ type vm struct {
 
 	full atomic.Bool // something waits for the queue of the connection's messages
 
+	refused atomic.Bool // the guest would not eject the device
+
 	open     atomic.Int32 // accesses that the device has not answered
 	answered turn.Wait    // for open to be 0
 

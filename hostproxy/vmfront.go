@@ -180,12 +180,28 @@ func (p *pluggedVM) unplug(ctx context.Context) error {
 		return fmt.Errorf("hot-unplug: %w", err)
 	}
 	defer client.Close()
-	if err := client.Unplug(ctx, deviceID(p.vm.slot.index)); err != nil {
+	for {
+		err = client.Unplug(ctx, deviceID(p.vm.slot.index))
+		if !errors.Is(err, qmp.ErrUnplugRefused) {
+			break
+		}
+		p.refused.Store(true)
+		select {
+		case <-time.After(askAgain):
+		case <-ctx.Done():
+			return fmt.Errorf("hot-unplug: %w", err)
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("hot-unplug: %w", err)
 	}
 	p.added = false
 	return nil
 }
+
+// askAgain is how long after a guest would not eject a device it is asked again:
+// a driver that is busy may be done.
+const askAgain = time.Second
 
 func (p *pluggedVM) close() {
 	_ = p.server.Close()

@@ -3,6 +3,7 @@ package gpu_test
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"testing"
 	"time"
 
@@ -387,6 +388,31 @@ func TestFaults(t *testing.T) {
 			t.Errorf("health %+v", h)
 		}
 	})
+}
+
+func TestXIDsAreCounted(t *testing.T) {
+	r := newRig(t, gpu.Spec{})
+	if n := r.gpu.XIDs(); n != nil {
+		t.Errorf("a new GPU has had %v", n)
+	}
+	r.gpu.InjectXID(31)
+	r.gpu.InjectXID(31)
+	r.gpu.InjectXID(reg.XIDDoubleBit)
+	r.gpu.Reset(time.Second, device.ConventionalReset)
+	r.gpu.InjectXID(reg.XIDLost)
+	want := map[uint32]uint64{31: 2, reg.XIDDoubleBit: 1, reg.XIDLost: 1}
+	if n := r.gpu.XIDs(); !maps.Equal(n, want) {
+		t.Errorf("it has had %v, want %v", n, want)
+	}
+	if r.host.ConfigRead(0, 4) != 0xffffffff {
+		t.Error("fallen off the bus, and it answers")
+	}
+	for code := range uint32(1000) {
+		r.gpu.InjectXID(code)
+	}
+	if n := len(r.gpu.XIDs()); n > 64 {
+		t.Errorf("%d numbers are counted", n)
+	}
 }
 
 func TestParseFault(t *testing.T) {
