@@ -3,6 +3,8 @@ package cli
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"os"
@@ -20,6 +22,7 @@ import (
 	"github.com/spf13/cobra"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/auth"
 	"github.com/dxpu-project/dxpu/node"
 )
 
@@ -49,6 +52,8 @@ func scriptCommands() map[string]func(*testscript.TestScript, bool, []string) {
 		"admin-url":     adminFileURL,
 		"await":         await,
 		"lease-id":      leaseID,
+		"await-file":    awaitFile,
+		"ca-hash":       caHash,
 		"collector":     startCollector,
 		"one-trace":     oneTrace,
 		"notify-socket": notifySocket,
@@ -107,6 +112,29 @@ func leaseID(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Setenv("LEASE", regexp.MustCompile(`l-\d+`).FindString(out.String()))
 }
 
+// awaitFile waits for a file that a daemon writes:
+//
+//	await-file FILE
+func awaitFile(ts *testscript.TestScript, _ bool, args []string) {
+	poll(ts, func() bool {
+		_, err := os.Stat(ts.MkAbs(args[0]))
+		return err == nil
+	}, "there is no "+args[0])
+}
+
+// caHash sets DXPU_CA_HASH to the hash of an authority:
+//
+//	ca-hash FILE
+func caHash(ts *testscript.TestScript, _ bool, args []string) {
+	block, _ := pem.Decode([]byte(ts.ReadFile(args[0])))
+	if block == nil {
+		ts.Fatalf("%s is no PEM file", args[0])
+	}
+	c, err := x509.ParseCertificate(block.Bytes)
+	ts.Check(err)
+	ts.Setenv("DXPU_CA_HASH", auth.HashOf(c))
+}
+
 // poll waits for another process, of which nothing else can be waited for.
 func poll(ts *testscript.TestScript, ok func() bool, complaint string) {
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -134,6 +162,7 @@ func fakeNode(args []string) int {
 	}
 	c, err := node.New(node.Config{
 		Manager: os.Getenv("DXPU_MANAGER"), JoinToken: os.Getenv("DXPU_JOIN_TOKEN"), Kind: kind, Name: h.name, Version: "test",
+		CAHash: os.Getenv("DXPU_CA_HASH"),
 	}, h)
 	if err == nil {
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -3,9 +3,9 @@ package cli
 import (
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -27,9 +27,9 @@ import (
 // managerOptions are the flags of "dxpu manager".
 type managerOptions struct {
 	listen, tokenFile, urlFile string
-	tlsCert, tlsKey, logLevel  string
-	open, insecureOpen         bool
+	logLevel                   string
 	reserve                    placement.Reserve
+	securityOptions
 	storeOptions
 	cfg manager.Config
 }
@@ -75,11 +75,9 @@ wants TLS, or --insecure-open, which lets everybody who reaches it do everything
 	o.storeOptions.register(f)
 	f.StringVar(&o.tokenFile, "join-token-file", "", "file of the token with which nodes enrol")
 	f.StringVar(&o.urlFile, "url-file", "", "write the URL here once the manager serves (for scripts with port 0)")
-	f.StringVar(&o.tlsCert, "tls-cert", "", "PEM file of the certificate; with it the API is HTTPS")
-	f.StringVar(&o.tlsKey, "tls-key", "", "PEM file of the certificate's key")
+	o.securityOptions.register(f)
+	f.DurationVar(&o.cfg.CertificateLife, "certificate-life", 30*24*time.Hour, "how long certificates of nodes and of the manager last")
 	spareFlags(f, &o.reserve)
-	f.BoolVar(&o.open, "open", true, "callers of this machine need no token when --listen is a loopback address")
-	f.BoolVar(&o.insecureOpen, "insecure-open", false, "nobody needs a token, wherever from: everybody who reaches the address may do everything")
 	f.DurationVar(&o.cfg.Heartbeat, "heartbeat", 250*time.Millisecond, "how often nodes report")
 	f.DurationVar(&o.cfg.LostAfter, "lost-after", time.Second, "silence after which a node counts as lost")
 	f.DurationVar(&o.cfg.AttachTimeout, "attach-timeout", 20*time.Second, "longest time for each step of an attach")
@@ -110,7 +108,7 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 		return err
 	}
 	cfg.JoinToken = token
-	if cfg.Open, err = o.openness(cmd); err != nil {
+	if cfg.Open, err = o.openness(cmd, o.listen); err != nil {
 		return &usageError{err}
 	}
 	l, err := (&net.ListenConfig{}).Listen(cmd.Context(), "tcp", o.listen)
@@ -129,7 +127,7 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 	leads := make(chan struct{})
 	started := sync.OnceFunc(func() { close(leads) })
 	cfg.OnLead = func(ctx context.Context) error {
-		if err := o.adminToken(ctx, cmd.OutOrStdout(), m, cfg.Open); err != nil {
+		if err := o.found(ctx, cmd.OutOrStdout(), m, cfg.Open); err != nil {
 			return err
 		}
 		started()
@@ -139,6 +137,10 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 		started() // it serves while it follows, too
 	}
 	if m, err = manager.New(cmd.Context(), cfg); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	tlsConfig, err := o.tlsConfig(m, l.Addr())
+	if err != nil {
 		return errors.Join(err, l.Close())
 	}
 	announce := func() error {
@@ -156,7 +158,7 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 		return nil
 	}
 	err = withTracing(cmd.Context(), "dxpu-manager", url, func(ctx context.Context) error {
-		return o.serve(ctx, m, l, leads, announce)
+		return o.serve(ctx, m, l, tlsConfig, leads, announce)
 	})
 	if store != nil {
 		err = errors.Join(err, store.Close())
@@ -178,68 +180,6 @@ func (o *managerOptions) check() error {
 		return withHint(errors.New("--lost-after must be at least twice --heartbeat, which must be positive"), "four times is usual")
 	}
 	return nil
-}
-
-// openness is what callers without a token may do.
-func (o *managerOptions) openness(cmd *cobra.Command) (manager.Open, error) {
-	loopback := isLoopback(o.listen)
-	switch {
-	case o.insecureOpen:
-		return manager.OpenInsecure, nil
-	case loopback && o.open:
-		return manager.OpenLoopback, nil
-	case !loopback && cmd.Flags().Changed("open") && o.open:
-		return 0, withHint(fmt.Errorf("--open: %s is no loopback address", o.listen), "--insecure-open lets everybody who reaches it do everything")
-	case !loopback && o.tlsCert == "":
-		return 0, withHint(fmt.Errorf("--listen: %s is reached over the network, where tokens must not pass in the clear", o.listen),
-			"add --tls-cert and --tls-key, or --insecure-open where everybody who reaches the address may do everything")
-	}
-	return manager.OpenNever, nil
-}
-
-// isLoopback reports whether only this machine reaches a listening address.
-func isLoopback(addr string) bool {
-	host, _, err := net.SplitHostPort(addr)
-	ip := net.ParseIP(host)
-	return err == nil && (host == "localhost" || ip != nil && ip.IsLoopback())
-}
-
-// adminToken makes the first token of a pool, for whom it can be handed to.
-func (o *managerOptions) adminToken(ctx context.Context, out io.Writer, m *manager.Manager, open manager.Open) error {
-	if o.dataDir == "" && open != manager.OpenNever {
-		return nil // nobody needs it
-	}
-	return m.FirstAdminToken(ctx, func(token string) error {
-		if o.dataDir == "" {
-			_, err := fmt.Fprintf(out, "The admin's token: export DXPU_TOKEN=%s\n", token)
-			return err
-		}
-		return writeSecret(filepath.Join(o.dataDir, "admin-token"), token+"\n")
-	})
-}
-
-// writeSecret writes a file that only its owner may read, also where a file with
-// another mode is in its place.
-func writeSecret(path, text string) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(text)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
-}
-
-func (o *managerOptions) scheme() string {
-	if o.tlsCert != "" {
-		return "https"
-	}
-	return "http"
 }
 
 // joinToken finds the token; made says that nobody knows it yet.
@@ -273,12 +213,11 @@ func (o *managerOptions) joinToken() (token string, made bool, err error) {
 }
 
 // serve serves a manager on a listener until ctx ends: HTTP/1.1 and HTTP/2, the
-// latter without TLS too, for gRPC. It announces itself once it leads.
-func (o *managerOptions) serve(ctx context.Context, m *manager.Manager, l net.Listener, leads <-chan struct{}, announce func() error) error {
-	srv := &http.Server{Handler: web.Beside(m.Handler()), ReadHeaderTimeout: 5 * time.Second, Protocols: &http.Protocols{}}
-	srv.Protocols.SetHTTP1(true)
-	srv.Protocols.SetHTTP2(true)
-	srv.Protocols.SetUnencryptedHTTP2(true)
+// latter without TLS too, for gRPC; over TLS where cfg is given. It announces
+// itself once it leads.
+func (o *managerOptions) serve(ctx context.Context, m *manager.Manager, l net.Listener, cfg *tls.Config, leads <-chan struct{}, announce func() error) error {
+	srv := newServer(web.Beside(m.Handler()))
+	srv.TLSConfig = cfg
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return m.Run(ctx) })
 	g.Go(func() error {
@@ -291,8 +230,8 @@ func (o *managerOptions) serve(ctx context.Context, m *manager.Manager, l net.Li
 	})
 	g.Go(func() error {
 		var err error
-		if o.tlsCert != "" {
-			err = srv.ServeTLS(l, o.tlsCert, o.tlsKey)
+		if cfg != nil {
+			err = srv.ServeTLS(l, "", "")
 		} else {
 			err = srv.Serve(l)
 		}

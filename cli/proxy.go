@@ -32,6 +32,7 @@ type proxyOptions struct {
 	conn      *connection
 	name      string
 	tokenFile string
+	caHash    string
 	stateDir  string
 	listen    []string
 	faults    []string
@@ -50,6 +51,7 @@ func (o *proxyOptions) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.name, "name", "", "name of the node in the pool (default: the host name)")
 	f.StringVar(&o.tokenFile, "join-token-file", "", "file of the token to enrol with (default: $DXPU_JOIN_TOKEN)")
+	f.StringVar(&o.caHash, "ca-hash", "", "hash of the manager's authority, as the manager prints it, instead of --ca-file")
 	f.StringVar(&o.stateDir, "state-dir", "", "directory that keeps the node's identity and what it should have (default: nothing is kept)")
 	f.StringArrayVar(&o.listen, "listen", []string{"127.0.0.1:0"}, "UDP address of a path; once for each network")
 	f.StringArrayVar(&o.faults, "fault", nil, `for tests: what to do to outgoing datagrams of a path, like "loss=1%,delay=10us" (docs/faults.md); once for each --listen`)
@@ -123,9 +125,11 @@ func (o *proxyOptions) client(kind dxpuv1.NodeKind, p proxy, log *slog.Logger) (
 	if err != nil {
 		return nil, err
 	}
-	hc, err := o.conn.httpClient()
-	if err != nil {
-		return nil, err
+	var ca []byte
+	if o.conn.caFile != "" {
+		if ca, err = os.ReadFile(o.conn.caFile); err != nil {
+			return nil, fmt.Errorf("--ca-file: %w", err)
+		}
 	}
 	token := os.Getenv("DXPU_JOIN_TOKEN")
 	if o.tokenFile != "" {
@@ -143,7 +147,7 @@ func (o *proxyOptions) client(kind dxpuv1.NodeKind, p proxy, log *slog.Logger) (
 	}
 	return node.New(node.Config{
 		Manager: url, JoinToken: token, Kind: kind, Name: name, Version: version(),
-		StateDir: o.stateDir, HTTPClient: hc, Log: log,
+		StateDir: o.stateDir, CA: ca, CAHash: o.caHash, Log: log,
 	}, p)
 }
 

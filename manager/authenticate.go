@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"connectrpc.com/connect"
@@ -50,8 +51,8 @@ func errToken() error {
 // the manager is open to it, else ROLE_UNSPECIFIED. The error of a wrong
 // credential is a *connect.Error with UNAUTHENTICATED.
 func (m *Manager) Authenticate(r *http.Request) (auth.Identity, error) {
-	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 && len(r.TLS.VerifiedChains[0]) > 0 {
-		return m.certificateCaller(r.TLS.VerifiedChains[0][0])
+	if leaf := verifiedLeaf(r.TLS); leaf != nil {
+		return m.certificateCaller(leaf)
 	}
 	header := r.Header.Get("Authorization")
 	if header == "" {
@@ -147,7 +148,7 @@ func (m *Manager) credentialCaller(secret string) (caller auth.Identity, err err
 			m.credentials.build(t)
 			n = t.nodes.get(m.credentials.nodes[hash])
 		}
-		if n == nil || !n.hasCredential(secret) {
+		if n == nil || !n.hasCredential(secret) || len(n.Certificates) > 0 {
 			return errCredential()
 		}
 		caller = nodeCaller(n)
@@ -173,8 +174,25 @@ func nodeCaller(n *nodeRecord) auth.Identity {
 
 // certificateCaller finds the node of a certificate that the handshake has
 // verified. What can have happened since then is looked at with each call.
-func (m *Manager) certificateCaller(*x509.Certificate) (auth.Identity, error) {
-	return auth.Identity{}, errCredential()
+func (m *Manager) certificateCaller(c *x509.Certificate) (caller auth.Identity, err error) {
+	err = m.peek(func(t *tx) error {
+		kind, id, err := auth.NodeOf(c, t.meta.ClusterID)
+		if err != nil || t.now.Before(c.NotBefore) || t.now.After(c.NotAfter) {
+			return errCertificate()
+		}
+		n := t.nodes.get(id)
+		if n == nil || auth.RoleWord(auth.NodeRole(n.Kind)) != kind || !slices.Contains(n.Certificates, auth.Serial(c)) {
+			return errCertificate()
+		}
+		caller = nodeCaller(n)
+		return nil
+	})
+	return caller, err
+}
+
+// errCertificate is all that the owner of a bad certificate learns.
+func errCertificate() error {
+	return unauthenticated("the certificate is of another pool, has expired or was revoked: enrol again with a join token")
 }
 
 // call is one request of the API, for the audit log and for streams that
@@ -202,12 +220,14 @@ func callFrom(ctx context.Context) *call {
 func (m *Manager) admit(r *http.Request) (context.Context, error) {
 	c := &call{request: r, procedure: r.URL.Path, peer: r.RemoteAddr}
 	id, err := m.Authenticate(r)
-	if rule, _ := auth.Lookup(c.procedure); err != nil && rule.Anonymous != auth.Deny {
+	if rule, _ := auth.Lookup(c.procedure); connect.CodeOf(err) == connect.CodeUnauthenticated && rule.Anonymous != auth.Deny {
 		id, err = auth.Identity{Actor: auth.Anonymous}, nil // a node with an old credential enrols again
 	}
 	if err != nil {
 		c.caller = auth.Identity{Actor: auth.Anonymous}
-		m.auditRefusal(r.Context(), c, err)
+		if connect.CodeOf(err) == connect.CodeUnauthenticated {
+			m.auditRefusal(r.Context(), c, err)
+		}
 		return nil, err
 	}
 	c.caller = id
@@ -227,8 +247,10 @@ func (m *Manager) Protect(next http.Handler) http.Handler {
 			_ = errs.Write(w, r, err) // the caller has gone
 		case connect.CodeOf(err) == connect.CodeUnavailable:
 			http.Error(w, message(err), http.StatusServiceUnavailable)
-		default:
+		case connect.CodeOf(err) == connect.CodeUnauthenticated:
 			http.Error(w, message(err), http.StatusUnauthorized)
+		default:
+			http.Error(w, message(err), http.StatusServiceUnavailable)
 		}
 	})
 }

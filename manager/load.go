@@ -129,6 +129,8 @@ func (s *state) loadRecord(key string, raw []byte) error {
 		return loadInto(&s.tokens, id, raw)
 	case auditPrefix:
 		return loadInto(&s.audits, id, raw)
+	case secretPrefix:
+		return loadInto(&s.secrets, id, raw)
 	}
 	return fmt.Errorf("unknown kind: a later version of this program wrote it; run that one")
 }

@@ -57,6 +57,8 @@ type Config struct {
 	// Open says what callers without a credential may do; the zero value lets
 	// them enrol nodes and nothing else.
 	Open Open
+	// CertificateLife is how long certificates of nodes and managers last. 0: 30 days.
+	CertificateLife time.Duration
 	// Version is shown to people.
 	Version string
 	// OnLead is called by Run each time the manager begins to lead, once its
@@ -102,6 +104,7 @@ func (c *Config) setDefaults() {
 	setDefault(&c.AttachTimeout, defaultAttachTimeout)
 	setDefault(&c.UnplugTimeout, defaultUnplugTimeout)
 	setDefault(&c.MTU, defaultMTU)
+	setDefault(&c.CertificateLife, defaultCertificateLife)
 	setDefault(&c.KeepEnded, defaultKeepEnded)
 	setDefault(&c.Quarantine, xid.Backoff{Base: 10 * time.Minute, Max: 24 * time.Hour})
 	setDefault(&c.Probation, xid.Backoff{Base: 30 * time.Second, Max: 10 * time.Minute})
@@ -147,6 +150,7 @@ type Manager struct {
 	term    chan struct{} // closed when the manager does not lead any more
 
 	credentials credentialIndex
+	ca          ca
 	refused     refusals
 }
 

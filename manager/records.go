@@ -37,12 +37,17 @@ type nodeRecord struct {
 	Number uint32          `json:"number"`
 	Kind   dxpuv1.NodeKind `json:"kind"`
 	// CredentialHash is the SHA-256 of the credential.
-	CredentialHash []byte            `json:"credential_hash"`
-	Rack           string            `json:"rack,omitempty"`
-	Labels         map[string]string `json:"labels,omitempty"`
-	Addresses      []pathAddress     `json:"addresses,omitempty"`
-	Version        string            `json:"version,omitempty"`
-	BoxKind        dxpuv1.BoxKind    `json:"box_kind,omitempty"`
+	CredentialHash []byte `json:"credential_hash"`
+	// Certificates are the serial numbers of those that are good. A node that
+	// has any is known by them alone.
+	Certificates []string `json:"certificates,omitempty"`
+	// Banished: the node was deleted and goes when nothing is bound there any more.
+	Banished  bool              `json:"banished,omitempty"`
+	Rack      string            `json:"rack,omitempty"`
+	Labels    map[string]string `json:"labels,omitempty"`
+	Addresses []pathAddress     `json:"addresses,omitempty"`
+	Version   string            `json:"version,omitempty"`
+	BoxKind   dxpuv1.BoxKind    `json:"box_kind,omitempty"`
 	// ProxyGPUs is how many busy GPUs use up a box proxy's bandwidth; 0: unknown.
 	ProxyGPUs       uint32       `json:"proxy_gpus,omitempty"`
 	Slots           []slotRecord `json:"slots,omitempty"`

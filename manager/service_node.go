@@ -42,13 +42,21 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 	if r.Kind != dxpuv1.NodeKind_NODE_KIND_HOST && r.Kind != dxpuv1.NodeKind_NODE_KIND_BOX {
 		return nil, invalid("kind: must be NODE_KIND_HOST or NODE_KIND_BOX")
 	}
+	csr, authority, err := s.m.parseRequest(ctx, r.CsrPem)
+	if err != nil {
+		return nil, apiError(err)
+	}
 	credential := rand.Text() + rand.Text()
 	res := &dxpuv1.EnrollResponse{
 		NodeId: r.Name, Credential: credential, HeartbeatInterval: durationpb.New(s.m.cfg.Heartbeat),
 	}
-	err := s.m.update(ctx, func(t *tx) error {
+	err = s.m.update(ctx, func(t *tx) (err error) {
 		n := t.nodes.get(r.Name)
 		switch {
+		case r.PreviousCredential != "" && t.buried(r.PreviousCredential):
+			return denied("name: %s was deleted from this pool; empty its state directory and start it again to enrol it as a new node", r.Name)
+		case n != nil && n.Banished:
+			return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("name: %s is being deleted; try again soon", n.ID))
 		case n == nil:
 			t.meta.NodeNumber++
 			n = &nodeRecord{ID: r.Name, Kind: r.Kind, Number: t.meta.NodeNumber}
@@ -64,8 +72,13 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 		n.CredentialHash = hashCredential(credential)
 		n.ResourceVersion = t.revision() // and the index of credentials is stale
 		n.Version = bounded(r.Version)
+		n.Certificates = nil // those of before are revoked
 		res.ClusterId, res.NodeNumber = t.meta.ClusterID, n.Number
-		return nil
+		if csr != nil {
+			res.CaPem = string(authority.PEM())
+			res.CertificatePem, err = t.issue(authority, csr, n, "")
+		}
+		return err
 	})
 	if err != nil {
 		return nil, apiError(err)

@@ -166,6 +166,10 @@ func sorted(ids []string) []string {
 
 // advanceNode notices that a node has fallen silent.
 func (t *tx) advanceNode(id string) {
+	if t.nodes.get(id).Banished {
+		t.advanceBanished(id)
+		return
+	}
 	l := t.live[id]
 	if l == nil || l.last.IsZero() || l.lost || !t.due(subject{aNode, id}, l.last.Add(t.cfg.LostAfter)) {
 		return

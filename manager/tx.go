@@ -19,6 +19,7 @@ type state struct {
 	tenants  table[tenantRecord, *tenantRecord]
 	tokens   table[tokenRecord, *tokenRecord]
 	audits   table[auditRecord, *auditRecord]
+	secrets  table[secretRecord, *secretRecord]
 	index
 	work
 	began time.Time // when the manager began to decide on this state
@@ -33,6 +34,7 @@ func newState(began time.Time) *state {
 		tenants:  newTable[tenantRecord](tenantPrefix),
 		tokens:   newTable[tokenRecord](tokenPrefix),
 		audits:   newTable[auditRecord](auditPrefix),
+		secrets:  newTable[secretRecord](secretPrefix),
 		index:    newIndex(),
 		work:     newWork(),
 		began:    began,
@@ -106,7 +108,7 @@ func (t *tx) changes() int {
 		founded = 1
 	}
 	return founded + len(t.events) + len(t.nodes.before) + len(t.bindings.before) + len(t.leases.before) +
-		len(t.tenants.before) + len(t.tokens.before) + len(t.audits.before)
+		len(t.tenants.before) + len(t.tokens.before) + len(t.audits.before) + len(t.secrets.before)
 }
 
 // Keys of the store.
@@ -118,6 +120,7 @@ const (
 	tenantPrefix  = "tenant/"
 	tokenPrefix   = "token/"
 	auditPrefix   = "audit/"
+	secretPrefix  = "secret/"
 )
 
 // beginLocked starts a transaction, which ends with queueLocked or rollback.
@@ -144,6 +147,7 @@ func (t *tx) records() map[string]any {
 	t.tenants.collect(records)
 	t.tokens.collect(records)
 	t.audits.collect(records)
+	t.secrets.collect(records)
 	return records
 }
 
@@ -156,6 +160,7 @@ func (t *tx) rollback() {
 	t.tenants.restore()
 	t.tokens.restore()
 	t.audits.restore()
+	t.secrets.restore()
 	for _, l := range t.fellSilent {
 		l.lost = false
 	}
@@ -176,5 +181,6 @@ func (t *tx) done() {
 	t.tenants.done()
 	t.tokens.done()
 	t.audits.done()
+	t.secrets.done()
 	clear(t.restless)
 }

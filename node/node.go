@@ -64,7 +64,14 @@ type Config struct {
 	StateDir string
 	// Heartbeat is the longest time between two reports. 0: what the manager says.
 	Heartbeat time.Duration
-	// HTTPClient talks to the manager; nil: a new one of the package's own.
+	// CA is who may vouch for the manager, in PEM. Empty: the authority that
+	// enrolment named, and before it whom the system trusts.
+	CA []byte
+	// CAHash is the hash of the manager's authority, as the manager prints it:
+	// "sha256:" and 64 hexadecimal digits. With it CA is not needed.
+	CAHash string
+	// HTTPClient talks to the manager; nil: a new one of the package's own,
+	// which shows the node's certificate.
 	HTTPClient *http.Client
 	// Log gets what happens; nil: nothing. Credentials, tokens and keys are never logged.
 	Log *slog.Logger
@@ -75,6 +82,7 @@ type Client struct {
 	cfg      Config
 	handler  Handler
 	api      dxpuv1connect.NodeServiceClient
+	channel  *channel // nil: Config.HTTPClient is used
 	log      *slog.Logger
 	instance string
 	changed  chan struct{} // holds at most one wish to report
@@ -86,6 +94,7 @@ type Client struct {
 
 	mu       sync.Mutex
 	identity identity // what enrolment gave; zero before it
+	refused  bool     // the manager does not know it
 	applied  *dxpuv1.DesiredState
 }
 
@@ -120,10 +129,19 @@ func New(cfg Config, h Handler) (*Client, error) {
 	}
 	hc := cfg.HTTPClient
 	if hc == nil {
-		hc = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 4, IdleConnTimeout: time.Minute}}
+		if c.channel, err = newChannel(&cfg, u); err != nil {
+			return nil, err
+		}
+		hc = &http.Client{Transport: c.channel}
 	}
 	c.api = dxpuv1connect.NewNodeServiceClient(hc, cfg.Manager)
-	return c, c.load()
+	if err := c.load(); err != nil {
+		return nil, err
+	}
+	if c.channel != nil {
+		c.channel.use(c.identity)
+	}
+	return c, nil
 }
 
 // Changed asks for a report now; many calls in a row make few reports. It never

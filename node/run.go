@@ -75,15 +75,20 @@ func (c *Client) session(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.watchLoop(ctx) })
 	g.Go(func() error { return c.reportLoop(ctx) })
+	g.Go(func() error { return c.renewLoop(ctx) })
 	return g.Wait()
 }
 
 func (c *Client) enrol(ctx context.Context) error {
 	c.mu.Lock()
-	old := c.identity
+	old, known := c.identity, !c.refused
 	c.mu.Unlock()
-	if old.NodeID != "" && old.Credential != "" {
+	if old.NodeID != "" && known {
 		return nil
+	}
+	csr, key, err := c.request()
+	if err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -92,6 +97,9 @@ func (c *Client) enrol(ctx context.Context) error {
 		Kind:      c.cfg.Kind,
 		Name:      c.cfg.Name,
 		Version:   c.cfg.Version,
+
+		PreviousCredential: old.Credential,
+		CsrPem:             csr,
 	}))
 	switch connect.CodeOf(err) {
 	case connect.CodeUnauthenticated, connect.CodePermissionDenied, connect.CodeInvalidArgument:
@@ -107,26 +115,40 @@ func (c *Client) enrol(ctx context.Context) error {
 		NodeNumber:  res.Msg.NodeNumber,
 		Credential:  res.Msg.Credential,
 		HeartbeatMS: res.Msg.HeartbeatInterval.AsDuration().Milliseconds(),
+		Certificate: res.Msg.CertificatePem,
+		Key:         key,
+		CA:          res.Msg.CaPem,
+	}
+	if err := id.check(); err != nil {
+		return err
 	}
 	if err := c.saveIdentity(id); err != nil {
 		return &fatalError{err}
 	}
 	c.mu.Lock()
-	c.identity = id
+	c.identity, c.refused = id, false
 	if c.applied != nil && (c.applied.ClusterId != id.ClusterID || c.applied.NodeId != id.NodeID) {
 		c.known.Store(0) // another pool: its revisions are not comparable
 	}
 	c.mu.Unlock()
+	if c.channel != nil {
+		c.channel.use(id)
+	}
 	c.log.Info("enrolled", "node", id.NodeID, "number", id.NodeNumber, "cluster", id.ClusterID)
 	return nil
 }
 
-// forget drops the credential, which the manager refused, but keeps the
-// desired state: only a new desired state takes bindings down.
+// forget notes that the manager refused the node's identity. The desired state
+// stays: only a new desired state takes bindings down. The credential is still
+// good to say which node it was.
 func (c *Client) forget() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.identity.Credential = ""
+	c.refused = true
+	ca := c.identity.CA
+	c.mu.Unlock()
+	if c.channel != nil {
+		c.channel.use(identity{CA: ca}) // a bad certificate would spoil the handshake
+	}
 }
 
 func (c *Client) watchLoop(ctx context.Context) error {
@@ -297,7 +319,7 @@ func (c *Client) sessionError(err error) error {
 	if errors.As(err, &fatal) {
 		return err
 	}
-	if connect.CodeOf(err) == connect.CodeUnauthenticated && err != nil {
+	if err != nil && (connect.CodeOf(err) == connect.CodeUnauthenticated || refused(err)) {
 		c.forget()
 		return errEnrolAgain
 	}

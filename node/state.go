@@ -31,6 +31,11 @@ type identity struct {
 	NodeID     string `json:"node_id"`
 	NodeNumber uint32 `json:"node_number"`
 	Credential string `json:"credential"`
+	// Certificate proves who the node is where the manager has TLS; Key is its
+	// key and CA the manager's authority, all in PEM.
+	Certificate string `json:"certificate,omitempty"`
+	Key         string `json:"key,omitempty"`
+	CA          string `json:"ca,omitempty"`
 	// HeartbeatMS is the heartbeat interval that the manager asked for.
 	HeartbeatMS int64 `json:"heartbeat_ms"`
 }

@@ -1,0 +1,274 @@
+package auth
+
+import (
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net/netip"
+	"net/url"
+	"strings"
+	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+const (
+	// authorityLife is how long an authority lasts: as long as a pool's hardware.
+	authorityLife = 10 * 365 * 24 * time.Hour
+	// clockSkew is how far behind the clock of a node may be.
+	clockSkew = 5 * time.Minute
+	// maxRequestPEM bounds a certificate request, in bytes: one with an Ed25519
+	// or ECDSA key has some 500.
+	maxRequestPEM = 8 << 10
+	pemCert       = "CERTIFICATE"
+	pemRequest    = "CERTIFICATE REQUEST"
+	// HashPrefix begins the hash of an authority as people copy it.
+	HashPrefix = "sha256:"
+)
+
+// Authority issues the certificates of one pool: to nodes, which prove with them
+// who they are, and to managers, which nodes and people know them by.
+type Authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+// NewAuthority makes an authority for a pool, with an ECDSA key on P-256.
+func NewAuthority(cluster string, now time.Time) (*Authority, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("auth: authority's key: %w", err)
+	}
+	t := template(pkix.Name{CommonName: "DxPU pool " + cluster}, now, authorityLife)
+	t.IsCA, t.MaxPathLenZero, t.BasicConstraintsValid = true, true, true
+	t.KeyUsage = x509.KeyUsageCertSign
+	der, err := x509.CreateCertificate(rand.Reader, t, t, key.Public(), key)
+	if err != nil {
+		return nil, fmt.Errorf("auth: authority's certificate: %w", err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("auth: authority's certificate: %w", err)
+	}
+	return &Authority{cert, key}, nil
+}
+
+// LoadAuthority reads what Marshal gave.
+func LoadAuthority(cert, key []byte) (*Authority, error) {
+	c, err := x509.ParseCertificate(cert)
+	if err != nil {
+		return nil, fmt.Errorf("auth: authority's certificate: %w", err)
+	}
+	k, err := x509.ParseECPrivateKey(key)
+	if err != nil {
+		return nil, errors.New("auth: authority's key cannot be read") // the cause might quote it
+	}
+	if !k.PublicKey.Equal(c.PublicKey) || !c.IsCA {
+		return nil, errors.New("auth: authority's key and certificate do not belong together")
+	}
+	return &Authority{c, k}, nil
+}
+
+// Marshal returns the certificate and the key in DER. The key is secret.
+func (a *Authority) Marshal() (cert, key []byte, err error) {
+	key, err = x509.MarshalECPrivateKey(a.key)
+	if err != nil {
+		return nil, nil, errors.New("auth: authority's key cannot be encoded")
+	}
+	return a.cert.Raw, key, nil
+}
+
+// Certificate returns the authority's own certificate.
+func (a *Authority) Certificate() *x509.Certificate { return a.cert }
+
+// PEM returns the authority's own certificate, which is no secret.
+func (a *Authority) PEM() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: a.cert.Raw})
+}
+
+// Hash is the SHA-256 of the authority's public key, as nodes pin it.
+func (a *Authority) Hash() string { return HashOf(a.cert) }
+
+// HashOf is the SHA-256 of a certificate's SubjectPublicKeyInfo, "sha256:" and
+// 64 hexadecimal digits.
+func HashOf(c *x509.Certificate) string {
+	h := sha256.Sum256(c.RawSubjectPublicKeyInfo)
+	return HashPrefix + hex.EncodeToString(h[:])
+}
+
+// CheckHash reports what is wrong with a hash that somebody typed.
+func CheckHash(s string) error {
+	raw, err := hex.DecodeString(strings.TrimPrefix(s, HashPrefix))
+	if err != nil || len(raw) != sha256.Size || !strings.HasPrefix(s, HashPrefix) {
+		return fmt.Errorf("%q is not %q and 64 hexadecimal digits, as the manager prints it", s, HashPrefix)
+	}
+	return nil
+}
+
+func template(name pkix.Name, now time.Time, life time.Duration) *x509.Certificate {
+	serial := make([]byte, 16)
+	_, _ = rand.Read(serial) // never fails
+	serial[0] = serial[0]&0x7f | 0x40
+	return &x509.Certificate{
+		SerialNumber: new(big.Int).SetBytes(serial), Subject: name,
+		NotBefore: now.Add(-clockSkew), NotAfter: now.Add(life),
+	}
+}
+
+// RenewAt is when two thirds of a certificate's life are over.
+func RenewAt(c *x509.Certificate) time.Time {
+	begin := c.NotBefore.Add(clockSkew)
+	return begin.Add(c.NotAfter.Sub(begin) * 2 / 3)
+}
+
+// Serial is how a certificate is remembered.
+func Serial(c *x509.Certificate) string { return c.SerialNumber.Text(16) }
+
+// NodeURI is the name of a node in its certificate:
+// "dxpu://CLUSTER/host/NODE" or "dxpu://CLUSTER/box/NODE".
+func NodeURI(cluster string, kind dxpuv1.NodeKind, node string) *url.URL {
+	return &url.URL{Scheme: "dxpu", Host: cluster, Path: "/" + RoleWord(NodeRole(kind)) + "/" + node}
+}
+
+// ParseRequest reads and checks a certificate request in PEM: one block, signed
+// by the key in it, an ECDSA key on P-256 or P-384 or an Ed25519 key.
+func ParseRequest(text string) (*x509.CertificateRequest, error) {
+	if len(text) > maxRequestPEM {
+		return nil, fmt.Errorf("longer than %d bytes", maxRequestPEM)
+	}
+	block, rest := pem.Decode([]byte(text))
+	if block == nil || block.Type != pemRequest || strings.TrimSpace(string(rest)) != "" {
+		return nil, errors.New("not one PEM block of the type " + pemRequest)
+	}
+	req, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return nil, errors.New("not a PKCS #10 certificate request")
+	}
+	switch k := req.PublicKey.(type) {
+	case *ecdsa.PublicKey:
+		if k.Curve != elliptic.P256() && k.Curve != elliptic.P384() {
+			return nil, errors.New("the curve of its key is not P-256 or P-384")
+		}
+	case ed25519.PublicKey:
+	default:
+		return nil, errors.New("its key is neither ECDSA nor Ed25519")
+	}
+	if err := req.CheckSignature(); err != nil {
+		return nil, errors.New("its signature is not that of its key")
+	}
+	return req, nil
+}
+
+// IssueNode makes a certificate for the key of a request. What else the request
+// asks for is ignored: name is all that it says, and clients are all it is for.
+func (a *Authority) IssueNode(req *x509.CertificateRequest, name *url.URL, now time.Time, life time.Duration) (*x509.Certificate, error) {
+	t := template(pkix.Name{CommonName: name.Path[1:]}, now, life)
+	t.URIs = []*url.URL{name}
+	t.KeyUsage, t.ExtKeyUsage = x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	return a.sign(t, req.PublicKey)
+}
+
+// IssueServer makes a certificate and a new key for a manager that is reached by
+// the names: DNS names and IP addresses.
+func (a *Authority) IssueServer(names []string, now time.Time, life time.Duration) (*tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("auth: server key: %w", err)
+	}
+	t := template(pkix.Name{CommonName: "DxPU manager"}, now, life)
+	t.KeyUsage, t.ExtKeyUsage = x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	for _, n := range names {
+		if ip, err := netip.ParseAddr(n); err == nil {
+			t.IPAddresses = append(t.IPAddresses, ip.Unmap().WithZone("").AsSlice())
+		} else {
+			t.DNSNames = append(t.DNSNames, n)
+		}
+	}
+	cert, err := a.sign(t, key.Public())
+	if err != nil {
+		return nil, err
+	}
+	// The authority goes along, so that a node that knows its hash can find it.
+	return &tls.Certificate{Certificate: [][]byte{cert.Raw, a.cert.Raw}, PrivateKey: key, Leaf: cert}, nil
+}
+
+func (a *Authority) sign(t *x509.Certificate, public any) (*x509.Certificate, error) {
+	if t.NotAfter.After(a.cert.NotAfter) {
+		t.NotAfter = a.cert.NotAfter
+	}
+	der, err := x509.CreateCertificate(rand.Reader, t, a.cert, public, a.key)
+	if err != nil {
+		return nil, fmt.Errorf("auth: issue certificate: %w", err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("auth: issue certificate: %w", err)
+	}
+	return cert, nil
+}
+
+// EncodeCertificate returns a certificate in PEM.
+func EncodeCertificate(c *x509.Certificate) string {
+	return string(pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: c.Raw}))
+}
+
+// NodeOf returns whose a certificate is: the path of its only URI, such as
+// "host/h1", for a node of the cluster.
+func NodeOf(c *x509.Certificate, cluster string) (kind, node string, err error) {
+	if len(c.URIs) != 1 || c.URIs[0].Scheme != "dxpu" || c.URIs[0].Host != cluster {
+		return "", "", fmt.Errorf("auth: no certificate of a node of the pool %s", cluster)
+	}
+	kind, node, ok := strings.Cut(strings.TrimPrefix(c.URIs[0].Path, "/"), "/")
+	if !ok || node == "" {
+		return "", "", errors.New("auth: a certificate that names no node")
+	}
+	return kind, node, nil
+}
+
+// VerifyPinned checks the chain of a server whose authority is known by its
+// hash only: the authority must be in the chain, the first certificate must be
+// signed by it, for the name, and all must be good now.
+func VerifyPinned(hash string, chain []*x509.Certificate, name string, now time.Time) error {
+	if len(chain) == 0 {
+		return errors.New("auth: the manager showed no certificate")
+	}
+	roots := x509.NewCertPool()
+	found := false
+	for _, c := range chain[1:] {
+		if c.IsCA && HashOf(c) == hash {
+			roots.AddCert(c)
+			found = true
+		}
+	}
+	if !found {
+		return fmt.Errorf("auth: the manager's authority is not the one with the hash %s: it is another pool's, or somebody is in between", hash)
+	}
+	_, err := chain[0].Verify(x509.VerifyOptions{
+		Roots: roots, DNSName: name, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	})
+	return err
+}
+
+// NewRequest makes a key and a request for a certificate in PEM; the name is for
+// people, the authority decides on what the certificate says.
+func NewRequest(name string) (request string, key *ecdsa.PrivateKey, err error) {
+	key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return "", nil, fmt.Errorf("auth: key: %w", err)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: name}}, key)
+	if err != nil {
+		return "", nil, fmt.Errorf("auth: certificate request: %w", err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: pemRequest, Bytes: der})), key, nil
+}
