@@ -64,7 +64,9 @@ People need no credential on a loopback address, where everybody on the machine
 may do everything (--open). On any other address they need a token: with
 --data-dir the first is written to admin-token in it, and "dxpu token create"
 makes others. Tokens must not cross a network in the clear, so there the manager
-wants TLS, or --insecure-open, which lets everybody who reaches it do everything.` + tracingHelp,
+wants --tls, or --insecure-open, which lets everybody who reaches it do everything.
+With --tls it has a certificate of the pool's own authority, ca.crt in the data
+directory, and nodes get one of theirs: they have --ca-file or --ca-hash.` + tracingHelp,
 		Example: `  dxpu manager --data-dir /var/lib/dxpu --spares 2
   curl -H 'Content-Type: application/json' -d '{}' http://127.0.0.1:7470/dxpu.v1.PoolService/GetPool`,
 		Args: cobra.NoArgs,

@@ -43,7 +43,7 @@ func (m *Manager) cordon(ctx context.Context, target *dxpuv1.Target, version uin
 // target finds the node that a target is or belongs to.
 func (t *tx) target(target *dxpuv1.Target) (*nodeRecord, error) {
 	node := func(kind, id string, want dxpuv1.NodeKind) (*nodeRecord, error) {
-		if n := t.nodes.get(id); n != nil && n.Kind == want {
+		if n := t.nodes.get(id); n != nil && n.Kind == want && !n.Banished {
 			return n, nil
 		}
 		return nil, notFound(kind, id)
@@ -51,7 +51,7 @@ func (t *tx) target(target *dxpuv1.Target) (*nodeRecord, error) {
 	switch {
 	case target.GetGpuId() != "":
 		n, _, ok := t.gpu(target.GetGpuId())
-		if !ok {
+		if !ok || n.Banished {
 			return nil, notFound("gpu", target.GetGpuId())
 		}
 		return n, nil

@@ -173,6 +173,9 @@ func (w *world) drain(target *dxpuv1.Target, deadline time.Duration) []string {
 		req.Deadline = durationpb.New(deadline)
 	}
 	res, err := w.api().Drain(context.Background(), connect.NewRequest(req))
+	if connect.CodeOf(err) == connect.CodeNotFound {
+		return nil // it was deleted a moment ago
+	}
 	if err != nil {
 		w.t.Fatalf("drain: %v", err)
 	}

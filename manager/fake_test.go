@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -161,17 +162,54 @@ func newWorld(t fataler, cfg Config, nodes ...*fakeNode) *world {
 		n.errors, n.resets = map[uint32]map[uint32]uint64{}, map[uint32]uint64{}
 		w.nodes[n.id] = n
 		w.order = append(w.order, n.id)
-		if err := m.update(context.Background(), func(tx *tx) error {
-			tx.meta.NodeNumber++
-			tx.nodes.put(n.id, &nodeRecord{ID: n.id, Kind: n.kind, Number: tx.meta.NodeNumber})
-			tx.touch(n.id)
-			return nil
-		}); err != nil {
-			t.Fatalf("enrol: %v", err)
-		}
+		w.enrol(n.id)
 	}
 	w.settle()
 	return w
+}
+
+// enrol makes a node known.
+func (w *world) enrol(id string) {
+	if err := w.m.update(context.Background(), func(tx *tx) error {
+		tx.meta.NodeNumber++
+		tx.nodes.put(id, &nodeRecord{ID: id, Kind: w.nodes[id].kind, Number: tx.meta.NodeNumber})
+		tx.touch(id)
+		return nil
+	}); err != nil {
+		w.t.Fatalf("enrol: %v", err)
+	}
+}
+
+// known reports whether a node has a record; at home, that it is not on its way out.
+func (w *world) known(id string) (known, home bool) {
+	_ = w.m.view(func(t *tx) error {
+		n := t.nodes.get(id)
+		known, home = n != nil, n != nil && !n.Banished
+		return nil
+	})
+	return known, home
+}
+
+// expel deletes a node, which comes back with an empty state directory once it
+// may: its proxy was stopped, so that it has nothing any more.
+func (w *world) expel(id string) {
+	if _, home := w.known(id); !home {
+		return
+	}
+	if _, err := w.api().DeleteNode(context.Background(), connect.NewRequest(&dxpuv1.DeleteNodeRequest{NodeId: id, Force: true})); err != nil {
+		w.t.Fatalf("delete node: %v", err)
+	}
+	w.nodes[id].forget()
+}
+
+// here reports whether the manager lets a node in, which enrols again where it may.
+func (w *world) here(id string) bool {
+	known, home := w.known(id)
+	if !known {
+		w.enrol(id)
+		home = true
+	}
+	return home
 }
 
 func hostNode(id string, slots int) *fakeNode {
@@ -187,6 +225,9 @@ func boxNode(id string, slots int) *fakeNode {
 
 // hear gives a node its desired state.
 func (w *world) hear(id string) {
+	if !w.here(id) {
+		return
+	}
 	var d *dxpuv1.DesiredState
 	_ = w.m.view(func(t *tx) error {
 		d = t.desired(t.nodes.get(id))
@@ -198,7 +239,7 @@ func (w *world) hear(id string) {
 // tell makes a node report.
 func (w *world) tell(id string) {
 	n := w.nodes[id]
-	if n.down {
+	if n.down || !w.here(id) {
 		return
 	}
 	if _, err := w.m.report(context.Background(), n.observe(), func(*tx) error { return nil }); err != nil {

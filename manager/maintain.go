@@ -67,7 +67,7 @@ type stability struct {
 
 // takesBindings reports whether a node is taken for new bindings, if it reports.
 func (n *nodeRecord) takesBindings() bool {
-	return n.Cordon == nil && (n.Stability == nil || !n.Stability.Unstable)
+	return n.Cordon == nil && !n.Banished && (n.Stability == nil || !n.Stability.Unstable)
 }
 
 // takesBindings reports whether a slot is taken for new bindings, if its node is.

@@ -75,6 +75,7 @@ func TestSafety(t *testing.T) {
 			"kill":     func(t *rapid.T) { n := w.nodes[node.Draw(t, "node")]; n.down = !n.down },
 			"deafen":   func(t *rapid.T) { n := w.nodes[node.Draw(t, "node")]; n.deaf = !n.deaf },
 			"refuse":   func(t *rapid.T) { n := w.nodes[node.Draw(t, "node")]; n.refuses = !n.refuses },
+			"expel":    func(t *rapid.T) { w.expel(node.Draw(t, "node")) },
 			"restart":  func(t *rapid.T) { w.nodes[node.Draw(t, "node")].restart() },
 			"amnesia":  func(t *rapid.T) { w.nodes[node.Draw(t, "node")].forget() },
 			"break": func(t *rapid.T) {
@@ -251,7 +252,7 @@ func (w *world) checkUse(t *rapid.T, tx *tx) {
 
 func (w *world) uncordon(target *dxpuv1.Target) {
 	w.t.Helper()
-	if _, err := w.api().Uncordon(context.Background(), connect.NewRequest(&dxpuv1.UncordonRequest{Target: target})); err != nil {
+	if _, err := w.api().Uncordon(context.Background(), connect.NewRequest(&dxpuv1.UncordonRequest{Target: target})); err != nil && connect.CodeOf(err) != connect.CodeNotFound {
 		w.t.Fatalf("uncordon: %v", err)
 	}
 }

@@ -144,6 +144,8 @@ func (t *tx) advanceAll() {
 	for _, id := range sorted(ids[aNode]) {
 		if t.nodes.get(id) != nil {
 			t.advanceNode(id)
+		}
+		if n := t.nodes.get(id); n != nil && !n.Banished {
 			t.maintain(id)
 		}
 	}
