@@ -8,7 +8,7 @@ BIN      := bin
 .DEFAULT_GOAL := help
 
 include hook/Makefile
-.PHONY: help build install vm browser test demo lint generate fuzz bench soak soak-short ci tidy-diff generate-diff clean
+.PHONY: help build install vm browser test demo lint generate fuzz bench soak soak-short torture ci tidy-diff generate-diff clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ soak: build ## An hour of random faults: every byte accounted for, nothing grows
 
 soak-short: build ## The same for five minutes
 	$(BIN)/dxpu bench soak --duration 5m
+
+torture: ## A thousand histories of calls to three managers under faults, checked for linearizability (as root)
+	$(GO) test ./torture -count=1 -v -timeout 12h -run TestTorture -histories 1000 -pools 4
 
 ci: tidy-diff generate-diff lint build test fuzz bench demo ## Everything that must hold before a merge
 

@@ -73,6 +73,7 @@ var layer = map[string]int{
 	"cli":      5,
 	"cmd/dxpu": 6,
 	"hook/gen": 6,
+	"torture":  6,
 }
 
 // beside lists the imports inside one layer that are allowed: importer -> imported.

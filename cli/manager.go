@@ -28,6 +28,7 @@ import (
 type managerOptions struct {
 	listen, tokenFile, urlFile string
 	logLevel                   string
+	testingClock               string
 	reserve                    placement.Reserve
 	securityOptions
 	storeOptions
@@ -85,6 +86,8 @@ directory, and nodes get one of theirs: they have --ca-file or --ca-hash.` + tra
 	f.DurationVar(&o.cfg.AttachTimeout, "attach-timeout", 20*time.Second, "longest time for each step of an attach")
 	f.DurationVar(&o.cfg.UnplugTimeout, "unplug-timeout", 5*time.Second, "longest wait for a guest to let go of a GPU")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	f.StringVar(&o.testingClock, "testing-clock", "", "file of nanoseconds by which this manager's clock is off (for tests)")
+	_ = f.MarkHidden("testing-clock") // it is there: no error
 	return cmd
 }
 
@@ -99,6 +102,9 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 	cfg := o.cfg
 	cfg.Reserve = o.reserve
 	cfg.Version = version()
+	if o.testingClock != "" {
+		cfg.Now = wrongClock(o.testingClock)
+	}
 	cfg.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
 	if o.dataDir != "" {
 		if err := os.MkdirAll(o.dataDir, 0o700); err != nil {

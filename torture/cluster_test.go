@@ -1,0 +1,198 @@
+package torture
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// diskSize is what a manager's data may take, in MiB: etcd writes its log ahead
+// in pieces of 64.
+const diskSize = 400
+
+const joinToken = "token-of-the-torture"
+
+// manager is a process in a namespace of its own.
+type manager struct {
+	index   int
+	url     string
+	dataDir string
+	log     string // path
+	clock   string // path of the file that holds how much its clock is off
+	args    []string
+	ns      string
+
+	mu     sync.Mutex
+	cmd    *exec.Cmd
+	exited chan struct{}
+}
+
+// cluster is the managers of one pool.
+type cluster struct {
+	net      *network
+	managers []*manager
+}
+
+// newCluster prepares managers; start runs them.
+func newCluster(t *testing.T, n *network, count int) *cluster {
+	t.Helper()
+	dir := t.TempDir()
+	token := filepath.Join(dir, "join-token")
+	must(t, os.WriteFile(token, []byte(joinToken+"\n"), 0o600))
+	c := &cluster{net: n}
+	var members []string
+	for i := range count {
+		members = append(members, fmt.Sprintf("m%d=http://%s:2380", i, n.manager(i)))
+	}
+	for i := range count {
+		m := &manager{
+			index: i, url: fmt.Sprintf("http://%s:7470", n.manager(i)), ns: n.namespace(i),
+			dataDir: filepath.Join(dir, fmt.Sprintf("m%d", i)), log: filepath.Join(dir, fmt.Sprintf("m%d.log", i)),
+			clock: filepath.Join(dir, fmt.Sprintf("m%d.clock", i)),
+		}
+		must(t, os.Mkdir(m.dataDir, 0o700))
+		m.smallDisk(t, diskSize)
+		m.args = []string{
+			"manager", "--listen", n.manager(i) + ":7470", "--data-dir", m.dataDir, "--join-token-file", token, "--insecure-open",
+			"--testing-clock", m.clock,
+			"--etcd-name", fmt.Sprintf("m%d", i), "--etcd-peer-listen", fmt.Sprintf("http://%s:2380", n.manager(i)),
+			"--etcd-initial-cluster", strings.Join(members, ","),
+		}
+		c.managers = append(c.managers, m)
+		t.Cleanup(func() { _ = m.kill() })
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			c.showLogs(t)
+		}
+	})
+	for _, m := range c.managers {
+		must(t, m.start())
+	}
+	return c
+}
+
+// urls lists the managers for clients, beginning with one of them.
+func (c *cluster) urls(first int) string {
+	var out []string
+	for i := range c.managers {
+		out = append(out, c.managers[(first+i)%len(c.managers)].url)
+	}
+	return strings.Join(out, ",")
+}
+
+func (c *cluster) showLogs(t *testing.T) {
+	for _, m := range c.managers {
+		raw, _ := os.ReadFile(m.log)
+		if len(raw) > 6000 {
+			raw = raw[len(raw)-6000:]
+		}
+		t.Logf("the end of the log of manager %d:\n%s", m.index, raw)
+	}
+}
+
+// start runs the manager on what its disk has.
+func (m *manager) start() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	log, err := os.OpenFile(m.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command("ip", append([]string{"netns", "exec", m.ns, self}, m.args...)...)
+	cmd.Env = append(os.Environ(), childVariable+"=1")
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	exited := make(chan struct{})
+	m.cmd, m.exited = cmd, exited
+	go func() {
+		_ = cmd.Wait() // killed: the code says nothing
+		_ = log.Close()
+		close(exited)
+	}()
+	return nil
+}
+
+// signal reaches the manager itself: ip has become it by exec.
+func (m *manager) signal(s syscall.Signal) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.cmd.Process.Signal(s)
+}
+
+// kill ends the process at once.
+func (m *manager) kill() error {
+	m.mu.Lock()
+	cmd, exited := m.cmd, m.exited
+	m.mu.Unlock()
+	if cmd == nil {
+		return nil
+	}
+	_ = cmd.Process.Signal(syscall.SIGCONT)
+	err := cmd.Process.Kill()
+	<-exited
+	return err
+}
+
+// running reports whether the process is there.
+func (m *manager) running() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	select {
+	case <-m.exited:
+		return false
+	default:
+		return true
+	}
+}
+
+// jump makes the manager's clock wrong by so much.
+func (m *manager) jump(d time.Duration) error {
+	tmp := m.clock + ".new"
+	if err := os.WriteFile(tmp, strconv.AppendInt(nil, int64(d), 10), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, m.clock)
+}
+
+// fillDisk uses up what is left of the file system of the data, which is one
+// of its own.
+func (m *manager) fillDisk() error {
+	f, err := os.Create(filepath.Join(m.dataDir, "filler"))
+	if err != nil {
+		return err
+	}
+	block := bytes.Repeat([]byte{1}, 1<<16)
+	for err == nil {
+		_, err = f.Write(block)
+	}
+	if !errors.Is(err, syscall.ENOSPC) {
+		return err
+	}
+	_ = f.Close() // what could not be written is not missed
+	return nil
+}
+
+func (m *manager) emptyDisk() error { return os.Remove(filepath.Join(m.dataDir, "filler")) }
+
+// smallDisk puts the data of a manager that does not run yet on a file system of its own.
+func (m *manager) smallDisk(t *testing.T, mebibytes int) {
+	t.Helper()
+	must(t, syscall.Mount("tmpfs", m.dataDir, "tmpfs", 0, fmt.Sprintf("size=%dm,mode=0700", mebibytes)))
+	t.Cleanup(func() { _ = syscall.Unmount(m.dataDir, syscall.MNT_DETACH) })
+}

@@ -1,0 +1,168 @@
+package torture
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"syscall"
+	"time"
+)
+
+// fault is one thing that goes wrong for a while.
+type fault struct {
+	name   string
+	inject func(p *pool, r *rand.Rand) (heal func() error, err error)
+}
+
+// faults are all that is known to go wrong. Each heal leaves everything as it was.
+var faults = []fault{
+	{"manager killed", func(p *pool, r *rand.Rand) (func() error, error) {
+		m := p.pick(r)
+		return m.start, m.kill()
+	}},
+	{"leader killed", func(p *pool, _ *rand.Rand) (func() error, error) {
+		m := p.leader()
+		return m.start, m.kill()
+	}},
+	{"all managers killed", func(p *pool, _ *rand.Rand) (func() error, error) {
+		for _, m := range p.managers {
+			if err := m.kill(); err != nil {
+				return nil, err
+			}
+		}
+		return func() error {
+			for _, m := range p.managers {
+				if err := m.start(); err != nil {
+					return err
+				}
+			}
+			return nil
+		}, nil
+	}},
+	{"manager paused", func(p *pool, r *rand.Rand) (func() error, error) { return pause(p.pick(r)) }},
+	{"leader paused", func(p *pool, _ *rand.Rand) (func() error, error) { return pause(p.leader()) }},
+	{"two managers cut off from each other", func(p *pool, r *rand.Rand) (func() error, error) {
+		a := r.IntN(len(p.managers))
+		b := (a + 1 + r.IntN(len(p.managers)-1)) % len(p.managers)
+		return p.cutAll([2]int{a, b})
+	}},
+	{"leader cut off from the other managers", func(p *pool, _ *rand.Rand) (func() error, error) {
+		var pairs [][2]int
+		l := p.leader().index
+		for i := range p.managers {
+			if i != l {
+				pairs = append(pairs, [2]int{l, i})
+			}
+		}
+		return p.cutAll(pairs...)
+	}},
+	{"manager cut off from some nodes and clients", func(p *pool, r *rand.Rand) (func() error, error) {
+		m := p.pick(r)
+		var cut []string
+		heal := func() (err error) {
+			for _, to := range cut {
+				if e := p.net.mend(m.index, to); e != nil {
+					err = e
+				}
+			}
+			return err
+		}
+		for i := range len(p.nodes) + clients {
+			if r.IntN(2) == 0 {
+				continue
+			}
+			to := p.net.other(i + 1)
+			if err := p.net.cut(m.index, to); err != nil {
+				return heal, err
+			}
+			cut = append(cut, to)
+		}
+		return heal, nil
+	}},
+	{"clock jumps", func(p *pool, r *rand.Rand) (func() error, error) {
+		m := p.pick(r)
+		by := time.Duration(r.Int64N(int64(2*time.Hour))) - time.Hour
+		return func() error { return m.jump(0) }, m.jump(by)
+	}},
+	{"disk full", func(p *pool, r *rand.Rand) (func() error, error) {
+		m := p.pick(r)
+		return func() error {
+			if err := m.emptyDisk(); err != nil || m.running() {
+				return err
+			}
+			return m.start() // what a service manager does
+		}, m.fillDisk()
+	}},
+	{"node restarts", func(p *pool, r *rand.Rand) (func() error, error) {
+		n := p.nodes[r.IntN(len(p.nodes))]
+		n.halt()
+		return n.start, nil
+	}},
+	{"node restarts with old state", func(p *pool, r *rand.Rand) (func() error, error) {
+		return func() error { return nil }, p.nodes[r.IntN(len(p.nodes))].restart(true)
+	}},
+}
+
+func pause(m *manager) (func() error, error) {
+	return func() error { return m.signal(syscall.SIGCONT) }, m.signal(syscall.SIGSTOP)
+}
+
+// cutAll cuts pairs of managers off from each other.
+func (p *pool) cutAll(pairs ...[2]int) (func() error, error) {
+	for _, pair := range pairs {
+		if err := p.net.cut(pair[0], p.net.manager(pair[1])); err != nil {
+			return nil, err
+		}
+	}
+	return func() error {
+		for _, pair := range pairs {
+			if err := p.net.mend(pair[0], p.net.manager(pair[1])); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, nil
+}
+
+// storm injects faults one after another, some of them at the same time, until
+// ctx ends; then all are healed. It tells what it did.
+func (p *pool) storm(ctx context.Context, r *rand.Rand) (log []string, err error) {
+	start := time.Now()
+	for ctx.Err() == nil && err == nil {
+		var heals []func() error
+		names := map[string]bool{}
+		for range 1 + r.IntN(2) {
+			f := faults[r.IntN(len(faults))]
+			if len(names) > 0 && (names[f.name] || f.name != "clock jumps" && f.name != "node restarts") {
+				continue // of those that touch managers one at a time: a heal must know what it finds
+			}
+			names[f.name] = true
+			heal, e := f.inject(p, r)
+			if e != nil {
+				err = fmt.Errorf("%s: %w", f.name, e)
+			}
+			if heal != nil {
+				heals = append(heals, heal)
+			}
+			log = append(log, fmt.Sprintf("%6.3f s: %s", time.Since(start).Seconds(), f.name))
+		}
+		wait(ctx, time.Duration(200+r.IntN(2500))*time.Millisecond)
+		for _, heal := range heals {
+			if e := heal(); e != nil && err == nil {
+				err = fmt.Errorf("heal %v: %w", log[len(log)-1], e)
+			}
+		}
+		log = append(log, fmt.Sprintf("%6.3f s: healed", time.Since(start).Seconds()))
+		wait(ctx, time.Duration(r.IntN(1000))*time.Millisecond)
+	}
+	return log, err
+}
+
+func wait(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}

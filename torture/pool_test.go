@@ -1,0 +1,179 @@
+package torture
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+)
+
+const (
+	clients = 5
+	boxes   = 3
+	gpus    = 2 // of each box
+	hosts   = 2
+	slots   = 4 // of each host
+	// callTimeout is how long a caller waits before it asks another manager.
+	callTimeout = 700 * time.Millisecond
+	// calm is how long after the last fault everything must be well again.
+	calm = 10 * time.Second
+)
+
+// pool is the whole world of the torture.
+type pool struct {
+	*cluster
+	nodes []*simNode
+	apis  [][]dxpuv1connect.PoolServiceClient // by client, then by manager
+
+	mu         sync.Mutex
+	violations []string
+}
+
+func newPool(t *testing.T, index int) *pool {
+	n := newNetwork(t, index, 3, boxes+hosts+clients)
+	p := &pool{cluster: newCluster(t, n, 3)}
+	dir := t.TempDir()
+	for i := range boxes + hosts {
+		s := &simNode{
+			name: fmt.Sprintf("b%d", i), kind: dxpuv1.NodeKind_NODE_KIND_BOX, slots: gpus,
+			managers: p.urls(i % 3), http: n.client(i + 1), violation: p.violate, rng: rand.New(rand.NewPCG(1, uint64(i))),
+		}
+		s.http.Transport = &rotate{RoundTripper: s.http.Transport, urls: strings.Split(p.urls(0), ",")}
+		s.managers = p.managers[0].url
+		if i >= boxes {
+			s.name, s.kind, s.slots = fmt.Sprintf("h%d", i-boxes), dxpuv1.NodeKind_NODE_KIND_HOST, slots
+		}
+		s.stateDir = filepath.Join(dir, s.name)
+		must(t, os.Mkdir(s.stateDir, 0o700))
+		must(t, s.start())
+		t.Cleanup(s.halt)
+		p.nodes = append(p.nodes, s)
+	}
+	for c := range clients {
+		var apis []dxpuv1connect.PoolServiceClient
+		for _, m := range p.managers {
+			apis = append(apis, dxpuv1connect.NewPoolServiceClient(n.client(boxes+hosts+c+1), m.url))
+		}
+		p.apis = append(p.apis, apis)
+	}
+	return p
+}
+
+// violate notes that something happened that never may.
+func (p *pool) violate(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.violations = append(p.violations, fmt.Sprintf(format, args...))
+}
+
+func (p *pool) violated() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v := p.violations
+	p.violations = nil
+	return v
+}
+
+func (p *pool) pick(r *rand.Rand) *manager { return p.managers[r.IntN(len(p.managers))] }
+
+// leader returns the manager that leads, or any when none can be found.
+func (p *pool) leader() *manager {
+	for _, api := range p.apis[0] {
+		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+		res, err := api.GetPool(ctx, connect.NewRequest(&dxpuv1.GetPoolRequest{}))
+		cancel()
+		if err != nil {
+			continue
+		}
+		for _, m := range p.managers {
+			if strings.Contains(res.Msg.Pool.LeaderUrl, strings.TrimPrefix(m.url, "http://")) {
+				return m
+			}
+		}
+	}
+	return p.managers[0]
+}
+
+// errNoAnswer says that no manager answered in all the time that there was.
+var errNoAnswer = errors.New("no manager answered")
+
+// ask repeats a call at one manager after another until the answer is certain.
+// ambiguous says that an earlier attempt may be carried out yet.
+func ask[T any](ctx context.Context, p *pool, client, first int, call func(context.Context, dxpuv1connect.PoolServiceClient) (T, error)) (out T, ambiguous bool, err error) {
+	var last error
+	for i := first; ctx.Err() == nil; i++ {
+		attempt, cancel := context.WithTimeout(ctx, callTimeout)
+		out, err = call(attempt, p.apis[client][i%len(p.managers)])
+		cancel()
+		if err == nil {
+			return out, ambiguous, nil
+		}
+		switch connect.CodeOf(err) {
+		case connect.CodeUnavailable:
+			ambiguous = ambiguous || !connect.IsWireError(err) // refused by a manager: not carried out
+		case connect.CodeDeadlineExceeded, connect.CodeCanceled, connect.CodeUnknown, connect.CodeInternal, connect.CodeAborted:
+			ambiguous = true
+		default:
+			return out, ambiguous, err // an answer, good or bad
+		}
+		last = err
+		wait(ctx, 20*time.Millisecond)
+	}
+	return out, ambiguous, fmt.Errorf("%w: %w", errNoAnswer, last)
+}
+
+// list returns all leases of a tenant at one moment.
+func (p *pool) list(ctx context.Context, client, first int, tenant string) ([]*dxpuv1.Lease, error) {
+	res, _, err := ask(ctx, p, client, first, func(ctx context.Context, api dxpuv1connect.PoolServiceClient) (*connect.Response[dxpuv1.ListLeasesResponse], error) {
+		return api.ListLeases(ctx, connect.NewRequest(&dxpuv1.ListLeasesRequest{PageSize: 1000, Tenant: tenant, IncludeEnded: true}))
+	})
+	if err != nil {
+		return nil, err
+	}
+	if res.Msg.NextPageToken != "" {
+		return nil, errors.New("the leases do not fit a page")
+	}
+	p.checkOnce(res.Msg.Leases)
+	return res.Msg.Leases, nil
+}
+
+// checkOnce finds GPUs and host slots that are given out twice.
+func (p *pool) checkOnce(leases []*dxpuv1.Lease) {
+	holder := map[string]string{}
+	for _, l := range leases {
+		for _, b := range l.Bindings {
+			switch b.State {
+			case preparing, ready, attached:
+			default:
+				continue
+			}
+			for _, what := range []string{"GPU " + b.GpuId, fmt.Sprintf("slot %s/%d", b.HostId, b.HostSlot)} {
+				if other, taken := holder[what]; taken {
+					p.violate("%s is in bindings %s and %s of one list", what, other, b.Id)
+				}
+				holder[what] = b.Id
+			}
+		}
+	}
+}
+
+// phaseOf is what of a lease's state a caller can rely on.
+func phaseOf(l *dxpuv1.Lease) phase {
+	switch l.State {
+	case dxpuv1.LeaseState_LEASE_STATE_RELEASING, dxpuv1.LeaseState_LEASE_STATE_RELEASED, dxpuv1.LeaseState_LEASE_STATE_FAILED:
+		return ended
+	default:
+		return live
+	}
+}
