@@ -67,7 +67,7 @@ var layer = map[string]int{
 	"demo":      4,
 	"soak":      4,
 	"replay":    4,
-	"bench":     4, "bench/capacity": 4,
+	"bench":     4, "bench/capacity": 4, "bench/fleet": 4,
 	"vmtest": 4,
 
 	"cli":      5,
@@ -100,6 +100,7 @@ var beside = map[string][]string{
 	"replay":                    {"sim"},
 	"bench":                     {"hostproxy", "boxproxy", "node", "replay"},
 	"bench/capacity":            {"manager", "hostproxy", "boxproxy", "node"},
+	"bench/fleet":               {"manager", "node"},
 	"soak":                      {"hostproxy", "boxproxy", "node"},
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dxpu-project/dxpu/bench"
+	"github.com/dxpu-project/dxpu/bench/fleet"
 	"github.com/dxpu-project/dxpu/boxproxy"
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/frame"
@@ -17,13 +18,20 @@ import (
 )
 
 func newBenchCommand() *cobra.Command {
+	var manager bool
 	serve := &cobra.Command{
 		Use: "serve", Hidden: true, Short: "The other process of a benchmark",
 		Long:    `The other process of a benchmark: requests and answers on standard input and output, which the benchmark that starts it knows.`,
 		Example: `  dxpu bench rtt`,
 		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return bench.Serve(cmd.InOrStdin(), cmd.OutOrStdout()) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if manager {
+				return fleet.Serve(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
+			}
+			return bench.Serve(cmd.InOrStdin(), cmd.OutOrStdout())
+		},
 	}
+	serve.Flags().BoolVar(&manager, "manager", false, "be a manager, not a proxy")
 	return group("bench", "Measure the data plane beside the limits of this machine",
 		`Measure the data plane beside the bare limits of the machine it runs on, in the
 same run: what the sockets, the cipher and the checksum take without proxies.
@@ -50,6 +58,7 @@ this process and without cipher, beside one copy and two checksums of its bytes.
 		benchCommand("scale", "Measure many bindings on one pair of proxies", `Measure the total bandwidth of 1, 8 and 64 bindings at once on one pair of
 proxies, and the memory that an idle binding takes on each side.`, bench.Scale),
 		newBenchWorkloadCommand(), newBenchPlacementCommand(), newBenchCapacityCommand(), newBenchAttachCommand(),
+		newBenchManagerCommand(),
 		newBenchSoakCommand(),
 		serve)
 }

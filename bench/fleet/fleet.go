@@ -1,0 +1,253 @@
+// Package fleet measures the manager alone: a pool of many thousand hosts and
+// boxes that exist only as conversations with it. "dxpu bench manager" prints
+// what it finds.
+//
+// The manager is a process of its own, so that its memory and processor time are
+// its own. The nodes are in the process of the benchmark and talk to it through
+// package node, as real ones do, over HTTP/2 on the loopback interface; some of
+// them share a connection, because a process may not have as many as there are
+// nodes. A simulated node attaches and lets go at once, whatever it is told.
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+)
+
+// Spec is a pool. Zero values stand for the defaults.
+type Spec struct {
+	Hosts        int // default 10,000
+	SlotsPerHost int // default 16
+	Boxes        int // default 12,500
+	GPUsPerBox   int // default 8
+	// Leases is how many are made, of one GPU each; default 10,000.
+	Leases int
+	AtOnce int // callers, and nodes that enrol, at the same time; default 64
+	// NodesPerConnection is how many nodes share a connection; default 4.
+	NodesPerConnection int
+	// Dir is a directory for the embedded etcd that keeps the state; empty: memory.
+	Dir string
+	// Heartbeat is how often nodes report at least; 0: what the manager says.
+	Heartbeat time.Duration
+	Idle      time.Duration // for how long the idle manager is looked at; default 20 s
+	Timeout   time.Duration // of each part; default 5 minutes
+	// Child is the command that runs Serve, in the program that runs now. Needed.
+	Child []string
+	// Profile begins the names of the files of the manager's CPU profiles, one
+	// for each part; empty: none.
+	Profile  string
+	Progress func(format string, args ...any) // nil: nobody is told
+}
+
+func (s *Spec) setDefaults() error {
+	setDefault(&s.Hosts, 10_000)
+	setDefault(&s.SlotsPerHost, 16)
+	setDefault(&s.Boxes, 12_500)
+	setDefault(&s.GPUsPerBox, 8)
+	setDefault(&s.Leases, min(10_000, s.gpus()))
+	setDefault(&s.AtOnce, 64)
+	setDefault(&s.NodesPerConnection, 4)
+	setDefault(&s.Idle, 20*time.Second)
+	setDefault(&s.Timeout, 5*time.Minute)
+	if s.Progress == nil {
+		s.Progress = func(string, ...any) {}
+	}
+	if most := min(s.gpus(), s.Hosts*s.SlotsPerHost); s.Leases > most {
+		return fmt.Errorf("bench: %d leases of one GPU: there are %d GPUs and %d slots of hosts", s.Leases, s.gpus(), s.Hosts*s.SlotsPerHost)
+	}
+	return nil
+}
+
+func setDefault[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+func (s *Spec) gpus() int { return s.Boxes * s.GPUsPerBox }
+
+// Report is what Run found. Times are those that the callers see.
+type Report struct {
+	Processors         int    `json:"processors"`
+	Go                 string `json:"go"`
+	Hosts              int    `json:"hosts"`
+	Boxes              int    `json:"boxes"`
+	GPUs               int    `json:"gpus"`
+	Leases             int    `json:"leases"`
+	AtOnce             int    `json:"at_once"`
+	NodesPerConnection int    `json:"nodes_per_connection"`
+	Store              string `json:"store"`
+
+	// Enroll is from the first call of a node until the manager says that all
+	// GPUs are free and all hosts there.
+	Enroll Work `json:"enroll"`
+	// Idle is while nothing happens but reports, with all leases attached.
+	Idle        Usage   `json:"idle"`
+	IdleReports float64 `json:"idle_reports_per_second"`
+	Empty       Usage   `json:"empty"` // before the first node came
+	Enrolled    Usage   `json:"enrolled"`
+
+	Create Work `json:"create"` // calls of CreateLease
+	Attach Work `json:"attach"` // from the first call until every lease is active
+	// Detach is from the first DeleteLease until every lease is released.
+	Detach Work `json:"detach"`
+	// Calls are calls one after the other, while nothing else happens.
+	Calls []Latency `json:"calls"`
+
+	// Restart is from the end of the manager on: until the next one serves,
+	// until all nodes report, and until the pool is as it was.
+	RestartServesNS time.Duration `json:"restart_serves_ns"`
+	Restart         Work          `json:"restart"`
+}
+
+// Work is so many things done, and what they took of the manager.
+type Work struct {
+	Count     int           `json:"count"`
+	TookNS    time.Duration `json:"took_ns"`
+	PerSecond float64       `json:"per_second"`
+	// Processor is the manager's processor time for each.
+	Processor time.Duration `json:"processor_ns_each"`
+}
+
+// Latency is how long calls of a kind took.
+type Latency struct {
+	Name  string        `json:"name"`
+	Count int           `json:"count"`
+	P50NS time.Duration `json:"p50_ns"`
+	P99NS time.Duration `json:"p99_ns"`
+}
+
+// Run measures. The report is of what was measured until an error.
+func Run(ctx context.Context, spec Spec) (r *Report, err error) {
+	if err := spec.setDefaults(); err != nil {
+		return nil, err
+	}
+	r = &Report{
+		Processors: runtime.GOMAXPROCS(0), Go: runtime.Version(), Hosts: spec.Hosts, Boxes: spec.Boxes, GPUs: spec.gpus(),
+		Leases: spec.Leases, AtOnce: spec.AtOnce, NodesPerConnection: spec.NodesPerConnection, Store: "memory",
+	}
+	if spec.Dir != "" {
+		r.Store = "embedded etcd"
+	}
+	c := &run{spec: spec, report: r}
+	if c.child, err = startChild(ctx, &spec); err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, c.child.stop()) }()
+	c.pool = newPoolClient(c.child.url, spec.AtOnce)
+	c.nodes = newNodes(&c.spec, c.child.url, c.child.token)
+	defer c.nodes.stop()
+	return r, c.all(ctx)
+}
+
+// run is one measurement.
+type run struct {
+	spec   Spec
+	report *Report
+	child  *child
+	pool   *poolClient
+	nodes  *nodes
+	leases []string
+}
+
+func (c *run) all(ctx context.Context) error {
+	for _, part := range []struct {
+		name string
+		do   func(context.Context) error
+	}{
+		{"enrol", c.enrol}, {"calls", c.calls}, {"attach", c.attach}, {"idle", c.idle}, {"restart", c.restart}, {"detach", c.detach},
+	} {
+		c.spec.Progress("%s: %d hosts, %d boxes", part.name, c.spec.Hosts, c.spec.Boxes)
+		ctx, cancel := context.WithTimeoutCause(ctx, c.spec.Timeout, fmt.Errorf("took longer than %v", c.spec.Timeout))
+		err := c.profiled(part.name, func() error { return part.do(ctx) })
+		cancel()
+		if err != nil {
+			return fmt.Errorf("bench: %s: %w", part.name, err)
+		}
+	}
+	return nil
+}
+
+func (c *run) profiled(part string, do func() error) error {
+	if c.spec.Profile == "" {
+		return do()
+	}
+	if _, err := c.child.call(request{Profile: c.spec.Profile + "." + part + ".pprof"}); err != nil {
+		return err
+	}
+	err := do()
+	_, stopErr := c.child.call(request{EndProfile: true})
+	return errors.Join(err, stopErr)
+}
+
+// work does n things and says what they took.
+func (c *run) work(n int, w *Work, do func() error) error {
+	before, err := c.child.usage(false)
+	if err != nil {
+		return err
+	}
+	at := time.Now()
+	if err := do(); err != nil {
+		return err
+	}
+	w.Count, w.TookNS = n, time.Since(at)
+	after, err := c.child.usage(false)
+	w.PerSecond = float64(n) / w.TookNS.Seconds()
+	w.Processor = (after.Processor - before.Processor) / time.Duration(max(n, 1))
+	return err
+}
+
+func (c *run) enrol(ctx context.Context) (err error) {
+	r := c.report
+	if r.Empty, err = c.child.usage(true); err != nil {
+		return err
+	}
+	err = c.work(c.spec.Hosts+c.spec.Boxes, &r.Enroll, func() error {
+		if err := c.nodes.start(ctx); err != nil {
+			return err
+		}
+		return c.pool.await(ctx, c.spec.whole(0))
+	})
+	if err != nil {
+		return err
+	}
+	r.Enrolled, err = c.child.usage(true)
+	return err
+}
+
+// idle looks at the manager while nothing happens.
+func (c *run) idle(ctx context.Context) (err error) {
+	before, err := c.child.usage(true)
+	if err != nil {
+		return err
+	}
+	reports, at := c.nodes.reports.Load(), time.Now()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(c.spec.Idle):
+	}
+	took := time.Since(at)
+	c.report.IdleReports = float64(c.nodes.reports.Load()-reports) / took.Seconds()
+	u, err := c.child.usage(false)
+	u.Heap = before.Heap
+	u.Share = float64(u.Processor-before.Processor) / float64(took)
+	c.report.Idle = u
+	return err
+}
+
+func (c *run) restart(ctx context.Context) error {
+	r := c.report
+	return c.work(c.spec.Hosts+c.spec.Boxes, &r.Restart, func() error {
+		at := time.Now()
+		if _, err := c.child.call(request{Restart: true}); err != nil {
+			return err
+		}
+		r.RestartServesNS = time.Since(at)
+		return c.pool.await(ctx, c.spec.whole(c.spec.Leases))
+	})
+}
