@@ -58,6 +58,12 @@ func scriptCommands() map[string]func(*testscript.TestScript, bool, []string) {
 		"one-trace":     oneTrace,
 		"notify-socket": notifySocket,
 		"await-ready":   awaitReady,
+		"managers":      chooseManagers,
+		"leader":        findLeader,
+		"signal":        signalManager,
+		"await-follower": func(ts *testscript.TestScript, _ bool, args []string) {
+			poll(ts, func() bool { return strings.HasPrefix(readyz(args[0]), "follower: ") }, args[0]+" did not become a follower")
+		},
 		"token": func(ts *testscript.TestScript, _ bool, args []string) {
 			ts.Setenv("DXPU_JOIN_TOKEN", strings.TrimSpace(ts.ReadFile(args[0])))
 		},

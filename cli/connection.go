@@ -1,20 +1,22 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"os"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+	"github.com/dxpu-project/dxpu/endpoint"
 )
 
 // defaultManager is where a manager listens when it is not told otherwise.
@@ -29,13 +31,16 @@ type connection struct {
 
 // register adds the flags to a command and all below it.
 func (c *connection) register(cmd *cobra.Command) *cobra.Command {
-	cmd.PersistentFlags().StringVar(&c.manager, "manager", "", "URL of the manager (default $DXPU_MANAGER or "+defaultManager+")")
+	cmd.PersistentFlags().StringVar(&c.manager, "manager", "", "URL of the manager, or of several, separated by commas (default $DXPU_MANAGER or "+defaultManager+")")
 	cmd.PersistentFlags().StringVar(&c.caFile, "ca-file", "", "PEM file of the authority that signed the manager's certificate")
 	cmd.PersistentFlags().StringVar(&c.tokenFile, "token-file", "", "file of the token that says who you are (default $DXPU_TOKEN)")
 	return cmd
 }
 
-// url returns the manager's URL, checked.
+// electionPatience is how long a command waits for several managers to agree on a leader.
+const electionPatience = 10 * time.Second
+
+// url returns the manager's URL, or several as package endpoint reads them, checked.
 func (c *connection) url() (string, error) {
 	s := c.manager
 	if s == "" {
@@ -44,9 +49,8 @@ func (c *connection) url() (string, error) {
 	if s == "" {
 		s = defaultManager
 	}
-	u, err := url.Parse(s)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return "", withHint(fmt.Errorf("%q is not the URL of a manager", s), "write it like %s", defaultManager)
+	if _, err := endpoint.Parse(s); err != nil {
+		return "", withHint(err, "write it like %s, several as URL,URL,URL", defaultManager)
 	}
 	return s, nil
 }
@@ -83,7 +87,12 @@ func (c *connection) pool() (dxpuv1connect.PoolServiceClient, error) {
 	if err != nil {
 		return nil, err
 	}
-	return dxpuv1connect.NewPoolServiceClient(hc, u, connect.WithInterceptors(bearer(token))), nil
+	managers, err := endpoint.Parse(u)
+	if err != nil {
+		return nil, err
+	}
+	hc = &http.Client{Transport: endpoint.New(managers, cmp.Or(hc.Transport, http.DefaultTransport), electionPatience)}
+	return dxpuv1connect.NewPoolServiceClient(hc, managers[0].String(), connect.WithInterceptors(bearer(token))), nil
 }
 
 // token returns the caller's token, "" for none.

@@ -53,7 +53,21 @@ gpus    %d: %d free (%d held back as spares), %d bound, %d not available
 leases  %d, and %d in the queue
 `, p.HostsConnected, p.Hosts, p.BoxesConnected, p.Boxes,
 		p.Gpus, p.GpusFree, p.SparesHeld, p.GpusBound, p.GpusUnavailable, p.LeasesActive, p.LeasesPending)
-	return err
+	if err != nil || len(p.Managers) < 2 {
+		return err
+	}
+	label := "managers"
+	for _, m := range p.Managers {
+		role := "follows"
+		if m.Leader {
+			role = "leads"
+		}
+		if _, err := fmt.Fprintf(w, "%-8s %s %s %s\n", label, m.Id, m.Url, role); err != nil {
+			return err
+		}
+		label = ""
+	}
+	return nil
 }
 
 func newGetHostsCommand(conn *connection) *cobra.Command {

@@ -56,6 +56,7 @@ func (s *Store) embed() error {
 		return errors.Join(fmt.Errorf("start: %w", err), s.unlock())
 	}
 	level.SetLevel(zap.WarnLevel)
+	s.silence = func() { level.SetLevel(zap.DPanicLevel) }
 	s.server, s.client = server, v3client.New(server.Server)
 	s.maxOps, s.maxBytes = embeddedOps, embeddedBytes
 	return nil

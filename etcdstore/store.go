@@ -97,6 +97,7 @@ type Store struct {
 	client   *clientv3.Client
 	server   *embed.Etcd // nil: an existing cluster
 	unlock   func() error
+	silence  func() // the embedded server's log
 	maxOps   int
 	maxBytes int
 
@@ -152,6 +153,7 @@ func (s *Store) Close() error {
 	s.wg.Wait()
 	err := s.client.Close()
 	if s.server != nil {
+		s.silence() // it takes its own end for a fault
 		s.server.Close()
 		if errors.Is(err, context.Canceled) {
 			err = nil // what a client without connections says

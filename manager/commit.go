@@ -201,7 +201,7 @@ func (m *Manager) answer(ctx context.Context, c *commit, err error) error {
 		return werr
 	}
 	if m.cluster != nil && !m.cluster.Valid() {
-		return m.notLeading()
+		return errDeposed()
 	}
 	return err
 }

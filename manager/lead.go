@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,10 +10,8 @@ import (
 	"connectrpc.com/connect"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/endpoint"
 )
-
-// leaderHeader carries the leader's URL in answers of managers that do not lead.
-const leaderHeader = "Dxpu-Leader"
 
 // retryStore is the pause before the store is asked again after it refused.
 const retryStore = 500 * time.Millisecond
@@ -38,18 +37,28 @@ func (m *Manager) notLeading() error {
 	if m.cluster == nil {
 		return connect.NewError(connect.CodeUnavailable, errors.New("the manager is stopping"))
 	}
-	url := ""
-	for _, i := range m.cluster.Managers() {
-		if i.Leader {
-			url = i.Url
-		}
-	}
+	url := m.leaderURL()
 	if url == "" {
 		return connect.NewError(connect.CodeUnavailable, errors.New("no manager leads at this moment; try again in a second"))
 	}
-	err := connect.NewError(connect.CodeUnavailable, fmt.Errorf("this manager does not lead; %s does", url))
-	err.Meta().Set(leaderHeader, url)
-	return err
+	return connect.NewError(connect.CodeUnavailable, fmt.Errorf("this manager does not lead; %s does", url))
+}
+
+// errDeposed is what the caller learns whose call was under way when the
+// leadership ended.
+func errDeposed() error {
+	return connect.NewError(connect.CodeUnavailable,
+		errors.New("this manager does not lead any more; the call may or may not have been carried out: look, or repeat it with the same request_id"))
+}
+
+// leaderURL is how the leader is reached, "" where none is known.
+func (m *Manager) leaderURL() string {
+	for _, i := range m.cluster.Managers() {
+		if i.Leader {
+			return i.Url
+		}
+	}
+	return ""
 }
 
 // Run leads, where there are several managers once it is this one's turn, and
@@ -171,33 +180,44 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// leaderOnly refuses calls while another manager leads.
+// leaderOnly refuses calls while another manager leads, before anything is done
+// for them, and says in a header who leads: package endpoint repeats them there.
+// What a call answers is the leader's answer: one that might have been deposed
+// meanwhile, frozen say between reading and answering, does not give it.
 type leaderOnly struct{ m *Manager }
 
-func (l leaderOnly) check() error {
+// check returns the refusal and what the header says; nil: this manager leads.
+func (l leaderOnly) check() (header string, err error) {
 	l.m.mu.Lock()
 	leads := l.m.leads
 	l.m.mu.Unlock()
-	if leads {
-		return nil
+	if leads || l.m.cluster == nil {
+		return "", nil
 	}
-	return l.m.notLeading()
+	return cmp.Or(l.m.leaderURL(), endpoint.Nobody), l.m.notLeading()
 }
 
 // WrapUnary implements connect.Interceptor.
 func (l leaderOnly) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
-		if err := l.check(); err != nil {
-			return nil, err
+		if header, err := l.check(); err != nil {
+			refusal := connect.NewError(connect.CodeOf(err), errors.New(message(err)))
+			refusal.Meta().Set(endpoint.Header, header)
+			return nil, refusal
 		}
-		return next(ctx, req)
+		res, err := next(ctx, req)
+		if err == nil && l.m.cluster != nil && !l.m.cluster.Valid() {
+			return nil, errDeposed()
+		}
+		return res, err
 	}
 }
 
 // WrapStreamingHandler implements connect.Interceptor.
 func (l leaderOnly) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
-		if err := l.check(); err != nil {
+		if header, err := l.check(); err != nil {
+			conn.ResponseHeader().Set(endpoint.Header, header)
 			return err
 		}
 		return next(ctx, conn)

@@ -236,10 +236,18 @@ func (s *poolService) ListEvents(ctx context.Context, req *connect.Request[dxpuv
 // GetPool implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) GetPool(ctx context.Context, _ *connect.Request[dxpuv1.GetPoolRequest]) (*connect.Response[dxpuv1.GetPoolResponse], error) {
 	p := &dxpuv1.Pool{}
-	_ = s.m.view(func(t *tx) error { // it returns what the function does
+	err := s.m.view(func(t *tx) error {
 		t.sum(p)
 		p = scopeOf(ctx).pool(t, p)
 		return nil
 	})
-	return connect.NewResponse(&dxpuv1.GetPoolResponse{Pool: p}), nil
+	if s.m.cluster != nil {
+		p.Managers = s.m.cluster.Managers()
+	}
+	for _, i := range p.Managers {
+		if i.Leader {
+			p.LeaderId, p.LeaderUrl = i.Id, i.Url
+		}
+	}
+	return connect.NewResponse(&dxpuv1.GetPoolResponse{Pool: p}), err
 }

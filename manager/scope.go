@@ -116,7 +116,7 @@ func (s scope) pool(t *tx, p *dxpuv1.Pool) *dxpuv1.Pool {
 		return p
 	}
 	out := &dxpuv1.Pool{
-		ClusterId: p.ClusterId, Version: p.Version, Revision: p.Revision, LeaderId: p.LeaderId, LeaderUrl: p.LeaderUrl, Managers: p.Managers,
+		ClusterId: p.ClusterId, Version: p.Version, Revision: p.Revision,
 	}
 	for _, id := range t.leases.ids() {
 		l := t.leases.get(id)

@@ -13,11 +13,11 @@
 package node
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
-	"net/url"
 	"os"
 	"path/filepath"
 	"sync"
@@ -26,6 +26,7 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+	"github.com/dxpu-project/dxpu/endpoint"
 )
 
 // Handler is a proxy, as the client sees it.
@@ -49,7 +50,8 @@ type Handler interface {
 
 // Config says who the node is and where the manager is.
 type Config struct {
-	// Manager is the manager's URL, such as "http://127.0.0.1:7470".
+	// Manager is the manager's URL, such as "http://127.0.0.1:7470", or those of
+	// several, separated by commas: the node talks to the one that leads.
 	Manager string
 	// JoinToken is needed until the node has enrolled.
 	JoinToken string
@@ -83,6 +85,7 @@ type Client struct {
 	handler  Handler
 	api      dxpuv1connect.NodeServiceClient
 	channel  *channel // nil: Config.HTTPClient is used
+	several  bool     // managers
 	log      *slog.Logger
 	instance string
 	changed  chan struct{} // holds at most one wish to report
@@ -100,9 +103,9 @@ type Client struct {
 
 // New checks the configuration and reads the state directory.
 func New(cfg Config, h Handler) (*Client, error) {
-	u, err := url.Parse(cfg.Manager)
-	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
-		return nil, fmt.Errorf("node: manager %q is not a URL like http://127.0.0.1:7470", cfg.Manager)
+	managers, err := endpoint.Parse(cfg.Manager)
+	if err != nil {
+		return nil, fmt.Errorf("node: manager: %w: write it like http://127.0.0.1:7470, several as URL,URL,URL", err)
 	}
 	if cfg.Kind != dxpuv1.NodeKind_NODE_KIND_HOST && cfg.Kind != dxpuv1.NodeKind_NODE_KIND_BOX {
 		return nil, errors.New("node: Kind must be host or box")
@@ -129,12 +132,14 @@ func New(cfg Config, h Handler) (*Client, error) {
 	}
 	hc := cfg.HTTPClient
 	if hc == nil {
-		if c.channel, err = newChannel(&cfg, u); err != nil {
+		if c.channel, err = newChannel(&cfg, managers[0]); err != nil {
 			return nil, err
 		}
 		hc = &http.Client{Transport: c.channel}
 	}
-	c.api = dxpuv1connect.NewNodeServiceClient(hc, cfg.Manager)
+	leader := &http.Client{Transport: endpoint.New(managers, cmp.Or(hc.Transport, http.DefaultTransport), reportTimeout)}
+	c.several = len(managers) > 1
+	c.api = dxpuv1connect.NewNodeServiceClient(leader, managers[0].String())
 	if err := c.load(); err != nil {
 		return nil, err
 	}

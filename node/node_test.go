@@ -253,7 +253,7 @@ func TestNewFails(t *testing.T) {
 		change func(*node.Config)
 		wants  string
 	}{
-		{"no URL", func(c *node.Config) { c.Manager = "somewhere" }, "is not a URL"},
+		{"no URL", func(c *node.Config) { c.Manager = "somewhere" }, "is not the URL of a manager"},
 		{"no kind", func(c *node.Config) { c.Kind = 0 }, "host or box"},
 		{"no name", func(c *node.Config) { c.Name = "" }, "a name is needed"},
 		{"damaged identity", func(c *node.Config) { c.StateDir = write("node.json", "{") }, "node.json is damaged"},

@@ -28,6 +28,8 @@ const (
 	silence = time.Second
 	// callTimeout bounds a unary call; an answer takes milliseconds.
 	callTimeout = 5 * time.Second
+	// reportTimeout bounds a report where there are other managers to turn to.
+	reportTimeout = 2 * time.Second
 )
 
 // errEnrolAgain says that the manager does not know the node's credential.
@@ -268,6 +270,9 @@ func (c *Client) reportLoop(ctx context.Context) error {
 		pause.reset()
 		if !reached {
 			poke(c.reached) // the watch need not wait its turn
+			if c.several {
+				poke(c.rewatch) // nor stay with a manager that is frozen
+			}
 		}
 		reached = true
 		// A watch that says nothing while there is something to say is dead,
@@ -290,7 +295,11 @@ func (c *Client) reportLoop(ctx context.Context) error {
 }
 
 func (c *Client) reportOnce(ctx context.Context, seq uint64) (desired uint64, err error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	timeout := callTimeout
+	if c.several {
+		timeout = reportTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	c.mu.Lock()
 	id := c.identity

@@ -1,0 +1,88 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// chooseManagers finds addresses for three managers: ADDRESS0 to ADDRESS2 of
+// their APIs, PEERS of their etcds, and DXPU_MANAGER, all of them.
+func chooseManagers(ts *testscript.TestScript, _ bool, _ []string) {
+	var open []net.Listener
+	address := func() string {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		ts.Check(err)
+		open = append(open, l) // all at the same time, so that no two are the same
+		return l.Addr().String()
+	}
+	var peers, urls []string
+	for i := range 3 {
+		at := address()
+		ts.Setenv(fmt.Sprint("ADDRESS", i), at)
+		urls = append(urls, "http://"+at)
+		peers = append(peers, fmt.Sprintf("m%d=http://%s", i, address()))
+	}
+	for _, l := range open {
+		ts.Check(l.Close())
+	}
+	ts.Setenv("PEERS", strings.Join(peers, ","))
+	ts.Setenv("DXPU_MANAGER", strings.Join(urls, ","))
+}
+
+// findLeader waits until one of the managers leads and sets LEADER, one of m0, m1
+// and m2, and LEADER_URL, and FOLLOWER and FOLLOWER_URL of one that does not.
+func findLeader(ts *testscript.TestScript, _ bool, _ []string) {
+	poll(ts, func() bool {
+		roles := map[string]bool{}
+		for i, url := range strings.Split(ts.Getenv("DXPU_MANAGER"), ",") {
+			role, _, _ := strings.Cut(readyz(url)+"\n", "\n")
+			switch {
+			case role == "ok: leader":
+				role = "LEADER"
+			case strings.HasPrefix(role, "follower: "):
+				role = "FOLLOWER"
+			default:
+				continue
+			}
+			roles[role] = true
+			ts.Setenv(role, fmt.Sprint("m", i))
+			ts.Setenv(role+"_URL", url)
+		}
+		return roles["LEADER"] && roles["FOLLOWER"]
+	}, "there is no leader with a follower")
+}
+
+// signalManager sends a manager a signal that "kill" does not know:
+//
+//	signal STOP|CONT m0|m1|m2
+func signalManager(ts *testscript.TestScript, _ bool, args []string) {
+	for _, cmd := range ts.BackgroundCmds() {
+		if i := slices.Index(cmd.Args, "--etcd-name"); i >= 0 && cmd.Args[i+1] == args[1] && cmd.ProcessState == nil {
+			ts.Check(cmd.Process.Signal(map[string]os.Signal{"STOP": syscall.SIGSTOP, "CONT": syscall.SIGCONT}[args[0]]))
+			// What is frozen when the script fails would never end.
+			ts.Defer(func() { _ = cmd.Process.Signal(syscall.SIGCONT) })
+			return
+		}
+	}
+	ts.Fatalf("no manager %s", args[1])
+}
+
+// readyz is what a manager says of itself, "" for nothing.
+func readyz(url string) string {
+	res, err := (&http.Client{Timeout: time.Second}).Get(url + "/readyz")
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = res.Body.Close() }()
+	raw, _ := io.ReadAll(res.Body)
+	return string(raw)
+}
