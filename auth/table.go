@@ -85,6 +85,7 @@ var rules = map[string]Rule{
 	pool + "DeleteLease":  {Allow, Allow, Own, Own, Deny, Deny, true},
 	pool + "ResizeLease":  {Allow, Allow, Own, Own, Deny, Deny, true},
 	pool + "ExplainLease": {Allow, Allow, Own, Own, Deny, Deny, false},
+	pool + "ReplugGPU":    {Allow, Allow, Own, Own, Deny, Deny, true},
 
 	pool + "ReplaceGPU":     {Allow, Allow, Deny, Deny, Deny, Deny, true},
 	pool + "Cordon":         {Allow, Allow, Deny, Deny, Deny, Deny, true},

@@ -38,6 +38,9 @@ func (s *slot) run(ctx context.Context) {
 	tick := time.NewTicker(sampleInterval)
 	defer tick.Stop()
 	defer s.shutDown()
+	if f, ok := s.host.cfg.Front.(*VM); ok {
+		f.sweep(ctx, s.index)
+	}
 	for {
 		s.reconcile(ctx)
 		select {
@@ -79,8 +82,11 @@ func (s *slot) reconcile(ctx context.Context) {
 	case want == nil:
 	case have.ID == "":
 		s.attach(ctx, want, desired.NodeNumber)
-	case have.State == dxpuv1.BindingState_BINDING_STATE_ATTACHED && s.linkDown():
+	case have.State != dxpuv1.BindingState_BINDING_STATE_ATTACHED:
+	case s.linkDown():
 		s.lose(ctx)
+	default:
+		s.followGuest(ctx, want)
 	}
 }
 
@@ -98,6 +104,7 @@ func (s *slot) attach(ctx context.Context, want *dxpuv1.DesiredBinding, self uin
 		s.report("attach failed", dxpuv1.BindingState_BINDING_STATE_FAILED, err.Error())
 		return
 	}
+	s.guest.begin(want.Replugs, s.counters.traffic())
 	s.report("attached", dxpuv1.BindingState_BINDING_STATE_ATTACHED, "")
 	s.wake() // the link may have gone down meanwhile
 }
@@ -193,6 +200,7 @@ func (s *slot) detach(code fabric.CloseCode) {
 	}
 	s.close(code)
 	s.linkStats.Store(nil)
+	s.guest.end()
 	s.status.End()
 	s.host.Changed()
 }
@@ -239,8 +247,10 @@ func (s *slot) sample() {
 	}
 	s.host.group.Enter()
 	stats := s.binding.Stats()
+	held := s.plugged != nil && s.plugged.held()
 	s.host.group.Leave()
 	s.linkStats.Store(&stats)
+	s.guest.sample(held, s.counters.traffic())
 }
 
 // report notes a state and tells the manager.

@@ -234,6 +234,9 @@ func (p *embeddedPort) remove() {
 // unplug: the embedded host's drivers let go when they are told.
 func (p *embeddedPort) unplug(context.Context) error { return nil }
 
+// held and inUse: enumeration leaves every function bus master, so that nothing
+// but traffic shows who uses it.
+func (p *embeddedPort) held() bool    { return false }
 func (p *embeddedPort) inUse() string { return "" }
 
 func (p *embeddedPort) close() {

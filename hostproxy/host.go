@@ -34,8 +34,10 @@ type plugged interface {
 	// unplug asks the host to let go of the device and waits until it has,
 	// or until ctx ends.
 	unplug(ctx context.Context) error
-	// inUse tells by what it can be seen that the host still uses the device,
-	// "" when nothing shows it. The group is entered.
+	// held reports whether a driver of the host has the device. The group is entered.
+	held() bool
+	// inUse tells by what it can be seen that the host has not let go of the
+	// device, "" when nothing shows it. The group is entered.
 	inUse() string
 	// close takes the device away, whether the host has let go or not.
 	close()

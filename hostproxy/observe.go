@@ -26,6 +26,10 @@ func (s *slot) observe() *dxpuv1.ObservedSlot {
 	out := &dxpuv1.ObservedSlot{
 		Slot: uint32(s.index), Domain: s.host.cfg.Domain, Health: dxpuv1.Health_HEALTH_OK, Binding: st.Observed(),
 	}
+	out.Removal = s.guest.removal.Load() // after the status: a binding that is not there has left it
+	if out.Binding != nil {
+		s.guest.observe(out.Binding)
+	}
 	if l := s.linkStats.Load(); l != nil && out.Binding != nil {
 		c := node.LinkCounters(*l)
 		c.TlpsRefused = s.counters.dmaRefused.Load() + s.counters.unsupported.Load()

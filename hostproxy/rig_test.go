@@ -52,6 +52,8 @@ type options struct {
 	inside  bool // embedded hosts instead of vfio-user sockets
 	wrap    func(device.Device) device.Device
 	timeout time.Duration // Completion Timeout
+	unplug  time.Duration // how long a guest may take; default that of the host proxy
+	qmp     string        // control socket of the first host's QEMU
 }
 
 // side is what boxes and hosts have in common.
@@ -84,6 +86,7 @@ type binding struct {
 	host, slot          int
 	box, boxSlot        int
 	hostGone, boxGone   bool // one side is no longer told of it
+	replugs             uint32
 	secret              []byte
 	domain              string
 	hostAddrs, boxAddrs []*dxpuv1.PathAddress
@@ -202,6 +205,9 @@ func (r *rig) newHost(i int, addrs []string) *hostSide {
 	}
 	r.t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	h.vm = &hostproxy.VM{SocketDir: dir, Logger: r.log}
+	if i == 0 && r.opts.qmp != "" {
+		h.vm.QMP, h.vm.RootPort = r.opts.qmp, "rp%d"
+	}
 	var front hostproxy.Front = h.vm
 	if r.opts.inside {
 		enum := rootcomplex.DefaultEnumSpec()
@@ -213,7 +219,7 @@ func (r *rig) newHost(i int, addrs []string) *hostSide {
 	}
 	h.Host, err = hostproxy.New(hostproxy.Config{
 		Slots: r.opts.gpus * r.opts.boxes, Front: front, Fabric: h.fab, Domain: h.domain, Logger: r.log.With("host", i),
-		CompletionTimeout: r.opts.timeout,
+		CompletionTimeout: r.opts.timeout, UnplugTimeout: r.opts.unplug,
 	})
 	if err != nil {
 		r.t.Fatal(err)
@@ -272,7 +278,7 @@ func (r *rig) apply() {
 	want := func(b *binding, slot int, peer *dxpuv1.Peer) *dxpuv1.DesiredBinding {
 		return &dxpuv1.DesiredBinding{
 			BindingId: b.id, Epoch: b.epoch, Slot: uint32(slot), Cipher: r.opts.cipher, Secret: b.secret,
-			Mtu: b.hostAddrs[0].Mtu, Domain: b.domain, Peer: peer,
+			Mtu: b.hostAddrs[0].Mtu, Domain: b.domain, Peer: peer, Replugs: b.replugs,
 		}
 	}
 	for i, h := range r.hosts {

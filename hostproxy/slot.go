@@ -52,6 +52,7 @@ type slot struct {
 	status    node.Status
 	applied   atomic.Uint64 // the desired revision that status takes account of
 	linkStats atomic.Pointer[link.Stats]
+	guest     guestView
 	counters  counters
 }
 

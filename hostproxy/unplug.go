@@ -1,11 +1,16 @@
 package hostproxy
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
 	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/qmp"
 )
 
 // useInterval is how often it is looked whether a host that was asked to let a
@@ -19,32 +24,35 @@ func (s *slot) unplug(ctx context.Context, timeout time.Duration) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
+	var use string
 	var watch sync.WaitGroup
-	watch.Go(func() { s.watchUse(ctx) })
+	watch.Go(func() { use = s.watchUse(ctx) })
 	err := s.plugged.unplug(ctx)
 	cancel()
 	watch.Wait()
-	if err == nil {
-		return
+	removal := &dxpuv1.Removal{BindingId: s.observed().ID}
+	if err != nil {
+		removal.Forced, removal.Detail = true, cmp.Or(use, err.Error())
+		s.host.log.Warn("the host has not let go of the device: it is taken away", "slot", s.index, "err", err)
 	}
-	s.host.log.Warn("the host has not let go of the device: it is taken away", "slot", s.index, "err", err)
-	s.status.Note("taken away by force: " + err.Error())
-	s.host.Changed()
+	s.guest.removal.Store(removal)
 }
 
-// watchUse reports how a device is used until ctx ends.
-func (s *slot) watchUse(ctx context.Context) {
+// watchUse reports how a device is used until ctx ends, and returns what it saw
+// last. What the status says already stays.
+func (s *slot) watchUse(ctx context.Context) (use string) {
+	why := s.observed().Detail
 	tick := time.NewTicker(useInterval)
 	defer tick.Stop()
 	seen := s.counters.toDevice.Load()
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return use
 		case <-tick.C:
 		}
 		s.host.group.Enter()
-		use := s.plugged.inUse()
+		use = s.plugged.inUse()
 		s.host.group.Leave()
 		sent := s.counters.toDevice.Load()
 		switch {
@@ -54,7 +62,11 @@ func (s *slot) watchUse(ctx context.Context) {
 			use = "the guest still holds the device: " + use
 		}
 		seen = sent
-		if s.status.Note(use) {
+		detail := cmp.Or(use, why)
+		if use != "" && why != "" {
+			detail = why + "; " + use
+		}
+		if s.status.Note(detail) {
 			s.host.Changed()
 		}
 	}
@@ -88,4 +100,46 @@ func (v *vm) inUse() string {
 		return ""
 	}
 	return "it " + strings.Join(signs, ", ")
+}
+
+// held: drivers make a device bus master when they take it and no longer so when
+// they let it go; firmware and kernels leave that to them.
+func (v *vm) held() bool {
+	entry, _ := v.slot.host.table.Entry(v.slot.index)
+	return v.conn != nil && entry.BusMaster()
+}
+
+// askAgain is how long after a guest would not eject a device it is asked again:
+// a driver that is busy may be done.
+const askAgain = time.Second
+
+func (p *pluggedVM) unplug(ctx context.Context) error {
+	if !p.added {
+		return nil
+	}
+	client, done, err := p.front.control.use(ctx, p.front.QMP)
+	if err != nil {
+		if !p.connected() {
+			return nil // a VM that is gone holds nothing
+		}
+		return fmt.Errorf("hot-unplug: %w", err)
+	}
+	defer done()
+	for {
+		err = client.Unplug(ctx, deviceID(p.vm.slot.index))
+		if !errors.Is(err, qmp.ErrUnplugRefused) {
+			break
+		}
+		p.refused.Store(true)
+		select {
+		case <-time.After(askAgain):
+		case <-ctx.Done():
+			return fmt.Errorf("hot-unplug: %w", err)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("hot-unplug: %w", err)
+	}
+	p.added = false
+	return nil
 }

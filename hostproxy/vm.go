@@ -109,6 +109,7 @@ func (v *vm) Disconnected(c *vfiouser.Conn, err error) {
 	}
 	v.slot.host.group.Leave()
 	v.log.Info("VMM disconnected", "err", err)
+	v.slot.wake() // the guest may have removed the device
 }
 
 // Access turns an access of the VMM into TLPs. It runs in the goroutine that

@@ -32,6 +32,8 @@ type VM struct {
 	// Spin is how long the readers of the sockets poll before they wait.
 	Spin   time.Duration
 	Logger *slog.Logger
+
+	control *control
 }
 
 // Socket returns the path of a slot's socket.
@@ -42,7 +44,10 @@ func (f *VM) Socket(slot int) string {
 // deviceID names the device of a slot in QEMU.
 func deviceID(slot int) string { return fmt.Sprintf("dxpu%d", slot) }
 
-func (f *VM) start(*Host) error { return nil }
+func (f *VM) start(*Host) error {
+	f.control = newControl()
+	return nil
+}
 
 func (f *VM) plug(ctx context.Context, s *slot) (plugged, error) {
 	device, err := s.probe(ctx)
@@ -96,6 +101,8 @@ type pluggedVM struct {
 	server  *vfiouser.Server
 	serving sync.WaitGroup
 	added   bool // QEMU has the device
+	qemu    int  // the process that got it
+	strays  int  // looks in a row that found the device there without a connection
 }
 
 // qmpTimeout bounds a command that QEMU answers at once.
@@ -104,11 +111,11 @@ const qmpTimeout = 10 * time.Second
 func (p *pluggedVM) deviceAdd(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, qmpTimeout)
 	defer cancel()
-	client, err := qmp.Dial(ctx, p.front.QMP)
+	client, done, err := p.front.control.use(ctx, p.front.QMP)
 	if err != nil {
 		return fmt.Errorf("hot-plug: %w", err)
 	}
-	defer client.Close()
+	defer done()
 	slot := p.vm.slot.index
 	bus := fmt.Sprintf(p.front.RootPort, slot)
 	device := qmp.VFIOUser(deviceID(slot), bus, p.front.Socket(slot))
@@ -118,7 +125,7 @@ func (p *pluggedVM) deviceAdd(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("hot-plug: %w", err)
 	}
-	p.added = true
+	p.added, p.qemu = true, client.PID()
 	return nil
 }
 
@@ -170,38 +177,6 @@ func staysFor(ctx context.Context, deleted *qmp.Subscription, id string, d time.
 		}
 	}
 }
-
-func (p *pluggedVM) unplug(ctx context.Context) error {
-	if !p.added {
-		return nil
-	}
-	client, err := qmp.Dial(ctx, p.front.QMP)
-	if err != nil {
-		return fmt.Errorf("hot-unplug: %w", err)
-	}
-	defer client.Close()
-	for {
-		err = client.Unplug(ctx, deviceID(p.vm.slot.index))
-		if !errors.Is(err, qmp.ErrUnplugRefused) {
-			break
-		}
-		p.refused.Store(true)
-		select {
-		case <-time.After(askAgain):
-		case <-ctx.Done():
-			return fmt.Errorf("hot-unplug: %w", err)
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("hot-unplug: %w", err)
-	}
-	p.added = false
-	return nil
-}
-
-// askAgain is how long after a guest would not eject a device it is asked again:
-// a driver that is busy may be done.
-const askAgain = time.Second
 
 func (p *pluggedVM) close() {
 	_ = p.server.Close()

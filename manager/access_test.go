@@ -43,6 +43,7 @@ var accessCalls = map[string]accessCall{
 	"PoolService/ResizeLease":    {request: `{"leaseId":"$LEASE","count":2}`},
 	"PoolService/ExplainLease":   {request: `{"leaseId":"$LEASE"}`},
 	"PoolService/ReplaceGPU":     {request: `{"gpuId":"$GPU"}`},
+	"PoolService/ReplugGPU":      {request: `{"gpuId":"$GPU"}`, code: "failed_precondition"}, // its guest has it
 	"PoolService/Cordon":         {request: `{"target":{"hostId":"$HOST"}}`},
 	"PoolService/Uncordon":       {request: `{"target":{"hostId":"$HOST"}}`},
 	"PoolService/Drain":          {request: `{"target":{"hostId":"$HOST"}}`},

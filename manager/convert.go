@@ -62,6 +62,7 @@ func (t *tx) hostMessage(n *nodeRecord) *dxpuv1.Host {
 			slot.BindingId, slot.LeaseId, slot.GpuId = b.ID, b.LeaseID, b.gpuID()
 			if o := t.observed(n.ID, b); o != nil {
 				slot.ObservedState, slot.Counters, slot.Paths = o.State, o.Counters, o.Paths
+				slot.Use, slot.Ejected = o.Use, b.Ejected
 			}
 		}
 		out.Slots = append(out.Slots, slot)
@@ -120,6 +121,10 @@ func (t *tx) gpuMessage(n *nodeRecord, s *slotRecord) *dxpuv1.GPU {
 		if o := t.observed(n.ID, b); o != nil {
 			g.ObservedState, g.Counters = o.State, o.Counters
 		}
+		g.Ejected = b.Ejected
+		if o := t.observed(b.HostID, b); o != nil && t.connected(b.HostID) {
+			g.Use = o.Use
+		}
 	}
 	return g
 }
@@ -158,6 +163,7 @@ func bindingMessage(b *bindingRecord) *dxpuv1.Binding {
 		Id: b.ID, Epoch: b.Epoch, LeaseId: b.LeaseID, HostId: b.HostID, HostSlot: b.HostSlot, BoxId: b.BoxID,
 		BoxSlot: b.BoxSlot, GpuId: b.gpuID(), State: b.State, Reason: b.Reason, Detail: b.Detail,
 		ReplacesBindingId: b.Replaces, HostClear: b.HostClear, BoxClear: b.BoxClear,
+		Ejected: b.Ejected,
 	}
 	for _, s := range b.Steps {
 		out.Timeline = append(out.Timeline, &dxpuv1.Step{
@@ -193,7 +199,7 @@ func (t *tx) desiredBinding(b *bindingRecord, slot uint32, peer string, peerSlot
 		Peer:   &dxpuv1.Peer{NodeId: peer, NodeNumber: p.Number, Slot: peerSlot, Addresses: addresses(p)},
 		Cipher: dxpuv1.Cipher_CIPHER_AES_256_GCM, Secret: b.Secret, Mtu: t.mtu(host, box),
 		UnplugTimeout: durationpb.New(t.cfg.UnplugTimeout), Domain: b.HostID + "/", State: b.State,
-		Traceparent: b.Trace,
+		Traceparent: b.Trace, Replugs: b.Replugs,
 	}
 	if s := host.slot(b.HostSlot); s != nil {
 		out.Domain += s.Domain

@@ -33,6 +33,11 @@ type fakeNode struct {
 	resets   map[uint32]uint64            // carried out
 	noResets bool                         // of a version that does not know them
 	paths    []dxpuv1.Health              // of every binding
+	ejects   bool                         // the guest removes what is attached
+	plugged  uint32                       // replugs that were done
+	holds    string                       // why the guest does not let go; "": it does
+	forces   string                       // why devices are taken away by force; "": they are not
+	removals map[uint32]*dxpuv1.Removal
 
 	instance int
 	sequence uint64
@@ -55,7 +60,15 @@ func (n *fakeNode) apply(d *dxpuv1.DesiredState) {
 			n.resets[r.Slot] = r.Sequence
 		}
 	}
+	for slot, b := range have {
+		if !slices.ContainsFunc(d.Bindings, func(w *dxpuv1.DesiredBinding) bool { return w.BindingId == b.BindingId }) {
+			n.letGo(slot, b)
+		}
+	}
 	for _, b := range d.Bindings {
+		if b.Replugs > n.plugged {
+			n.plugged, n.ejects = b.Replugs, false
+		}
 		if old := have[b.Slot]; old != nil && old.BindingId == b.BindingId && old.Epoch == b.Epoch {
 			n.has[b.Slot] = old
 			continue
@@ -71,6 +84,19 @@ func (n *fakeNode) apply(d *dxpuv1.DesiredState) {
 			state = lost // it was ours before we forgot
 		}
 		n.has[b.Slot] = &dxpuv1.ObservedBinding{BindingId: b.BindingId, Epoch: b.Epoch, State: state}
+	}
+}
+
+// letGo takes a binding down that is no longer wanted, if the guest lets it.
+func (n *fakeNode) letGo(slot uint32, b *dxpuv1.ObservedBinding) {
+	switch {
+	case n.box():
+	case n.holds != "":
+		n.applied-- // it hears again
+		b.State, b.Detail = dxpuv1.BindingState_BINDING_STATE_DETACHING, n.holds
+		n.has[slot] = b
+	default:
+		n.removals[slot] = &dxpuv1.Removal{BindingId: b.BindingId, Forced: n.forces != "", Detail: n.forces}
 	}
 }
 
@@ -96,8 +122,12 @@ func (n *fakeNode) observe() *dxpuv1.ObservedState {
 			s.Errors = append(s.Errors, &dxpuv1.DeviceError{Code: code, Count: count})
 		}
 		slices.SortFunc(s.Errors, func(a, b *dxpuv1.DeviceError) int { return int(a.Code) - int(b.Code) })
+		s.Removal = n.removals[i]
 		if b := n.has[i]; b != nil {
 			s.Binding = proto.CloneOf(b)
+			if !n.box() && b.State == attached {
+				s.Binding.Ejected, s.Binding.Replugs, s.Binding.Use = n.ejects, n.plugged, dxpuv1.Use_USE_BUSY
+			}
 			for p, h := range n.paths {
 				s.Binding.Paths = append(s.Binding.Paths, &dxpuv1.PathStatus{Path: uint32(p), Health: h})
 			}
@@ -159,6 +189,7 @@ func newWorld(t fataler, cfg Config, nodes ...*fakeNode) *world {
 	for _, n := range nodes {
 		n.has = map[uint32]*dxpuv1.ObservedBinding{}
 		n.dead = map[uint32]bool{}
+		n.removals = map[uint32]*dxpuv1.Removal{}
 		n.errors, n.resets = map[uint32]map[uint32]uint64{}, map[uint32]uint64{}
 		w.nodes[n.id] = n
 		w.order = append(w.order, n.id)

@@ -140,6 +140,8 @@ func (t *tx) own(who auth.Identity, msg any) error {
 		return t.ownLease(who, r.LeaseId)
 	case *dxpuv1.ResizeLeaseRequest:
 		return t.ownLease(who, r.LeaseId)
+	case *dxpuv1.ReplugGPURequest:
+		return t.ownGPU(who, r.GpuId)
 	case *dxpuv1.CreateLeaseRequest:
 		if who.Node != "" && r.RequestId != "" {
 			r.RequestId = who.Node + "/" + r.RequestId // what other hosts use is their own
@@ -172,6 +174,13 @@ func ownNode(who auth.Identity, node string) error {
 func (t *tx) ownLease(who auth.Identity, id string) error {
 	if l := t.leases.get(id); l == nil || !scopeFor(who).lease(l) {
 		return notFound("lease", id)
+	}
+	return nil
+}
+
+func (t *tx) ownGPU(who auth.Identity, id string) error {
+	if n, s, ok := t.gpu(id); !ok || !scopeFor(who).gpu(t, t.gpuMessage(n, s)) {
+		return notFound("gpu", id)
 	}
 	return nil
 }

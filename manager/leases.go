@@ -110,7 +110,7 @@ func (t *tx) judge(id string, good, up, coming int) bool {
 		if l.ActiveTime.IsZero() {
 			t.editLease(id).ActiveTime = t.now
 		}
-		t.enterLease(id, leaseActive, "every GPU is attached")
+		t.enterLease(id, leaseActive, t.activeReason(id))
 	case up < want && l.State == leaseActive:
 		t.enterLease(id, leaseDegraded, fmt.Sprintf("%d of %d GPUs are attached, %d on the way", up, want, good-up-coming))
 	default:

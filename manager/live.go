@@ -98,7 +98,7 @@ func (t *tx) gone(node string, b *bindingRecord, dropped uint64) bool {
 }
 
 // essenceOf returns a digest of all of a report but what changes all the time and
-// decides nothing: its number, counters and round trips.
+// decides nothing: its number, counters, use and round trips.
 func essenceOf(s *dxpuv1.ObservedState) ([]byte, error) {
 	sequence := s.Sequence
 	s.Sequence = 0
@@ -108,9 +108,9 @@ func essenceOf(s *dxpuv1.ObservedState) ([]byte, error) {
 		if b == nil {
 			continue
 		}
-		counters := b.Counters
-		b.Counters = nil
-		restore = append(restore, func() { b.Counters = counters })
+		counters, use := b.Counters, b.Use
+		b.Counters, b.Use = nil, 0
+		restore = append(restore, func() { b.Counters, b.Use = counters, use })
 		for _, p := range b.Paths {
 			rtt := p.GetRttNs()
 			if p != nil {

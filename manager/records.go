@@ -153,8 +153,14 @@ type bindingRecord struct {
 	Dropped bool `json:"dropped,omitempty"`
 	// Grown: it was added to a lease that was ACTIVE and goes on without it
 	// until it is attached. Tries counts the bindings in its place that failed.
-	Grown bool         `json:"grown,omitempty"`
-	Tries int          `json:"tries,omitempty"`
+	Grown bool `json:"grown,omitempty"`
+	Tries int  `json:"tries,omitempty"`
+	// Ejected: the guest has removed the device itself; Replugs is how often it
+	// was to be shown again.
+	Ejected bool   `json:"ejected,omitempty"`
+	Replugs uint32 `json:"replugs,omitempty"`
+	// InUse: it was said that the guest does not let go.
+	InUse bool         `json:"in_use,omitempty"`
 	Steps []stepRecord `json:"steps"`
 }
 

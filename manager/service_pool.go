@@ -217,7 +217,7 @@ func (t *tx) leasedGPU(id string) (*bindingRecord, error) {
 	if b := t.holderOf(placement.Ref{Box: n.ID, Slot: s.Slot}); b != nil && b.good() {
 		return b, nil
 	}
-	return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("gpu_id: %s is not leased; only leased GPUs can be replaced", id))
+	return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("gpu_id: %s is not leased; only leased GPUs can be replaced or plugged in again", id))
 }
 
 // gpu finds a GPU by its ID.

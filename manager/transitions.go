@@ -149,7 +149,7 @@ func (t *tx) release(id string, reason dxpuv1.Reason, grace bool) {
 		return
 	}
 	b = t.bindings.edit(id)
-	b.Reason = reason
+	b.Reason, b.Detail = reason, ""
 	if b.State == preparing || !grace {
 		t.enter(b, resetting) // the host has nothing, or is not asked
 		return
@@ -177,7 +177,7 @@ func (t *tx) advance(id string) bool {
 	case ready:
 		return t.advanceReady(b)
 	case attached:
-		return t.dropIfBroken(b)
+		return t.dropIfBroken(b) || t.followGuest(b)
 	case detaching:
 		return t.advanceDetaching(b)
 	case resetting, lost, failed:
@@ -273,8 +273,7 @@ func (t *tx) linkLost(b *bindingRecord, boxHere bool, detail string) bool {
 func (t *tx) advanceDetaching(b *bindingRecord) bool {
 	switch {
 	case t.gone(b.HostID, b, b.HostDropped):
-		b = t.bindings.edit(b.ID)
-		b.HostClear = true
+		b = t.hostCleared(b.ID)
 	case t.overdue(b, t.cfg.UnplugTimeout+unplugSlack):
 		// Fence it off: the box stops serving the epoch. The host slot stays
 		// taken until the host says that it is empty.
@@ -282,7 +281,7 @@ func (t *tx) advanceDetaching(b *bindingRecord) bool {
 			"host %s did not let go of GPU %s in time: the box fences it off", b.HostID, b.gpuID())
 		b = t.bindings.edit(b.ID)
 	default:
-		return false
+		return t.noteUse(b)
 	}
 	t.enter(b, resetting)
 	return true
@@ -291,8 +290,7 @@ func (t *tx) advanceDetaching(b *bindingRecord) bool {
 func (t *tx) advanceClearing(b *bindingRecord) bool {
 	changed := false
 	if !b.HostClear && t.gone(b.HostID, b, b.HostDropped) {
-		b = t.bindings.edit(b.ID)
-		b.HostClear, changed = true, true
+		b, changed = t.hostCleared(b.ID), true
 	}
 	if !b.BoxClear && t.gone(b.BoxID, b, b.BoxDropped) {
 		b = t.bindings.edit(b.ID)

@@ -8,7 +8,10 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // ErrClosed is the cause of every failure after [Client.Close] or after QEMU has gone.
@@ -68,6 +71,26 @@ func New(ctx context.Context, conn net.Conn) (*Client, error) {
 
 // Version is what QEMU said of itself in its greeting.
 func (c *Client) Version() Version { return c.version }
+
+// PID is the process ID of the QEMU, by which one can tell it from another that
+// serves the same path later; 0 when the connection does not say.
+func (c *Client) PID() int {
+	conn, ok := c.conn.(syscall.Conn)
+	if !ok {
+		return 0
+	}
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	pid := 0
+	_ = raw.Control(func(fd uintptr) {
+		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			pid = int(cred.Pid)
+		}
+	})
+	return pid
+}
 
 // Close ends the connection and waits for the reader. QEMU goes on running.
 func (c *Client) Close() error {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -202,6 +203,47 @@ func TestDeviceAdd(t *testing.T) {
 	}
 	if err := c.DeviceAdd(t.Context(), Device{Driver: "edu", ID: "e"}); err != nil || got != `{"driver":"edu","id":"e"}` {
 		t.Errorf("got %s, %v", got, err)
+	}
+}
+
+func TestHasDevice(t *testing.T) {
+	c := fake(t, func(c call) []string {
+		if c.Execute != "qom-list" || !strings.Contains(string(c.Arguments), "/machine/peripheral") {
+			return []string{`{"id": %d, "error": {"class": "GenericError", "desc": "what?"}}`}
+		}
+		return []string{`{"return": [{"name": "type", "type": "string"}, {"name": "dxpu1", "type": "child<vfio-user-pci>"}], "id": %d}`}
+	})
+	for id, want := range map[string]bool{"dxpu0": false, "dxpu1": true, "dxpu": false} {
+		if has, err := c.HasDevice(t.Context(), id); has != want || err != nil {
+			t.Errorf("%s: %v, %v", id, has, err)
+		}
+	}
+	if pid := c.PID(); pid != 0 {
+		t.Errorf("a pipe is of process %d", pid)
+	}
+}
+
+func TestPID(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if conn, err := ln.Accept(); err == nil {
+			serve(conn, func(call) []string { return []string{ok} })
+		}
+	})
+	defer wg.Wait()
+	defer ln.Close()
+	c, err := Dial(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if pid := c.PID(); pid != os.Getpid() {
+		t.Errorf("process %d, want %d", pid, os.Getpid())
 	}
 }
 

@@ -38,6 +38,20 @@ func VFIOUser(id, bus, path string) Device {
 	}
 }
 
+// HasDevice reports whether there is a device of an ID, also one that is on its way out.
+func (c *Client) HasDevice(ctx context.Context, id string) (bool, error) {
+	var children []struct {
+		Name string `json:"name"`
+	}
+	err := c.Execute(ctx, "qom-list", map[string]string{"path": "/machine/peripheral"}, &children)
+	for _, child := range children {
+		if child.Name == id {
+			return true, err
+		}
+	}
+	return false, err
+}
+
 // DeviceDel asks for the removal of a device and returns at once; the guest must agree before
 // it is done. [Client.Unplug] waits.
 func (c *Client) DeviceDel(ctx context.Context, id string) error {

@@ -1576,6 +1576,94 @@ func (x *ReplaceGPUResponse) GetBinding() *Binding {
 	return nil
 }
 
+type ReplugGPURequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	GpuId         string                 `protobuf:"bytes,1,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplugGPURequest) Reset() {
+	*x = ReplugGPURequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplugGPURequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplugGPURequest) ProtoMessage() {}
+
+func (x *ReplugGPURequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplugGPURequest.ProtoReflect.Descriptor instead.
+func (*ReplugGPURequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ReplugGPURequest) GetGpuId() string {
+	if x != nil {
+		return x.GpuId
+	}
+	return ""
+}
+
+type ReplugGPUResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Binding       *Binding               `protobuf:"bytes,1,opt,name=binding,proto3" json:"binding,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplugGPUResponse) Reset() {
+	*x = ReplugGPUResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplugGPUResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplugGPUResponse) ProtoMessage() {}
+
+func (x *ReplugGPUResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplugGPUResponse.ProtoReflect.Descriptor instead.
+func (*ReplugGPUResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *ReplugGPUResponse) GetBinding() *Binding {
+	if x != nil {
+		return x.Binding
+	}
+	return nil
+}
+
 // Target names one thing to maintain.
 type Target struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1591,7 +1679,7 @@ type Target struct {
 
 func (x *Target) Reset() {
 	*x = Target{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[28]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1603,7 +1691,7 @@ func (x *Target) String() string {
 func (*Target) ProtoMessage() {}
 
 func (x *Target) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[28]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1616,7 +1704,7 @@ func (x *Target) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Target.ProtoReflect.Descriptor instead.
 func (*Target) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{28}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Target) GetTarget() isTarget_Target {
@@ -1687,7 +1775,7 @@ type CordonRequest struct {
 
 func (x *CordonRequest) Reset() {
 	*x = CordonRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[29]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1699,7 +1787,7 @@ func (x *CordonRequest) String() string {
 func (*CordonRequest) ProtoMessage() {}
 
 func (x *CordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[29]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1712,7 +1800,7 @@ func (x *CordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonRequest.ProtoReflect.Descriptor instead.
 func (*CordonRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{29}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CordonRequest) GetTarget() *Target {
@@ -1744,7 +1832,7 @@ type CordonResponse struct {
 
 func (x *CordonResponse) Reset() {
 	*x = CordonResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[30]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1756,7 +1844,7 @@ func (x *CordonResponse) String() string {
 func (*CordonResponse) ProtoMessage() {}
 
 func (x *CordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[30]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1769,7 +1857,7 @@ func (x *CordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonResponse.ProtoReflect.Descriptor instead.
 func (*CordonResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{30}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{32}
 }
 
 type UncordonRequest struct {
@@ -1782,7 +1870,7 @@ type UncordonRequest struct {
 
 func (x *UncordonRequest) Reset() {
 	*x = UncordonRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[31]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1794,7 +1882,7 @@ func (x *UncordonRequest) String() string {
 func (*UncordonRequest) ProtoMessage() {}
 
 func (x *UncordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[31]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1807,7 +1895,7 @@ func (x *UncordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonRequest.ProtoReflect.Descriptor instead.
 func (*UncordonRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{31}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *UncordonRequest) GetTarget() *Target {
@@ -1832,7 +1920,7 @@ type UncordonResponse struct {
 
 func (x *UncordonResponse) Reset() {
 	*x = UncordonResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[32]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1844,7 +1932,7 @@ func (x *UncordonResponse) String() string {
 func (*UncordonResponse) ProtoMessage() {}
 
 func (x *UncordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[32]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1857,7 +1945,7 @@ func (x *UncordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonResponse.ProtoReflect.Descriptor instead.
 func (*UncordonResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{32}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{34}
 }
 
 type DrainRequest struct {
@@ -1873,7 +1961,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[33]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1885,7 +1973,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[33]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1898,7 +1986,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{33}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DrainRequest) GetTarget() *Target {
@@ -1939,7 +2027,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[34]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1951,7 +2039,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[34]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1964,7 +2052,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{34}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DrainResponse) GetBindingIds() []string {
@@ -1987,7 +2075,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[35]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1999,7 +2087,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[35]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2012,7 +2100,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{35}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListEventsRequest) GetPageSize() int32 {
@@ -2055,7 +2143,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[36]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2067,7 +2155,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[36]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2080,7 +2168,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{36}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -2119,7 +2207,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[37]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2131,7 +2219,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[37]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2144,7 +2232,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{37}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *EventFilter) GetLeaseId() string {
@@ -2204,7 +2292,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[38]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2216,7 +2304,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[38]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2229,7 +2317,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{38}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WatchEventsRequest) GetAfterRevision() uint64 {
@@ -2265,7 +2353,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[39]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2277,7 +2365,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[39]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2290,7 +2378,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{39}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *WatchEventsResponse) GetEvent() *Event {
@@ -2316,7 +2404,7 @@ type ClearGPUErrorsRequest struct {
 
 func (x *ClearGPUErrorsRequest) Reset() {
 	*x = ClearGPUErrorsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[40]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2328,7 +2416,7 @@ func (x *ClearGPUErrorsRequest) String() string {
 func (*ClearGPUErrorsRequest) ProtoMessage() {}
 
 func (x *ClearGPUErrorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[40]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2341,7 +2429,7 @@ func (x *ClearGPUErrorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearGPUErrorsRequest.ProtoReflect.Descriptor instead.
 func (*ClearGPUErrorsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{40}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ClearGPUErrorsRequest) GetGpuId() string {
@@ -2360,7 +2448,7 @@ type ClearGPUErrorsResponse struct {
 
 func (x *ClearGPUErrorsResponse) Reset() {
 	*x = ClearGPUErrorsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2372,7 +2460,7 @@ func (x *ClearGPUErrorsResponse) String() string {
 func (*ClearGPUErrorsResponse) ProtoMessage() {}
 
 func (x *ClearGPUErrorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2385,7 +2473,7 @@ func (x *ClearGPUErrorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearGPUErrorsResponse.ProtoReflect.Descriptor instead.
 func (*ClearGPUErrorsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{41}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ClearGPUErrorsResponse) GetGpu() *GPU {
@@ -2407,7 +2495,7 @@ type DeleteNodeRequest struct {
 
 func (x *DeleteNodeRequest) Reset() {
 	*x = DeleteNodeRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2419,7 +2507,7 @@ func (x *DeleteNodeRequest) String() string {
 func (*DeleteNodeRequest) ProtoMessage() {}
 
 func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2432,7 +2520,7 @@ func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNodeRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{42}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DeleteNodeRequest) GetNodeId() string {
@@ -2464,7 +2552,7 @@ type DeleteNodeResponse struct {
 
 func (x *DeleteNodeResponse) Reset() {
 	*x = DeleteNodeResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2476,7 +2564,7 @@ func (x *DeleteNodeResponse) String() string {
 func (*DeleteNodeResponse) ProtoMessage() {}
 
 func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2489,7 +2577,7 @@ func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNodeResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{43}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{45}
 }
 
 type ListTenantsRequest struct {
@@ -2502,7 +2590,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2514,7 +2602,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2527,7 +2615,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{44}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListTenantsRequest) GetPageSize() int32 {
@@ -2554,7 +2642,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2566,7 +2654,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2579,7 +2667,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{45}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -2605,7 +2693,7 @@ type GetTenantRequest struct {
 
 func (x *GetTenantRequest) Reset() {
 	*x = GetTenantRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2617,7 +2705,7 @@ func (x *GetTenantRequest) String() string {
 func (*GetTenantRequest) ProtoMessage() {}
 
 func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2630,7 +2718,7 @@ func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{46}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GetTenantRequest) GetTenantId() string {
@@ -2649,7 +2737,7 @@ type GetTenantResponse struct {
 
 func (x *GetTenantResponse) Reset() {
 	*x = GetTenantResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2661,7 +2749,7 @@ func (x *GetTenantResponse) String() string {
 func (*GetTenantResponse) ProtoMessage() {}
 
 func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2674,7 +2762,7 @@ func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{47}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *GetTenantResponse) GetTenant() *Tenant {
@@ -2694,7 +2782,7 @@ type PutTenantRequest struct {
 
 func (x *PutTenantRequest) Reset() {
 	*x = PutTenantRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2706,7 +2794,7 @@ func (x *PutTenantRequest) String() string {
 func (*PutTenantRequest) ProtoMessage() {}
 
 func (x *PutTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2719,7 +2807,7 @@ func (x *PutTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutTenantRequest.ProtoReflect.Descriptor instead.
 func (*PutTenantRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{48}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PutTenantRequest) GetTenant() *Tenant {
@@ -2738,7 +2826,7 @@ type PutTenantResponse struct {
 
 func (x *PutTenantResponse) Reset() {
 	*x = PutTenantResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2750,7 +2838,7 @@ func (x *PutTenantResponse) String() string {
 func (*PutTenantResponse) ProtoMessage() {}
 
 func (x *PutTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2763,7 +2851,7 @@ func (x *PutTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutTenantResponse.ProtoReflect.Descriptor instead.
 func (*PutTenantResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{49}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PutTenantResponse) GetTenant() *Tenant {
@@ -2783,7 +2871,7 @@ type DeleteTenantRequest struct {
 
 func (x *DeleteTenantRequest) Reset() {
 	*x = DeleteTenantRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2795,7 +2883,7 @@ func (x *DeleteTenantRequest) String() string {
 func (*DeleteTenantRequest) ProtoMessage() {}
 
 func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2808,7 +2896,7 @@ func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{50}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DeleteTenantRequest) GetTenantId() string {
@@ -2833,7 +2921,7 @@ type DeleteTenantResponse struct {
 
 func (x *DeleteTenantResponse) Reset() {
 	*x = DeleteTenantResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2845,7 +2933,7 @@ func (x *DeleteTenantResponse) String() string {
 func (*DeleteTenantResponse) ProtoMessage() {}
 
 func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2858,7 +2946,7 @@ func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{51}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{53}
 }
 
 type CreateTokenRequest struct {
@@ -2874,7 +2962,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2886,7 +2974,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2899,7 +2987,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{52}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CreateTokenRequest) GetRole() Role {
@@ -2941,7 +3029,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2953,7 +3041,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2966,7 +3054,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{53}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CreateTokenResponse) GetToken() *Token {
@@ -2993,7 +3081,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3005,7 +3093,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3018,7 +3106,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{54}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListTokensRequest) GetPageSize() int32 {
@@ -3045,7 +3133,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3057,7 +3145,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3070,7 +3158,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{55}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -3096,7 +3184,7 @@ type DeleteTokenRequest struct {
 
 func (x *DeleteTokenRequest) Reset() {
 	*x = DeleteTokenRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3108,7 +3196,7 @@ func (x *DeleteTokenRequest) String() string {
 func (*DeleteTokenRequest) ProtoMessage() {}
 
 func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3121,7 +3209,7 @@ func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTokenRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{56}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *DeleteTokenRequest) GetTokenId() string {
@@ -3139,7 +3227,7 @@ type DeleteTokenResponse struct {
 
 func (x *DeleteTokenResponse) Reset() {
 	*x = DeleteTokenResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3151,7 +3239,7 @@ func (x *DeleteTokenResponse) String() string {
 func (*DeleteTokenResponse) ProtoMessage() {}
 
 func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3164,7 +3252,7 @@ func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{57}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{59}
 }
 
 type WhoAmIRequest struct {
@@ -3175,7 +3263,7 @@ type WhoAmIRequest struct {
 
 func (x *WhoAmIRequest) Reset() {
 	*x = WhoAmIRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3187,7 +3275,7 @@ func (x *WhoAmIRequest) String() string {
 func (*WhoAmIRequest) ProtoMessage() {}
 
 func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3200,7 +3288,7 @@ func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
 func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{58}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{60}
 }
 
 type WhoAmIResponse struct {
@@ -3214,7 +3302,7 @@ type WhoAmIResponse struct {
 
 func (x *WhoAmIResponse) Reset() {
 	*x = WhoAmIResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3226,7 +3314,7 @@ func (x *WhoAmIResponse) String() string {
 func (*WhoAmIResponse) ProtoMessage() {}
 
 func (x *WhoAmIResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3239,7 +3327,7 @@ func (x *WhoAmIResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIResponse.ProtoReflect.Descriptor instead.
 func (*WhoAmIResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{59}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *WhoAmIResponse) GetActor() string {
@@ -3276,7 +3364,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3288,7 +3376,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3301,7 +3389,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{60}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListAuditRequest) GetPageSize() int32 {
@@ -3342,7 +3430,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3354,7 +3442,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3367,7 +3455,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{61}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -3392,7 +3480,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3404,7 +3492,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3417,7 +3505,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{62}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{64}
 }
 
 type BackupResponse struct {
@@ -3429,7 +3517,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3441,7 +3529,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3454,7 +3542,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{63}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *BackupResponse) GetChunk() []byte {
@@ -3567,7 +3655,11 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x06cordon\x18\x02 \x01(\bR\x06cordon\"f\n" +
 	"\x12ReplaceGPUResponse\x12$\n" +
 	"\x05lease\x18\x01 \x01(\v2\x0e.dxpu.v1.LeaseR\x05lease\x12*\n" +
-	"\abinding\x18\x02 \x01(\v2\x10.dxpu.v1.BindingR\abinding\"_\n" +
+	"\abinding\x18\x02 \x01(\v2\x10.dxpu.v1.BindingR\abinding\")\n" +
+	"\x10ReplugGPURequest\x12\x15\n" +
+	"\x06gpu_id\x18\x01 \x01(\tR\x05gpuId\"?\n" +
+	"\x11ReplugGPUResponse\x12*\n" +
+	"\abinding\x18\x01 \x01(\v2\x10.dxpu.v1.BindingR\abinding\"_\n" +
 	"\x06Target\x12\x17\n" +
 	"\x06gpu_id\x18\x01 \x01(\tH\x00R\x05gpuId\x12\x17\n" +
 	"\x06box_id\x18\x02 \x01(\tH\x00R\x05boxId\x12\x19\n" +
@@ -3678,7 +3770,7 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x0f\n" +
 	"\rBackupRequest\"&\n" +
 	"\x0eBackupResponse\x12\x14\n" +
-	"\x05chunk\x18\x01 \x01(\fR\x05chunk2\xd9\x10\n" +
+	"\x05chunk\x18\x01 \x01(\fR\x05chunk2\x9d\x11\n" +
 	"\vPoolService\x12<\n" +
 	"\aGetPool\x12\x17.dxpu.v1.GetPoolRequest\x1a\x18.dxpu.v1.GetPoolResponse\x12B\n" +
 	"\tListHosts\x12\x19.dxpu.v1.ListHostsRequest\x1a\x1a.dxpu.v1.ListHostsResponse\x12<\n" +
@@ -3695,7 +3787,8 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\vResizeLease\x12\x1b.dxpu.v1.ResizeLeaseRequest\x1a\x1c.dxpu.v1.ResizeLeaseResponse\x12K\n" +
 	"\fExplainLease\x12\x1c.dxpu.v1.ExplainLeaseRequest\x1a\x1d.dxpu.v1.ExplainLeaseResponse\x12E\n" +
 	"\n" +
-	"ReplaceGPU\x12\x1a.dxpu.v1.ReplaceGPURequest\x1a\x1b.dxpu.v1.ReplaceGPUResponse\x129\n" +
+	"ReplaceGPU\x12\x1a.dxpu.v1.ReplaceGPURequest\x1a\x1b.dxpu.v1.ReplaceGPUResponse\x12B\n" +
+	"\tReplugGPU\x12\x19.dxpu.v1.ReplugGPURequest\x1a\x1a.dxpu.v1.ReplugGPUResponse\x129\n" +
 	"\x06Cordon\x12\x16.dxpu.v1.CordonRequest\x1a\x17.dxpu.v1.CordonResponse\x12?\n" +
 	"\bUncordon\x12\x18.dxpu.v1.UncordonRequest\x1a\x19.dxpu.v1.UncordonResponse\x126\n" +
 	"\x05Drain\x12\x15.dxpu.v1.DrainRequest\x1a\x16.dxpu.v1.DrainResponse\x12Q\n" +
@@ -3729,7 +3822,7 @@ func file_dxpu_v1_dxpu_proto_rawDescGZIP() []byte {
 	return file_dxpu_v1_dxpu_proto_rawDescData
 }
 
-var file_dxpu_v1_dxpu_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_dxpu_v1_dxpu_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
 var file_dxpu_v1_dxpu_proto_goTypes = []any{
 	(*GetPoolRequest)(nil),         // 0: dxpu.v1.GetPoolRequest
 	(*GetPoolResponse)(nil),        // 1: dxpu.v1.GetPoolResponse
@@ -3759,173 +3852,178 @@ var file_dxpu_v1_dxpu_proto_goTypes = []any{
 	(*ExplainLeaseResponse)(nil),   // 25: dxpu.v1.ExplainLeaseResponse
 	(*ReplaceGPURequest)(nil),      // 26: dxpu.v1.ReplaceGPURequest
 	(*ReplaceGPUResponse)(nil),     // 27: dxpu.v1.ReplaceGPUResponse
-	(*Target)(nil),                 // 28: dxpu.v1.Target
-	(*CordonRequest)(nil),          // 29: dxpu.v1.CordonRequest
-	(*CordonResponse)(nil),         // 30: dxpu.v1.CordonResponse
-	(*UncordonRequest)(nil),        // 31: dxpu.v1.UncordonRequest
-	(*UncordonResponse)(nil),       // 32: dxpu.v1.UncordonResponse
-	(*DrainRequest)(nil),           // 33: dxpu.v1.DrainRequest
-	(*DrainResponse)(nil),          // 34: dxpu.v1.DrainResponse
-	(*ListEventsRequest)(nil),      // 35: dxpu.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),     // 36: dxpu.v1.ListEventsResponse
-	(*EventFilter)(nil),            // 37: dxpu.v1.EventFilter
-	(*WatchEventsRequest)(nil),     // 38: dxpu.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),    // 39: dxpu.v1.WatchEventsResponse
-	(*ClearGPUErrorsRequest)(nil),  // 40: dxpu.v1.ClearGPUErrorsRequest
-	(*ClearGPUErrorsResponse)(nil), // 41: dxpu.v1.ClearGPUErrorsResponse
-	(*DeleteNodeRequest)(nil),      // 42: dxpu.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),     // 43: dxpu.v1.DeleteNodeResponse
-	(*ListTenantsRequest)(nil),     // 44: dxpu.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),    // 45: dxpu.v1.ListTenantsResponse
-	(*GetTenantRequest)(nil),       // 46: dxpu.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),      // 47: dxpu.v1.GetTenantResponse
-	(*PutTenantRequest)(nil),       // 48: dxpu.v1.PutTenantRequest
-	(*PutTenantResponse)(nil),      // 49: dxpu.v1.PutTenantResponse
-	(*DeleteTenantRequest)(nil),    // 50: dxpu.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),   // 51: dxpu.v1.DeleteTenantResponse
-	(*CreateTokenRequest)(nil),     // 52: dxpu.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),    // 53: dxpu.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),      // 54: dxpu.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),     // 55: dxpu.v1.ListTokensResponse
-	(*DeleteTokenRequest)(nil),     // 56: dxpu.v1.DeleteTokenRequest
-	(*DeleteTokenResponse)(nil),    // 57: dxpu.v1.DeleteTokenResponse
-	(*WhoAmIRequest)(nil),          // 58: dxpu.v1.WhoAmIRequest
-	(*WhoAmIResponse)(nil),         // 59: dxpu.v1.WhoAmIResponse
-	(*ListAuditRequest)(nil),       // 60: dxpu.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),      // 61: dxpu.v1.ListAuditResponse
-	(*BackupRequest)(nil),          // 62: dxpu.v1.BackupRequest
-	(*BackupResponse)(nil),         // 63: dxpu.v1.BackupResponse
-	nil,                            // 64: dxpu.v1.ListHostsRequest.LabelsEntry
-	nil,                            // 65: dxpu.v1.ListBoxesRequest.LabelsEntry
-	(*Pool)(nil),                   // 66: dxpu.v1.Pool
-	(*Host)(nil),                   // 67: dxpu.v1.Host
-	(BoxKind)(0),                   // 68: dxpu.v1.BoxKind
-	(*Box)(nil),                    // 69: dxpu.v1.Box
-	(GPUState)(0),                  // 70: dxpu.v1.GPUState
-	(Health)(0),                    // 71: dxpu.v1.Health
-	(*GPU)(nil),                    // 72: dxpu.v1.GPU
-	(LeaseState)(0),                // 73: dxpu.v1.LeaseState
-	(*Lease)(nil),                  // 74: dxpu.v1.Lease
-	(*LeaseSpec)(nil),              // 75: dxpu.v1.LeaseSpec
-	(*Binding)(nil),                // 76: dxpu.v1.Binding
-	(*durationpb.Duration)(nil),    // 77: google.protobuf.Duration
-	(*Event)(nil),                  // 78: dxpu.v1.Event
-	(EventType)(0),                 // 79: dxpu.v1.EventType
-	(*Tenant)(nil),                 // 80: dxpu.v1.Tenant
-	(Role)(0),                      // 81: dxpu.v1.Role
-	(*Token)(nil),                  // 82: dxpu.v1.Token
-	(*AuditEntry)(nil),             // 83: dxpu.v1.AuditEntry
+	(*ReplugGPURequest)(nil),       // 28: dxpu.v1.ReplugGPURequest
+	(*ReplugGPUResponse)(nil),      // 29: dxpu.v1.ReplugGPUResponse
+	(*Target)(nil),                 // 30: dxpu.v1.Target
+	(*CordonRequest)(nil),          // 31: dxpu.v1.CordonRequest
+	(*CordonResponse)(nil),         // 32: dxpu.v1.CordonResponse
+	(*UncordonRequest)(nil),        // 33: dxpu.v1.UncordonRequest
+	(*UncordonResponse)(nil),       // 34: dxpu.v1.UncordonResponse
+	(*DrainRequest)(nil),           // 35: dxpu.v1.DrainRequest
+	(*DrainResponse)(nil),          // 36: dxpu.v1.DrainResponse
+	(*ListEventsRequest)(nil),      // 37: dxpu.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),     // 38: dxpu.v1.ListEventsResponse
+	(*EventFilter)(nil),            // 39: dxpu.v1.EventFilter
+	(*WatchEventsRequest)(nil),     // 40: dxpu.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),    // 41: dxpu.v1.WatchEventsResponse
+	(*ClearGPUErrorsRequest)(nil),  // 42: dxpu.v1.ClearGPUErrorsRequest
+	(*ClearGPUErrorsResponse)(nil), // 43: dxpu.v1.ClearGPUErrorsResponse
+	(*DeleteNodeRequest)(nil),      // 44: dxpu.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),     // 45: dxpu.v1.DeleteNodeResponse
+	(*ListTenantsRequest)(nil),     // 46: dxpu.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),    // 47: dxpu.v1.ListTenantsResponse
+	(*GetTenantRequest)(nil),       // 48: dxpu.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),      // 49: dxpu.v1.GetTenantResponse
+	(*PutTenantRequest)(nil),       // 50: dxpu.v1.PutTenantRequest
+	(*PutTenantResponse)(nil),      // 51: dxpu.v1.PutTenantResponse
+	(*DeleteTenantRequest)(nil),    // 52: dxpu.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),   // 53: dxpu.v1.DeleteTenantResponse
+	(*CreateTokenRequest)(nil),     // 54: dxpu.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),    // 55: dxpu.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),      // 56: dxpu.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),     // 57: dxpu.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),     // 58: dxpu.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),    // 59: dxpu.v1.DeleteTokenResponse
+	(*WhoAmIRequest)(nil),          // 60: dxpu.v1.WhoAmIRequest
+	(*WhoAmIResponse)(nil),         // 61: dxpu.v1.WhoAmIResponse
+	(*ListAuditRequest)(nil),       // 62: dxpu.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),      // 63: dxpu.v1.ListAuditResponse
+	(*BackupRequest)(nil),          // 64: dxpu.v1.BackupRequest
+	(*BackupResponse)(nil),         // 65: dxpu.v1.BackupResponse
+	nil,                            // 66: dxpu.v1.ListHostsRequest.LabelsEntry
+	nil,                            // 67: dxpu.v1.ListBoxesRequest.LabelsEntry
+	(*Pool)(nil),                   // 68: dxpu.v1.Pool
+	(*Host)(nil),                   // 69: dxpu.v1.Host
+	(BoxKind)(0),                   // 70: dxpu.v1.BoxKind
+	(*Box)(nil),                    // 71: dxpu.v1.Box
+	(GPUState)(0),                  // 72: dxpu.v1.GPUState
+	(Health)(0),                    // 73: dxpu.v1.Health
+	(*GPU)(nil),                    // 74: dxpu.v1.GPU
+	(LeaseState)(0),                // 75: dxpu.v1.LeaseState
+	(*Lease)(nil),                  // 76: dxpu.v1.Lease
+	(*LeaseSpec)(nil),              // 77: dxpu.v1.LeaseSpec
+	(*Binding)(nil),                // 78: dxpu.v1.Binding
+	(*durationpb.Duration)(nil),    // 79: google.protobuf.Duration
+	(*Event)(nil),                  // 80: dxpu.v1.Event
+	(EventType)(0),                 // 81: dxpu.v1.EventType
+	(*Tenant)(nil),                 // 82: dxpu.v1.Tenant
+	(Role)(0),                      // 83: dxpu.v1.Role
+	(*Token)(nil),                  // 84: dxpu.v1.Token
+	(*AuditEntry)(nil),             // 85: dxpu.v1.AuditEntry
 }
 var file_dxpu_v1_dxpu_proto_depIdxs = []int32{
-	66, // 0: dxpu.v1.GetPoolResponse.pool:type_name -> dxpu.v1.Pool
-	64, // 1: dxpu.v1.ListHostsRequest.labels:type_name -> dxpu.v1.ListHostsRequest.LabelsEntry
-	67, // 2: dxpu.v1.ListHostsResponse.hosts:type_name -> dxpu.v1.Host
-	67, // 3: dxpu.v1.GetHostResponse.host:type_name -> dxpu.v1.Host
-	65, // 4: dxpu.v1.ListBoxesRequest.labels:type_name -> dxpu.v1.ListBoxesRequest.LabelsEntry
-	68, // 5: dxpu.v1.ListBoxesRequest.kind:type_name -> dxpu.v1.BoxKind
-	69, // 6: dxpu.v1.ListBoxesResponse.boxes:type_name -> dxpu.v1.Box
-	69, // 7: dxpu.v1.GetBoxResponse.box:type_name -> dxpu.v1.Box
-	70, // 8: dxpu.v1.ListGPUsRequest.state:type_name -> dxpu.v1.GPUState
-	71, // 9: dxpu.v1.ListGPUsRequest.health:type_name -> dxpu.v1.Health
-	72, // 10: dxpu.v1.ListGPUsResponse.gpus:type_name -> dxpu.v1.GPU
-	72, // 11: dxpu.v1.GetGPUResponse.gpu:type_name -> dxpu.v1.GPU
-	73, // 12: dxpu.v1.ListLeasesRequest.state:type_name -> dxpu.v1.LeaseState
-	74, // 13: dxpu.v1.ListLeasesResponse.leases:type_name -> dxpu.v1.Lease
-	74, // 14: dxpu.v1.GetLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	75, // 15: dxpu.v1.CreateLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
-	74, // 16: dxpu.v1.CreateLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	74, // 17: dxpu.v1.DeleteLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	74, // 18: dxpu.v1.ResizeLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	75, // 19: dxpu.v1.ExplainLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
-	74, // 20: dxpu.v1.ReplaceGPUResponse.lease:type_name -> dxpu.v1.Lease
-	76, // 21: dxpu.v1.ReplaceGPUResponse.binding:type_name -> dxpu.v1.Binding
-	28, // 22: dxpu.v1.CordonRequest.target:type_name -> dxpu.v1.Target
-	28, // 23: dxpu.v1.UncordonRequest.target:type_name -> dxpu.v1.Target
-	28, // 24: dxpu.v1.DrainRequest.target:type_name -> dxpu.v1.Target
-	77, // 25: dxpu.v1.DrainRequest.deadline:type_name -> google.protobuf.Duration
-	37, // 26: dxpu.v1.ListEventsRequest.filter:type_name -> dxpu.v1.EventFilter
-	78, // 27: dxpu.v1.ListEventsResponse.events:type_name -> dxpu.v1.Event
-	79, // 28: dxpu.v1.EventFilter.types:type_name -> dxpu.v1.EventType
-	37, // 29: dxpu.v1.WatchEventsRequest.filter:type_name -> dxpu.v1.EventFilter
-	78, // 30: dxpu.v1.WatchEventsResponse.event:type_name -> dxpu.v1.Event
-	72, // 31: dxpu.v1.ClearGPUErrorsResponse.gpu:type_name -> dxpu.v1.GPU
-	80, // 32: dxpu.v1.ListTenantsResponse.tenants:type_name -> dxpu.v1.Tenant
-	80, // 33: dxpu.v1.GetTenantResponse.tenant:type_name -> dxpu.v1.Tenant
-	80, // 34: dxpu.v1.PutTenantRequest.tenant:type_name -> dxpu.v1.Tenant
-	80, // 35: dxpu.v1.PutTenantResponse.tenant:type_name -> dxpu.v1.Tenant
-	81, // 36: dxpu.v1.CreateTokenRequest.role:type_name -> dxpu.v1.Role
-	77, // 37: dxpu.v1.CreateTokenRequest.expires_after:type_name -> google.protobuf.Duration
-	82, // 38: dxpu.v1.CreateTokenResponse.token:type_name -> dxpu.v1.Token
-	82, // 39: dxpu.v1.ListTokensResponse.tokens:type_name -> dxpu.v1.Token
-	81, // 40: dxpu.v1.WhoAmIResponse.role:type_name -> dxpu.v1.Role
-	83, // 41: dxpu.v1.ListAuditResponse.entries:type_name -> dxpu.v1.AuditEntry
-	0,  // 42: dxpu.v1.PoolService.GetPool:input_type -> dxpu.v1.GetPoolRequest
-	2,  // 43: dxpu.v1.PoolService.ListHosts:input_type -> dxpu.v1.ListHostsRequest
-	4,  // 44: dxpu.v1.PoolService.GetHost:input_type -> dxpu.v1.GetHostRequest
-	6,  // 45: dxpu.v1.PoolService.ListBoxes:input_type -> dxpu.v1.ListBoxesRequest
-	8,  // 46: dxpu.v1.PoolService.GetBox:input_type -> dxpu.v1.GetBoxRequest
-	10, // 47: dxpu.v1.PoolService.ListGPUs:input_type -> dxpu.v1.ListGPUsRequest
-	12, // 48: dxpu.v1.PoolService.GetGPU:input_type -> dxpu.v1.GetGPURequest
-	14, // 49: dxpu.v1.PoolService.ListLeases:input_type -> dxpu.v1.ListLeasesRequest
-	16, // 50: dxpu.v1.PoolService.GetLease:input_type -> dxpu.v1.GetLeaseRequest
-	18, // 51: dxpu.v1.PoolService.CreateLease:input_type -> dxpu.v1.CreateLeaseRequest
-	20, // 52: dxpu.v1.PoolService.DeleteLease:input_type -> dxpu.v1.DeleteLeaseRequest
-	22, // 53: dxpu.v1.PoolService.ResizeLease:input_type -> dxpu.v1.ResizeLeaseRequest
-	24, // 54: dxpu.v1.PoolService.ExplainLease:input_type -> dxpu.v1.ExplainLeaseRequest
-	26, // 55: dxpu.v1.PoolService.ReplaceGPU:input_type -> dxpu.v1.ReplaceGPURequest
-	29, // 56: dxpu.v1.PoolService.Cordon:input_type -> dxpu.v1.CordonRequest
-	31, // 57: dxpu.v1.PoolService.Uncordon:input_type -> dxpu.v1.UncordonRequest
-	33, // 58: dxpu.v1.PoolService.Drain:input_type -> dxpu.v1.DrainRequest
-	40, // 59: dxpu.v1.PoolService.ClearGPUErrors:input_type -> dxpu.v1.ClearGPUErrorsRequest
-	42, // 60: dxpu.v1.PoolService.DeleteNode:input_type -> dxpu.v1.DeleteNodeRequest
-	44, // 61: dxpu.v1.PoolService.ListTenants:input_type -> dxpu.v1.ListTenantsRequest
-	46, // 62: dxpu.v1.PoolService.GetTenant:input_type -> dxpu.v1.GetTenantRequest
-	48, // 63: dxpu.v1.PoolService.PutTenant:input_type -> dxpu.v1.PutTenantRequest
-	50, // 64: dxpu.v1.PoolService.DeleteTenant:input_type -> dxpu.v1.DeleteTenantRequest
-	52, // 65: dxpu.v1.PoolService.CreateToken:input_type -> dxpu.v1.CreateTokenRequest
-	54, // 66: dxpu.v1.PoolService.ListTokens:input_type -> dxpu.v1.ListTokensRequest
-	56, // 67: dxpu.v1.PoolService.DeleteToken:input_type -> dxpu.v1.DeleteTokenRequest
-	58, // 68: dxpu.v1.PoolService.WhoAmI:input_type -> dxpu.v1.WhoAmIRequest
-	60, // 69: dxpu.v1.PoolService.ListAudit:input_type -> dxpu.v1.ListAuditRequest
-	62, // 70: dxpu.v1.PoolService.Backup:input_type -> dxpu.v1.BackupRequest
-	35, // 71: dxpu.v1.PoolService.ListEvents:input_type -> dxpu.v1.ListEventsRequest
-	38, // 72: dxpu.v1.PoolService.WatchEvents:input_type -> dxpu.v1.WatchEventsRequest
-	1,  // 73: dxpu.v1.PoolService.GetPool:output_type -> dxpu.v1.GetPoolResponse
-	3,  // 74: dxpu.v1.PoolService.ListHosts:output_type -> dxpu.v1.ListHostsResponse
-	5,  // 75: dxpu.v1.PoolService.GetHost:output_type -> dxpu.v1.GetHostResponse
-	7,  // 76: dxpu.v1.PoolService.ListBoxes:output_type -> dxpu.v1.ListBoxesResponse
-	9,  // 77: dxpu.v1.PoolService.GetBox:output_type -> dxpu.v1.GetBoxResponse
-	11, // 78: dxpu.v1.PoolService.ListGPUs:output_type -> dxpu.v1.ListGPUsResponse
-	13, // 79: dxpu.v1.PoolService.GetGPU:output_type -> dxpu.v1.GetGPUResponse
-	15, // 80: dxpu.v1.PoolService.ListLeases:output_type -> dxpu.v1.ListLeasesResponse
-	17, // 81: dxpu.v1.PoolService.GetLease:output_type -> dxpu.v1.GetLeaseResponse
-	19, // 82: dxpu.v1.PoolService.CreateLease:output_type -> dxpu.v1.CreateLeaseResponse
-	21, // 83: dxpu.v1.PoolService.DeleteLease:output_type -> dxpu.v1.DeleteLeaseResponse
-	23, // 84: dxpu.v1.PoolService.ResizeLease:output_type -> dxpu.v1.ResizeLeaseResponse
-	25, // 85: dxpu.v1.PoolService.ExplainLease:output_type -> dxpu.v1.ExplainLeaseResponse
-	27, // 86: dxpu.v1.PoolService.ReplaceGPU:output_type -> dxpu.v1.ReplaceGPUResponse
-	30, // 87: dxpu.v1.PoolService.Cordon:output_type -> dxpu.v1.CordonResponse
-	32, // 88: dxpu.v1.PoolService.Uncordon:output_type -> dxpu.v1.UncordonResponse
-	34, // 89: dxpu.v1.PoolService.Drain:output_type -> dxpu.v1.DrainResponse
-	41, // 90: dxpu.v1.PoolService.ClearGPUErrors:output_type -> dxpu.v1.ClearGPUErrorsResponse
-	43, // 91: dxpu.v1.PoolService.DeleteNode:output_type -> dxpu.v1.DeleteNodeResponse
-	45, // 92: dxpu.v1.PoolService.ListTenants:output_type -> dxpu.v1.ListTenantsResponse
-	47, // 93: dxpu.v1.PoolService.GetTenant:output_type -> dxpu.v1.GetTenantResponse
-	49, // 94: dxpu.v1.PoolService.PutTenant:output_type -> dxpu.v1.PutTenantResponse
-	51, // 95: dxpu.v1.PoolService.DeleteTenant:output_type -> dxpu.v1.DeleteTenantResponse
-	53, // 96: dxpu.v1.PoolService.CreateToken:output_type -> dxpu.v1.CreateTokenResponse
-	55, // 97: dxpu.v1.PoolService.ListTokens:output_type -> dxpu.v1.ListTokensResponse
-	57, // 98: dxpu.v1.PoolService.DeleteToken:output_type -> dxpu.v1.DeleteTokenResponse
-	59, // 99: dxpu.v1.PoolService.WhoAmI:output_type -> dxpu.v1.WhoAmIResponse
-	61, // 100: dxpu.v1.PoolService.ListAudit:output_type -> dxpu.v1.ListAuditResponse
-	63, // 101: dxpu.v1.PoolService.Backup:output_type -> dxpu.v1.BackupResponse
-	36, // 102: dxpu.v1.PoolService.ListEvents:output_type -> dxpu.v1.ListEventsResponse
-	39, // 103: dxpu.v1.PoolService.WatchEvents:output_type -> dxpu.v1.WatchEventsResponse
-	73, // [73:104] is the sub-list for method output_type
-	42, // [42:73] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	68, // 0: dxpu.v1.GetPoolResponse.pool:type_name -> dxpu.v1.Pool
+	66, // 1: dxpu.v1.ListHostsRequest.labels:type_name -> dxpu.v1.ListHostsRequest.LabelsEntry
+	69, // 2: dxpu.v1.ListHostsResponse.hosts:type_name -> dxpu.v1.Host
+	69, // 3: dxpu.v1.GetHostResponse.host:type_name -> dxpu.v1.Host
+	67, // 4: dxpu.v1.ListBoxesRequest.labels:type_name -> dxpu.v1.ListBoxesRequest.LabelsEntry
+	70, // 5: dxpu.v1.ListBoxesRequest.kind:type_name -> dxpu.v1.BoxKind
+	71, // 6: dxpu.v1.ListBoxesResponse.boxes:type_name -> dxpu.v1.Box
+	71, // 7: dxpu.v1.GetBoxResponse.box:type_name -> dxpu.v1.Box
+	72, // 8: dxpu.v1.ListGPUsRequest.state:type_name -> dxpu.v1.GPUState
+	73, // 9: dxpu.v1.ListGPUsRequest.health:type_name -> dxpu.v1.Health
+	74, // 10: dxpu.v1.ListGPUsResponse.gpus:type_name -> dxpu.v1.GPU
+	74, // 11: dxpu.v1.GetGPUResponse.gpu:type_name -> dxpu.v1.GPU
+	75, // 12: dxpu.v1.ListLeasesRequest.state:type_name -> dxpu.v1.LeaseState
+	76, // 13: dxpu.v1.ListLeasesResponse.leases:type_name -> dxpu.v1.Lease
+	76, // 14: dxpu.v1.GetLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	77, // 15: dxpu.v1.CreateLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
+	76, // 16: dxpu.v1.CreateLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	76, // 17: dxpu.v1.DeleteLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	76, // 18: dxpu.v1.ResizeLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	77, // 19: dxpu.v1.ExplainLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
+	76, // 20: dxpu.v1.ReplaceGPUResponse.lease:type_name -> dxpu.v1.Lease
+	78, // 21: dxpu.v1.ReplaceGPUResponse.binding:type_name -> dxpu.v1.Binding
+	78, // 22: dxpu.v1.ReplugGPUResponse.binding:type_name -> dxpu.v1.Binding
+	30, // 23: dxpu.v1.CordonRequest.target:type_name -> dxpu.v1.Target
+	30, // 24: dxpu.v1.UncordonRequest.target:type_name -> dxpu.v1.Target
+	30, // 25: dxpu.v1.DrainRequest.target:type_name -> dxpu.v1.Target
+	79, // 26: dxpu.v1.DrainRequest.deadline:type_name -> google.protobuf.Duration
+	39, // 27: dxpu.v1.ListEventsRequest.filter:type_name -> dxpu.v1.EventFilter
+	80, // 28: dxpu.v1.ListEventsResponse.events:type_name -> dxpu.v1.Event
+	81, // 29: dxpu.v1.EventFilter.types:type_name -> dxpu.v1.EventType
+	39, // 30: dxpu.v1.WatchEventsRequest.filter:type_name -> dxpu.v1.EventFilter
+	80, // 31: dxpu.v1.WatchEventsResponse.event:type_name -> dxpu.v1.Event
+	74, // 32: dxpu.v1.ClearGPUErrorsResponse.gpu:type_name -> dxpu.v1.GPU
+	82, // 33: dxpu.v1.ListTenantsResponse.tenants:type_name -> dxpu.v1.Tenant
+	82, // 34: dxpu.v1.GetTenantResponse.tenant:type_name -> dxpu.v1.Tenant
+	82, // 35: dxpu.v1.PutTenantRequest.tenant:type_name -> dxpu.v1.Tenant
+	82, // 36: dxpu.v1.PutTenantResponse.tenant:type_name -> dxpu.v1.Tenant
+	83, // 37: dxpu.v1.CreateTokenRequest.role:type_name -> dxpu.v1.Role
+	79, // 38: dxpu.v1.CreateTokenRequest.expires_after:type_name -> google.protobuf.Duration
+	84, // 39: dxpu.v1.CreateTokenResponse.token:type_name -> dxpu.v1.Token
+	84, // 40: dxpu.v1.ListTokensResponse.tokens:type_name -> dxpu.v1.Token
+	83, // 41: dxpu.v1.WhoAmIResponse.role:type_name -> dxpu.v1.Role
+	85, // 42: dxpu.v1.ListAuditResponse.entries:type_name -> dxpu.v1.AuditEntry
+	0,  // 43: dxpu.v1.PoolService.GetPool:input_type -> dxpu.v1.GetPoolRequest
+	2,  // 44: dxpu.v1.PoolService.ListHosts:input_type -> dxpu.v1.ListHostsRequest
+	4,  // 45: dxpu.v1.PoolService.GetHost:input_type -> dxpu.v1.GetHostRequest
+	6,  // 46: dxpu.v1.PoolService.ListBoxes:input_type -> dxpu.v1.ListBoxesRequest
+	8,  // 47: dxpu.v1.PoolService.GetBox:input_type -> dxpu.v1.GetBoxRequest
+	10, // 48: dxpu.v1.PoolService.ListGPUs:input_type -> dxpu.v1.ListGPUsRequest
+	12, // 49: dxpu.v1.PoolService.GetGPU:input_type -> dxpu.v1.GetGPURequest
+	14, // 50: dxpu.v1.PoolService.ListLeases:input_type -> dxpu.v1.ListLeasesRequest
+	16, // 51: dxpu.v1.PoolService.GetLease:input_type -> dxpu.v1.GetLeaseRequest
+	18, // 52: dxpu.v1.PoolService.CreateLease:input_type -> dxpu.v1.CreateLeaseRequest
+	20, // 53: dxpu.v1.PoolService.DeleteLease:input_type -> dxpu.v1.DeleteLeaseRequest
+	22, // 54: dxpu.v1.PoolService.ResizeLease:input_type -> dxpu.v1.ResizeLeaseRequest
+	24, // 55: dxpu.v1.PoolService.ExplainLease:input_type -> dxpu.v1.ExplainLeaseRequest
+	26, // 56: dxpu.v1.PoolService.ReplaceGPU:input_type -> dxpu.v1.ReplaceGPURequest
+	28, // 57: dxpu.v1.PoolService.ReplugGPU:input_type -> dxpu.v1.ReplugGPURequest
+	31, // 58: dxpu.v1.PoolService.Cordon:input_type -> dxpu.v1.CordonRequest
+	33, // 59: dxpu.v1.PoolService.Uncordon:input_type -> dxpu.v1.UncordonRequest
+	35, // 60: dxpu.v1.PoolService.Drain:input_type -> dxpu.v1.DrainRequest
+	42, // 61: dxpu.v1.PoolService.ClearGPUErrors:input_type -> dxpu.v1.ClearGPUErrorsRequest
+	44, // 62: dxpu.v1.PoolService.DeleteNode:input_type -> dxpu.v1.DeleteNodeRequest
+	46, // 63: dxpu.v1.PoolService.ListTenants:input_type -> dxpu.v1.ListTenantsRequest
+	48, // 64: dxpu.v1.PoolService.GetTenant:input_type -> dxpu.v1.GetTenantRequest
+	50, // 65: dxpu.v1.PoolService.PutTenant:input_type -> dxpu.v1.PutTenantRequest
+	52, // 66: dxpu.v1.PoolService.DeleteTenant:input_type -> dxpu.v1.DeleteTenantRequest
+	54, // 67: dxpu.v1.PoolService.CreateToken:input_type -> dxpu.v1.CreateTokenRequest
+	56, // 68: dxpu.v1.PoolService.ListTokens:input_type -> dxpu.v1.ListTokensRequest
+	58, // 69: dxpu.v1.PoolService.DeleteToken:input_type -> dxpu.v1.DeleteTokenRequest
+	60, // 70: dxpu.v1.PoolService.WhoAmI:input_type -> dxpu.v1.WhoAmIRequest
+	62, // 71: dxpu.v1.PoolService.ListAudit:input_type -> dxpu.v1.ListAuditRequest
+	64, // 72: dxpu.v1.PoolService.Backup:input_type -> dxpu.v1.BackupRequest
+	37, // 73: dxpu.v1.PoolService.ListEvents:input_type -> dxpu.v1.ListEventsRequest
+	40, // 74: dxpu.v1.PoolService.WatchEvents:input_type -> dxpu.v1.WatchEventsRequest
+	1,  // 75: dxpu.v1.PoolService.GetPool:output_type -> dxpu.v1.GetPoolResponse
+	3,  // 76: dxpu.v1.PoolService.ListHosts:output_type -> dxpu.v1.ListHostsResponse
+	5,  // 77: dxpu.v1.PoolService.GetHost:output_type -> dxpu.v1.GetHostResponse
+	7,  // 78: dxpu.v1.PoolService.ListBoxes:output_type -> dxpu.v1.ListBoxesResponse
+	9,  // 79: dxpu.v1.PoolService.GetBox:output_type -> dxpu.v1.GetBoxResponse
+	11, // 80: dxpu.v1.PoolService.ListGPUs:output_type -> dxpu.v1.ListGPUsResponse
+	13, // 81: dxpu.v1.PoolService.GetGPU:output_type -> dxpu.v1.GetGPUResponse
+	15, // 82: dxpu.v1.PoolService.ListLeases:output_type -> dxpu.v1.ListLeasesResponse
+	17, // 83: dxpu.v1.PoolService.GetLease:output_type -> dxpu.v1.GetLeaseResponse
+	19, // 84: dxpu.v1.PoolService.CreateLease:output_type -> dxpu.v1.CreateLeaseResponse
+	21, // 85: dxpu.v1.PoolService.DeleteLease:output_type -> dxpu.v1.DeleteLeaseResponse
+	23, // 86: dxpu.v1.PoolService.ResizeLease:output_type -> dxpu.v1.ResizeLeaseResponse
+	25, // 87: dxpu.v1.PoolService.ExplainLease:output_type -> dxpu.v1.ExplainLeaseResponse
+	27, // 88: dxpu.v1.PoolService.ReplaceGPU:output_type -> dxpu.v1.ReplaceGPUResponse
+	29, // 89: dxpu.v1.PoolService.ReplugGPU:output_type -> dxpu.v1.ReplugGPUResponse
+	32, // 90: dxpu.v1.PoolService.Cordon:output_type -> dxpu.v1.CordonResponse
+	34, // 91: dxpu.v1.PoolService.Uncordon:output_type -> dxpu.v1.UncordonResponse
+	36, // 92: dxpu.v1.PoolService.Drain:output_type -> dxpu.v1.DrainResponse
+	43, // 93: dxpu.v1.PoolService.ClearGPUErrors:output_type -> dxpu.v1.ClearGPUErrorsResponse
+	45, // 94: dxpu.v1.PoolService.DeleteNode:output_type -> dxpu.v1.DeleteNodeResponse
+	47, // 95: dxpu.v1.PoolService.ListTenants:output_type -> dxpu.v1.ListTenantsResponse
+	49, // 96: dxpu.v1.PoolService.GetTenant:output_type -> dxpu.v1.GetTenantResponse
+	51, // 97: dxpu.v1.PoolService.PutTenant:output_type -> dxpu.v1.PutTenantResponse
+	53, // 98: dxpu.v1.PoolService.DeleteTenant:output_type -> dxpu.v1.DeleteTenantResponse
+	55, // 99: dxpu.v1.PoolService.CreateToken:output_type -> dxpu.v1.CreateTokenResponse
+	57, // 100: dxpu.v1.PoolService.ListTokens:output_type -> dxpu.v1.ListTokensResponse
+	59, // 101: dxpu.v1.PoolService.DeleteToken:output_type -> dxpu.v1.DeleteTokenResponse
+	61, // 102: dxpu.v1.PoolService.WhoAmI:output_type -> dxpu.v1.WhoAmIResponse
+	63, // 103: dxpu.v1.PoolService.ListAudit:output_type -> dxpu.v1.ListAuditResponse
+	65, // 104: dxpu.v1.PoolService.Backup:output_type -> dxpu.v1.BackupResponse
+	38, // 105: dxpu.v1.PoolService.ListEvents:output_type -> dxpu.v1.ListEventsResponse
+	41, // 106: dxpu.v1.PoolService.WatchEvents:output_type -> dxpu.v1.WatchEventsResponse
+	75, // [75:107] is the sub-list for method output_type
+	43, // [43:75] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_dxpu_proto_init() }
@@ -3938,7 +4036,7 @@ func file_dxpu_v1_dxpu_proto_init() {
 		(*ExplainLeaseRequest_LeaseId)(nil),
 		(*ExplainLeaseRequest_Spec)(nil),
 	}
-	file_dxpu_v1_dxpu_proto_msgTypes[28].OneofWrappers = []any{
+	file_dxpu_v1_dxpu_proto_msgTypes[30].OneofWrappers = []any{
 		(*Target_GpuId)(nil),
 		(*Target_BoxId)(nil),
 		(*Target_HostId)(nil),
@@ -3949,7 +4047,7 @@ func file_dxpu_v1_dxpu_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_dxpu_proto_rawDesc), len(file_dxpu_v1_dxpu_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   66,
+			NumMessages:   68,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

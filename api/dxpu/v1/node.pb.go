@@ -548,7 +548,10 @@ type DesiredBinding struct {
 	// must not serve two runs of a link.
 	State BindingState `protobuf:"varint,13,opt,name=state,proto3,enum=dxpu.v1.BindingState" json:"state,omitempty"`
 	// W3C trace context of the call that made the binding; empty: not traced.
-	Traceparent   string `protobuf:"bytes,14,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	Traceparent string `protobuf:"bytes,14,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	// Hosts: how often the device is to be shown to the guest again after the guest
+	// has removed it itself.
+	Replugs       uint32 `protobuf:"varint,15,opt,name=replugs,proto3" json:"replugs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -679,6 +682,13 @@ func (x *DesiredBinding) GetTraceparent() string {
 		return x.Traceparent
 	}
 	return ""
+}
+
+func (x *DesiredBinding) GetReplugs() uint32 {
+	if x != nil {
+		return x.Replugs
+	}
+	return 0
 }
 
 // Peer is the other side of a binding.
@@ -1001,6 +1011,8 @@ type ObservedSlot struct {
 	Errors []*DeviceError `protobuf:"bytes,7,rep,name=errors,proto3" json:"errors,omitempty"`
 	// Boxes: the last DesiredReset that was carried out.
 	ResetSequence uint64 `protobuf:"varint,8,opt,name=reset_sequence,json=resetSequence,proto3" json:"reset_sequence,omitempty"`
+	// Hosts: how the device that was in the slot last was removed.
+	Removal       *Removal `protobuf:"bytes,9,opt,name=removal,proto3" json:"removal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1091,6 +1103,13 @@ func (x *ObservedSlot) GetResetSequence() uint64 {
 	return 0
 }
 
+func (x *ObservedSlot) GetRemoval() *Removal {
+	if x != nil {
+		return x.Removal
+	}
+	return nil
+}
+
 // ObservedBinding is one side of a binding as the node sees it.
 type ObservedBinding struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -1100,8 +1119,14 @@ type ObservedBinding struct {
 	Detail    string                 `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
 	Counters  *Counters              `protobuf:"bytes,5,opt,name=counters,proto3" json:"counters,omitempty"`
 	// Inner steps of making or unmaking it, with their durations.
-	Steps         []*Step       `protobuf:"bytes,6,rep,name=steps,proto3" json:"steps,omitempty"`
-	Paths         []*PathStatus `protobuf:"bytes,7,rep,name=paths,proto3" json:"paths,omitempty"`
+	Steps []*Step       `protobuf:"bytes,6,rep,name=steps,proto3" json:"steps,omitempty"`
+	Paths []*PathStatus `protobuf:"bytes,7,rep,name=paths,proto3" json:"paths,omitempty"`
+	// Hosts: whether the guest uses the device.
+	Use Use `protobuf:"varint,8,opt,name=use,proto3,enum=dxpu.v1.Use" json:"use,omitempty"`
+	// Hosts, ATTACHED: the guest has removed the device itself. It is shown again
+	// when the desired replugs are more than these.
+	Ejected       bool   `protobuf:"varint,9,opt,name=ejected,proto3" json:"ejected,omitempty"`
+	Replugs       uint32 `protobuf:"varint,10,opt,name=replugs,proto3" json:"replugs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1185,6 +1210,90 @@ func (x *ObservedBinding) GetPaths() []*PathStatus {
 	return nil
 }
 
+func (x *ObservedBinding) GetUse() Use {
+	if x != nil {
+		return x.Use
+	}
+	return Use_USE_UNSPECIFIED
+}
+
+func (x *ObservedBinding) GetEjected() bool {
+	if x != nil {
+		return x.Ejected
+	}
+	return false
+}
+
+func (x *ObservedBinding) GetReplugs() uint32 {
+	if x != nil {
+		return x.Replugs
+	}
+	return 0
+}
+
+// Removal is how a device was taken away from a guest.
+type Removal struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	BindingId string                 `protobuf:"bytes,1,opt,name=binding_id,json=bindingId,proto3" json:"binding_id,omitempty"`
+	// The guest had not let go.
+	Forced bool `protobuf:"varint,2,opt,name=forced,proto3" json:"forced,omitempty"`
+	// Why it was forced.
+	Detail        string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Removal) Reset() {
+	*x = Removal{}
+	mi := &file_dxpu_v1_node_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Removal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Removal) ProtoMessage() {}
+
+func (x *Removal) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_node_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Removal.ProtoReflect.Descriptor instead.
+func (*Removal) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_node_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Removal) GetBindingId() string {
+	if x != nil {
+		return x.BindingId
+	}
+	return ""
+}
+
+func (x *Removal) GetForced() bool {
+	if x != nil {
+		return x.Forced
+	}
+	return false
+}
+
+func (x *Removal) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
 var File_dxpu_v1_node_proto protoreflect.FileDescriptor
 
 const file_dxpu_v1_node_proto_rawDesc = "" +
@@ -1232,7 +1341,7 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\x06resets\x18\x06 \x03(\v2\x15.dxpu.v1.DesiredResetR\x06resets\">\n" +
 	"\fDesiredReset\x12\x12\n" +
 	"\x04slot\x18\x01 \x01(\rR\x04slot\x12\x1a\n" +
-	"\bsequence\x18\x02 \x01(\x04R\bsequence\"\xd0\x03\n" +
+	"\bsequence\x18\x02 \x01(\x04R\bsequence\"\xea\x03\n" +
 	"\x0eDesiredBinding\x12\x1d\n" +
 	"\n" +
 	"binding_id\x18\x01 \x01(\tR\tbindingId\x12\x14\n" +
@@ -1249,7 +1358,8 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\x06device\x18\v \x01(\v2\x0f.dxpu.v1.DeviceR\x06device\x12@\n" +
 	"\x0eunplug_timeout\x18\f \x01(\v2\x19.google.protobuf.DurationR\runplugTimeout\x12+\n" +
 	"\x05state\x18\r \x01(\x0e2\x15.dxpu.v1.BindingStateR\x05state\x12 \n" +
-	"\vtraceparent\x18\x0e \x01(\tR\vtraceparent\"\x88\x01\n" +
+	"\vtraceparent\x18\x0e \x01(\tR\vtraceparent\x12\x18\n" +
+	"\areplugs\x18\x0f \x01(\rR\areplugs\"\x88\x01\n" +
 	"\x04Peer\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1f\n" +
 	"\vnode_number\x18\x02 \x01(\rR\n" +
@@ -1278,7 +1388,7 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"proxy_gpus\x18\v \x01(\rR\tproxyGpus\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xba\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe6\x02\n" +
 	"\fObservedSlot\x12\x12\n" +
 	"\x04slot\x18\x01 \x01(\rR\x04slot\x12'\n" +
 	"\x06device\x18\x02 \x01(\v2\x0f.dxpu.v1.DeviceR\x06device\x12'\n" +
@@ -1287,7 +1397,8 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\x06domain\x18\x05 \x01(\tR\x06domain\x122\n" +
 	"\abinding\x18\x06 \x01(\v2\x18.dxpu.v1.ObservedBindingR\abinding\x12,\n" +
 	"\x06errors\x18\a \x03(\v2\x14.dxpu.v1.DeviceErrorR\x06errors\x12%\n" +
-	"\x0ereset_sequence\x18\b \x01(\x04R\rresetSequence\"\x8a\x02\n" +
+	"\x0ereset_sequence\x18\b \x01(\x04R\rresetSequence\x12*\n" +
+	"\aremoval\x18\t \x01(\v2\x10.dxpu.v1.RemovalR\aremoval\"\xde\x02\n" +
 	"\x0fObservedBinding\x12\x1d\n" +
 	"\n" +
 	"binding_id\x18\x01 \x01(\tR\tbindingId\x12\x14\n" +
@@ -1296,7 +1407,16 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\x12-\n" +
 	"\bcounters\x18\x05 \x01(\v2\x11.dxpu.v1.CountersR\bcounters\x12#\n" +
 	"\x05steps\x18\x06 \x03(\v2\r.dxpu.v1.StepR\x05steps\x12)\n" +
-	"\x05paths\x18\a \x03(\v2\x13.dxpu.v1.PathStatusR\x05paths2\x82\x02\n" +
+	"\x05paths\x18\a \x03(\v2\x13.dxpu.v1.PathStatusR\x05paths\x12\x1e\n" +
+	"\x03use\x18\b \x01(\x0e2\f.dxpu.v1.UseR\x03use\x12\x18\n" +
+	"\aejected\x18\t \x01(\bR\aejected\x12\x18\n" +
+	"\areplugs\x18\n" +
+	" \x01(\rR\areplugs\"X\n" +
+	"\aRemoval\x12\x1d\n" +
+	"\n" +
+	"binding_id\x18\x01 \x01(\tR\tbindingId\x12\x16\n" +
+	"\x06forced\x18\x02 \x01(\bR\x06forced\x12\x16\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail2\x82\x02\n" +
 	"\vNodeService\x129\n" +
 	"\x06Enroll\x12\x16.dxpu.v1.EnrollRequest\x1a\x17.dxpu.v1.EnrollResponse\x12E\n" +
 	"\fWatchDesired\x12\x1c.dxpu.v1.WatchDesiredRequest\x1a\x15.dxpu.v1.DesiredState0\x01\x129\n" +
@@ -1315,7 +1435,7 @@ func file_dxpu_v1_node_proto_rawDescGZIP() []byte {
 	return file_dxpu_v1_node_proto_rawDescData
 }
 
-var file_dxpu_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_dxpu_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_dxpu_v1_node_proto_goTypes = []any{
 	(*RenewRequest)(nil),        // 0: dxpu.v1.RenewRequest
 	(*RenewResponse)(nil),       // 1: dxpu.v1.RenewResponse
@@ -1331,58 +1451,62 @@ var file_dxpu_v1_node_proto_goTypes = []any{
 	(*ObservedState)(nil),       // 11: dxpu.v1.ObservedState
 	(*ObservedSlot)(nil),        // 12: dxpu.v1.ObservedSlot
 	(*ObservedBinding)(nil),     // 13: dxpu.v1.ObservedBinding
-	nil,                         // 14: dxpu.v1.ObservedState.LabelsEntry
-	(NodeKind)(0),               // 15: dxpu.v1.NodeKind
-	(*durationpb.Duration)(nil), // 16: google.protobuf.Duration
-	(Cipher)(0),                 // 17: dxpu.v1.Cipher
-	(*Device)(nil),              // 18: dxpu.v1.Device
-	(BindingState)(0),           // 19: dxpu.v1.BindingState
-	(*PathAddress)(nil),         // 20: dxpu.v1.PathAddress
-	(BoxKind)(0),                // 21: dxpu.v1.BoxKind
-	(Health)(0),                 // 22: dxpu.v1.Health
-	(*DeviceError)(nil),         // 23: dxpu.v1.DeviceError
-	(*Counters)(nil),            // 24: dxpu.v1.Counters
-	(*Step)(nil),                // 25: dxpu.v1.Step
-	(*PathStatus)(nil),          // 26: dxpu.v1.PathStatus
+	(*Removal)(nil),             // 14: dxpu.v1.Removal
+	nil,                         // 15: dxpu.v1.ObservedState.LabelsEntry
+	(NodeKind)(0),               // 16: dxpu.v1.NodeKind
+	(*durationpb.Duration)(nil), // 17: google.protobuf.Duration
+	(Cipher)(0),                 // 18: dxpu.v1.Cipher
+	(*Device)(nil),              // 19: dxpu.v1.Device
+	(BindingState)(0),           // 20: dxpu.v1.BindingState
+	(*PathAddress)(nil),         // 21: dxpu.v1.PathAddress
+	(BoxKind)(0),                // 22: dxpu.v1.BoxKind
+	(Health)(0),                 // 23: dxpu.v1.Health
+	(*DeviceError)(nil),         // 24: dxpu.v1.DeviceError
+	(*Counters)(nil),            // 25: dxpu.v1.Counters
+	(*Step)(nil),                // 26: dxpu.v1.Step
+	(*PathStatus)(nil),          // 27: dxpu.v1.PathStatus
+	(Use)(0),                    // 28: dxpu.v1.Use
 }
 var file_dxpu_v1_node_proto_depIdxs = []int32{
-	15, // 0: dxpu.v1.EnrollRequest.kind:type_name -> dxpu.v1.NodeKind
-	16, // 1: dxpu.v1.EnrollResponse.heartbeat_interval:type_name -> google.protobuf.Duration
+	16, // 0: dxpu.v1.EnrollRequest.kind:type_name -> dxpu.v1.NodeKind
+	17, // 1: dxpu.v1.EnrollResponse.heartbeat_interval:type_name -> google.protobuf.Duration
 	7,  // 2: dxpu.v1.DesiredState.bindings:type_name -> dxpu.v1.DesiredBinding
 	6,  // 3: dxpu.v1.DesiredState.resets:type_name -> dxpu.v1.DesiredReset
 	8,  // 4: dxpu.v1.DesiredBinding.peer:type_name -> dxpu.v1.Peer
-	17, // 5: dxpu.v1.DesiredBinding.cipher:type_name -> dxpu.v1.Cipher
-	18, // 6: dxpu.v1.DesiredBinding.device:type_name -> dxpu.v1.Device
-	16, // 7: dxpu.v1.DesiredBinding.unplug_timeout:type_name -> google.protobuf.Duration
-	19, // 8: dxpu.v1.DesiredBinding.state:type_name -> dxpu.v1.BindingState
-	20, // 9: dxpu.v1.Peer.addresses:type_name -> dxpu.v1.PathAddress
+	18, // 5: dxpu.v1.DesiredBinding.cipher:type_name -> dxpu.v1.Cipher
+	19, // 6: dxpu.v1.DesiredBinding.device:type_name -> dxpu.v1.Device
+	17, // 7: dxpu.v1.DesiredBinding.unplug_timeout:type_name -> google.protobuf.Duration
+	20, // 8: dxpu.v1.DesiredBinding.state:type_name -> dxpu.v1.BindingState
+	21, // 9: dxpu.v1.Peer.addresses:type_name -> dxpu.v1.PathAddress
 	11, // 10: dxpu.v1.ReportRequest.state:type_name -> dxpu.v1.ObservedState
-	16, // 11: dxpu.v1.ReportResponse.heartbeat_interval:type_name -> google.protobuf.Duration
-	14, // 12: dxpu.v1.ObservedState.labels:type_name -> dxpu.v1.ObservedState.LabelsEntry
-	20, // 13: dxpu.v1.ObservedState.addresses:type_name -> dxpu.v1.PathAddress
-	21, // 14: dxpu.v1.ObservedState.box_kind:type_name -> dxpu.v1.BoxKind
+	17, // 11: dxpu.v1.ReportResponse.heartbeat_interval:type_name -> google.protobuf.Duration
+	15, // 12: dxpu.v1.ObservedState.labels:type_name -> dxpu.v1.ObservedState.LabelsEntry
+	21, // 13: dxpu.v1.ObservedState.addresses:type_name -> dxpu.v1.PathAddress
+	22, // 14: dxpu.v1.ObservedState.box_kind:type_name -> dxpu.v1.BoxKind
 	12, // 15: dxpu.v1.ObservedState.slots:type_name -> dxpu.v1.ObservedSlot
-	18, // 16: dxpu.v1.ObservedSlot.device:type_name -> dxpu.v1.Device
-	22, // 17: dxpu.v1.ObservedSlot.health:type_name -> dxpu.v1.Health
+	19, // 16: dxpu.v1.ObservedSlot.device:type_name -> dxpu.v1.Device
+	23, // 17: dxpu.v1.ObservedSlot.health:type_name -> dxpu.v1.Health
 	13, // 18: dxpu.v1.ObservedSlot.binding:type_name -> dxpu.v1.ObservedBinding
-	23, // 19: dxpu.v1.ObservedSlot.errors:type_name -> dxpu.v1.DeviceError
-	19, // 20: dxpu.v1.ObservedBinding.state:type_name -> dxpu.v1.BindingState
-	24, // 21: dxpu.v1.ObservedBinding.counters:type_name -> dxpu.v1.Counters
-	25, // 22: dxpu.v1.ObservedBinding.steps:type_name -> dxpu.v1.Step
-	26, // 23: dxpu.v1.ObservedBinding.paths:type_name -> dxpu.v1.PathStatus
-	2,  // 24: dxpu.v1.NodeService.Enroll:input_type -> dxpu.v1.EnrollRequest
-	4,  // 25: dxpu.v1.NodeService.WatchDesired:input_type -> dxpu.v1.WatchDesiredRequest
-	9,  // 26: dxpu.v1.NodeService.Report:input_type -> dxpu.v1.ReportRequest
-	0,  // 27: dxpu.v1.NodeService.Renew:input_type -> dxpu.v1.RenewRequest
-	3,  // 28: dxpu.v1.NodeService.Enroll:output_type -> dxpu.v1.EnrollResponse
-	5,  // 29: dxpu.v1.NodeService.WatchDesired:output_type -> dxpu.v1.DesiredState
-	10, // 30: dxpu.v1.NodeService.Report:output_type -> dxpu.v1.ReportResponse
-	1,  // 31: dxpu.v1.NodeService.Renew:output_type -> dxpu.v1.RenewResponse
-	28, // [28:32] is the sub-list for method output_type
-	24, // [24:28] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	24, // 19: dxpu.v1.ObservedSlot.errors:type_name -> dxpu.v1.DeviceError
+	14, // 20: dxpu.v1.ObservedSlot.removal:type_name -> dxpu.v1.Removal
+	20, // 21: dxpu.v1.ObservedBinding.state:type_name -> dxpu.v1.BindingState
+	25, // 22: dxpu.v1.ObservedBinding.counters:type_name -> dxpu.v1.Counters
+	26, // 23: dxpu.v1.ObservedBinding.steps:type_name -> dxpu.v1.Step
+	27, // 24: dxpu.v1.ObservedBinding.paths:type_name -> dxpu.v1.PathStatus
+	28, // 25: dxpu.v1.ObservedBinding.use:type_name -> dxpu.v1.Use
+	2,  // 26: dxpu.v1.NodeService.Enroll:input_type -> dxpu.v1.EnrollRequest
+	4,  // 27: dxpu.v1.NodeService.WatchDesired:input_type -> dxpu.v1.WatchDesiredRequest
+	9,  // 28: dxpu.v1.NodeService.Report:input_type -> dxpu.v1.ReportRequest
+	0,  // 29: dxpu.v1.NodeService.Renew:input_type -> dxpu.v1.RenewRequest
+	3,  // 30: dxpu.v1.NodeService.Enroll:output_type -> dxpu.v1.EnrollResponse
+	5,  // 31: dxpu.v1.NodeService.WatchDesired:output_type -> dxpu.v1.DesiredState
+	10, // 32: dxpu.v1.NodeService.Report:output_type -> dxpu.v1.ReportResponse
+	1,  // 33: dxpu.v1.NodeService.Renew:output_type -> dxpu.v1.RenewResponse
+	30, // [30:34] is the sub-list for method output_type
+	26, // [26:30] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_node_proto_init() }
@@ -1397,7 +1521,7 @@ func file_dxpu_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_node_proto_rawDesc), len(file_dxpu_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -613,6 +613,63 @@ func (ErrorAction) EnumDescriptor() ([]byte, []int) {
 	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{8}
 }
 
+// Use is whether a guest uses a device that is attached, as its host sees it.
+type Use int32
+
+const (
+	// Not known.
+	Use_USE_UNSPECIFIED Use = 0
+	// No driver of the guest has it.
+	Use_USE_IDLE Use = 1
+	// A driver has it and has done nothing with it of late.
+	Use_USE_HELD Use = 2
+	// There was traffic within the last two seconds.
+	Use_USE_BUSY Use = 3
+)
+
+// Enum value maps for Use.
+var (
+	Use_name = map[int32]string{
+		0: "USE_UNSPECIFIED",
+		1: "USE_IDLE",
+		2: "USE_HELD",
+		3: "USE_BUSY",
+	}
+	Use_value = map[string]int32{
+		"USE_UNSPECIFIED": 0,
+		"USE_IDLE":        1,
+		"USE_HELD":        2,
+		"USE_BUSY":        3,
+	}
+)
+
+func (x Use) Enum() *Use {
+	p := new(Use)
+	*p = x
+	return p
+}
+
+func (x Use) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Use) Descriptor() protoreflect.EnumDescriptor {
+	return file_dxpu_v1_types_proto_enumTypes[9].Descriptor()
+}
+
+func (Use) Type() protoreflect.EnumType {
+	return &file_dxpu_v1_types_proto_enumTypes[9]
+}
+
+func (x Use) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Use.Descriptor instead.
+func (Use) EnumDescriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{9}
+}
+
 // Preference is how much a caller wants a property.
 type Preference int32
 
@@ -652,11 +709,11 @@ func (x Preference) String() string {
 }
 
 func (Preference) Descriptor() protoreflect.EnumDescriptor {
-	return file_dxpu_v1_types_proto_enumTypes[9].Descriptor()
+	return file_dxpu_v1_types_proto_enumTypes[10].Descriptor()
 }
 
 func (Preference) Type() protoreflect.EnumType {
-	return &file_dxpu_v1_types_proto_enumTypes[9]
+	return &file_dxpu_v1_types_proto_enumTypes[10]
 }
 
 func (x Preference) Number() protoreflect.EnumNumber {
@@ -665,7 +722,7 @@ func (x Preference) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Preference.Descriptor instead.
 func (Preference) EnumDescriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{9}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{10}
 }
 
 // Cipher protects the datagrams of a binding.
@@ -703,11 +760,11 @@ func (x Cipher) String() string {
 }
 
 func (Cipher) Descriptor() protoreflect.EnumDescriptor {
-	return file_dxpu_v1_types_proto_enumTypes[10].Descriptor()
+	return file_dxpu_v1_types_proto_enumTypes[11].Descriptor()
 }
 
 func (Cipher) Type() protoreflect.EnumType {
-	return &file_dxpu_v1_types_proto_enumTypes[10]
+	return &file_dxpu_v1_types_proto_enumTypes[11]
 }
 
 func (x Cipher) Number() protoreflect.EnumNumber {
@@ -716,7 +773,7 @@ func (x Cipher) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Cipher.Descriptor instead.
 func (Cipher) EnumDescriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{10}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
 // EventType says what happened.
@@ -770,6 +827,15 @@ const (
 	EventType_EVENT_TYPE_NODE_UNSTABLE EventType = 31
 	// A node that was unstable is taken for new bindings again.
 	EventType_EVENT_TYPE_NODE_STABLE EventType = 32
+	// A guest that was asked to let a GPU go still uses it; message says how that
+	// can be seen.
+	EventType_EVENT_TYPE_GPU_IN_USE EventType = 33
+	// A guest did not let a GPU go in time: it was taken away.
+	EventType_EVENT_TYPE_GPU_TAKEN EventType = 34
+	// A guest removed a GPU itself; its lease keeps it.
+	EventType_EVENT_TYPE_GPU_EJECTED EventType = 35
+	// A GPU that its guest had removed is there again.
+	EventType_EVENT_TYPE_GPU_PLUGGED EventType = 36
 )
 
 // Enum value maps for EventType.
@@ -808,6 +874,10 @@ var (
 		30: "EVENT_TYPE_PATH_HEALTH",
 		31: "EVENT_TYPE_NODE_UNSTABLE",
 		32: "EVENT_TYPE_NODE_STABLE",
+		33: "EVENT_TYPE_GPU_IN_USE",
+		34: "EVENT_TYPE_GPU_TAKEN",
+		35: "EVENT_TYPE_GPU_EJECTED",
+		36: "EVENT_TYPE_GPU_PLUGGED",
 	}
 	EventType_value = map[string]int32{
 		"EVENT_TYPE_UNSPECIFIED":            0,
@@ -843,6 +913,10 @@ var (
 		"EVENT_TYPE_PATH_HEALTH":            30,
 		"EVENT_TYPE_NODE_UNSTABLE":          31,
 		"EVENT_TYPE_NODE_STABLE":            32,
+		"EVENT_TYPE_GPU_IN_USE":             33,
+		"EVENT_TYPE_GPU_TAKEN":              34,
+		"EVENT_TYPE_GPU_EJECTED":            35,
+		"EVENT_TYPE_GPU_PLUGGED":            36,
 	}
 )
 
@@ -857,11 +931,11 @@ func (x EventType) String() string {
 }
 
 func (EventType) Descriptor() protoreflect.EnumDescriptor {
-	return file_dxpu_v1_types_proto_enumTypes[11].Descriptor()
+	return file_dxpu_v1_types_proto_enumTypes[12].Descriptor()
 }
 
 func (EventType) Type() protoreflect.EnumType {
-	return &file_dxpu_v1_types_proto_enumTypes[11]
+	return &file_dxpu_v1_types_proto_enumTypes[12]
 }
 
 func (x EventType) Number() protoreflect.EnumNumber {
@@ -870,7 +944,7 @@ func (x EventType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use EventType.Descriptor instead.
 func (EventType) EnumDescriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{11}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
 // PathAddress is where a node listens for datagrams on one path.
@@ -1628,6 +1702,9 @@ type HostSlot struct {
 	ObservedState BindingState  `protobuf:"varint,6,opt,name=observed_state,json=observedState,proto3,enum=dxpu.v1.BindingState" json:"observed_state,omitempty"`
 	Counters      *Counters     `protobuf:"bytes,7,opt,name=counters,proto3" json:"counters,omitempty"`
 	Paths         []*PathStatus `protobuf:"bytes,8,rep,name=paths,proto3" json:"paths,omitempty"`
+	Use           Use           `protobuf:"varint,9,opt,name=use,proto3,enum=dxpu.v1.Use" json:"use,omitempty"`
+	// The guest has removed the device itself.
+	Ejected       bool `protobuf:"varint,10,opt,name=ejected,proto3" json:"ejected,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1716,6 +1793,20 @@ func (x *HostSlot) GetPaths() []*PathStatus {
 		return x.Paths
 	}
 	return nil
+}
+
+func (x *HostSlot) GetUse() Use {
+	if x != nil {
+		return x.Use
+	}
+	return Use_USE_UNSPECIFIED
+}
+
+func (x *HostSlot) GetEjected() bool {
+	if x != nil {
+		return x.Ejected
+	}
+	return false
 }
 
 // Box is a GPU box.
@@ -1834,8 +1925,12 @@ type GPU struct {
 	// Out of service by its errors until then, or until an operator clears them.
 	QuarantinedUntil *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=quarantined_until,json=quarantinedUntil,proto3" json:"quarantined_until,omitempty"`
 	Tenant           string                 `protobuf:"bytes,21,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// As the host reports it.
+	Use Use `protobuf:"varint,22,opt,name=use,proto3,enum=dxpu.v1.Use" json:"use,omitempty"`
+	// The guest has removed the device itself; the lease keeps it.
+	Ejected       bool `protobuf:"varint,23,opt,name=ejected,proto3" json:"ejected,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GPU) Reset() {
@@ -2013,6 +2108,20 @@ func (x *GPU) GetTenant() string {
 		return x.Tenant
 	}
 	return ""
+}
+
+func (x *GPU) GetUse() Use {
+	if x != nil {
+		return x.Use
+	}
+	return Use_USE_UNSPECIFIED
+}
+
+func (x *GPU) GetEjected() bool {
+	if x != nil {
+		return x.Ejected
+	}
+	return false
 }
 
 // LeaseSpec is what a tenant asks for.
@@ -2371,8 +2480,10 @@ type Binding struct {
 	ReplacesBindingId string  `protobuf:"bytes,12,opt,name=replaces_binding_id,json=replacesBindingId,proto3" json:"replaces_binding_id,omitempty"`
 	Timeline          []*Step `protobuf:"bytes,13,rep,name=timeline,proto3" json:"timeline,omitempty"`
 	// The side has confirmed that it holds nothing of the binding.
-	HostClear     bool `protobuf:"varint,14,opt,name=host_clear,json=hostClear,proto3" json:"host_clear,omitempty"`
-	BoxClear      bool `protobuf:"varint,15,opt,name=box_clear,json=boxClear,proto3" json:"box_clear,omitempty"`
+	HostClear bool `protobuf:"varint,14,opt,name=host_clear,json=hostClear,proto3" json:"host_clear,omitempty"`
+	BoxClear  bool `protobuf:"varint,15,opt,name=box_clear,json=boxClear,proto3" json:"box_clear,omitempty"`
+	// ATTACHED, but the guest has removed the device itself: ReplugGPU shows it again.
+	Ejected       bool `protobuf:"varint,16,opt,name=ejected,proto3" json:"ejected,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2508,6 +2619,13 @@ func (x *Binding) GetHostClear() bool {
 func (x *Binding) GetBoxClear() bool {
 	if x != nil {
 		return x.BoxClear
+	}
+	return false
+}
+
+func (x *Binding) GetEjected() bool {
+	if x != nil {
+		return x.Ejected
 	}
 	return false
 }
@@ -3488,7 +3606,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x04Host\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.dxpu.v1.NodeInfoR\x04node\x12'\n" +
 	"\x05slots\x18\x02 \x03(\v2\x11.dxpu.v1.HostSlotR\x05slots\x12)\n" +
-	"\x10resource_version\x18\x03 \x01(\x04R\x0fresourceVersion\"\x9f\x02\n" +
+	"\x10resource_version\x18\x03 \x01(\x04R\x0fresourceVersion\"\xd9\x02\n" +
 	"\bHostSlot\x12\x12\n" +
 	"\x04slot\x18\x01 \x01(\rR\x04slot\x12\x16\n" +
 	"\x06domain\x18\x02 \x01(\tR\x06domain\x12\x1d\n" +
@@ -3498,7 +3616,10 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x06gpu_id\x18\x05 \x01(\tR\x05gpuId\x12<\n" +
 	"\x0eobserved_state\x18\x06 \x01(\x0e2\x15.dxpu.v1.BindingStateR\robservedState\x12-\n" +
 	"\bcounters\x18\a \x01(\v2\x11.dxpu.v1.CountersR\bcounters\x12)\n" +
-	"\x05paths\x18\b \x03(\v2\x13.dxpu.v1.PathStatusR\x05paths\"\xdf\x01\n" +
+	"\x05paths\x18\b \x03(\v2\x13.dxpu.v1.PathStatusR\x05paths\x12\x1e\n" +
+	"\x03use\x18\t \x01(\x0e2\f.dxpu.v1.UseR\x03use\x12\x18\n" +
+	"\aejected\x18\n" +
+	" \x01(\bR\aejected\"\xdf\x01\n" +
 	"\x03Box\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.dxpu.v1.NodeInfoR\x04node\x12$\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x10.dxpu.v1.BoxKindR\x04kind\x12 \n" +
@@ -3507,7 +3628,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"emptySlots\x12)\n" +
 	"\x10resource_version\x18\x05 \x01(\x04R\x0fresourceVersion\x12\x1d\n" +
 	"\n" +
-	"proxy_gpus\x18\x06 \x01(\rR\tproxyGpus\"\x81\x06\n" +
+	"proxy_gpus\x18\x06 \x01(\rR\tproxyGpus\"\xbb\x06\n" +
 	"\x03GPU\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
 	"\x06box_id\x18\x02 \x01(\tR\x05boxId\x12\x12\n" +
@@ -3531,7 +3652,9 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\bdraining\x18\x12 \x01(\bR\bdraining\x12,\n" +
 	"\x06errors\x18\x13 \x03(\v2\x14.dxpu.v1.DeviceErrorR\x06errors\x12G\n" +
 	"\x11quarantined_until\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\x10quarantinedUntil\x12\x16\n" +
-	"\x06tenant\x18\x15 \x01(\tR\x06tenant\"\x84\x06\n" +
+	"\x06tenant\x18\x15 \x01(\tR\x06tenant\x12\x1e\n" +
+	"\x03use\x18\x16 \x01(\x0e2\f.dxpu.v1.UseR\x03use\x12\x18\n" +
+	"\aejected\x18\x17 \x01(\bR\aejected\"\x84\x06\n" +
 	"\tLeaseSpec\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\rR\x05count\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12(\n" +
@@ -3577,7 +3700,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\bend_time\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\aendTime\x12)\n" +
 	"\x10resource_version\x18\f \x01(\x04R\x0fresourceVersion\x12%\n" +
 	"\x0equeue_position\x18\r \x01(\rR\rqueuePosition\x12\x18\n" +
-	"\acreator\x18\x0e \x01(\tR\acreator\"\xce\x03\n" +
+	"\acreator\x18\x0e \x01(\tR\acreator\"\xe8\x03\n" +
 	"\aBinding\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x19\n" +
@@ -3595,7 +3718,8 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\btimeline\x18\r \x03(\v2\r.dxpu.v1.StepR\btimeline\x12\x1d\n" +
 	"\n" +
 	"host_clear\x18\x0e \x01(\bR\thostClear\x12\x1b\n" +
-	"\tbox_clear\x18\x0f \x01(\bR\bboxClear\"\xdd\x04\n" +
+	"\tbox_clear\x18\x0f \x01(\bR\bboxClear\x12\x18\n" +
+	"\aejected\x18\x10 \x01(\bR\aejected\"\xdd\x04\n" +
 	"\x04Pool\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
@@ -3763,7 +3887,12 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x13ERROR_ACTION_IGNORE\x10\x01\x12$\n" +
 	" ERROR_ACTION_RESTART_APPLICATION\x10\x02\x12\x16\n" +
 	"\x12ERROR_ACTION_RESET\x10\x03\x12\x18\n" +
-	"\x14ERROR_ACTION_REPLACE\x10\x04*q\n" +
+	"\x14ERROR_ACTION_REPLACE\x10\x04*D\n" +
+	"\x03Use\x12\x13\n" +
+	"\x0fUSE_UNSPECIFIED\x10\x00\x12\f\n" +
+	"\bUSE_IDLE\x10\x01\x12\f\n" +
+	"\bUSE_HELD\x10\x02\x12\f\n" +
+	"\bUSE_BUSY\x10\x03*q\n" +
 	"\n" +
 	"Preference\x12\x1a\n" +
 	"\x16PREFERENCE_UNSPECIFIED\x10\x00\x12\x18\n" +
@@ -3773,7 +3902,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x06Cipher\x12\x16\n" +
 	"\x12CIPHER_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12CIPHER_AES_256_GCM\x10\x01\x12\x0f\n" +
-	"\vCIPHER_NONE\x10\x02*\xc3\a\n" +
+	"\vCIPHER_NONE\x10\x02*\xb0\b\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18EVENT_TYPE_NODE_ENROLLED\x10\x01\x12\x1d\n" +
@@ -3808,7 +3937,11 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x19EVENT_TYPE_LEADER_CHANGED\x10\x1d\x12\x1a\n" +
 	"\x16EVENT_TYPE_PATH_HEALTH\x10\x1e\x12\x1c\n" +
 	"\x18EVENT_TYPE_NODE_UNSTABLE\x10\x1f\x12\x1a\n" +
-	"\x16EVENT_TYPE_NODE_STABLE\x10 B1Z/github.com/dxpu-project/dxpu/api/dxpu/v1;dxpuv1b\x06proto3"
+	"\x16EVENT_TYPE_NODE_STABLE\x10 \x12\x19\n" +
+	"\x15EVENT_TYPE_GPU_IN_USE\x10!\x12\x18\n" +
+	"\x14EVENT_TYPE_GPU_TAKEN\x10\"\x12\x1a\n" +
+	"\x16EVENT_TYPE_GPU_EJECTED\x10#\x12\x1a\n" +
+	"\x16EVENT_TYPE_GPU_PLUGGED\x10$B1Z/github.com/dxpu-project/dxpu/api/dxpu/v1;dxpuv1b\x06proto3"
 
 var (
 	file_dxpu_v1_types_proto_rawDescOnce sync.Once
@@ -3822,7 +3955,7 @@ func file_dxpu_v1_types_proto_rawDescGZIP() []byte {
 	return file_dxpu_v1_types_proto_rawDescData
 }
 
-var file_dxpu_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 12)
+var file_dxpu_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 13)
 var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_dxpu_v1_types_proto_goTypes = []any{
 	(NodeKind)(0),                 // 0: dxpu.v1.NodeKind
@@ -3834,101 +3967,104 @@ var file_dxpu_v1_types_proto_goTypes = []any{
 	(LeaseState)(0),               // 6: dxpu.v1.LeaseState
 	(Role)(0),                     // 7: dxpu.v1.Role
 	(ErrorAction)(0),              // 8: dxpu.v1.ErrorAction
-	(Preference)(0),               // 9: dxpu.v1.Preference
-	(Cipher)(0),                   // 10: dxpu.v1.Cipher
-	(EventType)(0),                // 11: dxpu.v1.EventType
-	(*PathAddress)(nil),           // 12: dxpu.v1.PathAddress
-	(*Device)(nil),                // 13: dxpu.v1.Device
-	(*Counters)(nil),              // 14: dxpu.v1.Counters
-	(*DeviceError)(nil),           // 15: dxpu.v1.DeviceError
-	(*PathStatus)(nil),            // 16: dxpu.v1.PathStatus
-	(*Step)(nil),                  // 17: dxpu.v1.Step
-	(*NodeInfo)(nil),              // 18: dxpu.v1.NodeInfo
-	(*Host)(nil),                  // 19: dxpu.v1.Host
-	(*HostSlot)(nil),              // 20: dxpu.v1.HostSlot
-	(*Box)(nil),                   // 21: dxpu.v1.Box
-	(*GPU)(nil),                   // 22: dxpu.v1.GPU
-	(*LeaseSpec)(nil),             // 23: dxpu.v1.LeaseSpec
-	(*Lease)(nil),                 // 24: dxpu.v1.Lease
-	(*Binding)(nil),               // 25: dxpu.v1.Binding
-	(*Pool)(nil),                  // 26: dxpu.v1.Pool
-	(*ManagerInfo)(nil),           // 27: dxpu.v1.ManagerInfo
-	(*SpareStatus)(nil),           // 28: dxpu.v1.SpareStatus
-	(*Quota)(nil),                 // 29: dxpu.v1.Quota
-	(*Tenant)(nil),                // 30: dxpu.v1.Tenant
-	(*Token)(nil),                 // 31: dxpu.v1.Token
-	(*AuditEntry)(nil),            // 32: dxpu.v1.AuditEntry
-	(*Event)(nil),                 // 33: dxpu.v1.Event
-	nil,                           // 34: dxpu.v1.NodeInfo.LabelsEntry
-	nil,                           // 35: dxpu.v1.LeaseSpec.HostLabelsEntry
-	nil,                           // 36: dxpu.v1.LeaseSpec.LabelsEntry
-	nil,                           // 37: dxpu.v1.Quota.MaxGpusByModelEntry
-	(*timestamppb.Timestamp)(nil), // 38: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 39: google.protobuf.Duration
+	(Use)(0),                      // 9: dxpu.v1.Use
+	(Preference)(0),               // 10: dxpu.v1.Preference
+	(Cipher)(0),                   // 11: dxpu.v1.Cipher
+	(EventType)(0),                // 12: dxpu.v1.EventType
+	(*PathAddress)(nil),           // 13: dxpu.v1.PathAddress
+	(*Device)(nil),                // 14: dxpu.v1.Device
+	(*Counters)(nil),              // 15: dxpu.v1.Counters
+	(*DeviceError)(nil),           // 16: dxpu.v1.DeviceError
+	(*PathStatus)(nil),            // 17: dxpu.v1.PathStatus
+	(*Step)(nil),                  // 18: dxpu.v1.Step
+	(*NodeInfo)(nil),              // 19: dxpu.v1.NodeInfo
+	(*Host)(nil),                  // 20: dxpu.v1.Host
+	(*HostSlot)(nil),              // 21: dxpu.v1.HostSlot
+	(*Box)(nil),                   // 22: dxpu.v1.Box
+	(*GPU)(nil),                   // 23: dxpu.v1.GPU
+	(*LeaseSpec)(nil),             // 24: dxpu.v1.LeaseSpec
+	(*Lease)(nil),                 // 25: dxpu.v1.Lease
+	(*Binding)(nil),               // 26: dxpu.v1.Binding
+	(*Pool)(nil),                  // 27: dxpu.v1.Pool
+	(*ManagerInfo)(nil),           // 28: dxpu.v1.ManagerInfo
+	(*SpareStatus)(nil),           // 29: dxpu.v1.SpareStatus
+	(*Quota)(nil),                 // 30: dxpu.v1.Quota
+	(*Tenant)(nil),                // 31: dxpu.v1.Tenant
+	(*Token)(nil),                 // 32: dxpu.v1.Token
+	(*AuditEntry)(nil),            // 33: dxpu.v1.AuditEntry
+	(*Event)(nil),                 // 34: dxpu.v1.Event
+	nil,                           // 35: dxpu.v1.NodeInfo.LabelsEntry
+	nil,                           // 36: dxpu.v1.LeaseSpec.HostLabelsEntry
+	nil,                           // 37: dxpu.v1.LeaseSpec.LabelsEntry
+	nil,                           // 38: dxpu.v1.Quota.MaxGpusByModelEntry
+	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 40: google.protobuf.Duration
 }
 var file_dxpu_v1_types_proto_depIdxs = []int32{
 	8,  // 0: dxpu.v1.DeviceError.action:type_name -> dxpu.v1.ErrorAction
-	38, // 1: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
+	39, // 1: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
 	2,  // 2: dxpu.v1.PathStatus.health:type_name -> dxpu.v1.Health
-	38, // 3: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
-	39, // 4: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
-	34, // 5: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
-	12, // 6: dxpu.v1.NodeInfo.addresses:type_name -> dxpu.v1.PathAddress
-	38, // 7: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
-	18, // 8: dxpu.v1.Host.node:type_name -> dxpu.v1.NodeInfo
-	20, // 9: dxpu.v1.Host.slots:type_name -> dxpu.v1.HostSlot
+	39, // 3: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
+	40, // 4: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
+	35, // 5: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
+	13, // 6: dxpu.v1.NodeInfo.addresses:type_name -> dxpu.v1.PathAddress
+	39, // 7: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
+	19, // 8: dxpu.v1.Host.node:type_name -> dxpu.v1.NodeInfo
+	21, // 9: dxpu.v1.Host.slots:type_name -> dxpu.v1.HostSlot
 	4,  // 10: dxpu.v1.HostSlot.observed_state:type_name -> dxpu.v1.BindingState
-	14, // 11: dxpu.v1.HostSlot.counters:type_name -> dxpu.v1.Counters
-	16, // 12: dxpu.v1.HostSlot.paths:type_name -> dxpu.v1.PathStatus
-	18, // 13: dxpu.v1.Box.node:type_name -> dxpu.v1.NodeInfo
-	1,  // 14: dxpu.v1.Box.kind:type_name -> dxpu.v1.BoxKind
-	22, // 15: dxpu.v1.Box.gpus:type_name -> dxpu.v1.GPU
-	13, // 16: dxpu.v1.GPU.device:type_name -> dxpu.v1.Device
-	1,  // 17: dxpu.v1.GPU.box_kind:type_name -> dxpu.v1.BoxKind
-	2,  // 18: dxpu.v1.GPU.health:type_name -> dxpu.v1.Health
-	3,  // 19: dxpu.v1.GPU.state:type_name -> dxpu.v1.GPUState
-	4,  // 20: dxpu.v1.GPU.observed_state:type_name -> dxpu.v1.BindingState
-	14, // 21: dxpu.v1.GPU.counters:type_name -> dxpu.v1.Counters
-	15, // 22: dxpu.v1.GPU.errors:type_name -> dxpu.v1.DeviceError
-	38, // 23: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
-	1,  // 24: dxpu.v1.LeaseSpec.box_kind:type_name -> dxpu.v1.BoxKind
-	9,  // 25: dxpu.v1.LeaseSpec.nvlink:type_name -> dxpu.v1.Preference
-	9,  // 26: dxpu.v1.LeaseSpec.same_box:type_name -> dxpu.v1.Preference
-	35, // 27: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
-	39, // 28: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
-	39, // 29: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
-	36, // 30: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
-	23, // 31: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
-	6,  // 32: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
-	25, // 33: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
-	38, // 34: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
-	38, // 35: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
-	38, // 36: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
-	38, // 37: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
-	4,  // 38: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
-	5,  // 39: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
-	17, // 40: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
-	27, // 41: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
-	28, // 42: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
-	37, // 43: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
-	29, // 44: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
-	38, // 45: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
-	7,  // 46: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
-	38, // 47: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
-	38, // 48: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
-	38, // 49: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	7,  // 50: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
-	38, // 51: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
-	11, // 52: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
-	4,  // 53: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
-	6,  // 54: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
-	5,  // 55: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
-	39, // 56: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
-	57, // [57:57] is the sub-list for method output_type
-	57, // [57:57] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	15, // 11: dxpu.v1.HostSlot.counters:type_name -> dxpu.v1.Counters
+	17, // 12: dxpu.v1.HostSlot.paths:type_name -> dxpu.v1.PathStatus
+	9,  // 13: dxpu.v1.HostSlot.use:type_name -> dxpu.v1.Use
+	19, // 14: dxpu.v1.Box.node:type_name -> dxpu.v1.NodeInfo
+	1,  // 15: dxpu.v1.Box.kind:type_name -> dxpu.v1.BoxKind
+	23, // 16: dxpu.v1.Box.gpus:type_name -> dxpu.v1.GPU
+	14, // 17: dxpu.v1.GPU.device:type_name -> dxpu.v1.Device
+	1,  // 18: dxpu.v1.GPU.box_kind:type_name -> dxpu.v1.BoxKind
+	2,  // 19: dxpu.v1.GPU.health:type_name -> dxpu.v1.Health
+	3,  // 20: dxpu.v1.GPU.state:type_name -> dxpu.v1.GPUState
+	4,  // 21: dxpu.v1.GPU.observed_state:type_name -> dxpu.v1.BindingState
+	15, // 22: dxpu.v1.GPU.counters:type_name -> dxpu.v1.Counters
+	16, // 23: dxpu.v1.GPU.errors:type_name -> dxpu.v1.DeviceError
+	39, // 24: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
+	9,  // 25: dxpu.v1.GPU.use:type_name -> dxpu.v1.Use
+	1,  // 26: dxpu.v1.LeaseSpec.box_kind:type_name -> dxpu.v1.BoxKind
+	10, // 27: dxpu.v1.LeaseSpec.nvlink:type_name -> dxpu.v1.Preference
+	10, // 28: dxpu.v1.LeaseSpec.same_box:type_name -> dxpu.v1.Preference
+	36, // 29: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
+	40, // 30: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
+	40, // 31: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
+	37, // 32: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
+	24, // 33: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
+	6,  // 34: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
+	26, // 35: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
+	39, // 36: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
+	39, // 37: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
+	39, // 38: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
+	39, // 39: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
+	4,  // 40: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
+	5,  // 41: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
+	18, // 42: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
+	28, // 43: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
+	29, // 44: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
+	38, // 45: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
+	30, // 46: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
+	39, // 47: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
+	7,  // 48: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
+	39, // 49: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
+	39, // 50: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
+	39, // 51: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	7,  // 52: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
+	39, // 53: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
+	12, // 54: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
+	4,  // 55: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
+	6,  // 56: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
+	5,  // 57: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
+	40, // 58: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
+	59, // [59:59] is the sub-list for method output_type
+	59, // [59:59] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_types_proto_init() }
@@ -3942,7 +4078,7 @@ func file_dxpu_v1_types_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_types_proto_rawDesc), len(file_dxpu_v1_types_proto_rawDesc)),
-			NumEnums:      12,
+			NumEnums:      13,
 			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   0,

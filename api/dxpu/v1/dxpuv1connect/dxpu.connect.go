@@ -88,6 +88,8 @@ const (
 	PoolServiceExplainLeaseProcedure = "/dxpu.v1.PoolService/ExplainLease"
 	// PoolServiceReplaceGPUProcedure is the fully-qualified name of the PoolService's ReplaceGPU RPC.
 	PoolServiceReplaceGPUProcedure = "/dxpu.v1.PoolService/ReplaceGPU"
+	// PoolServiceReplugGPUProcedure is the fully-qualified name of the PoolService's ReplugGPU RPC.
+	PoolServiceReplugGPUProcedure = "/dxpu.v1.PoolService/ReplugGPU"
 	// PoolServiceCordonProcedure is the fully-qualified name of the PoolService's Cordon RPC.
 	PoolServiceCordonProcedure = "/dxpu.v1.PoolService/Cordon"
 	// PoolServiceUncordonProcedure is the fully-qualified name of the PoolService's Uncordon RPC.
@@ -153,6 +155,9 @@ type PoolServiceClient interface {
 	// ReplaceGPU moves a leased GPU's binding to another GPU, as after a failure.
 	// The device's memory is not carried over.
 	ReplaceGPU(context.Context, *connect.Request[v1.ReplaceGPURequest]) (*connect.Response[v1.ReplaceGPUResponse], error)
+	// ReplugGPU shows a leased GPU to its guest again that the guest has removed
+	// itself. FAILED_PRECONDITION when the guest has it.
+	ReplugGPU(context.Context, *connect.Request[v1.ReplugGPURequest]) (*connect.Response[v1.ReplugGPUResponse], error)
 	// Cordon keeps new bindings away from a GPU, box or host; Uncordon undoes it.
 	Cordon(context.Context, *connect.Request[v1.CordonRequest]) (*connect.Response[v1.CordonResponse], error)
 	Uncordon(context.Context, *connect.Request[v1.UncordonRequest]) (*connect.Response[v1.UncordonResponse], error)
@@ -283,6 +288,12 @@ func NewPoolServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(poolServiceMethods.ByName("ReplaceGPU")),
 			connect.WithClientOptions(opts...),
 		),
+		replugGPU: connect.NewClient[v1.ReplugGPURequest, v1.ReplugGPUResponse](
+			httpClient,
+			baseURL+PoolServiceReplugGPUProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("ReplugGPU")),
+			connect.WithClientOptions(opts...),
+		),
 		cordon: connect.NewClient[v1.CordonRequest, v1.CordonResponse](
 			httpClient,
 			baseURL+PoolServiceCordonProcedure,
@@ -404,6 +415,7 @@ type poolServiceClient struct {
 	resizeLease    *connect.Client[v1.ResizeLeaseRequest, v1.ResizeLeaseResponse]
 	explainLease   *connect.Client[v1.ExplainLeaseRequest, v1.ExplainLeaseResponse]
 	replaceGPU     *connect.Client[v1.ReplaceGPURequest, v1.ReplaceGPUResponse]
+	replugGPU      *connect.Client[v1.ReplugGPURequest, v1.ReplugGPUResponse]
 	cordon         *connect.Client[v1.CordonRequest, v1.CordonResponse]
 	uncordon       *connect.Client[v1.UncordonRequest, v1.UncordonResponse]
 	drain          *connect.Client[v1.DrainRequest, v1.DrainResponse]
@@ -491,6 +503,11 @@ func (c *poolServiceClient) ExplainLease(ctx context.Context, req *connect.Reque
 // ReplaceGPU calls dxpu.v1.PoolService.ReplaceGPU.
 func (c *poolServiceClient) ReplaceGPU(ctx context.Context, req *connect.Request[v1.ReplaceGPURequest]) (*connect.Response[v1.ReplaceGPUResponse], error) {
 	return c.replaceGPU.CallUnary(ctx, req)
+}
+
+// ReplugGPU calls dxpu.v1.PoolService.ReplugGPU.
+func (c *poolServiceClient) ReplugGPU(ctx context.Context, req *connect.Request[v1.ReplugGPURequest]) (*connect.Response[v1.ReplugGPUResponse], error) {
+	return c.replugGPU.CallUnary(ctx, req)
 }
 
 // Cordon calls dxpu.v1.PoolService.Cordon.
@@ -605,6 +622,9 @@ type PoolServiceHandler interface {
 	// ReplaceGPU moves a leased GPU's binding to another GPU, as after a failure.
 	// The device's memory is not carried over.
 	ReplaceGPU(context.Context, *connect.Request[v1.ReplaceGPURequest]) (*connect.Response[v1.ReplaceGPUResponse], error)
+	// ReplugGPU shows a leased GPU to its guest again that the guest has removed
+	// itself. FAILED_PRECONDITION when the guest has it.
+	ReplugGPU(context.Context, *connect.Request[v1.ReplugGPURequest]) (*connect.Response[v1.ReplugGPUResponse], error)
 	// Cordon keeps new bindings away from a GPU, box or host; Uncordon undoes it.
 	Cordon(context.Context, *connect.Request[v1.CordonRequest]) (*connect.Response[v1.CordonResponse], error)
 	Uncordon(context.Context, *connect.Request[v1.UncordonRequest]) (*connect.Response[v1.UncordonResponse], error)
@@ -729,6 +749,12 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 		PoolServiceReplaceGPUProcedure,
 		svc.ReplaceGPU,
 		connect.WithSchema(poolServiceMethods.ByName("ReplaceGPU")),
+		connect.WithHandlerOptions(opts...),
+	)
+	poolServiceReplugGPUHandler := connect.NewUnaryHandler(
+		PoolServiceReplugGPUProcedure,
+		svc.ReplugGPU,
+		connect.WithSchema(poolServiceMethods.ByName("ReplugGPU")),
 		connect.WithHandlerOptions(opts...),
 	)
 	poolServiceCordonHandler := connect.NewUnaryHandler(
@@ -863,6 +889,8 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 			poolServiceExplainLeaseHandler.ServeHTTP(w, r)
 		case PoolServiceReplaceGPUProcedure:
 			poolServiceReplaceGPUHandler.ServeHTTP(w, r)
+		case PoolServiceReplugGPUProcedure:
+			poolServiceReplugGPUHandler.ServeHTTP(w, r)
 		case PoolServiceCordonProcedure:
 			poolServiceCordonHandler.ServeHTTP(w, r)
 		case PoolServiceUncordonProcedure:
@@ -960,6 +988,10 @@ func (UnimplementedPoolServiceHandler) ExplainLease(context.Context, *connect.Re
 
 func (UnimplementedPoolServiceHandler) ReplaceGPU(context.Context, *connect.Request[v1.ReplaceGPURequest]) (*connect.Response[v1.ReplaceGPUResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.ReplaceGPU is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) ReplugGPU(context.Context, *connect.Request[v1.ReplugGPURequest]) (*connect.Response[v1.ReplugGPUResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.ReplugGPU is not implemented"))
 }
 
 func (UnimplementedPoolServiceHandler) Cordon(context.Context, *connect.Request[v1.CordonRequest]) (*connect.Response[v1.CordonResponse], error) {

@@ -1,0 +1,175 @@
+package hostproxy
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// guestView is what a slot reports of its guest: whether it uses the device,
+// whether it has removed it. The controller writes it, reports read it.
+type guestView struct {
+	use     atomic.Int32 // a dxpuv1.Use
+	ejected atomic.Bool
+	replugs atomic.Uint32
+	removal atomic.Pointer[dxpuv1.Removal] // of the device that left the slot last
+
+	// The controller's:
+	traffic uint64 // TLPs, when it looked last
+	busy    int    // samples for which a device that had traffic counts as busy
+}
+
+// busySamples make two seconds.
+const busySamples = int(2 * time.Second / sampleInterval)
+
+func (v *guestView) begin(replugs uint32, traffic uint64) {
+	v.ejected.Store(false)
+	v.replugs.Store(replugs)
+	v.use.Store(int32(dxpuv1.Use_USE_IDLE))
+	v.traffic, v.busy = traffic, 0
+}
+
+func (v *guestView) end() {
+	v.ejected.Store(false)
+	v.replugs.Store(0)
+	v.use.Store(0)
+}
+
+// sample looks at the traffic since the last time.
+func (v *guestView) sample(held bool, traffic uint64) {
+	v.busy = max(v.busy-1, 0)
+	if traffic != v.traffic {
+		v.traffic, v.busy = traffic, busySamples
+	}
+	use := dxpuv1.Use_USE_IDLE
+	switch {
+	case v.busy > 0:
+		use = dxpuv1.Use_USE_BUSY
+	case held:
+		use = dxpuv1.Use_USE_HELD
+	}
+	v.use.Store(int32(use))
+}
+
+func (v *guestView) observe(out *dxpuv1.ObservedBinding) {
+	out.Use, out.Ejected, out.Replugs = dxpuv1.Use(v.use.Load()), v.ejected.Load(), v.replugs.Load()
+}
+
+// traffic is how many TLPs have passed.
+func (c *counters) traffic() uint64 { return c.toDevice.Load() + c.fromDevice.Load() }
+
+// strayLooks is how often a device must be found in QEMU without a connection
+// before it is plugged in again: QEMU may be about to remove it.
+const strayLooks = 3
+
+// followGuest looks what has become of a device that should be plugged in and
+// that QEMU is not connected to.
+//
+//	QEMU does not answer:              the VM is gone; wait for it
+//	another QEMU, without the device:  the VM was started again; plug it in
+//	the same, without the device:      the guest has removed it; leave it so until told
+//	the same, with the device:         the connection broke; plug it in anew
+func (s *slot) followGuest(ctx context.Context, want *dxpuv1.DesiredBinding) {
+	p, ok := s.plugged.(*pluggedVM)
+	if !ok || p.front.QMP == "" {
+		return
+	}
+	if s.guest.ejected.Load() {
+		if want.Replugs > s.guest.replugs.Load() {
+			s.replug(ctx, p, want.Replugs)
+		}
+		return
+	}
+	s.guest.replugs.Store(want.Replugs) // it is there
+	if p.connected() {
+		p.strays = 0
+		return
+	}
+	here, qemu, err := p.look(ctx)
+	switch {
+	case err != nil:
+		s.note("the VM does not answer: " + err.Error())
+	case here:
+		if p.strays++; p.strays >= strayLooks {
+			s.replug(ctx, p, want.Replugs)
+		}
+	case qemu != p.qemu:
+		s.replug(ctx, p, want.Replugs)
+	default:
+		p.added = false
+		s.guest.ejected.Store(true)
+		s.host.log.Warn("the guest has removed the device", "slot", s.index)
+		s.status.Step("ejected")
+		s.status.Note("the guest has removed the device itself")
+		s.host.Changed()
+	}
+}
+
+// replug shows a device again.
+func (s *slot) replug(ctx context.Context, p *pluggedVM, asked uint32) {
+	p.strays = 0
+	err := p.deviceAdd(ctx)
+	s.guest.replugs.Store(asked)
+	if err != nil {
+		s.note("the device cannot be plugged in again: " + err.Error())
+		return
+	}
+	s.guest.ejected.Store(false)
+	s.host.log.Info("the device is plugged in again", "slot", s.index)
+	s.status.Step("replugged")
+	s.status.Note("")
+	s.host.Changed()
+}
+
+// note says more about the state that the binding is in.
+func (s *slot) note(detail string) {
+	if s.status.Note(detail) {
+		s.host.log.Warn("attached, but", "slot", s.index, "detail", detail)
+		s.host.Changed()
+	}
+}
+
+// connected reports whether QEMU is connected to the device.
+func (v *vm) connected() bool {
+	v.slot.host.group.Enter()
+	defer v.slot.host.group.Leave()
+	return v.conn != nil
+}
+
+// lookTimeout bounds a question that QEMU answers at once.
+const lookTimeout = 2 * time.Second
+
+// look asks QEMU whether it has the device, and which process it is.
+func (p *pluggedVM) look(ctx context.Context) (here bool, qemu int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	client, done, err := p.front.control.use(ctx, p.front.QMP)
+	if err != nil {
+		return false, 0, err
+	}
+	defer done()
+	here, err = client.HasDevice(ctx, deviceID(p.vm.slot.index))
+	return here, client.PID(), err
+}
+
+// sweep asks QEMU to remove what a proxy that was killed has left in a slot: a
+// device that nobody answers for. It does not wait for the guest.
+func (f *VM) sweep(ctx context.Context, slot int) {
+	if f.QMP == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	client, done, err := f.control.use(ctx, f.QMP)
+	if err != nil {
+		return // there is no VM yet
+	}
+	defer done()
+	if here, err := client.HasDevice(ctx, deviceID(slot)); err != nil || !here {
+		return
+	}
+	err = client.DeviceDel(ctx, deviceID(slot))
+	f.Logger.Info("a device of an earlier proxy is removed", "slot", slot, "err", err)
+}
