@@ -232,6 +232,10 @@ func (t *tx) gpu(id string) (*nodeRecord, *slotRecord, bool) {
 	return n, s, s != nil && s.Device != nil
 }
 
+func errForgotten() error {
+	return connect.NewError(connect.CodeOutOfRange, errors.New("after_revision: these events are forgotten; list again"))
+}
+
 // WatchEvents implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) WatchEvents(ctx context.Context, req *connect.Request[dxpuv1.WatchEventsRequest], stream *connect.ServerStream[dxpuv1.WatchEventsResponse]) error {
 	at, visible, over := req.Msg.AfterRevision, scopeOf(ctx), s.m.over()
@@ -240,6 +244,9 @@ func (s *poolService) WatchEvents(ctx context.Context, req *connect.Request[dxpu
 		at = s.m.events.start()
 	case at == 0:
 		_, at, _, _ = s.m.events.after(0)
+	}
+	if _, _, _, ok := s.m.events.after(at); !ok {
+		return errForgotten()
 	}
 	// The first message says that the watch stands, and from where on.
 	if err := stream.Send(&dxpuv1.WatchEventsResponse{Revision: at}); err != nil {
@@ -250,7 +257,7 @@ func (s *poolService) WatchEvents(ctx context.Context, req *connect.Request[dxpu
 	for {
 		events, newest, more, ok := s.m.events.after(at)
 		if !ok {
-			return connect.NewError(connect.CodeOutOfRange, errors.New("after_revision: these events are forgotten; list again"))
+			return errForgotten()
 		}
 		for _, e := range events {
 			if e = visible.event(e); e != nil && matches(e, req.Msg.Filter) {

@@ -30,7 +30,7 @@ func (s *Server) act(w http.ResponseWriter, r *http.Request) {
 	if err := checkForm(r); err != nil {
 		v := s.newView(w, r)
 		v.Name, v.Title, v.Data = "failure", "Refused", failure{Status: http.StatusForbidden, Message: sentence(err.Error())}
-		v.write(w, http.StatusForbidden)
+		v.writeBare(w, http.StatusForbidden)
 		return
 	}
 	o := order{

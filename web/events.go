@@ -36,6 +36,12 @@ func (f eventFilter) api() *dxpuv1.EventFilter {
 	return out
 }
 
+// keeps reports whether an event passes the filter, as the API's own would.
+func (f eventFilter) keeps(e *dxpuv1.Event) bool {
+	return (f.Lease == "" || f.Lease == e.LeaseId) && (f.GPU == "" || f.GPU == e.GpuId) && (f.Box == "" || f.Box == e.BoxId) &&
+		(f.Host == "" || f.Host == e.HostId) && (f.Type == "" || strings.HasPrefix(word(e.Type), f.Type))
+}
+
 // eventGroups are what the page offers to choose: the first words of types.
 var eventGroups = []string{"lease", "binding", "GPU", "node", "cordoned", "drain", "path", "replacement", "overdue", "tenant", "token", "leader"}
 

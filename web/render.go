@@ -3,6 +3,7 @@ package web
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"embed"
 	"errors"
 	"fmt"
@@ -53,10 +54,12 @@ func static(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(b)
 }
 
-// templates are the pages by name, each with the frame around it.
+// frame is what is around every page, and the parts that pages share.
+var frame = template.Must(template.New("").Funcs(functions).ParseFS(assets, "assets/frame.html", "assets/parts.html"))
+
+// templates are the contents of the pages by name.
 var templates = func() map[string]*template.Template {
 	all := map[string]*template.Template{}
-	frame := template.Must(template.New("").Funcs(functions).ParseFS(assets, "assets/frame.html", "assets/parts.html"))
 	names, err := fs.Glob(assets, "assets/pages/*.html")
 	if err != nil {
 		panic("web: " + err.Error())
@@ -167,10 +170,11 @@ type view struct {
 	// seconds: ages and counters move without events.
 	Poll     int
 	Live     bool
-	Me       *dxpuv1.WhoAmIResponse // nil: the manager does not say
+	Me       *dxpuv1.WhoAmIResponse // nil: not asked
 	SignedIn bool                   // by this page's form
 	Pool     *dxpuv1.Pool
 	Data     any
+	Content  template.HTML // what "main" of the page's template made of the above
 
 	Assets string
 
@@ -192,20 +196,54 @@ func (v *view) Operator() bool {
 // pageFunc fills a view.
 type pageFunc func(*view) error
 
+// afterHeader is what a live page fetches itself anew with: the revision of the
+// newest event that it knows of. It is answered with the content alone.
+const afterHeader = "Dxpu-After"
+
 // page makes a handler of what fills a view.
 func (s *Server) page(fill pageFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		v := s.newView(w, r)
-		err := v.load()
-		if err == nil {
-			err = fill(v)
+		if err := v.identify(); err != nil {
+			s.fail(w, v, err)
+			return
 		}
+		revision, err := strconv.ParseUint(r.Header.Get(afterHeader), 10, 64)
+		live := err == nil
+		out, err := s.rendered(v, live, revision, fill)
 		if err != nil {
 			s.fail(w, v, err)
 			return
 		}
-		v.write(w, http.StatusOK)
+		v.Title, v.Nav, v.Poll, v.Pool = out.title, out.nav, out.poll, out.pool
+		if live {
+			writeHTML(w, http.StatusOK, append(append([]byte(`<div id="content">`), v.own(out.content)...), "</div>"...))
+			return
+		}
+		v.write(w, http.StatusOK, out.content)
 	})
+}
+
+// rendered renders a page's content, or shares it with others who see the same.
+func (s *Server) rendered(v *view, live bool, revision uint64, fill pageFunc) (*rendering, error) {
+	render := func(ctx context.Context) (*rendering, error) {
+		v := *v // what is left of it is nobody's own
+		v.r, v.Form, v.Said, v.Theme = v.r.WithContext(ctx), formPlace, "", ""
+		err := v.load()
+		if err == nil {
+			err = fill(&v)
+		}
+		if err != nil {
+			return nil, err
+		}
+		content, err := v.content()
+		return &rendering{content: content, revision: v.Pool.Revision, title: v.Title, nav: v.Nav, poll: v.Poll, pool: v.Pool}, err
+	}
+	key := sees(v.Me)
+	if key == "" {
+		return render(v.ctx())
+	}
+	return s.shares.get(v.ctx(), key+" "+v.Here, live, revision, render)
 }
 
 func (s *Server) newView(w http.ResponseWriter, r *http.Request) *view {
@@ -220,20 +258,19 @@ func (s *Server) newView(w http.ResponseWriter, r *http.Request) *view {
 	return v
 }
 
-// load asks for what every page has at its head. A caller that may not see the
-// pool's totals sees a page without them.
+// identify asks who the viewer is.
+func (v *view) identify() error {
+	me, err := answer(v.api.WhoAmI(v.ctx(), connect.NewRequest(&dxpuv1.WhoAmIRequest{})))
+	v.Me = me
+	return err
+}
+
+// load asks for the pool's totals. A caller that may not see them sees a page
+// without.
 func (v *view) load() error {
-	me, err := v.api.WhoAmI(v.ctx(), connect.NewRequest(&dxpuv1.WhoAmIRequest{}))
-	switch connect.CodeOf(err) {
-	case connect.CodeUnauthenticated:
-		return err
-	}
-	if err == nil {
-		v.Me = me.Msg
-	}
-	pool, err := v.api.GetPool(v.ctx(), connect.NewRequest(&dxpuv1.GetPoolRequest{}))
-	if err == nil && pool.Msg.Pool != nil {
-		v.Pool = pool.Msg.Pool
+	pool, err := answer(v.api.GetPool(v.ctx(), connect.NewRequest(&dxpuv1.GetPoolRequest{})))
+	if p := pool.GetPool(); p != nil {
+		v.Pool = p
 	}
 	return allowed(err)
 }
@@ -246,23 +283,54 @@ func allowed(err error) error {
 	return err
 }
 
-// write renders the page, whole or not at all.
-func (v *view) write(w http.ResponseWriter, status int) {
+// formPlace stands in a rendering for the token of whoever gets it. Nobody
+// outside ever sees it.
+var formPlace = rand.Text()
+
+// content renders the page without its frame.
+func (v *view) content() ([]byte, error) {
 	var b bytes.Buffer
-	if err := templates[v.Name].ExecuteTemplate(&b, "frame", v); err != nil {
+	err := templates[v.Name].ExecuteTemplate(&b, "main", v)
+	return b.Bytes(), err
+}
+
+// own makes a rendering the viewer's.
+func (v *view) own(content []byte) []byte {
+	return bytes.ReplaceAll(content, []byte(formPlace), []byte(v.Form))
+}
+
+// write sends a page, whole or not at all.
+func (v *view) write(w http.ResponseWriter, status int, content []byte) {
+	var b bytes.Buffer
+	v.Content = template.HTML(v.own(content)) // a template has made it
+	if err := frame.ExecuteTemplate(&b, "frame", v); err != nil {
 		http.Error(w, "this page cannot be rendered: "+err.Error(), http.StatusInternalServerError)
 		return
 	}
+	writeHTML(w, status, b.Bytes())
+}
+
+func writeHTML(w http.ResponseWriter, status int, body []byte) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
-	_, _ = b.WriteTo(w) // the browser has gone
+	_, _ = w.Write(body) // the browser has gone
+}
+
+// writeBare sends a page that nobody shares.
+func (v *view) writeBare(w http.ResponseWriter, status int) {
+	content, err := v.content()
+	if err != nil {
+		http.Error(w, "this page cannot be rendered: "+err.Error(), http.StatusInternalServerError)
+		return
+	}
+	v.write(w, status, content)
 }
 
 // renderBare renders a page that needs nothing of the manager.
 func (s *Server) renderBare(w http.ResponseWriter, r *http.Request, status int, name, title string, data any) {
 	v := s.newView(w, r)
 	v.Name, v.Title, v.Data, v.Live, v.Poll = name, title, data, false, 0
-	v.write(w, status)
+	v.writeBare(w, status)
 }
 
 // failure is what the page of an error shows.
@@ -286,7 +354,12 @@ func (s *Server) fail(w http.ResponseWriter, v *view, err error) {
 		f.Leader = ce.Meta().Get("Dxpu-Leader") // a manager that follows names who leads
 	}
 	v.Data = f
-	v.write(w, status)
+	for _, p := range places[1:] {
+		if strings.HasPrefix(v.r.URL.Path, p.Href) {
+			v.Nav = p.Key
+		}
+	}
+	v.writeBare(w, status)
 }
 
 var errNoPage = connect.NewError(connect.CodeNotFound, errors.New("there is no such page"))

@@ -2,6 +2,7 @@ package web
 
 import (
 	"net/http"
+	"runtime"
 	"time"
 
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
@@ -14,7 +15,7 @@ type Config struct {
 	Client func(*http.Request) dxpuv1connect.PoolServiceClient
 	// Now is the clock, for ages; nil: time.Now.
 	Now func() time.Time
-	// MaxStreams bounds the live pages that are open at a time. 0: 256. Others
+	// MaxStreams bounds the live pages that are open at a time. 0: 4096. Others
 	// work, and are told to come again.
 	MaxStreams int
 	// WriteTimeout is how long a browser may take to accept a few bytes of a
@@ -23,7 +24,7 @@ type Config struct {
 }
 
 const (
-	defaultMaxStreams   = 256
+	defaultMaxStreams   = 4096
 	defaultWriteTimeout = 10 * time.Second
 	// maxForm bounds the body of a form, in bytes: a token or a reason.
 	maxForm = 16 << 10
@@ -35,6 +36,8 @@ type Server struct {
 	handler http.Handler
 	streams chan struct{} // one entry per open stream
 	racks   *rackCache
+	feeds   *feeds
+	shares  *shares
 }
 
 // New makes a Server.
@@ -48,7 +51,8 @@ func New(cfg Config) *Server {
 	if cfg.WriteTimeout == 0 {
 		cfg.WriteTimeout = defaultWriteTimeout
 	}
-	s := &Server{cfg: cfg, streams: make(chan struct{}, cfg.MaxStreams), racks: newRackCache()}
+	s := &Server{cfg: cfg, streams: make(chan struct{}, cfg.MaxStreams), racks: newRackCache(), shares: newShares(runtime.GOMAXPROCS(0))}
+	s.feeds = &feeds{event: s.eventRow, open: map[string]*feed{}}
 	mux := http.NewServeMux()
 	for pattern, show := range map[string]pageFunc{
 		"GET /{$}":                  s.poolPage,

@@ -85,12 +85,12 @@
   }
 
   // The page, fetched anew: soon after a change, and every data-poll seconds.
-  let fetching = false, wanted = false, lastTook = 0, timer = 0;
+  let fetching = false, wanted = false, lastTook = 0, lastBegin = -1000, timer = 0;
 
   function refreshSoon() {
     if (log) return; // the page of the events grows by itself
     wanted = true;
-    if (!fetching && !timer) timer = setTimeout(refresh, Math.max(30, Math.min(5000, 3 * lastTook)));
+    if (!fetching && !timer) timer = setTimeout(refresh, Math.max(30, Math.min(5000, 3 * lastTook), lastBegin + 1000 - performance.now()));
   }
 
   async function refresh() {
@@ -98,9 +98,10 @@
     if (document.hidden) return;
     fetching = true;
     wanted = false;
-    const begin = performance.now();
+    lastBegin = performance.now();
     try {
-      const res = await fetch(location.href, { headers: { Accept: "text/html" } });
+      const headers = revision ? { "Dxpu-After": String(revision) } : {}; // who knows nothing shares nothing older
+      const res = await fetch(location.href, { headers });
       if (res.redirected && new URL(res.url).pathname === "/ui/signin") {
         location.assign(res.url);
         return;
@@ -115,7 +116,7 @@
     } catch {
       show("broken", "no answer");
     } finally {
-      lastTook = performance.now() - begin;
+      lastTook = performance.now() - lastBegin;
       fetching = false;
       if (wanted) refreshSoon();
     }
