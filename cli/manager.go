@@ -80,6 +80,7 @@ directory, and nodes get one of theirs: they have --ca-file or --ca-hash.` + tra
 	f.StringVar(&o.urlFile, "url-file", "", "write the URL here once the manager serves (for scripts with port 0)")
 	o.securityOptions.register(f)
 	f.DurationVar(&o.cfg.CertificateLife, "certificate-life", 30*24*time.Hour, "how long certificates of nodes and of the manager last")
+	f.Float64Var(&o.cfg.CallRate, "call-rate", 500, "how many calls a second each person or program may make in the long run, with five seconds' worth at once; 0: any number")
 	spareFlags(f, &o.reserve)
 	f.DurationVar(&o.cfg.Heartbeat, "heartbeat", 250*time.Millisecond, "how often nodes report")
 	f.DurationVar(&o.cfg.LostAfter, "lost-after", time.Second, "silence after which a node counts as lost")
@@ -101,6 +102,9 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 	}
 	cfg := o.cfg
 	cfg.Reserve = o.reserve
+	if cfg.CallRate == 0 {
+		cfg.CallRate = -1 // a Config's zero is its default
+	}
 	cfg.Version = version()
 	if o.testingClock != "" {
 		cfg.Now = wrongClock(o.testingClock)
@@ -184,6 +188,8 @@ func (o *managerOptions) check() error {
 	switch {
 	case (o.tlsCert == "") != (o.tlsKey == ""):
 		return errors.New("--tls-cert and --tls-key go together")
+	case o.cfg.CallRate < 0 || o.cfg.CallRate > 0 && o.cfg.CallRate < 1 || o.cfg.CallRate > 1e6:
+		return withHint(fmt.Errorf("--call-rate: %g is not 1 to 1000000, nor 0", o.cfg.CallRate), "500 is the default, 0 turns the limit off")
 	case o.cfg.Heartbeat <= 0 || o.cfg.LostAfter < 2*o.cfg.Heartbeat:
 		return withHint(errors.New("--lost-after must be at least twice --heartbeat, which must be positive"), "four times is usual")
 	}

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -9,7 +10,6 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
-	"sync"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -128,26 +128,38 @@ func (t *tx) tokenIsGood(r *tokenRecord) bool {
 	return tenant != nil && !r.CreateTime.Before(tenant.CreateTime)
 }
 
-// credentialIndex finds nodes by the hash of their credential. It is a hint:
-// what it finds is checked against the record.
+// credentialIndex finds nodes by the hash of their credential.
 type credentialIndex struct {
-	mu       sync.Mutex // guards what follows
-	revision uint64     // of the state that it was made of
-	built    bool
-	nodes    map[string]string // hash -> node ID
+	node map[string]string // by hash
+	hash map[string]string // by node
+}
+
+func newCredentialIndex() credentialIndex {
+	return credentialIndex{node: map[string]string{}, hash: map[string]string{}}
+}
+
+// indexCredential brings the index up to date with a node's record.
+func (t *tx) indexCredential(id string) {
+	hash := ""
+	if n := t.nodes.get(id); n != nil {
+		hash = string(n.CredentialHash)
+	}
+	old := t.credentials.hash[id]
+	if old == hash {
+		return
+	}
+	delete(t.credentials.node, old)
+	delete(t.credentials.hash, id)
+	if hash != "" {
+		t.credentials.node[hash], t.credentials.hash[id] = id, hash
+	}
 }
 
 // credentialCaller finds the node that has a credential.
 func (m *Manager) credentialCaller(secret string) (caller auth.Identity, err error) {
 	hash := string(auth.Hash(secret))
 	err = m.peek(func(t *tx) error {
-		m.credentials.mu.Lock()
-		defer m.credentials.mu.Unlock()
-		n := t.nodes.get(m.credentials.nodes[hash])
-		if n == nil && m.credentials.stale(t.meta.Revision) {
-			m.credentials.build(t)
-			n = t.nodes.get(m.credentials.nodes[hash])
-		}
+		n := t.nodes.get(t.credentials.node[hash])
 		if n == nil || !n.hasCredential(secret) || len(n.Certificates) > 0 {
 			return errCredential()
 		}
@@ -155,17 +167,6 @@ func (m *Manager) credentialCaller(secret string) (caller auth.Identity, err err
 		return nil
 	})
 	return caller, err
-}
-
-func (i *credentialIndex) stale(revision uint64) bool { return !i.built || i.revision != revision }
-
-func (i *credentialIndex) build(t *tx) {
-	i.nodes, i.revision, i.built = map[string]string{}, t.meta.Revision, true
-	for _, id := range t.nodes.ids() {
-		if n := t.nodes.get(id); len(n.CredentialHash) > 0 {
-			i.nodes[string(n.CredentialHash)] = id
-		}
-	}
 }
 
 func nodeCaller(n *nodeRecord) auth.Identity {
@@ -218,19 +219,26 @@ func callFrom(ctx context.Context) *call {
 
 // admit authenticates a request and returns the context of its call.
 func (m *Manager) admit(r *http.Request) (context.Context, error) {
-	c := &call{request: r, procedure: r.URL.Path, peer: r.RemoteAddr}
+	c := &call{request: r, procedure: r.URL.Path, peer: r.RemoteAddr, caller: auth.Identity{Actor: auth.Anonymous}}
+	now := m.cfg.Now()
 	id, err := m.Authenticate(r)
 	if rule, _ := auth.Lookup(c.procedure); connect.CodeOf(err) == connect.CodeUnauthenticated && rule.Anonymous != auth.Deny {
 		id, err = auth.Identity{Actor: auth.Anonymous}, nil // a node with an old credential enrols again
 	}
 	if err != nil {
-		c.caller = auth.Identity{Actor: auth.Anonymous}
-		if connect.CodeOf(err) == connect.CodeUnauthenticated {
-			m.auditRefusal(r.Context(), c, err)
+		if connect.CodeOf(err) != connect.CodeUnauthenticated {
+			return nil, err
 		}
+		if err := m.limited(r.Context(), c, m.limits.stranger(c, now)); err != nil {
+			return nil, err
+		}
+		m.auditRefusal(r.Context(), c, err)
 		return nil, err
 	}
 	c.caller = id
+	if err := m.limited(r.Context(), c, m.limits.admit(c, now)); err != nil {
+		return nil, err
+	}
 	return context.WithValue(auth.With(r.Context(), id), callKey{}, c), nil
 }
 
@@ -242,9 +250,13 @@ func (m *Manager) Protect(next http.Handler) http.Handler {
 		ctx, err := m.admit(r)
 		switch {
 		case err == nil:
+			m.limits.boundBody(w, r, auth.From(ctx).Role != dxpuv1.Role_ROLE_UNSPECIFIED)
 			next.ServeHTTP(w, r.WithContext(ctx))
 		case errs.IsSupported(r):
 			_ = errs.Write(w, r, err) // the caller has gone
+		case connect.CodeOf(err) == connect.CodeResourceExhausted:
+			w.Header().Set("Retry-After", retryAfter(err))
+			http.Error(w, message(err), http.StatusTooManyRequests)
 		case connect.CodeOf(err) == connect.CodeUnavailable:
 			http.Error(w, message(err), http.StatusServiceUnavailable)
 		case connect.CodeOf(err) == connect.CodeUnauthenticated:
@@ -253,6 +265,15 @@ func (m *Manager) Protect(next http.Handler) http.Handler {
 			http.Error(w, message(err), http.StatusServiceUnavailable)
 		}
 	})
+}
+
+// retryAfter is when a caller may try again, in seconds.
+func retryAfter(err error) string {
+	var ce *connect.Error
+	if errors.As(err, &ce) {
+		return cmp.Or(ce.Meta().Get("Retry-After"), "1")
+	}
+	return "1"
 }
 
 // message is an error's text without the name of its code.

@@ -45,6 +45,11 @@ func (g *guard) WrapStreamingClient(next connect.StreamingClientFunc) connect.St
 func (g *guard) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
 		c := callOf(ctx, conn.Spec())
+		leave, err := g.m.limits.enter(c)
+		if g.m.limited(ctx, c, err) != nil {
+			return err
+		}
+		defer leave()
 		return next(context.WithValue(ctx, callKey{}, c), &guardedStream{conn, g.m, c})
 	}
 }
@@ -104,10 +109,16 @@ func (m *Manager) allow(c *call, msg any) error {
 	case auth.Own:
 		return m.peek(func(t *tx) error { return t.own(c.caller, msg) })
 	}
+	stranger := c.caller.Role == dxpuv1.Role_ROLE_UNSPECIFIED
+	if stranger {
+		if err := m.limits.stranger(c, m.cfg.Now()); err != nil {
+			return err
+		}
+	}
 	switch {
 	case isNodeCall(msg):
 		return errCredential() // only a node can make it
-	case c.caller.Role == dxpuv1.Role_ROLE_UNSPECIFIED:
+	case stranger:
 		return errNoCredential()
 	}
 	return denied("the role %q may not call %s", auth.RoleWord(c.caller.Role), c.procedure)

@@ -10,6 +10,7 @@ import (
 
 // indexNode brings placement's picture of a node up to date.
 func (t *tx) indexNode(id string) {
+	t.indexCredential(id)
 	kind, n := dxpuv1.NodeKind_NODE_KIND_UNSPECIFIED, t.nodes.get(id)
 	if n != nil {
 		kind = n.Kind

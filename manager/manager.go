@@ -57,6 +57,9 @@ type Config struct {
 	// Open says what callers without a credential may do; the zero value lets
 	// them enrol nodes and nothing else.
 	Open Open
+	// CallRate is how many calls a second each person or program may make in the
+	// long run; five seconds' worth of them may come at once. 0: 500; negative: no limit.
+	CallRate float64
 	// CertificateLife is how long certificates of nodes and managers last. 0: 30 days.
 	CertificateLife time.Duration
 	// Version is shown to people.
@@ -149,9 +152,9 @@ type Manager struct {
 	leads   bool          // always true without a cluster
 	term    chan struct{} // closed when the manager does not lead any more
 
-	credentials credentialIndex
-	ca          ca
-	refused     refusals
+	ca      ca
+	refused refusals
+	limits  *limits
 }
 
 // New loads the state, or makes a new pool where there is none.
@@ -169,6 +172,7 @@ func New(ctx context.Context, cfg Config) (*Manager, error) {
 		events: newEventLog(),
 		live:   map[string]*liveNode{},
 	}
+	m.limits = newLimits(cfg.CallRate, cfg.Open)
 	m.metrics = newMetrics(m)
 	if c, ok := cfg.Store.(Cluster); ok {
 		m.cluster = c

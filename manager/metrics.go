@@ -18,6 +18,7 @@ type metrics struct {
 	commits  prometheus.Histogram
 	batches  prometheus.Histogram
 	failures prometheus.Counter
+	limited  prometheus.Counter
 }
 
 func newMetrics(m *Manager) *metrics {
@@ -42,8 +43,11 @@ func newMetrics(m *Manager) *metrics {
 		failures: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "dxpu_manager_commit_failures_total", Help: "Batches that could not be stored.",
 		}),
+		limited: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "dxpu_manager_calls_limited_total", Help: "Calls that were refused because their caller makes too many.",
+		}),
 	}
-	x.registry.MustRegister(x.events, x.steps, x.commits, x.batches, x.failures, &poolCollector{m})
+	x.registry.MustRegister(x.events, x.steps, x.commits, x.batches, x.failures, x.limited, &poolCollector{m})
 	return x
 }
 

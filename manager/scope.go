@@ -118,7 +118,11 @@ func (s scope) pool(t *tx, p *dxpuv1.Pool) *dxpuv1.Pool {
 	out := &dxpuv1.Pool{
 		ClusterId: p.ClusterId, Version: p.Version, Revision: p.Revision,
 	}
-	for _, id := range t.leases.ids() {
+	ids := t.leases.ids()
+	if s.tenant != "" {
+		ids = t.leasesOfTenant(s.tenant)
+	}
+	for _, id := range ids {
 		l := t.leases.get(id)
 		switch {
 		case !s.lease(l):

@@ -34,6 +34,9 @@ func errCredential() error {
 func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.EnrollRequest]) (*connect.Response[dxpuv1.EnrollResponse], error) {
 	r := req.Msg
 	if subtle.ConstantTimeCompare([]byte(r.JoinToken), []byte(s.m.cfg.JoinToken)) != 1 {
+		if err := s.m.limits.stranger(callFrom(ctx), s.m.cfg.Now()); err != nil {
+			return nil, err
+		}
 		return nil, connect.NewError(connect.CodeUnauthenticated, errors.New("join_token: wrong; ask the pool's operator for the current one"))
 	}
 	if !nodeNamePattern.MatchString(r.Name) {
@@ -70,7 +73,7 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 		}
 		n = t.nodes.edit(n.ID)
 		n.CredentialHash = hashCredential(credential)
-		n.ResourceVersion = t.revision() // and the index of credentials is stale
+		n.ResourceVersion = t.revision()
 		n.Version = bounded(r.Version)
 		n.Certificates = nil // those of before are revoked
 		res.ClusterId, res.NodeNumber = t.meta.ClusterID, n.Number

@@ -12,14 +12,15 @@ import (
 // state is everything that is stored, what is derived from it, and what there is
 // to do. Manager.mu guards it.
 type state struct {
-	meta     *meta
-	nodes    table[nodeRecord, *nodeRecord]
-	bindings table[bindingRecord, *bindingRecord]
-	leases   table[leaseRecord, *leaseRecord]
-	tenants  table[tenantRecord, *tenantRecord]
-	tokens   table[tokenRecord, *tokenRecord]
-	audits   table[auditRecord, *auditRecord]
-	secrets  table[secretRecord, *secretRecord]
+	meta        *meta
+	nodes       table[nodeRecord, *nodeRecord]
+	bindings    table[bindingRecord, *bindingRecord]
+	leases      table[leaseRecord, *leaseRecord]
+	tenants     table[tenantRecord, *tenantRecord]
+	tokens      table[tokenRecord, *tokenRecord]
+	audits      table[auditRecord, *auditRecord]
+	secrets     table[secretRecord, *secretRecord]
+	credentials credentialIndex
 	index
 	work
 	began time.Time // when the manager began to decide on this state
@@ -27,17 +28,18 @@ type state struct {
 
 func newState(began time.Time) *state {
 	return &state{
-		meta:     &meta{},
-		nodes:    newTable[nodeRecord](nodePrefix),
-		bindings: newTable[bindingRecord](bindingPrefix),
-		leases:   newTable[leaseRecord](leasePrefix),
-		tenants:  newTable[tenantRecord](tenantPrefix),
-		tokens:   newTable[tokenRecord](tokenPrefix),
-		audits:   newTable[auditRecord](auditPrefix),
-		secrets:  newTable[secretRecord](secretPrefix),
-		index:    newIndex(),
-		work:     newWork(),
-		began:    began,
+		meta:        &meta{},
+		nodes:       newTable[nodeRecord](nodePrefix),
+		bindings:    newTable[bindingRecord](bindingPrefix),
+		leases:      newTable[leaseRecord](leasePrefix),
+		tenants:     newTable[tenantRecord](tenantPrefix),
+		tokens:      newTable[tokenRecord](tokenPrefix),
+		audits:      newTable[auditRecord](auditPrefix),
+		secrets:     newTable[secretRecord](secretPrefix),
+		credentials: newCredentialIndex(),
+		index:       newIndex(),
+		work:        newWork(),
+		began:       began,
 	}
 }
 
