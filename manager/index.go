@@ -3,6 +3,7 @@ package manager
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -22,6 +23,8 @@ type index struct {
 	hostSlots      map[hostSlot][]string      // bindings that have to do with a host slot
 
 	leaseEntries map[string]leaseEntry
+	leaseIDs     sequence                   // all
+	openIDs      sequence                   // those that are not over
 	requests     map[request]string         // leases by the call that made them
 	ofTenant     map[string]map[string]bool // leases that are not over
 	queue        map[string]*waiting        // leases that wait, by shape
@@ -30,11 +33,14 @@ type index struct {
 	uses         map[string]*use            // what each tenant has
 	prey         map[string]bool            // leases that hold GPUs and may have to give them up
 
-	boxes    map[string]placement.Box // what pool has
-	hosts    map[string]placement.Host
-	pool     *placement.Pool
-	hostPool *placement.Hosts
-	grew     bool // capacity has come back, or rules have changed: those who wait may try again
+	nodeEntries map[string]nodeEntry
+	hostIDs     sequence
+	boxIDs      sequence
+	boxes       map[string]placement.Box // what pool has
+	hosts       map[string]placement.Host
+	pool        *placement.Pool
+	hostPool    *placement.Hosts
+	grew        bool // capacity has come back, or rules have changed: those who wait may try again
 }
 
 func newIndex() index {
@@ -43,6 +49,9 @@ func newIndex() index {
 		gpus: map[placement.Ref][]string{}, hostSlots: map[hostSlot][]string{},
 		leaseEntries: map[string]leaseEntry{}, requests: map[request]string{}, ofTenant: map[string]map[string]bool{},
 		queue: map[string]*waiting{}, hungry: map[string]int{}, uses: map[string]*use{}, prey: map[string]bool{},
+		nodeEntries: map[string]nodeEntry{},
+		leaseIDs:    newSequence(compareNumbered), openIDs: newSequence(compareNumbered),
+		hostIDs: newSequence(strings.Compare), boxIDs: newSequence(strings.Compare),
 		boxes: map[string]placement.Box{}, hosts: map[string]placement.Host{},
 		pool: placement.NewPool(), hostPool: placement.NewHosts(),
 	}
@@ -60,6 +69,7 @@ type bindingEntry struct {
 	slot  hostSlot
 	epoch uint64
 	alive bool // not released
+	good  bool // it serves its lease or is on the way to it
 	holds bool // it holds its GPU
 	waits bool // its host slot is kept for the GPU that takes its place
 	taken bool // its host slot is not free
@@ -153,7 +163,7 @@ func (t *tx) reindex() {
 func (t *tx) bindingEntry(b *bindingRecord) bindingEntry {
 	k := bindingEntry{
 		lease: b.LeaseID, gpu: b.ref(), slot: hostSlot{b.HostID, b.HostSlot}, epoch: b.Epoch,
-		alive: b.State != released, holds: b.holdsGPU(), waits: t.waits(b),
+		alive: b.State != released, good: b.good(), holds: b.holdsGPU(), waits: t.waits(b),
 	}
 	k.taken = b.holdsHostSlot() || k.waits
 	k.slots = k.alive || k.waits
@@ -284,6 +294,7 @@ func (t *tx) indexLease(id string) {
 		return
 	}
 	t.leaseEntries[id] = k
+	t.leaseIDs.add(id)
 	t.count(&k, 1)
 	if k.prey {
 		t.prey[id] = true
@@ -294,6 +305,7 @@ func (t *tx) indexLease(id string) {
 	}
 	if k.tenant != "" {
 		addTo(t.ofTenant, k.tenant, id)
+		t.openIDs.add(id)
 	}
 	if k.shape != "" {
 		w := t.queue[k.shape]
@@ -313,6 +325,7 @@ func (t *tx) indexLease(id string) {
 
 func (t *tx) dropLease(id string, k leaseEntry) {
 	delete(t.leaseEntries, id)
+	t.leaseIDs.remove(id)
 	delete(t.prey, id)
 	t.count(&k, minusOne)
 	if t.requests[k.request] == id {
@@ -320,18 +333,29 @@ func (t *tx) dropLease(id string, k leaseEntry) {
 	}
 	if k.tenant != "" {
 		removeFrom(t.ofTenant, k.tenant, id)
+		t.openIDs.remove(id)
 	}
 	if w := t.queue[k.shape]; k.shape != "" {
 		if at, ok := slices.BinarySearchFunc(w.places, k.place, place.compare); ok {
-			w.places = slices.Delete(w.places, at, at+1)
+			w.places = without(w.places, at)
 		}
 		if len(w.places) == 0 {
 			delete(t.queue, k.shape)
 		}
 	}
 	if at, ok := slices.BinarySearchFunc(t.ended, endedLease{k.ended, id}, endedLease.compare); ok {
-		t.ended = slices.Delete(t.ended, at, at+1)
+		t.ended = without(t.ended, at)
 	}
+}
+
+// without removes an element; the first one, which it is as a rule, at no cost.
+func without[T any](s []T, at int) []T {
+	if at > 0 {
+		return slices.Delete(s, at, at+1)
+	}
+	var zero T
+	s[0] = zero
+	return s[1:]
 }
 
 func addTo[K comparable](m map[K]map[string]bool, key K, id string) {
@@ -378,27 +402,27 @@ func (t *tx) bindingsAt(node string) []string {
 // holderOf returns the binding that holds a GPU, nil when it is free.
 func (t *tx) holderOf(gpu placement.Ref) *bindingRecord {
 	t.reindex()
-	if ids := t.gpus[gpu]; len(ids) > 0 {
+	return t.holder(gpu.Box, gpu.Slot)
+}
+
+// holder is holderOf while the index is being made.
+func (t *tx) holder(box string, slot uint32) *bindingRecord {
+	if ids := t.gpus[placement.Ref{Box: box, Slot: slot}]; len(ids) > 0 {
 		return t.bindings.get(ids[0])
 	}
 	return nil
+}
+
+// compareNumbered orders IDs that end in a number, such as "l-7", by it: those of
+// leases, which are made in that order.
+func compareNumbered(a, b string) int {
+	return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b))
 }
 
 // bindingsIn returns the IDs of the bindings that have to do with a host slot.
 func (t *tx) bindingsIn(s hostSlot) []string {
 	t.reindex()
 	return t.hostSlots[s]
-}
-
-// leasesOfTenant returns the IDs of a tenant's leases that are not over, in order.
-func (t *tx) leasesOfTenant(tenant string) []string {
-	t.reindex()
-	ids := make([]string, 0, len(t.ofTenant[tenant]))
-	for id := range t.ofTenant[tenant] {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	return ids
 }
 
 // leaseByRequest finds the lease that a tenant's earlier call made.

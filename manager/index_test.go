@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"google.golang.org/protobuf/testing/protocmp"
 	"pgregory.net/rapid"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -27,6 +28,57 @@ func rebuilt(t *tx) *index {
 	return &s.index
 }
 
+// checkSums compares the sums of the pool with what a look at each GPU and each
+// lease gives.
+func checkSums(t fataler, tx *tx) {
+	t.Helper()
+	got, want := &dxpuv1.Pool{}, &dxpuv1.Pool{ClusterId: tx.meta.ClusterID, Version: tx.cfg.Version, Revision: tx.meta.Revision}
+	tx.sum(got)
+	usable, free := map[string]int{}, map[string]int{}
+	for id, n := range tx.nodes.rows {
+		nodes, connected := &want.Hosts, &want.HostsConnected
+		if n.Kind == dxpuv1.NodeKind_NODE_KIND_BOX {
+			nodes, connected = &want.Boxes, &want.BoxesConnected
+		}
+		*nodes++
+		if tx.connected(id) {
+			*connected++
+		}
+		if n.Kind != dxpuv1.NodeKind_NODE_KIND_BOX {
+			continue
+		}
+		for _, g := range tx.boxMessage(n).Gpus {
+			want.Gpus++
+			if g.Health == dxpuv1.Health_HEALTH_OK && !g.Cordoned {
+				usable[g.Device.Model]++
+			}
+			switch g.State {
+			case dxpuv1.GPUState_GPU_STATE_FREE:
+				want.GpusFree++
+				free[g.Device.Model]++
+			case dxpuv1.GPUState_GPU_STATE_BOUND:
+				want.GpusBound++
+			default:
+				want.GpusUnavailable++
+			}
+		}
+	}
+	for model, n := range usable {
+		want.SparesHeld += uint32(min(tx.cfg.Reserve.Held(n), free[model]))
+	}
+	for _, l := range tx.leases.rows {
+		switch {
+		case l.State == leasePending:
+			want.LeasesPending++
+		case l.holds():
+			want.LeasesActive++
+		}
+	}
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		t.Fatalf("sums (-one by one +index)\n%s", diff)
+	}
+}
+
 func copyRows[R any](load func(string, *R), rows map[string]*R) {
 	for id, r := range rows {
 		load(id, r)
@@ -38,8 +90,8 @@ func (w *world) checkIndex(t fataler) {
 	t.Helper()
 	_ = w.m.view(func(tx *tx) error {
 		diff := cmp.Diff(rebuilt(tx), &tx.index,
-			cmp.AllowUnexported(index{}, use{}, bindingEntry{}, leaseEntry{}, hostSlot{}, request{}, place{}, waiting{}, endedLease{}),
-			cmpopts.IgnoreFields(index{}, "grew", "pool", "hostPool"),
+			cmp.AllowUnexported(index{}, use{}, bindingEntry{}, leaseEntry{}, hostSlot{}, request{}, place{}, waiting{}, endedLease{}, nodeEntry{}, modelSum{}),
+			cmpopts.IgnoreFields(index{}, "grew", "pool", "hostPool", "hostIDs", "boxIDs", "leaseIDs", "openIDs"),
 			cmpopts.IgnoreFields(leaseEntry{}, "spec"),
 			cmpopts.EquateEmpty(),
 			cmp.FilterPath(func(p cmp.Path) bool { // in the order of arrival
@@ -60,14 +112,34 @@ func (w *world) checkIndex(t fataler) {
 				t.Fatalf("placement of %d host slots (-scan +index)\n%s", count, diff)
 			}
 		}
-		for _, ids := range [][]string{tx.nodes.ids(), tx.bindings.ids(), tx.leases.ids()} {
-			if !slices.IsSorted(ids) {
-				t.Fatalf("IDs are not in order: %v", ids)
+		var hosts, boxes, open []string
+		for id, n := range tx.nodes.rows {
+			if n.Kind == dxpuv1.NodeKind_NODE_KIND_HOST {
+				hosts = append(hosts, id)
+			} else {
+				boxes = append(boxes, id)
 			}
 		}
-		if want := slices.Sorted(maps.Keys(tx.leases.rows)); !slices.Equal(want, tx.leases.ids()) {
-			t.Fatalf("leases %v, listed %v", want, tx.leases.ids())
+		for id, l := range tx.leases.rows {
+			if !l.ended() {
+				open = append(open, id)
+			}
 		}
+		for _, s := range []struct {
+			got  *sequence
+			want []string
+		}{
+			{&tx.hostIDs, hosts},
+			{&tx.boxIDs, boxes},
+			{&tx.openIDs, open},
+			{&tx.leaseIDs, slices.Collect(maps.Keys(tx.leases.rows))},
+		} {
+			slices.SortFunc(s.want, s.got.compare)
+			if got := slices.Collect(s.got.from("")); !slices.Equal(got, s.want) {
+				t.Fatalf("listed %v, want %v", got, s.want)
+			}
+		}
+		checkSums(t, tx)
 		return nil
 	})
 }

@@ -15,6 +15,7 @@ func (t *tx) indexNode(id string) {
 	if n != nil {
 		kind = n.Kind
 	}
+	t.indexEntry(id, n)
 	if old, had := t.boxes[id]; kind == dxpuv1.NodeKind_NODE_KIND_BOX {
 		if box := t.placementBox(n); !had || !sameBox(old, box) {
 			t.grew = t.grew || boxGrew(old, box)

@@ -3,8 +3,10 @@ package manager
 import (
 	"context"
 	"encoding/base64"
+	"iter"
 	"slices"
 	"strconv"
+	"strings"
 
 	"connectrpc.com/connect"
 
@@ -17,43 +19,63 @@ const (
 	maxPage     = 1000
 )
 
-// page cuts a page out of items that are ordered by key. The token is the key of
-// the last item of the page before.
-func page[T any](items []T, key func(T) string, size int32, token string) (out []T, next string, err error) {
-	return pageIn(items, key, size, token, func(a, b string) bool { return a > b })
+// cursor is a page that is asked for: what comes after a key.
+type cursor struct {
+	size  int
+	after string // the key of the last item of the page before; "": from the start
 }
 
-// pageBack is page for items in the opposite order.
-func pageBack[T any](items []T, key func(T) string, size int32, token string) (out []T, next string, err error) {
-	slices.Reverse(items)
-	return pageIn(items, key, size, token, func(a, b string) bool { return a < b })
-}
-
-func pageIn[T any](items []T, key func(T) string, size int32, token string, after func(a, b string) bool) (out []T, next string, err error) {
+func cursorOf(size int32, token string) (cursor, error) {
 	switch {
 	case size < 0:
-		return nil, "", invalid("page_size: %d is negative", size)
+		return cursor{}, invalid("page_size: %d is negative", size)
 	case size == 0:
 		size = defaultPage
 	case size > maxPage:
 		size = maxPage
 	}
-	if token != "" {
-		last, err := base64.RawURLEncoding.DecodeString(token)
-		if err != nil {
-			return nil, "", invalid("page_token: not one that this manager gave")
-		}
-		i := 0
-		for i < len(items) && !after(key(items[i]), string(last)) {
-			i++
-		}
-		items = items[i:]
+	after, err := base64.RawURLEncoding.DecodeString(token)
+	if err != nil {
+		return cursor{}, invalid("page_token: not one that this manager gave")
 	}
-	if len(items) <= int(size) {
-		return items, "", nil
+	return cursor{int(size), string(after)}, nil
+}
+
+// collect takes a page out of items that come in the order of their keys, and
+// looks at no more of them than that takes.
+func collect[T any](c cursor, items iter.Seq[T], key func(T) string, compare func(a, b string) int) (out []T, next string) {
+	for item := range items {
+		if c.after != "" && compare(key(item), c.after) <= 0 {
+			continue
+		}
+		if len(out) == c.size {
+			return out, base64.RawURLEncoding.EncodeToString([]byte(key(out[len(out)-1])))
+		}
+		out = append(out, item)
 	}
-	items = items[:size]
-	return items, base64.RawURLEncoding.EncodeToString([]byte(key(items[size-1]))), nil
+	return out, ""
+}
+
+// page cuts a page out of items that are ordered by key. The token is the key of
+// the last item of the page before.
+func page[T any](items []T, key func(T) string, size int32, token string) (out []T, next string, err error) {
+	c, err := cursorOf(size, token)
+	if err != nil {
+		return nil, "", err
+	}
+	out, next = collect(c, slices.Values(items), key, strings.Compare)
+	return out, next, nil
+}
+
+// pageBack is page for items in the opposite order.
+func pageBack[T any](items []T, key func(T) string, size int32, token string) (out []T, next string, err error) {
+	c, err := cursorOf(size, token)
+	if err != nil {
+		return nil, "", err
+	}
+	slices.Reverse(items)
+	out, next = collect(c, slices.Values(items), key, func(a, b string) int { return strings.Compare(b, a) })
+	return out, next, nil
 }
 
 // sortable pads a number so that its order as text is its order.
@@ -62,33 +84,49 @@ func sortable(prefix string, n uint64) string {
 	return prefix + "00000000000000000000"[len(s):] + s
 }
 
-// nodesOf returns the nodes of a kind that have the labels, by ID.
-func (t *tx) nodesOf(kind dxpuv1.NodeKind, labels map[string]string) []*nodeRecord {
-	var out []*nodeRecord
-	for _, id := range t.nodes.ids() {
-		if n := t.nodes.get(id); n.Kind == kind && hasLabels(n.Labels, labels) {
-			out = append(out, n)
-		}
-	}
-	return out
-}
+func itself(id string) string { return id }
 
 func nodeKey(n *nodeRecord) string { return n.ID }
+
+// nodesFrom returns the nodes of a sequence that have the labels, from an ID on.
+func (t *tx) nodesFrom(s *sequence, from string, labels map[string]string) iter.Seq[*nodeRecord] {
+	t.reindex()
+	return func(yield func(*nodeRecord) bool) {
+		for id := range s.from(from) {
+			if n := t.nodes.get(id); hasLabels(n.Labels, labels) && !yield(n) {
+				return
+			}
+		}
+	}
+}
+
+// filter leaves out what does not pass.
+func filter[T any](items iter.Seq[T], pass func(T) bool) iter.Seq[T] {
+	return func(yield func(T) bool) {
+		for item := range items {
+			if pass(item) && !yield(item) {
+				return
+			}
+		}
+	}
+}
 
 // ListHosts implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) ListHosts(ctx context.Context, req *connect.Request[dxpuv1.ListHostsRequest]) (*connect.Response[dxpuv1.ListHostsResponse], error) {
 	res := &dxpuv1.ListHostsResponse{}
 	err := s.m.view(func(t *tx) error {
 		visible := scopeOf(ctx)
-		all := slices.DeleteFunc(t.nodesOf(dxpuv1.NodeKind_NODE_KIND_HOST, req.Msg.Labels), func(n *nodeRecord) bool {
-			return !visible.hasHost(t, n)
-		})
-		nodes, next, err := page(all, nodeKey, req.Msg.PageSize, req.Msg.PageToken)
+		c, err := cursorOf(req.Msg.PageSize, req.Msg.PageToken)
+		if err != nil {
+			return err
+		}
+		all := filter(t.nodesFrom(&t.hostIDs, c.after, req.Msg.Labels), func(n *nodeRecord) bool { return visible.hasHost(t, n) })
+		nodes, next := collect(c, all, nodeKey, strings.Compare)
 		res.NextPageToken = next
 		for _, n := range nodes {
 			res.Hosts = append(res.Hosts, visible.hostPart(t, t.hostMessage(n)))
 		}
-		return err
+		return nil
 	})
 	return connect.NewResponse(res), err
 }
@@ -112,14 +150,19 @@ func (s *poolService) GetHost(ctx context.Context, req *connect.Request[dxpuv1.G
 func (s *poolService) ListBoxes(_ context.Context, req *connect.Request[dxpuv1.ListBoxesRequest]) (*connect.Response[dxpuv1.ListBoxesResponse], error) {
 	res := &dxpuv1.ListBoxesResponse{}
 	err := s.m.view(func(t *tx) error {
-		all := t.nodesOf(dxpuv1.NodeKind_NODE_KIND_BOX, req.Msg.Labels)
-		all = slices.DeleteFunc(all, func(n *nodeRecord) bool { return req.Msg.Kind != 0 && n.BoxKind != req.Msg.Kind })
-		nodes, next, err := page(all, nodeKey, req.Msg.PageSize, req.Msg.PageToken)
+		c, err := cursorOf(req.Msg.PageSize, req.Msg.PageToken)
+		if err != nil {
+			return err
+		}
+		all := filter(t.nodesFrom(&t.boxIDs, c.after, req.Msg.Labels), func(n *nodeRecord) bool {
+			return req.Msg.Kind == 0 || n.BoxKind == req.Msg.Kind
+		})
+		nodes, next := collect(c, all, nodeKey, strings.Compare)
 		res.NextPageToken = next
 		for _, n := range nodes {
 			res.Boxes = append(res.Boxes, t.boxMessage(n))
 		}
-		return err
+		return nil
 	})
 	return connect.NewResponse(res), err
 }
@@ -138,72 +181,48 @@ func (s *poolService) GetBox(_ context.Context, req *connect.Request[dxpuv1.GetB
 	return connect.NewResponse(res), err
 }
 
-// ListGPUs implements dxpuv1connect.PoolServiceHandler.
-func (s *poolService) ListGPUs(ctx context.Context, req *connect.Request[dxpuv1.ListGPUsRequest]) (*connect.Response[dxpuv1.ListGPUsResponse], error) {
-	res := &dxpuv1.ListGPUsResponse{}
+// ListLeases implements dxpuv1connect.PoolServiceHandler.
+func (s *poolService) ListLeases(ctx context.Context, req *connect.Request[dxpuv1.ListLeasesRequest]) (*connect.Response[dxpuv1.ListLeasesResponse], error) {
+	res := &dxpuv1.ListLeasesResponse{}
 	r := req.Msg
-	err := s.m.view(func(t *tx) (err error) {
-		visible := scopeOf(ctx)
-		var all []*dxpuv1.GPU
-		for _, n := range t.nodesOf(dxpuv1.NodeKind_NODE_KIND_BOX, nil) {
-			if r.BoxId == "" || r.BoxId == n.ID {
-				all = append(all, t.boxMessage(n).Gpus...)
-			}
-		}
-		all = slices.DeleteFunc(all, func(g *dxpuv1.GPU) bool {
-			return r.HostId != "" && r.HostId != g.HostId || r.LeaseId != "" && r.LeaseId != g.LeaseId ||
-				r.Model != "" && r.Model != g.Device.Model || r.State != 0 && r.State != g.State ||
-				r.Health != 0 && r.Health != g.Health || !visible.gpu(t, g)
-		})
-		key := func(g *dxpuv1.GPU) string { return sortable(g.BoxId+"\x00", uint64(g.Slot)) }
-		res.Gpus, res.NextPageToken, err = page(all, key, r.PageSize, r.PageToken)
-		return err
-	})
-	return connect.NewResponse(res), err
-}
-
-// GetGPU implements dxpuv1connect.PoolServiceHandler.
-func (s *poolService) GetGPU(ctx context.Context, req *connect.Request[dxpuv1.GetGPURequest]) (*connect.Response[dxpuv1.GetGPUResponse], error) {
-	res := &dxpuv1.GetGPUResponse{}
 	err := s.m.view(func(t *tx) error {
-		n, slot, ok := t.gpu(req.Msg.GpuId)
-		if ok {
-			res.Gpu = t.gpuMessage(n, slot)
+		c, err := cursorOf(r.PageSize, r.PageToken)
+		if err != nil {
+			return err
 		}
-		if !ok || !scopeOf(ctx).gpu(t, res.Gpu) {
-			return notFound("gpu", req.Msg.GpuId)
+		leases, next := collect(c, t.leasesFrom(scopeOf(ctx), r, c.after), func(l *leaseRecord) string { return l.ID }, compareNumbered)
+		res.NextPageToken = next
+		for _, l := range leases {
+			res.Leases = append(res.Leases, t.leaseMessage(l))
 		}
 		return nil
 	})
 	return connect.NewResponse(res), err
 }
 
-// ListLeases implements dxpuv1connect.PoolServiceHandler.
-func (s *poolService) ListLeases(ctx context.Context, req *connect.Request[dxpuv1.ListLeasesRequest]) (*connect.Response[dxpuv1.ListLeasesResponse], error) {
-	res := &dxpuv1.ListLeasesResponse{}
-	r := req.Msg
-	err := s.m.view(func(t *tx) error {
-		var all []*leaseRecord
-		visible := scopeOf(ctx)
-		for _, id := range t.leases.ids() {
+// leasesFrom returns the leases that pass the filters of a request, oldest
+// first, from one on.
+func (t *tx) leasesFrom(visible scope, r *dxpuv1.ListLeasesRequest, from string) iter.Seq[*leaseRecord] {
+	t.reindex()
+	ids := t.openIDs.from(from)
+	over := r.State == leaseReleased || r.State == leaseFailed
+	switch {
+	case r.IncludeEnded || over:
+		ids = t.leaseIDs.from(from)
+	case r.Tenant != "":
+		ids = slices.Values(scope{tenant: r.Tenant}.openLeases(t))
+	case !visible.all:
+		ids = slices.Values(visible.openLeases(t))
+	}
+	return func(yield func(*leaseRecord) bool) {
+		for id := range ids {
 			l := t.leases.get(id)
-			if !visible.lease(l) || l.ended() && !r.IncludeEnded && r.State != l.State || r.State != 0 && r.State != l.State ||
-				r.Tenant != "" && r.Tenant != l.spec.Tenant || r.HostId != "" && r.HostId != l.HostID {
-				continue
+			if visible.lease(l) && (r.State == 0 || r.State == l.State) && (r.Tenant == "" || r.Tenant == l.spec.Tenant) &&
+				(r.HostId == "" || r.HostId == l.HostID) && !yield(l) {
+				return
 			}
-			all = append(all, l)
 		}
-		// The number in an ID is the revision of its creation: oldest first.
-		key := func(l *leaseRecord) string { return leaseKey(l.ID) }
-		slices.SortFunc(all, func(a, b *leaseRecord) int { return compareText(key(a), key(b)) })
-		leases, next, err := page(all, key, r.PageSize, r.PageToken)
-		res.NextPageToken = next
-		for _, l := range leases {
-			res.Leases = append(res.Leases, t.leaseMessage(l))
-		}
-		return err
-	})
-	return connect.NewResponse(res), err
+	}
 }
 
 // GetLease implements dxpuv1connect.PoolServiceHandler.

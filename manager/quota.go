@@ -2,8 +2,6 @@ package manager
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -44,12 +42,11 @@ func (t *tx) admit(s *dxpuv1.LeaseSpec) error {
 
 // anyTenant reports whether a tenant other than the default one is defined.
 func (t *tx) anyTenant() bool {
-	for _, id := range t.tenants.ids() {
-		if id != defaultTenant {
-			return true
-		}
+	n := t.tenants.len()
+	if t.tenants.get(defaultTenant) != nil {
+		n--
 	}
-	return false
+	return n > 0
 }
 
 // allows reports whether a quota allows so many GPUs in one lease, however few
@@ -118,15 +115,8 @@ func (t *tx) decideWithin(s *dxpuv1.LeaseSpec) (placement.Decision, placement.Ho
 
 // models returns the models of the pool in order.
 func (t *tx) models() []string {
-	set := map[string]bool{}
-	for _, n := range t.nodesOf(dxpuv1.NodeKind_NODE_KIND_BOX, nil) {
-		for i := range n.Slots {
-			if d := n.Slots[i].Device; d != nil {
-				set[d.Model] = true
-			}
-		}
-	}
-	return slices.Sorted(maps.Keys(set))
+	t.reindex()
+	return t.pool.Models()
 }
 
 func (t *tx) modelAt(r placement.Ref) string {

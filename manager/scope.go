@@ -108,35 +108,3 @@ func (s scope) events(all []*dxpuv1.Event) []*dxpuv1.Event {
 	}
 	return out
 }
-
-// pool cuts the sums down to what is in the scope: a tenant learns how much it
-// has, not how much there is.
-func (s scope) pool(t *tx, p *dxpuv1.Pool) *dxpuv1.Pool {
-	if s.all {
-		return p
-	}
-	out := &dxpuv1.Pool{
-		ClusterId: p.ClusterId, Version: p.Version, Revision: p.Revision,
-	}
-	ids := t.leases.ids()
-	if s.tenant != "" {
-		ids = t.leasesOfTenant(s.tenant)
-	}
-	for _, id := range ids {
-		l := t.leases.get(id)
-		switch {
-		case !s.lease(l):
-		case l.State == leasePending:
-			out.LeasesPending++
-		case l.holds():
-			out.LeasesActive++
-			for _, b := range t.bindingsOf(id) {
-				if t.bindings.get(b).good() {
-					out.Gpus++
-					out.GpusBound++
-				}
-			}
-		}
-	}
-	return out
-}

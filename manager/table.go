@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"maps"
 	"slices"
 )
 
@@ -20,10 +21,6 @@ type table[R any, P cloner[R]] struct {
 	before map[string]*R   // of the transaction: records as they were; nil: there was none
 	hot    map[string]bool // changed since the settling loop looked last
 	quiet  map[string]bool // changed in nothing that an index is made of
-
-	order []string // IDs in order, but for those in fresh and in gone
-	fresh []string // added since order was made
-	gone  int      // removed since order was made
 }
 
 func newTable[R any, P cloner[R]](prefix string) table[R, P] {
@@ -67,18 +64,12 @@ func (t *table[R, P]) copied(id string) *R {
 // put adds a record, or replaces one as a whole.
 func (t *table[R, P]) put(id string, r *R) {
 	t.keep(id)
-	if t.rows[id] == nil {
-		t.fresh = append(t.fresh, id)
-	}
 	t.rows[id] = r
 }
 
 // remove forgets a record.
 func (t *table[R, P]) remove(id string) {
 	t.keep(id)
-	if t.rows[id] != nil {
-		t.gone++
-	}
 	delete(t.rows, id)
 }
 
@@ -93,38 +84,13 @@ func (t *table[R, P]) keep(id string) {
 
 func (t *table[R, P]) len() int { return len(t.rows) }
 
-// ids returns the IDs of all records in order. The result is not changed later.
-// It costs nothing when no record came or went since, otherwise it is linear.
-func (t *table[R, P]) ids() []string {
-	if len(t.fresh) == 0 && t.gone == 0 {
-		return t.order
-	}
-	slices.Sort(t.fresh)
-	merged := make([]string, 0, len(t.rows))
-	add := func(id string) {
-		if t.rows[id] != nil && (len(merged) == 0 || merged[len(merged)-1] != id) {
-			merged = append(merged, id)
-		}
-	}
-	old := t.order
-	for _, id := range t.fresh {
-		for len(old) > 0 && old[0] < id {
-			add(old[0])
-			old = old[1:]
-		}
-		add(id)
-	}
-	for _, id := range old {
-		add(id)
-	}
-	t.order, t.fresh, t.gone = merged, nil, 0
-	return t.order
-}
+// ids returns the IDs of all records in order; it looks at all of them. Of nodes
+// and leases, of which there are many, the index has sequences.
+func (t *table[R, P]) ids() []string { return slices.Sorted(maps.Keys(t.rows)) }
 
 // load adds a record outside of any transaction.
 func (t *table[R, P]) load(id string, r *R) {
 	t.rows[id] = r
-	t.fresh = append(t.fresh, id)
 }
 
 // restore takes the transaction's changes back; before stays, for the indexes.
@@ -132,14 +98,8 @@ func (t *table[R, P]) restore() {
 	for id, r := range t.before {
 		switch {
 		case r == nil:
-			if t.rows[id] != nil {
-				t.gone++
-			}
 			delete(t.rows, id)
 		default:
-			if t.rows[id] == nil {
-				t.fresh = append(t.fresh, id)
-			}
 			t.rows[id] = r
 		}
 	}

@@ -55,7 +55,7 @@ func checkToken(r *dxpuv1.CreateTokenRequest) error {
 
 // createToken makes a token that checkToken has passed.
 func (t *tx) createToken(r *dxpuv1.CreateTokenRequest, creator string) (*dxpuv1.Token, string, error) {
-	if len(t.tokens.ids()) >= maxTokens {
+	if t.tokens.len() >= maxTokens {
 		return nil, "", connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("there are %d tokens, no more are allowed: delete some", maxTokens))
 	}
 	id, secret, hash := auth.NewToken()
@@ -89,7 +89,7 @@ func tokenMessage(r *tokenRecord) *dxpuv1.Token {
 func (s *poolService) ListTokens(_ context.Context, req *connect.Request[dxpuv1.ListTokensRequest]) (*connect.Response[dxpuv1.ListTokensResponse], error) {
 	res := &dxpuv1.ListTokensResponse{}
 	err := s.m.view(func(t *tx) error {
-		ids, next, err := page(t.tokens.ids(), func(id string) string { return id }, req.Msg.PageSize, req.Msg.PageToken)
+		ids, next, err := page(t.tokens.ids(), itself, req.Msg.PageSize, req.Msg.PageToken)
 		res.NextPageToken = next
 		for _, id := range ids {
 			res.Tokens = append(res.Tokens, tokenMessage(t.tokens.get(id)))

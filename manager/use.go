@@ -4,8 +4,9 @@ import "maps"
 
 // use is what a tenant has.
 type use struct {
-	gpus, leases, pending uint32
-	byModel               map[string]uint32
+	gpus, leases     uint32
+	pending, holding uint32 // leases that wait, leases that have GPUs or get some
+	byModel          map[string]uint32
 }
 
 // minusOne takes away where one is added: unsigned numbers wrap round.
@@ -29,6 +30,9 @@ func (x *index) count(k *leaseEntry, sign uint32) {
 	if k.shape != "" {
 		u.pending += sign
 		return
+	}
+	if k.holds {
+		u.holding += sign
 	}
 	u.gpus += sign * k.gpus
 	if u.byModel[k.model] += sign * k.gpus; u.byModel[k.model] == 0 {

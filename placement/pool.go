@@ -41,6 +41,9 @@ func NewPool() *Pool {
 	return &Pool{boxes: map[string]*Box{}, models: map[string]*modelIndex{}}
 }
 
+// Models returns the models of all GPUs, usable or not, in order.
+func (p *Pool) Models() []string { return slices.Sorted(maps.Keys(p.models)) }
+
 // SetBox adds a box with all of its GPUs, or puts it in the place of the one of
 // that ID. Slots are distinct. The pool keeps a copy.
 func (p *Pool) SetBox(b Box) {

@@ -32,21 +32,19 @@ type nodes struct {
 	reports atomic.Uint64
 	clients []*http.Client // one for each connection
 
-	cancel  context.CancelFunc
+	stops   []context.CancelFunc
 	running sync.WaitGroup
 	mu      sync.Mutex
 	failed  error
 }
 
 func newNodes(spec *Spec, url, token string) *nodes {
-	return &nodes{spec: spec, url: url, token: token, cancel: func() {}}
+	return &nodes{spec: spec, url: url, token: token}
 }
 
 // start lets all nodes enrol, so many at a time, and returns when each has
 // reported once. They go on until stop.
 func (n *nodes) start(ctx context.Context) error {
-	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	n.cancel = cancel
 	turns := make(chan struct{}, n.spec.AtOnce)
 	var enrolled sync.WaitGroup
 	total := n.spec.Hosts + n.spec.Boxes
@@ -67,6 +65,9 @@ func (n *nodes) start(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		// A context of its own: one for all would be a lock that all of them take.
+		life, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		n.stops = append(n.stops, cancel)
 		n.running.Go(func() {
 			if err := c.Run(life); err != nil {
 				n.fail(fmt.Errorf("node %s: %w", s.name, err))
@@ -110,7 +111,9 @@ func (n *nodes) error() error {
 }
 
 func (n *nodes) stop() {
-	n.cancel()
+	for _, stop := range n.stops {
+		stop()
+	}
 	n.running.Wait()
 	for _, c := range n.clients {
 		c.CloseIdleConnections()
