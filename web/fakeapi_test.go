@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"testing"
 	"time"
 
 	"connectrpc.com/connect"
@@ -33,13 +32,13 @@ type fakeAPI struct {
 
 func newFakeAPI() *fakeAPI { return &fakeAPI{more: make(chan struct{}), bad: map[string]bool{}} }
 
-func (a *fakeAPI) server(t *testing.T, change func(*Config)) *Server {
-	t.Helper()
+// serve serves the pages of an API.
+func serve(api dxpuv1connect.PoolServiceHandler, change ...func(*Config)) *Server {
 	mux := http.NewServeMux()
-	mux.Handle(dxpuv1connect.NewPoolServiceHandler(a))
+	mux.Handle(dxpuv1connect.NewPoolServiceHandler(api))
 	cfg := Config{Client: Caller(mux)}
-	if change != nil {
-		change(&cfg)
+	for _, c := range change {
+		c(&cfg)
 	}
 	return New(cfg)
 }

@@ -21,7 +21,7 @@ func TestLivePagesShareRenderings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newFakeAPI()
 		a.takes = 50 * time.Millisecond
-		s := a.server(t, nil)
+		s := serve(a)
 		const viewers, rounds = 1000, 3
 		for range rounds {
 			a.happen(1, "x")

@@ -122,7 +122,7 @@ func TestStreamResumes(t *testing.T) {
 		t.Run(fmt.Sprintf("%d others", others), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a := newFakeAPI()
-				s := a.server(t, nil)
+				s := serve(a)
 				a.happen(5, "x")
 				for range others {
 					defer watch(t, s, "operator", "rows=1").cancel()
@@ -148,7 +148,7 @@ func TestStreamResumes(t *testing.T) {
 func TestStreamResets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newFakeAPI()
-		s := a.server(t, nil)
+		s := serve(a)
 		a.happen(5, "x")
 		a.forget()
 		v := watch(t, s, "operator", "after=3")
@@ -162,7 +162,7 @@ func TestStreamResets(t *testing.T) {
 func TestStreamCoalesces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newFakeAPI()
-		s := a.server(t, nil)
+		s := serve(a)
 		v := watch(t, s, "operator", "after=0")
 		a.happen(1, "x")
 		synctest.Wait()
@@ -180,7 +180,7 @@ func TestStreamCoalesces(t *testing.T) {
 func TestStreamFilters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newFakeAPI()
-		s := a.server(t, nil)
+		s := serve(a)
 		one := watch(t, s, "operator", "rows=1&host=h-a&type=lease")
 		none := watch(t, s, "operator", "rows=1&type=binding")
 		a.happen(2, "a")
@@ -202,7 +202,7 @@ func TestStreamFilters(t *testing.T) {
 func TestViewersShareOneWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newFakeAPI()
-		s := a.server(t, nil)
+		s := serve(a)
 		var mu sync.Mutex
 		rendered := 0
 		render := s.feeds.event
@@ -247,7 +247,7 @@ func TestViewersShareOneWatch(t *testing.T) {
 func TestSlowViewerIsDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newFakeAPI()
-		s := a.server(t, nil)
+		s := serve(a)
 		slow, quick := watch(t, s, "operator", "rows=1"), watch(t, s, "operator", "rows=1")
 		a.happen(1, "x")
 		later()
@@ -274,7 +274,7 @@ func TestSlowViewerIsDropped(t *testing.T) {
 func TestStreamEndsWithItsToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newFakeAPI()
-		s := a.server(t, nil)
+		s := serve(a)
 		first, idle, good := watch(t, s, "one", "rows=1"), watch(t, s, "two", "rows=1"), watch(t, s, "three", "rows=1&host=none")
 		time.Sleep(2 * streamCheck)
 		a.mu.Lock()
@@ -306,7 +306,7 @@ func TestStreamEndsWithItsToken(t *testing.T) {
 
 func TestStreamsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newFakeAPI().server(t, func(c *Config) { c.MaxStreams = 2 })
+		s := serve(newFakeAPI(), func(c *Config) { c.MaxStreams = 2 })
 		one, two := watch(t, s, "operator", ""), watch(t, s, "operator", "")
 		if v := watch(t, s, "operator", ""); v.status != http.StatusServiceUnavailable || v.header.Get("Retry-After") == "" {
 			t.Errorf("the third: %d %v", v.status, v.header)

@@ -30,6 +30,7 @@ const lostAfter = time.Hour
 type world struct {
 	t      testing.TB
 	m      *manager.Manager
+	pages  http.Handler
 	url    string
 	pool   dxpuv1connect.PoolServiceClient
 	nodes  dxpuv1connect.NodeServiceClient
@@ -67,8 +68,8 @@ func newWorld(t testing.TB, ago time.Duration, nodes ...*simNode) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.m = m
-	srv := httptest.NewServer(Beside(m.Handler()))
+	w.m, w.pages = m, Beside(m.Handler())
+	srv := httptest.NewServer(w.pages)
 	t.Cleanup(srv.Close)
 	t.Cleanup(srv.CloseClientConnections) // streams that a browser left open
 	w.url = srv.URL
@@ -322,4 +323,19 @@ func (w *world) fail(box string, slot uint32, h dxpuv1.Health, detail string, e 
 	defer w.mu.Unlock()
 	n.health[slot], n.detail[slot] = h, detail
 	n.errors[slot] = []*dxpuv1.DeviceError{e}
+}
+
+// quietWorld has boxes with eight GPUs each in racks, and as many hosts; nothing
+// is leased.
+func quietWorld(t testing.TB, boxes, perRack int) *world {
+	t.Helper()
+	w := newWorld(t, 0)
+	for i := range boxes {
+		rack := fmt.Sprintf("rack-%02d", 1+i/perRack)
+		for _, n := range []*simNode{box(fmt.Sprintf("box-%02d", i+1), rack, "DX200", nvlink, 8, 0), host(fmt.Sprintf("host-%02d", i+1), rack, 8)} {
+			w.add(n)
+			w.report(n)
+		}
+	}
+	return w
 }
