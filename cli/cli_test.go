@@ -58,9 +58,14 @@ func scriptCommands() map[string]func(*testscript.TestScript, bool, []string) {
 		"one-trace":     oneTrace,
 		"notify-socket": notifySocket,
 		"await-ready":   awaitReady,
-		"managers":      chooseManagers,
-		"leader":        findLeader,
-		"signal":        signalManager,
+		"leaks":         leaks,
+		"gather":        gather,
+		"lease-id-of": func(ts *testscript.TestScript, _ bool, args []string) {
+			ts.Setenv("LEASE", regexp.MustCompile(`l-\d+`).FindString(ts.ReadFile(args[0])))
+		},
+		"managers": chooseManagers,
+		"leader":   findLeader,
+		"signal":   signalManager,
 		"await-follower": func(ts *testscript.TestScript, _ bool, args []string) {
 			poll(ts, func() bool { return strings.HasPrefix(readyz(args[0]), "follower: ") }, args[0]+" did not become a follower")
 		},
