@@ -67,7 +67,7 @@ soak-short: build ## The same for five minutes
 	$(BIN)/dxpu bench soak --duration 5m
 
 torture: ## A thousand histories of calls to three managers under faults, checked for linearizability (as root)
-	$(GO) test ./torture -count=1 -v -timeout 12h -run TestTorture -histories 1000 -pools 4
+	$(GO) test ./torture -count=1 -v -timeout 12h -run TestTorture -histories 1000 -pools 4 -parallel 4
 
 ci: tidy-diff generate-diff lint build test fuzz bench demo ## Everything that must hold before a merge
 
