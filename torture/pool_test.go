@@ -47,10 +47,8 @@ func newPool(t *testing.T, index int) *pool {
 	for i := range boxes + hosts {
 		s := &simNode{
 			name: fmt.Sprintf("b%d", i), kind: dxpuv1.NodeKind_NODE_KIND_BOX, slots: gpus,
-			managers: p.urls(i % 3), http: n.client(i + 1), violation: p.violate, rng: rand.New(rand.NewPCG(1, uint64(i))),
+			managers: p.urls(i % len(p.managers)), http: n.client(i + 1), violation: p.violate, rng: rand.New(rand.NewPCG(1, uint64(i))),
 		}
-		s.http.Transport = &rotate{RoundTripper: s.http.Transport, urls: strings.Split(p.urls(0), ",")}
-		s.managers = p.managers[0].url
 		if i >= boxes {
 			s.name, s.kind, s.slots = fmt.Sprintf("h%d", i-boxes), dxpuv1.NodeKind_NODE_KIND_HOST, slots
 		}
