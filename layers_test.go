@@ -69,7 +69,8 @@ var layer = map[string]int{
 	"soak":      4,
 	"replay":    4,
 	"bench":     4, "bench/capacity": 4, "bench/fleet": 4,
-	"vmtest": 4,
+	"vmtest":  4,
+	"nettest": 4,
 
 	"cli":      5,
 	"cmd/dxpu": 6,

@@ -5,6 +5,9 @@ import (
 	"os"
 	"runtime"
 	"testing"
+	"time"
+
+	"github.com/dxpu-project/dxpu/device/gpu/reg"
 )
 
 func TestAttachDriveDetach(t *testing.T) {
@@ -20,6 +23,50 @@ func TestAttachDriveDetach(t *testing.T) {
 				}
 				r.detach(first)
 				r.detach(second)
+			}
+		})
+	}
+}
+
+// Whoever looks for a device while it is being attached finds it when it is
+// ready, and not before.
+func TestOpenWhileAttaching(t *testing.T) {
+	r := newRig(t, options{inside: true})
+	for range 3 {
+		b := r.bind(0, 0, 0, 0)
+		r.until("a device", func() bool {
+			bus, err := r.hosts[0].inside.Open(0)
+			if err != nil {
+				return false
+			}
+			if id := bus.ConfigRead32(0); id != reg.DeviceID<<16|reg.VendorID {
+				t.Errorf("ID %#x", id)
+			}
+			if _, err := bus.BAR(reg.BARVRAM); err != nil {
+				t.Error(err)
+			}
+			check(t, bus.Close())
+			return true
+		})
+		r.await(b, attached)
+		r.detach(b)
+	}
+}
+
+// A host proxy that ends while a device is being attached that has fallen silent
+// does not wait for each of the requests to time out.
+func TestEndWhileAttaching(t *testing.T) {
+	for _, c := range fronts {
+		t.Run(c.name, func(t *testing.T) {
+			const timeout = 300 * time.Millisecond
+			r, spy := newWatched(t, options{inside: c.inside, timeout: timeout})
+			spy.left.Store(5)
+			r.bind(0, 0, 0, 0)
+			r.until("the device to fall silent", spy.mute.Load)
+			began := time.Now()
+			r.hosts[0].kill()
+			if took, limit := time.Since(began), loaded(timeout+time.Second); took > limit {
+				t.Errorf("it took %v, want at most %v", took, limit)
 			}
 		})
 	}

@@ -20,6 +20,7 @@ type spy struct {
 	boxproxy.SoftwareGPU
 
 	mute   atomic.Bool   // completions are dropped
+	left   atomic.Int64  // so many are not; 0: mute decides
 	delay  atomic.Bool   // completions wait until it is false again
 	kept   []tlp.Packet  // those that wait
 	writes atomic.Uint64 // to the scratch register
@@ -42,6 +43,9 @@ func (s *spy) Transmit(now time.Duration, emit func(*tlp.Packet) bool) {
 		s.kept = s.kept[1:]
 	}
 	s.SoftwareGPU.Transmit(now, func(p *tlp.Packet) bool {
+		if p.Type.Completion() && s.left.Load() > 0 && s.left.Add(-1) == 0 {
+			s.mute.Store(true)
+		}
 		switch {
 		case p.Type.Completion() && s.mute.Load():
 			return true

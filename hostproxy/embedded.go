@@ -2,7 +2,9 @@ package hostproxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/dxpu-project/dxpu/gpudrv/embedded"
@@ -23,6 +25,9 @@ type Embedded struct {
 
 	owner *Host // set by start, before anything else
 	root  *rootcomplex.Function
+
+	mu    sync.Mutex              // guards found
+	found []*rootcomplex.Function // by slot: the device, once it has been enumerated
 
 	// With the group entered:
 	sw    *vswitch.Switch
@@ -60,6 +65,7 @@ func NewEmbedded(spec EmbeddedSpec) *Embedded {
 // start powers the host on: the switch is there, its slots are empty.
 func (e *Embedded) start(h *Host) error {
 	e.owner = h
+	e.found = make([]*rootcomplex.Function, len(h.slots))
 	var err error
 	if e.sw, err = vswitch.New(vswitch.Spec{Slots: len(h.slots), MaxPayload: e.enum.MaxPayload, TenBitTags: true}); err != nil {
 		return err
@@ -84,29 +90,52 @@ func (e *Embedded) Host() *embedded.Host { return e.host }
 // come and go.
 func (e *Embedded) Bus() string { return e.root.String() }
 
-// Open gives a driver the device in a slot.
+// Open gives a driver the device in a slot. It may be called at any time, also
+// while devices come and go.
 func (e *Embedded) Open(slot int) (*embedded.Bus, error) {
-	port := e.port(slot)
-	if len(port.Children) == 0 {
+	e.mu.Lock() // until the host knows the bus: a removal finds it
+	defer e.mu.Unlock()
+	if e.found[slot] == nil {
 		return nil, fmt.Errorf("hostproxy: slot %d is empty", slot)
 	}
-	return e.host.Open(port.Children[0])
+	return e.host.Open(e.found[slot])
+}
+
+// find notes the device of a slot, nil for none.
+func (e *Embedded) find(slot int, fn *rootcomplex.Function) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.found[slot] = fn
 }
 
 // port is the downstream port of a slot, as enumeration found it.
 func (e *Embedded) port(slot int) *rootcomplex.Function { return e.root.Children[0].Children[slot] }
 
-func (e *Embedded) plug(_ context.Context, s *slot) (plugged, error) {
+func (e *Embedded) plug(ctx context.Context, s *slot) (plugged, error) {
 	p := &embeddedPort{front: e, slot: s}
 	s.host.group.Enter()
 	s.port = p
 	e.sw.SetPresence(s.index, true)
 	e.sw.SetLink(s.index, true)
 	s.host.group.Leave()
-	if err := rootcomplex.Rescan(e.host, e.enum, e.port(s.index)); err != nil {
+	// Enumeration makes tens of requests, one after the other. Nobody waits for
+	// each of them to time out when it is no longer wanted.
+	stop := context.AfterFunc(ctx, func() {
+		p.lost(s.host.group.Enter())
+		s.host.group.Leave()
+	})
+	err := rootcomplex.Rescan(e.host, e.enum, e.port(s.index))
+	if !stop() && err == nil {
+		err = context.Cause(ctx)
+	}
+	if err == nil && len(e.port(s.index).Children) == 0 {
+		err = errors.New("nothing answers there")
+	}
+	if err != nil {
 		p.close()
 		return nil, fmt.Errorf("hostproxy: enumerate slot %d: %w", s.index, err)
 	}
+	e.find(s.index, e.port(s.index).Children[0])
 	s.status.Step("enumerated")
 	return p, nil
 }
@@ -227,6 +256,7 @@ func (p *embeddedPort) lost(now time.Duration) {
 }
 
 func (p *embeddedPort) remove() {
+	p.front.find(p.slot.index, nil)
 	p.front.sw.SetPresence(p.slot.index, false)
 	p.front.host.Unplugged(p.front.port(p.slot.index).Secondary)
 }
