@@ -37,7 +37,10 @@ const (
 	leastPeace, mostPeace = 3 * time.Second, 8 * time.Second
 	// An outage of more than the dead interval, a second, ends bindings; of less not.
 	leastOutage, mostOutage = 100 * time.Millisecond, 1800 * time.Millisecond
-	leastJump, mostJump     = 50 * time.Millisecond, 2500 * time.Millisecond
+	// restartLimit is how long it may take to end a proxy and start it again:
+	// nobody whose network is dead waits for more than one request's timeout.
+	restartLimit        = 4 * time.Second
+	leastJump, mostJump = 50 * time.Millisecond, 2500 * time.Millisecond
 )
 
 // Kinds of faults, as they are counted.
@@ -178,9 +181,11 @@ func (c *chaos) greatFault(ctx context.Context, r *rand.Rand, kind string) {
 		if kind == faultHost {
 			side = hostSide
 		}
+		slow := time.AfterFunc(restartLimit, func() { c.ledger.stuck("%s: not over after %v", kind, restartLimit) })
 		if err := c.rig.restart(side); err != nil {
 			c.ledger.violate("%s: %v", kind, err)
 		}
+		slow.Stop()
 		c.reapply()
 	}
 	end(time.Now().Add(graceAfter))

@@ -39,6 +39,7 @@ type ledger struct {
 	excusedTo  time.Time
 	violations []string
 	count      int
+	stacks     string // of all goroutines, when the first of them was stuck
 }
 
 // excuse is a time in which an operation or a binding may be lost.
@@ -72,6 +73,17 @@ func (l *ledger) violate(format string, args ...any) {
 	if l.count++; len(l.violations) < maxViolations {
 		at := time.Since(l.began).Round(time.Millisecond)
 		l.violations = append(l.violations, fmt.Sprintf("%v: %s", at, fmt.Sprintf(format, args...)))
+	}
+}
+
+// stuck notes what does not end, and where everybody is.
+func (l *ledger) stuck(format string, args ...any) {
+	l.violate(format, args...)
+	stacks := goroutineStacks()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.stacks == "" {
+		l.stacks = stacks
 	}
 }
 

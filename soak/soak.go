@@ -80,7 +80,6 @@ type run struct {
 	ledger  ledger
 	watch   stallWatch
 	samples []Sample
-	stacks  string
 }
 
 const (
@@ -188,8 +187,7 @@ func (r *run) part(ctx context.Context, n uint64, length time.Duration) bool {
 	case <-rest:
 		return true
 	case <-timer.C:
-		r.ledger.violate("a host was still at work %v after it was told to stop", stuckAfter)
-		r.stacks = goroutineStacks()
+		r.ledger.stuck("a host was still at work %v after it was told to stop", stuckAfter)
 		return false
 	}
 }
@@ -197,14 +195,14 @@ func (r *run) part(ctx context.Context, n uint64, length time.Duration) bool {
 func (r *run) report() *Report {
 	rep := &Report{
 		Seed: r.opts.Seed, DurationNS: time.Since(r.began).Nanoseconds(), Bindings: r.opts.Bindings,
-		Account: r.ledger.total(), Faults: r.chaos.kinds(), Samples: r.samples, Goroutines: r.stacks,
+		Account: r.ledger.total(), Faults: r.chaos.kinds(), Samples: r.samples,
 	}
 	rep.ExcusedNS = r.ledger.excused.Nanoseconds()
 	rep.Stalls, rep.LongestStall = r.watch.stalls, r.watch.longest.Nanoseconds()
 	if a := rep.Account; a.Asked != a.Done+a.Lost {
 		r.ledger.violate("%d bytes were asked for, %d came and the loss of %d was reported", a.Asked, a.Done, a.Lost)
 	}
-	rep.Violations = r.ledger.violations
+	rep.Violations, rep.Goroutines = r.ledger.violations, r.ledger.stacks
 	rep.OK = len(rep.Violations) == 0
 	return rep
 }
