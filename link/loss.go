@@ -38,7 +38,10 @@ func (l *Link) receiveAck(now time.Duration, a *frame.Ack) error {
 	}
 	if sampled {
 		p.probeTimeouts, p.probes = 0, 0
-		p.usable = true
+		if !p.usable {
+			p.usable = true
+			l.failSilent(now, p)
+		}
 	}
 	l.detectLoss(now, p)
 	p.trim(now)
@@ -180,6 +183,16 @@ func (l *Link) failPath(now time.Duration, p *path) {
 	p.probes, p.probeTimeouts = 0, 0
 	p.nextProbe = now + probeInterval
 	l.loseOldest(now, p, p.eliciting)
+}
+
+// failSilent moves what is in flight on paths that have been silent for long
+// to one that has just been found to work: there was none before.
+func (l *Link) failSilent(now time.Duration, works *path) {
+	for i := range l.paths {
+		if p := &l.paths[i]; p != works && p.usable && p.probeTimeouts >= failTimeouts {
+			l.failPath(now, p)
+		}
+	}
 }
 
 // shrink gives memory back on a quiet link.

@@ -59,6 +59,39 @@ func TestPathCutInMidTransfer(t *testing.T) {
 	}
 }
 
+// The path that works and the one that does not change places at once: nobody
+// has tried the one that works now, and what it needs to be used must not go by
+// the other.
+func TestPathsChangePlaces(t *testing.T) {
+	for _, c := range []struct{ name, works, fails string }{
+		{"both ways", "delay=20us", "loss=100%"},
+		{"where datagrams are lost", "delay=20us,loss=10%", "loss=100%"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			mtus := []int{ethernet, ethernet}
+			n := up(t, linktest.Config{Ends: linktest.Ends(link.CipherAES256GCM, mtus...)}, c.works, mtus...)
+			change := func(works int) {
+				for _, side := range []linktest.Side{linktest.Host, linktest.Box} {
+					n.SetPlan(side, works, plan(t, c.works))
+					n.SetPlan(side, 1-works, plan(t, c.fails))
+				}
+			}
+			change(0)
+			n.Run(n.Now + 500*time.Millisecond)
+			for round := range 6 {
+				if s := n.Link[0].Stats(); s.Paths[0].Usable == s.Paths[1].Usable {
+					t.Fatalf("round %d: both paths usable: %v", round, s.Paths[0].Usable)
+				}
+				change(1 - round%2)
+				if round > 3 {
+					n.Run(n.Now + 2*time.Second) // with nothing to send
+				}
+				transfer(t, n, 300, n.Now+900*time.Millisecond, nil)
+			}
+		})
+	}
+}
+
 func TestMTUDropInMidTransfer(t *testing.T) {
 	for _, mtu := range []int{loopback, jumbo, ethernet} {
 		t.Run(fmt.Sprint(mtu), func(t *testing.T) {

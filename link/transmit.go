@@ -75,14 +75,14 @@ func (l *Link) pick() *path {
 }
 
 // ackPath chooses the path for a datagram that only acknowledges: the one
-// that is acknowledged, if it works.
+// that is acknowledged, if it works or no other one is known to.
 func (l *Link) ackPath(p *path) *path {
 	if p.usable {
 		return p
 	}
 	for i := range l.paths {
-		if l.paths[i].usable {
-			return &l.paths[i]
+		if q := &l.paths[i]; q.usable && q.probeTimeouts == 0 {
+			return q
 		}
 	}
 	return p
@@ -141,8 +141,13 @@ func (l *Link) write(now time.Duration, p *path, buf []byte, probe bool) int {
 	if !ok {
 		return 0
 	}
-	if p.usable || !l.otherUsable(p) {
+	switch {
+	case p.usable || !l.otherUsable(p):
 		l.writeAcks(now, &d)
+	case l.ackPath(p) == p:
+		// The usable paths are silent. Should this one be what works now, the
+		// peer must hear it by this one.
+		l.writeAck(now, &d, p)
 	}
 	if p.usable && (probe || p.fits()) {
 		l.writeLost(p, &d)
@@ -162,22 +167,30 @@ func (l *Link) write(now time.Duration, p *path, buf []byte, probe bool) int {
 // writeAcks appends an acknowledgement for every path that waits for one.
 func (l *Link) writeAcks(now time.Duration, d *datagram) {
 	for i := range l.paths {
-		p := &l.paths[i]
-		if p.ackAt == Never {
-			continue
-		}
-		a, r := &l.ack, &p.received
-		if d.space() < frame.AckSize(1) {
+		if !l.writeAck(now, d, &l.paths[i]) {
 			return
 		}
-		fit := (d.space()-frame.AckSize(1))/(frame.AckSize(2)-frame.AckSize(1)) + 1
-		l.recv.advertised = max(l.recv.advertised, l.recv.limit())
-		a.Path, a.Delay, a.Limit = p.id, now-p.largestCame, l.recv.advertised
-		a.Count = min(r.count, fit)
-		copy(a.Ranges[:a.Count], r.ranges[:])
-		d.b = a.Append(d.b)
-		p.ackAt, p.ackCount, p.ackBytes = Never, 0, 0
 	}
+}
+
+// writeAck appends the acknowledgement of a path if it waits for one, and
+// reports false if it did not fit.
+func (l *Link) writeAck(now time.Duration, d *datagram, p *path) bool {
+	if p.ackAt == Never {
+		return true
+	}
+	a, r := &l.ack, &p.received
+	if d.space() < frame.AckSize(1) {
+		return false
+	}
+	fit := (d.space()-frame.AckSize(1))/(frame.AckSize(2)-frame.AckSize(1)) + 1
+	l.recv.advertised = max(l.recv.advertised, l.recv.limit())
+	a.Path, a.Delay, a.Limit = p.id, now-p.largestCame, l.recv.advertised
+	a.Count = min(r.count, fit)
+	copy(a.Ranges[:a.Count], r.ranges[:])
+	d.b = a.Append(d.b)
+	p.ackAt, p.ackCount, p.ackBytes = Never, 0, 0
+	return true
 }
 
 // writeLost appends fragments that were lost, oldest first.
