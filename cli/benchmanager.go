@@ -57,7 +57,7 @@ state in an embedded etcd in a temporary directory, which $TMPDIR puts elsewhere
 	f.DurationVar(&o.spec.Idle, "idle", 20*time.Second, "how long the idle manager is looked at")
 	f.DurationVar(&o.spec.Timeout, "timeout", 5*time.Minute, "longest time for each part")
 	f.BoolVar(&o.etcd, "etcd", false, "keep the state in embedded etcd (default: memory)")
-	f.StringVar(&o.spec.Profile, "cpu-profile", "", "write CPU profiles of the manager to files that begin so, one for each part")
+	f.StringVar(&o.spec.Profile, "profile", "", "write profiles of the manager's processor time and heap to files that begin so, for each part")
 	jsonFlag(cmd, &o.json)
 	return cmd
 }

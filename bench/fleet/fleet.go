@@ -36,8 +36,8 @@ type Spec struct {
 	Timeout   time.Duration // of each part; default 5 minutes
 	// Child is the command that runs Serve, in the program that runs now. Needed.
 	Child []string
-	// Profile begins the names of the files of the manager's CPU profiles, one
-	// for each part; empty: none.
+	// Profile begins the names of the files of the manager's profiles, of its
+	// processor time in each part and its heap after it; empty: none.
 	Profile  string
 	Progress func(format string, args ...any) // nil: nobody is told
 }

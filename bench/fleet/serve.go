@@ -29,7 +29,7 @@ type request struct {
 	Restart    bool   `json:",omitempty"` // end the manager and begin a new one on the same state
 	Usage      bool   `json:",omitempty"`
 	Collect    bool   `json:",omitempty"` // garbage, before Usage
-	Profile    string `json:",omitempty"` // file to write a CPU profile to
+	Profile    string `json:",omitempty"` // file to write a CPU profile to; one of the heap is put beside it
 	EndProfile bool   `json:",omitempty"`
 }
 
@@ -120,8 +120,12 @@ func (s *server) endProfile() error {
 	}
 	pprof.StopCPUProfile()
 	err := s.profile.Close()
+	heap, heapErr := os.Create(strings.TrimSuffix(s.profile.Name(), ".pprof") + ".heap.pprof")
 	s.profile = nil
-	return err
+	if heapErr != nil {
+		return errors.Join(err, heapErr)
+	}
+	return errors.Join(err, pprof.WriteHeapProfile(heap), heap.Close())
 }
 
 func (s *server) end() error {
