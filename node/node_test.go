@@ -208,6 +208,30 @@ func TestConversation(t *testing.T) {
 	p.lease(t)
 }
 
+// A manager that restarts hears of a node that has nothing new to say at once.
+func TestReportsWhenTheWatchEnds(t *testing.T) {
+	p := newPool(t)
+	store := &manager.MemoryStore{}
+	p.arrive(store)
+	h := &proxy{}
+	c, err := node.New(node.Config{
+		Manager: p.url, JoinToken: token, Kind: dxpuv1.NodeKind_NODE_KIND_HOST, Name: "h1", Heartbeat: time.Hour,
+	}, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = c.Run(ctx) })
+	defer wg.Wait()
+	defer cancel()
+	eventually(t, "the first report", c.Connected)
+	p.leave()
+	eventually(t, "the node notices", func() bool { return !c.Connected() })
+	p.arrive(store)
+	eventually(t, "it reports", c.Connected)
+}
+
 func TestRunFails(t *testing.T) {
 	p := newPool(t)
 	p.arrive(&manager.MemoryStore{})

@@ -164,6 +164,9 @@ func (c *Client) watchLoop(ctx context.Context) error {
 			return ctx.Err()
 		}
 		c.log.Debug("watch ended", "err", err)
+		// The manager may have restarted: it should hear of this node now, not
+		// with the next heartbeat, which may be far off.
+		c.Changed()
 		if !pause.wait(ctx, c.reached) {
 			return ctx.Err()
 		}
