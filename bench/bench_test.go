@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/udp"
 )
 
 // childFlag makes the test binary the other process of a benchmark.
@@ -104,6 +106,28 @@ func BenchmarkCopy(b *testing.B) {
 					b.Error(err)
 				}
 			})
+		})
+	}
+}
+
+// The limit that copies are compared with.
+func BenchmarkBareUDP(b *testing.B) {
+	for _, c := range []link.Cipher{link.CipherAES256GCM, link.CipherNone} {
+		b.Run(c.String(), func(b *testing.B) {
+			source := make([]byte, defaultSize)
+			pattern(source, 1)
+			u, err := newBulkUDP(c, udp.MaxDatagram, source)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer u.close()
+			for b.Loop() {
+				rate, err := u.run(time.Second)
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.ReportMetric(rate, "GB/s")
+			}
 		})
 	}
 }

@@ -59,7 +59,7 @@ func (h *Host) dmaWrite(p *tlp.Packet) {
 			return
 		}
 		h.counters.Interrupts++
-		h.events = append(h.events, Event{Kind: EventInterrupt, Addr: p.Addr, Data: binary.LittleEndian.Uint32(p.Data)})
+		*h.events.push() = Event{Kind: EventInterrupt, Addr: p.Addr, Data: binary.LittleEndian.Uint32(p.Data)}
 		return
 	}
 	h.counters.WriteRequests++
@@ -80,8 +80,7 @@ func (h *Host) dmaRead(p *tlp.Packet) {
 		return
 	}
 	h.counters.ReadBytes += uint64(n)
-	h.jobs = append(h.jobs, transaction.ReadJob{})
-	h.jobs[len(h.jobs)-1].Start(p, id, h.spec.RCB, int(h.spec.MaxPayload))
+	h.jobs.push().Start(p, id, h.spec.RCB, int(h.spec.MaxPayload))
 }
 
 func (h *Host) dmaAtomic(p *tlp.Packet) {
@@ -110,15 +109,12 @@ func (h *Host) refuse(p *tlp.Packet) {
 	}
 }
 
-func (h *Host) newReply() *reply {
-	h.replies = append(h.replies, reply{})
-	return &h.replies[len(h.replies)-1]
-}
+func (h *Host) newReply() *reply { return h.replies.push() }
 
 func (h *Host) message(p *tlp.Packet) {
 	switch {
 	case p.Code >= tlp.CodeAssertINTA && p.Code <= tlp.CodeDeassertINTD:
-		h.events = append(h.events, Event{Kind: EventWire, Wire: p.Code & 3, OK: p.Code < tlp.CodeDeassertINTA})
+		*h.events.push() = Event{Kind: EventWire, Wire: p.Code & 3, OK: p.Code < tlp.CodeDeassertINTA}
 	case p.Code == tlp.CodeErrCor || p.Code == tlp.CodeErrNonFatal || p.Code == tlp.CodeErrFatal:
 		h.counters.ErrorMessages++
 	}
@@ -127,26 +123,23 @@ func (h *Host) message(p *tlp.Packet) {
 // sendAnswer emits one completion, or all those of one read. sent is false when there was none, ok when
 // emit refused it.
 func (h *Host) sendAnswer(emit func(p *tlp.Packet) bool) (sent, ok bool) {
-	if len(h.replies) > 0 {
-		r := &h.replies[0]
+	if !h.replies.empty() {
+		r := h.replies.front()
 		if r.n > 0 {
 			r.p.Data = r.data[:r.n]
 		}
 		if !emit(&r.p) {
 			return false, false
 		}
-		h.replies = h.replies[1:]
-		if len(h.replies) == 0 {
-			h.replies = nil
-		}
+		h.replies.pop()
 		return true, true
 	}
-	if len(h.jobs) == 0 {
+	if h.jobs.empty() {
 		return false, true
 	}
-	if !h.jobs[0].Emit(&h.reply, h.replyData, h.readMemory, emit) {
+	if !h.jobs.front().EmitFrom(&h.reply, h.replyData, h.memory, h.readMemory, emit) {
 		return false, false
 	}
-	h.jobs = h.jobs[1:]
+	h.jobs.pop()
 	return true, true
 }

@@ -135,24 +135,24 @@ type Counters struct {
 type Host struct {
 	spec     Spec
 	requests *transaction.Requester
-	ops      []*operation // not entirely sent, oldest first
-	retries  []*operation // waiting for their time
+	ops      queue[*operation] // not entirely sent
+	retries  []*operation      // waiting for their time
 	live     map[uint64]*operation
 	nextOp   uint64
 	queued   int          // bytes that writes in ops take
-	spare    []*operation // writes that are over, to be used again
+	spare    []*operation // those that are over, to be used again
 	// request is the next request of the CPU; offered says that it was built,
 	// and refused by the way out.
 	request     tlp.Packet
 	requestData []byte
 	offered     bool
 
-	jobs      []transaction.ReadJob // reads of devices, oldest first
-	replies   []reply               // completions of all else, oldest first
+	jobs      queue[transaction.ReadJob] // reads of devices
+	replies   queue[reply]               // completions of all else
 	reply     tlp.Packet
 	replyData []byte
 
-	events   []Event
+	events   queue[Event]
 	counters Counters
 }
 
@@ -181,11 +181,11 @@ func (h *Host) Counters() Counters {
 
 // NextEvent takes the oldest event.
 func (h *Host) NextEvent() (Event, bool) {
-	if len(h.events) == 0 {
+	if h.events.empty() {
 		return Event{}, false
 	}
-	e := h.events[0]
-	h.events = h.events[1:]
+	e := *h.events.front()
+	h.events.pop()
 	return e, true
 }
 
@@ -245,10 +245,11 @@ func (h *Host) Wake() time.Duration {
 // for a link that is down.
 func (h *Host) Abandon(now time.Duration) {
 	h.requests.CancelAll(now, func(r transaction.Result) { h.finish(now, r) })
-	for _, op := range slices.Concat(h.ops, h.retries) {
+	for _, op := range slices.Concat(h.ops.list(), h.retries) {
 		op.fail(op.sent)
 		op.sent = op.size
 		h.finishOperation(op)
 	}
-	h.ops, h.retries, h.offered, h.queued = nil, nil, false, 0
+	h.ops.drop()
+	h.retries, h.offered, h.queued = nil, false, 0
 }

@@ -33,26 +33,41 @@ type operation struct {
 // that do not cross a multiple of 8 are one request; more are split. dst
 // belongs to the host until the event with this cookie.
 func (h *Host) Read(addr uint64, dst []byte, cookie uint64) {
-	h.enqueue(&operation{kind: tlp.MRd, addr: addr, data: dst, size: len(dst), cookie: cookie})
+	op := h.newOperation()
+	*op = operation{kind: tlp.MRd, addr: addr, data: dst, size: len(dst), cookie: cookie}
+	h.enqueue(op)
 }
 
 // writeCost is what a queued write takes beside its data.
 const writeCost = 128
 
-// maxSpare bounds the operations that are kept for other writes.
+// maxSpare bounds the operations that are kept to be used again.
 const maxSpare = 1 << 10
+
+func (h *Host) newOperation() *operation {
+	n := len(h.spare)
+	if n == 0 {
+		return new(operation)
+	}
+	op := h.spare[n-1]
+	h.spare = h.spare[:n-1]
+	return op
+}
+
+// over takes back an operation that nothing refers to any more.
+func (h *Host) over(op *operation) {
+	op.data = nil
+	if len(h.spare) < maxSpare {
+		h.spare = append(h.spare, op)
+	}
+}
 
 // Write queues posted writes of a copy of src to addr. There is no event.
 func (h *Host) Write(addr uint64, src []byte) {
 	if len(src) == 0 {
 		return
 	}
-	var op *operation
-	if n := len(h.spare); n > 0 {
-		op, h.spare = h.spare[n-1], h.spare[:n-1]
-	} else {
-		op = new(operation)
-	}
+	op := h.newOperation()
 	*op = operation{kind: tlp.MWr, addr: addr, size: len(src)}
 	h.queued += writeCost + len(src)
 	if len(src) <= len(op.word) {
@@ -103,7 +118,7 @@ func (h *Host) enqueue(op *operation) {
 		op.id = h.nextOp
 		h.live[op.id] = op
 	}
-	h.ops = append(h.ops, op)
+	*h.ops.push() = op
 }
 
 // sendOperation emits one request of the oldest operation. sent is false when
@@ -119,10 +134,10 @@ func (h *Host) sendOperation(now time.Duration, emit func(p *tlp.Packet) bool) (
 
 // prepare makes h.request the next request, if there is one and a tag for it.
 func (h *Host) prepare(now time.Duration) bool {
-	if len(h.ops) == 0 {
+	if h.ops.empty() {
 		return false
 	}
-	op := h.ops[0]
+	op := *h.ops.front()
 	n := h.build(op)
 	var dst []byte
 	if op.kind.Read() {
@@ -138,13 +153,10 @@ func (h *Host) prepare(now time.Duration) bool {
 	if op.sent < op.size {
 		return true
 	}
-	h.ops[0] = nil
-	h.ops = h.ops[1:]
+	h.ops.pop()
 	if op.kind == tlp.MWr { // the request has a copy of its last bytes
 		h.queued -= writeCost + op.size
-		if len(h.spare) < maxSpare {
-			h.spare = append(h.spare, op)
-		}
+		h.over(op)
 	}
 	return true
 }
@@ -156,7 +168,7 @@ func (h *Host) build(op *operation) int {
 	if op.kind.Config() {
 		h.request.Target, h.request.Register, h.request.FirstBE = op.target, uint16(op.addr), op.be
 		if op.kind.HasData() {
-			h.request.Data = op.word[:]
+			h.request.Data = append(h.requestData[:0], op.word[:]...) // it may wait for longer than the operation lasts
 		}
 		return op.size
 	}
@@ -219,7 +231,7 @@ func (h *Host) wakeRetries(now time.Duration) {
 	kept := h.retries[:0]
 	for _, op := range h.retries {
 		if op.notBefore <= now {
-			h.ops = append(h.ops, op)
+			*h.ops.push() = op
 		} else {
 			kept = append(kept, op)
 		}
@@ -240,7 +252,8 @@ func (h *Host) finishOperation(op *operation) {
 	if op.kind.Config() {
 		e.Value = binary.LittleEndian.Uint32(op.word[:])
 	}
-	h.events = append(h.events, e)
+	*h.events.push() = e
+	h.over(op)
 }
 
 // fail makes what was to be read from the offset on all ones.

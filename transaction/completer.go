@@ -119,7 +119,26 @@ func (j *ReadJob) next() {
 // and configuration); bytes around those asked for are zero. The packet given
 // to emit is valid only during that call.
 func (j *ReadJob) Emit(out *tlp.Packet, buf []byte, read ReadFunc, emit func(*tlp.Packet) bool) bool {
+	return j.EmitFrom(out, buf, nil, read, emit)
+}
+
+// ViewFunc returns the n bytes at addr where they lie, which stay as they are
+// as long as nobody else runs, or nil where they are to be read.
+type ViewFunc func(addr uint64, n int) []byte
+
+// EmitFrom is Emit for memory that can be looked at: a payload of whole double
+// words is not copied into buf. view may be nil.
+func (j *ReadJob) EmitFrom(out *tlp.Packet, buf []byte, view ViewFunc, read ReadFunc, emit func(*tlp.Packet) bool) bool {
 	for !j.Done() {
+		if view != nil && Pad(j.addr) == 0 && j.chunk > 0 && j.chunk%pcie.DW == 0 {
+			if payload := view(j.addr, j.chunk); payload != nil {
+				if j.Build(out, payload); !emit(out) {
+					return false
+				}
+				j.Advance()
+				continue
+			}
+		}
 		pad := Pad(j.addr)
 		size := max(pad+j.chunk+pcie.DW-1, pcie.DW) &^ (pcie.DW - 1)
 		payload := buf[:size]

@@ -106,6 +106,51 @@ func TestReadJobFailsInTheMiddle(t *testing.T) {
 	}
 }
 
+// What can be looked at is not copied, and what cannot be is read; the bytes are
+// the same.
+func TestReadJobLooks(t *testing.T) {
+	memory := make([]byte, 0x2000)
+	for i := range memory {
+		memory[i] = byte(i * 7)
+	}
+	const hole = 0x1080 // nobody can look at the 64 bytes from here on
+	view := func(addr uint64, n int) []byte {
+		if addr+uint64(n) > hole && addr < hole+64 {
+			return nil
+		}
+		return memory[addr : addr+uint64(n)]
+	}
+	for _, c := range []struct{ addr, n, looked int }{
+		{0x1000, 64, 1}, {0x1000, 128, 1}, {0x1000, 512, 3}, {0x1101, 255, 1}, {0x1000, 254, 1}, {hole, 64, 0}, {0x1003, 1, 0},
+	} {
+		req := read(uint64(c.addr), c.n)
+		buf := make([]byte, 128)
+		var job transaction.ReadJob
+		var out tlp.Packet
+		job.Start(&req, root, 64, 128)
+		var got []byte
+		looked := 0
+		job.EmitFrom(&out, buf, view, func(addr uint64, dst []byte) pcie.CplStatus {
+			copy(dst, memory[addr:])
+			return pcie.SuccessfulCompletion
+		}, func(p *tlp.Packet) bool {
+			if &p.Data[0] != &buf[0] {
+				looked++
+			}
+			pad := 0
+			if len(got) == 0 {
+				pad = c.addr % 4
+			}
+			got = append(got, p.Data[pad:]...)
+			return true
+		})
+		if !slices.Equal(got[:c.n], memory[c.addr:c.addr+c.n]) || looked != c.looked {
+			t.Errorf("%d bytes at %#x: right bytes %v, %d completions without a copy, want %d",
+				c.n, c.addr, slices.Equal(got[:c.n], memory[c.addr:c.addr+c.n]), looked, c.looked)
+		}
+	}
+}
+
 func TestWriteBytes(t *testing.T) {
 	for _, c := range []struct {
 		name string

@@ -204,12 +204,7 @@ func (g *GPU) upload(q *queue, c *command, emit func(p *tlp.Packet) bool) stepRe
 // download sends one posted write.
 func (g *GPU) download(c *command, emit func(p *tlp.Packet) bool) stepResult {
 	n := chunkAt(c.addr, c.left, int(g.cfg.MaxPayload()))
-	pad := int(c.addr % pcie.DW)
-	size := (pad + n + pcie.DW - 1) &^ (pcie.DW - 1)
-	payload := g.buf[:size]
-	clear(payload[:pad])
-	clear(payload[pad+n:])
-	g.vram.read(payload[pad:pad+n], int64(c.Arg1+c.pos))
+	payload := g.payload(int64(c.Arg1+c.pos), int(c.addr%pcie.DW), n)
 	g.out = tlp.Packet{Type: tlp.MWr, Requester: g.id, Data: payload}
 	g.out.SetMemory(c.addr, n)
 	if !emit(&g.out) {
@@ -219,6 +214,21 @@ func (g *GPU) download(c *command, emit func(p *tlp.Packet) bool) stepResult {
 	g.regs.count(reg.CountWriteBytes, uint64(n))
 	c.took(n)
 	return stepMoved
+}
+
+// payload returns n bytes of VRAM behind pad zeros, filled up to double words:
+// where they lie if that is possible.
+func (g *GPU) payload(off int64, pad, n int) []byte {
+	if pad == 0 && n%pcie.DW == 0 {
+		if p := g.vram.look(off, n); p != nil {
+			return p
+		}
+	}
+	p := g.buf[:(pad+n+pcie.DW-1)&^(pcie.DW-1)]
+	clear(p[:pad])
+	clear(p[pad+n:])
+	g.vram.read(p[pad:pad+n], off)
+	return p
 }
 
 func (c *command) took(n int) {

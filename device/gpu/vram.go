@@ -78,6 +78,17 @@ func (v *vram) read(p []byte, off int64) {
 	}
 }
 
+// look returns n bytes at off where they lie, until the next write, or nil where
+// they do not lie together. The range lies inside.
+func (v *vram) look(off int64, n int) []byte {
+	from := off % chunkSize
+	c := v.at(off / chunkSize)
+	if c == nil || from+int64(n) > chunkSize {
+		return nil
+	}
+	return c.data[from : from+int64(n) : from+int64(n)]
+}
+
 // write stores p at off. The range lies inside.
 func (v *vram) write(off int64, p []byte) {
 	for len(p) > 0 {
