@@ -12,7 +12,7 @@ import (
 )
 
 func newGetAuditCommand(conn *connection) *cobra.Command {
-	var asJSON bool
+	var form output
 	var limit int
 	req := &dxpuv1.ListAuditRequest{}
 	cmd := &cobra.Command{
@@ -41,13 +41,13 @@ that were refused. With --json the requests are shown too, without their secrets
 					break
 				}
 			}
-			if asJSON {
-				return writeMessage(cmd.OutOrStdout(), all)
+			if form.given() {
+				return form.write(cmd.OutOrStdout(), all)
 			}
 			return printAudit(cmd.OutOrStdout(), all.Entries)
 		},
 	}
-	jsonFlag(cmd, &asJSON)
+	form.register(cmd)
 	f := cmd.Flags()
 	f.StringVar(&req.Actor, "actor", "", "only what this token or node did")
 	f.StringVar(&req.Target, "target", "", "only what was done to this")

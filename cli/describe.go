@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 
@@ -24,7 +25,7 @@ func newDescribeCommand(conn *connection) *cobra.Command {
 func describer[M proto.Message](conn *connection, kind, id, example string,
 	get func(*cobra.Command, dxpuv1connect.PoolServiceClient, string) (M, error), text func(io.Writer, M) error,
 ) *cobra.Command {
-	var asJSON bool
+	var form output
 	cmd := &cobra.Command{
 		Use: kind + " " + id, Short: "Show a " + kind, Long: "Show everything that the manager knows about a " + kind + ".",
 		Example: "  dxpu describe " + kind + " " + example, Args: cobra.ExactArgs(1),
@@ -37,13 +38,13 @@ func describer[M proto.Message](conn *connection, kind, id, example string,
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return writeMessage(cmd.OutOrStdout(), m)
+			if form.given() {
+				return form.write(cmd.OutOrStdout(), m)
 			}
 			return text(cmd.OutOrStdout(), m)
 		},
 	}
-	jsonFlag(cmd, &asJSON)
+	form.register(cmd)
 	return cmd
 }
 
@@ -69,8 +70,14 @@ func describeLease(w io.Writer, l *dxpuv1.Lease) error {
 		if b.Reason != 0 {
 			why = " (" + enumWord(b.Reason, "REASON_") + ")"
 		}
+		if b.Detail != "" {
+			why += ": " + b.Detail
+		}
 		_, _ = fmt.Fprintf(w, "\nbinding %s, epoch %d: GPU %s to %s/%d is %s%s\n", b.Id, b.Epoch, b.GpuId, b.HostId, b.HostSlot,
 			enumWord(b.State, "BINDING_STATE_"), why)
+		if b.Ejected {
+			_, _ = fmt.Fprintf(w, "        the guest has removed it itself; \"dxpu gpu replug %s\" shows it again\n", b.GpuId)
+		}
 		t := newTable(w, "STEP", "AT", "TOOK", "SAYS")
 		for _, s := range b.Timeline {
 			by := s.NodeId
@@ -100,6 +107,9 @@ func newDescribeHostCommand(conn *connection) *cobra.Command {
 func describeNode(w io.Writer, kind string, n *dxpuv1.NodeInfo) {
 	_, _ = fmt.Fprintf(w, "%s    %s, node number %d, version %s\nstate   %s\nhas     revision %d of %d\n", kind, n.Id, n.Number, n.Version,
 		nodeState(n), n.AppliedRevision, n.DesiredRevision)
+	if n.Cordoned {
+		_, _ = fmt.Fprintf(w, "cordon  %s\n", n.CordonReason)
+	}
 	for _, a := range n.Addresses {
 		_, _ = fmt.Fprintf(w, "path %d  %s\n", a.Path, a.Address)
 	}
@@ -108,10 +118,10 @@ func describeNode(w io.Writer, kind string, n *dxpuv1.NodeInfo) {
 func describeHost(w io.Writer, h *dxpuv1.Host) error {
 	describeNode(w, "host", h.Node)
 	_, _ = fmt.Fprintln(w)
-	t := newTable(w, "SLOT", "DOMAIN", "GPU", "LEASE", "REPORTED", "TLPS SENT", "RECEIVED", "RETRANSMITTED")
+	t := newTable(w, "SLOT", "DOMAIN", "GPU", "LEASE", "REPORTED", "USE", "PATHS", "TLPS SENT", "RECEIVED", "RETRANSMITTED")
 	for _, s := range h.Slots {
 		t.row(s.Slot, s.Domain, s.GpuId, s.LeaseId, enumWord(s.ObservedState, "BINDING_STATE_"),
-			s.Counters.GetTlpsSent(), s.Counters.GetTlpsReceived(), s.Counters.GetDatagramsRetransmitted())
+			useWord(s.Use, s.Ejected), pathsWord(s.Paths), s.Counters.GetTlpsSent(), s.Counters.GetTlpsReceived(), s.Counters.GetDatagramsRetransmitted())
 	}
 	return t.flush()
 }
@@ -145,18 +155,22 @@ func newDescribeGPUCommand(conn *connection) *cobra.Command {
 
 func describeGPU(w io.Writer, g *dxpuv1.GPU) error {
 	d := g.Device
-	_, _ = fmt.Fprintf(w, "gpu     %s: %s, %s, serial %s, PCI %04x:%04x\nhealth  %s %s\nstate   %s\n", g.Id, d.GetModel(), memory(d.GetMemoryBytes()),
-		d.GetSerial(), d.GetVendorId(), d.GetDeviceId(), enumWord(g.Health, "HEALTH_"), g.HealthDetail, enumWord(g.State, "GPU_STATE_"))
+	_, _ = fmt.Fprintf(w, "gpu     %s: %s, %s, serial %s, PCI %04x:%04x\nhealth  %s", g.Id, d.GetModel(), memory(d.GetMemoryBytes()),
+		d.GetSerial(), d.GetVendorId(), d.GetDeviceId(), gpuHealth(g))
+	if g.HealthDetail != "" {
+		_, _ = fmt.Fprintf(w, ": %s", g.HealthDetail)
+	}
+	_, _ = fmt.Fprintf(w, "\nstate   %s\n", gpuState(g))
 	if g.Cordoned {
 		_, _ = fmt.Fprintf(w, "cordon  %s\n", g.CordonReason)
 	}
-	if g.BindingId == "" {
-		return nil
-	}
-	c := g.Counters
-	_, err := fmt.Fprintf(w, `lease   %s, binding %s to %s/%d: the box says %s
+	if g.BindingId != "" {
+		c := g.Counters
+		_, _ = fmt.Fprintf(w, `lease   %s of tenant %s, binding %s to %s/%d: the box says %s
+use     %s
 link    %d TLPs sent, %d received, %d datagrams retransmitted, %d refused
-`, g.LeaseId, g.BindingId, g.HostId, g.HostSlot, enumWord(g.ObservedState, "BINDING_STATE_"),
-		c.GetTlpsSent(), c.GetTlpsReceived(), c.GetDatagramsRetransmitted(), c.GetDatagramsRefused())
-	return err
+`, g.LeaseId, g.Tenant, g.BindingId, g.HostId, g.HostSlot, enumWord(g.ObservedState, "BINDING_STATE_"), cmp.Or(useWord(g.Use, g.Ejected), "not known"),
+			c.GetTlpsSent(), c.GetTlpsReceived(), c.GetDatagramsRetransmitted(), c.GetDatagramsRefused())
+	}
+	return describeErrors(w, g.Errors)
 }

@@ -22,7 +22,7 @@ audit log, or the pool as a whole.`,
 }
 
 func newGetPoolCommand(conn *connection) *cobra.Command {
-	var asJSON bool
+	var form output
 	cmd := &cobra.Command{
 		Use: "pool", Short: "Sum up the pool", Args: cobra.NoArgs,
 		Long:    "Sum up the pool: nodes, GPUs, spares and leases.",
@@ -36,17 +36,29 @@ func newGetPoolCommand(conn *connection) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return writeMessage(cmd.OutOrStdout(), res.Msg.Pool)
+			if form.given() {
+				return form.write(cmd.OutOrStdout(), res.Msg.Pool)
 			}
 			return printPool(cmd.OutOrStdout(), res.Msg.Pool)
 		},
 	}
-	jsonFlag(cmd, &asJSON)
+	form.register(cmd)
 	return cmd
 }
 
 func printPool(w io.Writer, p *dxpuv1.Pool) error {
+	if err := printSums(w, p); err != nil || len(p.Spares) == 0 {
+		return err
+	}
+	_, _ = fmt.Fprintln(w)
+	t := newTable(w, "MODEL", "USABLE", "FREE", "SPARES HELD", "WANTED", "BECAUSE")
+	for _, s := range p.Spares {
+		t.row(s.Model, s.Usable, s.Free, s.Held, s.Wanted, s.Explanation)
+	}
+	return t.flush()
+}
+
+func printSums(w io.Writer, p *dxpuv1.Pool) error {
 	_, err := fmt.Fprintf(w, `hosts   %d of %d report
 boxes   %d of %d report
 gpus    %d: %d free (%d held back as spares), %d bound, %d not available
@@ -71,7 +83,7 @@ leases  %d, and %d in the queue
 }
 
 func newGetHostsCommand(conn *connection) *cobra.Command {
-	var asJSON bool
+	var form output
 	var labels map[string]string
 	cmd := &cobra.Command{
 		Use: "hosts", Aliases: []string{"host"}, Short: "List hosts", Args: cobra.NoArgs,
@@ -94,13 +106,13 @@ func newGetHostsCommand(conn *connection) *cobra.Command {
 					break
 				}
 			}
-			if asJSON {
-				return writeMessage(cmd.OutOrStdout(), all)
+			if form.given() {
+				return form.write(cmd.OutOrStdout(), all)
 			}
 			return printHosts(cmd.OutOrStdout(), all.Hosts)
 		},
 	}
-	jsonFlag(cmd, &asJSON)
+	form.register(cmd)
 	cmd.Flags().StringToStringVar(&labels, "label", nil, "only those with this label, KEY=VALUE")
 	return cmd
 }
@@ -124,8 +136,14 @@ func nodeState(n *dxpuv1.NodeInfo) string {
 	if n.Connected {
 		s = "connected"
 	}
-	if n.Cordoned {
+	switch {
+	case n.Draining:
+		s += ",draining"
+	case n.Cordoned:
 		s += ",cordoned"
+	}
+	if n.Unstable {
+		s += ",unstable"
 	}
 	return s
 }
@@ -139,7 +157,7 @@ func addressList(n *dxpuv1.NodeInfo) string {
 }
 
 func newGetBoxesCommand(conn *connection) *cobra.Command {
-	var asJSON bool
+	var form output
 	var labels map[string]string
 	cmd := &cobra.Command{
 		Use: "boxes", Aliases: []string{"box"}, Short: "List GPU boxes", Args: cobra.NoArgs,
@@ -162,13 +180,13 @@ func newGetBoxesCommand(conn *connection) *cobra.Command {
 					break
 				}
 			}
-			if asJSON {
-				return writeMessage(cmd.OutOrStdout(), all)
+			if form.given() {
+				return form.write(cmd.OutOrStdout(), all)
 			}
 			return printBoxes(cmd.OutOrStdout(), all.Boxes)
 		},
 	}
-	jsonFlag(cmd, &asJSON)
+	form.register(cmd)
 	cmd.Flags().StringToStringVar(&labels, "label", nil, "only those with this label, KEY=VALUE")
 	return cmd
 }
@@ -188,7 +206,7 @@ func printBoxes(w io.Writer, boxes []*dxpuv1.Box) error {
 }
 
 func newGetGPUsCommand(conn *connection) *cobra.Command {
-	var asJSON bool
+	var form output
 	var state, health string
 	req := &dxpuv1.ListGPUsRequest{}
 	cmd := &cobra.Command{
@@ -218,13 +236,13 @@ func newGetGPUsCommand(conn *connection) *cobra.Command {
 					break
 				}
 			}
-			if asJSON {
-				return writeMessage(cmd.OutOrStdout(), all)
+			if form.given() {
+				return form.write(cmd.OutOrStdout(), all)
 			}
 			return printGPUs(cmd.OutOrStdout(), all.Gpus)
 		},
 	}
-	jsonFlag(cmd, &asJSON)
+	form.register(cmd)
 	f := cmd.Flags()
 	f.StringVar(&req.BoxId, "box", "", "only those of this box")
 	f.StringVar(&req.HostId, "host", "", "only those attached to this host")
@@ -236,23 +254,20 @@ func newGetGPUsCommand(conn *connection) *cobra.Command {
 }
 
 func printGPUs(w io.Writer, gpus []*dxpuv1.GPU) error {
-	t := newTable(w, "GPU", "MODEL", "MEMORY", "HEALTH", "STATE", "LEASE", "HOST")
+	t := newTable(w, "GPU", "MODEL", "MEMORY", "HEALTH", "STATE", "USE", "LEASE", "HOST", "ERRORS")
 	for _, g := range gpus {
 		host := ""
 		if g.BindingId != "" {
 			host = fmt.Sprintf("%s/%d", g.HostId, g.HostSlot)
 		}
-		state := enumWord(g.State, "GPU_STATE_")
-		if g.Cordoned {
-			state += ",cordoned"
-		}
-		t.row(g.Id, g.Device.GetModel(), memory(g.Device.GetMemoryBytes()), enumWord(g.Health, "HEALTH_"), state, g.LeaseId, host)
+		t.row(g.Id, g.Device.GetModel(), memory(g.Device.GetMemoryBytes()), gpuHealth(g), gpuState(g), useWord(g.Use, g.Ejected),
+			g.LeaseId, host, errorsWord(g.Errors))
 	}
 	return t.flush()
 }
 
 func newGetLeasesCommand(conn *connection) *cobra.Command {
-	var asJSON bool
+	var form output
 	req := &dxpuv1.ListLeasesRequest{}
 	cmd := &cobra.Command{
 		Use: "leases", Aliases: []string{"lease"}, Short: "List leases", Args: cobra.NoArgs,
@@ -274,13 +289,13 @@ func newGetLeasesCommand(conn *connection) *cobra.Command {
 					break
 				}
 			}
-			if asJSON {
-				return writeMessage(cmd.OutOrStdout(), all)
+			if form.given() {
+				return form.write(cmd.OutOrStdout(), all)
 			}
 			return printLeases(cmd.OutOrStdout(), all.Leases)
 		},
 	}
-	jsonFlag(cmd, &asJSON)
+	form.register(cmd)
 	cmd.Flags().StringVar(&req.Tenant, "tenant", "", "only those of this tenant")
 	cmd.Flags().StringVar(&req.HostId, "host", "", "only those of this host")
 	cmd.Flags().BoolVar(&req.IncludeEnded, "all", false, "those that are over, too")

@@ -23,8 +23,9 @@ func newLeaseCommand(conn *connection) *cobra.Command {
 		"A lease gives GPUs to a host for as long as it lasts.",
 		`  dxpu lease create --count 2 --host h1 --wait
   dxpu lease explain --count 8 --nvlink required
+  dxpu lease resize l-17 --count 4
   dxpu lease delete l-17 --wait`,
-		newLeaseCreateCommand(conn), newLeaseDeleteCommand(conn), newLeaseExplainCommand(conn)))
+		newLeaseCreateCommand(conn), newLeaseResizeCommand(conn), newLeaseDeleteCommand(conn), newLeaseExplainCommand(conn)))
 }
 
 // leaseFlags are the flags that make up a spec.
@@ -98,7 +99,8 @@ func parseBytes(flag, s string) (uint64, error) {
 
 func newLeaseCreateCommand(conn *connection) *cobra.Command {
 	o := &leaseFlags{}
-	var asJSON, wait bool
+	var form output
+	var wait bool
 	var requestID string
 	cmd := &cobra.Command{
 		Use:   "create",
@@ -132,13 +134,13 @@ With --request-id the command can be repeated safely: the same ID gives the same
 					return err
 				}
 			}
-			if asJSON {
-				return writeMessage(cmd.OutOrStdout(), l)
+			if form.given() {
+				return form.write(cmd.OutOrStdout(), l)
 			}
 			return printLeaseLine(cmd, l)
 		},
 	}
-	jsonFlag(cmd, &asJSON)
+	form.register(cmd)
 	f := cmd.Flags()
 	o.register(cmd)
 	f.StringVar(&requestID, "request-id", "", "makes the command safe to repeat")
@@ -166,6 +168,12 @@ func printLeaseLine(cmd *cobra.Command, l *dxpuv1.Lease) error {
 // waitForLease returns the lease once it is in a state, and an error when it
 // ends in another one.
 func waitForLease(ctx context.Context, api dxpuv1connect.PoolServiceClient, id string, limit time.Duration, want ...dxpuv1.LeaseState) (*dxpuv1.Lease, error) {
+	return waitForLeaseUntil(ctx, api, id, limit, func(l *dxpuv1.Lease) bool { return slices.Contains(want, l.State) })
+}
+
+// waitForLeaseUntil returns the lease once it is as it should be, and an error
+// when it ends before.
+func waitForLeaseUntil(ctx context.Context, api dxpuv1connect.PoolServiceClient, id string, limit time.Duration, done func(*dxpuv1.Lease) bool) (*dxpuv1.Lease, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("timeout"))
 	defer cancel()
 	// The watch stands before the lease is read: no change is missed between.
@@ -181,7 +189,7 @@ func waitForLease(ctx context.Context, api dxpuv1connect.PoolServiceClient, id s
 		}
 		l := res.Msg.Lease
 		switch {
-		case slices.Contains(want, l.State):
+		case done(l):
 			return l, nil
 		case l.State == dxpuv1.LeaseState_LEASE_STATE_FAILED || l.State == dxpuv1.LeaseState_LEASE_STATE_RELEASED:
 			return nil, withHint(fmt.Errorf("lease %s is %s: %s", id, enumWord(l.State, "LEASE_STATE_"), l.StateReason),
@@ -195,7 +203,8 @@ func waitForLease(ctx context.Context, api dxpuv1connect.PoolServiceClient, id s
 }
 
 func newLeaseDeleteCommand(conn *connection) *cobra.Command {
-	var asJSON, wait bool
+	var form output
+	var wait bool
 	var timeout time.Duration
 	req := &dxpuv1.DeleteLeaseRequest{}
 	cmd := &cobra.Command{
@@ -223,13 +232,13 @@ then the GPU is reset and its memory scrubbed. --force does not ask the guest.`,
 					return err
 				}
 			}
-			if asJSON {
-				return writeMessage(cmd.OutOrStdout(), l)
+			if form.given() {
+				return form.write(cmd.OutOrStdout(), l)
 			}
 			return printLeaseLine(cmd, l)
 		},
 	}
-	jsonFlag(cmd, &asJSON)
+	form.register(cmd)
 	cmd.Flags().BoolVar(&req.Force, "force", false, "surprise removal, without the guest's consent")
 	cmd.Flags().BoolVar(&wait, "wait", false, "return when everything is given back")
 	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "longest --wait")
@@ -238,7 +247,7 @@ then the GPU is reset and its memory scrubbed. --force does not ask the guest.`,
 
 func newLeaseExplainCommand(conn *connection) *cobra.Command {
 	o := &leaseFlags{}
-	var asJSON bool
+	var form output
 	cmd := &cobra.Command{
 		Use:   "explain [LEASE]",
 		Short: "Say why a lease went where it went, or why it waits",
@@ -266,8 +275,8 @@ say what would happen to the request that the flags describe; nothing is allocat
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return writeMessage(cmd.OutOrStdout(), res.Msg)
+			if form.given() {
+				return form.write(cmd.OutOrStdout(), res.Msg)
 			}
 			for _, s := range res.Msg.Explanation {
 				_, _ = fmt.Fprintln(cmd.OutOrStdout(), s)
@@ -280,7 +289,7 @@ say what would happen to the request that the flags describe; nothing is allocat
 			return err
 		},
 	}
-	jsonFlag(cmd, &asJSON)
+	form.register(cmd)
 	o.register(cmd)
 	return cmd
 }

@@ -27,7 +27,7 @@ of one tenant. Nodes have no tokens: they enrol with a join token.`,
 }
 
 func newTokenCreateCommand(conn *connection) *cobra.Command {
-	var asJSON bool
+	var form output
 	var role string
 	var expires time.Duration
 	req := &dxpuv1.CreateTokenRequest{}
@@ -53,14 +53,14 @@ keeps a hash of it. Give it to dxpu with --token-file, $DXPU_TOKEN or a context.
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return writeMessage(cmd.OutOrStdout(), res.Msg)
+			if form.given() {
+				return form.write(cmd.OutOrStdout(), res.Msg)
 			}
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), res.Msg.Secret)
 			return err
 		},
 	}
-	jsonFlag(cmd, &asJSON)
+	form.register(cmd)
 	f := cmd.Flags()
 	f.StringVar(&role, "role", "", "admin, operator or tenant")
 	f.StringVar(&req.Tenant, "tenant", "", "whose, with --role tenant")
@@ -73,7 +73,7 @@ func newGetTokensCommand(conn *connection) *cobra.Command { return tokensCommand
 
 // tokensCommand is both "dxpu token list" and "dxpu get tokens".
 func tokensCommand(conn *connection, use string) *cobra.Command {
-	var asJSON bool
+	var form output
 	cmd := &cobra.Command{
 		Use: use, Short: "List the tokens, without their secrets", Args: cobra.NoArgs,
 		Long:    "List the tokens, without their secrets.",
@@ -95,13 +95,13 @@ func tokensCommand(conn *connection, use string) *cobra.Command {
 					break
 				}
 			}
-			if asJSON {
-				return writeMessage(cmd.OutOrStdout(), all)
+			if form.given() {
+				return form.write(cmd.OutOrStdout(), all)
 			}
 			return printTokens(cmd.OutOrStdout(), all.Tokens)
 		},
 	}
-	jsonFlag(cmd, &asJSON)
+	form.register(cmd)
 	return cmd
 }
 
@@ -145,7 +145,7 @@ func newTokenDeleteCommand(conn *connection) *cobra.Command {
 }
 
 func newWhoAmICommand(conn *connection) *cobra.Command {
-	var asJSON bool
+	var form output
 	cmd := &cobra.Command{
 		Use: "whoami", Short: "Say as whom the manager knows you", Args: cobra.NoArgs,
 		Long:    "Say as whom the manager knows you: the ID of your token, your role, your tenant.",
@@ -159,8 +159,8 @@ func newWhoAmICommand(conn *connection) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return writeMessage(cmd.OutOrStdout(), res.Msg)
+			if form.given() {
+				return form.write(cmd.OutOrStdout(), res.Msg)
 			}
 			of := ""
 			if res.Msg.Tenant != "" {
@@ -170,7 +170,7 @@ func newWhoAmICommand(conn *connection) *cobra.Command {
 			return err
 		},
 	}
-	jsonFlag(cmd, &asJSON)
+	form.register(cmd)
 	return conn.register(cmd)
 }
 

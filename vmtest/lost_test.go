@@ -83,6 +83,53 @@ func testStuckProgram(t *testing.T, g *guest, p *pool) {
 	p.detach(t, 0)
 }
 
+// A program that is stopped keeps the guest from letting go: the host says so,
+// waits, and is through with it at once when the guest is.
+func testHeld(t *testing.T, g *guest, p *pool) {
+	p.attach(t, 0, 0)
+	address := g.plugged(t, 0)
+	holder := g.start(t, "echo $$; exec %s hold %s", helper, address)
+	holder.says(t, "held")
+	p.awaitThat(t, 0, "in use", func(b *dxpuv1.ObservedBinding) bool { return b.GetUse() > dxpuv1.Use_USE_IDLE })
+	pid, _, _ := strings.Cut(holder.out.String(), "\n")
+	g.sh(t, "kill -STOP %s", pid)
+	delete(p.bindings, 0)
+	box, host := p.desired()
+	p.host.Apply(host)
+	p.awaitThat(t, 0, "who holds on", func(b *dxpuv1.ObservedBinding) bool {
+		return b.GetState() == dxpuv1.BindingState_BINDING_STATE_DETACHING && strings.Contains(b.GetDetail(), "the guest still holds the device")
+	})
+	t.Log(p.host.Observe().Slots[0].Binding.GetDetail())
+	g.works(t, p, 1, 1) // another slot of the same VM does not wait
+	g.sh(t, "kill -CONT %s", pid)
+	p.await(t, 0, dxpuv1.BindingState_BINDING_STATE_UNSPECIFIED)
+	if r := p.host.Observe().Slots[0].Removal; r.GetForced() {
+		t.Errorf("removed by force: %s", r.Detail)
+	}
+	p.box.Apply(box)
+	holder.wait(t)
+}
+
+// The guest removes its device itself, and gets it back when it is wanted.
+func testEject(t *testing.T, g *guest, p *pool) {
+	p.attach(t, 0, 0)
+	address := g.plugged(t, 0)
+	g.sh(t, "%s use %s", helper, address)
+	g.sh(t, `for s in /sys/bus/pci/slots/*; do
+		case %s in $(cat $s/address).*) echo 0 >$s/power; exit;; esac
+	done; exit 1`, address)
+	g.unplugged(t, address)
+	p.awaitThat(t, 0, "ejected", (*dxpuv1.ObservedBinding).GetEjected)
+	p.await(t, 0, dxpuv1.BindingState_BINDING_STATE_ATTACHED)
+	p.bindings[0].Replugs++
+	box, host := p.desired()
+	p.box.Apply(box)
+	p.host.Apply(host)
+	p.awaitThat(t, 0, "plugged in again", func(b *dxpuv1.ObservedBinding) bool { return !b.GetEjected() })
+	g.sh(t, "%s use %s", helper, g.plugged(t, 0))
+	p.detach(t, 0)
+}
+
 // A host proxy that ends takes its devices away from the guest, also from a
 // program that uses one.
 func testRestart(t *testing.T, g *guest, _ *pool) {

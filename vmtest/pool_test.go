@@ -3,8 +3,10 @@ package vmtest_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -151,7 +153,7 @@ func (p *pool) desired() (box, host *dxpuv1.DesiredState) {
 	side := func(b *dxpuv1.DesiredBinding, slot, peer, peerSlot uint32, addr netip.AddrPort) *dxpuv1.DesiredBinding {
 		return &dxpuv1.DesiredBinding{
 			BindingId: b.BindingId, Epoch: b.Epoch, Slot: slot, Cipher: b.Cipher, Secret: b.Secret, Mtu: b.Mtu, Domain: b.Domain,
-			Peer: &dxpuv1.Peer{NodeNumber: peer, Slot: peerSlot, Addresses: []*dxpuv1.PathAddress{{Address: addr.String(), Mtu: b.Mtu}}},
+			Replugs: b.Replugs, Peer: &dxpuv1.Peer{NodeNumber: peer, Slot: peerSlot, Addresses: []*dxpuv1.PathAddress{{Address: addr.String(), Mtu: b.Mtu}}},
 		}
 	}
 	for _, b := range p.bindings {
@@ -164,10 +166,16 @@ func (p *pool) desired() (box, host *dxpuv1.DesiredState) {
 // await waits until the host reports a slot's binding in a state.
 func (p *pool) await(t *testing.T, slot int, state dxpuv1.BindingState) {
 	t.Helper()
+	p.awaitThat(t, slot, state.String(), func(b *dxpuv1.ObservedBinding) bool { return b.GetState() == state })
+}
+
+// awaitThat waits until the host reports a slot's binding as it should be.
+func (p *pool) awaitThat(t *testing.T, slot int, what string, ok func(*dxpuv1.ObservedBinding) bool) {
+	t.Helper()
 	deadline := time.After(patience)
 	for {
 		have := p.host.Observe().Slots[slot].Binding
-		if have.GetState() == state {
+		if ok(have) {
 			return
 		}
 		if have.GetState() == dxpuv1.BindingState_BINDING_STATE_FAILED {
@@ -176,7 +184,7 @@ func (p *pool) await(t *testing.T, slot int, state dxpuv1.BindingState) {
 		select {
 		case <-p.news:
 		case <-deadline:
-			t.Fatalf("slot %d: %v (%s), want %v", slot, have.GetState(), have.GetDetail(), state)
+			t.Fatalf("slot %d: %v (%s), want: %s", slot, have.GetState(), have.GetDetail(), what)
 		}
 	}
 }
@@ -221,8 +229,11 @@ func (w *wire) carry(from, via *udp.Conn, to netip.AddrPort) {
 	r, out := from.NewReader(), via.NewWriter()
 	for {
 		batch, segment, _, err := r.Read()
-		if err != nil {
+		switch {
+		case errors.Is(err, net.ErrClosed):
 			return
+		case err != nil: // nothing came for a while
+			continue
 		}
 		for max := out.MaxBatch(segment); len(batch) > 0 && !w.cut.Load(); {
 			n := min(max, len(batch))

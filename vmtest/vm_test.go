@@ -33,6 +33,8 @@ func TestVM(t *testing.T) {
 		{name: "the box dies", test: testBoxDies},
 		{name: "the GPU dies", test: testGPUDies},
 		{name: "the box dies while a program does not let go", test: testStuckProgram, pool: poolConfig{unplugTimeout: time.Second}},
+		{name: "a program holds on", test: testHeld, pool: poolConfig{unplugTimeout: patience}},
+		{name: "the guest ejects", test: testEject},
 		{name: "the box is silent for a moment", test: testMoment, pool: poolConfig{completionTimeout: 200 * time.Millisecond}},
 		{name: "the box is silent for longer", test: testSilence},
 		{name: "the host proxy starts again", test: testRestart},
