@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -64,8 +65,12 @@ func checkSums(t fataler, tx *tx) {
 		}
 	}
 	for model, n := range usable {
-		want.SparesHeld += uint32(min(tx.cfg.Reserve.Held(n), free[model]))
+		s := &dxpuv1.SpareStatus{Model: model, Usable: uint32(n), Free: uint32(free[model]), Wanted: uint32(tx.cfg.Reserve.Held(n)), Explanation: tx.cfg.Reserve.Explain(model, n)}
+		s.Held = min(s.Wanted, s.Free)
+		want.SparesHeld += s.Held
+		want.Spares = append(want.Spares, s)
 	}
+	slices.SortFunc(want.Spares, func(a, b *dxpuv1.SpareStatus) int { return strings.Compare(a.Model, b.Model) })
 	for _, l := range tx.leases.rows {
 		switch {
 		case l.State == leasePending:

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"maps"
 	"slices"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -111,8 +112,17 @@ func (t *tx) sum(p *dxpuv1.Pool) {
 			models[m.model] = sum
 		}
 	}
-	for _, m := range models {
-		p.SparesHeld += uint32(min(t.cfg.Reserve.Held(int(m.usable)), int(m.free)))
+	for _, model := range slices.Sorted(maps.Keys(models)) {
+		m := models[model]
+		if m.usable == 0 {
+			continue
+		}
+		wanted := uint32(t.cfg.Reserve.Held(int(m.usable)))
+		held := min(wanted, m.free)
+		p.SparesHeld += held
+		p.Spares = append(p.Spares, &dxpuv1.SpareStatus{
+			Model: model, Usable: m.usable, Free: m.free, Held: held, Wanted: wanted, Explanation: t.cfg.Reserve.Explain(model, int(m.usable)),
+		})
 	}
 	for _, u := range t.uses {
 		p.LeasesPending += u.pending

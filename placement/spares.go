@@ -98,3 +98,20 @@ func (r Reserve) Held(usable int) int {
 	share := int(math.Ceil(r.Fraction * float64(usable)))
 	return min(usable, max(r.Count, share, r.Policy.Spares(usable)))
 }
+
+// Explain tells in a sentence how many spares n usable GPUs of a model need, and
+// which of the rules says so; empty without any rule.
+func (r Reserve) Explain(model string, n int) string {
+	held := r.Held(n)
+	switch {
+	case r == Reserve{}:
+		return ""
+	case r.Policy != SparePolicy{} && r.Policy.Spares(n) >= held:
+		return r.Policy.Explain(model, n)
+	case held == n:
+		return fmt.Sprintf("All %d usable GPUs of model %s: there are not more.", n, model)
+	case r.Count >= held:
+		return fmt.Sprintf("%d of each model, by the manager's settings.", r.Count)
+	}
+	return fmt.Sprintf("%.3g %% of the %d usable GPUs of model %s, by the manager's settings.", 100*r.Fraction, n, model)
+}

@@ -132,3 +132,26 @@ func BenchmarkSpares(b *testing.B) {
 		p.Spares(100_000)
 	}
 }
+
+func TestExplainReserve(t *testing.T) {
+	policy := SparePolicy{FailureRate: 0.05, RepairTime: 7 * 24 * time.Hour, Stockout: 0.01}
+	for _, tt := range []struct {
+		name    string
+		reserve Reserve
+		n       int
+		want    string
+	}{
+		{"no rule", Reserve{}, 100, ""},
+		{"a number", Reserve{Count: 2}, 100, "2 of each model, by the manager's settings."},
+		{"more than there are", Reserve{Count: 5}, 3, "All 3 usable GPUs of model M: there are not more."},
+		{"a share", Reserve{Count: 1, Fraction: 0.05}, 100, "5 % of the 100 usable GPUs of model M, by the manager's settings."},
+		{"a policy", Reserve{Policy: policy}, 1000, policy.Explain("M", 1000)},
+		{"a number above the policy's", Reserve{Count: 50, Policy: policy}, 1000, "50 of each model, by the manager's settings."},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := tt.reserve.Explain("M", tt.n); got != tt.want {
+				t.Errorf("%q, want %q", got, tt.want)
+			}
+		})
+	}
+}

@@ -1,6 +1,7 @@
 package web
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -29,6 +30,11 @@ func TestBrowser(t *testing.T) {
 	t.Run("keyboard", func(t *testing.T) { browserKeyboard(t, b, w) })
 	t.Run("cordon", func(t *testing.T) { browserCordon(t, b, w) })
 	t.Run("theme", func(t *testing.T) { browserTheme(t, b, w) })
+	t.Run("sign in", func(t *testing.T) { browserSignIn(t, b, w) })
+	t.Run("hostile names", func(t *testing.T) { browserHostile(t, b) })
+	t.Run("large pool", func(t *testing.T) { browserLarge(t, b) })
+	t.Run("empty pool", func(t *testing.T) { browserEmpty(t, b) })
+	t.Run("contrast", func(t *testing.T) { browserContrast(t, b, w) })
 	t.Run("pictures", func(t *testing.T) { browserPictures(t, b, w, replaced) })
 	for _, c := range b.complaints() {
 		t.Errorf("a page complained: %s", c)
@@ -215,6 +221,124 @@ func browserPictures(t *testing.T, b *browser, w *world, replaced string) {
 				t.Errorf("%s: the page is %v pixels wider than the window", page.name, over)
 			}
 			p.picture(page.name + "-" + scheme)
+		}
+	}
+}
+
+// A tenant signs in by keyboard, sees its own, and signs out.
+func browserSignIn(t *testing.T, b *browser, w *world) {
+	token := w.token(dxpuv1.Role_ROLE_TENANT, "research")
+	p := b.open(t, w.url+"/ui/signin?next=/ui/leases", 800, 600)
+	p.wait("the focus", `document.activeElement.id === "token"`)
+	p.must("Input.insertText", map[string]any{"text": token}, nil)
+	p.eval(`window.left = true`)
+	p.key("Enter")
+	p.wait("the leases", `!window.left && document.readyState === "complete" && location.pathname === "/ui/leases"`)
+	if s := p.eval(`document.body.textContent`).(string); !strings.Contains(s, "tenant") || !strings.Contains(s, "Sign out") || strings.Contains(s, "speech") {
+		t.Errorf("the tenant sees %s", s)
+	}
+	if s := p.eval(`document.cookie`).(string); strings.Contains(s, token) || strings.Contains(s, formCookie) {
+		t.Errorf("scripts can read %s", s)
+	}
+	p.wait("the stream", `document.getElementById("status").dataset.state === "live"`)
+	p.picture("signed-in-light")
+	p.eval(`window.left = true; document.querySelector('form[action="/ui/signout"] button').click()`)
+	p.wait("the form", `!window.left && document.readyState === "complete" && location.pathname === "/ui/signin"`)
+	// Whatever is asked for next, it is with nobody's token: here that of the open manager.
+	p.goTo(w.url + "/ui/leases")
+	if s := p.eval(`document.body.textContent`).(string); strings.Contains(s, "Sign out") {
+		t.Error("the browser is still signed in")
+	}
+}
+
+// Scripts and marks in names, reasons and details are text: in a page that is
+// loaded, in one that is taken over, and in an event that arrives.
+func browserHostile(t *testing.T, b *browser) {
+	w := newWorld(t, 0, box("b1", hostile, hostile, nvlink, 2, 1), host("h1", hostile, 4))
+	lease := w.lease(&dxpuv1.LeaseSpec{Count: 1, HostId: "h1"})
+	p := b.open(t, w.url+"/", 1280, 900)
+	for _, path := range []string{"/", "/ui/events", "/ui/boxes/b1", "/ui/gpus/b1/1", "/ui/leases/" + lease, "/ui/hosts", "/ui/gpus?model=" + escape(hostile)} {
+		p.goTo(w.url + path)
+		p.eval(`window.pwned = false; window.alert = () => { window.pwned = true }`)
+		p.wait("the stream", `document.getElementById("status").dataset.state === "live"`)
+		w.fail("b1", 1, dxpuv1.Health_HEALTH_FAILED, hostile, &dxpuv1.DeviceError{Code: 1, Count: 1, Detail: hostile})
+		w.cordon(&dxpuv1.Target{Target: &dxpuv1.Target_GpuId{GpuId: "b1/1"}}, hostile+path)
+		w.settle()
+		if path == "/" || path == "/ui/events" {
+			p.wait("the event", `document.querySelector(".events").textContent.includes(`+"`"+hostile+path+"`"+`)`)
+		}
+		if got := p.eval(`window.pwned || document.querySelectorAll("#content img, #content script").length > 0`); got != false {
+			t.Errorf("%s: what a node says is part of the page", path)
+		}
+		w.uncordon(&dxpuv1.Target{Target: &dxpuv1.Target_GpuId{GpuId: "b1/1"}})
+	}
+}
+
+func (w *world) uncordon(target *dxpuv1.Target) {
+	w.t.Helper()
+	if _, err := w.pool.Uncordon(w.t.Context(), connect.NewRequest(&dxpuv1.UncordonRequest{Target: target})); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// 512 GPUs in 64 boxes in three racks.
+func browserLarge(t *testing.T, b *browser) {
+	w := quietWorld(t, 64, 22)
+	for i := range 20 {
+		w.create(&dxpuv1.LeaseSpec{Count: uint32(1 + i%8), HostId: fmt.Sprintf("host-%02d", 1+3*i), Tenant: "research"})
+	}
+	w.settle()
+	p := b.open(t, w.url+"/", 1280, 900)
+	p.wait("the stream", `document.getElementById("status").dataset.state === "live"`)
+	if n := p.eval(`document.querySelectorAll(".racks a.slot").length`); n != 512.0 {
+		t.Errorf("%v slots are drawn, want 512", n)
+	}
+	w.create(&dxpuv1.LeaseSpec{Count: 8, HostId: "host-64", Tenant: "research"})
+	took := p.wait("the lease", `document.querySelectorAll(".racks a.bound").length === 90`)
+	t.Logf("a lease shows among 512 GPUs %v after it was made", took)
+	for _, size := range [][2]int{{1280, 2400}, {400, 3000}} {
+		p.size(size[0], size[1])
+		if over := p.eval(`document.documentElement.scrollWidth - document.documentElement.clientWidth`); over != 0.0 {
+			t.Errorf("the page is %v pixels wider than a window of %d", over, size[0])
+		}
+		p.picture(fmt.Sprintf("large-%d-light", size[0]))
+	}
+}
+
+func browserEmpty(t *testing.T, b *browser) {
+	w := newWorld(t, 0)
+	p := b.open(t, w.url+"/", 1280, 800)
+	for _, page := range []string{"", "ui/leases", "ui/hosts", "ui/gpus", "ui/tenants", "ui/events"} {
+		p.goTo(w.url + "/" + page)
+		p.picture("empty-" + strings.TrimPrefix(page, "ui/"))
+	}
+}
+
+// contrast finds texts that have less than 4.5 to 1 to what they stand on (WCAG
+// 2.2, 1.4.3), where that is one colour.
+const contrast = `(() => {
+  const parse = (c) => { const m = c.match(/[\d.]+/g).map(Number); return m.length < 4 ? [...m, 1] : m; };
+  const light = (c) => { const [r, g, b] = c.map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const out = new Set();
+  for (const e of document.querySelectorAll("body *")) {
+    if (![...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) || !e.checkVisibility() || e.closest(".quiet, .skip, option, .dimmed")) continue;
+    let on = e, back = parse(getComputedStyle(on).backgroundColor);
+    while (back[3] === 0 && on.parentElement) back = parse(getComputedStyle(on = on.parentElement).backgroundColor);
+    const a = light(parse(getComputedStyle(e).color)), b = light(back), ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) out.add(e.nodeName + "." + e.className + " " + ratio.toFixed(2));
+  }
+  return [...out].join("; ");
+})()`
+
+func browserContrast(t *testing.T, b *browser, w *world) {
+	p := b.open(t, w.url+"/", 1280, 900)
+	for _, path := range []string{"/", "/ui/leases", "/ui/hosts/h03", "/ui/gpus", "/ui/gpus/r2-nv/5", "/ui/tenants", "/ui/events", "/ui/signin"} {
+		p.goTo(w.url + path)
+		for _, scheme := range []string{"light", "dark"} {
+			p.scheme(scheme)
+			if bad := p.eval(contrast); bad != "" {
+				t.Errorf("%s, %s: too little contrast: %v", path, scheme, bad)
+			}
 		}
 	}
 }

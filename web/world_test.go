@@ -241,12 +241,18 @@ func host(id, rack string, slots int) *simNode {
 
 func (w *world) lease(spec *dxpuv1.LeaseSpec) string {
 	w.t.Helper()
+	id := w.create(spec)
+	w.settle()
+	return id
+}
+
+func (w *world) create(spec *dxpuv1.LeaseSpec) string {
+	w.t.Helper()
 	spec.Wait = true
 	res, err := w.pool.CreateLease(w.t.Context(), connect.NewRequest(&dxpuv1.CreateLeaseRequest{Spec: spec}))
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.settle()
 	return res.Msg.Lease.Id
 }
 

@@ -106,6 +106,10 @@
         location.assign(res.url);
         return;
       }
+      if (res.status === 429 || res.status === 503) { // what is shown stays
+        show("broken", "busy");
+        return;
+      }
       const fresh = new DOMParser().parseFromString(await res.text(), "text/html");
       const content = fresh.getElementById("content");
       if (content) {
