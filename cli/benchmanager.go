@@ -143,10 +143,10 @@ func printFleet(w io.Writer, r *fleet.Report) error {
 		return err
 	}
 	_, _ = fmt.Fprintln(w)
-	t = newTable(w, "MANAGER", "HEAP AND STACKS", "RSS", "GOROUTINES")
-	t.row("no node", memory(r.Empty.Heap), memory(r.Empty.RSS), r.Empty.Goroutines)
-	t.row("all nodes", memory(r.Enrolled.Heap), memory(r.Enrolled.RSS), r.Enrolled.Goroutines)
-	t.row("all nodes, all leases", memory(r.Idle.Heap), memory(r.Idle.RSS), r.Idle.Goroutines)
+	t = newTable(w, "MANAGER", "HEAP AND STACKS", "RSS", "GOROUTINES", "FILES")
+	t.row("no node", memory(r.Empty.Heap), memory(r.Empty.RSS), r.Empty.Goroutines, r.Empty.Files)
+	t.row("all nodes", memory(r.Enrolled.Heap), memory(r.Enrolled.RSS), r.Enrolled.Goroutines, r.Enrolled.Files)
+	t.row("all nodes, all leases", memory(r.Idle.Heap), memory(r.Idle.RSS), r.Idle.Goroutines, r.Idle.Files)
 	if err := t.flush(); err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -24,6 +25,10 @@ type fakeNode struct {
 	boxKind  dxpuv1.BoxKind
 	slots    int
 	model    string
+	memory   uint64            // bytes of each GPU; 0: 1 GiB
+	proxy    uint32            // GPUs that use up a box proxy's bandwidth
+	labels   map[string]string // of a host
+	domain   func(slot uint32) string
 	down     bool                         // neither hears nor reports
 	deaf     bool                         // reports, but does not hear
 	dead     map[uint32]bool              // failed devices
@@ -104,15 +109,18 @@ func (n *fakeNode) observe() *dxpuv1.ObservedState {
 	n.sequence++
 	o := &dxpuv1.ObservedState{
 		NodeId: n.id, InstanceId: fmt.Sprint(n.instance), Sequence: n.sequence, AppliedRevision: n.applied,
-		Addresses: []*dxpuv1.PathAddress{{Address: "127.0.0.1:1"}}, BoxKind: n.boxKind,
+		Addresses: []*dxpuv1.PathAddress{{Address: "127.0.0.1:1"}}, BoxKind: n.boxKind, ProxyGpus: n.proxy, Labels: n.labels,
 	}
 	for i := range uint32(n.slots) {
 		s := &dxpuv1.ObservedSlot{Slot: i, Health: dxpuv1.Health_HEALTH_OK}
 		if n.box() {
-			s.Device = &dxpuv1.Device{Model: n.model, MemoryBytes: 1 << 30}
+			s.Device = &dxpuv1.Device{Model: n.model, MemoryBytes: cmp.Or(n.memory, 1<<30)}
 			if n.boxKind == dxpuv1.BoxKind_BOX_KIND_NVLINK {
 				s.Device.NvlinkDomain = "nv0"
 			}
+		}
+		if n.domain != nil {
+			s.Domain = n.domain(i)
 		}
 		if n.dead[i] {
 			s.Health = dxpuv1.Health_HEALTH_FAILED

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/node"
@@ -91,7 +90,8 @@ func (n *nodes) start(ctx context.Context) error {
 // client returns the HTTP client of a node, which it shares with its neighbours.
 func (n *nodes) client(i int) *http.Client {
 	if i%n.spec.NodesPerConnection == 0 {
-		t := &http.Transport{Protocols: &http.Protocols{}, IdleConnTimeout: 10 * time.Second}
+		// Without the bound, nodes that call at the same time would dial one each.
+		t := &http.Transport{Protocols: &http.Protocols{}, MaxConnsPerHost: 1}
 		t.Protocols.SetUnencryptedHTTP2(true)
 		n.clients = append(n.clients, &http.Client{Transport: t})
 	}

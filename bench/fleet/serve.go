@@ -48,8 +48,9 @@ type reply struct {
 
 // Usage is what the manager's process takes.
 type Usage struct {
-	Heap       uint64        `json:"heap"` // bytes of heap and stacks after garbage collection; 0: not measured
-	RSS        uint64        `json:"rss"`  // bytes
+	Heap       uint64        `json:"heap"`  // bytes of heap and stacks after garbage collection; 0: not measured
+	RSS        uint64        `json:"rss"`   // bytes
+	Files      int           `json:"files"` // open, one of each connection
 	Goroutines int           `json:"goroutines"`
 	Processor  time.Duration `json:"processor_ns"` // so far
 	// Share is how many processors it keeps busy.
@@ -209,6 +210,9 @@ func usage(collect bool) (*Usage, error) {
 		return nil, fmt.Errorf("bench: /proc/self/statm: %q", raw)
 	}
 	pages, err := strconv.ParseUint(fields[1], 10, 64)
+	files, filesErr := os.ReadDir("/proc/self/fd")
+	u.Files = len(files)
+	err = errors.Join(err, filesErr)
 	u.RSS = pages * uint64(os.Getpagesize())
 	return u, err
 }
