@@ -94,7 +94,7 @@ func (s *Server) drawPool(v *view, d *poolData) error {
 
 // sumPool loads a pool that is too large for that.
 func (s *Server) sumPool(v *view, d *poolData) error {
-	sums, err := s.racks.get(credential(v.r), s.cfg.Now, func() ([]rack, error) { return sumRacks(v.ctx(), v.api) })
+	sums, err := s.racks.get(orElse(sees(v.Me), credential(v.r)), s.cfg.Now, func() ([]rack, error) { return sumRacks(v.ctx(), v.api) })
 	if err != nil {
 		return err
 	}

@@ -143,7 +143,7 @@ func trimZeros(s string) string {
 }
 
 // rackCache keeps the sums of large pools for a while: they cost a walk over
-// every GPU. They are kept by credential, since callers see different pools.
+// every GPU. They are kept by what callers see, since that differs.
 type rackCache struct {
 	flight singleflight.Group
 	mu     sync.Mutex
@@ -160,15 +160,15 @@ type rackSums struct {
 const (
 	// keepFactor bounds the share of one CPU that walks take to a tenth.
 	keepFactor = 10
-	// maxKept bounds the credentials whose sums are kept.
+	// maxKept bounds the kinds of callers whose sums are kept.
 	maxKept = 64
 )
 
 func newRackCache() *rackCache { return &rackCache{kept: map[[sha256.Size]byte]rackSums{}} }
 
 // get returns sums that are kept, or makes them with walk.
-func (c *rackCache) get(credential string, now func() time.Time, walk func() ([]rack, error)) (rackSums, error) {
-	key := sha256.Sum256([]byte(credential))
+func (c *rackCache) get(seen string, now func() time.Time, walk func() ([]rack, error)) (rackSums, error) {
+	key := sha256.Sum256([]byte(seen))
 	c.mu.Lock()
 	sums, ok := c.kept[key]
 	c.mu.Unlock()
