@@ -68,7 +68,7 @@ var layer = map[string]int{
 	"demo":      4,
 	"soak":      4,
 	"replay":    4,
-	"bench":     4, "bench/capacity": 4, "bench/fleet": 4,
+	"bench":     4, "bench/capacity": 4, "bench/fleet": 4, "bench/store": 4,
 	"vmtest":  4,
 	"nettest": 4,
 
@@ -103,6 +103,7 @@ var beside = map[string][]string{
 	"bench":                     {"hostproxy", "boxproxy", "node", "replay"},
 	"bench/capacity":            {"manager", "hostproxy", "boxproxy", "node"},
 	"bench/fleet":               {"manager", "node"},
+	"bench/store":               {"manager"},
 	"soak":                      {"hostproxy", "boxproxy", "node"},
 }
 

@@ -58,7 +58,7 @@ this process and without cipher, beside one copy and two checksums of its bytes.
 		benchCommand("scale", "Measure many bindings on one pair of proxies", `Measure the total bandwidth of 1, 8 and 64 bindings at once on one pair of
 proxies, and the memory that an idle binding takes on each side.`, bench.Scale),
 		newBenchWorkloadCommand(), newBenchPlacementCommand(), newBenchCapacityCommand(), newBenchAttachCommand(),
-		newBenchManagerCommand(),
+		newBenchManagerCommand(), newBenchStoreCommand(),
 		newBenchSoakCommand(),
 		serve)
 }
