@@ -26,6 +26,7 @@ var layer = map[string]int{
 	"device/gpu/reg": 1,
 	"frame":          1,
 	"cfgspace":       1,
+	"backup":         1,
 	"api/dxpu/v1":    1, "api/dxpu/v1/dxpuv1connect": 1,
 
 	"transaction":       2,

@@ -89,6 +89,7 @@ directory, and nodes get one of theirs: they have --ca-file or --ca-hash.` + tra
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&o.testingClock, "testing-clock", "", "file of nanoseconds by which this manager's clock is off (for tests)")
 	_ = f.MarkHidden("testing-clock") // it is there: no error
+	cmd.AddCommand(newBackupCommand(), newRestoreCommand())
 	return cmd
 }
 

@@ -21,26 +21,35 @@ type storeOptions struct {
 	dataDir   string
 	advertise string
 	quotaMiB  int64
+	restore   string // path of a backup
 	etcd      etcdstore.Options
 }
 
-func (o *storeOptions) register(f *pflag.FlagSet) {
+// registerPlace adds the flags that say where a state is that one process has for itself.
+func (o *storeOptions) registerPlace(f *pflag.FlagSet) {
 	f.StringVar(&o.dataDir, "data-dir", "", "directory of the state, kept by an etcd in this process (default: memory)")
-	f.StringVar(&o.advertise, "advertise-url", "", "URL by which others reach this manager (default: that of --listen)")
 	f.StringSliceVar(&o.etcd.Endpoints, "etcd-endpoints", nil, "keep the state in this etcd cluster, for example https://etcd1:2379,https://etcd2:2379")
 	f.StringVar(&o.etcd.CAFile, "etcd-ca", "", "PEM file of the authority of etcd's certificates")
 	f.StringVar(&o.etcd.CertFile, "etcd-cert", "", "PEM file of this manager's certificate for etcd")
 	f.StringVar(&o.etcd.KeyFile, "etcd-key", "", "PEM file of that certificate's key")
 	f.StringVar(&o.etcd.Prefix, "etcd-prefix", "/dxpu/", "prefix of the keys in etcd: one per pool")
+	f.Int64Var(&o.quotaMiB, "etcd-quota", 4096, "most that the state may take on disk in --data-dir, in MiB")
+}
+
+func (o *storeOptions) register(f *pflag.FlagSet) {
+	o.registerPlace(f)
+	f.StringVar(&o.advertise, "advertise-url", "", "URL by which others reach this manager (default: that of --listen)")
+	f.StringVar(&o.restore, "restore", "", "backup that becomes the state where there is none yet; for several managers, given to each")
 	f.StringVar(&o.etcd.Name, "etcd-name", "", "name of this manager among several with an etcd of their own")
 	f.StringVar(&o.etcd.PeerListen, "etcd-peer-listen", "", "URL on which this manager's etcd listens for the others (default: that of --etcd-initial-cluster)")
 	f.StringVar(&o.etcd.InitialCluster, "etcd-initial-cluster", "", "all managers that share the state, as NAME=URL,NAME=URL,NAME=URL of their --etcd-peer-listen")
-	f.Int64Var(&o.quotaMiB, "etcd-quota", 4096, "most that the state may take on disk in --data-dir, in MiB")
 }
 
 func (o *storeOptions) check() error {
 	several := o.etcd.InitialCluster != ""
 	switch {
+	case o.restore != "" && o.dataDir == "" && len(o.etcd.Endpoints) == 0:
+		return withHint(errors.New("--restore needs --data-dir or --etcd-endpoints"), "a state in memory is gone when the manager ends")
 	case len(o.etcd.Endpoints) > 0 && several:
 		return withHint(errors.New("--etcd-endpoints and --etcd-initial-cluster exclude each other"), "the state is in one place")
 	case several && o.dataDir == "":
@@ -67,6 +76,13 @@ func (o *storeOptions) open(ctx context.Context, url string, log *slog.Logger) (
 	}
 	e := o.etcd
 	e.Dir, e.Quota, e.Log = o.dataDir, o.quotaMiB<<20, log
+	if o.restore != "" {
+		records, err := readBackup(o.restore) // now, so that a bad one is not found out later
+		if err != nil {
+			return nil, err
+		}
+		e.Initial = func() (map[string][]byte, error) { return records.records, nil }
+	}
 	if o.dataDir != "" {
 		e.Legacy = filepath.Join(o.dataDir, "pool.json")
 	}

@@ -6,12 +6,29 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 )
 
 // legacyVersion is the version of the file in which earlier versions of the
 // manager kept all records.
 const legacyVersion = 1
+
+// begin is what becomes the state where there is none.
+func (s *Store) begin(ctx context.Context) (map[string][]byte, error) {
+	records, err := s.migrate(ctx)
+	if err != nil || len(records) > 0 || s.opts.Initial == nil {
+		return records, err
+	}
+	if records, err = s.opts.Initial(); err != nil {
+		return nil, fmt.Errorf("etcdstore: %w", err)
+	}
+	if err := s.Commit(ctx, records, nil); err != nil {
+		return nil, err
+	}
+	s.log.Info("the state was restored", "records", len(records))
+	return maps.Clone(records), nil
+}
 
 // migrate reads the state of an earlier version, where there is one. The file is
 // renamed only once its records are stored: a crash in between repeats it.

@@ -56,6 +56,9 @@ type Options struct {
 	// yet, what is in it becomes the state, and the file gets the suffix
 	// ".migrated". Empty, or a file that does not exist: nothing.
 	Legacy string
+	// Initial returns what becomes the state where there is none, and no legacy
+	// either; nil: nothing. Its error is that of Load.
+	Initial func() (map[string][]byte, error)
 
 	// TTL is how long a leader that is gone goes on to count as the leader, in
 	// whole seconds. 0: 2 s.
@@ -187,7 +190,7 @@ func (s *Store) Load(ctx context.Context) (map[string][]byte, error) {
 		return nil, fmt.Errorf("etcdstore: read the state: %w", err)
 	}
 	if len(records) == 0 {
-		return s.migrate(ctx)
+		return s.begin(ctx)
 	}
 	return records, nil
 }

@@ -58,7 +58,7 @@ var accessCalls = map[string]accessCall{
 	"PoolService/DeleteToken":    {request: `{"tokenId":"$TOKEN"}`},
 	"PoolService/WhoAmI":         {request: `{}`},
 	"PoolService/ListAudit":      {request: `{}`},
-	"PoolService/Backup":         {request: `{}`, code: "unimplemented"},
+	"PoolService/Backup":         {request: `{}`},
 	"PoolService/ListEvents":     {request: `{}`},
 	"PoolService/WatchEvents":    {request: `{"fromStart":true}`},
 	"NodeService/Enroll":         {request: `{"joinToken":"token-for-tests","name":"new","kind":"NODE_KIND_HOST"}`},
