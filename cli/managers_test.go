@@ -3,7 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
-	"net"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"slices"
@@ -17,22 +17,15 @@ import (
 // chooseManagers finds addresses for three managers: ADDRESS0 to ADDRESS2 of
 // their APIs, PEERS of their etcds, and DXPU_MANAGER, all of them.
 func chooseManagers(ts *testscript.TestScript, _ bool, _ []string) {
-	var open []net.Listener
-	address := func() string {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		ts.Check(err)
-		open = append(open, l) // all at the same time, so that no two are the same
-		return l.Addr().String()
-	}
+	// Addresses of their own on fixed ports: a port that was free a moment ago may
+	// be somebody's next connection's.
+	net := fmt.Sprintf("127.%d.%d", 1+rand.N(254), rand.N(256))
 	var peers, urls []string
 	for i := range 3 {
-		at := address()
-		ts.Setenv(fmt.Sprint("ADDRESS", i), at)
-		urls = append(urls, "http://"+at)
-		peers = append(peers, fmt.Sprintf("m%d=http://%s", i, address()))
-	}
-	for _, l := range open {
-		ts.Check(l.Close())
+		at := fmt.Sprintf("%s.%d", net, i+1)
+		ts.Setenv(fmt.Sprint("ADDRESS", i), at+":7470")
+		urls = append(urls, "http://"+at+":7470")
+		peers = append(peers, fmt.Sprintf("m%d=http://%s:2380", i, at))
 	}
 	ts.Setenv("PEERS", strings.Join(peers, ","))
 	ts.Setenv("DXPU_MANAGER", strings.Join(urls, ","))
