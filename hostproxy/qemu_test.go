@@ -23,7 +23,8 @@ type fakeQEMU struct {
 	client  net.Conn
 	devices map[string]*vfiouserbus.Bus // by ID; nil: nobody answers for it
 	adds    map[string]int
-	refuse  string // what device_add answers; "": it plugs in
+	refuse  string        // what device_add answers; "": it plugs in
+	stall   chan struct{} // nil, or device_add waits until it is closed
 	// onDelete is what the guest makes of the request to eject a device: letGo,
 	// holdOn or decline. Default letGo.
 	onDelete func(id string) guestAnswer
@@ -137,9 +138,12 @@ func (q *fakeQEMU) say(line string) {
 func (q *fakeQEMU) add(id, socket string) (problem string) {
 	q.mu.Lock()
 	_, there := q.devices[id]
-	refuse := q.refuse
+	refuse, stall := q.refuse, q.stall
 	q.adds[id]++
 	q.mu.Unlock()
+	if stall != nil {
+		<-stall
+	}
 	switch {
 	case refuse != "":
 		return refuse
@@ -205,6 +209,37 @@ func (q *fakeQEMU) hangUp(id string) {
 	q.devices[id] = nil
 	q.mu.Unlock()
 	_ = bus.Close()
+}
+
+// release ends a stall.
+func (q *fakeQEMU) release() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.stall != nil {
+		close(q.stall)
+		q.stall = nil
+	}
+}
+
+// without lets something happen that the VM hears nothing of, as when a proxy is
+// killed, but that its devices answer no more.
+func (q *fakeQEMU) without(f func()) {
+	check(q.t, os.Rename(q.path, q.path+"x"))
+	q.mu.Lock()
+	if q.client != nil {
+		_ = q.client.Close()
+	}
+	q.mu.Unlock()
+	f()
+	q.mu.Lock()
+	for id, bus := range q.devices {
+		if bus != nil {
+			check(q.t, bus.Close())
+		}
+		q.devices[id] = nil
+	}
+	q.mu.Unlock()
+	check(q.t, os.Rename(q.path+"x", q.path))
 }
 
 func (q *fakeQEMU) list() string {

@@ -239,6 +239,13 @@ func check(t testing.TB, err error) {
 // bind wants a binding between a slot of a host and one of a box.
 func (r *rig) bind(host, slot, box, boxSlot int) *binding {
 	r.t.Helper()
+	b := r.plan(host, slot, box, boxSlot)
+	r.apply()
+	return b
+}
+
+// plan is bind of which nobody is told yet.
+func (r *rig) plan(host, slot, box, boxSlot int) *binding {
 	r.epoch++
 	b := &binding{
 		id: "b" + strconv.FormatUint(r.epoch, 10), epoch: r.epoch, host: host, slot: slot, box: box, boxSlot: boxSlot,
@@ -246,7 +253,6 @@ func (r *rig) bind(host, slot, box, boxSlot int) *binding {
 		hostAddrs: node.Addresses(r.hosts[host].fab), boxAddrs: node.Addresses(r.boxes[box].fab),
 	}
 	r.bindings = append(r.bindings, b)
-	r.apply()
 	return b
 }
 

@@ -44,7 +44,7 @@ func (s *slot) watchUse(ctx context.Context) (use string) {
 	why := s.observed().Detail
 	tick := time.NewTicker(useInterval)
 	defer tick.Stop()
-	seen := s.counters.toDevice.Load()
+	seen := s.counters.traffic()
 	for {
 		select {
 		case <-ctx.Done():
@@ -54,14 +54,14 @@ func (s *slot) watchUse(ctx context.Context) (use string) {
 		s.host.group.Enter()
 		use = s.plugged.inUse()
 		s.host.group.Leave()
-		sent := s.counters.toDevice.Load()
+		passed := s.counters.traffic()
 		switch {
-		case use != "" && sent != seen:
+		case use != "" && passed != seen:
 			use = "the guest still holds the device and uses it: " + use
 		case use != "":
 			use = "the guest still holds the device: " + use
 		}
-		seen = sent
+		seen = passed
 		detail := cmp.Or(use, why)
 		if use != "" && why != "" {
 			detail = why + "; " + use

@@ -1,13 +1,16 @@
 package hostproxy_test
 
 import (
+	"bytes"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/gpudrv"
 )
 
 const (
@@ -234,4 +237,55 @@ func TestUse(t *testing.T) {
 	use(dxpuv1.Use_USE_BUSY)
 	use(dxpuv1.Use_USE_IDLE)
 	r.detach(b)
+}
+
+// A device that is taken away from a program in the middle of its copies is as
+// clean as any for the next tenant: nothing that was under way writes to it later.
+func TestTakenInMidTransferIsScrubbed(t *testing.T) {
+	q := newFakeQEMU(t)
+	r := newRig(t, options{qmp: q.path, unplug: 500 * time.Millisecond})
+	b := r.attach(0, 0, 0, 0)
+	q.mu.Lock()
+	bus := q.devices[firstDevice]
+	q.mu.Unlock()
+	dev, err := gpudrv.Open(t.Context(), bus, gpudrv.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := dev.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 4 << 20
+	dirt := bytes.Repeat([]byte{0xa5}, n)
+	check(t, s.Upload(t.Context(), 0, dirt))
+	var copying sync.WaitGroup
+	copying.Go(func() {
+		for s.Upload(t.Context(), 0, dirt) == nil {
+		}
+	})
+	q.set(func() { q.onDelete = func(string) guestAnswer { return holdOn } })
+	r.detach(b)
+	copying.Wait()
+	if gone := r.hosts[0].Observe().Slots[0].Removal; !gone.GetForced() {
+		t.Errorf("removed like %v, want by force", gone)
+	}
+	q.set(func() { q.onDelete = func(string) guestAnswer { return letGo } })
+
+	r.attach(0, 0, 0, 0)
+	q.mu.Lock()
+	bus = q.devices[firstDevice]
+	q.mu.Unlock()
+	if dev, err = gpudrv.Open(t.Context(), bus, gpudrv.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if s, err = dev.NewStream(); err != nil {
+		t.Fatal(err)
+	}
+	out := make([]byte, n)
+	check(t, s.Download(t.Context(), out, 0))
+	if !bytes.Equal(out, make([]byte, n)) {
+		t.Error("the next tenant reads what the one before wrote")
+	}
+	check(t, dev.Close())
 }

@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"syscall"
@@ -30,6 +31,7 @@ func testProcesses(t *testing.T, g *guest, _ *pool) {
 		"--socket-dir", g.dir, "--state-dir", filepath.Join(g.dir, "state"),
 	}
 	first := c.start("host", host...)
+	c.says("host +connected", "get", "hosts") // or there is none for a lease
 	c.dxpu("lease", "create", "--host", "host", "--wait", "--queue")
 	address := g.plugged(t, 0)
 	g.sh(t, "%s use %s", helper, address)
@@ -113,6 +115,21 @@ func (c *cluster) dxpu(args ...string) string {
 		c.t.Fatalf("dxpu %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 	return strings.TrimSpace(string(out))
+}
+
+// says waits until a command prints something.
+func (c *cluster) says(pattern string, args ...string) {
+	c.t.Helper()
+	want := regexp.MustCompile(pattern)
+	for deadline := time.Now().Add(patience); ; {
+		out := c.dxpu(args...)
+		if want.MatchString(out) {
+			return
+		}
+		if time.Now().After(deadline) {
+			c.t.Fatalf("dxpu %s does not say %q:\n%s", strings.Join(args, " "), pattern, out)
+		}
+	}
 }
 
 func (c *cluster) command(args ...string) *exec.Cmd {
