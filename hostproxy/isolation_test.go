@@ -115,6 +115,51 @@ func TestNeighbourCannotReachMemory(t *testing.T) {
 	check(t, s.Close())
 }
 
+// The answer to DMA that is refused does not tell whether anything is there:
+// what is another host's is answered as what does not exist.
+func TestRefusalsAreAlike(t *testing.T) {
+	n := newNeighbours(t, options{})
+	type answer struct {
+		code    reg.Error
+		refused float64 // TLPs of the command, counted
+		vram    byte    // what it left
+	}
+	ask := func(addr uint64) answer {
+		t.Helper()
+		e, err := n.evil.NewStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := metric(t, n.hosts[0], "slot_dma_refused_total")
+		check(t, e.Submit(t.Context(), reg.Fill(0, 0, 0xdeadbeef, 4096), reg.CopyToVRAM(0, 0, addr, 4096)))
+		var q *gpudrv.QueueError
+		if err := e.Sync(t.Context()); !errors.As(err, &q) {
+			t.Fatalf("DMA of %#x: %v, want that it was refused", addr, err)
+		}
+		check(t, e.Reset())
+		a := answer{code: q.Code, refused: metric(t, n.hosts[0], "slot_dma_refused_total") - before}
+		got := make([]byte, 4096)
+		check(t, e.Download(t.Context(), got, 0))
+		a.vram = got[0]
+		check(t, e.Close())
+		return a
+	}
+	nothing := ask(0x000f_dead_0000_0000)
+	if nothing.code != reg.ErrDMARefused || nothing.refused == 0 {
+		t.Errorf("where nothing is: %+v", nothing)
+	}
+	// The rig gives the hosts' slots different places.
+	for name, addr := range map[string]uint64{
+		"aperture of the neighbour's GPU":  0x80_0000_0000 + 1<<36,
+		"registers of the neighbour's GPU": 0xc000_0000 + 1<<24,
+		"interrupts of the neighbour":      0xfee0_0000,
+	} {
+		if got := ask(addr); got != nothing {
+			t.Errorf("%s: %+v, where nothing is: %+v", name, got, nothing)
+		}
+	}
+}
+
 // attacker is a socket that knows the addresses of the box and of all bindings,
 // and no key.
 type attacker struct {

@@ -1,6 +1,7 @@
 package link_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -74,6 +75,46 @@ func TestSharesABottleneck(t *testing.T) {
 			t.Logf("shares %.3f, sum %.3f, index %.3f", shares, total, jain(shares))
 			if jain(shares) < c.least || total < 0.9 {
 				t.Errorf("shares %.3f, sum %.3f, index %.3f: want a sum of 0.9 and an index of %v", shares, total, jain(shares), c.least)
+			}
+		})
+	}
+}
+
+// Whoever floods takes nothing of another one's share: a neighbour that asks for
+// less than that gets all that it asks for, in a time that the queue explains.
+func TestFloodLeavesANeighbourItsShare(t *testing.T) {
+	const size = 4096
+	for _, c := range []struct {
+		name   string
+		floods int
+		part   float64 // of its fair share that the neighbour asks for
+	}{
+		{"one flood", 1, 0.5},
+		{"three floods", 3, 0.1},
+		{"seven floods", 7, 0.5},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := &linktest.Shared{Rate: 1e9 / 8, Queue: 256 << 10, Delay: 100 * time.Microsecond}
+			neighbour := linkFlow(t, s.Now, jumbo)
+			neighbour.Every = time.Duration(size / (c.part * s.Rate / float64(c.floods+1)) * float64(time.Second))
+			s.Add(neighbour)
+			for range c.floods {
+				s.Add(linkFlow(t, s.Now, jumbo))
+			}
+			s.Run(500 * time.Millisecond)
+			began, before, settled := s.Now, neighbour.Arrived(), len(neighbour.Delays)
+			s.Run(began + time.Second)
+			asked := float64(s.Now-began) / float64(neighbour.Every) * size
+			got := float64(neighbour.Arrived()-before) / asked
+			delays := slices.Sorted(slices.Values(neighbour.Delays[settled:]))
+			median, late := delays[len(delays)/2], delays[len(delays)*99/100]
+			t.Logf("%.3f of what was asked for; median %v, 99 %% within %v", got, median, late)
+			// A full queue takes 2.1 ms; a datagram that finds it full is sent
+			// again a round trip later, and finds it again.
+			full := time.Duration(float64(s.Queue) / s.Rate * float64(time.Second))
+			if got < 0.99 || median > full+s.Delay || late > 8*full {
+				t.Errorf("%.3f of what was asked for, median %v, 99 %% within %v", got, median, late)
 			}
 		})
 	}

@@ -55,6 +55,37 @@ func TestLinkConfig(t *testing.T) {
 	}
 }
 
+// Who knows some session numbers knows nothing of the next: each bit is set in
+// half of them, and in half of the differences between one and the next.
+func TestSessionNumbersAreNotGuessable(t *testing.T) {
+	const n = 2000
+	var set, changed [64]int
+	seen := map[uint64]bool{}
+	var last uint64
+	for range n {
+		cfg, _, err := LinkConfig(wantedBinding(), 7, dxpuv1.NodeKind_NODE_KIND_HOST)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if seen[cfg.Session] {
+			t.Fatalf("session number %#x comes twice", cfg.Session)
+		}
+		seen[cfg.Session] = true
+		for bit := range set {
+			set[bit] += int(cfg.Session >> bit & 1)
+			changed[bit] += int((cfg.Session - last) >> bit & 1)
+		}
+		last = cfg.Session
+	}
+	// Ten standard deviations, sqrt(n)/2 each.
+	const least, most = n/2 - 224, n/2 + 224
+	for bit := range set {
+		if set[bit] < least || set[bit] > most || changed[bit] < least || changed[bit] > most {
+			t.Errorf("bit %d is set in %d of %d numbers and %d differences", bit, set[bit], n, changed[bit])
+		}
+	}
+}
+
 func TestLinkConfigRefuses(t *testing.T) {
 	for _, c := range []struct {
 		name, want string

@@ -81,7 +81,13 @@ func (s *Shared) Run(until time.Duration) {
 // LinkFlow is a link whose host sends posted writes without end.
 type LinkFlow struct {
 	Link [2]*link.Link
+	// Every makes the host send one write in such a time, and no more. Delays
+	// are then how long each took that has come. 0: as many as the link takes.
+	Every  time.Duration
+	Delays []time.Duration
 
+	next    time.Duration   // write is sent then
+	sent    []time.Duration // of those under way
 	arrived int
 	packet  tlp.Packet
 	buf     []byte
@@ -112,12 +118,16 @@ func (f *LinkFlow) Err() error { return f.err }
 
 // Pump implements Flow.
 func (f *LinkFlow) Pump(s *Shared) time.Duration {
-	for f.Link[Host].State() == link.Up && f.err == nil {
+	for f.Link[Host].State() == link.Up && f.err == nil && s.Now >= f.next {
 		err := f.Link[Host].Send(s.Now, &f.packet)
 		if err == link.ErrFull {
 			break
 		}
 		f.err = err
+		if f.Every > 0 {
+			f.sent = append(f.sent, s.Now)
+			f.next = max(f.next, s.Now-f.Every) + f.Every // what could not be sent is made up for
+		}
 	}
 	for side, l := range f.Link {
 		to := f.Link[1-side]
@@ -127,7 +137,10 @@ func (f *LinkFlow) Pump(s *Shared) time.Duration {
 				break
 			}
 			datagram := slices.Clone(f.buf[:n])
-			arrive := func() { _ = to.Receive(s.Now, path, datagram, f.deliver) }
+			arrive := func() {
+				_ = to.Receive(s.Now, path, datagram, f.deliver)
+				f.note(s.Now)
+			}
 			if Side(side) == Host {
 				s.Forward(n, arrive)
 			} else {
@@ -135,7 +148,20 @@ func (f *LinkFlow) Pump(s *Shared) time.Duration {
 			}
 		}
 	}
-	return min(f.Link[Host].Wake(), f.Link[Box].Wake())
+	wake := min(f.Link[Host].Wake(), f.Link[Box].Wake())
+	if f.Every > 0 && f.Link[Host].State() == link.Up && f.next > s.Now {
+		wake = min(wake, f.next)
+	}
+	return wake
+}
+
+// note notes how long the writes took that have come by now.
+func (f *LinkFlow) note(now time.Duration) {
+	came := f.arrived/len(f.packet.Data) - len(f.Delays)
+	for ; f.Every > 0 && came > 0; came-- {
+		f.Delays = append(f.Delays, now-f.sent[0])
+		f.sent = f.sent[1:]
+	}
 }
 
 type sharedEvent struct {
