@@ -118,8 +118,8 @@ func TestGarbage(t *testing.T) {
 	}
 	for _, c := range fronts {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t, options{inside: c.inside, timeout: 20 * time.Millisecond})
-			b := r.attach(0, 0, 0, 0)
+			r := newRig(t, options{inside: c.inside, timeout: 100 * time.Millisecond})
+			b := r.attachSlowly(0, 0, 0, 0)
 			for seed := range uint64(3) {
 				bus := r.bus(0, 0, vfiouserbus.Options{})
 				m, err := bus.AllocDMA(64 << 10)
@@ -130,7 +130,7 @@ func TestGarbage(t *testing.T) {
 				_ = bus.Close() // the device may have made it impossible to close well
 			}
 			r.detach(b)
-			r.attach(0, 0, 0, 0)
+			r.attachSlowly(0, 0, 0, 0)
 			bus, dev := r.open1(0, 0)
 			copyBothWays(t, dev, 100<<10)
 			closeBoth(t, bus, dev)

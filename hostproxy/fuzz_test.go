@@ -87,8 +87,8 @@ func FuzzGuest(f *testing.F) {
 		script(nil, op(opQueue, 0, 3, at, ^uint64(0)), op(opQueue, 0, 3, reg.QControl, 1), op(opQueue, 0, 3, reg.QDoorbell, ^uint64(0)))
 	}
 
-	r := newRig(f, options{timeout: 20 * time.Millisecond})
-	r.attach(0, 0, 0, 0)
+	r := newRig(f, options{timeout: 100 * time.Millisecond})
+	r.attachSlowly(0, 0, 0, 0)
 	f.Fuzz(func(t *testing.T, ops uint8, b []byte) {
 		g := newFuzzedGuest(t, r.hosts[0].vm.Socket(0))
 		for ; ops > 0 && len(b) >= scriptOp; ops-- {

@@ -264,6 +264,25 @@ func (r *rig) attach(host, slot, box, boxSlot int) *binding {
 	return b
 }
 
+// attachSlowly attaches where Completion Timeouts are so short that a machine
+// with other things to do lets one pass now and then.
+func (r *rig) attachSlowly(host, slot, box, boxSlot int) (b *binding) {
+	r.t.Helper()
+	const failed = dxpuv1.BindingState_BINDING_STATE_FAILED
+	r.until("attached", func() bool {
+		if b == nil {
+			b = r.bind(host, slot, box, boxSlot)
+		}
+		have := r.atHost(b)
+		if have.GetState() == failed {
+			r.detach(b)
+			b = nil
+		}
+		return have.GetState() == dxpuv1.BindingState_BINDING_STATE_ATTACHED
+	})
+	return b
+}
+
 // detach wants the binding no longer and waits until nothing is left of it.
 func (r *rig) detach(b *binding) {
 	r.t.Helper()
