@@ -16,6 +16,7 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/auth"
+	"github.com/dxpu-project/dxpu/endpoint"
 )
 
 // Open says what callers without a credential may do.
@@ -248,6 +249,11 @@ func (m *Manager) Protect(next http.Handler) http.Handler {
 	errs := connect.NewErrorWriter()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, err := m.admit(r)
+		if connect.CodeOf(err) == connect.CodeUnavailable {
+			if header, refusal := (leaderOnly{m}).check(); refusal != nil {
+				w.Header().Set(endpoint.Header, header) // nothing was done: who calls can repeat it there
+			}
+		}
 		switch {
 		case err == nil:
 			m.limits.boundBody(w, r, auth.From(ctx).Role != dxpuv1.Role_ROLE_UNSPECIFIED)

@@ -264,6 +264,7 @@ func (c *Client) reportLoop(ctx context.Context) error {
 			return err
 		}
 		if err != nil {
+			c.log.Debug("report failed", "err", err)
 			reached = false
 			if !pause.wait(ctx, nil) {
 				return ctx.Err()
