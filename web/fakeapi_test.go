@@ -13,6 +13,7 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+	"github.com/dxpu-project/dxpu/endpoint"
 )
 
 // fakeAPI is as much of a manager as a stream needs, for tests in virtual time.
@@ -28,6 +29,7 @@ type fakeAPI struct {
 	watches int
 	pools   int
 	takes   time.Duration // how long GetPool takes
+	leader  string        // not empty: this one follows
 }
 
 func newFakeAPI() *fakeAPI { return &fakeAPI{more: make(chan struct{}), bad: map[string]bool{}} }
@@ -46,6 +48,11 @@ func serve(api dxpuv1connect.PoolServiceHandler, change ...func(*Config)) *Serve
 func (a *fakeAPI) caller(h http.Header) (*dxpuv1.WhoAmIResponse, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.leader != "" {
+		err := connect.NewError(connect.CodeUnavailable, errors.New("this manager does not lead"))
+		err.Meta().Set(endpoint.Header, a.leader)
+		return nil, err
+	}
 	token := strings.TrimPrefix(h.Get("Authorization"), "Bearer ")
 	if token == "" || a.bad[token] {
 		return nil, connect.NewError(connect.CodeUnauthenticated, errors.New("the token is not valid"))

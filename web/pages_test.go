@@ -11,6 +11,7 @@ import (
 	"golang.org/x/net/html"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/endpoint"
 )
 
 // noFollow shows redirects instead of following them.
@@ -212,5 +213,18 @@ func TestPagesOfErrors(t *testing.T) {
 	}
 	if res, body := get(t, w.url+"/ui/static/app.js"); res.StatusCode != 200 || !strings.Contains(res.Header.Get("Content-Type"), "javascript") || len(body) < 1000 {
 		t.Errorf("the script: %s", res.Status)
+	}
+}
+
+// A manager that follows names the one that leads, if there is one.
+func TestPageOfAFollower(t *testing.T) {
+	for _, leader := range []string{"https://m2.example:7470", endpoint.Nobody} {
+		a := newFakeAPI()
+		a.leader = leader
+		w := fetch(t, serve(a), "operator", "/ui/leases", "")
+		body := w.Body.String()
+		if link := strings.Contains(body, `<a href="`+leader+`">`); w.Code != http.StatusServiceUnavailable || link != (leader != endpoint.Nobody) {
+			t.Errorf("leader %s: %d, %s", leader, w.Code, body)
+		}
 	}
 }

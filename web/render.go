@@ -21,6 +21,7 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+	"github.com/dxpu-project/dxpu/endpoint"
 )
 
 //go:embed assets
@@ -351,7 +352,10 @@ func (s *Server) fail(w http.ResponseWriter, v *view, err error) {
 	f := failure{Status: status, Message: sentence(message(err))}
 	var ce *connect.Error
 	if errors.As(err, &ce) {
-		f.Leader = ce.Meta().Get("Dxpu-Leader") // a manager that follows names who leads
+		// A manager that follows names who leads.
+		if f.Leader = ce.Meta().Get(endpoint.Header); f.Leader == endpoint.Nobody {
+			f.Leader = ""
+		}
 	}
 	v.Data = f
 	for _, p := range places[1:] {
