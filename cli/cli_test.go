@@ -27,6 +27,11 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv("DXPU_CONFIG") == "" { // whose computer this is has contexts of theirs
+		if err := os.Setenv("DXPU_CONFIG", filepath.Join(os.DevNull, "none")); err != nil {
+			panic(err)
+		}
+	}
 	testscript.Main(m, map[string]func(){
 		"dxpu":           func() { os.Exit(Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) },
 		"dxpu-fake-node": func() { os.Exit(fakeNode(os.Args[1:])) },

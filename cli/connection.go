@@ -7,6 +7,8 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -16,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+	"github.com/dxpu-project/dxpu/auth"
 	"github.com/dxpu-project/dxpu/endpoint"
 )
 
@@ -27,40 +30,85 @@ type connection struct {
 	manager   string
 	caFile    string
 	tokenFile string
+	context   string
 }
 
 // register adds the flags to a command and all below it.
 func (c *connection) register(cmd *cobra.Command) *cobra.Command {
+	c.registerManager(cmd)
+	cmd.PersistentFlags().StringVar(&c.tokenFile, "token-file", "", "file of the token that says who you are (default $DXPU_TOKEN)")
+	cmd.PersistentFlags().StringVar(&c.context, "context", "", `name of a pool: see "dxpu context" (default $DXPU_CONTEXT or the current one)`)
+	return cmd
+}
+
+// registerManager adds the flags of who is no person: a node.
+func (c *connection) registerManager(cmd *cobra.Command) {
 	cmd.PersistentFlags().StringVar(&c.manager, "manager", "", "URL of the manager, or of several, separated by commas (default $DXPU_MANAGER or "+defaultManager+")")
 	cmd.PersistentFlags().StringVar(&c.caFile, "ca-file", "", "PEM file of the authority that signed the manager's certificate")
-	cmd.PersistentFlags().StringVar(&c.tokenFile, "token-file", "", "file of the token that says who you are (default $DXPU_TOKEN)")
-	return cmd
 }
 
 // electionPatience is how long a command waits for several managers to agree on a leader.
 const electionPatience = 10 * time.Second
 
-// url returns the manager's URL, or several as package endpoint reads them, checked.
+// url returns the manager's URL, or several as package endpoint reads them,
+// checked, without a look at the contexts.
 func (c *connection) url() (string, error) {
-	s := c.manager
-	if s == "" {
-		s = os.Getenv("DXPU_MANAGER")
-	}
-	if s == "" {
-		s = defaultManager
-	}
+	s := cmp.Or(c.manager, os.Getenv("DXPU_MANAGER"), defaultManager)
 	if _, err := endpoint.Parse(s); err != nil {
 		return "", withHint(err, "write it like %s, several as URL,URL,URL", defaultManager)
 	}
 	return s, nil
 }
 
-// httpClient returns a client that trusts the authority in caFile.
-func (c *connection) httpClient() (*http.Client, error) {
-	if c.caFile == "" {
-		return http.DefaultClient, nil
+// resolve finds out which pool is meant and as whom to call it. A context's
+// token goes nowhere but to the context's manager.
+func (c *connection) resolve() (*poolContext, error) {
+	if c.manager != "" && c.context != "" {
+		return nil, &usageError{withHint(errors.New("--manager and --context exclude each other"), "a context says where the manager is")}
 	}
-	pem, err := os.ReadFile(c.caFile)
+	t := &poolContext{}
+	name := cmp.Or(c.context, os.Getenv("DXPU_CONTEXT"))
+	if c.manager == "" && (name != "" || os.Getenv("DXPU_MANAGER") == "") {
+		all, path, err := loadContexts()
+		if err != nil {
+			return nil, err
+		}
+		if name = cmp.Or(name, all.Current); name != "" {
+			found, err := all.named(name)
+			if err != nil {
+				return nil, err
+			}
+			*t = *found
+			t.CAFile, t.TokenFile = t.file(path, t.CAFile), t.file(path, t.TokenFile)
+		}
+	}
+	if t.Manager == "" {
+		var err error
+		if t.Manager, err = c.url(); err != nil {
+			return nil, err
+		}
+	}
+	if c.caFile != "" {
+		t.CAFile, t.CAHash = c.caFile, ""
+	}
+	switch {
+	case c.tokenFile != "":
+		t.TokenFile, t.Token = c.tokenFile, ""
+	case t.TokenFile == "" && t.Token == "":
+		t.Token = strings.TrimSpace(os.Getenv("DXPU_TOKEN"))
+	}
+	return t, nil
+}
+
+// transport trusts the authority of the context.
+func (c *poolContext) transport() (http.RoundTripper, error) {
+	switch {
+	case c.CAHash != "":
+		return pinnedTransport(c.CAHash), nil
+	case c.CAFile == "":
+		return http.DefaultTransport, nil
+	}
+	pem, err := os.ReadFile(c.CAFile)
 	if err != nil {
 		return nil, fmt.Errorf("--ca-file: %w", err)
 	}
@@ -68,43 +116,85 @@ func (c *connection) httpClient() (*http.Client, error) {
 	if !pool.AppendCertsFromPEM(pem) {
 		return nil, errors.New("--ca-file: no certificate in it")
 	}
-	return &http.Client{Transport: &http.Transport{
+	return &http.Transport{
 		TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS13}, ForceAttemptHTTP2: true,
-	}}, nil
+	}, nil
+}
+
+// pinnedTransport trusts the authority that has a hash.
+func pinnedTransport(hash string) http.RoundTripper {
+	return &http.Transport{
+		DialTLSContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			host, _, err := net.SplitHostPort(addr)
+			if err != nil {
+				return nil, err
+			}
+			return (&tls.Dialer{Config: &tls.Config{
+				MinVersion: tls.VersionTLS13, ServerName: host,
+				InsecureSkipVerify: true, // VerifyConnection does it, with the authority that the hash names
+				VerifyConnection: func(s tls.ConnectionState) error {
+					return auth.VerifyPinned(hash, s.PeerCertificates, host, time.Now())
+				},
+			}}).DialContext(ctx, network, addr)
+		},
+	}
 }
 
 // pool returns the client of the PoolService.
 func (c *connection) pool() (dxpuv1connect.PoolServiceClient, error) {
-	u, err := c.url()
+	t, err := c.resolve()
 	if err != nil {
 		return nil, err
 	}
-	hc, err := c.httpClient()
+	base, err := t.transport()
 	if err != nil {
 		return nil, err
 	}
-	token, err := c.token()
+	token, err := t.token()
 	if err != nil {
 		return nil, err
 	}
-	managers, err := endpoint.Parse(u)
+	managers, err := endpoint.Parse(t.Manager)
 	if err != nil {
 		return nil, err
 	}
-	hc = &http.Client{Transport: endpoint.New(managers, cmp.Or(hc.Transport, http.DefaultTransport), electionPatience)}
+	for _, m := range managers {
+		if token != "" && m.Scheme == "http" && !isLoopback(net.JoinHostPort(m.Hostname(), "0")) {
+			return nil, withHint(fmt.Errorf("%s: your token would cross the network in the clear", m), "write the URL with https: \"dxpu manager --tls\" serves it")
+		}
+	}
+	hc := &http.Client{Transport: endpoint.New(managers, base, electionPatience)}
 	return dxpuv1connect.NewPoolServiceClient(hc, managers[0].String(), connect.WithInterceptors(bearer(token))), nil
 }
 
 // token returns the caller's token, "" for none.
-func (c *connection) token() (string, error) {
-	if c.tokenFile == "" {
-		return strings.TrimSpace(os.Getenv("DXPU_TOKEN")), nil
+func (c *poolContext) token() (string, error) {
+	if c.TokenFile == "" {
+		return c.Token, nil
 	}
-	raw, err := os.ReadFile(c.tokenFile)
+	f, err := os.Open(c.TokenFile)
 	if err != nil {
 		return "", withHint(fmt.Errorf("--token-file: %w", err), `"dxpu token create" makes a token; a manager writes the first to admin-token in its --data-dir`)
 	}
-	return strings.TrimSpace(string(raw)), nil
+	defer func() { _ = f.Close() }()
+	token, err := readToken(f)
+	if err != nil {
+		return "", fmt.Errorf("--token-file: %s: %w", c.TokenFile, err)
+	}
+	return token, nil
+}
+
+// readToken reads a token and what white space there is around it.
+func readToken(r io.Reader) (string, error) {
+	raw, err := io.ReadAll(io.LimitReader(r, 8<<10))
+	if err != nil {
+		return "", err
+	}
+	token := strings.TrimSpace(string(raw))
+	if token == "" || !validToken(token) {
+		return "", withHint(errors.New("that is no token"), `it is one word, as "dxpu token create" prints it`)
+	}
+	return token, nil
 }
 
 // bearer is an interceptor that says whose the calls are.

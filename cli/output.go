@@ -10,59 +10,29 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"go.yaml.in/yaml/v4"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 )
 
+// jsonFlag gives a command --json and --yaml. v is true with both: what the
+// command then prints as JSON comes out as YAML.
 func jsonFlag(cmd *cobra.Command, v *bool) {
 	cmd.Flags().BoolVar(v, "json", false, "print JSON")
-}
-
-// output is how a command prints a message of the API.
-type output struct{ json, yaml bool }
-
-// register adds the flags.
-func (o *output) register(cmd *cobra.Command) {
-	jsonFlag(cmd, &o.json)
-	cmd.Flags().BoolVar(&o.yaml, "yaml", false, "print YAML")
+	cmd.Flags().VarPF(&yamlFlag{cmd: cmd, json: v}, "yaml", "", "print YAML").NoOptDefVal = "true"
 	cmd.MarkFlagsMutuallyExclusive("json", "yaml")
 }
 
+// output is how a command prints a message of the API.
+type output struct{ json bool }
+
+// register adds the flags.
+func (o *output) register(cmd *cobra.Command) { jsonFlag(cmd, &o.json) }
+
 // given reports whether the message is wanted as it is, not in words.
-func (o *output) given() bool { return o.json || o.yaml }
+func (o *output) given() bool { return o.json }
 
-// write prints a message in the form that was asked for: as JSON, or as YAML
-// with the same names and values.
-func (o *output) write(w io.Writer, m proto.Message) error {
-	if !o.yaml {
-		return writeMessage(w, m)
-	}
-	raw, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
-	if err != nil {
-		return fmt.Errorf("encode YAML: %w", err)
-	}
-	var doc yaml.Node // a mapping would forget the order
-	if err := yaml.Load(raw, &doc); err != nil {
-		return fmt.Errorf("encode YAML: %w", err)
-	}
-	block(&doc)
-	if raw, err = yaml.Dump(&doc, yaml.WithIndent(2)); err != nil {
-		return fmt.Errorf("encode YAML: %w", err)
-	}
-	_, err = w.Write(raw)
-	return err
-}
-
-// block takes the style of JSON from a document.
-func block(n *yaml.Node) {
-	if n.Kind != yaml.ScalarNode && len(n.Content) > 0 || n.Kind == yaml.ScalarNode {
-		n.Style = 0
-	}
-	for _, c := range n.Content {
-		block(c)
-	}
-}
+// write prints a message in the form that was asked for.
+func (o *output) write(w io.Writer, m proto.Message) error { return writeMessage(w, m) }
 
 // writeJSON prints a value, indented.
 func writeJSON(w io.Writer, v any) error {

@@ -47,7 +47,7 @@ type proxyOptions struct {
 }
 
 func (o *proxyOptions) register(cmd *cobra.Command) {
-	o.conn.register(cmd)
+	o.conn.registerManager(cmd)
 	f := cmd.Flags()
 	f.StringVar(&o.name, "name", "", "name of the node in the pool (default: the host name)")
 	f.StringVar(&o.tokenFile, "join-token-file", "", "file of the token to enrol with (default: $DXPU_JOIN_TOKEN)")
