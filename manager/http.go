@@ -21,7 +21,7 @@ const minCompress = 4 << 10
 
 func (m *Manager) handler() http.Handler {
 	mux := http.NewServeMux()
-	options := connect.WithHandlerOptions(connect.WithReadMaxBytes(maxRequest), connect.WithCompressMinBytes(minCompress),
+	options := connect.WithHandlerOptions(connect.WithReadMaxBytes(maxRequest), connect.WithCompressMinBytes(minCompress), strictCodecs(),
 		connect.WithInterceptors(leaderOnly{m}, &guard{m}))
 	path, pool := dxpuv1connect.NewPoolServiceHandler(&poolService{m: m}, connect.WithInterceptors(tracing()), options)
 	mux.Handle(path, m.Protect(pool))
