@@ -47,6 +47,8 @@ var layer = map[string]int{
 	"auth":              2,
 	"xid":               2,
 
+	"descriptor": 3,
+
 	"turn":     3,
 	"udp":      3,
 	"fabric":   3,
@@ -87,9 +89,11 @@ var beside = map[string][]string{
 	"link/linktest":             {"link", "fault"},
 	"vswitch":                   {"mapping", "device"},
 	"rootcomplex":               {"transaction"},
+	"turn":                      {"descriptor"},
+	"udp":                       {"descriptor"},
 	"gpudrv/vfio":               {"gpudrv"},
 	"gpudrv/embedded":           {"gpudrv", "turn"},
-	"vfiouser":                  {"turn"},
+	"vfiouser":                  {"turn", "descriptor"},
 	"gpudrv/vfiouserbus":        {"gpudrv", "vfiouser"},
 	"fabric":                    {"udp", "turn", "capture"},
 	"gpudrv/gpudrvtest":         {"gpudrv", "gpudrv/embedded"},

@@ -55,6 +55,25 @@ func eachPair(b *testing.B, spec pairSpec, f func(b *testing.B, dev *opened)) {
 	}
 }
 
+// A register read takes no memory, from the driver to the GPU and back.
+func TestRegisterReadAllocatesNothing(t *testing.T) {
+	_, dev, err := newNative(t.Context(), sizes{512, 512})
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := readRegister(dev.Device)
+	if n := testing.AllocsPerRun(500, func() { // fewer than change the register
+		if err := read(); err != nil {
+			t.Fatal(err)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if err := dev.close(); err != nil {
+		t.Error(err)
+	}
+}
+
 func BenchmarkRegisterRead(b *testing.B) {
 	eachPair(b, pairSpec{slots: 1, sizes: sizes{512, 512}}, func(b *testing.B, dev *opened) {
 		read := readRegister(dev.Device)

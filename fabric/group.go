@@ -2,6 +2,7 @@ package fabric
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -25,8 +26,9 @@ type Group struct {
 	pumped  []*Binding // to be transmitted
 	holding []*Binding // with TLPs that their handlers could not take
 
-	postMu sync.Mutex // guards posted
-	posted []func(now time.Duration)
+	waiting atomic.Int32 // of posted, read without the mutex
+	postMu  sync.Mutex   // guards what follows
+	posted  []func(now time.Duration)
 }
 
 // NewGroup makes an empty group.
@@ -80,6 +82,7 @@ func (g *Group) LeaveSoon() {
 func (g *Group) Post(f func(now time.Duration)) {
 	g.postMu.Lock()
 	g.posted = append(g.posted, f)
+	g.waiting.Add(1)
 	g.postMu.Unlock()
 	if g.mu.TryLock() {
 		g.now = g.fabric.Now()
@@ -87,16 +90,18 @@ func (g *Group) Post(f func(now time.Duration)) {
 	}
 }
 
-func (g *Group) hasPosted() bool {
-	g.postMu.Lock()
-	defer g.postMu.Unlock()
-	return len(g.posted) > 0
-}
+// hasPosted reports whether something waits. Whoever posts counts it before he
+// tries the lock, so who looks after unlocking misses nothing.
+func (g *Group) hasPosted() bool { return g.waiting.Load() > 0 }
 
 func (g *Group) runPosted() {
+	if !g.hasPosted() {
+		return
+	}
 	g.postMu.Lock()
 	posted := g.posted
 	g.posted = nil
+	g.waiting.Store(0)
 	g.postMu.Unlock()
 	for _, f := range posted {
 		f(g.now)

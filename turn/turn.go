@@ -13,10 +13,11 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/descriptor"
 )
 
 // Source is what is read. Its methods are called by one goroutine at a time.
@@ -52,9 +53,8 @@ const (
 type Turn struct {
 	source Source
 	spin   time.Duration
-	wake   *os.File // an eventfd: the background reader is to come back
-	raw    syscall.RawConn
-	nap    nap // Serve's
+	wake   *descriptor.FD // an eventfd: the background reader is to come back
+	nap    nap            // Serve's
 
 	role    sync.Mutex           // held by who reads
 	since   int                  // receptions since somebody waited; guarded by role
@@ -72,12 +72,7 @@ func New(s Source, spin time.Duration) (*Turn, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("eventfd", err)
 	}
-	t := &Turn{source: s, spin: spin, wake: os.NewFile(uintptr(fd), "turn")}
-	t.nap.do = t.nap.sleep
-	if t.raw, err = t.wake.SyscallConn(); err != nil {
-		return nil, errors.Join(err, t.wake.Close())
-	}
-	return t, nil
+	return &Turn{source: s, spin: spin, wake: descriptor.New(fd)}, nil
 }
 
 // Close frees what New took. The reading is ended by an error of the Source.
@@ -155,40 +150,46 @@ func (t *Turn) standAside() {
 // nap is the wait of the background reader; its structures live here, so that
 // it needs nothing from the heap.
 type nap struct {
-	poll   [1]unix.PollFd
-	limit  unix.Timespec
-	count  [8]byte
-	called bool
-	do     func(fd uintptr) // sleep, made once
+	poll  [1]unix.PollFd
+	limit unix.Timespec
+	count [8]byte
 }
 
-func (n *nap) sleep(fd uintptr) {
+// sleep reports whether the eventfd has ended it.
+func (n *nap) sleep(fd uintptr) (called bool) {
 	n.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
 	n.limit = unix.NsecToTimespec(grace.Nanoseconds())
-	if ready, err := unix.Ppoll(n.poll[:], &n.limit, nil); ready > 0 && err == nil {
-		_, _ = unix.Read(int(fd), n.count[:])
-		n.called = true
+	ready, err := unix.Ppoll(n.poll[:], &n.limit, nil)
+	if ready <= 0 || err != nil {
+		return false
 	}
+	_, _ = unix.Read(int(fd), n.count[:])
+	return true
 }
 
 // called waits for the grace, and reports whether Attend has ended it.
 func (t *Turn) called() bool {
-	t.nap.called = false
-	err := t.raw.Control(t.nap.do)
-	return t.nap.called || err != nil // closed: reading will tell
+	fd, ok := t.wake.Use()
+	if !ok {
+		return true // closed: reading will tell
+	}
+	defer t.wake.Done()
+	return t.nap.sleep(fd)
 }
 
 // Attend makes sure that the Source is read from now on, though nobody waits.
 func (t *Turn) Attend() {
-	if t.aside.Load() {
-		_ = t.raw.Control(signal)
+	if !t.aside.Load() {
+		return
+	}
+	if fd, ok := t.wake.Use(); ok {
+		_, _ = unix.Write(int(fd), one[:])
+		t.wake.Done()
 	}
 }
 
+// one is what is added to the eventfd.
 var one = [8]byte{1, 0, 0, 0, 0, 0, 0, 0}
-
-// signal adds one to an eventfd.
-func signal(fd uintptr) { _, _ = unix.Write(int(fd), one[:]) }
 
 // Wait is something to wait for. It may be waited for again and again.
 type Wait struct {

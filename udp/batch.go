@@ -15,14 +15,12 @@ type Reader struct {
 	conn *Conn
 	buf  []byte
 	call call
-	recv func(fd uintptr) // receive, made once
 }
 
 // NewReader makes a reader with a buffer of its own of ReadBuffer bytes.
 func (c *Conn) NewReader() *Reader {
 	r := &Reader{conn: c, buf: make([]byte, ReadBuffer)}
 	r.call.oob = make([]byte, 128)
-	r.recv = r.receive
 	return r
 }
 
@@ -53,17 +51,19 @@ func (r *Reader) receive(fd uintptr) {
 func (r *Reader) read() (batch []byte, segment int, from netip.AddrPort, err error) {
 	c := &r.call
 	c.set(r.buf, c.oob, unix.SizeofSockaddrAny)
-	if err := r.conn.raw.Control(r.recv); err != nil {
+	fd, ok := r.conn.fd.Use()
+	if !ok {
 		return nil, 0, from, net.ErrClosed
 	}
+	r.receive(fd)
+	r.conn.fd.Done()
 	switch {
 	case c.errno == unix.EAGAIN || c.errno == unix.EINTR:
 		return nil, 0, from, ErrTimeout
 	case c.errno != 0:
 		return nil, 0, from, fmt.Errorf("udp: read: %w", c.errno)
 	}
-	from, ok := c.sender()
-	if !ok { // only what a socket returns that was shut down has no sender
+	if from, ok = c.sender(); !ok { // only what a socket returns that was shut down has no sender
 		return nil, 0, from, net.ErrClosed
 	}
 	segment = c.n
@@ -106,7 +106,6 @@ type Writer struct {
 	oob  []byte // a UDP_SEGMENT control message whose value is set for each batch
 	to   netip.AddrPort
 	call call // its address is that of to
-	send func(fd uintptr)
 }
 
 // NewWriter makes a writer.
@@ -115,16 +114,17 @@ func (c *Conn) NewWriter() *Writer {
 	binary.NativeEndian.PutUint64(w.oob, uint64(unix.CmsgLen(2)))
 	binary.NativeEndian.PutUint32(w.oob[8:], unix.IPPROTO_UDP)
 	binary.NativeEndian.PutUint32(w.oob[12:], unix.UDP_SEGMENT)
-	w.send = func(fd uintptr) {
-		// A send that the socket has room for does not wait, so it need not
-		// tell the scheduler.
-		w.call.flags = unix.MSG_DONTWAIT
-		if w.call.at(unix.SYS_SENDMSG, fd); w.call.errno == unix.EAGAIN {
-			w.call.flags = 0
-			w.call.blocking(unix.SYS_SENDMSG, fd)
-		}
-	}
 	return w
+}
+
+// send makes the system call. A send that the socket has room for does not
+// wait, so it need not tell the scheduler.
+func (w *Writer) send(fd uintptr) {
+	w.call.flags = unix.MSG_DONTWAIT
+	if w.call.at(unix.SYS_SENDMSG, fd); w.call.errno == unix.EAGAIN {
+		w.call.flags = 0
+		w.call.blocking(unix.SYS_SENDMSG, fd)
+	}
 }
 
 // MaxBatch returns how many bytes one Write may take for datagrams of a size:
@@ -171,9 +171,12 @@ func (w *Writer) write(b, oob []byte, to netip.AddrPort) error {
 		w.to = to
 	}
 	w.call.set(b, oob, w.call.namelen)
-	if err := w.conn.raw.Control(w.send); err != nil {
+	fd, ok := w.conn.fd.Use()
+	if !ok {
 		return net.ErrClosed
 	}
+	w.send(fd)
+	w.conn.fd.Done()
 	if w.call.errno != 0 {
 		return w.call.errno
 	}

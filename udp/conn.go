@@ -14,12 +14,12 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/descriptor"
 )
 
 // Sizes in bytes.
@@ -54,8 +54,7 @@ type Options struct {
 // goroutine that waits for the poller lie an empty read, a wake-up of the
 // thread that polls, and a turn of the scheduler.
 type Conn struct {
-	file  *os.File // holds the descriptor until nobody uses it any more
-	raw   syscall.RawConn
+	fd    *descriptor.FD
 	local netip.AddrPort
 	ip4   bool // the socket is of IPv4
 	gso   atomic.Bool
@@ -87,19 +86,15 @@ func Listen(addr string, o Options) (*Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("udp: listen: %w", err)
 	}
-	c, err := adopt(pc.(*net.UDPConn))
+	c, err := adopt(pc.(*net.UDPConn), o)
 	if err = errors.Join(err, pc.Close()); err != nil {
 		return nil, fmt.Errorf("udp: listen: %w", err)
-	}
-	c.setBuffers()
-	if !o.NoOffload {
-		c.probe()
 	}
 	return c, nil
 }
 
 // adopt takes the socket out of the runtime's poller, by a descriptor of its own.
-func adopt(pc *net.UDPConn) (*Conn, error) {
+func adopt(pc *net.UDPConn, o Options) (*Conn, error) {
 	raw, err := pc.SyscallConn()
 	if err != nil {
 		return nil, err
@@ -120,41 +115,35 @@ func adopt(pc *net.UDPConn) (*Conn, error) {
 		return nil, err
 	}
 	addr := pc.LocalAddr().(*net.UDPAddr).AddrPort()
-	c := &Conn{file: os.NewFile(uintptr(fd), "udp socket"), local: netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())}
-	c.raw, err = c.file.SyscallConn()
-	if err == nil {
-		err = c.raw.Control(func(fd uintptr) {
-			domain, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DOMAIN)
-			c.ip4 = err == nil && domain == unix.AF_INET
-		})
+	c := &Conn{fd: descriptor.New(fd), local: netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())}
+	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	c.ip4 = err == nil && domain == unix.AF_INET
+	setBuffers(fd)
+	if !o.NoOffload {
+		c.probe(fd)
 	}
-	return c, err
+	return c, nil
 }
 
 // setBuffers asks for room for the traffic of many bindings; what the kernel
 // grants is its administrator's choice, so errors do not matter.
-func (c *Conn) setBuffers() {
-	_ = c.raw.Control(func(fd uintptr) {
-		s := int(fd)
-		for _, opt := range [][2]int{{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF}} {
-			if unix.SetsockoptInt(s, unix.SOL_SOCKET, opt[0], socketBuffer) != nil {
-				_ = unix.SetsockoptInt(s, unix.SOL_SOCKET, opt[1], socketBuffer)
-			}
+func setBuffers(fd int) {
+	for _, opt := range [][2]int{{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF}} {
+		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, opt[0], socketBuffer) != nil {
+			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, opt[1], socketBuffer)
 		}
-		// Datagrams are sized to the path by the link; fragments would only
-		// hide that the path has become smaller.
-		_ = unix.SetsockoptInt(s, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)
-	})
+	}
+	// Datagrams are sized to the path by the link; fragments would only
+	// hide that the path has become smaller.
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)
 }
 
 // probe finds out which offloads the kernel has. udp(7): UDP_SEGMENT since
 // Linux 4.18, UDP_GRO since 5.0.
-func (c *Conn) probe() {
-	_ = c.raw.Control(func(fd uintptr) {
-		_, err := unix.GetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_SEGMENT)
-		c.gso.Store(err == nil)
-		c.gro = unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_GRO, 1) == nil
-	})
+func (c *Conn) probe(fd int) {
+	_, err := unix.GetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_SEGMENT)
+	c.gso.Store(err == nil)
+	c.gro = unix.SetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_GRO, 1) == nil
 }
 
 // LocalAddr returns the address that the socket is bound to.
@@ -164,8 +153,11 @@ func (c *Conn) LocalAddr() netip.AddrPort { return c.local }
 func (c *Conn) Close() error {
 	// Closing a descriptor wakes nobody who waits in the kernel. Shutting down
 	// does, though it is an error for a socket that is not connected.
-	_ = c.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
-	return c.file.Close()
+	if fd, ok := c.fd.Use(); ok {
+		_ = unix.Shutdown(int(fd), unix.SHUT_RDWR)
+		c.fd.Done()
+	}
+	return c.fd.Close()
 }
 
 // Stats returns the counters.

@@ -5,11 +5,12 @@ import (
 	"io"
 	"net"
 	"os"
-	"syscall"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/descriptor"
 )
 
 // socket sends and receives messages with descriptors on a stream socket
@@ -20,8 +21,7 @@ import (
 // who receives waits in the kernel, in a thread of its own. By way of the poller
 // each message would cost an empty read and the wake-up of another thread.
 type socket struct {
-	file *os.File // holds the descriptor until nobody uses it any more
-	raw  syscall.RawConn
+	fd *descriptor.FD
 	// stall bounds how long a send waits for the peer to read; 0: it does not end.
 	stall time.Duration
 	// spin is how long a receiver polls before it waits.
@@ -30,8 +30,8 @@ type socket struct {
 	rx, tx half
 }
 
-// half is one direction. Its structures live here, and its functions are bound
-// once, so that a system call needs nothing from the heap.
+// half is one direction. Its structures live here, so that a system call needs
+// nothing from the heap.
 type half struct {
 	msg   unix.Msghdr
 	iov   unix.Iovec
@@ -39,7 +39,6 @@ type half struct {
 	block bool
 	n     int
 	err   error
-	call  func(fd uintptr)
 }
 
 // errWouldBlock says that nothing can be received now.
@@ -64,25 +63,23 @@ func newSocket(c *net.UnixConn) (*socket, error) {
 			failed = errors.Join(unix.SetNonblock(fd, false), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait))
 		}
 	})
-	s := &socket{}
-	if err = errors.Join(err, failed); err == nil {
-		s.file = os.NewFile(uintptr(fd), "vfio-user socket")
-		s.raw, err = s.file.SyscallConn()
-	}
-	if err != nil {
+	if err = errors.Join(err, failed); err != nil {
 		closeFDs([]int{fd})
 		return nil, err
 	}
+	s := &socket{fd: descriptor.New(fd)}
 	s.rx.oob = make([]byte, unix.CmsgSpace(MaxFDs*4))
-	s.rx.call, s.tx.call = s.receive, s.transmit
 	return s, c.Close()
 }
 
 // close ends the connection and wakes everything that waits for it: closing the
 // descriptor alone would not.
 func (s *socket) close() {
-	_ = s.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
-	_ = s.file.Close()
+	if fd, ok := s.fd.Use(); ok {
+		_ = unix.Shutdown(int(fd), unix.SHUT_RDWR)
+		s.fd.Done()
+	}
+	_ = s.fd.Close() // an error: somebody else has
 }
 
 func (h *half) set(b, oob []byte) {
@@ -210,9 +207,12 @@ func (s *socket) recvLong(b []byte) error {
 func (s *socket) recvmsg(b []byte, block bool) error {
 	s.rx.block = block
 	s.rx.set(b, s.rx.oob)
-	if err := s.raw.Control(s.rx.call); err != nil {
+	fd, ok := s.fd.Use()
+	if !ok {
 		return net.ErrClosed
 	}
+	s.receive(fd)
+	s.fd.Done()
 	if err := s.rx.err; err != nil && !errors.Is(err, errWouldBlock) {
 		return os.NewSyscallError("recvmsg", err)
 	}
@@ -228,9 +228,12 @@ func (s *socket) send(b []byte, fds ...int) error {
 	}
 	for len(b) > 0 {
 		s.tx.set(b, oob)
-		if err := s.raw.Control(s.tx.call); err != nil {
+		fd, ok := s.fd.Use()
+		if !ok {
 			return net.ErrClosed
 		}
+		s.transmit(fd)
+		s.fd.Done()
 		switch {
 		case errors.Is(s.tx.err, os.ErrDeadlineExceeded):
 			return s.tx.err
@@ -255,13 +258,14 @@ func fdOf(f *os.File) (int, error) {
 
 // hungUp reports whether the peer has closed its side.
 func (s *socket) hungUp() bool {
-	gone := true
-	err := s.raw.Control(func(fd uintptr) {
-		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
-		n, err := unix.Poll(p, 0)
-		gone = err == nil && n > 0 && p[0].Revents&(unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR) != 0
-	})
-	return err != nil || gone
+	fd, ok := s.fd.Use()
+	if !ok {
+		return true
+	}
+	defer s.fd.Done()
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+	n, err := unix.Poll(p, 0)
+	return err == nil && n > 0 && p[0].Revents&(unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR) != 0
 }
 
 func parseRights(oob []byte) ([]int, error) {

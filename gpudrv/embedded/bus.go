@@ -214,34 +214,29 @@ type region struct {
 
 func (r *region) Size() uint64 { return r.at.Size }
 
-func (r *region) Read32(off uint64) uint32 {
-	var b [4]byte
-	r.load(off, b[:])
-	return binary.LittleEndian.Uint32(b[:])
-}
+func (r *region) Read32(off uint64) uint32 { return uint32(r.load(off, 4)) }
 
-func (r *region) Read64(off uint64) uint64 {
-	var b [8]byte
-	r.load(off, b[:])
-	return binary.LittleEndian.Uint64(b[:])
-}
+func (r *region) Read64(off uint64) uint64 { return r.load(off, 8) }
 
-func (r *region) load(off uint64, p []byte) {
-	if off > r.at.Size || uint64(len(p)) > r.at.Size-off {
-		for i := range p {
-			p[i] = 0xff
-		}
-		return
+// load reads n bytes. A failed load is all ones, as on hardware.
+func (r *region) load(off uint64, n int) uint64 {
+	if off > r.at.Size || uint64(n) > r.at.Size-off {
+		return ^uint64(0)
 	}
-	_, _ = r.host.Load(r.at.Base+off, p) // a failed load is all ones, as on hardware
+	v, _ := r.host.loadWord(r.at.Base+off, n)
+	return v
 }
 
 func (r *region) Write32(off uint64, v uint32) {
-	r.store(off, binary.LittleEndian.AppendUint32(nil, v))
+	var b [4]byte
+	binary.LittleEndian.PutUint32(b[:], v)
+	r.store(off, b[:])
 }
 
 func (r *region) Write64(off uint64, v uint64) {
-	r.store(off, binary.LittleEndian.AppendUint64(nil, v))
+	var b [8]byte
+	binary.LittleEndian.PutUint64(b[:], v)
+	r.store(off, b[:])
 }
 
 func (r *region) store(off uint64, p []byte) {

@@ -193,6 +193,7 @@ type access struct {
 	ok    bool // got is there
 	taken bool // the event has been received, or will not come
 	wait  turn.Wait
+	word  [8]byte // where a short read goes
 }
 
 func newAccess() *access {
@@ -209,17 +210,23 @@ func (a *access) take() {
 	}
 }
 
-// do starts an access and waits for its event.
-func (h *Host) do(start func(cookie uint64)) (rootcomplex.Event, error) {
+// begin makes an access, and returns with the mutex locked: the caller starts the
+// access with the cookie and calls finish. After an error it is not locked.
+func (h *Host) begin() (a *access, cookie uint64, err error) {
 	h.mu.Lock()
 	if h.closed {
 		h.mu.Unlock()
-		return rootcomplex.Event{}, fmt.Errorf("embedded: %w", gpudrv.ErrClosed)
+		return nil, 0, fmt.Errorf("embedded: %w", gpudrv.ErrClosed)
 	}
 	h.next++
-	a := h.accessLocked()
+	a = h.accessLocked()
 	h.pending[h.next] = a
-	start(h.next)
+	return a, h.next, nil
+}
+
+// finish waits for the event of an access that was started. Afterwards the access
+// belongs to the caller, who gives it back with over, unless there is an error.
+func (h *Host) finish(a *access) (rootcomplex.Event, error) {
 	h.deliverLocked() // an access that cannot be made is over at once
 	h.mu.Unlock()
 	h.kick()
@@ -229,11 +236,14 @@ func (h *Host) do(start func(cookie uint64)) (rootcomplex.Event, error) {
 	if a.take(); !a.ok {
 		return rootcomplex.Event{}, fmt.Errorf("embedded: %w", gpudrv.ErrClosed)
 	}
-	got := a.got
+	return a.got, nil
+}
+
+// over takes an access back.
+func (h *Host) over(a *access) {
 	h.mu.Lock()
-	h.idle = append(h.idle, a) // somebody else's from here on
+	h.idle = append(h.idle, a)
 	h.mu.Unlock()
-	return got, nil
 }
 
 // accessLocked returns an access to wait for.
@@ -251,23 +261,46 @@ func (h *Host) accessLocked() *access {
 
 // ConfigRead32 implements rootcomplex.ConfigAccess.
 func (h *Host) ConfigRead32(id pcie.BDF, off uint16) (uint32, error) {
-	e, err := h.do(func(cookie uint64) { h.rc.ConfigRead(id, off, cookie) })
-	if err != nil || !e.OK {
+	a, cookie, err := h.begin()
+	if err != nil {
 		return 0xffff_ffff, err
+	}
+	h.rc.ConfigRead(id, off, cookie)
+	e, err := h.finish(a)
+	if err != nil {
+		return 0xffff_ffff, err
+	}
+	h.over(a)
+	if !e.OK {
+		return 0xffff_ffff, nil
 	}
 	return e.Value, nil
 }
 
 // ConfigWrite32 implements rootcomplex.ConfigAccess.
 func (h *Host) ConfigWrite32(id pcie.BDF, off uint16, v uint32) error {
-	_, err := h.do(func(cookie uint64) { h.rc.ConfigWrite(id, off, 0xf, v, cookie) })
+	a, cookie, err := h.begin()
+	if err != nil {
+		return err
+	}
+	h.rc.ConfigWrite(id, off, 0xf, v, cookie)
+	if _, err = h.finish(a); err == nil {
+		h.over(a)
+	}
 	return err
 }
 
 // Load reads len(p) bytes of memory space. ok is false, and p all ones, when
 // nobody answered.
 func (h *Host) Load(addr uint64, p []byte) (ok bool, err error) {
-	e, err := h.do(func(cookie uint64) { h.rc.Read(addr, p, cookie) })
+	var e rootcomplex.Event
+	a, cookie, err := h.begin()
+	if err == nil {
+		h.rc.Read(addr, p, cookie)
+		if e, err = h.finish(a); err == nil {
+			h.over(a)
+		}
+	}
 	if err != nil {
 		for i := range p {
 			p[i] = 0xff
@@ -276,11 +309,28 @@ func (h *Host) Load(addr uint64, p []byte) (ok bool, err error) {
 	return e.OK, err
 }
 
+// loadWord reads n <= 8 bytes, little-endian, without taking memory; all ones
+// when nobody answered.
+func (h *Host) loadWord(addr uint64, n int) (uint64, error) {
+	const ones = ^uint64(0)
+	a, cookie, err := h.begin()
+	if err != nil {
+		return ones, err
+	}
+	clear(a.word[:])
+	h.rc.Read(addr, a.word[:n], cookie)
+	if _, err = h.finish(a); err != nil {
+		return ones, err
+	}
+	v := binary.LittleEndian.Uint64(a.word[:])
+	h.over(a)
+	return v, nil
+}
+
 // MemoryRead32 implements rootcomplex.MemoryAccess.
 func (h *Host) MemoryRead32(addr uint64) (uint32, error) {
-	var b [4]byte
-	_, err := h.Load(addr, b[:])
-	return binary.LittleEndian.Uint32(b[:]), err
+	v, err := h.loadWord(addr, 4)
+	return uint32(v), err
 }
 
 // MemoryWrite32 implements rootcomplex.MemoryAccess.
