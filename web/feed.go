@@ -26,6 +26,7 @@ type feed struct {
 	key   string
 	event func(*dxpuv1.Event) (string, error) // renders a row
 	stop  context.CancelFunc
+	ready chan struct{} // closed when the watch stands, or cannot be had
 	done  chan struct{} // closed when run has ended
 
 	mu       sync.Mutex // guards what follows
@@ -125,7 +126,7 @@ func (f *feed) encode(m *happening, rows bool) (string, error) {
 // feeds are the feeds that somebody looks at.
 type feeds struct {
 	event func(*dxpuv1.Event) (string, error)
-	mu    sync.Mutex // guards open
+	mu    sync.Mutex // guards open; may be held when a feed's is taken
 	open  map[string]*feed
 }
 
@@ -135,22 +136,79 @@ type feeds struct {
 // another. The error says OUT_OF_RANGE when events since then are forgotten. Who
 // joined must leave.
 func (fs *feeds) join(r *http.Request, key string, from uint64, client clientFunc) (*feed, error) {
-	if f := fs.find(key, from); f != nil {
-		return f, nil
+	for {
+		f, mine := fs.find(key, from)
+		if mine {
+			return f, fs.begin(f, r, from, client)
+		}
+		select {
+		case <-f.ready:
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		}
+		if fs.enter(f, from) {
+			return f, nil
+		}
 	}
-	f := &feed{key: key, event: fs.event, viewers: 1, more: make(chan struct{}), done: make(chan struct{})}
+}
+
+// find returns the feed that is open, or one that the caller must begin.
+func (fs *feeds) find(key string, from uint64) (f *feed, mine bool) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	if f := fs.open[key]; f != nil && f.serves(from) {
+		return f, false
+	}
+	f = &feed{key: key, event: fs.event, viewers: 1, more: make(chan struct{}), ready: make(chan struct{}), done: make(chan struct{})}
+	fs.open[key] = f // one that was there and begins too late goes on for those that it has
+	return f, true
+}
+
+// serves reports whether a feed has, or while it is being opened may have, what
+// has happened since a revision.
+func (f *feed) serves(from uint64) bool {
+	select {
+	case <-f.ready:
+	default:
+		return true
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return !f.over && f.viewers > 0 && (from == 0 || from >= f.start)
+}
+
+// enter makes the caller one of a feed's viewers, if it serves him.
+func (fs *feeds) enter(f *feed, from uint64) bool {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	if !f.serves(from) {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.viewers++
+	return true
+}
+
+// begin opens a feed's watch and lets others in.
+func (fs *feeds) begin(f *feed, r *http.Request, from uint64, client clientFunc) error {
 	ctx, stop := context.WithCancel(context.WithoutCancel(r.Context()))
 	f.stop = stop
 	watch, err := f.dial(r.Clone(ctx), from, client)
 	if err != nil {
 		stop()
-		return nil, err
+		fs.mu.Lock()
+		defer fs.mu.Unlock()
+		f.over = true
+		if fs.open[f.key] == f {
+			delete(fs.open, f.key)
+		}
+		close(f.ready)
+		return err
 	}
-	fs.mu.Lock()
-	fs.open[key] = f // of two that came at once one is found later; the other serves its own
-	fs.mu.Unlock()
 	go f.run(watch)
-	return f, nil
+	close(f.ready)
+	return nil
 }
 
 type clientFunc = func(*http.Request) watcher
@@ -186,22 +244,6 @@ func (f *feed) dial(r *http.Request, from uint64, client clientFunc) (*connect.S
 		}
 	}
 	return nil, err
-}
-
-func (fs *feeds) find(key string, from uint64) *feed {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	f := fs.open[key]
-	if f == nil {
-		return nil
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.over || f.viewers == 0 || from > 0 && from < f.start {
-		return nil
-	}
-	f.viewers++
-	return f
 }
 
 // leave ends the feed with its last viewer, and returns when it has ended.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -141,20 +142,27 @@ func wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// pass writes messages in one piece. The page of the events gets each; for others
-// the newest is enough, since it makes them look again.
+// wanted are the happenings that the page hears of. The page of the events gets
+// each; for others the newest is enough, since it makes them look again.
+func (v *viewer) wanted(all []*happening) []*happening {
+	if v.rows {
+		return slices.DeleteFunc(slices.Clone(all), func(h *happening) bool { return !v.filter.keeps(h.event) })
+	}
+	for i, h := range slices.Backward(all) {
+		if v.filter.keeps(h.event) {
+			return all[i : i+1]
+		}
+	}
+	return nil
+}
+
+// pass writes messages in one piece.
 func (v *viewer) pass(f *feed, messages []*happening, at uint64) bool {
 	var b strings.Builder
-	for _, m := range messages {
-		if !v.filter.keeps(m.event) {
-			continue
-		}
+	for _, m := range v.wanted(messages) {
 		data, err := f.encode(m, v.rows)
 		if err != nil {
 			return false
-		}
-		if !v.rows {
-			b.Reset()
 		}
 		b.WriteString(sse(m.event.Revision, "change", data))
 	}

@@ -242,6 +242,39 @@ func TestViewersShareOneWatch(t *testing.T) {
 	})
 }
 
+// A thousand who come at once, as when a manager has begun to lead, open one watch.
+func TestViewersComeAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newFakeAPI()
+		s := serve(a)
+		a.happen(5, "x")
+		ctx, cancel := context.WithCancel(t.Context())
+		var all []*sink
+		for i := range 1000 {
+			r := httptest.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("/ui/stream?rows=1&after=%d", 1+i%5), nil)
+			r.Header.Set("Authorization", "Bearer operator")
+			v := &sink{header: http.Header{}, done: make(chan struct{}), hold: make(chan struct{}, 1)}
+			all = append(all, v)
+			go func() {
+				defer close(v.done)
+				s.ServeHTTP(v, r)
+			}()
+		}
+		later()
+		for i, v := range all {
+			wantIDs(t, fmt.Sprint(i), v.got("change"), numbers(2+i%5, 5))
+		}
+		if a.watches > 5 { // one for each place to begin at, at most
+			t.Errorf("%d watches were made", a.watches)
+		}
+		cancel()
+		synctest.Wait()
+		if len(s.feeds.open) != 0 {
+			t.Error("a feed is open with nobody there")
+		}
+	})
+}
+
 // Who does not take what is sent holds up nobody, loses the stream, and is told
 // to look again.
 func TestSlowViewerIsDropped(t *testing.T) {

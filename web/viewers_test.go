@@ -1,0 +1,95 @@
+package web
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// page is an open live page without a browser: it follows its stream and, as the
+// script does, fetches itself anew after a change.
+type page struct {
+	header  http.Header
+	begun   *sync.WaitGroup
+	once    sync.Once
+	changed chan string // the revision of the newest change
+}
+
+func (p *page) Header() http.Header { return p.header }
+func (p *page) WriteHeader(int)     {}
+func (p *page) Flush()              {}
+
+func (p *page) Write(b []byte) (int, error) {
+	p.once.Do(p.begun.Done)
+	if _, rest, ok := strings.Cut(string(b), "id: "); ok && strings.Contains(rest, "event: change") {
+		revision, _, _ := strings.Cut(rest, "\n")
+		select {
+		case <-p.changed: // a newer one takes its place
+		default:
+		}
+		p.changed <- revision
+	}
+	return len(b), nil
+}
+
+// follow lives until ctx ends.
+func (p *page) follow(ctx context.Context, h http.Handler, fetched *atomic.Int64, all *sync.WaitGroup) {
+	request := func(path string) *http.Request {
+		r := httptest.NewRequestWithContext(ctx, http.MethodGet, path, nil)
+		r.RemoteAddr, r.Host = "127.0.0.1:9", "127.0.0.1"
+		return r
+	}
+	all.Go(func() { h.ServeHTTP(p, request("/ui/stream")) })
+	all.Go(func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case revision := <-p.changed:
+				r := request("/")
+				r.Header.Set(afterHeader, revision)
+				h.ServeHTTP(httptest.NewRecorder(), r)
+				fetched.Add(1)
+				wait(ctx, time.Second) // as the script does
+			}
+		}
+	})
+}
+
+// How long calls take that change the pool, while pages of 512 GPUs look on.
+func BenchmarkCallsWithViewers(b *testing.B) {
+	for _, viewers := range []int{0, 1, 1000} {
+		b.Run(fmt.Sprint(viewers), func(b *testing.B) {
+			w := quietWorld(b, 64, 22)
+			ctx, cancel := context.WithCancel(b.Context())
+			var all, begun sync.WaitGroup
+			var fetched atomic.Int64
+			for range viewers {
+				begun.Add(1)
+				p := &page{header: http.Header{}, begun: &begun, changed: make(chan string, 1)}
+				p.follow(ctx, w.pages, &fetched, &all)
+			}
+			begun.Wait()
+			target := &dxpuv1.Target{Target: &dxpuv1.Target_GpuId{GpuId: "box-01/0"}}
+			for b.Loop() {
+				w.cordon(target, "test")
+				if _, err := w.pool.Uncordon(ctx, connect.NewRequest(&dxpuv1.UncordonRequest{Target: target})); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(fetched.Load())/b.Elapsed().Seconds(), "pages/s")
+			cancel()
+			all.Wait()
+		})
+	}
+}
