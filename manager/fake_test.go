@@ -281,7 +281,7 @@ func (w *world) tell(id string) {
 	if n.down || !w.here(id) {
 		return
 	}
-	if _, err := w.m.report(context.Background(), n.observe(), func(*tx) error { return nil }); err != nil {
+	if _, _, err := w.m.report(context.Background(), n.observe(), func(*tx) error { return nil }); err != nil {
 		w.t.Fatalf("report of %s: %v", id, err)
 	}
 }

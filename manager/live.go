@@ -2,6 +2,7 @@ package manager
 
 import (
 	"crypto/sha256"
+	"math"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -12,8 +13,9 @@ import (
 // liveNode is what is known of a node from its reports and not stored: it is
 // told anew within a heartbeat.
 type liveNode struct {
-	last     time.Time // of the last report; zero: none since the manager started
-	lost     bool      // said so in an event
+	last     time.Time     // of the last report; zero: none since the manager started
+	patience time.Duration // how long it may be silent after that
+	lost     bool          // said so in an event
 	observed *dxpuv1.ObservedState
 	essence  []byte // of observed; nil: the next report counts as a different one
 	rates    rates
@@ -51,7 +53,19 @@ func (l *liveNode) takes(s *dxpuv1.ObservedState) bool {
 // connected reports whether a node reports now.
 func (t *tx) connected(node string) bool {
 	l := t.live[node]
-	return l != nil && !l.last.IsZero() && t.now.Sub(l.last) < t.cfg.LostAfter
+	return l != nil && !l.last.IsZero() && t.now.Sub(l.last) < l.patience
+}
+
+// heartbeat is how often nodes are to report, as many as they are.
+func (t *tx) heartbeat() time.Duration {
+	aRound := float64(t.cfg.ReportRate) * t.cfg.Heartbeat.Seconds() // reports
+	return t.cfg.Heartbeat * max(1, time.Duration(math.Ceil(float64(t.nodes.len())/aRound)))
+}
+
+// patience is how long a node may be silent that reports so often: as many
+// heartbeats as LostAfter has, however long they are.
+func (t *tx) patience(heartbeat time.Duration) time.Duration {
+	return max(t.cfg.LostAfter, time.Duration(float64(t.cfg.LostAfter)/float64(t.cfg.Heartbeat)*float64(heartbeat)))
 }
 
 // away reports whether a node does not report though it had time to find the
@@ -63,7 +77,7 @@ func (t *tx) away(node string) bool {
 	if l := t.live[node]; l != nil && !l.last.IsZero() {
 		return true
 	}
-	return t.due(subject{aNode, node}, t.began.Add(findTime+t.cfg.LostAfter))
+	return t.due(subject{aNode, node}, t.began.Add(findTime+t.patience(t.heartbeat())))
 }
 
 // findTime is how long nodes may take to find a manager that has just begun:

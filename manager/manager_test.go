@@ -220,7 +220,7 @@ func TestStaleReports(t *testing.T) {
 	id := w.create(&dxpuv1.LeaseSpec{Count: 1})
 	w.settle()
 	send := func(o *dxpuv1.ObservedState) {
-		if _, err := w.m.report(context.Background(), o, func(*tx) error { return nil }); err != nil {
+		if _, _, err := w.m.report(context.Background(), o, func(*tx) error { return nil }); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
@@ -45,17 +46,21 @@ func bounded(s string) string {
 	return s
 }
 
-// report takes in what a node has and returns the revision that it should have.
-// o belongs to the manager afterwards.
-func (m *Manager) report(ctx context.Context, o *dxpuv1.ObservedState, allowed func(*tx) error) (uint64, error) {
+// report takes in what a node has and returns the revision that it should have,
+// and how often it is to report. o belongs to the manager afterwards.
+func (m *Manager) report(ctx context.Context, o *dxpuv1.ObservedState, allowed func(*tx) error) (uint64, time.Duration, error) {
 	essence, err := essenceOf(o)
 	if err != nil {
-		return 0, invalid("state: %v", err)
+		return 0, 0, invalid("state: %v", err)
 	}
 	m.mu.Lock()
 	revision, c, err := m.reportLocked(ctx, o, essence, allowed)
+	heartbeat := m.cfg.Heartbeat
+	if err == nil {
+		heartbeat = m.readLocked(m.cfg.Now()).heartbeat()
+	}
 	m.mu.Unlock()
-	return revision, m.answer(ctx, c, err)
+	return revision, heartbeat, m.answer(ctx, c, err)
 }
 
 func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, essence []byte, allowed func(*tx) error) (uint64, *commit, error) {
@@ -78,6 +83,7 @@ func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, ess
 	l.rates.update(o, t.now)
 	before := l.observed
 	l.observed, l.last, l.lost, l.essence = o, t.now, false, essence
+	l.patience = t.patience(t.heartbeat())
 	if same {
 		return t.nodes.get(o.NodeId).DesiredRevision, m.last, nil
 	}

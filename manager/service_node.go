@@ -155,9 +155,11 @@ func (s *nodeService) Report(ctx context.Context, req *connect.Request[dxpuv1.Re
 	if err := checkReport(o); err != nil {
 		return nil, err
 	}
-	revision, err := s.m.report(ctx, o, func(t *tx) error { return exists(t, o.NodeId) })
+	revision, heartbeat, err := s.m.report(ctx, o, func(t *tx) error { return exists(t, o.NodeId) })
 	if err != nil {
 		return nil, apiError(err)
 	}
-	return connect.NewResponse(&dxpuv1.ReportResponse{DesiredRevision: revision}), nil
+	return connect.NewResponse(&dxpuv1.ReportResponse{
+		DesiredRevision: revision, HeartbeatInterval: durationpb.New(heartbeat),
+	}), nil
 }

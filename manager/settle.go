@@ -173,13 +173,13 @@ func (t *tx) advanceNode(id string) {
 		return
 	}
 	l := t.live[id]
-	if l == nil || l.last.IsZero() || l.lost || !t.due(subject{aNode, id}, l.last.Add(t.cfg.LostAfter)) {
+	if l == nil || l.last.IsZero() || l.lost || !t.due(subject{aNode, id}, l.last.Add(l.patience)) {
 		return
 	}
 	l.lost = true
 	t.fellSilent = append(t.fellSilent, l)
 	t.restless[id] = true
-	t.noteLost(id, l.last.Add(t.cfg.LostAfter))
+	t.noteLost(id, l.last.Add(l.patience))
 	n := t.nodes.get(id)
 	t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_LOST), "%s %s is silent", kindWord(n.Kind), id)
 	t.markNode(id)

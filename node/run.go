@@ -19,6 +19,8 @@ const (
 	// defaultHeartbeat is used until the manager says otherwise: four reports
 	// within the second after which a manager counts a node as lost.
 	defaultHeartbeat = 250 * time.Millisecond
+	// maxHeartbeat is the longest pause between reports, whatever a manager says.
+	maxHeartbeat = time.Minute
 	// Back-off between attempts to reach the manager. The first is short
 	// because a restarting manager should find its nodes again at once; the last
 	// keeps a thousand nodes from asking more than some hundred times a second.
@@ -243,14 +245,8 @@ func (c *Client) reportLoop(ctx context.Context) error {
 	c.mu.Lock()
 	interval := time.Duration(c.identity.HeartbeatMS) * time.Millisecond
 	c.mu.Unlock()
-	if c.cfg.Heartbeat > 0 {
-		interval = c.cfg.Heartbeat
-	}
-	if interval <= 0 {
-		interval = defaultHeartbeat
-	}
 	defer c.connected.Store(false)
-	tick := time.NewTicker(interval)
+	tick := time.NewTimer(maxHeartbeat)
 	defer tick.Stop()
 	pause := newBackoff()
 	var seq uint64
@@ -258,7 +254,7 @@ func (c *Client) reportLoop(ctx context.Context) error {
 	reached := true
 	for {
 		seq++
-		want, err := c.reportOnce(ctx, seq)
+		want, every, err := c.reportOnce(ctx, seq)
 		c.connected.Store(err == nil)
 		if err := c.sessionError(err); err != nil {
 			return err
@@ -289,6 +285,10 @@ func (c *Client) reportLoop(ctx context.Context) error {
 			poke(c.rewatch)
 			behind = time.Time{}
 		}
+		if every > 0 {
+			interval = every
+		}
+		tick.Reset(c.nextReport(interval, behind))
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -298,7 +298,24 @@ func (c *Client) reportLoop(ctx context.Context) error {
 	}
 }
 
-func (c *Client) reportOnce(ctx context.Context, seq uint64) (desired uint64, err error) {
+// nextReport is the pause before the next report where nothing changes: what the
+// manager says, less while it owes a snapshot.
+func (c *Client) nextReport(interval time.Duration, behind time.Time) time.Duration {
+	switch {
+	case c.cfg.Heartbeat > 0:
+		interval = c.cfg.Heartbeat
+	case interval <= 0:
+		interval = defaultHeartbeat
+	}
+	if !behind.IsZero() {
+		interval = min(interval, silence)
+	}
+	return min(interval, maxHeartbeat)
+}
+
+// reportOnce makes a report and returns which desired state there is for the node,
+// and how often it is to report, 0 for as before.
+func (c *Client) reportOnce(ctx context.Context, seq uint64) (desired uint64, every time.Duration, err error) {
 	timeout := callTimeout
 	if c.several {
 		timeout = reportTimeout
@@ -321,9 +338,9 @@ func (c *Client) reportOnce(ctx context.Context, seq uint64) (desired uint64, er
 	authorize(req.Header().Set, id)
 	res, err := c.api.Report(ctx, req)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	return res.Msg.DesiredRevision, nil
+	return res.Msg.DesiredRevision, res.Msg.HeartbeatInterval.AsDuration(), nil
 }
 
 // sessionError returns the errors that end a session, nil for the rest.
