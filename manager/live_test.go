@@ -1,10 +1,17 @@
 package manager
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
 // Many nodes report less often, and may be silent for longer.
@@ -48,4 +55,35 @@ func (w *world) readsAsConnected(id string) (there bool) {
 		return nil
 	})
 	return there && !w.m.live[id].lost
+}
+
+// BenchmarkReport is one report in which nothing has changed, without the network.
+func BenchmarkReport(b *testing.B) {
+	var nodes []*fakeNode
+	for i := range 500 { // each may make only so many calls
+		nodes = append(nodes, boxNode(fmt.Sprint("b", i), 8))
+	}
+	w := newWorld(b, Config{Open: OpenInsecure}, nodes...)
+	h := w.m.Handler()
+	_ = w.m.update(context.Background(), func(t *tx) error {
+		for _, n := range nodes {
+			t.nodes.edit(n.id).CredentialHash = hashCredential(n.id)
+		}
+		return nil
+	})
+	for i := 0; b.Loop(); i++ {
+		n := nodes[i%len(nodes)]
+		o := n.observe()
+		raw, err := proto.Marshal(&dxpuv1.ReportRequest{State: o})
+		if err != nil {
+			b.Fatal(err)
+		}
+		r := httptest.NewRequest(http.MethodPost, "/dxpu.v1.NodeService/Report", bytes.NewReader(raw))
+		r.Header.Set("Content-Type", "application/proto")
+		r.Header.Set("Authorization", "Bearer "+n.id)
+		res := httptest.NewRecorder()
+		if h.ServeHTTP(res, r); res.Code != http.StatusOK {
+			b.Fatal(res.Body)
+		}
+	}
 }
