@@ -155,16 +155,17 @@ func (o *capacityOptions) runAttach(cmd *cobra.Command) error {
 func printCapacity(w io.Writer, r *capacity.Report) error {
 	_, _ = fmt.Fprintf(w, "%d processors, %s; %d GPUs in %d boxes, %d hosts, one process; %d callers at the same time\n\n",
 		r.Processors, r.Go, r.GPUs, r.Boxes, r.Hosts, r.AtOnce)
-	t := newTable(w, "MEASURED", "")
+	t := newTable(w, "MEASURED", "VALUE")
 	t.row("start, until the manager knows all GPUs", duration(r.StartNS))
 	t.row(fmt.Sprintf("attach all %d GPUs", r.GPUs), duration(r.AttachNS))
 	t.row("each GPU: driver, registers, verified DMA both ways", duration(r.DriveNS))
 	t.row("release all, until they are clean and free", duration(r.ReleaseNS))
 	t.row("memory of an attached GPU, both proxies and manager", fmt.Sprintf("%.1f KiB", r.MemoryPerGPU/1024))
 	t.row("memory of the empty pool", memory(r.MemoryEmpty))
+	t.row("memory of the process, all attached (RSS)", memory(r.RSS))
 	t.row("idle, nothing attached", percentOfCore(r.IdleEmpty))
 	t.row("idle, all attached", percentOfCore(r.IdleAttached))
-	t.row("goroutines, all attached", fmt.Sprintf("%d (%.1f for each GPU)", r.Goroutines, r.PerAttachment))
+	t.row("goroutines, all attached", fmt.Sprintf("%d, %.1f for each GPU", r.Goroutines, r.PerAttachment))
 	if err := t.flush(); err != nil {
 		return err
 	}

@@ -143,7 +143,7 @@ func printFleet(w io.Writer, r *fleet.Report) error {
 		return err
 	}
 	_, _ = fmt.Fprintln(w)
-	t = newTable(w, "MANAGER", "HEAP AND STACKS", "RSS", "GOROUTINES", "FILES")
+	t = newTable(w, "MANAGER", "OBJECTS AND STACKS", "RSS", "GOROUTINES", "FILES")
 	t.row("no node", memory(r.Empty.Heap), memory(r.Empty.RSS), r.Empty.Goroutines, r.Empty.Files)
 	t.row("all nodes", memory(r.Enrolled.Heap), memory(r.Enrolled.RSS), r.Enrolled.Goroutines, r.Enrolled.Files)
 	t.row("all nodes, all leases", memory(r.Idle.Heap), memory(r.Idle.RSS), r.Idle.Goroutines, r.Idle.Files)

@@ -77,8 +77,9 @@ type Report struct {
 	AtOnce    int           `json:"at_once"`    // callers at the same time
 	Parts     []Part        `json:"parts"`      // of an attach
 
-	MemoryPerGPU  float64 `json:"memory_per_gpu"`        // bytes of both proxies and the manager that an attached GPU takes
+	MemoryPerGPU  float64 `json:"memory_per_gpu"`        // bytes of both proxies and the manager that an attached GPU takes: objects and stacks
 	MemoryEmpty   uint64  `json:"memory_empty"`          // bytes of all proxies, GPUs and hosts with nothing attached
+	RSS           uint64  `json:"rss"`                   // bytes of the process with all attached
 	IdleEmpty     float64 `json:"idle_processors_empty"` // processors, with nothing attached
 	IdleAttached  float64 `json:"idle_processors"`       // processors, with all attached and nobody using them
 	Goroutines    int     `json:"goroutines"`
@@ -178,7 +179,10 @@ func (c *run) measure(ctx context.Context) error {
 		return err
 	}
 	r.MemoryPerGPU = max(0, float64(now.memory)-float64(c.empty.memory)) / n
-	r.Goroutines, r.PerAttachment = now.goroutines, float64(now.goroutines-c.empty.goroutines)/n
+	r.Goroutines, r.PerAttachment = now.goroutines, max(0, float64(now.goroutines-c.empty.goroutines)/n)
+	if r.RSS, err = residentMemory(); err != nil {
+		return err
+	}
 	r.IdleAttached, err = idle(ctx, c.spec.Idle)
 	return err
 }

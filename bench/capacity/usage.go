@@ -3,6 +3,7 @@ package capacity
 import (
 	"context"
 	"fmt"
+	"os"
 	"runtime"
 	"syscall"
 	"time"
@@ -10,7 +11,7 @@ import (
 
 // usage is what the process has taken so far.
 type usage struct {
-	memory     uint64        // heap and stacks in use after garbage collection, bytes
+	memory     uint64        // live objects and stacks after garbage collection, bytes
 	processor  time.Duration // of all threads
 	goroutines int
 	at         time.Time
@@ -23,7 +24,20 @@ func measureUsage() (usage, error) {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	cpu, err := processorTime()
-	return usage{m.HeapInuse + m.StackInuse, cpu, runtime.NumGoroutine(), time.Now()}, err
+	return usage{m.HeapAlloc + m.StackInuse, cpu, runtime.NumGoroutine(), time.Now()}, err
+}
+
+// residentMemory returns what the process has in memory, in bytes.
+func residentMemory() (uint64, error) {
+	raw, err := os.ReadFile("/proc/self/statm") // proc(5): size, resident, ... in pages
+	if err != nil {
+		return 0, fmt.Errorf("bench: %w", err)
+	}
+	var size, resident uint64
+	if _, err := fmt.Sscan(string(raw), &size, &resident); err != nil {
+		return 0, fmt.Errorf("bench: /proc/self/statm: %w", err)
+	}
+	return resident * uint64(os.Getpagesize()), nil
 }
 
 func processorTime() (time.Duration, error) {

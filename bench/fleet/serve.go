@@ -13,7 +13,6 @@ import (
 	"runtime"
 	"runtime/debug"
 	"runtime/pprof"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -48,7 +47,7 @@ type reply struct {
 
 // Usage is what the manager's process takes.
 type Usage struct {
-	Heap       uint64        `json:"heap"`  // bytes of heap and stacks after garbage collection; 0: not measured
+	Heap       uint64        `json:"heap"`  // bytes of objects and stacks after garbage collection; 0: not measured
 	RSS        uint64        `json:"rss"`   // bytes
 	Files      int           `json:"files"` // open, one of each connection
 	Goroutines int           `json:"goroutines"`
@@ -194,7 +193,7 @@ func usage(collect bool) (*Usage, error) {
 		debug.FreeOSMemory() // collects, and gives back what the peak took
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
-		u.Heap = m.HeapInuse + m.StackInuse
+		u.Heap = m.HeapAlloc + m.StackInuse
 	}
 	var r syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
@@ -205,14 +204,12 @@ func usage(collect bool) (*Usage, error) {
 	if err != nil {
 		return nil, fmt.Errorf("bench: %w", err)
 	}
-	fields := strings.Fields(string(raw))
-	if len(fields) < 2 {
-		return nil, fmt.Errorf("bench: /proc/self/statm: %q", raw)
+	var size, resident uint64
+	if _, err := fmt.Sscan(string(raw), &size, &resident); err != nil {
+		return nil, fmt.Errorf("bench: /proc/self/statm: %w", err)
 	}
-	pages, err := strconv.ParseUint(fields[1], 10, 64)
-	files, filesErr := os.ReadDir("/proc/self/fd")
+	files, err := os.ReadDir("/proc/self/fd")
 	u.Files = len(files)
-	err = errors.Join(err, filesErr)
-	u.RSS = pages * uint64(os.Getpagesize())
+	u.RSS = resident * uint64(os.Getpagesize())
 	return u, err
 }
