@@ -31,7 +31,7 @@ type tlsWorld struct {
 func newTLSWorld(t *testing.T, life time.Duration) *tlsWorld {
 	t.Helper()
 	w := &tlsWorld{t: t, world: newWorld(t, Config{CertificateLife: life}), roots: x509.NewCertPool()}
-	w.clock.t = time.Now() // the client's side of TLS has no other clock
+	w.clock.set(time.Now()) // the client's side of TLS has no other clock
 	ca, _, err := w.m.Authority(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -167,11 +167,11 @@ func TestExpiredCertificates(t *testing.T) {
 	if err := report(open, "h1"); err != nil {
 		t.Fatal(err)
 	}
-	w.clock.t = w.clock.t.Add(59 * time.Minute)
+	w.clock.pass(59 * time.Minute)
 	if err := report(w.client(cert), "h1"); err != nil {
 		t.Errorf("in its last minute: %v", err)
 	}
-	w.clock.t = w.clock.t.Add(2 * time.Minute)
+	w.clock.pass(2 * time.Minute)
 	if err := report(open, "h1"); connect.CodeOf(err) != connect.CodeUnauthenticated {
 		t.Errorf("on a connection from before: %v", err)
 	}
@@ -208,7 +208,7 @@ func TestRenewedCertificates(t *testing.T) {
 			t.Errorf("the %s after the third was made: %v", name, err)
 		}
 	}
-	if third.Leaf.NotAfter.Sub(w.clock.t).Round(time.Minute) != time.Hour {
+	if third.Leaf.NotAfter.Sub(w.clock.now()).Round(time.Minute) != time.Hour {
 		t.Errorf("the third ends %v", third.Leaf.NotAfter)
 	}
 }
@@ -222,18 +222,18 @@ func TestRevokedCertificates(t *testing.T) {
 			}
 		},
 		"enrolled anew": func() {
-			w.clock.t = w.clock.t.Add(time.Minute) // it has not reported for long
+			w.clock.pass(time.Minute) // it has not reported for long
 			w.enrolTLS(dxpuv1.NodeKind_NODE_KIND_HOST, "h1")
 		},
 		"deleted, and another has its name": func() {
-			w.clock.t = w.clock.t.Add(time.Minute)
+			w.clock.pass(time.Minute)
 			if _, err := w.api().DeleteNode(t.Context(), connect.NewRequest(&dxpuv1.DeleteNodeRequest{NodeId: "h1"})); err != nil {
 				t.Fatal(err)
 			}
 			w.enrolTLS(dxpuv1.NodeKind_NODE_KIND_HOST, "h1")
 		},
 		"deleted, and a box has its name": func() {
-			w.clock.t = w.clock.t.Add(time.Minute)
+			w.clock.pass(time.Minute)
 			if _, err := w.api().DeleteNode(t.Context(), connect.NewRequest(&dxpuv1.DeleteNodeRequest{NodeId: "h1"})); err != nil {
 				t.Fatal(err)
 			}
@@ -242,7 +242,7 @@ func TestRevokedCertificates(t *testing.T) {
 	}
 	for name, do := range revoke {
 		t.Run(name, func(t *testing.T) {
-			w.clock.t = w.clock.t.Add(time.Minute)
+			w.clock.pass(time.Minute)
 			if known, _ := w.known("h1"); known {
 				if _, err := w.api().DeleteNode(t.Context(), connect.NewRequest(&dxpuv1.DeleteNodeRequest{NodeId: "h1"})); err != nil {
 					t.Fatal(err)
@@ -284,11 +284,11 @@ func TestForgedCertificates(t *testing.T) {
 	}
 	cluster := mine.Leaf.URIs[0].Host
 	name := auth.NodeURI(cluster, dxpuv1.NodeKind_NODE_KIND_HOST, "h2")
-	other, err := auth.NewAuthority(cluster, w.clock.t)
+	other, err := auth.NewAuthority(cluster, w.clock.now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	ofOther, err := other.IssueNode(req, name, w.clock.t, time.Hour)
+	ofOther, err := other.IssueNode(req, name, w.clock.now(), time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -304,15 +304,15 @@ func TestForgedCertificates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err := own.IssueServer([]string{"h2"}, w.clock.t, time.Hour)
+	server, err := own.IssueServer([]string{"h2"}, w.clock.now(), time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
-	unknown, err := own.IssueNode(req, name, w.clock.t, time.Hour)
+	unknown, err := own.IssueNode(req, name, w.clock.now(), time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
-	otherPool, err := own.IssueNode(req, auth.NodeURI("c-other", dxpuv1.NodeKind_NODE_KIND_HOST, "h2"), w.clock.t, time.Hour)
+	otherPool, err := own.IssueNode(req, auth.NodeURI("c-other", dxpuv1.NodeKind_NODE_KIND_HOST, "h2"), w.clock.now(), time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}

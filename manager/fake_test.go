@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -14,9 +15,24 @@ import (
 )
 
 // clock is a clock that tests turn by hand.
-type clock struct{ t time.Time }
+type clock struct {
+	mu sync.Mutex // streams look at it when they like
+	t  time.Time
+}
 
-func (c *clock) now() time.Time { return c.t }
+func (c *clock) now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.t
+}
+
+func (c *clock) pass(d time.Duration) { c.set(c.now().Add(d)) }
+
+func (c *clock) set(t time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.t = t
+}
 
 // fakeNode is a proxy that does at once, at its next step, what it is told.
 type fakeNode struct {
@@ -187,7 +203,7 @@ type fataler interface {
 
 func newWorld(t fataler, cfg Config, nodes ...*fakeNode) *world {
 	t.Helper()
-	c := &clock{time.Unix(1_700_000_000, 0)}
+	c := &clock{t: time.Unix(1_700_000_000, 0)}
 	cfg.JoinToken, cfg.Now = "token-for-tests", c.now
 	m, err := New(context.Background(), cfg)
 	if err != nil {
@@ -288,7 +304,7 @@ func (w *world) tell(id string) {
 
 // pass lets time go by.
 func (w *world) pass(d time.Duration) {
-	w.clock.t = w.clock.t.Add(d)
+	w.clock.pass(d)
 	if err := w.m.Tick(context.Background()); err != nil {
 		w.t.Fatalf("tick: %v", err)
 	}

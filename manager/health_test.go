@@ -221,7 +221,7 @@ func TestGPUComesAndGoes(t *testing.T) {
 		t.Errorf("GPU %v\n%s", g, w.events())
 	}
 	w.nodes["b1"].model = "T4" // another device takes its place
-	w.m.state.nodes.get("b1").slot(0).Care = &care{Serial: "old", Until: w.clock.t.Add(time.Hour), Due: true}
+	w.m.state.nodes.get("b1").slot(0).Care = &care{Serial: "old", Until: w.clock.now().Add(time.Hour), Due: true}
 	w.settle()
 	if g := w.gpu("b1/0"); g.QuarantinedUntil != nil {
 		t.Errorf("GPU %v", g)

@@ -21,11 +21,14 @@ const minCompress = 4 << 10
 
 func (m *Manager) handler() http.Handler {
 	mux := http.NewServeMux()
-	options := connect.WithHandlerOptions(connect.WithReadMaxBytes(maxRequest), connect.WithCompressMinBytes(minCompress), strictCodecs(),
-		connect.WithInterceptors(leaderOnly{m}, &guard{m}))
-	path, pool := dxpuv1connect.NewPoolServiceHandler(&poolService{m: m}, connect.WithInterceptors(tracing()), options)
+	// Nodes and people do not wait for each other.
+	options := func() connect.HandlerOption {
+		return connect.WithHandlerOptions(connect.WithReadMaxBytes(maxRequest), connect.WithCompressMinBytes(minCompress), strictCodecs(),
+			connect.WithInterceptors(leaderOnly{m}, newGate(gateWidth), &guard{m}))
+	}
+	path, pool := dxpuv1connect.NewPoolServiceHandler(&poolService{m: m}, connect.WithInterceptors(tracing()), options())
 	mux.Handle(path, m.Protect(pool))
-	path, node := dxpuv1connect.NewNodeServiceHandler(&nodeService{m: m}, options)
+	path, node := dxpuv1connect.NewNodeServiceHandler(&nodeService{m: m}, options())
 	mux.Handle(path, m.Protect(node))
 	mux.HandleFunc("GET /healthz", m.healthz)
 	mux.HandleFunc("GET /readyz", m.readyz)

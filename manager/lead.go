@@ -188,10 +188,13 @@ type leaderOnly struct{ m *Manager }
 
 // check returns the refusal and what the header says; nil: this manager leads.
 func (l leaderOnly) check() (header string, err error) {
+	if l.m.cluster == nil {
+		return "", nil
+	}
 	l.m.mu.Lock()
 	leads := l.m.leads
 	l.m.mu.Unlock()
-	if leads || l.m.cluster == nil {
+	if leads {
 		return "", nil
 	}
 	return cmp.Or(l.m.leaderURL(), endpoint.Nobody), l.m.notLeading()

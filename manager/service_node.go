@@ -136,6 +136,7 @@ func (s *nodeService) WatchDesired(ctx context.Context, req *connect.Request[dxp
 			known, sent = d.Revision, true
 			continue // it may have changed while it was being sent
 		}
+		idling(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
