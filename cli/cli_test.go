@@ -20,6 +20,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/auth"
@@ -163,7 +164,8 @@ func poll(ts *testscript.TestScript, ok func() bool, complaint string) {
 }
 
 // fakeNode is a proxy without a data path that does at once what it is told. A
-// file fail-SLOT in the directory NAME makes the device of that slot fail.
+// file fail-SLOT in the directory NAME makes the device of that slot fail, a file
+// eject-SLOT makes the guest remove it once, and a file hold-SLOT not let it go.
 //
 //	dxpu-fake-node host|box NAME SLOTS
 func fakeNode(args []string) int {
@@ -171,7 +173,7 @@ func fakeNode(args []string) int {
 	if err != nil {
 		return exitUsage
 	}
-	h := &fakeHandler{name: args[1], box: args[0] == "box", slots: slots}
+	h := &fakeHandler{name: args[1], box: args[0] == "box", slots: slots, held: map[uint32]*dxpuv1.ObservedBinding{}}
 	kind := dxpuv1.NodeKind_NODE_KIND_HOST
 	if h.box {
 		kind = dxpuv1.NodeKind_NODE_KIND_BOX
@@ -199,6 +201,13 @@ type fakeHandler struct {
 
 	mu      sync.Mutex
 	desired *dxpuv1.DesiredState
+	held    map[uint32]*dxpuv1.ObservedBinding // what a guest does not let go, as it was
+}
+
+// says reports whether there is a file about a slot.
+func (h *fakeHandler) says(what string, slot uint32) bool {
+	_, err := os.Stat(filepath.Join(h.name, fmt.Sprint(what, "-", slot)))
+	return err == nil
 }
 
 func (h *fakeHandler) Apply(d *dxpuv1.DesiredState) {
@@ -223,18 +232,34 @@ func (h *fakeHandler) Observe() *dxpuv1.ObservedState {
 		if h.box {
 			s.Domain = ""
 			s.Device = &dxpuv1.Device{Model: "DX100", MemoryBytes: 16 << 30, Serial: fmt.Sprint("S", i)}
-			if _, err := os.Stat(filepath.Join(h.name, fmt.Sprint("fail-", i))); err == nil {
+			if h.says("fail", i) {
 				s.Health, s.HealthDetail = dxpuv1.Health_HEALTH_FAILED, "a file says so"
 			}
 		}
 		for _, b := range h.desired.GetBindings() {
 			if b.Slot == i {
 				s.Binding = &dxpuv1.ObservedBinding{BindingId: b.BindingId, Epoch: b.Epoch, State: state}
+				s.Binding.Ejected = !h.box && h.says("eject", i) && b.Replugs == 0
+				s.Binding.Replugs = b.Replugs
 			}
 		}
+		h.hold(i, s)
 		o.Slots = append(o.Slots, s)
 	}
 	return o
+}
+
+// hold goes on to report what is no longer wanted, while the guest holds it.
+func (h *fakeHandler) hold(slot uint32, s *dxpuv1.ObservedSlot) {
+	switch {
+	case s.Binding != nil:
+		h.held[slot] = s.Binding
+	case !h.box && h.says("hold", slot) && h.held[slot] != nil:
+		s.Binding = proto.CloneOf(h.held[slot])
+		s.Binding.State, s.Binding.Detail = dxpuv1.BindingState_BINDING_STATE_DETACHING, "the guest still holds the device: a file says so"
+	case h.held[slot] != nil:
+		s.Removal = &dxpuv1.Removal{BindingId: h.held[slot].BindingId}
+	}
 }
 
 // Every command says what it does and shows an example.

@@ -100,6 +100,7 @@ func (s *slot) followGuest(ctx context.Context, want *dxpuv1.DesiredBinding) {
 	default:
 		p.added = false
 		s.guest.ejected.Store(true)
+		s.counters.ejected.Add(1)
 		s.host.log.Warn("the guest has removed the device", "slot", s.index)
 		s.status.Step("ejected")
 		s.status.Note("the guest has removed the device itself")

@@ -28,6 +28,8 @@ func (h *Host) Collect(out chan<- prometheus.Metric) {
 		m.Counter("slot_peer_tlps_total", "TLPs to the device of another slot.", s.index, c.peer.Load())
 		m.Counter("slot_interrupts_total", "Interrupts of the device.", s.index, c.interrupts.Load())
 		m.Counter("slot_error_messages_total", "ERR_COR, ERR_NONFATAL and ERR_FATAL messages of the device.", s.index, c.errors.Load())
+		m.Counter("slot_ejections_total", "Removals by the guest itself.", s.index, c.ejected.Load())
+		m.Counter("slot_forced_removals_total", "Removals without the guest's consent.", s.index, c.forced.Load())
 		if l := s.linkStats.Load(); l != nil {
 			m.Link(s.index, l)
 		}

@@ -66,6 +66,8 @@ type counters struct {
 	peer                           atomic.Uint64 // TLPs to another slot
 	interrupts                     atomic.Uint64
 	errors                         atomic.Uint64 // ERR_* messages of the device
+	ejected                        atomic.Uint64 // removals by the guest itself
+	forced                         atomic.Uint64 // removals without the guest's consent
 }
 
 var _ fabric.Handler = (*slot)(nil)

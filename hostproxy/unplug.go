@@ -33,6 +33,7 @@ func (s *slot) unplug(ctx context.Context, timeout time.Duration) {
 	removal := &dxpuv1.Removal{BindingId: s.observed().ID}
 	if err != nil {
 		removal.Forced, removal.Detail = true, cmp.Or(use, err.Error())
+		s.counters.forced.Add(1)
 		s.host.log.Warn("the host has not let go of the device: it is taken away", "slot", s.index, "err", err)
 	}
 	s.guest.removal.Store(removal)

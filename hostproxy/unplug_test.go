@@ -57,6 +57,9 @@ func TestGuestNeverLetsGo(t *testing.T) {
 	if gone.GetBindingId() != b.id || !gone.GetForced() || !strings.Contains(gone.GetDetail(), "the guest still holds the device") {
 		t.Errorf("removed like %v, want by force", gone)
 	}
+	if n := metric(t, r.hosts[0], "slot_forced_removals_total"); n != 1 {
+		t.Errorf("%v removals by force are counted, want 1", n)
+	}
 	// QEMU still has it when the next one comes; the guest lets go then.
 	q.set(func() { q.onDelete = func(string) guestAnswer { return letGo } })
 	r.detach(r.attach(0, 0, 0, 0))
@@ -117,6 +120,9 @@ func TestGuestEjects(t *testing.T) {
 	q.eject(firstDevice)
 	r.until("it was removed", func() bool { return r.atHost(b).GetEjected() })
 	r.detach(b) // there is nothing to wait for
+	if n := metric(t, r.hosts[0], "slot_ejections_total"); n != 3 {
+		t.Errorf("%v removals by the guest are counted, want 3", n)
+	}
 }
 
 // A device that cannot be shown again says why.
