@@ -98,6 +98,18 @@ func TestSafety(t *testing.T) {
 					return errors.New("the call fails after all")
 				})
 			},
+			"eject": func(t *rapid.T) { n := w.nodes[host.Draw(t, "host")]; n.ejects = !n.ejects },
+			"replug": func(t *rapid.T) {
+				if l := w.lease(someLease(t)); len(l.Bindings) > 0 {
+					_, _ = (&poolService{m: w.m}).ReplugGPU(context.Background(),
+						connect.NewRequest(&dxpuv1.ReplugGPURequest{GpuId: l.Bindings[len(l.Bindings)-1].GpuId}))
+				}
+			},
+			"hold": func(t *rapid.T) {
+				n := w.nodes[host.Draw(t, "host")]
+				n.holds = rapid.SampledFrom([]string{"", "a driver has it", "a driver has it and uses it"}).Draw(t, "why")
+				n.forces = n.holds
+			},
 			"cut": func(t *rapid.T) { n := w.nodes[host.Draw(t, "host")]; n.linkDown = !n.linkDown },
 			"":    func(t *rapid.T) { w.check(t) },
 		})
@@ -153,7 +165,7 @@ func (w *world) check(t *rapid.T) {
 // heal ends all faults and lets everything come to rest.
 func (w *world) heal() {
 	for _, n := range w.nodes {
-		n.down, n.deaf, n.refuses, n.linkDown = false, false, false, false
+		n.down, n.deaf, n.refuses, n.linkDown, n.ejects, n.holds = false, false, false, false, false, ""
 		clear(n.dead)
 		target := atHost(n.id)
 		if n.box() {
