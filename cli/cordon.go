@@ -207,10 +207,19 @@ func (o *drainOptions) follow(ctx context.Context, cmd *cobra.Command, events *c
 			_, _ = fmt.Fprintln(cmd.ErrOrStderr(), e.Message)
 		}
 	}
-	if ctx.Err() != nil && cmd.Context().Err() == nil {
-		return withHint(fmt.Errorf("something is still bound there after %s", o.timeout), `"dxpu events --watch" shows what is waited for`)
+	if err := events.Err(); !outOfTime(ctx, err) {
+		return err
 	}
-	return events.Err()
+	if err := cmd.Context().Err(); err != nil {
+		return err
+	}
+	return withHint(fmt.Errorf("something is still bound there after %s", o.timeout), `"dxpu events --watch" shows what is waited for`)
+}
+
+// outOfTime reports whether a watch ended because its time was over. The
+// manager knows the time, too, and may end the stream first, without an error.
+func outOfTime(ctx context.Context, err error) bool {
+	return err == nil || ctx.Err() != nil || connect.CodeOf(err) == connect.CodeDeadlineExceeded
 }
 
 // targetFilter selects the events of a target.

@@ -173,8 +173,8 @@ func waitForLease(ctx context.Context, api dxpuv1connect.PoolServiceClient, id s
 
 // waitForLeaseUntil returns the lease once it is as it should be, and an error
 // when it ends before.
-func waitForLeaseUntil(ctx context.Context, api dxpuv1connect.PoolServiceClient, id string, limit time.Duration, done func(*dxpuv1.Lease) bool) (*dxpuv1.Lease, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("timeout"))
+func waitForLeaseUntil(outer context.Context, api dxpuv1connect.PoolServiceClient, id string, limit time.Duration, done func(*dxpuv1.Lease) bool) (*dxpuv1.Lease, error) {
+	ctx, cancel := context.WithTimeoutCause(outer, limit, errors.New("timeout"))
 	defer cancel()
 	// The watch stands before the lease is read: no change is missed between.
 	stream, err := api.WatchEvents(ctx, connect.NewRequest(&dxpuv1.WatchEventsRequest{Filter: &dxpuv1.EventFilter{LeaseId: id}}))
@@ -196,10 +196,13 @@ func waitForLeaseUntil(ctx context.Context, api dxpuv1connect.PoolServiceClient,
 				"dxpu describe lease %s", id)
 		}
 	}
-	if context.Cause(ctx) != nil && ctx.Err() == context.DeadlineExceeded {
-		return nil, withHint(fmt.Errorf("lease %s did not get there within %s", id, limit), "dxpu lease explain %s", id)
+	if err := stream.Err(); !outOfTime(ctx, err) {
+		return nil, err
 	}
-	return nil, stream.Err()
+	if err := outer.Err(); err != nil {
+		return nil, err
+	}
+	return nil, withHint(fmt.Errorf("lease %s did not get there within %s", id, limit), "dxpu lease explain %s", id)
 }
 
 func newLeaseDeleteCommand(conn *connection) *cobra.Command {
