@@ -179,7 +179,7 @@ type view struct {
 
 	Assets string
 
-	api dxpuv1connect.PoolServiceClient
+	api dxpuv1connect.PoolServiceClient // while the page is filled
 	r   *http.Request
 }
 
@@ -205,12 +205,12 @@ const afterHeader = "Dxpu-After"
 func (s *Server) page(fill pageFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		v := s.newView(w, r)
-		if err := v.identify(); err != nil {
+		revision, err := strconv.ParseUint(r.Header.Get(afterHeader), 10, 64)
+		live := err == nil
+		if v.Me, err = s.identities.of(r, !live, s.cfg.Client); err != nil {
 			s.fail(w, v, err)
 			return
 		}
-		revision, err := strconv.ParseUint(r.Header.Get(afterHeader), 10, 64)
-		live := err == nil
 		out, err := s.rendered(v, live, revision, fill)
 		if err != nil {
 			s.fail(w, v, err)
@@ -218,7 +218,7 @@ func (s *Server) page(fill pageFunc) http.Handler {
 		}
 		v.Title, v.Nav, v.Poll, v.Pool = out.title, out.nav, out.poll, out.pool
 		if live {
-			writeHTML(w, http.StatusOK, append(append([]byte(`<div id="content">`), v.own(out.content)...), "</div>"...))
+			writeHTML(w, http.StatusOK, []byte(`<div id="content">`), v.own(out.content), []byte("</div>"))
 			return
 		}
 		v.write(w, http.StatusOK, out.content)
@@ -229,7 +229,8 @@ func (s *Server) page(fill pageFunc) http.Handler {
 func (s *Server) rendered(v *view, live bool, revision uint64, fill pageFunc) (*rendering, error) {
 	render := func(ctx context.Context) (*rendering, error) {
 		v := *v // what is left of it is nobody's own
-		v.r, v.Form, v.Said, v.Theme = v.r.WithContext(ctx), formPlace, "", ""
+		v.api, v.r = s.cfg.Client(v.r), v.r.WithContext(ctx)
+		v.Form, v.Said, v.Theme = formPlace, "", ""
 		err := v.load()
 		if err == nil {
 			err = fill(&v)
@@ -251,19 +252,12 @@ func (s *Server) newView(w http.ResponseWriter, r *http.Request) *view {
 	v := &view{
 		Now: s.cfg.Now(), Query: r.URL.Query(), Here: r.URL.RequestURI(), Form: formToken(w, r), Said: said(w, r),
 		Poll: 5, Live: true, SignedIn: cookie(r, tokenCookie) != "", Pool: &dxpuv1.Pool{}, Assets: assetVersion,
-		api: s.cfg.Client(r), r: r,
+		r: r,
 	}
 	if t := cookie(r, themeCookie); t == "light" || t == "dark" {
 		v.Theme = t
 	}
 	return v
-}
-
-// identify asks who the viewer is.
-func (v *view) identify() error {
-	me, err := answer(v.api.WhoAmI(v.ctx(), connect.NewRequest(&dxpuv1.WhoAmIRequest{})))
-	v.Me = me
-	return err
 }
 
 // load asks for the pool's totals. A caller that may not see them sees a page
@@ -297,6 +291,9 @@ func (v *view) content() ([]byte, error) {
 
 // own makes a rendering the viewer's.
 func (v *view) own(content []byte) []byte {
+	if !bytes.Contains(content, []byte(formPlace)) {
+		return content // without a copy: it may be large, and have a thousand viewers
+	}
 	return bytes.ReplaceAll(content, []byte(formPlace), []byte(v.Form))
 }
 
@@ -311,10 +308,12 @@ func (v *view) write(w http.ResponseWriter, status int, content []byte) {
 	writeHTML(w, status, b.Bytes())
 }
 
-func writeHTML(w http.ResponseWriter, status int, body []byte) {
+func writeHTML(w http.ResponseWriter, status int, parts ...[]byte) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
-	_, _ = w.Write(body) // the browser has gone
+	for _, b := range parts {
+		_, _ = w.Write(b) // the browser has gone
+	}
 }
 
 // writeBare sends a page that nobody shares.

@@ -1,6 +1,7 @@
 package web
 
 import (
+	"crypto/sha256"
 	"net/http"
 	"runtime"
 	"time"
@@ -38,6 +39,8 @@ type Server struct {
 	racks   *rackCache
 	feeds   *feeds
 	shares  *shares
+
+	identities identities
 }
 
 // New makes a Server.
@@ -52,6 +55,7 @@ func New(cfg Config) *Server {
 		cfg.WriteTimeout = defaultWriteTimeout
 	}
 	s := &Server{cfg: cfg, streams: make(chan struct{}, cfg.MaxStreams), racks: newRackCache(), shares: newShares(runtime.GOMAXPROCS(0))}
+	s.identities.known = map[[sha256.Size]byte]identity{}
 	s.feeds = &feeds{event: s.eventRow, open: map[string]*feed{}}
 	mux := http.NewServeMux()
 	for pattern, show := range map[string]pageFunc{

@@ -44,6 +44,39 @@ func TestLivePagesShareRenderings(t *testing.T) {
 	})
 }
 
+// A live page that asks again within a second is believed to be the caller's
+// still; one that is loaded, and any with another credential, is not.
+func TestIdentities(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newFakeAPI()
+		s := serve(a)
+		status := func(token, after string) int { return fetch(t, s, token, "/ui/tenants", after).Code }
+		if got := status("one", ""); got != http.StatusOK {
+			t.Fatalf("status %d", got)
+		}
+		a.mu.Lock()
+		a.bad["one"], a.bad["two"] = true, true
+		a.mu.Unlock()
+		for _, tt := range []struct {
+			name, token, after string
+			want               int
+		}{
+			{"live, within a second", "one", "1", http.StatusOK},
+			{"loaded", "one", "", http.StatusSeeOther},
+			{"another token", "two", "1", http.StatusSeeOther},
+			{"no token", "", "1", http.StatusSeeOther},
+		} {
+			if got := status(tt.token, tt.after); got != tt.want {
+				t.Errorf("%s: status %d, want %d", tt.name, got, tt.want)
+			}
+		}
+		time.Sleep(knownFor)
+		if got := status("one", "1"); got != http.StatusSeeOther {
+			t.Errorf("live, after a second: status %d", got)
+		}
+	})
+}
+
 func fetch(t *testing.T, s *Server, token, path, after string) *httptest.ResponseRecorder {
 	t.Helper()
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil)

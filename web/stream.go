@@ -11,14 +11,14 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-
-	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
 const (
-	// streamPace is the least time between two writes to one page: what happens
-	// meanwhile is written together.
+	// streamPace is the least time between two writes to the page of the events:
+	// what happens meanwhile is written together.
 	streamPace = 100 * time.Millisecond
+	// lookPace is that for other pages, which do not look again sooner.
+	lookPace = time.Second
 	// streamAlive is how often a page hears that its stream lives.
 	streamAlive = 10 * time.Second
 	// streamCheck is how often a stream that writes asks again whether its caller
@@ -79,7 +79,7 @@ type viewer struct {
 
 // identify finds out what the caller sees, and that it is what it was.
 func (v *viewer) identify() error {
-	me, err := answer(v.s.cfg.Client(v.r).WhoAmI(v.r.Context(), connect.NewRequest(&dxpuv1.WhoAmIRequest{})))
+	me, err := v.s.identities.of(v.r, v.key == "", v.s.cfg.Client)
 	if err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func (v *viewer) follow() error {
 		case <-v.r.Context().Done():
 			return nil
 		case <-more:
-			if len(messages) > 0 && !wait(v.r.Context(), streamPace) {
+			if len(messages) > 0 && !wait(v.r.Context(), v.pace()) {
 				return nil
 			}
 		case <-alive.C:
@@ -129,6 +129,13 @@ func (v *viewer) follow() error {
 			}
 		}
 	}
+}
+
+func (v *viewer) pace() time.Duration {
+	if v.rows {
+		return streamPace
+	}
+	return lookPace
 }
 
 func wait(ctx context.Context, d time.Duration) bool {

@@ -42,6 +42,13 @@ func (p *page) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// discard takes a page and forgets it.
+type discard struct{ header http.Header }
+
+func (d discard) Header() http.Header         { return d.header }
+func (d discard) WriteHeader(int)             {}
+func (d discard) Write(b []byte) (int, error) { return len(b), nil }
+
 // follow lives until ctx ends.
 func (p *page) follow(ctx context.Context, h http.Handler, fetched *atomic.Int64, all *sync.WaitGroup) {
 	request := func(path string) *http.Request {
@@ -58,7 +65,7 @@ func (p *page) follow(ctx context.Context, h http.Handler, fetched *atomic.Int64
 			case revision := <-p.changed:
 				r := request("/")
 				r.Header.Set(afterHeader, revision)
-				h.ServeHTTP(httptest.NewRecorder(), r)
+				h.ServeHTTP(discard{http.Header{}}, r)
 				fetched.Add(1)
 				wait(ctx, time.Second) // as the script does
 			}
