@@ -18,6 +18,7 @@ import (
 	"github.com/dxpu-project/dxpu/gpudrv/vfiouserbus"
 	"github.com/dxpu-project/dxpu/hostproxy"
 	"github.com/dxpu-project/dxpu/node"
+	"github.com/dxpu-project/dxpu/pcie"
 )
 
 // pair is a box with one slot and a host with one slot, joined over UDP.
@@ -294,5 +295,45 @@ func TestDeviceServerResetAndDeath(t *testing.T) {
 	}
 	if why := p.box.Observe().Slots[0].HealthDetail; !strings.Contains(why, "server is gone") {
 		t.Errorf("the box says %q", why)
+	}
+}
+
+// TestForeignDeviceServer takes a device of somebody else across the network:
+// start a server (docs/conformance.md says which) and name its socket.
+func TestForeignDeviceServer(t *testing.T) {
+	path := os.Getenv("DXPU_VFIOUSER_SERVER")
+	if path == "" {
+		t.Skip("set DXPU_VFIOUSER_SERVER to the socket of a vfio-user device server to test against it")
+	}
+	slot, stop, err := boxproxy.NewVFIOUserSlot(t.Context(), path, boxproxy.VFIOUserOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = stop() })
+	p := newPair(t, slot)
+	p.bind(true)
+	for range 2 { // plugged, unplugged, plugged
+		bus := p.open()
+		id := bus.ConfigRead32(0)
+		t.Logf("%04x:%04x, class %06x", id&0xffff, id>>16, bus.ConfigRead32(8)>>8)
+		if id&0xffff == 0xffff {
+			t.Error("no device answers configuration reads")
+		}
+		for i := range pcie.MaxBARs {
+			if r, err := bus.BAR(i); err == nil {
+				t.Logf("BAR %d: %d bytes, the first %#x", i, r.Size(), r.Read32(0))
+			}
+		}
+		if err := bus.Reset(); err != nil {
+			t.Logf("reset: %v", err) // not every device has one
+		}
+		if again := bus.ConfigRead32(0); again != id {
+			t.Errorf("ID %#x after a reset, was %#x", again, id)
+		}
+		if err := bus.Close(); err != nil {
+			t.Error(err)
+		}
+		p.bind(false)
+		p.bind(true)
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -17,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/qemu"
 )
 
 // monitor is a QMP connection to a QEMU that runs its firmware and no guest.
@@ -36,10 +37,15 @@ type qmpMessage struct {
 
 func startQEMU(t *testing.T, args ...string) *monitor {
 	t.Helper()
-	path := os.Getenv("DXPU_QEMU")
-	if path == "" {
-		t.Skip("set DXPU_QEMU to a QEMU 10.1 or newer to test against it")
+	if testing.Short() {
+		t.Skip("starts QEMU")
 	}
+	install, err := qemu.Locate()
+	if errors.Is(err, qemu.ErrNotInstalled) {
+		t.Skip(err)
+	}
+	must(t, err)
+	path := install.QEMU
 	sock := filepath.Join(tempDir(t), "qmp")
 	cmd := exec.Command(path, append([]string{
 		"-M", "q35,accel=kvm:tcg", "-m", "256M", "-nodefaults", "-display", "none", "-qmp", "unix:" + sock + ",server=on,wait=off",
