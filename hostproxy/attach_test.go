@@ -72,6 +72,33 @@ func TestEndWhileAttaching(t *testing.T) {
 	}
 }
 
+// A VMM that connects finds a device whose configuration space is known: there
+// is no socket before that, and none after the device is gone.
+func TestNoSocketWithoutADevice(t *testing.T) {
+	r, spy := newWatched(t, options{})
+	there := func() bool {
+		_, err := os.Stat(r.hosts[0].vm.Socket(0))
+		return err == nil
+	}
+	spy.delay.Store(true)
+	b := r.bind(0, 0, 0, 0)
+	r.until("the host to ask for the device", func() bool {
+		return metric(t, r.boxes[0], "slot_tlps_total", "direction", "to_device") > 0
+	})
+	if there() {
+		t.Error("a VMM can connect while the device is not known")
+	}
+	spy.delay.Store(false)
+	r.await(b, attached)
+	if !there() {
+		t.Error("there is no socket")
+	}
+	r.detach(b)
+	if there() {
+		t.Error("the socket outlives the device")
+	}
+}
+
 // What is left of a hundred bindings is nothing: no goroutine, no descriptor,
 // no memory to speak of.
 func TestPlugAndUnplug(t *testing.T) {

@@ -54,6 +54,18 @@ var infoTests = []conformance{
 		}
 		p.wantErr(unix.EINVAL, 7, le(16, 0, 5, 0))
 	}},
+	{"C_configuration_space_of_256_bytes", func(t *testing.T) {
+		p, _ := serve(t, func(c *Config) { c.Regions[RegionConfig].Size = 256 }).connect()
+		if r := p.ok(5, le(32, 0, 7, 0, uint64(0), uint64(0))); !bytes.Equal(r.body, le(32, 3, 7, 0, uint64(256), uint64(0))) {
+			t.Errorf("% x", r.body)
+		}
+		if r := p.ok(9, access(7, 0, 256)); len(r.body) != 16+256 {
+			t.Errorf("%d bytes", len(r.body))
+		}
+		if r := p.ok(9, access(7, 256, 4)); !bytes.Equal(r.body[16:], []byte{0xff, 0xff, 0xff, 0xff}) {
+			t.Errorf("behind the end: % x", r.body[16:])
+		}
+	}},
 	{"C_sparse_mmap_in_two_steps", func(t *testing.T) {
 		mem, _ := memfd(t, testBAR0)
 		p, _ := serve(t, func(c *Config) {

@@ -167,6 +167,38 @@ var dmaTests = []conformance{
 		p.wantErr(unix.EACCES, 2, dmaMap(3, 0, 0, 4096), ro)
 		p.ok(2, dmaMap(1, 0, 0, 4096), ro)
 	}},
+	{"F_read_only_maps_are_not_written", func(t *testing.T) {
+		p, c := serve(t).connect()
+		mem, b := memfd(t, 4096)
+		p.ok(2, dmaMap(1, 0, 0, 4096), fd(t, mem)) // the descriptor could be written
+		p.ok(2, dmaMap(1, 0, 4096, 4096))          // a ROM, as QEMU maps it
+		for _, addr := range []uint64{0, 4096} {
+			if err := c.DMAWrite(addr, []byte{1, 2, 3, 4}, nil); !errors.Is(err, ErrPermission) {
+				t.Errorf("write at %#x: %v", addr, err)
+			}
+		}
+		if got := make([]byte, 4); c.Memory().Read(0, got) != nil || !bytes.Equal(b[:4], got) || b[0] != 0 {
+			t.Errorf("memory % x", b[:4])
+		}
+	}},
+	{"F_own_BAR_by_DMA", func(t *testing.T) {
+		// The VMM serves the device's read of its own BAR by asking the device.
+		f := serve(t)
+		p, c := f.connect()
+		p.ok(10, access(0, 8, 4, 5, 6, 7, 8))
+		p.ok(2, dmaMap(3, 0, 0xc0000000, testBAR0))
+		got, done := make([]byte, 4), make(chan error, 1)
+		if err := c.DMARead(0xc0000008, got, into(done)); err != nil {
+			t.Fatal(err)
+		}
+		request := p.recv()
+		p.send(p.message(10, 0x10, access(0, 12, 4, 1, 1, 1, 1))) // and somebody posts a write
+		inner := p.ok(9, access(0, 8, 4))
+		p.reply(request, 0, append(le(uint64(0xc0000008), uint64(4)), inner.body[16:]...))
+		if err := waitErr(t, done); err != nil || !bytes.Equal(got, []byte{5, 6, 7, 8}) {
+			t.Errorf("% x, %v", got, err)
+		}
+	}},
 	{"F_truncated_file_is_no_crash", func(t *testing.T) {
 		p, c := serve(t).connect()
 		mem, _ := memfd(t, 1<<20)
