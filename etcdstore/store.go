@@ -219,6 +219,9 @@ func (s *Store) list(ctx context.Context, prefix string) (map[string][]byte, err
 // Commit implements manager.Store.
 func (s *Store) Commit(ctx context.Context, put map[string][]byte, remove []string) error {
 	if err := s.checkDisk(); err != nil {
+		if t := s.term.Load(); t != nil && !s.alone() {
+			t.lose() // another manager may have room
+		}
 		return err
 	}
 	size := 0

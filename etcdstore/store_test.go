@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -335,6 +336,56 @@ func TestDiskFull(t *testing.T) {
 	s.opts.MinFree = 1
 	if err := s.Commit(t.Context(), record("1"), nil); err != nil {
 		t.Error(err)
+	}
+}
+
+// Of several managers one whose disk is full lets another lead.
+func TestFullDiskEndsTheTerm(t *testing.T) {
+	peer := fmt.Sprintf("http://127.88.%d.%d:2380", rand.N(256), 1+rand.N(254)) // nobody else's
+	s := open(t, Options{Dir: t.TempDir(), Name: "m1", PeerListen: peer, InitialCluster: "m1=" + peer})
+	lost, _ := lead(t, s)
+	s.opts.MinFree = 1 << 62
+	if err := s.Commit(t.Context(), record("1"), nil); err == nil || !strings.Contains(err.Error(), "the disk is full") {
+		t.Errorf("got %v", err)
+	}
+	<-lost
+	if s.Valid() {
+		t.Error("it leads still")
+	}
+	if _, err := s.Campaign(t.Context()); err == nil || !strings.Contains(err.Error(), "the disk is full") {
+		t.Errorf("it wants to lead: %v", err)
+	}
+	if err := s.Resign(t.Context()); err != nil {
+		t.Error(err)
+	}
+	s.opts.MinFree = 1
+	lead(t, s)
+	if err := s.Commit(t.Context(), record("1"), nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// What a backup has becomes the state where there is none, once.
+func TestInitial(t *testing.T) {
+	dir := t.TempDir()
+	calls := 0
+	o := Options{Dir: dir, Initial: func() (map[string][]byte, error) { calls++; return record("restored"), nil }}
+	for _, name := range []string{"empty", "with a state"} {
+		t.Run(name, func(t *testing.T) {
+			if _, records := lead(t, open(t, o)); text(records) != text(record("restored")) {
+				t.Errorf("got %s", text(records))
+			}
+		})
+	}
+	if calls != 1 {
+		t.Errorf("asked %d times", calls)
+	}
+	s := open(t, Options{Dir: t.TempDir(), Initial: func() (map[string][]byte, error) { return nil, errors.New("no backup") }})
+	if _, err := s.Campaign(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Load(t.Context()); err == nil || !strings.Contains(err.Error(), "no backup") {
+		t.Errorf("got %v", err)
 	}
 }
 

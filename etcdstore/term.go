@@ -60,6 +60,11 @@ func (s *Store) Campaign(ctx context.Context) (<-chan struct{}, error) {
 	if err := s.ready(ctx); err != nil {
 		return nil, err
 	}
+	if !s.alone() {
+		if err := s.checkDisk(); err != nil {
+			return nil, err // one that cannot write is no leader
+		}
+	}
 	t, err := s.enter(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("etcdstore: election: %w", err)

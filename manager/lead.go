@@ -69,17 +69,20 @@ func (m *Manager) Run(ctx context.Context) error {
 	m.running = true
 	m.mu.Unlock()
 	defer close(m.stop)
+	said := "" // of what keeps it from leading: once
 	for ctx.Err() == nil {
 		var lost <-chan struct{}
 		if m.cluster != nil {
 			var err error
 			if lost, err = m.cluster.Campaign(ctx); err != nil {
-				if ctx.Err() == nil {
+				if ctx.Err() == nil && err.Error() != said {
+					said = err.Error()
 					m.log.Warn("no leadership", "err", err)
 				}
 				pause(ctx, retryStore)
 				continue
 			}
+			said = ""
 			m.beginTerm()
 		}
 		err := m.lead(ctx, lost)
