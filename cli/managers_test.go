@@ -32,7 +32,7 @@ func chooseManagers(ts *testscript.TestScript, _ bool, _ []string) {
 }
 
 // findLeader waits until one of the managers leads and sets LEADER, one of m0, m1
-// and m2, and LEADER_URL, and FOLLOWER and FOLLOWER_URL of one that does not.
+// and m2, LEADER_URL, LEADER_ADDRESS and LEADER_DIR, and the same of a FOLLOWER.
 func findLeader(ts *testscript.TestScript, _ bool, _ []string) {
 	poll(ts, func() bool {
 		roles := map[string]bool{}
@@ -49,6 +49,8 @@ func findLeader(ts *testscript.TestScript, _ bool, _ []string) {
 			roles[role] = true
 			ts.Setenv(role, fmt.Sprint("m", i))
 			ts.Setenv(role+"_URL", url)
+			ts.Setenv(role+"_ADDRESS", strings.TrimPrefix(url, "http://"))
+			ts.Setenv(role+"_DIR", fmt.Sprint("s", i))
 		}
 		return roles["LEADER"] && roles["FOLLOWER"]
 	}, "there is no leader with a follower")

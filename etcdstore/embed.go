@@ -53,6 +53,10 @@ func (s *Store) embed() error {
 	}
 	server, err := embed.StartEtcd(cfg)
 	if err != nil {
+		if strings.Contains(err.Error(), "has already been bootstrapped") {
+			err = fmt.Errorf("%w: its data directory was lost, and with it what it had acknowledged: "+
+				"the others go on; make a backup and start all anew with --restore", err)
+		}
 		return errors.Join(fmt.Errorf("start: %w", err), s.unlock())
 	}
 	level.SetLevel(zap.WarnLevel)
@@ -103,6 +107,9 @@ func (s *Store) joinPeers(cfg *embed.Config) error {
 		return fmt.Errorf("--etcd-initial-cluster: %q has no \"%s=URL\" for this manager's --etcd-name", s.opts.InitialCluster, cfg.Name)
 	}
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{*listen}, []url.URL{*self}
+	// Nobody dials it: by its having one the others know that a member was there
+	// before, and refuse it when it comes back without what it had acknowledged.
+	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "http", Host: "127.0.0.1:1"}}
 	cfg.InitialCluster = s.opts.InitialCluster
 	cfg.InitialClusterToken = "dxpu"
 	if s.opts.CAFile != "" {
