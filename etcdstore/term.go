@@ -11,6 +11,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
@@ -18,15 +19,14 @@ import (
 )
 
 // term is the time between winning an election and losing the lease on which
-// it rests. All times are of the monotonic clock.
+// it rests.
 type term struct {
 	session  *concurrency.Session
 	election *concurrency.Election
 	key      string // of the election
 	revision int64  // in which it was made
 
-	begun  time.Time
-	until  atomic.Int64 // since begun: when the lease may end
+	until  atomic.Int64 // of sinceBoot: when the lease may end
 	margin time.Duration
 	lost   chan struct{}
 	once   sync.Once
@@ -46,7 +46,17 @@ func (t *term) isLost() bool {
 }
 
 // left is how long the lease lasts at least.
-func (t *term) left() time.Duration { return time.Duration(t.until.Load()) - time.Since(t.begun) }
+func (t *term) left() time.Duration { return time.Duration(t.until.Load()) - sinceBoot() }
+
+// sinceBoot is a clock that nobody sets, and that goes on while the machine is
+// suspended, as the clock of Go's runtime does not: etcd's leases end meanwhile.
+func sinceBoot() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		panic("etcdstore: CLOCK_BOOTTIME: " + err.Error()) // Linux has it since 2.6.39
+	}
+	return time.Duration(ts.Nano())
+}
 
 // Valid implements manager.Cluster: it is true while no other manager can lead.
 // The lease counts from when its renewal was sent, not from when the answer came.
@@ -97,7 +107,7 @@ func (s *Store) enter(ctx context.Context) (*term, error) {
 			return nil, err
 		}
 	}
-	begun := time.Now()
+	begun := sinceBoot()
 	granting, cancel := context.WithTimeout(ctx, commitTimeout)
 	defer cancel()
 	lease, err := s.client.Grant(granting, int64(s.opts.TTL/time.Second))
@@ -113,9 +123,9 @@ func (s *Store) enter(ctx context.Context) (*term, error) {
 	}
 	t := &term{
 		session: session, election: concurrency.NewElection(session, s.key("election")),
-		begun: begun, margin: s.opts.TTL / 8, lost: make(chan struct{}), cancel: stop,
+		margin: s.opts.TTL / 8, lost: make(chan struct{}), cancel: stop,
 	}
-	t.until.Store(int64(s.opts.TTL))
+	t.until.Store(int64(begun + s.opts.TTL))
 	t.wg.Go(func() { s.renew(run, t) })
 	return t, nil
 }
@@ -134,7 +144,7 @@ func (s *Store) renew(ctx context.Context, t *term) {
 	every := time.NewTicker(s.opts.TTL / 5)
 	defer every.Stop()
 	for {
-		sent := time.Since(t.begun)
+		sent := sinceBoot()
 		asking, cancel := context.WithTimeout(ctx, max(t.left(), time.Millisecond))
 		res, err := s.client.KeepAliveOnce(asking, t.session.Lease())
 		cancel()
