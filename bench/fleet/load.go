@@ -51,7 +51,7 @@ func (c *poolClient) await(ctx context.Context, wanted func(*dxpuv1.Pool) bool) 
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w; the pool: %v", errors.Join(context.Cause(ctx), err), last)
+			return fmt.Errorf("%w; the last answer: %v, %v", context.Cause(ctx), last, err)
 		case <-again.C:
 		}
 	}
@@ -180,15 +180,16 @@ func (c *run) detach(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return c.work(c.spec.Leases, &c.report.Detach, func() error {
-		err := c.each(ctx, len(c.leases), func(ctx context.Context, i int) error {
-			_, err := c.pool.api.DeleteLease(ctx, connect.NewRequest(&dxpuv1.DeleteLeaseRequest{LeaseId: c.leases[i]}))
+	going := c.leases[:len(c.leases)-c.spec.stay()]
+	return c.work(len(going), &c.report.Detach, func() error {
+		err := c.each(ctx, len(going), func(ctx context.Context, i int) error {
+			_, err := c.pool.api.DeleteLease(ctx, connect.NewRequest(&dxpuv1.DeleteLeaseRequest{LeaseId: going[i]}))
 			return err
 		})
 		if err != nil {
 			return err
 		}
-		return w.await(ctx, len(c.leases))
+		return w.await(ctx, len(going))
 	})
 }
 

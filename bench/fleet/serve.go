@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -164,7 +165,7 @@ func (s *server) begin(ctx context.Context) (err error) {
 		return errors.Join(err, closeStore())
 	}
 	s.listen = l.Addr().String()
-	srv := &http.Server{Handler: m.Handler(), ReadHeaderTimeout: 5 * time.Second, Protocols: &http.Protocols{}}
+	srv := &http.Server{Handler: m.Handler(), ReadHeaderTimeout: 5 * time.Second, Protocols: &http.Protocols{}, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
 	srv.Protocols.SetHTTP1(true)
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	ctx, cancel := context.WithCancel(ctx)
