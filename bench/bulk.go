@@ -168,6 +168,9 @@ func (b *bulkUDP) receive(r *bulkRun, stop <-chan struct{}) {
 	var nonce [12]byte
 	for number := uint64(0); ; {
 		batch, segment, _, err := in.Read()
+		if errors.Is(err, udp.ErrTimeout) {
+			continue // the sender had no processor for a while
+		}
 		if err != nil {
 			r.failed = err
 			return
