@@ -79,7 +79,14 @@ func (s *Status) Step(name string) {
 	s.stepLocked(name)
 }
 
+// maxSteps bounds a timeline: a VM that starts again and again gets its device
+// each time.
+const maxSteps = 64
+
 func (s *Status) stepLocked(name string) {
+	if len(s.s.Steps) >= maxSteps {
+		return
+	}
 	now := time.Now()
 	step := &dxpuv1.Step{Name: name, Time: timestamppb.New(now)}
 	if n := len(s.s.Steps); n > 0 {

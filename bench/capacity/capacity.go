@@ -93,7 +93,7 @@ func Run(ctx context.Context, spec Spec) (r *Report, err error) {
 		return nil, err
 	}
 	r = &Report{
-		Processors: runtime.GOMAXPROCS(0), Go: runtime.Version(), Boxes: spec.Boxes, Hosts: spec.Hosts, GPUs: spec.gpus(), AtOnce: spec.AtOnce,
+		Processors: runtime.NumCPU(), Go: runtime.Version(), Boxes: spec.Boxes, Hosts: spec.Hosts, GPUs: spec.gpus(), AtOnce: spec.AtOnce,
 	}
 	c := &run{spec: spec, report: r}
 	err = c.all(ctx)

@@ -45,7 +45,7 @@ func Attach(ctx context.Context, spec Spec, count int) (r *AttachReport, err err
 		all, detached = append(all, a), append(detached, took)
 	}
 	return &AttachReport{
-		Processors: runtime.GOMAXPROCS(0), Go: runtime.Version(), Count: count,
+		Processors: runtime.NumCPU(), Go: runtime.Version(), Count: count,
 		Parts: partsOf(all), Detach: partOf("from the call until the GPU is clean and free", detached),
 	}, nil
 }
