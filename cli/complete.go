@@ -24,7 +24,7 @@ type namer func(ctx context.Context, conn *connection) ([]string, error)
 
 // namers are by what the usage of a command calls its argument.
 var namers = map[string]namer{
-	"LEASE": leaseNames, "GPU": gpuNames, "HOST": hostNames, "BOX": boxNames, "TOKEN": tokenNames,
+	"LEASE": leaseNames, "GPU": gpuNames, "HOST": hostNames, "BOX": boxNames, "TOKEN": tokenNames, "TENANT": tenantNames,
 	"NODE": func(ctx context.Context, conn *connection) ([]string, error) {
 		hosts, err := hostNames(ctx, conn)
 		if err != nil {
@@ -171,6 +171,21 @@ func tokenNames(ctx context.Context, conn *connection) (names []string, err erro
 	}
 	for _, k := range res.Msg.Tokens {
 		names = append(names, k.Id)
+	}
+	return names, nil
+}
+
+func tenantNames(ctx context.Context, conn *connection) (names []string, err error) {
+	api, err := conn.pool()
+	if err != nil {
+		return nil, err
+	}
+	res, err := api.ListTenants(ctx, connect.NewRequest(&dxpuv1.ListTenantsRequest{PageSize: maxCompletions}))
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range res.Msg.Tenants {
+		names = append(names, n.Id)
 	}
 	return names, nil
 }

@@ -15,10 +15,11 @@ import (
 
 func newDescribeCommand(conn *connection) *cobra.Command {
 	return conn.register(group("describe", "Show everything about one thing",
-		"Show everything that the manager knows about a host, a box, a GPU or a lease.",
+		"Show everything that the manager knows about a host, a box, a GPU, a lease or a tenant.",
 		`  dxpu describe lease l-17
   dxpu describe gpu b1/0 --json`,
-		newDescribeLeaseCommand(conn), newDescribeHostCommand(conn), newDescribeBoxCommand(conn), newDescribeGPUCommand(conn)))
+		newDescribeLeaseCommand(conn), newDescribeHostCommand(conn), newDescribeBoxCommand(conn), newDescribeGPUCommand(conn),
+		newDescribeTenantCommand(conn)))
 }
 
 // describer makes a command that shows one thing: get fetches it, text prints it.

@@ -13,12 +13,12 @@ import (
 
 func newGetCommand(conn *connection) *cobra.Command {
 	return conn.register(group("get", "List what the pool has",
-		`List what the pool has: hosts, boxes, gpus, leases, events, tokens, the
-audit log, or the pool as a whole.`,
+		`List what the pool has: hosts, boxes, gpus, leases, tenants, events,
+tokens, the audit log, or the pool as a whole.`,
 		`  dxpu get gpus --state free
   dxpu get leases --all --json`,
 		newGetPoolCommand(conn), newGetHostsCommand(conn), newGetBoxesCommand(conn), newGetGPUsCommand(conn),
-		newGetLeasesCommand(conn), newGetEventsCommand(conn), newGetTokensCommand(conn), newGetAuditCommand(conn)))
+		newGetLeasesCommand(conn), newGetEventsCommand(conn), newGetTenantsCommand(conn), newGetTokensCommand(conn), newGetAuditCommand(conn)))
 }
 
 func newGetPoolCommand(conn *connection) *cobra.Command {

@@ -38,7 +38,7 @@ device that was hot-plugged. A manager owns the pool.`,
 	add("daemons", newManagerCommand(), newHostCommand(conn), newBoxCommand(conn))
 	add("pool", newGetCommand(conn), newDescribeCommand(conn), newLeaseCommand(conn), newCordonCommand(conn),
 		newUncordonCommand(conn), newDrainCommand(conn), newGPUReplaceCommand(conn, "dxpu replace"), newEventsCommand(conn),
-		newTokenCommand(conn), newWhoAmICommand(conn), newNodeCommand(conn), newContextCommand())
+		newTenantCommand(conn), newTokenCommand(conn), newWhoAmICommand(conn), newNodeCommand(conn), newContextCommand())
 	add("tools", newGPUGroup(conn), newTLPCommand(), newModelCommand(), newDemoCommand(), newBenchCommand(), newSimCommand(),
 		newTopCommand(conn), newCaptureCommand())
 	root.AddCommand(newVersionCommand(), newExitCodesTopic())
