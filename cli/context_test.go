@@ -123,7 +123,7 @@ func FuzzParseContexts(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		all, err := parseContexts(raw)
 		if err != nil {
-			if len(err.Error()) > 16<<10 {
+			if len(err.Error()) > 2*maxComplaint {
 				t.Errorf("an error of %d bytes", len(err.Error()))
 			}
 			return

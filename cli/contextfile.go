@@ -20,8 +20,10 @@ import (
 
 const (
 	contextsVersion = 1
-	// maxContexts bounds the file of the contexts, in bytes: some thousand contexts.
-	maxContexts = 1 << 20
+	// maxContexts bounds the file of the contexts, in bytes: some hundred contexts.
+	maxContexts = 64 << 10
+	// maxComplaint bounds what is said of what is wrong in it, in bytes.
+	maxComplaint = 500
 )
 
 // contexts is the file that says which pools there are and as whom to call them.
@@ -75,7 +77,11 @@ func parseContexts(raw []byte) (*contexts, error) {
 	case errors.Is(err, io.EOF):
 		return nil, withHint(errors.New("it is empty"), "remove it, or begin it with: version: %d", contextsVersion)
 	case err != nil:
-		return nil, errors.New(goType.ReplaceAllString(withoutTokens(err.Error()), ""))
+		text := goType.ReplaceAllString(withoutTokens(err.Error()), "")
+		if len(text) > maxComplaint {
+			text = strings.ToValidUTF8(text[:maxComplaint], "") + " ..."
+		}
+		return nil, errors.New(text)
 	}
 	var more any
 	if err := l.Load(&more); !errors.Is(err, io.EOF) {
