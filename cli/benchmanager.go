@@ -154,7 +154,10 @@ func printFleet(w io.Writer, r *fleet.Report) error {
 	if err := t.flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(w, "\nIdle, it takes %s for %.0f reports a second; after its end the next one serves in %s.\n",
-		percentOfCore(r.Idle.Share), r.IdleReports, duration(r.RestartServesNS))
+	_, _ = fmt.Fprintf(w, "\nIdle, it takes %s for %.0f reports a second.", percentOfCore(r.Idle.Share), r.IdleReports)
+	if r.RestartServesNS > 0 {
+		_, _ = fmt.Fprintf(w, " After its end the next one serves in %s.", duration(r.RestartServesNS))
+	}
+	_, err := fmt.Fprintln(w)
 	return err
 }

@@ -138,6 +138,10 @@ func (s *server) end() error {
 	return err
 }
 
+// ttl is how long the manager may be kept from the processors, by the nodes
+// beside it, and go on to lead.
+const ttl = 10 * time.Second
+
 // begin starts a manager and returns when it decides.
 func (s *server) begin(ctx context.Context) (err error) {
 	leads := make(chan struct{})
@@ -150,7 +154,7 @@ func (s *server) begin(ctx context.Context) (err error) {
 	}
 	closeStore := func() error { return nil }
 	if s.start.Dir != "" {
-		store, err := etcdstore.Open(ctx, etcdstore.Options{Dir: s.start.Dir})
+		store, err := etcdstore.Open(ctx, etcdstore.Options{Dir: s.start.Dir, TTL: ttl})
 		if err != nil {
 			return err
 		}
