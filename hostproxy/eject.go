@@ -152,7 +152,7 @@ func (p *pluggedVM) look(ctx context.Context) (here bool, qemu int, err error) {
 	}
 	defer done()
 	here, err = client.HasDevice(ctx, deviceID(p.vm.slot.index))
-	return here, client.PID(), err
+	return here, p.front.pid(client), err
 }
 
 // sweep asks QEMU to remove what a proxy that was killed has left in a slot: a

@@ -54,6 +54,7 @@ type options struct {
 	timeout time.Duration // Completion Timeout
 	unplug  time.Duration // how long a guest may take; default that of the host proxy
 	qmp     string        // control socket of the first host's QEMU
+	pid     func() int    // its process ID; default that of whoever serves the socket
 }
 
 // side is what boxes and hosts have in common.
@@ -207,6 +208,9 @@ func (r *rig) newHost(i int, addrs []string) *hostSide {
 	h.vm = &hostproxy.VM{SocketDir: dir, Logger: r.log}
 	if i == 0 && r.opts.qmp != "" {
 		h.vm.QMP, h.vm.RootPort = r.opts.qmp, "rp%d"
+		if r.opts.pid != nil {
+			h.vm.SetPID(r.opts.pid)
+		}
 	}
 	var front hostproxy.Front = h.vm
 	if r.opts.inside {

@@ -146,6 +146,34 @@ func TestReplugFails(t *testing.T) {
 	r.detach(b)
 }
 
+// A VM that is stopped and started again gets its device back without being
+// asked: nobody has removed it.
+func TestVMStartsAgain(t *testing.T) {
+	q := newFakeQEMU(t)
+	var pid atomic.Int32
+	r := newRig(t, options{qmp: q.path, pid: func() int { return int(pid.Load()) }})
+	b := r.attach(0, 0, 0, 0)
+	q.without(func() {
+		q.set(func() {
+			check(t, q.devices[firstDevice].Close())
+			clear(q.devices)
+		})
+		r.until("the host says that there is no VM", func() bool {
+			return strings.Contains(r.atHost(b).GetDetail(), "the VM does not answer")
+		})
+		if o := r.atHost(b); o.GetState() != attached || o.GetEjected() {
+			t.Errorf("the host says %v", o)
+		}
+		pid.Store(2)
+	})
+	r.until("the other VM has the device", func() bool { _, alive := q.has(firstDevice); return alive })
+	r.until("all is well", func() bool { return r.atHost(b).GetDetail() == "" })
+	if o := r.atHost(b); o.GetState() != attached || o.GetEjected() {
+		t.Errorf("the host says %v", o)
+	}
+	r.detach(b)
+}
+
 // A device whose connection broke is plugged in anew.
 func TestConnectionBreaks(t *testing.T) {
 	q := newFakeQEMU(t)

@@ -34,6 +34,7 @@ type VM struct {
 	Logger *slog.Logger
 
 	control *control
+	pid     func(*qmp.Client) int // tells one QEMU from another; tests have their own
 }
 
 // Socket returns the path of a slot's socket.
@@ -46,6 +47,9 @@ func deviceID(slot int) string { return fmt.Sprintf("dxpu%d", slot) }
 
 func (f *VM) start(*Host) error {
 	f.control = newControl()
+	if f.pid == nil {
+		f.pid = (*qmp.Client).PID
+	}
 	return nil
 }
 
@@ -125,7 +129,7 @@ func (p *pluggedVM) deviceAdd(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("hot-plug: %w", err)
 	}
-	p.added, p.qemu = true, client.PID()
+	p.added, p.qemu = true, p.front.pid(client)
 	return nil
 }
 
