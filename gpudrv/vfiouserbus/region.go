@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"io"
+	"sync"
 
 	"github.com/dxpu-project/dxpu/gpudrv"
 )
@@ -22,7 +23,8 @@ func (r *region) Size() uint64 { return r.size }
 func (r *region) Read32(off uint64) uint32 { return r.bus.read32(r.index, off) }
 
 func (r *region) Read64(off uint64) uint64 {
-	var p [8]byte
+	p := words.Get().(*[8]byte)
+	defer words.Put(p)
 	r.bus.read(r.index, off, p[:])
 	return binary.LittleEndian.Uint64(p[:])
 }
@@ -78,10 +80,15 @@ func (r *region) clip(p []byte, off int64) ([]byte, error) {
 }
 
 func (b *Bus) read32(index uint32, off uint64) uint32 {
-	var p [4]byte
-	b.read(index, off, p[:])
+	p := words.Get().(*[8]byte)
+	defer words.Put(p)
+	b.read(index, off, p[:4])
 	return binary.LittleEndian.Uint32(p[:])
 }
+
+// words are where short reads go. A client that gives a read up writes there no
+// more.
+var words = sync.Pool{New: func() any { return new([8]byte) }}
 
 // read fills p, with ones when the device does not answer.
 func (b *Bus) read(index uint32, off uint64, p []byte) {
