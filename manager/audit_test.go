@@ -1,0 +1,138 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// listAudit reads the audit log page by page, newest first.
+func (w *world) listAudit(req *dxpuv1.ListAuditRequest) (all []*dxpuv1.AuditEntry) {
+	w.t.Helper()
+	for {
+		res, err := w.api().ListAudit(context.Background(), connect.NewRequest(req))
+		if err != nil {
+			w.t.Fatalf("list audit: %v", err)
+		}
+		all = append(all, res.Msg.Entries...)
+		if req.PageToken = res.Msg.NextPageToken; req.PageToken == "" {
+			return all
+		}
+	}
+}
+
+// The log keeps the newest entries, as many as it may, also when it is read by
+// another manager.
+func TestAuditLogIsBounded(t *testing.T) {
+	w := newWorld(t, Config{})
+	const more = 123
+	err := w.m.update(t.Context(), func(tx *tx) error {
+		for i := range keepAudit + more {
+			c := &call{procedure: "/test", target: fmt.Sprint(i), peer: "192.0.2.7:1"}
+			c.caller.Actor = fmt.Sprint("t-", i%10)
+			tx.auditEntry(c, nil)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := w.listAudit(&dxpuv1.ListAuditRequest{PageSize: 999})
+	if len(all) != keepAudit {
+		t.Fatalf("%d entries are kept", len(all))
+	}
+	for i, e := range all {
+		if want := fmt.Sprint(keepAudit + more - 1 - i); e.Target != want {
+			t.Fatalf("entry %d is about %s, want %s", i, e.Target, want)
+		}
+	}
+	if some := w.listAudit(&dxpuv1.ListAuditRequest{Actor: "t-3"}); len(some) != keepAudit/10 {
+		t.Errorf("an actor of ten has %d entries", len(some))
+	}
+	if one := w.listAudit(&dxpuv1.ListAuditRequest{Target: "5000"}); len(one) != 1 || one[0].Actor != "t-0" {
+		t.Errorf("a target has %v", one)
+	}
+	next, err := New(t.Context(), Config{JoinToken: "token-for-tests", Store: w.m.store})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.m = next
+	if again := w.listAudit(&dxpuv1.ListAuditRequest{PageSize: 1000}); len(again) != keepAudit || again[0].Target != all[0].Target {
+		t.Errorf("another manager finds %d entries", len(again))
+	}
+}
+
+// A flood of refused calls does not push out what was done.
+func TestAuditOfAFlood(t *testing.T) {
+	w := newAccessWorld(t)
+	call := func(caller, procedure, body string) answer {
+		return callJSON(w.handler, "/dxpu.v1.PoolService/"+procedure, w.secrets[caller], "192.0.2.7:1", []byte(body))
+	}
+	if got := call("operator", "Cordon", `{"target":{"boxId":"b2"},"reason":"fan"}`); got.code != "ok" {
+		t.Fatal(got)
+	}
+	for range 1000 {
+		call("tenant", "Cordon", `{"target":{"boxId":"b2"}}`)
+	}
+	all := w.listAudit(&dxpuv1.ListAuditRequest{})
+	refused := 0
+	for _, e := range all {
+		if e.Code == "permission_denied" {
+			refused++
+		}
+	}
+	if refused == 0 || refused > auditRefusalsBurst {
+		t.Errorf("%d refusals are noted", refused)
+	}
+	done := slices.IndexFunc(all, func(e *dxpuv1.AuditEntry) bool { return e.Code == "ok" })
+	if done < 0 || all[done].Target != "b2" || all[done].Role != dxpuv1.Role_ROLE_OPERATOR || !strings.Contains(all[done].Request, "fan") {
+		t.Fatalf("what was done is not there: %v", all)
+	}
+	w.clock.t = w.clock.t.Add(1e9)
+	call("tenant", "Cordon", `{"target":{"boxId":"b2"}}`)
+	last := w.listAudit(&dxpuv1.ListAuditRequest{PageSize: 1})[0]
+	if !strings.Contains(last.Message, fmt.Sprintf("(%d entries before it were left out)", 1000-refused)) {
+		t.Errorf("the next one says %q", last.Message)
+	}
+}
+
+// No field of the API that sounds like a secret is written down, but those of
+// which it is known that they are none.
+func TestSecretFieldsAreKnown(t *testing.T) {
+	harmless := map[protoreflect.FullName]bool{
+		"dxpu.v1.CreateTokenResponse.token": true, // without its secret
+		"dxpu.v1.ListTokensResponse.tokens": true,
+	}
+	found := map[protoreflect.FullName]bool{}
+	for _, f := range []protoreflect.FileDescriptor{dxpuv1.File_dxpu_v1_dxpu_proto, dxpuv1.File_dxpu_v1_node_proto, dxpuv1.File_dxpu_v1_types_proto} {
+		for i := range f.Messages().Len() {
+			fields := f.Messages().Get(i).Fields()
+			for j := range fields.Len() {
+				name, full := string(fields.Get(j).Name()), fields.Get(j).FullName()
+				if secretFields[full] {
+					found[full] = true
+					continue
+				}
+				sounds := slices.ContainsFunc([]string{"secret", "credential", "password", "token", "private", "key"}, func(s string) bool { return strings.Contains(name, s) })
+				public := strings.HasSuffix(name, "page_token") || strings.HasSuffix(name, "token_id") || harmless[full]
+				if sounds && !public {
+					t.Errorf("%s sounds like a secret: add it to secretFields, or to the harmless ones here", full)
+				}
+			}
+		}
+	}
+	if len(found) != len(secretFields) {
+		t.Errorf("secretFields has fields that do not exist: %v of %v", found, secretFields)
+	}
+	got := redacted(&dxpuv1.EnrollRequest{JoinToken: "one", PreviousCredential: "two", Name: "h1"})
+	if strings.Contains(got, "one") || strings.Contains(got, "two") || !strings.Contains(got, "h1") {
+		t.Errorf("redacted: %s", got)
+	}
+}
