@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -16,8 +17,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/dxpu-project/dxpu/qemu"
 )
 
 // monitor is a QMP connection to a QEMU that runs its firmware and no guest.
@@ -37,15 +36,10 @@ type qmpMessage struct {
 
 func startQEMU(t *testing.T, args ...string) *monitor {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("starts QEMU")
+	path := os.Getenv("DXPU_QEMU")
+	if path == "" {
+		t.Skip("set DXPU_QEMU to a QEMU 10.1 or newer to test against it")
 	}
-	install, err := qemu.Locate()
-	if errors.Is(err, qemu.ErrNotInstalled) {
-		t.Skip(err)
-	}
-	must(t, err)
-	path := install.QEMU
 	sock := filepath.Join(tempDir(t), "qmp")
 	cmd := exec.Command(path, append([]string{
 		"-M", "q35,accel=kvm:tcg", "-m", "256M", "-nodefaults", "-display", "none", "-qmp", "unix:" + sock + ",server=on,wait=off",
