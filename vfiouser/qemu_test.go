@@ -1,26 +1,26 @@
 package vfiouser
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/qemu"
 )
 
-// monitor is a QMP connection to a QEMU that runs its firmware and no guest.
+// monitor is a QMP connection to a QEMU that runs no guest: qtest is its CPU.
 type monitor struct {
+	*qtest
 	tb     testing.TB
 	conn   net.Conn
 	dec    *json.Decoder
@@ -36,13 +36,14 @@ type qmpMessage struct {
 
 func startQEMU(t *testing.T, args ...string) *monitor {
 	t.Helper()
-	path := os.Getenv("DXPU_QEMU")
-	if path == "" {
-		t.Skip("set DXPU_QEMU to a QEMU 10.1 or newer to test against it")
+	installed, err := qemu.Locate()
+	if err != nil {
+		t.Skipf("%v", err)
 	}
-	sock := filepath.Join(tempDir(t), "qmp")
-	cmd := exec.Command(path, append([]string{
-		"-M", "q35,accel=kvm:tcg", "-m", "256M", "-nodefaults", "-display", "none", "-qmp", "unix:" + sock + ",server=on,wait=off",
+	dir := tempDir(t)
+	sock, test := filepath.Join(dir, "qmp"), filepath.Join(dir, "qtest")
+	cmd := exec.Command(installed.QEMU, append([]string{
+		"-M", "q35,accel=qtest", "-qtest", "unix:" + test + ",server=on,wait=off", "-qtest-log", "none", "-m", "256M", "-nodefaults", "-display", "none", "-qmp", "unix:" + sock + ",server=on,wait=off",
 		"-device", "pcie-root-port,id=rp0,chassis=1,slot=1,bus=pcie.0,addr=0x3",
 	}, args...)...)
 	var log bytes.Buffer
@@ -75,7 +76,8 @@ func startQEMU(t *testing.T, args ...string) *monitor {
 	t.Cleanup(func() { _ = m.conn.Close() })
 	m.dec = json.NewDecoder(m.conn)
 	m.read() // the greeting
-	m.do("qmp_capabilities", nil)
+	m.qmp("qmp_capabilities", nil)
+	m.qtest = dialQtest(t, test)
 	return m
 }
 
@@ -95,7 +97,7 @@ func (m *monitor) read() qmpMessage {
 	return q
 }
 
-func (m *monitor) do(command string, args any) json.RawMessage {
+func (m *monitor) qmp(command string, args any) json.RawMessage {
 	m.tb.Helper()
 	must(m.tb, json.NewEncoder(m.conn).Encode(struct {
 		Execute   string `json:"execute"`
@@ -130,7 +132,7 @@ func (m *monitor) wait(event string) {
 func (m *monitor) hmp(line string) string {
 	m.tb.Helper()
 	var s string
-	must(m.tb, json.Unmarshal(m.do("human-monitor-command", map[string]string{"command-line": line}), &s))
+	must(m.tb, json.Unmarshal(m.qmp("human-monitor-command", map[string]string{"command-line": line}), &s))
 	return s
 }
 
@@ -144,24 +146,6 @@ func (m *monitor) word(addr uint64) uint32 {
 		m.tb.Fatalf("xp: %q: %v", out, err)
 	}
 	return v
-}
-
-// bar0 waits until the firmware has programmed and enabled the device's BAR 0.
-func (m *monitor) bar0(f *fixture) uint64 {
-	m.tb.Helper()
-	re := regexp.MustCompile(`1234:5678[\s\S]*?BAR0: 32 bit memory at (0x[0-9a-f]+)`)
-	for limit := time.Now().Add(patience); time.Now().Before(limit); time.Sleep(20 * time.Millisecond) {
-		hit := re.FindStringSubmatch(m.hmp("info pci"))
-		var addr uint64
-		if hit == nil || f.dev.peek(7, 4, 1)[0]&2 == 0 {
-			continue
-		}
-		if _, err := fmt.Sscanf(hit[1], "0x%x", &addr); err == nil && addr != 0xffffffff && addr != 0 {
-			return addr
-		}
-	}
-	m.tb.Fatalf("the firmware has not enabled the device: %s", m.hmp("info pci"))
-	return 0
 }
 
 // qemuConfigSpace is a PCI Express endpoint with MSI-X.
@@ -193,28 +177,28 @@ func TestQEMU(t *testing.T) {
 			clear(d.mem[7][4:6])
 			binary.LittleEndian.PutUint32(d.mem[0][0x100:], 0xcafe0000+uint32(round))
 		})
-		m.do("device_add", map[string]any{
+		m.qmp("device_add", map[string]any{
 			"driver": "vfio-user-pci", "id": "v0", "bus": "rp0",
 			"socket": map[string]string{"type": "unix", "path": f.path},
 		})
 		c := <-f.dev.connected
-		m.do("system_reset", nil)
-		bar := m.bar0(f)
+		m.qmp("system_reset", nil)
+		bar := m.enable()
 		if v := m.word(bar + 0x100); v != 0xcafe0000+uint32(round) {
 			t.Errorf("register %#x", v)
 		}
 		useMemory(t, m, c, round)
 		useSilence(t, m, f, bar+0x100)
 
-		m.do("device_del", map[string]string{"id": "v0"})
-		m.do("system_reset", nil)
+		m.qmp("device_del", map[string]string{"id": "v0"})
+		m.qmp("system_reset", nil)
 		m.wait("DEVICE_DELETED")
 		if err := <-f.dev.disconnected; err != nil {
 			t.Errorf("disconnected: %v", err)
 		}
 		<-c.Done()
 	}
-	m.do("query-status", nil) // alive
+	m.qmp("query-status", nil) // alive
 	if n := openFDs(t); n != before {
 		t.Errorf("%d descriptors, %d before", n, before)
 	}
@@ -238,9 +222,8 @@ func useMemory(t *testing.T, m *monitor, c *Conn, round int) {
 	}
 	done := make(chan error, 1)
 	must(t, c.SignalMSI(0xfee00000, 0x40, into(done)))
-	// The firmware leaves Bus Master Enable clear or set as it likes.
-	if err := waitErr(t, done); err != nil && !errors.Is(err, unix.ENODEV) {
-		t.Errorf("interrupt message: %v", err)
+	if err := waitErr(t, done); !errors.Is(err, unix.ENODEV) {
+		t.Errorf("interrupt message with Bus Master Enable clear: %v", err)
 	}
 }
 
@@ -258,37 +241,18 @@ func useSilence(t *testing.T, m *monitor, f *fixture, addr uint64) {
 	}
 }
 
-// enableBusMaster sets the command register of the device behind the root port
-// as a guest's driver would, through QEMU's test protocol.
-func enableBusMaster(t *testing.T, path string) {
-	t.Helper()
-	c, err := net.Dial("unix", path)
-	must(t, err)
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(patience))
-	r := bufio.NewReader(c)
-	for _, line := range []string{"outl 0xcf8 0x80010004", "outl 0xcfc 0x6"} { // bus 1, register 4
-		_, err := fmt.Fprintln(c, line)
-		must(t, err)
-		if s, err := r.ReadString('\n'); err != nil || !strings.HasPrefix(s, "OK") {
-			t.Fatalf("%s: %q %v", line, s, err)
-		}
-	}
-}
-
 // TestQEMUMessages uses guest memory that comes without descriptors.
 func TestQEMUMessages(t *testing.T) {
-	qtest := filepath.Join(tempDir(t), "qtest")
-	m := startQEMU(t, "-qtest", "unix:"+qtest+",server=on,wait=off", "-qtest-log", "none")
+	m := startQEMU(t)
 	f := serve(t, func(c *Config) { c.HideMSIXAtRealize = true })
 	f.dev.set(func(d *testDevice) { copy(d.mem[7], qemuConfigSpace()) })
-	m.do("device_add", map[string]any{
+	m.qmp("device_add", map[string]any{
 		"driver": "vfio-user-pci", "id": "v0", "bus": "rp0",
 		"socket": map[string]string{"type": "unix", "path": f.path},
 	})
 	c := <-f.dev.connected
-	m.do("system_reset", nil)
-	bar := m.bar0(f)
+	m.qmp("system_reset", nil)
+	bar := m.enable()
 	const addr, size = 64 << 20, 1<<20 + 12345
 	data, got := make([]byte, size), make([]byte, size)
 	for i := range data {
@@ -302,7 +266,7 @@ func TestQEMUMessages(t *testing.T) {
 	if err := waitErr(t, done); !errors.Is(err, unix.ENODEV) {
 		t.Errorf("with Bus Master Enable clear: %v", err)
 	}
-	enableBusMaster(t, qtest)
+	m.master()
 	for range 10 {
 		clear(got)
 		must(t, c.DMAWrite(addr+3, data, into(done)))
