@@ -60,6 +60,7 @@ var layer = map[string]int{
 	"trace": 3, "trace/sqlite": 3,
 	"hook":      3,
 	"etcdstore": 3,
+	"leaktest":  3,
 	"endpoint":  3,
 
 	"hostproxy": 4,

@@ -2,27 +2,15 @@ package turn
 
 import (
 	"errors"
-	"fmt"
-	"os"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/dxpu-project/dxpu/leaktest"
 )
 
-// TestMain checks that no goroutine outlives the tests.
-func TestMain(m *testing.M) {
-	before := runtime.NumGoroutine()
-	code := m.Run()
-	for limit := time.Now().Add(5 * time.Second); code == 0 && runtime.NumGoroutine() > before; runtime.Gosched() {
-		if time.Now().After(limit) {
-			fmt.Fprintf(os.Stderr, "%d goroutines are left, %d at the start\n", runtime.NumGoroutine(), before)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 var errEnd = errors.New("end")
 

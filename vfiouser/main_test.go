@@ -1,28 +1,9 @@
 package vfiouser
 
 import (
-	"flag"
-	"fmt"
-	"os"
-	"runtime"
-	"runtime/pprof"
 	"testing"
-	"time"
+
+	"github.com/dxpu-project/dxpu/leaktest"
 )
 
-// TestMain checks that no goroutine of the package outlives its tests.
-func TestMain(m *testing.M) {
-	before := runtime.NumGoroutine()
-	code := m.Run()
-	if fuzzing := flag.Lookup("test.fuzz"); fuzzing != nil && fuzzing.Value.String() != "" {
-		os.Exit(code) // the fuzzing engine keeps goroutines of its own
-	}
-	for limit := time.Now().Add(5 * time.Second); code == 0 && runtime.NumGoroutine() > before; runtime.Gosched() {
-		if time.Now().After(limit) {
-			fmt.Fprintf(os.Stderr, "%d goroutines are left, %d at the start\n", runtime.NumGoroutine(), before)
-			_ = pprof.Lookup("goroutine").WriteTo(os.Stderr, 1)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { leaktest.Main(m) }
