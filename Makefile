@@ -31,7 +31,7 @@ browser: ## Install Chromium for the tests of the web page, once: by apt, as roo
 	@scripts/install-chromium.sh >/dev/null || [ $$? -eq 3 ]
 
 test: vm browser ## Run every test, with the race detector and in random order
-	$(GO) test -race -shuffle=on $(PKGS)
+	$(GO) test -race -shuffle=on -timeout 20m $(PKGS)
 
 demo: ## A virtual machine hot-plugs a GPU that is on another machine
 	@$(MAKE) --no-print-directory -j2 build vm
