@@ -86,7 +86,7 @@ type Setup struct {
 
 func (o *Options) report(bench string, mtu int) *Report {
 	return &Report{Bench: bench, Setup: Setup{
-		Processors: runtime.GOMAXPROCS(0), Go: runtime.Version(), Cipher: o.Cipher.String(), MTU: mtu, Fault: o.Fault.String(),
+		Processors: runtime.NumCPU(), Go: runtime.Version(), Cipher: o.Cipher.String(), MTU: mtu, Fault: o.Fault.String(),
 		SpinNS: o.Spin.Nanoseconds(), Rounds: o.Rounds, DurationNS: o.Duration.Nanoseconds(), Processes: len(o.Child) > 0,
 	}}
 }

@@ -68,7 +68,7 @@ type PlacementTime struct {
 // pools that change in between. Decisions that differ are an error.
 func Placement(ctx context.Context, o PlacementOptions) (*PlacementReport, error) {
 	o.setDefaults()
-	r := &PlacementReport{Processors: runtime.GOMAXPROCS(0), Go: runtime.Version()}
+	r := &PlacementReport{Processors: runtime.NumCPU(), Go: runtime.Version()}
 	for _, n := range o.GPUs {
 		rows, err := o.gpus(ctx, n)
 		if err != nil {
