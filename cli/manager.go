@@ -83,7 +83,7 @@ directory, and nodes get one of theirs: they have --ca-file or --ca-hash.` + tra
 	f.Float64Var(&o.cfg.CallRate, "call-rate", 500, "how many calls a second each person or program may make in the long run, with five seconds' worth at once; 0: any number")
 	spareFlags(f, &o.reserve)
 	f.DurationVar(&o.cfg.Heartbeat, "heartbeat", 250*time.Millisecond, "how often nodes report")
-	f.IntVar(&o.cfg.ReportRate, "report-rate", 10_000, "reports a second that the manager takes; where there are more nodes, each reports less often")
+	f.IntVar(&o.cfg.ReportRate, "report-rate", 4_000, "reports a second that the manager takes; where there are more nodes, each reports less often")
 	f.DurationVar(&o.cfg.LostAfter, "lost-after", time.Second, "silence after which a node counts as lost")
 	f.DurationVar(&o.cfg.AttachTimeout, "attach-timeout", 20*time.Second, "longest time for each step of an attach")
 	f.DurationVar(&o.cfg.UnplugTimeout, "unplug-timeout", 5*time.Second, "longest wait for a guest to let go of a GPU")

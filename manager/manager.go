@@ -79,7 +79,7 @@ type Config struct {
 // Defaults of Config.
 const (
 	defaultHeartbeat     = 250 * time.Millisecond
-	defaultReportRate    = 10_000          // 30 µs of a processor each, the network apart: BenchmarkReport
+	defaultReportRate    = 4_000           // 0.11 ms of a processor each, with the network: dxpu bench manager
 	defaultLostAfter     = time.Second     // four heartbeats
 	defaultLinkGrace     = 2 * time.Second // longer than a box takes to be counted as lost
 	defaultAttachTimeout = 20 * time.Second
