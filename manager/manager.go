@@ -35,7 +35,7 @@ type Config struct {
 	// Heartbeat is how often nodes report. 0: 250 ms.
 	Heartbeat time.Duration
 	// ReportRate is how many reports a second the manager takes: where there are
-	// more nodes, each reports less often, and may be silent for longer. 0: 10,000.
+	// more nodes, each reports less often, and may be silent for longer. 0: 4,000.
 	ReportRate int
 	// LostAfter is how long a node may be silent before it counts as lost. 0: 1 s.
 	// A lost box costs its bindings only when their hosts have lost the link too.
