@@ -161,8 +161,24 @@ func (o *boxOptions) slotFile() (file boxFile, err error) {
 	if err != nil {
 		return file, fmt.Errorf("--config: %w", err)
 	}
-	if err := yaml.Load(raw, &file, yaml.WithKnownFields(true)); err != nil {
+	if file, err = parseBoxFile(raw); err != nil {
 		return file, fmt.Errorf("--config: %s: %w", o.config, err)
+	}
+	return file, nil
+}
+
+// maxBoxFile bounds the file of a box, in bytes: some hundred for each slot.
+const maxBoxFile = 64 << 10
+
+func parseBoxFile(raw []byte) (file boxFile, err error) {
+	if len(raw) > maxBoxFile {
+		return file, fmt.Errorf("%d bytes: %d at most", len(raw), maxBoxFile)
+	}
+	if err := yaml.Load(raw, &file, yaml.WithKnownFields(true)); err != nil {
+		return boxFile{}, fmt.Errorf("%.*s", maxComplaint, err)
+	}
+	if n := len(file.Slots); n < 1 || n > boxproxy.MaxSlots {
+		return boxFile{}, fmt.Errorf("slots: %d of them: 1 to %d", n, boxproxy.MaxSlots)
 	}
 	return file, nil
 }
