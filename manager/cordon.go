@@ -88,5 +88,9 @@ func (t *tx) setCordon(target *dxpuv1.Target, c *cordon) {
 		t.event(e, "%s takes new bindings again", what)
 		return
 	}
-	t.event(e, "%s takes no new bindings: %s", what, c.Reason)
+	text := what + " takes no new bindings"
+	if c.Reason != "" {
+		text += ": " + c.Reason
+	}
+	t.event(e, "%s", text)
 }
