@@ -173,6 +173,8 @@ func (p *pool) await(t *testing.T, slot int, state dxpuv1.BindingState) {
 func (p *pool) awaitThat(t *testing.T, slot int, what string, ok func(*dxpuv1.ObservedBinding) bool) {
 	t.Helper()
 	deadline := time.After(patience)
+	look := time.NewTicker(50 * time.Millisecond) // how a device is used is no news: it comes with the next heartbeat
+	defer look.Stop()
 	for {
 		have := p.host.Observe().Slots[slot].Binding
 		if ok(have) {
@@ -183,6 +185,7 @@ func (p *pool) awaitThat(t *testing.T, slot int, what string, ok func(*dxpuv1.Ob
 		}
 		select {
 		case <-p.news:
+		case <-look.C:
 		case <-deadline:
 			t.Fatalf("slot %d: %v (%s), want: %s", slot, have.GetState(), have.GetDetail(), what)
 		}
