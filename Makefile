@@ -8,7 +8,7 @@ BIN      := bin
 .DEFAULT_GOAL := help
 
 include hook/Makefile
-.PHONY: help build install vm browser test demo lint generate fuzz bench soak soak-short torture ci tidy-diff generate-diff clean
+.PHONY: help build install vm browser tools test demo lint generate fuzz bench soak soak-short torture ci tidy-diff generate-diff clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,7 +30,10 @@ vm: ## Put QEMU and a guest into the user's cache, once
 browser: ## Install Chromium for the tests of the web page, once: by apt, as root
 	@scripts/install-chromium.sh >/dev/null || [ $$? -eq 3 ]
 
-test: vm browser ## Run every test, with the race detector and in random order
+tools: ## Install what tests compare us with (tshark, lspci, systemd-analyze), once: by apt, as root
+	@scripts/install-tools.sh || [ $$? -eq 3 ]
+
+test: vm browser tools ## Run every test, with the race detector and in random order
 	$(GO) test -race -shuffle=on -timeout 20m $(PKGS)
 
 demo: ## A virtual machine hot-plugs a GPU that is on another machine

@@ -147,6 +147,28 @@ func TestRestartAfterKill(t *testing.T) {
 	}
 }
 
+// awaitManagers waits until so many are in the election, and reads who.
+func awaitManagers(t *testing.T, s *Store, n int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	news := s.Client().Watch(ctx, s.key("election/"), clientv3.WithPrefix(), clientv3.WithRev(1))
+	for seen := map[string]bool{}; len(seen) < n; {
+		change, ok := <-news
+		if !ok || change.Err() != nil {
+			t.Fatalf("%d managers in the election, want %d: %v", len(seen), n, change.Err())
+		}
+		for _, e := range change.Events {
+			if e.Type == clientv3.EventTypePut {
+				seen[string(e.Kv.Key)] = true
+			} else {
+				delete(seen, string(e.Kv.Key))
+			}
+		}
+	}
+	s.readManagers(ctx)
+}
+
 // Of two managers one leads, the other takes over, and what the first one does
 // after that does not happen.
 func TestFencing(t *testing.T) {
@@ -166,9 +188,7 @@ func TestFencing(t *testing.T) {
 	})
 	defer wg.Wait()
 	defer cancel()
-	for len(second.Managers()) != 2 { // until it is in the election
-		time.Sleep(10 * time.Millisecond)
-	}
+	awaitManagers(t, second, 2)
 	if m := second.Managers(); m[0].Id != "m1" || !m[0].Leader || m[1].Url != "http://m2" || m[1].Leader {
 		t.Errorf("managers: %v", m)
 	}

@@ -188,9 +188,12 @@ func TestSanitizers(t *testing.T) {
 		{"thread", "-fsanitize=thread"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			if err := r.has(t, tc.flags); err != nil {
+				t.Skipf("the compiler has no such sanitizer: %v", err)
+			}
 			program := filepath.Join(r.dir, tc.name)
 			if err := r.program(program, append(strings.Fields(tc.flags), "-ldl")...); err != nil {
-				t.Skipf("the compiler has no such sanitizer: %v", err)
+				t.Fatal(err)
 			}
 			dir := filepath.Join(r.dir, "hook-"+tc.name)
 			// Sanitizers leave symbols undefined in libraries.
@@ -198,7 +201,7 @@ func TestSanitizers(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, scenario := range []string{"every", "late", "graph", "conditional", "threads", "fork", "resolution"} {
-				res := r.do(t, run{program: tc.name, scenario: scenario, libraryDir: "hook-" + tc.name, env: []string{
+				res := r.do(t, run{program: tc.name, scenario: scenario, hookDir: "hook-" + tc.name, env: []string{
 					"DXPU_RTT=6.8us", "DXPU_TRACE=" + t.TempDir() + "/t.%p", "DXPU_STATS=" + t.TempDir() + "/s.%p",
 					"ASAN_OPTIONS=detect_leaks=0", "TSAN_OPTIONS=halt_on_error=1",
 				}})

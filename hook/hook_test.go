@@ -2,6 +2,7 @@ package hook
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -52,7 +53,7 @@ func buildRig(dir string) (rig, error) {
 	if r.cc, err = exec.LookPath("cc"); err != nil {
 		return r, errNoCC
 	}
-	if err := r.library(filepath.Join(dir, "hook"), ""); err != nil {
+	if err := r.buildHook(filepath.Join(dir, "hook"), ""); err != nil {
 		return r, err
 	}
 	if err := r.fake(filepath.Join(dir, "fake"), ""); err != nil {
@@ -70,7 +71,7 @@ func buildRig(dir string) (rig, error) {
 }
 
 // library builds libcuda.so.1 in the folder by the Makefile.
-func (r rig) library(dir, flags string) error {
+func (r rig) buildHook(dir, flags string) error {
 	return command("..", "make", "-f", "hook/Makefile", "hook", "HOOKOUT="+dir, "CC="+r.cc, "CFLAGS="+flags)
 }
 
@@ -99,6 +100,15 @@ func (r rig) fake(dir, versionScript string) error {
 func (r rig) program(out string, flags ...string) error {
 	args := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-Isrc", "-Itestdata/fake", "testdata/program.c", "testdata/late.c", "-o", out, "-pthread"}, flags...)
 	return command(".", r.cc, args...)
+}
+
+// has reports whether the compiler can make any program with these flags.
+func (r rig) has(t *testing.T, flags string) error {
+	source := filepath.Join(t.TempDir(), "empty.c")
+	if err := os.WriteFile(source, []byte("int main(void) { return 0; }\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return command(".", r.cc, append(strings.Fields(flags), source, "-o", source+".out")...)
 }
 
 func command(dir, name string, args ...string) error {
@@ -137,7 +147,7 @@ type run struct {
 	driver                 string   // folder of the driver, "fake" if empty
 	bare                   bool     // without the library
 	env                    []string // settings
-	libraryDir             string   // "hook" if empty
+	hookDir                string   // "hook" if empty
 }
 
 type result struct {
@@ -148,12 +158,12 @@ type result struct {
 // do runs the program and fails the test unless it succeeds.
 func (r rig) do(t testing.TB, x run) result {
 	t.Helper()
-	dirs := []string{filepath.Join(r.dir, cmpOr(x.libraryDir, "hook")), filepath.Join(r.dir, cmpOr(x.driver, "fake"))}
+	dirs := []string{filepath.Join(r.dir, cmp.Or(x.hookDir, "hook")), filepath.Join(r.dir, cmp.Or(x.driver, "fake"))}
 	if x.bare {
 		dirs = dirs[1:]
 	}
 	log := filepath.Join(t.TempDir(), "log")
-	cmd := exec.CommandContext(t.Context(), filepath.Join(r.dir, cmpOr(x.program, "program")), cmpOr(x.way, "v2"), x.scenario)
+	cmd := exec.CommandContext(t.Context(), filepath.Join(r.dir, cmp.Or(x.program, "program")), cmp.Or(x.way, "v2"), x.scenario)
 	cmd.Env = append([]string{"LD_LIBRARY_PATH=" + strings.Join(dirs, ":"), "FAKE_LOG=" + log, "PATH=" + os.Getenv("PATH")}, x.env...)
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
@@ -165,13 +175,6 @@ func (r rig) do(t testing.TB, x run) result {
 		t.Fatal(err)
 	}
 	return result{out.String(), errOut.String(), strings.Split(strings.TrimSpace(string(text)), "\n")}
-}
-
-func cmpOr(s, otherwise string) string {
-	if s == "" {
-		return otherwise
-	}
-	return s
 }
 
 // inject are settings of the paper's slower system, nothing measured.

@@ -133,6 +133,7 @@ func (t *tx) setCount(id string, count uint32, why string) *leaseRecord {
 	l.spec.Count = count
 	raw, err := protojson.Marshal(l.spec)
 	if err != nil {
+		// The same strings were encoded when the lease was made, and are valid UTF-8.
 		panic("manager: a spec that was stored cannot be encoded: " + err.Error())
 	}
 	l.Spec = raw

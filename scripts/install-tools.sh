@@ -1,0 +1,35 @@
+#!/bin/sh
+# Usage: install-tools.sh
+#
+# Installs other people's programs that tests compare ours with, where they are missing: tshark and
+# capinfos (captures), lspci (configuration spaces), systemd-analyze (units), ip (namespaces). By
+# apt, which needs root; a test whose program is missing says so and is skipped.
+#
+# Exit status: 0 all are there; 3 some cannot be had here.
+set -eu
+me=$(basename "$0")
+cannot() {
+	printf '%s: %s\n' "$me" "$*" >&2
+	exit 3
+}
+
+# command:package of Debian
+missing() {
+	for pair in tshark:tshark capinfos:wireshark-common lspci:pciutils systemd-analyze:systemd ip:iproute2; do
+		command -v "${pair%%:*}" >/dev/null || printf '%s ' "${pair#*:}"
+	done
+}
+
+packages=$(missing)
+[ -n "$packages" ] || exit 0
+command -v apt-get >/dev/null || cannot "only for Debian and its relatives; tests that need $packages are left out"
+[ "$(id -u)" = 0 ] || cannot "only root can install $packages: the tests that need them are left out; remedy: sudo $0"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+printf '%s: installing %s\n' "$me" "$packages" >&2
+# shellcheck disable=SC2086 # a list
+if ! { apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install $packages; } >"$log" 2>&1; then
+	sed -n 's/^[EW]: /  apt: &/p' "$log" | tail -n 5 >&2
+	cannot "apt could not install them: the tests that need them are left out"
+fi
+[ -z "$(missing)" ] || cannot "still missing after the installation: $(missing)"
