@@ -35,6 +35,7 @@ tools: ## Install what tests compare us with (tshark, lspci, systemd-analyze), o
 
 test: vm browser tools ## Run every test, with the race detector and in random order
 	$(GO) test -race -shuffle=on -timeout 20m $(PKGS)
+	$(GO) test -shuffle=on -timeout 20m $(patsubst %norace_test.go,./%,$(wildcard */norace_test.go)) # what the race detector is too slow for, or allocates in
 
 demo: ## A virtual machine hot-plugs a GPU that is on another machine
 	@$(MAKE) --no-print-directory -j2 build vm
