@@ -33,6 +33,14 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 	}
+	// Built with the race detector, every program sleeps a second before it ends,
+	// for goroutines that nobody waits for. Scripts run hundreds of programs, and
+	// those wait for their goroutines themselves.
+	if os.Getenv("GORACE") == "" {
+		if err := os.Setenv("GORACE", "atexit_sleep_ms=0"); err != nil {
+			panic(err)
+		}
+	}
 	testscript.Main(m, map[string]func(){
 		"dxpu":           func() { os.Exit(Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) },
 		"dxpu-fake-node": func() { os.Exit(fakeNode(os.Args[1:])) },
