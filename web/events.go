@@ -63,6 +63,6 @@ func (s *Server) eventsPage(v *view) error {
 // eventRow renders an event as the page's table has it.
 func (s *Server) eventRow(e *dxpuv1.Event) (string, error) {
 	var b bytes.Buffer
-	err := templates["events"].ExecuteTemplate(&b, "eventrow", map[string]any{"E": e, "Now": s.cfg.Now()})
+	err := parsed().pages["events"].ExecuteTemplate(&b, "eventrow", map[string]any{"E": e, "Now": s.cfg.Now()})
 	return b.String(), err
 }

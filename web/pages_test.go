@@ -3,6 +3,7 @@ package web
 import (
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"strings"
 	"testing"
@@ -13,6 +14,27 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/endpoint"
 )
+
+// Whatever a page is made of is in the program, and can be parsed: nothing of
+// that is looked at before the first page.
+func TestAssetsAreGood(t *testing.T) {
+	files, err := fs.Glob(assets, "assets/pages/*.html")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%v, %d pages", err, len(files))
+	}
+	p := parsed()
+	if p.frame.Lookup("frame") == nil || len(p.pages) != len(files) {
+		t.Errorf("%d templates of %d pages", len(p.pages), len(files))
+	}
+	for name, page := range p.pages {
+		if page.Lookup("main") == nil {
+			t.Errorf("%s has no content", name)
+		}
+	}
+	if assetVersion() == "" {
+		t.Error("what browsers keep has no version")
+	}
+}
 
 // noFollow shows redirects instead of following them.
 var noFollow = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}

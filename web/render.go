@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -28,7 +29,7 @@ import (
 var assets embed.FS
 
 // assetVersion changes with any file that a browser keeps.
-var assetVersion = func() string {
+var assetVersion = sync.OnceValue(func() string {
 	h := fnv.New64a()
 	for _, name := range []string{"app.js", "style.css", "favicon.svg"} {
 		b, err := assets.ReadFile("assets/" + name)
@@ -38,7 +39,7 @@ var assetVersion = func() string {
 		_, _ = h.Write(b)
 	}
 	return strconv.FormatUint(h.Sum64(), 36)
-}()
+})
 
 // static serves the style, the script and the icon. Their URL carries their
 // version, so a browser may keep them.
@@ -55,22 +56,26 @@ func static(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(b)
 }
 
-// frame is what is around every page, and the parts that pages share.
-var frame = template.Must(template.New("").Funcs(functions).ParseFS(assets, "assets/frame.html", "assets/parts.html"))
-
-// templates are the contents of the pages by name.
-var templates = func() map[string]*template.Template {
-	all := map[string]*template.Template{}
+// parsed are the templates. They are parsed for the first page, not when the
+// program starts: of all commands only a manager has pages. A template that
+// cannot be parsed is a programmer's mistake, and a test parses them all.
+var parsed = sync.OnceValue(func() (p struct {
+	frame *template.Template            // what is around every page, and the parts that pages share
+	pages map[string]*template.Template // the contents of the pages by name
+},
+) {
+	p.frame = template.Must(template.New("").Funcs(functions).ParseFS(assets, "assets/frame.html", "assets/parts.html"))
+	p.pages = map[string]*template.Template{}
 	names, err := fs.Glob(assets, "assets/pages/*.html")
 	if err != nil {
 		panic("web: " + err.Error())
 	}
 	for _, name := range names {
 		base := name[len("assets/pages/") : len(name)-len(".html")]
-		all[base] = template.Must(template.Must(frame.Clone()).ParseFS(assets, name))
+		p.pages[base] = template.Must(template.Must(p.frame.Clone()).ParseFS(assets, name))
 	}
-	return all
-}()
+	return p
+})
 
 var functions = template.FuncMap{
 	"word": word, "number": number, "took": tookProto, "rate": rate, "memory": memory, "rtt": rtt, "machine": machine,
@@ -251,7 +256,7 @@ func (s *Server) rendered(v *view, live bool, revision uint64, fill pageFunc) (*
 func (s *Server) newView(w http.ResponseWriter, r *http.Request) *view {
 	v := &view{
 		Now: s.cfg.Now(), Query: r.URL.Query(), Here: r.URL.RequestURI(), Form: formToken(w, r), Said: said(w, r),
-		Poll: 5, Live: true, SignedIn: cookie(r, tokenCookie) != "", Pool: &dxpuv1.Pool{}, Assets: assetVersion,
+		Poll: 5, Live: true, SignedIn: cookie(r, tokenCookie) != "", Pool: &dxpuv1.Pool{}, Assets: assetVersion(),
 		r: r,
 	}
 	if t := cookie(r, themeCookie); t == "light" || t == "dark" {
@@ -285,7 +290,7 @@ var formPlace = rand.Text()
 // content renders the page without its frame.
 func (v *view) content() ([]byte, error) {
 	var b bytes.Buffer
-	err := templates[v.Name].ExecuteTemplate(&b, "main", v)
+	err := parsed().pages[v.Name].ExecuteTemplate(&b, "main", v)
 	return b.Bytes(), err
 }
 
@@ -301,7 +306,7 @@ func (v *view) own(content []byte) []byte {
 func (v *view) write(w http.ResponseWriter, status int, content []byte) {
 	var b bytes.Buffer
 	v.Content = template.HTML(v.own(content)) // a template has made it
-	if err := frame.ExecuteTemplate(&b, "frame", v); err != nil {
+	if err := parsed().frame.ExecuteTemplate(&b, "frame", v); err != nil {
 		http.Error(w, "this page cannot be rendered: "+err.Error(), http.StatusInternalServerError)
 		return
 	}
