@@ -47,6 +47,7 @@ type Link struct {
 
 	lastHeard       time.Duration // an authenticated datagram came
 	firstUnanswered time.Duration // first datagram since then that asks for an answer, or Never
+	lastRan         time.Duration // when the timers were last looked at
 
 	// Scratch space, here so that the hot path does not allocate.
 	out tlp.Packet

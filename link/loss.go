@@ -125,6 +125,7 @@ func (l *Link) loseOldest(now time.Duration, p *path, n int) {
 
 // expire acts on the timers that have run off.
 func (l *Link) expire(now time.Duration) {
+	l.ran(now)
 	if now >= l.deadAt() {
 		l.down(PeerLost, 0)
 		return

@@ -3,6 +3,7 @@ package link_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -198,6 +199,66 @@ func TestClockJumpIsNotLoss(t *testing.T) {
 		if w.links[0].State() != link.Up || w.links[1].State() != link.Up {
 			t.Fatalf("at %v: %v %v", w.now, w.links[0].State(), w.links[1].State())
 		}
+	}
+}
+
+// take returns what a side has to send, and delivers nothing.
+func (w *wire) take(side int) (sent [][]byte) {
+	for {
+		n, _ := w.links[side].Transmit(w.now, w.buf)
+		if n == 0 {
+			return sent
+		}
+		sent = append(sent, slices.Clone(w.buf[:n]))
+	}
+}
+
+// An end that stood still while an answer was under way does not take its own
+// silence for the peer's: the answer is read after the timers have run off. A
+// peer that does not answer then either is lost as soon as any.
+func TestStoppedProcessIsNotLoss(t *testing.T) {
+	for _, answers := range []bool{true, false} {
+		t.Run(fmt.Sprintf("answers %v", answers), func(t *testing.T) {
+			w := newWire(t, link.CipherAES256GCM, jumbo)
+			if err := w.links[0].Send(w.now, memoryRead()); err != nil {
+				t.Fatal(err)
+			}
+			w.exchange(t)
+			if err := w.links[0].Send(w.now, memoryRead()); err != nil {
+				t.Fatal(err)
+			}
+			sent := w.take(0)
+			if len(sent) == 0 {
+				t.Fatal("nothing was sent")
+			}
+			w.now += 30 * time.Second
+			stopped := w.now
+			sent = append(sent, w.take(0)...) // its timers run before its socket is read
+			if s := w.links[0].State(); s != link.Up {
+				t.Fatalf("%v after having stood still", s)
+			}
+			if answers {
+				for _, d := range sent {
+					if err := w.links[1].Receive(w.now, 0, d, w.count); err != nil {
+						t.Fatal(err)
+					}
+				}
+				w.exchange(t)
+				if s := w.links[0].State(); s != link.Up {
+					t.Errorf("%v after the answer", s)
+				}
+				return
+			}
+			for w.links[0].State() == link.Up {
+				if w.now = w.links[0].Wake(); w.now > stopped+time.Second {
+					t.Fatalf("%v after a second of silence", w.links[0].State())
+				}
+				w.take(0)
+			}
+			if reason, _ := w.links[0].Reason(); reason != link.PeerLost {
+				t.Errorf("%v", reason)
+			}
+		})
 	}
 }
 

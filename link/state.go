@@ -117,6 +117,18 @@ func (l *Link) heard(now time.Duration) {
 	l.lastHeard, l.firstUnanswered = now, Never
 }
 
+// ran notes that this end is alive. Whoever waits for an answer has a timer at
+// least every quarter of the dead interval, so if nothing has run for much
+// longer it was this end that stood still (a process that was stopped, a VM that
+// moved): the answer may be waiting in the socket, and the peer has from now on
+// the time that it has for any other.
+func (l *Link) ran(now time.Duration) {
+	if l.firstUnanswered != Never && now-l.lastRan > l.cfg.DeadInterval*3/4 {
+		l.firstUnanswered = now
+	}
+	l.lastRan = now
+}
+
 // deadAt returns when the peer counts as lost: after the dead interval of
 // silence, but not before half of it has passed since a datagram that should
 // have been answered.
