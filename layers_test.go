@@ -95,7 +95,7 @@ var beside = map[string][]string{
 	"gpudrv/vfio":               {"gpudrv"},
 	"gpudrv/embedded":           {"gpudrv", "turn"},
 	"vfiouser":                  {"turn", "descriptor"},
-	"gpudrv/vfiouserbus":        {"gpudrv", "vfiouser"},
+	"gpudrv/vfiouserbus":        {"gpudrv", "vfiouser", "turn"},
 	"fabric":                    {"udp", "turn", "capture"},
 	"gpudrv/gpudrvtest":         {"gpudrv", "gpudrv/embedded"},
 	"perf/paper":                {"perf"},

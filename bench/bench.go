@@ -16,6 +16,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/turn"
 )
 
 // Options of a run. Zero values stand for the defaults.
@@ -25,8 +26,8 @@ type Options struct {
 	Cipher   link.Cipher   // of the bindings, and of bare limits that have one
 	MTU      int           // bytes of UDP payload; 0: that of the loopback interface
 	Fault    fault.Plan    // what both proxies do to the datagrams they send
-	// Spin is how long proxies and drivers poll a socket before they wait.
-	Spin time.Duration
+	// Polling is how proxies wait; where it says Spin, drivers do too.
+	Polling turn.Polling
 	// Child starts a process that runs Serve on its standard input and output.
 	// Each proxy and the far end of each ping-pong then has a process of its
 	// own; without, all are goroutines of this one.
@@ -41,6 +42,10 @@ type Options struct {
 	// Progress is told what is being measured; nil: nobody.
 	Progress func(format string, args ...any)
 }
+
+// driverPolling is how a driver waits that is a vfio-user client: as QEMU does,
+// which never polls, unless it has a processor of its own.
+func (o *Options) driverPolling() turn.Polling { return turn.Polling{Spin: o.Polling.Spin} }
 
 func (o Options) withDefaults() Options {
 	if o.Duration == 0 {
@@ -77,6 +82,7 @@ type Setup struct {
 	Cipher     string `json:"cipher"`
 	MTU        int    `json:"mtu"` // bytes of UDP payload
 	Fault      string `json:"fault"`
+	PollNS     int64  `json:"poll_ns,omitempty"`
 	SpinNS     int64  `json:"spin_ns,omitempty"`
 	Rounds     int    `json:"rounds"`
 	DurationNS int64  `json:"duration_ns"`
@@ -87,7 +93,7 @@ type Setup struct {
 func (o *Options) report(bench string, mtu int) *Report {
 	return &Report{Bench: bench, Setup: Setup{
 		Processors: runtime.NumCPU(), Go: runtime.Version(), Cipher: o.Cipher.String(), MTU: mtu, Fault: o.Fault.String(),
-		SpinNS: o.Spin.Nanoseconds(), Rounds: o.Rounds, DurationNS: o.Duration.Nanoseconds(), Processes: len(o.Child) > 0,
+		PollNS: o.Polling.Window.Nanoseconds(), SpinNS: o.Polling.Spin.Nanoseconds(), Rounds: o.Rounds, DurationNS: o.Duration.Nanoseconds(), Processes: len(o.Child) > 0,
 	}}
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/turn"
 	"github.com/dxpu-project/dxpu/udp"
 )
 
@@ -29,7 +30,7 @@ func TestMain(m *testing.M) {
 func options(b *testing.B, c link.Cipher) Options {
 	b.Helper()
 	b.Setenv(childFlag, "1") // inherited by the other processes
-	return Options{Cipher: c, Child: []string{os.Args[0]}, Profile: os.Getenv("DXPU_BENCH_PROFILE")}.withDefaults()
+	return Options{Cipher: c, Polling: turn.Polling{Window: turn.DefaultWindow}, Child: []string{os.Args[0]}, Profile: os.Getenv("DXPU_BENCH_PROFILE")}.withDefaults()
 }
 
 func eachPair(b *testing.B, spec pairSpec, f func(b *testing.B, dev *opened)) {

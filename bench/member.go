@@ -15,6 +15,7 @@ import (
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/hostproxy"
 	"github.com/dxpu-project/dxpu/node"
+	"github.com/dxpu-project/dxpu/turn"
 )
 
 // Node numbers, as a manager would give them. Switch i of the host is node
@@ -33,7 +34,7 @@ type memberSpec struct {
 	// SocketDirs hold the vfio-user sockets of a host, one for each switch.
 	SocketDirs []string
 	Fault      string
-	Spin       time.Duration
+	Polling    turn.Polling
 	Profile    string
 }
 
@@ -67,7 +68,7 @@ func newMember(spec memberSpec, fronts []hostproxy.Front) (*member, error) {
 	log := slog.New(slog.DiscardHandler)
 	m := &member{news: make(chan struct{}, 1)}
 	m.fabric, err = fabric.Open(fabric.Config{
-		Paths: []fabric.PathConfig{{Listen: "127.0.0.1:0", Fault: plan, Seed: uint64(len(spec.Kind))}}, Spin: spec.Spin, Logger: log,
+		Paths: []fabric.PathConfig{{Listen: "127.0.0.1:0", Fault: plan, Seed: uint64(len(spec.Kind))}}, Polling: spec.Polling, Logger: log,
 	})
 	if err != nil {
 		return nil, err

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
 
@@ -19,6 +18,7 @@ import (
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/rootcomplex"
+	"github.com/dxpu-project/dxpu/turn"
 )
 
 // pairSpec describes a host proxy and a box proxy that are joined over UDP on
@@ -59,13 +59,13 @@ func (o *Options) newPair(ctx context.Context, spec pairSpec) (*pair, error) {
 func (p *pair) start(ctx context.Context) error {
 	var err error
 	spec := p.spec
-	p.box, err = p.opts.spawn(ctx, memberSpec{Kind: kindBox, Slots: spec.slots, Fault: p.opts.Fault.String(), Spin: p.opts.Spin, GPU: gpu.Spec{
+	p.box, err = p.opts.spawn(ctx, memberSpec{Kind: kindBox, Slots: spec.slots, Fault: p.opts.Fault.String(), Polling: p.opts.Polling, GPU: gpu.Spec{
 		MaxPayload: pcie.PayloadSize(spec.sizes.mps), MaxReadRequest: pcie.PayloadSize(spec.sizes.mrrs), Tags: spec.tags,
 	}})
 	if err != nil {
 		return err
 	}
-	host := memberSpec{Kind: kindHost, Slots: spec.slots, Fault: p.opts.Fault.String(), Spin: p.opts.Spin}
+	host := memberSpec{Kind: kindHost, Slots: spec.slots, Fault: p.opts.Fault.String(), Polling: p.opts.Polling}
 	switches := (spec.slots + hostproxy.MaxSlots - 1) / hostproxy.MaxSlots
 	if spec.vm {
 		for range switches {
@@ -103,8 +103,8 @@ func (s sizes) enum() rootcomplex.EnumSpec {
 	return enum
 }
 
-func vmFront(dir string, spin time.Duration) hostproxy.Front {
-	return &hostproxy.VM{SocketDir: dir, Spin: spin, Logger: slog.New(slog.DiscardHandler)}
+func vmFront(dir string, polling turn.Polling) hostproxy.Front {
+	return &hostproxy.VM{SocketDir: dir, Polling: polling, Logger: slog.New(slog.DiscardHandler)}
 }
 
 // attach binds slot i of the host to slot i of the box, for the first n.
@@ -188,7 +188,7 @@ func (p *pair) open(ctx context.Context, slot int) (*opened, error) {
 		}
 		return openDevice(ctx, bus)
 	}
-	o := vfiouserbus.Options{MaxPayload: p.spec.sizes.mps, MaxReadRequest: p.spec.sizes.mrrs, Spin: p.opts.Spin}
+	o := vfiouserbus.Options{MaxPayload: p.spec.sizes.mps, MaxReadRequest: p.spec.sizes.mrrs, Polling: p.opts.driverPolling()}
 	vm := hostproxy.VM{SocketDir: p.dirs[on]}
 	bus, err := o.Open(ctx, vm.Socket(at))
 	if err != nil {

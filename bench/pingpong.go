@@ -14,17 +14,23 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/turn"
 )
 
 // The kinds of far end that an echo has.
 const (
 	echoUDP       = "udp"           // sockets of Go
 	echoUDPBlock  = "udp, blocking" // blocking system calls in a thread of their own
-	echoUDPSpin   = "udp, spinning" // the same, polled before they block
+	echoUDPPoll   = "udp, polled"   // the same, polled as the proxies do before they block
+	echoUDPSpin   = "udp, spinning" // the same, polled all the time: without wake-ups
 	echoUnix      = "unix"
 	echoUnixBlock = "unix, blocking"
-	echoUnixSpin  = "unix, spinning"
+	echoUnixPoll  = "unix, polled"
 )
+
+// alwaysPolling is longer than any round trip here.
+var alwaysPolling = turn.Polling{Spin: time.Millisecond}
 
 // Requests begin with the size of the answer, and every message ends in a
 // number that the answer repeats.
@@ -35,22 +41,25 @@ const maxMessage = 64 << 10
 
 // echo is the far end of the bare ping-pongs.
 type echo struct {
-	spin      time.Duration // of those that poll
+	polling   turn.Polling // of those that poll
 	addresses map[string]string
 	stops     []func()
 }
 
-func newEcho(dir string, spin time.Duration) (*echo, error) {
-	e := &echo{spin: spin, addresses: map[string]string{}}
+func newEcho(dir string, polling turn.Polling) (*echo, error) {
+	e := &echo{polling: polling, addresses: map[string]string{}}
 	adders := []func(dir string) error{
 		e.addUDP, e.addUnix,
-		func(string) error { return e.addBlockingUDP(echoUDPBlock, 0) },
-		func(dir string) error { return e.addBlockingUnix(echoUnixBlock, filepath.Join(dir, "block"), 0) },
+		func(string) error { return e.addBlockingUDP(echoUDPBlock, turn.Polling{}) },
+		func(string) error { return e.addBlockingUDP(echoUDPSpin, alwaysPolling) },
+		func(dir string) error {
+			return e.addBlockingUnix(echoUnixBlock, filepath.Join(dir, "block"), turn.Polling{})
+		},
 	}
-	if spin > 0 {
+	if polling != (turn.Polling{}) {
 		adders = append(adders,
-			func(string) error { return e.addBlockingUDP(echoUDPSpin, spin) },
-			func(dir string) error { return e.addBlockingUnix(echoUnixSpin, filepath.Join(dir, "spin"), spin) })
+			func(string) error { return e.addBlockingUDP(echoUDPPoll, polling) },
+			func(dir string) error { return e.addBlockingUnix(echoUnixPoll, filepath.Join(dir, "poll"), polling) })
 	}
 	for _, add := range adders {
 		if err := add(dir); err != nil {
@@ -111,7 +120,7 @@ func (e *echo) addUDP(string) error {
 	return nil
 }
 
-func (e *echo) addBlockingUDP(kind string, spin time.Duration) error {
+func (e *echo) addBlockingUDP(kind string, polling turn.Polling) error {
 	fd, addr, err := blockingUDP()
 	if err != nil {
 		return err
@@ -120,13 +129,15 @@ func (e *echo) addBlockingUDP(kind string, spin time.Duration) error {
 	e.serve(func() {
 		runtime.LockOSThread()
 		q, out := make([]byte, maxMessage), make([]byte, maxMessage)
+		poller := turn.Poller{Polling: polling}
+		var n int
+		var from unix.Sockaddr
+		receive := receiver(func(flags int) (err error) {
+			n, from, err = unix.Recvfrom(fd, q, flags)
+			return err
+		})
 		for {
-			var n int
-			var from unix.Sockaddr
-			err := poll(spin, func(flags int) (err error) {
-				n, from, err = unix.Recvfrom(fd, q, flags)
-				return err
-			})
+			err := poller.Wait(true, receive)
 			if err != nil || n == 0 {
 				return
 			}
@@ -197,7 +208,7 @@ func echoStream(c io.ReadWriter) {
 	}
 }
 
-func (e *echo) addBlockingUnix(kind, path string, spin time.Duration) error {
+func (e *echo) addBlockingUnix(kind, path string, polling turn.Polling) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err == nil {
 		err = unix.Bind(fd, &unix.SockaddrUnix{Name: path})
@@ -217,7 +228,7 @@ func (e *echo) addBlockingUnix(kind, path string, spin time.Duration) error {
 			return
 		}
 		defer unix.Close(c)
-		echoStream(blockingSocket{c, spin})
+		echoStream(newBlockingSocket(c, polling))
 	}, func() {
 		if c, err := net.Dial("unix", path); err == nil { // wakes Accept
 			_ = c.Close()
@@ -226,41 +237,54 @@ func (e *echo) addBlockingUnix(kind, path string, spin time.Duration) error {
 	return nil
 }
 
-// blockingSocket receives and sends in blocking calls, polling for a while first.
+// blockingSocket receives and sends in blocking calls, polling first as a
+// proxy does.
 type blockingSocket struct {
-	fd   int
-	spin time.Duration
+	fd      int
+	poller  turn.Poller
+	into    []byte
+	n       int
+	receive func(block bool) error // made once
 }
 
-func (s blockingSocket) Read(p []byte) (int, error) {
-	var n int
-	err := poll(s.spin, func(flags int) (err error) {
-		n, _, err = unix.Recvfrom(s.fd, p, flags)
+func newBlockingSocket(fd int, polling turn.Polling) *blockingSocket {
+	s := &blockingSocket{fd: fd, poller: turn.Poller{Polling: polling}}
+	s.receive = receiver(func(flags int) (err error) {
+		s.n, _, err = unix.Recvfrom(s.fd, s.into, flags)
 		return err
 	})
-	if err == nil && n == 0 {
-		err = io.EOF
-	}
-	return max(n, 0), err
+	return s
 }
 
-func (s blockingSocket) Write(p []byte) (int, error) {
+func (s *blockingSocket) Read(p []byte) (int, error) {
+	s.into = p
+	err := s.poller.Wait(true, s.receive)
+	if err == nil && s.n == 0 {
+		err = io.EOF
+	}
+	return max(s.n, 0), err
+}
+
+func (s *blockingSocket) Write(p []byte) (int, error) {
 	n, err := unix.Write(s.fd, p)
 	return max(n, 0), err
 }
 
-// poll calls receive without waiting for the time of spin, and then waiting.
-func poll(spin time.Duration, receive func(flags int) error) error {
-	if spin > 0 {
-		for start := time.Now(); time.Since(start) < spin; {
-			if err := receive(unix.MSG_DONTWAIT); !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
+// receiver makes of a system call what a turn.Poller calls.
+func receiver(receive func(flags int) error) func(block bool) error {
+	return func(block bool) error {
+		flags := unix.MSG_DONTWAIT
+		if block {
+			flags = 0
+		}
+		for {
+			switch err := receive(flags); {
+			case errors.Is(err, unix.EINTR):
+			case errors.Is(err, unix.EAGAIN):
+				return turn.ErrNothing
+			default:
 				return err
 			}
-		}
-	}
-	for {
-		if err := receive(0); !errors.Is(err, unix.EINTR) {
-			return err
 		}
 	}
 }
@@ -279,9 +303,13 @@ const (
 )
 
 // newCaller connects to one far end of an echo.
-func newCaller(kind, addr string, request, answer int, spin time.Duration) (*caller, error) {
-	if kind != echoUDPSpin && kind != echoUnixSpin {
-		spin = 0
+func newCaller(kind, addr string, request, answer int, polling turn.Polling) (*caller, error) {
+	switch kind {
+	case echoUDPPoll, echoUnixPoll:
+	case echoUDPSpin:
+		polling = alwaysPolling
+	default:
+		polling = turn.Polling{}
 	}
 	q, a := make([]byte, max(request, minMessage)), make([]byte, max(answer, minMessage)+1)
 	binary.LittleEndian.PutUint16(q, uint16(max(answer, minMessage)))
@@ -312,7 +340,7 @@ func newCaller(kind, addr string, request, answer int, spin time.Duration) (*cal
 			}
 			return c.Read(a)
 		}), func() { _ = c.Close() }}, nil
-	case echoUDPBlock, echoUDPSpin:
+	case echoUDPBlock, echoUDPPoll, echoUDPSpin:
 		fd, _, err := blockingUDP()
 		if err != nil {
 			return nil, err
@@ -321,7 +349,7 @@ func newCaller(kind, addr string, request, answer int, spin time.Duration) (*cal
 		if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: peer.Addr().As4(), Port: int(peer.Port())}); err != nil {
 			return nil, errors.Join(err, unix.Close(fd))
 		}
-		f := blockingSocket{fd, spin}
+		f := newBlockingSocket(fd, polling)
 		return &caller{pingPong(func(q, a []byte) (int, error) {
 			if _, err := f.Write(q); err != nil {
 				return 0, err
@@ -351,5 +379,5 @@ func newCaller(kind, addr string, request, answer int, spin time.Duration) (*cal
 	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: addr}); err != nil {
 		return nil, errors.Join(err, unix.Close(fd))
 	}
-	return &caller{stream(blockingSocket{fd, spin}), func() { _ = unix.Close(fd) }}, nil
+	return &caller{stream(newBlockingSocket(fd, polling)), func() { _ = unix.Close(fd) }}, nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 	"github.com/dxpu-project/dxpu/gpudrv"
+	"github.com/dxpu-project/dxpu/turn"
 )
 
 // Split is the round trip of a register read in the three parts of the paper's
@@ -19,8 +20,8 @@ type Split struct {
 	// Original is the read with the device right below the root port: what
 	// host and device take by themselves.
 	Original float64 `json:"original_us"`
-	// Network is the bare ping-pong of datagrams of the same sizes, and for a
-	// vfio-user client the bare ping-pong of its messages too.
+	// Network is the bare ping-pong of datagrams of the same sizes between ends
+	// that never sleep: waking them up is no part of the network.
 	Network float64 `json:"network_us"`
 	// Conversion is the rest: TLPs to datagrams and back, the link's protocol
 	// (acknowledgements, cipher, checksums), and waking who waits.
@@ -74,8 +75,9 @@ const (
 	rttUDPBlock
 	rttUnix
 	rttUnixBlock
-	rttUDPSpin  // in a spinning mode
-	rttUnixSpin // in a spinning mode
+	rttUDPSpin
+	rttUDPPoll  // if the proxies poll
+	rttUnixPoll // if the proxies poll
 )
 
 func (r *rttRun) close() error {
@@ -158,21 +160,21 @@ func (r *rttRun) openBare(ctx context.Context) error {
 		return err
 	}
 	r.closers = append(r.closers, func() error { return os.RemoveAll(dir) })
-	far, err := r.opts.spawn(ctx, memberSpec{Kind: kindEcho, SocketDirs: []string{dir}, Spin: r.opts.Spin})
+	far, err := r.opts.spawn(ctx, memberSpec{Kind: kindEcho, SocketDirs: []string{dir}, Polling: r.opts.Polling})
 	if err != nil {
 		return err
 	}
 	r.closers = append(r.closers, far.stop)
-	kinds := []string{echoUDP, echoUDPBlock, echoUnix, echoUnixBlock}
-	if r.opts.Spin > 0 {
-		kinds = append(kinds, echoUDPSpin, echoUnixSpin)
+	kinds := []string{echoUDP, echoUDPBlock, echoUnix, echoUnixBlock, echoUDPSpin}
+	if r.opts.Polling != (turn.Polling{}) {
+		kinds = append(kinds, echoUDPPoll, echoUnixPoll)
 	}
 	for _, kind := range kinds {
 		there, back := r.sizes[0], r.sizes[1]
-		if kind == echoUnix || kind == echoUnixBlock || kind == echoUnixSpin {
+		if kind == echoUnix || kind == echoUnixBlock || kind == echoUnixPoll {
 			there, back = unixRequest, unixAnswer
 		}
-		c, err := newCaller(kind, far.hello.Echo[kind], there, back, r.opts.Spin)
+		c, err := newCaller(kind, far.hello.Echo[kind], there, back, r.opts.Polling)
 		if err != nil {
 			return err
 		}
@@ -240,36 +242,54 @@ func (r *rttRun) report() *Report {
 	}
 	total := out.Figures[rttEmbedded].Value
 	s := Split{
-		Original: out.Figures[rttNative].Value, Network: out.Figures[rttEmbedded].BareValue,
+		Original: out.Figures[rttNative].Value, Network: out.Figures[rttUDPSpin].Value,
 		Total: total, Paper: &paperSplit,
 	}
 	s.Conversion = max(0, total-s.Original-s.Network)
 	out.Split = &s
 	out.Notes = append(out.Notes,
 		"the bare limit of a round is the faster of its ping-pongs: Go's sockets, blocking calls in threads of their own, and with --spin polled ones")
+	if len(r.probes) > rttUnixPoll && r.opts.Polling.Spin == 0 {
+		out.Notes = append(out.Notes, fmt.Sprintf("beside ping-pongs that poll as the proxies do, the ratios are %.2f (embedded host) and %.2f (vfio-user client)",
+			r.besidePolled(rttEmbedded, rttUDPPoll), r.besidePolled(rttVM, rttUDPPoll, rttUnixPoll)))
+	}
 	return out
 }
 
 // bare is the limit in each round.
 func (r *rttRun) bare(unixToo bool) []float64 {
+	udp, stream := []int{rttUDP, rttUDPBlock}, []int{rttUnix, rttUnixBlock}
+	if r.opts.Polling.Spin > 0 {
+		udp, stream = append(udp, rttUDPPoll), append(stream, rttUnixPoll)
+	}
 	out := make([]float64, r.opts.Rounds)
 	for i := range out {
-		out[i] = r.fastest(i, rttUDP, rttUDPBlock, rttUDPSpin)
+		out[i] = r.fastest(i, udp...)
 		if unixToo {
-			out[i] += r.fastest(i, rttUnix, rttUnixBlock, rttUnixSpin)
+			out[i] += r.fastest(i, stream...)
 		}
 	}
 	return out
 }
 
-// fastest is the best of some probes in a round; those that were not made do
-// not count.
+// besidePolled is the median of the rounds' ratios to the sum of some bare probes.
+func (r *rttRun) besidePolled(probe int, bare ...int) float64 {
+	ratios := make([]float64, r.opts.Rounds)
+	for i := range ratios {
+		sum := 0.0
+		for _, b := range bare {
+			sum += r.probes[b].p50[i]
+		}
+		ratios[i] = r.probes[probe].p50[i] / sum
+	}
+	return median(ratios)
+}
+
+// fastest is the best of some probes in a round.
 func (r *rttRun) fastest(round int, probes ...int) float64 {
 	best := math.Inf(1)
 	for _, i := range probes {
-		if i < len(r.probes) {
-			best = min(best, r.probes[i].p50[round])
-		}
+		best = min(best, r.probes[i].p50[round])
 	}
 	return best
 }

@@ -89,7 +89,7 @@ func start(spec memberSpec) (*served, reply, error) {
 	}
 	var err error
 	if spec.Kind == kindEcho {
-		if s.echo, err = newEcho(spec.SocketDirs[0], spec.Spin); err != nil {
+		if s.echo, err = newEcho(spec.SocketDirs[0], spec.Polling); err != nil {
 			return nil, reply{}, err
 		}
 		return s, reply{Echo: s.echo.addresses}, nil
@@ -241,7 +241,7 @@ func (c *child) call(q request) (reply, error) {
 func vmFronts(spec memberSpec) []hostproxy.Front {
 	var fronts []hostproxy.Front
 	for _, dir := range spec.SocketDirs {
-		fronts = append(fronts, vmFront(dir, spec.Spin))
+		fronts = append(fronts, vmFront(dir, spec.Polling))
 	}
 	return fronts
 }

@@ -85,7 +85,7 @@ func benchCommand(name, short, long string, run func(context.Context, bench.Opti
 	f.IntVar(&o.MTU, "mtu", 0, "largest datagram in bytes of UDP payload (default: what the loopback interface takes)")
 	f.StringVar(&o.fault, "fault", "", `what the proxies do to the datagrams they send, like "loss=1%,delay=10us"`)
 	f.BoolVar(&o.oneProcess, "one-process", false, "run everything in this process")
-	f.DurationVar(&o.Spin, "spin", 0, "proxies and drivers poll their sockets so long before they wait (default: not at all)")
+	pollingFlags(f, &o.Polling)
 	f.StringVar(&o.Profile, "cpu-profile", "", "write CPU profiles of the other processes to files that begin so")
 	if name == "dma" || name == "scale" {
 		f.StringVar(&o.size, "size", "8MiB", "bytes of one copy, with KiB or MiB")
@@ -224,8 +224,8 @@ func printSplit(w io.Writer, s *bench.Split) error {
 			benchNumber(paper, bench.Microseconds), fmt.Sprintf("%.1f %%", 100*paper/s.Paper.Total), what)
 	}
 	row("original time latency", s.Original, s.Paper.Original, "the read with the GPU right below the embedded host")
-	row("network transmission", s.Network, s.Paper.Network, "bare UDP ping-pong of the same sizes")
-	row("packet conversion", s.Conversion, s.Paper.Conversion, "the rest: conversion, protocol, cipher, wake-ups")
+	row("network transmission", s.Network, s.Paper.Network, "bare UDP ping-pong of the same sizes, ends that never sleep")
+	row("packet conversion", s.Conversion, s.Paper.Conversion, "the rest: conversion, protocol, cipher, and waking up who sleeps")
 	row("round trip", s.Total, s.Paper.Total, "embedded host, remote GPU")
 	return t.flush()
 }

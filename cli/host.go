@@ -69,7 +69,7 @@ func (o *hostOptions) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	o.vm.Logger, o.vm.Spin = log, o.spin
+	o.vm.Logger, o.vm.Polling = log, o.polling
 	cfg := o.host
 	cfg.Slots, cfg.Front, cfg.Fabric, cfg.Domain = o.slots, &o.vm, f, o.domain
 	cfg.Rack, cfg.Labels, cfg.Logger = o.rack, o.labels, log

@@ -18,12 +18,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/fabric"
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/node"
+	"github.com/dxpu-project/dxpu/turn"
 	"github.com/dxpu-project/dxpu/udp"
 )
 
@@ -37,7 +39,7 @@ type proxyOptions struct {
 	listen    []string
 	faults    []string
 	noOffload bool
-	spin      time.Duration
+	polling   turn.Polling
 	rack      string
 	labels    map[string]string
 	admin     string
@@ -56,13 +58,19 @@ func (o *proxyOptions) register(cmd *cobra.Command) {
 	f.StringArrayVar(&o.listen, "listen", []string{"127.0.0.1:0"}, "UDP address of a path; once for each network")
 	f.StringArrayVar(&o.faults, "fault", nil, `for tests: what to do to outgoing datagrams of a path, like "loss=1%,delay=10us" (docs/faults.md); once for each --listen`)
 	f.BoolVar(&o.noOffload, "no-offload", false, "do without UDP segmentation and receive offload")
-	f.DurationVar(&o.spin, "spin", 0, "poll sockets so long before waiting, on processors that have nothing else to do (default: not at all)")
+	pollingFlags(f, &o.polling)
 	f.StringVar(&o.rack, "rack", "", "where the node stands")
 	f.StringToStringVar(&o.labels, "label", nil, "labels of the node, KEY=VALUE")
 	f.StringVar(&o.admin, "admin-listen", "", "address of /metrics, /healthz, /readyz, /slots and /capture (default: none)")
 	f.BoolVar(&o.capture, "allow-capture", false, `let "dxpu capture" on this machine see the TLPs of the bindings, decrypted`)
 	f.StringVar(&o.adminFile, "admin-url-file", "", "write the URL of --admin-listen here once it serves")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+}
+
+// pollingFlags are those of who waits for datagrams.
+func pollingFlags(f *pflag.FlagSet, p *turn.Polling) {
+	f.DurationVar(&p.Window, "poll", turn.DefaultWindow, "while register accesses follow each other, look so long for the next message before sleeping, unless others want the processor; 0: never")
+	f.DurationVar(&p.Spin, "spin", 0, "look so long before each sleep, on processors that have nothing else to do (default: not at all)")
 }
 
 // proxy is a role that the common part runs.
@@ -87,7 +95,7 @@ func (o *proxyOptions) fabric(log *slog.Logger) (*fabric.Fabric, error) {
 	if len(o.faults) > len(o.listen) {
 		return nil, withHint(errors.New("more --fault than --listen"), "the first --fault is for the first --listen")
 	}
-	cfg := fabric.Config{UDP: udp.Options{NoOffload: o.noOffload}, Spin: o.spin, Logger: log, Restart: func() { restart(log) }}
+	cfg := fabric.Config{UDP: udp.Options{NoOffload: o.noOffload}, Polling: o.polling, Logger: log, Restart: func() { restart(log) }}
 	for i, addr := range o.listen {
 		p := fabric.PathConfig{Listen: addr, Seed: randomSeed()}
 		if i < len(o.faults) {

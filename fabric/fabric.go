@@ -45,10 +45,9 @@ type PathConfig struct {
 type Config struct {
 	Paths []PathConfig // index = path ID
 	UDP   udp.Options
-	// Spin is how long whoever reads a socket polls it before he waits: for
-	// machines with processors to spare. 0: not at all.
-	Spin   time.Duration
-	Logger *slog.Logger
+	// Polling is how whoever reads a socket waits.
+	Polling turn.Polling
+	Logger  *slog.Logger
 	// Restart is called when a fault plan wants this end to die and come back;
 	// nil: such plans are refused.
 	Restart func()
@@ -91,7 +90,7 @@ func Open(cfg Config) (*Fabric, error) {
 		}
 		p := newPath(conn, pc)
 		f.paths = append(f.paths, p)
-		if p.turn, err = turn.New(&input{fabric: f, id: uint8(i), reader: conn.NewReader()}, cfg.Spin); err != nil {
+		if p.turn, err = turn.New(&input{fabric: f, id: uint8(i), conn: conn, reader: conn.NewReader()}, cfg.Polling); err != nil {
 			return nil, errors.Join(fmt.Errorf("fabric: path %d: %w", i, err), f.closeSockets())
 		}
 	}
@@ -196,7 +195,10 @@ func (f *Fabric) closeSockets() error {
 type input struct {
 	fabric *Fabric
 	id     uint8
+	conn   *udp.Conn
 	reader *udp.Reader
+	short  bool   // what came last was
+	sent   uint64 // bytes, when it came
 }
 
 // Receive hands each datagram that has come to its binding.
@@ -208,6 +210,7 @@ func (in *input) Receive(block bool) error {
 	batch, segment, from, err := read()
 	switch {
 	case err == nil:
+		in.short, in.sent = len(batch) <= turn.Brief, in.conn.TxBytes()
 		in.fabric.dispatch(in.id, batch, segment, from)
 	case errors.Is(err, udp.ErrTimeout):
 		return turn.ErrNothing
@@ -217,6 +220,12 @@ func (in *input) Receive(block bool) error {
 		in.fabric.log.Debug("receive", "path", in.id, "err", err)
 	}
 	return nil
+}
+
+// Exchange tells requests and answers from bulk traffic and from silence.
+func (in *input) Exchange() bool {
+	since := in.conn.TxBytes() - in.sent
+	return in.short && since > 0 && since <= turn.Brief
 }
 
 // Await waits until w is ready, which an answer from the network will bring

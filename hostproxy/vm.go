@@ -59,7 +59,7 @@ func newVM(s *slot, device *remote) *vm {
 }
 
 // serverConfig describes the device to VMMs.
-func (v *vm) serverConfig(deadline, spin time.Duration) vfiouser.Config {
+func (v *vm) serverConfig(deadline time.Duration, polling turn.Polling) vfiouser.Config {
 	cfg := vfiouser.Config{
 		// The capability is hidden while QEMU realizes the device, so that it
 		// leaves MSI-X alone: its table is then the device's own, an interrupt is
@@ -68,7 +68,7 @@ func (v *vm) serverConfig(deadline, spin time.Duration) vfiouser.Config {
 		Resettable:        v.device.flr,
 		WriteMultiple:     true,
 		Deadline:          deadline,
-		Spin:              spin,
+		Polling:           polling,
 		// A write of the device may not wait in front of the answer to an access:
 		// the VMM takes no message before that answer. This many writes of 128
 		// bytes are 2 MiB, what 10 Gb/s bring in 1.6 ms.

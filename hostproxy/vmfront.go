@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/qmp"
+	"github.com/dxpu-project/dxpu/turn"
 	"github.com/dxpu-project/dxpu/vfiouser"
 )
 
@@ -29,9 +30,9 @@ type VM struct {
 	// AccessTimeout bounds an access of the VMM. Default: that of vfiouser,
 	// a second below QEMU's.
 	AccessTimeout time.Duration
-	// Spin is how long the readers of the sockets poll before they wait.
-	Spin   time.Duration
-	Logger *slog.Logger
+	// Polling is how the readers of the sockets wait.
+	Polling turn.Polling
+	Logger  *slog.Logger
 
 	control *control
 	pid     func(*qmp.Client) int // tells one QEMU from another; tests have their own
@@ -60,7 +61,7 @@ func (f *VM) plug(ctx context.Context, s *slot) (plugged, error) {
 	}
 	s.status.Step("probed")
 	v := newVM(s, device)
-	server, err := vfiouser.NewServer(v.serverConfig(f.AccessTimeout, f.Spin))
+	server, err := vfiouser.NewServer(v.serverConfig(f.AccessTimeout, f.Polling))
 	if err != nil {
 		return nil, err
 	}

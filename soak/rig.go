@@ -19,6 +19,7 @@ import (
 	"github.com/dxpu-project/dxpu/gpudrv/vfiouserbus"
 	"github.com/dxpu-project/dxpu/hostproxy"
 	"github.com/dxpu-project/dxpu/node"
+	"github.com/dxpu-project/dxpu/turn"
 )
 
 // Node numbers, as a manager would give them: each virtual switch of the host
@@ -109,7 +110,7 @@ func (r *rig) stopLocked() {
 
 // open opens the sockets of a side, on the addresses that it had before.
 func (r *rig) openLocked(side int) (*proxy, error) {
-	cfg := fabric.Config{Logger: slog.New(slog.DiscardHandler)}
+	cfg := fabric.Config{Polling: turn.Polling{Window: turn.DefaultWindow}, Logger: slog.New(slog.DiscardHandler)}
 	for _, a := range r.addrs[side] {
 		cfg.Paths = append(cfg.Paths, fabric.PathConfig{Listen: a})
 	}
@@ -186,7 +187,7 @@ func (r *rig) startHostLocked() error {
 	}
 	log := slog.New(slog.DiscardHandler)
 	r.inside = hostproxy.NewEmbedded(hostproxy.EmbeddedSpec{Memory: hostSize})
-	r.vm = &hostproxy.VM{SocketDir: r.dir, Logger: log}
+	r.vm = &hostproxy.VM{SocketDir: r.dir, Polling: turn.Polling{Window: turn.DefaultWindow}, Logger: log}
 	for i, front := range []hostproxy.Front{r.inside, r.vm} {
 		slots := r.embedded()
 		if i == 1 {

@@ -26,6 +26,9 @@ type Source interface {
 	// on it. It returns ErrNothing when nothing came: at once without block,
 	// and after some ten milliseconds with it. Any other error ends the reading.
 	Receive(block bool) error
+	// Exchange reports whether what came last and what has been sent since are
+	// as short as requests and answers (Brief): the next is likely to come soon.
+	Exchange() bool
 }
 
 // ErrNothing says that there was nothing to read.
@@ -48,15 +51,14 @@ const (
 //	    ▲                                                 │  ▲ who waits
 //	    └──nobody has waited for the grace, or Attend─────┘──┘ reads
 //
-// In a spinning mode (Spin > 0) who reads polls the Source for so long before
-// it waits: for processors that have nothing else to do.
+// Whoever reads waits as the Polling says.
 type Turn struct {
 	source Source
-	spin   time.Duration
 	wake   *descriptor.FD // an eventfd: the background reader is to come back
 	nap    nap            // Serve's
 
 	role    sync.Mutex           // held by who reads
+	poller  Poller               // guarded by role
 	since   int                  // receptions since somebody waited; guarded by role
 	err     error                // why reading ended; guarded by role
 	waiting atomic.Int32         // goroutines in Await,
@@ -67,12 +69,12 @@ type Turn struct {
 }
 
 // New makes a Turn.
-func New(s Source, spin time.Duration) (*Turn, error) {
+func New(s Source, p Polling) (*Turn, error) {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	if err != nil {
 		return nil, os.NewSyscallError("eventfd", err)
 	}
-	return &Turn{source: s, spin: spin, wake: descriptor.New(fd)}, nil
+	return &Turn{source: s, poller: Poller{Polling: p}, wake: descriptor.New(fd)}, nil
 }
 
 // Close frees what New took. The reading is ended by an error of the Source.
@@ -94,7 +96,7 @@ func (t *Turn) serveTurn() error {
 	t.role.Lock()
 	defer t.role.Unlock()
 	for t.err == nil {
-		switch err := t.receive(t.spin); {
+		switch err := t.receive(); {
 		case errors.Is(err, ErrNothing):
 			continue
 		case err != nil:
@@ -123,17 +125,8 @@ func (t *Turn) wanted() bool {
 	return alone
 }
 
-// receive polls for the time of spin and then waits.
-func (t *Turn) receive(spin time.Duration) error {
-	if spin > 0 {
-		for start := time.Now(); time.Since(start) < spin; {
-			if err := t.source.Receive(false); !errors.Is(err, ErrNothing) {
-				return err
-			}
-		}
-	}
-	return t.source.Receive(true)
-}
+// receive waits for the next thing that the source brings.
+func (t *Turn) receive() error { return t.poller.Wait(t.source.Exchange(), t.source.Receive) }
 
 // standAside waits until nobody has waited for the grace, or until Attend.
 func (t *Turn) standAside() {
@@ -229,7 +222,7 @@ func (t *Turn) Await(w *Wait) {
 func (t *Turn) lead(ready func() bool) (lost bool) {
 	n := 0
 	for t.err == nil && !ready() {
-		switch err := t.receive(t.spin); {
+		switch err := t.receive(); {
 		case errors.Is(err, ErrNothing):
 			return true
 		case err != nil:

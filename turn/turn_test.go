@@ -22,6 +22,8 @@ type pipe struct {
 	most    time.Duration // that Receive blocks
 }
 
+func (p *pipe) Exchange() bool { return true }
+
 func (p *pipe) Receive(block bool) error {
 	if p.readers.Add(1) != 1 {
 		p.t.Error("two read at once")
@@ -89,10 +91,10 @@ func (w *waiter) ask(t *Turn, p *pipe, others int) {
 	w.take()
 }
 
-func run(t *testing.T, spin time.Duration) (*Turn, *pipe) {
+func run(t *testing.T, polling Polling) (*Turn, *pipe) {
 	t.Helper()
 	p := &pipe{t: t, in: make(chan *waiter), most: 5 * time.Millisecond}
-	turn, err := New(p, spin)
+	turn, err := New(p, polling)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,16 +118,18 @@ func TestEveryWaiterIsAnswered(t *testing.T) {
 	for _, c := range []struct {
 		name            string
 		waiters, others int
-		spin            time.Duration
+		polling         Polling
 	}{
-		{"one", 1, 0, 0},
-		{"one, with traffic", 1, 2 * calm, 0},
-		{"one that spins", 1, 0, 20 * time.Microsecond},
-		{"many", 8, 0, 0},
-		{"many, with traffic", 8, 1, 0},
+		{"one", 1, 0, Polling{}},
+		{"one, with traffic", 1, 2 * calm, Polling{}},
+		{"one that polls", 1, 0, Polling{Window: 20 * time.Millisecond}},
+		{"one that spins", 1, 0, Polling{Spin: 20 * time.Microsecond}},
+		{"many", 8, 0, Polling{}},
+		{"many that poll, with traffic", 8, 1, Polling{Window: 20 * time.Millisecond}},
+		{"many, with traffic", 8, 1, Polling{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			turn, p := run(t, c.spin)
+			turn, p := run(t, c.polling)
 			var wg sync.WaitGroup
 			for range c.waiters {
 				wg.Go(func() {
@@ -143,7 +147,7 @@ func TestEveryWaiterIsAnswered(t *testing.T) {
 // Who asks again and again reads himself, and what nobody waits for is read as
 // well when he has stopped.
 func TestWhoWaitsReads(t *testing.T) {
-	turn, p := run(t, 0)
+	turn, p := run(t, Polling{})
 	w := newWaiter()
 	for limit := time.Now().Add(10 * time.Second); turn.led.Load() < 100; {
 		if time.Now().After(limit) {
@@ -159,7 +163,7 @@ func TestWhoWaitsReads(t *testing.T) {
 // An answer that comes by another way, or never, does not keep who waits from
 // seeing that.
 func TestNothingComes(t *testing.T) {
-	turn, p := run(t, 0)
+	turn, p := run(t, Polling{})
 	w := newWaiter()
 	for turn.led.Load() == 0 {
 		w.ask(turn, p, 0)
@@ -173,7 +177,7 @@ func TestNothingComes(t *testing.T) {
 
 // Who does not wait when he cannot read is answered all the same.
 func TestNoBlock(t *testing.T) {
-	turn, p := run(t, 0)
+	turn, p := run(t, Polling{})
 	w := newWaiter()
 	w.Block = nil
 	for range 200 {

@@ -68,6 +68,9 @@ type counters struct {
 	gsoRefused, txErrors            atomic.Uint64
 }
 
+// TxBytes is the count that Stats has, by itself.
+func (c *Conn) TxBytes() uint64 { return c.stat.txBytes.Load() }
+
 // Stats are counts since Listen; they are read one by one and so only nearly
 // of one moment.
 type Stats struct {

@@ -59,9 +59,8 @@ type ClientConfig struct {
 	// NoUnmask leaves out the UNMASK after MSI-X vectors are armed. QEMU's
 	// device server (7.2 and later) delivers nothing without it; others ignore it.
 	NoUnmask bool
-	// Spin is how long who waits for an answer polls the socket before he waits
-	// in the kernel: for machines with processors to spare. 0: not at all.
-	Spin time.Duration
+	// Polling is how who waits for an answer waits.
+	Polling turn.Polling
 	// Logger gets what the server does wrong; nil discards.
 	Logger *slog.Logger
 }
@@ -154,7 +153,7 @@ func NewClient(ctx context.Context, nc *net.UnixConn, cfg ClientConfig) (*Client
 	}
 	c.timer = time.AfterFunc(time.Hour, c.expire)
 	c.timer.Stop()
-	if c.turn, err = turn.New(replies{c}, cfg.Spin); err != nil {
+	if c.turn, err = turn.New(replies{c}, cfg.Polling); err != nil {
 		ch.sock.close()
 		return nil, err
 	}
@@ -244,6 +243,9 @@ func (c *Client) read(ch *channel) {
 
 // replies is what comes on the main socket, as a Source of its Turn.
 type replies struct{ c *Client }
+
+// Exchange tells reads from transfers and from silence.
+func (r replies) Exchange() bool { return r.c.main.sock.exchange() }
 
 // Receive handles one message.
 func (r replies) Receive(block bool) error {

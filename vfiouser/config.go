@@ -7,6 +7,8 @@ import (
 	"math/bits"
 	"os"
 	"time"
+
+	"github.com/dxpu-project/dxpu/turn"
 )
 
 // Defaults and bounds of Config.
@@ -79,9 +81,8 @@ type Config struct {
 	// MaxMaps bounds the mappings. 0 means DefaultMaxMaps.
 	MaxMaps int
 
-	// Spin is how long the reader of a connection polls its socket before it
-	// waits: for machines with processors to spare. 0: not at all.
-	Spin time.Duration
+	// Polling is how the reader of a connection waits.
+	Polling turn.Polling
 
 	Handler Handler
 	// Logger gets the connections' ends and the errors of the VMM; nil discards.

@@ -59,7 +59,7 @@ func newConn(s *Server, sock *socket) *Conn {
 		start: time.Now(),
 		ended: make(chan struct{}),
 	}
-	sock.stall, sock.spin = s.cfg.Deadline, s.cfg.Spin
+	sock.stall, sock.poller.Polling = s.cfg.Deadline, s.cfg.Polling
 	c.irqs.init(s.cfg.IRQs)
 	c.room = sync.NewCond(&c.mu)
 	c.timer = time.AfterFunc(time.Hour, c.expire)

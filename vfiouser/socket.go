@@ -5,12 +5,14 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/dxpu-project/dxpu/descriptor"
+	"github.com/dxpu-project/dxpu/turn"
 )
 
 // socket sends and receives messages with descriptors on a stream socket
@@ -24,10 +26,15 @@ type socket struct {
 	fd *descriptor.FD
 	// stall bounds how long a send waits for the peer to read; 0: it does not end.
 	stall time.Duration
-	// spin is how long a receiver polls before it waits.
-	spin time.Duration
+	// poller waits for a receiver that waits for as long as it takes.
+	poller turn.Poller
 
-	rx, tx half
+	rx, tx  half
+	into    []byte                 // where what is received goes
+	receive func(block bool) error // recvmsg, made once
+	sent    atomic.Uint64          // bytes,
+	before  uint64                 // and those when something came last,
+	short   bool                   // which was short
 }
 
 // half is one direction. Its structures live here, so that a system call needs
@@ -42,7 +49,7 @@ type half struct {
 }
 
 // errWouldBlock says that nothing can be received now.
-var errWouldBlock = errors.New("vfiouser: nothing to receive")
+var errWouldBlock = turn.ErrNothing
 
 // receiveTimeout is how long a receiver waits at most: it bounds how late who
 // waits for an answer on a socket sees anything else.
@@ -68,6 +75,7 @@ func newSocket(c *net.UnixConn) (*socket, error) {
 		return nil, err
 	}
 	s := &socket{fd: descriptor.New(fd)}
+	s.receive = s.recvmsg
 	s.rx.oob = make([]byte, unix.CmsgSpace(MaxFDs*4))
 	return s, c.Close()
 }
@@ -119,10 +127,6 @@ func (h *half) run(trap, fd, flags uintptr) {
 	}
 }
 
-func (s *socket) receive(fd uintptr) {
-	s.rx.run(unix.SYS_RECVMSG, fd, unix.MSG_CMSG_CLOEXEC)
-}
-
 // transmit sends what the socket has room for; while it has none it waits.
 func (s *socket) transmit(fd uintptr) {
 	var began time.Time
@@ -153,7 +157,7 @@ type howLong uint8
 const (
 	waitNot   howLong = iota
 	waitShort         // for receiveTimeout
-	waitLong          // for as long as it takes; in a spinning mode it polls first
+	waitLong          // for as long as it takes, as the poller does
 )
 
 // recv reads at least one byte into b, with whatever descriptors came with the
@@ -161,17 +165,22 @@ const (
 // and errWouldBlock when nothing came for as long as it waits.
 func (s *socket) recv(b []byte, p howLong) (int, []int, error) {
 	var err error
+	s.into = b
 	switch p {
 	case waitNot:
-		err = s.recvmsg(b, false)
+		err = s.recvmsg(false)
 	case waitShort:
-		err = s.recvmsg(b, true)
+		err = s.recvmsg(true)
 	case waitLong:
-		err = s.recvLong(b)
+		for err = errWouldBlock; errors.Is(err, errWouldBlock); {
+			err = s.poller.Wait(s.exchange(), s.receive)
+		}
 	}
+	s.into = nil
 	if err != nil {
 		return 0, nil, err
 	}
+	s.short, s.before = s.rx.n <= turn.Brief, s.sent.Load()
 	var fds []int
 	if n := int(s.rx.msg.Controllen); n > 0 {
 		var err error
@@ -190,28 +199,22 @@ func (s *socket) recv(b []byte, p howLong) (int, []int, error) {
 	return s.rx.n, fds, nil
 }
 
-func (s *socket) recvLong(b []byte) error {
-	err := errWouldBlock
-	if s.spin > 0 {
-		for start := time.Now(); errors.Is(err, errWouldBlock) && time.Since(start) < s.spin; {
-			err = s.recvmsg(b, false)
-		}
-	}
-	for errors.Is(err, errWouldBlock) {
-		err = s.recvmsg(b, true)
-	}
-	return err
+// exchange reports whether what came last and what has been sent since are as
+// short as requests and answers.
+func (s *socket) exchange() bool {
+	since := s.sent.Load() - s.before
+	return s.short && since > 0 && since <= turn.Brief
 }
 
 // recvmsg makes the system call.
-func (s *socket) recvmsg(b []byte, block bool) error {
+func (s *socket) recvmsg(block bool) error {
 	s.rx.block = block
-	s.rx.set(b, s.rx.oob)
+	s.rx.set(s.into, s.rx.oob)
 	fd, ok := s.fd.Use()
 	if !ok {
 		return net.ErrClosed
 	}
-	s.receive(fd)
+	s.rx.run(unix.SYS_RECVMSG, fd, unix.MSG_CMSG_CLOEXEC)
 	s.fd.Done()
 	if err := s.rx.err; err != nil && !errors.Is(err, errWouldBlock) {
 		return os.NewSyscallError("recvmsg", err)
@@ -240,6 +243,7 @@ func (s *socket) send(b []byte, fds ...int) error {
 		case s.tx.err != nil:
 			return os.NewSyscallError("sendmsg", s.tx.err)
 		}
+		s.sent.Add(uint64(s.tx.n))
 		b, oob = b[s.tx.n:], nil
 	}
 	return nil

@@ -16,6 +16,7 @@ import (
 	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/gpudrv"
 	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/turn"
 	"github.com/dxpu-project/dxpu/vfiouser"
 )
 
@@ -40,9 +41,8 @@ type Options struct {
 	// bytes: powers of two from 128 to 4096. 0 leaves them as they are after a
 	// reset. MaxPayload is brought down to what the device supports.
 	MaxPayload, MaxReadRequest int
-	// Spin is how long who waits for an answer polls the socket before he waits
-	// in the kernel.
-	Spin time.Duration
+	// Polling is how who waits for an answer waits.
+	Polling turn.Polling
 	// Messages keeps DMA memory from being shared: the device's accesses come
 	// as messages, as from a VMM whose memory has no descriptor.
 	Messages bool
@@ -85,7 +85,7 @@ func (o Options) Open(ctx context.Context, path string) (*Bus, error) {
 		o.BAR64 = bar64Base
 	}
 	b := &Bus{opts: o, next: dmaBase, lost: make(chan struct{})}
-	client, err := vfiouser.Dial(ctx, path, vfiouser.ClientConfig{Timeout: accessTimeout, Spin: o.Spin, DMA: vfiouser.DMAFunc(b.dma)})
+	client, err := vfiouser.Dial(ctx, path, vfiouser.ClientConfig{Timeout: accessTimeout, Polling: o.Polling, DMA: vfiouser.DMAFunc(b.dma)})
 	if err != nil {
 		return nil, err
 	}
