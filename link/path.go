@@ -42,6 +42,7 @@ type path struct {
 	nextProbe     time.Duration // of an unusable path
 
 	datagramsIn uint64
+	row         int // size before the seal of the last datagram in a row of full ones; 0: there is none
 }
 
 const (

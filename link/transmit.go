@@ -10,6 +10,9 @@ import (
 // datagram.
 const minChunk = 4 * frame.Unit
 
+// maxPadding is which part of a datagram may be padding.
+const maxPadding = 8
+
 // Transmit writes the next datagram to send into buf and returns its size and
 // path; 0 means that there is nothing to send now. Call it in a loop, after
 // Send, after Receive and at Wake, until it returns 0. buf should hold the
@@ -152,6 +155,7 @@ func (l *Link) write(now time.Duration, p *path, buf []byte, probe bool) int {
 	if p.usable && (probe || p.fits()) {
 		l.writeLost(p, &d)
 		l.writeNew(p, &d)
+		p.level(&d, l.hasData())
 	}
 	if probe && !d.rec.eliciting && d.space() >= frame.PingSize {
 		d.b = frame.AppendPing(d.b)
@@ -162,6 +166,23 @@ func (l *Link) write(now time.Duration, p *path, buf []byte, probe bool) int {
 		return 0
 	}
 	return l.finish(now, p, &d)
+}
+
+// level pads a datagram to the size of those before it, if it is but a little
+// shorter and more follow: datagrams of one size leave and arrive together
+// (UDP segmentation and receive offload), which is worth more than the bytes. A
+// TLP that is cut into datagrams makes some of them shorter by less than a unit.
+func (p *path) level(d *datagram, more bool) {
+	if !more {
+		p.row = 0 // the last of a batch may be shorter
+		return
+	}
+	if n := p.row - len(d.b); n > 0 && n <= p.row/maxPadding && p.row <= d.limit {
+		size := len(d.b)
+		d.b = d.b[:p.row]
+		clear(d.b[size:]) // frame.KindPadding
+	}
+	p.row = len(d.b)
 }
 
 // writeAcks appends an acknowledgement for every path that waits for one.
