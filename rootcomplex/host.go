@@ -179,6 +179,9 @@ func (h *Host) Counters() Counters {
 	return c
 }
 
+// HasEvent reports whether NextEvent has one.
+func (h *Host) HasEvent() bool { return !h.events.empty() }
+
 // NextEvent takes the oldest event.
 func (h *Host) NextEvent() (Event, bool) {
 	if h.events.empty() {

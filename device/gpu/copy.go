@@ -205,9 +205,11 @@ func (g *GPU) upload(q *queue, c *command, emit func(p *tlp.Packet) bool) stepRe
 func (g *GPU) download(c *command, emit func(p *tlp.Packet) bool) stepResult {
 	n := chunkAt(c.addr, c.left, int(g.cfg.MaxPayload()))
 	payload := g.payload(int64(c.Arg1+c.pos), int(c.addr%pcie.DW), n)
-	g.out = tlp.Packet{Type: tlp.MWr, Requester: g.id, Data: payload}
-	g.out.SetMemory(c.addr, n)
-	if !emit(&g.out) {
+	p := &g.out
+	*p = tlp.Packet{} // in place: as a literal with fields it would be made elsewhere and copied
+	p.Type, p.Requester, p.Data = tlp.MWr, g.id, payload
+	p.SetMemory(c.addr, n)
+	if !emit(p) {
 		return stepRefused
 	}
 	g.regs.count(reg.CountWriteTLPs, 1)

@@ -130,15 +130,18 @@ func (g *GPU) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 		}
 		moved := false
 		for range g.queues {
-			q := &g.queues[g.turn]
-			switch g.step(q, emit) {
-			case stepRefused:
-				return
-			case stepMoved:
-				moved = true
-			case stepIdle:
+			if q := &g.queues[g.turn]; !q.idle() { // most are
+				switch g.step(q, emit) {
+				case stepRefused:
+					return
+				case stepMoved:
+					moved = true
+				case stepIdle:
+				}
 			}
-			g.turn = (g.turn + 1) % len(g.queues)
+			if g.turn++; g.turn == len(g.queues) {
+				g.turn = 0
+			}
 		}
 		if !moved {
 			// Retired fences may have left interrupts.

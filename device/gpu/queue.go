@@ -248,13 +248,13 @@ const (
 	stepRefused            // emit refused
 )
 
-// step lets a queue send at most one TLP.
+// idle reports whether the queue has nothing to do.
+func (q *queue) idle() bool { return !q.report && (!q.enabled || q.head == q.tail) }
+
+// step lets a queue that is not idle send at most one TLP.
 func (g *GPU) step(q *queue, emit func(p *tlp.Packet) bool) stepResult {
 	if q.report {
 		return g.writeStatus(q, emit)
-	}
-	if !q.enabled || q.head == q.tail {
-		return stepIdle
 	}
 	if r := g.retire(q, emit); r != stepIdle {
 		return r
