@@ -298,16 +298,11 @@ func (c *Client) Err() error {
 }
 
 // Close ends the connection and waits for its goroutines; requests under way
-// end with ErrClosed. Callbacks may not call it.
+// end with ErrClosed. Callbacks may not call it. It may be called again.
 func (c *Client) Close() error {
 	c.shut(ErrClosed)
 	c.wg.Wait()
-	return c.closeTurn()
-}
-
-// closeTurn frees what the turn took, once.
-func (c *Client) closeTurn() error {
-	if err := c.turn.Close(); !errors.Is(err, os.ErrClosed) {
+	if err := c.turn.Close(); !errors.Is(err, net.ErrClosed) {
 		return err
 	}
 	return nil

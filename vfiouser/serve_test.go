@@ -70,6 +70,7 @@ func TestRequestsWaitForRoom(t *testing.T) {
 	must(t, waitErr(t, first))
 	must(t, waitErr(t, second))
 	must(t, c.Close())
+	must(t, c.Close())
 	if err := c.RegionRead(bg, 2, 0, make([]byte, 1)); !errors.Is(err, ErrClosed) {
 		t.Error(err)
 	}
