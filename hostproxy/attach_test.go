@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/leaktest"
 )
 
 func TestAttachDriveDetach(t *testing.T) {
@@ -141,15 +142,12 @@ func TestPlugAndUnplug(t *testing.T) {
 
 func resources(t *testing.T) (fds, goroutines int, heap uint64) {
 	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Skip(err)
-	}
+	fds = leaktest.Descriptors(t)
 	runtime.GC()
 	runtime.GC() // the first one leaves what pools hold
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	return len(entries), runtime.NumGoroutine(), m.HeapAlloc
+	return fds, runtime.NumGoroutine(), m.HeapAlloc
 }
 
 // What one tenant left in the device's memory is not there for the next.

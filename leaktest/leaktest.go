@@ -1,9 +1,12 @@
-// Package leaktest fails the tests of a package whose goroutines outlive them.
+// Package leaktest finds what tests leave behind: it fails those of a package
+// whose goroutines outlive them, and counts descriptors.
 package leaktest
 
 import (
+	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"runtime"
 	"runtime/pprof"
@@ -31,4 +34,23 @@ func Main(m *testing.M) {
 		}
 	}
 	os.Exit(code)
+}
+
+// NeedProc skips a test where /proc is not mounted, and only there.
+func NeedProc(tb testing.TB) {
+	tb.Helper()
+	if _, err := os.Stat("/proc/self"); errors.Is(err, fs.ErrNotExist) {
+		tb.Skip("/proc is not mounted")
+	}
+}
+
+// Descriptors returns how many descriptors the process has open. It needs /proc.
+func Descriptors(tb testing.TB) int {
+	tb.Helper()
+	NeedProc(tb)
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return len(entries)
 }

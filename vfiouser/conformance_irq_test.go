@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/leaktest"
 )
 
 func itoa(n int) string { return strconv.Itoa(n) }
@@ -86,18 +88,18 @@ var irqTests = []conformance{
 		p, c := serve(t).connect()
 		x, y := event(t), event(t)
 		p.ok(8, setIRQs(arm, 2, 0, 1), fd(t, x))
-		before := openFDs(t)
+		before := leaktest.Descriptors(t)
 		for range 10 {
 			p.ok(8, setIRQs(arm, 2, 0, 1), fd(t, y))
 		}
-		if n := openFDs(t); n != before {
+		if n := leaktest.Descriptors(t); n != before {
 			t.Errorf("%d descriptors, %d before", n, before)
 		}
 		fire(t, c, IRQMSIX, 0, nil)
 		wantSignals(t, x, 0)
 		wantSignals(t, y, 1)
 		p.ok(8, setIRQs(arm, 2, 0, 64)) // de-assign
-		if n := openFDs(t); n != before-1 {
+		if n := leaktest.Descriptors(t); n != before-1 {
 			t.Errorf("%d descriptors after de-assigning, want %d", n, before-1)
 		}
 	}},
@@ -122,7 +124,7 @@ var irqTests = []conformance{
 	{"G_requests_refused", func(t *testing.T) {
 		p, _ := serve(t).connect()
 		ev := event(t)
-		before := openFDs(t)
+		before := leaktest.Descriptors(t)
 		for name, body := range map[string][]byte{
 			"index": setIRQs(arm, 5, 0, 1), "vector": setIRQs(arm, 2, 64, 1), "count": setIRQs(arm, 2, 0, 65), "wrap": setIRQs(arm, 2, -1, 2),
 			"two descriptors too few": setIRQs(arm, 2, 0, 3), "too many": setIRQs(arm, 2, 0, 0), "two kinds": setIRQs(twoKinds, 2, 0, 1),
@@ -132,7 +134,7 @@ var irqTests = []conformance{
 			t.Run(name, func(t *testing.T) { p.wantErr(unix.EINVAL, 8, body, fd(t, ev)) })
 		}
 		p.ok(4, le(16, 0, 0, 0))
-		if n := openFDs(t); n != before {
+		if n := leaktest.Descriptors(t); n != before {
 			t.Errorf("%d descriptors, %d before", n, before)
 		}
 	}},
@@ -339,7 +341,7 @@ var timeTests = []conformance{
 		f := serve(t, func(c *Config) { c.HideMSIXAtRealize = true })
 		mem, _ := memfd(t, 1<<20)
 		ev := event(t)
-		before := openFDs(t)
+		before := leaktest.Descriptors(t)
 		for range 100 {
 			p, c := f.connect()
 			p.ok(2, dmaMap(3, 0, 0, 1<<20), fd(t, mem))
@@ -353,7 +355,7 @@ var timeTests = []conformance{
 			_ = p.Close()
 			<-c.Done()
 		}
-		if n := openFDs(t); n != before {
+		if n := leaktest.Descriptors(t); n != before {
 			t.Errorf("%d descriptors, %d before", n, before)
 		}
 		if st := f.Stats(); st.Connections != 100 || st.Posted != 10000 {

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/leaktest"
 )
 
 // TestConformance is the black-box list of what VMMs need of a server, by
@@ -110,7 +112,7 @@ var connectionTests = []conformance{
 		f := serve(t)
 		mem, _ := memfd(t, 1<<20)
 		ev := event(t)
-		before := openFDs(t)
+		before := leaktest.Descriptors(t)
 		for range 10 {
 			p, c := f.connect()
 			p.ok(2, dmaMap(3, 0, 0, 1<<20), fd(t, mem))
@@ -122,19 +124,19 @@ var connectionTests = []conformance{
 			_ = p.Close()
 			<-c.Done()
 		}
-		if after := openFDs(t); after != before {
+		if after := leaktest.Descriptors(t); after != before {
 			t.Errorf("%d descriptors, %d before", after, before)
 		}
 	}},
 	{"A_too_many_descriptors", func(t *testing.T) {
 		f := serve(t)
 		mem, _ := memfd(t, 4096)
-		before := openFDs(t)
+		before := leaktest.Descriptors(t)
 		p, c := f.connect()
 		p.send(p.message(4, 0, le(16, 0, 0, 0)), slices.Repeat([]int{fd(t, mem)}, 40)...)
 		<-c.Done()
 		_ = p.Close()
-		if after := openFDs(t); after != before {
+		if after := leaktest.Descriptors(t); after != before {
 			t.Errorf("%d descriptors, %d before", after, before)
 		}
 	}},

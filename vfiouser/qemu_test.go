@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/dxpu-project/dxpu/leaktest"
 	"github.com/dxpu-project/dxpu/qemu"
 )
 
@@ -170,7 +171,7 @@ func TestQEMU(t *testing.T) {
 		c.HideMSIXAtRealize = true
 		c.Deadline = 300 * time.Millisecond
 	})
-	before := openFDs(t)
+	before := leaktest.Descriptors(t)
 	for round := range rounds {
 		f.dev.set(func(d *testDevice) {
 			copy(d.mem[7], qemuConfigSpace())
@@ -199,7 +200,7 @@ func TestQEMU(t *testing.T) {
 		<-c.Done()
 	}
 	m.qmp("query-status", nil) // alive
-	if n := openFDs(t); n != before {
+	if n := leaktest.Descriptors(t); n != before {
 		t.Errorf("%d descriptors, %d before", n, before)
 	}
 	st := f.Stats()

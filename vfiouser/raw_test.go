@@ -403,13 +403,3 @@ func signals(f *os.File) uint64 {
 	}
 	return n
 }
-
-// openFDs counts the process's descriptors.
-func openFDs(tb testing.TB) int {
-	tb.Helper()
-	d, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		tb.Skip("no /proc: ", err)
-	}
-	return len(d)
-}
