@@ -62,7 +62,7 @@ func (p *Poller) Wait(brief bool, receive func(block bool) error) error {
 		}
 	}
 	err := receive(true)
-	p.soon = time.Since(start) <= p.Window
+	p.soon = err == nil && time.Since(start) <= p.Window
 	return err
 }
 

@@ -1,6 +1,7 @@
 package turn
 
 import (
+	"errors"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -81,6 +82,31 @@ func TestPoller(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Silence does not become an exchange by a window that is longer than a reader
+// sleeps at a time.
+func TestSilenceIsNotPolled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, looks := &Poller{Polling: Polling{Window: 100 * time.Millisecond}}, 0
+		for range 10 {
+			err := p.Wait(true, func(block bool) error {
+				if block {
+					time.Sleep(50 * time.Millisecond)
+				} else {
+					looks++
+					time.Sleep(time.Microsecond)
+				}
+				return ErrNothing
+			})
+			if !errors.Is(err, ErrNothing) {
+				t.Fatal(err)
+			}
+		}
+		if looks > 0 {
+			t.Errorf("looked %d times though nothing ever came", looks)
+		}
+	})
 }
 
 func TestPollerAllocatesNothing(t *testing.T) {

@@ -24,7 +24,7 @@ import (
 type Source interface {
 	// Receive takes what has come, or waits for it when block is set, and works
 	// on it. It returns ErrNothing when nothing came: at once without block,
-	// and after some ten milliseconds with it. Any other error ends the reading.
+	// and after some tens of milliseconds with it. Any other error ends the reading.
 	Receive(block bool) error
 	// Exchange reports whether what came last and what has been sent since are
 	// as short as requests and answers (Brief): the next is likely to come soon.
