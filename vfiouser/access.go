@@ -26,14 +26,14 @@ type Access struct {
 	// handler may gather what it does.
 	More bool
 
-	conn       *Conn
-	cmd        Command
-	id         uint16
-	hide       bool   // the read by which QEMU decides on MSI-X
-	buf        []byte // the message of the request, and then of the reply
-	state      accessState
-	deadline   time.Duration // since the connection began
-	prev, next *Access
+	conn     *Conn
+	cmd      Command
+	id       uint16
+	hide     bool   // the read by which QEMU decides on MSI-X
+	buf      []byte // the message of the request, and then of the reply
+	state    accessState
+	deadline time.Duration   // since the connection began
+	wait     element[Access] // in Conn.open
 }
 
 // accessState says who owes what:
@@ -59,37 +59,6 @@ func (a *Access) Fail(err error) {
 		err = unix.EIO
 	}
 	a.conn.answer(a, err)
-}
-
-// accessList is a list of accesses in order of arrival, and so of deadlines.
-type accessList struct {
-	head, tail *Access
-}
-
-func (l *accessList) empty() bool { return l.head == nil }
-
-func (l *accessList) push(a *Access) {
-	a.prev, a.next = l.tail, nil
-	if l.tail != nil {
-		l.tail.next = a
-	} else {
-		l.head = a
-	}
-	l.tail = a
-}
-
-func (l *accessList) remove(a *Access) {
-	if a.prev != nil {
-		a.prev.next = a.next
-	} else {
-		l.head = a.next
-	}
-	if a.next != nil {
-		a.next.prev = a.prev
-	} else {
-		l.tail = a.prev
-	}
-	a.prev, a.next = nil, nil
 }
 
 // accept takes a free access, copies the request's headers into it and makes
@@ -135,7 +104,7 @@ func (c *Conn) launch(a *Access) {
 		return
 	}
 	a.deadline = time.Since(c.start) + c.cfg.Deadline
-	c.open.push(a)
+	c.open.push(a, &a.wait)
 	if !c.timerOn && !c.closed {
 		c.timerOn = true
 		c.timer.Reset(c.cfg.Deadline)
@@ -153,7 +122,7 @@ func (c *Conn) answer(a *Access, err error) {
 		c.mu.Lock()
 		reply := a.state == accessOpen
 		if reply {
-			c.open.remove(a)
+			c.open.remove(&a.wait)
 		}
 		late := a.state == accessExpired
 		reply = reply && !c.closed
@@ -232,7 +201,7 @@ func (c *Conn) expire() {
 func (c *Conn) nextExpired() []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	a := c.open.head
+	a := c.open.first()
 	if c.closed || a == nil {
 		c.timerOn = false
 		return nil
@@ -241,7 +210,7 @@ func (c *Conn) nextExpired() []byte {
 		c.timer.Reset(left)
 		return nil
 	}
-	c.open.remove(a)
+	c.open.remove(&a.wait)
 	a.state = accessExpired
 	c.inUse--
 	c.room.Signal()

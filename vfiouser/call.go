@@ -28,35 +28,8 @@ type call struct {
 	err    error
 	taken  bool
 
-	deadline   time.Duration
-	prev, next *call
-}
-
-// callList is a list of calls in the order they were made.
-type callList struct{ head, tail *call }
-
-func (l *callList) push(cl *call) {
-	cl.prev, cl.next = l.tail, nil
-	if l.tail != nil {
-		l.tail.next = cl
-	} else {
-		l.head = cl
-	}
-	l.tail = cl
-}
-
-func (l *callList) remove(cl *call) {
-	if cl.prev != nil {
-		cl.prev.next = cl.next
-	} else {
-		l.head = cl.next
-	}
-	if cl.next != nil {
-		cl.next.prev = cl.prev
-	} else {
-		l.tail = cl.prev
-	}
-	cl.prev, cl.next = nil, nil
+	deadline time.Duration
+	order    element[call] // in Client.order
 }
 
 // acquire waits until another request may be under way.
@@ -137,7 +110,7 @@ func (c *Client) submit(cl *call, payload, data []byte, fds []int) {
 	cl.deadline = time.Since(c.start) + c.cfg.Timeout
 	h := Header{ID: cl.id, Command: cl.cmd}
 	c.calls[cl.id] = cl
-	c.order.push(cl)
+	c.order.push(cl, &cl.order)
 	if !c.timerOn {
 		c.timerOn = true
 		c.timer.Reset(c.cfg.Timeout)
@@ -201,7 +174,7 @@ func (c *Client) wait(ctx context.Context, cl *call) error {
 // abandonLocked leaves the identifier taken and forgets all else, the caller's
 // buffer above all.
 func (c *Client) abandonLocked(cl *call) {
-	c.order.remove(cl)
+	c.order.remove(&cl.order)
 	c.unanswered++
 	c.calls[cl.id] = &call{cmd: cl.cmd, id: cl.id, abandoned: true}
 }
@@ -214,7 +187,7 @@ func (c *Client) giveUp() {
 func (c *Client) expire() {
 	for {
 		c.mu.Lock()
-		cl := c.order.head
+		cl := c.order.first()
 		if cl == nil || c.err != nil {
 			c.timerOn = false
 			c.mu.Unlock()
@@ -264,7 +237,7 @@ func (c *Client) finish(ch *channel, m *message) {
 		c.mu.Unlock()
 		return
 	}
-	c.order.remove(cl)
+	c.order.remove(&cl.order)
 	c.mu.Unlock()
 	var err error
 	switch {

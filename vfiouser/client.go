@@ -88,7 +88,7 @@ type Client struct {
 	err        error // why the connection ended
 	id         uint16
 	calls      map[uint16]*call
-	order      callList // not yet timed out, oldest first
+	order      list[call] // not yet timed out, oldest first
 	unanswered int
 	timer      *time.Timer
 	timerOn    bool
@@ -323,7 +323,7 @@ func (c *Client) shut(cause error) {
 			open = append(open, cl)
 		}
 	}
-	c.order = callList{}
+	c.order = list[call]{}
 	c.timer.Stop()
 	twin := c.twin
 	close(c.end)

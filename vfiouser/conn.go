@@ -42,7 +42,7 @@ type Conn struct {
 	closed  bool
 	cause   error // why we closed it
 	caps    Capabilities
-	open    accessList // not answered, oldest first
+	open    list[Access] // not answered, oldest first
 	free    []*Access
 	inUse   int        // accesses that the handler holds and that have not expired
 	room    *sync.Cond // inUse has shrunk
