@@ -99,9 +99,7 @@ func (c *Client) sendPosts() {
 			return
 		}
 		c.mu.Unlock()
-		if c.flushPosts() != nil {
-			continue // the client has ended
-		}
+		_ = c.flushPosts() // an error ends the client, and the next turn sees that
 	}
 }
 
