@@ -171,6 +171,9 @@ func (f *VM) sweep(ctx context.Context, slot int) {
 	if here, err := client.HasDevice(ctx, deviceID(slot)); err != nil || !here {
 		return
 	}
-	err = client.DeviceDel(ctx, deviceID(slot))
-	f.Logger.Info("a device of an earlier proxy is removed", "slot", slot, "err", err)
+	if err := client.DeviceDel(ctx, deviceID(slot)); err != nil {
+		f.Logger.Warn("a device of an earlier proxy is left", "slot", slot, "err", err)
+		return
+	}
+	f.Logger.Info("QEMU was asked to remove a device of an earlier proxy", "slot", slot)
 }
