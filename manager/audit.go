@@ -120,7 +120,7 @@ func redacted(msg proto.Message) string {
 	if err != nil {
 		return ""
 	}
-	return string(raw[:min(len(raw), maxAuditRequest)])
+	return cut(string(raw), maxAuditRequest)
 }
 
 // secretFields are the fields of the API that nobody but the receiver may see.

@@ -103,6 +103,25 @@ func TestAuditOfAFlood(t *testing.T) {
 	}
 }
 
+// What somebody writes into a path or a request, in whatever letters, keeps nobody
+// from reading the log: half a character could not be encoded.
+func TestAuditLogStaysReadable(t *testing.T) {
+	w := newAccessWorld(t)
+	callJSON(w.handler, "/dxpu.v1.PoolService/%ff", "no token", "192.0.2.7:1", []byte(`{}`))
+	for _, shift := range []string{"", "x"} { // of one of them the cut is within a letter
+		reason := shift + strings.Repeat("é", maxAuditRequest)
+		if got := callJSON(w.handler, "/dxpu.v1.PoolService/Cordon", w.secrets["admin"], "192.0.2.7:1",
+			[]byte(`{"target":{"boxId":"b2"},"reason":"`+reason+`"}`)); got.code != "ok" {
+			t.Fatal(got)
+		}
+	}
+	for _, call := range []string{"ListAudit", "ListBoxes", "ListEvents"} {
+		if got := callJSON(w.handler, "/dxpu.v1.PoolService/"+call, w.secrets["admin"], "192.0.2.7:1", []byte(`{}`)); got.code != "ok" {
+			t.Errorf("%s: %+v", call, got)
+		}
+	}
+}
+
 // No field of the API that sounds like a secret is written down, but those of
 // which it is known that they are none.
 func TestSecretFieldsAreKnown(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -38,13 +39,13 @@ func checkReport(o *dxpuv1.ObservedState) error {
 	return nil
 }
 
-// bounded cuts a text that a node sent.
-func bounded(s string) string {
-	if len(s) > maxText {
-		return s[:maxText]
-	}
-	return s
-}
+// bounded cuts a text that somebody sent.
+func bounded(s string) string { return cut(s, maxText) }
+
+// cut bounds a text, in bytes, and leaves out what is not UTF-8: half a character
+// at its end, or what a URL has escaped. An answer with anything else could not
+// be encoded, for anybody.
+func cut(s string, most int) string { return strings.ToValidUTF8(s[:min(len(s), most)], "") }
 
 // report takes in what a node has and returns the revision that it should have,
 // and how often it is to report. o belongs to the manager afterwards.
