@@ -58,7 +58,7 @@ func (r *Reader) read() (batch []byte, segment int, from netip.AddrPort, err err
 	r.receive(fd)
 	r.conn.fd.Done()
 	switch {
-	case c.errno == unix.EAGAIN || c.errno == unix.EINTR:
+	case c.errno == unix.EAGAIN:
 		return nil, 0, from, ErrTimeout
 	case c.errno != 0:
 		return nil, 0, from, fmt.Errorf("udp: read: %w", c.errno)
