@@ -4,8 +4,11 @@
 package descriptor
 
 import (
+	"errors"
 	"net"
 	"sync/atomic"
+	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,6 +25,32 @@ const closed = 1 << 40
 
 // New takes over a descriptor.
 func New(fd int) *FD { return &FD{fd: fd} }
+
+// Adopt returns a descriptor of its own for a socket, out of the reach of the Go
+// runtime's poller: system calls on it wait in the kernel, those that receive for
+// wait at most. The caller closes c.
+func Adopt(c syscall.Conn, wait time.Duration) (*FD, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	fd := -1
+	var failed error
+	err = raw.Control(func(old uintptr) {
+		if fd, failed = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0); failed != nil {
+			return
+		}
+		limit := unix.NsecToTimeval(wait.Nanoseconds())
+		failed = errors.Join(unix.SetNonblock(fd, false), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
+	})
+	if err = errors.Join(err, failed); err != nil {
+		if fd >= 0 {
+			_ = unix.Close(fd)
+		}
+		return nil, err
+	}
+	return New(fd), nil
+}
 
 // Use returns the descriptor, which stays open until Done; ok is false, and Done
 // must not be called, after Close.
@@ -55,6 +84,15 @@ func (d *FD) Close() error {
 			return nil
 		}
 	}
+}
+
+// Shutdown is Close for a socket that somebody may wait on: it wakes him.
+func (d *FD) Shutdown() error {
+	if fd, ok := d.Use(); ok {
+		_ = unix.Shutdown(int(fd), unix.SHUT_RDWR) // one that is not connected complains, and wakes all the same
+		d.Done()
+	}
+	return d.Close()
 }
 
 // end closes the descriptor once: latecomers in Use may bring the count back to

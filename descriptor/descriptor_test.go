@@ -4,8 +4,11 @@ import (
 	"errors"
 	"net"
 	"os"
+	"path/filepath"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -83,6 +86,66 @@ func TestManyUseAndClose(t *testing.T) {
 		if !gone() {
 			t.Fatal("open though nobody uses it")
 		}
+	}
+}
+
+// Who waits on a socket that was adopted is woken by its end, and by the time.
+func TestAdoptAndShutdown(t *testing.T) {
+	for _, network := range []string{"udp", "unixgram"} {
+		t.Run(network, func(t *testing.T) {
+			address := "127.0.0.1:0"
+			if network == "unixgram" {
+				address = filepath.Join(t.TempDir(), "socket")
+			}
+			c, err := net.ListenPacket(network, address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			adopt := func(wait time.Duration) *FD {
+				d, err := Adopt(c.(syscall.Conn), wait)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return d
+			}
+			receive := func(d *FD) error {
+				fd, ok := d.Use()
+				if !ok {
+					return net.ErrClosed
+				}
+				defer d.Done()
+				for {
+					if _, _, err := unix.Recvfrom(int(fd), make([]byte, 1), 0); err != unix.EINTR {
+						return err
+					}
+				}
+			}
+			brief := adopt(time.Millisecond)
+			if err := receive(brief); !errors.Is(err, unix.EAGAIN) {
+				t.Errorf("nothing came for a while: %v", err)
+			}
+			if err := brief.Close(); err != nil {
+				t.Error(err)
+			}
+			d := adopt(time.Hour)
+			ended := make(chan error)
+			go func() { ended <- receive(d) }()
+			if err := d.Shutdown(); err != nil {
+				t.Error(err)
+			}
+			if err := <-ended; errors.Is(err, unix.EBADF) {
+				t.Error("closed while it is used")
+			}
+			if err := d.Shutdown(); !errors.Is(err, net.ErrClosed) {
+				t.Errorf("shut down again: %v", err)
+			}
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+			if d, err := Adopt(c.(syscall.Conn), 0); err == nil {
+				t.Error("a closed socket is adopted", d.Close())
+			}
+		})
 	}
 }
 

@@ -96,29 +96,17 @@ func Listen(addr string, o Options) (*Conn, error) {
 	return c, nil
 }
 
-// adopt takes the socket out of the runtime's poller, by a descriptor of its own.
+// adopt makes a Conn of a socket of its own.
 func adopt(pc *net.UDPConn, o Options) (*Conn, error) {
-	raw, err := pc.SyscallConn()
+	d, err := descriptor.Adopt(pc, readTimeout)
 	if err != nil {
 		return nil, err
 	}
-	fd := -1
-	var failed error
-	err = raw.Control(func(old uintptr) {
-		if fd, failed = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0); failed != nil {
-			return
-		}
-		wait := unix.NsecToTimeval(readTimeout.Nanoseconds())
-		failed = errors.Join(unix.SetNonblock(fd, false), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait))
-	})
-	if err = errors.Join(err, failed); err != nil {
-		if fd >= 0 {
-			_ = unix.Close(fd)
-		}
-		return nil, err
-	}
 	addr := pc.LocalAddr().(*net.UDPAddr).AddrPort()
-	c := &Conn{fd: descriptor.New(fd), local: netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())}
+	c := &Conn{fd: d, local: netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())}
+	raw, _ := d.Use() // it has just been made
+	defer d.Done()
+	fd := int(raw)
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	c.ip4 = err == nil && domain == unix.AF_INET
 	setBuffers(fd)
@@ -153,15 +141,7 @@ func (c *Conn) probe(fd int) {
 func (c *Conn) LocalAddr() netip.AddrPort { return c.local }
 
 // Close closes the socket; a blocked Read returns net.ErrClosed.
-func (c *Conn) Close() error {
-	// Closing a descriptor wakes nobody who waits in the kernel. Shutting down
-	// does, though it is an error for a socket that is not connected.
-	if fd, ok := c.fd.Use(); ok {
-		_ = unix.Shutdown(int(fd), unix.SHUT_RDWR)
-		c.fd.Done()
-	}
-	return c.fd.Close()
-}
+func (c *Conn) Close() error { return c.fd.Shutdown() }
 
 // Stats returns the counters.
 func (c *Conn) Stats() Stats {

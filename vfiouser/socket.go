@@ -58,37 +58,18 @@ const receiveTimeout = 50 * time.Millisecond
 // newSocket takes the connection out of the poller, by a descriptor of its own.
 // It closes c unless it fails.
 func newSocket(c *net.UnixConn) (*socket, error) {
-	raw, err := c.SyscallConn()
+	fd, err := descriptor.Adopt(c, receiveTimeout)
 	if err != nil {
 		return nil, err
 	}
-	fd := -1
-	var failed error
-	err = raw.Control(func(old uintptr) {
-		if fd, failed = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0); failed == nil {
-			wait := unix.NsecToTimeval(receiveTimeout.Nanoseconds())
-			failed = errors.Join(unix.SetNonblock(fd, false), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait))
-		}
-	})
-	if err = errors.Join(err, failed); err != nil {
-		closeFDs([]int{fd})
-		return nil, err
-	}
-	s := &socket{fd: descriptor.New(fd)}
+	s := &socket{fd: fd}
 	s.receive = s.recvmsg
 	s.rx.oob = make([]byte, unix.CmsgSpace(MaxFDs*4))
 	return s, c.Close()
 }
 
-// close ends the connection and wakes everything that waits for it: closing the
-// descriptor alone would not.
-func (s *socket) close() {
-	if fd, ok := s.fd.Use(); ok {
-		_ = unix.Shutdown(int(fd), unix.SHUT_RDWR)
-		s.fd.Done()
-	}
-	_ = s.fd.Close() // an error: somebody else has
-}
+// close ends the connection and wakes everything that waits for it.
+func (s *socket) close() { _ = s.fd.Shutdown() } // an error: somebody else has
 
 func (h *half) set(b, oob []byte) {
 	h.iov.Base = unsafe.SliceData(b)
