@@ -86,13 +86,6 @@ func (o *storeOptions) open(ctx context.Context, url string, log *slog.Logger) (
 	if o.dataDir != "" {
 		e.Legacy = filepath.Join(o.dataDir, "pool.json")
 	}
-	if e.PeerListen == "" {
-		for member := range strings.SplitSeq(e.InitialCluster, ",") {
-			if name, at, ok := strings.Cut(member, "="); ok && name == e.Name {
-				e.PeerListen = at
-			}
-		}
-	}
 	host, _ := os.Hostname()
 	e.Self = &dxpuv1.ManagerInfo{Id: cmp.Or(e.Name, strings.Trim(host+"@"+url, "@")), Url: cmp.Or(o.advertise, url), Version: version()}
 	return etcdstore.Open(ctx, e)

@@ -1,6 +1,7 @@
 package etcdstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -69,7 +70,7 @@ func (s *Store) embed() error {
 func (s *Store) embedConfig(level zap.AtomicLevel) (*embed.Config, error) {
 	cfg := embed.NewConfig()
 	cfg.Dir = filepath.Join(s.opts.Dir, "etcd")
-	cfg.Name = or(s.opts.Name, "manager")
+	cfg.Name = cmp.Or(s.opts.Name, "manager")
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zapTo(s.log, level))
 	cfg.MaxTxnOps = embeddedOps + 8
 	cfg.MaxRequestBytes = embeddedBytes + embeddedBytes/2
@@ -81,7 +82,7 @@ func (s *Store) embedConfig(level zap.AtomicLevel) (*embed.Config, error) {
 	cfg.TickMs, cfg.ElectionMs = 50, 600
 	cfg.WarningApplyDuration, cfg.WarningUnaryRequestDuration = time.Second, time.Second
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = nil, nil
-	if s.alone() || s.opts.InitialCluster == "" {
+	if s.opts.InitialCluster == "" {
 		self := url.URL{Scheme: "http", Host: "127.0.0.1:1"} // nobody ever dials it
 		cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = nil, []url.URL{self}
 		cfg.InitialCluster = cfg.Name + "=" + self.String()
@@ -92,12 +93,8 @@ func (s *Store) embedConfig(level zap.AtomicLevel) (*embed.Config, error) {
 
 // joinPeers makes the server one of several.
 func (s *Store) joinPeers(cfg *embed.Config) error {
-	listen, err := url.Parse(s.opts.PeerListen)
-	if err != nil || listen.Host == "" {
-		return fmt.Errorf("--etcd-peer-listen: %q is not a URL like http://10.0.0.1:2380", s.opts.PeerListen)
-	}
 	advertise := ""
-	for _, member := range strings.Split(s.opts.InitialCluster, ",") {
+	for member := range strings.SplitSeq(s.opts.InitialCluster, ",") {
 		if name, at, ok := strings.Cut(member, "="); ok && name == cfg.Name {
 			advertise = at
 		}
@@ -105,6 +102,11 @@ func (s *Store) joinPeers(cfg *embed.Config) error {
 	self, err := url.Parse(advertise)
 	if err != nil || advertise == "" {
 		return fmt.Errorf("--etcd-initial-cluster: %q has no \"%s=URL\" for this manager's --etcd-name", s.opts.InitialCluster, cfg.Name)
+	}
+	at := cmp.Or(s.opts.PeerListen, advertise)
+	listen, err := url.Parse(at)
+	if err != nil || listen.Host == "" {
+		return fmt.Errorf("--etcd-peer-listen: %q is not a URL like http://10.0.0.1:2380", at)
 	}
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{*listen}, []url.URL{*self}
 	// Nobody dials it: by its having one the others know that a member was there

@@ -16,6 +16,7 @@
 package etcdstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,8 +46,9 @@ type Options struct {
 	// Dir is the data directory of the embedded server.
 	Dir string
 	// Name, PeerListen and InitialCluster make the embedded server one of
-	// several: its name, the URL on which it listens for the others, and all of
-	// them as "name=URL,name=URL,...". Empty: it is alone.
+	// several: its name, the URL on which it listens for the others (empty: that
+	// by which they know it), and all of them as "name=URL,name=URL,...". Empty:
+	// it is alone.
 	Name, PeerListen, InitialCluster string
 	// Quota bounds the database of the embedded server, in bytes. 0: 4 GiB.
 	Quota int64
@@ -118,8 +120,8 @@ type Store struct {
 // Open starts the embedded server, or connects to the cluster. Neither need have
 // a quorum yet: Campaign waits for it.
 func Open(ctx context.Context, o Options) (*Store, error) {
-	o.Prefix = strings.TrimSuffix(or(o.Prefix, defaultPrefix), "/") + "/"
-	o.Quota, o.MinFree, o.TTL = or(o.Quota, defaultQuota), or(o.MinFree, defaultMinFree), or(o.TTL, defaultTTL)
+	o.Prefix = strings.TrimSuffix(cmp.Or(o.Prefix, defaultPrefix), "/") + "/"
+	o.Quota, o.MinFree, o.TTL = cmp.Or(o.Quota, defaultQuota), cmp.Or(o.MinFree, defaultMinFree), cmp.Or(o.TTL, defaultTTL)
 	if o.Self == nil {
 		o.Self = &dxpuv1.ManagerInfo{}
 	}
@@ -140,14 +142,6 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	s.cancel = cancel
 	s.wg.Go(func() { s.watchManagers(run) })
 	return s, nil
-}
-
-func or[T comparable](v, d T) T {
-	var zero T
-	if v == zero {
-		return d
-	}
-	return v
 }
 
 // Close ends everything that Open began. Resign first.

@@ -36,12 +36,7 @@ func open(t *testing.T, o Options) *Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	closed := false
-	t.Cleanup(func() {
-		if !closed {
-			closeStore(t, s)
-		}
-	})
+	t.Cleanup(func() { closeStore(t, s) })
 	return s
 }
 
