@@ -145,9 +145,10 @@ const ttl = 10 * time.Second
 // begin starts a manager and returns when it decides.
 func (s *server) begin(ctx context.Context) (err error) {
 	leads := make(chan struct{})
+	lead := sync.OnceFunc(func() { close(leads) }) // it may lose the lead and win it back
 	cfg := manager.Config{
 		JoinToken: s.start.Token, Open: manager.OpenLoopback, Store: &s.memory, Heartbeat: s.start.Heartbeat,
-		OnLead: func(context.Context) error { close(leads); return nil },
+		OnLead: func(context.Context) error { lead(); return nil },
 	}
 	if s.start.Heartbeat > 0 {
 		cfg.LostAfter = 4 * s.start.Heartbeat
@@ -175,7 +176,10 @@ func (s *server) begin(ctx context.Context) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	var failed error
-	wg.Go(func() { failed = m.Run(ctx) })
+	wg.Go(func() {
+		failed = m.Run(ctx)
+		cancel() // nobody waits for the lead of a manager that has ended
+	})
 	wg.Go(func() { _ = srv.Serve(l) }) // ErrServerClosed, as the listener is ours
 	s.ending = func() error {
 		cancel()
@@ -187,7 +191,7 @@ func (s *server) begin(ctx context.Context) (err error) {
 	case <-leads:
 		return nil
 	case <-ctx.Done():
-		return ctx.Err()
+		return errors.Join(ctx.Err(), s.end())
 	}
 }
 

@@ -107,9 +107,10 @@ func Run(ctx context.Context, spec Spec) (r *Report, err error) {
 	defer func() { err = errors.Join(err, etcd.Close()) }()
 	store := &counter{Store: etcd}
 	leads := make(chan struct{})
+	lead := sync.OnceFunc(func() { close(leads) }) // it may lose the lead and win it back
 	m, err := manager.New(ctx, manager.Config{
 		JoinToken: joinToken, Store: store, Open: manager.OpenLoopback, LostAfter: calm, AttachTimeout: calm,
-		OnLead: func(context.Context) error { close(leads); return nil },
+		OnLead: func(context.Context) error { lead(); return nil },
 	})
 	if err != nil {
 		return nil, err
@@ -123,7 +124,10 @@ func Run(ctx context.Context, spec Spec) (r *Report, err error) {
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = srv.Serve(l) }) // until it is closed
 	ended := make(chan error, 1)
-	wg.Go(func() { ended <- m.Run(running) })
+	wg.Go(func() {
+		ended <- m.Run(running)
+		stop() // nobody waits for the lead of a manager that has ended
+	})
 	defer func() {
 		stop()
 		err = errors.Join(err, srv.Close(), <-ended)
@@ -131,8 +135,8 @@ func Run(ctx context.Context, spec Spec) (r *Report, err error) {
 	}()
 	select {
 	case <-leads:
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	case <-running.Done():
+		return nil, running.Err()
 	}
 	return (&run{spec: spec, store: store, url: "http://" + l.Addr().String()}).all(ctx)
 }
