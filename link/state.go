@@ -119,9 +119,10 @@ func (l *Link) heard(now time.Duration) {
 
 // ran notes that this end is alive. Whoever waits for an answer has a timer at
 // least every quarter of the dead interval, so if nothing has run for much
-// longer it was this end that stood still (a process that was stopped, a VM that
-// moved): the answer may be waiting in the socket, and the peer has from now on
-// the time that it has for any other.
+// longer it was this end that stood still (a process that was stopped, a machine
+// that both ends run on): the answer may be waiting in the socket, and the peer
+// has from now on the time that it has for any other. Whether the peer has had as
+// much patience is its own affair.
 func (l *Link) ran(now time.Duration) {
 	if l.firstUnanswered != Never && now-l.lastRan > l.cfg.DeadInterval*3/4 {
 		l.firstUnanswered = now

@@ -173,9 +173,12 @@ func (l *Link) write(now time.Duration, p *path, buf []byte, probe bool) int {
 // (UDP segmentation and receive offload), which is worth more than the bytes. A
 // TLP that is cut into datagrams makes some of them shorter by less than a unit.
 func (p *path) level(d *datagram, more bool) {
-	if !more {
+	switch {
+	case !more:
 		p.row = 0 // the last of a batch may be shorter
 		return
+	case !d.rec.eliciting:
+		return // only acknowledges, and a probe wants room for its ping
 	}
 	if n := p.row - len(d.b); n > 0 && n <= p.row/maxPadding && p.row <= d.limit {
 		size := len(d.b)
