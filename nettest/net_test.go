@@ -29,7 +29,7 @@ func (r *rig) transfer(dev *gpudrv.Device, rounds int, during func()) {
 	if err := work(rounds / 3); err != nil {
 		r.t.Fatal(err)
 	}
-	rest := make(chan error)
+	rest := make(chan error, 1)
 	go func() { rest <- work(rounds - rounds/3) }()
 	during()
 	if err := <-rest; err != nil {
@@ -108,6 +108,20 @@ func TestFaultPlan(t *testing.T) {
 	r.proxies[boxEnd].until("damaged and doubled datagrams to be refused", func(s report) bool { return s.Refused > 0 })
 }
 
+// copyUntilItFails copies both ways in the background and tells how that ended.
+func copyUntilItFails(t *testing.T, dev *gpudrv.Device) <-chan error {
+	ended := make(chan error, 1)
+	go func() {
+		var err error
+		for err == nil {
+			err = copyBothWays(t.Context(), dev, 1<<20)
+		}
+		ended <- err
+	}()
+	dev.Registers().Read32(reg.ID)
+	return ended
+}
+
 // removal is what is promised: whoever uses a GPU sees that it is gone within so long.
 const removal = 2 * time.Second
 
@@ -119,15 +133,7 @@ func TestBoxIsKilled(t *testing.T) {
 		r := newRig(t, options{})
 		r.attach()
 		bus, dev := r.open()
-		copying := make(chan error, 1)
-		go func() {
-			var err error
-			for err == nil {
-				err = copyBothWays(t.Context(), dev, 1<<20)
-			}
-			copying <- err
-		}()
-		dev.Registers().Read32(reg.ID)
+		copying := copyUntilItFails(t, dev)
 		r.proxies[boxEnd].kill()
 		killed := time.Now()
 		if v := dev.Registers().Read32(reg.Scratch); v != 0xffff_ffff {
@@ -184,15 +190,7 @@ func TestHostIsKilled(t *testing.T) {
 	r := newRig(t, options{})
 	r.attach()
 	bus, dev := r.open()
-	copying := make(chan error, 1)
-	go func() {
-		var err error
-		for err == nil {
-			err = copyBothWays(t.Context(), dev, 1<<20)
-		}
-		copying <- err
-	}()
-	dev.Registers().Read32(reg.ID)
+	copying := copyUntilItFails(t, dev)
 	r.proxies[hostEnd].kill()
 	<-bus.Lost() // the VMM's connection is gone
 	<-copying
