@@ -1,6 +1,7 @@
 package nettest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -22,15 +23,17 @@ type namespace struct {
 // that is forbidden.
 func newNamespace(t *testing.T) *namespace {
 	t.Helper()
-	if _, err := exec.LookPath("ip"); err != nil {
+	if _, err := exec.LookPath("ip"); errors.Is(err, exec.ErrNotFound) {
 		t.Skipf("needs ip of iproute2: %v", err)
+	} else if err != nil {
+		t.Fatal(err)
 	}
 	n := &namespace{t: t, calls: make(chan func())}
 	made, ended := make(chan error), make(chan struct{})
 	go func() {
 		defer close(ended)
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		err := unix.Unshare(unix.CLONE_NEWNET)
+		err := os.NewSyscallError("unshare", unix.Unshare(unix.CLONE_NEWNET))
 		if err == nil {
 			n.file, err = os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
 		}
@@ -47,8 +50,13 @@ func newNamespace(t *testing.T) *namespace {
 			_ = n.file.Close()
 		}
 	})
-	if err != nil {
-		t.Skipf("needs root (CAP_SYS_ADMIN) for network namespaces: unshare: %v", err)
+	switch {
+	case errors.Is(err, unix.EPERM):
+		t.Skipf("needs root (CAP_SYS_ADMIN) for network namespaces: %v", err)
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSPC): // unshare(2): not in this kernel; a limit of none
+		t.Skipf("no network namespaces here: %v", err)
+	case err != nil:
+		t.Fatal(err)
 	}
 	n.ip("link set lo up")
 	return n
@@ -65,8 +73,8 @@ func (n *namespace) do(f func()) {
 	<-done
 }
 
-// ip runs the ip command in the namespace. What it refuses for lack of rights
-// skips the test.
+// ip runs the ip command in the namespace. What the kernel forbids, or has no
+// such device for, skips the test.
 func (n *namespace) ip(format string, args ...any) {
 	n.t.Helper()
 	line := fmt.Sprintf(format, args...)
@@ -75,7 +83,7 @@ func (n *namespace) ip(format string, args ...any) {
 	n.do(func() { out, err = exec.Command("ip", strings.Fields(line)...).CombinedOutput() })
 	switch text := strings.TrimSpace(string(out)); {
 	case err == nil:
-	case strings.Contains(text, "not permitted"), strings.Contains(text, "Unknown device type"):
+	case strings.Contains(text, "Operation not permitted"), strings.Contains(text, "Unknown device type"):
 		n.t.Skipf("ip %s: %s", line, text)
 	default:
 		n.t.Fatalf("ip %s: %v: %s", line, err, text)
