@@ -43,20 +43,10 @@ func (s *poolService) Backup(ctx context.Context, _ *connect.Request[dxpuv1.Back
 // all returns all records. Nobody changes them any more: who does copies them first.
 func (t *tx) all() map[string]any {
 	records := map[string]any{metaKey: t.meta}
-	t.nodes.all(records)
-	t.bindings.all(records)
-	t.leases.all(records)
-	t.tenants.all(records)
-	t.tokens.all(records)
-	t.audits.all(records)
-	t.secrets.all(records)
-	return records
-}
-
-func (t *table[R, P]) all(into map[string]any) {
-	for id, r := range t.rows {
-		into[t.prefix+id] = r
+	for _, of := range t.tables() {
+		of.all(records)
 	}
+	return records
 }
 
 // chunker makes messages of what is written.

@@ -96,10 +96,9 @@ func (t *table[R, P]) load(id string, r *R) {
 // restore takes the transaction's changes back; before stays, for the indexes.
 func (t *table[R, P]) restore() {
 	for id, r := range t.before {
-		switch {
-		case r == nil:
+		if r == nil {
 			delete(t.rows, id)
-		default:
+		} else {
 			t.rows[id] = r
 		}
 	}
@@ -110,6 +109,16 @@ func (t *table[R, P]) done() {
 	clear(t.before)
 	clear(t.hot)
 	clear(t.quiet)
+}
+
+// changed counts the records that the transaction has changed.
+func (t *table[R, P]) changed() int { return len(t.before) }
+
+// all adds all records, by their keys in the store.
+func (t *table[R, P]) all(into map[string]any) {
+	for id, r := range t.rows {
+		into[t.prefix+id] = r
+	}
 }
 
 // collect adds the transaction's changes to what is to be stored: records that

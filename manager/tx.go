@@ -43,6 +43,20 @@ func newState(began time.Time) *state {
 	}
 }
 
+// anyTable is a table, whatever its records are.
+type anyTable interface {
+	changed() int
+	collect(into map[string]any)
+	all(into map[string]any)
+	restore()
+	done()
+}
+
+// tables are all tables of the state.
+func (s *state) tables() [7]anyTable {
+	return [...]anyTable{&s.nodes, &s.bindings, &s.leases, &s.tenants, &s.tokens, &s.audits, &s.secrets}
+}
+
 // tx is one change of the pool: it is seen as a whole or not at all.
 type tx struct {
 	*state
@@ -105,12 +119,14 @@ func (t *tx) event(e *dxpuv1.Event, format string, args ...any) {
 
 // changes returns how many records and events the transaction changes.
 func (t *tx) changes() int {
-	founded := 0
+	n := len(t.events)
 	if t.founded {
-		founded = 1
+		n++
 	}
-	return founded + len(t.events) + len(t.nodes.before) + len(t.bindings.before) + len(t.leases.before) +
-		len(t.tenants.before) + len(t.tokens.before) + len(t.audits.before) + len(t.secrets.before)
+	for _, of := range t.tables() {
+		n += of.changed()
+	}
+	return n
 }
 
 // Keys of the store.
@@ -143,26 +159,18 @@ func (m *Manager) readLocked(now time.Time) *tx {
 // records returns what the transaction changes in the store.
 func (t *tx) records() map[string]any {
 	records := map[string]any{metaKey: t.meta}
-	t.nodes.collect(records)
-	t.bindings.collect(records)
-	t.leases.collect(records)
-	t.tenants.collect(records)
-	t.tokens.collect(records)
-	t.audits.collect(records)
-	t.secrets.collect(records)
+	for _, of := range t.tables() {
+		of.collect(records)
+	}
 	return records
 }
 
 // rollback takes everything back; what was to be done is still to be done.
 func (t *tx) rollback() {
 	t.state.meta = t.oldMeta
-	t.nodes.restore()
-	t.bindings.restore()
-	t.leases.restore()
-	t.tenants.restore()
-	t.tokens.restore()
-	t.audits.restore()
-	t.secrets.restore()
+	for _, of := range t.tables() {
+		of.restore()
+	}
 	for _, l := range t.fellSilent {
 		l.lost = false
 	}
@@ -177,12 +185,8 @@ func (t *tx) rollback() {
 }
 
 func (t *tx) done() {
-	t.nodes.done()
-	t.bindings.done()
-	t.leases.done()
-	t.tenants.done()
-	t.tokens.done()
-	t.audits.done()
-	t.secrets.done()
+	for _, of := range t.tables() {
+		of.done()
+	}
 	clear(t.restless)
 }
