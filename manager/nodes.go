@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"slices"
@@ -90,7 +91,8 @@ func (t *tx) bury(hash []byte) {
 // buried reports whether a credential was that of a deleted node.
 func (t *tx) buried(credential string) bool {
 	r := t.secrets.get(tombstonesID)
-	return r != nil && slices.ContainsFunc(r.Deleted, func(h []byte) bool { return auth.Matches(credential, h) })
+	hash := auth.Hash(credential)
+	return r != nil && slices.ContainsFunc(r.Deleted, func(h []byte) bool { return bytes.Equal(h, hash) })
 }
 
 // advanceBanished forgets a node that was deleted once nothing is bound there.
