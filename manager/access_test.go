@@ -114,7 +114,7 @@ func newAccessWorld(t *testing.T) *accessWorld {
 		w.secrets[caller] = "credential of " + node
 		if err := w.m.update(context.Background(), func(t *tx) error {
 			n := t.nodes.edit(node)
-			n.CredentialHash, n.ResourceVersion = hashCredential(w.secrets[caller]), t.revision()
+			n.CredentialHash, n.ResourceVersion = auth.Hash(w.secrets[caller]), t.revision()
 			return nil
 		}); err != nil {
 			t.Fatal(err)

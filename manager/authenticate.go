@@ -161,7 +161,7 @@ func (m *Manager) credentialCaller(secret string) (caller auth.Identity, err err
 	hash := string(auth.Hash(secret))
 	err = m.peek(func(t *tx) error {
 		n := t.nodes.get(t.credentials.node[hash])
-		if n == nil || !n.hasCredential(secret) || len(n.Certificates) > 0 {
+		if n == nil || !auth.Matches(secret, n.CredentialHash) || len(n.Certificates) > 0 {
 			return errCredential()
 		}
 		caller = nodeCaller(n)
@@ -263,8 +263,6 @@ func (m *Manager) Protect(next http.Handler) http.Handler {
 		case connect.CodeOf(err) == connect.CodeResourceExhausted:
 			w.Header().Set("Retry-After", retryAfter(err))
 			http.Error(w, message(err), http.StatusTooManyRequests)
-		case connect.CodeOf(err) == connect.CodeUnavailable:
-			http.Error(w, message(err), http.StatusServiceUnavailable)
 		case connect.CodeOf(err) == connect.CodeUnauthenticated:
 			http.Error(w, message(err), http.StatusUnauthorized)
 		default:

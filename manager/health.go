@@ -29,11 +29,11 @@ const resetPatience = time.Minute
 
 // fallen lists the slots whose device a report calls failed and the records do not.
 func (t *tx) fallen(o *dxpuv1.ObservedState) map[uint32]bool {
-	out := map[uint32]bool{}
 	n := t.nodes.get(o.NodeId)
 	if n.Kind != dxpuv1.NodeKind_NODE_KIND_BOX {
 		return nil
 	}
+	out := map[uint32]bool{}
 	for _, s := range o.Slots {
 		old := n.slot(s.Slot)
 		if s.Health == dxpuv1.Health_HEALTH_FAILED && old != nil && old.Device != nil && s.Device != nil && old.Health != s.Health {

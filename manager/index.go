@@ -100,8 +100,7 @@ type place struct {
 }
 
 func (a place) compare(b place) int {
-	return cmp.Or(cmp.Compare(b.priority, a.priority), cmp.Compare(a.created, b.created),
-		cmp.Compare(len(a.id), len(b.id)), cmp.Compare(a.id, b.id))
+	return cmp.Or(cmp.Compare(b.priority, a.priority), cmp.Compare(a.created, b.created), compareNumbered(a.id, b.id))
 }
 
 // waiting is the leases of the queue that are alike in all that matters for

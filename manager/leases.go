@@ -149,8 +149,7 @@ func (t *tx) findReplacements(l *leaseRecord, broken []string) placement.Decisio
 		req.Exclude = nil
 		d = t.placeGPUs(req)
 	}
-	together := req.SameBox == placement.Required || req.NVLink == placement.Required
-	for !d.OK() && !together && req.Count > 1 {
+	for !d.OK() && !together(l.spec) && req.Count > 1 {
 		req.Count--
 		d = t.placeGPUs(req)
 	}

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/auth"
 )
 
 // Many nodes report less often, and may be silent for longer.
@@ -67,7 +68,7 @@ func BenchmarkReport(b *testing.B) {
 	h := w.m.Handler()
 	_ = w.m.update(context.Background(), func(t *tx) error {
 		for _, n := range nodes {
-			t.nodes.edit(n.id).CredentialHash = hashCredential(n.id)
+			t.nodes.edit(n.id).CredentialHash = auth.Hash(n.id)
 		}
 		return nil
 	})

@@ -68,11 +68,11 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 			t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_ENROLLED), "%s %s enrolled", kindWord(n.Kind), n.ID)
 		case n.Kind != r.Kind:
 			return connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("name: %s is a %s; choose another name", n.ID, kindWord(n.Kind)))
-		case t.connected(n.ID) && !n.hasCredential(r.PreviousCredential):
+		case t.connected(n.ID) && !auth.Matches(r.PreviousCredential, n.CredentialHash):
 			return connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("name: %s is in use by a node that reports now; choose another name or stop that node", n.ID))
 		}
 		n = t.nodes.edit(n.ID)
-		n.CredentialHash = hashCredential(credential)
+		n.CredentialHash = auth.Hash(credential)
 		n.ResourceVersion = t.revision()
 		n.Version = bounded(r.Version)
 		n.Certificates = nil // those of before are revoked
@@ -87,14 +87,6 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 		return nil, apiError(err)
 	}
 	return connect.NewResponse(res), nil
-}
-
-func hashCredential(c string) []byte {
-	return auth.Hash(c)
-}
-
-func (n *nodeRecord) hasCredential(c string) bool {
-	return auth.Matches(c, n.CredentialHash)
 }
 
 // exists reports a node that has been deleted since its call was let in.

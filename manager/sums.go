@@ -163,10 +163,5 @@ func (s scope) openLeases(t *tx) []string {
 	if s.tenant == "" {
 		return slices.Collect(t.openIDs.from(""))
 	}
-	var out []string
-	for id := range t.ofTenant[s.tenant] {
-		out = append(out, id)
-	}
-	slices.SortFunc(out, compareNumbered)
-	return out
+	return slices.SortedFunc(maps.Keys(t.ofTenant[s.tenant]), compareNumbered)
 }

@@ -18,7 +18,7 @@ const maxModels = 256
 func (s *poolService) ListTenants(_ context.Context, req *connect.Request[dxpuv1.ListTenantsRequest]) (*connect.Response[dxpuv1.ListTenantsResponse], error) {
 	res := &dxpuv1.ListTenantsResponse{}
 	err := s.m.view(func(t *tx) error {
-		ids, next, err := page(t.tenantIDs(), func(id string) string { return id }, req.Msg.PageSize, req.Msg.PageToken)
+		ids, next, err := page(t.tenantIDs(), itself, req.Msg.PageSize, req.Msg.PageToken)
 		res.NextPageToken = next
 		for _, id := range ids {
 			res.Tenants = append(res.Tenants, t.tenantMessage(id))
@@ -31,7 +31,7 @@ func (s *poolService) ListTenants(_ context.Context, req *connect.Request[dxpuv1
 // tenantIDs lists the tenants that are defined, the default one, and those that
 // have leases without being defined.
 func (t *tx) tenantIDs() []string {
-	ids := append(slices.Clone(t.tenants.ids()), defaultTenant)
+	ids := append(t.tenants.ids(), defaultTenant)
 	for id, u := range t.uses {
 		if u.leases > 0 {
 			ids = append(ids, id)
