@@ -72,7 +72,7 @@ var layer = map[string]int{
 	"demo":      4,
 	"soak":      4,
 	"replay":    4,
-	"bench":     4, "bench/capacity": 4, "bench/fleet": 4, "bench/store": 4,
+	"bench":     4, "bench/capacity": 4, "bench/fleet": 4, "bench/store": 4, "bench/process": 3,
 	"vmtest":  4,
 	"nettest": 4,
 

@@ -8,13 +8,13 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"runtime"
 	"runtime/pprof"
 
 	"google.golang.org/protobuf/encoding/protojson"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/bench/process"
 	"github.com/dxpu-project/dxpu/hostproxy"
 )
 
@@ -169,7 +169,10 @@ func (o *Options) spawn(ctx context.Context, spec memberSpec) (*child, error) {
 	c := &child{}
 	var err error
 	if len(o.Child) > 0 {
-		err = c.process(ctx, o.Child)
+		var p *process.Process
+		if p, err = process.Start(ctx, o.Child); err == nil {
+			c.requests, c.replies, c.stop = p.Requests, p.Replies, p.Stop
+		}
 	} else {
 		c.goroutine()
 	}
@@ -180,30 +183,6 @@ func (o *Options) spawn(ctx context.Context, spec memberSpec) (*child, error) {
 		return nil, errors.Join(fmt.Errorf("bench: start %s: %w", spec.Kind, err), c.stop())
 	}
 	return c, nil
-}
-
-func (c *child) process(ctx context.Context, argv []string) error {
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	cmd := exec.CommandContext(ctx, self)
-	cmd.Args = argv
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	c.requests, c.replies = json.NewEncoder(in), json.NewDecoder(bufio.NewReader(out))
-	c.stop = func() error { return errors.Join(in.Close(), cmd.Wait()) }
-	return nil
 }
 
 func (c *child) goroutine() {

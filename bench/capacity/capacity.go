@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/dxpu-project/dxpu/bench/process"
 	"github.com/dxpu-project/dxpu/hostproxy"
 	"github.com/dxpu-project/dxpu/manager"
 )
@@ -180,7 +181,7 @@ func (c *run) measure(ctx context.Context) error {
 	}
 	r.MemoryPerGPU = max(0, float64(now.memory)-float64(c.empty.memory)) / n
 	r.Goroutines, r.PerAttachment = now.goroutines, max(0, float64(now.goroutines-c.empty.goroutines)/n)
-	if r.RSS, err = residentMemory(); err != nil {
+	if r.RSS, err = process.Resident(); err != nil {
 		return err
 	}
 	r.IdleAttached, err = idle(ctx, c.spec.Idle)

@@ -1,51 +1,30 @@
 package fleet
 
 import (
-	"bufio"
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
+
+	"github.com/dxpu-project/dxpu/bench/process"
 )
 
 // child is the manager's process.
 type child struct {
-	url      string
-	token    string
-	requests *json.Encoder
-	replies  *json.Decoder
-	stop     func() error
+	*process.Process
+	url   string
+	token string
 }
 
 func startChild(ctx context.Context, spec *Spec) (*child, error) {
-	self, err := os.Executable()
+	p, err := process.Start(ctx, spec.Child)
 	if err != nil {
-		return nil, err
-	}
-	cmd := exec.CommandContext(ctx, self)
-	cmd.Args = spec.Child
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("bench: start the manager: %w", err)
 	}
-	c := &child{
-		requests: json.NewEncoder(in), replies: json.NewDecoder(bufio.NewReader(out)), token: rand.Text(),
-		stop: func() error { return errors.Join(in.Close(), cmd.Wait()) },
-	}
+	c := &child{Process: p, token: rand.Text()}
 	r, err := c.call(request{Start: &start{Token: c.token, Dir: spec.Dir, Heartbeat: spec.Heartbeat}})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("bench: start the manager: %w", err), c.stop())
+		return nil, errors.Join(fmt.Errorf("bench: start the manager: %w", err), c.Stop())
 	}
 	c.url = r.URL
 	return c, nil
@@ -53,10 +32,10 @@ func startChild(ctx context.Context, spec *Spec) (*child, error) {
 
 func (c *child) call(q request) (reply, error) {
 	var r reply
-	if err := c.requests.Encode(q); err != nil {
+	if err := c.Requests.Encode(q); err != nil {
 		return r, err
 	}
-	if err := c.replies.Decode(&r); err != nil {
+	if err := c.Replies.Decode(&r); err != nil {
 		return r, err
 	}
 	if r.Error != "" {

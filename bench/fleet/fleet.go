@@ -141,7 +141,7 @@ func Run(ctx context.Context, spec Spec) (r *Report, err error) {
 	if c.child, err = startChild(ctx, &spec); err != nil {
 		return r, err
 	}
-	defer func() { err = errors.Join(err, c.child.stop()) }()
+	defer func() { err = errors.Join(err, c.child.Stop()) }()
 	c.pool = newPoolClient(c.child.url, spec.AtOnce)
 	c.nodes = newNodes(&c.spec, c.child.url, c.child.token)
 	defer c.nodes.stop()

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -16,9 +15,9 @@ import (
 	"runtime/pprof"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
+	"github.com/dxpu-project/dxpu/bench/process"
 	"github.com/dxpu-project/dxpu/etcdstore"
 	"github.com/dxpu-project/dxpu/manager"
 )
@@ -204,21 +203,14 @@ func usage(collect bool) (*Usage, error) {
 		runtime.ReadMemStats(&m)
 		u.Heap = m.HeapAlloc + m.StackInuse
 	}
-	var r syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
-		return nil, fmt.Errorf("bench: getrusage: %w", err)
+	var err error
+	if u.Processor, err = process.Time(); err != nil {
+		return nil, err
 	}
-	u.Processor = time.Duration(r.Utime.Nano() + r.Stime.Nano())
-	raw, err := os.ReadFile("/proc/self/statm") // proc(5): size, resident, ... in pages
-	if err != nil {
-		return nil, fmt.Errorf("bench: %w", err)
-	}
-	var size, resident uint64
-	if _, err := fmt.Sscan(string(raw), &size, &resident); err != nil {
-		return nil, fmt.Errorf("bench: /proc/self/statm: %w", err)
+	if u.RSS, err = process.Resident(); err != nil {
+		return nil, err
 	}
 	files, err := os.ReadDir("/proc/self/fd")
 	u.Files = len(files)
-	u.RSS = resident * uint64(os.Getpagesize())
 	return u, err
 }

@@ -1,0 +1,74 @@
+// Package process is the processes of benchmarks: it starts one that answers
+// requests, and measures what this one takes.
+package process
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+	"time"
+)
+
+// Process is one that reads requests, a JSON value each, from its standard input
+// and answers each with one on its standard output, until there are no more.
+type Process struct {
+	Requests *json.Encoder
+	Replies  *json.Decoder
+	stop     func() error
+}
+
+// Start runs this program again, with other arguments: argv, with its name.
+func Start(ctx context.Context, argv []string) (*Process, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, self)
+	cmd.Args = argv
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	return &Process{
+		Requests: json.NewEncoder(in), Replies: json.NewDecoder(bufio.NewReader(out)),
+		stop: func() error { return errors.Join(in.Close(), cmd.Wait()) },
+	}, nil
+}
+
+// Stop makes no more requests and waits for the process to end.
+func (p *Process) Stop() error { return p.stop() }
+
+// Resident returns what this process has in memory, in bytes.
+func Resident() (uint64, error) {
+	raw, err := os.ReadFile("/proc/self/statm") // proc(5): size, resident, ... in pages
+	if err != nil {
+		return 0, fmt.Errorf("bench: %w", err)
+	}
+	var size, resident uint64
+	if _, err := fmt.Sscan(string(raw), &size, &resident); err != nil {
+		return 0, fmt.Errorf("bench: /proc/self/statm: %w", err)
+	}
+	return resident * uint64(os.Getpagesize()), nil
+}
+
+// Time returns the processor time that all threads of this process have taken.
+func Time() (time.Duration, error) {
+	var r syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
+		return 0, fmt.Errorf("bench: getrusage: %w", err)
+	}
+	return time.Duration(r.Utime.Nano() + r.Stime.Nano()), nil
+}
