@@ -136,7 +136,7 @@ func BenchmarkBareUDP(b *testing.B) {
 		b.Run(c.String(), func(b *testing.B) {
 			source := make([]byte, defaultSize)
 			pattern(source, 1)
-			u, err := newBulkUDP(c, udp.MaxDatagram, source)
+			u, err := newBulkUDP(c, udp.MaxDatagram, source, false)
 			if err != nil {
 				b.Fatal(err)
 			}

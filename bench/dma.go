@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/dxpu-project/dxpu/fault"
@@ -70,13 +71,15 @@ func DMA(ctx context.Context, o Options) (report *Report, err error) {
 	}
 	source := make([]byte, o.Size)
 	pattern(source, 1)
-	for _, cipher := range []link.Cipher{o.Cipher, link.CipherNone} {
-		b, err := newBulkUDP(cipher, mtu, source)
-		if err != nil {
-			return nil, err
+	for _, memory := range []bool{false, true} {
+		for _, cipher := range []link.Cipher{o.Cipher, link.CipherNone} {
+			b, err := newBulkUDP(cipher, mtu, source, memory)
+			if err != nil {
+				return nil, err
+			}
+			closers = append(closers, b.close)
+			probes = append(probes, probe{bareUDP(cipher, memory), b.run})
 		}
-		closers = append(closers, b.close)
-		probes = append(probes, probe{bareUDP(cipher), b.run})
 	}
 	tcp, err := newBulkTCP(source)
 	if err != nil {
@@ -94,21 +97,31 @@ func DMA(ctx context.Context, o Options) (report *Report, err error) {
 		report.Figures = append(report.Figures, figure(name, GigabytesSecond, values[i]).beside(probes[bare].name, values[i], values[bare]))
 	}
 	for i := bare; i < len(probes); i++ {
-		if i == bare+1 && probes[i].name == probes[bare].name {
+		if slices.ContainsFunc(probes[bare:i], func(p probe) bool { return p.name == probes[i].name }) {
 			continue // no cipher was asked for: measured already
 		}
-		report.Figures = append(report.Figures, figure(probes[i].name, GigabytesSecond, values[i]))
+		f := figure(probes[i].name, GigabytesSecond, values[i])
+		if at := i - bare; at == 2 || at == 3 { // what memory leaves of the limit
+			f = f.beside(probes[i-2].name, values[i], values[i-2])
+		}
+		report.Figures = append(report.Figures, f)
 	}
 	if err := o.overRoundTrips(ctx, report); err != nil {
 		return nil, err
 	}
 	report.Notes = append(report.Notes,
 		"bare UDP and TCP: one thread to another, payload sent from where it lies and not copied on arrival",
+		"memory: copied once before it is sent, to be kept until it is acknowledged, and once on arrival, to where it belongs",
 		fmt.Sprintf("over a round trip: the GPU of the paper, %d tags and MRRS %d; the round trip is that of a register read, measured", paperTags, paperMRRS))
 	return report, nil
 }
 
-func bareUDP(c link.Cipher) string { return "bare UDP, CRC-32C, cipher " + c.String() }
+func bareUDP(c link.Cipher, memory bool) string {
+	if memory {
+		return "bare UDP, CRC-32C, memory, cipher " + c.String()
+	}
+	return "bare UDP, CRC-32C, cipher " + c.String()
+}
 
 // The GPU that the paper found: Equation 1 bounds its reads.
 const (
