@@ -4,6 +4,7 @@
 package capacity
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,27 +31,16 @@ type Spec struct {
 }
 
 func (s *Spec) setDefaults() error {
-	def := func(v *int, d int) {
-		if *v == 0 {
-			*v = d
-		}
-	}
-	def(&s.Boxes, 64)
-	def(&s.GPUsPerBox, 8)
-	def(&s.Hosts, 64)
-	def(&s.AtOnce, 16)
+	s.Boxes = cmp.Or(s.Boxes, 64)
+	s.GPUsPerBox = cmp.Or(s.GPUsPerBox, 8)
+	s.Hosts = cmp.Or(s.Hosts, 64)
+	s.AtOnce = cmp.Or(s.AtOnce, 16)
 	if s.Store == nil {
 		s.Store = &manager.MemoryStore{}
 	}
-	if s.Heartbeat == 0 {
-		s.Heartbeat = 250 * time.Millisecond
-	}
-	if s.Idle == 0 {
-		s.Idle = 5 * time.Second
-	}
-	if s.Timeout == 0 {
-		s.Timeout = 5 * time.Minute
-	}
+	s.Heartbeat = cmp.Or(s.Heartbeat, 250*time.Millisecond)
+	s.Idle = cmp.Or(s.Idle, 5*time.Second)
+	s.Timeout = cmp.Or(s.Timeout, 5*time.Minute)
 	if s.Progress == nil {
 		s.Progress = func(string, ...any) {}
 	}

@@ -10,6 +10,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,15 +44,15 @@ type Spec struct {
 }
 
 func (s *Spec) setDefaults() error {
-	setDefault(&s.Hosts, 10_000)
-	setDefault(&s.SlotsPerHost, 16)
-	setDefault(&s.Boxes, 12_500)
-	setDefault(&s.GPUsPerBox, 8)
-	setDefault(&s.Leases, min(10_000, s.gpus()))
-	setDefault(&s.AtOnce, 64)
-	setDefault(&s.NodesPerConnection, 4)
-	setDefault(&s.Idle, 20*time.Second)
-	setDefault(&s.Timeout, 5*time.Minute)
+	s.Hosts = cmp.Or(s.Hosts, 10_000)
+	s.SlotsPerHost = cmp.Or(s.SlotsPerHost, 16)
+	s.Boxes = cmp.Or(s.Boxes, 12_500)
+	s.GPUsPerBox = cmp.Or(s.GPUsPerBox, 8)
+	s.Leases = cmp.Or(s.Leases, min(10_000, s.gpus()))
+	s.AtOnce = cmp.Or(s.AtOnce, 64)
+	s.NodesPerConnection = cmp.Or(s.NodesPerConnection, 4)
+	s.Idle = cmp.Or(s.Idle, 20*time.Second)
+	s.Timeout = cmp.Or(s.Timeout, 5*time.Minute)
 	if s.Progress == nil {
 		s.Progress = func(string, ...any) {}
 	}
@@ -59,13 +60,6 @@ func (s *Spec) setDefaults() error {
 		return fmt.Errorf("bench: %d leases of one GPU: there are %d GPUs and %d slots of hosts", s.Leases, s.gpus(), s.Hosts*s.SlotsPerHost)
 	}
 	return nil
-}
-
-func setDefault[T comparable](v *T, d T) {
-	var zero T
-	if *v == zero {
-		*v = d
-	}
 }
 
 // stay is how many leases are still there when the manager restarts.
