@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -50,7 +49,7 @@ type rig struct {
 	dir   string
 
 	mu       sync.Mutex // guards what follows
-	proxies  [2]*proxy  // by side; nil for a moment while one is restarted
+	proxies  [2]*proxy  // by side; one that could not be restarted stays as it was killed
 	box      *boxproxy.Box
 	gpus     []*sequence
 	switches [2]*hostproxy.Host
@@ -108,7 +107,7 @@ func (r *rig) stopLocked() {
 	}
 }
 
-// open opens the sockets of a side, on the addresses that it had before.
+// openLocked opens the sockets of a side, on the addresses that it had before.
 func (r *rig) openLocked(side int) (*proxy, error) {
 	cfg := fabric.Config{Polling: turn.Polling{Window: turn.DefaultWindow}, Logger: slog.New(slog.DiscardHandler)}
 	for _, a := range r.addrs[side] {
@@ -210,7 +209,6 @@ func (r *rig) restart(side int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.proxies[side].kill()
-	r.proxies[side] = nil
 	start := r.startBoxLocked
 	if side == hostSide {
 		start = r.startHostLocked
@@ -350,6 +348,6 @@ func (r *rig) device(ctx context.Context, slot int) (gpudrv.Bus, *sequence, erro
 		return bus, g, err
 	}
 	o := vfiouserbus.Options{BAR32: 0xc000_0000 + uint64(at)<<24, BAR64: 0x80_0000_0000 + uint64(at)<<36}
-	bus, err := o.Open(ctx, filepath.Clean(vm.Socket(at)))
+	bus, err := o.Open(ctx, vm.Socket(at))
 	return bus, g, err
 }
