@@ -18,7 +18,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
-	"github.com/dxpu-project/dxpu/auth"
 	"github.com/dxpu-project/dxpu/endpoint"
 )
 
@@ -104,7 +103,7 @@ func (c *connection) resolve() (*poolContext, error) {
 func (c *poolContext) transport() (http.RoundTripper, error) {
 	switch {
 	case c.CAHash != "":
-		return pinnedTransport(c.CAHash), nil
+		return &http.Transport{DialTLSContext: endpoint.PinnedDialer(c.CAHash, &tls.Config{MinVersion: tls.VersionTLS13})}, nil
 	case c.CAFile == "":
 		return http.DefaultTransport, nil
 	}
@@ -119,25 +118,6 @@ func (c *poolContext) transport() (http.RoundTripper, error) {
 	return &http.Transport{
 		TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS13}, ForceAttemptHTTP2: true,
 	}, nil
-}
-
-// pinnedTransport trusts the authority that has a hash.
-func pinnedTransport(hash string) http.RoundTripper {
-	return &http.Transport{
-		DialTLSContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			host, _, err := net.SplitHostPort(addr)
-			if err != nil {
-				return nil, err
-			}
-			return (&tls.Dialer{Config: &tls.Config{
-				MinVersion: tls.VersionTLS13, ServerName: host,
-				InsecureSkipVerify: true, // VerifyConnection does it, with the authority that the hash names
-				VerifyConnection: func(s tls.ConnectionState) error {
-					return auth.VerifyPinned(hash, s.PeerCertificates, host, time.Now())
-				},
-			}}).DialContext(ctx, network, addr)
-		},
-	}
 }
 
 // pool returns the client of the PoolService.

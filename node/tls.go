@@ -7,7 +7,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -18,6 +17,7 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/auth"
+	"github.com/dxpu-project/dxpu/endpoint"
 )
 
 // maxRenewWait bounds the sleep before a renewal: a clock that was set is
@@ -82,21 +82,8 @@ func (ch *channel) use(id identity) {
 
 func (ch *channel) newTransport(cfg *tls.Config) *http.Transport {
 	t := &http.Transport{MaxIdleConnsPerHost: 4, IdleConnTimeout: time.Minute, TLSClientConfig: cfg, TLSHandshakeTimeout: callTimeout}
-	if ch.hash == "" {
-		return t
-	}
-	t.DialTLSContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		host, _, err := net.SplitHostPort(addr)
-		if err != nil {
-			return nil, err
-		}
-		c := cfg.Clone()
-		c.ServerName = host
-		c.InsecureSkipVerify = true // VerifyConnection does it, with the authority that the hash names
-		c.VerifyConnection = func(s tls.ConnectionState) error {
-			return auth.VerifyPinned(ch.hash, s.PeerCertificates, host, time.Now())
-		}
-		return (&tls.Dialer{Config: c}).DialContext(ctx, network, addr)
+	if ch.hash != "" {
+		t.DialTLSContext = endpoint.PinnedDialer(ch.hash, cfg)
 	}
 	return t
 }
