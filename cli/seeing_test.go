@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -277,8 +278,11 @@ func TestCaptureOfRealProxies(t *testing.T) {
 		t.Errorf("%v, %v", st, err)
 	}
 	tool, err := exec.LookPath("tshark")
-	if err != nil {
+	if errors.Is(err, exec.ErrNotFound) {
 		t.Skip("tshark is not installed (Debian: apt install tshark): the capture is not read")
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 	lua := filepath.Join(dir, "dxpu.lua")
 	printed, _ := dxpu(t, "capture", "--dissector")

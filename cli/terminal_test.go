@@ -3,8 +3,10 @@ package cli
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"strings"
 	"testing"
@@ -17,11 +19,19 @@ import (
 // program has.
 func pty(t *testing.T) (person, program *os.File) {
 	t.Helper()
-	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Skipf("no pseudo-terminals here: %v", err)
+	open := func(path string) *os.File {
+		t.Helper()
+		f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOCTTY, 0)
+		switch {
+		case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
+			t.Skipf("no pseudo-terminals here: %v", err)
+		case err != nil:
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = f.Close() })
+		return f
 	}
-	t.Cleanup(func() { _ = person.Close() })
+	person = open("/dev/ptmx")
 	n, err := unix.IoctlGetInt(int(person.Fd()), unix.TIOCGPTN)
 	if err != nil {
 		t.Fatal(err)
@@ -29,12 +39,7 @@ func pty(t *testing.T) (person, program *os.File) {
 	if err := unix.IoctlSetPointerInt(int(person.Fd()), unix.TIOCSPTLCK, 0); err != nil {
 		t.Fatal(err)
 	}
-	program, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Skipf("no pseudo-terminals here: %v", err)
-	}
-	t.Cleanup(func() { _ = program.Close() })
-	return person, program
+	return person, open(fmt.Sprintf("/dev/pts/%d", n))
 }
 
 // On a terminal the table is drawn over the one before, q ends it, and the
