@@ -84,23 +84,19 @@ type savedBackup struct {
 
 // saveBackup writes a backup to a file, whole or not at all.
 func saveBackup(path string, from io.Reader) (*savedBackup, error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
+	b := &savedBackup{}
+	err := replaceFile(path, func(f *os.File) error {
+		_, err := io.Copy(f, from)
+		if err == nil {
+			_, err = f.Seek(0, io.SeekStart)
+		}
+		if err == nil {
+			b.header, b.records, err = backup.Read(f)
+		}
+		return err
+	})
 	if err != nil {
 		return nil, err
-	}
-	b := &savedBackup{}
-	_, err = io.Copy(f, from)
-	if err == nil {
-		_, err = f.Seek(0, io.SeekStart)
-	}
-	if err == nil {
-		b.header, b.records, err = backup.Read(f)
-	}
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return nil, errors.Join(err, os.Remove(f.Name()))
 	}
 	return b, nil
 }

@@ -156,15 +156,22 @@ func newServer(h http.Handler) *http.Server {
 	return srv
 }
 
-// writeSecret writes a file that only its owner may read, also where a file with
-// another mode is in its place.
+// writeSecret writes a file that only its owner may read.
 func writeSecret(path, text string) error {
+	return replaceFile(path, func(f *os.File) error {
+		_, err := f.WriteString(text)
+		return err
+	})
+}
+
+// replaceFile writes a file that only its owner may read, whole or not at all,
+// also where a file with another mode is in its place.
+func replaceFile(path string, write func(*os.File) error) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
 	if err != nil {
 		return err
 	}
-	_, err = f.WriteString(text)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+	if err = errors.Join(write(f), f.Sync(), f.Close()); err == nil {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
