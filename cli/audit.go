@@ -3,6 +3,7 @@ package cli
 import (
 	"io"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
@@ -58,7 +59,7 @@ that were refused. With --json the requests are shown too, without their secrets
 func printAudit(w io.Writer, entries []*dxpuv1.AuditEntry) error {
 	t := newTable(w, "TIME", "ACTOR", "ROLE", "CALL", "TARGET", "RESULT", "FROM")
 	for _, e := range entries {
-		t.row(e.Time.AsTime().Local().Format("2006-01-02 15:04:05"), e.Actor, auth.RoleWord(e.Role),
+		t.row(e.Time.AsTime().Local().Format(time.DateTime), e.Actor, auth.RoleWord(e.Role),
 			e.Procedure[strings.LastIndexByte(e.Procedure, '/')+1:], e.Target, e.Code, e.Peer)
 	}
 	return t.flush()

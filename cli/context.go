@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"github.com/spf13/cobra"
 )
@@ -209,55 +210,43 @@ func absolute(path string) (string, error) {
 }
 
 func newContextUseCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "use CONTEXT", Short: "Make a context the current one", Args: cobra.ExactArgs(1),
+	return contextChange(&cobra.Command{
+		Use: "use CONTEXT", Short: "Make a context the current one",
 		Long:    "Make a context the one that commands use when no other is asked for.",
 		Example: "  dxpu context use prod",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			all, path, err := loadContexts()
-			if err != nil {
-				return err
-			}
-			if _, err := all.named(args[0]); err != nil {
-				return err
-			}
-			all.Current = args[0]
-			if err := all.save(path); err != nil {
-				return err
-			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s is the current context\n", args[0])
-			return err
-		},
-	}
+	}, "the current context", func(all *contexts, name string) { all.Current = name })
 }
 
 func newContextDeleteCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "delete CONTEXT", Short: "Forget a context", Args: cobra.ExactArgs(1),
+	return contextChange(&cobra.Command{
+		Use: "delete CONTEXT", Short: "Forget a context",
 		Long:    "Forget a context. Its token goes on being good: \"dxpu token delete\" revokes it.",
 		Example: "  dxpu context delete prod",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			all, path, err := loadContexts()
-			if err != nil {
-				return err
-			}
-			if _, err := all.named(args[0]); err != nil {
-				return err
-			}
-			for i := range all.Contexts {
-				if all.Contexts[i].Name == args[0] {
-					all.Contexts = append(all.Contexts[:i], all.Contexts[i+1:]...)
-					break
-				}
-			}
-			if all.Current == args[0] {
-				all.Current = ""
-			}
-			if err := all.save(path); err != nil {
-				return err
-			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s is deleted\n", args[0])
+	}, "deleted", func(all *contexts, name string) {
+		all.Contexts = slices.DeleteFunc(all.Contexts, func(c poolContext) bool { return c.Name == name })
+		if all.Current == name {
+			all.Current = ""
+		}
+	})
+}
+
+// contextChange makes a command that does something to a context that exists.
+func contextChange(cmd *cobra.Command, done string, change func(all *contexts, name string)) *cobra.Command {
+	cmd.Args = cobra.ExactArgs(1)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		all, path, err := loadContexts()
+		if err != nil {
 			return err
-		},
+		}
+		if _, err := all.named(args[0]); err != nil {
+			return err
+		}
+		change(all, args[0])
+		if err := all.save(path); err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s is %s\n", args[0], done)
+		return err
 	}
+	return cmd
 }

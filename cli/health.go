@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
@@ -60,7 +61,7 @@ func describeErrors(w io.Writer, errs []*dxpuv1.DeviceError) error {
 	_, _ = fmt.Fprintln(w)
 	t := newTable(w, "ERROR", "COUNT", "LAST", "CALLS FOR", "WHAT")
 	for _, e := range errs {
-		t.row(fmt.Sprintf("XID %d", e.Code), e.Count, e.LastTime.AsTime().Local().Format("2006-01-02 15:04:05"),
+		t.row(fmt.Sprintf("XID %d", e.Code), e.Count, e.LastTime.AsTime().Local().Format(time.DateTime),
 			strings.ReplaceAll(enumWord(e.Action, "ERROR_ACTION_"), "-", " "), e.Detail)
 	}
 	return t.flush()
