@@ -53,16 +53,21 @@ type packet struct {
 // chromium finds the browser, or says why the test cannot be.
 func chromium(t *testing.T) string {
 	t.Helper()
-	for _, name := range []string{os.Getenv("DXPU_CHROMIUM"), "chromium", "chromium-browser", "google-chrome"} {
-		if name == "" {
-			continue
+	if name := os.Getenv("DXPU_CHROMIUM"); name != "" {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			t.Fatalf("DXPU_CHROMIUM: %v", err)
 		}
-		if path, err := exec.LookPath(name); err == nil {
-			return path
-		}
+		return path
 	}
-	if os.Getenv("DXPU_CHROMIUM") != "" {
-		t.Fatalf("DXPU_CHROMIUM=%s does not exist", os.Getenv("DXPU_CHROMIUM"))
+	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
+		path, err := exec.LookPath(name)
+		switch {
+		case err == nil:
+			return path
+		case !errors.Is(err, exec.ErrNotFound):
+			t.Fatal(err)
+		}
 	}
 	t.Skip("no Chromium on this machine; remedy: scripts/install-chromium.sh, or set DXPU_CHROMIUM")
 	return ""

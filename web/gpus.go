@@ -48,7 +48,7 @@ func (s *Server) gpusPage(v *view) error {
 type gpuData struct {
 	*dxpuv1.GPU
 	Kind kind
-	// Health is the GPU's history: the events that tell of its health, of errors
+	// History is the events that tell of its health, of errors
 	// and of replacements.
 	History []*dxpuv1.Event
 	Events  []*dxpuv1.Event

@@ -1,6 +1,7 @@
 package web
 
 import (
+	"cmp"
 	"strings"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -131,7 +132,7 @@ func (c counts) Words() string {
 
 // about says in words what a GPU's slot shows.
 func about(g *dxpuv1.GPU) string {
-	s := "GPU " + g.Id + ", " + orElse(g.GetDevice().GetModel(), "unknown model") + ", " + kindOf(g).String()
+	s := "GPU " + g.Id + ", " + cmp.Or(g.GetDevice().GetModel(), "unknown model") + ", " + kindOf(g).String()
 	if g.LeaseId != "" {
 		s += ", lease " + g.LeaseId + " on " + g.HostId
 	}

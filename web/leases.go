@@ -147,7 +147,7 @@ func draw(name string, steps []*dxpuv1.Step) phase {
 	p.Took = last.Sub(first)
 	whole := float64(max(p.Took, 1))
 	for i, s := range steps {
-		v := stepView{Step: s, By: orElse(s.NodeId, "manager")}
+		v := stepView{Step: s, By: cmp.Or(s.NodeId, "manager")}
 		if i > 0 {
 			at := s.GetTime().AsTime()
 			from := max(0, at.Sub(first)-s.GetDuration().AsDuration())

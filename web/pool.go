@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -94,7 +95,7 @@ func (s *Server) drawPool(v *view, d *poolData) error {
 
 // sumPool loads a pool that is too large for that.
 func (s *Server) sumPool(v *view, d *poolData) error {
-	sums, err := s.racks.get(orElse(sees(v.Me), credential(v.r)), s.cfg.Now, func() ([]rack, error) { return sumRacks(v.ctx(), v.api) })
+	sums, err := s.racks.get(cmp.Or(sees(v.Me), credential(v.r)), s.cfg.Now, func() ([]rack, error) { return sumRacks(v.ctx(), v.api) })
 	if err != nil {
 		return err
 	}
@@ -188,7 +189,7 @@ func (s *Server) poolTrouble(v *view, d *poolData) error {
 			}
 		}
 		if r.Boxes == nil && r.Silent > 0 {
-			d.add(trouble{unreachable, "Rack " + orElse(r.Name, "without a name"), "/?rack=" + url.QueryEscape(r.Name), plural(r.Silent, "box does", "boxes do") + " not report"})
+			d.add(trouble{unreachable, "Rack " + cmp.Or(r.Name, "without a name"), "/?rack=" + url.QueryEscape(r.Name), plural(r.Silent, "box does", "boxes do") + " not report"})
 		}
 	}
 	if lost := v.Pool.Hosts - min(v.Pool.Hosts, v.Pool.HostsConnected); lost > 0 {
@@ -245,18 +246,9 @@ func newestEvents(v *view, f *dxpuv1.EventFilter, n int) ([]*dxpuv1.Event, error
 
 // gpuHref is the page of a GPU, whose ID is "BOX/SLOT".
 func gpuHref(id string) string {
-	box, slot, ok := cutLast(id)
-	if !ok {
+	i := strings.LastIndexByte(id, '/')
+	if i < 0 {
 		return "/ui/gpus"
 	}
-	return "/ui/gpus/" + url.PathEscape(box) + "/" + url.PathEscape(slot)
-}
-
-func cutLast(id string) (before, after string, ok bool) {
-	for i := len(id) - 1; i >= 0; i-- {
-		if id[i] == '/' {
-			return id[:i], id[i+1:], true
-		}
-	}
-	return id, "", false
+	return "/ui/gpus/" + url.PathEscape(id[:i]) + "/" + url.PathEscape(id[i+1:])
 }

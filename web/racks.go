@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -33,12 +34,11 @@ func (r *rack) Size() int { return len(r.ids) }
 
 // boxView is a box as the map draws it.
 type boxView struct {
-	ID       string
-	Kind     string
-	Node     *dxpuv1.NodeInfo
-	Slots    []slotView
-	Counts   counts
-	Resource uint64
+	ID     string
+	Kind   string
+	Node   *dxpuv1.NodeInfo
+	Slots  []slotView
+	Counts counts
 }
 
 // leased counts the GPUs that leases have.
@@ -61,7 +61,7 @@ type slotView struct {
 }
 
 func newBoxView(b *dxpuv1.Box) boxView {
-	v := boxView{ID: b.GetNode().GetId(), Kind: word(b.Kind), Node: b.Node, Resource: b.ResourceVersion}
+	v := boxView{ID: b.GetNode().GetId(), Kind: word(b.Kind), Node: b.Node}
 	for _, g := range b.Gpus {
 		v.Slots = append(v.Slots, slotView{Slot: g.Slot, Kind: kindOf(g), GPU: g})
 	}
@@ -112,7 +112,7 @@ func compareNatural(a, b string) int {
 	for a != "" && b != "" {
 		da, db := digits(a), digits(b)
 		if da > 0 && db > 0 {
-			na, nb := trimZeros(a[:da]), trimZeros(b[:db])
+			na, nb := strings.TrimLeft(a[:da], "0"), strings.TrimLeft(b[:db], "0")
 			if c := cmp.Or(cmp.Compare(len(na), len(nb)), cmp.Compare(na, nb)); c != 0 {
 				return c
 			}
@@ -127,20 +127,8 @@ func compareNatural(a, b string) int {
 	return cmp.Compare(len(a), len(b))
 }
 
-func digits(s string) int {
-	n := 0
-	for n < len(s) && s[n] >= '0' && s[n] <= '9' {
-		n++
-	}
-	return n
-}
-
-func trimZeros(s string) string {
-	for len(s) > 1 && s[0] == '0' {
-		s = s[1:]
-	}
-	return s
-}
+// digits counts the digits with which a text begins.
+func digits(s string) int { return len(s) - len(strings.TrimLeft(s, "0123456789")) }
 
 // rackCache keeps the sums of large pools for a while: they cost a walk over
 // every GPU. They are kept by what callers see, since that differs.

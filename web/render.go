@@ -2,6 +2,7 @@ package web
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"embed"
@@ -79,7 +80,7 @@ var parsed = sync.OnceValue(func() (p struct {
 
 var functions = template.FuncMap{
 	"word": word, "number": number, "took": tookProto, "rate": rate, "memory": memory, "rtt": rtt, "machine": machine,
-	"sentence": sentence, "wish": wish, "orElse": orElse, "plural": plural, "kindOf": kindOf, "about": about,
+	"sentence": sentence, "wish": wish, "orElse": func(s, other string) string { return cmp.Or(s, other) }, "plural": plural, "kindOf": kindOf, "about": about,
 	"moment": moment, "ago": ago, "query": query,
 	"percent": func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) + "%" },
 	"dict":    dict, "gpuHref": gpuHref, "leaseClass": leaseClass, "between": between,

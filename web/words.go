@@ -1,6 +1,7 @@
 package web
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -185,7 +186,7 @@ func wish(s *dxpuv1.LeaseSpec) string {
 		return ""
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d × %s", s.Count, orElse(s.Model, "any model"))
+	fmt.Fprintf(&b, "%d × %s", s.Count, cmp.Or(s.Model, "any model"))
 	if s.MinMemoryBytes > 0 {
 		fmt.Fprintf(&b, ", at least %s", memory(s.MinMemoryBytes))
 	}
@@ -211,13 +212,6 @@ func wanted(p dxpuv1.Preference) string {
 		return "avoided"
 	}
 	return word(p)
-}
-
-func orElse(s, other string) string {
-	if s == "" {
-		return other
-	}
-	return s
 }
 
 // plural is "1 GPU", "2 GPUs"; many is what the noun becomes, with "s" if empty.
