@@ -152,13 +152,13 @@ func (h *Hosts) Place(req HostRequest) HostDecision {
 		return PlaceHost(one, req)
 	}
 	// The rarest of what is asked for, with the domain and without.
-	labels, rarest := aspect{}, aspect{}
+	labels := aspect{}
 	for k, v := range req.Labels {
 		if a := (aspect{ofLabel, k, v}); h.size[a] < h.size[labels] {
 			labels = a
 		}
 	}
-	rarest = labels
+	rarest := labels
 	if a := (aspect{ofDomain, req.Domain, ""}); req.Domain != "" && h.size[a] < h.size[rarest] {
 		rarest = a
 	}

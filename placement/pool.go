@@ -109,8 +109,6 @@ func (p *Pool) replace(old, b *Box) {
 		for i := range b.GPUs {
 			p.model(b.GPUs[i].Model).count(&b.GPUs[i], 1)
 		}
-	}
-	if b != nil {
 		for _, m := range modelsIn(b) {
 			p.models[m].set(b)
 		}

@@ -9,6 +9,7 @@
 package xid
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -109,7 +110,7 @@ var classes = []Class{
 // Lookup returns the class of a code. An unknown one is counted, and a GPU that
 // has many of them is reset.
 func Lookup(code uint32) Class {
-	i, ok := slices.BinarySearchFunc(classes, code, func(c Class, code uint32) int { return int(int64(c.Code) - int64(code)) })
+	i, ok := slices.BinarySearchFunc(classes, code, func(c Class, code uint32) int { return cmp.Compare(c.Code, code) })
 	if !ok {
 		return Class{code, "unknown error", Ignore, 20, hour, Reset}
 	}
