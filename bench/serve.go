@@ -23,8 +23,11 @@ import (
 func Serve(in io.Reader, out io.Writer) error {
 	requests, replies := json.NewDecoder(bufio.NewReader(in)), json.NewEncoder(out)
 	var first request
-	if err := requests.Decode(&first); err != nil || first.Start == nil {
-		return fmt.Errorf("bench: the first request must say what to start (%w)", err)
+	if err := requests.Decode(&first); err != nil {
+		return fmt.Errorf("bench: the first request: %w", err)
+	}
+	if first.Start == nil {
+		return errors.New("bench: the first request must say what to start")
 	}
 	s, hello, err := start(*first.Start)
 	if err != nil {
