@@ -79,21 +79,6 @@ func (p *Pool) SetGPU(box string, g GPU) {
 	p.replace(old, &b)
 }
 
-// RemoveGPU takes the GPU in one slot of a box out, if there is one.
-func (p *Pool) RemoveGPU(box string, slot uint32) {
-	old := p.boxes[box]
-	if old == nil {
-		return
-	}
-	at, there := slices.BinarySearchFunc(old.GPUs, GPU{Slot: slot}, compareSlots)
-	if !there {
-		return
-	}
-	b := *old
-	b.GPUs = slices.Delete(slices.Clone(old.GPUs), at, at+1)
-	p.replace(old, &b)
-}
-
 func compareSlots(a, b GPU) int { return cmp.Compare(a.Slot, b.Slot) }
 
 // replace puts one state of a box in the place of another; either may be nil.

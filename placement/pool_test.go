@@ -35,14 +35,6 @@ func TestPoolDecidesAsTheScan(t *testing.T) {
 				}
 				pool.SetGPU(id, g)
 			},
-			"remove GPU": func(t *rapid.T) {
-				id, slot := drawBoxID(t), uint32(rapid.IntRange(0, 8).Draw(t, "slot"))
-				if b, ok := boxes[id]; ok {
-					b.GPUs = without(b.GPUs, slot)
-					boxes[id] = b
-				}
-				pool.RemoveGPU(id, slot)
-			},
 			"": func(t *rapid.T) {
 				all := slices.Collect(maps.Values(boxes))
 				for range 4 {
@@ -121,7 +113,7 @@ func TestPoolForgets(t *testing.T) {
 		p.SetBox(box(fmt.Sprint("b", i), Kind(i%kinds), fmt.Sprint("m", i%3), "..x!"))
 	}
 	p.SetGPU("b0", GPU{Slot: 1, Model: "other", Usable: true, Free: true})
-	p.RemoveGPU("b0", 1)
+	p.SetGPU("b0", GPU{Slot: 1, Model: "m0", Usable: true, Free: true})
 	if p.models["other"] != nil {
 		t.Error("a model stays behind")
 	}
