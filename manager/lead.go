@@ -132,16 +132,23 @@ func (m *Manager) endTerm() {
 func (m *Manager) lead(ctx context.Context, lost <-chan struct{}) error {
 	tick := time.NewTicker(tickInterval)
 	defer tick.Stop()
-	for begun := false; ; {
-		if !m.load(ctx) {
+	for told, begun := m.cluster == nil, m.cfg.OnLead == nil; ; {
+		loaded := m.load(ctx)
+		if loaded && !told {
+			told = m.tellWhoLeads(ctx) == nil // a store that refuses it refuses the clock, too, which says so
+		}
+		switch {
+		case !loaded:
 			pause(ctx, retryStore)
-		} else if !begun && m.cfg.OnLead != nil {
+		case !begun:
 			err := m.cfg.OnLead(ctx)
 			if begun = err == nil; err != nil && ctx.Err() == nil && connect.CodeOf(err) != connect.CodeUnavailable {
 				return err
 			}
-		} else if err := m.Tick(ctx); err != nil && ctx.Err() == nil {
-			m.log.Warn("the clock's changes were not stored", "err", err)
+		default:
+			if err := m.Tick(ctx); err != nil && ctx.Err() == nil {
+				m.log.Warn("the clock's changes were not stored", "err", err)
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -151,6 +158,16 @@ func (m *Manager) lead(ctx context.Context, lost <-chan struct{}) error {
 		case <-tick.C:
 		}
 	}
+}
+
+// tellWhoLeads makes the event of a new leader. It is also the first write of a
+// term: one that was deposed before it learns so at once.
+func (m *Manager) tellWhoLeads(ctx context.Context) error {
+	url := cmp.Or(m.leaderURL(), "another address")
+	return m.update(ctx, func(t *tx) error {
+		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_LEADER_CHANGED}, "the manager at %s leads from now on", url)
+		return nil
+	})
 }
 
 // load reads the state where there is none and reports whether there is one now.

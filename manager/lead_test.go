@@ -195,6 +195,7 @@ func TestOneLeadsTheOthersSayWho(t *testing.T) {
 		time.Sleep(time.Second)
 		leader := w.leader()
 		w.want(w.call(leader, "PoolService/ListLeases", `{}`), 200, `"state":"LEASE_STATE_PENDING"`)
+		w.want(w.call(leader, "PoolService/ListEvents", `{}`), 200, "the manager at http://"+leader+" leads from now on")
 		w.want(w.call(leader, "PoolService/GetPool", `{}`), 200, `"leaderUrl":"http://`+leader+`"`)
 	})
 }
