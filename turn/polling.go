@@ -72,7 +72,8 @@ func (p *Poller) poll(start time.Time, receive func(block bool) error) error {
 		if err := receive(false); !errors.Is(err, ErrNothing) {
 			return err
 		}
-		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		// Others' time slices may pass: the scheduler of Go is told, too.
+		_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 		now := time.Now()
 		if now.Sub(last) >= crowded {
 			p.rests = now.Add(rest)
