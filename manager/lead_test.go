@@ -37,6 +37,8 @@ type fakeMember struct {
 
 func (e *fakeElection) member(name string) *fakeMember {
 	f := &fakeMember{fakeElection: e, name: name}
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	e.members = append(e.members, f)
 	return f
 }
