@@ -18,7 +18,7 @@ build: ## Build bin/dxpu, static
 
 install: build ## Put the program, its completions and the systemd units under DESTDIR
 	install -D -m 0755 $(BIN)/dxpu $(DESTDIR)/usr/bin/dxpu
-	install -D -m 0644 -t $(DESTDIR)/usr/lib/systemd/system packaging/systemd/*.service
+	install -D -m 0644 -t $(DESTDIR)/usr/lib/systemd/system deploy/systemd/*.service
 	install -d $(DESTDIR)/usr/share/bash-completion/completions $(DESTDIR)/usr/share/zsh/vendor-completions $(DESTDIR)/usr/share/fish/vendor_completions.d
 	$(BIN)/dxpu completion bash >$(DESTDIR)/usr/share/bash-completion/completions/dxpu
 	$(BIN)/dxpu completion zsh >$(DESTDIR)/usr/share/zsh/vendor-completions/_dxpu
@@ -35,7 +35,7 @@ tools: ## Install what tests compare us with (tshark, lspci, systemd-analyze), o
 
 test: vm browser tools ## Run every test, with the race detector and in random order
 	$(GO) test -race -shuffle=on -timeout 20m $(PKGS)
-	$(GO) test -shuffle=on -timeout 20m $(patsubst %norace_test.go,./%,$(wildcard */norace_test.go)) # what the race detector is too slow for, or allocates in
+	$(GO) test -shuffle=on -timeout 20m $(sort $(dir $(shell find . -name norace_test.go))) # what the race detector is too slow for, or allocates in
 
 demo: ## A virtual machine hot-plugs a GPU that is on another machine
 	@$(MAKE) --no-print-directory -j2 build vm
@@ -48,7 +48,7 @@ lint: ## Vet, staticcheck, formatting, layers
 		if [ -n "$$out" ]; then echo "not formatted (go tool gofumpt -w):"; echo "$$out"; exit 1; fi
 	@out="$$($(GO) tool goimports -local github.com/dxpu-project/dxpu -l $$(git ls-files '*.go' ':!api'))"; \
 		if [ -n "$$out" ]; then echo "imports not in order (go tool goimports -local github.com/dxpu-project/dxpu -w):"; echo "$$out"; exit 1; fi
-	$(GO) test -run 'TestImports|TestMachines|TestEveryPackage' .
+	$(GO) test -run 'TestImports|TestMachines|TestEveryPackage|TestLinter' .
 
 # Needs protoc and its well-known types: apt install protobuf-compiler libprotobuf-dev
 generate: ## Generate the API's code from api/dxpu/v1/*.proto

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/dxpu-project/dxpu/perf"
+	"github.com/dxpu-project/dxpu/internal/model/perf"
 )
 
 // Library is the file name of the driver library.

@@ -13,7 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/dxpu-project/dxpu/perf"
+	"github.com/dxpu-project/dxpu/internal/model/perf"
 )
 
 // goldenTrace is a header and two records, drawn by TRACE.md.

@@ -22,7 +22,7 @@ case "$#:${1-}" in
 	;;
 esac
 
-files=$(dirname "$0")/../guest
+files=$(dirname "$0")/guest
 key=$(cat "$files/init" "$0" | sha256sum | cut -c1-12)
 current() { [ "$(readlink "$cache/guest" 2>/dev/null)" = "guest-$key" ] && [ -f "$cache/guest/initramfs.cpio" ]; }
 if current; then

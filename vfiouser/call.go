@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/dxpu-project/dxpu/turn"
+	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
 
 // call is one request that waits for its reply.
@@ -24,7 +24,7 @@ type call struct {
 	ch        chan error  // of one, where done is nil
 	over      atomic.Bool // the outcome is in ch, or about to be
 	// Who waits for it by reading; made once. err is what it received.
-	waiter turn.Wait
+	waiter reader.Wait
 	err    error
 	taken  bool
 
@@ -60,7 +60,7 @@ func (c *Client) newCall(cmd Command) *call {
 		return cl
 	}
 	cl := &call{cmd: cmd, ch: make(chan error, 1)}
-	cl.waiter = turn.Wait{Ready: cl.over.Load, Block: cl.take}
+	cl.waiter = reader.Wait{Ready: cl.over.Load, Block: cl.take}
 	return cl
 }
 

@@ -12,7 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/dxpu-project/dxpu/turn"
+	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
 
 // Defaults and bounds of ClientConfig.
@@ -60,7 +60,7 @@ type ClientConfig struct {
 	// device server (7.2 and later) delivers nothing without it; others ignore it.
 	NoUnmask bool
 	// Polling is how who waits for an answer waits.
-	Polling turn.Polling
+	Polling reader.Polling
 	// Logger gets what the server does wrong; nil discards.
 	Logger *slog.Logger
 }
@@ -70,8 +70,8 @@ type ClientConfig struct {
 type Client struct {
 	cfg  ClientConfig
 	main *channel
-	turn *turn.Turn // whose it is to read main
-	twin *channel   // the server's requests, or nil
+	turn *reader.Turn // whose it is to read main
+	twin *channel     // the server's requests, or nil
 	caps Capabilities
 	sem  chan struct{} // one for each request under way
 	end  chan struct{} // closed when the connection has ended
@@ -153,7 +153,7 @@ func NewClient(ctx context.Context, nc *net.UnixConn, cfg ClientConfig) (*Client
 	}
 	c.timer = time.AfterFunc(time.Hour, c.expire)
 	c.timer.Stop()
-	if c.turn, err = turn.New(replies{c}, cfg.Polling); err != nil {
+	if c.turn, err = reader.New(replies{c}, cfg.Polling); err != nil {
 		ch.sock.close()
 		return nil, err
 	}
@@ -229,7 +229,7 @@ func (c *Client) takeTwin(fd *int) error {
 
 // read handles the messages of the twin socket until it ends, and with it the client.
 func (c *Client) read(ch *channel) {
-	defer turn.Block()()
+	defer reader.Block()()
 	defer ch.fr.close()
 	for {
 		m, err := ch.fr.next()
@@ -255,7 +255,7 @@ func (r replies) Receive(block bool) error {
 		r.c.take(r.c.main, &m)
 		return nil
 	case errors.Is(err, errWouldBlock):
-		return turn.ErrNothing
+		return reader.ErrNothing
 	}
 	r.c.lost(err)
 	return err

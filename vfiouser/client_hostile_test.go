@@ -49,7 +49,7 @@ func TestTwinSocket(t *testing.T) {
 		got <- bytes.Clone(r.Data)
 		r.Reply()
 	})}
-	c, err := fakeServer(t, cfg, `{"capabilities":{"max_msg_fds":8,"twin_socket":{"supported":true,"fd_index":0}}}`+"\x00", []int{fd(t, raw)},
+	c, err := fakeServer(t, cfg, `{"capabilities":{"max_msg_fds":8,"twin_socket":{"supported":true,"fd_index":0}}}`+"\x00", []int{mustFD(t, raw)},
 		func(p *rawPeer) { // a request is open while the device does DMA, each on its socket
 			req, err := p.tryRecv()
 			if err != nil || req.cmd != 9 {
@@ -78,9 +78,9 @@ func TestServersThatLie(t *testing.T) {
 		fds  []int
 	}{
 		"twin without descriptor": {`{"capabilities":{"twin_socket":{"supported":true,"fd_index":0}}}`, nil},
-		"twin without index":      {`{"capabilities":{"twin_socket":{"supported":true}}}`, []int{fd(t, sock)}},
-		"twin is a file":          {`{"capabilities":{"twin_socket":{"supported":true,"fd_index":0}}}`, []int{fd(t, sock)}},
-		"index out of range":      {`{"capabilities":{"twin_socket":{"supported":true,"fd_index":4294967295}}}`, []int{fd(t, sock)}},
+		"twin without index":      {`{"capabilities":{"twin_socket":{"supported":true}}}`, []int{mustFD(t, sock)}},
+		"twin is a file":          {`{"capabilities":{"twin_socket":{"supported":true,"fd_index":0}}}`, []int{mustFD(t, sock)}},
+		"index out of range":      {`{"capabilities":{"twin_socket":{"supported":true,"fd_index":4294967295}}}`, []int{mustFD(t, sock)}},
 		"not JSON":                {`{`, nil},
 	} {
 		if _, err := fakeServer(t, ClientConfig{}, s.json, s.fds, nil); err == nil {

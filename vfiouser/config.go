@@ -8,7 +8,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/dxpu-project/dxpu/turn"
+	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
 
 // Defaults and bounds of Config.
@@ -82,7 +82,7 @@ type Config struct {
 	MaxMaps int
 
 	// Polling is how the reader of a connection waits.
-	Polling turn.Polling
+	Polling reader.Polling
 
 	Handler Handler
 	// Logger gets the connections' ends and the errors of the VMM; nil discards.

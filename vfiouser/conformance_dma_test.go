@@ -10,14 +10,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/dxpu-project/dxpu/leaktest"
+	"github.com/dxpu-project/dxpu/internal/leaktest"
 )
 
 var dmaTests = []conformance{
 	{"F_churn_of_SeaBIOS", func(t *testing.T) {
 		p, c := serve(t).connect()
 		mem, b := memfd(t, 4<<20)
-		id := fd(t, mem)
+		id := mustFD(t, mem)
 		for i := range 12 {
 			p.ok(2, dmaMap(3, 0, 0, 4<<20), id)
 			p.ok(3, dmaUnmap(0, 4<<20))
@@ -59,7 +59,7 @@ var dmaTests = []conformance{
 	{"F_offset_arithmetic", func(t *testing.T) {
 		p, c := serve(t).connect()
 		mem, b := memfd(t, 1<<20)
-		id := fd(t, mem)
+		id := mustFD(t, mem)
 		for i, off := range []uint64{0, 4096, 0x80000, 1<<20 - 4096, 0x80200} { // the last is not aligned
 			addr := uint64(i+1) << 32
 			b[off], b[off+511] = byte(i+1), byte(i+101)
@@ -80,7 +80,7 @@ var dmaTests = []conformance{
 		f := serve(t, func(c *Config) { c.MaxMaps = 3 })
 		p, c := f.connect()
 		mem, _ := memfd(t, 8192)
-		id := fd(t, mem)
+		id := mustFD(t, mem)
 		p.ok(2, dmaMap(3, 0, 0x10000, 0x2000), id)
 		for _, r := range [][2]uint64{{0x10000, 0x2000}, {0xf000, 0x1001}, {0x11fff, 1}, {0, 1 << 40}, {0x10800, 0x10}} {
 			p.wantErr(unix.EEXIST, 2, dmaMap(3, 0, r[0], r[1]))
@@ -91,7 +91,7 @@ var dmaTests = []conformance{
 		p.wantErr(unix.EINVAL, 2, dmaMap(3, 4096, 0x20000, 4097), id) // longer than the file
 		p.wantErr(unix.EINVAL, 2, dmaMap(3, math.MaxUint64-4095, 0x20000, 4096), id)
 		p.wantErr(unix.EINVAL, 2, dmaMap(3, 0, 0x20000, 0x1000), id, id)
-		p.wantErr(unix.ENODEV, 2, dmaMap(3, 0, 0x20000, 0x1000), fd(t, event(t))) // mmap's own answer
+		p.wantErr(unix.ENODEV, 2, dmaMap(3, 0, 0x20000, 0x1000), mustFD(t, event(t))) // mmap's own answer
 		p.ok(3, dmaUnmap(0x20000, 0x1000))                                        // QEMU does, behind an IOMMU
 		p.wantErr(unix.EINVAL, 3, dmaUnmap(0x10000, 0x1000))
 		p.wantErr(unix.EINVAL, 3, dmaUnmap(0x11000, 0x1000))
@@ -113,7 +113,7 @@ var dmaTests = []conformance{
 		p, _ := serve(t).connect()
 		mem, _ := memfd(t, 4096)
 		leaktest.NeedProc(t)
-		ro, err := unix.Open("/proc/self/fd/"+itoa(fd(t, mem)), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		ro, err := unix.Open("/proc/self/fd/"+itoa(mustFD(t, mem)), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		must(t, err)
 		defer unix.Close(ro)
 		p.wantErr(unix.EACCES, 2, dmaMap(3, 0, 0, 4096), ro)
@@ -122,7 +122,7 @@ var dmaTests = []conformance{
 	{"F_read_only_maps_are_not_written", func(t *testing.T) {
 		p, c := serve(t).connect()
 		mem, b := memfd(t, 4096)
-		p.ok(2, dmaMap(1, 0, 0, 4096), fd(t, mem)) // the descriptor could be written
+		p.ok(2, dmaMap(1, 0, 0, 4096), mustFD(t, mem)) // the descriptor could be written
 		p.ok(2, dmaMap(1, 0, 4096, 4096))          // a ROM, as QEMU maps it
 		for _, addr := range []uint64{0, 4096} {
 			if err := c.DMAWrite(addr, []byte{1, 2, 3, 4}, nil); !errors.Is(err, ErrPermission) {
@@ -154,7 +154,7 @@ var dmaTests = []conformance{
 	{"F_truncated_file_is_no_crash", func(t *testing.T) {
 		p, c := serve(t).connect()
 		mem, _ := memfd(t, 1<<20)
-		p.ok(2, dmaMap(3, 0, 0, 1<<20), fd(t, mem))
+		p.ok(2, dmaMap(3, 0, 0, 1<<20), mustFD(t, mem))
 		if err := mem.Truncate(4096); err != nil {
 			t.Fatal(err)
 		}
@@ -177,8 +177,8 @@ var dmaTests = []conformance{
 	{"F_unmap_waits_for_accesses", func(t *testing.T) {
 		p, c := serve(t).connect()
 		mem, _ := memfd(t, 8192)
-		p.ok(2, dmaMap(3, 0, 0, 4096), fd(t, mem))
-		p.ok(2, dmaMap(3, 4096, 4096, 4096), fd(t, mem))
+		p.ok(2, dmaMap(3, 0, 0, 4096), mustFD(t, mem))
+		p.ok(2, dmaMap(3, 4096, 4096, 4096), mustFD(t, mem))
 		inside, leave := make(chan [][]byte), make(chan struct{})
 		viewed := make(chan error, 1)
 		go func() {
@@ -220,7 +220,7 @@ var dmaTests = []conformance{
 			}
 		})
 		p, _ := f.connect()
-		p.ok(2, dmaMap(3, 0, 0, 4096), fd(t, mem))
+		p.ok(2, dmaMap(3, 0, 0, 4096), mustFD(t, mem))
 		stale := 0
 		for range 2000 {
 			if r := p.ok(9, access(0, 0, 4)); !bytes.Equal(r.body[16:], b[0x100:0x104]) {

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/dxpu-project/dxpu/leaktest"
+	"github.com/dxpu-project/dxpu/internal/leaktest"
 )
 
 func itoa(n int) string { return strconv.Itoa(n) }
@@ -57,8 +57,8 @@ var irqTests = []conformance{
 		p.ok(8, setIRQs(disable, 0, 0, 0))
 		p.ok(8, setIRQs(arm, 2, 0, 1)) // reserve: no descriptor
 		fire(t, c, IRQMSIX, 0, ErrNotArmed)
-		p.ok(8, setIRQs(arm, 2, 0, 1), fd(t, x))
-		p.ok(8, setIRQs(arm, 2, 5, 1), fd(t, y))
+		p.ok(8, setIRQs(arm, 2, 0, 1), mustFD(t, x))
+		p.ok(8, setIRQs(arm, 2, 5, 1), mustFD(t, y))
 		fire(t, c, IRQMSIX, 5, nil)
 		fire(t, c, IRQMSIX, 0, nil)
 		fire(t, c, IRQMSIX, 0, nil)
@@ -87,10 +87,10 @@ var irqTests = []conformance{
 	{"G_rearm_closes_the_old_descriptor", func(t *testing.T) {
 		p, c := serve(t).connect()
 		x, y := event(t), event(t)
-		p.ok(8, setIRQs(arm, 2, 0, 1), fd(t, x))
+		p.ok(8, setIRQs(arm, 2, 0, 1), mustFD(t, x))
 		before := leaktest.Descriptors(t)
 		for range 10 {
-			p.ok(8, setIRQs(arm, 2, 0, 1), fd(t, y))
+			p.ok(8, setIRQs(arm, 2, 0, 1), mustFD(t, y))
 		}
 		if n := leaktest.Descriptors(t); n != before {
 			t.Errorf("%d descriptors, %d before", n, before)
@@ -111,7 +111,7 @@ var irqTests = []conformance{
 				var fds []int
 				for i := at; i < at+chunk; i++ {
 					evs[i] = event(t)
-					fds = append(fds, fd(t, evs[i]))
+					fds = append(fds, mustFD(t, evs[i]))
 				}
 				p.ok(8, setIRQs(arm, 1, at, chunk), fds...)
 			}
@@ -131,7 +131,7 @@ var irqTests = []conformance{
 			"two actions": setIRQs(twoWays, 2, 0, 1), "no action": setIRQs(noAction, 2, 0, 1), "stray bits": setIRQs(strayBits, 2, 0, 1),
 			"booleans missing": setIRQs(boolFire, 2, 0, 3, 1, 1), "unmask event of MSI": setIRQs(unmaskFD, 1, 0, 1), "mask event": setIRQs(0x0c, 0, 0, 1),
 		} {
-			t.Run(name, func(t *testing.T) { p.wantErr(unix.EINVAL, 8, body, fd(t, ev)) })
+			t.Run(name, func(t *testing.T) { p.wantErr(unix.EINVAL, 8, body, mustFD(t, ev)) })
 		}
 		p.ok(4, le(16, 0, 0, 0))
 		if n := leaktest.Descriptors(t); n != before {
@@ -145,7 +145,7 @@ var irqTests = []conformance{
 		if err := c.SetINTx(true); !errors.Is(err, ErrNotArmed) {
 			t.Error(err)
 		}
-		p.ok(8, setIRQs(arm, 0, 0, 1), fd(t, ev)) // asserted already: fires now
+		p.ok(8, setIRQs(arm, 0, 0, 1), mustFD(t, ev)) // asserted already: fires now
 		wantSignals(t, ev, 1)
 		for range 3 { // masked until the end of interrupt
 			if err := c.SetINTx(true); err != nil {
@@ -170,8 +170,8 @@ var irqTests = []conformance{
 	{"G_INTx_unmask_event_of_KVM", func(t *testing.T) {
 		p, c := serve(t).connect()
 		ev, resample := event(t), event(t)
-		p.ok(8, setIRQs(arm, 0, 0, 1), fd(t, ev))
-		p.ok(8, setIRQs(unmaskFD, 0, 0, 1), fd(t, resample))
+		p.ok(8, setIRQs(arm, 0, 0, 1), mustFD(t, ev))
+		p.ok(8, setIRQs(unmaskFD, 0, 0, 1), mustFD(t, resample))
 		_ = c.SetINTx(true)
 		for range 5 {
 			_ = ev.SetReadDeadline(time.Now().Add(patience))
@@ -187,7 +187,7 @@ var irqTests = []conformance{
 	{"G_masks_booleans_and_loopback", func(t *testing.T) {
 		p, c := serve(t).connect()
 		x, y := event(t), event(t)
-		p.ok(8, setIRQs(arm, 1, 0, 2), fd(t, x), fd(t, y))
+		p.ok(8, setIRQs(arm, 1, 0, 2), mustFD(t, x), mustFD(t, y))
 		p.ok(8, setIRQs(boolMask, 1, 0, 2, 1, 0))
 		fire(t, c, IRQMSI, 0, nil)
 		fire(t, c, IRQMSI, 1, nil)
@@ -204,7 +204,7 @@ var irqTests = []conformance{
 		p, c := serve(t).connect()
 		for _, index := range []uint32{IRQErr, IRQReq} {
 			ev := event(t)
-			p.ok(8, setIRQs(arm, int(index), 0, 1), fd(t, ev))
+			p.ok(8, setIRQs(arm, int(index), 0, 1), mustFD(t, ev))
 			fire(t, c, index, 0, nil)
 			wantSignals(t, ev, 1)
 			p.ok(8, setIRQs(arm, int(index), 0, 1)) // unplug: EVENTFD without descriptor
@@ -214,7 +214,7 @@ var irqTests = []conformance{
 	{"G_MSI_where_memory_is_mapped", func(t *testing.T) {
 		p, c := serve(t).connect()
 		mem, b := memfd(t, 4096)
-		p.ok(2, dmaMap(3, 0, 0x1000, 4096), fd(t, mem))
+		p.ok(2, dmaMap(3, 0, 0x1000, 4096), mustFD(t, mem))
 		done := make(chan error, 1)
 		if err := c.SignalMSI(0x1ffc, 0x01020304, into(done)); err != nil || waitErr(t, done) != nil {
 			t.Fatal(err)
@@ -344,9 +344,9 @@ var timeTests = []conformance{
 		before := leaktest.Descriptors(t)
 		for range 100 {
 			p, c := f.connect()
-			p.ok(2, dmaMap(3, 0, 0, 1<<20), fd(t, mem))
+			p.ok(2, dmaMap(3, 0, 0, 1<<20), mustFD(t, mem))
 			p.ok(9, access(7, 0, 4096))
-			p.ok(8, setIRQs(arm, 0, 0, 1), fd(t, ev))
+			p.ok(8, setIRQs(arm, 0, 0, 1), mustFD(t, ev))
 			for i := range 100 { // unplug while these are queued
 				p.send(p.message(10, 0x10, access(0, uint64(i), 1, 1)))
 			}
@@ -411,7 +411,7 @@ var timeTests = []conformance{
 			p.ok(10, access(7, 4, 2, 0, 0))
 			p.ok(13, nil)
 			p.ok(9, access(7, 0x3d, 1))
-			p.ok(8, setIRQs(arm, 0, 0, 1), fd(t, ev))
+			p.ok(8, setIRQs(arm, 0, 0, 1), mustFD(t, ev))
 			for bar := uint64(0x10); bar < 0x28; bar += 4 {
 				p.ok(10, access(7, bar, 4, 0, 0, 0, 0))
 			}

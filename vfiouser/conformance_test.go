@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/dxpu-project/dxpu/leaktest"
+	"github.com/dxpu-project/dxpu/internal/leaktest"
 )
 
 // TestConformance is the black-box list of what VMMs need of a server, by
@@ -115,12 +115,12 @@ var connectionTests = []conformance{
 		before := leaktest.Descriptors(t)
 		for range 10 {
 			p, c := f.connect()
-			p.ok(2, dmaMap(3, 0, 0, 1<<20), fd(t, mem))
-			p.ok(8, le(20, 0x24, 2, 0, 2), fd(t, ev), fd(t, ev))
-			p.ok(8, le(20, 0x14, 0, 0, 1), fd(t, ev))                     // the unmask event
-			p.wantErr(unix.EINVAL, 8, le(20, 0x24, 2, 0, 1), fd(t, mem))  // not an event
-			p.ok(4, le(16, 0, 0, 0), fd(t, mem), fd(t, mem))              // nobody asked for these
-			p.send(p.message(10, 0, access(0, 0, 1, 1))[:20], fd(t, mem)) // of a message that never ends
+			p.ok(2, dmaMap(3, 0, 0, 1<<20), mustFD(t, mem))
+			p.ok(8, le(20, 0x24, 2, 0, 2), mustFD(t, ev), mustFD(t, ev))
+			p.ok(8, le(20, 0x14, 0, 0, 1), mustFD(t, ev))                     // the unmask event
+			p.wantErr(unix.EINVAL, 8, le(20, 0x24, 2, 0, 1), mustFD(t, mem))  // not an event
+			p.ok(4, le(16, 0, 0, 0), mustFD(t, mem), mustFD(t, mem))              // nobody asked for these
+			p.send(p.message(10, 0, access(0, 0, 1, 1))[:20], mustFD(t, mem)) // of a message that never ends
 			_ = p.Close()
 			<-c.Done()
 		}
@@ -133,7 +133,7 @@ var connectionTests = []conformance{
 		mem, _ := memfd(t, 4096)
 		before := leaktest.Descriptors(t)
 		p, c := f.connect()
-		p.send(p.message(4, 0, le(16, 0, 0, 0)), slices.Repeat([]int{fd(t, mem)}, 40)...)
+		p.send(p.message(4, 0, le(16, 0, 0, 0)), slices.Repeat([]int{mustFD(t, mem)}, 40)...)
 		<-c.Done()
 		_ = p.Close()
 		if after := leaktest.Descriptors(t); after != before {
@@ -145,7 +145,7 @@ var connectionTests = []conformance{
 		p, c := f.connect()
 		p.ok(10, access(0, 16, 4, 1, 2, 3, 4))
 		p.ok(2, dmaMap(3, 0, 0x1000, 4096))
-		p.ok(8, le(20, 0x24, 2, 0, 1), fd(t, event(t)))
+		p.ok(8, le(20, 0x24, 2, 0, 1), mustFD(t, event(t)))
 		_ = p.Close()
 		<-f.dev.disconnected
 		if err := c.TriggerIRQ(IRQMSIX, 0); !errors.Is(err, ErrNotArmed) {
@@ -174,7 +174,7 @@ var framingTests = []conformance{
 		mem, _ := memfd(t, 8192)
 		for split := 1; split < 48; split++ { // in two writes, the descriptor with the first byte
 			m := p.message(2, 0, dmaMap(3, 4096, uint64(split)<<12, 4096))
-			p.send(m[:split], fd(t, mem))
+			p.send(m[:split], mustFD(t, mem))
 			p.send(m[split:])
 			if r := p.recv(); r.errno != 0 || r.id != p.id {
 				t.Fatalf("split at %d: %+v", split, r)
@@ -206,10 +206,10 @@ var framingTests = []conformance{
 		a := p.message(2, 0, dmaMap(3, 0, 0x1000, 4096))
 		plain := p.message(2, 0, dmaMap(3, 0, 0x2000, 4096))
 		b := p.message(2, 0, dmaMap(3, 0, 0x3000, 4096))
-		p.send(a, fd(t, x))
+		p.send(a, mustFD(t, x))
 		p.send(plain[:20])
 		p.send(plain[20:])
-		p.send(b, fd(t, y))
+		p.send(b, mustFD(t, y))
 		for range 3 {
 			if r := p.recv(); r.errno != 0 {
 				t.Fatal(r.errno)

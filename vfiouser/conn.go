@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/dxpu-project/dxpu/turn"
+	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
 
 // Conn is one connection of a VMM to a Server.
@@ -129,7 +129,7 @@ func (c *Conn) run(ctx context.Context) error {
 }
 
 func (c *Conn) readAll() error {
-	defer turn.Block()()
+	defer reader.Block()()
 	for {
 		m, err := c.fr.next()
 		if err != nil {

@@ -94,7 +94,7 @@ func FuzzClient(f *testing.F) {
 func TestMemoryAgainstModel(t *testing.T) {
 	const page, pages = 4096, 16
 	file, backing := memfd(t, page*pages)
-	id := fd(t, file)
+	id := mustFD(t, file)
 	rapid.Check(t, func(rt *rapid.T) {
 		m := &Memory{max: pages}
 		defer func() { _, _ = m.remove(DMAUnmap{Flags: DMAUnmapAll}) }()
@@ -177,7 +177,7 @@ func TestNoAllocationPerAccess(t *testing.T) {
 	f := serve(t)
 	p, conn := f.connect()
 	mem, _ := memfd(t, 1<<20)
-	p.ok(2, dmaMap(3, 0, 0, 1<<20), fd(t, mem))
+	p.ok(2, dmaMap(3, 0, 0, 1<<20), mustFD(t, mem))
 	read, write := p.message(9, 0, access(0, 0, 4)), p.message(10, 0, access(7, 4, 4, 1, 2, 3, 4))
 	posted := p.message(10, 0x10, access(0, 0, 8, 1, 2, 3, 4, 5, 6, 7, 8))
 	buf, data := make([]byte, 64), make([]byte, 512)

@@ -3,7 +3,7 @@ package vfiouser
 import (
 	"testing"
 
-	"github.com/dxpu-project/dxpu/leaktest"
+	"github.com/dxpu-project/dxpu/internal/leaktest"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }

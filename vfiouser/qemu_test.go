@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/dxpu-project/dxpu/leaktest"
-	"github.com/dxpu-project/dxpu/qemu"
+	"github.com/dxpu-project/dxpu/internal/leaktest"
+	"github.com/dxpu-project/dxpu/internal/vm/qemu"
 )
 
 // monitor is a QMP connection to a QEMU that runs no guest: qtest is its CPU.

@@ -384,7 +384,7 @@ func event(tb testing.TB) *os.File {
 	return f
 }
 
-func fd(tb testing.TB, f *os.File) int {
+func mustFD(tb testing.TB, f *os.File) int {
 	tb.Helper()
 	n, err := fdOf(f)
 	if err != nil {

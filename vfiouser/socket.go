@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/dxpu-project/dxpu/descriptor"
-	"github.com/dxpu-project/dxpu/turn"
+	"github.com/dxpu-project/dxpu/internal/rawio/fd"
+	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
 
 // socket sends and receives messages with descriptors on a stream socket
@@ -23,11 +23,11 @@ import (
 // who receives waits in the kernel, in a thread of its own. By way of the poller
 // each message would cost an empty read and the wake-up of another thread.
 type socket struct {
-	fd *descriptor.FD
+	fd *fd.FD
 	// stall bounds how long a send waits for the peer to read; 0: it does not end.
 	stall time.Duration
 	// poller waits for a receiver that waits for as long as it takes.
-	poller turn.Poller
+	poller reader.Poller
 
 	rx, tx  half
 	into    []byte                 // where what is received goes
@@ -49,7 +49,7 @@ type half struct {
 }
 
 // errWouldBlock says that nothing can be received now.
-var errWouldBlock = turn.ErrNothing
+var errWouldBlock = reader.ErrNothing
 
 // receiveTimeout is how long a receiver waits at most: it bounds how late who
 // waits for an answer on a socket sees anything else.
@@ -58,7 +58,7 @@ const receiveTimeout = 50 * time.Millisecond
 // newSocket takes the connection out of the poller, by a descriptor of its own.
 // It closes c unless it fails.
 func newSocket(c *net.UnixConn) (*socket, error) {
-	fd, err := descriptor.Adopt(c, receiveTimeout)
+	fd, err := fd.Adopt(c, receiveTimeout)
 	if err != nil {
 		return nil, err
 	}
@@ -161,7 +161,7 @@ func (s *socket) recv(b []byte, p howLong) (int, []int, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	s.short, s.before = s.rx.n <= turn.Brief, s.sent.Load()
+	s.short, s.before = s.rx.n <= reader.Brief, s.sent.Load()
 	var fds []int
 	if n := int(s.rx.msg.Controllen); n > 0 {
 		var err error
@@ -184,7 +184,7 @@ func (s *socket) recv(b []byte, p howLong) (int, []int, error) {
 // short as requests and answers.
 func (s *socket) exchange() bool {
 	since := s.sent.Load() - s.before
-	return s.short && since > 0 && since <= turn.Brief
+	return s.short && since > 0 && since <= reader.Brief
 }
 
 // recvmsg makes the system call.

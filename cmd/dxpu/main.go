@@ -4,7 +4,7 @@ package main
 import (
 	"os"
 
-	"github.com/dxpu-project/dxpu/cli"
+	"github.com/dxpu-project/dxpu/internal/cli"
 )
 
 func main() {

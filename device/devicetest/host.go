@@ -10,9 +10,9 @@ import (
 
 	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
-	"github.com/dxpu-project/dxpu/transaction"
 )
 
 // Interrupt is one MSI or MSI-X message: a write to InterruptBase.

@@ -4,9 +4,9 @@ import (
 	"encoding/binary"
 
 	"github.com/dxpu-project/dxpu/cfgspace"
+	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
-	"github.com/dxpu-project/dxpu/transaction"
 )
 
 // maxAnswers bounds the requests that wait for their completions. A requester has

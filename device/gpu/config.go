@@ -7,9 +7,9 @@ import (
 	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
-	"github.com/dxpu-project/dxpu/transaction"
 )
 
 func newConfig(s Spec) (*cfgspace.Space, error) {

@@ -3,9 +3,9 @@ package gpu
 import (
 	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
-	"github.com/dxpu-project/dxpu/transaction"
 )
 
 // readKind says what an outstanding read is for.

@@ -6,9 +6,9 @@ import (
 
 	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
-	"github.com/dxpu-project/dxpu/transaction"
 )
 
 // loop plays a host that answers reads at once, without allocating.

@@ -1,0 +1,241 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestParse(t *testing.T) {
+	tests := []struct{ name, list, want string }{
+		{"one", "http://m1:7470", "[http://m1:7470]"},
+		{"three", "https://m1:7470, https://m2:7470,https://[::1]:7470", "[https://m1:7470 https://m2:7470 https://[::1]:7470]"},
+		{"none", "", `"" is not the URL of a manager`},
+		{"an empty one", "http://m1,", `"" is not the URL of a manager`},
+		{"no scheme", "m1:7470", `"m1:7470" is not the URL of a manager`},
+		{"no host", "http://", `"http://" is not the URL of a manager`},
+		{"another scheme", "ftp://m1", `"ftp://m1" is not the URL of a manager`},
+		{"mixed", "http://m1,https://m2", "http://m1 and https://m2: managers of one pool have all TLS, or none"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			us, err := Parse(tt.list)
+			got := fmt.Sprint(us)
+			if err != nil {
+				got = err.Error()
+			}
+			if got != tt.want {
+				t.Errorf("got %s, want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+// fake is three managers of which one leads.
+type fake struct {
+	servers []*httptest.Server
+	mu      sync.Mutex
+	leader  int // -1: none
+	hint    bool
+	hangs   map[int]bool
+	calls   []int
+	done    chan struct{}
+}
+
+func newFake(t *testing.T, n int) *fake {
+	f := &fake{hint: true, hangs: map[int]bool{}, done: make(chan struct{})}
+	for i := range n {
+		f.servers = append(f.servers, httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { f.serve(i, w, r) })))
+		t.Cleanup(f.servers[i].Close)
+	}
+	t.Cleanup(func() { close(f.done) })
+	return f
+}
+
+func (f *fake) serve(i int, w http.ResponseWriter, r *http.Request) {
+	f.mu.Lock()
+	leader, hint, hangs := f.leader, f.hint, f.hangs[i]
+	if r.URL.Path != "/readyz" {
+		f.calls = append(f.calls, i)
+	}
+	f.mu.Unlock()
+	if hangs {
+		select {
+		case <-r.Context().Done():
+		case <-f.done:
+		}
+		return
+	}
+	body, _ := io.ReadAll(r.Body)
+	if i != leader {
+		if hint && leader >= 0 {
+			w.Header().Set(Header, f.servers[leader].URL)
+		} else {
+			w.Header().Set(Header, Nobody)
+		}
+		http.Error(w, "follower", http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = fmt.Fprintf(w, "%d got %s", i, body)
+}
+
+func (f *fake) set(change func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+}
+
+func (f *fake) transport(t *testing.T, patience time.Duration, of ...int) *http.Client {
+	var urls []string
+	for _, i := range of {
+		urls = append(urls, f.servers[i].URL)
+	}
+	us, err := Parse(strings.Join(urls, ","))
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := &http.Transport{}
+	t.Cleanup(base.CloseIdleConnections)
+	return &http.Client{Transport: New(us, base, patience)}
+}
+
+// end ends a manager, and lets a client's connections notice it.
+func (f *fake) end(i int, c *http.Client) {
+	f.servers[i].Close()
+	c.Transport.(*Transport).base.(*http.Transport).CloseIdleConnections()
+}
+
+func post(ctx context.Context, c *http.Client, body io.Reader) string {
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://ignored/call", body)
+	if err != nil {
+		return err.Error()
+	}
+	res, err := c.Do(r)
+	if err != nil {
+		return err.Error()
+	}
+	defer func() { _ = res.Body.Close() }()
+	raw, _ := io.ReadAll(res.Body)
+	return strings.TrimSpace(string(raw))
+}
+
+func TestLeaderIsFound(t *testing.T) {
+	f := newFake(t, 3)
+	c := f.transport(t, 0, 0, 1, 2)
+	for _, leader := range []int{1, 1, 2, 0} { // a follower says who leads now
+		f.set(func() { f.leader = leader })
+		if got, want := post(t.Context(), c, strings.NewReader("x")), fmt.Sprintf("%d got x", leader); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	if got := fmt.Sprint(f.calls); got != "[1 1 1 2 2 0]" {
+		t.Errorf("calls: %s", got)
+	}
+	f.set(func() { f.hint, f.leader = false, 1 }) // nobody knows: all are asked
+	if got := post(t.Context(), c, strings.NewReader("y")); got != "1 got y" {
+		t.Errorf("without a hint: %s", got)
+	}
+	f.end(1, c)
+	f.set(func() { f.leader = 2 })
+	if got := post(t.Context(), c, strings.NewReader("z")); got != "2 got z" {
+		t.Errorf("the leader is gone: %s", got)
+	}
+}
+
+// One manager is enough to find the others.
+func TestOneURL(t *testing.T) {
+	f := newFake(t, 2)
+	f.leader = 1
+	c := f.transport(t, 0, 0)
+	if got := post(t.Context(), c, strings.NewReader("x")); got != "1 got x" {
+		t.Errorf("got %s", got)
+	}
+	f.end(1, c) // back to the one that is known
+	f.set(func() { f.leader = 0 })
+	if got := post(t.Context(), c, strings.NewReader("y")); got != "0 got y" {
+		t.Errorf("the leader is gone: %s", got)
+	}
+	f.set(func() { f.leader = -1 })
+	if got := post(t.Context(), c, strings.NewReader("z")); got != "follower" {
+		t.Errorf("nobody leads: %s", got)
+	}
+	time.AfterFunc(50*time.Millisecond, func() { f.set(func() { f.leader = 0 }) })
+	if got := post(t.Context(), f.transport(t, time.Minute, 0), strings.NewReader("x")); got != "0 got x" {
+		t.Errorf("after an election: %s", got)
+	}
+}
+
+func TestNobodyLeads(t *testing.T) {
+	f := newFake(t, 3)
+	f.leader = -1
+	f.servers[2].Close()
+	got := post(t.Context(), f.transport(t, 0, 0, 1, 2), strings.NewReader("x"))
+	for _, want := range []string{"none of the managers leads", f.servers[0].URL + ": follower", f.servers[2].URL + ": dial tcp"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q lacks %q", got, want)
+		}
+	}
+	// Who has patience waits for the election.
+	time.AfterFunc(50*time.Millisecond, func() { f.set(func() { f.leader = 1 }) })
+	if got := post(t.Context(), f.transport(t, time.Minute, 0, 1, 2), strings.NewReader("x")); got != "1 got x" {
+		t.Errorf("after an election: %s", got)
+	}
+}
+
+// A manager that is frozen does not hold up those who do not know it yet, and
+// who waits for it goes elsewhere the next time. What it was asked is not repeated.
+func TestFrozenManager(t *testing.T) {
+	f := newFake(t, 3)
+	c := f.transport(t, 0, 0, 1, 2)
+	if got := post(t.Context(), c, strings.NewReader("1")); got != "0 got 1" {
+		t.Fatalf("got %s", got)
+	}
+	f.set(func() { f.hangs[0], f.leader = true, 1 })
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if got := post(ctx, c, strings.NewReader("2")); !strings.Contains(got, "deadline") {
+		t.Errorf("got %s", got)
+	}
+	if got := post(t.Context(), c, strings.NewReader("3")); got != "1 got 3" {
+		t.Errorf("got %s", got)
+	}
+	if got := fmt.Sprint(f.calls); got != "[0 0 1]" {
+		t.Errorf("calls: %s", got)
+	}
+}
+
+// A body that cannot be read again is not sent again; the answer says why.
+func TestBodyIsGone(t *testing.T) {
+	f := newFake(t, 2)
+	c := f.transport(t, 0, 0, 1)
+	post(t.Context(), c, nil)
+	f.set(func() { f.leader = 1 })
+	if got := post(t.Context(), c, io.MultiReader(strings.NewReader("x"))); got != "follower" {
+		t.Errorf("got %s", got)
+	}
+	if got := post(t.Context(), c, strings.NewReader("y")); got != "1 got y" {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestNoWayFromTLS(t *testing.T) {
+	us, err := Parse("https://m1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr := New(us, nil, 0)
+	at, err := tr.find(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr.follow(at, "http://m2")
+	if at, _ := tr.find(t.Context()); at.String() != "https://m1" {
+		t.Errorf("followed to %s", at)
+	}
+}

@@ -1,0 +1,102 @@
+// Package driver is the user-space driver of the software GPU: it runs in a
+// guest on Linux VFIO, and on the embedded host.
+package driver
+
+import (
+	"context"
+	"errors"
+)
+
+// Errors that callers branch on.
+var (
+	// ErrDeviceLost means that the device is gone: it was unplugged, its box
+	// died, or it answers all ones. Every later call returns it too.
+	ErrDeviceLost = errors.New("device is lost")
+	// ErrClosed means that the device or bus was closed by its user.
+	ErrClosed = errors.New("closed")
+	// ErrDropped means that Stream.Reset dropped the commands that a wait was for.
+	ErrDropped = errors.New("commands were dropped")
+	// ErrNoInterrupts means that the bus cannot deliver interrupts; the
+	// driver polls then.
+	ErrNoInterrupts = errors.New("bus delivers no interrupts")
+	// ErrOutOfMemory means that device memory or DMA memory is used up.
+	ErrOutOfMemory = errors.New("out of memory")
+)
+
+// Bus is one PCI Express function as a driver sees it. The implementations are
+// gpudrv/vfio in a guest and gpudrv/embedded on the root complex in Go. All
+// methods may be called from several goroutines.
+//
+// Register accesses return no error: like hardware, a device that is gone
+// reads as all ones and swallows writes.
+type Bus interface {
+	// ConfigRead32 and ConfigWrite32 access configuration space; off is a
+	// multiple of 4 below 4096.
+	ConfigRead32(off int) uint32
+	ConfigWrite32(off int, v uint32)
+
+	// BAR returns the region behind base address register i. Calling it
+	// again returns the same region.
+	BAR(i int) (Region, error)
+
+	// AllocDMA returns zeroed memory that the device reaches. size is rounded
+	// up to whole pages of 4096 bytes.
+	AllocDMA(size int) (DMA, error)
+
+	// EnableMSIX switches MSI-X on with vectors 0 to n-1, or returns an error
+	// that wraps ErrNoInterrupts.
+	EnableMSIX(n int) error
+	// WaitInterrupt waits until the vector has fired since the last call for
+	// it and returns how often. At most one goroutine waits for a vector at a
+	// time. A lost device ends the wait with ErrDeviceLost.
+	WaitInterrupt(ctx context.Context, vector int) (count uint64, err error)
+
+	// Lost is closed when the device is known to be gone.
+	Lost() <-chan struct{}
+	// Reset does a function level reset.
+	Reset() error
+	// Close gives everything back, DMA memory included. Waits in progress end
+	// with ErrClosed.
+	Close() error
+}
+
+// Region is the memory behind one BAR. Each access of 4 or 8 bytes is one load
+// or store on the bus; offsets are multiples of the width. An access outside
+// the region reads all ones and is not written.
+type Region interface {
+	Size() uint64
+	Read32(off uint64) uint32
+	Write32(off uint64, v uint32)
+	Read64(off uint64) uint64
+	Write64(off uint64, v uint64)
+	// ReadAt and WriteAt copy in bulk, in accesses of any width and in rising
+	// order. Writes are posted: they return before the device has them.
+	ReadAt(p []byte, off int64) (int, error)
+	WriteAt(p []byte, off int64) (int, error)
+}
+
+// Segment is a piece of DMA memory that is contiguous for the device.
+type Segment struct {
+	Addr uint64 // bus address
+	Len  int    // bytes
+}
+
+// DMA is memory shared with the device.
+//
+// Bytes is for bulk data while the device does not touch the same bytes. Words
+// that both sides use at the same time (queue indices, fences) are accessed
+// through the Load and Store methods: they are atomic, and a load that sees
+// what the device wrote also makes everything visible that the device wrote
+// before it.
+type DMA interface {
+	Bytes() []byte
+	// Segments covers the memory in order. Segments start at multiples of
+	// 4096, and all but the last have lengths that are multiples of 4096.
+	Segments() []Segment
+	Load32(off int) uint32
+	Store32(off int, v uint32)
+	Load64(off int) uint64
+	Store64(off int, v uint64)
+	// Free gives the memory back; the device must not use it any more.
+	Free() error
+}

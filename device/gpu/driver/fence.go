@@ -1,0 +1,149 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/dxpu-project/dxpu/device/gpu/reg"
+)
+
+// Fence submits a fence and returns it: Wait returns when everything submitted
+// before it is done.
+func (s *Stream) Fence(ctx context.Context) (Fence, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fenceLocked(ctx)
+}
+
+func (s *Stream) fenceLocked(ctx context.Context) (Fence, error) {
+	// The value is counted up before the command can fail: values are never
+	// used twice.
+	s.fence++
+	c := reg.Fence(0, s.statusBus+fenceWord, s.fence)
+	if s.dev.info.Vectors > 0 {
+		c = c.WithInterrupt(uint16(s.queue))
+	}
+	if err := s.putLocked(ctx, c, nil); err != nil {
+		return 0, err
+	}
+	s.ringLocked()
+	return Fence(s.fence), nil
+}
+
+// Sync waits until everything submitted so far is done.
+func (s *Stream) Sync(ctx context.Context) error {
+	f, err := s.Fence(ctx)
+	if err != nil {
+		return err
+	}
+	return s.Wait(ctx, f)
+}
+
+// Done reports whether the fence is reached. It accesses only host memory.
+func (s *Stream) Done(f Fence) bool {
+	return s.status.Load64(fenceWord) >= uint64(f)
+}
+
+// Wait waits until the fence is reached: by interrupt, where the bus has them.
+// It returns a *QueueError when the queue halted, ErrDeviceLost when the device
+// is gone, ErrClosed when the stream was closed, and otherwise what ended ctx.
+// Memory that commands before the fence still use may be freed after an error
+// only when Reset or Close has returned.
+func (s *Stream) Wait(ctx context.Context, f Fence) error {
+	if s.dev.info.Vectors == 0 {
+		return s.poll(ctx, f)
+	}
+	for {
+		done, err := s.look(f)
+		if done || err != nil {
+			return err
+		}
+		select {
+		case s.waiter <- struct{}{}:
+		case <-ctx.Done():
+			return fmt.Errorf("gpudrv: queue %d: wait for a fence: %w", s.queue, context.Cause(ctx))
+		}
+		err = s.waitInterrupt(ctx, f)
+		<-s.waiter
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// waitInterrupt sleeps until the queue's vector fires, and returns without an
+// error when it is time to look again.
+func (s *Stream) waitInterrupt(ctx context.Context, f Fence) error {
+	// Whoever held the token before may have taken the interrupt of this fence.
+	if done, err := s.look(f); done || err != nil {
+		return err
+	}
+	beat, cancel := context.WithTimeout(ctx, heartbeat)
+	n, err := s.dev.bus.WaitInterrupt(beat, s.queue)
+	cancel()
+	s.dev.arrived.Add(n)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("gpudrv: queue %d: wait for a fence: %w", s.queue, context.Cause(ctx))
+	case errors.Is(err, ErrDeviceLost):
+		return s.dev.markLost()
+	case !errors.Is(err, context.DeadlineExceeded):
+		return err
+	}
+	if err := s.dev.Alive(); err != nil {
+		return err
+	}
+	if !s.Done(f) {
+		return nil
+	}
+	// The interrupt follows the fence: it may be under way.
+	beat, cancel = context.WithTimeout(ctx, heartbeat)
+	defer cancel()
+	n, err = s.dev.bus.WaitInterrupt(beat, s.queue)
+	s.dev.arrived.Add(n)
+	if err != nil {
+		s.dev.missed.Add(1)
+	}
+	return nil
+}
+
+func (s *Stream) poll(ctx context.Context, f Fence) error {
+	var b backoff
+	for i := 1; ; i++ {
+		done, err := s.look(f)
+		if done || err != nil {
+			return err
+		}
+		// Polling host memory does not show that the device is gone.
+		if i%(4*spins) == 0 {
+			if err := s.dev.Alive(); err != nil {
+				return err
+			}
+		}
+		if err := b.pause(ctx); err != nil {
+			return fmt.Errorf("gpudrv: queue %d: wait for a fence: %w", s.queue, err)
+		}
+	}
+}
+
+// look is one look at the fence word and the status block.
+func (s *Stream) look(f Fence) (done bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false, fmt.Errorf("gpudrv: stream: %w", ErrClosed)
+	}
+	if uint64(f) > s.droppedAfter && uint64(f) <= s.droppedTo {
+		return false, fmt.Errorf("gpudrv: queue %d: fence %d: %w", s.queue, f, ErrDropped)
+	}
+	if s.Done(f) {
+		return true, nil
+	}
+	if err := s.usableLocked(); err != nil {
+		return false, err
+	}
+	return false, nil
+}

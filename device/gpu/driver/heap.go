@@ -1,0 +1,90 @@
+package driver
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Heap hands out pieces of an address range: first fit, with neighbours merged
+// when they come back. It is used for VRAM, for I/O virtual addresses and for
+// the memory of the embedded host. The caller guards it against concurrent use.
+//
+// Invariant: free is sorted by address, and no two entries touch.
+type Heap struct {
+	free []span
+	used map[uint64]uint64 // base -> size
+}
+
+type span struct{ base, size uint64 }
+
+// NewHeap returns a heap of the size bytes at base.
+func NewHeap(base, size uint64) *Heap {
+	h := &Heap{used: make(map[uint64]uint64)}
+	if size > 0 {
+		h.free = []span{{base, size}}
+	}
+	return h
+}
+
+// Alloc takes size bytes aligned to align, a power of two. The error wraps
+// ErrOutOfMemory.
+func (h *Heap) Alloc(size, align uint64) (uint64, error) {
+	if size == 0 || align == 0 || align&(align-1) != 0 {
+		return 0, fmt.Errorf("gpudrv: allocate %d bytes aligned to %d: want a size above 0 and a power of two", size, align)
+	}
+	for i, s := range h.free {
+		base := (s.base + align - 1) &^ (align - 1)
+		skip := base - s.base
+		if base < s.base || skip > s.size || s.size-skip < size {
+			continue
+		}
+		rest := span{base + size, s.size - skip - size}
+		var parts []span
+		if skip > 0 {
+			parts = append(parts, span{s.base, skip})
+		}
+		if rest.size > 0 {
+			parts = append(parts, rest)
+		}
+		h.free = slices.Replace(h.free, i, i+1, parts...)
+		h.used[base] = size
+		return base, nil
+	}
+	return 0, fmt.Errorf("gpudrv: allocate %d bytes: %w", size, ErrOutOfMemory)
+}
+
+// Free gives back what Alloc returned at base.
+func (h *Heap) Free(base uint64) error {
+	size, ok := h.used[base]
+	if !ok {
+		return fmt.Errorf("gpudrv: free %#x: not allocated", base)
+	}
+	delete(h.used, base)
+	i, _ := slices.BinarySearchFunc(h.free, base, func(s span, b uint64) int {
+		if s.base < b {
+			return -1
+		}
+		return 1
+	})
+	h.free = slices.Insert(h.free, i, span{base, size})
+	if i+1 < len(h.free) && base+size == h.free[i+1].base {
+		h.free[i].size += h.free[i+1].size
+		h.free = slices.Delete(h.free, i+1, i+2)
+	}
+	if i > 0 && h.free[i-1].base+h.free[i-1].size == base {
+		h.free[i-1].size += h.free[i].size
+		h.free = slices.Delete(h.free, i, i+1)
+	}
+	return nil
+}
+
+// Size returns the size of the piece at base, 0 if it is not allocated.
+func (h *Heap) Size(base uint64) uint64 { return h.used[base] }
+
+// InUse returns how many bytes are handed out and in how many pieces.
+func (h *Heap) InUse() (bytes uint64, pieces int) {
+	for _, size := range h.used {
+		bytes += size
+	}
+	return bytes, len(h.used)
+}

@@ -1,0 +1,142 @@
+package vfiouserbus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/device/gpu/driver"
+	"github.com/dxpu-project/dxpu/vfiouser"
+)
+
+const pageSize = 4096
+
+// memory is DMA memory: a memfd that both sides map.
+type memory struct {
+	bus   *Bus
+	addr  uint64
+	bytes []byte
+	file  *os.File // nil: the device server has it
+}
+
+// AllocDMA implements gpudrv.Bus.
+func (b *Bus) AllocDMA(size int) (driver.DMA, error) {
+	if size <= 0 || size > 1<<40 {
+		return nil, fmt.Errorf("vfiouserbus: %d bytes of DMA memory", size)
+	}
+	size = (size + pageSize - 1) &^ (pageSize - 1)
+	fd, err := unix.MemfdCreate("dxpu-dma", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("vfiouserbus: %w", err)
+	}
+	m, err := b.share(os.NewFile(uintptr(fd), "dxpu-dma"), size)
+	if err != nil {
+		return nil, fmt.Errorf("vfiouserbus: %d bytes of DMA memory: %w", size, err)
+	}
+	return m, nil
+}
+
+// share maps the file here and tells the device server of it.
+func (b *Bus) share(file *os.File, size int) (*memory, error) {
+	if err := file.Truncate(int64(size)); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	bytes, err := unix.Mmap(int(file.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	m := &memory{bus: b, bytes: bytes, file: file}
+	b.mu.Lock()
+	m.addr = b.next
+	b.next += uint64(size)
+	if b.opts.Messages {
+		b.memory = append(b.memory, m)
+		file = nil
+	}
+	b.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), accessTimeout)
+	defer cancel()
+	err = b.client.DMAMap(ctx, vfiouser.DMAMap{
+		Flags: vfiouser.DMAFlagRead | vfiouser.DMAFlagWrite, Addr: m.addr, Size: uint64(size),
+	}, file)
+	if err != nil {
+		return nil, errors.Join(err, m.release())
+	}
+	if file != nil {
+		m.file = nil
+		err = file.Close()
+	}
+	return m, err
+}
+
+// serve does what a message asks of memory that is not shared. It goes by the
+// file, not by the mapping, whose words the driver accesses at the same time.
+func (b *Bus) serve(r *vfiouser.DMARequest) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, m := range b.memory {
+		if r.Addr < m.addr || r.Addr-m.addr > uint64(len(m.bytes)) || uint64(len(r.Data)) > uint64(len(m.bytes))-(r.Addr-m.addr) {
+			continue
+		}
+		var err error
+		if off := int64(r.Addr - m.addr); r.Write {
+			_, err = m.file.WriteAt(r.Data, off)
+		} else {
+			_, err = m.file.ReadAt(r.Data, off)
+		}
+		return err
+	}
+	return unix.ENODEV
+}
+
+// release unmaps the memory here.
+func (m *memory) release() error {
+	b := m.bus
+	b.mu.Lock()
+	b.memory = slices.DeleteFunc(b.memory, func(other *memory) bool { return other == m })
+	b.mu.Unlock()
+	err := unix.Munmap(m.bytes)
+	if m.file != nil {
+		err = errors.Join(err, m.file.Close())
+	}
+	return err
+}
+
+func (m *memory) Bytes() []byte { return m.bytes }
+
+func (m *memory) Segments() []driver.Segment {
+	return []driver.Segment{{Addr: m.addr, Len: len(m.bytes)}}
+}
+
+// The other side writes these words at the same time: atomic accesses order
+// what is read after them.
+
+func (m *memory) Load32(off int) uint32 { return atomic.LoadUint32((*uint32)(m.at(off, 4))) }
+
+func (m *memory) Store32(off int, v uint32) { atomic.StoreUint32((*uint32)(m.at(off, 4)), v) }
+
+func (m *memory) Load64(off int) uint64 { return atomic.LoadUint64((*uint64)(m.at(off, 8))) }
+
+func (m *memory) Store64(off int, v uint64) { atomic.StoreUint64((*uint64)(m.at(off, 8)), v) }
+
+func (m *memory) at(off, n int) unsafe.Pointer {
+	return unsafe.Pointer(unsafe.SliceData(m.bytes[off : off+n]))
+}
+
+func (m *memory) Free() error {
+	ctx, cancel := context.WithTimeout(context.Background(), accessTimeout)
+	defer cancel()
+	err := m.bus.client.DMAUnmap(ctx, m.addr, uint64(len(m.bytes)))
+	select {
+	case <-m.bus.lost:
+		err = nil // nobody is left who could access it
+	default:
+	}
+	return errors.Join(err, m.release())
+}

@@ -1,9 +1,0 @@
-package fabric
-
-import (
-	"testing"
-
-	"github.com/dxpu-project/dxpu/leaktest"
-)
-
-func TestMain(m *testing.M) { leaktest.Main(m) }

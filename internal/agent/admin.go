@@ -1,0 +1,100 @@
+package agent
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+
+	"github.com/dxpu-project/dxpu/internal/dataplane/capture"
+	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
+)
+
+// SlotsHandler serves the report of a proxy as JSON.
+func SlotsHandler(report func() Report) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		e := json.NewEncoder(w)
+		e.SetIndent("", "  ")
+		_ = e.Encode(report()) // the client has gone
+	})
+}
+
+// CaptureHandler serves a pcapng stream of the TLPs of a fabric's bindings, until
+// the client goes. Query parameters: slot, binding (its number), snaplen.
+//
+// What it shows is a tenant's memory, decrypted. So it serves none but
+// processes of the same machine, and only where allowed is set.
+func CaptureHandler(f *netio.Fabric, allowed bool, program, name string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case !allowed:
+			http.Error(w, "captures show the memory of tenants: start the proxy with --allow-capture to allow them", http.StatusForbidden)
+			return
+		case !fromHere(r):
+			http.Error(w, "captures are for processes of the same machine: use a tunnel, like ssh -L", http.StatusForbidden)
+			return
+		}
+		o := capture.Options{Program: program, Interface: name, About: "TLPs between the links and the slots of a DxPU proxy"}
+		if err := captureQuery(r, &o); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		w.Header().Set("Content-Type", "application/x-pcapng")
+		flush := http.NewResponseController(w)
+		// It ends when the client goes: there is nobody to tell of an error.
+		_ = f.Capture(r.Context(), o, w, func() { _ = flush.Flush() })
+	})
+}
+
+// fromHere reports whether a request came over loopback, to an address: a page
+// in a browser that has a name point here has a name in Host.
+func fromHere(r *http.Request) bool {
+	from, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		return false
+	}
+	to, _, err := net.SplitHostPort(r.Host)
+	if err != nil {
+		to = r.Host
+	}
+	return net.ParseIP(from).IsLoopback() && (to == "localhost" || net.ParseIP(to) != nil)
+}
+
+// captureQuery reads what to capture.
+func captureQuery(r *http.Request, o *capture.Options) error {
+	number := func(name string, bits int) (uint64, bool, error) {
+		s := r.FormValue(name)
+		if s == "" {
+			return 0, false, nil
+		}
+		v, err := strconv.ParseUint(s, 0, bits)
+		if err != nil {
+			return 0, false, fmt.Errorf("%s: %q is no number of %d bits", name, s, bits)
+		}
+		return v, true, nil
+	}
+	slot, haveSlot, err := number("slot", 16)
+	if err != nil {
+		return err
+	}
+	binding, haveBinding, err := number("binding", 32)
+	if err != nil {
+		return err
+	}
+	snap, _, err := number("snaplen", 16)
+	if err != nil {
+		return err
+	}
+	o.SnapLen = int(snap)
+	if haveSlot {
+		v := uint16(slot)
+		o.Slot = &v
+	}
+	if haveBinding {
+		v := uint32(binding)
+		o.Binding = &v
+	}
+	return nil
+}

@@ -1,0 +1,168 @@
+package agent
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"net/netip"
+	"strings"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
+	"github.com/dxpu-project/dxpu/link"
+)
+
+// maxBoxes is how many node numbers fit beside a slot into the 32 bits by
+// which datagrams name their binding.
+const maxBoxes = 1 << 24
+
+// sendBuffer is what a link takes before the peer has acknowledged it. A
+// completion may not pass the posted writes before it, so what waits here is
+// how much later a register read is answered; 1 MiB fills 100 Gb/s over a round
+// trip of 80 µs, and takes 10 ms where only 100 MB/s get through.
+const sendBuffer = 1 << 20
+
+// firstWindow is what a link sends before it has heard how much the path takes.
+// All bindings of a proxy share its socket, whose buffer at the peer holds 8
+// MiB: 32 may begin at one time. Slow start doubles it every round trip.
+const firstWindow = 256 << 10
+
+// LinkConfig makes the link's configuration of one side of a binding from what
+// the manager wants, and the peer's address on each path. self is the number
+// of this node.
+//
+// A binding is named in datagrams by its box slot, which has one binding at a
+// time: datagrams of the binding before find the new one and are refused for
+// their epoch.
+func LinkConfig(want *dxpuv1.DesiredBinding, self uint32, kind dxpuv1.NodeKind) (link.Config, []netip.AddrPort, error) {
+	fail := func(format string, args ...any) (link.Config, []netip.AddrPort, error) {
+		return link.Config{}, nil, fmt.Errorf("node: binding %q: %s", want.GetBindingId(), fmt.Sprintf(format, args...))
+	}
+	peer := want.GetPeer()
+	if want.Slot > math.MaxUint8 || peer.GetSlot() > math.MaxUint8 {
+		return fail("slots %d and %d: slots are numbered 0 to 255", want.Slot, peer.GetSlot())
+	}
+	if want.Epoch == 0 || want.Epoch > math.MaxUint32 {
+		return fail("epoch %d does not fit 32 bits", want.Epoch)
+	}
+	cfg := link.Config{
+		Epoch:     uint32(want.Epoch),
+		Local:     frame.Endpoint{Node: self, Slot: uint16(want.Slot)},
+		Remote:    frame.Endpoint{Node: peer.GetNodeNumber(), Slot: uint16(peer.GetSlot())},
+		Initiator: kind == dxpuv1.NodeKind_NODE_KIND_HOST,
+		Session:   newSession(),
+
+		SendBuffer: sendBuffer, InitialCwnd: firstWindow,
+	}
+	box := cfg.Local
+	if cfg.Initiator {
+		box = cfg.Remote
+	}
+	if box.Node >= maxBoxes {
+		return fail("box number %d does not fit 24 bits", box.Node)
+	}
+	cfg.Binding = box.Node<<8 | uint32(box.Slot)
+	if len(want.Secret) != len(cfg.Secret) {
+		return fail("secret of %d bytes, want %d", len(want.Secret), len(cfg.Secret))
+	}
+	copy(cfg.Secret[:], want.Secret)
+	switch want.Cipher {
+	case dxpuv1.Cipher_CIPHER_AES_256_GCM:
+		cfg.Cipher = link.CipherAES256GCM
+	case dxpuv1.Cipher_CIPHER_NONE:
+		cfg.Cipher = link.CipherNone
+	default:
+		return fail("unknown cipher %v", want.Cipher)
+	}
+	peers, err := addresses(peer.GetAddresses())
+	if err != nil {
+		return fail("%v", err)
+	}
+	mtu := int(want.Mtu)
+	if mtu == 0 {
+		mtu = frame.MinMTU
+	}
+	for range peers {
+		cfg.Paths = append(cfg.Paths, link.PathConfig{MTU: min(mtu, frame.MaxDatagram)})
+	}
+	return cfg, peers, nil
+}
+
+// addresses orders the peer's addresses by path.
+func addresses(in []*dxpuv1.PathAddress) ([]netip.AddrPort, error) {
+	if len(in) == 0 || len(in) > frame.MaxPaths {
+		return nil, fmt.Errorf("the peer has %d paths, want 1 to %d", len(in), frame.MaxPaths)
+	}
+	out := make([]netip.AddrPort, len(in))
+	for _, a := range in {
+		addr, err := netip.ParseAddrPort(a.Address)
+		if err != nil {
+			return nil, fmt.Errorf("address of path %d: %w", a.Path, err)
+		}
+		if int(a.Path) >= len(out) || out[a.Path].IsValid() {
+			return nil, fmt.Errorf("path %d: paths are numbered from 0 without gaps", a.Path)
+		}
+		out[a.Path] = addr
+	}
+	return out, nil
+}
+
+// newSession returns a number that no run of a link has had before.
+func newSession() uint64 {
+	var b [8]byte
+	for {
+		_, _ = rand.Read(b[:]) // never fails: crypto/rand ends the program if the kernel has no randomness
+		if s := binary.BigEndian.Uint64(b[:]); s != 0 {
+			return s
+		}
+	}
+}
+
+// Addresses describes the paths of a proxy to the manager.
+func Addresses(f *netio.Fabric) []*dxpuv1.PathAddress {
+	mtus := f.MTUs()
+	var out []*dxpuv1.PathAddress
+	for i, addr := range f.Addrs() {
+		out = append(out, &dxpuv1.PathAddress{Path: uint32(i), Address: addr.String(), Mtu: uint32(mtus[i])})
+	}
+	return out
+}
+
+// LinkCounters turns the counters of a link into those of the API.
+func LinkCounters(s link.Stats) *dxpuv1.Counters {
+	c := &dxpuv1.Counters{
+		TlpsSent: s.TLPsSent, TlpsReceived: s.TLPsReceived,
+		BytesSent: s.BytesSent, BytesReceived: s.BytesReceived,
+		DatagramsRetransmitted: s.LostDatagrams, DatagramsRefused: s.Drops.Total(),
+	}
+	for _, p := range s.Paths {
+		if p.Usable && (c.RttNs == 0 || uint64(p.SRTT) < c.RttNs) {
+			c.RttNs = uint64(p.SRTT)
+		}
+	}
+	return c
+}
+
+// PathStatuses describes the paths of a link to the manager. A path that was not
+// used yet is neither good nor bad.
+func PathStatuses(s link.Stats) []*dxpuv1.PathStatus {
+	var out []*dxpuv1.PathStatus
+	for i, p := range s.Paths {
+		st := &dxpuv1.PathStatus{Path: uint32(i), RttNs: uint64(p.SRTT)}
+		switch {
+		case p.Usable:
+			st.Health = dxpuv1.Health_HEALTH_OK
+		case p.Failures > 0:
+			st.Health = dxpuv1.Health_HEALTH_FAILED
+		}
+		out = append(out, st)
+	}
+	return out
+}
+
+// StateName is the short word of a binding state, as timelines have it.
+func StateName(s dxpuv1.BindingState) string {
+	return strings.ToLower(strings.TrimPrefix(s.String(), "BINDING_STATE_"))
+}

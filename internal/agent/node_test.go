@@ -1,0 +1,297 @@
+package agent_test
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/pool/manager"
+)
+
+const token = "token-for-tests"
+
+// proxy is a handler that does at once what it is told.
+type proxy struct {
+	box bool
+
+	mu      sync.Mutex
+	desired *dxpuv1.DesiredState
+	applied []uint64 // revisions in the order of the calls
+}
+
+func (p *proxy) Apply(d *dxpuv1.DesiredState) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.desired = d
+	p.applied = append(p.applied, d.Revision)
+}
+
+func (p *proxy) Observe() *dxpuv1.ObservedState {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	o := &dxpuv1.ObservedState{AppliedRevision: p.desired.GetRevision(), BoxKind: dxpuv1.BoxKind_BOX_KIND_PCIE_SWITCH}
+	s := &dxpuv1.ObservedSlot{Health: dxpuv1.Health_HEALTH_OK}
+	state := dxpuv1.BindingState_BINDING_STATE_ATTACHED
+	if p.box {
+		s.Device = &dxpuv1.Device{Model: "DX100"}
+		state = dxpuv1.BindingState_BINDING_STATE_READY
+	}
+	for _, b := range p.desired.GetBindings() {
+		s.Binding = &dxpuv1.ObservedBinding{BindingId: b.BindingId, Epoch: b.Epoch, State: state}
+	}
+	o.Slots = append(o.Slots, s)
+	return o
+}
+
+func (p *proxy) bindings() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.desired.GetBindings())
+}
+
+// pool is an address at which a manager is, or is not.
+type pool struct {
+	t       *testing.T
+	url     string
+	handler atomic.Pointer[http.Handler]
+	stop    func()
+}
+
+func newPool(t *testing.T) *pool {
+	p := &pool{t: t, stop: func() {}}
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if h := p.handler.Load(); h != nil {
+			(*h).ServeHTTP(w, r)
+			return
+		}
+		http.Error(w, "away", http.StatusServiceUnavailable)
+	}))
+	p.url = srv.URL
+	t.Cleanup(func() {
+		p.leave()
+		srv.Close()
+	})
+	return p
+}
+
+// arrive puts a manager with this state at the address.
+func (p *pool) arrive(store manager.Store) {
+	p.t.Helper()
+	m, err := manager.New(p.t.Context(), manager.Config{JoinToken: token, Store: store, Open: manager.OpenLoopback, Heartbeat: 20 * time.Millisecond})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = m.Run(ctx) })
+	p.stop = func() {
+		cancel()
+		wg.Wait()
+	}
+	h := m.Handler()
+	p.handler.Store(&h)
+}
+
+func (p *pool) leave() {
+	p.handler.Store(nil)
+	p.stop()
+}
+
+// start runs a node until the test ends or the result is called.
+func (p *pool) start(name, dir string, h *proxy) (*agent.Client, func()) {
+	p.t.Helper()
+	kind := dxpuv1.NodeKind_NODE_KIND_HOST
+	if h.box {
+		kind = dxpuv1.NodeKind_NODE_KIND_BOX
+	}
+	c, err := agent.New(agent.Config{Manager: p.url, JoinToken: token, Kind: kind, Name: name, StateDir: dir}, h)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := c.Run(ctx); err != nil {
+			p.t.Errorf("Run: %v", err)
+		}
+	})
+	stop := sync.OnceFunc(func() {
+		cancel()
+		wg.Wait()
+	})
+	p.t.Cleanup(stop)
+	return c, stop
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(15 * time.Second); !ok(); <-tick.C {
+		if time.Now().After(end) {
+			t.Fatalf("in vain: %s", what)
+		}
+	}
+}
+
+func (p *pool) lease(t *testing.T) {
+	t.Helper()
+	api := dxpuv1connect.NewPoolServiceClient(http.DefaultClient, p.url)
+	var id string
+	eventually(t, "a lease", func() bool {
+		res, err := api.CreateLease(t.Context(), connect.NewRequest(&dxpuv1.CreateLeaseRequest{Spec: &dxpuv1.LeaseSpec{Count: 1}}))
+		if err == nil {
+			id = res.Msg.Lease.Id
+		}
+		return err == nil
+	})
+	eventually(t, "the lease is active", func() bool {
+		res, err := api.GetLease(t.Context(), connect.NewRequest(&dxpuv1.GetLeaseRequest{LeaseId: id}))
+		return err == nil && res.Msg.Lease.State == dxpuv1.LeaseState_LEASE_STATE_ACTIVE
+	})
+}
+
+func TestConversation(t *testing.T) {
+	p := newPool(t)
+	hostDir, boxDir := t.TempDir(), t.TempDir()
+	host, box := &proxy{}, &proxy{box: true}
+	hc, stopHost := p.start("h1", hostDir, host)
+	bc, _ := p.start("b1", boxDir, box) // before there is a manager
+	store := &manager.MemoryStore{}
+	p.arrive(store)
+	p.lease(t)
+	if id, n := hc.Identity(); id != "h1" || n == 0 {
+		t.Errorf("identity %q, %d", id, n)
+	}
+
+	// The manager goes away: everything stays as it is.
+	p.leave()
+	eventually(t, "the node notices", func() bool { return !bc.Connected() })
+	if box.bindings() != 1 || host.bindings() != 1 {
+		t.Error("a binding went away with the manager")
+	}
+
+	// The host restarts meanwhile: it goes on with what is on its disk.
+	stopHost()
+	host = &proxy{}
+	hc, _ = p.start("h1", hostDir, host)
+	eventually(t, "the state on disk is applied", func() bool { return host.bindings() == 1 })
+	for _, name := range []string{"node.json", "desired.pb"} {
+		if fi, err := os.Stat(filepath.Join(hostDir, name)); err != nil || fi.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v", name, fi.Mode(), err)
+		}
+	}
+
+	// The manager comes back with its state: nobody is disturbed.
+	p.arrive(store)
+	eventually(t, "both report again", func() bool { return hc.Connected() && bc.Connected() })
+	if box.bindings() != 1 || host.bindings() != 1 {
+		t.Error("a binding went away when the manager came back")
+	}
+
+	// A manager that knows nothing is another pool: the nodes enrol, and let go.
+	p.leave()
+	p.arrive(&manager.MemoryStore{})
+	eventually(t, "bindings of the old pool go", func() bool { return box.bindings() == 0 && host.bindings() == 0 })
+	p.lease(t)
+}
+
+// A manager that restarts hears of a node that has nothing new to say at once.
+func TestReportsWhenTheWatchEnds(t *testing.T) {
+	p := newPool(t)
+	store := &manager.MemoryStore{}
+	p.arrive(store)
+	h := &proxy{}
+	c, err := agent.New(agent.Config{
+		Manager: p.url, JoinToken: token, Kind: dxpuv1.NodeKind_NODE_KIND_HOST, Name: "h1", Heartbeat: time.Hour,
+	}, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = c.Run(ctx) })
+	defer wg.Wait()
+	defer cancel()
+	eventually(t, "the first report", c.Connected)
+	p.leave()
+	eventually(t, "the node notices", func() bool { return !c.Connected() })
+	p.arrive(store)
+	eventually(t, "it reports", c.Connected)
+}
+
+func TestRunFails(t *testing.T) {
+	p := newPool(t)
+	p.arrive(&manager.MemoryStore{})
+	tests := []struct {
+		name  string
+		cfg   agent.Config
+		wants string
+	}{
+		{"wrong token", agent.Config{Name: "h1", JoinToken: "wrong"}, "join_token: wrong"},
+		{"bad name", agent.Config{Name: "No Name", JoinToken: token}, "name:"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.cfg.Manager, tt.cfg.Kind = p.url, dxpuv1.NodeKind_NODE_KIND_HOST
+			c, err := agent.New(tt.cfg, &proxy{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Run(t.Context()); err == nil || !strings.Contains(err.Error(), tt.wants) {
+				t.Errorf("Run: %v, want %q", err, tt.wants)
+			}
+		})
+	}
+}
+
+func TestNewFails(t *testing.T) {
+	good := agent.Config{Manager: "http://127.0.0.1:1", Name: "n", Kind: dxpuv1.NodeKind_NODE_KIND_BOX}
+	write := func(name, text string) string {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if name != "node.json" {
+			id := `{"version": 1, "cluster_id": "c", "node_id": "n"}`
+			if err := os.WriteFile(filepath.Join(dir, "node.json"), []byte(id), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return dir
+	}
+	tests := []struct {
+		name   string
+		change func(*agent.Config)
+		wants  string
+	}{
+		{"no URL", func(c *agent.Config) { c.Manager = "somewhere" }, "is not the URL of a manager"},
+		{"no kind", func(c *agent.Config) { c.Kind = 0 }, "host or box"},
+		{"no name", func(c *agent.Config) { c.Name = "" }, "a name is needed"},
+		{"damaged identity", func(c *agent.Config) { c.StateDir = write("node.json", "{") }, "node.json is damaged"},
+		{"newer identity", func(c *agent.Config) { c.StateDir = write("node.json", `{"version": 2}`) }, "has version 2"},
+		{"damaged state", func(c *agent.Config) { c.StateDir = write("desired.pb", "\xff\xff") }, "desired.pb is damaged"},
+		{"directory is a file", func(c *agent.Config) { c.StateDir = filepath.Join(write("x", ""), "x") }, "state directory"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			cfg := good
+			tt.change(&cfg)
+			if _, err := agent.New(cfg, &proxy{}); err == nil || !strings.Contains(err.Error(), tt.wants) {
+				t.Errorf("New: %v, want %q", err, tt.wants)
+			}
+		})
+	}
+}

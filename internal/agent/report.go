@@ -1,0 +1,178 @@
+package agent
+
+import (
+	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
+	"github.com/dxpu-project/dxpu/link"
+)
+
+// Report is what a proxy tells of its slots at GET /slots: the state of now and
+// counters since the proxy, or the link, began.
+type Report struct {
+	Role  string       `json:"role"` // "host" or "box"
+	Time  time.Time    `json:"time"`
+	Slots []SlotReport `json:"slots"`
+}
+
+// SlotReport is one slot.
+type SlotReport struct {
+	Slot     int            `json:"slot"`
+	Device   string         `json:"device,omitempty"` // model, where the proxy knows it
+	Counters SlotCounters   `json:"counters"`
+	Tags     *TagsReport    `json:"tags,omitempty"`    // nil: not known
+	Binding  *BindingReport `json:"binding,omitempty"` // nil: free
+}
+
+// SlotCounters count since the proxy started. What only one role counts is
+// absent from the other's.
+type SlotCounters struct {
+	ToDevice        uint64 `json:"tlps_to_device"`
+	FromDevice      uint64 `json:"tlps_from_device"`
+	ToDeviceBytes   uint64 `json:"bytes_to_device"` // payload
+	FromDeviceBytes uint64 `json:"bytes_from_device"`
+	Peer            uint64 `json:"peer_tlps,omitempty"` // from device to device
+	DMARefused      uint64 `json:"dma_refused,omitempty"`
+	Unsupported     uint64 `json:"unsupported,omitempty"`
+	Timeouts        uint64 `json:"completion_timeouts,omitempty"`
+	Interrupts      uint64 `json:"interrupts,omitempty"`
+	Errors          uint64 `json:"error_messages,omitempty"`
+	Dropped         uint64 `json:"dropped_tlps,omitempty"`
+}
+
+// TagsReport tells how many requests of the requester on this side are
+// outstanding: of the host in a host, of the device in a box.
+type TagsReport struct {
+	InFlight int `json:"in_flight"`
+	Total    int `json:"total"`
+}
+
+// BindingReport is the binding of a slot.
+type BindingReport struct {
+	ID     string      `json:"id"`
+	Epoch  uint64      `json:"epoch"`
+	State  string      `json:"state"`
+	Detail string      `json:"detail,omitempty"`
+	Peer   PeerReport  `json:"peer"`
+	Link   *LinkReport `json:"link,omitempty"` // nil: none is open
+}
+
+// PeerReport is the other end of a binding.
+type PeerReport struct {
+	Node      uint32   `json:"node"`
+	Slot      uint32   `json:"slot"`
+	Addresses []string `json:"addresses,omitempty"` // by path
+}
+
+// LinkReport is the link of a binding, counted since it was opened.
+type LinkReport struct {
+	Number          uint32            `json:"number"` // by which datagrams name the binding
+	State           string            `json:"state"`
+	TLPsOut         uint64            `json:"tlps_out"`
+	TLPsIn          uint64            `json:"tlps_in"`
+	BytesOut        uint64            `json:"bytes_out"` // payload of the TLPs
+	BytesIn         uint64            `json:"bytes_in"`
+	DatagramsOut    uint64            `json:"datagrams_out"`
+	DatagramsIn     uint64            `json:"datagrams_in"`
+	WireBytesOut    uint64            `json:"wire_bytes_out"`
+	WireBytesIn     uint64            `json:"wire_bytes_in"`
+	Retransmissions uint64            `json:"retransmissions"`
+	Duplicates      uint64            `json:"duplicates"`
+	Lost            uint64            `json:"lost_datagrams"`
+	KeyChanges      uint64            `json:"key_changes"`
+	Drops           map[string]uint64 `json:"drops,omitempty"` // by reason, those that are not zero
+	SendBuffered    int               `json:"send_buffered"`
+	ReceiveHeld     int               `json:"receive_held"`
+	// Sent is how long requests that this side sent waited for their
+	// completion, Served how long this side took to answer requests of the
+	// other. Sent less the round trip of the network is what the other side took.
+	Sent   RoundTripReport `json:"sent"`
+	Served RoundTripReport `json:"served"`
+	Paths  []PathReport    `json:"paths"`
+}
+
+// RoundTripReport is a round trip from samples, in nanoseconds; 0 of all where
+// there are none.
+type RoundTripReport struct {
+	Smoothed time.Duration `json:"smoothed_ns"`
+	Min      time.Duration `json:"min_ns"`
+	Last     time.Duration `json:"last_ns"`
+	Samples  uint64        `json:"samples"`
+}
+
+// PathReport is a path of a link now.
+type PathReport struct {
+	Usable   bool          `json:"usable"`
+	SRTT     time.Duration `json:"srtt_ns"`
+	MinRTT   time.Duration `json:"min_rtt_ns"`
+	RTTVar   time.Duration `json:"rtt_var_ns"`
+	MTU      int           `json:"mtu"`
+	Cwnd     int           `json:"cwnd"`
+	InFlight int           `json:"in_flight"`
+	Failures uint64        `json:"failures,omitempty"`
+}
+
+// ReportBinding describes the binding of a slot: have is its status, d what the
+// manager wants. It is nil for a free slot. The link is the caller's to add.
+func ReportBinding(slot int, have BindingStatus, d *dxpuv1.DesiredState) *BindingReport {
+	if have.ID == "" {
+		return nil
+	}
+	out := &BindingReport{ID: have.ID, Epoch: have.Epoch, State: StateName(have.State), Detail: have.Detail}
+	want := Wanted(d, slot)
+	if !Same(want, have) {
+		return out
+	}
+	peer := want.GetPeer()
+	out.Peer = PeerReport{Node: peer.GetNodeNumber(), Slot: peer.GetSlot(), Addresses: make([]string, len(peer.GetAddresses()))}
+	for _, a := range peer.GetAddresses() {
+		if int(a.Path) < len(out.Peer.Addresses) {
+			out.Peer.Addresses[a.Path] = a.Address
+		}
+	}
+	return out
+}
+
+// ReportLink describes the link of a binding, whose group is entered.
+func ReportLink(b *netio.Binding) *LinkReport {
+	s := b.Stats()
+	sent, served := b.RoundTrips()
+	out := &LinkReport{
+		Number: b.ID(), State: b.State().String(),
+		TLPsOut: s.TLPsSent, TLPsIn: s.TLPsReceived, BytesOut: s.BytesSent, BytesIn: s.BytesReceived,
+		DatagramsOut: s.DatagramsSent, DatagramsIn: s.DatagramsReceived,
+		WireBytesOut: s.WireBytesSent, WireBytesIn: s.WireBytesReceived,
+		Retransmissions: s.Retransmissions, Duplicates: s.Duplicates, Lost: s.LostDatagrams, KeyChanges: s.KeyChanges,
+		SendBuffered: s.SendBuffered, ReceiveHeld: s.ReceiveHeld,
+		Sent: RoundTripReport(sent), Served: RoundTripReport(served),
+	}
+	for reason, n := range drops(&s.Drops) {
+		if n > 0 {
+			if out.Drops == nil {
+				out.Drops = map[string]uint64{}
+			}
+			out.Drops[reason] = n
+		}
+	}
+	for _, p := range s.Paths {
+		out.Paths = append(out.Paths, reportPath(&p))
+	}
+	return out
+}
+
+func reportPath(p *link.PathStats) PathReport {
+	return PathReport{
+		Usable: p.Usable, SRTT: p.SRTT, MinRTT: p.MinRTT, RTTVar: p.RTTVar,
+		MTU: p.MTU, Cwnd: p.Cwnd, InFlight: p.InFlight, Failures: p.Failures,
+	}
+}
+
+// drops names the reasons for which a link drops datagrams.
+func drops(d *link.Drops) map[string]uint64 {
+	return map[string]uint64{
+		"flood": d.Flood, "not_mine": d.NotMine, "stale_epoch": d.StaleEpoch, "path": d.Path, "no_session": d.NoSession,
+		"seal": d.Seal, "replay": d.Replay, "malformed": d.Malformed, "corrupt": d.Corrupt,
+		"route": d.Route, "credit": d.Credit, "protocol": d.Protocol, "not_up": d.NotUp,
+	}
+}

@@ -1,0 +1,32 @@
+package agent
+
+import (
+	"testing"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+func TestStatusNotesAndBounds(t *testing.T) {
+	var s Status
+	s.Begin(&dxpuv1.DesiredBinding{BindingId: "b-1", Epoch: 1})
+	s.Advance(dxpuv1.BindingState_BINDING_STATE_ATTACHED, "")
+	if !s.Note("no VM") || s.Note("no VM") {
+		t.Error("what is news and what is not")
+	}
+	st := s.Get()
+	if o := st.Observed(); o.State != dxpuv1.BindingState_BINDING_STATE_ATTACHED || o.Detail != "no VM" || len(o.Steps) != 1 {
+		t.Errorf("it reports %v", o)
+	}
+	for range 1000 {
+		s.Step("replugged")
+	}
+	st = s.Get()
+	if n := len(st.Steps); n != maxSteps {
+		t.Errorf("%d steps, want %d", n, maxSteps)
+	}
+	s.End()
+	st = s.Get()
+	if o := st.Observed(); o != nil {
+		t.Errorf("over, and it reports %v", o)
+	}
+}

@@ -1,0 +1,198 @@
+// Package bench measures the data plane beside the bare limits of the machine
+// it runs on: what the sockets, the cipher and the checksum alone would take in
+// the same minute. "dxpu bench" prints what it finds.
+//
+// The machine may be loaded, so each measurement alternates with its limit in
+// short rounds, and a ratio is the median of the ratios of the rounds. Every
+// benchmark checks the data that it moves: a wrong byte is an error.
+package bench
+
+import (
+	"fmt"
+	"math"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/dxpu-project/dxpu/fault"
+	"github.com/dxpu-project/dxpu/internal/rawio/reader"
+	"github.com/dxpu-project/dxpu/link"
+)
+
+// Options of a run. Zero values stand for the defaults.
+type Options struct {
+	Duration time.Duration // of one measurement in one round; default 200 ms
+	Rounds   int           // default 5
+	Cipher   link.Cipher   // of the bindings, and of bare limits that have one
+	MTU      int           // bytes of UDP payload; 0: that of the loopback interface
+	Fault    fault.Plan    // what both proxies do to the datagrams they send
+	// Polling is how proxies wait; where it says Spin, drivers do too.
+	Polling reader.Polling
+	// Child starts a process that runs Serve on its standard input and output.
+	// Each proxy and the far end of each ping-pong then has a process of its
+	// own; without, all are goroutines of this one.
+	Child []string
+	// Size is what one copy of DMA moves, in bytes; default 8 MiB.
+	Size int
+	// Bindings is how many bindings at once Scale measures, rising; default 1, 8, 64.
+	Bindings []int
+	// Profile, if set, names files for CPU profiles of the child processes: the
+	// kind of proxy and ".pprof" are appended.
+	Profile string
+	// Progress is told what is being measured; nil: nobody.
+	Progress func(format string, args ...any)
+}
+
+// driverPolling is how a driver waits that is a vfio-user client: as QEMU does,
+// which never polls, unless it has a processor of its own.
+func (o *Options) driverPolling() reader.Polling { return reader.Polling{Spin: o.Polling.Spin} }
+
+func (o Options) withDefaults() Options {
+	if o.Duration == 0 {
+		o.Duration = 200 * time.Millisecond
+	}
+	if o.Rounds == 0 {
+		o.Rounds = 5
+	}
+	if o.Size == 0 {
+		o.Size = defaultSize
+	}
+	if len(o.Bindings) == 0 {
+		o.Bindings = []int{1, 8, 64}
+	}
+	if o.Progress == nil {
+		o.Progress = func(string, ...any) {}
+	}
+	return o
+}
+
+// Report is what one benchmark found.
+type Report struct {
+	Bench   string   `json:"bench"`
+	Setup   Setup    `json:"setup"`
+	Figures []Figure `json:"figures"`
+	Split   *Split   `json:"split,omitempty"` // of "rtt"
+	Notes   []string `json:"notes,omitempty"`
+}
+
+// Setup says what was measured with.
+type Setup struct {
+	Processors int    `json:"processors"`
+	Go         string `json:"go"`
+	Cipher     string `json:"cipher"`
+	MTU        int    `json:"mtu"` // bytes of UDP payload
+	Fault      string `json:"fault"`
+	PollNS     int64  `json:"poll_ns,omitempty"`
+	SpinNS     int64  `json:"spin_ns,omitempty"`
+	Rounds     int    `json:"rounds"`
+	DurationNS int64  `json:"duration_ns"`
+	// Processes says whether each proxy had its own process.
+	Processes bool `json:"processes"`
+}
+
+func (o *Options) report(bench string, mtu int) *Report {
+	return &Report{Bench: bench, Setup: Setup{
+		Processors: runtime.NumCPU(), Go: runtime.Version(), Cipher: o.Cipher.String(), MTU: mtu, Fault: o.Fault.String(),
+		PollNS: o.Polling.Window.Nanoseconds(), SpinNS: o.Polling.Spin.Nanoseconds(), Rounds: o.Rounds, DurationNS: o.Duration.Nanoseconds(), Processes: len(o.Child) > 0,
+	}}
+}
+
+// Figure is one measured number and, where it has one, its bare limit in the
+// same run.
+type Figure struct {
+	Name  string  `json:"name"`
+	Unit  string  `json:"unit"`
+	Value float64 `json:"value"` // the median
+	// P90 and P99 of round trips.
+	P90 float64 `json:"p90,omitempty"`
+	P99 float64 `json:"p99,omitempty"`
+	// Low and High are the extremes of the rounds.
+	Low  float64 `json:"low"`
+	High float64 `json:"high"`
+	// Bare names the limit, BareValue is its median, Ratio the median of Value
+	// over BareValue in each round.
+	Bare      string  `json:"bare,omitempty"`
+	BareValue float64 `json:"bare_value,omitempty"`
+	Ratio     float64 `json:"ratio,omitempty"`
+	// Allocs are allocations per operation; absent where they are not counted.
+	Allocs *float64 `json:"allocs,omitempty"`
+}
+
+// Units of figures.
+const (
+	Microseconds    = "µs"
+	Nanoseconds     = "ns"
+	GigabytesSecond = "GB/s"
+	PerSecond       = "/s"
+	Bytes           = "B"
+)
+
+// median of values, 0 of none. It sorts a copy.
+func median(v []float64) float64 { return quantile(v, 0.5) }
+
+// quantile is the value below which the share q lies.
+func quantile(v []float64, q float64) float64 {
+	if len(v) == 0 {
+		return 0
+	}
+	s := slices.Sorted(slices.Values(v))
+	return s[min(len(s)-1, int(math.Floor(q*float64(len(s)))))]
+}
+
+// rounds makes a figure of one value per round.
+func figure(name, unit string, perRound []float64) Figure {
+	return Figure{
+		Name: name, Unit: unit, Value: median(perRound),
+		Low: slices.Min(perRound), High: slices.Max(perRound),
+	}
+}
+
+// beside puts a limit beside a figure: values of the same rounds.
+func (f Figure) beside(name string, measured, bare []float64) Figure {
+	ratios := make([]float64, len(measured))
+	for i := range ratios {
+		ratios[i] = measured[i] / bare[i]
+	}
+	f.Bare, f.BareValue, f.Ratio = name, median(bare), median(ratios)
+	return f
+}
+
+// probe is one thing that is measured in every round: run does it for about a
+// duration and returns one value.
+type probe struct {
+	name string
+	run  func(d time.Duration) (float64, error)
+}
+
+// alternate runs all probes in each round, and returns the values by probe.
+func (o *Options) alternate(probes []probe) ([][]float64, error) {
+	out := make([][]float64, len(probes))
+	for round := range o.Rounds {
+		for i, p := range probes {
+			o.Progress("round %d of %d: %s", round+1, o.Rounds, p.name)
+			v, err := p.run(o.Duration)
+			if err != nil {
+				return nil, fmt.Errorf("bench: %s: %w", p.name, err)
+			}
+			out[i] = append(out[i], v)
+		}
+	}
+	return out, nil
+}
+
+// perSecond counts an operation that returns how much it did, for about a
+// duration, and returns the rate per second.
+func perSecond(d time.Duration, op func() (n int, err error)) (float64, error) {
+	total := 0
+	start := time.Now()
+	for {
+		n, err := op()
+		if err != nil {
+			return 0, err
+		}
+		total += n
+		if took := time.Since(start); took >= d {
+			return float64(total) / took.Seconds(), nil
+		}
+	}
+}

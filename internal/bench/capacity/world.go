@@ -1,0 +1,230 @@
+package capacity
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+	"github.com/dxpu-project/dxpu/device/gpu"
+	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/boxproxy"
+	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
+	"github.com/dxpu-project/dxpu/internal/hostproxy"
+	"github.com/dxpu-project/dxpu/internal/pool/manager"
+)
+
+// Sizes that keep hundreds of hosts and GPUs in one machine's memory.
+const (
+	hostMemory = 4 << 20 // of an embedded host: rings, fences and the data of the check
+	gpuMemory  = 4 << 20
+)
+
+// world is a pool in one process: a manager behind HTTP, boxes and hosts, each
+// with a socket of its own, all on the loopback interface.
+type world struct {
+	spec    Spec
+	store   *timedStore
+	url     string
+	api     dxpuv1connect.PoolServiceClient
+	clients *http.Client // the nodes'
+	token   string
+	hosts   map[string]*hostproxy.Embedded
+	stops   []func() error // in reverse
+}
+
+// newWorld starts everything and waits until the manager knows all GPUs.
+func newWorld(ctx context.Context, spec Spec) (*world, error) {
+	w := &world{
+		spec: spec, token: rand.Text(), hosts: map[string]*hostproxy.Embedded{},
+		clients: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 4 * (spec.Boxes + spec.Hosts)}},
+	}
+	if err := w.start(ctx); err != nil {
+		return nil, errors.Join(err, w.close())
+	}
+	return w, nil
+}
+
+func (w *world) start(ctx context.Context) error {
+	if err := w.startManager(ctx); err != nil {
+		return err
+	}
+	for i := range w.spec.Boxes {
+		if err := w.startBox(i); err != nil {
+			return err
+		}
+	}
+	for i := range w.spec.Hosts {
+		if err := w.startHost(i); err != nil {
+			return err
+		}
+	}
+	return w.await(ctx)
+}
+
+func (w *world) startManager(ctx context.Context) error {
+	w.store = &timedStore{Store: w.spec.Store}
+	m, err := manager.New(ctx, manager.Config{
+		JoinToken: w.token, Store: w.store, Open: manager.OpenLoopback, MTU: loopbackMTU,
+		Heartbeat: w.spec.Heartbeat, LostAfter: max(time.Second, 8*w.spec.Heartbeat), // the machine may be busy with attaching
+	})
+	if err != nil {
+		return err
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	w.url = "http://" + l.Addr().String()
+	w.api = dxpuv1connect.NewPoolServiceClient(&http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: w.spec.AtOnce}}, w.url)
+	w.background(func(ctx context.Context) error { return serve(ctx, m, l) })
+	return nil
+}
+
+// serve runs a manager until ctx ends and its last answer is given.
+func serve(ctx context.Context, m *manager.Manager, l net.Listener) error {
+	srv := &http.Server{Handler: m.Handler(), ReadHeaderTimeout: 5 * time.Second}
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = srv.Serve(l) }) // ErrServerClosed, as the listener is ours
+	err := m.Run(ctx)                  // closes the watches
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	if srv.Shutdown(stop) != nil {
+		_ = srv.Close()
+	}
+	wg.Wait()
+	return err
+}
+
+// loopbackMTU is the largest UDP payload: what the loopback interface takes whole.
+const loopbackMTU = 65507
+
+func (w *world) startBox(i int) error {
+	f, err := w.openFabric()
+	if err != nil {
+		return err
+	}
+	var slots []boxproxy.Slot
+	for s := range w.spec.GPUsPerBox {
+		// The serial number makes the data of each GPU its own.
+		slot, err := boxproxy.NewGPUSlot(gpu.Spec{VRAM: gpuMemory, Serial: uint64(i*boxproxy.MaxSlots + s + 1)})
+		if err != nil {
+			return err
+		}
+		slots = append(slots, slot)
+	}
+	b, err := boxproxy.New(boxproxy.Config{
+		Slots: slots, Fabric: f, Kind: dxpuv1.BoxKind_BOX_KIND_PCIE_SWITCH, Rack: rackOf(i), Logger: discard(),
+	})
+	if err != nil {
+		return err
+	}
+	w.background(b.Run)
+	return w.join(fmt.Sprintf("box-%03d", i), dxpuv1.NodeKind_NODE_KIND_BOX, b, b.OnChange)
+}
+
+func (w *world) startHost(i int) error {
+	f, err := w.openFabric()
+	if err != nil {
+		return err
+	}
+	name := fmt.Sprintf("host-%03d", i)
+	front := hostproxy.NewEmbedded(hostproxy.EmbeddedSpec{Memory: hostMemory})
+	h, err := hostproxy.New(hostproxy.Config{
+		Slots: w.spec.slotsPerHost(), Front: front, Fabric: f, Domain: "embedded", Rack: rackOf(i), Logger: discard(),
+	})
+	if err != nil {
+		return err
+	}
+	w.hosts[name] = front
+	w.background(h.Run)
+	return w.join(name, dxpuv1.NodeKind_NODE_KIND_HOST, h, h.OnChange)
+}
+
+func rackOf(i int) string { return fmt.Sprintf("rack-%d", i/8) }
+
+func (w *world) openFabric() (*netio.Fabric, error) {
+	f, err := netio.Open(netio.Config{Paths: []netio.PathConfig{{Listen: "127.0.0.1:0"}}, Logger: discard()})
+	if err != nil {
+		return nil, err
+	}
+	w.background(f.Run)
+	return f, nil
+}
+
+// join lets a proxy talk to the manager.
+func (w *world) join(name string, kind dxpuv1.NodeKind, h agent.Handler, onChange func(func())) error {
+	c, err := agent.New(agent.Config{
+		Manager: w.url, JoinToken: w.token, Kind: kind, Name: name, HTTPClient: w.clients, Log: discard(),
+	}, h)
+	if err != nil {
+		return err
+	}
+	onChange(c.Changed)
+	w.background(c.Run)
+	return nil
+}
+
+func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+// await waits until every node reports.
+func (w *world) await(ctx context.Context) error {
+	want := uint32(w.spec.gpus())
+	return poll(ctx, func() (bool, error) {
+		res, err := w.api.GetPool(ctx, connect.NewRequest(&dxpuv1.GetPoolRequest{}))
+		if err != nil {
+			return false, err
+		}
+		p := res.Msg.Pool
+		return p.Gpus == want && p.GpusFree == want && int(p.Hosts) == w.spec.Hosts, nil
+	})
+}
+
+// poll asks again and again, until ctx ends.
+func poll(ctx context.Context, done func() (bool, error)) error {
+	again := time.NewTicker(20 * time.Millisecond)
+	defer again.Stop()
+	for {
+		if ok, err := done(); ok || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-again.C:
+		}
+	}
+}
+
+// background runs f until close.
+func (w *world) background(f func(context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	var failed error
+	wg.Go(func() { failed = f(ctx) })
+	w.stops = append(w.stops, func() error {
+		cancel()
+		wg.Wait()
+		return failed
+	})
+}
+
+// close ends what was started last first: the nodes before their proxies, those
+// before their sockets, the manager at the end.
+func (w *world) close() error {
+	var errs []error
+	for i := len(w.stops) - 1; i >= 0; i-- {
+		errs = append(errs, w.stops[i]())
+	}
+	w.clients.CloseIdleConnections()
+	return errors.Join(errs...)
+}

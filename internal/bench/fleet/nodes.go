@@ -1,0 +1,200 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/agent"
+)
+
+// models are those of the boxes and of the leases, in turns.
+var models = []string{"A100", "H100", "T4", "V100"}
+
+// model is that of box i or of lease i. Where the boxes cannot be shared out
+// evenly there is one model only, so that every lease finds its GPU.
+func (s *Spec) model(i int) string {
+	if s.Boxes%len(models) != 0 {
+		i = 0
+	}
+	return models[i%len(models)]
+}
+
+// nodes are all simulated hosts and boxes.
+type nodes struct {
+	spec    *Spec
+	url     string
+	token   string
+	reports atomic.Uint64
+	clients []*http.Client // one for each connection
+
+	stops   []context.CancelFunc
+	running sync.WaitGroup
+	mu      sync.Mutex
+	failed  error
+}
+
+func newNodes(spec *Spec, url, token string) *nodes {
+	return &nodes{spec: spec, url: url, token: token}
+}
+
+// start lets all nodes enrol, so many at a time, and returns when each has
+// reported once. They go on until stop.
+func (n *nodes) start(ctx context.Context) error {
+	turns := make(chan struct{}, n.spec.AtOnce)
+	var enrolled sync.WaitGroup
+	total := n.spec.Hosts + n.spec.Boxes
+	for i := range total {
+		select {
+		case turns <- struct{}{}:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		enrolled.Add(1)
+		s := n.simulated(i, func() {
+			<-turns
+			enrolled.Done()
+		})
+		c, err := agent.New(agent.Config{
+			Manager: n.url, JoinToken: n.token, Kind: s.kind, Name: s.name, Version: "bench", HTTPClient: n.client(i),
+		}, s)
+		if err != nil {
+			return err
+		}
+		// A context of its own: one for all would be a lock that all of them take.
+		life, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		n.stops = append(n.stops, cancel)
+		n.running.Go(func() {
+			if err := c.Run(life); err != nil {
+				n.fail(fmt.Errorf("node %s: %w", s.name, err))
+			}
+		})
+		n.spec.Progress("enrol: %d of %d nodes", i+1, total)
+	}
+	done := make(chan struct{})
+	go func() {
+		enrolled.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return n.error()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// client returns the HTTP client of a node, which it shares with its neighbours.
+func (n *nodes) client(i int) *http.Client {
+	if i%n.spec.NodesPerConnection == 0 {
+		// Without the bound, nodes that call at the same time would dial one each.
+		t := &http.Transport{Protocols: &http.Protocols{}, MaxConnsPerHost: 1}
+		t.Protocols.SetUnencryptedHTTP2(true)
+		n.clients = append(n.clients, &http.Client{Transport: t})
+	}
+	return n.clients[len(n.clients)-1]
+}
+
+func (n *nodes) fail(err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.failed = err
+}
+
+func (n *nodes) error() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.failed
+}
+
+func (n *nodes) stop() {
+	for _, stop := range n.stops {
+		stop()
+	}
+	n.running.Wait()
+	for _, c := range n.clients {
+		c.CloseIdleConnections()
+	}
+}
+
+// simulated makes node i: the boxes come first. enrolled is called once it has
+// enrolled.
+func (n *nodes) simulated(i int, enrolled func()) *simulated {
+	s := &simulated{reports: &n.reports, enrolled: sync.OnceFunc(enrolled)}
+	s.state.Addresses = []*dxpuv1.PathAddress{{Address: fmt.Sprintf("10.%d.%d.%d:7471", 1+i>>16, i>>8&255, i&255), Mtu: 1472}}
+	if i < n.spec.Boxes {
+		s.box(i, n.spec.GPUsPerBox, n.spec.model(i))
+	} else {
+		s.host(i-n.spec.Boxes, n.spec.SlotsPerHost)
+	}
+	return s
+}
+
+// simulated is a proxy that does at once what it is told. It implements node.Handler.
+type simulated struct {
+	kind     dxpuv1.NodeKind
+	name     string
+	reaches  dxpuv1.BindingState // what it says of each binding that it should have
+	reports  *atomic.Uint64
+	enrolled func()
+
+	state dxpuv1.ObservedState // what never changes; not shared with anybody
+	mu    sync.Mutex
+	want  *dxpuv1.DesiredState
+}
+
+func (s *simulated) box(i, gpus int, model string) {
+	s.kind, s.name, s.reaches = dxpuv1.NodeKind_NODE_KIND_BOX, fmt.Sprintf("box-%05d", i), dxpuv1.BindingState_BINDING_STATE_READY
+	s.state.Rack, s.state.BoxKind, s.state.ProxyGpus = fmt.Sprintf("rack-%d", i/8), dxpuv1.BoxKind_BOX_KIND_PCIE_SWITCH, 6
+	domain := ""
+	if i%3 == 0 {
+		s.state.BoxKind, domain = dxpuv1.BoxKind_BOX_KIND_NVLINK, "nvlink-0"
+	}
+	for k := range gpus {
+		s.state.Slots = append(s.state.Slots, &dxpuv1.ObservedSlot{Slot: uint32(k), Health: dxpuv1.Health_HEALTH_OK, Device: &dxpuv1.Device{
+			Model: model, MemoryBytes: 80 << 30, Serial: fmt.Sprintf("s-%d", i*gpus+k), NvlinkDomain: domain,
+			VendorId: 0x10de, DeviceId: 0x20b0,
+		}})
+	}
+}
+
+func (s *simulated) host(i, slots int) {
+	s.kind, s.name, s.reaches = dxpuv1.NodeKind_NODE_KIND_HOST, fmt.Sprintf("host-%05d", i), dxpuv1.BindingState_BINDING_STATE_ATTACHED
+	s.state.Rack, s.state.Labels = fmt.Sprintf("rack-%d", i/8), map[string]string{"zone": fmt.Sprintf("z%d", i%8)}
+	for k := range slots {
+		s.state.Slots = append(s.state.Slots, &dxpuv1.ObservedSlot{Slot: uint32(k), Domain: "vm0", Health: dxpuv1.Health_HEALTH_OK})
+	}
+}
+
+// Apply implements node.Handler.
+func (s *simulated) Apply(d *dxpuv1.DesiredState) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.want = d
+}
+
+// Observe implements node.Handler.
+func (s *simulated) Observe() *dxpuv1.ObservedState {
+	s.reports.Add(1)
+	s.enrolled()
+	s.mu.Lock()
+	want := s.want
+	s.mu.Unlock()
+	// Devices and addresses are shared with the reports before: nobody changes them.
+	out := &dxpuv1.ObservedState{
+		AppliedRevision: want.GetRevision(), Rack: s.state.Rack, Labels: s.state.Labels, Addresses: s.state.Addresses,
+		BoxKind: s.state.BoxKind, ProxyGpus: s.state.ProxyGpus, Slots: make([]*dxpuv1.ObservedSlot, len(s.state.Slots)),
+	}
+	copy(out.Slots, s.state.Slots)
+	for _, b := range want.GetBindings() {
+		old := s.state.Slots[b.Slot]
+		out.Slots[b.Slot] = &dxpuv1.ObservedSlot{
+			Slot: b.Slot, Device: old.Device, Domain: old.Domain, Health: old.Health,
+			Binding: &dxpuv1.ObservedBinding{BindingId: b.BindingId, Epoch: b.Epoch, State: s.reaches, Counters: &dxpuv1.Counters{}},
+		}
+	}
+	return out
+}

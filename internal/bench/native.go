@@ -1,0 +1,73 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/dxpu-project/dxpu/device/gpu"
+	"github.com/dxpu-project/dxpu/internal/embedded"
+	"github.com/dxpu-project/dxpu/internal/embedded/rootcomplex"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// native is an embedded host whose root port has the software GPU right below
+// it: what a host and a device cost without proxies and network.
+type native struct {
+	host  *embedded.Host
+	start time.Time
+
+	mu  sync.Mutex // guards gpu
+	gpu *gpu.GPU
+}
+
+func newNative(ctx context.Context, s sizes) (*native, *opened, error) {
+	n := &native{start: time.Now()}
+	var err error
+	if n.gpu, err = gpu.New(gpu.Spec{}); err != nil {
+		return nil, nil, err
+	}
+	spec := s.embedded(0)
+	spec.Host.MemoryBase, spec.Host.Timeout = 1<<20, time.Second
+	if n.host, err = embedded.New(spec.Host, 16<<20, n.pump); err != nil {
+		return nil, nil, err
+	}
+	fn, err := rootcomplex.Enumerate(n.host, s.enum())
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(fn.Children) != 1 {
+		return nil, nil, errors.New("bench: no device below the root port")
+	}
+	bus, err := n.host.Open(fn.Children[0])
+	if err != nil {
+		return nil, nil, err
+	}
+	dev, err := openDevice(ctx, bus)
+	return n, dev, err
+}
+
+// pump moves TLPs until there are none. Jobs of the device run here.
+func (n *native) pump() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	now := time.Since(n.start)
+	for moved := true; moved; {
+		moved = false
+		n.host.Transmit(now, func(p *tlp.Packet) bool {
+			moved = true
+			n.gpu.Receive(now, p)
+			return true
+		})
+		for job, ok := n.gpu.NextJob(); ok; job, ok = n.gpu.NextJob() {
+			job.Run()
+			n.gpu.FinishJob(now, job)
+		}
+		n.gpu.Transmit(now, func(p *tlp.Packet) bool {
+			moved = true
+			n.host.Receive(now, p)
+			return true
+		})
+	}
+}

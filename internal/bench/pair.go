@@ -1,0 +1,262 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/device/gpu"
+	"github.com/dxpu-project/dxpu/device/gpu/driver"
+	"github.com/dxpu-project/dxpu/device/gpu/driver/vfiouserbus"
+	"github.com/dxpu-project/dxpu/internal/embedded/rootcomplex"
+	"github.com/dxpu-project/dxpu/internal/hostproxy"
+	"github.com/dxpu-project/dxpu/internal/rawio/reader"
+	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/pcie"
+)
+
+// pairSpec describes a host proxy and a box proxy that are joined over UDP on
+// the loopback interface.
+type pairSpec struct {
+	slots  int
+	sizes  sizes
+	tags   int  // 0: the GPU's default
+	vm     bool // a vfio-user client is the VMM; otherwise the host is embedded
+	memory int  // of an embedded host, bytes; 0: its default
+}
+
+// sizes are Max_Payload_Size and Max_Read_Request_Size of host and device.
+type sizes struct{ mps, mrrs int }
+
+// pair is such a pair with its devices. The box has its own process, and so has
+// the host where a vfio-user client is the VMM: an embedded host is part of its
+// proxy, a VMM is not.
+type pair struct {
+	opts     *Options
+	spec     pairSpec
+	box      *child
+	remote   *child                // the host, if it is elsewhere
+	host     *member               // the host, if it is here
+	embedded []*hostproxy.Embedded // its switches
+	dirs     []string              // of the vfio-user sockets, by switch
+	mtu      int
+}
+
+func (o *Options) newPair(ctx context.Context, spec pairSpec) (*pair, error) {
+	p := &pair{opts: o, spec: spec}
+	if err := p.start(ctx); err != nil {
+		return nil, errors.Join(err, p.close())
+	}
+	return p, nil
+}
+
+func (p *pair) start(ctx context.Context) error {
+	var err error
+	spec := p.spec
+	p.box, err = p.opts.spawn(ctx, memberSpec{Kind: kindBox, Slots: spec.slots, Fault: p.opts.Fault.String(), Polling: p.opts.Polling, GPU: gpu.Spec{
+		MaxPayload: pcie.PayloadSize(spec.sizes.mps), MaxReadRequest: pcie.PayloadSize(spec.sizes.mrrs), Tags: spec.tags,
+	}})
+	if err != nil {
+		return err
+	}
+	host := memberSpec{Kind: kindHost, Slots: spec.slots, Fault: p.opts.Fault.String(), Polling: p.opts.Polling}
+	switches := (spec.slots + hostproxy.MaxSlots - 1) / hostproxy.MaxSlots
+	if spec.vm {
+		for range switches {
+			dir, err := os.MkdirTemp("", "dxpu") // short: a socket's path has 107 bytes
+			if err != nil {
+				return err
+			}
+			p.dirs = append(p.dirs, dir)
+		}
+		host.SocketDirs = p.dirs
+		p.remote, err = p.opts.spawn(ctx, host)
+		return err
+	}
+	var fronts []hostproxy.Front
+	for range switches {
+		e := hostproxy.NewEmbedded(spec.sizes.embedded(spec.memory))
+		p.embedded = append(p.embedded, e)
+		fronts = append(fronts, e)
+	}
+	p.host, err = newMember(host, fronts)
+	return err
+}
+
+// embedded makes a host of these sizes.
+func (s sizes) embedded(memory int) hostproxy.EmbeddedSpec {
+	enum := s.enum()
+	return hostproxy.EmbeddedSpec{Memory: memory, Enum: &enum, Host: rootcomplex.Spec{
+		MaxPayload: pcie.PayloadSize(s.mps), MaxRead: pcie.PayloadSize(s.mrrs),
+	}}
+}
+
+func (s sizes) enum() rootcomplex.EnumSpec {
+	enum := rootcomplex.DefaultEnumSpec()
+	enum.MaxPayload, enum.MaxReadRequest, enum.TenBitTags = pcie.PayloadSize(s.mps), pcie.PayloadSize(s.mrrs), true
+	return enum
+}
+
+func vmFront(dir string, polling reader.Polling) hostproxy.Front {
+	return &hostproxy.VM{SocketDir: dir, Polling: polling, Logger: slog.New(slog.DiscardHandler)}
+}
+
+// attach binds slot i of the host to slot i of the box, for the first n.
+func (p *pair) attach(n int) error {
+	hostHello := p.hostHello()
+	p.mtu = hostHello.MTU
+	if p.opts.MTU > 0 {
+		p.mtu = p.opts.MTU
+	}
+	box := &dxpuv1.DesiredState{NodeNumber: boxNumber, Revision: uint64(n)}
+	hosts := make([]*dxpuv1.DesiredState, max(len(p.embedded), len(p.dirs)))
+	for i := range hosts {
+		hosts[i] = &dxpuv1.DesiredState{NodeNumber: uint32(firstHost + i), Revision: uint64(n)}
+	}
+	for i := range n {
+		on, slot := i/hostproxy.MaxSlots, uint32(i%hostproxy.MaxSlots)
+		number := hosts[on].NodeNumber
+		box.Bindings = append(box.Bindings, p.binding(i, uint32(i), number, slot, hostHello))
+		hosts[on].Bindings = append(hosts[on].Bindings, p.binding(i, slot, boxNumber, uint32(i), p.box.hello))
+	}
+	if err := p.box.apply(box); err != nil {
+		return err
+	}
+	if p.host != nil {
+		p.host.apply(hosts)
+		return p.host.await(n)
+	}
+	if err := p.remote.apply(hosts...); err != nil {
+		return err
+	}
+	_, err := p.remote.call(request{Await: n})
+	return err
+}
+
+// binding is one side of binding i.
+func (p *pair) binding(i int, slot, peer, peerSlot uint32, hello reply) *dxpuv1.DesiredBinding {
+	secret := make([]byte, 32)
+	for j := range secret {
+		secret[j] = byte(i + j)
+	}
+	b := &dxpuv1.DesiredBinding{
+		BindingId: fmt.Sprint(i), Epoch: 1, Slot: slot, Secret: secret, Mtu: uint32(p.mtu), Domain: fmt.Sprintf("switch%d", i/hostproxy.MaxSlots),
+		Cipher: dxpuv1.Cipher_CIPHER_NONE, Peer: &dxpuv1.Peer{NodeNumber: peer, Slot: peerSlot},
+	}
+	if p.opts.Cipher == link.CipherAES256GCM {
+		b.Cipher = dxpuv1.Cipher_CIPHER_AES_256_GCM
+	}
+	for path, addr := range hello.Addresses {
+		b.Peer.Addresses = append(b.Peer.Addresses, &dxpuv1.PathAddress{Path: uint32(path), Address: addr, Mtu: uint32(p.mtu)})
+	}
+	return b
+}
+
+func (c *child) apply(desired ...*dxpuv1.DesiredState) error {
+	var q request
+	for _, d := range desired {
+		raw, err := protojson.Marshal(d)
+		if err != nil {
+			return err
+		}
+		q.Desired = append(q.Desired, json.RawMessage(raw))
+	}
+	_, err := c.call(q)
+	return err
+}
+
+func (p *pair) hostHello() reply {
+	if p.host != nil {
+		return p.host.hello()
+	}
+	return p.remote.hello
+}
+
+// open takes the device of a slot into use, as a driver of the host does.
+func (p *pair) open(ctx context.Context, slot int) (*opened, error) {
+	on, at := slot/hostproxy.MaxSlots, slot%hostproxy.MaxSlots
+	if !p.spec.vm {
+		bus, err := p.embedded[on].Open(at)
+		if err != nil {
+			return nil, err
+		}
+		return openDevice(ctx, bus)
+	}
+	o := vfiouserbus.Options{MaxPayload: p.spec.sizes.mps, MaxReadRequest: p.spec.sizes.mrrs, Polling: p.opts.driverPolling()}
+	vm := hostproxy.VM{SocketDir: p.dirs[on]}
+	bus, err := o.Open(ctx, vm.Socket(at))
+	if err != nil {
+		return nil, err
+	}
+	return openDevice(ctx, bus)
+}
+
+// opened is a device with its bus.
+type opened struct {
+	*driver.Device
+	bus driver.Bus
+}
+
+func openDevice(ctx context.Context, bus driver.Bus) (*opened, error) {
+	dev, err := driver.Open(ctx, bus, driver.Options{})
+	if err != nil {
+		return nil, errors.Join(err, bus.Close())
+	}
+	return &opened{dev, bus}, nil
+}
+
+func (o *opened) close() error { return errors.Join(o.Device.Close(), o.bus.Close()) }
+
+// ready makes a pair with one device attached, and opens it.
+func (o *Options) ready(ctx context.Context, spec pairSpec) (*pair, *opened, error) {
+	p, err := o.newPair(ctx, spec)
+	if err != nil {
+		return nil, nil, err
+	}
+	err = p.attach(spec.slots)
+	var dev *opened
+	if err == nil {
+		dev, err = p.open(ctx, 0)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, p.close())
+	}
+	return p, dev, nil
+}
+
+// explain adds to an error why bindings were lost, where the host is here.
+func (p *pair) explain(err error) error {
+	if err == nil || p.host == nil {
+		return err
+	}
+	for _, part := range p.host.parts {
+		for _, s := range part.Observe().Slots {
+			if b := s.Binding; b.GetState() != dxpuv1.BindingState_BINDING_STATE_ATTACHED && b.GetDetail() != "" {
+				err = fmt.Errorf("%w; binding %s: %s", err, b.BindingId, b.Detail)
+			}
+		}
+	}
+	return err
+}
+
+func (p *pair) close() error {
+	var errs []error
+	if p.host != nil {
+		errs = append(errs, p.host.close())
+	}
+	for _, c := range []*child{p.remote, p.box} {
+		if c != nil {
+			errs = append(errs, c.stop())
+		}
+	}
+	for _, dir := range p.dirs {
+		errs = append(errs, os.RemoveAll(dir))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,167 @@
+// Package boxproxy is DxPU_PROXY on the side of a GPU box: it holds the
+// devices of the box's slots and carries their TLPs to the hosts that the
+// manager bound them to.
+package boxproxy
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"sync"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
+	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// MaxSlots is the largest box: the slot number is eight bits of a binding's ID.
+const MaxSlots = 256
+
+// Info describes a device to the manager and to the mapping table.
+type Info struct {
+	Model             string
+	Serial            string
+	Memory            uint64 // bytes
+	Vendor, Device    uint16
+	NVLink, PCISwitch string // names of the domain and of the switch; empty: none
+	BARs              [pcie.MaxBARs]pcie.BAR
+}
+
+// Slot is what a slot of the box is built with. A device that implements
+// Checker is asked how it is; one that implements Scrubber is scrubbed between
+// two tenants.
+type Slot struct {
+	Device device.Device // nil: the slot is empty
+	Info   Info
+}
+
+// Checker is implemented by devices that know how they are.
+type Checker interface {
+	// Check returns false and the reason when the device does not work.
+	Check() (ok bool, detail string)
+}
+
+// DeviceErrors counts the errors of one number, such as an XID.
+type DeviceErrors struct {
+	Code  uint32
+	Count uint64 // since the device was made; it only grows
+}
+
+// ErrorCounter is implemented by devices that count their errors.
+type ErrorCounter interface {
+	// Errors returns the counters by code.
+	Errors() []DeviceErrors
+}
+
+// Scrubber is implemented by devices with memory that must not pass from one
+// tenant to the next.
+type Scrubber interface{ Scrub() }
+
+// Config of a box.
+type Config struct {
+	Slots  []Slot
+	Fabric *netio.Fabric
+	Kind   dxpuv1.BoxKind
+	Rack   string
+	Labels map[string]string
+	Logger *slog.Logger
+}
+
+// Box is the running proxy of a box. It implements node.Handler.
+type Box struct {
+	agent.Desired
+
+	cfg     Config
+	log     *slog.Logger
+	fabric  *netio.Fabric
+	slots   []*slot
+	compute chan struct{} // a place per processor for the devices' jobs
+
+	tableMu sync.RWMutex
+	table   *mapping.BoxTable
+
+	mu      sync.Mutex // guards what follows
+	domains map[string]*domain
+}
+
+// New makes a box of its slots. Run must be called for anything to happen.
+func New(cfg Config) (*Box, error) {
+	if len(cfg.Slots) == 0 || len(cfg.Slots) > MaxSlots {
+		return nil, fmt.Errorf("boxproxy: a box has 1 to %d slots, not %d", MaxSlots, len(cfg.Slots))
+	}
+	b := &Box{
+		cfg: cfg, log: cfg.Logger, fabric: cfg.Fabric,
+		compute: make(chan struct{}, runtime.GOMAXPROCS(0)),
+		table:   mapping.NewBoxTable(len(cfg.Slots)),
+		domains: map[string]*domain{},
+	}
+	for i, sc := range cfg.Slots {
+		s := newSlot(b, i, sc)
+		b.OnWake(s.wake)
+		b.slots = append(b.slots, s)
+		if s.device == nil {
+			continue
+		}
+		if err := b.table.Insert(i, sc.Info.BARs); err != nil {
+			return nil, err
+		}
+	}
+	return b, nil
+}
+
+// Run keeps each slot as the manager wants it, until ctx ends; then every
+// binding is taken down.
+func (b *Box) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	for _, s := range b.slots {
+		wg.Go(func() { s.run(ctx) })
+	}
+	wg.Wait()
+	return nil
+}
+
+// snoop lets the mapping table learn from a configuration write.
+func (b *Box) snoop(slot int, p *tlp.Packet) {
+	b.tableMu.Lock()
+	defer b.tableMu.Unlock()
+	b.table.Snoop(slot, p)
+}
+
+// peer finds the neighbour that a TLP of a slot is addressed to. A neighbour
+// in the same domain shares the group that the caller has entered.
+func (b *Box) peer(from int, p *tlp.Packet) *slot {
+	b.tableMu.RLock()
+	defer b.tableMu.RUnlock()
+	i, ok := b.table.Peer(from, p)
+	if !ok || b.slots[i].binding == nil {
+		return nil
+	}
+	return b.slots[i]
+}
+
+// enter returns the domain of a name and counts one more slot in it.
+func (b *Box) enter(name string) *domain {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	d := b.domains[name]
+	if d == nil {
+		d = &domain{name: name, group: b.fabric.NewGroup()}
+		b.domains[name] = d
+	}
+	d.slots.Add(1)
+	return d
+}
+
+// leave counts one slot less.
+func (b *Box) leave(d *domain) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if d.slots.Add(-1) == 0 {
+		delete(b.domains, d.name)
+	}
+}

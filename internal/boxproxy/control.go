@@ -1,0 +1,282 @@
+package boxproxy
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
+	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
+	"github.com/dxpu-project/dxpu/link"
+)
+
+// healthInterval is how often a device is asked how it is: often enough that a
+// guest learns of a dead GPU within a second, seldom enough that a box full of
+// idle ones leaves the processor alone.
+const healthInterval = 250 * time.Millisecond
+
+// run is the controller of a slot: it makes and unmakes the binding until the
+// slot is as the manager wants it, and watches the device and the link. It is
+// the only one that changes the slot's binding.
+//
+//	free -> bind -> PREPARING -> link up -> ATTACHED
+//	                     \            \
+//	                      FAILED       LOST       (stays so until no longer wanted)
+//	any -> unbind -> RESETTING: reset, scrub -> free
+func (s *slot) run(ctx context.Context) {
+	tick := time.NewTicker(healthInterval)
+	defer tick.Stop()
+	defer s.unbind(netio.CloseShutdown)
+	for {
+		s.reconcile()
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.kick:
+		case call := <-s.calls:
+			s.call(call)
+		case <-tick.C:
+			s.sample()
+		}
+	}
+}
+
+// wake makes the controller look again.
+func (s *slot) wake() {
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
+}
+
+// reconcile takes one look at what is wanted and what is.
+func (s *slot) reconcile() {
+	want, desired := s.box.Wanted(s.index)
+	have := s.status.Get()
+	if have.ID != "" && !agent.Same(want, have) {
+		s.unbind(netio.CloseDetached)
+		have = agent.BindingStatus{}
+	}
+	if want != nil && have.ID == "" {
+		s.status.Begin(want)
+	}
+	if rev := desired.GetRevision(); s.applied.Swap(rev) != rev {
+		s.box.Changed()
+	}
+	switch {
+	case want == nil:
+		s.resetAsAsked(desired)
+	case have.ID == "":
+		s.bind(want, desired.NodeNumber)
+	default:
+		s.watchLink(have)
+	}
+}
+
+// bind dedicates the slot's device to a host and opens the link.
+func (s *slot) bind(want *dxpuv1.DesiredBinding, self uint32) {
+	s.advance(dxpuv1.BindingState_BINDING_STATE_PREPARING, "")
+	if err := s.open(want, self); err != nil {
+		s.box.log.Warn("binding refused", "slot", s.index, "binding", want.BindingId, "err", err)
+		s.advance(dxpuv1.BindingState_BINDING_STATE_FAILED, err.Error())
+		return
+	}
+	s.advance(dxpuv1.BindingState_BINDING_STATE_READY, "")
+}
+
+func (s *slot) open(want *dxpuv1.DesiredBinding, self uint32) error {
+	if h := s.health(); !h.ok {
+		return fmt.Errorf("slot %d: %s", s.index, h.detail)
+	}
+	cfg, peers, err := agent.LinkConfig(want, self, dxpuv1.NodeKind_NODE_KIND_BOX)
+	if err != nil {
+		return err
+	}
+	if err := s.box.bindRow(s.index, want); err != nil {
+		return err
+	}
+	d := s.box.enter(want.Domain)
+	now := d.group.Enter()
+	s.device.Reset(now, device.ConventionalReset)
+	s.domain = d
+	d.group.Leave()
+	b, err := d.group.Attach(netio.BindingConfig{Link: cfg, Peers: peers, Handler: s})
+	if err != nil {
+		s.release()
+		return err
+	}
+	d.group.Enter()
+	s.binding = b
+	s.live.Store(&attachment{d.group, b})
+	b.Touch()
+	d.group.Leave()
+	return nil
+}
+
+// unbind takes the binding down, whatever is left of it, and cleans the device.
+func (s *slot) unbind(code netio.CloseCode) {
+	if s.status.Get().ID == "" {
+		return
+	}
+	s.advance(dxpuv1.BindingState_BINDING_STATE_RESETTING, "")
+	if d := s.domain; d != nil {
+		if b := s.binding; b != nil {
+			now := d.group.Enter()
+			b.Shutdown(now, code)
+			d.group.Leave()
+			b.Close()
+		}
+		s.release()
+	}
+	s.linkStats.Store(nil)
+	s.status.End()
+	s.box.Changed()
+}
+
+// release gives the device back to the box: reset, and without anything that
+// the tenant left in it.
+func (s *slot) release() {
+	d := s.domain
+	now := d.group.Enter()
+	s.binding = nil
+	s.live.Store(nil)
+	s.device.Reset(now, device.ConventionalReset)
+	d.group.Leave()
+	s.jobs.Wait() // they work on the device's memory
+	if sc, ok := s.device.(Scrubber); ok {
+		sc.Scrub()
+	}
+	s.domain = nil
+	s.box.leave(d)
+	s.box.unbindRow(s.index)
+}
+
+// resetAsAsked resets a device that has no binding, if the manager wants it, once
+// for each sequence. How the device is afterwards is known before the reset is
+// reported.
+func (s *slot) resetAsAsked(desired *dxpuv1.DesiredState) {
+	for _, r := range desired.GetResets() {
+		if int(r.Slot) != s.index || r.Sequence <= s.reset.Load() || s.device == nil {
+			continue
+		}
+		s.device.Reset(s.enter(), device.ConventionalReset)
+		s.leave()
+		if sc, ok := s.device.(Scrubber); ok {
+			sc.Scrub()
+		}
+		s.sample()
+		s.box.log.Info("device reset", "slot", s.index, "sequence", r.Sequence)
+		s.reset.Store(r.Sequence)
+		s.box.Changed()
+	}
+}
+
+// watchLink follows the link of a binding.
+func (s *slot) watchLink(have agent.BindingStatus) {
+	if s.binding == nil {
+		return
+	}
+	s.domain.group.Enter()
+	state, why := s.binding.State(), s.binding.Why()
+	s.domain.group.Leave()
+	switch {
+	case state == link.Up && have.State == dxpuv1.BindingState_BINDING_STATE_READY:
+		s.advance(dxpuv1.BindingState_BINDING_STATE_ATTACHED, "")
+	case state == link.Down && have.State != dxpuv1.BindingState_BINDING_STATE_LOST:
+		s.advance(dxpuv1.BindingState_BINDING_STATE_LOST, why)
+	}
+}
+
+// sample looks at the device and at the link. A device that has died ends its
+// binding: the host must know at once, the manager soon.
+func (s *slot) sample() {
+	now := s.enter()
+	seen := s.health()
+	if s.binding != nil {
+		stats := s.binding.Stats()
+		s.linkStats.Store(&stats)
+		if !seen.ok && s.binding.State() != link.Down {
+			s.box.log.Warn("device failed", "slot", s.index, "detail", seen.detail)
+			s.binding.Shutdown(now, netio.CloseDeviceLost)
+		}
+	}
+	var errs []DeviceErrors
+	if c, ok := s.device.(ErrorCounter); ok {
+		errs = c.Errors()
+	}
+	s.leave()
+	oldErrs := s.lastErrors.Swap(&errs)
+	if old := s.lastHealth.Swap(&seen); old == nil || *old != seen || oldErrs == nil || !slices.Equal(*oldErrs, errs) {
+		s.box.Changed()
+	}
+}
+
+// health is how a device was when it was last asked.
+type health struct {
+	ok     bool
+	detail string
+}
+
+// health asks the device how it is. The slot is entered.
+func (s *slot) health() health {
+	if s.device == nil {
+		return health{false, "the slot is empty"}
+	}
+	if c, can := s.device.(Checker); can {
+		ok, detail := c.Check()
+		return health{ok, detail}
+	}
+	return health{ok: true}
+}
+
+// enter and leave give the controller the device to itself: nobody else uses
+// that of a slot that is not bound.
+func (s *slot) enter() (now time.Duration) {
+	if s.domain == nil {
+		return s.box.fabric.Now()
+	}
+	return s.domain.group.Enter()
+}
+
+func (s *slot) leave() {
+	if s.domain != nil {
+		s.domain.group.Leave()
+	}
+}
+
+func (s *slot) call(f func(device.Device)) {
+	s.enter()
+	f(s.device)
+	if s.binding != nil {
+		s.binding.Touch()
+	}
+	s.leave()
+	s.sample()
+}
+
+// advance reports a binding's next state.
+func (s *slot) advance(state dxpuv1.BindingState, detail string) {
+	s.status.Advance(state, detail)
+	s.box.log.Info("binding", "slot", s.index, "binding", s.status.Get().ID, "state", agent.StateName(state), "detail", detail)
+	s.box.Changed()
+}
+
+// bindRow enters a binding into the mapping table, which refuses an old epoch.
+func (b *Box) bindRow(slot int, want *dxpuv1.DesiredBinding) error {
+	b.tableMu.Lock()
+	defer b.tableMu.Unlock()
+	return b.table.Bind(slot, mapping.Host{
+		Node: want.GetPeer().GetNodeNumber(), Domain: want.Domain,
+		Slot: uint16(want.GetPeer().GetSlot()), Path: uint8(want.Path), Epoch: want.Epoch,
+	})
+}
+
+func (b *Box) unbindRow(slot int) {
+	b.tableMu.Lock()
+	defer b.tableMu.Unlock()
+	b.table.Unbind(slot)
+}

@@ -1,0 +1,97 @@
+package boxproxy
+
+import (
+	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+	"github.com/dxpu-project/dxpu/vfiouser"
+)
+
+// outQueue is what goes to the host, in order: completions, the writes of the
+// server, interrupts. A read of the server leaves it when its turn comes: what
+// was written before it has gone then, and what follows may pass it.
+type outQueue struct {
+	items []outItem
+	data  [pcie.MaxPayload + 2*pcie.DW]byte
+	out   tlp.Packet
+}
+
+// outItem is one of: a read of the host that is answered (read), a DMA request
+// (dma), or a packet of its own.
+type outItem struct {
+	packet tlp.Packet
+	word   [pcie.DW]byte // payload of packet, if it has one
+
+	read bool
+	job  transaction.ReadJob
+	data []byte // from the address base on
+	base uint64
+
+	dma  *vfiouser.DMARequest
+	done int // bytes of a write that have been sent
+}
+
+func (q *outQueue) push(i outItem) { q.items = append(q.items, i) }
+
+// drop forgets everything; what becomes of DMA requests refuse decides.
+func (q *outQueue) drop(refuse func(*vfiouser.DMARequest)) {
+	for _, i := range q.items {
+		if i.dma != nil {
+			refuse(i.dma)
+		}
+	}
+	q.items = nil
+}
+
+// transmit emits until there is nothing left, which it reports, or emit refuses.
+func (q *outQueue) transmit(r *remote, emit func(p *tlp.Packet) bool) bool {
+	for len(q.items) > 0 {
+		if !q.one(r, &q.items[0], emit) {
+			return false
+		}
+		q.items[0] = outItem{}
+		q.items = q.items[1:]
+	}
+	q.items = nil
+	return true
+}
+
+func (q *outQueue) one(r *remote, i *outItem, emit func(p *tlp.Packet) bool) bool {
+	switch {
+	case i.read:
+		return i.job.Emit(&q.out, q.data[:], func(addr uint64, dst []byte) pcie.CplStatus {
+			copy(dst, i.data[addr-i.base:])
+			return pcie.SuccessfulCompletion
+		}, emit)
+	case i.dma != nil && i.dma.Write:
+		return q.write(r, i, emit)
+	case i.dma != nil:
+		r.dma.add(i.dma, r.finishDMA)
+		return true
+	}
+	if i.packet.Type.HasData() {
+		i.packet.Data = i.word[:]
+	}
+	return emit(&i.packet)
+}
+
+// write emits a write of the server and answers it when all of it has gone.
+func (q *outQueue) write(r *remote, i *outItem, emit func(p *tlp.Packet) bool) bool {
+	for i.done < len(i.dma.Data) {
+		addr := i.dma.Addr + uint64(i.done)
+		n := tlp.NextChunk(addr, len(i.dma.Data)-i.done, r.dma.payload)
+		pad := transaction.Pad(addr)
+		payload := q.data[:(pad+n+pcie.DW-1)&^(pcie.DW-1)]
+		clear(payload[:pad])
+		clear(payload[pad+n:])
+		copy(payload[pad:], i.dma.Data[i.done:i.done+n])
+		q.out = tlp.Packet{Type: tlp.MWr, Requester: r.fn.ID, Data: payload}
+		q.out.SetMemory(addr, n)
+		if !emit(&q.out) {
+			return false
+		}
+		i.done += n
+	}
+	r.finishDMA(i.dma, nil)
+	return true
+}

@@ -1,0 +1,57 @@
+package boxproxy
+
+import (
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/agent"
+)
+
+// Tagged is implemented by devices that tell how many requests of theirs are
+// outstanding.
+type Tagged interface {
+	// TagsInUse returns the requests outstanding and the most there may be.
+	TagsInUse() (n, of int)
+}
+
+var (
+	_ Tagged = SoftwareGPU{}
+	_ Tagged = (*remote)(nil)
+)
+
+// Report tells how the slots are doing.
+func (b *Box) Report() agent.Report {
+	out := agent.Report{Role: "box", Time: time.Now()}
+	for _, s := range b.slots {
+		if s.device != nil {
+			out.Slots = append(out.Slots, s.describe())
+		}
+	}
+	return out
+}
+
+func (s *slot) describe() agent.SlotReport {
+	c := &s.counters
+	_, desired := s.box.Wanted(s.index)
+	out := agent.SlotReport{
+		Slot: s.index, Device: s.info.Model,
+		Counters: agent.SlotCounters{
+			ToDevice: c.toDevice.Load(), FromDevice: c.fromDevice.Load(),
+			ToDeviceBytes: c.toDeviceBytes.Load(), FromDeviceBytes: c.fromDeviceBytes.Load(),
+			Peer: c.peer.Load(), Dropped: c.dropped.Load(),
+		},
+		Binding: agent.ReportBinding(s.index, s.status.Get(), desired),
+	}
+	live := s.live.Load()
+	if live == nil || out.Binding == nil {
+		return out
+	}
+	live.group.Enter()
+	defer live.group.Leave()
+	out.Binding.Link = agent.ReportLink(live.binding)
+	// Once the slot has been released, the group no longer guards the device.
+	if t, ok := s.device.(Tagged); ok && s.live.Load() == live {
+		n, of := t.TagsInUse()
+		out.Tags = &agent.TagsReport{InFlight: n, Total: of}
+	}
+	return out
+}

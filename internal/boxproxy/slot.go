@@ -1,0 +1,180 @@
+package boxproxy
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
+	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// slot is one place of the box: a device and, while it is bound, its binding.
+// domain and binding are changed by the slot's controller with the group
+// entered, so either of both may read them.
+type slot struct {
+	box    *Box
+	index  int
+	device device.Device // nil: empty
+	info   Info
+	kick   chan struct{} // the controller has something to look at
+
+	domain  *domain // nil: not bound
+	binding *netio.Binding
+	now     time.Duration          // of the Pump that is under way
+	emitTo  func(*tlp.Packet) bool // emit, made once
+	jobs    sync.WaitGroup         // what NextJob gave and is being computed
+
+	status     agent.Status
+	applied    atomic.Uint64 // the desired revision that status takes account of
+	lastHealth atomic.Pointer[health]
+	lastErrors atomic.Pointer[[]DeviceErrors]
+	reset      atomic.Uint64 // the last reset that the manager asked for and that was made
+	linkStats  atomic.Pointer[link.Stats]
+	live       atomic.Pointer[attachment] // nil: not bound
+	calls      chan func(device.Device)   // for the controller to make
+	counters   counters
+}
+
+func newSlot(b *Box, index int, cfg Slot) *slot {
+	s := &slot{box: b, index: index, device: cfg.Device, info: cfg.Info, kick: make(chan struct{}, 1), calls: make(chan func(device.Device))}
+	s.emitTo = s.emit
+	if n, ok := s.device.(device.Notifier); ok {
+		n.SetNotify(s.notified)
+	}
+	return s
+}
+
+// counters of a slot, since the box proxy started. They are read while they
+// are being counted.
+type counters struct {
+	toDevice, fromDevice           atomic.Uint64 // TLPs
+	toDeviceBytes, fromDeviceBytes atomic.Uint64 // payload
+	peer                           atomic.Uint64 // TLPs that took the short cut to a neighbour
+	dropped                        atomic.Uint64 // TLPs of the device with no link to take
+}
+
+// domain is a virtual switch of a host as this box sees it: the slots bound to
+// it share one group, so that one may hand a TLP to another.
+type domain struct {
+	name  string
+	group *netio.Group
+	slots atomic.Int32
+}
+
+// attachment is what a device's notification needs, from any goroutine.
+type attachment struct {
+	group   *netio.Group
+	binding *netio.Binding
+}
+
+// notified asks for Pump: a device that stands for another process has
+// something to emit.
+func (s *slot) notified() {
+	if a := s.live.Load(); a != nil {
+		a.group.Enter()
+		a.binding.Touch()
+		a.group.Leave()
+	}
+}
+
+// throttled is implemented by devices that cannot take every TLP at once.
+type throttled interface {
+	// Full reports that the device takes no more now. It notifies when it does
+	// again.
+	Full() bool
+}
+
+var _ netio.Handler = (*slot)(nil)
+
+// Deliver hands a TLP from the host to the device.
+func (s *slot) Deliver(now time.Duration, p *tlp.Packet) bool {
+	if t, ok := s.device.(throttled); ok && t.Full() {
+		return false
+	}
+	s.take(now, p)
+	return true
+}
+
+// take hands a TLP to the device whether it is full or not: a neighbour's is
+// taken at once.
+func (s *slot) take(now time.Duration, p *tlp.Packet) {
+	s.counters.toDevice.Add(1)
+	s.counters.toDeviceBytes.Add(uint64(len(p.Data)))
+	if p.Type == tlp.CfgWr0 {
+		s.box.snoop(s.index, p)
+	}
+	s.device.Receive(now, p)
+}
+
+// Pump sends what the device emits and starts the work that it wants done.
+func (s *slot) Pump(now time.Duration) {
+	if s.binding == nil {
+		return // being attached: what the device has can wait
+	}
+	for {
+		job, ok := s.device.NextJob()
+		if !ok {
+			break
+		}
+		s.start(job)
+	}
+	s.now = now
+	s.device.Transmit(now, s.emitTo)
+}
+
+// start computes a job beside the traffic of the device.
+func (s *slot) start(job device.Job) {
+	group := s.domain.group
+	s.jobs.Add(1)
+	go func() {
+		defer s.jobs.Done()
+		s.box.compute <- struct{}{} // as many at once as there are processors
+		job.Run()
+		<-s.box.compute
+		now := group.Enter()
+		s.device.FinishJob(now, job)
+		if s.binding != nil {
+			s.binding.Touch()
+		}
+		group.Leave()
+	}()
+}
+
+// emit takes one TLP of the device: to a neighbour of the same domain if it is
+// addressed to one, else to the host. It returns false when the link has no
+// room.
+func (s *slot) emit(p *tlp.Packet) bool {
+	if s.domain.slots.Load() > 1 {
+		if peer := s.box.peer(s.index, p); peer != nil {
+			s.counters.peer.Add(1)
+			peer.take(s.now, p)
+			peer.binding.Touch()
+			return true
+		}
+	}
+	switch err := s.binding.Send(s.now, p); {
+	case errors.Is(err, link.ErrFull):
+		return false
+	case err != nil:
+		s.counters.dropped.Add(1)
+		return true
+	}
+	s.counters.fromDevice.Add(1)
+	s.counters.fromDeviceBytes.Add(uint64(len(p.Data)))
+	return true
+}
+
+// Wake returns when the device wants to be looked at.
+func (s *slot) Wake() time.Duration { return s.device.Wake() }
+
+// LinkChanged tells the controller of the slot, which decides.
+func (s *slot) LinkChanged(_ time.Duration, state link.State) {
+	s.box.log.Info("link", "slot", s.index, "state", fmt.Sprint(state))
+	s.wake()
+}

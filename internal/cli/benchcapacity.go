@@ -1,0 +1,184 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dxpu-project/dxpu/internal/bench/capacity"
+	"github.com/dxpu-project/dxpu/internal/boxproxy"
+	"github.com/dxpu-project/dxpu/internal/pool/etcdstore"
+)
+
+// capacityOptions are the flags of bench capacity and bench attach.
+type capacityOptions struct {
+	spec   capacity.Spec
+	count  int
+	memory bool
+	json   bool
+}
+
+func newBenchCapacityCommand() *cobra.Command {
+	o := &capacityOptions{}
+	cmd := &cobra.Command{
+		Use:   "capacity",
+		Short: "Attach all GPUs of a large pool at the same time",
+		Long: `Attach all GPUs of a large pool at the same time: a manager, boxes and hosts with
+their proxies, and a link over UDP on the loopback interface for each GPU, all in
+this process. The hosts are embedded ones. Each GPU is then found by its host, answers
+register reads and takes a copy by DMA both ways, whose bytes are checked, and is
+released. Anything that fails fails the benchmark.
+
+It prints how long it took, the parts of an attach, what an attached GPU takes of
+memory, and what the whole pool takes of the processors while nobody uses it.`,
+		Example: `  dxpu bench capacity
+  dxpu bench capacity --boxes 8 --hosts 4 --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.runCapacity(cmd) },
+	}
+	o.flags(cmd, 64, 8, 64)
+	cmd.Flags().IntVar(&o.spec.AtOnce, "at-once", 16, "callers that ask for a GPU at the same time, 1 to 1024")
+	cmd.Flags().DurationVar(&o.spec.Idle, "idle", 5*time.Second, "how long the idle pool is looked at, twice")
+	return cmd
+}
+
+func newBenchAttachCommand() *cobra.Command {
+	o := &capacityOptions{}
+	cmd := &cobra.Command{
+		Use:   "attach",
+		Short: "Measure how long it takes to attach one GPU",
+		Long: `Measure how long it takes from the call of CreateLease to a device that the host
+sees, in a small pool in this process: attach one GPU, use it, release it, again
+and again. The parts are those of the binding's timeline.`,
+		Example: `  dxpu bench attach
+  dxpu bench attach --count 1000 --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.runAttach(cmd) },
+	}
+	o.flags(cmd, 2, 4, 2)
+	cmd.Flags().IntVar(&o.count, "count", 100, "how often, 1 to 100000")
+	return cmd
+}
+
+func (o *capacityOptions) flags(cmd *cobra.Command, boxes, gpus, hosts int) {
+	f := cmd.Flags()
+	f.IntVar(&o.spec.Boxes, "boxes", boxes, "GPU boxes, 1 to 1000")
+	f.IntVar(&o.spec.GPUsPerBox, "gpus-per-box", gpus, "GPUs of each box")
+	f.IntVar(&o.spec.Hosts, "hosts", hosts, "hosts, 1 to 1000; the GPUs are spread over them")
+	f.DurationVar(&o.spec.Heartbeat, "heartbeat", 250*time.Millisecond, "how often each proxy reports to the manager")
+	f.DurationVar(&o.spec.Timeout, "timeout", 5*time.Minute, "longest time for each part")
+	f.BoolVar(&o.memory, "in-memory", false, "keep the manager's state in memory, not on disk")
+	jsonFlag(cmd, &o.json)
+}
+
+func (o *capacityOptions) check() error {
+	switch s := &o.spec; {
+	case s.Boxes < 1 || s.Boxes > 1000 || s.Hosts < 1 || s.Hosts > 1000:
+		return fmt.Errorf("--boxes %d, --hosts %d: want 1 to 1000", s.Boxes, s.Hosts)
+	case s.GPUsPerBox < 1 || s.GPUsPerBox > boxproxy.MaxSlots:
+		return fmt.Errorf("--gpus-per-box %d: want 1 to %d", s.GPUsPerBox, boxproxy.MaxSlots)
+	case s.AtOnce < 0 || s.AtOnce > 1024:
+		return fmt.Errorf("--at-once %d: want 1 to 1024", s.AtOnce)
+	case s.Heartbeat <= 0 || s.Timeout <= 0:
+		return fmt.Errorf("--heartbeat %v, --timeout %v: want some time", s.Heartbeat, s.Timeout)
+	}
+	return nil
+}
+
+// withStore runs with a store in a directory that is removed afterwards.
+func (o *capacityOptions) withStore(run func() error) (err error) {
+	if o.memory {
+		return run()
+	}
+	dir, err := os.MkdirTemp("", "dxpu-bench")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	ctx := context.Background()
+	store, err := etcdstore.Open(ctx, etcdstore.Options{Dir: dir})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, store.Resign(ctx), store.Close()) }()
+	if _, err := store.Campaign(ctx); err != nil {
+		return err
+	}
+	o.spec.Store = store
+	return run()
+}
+
+func (o *capacityOptions) runCapacity(cmd *cobra.Command) error {
+	if err := o.check(); err != nil {
+		return &usageError{err}
+	}
+	o.spec.Progress = progress(cmd.ErrOrStderr())
+	return o.withStore(func() error {
+		r, err := capacity.Run(cmd.Context(), o.spec)
+		if err != nil {
+			return err
+		}
+		if o.json {
+			return writeJSON(cmd.OutOrStdout(), r)
+		}
+		return printCapacity(cmd.OutOrStdout(), r)
+	})
+}
+
+func (o *capacityOptions) runAttach(cmd *cobra.Command) error {
+	if err := o.check(); err != nil {
+		return &usageError{err}
+	}
+	if o.count < 1 || o.count > 100_000 {
+		return &usageError{fmt.Errorf("--count %d: want 1 to 100000", o.count)}
+	}
+	o.spec.Progress = progress(cmd.ErrOrStderr())
+	return o.withStore(func() error {
+		r, err := capacity.Attach(cmd.Context(), o.spec, o.count)
+		if err != nil {
+			return err
+		}
+		if o.json {
+			return writeJSON(cmd.OutOrStdout(), r)
+		}
+		out := cmd.OutOrStdout()
+		_, _ = fmt.Fprintf(out, "%d processors, %s; %d attaches, one after the other\n\n", r.Processors, r.Go, r.Count)
+		return printParts(out, append(r.Parts, r.Detach))
+	})
+}
+
+func printCapacity(w io.Writer, r *capacity.Report) error {
+	_, _ = fmt.Fprintf(w, "%d processors, %s; %d GPUs in %d boxes, %d hosts, one process; %d callers at the same time\n\n",
+		r.Processors, r.Go, r.GPUs, r.Boxes, r.Hosts, r.AtOnce)
+	t := newTable(w, "MEASURED", "VALUE")
+	t.row("start, until the manager knows all GPUs", duration(r.StartNS))
+	t.row(fmt.Sprintf("attach all %d GPUs", r.GPUs), duration(r.AttachNS))
+	t.row("each GPU: driver, registers, verified DMA both ways", duration(r.DriveNS))
+	t.row("release all, until they are clean and free", duration(r.ReleaseNS))
+	t.row("memory of an attached GPU, both proxies and manager", fmt.Sprintf("%.1f KiB", r.MemoryPerGPU/1024))
+	t.row("memory of the empty pool", memory(r.MemoryEmpty))
+	t.row("memory of the process, all attached (RSS)", memory(r.RSS))
+	t.row("idle, nothing attached", percentOfCore(r.IdleEmpty))
+	t.row("idle, all attached", percentOfCore(r.IdleAttached))
+	t.row("goroutines, all attached", fmt.Sprintf("%d, %.1f for each GPU", r.Goroutines, r.PerAttachment))
+	if err := t.flush(); err != nil {
+		return err
+	}
+	_, _ = fmt.Fprintln(w)
+	return printParts(w, r.Parts)
+}
+
+func percentOfCore(v float64) string { return fmt.Sprintf("%.1f %% of a processor", 100*v) }
+
+func printParts(w io.Writer, parts []capacity.Part) error {
+	t := newTable(w, "PART OF AN ATTACH", "P50", "P99")
+	for _, p := range parts {
+		t.row(p.Name, duration(p.P50NS), duration(p.P99NS))
+	}
+	return t.flush()
+}

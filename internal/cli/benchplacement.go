@@ -1,0 +1,83 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dxpu-project/dxpu/internal/bench"
+)
+
+func newBenchPlacementCommand() *cobra.Command {
+	var o bench.PlacementOptions
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "placement",
+		Short: "Measure how long it takes to decide which GPUs a lease gets",
+		Long: `Measure how long it takes to decide which GPUs and which host slots a lease gets,
+by the manager's index and, for the same pool in the same run, by a straightforward
+scan over all GPUs. The pools are seven tenths full, and change with each decision.
+Decisions of the two that differ fail the benchmark.`,
+		Example: `  dxpu bench placement
+  dxpu bench placement --gpus 512 --hosts 64 --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkPlacementOptions(&o); err != nil {
+				return &usageError{err}
+			}
+			o.Progress = progress(cmd.ErrOrStderr())
+			report, err := bench.Placement(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return writeJSON(cmd.OutOrStdout(), report)
+			}
+			return printPlacement(cmd.OutOrStdout(), report)
+		},
+	}
+	f := cmd.Flags()
+	f.IntSliceVar(&o.GPUs, "gpus", []int{512, 100_000}, "sizes of the pools in GPUs, each 64 to 1000000")
+	f.IntSliceVar(&o.Hosts, "hosts", []int{64, 10_000}, "numbers of hosts, each 1 to 100000")
+	f.IntVar(&o.Decisions, "decisions", 4000, "how often each request is decided, 1 to 1000000")
+	f.IntVar(&o.Scans, "scans", 200, "how many of these are decided by the scan as well")
+	jsonFlag(cmd, &asJSON)
+	return cmd
+}
+
+func checkPlacementOptions(o *bench.PlacementOptions) error {
+	for _, n := range o.GPUs {
+		if n < 64 || n > 1_000_000 {
+			return fmt.Errorf("--gpus: %d: want 64 to 1000000", n)
+		}
+	}
+	for _, n := range o.Hosts {
+		if n < 1 || n > 100_000 {
+			return fmt.Errorf("--hosts: %d: want 1 to 100000", n)
+		}
+	}
+	if o.Decisions < 1 || o.Decisions > 1_000_000 || o.Scans < 1 {
+		return fmt.Errorf("--decisions %d, --scans %d: want 1 to 1000000 decisions, and a scan", o.Decisions, o.Scans)
+	}
+	return nil
+}
+
+func printPlacement(w io.Writer, r *bench.PlacementReport) error {
+	_, _ = fmt.Fprintf(w, "%d processors, %s\n\n", r.Processors, r.Go)
+	t := newTable(w, "POOL", "REQUEST", "PLACED", "INDEX P50", "P99", "SCAN P50", "P99", "SCAN/INDEX")
+	us := func(v float64) string {
+		if v == 0 {
+			return ""
+		}
+		return benchNumber(v, bench.Microseconds)
+	}
+	for _, row := range r.Rows {
+		ratio, placed := "", ""
+		if row.Ratio > 0 {
+			ratio, placed = benchNumber(row.Ratio, ""), fmt.Sprintf("%.0f %%", 100*row.Placed)
+		}
+		t.row(row.Pool, row.Request, placed, us(row.IndexP50), us(row.IndexP99), us(row.ScanP50), us(row.ScanP99), ratio)
+	}
+	return t.flush()
+}

@@ -1,0 +1,108 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dxpu-project/dxpu/internal/soak"
+)
+
+func newBenchSoakCommand() *cobra.Command {
+	var o soak.Options
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "soak",
+		Short: "Run a host and a box for a long time under random faults",
+		Long: `Run a host proxy and a box proxy, with several bindings over two paths of the
+loopback interface, under random faults: loss, duplication, reordering, corruption,
+delay, a bottleneck, a smaller MTU, a path cut in one or both directions, all paths
+cut, a clock that jumps, a proxy that is killed and started again.
+
+Meanwhile devices are attached, used and detached: copies both ways, numbered
+posted writes, register accesses, all compared. It is a violation when a byte is
+another one, when a posted write does not come once and in order, when an operation
+fails though nothing was done that may end bindings, when one neither ends nor
+fails, when the two ends of a link have counted different TLPs, and when at the end
+the process holds more memory, goroutines or file descriptors than after warming up.
+
+The exit code is 1 after a violation, and the seed to repeat the run is printed.`,
+		Example: `  dxpu bench soak --duration 5m
+  dxpu bench soak --duration 1h --seed 7 --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.Duration <= 0 || o.Bindings < 2 || o.Bindings > soak.MaxBindings {
+				return &usageError{fmt.Errorf("--duration %v, --bindings %d: want some time and 2 to %d bindings", o.Duration, o.Bindings, soak.MaxBindings)}
+			}
+			o.Progress = func(format string, args ...any) { _, _ = fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...) }
+			rep, err := soak.Run(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				err = writeJSON(cmd.OutOrStdout(), rep)
+			} else {
+				err = printSoak(cmd.OutOrStdout(), rep)
+			}
+			if err == nil && !rep.OK {
+				err = withHint(fmt.Errorf("%d violations", len(rep.Violations)), "repeat the run with --seed %d", rep.Seed)
+			}
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.DurationVar(&o.Duration, "duration", time.Hour, "how long to run")
+	f.Uint64Var(&o.Seed, "seed", 0, "seed of the faults and of what the hosts do (default: a new one, which is printed)")
+	f.IntVar(&o.Bindings, "bindings", 4, "devices, half of an embedded host and half of vfio-user clients")
+	f.DurationVar(&o.Every, "every", 10*time.Second, "how often to say how the run stands")
+	jsonFlag(cmd, &asJSON)
+	return cmd
+}
+
+func printSoak(w io.Writer, r *soak.Report) error {
+	a := r.Account
+	_, _ = fmt.Fprintf(w, "%v with %d bindings, seed %d\n\n", time.Duration(r.DurationNS).Round(time.Second), r.Bindings, r.Seed)
+	t := newTable(w, "ACCOUNT", "AMOUNT", "DETAIL")
+	t.row("bytes asked for", a.Asked, "")
+	t.row("bytes that came, all compared", a.Done, "")
+	t.row("bytes whose loss was reported", a.Lost, fmt.Sprintf("%d of %d operations", a.LostOperations, a.Operations))
+	t.row("posted writes, once and in order", a.PostedWrites, "")
+	t.row("bindings", a.Sessions, fmt.Sprintf("%d ended in a reported loss, %d came not up", a.LostSessions, a.FailedAttaches))
+	t.row("bindings with equal TLP counts at both ends", a.BalancedSessions, "")
+	t.row("time in which losses were excused", time.Duration(r.ExcusedNS).Round(time.Second), fmt.Sprintf("%d stalls of the machine, up to %v", r.Stalls, time.Duration(r.LongestStall).Round(time.Millisecond)))
+	if err := t.flush(); err != nil {
+		return err
+	}
+	_, _ = fmt.Fprintln(w)
+	t = newTable(w, "FAULT", "TIMES")
+	for _, kind := range slices.Sorted(maps.Keys(r.Faults)) {
+		t.row(kind, r.Faults[kind])
+	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	_, _ = fmt.Fprintln(w)
+	t = newTable(w, "AT REST AFTER", "HEAP", "GOROUTINES", "FILE DESCRIPTORS")
+	for _, s := range r.Samples {
+		t.row(time.Duration(s.AtNS).Round(time.Second), fmt.Sprintf("%.2f MiB", float64(s.Heap)/(1<<20)), s.Goroutines, s.FDs)
+	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	for _, v := range r.Violations {
+		_, _ = fmt.Fprintf(w, "\nVIOLATION after %s", v)
+	}
+	if r.Goroutines != "" {
+		_, _ = fmt.Fprintf(w, "\n\n%s", r.Goroutines)
+	}
+	verdict := "no violations"
+	if !r.OK {
+		verdict = fmt.Sprintf("%d violations", len(r.Violations))
+	}
+	_, _ = fmt.Fprintf(w, "\n%s\n", verdict)
+	return nil
+}

@@ -1,0 +1,76 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dxpu-project/dxpu/internal/bench/store"
+)
+
+func newBenchStoreCommand() *cobra.Command {
+	var spec store.Spec
+	var dir string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "store",
+		Short: "Measure durable leases a second on embedded etcd, beside bare puts",
+		Long: `Measure how many leases a second a manager makes durable on embedded etcd, and in
+the same run how many bare puts a second the same etcd makes, with values as large
+as what the manager stores for a lease. Leases and puts take turns; the rates are
+medians of the rounds.
+
+Callers, API, manager and etcd are in one process and share its processors. A lease
+counts when the call that asked for it has returned: it is on the disk then. Its nodes
+are only simulated, and nothing is attached. Leases are stored in groups, puts are
+not: the ratio may be above one.`,
+		Example: `  dxpu bench store
+  dxpu bench store --at-once 1 --dir /var/lib --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			for _, n := range []struct {
+				flag       string
+				value, max int
+			}{{"--leases", spec.Leases, 100_000}, {"--at-once", spec.AtOnce, 1024}, {"--rounds", spec.Rounds, 100}} {
+				if n.value < 1 || n.value > n.max {
+					return &usageError{fmt.Errorf("%s %d: want 1 to %d", n.flag, n.value, n.max)}
+				}
+			}
+			if spec.Dir, err = os.MkdirTemp(dir, "dxpu-bench"); err != nil {
+				return fmt.Errorf("--dir: %w", err)
+			}
+			defer func() { err = errors.Join(err, os.RemoveAll(spec.Dir)) }()
+			spec.Progress = progress(cmd.ErrOrStderr())
+			r, err := store.Run(cmd.Context(), spec)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return writeJSON(cmd.OutOrStdout(), r)
+			}
+			return printStoreBench(cmd.OutOrStdout(), r)
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&spec.Leases, "leases", 5000, "leases of each round, and puts, 1 to 100000")
+	f.IntVar(&spec.AtOnce, "at-once", 64, "callers at the same time, 1 to 1024")
+	f.IntVar(&spec.Rounds, "rounds", 3, "rounds, 1 to 100")
+	f.StringVar(&dir, "dir", "", "directory in which the state is kept, below it, while it lasts (default $TMPDIR)")
+	jsonFlag(cmd, &asJSON)
+	return cmd
+}
+
+func printStoreBench(w io.Writer, r *store.Report) error {
+	_, _ = fmt.Fprintf(w, "%d processors, %s; %d callers at the same time, %d rounds\n\n", r.Processors, r.Go, r.AtOnce, r.Rounds)
+	t := newTable(w, "CALL", "COUNT", "A SECOND", "P50", "P99")
+	t.row("durable leases", r.Leases.Count, fmt.Sprintf("%.0f", r.Leases.PerSecond), duration(r.Leases.P50NS), duration(r.Leases.P99NS))
+	t.row(fmt.Sprintf("bare puts of %d bytes", r.PutBytes), r.Puts.Count, fmt.Sprintf("%.0f", r.Puts.PerSecond), duration(r.Puts.P50NS), duration(r.Puts.P99NS))
+	if err := t.flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "\nRatio of leases to puts: %.2f; a transaction of etcd stores %.1f leases.\n", r.Ratio, r.LeasesPerWrite)
+	return err
+}

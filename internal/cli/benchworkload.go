@@ -1,0 +1,313 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"runtime/debug"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dxpu-project/dxpu/internal/bench"
+	"github.com/dxpu-project/dxpu/internal/model/perf"
+	"github.com/dxpu-project/dxpu/internal/model/perf/paper"
+	"github.com/dxpu-project/dxpu/internal/model/playback"
+	"github.com/dxpu-project/dxpu/internal/model/predict"
+	"github.com/dxpu-project/dxpu/internal/model/trace"
+	"github.com/dxpu-project/dxpu/internal/model/workload"
+	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/pcie"
+)
+
+// workloadOptions are the flags of bench workload.
+type workloadOptions struct {
+	spec          playback.Spec
+	rtts, prefix  string
+	cipher        string
+	mrrs, steps   int
+	stretch       int
+	limit         time.Duration
+	real, strict  bool
+	json, silence bool
+}
+
+func newBenchWorkloadCommand() *cobra.Command {
+	o := &workloadOptions{}
+	cmd := &cobra.Command{
+		Use:   "workload TRACE",
+		Short: "Replay a recorded workload on the software GPU, beside the model's prediction",
+		Long: `Replay a recorded workload on the software GPU, beside the model's prediction.
+
+TRACE is what "dxpu model predict" reads. Calls are made with the recorded gaps
+between them; a launch is a doorbell, after which the GPU reads its commands; a
+copy is DMA; a synchronisation waits for the fence that the GPU writes. Only the
+work is replaced, by delays of the recorded length.
+
+By default this happens in virtual time: the link, the host and the GPU that the
+daemons run, with a network whose delay makes the round trip of a memory read
+what --rtt says. The result is always the same.
+
+With --real it happens on this machine, through both proxies and UDP on the
+loopback interface. All times are then multiplied by --stretch, round trips too,
+so that timers and sockets can keep up, and only the first steps that fit into
+--limit are replayed.
+
+The predictor is asked for the same with the costs of the software GPU, which are
+not those of a physical one: a launch costs it 1.5 round trips until the kernel
+starts but occupies no stream, so launches made ahead are free. The last column
+is the prediction for a physical GPU.`,
+		Example: `  dxpu bench workload resnet50.pt.trace.json.gz --rtt 4.9us,6.8us
+  dxpu bench workload resnet50.pt.trace.json.gz --real --steps 1 --rtt 6.8us`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args[0])
+		},
+	}
+	o.spec.NativeRTT = perf.NativeRTT
+	f := cmd.Flags()
+	f.StringVar(&o.rtts, "rtt", "4.9us,6.8us,10us,19us", "round trips of a PCIe memory read, such as 2us,4us,8us or 2us:20us:2us")
+	f.Var(rttFlag{&o.spec.NativeRTT}, "native-rtt", "round trip of the recorded run")
+	f.IntVar(&o.spec.Requester.Tags, "tags", perf.V100.Tags, "requests that the GPU keeps in flight, or more where the recording needs them")
+	f.IntVar(&o.mrrs, "mrrs", int(perf.V100.MRRS), "Max_Read_Request_Size in bytes")
+	f.IntVar(&o.steps, "steps", 0, "training steps to replay (default: all)")
+	f.BoolVar(&o.real, "real", false, "replay in real time, over UDP on the loopback interface")
+	f.IntVar(&o.stretch, "stretch", 0, "how many times longer everything takes in real time (default: what this machine needs)")
+	f.DurationVar(&o.limit, "limit", 0, "how long one replay may take, of the virtual or the real time (default: 30s in real time)")
+	f.StringVar(&o.cipher, "cipher", link.CipherAES256GCM.String(), "cipher in real time: aes-256-gcm or none")
+	f.StringVar(&o.prefix, "step-prefix", trace.DefaultStepPrefix, "how the names of annotations that mark training steps begin")
+	f.BoolVar(&o.strict, "strict", false, "fail on a damaged trace")
+	f.BoolVar(&o.silence, "quiet", false, "show no progress")
+	jsonFlag(cmd, &o.json)
+	return cmd
+}
+
+// replayed is what a report is made of.
+type replayed struct {
+	Trace                string   `json:"trace"`
+	Mode                 string   `json:"mode"` // "virtual time" or "real time"
+	Operations           int      `json:"operations"`
+	Calls                int      `json:"calls"`
+	Streams              int      `json:"streams"`
+	Devices              int      `json:"devices"`
+	Bytes                int64    `json:"bytes"`
+	Tags                 int      `json:"tags"`
+	MRRS                 int      `json:"mrrs"`
+	Stretch              int      `json:"stretch,omitempty"`
+	Loopback             int64    `json:"loopback_rtt_ns,omitempty"` // with no delay added, not stretched
+	Dropped              string   `json:"dropped,omitempty"`
+	Notes                []string `json:"notes,omitempty"`
+	*playback.Comparison `json:"-"`
+}
+
+func (o *workloadOptions) run(ctx context.Context, out, errOut io.Writer, file string) error {
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(memoryLimit))
+	rtts, err := o.prepare()
+	if err != nil {
+		return err
+	}
+	w, err := trace.Open(file, trace.Options{StepPrefix: o.prefix})
+	if err != nil {
+		return err
+	}
+	warn := w.Report.Warning()
+	if warn != "" {
+		if o.strict {
+			return fmt.Errorf("%s: %s", file, warn)
+		}
+		warnOfTrace(errOut, &w.Report)
+	}
+	r := &replayed{Trace: file, Mode: "virtual time", Dropped: warn}
+	say := progress(errOut)
+	if o.silence {
+		say = func(string, ...any) {}
+	}
+	do := o.virtual
+	if o.real {
+		do, r.Mode = o.inRealTime, "real time"
+	}
+	plan, runs, err := do(ctx, w, rtts, r, say)
+	if err != nil {
+		return err
+	}
+	if r.Comparison, err = playback.Compare(plan, o.spec.Requester, paper.HardwareCosts(), runs); err != nil {
+		return err
+	}
+	r.describe(plan.Workload(), o.spec.Requester)
+	if o.json {
+		return writeJSON(out, r.json())
+	}
+	return r.print(out)
+}
+
+// prepare checks the flags and returns the round trips.
+func (o *workloadOptions) prepare() ([]time.Duration, error) {
+	o.spec.Requester.MRRS = pcie.PayloadSize(clamp(o.mrrs, 65535))
+	o.spec.RTT = o.spec.NativeRTT
+	if err := o.spec.Requester.Validate(); err != nil {
+		return nil, &usageError{err}
+	}
+	switch {
+	case o.steps < 0 || o.limit < 0:
+		return nil, &usageError{fmt.Errorf("--steps %d, --limit %v: want 0 or more", o.steps, o.limit)}
+	case o.stretch < 0 || o.stretch > playback.MaxStretch:
+		return nil, &usageError{fmt.Errorf("--stretch %d: want 1 to %d, or 0 for what this machine needs", o.stretch, playback.MaxStretch)}
+	case o.spec.NativeRTT <= 0:
+		return nil, &usageError{fmt.Errorf("--native-rtt %v: want a time above zero", o.spec.NativeRTT)}
+	}
+	rtts, err := parseSweep("--rtt", o.rtts, o.spec.NativeRTT)
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	return rtts, nil
+}
+
+// ready makes the plan of what is replayed, and completes the specification.
+func (o *workloadOptions) ready(w *workload.Workload, r *replayed) (*predict.Plan, error) {
+	plan := predict.NewPlan(w)
+	spec, note, err := o.spec.Ready(plan)
+	if err != nil {
+		return nil, err
+	}
+	if note != "" {
+		r.Notes = append(r.Notes, note)
+	}
+	o.spec = spec
+	return plan, nil
+}
+
+func (o *workloadOptions) virtual(
+	ctx context.Context, w *workload.Workload, rtts []time.Duration, r *replayed, say func(string, ...any),
+) (*predict.Plan, []playback.Run, error) {
+	plan, err := o.ready(playback.Cut(w, o.steps, o.limit), r)
+	if err != nil {
+		return nil, nil, err
+	}
+	var runs []playback.Run
+	for _, rtt := range append([]time.Duration{o.spec.NativeRTT}, rtts...) {
+		spec := o.spec
+		spec.RTT = rtt
+		spec.Progress = func(done, total int) { say("%v: %d %% of the workload", rtt, 100*done/max(total, 1)) }
+		times, err := playback.Virtual(ctx, plan, spec)
+		if err != nil {
+			return nil, nil, err
+		}
+		runs = append(runs, playback.Run{RTT: rtt, Times: times})
+	}
+	return plan, runs, nil
+}
+
+// defaultLimit bounds a replay in real time.
+const defaultLimit = 30 * time.Second
+
+func (o *workloadOptions) inRealTime(
+	ctx context.Context, w *workload.Workload, rtts []time.Duration, r *replayed, say func(string, ...any),
+) (*predict.Plan, []playback.Run, error) {
+	cipher, err := parseCipher(o.cipher)
+	if err != nil {
+		return nil, nil, err
+	}
+	plan, err := o.ready(w, r)
+	if err != nil {
+		return nil, nil, err
+	}
+	out, err := bench.Workload(ctx, bench.Options{Cipher: cipher, Progress: say}, plan, bench.WorkloadSpec{
+		NativeRTT: o.spec.NativeRTT, RTTs: rtts, Requester: o.spec.Requester,
+		Stretch: o.stretch, Steps: o.steps, Limit: cmp.Or(o.limit, defaultLimit),
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	r.Stretch, r.Loopback = out.Stretch, out.Loopback.Nanoseconds()
+	return out.Plan, out.Runs, nil
+}
+
+// describe says what was replayed on what.
+func (r *replayed) describe(w *workload.Workload, q perf.Requester) {
+	r.Operations, r.Calls, r.Bytes = len(w.Ops), len(w.Calls), playback.Traffic(w)
+	r.Tags, r.MRRS = q.Tags, int(q.MRRS)
+	type device struct {
+		process uint64
+		number  int64
+	}
+	devices, used := map[device]bool{}, make([]bool, len(w.Streams))
+	for i := range w.Ops {
+		s := w.Ops[i].Stream
+		used[s] = true
+		devices[device{w.Streams[s].Process, w.Streams[s].Device}] = true
+	}
+	for _, u := range used {
+		if u {
+			r.Streams++
+		}
+	}
+	r.Devices = len(devices)
+	if r.Streams > playback.Queues {
+		r.Notes = append(r.Notes, fmt.Sprintf("%d streams on %d queues: some share one, and then wait for each other", r.Streams, playback.Queues))
+	}
+	if r.Devices > 1 {
+		r.Notes = append(r.Notes, fmt.Sprintf("%d GPUs of the trace are one here: their copies share its tags, which the model does not know", r.Devices))
+	}
+	const disturbed = 0.05
+	if off := r.Reproduction(); r.Mode == "real time" && (off > disturbed || off < -disturbed) {
+		r.Notes = append(r.Notes, "the native replay is far from the recording: this machine was busy; a larger --stretch helps")
+	}
+}
+
+// pointJSON is one row, times in nanoseconds.
+type pointJSON struct {
+	RTT       int64   `json:"rtt_ns"`
+	Unit      int64   `json:"unit_ns"`
+	System    float64 `json:"system"`
+	Model     float64 `json:"model"`
+	Deviation float64 `json:"deviation"`
+	Physical  float64 `json:"model_physical_gpu"`
+}
+
+func (r *replayed) json() any {
+	points := make([]pointJSON, len(r.Points))
+	for i := range r.Points {
+		p := &r.Points[i]
+		points[i] = pointJSON{p.RTT.Nanoseconds(), p.Unit.Nanoseconds(), p.System, p.Model, p.Deviation(), p.Physical}
+	}
+	return struct {
+		*replayed
+		Basis        string      `json:"basis"`
+		Unit         string      `json:"unit"`
+		Units        int         `json:"units"`
+		Recorded     int64       `json:"recorded_ns"`
+		Native       int64       `json:"native_ns"`
+		NativeRTT    int64       `json:"native_rtt_ns"`
+		Reproduction float64     `json:"reproduction"`
+		Points       []pointJSON `json:"points"`
+	}{
+		r, r.Basis, r.Comparison.Unit, r.Units, r.Recorded.Nanoseconds(), r.Native.Nanoseconds(), r.NativeRTT.Nanoseconds(), r.Reproduction(), points,
+	}
+}
+
+func (r *replayed) print(w io.Writer) error {
+	_, _ = fmt.Fprintf(w, "%s: %d operations on %d streams, %d calls, %v of copies; basis: %s\n", r.Trace, r.Operations, r.Streams, r.Calls, perf.Bytes(r.Bytes), r.Basis)
+	_, _ = fmt.Fprintf(w, "software GPU with %d tags of %d bytes, in %s", r.Tags, r.MRRS, r.Mode)
+	if r.Stretch > 0 {
+		_, _ = fmt.Fprintf(w, " stretched %d times; the loopback interface takes %v", r.Stretch, time.Duration(r.Loopback))
+	}
+	_, _ = fmt.Fprintf(w, "\nrecorded %s %v, on the system at %v %v (%+.2f %%)\n\n", r.Comparison.Unit, r.Recorded, r.NativeRTT, r.Native, 100*r.Reproduction())
+	t := newTable(w, "RTT", r.Comparison.Unit, "SYSTEM", "MODEL", "DEVIATION", "MODEL, PHYSICAL GPU")
+	for i := range r.Points[1:] {
+		p := &r.Points[1+i]
+		t.row(p.RTT, p.Unit.Round(time.Microsecond), share(p.System), share(p.Model), fmt.Sprintf("%+.2f points", 100*p.Deviation()), share(p.Physical))
+	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	_, _ = fmt.Fprintln(w, "\nSYSTEM is measured, MODEL the predictor with what a round trip costs the software GPU:")
+	c := playback.Costs()
+	_, _ = fmt.Fprintf(w, "launch to start %v, copy to the device %v or Equation 1, return of a wait %v, all else 0.\n", c.Launch, c.HtoD, c.Sync)
+	for _, n := range r.Notes {
+		_, _ = fmt.Fprintf(w, "note: %s\n", n)
+	}
+	return nil
+}
+
+func share(v float64) string { return fmt.Sprintf("%.2f %%", 100*v) }

@@ -1,0 +1,125 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/device/gpu"
+	"github.com/dxpu-project/dxpu/internal/boxproxy"
+	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
+)
+
+func newBoxFailCommand() *cobra.Command {
+	var admin, fault string
+	var slot, code uint32
+	cmd := &cobra.Command{
+		Use:   "fail",
+		Short: "Make a software GPU of a running box fail",
+		Long: `Make a software GPU of a running box have an error, to see what the pool makes of
+it: --xid is a number as NVIDIA's driver logs it, --fault one of kill, hang,
+ecc-corrected and ecc-uncorrectable. The box must run with --admin-listen.
+
+XID 48 calls for a reset, 79 (fallen off the bus) and 64 for a replacement, 31 is
+the application's; "dxpu describe gpu" shows what was counted.`,
+		Example: `  dxpu box fail --admin http://127.0.0.1:9100 --slot 0 --xid 48
+  dxpu box fail --admin http://127.0.0.1:9100 --slot 2 --fault kill`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			query := url.Values{"slot": {strconv.FormatUint(uint64(slot), 10)}}
+			switch {
+			case (fault == "") == (code == 0):
+				return &usageError{withHint(errors.New("one of --xid and --fault is needed"), "dxpu box fail --slot 0 --xid 48")}
+			case fault != "":
+				query.Set("fault", fault)
+			default:
+				query.Set("xid", strconv.FormatUint(uint64(code), 10))
+			}
+			target, err := adminURL(admin, "/faults", query)
+			if err != nil {
+				return &usageError{err}
+			}
+			return adminPost(cmd.Context(), target, cmd.OutOrStdout())
+		},
+	}
+	adminFlag(cmd, &admin)
+	cmd.Flags().Uint32Var(&slot, "slot", 0, "slot of the box")
+	cmd.Flags().Uint32Var(&code, "xid", 0, "number of the error")
+	cmd.Flags().StringVar(&fault, "fault", "", "what breaks: kill, hang, ecc-corrected or ecc-uncorrectable")
+	return cmd
+}
+
+// adminPost asks a proxy to do something and prints its answer.
+func adminPost(ctx context.Context, target string, w io.Writer) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target, nil)
+	if err != nil {
+		return err
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return withHint(err, "does the proxy run, with --admin-listen?")
+	}
+	text, err := io.ReadAll(io.LimitReader(res.Body, 1<<10))
+	err = errors.Join(err, res.Body.Close())
+	if res.StatusCode != http.StatusOK {
+		return errors.Join(fmt.Errorf("the proxy answers %s: %s", res.Status, strings.TrimSpace(string(text))), err)
+	}
+	_, werr := w.Write(text)
+	return errors.Join(err, werr)
+}
+
+// faultHandler makes a software GPU fail: POST /faults?slot=0 with fault=kill
+// or xid=48.
+func faultHandler(b *boxproxy.Box) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		slot, err := strconv.Atoi(r.FormValue("slot"))
+		if err != nil {
+			http.Error(w, "slot: a number is needed, as in /faults?slot=0&xid=48", http.StatusBadRequest)
+			return
+		}
+		inject, what, err := faultOf(r)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		injected := false
+		err = b.With(r.Context(), slot, func(d device.Device) {
+			if g, ok := d.(boxproxy.SoftwareGPU); ok {
+				inject(g)
+				injected = true
+			}
+		})
+		if err == nil && !injected {
+			err = fmt.Errorf("slot %d holds no software GPU", slot)
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusNotFound)
+			return
+		}
+		_, _ = fmt.Fprintf(w, "slot %d: %s\n", slot, what)
+	})
+}
+
+// faultOf reads what is to break.
+func faultOf(r *http.Request) (inject func(boxproxy.SoftwareGPU), what string, err error) {
+	if s := r.FormValue("xid"); s != "" {
+		code, err := strconv.ParseUint(s, 10, 32)
+		if err != nil || code == 0 {
+			return nil, "", fmt.Errorf("xid: %q is no number of an error", s)
+		}
+		return func(g boxproxy.SoftwareGPU) { g.InjectXID(uint32(code)) }, gpuerr.Lookup(uint32(code)).String(), nil
+	}
+	fault, err := gpu.ParseFault(r.FormValue("fault"))
+	if err != nil {
+		return nil, "", err
+	}
+	return func(g boxproxy.SoftwareGPU) { g.Inject(fault) }, fault.String(), nil
+}

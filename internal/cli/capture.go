@@ -1,0 +1,216 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dxpu-project/dxpu/internal/dataplane/capture"
+	"github.com/dxpu-project/dxpu/internal/dataplane/capture/pcapng"
+)
+
+// captureOptions are the flags of "dxpu capture".
+type captureOptions struct {
+	admin    string
+	output   string
+	slot     int
+	binding  string
+	snaplen  uint16
+	count    uint64
+	duration time.Duration
+	lua      bool
+}
+
+func newCaptureCommand() *cobra.Command {
+	o := &captureOptions{}
+	cmd := &cobra.Command{
+		Use:   "capture",
+		Short: "Write the TLPs of a proxy's bindings to a file for Wireshark",
+		Long: `Write the TLPs that pass through a proxy to a pcapng file, as they are between
+the network and the device or the VM: decrypted, each once and in order, with
+nanoseconds. The proxy must run on this machine, with --admin-listen and
+--allow-capture. A capture never slows it down; TLPs for which there was no time
+are counted in the file.
+
+It ends with --count, --duration or Ctrl-C. The file shows a tenant's memory:
+only its owner can read it.
+
+Wireshark and tshark read the file with the dissector that --dissector prints.
+The same dissector reads the datagrams on the wire, captured with tcpdump: all
+of them where bindings have no cipher, their headers where they have one. With
+the file installed in Wireshark's folder of personal Lua plugins, "-X" is not
+needed.`,
+		Example: `  dxpu capture --dissector > dxpu.lua
+  dxpu capture --admin http://127.0.0.1:9100 --slot 0 --duration 10s -w slot0.pcapng
+  tshark -X lua_script:dxpu.lua -r slot0.pcapng -Y 'dxpu.tlp.time > 0.0001'
+  dxpu capture --admin http://127.0.0.1:9100 -w - | wireshark -X lua_script:dxpu.lua -k -i -
+  tcpdump -i eth0 -w wire.pcap udp port 7471 && tshark -X lua_script:dxpu.lua -r wire.pcap`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
+	}
+	adminFlag(cmd, &o.admin)
+	f := cmd.Flags()
+	f.StringVarP(&o.output, "write", "w", "", "file to write, - for standard output")
+	f.IntVar(&o.slot, "slot", -1, "only the slot of this number (default: all)")
+	f.StringVar(&o.binding, "binding", "", "only the binding of this number, as datagrams name it")
+	f.Uint16Var(&o.snaplen, "snaplen", 0, "keep so many bytes of each TLP (default: all)")
+	f.Uint64VarP(&o.count, "count", "c", 0, "end after so many TLPs")
+	f.DurationVar(&o.duration, "duration", 0, "end after so long")
+	f.BoolVar(&o.lua, "dissector", false, "print the Wireshark dissector and do nothing else")
+	return cmd
+}
+
+// adminFlag adds the flag that says where a proxy's admin listener is.
+func adminFlag(cmd *cobra.Command, v *string) {
+	cmd.Flags().StringVar(v, "admin", "", "URL of the proxy's --admin-listen (default $DXPU_ADMIN)")
+}
+
+// adminURL returns the address of a page of a proxy's admin listener.
+func adminURL(flag, page string, query url.Values) (string, error) {
+	s := flag
+	if s == "" {
+		s = os.Getenv("DXPU_ADMIN")
+	}
+	u, err := url.Parse(strings.TrimSuffix(s, "/"))
+	if s == "" || err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return "", withHint(fmt.Errorf("--admin: %q is not the URL of a proxy", s),
+			`start the proxy with "--admin-listen 127.0.0.1:9100" and give --admin http://127.0.0.1:9100`)
+	}
+	u.Path += page
+	u.RawQuery = query.Encode()
+	return u.String(), nil
+}
+
+// adminGet asks a proxy.
+func adminGet(ctx context.Context, target string) (io.ReadCloser, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
+	if err != nil {
+		return nil, err
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, withHint(err, "does the proxy run, with --admin-listen?")
+	}
+	if res.StatusCode == http.StatusOK {
+		return res.Body, nil
+	}
+	text, _ := io.ReadAll(io.LimitReader(res.Body, 1<<10)) // the status says enough
+	err = fmt.Errorf("the proxy answers %s: %s", res.Status, strings.TrimSpace(string(text)))
+	return nil, errors.Join(err, res.Body.Close())
+}
+
+func (o *captureOptions) run(cmd *cobra.Command) (err error) {
+	if o.lua {
+		_, err := io.WriteString(cmd.OutOrStdout(), capture.Dissector)
+		return err
+	}
+	target, err := adminURL(o.admin, "/capture", o.query())
+	if err != nil {
+		return &usageError{err}
+	}
+	out, err := o.open(cmd)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+
+	ctx, cancel := context.WithCancel(cmd.Context())
+	defer cancel()
+	if o.duration > 0 {
+		ctx, cancel = context.WithTimeout(ctx, o.duration)
+		defer cancel()
+	}
+	in, err := adminGet(ctx, target)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }() // it ends in the middle, as a rule
+	written, dropped, err := copyCapture(out, in, o.count)
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		err = nil
+	}
+	_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "%d TLPs captured, %d dropped\n", written, dropped)
+	return err
+}
+
+func (o *captureOptions) query() url.Values {
+	q := url.Values{}
+	if o.slot >= 0 {
+		q.Set("slot", strconv.Itoa(o.slot))
+	}
+	if o.binding != "" {
+		q.Set("binding", o.binding)
+	}
+	if o.snaplen > 0 {
+		q.Set("snaplen", strconv.Itoa(int(o.snaplen)))
+	}
+	return q
+}
+
+// nopCloser leaves standard output open.
+type nopCloser struct{ io.Writer }
+
+func (nopCloser) Close() error { return nil }
+
+func (o *captureOptions) open(cmd *cobra.Command) (io.WriteCloser, error) {
+	switch {
+	case o.output == "-":
+		return nopCloser{cmd.OutOrStdout()}, nil
+	case o.output != "":
+		return os.OpenFile(o.output, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	}
+	return nil, &usageError{withHint(errors.New("-w is missing"), `"-w FILE" says where to write, "-w -" is standard output`)}
+}
+
+// copyCapture copies whole blocks, so that the file is one however the capture
+// ends, and completes it with statistics. It stops after limit packets unless
+// limit is 0. A proxy that goes down ends the capture without an error.
+func copyCapture(out io.Writer, in io.Reader, limit uint64) (written, dropped uint64, err error) {
+	w, r := bufio.NewWriter(out), bufio.NewReader(in)
+	var buf []byte
+	var last uint64 // time
+	for limit == 0 || written < limit {
+		var typ pcapng.BlockType
+		var block []byte
+		if typ, block, err = pcapng.ReadBlock(r, buf); err != nil {
+			break
+		}
+		buf = block
+		if typ == pcapng.BlockStatistics {
+			continue // ours will tell more
+		}
+		if typ == pcapng.BlockPacket {
+			var p pcapng.Packet
+			if err = p.Parse(block); err != nil {
+				break
+			}
+			last = p.Time
+			dropped += p.Dropped
+			written++
+		}
+		if _, err = w.Write(block); err != nil {
+			break
+		}
+		if r.Buffered() == 0 { // a reader of a pipe wants to see it
+			if err = w.Flush(); err != nil {
+				break
+			}
+		}
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = nil
+	}
+	stats := pcapng.Statistics{Time: last, Received: written + dropped, Dropped: dropped}
+	_, werr := w.Write(stats.Append(nil))
+	return written, dropped, errors.Join(err, werr, w.Flush())
+}

@@ -1,0 +1,322 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/pool/auth"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv("DXPU_CONFIG") == "" { // whose computer this is has contexts of theirs
+		if err := os.Setenv("DXPU_CONFIG", filepath.Join(os.DevNull, "none")); err != nil {
+			panic(err)
+		}
+	}
+	// Built with the race detector, every program sleeps a second before it ends,
+	// for goroutines that nobody waits for. Scripts run hundreds of programs, and
+	// those wait for their goroutines themselves.
+	if os.Getenv("GORACE") == "" {
+		if err := os.Setenv("GORACE", "atexit_sleep_ms=0"); err != nil {
+			panic(err)
+		}
+	}
+	testscript.Main(m, map[string]func(){
+		"dxpu":           func() { os.Exit(Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) },
+		"dxpu-fake-node": func() { os.Exit(fakeNode(os.Args[1:])) },
+	})
+}
+
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata",
+		Setup: func(env *testscript.Env) error {
+			env.Setenv("DXPU_JOIN_TOKEN", "token-for-tests")
+			env.Setenv("TZ", "UTC")
+			return nil
+		},
+		Cmds: scriptCommands(),
+	})
+}
+
+// scriptCommands are what scripts have beside the programs.
+func scriptCommands() map[string]func(*testscript.TestScript, bool, []string) {
+	return map[string]func(*testscript.TestScript, bool, []string){
+		"manager-url":   managerURL,
+		"admin-url":     adminFileURL,
+		"await":         await,
+		"lease-id":      leaseID,
+		"await-file":    awaitFile,
+		"ca-hash":       caHash,
+		"collector":     startCollector,
+		"one-trace":     oneTrace,
+		"notify-socket": notifySocket,
+		"await-ready":   awaitReady,
+		"leaks":         leaks,
+		"gather":        gather,
+		"lease-id-of": func(ts *testscript.TestScript, _ bool, args []string) {
+			ts.Setenv("LEASE", regexp.MustCompile(`l-\d+`).FindString(ts.ReadFile(args[0])))
+		},
+		"managers": chooseManagers,
+		"leader":   findLeader,
+		"signal":   signalManager,
+		"await-follower": func(ts *testscript.TestScript, _ bool, args []string) {
+			poll(ts, func() bool { return strings.HasPrefix(readyz(args[0]), "follower: ") }, args[0]+" did not become a follower")
+		},
+		"token": func(ts *testscript.TestScript, _ bool, args []string) {
+			ts.Setenv("DXPU_JOIN_TOKEN", strings.TrimSpace(ts.ReadFile(args[0])))
+		},
+		"same-address": func(ts *testscript.TestScript, _ bool, _ []string) {
+			ts.Setenv("ADDRESS", strings.TrimPrefix(ts.Getenv("DXPU_MANAGER"), "http://"))
+		},
+	}
+}
+
+// managerURL waits for the file that a manager writes and sets DXPU_MANAGER:
+//
+//	manager-url FILE
+func managerURL(ts *testscript.TestScript, _ bool, args []string) {
+	poll(ts, func() bool {
+		raw, err := os.ReadFile(ts.MkAbs(args[0]))
+		ts.Setenv("DXPU_MANAGER", strings.TrimSpace(string(raw)))
+		return err == nil && strings.HasSuffix(string(raw), "\n")
+	}, "no manager came up")
+}
+
+// adminFileURL waits for the file that a proxy writes and sets DXPU_ADMIN:
+//
+//	admin-url FILE
+func adminFileURL(ts *testscript.TestScript, _ bool, args []string) {
+	poll(ts, func() bool {
+		raw, err := os.ReadFile(ts.MkAbs(args[0]))
+		ts.Setenv("DXPU_ADMIN", strings.TrimSpace(string(raw)))
+		return err == nil && strings.HasSuffix(string(raw), "\n")
+	}, "no proxy came up")
+}
+
+// await runs a dxpu command until its output matches:
+//
+//	await REGEXP ARGS...
+func await(ts *testscript.TestScript, _ bool, args []string) {
+	want := regexp.MustCompile("(?m)" + args[0])
+	args = append(args[1:], "--manager", ts.Getenv("DXPU_MANAGER"))
+	var out bytes.Buffer
+	poll(ts, func() bool {
+		out.Reset()
+		return Main(args, strings.NewReader(""), &out, &out) == exitOK && want.Match(out.Bytes())
+	}, "the output of dxpu "+strings.Join(args, " ")+" never matched "+args[0])
+	ts.Logf("%s", out.String())
+}
+
+// leaseID sets LEASE to the ID of a tenant's lease:
+//
+//	lease-id TENANT
+func leaseID(ts *testscript.TestScript, _ bool, args []string) {
+	var out bytes.Buffer
+	Main([]string{"get", "leases", "--tenant", args[0], "--manager", ts.Getenv("DXPU_MANAGER")}, strings.NewReader(""), &out, &out)
+	ts.Setenv("LEASE", regexp.MustCompile(`l-\d+`).FindString(out.String()))
+}
+
+// awaitFile waits for a file that a daemon writes:
+//
+//	await-file FILE
+func awaitFile(ts *testscript.TestScript, _ bool, args []string) {
+	poll(ts, func() bool {
+		_, err := os.Stat(ts.MkAbs(args[0]))
+		return err == nil
+	}, "there is no "+args[0])
+}
+
+// caHash sets DXPU_CA_HASH to the hash of an authority:
+//
+//	ca-hash FILE
+func caHash(ts *testscript.TestScript, _ bool, args []string) {
+	block, _ := pem.Decode([]byte(ts.ReadFile(args[0])))
+	if block == nil {
+		ts.Fatalf("%s is no PEM file", args[0])
+	}
+	c, err := x509.ParseCertificate(block.Bytes)
+	ts.Check(err)
+	ts.Setenv("DXPU_CA_HASH", auth.HashOf(c))
+}
+
+// poll waits for another process, of which nothing else can be waited for.
+func poll(ts *testscript.TestScript, ok func() bool, complaint string) {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(20 * time.Second); !ok(); <-tick.C {
+		if time.Now().After(end) {
+			ts.Fatalf("%s", complaint)
+		}
+	}
+}
+
+// fakeNode is a proxy without a data path that does at once what it is told. A
+// file fail-SLOT in the directory NAME makes the device of that slot fail, a file
+// eject-SLOT makes the guest remove it once, and a file hold-SLOT not let it go.
+//
+//	dxpu-fake-node host|box NAME SLOTS
+func fakeNode(args []string) int {
+	slots, err := strconv.Atoi(args[2])
+	if err != nil {
+		return exitUsage
+	}
+	h := &fakeHandler{name: args[1], box: args[0] == "box", slots: slots, held: map[uint32]*dxpuv1.ObservedBinding{}}
+	kind := dxpuv1.NodeKind_NODE_KIND_HOST
+	if h.box {
+		kind = dxpuv1.NodeKind_NODE_KIND_BOX
+	}
+	c, err := agent.New(agent.Config{
+		Manager: os.Getenv("DXPU_MANAGER"), JoinToken: os.Getenv("DXPU_JOIN_TOKEN"), Kind: kind, Name: h.name, Version: "test",
+		CAHash: os.Getenv("DXPU_CA_HASH"),
+	}, h)
+	if err == nil {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		err = c.Run(ctx)
+	}
+	if err != nil {
+		_, _ = fmt.Fprintln(os.Stderr, err)
+		return exitFailure
+	}
+	return exitOK
+}
+
+type fakeHandler struct {
+	name  string
+	box   bool
+	slots int
+
+	mu      sync.Mutex
+	desired *dxpuv1.DesiredState
+	held    map[uint32]*dxpuv1.ObservedBinding // what a guest does not let go, as it was
+}
+
+// says reports whether there is a file about a slot.
+func (h *fakeHandler) says(what string, slot uint32) bool {
+	_, err := os.Stat(filepath.Join(h.name, fmt.Sprint(what, "-", slot)))
+	return err == nil
+}
+
+func (h *fakeHandler) Apply(d *dxpuv1.DesiredState) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.desired = d
+}
+
+func (h *fakeHandler) Observe() *dxpuv1.ObservedState {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	o := &dxpuv1.ObservedState{
+		AppliedRevision: h.desired.GetRevision(), Rack: "r1", BoxKind: dxpuv1.BoxKind_BOX_KIND_PCIE_SWITCH,
+		Addresses: []*dxpuv1.PathAddress{{Address: "127.0.0.1:7471"}},
+	}
+	state := dxpuv1.BindingState_BINDING_STATE_ATTACHED
+	if h.box {
+		state = dxpuv1.BindingState_BINDING_STATE_READY
+	}
+	for i := range uint32(h.slots) {
+		s := &dxpuv1.ObservedSlot{Slot: i, Domain: "vm0", Health: dxpuv1.Health_HEALTH_OK}
+		if h.box {
+			s.Domain = ""
+			s.Device = &dxpuv1.Device{Model: "DX100", MemoryBytes: 16 << 30, Serial: fmt.Sprint("S", i)}
+			if h.says("fail", i) {
+				s.Health, s.HealthDetail = dxpuv1.Health_HEALTH_FAILED, "a file says so"
+			}
+		}
+		for _, b := range h.desired.GetBindings() {
+			if b.Slot == i {
+				s.Binding = &dxpuv1.ObservedBinding{BindingId: b.BindingId, Epoch: b.Epoch, State: state}
+				s.Binding.Ejected = !h.box && h.says("eject", i) && b.Replugs == 0
+				s.Binding.Replugs = b.Replugs
+			}
+		}
+		h.hold(i, s)
+		o.Slots = append(o.Slots, s)
+	}
+	return o
+}
+
+// hold goes on to report what is no longer wanted, while the guest holds it.
+func (h *fakeHandler) hold(slot uint32, s *dxpuv1.ObservedSlot) {
+	switch {
+	case s.Binding != nil:
+		h.held[slot] = s.Binding
+	case !h.box && h.says("hold", slot) && h.held[slot] != nil:
+		s.Binding = proto.CloneOf(h.held[slot])
+		s.Binding.State, s.Binding.Detail = dxpuv1.BindingState_BINDING_STATE_DETACHING, "the guest still holds the device: a file says so"
+	case h.held[slot] != nil:
+		s.Removal = &dxpuv1.Removal{BindingId: h.held[slot].BindingId}
+	}
+}
+
+// Every command says what it does and shows an example.
+func TestEveryCommandHasHelp(t *testing.T) {
+	var walk func(*cobra.Command)
+	walk = func(c *cobra.Command) {
+		if c.Name() == "help" || c.Name() == "completion" {
+			return
+		}
+		if c.Short == "" || c.Long == "" || c.Example == "" && c.Runnable() {
+			t.Errorf("%q lacks a short text, a long text or an example", c.CommandPath())
+		}
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+	}
+	walk(newRootCommand())
+}
+
+func TestExitCodes(t *testing.T) {
+	tests := []struct {
+		name   string
+		args   string
+		code   int
+		stderr string
+	}{
+		{"help", "", exitOK, ""},
+		{"version", "version", exitOK, ""},
+		{"unknown command", "frobnicate", exitUsage, `unknown command "frobnicate"`},
+		{"unknown subcommand", "get frobs", exitUsage, `unknown command "frobs"`},
+		{"unknown flag", "get gpus --frob", exitUsage, "unknown flag: --frob"},
+		{"missing argument", "describe gpu", exitUsage, "accepts 1 arg(s)"},
+		{"unknown word", "get gpus --state sleepy", exitUsage, "one of free, unavailable, bound, releasing"},
+		{"bad size", "lease create --memory lots", exitUsage, "write it like 16GiB"},
+		{"huge size", "lease create --memory 99999999999TiB", exitUsage, "is no size"},
+		{"bad kind", "cordon cat tom", exitUsage, "gpu, box or host"},
+		{"bad URL", "get gpus --manager here", exitFailure, "is not the URL of a manager"},
+		{"no manager", "get gpus --manager http://127.0.0.1:1", exitFailure, "is a manager running there?"},
+		{"bad spares", "manager --spares -1", exitUsage, "--spares: -1 is negative"},
+		{"bad times", "manager --heartbeat 1s --lost-after 1s", exitUsage, "at least twice"},
+		{"half of TLS", "manager --tls-cert x", exitUsage, "go together"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var stderr bytes.Buffer
+			code := Main(strings.Fields(tt.args), strings.NewReader(""), io.Discard, &stderr)
+			if code != tt.code || !strings.Contains(stderr.String(), tt.stderr) {
+				t.Errorf("exit code %d, want %d; stderr:\n%s", code, tt.code, stderr.String())
+			}
+		})
+	}
+}

@@ -1,0 +1,73 @@
+package cli
+
+import (
+	"errors"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dxpu-project/dxpu/internal/demo"
+	"github.com/dxpu-project/dxpu/internal/vm/qemu"
+)
+
+func newDemoCommand() *cobra.Command {
+	var asJSON, embedded bool
+	var dir string
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Show the whole system on this machine",
+		Long: `Show the whole system on this machine: a manager, two GPU boxes with four
+software GPUs each, and a host whose VM is an unmodified Linux guest in an
+unmodified QEMU. A GPU is hot-plugged into the running guest, a program there
+drives it and checks every result; the GPU is killed, the spare takes its place
+and the program runs again; the GPU is detached. A timeline is printed, and no
+process is left.
+
+QEMU (10.1 or newer) and the guest come from the cache directory, into which
+"make demo" installs them. Where they cannot be had, or with --embedded, a root
+complex in Go takes the VM's place.`,
+		Example: `  make demo
+  dxpu demo --embedded --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			cfg := demo.Config{Out: cmd.OutOrStdout()}
+			if asJSON {
+				cfg.Out = io.Discard
+			}
+			if cfg.Program, err = os.Executable(); err != nil {
+				return err
+			}
+			switch install, err := qemu.Locate(); {
+			case embedded:
+				cfg.Reason = "--embedded was given"
+			case errors.Is(err, qemu.ErrNotInstalled):
+				cfg.Reason = err.Error()
+			case err != nil:
+				return err
+			default:
+				cfg.Install = &install
+			}
+			if cfg.Dir = dir; dir == "" {
+				// Short, because a socket's path has at most 107 bytes.
+				if cfg.Dir, err = os.MkdirTemp("", "dxpu-demo-"); err != nil {
+					return err
+				}
+				defer func() {
+					if err == nil {
+						err = os.RemoveAll(cfg.Dir)
+					}
+				}()
+			}
+			report, err := demo.Run(cmd.Context(), cfg)
+			if asJSON {
+				err = errors.Join(err, writeJSON(cmd.OutOrStdout(), report))
+			}
+			return err
+		},
+	}
+	jsonFlag(cmd, &asJSON)
+	cmd.Flags().BoolVar(&embedded, "embedded", false, "without a VM, on the embedded host")
+	cmd.Flags().StringVar(&dir, "dir", "", "directory for sockets and logs, kept (default: a temporary one, kept on failure)")
+	return cmd
+}

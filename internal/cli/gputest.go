@@ -1,0 +1,254 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dxpu-project/dxpu/device/gpu"
+	"github.com/dxpu-project/dxpu/device/gpu/driver"
+	"github.com/dxpu-project/dxpu/device/gpu/driver/drivertest"
+	"github.com/dxpu-project/dxpu/device/gpu/driver/vfio"
+	"github.com/dxpu-project/dxpu/device/gpu/driver/vfiouserbus"
+	"github.com/dxpu-project/dxpu/device/gpu/reg"
+)
+
+const sysfsRoot = "/sys"
+
+func newGPUCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "gpu",
+		Short: "List and test the GPUs of this machine",
+		Long: `List and test the software GPUs that this machine, usually a guest, sees on its
+PCI bus. The commands drive them from user space, through VFIO.`,
+	}
+	cmd.AddCommand(newGPUListCommand(), newGPUTestCommand())
+	return cmd
+}
+
+func newGPUListCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:     "list",
+		Short:   "List the GPUs on the PCI bus",
+		Long:    `List the GPUs on the PCI bus, with the kernel driver and the IOMMU group of each.`,
+		Example: `  dxpu gpu list --json`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			found, err := findGPUs()
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return writeGPUJSON(cmd.OutOrStdout(), found)
+			}
+			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+			fmt.Fprintln(w, "ADDRESS\tDRIVER\tIOMMU GROUP") //nolint:errcheck // Flush reports it
+			for _, f := range found {
+				fmt.Fprintf(w, "%s\t%s\t%s\n", f.Address, orDash(f.Driver), orDash(f.IOMMUGroup)) //nolint:errcheck // Flush reports it
+			}
+			return w.Flush()
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func findGPUs() ([]vfio.Function, error) {
+	return vfio.Find(os.DirFS(sysfsRoot), reg.VendorID, reg.DeviceID)
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func writeGPUJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}
+
+// gpuTest is what the flags of "gpu test" say.
+type gpuTest struct {
+	pci      string
+	mode     string
+	wait     time.Duration
+	timeout  time.Duration
+	asJSON   bool
+	bind     bool
+	embedded bool
+	socket   string
+	driver   driver.Options
+	test     driver.SelfTestOptions
+}
+
+func newGPUTestCommand() *cobra.Command {
+	var o gpuTest
+	cmd := &cobra.Command{
+		Use:   "test",
+		Short: "Drive a GPU and check every result",
+		Long: `Drive a GPU and check every result: copies of many sizes and alignments both
+ways, kernels against results computed by the CPU, interrupts, ordering of DMA
+and register reads, refused commands; and measure latency and bandwidth.
+
+Without --pci there must be exactly one GPU. The device has to be bound to
+vfio-pci, or --bind does that (as root). Where the kernel has no IOMMU, VFIO
+works without; where it has no VFIO, sysfs serves, without interrupts.
+
+--socket drives the device behind a vfio-user socket, such as that of a slot of
+"dxpu host" which no VMM uses, in the place of a VMM. --embedded needs no device:
+the test runs in this process, on a software GPU below an embedded host.
+
+Exit status is 1 when a check fails, the device is lost or there is none.`,
+		Example: `  dxpu gpu test --quick
+  dxpu gpu test --pci 01:00.0 --bind --wait 30s --json
+  dxpu gpu test --socket /run/vm1/slot0.sock
+  dxpu gpu test --embedded`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := context.WithTimeout(cmd.Context(), o.timeout)
+			defer cancel()
+			return o.run(ctx, cmd.OutOrStdout())
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.pci, "pci", "", "PCI `address` of the GPU, like 01:00.0")
+	f.DurationVar(&o.wait, "wait", 0, "wait up to this long for the GPU to appear")
+	f.DurationVar(&o.timeout, "timeout", 10*time.Minute, "give up after this long")
+	f.BoolVar(&o.asJSON, "json", false, "print a JSON report")
+	f.BoolVar(&o.test.Quick, "quick", false, "smaller sizes and fewer rounds")
+	f.IntVar(&o.test.Rounds, "rounds", 0, "rounds of the ordering check (default 2000, quick 200)")
+	f.Uint64Var(&o.test.Seed, "seed", 0, "seed of the test data")
+	f.StringVar(&o.mode, "mode", string(vfio.Auto), "how to reach the device: auto, iommu, noiommu or sysfs")
+	f.BoolVar(&o.bind, "bind", false, "bind the device to vfio-pci first")
+	f.BoolVar(&o.driver.Polling, "polling", false, "do without interrupts")
+	f.BoolVar(&o.embedded, "embedded", false, "test a software GPU in this process")
+	f.StringVar(&o.socket, "socket", "", "test the device behind this vfio-user socket")
+	cmd.MarkFlagsMutuallyExclusive("embedded", "pci", "socket")
+	return cmd
+}
+
+func (o *gpuTest) run(ctx context.Context, w io.Writer) (err error) {
+	bus, cleanUp, err := o.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, bus.Close()); cleanUp() }()
+	d, err := driver.Open(ctx, bus, o.driver)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	progress := w
+	if o.asJSON {
+		progress = io.Discard
+	}
+	i := d.Info()
+	if _, err := fmt.Fprintf(progress, "%s, serial %#x, %d MiB, %d queues, %d vectors, %d tags of %d bytes\n",
+		i.Model, i.Serial, i.VRAMSize>>20, i.Queues, i.Vectors, i.Tags, i.ReadSize); err != nil {
+		return err
+	}
+	report, err := d.SelfTest(ctx, progress, o.test)
+	if o.asJSON {
+		err = errors.Join(err, writeGPUJSON(w, report))
+	}
+	if err == nil && !report.OK {
+		err = errors.New("gpu test: a check failed")
+	}
+	if err != nil || o.asJSON {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "%d checks passed in %v; %d interrupts, %d stale\n",
+		len(report.Checks), report.Duration.Round(time.Millisecond), report.Interrupts, report.Stale)
+	return err
+}
+
+// open returns the bus to test on, and what to do when it is closed.
+func (o *gpuTest) open(ctx context.Context) (bus driver.Bus, cleanUp func(), err error) {
+	if o.embedded {
+		return openEmbedded()
+	}
+	if o.socket != "" {
+		b, err := vfiouserbus.Open(ctx, o.socket)
+		if err != nil {
+			return nil, nil, err
+		}
+		return b, func() {}, nil
+	}
+	address, err := o.find(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	b, err := vfio.Open(address, vfio.Options{Mode: vfio.Mode(o.mode), Bind: o.bind})
+	if err != nil {
+		return nil, nil, err
+	}
+	return b, func() {}, nil
+}
+
+func openEmbedded() (driver.Bus, func(), error) {
+	sys, err := drivertest.New(drivertest.Config{Slots: 1})
+	if err != nil {
+		return nil, nil, err
+	}
+	g, err := gpu.New(gpu.Spec{})
+	if err == nil {
+		err = sys.Plug(0, g)
+	}
+	if err != nil {
+		sys.Close()
+		return nil, nil, err
+	}
+	b, err := sys.Open(0)
+	if err != nil {
+		sys.Close()
+		return nil, nil, err
+	}
+	return b, sys.Close, nil
+}
+
+// find waits for the GPU to appear.
+func (o *gpuTest) find(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, o.wait)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		address, err := o.lookup()
+		if err == nil {
+			return address, nil
+		}
+		select {
+		case <-ctx.Done():
+			return "", err
+		case <-tick.C:
+		}
+	}
+}
+
+func (o *gpuTest) lookup() (string, error) {
+	if o.pci != "" {
+		f, err := vfio.Lookup(os.DirFS(sysfsRoot), o.pci)
+		return f.Address, err
+	}
+	found, err := findGPUs()
+	switch {
+	case err != nil:
+		return "", err
+	case len(found) == 0:
+		return "", fmt.Errorf("gpu test: no device %04x:%04x on the PCI bus", reg.VendorID, reg.DeviceID)
+	case len(found) > 1:
+		return "", fmt.Errorf("gpu test: %d GPUs: name one with --pci, like %s", len(found), found[0].Address)
+	}
+	return found[0].Address, nil
+}

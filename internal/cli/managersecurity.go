@@ -1,0 +1,181 @@
+package cli
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/dxpu-project/dxpu/internal/pool/manager"
+)
+
+// securityOptions are the flags of "dxpu manager" that say who may call it.
+type securityOptions struct {
+	open, insecureOpen, tls bool
+	tlsCert, tlsKey         string
+	tlsNames                []string
+}
+
+func (o *securityOptions) register(f *pflag.FlagSet) {
+	f.BoolVar(&o.open, "open", true, "callers of this machine need no token when --listen is a loopback address")
+	f.BoolVar(&o.insecureOpen, "insecure-open", false, "nobody needs a token, wherever from: everybody who reaches the address may do everything")
+	f.BoolVar(&o.tls, "tls", false, "HTTPS with a certificate of the pool's own authority")
+	f.StringArrayVar(&o.tlsNames, "tls-name", nil, "name or address by which the manager is reached, for its certificate; repeatable (default: those of --listen and of the machine)")
+	f.StringVar(&o.tlsCert, "tls-cert", "", "PEM file of a certificate of somebody else's authority; with it the API is HTTPS")
+	f.StringVar(&o.tlsKey, "tls-key", "", "PEM file of that certificate's key")
+}
+
+func (o *securityOptions) https() bool { return o.tls || o.tlsCert != "" }
+
+func (o *securityOptions) scheme() string {
+	if o.https() {
+		return "https"
+	}
+	return "http"
+}
+
+// openness is what callers without a token may do.
+func (o *securityOptions) openness(cmd *cobra.Command, listen string) (manager.Open, error) {
+	loopback := isLoopback(listen)
+	switch {
+	case o.insecureOpen:
+		return manager.OpenInsecure, nil
+	case loopback && o.open:
+		return manager.OpenLoopback, nil
+	case !loopback && cmd.Flags().Changed("open") && o.open:
+		return 0, withHint(fmt.Errorf("--open: %s is no loopback address", listen), "--insecure-open lets everybody who reaches it do everything")
+	case !loopback && !o.https():
+		return 0, withHint(fmt.Errorf("--listen: %s is reached over the network, where tokens must not pass in the clear", listen),
+			"add --tls, or --insecure-open where everybody who reaches the address may do everything")
+	}
+	return manager.OpenNever, nil
+}
+
+// isLoopback reports whether only this machine reaches a listening address.
+func isLoopback(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	ip := net.ParseIP(host)
+	return err == nil && (host == "localhost" || ip != nil && ip.IsLoopback())
+}
+
+// tlsConfig returns how the manager shows who it is, nil for a manager without TLS.
+func (o *securityOptions) tlsConfig(m *manager.Manager, addr net.Addr) (*tls.Config, error) {
+	if !o.https() {
+		return nil, nil
+	}
+	var own *tls.Certificate
+	if o.tlsCert != "" {
+		c, err := tls.LoadX509KeyPair(o.tlsCert, o.tlsKey)
+		if err != nil {
+			return nil, fmt.Errorf("--tls-cert, --tls-key: %w", err)
+		}
+		own = &c
+	}
+	return m.TLSConfig(o.names(addr), own), nil
+}
+
+// names are those by which the manager is reached.
+func (o *securityOptions) names(addr net.Addr) []string {
+	names := slices.Clone(o.tlsNames)
+	if len(names) == 0 {
+		if name, err := os.Hostname(); err == nil {
+			names = append(names, name)
+		}
+	}
+	names = append(names, "localhost", "127.0.0.1", "::1")
+	a, ok := addr.(*net.TCPAddr)
+	switch {
+	case !ok:
+	case !a.IP.IsUnspecified():
+		names = append(names, a.IP.String())
+	case len(o.tlsNames) == 0:
+		all, err := net.InterfaceAddrs()
+		if err != nil {
+			break // then people name them
+		}
+		for _, a := range all {
+			if n, ok := a.(*net.IPNet); ok && !n.IP.IsLinkLocalUnicast() {
+				names = append(names, n.IP.String())
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// found gives a new pool its first token and its authority, and hands both to
+// whom they are for. Of several managers, the one that leads does it.
+func (o *managerOptions) found(ctx context.Context, out io.Writer, m *manager.Manager, open manager.Open) error {
+	if o.https() {
+		pem, hash, err := m.Authority(ctx)
+		if err != nil {
+			return err
+		}
+		if o.tlsCert == "" {
+			_, _ = fmt.Fprintf(out, "Nodes know the manager by: --ca-hash %s\n", hash)
+		}
+		if o.dataDir != "" {
+			if err := os.WriteFile(filepath.Join(o.dataDir, "ca.crt"), pem, 0o644); err != nil {
+				return fmt.Errorf("authority: %w", err)
+			}
+		}
+	}
+	if o.dataDir == "" && open != manager.OpenNever {
+		return nil // nobody needs a token
+	}
+	return m.FirstAdminToken(ctx, func(token string) error {
+		if o.dataDir == "" {
+			_, err := fmt.Fprintf(out, "The admin's token: export DXPU_TOKEN=%s\n", token)
+			return err
+		}
+		return writeSecret(filepath.Join(o.dataDir, "admin-token"), token+"\n")
+	})
+}
+
+// newServer bounds what a caller may cost before it is known who it is: a
+// header of 32 KiB in five seconds, two minutes of silence, a hundred requests
+// at a time on a connection.
+func newServer(h http.Handler) *http.Server {
+	srv := &http.Server{
+		Handler: h, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
+		Protocols: &http.Protocols{}, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 100},
+	}
+	srv.Protocols.SetHTTP1(true)
+	srv.Protocols.SetHTTP2(true)
+	srv.Protocols.SetUnencryptedHTTP2(true)
+	return srv
+}
+
+// writeSecret writes a file that only its owner may read.
+func writeSecret(path, text string) error {
+	return replaceFile(path, func(f *os.File) error {
+		_, err := f.WriteString(text)
+		return err
+	})
+}
+
+// replaceFile writes a file that only its owner may read, whole or not at all,
+// also where a file with another mode is in its place.
+func replaceFile(path string, write func(*os.File) error) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	if err = errors.Join(write(f), f.Sync(), f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}

@@ -1,0 +1,258 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dxpu-project/dxpu/internal/model/perf"
+	"github.com/dxpu-project/dxpu/internal/model/perf/paper"
+	"github.com/dxpu-project/dxpu/pcie"
+)
+
+func newModelCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "model",
+		Short: "Say what disaggregation costs a workload, before anything is moved",
+		Long: `Say what disaggregation costs a workload, before anything is moved.
+
+The model is that of section 3.4 of the DxPU paper, and a replay of recorded
+runs that goes past it. docs/model.md has the equations and what was fitted.`,
+	}
+	cmd.AddCommand(newModelThroughputCommand(), newModelExplainCommand(), newModelPredictCommand(), newModelPaperCommand(), newModelRunCommand(), newModelCallsCommand())
+	return cmd
+}
+
+// rttFlag is a round trip on the command line.
+type rttFlag struct{ d *time.Duration }
+
+func (f rttFlag) String() string {
+	if f.d == nil || *f.d == 0 {
+		return ""
+	}
+	return f.d.String()
+}
+func (f rttFlag) Type() string { return "duration" }
+func (f rttFlag) Set(s string) (err error) {
+	*f.d, err = perf.ParseRTT(s)
+	return err
+}
+
+// pathFlags are the flags that describe a perf.Path.
+type pathFlags struct {
+	path       perf.Path
+	gen, lanes int
+	mps, mrrs  int
+}
+
+func (p *pathFlags) register(cmd *cobra.Command) {
+	p.path.NativeRTT, p.path.RTT = perf.NativeRTT, paper.RTTLong
+	f := cmd.Flags()
+	f.Var(rttFlag{&p.path.RTT}, "rtt", "round trip of a PCIe memory read with disaggregation")
+	f.Var(rttFlag{&p.path.NativeRTT}, "native-rtt", "round trip without")
+	f.IntVar(&p.path.Requester.Tags, "tags", perf.V100.Tags, "requests that the GPU keeps in flight")
+	f.IntVar(&p.mrrs, "mrrs", int(perf.V100.MRRS), "Max_Read_Request_Size in bytes")
+	f.IntVar(&p.gen, "gen", int(pcie.Gen3), "PCIe generation, 3 to 6")
+	f.IntVar(&p.lanes, "lanes", perf.Gen3x16.Lanes, "lanes of the link")
+	f.IntVar(&p.mps, "mps", int(perf.Gen3x16.MPS), "Max_Payload_Size in bytes")
+}
+
+// get checks the flags and returns the path.
+func (p *pathFlags) get() (perf.Path, error) {
+	p.path.Link = perf.Link{Gen: pcie.Generation(clamp(p.gen, 255)), Lanes: p.lanes, MPS: pcie.PayloadSize(clamp(p.mps, 65535))}
+	p.path.Requester.MRRS = pcie.PayloadSize(clamp(p.mrrs, 65535))
+	return p.path, p.path.Validate()
+}
+
+// clamp keeps a number within 0 and top, so that it cannot wrap into one that
+// is valid.
+func clamp(v, top int) int { return min(max(v, 0), top) }
+
+func printJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
+
+func newModelThroughputCommand() *cobra.Command {
+	var flags pathFlags
+	var asJSON bool
+	var gpus, proxies int
+	cmd := &cobra.Command{
+		Use:   "throughput",
+		Short: "Print how fast copies run over a round trip (Equation 1)",
+		Long: `Print how fast copies run over a round trip.
+
+Copies to the device are reads by the GPU: it keeps --tags requests of --mrrs
+bytes in flight, so Equation 1 bounds them: tags x MRRS / RTT. Copies to the
+host, and copies to the device that the host writes itself, are posted: only
+the link bounds them.
+
+--gpus adds what several GPUs get together behind --proxies proxies of the
+paper's capacity, and what they get from each other.`,
+		Example: `  dxpu model throughput --tags 140 --mrrs 128 --rtt 6.8us
+  dxpu model throughput --gen 5 --tags 768 --mrrs 512 --rtt 4us --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			p, err := flags.get()
+			if err != nil {
+				return err
+			}
+			if gpus < 1 || proxies < 1 {
+				return fmt.Errorf("model throughput: %d GPUs behind %d proxies: want 1 or more of each", gpus, proxies)
+			}
+			r := throughputReport(p, gpus, proxies)
+			if asJSON {
+				return printJSON(cmd.OutOrStdout(), r)
+			}
+			return printThroughput(cmd.OutOrStdout(), p, r)
+		},
+	}
+	flags.register(cmd)
+	cmd.Flags().IntVar(&gpus, "gpus", 1, "GPUs that copy at the same time")
+	cmd.Flags().IntVar(&proxies, "proxies", 1, "proxies that they share")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON, rates in bytes per second")
+	return cmd
+}
+
+type throughputJSON struct {
+	RTT          int64   `json:"rtt_ns"`
+	NativeRTT    int64   `json:"native_rtt_ns"`
+	Equation1    float64 `json:"equation1"`
+	Native1      float64 `json:"native_equation1"`
+	Link         float64 `json:"link_raw"`
+	HtoD         float64 `json:"host_to_device"`
+	HtoDNative   float64 `json:"native_host_to_device"`
+	HtoDPosted   float64 `json:"host_to_device_posted"`
+	DtoH         float64 `json:"device_to_host"`
+	TagsToFill   int     `json:"tags_to_fill_link"`
+	TagsPossible int     `json:"tags_of_generation"`
+	GPUs         int     `json:"gpus"`
+	Proxies      int     `json:"proxies"`
+	AllToGPUs    float64 `json:"all_host_to_device"`
+	AllToHost    float64 `json:"all_device_to_host"`
+	ProxiesFull  int     `json:"proxies_for_full_rate"`
+	PeerNVLink   float64 `json:"peer_nvlink"`
+	PeerSame     float64 `json:"peer_same_proxy"`
+	PeerAcross   float64 `json:"peer_across_proxies"`
+}
+
+func throughputReport(p perf.Path, gpus, proxies int) throughputJSON {
+	toGPU, toHost := p.Throughput(perf.HtoDByRead), p.Throughput(perf.DtoHByWrite)
+	return throughputJSON{
+		GPUs: gpus, Proxies: proxies,
+		AllToGPUs:   float64(perf.Share(perf.PaperProxy.HostToGPU, proxies, gpus, toGPU)),
+		AllToHost:   float64(perf.Share(perf.PaperProxy.GPUToHost, proxies, gpus, toHost)),
+		ProxiesFull: perf.PaperProxy.ProxiesFor(gpus, toGPU, toHost),
+		PeerNVLink:  float64(p.PeerThroughput(perf.PeerNVLink, true)), PeerSame: float64(p.PeerThroughput(perf.PeerSameProxy, true)),
+		PeerAcross: float64(p.PeerThroughput(perf.PeerAcrossProxy, true)),
+		RTT:        p.RTT.Nanoseconds(), NativeRTT: p.NativeRTT.Nanoseconds(),
+		Equation1: float64(p.Requester.ReadThroughput(p.RTT)), Native1: float64(p.Requester.ReadThroughput(p.NativeRTT)),
+		Link: float64(p.Link.Raw()), HtoD: float64(p.Throughput(perf.HtoDByRead)), HtoDNative: float64(p.NativeThroughput(perf.HtoDByRead)),
+		HtoDPosted: float64(p.Throughput(perf.HtoDByWrite)), DtoH: float64(p.Throughput(perf.DtoHByWrite)),
+		TagsToFill: perf.TagsFor(p.Link.Read(), p.Requester.MRRS, p.RTT), TagsPossible: perf.MaxTags(p.Link.Gen),
+	}
+}
+
+func printThroughput(out io.Writer, p perf.Path, r throughputJSON) error {
+	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	fmt.Fprintf(w, "Equation 1\t%v\t%d tags x %d bytes / %v\n", perf.BytesPerSecond(r.Equation1), p.Requester.Tags, p.Requester.MRRS, p.RTT)
+	fmt.Fprintf(w, "host to device, DMA read\t%v\tnative %v at %v\n", perf.BytesPerSecond(r.HtoD), perf.BytesPerSecond(r.HtoDNative), p.NativeRTT)
+	fmt.Fprintf(w, "host to device, posted write\t%v\twhat the link lets through\n", perf.BytesPerSecond(r.HtoDPosted))
+	fmt.Fprintf(w, "device to host, DMA write\t%v\tposted: the round trip does not matter\n", perf.BytesPerSecond(r.DtoH))
+	fmt.Fprintf(w, "link\t%v\tPCIe %d x%d, Max_Payload_Size %d\n", perf.BytesPerSecond(r.Link), p.Link.Gen, p.Link.Lanes, p.Link.MPS)
+	fmt.Fprintf(w, "tags to fill the link\t%d\tthe generation has %d\n", r.TagsToFill, r.TagsPossible)
+	if r.GPUs > 1 {
+		fmt.Fprintf(w, "%d GPUs, %d proxies, to the GPUs\t%v\ta proxy carries %v\n", r.GPUs, r.Proxies, perf.BytesPerSecond(r.AllToGPUs), perf.PaperProxy.HostToGPU)
+		fmt.Fprintf(w, "%d GPUs, %d proxies, to the host\t%v\ta proxy carries %v\n", r.GPUs, r.Proxies, perf.BytesPerSecond(r.AllToHost), perf.PaperProxy.GPUToHost)
+		fmt.Fprintf(w, "proxies for all at full rate\t%d\t\n", r.ProxiesFull)
+		fmt.Fprintf(w, "GPU to GPU, posted, NVLink\t%v\tdoes not touch a proxy\n", perf.BytesPerSecond(r.PeerNVLink))
+		fmt.Fprintf(w, "GPU to GPU, posted, one proxy\t%v\t\n", perf.BytesPerSecond(r.PeerSame))
+		fmt.Fprintf(w, "GPU to GPU, posted, two proxies\t%v\t%.0f %% (Figure 7)\n", perf.BytesPerSecond(r.PeerAcross), 100*perf.AcrossProxies)
+	}
+	return w.Flush()
+}
+
+func newModelExplainCommand() *cobra.Command {
+	var flags pathFlags
+	cmd := &cobra.Command{
+		Use:   "explain",
+		Short: "Explain the model with the numbers of a round trip",
+		Long: `Explain the model with the numbers of a round trip: what each kind of operation
+pays, by the paper's model and by the one fitted to its hardware.`,
+		Example: `  dxpu model explain --rtt 6.8us`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			p, err := flags.get()
+			if err != nil {
+				return err
+			}
+			return explain(cmd.OutOrStdout(), p)
+		},
+	}
+	flags.register(cmd)
+	return cmd
+}
+
+func explain(out io.Writer, p perf.Path) error {
+	d := p.Delta()
+	var b strings.Builder
+	fmt.Fprintf(&b, `A GPU behind proxies answers a PCIe memory read after %v instead of %v: dRTT = %v.
+
+Reads wait for completions, so the added time costs twice: every read is later by
+dRTT (term 1), and large reads run out of tags (term 2): %d tags x %d bytes = %v
+in flight per round trip are %v, where %v were possible before. Copies up to
+%v pay term 1, larger ones term 2. Writes are posted: they are later by half
+of dRTT and as fast as before.
+
+What one operation takes longer:
+`, p.RTT, p.NativeRTT, d, p.Requester.Tags, p.Requester.MRRS, p.Requester.Window(),
+		p.Throughput(perf.HtoDByRead), p.NativeThroughput(perf.HtoDByRead), p.Requester.Window())
+	hw, sw := paper.HardwareCosts(), perf.PaperCosts()
+	w := tabwriter.NewWriter(&b, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(w, "\tpaper's model\thardware, fitted")
+	for _, r := range []struct {
+		what string
+		a, b perf.Term
+	}{
+		{"kernel", sw.Kernel, hw.Kernel},
+		{"kernel in a graph", sw.GraphNode, hw.GraphNode},
+		{"memset", sw.Memset, hw.Memset},
+		{"copy to the device", sw.HtoD, hw.HtoD},
+		{"copy to the host", sw.DtoH, hw.DtoH},
+		{"launch until start", sw.Launch, hw.Launch},
+		{"graph launch until start", sw.GraphLaunch, hw.GraphLaunch},
+		{"return of a wait", sw.Sync, hw.Sync},
+	} {
+		fmt.Fprintf(w, "  %s\t%v\t%v\n", r.what, round2(r.a.At(d)), round2(r.b.At(d)))
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintf(&b, `
+So kernels of 10us and of 100us that follow each other without a gap run at
+%.0f %% and %.0f %% of native. Where the GPU waits for the host anyway, the added
+time disappears into the gap: "dxpu model predict TRACE" replays a recorded run
+to find out which.
+
+Between two GPUs, posted: %v over NVLink, %v under one proxy, %v across two.
+
+Fitted: %s.
+`, shareLeft(hw.Kernel, d, 10), shareLeft(hw.Kernel, d, 100),
+		p.PeerThroughput(perf.PeerNVLink, true), p.PeerThroughput(perf.PeerSameProxy, true), p.PeerThroughput(perf.PeerAcrossProxy, true), hw.Source)
+	_, err := io.WriteString(out, b.String())
+	return err
+}
+
+func round2(d time.Duration) time.Duration { return d.Round(10 * time.Nanosecond) }
+
+// shareLeft is the performance in per cent of back-to-back kernels of us microseconds.
+func shareLeft(t perf.Term, delta time.Duration, us float64) float64 {
+	return 100 * us / (us + float64(t.At(delta))/float64(time.Microsecond))
+}

@@ -1,0 +1,191 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"image/color"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/guptarohit/asciigraph"
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+
+	"gonum.org/v1/plot/text"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgsvg"
+
+	"github.com/dxpu-project/dxpu/internal/model/predict"
+)
+
+// Colours that people with any common colour blindness tell apart (Okabe and Ito).
+var (
+	blue   = color.RGBA{0x00, 0x72, 0xb2, 0xff}
+	orange = color.RGBA{0xd5, 0x5e, 0x00, 0xff}
+	grey   = color.RGBA{0x99, 0x99, 0x99, 0xff}
+)
+
+func us(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+
+// plotSweep draws both curves in characters. The terminal's columns are evenly
+// spaced in time, the sweep's points are not, so curves are interpolated.
+func plotSweep(rs []predict.Result, colours bool) string {
+	const columns, lines = 60, 15
+	if len(rs) < 2 || rs[len(rs)-1].RTT <= rs[0].RTT {
+		return "a plot needs a sweep of two or more rising round trips"
+	}
+	from, to := us(rs[0].RTT), us(rs[len(rs)-1].RTT)
+	replay, additive := make([]float64, columns), make([]float64, columns)
+	for i := range columns {
+		x := from + (to-from)*float64(i)/(columns-1)
+		replay[i] = 100 * interpolate(rs, x, func(r *predict.Result) float64 { return r.Relative })
+		additive[i] = 100 * interpolate(rs, x, func(r *predict.Result) float64 { return r.Additive.Relative })
+	}
+	curves := asciigraph.SeriesChars(asciigraph.CreateCharSet("+"), asciigraph.CreateCharSet("*"))
+	legend := "\n   + additive estimate   * replay"
+	if colours {
+		curves, legend = asciigraph.SeriesColors(asciigraph.Red, asciigraph.Blue), ""
+	}
+	options := []asciigraph.Option{
+		asciigraph.Height(lines), asciigraph.Precision(1), asciigraph.UpperBound(100),
+		asciigraph.XAxisRange(from, to), asciigraph.XAxisTickCount(7),
+		asciigraph.XAxisValueFormatter(func(v float64) string { return fmt.Sprintf("%.1f", v) }),
+		asciigraph.Caption("% of native performance against round trip in us"), curves,
+	}
+	if colours {
+		options = append(options, asciigraph.SeriesLegends("additive estimate", "replay"))
+	}
+	return asciigraph.PlotMany([][]float64{additive, replay}, options...) + legend
+}
+
+// isTerminal reports whether w is a character device, which shows colours.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	st, err := f.Stat()
+	return err == nil && st.Mode()&os.ModeCharDevice != 0
+}
+
+// interpolate reads a curve between its points.
+func interpolate(rs []predict.Result, x float64, f func(*predict.Result) float64) float64 {
+	for i := 1; i < len(rs); i++ {
+		a, b := us(rs[i-1].RTT), us(rs[i].RTT)
+		if x <= b && b > a {
+			k := (x - a) / (b - a)
+			return f(&rs[i-1])*(1-k) + f(&rs[i])*k
+		}
+	}
+	return f(&rs[len(rs)-1])
+}
+
+// writeSweepSVG draws performance against round trip, as Figure 4.
+func writeSweepSVG(file string, a *analysis) error {
+	p := newPlot("Performance over the round trip: "+filepath.Base(a.file), "round trip of a PCIe memory read (us)", "performance (% of native)")
+	p.Y.Max = 100
+	add := func(name string, c color.Color, f func(*predict.Result) float64) error {
+		var pts plotter.XYs
+		for i := range a.sweep {
+			pts = append(pts, plotter.XY{X: us(a.sweep[i].RTT), Y: 100 * f(&a.sweep[i])})
+		}
+		line, dots, err := plotter.NewLinePoints(pts)
+		if err != nil {
+			return fmt.Errorf("plot: %w", err)
+		}
+		line.Width = vg.Points(1.5)
+		line.Color, dots.Color = c, c
+		p.Add(line, dots)
+		p.Legend.Add(name, line)
+		return nil
+	}
+	if err := add("replay, "+a.setting.Costs.Name+" costs", blue, func(r *predict.Result) float64 { return r.Relative }); err != nil {
+		return err
+	}
+	if err := add("additive estimate", orange, func(r *predict.Result) float64 { return r.Additive.Relative }); err != nil {
+		return err
+	}
+	return save(p, file)
+}
+
+// writeCDFSVG draws the distributions of kernel duration, as Figures 5 and 6.
+func writeCDFSVG(file string, a *analysis) error {
+	p := newPlot("Kernel durations: "+filepath.Base(a.file), "kernel duration (us)", "share of kernels (%)")
+	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	p.Y.Min, p.Y.Max = 0, 100
+	byNumber, byTime := plotter.XYs{}, plotter.XYs{}
+	for _, d := range a.stats.Durations {
+		x := max(us(d.Duration), 0.1) // the scale is logarithmic
+		byNumber = append(byNumber, plotter.XY{X: x, Y: 100 * d.ByNumber})
+		byTime = append(byTime, plotter.XY{X: x, Y: 100 * d.ByTime})
+	}
+	if len(byNumber) == 0 {
+		return fmt.Errorf("plot: %s: the trace holds no kernels", file)
+	}
+	for _, c := range []struct {
+		name  string
+		pts   plotter.XYs
+		color color.Color
+	}{{"by number", byNumber, blue}, {"by time", byTime, orange}} {
+		line, err := plotter.NewLine(c.pts)
+		if err != nil {
+			return fmt.Errorf("plot: %w", err)
+		}
+		line.StepStyle = plotter.PostStep
+		line.Width, line.Color = vg.Points(1.5), c.color
+		p.Add(line)
+		p.Legend.Add(c.name, line)
+	}
+	x := us(predict.ShortKernel)
+	mark, err := plotter.NewLine(plotter.XYs{{X: x, Y: 0}, {X: x, Y: 100}})
+	if err != nil {
+		return fmt.Errorf("plot: %w", err)
+	}
+	mark.Color, mark.Dashes = grey, []vg.Length{vg.Points(3), vg.Points(3)}
+	p.Add(mark)
+	p.Legend.Add("10 us: short", mark)
+	p.Legend.Top = true
+	p.Legend.YOffs = -p.Legend.YOffs
+	return save(p, file)
+}
+
+func newPlot(title, x, y string) *plot.Plot {
+	p := plot.New()
+	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = title, x, y
+	p.Title.Padding = vg.Points(8)
+	for _, style := range []*text.Style{
+		&p.Title.TextStyle, &p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label, &p.Legend.TextStyle,
+	} {
+		style.Font.Variant = "Sans"
+	}
+	p.Add(plotter.NewGrid())
+	p.Legend.Left = true
+	p.Legend.XOffs, p.Legend.YOffs = vg.Points(6), vg.Points(6)
+	return p
+}
+
+// save writes the plot with a margin: labels of the last ticks stand out of
+// the plot's own area, and viewers without its font draw text wider.
+func save(p *plot.Plot, file string) error {
+	const margin = 16
+	if filepath.Ext(file) != ".svg" {
+		return fmt.Errorf("plot: %s: want a name that ends with .svg", file)
+	}
+	c := vgsvg.New(7*vg.Inch, 4.5*vg.Inch)
+	page := draw.New(c)
+	page.SetColor(color.White)
+	page.Fill(page.Path())
+	p.Draw(draw.Crop(page, margin, -margin, margin, -margin))
+	f, err := os.Create(file)
+	if err != nil {
+		return fmt.Errorf("plot: %w", err)
+	}
+	_, err = c.WriteTo(f)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("plot: %s: %w", file, err)
+	}
+	return nil
+}

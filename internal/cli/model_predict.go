@@ -1,0 +1,260 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dxpu-project/dxpu/internal/model/perf"
+	"github.com/dxpu-project/dxpu/internal/model/perf/paper"
+	"github.com/dxpu-project/dxpu/internal/model/predict"
+	"github.com/dxpu-project/dxpu/internal/model/trace"
+	"github.com/dxpu-project/dxpu/internal/model/workload"
+)
+
+// predictOptions are the flags of model predict.
+type predictOptions struct {
+	setting    predict.Setting
+	costs      string
+	mrrs       int
+	sweep      string
+	svg, cdf   string
+	plot, json bool
+	strict     bool
+	quiet      bool
+	top        int
+	steps      string
+	native     time.Duration
+}
+
+func newModelPredictCommand() *cobra.Command {
+	o := &predictOptions{}
+	cmd := &cobra.Command{
+		Use:   "predict TRACE",
+		Short: "Predict a recorded workload's performance over a longer round trip",
+		Long: `Predict a recorded workload's performance over a longer round trip.
+
+TRACE is Chrome JSON of the PyTorch profiler (.json or .json.gz, of any version)
+or a sqlite export of Nsight Systems. The run is rebuilt, calls on host threads
+and operations on streams, and replayed with what each operation takes longer:
+idle gaps absorb latency, synchronisations expose it. The paper's additive
+estimate stands beside it.
+
+--costs says what an operation takes longer: "hardware" is fitted to the paper's
+measurements, "paper" is its model, one added round trip per kernel, as the
+driver library injects it. "dxpu model explain" prints both.
+
+A profiler slows the host down, and a slow host hides latency. Where the time of
+a training step without the profiler is known, --native-step takes the
+profiler's share out of the host's time before anything is added.
+
+Damaged events are dropped, counted and reported on standard error, as is what no
+working recording shows (operations of a stream that overlap, clocks that
+disagree, several processes in one trace); --strict makes them an error.`,
+		Example: `  dxpu model predict resnet50.pt.trace.json.gz --rtt 6.8us
+  dxpu model predict report.sqlite --rtt 4.9us --plot --svg sweep.svg --cdf cdf.svg`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.run(cmd.OutOrStdout(), cmd.ErrOrStderr(), args[0])
+		},
+	}
+	o.setting.NativeRTT, o.setting.RTT = perf.NativeRTT, paper.RTTLong
+	f := cmd.Flags()
+	f.Var(rttFlag{&o.setting.RTT}, "rtt", "round trip of a PCIe memory read with disaggregation")
+	f.Var(rttFlag{&o.setting.NativeRTT}, "native-rtt", "round trip of the recorded run")
+	f.IntVar(&o.setting.Requester.Tags, "tags", perf.V100.Tags, "requests that the GPU keeps in flight")
+	f.IntVar(&o.mrrs, "mrrs", int(perf.V100.MRRS), "Max_Read_Request_Size in bytes")
+	f.StringVar(&o.costs, "costs", "hardware", `what an operation takes longer: "hardware" or "paper"`)
+	f.StringVar(&o.sweep, "sweep", "", "round trips to compare, such as 2us,4us,8us or 2us:20us:2us")
+	f.StringVar(&o.svg, "svg", "", "write performance against round trip to this SVG file")
+	f.StringVar(&o.cdf, "cdf", "", "write the distributions of kernel duration to this SVG file")
+	f.BoolVar(&o.plot, "plot", false, "draw performance against round trip in the terminal")
+	f.BoolVar(&o.json, "json", false, "print JSON, times in nanoseconds")
+	f.BoolVar(&o.strict, "strict", false, "fail on a damaged or doubtful trace")
+	f.BoolVar(&o.quiet, "quiet", false, "show no progress")
+	f.IntVar(&o.top, "top", 10, "kernels to list by name")
+	f.DurationVar(&o.native, "native-step", 0, "measured time of a step (or of the whole) without the profiler")
+	f.StringVar(&o.steps, "step-prefix", trace.DefaultStepPrefix, "how the names of annotations that mark training steps begin")
+	return cmd
+}
+
+// analysis is everything that a prediction is reported from.
+type analysis struct {
+	file    string
+	plan    *predict.Plan
+	setting predict.Setting
+	result  predict.Result
+	sweep   []predict.Result
+	stats   predict.Stats
+	verdict predict.Verdict
+	notes   []string // on what was assumed
+}
+
+// memoryLimit makes the collector work harder where a large trace would
+// otherwise take twice the memory of what it holds.
+const memoryLimit = 400 << 20
+
+func (o *predictOptions) run(out, errOut io.Writer, file string) error {
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(memoryLimit))
+	rtts, err := o.prepare()
+	if err != nil {
+		return err
+	}
+	w, err := trace.Open(file, trace.Options{StepPrefix: o.steps, Progress: o.progress(errOut)})
+	if err != nil {
+		return err
+	}
+	if warn := w.Report.Warning(); warn != "" {
+		if o.strict {
+			return fmt.Errorf("%s: %s", file, warn)
+		}
+		warnOfTrace(errOut, &w.Report)
+	}
+	a := &analysis{file: file, plan: predict.NewPlan(w), setting: o.setting}
+	if o.native > 0 {
+		if a.setting.HostScale, err = a.plan.CalibrateHost(a.setting, o.native); err != nil {
+			return err
+		}
+	}
+	if a.result, err = a.plan.Run(a.setting); err != nil {
+		return err
+	}
+	if a.sweep, err = a.plan.Sweep(a.setting, rtts); err != nil {
+		return err
+	}
+	window := a.plan.InFlight(a.setting)
+	if window > o.setting.Requester.Window() {
+		a.notes = append(a.notes, fmt.Sprintf("the fastest copy to the device keeps %v in flight at the native round trip, more than %d tags x %v: Equation 1 is taken with that; --tags and --mrrs say what this GPU can",
+			window, o.setting.Requester.Tags, o.setting.Requester.MRRS))
+	}
+	a.stats = a.plan.Stats(window)
+	a.verdict = predict.Judge(&a.stats, &a.result, window)
+	if err := o.files(a); err != nil {
+		return err
+	}
+	if o.json {
+		return printJSON(out, a.json(o.top))
+	}
+	return a.print(out, o.top, o.plot)
+}
+
+// warnOfTrace says what is wrong with a trace that is used all the same.
+func warnOfTrace(errOut io.Writer, r *workload.Report) {
+	rest := ""
+	if r.Dropped() > 0 {
+		rest = "; what follows is about the rest"
+	}
+	_, _ = fmt.Fprintf(errOut, "warning: %s%s\n", r.Warning(), rest)
+}
+
+// prepare checks the flags and returns the round trips of the sweep.
+func (o *predictOptions) prepare() ([]time.Duration, error) {
+	switch o.costs {
+	case "hardware":
+		o.setting.Costs = paper.HardwareCosts()
+	case "paper":
+		o.setting.Costs = perf.PaperCosts()
+	default:
+		return nil, fmt.Errorf("model predict: --costs %q: want hardware or paper", o.costs)
+	}
+	if o.top < 0 {
+		return nil, fmt.Errorf("model predict: --top %d: want 0 or more", o.top)
+	}
+	if o.native < 0 {
+		return nil, fmt.Errorf("model predict: --native-step %v: want a time above zero", o.native)
+	}
+	path := pathFlags{mrrs: o.mrrs}
+	path.path.Requester.Tags = o.setting.Requester.Tags
+	p, _ := path.get()
+	o.setting.Requester = p.Requester
+	if err := o.setting.Validate(); err != nil {
+		return nil, err
+	}
+	return parseSweep("--sweep", o.sweep, o.setting.NativeRTT)
+}
+
+// defaultSweep are the round trips of the paper and some between and beyond.
+var defaultSweep = []time.Duration{
+	1200, 2000, 3000, paper.RTTShort, paper.RTTLong, 8000, 10000, 12000, 15000, 19000, 25000,
+}
+
+const maxSweep = 1000
+
+// parseSweep reads "a,b,c" or "from:to:step" from a flag; nothing below native
+// is let through.
+func parseSweep(flag, s string, native time.Duration) ([]time.Duration, error) {
+	var out []time.Duration
+	switch parts := strings.Split(s, ":"); {
+	case s == "":
+		for _, d := range defaultSweep {
+			if d >= native {
+				out = append(out, d)
+			}
+		}
+	case len(parts) == 3:
+		var v [3]time.Duration
+		for i, p := range parts {
+			var err error
+			if v[i], err = perf.ParseRTT(p); err != nil {
+				return nil, err
+			}
+		}
+		if v[0] > v[1] {
+			return nil, fmt.Errorf("%s %q: %v is above %v: want from:to:step", flag, s, v[0], v[1])
+		}
+		for d := v[0]; d <= v[1]; d += v[2] {
+			if out = append(out, d); len(out) > maxSweep {
+				return nil, fmt.Errorf("%s %q: more than %d steps", flag, s, maxSweep)
+			}
+		}
+	case len(parts) == 1:
+		for _, p := range strings.Split(s, ",") {
+			d, err := perf.ParseRTT(p)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, d)
+		}
+	default:
+		return nil, fmt.Errorf("%s %q: want 2us,4us,8us or 2us:20us:2us", flag, s)
+	}
+	for _, d := range out {
+		if d < native {
+			return nil, fmt.Errorf("%s %q: %v is below the native round trip of %v", flag, s, d, native)
+		}
+	}
+	return out, nil
+}
+
+// progress reports on a terminal, for files that take a while.
+func (o *predictOptions) progress(errOut io.Writer) func(read, size int64) {
+	const worthwhile = 64 << 20
+	if o.quiet || !isTerminal(errOut) {
+		return nil
+	}
+	return func(read, size int64) {
+		if size < worthwhile {
+			return
+		}
+		fmt.Fprintf(errOut, "\rreading %3d %% of %v", 100*read/size, perf.Bytes(size))
+		if read >= size {
+			fmt.Fprint(errOut, "\r\x1b[K")
+		}
+	}
+}
+
+func (o *predictOptions) files(a *analysis) error {
+	if o.svg != "" {
+		if err := writeSweepSVG(o.svg, a); err != nil {
+			return err
+		}
+	}
+	if o.cdf != "" {
+		return writeCDFSVG(o.cdf, a)
+	}
+	return nil
+}

@@ -1,0 +1,158 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dxpu-project/dxpu/hook"
+	"github.com/dxpu-project/dxpu/internal/model/perf"
+	"github.com/dxpu-project/dxpu/pcie"
+)
+
+// modelRun are the flags of model run.
+type modelRun struct {
+	settings hook.Settings
+	mrrs     int
+	rate     float64
+	graphs   string
+	dir      string
+}
+
+func newModelRunCommand() *cobra.Command {
+	m := &modelRun{}
+	cmd := &cobra.Command{
+		Use:   "run [flags] -- PROGRAM [ARGUMENT...]",
+		Short: "Run a GPU program here as if its GPU were disaggregated",
+		Long: `Run a GPU program on this machine's GPU as if it were disaggregated.
+
+The program, unmodified, finds a driver library of dxpu in front of the real one
+(section 3.4.2 of the paper). Before each kernel and memset a kernel that waits
+for the added round trip goes into the stream, before each copy an extra copy;
+copies to the device larger than the GPU can have in flight take as long as
+Equation 1 says. What an insertion costs by itself is measured first and taken
+off. CUDA graphs stay as they are; --graphs says what is added to their launches.
+
+Without --rtt nothing is added: with --trace or --stats the calls are recorded
+and counted, else the library is transparent.`,
+		Example: `  dxpu model run --rtt 6.8us -- python train.py
+  dxpu model run --rtt 4.9us --stats stats.json --trace calls.%p -- ./a.out`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			m.settings.Inject = cmd.Flags().Changed("rtt")
+			return m.run(args)
+		},
+	}
+	s := &m.settings
+	s.NativeRTT = perf.NativeRTT
+	f := cmd.Flags()
+	f.SetInterspersed(false)
+	f.Var(rttFlag{&s.RTT}, "rtt", "round trip of a PCIe memory read to imitate")
+	f.Var(rttFlag{&s.NativeRTT}, "native-rtt", "round trip of this machine")
+	f.IntVar(&s.Requester.Tags, "tags", perf.V100.Tags, "requests that the GPU keeps in flight")
+	f.IntVar(&m.mrrs, "mrrs", int(perf.V100.MRRS), "Max_Read_Request_Size in bytes")
+	f.Float64Var(&m.rate, "native-gbps", 0, "GB/s of copies to the device here (0: measure)")
+	f.StringVar(&m.graphs, "graphs", string(hook.GraphsByLaunch), `what a graph's launch pays: one round trip ("launch"), one per kernel and memset ("node"), or "none"`)
+	f.BoolVar(&s.Syncs, "syncs", false, "delay the return of blocking waits too")
+	f.StringVar(&s.Trace, "trace", "", "record the driver calls in this file (%p: process)")
+	f.StringVar(&s.Stats, "stats", "", "write counters and what was measured to this file (%p: process)")
+	f.StringVar(&s.Driver, "driver", "", "the real libcuda.so.1, where it is not found")
+	f.StringVar(&m.dir, "hook-dir", "", "folder of dxpu's libcuda.so.1 (default: hook/ beside this program)")
+	f.BoolVar(&s.Verbose, "verbose", false, "let the library say what it found and measured")
+	return cmd
+}
+
+// run replaces this process, so that signals, terminal and exit status are the
+// program's own.
+func (m *modelRun) run(args []string) error {
+	m.settings.Requester.MRRS = pcie.PayloadSize(clamp(m.mrrs, 65535))
+	m.settings.NativeRate = perf.GBps(m.rate)
+	m.settings.Graphs = hook.GraphPolicy(m.graphs)
+	dir, err := hook.Find(m.dir)
+	if err != nil {
+		return fmt.Errorf("model run: %w", err)
+	}
+	env, err := m.settings.Environ(os.Environ(), dir)
+	if err != nil {
+		return fmt.Errorf("model run: %w", err)
+	}
+	program, err := exec.LookPath(args[0])
+	if err != nil {
+		return fmt.Errorf("model run: %w", err)
+	}
+	return fmt.Errorf("model run: %s: %w", program, syscall.Exec(program, args, env))
+}
+
+func newModelCallsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "calls FILE",
+		Short:   "Summarise the driver calls that model run recorded",
+		Long:    `Summarise a file that "dxpu model run --trace" wrote: calls by kind, the host's time in them, bytes, and the latency that was put before them.`,
+		Example: `  dxpu model calls calls.4711`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f, err := os.Open(args[0])
+			if err != nil {
+				return fmt.Errorf("model calls: %w", err)
+			}
+			defer func() { _ = f.Close() }()
+			return summarise(cmd.OutOrStdout(), f)
+		},
+	}
+}
+
+// callSum adds up the calls of one kind.
+type callSum struct {
+	calls, captured, failed int
+	bytes                   perf.Bytes
+	host, injected          time.Duration
+}
+
+func summarise(out io.Writer, in io.Reader) error {
+	sums := map[hook.Kind]*callSum{}
+	h, err := hook.ReadTrace(in, func(r hook.Record) error {
+		s := sums[r.Kind]
+		if s == nil {
+			s = &callSum{}
+			sums[r.Kind] = s
+		}
+		s.calls++
+		if r.Flags&hook.FlagCaptured != 0 {
+			s.captured++
+		}
+		if r.Result != 0 {
+			s.failed++
+		}
+		if r.Kind >= hook.KindMemset && r.Kind <= hook.KindPrefetch {
+			s.bytes += perf.Bytes(r.Arg)
+		}
+		s.host += r.End - r.Start
+		s.injected += r.Injected
+		return nil
+	})
+	if len(sums) == 0 && err != nil {
+		return fmt.Errorf("model calls: %w", err)
+	}
+	fmt.Fprintf(out, "process %d, round trip %v instead of %v\n\n", h.Process, h.RTT, h.NativeRTT)
+	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "call\tnumber\tin captures\tfailed\tdata\thost time\tinjected\t")
+	for k := hook.KindLaunch; k <= hook.KindStreamWaitEvent; k++ {
+		if s := sums[k]; s != nil {
+			fmt.Fprintf(w, "%v\t%d\t%d\t%d\t%v\t%v\t%v\t\n", k, s.calls, s.captured, s.failed, s.bytes,
+				s.host.Round(time.Microsecond), s.injected.Round(time.Microsecond))
+		}
+	}
+	if ferr := w.Flush(); ferr != nil {
+		return ferr
+	}
+	if err != nil { // what was read before the damage stands above
+		return fmt.Errorf("model calls: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,364 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/device/gpu"
+	"github.com/dxpu-project/dxpu/device/gpu/driver"
+	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/boxproxy"
+	"github.com/dxpu-project/dxpu/internal/dataplane/capture"
+	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
+	"github.com/dxpu-project/dxpu/internal/hostproxy"
+)
+
+// patience is how long a test waits for what must happen on a loaded machine.
+const patience = 30 * time.Second
+
+// runningProxy is a proxy of this process with its admin listener.
+type runningProxy struct {
+	proxy
+	fabric *netio.Fabric
+	url    string
+}
+
+// runProxy runs a proxy until the test ends, without a manager.
+func (s *seen) runProxy(t *testing.T, kind dxpuv1.NodeKind, allowCapture bool, build func(*netio.Fabric) (proxy, error)) *runningProxy {
+	t.Helper()
+	o := &proxyOptions{
+		listen: []string{"127.0.0.1:0"}, admin: "127.0.0.1:0", adminFile: filepath.Join(t.TempDir(), "url"),
+		name: "n", capture: allowCapture, conn: &connection{},
+	}
+	log := slog.New(slog.DiscardHandler)
+	f, err := o.fabric(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := build(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.OnChange(func() {
+		select {
+		case s.news <- struct{}{}:
+		default:
+		}
+	})
+	client, err := o.client(kind, p, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	serve, err := o.adminServer(ctx, p, f, client, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(o.adminFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	netCtx, stopNet := context.WithCancel(context.Background())
+	var network, roles sync.WaitGroup
+	run := func(g *sync.WaitGroup, ctx context.Context, run func(context.Context) error) {
+		g.Go(func() {
+			if err := run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	run(&network, netCtx, f.Run)
+	run(&roles, ctx, p.Run)
+	run(&roles, ctx, serve)
+	t.Cleanup(func() {
+		stop()
+		roles.Wait()
+		stopNet()
+		network.Wait()
+	})
+	return &runningProxy{p, f, strings.TrimSpace(string(raw))}
+}
+
+// seen is an embedded host and a box with one GPU.
+type seen struct {
+	host, box *runningProxy
+	inside    *hostproxy.Embedded
+	news      chan struct{} // a side has something to report
+}
+
+func newSeen(t *testing.T) *seen {
+	t.Helper()
+	s := &seen{inside: hostproxy.NewEmbedded(hostproxy.EmbeddedSpec{}), news: make(chan struct{}, 1)}
+	t.Setenv("DXPU_MANAGER", "http://127.0.0.1:1")
+	t.Setenv("DXPU_JOIN_TOKEN", "token-for-tests")
+	log := slog.New(slog.DiscardHandler)
+	s.box = s.runProxy(t, dxpuv1.NodeKind_NODE_KIND_BOX, false, func(f *netio.Fabric) (proxy, error) {
+		slot, err := boxproxy.NewGPUSlot(gpu.Spec{VRAM: 32 << 20})
+		if err != nil {
+			return nil, err
+		}
+		return boxproxy.New(boxproxy.Config{Slots: []boxproxy.Slot{slot}, Fabric: f, Logger: log})
+	})
+	s.host = s.runProxy(t, dxpuv1.NodeKind_NODE_KIND_HOST, true, func(f *netio.Fabric) (proxy, error) {
+		return hostproxy.New(hostproxy.Config{Slots: 1, Front: s.inside, Fabric: f, Domain: "vm0", Logger: log})
+	})
+	s.bind(t, 3)
+	return s
+}
+
+// open drives the GPU.
+func (s *seen) open(t *testing.T) *driver.Device {
+	t.Helper()
+	bus, err := s.inside.Open(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	device, err := driver.Open(t.Context(), bus, driver.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := device.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return device
+}
+
+// bind joins the two, as a manager does, and waits until the host has the GPU.
+func (s *seen) bind(t *testing.T, epoch uint64) {
+	t.Helper()
+	state := func(self, peer uint32, other *netio.Fabric) *dxpuv1.DesiredState {
+		return &dxpuv1.DesiredState{NodeNumber: self, Revision: 2 * epoch, Bindings: []*dxpuv1.DesiredBinding{{
+			BindingId: "b-1", Epoch: epoch, Cipher: dxpuv1.Cipher_CIPHER_AES_256_GCM, Secret: bytes.Repeat([]byte{7}, 32),
+			Mtu: 1400, Domain: "vm0", Peer: &dxpuv1.Peer{NodeNumber: peer, Addresses: agent.Addresses(other)},
+		}}}
+	}
+	s.box.Apply(state(9, 70, s.host.fabric))
+	s.host.Apply(state(70, 9, s.box.fabric))
+	s.await(t, "attached", func() bool {
+		return s.host.Observe().Slots[0].GetBinding().GetState() == dxpuv1.BindingState_BINDING_STATE_ATTACHED
+	})
+}
+
+// unbind takes the two apart.
+func (s *seen) unbind(t *testing.T, epoch uint64) {
+	t.Helper()
+	s.host.Apply(&dxpuv1.DesiredState{NodeNumber: 70, Revision: 2*epoch + 1})
+	s.box.Apply(&dxpuv1.DesiredState{NodeNumber: 9, Revision: 2*epoch + 1})
+	s.await(t, "detached", func() bool {
+		return s.host.Observe().Slots[0].Binding == nil && s.box.Observe().Slots[0].Binding == nil
+	})
+}
+
+// await waits for something that a side reports.
+func (s *seen) await(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for limit := time.After(patience); !ok(); {
+		select {
+		case <-s.news:
+		case <-limit:
+			t.Fatalf("not %s: %v", what, s.host.Observe())
+		}
+	}
+}
+
+// copyBothWays moves n bytes to the GPU and back.
+func copyBothWays(t *testing.T, device *driver.Device, n int) {
+	t.Helper()
+	stream, err := device.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Close()
+	ptr, err := device.Malloc(uint64(n))
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := bytes.Repeat([]byte("DxPU"), n/4)
+	out := make([]byte, n)
+	if err := stream.Upload(t.Context(), ptr, in); err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Download(t.Context(), out, ptr); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(in, out) {
+		t.Error("other bytes came back")
+	}
+}
+
+// What dxpu top shows of a real pair is what went through it.
+func TestTopOfRealProxies(t *testing.T) {
+	s := newSeen(t)
+	const n = 1 << 20
+	copyBothWays(t, s.open(t), n)
+	for _, tc := range []struct {
+		name string
+		p    *runningProxy
+		peer uint32
+		tags bool
+	}{
+		{"host", s.host, 9, false},
+		{"box", s.box, 70, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, _ := dxpu(t, "top", "--once", "--json", "--interval", "10ms", "--admin", tc.p.url)
+			var out top
+			if err := json.Unmarshal([]byte(got), &out); err != nil {
+				t.Fatal(err)
+			}
+			if out.Role != tc.name || len(out.Slots) != 1 || out.Slots[0].Binding.Link == nil {
+				t.Fatalf("%s", got)
+			}
+			slot := &out.Slots[0]
+			b, l := slot.Binding, slot.Binding.Link
+			if b.ID != "b-1" || b.Epoch != 3 || b.Peer.Node != tc.peer || len(b.Peer.Addresses) != 1 || l.State != "up" {
+				t.Errorf("%+v", b)
+			}
+			if l.BytesOut < n || l.BytesIn < n {
+				t.Errorf("%d bytes out and %d in, want %d at least", l.BytesOut, l.BytesIn, n)
+			}
+			if (slot.Tags != nil) != tc.tags || tc.tags && slot.Tags.Total != 140 {
+				t.Errorf("tags %+v", slot.Tags)
+			}
+			if slot.Network <= 0 || slot.Request <= 0 || slot.Here <= 0 || l.Sent.Min > l.Sent.Smoothed {
+				t.Errorf("round trips: network %v, request %v, here %v", slot.Network, slot.Request, slot.Here)
+			}
+		})
+	}
+	text, _ := dxpu(t, "top", "--once", "--interval", "10ms", "--admin", s.host.url)
+	if !strings.Contains(text, "attached") {
+		t.Error(text)
+	}
+	if testing.Verbose() {
+		t.Log("\n" + text)
+	}
+}
+
+// A capture of a real pair, whose link is encrypted, has the TLPs in clear, and
+// Wireshark joins each completion with its request.
+func TestCaptureOfRealProxies(t *testing.T) {
+	s := newSeen(t)
+	device, dir := s.open(t), t.TempDir()
+	file := filepath.Join(dir, "a.pcapng")
+	const count = 400
+	done := make(chan string, 1)
+	go func() {
+		_, stderr := dxpu(t, "capture", "--admin", s.host.url, "--slot", "0", "-c", fmt.Sprint(count), "-w", file)
+		done <- stderr
+	}()
+	for running := true; running; { // nobody says when the capture has begun
+		copyBothWays(t, device, 64<<10)
+		select {
+		case stderr := <-done:
+			running = false
+			if !strings.HasPrefix(stderr, "400 TLPs captured, ") {
+				t.Error(stderr)
+			}
+		default:
+		}
+	}
+	if st, err := os.Stat(file); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", st, err)
+	}
+	tool, err := exec.LookPath("tshark")
+	if errors.Is(err, exec.ErrNotFound) {
+		t.Skip("tshark is not installed (Debian: apt install tshark): the capture is not read")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	lua := filepath.Join(dir, "dxpu.lua")
+	printed, _ := dxpu(t, "capture", "--dissector")
+	if printed != capture.Dissector {
+		t.Error("--dissector prints another dissector")
+	}
+	if err := os.WriteFile(lua, []byte(printed), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run := func(args ...string) []string {
+		cmd := exec.CommandContext(t.Context(), tool, append([]string{"-2", "-n", "-X", "lua_script:" + lua, "-r", file}, args...)...)
+		cmd.Env = append(os.Environ(), "WIRESHARK_CONFIG_DIR="+dir)
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Fields(string(out))
+	}
+	types := run("-T", "fields", "-e", "dxpu.tlp.type")
+	if len(types) != count || !slices.Contains(types, "MRd") || !slices.Contains(types, "CplD") || !slices.Contains(types, "MWr") {
+		t.Errorf("%d TLPs: %v", len(types), slices.Compact(slices.Sorted(slices.Values(types))))
+	}
+	if bad := run("-R", "dxpu.malformed || dxpu.crc.bad || _ws.lua.error", "-T", "fields", "-e", "frame.number"); len(bad) != 0 {
+		t.Errorf("TLPs %v are wrong", bad)
+	}
+	if times := run("-T", "fields", "-e", "dxpu.tlp.time"); len(times) == 0 {
+		t.Error("no completion was joined with its request")
+	}
+}
+
+// Reports may be asked for while bindings come and go; the race detector watches.
+func TestReportsWhileBindingsChange(t *testing.T) {
+	s := newSeen(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var asking sync.WaitGroup
+	for _, p := range []*runningProxy{s.host, s.box} {
+		asking.Go(func() {
+			tick := time.NewTicker(time.Millisecond)
+			defer tick.Stop()
+			for ; ctx.Err() == nil; <-tick.C {
+				r := p.Report()
+				if l := linkOf(&r.Slots[0]); l != nil && l.Number != 9<<8 {
+					t.Errorf("a link of binding %#x", l.Number)
+				}
+			}
+		})
+	}
+	for epoch := uint64(3); epoch < 6; epoch++ {
+		s.unbind(t, epoch)
+		s.bind(t, epoch+1)
+	}
+	stop()
+	asking.Wait()
+}
+
+// Captures need leave, and come from the same machine only.
+func TestCaptureIsForbidden(t *testing.T) {
+	h := agent.CaptureHandler(nil, true, "", "")
+	for _, tc := range []struct {
+		name, remote, host, query string
+		want                      int
+	}{
+		{"another machine", "192.0.2.1:5000", "192.0.2.2:9100", "", http.StatusForbidden},
+		{"a name that points here", "127.0.0.1:5000", "rebound.example:9100", "", http.StatusForbidden},
+		{"bad slot", "127.0.0.1:5000", "127.0.0.1:9100", "slot=x", http.StatusBadRequest},
+		{"bad binding", "[::1]:5000", "localhost:9100", "binding=4294967296", http.StatusBadRequest},
+		{"bad length", "127.0.0.1:5000", "localhost", "snaplen=-1", http.StatusBadRequest},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+tc.host+"/capture?"+tc.query, nil)
+			r.RemoteAddr = tc.remote
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, r)
+			if w.Code != tc.want {
+				t.Errorf("status %d, want %d", w.Code, tc.want)
+			}
+		})
+	}
+}

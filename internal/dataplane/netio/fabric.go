@@ -1,0 +1,281 @@
+// Package netio is the network side of a proxy: the sockets of its paths and
+// the links of its bindings, driven by the datagrams that arrive and by time.
+//
+// No TLP is handed from one goroutine to another on its way: whoever has
+// something to do for a binding (the reader of a socket, the server of a VM's
+// port, a timer) enters the binding's group, works on the link and on the
+// handler, and leaves; leaving sends what came up. See Group.
+package netio
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/dxpu-project/dxpu/fault"
+	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/internal/dataplane/udp"
+	"github.com/dxpu-project/dxpu/internal/rawio/reader"
+	"github.com/dxpu-project/dxpu/link"
+)
+
+// Never is the wake-up time of whoever waits for input only.
+const Never = link.Never
+
+const never = Never
+
+// PathConfig describes one of the parallel networks of a proxy.
+type PathConfig struct {
+	Listen string     // local address, "192.0.2.1:4791"
+	Fault  fault.Plan // what to do to outgoing datagrams
+	Seed   uint64     // of the fault plan's chance
+}
+
+// Config of a fabric.
+type Config struct {
+	Paths []PathConfig // index = path ID
+	UDP   udp.Options
+	// Polling is how whoever reads a socket waits.
+	Polling reader.Polling
+	Logger  *slog.Logger
+	// Restart is called when a fault plan wants this end to die and come back;
+	// nil: such plans are refused.
+	Restart func()
+}
+
+// Fabric owns the sockets and knows the bindings by their ID.
+type Fabric struct {
+	log     *slog.Logger
+	start   time.Time
+	restart func()
+	ahead   atomic.Int64 // ns by which Jump has put the clock forward
+	paths   []*path
+
+	mu       sync.Mutex // guards changes of bindings and captures
+	bindings atomic.Pointer[map[uint32]*Binding]
+	captures captures
+
+	mtuMu     sync.Mutex // guards what MTUs remembers
+	mtus      []int
+	mtusUntil time.Duration
+
+	stray     atomic.Uint64 // datagrams of no binding here
+	strangers atomic.Uint64 // datagrams of a binding whose address tells that they are not from its peer
+}
+
+// Open opens the sockets. Run must be called for anything to arrive.
+func Open(cfg Config) (*Fabric, error) {
+	if len(cfg.Paths) == 0 || len(cfg.Paths) > math.MaxUint8 {
+		return nil, fmt.Errorf("fabric: %d paths: want 1 to %d listen addresses", len(cfg.Paths), math.MaxUint8)
+	}
+	f := &Fabric{log: cfg.Logger, start: time.Now(), restart: cfg.Restart}
+	f.bindings.Store(&map[uint32]*Binding{})
+	for i, pc := range cfg.Paths {
+		if len(pc.Fault.Restarts) > 0 && cfg.Restart == nil {
+			return nil, errors.Join(fmt.Errorf("fabric: path %d: this end cannot be restarted by a fault plan", i), f.closeSockets())
+		}
+		conn, err := udp.Listen(pc.Listen, cfg.UDP)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("fabric: path %d: %w", i, err), f.closeSockets())
+		}
+		p := newPath(conn, pc)
+		f.paths = append(f.paths, p)
+		if p.turn, err = reader.New(&input{fabric: f, id: uint8(i), conn: conn, reader: conn.NewReader()}, cfg.Polling); err != nil {
+			return nil, errors.Join(fmt.Errorf("fabric: path %d: %w", i, err), f.closeSockets())
+		}
+	}
+	return f, nil
+}
+
+// Now is the time that the links and handlers of this fabric live in.
+func (f *Fabric) Now() time.Duration {
+	return time.Since(f.start) + time.Duration(f.ahead.Load())
+}
+
+// Addrs returns the local address of each path.
+func (f *Fabric) Addrs() []netip.AddrPort {
+	out := make([]netip.AddrPort, len(f.paths))
+	for i, p := range f.paths {
+		out[i] = p.conn.LocalAddr()
+	}
+	return out
+}
+
+// mtuLifetime is how long the size of an interface's packets is believed: it
+// changes when somebody configures it, and asking takes tens of microseconds.
+const mtuLifetime = 5 * time.Second
+
+// MTUs returns the largest datagram in bytes that each path's interface takes,
+// as it was not long ago.
+func (f *Fabric) MTUs() []int {
+	f.mtuMu.Lock()
+	defer f.mtuMu.Unlock()
+	if now := f.Now(); f.mtus == nil || now >= f.mtusUntil {
+		f.mtus, f.mtusUntil = f.askMTUs(), now+mtuLifetime
+	}
+	return slices.Clone(f.mtus)
+}
+
+func (f *Fabric) askMTUs() []int {
+	out := make([]int, len(f.paths))
+	for i, p := range f.paths {
+		n, err := udp.MTU(p.conn.LocalAddr().Addr())
+		if err != nil {
+			n, _ = udp.MTU(netip.IPv4Unspecified())
+		}
+		out[i] = n
+	}
+	return out
+}
+
+// Stats are counts since Open.
+type Stats struct {
+	Paths []udp.Stats
+	// Stray datagrams belong to no binding. Strangers come from
+	// another address than that of the binding's peer, or by a path that the
+	// binding does not have. The links count what they drop by themselves.
+	Stray, Strangers uint64
+}
+
+// Stats returns the counters.
+func (f *Fabric) Stats() Stats {
+	out := Stats{Stray: f.stray.Load(), Strangers: f.strangers.Load()}
+	for _, p := range f.paths {
+		out.Paths = append(out.Paths, p.conn.Stats())
+	}
+	return out
+}
+
+// Run receives until ctx ends, then closes the sockets and every binding.
+func (f *Fabric) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for _, p := range f.paths {
+		g.Go(p.turn.Serve)
+		g.Go(func() error { return p.deliverDelayed(ctx, f.Now) })
+	}
+	for _, p := range f.paths {
+		g.Go(func() error { return f.befall(ctx, p.plan) })
+	}
+	g.Go(func() error {
+		<-ctx.Done()
+		for _, b := range *f.bindings.Load() {
+			b.Close()
+		}
+		return f.closeSockets()
+	})
+	err := g.Wait()
+	if errors.Is(err, net.ErrClosed) || ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+func (f *Fabric) closeSockets() error {
+	var errs []error
+	for _, p := range f.paths {
+		errs = append(errs, p.conn.Close())
+		if p.turn != nil {
+			errs = append(errs, p.turn.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// input is what a path brings, as a Source of its Turn.
+type input struct {
+	fabric *Fabric
+	id     uint8
+	conn   *udp.Conn
+	reader *udp.Reader
+	short  bool   // what came last was
+	sent   uint64 // bytes, when it came
+}
+
+// Receive hands each datagram that has come to its binding.
+func (in *input) Receive(block bool) error {
+	read := in.reader.Poll
+	if block {
+		read = in.reader.Read
+	}
+	batch, segment, from, err := read()
+	switch {
+	case err == nil:
+		in.short, in.sent = len(batch) <= reader.Brief, in.conn.TxBytes()
+		in.fabric.dispatch(in.id, batch, segment, from)
+	case errors.Is(err, udp.ErrTimeout):
+		return reader.ErrNothing
+	case errors.Is(err, net.ErrClosed):
+		return err
+	default:
+		in.fabric.log.Debug("receive", "path", in.id, "err", err)
+	}
+	return nil
+}
+
+// Exchange tells requests and answers from bulk traffic and from silence.
+func (in *input) Exchange() bool {
+	since := in.conn.TxBytes() - in.sent
+	return in.short && since > 0 && since <= reader.Brief
+}
+
+// Await waits until w is ready, which an answer from the network will bring
+// about. Where the fabric has one path, whoever waits reads its socket himself
+// and works on what comes. No group may be entered.
+func (f *Fabric) Await(w *reader.Wait) {
+	if len(f.paths) > 1 { // the answer may come by any of them
+		if w.Block != nil {
+			w.Block()
+		}
+		return
+	}
+	f.paths[0].turn.Await(w)
+}
+
+// Attend makes sure that the sockets are read though nobody is in Await: for
+// whoever has sent something that others will answer.
+func (f *Fabric) Attend() {
+	for _, p := range f.paths {
+		p.turn.Attend()
+	}
+}
+
+// dispatch hands each datagram of a batch to its binding. Datagrams of one
+// group that arrived together are worked on under one entry, so that what they
+// bring about leaves together too.
+func (f *Fabric) dispatch(id uint8, batch []byte, segment int, from netip.AddrPort) {
+	var entered *Group
+	var now time.Duration
+	bindings := *f.bindings.Load()
+	for len(batch) > 0 {
+		n := min(segment, len(batch))
+		datagram := batch[:n:n]
+		batch = batch[n:]
+		key, ok := frame.PeekBinding(datagram)
+		b := bindings[key]
+		if !ok || b == nil {
+			f.stray.Add(1)
+			continue
+		}
+		if b.group != entered {
+			if entered != nil {
+				entered.Leave()
+			}
+			entered = b.group
+			now = entered.Enter()
+		}
+		b.receive(now, id, datagram, from)
+	}
+	if entered != nil {
+		entered.Leave()
+	}
+}

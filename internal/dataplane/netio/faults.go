@@ -1,0 +1,67 @@
+package netio
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/dxpu-project/dxpu/fault"
+)
+
+// SetFault replaces the fault plan of a path from now on. The plan's times
+// count from Open, as those of PathConfig.Fault do.
+func (f *Fabric) SetFault(path int, plan fault.Plan, seed uint64) error {
+	if path < 0 || path >= len(f.paths) {
+		return fmt.Errorf("fabric: no path %d: there are %d", path, len(f.paths))
+	}
+	f.paths[path].setFault(plan, seed)
+	return nil
+}
+
+// Jump puts the clock of this fabric forward, as a process that was stopped or
+// a machine that was suspended finds it: everything in between did not happen,
+// and all timers that were due in it go off at once. It is for tests.
+func (f *Fabric) Jump(by time.Duration) {
+	if by <= 0 {
+		return
+	}
+	f.ahead.Add(int64(by))
+	for _, b := range *f.bindings.Load() {
+		b.group.Enter()
+		b.armed = never
+		if !b.closed {
+			b.touch()
+		}
+		b.group.Leave()
+	}
+}
+
+// befall does to this end what a fault plan says, until ctx ends.
+func (f *Fabric) befall(ctx context.Context, plan fault.Plan) error {
+	type event struct {
+		at time.Duration
+		do func()
+	}
+	var events []event
+	for _, at := range plan.Restarts {
+		events = append(events, event{at, f.restart})
+	}
+	for _, j := range plan.Jumps {
+		events = append(events, event{j.At, func() { f.Jump(j.By) }})
+	}
+	slices.SortStableFunc(events, func(a, b event) int { return cmp.Compare(a.at, b.at) })
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for _, e := range events {
+		timer.Reset(e.at - time.Since(f.start)) // jumps do not bring the next one nearer
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-timer.C:
+			e.do()
+		}
+	}
+	return nil
+}

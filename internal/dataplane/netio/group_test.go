@@ -1,0 +1,93 @@
+package netio
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/dxpu-project/dxpu/link"
+)
+
+// Post runs each function once, whoever is in the group.
+func TestPost(t *testing.T) {
+	f := open(t, PathConfig{})
+	g := f.NewGroup()
+	const posters, each = 4, 500
+	count := 0 // guarded by the group
+	var running sync.WaitGroup
+	for range posters {
+		running.Go(func() {
+			for range each {
+				g.Post(func(time.Duration) { count++ })
+			}
+		})
+	}
+	running.Go(func() {
+		for range each {
+			g.Enter()
+			g.Post(func(time.Duration) { count++ }) // with the group entered
+			g.Leave()
+		}
+	})
+	running.Wait()
+	g.Enter()
+	defer g.Leave()
+	if want := (posters + 1) * each; count != want {
+		t.Errorf("%d functions ran, want %d", count, want)
+	}
+}
+
+// What is posted from inside the group runs before Leave returns, and what it
+// sends leaves.
+func TestPostSends(t *testing.T) {
+	r := newRig(t)
+	var a, b end
+	done := b.expect(t, 1)
+	r.join(r.configs(1, link.CipherAES256GCM), &a, &b)
+	a.await(t, link.Up)
+	a.group.Enter()
+	ran := false
+	a.group.Post(func(now time.Duration) {
+		ran = true
+		if err := a.binding.Send(now, new(stream).packet(0)); err != nil {
+			t.Error(err)
+		}
+	})
+	if ran {
+		t.Error("ran inside the caller's turn")
+	}
+	a.group.Leave()
+	wait(t, done, "the TLP")
+}
+
+// What is sent with LeaveSoon shares a datagram, and leaves though nobody
+// enters the group again.
+func TestLeaveSoon(t *testing.T) {
+	const n = 20
+	r := newRig(t)
+	cfg := r.configs(1, link.CipherAES256GCM)
+	for side := range cfg { // nothing but the group's timer may send
+		cfg[side].KeepAlive, cfg[side].DeadInterval = time.Hour, 3*time.Hour
+	}
+	var a, b end
+	done := b.expect(t, n)
+	r.join(cfg, &a, &b)
+	a.await(t, link.Up)
+	b.await(t, link.Up)
+	var s stream
+	for i := range n {
+		now := a.group.Enter()
+		if err := a.binding.Send(now, s.packet(i)); err != nil {
+			t.Error(err)
+		}
+		a.group.LeaveSoon()
+	}
+	wait(t, done, "TLPs that no Leave follows")
+
+	// The same, with something posted meanwhile: it runs, and sends at once.
+	ran := make(chan struct{})
+	a.group.Enter()
+	a.group.Post(func(time.Duration) { close(ran) })
+	a.group.LeaveSoon()
+	wait(t, ran, "what was posted")
+}

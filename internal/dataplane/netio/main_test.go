@@ -1,0 +1,9 @@
+package netio
+
+import (
+	"testing"
+
+	"github.com/dxpu-project/dxpu/internal/leaktest"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }

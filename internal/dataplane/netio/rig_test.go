@@ -1,0 +1,249 @@
+package netio
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/dxpu-project/dxpu/fault"
+	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/link/linktest"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// patience is how long a test waits for what must happen on a loaded machine.
+const patience = 20 * time.Second
+
+// end is a handler that does what the test says. Its functions are called with
+// the group entered, nil for the plain thing.
+type end struct {
+	group   *Group
+	binding *Binding
+
+	deliver func(now time.Duration, p *tlp.Packet) bool
+	pump    func(now time.Duration)
+	wake    func() time.Duration
+	changed func(now time.Duration, s link.State)
+
+	states chan link.State
+}
+
+func (e *end) Deliver(now time.Duration, p *tlp.Packet) bool {
+	return e.deliver == nil || e.deliver(now, p)
+}
+
+func (e *end) Pump(now time.Duration) {
+	if e.pump != nil {
+		e.pump(now)
+	}
+}
+
+func (e *end) Wake() time.Duration {
+	if e.wake != nil {
+		return e.wake()
+	}
+	return Never
+}
+
+func (e *end) LinkChanged(now time.Duration, s link.State) {
+	if e.changed != nil {
+		e.changed(now, s)
+	}
+	e.states <- s
+}
+
+// open makes a fabric that runs until the test ends.
+func open(t *testing.T, paths ...PathConfig) *Fabric {
+	t.Helper()
+	for i := range paths {
+		paths[i].Listen = "127.0.0.1:0"
+	}
+	f, err := Open(Config{Paths: paths, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := f.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() {
+		stop()
+		running.Wait()
+	})
+	return f
+}
+
+// rig is two fabrics with some bindings between them, all of a side in one group.
+type rig struct {
+	t      *testing.T
+	fabric [2]*Fabric
+	group  [2]*Group
+}
+
+func newRig(t *testing.T, plans ...fault.Plan) *rig {
+	t.Helper()
+	if len(plans) == 0 {
+		plans = make([]fault.Plan, 1)
+	}
+	r := &rig{t: t}
+	for side := range r.fabric {
+		var paths []PathConfig
+		for i, plan := range plans {
+			paths = append(paths, PathConfig{Fault: plan, Seed: uint64(2*i + side + 1)})
+		}
+		r.fabric[side] = open(t, paths...)
+		r.group[side] = r.fabric[side].NewGroup()
+	}
+	return r
+}
+
+// configs returns the two ends of a binding of the rig.
+func (r *rig) configs(id uint32, cipher link.Cipher) [2]link.Config {
+	mtus := make([]int, len(r.fabric[0].paths))
+	for i := range mtus {
+		mtus[i] = 9000
+	}
+	ends := linktest.Ends(cipher, mtus...)
+	for side := range ends {
+		ends[side].Binding = id
+	}
+	return ends
+}
+
+// join attaches the two ends of a binding.
+func (r *rig) join(cfg [2]link.Config, a, b *end) {
+	r.t.Helper()
+	for side, e := range []*end{a, b} {
+		r.attach(cfg[side], side, e)
+	}
+}
+
+func (r *rig) attach(cfg link.Config, side int, e *end) {
+	r.t.Helper()
+	e.states, e.group = make(chan link.State, 16), r.group[side]
+	b, err := e.group.Attach(BindingConfig{Link: cfg, Peers: r.fabric[1-side].Addrs(), Handler: e})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	e.group.Enter()
+	e.binding = b
+	e.group.Leave()
+	r.t.Cleanup(b.Close)
+}
+
+// await waits for a state of the link.
+func (e *end) await(t *testing.T, want link.State) {
+	t.Helper()
+	limit := time.After(patience)
+	for {
+		select {
+		case s := <-e.states:
+			if s == want {
+				return
+			}
+		case <-limit:
+			t.Fatalf("the link does not become %v", want)
+		}
+	}
+}
+
+// stream is a source of numbered TLPs of many sizes.
+type stream struct{ payload [4096]byte }
+
+// packet makes TLP number i: a read, or a write whose payload depends on i.
+func (s *stream) packet(i int) *tlp.Packet {
+	p := &tlp.Packet{Type: tlp.MRd}
+	n := [...]int{4, 0, 128, 512, 4096, 64}[i%6]
+	if n > 0 {
+		p.Type, p.Data = tlp.MWr, s.payload[:n]
+		for at := 0; at < n; at += 4 {
+			binary.LittleEndian.PutUint32(s.payload[at:], uint32(i*at+i))
+		}
+	}
+	p.SetMemory(uint64(i)<<12, max(n, 4))
+	return p
+}
+
+// sendAll gives n numbered TLPs to the link as it takes them.
+func (e *end) sendAll(t *testing.T, n int) {
+	t.Helper()
+	e.group.Enter()
+	defer e.group.Leave()
+	var s stream
+	sent := 0
+	e.pump = func(now time.Duration) {
+		for sent < n {
+			switch err := e.binding.Send(now, s.packet(sent)); {
+			case errors.Is(err, link.ErrFull):
+				return
+			case err != nil:
+				t.Error(err)
+				sent = n
+			default:
+				sent++
+			}
+		}
+	}
+	e.binding.Touch()
+}
+
+// check compares a TLP with number i.
+func (s *stream) check(i int, p *tlp.Packet) error {
+	want := s.packet(i)
+	if p.Type != want.Type || p.Addr != want.Addr || p.Length != want.Length || !bytes.Equal(p.Data, want.Data) {
+		return fmt.Errorf("TLP %d: %v at %#x with %d bytes, want %v at %#x with %d (or other bytes)",
+			i, p.Type, p.Addr, len(p.Data), want.Type, want.Addr, len(want.Data))
+	}
+	return nil
+}
+
+// expect makes an end check numbered TLPs and returns what is closed when n of
+// them have come.
+func (e *end) expect(t *testing.T, n int) <-chan struct{} {
+	done := make(chan struct{})
+	var s stream
+	seen := 0
+	e.deliver = func(_ time.Duration, p *tlp.Packet) bool {
+		if err := s.check(seen, p); err != nil {
+			t.Error(err)
+		}
+		if seen++; seen == n {
+			close(done)
+		}
+		return true
+	}
+	return done
+}
+
+func wait(t *testing.T, done <-chan struct{}, what string) {
+	t.Helper()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatal("timed out: " + what)
+	}
+}
+
+func write(addr uint64, n int) *tlp.Packet {
+	p := &tlp.Packet{Type: tlp.MWr, Data: make([]byte, n)}
+	p.SetMemory(addr, n)
+	return p
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

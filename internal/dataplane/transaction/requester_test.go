@@ -1,0 +1,402 @@
+package transaction_test
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+const (
+	device = pcie.BDF(0x0100)
+	root   = pcie.BDF(0x0008)
+)
+
+func read(addr uint64, n int) tlp.Packet {
+	p := tlp.Packet{Type: tlp.MRd}
+	p.SetMemory(addr, n)
+	return p
+}
+
+// complete answers req with data, cut to double words with the bytes in place.
+func complete(req *tlp.Packet, addr uint64, left int, data []byte) tlp.Packet {
+	payload := make([]byte, transaction.Pad(addr)+len(data)+3)
+	copy(payload[transaction.Pad(addr):], data)
+	payload = payload[:len(payload)&^3]
+	return tlp.Packet{
+		Type: tlp.CplD, Requester: req.Requester, Tag: req.Tag, Completer: root,
+		ByteCount: uint16(left), LowerAddr: uint8(addr & 0x7f),
+		Length: uint16(len(payload) / 4), Data: payload,
+	}
+}
+
+func TestRequesterMatchesOneCompletion(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		req  tlp.Packet
+		edit func(cpl *tlp.Packet)
+		ok   bool
+		data string
+		st   pcie.CplStatus
+	}{
+		{"all bytes", read(0x1000, 8), nil, true, "abcdefgh", 0},
+		{"unaligned", read(0x1003, 5), nil, true, "abcde", 0},
+		{"zero-length", read(0x1000, 0), func(p *tlp.Packet) { p.ByteCount, p.Length, p.Data = 1, 1, make([]byte, 4) }, true, "", 0},
+		{"unsupported request", read(0x1000, 8), func(p *tlp.Packet) { p.Type, p.Length, p.Data, p.Status = tlp.Cpl, 0, nil, pcie.UnsupportedRequest }, true, "", pcie.UnsupportedRequest},
+		{"completer abort with data", read(0x1000, 8), func(p *tlp.Packet) { p.Status = pcie.CompleterAbort }, true, "", pcie.CompleterAbort},
+		{"wrong tag", read(0x1000, 8), func(p *tlp.Packet) { p.Tag++ }, false, "", 0},
+		{"tag out of range", read(0x1000, 8), func(p *tlp.Packet) { p.Tag = 1023 }, false, "", 0},
+		{"wrong requester", read(0x1000, 8), func(p *tlp.Packet) { p.Requester++ }, false, "", 0},
+		{"wrong byte count", read(0x1000, 8), func(p *tlp.Packet) { p.ByteCount-- }, false, "", 0},
+		{"byte count modified", read(0x1000, 8), func(p *tlp.Packet) { p.ByteCount, p.BCM = 3, true }, true, "abcdefgh", 0},
+		{"wrong lower address", read(0x1000, 8), func(p *tlp.Packet) { p.LowerAddr++ }, false, "", 0},
+		{"no data", read(0x1000, 8), func(p *tlp.Packet) { p.Type, p.Length, p.Data = tlp.Cpl, 0, nil }, false, "", 0},
+		{"payload shorter than its length", read(0x1000, 8), func(p *tlp.Packet) { p.Length++ }, false, "", 0},
+		{"payload longer than the read", read(0x1000, 8), func(p *tlp.Packet) { p.Length++; p.Data = append(p.Data, 0, 0, 0, 0) }, false, "", 0},
+		{"locked completion of an unlocked read", read(0x1000, 8), func(p *tlp.Packet) { p.Type = tlp.CplDLk }, false, "", 0},
+		{"no completion", read(0x1000, 8), func(p *tlp.Packet) { p.Type = tlp.MWr }, false, "", 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := transaction.NewRequester(transaction.RequesterConfig{ID: device, Tags: 4})
+			addr, n := c.req.ByteRange()
+			dst := make([]byte, n)
+			if !r.Begin(0, time.Second, &c.req, dst, 42) {
+				t.Fatal("Begin refused")
+			}
+			cpl := complete(&c.req, addr, n, []byte("abcdefgh")[:n])
+			if c.edit != nil {
+				c.edit(&cpl)
+			}
+			res, ok := r.Complete(&cpl)
+			if ok != c.ok {
+				t.Fatalf("Complete = %+v, %v; want %v", res, ok, c.ok)
+			}
+			if !ok {
+				if r.Counters().Unexpected != 1 || r.InFlight() != 1 {
+					t.Errorf("counters %+v, %d in flight", r.Counters(), r.InFlight())
+				}
+				return
+			}
+			if !res.Done || res.Cookie != 42 || res.Status != c.st || res.N != len(c.data) || string(res.Data) != c.data || string(dst[:res.N]) != c.data {
+				t.Errorf("result %+v with %q, want %q", res, dst, c.data)
+			}
+			if r.InFlight() != 0 || r.Free(0) != 4 {
+				t.Errorf("%d in flight, %d free", r.InFlight(), r.Free(0))
+			}
+			if _, again := r.Complete(&cpl); again {
+				t.Error("the same completion was taken twice")
+			}
+		})
+	}
+}
+
+func TestRequesterKinds(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		req  tlp.Packet
+		want string // what dst holds afterwards
+	}{
+		{"CfgRd0 of one byte", tlp.Packet{Type: tlp.CfgRd0, Length: 1, FirstBE: 4, Register: 0x40}, "c"},
+		{"CfgRd1", tlp.Packet{Type: tlp.CfgRd1, Length: 1, FirstBE: 15, Register: 0x40}, "abcd"},
+		{"CfgWr0", tlp.Packet{Type: tlp.CfgWr0, Length: 1, FirstBE: 15, Data: make([]byte, 4)}, ""},
+		{"IORd", tlp.Packet{Type: tlp.IORd, Length: 1, FirstBE: 12, Addr: 0x3f8}, "cd"},
+		{"IOWr", tlp.Packet{Type: tlp.IOWr, Length: 1, FirstBE: 1, Data: make([]byte, 4)}, ""},
+		{"DMWr", tlp.Packet{Type: tlp.DMWr, Length: 1, FirstBE: 15, Data: make([]byte, 4)}, ""},
+		{"FetchAdd", tlp.Packet{Type: tlp.FetchAdd, Length: 1, Addr: 0x1004, Data: make([]byte, 4)}, "abcd"},
+		{"CAS", tlp.Packet{Type: tlp.CAS, Length: 4, Addr: 0x1008, Data: make([]byte, 16)}, "abcdefgh"},
+		{"MRdLk", tlp.Packet{Type: tlp.MRdLk, Length: 1, FirstBE: 15, Addr: 0x1000}, "abcd"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := transaction.NewRequester(transaction.RequesterConfig{ID: device, Tags: 1})
+			dst := make([]byte, len(c.want))
+			if !r.Begin(0, time.Second, &c.req, dst, 1) {
+				t.Fatal("Begin refused")
+			}
+			var cpl tlp.Packet
+			transaction.Respond(&cpl, &c.req, root, pcie.SuccessfulCompletion)
+			if c.req.Type.Read() {
+				cpl.Type++
+				cpl.Data = []byte("abcdefgh")[:(int(cpl.ByteCount)+3)&^3]
+				cpl.Length = uint16(len(cpl.Data) / 4)
+			}
+			if err := cpl.Validate(); err != nil {
+				t.Fatal(err)
+			}
+			res, ok := r.Complete(&cpl)
+			if !ok || !res.OK() || string(dst) != c.want {
+				t.Errorf("Complete = %+v, %v; dst %q, want %q", res, ok, dst, c.want)
+			}
+		})
+	}
+}
+
+func TestRequesterPostedNeedsNoTag(t *testing.T) {
+	r := transaction.NewRequester(transaction.RequesterConfig{ID: device, Tags: 1})
+	p := tlp.Packet{Type: tlp.MWr}
+	for range 3 {
+		if !r.Begin(0, time.Second, &p, nil, 0) || p.Requester != device {
+			t.Fatalf("Begin of a posted write: %+v", p)
+		}
+	}
+	if r.InFlight() != 0 {
+		t.Errorf("%d in flight", r.InFlight())
+	}
+}
+
+func TestRequesterTimeout(t *testing.T) {
+	r := transaction.NewRequester(transaction.RequesterConfig{ID: device, Tags: 2, Quarantine: 10 * time.Millisecond})
+	first, second, third := read(0x1000, 4), read(0x2000, 4), read(0x3000, 4)
+	r.Begin(0, 50*time.Millisecond, &first, make([]byte, 4), 1)
+	r.Begin(0, 20*time.Millisecond, &second, make([]byte, 4), 2)
+	if r.Begin(0, time.Second, &third, nil, 3) {
+		t.Fatal("a third request began with two tags")
+	}
+	if got := r.Wake(); got != 20*time.Millisecond {
+		t.Errorf("Wake = %v, want the earlier deadline", got)
+	}
+	var results []transaction.Result
+	collect := func(res transaction.Result) { results = append(results, res) }
+	r.Expire(20*time.Millisecond-1, collect)
+	if len(results) != 0 {
+		t.Fatalf("expired early: %+v", results)
+	}
+	r.Expire(20*time.Millisecond, collect)
+	want := []transaction.Result{{Cookie: 2, Tag: second.Tag, Done: true, Outcome: transaction.TimedOut, Dst: make([]byte, 4)}}
+	if diff := cmp.Diff(want, results); diff != "" {
+		t.Fatalf("results (-want +got):\n%s", diff)
+	}
+	// The tag is neither free nor does its late completion count as another's.
+	if r.Begin(29*time.Millisecond, time.Second, &third, nil, 3) {
+		t.Fatal("a tag was reused in its quarantine")
+	}
+	if got := r.Wake(); got != 30*time.Millisecond {
+		t.Errorf("Wake = %v, want the end of the quarantine", got)
+	}
+	late := complete(&second, 0x2000, 4, []byte("late"))
+	if _, ok := r.Complete(&late); ok || r.Counters().Late != 1 || r.Counters().Unexpected != 0 {
+		t.Errorf("late completion: %v, %+v", ok, r.Counters())
+	}
+	if !r.Begin(30*time.Millisecond, time.Second, &third, nil, 3) || third.Tag != second.Tag {
+		t.Fatalf("the tag is not free after its quarantine: %+v", third)
+	}
+	if c := r.Counters(); c.TimedOut != 1 || c.Issued != 3 {
+		t.Errorf("counters %+v", c)
+	}
+}
+
+func TestRequesterExpireInOrderOfDeadlines(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		deadlines := rapid.SliceOfN(rapid.IntRange(1, 20), 1, 30).Draw(t, "deadlines")
+		r := transaction.NewRequester(transaction.RequesterConfig{Tags: 32, Quarantine: -1})
+		for i, d := range deadlines {
+			p := read(0x1000, 4)
+			if !r.Begin(0, time.Duration(d), &p, nil, uint64(i)) {
+				t.Fatal("Begin refused")
+			}
+		}
+		now, seen := time.Duration(0), 0
+		for r.InFlight() > 0 {
+			wake := r.Wake()
+			if wake <= now {
+				t.Fatalf("Wake = %v at %v", wake, now)
+			}
+			now = wake
+			r.Expire(now, func(res transaction.Result) {
+				seen++
+				if got := time.Duration(deadlines[res.Cookie]); got != now {
+					t.Fatalf("request with deadline %v expired at %v", got, now)
+				}
+			})
+		}
+		if seen != len(deadlines) || r.Wake() != transaction.Never {
+			t.Fatalf("%d results, Wake %v", seen, r.Wake())
+		}
+	})
+}
+
+func TestRequesterCancelAll(t *testing.T) {
+	r := transaction.NewRequester(transaction.RequesterConfig{ID: device, Tags: 3})
+	var reqs [3]tlp.Packet
+	for i := range reqs {
+		reqs[i] = read(0x1000, 4)
+		r.Begin(0, time.Second, &reqs[i], nil, uint64(i))
+	}
+	n := 0
+	r.CancelAll(0, func(res transaction.Result) {
+		n++
+		if !res.Done || res.Outcome != transaction.Canceled || res.OK() {
+			t.Errorf("result %+v", res)
+		}
+	})
+	if n != 3 || r.InFlight() != 0 || r.Free(0) != 0 {
+		t.Errorf("%d results, %d in flight, %d free", n, r.InFlight(), r.Free(0))
+	}
+	if r.Free(transaction.DefaultQuarantine) != 3 {
+		t.Error("tags are not free after the quarantine")
+	}
+	late := complete(&reqs[1], 0x1000, 4, make([]byte, 4))
+	if _, ok := r.Complete(&late); ok {
+		t.Error("completion of a canceled request was taken")
+	}
+}
+
+func TestRequesterKeepsOldIDForRequestsOut(t *testing.T) {
+	r := transaction.NewRequester(transaction.RequesterConfig{ID: device, Tags: 2})
+	p := read(0x1000, 4)
+	r.Begin(0, time.Second, &p, nil, 0)
+	r.SetID(0x0200)
+	cpl := complete(&p, 0x1000, 4, make([]byte, 4))
+	if _, ok := r.Complete(&cpl); !ok {
+		t.Error("the completion of a request from before SetID was refused")
+	}
+	r.Begin(0, time.Second, &p, nil, 0)
+	if p.Requester != 0x0200 {
+		t.Errorf("requester %v after SetID", p.Requester)
+	}
+}
+
+// Any legal split of each of several reads, interleaved in any way, comes
+// together to what memory holds.
+func TestReassemblyProperty(t *testing.T) {
+	memory := make([]byte, 3*pcie.PageSize)
+	for i := range memory {
+		memory[i] = byte(i*131 + i>>8)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		base := rapid.IntRange(0, pcie.PageSize).Draw(t, "base")
+		n := rapid.IntRange(1, 2*pcie.PageSize-64).Draw(t, "n")
+		mrrs := 128 << rapid.IntRange(0, 5).Draw(t, "mrrs")
+		mps := 128 << rapid.IntRange(0, 5).Draw(t, "mps")
+		rcb := rapid.SampledFrom([]int{64, 128}).Draw(t, "rcb")
+		r := transaction.NewRequester(transaction.RequesterConfig{ID: device, Tags: 16})
+		dst := make([]byte, n)
+		offset := 0
+		var jobs []*transaction.ReadJob
+		buf := make([]byte, pcie.MaxPayload)
+		var out tlp.Packet
+		for offset < n || len(jobs) > 0 {
+			if offset < n && (len(jobs) == 0 || rapid.Bool().Draw(t, "begin")) {
+				addr := uint64(base + offset)
+				size := tlp.NextChunk(addr, n-offset, mrrs)
+				p := read(addr, size)
+				if r.Begin(0, time.Second, &p, dst[offset:offset+size], 0) {
+					offset += size
+					jobs = append(jobs, &transaction.ReadJob{})
+					jobs[len(jobs)-1].Start(&p, root, rcb, mps)
+					continue
+				}
+			}
+			if len(jobs) == 0 {
+				t.Fatal("no tag is free and nothing is under way")
+			}
+			i := rapid.IntRange(0, len(jobs)-1).Draw(t, "job")
+			budget := 1
+			done := jobs[i].Emit(&out, buf, func(addr uint64, b []byte) pcie.CplStatus {
+				copy(b, memory[addr:])
+				return pcie.SuccessfulCompletion
+			}, func(p *tlp.Packet) bool {
+				if budget == 0 {
+					return false
+				}
+				budget--
+				if err := p.Validate(); err != nil {
+					t.Fatal(err)
+				}
+				if len(p.Data) > mps {
+					t.Fatalf("payload of %d bytes, MPS is %d", len(p.Data), mps)
+				}
+				if _, ok := r.Complete(p); !ok {
+					t.Fatalf("completion %+v refused", *p)
+				}
+				return true
+			})
+			if done {
+				jobs = append(jobs[:i], jobs[i+1:]...)
+			}
+		}
+		if !bytes.Equal(dst, memory[base:base+n]) {
+			t.Fatal("what was read is not what memory holds")
+		}
+		if c := r.Counters(); r.InFlight() != 0 || c.Succeeded != c.Issued || c.Unexpected != 0 {
+			t.Fatalf("%d in flight, counters %+v", r.InFlight(), c)
+		}
+	})
+}
+
+// Whatever completions arrive, no tag is lost and nothing is written past dst.
+func FuzzRequesterComplete(f *testing.F) {
+	p := read(0x1003, 300)
+	whole := complete(&p, 0x1003, 300, make([]byte, 300))
+	whole.Requester = device
+	f.Add(whole.Append(nil))
+	whole.Status = pcie.CompleterAbort
+	f.Add(whole.Append(nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := transaction.NewRequester(transaction.RequesterConfig{ID: device, Tags: 3})
+		guard := make([]byte, 400)
+		req, cas := read(0x1003, 300), tlp.Packet{Type: tlp.CAS, Length: 2, Addr: 0x1000, Data: make([]byte, 8)}
+		r.Begin(0, 1, &req, guard[:300:300], 0)
+		r.Begin(0, 1, &cas, guard[300:304:304], 1)
+		for len(b) > 0 {
+			p, n, err := tlp.Parse(b)
+			if err != nil {
+				break
+			}
+			b = b[n:]
+			if res, ok := r.Complete(&p); ok && res.N > len(res.Dst) {
+				t.Fatalf("%d bytes for a buffer of %d", res.N, len(res.Dst))
+			}
+		}
+		if !bytes.Equal(guard[304:], make([]byte, 96)) {
+			t.Fatal("written past the buffer")
+		}
+		r.Expire(1, func(transaction.Result) {})
+		if free := r.Free(transaction.Never); free != 3 || r.InFlight() != 0 {
+			t.Fatalf("%d of 3 tags free, %d in flight", free, r.InFlight())
+		}
+	})
+}
+
+func TestRequesterDoesNotAllocate(t *testing.T) {
+	r := transaction.NewRequester(transaction.RequesterConfig{ID: device, Tags: 64})
+	p := read(0x1000, 128)
+	dst, data := make([]byte, 128), make([]byte, 128)
+	cpl := complete(&p, 0x1000, 128, data)
+	cpl.Requester = device
+	expired := 0
+	count := func(transaction.Result) { expired++ }
+	now := time.Duration(0)
+	if n := testing.AllocsPerRun(1000, func() {
+		r.Begin(now, now+1, &p, dst, 0)
+		cpl.Tag = p.Tag
+		if _, ok := r.Complete(&cpl); !ok {
+			t.Fatal("completion refused")
+		}
+		r.Begin(now, now+1, &p, dst, 0)
+		now += 2 * transaction.DefaultQuarantine
+		r.Expire(now, count)
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func BenchmarkBeginComplete(b *testing.B) {
+	r := transaction.NewRequester(transaction.RequesterConfig{ID: device, Tags: 256})
+	p := read(0x1000, 128)
+	dst := make([]byte, 128)
+	cpl := complete(&p, 0x1000, 128, dst)
+	cpl.Requester = device
+	for b.Loop() {
+		r.Begin(0, time.Second, &p, dst, 0)
+		cpl.Tag = p.Tag
+		if _, ok := r.Complete(&cpl); !ok {
+			b.Fatal("refused")
+		}
+	}
+}

@@ -1,0 +1,189 @@
+// Package udp moves datagrams in batches: with UDP segmentation offload one
+// system call sends up to 64 equal datagrams, and with receive offload one
+// call receives them.
+//
+// The offloads are probed, counted and survived: a kernel or a network card
+// that refuses a batch gets the same datagrams one by one, and keeps getting
+// them so (Stats tells). Some kernels mangle batches without an error; then
+// the receiver's CRC counters rise, and Options.NoOffload is the remedy.
+package udp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/internal/rawio/fd"
+)
+
+// Sizes in bytes.
+const (
+	// MaxDatagram is the largest UDP payload over IPv4.
+	MaxDatagram = 65507
+	// MaxSegments is the number of datagrams that Linux takes in one batch
+	// (UDP_MAX_SEGMENTS, 64 until Linux 6.9 made it 128).
+	MaxSegments = 64
+	// ReadBuffer is the space that ReadBatch wants: a whole received batch.
+	ReadBuffer = 65536
+
+	socketBuffer = 8 << 20
+)
+
+// readTimeout is how long Read waits at most. It bounds how late a reader sees
+// anything but datagrams; 20 wake-ups a second cost nothing.
+const readTimeout = 50 * time.Millisecond
+
+// ErrTimeout says that no datagram came in the time that a Read takes at most.
+var ErrTimeout = errors.New("udp: read: nothing came")
+
+// Options of a socket.
+type Options struct {
+	NoOffload bool // neither segmentation nor receive offload
+}
+
+// Conn is a UDP socket. Its methods may be called from several goroutines.
+//
+// It is a blocking socket that the Go runtime's poller does not know: whoever
+// reads waits in the kernel, in a thread of its own. Between a datagram and a
+// goroutine that waits for the poller lie an empty read, a wake-up of the
+// thread that polls, and a turn of the scheduler.
+type Conn struct {
+	fd    *fd.FD
+	local netip.AddrPort
+	ip4   bool // the socket is of IPv4
+	gso   atomic.Bool
+	gro   bool
+	stat  counters
+}
+
+type counters struct {
+	rxBatches, rxDatagrams, rxBytes atomic.Uint64
+	txBatches, txDatagrams, txBytes atomic.Uint64
+	gsoRefused, txErrors            atomic.Uint64
+}
+
+// TxBytes is the count that Stats has, by itself.
+func (c *Conn) TxBytes() uint64 { return c.stat.txBytes.Load() }
+
+// Stats are counts since Listen; they are read one by one and so only nearly
+// of one moment.
+type Stats struct {
+	RxBatches, RxDatagrams, RxBytes uint64
+	TxBatches, TxDatagrams, TxBytes uint64
+	GSORefused                      uint64 // batches that had to be sent one by one
+	TxErrors                        uint64 // datagrams that the kernel did not take
+	GSO, GRO                        bool   // in use now
+}
+
+// Listen opens a socket on a local address like "192.0.2.1:4791" or
+// "127.0.0.1:0".
+func Listen(addr string, o Options) (*Conn, error) {
+	var lc net.ListenConfig
+	pc, err := lc.ListenPacket(context.Background(), "udp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("udp: listen: %w", err)
+	}
+	c, err := adopt(pc.(*net.UDPConn), o)
+	if err = errors.Join(err, pc.Close()); err != nil {
+		return nil, fmt.Errorf("udp: listen: %w", err)
+	}
+	return c, nil
+}
+
+// adopt makes a Conn of a socket of its own.
+func adopt(pc *net.UDPConn, o Options) (*Conn, error) {
+	d, err := fd.Adopt(pc, readTimeout)
+	if err != nil {
+		return nil, err
+	}
+	addr := pc.LocalAddr().(*net.UDPAddr).AddrPort()
+	c := &Conn{fd: d, local: netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())}
+	raw, _ := d.Use() // it has just been made
+	defer d.Done()
+	fd := int(raw)
+	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	c.ip4 = err == nil && domain == unix.AF_INET
+	setBuffers(fd)
+	if !o.NoOffload {
+		c.probe(fd)
+	}
+	return c, nil
+}
+
+// setBuffers asks for room for the traffic of many bindings; what the kernel
+// grants is its administrator's choice, so errors do not matter.
+func setBuffers(fd int) {
+	for _, opt := range [][2]int{{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF}} {
+		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, opt[0], socketBuffer) != nil {
+			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, opt[1], socketBuffer)
+		}
+	}
+	// Datagrams are sized to the path by the link; fragments would only
+	// hide that the path has become smaller.
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)
+}
+
+// probe finds out which offloads the kernel has. udp(7): UDP_SEGMENT since
+// Linux 4.18, UDP_GRO since 5.0.
+func (c *Conn) probe(fd int) {
+	_, err := unix.GetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_SEGMENT)
+	c.gso.Store(err == nil)
+	c.gro = unix.SetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_GRO, 1) == nil
+}
+
+// LocalAddr returns the address that the socket is bound to.
+func (c *Conn) LocalAddr() netip.AddrPort { return c.local }
+
+// Close closes the socket; a blocked Read returns net.ErrClosed.
+func (c *Conn) Close() error { return c.fd.Shutdown() }
+
+// Stats returns the counters.
+func (c *Conn) Stats() Stats {
+	return Stats{
+		RxBatches: c.stat.rxBatches.Load(), RxDatagrams: c.stat.rxDatagrams.Load(), RxBytes: c.stat.rxBytes.Load(),
+		TxBatches: c.stat.txBatches.Load(), TxDatagrams: c.stat.txDatagrams.Load(), TxBytes: c.stat.txBytes.Load(),
+		GSORefused: c.stat.gsoRefused.Load(), TxErrors: c.stat.txErrors.Load(),
+		GSO: c.gso.Load(), GRO: c.gro,
+	}
+}
+
+// MTU returns the largest UDP payload that fits the interface which has the
+// local address: the interface's MTU less the IP and UDP headers, at most
+// MaxDatagram. For an unspecified address it is that of Ethernet.
+func MTU(local netip.Addr) (int, error) {
+	const ethernet, udpHeader = 1500, 8
+	ipHeader := 20
+	if local.Is6() && !local.Is4In6() {
+		ipHeader = 40
+	}
+	if local.IsUnspecified() {
+		return ethernet - ipHeader - udpHeader, nil
+	}
+	ifaces, err := net.Interfaces()
+	if err != nil {
+		return 0, fmt.Errorf("udp: interfaces: %w", err)
+	}
+	for _, iface := range ifaces {
+		addrs, err := iface.Addrs()
+		if err != nil {
+			continue // an interface may go away meanwhile
+		}
+		for _, a := range addrs {
+			prefix, err := netip.ParsePrefix(a.String())
+			if err != nil {
+				continue
+			}
+			// All of 127.0.0.0/8 is the loopback interface's, not only the address it lists.
+			if prefix.Addr() == local.Unmap() || prefix.Addr().IsLoopback() && prefix.Contains(local.Unmap()) {
+				return min(iface.MTU-ipHeader-udpHeader, MaxDatagram), nil
+			}
+		}
+	}
+	return 0, fmt.Errorf("udp: no interface has the address %v", local)
+}

@@ -1,0 +1,403 @@
+// Package demo runs the whole system on one machine and shows what it does: a
+// manager, two GPU boxes and a host whose VM is given a GPU, loses it, gets the
+// spare, and gives it back.
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+	"github.com/dxpu-project/dxpu/internal/vm/qemu"
+)
+
+// Config says how the demonstration runs.
+type Config struct {
+	Program string        // the dxpu binary; statically linked, for the guest runs it too
+	Dir     string        // an empty directory for sockets and logs
+	Install *qemu.Install // nil: no VM, the embedded host takes its place
+	Reason  string        // why there is no VM, for people
+	Out     io.Writer
+}
+
+// Report is the outcome, for programs.
+type Report struct {
+	OK      bool   `json:"ok"`
+	Host    string `json:"host"` // what took the part of the VM
+	Steps   []Step `json:"steps"`
+	Figures []Step `json:"figures"` // durations that a user of the system notices
+}
+
+// Step is one line of the timeline.
+type Step struct {
+	Name   string        `json:"name"`
+	At     time.Duration `json:"at_ns,omitempty"` // since the start, when it had been done
+	Took   time.Duration `json:"took_ns"`
+	Detail string        `json:"detail,omitempty"`
+}
+
+const (
+	gpusPerBox = 4
+	hostName   = "host-1"
+	// stepTimeout bounds each step: the longest is a full test under emulation.
+	stepTimeout = 3 * time.Minute
+)
+
+// computer is what is given a GPU: a VM, or the embedded host.
+type computer interface {
+	// name says what it is.
+	name() string
+	// sees waits until the computer has a GPU, or has none, and describes it.
+	sees(ctx context.Context, present bool) (string, error)
+	// test drives the GPU and checks every result; what it finds goes to out.
+	test(ctx context.Context, out io.Writer) error
+	// bootID changes when the computer is booted.
+	bootID(ctx context.Context) (string, error)
+	close() error
+}
+
+// demo is one run.
+type demo struct {
+	cfg    Config
+	began  time.Time
+	report *Report
+	procs  processes
+	api    dxpuv1connect.PoolServiceClient
+	url    string
+	token  string
+	pc     computer
+	boot   string
+	lease  string
+}
+
+// Run runs the demonstration. The error says what did not work; the report has
+// the steps up to there. No process is left behind, whatever happens.
+func Run(ctx context.Context, cfg Config) (*Report, error) {
+	d := &demo{cfg: cfg, began: time.Now(), report: &Report{}}
+	d.say("A VM hot-plugs a GPU that is on another machine\n")
+	if cfg.Install == nil {
+		d.say("No VM: %s.\nThe embedded host, a root complex in Go, takes its place.\n", cfg.Reason)
+	}
+	d.say("%9s  %9s", "time", "took")
+	err := d.run(ctx)
+	err = errors.Join(err, d.tearDown())
+	d.report.OK = err == nil
+	if err == nil {
+		d.summary()
+	}
+	return d.report, err
+}
+
+func (d *demo) run(ctx context.Context) error {
+	for _, s := range []struct {
+		name string
+		do   func(ctx context.Context) (detail string, err error)
+	}{
+		{"manager, box-a and box-b start", d.startPool},
+		{"host proxy and VM start", d.startComputer},
+		{"a lease for one GPU is made and attached", d.attach},
+		{"the guest sees the GPU", d.seen},
+		{"a program in the guest drives the GPU", d.drive},
+		{"the GPU is killed while the program runs", d.kill},
+		{"the spare is in its place", d.replaced},
+		{"the program runs again, on the spare", d.driveAgain},
+		{"the guest was not rebooted", d.sameBoot},
+		{"the lease is deleted, the GPU detached", d.detach},
+	} {
+		if err := d.step(ctx, s.name, s.do); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// step runs one step and prints its line.
+func (d *demo) step(ctx context.Context, name string, do func(context.Context) (string, error)) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, stepTimeout, fmt.Errorf("%q took longer than %v", name, stepTimeout))
+	defer cancel()
+	at := time.Now()
+	detail, err := do(ctx)
+	took := time.Since(at)
+	s := Step{Name: name, At: time.Since(d.began), Took: took, Detail: detail}
+	d.report.Steps = append(d.report.Steps, s)
+	verdict := name
+	if err != nil {
+		verdict = "FAILED: " + name
+	}
+	d.say("%7.2f s  %7.2f s  %s", s.At.Seconds(), took.Seconds(), verdict)
+	for line := range strings.Lines(detail) {
+		d.say("%22s%s", "", strings.TrimRight(line, "\n"))
+	}
+	if err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			err = errors.Join(err, cause)
+		}
+		return fmt.Errorf("demo: %s: %w (logs are in %s)", name, err, d.cfg.Dir)
+	}
+	return nil
+}
+
+// figure keeps a duration for the summary.
+func (d *demo) figure(name string, took time.Duration) {
+	d.report.Figures = append(d.report.Figures, Step{Name: name, Took: took})
+}
+
+func (d *demo) say(format string, args ...any) {
+	_, _ = fmt.Fprintf(d.cfg.Out, format+"\n", args...)
+}
+
+func (d *demo) summary() {
+	d.say("\nMeasured on this machine, on one loopback network:")
+	for _, f := range d.report.Figures {
+		d.say("  %-58s %9.1f ms", f.Name, float64(f.Took.Microseconds())/1000)
+	}
+}
+
+// startPool starts the manager and the boxes and waits for the GPUs.
+func (d *demo) startPool(ctx context.Context) (string, error) {
+	d.token = "demonstration-" + filepath.Base(d.cfg.Dir)
+	urlFile := d.path("manager.url")
+	if err := d.start("manager", "manager", "--listen", "127.0.0.1:0", "--url-file", urlFile, "--spares", "1"); err != nil {
+		return "", err
+	}
+	var err error
+	if d.url, err = awaitFile(ctx, urlFile); err != nil {
+		return "", err
+	}
+	d.api = dxpuv1connect.NewPoolServiceClient(http.DefaultClient, d.url)
+	for _, name := range []string{"box-a", "box-b"} {
+		err := d.start(name, "box", "--manager", d.url, "--name", name, "--gpus", fmt.Sprint(gpusPerBox),
+			"--admin-listen", "127.0.0.1:0", "--admin-url-file", d.path(name+".url"))
+		if err != nil {
+			return "", err
+		}
+	}
+	err = poll(ctx, func() (bool, error) {
+		res, err := d.api.GetPool(ctx, connect.NewRequest(&dxpuv1.GetPoolRequest{}))
+		if err != nil {
+			return false, nil // not serving yet
+		}
+		return res.Msg.GetPool().GetGpus() == 2*gpusPerBox, nil
+	})
+	return fmt.Sprintf("%d software GPUs in two boxes, one held back as a spare", 2*gpusPerBox), err
+}
+
+// startComputer boots the VM and joins its host to the pool.
+func (d *demo) startComputer(ctx context.Context) (string, error) {
+	var err error
+	if d.cfg.Install != nil {
+		d.pc, err = d.startVM(ctx)
+	} else {
+		d.pc, err = d.startEmbedded()
+	}
+	if err != nil {
+		return "", err
+	}
+	d.report.Host = d.pc.name()
+	if d.boot, err = d.pc.bootID(ctx); err != nil {
+		return "", err
+	}
+	err = poll(ctx, func() (bool, error) {
+		res, err := d.api.GetHost(ctx, connect.NewRequest(&dxpuv1.GetHostRequest{HostId: hostName}))
+		return err == nil && res.Msg.GetHost().GetNode().GetConnected(), nil
+	})
+	return d.pc.name(), err
+}
+
+// attach asks for a GPU and waits until the host has it.
+func (d *demo) attach(ctx context.Context) (string, error) {
+	at := time.Now()
+	res, err := d.api.CreateLease(ctx, connect.NewRequest(&dxpuv1.CreateLeaseRequest{
+		Spec: &dxpuv1.LeaseSpec{Count: 1, HostId: hostName},
+	}))
+	if err != nil {
+		return "", err
+	}
+	d.lease = res.Msg.GetLease().GetId()
+	b, err := d.active(ctx)
+	if err != nil {
+		return "", err
+	}
+	d.figure("attach: from the call to the device in the VM's slot", time.Since(at))
+	return fmt.Sprintf("%s -> %s slot %d\n%s", b.GpuId, b.HostId, b.HostSlot, timeline(b)), nil
+}
+
+// active waits until the lease has its GPU and returns the binding.
+func (d *demo) active(ctx context.Context) (*dxpuv1.Binding, error) {
+	var found *dxpuv1.Binding
+	err := poll(ctx, func() (bool, error) {
+		lease, err := d.getLease(ctx)
+		if err != nil || lease.State != dxpuv1.LeaseState_LEASE_STATE_ACTIVE {
+			if lease.GetState() == dxpuv1.LeaseState_LEASE_STATE_FAILED {
+				err = errors.New(lease.StateReason)
+			}
+			return false, err
+		}
+		for _, b := range lease.Bindings {
+			if b.State == dxpuv1.BindingState_BINDING_STATE_ATTACHED {
+				found = b
+			}
+		}
+		return found != nil, nil
+	})
+	return found, err
+}
+
+func (d *demo) getLease(ctx context.Context) (*dxpuv1.Lease, error) {
+	res, err := d.api.GetLease(ctx, connect.NewRequest(&dxpuv1.GetLeaseRequest{LeaseId: d.lease}))
+	if err != nil {
+		return nil, err
+	}
+	return res.Msg.GetLease(), nil
+}
+
+// timeline prints the steps of making a binding, by who took them.
+func timeline(b *dxpuv1.Binding) string {
+	var lines []string
+	last := ""
+	for _, s := range b.Timeline {
+		took := s.Duration.AsDuration()
+		if s.NodeId == "" || took < 50*time.Microsecond {
+			continue // the manager's own view, and steps without a duration
+		}
+		text := fmt.Sprintf("%s %.1f ms", strings.ReplaceAll(s.Name, "_", " "), float64(took.Microseconds())/1000)
+		if s.NodeId == last {
+			lines[len(lines)-1] += ", " + text
+			continue
+		}
+		last = s.NodeId
+		lines = append(lines, s.NodeId+": "+text)
+	}
+	return strings.Join(lines, "; ")
+}
+
+func (d *demo) seen(ctx context.Context) (string, error) { return d.pc.sees(ctx, true) }
+
+// drive runs the test program to its end.
+func (d *demo) drive(ctx context.Context) (string, error) {
+	var out strings.Builder
+	err := d.pc.test(ctx, &out)
+	return out.String(), err
+}
+
+// driveAgain is drive with the last line of what the program says.
+func (d *demo) driveAgain(ctx context.Context) (string, error) {
+	out, err := d.drive(ctx)
+	if err == nil {
+		lines := strings.Split(strings.TrimSpace(out), "\n")
+		out = lines[len(lines)-1]
+	}
+	return out, err
+}
+
+// kill makes the leased GPU fail while the program works with it.
+func (d *demo) kill(ctx context.Context) (string, error) {
+	b, err := d.active(ctx)
+	if err != nil {
+		return "", err
+	}
+	// The check after that of the registers is the one that copies.
+	out := &progress{until: "registers", seen: make(chan struct{})}
+	ended := make(chan error, 1)
+	go func() { ended <- d.pc.test(ctx, out) }()
+	select {
+	case <-out.seen:
+	case err := <-ended:
+		return "", fmt.Errorf("the program ended before the GPU was killed: %w", errors.Join(err, errors.New(out.String())))
+	}
+	at := time.Now()
+	admin, err := os.ReadFile(d.path(b.BoxId + ".url"))
+	if err != nil {
+		return "", err
+	}
+	if err := inject(ctx, strings.TrimSpace(string(admin)), b.BoxSlot); err != nil {
+		return "", err
+	}
+	if err := <-ended; err == nil {
+		return "", errors.New("the program did not notice")
+	}
+	noticed := time.Since(at)
+	d.figure("a GPU dies: until the program in the guest knows", noticed)
+	b, err = d.replacement(ctx, b.Id)
+	if err != nil {
+		return "", err
+	}
+	d.figure("a GPU dies: until the spare is attached", time.Since(at))
+	return fmt.Sprintf("%s is dead; the program was told after %d ms: %s\n%s was attached %d ms after the death",
+		b.ReplacesBindingId, noticed.Milliseconds(), out.last(), b.GpuId, time.Since(at).Milliseconds()), nil
+}
+
+// replacement waits until another GPU has taken the place.
+func (d *demo) replacement(ctx context.Context, old string) (*dxpuv1.Binding, error) {
+	for {
+		b, err := d.active(ctx)
+		if err != nil || b.Id != old {
+			return b, err
+		}
+		if err := pause(ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func inject(ctx context.Context, admin string, slot uint32) error {
+	target := fmt.Sprintf("%s/faults?%s", admin, url.Values{"slot": {fmt.Sprint(slot)}, "fault": {"kill"}}.Encode())
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target, nil)
+	if err != nil {
+		return err
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("POST %s: %s", target, res.Status)
+	}
+	return nil
+}
+
+func (d *demo) replaced(ctx context.Context) (string, error) {
+	b, err := d.active(ctx)
+	if err != nil {
+		return "", err
+	}
+	seen, err := d.pc.sees(ctx, true)
+	return fmt.Sprintf("%s -> %s slot %d\n%s", b.GpuId, b.HostId, b.HostSlot, seen), err
+}
+
+func (d *demo) sameBoot(ctx context.Context) (string, error) {
+	id, err := d.pc.bootID(ctx)
+	if err == nil && id != d.boot {
+		err = fmt.Errorf("boot ID %s, was %s", id, d.boot)
+	}
+	return "boot ID " + id, err
+}
+
+// detach gives the GPU back and waits until the guest and the pool agree.
+func (d *demo) detach(ctx context.Context) (string, error) {
+	at := time.Now()
+	if _, err := d.api.DeleteLease(ctx, connect.NewRequest(&dxpuv1.DeleteLeaseRequest{LeaseId: d.lease})); err != nil {
+		return "", err
+	}
+	if _, err := d.pc.sees(ctx, false); err != nil {
+		return "", err
+	}
+	err := poll(ctx, func() (bool, error) {
+		lease, err := d.getLease(ctx)
+		return lease.GetState() == dxpuv1.LeaseState_LEASE_STATE_RELEASED, err
+	})
+	d.figure("detach: until the GPU is clean and free again", time.Since(at))
+	return "unplugged by the guest, reset, scrubbed and free", err
+}

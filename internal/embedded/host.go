@@ -1,0 +1,358 @@
+// Package embedded drives devices from the embedded host: it wraps the root
+// complex machine for goroutines, and gives drivers a gpudrv.Bus.
+package embedded
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dxpu-project/dxpu/device/gpu/driver"
+	"github.com/dxpu-project/dxpu/internal/embedded/rootcomplex"
+	"github.com/dxpu-project/dxpu/internal/rawio/reader"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+const pageSize = 4096
+
+// Host is a root complex that goroutines use. Its owner runs the loop: it calls
+// Receive with what comes from below, Transmit when kick was called or Wake says
+// so, and has no other duty.
+//
+// Loads, stores and configuration accesses block until their completion comes
+// or the Completion Timeout of the root complex makes them all ones.
+type Host struct {
+	kick func()
+	net  Waiter
+	spec rootcomplex.Spec
+
+	mu      sync.Mutex // guards what follows, and host memory that devices write
+	rc      *rootcomplex.Host
+	heap    *driver.Heap
+	next    uint64
+	pending map[uint64]*access
+	idle    []*access // that are over
+	stores  stores
+	room    sync.Cond // fewer stores are queued
+	vectors map[uint32]*vector
+	nextVec uint32
+	buses   map[*Bus]bool
+	closed  bool
+}
+
+// Waiter knows how to wait for an answer of a device that is not here.
+type Waiter interface {
+	// Await returns when w is ready, or has blocked. It may do the work that the
+	// answer takes meanwhile.
+	Await(w *reader.Wait)
+	// Attend says that something was sent that nobody waits for.
+	Attend()
+}
+
+// SetWaiter says how to wait. Call it before the host is used.
+func (h *Host) SetWaiter(w Waiter) { h.net = w }
+
+// New makes a host. Memory of the spec is allocated if it is nil and memory is
+// its size in bytes. kick is called from any goroutine when there is something
+// to transmit.
+func New(spec rootcomplex.Spec, memory int, kick func()) (*Host, error) {
+	if spec.Memory == nil {
+		spec.Memory = make([]byte, memory)
+	}
+	rc, err := rootcomplex.New(spec)
+	if err != nil {
+		return nil, err
+	}
+	h := &Host{
+		kick: kick, spec: spec, rc: rc,
+		heap:    driver.NewHeap(spec.MemoryBase, uint64(len(spec.Memory))),
+		pending: map[uint64]*access{},
+		vectors: map[uint32]*vector{},
+		buses:   map[*Bus]bool{},
+	}
+	h.room.L = &h.mu
+	return h, nil
+}
+
+// Receive takes TLPs from below, in order.
+func (h *Host) Receive(now time.Duration, p *tlp.Packet) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.rc.Receive(now, p)
+	h.deliverLocked()
+}
+
+// Transmit emits TLPs until there are none or emit refuses one. emit must not
+// call methods of the host.
+func (h *Host) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.rc.Transmit(now, emit)
+	if h.rc.Queued() < maxQueued {
+		h.room.Broadcast()
+	}
+	h.deliverLocked()
+}
+
+// Wake returns when Transmit wants to be called without having been kicked.
+func (h *Host) Wake() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.rc.Wake()
+}
+
+// Counters returns the counters of the root complex.
+func (h *Host) Counters() rootcomplex.Counters {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.rc.Counters()
+}
+
+// Abandon ends every access that is under way with all ones: the link is down.
+func (h *Host) Abandon(now time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.rc.Abandon(now)
+	h.deliverLocked()
+}
+
+// Unplugged tells the drivers of all functions on a bus that they are lost.
+func (h *Host) Unplugged(bus uint8) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for b := range h.buses {
+		if b.fn.ID.Bus() == bus {
+			b.loseLocked()
+		}
+	}
+}
+
+// Close ends all waits with gpudrv.ErrClosed.
+func (h *Host) Close() error {
+	h.closeWaits()
+	h.stores.senders.Wait()
+	return nil
+}
+
+func (h *Host) closeWaits() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return
+	}
+	h.closed = true
+	h.room.Broadcast()
+	for cookie, a := range h.pending {
+		delete(h.pending, cookie)
+		close(a.event)
+	}
+	for b := range h.buses {
+		b.closeLocked()
+	}
+}
+
+// deliverLocked hands events to those who wait for them.
+func (h *Host) deliverLocked() {
+	if !h.rc.HasEvent() {
+		return // nearly always; to find it out by NextEvent costs a tenth of a DMA write
+	}
+	for e, ok := h.rc.NextEvent(); ok; e, ok = h.rc.NextEvent() {
+		switch e.Kind {
+		case rootcomplex.EventDone:
+			if a := h.pending[e.Cookie]; a != nil {
+				delete(h.pending, e.Cookie)
+				a.over.Store(true)
+				a.event <- e
+			}
+		case rootcomplex.EventInterrupt:
+			if v := h.vectors[e.Data]; v != nil && e.Addr == interruptAddr(h.spec) {
+				v.fire()
+			}
+		case rootcomplex.EventWire: // no driver here uses pins
+		}
+	}
+}
+
+// interruptAddr is the address in the messages of all vectors; the data tells
+// them apart.
+func interruptAddr(spec rootcomplex.Spec) uint64 {
+	if spec.InterruptBase != 0 {
+		return spec.InterruptBase
+	}
+	return 0xfee0_0000
+}
+
+// access is one that somebody waits for.
+type access struct {
+	event chan rootcomplex.Event // of one; closed with the host
+	over  atomic.Bool            // the event is there, or about to be
+
+	// Those of the goroutine that waits:
+	got   rootcomplex.Event
+	ok    bool // got is there
+	taken bool // the event has been received, or will not come
+	wait  reader.Wait
+	word  [8]byte // where a short read goes
+}
+
+func newAccess() *access {
+	a := &access{event: make(chan rootcomplex.Event, 1)}
+	a.wait = reader.Wait{Ready: a.over.Load, Block: a.take}
+	return a
+}
+
+// take waits for the event.
+func (a *access) take() {
+	if !a.taken {
+		a.got, a.ok = <-a.event
+		a.taken = true
+	}
+}
+
+// begin makes an access, and returns with the mutex locked: the caller starts the
+// access with the cookie and calls finish. After an error it is not locked.
+func (h *Host) begin() (a *access, cookie uint64, err error) {
+	h.mu.Lock()
+	if h.closed {
+		h.mu.Unlock()
+		return nil, 0, fmt.Errorf("embedded: %w", driver.ErrClosed)
+	}
+	h.next++
+	a = h.accessLocked()
+	h.pending[h.next] = a
+	return a, h.next, nil
+}
+
+// finish waits for the event of an access that was started. Afterwards the access
+// belongs to the caller, who gives it back with over, unless there is an error.
+func (h *Host) finish(a *access) (rootcomplex.Event, error) {
+	h.deliverLocked() // an access that cannot be made is over at once
+	h.mu.Unlock()
+	h.kick()
+	if h.net != nil && !a.over.Load() {
+		h.net.Await(&a.wait)
+	}
+	if a.take(); !a.ok {
+		return rootcomplex.Event{}, fmt.Errorf("embedded: %w", driver.ErrClosed)
+	}
+	return a.got, nil
+}
+
+// over takes an access back.
+func (h *Host) over(a *access) {
+	h.mu.Lock()
+	h.idle = append(h.idle, a)
+	h.mu.Unlock()
+}
+
+// accessLocked returns an access to wait for.
+func (h *Host) accessLocked() *access {
+	n := len(h.idle)
+	if n == 0 {
+		return newAccess()
+	}
+	a := h.idle[n-1]
+	h.idle = h.idle[:n-1]
+	a.over.Store(false)
+	a.taken = false
+	return a
+}
+
+// ConfigRead32 implements rootcomplex.ConfigAccess.
+func (h *Host) ConfigRead32(id pcie.BDF, off uint16) (uint32, error) {
+	a, cookie, err := h.begin()
+	if err != nil {
+		return 0xffff_ffff, err
+	}
+	h.rc.ConfigRead(id, off, cookie)
+	e, err := h.finish(a)
+	if err != nil {
+		return 0xffff_ffff, err
+	}
+	h.over(a)
+	if !e.OK {
+		return 0xffff_ffff, nil
+	}
+	return e.Value, nil
+}
+
+// ConfigWrite32 implements rootcomplex.ConfigAccess.
+func (h *Host) ConfigWrite32(id pcie.BDF, off uint16, v uint32) error {
+	a, cookie, err := h.begin()
+	if err != nil {
+		return err
+	}
+	h.rc.ConfigWrite(id, off, 0xf, v, cookie)
+	if _, err = h.finish(a); err == nil {
+		h.over(a)
+	}
+	return err
+}
+
+// Load reads len(p) bytes of memory space. ok is false, and p all ones, when
+// nobody answered.
+func (h *Host) Load(addr uint64, p []byte) (ok bool, err error) {
+	var e rootcomplex.Event
+	a, cookie, err := h.begin()
+	if err == nil {
+		h.rc.Read(addr, p, cookie)
+		if e, err = h.finish(a); err == nil {
+			h.over(a)
+		}
+	}
+	if err != nil {
+		for i := range p {
+			p[i] = 0xff
+		}
+	}
+	return e.OK, err
+}
+
+// loadWord reads n <= 8 bytes, little-endian, without taking memory; all ones
+// when nobody answered.
+func (h *Host) loadWord(addr uint64, n int) (uint64, error) {
+	const ones = ^uint64(0)
+	a, cookie, err := h.begin()
+	if err != nil {
+		return ones, err
+	}
+	clear(a.word[:])
+	h.rc.Read(addr, a.word[:n], cookie)
+	if _, err = h.finish(a); err != nil {
+		return ones, err
+	}
+	v := binary.LittleEndian.Uint64(a.word[:])
+	h.over(a)
+	return v, nil
+}
+
+// MemoryRead32 implements rootcomplex.MemoryAccess.
+func (h *Host) MemoryRead32(addr uint64) (uint32, error) {
+	v, err := h.loadWord(addr, 4)
+	return uint32(v), err
+}
+
+// MemoryWrite32 implements rootcomplex.MemoryAccess.
+func (h *Host) MemoryWrite32(addr uint64, v uint32) error {
+	h.Store(addr, binary.LittleEndian.AppendUint32(nil, v))
+	return nil
+}
+
+// Open gives a driver the function that enumeration found.
+func (h *Host) Open(f *rootcomplex.Function) (*Bus, error) {
+	if f.Bridge {
+		return nil, errors.New("embedded: open: function is a bridge")
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return nil, fmt.Errorf("embedded: open: %w", driver.ErrClosed)
+	}
+	b := &Bus{host: h, fn: f, lost: make(chan struct{}), done: make(chan struct{}), memory: map[*dma]bool{}}
+	h.buses[b] = true
+	return b, nil
+}

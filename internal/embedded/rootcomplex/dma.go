@@ -1,0 +1,145 @@
+package rootcomplex
+
+import (
+	"encoding/binary"
+
+	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// id is the Completer ID of the root complex: bus 0 is inside it.
+const id = pcie.BDF(0)
+
+// reply is a completion that needs no memory any more.
+type reply struct {
+	p    tlp.Packet
+	data [2 * transaction.MaxOperand]byte
+	n    int // bytes of data that p carries
+}
+
+// memory returns the n bytes of host memory at a bus address, or nil where they
+// do not all lie in it.
+func (h *Host) memory(addr uint64, n int) []byte {
+	off := addr - h.spec.MemoryBase
+	if addr < h.spec.MemoryBase || off > uint64(len(h.spec.Memory)) || uint64(n) > uint64(len(h.spec.Memory))-off {
+		return nil
+	}
+	return h.spec.Memory[off : off+uint64(n) : off+uint64(n)]
+}
+
+func (h *Host) readMemory(addr uint64, dst []byte) pcie.CplStatus {
+	m := h.memory(addr, max(len(dst), 1))
+	if m == nil {
+		return pcie.UnsupportedRequest
+	}
+	copy(dst, m)
+	return pcie.SuccessfulCompletion
+}
+
+func (h *Host) writeMemory(addr uint64, src []byte) pcie.CplStatus {
+	m := h.memory(addr, len(src))
+	if m == nil {
+		return pcie.UnsupportedRequest
+	}
+	copy(m, src)
+	return pcie.SuccessfulCompletion
+}
+
+// dmaWrite takes a posted write: to memory, or to the interrupt window. What
+// is poisoned or outside is dropped and counted.
+func (h *Host) dmaWrite(p *tlp.Packet) {
+	switch {
+	case p.EP:
+		h.counters.Poisoned++
+		return
+	case p.Addr-h.spec.InterruptBase < interruptWindow && p.Addr >= h.spec.InterruptBase:
+		if p.Length != 1 || len(p.Data) != pcie.DW {
+			h.counters.Refused++
+			return
+		}
+		h.counters.Interrupts++
+		*h.events.push() = Event{Kind: EventInterrupt, Addr: p.Addr, Data: binary.LittleEndian.Uint32(p.Data)}
+		return
+	}
+	h.counters.WriteRequests++
+	if transaction.WriteBytes(p, h.writeMemory) != pcie.SuccessfulCompletion {
+		h.counters.Refused++
+		return
+	}
+	h.counters.WriteBytes += uint64(len(p.Data))
+}
+
+// dmaRead queues the answer to a read. One that does not lie in memory as a
+// whole is refused at once.
+func (h *Host) dmaRead(p *tlp.Packet) {
+	h.counters.ReadRequests++
+	addr, n := p.ByteRange()
+	if h.memory(addr, max(n, 1)) == nil {
+		h.refuse(p)
+		return
+	}
+	h.counters.ReadBytes += uint64(n)
+	h.jobs.push().Start(p, id, h.spec.RCB, int(h.spec.MaxPayload))
+}
+
+func (h *Host) dmaAtomic(p *tlp.Packet) {
+	h.counters.Atomics++
+	if p.EP {
+		h.counters.Poisoned++
+	}
+	r := h.newReply()
+	if p.EP {
+		transaction.Respond(&r.p, p, id, pcie.UnsupportedRequest)
+		return
+	}
+	transaction.ExecuteAtomic(&r.p, p, id, r.data[:], h.readMemory, h.writeMemory)
+	if r.p.Status != pcie.SuccessfulCompletion {
+		h.counters.Refused++
+	}
+	// The packet moves with the queue: its data is set again when it is sent.
+	r.n, r.p.Data = len(r.p.Data), nil
+}
+
+// refuse answers with Unsupported Request where an answer is wanted.
+func (h *Host) refuse(p *tlp.Packet) {
+	h.counters.Refused++
+	if p.Type.NonPosted() {
+		transaction.Respond(&h.newReply().p, p, id, pcie.UnsupportedRequest)
+	}
+}
+
+func (h *Host) newReply() *reply { return h.replies.push() }
+
+func (h *Host) message(p *tlp.Packet) {
+	switch {
+	case p.Code >= tlp.CodeAssertINTA && p.Code <= tlp.CodeDeassertINTD:
+		*h.events.push() = Event{Kind: EventWire, Wire: p.Code & 3, OK: p.Code < tlp.CodeDeassertINTA}
+	case p.Code == tlp.CodeErrCor || p.Code == tlp.CodeErrNonFatal || p.Code == tlp.CodeErrFatal:
+		h.counters.ErrorMessages++
+	}
+}
+
+// sendAnswer emits one completion, or all those of one read. sent is false when there was none, ok when
+// emit refused it.
+func (h *Host) sendAnswer(emit func(p *tlp.Packet) bool) (sent, ok bool) {
+	if !h.replies.empty() {
+		r := h.replies.front()
+		if r.n > 0 {
+			r.p.Data = r.data[:r.n]
+		}
+		if !emit(&r.p) {
+			return false, false
+		}
+		h.replies.pop()
+		return true, true
+	}
+	if h.jobs.empty() {
+		return false, true
+	}
+	if !h.jobs.front().EmitFrom(&h.reply, h.replyData, h.memory, h.readMemory, emit) {
+		return false, false
+	}
+	h.jobs.pop()
+	return true, true
+}

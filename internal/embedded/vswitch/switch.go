@@ -1,0 +1,242 @@
+// Package vswitch is the PCI Express switch that a host proxy displays: one
+// upstream port and a hot-plug capable downstream port for each slot in which
+// a remote GPU can appear (section 3.3 of the DxPU paper).
+//
+// Section numbers without a name refer to the PCI Express Base Specification,
+// revision 6.0.
+package vswitch
+
+import (
+	"fmt"
+
+	"github.com/dxpu-project/dxpu/cfgspace"
+	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// Device IDs of the ports; the vendor is that of QEMU's virtual devices, as
+// for the software GPU, so that no driver of a vendor binds.
+const (
+	VendorID         = 0x1234
+	UpstreamDevice   = 0xd9b1
+	DownstreamDevice = 0xd9b2
+
+	classBridge = 0x060400 // PCI-to-PCI bridge, normal decode
+
+	// MaxSlots is how many device numbers the bus inside the switch has.
+	MaxSlots = 32
+)
+
+// Spec describes a switch.
+type Spec struct {
+	Slots int // downstream ports, 1 to MaxSlots
+	// FirstSlotNumber is the physical slot number of slot 0; the others follow.
+	FirstSlotNumber uint16
+	Generation      pcie.Generation  // 0: Gen4
+	Width           int              // lanes; 0: 16
+	MaxPayload      pcie.PayloadSize // 0: 512
+	// TenBitTags says that the switch passes 10-bit tags, which any does that
+	// does not look at them.
+	TenBitTags bool
+}
+
+func (s Spec) withDefaults() Spec {
+	if s.Generation == 0 {
+		s.Generation = pcie.Gen4
+	}
+	if s.Width == 0 {
+		s.Width = 16
+	}
+	if s.MaxPayload == 0 {
+		s.MaxPayload = 512
+	}
+	return s
+}
+
+// Route says where a TLP goes. Slot counts for mapping.ToSlot only.
+type Route struct {
+	Where mapping.Where
+	Slot  int
+}
+
+// String prints the route, "slot 2" or "host".
+func (r Route) String() string {
+	if r.Where == mapping.ToSlot {
+		return fmt.Sprintf("slot %d", r.Slot)
+	}
+	return r.Where.String()
+}
+
+// Upstream stands for the upstream port where Transmit gives a slot number.
+const Upstream = -1
+
+// Counters count what went wrong, since the switch was made.
+type Counters struct {
+	Unsupported uint64 // requests answered with Unsupported Request, or dropped if posted
+	Unexpected  uint64 // completions for nobody
+	Interrupts  uint64 // hot-plug MSI sent
+}
+
+// Switch is a running switch: a pure machine without a clock. TLPs that come
+// in are routed by FromHost and FromSlot; what the switch says itself comes out
+// of Transmit.
+type Switch struct {
+	spec     Spec
+	up       port
+	down     []port // by slot
+	pins     [4]int // downstream interrupt wires that pull each upstream one
+	out      []generated
+	outHead  int
+	events   []Event
+	counters Counters
+}
+
+// New makes a switch with empty slots.
+func New(spec Spec) (*Switch, error) {
+	spec = spec.withDefaults()
+	if spec.Slots < 1 || spec.Slots > MaxSlots {
+		return nil, fmt.Errorf("vswitch: %d slots: want 1 to %d", spec.Slots, MaxSlots)
+	}
+	s := &Switch{spec: spec, down: make([]port, spec.Slots)}
+	var err error
+	if s.up.space, err = upstreamSpace(spec); err != nil {
+		return nil, fmt.Errorf("vswitch: upstream port: %w", err)
+	}
+	s.up.findCapabilities()
+	s.up.refresh()
+	for i := range s.down {
+		if s.down[i].space, err = downstreamSpace(spec, i); err != nil {
+			return nil, fmt.Errorf("vswitch: downstream port %d: %w", i, err)
+		}
+		s.down[i].findCapabilities()
+		s.down[i].refresh()
+	}
+	return s, nil
+}
+
+func upstreamSpace(spec Spec) (*cfgspace.Space, error) {
+	return cfgspace.NewBridge(cfgspace.Identity{
+		Vendor: VendorID, Device: UpstreamDevice, Class: classBridge, Revision: 1, SubVendor: VendorID, SubDevice: UpstreamDevice,
+	}).PowerManagement(false).Msi(0).Express(cfgspace.Express{
+		Type: cfgspace.UpstreamPort, Generation: spec.Generation, Width: spec.Width, MaxPayload: spec.MaxPayload,
+		ExtendedTag: true, TenBitTag: spec.TenBitTags, Atomics: true,
+	}).AER(false).Build()
+}
+
+func downstreamSpace(spec Spec, i int) (*cfgspace.Space, error) {
+	return cfgspace.NewBridge(cfgspace.Identity{
+		Vendor: VendorID, Device: DownstreamDevice, Class: classBridge, Revision: 1, SubVendor: VendorID, SubDevice: DownstreamDevice,
+	}).PowerManagement(false).Msi(0).Express(cfgspace.Express{
+		Type: cfgspace.DownstreamPort, Generation: spec.Generation, Width: spec.Width, MaxPayload: spec.MaxPayload,
+		PortNumber: uint8(i + 1), ExtendedTag: true, TenBitTag: spec.TenBitTags, Atomics: true, LinkDown: true,
+		Slot: &cfgspace.Slot{Number: spec.FirstSlotNumber + uint16(i), HotPlug: true},
+	}).AER(false).ACS(acsCaps).Build()
+}
+
+// Slots returns the number of downstream ports.
+func (s *Switch) Slots() int { return len(s.down) }
+
+// Counters returns a copy of the counters.
+func (s *Switch) Counters() Counters { return s.counters }
+
+// Reset is a conventional reset of the whole switch: configuration, what it
+// wanted to send and the devices behind it (an EventReset for each slot with a
+// device). What is plugged in stays.
+func (s *Switch) Reset() {
+	s.up.space.Reset(false)
+	s.up.refresh()
+	s.up.bus = 0
+	s.out, s.outHead = s.out[:0], 0
+	s.resetBelow()
+}
+
+// resetBelow is what a hot reset on the bus inside the switch does.
+func (s *Switch) resetBelow() {
+	s.pins = [4]int{}
+	for i := range s.down {
+		d := &s.down[i]
+		d.space.Reset(false)
+		d.pins, d.signalled = 0, false
+		d.space.PokeBits(d.express+cfgspace.OffSlotSta, d.presentBit(), 0)
+		d.refresh()
+		if d.present {
+			s.events = append(s.events, Event{EventReset, i})
+		}
+		s.relink(i)
+		// A link that is up again after a reset is no news for the slot.
+		d.space.PokeBits(d.express+cfgspace.OffSlotSta, 0, cfgspace.SlotStaLinkChange)
+	}
+}
+
+// generated is a TLP of the switch's own.
+type generated struct {
+	to  int // slot or Upstream
+	p   tlp.Packet
+	dat [pcie.DW]byte
+}
+
+// send queues a TLP; its payload, if it has one, is data.
+func (s *Switch) send(to int, p tlp.Packet, data [pcie.DW]byte) {
+	s.out = append(s.out, generated{to: to, p: p, dat: data})
+}
+
+// Transmit gives the TLPs that the switch generated, in order, until emit
+// refuses one by returning false: that one is offered again at the next call.
+// slot is Upstream for the host. The packet is valid only during the call.
+func (s *Switch) Transmit(emit func(slot int, p *tlp.Packet) bool) {
+	for s.outHead < len(s.out) {
+		g := &s.out[s.outHead]
+		if g.p.Type.HasData() {
+			g.p.Data = g.dat[:]
+		}
+		if !emit(g.to, &g.p) {
+			return
+		}
+		s.outHead++
+	}
+	s.out, s.outHead = s.out[:0], 0
+}
+
+// complete answers a non-posted request without data; posted ones are dropped.
+func (s *Switch) complete(to int, completer pcie.BDF, p *tlp.Packet, status pcie.CplStatus) {
+	if !p.Type.NonPosted() {
+		return
+	}
+	count, lower := p.CompletionBytes()
+	kind := tlp.Cpl
+	if p.Type == tlp.MRdLk {
+		kind = tlp.CplLk
+	}
+	s.send(to, tlp.Packet{
+		Type: kind, TC: p.TC, Attr: p.Attr, Requester: p.Requester, Tag: p.Tag,
+		Completer: completer, Status: status, ByteCount: uint16(count), LowerAddr: lower,
+	}, [pcie.DW]byte{})
+}
+
+// refuse answers a request that nobody takes with Unsupported Request (section
+// 2.3.1) and logs it at the port where it arrived, which may have to report it.
+func (s *Switch) refuse(from int, p *tlp.Packet) Route {
+	s.counters.Unsupported++
+	at := &s.up
+	if from != Upstream {
+		at = &s.down[from]
+	}
+	var header [tlp.MaxHeader]byte
+	raw := p.AppendHeader(header[:0])[len(p.Prefix):]
+	if code := at.space.LogUncorrectable(cfgspace.AERUnsupported, p.Type.NonPosted(), raw); code != 0 {
+		s.send(Upstream, tlp.Packet{Type: tlp.Msg, DW4: true, Routing: tlp.RouteToRootComplex, Code: code, Requester: s.id(from)}, [pcie.DW]byte{})
+	}
+	s.complete(from, s.id(from), p, pcie.UnsupportedRequest)
+	return Route{Where: mapping.Unsupported}
+}
+
+// id is the Routing ID of a port: the upstream port's as captured from
+// configuration writes (section 2.2.6.2), the downstream ports' on the bus
+// behind it.
+func (s *Switch) id(slot int) pcie.BDF {
+	if slot == Upstream {
+		return pcie.NewBDF(s.up.bus, 0, 0)
+	}
+	return pcie.NewBDF(s.up.secondary, uint8(slot), 0)
+}

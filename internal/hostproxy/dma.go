@@ -1,0 +1,358 @@
+package hostproxy
+
+import (
+	"encoding/binary"
+	"errors"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
+	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+	"github.com/dxpu-project/dxpu/vfiouser"
+)
+
+// Interrupt messages are writes to this window (Intel SDM volume 3, section
+// 11.11.1); no memory lies there.
+const (
+	msiBase  = 0xfee00000
+	msiLimit = 0xfeefffff
+)
+
+// fromDevice does what the device asks of the VM: DMA, interrupts, and the
+// answers to the VM's own requests. What it wrote is in guest memory before
+// anything that follows is looked at, so PCIe's ordering holds.
+func (v *vm) fromDevice(now time.Duration, p *tlp.Packet) bool {
+	switch {
+	case p.Type.Completion():
+		v.slot.root.complete(p)
+	case p.Type == tlp.MWr:
+		switch transaction.WriteBytes(p, v.writeMem) {
+		case pcie.SuccessfulCompletion:
+		case notNow:
+			return false
+		default:
+			v.slot.counters.dmaRefused.Add(1)
+		}
+	case p.Type == tlp.MRd || p.Type == tlp.MRdLk:
+		if !v.reads.add(p, v.slot.mps) {
+			v.slot.refuse(now, p, pcie.CompleterAbort)
+		}
+	case p.Type.Atomic():
+		return v.atomic(now, p)
+	case p.Type.Message():
+		v.message(p)
+	default:
+		v.slot.counters.unsupported.Add(1)
+		v.slot.refuse(now, p, pcie.UnsupportedRequest)
+	}
+	return true
+}
+
+// notNow is the status by which write says that the VMM must take messages
+// first; it never reaches a device.
+const notNow = pcie.RequestRetry
+
+// write stores a run of bytes in guest memory; a message to the interrupt
+// window becomes an interrupt. Memory that the VMM does not share is written by
+// messages, which keep their order, interrupts among them. Such a write can
+// become visible after a read completion that it should precede: the VMM serves
+// no DMA message while it waits for that completion.
+func (v *vm) write(addr uint64, src []byte) pcie.CplStatus {
+	if v.conn == nil {
+		return pcie.UnsupportedRequest
+	}
+	if addr >= msiBase && addr <= msiLimit && len(src) == pcie.DW {
+		data := binary.LittleEndian.Uint32(src)
+		err := v.queue(func() error { return v.conn.SignalMSI(addr, data, v.onSignalled) })
+		if errors.Is(err, vfiouser.ErrQueueFull) {
+			return notNow
+		}
+		v.slot.counters.interrupts.Add(1)
+		if err != nil {
+			v.log.Warn("interrupt lost", "err", err)
+		}
+		return pcie.SuccessfulCompletion
+	}
+	err := v.conn.Memory().Write(addr, src)
+	if errors.Is(err, vfiouser.ErrNoDescriptor) {
+		data := append([]byte(nil), src...)
+		err = v.queue(func() error { return v.conn.DMAWrite(addr, data, v.onWrote) })
+		if errors.Is(err, vfiouser.ErrQueueFull) {
+			return notNow
+		}
+	}
+	return status(err)
+}
+
+// queue gives the connection a message. While its queue is full the device's
+// TLPs are held back; the end of a message that is in it makes them go on.
+func (v *vm) queue(message func() error) error {
+	err := message()
+	if !errors.Is(err, vfiouser.ErrQueueFull) {
+		return err
+	}
+	v.full.Store(true)
+	return message() // the queue may have emptied before the flag was up
+}
+
+// wrote notes the end of a message that writes. It may be called from inside
+// any method of the connection, so with the group entered or not.
+func (v *vm) wrote(err error) {
+	if err != nil {
+		v.slot.counters.dmaRefused.Add(1)
+	}
+	v.signalled(nil)
+}
+
+// signalled notes the end of an interrupt message. An error is the guest's
+// choice: QEMU refuses messages while Bus Master Enable is clear.
+func (v *vm) signalled(error) {
+	if v.full.CompareAndSwap(true, false) {
+		v.slot.host.group.Post(v.resume)
+	}
+}
+
+// resume makes what was held back be offered again.
+func (v *vm) resume(time.Duration) {
+	if v.slot.binding != nil {
+		v.slot.binding.Touch()
+	}
+}
+
+// read fetches a run of bytes from guest memory.
+func (v *vm) read(addr uint64, dst []byte) pcie.CplStatus {
+	if v.conn == nil {
+		return pcie.UnsupportedRequest
+	}
+	if f := v.reads.fetched(addr, len(dst)); f != nil {
+		copy(dst, f)
+		return pcie.SuccessfulCompletion
+	}
+	return status(v.conn.Memory().Read(addr, dst))
+}
+
+func status(err error) pcie.CplStatus {
+	if err != nil {
+		return pcie.UnsupportedRequest
+	}
+	return pcie.SuccessfulCompletion
+}
+
+// atomic does an AtomicOp on guest memory and sends the original value back.
+// It is indivisible among the devices of this host; between a device and the
+// guest's processors it is as on a platform without AtomicOp routing.
+func (v *vm) atomic(now time.Duration, p *tlp.Packet) bool {
+	if v.slot.binding == nil || v.slot.binding.Room() == 0 {
+		return false // before memory is changed
+	}
+	transaction.ExecuteAtomic(&v.out, p, rootID, v.reads.buf, v.readMem, v.writeMem)
+	switch v.out.Status {
+	case pcie.SuccessfulCompletion:
+	case notNow:
+		return false
+	default:
+		v.slot.counters.dmaRefused.Add(1)
+	}
+	_ = v.slot.send(now, &v.out) // there was room: the link is going down
+	return true
+}
+
+// Message codes (PCI Express Base Specification, tables 2-20 to 2-23).
+const (
+	msgAssertINTA   = 0x20
+	msgDeassertINTA = 0x24
+	msgErrCor       = 0x30
+	msgErrNonFatal  = 0x31
+	msgErrFatal     = 0x33
+)
+
+func (v *vm) message(p *tlp.Packet) {
+	switch p.Code {
+	case msgAssertINTA, msgDeassertINTA:
+		if v.conn == nil {
+			return
+		}
+		v.slot.counters.interrupts.Add(uint64(msgDeassertINTA-p.Code) / 4)
+		if err := v.conn.SetINTx(p.Code == msgAssertINTA); err != nil && !errors.Is(err, vfiouser.ErrNotArmed) {
+			v.log.Warn("INTx lost", "err", err)
+		}
+	case msgErrCor, msgErrNonFatal, msgErrFatal:
+		v.slot.counters.errors.Add(1)
+		v.log.Warn("device reports an error", "code", tlp.CodeName(p.Code))
+	}
+}
+
+// pump sends the completions that the link has room for.
+func (v *vm) pump(now time.Duration) {
+	v.reads.now = now
+	for !v.reads.empty() {
+		job := v.reads.front()
+		if !v.prepare(job) {
+			return // fetched by message: goes on when it is here
+		}
+		if job.status != pcie.SuccessfulCompletion {
+			job.Fail(&v.out, job.status)
+			if !v.toDevice(&v.out) {
+				return
+			}
+			v.slot.counters.dmaRefused.Add(1)
+			v.reads.pop()
+			continue
+		}
+		if !job.Emit(&v.out, v.reads.buf, v.readMem, v.sendTLP) {
+			return
+		}
+		v.reads.pop()
+	}
+}
+
+// wake: completions wait for the link, which pumps when it has room.
+func (v *vm) wake() time.Duration { return never }
+
+// toDevice sends a completion down; false means that the link is full.
+func (v *vm) toDevice(p *tlp.Packet) bool {
+	return v.slot.forward(v.reads.now, p)
+}
+
+// prepare makes sure that the bytes of a read can be copied now. Memory that
+// the VMM does not share is fetched by message, once for the whole request.
+func (v *vm) prepare(job *readJob) bool {
+	switch job.fetch {
+	case fetchDone:
+		return true
+	case fetchPending:
+		return false
+	}
+	addr, n := job.addr, job.n
+	if v.conn == nil {
+		job.fetch, job.status = fetchDone, pcie.UnsupportedRequest
+		return true
+	}
+	inPlace, err := v.conn.Memory().Check(addr, n, false)
+	job.fetch, job.status = fetchDone, status(err)
+	if err != nil || inPlace {
+		return true
+	}
+	bytes, ticket := make([]byte, n), job.ticket
+	job.fetch, job.bytes = fetchPending, bytes
+	err = v.conn.DMARead(addr, bytes, func(err error) {
+		v.slot.host.group.Post(func(now time.Duration) {
+			v.reads.arrived(ticket, status(err))
+			v.resume(now)
+		})
+	})
+	switch {
+	case errors.Is(err, vfiouser.ErrQueueFull):
+		return v.prepareLater(job)
+	case err != nil:
+		job.fetch, job.status = fetchDone, status(err)
+		return true
+	}
+	return false
+}
+
+// prepareLater leaves a read to the pump after the next message that ends.
+func (v *vm) prepareLater(job *readJob) bool {
+	job.fetch, job.bytes = fetchNone, nil
+	v.full.Store(true)
+	return false
+}
+
+// maxReads is how many reads of a device may wait for their completions: one
+// for each tag that a function can have.
+const maxReads = pcie.MaxTags
+
+// readQueue holds the reads of guest memory that the device waits for, in the
+// order in which they came.
+type readQueue struct {
+	now    time.Duration // of the pump that is under way
+	buf    []byte        // payload of the completion that is being sent
+	jobs   []readJob     // a ring
+	head   int
+	n      int
+	ticket uint64
+}
+
+// readJob is one read.
+type readJob struct {
+	transaction.ReadJob
+	addr   uint64
+	n      int
+	fetch  fetchState
+	status pcie.CplStatus
+	bytes  []byte // what a DMA message fetched; nil: read in place
+	ticket uint64 // tells whose message has been answered
+}
+
+type fetchState uint8
+
+const (
+	fetchNone    fetchState = iota // not looked at yet
+	fetchPending                   // a DMA message is under way
+	fetchDone                      // status and, if not in place, bytes are there
+)
+
+func (q *readQueue) empty() bool { return q.n == 0 }
+
+func (q *readQueue) front() *readJob { return &q.jobs[q.head] }
+
+// add takes a read request; false means that the device has more outstanding
+// than there are tags.
+func (q *readQueue) add(p *tlp.Packet, mps int) bool {
+	if q.n == maxReads {
+		return false
+	}
+	if q.n == len(q.jobs) {
+		grown := make([]readJob, max(16, 2*len(q.jobs)))
+		for i := range q.n {
+			grown[i] = q.jobs[(q.head+i)%len(q.jobs)]
+		}
+		q.jobs, q.head = grown, 0
+	}
+	job := &q.jobs[(q.head+q.n)%len(q.jobs)]
+	q.n++
+	q.ticket++
+	*job = readJob{ticket: q.ticket}
+	job.addr, job.n = p.ByteRange()
+	job.Start(p, rootID, pcie.DefaultRCB, mps)
+	return true
+}
+
+func (q *readQueue) pop() {
+	q.jobs[q.head] = readJob{}
+	q.head = (q.head + 1) % len(q.jobs)
+	q.n--
+}
+
+func (q *readQueue) drop() {
+	for !q.empty() {
+		q.pop()
+	}
+}
+
+// arrived notes the answer to a DMA message.
+func (q *readQueue) arrived(ticket uint64, st pcie.CplStatus) {
+	for i := range q.n {
+		if job := &q.jobs[(q.head+i)%len(q.jobs)]; job.ticket == ticket {
+			job.fetch, job.status = fetchDone, st
+			return
+		}
+	}
+}
+
+// fetched returns the bytes that a message fetched for the read at the front.
+func (q *readQueue) fetched(addr uint64, n int) []byte {
+	if q.empty() || q.front().bytes == nil {
+		return nil
+	}
+	job := q.front()
+	off := addr - job.addr
+	if addr < job.addr || off+uint64(n) > uint64(len(job.bytes)) {
+		return nil
+	}
+	return job.bytes[off : off+uint64(n)]
+}
+
+// never is the wake-up time of whoever waits for input only.
+const never = netio.Never

@@ -1,0 +1,177 @@
+package hostproxy_test
+
+import (
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/dxpu-project/dxpu/device/gpu/driver"
+	"github.com/dxpu-project/dxpu/device/gpu/reg"
+)
+
+// flood keeps a device busy until stop, and returns how many bytes it moved.
+type flood func(t testing.TB, dev *driver.Device, stop <-chan struct{}) int
+
+var floods = []struct {
+	name string
+	run  flood
+}{
+	{"DMA to the device", func(t testing.TB, dev *driver.Device, stop <-chan struct{}) int {
+		return floodDMA(t, dev, stop, true)
+	}},
+	{"DMA to the host", func(t testing.TB, dev *driver.Device, stop <-chan struct{}) int {
+		return floodDMA(t, dev, stop, false)
+	}},
+	{"posted writes", func(_ testing.TB, dev *driver.Device, stop <-chan struct{}) int {
+		n := 0
+		for ; !done(stop); n += 4 {
+			dev.Registers().Write32(scratch+4, uint32(n))
+		}
+		return n
+	}},
+}
+
+func done(stop <-chan struct{}) bool {
+	select {
+	case <-stop:
+		return true
+	default:
+		return false
+	}
+}
+
+func floodDMA(t testing.TB, dev *driver.Device, stop <-chan struct{}, toDevice bool) int {
+	const size = 1 << 20
+	s, err := dev.NewStream()
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	m, err := dev.AllocDMA(size)
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	n := 0
+	for ; !done(stop); n += size {
+		if toDevice {
+			err = s.CopyToDevice(t.Context(), 0, m, 0, size)
+		} else {
+			err = s.CopyToHost(t.Context(), m, 0, 0, size)
+		}
+		if err == nil {
+			err = s.Sync(t.Context())
+		}
+		if err != nil {
+			t.Error(err)
+			return n
+		}
+	}
+	check(t, s.Close())
+	return n
+}
+
+// pairing is two devices of one box, of one host or of two.
+type pairing struct {
+	name string
+	two  bool // hosts
+}
+
+var pairings = []pairing{{"one host", false}, {"two hosts", true}}
+
+// open attaches both and opens them.
+func (p pairing) open(t *testing.T) (r *rig, a, b *driver.Device) {
+	t.Helper()
+	o := options{gpus: 2, inside: true}
+	host, slot := 0, 1
+	if p.two {
+		o.hosts, host = 2, 1
+	}
+	r = newRig(t, o)
+	r.attach(0, 0, 0, 0)
+	r.attach(host, slot, 0, 1)
+	busA, a := r.open1(0, 0)
+	busB, b := r.open1(host, slot)
+	t.Cleanup(func() {
+		closeBoth(t, busA, a)
+		closeBoth(t, busB, b)
+	})
+	return r, a, b
+}
+
+const (
+	// floodFor is how long each measurement takes.
+	floodFor = 150 * time.Millisecond
+	// beside is what a register read may take beside a flood that is not in its
+	// way, on a slow and loaded machine.
+	beside = 25 * time.Millisecond
+	// ahead is what another binding may have in flight before it: a mebibyte
+	// each way, counted twice.
+	ahead = 4 << 20
+)
+
+// While one binding floods, the other one reads registers in a time that what the
+// first has in flight explains.
+func TestReadsBesideAFlood(t *testing.T) {
+	for _, p := range pairings {
+		t.Run(p.name, func(t *testing.T) {
+			_, a, b := p.open(t)
+			for _, f := range floods {
+				stop := make(chan struct{})
+				var wg sync.WaitGroup
+				var n int
+				wg.Go(func() { n = f.run(t, a, stop) })
+				median := readsFor(t, b, floodFor)
+				close(stop)
+				wg.Wait()
+				t.Logf("%s of %.0f MB/s: a read takes %v", f.name, float64(n)/floodFor.Seconds()/1e6, median)
+				limit := loaded(beside) + floodFor*ahead/time.Duration(max(n, 1))
+				if median > limit || n == 0 {
+					t.Errorf("%s: a read takes %v beside %d bytes, want at most %v", f.name, median, n, limit)
+				}
+			}
+		})
+	}
+}
+
+// readsFor reads a register for a while and returns the median of the times.
+func readsFor(t testing.TB, dev *driver.Device, d time.Duration) time.Duration {
+	t.Helper()
+	var all []time.Duration
+	for end := time.Now().Add(d); len(all) == 0 || time.Now().Before(end); {
+		at := time.Now()
+		if v := dev.Registers().Read32(reg.ID); v != reg.Magic {
+			t.Fatalf("the ID register reads %#x", v)
+		}
+		all = append(all, time.Since(at))
+	}
+	slices.Sort(all)
+	return all[len(all)/2]
+}
+
+// Two bindings that do the same have about the same.
+func TestFloodsShare(t *testing.T) {
+	for _, p := range pairings {
+		t.Run(p.name, func(t *testing.T) {
+			_, a, b := p.open(t)
+			for _, f := range floods {
+				stop := make(chan struct{})
+				var wg sync.WaitGroup
+				n := make([]int, 2)
+				for i, dev := range []*driver.Device{a, b} {
+					wg.Go(func() { n[i] = f.run(t, dev, stop) })
+				}
+				end := time.NewTimer(2 * floodFor)
+				<-end.C
+				close(stop)
+				wg.Wait()
+				share := float64(n[0]) / float64(n[0]+n[1])
+				t.Logf("%s: %.2f of %.0f MB/s", f.name, share, float64(n[0]+n[1])/(2*floodFor).Seconds()/1e6)
+				if share < 0.1 || share > 0.9 {
+					t.Errorf("%s: %d and %d bytes", f.name, n[0], n[1])
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,110 @@
+// Package hostproxy is DxPU_PROXY on the side of a host: a PCIe virtual switch
+// in whose slots the devices of GPU boxes appear, for a virtual machine over
+// vfio-user or for the embedded host.
+package hostproxy
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
+	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
+)
+
+// MaxSlots is the largest virtual switch: 32 devices on its internal bus.
+const MaxSlots = 32
+
+// Front is how the host of a virtual switch is told of devices: VM or Embedded.
+// Its methods are called without the group.
+type Front interface {
+	// start prepares the front for a host proxy with empty slots.
+	start(h *Host) error
+	// plug shows the device in a slot to the host. It returns the port that
+	// the slot's traffic goes through from then on.
+	plug(ctx context.Context, s *slot) (plugged, error)
+}
+
+// plugged is a device that has been shown.
+type plugged interface {
+	port
+	// unplug asks the host to let go of the device and waits until it has,
+	// or until ctx ends.
+	unplug(ctx context.Context) error
+	// held reports whether a driver of the host has the device. The group is entered.
+	held() bool
+	// inUse tells by what it can be seen that the host has not let go of the
+	// device, "" when nothing shows it. The group is entered.
+	inUse() string
+	// close takes the device away, whether the host has let go or not.
+	close()
+}
+
+// Config of a host proxy.
+type Config struct {
+	Slots  int
+	Front  Front
+	Fabric *netio.Fabric
+	Domain string // names the virtual switch in the manager's inventory
+	Rack   string
+	Labels map[string]string
+	// CompletionTimeout ends a request that a device does not answer. Default
+	// 1 s: below every deadline of a VMM, above any stall of a path that fails over.
+	CompletionTimeout time.Duration
+	// UnplugTimeout is how long a host may take to let go of a device when
+	// the manager does not say. Default 10 s.
+	UnplugTimeout time.Duration
+	Logger        *slog.Logger
+}
+
+// Host is the running proxy of a host. It implements node.Handler.
+type Host struct {
+	agent.Desired
+
+	cfg    Config
+	log    *slog.Logger
+	fabric *netio.Fabric
+	group  *netio.Group // all slots: one PCIe hierarchy
+	table  *mapping.HostTable
+	slots  []*slot
+}
+
+// New makes a host proxy with empty slots.
+func New(cfg Config) (*Host, error) {
+	if cfg.Slots < 1 || cfg.Slots > MaxSlots {
+		return nil, fmt.Errorf("hostproxy: a virtual switch has 1 to %d slots, not %d", MaxSlots, cfg.Slots)
+	}
+	if cfg.CompletionTimeout == 0 {
+		cfg.CompletionTimeout = time.Second
+	}
+	if cfg.UnplugTimeout == 0 {
+		cfg.UnplugTimeout = 10 * time.Second
+	}
+	h := &Host{
+		cfg: cfg, log: cfg.Logger, fabric: cfg.Fabric, group: cfg.Fabric.NewGroup(),
+		table: mapping.NewHostTable(cfg.Slots),
+	}
+	for i := range cfg.Slots {
+		s := newSlot(h, i)
+		h.OnWake(s.wake)
+		h.slots = append(h.slots, s)
+	}
+	if err := cfg.Front.start(h); err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
+// Run keeps each slot as the manager wants it, until ctx ends; then every
+// device is taken away.
+func (h *Host) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	for _, s := range h.slots {
+		wg.Go(func() { s.run(ctx) })
+	}
+	wg.Wait()
+	return nil
+}

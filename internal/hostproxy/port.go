@@ -1,0 +1,212 @@
+package hostproxy
+
+import (
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+	"github.com/dxpu-project/dxpu/vfiouser"
+)
+
+// hostTags is how many non-posted requests of the host may be outstanding to
+// one device. A VMM has one read open at a time; probing reads the
+// configuration space with all of them.
+const hostTags = 64
+
+// errBusy says that a request cannot be sent now: no tag is free or the link
+// is full. It can be tried again after the next Pump.
+var errBusy = errors.New("hostproxy: no room on the link")
+
+// requestPort is the root port above one slot: it sends the host's requests
+// down the link and knows what is outstanding. It is used with the slot's
+// group entered.
+type requestPort struct {
+	slot      *slot
+	timeout   time.Duration // Completion Timeout
+	requester *transaction.Requester
+	ops       []op
+	free      []int
+	packet    tlp.Packet // the request that is being made
+	pad       []byte     // payload of a write that does not start or end at a double word
+}
+
+// op is one operation of the host: one or more requests that end together.
+// Its index is the requests' cookie.
+type op struct {
+	left   int // requests outstanding, and one for whoever is still sending
+	failed bool
+	status pcie.CplStatus // the first that was not successful
+
+	// What to do in the end, with the group entered: answer a VMM's access,
+	// or call done.
+	access *vfiouser.Access
+	open   *atomic.Int32 // of the accesses that are not answered: one less
+	done   func(ok bool, status pcie.CplStatus)
+}
+
+func newRequestPort(s *slot, timeout time.Duration) *requestPort {
+	return &requestPort{
+		slot: s, timeout: timeout, pad: make([]byte, pcie.MaxPayload+2*pcie.DW),
+		requester: transaction.NewRequester(transaction.RequesterConfig{ID: rootID, Tags: hostTags}),
+	}
+}
+
+// rootID is the Routing ID of the root complex, which the host's requests carry.
+const rootID pcie.BDF = 0
+
+// begin makes an operation of what to do in its end, which comes when release
+// has been called and all its requests have ended.
+func (r *requestPort) begin(o op) int {
+	if len(r.free) == 0 {
+		r.ops = append(r.ops, op{})
+		r.free = append(r.free, len(r.ops)-1)
+	}
+	id := r.free[len(r.free)-1]
+	r.free = r.free[:len(r.free)-1]
+	o.left = 1
+	r.ops[id] = o
+	return id
+}
+
+// release says that no more requests of an operation follow.
+func (r *requestPort) release(id int) { r.end(id, true, pcie.SuccessfulCompletion) }
+
+// end ends one request of an operation, and with the last one the operation.
+func (r *requestPort) end(id int, ok bool, status pcie.CplStatus) {
+	o := &r.ops[id]
+	if !ok && !o.failed {
+		o.failed, o.status = true, status
+	}
+	if o.left--; o.left > 0 {
+		return
+	}
+	ended := *o
+	*o = op{}
+	r.free = append(r.free, id)
+	switch {
+	case ended.done != nil:
+		ended.done(!ended.failed, ended.status)
+	case ended.failed:
+		ended.access.Fail(nil)
+	default:
+		ended.access.Reply()
+	}
+	if ended.open != nil {
+		ended.open.Add(-1)
+	}
+}
+
+// request sends one non-posted request, whose data go to dst, as part of an
+// operation.
+func (r *requestPort) request(now time.Duration, id int, p *tlp.Packet, dst []byte) error {
+	b := r.slot.binding
+	if b == nil || r.slot.gone {
+		r.ops[id].left++
+		r.end(id, false, pcie.UnsupportedRequest)
+		return nil
+	}
+	if b.Room() < len(p.Data) || b.Room() == 0 || !r.requester.Begin(now, now+r.timeout, p, dst, uint64(id)) {
+		b.Touch() // Pump is told when there is room
+		return errBusy
+	}
+	r.ops[id].left++
+	// There was room, so an error means that the link is going down, which
+	// cancels what is outstanding.
+	_ = r.slot.send(now, p)
+	return nil
+}
+
+// post sends one posted request.
+func (r *requestPort) post(now time.Duration, p *tlp.Packet) error {
+	b := r.slot.binding
+	if b == nil || r.slot.gone {
+		return nil // a write to a device that is gone vanishes
+	}
+	if b.Room() < len(p.Data) || b.Room() == 0 {
+		b.Touch()
+		return errBusy
+	}
+	p.Requester = rootID
+	_ = r.slot.send(now, p) // the only other error is that the link is going down
+	return nil
+}
+
+// read sends the requests for the bytes at addr from dst[*at:] on, moving *at
+// past what is sent.
+func (r *requestPort) read(now time.Duration, id int, addr uint64, dst []byte, at *int) error {
+	for *at < len(dst) {
+		n := tlp.NextChunk(addr+uint64(*at), len(dst)-*at, pcie.MaxPayload)
+		r.packet = tlp.Packet{Type: tlp.MRd}
+		r.packet.SetMemory(addr+uint64(*at), n)
+		if err := r.request(now, id, &r.packet, dst[*at:*at+n]); err != nil {
+			return err
+		}
+		*at += n
+	}
+	return nil
+}
+
+// write posts the bytes src[*at:] to addr, moving *at past what is sent.
+func (r *requestPort) write(now time.Duration, addr uint64, src []byte, at *int) error {
+	for *at < len(src) {
+		to := addr + uint64(*at)
+		n := tlp.NextChunk(to, len(src)-*at, r.slot.mps)
+		r.packet = tlp.Packet{Type: tlp.MWr}
+		r.packet.SetMemory(to, n)
+		r.packet.Data = r.align(to, src[*at:*at+n])
+		if err := r.post(now, &r.packet); err != nil {
+			return err
+		}
+		*at += n
+	}
+	return nil
+}
+
+// align returns whole double words that hold src at the place that addr has in
+// its first one: src itself where it fits.
+func (r *requestPort) align(addr uint64, src []byte) []byte {
+	front := int(addr % pcie.DW)
+	if front == 0 && len(src)%pcie.DW == 0 {
+		return src
+	}
+	whole := (front + len(src) + pcie.DW - 1) &^ (pcie.DW - 1)
+	pad := r.pad[:whole]
+	clear(pad)
+	copy(pad[front:], src)
+	return pad
+}
+
+// config makes the packet of a configuration request for the double word that
+// holds the bytes at off.
+func (r *requestPort) config(typ tlp.Type, off uint16, n int) *tlp.Packet {
+	r.packet = tlp.Packet{
+		Type: typ, Target: r.slot.id(), Register: off &^ 3, Length: 1,
+		FirstBE: uint8(1<<n-1) << (off & 3) & 0xf,
+	}
+	return &r.packet
+}
+
+// complete takes a completion for one of the host's requests.
+func (r *requestPort) complete(p *tlp.Packet) {
+	if res, ok := r.requester.Complete(p); ok && res.Done {
+		r.end(int(res.Cookie), res.OK(), res.Status)
+	}
+}
+
+// expire ends the requests that have waited too long.
+func (r *requestPort) expire(now time.Duration) {
+	r.requester.Expire(now, func(res transaction.Result) {
+		r.slot.counters.timeouts.Add(1)
+		r.end(int(res.Cookie), false, pcie.UnsupportedRequest)
+	})
+}
+
+// cancel ends everything that is outstanding: the device is gone.
+func (r *requestPort) cancel(now time.Duration) {
+	r.requester.CancelAll(now, func(res transaction.Result) {
+		r.end(int(res.Cookie), false, pcie.UnsupportedRequest)
+	})
+}

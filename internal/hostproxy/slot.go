@@ -1,0 +1,228 @@
+package hostproxy
+
+import (
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
+	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
+	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
+	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// port is what a slot's traffic goes through: to a VM, or to the embedded
+// host. Its methods are called with the group entered.
+type port interface {
+	// routes reports whether the port routes between slots itself.
+	routes() bool
+	// fromDevice takes a TLP that is addressed to the host. It returns false
+	// when it cannot take it now.
+	fromDevice(now time.Duration, p *tlp.Packet) bool
+	// pump sends what the port has for the device.
+	pump(now time.Duration)
+	// wake returns when pump wants to be called.
+	wake() time.Duration
+	// lost tells that the device is gone: whoever waits for it is answered.
+	lost(now time.Duration)
+}
+
+// slot is one slot of the virtual switch.
+type slot struct {
+	host  *Host
+	index int
+	kick  chan struct{} // the controller has something to look at
+
+	// With the group entered; changed by the controller only, but for gone,
+	// mps and roomy:
+	binding *netio.Binding // nil: empty
+	port    port           // nil: probing, nothing is shown yet
+	root    *requestPort
+	gone    bool          // the link is down; the host is answered in the device's stead
+	mps     int           // payload of writes to the device, bytes
+	roomy   chan struct{} // nil, or closed when requests may fit again
+
+	// The controller's:
+	plugged       plugged
+	unplugTimeout time.Duration
+
+	status    agent.Status
+	applied   atomic.Uint64 // the desired revision that status takes account of
+	linkStats atomic.Pointer[link.Stats]
+	guest     guestView
+	counters  counters
+}
+
+// counters of a slot since the proxy started, for its metrics.
+type counters struct {
+	toDevice, fromDevice           atomic.Uint64 // TLPs
+	toDeviceBytes, fromDeviceBytes atomic.Uint64 // payload
+	dmaRefused                     atomic.Uint64 // DMA outside what the VM mapped
+	unsupported                    atomic.Uint64 // TLPs that nobody is addressed by
+	timeouts                       atomic.Uint64 // Completion Timeouts
+	peer                           atomic.Uint64 // TLPs to another slot
+	interrupts                     atomic.Uint64
+	errors                         atomic.Uint64 // ERR_* messages of the device
+	ejected                        atomic.Uint64 // removals by the guest itself
+	forced                         atomic.Uint64 // removals without the guest's consent
+}
+
+var _ netio.Handler = (*slot)(nil)
+
+// id is the Routing ID of the device in the slot.
+func (s *slot) id() pcie.BDF { return mapping.SlotID(s.index) }
+
+// Deliver routes a TLP of the device: to the host, to the device of another
+// slot, or nowhere (paper, section 3.3.3).
+func (s *slot) Deliver(now time.Duration, p *tlp.Packet) bool {
+	if !s.route(now, p) {
+		return false
+	}
+	s.counters.fromDevice.Add(1)
+	s.counters.fromDeviceBytes.Add(uint64(len(p.Data)))
+	return true
+}
+
+func (s *slot) route(now time.Duration, p *tlp.Packet) bool {
+	if s.port != nil && s.port.routes() {
+		return s.port.fromDevice(now, p)
+	}
+	where, to := s.host.table.FromSlot(s.index, p)
+	switch where {
+	case mapping.ToHost:
+		return s.toHost(now, p)
+	case mapping.ToSlot:
+		if !s.host.slots[to].forward(now, p) {
+			return false
+		}
+		s.counters.peer.Add(1)
+	case mapping.Here:
+		// INTx ends at the port, which stands for it towards the host (section 2.2.8.1).
+		if s.port != nil {
+			return s.port.fromDevice(now, p)
+		}
+	case mapping.ToAll:
+	default:
+		s.counters.unsupported.Add(1)
+		s.refuse(now, p, pcie.UnsupportedRequest)
+	}
+	return true
+}
+
+// toHost hands a TLP to the port, or to the requests of probing while there is
+// none.
+func (s *slot) toHost(now time.Duration, p *tlp.Packet) bool {
+	switch {
+	case s.port != nil:
+		return s.port.fromDevice(now, p)
+	case p.Type.Completion():
+		s.root.complete(p)
+	default:
+		s.counters.unsupported.Add(1)
+		s.refuse(now, p, pcie.UnsupportedRequest)
+	}
+	return true
+}
+
+// forward sends a TLP of another device of this switch down to this one.
+func (s *slot) forward(now time.Duration, p *tlp.Packet) bool {
+	if s.binding == nil || s.gone {
+		return true
+	}
+	return !errors.Is(s.send(now, p), link.ErrFull)
+}
+
+// send sends a TLP to the device and counts it.
+func (s *slot) send(now time.Duration, p *tlp.Packet) error {
+	err := s.binding.Send(now, p)
+	if err == nil {
+		s.counters.toDevice.Add(1)
+		s.counters.toDeviceBytes.Add(uint64(len(p.Data)))
+	}
+	return err
+}
+
+// refuse answers a non-posted request that cannot be served. The answer is
+// small; should the link have no room for it, the requester's own Completion
+// Timeout ends the request.
+func (s *slot) refuse(now time.Duration, p *tlp.Packet, status pcie.CplStatus) {
+	if !p.Type.NonPosted() || s.binding == nil {
+		return
+	}
+	var out tlp.Packet
+	transaction.Respond(&out, p, rootID, status)
+	_ = s.send(now, &out)
+}
+
+// Pump goes on with everything that waits for the link or for the time.
+func (s *slot) Pump(now time.Duration) {
+	s.root.expire(now)
+	if s.port != nil {
+		s.port.pump(now)
+	}
+	s.noteRoom(now)
+}
+
+// noteRoom wakes those that wait for the link to have room for any request and
+// for a tag, or for the end.
+func (s *slot) noteRoom(now time.Duration) {
+	if s.roomy == nil {
+		return
+	}
+	if s.gone || s.binding == nil || s.binding.Room() >= pcie.MaxPayload && s.root.requester.Free(now) > 0 {
+		close(s.roomy)
+		s.roomy = nil
+	}
+}
+
+// waitRoom returns what is closed when a request that was refused with errBusy
+// is worth another try.
+func (s *slot) waitRoom() <-chan struct{} {
+	if s.roomy == nil {
+		s.roomy = make(chan struct{})
+	}
+	return s.roomy
+}
+
+// yield leaves the group until it is worth to try again what was refused with
+// errBusy.
+func (s *slot) yield() (now time.Duration) {
+	room := s.waitRoom()
+	s.host.group.Leave()
+	<-room
+	return s.host.group.Enter()
+}
+
+// Wake returns when Pump wants to be called.
+func (s *slot) Wake() time.Duration {
+	wake := s.root.requester.Wake()
+	if s.port != nil {
+		wake = min(wake, s.port.wake())
+	}
+	return wake
+}
+
+// LinkChanged answers the host in the device's stead once the link is down,
+// and tells the controller, which takes the device away.
+func (s *slot) LinkChanged(now time.Duration, state link.State) {
+	if state == link.Down && !s.gone {
+		s.gone = true
+		s.root.cancel(now)
+		if s.port != nil {
+			s.port.lost(now)
+		}
+		s.noteRoom(now)
+	}
+	s.wake()
+}
+
+// wake makes the controller look again.
+func (s *slot) wake() {
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,317 @@
+package hostproxy
+
+import (
+	"encoding/binary"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/dxpu-project/dxpu/cfgspace"
+	"github.com/dxpu-project/dxpu/internal/rawio/reader"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+	"github.com/dxpu-project/dxpu/vfiouser"
+)
+
+// vm is the port of a slot towards a virtual machine: the device that its
+// vfio-user socket serves. The VMM's accesses become TLPs with the addresses
+// that the guest programmed; the device's DMA is done on the memory that the
+// VMM shares.
+type vm struct {
+	vfiouser.NopHandler
+
+	slot   *slot
+	log    *slog.Logger
+	device *remote // as probing found it
+
+	// With the group entered:
+	conn  *vfiouser.Conn
+	power uint8 // power state of the function, if leaving it matters
+	reads readQueue
+	out   tlp.Packet
+
+	full atomic.Bool // something waits for the queue of the connection's messages
+
+	refused atomic.Bool // the guest would not eject the device
+
+	open     atomic.Int32 // accesses that the device has not answered
+	answered reader.Wait  // for open to be 0
+
+	// Method values, made once: they would allocate in the paths that use them.
+	writeMem             func(addr uint64, src []byte) pcie.CplStatus
+	readMem              func(addr uint64, dst []byte) pcie.CplStatus
+	sendTLP              func(*tlp.Packet) bool
+	onWrote, onSignalled func(error)
+}
+
+var (
+	_ port             = (*vm)(nil)
+	_ vfiouser.Handler = (*vm)(nil)
+)
+
+func newVM(s *slot, device *remote) *vm {
+	v := &vm{slot: s, log: s.host.log.With("slot", s.index), device: device}
+	v.writeMem, v.readMem, v.sendTLP = v.write, v.read, v.toDevice
+	v.onWrote, v.onSignalled = v.wrote, v.signalled
+	v.answered = reader.Wait{Ready: func() bool { return v.open.Load() == 0 }}
+	v.reads.buf = make([]byte, pcie.MaxPayload+2*pcie.DW)
+	return v
+}
+
+// serverConfig describes the device to VMMs.
+func (v *vm) serverConfig(deadline time.Duration, polling reader.Polling) vfiouser.Config {
+	cfg := vfiouser.Config{
+		// The capability is hidden while QEMU realizes the device, so that it
+		// leaves MSI-X alone: its table is then the device's own, an interrupt is
+		// a memory write like any other, and unplugging is safe.
+		HideMSIXAtRealize: true,
+		Resettable:        v.device.flr,
+		WriteMultiple:     true,
+		Deadline:          deadline,
+		Polling:           polling,
+		// A write of the device may not wait in front of the answer to an access:
+		// the VMM takes no message before that answer. This many writes of 128
+		// bytes are 2 MiB, what 10 Gb/s bring in 1.6 ms.
+		MaxDMA:  1 << 14,
+		Handler: v,
+		Logger:  v.log,
+	}
+	const rw = vfiouser.RegionFlagRead | vfiouser.RegionFlagWrite
+	for i, bar := range v.device.bars {
+		// I/O BARs stay hidden: a PCI Express endpoint must work without
+		// them (section 7.5.1.2.1).
+		if bar.Size > 0 && !bar.IO {
+			cfg.Regions[i] = vfiouser.Region{Size: bar.Size, Flags: rw}
+		}
+	}
+	cfg.Regions[vfiouser.RegionConfig] = vfiouser.Region{Size: uint64(len(v.device.config)), Flags: rw}
+	cfg.IRQs[vfiouser.IRQINTx] = 1
+	cfg.IRQs[vfiouser.IRQMSIX] = uint32(v.device.msixVectors)
+	return cfg
+}
+
+// routes: the mapping table decides between the VM and the other slots.
+func (v *vm) routes() bool { return false }
+
+// Connected takes the VMM's connection into use.
+func (v *vm) Connected(c *vfiouser.Conn) {
+	v.slot.host.group.Enter()
+	v.conn = c
+	v.slot.host.group.Leave()
+	v.log.Info("VMM connected")
+}
+
+// Disconnected forgets the VMM's memory; what the device still reads is refused.
+func (v *vm) Disconnected(c *vfiouser.Conn, err error) {
+	v.slot.host.group.Enter()
+	if v.conn == c {
+		v.conn = nil
+	}
+	v.slot.host.group.Leave()
+	v.log.Info("VMM disconnected", "err", err)
+	v.slot.wake() // the guest may have removed the device
+}
+
+// Access turns an access of the VMM into TLPs. It runs in the goroutine that
+// reads the socket and blocks it while the link is full: that is the guest's
+// back-pressure. When the VMM waits for the answer, and nothing else of it does,
+// this goroutine fetches the answer from the network itself.
+func (v *vm) Access(_ *vfiouser.Conn, a *vfiouser.Access) {
+	g := v.slot.host.group
+	now := g.Enter()
+	more := a.More // answering gives the access back
+	run := v.start(a)
+	for v.step(now, &run) != nil {
+		now = v.slot.yield()
+	}
+	switch {
+	case more && run.kind == memWrite:
+		g.LeaveSoon() // writes that came together leave together
+	case more || run.kind == memWrite || run.kind == answered:
+		g.Leave()
+		v.slot.host.fabric.Attend()
+	default:
+		g.Leave()
+		v.slot.host.fabric.Await(&v.answered)
+	}
+}
+
+// accessRun is an access that is being turned into requests.
+type accessRun struct {
+	access *vfiouser.Access
+	kind   accessKind
+	addr   uint64 // bus address, or offset in configuration space
+	at     int    // bytes for which requests have been sent
+	op     int    // of the requests that are answered
+	reset  bool   // the function is being reset: its BARs are put back
+	bar    int    // BARs that have been put back
+}
+
+type accessKind uint8
+
+const (
+	answered  accessKind = iota // nothing is left to do
+	memRead                     // of a BAR
+	memWrite                    // to a BAR
+	configAny                   // to or from configuration space
+	resetAll                    // a function level reset that the VMM asks for
+)
+
+// start decides what an access is. The read of the whole configuration space,
+// by which a VMM learns what the device is, is answered from what probing
+// found: QEMU does not survive an error there.
+func (v *vm) start(a *vfiouser.Access) accessRun {
+	run := accessRun{access: a, addr: a.Offset}
+	switch {
+	case a.Region == vfiouser.RegionConfig && !a.Write && len(a.Data) > 2*pcie.DW:
+		copy(a.Data, v.device.config[a.Offset:])
+		a.Reply()
+		return run
+	case v.slot.gone && a.Region == vfiouser.RegionConfig:
+		v.answerGone(a)
+		return run
+	case v.slot.gone, a.Region != vfiouser.RegionConfig && int(a.Region) >= pcie.MaxBARs:
+		a.Fail(nil) // all ones, as from a root complex that gets no answer (section 2.3.2)
+		return run
+	case a.Region == vfiouser.RegionConfig:
+		run.kind = configAny
+	case a.Write:
+		run.kind = memWrite
+	default:
+		run.kind = memRead
+	}
+	if run.kind != configAny {
+		entry, _ := v.slot.host.table.Entry(v.slot.index)
+		run.addr += entry.BARAddress(int(a.Region))
+	}
+	if run.kind != memWrite {
+		v.open.Add(1)
+		run.op = v.slot.root.begin(op{access: a, open: &v.open})
+	}
+	return run
+}
+
+// answerGone answers for the configuration space of a device that is gone and
+// that the guest is about to be told to let go of: as it is after a reset. Were
+// it all ones, Linux would wait a minute for the device to come back from the
+// reset with which a driver's close ends, and the removal would wait for that.
+// Memory reads as all ones, so drivers know.
+func (v *vm) answerGone(a *vfiouser.Access) {
+	if !a.Write {
+		copy(a.Data, v.device.config[a.Offset:])
+	}
+	a.Reply()
+}
+
+// step sends requests until all are sent, or errBusy. A write to a BAR is
+// posted: it is answered when it has been given to the link.
+func (v *vm) step(now time.Duration, run *accessRun) error {
+	root, a := v.slot.root, run.access
+	switch run.kind {
+	case memWrite:
+		if err := root.write(now, run.addr, a.Data, &run.at); err != nil {
+			return err
+		}
+		a.Reply()
+	case memRead:
+		if err := root.read(now, run.op, run.addr, a.Data, &run.at); err != nil {
+			return err
+		}
+		root.release(run.op)
+	case configAny:
+		for run.at < len(a.Data) {
+			off := uint16(run.addr) + uint16(run.at)
+			n := min(len(a.Data)-run.at, pcie.DW-int(off%pcie.DW))
+			if err := v.configRequest(now, run, off, a.Data[run.at:run.at+n], a.Write); err != nil {
+				return err
+			}
+			run.at += n
+		}
+		return v.restore(now, run)
+	case resetAll:
+		if run.at == 0 {
+			control := uint16(v.device.express + cfgspace.OffDevCtl)
+			if err := v.configRequest(now, run, control, []byte{0, cfgspace.DevCtlFLR >> 8}, true); err != nil {
+				return err
+			}
+			run.at = 2
+		}
+		return v.restore(now, run)
+	}
+	return nil
+}
+
+// restore puts the BARs back after a reset of the function, and ends the
+// operation. VMMs and guests rely on it: QEMU answers reads of BARs itself, so
+// a guest that looks after its reset finds them unchanged and does not write
+// them again, and vfio restores them on real hardware.
+func (v *vm) restore(now time.Duration, run *accessRun) error {
+	root := v.slot.root
+	for run.reset && run.bar < pcie.MaxBARs {
+		entry, _ := v.slot.host.table.Entry(v.slot.index)
+		p := root.config(tlp.CfgWr0, uint16(cfgspace.OffBAR0+pcie.DW*run.bar), pcie.DW)
+		p.Data = binary.LittleEndian.AppendUint32(root.pad[:0], entry.Register(run.bar))
+		if err := root.request(now, run.op, p, nil); err != nil {
+			return err
+		}
+		run.bar++
+	}
+	root.release(run.op)
+	return nil
+}
+
+// configRequest sends the request for up to a double word of configuration space.
+func (v *vm) configRequest(now time.Duration, run *accessRun, off uint16, data []byte, write bool) error {
+	root := v.slot.root
+	if !write {
+		return root.request(now, run.op, root.config(tlp.CfgRd0, off, len(data)), data)
+	}
+	p := root.config(tlp.CfgWr0, off, len(data))
+	p.Data = root.pad[:pcie.DW]
+	clear(p.Data)
+	copy(p.Data[off%pcie.DW:], data)
+	if err := root.request(now, run.op, p, nil); err != nil {
+		return err
+	}
+	run.reset = run.reset || v.note(p)
+	return nil
+}
+
+// note learns from a configuration write on its way to the device, and reports
+// whether it resets the function.
+func (v *vm) note(p *tlp.Packet) (reset bool) {
+	v.slot.host.table.Snoop(v.slot.index, p)
+	if n, ok := v.device.payload(p); ok {
+		v.slot.mps = n
+	}
+	if to, ok := v.device.powerTo(p); ok {
+		reset = v.power == d3hot && to == 0 // section 5.3.1.4
+		v.power = to
+	}
+	if !reset && !v.device.startsFLR(p) {
+		return false
+	}
+	v.power = 0
+	v.slot.host.table.Disable(v.slot.index)
+	v.slot.mps = pcie.MinPayload
+	return true
+}
+
+// Reset does a function level reset (DEVICE_RESET of the VMM).
+func (v *vm) Reset(_ *vfiouser.Conn, done func(error)) {
+	g := v.slot.host.group
+	now := g.Enter()
+	defer g.Leave()
+	if v.slot.gone || !v.device.flr {
+		done(nil)
+		return
+	}
+	run := accessRun{kind: resetAll, op: v.slot.root.begin(op{done: func(bool, pcie.CplStatus) { done(nil) }})}
+	for v.step(now, &run) != nil {
+		now = v.slot.yield()
+	}
+}
+
+// lost answers whoever waits: the requests have been cancelled already, DMA
+// that is under way has no one to go to.
+func (v *vm) lost(time.Duration) { v.reads.drop() }

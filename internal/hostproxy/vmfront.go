@@ -1,0 +1,189 @@
+package hostproxy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/rawio/reader"
+	"github.com/dxpu-project/dxpu/internal/vm/qmp"
+	"github.com/dxpu-project/dxpu/vfiouser"
+)
+
+// VM shows devices to a virtual machine: each slot has a vfio-user socket,
+// which exists while a device is in the slot and answers. With a QMP socket
+// the device is also hot-plugged and unplugged; without, that is left to
+// whoever runs the VMM.
+type VM struct {
+	// SocketDir holds the sockets, slot0.sock and so on.
+	SocketDir string
+	// QMP is the control socket of the QEMU, or "".
+	QMP string
+	// RootPort is the ID of the root port for a slot: a format with one %d.
+	RootPort string
+	// AccessTimeout bounds an access of the VMM. Default: that of vfiouser,
+	// a second below QEMU's.
+	AccessTimeout time.Duration
+	// Polling is how the readers of the sockets wait.
+	Polling reader.Polling
+	Logger  *slog.Logger
+
+	control *control
+	pid     func(*qmp.Client) int // tells one QEMU from another; tests have their own
+}
+
+// Socket returns the path of a slot's socket.
+func (f *VM) Socket(slot int) string {
+	return filepath.Join(f.SocketDir, fmt.Sprintf("slot%d.sock", slot))
+}
+
+// deviceID names the device of a slot in QEMU.
+func deviceID(slot int) string { return fmt.Sprintf("dxpu%d", slot) }
+
+func (f *VM) start(*Host) error {
+	f.control = newControl()
+	if f.pid == nil {
+		f.pid = (*qmp.Client).PID
+	}
+	return nil
+}
+
+func (f *VM) plug(ctx context.Context, s *slot) (plugged, error) {
+	device, err := s.probe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.status.Step("probed")
+	v := newVM(s, device)
+	server, err := vfiouser.NewServer(v.serverConfig(f.AccessTimeout, f.Polling))
+	if err != nil {
+		return nil, err
+	}
+	ln, err := vfiouser.Listen(f.Socket(s.index))
+	if err != nil {
+		return nil, err
+	}
+	p := &pluggedVM{vm: v, front: f, server: server}
+	v.show()
+	p.serving.Go(func() {
+		if err := server.Serve(context.Background(), ln); err != nil {
+			f.Logger.Debug("vfio-user server ended", "slot", s.index, "err", err)
+		}
+	})
+	if f.QMP == "" {
+		return p, nil
+	}
+	if err := p.deviceAdd(ctx); err != nil {
+		p.close()
+		return nil, err
+	}
+	s.status.Step("device_add")
+	return p, nil
+}
+
+// show makes the port the one that the slot's traffic goes through.
+func (v *vm) show() {
+	s := v.slot
+	s.host.group.Enter()
+	defer s.host.group.Leave()
+	s.host.table.SetBARs(s.index, v.device.bars)
+	s.port = v
+	if s.gone { // while probing ended
+		v.lost(0)
+	}
+}
+
+// pluggedVM is a device that a VM can see.
+type pluggedVM struct {
+	*vm
+	front   *VM
+	server  *vfiouser.Server
+	serving sync.WaitGroup
+	added   bool // QEMU has the device
+	qemu    int  // the process that got it
+	strays  int  // looks in a row that found the device there without a connection
+}
+
+// qmpTimeout bounds a command that QEMU answers at once.
+const qmpTimeout = 10 * time.Second
+
+func (p *pluggedVM) deviceAdd(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, qmpTimeout)
+	defer cancel()
+	client, done, err := p.front.control.use(ctx, p.front.QMP)
+	if err != nil {
+		return fmt.Errorf("hot-plug: %w", err)
+	}
+	defer done()
+	slot := p.vm.slot.index
+	bus := fmt.Sprintf(p.front.RootPort, slot)
+	device := qmp.VFIOUser(deviceID(slot), bus, p.front.Socket(slot))
+	if err = client.DeviceAdd(ctx, device); leftOver(err) {
+		err = replace(ctx, client, device)
+	}
+	if err != nil {
+		return fmt.Errorf("hot-plug: %w", err)
+	}
+	p.added, p.qemu = true, p.front.pid(client)
+	return nil
+}
+
+// leftOver tells whether QEMU still has the slot's device from before: a proxy
+// that ended does not wait for guests, and a guest may let go of a device long
+// after it was taken away. QEMU has no class for it, only the text.
+func leftOver(err error) bool {
+	var e *qmp.Error
+	return errors.As(err, &e) && strings.Contains(e.Desc, "Duplicate device ID")
+}
+
+// settle is how long a guest takes at most to begin with the next request to
+// eject a device when it has served one.
+const settle = 300 * time.Millisecond
+
+// replace plugs a device in when QEMU is rid of the one that is left over. A
+// guest that was asked to eject that one more than once, by us and by whoever
+// plugged it, ejects the new one when it comes to the second request: then it
+// is plugged in again.
+func replace(ctx context.Context, client *qmp.Client, device qmp.Device) error {
+	if err := client.Unplug(ctx, device.ID); err != nil {
+		return err
+	}
+	for {
+		deleted := client.Subscribe("DEVICE_DELETED")
+		err := client.DeviceAdd(ctx, device)
+		stays := err == nil && staysFor(ctx, deleted, device.ID, settle)
+		deleted.Close()
+		if stays || err != nil {
+			return err
+		}
+	}
+}
+
+// staysFor reports whether no event tells within a time that a device is gone.
+func staysFor(ctx context.Context, deleted *qmp.Subscription, id string, d time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	for {
+		e, err := deleted.Next(ctx)
+		if err != nil {
+			return true
+		}
+		var data struct {
+			Device string `json:"device"`
+		}
+		if json.Unmarshal(e.Data, &data) == nil && data.Device == id {
+			return false
+		}
+	}
+}
+
+func (p *pluggedVM) close() {
+	_ = p.server.Close()
+	p.serving.Wait()
+}

@@ -1,0 +1,234 @@
+package playback
+
+import (
+	"math"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/model/predict"
+)
+
+// never is when a machine wakes that waits for the GPU only.
+const never = time.Duration(math.MaxInt64)
+
+// notYet marks the end of an operation that the host does not know of.
+const notYet = time.Duration(-1)
+
+// machine is the host of a replay: its threads, which make their calls with the
+// recorded gaps between them, and the driver, which fills rings and looks at
+// fences. It is a pure machine: its owner calls step with the time when wake
+// says so or when the GPU has written.
+//
+// The times of events are those they were due at, so a late owner delays
+// nothing but what it was late to see of the GPU.
+type machine struct {
+	*script
+	timing
+	rings   [queues]ring
+	request uint64 // bytes of one read request of the GPU
+
+	origin time.Duration // the recording's time 0
+	events events
+
+	begin   []time.Duration // by call: the latest start that is known to be needed
+	before  []uint8         // by call: calls before it that have not ended
+	waits   []waiting       // by call
+	waiters map[int32][]waiter
+	ready   []bool        // by operation: its doorbell is due
+	issued  [queues]int32 // operations of each queue put into its ring
+
+	times          predict.Times
+	left, unfenced int // calls that have not ended, fences that were not seen
+	put            int // operations put into rings
+}
+
+// waiting is a call that waits for operations.
+type waiting struct {
+	left int32
+	end  time.Duration // not before
+}
+
+// waiter is one operation's side of it.
+type waiter struct {
+	call int32
+	lag  time.Duration
+}
+
+func newMachine(s *script, t timing, p port, mem memory, request uint64, interrupts bool) *machine {
+	m := &machine{
+		script: s, timing: t, request: request,
+		begin: make([]time.Duration, len(s.w.Calls)), before: make([]uint8, len(s.w.Calls)),
+		waits: make([]waiting, len(s.w.Calls)), waiters: map[int32][]waiter{}, ready: make([]bool, len(s.w.Ops)),
+		times: predict.Times{
+			CallStart: make([]time.Duration, len(s.w.Calls)), CallEnd: make([]time.Duration, len(s.w.Calls)),
+			OpEnd: make([]time.Duration, len(s.w.Ops)),
+		},
+		left: len(s.w.Calls), unfenced: s.fences,
+	}
+	for i := range m.times.OpEnd {
+		m.times.OpEnd[i] = notYet
+	}
+	for q := range m.rings {
+		m.rings[q] = ring{port: p, memory: mem, queue: q, interrupt: interrupts}
+		m.rings[q].start()
+	}
+	return m
+}
+
+// start begins the replay: the recording's time 0 is origin.
+func (m *machine) start(origin time.Duration) {
+	m.origin = origin
+	for i := range m.w.Calls {
+		d := m.plan.Call(int32(i))
+		for _, from := range [...]int32{d.Prev, d.Cross} {
+			if from != none {
+				m.before[i]++
+			}
+		}
+		if m.before[i] == 0 {
+			m.events.push(event{origin + m.spread(m.w.Calls[i].Start), callStart, int32(i)})
+		}
+	}
+	for i := range m.w.Ops {
+		if m.w.Ops[i].Call == none && m.plan.Op(int32(i)).Free {
+			m.events.push(event{max(origin+m.spread(m.w.Ops[i].Start)-m.launch, origin), opReady, int32(i)})
+		}
+	}
+}
+
+// done reports whether all calls and operations are over.
+func (m *machine) done() bool { return m.left == 0 && m.unfenced == 0 }
+
+// progress is how many calls and operations are behind, of how many.
+func (m *machine) progress() (done, total int) {
+	return len(m.w.Calls) - m.left + m.put, len(m.w.Calls) + len(m.w.Ops)
+}
+
+// wake returns when the next event is due.
+func (m *machine) wake() time.Duration {
+	if len(m.events) == 0 {
+		return never
+	}
+	return m.events[0].at
+}
+
+// news reports whether the GPU has written a fence that step has not seen.
+func (m *machine) news() bool {
+	for q := range m.rings {
+		if r := &m.rings[q]; r.retired != r.tail && r.value() != r.retired {
+			return true
+		}
+	}
+	return false
+}
+
+// step does what is due.
+func (m *machine) step(now time.Duration) error {
+	for q := range m.rings {
+		if r := &m.rings[q]; r.retired != r.tail {
+			if err := r.poll(func(op int32) { m.seen(now, op) }); err != nil {
+				return err
+			}
+		}
+	}
+	for len(m.events) > 0 && m.events[0].at <= now {
+		e := m.events.pop()
+		switch e.kind {
+		case callStart:
+			m.startCall(e.at, e.index)
+		case opReady:
+			m.readyOp(e.index)
+		case callEnd:
+			m.endCall(e.at, e.index)
+		}
+	}
+	for q := range m.rings {
+		m.rings[q].flush()
+	}
+	return nil
+}
+
+func (m *machine) startCall(at time.Duration, i int32) {
+	m.times.CallStart[i] = at
+	for _, op := range m.launched[m.ofCall[i][0]:m.ofCall[i][1]] {
+		lag := m.spread(m.plan.Op(op).LaunchLag) - m.launch
+		m.events.push(event{at + max(lag, 0), opReady, op})
+	}
+	w := &m.waits[i]
+	w.end = at + m.spread(m.plan.Call(i).Least)
+	for op, lag := range m.plan.Waits(i) {
+		lag = max(m.spread(lag)-m.fence, 0)
+		if end := m.times.OpEnd[op]; end != notYet {
+			w.end = max(w.end, end+m.notice+lag)
+			continue
+		}
+		w.left++
+		m.waiters[op] = append(m.waiters[op], waiter{i, lag})
+	}
+	if w.left == 0 {
+		m.events.push(event{w.end, callEnd, i})
+	}
+}
+
+func (m *machine) endCall(at time.Duration, i int32) {
+	m.times.CallEnd[i] = at
+	m.left--
+	end := m.w.Calls[i].End()
+	follow := func(next int32) {
+		m.begin[next] = max(m.begin[next], at+m.spread(m.w.Calls[next].Start-end))
+		if m.before[next]--; m.before[next] == 0 {
+			m.events.push(event{m.begin[next], callStart, next})
+		}
+	}
+	if next := m.nextCall[i]; next != none {
+		follow(next)
+	}
+	for next := m.crossHead[i]; next != none; next = m.crossNext[next] {
+		follow(next)
+	}
+}
+
+// readyOp puts into the ring what is ready and whose turn it is: the order of a
+// stream is that of the recording.
+func (m *machine) readyOp(i int32) {
+	m.ready[i] = true
+	q := m.queue(i)
+	for int(m.issued[q]) < len(m.order[q]) && m.ready[m.order[q][m.issued[q]]] {
+		op := m.order[q][m.issued[q]]
+		m.commands(op)
+		m.issued[q]++
+		m.put++
+		if next := m.follow[op]; next != none {
+			m.ready[next] = true
+		}
+	}
+}
+
+// seen notes the end of an operation.
+func (m *machine) seen(now time.Duration, op int32) {
+	// Where the next operation overlapped it, its delay was shorter.
+	now += m.spread(max(-m.tail[op], 0))
+	m.times.OpEnd[op] = now - m.notice
+	m.unfenced--
+	for _, w := range m.waiters[op] {
+		c := &m.waits[w.call]
+		c.end = max(c.end, now+w.lag)
+		if c.left--; c.left == 0 {
+			m.events.push(event{c.end, callEnd, w.call})
+		}
+	}
+	delete(m.waiters, op)
+}
+
+// result returns the times as the recording counts them.
+func (m *machine) result() predict.Times {
+	for _, times := range [][]time.Duration{m.times.CallStart, m.times.CallEnd, m.times.OpEnd} {
+		for i, t := range times {
+			if t == notYet {
+				times[i] = 0
+				continue
+			}
+			times[i] = (t - m.origin) / time.Duration(m.stretch)
+		}
+	}
+	return m.times
+}

@@ -1,0 +1,5 @@
+//go:build !race
+
+package playback_test
+
+const raceEnabled = false

@@ -1,0 +1,164 @@
+package playback
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/dxpu-project/dxpu/device/gpu/driver"
+	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/internal/model/predict"
+)
+
+// MaxStretch bounds RealSpec.Stretch: a microsecond becomes 10 ms.
+const MaxStretch = 10_000
+
+// RealSpec says how a workload is replayed in real time.
+type RealSpec struct {
+	// Stretch multiplies every time of the recording, so that the timers and the
+	// network of a computer can follow; the round trips are those of the
+	// stretched system. 1 to MaxStretch.
+	Stretch int
+	// NativeTrip and Trip are measured round trips of a register read: of what
+	// stands for the native system, and of this one.
+	NativeTrip, Trip time.Duration
+	// Request is what the GPU reads at a time, in bytes; 0: what the device says.
+	Request int
+	// Progress is told how many of all calls and operations are behind; nil: nobody.
+	Progress func(done, total int)
+}
+
+// MeasureTrip returns the median round trip of n register reads.
+func MeasureTrip(dev *driver.Device, n int) time.Duration {
+	took := make([]time.Duration, max(n, 1))
+	for i := range took {
+		start := time.Now()
+		dev.Registers().Read32(reg.Scratch)
+		took[i] = time.Since(start)
+	}
+	slices.Sort(took)
+	return took[len(took)/2]
+}
+
+// Real replays the plan's workload on a device in real time. The device was
+// opened on the bus, with interrupts, and none of its queues is in use.
+func Real(ctx context.Context, p *predict.Plan, bus driver.Bus, dev *driver.Device, spec RealSpec) (times predict.Times, err error) {
+	info := dev.Info()
+	if spec.Request == 0 {
+		spec.Request = info.ReadSize
+	}
+	switch {
+	case spec.Stretch < 1 || spec.Stretch > MaxStretch:
+		return times, fmt.Errorf("replay: stretch %d: want 1 to %d", spec.Stretch, MaxStretch)
+	case spec.NativeTrip <= 0 || spec.Trip <= 0:
+		return times, fmt.Errorf("replay: round trips %v and %v: want measured ones", spec.NativeTrip, spec.Trip)
+	case info.Queues < queues || info.Vectors < queues || info.VRAMSize < vramSize:
+		return times, fmt.Errorf("replay: the device has %d queues, %d vectors and %d bytes of memory: want %d, %d and %d",
+			info.Queues, info.Vectors, info.VRAMSize, queues, queues, vramSize)
+	}
+	s, err := newScript(p)
+	if err != nil {
+		return times, err
+	}
+	dma, err := dev.AllocDMA(memorySize)
+	if err != nil {
+		return times, fmt.Errorf("replay: %w", err)
+	}
+	pt := &busPort{dev.Registers(), dma}
+	defer func() { err = errors.Join(err, pt.close()) }()
+	if len(dma.Segments()) != 1 {
+		return times, errors.New("replay: the memory of this bus is not contiguous")
+	}
+	m := newMachine(s, timing{
+		stretch: int64(spec.Stretch), launch: spec.NativeTrip * 3 / 2, fence: spec.NativeTrip / 2, trip: spec.NativeTrip,
+		notice: spec.Trip / 2,
+	}, pt, memory{dma.Bytes(), dma.Segments()[0].Addr}, uint64(spec.Request), true)
+	if err := runReal(ctx, m, bus, spec.Progress); err != nil {
+		return times, err
+	}
+	return m.result(), nil
+}
+
+// busPort is a device on a bus, as the machine sees it.
+type busPort struct {
+	regs driver.Region
+	dma  driver.DMA
+}
+
+func (b *busPort) write32(off uint64, v uint32) { b.regs.Write32(off, v) }
+func (b *busPort) write64(off, v uint64)        { b.regs.Write64(off, v) }
+func (b *busPort) load64(off int) uint64        { return b.dma.Load64(off) }
+
+// close stops the queues. The read behind the writes makes sure that the device
+// touches the memory no more.
+func (b *busPort) close() error {
+	for q := range queues {
+		b.regs.Write32(queueReg(q, reg.QControl), 0)
+	}
+	b.regs.Read32(reg.ID)
+	return b.dma.Free()
+}
+
+// tick is the longest time between looks at the device, which could be lost.
+const tick = 100 * time.Millisecond
+
+// runReal runs the machine in real time: timers and interrupts wake it.
+func runReal(ctx context.Context, m *machine, bus driver.Bus, progress func(done, total int)) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var waiters sync.WaitGroup
+	defer waiters.Wait()
+	defer cancel(nil)
+	kick := make(chan struct{}, 1)
+	for q := range queues {
+		if len(m.order[q]) == 0 {
+			continue
+		}
+		waiters.Go(func() {
+			if err := forward(ctx, bus, q, kick); err != nil {
+				cancel(err)
+			}
+		})
+	}
+	start := time.Now()
+	m.start(1) // the machine's 0 is before everything
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		if err := m.step(time.Since(start)); err != nil {
+			return err
+		}
+		if m.done() {
+			return nil
+		}
+		if progress != nil {
+			progress(m.progress())
+		}
+		timer.Reset(min(max(m.wake()-time.Since(start), 0), tick))
+		select {
+		case <-kick:
+		case <-timer.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// forward passes the interrupts of a queue on until ctx ends.
+func forward(ctx context.Context, bus driver.Bus, q int, kick chan<- struct{}) error {
+	for {
+		if _, err := bus.WaitInterrupt(ctx, q); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("replay: queue %d: %w", q, err)
+		}
+		select {
+		case kick <- struct{}{}:
+		default:
+		}
+	}
+}

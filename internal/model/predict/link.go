@@ -1,0 +1,247 @@
+package predict
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/model/workload"
+)
+
+// linker finds what each event depends on, walking the trace once.
+type linker struct {
+	p *Plan
+	w *workload.Workload
+
+	lastCall   []int32 // by thread: the call that ended last
+	lastOp     []int32 // by stream: the operation that started last
+	threadOp   []int32 // by thread: the operation that it launched last
+	dirty      [][]int32
+	isDirty    []bool // by stream: started something since the last device sync
+	process    map[uint64]int
+	threadProc []int
+	streamProc []int
+	endedCall  []int32 // by process: the call that ended last
+	endedOp    []int32 // by process: the operation that ended last
+	byEnd      []int32 // operations by recorded end
+	nextEnd    int
+	done       []bool // by operation: already evaluated
+	usual      [8]time.Duration
+}
+
+func newLinker(p *Plan) *linker {
+	w := p.w
+	l := &linker{
+		p: p, w: w, process: map[uint64]int{},
+		lastOp: lastOps(w), isDirty: make([]bool, len(w.Streams)),
+		byEnd: indices(len(w.Ops)), done: make([]bool, len(w.Ops)),
+	}
+	l.lastCall = make([]int32, len(w.Threads))
+	l.threadOp = make([]int32, len(w.Threads))
+	for i := range l.lastCall {
+		l.lastCall[i], l.threadOp[i] = none, none
+	}
+	number := func(process uint64) int {
+		n, ok := l.process[process]
+		if !ok {
+			n = len(l.process)
+			l.process[process] = n
+			l.endedCall = append(l.endedCall, none)
+			l.endedOp = append(l.endedOp, none)
+			l.dirty = append(l.dirty, nil)
+		}
+		return n
+	}
+	for _, t := range w.Threads {
+		l.threadProc = append(l.threadProc, number(t.Process))
+	}
+	for _, s := range w.Streams {
+		l.streamProc = append(l.streamProc, number(s.Process))
+	}
+	slices.SortFunc(l.byEnd, func(a, b int32) int {
+		return cmp.Or(cmp.Compare(w.Ops[a].End(), w.Ops[b].End()), cmp.Compare(a, b))
+	})
+	l.usualDurations()
+	return l
+}
+
+// usualDurations finds the median duration of each kind of call.
+func (l *linker) usualDurations() {
+	var durs [len(l.usual)][]time.Duration
+	for i := range l.w.Calls {
+		c := &l.w.Calls[i]
+		durs[c.Kind] = append(durs[c.Kind], c.Dur)
+	}
+	for k, d := range durs {
+		if len(d) > 0 {
+			slices.Sort(d)
+			l.usual[k] = d[len(d)/2]
+		}
+	}
+}
+
+func (l *linker) link() {
+	l.p.walk(func(e event, i int32) {
+		switch e {
+		case callStart:
+			l.callStart(i)
+		case opStart:
+			l.op(i)
+		case callEnd:
+			l.callEnd(i)
+		}
+	})
+}
+
+// ended moves on to the operations that had ended by t.
+func (l *linker) ended(t time.Duration) {
+	for ; l.nextEnd < len(l.byEnd); l.nextEnd++ {
+		i := l.byEnd[l.nextEnd]
+		if l.w.Ops[i].End() > t {
+			return
+		}
+		l.endedOp[l.streamProc[l.w.Ops[i].Stream]] = i
+	}
+}
+
+// callStart: after the thread's call before it and, where the thread had long
+// made none, also after the call of another thread that ended last: autograd's
+// thread waits for the forward pass, and the main thread for autograd.
+func (l *linker) callStart(i int32) {
+	c := &l.w.Calls[i]
+	cp := &l.p.calls[i]
+	cp.prev, cp.cross, cp.block = l.lastCall[c.Thread], none, none
+	from := time.Duration(0)
+	if cp.prev != none {
+		from = l.w.Calls[cp.prev].End()
+	}
+	other := l.endedCall[l.threadProc[c.Thread]]
+	if other != none && l.w.Calls[other].Thread != c.Thread && c.Start-from > threadGap && l.w.Calls[other].End() > from {
+		cp.cross = other
+	}
+}
+
+// op: after the operation before it on the stream, its launch, and where
+// neither explains its start, the operation of another stream that ended just
+// before.
+func (l *linker) op(i int32) {
+	l.done[i] = true
+	op := &l.w.Ops[i]
+	l.ended(op.Start)
+	o := &l.p.ops[i]
+	*o = opPlan{prev: l.lastOp[op.Stream], cross: none}
+	proc := l.streamProc[op.Stream]
+	l.lastOp[op.Stream] = i
+	if !l.isDirty[op.Stream] {
+		l.isDirty[op.Stream] = true
+		l.dirty[proc] = append(l.dirty[proc], op.Stream)
+	}
+	if op.Call != none {
+		l.threadOp[l.w.Calls[op.Call].Thread] = i
+	}
+	o.bound = l.bind(op, o.prev)
+	if o.bound == boundCross {
+		o.cross = l.endedOp[proc]
+	}
+}
+
+func (l *linker) bind(op *workload.Op, prev int32) binding {
+	switch {
+	case op.Call == none && prev == none:
+		return boundNothing
+	case op.Call == none:
+		return boundStream
+	}
+	call := l.w.Calls[op.Call].Start
+	latency := op.Start - call
+	free := call // when the stream was free and the launch was made
+	if prev != none {
+		end := l.w.Ops[prev].End()
+		if end > call && op.Start-end <= tightGap {
+			return boundStream
+		}
+		free = max(free, end)
+	}
+	if latency <= l.p.launchLag*3/2 {
+		return boundLaunch
+	}
+	cand := l.endedOp[l.streamProc[op.Stream]]
+	if cand != none && l.done[cand] && l.w.Ops[cand].Stream != op.Stream {
+		if end := l.w.Ops[cand].End(); end > free && op.Start-end <= crossGap {
+			return boundCross
+		}
+	}
+	if free > call {
+		return boundStream
+	}
+	return boundLaunch
+}
+
+// callEnd: a call that waits ends after the operation it waits for.
+func (l *linker) callEnd(i int32) {
+	c := &l.w.Calls[i]
+	cp := &l.p.calls[i]
+	l.ended(c.End())
+	proc := l.threadProc[c.Thread]
+	l.lastCall[c.Thread] = i
+	l.endedCall[proc] = i
+	cp.least = c.Dur
+	cand := l.endedOp[proc]
+	if c.Kind == workload.StreamSync && c.Stream != none {
+		cand = l.lastOp[c.Stream]
+	}
+	if cand != none && (!l.done[cand] || l.w.Ops[cand].End() > c.End()) {
+		cand = none
+	}
+	inside := cand != none && l.w.Ops[cand].End() > c.Start
+	switch {
+	case c.Kind.IsSync() && inside:
+		cp.block, cp.waited, cp.least = cand, true, min(c.Dur, syncReturn)
+	case c.Kind.IsSync():
+		l.idleSync(i, cand)
+	case inside && l.blocked(c, cand):
+		cp.block, cp.waited, cp.least = cand, true, min(c.Dur, l.usual[c.Kind])
+	}
+	if c.Kind == workload.DeviceSync {
+		l.deviceSync(i, proc)
+	}
+}
+
+// idleSync is a synchronisation that found nothing to wait for; it would wait
+// if the work before it took longer.
+func (l *linker) idleSync(i, cand int32) {
+	c := &l.w.Calls[i]
+	if c.Kind == workload.StreamSync && c.Stream == none {
+		cand = l.threadOp[c.Thread]
+	}
+	if cand != none && l.w.Ops[cand].End() <= c.Start {
+		l.p.calls[i].block = cand
+	}
+}
+
+// blocked reports whether a call that usually only enqueues work waited for
+// the operation cand to end: a copy of pageable memory, a full launch queue,
+// an allocation that synchronises.
+func (l *linker) blocked(c *workload.Call, cand int32) bool {
+	if c.Dur < max(blockedCall, 4*l.usual[c.Kind]) && !(c.Kind == workload.CopyCall && c.Dur >= blockedCall) {
+		return false
+	}
+	return c.End()-l.w.Ops[cand].End() <= max(blockedCall, c.Dur/4)
+}
+
+// deviceSync adds the last operation of every stream that was used since the
+// last one.
+func (l *linker) deviceSync(i int32, proc int) {
+	cp := &l.p.calls[i]
+	from := int32(len(l.p.extra))
+	for _, s := range l.dirty[proc] {
+		l.isDirty[s] = false
+		if op := l.lastOp[s]; op != none && op != cp.block && l.w.Ops[op].End() <= l.w.Calls[i].End() {
+			l.p.extra = append(l.p.extra, op)
+		}
+	}
+	l.dirty[proc] = l.dirty[proc][:0]
+	if to := int32(len(l.p.extra)); to > from {
+		l.p.devices[i] = extraOps{from, to}
+	}
+}

@@ -1,0 +1,240 @@
+// Package predict says how much longer a recorded workload takes when the
+// round trip to its GPU grows: it replays the trace's calls and operations
+// with what each of them pays, so that idle gaps absorb latency and
+// synchronisations expose it, and puts the paper's additive estimate beside it.
+package predict
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/model/workload"
+)
+
+// Plan is a workload with the dependencies between its calls and operations,
+// ready to be replayed with any costs. It holds on to the workload.
+//
+// Every call has two events, start and end, and every operation one. Each
+// event happens at the latest of "that other event, plus a lag", and the lags
+// are chosen so that with nothing added every event falls on its recorded
+// time. The order of calls on a thread and of operations on a stream is that
+// of the trace, so what depends on what never changes, and evaluating the
+// events once in recorded order is the discrete-event simulation.
+//
+// Invariant: an event depends only on events before it in that order, and
+// every lag is fixed, so no event moves earlier when a cost grows: the
+// prediction is monotone in every cost.
+type Plan struct {
+	w     *workload.Workload
+	calls []callPlan
+	ops   []opPlan
+	ends  []int32 // calls by end
+	order []int32 // operations in order of evaluation
+	// devices are the calls that wait for all streams, with the part of extra
+	// that holds those streams' last operations.
+	devices map[int32]extraOps
+	extra   []int32
+	steps   []stepPlan
+
+	launchLag time.Duration // from launch call to start on an idle stream
+	streamLag time.Duration // from one operation to the next on a busy stream
+	window    float64       // bytes in flight that explain the fastest copy, x native RTT: bytes/s
+}
+
+// Thresholds of the reconstruction.
+const (
+	tightGap    = 5 * time.Microsecond  // two operations this close run back to back
+	crossGap    = 20 * time.Microsecond // an operation starts this soon after what it waited for
+	threadGap   = 20 * time.Microsecond // a thread that made no call for this long may have waited for another
+	blockedCall = 20 * time.Microsecond // calls that only enqueue take less
+	syncReturn  = 5 * time.Microsecond  // a synchronisation with nothing to wait for
+	// Before anything is known: usual values of current GPUs.
+	defaultLaunchLag = 6 * time.Microsecond
+	defaultStreamLag = time.Microsecond
+)
+
+type callPlan struct {
+	prev  int32 // the call before on the thread
+	cross int32 // the call of another thread that ended last before a long gap
+	block int32 // the operation that the call waits for
+	// waited says that the trace shows the call waiting for block: its end
+	// then follows the operation's, and its own time is least.
+	waited bool
+	least  time.Duration
+}
+
+// extraOps is a part of Plan.extra.
+type extraOps struct{ from, to int32 }
+
+type opPlan struct {
+	prev  int32 // the operation before on the stream
+	cross int32 // the operation of another stream that it waited for
+	bound binding
+}
+
+// binding says which constraint explains an operation's recorded start.
+type binding uint8
+
+const (
+	boundStream binding = iota
+	boundLaunch
+	boundCross
+	boundNothing // the first of its stream and without a launch
+)
+
+const none = workload.None
+
+// NewPlan works out the dependencies of a workload.
+func NewPlan(w *workload.Workload) *Plan {
+	p := &Plan{
+		w:     w,
+		calls: make([]callPlan, len(w.Calls)),
+		ops:   make([]opPlan, len(w.Ops)),
+		ends:  indices(len(w.Calls)),
+		order: indices(len(w.Ops)),
+
+		devices: map[int32]extraOps{},
+	}
+	slices.SortFunc(p.ends, func(a, b int32) int {
+		return cmp.Or(cmp.Compare(w.Calls[a].End(), w.Calls[b].End()), cmp.Compare(a, b))
+	})
+	slices.SortFunc(p.order, func(a, b int32) int {
+		return cmp.Or(cmp.Compare(p.opKey(a), p.opKey(b)), cmp.Compare(w.Ops[a].Call, w.Ops[b].Call), cmp.Compare(a, b))
+	})
+	p.estimate()
+	newLinker(p).link()
+	p.planSteps()
+	p.fastestCopy()
+	return p
+}
+
+func indices(n int) []int32 {
+	out := make([]int32, n)
+	for i := range out {
+		out[i] = int32(i)
+	}
+	return out
+}
+
+// opKey is when an operation is evaluated: at its start, but not before the
+// call that launched it (clocks of host and device differ a little).
+func (p *Plan) opKey(i int32) time.Duration {
+	op := &p.w.Ops[i]
+	if op.Call == none {
+		return op.Start
+	}
+	return max(op.Start, p.w.Calls[op.Call].Start)
+}
+
+// estimate finds the usual launch latency and gap between operations.
+func (p *Plan) estimate() {
+	p.launchLag, p.streamLag = defaultLaunchLag, defaultStreamLag
+	last := lastOps(p.w)
+	var launch, gap []time.Duration
+	for _, i := range p.order {
+		op := &p.w.Ops[i]
+		prev := last[op.Stream]
+		last[op.Stream] = i
+		if op.Call == none || prev == none {
+			continue
+		}
+		end, call := p.w.Ops[prev].End(), p.w.Calls[op.Call].Start
+		if g := op.Start - end; end <= call {
+			launch = append(launch, op.Start-call)
+		} else if g >= 0 && g <= tightGap {
+			gap = append(gap, g)
+		}
+	}
+	const enough = 16
+	if len(launch) >= enough {
+		// The lower quartile: launches that waited for something else as well
+		// are among them.
+		slices.Sort(launch)
+		p.launchLag = max(launch[len(launch)/4], 0)
+	}
+	if len(gap) >= enough {
+		slices.Sort(gap)
+		p.streamLag = gap[len(gap)/2]
+	}
+}
+
+func lastOps(w *workload.Workload) []int32 {
+	last := make([]int32, len(w.Streams))
+	for i := range last {
+		last[i] = none
+	}
+	return last
+}
+
+// longCopy is long enough for its rate to be known: traces of 2021 count whole
+// microseconds.
+const longCopy = 20 * time.Microsecond
+
+// fastestCopy remembers the best rate to the device that the trace shows, so
+// that Equation 1 is never used with fewer bytes in flight than were seen. Short
+// copies count where there are no long ones.
+func (p *Plan) fastestCopy() {
+	var short, long float64
+	for i := range p.w.Ops {
+		op := &p.w.Ops[i]
+		if op.Kind != workload.CopyHtoD || op.Dur <= 0 || op.Bytes <= 0 {
+			continue
+		}
+		rate := float64(op.Bytes) / op.Dur.Seconds()
+		switch {
+		case rate > workload.MaxCopyRate:
+		case op.Dur >= longCopy:
+			long = max(long, rate)
+		default:
+			short = max(short, rate)
+		}
+	}
+	if p.window = long; long == 0 {
+		p.window = short
+	}
+}
+
+// event is one step of the evaluation.
+type event uint8
+
+const (
+	callStart event = iota
+	opStart
+	callEnd
+)
+
+// walk visits all events in order: by recorded time, then by call, and of one
+// call first its start, then its operations, then its end.
+func (p *Plan) walk(visit func(e event, i int32)) {
+	var s, o, e int
+	for s < len(p.calls) || o < len(p.ops) || e < len(p.ends) {
+		best, at, call := event(0), time.Duration(0), int32(0)
+		found := false
+		consider := func(kind event, t time.Duration, c int32) {
+			if !found || t < at || t == at && (c < call || c == call && kind < best) {
+				best, at, call, found = kind, t, c, true
+			}
+		}
+		if s < len(p.calls) {
+			consider(callStart, p.w.Calls[s].Start, int32(s))
+		}
+		if o < len(p.order) {
+			consider(opStart, p.opKey(p.order[o]), p.w.Ops[p.order[o]].Call)
+		}
+		if e < len(p.ends) {
+			consider(callEnd, p.w.Calls[p.ends[e]].End(), p.ends[e])
+		}
+		switch best {
+		case callStart:
+			visit(callStart, int32(s))
+			s++
+		case opStart:
+			visit(opStart, p.order[o])
+			o++
+		case callEnd:
+			visit(callEnd, p.ends[e])
+			e++
+		}
+	}
+}

@@ -1,0 +1,158 @@
+package predict
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/model/perf"
+	"github.com/dxpu-project/dxpu/internal/model/workload"
+)
+
+// Setting is what a replay is asked for.
+type Setting struct {
+	NativeRTT, RTT time.Duration // NativeRTT is that of the recorded run
+	Costs          perf.Costs
+	Requester      perf.Requester // for term ❷, the rate of large copies to the device
+	// HostScale multiplies the time that host threads take on their own: less
+	// than 1 takes out what a profiler added. 0 means 1.
+	HostScale float64
+}
+
+// Validate reports the first number that makes no sense.
+func (s Setting) Validate() error {
+	if s.NativeRTT <= 0 || s.RTT < s.NativeRTT {
+		return fmt.Errorf("predict: round trips: native %v, disaggregated %v: want 0 < native <= disaggregated", s.NativeRTT, s.RTT)
+	}
+	if s.HostScale < 0 || s.HostScale > 1 {
+		return fmt.Errorf("predict: host scale %v: want above 0 and at most 1", s.HostScale)
+	}
+	return s.Requester.Validate()
+}
+
+// Delta is the added round trip.
+func (s Setting) Delta() time.Duration { return s.RTT - s.NativeRTT }
+
+// prices are the costs at one ΔRTT.
+type prices struct {
+	launch, graphLaunch, sync time.Duration
+	byKind                    [9]time.Duration
+	copyRate                  float64 // bytes per second to the device; +Inf where nothing bounds it
+	hostScale                 float64
+}
+
+// host is what a host thread's own time comes to.
+func (pr *prices) host(d time.Duration) time.Duration {
+	if pr.hostScale == 1 {
+		return d
+	}
+	return time.Duration(float64(d) * pr.hostScale)
+}
+
+// inFlight are the bytes of Equation 1, never fewer than the trace's own fastest
+// copy needs at the native round trip.
+func (p *Plan) inFlight(s Setting) float64 {
+	return max(float64(s.Requester.Window()), p.window*s.NativeRTT.Seconds())
+}
+
+// InFlight is how much a copy to the device keeps in flight: what the requester
+// can, or what the fastest copy of the trace needs, if that is more.
+func (p *Plan) InFlight(s Setting) perf.Bytes { return perf.Bytes(math.Round(p.inFlight(s))) }
+
+func (p *Plan) prices(s Setting) prices {
+	d := s.Delta()
+	c := s.Costs
+	pr := prices{launch: c.Launch.At(d), graphLaunch: c.GraphLaunch.At(d), sync: c.Sync.At(d), copyRate: math.Inf(1), hostScale: s.HostScale}
+	if pr.hostScale == 0 {
+		pr.hostScale = 1
+	}
+	pr.byKind[workload.Kernel] = c.Kernel.At(d)
+	pr.byKind[workload.GraphKernel] = c.GraphNode.At(d)
+	pr.byKind[workload.WholeGraph] = c.Kernel.At(d)
+	pr.byKind[workload.Memset] = c.Memset.At(d)
+	pr.byKind[workload.CopyHtoD] = c.HtoD.At(d)
+	pr.byKind[workload.CopyDtoH] = c.DtoH.At(d)
+	if d > 0 {
+		pr.copyRate = p.inFlight(s) / s.RTT.Seconds()
+	}
+	return pr
+}
+
+// added is what an operation takes longer.
+func (pr *prices) added(op *workload.Op) time.Duration {
+	c := pr.byKind[op.Kind]
+	if op.Kind == workload.CopyHtoD && op.Bytes > 0 {
+		// Term ❷: the larger of the latency and what the lower rate costs.
+		c = max(c, time.Duration(float64(op.Bytes)/pr.copyRate*1e9)-op.Dur)
+	}
+	return c
+}
+
+// times are where a replay puts the events.
+type times struct {
+	callStart, callEnd, opEnd []time.Duration
+}
+
+// replay evaluates all events.
+func (p *Plan) replay(pr prices) times {
+	t := times{
+		callStart: make([]time.Duration, len(p.calls)),
+		callEnd:   make([]time.Duration, len(p.calls)),
+		opEnd:     make([]time.Duration, len(p.ops)),
+	}
+	p.walk(func(e event, i int32) {
+		switch e {
+		case callStart:
+			t.callStart[i] = p.startOfCall(&t, &pr, i)
+		case opStart:
+			t.opEnd[i] = p.endOfOp(&t, &pr, i)
+		case callEnd:
+			t.callEnd[i] = p.endOfCall(&t, &pr, i)
+		}
+	})
+	return t
+}
+
+func (p *Plan) startOfCall(t *times, pr *prices, i int32) time.Duration {
+	c, cp := &p.w.Calls[i], &p.calls[i]
+	if cp.prev == none && cp.cross == none {
+		return c.Start
+	}
+	at := time.Duration(math.MinInt64)
+	for _, from := range [...]int32{cp.prev, cp.cross} {
+		if from != none {
+			at = max(at, t.callEnd[from]+pr.host(c.Start-p.w.Calls[from].End()))
+		}
+	}
+	return at
+}
+
+func (p *Plan) endOfCall(t *times, pr *prices, i int32) time.Duration {
+	end := t.callStart[i] + pr.host(p.calls[i].least)
+	for op, lag := range p.Waits(i) {
+		end = max(end, t.opEnd[op]+lag+pr.sync)
+	}
+	return end
+}
+
+func (p *Plan) endOfOp(t *times, pr *prices, i int32) time.Duration {
+	op, d := &p.w.Ops[i], p.Op(i)
+	at := op.Start
+	if !d.Free {
+		at = math.MinInt64
+	}
+	if d.Prev != none {
+		at = max(at, t.opEnd[d.Prev]+d.PrevLag)
+	}
+	if op.Call != none {
+		cost := pr.launch
+		if p.w.Calls[op.Call].Kind == workload.GraphLaunch {
+			cost = pr.graphLaunch
+		}
+		at = max(at, t.callStart[op.Call]+d.LaunchLag+cost)
+	}
+	if d.Cross != none {
+		at = max(at, t.opEnd[d.Cross]+d.CrossLag)
+	}
+	return at + pr.added(op) + op.Dur
+}

@@ -1,0 +1,243 @@
+package predict
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/model/perf"
+	"github.com/dxpu-project/dxpu/internal/model/workload"
+)
+
+// ShortKernel is where the paper draws the line: "short-duration kernels
+// (smaller than or equal to 10us)" (section 4.3.2).
+const ShortKernel = 10 * time.Microsecond
+
+// Stats is where the time of a recorded run went.
+type Stats struct {
+	Kernels, ShortKernels, GraphKernels int
+	KernelTime, GPUTime                 time.Duration // GPUTime: all operations
+	Busy, Active                        time.Duration // per device, summed: any stream busy; from first to last
+	Copies                              [4]CopyStats  // HtoD, DtoH, DtoD, other
+	Memsets                             CopyStats
+	Syncs                               int
+	SyncWait                            time.Duration // in calls that exist to wait
+	Blocked                             int
+	BlockedWait                         time.Duration // in calls that only should enqueue
+	ByName                              []NameStats   // kernels by name, longest first
+	Durations                           []CDFPoint    // of kernels, rising
+}
+
+// CopyStats are the copies of one direction.
+type CopyStats struct {
+	Count int
+	Bytes perf.Bytes
+	Time  time.Duration
+	Large int // more than the window of tags holds, so that term ❷ bounds them
+}
+
+// NameStats are the kernels of one name.
+type NameStats struct {
+	Name  string
+	Count int
+	Time  time.Duration
+}
+
+// Mean is the average duration.
+func (n NameStats) Mean() time.Duration { return n.Time / time.Duration(max(n.Count, 1)) }
+
+// CDFPoint is one point of the cumulative distributions of kernel duration:
+// the share of kernels, and of all kernels' time, in kernels up to Duration
+// (Figures 5 and 6 of the paper).
+type CDFPoint struct {
+	Duration         time.Duration
+	ByNumber, ByTime float64
+}
+
+// MeanKernel is the average duration of a kernel.
+func (s *Stats) MeanKernel() time.Duration { return s.KernelTime / time.Duration(max(s.Kernels, 1)) }
+
+// ShortShare is the share of kernels that are short.
+func (s *Stats) ShortShare() float64 { return ratio(s.ShortKernels, s.Kernels) }
+
+// Utilisation is the share of the active time that a stream was busy.
+func (s *Stats) Utilisation() float64 { return ratio(s.Busy, s.Active) }
+
+// MemoryShare is the share of the GPU's time in copies and memsets.
+func (s *Stats) MemoryShare() float64 { return ratio(s.GPUTime-s.KernelTime, s.GPUTime) }
+
+// others is the number of operations that are not kernels.
+func (s *Stats) others() int {
+	n := s.Memsets.Count
+	for _, c := range s.Copies {
+		n += c.Count
+	}
+	return n
+}
+
+func ratio[T ~int | ~int64](a, b T) float64 {
+	if b == 0 {
+		return 0
+	}
+	return float64(a) / float64(b)
+}
+
+// Stats counts what the workload is made of; window is the data in flight
+// above which a copy to the device counts as large.
+func (p *Plan) Stats(window perf.Bytes) Stats {
+	var s Stats
+	byName := map[uint32]*NameStats{}
+	durs := make([]time.Duration, 0, len(p.w.Ops))
+	for i := range p.w.Ops {
+		op := &p.w.Ops[i]
+		s.GPUTime += op.Dur
+		switch {
+		case op.Kind.IsKernel():
+			durs = append(durs, op.Dur)
+			s.kernel(op)
+			n := byName[op.Name]
+			if n == nil {
+				n = &NameStats{Name: p.w.Names[op.Name]}
+				byName[op.Name] = n
+			}
+			n.Count++
+			n.Time += op.Dur
+		case op.Kind == workload.Memset:
+			s.Memsets.add(op, window)
+		default:
+			s.Copies[direction(op.Kind)].add(op, window)
+		}
+	}
+	for _, n := range byName {
+		s.ByName = append(s.ByName, *n)
+	}
+	slices.SortFunc(s.ByName, func(a, b NameStats) int {
+		return cmp.Or(cmp.Compare(b.Time, a.Time), cmp.Compare(a.Name, b.Name))
+	})
+	s.Durations = distribution(durs)
+	s.busy(p.w)
+	p.waits(&s)
+	return s
+}
+
+func (s *Stats) kernel(op *workload.Op) {
+	s.Kernels++
+	s.KernelTime += op.Dur
+	if op.Dur <= ShortKernel {
+		s.ShortKernels++
+	}
+	if op.Kind != workload.Kernel {
+		s.GraphKernels++
+	}
+}
+
+func (c *CopyStats) add(op *workload.Op, window perf.Bytes) {
+	c.Count++
+	c.Bytes += perf.Bytes(op.Bytes)
+	c.Time += op.Dur
+	if perf.Bytes(op.Bytes) > window {
+		c.Large++
+	}
+}
+
+// Directions of Stats.Copies.
+const (
+	ToDevice = iota
+	ToHost
+	OnDevice
+	OtherCopy
+)
+
+func direction(k workload.OpKind) int {
+	switch k { //nolint:exhaustive // only copies come here
+	case workload.CopyHtoD:
+		return ToDevice
+	case workload.CopyDtoH:
+		return ToHost
+	case workload.CopyDtoD:
+		return OnDevice
+	}
+	return OtherCopy
+}
+
+// busy adds up, for each device of each process, when any stream was busy.
+func (s *Stats) busy(w *workload.Workload) {
+	type gpu struct {
+		process uint64
+		device  int64
+	}
+	type window struct{ first, end, busy time.Duration }
+	seen := map[gpu]*window{}
+	for i := range w.Ops {
+		op := &w.Ops[i]
+		st := w.Streams[op.Stream]
+		g := gpu{st.Process, st.Device}
+		win := seen[g]
+		if win == nil {
+			win = &window{first: op.Start, end: op.Start}
+			seen[g] = win
+		}
+		if op.End() > win.end {
+			win.busy += op.End() - max(op.Start, win.end)
+			win.end = op.End()
+		}
+	}
+	for _, win := range seen {
+		s.Busy += win.busy
+		s.Active += win.end - win.first
+	}
+}
+
+// waits adds up the calls that waited for the GPU.
+func (p *Plan) waits(s *Stats) {
+	for i := range p.w.Calls {
+		c, cp := &p.w.Calls[i], &p.calls[i]
+		switch {
+		case c.Kind.IsSync():
+			s.Syncs++
+			s.SyncWait += c.Dur
+		case cp.waited:
+			s.Blocked++
+			s.BlockedWait += c.Dur
+		}
+	}
+}
+
+// maxPoints of a distribution; more would not show in a plot.
+const maxPoints = 256
+
+// distribution sorts durs and thins them out.
+func distribution(durs []time.Duration) []CDFPoint {
+	slices.Sort(durs)
+	var total time.Duration
+	for _, d := range durs {
+		total += d
+	}
+	every := max(len(durs)/maxPoints, 1)
+	var out []CDFPoint
+	var sum time.Duration
+	since := 0
+	for i, d := range durs {
+		sum += d
+		since++
+		last := i == len(durs)-1
+		if !last && (durs[i+1] == d || since < every) {
+			continue
+		}
+		since = 0
+		out = append(out, CDFPoint{Duration: d, ByNumber: float64(i+1) / float64(len(durs)), ByTime: ratio(sum, total)})
+	}
+	return out
+}
+
+// At reads the distribution at d.
+func At(points []CDFPoint, d time.Duration) CDFPoint {
+	i, found := slices.BinarySearchFunc(points, d, func(p CDFPoint, d time.Duration) int { return cmp.Compare(p.Duration, d) })
+	if found {
+		return points[i]
+	}
+	if i == 0 {
+		return CDFPoint{Duration: d}
+	}
+	return CDFPoint{Duration: d, ByNumber: points[i-1].ByNumber, ByTime: points[i-1].ByTime}
+}

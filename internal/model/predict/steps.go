@@ -1,0 +1,110 @@
+package predict
+
+import (
+	"cmp"
+	"slices"
+	"sort"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/model/workload"
+)
+
+// stepPlan ties a training step to the calls before its beginning and end on
+// its thread; none where there is no such call.
+type stepPlan struct {
+	startCall, endCall int32
+}
+
+// planSteps finds the calls that a step's beginning and end follow.
+func (p *Plan) planSteps() {
+	type mark struct {
+		at   time.Duration
+		call *int32
+		th   int32
+	}
+	p.steps = make([]stepPlan, len(p.w.Steps))
+	marks := make([]mark, 0, 2*len(p.steps))
+	for i, s := range p.w.Steps {
+		marks = append(marks, mark{s.Start, &p.steps[i].startCall, s.Thread}, mark{s.End(), &p.steps[i].endCall, s.Thread})
+	}
+	slices.SortStableFunc(marks, func(a, b mark) int { return cmp.Compare(a.at, b.at) })
+	last := make([]int32, len(p.w.Threads))
+	for i := range last {
+		last[i] = none
+	}
+	call := 0
+	for _, m := range marks {
+		for ; call < len(p.w.Calls) && p.w.Calls[call].Start < m.at; call++ {
+			last[p.w.Calls[call].Thread] = int32(call)
+		}
+		*m.call = none
+		if m.th != none {
+			*m.call = last[m.th]
+		}
+	}
+}
+
+// moment is where a replay puts a moment of a thread that followed call.
+func (p *Plan) moment(t *times, pr *prices, call int32, at time.Duration) time.Duration {
+	if call == none {
+		return at
+	}
+	c := &p.w.Calls[call]
+	if at >= c.End() {
+		return t.callEnd[call] + pr.host(at-c.End())
+	}
+	return t.callStart[call] + pr.host(at-c.Start)
+}
+
+// StepTime is one training step. It lasts from the end of the step before to
+// its own end, where a step has ended when its mark on the host has and all
+// work that it launched is done: a host that runs ahead of the GPU would
+// otherwise make the first steps look short and the last one long.
+type StepTime struct {
+	Name               string
+	Recorded, Replayed time.Duration
+	// HostRecorded and HostReplayed are the mark's own length on the host.
+	HostRecorded, HostReplayed time.Duration
+}
+
+// stepTimes measures the steps in a replay.
+func (p *Plan) stepTimes(t *times, pr *prices) []StepTime {
+	steps := p.w.Steps
+	if len(steps) == 0 {
+		return nil
+	}
+	recorded, replayed := make([]time.Duration, len(steps)), make([]time.Duration, len(steps))
+	out := make([]StepTime, len(steps))
+	var start time.Duration
+	for i, s := range steps {
+		from, to := p.moment(t, pr, p.steps[i].startCall, s.Start), p.moment(t, pr, p.steps[i].endCall, s.End())
+		out[i] = StepTime{Name: s.Name, HostRecorded: s.Dur, HostReplayed: to - from}
+		recorded[i], replayed[i] = s.End(), to
+		if i == 0 {
+			start = from
+		}
+	}
+	for i := range p.w.Ops {
+		op := &p.w.Ops[i]
+		if s := p.stepOf(op); s >= 0 {
+			recorded[s] = max(recorded[s], op.End())
+			replayed[s] = max(replayed[s], t.opEnd[i])
+		}
+	}
+	before, after := steps[0].Start, start
+	for i := range out {
+		out[i].Recorded, out[i].Replayed = max(recorded[i]-before, 0), max(replayed[i]-after, 0)
+		before, after = max(before, recorded[i]), max(after, replayed[i])
+	}
+	return out
+}
+
+// stepOf returns the latest step that began before the operation's launch, -1
+// when there is none.
+func (p *Plan) stepOf(op *workload.Op) int {
+	at := op.Start
+	if op.Call != none {
+		at = p.w.Calls[op.Call].Start
+	}
+	return sort.Search(len(p.w.Steps), func(i int) bool { return p.w.Steps[i].Start > at }) - 1
+}

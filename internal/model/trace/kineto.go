@@ -1,0 +1,321 @@
+package trace
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/dxpu-project/dxpu/internal/model/workload"
+)
+
+// kineto reads one trace.
+type kineto struct {
+	s     *scanner
+	b     *workload.Builder
+	steps []byte
+	ev    event
+	at    int64 // position of ev in the stream
+	ended bool  // the stream ended inside a value
+	array bool  // traceEvents, or a bare array, was there
+	whole bool  // the document's last bracket was there
+}
+
+func readKineto(r io.Reader, o Options) (*workload.Workload, error) {
+	k := &kineto{s: newScanner(r), b: workload.NewBuilder("kineto"), steps: o.stepPrefix()}
+	if err := k.document(); err != nil {
+		return nil, err
+	}
+	if k.ended {
+		why := "the file ends early"
+		if k.s.fail != nil {
+			why = fmt.Sprintf("the file ends early (%v)", k.s.fail)
+		}
+		k.b.Report.Drop("cut off: "+why+", what follows is missing", fmt.Sprintf("byte %d", k.s.where()))
+	}
+	k.checkRest()
+	return k.b.Build()
+}
+
+// checkRest reads what follows the document, so that a wrong checksum of the
+// compressed file is not missed.
+func (k *kineto) checkRest() {
+	// Zero bytes are what a file system may leave of a file that was not closed.
+	if c, ok := k.s.peek(); ok && k.whole && c != 0 {
+		k.b.Report.Doubt("the document ends at byte %d, and what follows was not read", k.s.where())
+	}
+	for !k.ended && k.s.pos <= k.s.end {
+		k.s.pos = k.s.end
+		if !k.s.fill() {
+			break
+		}
+	}
+	if k.s.fail != nil && !k.ended {
+		k.b.Report.Drop(fmt.Sprintf("in doubt: %v", k.s.fail), fmt.Sprintf("byte %d", k.s.where()))
+	}
+}
+
+// document reads the file: an object that holds traceEvents, or the bare
+// array of events that Chrome's own format also allows.
+func (k *kineto) document() error {
+	if c, ok := k.s.peek(); ok && c == 0xef && bytes.HasPrefix(k.s.rest(), []byte("\xef\xbb\xbf")) {
+		k.s.pos += 3
+	}
+	c, ok := k.s.peek()
+	switch {
+	case ok && c == '[':
+		k.events()
+		k.whole = !k.ended
+		return nil
+	case !ok || c != '{':
+		if k.s.fail != nil {
+			return fmt.Errorf("read: %w", k.s.fail)
+		}
+		return ErrFormat
+	}
+	k.s.pos++
+	for !k.ended {
+		if k.s.eat('}') {
+			k.whole = true
+			break
+		}
+		if !k.topMember() {
+			if !k.array {
+				return ErrFormat
+			}
+			break
+		}
+		k.s.eat(',')
+	}
+	if !k.array {
+		return fmt.Errorf("no traceEvents in the file: %w", ErrFormat)
+	}
+	return nil
+}
+
+// topMember reads one key and value of the outer object; it is false where
+// the rest of the file makes no sense or is missing.
+func (k *kineto) topMember() bool {
+	var key []byte
+	c, ok := k.s.peek()
+	st := short
+	if ok && c == '"' {
+		st = k.s.whole(func(b []byte) (int, status) {
+			n, st := skipString(b, 0)
+			if st == done {
+				key = append(key[:0], b[1:n-1]...)
+			}
+			return n, st
+		})
+	} else if ok {
+		st = bad
+	}
+	if st == done && !k.s.eat(':') {
+		if st = bad; k.s.pos == k.s.end {
+			st = short
+		}
+	}
+	if st != done {
+		k.outside(st)
+		return false
+	}
+	c, _ = k.s.peek()
+	switch {
+	case string(key) == "traceEvents" && c == '[':
+		k.events()
+		return true
+	case string(key) == "deviceProperties" && c == '[':
+		st = k.devices()
+	default:
+		st = k.s.discard()
+	}
+	if st != done {
+		k.outside(st)
+	}
+	return st == done
+}
+
+func (k *kineto) outside(st status) {
+	if st == short {
+		k.ended = true
+		return
+	}
+	k.b.Report.Note("what follows byte %d is not JSON and was not read", k.s.where())
+}
+
+// devices reads the names in deviceProperties.
+func (k *kineto) devices() status {
+	return k.s.whole(func(b []byte) (int, status) {
+		n, st := skipContainer(b, 0)
+		if st != done {
+			return n, st
+		}
+		var props []struct {
+			Name string `json:"name"`
+		}
+		if json.Unmarshal(b[:n], &props) == nil {
+			for _, p := range props {
+				k.b.AddDevice(p.Name)
+			}
+		}
+		return n, done
+	})
+}
+
+// events reads the array of events up to its closing bracket.
+func (k *kineto) events() {
+	k.array = true
+	k.s.pos++
+	for {
+		c, ok := k.s.peek()
+		if !ok {
+			k.ended = true
+			return
+		}
+		switch c {
+		case ']':
+			k.s.pos++
+			return
+		case ',':
+			k.s.pos++
+			continue
+		}
+		k.at = k.s.where()
+		st := k.s.whole(k.ev.parse)
+		k.b.Report.Events++
+		if st == done {
+			k.take()
+			continue
+		}
+		if st == short && k.s.eof {
+			k.ended = true
+			return
+		}
+		k.b.Report.Drop("not valid JSON", k.position())
+		if !k.recover() {
+			return
+		}
+	}
+}
+
+func (k *kineto) position() string { return fmt.Sprintf("byte %d", k.at) }
+
+// recover moves to the next thing that looks like an event.
+func (k *kineto) recover() bool {
+	k.s.pos++
+	for {
+		at, found := resync(k.s.rest(), 0)
+		k.s.pos += at
+		if found {
+			return true
+		}
+		if !k.s.fill() {
+			k.s.pos = k.s.end
+			k.ended = true
+			return false
+		}
+	}
+}
+
+// take turns the parsed event into a part of the workload, if it is one.
+func (k *kineto) take() {
+	e := &k.ev
+	c := e.class()
+	if e.ph == 'B' && (c == classKernel || c == classCopy || c == classMemset) {
+		k.b.Report.Drop("of the GPU in two parts, begin and end, which no profiler writes", k.position())
+	}
+	if e.ph != 'X' || c == classNone {
+		return
+	}
+	if c == classAnnotation && !bytes.HasPrefix(e.name, k.steps) {
+		return
+	}
+	ts, ok1 := parseMicros(unquote(e.ts))
+	dur, ok2 := parseMicros(unquote(e.dur))
+	if !ok1 || !ok2 {
+		k.b.Report.Drop("without a readable ts or dur", k.position())
+		return
+	}
+	corr, _ := parseInt(e.corr)
+	switch c {
+	case classAnnotation:
+		if th, ok := k.thread(); ok {
+			k.b.AddStep(workload.Step{Name: string(e.name.decode()), Thread: th, Start: ts, Dur: dur}, k.position)
+		}
+	case classCall:
+		name := e.name.decode()
+		kind, keep := workload.ClassifyCall(string(name))
+		if !keep {
+			return
+		}
+		if th, ok := k.thread(); ok {
+			k.b.AddCall(workload.Call{Start: ts, Dur: dur, Corr: uint32(corr), Name: k.b.Name(name), Thread: th, Kind: kind}, k.position)
+		}
+	case classSync:
+		if st, ok := k.streamOf(); ok && bytes.HasPrefix(e.name, []byte("Stream Sync")) {
+			k.b.AddWait(0, uint32(corr), st)
+		}
+	case classKernel, classCopy, classMemset:
+		k.op(c, workload.Op{Start: ts, Dur: dur, Corr: uint32(corr)})
+	case classNone:
+	}
+}
+
+// op completes an operation on a stream.
+func (k *kineto) op(c class, op workload.Op) {
+	e := &k.ev
+	var ok bool
+	if op.Stream, ok = k.streamOf(); !ok {
+		k.b.Report.Drop("without a readable stream", k.position())
+		return
+	}
+	op.Bytes, _ = parseInt(e.bytes)
+	op.Bytes = max(op.Bytes, 0)
+	name := e.name.decode()
+	op.Name = k.b.Name(name)
+	id, inGraph := parseInt(e.graphNode)
+	switch {
+	case c == classCopy:
+		op.Kind = workload.ClassifyCopy(string(name))
+	case c == classMemset:
+		op.Kind = workload.Memset
+	case inGraph && id != 0:
+		op.Kind = workload.GraphKernel
+	default:
+		op.Kind = workload.Kernel
+	}
+	k.b.AddOp(op, k.position)
+}
+
+// thread is the host thread of the event. All calls are of one process for
+// the join: operations carry the device where calls carry the process.
+func (k *kineto) thread() (int32, bool) {
+	pid, _ := parseInt(k.ev.pid)
+	tid, ok := parseInt(k.ev.tid)
+	var th int32
+	if ok {
+		th, ok = k.b.Thread(workload.Thread{Owner: uint64(pid), ID: uint64(tid)})
+	}
+	if !ok {
+		k.b.Report.Drop("without a readable thread", k.position())
+	}
+	return th, ok
+}
+
+// streamOf is the stream of the event: its args, or in their absence pid and
+// tid, which was "stream 7" in 2021.
+func (k *kineto) streamOf() (int32, bool) {
+	e := &k.ev
+	id, ok := parseInt(e.stream)
+	if !ok {
+		id, ok = parseInt(bytes.TrimSpace(bytes.TrimPrefix(unquote(e.tid), []byte("stream "))))
+	}
+	dev, okDev := parseInt(e.device)
+	if !okDev {
+		dev, okDev = parseInt(e.pid)
+	}
+	if !ok || !okDev {
+		return 0, false
+	}
+	return k.b.Stream(workload.Stream{Device: dev, ID: uint64(id)})
+}

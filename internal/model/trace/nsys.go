@@ -1,0 +1,337 @@
+package trace
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/model/trace/sqlite"
+	"github.com/dxpu-project/dxpu/internal/model/workload"
+)
+
+var sqliteMagic = []byte(sqlite.Magic)
+
+// Tables of an export that are read; Nsight Systems makes only those that it
+// has rows for.
+const (
+	tableStrings = "StringIds"
+	tableKernel  = "CUPTI_ACTIVITY_KIND_KERNEL"
+	tableMemcpy  = "CUPTI_ACTIVITY_KIND_MEMCPY"
+	tableMemset  = "CUPTI_ACTIVITY_KIND_MEMSET"
+	tableGraph   = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+	tableRuntime = "CUPTI_ACTIVITY_KIND_RUNTIME"
+	tableDriver  = "CUPTI_ACTIVITY_KIND_DRIVER"
+	tableSync    = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+	tableNVTX    = "NVTX_EVENTS"
+	tableGPU     = "TARGET_INFO_GPU"
+)
+
+// nsys reads one export.
+type nsys struct {
+	db    *sqlite.DB
+	b     *workload.Builder
+	steps []byte
+	// names are the strings that kernels, calls and marks point to.
+	names    map[int64]uint32
+	nameText map[int64]string
+	wanted   map[int64]bool
+}
+
+// ReadNsys reads a sqlite export of Nsight Systems.
+func ReadNsys(r io.ReaderAt, size int64, o Options) (*workload.Workload, error) {
+	db, err := sqlite.Open(r, size)
+	if err != nil {
+		return nil, err
+	}
+	n := &nsys{
+		db: db, b: workload.NewBuilder("nsys"), steps: o.stepPrefix(),
+		names: map[int64]uint32{}, nameText: map[int64]string{}, wanted: map[int64]bool{},
+	}
+	if db.WAL {
+		n.b.Report.Note("the database has a write-ahead log; what was not checkpointed is not seen")
+	}
+	passes := []func() error{
+		n.wantStrings, n.strings, n.devices, n.kernels, n.copies, n.memsets, n.graphs,
+		func() error { return n.calls(tableRuntime) }, func() error { return n.calls(tableDriver) }, n.syncs, n.marks,
+	}
+	for i, pass := range passes {
+		if err := pass(); err != nil {
+			return nil, err
+		}
+		if o.Progress != nil {
+			o.Progress(size*int64(i+1)/int64(len(passes)), size)
+		}
+	}
+	return n.b.Build()
+}
+
+// scan visits the rows of a table with the named columns resolved; a table
+// that the export lacks has no rows. Required columns end with "!".
+func (n *nsys) scan(table string, columns []string, count bool, row func(r *sqlite.Row, c []int, where func() string)) error {
+	t, ok := n.db.Table(table)
+	if !ok {
+		return nil
+	}
+	cols := make([]int, len(columns))
+	for i, name := range columns {
+		name, required := strings.CutSuffix(name, "!")
+		if cols[i] = t.Column(name); cols[i] < 0 && required {
+			return fmt.Errorf("nsys: table %s has no column %s: this export is of a form that is not known", table, name)
+		}
+	}
+	return n.db.Scan(t, func(r *sqlite.Row) error {
+		if count {
+			n.b.Report.Events++
+		}
+		row(r, cols, func() string { return fmt.Sprintf("row %d of %s", r.ID(), table) })
+		return nil
+	}, func(err error) error {
+		if n.b.Report.Events++; n.b.Report.Dropped() > workload.MaxRecords {
+			return fmt.Errorf("nsys: table %s: too much damage: %w", table, err)
+		}
+		n.b.Report.Drop("not readable in the database", fmt.Sprintf("%s: %v", table, err))
+		return nil
+	})
+}
+
+// wantStrings notes which strings are referred to: an export holds many more.
+func (n *nsys) wantStrings() error {
+	var errs []error
+	for _, t := range []struct{ table, column string }{
+		{tableKernel, "demangledName"},
+		{tableKernel, "shortName"},
+		{tableRuntime, "nameId"},
+		{tableDriver, "nameId"},
+		{tableNVTX, "textId"},
+	} {
+		errs = append(errs, n.scan(t.table, []string{t.column}, false, func(r *sqlite.Row, c []int, _ func() string) {
+			if id, ok := r.Int(c[0]); ok && len(n.wanted) < workload.MaxRecords/8 {
+				n.wanted[id] = true
+			}
+		}))
+	}
+	// Damage will be met, and counted, again.
+	n.b.Report.Drops, n.b.Report.Events = nil, 0
+	return errors.Join(errs...)
+}
+
+func (n *nsys) strings() error {
+	return n.scan(tableStrings, []string{"id!", "value!"}, false, func(r *sqlite.Row, c []int, _ func() string) {
+		if id, ok := r.Int(c[0]); ok && n.wanted[id] {
+			text := r.Text(c[1])
+			n.names[id] = n.b.Name([]byte(text))
+			if i := n.names[id]; i != 0 {
+				n.nameText[id] = text[:min(len(text), 256)]
+			}
+		}
+	})
+}
+
+func (n *nsys) devices() error {
+	return n.scan(tableGPU, []string{"name"}, false, func(r *sqlite.Row, c []int, _ func() string) {
+		if name := r.Text(c[0]); name != "" {
+			n.b.AddDevice(name)
+		}
+	})
+}
+
+// opColumns are those that all tables of operations share, in this order.
+var opColumns = []string{"start!", "end!", "deviceId!", "streamId", "correlationId", "globalPid"}
+
+const nOpColumns = 6
+
+// op reads the shared columns.
+func (n *nsys) op(r *sqlite.Row, c []int, where func() string) (op workload.Op, ok bool) {
+	start, ok1 := r.Int(c[0])
+	end, ok2 := r.Int(c[1])
+	device, ok3 := r.Int(c[2])
+	if !ok1 || !ok2 || !ok3 {
+		n.b.Report.Drop("without a readable start, end or device", where())
+		return op, false
+	}
+	stream, _ := r.Int(c[3])
+	corr, _ := r.Int(c[4])
+	pid, _ := r.Int(c[5])
+	op = workload.Op{Start: time.Duration(start), Dur: time.Duration(end) - time.Duration(start), Corr: uint32(corr)}
+	if op.Stream, ok = n.b.Stream(workload.Stream{Process: process(pid), Device: device, ID: uint64(stream)}); !ok {
+		n.b.Report.Drop("on too many streams", where())
+	}
+	return op, ok
+}
+
+// process drops the thread from a serialised GlobalId: hardware, VM and
+// process number stand above the lowest 24 bits.
+func process(globalID int64) uint64 { return uint64(globalID) >> 24 }
+
+func (n *nsys) kernels() error {
+	cols := append(opColumns[:nOpColumns:nOpColumns], "demangledName", "shortName", "graphNodeId")
+	return n.scan(tableKernel, cols, true, func(r *sqlite.Row, c []int, where func() string) {
+		op, ok := n.op(r, c, where)
+		if !ok {
+			return
+		}
+		for _, i := range c[nOpColumns : nOpColumns+2] {
+			if id, ok := r.Int(i); ok && op.Name == 0 {
+				op.Name = n.names[id]
+			}
+		}
+		if id, ok := r.Int(c[nOpColumns+2]); ok && id != 0 {
+			op.Kind = workload.GraphKernel
+		}
+		n.b.AddOp(op, where)
+	})
+}
+
+func (n *nsys) copies() error {
+	cols := append(opColumns[:nOpColumns:nOpColumns], "bytes", "copyKind", "srcKind", "dstKind")
+	return n.scan(tableMemcpy, cols, true, func(r *sqlite.Row, c []int, where func() string) {
+		op, ok := n.op(r, c, where)
+		if !ok {
+			return
+		}
+		c = c[nOpColumns:]
+		op.Bytes, _ = r.Int(c[0])
+		op.Bytes = max(op.Bytes, 0)
+		kind, _ := r.Int(c[1])
+		src, _ := r.Int(c[2])
+		dst, _ := r.Int(c[3])
+		op.Kind = copyKind(kind, src, dst)
+		op.Name = n.b.Name([]byte(op.Kind.String()))
+		n.b.AddOp(op, where)
+	})
+}
+
+// Values of ENUM_CUDA_MEMCPY_OPER and ENUM_CUDA_MEM_KIND.
+const (
+	operHtoD, operDtoH, operHtoA, operAtoH = 1, 2, 3, 4
+	operAtoA, operAtoD, operDtoA, operDtoD = 5, 6, 7, 8
+	operPtoP, operUVMHtoD, operUVMDtoH     = 10, 11, 12
+
+	memPinned, memDevice, memArray, memDeviceStatic = 1, 2, 3, 5
+)
+
+// copyKind is the direction of a copy, by its kind and, because newer versions
+// call some copies from the host "device to device", by the kinds of memory.
+func copyKind(kind, src, dst int64) workload.OpKind {
+	host := func(m int64) bool { return m == memPinned }
+	device := func(m int64) bool { return m == memDevice || m == memArray || m == memDeviceStatic }
+	switch {
+	case host(src) && device(dst):
+		return workload.CopyHtoD
+	case device(src) && host(dst):
+		return workload.CopyDtoH
+	}
+	switch kind {
+	case operHtoD, operHtoA, operUVMHtoD:
+		return workload.CopyHtoD
+	case operDtoH, operAtoH, operUVMDtoH:
+		return workload.CopyDtoH
+	case operAtoA, operAtoD, operDtoA, operDtoD:
+		return workload.CopyDtoD
+	case operPtoP:
+		return workload.CopyPtoP
+	}
+	return workload.CopyOther
+}
+
+func (n *nsys) memsets() error {
+	cols := append(opColumns[:nOpColumns:nOpColumns], "bytes")
+	return n.scan(tableMemset, cols, true, func(r *sqlite.Row, c []int, where func() string) {
+		if op, ok := n.op(r, c, where); ok {
+			op.Kind = workload.Memset
+			op.Bytes, _ = r.Int(c[nOpColumns])
+			op.Bytes = max(op.Bytes, 0)
+			n.b.AddOp(op, where)
+		}
+	})
+}
+
+// graphs reads graph launches that were traced as a whole.
+func (n *nsys) graphs() error {
+	return n.scan(tableGraph, opColumns, true, func(r *sqlite.Row, c []int, where func() string) {
+		if op, ok := n.op(r, c, where); ok {
+			op.Kind = workload.WholeGraph
+			op.Name = n.b.Name([]byte(op.Kind.String()))
+			n.b.AddOp(op, where)
+		}
+	})
+}
+
+func (n *nsys) thread(gid int64) (int32, bool) {
+	return n.b.Thread(workload.Thread{Process: process(gid), ID: uint64(gid)})
+}
+
+func (n *nsys) calls(table string) error {
+	cols := []string{"start!", "end!", "globalTid!", "correlationId", "nameId!"}
+	return n.scan(table, cols, true, func(r *sqlite.Row, c []int, where func() string) {
+		start, ok1 := r.Int(c[0])
+		end, ok2 := r.Int(c[1])
+		gid, ok3 := r.Int(c[2])
+		if !ok1 || !ok2 || !ok3 {
+			n.b.Report.Drop("without a readable start, end or thread", where())
+			return
+		}
+		corr, _ := r.Int(c[3])
+		name, _ := r.Int(c[4])
+		kind, keep := workload.ClassifyCall(n.nameText[name])
+		if !keep {
+			return
+		}
+		th, ok := n.thread(gid)
+		if !ok {
+			n.b.Report.Drop("on too many threads", where())
+			return
+		}
+		n.b.AddCall(workload.Call{
+			Start: time.Duration(start), Dur: time.Duration(end) - time.Duration(start),
+			Corr: uint32(corr), Name: n.names[name], Thread: th, Kind: kind,
+		}, where)
+	})
+}
+
+// Values of ENUM_CUPTI_SYNC_TYPE: event 1, stream wait 2, stream 3, context 4.
+const syncStream = 3
+
+// syncs says which stream a synchronisation waited for.
+func (n *nsys) syncs() error {
+	cols := []string{"deviceId!", "streamId!", "correlationId!", "globalPid", "syncType!"}
+	return n.scan(tableSync, cols, true, func(r *sqlite.Row, c []int, _ func() string) {
+		if typ, ok := r.Int(c[4]); !ok || typ != syncStream {
+			return
+		}
+		device, _ := r.Int(c[0])
+		stream, _ := r.Int(c[1])
+		corr, _ := r.Int(c[2])
+		pid, _ := r.Int(c[3])
+		if st, ok := n.b.Stream(workload.Stream{Process: process(pid), Device: device, ID: uint64(stream)}); ok {
+			n.b.AddWait(process(pid), uint32(corr), st)
+		}
+	})
+}
+
+// marks finds the training steps among the NVTX ranges.
+func (n *nsys) marks() error {
+	cols := []string{"start!", "end!", "text", "textId", "globalTid"}
+	return n.scan(tableNVTX, cols, true, func(r *sqlite.Row, c []int, where func() string) {
+		text := r.Text(c[2])
+		if id, ok := r.Int(c[3]); ok && text == "" {
+			text = n.nameText[id]
+		}
+		if !bytes.HasPrefix([]byte(text), n.steps) {
+			return
+		}
+		start, ok1 := r.Int(c[0])
+		end, ok2 := r.Int(c[1])
+		gid, _ := r.Int(c[4])
+		if !ok1 || !ok2 {
+			n.b.Report.Drop("without a readable start or end", where())
+			return
+		}
+		if th, ok := n.thread(gid); ok {
+			n.b.AddStep(workload.Step{Name: text, Thread: th, Start: time.Duration(start), Dur: time.Duration(end) - time.Duration(start)}, where)
+		}
+	})
+}

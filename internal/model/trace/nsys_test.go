@@ -1,0 +1,126 @@
+package trace
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/dxpu-project/dxpu/internal/model/workload"
+)
+
+func TestNsys(t *testing.T) {
+	told := int64(0)
+	w, err := Open("testdata/small.sqlite", Options{Progress: func(read, size int64) { told = read * 100 / size }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w.Format != "nsys" || len(w.Ops) != 401 || len(w.Calls) != 402 || told != 100 || w.Devices[0] != "Test H100" {
+		t.Errorf("%s, %d operations, %d calls, %d %%, %v", w.Format, len(w.Ops), len(w.Calls), told, w.Devices)
+	}
+	if w.Report.Dropped() != 0 || w.Report.Orphans != 0 || w.Report.Skewed != 0 {
+		t.Errorf("%+v", w.Report)
+	}
+	all := describe(w)
+	want := []string{
+		"step ProfilerStep#1 0s+4ms",
+		"step ProfilerStep#2 4ms+4.04ms",
+		"call cudaLaunchKernel_v7000 20µs+5µs launch",
+		"call cudaStreamSynchronize_v3020 8.013ms+17µs stream sync stream 7",
+		"op kernel_1 26µs+4.001µs kernel call 0 stream 0.7 bytes 0",
+		"op copy DtoH 8.02ms+5µs copy DtoH call 400 stream 0.7 bytes 65536",
+	}
+	got := []string{all[0], all[1], all[2], all[2+401], all[2+402], all[len(all)-1]}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	if long := all[2+402+49]; !strings.Contains(long, "kernel_50_x<x<") {
+		t.Errorf("a name on overflow pages: %.60s", long)
+	}
+}
+
+func TestCopyKind(t *testing.T) {
+	for _, tc := range []struct {
+		kind, src, dst int64
+		want           workload.OpKind
+	}{
+		{1, 0, 2, workload.CopyHtoD},
+		{1, 1, 2, workload.CopyHtoD},
+		{2, 2, 1, workload.CopyDtoH},
+		{8, 2, 2, workload.CopyDtoD},
+		{8, 1, 2, workload.CopyHtoD},
+		{8, 2, 1, workload.CopyDtoH},
+		{10, 2, 2, workload.CopyPtoP},
+		{11, 4, 4, workload.CopyHtoD},
+		{12, 4, 4, workload.CopyDtoH},
+		{9, 1, 1, workload.CopyOther},
+		{99, 0, 0, workload.CopyOther},
+	} {
+		if got := copyKind(tc.kind, tc.src, tc.dst); got != tc.want {
+			t.Errorf("kind %d from %d to %d: %v, want %v", tc.kind, tc.src, tc.dst, got, tc.want)
+		}
+	}
+}
+
+func small(tb testing.TB) []byte {
+	tb.Helper()
+	b, err := os.ReadFile("testdata/small.sqlite")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return b
+}
+
+func read(b []byte) (*workload.Workload, error) {
+	return ReadNsys(bytes.NewReader(b), int64(len(b)), Options{})
+}
+
+func TestDamagedDatabase(t *testing.T) {
+	whole := small(t)
+	const page = 512
+	said := 0
+	for p := 1; p < len(whole)/page; p++ {
+		b := bytes.Clone(whole)
+		clear(b[p*page : (p+1)*page])
+		w, err := read(b)
+		if err != nil || w.Report.Dropped() > 0 {
+			said++
+		} else if len(w.Ops) != 401 {
+			t.Errorf("page %d: %d operations and not a word", p, len(w.Ops))
+		}
+	}
+	if said == 0 {
+		t.Error("no damage was noticed")
+	}
+	for n := 0; n < len(whole); n += 777 {
+		w, err := read(whole[:n])
+		if err == nil && w.Report.Dropped() == 0 && len(w.Ops) != 401 {
+			t.Errorf("%d of %d bytes: %d operations and not a word", n, len(whole), len(w.Ops))
+		}
+	}
+}
+
+func TestUnknownExport(t *testing.T) {
+	b := bytes.ReplaceAll(small(t), []byte("deviceId INTEGER NOT NULL, contextId"), []byte("deviceXX INTEGER NOT NULL, contextId"))
+	if _, err := read(b); err == nil || !strings.Contains(err.Error(), "deviceId") {
+		t.Errorf("%v", err)
+	}
+	b = bytes.ReplaceAll(small(t), []byte("CUPTI_ACTIVITY_KIND_KERNEL"), []byte("CUPTI_ACTIVITY_KIND_KERNXX"))
+	w, err := read(b)
+	if err != nil || len(w.Ops) != 1 {
+		t.Errorf("tables may be missing: %v", err)
+	}
+}
+
+func FuzzReadNsys(f *testing.F) {
+	f.Add(small(f))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		w, err := read(b)
+		if (err == nil) != (w != nil) {
+			t.Fatal(fmt.Sprint(w, err))
+		}
+	})
+}

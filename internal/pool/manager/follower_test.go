@@ -1,0 +1,64 @@
+package manager
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/client"
+)
+
+// follower is the cluster of a manager that never leads.
+type follower struct {
+	MemoryStore
+	leader string
+}
+
+func (f *follower) Campaign(ctx context.Context) (<-chan struct{}, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+func (f *follower) Valid() bool                  { return false }
+func (f *follower) Resign(context.Context) error { return nil }
+
+func (f *follower) Managers() []*dxpuv1.ManagerInfo {
+	return []*dxpuv1.ManagerInfo{{Url: f.leader, Leader: f.leader != ""}}
+}
+
+// Whoever calls a manager that follows learns where the leader is, before the
+// manager asks who calls: it cannot know.
+func TestFollowerSaysWhoLeads(t *testing.T) {
+	paths := map[string]string{ // and what is sent there
+		"/dxpu.v1.PoolService/GetPool":      "application/json",
+		"/dxpu.v1.PoolService/WatchEvents":  "application/connect+json",
+		"/dxpu.v1.NodeService/Report":       "application/json",
+		"/dxpu.v1.NodeService/WatchDesired": "application/connect+json",
+	}
+	for _, leader := range []string{"http://m2:7470", ""} {
+		m, err := New(t.Context(), Config{Store: &follower{leader: leader}, JoinToken: "join-token-of-the-test"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for path, content := range paths {
+			for _, credential := range []string{"", "Bearer n-1.secret", "Bearer dxpu-secret"} {
+				r := httptest.NewRequest(http.MethodPost, path, strings.NewReader("{}"))
+				r.Header.Set("Content-Type", content)
+				if credential != "" {
+					r.Header.Set("Authorization", credential)
+				}
+				w := httptest.NewRecorder()
+				m.Handler().ServeHTTP(w, r)
+				want := leader
+				if leader == "" {
+					want = client.Nobody
+				}
+				if got := w.Header().Get(client.Header); got != want {
+					t.Errorf("%s with credential %q, led by %q: %s is %q, want %q; status %d", path, credential, leader, client.Header, got, want, w.Code)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,260 @@
+package manager
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/client"
+)
+
+// retryStore is the pause before the store is asked again after it refused.
+const retryStore = 500 * time.Millisecond
+
+// Cluster is a Store that several managers share. One of them leads: it alone
+// reads and writes, and a write of one that leads no longer fails.
+type Cluster interface {
+	Store
+	// Campaign waits until this manager leads. lost is closed when it does not
+	// lead any more, at the latest when another one may.
+	Campaign(ctx context.Context) (lost <-chan struct{}, err error)
+	// Valid reports whether this manager leads for sure: it is false already
+	// while it might have been deposed without knowing it.
+	Valid() bool
+	// Resign lets another manager lead at once.
+	Resign(ctx context.Context) error
+	// Managers returns those that are there, as far as is known.
+	Managers() []*dxpuv1.ManagerInfo
+}
+
+// notLeading is what a manager answers that does not lead.
+func (m *Manager) notLeading() error {
+	if m.cluster == nil {
+		return connect.NewError(connect.CodeUnavailable, errors.New("the manager is stopping"))
+	}
+	url := m.leaderURL()
+	if url == "" {
+		return connect.NewError(connect.CodeUnavailable, errors.New("no manager leads at this moment; try again in a second"))
+	}
+	return connect.NewError(connect.CodeUnavailable, fmt.Errorf("this manager does not lead; %s does", url))
+}
+
+// errDeposed is what the caller learns whose call was under way when the
+// leadership ended.
+func errDeposed() error {
+	return connect.NewError(connect.CodeUnavailable,
+		errors.New("this manager does not lead any more; the call may or may not have been carried out: look, or repeat it with the same request_id"))
+}
+
+// leaderURL is how the leader is reached, "" where none is known.
+func (m *Manager) leaderURL() string {
+	for _, i := range m.cluster.Managers() {
+		if i.Leader {
+			return i.Url
+		}
+	}
+	return ""
+}
+
+// Run leads, where there are several managers once it is this one's turn, and
+// keeps the clock: deadlines, lost nodes, the queue. It returns nil when ctx ends,
+// and then no watch is open any more and everything is stored. Call it once.
+func (m *Manager) Run(ctx context.Context) error {
+	m.mu.Lock()
+	m.running = true
+	m.mu.Unlock()
+	defer close(m.stop)
+	said := "" // of what keeps it from leading: once
+	for ctx.Err() == nil {
+		var lost <-chan struct{}
+		if m.cluster != nil {
+			var err error
+			if lost, err = m.cluster.Campaign(ctx); err != nil {
+				if ctx.Err() == nil && err.Error() != said {
+					said = err.Error()
+					m.log.Warn("no leadership", "err", err)
+				}
+				pause(ctx, retryStore)
+				continue
+			}
+			said = ""
+			m.beginTerm()
+		}
+		err := m.lead(ctx, lost)
+		m.endTerm()
+		if m.cluster != nil {
+			stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+			if err := m.cluster.Resign(stop); err != nil {
+				m.log.Warn("the leadership was not handed over; it ends by itself", "err", err)
+			}
+			cancel()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// beginTerm makes the manager the leader. What it knew of nodes is from another
+// time.
+func (m *Manager) beginTerm() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.leads = true
+	m.term = make(chan struct{})
+	m.live = map[string]*liveNode{}
+	m.trouble = errLoading
+	m.log.Info("this manager leads")
+}
+
+var errLoading = errors.New("it is being read")
+
+// endTerm refuses everything from now on and lets what waits for the store end.
+func (m *Manager) endTerm() {
+	m.mu.Lock()
+	m.dropStateLocked(errors.New("the manager is stopping"))
+	m.leads = false
+	close(m.term)
+	m.mu.Unlock()
+	m.stores.Wait()
+	if m.cluster != nil {
+		m.log.Info("this manager does not lead any more")
+	}
+}
+
+// lead keeps the clock until ctx or the leadership ends.
+func (m *Manager) lead(ctx context.Context, lost <-chan struct{}) error {
+	tick := time.NewTicker(tickInterval)
+	defer tick.Stop()
+	for told, begun := m.cluster == nil, m.cfg.OnLead == nil; ; {
+		loaded := m.load(ctx)
+		if loaded && !told {
+			told = m.tellWhoLeads(ctx) == nil // a store that refuses it refuses the clock, too, which says so
+		}
+		switch {
+		case !loaded:
+			pause(ctx, retryStore)
+		case !begun:
+			err := m.cfg.OnLead(ctx)
+			if begun = err == nil; err != nil && ctx.Err() == nil && connect.CodeOf(err) != connect.CodeUnavailable {
+				return err
+			}
+		default:
+			if err := m.Tick(ctx); err != nil && ctx.Err() == nil {
+				m.log.Warn("the clock's changes were not stored", "err", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-lost:
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// tellWhoLeads makes the event of a new leader. It is also the first write of a
+// term: one that was deposed before it learns so at once.
+func (m *Manager) tellWhoLeads(ctx context.Context) error {
+	url := cmp.Or(m.leaderURL(), "another address")
+	return m.update(ctx, func(t *tx) error {
+		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_LEADER_CHANGED}, "the manager at %s leads from now on", url)
+		return nil
+	})
+}
+
+// load reads the state where there is none and reports whether there is one now.
+func (m *Manager) load(ctx context.Context) bool {
+	m.mu.Lock()
+	have := m.state != nil
+	m.mu.Unlock()
+	if have {
+		return true
+	}
+	records, err := m.store.Load(ctx) // may take a while: who asks for the state is told so meanwhile
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err == nil {
+		err = m.installLocked(records)
+	}
+	if err != nil && (m.trouble == nil || err.Error() != m.trouble.Error()) && ctx.Err() == nil {
+		m.log.Error("the state cannot be read", "err", err)
+		m.trouble = err
+	}
+	return err == nil
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+// leaderOnly refuses calls while another manager leads, before anything is done
+// for them, and says in a header who leads: package endpoint repeats them there.
+// What a call answers is the leader's answer: one that might have been deposed
+// meanwhile, frozen say between reading and answering, does not give it.
+type leaderOnly struct{ m *Manager }
+
+// check returns the refusal and what the header says; nil: this manager leads.
+func (l leaderOnly) check() (header string, err error) {
+	if l.m.cluster == nil {
+		return "", nil
+	}
+	l.m.mu.Lock()
+	leads := l.m.leads
+	l.m.mu.Unlock()
+	if leads {
+		return "", nil
+	}
+	return cmp.Or(l.m.leaderURL(), client.Nobody), l.m.notLeading()
+}
+
+// WrapUnary implements connect.Interceptor.
+func (l leaderOnly) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		if header, err := l.check(); err != nil {
+			refusal := connect.NewError(connect.CodeOf(err), errors.New(message(err)))
+			refusal.Meta().Set(client.Header, header)
+			return nil, refusal
+		}
+		res, err := next(ctx, req)
+		if err == nil && l.m.cluster != nil && !l.m.cluster.Valid() {
+			return nil, errDeposed()
+		}
+		return res, err
+	}
+}
+
+// WrapStreamingHandler implements connect.Interceptor.
+func (l leaderOnly) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+		if header, err := l.check(); err != nil {
+			conn.ResponseHeader().Set(client.Header, header)
+			return err
+		}
+		return next(ctx, conn)
+	}
+}
+
+// WrapStreamingClient implements connect.Interceptor.
+func (leaderOnly) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+// over is closed when the present leadership ends: so do watches.
+func (m *Manager) over() <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.term
+}

@@ -1,0 +1,270 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/client"
+)
+
+// fakeElection is the state that managers share, and who may write it.
+type fakeElection struct {
+	mu      sync.Mutex
+	records map[string][]byte
+	term    int // grows with every leader
+	leader  *fakeMember
+	members []*fakeMember
+}
+
+// fakeMember is one manager's Cluster.
+type fakeMember struct {
+	*fakeElection
+	name string
+	term int
+	lost chan struct{}
+	gate chan struct{} // Commit waits for it; nil: open
+}
+
+func (e *fakeElection) member(name string) *fakeMember {
+	f := &fakeMember{fakeElection: e, name: name}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.members = append(e.members, f)
+	return f
+}
+
+// depose lets another one lead. Unless it is told, the leader does not know.
+func (e *fakeElection) depose(tell bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	old := e.leader
+	e.leader = nil
+	e.term++
+	if tell {
+		close(old.lost)
+	}
+}
+
+func (f *fakeMember) Campaign(ctx context.Context) (<-chan struct{}, error) {
+	for {
+		f.mu.Lock()
+		if f.leader == nil {
+			f.leader, f.lost = f, make(chan struct{})
+			f.fakeElection.term++
+			f.term = f.fakeElection.term
+			lost := f.lost
+			f.mu.Unlock()
+			return lost, nil
+		}
+		f.mu.Unlock()
+		if pause(ctx, time.Millisecond); ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (f *fakeMember) Valid() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.leader == f && f.term == f.fakeElection.term
+}
+
+func (f *fakeMember) Resign(context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.leader == f {
+		f.leader = nil
+	}
+	return nil
+}
+
+func (f *fakeMember) Managers() (out []*dxpuv1.ManagerInfo) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, m := range f.members {
+		out = append(out, &dxpuv1.ManagerInfo{Id: m.name, Url: "http://" + m.name, Leader: f.leader == m})
+	}
+	return out
+}
+
+func (f *fakeMember) Load(context.Context) (map[string][]byte, error) {
+	if !f.Valid() {
+		return nil, errors.New("deposed")
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.records), nil
+}
+
+func (f *fakeMember) Commit(_ context.Context, put map[string][]byte, remove []string) error {
+	if f.gate != nil {
+		<-f.gate
+	}
+	if !f.Valid() {
+		return errors.New("deposed")
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	apply(f.records, put, remove)
+	return nil
+}
+
+// team is managers that share a state, with nodes that have reported once to
+// whoever leads.
+type team struct {
+	t        *testing.T
+	election *fakeElection
+	managers map[string]*Manager
+	members  map[string]*fakeMember
+}
+
+func newTeam(t *testing.T, names ...string) *team {
+	w := &team{t: t, election: &fakeElection{records: map[string][]byte{}}, managers: map[string]*Manager{}, members: map[string]*fakeMember{}}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for _, name := range names {
+		f := w.election.member(name)
+		m, err := New(ctx, Config{JoinToken: "token-for-tests", Store: f, Open: OpenInsecure, LostAfter: time.Hour, AttachTimeout: time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.managers[name], w.members[name] = m, f
+		wg.Go(func() { _ = m.Run(ctx) })
+		time.Sleep(time.Second) // the first leads
+	}
+	t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+	})
+	return w
+}
+
+func (w *team) leader() string {
+	w.election.mu.Lock()
+	defer w.election.mu.Unlock()
+	return w.election.leader.name
+}
+
+// call makes a call of the API of one manager and returns its answer.
+func (w *team) call(name, method, body string) *httptest.ResponseRecorder {
+	r := httptest.NewRequest(http.MethodPost, "/dxpu.v1."+method, strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	res := httptest.NewRecorder()
+	w.managers[name].Handler().ServeHTTP(res, r)
+	return res
+}
+
+func (w *team) want(res *httptest.ResponseRecorder, code int, text string) {
+	w.t.Helper()
+	if res.Code != code || !strings.Contains(res.Body.String(), text) {
+		w.t.Errorf("got %d %s, want %d with %q", res.Code, res.Body, code, text)
+	}
+}
+
+func (w *team) readyz(name string) string {
+	res := httptest.NewRecorder()
+	w.managers[name].Handler().ServeHTTP(res, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+	return fmt.Sprint(res.Code, " ", strings.TrimSpace(res.Body.String()))
+}
+
+const queued = `{"spec":{"count":1,"wait":true}}`
+
+func TestOneLeadsTheOthersSayWho(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTeam(t, "a", "b", "c")
+		w.want(w.call("a", "PoolService/CreateLease", queued), 200, `"lease"`)
+		for _, method := range []string{"PoolService/CreateLease", "PoolService/GetPool", "NodeService/Report", "PoolService/WhoAmI"} {
+			res := w.call("b", method, `{}`)
+			w.want(res, http.StatusServiceUnavailable, "this manager does not lead; http://a does")
+			if h := res.Header().Get(client.Header); h != "http://a" {
+				t.Errorf("%s: %s: %q", method, client.Header, h)
+			}
+		}
+		if a, b := w.readyz("a"), w.readyz("b"); a != "200 ok: leader" || b != "503 follower: this manager does not lead; http://a does" {
+			t.Errorf("a: %s; b: %s", a, b)
+		}
+		w.election.depose(true)
+		time.Sleep(time.Second)
+		leader := w.leader()
+		w.want(w.call(leader, "PoolService/ListLeases", `{}`), 200, `"state":"LEASE_STATE_PENDING"`)
+		w.want(w.call(leader, "PoolService/ListEvents", `{}`), 200, "the manager at http://"+leader+" leads from now on")
+		w.want(w.call(leader, "PoolService/GetPool", `{}`), 200, `"leaderUrl":"http://`+leader+`"`)
+	})
+}
+
+// A leader that was frozen while another one took over neither acknowledges nor
+// answers when it wakes up, though nobody has told it.
+func TestDeposedLeaderIsSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTeam(t, "a", "b")
+		w.want(w.call("a", "PoolService/CreateLease", queued), 200, `"lease"`)
+		old := w.members["a"]
+		old.gate = make(chan struct{})
+		var wg sync.WaitGroup
+		var write, read *httptest.ResponseRecorder
+		wg.Go(func() { write = w.call("a", "PoolService/CreateLease", queued) })
+		synctest.Wait() // it waits for the store
+		wg.Go(func() { read = w.call("a", "PoolService/ListLeases", `{}`) })
+		synctest.Wait() // it waits for what it read
+		w.election.depose(false)
+		time.Sleep(time.Second)
+		if !w.members["b"].Valid() {
+			t.Fatal("b does not lead")
+		}
+		w.want(w.call("b", "PoolService/CreateLease", queued), 200, `"lease"`)
+		w.want(w.call("a", "PoolService/ListEvents", `{}`), 503, "does not lead any more") // of what it remembers
+		close(old.gate)
+		wg.Wait()
+		w.want(write, 503, "may not have happened")
+		w.want(read, 503, "may not have happened")
+		if write.Header().Get(client.Header) != "" {
+			t.Error("the call is not for others to repeat")
+		}
+		w.want(w.call("a", "PoolService/GetPool", `{}`), 503, "")
+		w.want(w.call("b", "PoolService/GetPool", `{}`), 200, `"leasesPending":2`)
+
+		// Told at last, it follows, and leads again with what the other one did.
+		close(old.lost)
+		time.Sleep(time.Second)
+		if got := w.readyz("a"); got != "503 follower: this manager does not lead; http://b does" {
+			t.Errorf("a: %s", got)
+		}
+		w.election.depose(true)
+		time.Sleep(time.Second)
+		w.want(w.call(w.leader(), "PoolService/GetPool", `{}`), 200, `"leasesPending":2`)
+	})
+}
+
+// Watches end with the leadership, so that nobody waits at a manager that has
+// nothing more to say.
+func TestWatchesEndWithTheTerm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTeam(t, "a", "b")
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			r := httptest.NewRequest(http.MethodPost, "/dxpu.v1.PoolService/WatchEvents", strings.NewReader("\x00\x00\x00\x00\x02{}"))
+			r.Header.Set("Content-Type", "application/connect+json")
+			w.managers["a"].Handler().ServeHTTP(httptest.NewRecorder(), r)
+		}()
+		time.Sleep(time.Second)
+		select {
+		case <-ended:
+			t.Fatal("it ended too early")
+		default:
+		}
+		w.election.depose(true)
+		time.Sleep(time.Second)
+		<-ended
+	})
+}

@@ -1,0 +1,90 @@
+package manager
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/auth"
+)
+
+// Many nodes report less often, and may be silent for longer.
+func TestHeartbeatOfManyNodes(t *testing.T) {
+	const rate = 40 // reports a second: ten nodes every 250 ms
+	for _, tt := range []struct {
+		nodes           int
+		every, patience time.Duration
+	}{
+		{1, 250 * time.Millisecond, time.Second},
+		{10, 250 * time.Millisecond, time.Second},
+		{11, 500 * time.Millisecond, 2 * time.Second},
+		{20, 500 * time.Millisecond, 2 * time.Second},
+		{45, 1250 * time.Millisecond, 5 * time.Second},
+	} {
+		t.Run(fmt.Sprint(tt.nodes), func(t *testing.T) {
+			nodes := []*fakeNode{hostNode("h", 1)}
+			for i := 1; i < tt.nodes; i++ {
+				nodes = append(nodes, hostNode(fmt.Sprint("other-", i), 1))
+			}
+			w := newWorld(t, Config{ReportRate: rate}, nodes...)
+			_, every, err := w.m.report(context.Background(), w.nodes["h"].observe(), func(*tx) error { return nil })
+			if err != nil || every != tt.every {
+				t.Errorf("told to report every %v, want %v; %v", every, tt.every, err)
+			}
+			w.pass(tt.patience - time.Millisecond)
+			if !w.readsAsConnected("h") {
+				t.Error("lost too early")
+			}
+			w.pass(time.Millisecond)
+			if w.readsAsConnected("h") {
+				t.Error("not lost")
+			}
+		})
+	}
+}
+
+func (w *world) readsAsConnected(id string) (there bool) {
+	_ = w.m.view(func(t *tx) error {
+		there = t.connected(id)
+		return nil
+	})
+	return there && !w.m.live[id].lost
+}
+
+// BenchmarkReport is one report in which nothing has changed, without the network.
+func BenchmarkReport(b *testing.B) {
+	var nodes []*fakeNode
+	for i := range 500 { // each may make only so many calls
+		nodes = append(nodes, boxNode(fmt.Sprint("b", i), 8))
+	}
+	w := newWorld(b, Config{Open: OpenInsecure}, nodes...)
+	h := w.m.Handler()
+	_ = w.m.update(context.Background(), func(t *tx) error {
+		for _, n := range nodes {
+			t.nodes.edit(n.id).CredentialHash = auth.Hash(n.id)
+		}
+		return nil
+	})
+	for i := 0; b.Loop(); i++ {
+		n := nodes[i%len(nodes)]
+		o := n.observe()
+		raw, err := proto.Marshal(&dxpuv1.ReportRequest{State: o})
+		if err != nil {
+			b.Fatal(err)
+		}
+		r := httptest.NewRequest(http.MethodPost, "/dxpu.v1.NodeService/Report", bytes.NewReader(raw))
+		r.Header.Set("Content-Type", "application/proto")
+		r.Header.Set("Authorization", "Bearer "+n.id)
+		res := httptest.NewRecorder()
+		if h.ServeHTTP(res, r); res.Code != http.StatusOK {
+			b.Fatal(res.Body)
+		}
+	}
+}

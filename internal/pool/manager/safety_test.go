@@ -1,0 +1,270 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"pgregory.net/rapid"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
+)
+
+// Whatever happens in whatever order: no GPU serves two bindings, no host slot
+// has two, nobody learns of a binding before its time, and once the faults are
+// over everything converges and nothing has leaked.
+func TestSafety(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(t, Config{
+			Quarantine: gpuerr.Backoff{Base: 2 * time.Second, Max: 8 * time.Second}, Probation: gpuerr.Backoff{Base: 2 * time.Second, Max: 8 * time.Second},
+			Reserve: placement.Reserve{Count: rapid.IntRange(0, 2).Draw(t, "spares")},
+		},
+			hostNode("h1", 2), hostNode("h2", 3), boxNode("b1", 2), boxNode("b2", 3))
+		w.putTenant("a", &dxpuv1.Quota{MaxGpus: 3})
+		w.putTenant("b", nil)
+		var leases []string
+		node := rapid.SampledFrom(w.order)
+		box := rapid.SampledFrom([]string{"b1", "b2"})
+		host := rapid.SampledFrom([]string{"h1", "h2"})
+		someLease := func(t *rapid.T) string {
+			if len(leases) == 0 {
+				t.Skip("no lease")
+			}
+			return rapid.SampledFrom(leases).Draw(t, "lease")
+		}
+		someTarget := func(t *rapid.T) *dxpuv1.Target {
+			return rapid.SampledFrom([]*dxpuv1.Target{atGPU("b1/0"), atGPU("b2/2"), atBox("b1"), atBox("b2"), atHost("h1"), atHost("h2")}).Draw(t, "target")
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"create": func(t *rapid.T) {
+				id, err := w.tryCreate(&dxpuv1.LeaseSpec{
+					Count: rapid.Uint32Range(1, 3).Draw(t, "count"), Wait: rapid.Bool().Draw(t, "wait"),
+					SameBox: dxpuv1.Preference(rapid.IntRange(0, 3).Draw(t, "same")),
+					Tenant:  rapid.SampledFrom([]string{"a", "b"}).Draw(t, "tenant"), Priority: rapid.Int32Range(0, 2).Draw(t, "priority"),
+					Preemptible: rapid.Bool().Draw(t, "preemptible"),
+				})
+				if err == nil {
+					leases = append(leases, id)
+				}
+			},
+			"delete": func(t *rapid.T) { w.delete(someLease(t), rapid.Bool().Draw(t, "grace")) },
+			"replace": func(t *rapid.T) {
+				l := w.lease(someLease(t))
+				if len(l.Bindings) > 0 {
+					_, _ = (&poolService{m: w.m}).ReplaceGPU(context.Background(),
+						connect.NewRequest(&dxpuv1.ReplaceGPURequest{GpuId: l.Bindings[len(l.Bindings)-1].GpuId}))
+				}
+			},
+			"resize": func(t *rapid.T) {
+				_ = w.resize(someLease(t), rapid.Uint32Range(1, 4).Draw(t, "count"), 0)
+			},
+			"drain": func(t *rapid.T) {
+				w.drain(someTarget(t), time.Duration(rapid.IntRange(0, 3).Draw(t, "s"))*time.Second)
+			},
+			"uncordon": func(t *rapid.T) { w.uncordon(someTarget(t)) },
+			"hear":     func(t *rapid.T) { w.hear(node.Draw(t, "node")) },
+			"tell":     func(t *rapid.T) { w.tell(node.Draw(t, "node")) },
+			"pass":     func(t *rapid.T) { w.pass(time.Duration(rapid.IntRange(1, 5000).Draw(t, "ms")) * time.Millisecond) },
+			"settle":   func(*rapid.T) { w.settle() },
+			"kill":     func(t *rapid.T) { n := w.nodes[node.Draw(t, "node")]; n.down = !n.down },
+			"deafen":   func(t *rapid.T) { n := w.nodes[node.Draw(t, "node")]; n.deaf = !n.deaf },
+			"refuse":   func(t *rapid.T) { n := w.nodes[node.Draw(t, "node")]; n.refuses = !n.refuses },
+			"expel":    func(t *rapid.T) { w.expel(node.Draw(t, "node")) },
+			"restart":  func(t *rapid.T) { w.nodes[node.Draw(t, "node")].restart() },
+			"amnesia":  func(t *rapid.T) { w.nodes[node.Draw(t, "node")].forget() },
+			"break": func(t *rapid.T) {
+				n, i := w.nodes[box.Draw(t, "box")], rapid.Uint32Range(0, 1).Draw(t, "slot")
+				n.dead[i] = !n.dead[i]
+			},
+			"fail": func(t *rapid.T) {
+				id := ""
+				if len(leases) > 0 {
+					id = someLease(t)
+				}
+				_ = w.m.update(context.Background(), func(t *tx) error {
+					_, _ = t.createLease("", &dxpuv1.LeaseSpec{Count: 2, Wait: true})
+					if l := t.leases.get(id); l != nil && !l.ended() {
+						t.endLease(id, dxpuv1.Reason_REASON_LEASE_DELETED, "deleted", false)
+					}
+					if err := t.settle(); err != nil {
+						return err
+					}
+					return errors.New("the call fails after all")
+				})
+			},
+			"eject": func(t *rapid.T) { n := w.nodes[host.Draw(t, "host")]; n.ejects = !n.ejects },
+			"replug": func(t *rapid.T) {
+				if l := w.lease(someLease(t)); len(l.Bindings) > 0 {
+					_, _ = (&poolService{m: w.m}).ReplugGPU(context.Background(),
+						connect.NewRequest(&dxpuv1.ReplugGPURequest{GpuId: l.Bindings[len(l.Bindings)-1].GpuId}))
+				}
+			},
+			"hold": func(t *rapid.T) {
+				n := w.nodes[host.Draw(t, "host")]
+				n.holds = rapid.SampledFrom([]string{"", "a driver has it", "a driver has it and uses it"}).Draw(t, "why")
+				n.forces = n.holds
+			},
+			"cut": func(t *rapid.T) { n := w.nodes[host.Draw(t, "host")]; n.linkDown = !n.linkDown },
+			"":    func(t *rapid.T) { w.check(t) },
+		})
+		w.heal()
+		w.check(t)
+		w.checkConverged(t, leases)
+	})
+}
+
+// check holds the nodes against each other and the records.
+func (w *world) check(t *rapid.T) {
+	w.checkIndex(t)
+	type side struct {
+		node string
+		slot uint32
+	}
+	_ = w.m.view(func(tx *tx) error {
+		gpus := map[placement.Ref]string{}
+		wanted := map[side]string{}
+		for _, id := range tx.bindings.ids() {
+			b := tx.bindings.get(id)
+			if b.holdsGPU() {
+				if other := gpus[b.ref()]; other != "" {
+					t.Fatalf("GPU %s belongs to %s and %s", b.gpuID(), other, b.ID)
+				}
+				gpus[b.ref()] = b.ID
+			}
+			if b.Waits != "" && b.wantedByBox() {
+				t.Fatalf("%s waits for a GPU that its box is told to attach", b.ID)
+			}
+			if b.wantedByHost() {
+				at := side{b.HostID, b.HostSlot}
+				if other := wanted[at]; other != "" {
+					t.Fatalf("host slot %v is wanted for %s and %s", at, other, b.ID)
+				}
+				wanted[at] = b.ID
+			}
+		}
+		w.checkUse(t, tx)
+		// What a node really has is never something that the records hold to be gone.
+		for _, n := range w.nodes {
+			for slot, has := range n.has {
+				b := tx.bindings.get(has.BindingId)
+				if b == nil || n.box() && b.BoxClear || !n.box() && b.HostClear {
+					t.Fatalf("%s slot %d has %s, which is said to be gone: %+v", n.id, slot, has.BindingId, b)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// heal ends all faults and lets everything come to rest.
+func (w *world) heal() {
+	for _, n := range w.nodes {
+		n.down, n.deaf, n.refuses, n.linkDown, n.ejects, n.holds = false, false, false, false, false, ""
+		clear(n.dead)
+		target := atHost(n.id)
+		if n.box() {
+			target = atBox(n.id)
+			for i := range uint32(n.slots) {
+				w.uncordon(atGPU(gpuID(n.id, i)))
+			}
+		}
+		w.uncordon(target)
+	}
+	// Rest is when nothing has happened for longer than any deadline.
+	for quiet, n := 0, 0; quiet < 25 && n < 200; n++ {
+		before := w.m.pool().Revision
+		w.rounds(1)
+		w.pass(900 * time.Millisecond) // less than makes a node lost
+		if quiet++; w.m.pool().Revision != before {
+			quiet = 0
+		}
+	}
+	w.rounds(3)
+}
+
+func (w *world) checkConverged(t *rapid.T, leases []string) {
+	held := 0
+	for _, id := range leases {
+		l := w.lease(id)
+		switch l.State {
+		case leaseActive:
+			held += int(l.Spec.Count)
+			if n := len(strings.Fields(w.has(id))); n != int(l.Spec.Count) {
+				t.Fatalf("lease %s has %d GPUs and shall have %d\n%s", id, n, l.Spec.Count, w.events())
+			}
+		case leasePending, leaseReleased, leaseFailed:
+		case leaseDegraded: // others took the place beside what it still has
+			if l.Spec.SameBox != dxpuv1.Preference_PREFERENCE_REQUIRED {
+				t.Fatalf("lease %s came to rest as degraded (%s)\n%s", id, l.StateReason, w.events())
+			}
+			for _, b := range l.Bindings {
+				if b.State == attached {
+					held++
+				}
+			}
+		default:
+			t.Fatalf("lease %s came to rest as %s (%s)\n%s", id, leaseWord(l.State), l.StateReason, w.events())
+		}
+		for _, b := range l.Bindings {
+			if b.State != attached && b.State != released {
+				t.Fatalf("binding %s came to rest as %s", b.Id, stateWord(b.State))
+			}
+		}
+	}
+	if p := w.m.pool(); int(p.GpusBound) != held || p.GpusFree+p.GpusBound != p.Gpus {
+		t.Fatalf("leases hold %d GPUs, pool: %v", held, p)
+	}
+	for _, n := range w.nodes {
+		held -= len(n.has)
+	}
+	for _, n := range w.nodes {
+		if n.box() {
+			held += len(n.has)
+		}
+	}
+	if held != 0 {
+		t.Fatal(fmt.Sprint("hosts and boxes disagree by ", held))
+	}
+}
+
+// checkUse counts anew what tenants have, and holds it against the index and the quotas.
+func (w *world) checkUse(t *rapid.T, tx *tx) {
+	want := map[string]use{}
+	for _, id := range tx.leases.ids() {
+		l := tx.leases.get(id)
+		u := want[l.spec.Tenant]
+		switch {
+		case l.ended():
+			continue
+		case l.State == leasePending:
+			u.pending++
+		case l.HostID == "": // deleted before it had anything
+		default:
+			u.gpus += l.spec.Count
+		}
+		u.leases++
+		want[l.spec.Tenant] = u
+	}
+	for _, tenant := range []string{"a", "b"} {
+		have, u := tx.useOf(tenant), want[tenant]
+		if have.gpus != u.gpus || have.leases != u.leases || have.pending != u.pending {
+			t.Fatalf("tenant %s has %+v, the index says %+v", tenant, u, have)
+		}
+		if q := tx.quota(tenant); q.MaxGPUs > 0 && u.gpus > q.MaxGPUs {
+			t.Fatalf("tenant %s has %d GPUs, its quota is %d\n%s", tenant, u.gpus, q.MaxGPUs, w.events())
+		}
+	}
+}
+
+func (w *world) uncordon(target *dxpuv1.Target) {
+	w.t.Helper()
+	if _, err := w.api().Uncordon(context.Background(), connect.NewRequest(&dxpuv1.UncordonRequest{Target: target})); err != nil && connect.CodeOf(err) != connect.CodeNotFound {
+		w.t.Fatalf("uncordon: %v", err)
+	}
+}

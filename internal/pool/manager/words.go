@@ -1,0 +1,54 @@
+package manager
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
+)
+
+func invalid(format string, args ...any) error {
+	return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf(format, args...))
+}
+
+func notFound(kind, id string) error {
+	return connect.NewError(connect.CodeNotFound, fmt.Errorf("%s %q does not exist", kind, id))
+}
+
+func conflict(kind, id string, have, want uint64) error {
+	return connect.NewError(connect.CodeAborted,
+		fmt.Errorf("resource_version: %s %s has version %d, not %d; read it again", kind, id, have, want))
+}
+
+// apiError passes errors of the API on; what is left comes from the store.
+func apiError(err error) error {
+	var ce *connect.Error
+	if err == nil || errors.As(err, &ce) {
+		return err
+	}
+	return connect.NewError(connect.CodeUnavailable, err)
+}
+
+func kindWord(k dxpuv1.NodeKind) string {
+	return strings.ToLower(strings.TrimPrefix(k.String(), "NODE_KIND_"))
+}
+
+func healthWord(h dxpuv1.Health) string {
+	return strings.ToLower(strings.TrimPrefix(h.String(), "HEALTH_"))
+}
+
+func gpuID(box string, slot uint32) string { return placement.Ref{Box: box, Slot: slot}.String() }
+
+func nodeEvent(n *nodeRecord, typ dxpuv1.EventType) *dxpuv1.Event {
+	e := &dxpuv1.Event{Type: typ}
+	if n.Kind == dxpuv1.NodeKind_NODE_KIND_BOX {
+		e.BoxId = n.ID
+	} else {
+		e.HostId = n.ID
+	}
+	return e
+}

@@ -1,0 +1,252 @@
+package web
+
+import (
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+	"golang.org/x/net/html"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/client"
+)
+
+// Whatever a page is made of is in the program, and can be parsed: nothing of
+// that is looked at before the first page.
+func TestAssetsAreGood(t *testing.T) {
+	files, err := fs.Glob(assets, "assets/pages/*.html")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%v, %d pages", err, len(files))
+	}
+	p := parsed()
+	if p.frame.Lookup("frame") == nil || len(p.pages) != len(files) {
+		t.Errorf("%d templates of %d pages", len(p.pages), len(files))
+	}
+	for name, page := range p.pages {
+		if page.Lookup("main") == nil {
+			t.Errorf("%s has no content", name)
+		}
+	}
+	if assetVersion() == "" {
+		t.Error("what browsers keep has no version")
+	}
+}
+
+// noFollow shows redirects instead of following them.
+var noFollow = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+
+// get fetches a page as a browser with headers would.
+func get(t *testing.T, url string, header ...string) (*http.Response, string) {
+	t.Helper()
+	return send(t, http.MethodGet, url, "", header...)
+}
+
+func send(t *testing.T, method, url, body string, header ...string) (*http.Response, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if body != "" {
+		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	res, err := noFollow.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	raw, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res, string(raw)
+}
+
+const hostile = `"'><script>alert(1)</script><img src=x onerror=alert(2)>`
+
+// paths are all pages, with every filter in use.
+func paths(lease string) []string {
+	return []string{
+		"/", "/?rack=r2", "/?rack=nowhere", "/?show=bound&model=DX100", "/?show=nonsense&page=-7",
+		"/ui/leases", "/ui/leases?tenant=speech&state=active&ended=yes", "/ui/leases?state=pending&host=h01", "/ui/leases/" + lease,
+		"/ui/hosts", "/ui/hosts?show=lost", "/ui/hosts?show=free&rack=r1&name=h", "/ui/hosts/h03", "/ui/boxes/r2-nv", "/ui/boxes/r1-sw",
+		"/ui/gpus", "/ui/gpus?state=free&health=ok&model=DX100&box=r4-sw", "/ui/gpus/r2-nv/5", "/ui/gpus/r2-nv/0", "/ui/tenants",
+		"/ui/events", "/ui/events?type=lease&host=h03", "/ui/signin",
+	}
+}
+
+// What any page must be: whole, readable without pictures and styles, free of
+// anything inline or foreign.
+func TestPagesAreWellFormed(t *testing.T) {
+	w, lease := livelyWorld(t)
+	for _, path := range paths(lease) {
+		t.Run(path, func(t *testing.T) {
+			res, body := get(t, w.url+path)
+			if res.StatusCode != http.StatusOK {
+				t.Fatalf("%s: %s", res.Status, body)
+			}
+			if p := res.Header.Get("Content-Security-Policy"); !strings.Contains(p, "default-src 'none'") || strings.Contains(p, "unsafe") {
+				t.Errorf("policy: %q", p)
+			}
+			checkPage(t, body)
+			if strings.Contains(body, joinToken) {
+				t.Error("the page shows a secret")
+			}
+		})
+	}
+}
+
+// What comes from nodes, tenants and colleagues is text, whatever is in it.
+func TestPagesEscape(t *testing.T) {
+	evil := box("b1", hostile, hostile, nvlink, 2, 1)
+	h := host("h1", hostile, 4)
+	w := newWorld(t, 0, evil, h)
+	w.fail("b1", 1, dxpuv1.Health_HEALTH_FAILED, hostile, &dxpuv1.DeviceError{Code: 1, Count: 1, Detail: hostile})
+	w.cordon(&dxpuv1.Target{Target: &dxpuv1.Target_GpuId{GpuId: "b1/1"}}, hostile)
+	lease := w.lease(&dxpuv1.LeaseSpec{Count: 1, HostId: "h1"})
+	w.lease(&dxpuv1.LeaseSpec{Count: 60, Model: hostile, HostId: "h1"})
+	shows := 0
+	for _, path := range append(paths(lease), "/ui/hosts/h1", "/ui/boxes/b1", "/ui/gpus/b1/0", "/ui/gpus/b1/1", "/ui/gpus?model="+escape(hostile), "/?rack="+escape(hostile), "/ui/hosts?name="+escape(hostile), "/ui/leases/"+escape(hostile), "/ui/signin?next="+escape(hostile)) {
+		_, body := get(t, w.url+path)
+		doc := checkPage(t, body)
+		if strings.Contains(text(doc), hostile) {
+			shows++
+		}
+	}
+	if shows < 6 {
+		t.Errorf("the hostile text shows as text on %d pages", shows)
+	}
+}
+
+func escape(s string) string {
+	var b strings.Builder
+	for _, c := range []byte(s) {
+		fmt.Fprintf(&b, "%%%02X", c)
+	}
+	return b.String()
+}
+
+// A page of the pool shows what the pool has.
+func TestPoolPageCounts(t *testing.T) {
+	w, _ := livelyWorld(t)
+	_, body := get(t, w.url+"/")
+	doc := checkPage(t, body)
+	got := map[string]int{}
+	each(doc, func(n *html.Node) {
+		if n.Data != "a" || !strings.HasPrefix(attr(n, "href"), "/ui/gpus/") {
+			return
+		}
+		if class := strings.Fields(attr(n, "class")); len(class) == 2 && class[0] == "slot" {
+			got[class[1]]++
+		}
+	})
+	want := map[string]int{"free": 28, "bound": 23, "releasing": 2, "held": 1, "degraded": 1, "failed": 1, "unreachable": 8}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("slots: %v, want %v", got, want)
+	}
+	for _, sentence := range []string{
+		"Box r1-sw has not reported for", "8 GPUs in it, 8 leased", "failed: fallen off the bus", "degraded: link at x8 of x16",
+		"16 × DX200, NVLink required, on host h09", "2 boxes, 16 GPUs",
+	} {
+		if !strings.Contains(text(doc), sentence) {
+			t.Errorf("the page does not say %q", sentence)
+		}
+	}
+}
+
+// A tenant sees its own, and no button that would not work.
+func TestPagesOfATenant(t *testing.T) {
+	w, lease := livelyWorld(t)
+	token := w.token(dxpuv1.Role_ROLE_TENANT, "research")
+	mine := []string{"Authorization", "Bearer " + token}
+	for _, tt := range []struct {
+		path    string
+		status  int
+		has     string
+		without string
+	}{
+		{"/", 200, "does not show you the boxes", "r1-nv"},
+		{"/ui/leases", 200, lease, "speech"},
+		{"/ui/leases/" + lease, 200, "Delete lease", "Maintenance"},
+		{"/ui/hosts/h03", 200, "h03", "Maintenance"},
+		{"/ui/gpus", 200, "r3-nv/0", "r4-nv/0"},
+		{"/ui/gpus/r3-nv/0", 200, "Round trip", "Maintenance"},
+		{"/ui/gpus/r4-nv/0", 404, "r4-nv/0", "DX200"},
+		{"/ui/boxes/r1-nv", 403, "tenant", "DX200"},
+		{"/ui/tenants", 200, "research", "speech"},
+		{"/ui/events", 200, lease, "speech"},
+	} {
+		res, body := get(t, w.url+tt.path, mine...)
+		said := text(checkPage(t, body))
+		if res.StatusCode != tt.status || !strings.Contains(said, tt.has) || strings.Contains(said, tt.without) {
+			t.Errorf("%s: %s, want %d with %q and without %q:\n%s", tt.path, res.Status, tt.status, tt.has, tt.without, said)
+		}
+	}
+}
+
+// token makes a token, and its tenant where it needs one.
+func (w *world) token(role dxpuv1.Role, tenant string) string {
+	w.t.Helper()
+	if tenant != "" {
+		if _, err := w.pool.PutTenant(w.t.Context(), connect.NewRequest(&dxpuv1.PutTenantRequest{Tenant: &dxpuv1.Tenant{
+			Id: tenant, Description: "tests", Quota: &dxpuv1.Quota{MaxGpus: 16, MaxGpusByModel: map[string]uint32{"DX200": 8}},
+		}})); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	res, err := w.pool.CreateToken(w.t.Context(), connect.NewRequest(&dxpuv1.CreateTokenRequest{Role: role, Tenant: tenant}))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return res.Msg.Secret
+}
+
+// Pages of things that are not there, and of a manager that does not answer.
+func TestPagesOfErrors(t *testing.T) {
+	w := newWorld(t, 0)
+	for _, tt := range []struct {
+		path   string
+		status int
+		says   string
+	}{
+		{"/ui/nothing", 404, "There is no such page."},
+		{"/ui/leases/l-1", 404, `Lease "l-1" does not exist.`},
+		{"/ui/hosts/h9", 404, `Host "h9" does not exist.`},
+		{"/ui/boxes/b9", 404, `Box "b9" does not exist.`},
+		{"/ui/gpus/b9/0", 404, `Gpu "b9/0" does not exist.`},
+		{"/ui/hosts?after=%20", 400, "page_token"},
+	} {
+		res, body := get(t, w.url+tt.path)
+		if said := text(checkPage(t, body)); res.StatusCode != tt.status || !strings.Contains(strings.ToLower(said), strings.ToLower(tt.says)) {
+			t.Errorf("%s: %s: %s", tt.path, res.Status, said)
+		}
+	}
+	for _, path := range []string{"/ui/static/nothing.js", "/ui/static/..%2fframe.html", "/ui/static/frame.html"} {
+		if res, _ := get(t, w.url+path); res.StatusCode != http.StatusNotFound {
+			t.Errorf("%s: %s", path, res.Status)
+		}
+	}
+	if res, body := get(t, w.url+"/ui/static/app.js"); res.StatusCode != 200 || !strings.Contains(res.Header.Get("Content-Type"), "javascript") || len(body) < 1000 {
+		t.Errorf("the script: %s", res.Status)
+	}
+}
+
+// A manager that follows names the one that leads, if there is one.
+func TestPageOfAFollower(t *testing.T) {
+	for _, leader := range []string{"https://m2.example:7470", client.Nobody} {
+		a := newFakeAPI()
+		a.leader = leader
+		w := fetch(t, serve(a), "operator", "/ui/leases", "")
+		body := w.Body.String()
+		if link := strings.Contains(body, `<a href="`+leader+`">`); w.Code != http.StatusServiceUnavailable || link != (leader != client.Nobody) {
+			t.Errorf("leader %s: %d, %s", leader, w.Code, body)
+		}
+	}
+}

@@ -1,0 +1,398 @@
+package web
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"embed"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"html/template"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+	"github.com/dxpu-project/dxpu/client"
+)
+
+//go:embed assets
+var assets embed.FS
+
+// assetVersion changes with any file that a browser keeps.
+var assetVersion = sync.OnceValue(func() string {
+	h := fnv.New64a()
+	for _, name := range []string{"app.js", "style.css", "favicon.svg"} {
+		b, err := assets.ReadFile("assets/" + name)
+		if err != nil {
+			panic("web: " + err.Error()) // not in the program
+		}
+		_, _ = h.Write(b)
+	}
+	return strconv.FormatUint(h.Sum64(), 36)
+})
+
+// static serves the style, the script and the icon. Their URL carries their
+// version, so a browser may keep them.
+func static(w http.ResponseWriter, r *http.Request) {
+	types := map[string]string{"app.js": "text/javascript; charset=utf-8", "style.css": "text/css; charset=utf-8", "favicon.svg": "image/svg+xml"}
+	name := r.PathValue("file")
+	b, err := assets.ReadFile("assets/" + name)
+	if types[name] == "" || err != nil {
+		http.NotFound(w, r)
+		return
+	}
+	w.Header().Set("Content-Type", types[name])
+	w.Header().Set("Cache-Control", "public, max-age=31536000, immutable")
+	_, _ = w.Write(b)
+}
+
+// parsed are the templates. They are parsed for the first page, not when the
+// program starts: of all commands only a manager has pages. A template that
+// cannot be parsed is a programmer's mistake, and a test parses them all.
+var parsed = sync.OnceValue(func() (p struct {
+	frame *template.Template            // what is around every page, and the parts that pages share
+	pages map[string]*template.Template // the contents of the pages by name
+},
+) {
+	p.frame = template.Must(template.New("").Funcs(functions).ParseFS(assets, "assets/frame.html", "assets/parts.html"))
+	p.pages = map[string]*template.Template{}
+	names, err := fs.Glob(assets, "assets/pages/*.html")
+	if err != nil {
+		panic("web: " + err.Error())
+	}
+	for _, name := range names {
+		base := name[len("assets/pages/") : len(name)-len(".html")]
+		p.pages[base] = template.Must(template.Must(p.frame.Clone()).ParseFS(assets, name))
+	}
+	return p
+})
+
+var functions = template.FuncMap{
+	"word": word, "number": number, "took": tookProto, "rate": rate, "memory": memory, "rtt": rtt, "machine": machine,
+	"sentence": sentence, "wish": wish, "orElse": func(s, other string) string { return cmp.Or(s, other) }, "plural": plural, "kindOf": kindOf, "about": about,
+	"moment": moment, "ago": ago, "query": query,
+	"percent": func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) + "%" },
+	"dict":    dict, "gpuHref": gpuHref, "leaseClass": leaseClass, "between": between,
+	"inc": func(n int, by ...int) int {
+		n++
+		for _, b := range by {
+			n += b
+		}
+		return n
+	},
+	// The table's heading says already that the lease is in the queue.
+	"waits":     func(s string) string { return sentence(strings.TrimPrefix(s, "in the queue: ")) },
+	"step":      func(s string) string { return strings.ReplaceAll(s, "_", " ") },
+	"places":    func() []entry { return places },
+	"hostShows": func() []entry { return hostShows },
+}
+
+// entry is one of several to choose from.
+type entry struct{ Key, Name, Href string }
+
+var places = []entry{
+	{"pool", "Pool", "/"},
+	{"leases", "Leases", "/ui/leases"},
+	{"hosts", "Hosts", "/ui/hosts"},
+	{"gpus", "GPUs", "/ui/gpus"},
+	{"tenants", "Tenants", "/ui/tenants"},
+	{"events", "Events", "/ui/events"},
+}
+
+var hostShows = []entry{
+	{Name: "all"},
+	{Key: "lost", Name: "silent"},
+	{Key: "cordoned", Name: "cordoned"},
+	{Key: "used", Name: "with GPUs"},
+	{Key: "free", Name: "with free slots"},
+}
+
+// leaseClass is the colour of a lease's state.
+func leaseClass(s dxpuv1.LeaseState) string {
+	switch s {
+	case dxpuv1.LeaseState_LEASE_STATE_ACTIVE:
+		return "good"
+	case dxpuv1.LeaseState_LEASE_STATE_PENDING, dxpuv1.LeaseState_LEASE_STATE_BINDING:
+		return "wait"
+	case dxpuv1.LeaseState_LEASE_STATE_DEGRADED, dxpuv1.LeaseState_LEASE_STATE_FAILED:
+		return "bad"
+	}
+	return "off"
+}
+
+func between(a, b *timestamppb.Timestamp) string { return took(b.AsTime().Sub(a.AsTime())) }
+
+// dict hands several values to a part of a page.
+func dict(pairs ...any) (map[string]any, error) {
+	out := map[string]any{}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		key, ok := pairs[i].(string)
+		if !ok {
+			return nil, fmt.Errorf("dict: %v is no name", pairs[i])
+		}
+		out[key] = pairs[i+1]
+	}
+	return out, nil
+}
+
+// query is the present query with some values changed; an empty value goes.
+func query(q url.Values, pairs ...any) template.URL {
+	out := url.Values{}
+	for k, v := range q {
+		out[k] = v
+	}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		k, v := fmt.Sprint(pairs[i]), fmt.Sprint(pairs[i+1])
+		out.Del(k)
+		if v != "" {
+			out.Set(k, v)
+		}
+	}
+	return template.URL("?" + out.Encode()) // Encode escapes everything that is not a letter, digit, '-', '_', '.' or '~'
+}
+
+// view is one rendering of one page: who looks at what, when.
+type view struct {
+	Title string
+	Nav   string // the entry of the navigation that it belongs to
+	Name  string // of the template
+	Now   time.Time
+	Query url.Values
+	Here  string // path and query
+	Theme string
+	Form  string // token for forms
+	Said  string // what the action before left to say
+	// Poll is how often the page is fetched anew although nothing happened, in
+	// seconds: ages and counters move without events.
+	Poll     int
+	Live     bool
+	Me       *dxpuv1.WhoAmIResponse // nil: not asked
+	SignedIn bool                   // by this page's form
+	Pool     *dxpuv1.Pool
+	Data     any
+	Content  template.HTML // what "main" of the page's template made of the above
+
+	Assets string
+
+	api dxpuv1connect.PoolServiceClient // while the page is filled
+	r   *http.Request
+}
+
+func (v *view) ctx() context.Context { return v.r.Context() }
+
+// Operator reports whether the viewer may maintain the pool. The manager
+// decides; this only keeps buttons away that would not work.
+func (v *view) Operator() bool {
+	if v.Me == nil {
+		return true
+	}
+	return v.Me.Role == dxpuv1.Role_ROLE_UNSPECIFIED || v.Me.Role == dxpuv1.Role_ROLE_ADMIN || v.Me.Role == dxpuv1.Role_ROLE_OPERATOR
+}
+
+// pageFunc fills a view.
+type pageFunc func(*view) error
+
+// afterHeader is what a live page fetches itself anew with: the revision of the
+// newest event that it knows of. It is answered with the content alone.
+const afterHeader = "Dxpu-After"
+
+// page makes a handler of what fills a view.
+func (s *Server) page(fill pageFunc) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		v := s.newView(w, r)
+		revision, err := strconv.ParseUint(r.Header.Get(afterHeader), 10, 64)
+		live := err == nil
+		if v.Me, err = s.identities.of(r, !live, s.cfg.Client); err != nil {
+			s.fail(w, v, err)
+			return
+		}
+		out, err := s.rendered(v, live, revision, fill)
+		if err != nil {
+			s.fail(w, v, err)
+			return
+		}
+		v.Title, v.Nav, v.Poll, v.Pool = out.title, out.nav, out.poll, out.pool
+		if live {
+			writeHTML(w, http.StatusOK, []byte(`<div id="content">`), v.own(out.content), []byte("</div>"))
+			return
+		}
+		v.write(w, http.StatusOK, out.content)
+	})
+}
+
+// rendered renders a page's content, or shares it with others who see the same.
+func (s *Server) rendered(v *view, live bool, revision uint64, fill pageFunc) (*rendering, error) {
+	render := func(ctx context.Context) (*rendering, error) {
+		v := *v // what is left of it is nobody's own
+		v.api, v.r = s.cfg.Client(v.r), v.r.WithContext(ctx)
+		v.Form, v.Said, v.Theme = formPlace, "", ""
+		err := v.load()
+		if err == nil {
+			err = fill(&v)
+		}
+		if err != nil {
+			return nil, err
+		}
+		content, err := v.content()
+		return &rendering{content: content, revision: v.Pool.Revision, title: v.Title, nav: v.Nav, poll: v.Poll, pool: v.Pool}, err
+	}
+	key := sees(v.Me)
+	if key == "" {
+		return render(v.ctx())
+	}
+	return s.shares.get(v.ctx(), key+" "+v.Here, live, revision, render)
+}
+
+func (s *Server) newView(w http.ResponseWriter, r *http.Request) *view {
+	v := &view{
+		Now: s.cfg.Now(), Query: r.URL.Query(), Here: r.URL.RequestURI(), Form: formToken(w, r), Said: said(w, r),
+		Poll: 5, Live: true, SignedIn: cookie(r, tokenCookie) != "", Pool: &dxpuv1.Pool{}, Assets: assetVersion(),
+		r: r,
+	}
+	if t := cookie(r, themeCookie); t == "light" || t == "dark" {
+		v.Theme = t
+	}
+	return v
+}
+
+// load asks for the pool's totals. A caller that may not see them sees a page
+// without.
+func (v *view) load() error {
+	pool, err := answer(v.api.GetPool(v.ctx(), connect.NewRequest(&dxpuv1.GetPoolRequest{})))
+	if p := pool.GetPool(); p != nil {
+		v.Pool = p
+	}
+	return allowed(err)
+}
+
+// allowed forgets that something is not for the caller's eyes.
+func allowed(err error) error {
+	if connect.CodeOf(err) == connect.CodePermissionDenied {
+		return nil
+	}
+	return err
+}
+
+// formPlace stands in a rendering for the token of whoever gets it. Nobody
+// outside ever sees it.
+var formPlace = rand.Text()
+
+// content renders the page without its frame.
+func (v *view) content() ([]byte, error) {
+	var b bytes.Buffer
+	err := parsed().pages[v.Name].ExecuteTemplate(&b, "main", v)
+	return b.Bytes(), err
+}
+
+// own makes a rendering the viewer's.
+func (v *view) own(content []byte) []byte {
+	if !bytes.Contains(content, []byte(formPlace)) {
+		return content // without a copy: it may be large, and have a thousand viewers
+	}
+	return bytes.ReplaceAll(content, []byte(formPlace), []byte(v.Form))
+}
+
+// write sends a page, whole or not at all.
+func (v *view) write(w http.ResponseWriter, status int, content []byte) {
+	var b bytes.Buffer
+	v.Content = template.HTML(v.own(content)) // a template has made it
+	if err := parsed().frame.ExecuteTemplate(&b, "frame", v); err != nil {
+		http.Error(w, "this page cannot be rendered: "+err.Error(), http.StatusInternalServerError)
+		return
+	}
+	writeHTML(w, status, b.Bytes())
+}
+
+func writeHTML(w http.ResponseWriter, status int, parts ...[]byte) {
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	for _, b := range parts {
+		_, _ = w.Write(b) // the browser has gone
+	}
+}
+
+// writeBare sends a page that nobody shares.
+func (v *view) writeBare(w http.ResponseWriter, status int) {
+	content, err := v.content()
+	if err != nil {
+		http.Error(w, "this page cannot be rendered: "+err.Error(), http.StatusInternalServerError)
+		return
+	}
+	v.write(w, status, content)
+}
+
+// renderBare renders a page that needs nothing of the manager.
+func (s *Server) renderBare(w http.ResponseWriter, r *http.Request, status int, name, title string, data any) {
+	v := s.newView(w, r)
+	v.Name, v.Title, v.Data, v.Live, v.Poll = name, title, data, false, 0
+	v.writeBare(w, status)
+}
+
+// failure is what the page of an error shows.
+type failure struct {
+	Status  int
+	Message string
+	Leader  string
+}
+
+// fail shows an error; who has no credential is asked for one.
+func (s *Server) fail(w http.ResponseWriter, v *view, err error) {
+	if connect.CodeOf(err) == connect.CodeUnauthenticated {
+		http.Redirect(w, v.r, "/ui/signin?next="+url.QueryEscape(v.Here), http.StatusSeeOther)
+		return
+	}
+	status := httpStatus(err)
+	v.Name, v.Title, v.Poll = "failure", http.StatusText(status), 0
+	f := failure{Status: status, Message: sentence(message(err))}
+	var ce *connect.Error
+	if errors.As(err, &ce) {
+		// A manager that follows names who leads.
+		if f.Leader = ce.Meta().Get(client.Header); f.Leader == client.Nobody {
+			f.Leader = ""
+		}
+	}
+	v.Data = f
+	for _, p := range places[1:] {
+		if strings.HasPrefix(v.r.URL.Path, p.Href) {
+			v.Nav = p.Key
+		}
+	}
+	v.writeBare(w, status)
+}
+
+var errNoPage = connect.NewError(connect.CodeNotFound, errors.New("there is no such page"))
+
+func (s *Server) noPage(*view) error { return errNoPage }
+
+func httpStatus(err error) int {
+	switch connect.CodeOf(err) {
+	case connect.CodeNotFound:
+		return http.StatusNotFound
+	case connect.CodeInvalidArgument, connect.CodeOutOfRange:
+		return http.StatusBadRequest
+	case connect.CodeUnauthenticated:
+		return http.StatusUnauthorized
+	case connect.CodePermissionDenied:
+		return http.StatusForbidden
+	case connect.CodeAborted, connect.CodeAlreadyExists, connect.CodeFailedPrecondition:
+		return http.StatusConflict
+	case connect.CodeResourceExhausted:
+		return http.StatusTooManyRequests
+	case connect.CodeUnimplemented:
+		return http.StatusNotImplemented
+	case connect.CodeUnavailable, connect.CodeCanceled, connect.CodeDeadlineExceeded:
+		return http.StatusServiceUnavailable
+	}
+	return http.StatusInternalServerError
+}

@@ -1,0 +1,124 @@
+package reader
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// wire is something to receive from, in virtual time: each message comes some
+// time after the one before has been received, and looking for it takes a while.
+type wire struct {
+	gaps  []time.Duration // of the messages to come
+	look  time.Duration   // how long a look takes that does not wait
+	begun time.Time       // when the last one was received
+	looks int             // that did not wait,
+	waits int             // and that did, since the last message
+}
+
+func (w *wire) receive(block bool) error {
+	if block {
+		w.waits++
+	} else {
+		w.looks++
+		time.Sleep(w.look)
+	}
+	left := time.Until(w.begun.Add(w.gaps[0]))
+	if left > 0 && !block {
+		return ErrNothing
+	}
+	time.Sleep(max(left, 0))
+	return nil
+}
+
+// waited receives the next message and tells how: the numbers of looks and waits.
+func (w *wire) waited(t *testing.T, p *Poller, brief bool) (looks, waits int) {
+	t.Helper()
+	w.begun, w.looks, w.waits = time.Now(), 0, 0
+	if err := p.Wait(brief, w.receive); err != nil {
+		t.Fatal(err)
+	}
+	w.gaps = w.gaps[1:]
+	return w.looks, w.waits
+}
+
+func TestPoller(t *testing.T) {
+	const (
+		us = time.Microsecond
+		ms = time.Millisecond
+	)
+	window := Polling{Window: 50 * us}
+	for _, c := range []struct {
+		name    string
+		polling Polling
+		brief   bool
+		look    time.Duration
+		gaps    []time.Duration
+		waits   []int // for each message: 1 if the reader slept
+		polled  []int // for each message: 1 if it looked before
+	}{
+		{"one that does not poll", Polling{}, true, us, []time.Duration{10 * us, 10 * us, 10 * us}, []int{1, 1, 1}, []int{0, 0, 0}},
+		{"an exchange", window, true, us, []time.Duration{10 * us, 10 * us, 49 * us, 10 * us}, []int{1, 0, 0, 0}, []int{0, 1, 1, 1}},
+		{"bulk traffic", window, false, us, []time.Duration{10 * us, 10 * us, 10 * us}, []int{1, 1, 1}, []int{0, 0, 0}},
+		{"a pause in an exchange", window, true, us, []time.Duration{10 * us, 10 * us, ms, 10 * us, 10 * us}, []int{1, 0, 1, 1, 0}, []int{0, 1, 1, 0, 1}},
+		{"a slow exchange", window, true, us, []time.Duration{60 * us, 60 * us, 60 * us}, []int{1, 1, 1}, []int{0, 0, 0}},
+		// The second look takes others' time slices: nobody polls for a tenth of a second.
+		{"a processor that others want", window, true, crowded, []time.Duration{10 * us, 2 * crowded, 10 * us, rest, 10 * us, 10 * us}, []int{1, 1, 1, 1, 1, 0}, []int{0, 1, 0, 0, 0, 1}},
+		{"a processor of its own", Polling{Spin: 100 * us}, false, us, []time.Duration{10 * us, ms, 10 * us}, []int{0, 1, 0}, []int{1, 1, 1}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p, w := &Poller{Polling: c.polling}, &wire{gaps: c.gaps, look: c.look}
+				var waits, polled []int
+				for len(w.gaps) > 0 {
+					l, b := w.waited(t, p, c.brief)
+					polled, waits = append(polled, min(l, 1)), append(waits, b)
+				}
+				if !slices.Equal(waits, c.waits) || !slices.Equal(polled, c.polled) {
+					t.Errorf("slept %v, want %v; looked before %v, want %v", waits, c.waits, polled, c.polled)
+				}
+			})
+		})
+	}
+}
+
+// Silence does not become an exchange by a window that is longer than a reader
+// sleeps at a time.
+func TestSilenceIsNotPolled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, looks := &Poller{Polling: Polling{Window: 100 * time.Millisecond}}, 0
+		for range 10 {
+			err := p.Wait(true, func(block bool) error {
+				if block {
+					time.Sleep(50 * time.Millisecond)
+				} else {
+					looks++
+					time.Sleep(time.Microsecond)
+				}
+				return ErrNothing
+			})
+			if !errors.Is(err, ErrNothing) {
+				t.Fatal(err)
+			}
+		}
+		if looks > 0 {
+			t.Errorf("looked %d times though nothing ever came", looks)
+		}
+	})
+}
+
+func TestPollerAllocatesNothing(t *testing.T) {
+	var s Source = silence{}
+	p := &Poller{Polling: Polling{Window: DefaultWindow}}
+	if n := testing.AllocsPerRun(100, func() { _ = p.Wait(s.Exchange(), s.Receive) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// silence is a Source that always has something.
+type silence struct{}
+
+func (silence) Receive(bool) error { return nil }
+func (silence) Exchange() bool     { return true }

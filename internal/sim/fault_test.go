@@ -1,0 +1,258 @@
+package sim_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"hash/fnv"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/dxpu-project/dxpu/cfgspace"
+	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/device/gpu"
+	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/fault"
+	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
+	"github.com/dxpu-project/dxpu/internal/sim"
+	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+const transfer = 256 << 10
+
+func random(seed uint64, n int) []byte {
+	b := make([]byte, 0, n)
+	for r := rand.New(rand.NewPCG(seed, 1)); len(b) < n; {
+		b = binary.LittleEndian.AppendUint64(b, r.Uint64())
+	}
+	return b[:n]
+}
+
+func bad(share float64) fault.Plan {
+	if share == 0 {
+		return fault.Plan{} // jitter reorders too
+	}
+	return fault.Plan{Loss: share, Dup: share, Reorder: share, Corrupt: share, Jitter: us}
+}
+
+// badWorld is a host and a GPU with a path that loses, repeats, reorders and corrupts.
+func badWorld(t *testing.T, share float64, seed uint64) *sim.World {
+	t.Helper()
+	w, err := sim.New(sim.Spec{
+		GPU:    gpu.Spec{VRAM: 1 << 20},
+		Paths:  []sim.Path{{Delay: 3 * us, Down: bad(share), Up: bad(share)}},
+		Memory: sim.DriverSize + 2*transfer,
+		Link:   link.Config{Cipher: link.CipherAES256GCM},
+		MTU:    1500 - 48, Seed: seed,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// copyBothWays uploads and downloads with nothing aligned, and compares.
+func copyBothWays(t *testing.T, w *sim.World) {
+	t.Helper()
+	d, err := w.OpenGPU()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = transfer - 64
+	in := w.Memory[sim.DriverSize+3:][:n]
+	out := w.Memory[sim.DriverSize+transfer+5:][:n]
+	copy(in, random(7, n))
+	before := w.Counters().WriteRequests
+	err = d.Do(
+		reg.CopyToVRAM(1, 1, sim.MemoryBase+sim.DriverSize+3, n),
+		reg.CopyFromVRAM(2, sim.MemoryBase+sim.DriverSize+transfer+5, 1, n),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The fence came behind the data, so all of it is here.
+	if !bytes.Equal(in, out) {
+		t.Fatal("other bytes came back")
+	}
+	c := w.Counters()
+	sent, err := d.Register(reg.CountWriteTLPs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const fences = 1
+	if got := c.WriteRequests - before; got != sent+fences {
+		t.Errorf("%d writes arrived, the GPU sent %d", got, sent+fences)
+	}
+	if c.Unexpected != 0 || c.Refused != 0 || c.Timeouts != 0 || c.Failed != 0 {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestBadPath(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		share float64
+	}{{"perfect", 0}, {"1 %", 0.01}, {"5 %", 0.05}} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w := badWorld(t, c.share, 1)
+			copyBothWays(t, w)
+			host, box := w.LinkStats()
+			lost := host.LostDatagrams + box.LostDatagrams
+			duplicates := host.Drops.Replay + box.Drops.Replay
+			if (lost > 0) != (c.share > 0) || (duplicates > 0) != (c.share > 0) {
+				t.Errorf("%d datagrams lost, %d came twice", lost, duplicates)
+			}
+		})
+	}
+}
+
+// The same seed gives the same datagrams at the same times; another does not.
+func TestRunsAreRepeatable(t *testing.T) {
+	run := func(seed uint64) uint64 {
+		w := badWorld(t, 0.02, seed)
+		h := fnv.New64a()
+		w.OnDatagram = func(at time.Duration, path uint8, datagram []byte) {
+			_, _ = h.Write(binary.LittleEndian.AppendUint64([]byte{path}, uint64(at)))
+			_, _ = h.Write(datagram)
+		}
+		d, err := w.OpenGPU()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Do(reg.CopyToVRAM(1, 0, sim.MemoryBase+sim.DriverSize, 64<<10)); err != nil {
+			t.Fatal(err)
+		}
+		return h.Sum64()
+	}
+	if a, b := run(1), run(1); a != b {
+		t.Error("two runs with one seed differ")
+	}
+	if run(1) == run(2) {
+		t.Error("another seed makes no difference")
+	}
+}
+
+// A path that is cut in mid-transfer costs time and nothing else.
+func TestPathCut(t *testing.T) {
+	cut := fault.Plan{Partitions: []fault.Window{{From: 300 * us, To: time.Hour}}}
+	w, err := sim.New(sim.Spec{
+		GPU:    gpu.Spec{VRAM: 1 << 20, Tags: 16},
+		Paths:  []sim.Path{{Delay: 3 * us, Down: cut, Up: cut}, {Delay: 4 * us}},
+		Memory: sim.DriverSize + 2*transfer, Link: link.Config{Cipher: link.CipherAES256GCM},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	copyBothWays(t, w)
+	host, _ := w.LinkStats()
+	if host.Paths[0].Failures == 0 || host.Paths[0].DatagramsSent == 0 || host.Paths[1].Failures != 0 {
+		t.Errorf("paths %+v", host.Paths)
+	}
+}
+
+// recorder is a device with one BAR that notes every write and answers reads
+// with the number of writes that came before.
+type recorder struct {
+	cfg     *cfgspace.Space
+	written []uint32
+	out     []tlp.Packet
+}
+
+func newRecorder(t *testing.T) *recorder {
+	t.Helper()
+	cfg, err := cfgspace.NewEndpoint(cfgspace.Identity{Vendor: 0x1234, Device: 1}).
+		BAR(0, cfgspace.BAR{Kind: cfgspace.Memory32, Size: 4096}).
+		Express(cfgspace.Express{Type: cfgspace.Endpoint, Generation: pcie.Gen3, Width: 1, MaxPayload: 256}).Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &recorder{cfg: cfg}
+}
+
+func (r *recorder) Receive(_ time.Duration, p *tlp.Packet) {
+	var out tlp.Packet
+	switch p.Type {
+	case tlp.MWr:
+		r.written = append(r.written, binary.LittleEndian.Uint32(p.Data))
+		return
+	case tlp.CfgWr0:
+		r.cfg.WriteBE(p.Register, p.FirstBE, binary.LittleEndian.Uint32(p.Data))
+		transaction.Respond(&out, p, 0, pcie.SuccessfulCompletion)
+	default:
+		v := uint32(len(r.written))
+		if p.Type == tlp.CfgRd0 {
+			v = r.cfg.Read(int(p.Register), 4)
+		}
+		var job transaction.ReadJob
+		job.Start(p, 0, 64, 128)
+		job.Build(&out, binary.LittleEndian.AppendUint32(nil, v))
+	}
+	r.out = append(r.out, out)
+}
+
+func (r *recorder) Transmit(_ time.Duration, emit func(p *tlp.Packet) bool) {
+	for len(r.out) > 0 && emit(&r.out[0]) {
+		r.out = r.out[1:]
+	}
+}
+
+func (r *recorder) Wake() time.Duration                   { return device.Never }
+func (r *recorder) NextJob() (device.Job, bool)           { return nil, false }
+func (r *recorder) FinishJob(time.Duration, device.Job)   {}
+func (r *recorder) Reset(time.Duration, device.ResetKind) {}
+
+// Every posted write arrives once and in order, and before the read behind it.
+func TestPostedWritesOnceAndInOrder(t *testing.T) {
+	const writes = 5000
+	r := newRecorder(t)
+	w, err := sim.New(sim.Spec{
+		Device: r, Paths: []sim.Path{{Delay: 2 * us, Down: bad(0.01), Up: bad(0.01)}, {Delay: 30 * us, Down: bad(0.01), Up: bad(0.01)}},
+		Memory: 4096, Link: link.Config{Cipher: link.CipherAES256GCM}, MTU: 1500 - 48, Seed: 3,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := w.Enumerate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bar := f.BARs[0].Range.Base
+	for i := range uint32(writes) {
+		if err := w.MemoryWrite32(bar+uint64(i%1024)*4, i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seen, err := w.MemoryRead32(bar)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if seen != writes {
+		t.Errorf("the read behind %d writes came after %d", writes, seen)
+	}
+	for i, v := range r.written {
+		if v != uint32(i) {
+			t.Fatalf("write %d is number %d", i, v)
+		}
+	}
+	if len(r.written) != writes {
+		t.Errorf("%d writes arrived, want %d", len(r.written), writes)
+	}
+}
+
+func TestWorldWithoutDevice(t *testing.T) {
+	g, err := gpu.New(gpu.Spec{VRAM: 64 << 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.Inject(gpu.Kill)
+	w, err := sim.New(sim.Spec{Device: g, Memory: sim.DriverSize})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.OpenGPU(); err == nil {
+		t.Error("a dead GPU was enumerated")
+	}
+}

@@ -1,0 +1,47 @@
+package soak
+
+import (
+	"encoding/binary"
+	"sync/atomic"
+	"time"
+
+	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/internal/boxproxy"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// sequence is a software GPU whose first scratch register expects to be
+// written the numbers 0, 1, 2 and so on after each change of hands.
+type sequence struct {
+	boxproxy.SoftwareGPU
+	seen  atomic.Uint64 // writes since
+	wrong atomic.Uint64 // of them that were not the next number
+}
+
+var (
+	_ device.Device     = (*sequence)(nil)
+	_ boxproxy.Scrubber = (*sequence)(nil)
+	_ boxproxy.Checker  = (*sequence)(nil)
+)
+
+// Receive implements device.Device.
+func (s *sequence) Receive(now time.Duration, p *tlp.Packet) {
+	if p.Type == tlp.MWr && len(p.Data) == 4 {
+		if bar, off, ok := s.Config().Decode(p.Addr, 4); ok && bar == reg.BARRegisters && off == reg.Scratch {
+			if n := s.seen.Add(1) - 1; uint64(binary.LittleEndian.Uint32(p.Data)) != n&0xffff_ffff {
+				s.wrong.Add(1)
+			}
+		}
+	}
+	s.SoftwareGPU.Receive(now, p)
+}
+
+// Reset implements device.Device.
+func (s *sequence) Reset(now time.Duration, kind device.ResetKind) {
+	if kind == device.ConventionalReset {
+		s.seen.Store(0)
+		s.wrong.Store(0)
+	}
+	s.SoftwareGPU.Reset(now, kind)
+}

@@ -1,0 +1,167 @@
+package soak
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/device/gpu/driver"
+)
+
+const (
+	attached = dxpuv1.BindingState_BINDING_STATE_ATTACHED
+	lost     = dxpuv1.BindingState_BINDING_STATE_LOST
+	failed   = dxpuv1.BindingState_BINDING_STATE_FAILED
+)
+
+// worker is the user of one slot of the host: it has a device attached, works
+// with it for a while, has it detached, and again.
+type worker struct {
+	rig    *rig
+	ledger *ledger
+	slot   int
+	rand   *rand.Rand
+}
+
+func newWorker(r *rig, l *ledger, slot int, random *rand.Rand) *worker {
+	return &worker{rig: r, ledger: l, slot: slot, rand: random}
+}
+
+const (
+	// A session lasts so long, if nothing befalls it.
+	leastSession, mostSession = 300 * time.Millisecond, 4 * time.Second
+	// attachLimit and detachLimit bound what the proxies do about a binding.
+	attachLimit, detachLimit = 30 * time.Second, 30 * time.Second
+	// operationLimit bounds one operation; a stuck one is a violation.
+	operationLimit = 30 * time.Second
+)
+
+// run works until stop is closed, and leaves the slot empty.
+func (w *worker) run(stop <-chan struct{}) {
+	for !isClosed(stop) {
+		began := time.Now()
+		b := w.rig.bind(w.slot)
+		if w.awaitAttached(b, began) {
+			w.session(b, stop)
+		}
+		w.rig.unbind(w.slot)
+		if !w.rig.until(detachLimit, func() bool {
+			h, x := w.rig.observed(w.slot, b)
+			return h == nil && x == nil
+		}) {
+			h, x := w.rig.observed(w.slot, b)
+			w.ledger.violate("slot %d: %v after it was detached the host says %v, the box %v", w.slot, detachLimit, h.GetState(), x.GetState())
+		}
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// awaitAttached waits for the device to be in the slot.
+func (w *worker) awaitAttached(b *want, began time.Time) bool {
+	var have, at *dxpuv1.ObservedBinding
+	over := func(o *dxpuv1.ObservedBinding) bool { return o.GetState() == lost || o.GetState() == failed }
+	done := w.rig.until(attachLimit, func() bool {
+		have, at = w.rig.observed(w.slot, b)
+		return have.GetState() == attached || over(have) || over(at)
+	})
+	if done && have.GetState() == attached {
+		return true
+	}
+	w.ledger.add(func(a *Account) { a.FailedAttaches++ })
+	if !done {
+		w.ledger.violate("slot %d: not attached after %v: the host says %v (%s), the box %v (%s)",
+			w.slot, attachLimit, have.GetState(), have.GetDetail(), at.GetState(), at.GetDetail())
+		return false
+	}
+	w.ledger.lose(began, "slot %d: attach: the host says %v (%s), the box %v (%s)",
+		w.slot, have.GetState(), have.GetDetail(), at.GetState(), at.GetDetail())
+	return false
+}
+
+// session is one attached device in use. Two lanes use it at once: one copies,
+// the other writes and reads registers.
+type session struct {
+	*worker
+	dev    *driver.Device
+	gpu    *sequence
+	ended  atomic.Bool // by a reported loss
+	writes uint64      // numbered ones so far
+}
+
+// session works with the device for a while.
+func (w *worker) session(b *want, stop <-chan struct{}) {
+	began := time.Now()
+	w.ledger.add(func(a *Account) { a.Sessions++ })
+	length := between(w.rand, leastSession, mostSession)
+	copies, accesses := rand.New(rand.NewPCG(w.rand.Uint64(), 1)), rand.New(rand.NewPCG(w.rand.Uint64(), 2))
+	s := &session{worker: w}
+	ctx, cancel := context.WithTimeout(context.Background(), operationLimit)
+	defer cancel()
+	bus, g, err := w.rig.device(ctx, w.slot)
+	if err == nil {
+		s.gpu = g
+		if s.dev, err = driver.Open(ctx, bus, driver.Options{}); err != nil {
+			err = errors.Join(err, bus.Close())
+		}
+	}
+	if err != nil {
+		w.ledger.add(func(a *Account) { a.LostSessions++ })
+		w.ledger.lose(began, "slot %d: open the device: %v", w.slot, err)
+		return
+	}
+	over := func() bool { return s.ended.Load() || isClosed(stop) || time.Since(began) > length }
+	var lanes sync.WaitGroup
+	lanes.Go(func() { s.copyLane(copies, over) })
+	lanes.Go(func() { s.accessLane(accesses, over) })
+	lanes.Wait()
+	if !s.ended.Load() {
+		s.balance(b)
+	}
+	arrived, _ := s.dev.Interrupts()
+	w.ledger.add(func(a *Account) {
+		a.Interrupts += arrived
+		if s.ended.Load() {
+			a.LostSessions++
+		}
+	})
+	if err := errors.Join(s.dev.Close(), bus.Close()); err != nil && !s.ended.Load() {
+		w.ledger.lose(began, "slot %d: close the device: %v", w.slot, err)
+	}
+}
+
+// balance compares what each end of the link says that it sent with what the
+// other says that came: nothing is under way any more.
+func (s *session) balance(b *want) {
+	began := time.Now()
+	var host, box *dxpuv1.Counters
+	even := s.rig.until(operationLimit, func() bool {
+		h, x := s.rig.observed(s.slot, b)
+		host, box = h.GetCounters(), x.GetCounters()
+		return h.GetState() != attached || x.GetState() != attached ||
+			host.GetTlpsSent() == box.GetTlpsReceived() && host.GetTlpsReceived() == box.GetTlpsSent() &&
+				host.GetBytesSent() == box.GetBytesReceived() && host.GetBytesReceived() == box.GetBytesSent()
+	})
+	h, x := s.rig.observed(s.slot, b)
+	switch {
+	case !even:
+		s.ledger.violate("slot %d: the host has sent %d TLPs and received %d, the box received %d and sent %d", s.slot,
+			host.GetTlpsSent(), host.GetTlpsReceived(), box.GetTlpsReceived(), box.GetTlpsSent())
+	case h.GetState() != attached || x.GetState() != attached:
+		s.ended.Store(true)
+		s.ledger.lose(began, "slot %d: the host says %v (%s), the box %v (%s)", s.slot, h.GetState(), h.GetDetail(), x.GetState(), x.GetDetail())
+	default:
+		s.ledger.add(func(a *Account) { a.BalancedSessions++ })
+	}
+}

@@ -1,5 +1,0 @@
-//go:build !race
-
-package nettest
-
-const raceEnabled = false

@@ -1,0 +1,268 @@
+package network
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/device/gpu/driver"
+	"github.com/dxpu-project/dxpu/device/gpu/driver/vfiouserbus"
+)
+
+const (
+	attached = dxpuv1.BindingState_BINDING_STATE_ATTACHED
+	lost     = dxpuv1.BindingState_BINDING_STATE_LOST
+	failed   = dxpuv1.BindingState_BINDING_STATE_FAILED
+)
+
+// patience is how long a test waits for what must happen on a loaded machine.
+const patience = 30 * time.Second
+
+// process is a proxy, from outside.
+type process struct {
+	t     *testing.T
+	cfg   config
+	cmd   *exec.Cmd
+	stdin io.WriteCloser
+	log   bytes.Buffer // read after ended
+	ended chan struct{}
+
+	mu   sync.Mutex // guards what follows
+	last report
+	news chan struct{} // closed and replaced with each report
+}
+
+// start starts a proxy in a namespace. It ends with the test, if not before.
+func start(t *testing.T, ns *namespace, cfg config) *process {
+	t.Helper()
+	text, err := json.Marshal(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{t: t, cfg: cfg, ended: make(chan struct{}), news: make(chan struct{})}
+	p.cmd = exec.Command("/proc/self/exe")
+	p.cmd.Args[0] = cfg.Kind
+	p.cmd.Env = append(os.Environ(), configVariable+"="+string(text))
+	p.cmd.Stderr = &p.log
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns.do(func() { err = p.cmd.Start() })
+	if err != nil {
+		t.Fatal(err)
+	}
+	go p.read(out)
+	t.Cleanup(func() {
+		p.kill()
+		if t.Failed() {
+			t.Logf("%s says:\n%s", cfg.Kind, strings.TrimSpace(p.log.String()))
+		}
+	})
+	return p
+}
+
+func (p *process) read(out io.Reader) {
+	defer close(p.ended)
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		var r report
+		if json.Unmarshal(lines.Bytes(), &r) != nil {
+			break // it died in the middle of a line
+		}
+		p.mu.Lock()
+		p.last = r
+		close(p.news)
+		p.news = make(chan struct{})
+		p.mu.Unlock()
+	}
+	_ = p.cmd.Wait()
+}
+
+// kill sends SIGKILL.
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill()
+	<-p.ended
+}
+
+func (p *process) report() (report, <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.last, p.news
+}
+
+// until waits for a report of which ok is true.
+func (p *process) until(what string, ok func(report) bool) report {
+	p.t.Helper()
+	limit := time.NewTimer(patience)
+	defer limit.Stop()
+	for {
+		r, news := p.report()
+		if ok(r) {
+			return r
+		}
+		select {
+		case <-news:
+		case <-p.ended:
+			p.t.Fatalf("%s: the %s has ended", what, p.cfg.Kind)
+		case <-limit.C:
+			p.t.Fatalf("timed out: %s: the %s says %+v", what, p.cfg.Kind, r)
+		}
+	}
+}
+
+// rig is a host and a box, each in its namespace.
+type rig struct {
+	t        *testing.T
+	net      network
+	proxies  [2]*process // by end
+	revision uint64
+	epoch    uint64 // of the binding that is wanted; 0: none is
+}
+
+type options struct {
+	paths  int // default 1
+	kind   string
+	faults []string // of both ends
+}
+
+func newRig(t *testing.T, o options) *rig {
+	t.Helper()
+	r := &rig{t: t, net: newNetwork(t, max(o.paths, 1))}
+	dir, err := os.MkdirTemp("", "dxpu") // short: a socket's path has 107 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if o.kind == "" {
+		o.kind = vmKind
+	}
+	for end, kind := range []string{o.kind, boxKind} {
+		cfg := config{Kind: kind, SocketDir: dir, Faults: o.faults}
+		for path := range max(o.paths, 1) {
+			cfg.Listen = append(cfg.Listen, address(end, path)+":7471")
+		}
+		r.proxies[end] = start(t, r.net[end], cfg)
+	}
+	return r
+}
+
+// restart starts a proxy again that was killed.
+func (r *rig) restart(end int) {
+	r.t.Helper()
+	r.proxies[end] = start(r.t, r.net[end], r.proxies[end].cfg)
+}
+
+func (r *rig) binding() string { return fmt.Sprintf("b%d", r.epoch) }
+
+// apply tells both ends what they should have.
+func (r *rig) apply() {
+	r.t.Helper()
+	r.revision++
+	var says [2]report
+	for end, p := range r.proxies {
+		says[end] = p.until("the first report", func(s report) bool { return s.Addresses != nil })
+	}
+	for end, p := range r.proxies {
+		d := &dxpuv1.DesiredState{NodeNumber: uint32(10 + end), Revision: r.revision}
+		if r.epoch != 0 {
+			peer := &dxpuv1.Peer{NodeNumber: uint32(10 + 1 - end)}
+			for i, a := range says[1-end].Addresses {
+				peer.Addresses = append(peer.Addresses, &dxpuv1.PathAddress{Path: uint32(i), Address: a, Mtu: says[1-end].MTUs[i]})
+			}
+			d.Bindings = []*dxpuv1.DesiredBinding{{
+				BindingId: r.binding(), Epoch: r.epoch, Cipher: dxpuv1.Cipher_CIPHER_AES_256_GCM,
+				Secret: bytes.Repeat([]byte{byte(r.epoch)}, 32), Mtu: says[hostEnd].MTUs[0], Domain: "nettest", Peer: peer,
+			}}
+		}
+		line, err := protojson.Marshal(d)
+		if err == nil {
+			_, err = p.stdin.Write(append(line, '\n'))
+		}
+		if err != nil {
+			r.t.Fatal(err)
+		}
+	}
+}
+
+// attach makes a binding and waits until the host has the GPU.
+func (r *rig) attach() {
+	r.t.Helper()
+	r.epoch = r.revision + 1
+	r.apply()
+	r.proxies[hostEnd].until("attached", func(s report) bool {
+		if s.Binding == r.binding() && s.State == failed {
+			r.t.Fatalf("the host says %v: %s", s.State, s.Detail)
+		}
+		return s.Binding == r.binding() && s.State == attached
+	})
+}
+
+// detach ends the binding and waits until nothing is left of it.
+func (r *rig) detach() {
+	r.t.Helper()
+	r.epoch = 0
+	r.apply()
+	for _, p := range r.proxies {
+		p.until("nothing is bound", func(s report) bool { return s.Binding == "" })
+	}
+}
+
+// open drives the GPU of the VM's port, as a guest does.
+func (r *rig) open() (driver.Bus, *driver.Device) {
+	r.t.Helper()
+	bus, err := vfiouserbus.Open(r.t.Context(), filepath.Join(r.proxies[hostEnd].cfg.SocketDir, "slot0.sock"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	dev, err := driver.Open(r.t.Context(), bus, driver.Options{})
+	if err != nil {
+		_ = bus.Close()
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() {
+		_ = dev.Close()
+		_ = bus.Close()
+	})
+	return bus, dev
+}
+
+// copyBothWays uploads n bytes, downloads them and compares.
+func copyBothWays(ctx context.Context, dev *driver.Device, n int) error {
+	s, err := dev.NewStream()
+	if err != nil {
+		return err
+	}
+	in, out := make([]byte, n), make([]byte, n)
+	for i := range in {
+		in[i] = byte(i*7 + i>>8)
+	}
+	err = s.Upload(ctx, 4096, in)
+	if err == nil {
+		err = s.Download(ctx, out, 4096)
+	}
+	if err == nil && !bytes.Equal(in, out) {
+		err = fmt.Errorf("other bytes came back")
+	}
+	if closing := s.Close(); err == nil {
+		err = closing
+	}
+	return err
+}

@@ -1,0 +1,284 @@
+package torture
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/agent"
+)
+
+// simNode is a proxy without a data path. It does what it is told after a short
+// while, one slot at a time as real ones do, and watches what it is told.
+type simNode struct {
+	name      string
+	kind      dxpuv1.NodeKind
+	slots     int
+	stateDir  string
+	managers  string
+	http      *http.Client
+	violation func(format string, args ...any)
+	log       lastLines
+
+	mu      sync.Mutex
+	rng     *rand.Rand
+	applied uint64
+	have    []slotState
+	first   bool // the next snapshot is the first since the start: perhaps from disk
+	client  *agent.Client
+	stop    context.CancelFunc
+	done    chan struct{}
+}
+
+// slotState is one slot's controller.
+type slotState struct {
+	want  *dxpuv1.DesiredBinding // nil: nothing
+	has   *dxpuv1.DesiredBinding // what it really has; nil: nothing
+	state dxpuv1.BindingState
+	due   time.Time // when the next step is done
+	// stale: it comes from a disk that may be behind what the manager knows.
+	stale bool
+	// told is set once a report has said that nothing is left of the binding
+	// before: only then may another one come.
+	told bool
+}
+
+// start runs the node until halt. It begins with nothing, as after a power cut.
+func (n *simNode) start() error {
+	n.mu.Lock()
+	n.have = make([]slotState, n.slots)
+	for i := range n.have {
+		n.have[i].told = true
+	}
+	n.applied, n.first = 0, true
+	n.mu.Unlock()
+	c, err := agent.New(agent.Config{
+		Manager: n.managers, JoinToken: joinToken, Kind: n.kind, Name: n.name, Version: "torture", StateDir: n.stateDir, HTTPClient: n.http,
+		Log: slog.New(slog.NewTextHandler(&n.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}, n)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	n.mu.Lock()
+	n.client, n.stop, n.done = c, cancel, done
+	n.mu.Unlock()
+	go func() {
+		defer close(done)
+		var work sync.WaitGroup
+		work.Go(func() { n.run(ctx) })
+		if err := c.Run(ctx); err != nil {
+			n.violation("%s gave up: %v", n.name, err)
+		}
+		work.Wait()
+	}()
+	return nil
+}
+
+func (n *simNode) halt() {
+	n.mu.Lock()
+	stop, done := n.stop, n.done
+	n.mu.Unlock()
+	stop()
+	<-done
+}
+
+// restart stops the node and starts it again; with old, on the state that its
+// disk had at the last call of keepState.
+func (n *simNode) restart(old bool) error {
+	n.halt()
+	if old {
+		if _, err := os.Stat(n.stateDir + ".old"); err == nil {
+			if err := os.RemoveAll(n.stateDir); err != nil {
+				return err
+			}
+			if err := os.CopyFS(n.stateDir, os.DirFS(n.stateDir+".old")); err != nil {
+				return err
+			}
+		}
+	}
+	return n.start()
+}
+
+// keepState copies the node's disk for a later restart with old state.
+func (n *simNode) keepState() error {
+	if err := os.RemoveAll(n.stateDir + ".old"); err != nil {
+		return err
+	}
+	err := os.CopyFS(n.stateDir+".old", os.DirFS(n.stateDir))
+	if os.IsNotExist(err) { // a file was replaced while it was copied
+		return os.RemoveAll(n.stateDir + ".old")
+	}
+	return err
+}
+
+// run does the steps that are due.
+func (n *simNode) run(ctx context.Context) {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			n.mu.Lock()
+			changed := false
+			for i := range n.have {
+				changed = n.stepLocked(&n.have[i], now) || changed
+			}
+			n.mu.Unlock()
+			if changed {
+				n.client.Changed()
+			}
+		}
+	}
+}
+
+func (n *simNode) stepLocked(s *slotState, now time.Time) bool {
+	if now.Before(s.due) {
+		return false
+	}
+	host := n.kind == dxpuv1.NodeKind_NODE_KIND_HOST
+	same := s.want != nil && s.has != nil && s.want.BindingId == s.has.BindingId && s.want.Epoch == s.has.Epoch
+	switch {
+	case s.has != nil && !same && s.state != resetting && s.state != detaching:
+		s.state = resetting
+		if host {
+			s.state = detaching
+		}
+	case s.has != nil && !same:
+		s.has, s.state, s.stale, s.told = nil, 0, false, false // clean now
+	case s.has == nil && s.want != nil && s.told:
+		s.has, s.state = s.want, preparing
+	case s.has == nil || s.state == attached || s.state == lost:
+		return false
+	case s.state == preparing && !host:
+		s.state = ready
+	case s.state == preparing || s.state == ready:
+		s.state = attached
+	default:
+		return false
+	}
+	s.due = now.Add(time.Duration(n.rng.IntN(20)) * time.Millisecond)
+	return true
+}
+
+const (
+	preparing = dxpuv1.BindingState_BINDING_STATE_PREPARING
+	ready     = dxpuv1.BindingState_BINDING_STATE_READY
+	attached  = dxpuv1.BindingState_BINDING_STATE_ATTACHED
+	detaching = dxpuv1.BindingState_BINDING_STATE_DETACHING
+	resetting = dxpuv1.BindingState_BINDING_STATE_RESETTING
+	lost      = dxpuv1.BindingState_BINDING_STATE_LOST
+)
+
+// Apply implements node.Handler. It is where a pool that binds a GPU twice is found out.
+func (n *simNode) Apply(d *dxpuv1.DesiredState) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.first && d.Revision < n.applied {
+		n.violation("%s was sent revision %d after %d", n.name, d.Revision, n.applied)
+	}
+	for i := range n.have {
+		n.wantLocked(i, agent.Wanted(d, i))
+	}
+	n.first = false
+	n.applied = d.Revision
+}
+
+// wantLocked tells a slot's controller what the slot should hold.
+func (n *simNode) wantLocked(slot int, want *dxpuv1.DesiredBinding) {
+	s := &n.have[slot]
+	box := n.kind == dxpuv1.NodeKind_NODE_KIND_BOX
+	if box && want != nil && s.has != nil && !s.stale && (want.BindingId != s.has.BindingId || want.Epoch != s.has.Epoch) {
+		n.violation("%s slot %d was given %s (epoch %d) while it has %s (epoch %d, %v)",
+			n.name, slot, want.BindingId, want.Epoch, s.has.BindingId, s.has.Epoch, s.state)
+	}
+	// A node that restarts does not go on with a binding: its link is gone.
+	began := preparing
+	if !box {
+		began = ready
+	}
+	if want != nil && s.has == nil && want.State != began && s.told {
+		s.has, s.state = want, lost
+		s.stale = n.first
+	}
+	s.want = want
+}
+
+// Observe implements node.Handler.
+func (n *simNode) Observe() *dxpuv1.ObservedState {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	o := &dxpuv1.ObservedState{
+		AppliedRevision: n.applied, Rack: "r1", BoxKind: dxpuv1.BoxKind_BOX_KIND_PCIE_SWITCH,
+		Addresses: []*dxpuv1.PathAddress{{Address: "127.0.0.1:7471"}},
+	}
+	for i := range n.have {
+		s := &n.have[i]
+		r := &dxpuv1.ObservedSlot{Slot: uint32(i), Health: dxpuv1.Health_HEALTH_OK}
+		if n.kind == dxpuv1.NodeKind_NODE_KIND_BOX {
+			r.Device = &dxpuv1.Device{Model: "T", MemoryBytes: 1 << 30, Serial: fmt.Sprintf("%s-%d", n.name, i)}
+		} else {
+			r.Domain = "vm0"
+		}
+		if s.has != nil {
+			r.Binding = &dxpuv1.ObservedBinding{BindingId: s.has.BindingId, Epoch: s.has.Epoch, State: s.state}
+		} else {
+			s.told = true
+		}
+		o.Slots = append(o.Slots, r)
+	}
+	return o
+}
+
+// idle reports whether the node holds nothing.
+func (n *simNode) idle() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for i := range n.have {
+		if n.have[i].has != nil || n.have[i].want != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// String tells what the node has and what it was told.
+func (n *simNode) String() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	out := fmt.Sprintf("%s (connected %v, revision %d):", n.name, n.client.Connected(), n.applied)
+	for i, s := range n.have {
+		out += fmt.Sprintf(" %d: has %s %v, should have %s;", i, s.has.GetBindingId(), s.state, s.want.GetBindingId())
+	}
+	return out + "\n" + n.log.String()
+}
+
+// lastLines is a log that remembers its end.
+type lastLines struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (l *lastLines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, string(b))
+	l.lines = l.lines[max(0, len(l.lines)-30):]
+	return len(b), nil
+}
+
+func (l *lastLines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Join(l.lines, "")
+}

@@ -1,0 +1,267 @@
+package torture
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/anishathalye/porcupine"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+	"github.com/dxpu-project/dxpu/internal/cli"
+)
+
+var (
+	histories = flag.Int("histories", 3, "histories to check")
+	seed      = flag.Uint64("seed", 0, "seed of the first history; 0: by the clock")
+	pools     = flag.Int("pools", 1, "pools that are tortured at the same time")
+	lasting   = flag.Duration("lasting", 4*time.Second, "how long clients and faults go on in each history")
+)
+
+// childVariable makes the test's own program a manager.
+const childVariable = "DXPU_TORTURE_CHILD"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childVariable) != "" {
+		os.Exit(cli.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	}
+	os.Exit(m.Run())
+}
+
+// history is one round of concurrent calls under faults.
+type history struct {
+	*pool
+	tenant string
+	start  time.Time
+
+	mu    sync.Mutex
+	ops   []porcupine.Operation
+	known []string       // leases that somebody has created
+	maybe map[string]int // by request ID: the operations that were refused, perhaps not for good
+	trail []string       // faults
+	// settling is how long after the last fault everything was well again.
+	settling time.Duration
+}
+
+func TestTorture(t *testing.T) {
+	first := *seed
+	if first == 0 {
+		first = uint64(time.Now().UnixNano())
+	}
+	all := &tally{began: time.Now(), faults: map[string]int{}}
+	var next atomic.Int64
+	t.Cleanup(func() { t.Log(all) })
+	for i := range min(*pools, *histories) {
+		t.Run(fmt.Sprintf("pool %d", i), func(t *testing.T) {
+			t.Parallel()
+			p := newPool(t, i)
+			ready, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if err := p.settled(ready, "", 0); err != nil {
+				t.Fatalf("the pool does not come up: %v; %s", err, strings.Join(p.violated(), "; "))
+			}
+			for n := next.Add(1); n <= int64(*histories); n = next.Add(1) {
+				p.torture(t, first+uint64(n-1), all)
+			}
+		})
+	}
+}
+
+// torture makes one history.
+func (p *pool) torture(t *testing.T, seed uint64, all *tally) {
+	t.Helper()
+	h := &history{pool: p, tenant: fmt.Sprintf("t%d", seed), start: time.Now(), maybe: map[string]int{}}
+	if err := h.run(t.Context(), seed); err != nil {
+		t.Fatalf("history %d (-seed %d -histories 1): %v\nfaults:\n%s\nnodes:\n%v\nhistory:\n%s",
+			seed, seed, err, strings.Join(h.trail, "\n"), p.nodes, describe(h.ops))
+	}
+	if n := all.add(h); n%10 == 0 {
+		t.Log(all)
+	}
+}
+
+// tally is what was done and seen so far.
+type tally struct {
+	mu        sync.Mutex
+	began     time.Time
+	histories int
+	calls     int
+	faults    map[string]int
+	settling  []time.Duration // from the last fault until everything was well
+}
+
+func (a *tally) add(h *history) (histories int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.histories++
+	a.calls += len(h.ops)
+	for _, f := range h.trail {
+		if _, name, ok := strings.Cut(f, ": "); ok && name != "healed" {
+			a.faults[name]++
+		}
+	}
+	a.settling = append(a.settling, h.settling)
+	return a.histories
+}
+
+func (a *tally) String() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.histories == 0 {
+		return "no history was completed"
+	}
+	slices.Sort(a.settling)
+	faults := 0
+	for _, n := range a.faults {
+		faults += n
+	}
+	return fmt.Sprintf("%d histories with %d calls under %d faults are linearizable, after %v; well again %v after the last fault (median; %v at most); %v",
+		a.histories, a.calls, faults, time.Since(a.began).Round(time.Second),
+		a.settling[len(a.settling)/2].Round(time.Millisecond), a.settling[len(a.settling)-1].Round(time.Millisecond), a.faults)
+}
+
+func (h *history) run(ctx context.Context, seed uint64) error {
+	for _, n := range h.nodes {
+		if err := n.keepState(); err != nil {
+			return err
+		}
+	}
+	storming, calmDown := context.WithTimeout(ctx, *lasting)
+	defer calmDown()
+	deadline, cancel := context.WithTimeout(ctx, *lasting+calm+2*time.Second)
+	defer cancel()
+	errs := make([]error, clients+1)
+	var work sync.WaitGroup
+	for c := range clients {
+		work.Go(func() { errs[c] = h.client(storming, deadline, c, rand.New(rand.NewPCG(seed, uint64(c)))) })
+	}
+	work.Go(func() { h.trail, errs[clients] = h.storm(storming, rand.New(rand.NewPCG(seed, 99))) })
+	work.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return h.finish(ctx)
+}
+
+// finish waits for calm, looks once more, checks the history and gives everything back.
+func (h *history) finish(ctx context.Context) error {
+	calmed := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, calm)
+	defer cancel()
+	if err := h.settled(ctx, h.tenant, -1); err != nil {
+		return fmt.Errorf("not well %v after the last fault: %w", calm, err)
+	}
+	h.settling = time.Since(calmed)
+	leases, err := h.look(ctx, 0, 0)
+	if err != nil {
+		return err
+	}
+	h.resolve(leases)
+	if v := h.violated(); len(v) > 0 {
+		return fmt.Errorf("violations: %s", strings.Join(v, "; "))
+	}
+	switch porcupine.CheckOperationsTimeout(model, h.ops, time.Minute) {
+	case porcupine.Illegal:
+		return fmt.Errorf("the history is not linearizable")
+	case porcupine.Unknown:
+		return fmt.Errorf("the history could not be checked within a minute")
+	}
+	for _, l := range leases {
+		if phaseOf(l) == ended {
+			continue
+		}
+		if _, _, err := ask(ctx, h.pool, 0, 0, func(ctx context.Context, api dxpuv1connect.PoolServiceClient) (*connect.Response[dxpuv1.DeleteLeaseResponse], error) {
+			return api.DeleteLease(ctx, connect.NewRequest(&dxpuv1.DeleteLeaseRequest{LeaseId: l.Id}))
+		}); err != nil {
+			return fmt.Errorf("give back %s: %w", l.Id, err)
+		}
+	}
+	if err := h.settled(ctx, h.tenant, 0); err != nil {
+		return fmt.Errorf("something leaked: %w", err)
+	}
+	return nil
+}
+
+// resolve finds out about creations that were refused after an attempt without
+// an answer: that one may have been carried out later.
+func (h *history) resolve(leases []*dxpuv1.Lease) {
+	for _, l := range leases {
+		if i, ok := h.maybe[l.RequestId]; ok {
+			h.ops[i].Output = opOutput{lease: l.Id}
+			h.ops[i].Return = time.Since(h.start).Nanoseconds()
+		}
+	}
+}
+
+// settled waits until every live lease of the tenant has its GPUs and every node
+// has what it should; want is the number of live leases, -1: any.
+func (p *pool) settled(ctx context.Context, tenant string, want int) error {
+	var last error
+	for {
+		err := p.well(ctx, tenant, want)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return cmp.Or(last, err)
+		}
+		last = err
+		wait(ctx, 50*time.Millisecond)
+	}
+}
+
+func (p *pool) well(ctx context.Context, tenant string, want int) error {
+	got, _, err := ask(ctx, p, 0, 0, func(ctx context.Context, api dxpuv1connect.PoolServiceClient) (*connect.Response[dxpuv1.GetPoolResponse], error) {
+		return api.GetPool(ctx, connect.NewRequest(&dxpuv1.GetPoolRequest{}))
+	})
+	if err != nil {
+		return err
+	}
+	s := got.Msg.Pool
+	if s.HostsConnected != hosts || s.BoxesConnected != boxes || s.GpusUnavailable > 0 {
+		return fmt.Errorf("not all nodes report: %v", s)
+	}
+	leases, err := p.list(ctx, 0, 0, tenant)
+	if err != nil {
+		return err
+	}
+	n, held := 0, 0
+	for _, l := range leases {
+		if phaseOf(l) == live {
+			n++
+			held += int(l.Spec.Count)
+		}
+		switch l.State {
+		case dxpuv1.LeaseState_LEASE_STATE_ACTIVE, dxpuv1.LeaseState_LEASE_STATE_RELEASED, dxpuv1.LeaseState_LEASE_STATE_FAILED:
+		default:
+			return fmt.Errorf("lease %s is %v: %s", l.Id, l.State, l.StateReason)
+		}
+	}
+	switch {
+	case want >= 0 && n != want:
+		return fmt.Errorf("%d leases live, want %d", n, want)
+	case int(s.GpusBound) != held || int(s.GpusFree) != boxes*gpus-held:
+		return fmt.Errorf("%d GPUs are bound and %d free while leases have %d of %d", s.GpusBound, s.GpusFree, held, boxes*gpus)
+	}
+	if want == 0 {
+		for _, node := range p.nodes {
+			if !node.idle() {
+				return fmt.Errorf("node %s still holds something", node.name)
+			}
+		}
+	}
+	return nil
+}

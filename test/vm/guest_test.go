@@ -1,0 +1,237 @@
+package vm_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/vm/qemu"
+)
+
+const (
+	guestSlots = 3
+	// patience bounds whatever should take a second: the machine may be busy
+	// with other tests, and emulates the guest's processor.
+	patience = 2 * time.Minute
+	// What runs in the guest: the product, and testdata/guest.
+	program = "/bin/dxpu"
+	helper  = "/bin/dxpu-guest"
+)
+
+// thorough runs what takes too long for every day, and holds the times that are
+// promised to people against the clock.
+func thorough() bool { return os.Getenv("DXPU_VMTEST") == "thorough" }
+
+// programs builds what runs in the guest, once.
+var programs = sync.OnceValues(func() (dir string, err error) {
+	if dir, err = os.MkdirTemp("", "dxpu-vmtest"); err != nil {
+		return "", err
+	}
+	for _, pkg := range []string{"./cmd/dxpu", "./test/vm/testdata/guest"} {
+		build := exec.Command("go", "build", "-trimpath", "-o", filepath.Join(dir, filepath.Base(pkg)), pkg)
+		build.Dir, build.Env = "../..", append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			return dir, fmt.Errorf("go build %s: %w\n%s", pkg, err, out)
+		}
+	}
+	return dir, nil
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if dir, _ := programs(); dir != "" {
+		_ = os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+// guest is a VM with slots that a host proxy plugs devices into.
+type guest struct {
+	*qemu.VM
+	dir string
+	qmp string // socket
+}
+
+// boot starts a VM, or skips the test where there is nothing to start. It ends
+// with the test.
+func boot(t *testing.T, spec qemu.Spec) *guest {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("boots a virtual machine")
+	}
+	install, err := qemu.Locate()
+	if errors.Is(err, qemu.ErrNotInstalled) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin, err := programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "dxpu") // short: a socket's path has 107 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	g := &guest{dir: dir, qmp: filepath.Join(dir, "qmp.sock")}
+	spec.Install, spec.Dir, spec.QMPSocket, spec.Slots = install, dir, g.qmp, guestSlots
+	spec.Files = append(spec.Files, qemu.File{Path: program, Source: filepath.Join(bin, "dxpu")},
+		qemu.File{Path: helper, Source: filepath.Join(bin, "guest")})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if g.VM, err = qemu.Start(ctx, spec); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := g.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Logf("QEMU %v, Linux %s, up in %v", g.QMP().Version(), g.Kernel(), g.BootTime())
+	return g
+}
+
+// sh runs a command that must succeed.
+func (g *guest) sh(t *testing.T, format string, args ...any) string {
+	t.Helper()
+	out, exit := g.try(t, format, args...)
+	if exit != 0 {
+		t.Fatalf("%s: status %d\n%s", fmt.Sprintf(format, args...), exit, out)
+	}
+	return strings.TrimSpace(out)
+}
+
+// try runs a command.
+func (g *guest) try(t *testing.T, format string, args ...any) (out string, exit int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	out, exit, err := g.Run(ctx, fmt.Sprintf(format, args...))
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", fmt.Sprintf(format, args...), err, out)
+	}
+	return out, exit
+}
+
+// plugged waits until the guest has a device in a slot and gives its address.
+func (g *guest) plugged(t *testing.T, slot int) string {
+	t.Helper()
+	return g.sh(t, `while :; do
+		for d in /sys/bus/pci/devices/0000:00:%02x.0/0000:*; do [ -e $d/resource2 ] && echo ${d##*/} && exit; done
+		usleep 10000
+	done`, firstPort+slot)
+}
+
+// leaves starts to watch the device at an address; the job ends when it is gone.
+// A spare may take the address at once: its directory is another one.
+func (g *guest) leaves(t *testing.T, address string) *job {
+	t.Helper()
+	j := g.start(t, `cd /sys/bus/pci/devices && inode() { stat -Lc %%i %s 2>/dev/null; }; was=$(inode)
+		echo watching; while [ "$(inode)" = "$was" ]; do usleep 10000; done`, address)
+	j.says(t, "watching")
+	return j
+}
+
+// firstPort is the device number of the first root port (qemu.Spec).
+const firstPort = 4
+
+// unplugged waits until the guest has no device at an address.
+func (g *guest) unplugged(t *testing.T, address string) {
+	t.Helper()
+	g.sh(t, "while [ -e /sys/bus/pci/devices/%s ]; do usleep 10000; done", address)
+}
+
+// job is a command that goes on in the guest.
+type job struct {
+	command string
+	out     output
+	ended   chan struct{}
+	exit    int
+	err     error
+}
+
+// start starts a command and returns at once.
+func (g *guest) start(t *testing.T, format string, args ...any) *job {
+	t.Helper()
+	j := &job{command: fmt.Sprintf(format, args...), ended: make(chan struct{})}
+	j.out.grown = make(chan struct{}, 1)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	go func() {
+		defer close(j.ended)
+		j.exit, j.err = g.RunTo(ctx, &j.out, j.command)
+	}()
+	t.Cleanup(func() { cancel(); <-j.ended })
+	return j
+}
+
+// wait waits for the end of the command, and gives the exit status.
+func (j *job) wait(t *testing.T) int {
+	t.Helper()
+	<-j.ended
+	if j.err != nil {
+		t.Fatalf("%s: %v\n%s", j.command, j.err, j.out.String())
+	}
+	return j.exit
+}
+
+// says waits until the command has written something.
+func (j *job) says(t *testing.T, text string) {
+	t.Helper()
+	for !strings.Contains(j.out.String(), text) {
+		select {
+		case <-j.out.grown:
+		case <-j.ended:
+			if !strings.Contains(j.out.String(), text) {
+				t.Fatalf("%s: ended with status %d, %v, and never said %q\n%s", j.command, j.exit, j.err, text, j.out.String())
+			}
+		}
+	}
+}
+
+// output is what a command has written so far.
+type output struct {
+	grown chan struct{}
+	mu    sync.Mutex // guards text
+	text  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	select {
+	case o.grown <- struct{}{}:
+	default:
+	}
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// healthy looks for complaints of the guest's kernel, and whether QEMU lives.
+func (g *guest) healthy(t *testing.T) {
+	t.Helper()
+	select {
+	case <-g.Exited():
+		text, _ := os.ReadFile(g.Log())
+		t.Fatalf("QEMU has ended: %s", text)
+	default:
+	}
+	out, _ := g.try(t, `dmesg | grep -E 'Oops|BUG|WARNING|Call Trace|blocked for more|general protection|stall|DMAR: \[|lockup'`)
+	if out != "" {
+		t.Errorf("the guest's kernel complains:\n%s", out)
+	}
+}

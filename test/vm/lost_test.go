@@ -1,0 +1,190 @@
+package vm_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// removal is what is promised: a guest sees that its GPU is gone within so long.
+const removal = 2 * time.Second
+
+// loses lets a program of the guest copy, and takes the GPU away under it: the
+// program ends with an error, and the guest has the device no more.
+func (g *guest) loses(t *testing.T, address, options string, take func()) {
+	t.Helper()
+	gone := g.leaves(t, address)
+	copying := g.start(t, program+" gpu test %s --pci %s", options, address)
+	copying.says(t, "registers") // the next check copies 60 MB
+	take()
+	at := time.Now()
+	if exit := copying.wait(t); exit == 0 || exit > 128 {
+		t.Errorf("the program ended with status %d\n%s", exit, copying.out.String())
+	}
+	knows := time.Since(at)
+	gone.wait(t)
+	took := time.Since(at)
+	t.Logf("the program knew after %v, the device was gone after %v: %s",
+		knows.Round(time.Millisecond), took.Round(time.Millisecond), tail(strings.TrimSpace(copying.out.String()), 1))
+	if thorough() && took > removal {
+		t.Errorf("the guest saw the removal after %v, want %v", took, removal)
+	}
+}
+
+// works attaches a GPU and uses it.
+func (g *guest) works(t *testing.T, p *pool, hostSlot, boxSlot int) {
+	t.Helper()
+	p.attach(t, hostSlot, boxSlot)
+	g.sh(t, "%s use %s", helper, g.plugged(t, hostSlot))
+	p.detach(t, hostSlot)
+}
+
+func testBoxDies(t *testing.T, g *guest, p *pool) {
+	p.attach(t, 0, 0)
+	address := g.plugged(t, 0)
+	g.loses(t, address, "--bind", func() { p.wire.cut.Store(true) })
+	p.await(t, 0, dxpuv1.BindingState_BINDING_STATE_LOST)
+	p.wire.cut.Store(false) // another box
+	p.detach(t, 0)
+	g.works(t, p, 0, 1)
+}
+
+func testGPUDies(t *testing.T, g *guest, p *pool) {
+	p.attach(t, 0, 0)
+	p.attach(t, 1, 1)
+	address, other := g.plugged(t, 0), g.plugged(t, 1)
+	g.loses(t, address, "--bind", func() { p.kill(t, 0) })
+	p.await(t, 0, dxpuv1.BindingState_BINDING_STATE_LOST)
+	g.sh(t, "%s use %s", helper, other) // the neighbour has noticed nothing
+	p.detach(t, 0)
+	p.detach(t, 1)
+	g.works(t, p, 0, 2)
+}
+
+// A program that is stopped does not give its device back. It loses it all the
+// same; the slot can be used again once the guest has let go.
+func testStuckProgram(t *testing.T, g *guest, p *pool) {
+	p.attach(t, 0, 0)
+	address := g.plugged(t, 0)
+	holder := g.start(t, "echo $$; exec %s hold %s", helper, address)
+	holder.says(t, "held")
+	pid, _, _ := strings.Cut(holder.out.String(), "\n")
+	g.sh(t, "kill -STOP %s", pid)
+	p.wire.cut.Store(true)
+	p.await(t, 0, dxpuv1.BindingState_BINDING_STATE_LOST)
+	p.wire.cut.Store(false)
+	p.detach(t, 0)
+	g.sh(t, "(sleep 1; kill -CONT %s) >/dev/null 2>&1 &", pid)
+	p.attach(t, 0, 1) // waits for the slot
+	holder.wait(t)
+	g.sh(t, "%s use %s", helper, g.plugged(t, 0))
+	p.detach(t, 0)
+}
+
+// A program that is stopped keeps the guest from letting go: the host says so,
+// waits, and is through with it at once when the guest is.
+func testHeld(t *testing.T, g *guest, p *pool) {
+	p.attach(t, 0, 0)
+	address := g.plugged(t, 0)
+	holder := g.start(t, "echo $$; exec %s hold %s", helper, address)
+	holder.says(t, "held")
+	p.awaitThat(t, 0, "in use", func(b *dxpuv1.ObservedBinding) bool { return b.GetUse() > dxpuv1.Use_USE_IDLE })
+	pid, _, _ := strings.Cut(holder.out.String(), "\n")
+	g.sh(t, "kill -STOP %s", pid)
+	delete(p.bindings, 0)
+	_, host := p.desired()
+	p.host.Apply(host)
+	p.awaitThat(t, 0, "who holds on", func(b *dxpuv1.ObservedBinding) bool {
+		return b.GetState() == dxpuv1.BindingState_BINDING_STATE_DETACHING && strings.Contains(b.GetDetail(), "the guest still holds the device")
+	})
+	t.Log(p.host.Observe().Slots[0].Binding.GetDetail())
+	p.attach(t, 1, 1) // its slot does not wait; Linux plugs and unplugs one after the other
+	g.sh(t, "kill -CONT %s", pid)
+	p.await(t, 0, dxpuv1.BindingState_BINDING_STATE_UNSPECIFIED)
+	if r := p.host.Observe().Slots[0].Removal; r.GetForced() {
+		t.Errorf("removed by force: %s", r.Detail)
+	}
+	holder.wait(t)
+	g.sh(t, "%s use %s", helper, g.plugged(t, 1))
+	p.detach(t, 1)
+}
+
+// The guest removes its device itself, and gets it back when it is wanted.
+func testEject(t *testing.T, g *guest, p *pool) {
+	p.attach(t, 0, 0)
+	address := g.plugged(t, 0)
+	g.sh(t, "%s use %s", helper, address)
+	g.sh(t, `for s in /sys/bus/pci/slots/*; do
+		case %s in $(cat $s/address).*) echo 0 >$s/power; exit;; esac
+	done; exit 1`, address)
+	g.unplugged(t, address)
+	p.awaitThat(t, 0, "ejected", (*dxpuv1.ObservedBinding).GetEjected)
+	p.await(t, 0, dxpuv1.BindingState_BINDING_STATE_ATTACHED)
+	p.bindings[0].Replugs++
+	box, host := p.desired()
+	p.box.Apply(box)
+	p.host.Apply(host)
+	p.awaitThat(t, 0, "plugged in again", func(b *dxpuv1.ObservedBinding) bool { return !b.GetEjected() })
+	g.sh(t, "%s use %s", helper, g.plugged(t, 0))
+	p.detach(t, 0)
+}
+
+// A host proxy that ends takes its devices away from the guest, also from a
+// program that uses one.
+func testRestart(t *testing.T, g *guest, _ *pool) {
+	var address string
+	var holder *job
+	began := time.Now()
+	t.Run("the first", func(t *testing.T) {
+		p := newPool(t, g, poolConfig{})
+		p.attach(t, 0, 0)
+		address = g.plugged(t, 0)
+		holder = g.start(t, "%s hold %s", helper, address)
+		holder.says(t, "held")
+		began = time.Now()
+	})
+	g.unplugged(t, address)
+	t.Logf("gone %v after the proxy was told to end", time.Since(began).Round(time.Millisecond))
+	g.works(t, newPool(t, g, poolConfig{}), 0, 1)
+}
+
+// The box does not answer for longer than a Completion Timeout but for less
+// than makes a link be given up: reads give all ones, and then all is well.
+func testMoment(t *testing.T, g *guest, p *pool) {
+	p.attach(t, 0, 0)
+	address := g.plugged(t, 0)
+	poll := g.start(t, "%s poll %s", helper, address)
+	poll.says(t, "0x")
+	p.wire.cut.Store(true)
+	poll.says(t, "0xffffffff after")
+	p.wire.cut.Store(false)
+	g.sh(t, "usleep 100000")
+	t.Log(poll.out.String())
+	if now := p.host.Observe().Slots[0].Binding.GetState(); now != dxpuv1.BindingState_BINDING_STATE_ATTACHED {
+		t.Errorf("binding is %v", now)
+	}
+	p.detach(t, 0) // the program is asked to let go
+	poll.wait(t)
+	g.works(t, p, 0, 0)
+}
+
+// The box is silent for three seconds: the device is taken away, and comes back
+// as if it were new.
+func testSilence(t *testing.T, g *guest, p *pool) {
+	p.attach(t, 0, 0)
+	poll := g.start(t, "%s poll %s", helper, g.plugged(t, 0))
+	poll.says(t, "0x")
+	p.wire.cut.Store(true)
+	at := time.Now()
+	poll.says(t, "0xffffffff after")
+	t.Logf("ones after %v", time.Since(at))
+	<-time.After(3*time.Second - time.Since(at))
+	p.wire.cut.Store(false)
+	poll.wait(t)
+	t.Log(poll.out.String())
+	p.await(t, 0, dxpuv1.BindingState_BINDING_STATE_LOST)
+	p.detach(t, 0)
+	g.works(t, p, 0, 0)
+}

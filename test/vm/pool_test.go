@@ -1,0 +1,267 @@
+package vm_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/device/gpu"
+	"github.com/dxpu-project/dxpu/internal/boxproxy"
+	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
+	"github.com/dxpu-project/dxpu/internal/dataplane/udp"
+	"github.com/dxpu-project/dxpu/internal/hostproxy"
+)
+
+// pool is a box and a host proxy in this process, joined by a wire that can be
+// cut. There is no manager: the test says what each should have.
+type pool struct {
+	box              *boxproxy.Box
+	host             *hostproxy.Host
+	boxFab, hostFab  *netio.Fabric
+	wire             *wire
+	news             chan struct{} // the host proxy has something to report
+	revision, epochs uint64
+	bindings         map[int]*dxpuv1.DesiredBinding // by host slot
+	log              *os.File
+}
+
+const (
+	hostNumber = 7
+	boxNumber  = 9
+	boxGPUs    = 6
+)
+
+type poolConfig struct {
+	completionTimeout, unplugTimeout time.Duration
+}
+
+// newPool starts the proxies beside a guest. They end with the test.
+func newPool(t *testing.T, g *guest, cfg poolConfig) *pool {
+	t.Helper()
+	p := &pool{news: make(chan struct{}, 1), bindings: map[int]*dxpuv1.DesiredBinding{}}
+	var err error
+	if p.log, err = os.Create(filepath.Join(g.dir, "proxies.log")); err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.NewTextHandler(p.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	open := func() *netio.Fabric {
+		f, err := netio.Open(netio.Config{Paths: []netio.PathConfig{{Listen: "127.0.0.1:0"}}, Logger: log})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	p.boxFab, p.hostFab = open(), open()
+	p.wire = newWire(t, p.boxFab.Addrs()[0], p.hostFab.Addrs()[0])
+	var slots []boxproxy.Slot
+	for i := range boxGPUs {
+		slot, err := boxproxy.NewGPUSlot(gpu.Spec{Serial: uint64(i + 1)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		slots = append(slots, slot)
+	}
+	if p.box, err = boxproxy.New(boxproxy.Config{Slots: slots, Fabric: p.boxFab, Logger: log.With("node", "box")}); err != nil {
+		t.Fatal(err)
+	}
+	front := &hostproxy.VM{SocketDir: g.dir, QMP: g.qmp, RootPort: "rp%d", Logger: log.With("node", "host")}
+	p.host, err = hostproxy.New(hostproxy.Config{
+		Slots: guestSlots, Front: front, Fabric: p.hostFab, Domain: "host/0", Logger: log.With("node", "host"),
+		CompletionTimeout: cfg.completionTimeout, UnplugTimeout: cfg.unplugTimeout,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.host.OnChange(func() {
+		select {
+		case p.news <- struct{}{}:
+		default:
+		}
+	})
+	p.run(t)
+	return p
+}
+
+// run runs the proxies until the test ends: roles before their networks.
+func (p *pool) run(t *testing.T) {
+	for _, f := range []func(context.Context) error{p.hostFab.Run, p.boxFab.Run, p.box.Run, p.host.Run} {
+		ctx, cancel := context.WithCancel(context.Background())
+		var done sync.WaitGroup
+		done.Go(func() {
+			if err := f(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		t.Cleanup(func() { // the last one first
+			cancel()
+			done.Wait()
+		})
+	}
+}
+
+// attach binds a slot of the host to one of the box and waits until the device
+// has been plugged into the VM.
+func (p *pool) attach(t *testing.T, hostSlot, boxSlot int) {
+	t.Helper()
+	p.bind(hostSlot, boxSlot)
+	p.await(t, hostSlot, dxpuv1.BindingState_BINDING_STATE_ATTACHED)
+}
+
+func (p *pool) bind(hostSlot, boxSlot int) {
+	p.epochs++
+	p.bindings[hostSlot] = &dxpuv1.DesiredBinding{
+		BindingId: fmt.Sprintf("b%d", p.epochs), Epoch: p.epochs, Slot: uint32(hostSlot), Domain: "host/0",
+		Cipher: dxpuv1.Cipher_CIPHER_AES_256_GCM, Secret: bytes.Repeat([]byte{byte(p.epochs)}, 32),
+		Mtu: uint32(p.hostFab.MTUs()[0]), Peer: &dxpuv1.Peer{Slot: uint32(boxSlot)},
+	}
+	box, host := p.desired()
+	p.box.Apply(box)
+	p.host.Apply(host)
+}
+
+// detach unplugs the device of a slot and waits until the slot is free. The
+// box is told after the host, as the manager does, so that the guest can end
+// what it does with the device.
+func (p *pool) detach(t *testing.T, hostSlot int) {
+	t.Helper()
+	delete(p.bindings, hostSlot)
+	box, host := p.desired()
+	p.host.Apply(host)
+	p.await(t, hostSlot, dxpuv1.BindingState_BINDING_STATE_UNSPECIFIED)
+	p.box.Apply(box)
+}
+
+// desired is what both sides should have. Each sees the other at its end of
+// the wire.
+func (p *pool) desired() (box, host *dxpuv1.DesiredState) {
+	p.revision++
+	box = &dxpuv1.DesiredState{NodeNumber: boxNumber, Revision: p.revision}
+	host = &dxpuv1.DesiredState{NodeNumber: hostNumber, Revision: p.revision}
+	side := func(b *dxpuv1.DesiredBinding, slot, peer, peerSlot uint32, addr netip.AddrPort) *dxpuv1.DesiredBinding {
+		return &dxpuv1.DesiredBinding{
+			BindingId: b.BindingId, Epoch: b.Epoch, Slot: slot, Cipher: b.Cipher, Secret: b.Secret, Mtu: b.Mtu, Domain: b.Domain,
+			Replugs: b.Replugs, Peer: &dxpuv1.Peer{NodeNumber: peer, Slot: peerSlot, Addresses: []*dxpuv1.PathAddress{{Address: addr.String(), Mtu: b.Mtu}}},
+		}
+	}
+	for _, b := range p.bindings {
+		host.Bindings = append(host.Bindings, side(b, b.Slot, boxNumber, b.Peer.Slot, p.wire.hostEnd.LocalAddr()))
+		box.Bindings = append(box.Bindings, side(b, b.Peer.Slot, hostNumber, b.Slot, p.wire.boxEnd.LocalAddr()))
+	}
+	return box, host
+}
+
+// await waits until the host reports a slot's binding in a state.
+func (p *pool) await(t *testing.T, slot int, state dxpuv1.BindingState) {
+	t.Helper()
+	p.awaitThat(t, slot, state.String(), func(b *dxpuv1.ObservedBinding) bool { return b.GetState() == state })
+}
+
+// awaitThat waits until the host reports a slot's binding as it should be.
+func (p *pool) awaitThat(t *testing.T, slot int, what string, ok func(*dxpuv1.ObservedBinding) bool) {
+	t.Helper()
+	deadline := time.After(patience)
+	look := time.NewTicker(50 * time.Millisecond) // how a device is used is no news: it comes with the next heartbeat
+	defer look.Stop()
+	for {
+		have := p.host.Observe().Slots[slot].Binding
+		if ok(have) {
+			return
+		}
+		if have.GetState() == dxpuv1.BindingState_BINDING_STATE_FAILED {
+			t.Fatalf("slot %d: %s", slot, have.GetDetail())
+		}
+		select {
+		case <-p.news:
+		case <-look.C:
+		case <-deadline:
+			t.Fatalf("slot %d: %v (%s), want: %s", slot, have.GetState(), have.GetDetail(), what)
+		}
+	}
+}
+
+// kill makes a GPU of the box fall off its bus.
+func (p *pool) kill(t *testing.T, boxSlot int) {
+	t.Helper()
+	err := p.box.With(t.Context(), boxSlot, func(d device.Device) { d.(boxproxy.SoftwareGPU).Inject(gpu.Kill) })
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wire carries datagrams between the two proxies until it is cut: from then on
+// they vanish without a word, as when a machine dies.
+type wire struct {
+	boxEnd, hostEnd *udp.Conn // what each proxy takes for the other
+	cut             atomic.Bool
+}
+
+func newWire(t *testing.T, box, host netip.AddrPort) *wire {
+	t.Helper()
+	listen := func() *udp.Conn {
+		c, err := udp.Listen("127.0.0.1:0", udp.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	w := &wire{boxEnd: listen(), hostEnd: listen()}
+	var ended sync.WaitGroup
+	ended.Go(func() { w.carry(w.hostEnd, w.boxEnd, box) })
+	ended.Go(func() { w.carry(w.boxEnd, w.hostEnd, host) })
+	t.Cleanup(func() {
+		_, _ = w.boxEnd.Close(), w.hostEnd.Close()
+		ended.Wait()
+	})
+	return w
+}
+
+func (w *wire) carry(from, via *udp.Conn, to netip.AddrPort) {
+	r, out := from.NewReader(), via.NewWriter()
+	for {
+		batch, segment, _, err := r.Read()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil: // nothing came for a while
+			continue
+		}
+		for max := out.MaxBatch(segment); len(batch) > 0 && !w.cut.Load(); {
+			n := min(max, len(batch))
+			_ = out.Write(batch[:n], segment, to) // what is lost is sent again
+			batch = batch[n:]
+		}
+	}
+}
+
+// leaks is what a process holds on to.
+type leaks struct{ files, maps int }
+
+func (l leaks) exceeds(before leaks) bool { return l.files > before.files || l.maps > before.maps }
+
+// held counts what a process holds: "self" or a process ID.
+func held(t *testing.T, pid any) leaks {
+	t.Helper()
+	fds, err := os.ReadDir(fmt.Sprintf("/proc/%v/fd", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%v/maps", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Guest memory, by its descriptors; other mappings are the run-time system's.
+	return leaks{len(fds), strings.Count(string(maps), "/memfd:")}
+}

@@ -1,0 +1,144 @@
+package vm_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// testProcesses is the product as people run it, a process for each role, and
+// what is killed is killed by the kernel.
+func testProcesses(t *testing.T, g *guest, _ *pool) {
+	c := &cluster{t: t, g: g}
+	urlFile := filepath.Join(g.dir, "manager.url")
+	c.start("manager", "manager", "--listen", "127.0.0.1:0", "--url-file", urlFile)
+	for deadline := time.Now().Add(patience); c.url == ""; {
+		text, _ := os.ReadFile(urlFile)
+		c.url = strings.TrimSpace(string(text))
+		if time.Now().After(deadline) {
+			t.Fatal("the manager does not serve")
+		}
+	}
+	boxA := c.start("box-a", "box", "--manager", c.url, "--name", "box-a", "--gpus", "1")
+	host := []string{
+		"host", "--manager", c.url, "--name", "host", "--slots", "1", "--qmp", g.qmp,
+		"--socket-dir", g.dir, "--state-dir", filepath.Join(g.dir, "state"),
+	}
+	first := c.start("host", host...)
+	c.says("host +connected", "get", "hosts") // or there is none for a lease
+	c.dxpu("lease", "create", "--host", "host", "--wait", "--queue")
+	address := g.plugged(t, 0)
+	g.sh(t, "%s use %s", helper, address)
+
+	c.start("box-b", "box", "--manager", c.url, "--name", "box-b", "--gpus", "1")
+	g.loses(t, address, "--bind", func() { c.kill(boxA) })
+	at := time.Now()
+	t.Log(g.sh(t, "%s use %s", helper, g.plugged(t, 0)))
+	t.Logf("the GPU of the other box worked %v later", time.Since(at).Round(time.Millisecond))
+
+	gone := g.leaves(t, address)
+	c.kill(first)
+	c.start("host-again", host...)
+	gone.wait(t) // QEMU still had the device, without anybody behind it
+	g.sh(t, "%s use %s", helper, g.plugged(t, 0))
+	lease := strings.Fields(tail(c.dxpu("get", "leases"), 1))[0]
+	c.dxpu("lease", "delete", lease, "--wait")
+	g.unplugged(t, address)
+}
+
+// cluster is processes of the dxpu binary.
+type cluster struct {
+	t   *testing.T
+	g   *guest
+	url string
+}
+
+// process is one of them.
+type process struct {
+	cmd   *exec.Cmd
+	ended chan struct{}
+}
+
+// start starts a daemon, which ends with the test.
+func (c *cluster) start(log string, args ...string) *process {
+	c.t.Helper()
+	p := &process{cmd: c.command(args...), ended: make(chan struct{})}
+	out, err := os.Create(filepath.Join(c.g.dir, log+".log"))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer func() { _ = out.Close() }()
+	p.cmd.Stdout, p.cmd.Stderr = out, out
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread() // the signal comes when this thread ends (prctl(2))
+		err := p.cmd.Start()
+		started <- err
+		if err == nil {
+			_ = p.cmd.Wait()
+		}
+		close(p.ended)
+	}()
+	if err := <-started; err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() {
+		_ = p.cmd.Process.Signal(syscall.SIGTERM)
+		<-p.ended
+		if text, err := os.ReadFile(out.Name()); c.t.Failed() && err == nil {
+			c.t.Logf("%s ends with:\n%s", log, tail(strings.TrimSpace(string(text)), 8))
+		}
+	})
+	return p
+}
+
+func (c *cluster) kill(p *process) {
+	c.t.Helper()
+	if err := p.cmd.Process.Kill(); err != nil {
+		c.t.Fatal(err)
+	}
+	<-p.ended
+}
+
+// dxpu runs a command that must succeed.
+func (c *cluster) dxpu(args ...string) string {
+	c.t.Helper()
+	out, err := c.command(append(args, "--manager", c.url)...).CombinedOutput()
+	if err != nil {
+		c.t.Fatalf("dxpu %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// says waits until a command prints something.
+func (c *cluster) says(pattern string, args ...string) {
+	c.t.Helper()
+	want := regexp.MustCompile(pattern)
+	for deadline := time.Now().Add(patience); ; {
+		out := c.dxpu(args...)
+		if want.MatchString(out) {
+			return
+		}
+		if time.Now().After(deadline) {
+			c.t.Fatalf("dxpu %s does not say %q:\n%s", strings.Join(args, " "), pattern, out)
+		}
+	}
+}
+
+func (c *cluster) command(args ...string) *exec.Cmd {
+	c.t.Helper()
+	bin, err := programs()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	cmd := exec.CommandContext(c.t.Context(), filepath.Join(bin, "dxpu"), args...)
+	cmd.Env = append(os.Environ(), "DXPU_JOIN_TOKEN=a-token-of-a-test")
+	return cmd
+}

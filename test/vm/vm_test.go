@@ -1,0 +1,195 @@
+package vm_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/vm/qemu"
+)
+
+// TestVM is everything that needs a guest with VFIO, in one boot. The checks
+// find the slots empty and leave them so; each GPU may be used by any.
+func TestVM(t *testing.T) {
+	g := boot(t, qemu.Spec{IOMMU: true})
+	bootID := g.sh(t, "cat /proc/sys/kernel/random/boot_id")
+	for _, c := range []struct {
+		name string
+		test func(t *testing.T, g *guest, p *pool)
+		pool poolConfig
+	}{
+		{name: "lspci decodes it", test: testLspci},
+		{name: "configuration space", test: testConfig},
+		{name: "plug and unplug", test: testPlugUnplug},
+		{name: "the guest drives it", test: testDrive},
+		{name: "a user drives it", test: testUnprivileged},
+		{name: "two at once", test: testTwo},
+		{name: "from GPU to GPU", test: testPeer},
+		{name: "function level reset", test: testFLR},
+		{name: "the box dies", test: testBoxDies},
+		{name: "the GPU dies", test: testGPUDies},
+		{name: "the box dies while a program does not let go", test: testStuckProgram, pool: poolConfig{unplugTimeout: time.Second}},
+		{name: "a program holds on", test: testHeld, pool: poolConfig{unplugTimeout: patience}},
+		{name: "the guest ejects", test: testEject},
+		{name: "the box is silent for a moment", test: testMoment, pool: poolConfig{completionTimeout: 200 * time.Millisecond}},
+		{name: "the box is silent for longer", test: testSilence},
+		{name: "the host proxy starts again", test: testRestart},
+		{name: "real processes", test: testProcesses},
+		{name: "reboot with a GPU", test: testReboot}, // last: what goes before is one boot
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			began := time.Now()
+			c.test(t, g, newPool(t, g, c.pool))
+			t.Logf("%v", time.Since(began).Round(time.Millisecond))
+			g.healthy(t)
+			if c.name != "reboot with a GPU" && g.sh(t, "cat /proc/sys/kernel/random/boot_id") != bootID {
+				t.Error("the guest was rebooted")
+			}
+		})
+		if t.Failed() {
+			t.Logf("messages of the guest's kernel:\n%s", tail(g.sh(t, "dmesg"), 30))
+			if text, err := os.ReadFile(filepath.Join(g.dir, "proxies.log")); err == nil {
+				t.Logf("messages of the proxies:\n%s", tail(string(text), 30))
+			}
+			t.FailNow() // the slots may not be empty
+		}
+	}
+}
+
+// tail returns the last lines of a text.
+func tail(text string, lines int) string {
+	all := strings.Split(text, "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
+func testLspci(t *testing.T, g *guest, p *pool) {
+	p.attach(t, 0, 0)
+	defer p.detach(t, 0)
+	out := g.sh(t, "lspci -vvv -s %s", g.plugged(t, 0))
+	for _, bad := range []string{"!!!", "<chain", "Unknown", "denied", "<unassigned>", "[virtual]", "ignored", "(rev ff)"} {
+		if strings.Contains(out, bad) {
+			t.Errorf("lspci says %q", bad)
+		}
+	}
+	for _, want := range []string{
+		`Region 0: Memory at [0-9a-f]+ \(32-bit, non-prefetchable\) .*\[size=64K\]`,
+		`Region 2: Memory at [0-9a-f]{9,} \(64-bit, prefetchable\) .*\[size=64M\]`,
+		`Region 4: Memory at [0-9a-f]+ \(32-bit, non-prefetchable\) .*\[size=16K\]`,
+		`MSI-X: Enable- Count=16 Masked-`,
+		`Express \(v2\) Endpoint`,
+		`FLReset\+`,
+		`Advanced Error Reporting`,
+		`Device Serial Number 00-00-00-00-00-00-00-01`,
+	} {
+		if !regexp.MustCompile(want).MatchString(out) {
+			t.Errorf("lspci does not say %s", want)
+		}
+	}
+	if t.Failed() {
+		t.Log("\n" + out)
+	}
+}
+
+func testPlugUnplug(t *testing.T, g *guest, p *pool) {
+	cycle := func() {
+		p.attach(t, 0, 0)
+		address := g.plugged(t, 0)
+		p.detach(t, 0)
+		g.unplugged(t, address)
+	}
+	cycle() // what is made once is there now
+	n := 10
+	if thorough() {
+		n = 100
+	}
+	ours, theirs, goroutines := held(t, "self"), held(t, g.PID()), runtime.NumGoroutine()
+	began := time.Now()
+	for range n {
+		cycle()
+	}
+	took := time.Since(began)
+	t.Logf("%d times in %v, %v each", n, took.Round(time.Millisecond), (took / time.Duration(n)).Round(time.Millisecond))
+	noGoroutines(t, goroutines)
+	if now := held(t, "self"); now.exceeds(ours) {
+		t.Errorf("the host proxy holds %+v, before %+v", now, ours)
+	}
+	if now := held(t, g.PID()); now.exceeds(theirs) {
+		t.Errorf("QEMU holds %+v, before %+v", now, theirs)
+	}
+}
+
+func testDrive(t *testing.T, g *guest, p *pool) {
+	p.attach(t, 0, 0)
+	defer p.detach(t, 0)
+	options := "--quick --rounds 2000"
+	if thorough() {
+		options = ""
+	}
+	out := g.sh(t, program+" gpu test --bind --pci %s %s", g.plugged(t, 0), options)
+	t.Log("\n" + out)
+	if strings.Contains(out, "FAIL") || !strings.Contains(out, " 0 stale of 2000") || !strings.Contains(out, " checks passed ") {
+		t.Error("not every check was passed")
+	}
+}
+
+// A user that is given the group's device file needs nothing else.
+func testUnprivileged(t *testing.T, g *guest, p *pool) {
+	p.attach(t, 0, 0)
+	defer p.detach(t, 0)
+	address := g.plugged(t, 0)
+	g.sh(t, `echo vfio-pci >/sys/bus/pci/devices/%[1]s/driver_override && echo %[1]s >/sys/bus/pci/drivers_probe
+		chown nobody /dev/vfio/$(basename $(readlink /sys/bus/pci/devices/%[1]s/iommu_group))`, address)
+	t.Log(g.sh(t, `su -s /bin/sh nobody -c "id -u; ulimit -l; %s use %s"`, helper, address))
+	if !thorough() {
+		return
+	}
+	// The whole test pins more than the 8 MiB that a process may lock by default.
+	out := g.sh(t, `ulimit -l 65536; su -s /bin/sh nobody -c "%s gpu test --quick --pci %s"`, program, address)
+	t.Log(tail(out, 1))
+}
+
+// testTwo drives two GPUs at one time.
+func testTwo(t *testing.T, g *guest, p *pool) {
+	for slot := range 2 {
+		p.attach(t, slot, slot)
+		defer p.detach(t, slot)
+	}
+	command := helper + " use %[1]s %[1]s %[1]s %[1]s %[1]s"
+	if thorough() {
+		command = program + " gpu test --quick --bind --pci %[1]s"
+	}
+	var jobs []*job
+	for slot := range 2 {
+		jobs = append(jobs, g.start(t, command, g.plugged(t, slot)))
+	}
+	for _, j := range jobs {
+		if exit := j.wait(t); exit != 0 {
+			t.Errorf("%s: status %d\n%s", j.command, exit, j.out.String())
+		}
+		t.Log(tail(strings.TrimSpace(j.out.String()), 1))
+	}
+}
+
+// testPeer copies from one GPU to the other.
+func testPeer(t *testing.T, g *guest, p *pool) {
+	for slot := range 2 {
+		p.attach(t, slot, slot)
+		defer p.detach(t, slot)
+	}
+	t.Log(g.sh(t, "%s peer %s %s", helper, g.plugged(t, 0), g.plugged(t, 1)))
+}
+
+// noGoroutines reports goroutines that are left over.
+func noGoroutines(t *testing.T, before int) {
+	t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > before; runtime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Errorf("%d goroutines, before %d", runtime.NumGoroutine(), before)
+			return
+		}
+	}
+}
