@@ -76,10 +76,11 @@ var layer = map[string]int{
 	"test/vm":      4,
 	"test/network": 4,
 
-	"internal/cli": 5,
-	"cmd/dxpu":     6,
-	"hook/gen":     6,
-	"test/torture": 6,
+	"internal/cli":         5,
+	"cmd/dxpu":             6,
+	"internal/tools/prose": 6,
+	"hook/gen":             6,
+	"test/torture":         6,
 }
 
 // beside lists the imports inside one layer that are allowed: importer -> imported.
