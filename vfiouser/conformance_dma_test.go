@@ -92,7 +92,7 @@ var dmaTests = []conformance{
 		p.wantErr(unix.EINVAL, 2, dmaMap(3, math.MaxUint64-4095, 0x20000, 4096), id)
 		p.wantErr(unix.EINVAL, 2, dmaMap(3, 0, 0x20000, 0x1000), id, id)
 		p.wantErr(unix.ENODEV, 2, dmaMap(3, 0, 0x20000, 0x1000), mustFD(t, event(t))) // mmap's own answer
-		p.ok(3, dmaUnmap(0x20000, 0x1000))                                        // QEMU does, behind an IOMMU
+		p.ok(3, dmaUnmap(0x20000, 0x1000))                                            // QEMU does, behind an IOMMU
 		p.wantErr(unix.EINVAL, 3, dmaUnmap(0x10000, 0x1000))
 		p.wantErr(unix.EINVAL, 3, dmaUnmap(0x11000, 0x1000))
 		p.wantErr(unix.EINVAL, 3, dmaUnmap(0x10000, 0))
@@ -123,7 +123,7 @@ var dmaTests = []conformance{
 		p, c := serve(t).connect()
 		mem, b := memfd(t, 4096)
 		p.ok(2, dmaMap(1, 0, 0, 4096), mustFD(t, mem)) // the descriptor could be written
-		p.ok(2, dmaMap(1, 0, 4096, 4096))          // a ROM, as QEMU maps it
+		p.ok(2, dmaMap(1, 0, 4096, 4096))              // a ROM, as QEMU maps it
 		for _, addr := range []uint64{0, 4096} {
 			if err := c.DMAWrite(addr, []byte{1, 2, 3, 4}, nil); !errors.Is(err, ErrPermission) {
 				t.Errorf("write at %#x: %v", addr, err)
