@@ -8,7 +8,7 @@ BIN      := bin
 .DEFAULT_GOAL := help
 
 include hook/Makefile
-.PHONY: help build install vm browser tools test demo lint generate fuzz bench soak soak-short torture ci tidy-diff generate-diff clean
+.PHONY: help build install vm browser tools test demo lint prose generate fuzz bench soak soak-short torture ci tidy-diff generate-diff clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,14 +41,18 @@ demo: ## A virtual machine hot-plugs a GPU that is on another machine
 	@$(MAKE) --no-print-directory -j2 build vm
 	$(BIN)/dxpu demo
 
-lint: ## Vet, staticcheck, formatting, layers
+lint: ## Vet, staticcheck, formatting, layers, commit subjects
 	$(GO) vet $(PKGS)
 	$(GO) tool staticcheck $(PKGS)
 	@out="$$($(GO) tool gofumpt -l $$(git ls-files '*.go' ':!api'))"; \
 		if [ -n "$$out" ]; then echo "not formatted (go tool gofumpt -w):"; echo "$$out"; exit 1; fi
 	@out="$$($(GO) tool goimports -local github.com/dxpu-project/dxpu -l $$(git ls-files '*.go' ':!api'))"; \
 		if [ -n "$$out" ]; then echo "imports not in order (go tool goimports -local github.com/dxpu-project/dxpu -w):"; echo "$$out"; exit 1; fi
+	scripts/check-commits.sh
 	$(GO) test -run 'TestImports|TestMachines|TestEveryPackage|TestLinter' .
+
+prose: ## Check the English of comments, texts and Markdown
+	$(GO) run ./internal/tools/prose
 
 # Needs protoc and its well-known types: apt install protobuf-compiler libprotobuf-dev
 generate: ## Generate the API's code from api/dxpu/v1/*.proto

@@ -162,6 +162,9 @@ func markdownTexts(_, src string) (out []text) {
 			continue
 		}
 		l = inlineCode.ReplaceAllStringFunc(trimmed, func(code string) string { return strings.Repeat("x", len(code)) })
+		if strings.Contains(trimmed, "prose:ok") {
+			continue
+		}
 		if strings.HasPrefix(trimmed, "|") {
 			for cell := range strings.SplitSeq(l, "|") {
 				t.add(i+1, cell)
