@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
@@ -22,7 +24,7 @@ func TestBrowser(t *testing.T) {
 		for _, scheme := range []string{"light", "dark"} {
 			p.scheme(scheme)
 			p.wait("the stream", `document.getElementById("status").dataset.state === "live"`)
-			p.picture("web-" + scheme) // docs/web-light.png, docs/web-dark.png
+			p.screenshot("web-" + scheme) // docs/web-light.png, docs/web-dark.png
 		}
 	})
 	t.Run("live pool", func(t *testing.T) { browserLivePool(t, b, w) })
@@ -36,8 +38,8 @@ func TestBrowser(t *testing.T) {
 	t.Run("empty pool", func(t *testing.T) { browserEmpty(t, b) })
 	t.Run("contrast", func(t *testing.T) { browserContrast(t, b, w) })
 	t.Run("pictures", func(t *testing.T) { browserPictures(t, b, w, replaced) })
-	for _, c := range b.complaints() {
-		t.Errorf("a page complained: %s", c)
+	for _, c := range b.consoleErrors() {
+		t.Errorf("console: %s", c)
 	}
 }
 
@@ -98,58 +100,62 @@ func browserKeyboard(t *testing.T, b *browser, w *world) {
 		s, _ := p.eval(`(document.activeElement.getAttribute("href") || document.activeElement.id || document.activeElement.nodeName)`).(string)
 		return s
 	}
-	p.key("Tab")
+	p.key(kb.Tab)
 	if got := focus(); got != "#main" {
 		t.Fatalf("the first stop is %s, want the link that skips to the content", got)
 	}
 	if p.eval(`getComputedStyle(document.activeElement).outlineStyle`) == "none" {
 		t.Error("the focus does not show")
 	}
-	p.key("Enter")
+	p.key(kb.Enter)
 	p.wait("the skip", `document.activeElement.id === "main" || location.hash === "#main"`)
 	stops := 0
 	for p.eval(`document.activeElement.matches("[data-grid] a")`) != true && stops < 60 {
-		p.key("Tab")
+		p.key(kb.Tab)
 		stops++
 	}
 	if got := focus(); got != "/ui/gpus/r1-nv/0" {
 		t.Fatalf("the first stop in the map is %s after %d tabs", got, stops)
 	}
-	for _, step := range []struct{ key, want string }{
-		{"ArrowRight", "/ui/gpus/r1-nv/1"},
-		{"End", "/ui/gpus/r1-nv/7"},
-		{"ArrowDown", "/ui/gpus/r1-sw/7"},
-		{"ArrowUp", "/ui/gpus/r1-nv/7"},
-		{"ArrowRight", "/ui/boxes/r1-sw"},
-		{"ArrowLeft", "/ui/gpus/r1-nv/7"},
-		{"Home", "/ui/boxes/r1-nv"},
-		{"ArrowRight", "/ui/gpus/r1-nv/0"},
+	for _, step := range []struct{ name, key, want string }{
+		{"ArrowRight", kb.ArrowRight, "/ui/gpus/r1-nv/1"},
+		{"End", kb.End, "/ui/gpus/r1-nv/7"},
+		{"ArrowDown", kb.ArrowDown, "/ui/gpus/r1-sw/7"},
+		{"ArrowUp", kb.ArrowUp, "/ui/gpus/r1-nv/7"},
+		{"ArrowRight", kb.ArrowRight, "/ui/boxes/r1-sw"},
+		{"ArrowLeft", kb.ArrowLeft, "/ui/gpus/r1-nv/7"},
+		{"Home", kb.Home, "/ui/boxes/r1-nv"},
+		{"ArrowRight", kb.ArrowRight, "/ui/gpus/r1-nv/0"},
 	} {
 		p.key(step.key)
 		if got := focus(); got != step.want {
-			t.Fatalf("%s leads to %s, want %s", step.key, got, step.want)
+			t.Fatalf("%s leads to %s, want %s", step.name, got, step.want)
 		}
 	}
-	p.key("Tab")
+	p.key(kb.Tab)
 	if got := focus(); !strings.HasPrefix(got, "/?rack=r2") {
 		t.Errorf("the stop after the map of a rack is %s, want the next rack", got)
 	}
 	p.eval(`document.querySelector('a[href="/ui/gpus/r1-nv/0"]').focus()`)
-	p.key("Enter")
-	p.wait("the GPU's page", `location.pathname === "/ui/gpus/r1-nv/0" && document.readyState === "complete"`)
+	p.follow(chromedp.KeyEvent(kb.Enter))
+	if at := p.eval(`location.pathname`); at != "/ui/gpus/r1-nv/0" {
+		t.Errorf("Enter on a GPU leads to %v", at)
+	}
 }
 
 // An operator cordons a GPU in two steps, with a reason, and takes it back.
 func browserCordon(t *testing.T, b *browser, w *world) {
 	p := b.open(t, w.url+"/ui/gpus/r4-nv/7", 1200, 900)
 	p.eval(`document.querySelector(".actions summary").click()`)
-	p.eval(`document.querySelector("input[name=reason]").value = "a \"test\""; window.left = true; document.querySelector("button[value=cordon]").click()`)
-	p.wait("the page after", `!window.left && document.readyState === "complete" && document.querySelector(".said") !== null`)
+	p.eval(`document.querySelector("input[name=reason]").value = "a \"test\""`)
+	p.follow(click("button[value=cordon]"))
 	if s := p.eval(`document.querySelector("main").textContent`).(string); !strings.Contains(s, `Cordoned: a "test"`) || !strings.Contains(s, "r4-nv/7 takes no new bindings.") {
 		t.Errorf("the page says %s", s)
 	}
-	p.eval(`window.left = true; document.querySelector("button[value=uncordon]").click()`)
-	p.wait("the page after", `!window.left && document.readyState === "complete" && document.querySelector(".said") !== null`)
+	p.follow(click("button[value=uncordon]"))
+	if p.eval(`document.querySelector(".said") !== null`) != true {
+		t.Error("the page does not confirm the uncordon")
+	}
 	g, err := w.pool.GetGPU(t.Context(), connect.NewRequest(&dxpuv1.GetGPURequest{GpuId: "r4-nv/7"}))
 	if err != nil || g.Msg.Gpu.Cordoned {
 		t.Errorf("the GPU is cordoned: %v, %v", g, err)
@@ -220,7 +226,7 @@ func browserPictures(t *testing.T, b *browser, w *world, replaced string) {
 			if over := p.eval(`document.documentElement.scrollWidth - document.documentElement.clientWidth`); over != 0.0 {
 				t.Errorf("%s: the page is %v pixels wider than the window", page.name, over)
 			}
-			p.picture(page.name + "-" + scheme)
+			p.screenshot(page.name + "-" + scheme)
 		}
 	}
 }
@@ -230,10 +236,11 @@ func browserSignIn(t *testing.T, b *browser, w *world) {
 	token := w.token(dxpuv1.Role_ROLE_TENANT, "research")
 	p := b.open(t, w.url+"/ui/signin?next=/ui/leases", 800, 600)
 	p.wait("the focus", `document.activeElement.id === "token"`)
-	p.must("Input.insertText", map[string]any{"text": token}, nil)
-	p.eval(`window.left = true`)
-	p.key("Enter")
-	p.wait("the leases", `!window.left && document.readyState === "complete" && location.pathname === "/ui/leases"`)
+	p.enterText(token)
+	p.follow(chromedp.KeyEvent(kb.Enter))
+	if at := p.eval(`location.pathname`); at != "/ui/leases" {
+		t.Fatalf("signing in leads to %v, want /ui/leases", at)
+	}
 	if s := p.eval(`document.body.textContent`).(string); !strings.Contains(s, "tenant") || !strings.Contains(s, "Sign out") || strings.Contains(s, "speech") {
 		t.Errorf("the tenant sees %s", s)
 	}
@@ -241,9 +248,11 @@ func browserSignIn(t *testing.T, b *browser, w *world) {
 		t.Errorf("scripts can read %s", s)
 	}
 	p.wait("the stream", `document.getElementById("status").dataset.state === "live"`)
-	p.picture("signed-in-light")
-	p.eval(`window.left = true; document.querySelector('form[action="/ui/signout"] button').click()`)
-	p.wait("the form", `!window.left && document.readyState === "complete" && location.pathname === "/ui/signin"`)
+	p.screenshot("signed-in-light")
+	p.follow(click(`form[action="/ui/signout"] button`))
+	if at := p.eval(`location.pathname`); at != "/ui/signin" {
+		t.Fatalf("signing out leads to %v, want /ui/signin", at)
+	}
 	// Whatever is asked for next, it is with nobody's token: here that of the open manager.
 	p.goTo(w.url + "/ui/leases")
 	if s := p.eval(`document.body.textContent`).(string); strings.Contains(s, "Sign out") {
@@ -301,7 +310,7 @@ func browserLarge(t *testing.T, b *browser) {
 		if over := p.eval(`document.documentElement.scrollWidth - document.documentElement.clientWidth`); over != 0.0 {
 			t.Errorf("the page is %v pixels wider than a window of %d", over, size[0])
 		}
-		p.picture(fmt.Sprintf("large-%d-light", size[0]))
+		p.screenshot(fmt.Sprintf("large-%d-light", size[0]))
 	}
 }
 
@@ -310,7 +319,7 @@ func browserEmpty(t *testing.T, b *browser) {
 	p := b.open(t, w.url+"/", 1280, 800)
 	for _, page := range []string{"", "ui/leases", "ui/hosts", "ui/gpus", "ui/tenants", "ui/events"} {
 		p.goTo(w.url + "/" + page)
-		p.picture("empty-" + strings.TrimPrefix(page, "ui/"))
+		p.screenshot("empty-" + strings.TrimPrefix(page, "ui/"))
 	}
 }
 

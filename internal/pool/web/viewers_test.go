@@ -16,25 +16,25 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// page is an open live page without a browser: it follows its stream and, as the
-// script does, fetches itself anew after a change.
-type page struct {
+// livePage stands for a browser with a live page: it reads the event stream and, as
+// the script does, fetches the page again after a change.
+type livePage struct {
 	header  http.Header
 	begun   *sync.WaitGroup
 	once    sync.Once
-	changed chan string // the revision of the newest change
+	changed chan string // revision of the newest change
 }
 
-func (p *page) Header() http.Header { return p.header }
-func (p *page) WriteHeader(int)     {}
-func (p *page) Flush()              {}
+func (p *livePage) Header() http.Header { return p.header }
+func (p *livePage) WriteHeader(int)     {}
+func (p *livePage) Flush()              {}
 
-func (p *page) Write(b []byte) (int, error) {
+func (p *livePage) Write(b []byte) (int, error) {
 	p.once.Do(p.begun.Done)
 	if _, rest, ok := strings.Cut(string(b), "id: "); ok && strings.Contains(rest, "event: change") {
 		revision, _, _ := strings.Cut(rest, "\n")
 		select {
-		case <-p.changed: // a newer one takes its place
+		case <-p.changed: // replaced by the newer one
 		default:
 		}
 		p.changed <- revision
@@ -42,15 +42,15 @@ func (p *page) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// discard takes a page and forgets it.
+// discard is a ResponseWriter that drops the page.
 type discard struct{ header http.Header }
 
 func (d discard) Header() http.Header         { return d.header }
 func (d discard) WriteHeader(int)             {}
 func (d discard) Write(b []byte) (int, error) { return len(b), nil }
 
-// follow lives until ctx ends.
-func (p *page) follow(ctx context.Context, h http.Handler, fetched *atomic.Int64, all *sync.WaitGroup) {
+// follow reads the stream and fetches pages until ctx ends.
+func (p *livePage) follow(ctx context.Context, h http.Handler, fetched *atomic.Int64, all *sync.WaitGroup) {
 	request := func(path string) *http.Request {
 		r := httptest.NewRequestWithContext(ctx, http.MethodGet, path, nil)
 		r.RemoteAddr, r.Host = "127.0.0.1:9", "127.0.0.1"
@@ -67,13 +67,14 @@ func (p *page) follow(ctx context.Context, h http.Handler, fetched *atomic.Int64
 				r.Header.Set(afterHeader, revision)
 				h.ServeHTTP(discard{http.Header{}}, r)
 				fetched.Add(1)
-				wait(ctx, time.Second) // as the script does
+				wait(ctx, time.Second) // the script's own interval
 			}
 		}
 	})
 }
 
-// How long calls take that change the pool, while pages of 512 GPUs look on.
+// BenchmarkCallsWithViewers measures calls that change the pool while viewers
+// watch its page of 512 GPUs.
 func BenchmarkCallsWithViewers(b *testing.B) {
 	for _, viewers := range []int{0, 1, 1000} {
 		b.Run(fmt.Sprint(viewers), func(b *testing.B) {
@@ -83,7 +84,7 @@ func BenchmarkCallsWithViewers(b *testing.B) {
 			var fetched atomic.Int64
 			for range viewers {
 				begun.Add(1)
-				p := &page{header: http.Header{}, begun: &begun, changed: make(chan string, 1)}
+				p := &livePage{header: http.Header{}, begun: &begun, changed: make(chan string, 1)}
 				p.follow(ctx, w.pages, &fetched, &all)
 			}
 			begun.Wait()
