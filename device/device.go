@@ -3,14 +3,10 @@
 package device
 
 import (
-	"math"
 	"time"
 
 	"github.com/dxpu-project/dxpu/tlp"
 )
-
-// Never is the wake-up time of a machine that waits for input only.
-const Never = time.Duration(math.MaxInt64)
 
 // ResetKind says how far a reset goes (PCI Express Base Specification, section 6.6).
 type ResetKind uint8
@@ -42,7 +38,8 @@ type Device interface {
 	// next call. The packet given to emit is valid only during that call.
 	Transmit(now time.Duration, emit func(p *tlp.Packet) bool)
 
-	// Wake returns when Transmit wants to be called without new input, or Never.
+	// Wake returns when Transmit wants to be called without new input, or
+	// machine.Never.
 	Wake() time.Duration
 
 	// NextJob hands over work that takes long (a kernel, a large copy inside

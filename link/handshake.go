@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/machine"
 )
 
 // handshake opens the session and tells whether the peer has begun another:
@@ -83,7 +84,7 @@ func (h *handshake) init(now time.Duration, cfg *Config) {
 }
 
 func (h *handshake) wake(l *Link) time.Duration {
-	at := Never
+	at := machine.Never
 	if h.reply != 0 {
 		return 0
 	}

@@ -12,15 +12,12 @@ package link
 import (
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/tlp"
 )
-
-// Never is what Wake returns when only input can wake the link.
-const Never = time.Duration(math.MaxInt64)
 
 // Errors of Send.
 var (
@@ -63,7 +60,7 @@ func New(now time.Duration, cfg Config) (*Link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("link: %w", err)
 	}
-	l := &Link{cfg: cfg, lastHeard: now, firstUnanswered: Never}
+	l := &Link{cfg: cfg, lastHeard: now, firstUnanswered: machine.Never}
 	if l.keys, err = newKeys(&l.cfg); err != nil {
 		return nil, fmt.Errorf("link: %w", err)
 	}
@@ -138,7 +135,7 @@ func (l *Link) Rekey(time.Duration) bool {
 // time in the past means at once.
 func (l *Link) Wake() time.Duration {
 	if l.state == Down {
-		return Never
+		return machine.Never
 	}
 	if l.state == Closing {
 		return l.closing.next

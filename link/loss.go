@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -76,7 +77,7 @@ func (l *Link) ackRecord(now time.Duration, p *path, n uint64, rec *record) {
 // detectLoss declares datagrams lost that are too far or too long behind one
 // that was acknowledged (RFC 9002 section 6.1).
 func (l *Link) detectLoss(now time.Duration, p *path) {
-	p.lossAt = Never
+	p.lossAt = machine.Never
 	if !p.anyAcked {
 		return
 	}
@@ -133,7 +134,7 @@ func (l *Link) expire(now time.Duration) {
 	for i := range l.paths {
 		p := &l.paths[i]
 		if now >= p.timeout() {
-			if p.lossAt != Never {
+			if p.lossAt != machine.Never {
 				l.detectLoss(now, p)
 			} else {
 				l.probeTimeout(now, p)

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/machine"
 )
 
 // rungs are the datagram sizes that a path falls back to: Ethernet with jumbo
@@ -35,7 +36,7 @@ const (
 )
 
 func newMTUSearch(configured int) mtuSearch {
-	return mtuSearch{configured: configured, size: configured, nextAt: Never, wait: mtuProbeWait, passed: -1}
+	return mtuSearch{configured: configured, size: configured, nextAt: machine.Never, wait: mtuProbeWait, passed: -1}
 }
 
 // below returns the next rung below a size, frame.MinMTU if there is none. A
@@ -88,7 +89,7 @@ func (m *mtuSearch) acked(now time.Duration, size int, sentAt time.Duration) {
 	if size > m.size { // it was late, not too large
 		m.size, m.nextAt = size, now+m.wait
 		if size == m.configured {
-			m.nextAt = Never
+			m.nextAt = machine.Never
 		}
 	}
 	if size >= m.least {
@@ -101,7 +102,7 @@ func (m *mtuSearch) acked(now time.Duration, size int, sentAt time.Duration) {
 
 func (m *mtuSearch) probeAt() time.Duration {
 	if m.probing {
-		return Never
+		return machine.Never
 	}
 	return m.nextAt
 }
@@ -120,6 +121,6 @@ func (m *mtuSearch) probed(now time.Duration, size int, arrived bool) {
 		m.size, m.losses, m.wait, m.nextAt = size, 0, mtuProbeWait, now
 	}
 	if m.size == m.configured {
-		m.nextAt = Never
+		m.nextAt = machine.Never
 	}
 }

@@ -2,6 +2,8 @@ package link
 
 import (
 	"time"
+
+	"github.com/dxpu-project/dxpu/machine"
 )
 
 // path is the state of one path: its datagram numbers, both ways, its round
@@ -58,7 +60,7 @@ const (
 
 func (p *path) init(id uint8, cfg *Config) {
 	*p = path{
-		id: id, cfg: cfg, ackAt: Never, lossAt: Never, threshold: packetThreshold,
+		id: id, cfg: cfg, ackAt: machine.Never, lossAt: machine.Never, threshold: packetThreshold,
 		congestion: newCongestion(cfg),
 		mtu:        newMTUSearch(cfg.Paths[id].MTU),
 	}
@@ -91,11 +93,11 @@ func (p *path) wake(l *Link) time.Duration {
 
 // timeout returns when loss detection acts next.
 func (p *path) timeout() time.Duration {
-	if p.lossAt != Never {
+	if p.lossAt != machine.Never {
 		return p.lossAt
 	}
 	if p.eliciting == 0 {
-		return Never
+		return machine.Never
 	}
 	backoff := min(p.rtt.probeTimeout(p.cfg.AckDelay)<<min(p.probeTimeouts, 16), p.cfg.DeadInterval/4)
 	return p.lastEliciting + backoff

@@ -11,6 +11,7 @@ import (
 	"github.com/dxpu-project/dxpu/frame"
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/link/linktest"
+	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -168,7 +169,7 @@ func TestPeerSilentIsLost(t *testing.T) {
 		if err := l.Send(n.Now, memoryRead()); !errors.Is(err, link.ErrDown) {
 			t.Errorf("side %d: Send after loss: %v", side, err)
 		}
-		if l.Wake() != link.Never {
+		if l.Wake() != machine.Never {
 			t.Errorf("side %d wants to wake at %v", side, l.Wake())
 		}
 	}

@@ -3,6 +3,8 @@ package link
 import (
 	"fmt"
 	"time"
+
+	"github.com/dxpu-project/dxpu/machine"
 )
 
 // State is where a link stands in its life:
@@ -114,7 +116,7 @@ func (l *Link) down(why Reason, code uint16) {
 
 // heard notes that the peer is alive.
 func (l *Link) heard(now time.Duration) {
-	l.lastHeard, l.firstUnanswered = now, Never
+	l.lastHeard, l.firstUnanswered = now, machine.Never
 }
 
 // ran notes that this end is alive. Whoever waits for an answer has a timer at
@@ -124,7 +126,7 @@ func (l *Link) heard(now time.Duration) {
 // has from now on the time that it has for any other. Whether the peer has had as
 // much patience is its own affair.
 func (l *Link) ran(now time.Duration) {
-	if l.firstUnanswered != Never && now-l.lastRan > l.cfg.DeadInterval*3/4 {
+	if l.firstUnanswered != machine.Never && now-l.lastRan > l.cfg.DeadInterval*3/4 {
 		l.firstUnanswered = now
 	}
 	l.lastRan = now
@@ -134,8 +136,8 @@ func (l *Link) ran(now time.Duration) {
 // silence, but not before half of it has passed since a datagram that should
 // have been answered.
 func (l *Link) deadAt() time.Duration {
-	if l.firstUnanswered == Never {
-		return Never
+	if l.firstUnanswered == machine.Never {
+		return machine.Never
 	}
 	return max(l.lastHeard+l.cfg.DeadInterval, l.firstUnanswered+l.cfg.DeadInterval/2)
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/machine"
 )
 
 // minChunk is the least that is worth starting a chunk in what is left of a
@@ -200,7 +201,7 @@ func (l *Link) writeAcks(now time.Duration, d *datagram) {
 // writeAck appends the acknowledgement of a path if it waits for one, and
 // reports false if it did not fit.
 func (l *Link) writeAck(now time.Duration, d *datagram, p *path) bool {
-	if p.ackAt == Never {
+	if p.ackAt == machine.Never {
 		return true
 	}
 	a, r := &l.ack, &p.received
@@ -213,7 +214,7 @@ func (l *Link) writeAck(now time.Duration, d *datagram, p *path) bool {
 	a.Count = min(r.count, fit)
 	copy(a.Ranges[:a.Count], r.ranges[:])
 	d.b = a.Append(d.b)
-	p.ackAt, p.ackCount, p.ackBytes = Never, 0, 0
+	p.ackAt, p.ackCount, p.ackBytes = machine.Never, 0, 0
 	return true
 }
 

@@ -3,7 +3,6 @@
 package devicetest
 
 import (
-	"container/heap"
 	"encoding/binary"
 	"fmt"
 	"time"
@@ -11,6 +10,7 @@ import (
 	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
+	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 )
@@ -60,8 +60,7 @@ type Host struct {
 	Refused    int          // requests of the device outside of memory
 
 	memory   []region
-	events   events
-	seq      int
+	events   machine.Queue[func()]
 	tag      pcie.Tag
 	replies  map[pcie.Tag]*reply
 	linkFree time.Duration // when the link is free again
@@ -105,31 +104,9 @@ func (h *Host) find(addr uint64, n int) []byte {
 	return nil
 }
 
-// event is something that happens later: a completion, a job that ends, a link that is free.
-type event struct {
-	at  time.Duration
-	seq int
-	do  func()
-}
-
-type events []event
-
-func (e events) Len() int { return len(e) }
-func (e events) Less(i, j int) bool {
-	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].seq < e[j].seq
-}
-func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
-func (e *events) Push(x any)   { *e = append(*e, x.(event)) }
-func (e *events) Pop() any {
-	last := (*e)[len(*e)-1]
-	*e = (*e)[:len(*e)-1]
-	return last
-}
-
 // After calls fn when d has passed.
 func (h *Host) After(d time.Duration, fn func()) {
-	h.seq++
-	heap.Push(&h.events, event{h.Now + d, h.seq, fn})
+	h.events.Push(h.Now+d, fn)
 }
 
 // Pump lets the device send what it has and takes its jobs.
@@ -270,16 +247,13 @@ func (h *Host) Run(d time.Duration) {
 func (h *Host) RunUntil(end time.Duration, cond func() bool) bool {
 	h.Pump()
 	for !cond() {
-		at := h.Device.Wake()
-		if len(h.events) > 0 {
-			at = min(at, h.events[0].at)
-		}
-		if at > end || at == device.Never {
+		at := min(h.Device.Wake(), h.events.Wake())
+		if at > end || at == machine.Never {
 			return false
 		}
 		h.Now = max(h.Now, at)
-		for len(h.events) > 0 && h.events[0].at <= h.Now {
-			heap.Pop(&h.events).(event).do()
+		for do, ok := h.events.Pop(h.Now); ok; do, ok = h.events.Pop(h.Now) {
+			do()
 		}
 		h.Pump()
 	}

@@ -3,8 +3,8 @@ package gpu
 import (
 	"time"
 
-	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/machine"
 )
 
 // A DELAY is no job: it takes no processor, and several queues may wait at the
@@ -42,7 +42,7 @@ func (g *GPU) endDelays(now time.Duration) {
 
 // nextDelay is when the first DELAY ends, or Never.
 func (g *GPU) nextDelay() time.Duration {
-	at := device.Never
+	at := machine.Never
 	for i := range g.queues {
 		if q := &g.queues[i]; q.delayed {
 			at = min(at, q.until)

@@ -7,6 +7,7 @@ import (
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -86,12 +87,12 @@ func TestDelayEndsWithItsQueue(t *testing.T) {
 			r := newRig(t, gpu.Spec{})
 			r.submit(0, reg.Delay(0, uint64(time.Second)), reg.Fence(0, fencesAt, 1))
 			r.host.RunUntil(r.host.Now+100*time.Microsecond, func() bool { return false })
-			if r.gpu.Wake() == device.Never {
+			if r.gpu.Wake() == machine.Never {
 				t.Fatal("no delay runs")
 			}
 			stop(r)
 			r.host.RunUntil(r.host.Now+2*time.Second, func() bool { return false })
-			if r.host64(fencesAt) != 0 || r.gpu.Wake() != device.Never {
+			if r.host64(fencesAt) != 0 || r.gpu.Wake() != machine.Never {
 				t.Errorf("fence %d, wake %v", r.host64(fencesAt), r.gpu.Wake())
 			}
 		})

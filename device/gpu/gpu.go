@@ -10,6 +10,7 @@ import (
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
+	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 )
@@ -170,7 +171,7 @@ func (g *GPU) flushStaged(emit func(p *tlp.Packet) bool) bool {
 // their tags and the end of a DELAY happen without input.
 func (g *GPU) Wake() time.Duration {
 	if g.dead {
-		return device.Never
+		return machine.Never
 	}
 	return min(g.req.Wake(), g.nextDelay())
 }

@@ -5,8 +5,8 @@ import (
 	"math/bits"
 	"time"
 
-	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -467,8 +467,8 @@ func (g *GPU) startJob(q *queue, c *command) stepResult {
 // deadline is when a read that leaves now has timed out.
 func (g *GPU) deadline() time.Duration {
 	timeout, on := g.cfg.CompletionTimeout(g.spec.CompletionTimeout)
-	if !on || timeout > device.Never-g.now {
-		return device.Never
+	if !on {
+		return machine.Never
 	}
-	return g.now + timeout
+	return machine.After(g.now, timeout)
 }

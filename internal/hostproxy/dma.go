@@ -5,8 +5,8 @@ import (
 	"errors"
 	"time"
 
-	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
+	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 	"github.com/dxpu-project/dxpu/vfiouser"
@@ -208,7 +208,7 @@ func (v *vm) pump(now time.Duration) {
 }
 
 // wake: completions wait for the link, which pumps when it has room.
-func (v *vm) wake() time.Duration { return never }
+func (v *vm) wake() time.Duration { return machine.Never }
 
 // toDevice sends a completion down; false means that the link is full.
 func (v *vm) toDevice(p *tlp.Packet) bool {
@@ -353,6 +353,3 @@ func (q *readQueue) fetched(addr uint64, n int) []byte {
 	}
 	return job.bytes[off : off+uint64(n)]
 }
-
-// never is the wake-up time of whoever waits for input only.
-const never = netio.Never

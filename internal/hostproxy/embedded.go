@@ -11,6 +11,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/embedded"
 	"github.com/dxpu-project/dxpu/internal/embedded/rootcomplex"
 	"github.com/dxpu-project/dxpu/internal/embedded/vswitch"
+	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -55,7 +56,7 @@ func NewEmbedded(spec EmbeddedSpec) *Embedded {
 	if spec.Host.MemoryBase == 0 {
 		spec.Host.MemoryBase = memoryBase
 	}
-	e := &Embedded{spec: spec, enum: rootcomplex.DefaultEnumSpec(), armed: never}
+	e := &Embedded{spec: spec, enum: rootcomplex.DefaultEnumSpec(), armed: machine.Never}
 	if spec.Enum != nil {
 		e.enum = *spec.Enum
 	}
@@ -168,7 +169,7 @@ func (e *Embedded) arm(now time.Duration) {
 func (e *Embedded) expire() {
 	g := e.owner.group
 	now := g.Enter()
-	e.armed = never
+	e.armed = machine.Never
 	e.pump(now)
 	g.Leave()
 }
@@ -247,7 +248,7 @@ func (p *embeddedPort) fromDevice(now time.Duration, t *tlp.Packet) bool {
 func (p *embeddedPort) pump(now time.Duration) { p.front.pump(now) }
 
 // wake: the front has a timer for the whole host.
-func (p *embeddedPort) wake() time.Duration { return never }
+func (p *embeddedPort) wake() time.Duration { return machine.Never }
 
 // lost is a surprise removal: the drivers learn it at once.
 func (p *embeddedPort) lost(now time.Duration) {

@@ -9,6 +9,7 @@ import (
 	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
+	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 	"github.com/dxpu-project/dxpu/vfiouser"
@@ -71,7 +72,7 @@ func (d *strange) Transmit(_ time.Duration, emit func(*tlp.Packet) bool) {
 	}
 }
 
-func (d *strange) Wake() time.Duration                       { return device.Never }
+func (d *strange) Wake() time.Duration                       { return machine.Never }
 func (d *strange) NextJob() (device.Job, bool)               { return nil, false }
 func (d *strange) FinishJob(time.Duration, device.Job)       {}
 func (d *strange) Reset(_ time.Duration, _ device.ResetKind) { d.answers = nil }

@@ -16,6 +16,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
 	"github.com/dxpu-project/dxpu/internal/sim"
 	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 )
@@ -199,7 +200,7 @@ func (r *recorder) Transmit(_ time.Duration, emit func(p *tlp.Packet) bool) {
 	}
 }
 
-func (r *recorder) Wake() time.Duration                   { return device.Never }
+func (r *recorder) Wake() time.Duration                   { return machine.Never }
 func (r *recorder) NextJob() (device.Job, bool)           { return nil, false }
 func (r *recorder) FinishJob(time.Duration, device.Job)   {}
 func (r *recorder) Reset(time.Duration, device.ResetKind) {}

@@ -13,7 +13,6 @@ package sim
 import (
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/dxpu-project/dxpu/device"
@@ -222,11 +221,7 @@ func (w *World) RunUntil(deadline time.Duration, done func() bool) error {
 
 // wake returns when something happens next.
 func (w *World) wake() time.Duration {
-	at := min(w.root.Wake(), w.device.Wake(), w.links[hostSide].Wake(), w.links[boxSide].Wake())
-	if e, ok := w.clock.next(); ok {
-		at = min(at, e)
-	}
-	return min(at, math.MaxInt64)
+	return min(w.clock.events.Wake(), w.root.Wake(), w.device.Wake(), w.links[hostSide].Wake(), w.links[boxSide].Wake())
 }
 
 // pump lets everybody send what they have.

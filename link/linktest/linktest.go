@@ -4,13 +4,13 @@
 package linktest
 
 import (
-	"container/heap"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -60,8 +60,8 @@ type Network struct {
 
 	cfg    Config
 	pipes  [2][]pipe
-	events events
-	order  uint64
+	events machine.Queue[arrival]
+	plans  uint64 // set by SetPlan so far
 	buf    []byte
 }
 
@@ -104,8 +104,8 @@ func (n *Network) Restart(side Side, session uint64) error {
 
 // SetPlan changes the faults of a direction from now on.
 func (n *Network) SetPlan(from Side, path int, plan fault.Plan) {
-	n.order++
-	n.pipes[from][path].injector = fault.New(plan, n.cfg.Seed+n.order)
+	n.plans++
+	n.pipes[from][path].injector = fault.New(plan, n.cfg.Seed+uint64(2*len(n.cfg.Paths))+n.plans)
 }
 
 // Send gives a TLP to a side's link.
@@ -130,16 +130,12 @@ func (n *Network) RunUntil(deadline time.Duration, done func() bool) bool {
 		if done() {
 			return true
 		}
-		at := deadline
-		if len(n.events) > 0 {
-			at = min(at, n.events[0].at)
-		}
+		at := min(deadline, n.events.Wake())
 		for _, l := range n.Link {
 			at = min(at, l.Wake())
 		}
 		n.Now = max(n.Now, at)
-		for len(n.events) > 0 && n.events[0].at <= n.Now {
-			e := heap.Pop(&n.events).(event)
+		for e, ok := n.events.Pop(n.Now); ok; e, ok = n.events.Pop(n.Now) {
 			_ = n.receive(e.to, e.path, e.data) // counted by the link
 		}
 		if n.Now >= deadline {
@@ -177,8 +173,7 @@ func (n *Network) transmit(from Side, path uint8, datagram []byte) {
 		leaves = p.busy
 	}
 	for _, d := range p.injector.Apply(leaves, datagram) {
-		n.order++
-		heap.Push(&n.events, event{at: d.At, order: n.order, to: 1 - from, path: path, data: d.Data})
+		n.events.Push(d.At, arrival{to: 1 - from, path: path, data: d.Data})
 	}
 }
 
@@ -194,33 +189,9 @@ func (n *Network) receive(to Side, path uint8, datagram []byte) error {
 	})
 }
 
-type event struct {
-	at    time.Duration
-	order uint64
-	to    Side
-	path  uint8
-	data  []byte
-}
-
-// events is a heap by time, then by the order of making.
-type events []event
-
-func (e events) Len() int { return len(e) }
-
-func (e events) Less(i, j int) bool {
-	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].order < e[j].order
-}
-
-func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
-
-// Push is for package heap.
-func (e *events) Push(x any) { *e = append(*e, x.(event)) }
-
-// Pop is for package heap.
-func (e *events) Pop() any {
-	old := *e
-	x := old[len(old)-1]
-	old[len(old)-1] = event{} // do not keep its data
-	*e = old[:len(old)-1]
-	return x
+// arrival is a datagram under way.
+type arrival struct {
+	to   Side
+	path uint8
+	data []byte
 }

@@ -1,11 +1,11 @@
 package linktest
 
 import (
-	"container/heap"
 	"slices"
 	"time"
 
 	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -22,8 +22,7 @@ type Shared struct {
 
 	flows  []Flow
 	busy   time.Duration
-	events sharedEvents
-	order  uint64
+	events machine.Queue[func()]
 }
 
 // Flow is one user of a Shared.
@@ -46,17 +45,12 @@ func (s *Shared) Forward(n int, arrive func()) bool {
 		return false
 	}
 	s.busy = max(s.busy, s.Now) + time.Duration(float64(n)/s.Rate*float64(time.Second))
-	s.at(s.busy+s.Delay, arrive)
+	s.events.Push(s.busy+s.Delay, arrive)
 	return true
 }
 
 // Back sends something the other way.
-func (s *Shared) Back(arrive func()) { s.at(s.Now+s.Delay, arrive) }
-
-func (s *Shared) at(when time.Duration, do func()) {
-	s.order++
-	heap.Push(&s.events, sharedEvent{when, s.order, do})
-}
+func (s *Shared) Back(arrive func()) { s.events.Push(s.Now+s.Delay, arrive) }
 
 // Run lets time pass until the given moment.
 func (s *Shared) Run(until time.Duration) {
@@ -65,15 +59,13 @@ func (s *Shared) Run(until time.Duration) {
 		for _, f := range s.flows {
 			at = min(at, f.Pump(s))
 		}
-		if len(s.events) > 0 {
-			at = min(at, s.events[0].at)
-		}
+		at = min(at, s.events.Wake())
 		s.Now = max(s.Now, at)
 		if s.Now >= until {
 			return
 		}
-		for len(s.events) > 0 && s.events[0].at <= s.Now {
-			heap.Pop(&s.events).(sharedEvent).do()
+		for do, ok := s.events.Pop(s.Now); ok; do, ok = s.events.Pop(s.Now) {
+			do()
 		}
 	}
 }
@@ -162,33 +154,4 @@ func (f *LinkFlow) note(now time.Duration) {
 		f.Delays = append(f.Delays, now-f.sent[0])
 		f.sent = f.sent[1:]
 	}
-}
-
-type sharedEvent struct {
-	at    time.Duration
-	order uint64
-	do    func()
-}
-
-// sharedEvents is a heap by time, then by the order of making.
-type sharedEvents []sharedEvent
-
-func (e sharedEvents) Len() int { return len(e) }
-
-func (e sharedEvents) Less(i, j int) bool {
-	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].order < e[j].order
-}
-
-func (e sharedEvents) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
-
-// Push is for package heap.
-func (e *sharedEvents) Push(x any) { *e = append(*e, x.(sharedEvent)) }
-
-// Pop is for package heap.
-func (e *sharedEvents) Pop() any {
-	old := *e
-	x := old[len(old)-1]
-	old[len(old)-1] = sharedEvent{}
-	*e = old[:len(old)-1]
-	return x
 }

@@ -86,7 +86,7 @@ func (f *TCPFlow) receive(s *Shared, n int) {
 	gap := n != f.expected
 	f.expected = max(f.expected, n+1)
 	if len(f.waiting) == 1 && !gap {
-		s.at(s.Now+tcpDelayedAck, func() { f.acknowledge(s, n) })
+		s.events.Push(s.Now+tcpDelayedAck, func() { f.acknowledge(s, n) })
 		return
 	}
 	f.acknowledge(s, n)

@@ -9,6 +9,7 @@ import (
 	"github.com/dxpu-project/dxpu/frame"
 	"github.com/dxpu-project/dxpu/internal/dataplane/udp"
 	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -109,7 +110,7 @@ func (g *Group) Attach(cfg BindingConfig) (*Binding, error) {
 	b := &Binding{
 		group: g, handler: cfg.Handler, id: cfg.Link.Binding, peers: cfg.Peers,
 		epoch: cfg.Link.Epoch, local: cfg.Link.Local, remote: cfg.Link.Remote,
-		link: l, state: l.State(), down: make(chan struct{}), armed: never,
+		link: l, state: l.State(), down: make(chan struct{}), armed: machine.Never,
 	}
 	b.taker = b.deliver
 	for i := range cfg.Peers {
@@ -321,7 +322,7 @@ func (b *Binding) armAt(now, wake time.Duration) {
 func (b *Binding) fire() {
 	defer b.timers.Done()
 	b.group.Enter()
-	b.armed = never
+	b.armed = machine.Never
 	if !b.closed {
 		b.touch()
 	}

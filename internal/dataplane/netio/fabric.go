@@ -26,13 +26,7 @@ import (
 	"github.com/dxpu-project/dxpu/frame"
 	"github.com/dxpu-project/dxpu/internal/dataplane/udp"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
-	"github.com/dxpu-project/dxpu/link"
 )
-
-// Never is the wake-up time of whoever waits for input only.
-const Never = link.Never
-
-const never = Never
 
 // PathConfig describes one of the parallel networks of a proxy.
 type PathConfig struct {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/fault"
+	"github.com/dxpu-project/dxpu/machine"
 )
 
 // SetFault replaces the fault plan of a path from now on. The plan's times
@@ -30,7 +31,7 @@ func (f *Fabric) Jump(by time.Duration) {
 	f.ahead.Add(int64(by))
 	for _, b := range *f.bindings.Load() {
 		b.group.Enter()
-		b.armed = never
+		b.armed = machine.Never
 		if !b.closed {
 			b.touch()
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/link/linktest"
+	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -48,7 +49,7 @@ func (e *end) Wake() time.Duration {
 	if e.wake != nil {
 		return e.wake()
 	}
-	return Never
+	return machine.Never
 }
 
 func (e *end) LinkChanged(now time.Duration, s link.State) {

@@ -2,15 +2,12 @@ package transaction
 
 import (
 	"fmt"
-	"math"
 	"time"
 
+	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 )
-
-// Never is the wake-up time of a machine that waits for input only.
-const Never = time.Duration(math.MaxInt64)
 
 // DefaultQuarantine is how long the tag of a request that timed out stays
 // unused: longer than any completion can be under way.
@@ -252,7 +249,7 @@ func (r *Requester) abandon(now time.Duration, tag int16, why Outcome, fn func(R
 	s.clear(quarantined)
 	// The deadline has become that of the quarantine. now never goes
 	// backwards, so that the queue stays in order.
-	s.deadline = later(now, r.cfg.Quarantine)
+	s.deadline = machine.After(now, r.cfg.Quarantine)
 	r.held.push(tag)
 	fn(res)
 }
@@ -273,7 +270,7 @@ func (r *Requester) release(now time.Duration) {
 // Wake returns when Expire wants to be called or, where no tag is free, when
 // Begin can succeed again; Never when only a completion can bring change.
 func (r *Requester) Wake() time.Duration {
-	wake := Never
+	wake := machine.Never
 	if r.first != none {
 		wake = r.slots[r.first].deadline
 	}
@@ -297,10 +294,3 @@ func (r *Requester) Tags() int { return len(r.slots) }
 
 // Counters returns a copy of the counters.
 func (r *Requester) Counters() RequesterCounters { return r.counters }
-
-func later(t, d time.Duration) time.Duration {
-	if t > Never-d {
-		return Never
-	}
-	return t + d
-}

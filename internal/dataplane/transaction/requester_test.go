@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
+	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 )
@@ -214,7 +215,7 @@ func TestRequesterExpireInOrderOfDeadlines(t *testing.T) {
 				}
 			})
 		}
-		if seen != len(deadlines) || r.Wake() != transaction.Never {
+		if seen != len(deadlines) || r.Wake() != machine.Never {
 			t.Fatalf("%d results, Wake %v", seen, r.Wake())
 		}
 	})
@@ -357,7 +358,7 @@ func FuzzRequesterComplete(f *testing.F) {
 			t.Fatal("written past the buffer")
 		}
 		r.Expire(1, func(transaction.Result) {})
-		if free := r.Free(transaction.Never); free != 3 || r.InFlight() != 0 {
+		if free := r.Free(machine.Never); free != 3 || r.InFlight() != 0 {
 			t.Fatalf("%d of 3 tags free, %d in flight", free, r.InFlight())
 		}
 	})

@@ -3,7 +3,6 @@ package rootcomplex
 import (
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -11,9 +10,6 @@ import (
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 )
-
-// Never is the wake-up time of a host that waits for input only.
-const Never = time.Duration(math.MaxInt64)
 
 // Spec describes a host.
 type Spec struct {
@@ -235,7 +231,8 @@ func (h *Host) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 	}
 }
 
-// Wake returns when Transmit wants to be called without new input, or Never.
+// Wake returns when Transmit wants to be called without new input, or
+// machine.Never.
 func (h *Host) Wake() time.Duration {
 	wake := h.requests.Wake()
 	for _, op := range h.retries {

@@ -23,7 +23,7 @@ const (
 )
 
 // commands puts an operation into the ring of its queue.
-func (m *machine) commands(i int32) {
+func (m *player) commands(i int32) {
 	op, d := &m.w.Ops[i], m.plan.Op(i)
 	q := m.queue(i)
 	r := &m.rings[q]
@@ -52,7 +52,7 @@ func (m *machine) commands(i int32) {
 // upload copies n bytes to the device: one request, whose latency shows, and
 // the rest at the rate that Equation 1 or the recording allows, whichever is
 // less.
-func (m *machine) upload(r *ring, n uint64, busy time.Duration) {
+func (m *player) upload(r *ring, n uint64, busy time.Duration) {
 	first := min(n, m.request)
 	rest := max(busy-m.trip, 0)
 	r.put(reg.CopyToVRAM(0, firstAt, r.memory.bus+dataAt, first))
@@ -67,7 +67,7 @@ func (m *machine) upload(r *ring, n uint64, busy time.Duration) {
 }
 
 // download copies n bytes to the host, no faster than recorded.
-func (m *machine) download(r *ring, n uint64, busy time.Duration) {
+func (m *player) download(r *ring, n uint64, busy time.Duration) {
 	pieces(n, downloadPiece, busy, func(size uint64, least time.Duration) {
 		r.put(reg.CopyFromVRAM(0, r.memory.bus+dataAt, 0, size))
 		r.delaySince(least)

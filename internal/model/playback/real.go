@@ -72,7 +72,7 @@ func Real(ctx context.Context, p *predict.Plan, bus driver.Bus, dev *driver.Devi
 	if len(dma.Segments()) != 1 {
 		return times, errors.New("replay: the memory of this bus is not contiguous")
 	}
-	m := newMachine(s, timing{
+	m := newPlayer(s, timing{
 		stretch: int64(spec.Stretch), launch: spec.NativeTrip * 3 / 2, fence: spec.NativeTrip / 2, trip: spec.NativeTrip,
 		notice: spec.Trip / 2,
 	}, pt, memory{dma.Bytes(), dma.Segments()[0].Addr}, uint64(spec.Request), true)
@@ -82,7 +82,7 @@ func Real(ctx context.Context, p *predict.Plan, bus driver.Bus, dev *driver.Devi
 	return m.result(), nil
 }
 
-// busPort is a device on a bus, as the machine sees it.
+// busPort is a device on a bus, as the player sees it.
 type busPort struct {
 	regs driver.Region
 	dma  driver.DMA
@@ -105,8 +105,8 @@ func (b *busPort) close() error {
 // tick is the longest time between looks at the device, which could be lost.
 const tick = 100 * time.Millisecond
 
-// runReal runs the machine in real time: timers and interrupts wake it.
-func runReal(ctx context.Context, m *machine, bus driver.Bus, progress func(done, total int)) error {
+// runReal runs the player in real time: timers and interrupts wake it.
+func runReal(ctx context.Context, m *player, bus driver.Bus, progress func(done, total int)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var waiters sync.WaitGroup
@@ -124,7 +124,7 @@ func runReal(ctx context.Context, m *machine, bus driver.Bus, progress func(done
 		})
 	}
 	start := time.Now()
-	m.start(1) // the machine's 0 is before everything
+	m.start(1) // the player's 0 is before everything
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {

@@ -91,7 +91,7 @@ var (
 	ErrCopy = errors.New("replay: copy too large")
 )
 
-// timing is what a machine needs to know of the road between host and GPU.
+// timing is what a player needs to know of the road between host and GPU.
 type timing struct {
 	// stretch multiplies every time of the recording.
 	stretch int64

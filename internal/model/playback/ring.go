@@ -21,7 +21,7 @@ const (
 // none does so anyway.
 const flowFence = 256
 
-// port is how the machine reaches the GPU.
+// port is how the player reaches the GPU.
 type port interface {
 	// write32 and write64 post writes of registers.
 	write32(off uint64, v uint32)

@@ -12,6 +12,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/model/predict"
 	"github.com/dxpu-project/dxpu/internal/sim"
 	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/machine"
 )
 
 // patience is how long a replay waits for the GPU in virtual time when nothing
@@ -41,7 +42,7 @@ func Virtual(ctx context.Context, p *predict.Plan, spec Spec) (predict.Times, er
 	// Upwards everything takes the host's own time, downwards nothing: see
 	// sim.Spec.RootLatency.
 	t := timing{stretch: 1, launch: spec.NativeRTT, fence: spec.NativeRTT, trip: spec.NativeRTT, notice: spec.RTT - (spec.RTT-spec.NativeRTT)/2}
-	m := newMachine(s, t, v, memory{v.world.Memory, sim.MemoryBase}, uint64(spec.Requester.MRRS), false)
+	m := newPlayer(s, t, v, memory{v.world.Memory, sim.MemoryBase}, uint64(spec.Requester.MRRS), false)
 	if err := v.warmUp(m, int(spec.Requester.Window())); err != nil {
 		return predict.Times{}, err
 	}
@@ -93,7 +94,7 @@ func (v *world) write64(off, value uint64) {
 func (v *world) load64(off int) uint64 { return binary.LittleEndian.Uint64(v.world.Memory[off:]) }
 
 // warmUp opens the congestion window as far as copies need it.
-func (v *world) warmUp(m *machine, window int) error {
+func (v *world) warmUp(m *player, window int) error {
 	r := &m.rings[0]
 	r.put(reg.CopyToVRAM(0, 0, r.memory.bus+dataAt, uint64(min(4*window, uploadPiece))))
 	r.writeFenceAfterBacklog()
@@ -109,7 +110,7 @@ func (v *world) warmUp(m *machine, window int) error {
 }
 
 // run lets time pass until the replay is over.
-func (v *world) run(ctx context.Context, m *machine, progress func(done, total int)) error {
+func (v *world) run(ctx context.Context, m *player, progress func(done, total int)) error {
 	moments := 0
 	pause := func() bool {
 		moments++
@@ -137,7 +138,7 @@ func (v *world) run(ctx context.Context, m *machine, progress func(done, total i
 		case err == nil:
 		case !errors.Is(err, sim.ErrDeadline):
 			return fmt.Errorf("replay: %w", err)
-		case due == never:
+		case due == machine.Never:
 			return ErrStuck
 		}
 	}

@@ -1,8 +1,9 @@
 package manager
 
 import (
-	"container/heap"
 	"time"
+
+	"github.com/dxpu-project/dxpu/machine"
 )
 
 // subject is something that may have to be looked at again: a node, a binding
@@ -26,8 +27,8 @@ const alarmCap = 10 * time.Minute
 // many does no harm: who is woken looks at everything. So alarms are not part of
 // a transaction and not stored; a manager that starts looks at everything once.
 type alarms struct {
-	heap alarmHeap
-	at   map[subject]time.Duration // the earliest of each subject
+	queue machine.Queue[alarm]
+	at    map[subject]time.Duration // the earliest of each subject
 }
 
 type alarm struct {
@@ -41,13 +42,12 @@ func (a *alarms) set(s subject, at time.Duration) {
 		return
 	}
 	a.at[s] = at
-	heap.Push(&a.heap, alarm{at, s})
+	a.queue.Push(at, alarm{at, s})
 }
 
 // next returns a subject whose time has come.
 func (a *alarms) next(now time.Duration) (subject, bool) {
-	for len(a.heap) > 0 && a.heap[0].at <= now {
-		x := heap.Pop(&a.heap).(alarm)
+	for x, due := a.queue.Pop(now); due; x, due = a.queue.Pop(now) {
 		if at, ok := a.at[x.subject]; ok && at == x.at { // not replaced by an earlier one
 			delete(a.at, x.subject)
 			return x.subject, true
@@ -57,17 +57,4 @@ func (a *alarms) next(now time.Duration) (subject, bool) {
 }
 
 // due reports whether next would return something.
-func (a *alarms) due(now time.Duration) bool { return len(a.heap) > 0 && a.heap[0].at <= now }
-
-type alarmHeap []alarm
-
-func (h alarmHeap) Len() int           { return len(h) }
-func (h alarmHeap) Less(i, j int) bool { return h[i].at < h[j].at }
-func (h alarmHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *alarmHeap) Push(x any)        { *h = append(*h, x.(alarm)) }
-func (h *alarmHeap) Pop() any {
-	old := *h
-	x := old[len(old)-1]
-	*h = old[:len(old)-1]
-	return x
-}
+func (a *alarms) due(now time.Duration) bool { return a.queue.Wake() <= now }

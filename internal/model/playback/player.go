@@ -1,33 +1,44 @@
 package playback
 
 import (
-	"math"
 	"time"
 
 	"github.com/dxpu-project/dxpu/internal/model/predict"
+	"github.com/dxpu-project/dxpu/machine"
 )
 
-// never is when a machine wakes that waits for the GPU only.
-const never = time.Duration(math.MaxInt64)
+// event is one thing that happens on the host.
+type event struct {
+	kind  kind
+	index int32 // of the call or operation
+}
+
+type kind uint8
+
+const (
+	callStart kind = iota
+	opReady        // the doorbell of an operation is due
+	callEnd
+)
 
 // notYet marks the end of an operation that the host does not know of.
 const notYet = time.Duration(-1)
 
-// machine is the host of a replay: its threads, which make their calls with the
+// player is the host of a replay: its threads, which make their calls with the
 // recorded gaps between them, and the driver, which fills rings and looks at
 // fences. It is a pure machine: its owner calls step with the time when wake
 // says so or when the GPU has written.
 //
 // The times of events are those they were due at, so a late owner delays
 // nothing but what it was late to see of the GPU.
-type machine struct {
+type player struct {
 	*script
 	timing
 	rings   [queues]ring
 	request uint64 // bytes of one read request of the GPU
 
 	origin time.Duration // the recording's time 0
-	events events
+	events machine.Queue[event]
 
 	begin   []time.Duration // by call: the latest start that is known to be needed
 	before  []uint8         // by call: calls before it that have not ended
@@ -53,8 +64,8 @@ type waiter struct {
 	lag  time.Duration
 }
 
-func newMachine(s *script, t timing, p port, mem memory, request uint64, interrupts bool) *machine {
-	m := &machine{
+func newPlayer(s *script, t timing, p port, mem memory, request uint64, interrupts bool) *player {
+	m := &player{
 		script: s, timing: t, request: request,
 		begin: make([]time.Duration, len(s.w.Calls)), before: make([]uint8, len(s.w.Calls)),
 		waits: make([]waiting, len(s.w.Calls)), waiters: map[int32][]waiter{}, ready: make([]bool, len(s.w.Ops)),
@@ -75,7 +86,7 @@ func newMachine(s *script, t timing, p port, mem memory, request uint64, interru
 }
 
 // start begins the replay: the recording's time 0 is origin.
-func (m *machine) start(origin time.Duration) {
+func (m *player) start(origin time.Duration) {
 	m.origin = origin
 	for i := range m.w.Calls {
 		d := m.plan.Call(int32(i))
@@ -85,34 +96,31 @@ func (m *machine) start(origin time.Duration) {
 			}
 		}
 		if m.before[i] == 0 {
-			m.events.push(event{origin + m.spread(m.w.Calls[i].Start), callStart, int32(i)})
+			m.events.Push(origin+m.spread(m.w.Calls[i].Start), event{callStart, int32(i)})
 		}
 	}
 	for i := range m.w.Ops {
 		if m.w.Ops[i].Call == none && m.plan.Op(int32(i)).Free {
-			m.events.push(event{max(origin+m.spread(m.w.Ops[i].Start)-m.launch, origin), opReady, int32(i)})
+			m.events.Push(max(origin+m.spread(m.w.Ops[i].Start)-m.launch, origin), event{opReady, int32(i)})
 		}
 	}
 }
 
 // done reports whether all calls and operations are over.
-func (m *machine) done() bool { return m.left == 0 && m.unfenced == 0 }
+func (m *player) done() bool { return m.left == 0 && m.unfenced == 0 }
 
 // progress is how many calls and operations are behind, of how many.
-func (m *machine) progress() (done, total int) {
+func (m *player) progress() (done, total int) {
 	return len(m.w.Calls) - m.left + m.put, len(m.w.Calls) + len(m.w.Ops)
 }
 
 // wake returns when the next event is due.
-func (m *machine) wake() time.Duration {
-	if len(m.events) == 0 {
-		return never
-	}
-	return m.events[0].at
+func (m *player) wake() time.Duration {
+	return m.events.Wake()
 }
 
 // news reports whether the GPU has written a fence that step has not seen.
-func (m *machine) news() bool {
+func (m *player) news() bool {
 	for q := range m.rings {
 		if r := &m.rings[q]; r.retired != r.tail && r.value() != r.retired {
 			return true
@@ -122,7 +130,7 @@ func (m *machine) news() bool {
 }
 
 // step does what is due.
-func (m *machine) step(now time.Duration) error {
+func (m *player) step(now time.Duration) error {
 	for q := range m.rings {
 		if r := &m.rings[q]; r.retired != r.tail {
 			if err := r.poll(func(op int32) { m.seen(now, op) }); err != nil {
@@ -130,15 +138,15 @@ func (m *machine) step(now time.Duration) error {
 			}
 		}
 	}
-	for len(m.events) > 0 && m.events[0].at <= now {
-		e := m.events.pop()
+	for at := m.wake(); at <= now; at = m.wake() {
+		e, _ := m.events.Pop(at)
 		switch e.kind {
 		case callStart:
-			m.startCall(e.at, e.index)
+			m.startCall(at, e.index)
 		case opReady:
 			m.readyOp(e.index)
 		case callEnd:
-			m.endCall(e.at, e.index)
+			m.endCall(at, e.index)
 		}
 	}
 	for q := range m.rings {
@@ -147,11 +155,11 @@ func (m *machine) step(now time.Duration) error {
 	return nil
 }
 
-func (m *machine) startCall(at time.Duration, i int32) {
+func (m *player) startCall(at time.Duration, i int32) {
 	m.times.CallStart[i] = at
 	for _, op := range m.launched[m.ofCall[i][0]:m.ofCall[i][1]] {
 		lag := m.spread(m.plan.Op(op).LaunchLag) - m.launch
-		m.events.push(event{at + max(lag, 0), opReady, op})
+		m.events.Push(at+max(lag, 0), event{opReady, op})
 	}
 	w := &m.waits[i]
 	w.end = at + m.spread(m.plan.Call(i).Least)
@@ -165,18 +173,18 @@ func (m *machine) startCall(at time.Duration, i int32) {
 		m.waiters[op] = append(m.waiters[op], waiter{i, lag})
 	}
 	if w.left == 0 {
-		m.events.push(event{w.end, callEnd, i})
+		m.events.Push(w.end, event{callEnd, i})
 	}
 }
 
-func (m *machine) endCall(at time.Duration, i int32) {
+func (m *player) endCall(at time.Duration, i int32) {
 	m.times.CallEnd[i] = at
 	m.left--
 	end := m.w.Calls[i].End()
 	follow := func(next int32) {
 		m.begin[next] = max(m.begin[next], at+m.spread(m.w.Calls[next].Start-end))
 		if m.before[next]--; m.before[next] == 0 {
-			m.events.push(event{m.begin[next], callStart, next})
+			m.events.Push(m.begin[next], event{callStart, next})
 		}
 	}
 	if next := m.nextCall[i]; next != none {
@@ -189,7 +197,7 @@ func (m *machine) endCall(at time.Duration, i int32) {
 
 // readyOp puts into the ring what is ready and whose turn it is: the order of a
 // stream is that of the recording.
-func (m *machine) readyOp(i int32) {
+func (m *player) readyOp(i int32) {
 	m.ready[i] = true
 	q := m.queue(i)
 	for int(m.issued[q]) < len(m.order[q]) && m.ready[m.order[q][m.issued[q]]] {
@@ -204,7 +212,7 @@ func (m *machine) readyOp(i int32) {
 }
 
 // seen notes the end of an operation.
-func (m *machine) seen(now time.Duration, op int32) {
+func (m *player) seen(now time.Duration, op int32) {
 	// Where the next operation overlapped it, its delay was shorter.
 	now += m.spread(max(-m.tail[op], 0))
 	m.times.OpEnd[op] = now - m.notice
@@ -213,14 +221,14 @@ func (m *machine) seen(now time.Duration, op int32) {
 		c := &m.waits[w.call]
 		c.end = max(c.end, now+w.lag)
 		if c.left--; c.left == 0 {
-			m.events.push(event{c.end, callEnd, w.call})
+			m.events.Push(c.end, event{callEnd, w.call})
 		}
 	}
 	delete(m.waiters, op)
 }
 
 // result returns the times as the recording counts them.
-func (m *machine) result() predict.Times {
+func (m *player) result() predict.Times {
 	for _, times := range [][]time.Duration{m.times.CallStart, m.times.CallEnd, m.times.OpEnd} {
 		for i, t := range times {
 			if t == notYet {
