@@ -19,8 +19,9 @@ const module = "github.com/dxpu-project/dxpu"
 // below it, or beside it where the pair is listed in beside. ARCHITECTURE.md
 // tells what each layer is for.
 var layer = map[string]int{
-	"pcie":    0,
-	"machine": 0,
+	"pcie":              0,
+	"machine":           0,
+	"internal/quantile": 0,
 
 	"tlp":                               1,
 	"internal/dataplane/capture/pcapng": 1,

@@ -9,12 +9,12 @@ package bench
 
 import (
 	"fmt"
-	"math"
 	"runtime"
 	"slices"
 	"time"
 
 	"github.com/dxpu-project/dxpu/fault"
+	"github.com/dxpu-project/dxpu/internal/quantile"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 	"github.com/dxpu-project/dxpu/link"
 )
@@ -127,17 +127,7 @@ const (
 	Bytes           = "B"
 )
 
-// median of values, 0 of none. It sorts a copy.
-func median(v []float64) float64 { return quantile(v, 0.5) }
-
-// quantile is the value below which the share q lies.
-func quantile(v []float64, q float64) float64 {
-	if len(v) == 0 {
-		return 0
-	}
-	s := slices.Sorted(slices.Values(v))
-	return s[min(len(s)-1, int(math.Floor(q*float64(len(s)))))]
-}
+func median(v []float64) float64 { return quantile.Of(v, 0.5) }
 
 // rounds makes a figure of one value per round.
 func figure(name, unit string, perRound []float64) Figure {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
+	"github.com/dxpu-project/dxpu/internal/quantile"
 )
 
 // PlacementOptions say what pools decisions are measured in. Zero values stand
@@ -125,8 +126,8 @@ func measure[D any](ctx context.Context, o *PlacementOptions, pool string, d dec
 		t.change = append(t.change, since(at))
 	}
 	row := &PlacementTime{
-		Pool: pool, Request: d.name, IndexP50: median(t.index), IndexP99: quantile(t.index, 0.99),
-		Placed: float64(placed) / float64(o.Decisions), ScanP50: median(t.scan), ScanP99: quantile(t.scan, 0.99),
+		Pool: pool, Request: d.name, IndexP50: median(t.index), IndexP99: quantile.Of(t.index, 0.99),
+		Placed: float64(placed) / float64(o.Decisions), ScanP50: median(t.scan), ScanP99: quantile.Of(t.scan, 0.99),
 	}
 	row.Ratio = row.ScanP50 / row.IndexP50
 	return row, t.change, nil
@@ -259,7 +260,7 @@ func (o *PlacementOptions) gpus(ctx context.Context, n int) ([]PlacementTime, er
 		}
 	}
 	return append(rows, PlacementTime{
-		Pool: pool, Request: "bind one, release one", IndexP50: median(changes), IndexP99: quantile(changes, 0.99),
+		Pool: pool, Request: "bind one, release one", IndexP50: median(changes), IndexP99: quantile.Of(changes, 0.99),
 	}), nil
 }
 
@@ -303,6 +304,6 @@ func (o *PlacementOptions) hosts(ctx context.Context, n int) ([]PlacementTime, e
 		rows, changes = append(rows, *row), append(changes, change...)
 	}
 	return append(rows, PlacementTime{
-		Pool: pool, Request: "bind or release a slot", IndexP50: median(changes), IndexP99: quantile(changes, 0.99),
+		Pool: pool, Request: "bind or release a slot", IndexP50: median(changes), IndexP99: quantile.Of(changes, 0.99),
 	}), nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/internal/quantile"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
 
@@ -229,8 +230,8 @@ func (r *rttRun) report() *Report {
 	for i := range r.probes {
 		p := &r.probes[i]
 		f := Figure{
-			Name: p.name, Unit: Microseconds, Value: quantile(p.samples, 0.5), P90: quantile(p.samples, 0.9), P99: quantile(p.samples, 0.99),
-			Low: quantile(p.p50, 0), High: quantile(p.p50, 1),
+			Name: p.name, Unit: Microseconds, Value: quantile.Of(p.samples, 0.5), P90: quantile.Of(p.samples, 0.9), P99: quantile.Of(p.samples, 0.99),
+			Low: quantile.Of(p.p50, 0), High: quantile.Of(p.p50, 1),
 		}
 		switch i {
 		case rttEmbedded:

@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/internal/quantile"
 )
 
 func (t *tester) measurements() []item {
@@ -52,9 +52,8 @@ func (t *tester) latency(c *Check, op func() error) error {
 		}
 		times[i] = time.Since(at)
 	}
-	slices.Sort(times)
-	c.Value, c.Unit = float64(times[n/2].Nanoseconds())/1e3, "us"
-	c.Detail = fmt.Sprintf("median of %d, p99 %v", n, times[n*99/100].Round(100*time.Nanosecond))
+	c.Value, c.Unit = float64(quantile.Of(times, 0.5).Nanoseconds())/1e3, "us"
+	c.Detail = fmt.Sprintf("median of %d, p99 %v", n, quantile.Of(times, 0.99).Round(100*time.Nanosecond))
 	return nil
 }
 

@@ -1,8 +1,9 @@
 package capacity
 
 import (
-	"slices"
 	"time"
+
+	"github.com/dxpu-project/dxpu/internal/quantile"
 )
 
 // Part is one part of an attach, over all of them.
@@ -41,7 +42,5 @@ func partsOf(all []*attachment) []Part {
 }
 
 func partOf(name string, v []time.Duration) Part {
-	slices.Sort(v)
-	at := func(q float64) time.Duration { return v[min(len(v)-1, int(q*float64(len(v))))] }
-	return Part{name, at(0.5), at(0.99)}
+	return Part{name, quantile.Of(v, 0.5), quantile.Of(v, 0.99)}
 }

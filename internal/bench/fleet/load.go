@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+	"github.com/dxpu-project/dxpu/internal/quantile"
 )
 
 // poolClient is the people who use the pool.
@@ -194,9 +194,7 @@ func (c *run) detach(ctx context.Context) error {
 }
 
 func (c *run) latency(name string, took []time.Duration) {
-	slices.Sort(took)
-	at := func(q float64) time.Duration { return took[min(len(took)-1, int(q*float64(len(took))))] }
-	c.report.Calls = append(c.report.Calls, Latency{name, len(took), at(0.5), at(0.99)})
+	c.report.Calls = append(c.report.Calls, Latency{name, len(took), quantile.Of(took, 0.5), quantile.Of(took, 0.99)})
 }
 
 // calls measures calls one after the other.

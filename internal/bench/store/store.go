@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,6 +21,7 @@ import (
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 	"github.com/dxpu-project/dxpu/internal/pool/etcdstore"
 	"github.com/dxpu-project/dxpu/internal/pool/manager"
+	"github.com/dxpu-project/dxpu/internal/quantile"
 )
 
 // Spec says what to measure.
@@ -64,11 +64,9 @@ type Rate struct {
 }
 
 func (r *Rate) finish() {
-	each := slices.Sorted(slices.Values(r.Each))
-	r.PerSecond = each[len(each)/2]
-	slices.Sort(r.times)
+	r.PerSecond = quantile.Of(r.Each, 0.5)
 	r.Count = len(r.times)
-	r.P50NS, r.P99NS = r.times[r.Count/2], r.times[r.Count*99/100]
+	r.P50NS, r.P99NS = quantile.Of(r.times, 0.5), quantile.Of(r.times, 0.99)
 }
 
 const (

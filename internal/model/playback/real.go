@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 	"github.com/dxpu-project/dxpu/internal/model/predict"
+	"github.com/dxpu-project/dxpu/internal/quantile"
 )
 
 // MaxStretch bounds RealSpec.Stretch: a microsecond becomes 10 ms.
@@ -39,8 +39,7 @@ func MeasureTrip(dev *driver.Device, n int) time.Duration {
 		dev.Registers().Read32(reg.Scratch)
 		took[i] = time.Since(start)
 	}
-	slices.Sort(took)
-	return took[len(took)/2]
+	return quantile.Of(took, 0.5)
 }
 
 // Real replays the plan's workload on a device in real time. The device was

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/internal/model/workload"
+	"github.com/dxpu-project/dxpu/internal/quantile"
 )
 
 // linker finds what each event depends on, walking the trace once.
@@ -73,10 +74,7 @@ func (l *linker) usualDurations() {
 		durs[c.Kind] = append(durs[c.Kind], c.Dur)
 	}
 	for k, d := range durs {
-		if len(d) > 0 {
-			slices.Sort(d)
-			l.usual[k] = d[len(d)/2]
-		}
+		l.usual[k] = quantile.Of(d, 0.5)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/internal/model/workload"
+	"github.com/dxpu-project/dxpu/internal/quantile"
 )
 
 // Plan is a workload with the dependencies between its calls and operations,
@@ -150,12 +151,10 @@ func (p *Plan) estimate() {
 	if len(launch) >= enough {
 		// The lower quartile: launches that waited for something else as well
 		// are among them.
-		slices.Sort(launch)
-		p.launchLag = max(launch[len(launch)/4], 0)
+		p.launchLag = max(quantile.Of(launch, 0.25), 0)
 	}
 	if len(gap) >= enough {
-		slices.Sort(gap)
-		p.streamLag = gap[len(gap)/2]
+		p.streamLag = quantile.Of(gap, 0.5)
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/dxpu-project/dxpu/internal/quantile"
 )
 
 // Limits of what a Builder takes in, so that a hostile trace cannot exhaust
@@ -203,8 +205,7 @@ func (w *Workload) dropOutliers() {
 	for i := range w.Ops {
 		starts[i] = w.Ops[i].Start
 	}
-	slices.Sort(starts)
-	mid := starts[len(starts)/2]
+	mid := quantile.Of(starts, 0.5)
 	far := func(t time.Duration) bool { return math.Abs(float64(t)-float64(mid)) > float64(MaxTime) }
 	n := len(w.Ops) + len(w.Calls) + len(w.Steps)
 	w.Ops = slices.DeleteFunc(w.Ops, func(o Op) bool { return far(o.Start) })
