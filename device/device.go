@@ -1,5 +1,5 @@
-// Package device defines what a box slot holds: a PCI Express function as a
-// pure machine that takes TLPs and gives TLPs.
+// Package device defines the device in a slot of a box: a PCI Express function
+// as a pure machine that takes and emits TLPs.
 package device
 
 import (
@@ -13,62 +13,56 @@ type ResetKind uint8
 
 // Kinds of reset.
 const (
-	// ConventionalReset is what a hot reset or a power cycle does: all state
-	// goes, sticky bits too.
+	// ConventionalReset clears all state, sticky bits included, as a hot reset
+	// or a power cycle does.
 	ConventionalReset ResetKind = iota
-	// FunctionLevelReset leaves the sticky bits and the captured bus number.
+	// FunctionLevelReset keeps the sticky bits and the captured bus number.
 	FunctionLevelReset
 )
 
 // Device is one endpoint function as a machine: no goroutine, no clock, no
 // I/O. The owner calls its methods from one goroutine at a time and passes the
-// time since some start that never goes backwards.
+// time since an arbitrary start, which never goes backwards. A device may have
+// the abilities of abilities.go as well.
 //
-// The order of the TLPs that Transmit emits is the order on the wire; a device
-// that keeps PCI Express ordering emits its posted writes before the
-// completion or the interrupt that follows them.
+// Transmit emits TLPs in the order in which they go on the wire. A device that
+// keeps PCI Express ordering emits its posted writes before the completion or
+// the interrupt that follows them.
 type Device interface {
 	// Receive hands the device one TLP from upstream. p and p.Data are valid
-	// only during the call: the device copies what it keeps. A device takes
-	// every TLP at once; what it must answer it emits later.
+	// only during the call: the device copies the parts that it keeps. A device
+	// takes every TLP at once and emits the answers later.
 	Receive(now time.Duration, p *tlp.Packet)
 
-	// Transmit emits TLPs towards the host until the device has none or emit
-	// refuses one by returning false; a refused TLP is offered again at the
-	// next call. The packet given to emit is valid only during that call.
+	// Transmit emits TLPs towards the host until the device has none left or
+	// emit refuses one by returning false. The device offers a refused TLP again
+	// at the next call. The packet given to emit is valid only during that call.
 	Transmit(now time.Duration, emit func(p *tlp.Packet) bool)
 
 	// Wake returns when Transmit wants to be called without new input, or
 	// machine.Never.
 	Wake() time.Duration
 
-	// NextJob hands over work that takes long (a kernel, a large copy inside
-	// the device). The owner calls Job.Run, on another goroutine if it likes,
-	// and then gives the job back with FinishJob. ok is false when there is
-	// nothing to do now.
+	// NextJob hands over a computation that takes long (a kernel, a large copy
+	// inside the device). The owner calls Job.Run, on another goroutine if it
+	// likes, and then gives the job back with FinishJob. ok is false when the
+	// device has no job now.
 	NextJob() (job Job, ok bool)
 
 	// FinishJob takes a job back after Run has returned.
 	FinishJob(now time.Duration, job Job)
 
-	// Reset resets the device and drops whatever it wanted to emit. A job
-	// that is out is still given back, and then ignored.
+	// Reset resets the device and drops the TLPs that it has not emitted. The
+	// owner still gives back a job that is out; the device ignores its result.
 	Reset(now time.Duration, kind ResetKind)
 }
 
-// Job is a piece of computation on memory that belongs to the device until the
-// job is finished.
+// Job is a computation on memory that belongs to the device until the job is
+// finished.
 type Job interface {
-	// Run computes. It may take long and touches nothing but the job.
+	// Run computes. It may take long and touches only the job.
 	Run()
-	// Cost is how long the modelled hardware takes: the simulator finishes
+	// Cost is the time that the modelled hardware takes: the simulator finishes
 	// the job that much later in virtual time.
 	Cost() time.Duration
-}
-
-// Notifier is implemented by devices that get something to emit without being
-// called: those that stand for another process. notify may be called from any
-// goroutine and asks the owner to call Transmit soon.
-type Notifier interface {
-	SetNotify(notify func())
 }

@@ -48,8 +48,6 @@ type GPU struct {
 	buf [pcie.MaxPayload + 2*pcie.DW]byte
 }
 
-var _ device.Device = (*GPU)(nil)
-
 // New makes a GPU; the zero Spec is a GPU too. It is in the state after a
 // conventional reset.
 func New(spec Spec) (*GPU, error) {

@@ -3,7 +3,7 @@ package gpu_test
 import (
 	"bytes"
 	"fmt"
-	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -392,17 +392,17 @@ func TestFaults(t *testing.T) {
 
 func TestXIDsAreCounted(t *testing.T) {
 	r := newRig(t, gpu.Spec{})
-	if n := r.gpu.XIDs(); n != nil {
-		t.Errorf("a new GPU has had %v", n)
+	if n := r.gpu.Errors(); n != nil {
+		t.Errorf("a new GPU has counted %v", n)
 	}
 	r.gpu.InjectXID(31)
 	r.gpu.InjectXID(31)
 	r.gpu.InjectXID(reg.XIDDoubleBit)
 	r.gpu.Reset(time.Second, device.ConventionalReset)
 	r.gpu.InjectXID(reg.XIDLost)
-	want := map[uint32]uint64{31: 2, reg.XIDDoubleBit: 1, reg.XIDLost: 1}
-	if n := r.gpu.XIDs(); !maps.Equal(n, want) {
-		t.Errorf("it has had %v, want %v", n, want)
+	want := []device.Errors{{Code: 31, Count: 2}, {Code: reg.XIDDoubleBit, Count: 1}, {Code: reg.XIDLost, Count: 1}}
+	if n := r.gpu.Errors(); !slices.Equal(n, want) {
+		t.Errorf("it has counted %v, want %v", n, want)
 	}
 	if r.host.ConfigRead(0, 4) != 0xffffffff {
 		t.Error("fallen off the bus, and it answers")
@@ -410,7 +410,7 @@ func TestXIDsAreCounted(t *testing.T) {
 	for code := range uint32(1000) {
 		r.gpu.InjectXID(code)
 	}
-	if n := len(r.gpu.XIDs()); n > 64 {
+	if n := len(r.gpu.Errors()); n > 64 {
 		t.Errorf("%d numbers are counted", n)
 	}
 }

@@ -3,7 +3,9 @@ package gpu
 import (
 	"fmt"
 	"maps"
+	"slices"
 
+	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 )
 
@@ -77,9 +79,15 @@ func (g *GPU) InjectXID(code uint32) {
 	}
 }
 
-// XIDs returns how often each event was there since New; resets do not change
-// it. The map is a copy, nil when there was none.
-func (g *GPU) XIDs() map[uint32]uint64 { return maps.Clone(g.xids) }
+// Errors implements device.ErrorCounter with the count of each XID since New.
+// Resets keep the counts.
+func (g *GPU) Errors() []device.Errors {
+	var out []device.Errors
+	for _, code := range slices.Sorted(maps.Keys(g.xids)) {
+		out = append(out, device.Errors{Code: code, Count: g.xids[code]})
+	}
+	return out
+}
 
 // maxXIDs bounds how many numbers are counted apart: more than there are.
 const maxXIDs = 64
@@ -149,7 +157,3 @@ func (g *GPU) readHealth(off uint64) uint32 {
 	}
 	return 0
 }
-
-// TagsInUse returns how many of its DMA reads the GPU has outstanding, and how
-// many it may have.
-func (g *GPU) TagsInUse() (n, of int) { return g.req.InFlight(), g.req.Tags() }

@@ -98,11 +98,11 @@ func (m *member) addBox(spec memberSpec, log *slog.Logger) error {
 	var slots []boxproxy.Slot
 	for i := range spec.Slots {
 		spec.GPU.Serial = uint64(i + 1)
-		s, err := boxproxy.NewGPUSlot(spec.GPU)
+		g, err := gpu.New(spec.GPU)
 		if err != nil {
 			return err
 		}
-		slots = append(slots, s)
+		slots = append(slots, boxproxy.Slot{Device: g})
 	}
 	b, err := boxproxy.New(boxproxy.Config{Slots: slots, Fabric: m.fabric, Logger: log})
 	if err != nil {

@@ -15,52 +15,17 @@ import (
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
-	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
 // MaxSlots is the largest box: the slot number is eight bits of a binding's ID.
 const MaxSlots = 256
 
-// Info describes a device to the manager and to the mapping table.
-type Info struct {
-	Model             string
-	Serial            string
-	Memory            uint64 // bytes
-	Vendor, Device    uint16
-	NVLink, PCISwitch string // names of the domain and of the switch; empty: none
-	BARs              [pcie.MaxBARs]pcie.BAR
-}
-
-// Slot is what a slot of the box is built with. A device that implements
-// Checker is asked how it is; one that implements Scrubber is scrubbed between
-// two tenants.
+// Slot describes a slot of the box.
 type Slot struct {
-	Device device.Device // nil: the slot is empty
-	Info   Info
+	Device            device.Device // nil: the slot is empty
+	NVLink, PCISwitch string        // names of the NVLink domain and of the PCIe switch; empty: none
 }
-
-// Checker is implemented by devices that know how they are.
-type Checker interface {
-	// Check returns false and the reason when the device does not work.
-	Check() (ok bool, detail string)
-}
-
-// DeviceErrors counts the errors of one number, such as an XID.
-type DeviceErrors struct {
-	Code  uint32
-	Count uint64 // since the device was made; it only grows
-}
-
-// ErrorCounter is implemented by devices that count their errors.
-type ErrorCounter interface {
-	// Errors returns the counters by code.
-	Errors() []DeviceErrors
-}
-
-// Scrubber is implemented by devices with memory that must not pass from one
-// tenant to the next.
-type Scrubber interface{ Scrub() }
 
 // Config of a box.
 type Config struct {
@@ -107,7 +72,7 @@ func New(cfg Config) (*Box, error) {
 		if s.device == nil {
 			continue
 		}
-		if err := b.table.Insert(i, sc.Info.BARs); err != nil {
+		if err := b.table.Insert(i, s.seen.Load().info.BARs); err != nil {
 			return nil, err
 		}
 	}

@@ -3,7 +3,6 @@ package boxproxy
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -89,8 +88,8 @@ func (s *slot) bind(want *dxpuv1.DesiredBinding, self uint32) {
 }
 
 func (s *slot) open(want *dxpuv1.DesiredBinding, self uint32) error {
-	if h := s.health(); !h.ok {
-		return fmt.Errorf("slot %d: %s", s.index, h.detail)
+	if seen := s.look(); !seen.ok {
+		return fmt.Errorf("slot %d: %s", s.index, seen.detail)
 	}
 	cfg, peers, err := agent.LinkConfig(want, self, dxpuv1.NodeKind_NODE_KIND_BOX)
 	if err != nil {
@@ -147,9 +146,7 @@ func (s *slot) release() {
 	s.device.Reset(now, device.ConventionalReset)
 	d.group.Leave()
 	s.jobs.Wait() // they work on the device's memory
-	if sc, ok := s.device.(Scrubber); ok {
-		sc.Scrub()
-	}
+	s.scrub()
 	s.domain = nil
 	s.box.leave(d)
 	s.box.unbindRow(s.index)
@@ -165,9 +162,7 @@ func (s *slot) resetAsAsked(desired *dxpuv1.DesiredState) {
 		}
 		s.device.Reset(s.enter(), device.ConventionalReset)
 		s.leave()
-		if sc, ok := s.device.(Scrubber); ok {
-			sc.Scrub()
-		}
+		s.scrub()
 		s.sample()
 		s.box.log.Info("device reset", "slot", s.index, "sequence", r.Sequence)
 		s.reset.Store(r.Sequence)
@@ -195,7 +190,7 @@ func (s *slot) watchLink(have agent.BindingStatus) {
 // binding: the host must know at once, the manager soon.
 func (s *slot) sample() {
 	now := s.enter()
-	seen := s.health()
+	seen := s.look()
 	if s.binding != nil {
 		stats := s.binding.Stats()
 		s.linkStats.Store(&stats)
@@ -204,33 +199,20 @@ func (s *slot) sample() {
 			s.binding.Shutdown(now, netio.CloseDeviceLost)
 		}
 	}
-	var errs []DeviceErrors
-	if c, ok := s.device.(ErrorCounter); ok {
-		errs = c.Errors()
-	}
 	s.leave()
-	oldErrs := s.lastErrors.Swap(&errs)
-	if old := s.lastHealth.Swap(&seen); old == nil || *old != seen || oldErrs == nil || !slices.Equal(*oldErrs, errs) {
+}
+
+// look asks the device for its condition, with the slot entered, and reports a
+// change.
+func (s *slot) look() *condition {
+	if s.device == nil {
+		return &condition{detail: "the slot is empty"}
+	}
+	seen := s.abilities.condition()
+	if !s.seen.Swap(seen).equal(seen) {
 		s.box.Changed()
 	}
-}
-
-// health is how a device was when it was last asked.
-type health struct {
-	ok     bool
-	detail string
-}
-
-// health asks the device how it is. The slot is entered.
-func (s *slot) health() health {
-	if s.device == nil {
-		return health{false, "the slot is empty"}
-	}
-	if c, can := s.device.(Checker); can {
-		ok, detail := c.Check()
-		return health{ok, detail}
-	}
-	return health{ok: true}
+	return seen
 }
 
 // enter and leave give the controller the device to itself: nobody else uses

@@ -28,7 +28,7 @@ func (b *Box) Collect(out chan<- prometheus.Metric) {
 		m.Counter("slot_peer_tlps_total", "TLPs handed to a neighbour in the box.", s.index, c.peer.Load())
 		m.Counter("slot_dropped_tlps_total", "TLPs of the device that had no link to take.", s.index, c.dropped.Load())
 		healthy := 1.0
-		if h := s.lastHealth.Load(); h != nil && !h.ok {
+		if !s.seen.Load().ok {
 			healthy = 0
 		}
 		m.Gauge("device_healthy", "Whether the device works.", s.index, healthy)

@@ -31,21 +31,21 @@ func (s *slot) observe() *dxpuv1.ObservedSlot {
 	if s.device == nil {
 		return out
 	}
-	out.Device = &dxpuv1.Device{
-		Model: s.info.Model, MemoryBytes: s.info.Memory, Serial: s.info.Serial,
-		VendorId: uint32(s.info.Vendor), DeviceId: uint32(s.info.Device),
-		NvlinkDomain: s.info.NVLink, PcieSwitch: s.info.PCISwitch,
-	}
-	// The reset before the health: who sees the one sees what came of it.
+	// Read the reset before the condition: a report with the reset shows the
+	// condition after it.
 	out.ResetSequence = s.reset.Load()
-	out.Health = dxpuv1.Health_HEALTH_OK
-	if h := s.lastHealth.Load(); h != nil && !h.ok {
-		out.Health, out.HealthDetail = dxpuv1.Health_HEALTH_FAILED, h.detail
+	seen := s.seen.Load()
+	out.Device = &dxpuv1.Device{
+		Model: seen.info.Model, MemoryBytes: seen.info.Memory, Serial: seen.info.Serial,
+		VendorId: uint32(seen.info.Vendor), DeviceId: uint32(seen.info.Device),
+		NvlinkDomain: s.place.NVLink, PcieSwitch: s.place.PCISwitch,
 	}
-	if errs := s.lastErrors.Load(); errs != nil {
-		for _, e := range *errs {
-			out.Errors = append(out.Errors, &dxpuv1.DeviceError{Code: e.Code, Count: e.Count})
-		}
+	out.Health = dxpuv1.Health_HEALTH_OK
+	if !seen.ok {
+		out.Health, out.HealthDetail = dxpuv1.Health_HEALTH_FAILED, seen.detail
+	}
+	for _, e := range seen.errors {
+		out.Errors = append(out.Errors, &dxpuv1.DeviceError{Code: e.Code, Count: e.Count})
 	}
 	st := s.status.Get()
 	out.Binding = st.Observed()

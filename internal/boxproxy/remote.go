@@ -62,10 +62,12 @@ type remote struct {
 }
 
 var (
-	_ device.Device   = (*remote)(nil)
-	_ device.Notifier = (*remote)(nil)
-	_ Checker         = (*remote)(nil)
-	_ throttled       = (*remote)(nil)
+	_ device.Device     = (*remote)(nil)
+	_ device.Notifier   = (*remote)(nil)
+	_ device.Describer  = (*remote)(nil)
+	_ device.Checker    = (*remote)(nil)
+	_ device.Throttler  = (*remote)(nil)
+	_ device.TagCounter = (*remote)(nil)
 )
 
 const (
@@ -128,7 +130,7 @@ func NewVFIOUserSlot(ctx context.Context, path string, o VFIOUserOptions) (Slot,
 	if err := r.setUp(ctx, o); err != nil {
 		return fail(errors.Join(err, r.close()))
 	}
-	return Slot{Device: r, Info: r.about.info}, r.close, nil
+	return Slot{Device: r}, r.close, nil
 }
 
 // setUp learns what the device is and gives it the host's address space.
@@ -213,7 +215,10 @@ func (r *remote) SetNotify(notify func()) {
 	r.notify = notify
 }
 
-// Check implements Checker.
+// Info implements device.Describer.
+func (r *remote) Info() device.Info { return r.about.info }
+
+// Check implements device.Checker.
 func (r *remote) Check() (ok bool, detail string) {
 	if why := r.failure.Load(); why != nil {
 		return false, *why
@@ -221,7 +226,7 @@ func (r *remote) Check() (ok bool, detail string) {
 	return true, ""
 }
 
-// Full implements throttled.
+// Full implements device.Throttler.
 func (r *remote) Full() bool { return r.requests.backlog() > remoteBacklog && r.failure.Load() == nil }
 
 // Wake implements device.Device.

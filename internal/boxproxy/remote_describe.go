@@ -8,6 +8,7 @@ import (
 	"math/bits"
 
 	"github.com/dxpu-project/dxpu/cfgspace"
+	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/vfiouser"
 )
@@ -23,7 +24,7 @@ const (
 
 // description is what a device server says of its device.
 type description struct {
-	info       Info
+	info       device.Info
 	config     []byte // configuration space after a reset, 256 or 4096 bytes
 	barFlags   [pcie.MaxBARs]uint32
 	resettable bool // DEVICE_RESET works

@@ -32,8 +32,8 @@ type dmaRead struct {
 	failed bool
 }
 
-// TagsInUse implements Tagged.
-func (r *remote) TagsInUse() (n, of int) {
+// TagsInUse implements device.TagCounter.
+func (r *remote) TagsInUse() (n, limit int) {
 	if r.dma.requester == nil {
 		return 0, r.dma.tags
 	}

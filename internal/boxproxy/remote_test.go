@@ -228,10 +228,10 @@ func TestDeviceServerRefused(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := boxproxy.Info{Model: "vfio-user device 1234:70f0", Serial: "0000000000abcdef", Vendor: toyVendor, Device: toyDevice}
+			want := device.Info{Model: "vfio-user device 1234:70f0", Serial: "0000000000abcdef", Vendor: toyVendor, Device: toyDevice}
 			want.BARs[0] = pcie.BAR{Size: toyBAR}
-			if slot.Info != want {
-				t.Errorf("info %+v, want %+v", slot.Info, want)
+			if got := slot.Device.(device.Describer).Info(); got != want {
+				t.Errorf("info %+v, want %+v", got, want)
 			}
 			if err := stop(); err != nil {
 				t.Error(err)

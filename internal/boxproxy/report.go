@@ -6,18 +6,6 @@ import (
 	"github.com/dxpu-project/dxpu/internal/agent"
 )
 
-// Tagged is implemented by devices that tell how many requests of theirs are
-// outstanding.
-type Tagged interface {
-	// TagsInUse returns the requests outstanding and the most there may be.
-	TagsInUse() (n, of int)
-}
-
-var (
-	_ Tagged = SoftwareGPU{}
-	_ Tagged = (*remote)(nil)
-)
-
 // Report tells how the slots are doing.
 func (b *Box) Report() agent.Report {
 	out := agent.Report{Role: "box", Time: time.Now()}
@@ -33,7 +21,7 @@ func (s *slot) describe() agent.SlotReport {
 	c := &s.counters
 	_, desired := s.box.Wanted(s.index)
 	out := agent.SlotReport{
-		Slot: s.index, Device: s.info.Model,
+		Slot: s.index, Device: s.seen.Load().info.Model,
 		Counters: agent.SlotCounters{
 			ToDevice: c.toDevice.Load(), FromDevice: c.fromDevice.Load(),
 			ToDeviceBytes: c.toDeviceBytes.Load(), FromDeviceBytes: c.fromDeviceBytes.Load(),
@@ -49,9 +37,9 @@ func (s *slot) describe() agent.SlotReport {
 	defer live.group.Leave()
 	out.Binding.Link = agent.ReportLink(live.binding)
 	// Once the slot has been released, the group no longer guards the device.
-	if t, ok := s.device.(Tagged); ok && s.live.Load() == live {
-		n, of := t.TagsInUse()
-		out.Tags = &agent.TagsReport{InFlight: n, Total: of}
+	if s.tags != nil && s.live.Load() == live {
+		n, limit := s.tags.TagsInUse()
+		out.Tags = &agent.TagsReport{InFlight: n, Total: limit}
 	}
 	return out
 }

@@ -21,8 +21,9 @@ type slot struct {
 	box    *Box
 	index  int
 	device device.Device // nil: empty
-	info   Info
-	kick   chan struct{} // the controller has something to look at
+	abilities
+	place Slot
+	kick  chan struct{} // the controller has something to look at
 
 	domain  *domain // nil: not bound
 	binding *netio.Binding
@@ -30,22 +31,22 @@ type slot struct {
 	emitTo  func(*tlp.Packet) bool // emit, made once
 	jobs    sync.WaitGroup         // what NextJob gave and is being computed
 
-	status     agent.Status
-	applied    atomic.Uint64 // the desired revision that status takes account of
-	lastHealth atomic.Pointer[health]
-	lastErrors atomic.Pointer[[]DeviceErrors]
-	reset      atomic.Uint64 // the last reset that the manager asked for and that was made
-	linkStats  atomic.Pointer[link.Stats]
-	live       atomic.Pointer[attachment] // nil: not bound
-	calls      chan func(device.Device)   // for the controller to make
-	counters   counters
+	status    agent.Status
+	applied   atomic.Uint64             // the desired revision that status takes account of
+	seen      atomic.Pointer[condition] // of the device; nil: the slot is empty
+	reset     atomic.Uint64             // the last reset that the manager asked for and that was made
+	linkStats atomic.Pointer[link.Stats]
+	live      atomic.Pointer[attachment] // nil: not bound
+	calls     chan func(device.Device)   // for the controller to make
+	counters  counters
 }
 
 func newSlot(b *Box, index int, cfg Slot) *slot {
-	s := &slot{box: b, index: index, device: cfg.Device, info: cfg.Info, kick: make(chan struct{}, 1), calls: make(chan func(device.Device))}
+	s := &slot{box: b, index: index, device: cfg.Device, place: cfg, kick: make(chan struct{}, 1), calls: make(chan func(device.Device))}
 	s.emitTo = s.emit
-	if n, ok := s.device.(device.Notifier); ok {
-		n.SetNotify(s.notified)
+	if s.device != nil {
+		s.abilities = newAbilities(s.device, s.notified)
+		s.seen.Store(s.abilities.condition())
 	}
 	return s
 }
@@ -83,18 +84,11 @@ func (s *slot) notified() {
 	}
 }
 
-// throttled is implemented by devices that cannot take every TLP at once.
-type throttled interface {
-	// Full reports that the device takes no more now. It notifies when it does
-	// again.
-	Full() bool
-}
-
 var _ netio.Handler = (*slot)(nil)
 
 // Deliver hands a TLP from the host to the device.
 func (s *slot) Deliver(now time.Duration, p *tlp.Packet) bool {
-	if t, ok := s.device.(throttled); ok && t.Full() {
+	if s.full() {
 		return false
 	}
 	s.take(now, p)

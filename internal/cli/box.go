@@ -200,15 +200,15 @@ func (o *boxOptions) slot(ctx context.Context, i int, sf boxSlotFile, log *slog.
 		if spec.Serial == 0 {
 			spec.Serial = serial(o.name, i)
 		}
-		if s, err = boxproxy.NewGPUSlot(spec); err != nil {
+		if s.Device, err = gpu.New(spec); err != nil {
 			return s, closeSlot, err
 		}
 	default:
 		return s, closeSlot, nil
 	}
-	s.Info.NVLink, s.Info.PCISwitch = sf.NVLink, sf.Switch
-	if s.Info.NVLink == "" && o.kind == "nvlink" {
-		s.Info.NVLink = "nvlink0"
+	s.NVLink, s.PCISwitch = sf.NVLink, sf.Switch
+	if s.NVLink == "" && o.kind == "nvlink" {
+		s.NVLink = "nvlink0"
 	}
 	return s, closeSlot, nil
 }

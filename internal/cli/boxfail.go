@@ -92,7 +92,7 @@ func faultHandler(b *boxproxy.Box) http.Handler {
 		}
 		injected := false
 		err = b.With(r.Context(), slot, func(d device.Device) {
-			if g, ok := d.(boxproxy.SoftwareGPU); ok {
+			if g, ok := d.(*gpu.GPU); ok {
 				inject(g)
 				injected = true
 			}
@@ -109,17 +109,17 @@ func faultHandler(b *boxproxy.Box) http.Handler {
 }
 
 // faultOf reads what is to break.
-func faultOf(r *http.Request) (inject func(boxproxy.SoftwareGPU), what string, err error) {
+func faultOf(r *http.Request) (inject func(*gpu.GPU), what string, err error) {
 	if s := r.FormValue("xid"); s != "" {
 		code, err := strconv.ParseUint(s, 10, 32)
 		if err != nil || code == 0 {
 			return nil, "", fmt.Errorf("xid: %q is no number of an error", s)
 		}
-		return func(g boxproxy.SoftwareGPU) { g.InjectXID(uint32(code)) }, gpuerr.Lookup(uint32(code)).String(), nil
+		return func(g *gpu.GPU) { g.InjectXID(uint32(code)) }, gpuerr.Lookup(uint32(code)).String(), nil
 	}
 	fault, err := gpu.ParseFault(r.FormValue("fault"))
 	if err != nil {
 		return nil, "", err
 	}
-	return func(g boxproxy.SoftwareGPU) { g.Inject(fault) }, fault.String(), nil
+	return func(g *gpu.GPU) { g.Inject(fault) }, fault.String(), nil
 }

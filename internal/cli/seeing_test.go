@@ -108,11 +108,11 @@ func newSeen(t *testing.T) *seen {
 	t.Setenv("DXPU_JOIN_TOKEN", "token-for-tests")
 	log := slog.New(slog.DiscardHandler)
 	s.box = s.runProxy(t, dxpuv1.NodeKind_NODE_KIND_BOX, false, func(f *netio.Fabric) (proxy, error) {
-		slot, err := boxproxy.NewGPUSlot(gpu.Spec{VRAM: 32 << 20})
+		g, err := gpu.New(gpu.Spec{VRAM: 32 << 20})
 		if err != nil {
 			return nil, err
 		}
-		return boxproxy.New(boxproxy.Config{Slots: []boxproxy.Slot{slot}, Fabric: f, Logger: log})
+		return boxproxy.New(boxproxy.Config{Slots: []boxproxy.Slot{{Device: g}}, Fabric: f, Logger: log})
 	})
 	s.host = s.runProxy(t, dxpuv1.NodeKind_NODE_KIND_HOST, true, func(f *netio.Fabric) (proxy, error) {
 		return hostproxy.New(hostproxy.Config{Slots: 1, Front: s.inside, Fabric: f, Domain: "vm0", Logger: log})

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
-	"github.com/dxpu-project/dxpu/internal/boxproxy"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -17,7 +17,7 @@ const scratch = reg.Scratch
 // spy is a GPU that notes what is written to its scratch register, and can be
 // told to answer nothing.
 type spy struct {
-	boxproxy.SoftwareGPU
+	*gpu.GPU
 
 	mute   atomic.Bool   // completions are dropped
 	left   atomic.Int64  // so many are not; 0: mute decides
@@ -27,7 +27,7 @@ type spy struct {
 	wrong  atomic.Uint64 // that were not the number of writes before them
 }
 
-func newSpy(d device.Device) device.Device { return &spy{SoftwareGPU: d.(boxproxy.SoftwareGPU)} }
+func newSpy(d device.Device) device.Device { return &spy{GPU: d.(*gpu.GPU)} }
 
 func (s *spy) Receive(now time.Duration, p *tlp.Packet) {
 	if p.Type == tlp.MWr && p.Length == 1 && p.Addr%reg.RegistersSize == scratch {
@@ -35,14 +35,14 @@ func (s *spy) Receive(now time.Duration, p *tlp.Packet) {
 			s.wrong.Add(1)
 		}
 	}
-	s.SoftwareGPU.Receive(now, p)
+	s.GPU.Receive(now, p)
 }
 
 func (s *spy) Transmit(now time.Duration, emit func(*tlp.Packet) bool) {
 	for len(s.kept) > 0 && !s.delay.Load() && emit(&s.kept[0]) {
 		s.kept = s.kept[1:]
 	}
-	s.SoftwareGPU.Transmit(now, func(p *tlp.Packet) bool {
+	s.GPU.Transmit(now, func(p *tlp.Packet) bool {
 		if p.Type.Completion() && s.left.Load() > 0 && s.left.Add(-1) == 0 {
 			s.mute.Store(true)
 		}

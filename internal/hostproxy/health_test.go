@@ -6,21 +6,21 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/device"
-	"github.com/dxpu-project/dxpu/internal/boxproxy"
+	"github.com/dxpu-project/dxpu/device/gpu"
 )
 
 // withGPU does something with a GPU of a box.
-func (r *rig) withGPU(box, slot int, f func(boxproxy.SoftwareGPU)) {
+func (r *rig) withGPU(box, slot int, f func(*gpu.GPU)) {
 	r.t.Helper()
-	check(r.t, r.boxes[box].With(r.t.Context(), slot, func(d device.Device) { f(d.(boxproxy.SoftwareGPU)) }))
+	check(r.t, r.boxes[box].With(r.t.Context(), slot, func(d device.Device) { f(d.(*gpu.GPU)) }))
 }
 
 // A box counts the errors of its GPUs for the manager, whether they are bound or not.
 func TestBoxCountsErrors(t *testing.T) {
 	r := newRig(t, options{})
 	b := r.attach(0, 0, 0, 0)
-	suffers := func(code uint32) func(boxproxy.SoftwareGPU) {
-		return func(g boxproxy.SoftwareGPU) { g.InjectXID(code) }
+	suffers := func(code uint32) func(*gpu.GPU) {
+		return func(g *gpu.GPU) { g.InjectXID(code) }
 	}
 	r.withGPU(0, 0, suffers(31))
 	r.withGPU(0, 0, suffers(31))
@@ -47,7 +47,7 @@ func TestResetOnDemand(t *testing.T) {
 	}
 	check(t, s.Upload(t.Context(), 0, bytes.Repeat([]byte{0xa5}, 4096)))
 	closeBoth(t, bus, dev)
-	r.withGPU(0, 0, func(g boxproxy.SoftwareGPU) { g.InjectXID(48) })
+	r.withGPU(0, 0, func(g *gpu.GPU) { g.InjectXID(48) })
 	r.await(b, lost)
 	health := func() dxpuv1.Health { return r.boxes[0].Observe().Slots[0].Health }
 	r.until("the box reports the GPU as failed", func() bool { return health() == dxpuv1.Health_HEALTH_FAILED })
@@ -61,7 +61,7 @@ func TestResetOnDemand(t *testing.T) {
 		if health() != dxpuv1.Health_HEALTH_OK {
 			t.Fatalf("after the reset the GPU is %v", health())
 		}
-		r.withGPU(0, 0, func(g boxproxy.SoftwareGPU) { g.InjectXID(31) })
+		r.withGPU(0, 0, func(g *gpu.GPU) { g.InjectXID(31) })
 	}
 	if n := r.boxes[0].Observe().Slots[0].Errors[0].Count; n != 2 {
 		t.Errorf("%d errors of the application, want 2: the counters only grow", n)

@@ -177,10 +177,11 @@ func (r *rig) newBox(i int, addrs []string) *boxSide {
 	for n := range r.opts.gpus {
 		spec := r.opts.spec
 		spec.Serial = uint64(100*i + n + 1)
-		slot, err := boxproxy.NewGPUSlot(spec)
+		g, err := gpu.New(spec)
 		if err != nil {
 			r.t.Fatal(err)
 		}
+		slot := boxproxy.Slot{Device: g}
 		if r.opts.wrap != nil {
 			slot.Device = r.opts.wrap(slot.Device)
 		}

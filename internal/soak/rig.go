@@ -162,13 +162,12 @@ func (r *rig) startBoxLocked() error {
 	r.gpus = nil
 	var slots []boxproxy.Slot
 	for i := range r.slots {
-		s, err := boxproxy.NewGPUSlot(gpu.Spec{VRAM: gpuVRAM, Serial: uint64(i + 1)})
+		g, err := gpu.New(gpu.Spec{VRAM: gpuVRAM, Serial: uint64(i + 1)})
 		if err != nil {
 			return err
 		}
-		g := &sequence{SoftwareGPU: s.Device.(boxproxy.SoftwareGPU)}
-		s.Device = g
-		slots, r.gpus = append(slots, s), append(r.gpus, g)
+		s := &sequence{GPU: g}
+		slots, r.gpus = append(slots, boxproxy.Slot{Device: s}), append(r.gpus, s)
 	}
 	r.box, err = boxproxy.New(boxproxy.Config{Slots: slots, Fabric: p.fab, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {

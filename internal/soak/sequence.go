@@ -6,23 +6,23 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
-	"github.com/dxpu-project/dxpu/internal/boxproxy"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
 // sequence is a software GPU whose first scratch register expects to be
 // written the numbers 0, 1, 2 and so on after each change of hands.
 type sequence struct {
-	boxproxy.SoftwareGPU
+	*gpu.GPU
 	seen  atomic.Uint64 // writes since
 	wrong atomic.Uint64 // of them that were not the next number
 }
 
 var (
-	_ device.Device     = (*sequence)(nil)
-	_ boxproxy.Scrubber = (*sequence)(nil)
-	_ boxproxy.Checker  = (*sequence)(nil)
+	_ device.Device   = (*sequence)(nil)
+	_ device.Scrubber = (*sequence)(nil)
+	_ device.Checker  = (*sequence)(nil)
 )
 
 // Receive implements device.Device.
@@ -34,7 +34,7 @@ func (s *sequence) Receive(now time.Duration, p *tlp.Packet) {
 			}
 		}
 	}
-	s.SoftwareGPU.Receive(now, p)
+	s.GPU.Receive(now, p)
 }
 
 // Reset implements device.Device.
@@ -43,5 +43,5 @@ func (s *sequence) Reset(now time.Duration, kind device.ResetKind) {
 		s.seen.Store(0)
 		s.wrong.Store(0)
 	}
-	s.SoftwareGPU.Reset(now, kind)
+	s.GPU.Reset(now, kind)
 }

@@ -139,13 +139,12 @@ func (p *proxy) open() error {
 		return err
 	}
 	if p.cfg.Kind == boxKind {
-		slot, err := boxproxy.NewGPUSlot(gpu.Spec{VRAM: 16 << 20, Serial: 1})
+		g, err := gpu.New(gpu.Spec{VRAM: 16 << 20, Serial: 1})
 		if err != nil {
 			return err
 		}
-		p.counter = &counter{SoftwareGPU: slot.Device.(boxproxy.SoftwareGPU)}
-		slot.Device = p.counter
-		p.part, err = boxproxy.New(boxproxy.Config{Slots: []boxproxy.Slot{slot}, Fabric: p.fabric, Logger: cfg.Logger})
+		p.counter = &counter{GPU: g}
+		p.part, err = boxproxy.New(boxproxy.Config{Slots: []boxproxy.Slot{{Device: p.counter}}, Fabric: p.fabric, Logger: cfg.Logger})
 		return err
 	}
 	host := hostproxy.Config{Slots: 1, Fabric: p.fabric, Domain: "nettest", Logger: cfg.Logger}
@@ -206,7 +205,7 @@ func (p *proxy) report() report {
 
 // counter is a GPU whose scratch register is written the numbers from 0 on.
 type counter struct {
-	boxproxy.SoftwareGPU
+	*gpu.GPU
 	writes, wrong atomic.Uint64
 }
 
@@ -219,7 +218,7 @@ func (c *counter) Receive(now time.Duration, p *tlp.Packet) {
 			}
 		}
 	}
-	c.SoftwareGPU.Receive(now, p)
+	c.GPU.Receive(now, p)
 }
 
 // worker is the program on an embedded host.

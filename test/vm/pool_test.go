@@ -68,11 +68,11 @@ func newPool(t *testing.T, g *guest, cfg poolConfig) *pool {
 	p.wire = newWire(t, p.boxFab.Addrs()[0], p.hostFab.Addrs()[0])
 	var slots []boxproxy.Slot
 	for i := range boxGPUs {
-		slot, err := boxproxy.NewGPUSlot(gpu.Spec{Serial: uint64(i + 1)})
+		g, err := gpu.New(gpu.Spec{Serial: uint64(i + 1)})
 		if err != nil {
 			t.Fatal(err)
 		}
-		slots = append(slots, slot)
+		slots = append(slots, boxproxy.Slot{Device: g})
 	}
 	if p.box, err = boxproxy.New(boxproxy.Config{Slots: slots, Fabric: p.boxFab, Logger: log.With("node", "box")}); err != nil {
 		t.Fatal(err)
@@ -195,7 +195,7 @@ func (p *pool) awaitThat(t *testing.T, slot int, what string, ok func(*dxpuv1.Ob
 // kill makes a GPU of the box fall off its bus.
 func (p *pool) kill(t *testing.T, boxSlot int) {
 	t.Helper()
-	err := p.box.With(t.Context(), boxSlot, func(d device.Device) { d.(boxproxy.SoftwareGPU).Inject(gpu.Kill) })
+	err := p.box.With(t.Context(), boxSlot, func(d device.Device) { d.(*gpu.GPU).Inject(gpu.Kill) })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -116,11 +116,11 @@ func (w *world) startBox(i int) error {
 	var slots []boxproxy.Slot
 	for s := range w.spec.GPUsPerBox {
 		// The serial number makes the data of each GPU its own.
-		slot, err := boxproxy.NewGPUSlot(gpu.Spec{VRAM: gpuMemory, Serial: uint64(i*boxproxy.MaxSlots + s + 1)})
+		g, err := gpu.New(gpu.Spec{VRAM: gpuMemory, Serial: uint64(i*boxproxy.MaxSlots + s + 1)})
 		if err != nil {
 			return err
 		}
-		slots = append(slots, slot)
+		slots = append(slots, boxproxy.Slot{Device: g})
 	}
 	b, err := boxproxy.New(boxproxy.Config{
 		Slots: slots, Fabric: f, Kind: dxpuv1.BoxKind_BOX_KIND_PCIE_SWITCH, Rack: rackOf(i), Logger: discard(),

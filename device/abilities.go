@@ -1,0 +1,74 @@
+package device
+
+import (
+	"context"
+
+	"github.com/dxpu-project/dxpu/pcie"
+)
+
+// A device has an optional ability by implementing one of the interfaces below.
+// The owner calls their methods as it calls those of Device, one at a time,
+// unless the method says otherwise.
+
+// Info describes a device to the pool and to the mapping table.
+type Info struct {
+	Model          string
+	Serial         string
+	Memory         uint64 // bytes
+	Vendor, Device uint16
+	BARs           [pcie.MaxBARs]pcie.BAR
+}
+
+// Describer is a device that describes itself. The description may change while
+// the device is unhealthy, because a server in another process that returns may
+// serve another device.
+type Describer interface{ Info() Info }
+
+// Checker is a device that knows whether it works.
+type Checker interface {
+	// Check returns false and the reason when the device does not work. It
+	// reports a failure at least once, even if the device has recovered since.
+	Check() (ok bool, detail string)
+}
+
+// Errors is the count of one error code, such as an XID.
+type Errors struct {
+	Code  uint32
+	Count uint64 // since the device was made; it only grows
+}
+
+// ErrorCounter is a device that counts its errors.
+type ErrorCounter interface {
+	// Errors returns the counts in the order of their codes.
+	Errors() []Errors
+}
+
+// Scrubber is a device with memory that must not pass from one tenant to the next.
+type Scrubber interface {
+	// Scrub erases the memory. The owner resets the device first and waits for
+	// its jobs.
+	Scrub()
+}
+
+// TagCounter is a device that counts its outstanding requests.
+type TagCounter interface {
+	// TagsInUse returns the number of outstanding requests and its limit.
+	TagsInUse() (n, limit int)
+}
+
+// Throttler is a device that cannot take every TLP at once.
+type Throttler interface {
+	// Full reports that the device takes no more TLPs now. The device notifies
+	// its owner when it has room again.
+	Full() bool
+}
+
+// Notifier is a device that gets TLPs to emit without being called, because it
+// stands for another process. It may call notify from any goroutine to ask its
+// owner to call Transmit.
+type Notifier interface{ SetNotify(notify func()) }
+
+// Runner is a device with work of its own, such as a connection. The owner calls
+// Run beside the other methods, ends ctx after the last of them, and waits for
+// Run to return.
+type Runner interface{ Run(ctx context.Context) }

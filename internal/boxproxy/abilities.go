@@ -1,0 +1,71 @@
+package boxproxy
+
+import (
+	"slices"
+
+	"github.com/dxpu-project/dxpu/device"
+)
+
+// abilities are the optional abilities of a slot's device. A field is nil where
+// the device lacks the ability.
+type abilities struct {
+	describer device.Describer
+	checker   device.Checker
+	errors    device.ErrorCounter
+	scrubber  device.Scrubber
+	tags      device.TagCounter
+	throttler device.Throttler
+	runner    device.Runner
+}
+
+// newAbilities finds the abilities of a device and asks it to call notify.
+func newAbilities(d device.Device, notify func()) (a abilities) {
+	a.describer, _ = d.(device.Describer)
+	a.checker, _ = d.(device.Checker)
+	a.errors, _ = d.(device.ErrorCounter)
+	a.scrubber, _ = d.(device.Scrubber)
+	a.tags, _ = d.(device.TagCounter)
+	a.throttler, _ = d.(device.Throttler)
+	a.runner, _ = d.(device.Runner)
+	if n, ok := d.(device.Notifier); ok {
+		n.SetNotify(notify)
+	}
+	return a
+}
+
+// condition is the state of a device when the box last asked.
+type condition struct {
+	ok     bool
+	detail string // why it is not ok
+	info   device.Info
+	errors []device.Errors
+}
+
+func (c *condition) equal(o *condition) bool {
+	return c.ok == o.ok && c.detail == o.detail && c.info == o.info && slices.Equal(c.errors, o.errors)
+}
+
+// condition asks the device for its state. A device that cannot tell is ok.
+func (a *abilities) condition() *condition {
+	c := &condition{ok: true}
+	if a.checker != nil {
+		c.ok, c.detail = a.checker.Check()
+	}
+	if a.describer != nil {
+		c.info = a.describer.Info()
+	}
+	if a.errors != nil {
+		c.errors = a.errors.Errors()
+	}
+	return c
+}
+
+// scrub erases the memory of the device.
+func (a *abilities) scrub() {
+	if a.scrubber != nil {
+		a.scrubber.Scrub()
+	}
+}
+
+// full reports that the device takes no more TLPs now.
+func (a *abilities) full() bool { return a.throttler != nil && a.throttler.Full() }
