@@ -2,12 +2,12 @@
 # Usage: build-guest.sh [--check]
 #
 # Prints the directory of a Linux guest: an unmodified kernel of Debian (vmlinuz) and a small
-# initramfs (initramfs.cpio) of busybox, lspci, the kernel's own VFIO modules and guest/init.
-# It lies in ${DXPU_CACHE:-${XDG_CACHE_HOME:-~/.cache}/dxpu} and is rebuilt when guest/ has
-# changed; the packages are fetched once. Programs are added when a VM starts, by a second
-# archive behind this one. With --check nothing is built.
+# initramfs (initramfs.cpio) of busybox, lspci, the kernel's own VFIO modules and scripts/guest/init.
+# It lies in ${DXPU_CACHE:-${XDG_CACHE_HOME:-~/.cache}/dxpu} and is rebuilt when scripts/guest/ has
+# changed; it fetches the packages once. A second archive behind this one adds programs when a
+# VM starts. With --check it builds nothing.
 #
-# Exit status: 0 the directory is printed; 1 something broke; 2 usage; 3 it cannot be had here.
+# Exit status: 0 it printed the directory; 1 error; 2 usage; 3 not available on this machine.
 set -eu
 # shellcheck source=scripts/debian.sh
 . "$(dirname "$0")/debian.sh"

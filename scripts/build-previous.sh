@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds the previous minor version from this repository's history into the user's cache, once:
-# tests run it beside the present one. Prints the program's path; exit status 3 where the history
-# is not there (an archive, a shallow clone).
+# tests run it beside the present one. Prints the program's path. Exit status 3: no history
+# (an archive, a shallow clone).
 set -eu
 cd "$(dirname "$0")/.."
 

@@ -1,7 +1,7 @@
-# Sourced by the other scripts: fetches and unpacks Debian packages into a directory of the
-# user's, beside the system. It needs apt and dpkg-deb and no root: apt works on a state of
-# its own, in which nothing is installed, so that it resolves every dependency, and nothing
-# is ever configured or run as a package script.
+# The other scripts source this one. It fetches Debian packages and unpacks them into a directory
+# of the user, beside the system. It needs apt and dpkg-deb, but no root: apt works on a separate
+# state without installed packages, so it resolves every dependency. No package script ever
+# runs.
 #
 # Signatures: apt checks the archive's signature with the system's Debian keyring, and each
 # package against the signed lists. trixie and its backports are signed by the keys of
@@ -15,7 +15,7 @@ me=$(basename "$0")
 
 say() { printf '%s: %s\n' "$me" "$*" >&2; }
 
-# fail CODE MESSAGE... Code 3 means: cannot be had on this machine, go on without.
+# fail CODE MESSAGE... Code 3 means: not available on this machine, continue without it.
 fail() {
 	code=$1
 	shift
@@ -23,7 +23,7 @@ fail() {
 	exit "$code"
 }
 
-# begin NAME: makes $tmp, which disappears with us, and lets one run of NAME work at a time.
+# begin NAME: makes $tmp, which is removed at exit, and allows one run of NAME at a time.
 begin() {
 	mkdir -p "$cache" || fail 3 "cannot write to $cache; set DXPU_CACHE to a directory that you can write to"
 	command -v flock >/dev/null || fail 3 "flock is missing (package util-linux)"
@@ -93,7 +93,7 @@ apt_run() {
 	fi
 }
 
-# apt_end gives back what can be made again: apt's index of its lists is larger than QEMU.
+# apt_end removes apt's index of its lists, which is larger than QEMU and can be made again.
 apt_end() {
 	rm -f "$apt"/cache/*.bin
 	exec 8>&-
@@ -128,13 +128,13 @@ fetch() {
 	fail 3 "cannot fetch Debian packages: is there a way to the network? Proxies are taken from apt's configuration and from http_proxy."
 }
 
-# download PACKAGES AND OPTIONS...: with everything they depend on, into the current directory.
+# download PACKAGES AND OPTIONS...: with all their dependencies, into the current directory.
 download() {
 	mkdir -p partial
 	apt_run apt-get -q -y -o Dir::Cache::archives="$PWD" install --download-only "$@"
 }
 
-# unpack DEBS TREE: unpacks all packages of a directory, as many at a time as there are CPUs.
+# unpack DEBS TREE: unpacks all packages of a directory, one per processor at a time.
 unpack() {
 	mkdir -p "$2"
 	say "unpacking $(find "$1" -name '*.deb' | wc -l) packages ($(du -sm "$1" | cut -f1) MB)"

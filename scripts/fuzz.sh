@@ -1,9 +1,9 @@
 #!/bin/bash
 # Fuzzes every FuzzXxx of the module for a time each: fuzz.sh TIME
 #
-# go test -fuzz takes one target at a time, so they are found by name. As many
-# run at once as there are processors, with one worker each: a target gets its
-# time of one processor, and all of them together take targets/processors x TIME.
+# go test -fuzz takes one target at a time, so they are found by name. The
+# script runs one target per processor at a time, with one worker each, so all of
+# them together take targets/processors x TIME.
 set -eu
 export time=${1:-30s}
 logs=$(mktemp -d)

@@ -1,11 +1,11 @@
 #!/bin/sh
 # Usage: install-chromium.sh [--check]
 #
-# Prints the path of a Chromium, for the tests of the web page (go test ./web). If the machine
+# Prints the path of a Chromium, for the tests of the web page (go test ./internal/pool/web). If the machine
 # has none, Debian's package chromium is installed by apt, which needs root.
-# With --check nothing is installed. DXPU_CHROMIUM names a browser to use instead.
+# With --check it installs nothing. DXPU_CHROMIUM names a browser to use instead.
 #
-# Exit status: 0 the path is printed; 1 something broke; 2 usage; 3 no Chromium can be had here.
+# Exit status: 0 it printed the path; 1 error; 2 usage; 3 no Chromium available on this machine.
 set -eu
 me=$(basename "$0")
 say() { printf '%s: %s\n' "$me" "$*" >&2; }

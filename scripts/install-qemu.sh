@@ -2,12 +2,12 @@
 # Usage: install-qemu.sh [--check]
 #
 # Prints the path of a qemu-system-x86_64 that has -device vfio-user-pci (10.1 or newer). If
-# the machine has none, one is taken from Debian's backports and put into
+# the machine has none, the script puts one from Debian's backports into
 # ${DXPU_CACHE:-${XDG_CACHE_HOME:-~/.cache}/dxpu}/qemu, where it runs by its own loader and
-# libraries: no root is needed, and nothing outside that directory is touched.
-# With --check nothing is installed. DXPU_QEMU names a QEMU to use instead.
+# libraries. It needs no root and changes nothing outside that directory.
+# With --check it installs nothing. DXPU_QEMU names a QEMU to use instead.
 #
-# Exit status: 0 the path is printed; 1 something broke; 2 usage; 3 no QEMU can be had here.
+# Exit status: 0 it printed the path; 1 error; 2 usage; 3 no QEMU available on this machine.
 set -eu
 # shellcheck source=scripts/debian.sh
 . "$(dirname "$0")/debian.sh"

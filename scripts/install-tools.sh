@@ -1,11 +1,11 @@
 #!/bin/sh
 # Usage: install-tools.sh
 #
-# Installs other people's programs that tests compare ours with, where they are missing: tshark and
-# capinfos (captures), lspci (configuration spaces), systemd-analyze (units), ip (namespaces). By
-# apt, which needs root; a test whose program is missing says so and is skipped.
+# Installs the programs of other projects that the tests compare with, where they are missing: tshark and
+# capinfos (captures), lspci (configuration spaces), systemd-analyze (units), ip (namespaces). Uses
+# apt, which needs root. A test without its program is skipped with a message.
 #
-# Exit status: 0 all are there; 3 some cannot be had here.
+# Exit status: 0 all are installed; 3 some are not available on this machine.
 set -eu
 me=$(basename "$0")
 cannot() {

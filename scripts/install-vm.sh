@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs QEMU and the guest image side by side, for "make demo" and "make test". Where they
-# cannot be had (exit status 3 of one of them: no network, not a Debian) it says so and succeeds:
-# the demonstration takes the embedded host, and tests that need a VM are skipped.
+# Installs QEMU and the guest image side by side, for "make demo" and "make test". Where
+# one is not available (exit status 3: no network, not a Debian) it says so and succeeds:
+# the demonstration uses the embedded host, and the tests that need a VM are skipped.
 set -u
 here=$(dirname "$0")
 
