@@ -78,8 +78,12 @@ func (n *nsys) scan(table string, columns []string, count bool, row func(r *sqli
 	cols := make([]int, len(columns))
 	for i, name := range columns {
 		name, required := strings.CutSuffix(name, "!")
-		if cols[i] = t.Column(name); cols[i] < 0 && required {
-			return fmt.Errorf("nsys: table %s has no column %s: this export is of a form that is not known", table, name)
+		var err error
+		if cols[i], err = t.Column(name); err != nil {
+			return err
+		}
+		if cols[i] < 0 && required {
+			return fmt.Errorf("nsys: table %s has no column %s: the form of this export is not supported", table, name)
 		}
 	}
 	return n.db.Scan(t, func(r *sqlite.Row) error {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -100,6 +101,34 @@ func TestDamagedDatabase(t *testing.T) {
 		if err == nil && w.Report.Dropped() == 0 && len(w.Ops) != 401 {
 			t.Errorf("%d of %d bytes: %d operations and not a word", n, len(whole), len(w.Ops))
 		}
+	}
+}
+
+// Rows in a write-ahead log or a transaction that was interrupted are not read as
+// if they were not there.
+func TestLogsBesideTheDatabase(t *testing.T) {
+	for _, tc := range []struct{ name, suffix, log, fails string }{
+		{"log", "-wal", "\x37\x7f\x06\x82", "wal_checkpoint"},
+		{"empty log", "-wal", "", ""},
+		{"journal", "-journal", journalMagic + "rest", "interrupted"},
+		{"committed journal", "-journal", "\x00\x00\x00\x00\x00\x00\x00\x00rest", ""},
+		{"empty journal", "-journal", "", ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "a.sqlite")
+			if err := os.WriteFile(path, small(t), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path+tc.suffix, []byte(tc.log), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			switch _, err := Open(path, Options{}); {
+			case tc.fails == "" && err != nil:
+				t.Error(err)
+			case tc.fails != "" && (err == nil || !strings.Contains(err.Error(), tc.fails)):
+				t.Errorf("error %v, want %q", err, tc.fails)
+			}
+		})
 	}
 }
 

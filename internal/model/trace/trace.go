@@ -1,7 +1,6 @@
-// Package trace reads recorded runs of GPU programs, from the PyTorch profiler
-// (Kineto) and from Nsight Systems, into the one workload model. Files are
-// read as streams in bounded memory; damaged events are counted and reported,
-// never silently used.
+// Package trace reads traces of GPU programs, recorded by the PyTorch profiler
+// (Kineto) or by Nsight Systems, into a workload. It reads files as streams in
+// bounded memory, and counts and reports damaged events instead of using them.
 package trace
 
 import (
@@ -18,15 +17,15 @@ import (
 
 // Options for reading.
 type Options struct {
-	// Progress is called now and then with bytes read of the file and its
-	// size (0 when unknown); may be nil.
+	// Progress, unless nil, is called from time to time with the number of
+	// bytes read of the file and the file's size (0 if unknown).
 	Progress func(read, size int64)
-	// StepPrefix is how the names of annotations that mark training steps
-	// begin; "" means DefaultStepPrefix.
+	// StepPrefix is the prefix of the annotations that mark training steps;
+	// "" means DefaultStepPrefix.
 	StepPrefix string
 }
 
-// DefaultStepPrefix is what the PyTorch profiler calls its steps.
+// DefaultStepPrefix is the prefix that the PyTorch profiler gives its steps.
 const DefaultStepPrefix = "ProfilerStep#"
 
 func (o Options) stepPrefix() []byte {
@@ -36,12 +35,12 @@ func (o Options) stepPrefix() []byte {
 	return []byte(o.StepPrefix)
 }
 
-// ErrFormat is what a file gives that is no trace of a known format.
+// ErrFormat is returned for a file that is not a trace in a known format.
 var ErrFormat = errors.New("not a trace: want Chrome JSON of the PyTorch profiler (.json or .json.gz) or a .sqlite export of Nsight Systems (nsys export --type sqlite)")
 
 const sniffLen = 512
 
-// Open reads the trace in the file, whatever its format.
+// Open reads the trace in a file and detects its format.
 func Open(path string, o Options) (*workload.Workload, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -59,7 +58,9 @@ func Open(path string, o Options) (*workload.Workload, error) {
 	}
 	var w *workload.Workload
 	if bytes.HasPrefix(head[:n], sqliteMagic) {
-		w, err = ReadNsys(f, st.Size(), o)
+		if err = checkLogs(path); err == nil {
+			w, err = ReadNsys(f, st.Size(), o)
+		}
 	} else if _, err = f.Seek(0, io.SeekStart); err == nil {
 		w, err = ReadKineto(&progressReader{r: f, size: st.Size(), report: o.Progress}, o)
 	}
@@ -67,6 +68,29 @@ func Open(path string, o Options) (*workload.Workload, error) {
 		return nil, fmt.Errorf("trace: %s: %w", path, err)
 	}
 	return w, nil
+}
+
+// journalMagic begins a rollback journal that has not been committed
+// (https://www.sqlite.org/fileformat2.html, section 3).
+const journalMagic = "\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
+
+// checkLogs refuses a database with a write-ahead log or an uncommitted rollback
+// journal beside it: rows in the log are not in the database, and a journal means
+// that a transaction was interrupted.
+func checkLogs(path string) error {
+	if st, err := os.Stat(path + "-wal"); err == nil && st.Size() > 0 {
+		return fmt.Errorf("%s-wal holds rows that are not in the database yet: run sqlite3 %q 'PRAGMA wal_checkpoint(TRUNCATE)' first", path, path)
+	}
+	f, err := os.Open(path + "-journal")
+	if err != nil {
+		return nil //nolint:nilerr // without a journal there is nothing to check
+	}
+	defer func() { _ = f.Close() }()
+	head := make([]byte, len(journalMagic))
+	if _, err := io.ReadFull(f, head); err == nil && string(head) == journalMagic {
+		return fmt.Errorf("%s-journal shows that a transaction was interrupted: run sqlite3 %q 'PRAGMA integrity_check' to roll it back first", path, path)
+	}
+	return nil
 }
 
 // ReadKineto reads Chrome JSON of the PyTorch profiler, plain or gzipped.
@@ -83,11 +107,11 @@ func ReadKineto(r io.Reader, o Options) (*workload.Workload, error) {
 	return readKineto(br, o)
 }
 
-// progressReader reports about every 8 MiB.
+// progressReader calls report about every 8 MiB.
 type progressReader struct {
-	r                io.Reader
-	size, read, told int64
-	report           func(read, size int64)
+	r                    io.Reader
+	size, read, reported int64
+	report               func(read, size int64)
 }
 
 const progressEvery = 8 << 20
@@ -95,8 +119,8 @@ const progressEvery = 8 << 20
 func (p *progressReader) Read(b []byte) (int, error) {
 	n, err := p.r.Read(b)
 	p.read += int64(n)
-	if p.report != nil && (p.read-p.told >= progressEvery || err != nil) {
-		p.told = p.read
+	if p.report != nil && (p.read-p.reported >= progressEvery || err != nil) {
+		p.reported = p.read
 		p.report(p.read, p.size)
 	}
 	return n, err

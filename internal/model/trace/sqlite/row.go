@@ -3,6 +3,7 @@ package sqlite
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math"
 	"unicode/utf16"
 )
@@ -15,10 +16,25 @@ type Row struct {
 	values []value
 }
 
+// value is one value of a record, or a column's default.
 type value struct {
 	serial uint64 // section 2.1; 0 is NULL
 	body   []byte // aliases the page
+	text   string // of a default that is text
+	// unknown marks a default that is an expression.
+	unknown bool
 }
+
+// serialInt64 is the serial type of an 8-byte integer.
+const serialInt64 = 6
+
+// serialDefault stands for text in UTF-8 in the field text; the file format
+// keeps 10 and 11 for internal use.
+const serialDefault = 10
+
+func textValue(text string) value { return value{serial: serialDefault, text: text} }
+
+func be64(v int64) []byte { return binary.BigEndian.AppendUint64(nil, uint64(v)) }
 
 var errRecord = errors.New("record is cut off")
 
@@ -41,13 +57,42 @@ func (r *Row) parse(b []byte, id int64) error {
 		if size > uint64(len(body)) {
 			return errRecord
 		}
-		r.values = append(r.values, value{serial, body[:size]})
+		r.values = append(r.values, value{serial: serial, body: body[:size]})
 		body = body[size:]
+	}
+	return r.addAbsent()
+}
+
+// addAbsent adds the defaults of the columns that were added after the row was
+// written, which its record lacks.
+func (r *Row) addAbsent() error {
+	if len(r.values) >= r.table.stored {
+		return nil
+	}
+	for _, c := range r.table.columns {
+		if c.stored < len(r.values) {
+			continue
+		}
+		if c.absent.unknown {
+			return fmt.Errorf("the row is older than column %s, whose default is an expression", c.name)
+		}
+		r.values = append(r.values, c.absent)
 	}
 	return nil
 }
 
-// serialSize is the length of a value in the record (section 2.1).
+// value returns column i, NULL where the table has no such column.
+func (r *Row) value(i int) value {
+	if i < 0 || i >= len(r.table.columns) {
+		return value{}
+	}
+	if i = r.table.columns[i].stored; i < 0 || i >= len(r.values) {
+		return value{}
+	}
+	return r.values[i]
+}
+
+// serialSize returns the length of a value in the record (section 2.1).
 func serialSize(serial uint64) uint64 {
 	switch {
 	case serial <= 4:
@@ -62,22 +107,16 @@ func serialSize(serial uint64) uint64 {
 	return (serial - 12) / 2
 }
 
-// ID is the rowid.
+// ID returns the rowid.
 func (r *Row) ID() int64 { return r.id }
 
-// Int is column i as an integer; ok is false for NULL, text, blobs, numbers
-// with a fraction, and columns that the row does not have.
+// Int returns column i as an integer; ok is false for NULL, text, blobs, numbers
+// with a fraction, and columns that the table does not have.
 func (r *Row) Int(i int) (v int64, ok bool) {
-	if i < 0 {
-		return 0, false
+	if i >= 0 && i == r.table.rowid {
+		return r.id, true
 	}
-	if i >= len(r.values) || r.values[i].serial == 0 {
-		if i == r.table.rowid {
-			return r.id, true
-		}
-		return 0, false
-	}
-	val := r.values[i]
+	val := r.value(i)
 	switch s := val.serial; {
 	case s >= 1 && s <= 6:
 		v = int64(int8(val.body[0]))
@@ -97,13 +136,13 @@ func (r *Row) Int(i int) (v int64, ok bool) {
 	return 0, false
 }
 
-// Text is column i as a string, in UTF-8; "" for anything but text. Invalid
-// UTF-8 is passed on as it is.
+// Text returns column i as a string in UTF-8; "" for anything but text. It does
+// not check text that the file declares to be UTF-8.
 func (r *Row) Text(i int) string {
-	if i < 0 || i >= len(r.values) {
-		return ""
+	v := r.value(i)
+	if v.serial == serialDefault {
+		return v.text
 	}
-	v := r.values[i]
 	if v.serial < 13 || v.serial%2 == 0 {
 		return ""
 	}

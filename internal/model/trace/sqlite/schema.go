@@ -2,74 +2,105 @@ package sqlite
 
 import "strings"
 
-// parseColumns takes the column names out of a CREATE TABLE statement.
+// column is one column of a table.
+type column struct {
+	name string
+	// stored is the column's index in a record, -1 for a VIRTUAL generated
+	// column, which is computed on reading.
+	stored int
+	// absent is the value in rows that are older than the column.
+	absent value
+	// typeName is the declared type, in capitals.
+	typeName string
+}
+
+// parseColumns reads the columns from a CREATE TABLE statement.
 func (t *Table) parseColumns(sql string) {
 	toks := tokens(sql)
 	open := 0
-	for open < len(toks) && toks[open].text != "(" {
+	for open < len(toks) && !toks[open].is("(") {
 		open++
 	}
 	if open == len(toks) {
 		t.reason = "its definition names no columns"
 		return
 	}
-	depth, from := 1, open+1
-	i := from
-	for ; i < len(toks) && depth > 0; i++ {
-		switch toks[i].text {
-		case "(":
-			depth++
-		case ")":
-			if depth--; depth == 0 {
-				t.addColumn(toks[from:i])
-			}
-		case ",":
-			if depth == 1 {
-				t.addColumn(toks[from:i])
-				from = i + 1
-			}
+	end := closing(toks, open)
+	for from := open + 1; from < end; {
+		to := from
+		for to < end && !toks[to].is(",") {
+			to = next(toks, to)
 		}
+		t.addDefinition(toks[from:min(to, end)])
+		from = to + 1
 	}
-	for ; i+1 < len(toks); i++ {
-		if strings.EqualFold(toks[i].text, "WITHOUT") && strings.EqualFold(toks[i+1].text, "ROWID") {
+	for i := end; i+1 < len(toks); i++ {
+		if toks[i].is("WITHOUT") && toks[i+1].is("ROWID") {
 			t.reason = "it is stored WITHOUT ROWID, as an index"
 		}
 	}
 }
 
-// addColumn takes one definition between commas: a column, or a constraint of
+// addDefinition adds one definition between commas: a column or a constraint of
 // the table.
-func (t *Table) addColumn(def []token) {
-	if len(def) == 0 || len(t.Columns) >= maxColumns {
+func (t *Table) addDefinition(def []token) {
+	if len(def) == 0 || len(t.columns) >= maxColumns {
 		return
 	}
-	if !def[0].quoted {
-		switch strings.ToUpper(def[0].text) {
-		case "CONSTRAINT", "UNIQUE", "CHECK", "FOREIGN":
-			return
-		case "PRIMARY":
-			t.tableKey(def)
-			return
-		}
+	constraint := def
+	if def[0].is("CONSTRAINT") && len(def) > 2 {
+		constraint = def[2:]
 	}
-	// "INTEGER PRIMARY KEY" makes the column an alias of the rowid, which
-	// then is not in the record (https://www.sqlite.org/lang_createtable.html).
-	if len(def) > 2 && strings.EqualFold(def[1].text, "INTEGER") {
-		for i := 2; i+1 < len(def); i++ {
-			if strings.EqualFold(def[i].text, "PRIMARY") && strings.EqualFold(def[i+1].text, "KEY") {
-				t.rowid = len(t.Columns)
-			}
-		}
+	switch {
+	case constraint[0].is("PRIMARY"):
+		t.primaryKey(constraint)
+	case constraint[0].is("UNIQUE"), constraint[0].is("CHECK"), constraint[0].is("FOREIGN"):
+	default:
+		t.addColumn(def)
 	}
-	t.Columns = append(t.Columns, def[0].text)
 }
 
-// tableKey takes PRIMARY KEY (x) as a constraint of the table. Whether x is
-// an INTEGER is not known here any more; an alias of the rowid is NULL in
-// every record, and only NULLs are replaced, so nothing is lost.
-func (t *Table) tableKey(def []token) {
-	if len(def) == 5 && def[2].text == "(" {
-		t.rowid = t.Column(def[3].text)
+// addColumn adds the column that def defines: a name, a type, and constraints.
+// PRIMARY KEY on a column of type INTEGER makes it an alias of the rowid, unless
+// DESC follows (https://www.sqlite.org/lang_createtable.html#rowid).
+func (t *Table) addColumn(def []token) {
+	c := column{name: def[0].text, stored: t.stored}
+	i := 1
+	for i < len(def) && !def[i].startsConstraint() {
+		c.typeName = strings.TrimSpace(c.typeName + " " + strings.ToUpper(def[i].text))
+		i++
+	}
+	for ; i < len(def); i = next(def, i) {
+		following := def[i+1:]
+		switch {
+		case def[i].is("PRIMARY") && c.typeName == "INTEGER" && !at(following, 1).is("DESC"):
+			t.rowid = len(t.columns)
+		case def[i].is("DEFAULT") && !def[i-1].is("SET"): // not "ON DELETE SET DEFAULT"
+			c.absent = defaultValue(following, affinityOf(c.typeName))
+		case def[i].is("AS") && !at(following, closing(following, 0)+1).is("STORED"):
+			c.stored = -1
+		}
+	}
+	if c.stored >= 0 {
+		t.stored++
+	}
+	t.columns = append(t.columns, c)
+}
+
+// primaryKey handles PRIMARY KEY (x) as a constraint of the table. It makes x an
+// alias of the rowid if the type of x is INTEGER, even where DESC follows.
+func (t *Table) primaryKey(def []token) {
+	end := closing(def, 2)
+	if len(def) < 5 || !def[2].is("(") || end >= len(def) {
+		return
+	}
+	for _, tok := range def[3:end] {
+		if tok.is(",") {
+			return
+		}
+	}
+	if i := t.index(def[3].text); i >= 0 && t.columns[i].typeName == "INTEGER" {
+		t.rowid = i
 	}
 }
 
@@ -78,11 +109,59 @@ type token struct {
 	quoted bool
 }
 
-// tokens splits SQL into words and single characters, without comments.
+// is reports whether the token is the keyword or character, in any case.
+func (t token) is(text string) bool { return !t.quoted && strings.EqualFold(t.text, text) }
+
+// startsConstraint reports whether the token ends the type of a column.
+func (t token) startsConstraint() bool {
+	for _, word := range [...]string{"CONSTRAINT", "PRIMARY", "NOT", "NULL", "UNIQUE", "CHECK", "DEFAULT", "COLLATE", "REFERENCES", "GENERATED", "AS"} {
+		if t.is(word) {
+			return true
+		}
+	}
+	return false
+}
+
+// at returns token i, or the zero token beyond the end.
+func at(toks []token, i int) token {
+	if i < len(toks) {
+		return toks[i]
+	}
+	return token{}
+}
+
+// next returns the index after token i, or after its closing parenthesis.
+func next(toks []token, i int) int {
+	if toks[i].is("(") {
+		return closing(toks, i) + 1
+	}
+	return i + 1
+}
+
+// closing returns the index of the parenthesis that closes the one at open, or
+// len(toks).
+func closing(toks []token, open int) int {
+	depth := 0
+	for i := open; i < len(toks); i++ {
+		switch {
+		case toks[i].is("("):
+			depth++
+		case toks[i].is(")"):
+			if depth--; depth <= 0 {
+				return i
+			}
+		}
+	}
+	return len(toks)
+}
+
+// tokens splits SQL into words, numbers, quoted strings and single characters,
+// without comments.
 func tokens(sql string) []token {
 	var out []token
 	for i := 0; i < len(sql); {
 		c := sql[i]
+		from := i
 		switch {
 		case c == ' ' || c == '\n' || c == '\t' || c == '\r' || c == '\f':
 			i++
@@ -91,32 +170,58 @@ func tokens(sql string) []token {
 		case strings.HasPrefix(sql[i:], "/*"):
 			i = after(sql, i+2, "*/")
 		case c == '"' || c == '`' || c == '\'':
-			end := after(sql, i+1, string(c))
-			out = append(out, token{strings.TrimSuffix(sql[i+1:end], string(c)), true})
-			i = end
+			var text string
+			text, i = quoted(sql, i)
+			out = append(out, token{text, true})
 		case c == '[':
-			end := after(sql, i+1, "]")
-			out = append(out, token{strings.TrimSuffix(sql[i+1:end], "]"), true})
-			i = end
+			i = after(sql, i+1, "]")
+			out = append(out, token{strings.TrimSuffix(sql[from+1:i], "]"), true})
+		case isDigit(c) || c == '.' && i+1 < len(sql) && isDigit(sql[i+1]):
+			for i < len(sql) && (isWord(sql[i]) || sql[i] == '.' || isExponentSign(sql[from:], i-from)) {
+				i++
+			}
+			out = append(out, token{text: sql[from:i]})
 		case isWord(c):
-			from := i
 			for i < len(sql) && isWord(sql[i]) {
 				i++
 			}
 			out = append(out, token{text: sql[from:i]})
 		default:
-			out = append(out, token{text: sql[i : i+1]})
 			i++
+			out = append(out, token{text: sql[from:i]})
 		}
 	}
 	return out
 }
 
-func isWord(c byte) bool {
-	return c == '_' || c == '$' || c >= 0x80 || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+// quoted reads the string that opens at sql[i], in which the quote character is
+// written twice, and returns it with the index after it.
+func quoted(sql string, i int) (text string, end int) {
+	quote := sql[i : i+1]
+	for {
+		end = after(sql, i+1, quote)
+		text += strings.TrimSuffix(sql[i+1:end], quote)
+		if end >= len(sql) || sql[end] != quote[0] {
+			return text, end
+		}
+		text += quote
+		i = end
+	}
 }
 
-// after is the index behind the next end in sql[i:], or the length of sql.
+func isDigit(c byte) bool { return c >= '0' && c <= '9' }
+
+// isExponentSign reports whether number[i] is the sign in a number such as 1e-5.
+func isExponentSign(number string, i int) bool {
+	return i > 0 && (number[i] == '+' || number[i] == '-') && (number[i-1] == 'e' || number[i-1] == 'E') &&
+		!strings.HasPrefix(number, "0x") && !strings.HasPrefix(number, "0X")
+}
+
+func isWord(c byte) bool {
+	return c == '_' || c == '$' || c >= 0x80 || isDigit(c) || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+}
+
+// after returns the index after the next end in sql[i:], or len(sql).
 func after(sql string, i int, end string) int {
 	if j := strings.Index(sql[i:], end); j >= 0 {
 		return i + j + len(end)

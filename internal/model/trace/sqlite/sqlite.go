@@ -1,9 +1,9 @@
-// Package sqlite reads tables out of a SQLite 3 database file, and nothing
-// else: no indices, no SQL, no writing. It holds one page per level of the
-// tree in memory and trusts nothing in the file.
+// Package sqlite reads the rows of tables from a SQLite 3 database file. It
+// neither writes nor reads indices and executes no SQL. It holds one page per
+// level of the tree in memory and validates everything that it reads.
 //
-// The layout is that of https://www.sqlite.org/fileformat2.html; section
-// numbers in the comments refer to it.
+// Section numbers in the comments are those of
+// https://www.sqlite.org/fileformat2.html.
 package sqlite
 
 import (
@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -23,14 +24,14 @@ const (
 	maxPageSize = 65536
 	// maxPayload bounds one row; SQLite's own default limit is 1e9.
 	maxPayload = 64 << 20
-	// maxTreeDepth is far above what a file of 2^32 pages can need.
+	// maxTreeDepth is far above the depth of a tree of 2^32 pages.
 	maxTreeDepth = 32
 	// maxSchema bounds the number of rows of the schema table.
 	maxSchema  = 100_000
 	maxColumns = 32767 // section 3 of https://www.sqlite.org/limits.html
 )
 
-// ErrFormat is what a file gives that is no SQLite database.
+// ErrFormat is returned by Open for a file that is not a SQLite database.
 var ErrFormat = errors.New("not a SQLite 3 database")
 
 // textEncoding is the header's field at offset 56.
@@ -44,8 +45,8 @@ const (
 
 // DB is an open database file.
 type DB struct {
-	// WAL says that the file was written with a write-ahead log; rows that
-	// were not checkpointed into it are missing.
+	// WAL is set if the file is in write-ahead-log mode. Open does not see the
+	// log: rows that were not checkpointed into the file are missing.
 	WAL bool
 
 	r        io.ReaderAt
@@ -60,10 +61,11 @@ type DB struct {
 // Table is one table of the schema.
 type Table struct {
 	Name    string
-	Columns []string
+	columns []column
+	stored  int // number of columns that records hold
 	root    uint32
-	rowid   int // the column that is an alias of the rowid, -1 for none
-	reason  string
+	rowid   int    // the column that is an alias of the rowid, -1 for none
+	reason  string // why the table cannot be read, or ""
 }
 
 // Open reads the header and the schema of a database of size bytes.
@@ -87,17 +89,17 @@ func Open(r io.ReaderAt, size int64) (*DB, error) {
 		return nil, fmt.Errorf("sqlite: page size %d: want a power of two from 512 to 65536", db.pageSize)
 	}
 	if db.usable = db.pageSize - int(h[20]); db.usable < 480 {
-		return nil, fmt.Errorf("sqlite: %d bytes reserved in each page of %d", h[20], db.pageSize)
+		return nil, fmt.Errorf("sqlite: %d of the %d bytes of each page are reserved: too many", h[20], db.pageSize)
 	}
 	if h[18] > 2 || h[19] > 2 {
-		return nil, fmt.Errorf("sqlite: file format version %d/%d is not known", h[18], h[19])
+		return nil, fmt.Errorf("sqlite: file format version %d/%d is not supported", h[18], h[19])
 	}
 	switch db.enc = textEncoding(binary.BigEndian.Uint32(h[56:])); db.enc {
 	case 0:
 		db.enc = utf8Text
 	case utf8Text, utf16LEText, utf16BEText:
 	default:
-		return nil, fmt.Errorf("sqlite: text encoding %d is not known", db.enc)
+		return nil, fmt.Errorf("sqlite: text encoding %d is not supported", db.enc)
 	}
 	db.pages = uint32(min((size+int64(db.pageSize)-1)/int64(db.pageSize), 1<<32-1))
 	return db, db.readSchema()
@@ -106,7 +108,10 @@ func Open(r io.ReaderAt, size int64) (*DB, error) {
 // readSchema reads sqlite_schema, the table rooted at page 1 (section 2.6).
 func (db *DB) readSchema() error {
 	const typ, name, tblName, rootPage, sql, width = 0, 1, 2, 3, 4, 5
-	schema := Table{Name: "sqlite_schema", root: 1, rowid: -1, Columns: make([]string, width)}
+	schema := Table{Name: "sqlite_schema", root: 1, rowid: -1}
+	for i := range width {
+		schema.columns = append(schema.columns, column{stored: i})
+	}
 	n := 0
 	err := db.scan(schema, func(row *Row) error {
 		if n++; n > maxSchema {
@@ -129,30 +134,33 @@ func (db *DB) readSchema() error {
 	return err
 }
 
-// Tables lists the names of the tables in the order of the schema.
+// Tables returns the names of the tables in the order of the schema.
 func (db *DB) Tables() []string { return db.names }
 
-// Table finds a table by name, case-insensitively.
+// Table returns the table of that name, case-insensitively.
 func (db *DB) Table(name string) (Table, bool) {
 	t, ok := db.tables[strings.ToLower(name)]
 	return t, ok
 }
 
-// Column is the index of a column by name, case-insensitively; -1 when there
-// is none.
-func (t Table) Column(name string) int {
-	for i, c := range t.Columns {
-		if strings.EqualFold(c, name) {
-			return i
-		}
+// Column returns the index of a column by name, case-insensitively; -1 if there is
+// none. It fails for a generated column whose values are not stored.
+func (t Table) Column(name string) (int, error) {
+	i := t.index(name)
+	if i >= 0 && t.columns[i].stored < 0 {
+		return -1, fmt.Errorf("sqlite: table %s: column %s is generated and its values are not stored", t.Name, name)
 	}
-	return -1
+	return i, nil
 }
 
-// Scan calls row for each row of the table in the order of its rowid; the row
-// is valid during the call only. Damaged rows and pages go to damaged, which
-// may be nil, and the scan goes on after them; the scan stops with the first
-// error that either function returns.
+func (t Table) index(name string) int {
+	return slices.IndexFunc(t.columns, func(c column) bool { return strings.EqualFold(c.name, name) })
+}
+
+// Scan calls row for each row of the table in ascending order of the rowid. The
+// row is valid until row returns. Scan reports damaged rows and pages to damaged,
+// which may be nil, and continues after them. It stops at the first error that
+// row or damaged returns.
 func (db *DB) Scan(t Table, row func(*Row) error, damaged func(error) error) error {
 	if t.reason != "" {
 		return fmt.Errorf("sqlite: table %s: %s", t.Name, t.reason)

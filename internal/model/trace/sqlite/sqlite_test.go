@@ -29,6 +29,14 @@ func open(tb testing.TB, b []byte) *DB {
 	return db
 }
 
+func columnNames(t Table) []string {
+	var out []string
+	for _, c := range t.columns {
+		out = append(out, c.name)
+	}
+	return out
+}
+
 var files = []string{"types.sqlite", "types16le.sqlite", "types16be.sqlite"}
 
 func TestValues(t *testing.T) {
@@ -40,12 +48,12 @@ func TestValues(t *testing.T) {
 			if !ok {
 				t.Fatalf("no table t in %q", db.Tables())
 			}
-			if d := cmp.Diff([]string{"id", "i", "s", "r", "b", "added"}, tab.Columns); d != "" {
+			if d := cmp.Diff([]string{"id", "i", "s", "r", "b", "added"}, columnNames(tab)); d != "" {
 				t.Error(d)
 			}
 			var got []string
 			err := db.Scan(tab, func(r *Row) error {
-				id, ok := r.Int(tab.Column("ID"))
+				id, ok := r.Int(tab.index("ID"))
 				if !ok || id != r.ID() {
 					t.Errorf("row %d: id %d, %v", r.ID(), id, ok)
 				}
@@ -76,7 +84,7 @@ func TestValues(t *testing.T) {
 func TestSchema(t *testing.T) {
 	db := open(t, load(t, "types.sqlite"))
 	odd, ok := db.Table("odd name")
-	if !ok || odd.Column("A B") != 0 || odd.Column("c") != 1 || odd.Column("d") != 2 || len(odd.Columns) != 3 {
+	if !ok || odd.index("A B") != 0 || odd.index("c") != 1 || odd.index("d") != 2 || len(odd.columns) != 3 {
 		t.Errorf("%+v", odd)
 	}
 	late, _ := db.Table("late")
@@ -121,7 +129,7 @@ func rows(db *DB) (n, damaged int, err error) {
 		tab, _ := db.Table(name)
 		_ = db.Scan(tab, func(r *Row) error {
 			n++
-			for i := range tab.Columns {
+			for i := range tab.columns {
 				r.Int(i)
 				_ = r.Text(i)
 			}
@@ -238,8 +246,8 @@ func FuzzColumns(f *testing.F) {
 	f.Fuzz(func(t *testing.T, sql string) {
 		tab := Table{rowid: -1}
 		tab.parseColumns(sql)
-		if tab.rowid >= len(tab.Columns) {
-			t.Fatalf("%q: column %d of %d is the rowid", sql, tab.rowid, len(tab.Columns))
+		if tab.rowid >= len(tab.columns) {
+			t.Fatalf("%q: column %d of %d is the rowid", sql, tab.rowid, len(tab.columns))
 		}
 	})
 }
