@@ -2,8 +2,8 @@ package trace
 
 import "bytes"
 
-// event is one entry of traceEvents. Slices alias the window and are values as
-// they stand in the file, strings with their quotes; name and cat are without.
+// event is one entry of traceEvents. The slices alias the window and hold the
+// values as in the file: strings include their quotes, except name and cat.
 type event struct {
 	name, cat            text
 	ph                   byte
@@ -11,11 +11,11 @@ type event struct {
 	corr, stream, device []byte
 	bytes                []byte
 	graphNode            []byte
-	argsFrom, argsTo     int // args that came before cat and ph were known
+	argsFrom, argsTo     int // position of args that precede cat or ph
 }
 
-// parse reads one event object that begins at b[0] and returns its length.
-// Keys may stand in any order; those that are not needed are skipped.
+// parse reads the event object that begins at b[0] and returns its length. Keys
+// may be in any order; parse skips those that it does not need.
 func (e *event) parse(b []byte) (int, status) {
 	*e = event{}
 	n, st := e.members(b, 0, (*event).member)
@@ -28,8 +28,8 @@ func (e *event) parse(b []byte) (int, status) {
 }
 
 // members calls f with each key of the object that begins at b[i] and the
-// index of its value; f returns the index after the value. A comma before the
-// closing brace is let pass.
+// index of its value; f returns the index after the value. members accepts a
+// comma before the closing brace.
 func (e *event) members(b []byte, i int, f func(e *event, b, key []byte, i int) (int, status)) (int, status) {
 	if i >= len(b) {
 		return 0, short
@@ -75,7 +75,7 @@ func (e *event) members(b []byte, i int, f func(e *event, b, key []byte, i int) 
 	}
 }
 
-// member takes a key of the event itself.
+// member reads a key of the event itself.
 func (e *event) member(b, key []byte, i int) (int, status) {
 	if string(key) == "args" {
 		if e.ph != 0 && e.cat != nil && i < len(b) && b[i] == '{' {
@@ -116,7 +116,7 @@ func (e *event) member(b, key []byte, i int) (int, status) {
 	return end, done
 }
 
-// arg takes a key of the event's args.
+// arg reads a key of the event's args.
 func (e *event) arg(b, key []byte, i int) (int, status) {
 	end, st := skipValue(b, i)
 	if st != done {
@@ -138,10 +138,10 @@ func (e *event) arg(b, key []byte, i int) (int, status) {
 	return end, done
 }
 
-// wanted reports whether the event's args matter.
+// wanted reports whether the event's args are needed.
 func (e *event) wanted() bool { return e.ph == 'X' && e.class() >= classCall }
 
-// class is what an event's category makes it.
+// class is what an event describes, by its category.
 type class uint8
 
 const (
@@ -154,8 +154,8 @@ const (
 	classSync
 )
 
-// class knows the categories of all Kineto versions: lower case since 2022,
-// capitalised and without "gpu_" before.
+// class returns the event's class. Kineto writes categories in lower case since
+// 2022; before, it capitalised them and omitted "gpu_".
 func (e *event) class() class {
 	switch string(e.cat) {
 	case "kernel", "Kernel":
@@ -174,12 +174,12 @@ func (e *event) class() class {
 	return classNone
 }
 
-// eventKeys are the keys that an event of some profiler begins with.
+// eventKeys are the keys that events of the known profilers begin with.
 var eventKeys = [...]string{"ph", "name", "cat", "ts", "pid", "tid", "dur", "id", "s", "args", "bp"}
 
-// resync finds the index after i where the next event seems to begin: a brace
-// after a comma, bracket or brace, and before one of the event keys. It is
-// len(b) when there is none in b, and early when b ends within a candidate.
+// resync returns the index at or after i where the next event seems to begin: a
+// brace that follows a comma, bracket or brace and precedes one of eventKeys. If
+// found is false, at is where to continue with more data.
 func resync(b []byte, i int) (at int, found bool) {
 	for i < len(b) {
 		j := bytes.IndexByte(b[i:], '{')

@@ -17,8 +17,8 @@ type kineto struct {
 	ev    event
 	at    int64 // position of ev in the stream
 	ended bool  // the stream ended inside a value
-	array bool  // traceEvents, or a bare array, was there
-	whole bool  // the document's last bracket was there
+	array bool  // the file has traceEvents or is a bare array
+	whole bool  // the document's last bracket was read
 }
 
 func readKineto(r io.Reader, o Options) (*workload.Workload, error) {
@@ -27,22 +27,21 @@ func readKineto(r io.Reader, o Options) (*workload.Workload, error) {
 		return nil, err
 	}
 	if k.ended {
-		why := "the file ends early"
+		reason := "missing: the file is truncated"
 		if k.s.fail != nil {
-			why = fmt.Sprintf("the file ends early (%v)", k.s.fail)
+			reason = fmt.Sprintf("missing: the file is truncated (%v)", k.s.fail)
 		}
-		k.b.Report.Drop("cut off: "+why+", what follows is missing", fmt.Sprintf("byte %d", k.s.where()))
+		k.b.Report.Drop(reason, fmt.Sprintf("byte %d", k.s.where()))
 	}
 	k.checkRest()
 	return k.b.Build()
 }
 
-// checkRest reads what follows the document, so that a wrong checksum of the
-// compressed file is not missed.
+// checkRest reads the stream to its end, so that gzip verifies its checksum.
 func (k *kineto) checkRest() {
-	// Zero bytes are what a file system may leave of a file that was not closed.
+	// A file system may leave zero bytes at the end of a file that was not closed.
 	if c, ok := k.s.peek(); ok && k.whole && c != 0 {
-		k.b.Report.Doubt("the document ends at byte %d, and what follows was not read", k.s.where())
+		k.b.Report.Doubt("the document ends at byte %d; the rest of the file was not read", k.s.where())
 	}
 	for !k.ended && k.s.pos <= k.s.end {
 		k.s.pos = k.s.end
@@ -51,12 +50,12 @@ func (k *kineto) checkRest() {
 		}
 	}
 	if k.s.fail != nil && !k.ended {
-		k.b.Report.Drop(fmt.Sprintf("in doubt: %v", k.s.fail), fmt.Sprintf("byte %d", k.s.where()))
+		k.b.Report.Drop(fmt.Sprintf("possibly wrong: %v", k.s.fail), fmt.Sprintf("byte %d", k.s.where()))
 	}
 }
 
-// document reads the file: an object that holds traceEvents, or the bare
-// array of events that Chrome's own format also allows.
+// document reads the file: an object with the key traceEvents, or the bare array
+// of events that Chrome's format also allows.
 func (k *kineto) document() error {
 	if c, ok := k.s.peek(); ok && c == 0xef && bytes.HasPrefix(k.s.rest(), []byte("\xef\xbb\xbf")) {
 		k.s.pos += 3
@@ -93,14 +92,14 @@ func (k *kineto) document() error {
 	return nil
 }
 
-// topMember reads one key and value of the outer object; it is false where
-// the rest of the file makes no sense or is missing.
+// topMember reads one key and value of the outer object. It returns false if the
+// rest of the file is invalid or missing.
 func (k *kineto) topMember() bool {
 	var key []byte
 	c, ok := k.s.peek()
 	st := short
 	if ok && c == '"' {
-		st = k.s.whole(func(b []byte) (int, status) {
+		st = k.s.parse(func(b []byte) (int, status) {
 			n, st := skipString(b, 0)
 			if st == done {
 				key = append(key[:0], b[1:n-1]...)
@@ -116,7 +115,7 @@ func (k *kineto) topMember() bool {
 		}
 	}
 	if st != done {
-		k.outside(st)
+		k.endOutside(st)
 		return false
 	}
 	c, _ = k.s.peek()
@@ -130,22 +129,23 @@ func (k *kineto) topMember() bool {
 		st = k.s.discard()
 	}
 	if st != done {
-		k.outside(st)
+		k.endOutside(st)
 	}
 	return st == done
 }
 
-func (k *kineto) outside(st status) {
+// endOutside notes why reading ended outside of the events.
+func (k *kineto) endOutside(st status) {
 	if st == short {
 		k.ended = true
 		return
 	}
-	k.b.Report.Note("what follows byte %d is not JSON and was not read", k.s.where())
+	k.b.Report.Note("the file is not JSON from byte %d on; the rest was not read", k.s.where())
 }
 
 // devices reads the names in deviceProperties.
 func (k *kineto) devices() status {
-	return k.s.whole(func(b []byte) (int, status) {
+	return k.s.parse(func(b []byte) (int, status) {
 		n, st := skipContainer(b, 0)
 		if st != done {
 			return n, st
@@ -181,7 +181,7 @@ func (k *kineto) events() {
 			continue
 		}
 		k.at = k.s.where()
-		st := k.s.whole(k.ev.parse)
+		st := k.s.parse(k.ev.parse)
 		k.b.Report.Events++
 		if st == done {
 			k.take()
@@ -200,7 +200,7 @@ func (k *kineto) events() {
 
 func (k *kineto) position() string { return fmt.Sprintf("byte %d", k.at) }
 
-// recover moves to the next thing that looks like an event.
+// recover skips to the next bytes that look like an event.
 func (k *kineto) recover() bool {
 	k.s.pos++
 	for {
@@ -217,12 +217,13 @@ func (k *kineto) recover() bool {
 	}
 }
 
-// take turns the parsed event into a part of the workload, if it is one.
+// take adds the parsed event to the workload if it is a call, an operation, a step
+// or a synchronisation.
 func (k *kineto) take() {
 	e := &k.ev
 	c := e.class()
 	if e.ph == 'B' && (c == classKernel || c == classCopy || c == classMemset) {
-		k.b.Report.Drop("of the GPU in two parts, begin and end, which no profiler writes", k.position())
+		k.b.Report.Drop("of the GPU written as begin and end, a form that no known profiler uses", k.position())
 	}
 	if e.ph != 'X' || c == classNone {
 		return
@@ -261,7 +262,7 @@ func (k *kineto) take() {
 	}
 }
 
-// op completes an operation on a stream.
+// op completes an operation on a stream and adds it.
 func (k *kineto) op(c class, op workload.Op) {
 	e := &k.ev
 	var ok bool
@@ -287,8 +288,8 @@ func (k *kineto) op(c class, op workload.Op) {
 	k.b.AddOp(op, k.position)
 }
 
-// thread is the host thread of the event. All calls are of one process for
-// the join: operations carry the device where calls carry the process.
+// thread returns the host thread of the event. Its calls have no process for the
+// join, because the pid of an operation is a device.
 func (k *kineto) thread() (int32, bool) {
 	pid, _ := parseInt(k.ev.pid)
 	tid, ok := parseInt(k.ev.tid)
@@ -302,8 +303,8 @@ func (k *kineto) thread() (int32, bool) {
 	return th, ok
 }
 
-// streamOf is the stream of the event: its args, or in their absence pid and
-// tid, which was "stream 7" in 2021.
+// streamOf returns the stream of the event from its args or, without them, from
+// pid and tid; in 2021 tid was "stream 7".
 func (k *kineto) streamOf() (int32, bool) {
 	e := &k.ev
 	id, ok := parseInt(e.stream)

@@ -17,7 +17,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/model/workload"
 )
 
-// describe prints what a workload holds, one thing a line.
+// describe prints the steps, calls and operations of a workload, one a line.
 func describe(w *workload.Workload) []string {
 	var out []string
 	for _, s := range w.Steps {
@@ -37,7 +37,7 @@ func describe(w *workload.Workload) []string {
 	return out
 }
 
-func TestFormOf2021(t *testing.T) {
+func TestFormatOf2021(t *testing.T) {
 	w, err := Open("testdata/2021.json", Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -59,7 +59,7 @@ func TestFormOf2021(t *testing.T) {
 	}
 }
 
-func TestFormOf2025(t *testing.T) {
+func TestFormatOf2025(t *testing.T) {
 	w, err := Open("testdata/2025.json", Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -85,16 +85,16 @@ func TestFormOf2025(t *testing.T) {
 
 const kernelA = `{"ph":"X","cat":"kernel","name":"a","pid":0,"tid":7,"ts":10,"dur":2,"args":{"stream":7,"device":0,"correlation":1}}`
 
-// Each case is a whole file that must give exactly one kernel "a".
+// Each case is a file that yields exactly one kernel "a".
 func TestVariants(t *testing.T) {
 	for _, tc := range []struct {
 		name, file string
 		dropped    int64
-		says       string
+		warning    string
 	}{
 		{"plain", `{"traceEvents":[` + kernelA + `]}`, 0, ""},
 		{"bare array", `[` + kernelA + `]`, 0, ""},
-		{"array without end", `[` + kernelA + `,`, 1, "cut off"},
+		{"array without end", `[` + kernelA + `,`, 1, "truncated"},
 		{"byte order mark", "\xef\xbb\xbf" + `{"traceEvents":[` + kernelA + `]}`, 0, ""},
 		{"keys after", `{"traceEvents":[` + kernelA + `],"baseTimeNanoseconds":1,"x":{"y":["]}"]}}`, 0, ""},
 		{"big value before", `{"stats":{"deep":[[[["` + strings.Repeat("]", 100) + `"]]]]},"traceEvents":[` + kernelA + `]}`, 0, ""},
@@ -103,7 +103,7 @@ func TestVariants(t *testing.T) {
 		{"quoted numbers", `{"traceEvents":[{"ph":"X","cat":"kernel","name":"a","pid":"0","tid":"7","ts":"10","dur":"2"}]}`, 0, ""},
 		{"trailing commas", `{"traceEvents":[` + kernelA[:len(kernelA)-2] + `,},},]}`, 0, ""},
 		{"other phases", `{"traceEvents":[{"ph":"B","cat":"cpu_op","name":"x","ts":1},{"ph":"i","cat":"kernel"},{},` + kernelA + `]}`, 0, ""},
-		{"kernel in two parts", `{"traceEvents":[{"ph":"B","cat":"kernel","name":"x","ts":1},{"ph":"E","cat":"kernel","ts":2},` + kernelA + `]}`, 1, "two parts"},
+		{"kernel in two parts", `{"traceEvents":[{"ph":"B","cat":"kernel","name":"x","ts":1},{"ph":"E","cat":"kernel","ts":2},` + kernelA + `]}`, 1, "begin and end"},
 		{"no time", `{"traceEvents":[{"ph":"X","cat":"kernel","name":"x","pid":0,"tid":7,"dur":1},` + kernelA + `]}`, 1, "ts or dur"},
 		{"time is no number", `{"traceEvents":[{"ph":"X","cat":"kernel","name":"x","pid":0,"tid":7,"ts":null,"dur":1},` + kernelA + `]}`, 1, "ts or dur"},
 		{"negative duration", `{"traceEvents":[{"ph":"X","cat":"kernel","name":"x","pid":0,"tid":7,"ts":1,"dur":-1},` + kernelA + `]}`, 1, "negative"},
@@ -114,11 +114,11 @@ func TestVariants(t *testing.T) {
 		{"number for an event", `{"traceEvents":[17,` + kernelA + `]}`, 1, "not valid JSON"},
 		{"braces missing", `{"traceEvents":["ph":"X","cat":"kernel",` + kernelA + `]}`, 1, "not valid JSON"},
 		{"too deep", `{"traceEvents":[{"ph":"X","args":` + strings.Repeat("[", 200) + strings.Repeat("]", 200) + `},` + kernelA + `]}`, 1, "not valid JSON"},
-		{"cut in an event", `{"traceEvents":[` + kernelA + `,{"ph":"X","na`, 1, "cut off"},
-		{"cut after an event", `{"traceEvents":[` + kernelA, 1, "cut off"},
-		{"cut in a later key", `{"traceEvents":[` + kernelA + `],"x":"yy`, 1, "cut off"},
+		{"cut in an event", `{"traceEvents":[` + kernelA + `,{"ph":"X","na`, 1, "truncated"},
+		{"cut after an event", `{"traceEvents":[` + kernelA, 1, "truncated"},
+		{"cut in a later key", `{"traceEvents":[` + kernelA + `],"x":"yy`, 1, "truncated"},
 		{"zero bytes behind it", `{"traceEvents":[` + kernelA + "]}\x00\x00", 0, ""},
-		{"two documents", `{"traceEvents":[` + kernelA + `]}{"traceEvents":[` + kernelA + `]}`, 0, "and what follows was not read"},
+		{"two documents", `{"traceEvents":[` + kernelA + `]}{"traceEvents":[` + kernelA + `]}`, 0, "the rest of the file was not read"},
 		{"year 2600", `{"traceEvents":[{"ph":"X","cat":"kernel","name":"x","pid":0,"tid":7,"ts":19880000000000000,"dur":1},` + kernelA + `]}`, 1, "ts or dur"},
 	} {
 		for _, small := range []bool{false, true} {
@@ -134,7 +134,7 @@ func TestVariants(t *testing.T) {
 				if len(w.Ops) != 1 || w.Names[w.Ops[0].Name] != "a" || w.Ops[0].Dur != 2*time.Microsecond {
 					t.Errorf("%q", describe(w))
 				}
-				if w.Report.Dropped() != tc.dropped || !strings.Contains(w.Report.Warning(), tc.says) {
+				if w.Report.Dropped() != tc.dropped || !strings.Contains(w.Report.Warning(), tc.warning) {
 					t.Errorf("%d dropped, want %d: %q", w.Report.Dropped(), tc.dropped, w.Report.Warning())
 				}
 			})
@@ -157,7 +157,7 @@ func TestNoTrace(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, w, err)
 		}
 	}
-	if _, err := ReadKineto(iotest.ErrReader(errors.New("disk on fire")), Options{}); err == nil || !strings.Contains(err.Error(), "fire") {
+	if _, err := ReadKineto(iotest.ErrReader(errors.New("disk failure")), Options{}); err == nil || !strings.Contains(err.Error(), "disk failure") {
 		t.Errorf("a read error: %v", err)
 	}
 	if _, err := Open("testdata/nothing", Options{}); !errors.Is(err, os.ErrNotExist) {
@@ -197,11 +197,11 @@ func TestGzip(t *testing.T) {
 	}
 	cut := zip(plain)
 	if got, err = ReadKineto(bytes.NewReader(cut[:len(cut)-30]), Options{}); err == nil && got.Report.Dropped() == 0 {
-		t.Error("a cut gzip file was not noticed")
+		t.Error("a truncated gzip file was not reported")
 	}
 }
 
-// Every prefix of a trace is read without panic, and what is missing is said.
+// Reading any prefix of a trace does not panic and reports that it is truncated.
 func TestTruncationAtEachLengthOfJSON(t *testing.T) {
 	for _, name := range []string{"testdata/2021.json", "testdata/2025.json"} {
 		plain, err := os.ReadFile(name)
@@ -212,7 +212,7 @@ func TestTruncationAtEachLengthOfJSON(t *testing.T) {
 		for n := range plain {
 			w, err := ReadKineto(bytes.NewReader(plain[:n]), Options{})
 			if err == nil && w.Report.Dropped() == 0 {
-				t.Fatalf("%s, %d of %d bytes: nothing said", name, n, len(plain))
+				t.Fatalf("%s, %d of %d bytes: no report of the truncation", name, n, len(plain))
 			}
 			if err != nil && w != nil {
 				t.Fatalf("%s, %d bytes: a workload and an error", name, n)
@@ -221,7 +221,7 @@ func TestTruncationAtEachLengthOfJSON(t *testing.T) {
 	}
 }
 
-// An event larger than the window is dropped, not held.
+// An event larger than the window is dropped.
 func TestHugeEvent(t *testing.T) {
 	huge := io.MultiReader(
 		strings.NewReader(`{"traceEvents":[{"ph":"X","cat":"cpu_op","name":"`),
@@ -253,7 +253,7 @@ func TestStepPrefix(t *testing.T) {
 	}
 }
 
-// parse is run for every event of a trace of gigabytes.
+// A trace of gigabytes has millions of events, so parse must not allocate.
 func TestParseAllocatesNothing(t *testing.T) {
 	var e event
 	b := []byte(kernelA)
@@ -308,7 +308,7 @@ func BenchmarkReadKineto(b *testing.B) {
 	}
 }
 
-// The ranks of a job in one file: their correlation numbers are the same.
+// The ranks of a job in one file use the same correlation numbers.
 func TestSeveralProcesses(t *testing.T) {
 	const rank = `{"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":%d,"tid":1,"ts":%d,"dur":2,"args":{"correlation":1}},` +
 		`{"ph":"X","cat":"kernel","name":"k","pid":%d,"tid":7,"ts":%d,"dur":2,"args":{"device":%d,"stream":7,"correlation":1}}`

@@ -14,8 +14,7 @@ import (
 
 var sqliteMagic = []byte(sqlite.Magic)
 
-// Tables of an export that are read; Nsight Systems makes only those that it
-// has rows for.
+// Tables that are read. An export contains only the tables that have rows.
 const (
 	tableStrings = "StringIds"
 	tableKernel  = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -34,10 +33,10 @@ type nsys struct {
 	db    *sqlite.DB
 	b     *workload.Builder
 	steps []byte
-	// names are the strings that kernels, calls and marks point to.
-	names    map[int64]uint32
-	nameText map[int64]string
-	wanted   map[int64]bool
+	// Strings by their id in the export: the names of kernels, calls and marks.
+	names      map[int64]uint32 // index into Workload.Names
+	nameText   map[int64]string
+	referenced map[int64]bool
 }
 
 // ReadNsys reads a sqlite export of Nsight Systems.
@@ -48,13 +47,13 @@ func ReadNsys(r io.ReaderAt, size int64, o Options) (*workload.Workload, error) 
 	}
 	n := &nsys{
 		db: db, b: workload.NewBuilder("nsys"), steps: o.stepPrefix(),
-		names: map[int64]uint32{}, nameText: map[int64]string{}, wanted: map[int64]bool{},
+		names: map[int64]uint32{}, nameText: map[int64]string{}, referenced: map[int64]bool{},
 	}
 	if db.WAL {
-		n.b.Report.Note("the database has a write-ahead log; what was not checkpointed is not seen")
+		n.b.Report.Note("the database is in write-ahead-log mode: rows that were not checkpointed are missing")
 	}
 	passes := []func() error{
-		n.wantStrings, n.strings, n.devices, n.kernels, n.copies, n.memsets, n.graphs,
+		n.findReferences, n.strings, n.devices, n.kernels, n.copies, n.memsets, n.graphs,
 		func() error { return n.calls(tableRuntime) }, func() error { return n.calls(tableDriver) }, n.syncs, n.marks,
 	}
 	for i, pass := range passes {
@@ -68,8 +67,8 @@ func ReadNsys(r io.ReaderAt, size int64, o Options) (*workload.Workload, error) 
 	return n.b.Build()
 }
 
-// scan visits the rows of a table with the named columns resolved; a table
-// that the export lacks has no rows. Required columns end with "!".
+// scan calls row for each row of a table with the indices of the named columns.
+// A missing table has no rows. The names of required columns end with "!".
 func (n *nsys) scan(table string, columns []string, count bool, row func(r *sqlite.Row, c []int, where func() string)) error {
 	t, ok := n.db.Table(table)
 	if !ok {
@@ -94,15 +93,16 @@ func (n *nsys) scan(table string, columns []string, count bool, row func(r *sqli
 		return nil
 	}, func(err error) error {
 		if n.b.Report.Events++; n.b.Report.Dropped() > workload.MaxRecords {
-			return fmt.Errorf("nsys: table %s: too much damage: %w", table, err)
+			return fmt.Errorf("nsys: table %s: too many damaged rows: %w", table, err)
 		}
-		n.b.Report.Drop("not readable in the database", fmt.Sprintf("%s: %v", table, err))
+		n.b.Report.Drop("unreadable in the database", fmt.Sprintf("%s: %v", table, err))
 		return nil
 	})
 }
 
-// wantStrings notes which strings are referred to: an export holds many more.
-func (n *nsys) wantStrings() error {
+// findReferences finds the ids of the strings that other tables refer to, which
+// are few of those in an export.
+func (n *nsys) findReferences() error {
 	var errs []error
 	for _, t := range []struct{ table, column string }{
 		{tableKernel, "demangledName"},
@@ -112,19 +112,19 @@ func (n *nsys) wantStrings() error {
 		{tableNVTX, "textId"},
 	} {
 		errs = append(errs, n.scan(t.table, []string{t.column}, false, func(r *sqlite.Row, c []int, _ func() string) {
-			if id, ok := r.Int(c[0]); ok && len(n.wanted) < workload.MaxRecords/8 {
-				n.wanted[id] = true
+			if id, ok := r.Int(c[0]); ok && len(n.referenced) < workload.MaxRecords/8 {
+				n.referenced[id] = true
 			}
 		}))
 	}
-	// Damage will be met, and counted, again.
+	// The scans that follow find, and count, the same damage again.
 	n.b.Report.Drops, n.b.Report.Events = nil, 0
 	return errors.Join(errs...)
 }
 
 func (n *nsys) strings() error {
 	return n.scan(tableStrings, []string{"id!", "value!"}, false, func(r *sqlite.Row, c []int, _ func() string) {
-		if id, ok := r.Int(c[0]); ok && n.wanted[id] {
+		if id, ok := r.Int(c[0]); ok && n.referenced[id] {
 			text := r.Text(c[1])
 			n.names[id] = n.b.Name([]byte(text))
 			if i := n.names[id]; i != 0 {
@@ -142,7 +142,7 @@ func (n *nsys) devices() error {
 	})
 }
 
-// opColumns are those that all tables of operations share, in this order.
+// opColumns are the columns that all tables of operations share, in this order.
 var opColumns = []string{"start!", "end!", "deviceId!", "streamId", "correlationId", "globalPid"}
 
 const nOpColumns = 6
@@ -166,8 +166,8 @@ func (n *nsys) op(r *sqlite.Row, c []int, where func() string) (op workload.Op, 
 	return op, ok
 }
 
-// process drops the thread from a serialised GlobalId: hardware, VM and
-// process number stand above the lowest 24 bits.
+// process removes the thread from a serialised GlobalId: the numbers of hardware,
+// VM and process are above the lowest 24 bits.
 func process(globalID int64) uint64 { return uint64(globalID) >> 24 }
 
 func (n *nsys) kernels() error {
@@ -217,8 +217,9 @@ const (
 	memPinned, memDevice, memArray, memDeviceStatic = 1, 2, 3, 5
 )
 
-// copyKind is the direction of a copy, by its kind and, because newer versions
-// call some copies from the host "device to device", by the kinds of memory.
+// copyKind returns the direction of a copy from the kinds of memory and, where
+// those do not decide it, from the kind of the copy: newer versions record some
+// copies from the host as "device to device".
 func copyKind(kind, src, dst int64) workload.OpKind {
 	host := func(m int64) bool { return m == memPinned }
 	device := func(m int64) bool { return m == memDevice || m == memArray || m == memDeviceStatic }
@@ -253,7 +254,7 @@ func (n *nsys) memsets() error {
 	})
 }
 
-// graphs reads graph launches that were traced as a whole.
+// graphs reads graph launches that were traced as one operation each.
 func (n *nsys) graphs() error {
 	return n.scan(tableGraph, opColumns, true, func(r *sqlite.Row, c []int, where func() string) {
 		if op, ok := n.op(r, c, where); ok {
@@ -299,7 +300,7 @@ func (n *nsys) calls(table string) error {
 // Values of ENUM_CUPTI_SYNC_TYPE: event 1, stream wait 2, stream 3, context 4.
 const syncStream = 3
 
-// syncs says which stream a synchronisation waited for.
+// syncs reads which stream each synchronisation waited for.
 func (n *nsys) syncs() error {
 	cols := []string{"deviceId!", "streamId!", "correlationId!", "globalPid", "syncType!"}
 	return n.scan(tableSync, cols, true, func(r *sqlite.Row, c []int, _ func() string) {
@@ -316,7 +317,7 @@ func (n *nsys) syncs() error {
 	})
 }
 
-// marks finds the training steps among the NVTX ranges.
+// marks reads the training steps, which are NVTX ranges.
 func (n *nsys) marks() error {
 	cols := []string{"start!", "end!", "text", "textId", "globalTid"}
 	return n.scan(tableNVTX, cols, true, func(r *sqlite.Row, c []int, where func() string) {

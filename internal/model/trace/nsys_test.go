@@ -14,13 +14,13 @@ import (
 )
 
 func TestNsys(t *testing.T) {
-	told := int64(0)
-	w, err := Open("testdata/small.sqlite", Options{Progress: func(read, size int64) { told = read * 100 / size }})
+	progress := int64(0)
+	w, err := Open("testdata/small.sqlite", Options{Progress: func(read, size int64) { progress = read * 100 / size }})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if w.Format != "nsys" || len(w.Ops) != 401 || len(w.Calls) != 402 || told != 100 || w.Devices[0] != "Test H100" {
-		t.Errorf("%s, %d operations, %d calls, %d %%, %v", w.Format, len(w.Ops), len(w.Calls), told, w.Devices)
+	if w.Format != "nsys" || len(w.Ops) != 401 || len(w.Calls) != 402 || progress != 100 || w.Devices[0] != "Test H100" {
+		t.Errorf("%s, %d operations, %d calls, %d %%, %v", w.Format, len(w.Ops), len(w.Calls), progress, w.Devices)
 	}
 	if w.Report.Dropped() != 0 || w.Report.Orphans != 0 || w.Report.Skewed != 0 {
 		t.Errorf("%+v", w.Report)
@@ -82,30 +82,30 @@ func read(b []byte) (*workload.Workload, error) {
 func TestDamagedDatabase(t *testing.T) {
 	whole := small(t)
 	const page = 512
-	said := 0
+	reported := 0
 	for p := 1; p < len(whole)/page; p++ {
 		b := bytes.Clone(whole)
 		clear(b[p*page : (p+1)*page])
 		w, err := read(b)
 		if err != nil || w.Report.Dropped() > 0 {
-			said++
+			reported++
 		} else if len(w.Ops) != 401 {
-			t.Errorf("page %d: %d operations and not a word", p, len(w.Ops))
+			t.Errorf("page %d: %d operations and no report", p, len(w.Ops))
 		}
 	}
-	if said == 0 {
-		t.Error("no damage was noticed")
+	if reported == 0 {
+		t.Error("no damage was reported")
 	}
 	for n := 0; n < len(whole); n += 777 {
 		w, err := read(whole[:n])
 		if err == nil && w.Report.Dropped() == 0 && len(w.Ops) != 401 {
-			t.Errorf("%d of %d bytes: %d operations and not a word", n, len(whole), len(w.Ops))
+			t.Errorf("%d of %d bytes: %d operations and no report", n, len(whole), len(w.Ops))
 		}
 	}
 }
 
-// Rows in a write-ahead log or a transaction that was interrupted are not read as
-// if they were not there.
+// Open refuses a database with rows in a write-ahead log or with an interrupted
+// transaction.
 func TestLogsBesideTheDatabase(t *testing.T) {
 	for _, tc := range []struct{ name, suffix, log, fails string }{
 		{"log", "-wal", "\x37\x7f\x06\x82", "wal_checkpoint"},
@@ -140,7 +140,7 @@ func TestUnknownExport(t *testing.T) {
 	b = bytes.ReplaceAll(small(t), []byte("CUPTI_ACTIVITY_KIND_KERNEL"), []byte("CUPTI_ACTIVITY_KIND_KERNXX"))
 	w, err := read(b)
 	if err != nil || len(w.Ops) != 1 {
-		t.Errorf("tables may be missing: %v", err)
+		t.Errorf("an export without a table: %v", err)
 	}
 }
 

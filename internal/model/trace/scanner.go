@@ -6,8 +6,8 @@ import (
 	"io"
 )
 
-// scanner gives a parser a window on a stream of JSON. What lies before pos
-// is gone after the next fill.
+// scanner gives a parser a window on a stream of JSON. fill discards the bytes
+// before pos.
 type scanner struct {
 	r    io.Reader
 	buf  []byte
@@ -15,27 +15,27 @@ type scanner struct {
 	end  int   // buf[:end] holds data
 	off  int64 // position in the stream of buf[0]
 	eof  bool
-	fail error // why reading stopped, other than a clean end
+	fail error // read error, nil at the end of the stream
 }
 
 const (
-	firstWindow = 1 << 15 // small files need no more
+	firstWindow = 1 << 15 // enough for small files
 	windowSize  = 1 << 20
-	maxWindow   = 16 << 20 // one event larger than this is damaged
+	maxWindow   = 16 << 20 // an event larger than this counts as damaged
 )
 
 func newScanner(r io.Reader) *scanner {
 	return &scanner{r: r, buf: make([]byte, firstWindow)}
 }
 
-// where is the stream position of the next byte.
+// where returns the stream position of the next byte.
 func (s *scanner) where() int64 { return s.off + int64(s.pos) }
 
-// rest is what can be parsed without another fill.
+// rest returns the bytes that are in the window.
 func (s *scanner) rest() []byte { return s.buf[s.pos:s.end] }
 
-// fill adds at least one byte to rest; it returns false when the stream has
-// ended or the window is as large as it may be.
+// fill adds at least one byte to rest. It returns false if the stream has ended
+// or the window has reached maxWindow.
 func (s *scanner) fill() bool {
 	if s.eof {
 		return false
@@ -63,7 +63,8 @@ func (s *scanner) fill() bool {
 	return n > 0
 }
 
-// peek skips white space and returns the next byte; ok is false at the end.
+// peek skips white space and returns the next byte; ok is false at the end of
+// the stream.
 func (s *scanner) peek() (c byte, ok bool) {
 	for {
 		for s.pos < s.end {
@@ -87,20 +88,20 @@ func (s *scanner) eat(c byte) bool {
 	return true
 }
 
-// status is how parsing a window ended.
+// status is the outcome of parsing a window.
 type status uint8
 
 const (
 	done  status = iota
 	short        // the window ends inside the value
-	bad          // this is not JSON
+	bad          // the input is not JSON
 )
 
-// whole runs parse on a window that begins at the next byte, with more data
-// until it no longer says short, and consumes what parse took.
-func (s *scanner) whole(parse func(b []byte) (int, status)) status {
+// parse calls f on a window that begins at the next byte, again with more data
+// while f returns short, and consumes the bytes that f parsed.
+func (s *scanner) parse(f func(b []byte) (int, status)) status {
 	for {
-		n, st := parse(s.rest())
+		n, st := f(s.rest())
 		if st == short && s.fill() {
 			continue
 		}
@@ -118,7 +119,7 @@ func (s *scanner) discard() status {
 		return short
 	}
 	if c != '{' && c != '[' && c != '"' {
-		return s.whole(func(b []byte) (int, status) { return skipValue(b, 0) })
+		return s.parse(func(b []byte) (int, status) { return skipValue(b, 0) })
 	}
 	depth, inString, escaped := 0, false, false
 	for {
@@ -159,7 +160,7 @@ func skipSpace(b []byte, i int) int {
 	return i
 }
 
-// skipString takes b[i] == '"' and returns the index after the closing quote.
+// skipString returns the index after the string that opens at b[i].
 func skipString(b []byte, i int) (int, status) {
 	from := i + 1
 	for i = from; ; {
@@ -178,13 +179,13 @@ func skipString(b []byte, i int) (int, status) {
 	}
 }
 
-// structural marks the bytes that skipValue must look at inside a container.
+// structural marks the bytes that skipContainer examines.
 var structural = [256]bool{'"': true, '{': true, '}': true, '[': true, ']': true}
 
-// maxDepth of containers inside an event.
+// maxDepth bounds the nesting of containers in an event.
 const maxDepth = 128
 
-// skipValue takes the first byte of a value and returns the index after it.
+// skipValue returns the index after the value that begins at b[i].
 func skipValue(b []byte, i int) (int, status) {
 	if i >= len(b) {
 		return 0, short
@@ -228,7 +229,7 @@ func skipContainer(b []byte, i int) (int, status) {
 	return 0, short
 }
 
-// skipLiteral passes a number, true, false, null, NaN or Infinity.
+// skipLiteral skips a number, true, false, null, NaN or Infinity.
 func skipLiteral(b []byte, i int) (int, status) {
 	from := i
 	for ; i < len(b); i++ {

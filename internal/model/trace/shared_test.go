@@ -17,12 +17,12 @@ import (
 	"github.com/dxpu-project/dxpu/internal/model/workload"
 )
 
-// realTraces are the traces under the folder that DXPU_TRACES names.
+// realTraces returns the traces under the folder that DXPU_TRACES names.
 func realTraces(t *testing.T) []string {
 	t.Helper()
 	root := os.Getenv("DXPU_TRACES")
 	if root == "" {
-		t.Skip("DXPU_TRACES names no folder with traces of real runs (.pt.trace.json, .json.gz, .sqlite)")
+		t.Skip("DXPU_TRACES is not set to a folder with traces of real runs (.pt.trace.json, .json.gz, .sqlite)")
 	}
 	var files []string
 	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
@@ -46,9 +46,9 @@ func load(t *testing.T, file string) *workload.Workload {
 	return w
 }
 
-// The replay with nothing added is the recorded run, within 2 per cent for
-// each step and the whole; a longer round trip never helps; reading and
-// replaying again gives the same.
+// A replay without added latency reproduces the recorded run within 2 % for each
+// step and for the whole. A longer round trip never makes it faster. Reading and
+// replaying again gives the same result.
 func TestRealTraces(t *testing.T) {
 	for _, file := range realTraces(t) {
 		t.Run(filepath.Base(file), func(t *testing.T) {

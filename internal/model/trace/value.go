@@ -9,13 +9,12 @@ import (
 	"unicode/utf8"
 )
 
-// text is the inside of a JSON string as it stands in the file. It aliases
-// the window.
+// text is the content of a JSON string, with its escapes. It aliases the window.
 type text []byte
 
-// decode resolves escapes; what is no valid escape stays as it is, because
-// some profilers write file names without escaping them. The result aliases t
-// when there is nothing to resolve.
+// decode resolves escapes. It keeps invalid ones unchanged, because some profilers
+// write file names without escaping them. The result aliases t if t has no
+// escapes.
 func (t text) decode() []byte {
 	i := bytes.IndexByte(t, '\\')
 	if i < 0 {
@@ -63,8 +62,8 @@ func simpleEscape(c byte) (byte, bool) {
 	return 0, false
 }
 
-// unicodeEscape reads \uXXXX, or two of them that make one character; n is 0
-// when there is none.
+// unicodeEscape reads \uXXXX or a surrogate pair of them; n is 0 if t begins with
+// neither.
 func unicodeEscape(t []byte) (r rune, n int) {
 	one := func(t []byte) (rune, bool) {
 		if len(t) < 6 || t[0] != '\\' || t[1] != 'u' {
@@ -88,8 +87,8 @@ func unicodeEscape(t []byte) (r rune, n int) {
 	return r, 6
 }
 
-// parseMicros reads a decimal number of microseconds as nanoseconds, exactly
-// where the number has up to three decimals and rounded where it has more.
+// parseMicros reads a decimal number of microseconds. The result is exact for up
+// to three decimals and rounded for more.
 func parseMicros(b []byte) (time.Duration, bool) {
 	neg := len(b) > 0 && b[0] == '-'
 	digits := b
@@ -138,7 +137,7 @@ func skipDigits(b []byte, i int) int {
 	return i
 }
 
-// parseFloatMicros reads the rare forms with an exponent.
+// parseFloatMicros reads numbers with an exponent, which are rare.
 func parseFloatMicros(b []byte) (time.Duration, bool) {
 	f, err := strconv.ParseFloat(string(b), 64)
 	if err != nil || math.IsNaN(f) || math.Abs(f*1000) >= math.MaxInt64 {
@@ -147,7 +146,7 @@ func parseFloatMicros(b []byte) (time.Duration, bool) {
 	return time.Duration(math.Round(f * 1000)), true
 }
 
-// parseInt reads an integer, also one that was written as 7.0 or "7".
+// parseInt reads an integer in one of the forms 7, 7.0 and "7".
 func parseInt(b []byte) (int64, bool) {
 	b = unquote(b)
 	neg := len(b) > 0 && b[0] == '-'
@@ -156,7 +155,7 @@ func parseInt(b []byte) (int64, bool) {
 		digits = b[1:]
 	}
 	if len(digits) == 0 {
-		return 0, false // usually an absent key
+		return 0, false // usually the key is absent
 	}
 	if len(digits) > 18 {
 		return parseIntSlow(b)

@@ -7,7 +7,7 @@ import (
 	"io"
 )
 
-// Kinds of b-tree pages (section 1.6); index pages have no place in a table.
+// Kinds of b-tree pages (section 1.6). The pages of an index are not supported.
 const (
 	interiorTable = 0x05
 	leafTable     = 0x0d
@@ -27,11 +27,11 @@ type scanner struct {
 	damaged func(error) error
 	visited uint32
 	pages   [][]byte // one per level
-	// The parts of a row that spreads over pages, and the page at hand.
+	// payload holds a row that spans several pages, overflow one of its pages.
 	payload, overflow []byte
 }
 
-// errStop ends the walk with the caller's error, or with none.
+// errStop stops the scan and carries the error that Scan returns, or nil.
 type errStop struct{ error }
 
 func (e errStop) Error() string { return "stopped" }
@@ -51,7 +51,7 @@ func (db *DB) scan(t Table, each func(*Row) error, damaged func(error) error) er
 	return nil
 }
 
-// report passes damage to the caller, who may end the scan.
+// report passes damage to the caller, which may stop the scan.
 func (s *scanner) report(err error) error {
 	if stop := (errStop{}); errors.As(err, &stop) {
 		return stop
@@ -79,10 +79,10 @@ func (s *scanner) page(number uint32, level int) (page []byte, header int, err e
 
 func (s *scanner) read(page []byte, number uint32) error {
 	if number < 1 || number > s.db.pages {
-		return fmt.Errorf("page %d of %d", number, s.db.pages)
+		return fmt.Errorf("page number %d: the file has %d pages", number, s.db.pages)
 	}
-	// A table uses each page once: more reads than pages is a cycle, and what
-	// is left of the walk would go round it for every cell.
+	// A table uses each page once, so more reads than pages mean a cycle. The
+	// scan stops, because it would follow the cycle once for every cell.
 	if s.visited++; s.visited > s.db.pages {
 		return errStop{s.damaged(fmt.Errorf("page %d: the pages form a cycle", number))}
 	}
@@ -93,7 +93,7 @@ func (s *scanner) read(page []byte, number uint32) error {
 	return nil
 }
 
-// tree visits the rows under a page. Damage inside is reported, not returned.
+// tree scans the subtree of a page. It reports damage instead of returning it.
 func (s *scanner) tree(number uint32, level int) error {
 	if level > maxTreeDepth {
 		return s.report(fmt.Errorf("page %d: the tree is deeper than %d", number, maxTreeDepth))
@@ -108,17 +108,17 @@ func (s *scanner) tree(number uint32, level int) error {
 	if kind == interiorTable {
 		size = interiorHeader
 	} else if kind != leafTable {
-		return s.report(fmt.Errorf("page %d: kind %#02x has no place in a table", number, kind))
+		return s.report(fmt.Errorf("page %d: kind %#02x is not that of a table page", number, kind))
 	}
 	if at+size+2*cells > s.db.usable {
-		return s.report(fmt.Errorf("page %d: %d cells do not fit", number, cells))
+		return s.report(fmt.Errorf("page %d: %d cells exceed the page", number, cells))
 	}
 	for i := range cells {
 		ptr := int(binary.BigEndian.Uint16(page[at+size+2*i:]))
 		if kind == leafTable {
 			err = s.leafCell(page, number, ptr)
 		} else if ptr+4 > s.db.usable {
-			err = s.report(fmt.Errorf("page %d: cell %d lies outside", number, i))
+			err = s.report(fmt.Errorf("page %d: cell %d lies outside the page", number, i))
 		} else {
 			err = s.tree(binary.BigEndian.Uint32(page[ptr:]), level+1)
 		}
@@ -132,22 +132,22 @@ func (s *scanner) tree(number uint32, level int) error {
 	return nil
 }
 
-// leafCell visits one row: payload size, rowid, payload, overflow page
+// leafCell parses one row: payload size, rowid, payload, overflow page
 // (section 1.6).
 func (s *scanner) leafCell(page []byte, number uint32, ptr int) error {
 	body := page[:s.db.usable]
 	if ptr >= len(body) {
-		return s.report(fmt.Errorf("page %d: a cell lies outside", number))
+		return s.report(fmt.Errorf("page %d: a cell lies outside the page", number))
 	}
 	size, n := varint(body[ptr:])
 	id, m := varint(body[min(ptr+n, len(body)):])
 	if n == 0 || m == 0 {
-		return s.report(fmt.Errorf("page %d: a cell is cut off", number))
+		return s.report(fmt.Errorf("page %d: a cell is truncated", number))
 	}
 	if size > maxPayload {
-		return s.report(fmt.Errorf("page %d: a row of %d bytes", number, size))
+		return s.report(fmt.Errorf("page %d: a row of %d bytes exceeds the limit", number, size))
 	}
-	payload, err := s.whole(body[ptr+n+m:], int(size))
+	payload, err := s.assemble(body[ptr+n+m:], int(size))
 	if err == nil {
 		err = s.row.parse(payload, int64(id))
 	}
@@ -160,10 +160,10 @@ func (s *scanner) leafCell(page []byte, number uint32, ptr int) error {
 	return nil
 }
 
-// whole puts together a payload of size bytes of which a part may be on
-// overflow pages (sections 1.6 and 1.7). The result aliases buffers that the
-// next row uses again.
-func (s *scanner) whole(local []byte, size int) ([]byte, error) {
+// assemble returns a payload of size bytes, part of which may be on overflow
+// pages (sections 1.6 and 1.7). The result aliases buffers that the next row
+// overwrites.
+func (s *scanner) assemble(local []byte, size int) ([]byte, error) {
 	u := s.db.usable
 	here := size
 	if size > u-35 {
@@ -175,12 +175,12 @@ func (s *scanner) whole(local []byte, size int) ([]byte, error) {
 	}
 	if here == size {
 		if size > len(local) {
-			return nil, errors.New("cut off")
+			return nil, errors.New("truncated")
 		}
 		return local[:size], nil
 	}
 	if here+4 > len(local) {
-		return nil, errors.New("cut off")
+		return nil, errors.New("truncated")
 	}
 	next := binary.BigEndian.Uint32(local[here:])
 	s.payload = append(s.payload[:0], local[:here]...)
@@ -198,7 +198,7 @@ func (s *scanner) whole(local []byte, size int) ([]byte, error) {
 }
 
 // varint reads SQLite's big-endian base-128 integer of up to nine bytes
-// (section 1.6); n is 0 when b is cut off.
+// (section 1.6); n is 0 if b is truncated.
 func varint(b []byte) (v uint64, n int) {
 	const longest = 9
 	for n < len(b) && n < longest-1 {

@@ -36,7 +36,7 @@ func textValue(text string) value { return value{serial: serialDefault, text: te
 
 func be64(v int64) []byte { return binary.BigEndian.AppendUint64(nil, uint64(v)) }
 
-var errRecord = errors.New("record is cut off")
+var errRecord = errors.New("record is truncated")
 
 // parse splits a record (section 2.1) into its values.
 func (r *Row) parse(b []byte, id int64) error {

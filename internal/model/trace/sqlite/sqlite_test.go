@@ -105,10 +105,10 @@ func TestSchema(t *testing.T) {
 		t.Error(err)
 	}
 	if _, ok := db.Table("v"); ok {
-		t.Error("a view is no table")
+		t.Error("Table returned a view")
 	}
 	if _, ok := db.Table("nothing"); ok {
-		t.Error("a table that is not there")
+		t.Error("Table returned a table that does not exist")
 	}
 }
 
@@ -122,8 +122,8 @@ func TestScanStops(t *testing.T) {
 	}
 }
 
-// rows scans the first tables that a file holds: cells that overlap can make
-// thousands of tables of a few kilobytes.
+// rows scans the first tables of a file. In a damaged file cells overlap, and a few
+// kilobytes can hold thousands of tables.
 func rows(db *DB) (n, damaged int, err error) {
 	for _, name := range db.Tables()[:min(len(db.Tables()), 12)] {
 		tab, _ := db.Table(name)
@@ -186,7 +186,7 @@ func TestHeader(t *testing.T) {
 	}
 }
 
-// Pages that point to each other must not be followed forever.
+// A scan ends although pages form a cycle.
 func TestCycle(t *testing.T) {
 	const pageSize = 512
 	b := load(t, "types.sqlite")
@@ -200,7 +200,7 @@ func TestCycle(t *testing.T) {
 	db := open(t, load(t, "types.sqlite"))
 	db.r = bytes.NewReader(b)
 	if _, damaged, _ := rows(db); damaged == 0 {
-		t.Error("in a table: not noticed")
+		t.Error("in a table: not reported")
 	}
 }
 
