@@ -48,6 +48,7 @@ var layer = map[string]int{
 	"fault":                          2,
 	"internal/pool/auth":             2,
 	"internal/pool/gpuerr":           2,
+	"internal/pool/revision":         0,
 
 	"internal/rawio/fd": 3,
 

@@ -2,6 +2,7 @@ package agent_test
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/pool/manager"
+	"github.com/dxpu-project/dxpu/internal/pool/revision"
 )
 
 const token = "token-for-tests"
@@ -255,6 +257,65 @@ func TestRunFails(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A node follows every pool that is restored from one backup, also one that counts
+// from a lower number than the pool before.
+func TestRestoredPools(t *testing.T) {
+	p := newPool(t)
+	host, dir := &proxy{}, t.TempDir()
+	_, stop := p.start("h1", dir, host)
+	store := &manager.MemoryStore{}
+	p.arrive(store)
+	incarnation := func() uint64 {
+		host.mu.Lock()
+		defer host.mu.Unlock()
+		return revision.Incarnation(host.desired.GetRevision())
+	}
+	eventually(t, "the node is told something", func() bool {
+		host.mu.Lock()
+		defer host.mu.Unlock()
+		return host.desired != nil
+	})
+	p.leave()
+	backup, err := store.Load(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	restore := func(want func(uint64) bool) {
+		t.Helper()
+		for range 100 {
+			records, err := manager.Restored(backup)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var meta struct{ Incarnation uint64 }
+			if err := json.Unmarshal(records["meta"], &meta); err != nil {
+				t.Fatal(err)
+			}
+			if !want(meta.Incarnation) {
+				continue
+			}
+			store := &manager.MemoryStore{}
+			if err := store.Commit(t.Context(), records, nil); err != nil {
+				t.Fatal(err)
+			}
+			p.arrive(store)
+			eventually(t, "the node takes the state of the restored pool", func() bool { return incarnation() == meta.Incarnation })
+			p.leave()
+			return
+		}
+		t.Fatal("100 restores chose no such incarnation")
+	}
+	restore(func(i uint64) bool { return i > 1<<23 })
+	restore(func(i uint64) bool { return i < 1<<23 })
+
+	// The state that it keeps is of the newest pool, and gives way to another one.
+	stop()
+	host = &proxy{}
+	p.start("h1", dir, host)
+	eventually(t, "the state on disk is applied", func() bool { return incarnation() > 0 && incarnation() < 1<<23 })
+	restore(func(i uint64) bool { return i > 1<<23 })
 }
 
 func TestNewFails(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/revision"
 )
 
 const (
@@ -222,7 +223,8 @@ func (c *Client) take(id identity, d *dxpuv1.DesiredState) error {
 		return fmt.Errorf("node: the manager sent the desired state of node %q in cluster %q", d.NodeId, d.ClusterId)
 	}
 	c.mu.Lock()
-	stale := c.applied != nil && c.applied.ClusterId == d.ClusterId && c.applied.NodeId == d.NodeId && d.Revision <= c.applied.Revision
+	stale := c.applied != nil && c.applied.ClusterId == d.ClusterId && c.applied.NodeId == d.NodeId &&
+		!revision.Replaces(d.Revision, c.applied.Revision)
 	c.mu.Unlock()
 	if stale {
 		return nil
@@ -277,7 +279,7 @@ func (c *Client) reportLoop(ctx context.Context) error {
 		reached = true
 		// A watch that says nothing while there is something to say is dead,
 		// whatever TCP thinks of it.
-		if want <= c.known.Load() {
+		if !revision.Replaces(want, c.known.Load()) {
 			behind = time.Time{}
 		} else if behind.IsZero() {
 			behind = time.Now()

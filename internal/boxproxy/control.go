@@ -10,6 +10,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
+	"github.com/dxpu-project/dxpu/internal/pool/revision"
 	"github.com/dxpu-project/dxpu/link"
 )
 
@@ -70,16 +71,16 @@ func (s *slot) reconcile() {
 	case want == nil:
 		s.resetAsAsked(desired)
 	case have.ID == "":
-		s.bind(want, desired.NodeNumber)
+		s.bind(want, desired)
 	default:
 		s.watchLink(have)
 	}
 }
 
 // bind dedicates the slot's device to a host and opens the link.
-func (s *slot) bind(want *dxpuv1.DesiredBinding, self uint32) {
+func (s *slot) bind(want *dxpuv1.DesiredBinding, desired *dxpuv1.DesiredState) {
 	s.advance(dxpuv1.BindingState_BINDING_STATE_PREPARING, "")
-	if err := s.open(want, self); err != nil {
+	if err := s.open(want, desired); err != nil {
 		s.box.log.Warn("binding refused", "slot", s.index, "binding", want.BindingId, "err", err)
 		s.advance(dxpuv1.BindingState_BINDING_STATE_FAILED, err.Error())
 		return
@@ -87,15 +88,15 @@ func (s *slot) bind(want *dxpuv1.DesiredBinding, self uint32) {
 	s.advance(dxpuv1.BindingState_BINDING_STATE_READY, "")
 }
 
-func (s *slot) open(want *dxpuv1.DesiredBinding, self uint32) error {
+func (s *slot) open(want *dxpuv1.DesiredBinding, desired *dxpuv1.DesiredState) error {
 	if seen := s.look(); !seen.ok {
 		return fmt.Errorf("slot %d: %s", s.index, seen.detail)
 	}
-	cfg, peers, err := agent.LinkConfig(want, self, dxpuv1.NodeKind_NODE_KIND_BOX)
+	cfg, peers, err := agent.LinkConfig(want, desired.NodeNumber, dxpuv1.NodeKind_NODE_KIND_BOX)
 	if err != nil {
 		return err
 	}
-	if err := s.box.bindRow(s.index, want); err != nil {
+	if err := s.box.bindRow(s.index, want, revision.Incarnation(desired.Revision)); err != nil {
 		return err
 	}
 	d := s.box.enter(want.Domain)
@@ -157,7 +158,7 @@ func (s *slot) release() {
 // reported.
 func (s *slot) resetAsAsked(desired *dxpuv1.DesiredState) {
 	for _, r := range desired.GetResets() {
-		if int(r.Slot) != s.index || r.Sequence <= s.reset.Load() || s.device == nil {
+		if int(r.Slot) != s.index || r.Sequence == s.reset.Load() || s.device == nil {
 			continue
 		}
 		s.device.Reset(s.enter(), device.ConventionalReset)
@@ -248,12 +249,12 @@ func (s *slot) advance(state dxpuv1.BindingState, detail string) {
 }
 
 // bindRow enters a binding into the mapping table, which refuses an old epoch.
-func (b *Box) bindRow(slot int, want *dxpuv1.DesiredBinding) error {
+func (b *Box) bindRow(slot int, want *dxpuv1.DesiredBinding, incarnation uint64) error {
 	b.tableMu.Lock()
 	defer b.tableMu.Unlock()
 	return b.table.Bind(slot, mapping.Host{
 		Node: want.GetPeer().GetNodeNumber(), Domain: want.Domain,
-		Slot: uint16(want.GetPeer().GetSlot()), Path: uint8(want.Path), Epoch: want.Epoch,
+		Slot: uint16(want.GetPeer().GetSlot()), Path: uint8(want.Path), Epoch: want.Epoch, Incarnation: incarnation,
 	})
 }
 

@@ -7,17 +7,18 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/pool/revision"
 )
 
 // Observe tells the manager what the box has.
 func (b *Box) Observe() *dxpuv1.ObservedState {
 	// Revisions first: a slot that goes on meanwhile shows more than it says, never less.
-	applied := b.slots[0].applied.Load()
+	applied := make([]uint64, 0, len(b.slots))
 	for _, s := range b.slots {
-		applied = min(applied, s.applied.Load())
+		applied = append(applied, s.applied.Load())
 	}
 	out := &dxpuv1.ObservedState{
-		AppliedRevision: applied, Rack: b.cfg.Rack, Labels: b.cfg.Labels, BoxKind: b.cfg.Kind,
+		AppliedRevision: revision.Common(applied...), Rack: b.cfg.Rack, Labels: b.cfg.Labels, BoxKind: b.cfg.Kind,
 		Addresses: agent.Addresses(b.fabric),
 	}
 	for _, s := range b.slots {

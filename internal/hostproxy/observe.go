@@ -3,17 +3,18 @@ package hostproxy
 import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/pool/revision"
 )
 
 // Observe tells the manager what the host has.
 func (h *Host) Observe() *dxpuv1.ObservedState {
 	// Revisions first: a slot that goes on meanwhile shows more than it says, never less.
-	applied := h.slots[0].applied.Load()
+	applied := make([]uint64, 0, len(h.slots))
 	for _, s := range h.slots {
-		applied = min(applied, s.applied.Load())
+		applied = append(applied, s.applied.Load())
 	}
 	out := &dxpuv1.ObservedState{
-		AppliedRevision: applied, Rack: h.cfg.Rack, Labels: h.cfg.Labels, Addresses: agent.Addresses(h.fabric),
+		AppliedRevision: revision.Common(applied...), Rack: h.cfg.Rack, Labels: h.cfg.Labels, Addresses: agent.Addresses(h.fabric),
 	}
 	for _, s := range h.slots {
 		out.Slots = append(out.Slots, s.observe())

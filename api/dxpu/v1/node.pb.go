@@ -379,7 +379,9 @@ type DesiredState struct {
 	ClusterId  string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	NodeId     string                 `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	NodeNumber uint32                 `protobuf:"varint,3,opt,name=node_number,json=nodeNumber,proto3" json:"node_number,omitempty"`
-	// Grows with every change for this node.
+	// Grows with every change for this node. The upper 32 bits are the incarnation
+	// of the pool, which is another one after every restore of a backup: a node takes
+	// every state of another incarnation, and otherwise only later ones.
 	Revision uint64 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
 	// At most one per slot of the node.
 	Bindings []*DesiredBinding `protobuf:"bytes,5,rep,name=bindings,proto3" json:"bindings,omitempty"`
@@ -465,7 +467,7 @@ func (x *DesiredState) GetResets() []*DesiredReset {
 type DesiredReset struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Slot  uint32                 `protobuf:"varint,1,opt,name=slot,proto3" json:"slot,omitempty"`
-	// Grows with every reset of the slot; done when the slot reports it.
+	// Another one for every reset of the slot; done when the slot reports it.
 	Sequence      uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

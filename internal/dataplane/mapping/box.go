@@ -14,6 +14,9 @@ type Host struct {
 	Slot   uint16 // slot of the virtual switch
 	Path   uint8
 	Epoch  uint64 // fences the bindings before
+	// Incarnation of the pool that gave out Epoch. Epochs of different
+	// incarnations are not comparable.
+	Incarnation uint64
 }
 
 // BoxEntry is a row of the box side's table (paper, Table 3). The row number
@@ -61,7 +64,7 @@ func (t *BoxTable) Remove(slot int) {
 }
 
 // Bind dedicates the device of a slot to a host. It refuses an empty slot, one
-// that is bound, and an epoch that is not newer than the slot has seen.
+// that is bound, and an epoch that is not newer than the slot has seen in the same incarnation.
 func (t *BoxTable) Bind(slot int, host Host) error {
 	e, ok := t.Entry(slot)
 	switch {
@@ -69,7 +72,7 @@ func (t *BoxTable) Bind(slot int, host Host) error {
 		return fmt.Errorf("mapping: slot %d holds no device", slot)
 	case e.Used:
 		return fmt.Errorf("mapping: slot %d is bound to node %d", slot, e.Node)
-	case host.Epoch <= e.Epoch:
+	case host.Incarnation == e.Incarnation && host.Epoch <= e.Epoch:
 		return fmt.Errorf("mapping: slot %d has seen epoch %d, refused epoch %d", slot, e.Epoch, host.Epoch)
 	}
 	row := &t.entries[slot]
@@ -84,7 +87,7 @@ func (t *BoxTable) Unbind(slot int) {
 		return
 	}
 	row := &t.entries[slot]
-	row.Used, row.Host = false, Host{Epoch: row.Epoch}
+	row.Used, row.Host = false, Host{Epoch: row.Epoch, Incarnation: row.Incarnation}
 	row.Reset()
 }
 

@@ -154,6 +154,15 @@ func TestBoxTable(t *testing.T) {
 	if err := table.Bind(0, a); err == nil {
 		t.Error("a stale epoch was accepted")
 	}
+	restored := a
+	restored.Incarnation, restored.Epoch = 1, 2
+	if err := table.Bind(0, restored); err != nil {
+		t.Errorf("the epoch of another incarnation: %v", err)
+	}
+	table.Unbind(0)
+	if err := table.Bind(0, restored); err == nil {
+		t.Error("a stale epoch of the new incarnation was accepted")
+	}
 	a.Epoch = 6
 	if err := table.Bind(0, a); err != nil {
 		t.Error(err)

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"math/rand/v2"
 	"time"
 
 	"connectrpc.com/connect"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/pool/backup"
+	"github.com/dxpu-project/dxpu/internal/pool/revision"
 )
 
 // backupChunk is how much of a backup a message carries, in bytes.
@@ -75,18 +77,21 @@ func (c *chunker) flush() error {
 	return nil
 }
 
-// After a restore everything that is numbered goes on far above what may have
-// been given out since the backup was made: nodes ignore a desired state whose
-// revision is not new to them, boxes a binding whose epoch is not.
+// Epochs and node numbers go on above those that may have been given out since
+// the backup was made. Each restore adds a random part, so that two restores of
+// one backup give out different ones.
 const (
-	restoredRevisions = 1 << 36 // ten thousand a second, for 80 days
-	restoredEpochs    = 1 << 22 // four million bindings; datagrams carry 32 bits: a thousand restores
-	restoredNodes     = 1 << 10 // datagrams carry 24 bits of boxes' numbers
+	restoredEpochs = 1 << 22 // four million bindings; datagrams carry 32 bits: 700 restores
+	restoredNodes  = 1 << 10 // datagrams carry 24 bits of boxes' numbers
+	// restoredIncarnations bounds how far the incarnation moves: two restores of
+	// one backup choose the same one once in 16 million times.
+	restoredIncarnations = 1 << 24
 )
 
-// Restored returns the records of a backup as they become the state again: every
-// node is told anew what it should have, whatever it was told since. It refuses
-// records that this program would not understand.
+// Restored returns the records of a backup as they become the state again, in a
+// new incarnation of the pool: nodes then take every desired state, whatever they
+// were told since the backup was made. It refuses records that this program
+// would not understand.
 func Restored(records map[string][]byte) (map[string][]byte, error) {
 	s := newState(time.Time{})
 	for key, raw := range records {
@@ -94,19 +99,22 @@ func Restored(records map[string][]byte) (map[string][]byte, error) {
 			return nil, fmt.Errorf("manager: restore: record %s: %w", key, err)
 		}
 	}
-	if s.meta.ClusterID == "" {
+	m := s.meta
+	if m.ClusterID == "" {
 		return nil, errors.New("manager: restore: there is no record of the pool itself")
 	}
-	if s.meta.Revision > math.MaxUint64-restoredRevisions || s.meta.Epoch > math.MaxUint32-restoredEpochs ||
-		s.meta.NodeNumber > math.MaxUint32-restoredNodes {
+	if m.Epoch > math.MaxUint32-2*restoredEpochs || m.NodeNumber > math.MaxUint32-2*restoredNodes {
 		return nil, errors.New("manager: restore: its numbers are used up")
 	}
-	s.meta.Revision += restoredRevisions
-	s.meta.Epoch += restoredEpochs
-	s.meta.NodeNumber += restoredNodes
-	changed := map[string]any{metaKey: s.meta}
+	// Upwards where that is possible: agents of earlier versions know no incarnations.
+	m.Incarnation = (revision.Incarnation(m.Revision)+rand.Uint64N(restoredIncarnations))%revision.MaxIncarnation + 1
+	m.FirstRevision = revision.First(m.Incarnation)
+	m.Revision = m.FirstRevision
+	m.Epoch += restoredEpochs + rand.Uint64N(restoredEpochs)
+	m.NodeNumber += restoredNodes + rand.Uint32N(restoredNodes)
+	changed := map[string]any{metaKey: m}
 	for id, n := range s.nodes.rows {
-		n.DesiredRevision, n.ResourceVersion = s.meta.Revision, s.meta.Revision
+		n.DesiredRevision, n.ResourceVersion = m.Revision, m.Revision
 		changed[s.nodes.prefix+id] = n
 	}
 	put, _, err := encode(changed)

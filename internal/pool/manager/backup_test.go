@@ -1,9 +1,9 @@
 package manager
 
 import (
-	"bytes"
 	"context"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -55,8 +55,96 @@ func TestRestored(t *testing.T) {
 			t.Errorf("%s has %d bindings, want 4", id, len(n.has))
 		}
 	}
-	if again, err := Restored(records); err != nil || !bytes.Contains(again["meta"], []byte(`"node_number":2050`)) {
-		t.Errorf("restored twice: %s, %v", again["meta"], err)
+}
+
+// restoredPool makes a world's manager one that was restored from records.
+func (w *world) restoredPool(records map[string][]byte) {
+	w.t.Helper()
+	m, err := New(context.Background(), Config{JoinToken: "token-for-tests", Store: &MemoryStore{records: records}, Now: w.clock.now})
+	if err != nil {
+		w.t.Fatalf("New: %v", err)
+	}
+	w.m = m
+}
+
+// bindingNames lists what the nodes have.
+func (w *world) bindingNames() map[string]bool {
+	names := map[string]bool{}
+	for _, n := range w.nodes {
+		for _, b := range n.has {
+			names[b.BindingId] = true
+		}
+	}
+	return names
+}
+
+// One backup is restored twice, and the nodes keep what they had under the first
+// of the two pools: the second one mistakes none of it for its own.
+func TestRestoredTwice(t *testing.T) {
+	for _, order := range []string{"upwards", "downwards"} {
+		t.Run(order, func(t *testing.T) {
+			store := &MemoryStore{}
+			w := newWorld(t, Config{Store: store}, hostNode("h1", 4), hostNode("h2", 4), boxNode("b1", 4))
+			kept := w.create(&dxpuv1.LeaseSpec{Count: 1, HostId: "h1"})
+			w.settle()
+			saved, old := maps.Clone(store.records), w.bindingNames()
+
+			restored := make([]map[string][]byte, 2)
+			metas := make([]meta, 2)
+			for i := range restored {
+				var err error
+				if restored[i], err = Restored(saved); err != nil {
+					t.Fatal(err)
+				}
+				if err := decode(restored[i]["meta"], &metas[i]); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if metas[0].Incarnation == metas[1].Incarnation {
+				t.Fatalf("two restores are both incarnation %d", metas[0].Incarnation)
+			}
+			if (metas[0].Revision < metas[1].Revision) != (order == "upwards") {
+				slices.Reverse(restored)
+			}
+
+			w.restoredPool(restored[0])
+			w.settle()
+			first := w.create(&dxpuv1.LeaseSpec{Count: 2, HostId: "h1"})
+			for range 20 { // its revisions run ahead of those of the second pool
+				w.delete(w.create(&dxpuv1.LeaseSpec{Count: 1, HostId: "h2"}), false)
+				w.settle()
+			}
+			w.wantLease(first, leaseActive)
+			names := w.bindingNames()
+
+			w.restoredPool(restored[1])
+			w.nodes["b1"].deaf, w.nodes["h1"].deaf = true, true
+			w.settle()
+			second := w.create(&dxpuv1.LeaseSpec{Count: 3, HostId: "h2"})
+			w.settle()
+			w.delete(second, false)
+			w.settle()
+			w.wantLease(second, leaseReleasing) // the box has not heard of this pool: it confirms nothing
+			if b := w.lease(second).Bindings[0]; b.State == released {
+				t.Errorf("GPU %s is shown free while the box still has it under the first pool", b.GpuId)
+			}
+			w.nodes["b1"].deaf, w.nodes["h1"].deaf = false, false
+			w.settle()
+			w.wantLease(second, leaseReleased)
+
+			third := w.create(&dxpuv1.LeaseSpec{Count: 3, HostId: "h2"})
+			w.settle()
+			w.wantLease(third, leaseActive)
+			w.wantLease(kept, leaseActive)
+			for name := range w.bindingNames() {
+				if names[name] && !old[name] {
+					t.Errorf("%s is a name that the first pool gave out", name)
+				}
+			}
+			if h1, h2 := len(w.nodes["h1"].has), len(w.nodes["h2"].has); h1 != 1 || h2 != 3 {
+				t.Errorf("h1 and h2 have %d and %d devices, want 1 and 3", h1, h2)
+			}
+		})
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/revision"
 )
 
 // keepEvents is how many events are remembered: some hours of a busy pool, a
@@ -52,11 +53,12 @@ func (l *eventLog) add(events []*dxpuv1.Event) {
 }
 
 // after returns the events above a revision, the newest revision, and a channel
-// that is closed when there are more. ok is false when some are forgotten.
-func (l *eventLog) after(revision uint64) (events []*dxpuv1.Event, newest uint64, more <-chan struct{}, ok bool) {
+// that is closed when there are more. ok is false when some are forgotten,
+// or when the revision is a later one of another incarnation: the pool was restored.
+func (l *eventLog) after(from uint64) (events []*dxpuv1.Event, newest uint64, more <-chan struct{}, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	i, _ := slices.BinarySearchFunc(l.events, revision+1, func(e *dxpuv1.Event, r uint64) int {
+	i, _ := slices.BinarySearchFunc(l.events, from+1, func(e *dxpuv1.Event, r uint64) int {
 		switch {
 		case e.Revision < r:
 			return -1
@@ -65,7 +67,8 @@ func (l *eventLog) after(revision uint64) (events []*dxpuv1.Event, newest uint64
 		}
 		return 0
 	})
-	return slices.Clone(l.events[i:]), l.revision, l.more, revision >= l.floor
+	foreign := from > l.revision && revision.Incarnation(from) != revision.Incarnation(l.revision)
+	return slices.Clone(l.events[i:]), l.revision, l.more, from >= l.floor && !foreign
 }
 
 // start returns the revision from which nothing is forgotten.

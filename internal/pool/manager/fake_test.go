@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/revision"
 )
 
 // clock is a clock that tests turn by hand.
@@ -36,29 +37,30 @@ func (c *clock) set(t time.Time) {
 
 // fakeNode is a proxy that does at once, at its next step, what it is told.
 type fakeNode struct {
-	id       string
-	kind     dxpuv1.NodeKind
-	boxKind  dxpuv1.BoxKind
-	slots    int
-	model    string
-	memory   uint64            // bytes of each GPU; 0: 1 GiB
-	proxy    uint32            // GPUs that use up a box proxy's bandwidth
-	labels   map[string]string // of a host
-	domain   func(slot uint32) string
-	down     bool                         // neither hears nor reports
-	deaf     bool                         // reports, but does not hear
-	dead     map[uint32]bool              // failed devices
-	linkDown bool                         // a host says of every binding that it is lost
-	refuses  bool                         // says FAILED to everything new
-	errors   map[uint32]map[uint32]uint64 // of a device by code, since the proxy started
-	resets   map[uint32]uint64            // carried out
-	noResets bool                         // of a version that does not know them
-	paths    []dxpuv1.Health              // of every binding
-	ejects   bool                         // the guest removes what is attached
-	plugged  uint32                       // replugs that were done
-	holds    string                       // why the guest does not let go; "": it does
-	forces   string                       // why devices are taken away by force; "": they are not
-	removals map[uint32]*dxpuv1.Removal
+	id         string
+	kind       dxpuv1.NodeKind
+	boxKind    dxpuv1.BoxKind
+	slots      int
+	model      string
+	memory     uint64            // bytes of each GPU; 0: 1 GiB
+	proxy      uint32            // GPUs that use up a box proxy's bandwidth
+	labels     map[string]string // of a host
+	domain     func(slot uint32) string
+	down       bool                         // neither hears nor reports
+	deaf       bool                         // reports, but does not hear
+	dead       map[uint32]bool              // failed devices
+	linkDown   bool                         // a host says of every binding that it is lost
+	refuses    bool                         // says FAILED to everything new
+	errors     map[uint32]map[uint32]uint64 // of a device by code, since the proxy started
+	resets     map[uint32]uint64            // the sequence carried out last
+	resetCount int
+	noResets   bool            // of a version that does not know them
+	paths      []dxpuv1.Health // of every binding
+	ejects     bool            // the guest removes what is attached
+	plugged    uint32          // replugs that were done
+	holds      string          // why the guest does not let go; "": it does
+	forces     string          // why devices are taken away by force; "": they are not
+	removals   map[uint32]*dxpuv1.Removal
 
 	instance int
 	sequence uint64
@@ -70,7 +72,7 @@ func (n *fakeNode) box() bool { return n.kind == dxpuv1.NodeKind_NODE_KIND_BOX }
 
 // apply takes in a snapshot: what goes is gone, what comes is there.
 func (n *fakeNode) apply(d *dxpuv1.DesiredState) {
-	if n.down || n.deaf || d.Revision <= n.applied {
+	if n.down || n.deaf || !revision.Replaces(d.Revision, n.applied) {
 		return
 	}
 	n.applied = d.Revision
@@ -78,6 +80,9 @@ func (n *fakeNode) apply(d *dxpuv1.DesiredState) {
 	n.has = map[uint32]*dxpuv1.ObservedBinding{}
 	for _, r := range d.Resets {
 		if !n.noResets {
+			if n.resets[r.Slot] != r.Sequence {
+				n.resetCount++
+			}
 			n.resets[r.Slot] = r.Sequence
 		}
 	}
@@ -209,6 +214,7 @@ func newWorld(t fataler, cfg Config, nodes ...*fakeNode) *world {
 	if err != nil {
 		t.Fatalf("New: %v", err)
 	}
+	m.state.meta.Incarnation = 0 // plain IDs: the first binding is b-1
 	w := &world{t: t, m: m, clock: c, nodes: map[string]*fakeNode{}}
 	for _, n := range nodes {
 		n.has = map[uint32]*dxpuv1.ObservedBinding{}

@@ -187,11 +187,12 @@ func (t *tx) nurse(id string, slot uint32) {
 		return
 	}
 	if c.Reset == c.Done {
-		t.editCare(id, slot, func(c *care) { c.Reset, c.Asked = c.Reset+1, t.now })
+		revision := t.revision() // no box has seen it, even before a restore
+		t.editCare(id, slot, func(c *care) { c.Reset, c.Asked = revision, t.now })
 		t.touch(id)
 		return
 	}
-	if t.resetSeen(id, slot) < c.Reset {
+	if t.resetSeen(id, slot) != c.Reset {
 		if t.now.Sub(c.Asked) >= resetPatience {
 			t.editCare(id, slot, func(c *care) { c.Asked = t.now })
 			e := nodeEvent(t.nodes.get(id), dxpuv1.EventType_EVENT_TYPE_OVERDUE)
@@ -250,7 +251,7 @@ func (t *tx) resetSeen(id string, slot uint32) uint64 {
 func desiredResets(n *nodeRecord) []*dxpuv1.DesiredReset {
 	var out []*dxpuv1.DesiredReset
 	for i := range n.Slots {
-		if c := n.Slots[i].Care; c != nil && c.Reset > c.Done {
+		if c := n.Slots[i].Care; c != nil && c.Reset != c.Done {
 			out = append(out, &dxpuv1.DesiredReset{Slot: n.Slots[i].Slot, Sequence: c.Reset})
 		}
 	}

@@ -157,7 +157,7 @@ func TestQuarantine(t *testing.T) {
 			t.Fatalf("out of service after %s\n%s", length, w.events())
 		}
 	}
-	if got := w.nodes["b1"].resets[0]; got != 3 {
+	if got := w.nodes["b1"].resetCount; got != 3 {
 		t.Errorf("%d resets, want 3", got)
 	}
 	w.nodes["b1"].suffer(0, 64)

@@ -98,11 +98,16 @@ func (t *tx) observed(node string, b *bindingRecord) *dxpuv1.ObservedBinding {
 	return nil
 }
 
-// applied reports whether a node has taken in the desired state of a revision
-// and has looked at itself since.
+// applied reports whether a node has applied the desired state of a revision and
+// has looked at itself since. A revision that this incarnation of the pool has
+// not given out counts for nothing: it is from before a restore.
 func (t *tx) applied(node string, revision uint64) bool {
 	l := t.live[node]
-	return revision > 0 && l != nil && l.observed != nil && l.observed.AppliedRevision >= revision
+	if revision == 0 || l == nil || l.observed == nil {
+		return false
+	}
+	applied := l.observed.AppliedRevision
+	return applied >= max(revision, t.meta.FirstRevision) && applied <= t.meta.Revision
 }
 
 // gone reports whether a node has confirmed that nothing is left of a binding

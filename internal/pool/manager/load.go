@@ -5,12 +5,14 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
+	mathrand "math/rand/v2"
 	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/encoding/protojson"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/revision"
 )
 
 // recordVersion is what stored records carry as "v". A program refuses records
@@ -84,6 +86,7 @@ func (m *Manager) installLocked(records map[string][]byte) error {
 	if s.meta.ClusterID == "" {
 		t := m.beginLocked(s.began)
 		t.meta.ClusterID = "c-" + strings.ToLower(rand.Text()[:10])
+		t.meta.Incarnation = 1 + mathrand.Uint64N(revision.MaxIncarnation)
 		t.founded = true
 		m.queueLocked(t)
 	}

@@ -19,6 +19,12 @@ import (
 // meta is the pool's own record; there is one.
 type meta struct {
 	ClusterID string `json:"cluster_id"`
+	// Incarnation is a random number that a new pool and every restore choose. It
+	// is part of the IDs of bindings, so that those of two pools differ. 0: the
+	// pool was made by a version that knew none.
+	Incarnation uint64 `json:"incarnation,omitempty"`
+	// FirstRevision is where the incarnation begins to count.
+	FirstRevision uint64 `json:"first_revision,omitempty"`
 	// Revision grows with every event, desired state and resource change.
 	Revision uint64 `json:"revision"`
 	// Epoch is the last one given to a binding.

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -59,11 +60,21 @@ func reasonWord(r dxpuv1.Reason) string {
 	return strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(r.String(), "REASON_"), "_", " "))
 }
 
+// bindingID returns the ID of the newest epoch, such as "b-7-k3f9zq". Nodes tell
+// bindings apart by it, so it is another one in every incarnation of the pool.
+func (t *tx) bindingID() string {
+	id := fmt.Sprintf("b-%d", t.meta.Epoch)
+	if t.meta.Incarnation != 0 {
+		id += "-" + strconv.FormatUint(t.meta.Incarnation, 36)
+	}
+	return id
+}
+
 // newBinding returns a binding that is not among the records yet.
 func (t *tx) newBinding(l *leaseRecord, host string, hostSlot uint32, gpu placement.Ref) *bindingRecord {
 	t.meta.Epoch++
 	b := &bindingRecord{
-		ID:       fmt.Sprintf("b-%d", t.meta.Epoch),
+		ID:       t.bindingID(),
 		Epoch:    t.meta.Epoch,
 		LeaseID:  l.ID,
 		HostID:   host,

@@ -1,0 +1,46 @@
+// Package revision reads the numbers that order the states of a pool. Manager
+// and nodes share it.
+//
+// A revision has two halves. The lower one counts changes. The upper one is the
+// incarnation: 0 in a new pool, and another random number after every restore of
+// a backup. Revisions of different incarnations have no order, because a backup
+// may be restored more than once, and each of the pools counts from the same
+// number:
+//
+//	63            32 31             0
+//	+---------------+---------------+
+//	|  incarnation  |    changes    |
+//	+---------------+---------------+
+//
+// A pool that makes 2^32 changes moves on to the next incarnation. Nodes take
+// that in their stride: they accept every state of another incarnation.
+package revision
+
+// MaxIncarnation is the largest incarnation: revisions stay below 2^63.
+const MaxIncarnation = 1<<31 - 1
+
+// Incarnation returns the upper half of a revision.
+func Incarnation(revision uint64) uint64 { return revision >> 32 }
+
+// First returns the first revision of an incarnation.
+func First(incarnation uint64) uint64 { return incarnation << 32 }
+
+// Replaces reports whether a state of revision a replaces one of revision b: it
+// is later, or of another incarnation.
+func Replaces(a, b uint64) bool { return Incarnation(a) != Incarnation(b) || a > b }
+
+// Common returns the oldest of several revisions, and 0 when they are not all of
+// one incarnation.
+func Common(revisions ...uint64) uint64 {
+	if len(revisions) == 0 {
+		return 0
+	}
+	oldest := revisions[0]
+	for _, r := range revisions {
+		if Incarnation(r) != Incarnation(oldest) {
+			return 0
+		}
+		oldest = min(oldest, r)
+	}
+	return oldest
+}
