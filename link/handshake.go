@@ -117,7 +117,7 @@ func (l *Link) transmitHandshake(now time.Duration, buf []byte) (int, uint8) {
 	hdr := frame.Header{Type: frame.TypeHello, Path: h.path, Initiator: l.cfg.Session}
 	h.path = (h.path + 1) % uint8(len(l.paths))
 	if l.state == Up {
-		l.firstUnanswered = min(l.firstUnanswered, now)
+		l.liveness.asked(now)
 		if !h.suspect {
 			hdr.Type, hdr.Responder = frame.TypeConfirm, h.peer
 			return l.writeHandshake(buf, &hdr, &h.confirm, &h.confirms, h.echo), hdr.Path
@@ -267,7 +267,7 @@ func (l *Link) up(now time.Duration, initiator, responder, peer uint64, path uin
 	l.state = Up
 	l.hs.peer = peer
 	l.send.limit = limit
-	l.heard(now)
+	l.liveness.heard(now)
 	for i := range l.paths {
 		p := &l.paths[i]
 		p.usable = uint8(i) == path

@@ -42,9 +42,7 @@ type Link struct {
 	closing closing
 	stats   Stats
 
-	lastHeard       time.Duration // an authenticated datagram came
-	firstUnanswered time.Duration // first datagram since then that asks for an answer, or Never
-	lastRan         time.Duration // when the timers were last looked at
+	liveness liveness
 
 	// Scratch space, here so that the hot path does not allocate.
 	out tlp.Packet
@@ -60,7 +58,7 @@ func New(now time.Duration, cfg Config) (*Link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("link: %w", err)
 	}
-	l := &Link{cfg: cfg, lastHeard: now, firstUnanswered: machine.Never}
+	l := &Link{cfg: cfg, liveness: liveness{lastHeard: now, firstUnanswered: machine.Never}}
 	if l.keys, err = newKeys(&l.cfg); err != nil {
 		return nil, fmt.Errorf("link: %w", err)
 	}
@@ -144,7 +142,7 @@ func (l *Link) Wake() time.Duration {
 	if l.state == Connecting {
 		return wake
 	}
-	wake = min(wake, l.deadAt())
+	wake = min(wake, l.liveness.deadAt(l.cfg.DeadInterval))
 	for i := range l.paths {
 		wake = min(wake, l.paths[i].wake(l))
 	}

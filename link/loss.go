@@ -28,6 +28,7 @@ func (l *Link) receiveAck(now time.Duration, a *frame.Ack) error {
 			}
 			if n == largest && rec.eliciting {
 				p.rtt.sample(now-rec.at, min(a.Delay, l.cfg.AckDelay))
+				l.liveness.slow(now, now-rec.at)
 				sampled = true
 			}
 			l.ackRecord(now, p, n, rec)
@@ -126,8 +127,11 @@ func (l *Link) loseOldest(now time.Duration, p *path, n int) {
 
 // expire acts on the timers that have run off.
 func (l *Link) expire(now time.Duration) {
-	l.ran(now)
-	if now >= l.deadAt() {
+	if now-l.liveness.lastRan >= quiet {
+		l.liveness.late(now, l.Wake(), l.cfg.DeadInterval)
+	}
+	l.liveness.lastRan = now
+	if now >= l.liveness.deadAt(l.cfg.DeadInterval) {
 		l.down(PeerLost, 0)
 		return
 	}

@@ -70,7 +70,7 @@ func (l *Link) receive(now time.Duration, path uint8, datagram []byte, deliver f
 	if !ok {
 		return ErrSeal
 	}
-	l.heard(now)
+	l.liveness.heard(now)
 	if !l.hs.suspect {
 		l.hs.active = false // the confirm has arrived
 	}

@@ -3,8 +3,6 @@ package link
 import (
 	"fmt"
 	"time"
-
-	"github.com/dxpu-project/dxpu/machine"
 )
 
 // State is where a link stands in its life:
@@ -112,32 +110,4 @@ func (l *Link) down(why Reason, code uint16) {
 	l.state, l.reason, l.code = Down, why, code
 	l.send.release()
 	l.recv.release()
-}
-
-// heard notes that the peer is alive.
-func (l *Link) heard(now time.Duration) {
-	l.lastHeard, l.firstUnanswered = now, machine.Never
-}
-
-// ran notes that this end is alive. Whoever waits for an answer has a timer at
-// least every quarter of the dead interval, so if nothing has run for much
-// longer it was this end that stood still (a process that was stopped, a machine
-// that both ends run on): the answer may be waiting in the socket, and the peer
-// has from now on the time that it has for any other. Whether the peer has had as
-// much patience is its own affair.
-func (l *Link) ran(now time.Duration) {
-	if l.firstUnanswered != machine.Never && now-l.lastRan > l.cfg.DeadInterval*3/4 {
-		l.firstUnanswered = now
-	}
-	l.lastRan = now
-}
-
-// deadAt returns when the peer counts as lost: after the dead interval of
-// silence, but not before half of it has passed since a datagram that should
-// have been answered.
-func (l *Link) deadAt() time.Duration {
-	if l.firstUnanswered == machine.Never {
-		return machine.Never
-	}
-	return max(l.lastHeard+l.cfg.DeadInterval, l.firstUnanswered+l.cfg.DeadInterval/2)
 }

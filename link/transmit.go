@@ -127,7 +127,7 @@ func (l *Link) finish(now time.Duration, p *path, d *datagram) int {
 		p.congestion.inFlight += len(b)
 		p.eliciting++
 		p.lastEliciting = now
-		l.firstUnanswered = min(l.firstUnanswered, now)
+		l.liveness.asked(now)
 	}
 	l.keys.sent++
 	if l.keys.sent >= l.cfg.RekeyDatagrams {

@@ -1,0 +1,81 @@
+package link
+
+import (
+	"time"
+
+	"github.com/dxpu-project/dxpu/machine"
+)
+
+// liveness judges the silence of the peer. Silence alone does not prove death:
+// on a busy machine either end may wait for a processor while its datagrams
+// wait in a socket. So the dead interval is stretched to a multiple of the
+// longest delay that either end has shown lately.
+//
+// Invariant: firstUnanswered is machine.Never or at least lastHeard.
+type liveness struct {
+	lastHeard       time.Duration // an authenticated datagram arrived
+	firstUnanswered time.Duration // first datagram since then that asks for an answer, or Never
+	lastRan         time.Duration // the link looked at its timers
+	slowest         time.Duration // longest recent delay of an answer or of a timer
+	slowestAt       time.Duration // when slowest was last lowered or raised
+}
+
+const (
+	// quiet is the time without a look at the timers from which on a timer can
+	// be late.
+	quiet = 10 * time.Millisecond
+	// patience is the silence in units of the slowest delay: scheduling delays
+	// under load vary by about a factor of two, and each answer can suffer one
+	// at either end.
+	patience = 6
+	// mostPatience bounds the silence, in dead intervals.
+	mostPatience = 8
+	// slowMemory is the time in which slowest falls by a quarter.
+	slowMemory = 2 * time.Second
+)
+
+// heard notes an authenticated datagram of the peer.
+func (v *liveness) heard(now time.Duration) {
+	v.lastHeard, v.firstUnanswered = now, machine.Never
+}
+
+// asked notes a datagram that the peer has to answer.
+func (v *liveness) asked(now time.Duration) {
+	v.firstUnanswered = min(v.firstUnanswered, now)
+}
+
+// late notes that the timer of due runs at now. An end that expects an answer
+// has a timer at least every quarter of the dead interval. If nothing ran for
+// much longer, this end stood still (a stopped process, a suspended machine):
+// the answer may wait in the socket, so the silence starts now.
+func (v *liveness) late(now, due, dead time.Duration) {
+	if v.firstUnanswered == machine.Never {
+		return
+	}
+	if now-v.lastRan > dead*3/4 {
+		v.firstUnanswered = now
+		return
+	}
+	v.slow(now, now-max(due, v.lastRan))
+}
+
+// slow notes a delay.
+func (v *liveness) slow(now, delay time.Duration) {
+	for ; v.slowest > 0 && now-v.slowestAt >= slowMemory; v.slowestAt += slowMemory {
+		v.slowest -= v.slowest/4 + 1
+	}
+	if delay >= v.slowest {
+		v.slowest, v.slowestAt = delay, now
+	}
+}
+
+// deadAt returns when the peer counts as lost: after the dead interval of
+// silence, or patience times the slowest delay, but not before half of the dead
+// interval has passed since a datagram that asks for an answer.
+func (v *liveness) deadAt(dead time.Duration) time.Duration {
+	if v.firstUnanswered == machine.Never {
+		return machine.Never
+	}
+	silence := min(max(dead, patience*v.slowest), mostPatience*dead)
+	return max(v.lastHeard+silence, v.firstUnanswered+silence/2)
+}
