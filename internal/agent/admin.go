@@ -17,23 +17,23 @@ func SlotsHandler(report func() Report) http.Handler {
 		w.Header().Set("Content-Type", "application/json")
 		e := json.NewEncoder(w)
 		e.SetIndent("", "  ")
-		_ = e.Encode(report()) // the client has gone
+		_ = e.Encode(report()) // fails only when the client has gone
 	})
 }
 
-// CaptureHandler serves a pcapng stream of the TLPs of a fabric's bindings, until
-// the client goes. Query parameters: slot, binding (its number), snaplen.
+// CaptureHandler serves a pcapng stream of the TLPs of a fabric's bindings until
+// the client disconnects. Query parameters: slot, binding (its number), snaplen.
 //
-// What it shows is a tenant's memory, decrypted. So it serves none but
-// processes of the same machine, and only where allowed is set.
+// The stream contains tenants' memory, decrypted. The handler therefore serves
+// only processes of the same machine, and only if allowed is true.
 func CaptureHandler(f *netio.Fabric, allowed bool, program, name string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case !allowed:
-			http.Error(w, "captures show the memory of tenants: start the proxy with --allow-capture to allow them", http.StatusForbidden)
+			http.Error(w, "a capture shows the memory of tenants: start the proxy with --allow-capture to allow it", http.StatusForbidden)
 			return
-		case !fromHere(r):
-			http.Error(w, "captures are for processes of the same machine: use a tunnel, like ssh -L", http.StatusForbidden)
+		case !isLocal(r):
+			http.Error(w, "a capture is available only to processes of the same machine: use a tunnel, such as ssh -L", http.StatusForbidden)
 			return
 		}
 		o := capture.Options{Program: program, Interface: name, About: "TLPs between the links and the slots of a DxPU proxy"}
@@ -43,14 +43,15 @@ func CaptureHandler(f *netio.Fabric, allowed bool, program, name string) http.Ha
 		}
 		w.Header().Set("Content-Type", "application/x-pcapng")
 		flush := http.NewResponseController(w)
-		// It ends when the client goes: there is nobody to tell of an error.
+		// The capture ends when the client disconnects: an error has no reader.
 		_ = f.Capture(r.Context(), o, w, func() { _ = flush.Flush() })
 	})
 }
 
-// fromHere reports whether a request came over loopback, to an address: a page
-// in a browser that has a name point here has a name in Host.
-func fromHere(r *http.Request) bool {
+// isLocal reports whether a request came over loopback and names an address or
+// localhost: a web page that resolves its own name to this machine (DNS
+// rebinding) sends that name in Host.
+func isLocal(r *http.Request) bool {
 	from, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {
 		return false
@@ -62,7 +63,7 @@ func fromHere(r *http.Request) bool {
 	return net.ParseIP(from).IsLoopback() && (to == "localhost" || net.ParseIP(to) != nil)
 }
 
-// captureQuery reads what to capture.
+// captureQuery reads the query parameters of a capture.
 func captureQuery(r *http.Request, o *capture.Options) error {
 	number := func(name string, bits int) (uint64, bool, error) {
 		s := r.FormValue(name)
@@ -71,7 +72,7 @@ func captureQuery(r *http.Request, o *capture.Options) error {
 		}
 		v, err := strconv.ParseUint(s, 0, bits)
 		if err != nil {
-			return 0, false, fmt.Errorf("%s: %q is no number of %d bits", name, s, bits)
+			return 0, false, fmt.Errorf("%s: %q is not a number of %d bits", name, s, bits)
 		}
 		return v, true, nil
 	}

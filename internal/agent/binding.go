@@ -14,31 +14,30 @@ import (
 	"github.com/dxpu-project/dxpu/link"
 )
 
-// maxBoxes is how many node numbers fit beside a slot into the 32 bits by
-// which datagrams name their binding.
+// maxBoxes bounds the node numbers of boxes: 24 bits, beside 8 for the slot, in the
+// 32 bits with which a datagram names its binding.
 const maxBoxes = 1 << 24
 
-// sendBuffer is what a link takes before the peer has acknowledged it. A
-// completion may not pass the posted writes before it, so what waits here is
-// how much later a register read is answered; 1 MiB fills 100 Gb/s over a round
-// trip of 80 µs, and takes 10 ms where only 100 MB/s get through.
+// sendBuffer bounds the unacknowledged data of a link, in bytes. A completion may
+// not pass the posted writes before it, so this data delays the answer to a
+// register read: 1 MiB fills 100 Gb/s over a round trip of 80 µs, and takes 10 ms
+// at 100 MB/s.
 const sendBuffer = 1 << 20
 
-// firstWindow is what a link sends before it has heard how much the path takes.
-// All bindings of a proxy share its socket, whose buffer at the peer holds 8
-// MiB: 32 may begin at one time. Slow start doubles it every round trip.
+// firstWindow is the initial congestion window of a link, in bytes. All bindings of
+// a proxy share its socket, whose buffer at the peer holds 8 MiB: 32 links may
+// start at the same time. Slow start doubles the window every round trip.
 const firstWindow = 256 << 10
 
-// LinkConfig makes the link's configuration of one side of a binding from what
-// the manager wants, and the peer's address on each path. self is the number
-// of this node.
+// LinkConfig returns the link configuration of one side of a desired binding, and
+// the peer's address on each path. self is the number of this node.
 //
-// A binding is named in datagrams by its box slot, which has one binding at a
-// time: datagrams of the binding before find the new one and are refused for
-// their epoch.
+// Datagrams name a binding by its box slot, which has one binding at a time.
+// Datagrams of an earlier binding reach the new one and are refused for their
+// epoch.
 func LinkConfig(want *dxpuv1.DesiredBinding, self uint32, kind dxpuv1.NodeKind) (link.Config, []netip.AddrPort, error) {
 	fail := func(format string, args ...any) (link.Config, []netip.AddrPort, error) {
-		return link.Config{}, nil, fmt.Errorf("node: binding %q: %s", want.GetBindingId(), fmt.Sprintf(format, args...))
+		return link.Config{}, nil, fmt.Errorf("agent: binding %q: %s", want.GetBindingId(), fmt.Sprintf(format, args...))
 	}
 	peer := want.GetPeer()
 	if want.Slot > math.MaxUint8 || peer.GetSlot() > math.MaxUint8 {
@@ -90,7 +89,7 @@ func LinkConfig(want *dxpuv1.DesiredBinding, self uint32, kind dxpuv1.NodeKind) 
 	return cfg, peers, nil
 }
 
-// addresses orders the peer's addresses by path.
+// addresses returns the peer's addresses in the order of their paths.
 func addresses(in []*dxpuv1.PathAddress) ([]netip.AddrPort, error) {
 	if len(in) == 0 || len(in) > frame.MaxPaths {
 		return nil, fmt.Errorf("the peer has %d paths, want 1 to %d", len(in), frame.MaxPaths)
@@ -109,7 +108,7 @@ func addresses(in []*dxpuv1.PathAddress) ([]netip.AddrPort, error) {
 	return out, nil
 }
 
-// newSession returns a number that no run of a link has had before.
+// newSession returns a random session number, which no earlier link has used.
 func newSession() uint64 {
 	var b [8]byte
 	for {
@@ -120,7 +119,7 @@ func newSession() uint64 {
 	}
 }
 
-// Addresses describes the paths of a proxy to the manager.
+// Addresses returns the paths of a proxy for a report to the manager.
 func Addresses(f *netio.Fabric) []*dxpuv1.PathAddress {
 	mtus := f.MTUs()
 	var out []*dxpuv1.PathAddress
@@ -130,7 +129,7 @@ func Addresses(f *netio.Fabric) []*dxpuv1.PathAddress {
 	return out
 }
 
-// LinkCounters turns the counters of a link into those of the API.
+// LinkCounters converts the counters of a link to those of the API.
 func LinkCounters(s link.Stats) *dxpuv1.Counters {
 	c := &dxpuv1.Counters{
 		TlpsSent: s.TLPsSent, TlpsReceived: s.TLPsReceived,
@@ -145,8 +144,8 @@ func LinkCounters(s link.Stats) *dxpuv1.Counters {
 	return c
 }
 
-// PathStatuses describes the paths of a link to the manager. A path that was not
-// used yet is neither good nor bad.
+// PathStatuses returns the paths of a link for a report to the manager. The health
+// of a path that was not used yet is unspecified.
 func PathStatuses(s link.Stats) []*dxpuv1.PathStatus {
 	var out []*dxpuv1.PathStatus
 	for i, p := range s.Paths {
@@ -162,7 +161,7 @@ func PathStatuses(s link.Stats) []*dxpuv1.PathStatus {
 	return out
 }
 
-// StateName is the short word of a binding state, as timelines have it.
+// StateName returns the word for a binding state in timelines, such as "attached".
 func StateName(s dxpuv1.BindingState) string {
 	return strings.ToLower(strings.TrimPrefix(s.String(), "BINDING_STATE_"))
 }

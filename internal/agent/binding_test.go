@@ -22,7 +22,7 @@ func wantedBinding() *dxpuv1.DesiredBinding {
 	}
 }
 
-// Both sides of a binding make configurations that fit each other.
+// Both sides of a binding have matching configurations.
 func TestLinkConfig(t *testing.T) {
 	host, peers, err := LinkConfig(wantedBinding(), 7, dxpuv1.NodeKind_NODE_KIND_HOST)
 	if err != nil {
@@ -45,18 +45,18 @@ func TestLinkConfig(t *testing.T) {
 	case !host.Initiator || box.Initiator:
 		t.Error("the host opens the session, and only the host")
 	case host.Session == 0 || host.Session == box.Session:
-		t.Error("sessions are not told apart")
+		t.Error("both sides have the same session number")
 	case len(host.Paths) != 2 || host.Paths[0].MTU != 9000:
 		t.Errorf("paths %+v", host.Paths)
 	}
 	again, _, _ := LinkConfig(wantedBinding(), 7, dxpuv1.NodeKind_NODE_KIND_HOST)
 	if again.Session == host.Session {
-		t.Error("two runs have one session number")
+		t.Error("two configurations have the same session number")
 	}
 }
 
-// Who knows some session numbers knows nothing of the next: each bit is set in
-// half of them, and in half of the differences between one and the next.
+// Session numbers do not predict the next one: each bit is set in half of them, and
+// in half of the differences between consecutive ones.
 func TestSessionNumbersAreNotGuessable(t *testing.T) {
 	const n = 2000
 	var set, changed [64]int
@@ -68,7 +68,7 @@ func TestSessionNumbersAreNotGuessable(t *testing.T) {
 			t.Fatal(err)
 		}
 		if seen[cfg.Session] {
-			t.Fatalf("session number %#x comes twice", cfg.Session)
+			t.Fatalf("session number %#x appears twice", cfg.Session)
 		}
 		seen[cfg.Session] = true
 		for bit := range set {
@@ -130,7 +130,7 @@ func TestLinkConfigRefuses(t *testing.T) {
 func TestStatus(t *testing.T) {
 	var s Status
 	if o := s.Get(); o.Observed() != nil {
-		t.Error("nothing is something")
+		t.Error("a slot without a binding reports one")
 	}
 	s.Begin(&dxpuv1.DesiredBinding{BindingId: "b", Epoch: 4})
 	s.Advance(dxpuv1.BindingState_BINDING_STATE_PREPARING, "")
@@ -149,7 +149,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("%v", o)
 	}
 	if o.Steps[0].Duration != nil || o.Steps[1].Duration == nil {
-		t.Error("durations are those since the step before")
+		t.Error("a duration is not that since the previous step")
 	}
 	want := wantedBinding()
 	for _, c := range []struct {
@@ -168,15 +168,15 @@ func TestStatus(t *testing.T) {
 	}
 	s.Step("more")
 	if len(have.Steps) != 3 {
-		t.Error("a copy has changed")
+		t.Error("Get returned no copy")
 	}
 	s.End()
 	if s.Get().ID != "" {
-		t.Error("not forgotten")
+		t.Error("the binding is still reported after End")
 	}
 	d := &dxpuv1.DesiredState{Bindings: []*dxpuv1.DesiredBinding{want}}
 	if Wanted(d, 1) != want || Wanted(d, 0) != nil || Wanted(nil, 0) != nil {
-		t.Error("Wanted finds something else")
+		t.Error("Wanted returns another binding")
 	}
 }
 

@@ -6,25 +6,25 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// Desired keeps what the manager wants of a proxy and wakes the controllers of
-// its slots: the half of Handler that proxies have in common. Embed it. The
-// zero value wants nothing.
+// Desired holds the desired state of a proxy and wakes the controllers of its
+// slots. It is the part of Handler that both proxies share, for embedding. The zero
+// value has no bindings.
 type Desired struct {
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	state   *dxpuv1.DesiredState
 	wake    []func()
 	changed func()
 }
 
-// OnWake registers what Apply calls, in its own goroutine, when there is
-// something new. Call it before the proxy runs.
+// OnWake registers a function that Apply calls, in Apply's goroutine, for a new
+// snapshot. Call OnWake before the proxy runs.
 func (d *Desired) OnWake(f func()) { d.wake = append(d.wake, f) }
 
-// OnChange registers who is told that Observe has news. Call it before the
+// OnChange registers the function that Changed calls. Call OnChange before the
 // proxy runs.
 func (d *Desired) OnChange(f func()) { d.changed = f }
 
-// Changed says that Observe has news.
+// Changed reports that Observe now returns another state.
 func (d *Desired) Changed() {
 	if d.changed != nil {
 		d.changed()
@@ -41,8 +41,8 @@ func (d *Desired) Apply(state *dxpuv1.DesiredState) {
 	}
 }
 
-// Wanted returns what the manager wants in a slot, nil for nothing, and all
-// that it wants.
+// Wanted returns the desired binding of a slot, nil for none, and the desired
+// state.
 func (d *Desired) Wanted(slot int) (*dxpuv1.DesiredBinding, *dxpuv1.DesiredState) {
 	d.mu.Lock()
 	state := d.state

@@ -8,8 +8,8 @@ import (
 	"github.com/dxpu-project/dxpu/link"
 )
 
-// Report is what a proxy tells of its slots at GET /slots: the state of now and
-// counters since the proxy, or the link, began.
+// Report is the answer of a proxy's admin listener to GET /slots: the present state
+// of the slots, and counters since the start of the proxy or of the link.
 type Report struct {
 	Role  string       `json:"role"` // "host" or "box"
 	Time  time.Time    `json:"time"`
@@ -19,14 +19,14 @@ type Report struct {
 // SlotReport is one slot.
 type SlotReport struct {
 	Slot     int            `json:"slot"`
-	Device   string         `json:"device,omitempty"` // model, where the proxy knows it
+	Device   string         `json:"device,omitempty"` // model, if the proxy knows it
 	Counters SlotCounters   `json:"counters"`
 	Tags     *TagsReport    `json:"tags,omitempty"`    // nil: not known
 	Binding  *BindingReport `json:"binding,omitempty"` // nil: free
 }
 
-// SlotCounters count since the proxy started. What only one role counts is
-// absent from the other's.
+// SlotCounters count since the proxy started. A counter that only one role has is
+// absent from the other role's report.
 type SlotCounters struct {
 	ToDevice        uint64 `json:"tlps_to_device"`
 	FromDevice      uint64 `json:"tlps_from_device"`
@@ -41,8 +41,8 @@ type SlotCounters struct {
 	Dropped         uint64 `json:"dropped_tlps,omitempty"`
 }
 
-// TagsReport tells how many requests of the requester on this side are
-// outstanding: of the host in a host, of the device in a box.
+// TagsReport counts the outstanding requests of the requester on this side: the
+// host on a host, the device in a box.
 type TagsReport struct {
 	InFlight int `json:"in_flight"`
 	Total    int `json:"total"`
@@ -65,9 +65,9 @@ type PeerReport struct {
 	Addresses []string `json:"addresses,omitempty"` // by path
 }
 
-// LinkReport is the link of a binding, counted since it was opened.
+// LinkReport describes the link of a binding. It counts since the link was opened.
 type LinkReport struct {
-	Number          uint32            `json:"number"` // by which datagrams name the binding
+	Number          uint32            `json:"number"` // with which datagrams name the binding
 	State           string            `json:"state"`
 	TLPsOut         uint64            `json:"tlps_out"`
 	TLPsIn          uint64            `json:"tlps_in"`
@@ -84,16 +84,16 @@ type LinkReport struct {
 	Drops           map[string]uint64 `json:"drops,omitempty"` // by reason, those that are not zero
 	SendBuffered    int               `json:"send_buffered"`
 	ReceiveHeld     int               `json:"receive_held"`
-	// Sent is how long requests that this side sent waited for their
-	// completion, Served how long this side took to answer requests of the
-	// other. Sent less the round trip of the network is what the other side took.
+	// Sent is the time that requests of this side waited for their completion,
+	// Served the time that this side took to answer requests of the other. Sent
+	// minus the round trip of the network is the time of the other side.
 	Sent   RoundTripReport `json:"sent"`
 	Served RoundTripReport `json:"served"`
 	Paths  []PathReport    `json:"paths"`
 }
 
-// RoundTripReport is a round trip from samples, in nanoseconds; 0 of all where
-// there are none.
+// RoundTripReport is a sampled round trip, in nanoseconds; all fields are 0 without
+// samples.
 type RoundTripReport struct {
 	Smoothed time.Duration `json:"smoothed_ns"`
 	Min      time.Duration `json:"min_ns"`
@@ -101,7 +101,7 @@ type RoundTripReport struct {
 	Samples  uint64        `json:"samples"`
 }
 
-// PathReport is a path of a link now.
+// PathReport is the present state of a path of a link.
 type PathReport struct {
 	Usable   bool          `json:"usable"`
 	SRTT     time.Duration `json:"srtt_ns"`
@@ -113,8 +113,8 @@ type PathReport struct {
 	Failures uint64        `json:"failures,omitempty"`
 }
 
-// ReportBinding describes the binding of a slot: have is its status, d what the
-// manager wants. It is nil for a free slot. The link is the caller's to add.
+// ReportBinding describes the binding of a slot from its status and the desired
+// state. It returns nil for a free slot. The caller adds the link.
 func ReportBinding(slot int, have BindingStatus, d *dxpuv1.DesiredState) *BindingReport {
 	if have.ID == "" {
 		return nil
@@ -134,7 +134,7 @@ func ReportBinding(slot int, have BindingStatus, d *dxpuv1.DesiredState) *Bindin
 	return out
 }
 
-// ReportLink describes the link of a binding, whose group is entered.
+// ReportLink describes the link of a binding. The caller holds the group's lock.
 func ReportLink(b *netio.Binding) *LinkReport {
 	s := b.Stats()
 	sent, served := b.RoundTrips()
@@ -168,7 +168,7 @@ func reportPath(p *link.PathStats) PathReport {
 	}
 }
 
-// drops names the reasons for which a link drops datagrams.
+// drops returns the dropped datagrams of a link by reason.
 func drops(d *link.Drops) map[string]uint64 {
 	return map[string]uint64{
 		"flood": d.Flood, "not_mine": d.NotMine, "stale_epoch": d.StaleEpoch, "path": d.Path, "no_session": d.NoSession,

@@ -1,14 +1,15 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"time"
 
 	"connectrpc.com/connect"
+	"github.com/cenkalti/backoff/v5"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/proto"
 
@@ -17,41 +18,42 @@ import (
 )
 
 const (
-	// defaultHeartbeat is used until the manager says otherwise: four reports
-	// within the second after which a manager counts a node as lost.
+	// defaultHeartbeat is used until the manager sets another interval: four
+	// reports within the second after which a manager counts a node as lost.
 	defaultHeartbeat = 250 * time.Millisecond
-	// maxHeartbeat is the longest pause between reports, whatever a manager says.
+	// maxHeartbeat bounds the interval that a manager can set.
 	maxHeartbeat = time.Minute
-	// Back-off between attempts to reach the manager. The first is short
-	// because a restarting manager should find its nodes again at once; the last
-	// keeps a thousand nodes from asking more than some hundred times a second.
-	firstBackoff = 50 * time.Millisecond
-	lastBackoff  = 3 * time.Second
-	// silence is how long a watch may owe a snapshot that reports speak of.
-	silence = time.Second
+	// The mean pauses between attempts to reach the manager. The first is short
+	// so that a restarted manager finds its nodes again at once; the last keeps a
+	// thousand nodes below some hundred calls a second.
+	firstBackoff = 40 * time.Millisecond
+	lastBackoff  = 2 * time.Second
+	// snapshotTimeout is how long the snapshot of a revision that the manager has
+	// announced in a report may take to arrive.
+	snapshotTimeout = time.Second
 	// callTimeout bounds a unary call; an answer takes milliseconds.
 	callTimeout = 5 * time.Second
-	// reportTimeout bounds a report where there are other managers to turn to.
+	// reportTimeout bounds a report if the pool has other managers.
 	reportTimeout = 2 * time.Second
 )
 
-// errEnrolAgain says that the manager does not know the node's credential.
-var errEnrolAgain = errors.New("node: the manager does not know this node")
+// errEnrolAgain reports that the manager does not know the node's credential.
+var errEnrolAgain = errors.New("agent: the manager does not know this node")
 
 // Run applies the state on disk, then talks to the manager until ctx ends. It
-// returns nil then, and an error only for what retrying cannot mend: a refused
-// join token or name, or a state directory that cannot be written.
-func (c *Client) Run(ctx context.Context) error {
-	c.mu.Lock()
-	kept := c.applied
-	c.mu.Unlock()
+// returns nil then, and an error only where a retry cannot help: a refused join
+// token or name, or a state directory that cannot be written.
+func (a *Agent) Run(ctx context.Context) error {
+	a.mu.Lock()
+	kept := a.applied
+	a.mu.Unlock()
 	if kept != nil {
-		c.log.Info("going on with the desired state on disk", "revision", kept.Revision, "bindings", len(kept.Bindings))
-		c.handler.Apply(proto.CloneOf(kept))
+		a.log.Info("using the desired state on disk", "revision", kept.Revision, "bindings", len(kept.Bindings))
+		a.handler.Apply(proto.CloneOf(kept))
 	}
-	pause := newBackoff()
+	retry := newBackoff()
 	for {
-		err := c.session(ctx)
+		err := a.converse(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -60,58 +62,58 @@ func (c *Client) Run(ctx context.Context) error {
 			return fatal.err
 		}
 		if errors.Is(err, errEnrolAgain) {
-			c.log.Warn("the manager does not know this node: enrolling again")
-			pause.reset()
+			a.log.Warn("the manager does not know this node: enrolling again")
+			retry.Reset()
 		} else {
-			c.log.Info("no conversation with the manager", "err", err)
+			a.log.Info("no connection to the manager", "err", err)
 		}
-		if !pause.wait(ctx, nil) {
+		if !wait(ctx, retry, nil) {
 			return nil
 		}
 	}
 }
 
-// session enrols when needed and then watches and reports until one of both
-// needs a new enrolment.
-func (c *Client) session(ctx context.Context) error {
-	if err := c.enrol(ctx); err != nil {
+// converse enrols when needed, then watches, reports and renews the certificate
+// until one of them needs a new enrolment.
+func (a *Agent) converse(ctx context.Context) error {
+	if err := a.enrol(ctx); err != nil {
 		return err
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return c.watchLoop(ctx) })
-	g.Go(func() error { return c.reportLoop(ctx) })
-	g.Go(func() error { return c.renewLoop(ctx) })
+	g.Go(func() error { return a.watchLoop(ctx) })
+	g.Go(func() error { return a.reportLoop(ctx) })
+	g.Go(func() error { return a.renewLoop(ctx) })
 	return g.Wait()
 }
 
-func (c *Client) enrol(ctx context.Context) error {
-	c.mu.Lock()
-	old, known := c.identity, !c.refused
-	c.mu.Unlock()
+func (a *Agent) enrol(ctx context.Context) error {
+	a.mu.Lock()
+	old, known, api := a.identity, !a.refused, a.client
+	a.mu.Unlock()
 	if old.NodeID != "" && known {
 		return nil
 	}
-	csr, key, err := c.request()
+	csr, key, err := a.newRequest()
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	res, err := c.api.Enroll(ctx, connect.NewRequest(&dxpuv1.EnrollRequest{
-		JoinToken: c.cfg.JoinToken,
-		Kind:      c.cfg.Kind,
-		Name:      c.cfg.Name,
-		Version:   c.cfg.Version,
+	res, err := api.Node.Enroll(ctx, connect.NewRequest(&dxpuv1.EnrollRequest{
+		JoinToken: a.cfg.JoinToken,
+		Kind:      a.cfg.Kind,
+		Name:      a.cfg.Name,
+		Version:   a.cfg.Version,
 
 		PreviousCredential: old.Credential,
 		CsrPem:             csr,
 	}))
 	switch connect.CodeOf(err) {
 	case connect.CodeUnauthenticated, connect.CodePermissionDenied, connect.CodeInvalidArgument:
-		return &fatalError{fmt.Errorf("node: enrol %q: %w", c.cfg.Name, err)}
+		return &fatalError{fmt.Errorf("enrol %q: %w", a.cfg.Name, err)}
 	}
 	if err != nil {
-		return fmt.Errorf("node: enrol: %w", err)
+		return fmt.Errorf("enrol: %w", err)
 	}
 	id := identity{
 		Version:     identityVersion,
@@ -124,70 +126,61 @@ func (c *Client) enrol(ctx context.Context) error {
 		Key:         key,
 		CA:          res.Msg.CaPem,
 	}
-	if err := id.check(); err != nil {
+	if err := a.keep(id); err != nil {
 		return err
 	}
-	if err := c.saveIdentity(id); err != nil {
-		return &fatalError{err}
+	a.mu.Lock()
+	if a.applied != nil && (a.applied.ClusterId != id.ClusterID || a.applied.NodeId != id.NodeID) {
+		a.known.Store(0) // another pool: its revisions are not comparable
 	}
-	c.mu.Lock()
-	c.identity, c.refused = id, false
-	if c.applied != nil && (c.applied.ClusterId != id.ClusterID || c.applied.NodeId != id.NodeID) {
-		c.known.Store(0) // another pool: its revisions are not comparable
-	}
-	c.mu.Unlock()
-	if c.channel != nil {
-		c.channel.use(id)
-	}
-	c.log.Info("enrolled", "node", id.NodeID, "number", id.NodeNumber, "cluster", id.ClusterID)
+	a.mu.Unlock()
+	a.log.Info("enrolled", "node", id.NodeID, "number", id.NodeNumber, "cluster", id.ClusterID)
 	return nil
 }
 
-// forget notes that the manager refused the node's identity. The desired state
-// stays: only a new desired state takes bindings down. The credential is still
-// good to say which node it was.
-func (c *Client) forget() {
-	c.mu.Lock()
-	c.refused = true
-	ca := c.identity.CA
-	c.mu.Unlock()
-	if c.channel != nil {
-		c.channel.use(identity{CA: ca}) // a bad certificate would spoil the handshake
-	}
+// forget records that the manager refused the node's identity. The desired state
+// stays, because only a new desired state ends bindings. The credential stays,
+// too: enrolment proves with it which node this was.
+func (a *Agent) forget() error {
+	a.mu.Lock()
+	a.refused = true
+	ca := a.identity.CA
+	a.mu.Unlock()
+	return a.use(identity{CA: ca}) // a refused certificate would end the handshake
 }
 
-func (c *Client) watchLoop(ctx context.Context) error {
-	pause := newBackoff()
+func (a *Agent) watchLoop(ctx context.Context) error {
+	retry := newBackoff()
 	for {
-		err := c.watch(ctx, pause)
-		if err := c.sessionError(err); err != nil {
+		err := a.watch(ctx, retry)
+		if err := a.sessionError(err); err != nil {
 			return err
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		c.log.Debug("watch ended", "err", err)
-		// The manager may have restarted: it should hear of this node now, not
-		// with the next heartbeat, which may be far off.
-		c.Changed()
-		if !pause.wait(ctx, c.reached) {
+		a.log.Debug("watch ended", "err", err)
+		// The manager may have restarted. A report now tells it of this node earlier
+		// than the next heartbeat.
+		a.Changed()
+		if !wait(ctx, retry, a.reached) {
 			return ctx.Err()
 		}
 	}
 }
 
-// watch receives snapshots until the stream ends or reportLoop finds that it
-// has gone silent.
-func (c *Client) watch(ctx context.Context, pause *backoff) error {
+// watch receives snapshots until the stream ends or reportLoop finds that
+// snapshots are missing.
+func (a *Agent) watch(ctx context.Context, retry *backoff.ExponentialBackOff) error {
 	ctx, cancel := context.WithCancel(ctx)
 	select {
-	case <-c.rewatch: // meant for the watch before this one
+	case <-a.rewatch: // meant for the previous watch
 	default:
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		select {
-		case <-c.rewatch:
+		case <-a.rewatch:
 			cancel()
 		case <-ctx.Done():
 		}
@@ -195,200 +188,186 @@ func (c *Client) watch(ctx context.Context, pause *backoff) error {
 	defer wg.Wait()
 	defer cancel()
 
-	c.mu.Lock()
-	id := c.identity
-	c.mu.Unlock()
-	req := connect.NewRequest(&dxpuv1.WatchDesiredRequest{
-		NodeId: id.NodeID, KnownRevision: c.known.Load(), ClusterId: id.ClusterID,
-	})
-	authorize(req.Header().Set, id)
-	stream, err := c.api.WatchDesired(ctx, req)
+	id, api := a.current()
+	stream, err := api.Node.WatchDesired(ctx, connect.NewRequest(&dxpuv1.WatchDesiredRequest{
+		NodeId: id.NodeID, KnownRevision: a.known.Load(), ClusterId: id.ClusterID,
+	}))
 	if err != nil {
 		return err
 	}
 	defer func() { _ = stream.Close() }()
 	for stream.Receive() {
-		pause.reset()
-		if err := c.take(id, stream.Msg()); err != nil {
+		retry.Reset()
+		if err := a.take(id, stream.Msg()); err != nil {
 			return err
 		}
 	}
 	return stream.Err()
 }
 
-// take keeps a snapshot on disk and then applies it. Disk first: a node that
-// crashes in between comes back with what it was told last.
-func (c *Client) take(id identity, d *dxpuv1.DesiredState) error {
+// take writes a snapshot to disk and then applies it. In this order, a node that
+// crashes in between restarts with the latest snapshot.
+func (a *Agent) take(id identity, d *dxpuv1.DesiredState) error {
 	if d.NodeId != id.NodeID || d.ClusterId != id.ClusterID {
-		return fmt.Errorf("node: the manager sent the desired state of node %q in cluster %q", d.NodeId, d.ClusterId)
+		return fmt.Errorf("agent: the manager sent the desired state of node %q in cluster %q", d.NodeId, d.ClusterId)
 	}
-	c.mu.Lock()
-	stale := c.applied != nil && c.applied.ClusterId == d.ClusterId && c.applied.NodeId == d.NodeId &&
-		!revision.Replaces(d.Revision, c.applied.Revision)
-	c.mu.Unlock()
+	a.mu.Lock()
+	stale := a.applied != nil && a.applied.ClusterId == d.ClusterId && a.applied.NodeId == d.NodeId &&
+		!revision.Replaces(d.Revision, a.applied.Revision)
+	a.mu.Unlock()
 	if stale {
 		return nil
 	}
 	kept := proto.CloneOf(d)
-	if err := c.saveDesired(kept); err != nil {
+	if err := a.saveDesired(kept); err != nil {
 		return &fatalError{err}
 	}
-	c.mu.Lock()
-	c.applied = kept
-	c.mu.Unlock()
-	c.known.Store(d.Revision)
-	c.log.Debug("desired state", "revision", d.Revision, "bindings", len(d.Bindings))
-	c.handler.Apply(proto.CloneOf(kept))
-	c.Changed()
+	a.mu.Lock()
+	a.applied = kept
+	a.mu.Unlock()
+	a.known.Store(d.Revision)
+	a.log.Debug("desired state", "revision", d.Revision, "bindings", len(d.Bindings))
+	a.handler.Apply(proto.CloneOf(kept))
+	a.Changed()
 	return nil
 }
 
-func (c *Client) reportLoop(ctx context.Context) error {
-	c.mu.Lock()
-	interval := time.Duration(c.identity.HeartbeatMS) * time.Millisecond
-	c.mu.Unlock()
-	defer c.connected.Store(false)
+func (a *Agent) reportLoop(ctx context.Context) error {
+	a.mu.Lock()
+	interval := time.Duration(a.identity.HeartbeatMS) * time.Millisecond
+	a.mu.Unlock()
+	defer a.connected.Store(false)
 	tick := time.NewTimer(maxHeartbeat)
 	defer tick.Stop()
-	pause := newBackoff()
+	retry := newBackoff()
 	var seq uint64
-	var behind time.Time // since when answers speak of a revision that we do not have
+	var behind time.Time // since when the manager announces a revision that has not arrived
 	reached := true
 	for {
 		seq++
-		want, every, err := c.reportOnce(ctx, seq)
-		c.connected.Store(err == nil)
-		if err := c.sessionError(err); err != nil {
+		want, every, err := a.reportOnce(ctx, seq)
+		a.connected.Store(err == nil)
+		if err := a.sessionError(err); err != nil {
 			return err
 		}
 		if err != nil {
-			c.log.Debug("report failed", "err", err)
+			a.log.Debug("report failed", "err", err)
 			reached = false
-			if !pause.wait(ctx, nil) {
+			if !wait(ctx, retry, nil) {
 				return ctx.Err()
 			}
 			continue
 		}
-		pause.reset()
+		retry.Reset()
 		if !reached {
-			poke(c.reached) // the watch need not wait its turn
-			if c.several {
-				poke(c.rewatch) // nor stay with a manager that is frozen
+			signal(a.reached) // the watch is opened again at once
+			if a.redundant() {
+				signal(a.rewatch) // and leaves a manager that hangs
 			}
 		}
 		reached = true
-		// A watch that says nothing while there is something to say is dead,
-		// whatever TCP thinks of it.
-		if !revision.Replaces(want, c.known.Load()) {
+		// A watch that does not deliver an announced snapshot is broken, even if its
+		// TCP connection is open.
+		if !revision.Replaces(want, a.known.Load()) {
 			behind = time.Time{}
 		} else if behind.IsZero() {
 			behind = time.Now()
-		} else if time.Since(behind) > silence {
-			poke(c.rewatch)
+		} else if time.Since(behind) > snapshotTimeout {
+			signal(a.rewatch)
 			behind = time.Time{}
 		}
 		if every > 0 {
 			interval = every
 		}
-		tick.Reset(c.nextReport(interval, behind))
+		tick.Reset(a.nextReport(interval, behind))
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-tick.C:
-		case <-c.changed:
+		case <-a.changed:
 		}
 	}
 }
 
-// nextReport is the pause before the next report where nothing changes: what the
-// manager says, less while it owes a snapshot.
-func (c *Client) nextReport(interval time.Duration, behind time.Time) time.Duration {
+// nextReport returns the pause before the next report if nothing changes: the
+// manager's interval, or less while an announced snapshot has not arrived.
+func (a *Agent) nextReport(interval time.Duration, behind time.Time) time.Duration {
 	switch {
-	case c.cfg.Heartbeat > 0:
-		interval = c.cfg.Heartbeat
+	case a.cfg.Heartbeat > 0:
+		interval = a.cfg.Heartbeat
 	case interval <= 0:
 		interval = defaultHeartbeat
 	}
 	if !behind.IsZero() {
-		interval = min(interval, silence)
+		interval = min(interval, snapshotTimeout)
 	}
 	return min(interval, maxHeartbeat)
 }
 
-// reportOnce makes a report and returns which desired state there is for the node,
-// and how often it is to report, 0 for as before.
-func (c *Client) reportOnce(ctx context.Context, seq uint64) (desired uint64, every time.Duration, err error) {
+// reportOnce sends a report. It returns the revision of the node's desired state
+// and the report interval that the manager asks for, 0 for no change.
+func (a *Agent) reportOnce(ctx context.Context, seq uint64) (desired uint64, interval time.Duration, err error) {
 	timeout := callTimeout
-	if c.several {
+	if a.redundant() {
 		timeout = reportTimeout
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	c.mu.Lock()
-	id := c.identity
-	ours := c.applied != nil && c.applied.ClusterId == id.ClusterID && c.applied.NodeId == id.NodeID
-	c.mu.Unlock()
-	state := c.handler.Observe()
+	a.mu.Lock()
+	id, api := a.identity, a.client
+	ours := a.applied != nil && a.applied.ClusterId == id.ClusterID && a.applied.NodeId == id.NodeID
+	a.mu.Unlock()
+	state := a.handler.Observe()
 	if !ours {
 		state.AppliedRevision = 0 // of another pool
 	}
 	state.NodeId = id.NodeID
-	state.InstanceId = c.instance
+	state.InstanceId = a.instance
 	state.Sequence = seq
-	state.Version = c.cfg.Version
-	req := connect.NewRequest(&dxpuv1.ReportRequest{State: state})
-	authorize(req.Header().Set, id)
-	res, err := c.api.Report(ctx, req)
+	state.Version = a.cfg.Version
+	res, err := api.Node.Report(ctx, connect.NewRequest(&dxpuv1.ReportRequest{State: state}))
 	if err != nil {
 		return 0, 0, err
 	}
 	return res.Msg.DesiredRevision, res.Msg.HeartbeatInterval.AsDuration(), nil
 }
 
-// sessionError returns the errors that end a session, nil for the rest.
-func (c *Client) sessionError(err error) error {
+// sessionError returns the errors that end the conversation, nil for others.
+func (a *Agent) sessionError(err error) error {
 	var fatal *fatalError
 	if errors.As(err, &fatal) {
 		return err
 	}
-	if err != nil && (connect.CodeOf(err) == connect.CodeUnauthenticated || refused(err)) {
-		c.forget()
-		return errEnrolAgain
+	if err != nil && (connect.CodeOf(err) == connect.CodeUnauthenticated || certificateRefused(err)) {
+		return cmp.Or(a.forget(), errEnrolAgain)
 	}
 	return nil
 }
 
-func authorize(set func(k, v string), id identity) {
-	set("Authorization", "Bearer "+id.Credential)
-}
-
-// fatalError is what retrying cannot mend.
+// fatalError is an error that a retry cannot repair.
 type fatalError struct{ err error }
 
 func (e *fatalError) Error() string { return e.err.Error() }
 func (e *fatalError) Unwrap() error { return e.err }
 
-// backoff waits longer each time, with jitter so that nodes do not come back in step.
-type backoff struct{ next time.Duration }
+// newBackoff returns pauses with jitter, so that nodes do not retry in step.
+func newBackoff() *backoff.ExponentialBackOff {
+	return &backoff.ExponentialBackOff{
+		InitialInterval: firstBackoff, MaxInterval: lastBackoff, Multiplier: 2, RandomizationFactor: 0.5,
+	}
+}
 
-func newBackoff() *backoff { return &backoff{next: firstBackoff} }
-
-func (b *backoff) reset() { b.next = firstBackoff }
-
-// wait waits for its time or for early, after which it begins from the start. It
+// wait waits for the next pause of b, or for early, after which b starts again. It
 // returns false when ctx has ended.
-func (b *backoff) wait(ctx context.Context, early <-chan struct{}) bool {
-	d := b.next/2 + rand.N(b.next/2+1)
-	b.next = min(b.next*2, lastBackoff)
-	t := time.NewTimer(d)
+func wait(ctx context.Context, b *backoff.ExponentialBackOff, early <-chan struct{}) bool {
+	t := time.NewTimer(b.NextBackOff())
 	defer t.Stop()
 	select {
 	case <-ctx.Done():
 		return false
 	case <-early:
-		b.reset()
-		return true
+		b.Reset()
 	case <-t.C:
-		return true
 	}
+	return true
 }

@@ -20,97 +20,98 @@ const (
 	desiredFile  = "desired.pb"
 )
 
-// identityVersion is the version of the identity record. A record of another
-// version is refused, since a node without its credential must not guess.
+// identityVersion is the version of the identity record. A record with another
+// version is refused: without its credential the node would enrol as a new one.
 const identityVersion = 1
 
-// identity is what enrolment gave, as it is kept on disk.
+// identity is the result of enrolment, as it is kept on disk.
 type identity struct {
 	Version    int    `json:"version"`
 	ClusterID  string `json:"cluster_id"`
 	NodeID     string `json:"node_id"`
 	NodeNumber uint32 `json:"node_number"`
 	Credential string `json:"credential"`
-	// Certificate proves who the node is where the manager has TLS; Key is its
-	// key and CA the manager's authority, all in PEM.
+	// Certificate identifies the node to a manager with TLS. Key is its private key
+	// and CA the manager's authority. All are PEM.
 	Certificate string `json:"certificate,omitempty"`
 	Key         string `json:"key,omitempty"`
 	CA          string `json:"ca,omitempty"`
-	// HeartbeatMS is the heartbeat interval that the manager asked for.
+	// HeartbeatMS is the heartbeat interval that the manager asked for, in
+	// milliseconds.
 	HeartbeatMS int64 `json:"heartbeat_ms"`
 }
 
 func newInstanceID() string { return rand.Text()[:12] }
 
-// load reads what an earlier run left. A desired state that cannot be read is
-// an error too: going on without it would tear down every binding.
-func (c *Client) load() error {
-	if c.cfg.StateDir == "" {
+// load reads the files of an earlier run. A desired state that cannot be read is
+// an error, because a start without it would end every binding.
+func (a *Agent) load() error {
+	if a.cfg.StateDir == "" {
 		return nil
 	}
-	raw, err := os.ReadFile(c.path(identityFile))
+	raw, err := os.ReadFile(a.path(identityFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("node: read identity: %w", err)
+		return fmt.Errorf("agent: read identity: %w", err)
 	}
 	var id identity
 	if err := json.Unmarshal(raw, &id); err != nil {
-		return fmt.Errorf("node: %s is damaged (remove it to enrol again): %w", c.path(identityFile), err)
+		return fmt.Errorf("agent: %s is damaged (remove it to enrol again): %w", a.path(identityFile), err)
 	}
 	if id.Version != identityVersion {
-		return fmt.Errorf("node: %s has version %d, this program knows %d", c.path(identityFile), id.Version, identityVersion)
+		return fmt.Errorf("agent: %s has version %d, this program reads version %d", a.path(identityFile), id.Version, identityVersion)
 	}
-	c.identity = id
+	a.identity = id
 
-	raw, err = os.ReadFile(c.path(desiredFile))
+	raw, err = os.ReadFile(a.path(desiredFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("node: read desired state: %w", err)
+		return fmt.Errorf("agent: read desired state: %w", err)
 	}
 	d := &dxpuv1.DesiredState{}
 	if err := proto.Unmarshal(raw, d); err != nil {
-		return fmt.Errorf("node: %s is damaged (remove it to start with nothing attached): %w", c.path(desiredFile), err)
+		return fmt.Errorf("agent: %s is damaged (remove it to start with nothing attached): %w", a.path(desiredFile), err)
 	}
 	if d.ClusterId == id.ClusterID && d.NodeId == id.NodeID {
-		c.applied = d
-		c.known.Store(d.Revision)
+		a.applied = d
+		a.known.Store(d.Revision)
 	}
 	return nil
 }
 
-func (c *Client) saveIdentity(id identity) error {
-	if c.cfg.StateDir == "" {
+func (a *Agent) saveIdentity(id identity) error {
+	if a.cfg.StateDir == "" {
 		return nil
 	}
 	raw, err := json.MarshalIndent(id, "", "  ")
 	if err != nil {
-		return fmt.Errorf("node: encode identity: %w", err)
+		return fmt.Errorf("agent: encode identity: %w", err)
 	}
-	return replaceFile(c.path(identityFile), raw)
+	return replaceFile(a.path(identityFile), raw)
 }
 
-func (c *Client) saveDesired(d *dxpuv1.DesiredState) error {
-	if c.cfg.StateDir == "" {
+func (a *Agent) saveDesired(d *dxpuv1.DesiredState) error {
+	if a.cfg.StateDir == "" {
 		return nil
 	}
 	raw, err := proto.Marshal(d)
 	if err != nil {
-		return fmt.Errorf("node: encode desired state: %w", err)
+		return fmt.Errorf("agent: encode desired state: %w", err)
 	}
-	return replaceFile(c.path(desiredFile), raw)
+	return replaceFile(a.path(desiredFile), raw)
 }
 
-// replaceFile writes a file so that a crash leaves the old or the new one:
-// temporary file, sync, rename, sync of the directory.
+// replaceFile replaces a file atomically: after a crash the old or the new content
+// is there. It writes a temporary file, syncs, renames, and syncs the directory.
 func replaceFile(path string, data []byte) (err error) {
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+"-*") // mode 0600
 	if err != nil {
-		return fmt.Errorf("node: save: %w", err)
+		return fmt.Errorf("agent: save: %w", err)
 	}
 	defer func() {
 		if err != nil {
@@ -131,7 +132,7 @@ func replaceFile(path string, data []byte) (err error) {
 		err = syncDir(dir)
 	}
 	if err != nil {
-		return fmt.Errorf("node: save %s: %w", path, err)
+		return fmt.Errorf("agent: save %s: %w", path, err)
 	}
 	return nil
 }

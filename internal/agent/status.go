@@ -11,8 +11,8 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// BindingStatus is what one slot of a node reports of its binding; the zero
-// value is nothing.
+// BindingStatus is what a slot reports about its binding; the zero value is that of
+// a slot without one.
 type BindingStatus struct {
 	ID     string
 	Epoch  uint64
@@ -21,7 +21,7 @@ type BindingStatus struct {
 	Steps  []*dxpuv1.Step
 }
 
-// Observed makes the report of it, nil for nothing.
+// Observed returns the status as the API reports it, nil for a slot without a binding.
 func (b *BindingStatus) Observed() *dxpuv1.ObservedBinding {
 	if b.ID == "" {
 		return nil
@@ -29,15 +29,15 @@ func (b *BindingStatus) Observed() *dxpuv1.ObservedBinding {
 	return &dxpuv1.ObservedBinding{BindingId: b.ID, Epoch: b.Epoch, State: b.State, Detail: b.Detail, Steps: b.Steps}
 }
 
-// Status keeps a BindingStatus and its timeline. The slot's controller writes
-// it, reports read it.
+// Status holds the BindingStatus of a slot and its timeline. The slot's controller
+// writes it, reports read it.
 type Status struct {
-	mu    sync.Mutex
+	mu    sync.Mutex // guards the fields below
 	s     BindingStatus
 	trace string // W3C trace context of the binding; empty: not traced
 }
 
-// Get returns a copy.
+// Get returns a copy of the status.
 func (s *Status) Get() BindingStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -46,7 +46,7 @@ func (s *Status) Get() BindingStatus {
 	return out
 }
 
-// Begin starts to report a binding.
+// Begin starts the report and the timeline of a binding.
 func (s *Status) Begin(want *dxpuv1.DesiredBinding) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -54,7 +54,7 @@ func (s *Status) Begin(want *dxpuv1.DesiredBinding) {
 	s.trace = want.GetTraceparent()
 }
 
-// Advance enters a state.
+// Advance records a new state of the binding, as a step of the timeline.
 func (s *Status) Advance(state dxpuv1.BindingState, detail string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,25 +62,24 @@ func (s *Status) Advance(state dxpuv1.BindingState, detail string) {
 	s.stepLocked(StateName(state))
 }
 
-// Note says more about the present state, without being a step. It reports
-// whether that is news.
+// Note changes the detail of the present state without adding a step. It reports
+// whether the detail is new.
 func (s *Status) Note(detail string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	news := s.s.Detail != detail
+	changed := s.s.Detail != detail
 	s.s.Detail = detail
-	return news
+	return changed
 }
 
-// Step notes an inner step of making or unmaking the binding.
+// Step adds an inner step of an attach or detach to the timeline.
 func (s *Status) Step(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stepLocked(name)
 }
 
-// maxSteps bounds a timeline: a VM that starts again and again gets its device
-// each time.
+// maxSteps bounds a timeline: each restart of a VM adds steps.
 const maxSteps = 64
 
 func (s *Status) stepLocked(name string) {
@@ -96,14 +95,14 @@ func (s *Status) stepLocked(name string) {
 	s.s.Steps = append(s.s.Steps, step)
 }
 
-// End forgets the binding: nothing of it is left.
+// End records that nothing of the binding is left.
 func (s *Status) End() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.s = BindingStatus{}
 }
 
-// Wanted returns what a desired state has for a slot, nil for nothing.
+// Wanted returns the binding of a slot in a desired state, nil for none.
 func Wanted(d *dxpuv1.DesiredState, slot int) *dxpuv1.DesiredBinding {
 	for _, w := range d.GetBindings() {
 		if int(w.Slot) == slot {
@@ -113,8 +112,8 @@ func Wanted(d *dxpuv1.DesiredState, slot int) *dxpuv1.DesiredBinding {
 	return nil
 }
 
-// Same reports whether what is wanted is the binding that is there: anything
-// else in the slot is taken down first.
+// Same reports whether the slot holds the desired binding. Any other binding in the
+// slot has to end first.
 func Same(want *dxpuv1.DesiredBinding, have BindingStatus) bool {
 	return want != nil && want.BindingId == have.ID && want.Epoch == have.Epoch
 }

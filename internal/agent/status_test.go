@@ -11,11 +11,11 @@ func TestStatusNotesAndBounds(t *testing.T) {
 	s.Begin(&dxpuv1.DesiredBinding{BindingId: "b-1", Epoch: 1})
 	s.Advance(dxpuv1.BindingState_BINDING_STATE_ATTACHED, "")
 	if !s.Note("no VM") || s.Note("no VM") {
-		t.Error("what is news and what is not")
+		t.Error("Note does not report whether the detail is new")
 	}
 	st := s.Get()
 	if o := st.Observed(); o.State != dxpuv1.BindingState_BINDING_STATE_ATTACHED || o.Detail != "no VM" || len(o.Steps) != 1 {
-		t.Errorf("it reports %v", o)
+		t.Errorf("got %v", o)
 	}
 	for range 1000 {
 		s.Step("replugged")
@@ -27,6 +27,6 @@ func TestStatusNotesAndBounds(t *testing.T) {
 	s.End()
 	st = s.Get()
 	if o := st.Observed(); o != nil {
-		t.Errorf("over, and it reports %v", o)
+		t.Errorf("after End: got %v", o)
 	}
 }

@@ -33,10 +33,21 @@ type hinted struct {
 func (h *hinted) Error() string { return h.err.Error() }
 func (h *hinted) Unwrap() error { return h.err }
 
-// usageError is an argument that can never work, found after parsing.
+// usageError is an error in the command line: the exit code is 2.
 type usageError struct{ error }
 
 func (e *usageError) Unwrap() error { return e.error }
+
+// usage marks an error as one in the command line.
+func usage(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &usageError{err}
+}
+
+// usagef returns an error in the command line.
+func usagef(format string, args ...any) error { return usage(fmt.Errorf(format, args...)) }
 
 // withHint adds what the reader may do about an error.
 func withHint(err error, format string, args ...any) error {

@@ -304,7 +304,7 @@ func TestExitCodes(t *testing.T) {
 		{"bad size", "lease create --memory lots", exitUsage, "write it like 16GiB"},
 		{"huge size", "lease create --memory 99999999999TiB", exitUsage, "is no size"},
 		{"bad kind", "cordon cat tom", exitUsage, "gpu, box or host"},
-		{"bad URL", "get gpus --manager here", exitFailure, "is not the URL of a manager"},
+		{"bad URL", "get gpus --manager here", exitUsage, "is not the URL of a manager"},
 		{"no manager", "get gpus --manager http://127.0.0.1:1", exitFailure, "is a manager running there?"},
 		{"bad spares", "manager --spares -1", exitUsage, "--spares: -1 is negative"},
 		{"bad times", "manager --heartbeat 1s --lost-after 1s", exitUsage, "at least twice"},

@@ -129,7 +129,7 @@ func (c *poolContext) check() error {
 	case c.Token != "" && !validToken(c.Token):
 		return withHint(errors.New("token: is no token"), `it is what "dxpu token create" prints`)
 	}
-	if _, err := client.Parse(c.Manager); err != nil {
+	if _, err := client.ParseManagers(c.Manager); err != nil {
 		return withHint(fmt.Errorf("manager: %w", err), "write it like %s, several as URL,URL,URL", defaultManager)
 	}
 	if (c.CAFile != "" || c.CAHash != "") && strings.HasPrefix(c.Manager, "http:") {

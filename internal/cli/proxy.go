@@ -128,7 +128,7 @@ func randomSeed() uint64 {
 }
 
 // client makes the side that talks to the manager.
-func (o *proxyOptions) client(kind dxpuv1.NodeKind, p proxy, log *slog.Logger) (*agent.Client, error) {
+func (o *proxyOptions) client(kind dxpuv1.NodeKind, p proxy, log *slog.Logger) (*agent.Agent, error) {
 	url, err := o.conn.url()
 	if err != nil {
 		return nil, err
@@ -197,7 +197,7 @@ func (o *proxyOptions) serve(ctx context.Context, kind dxpuv1.NodeKind, p proxy,
 
 // adminServer opens the listener at once, so that a mistake shows at the
 // start, and returns what serves on it.
-func (o *proxyOptions) adminServer(ctx context.Context, p proxy, f *netio.Fabric, client *agent.Client, extra map[string]http.Handler) (func(context.Context) error, error) {
+func (o *proxyOptions) adminServer(ctx context.Context, p proxy, f *netio.Fabric, client *agent.Agent, extra map[string]http.Handler) (func(context.Context) error, error) {
 	if o.admin == "" {
 		return func(context.Context) error { return nil }, nil
 	}

@@ -32,7 +32,7 @@ type simNode struct {
 	applied uint64
 	have    []slotState
 	first   bool // the next snapshot is the first since the start: perhaps from disk
-	client  *agent.Client
+	client  *agent.Agent
 	stop    context.CancelFunc
 	done    chan struct{}
 }

@@ -251,7 +251,7 @@ func (m *Manager) Protect(next http.Handler) http.Handler {
 		ctx, err := m.admit(r)
 		if connect.CodeOf(err) == connect.CodeUnavailable {
 			if header, refusal := (leaderOnly{m}).check(); refusal != nil {
-				w.Header().Set(client.Header, header) // nothing was done: who calls can repeat it there
+				w.Header().Set(client.LeaderHeader, header) // nothing was done: who calls can repeat it there
 			}
 		}
 		switch {

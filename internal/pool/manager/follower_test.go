@@ -53,10 +53,10 @@ func TestFollowerSaysWhoLeads(t *testing.T) {
 				m.Handler().ServeHTTP(w, r)
 				want := leader
 				if leader == "" {
-					want = client.Nobody
+					want = client.NoLeader
 				}
-				if got := w.Header().Get(client.Header); got != want {
-					t.Errorf("%s with credential %q, led by %q: %s is %q, want %q; status %d", path, credential, leader, client.Header, got, want, w.Code)
+				if got := w.Header().Get(client.LeaderHeader); got != want {
+					t.Errorf("%s with credential %q, led by %q: %s is %q, want %q; status %d", path, credential, leader, client.LeaderHeader, got, want, w.Code)
 				}
 			}
 		}

@@ -217,7 +217,7 @@ func (l leaderOnly) check() (header string, err error) {
 	if leads {
 		return "", nil
 	}
-	return cmp.Or(l.m.leaderURL(), client.Nobody), l.m.notLeading()
+	return cmp.Or(l.m.leaderURL(), client.NoLeader), l.m.notLeading()
 }
 
 // WrapUnary implements connect.Interceptor.
@@ -225,7 +225,7 @@ func (l leaderOnly) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		if header, err := l.check(); err != nil {
 			refusal := connect.NewError(connect.CodeOf(err), errors.New(message(err)))
-			refusal.Meta().Set(client.Header, header)
+			refusal.Meta().Set(client.LeaderHeader, header)
 			return nil, refusal
 		}
 		res, err := next(ctx, req)
@@ -240,7 +240,7 @@ func (l leaderOnly) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 func (l leaderOnly) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
 		if header, err := l.check(); err != nil {
-			conn.ResponseHeader().Set(client.Header, header)
+			conn.ResponseHeader().Set(client.LeaderHeader, header)
 			return err
 		}
 		return next(ctx, conn)

@@ -186,8 +186,8 @@ func TestOneLeadsTheOthersSayWho(t *testing.T) {
 		for _, method := range []string{"PoolService/CreateLease", "PoolService/GetPool", "NodeService/Report", "PoolService/WhoAmI"} {
 			res := w.call("b", method, `{}`)
 			w.want(res, http.StatusServiceUnavailable, "this manager does not lead; http://a does")
-			if h := res.Header().Get(client.Header); h != "http://a" {
-				t.Errorf("%s: %s: %q", method, client.Header, h)
+			if h := res.Header().Get(client.LeaderHeader); h != "http://a" {
+				t.Errorf("%s: %s: %q", method, client.LeaderHeader, h)
 			}
 		}
 		if a, b := w.readyz("a"), w.readyz("b"); a != "200 ok: leader" || b != "503 follower: this manager does not lead; http://a does" {
@@ -227,7 +227,7 @@ func TestDeposedLeaderIsSilent(t *testing.T) {
 		wg.Wait()
 		w.want(write, 503, "may not have happened")
 		w.want(read, 503, "may not have happened")
-		if write.Header().Get(client.Header) != "" {
+		if write.Header().Get(client.LeaderHeader) != "" {
 			t.Error("the call is not for others to repeat")
 		}
 		w.want(w.call("a", "PoolService/GetPool", `{}`), 503, "")

@@ -50,7 +50,7 @@ func (a *fakeAPI) caller(h http.Header) (*dxpuv1.WhoAmIResponse, error) {
 	defer a.mu.Unlock()
 	if a.leader != "" {
 		err := connect.NewError(connect.CodeUnavailable, errors.New("this manager does not lead"))
-		err.Meta().Set(client.Header, a.leader)
+		err.Meta().Set(client.LeaderHeader, a.leader)
 		return nil, err
 	}
 	token := strings.TrimPrefix(h.Get("Authorization"), "Bearer ")

@@ -240,12 +240,12 @@ func TestPagesOfErrors(t *testing.T) {
 
 // A manager that follows names the one that leads, if there is one.
 func TestPageOfAFollower(t *testing.T) {
-	for _, leader := range []string{"https://m2.example:7470", client.Nobody} {
+	for _, leader := range []string{"https://m2.example:7470", client.NoLeader} {
 		a := newFakeAPI()
 		a.leader = leader
 		w := fetch(t, serve(a), "operator", "/ui/leases", "")
 		body := w.Body.String()
-		if link := strings.Contains(body, `<a href="`+leader+`">`); w.Code != http.StatusServiceUnavailable || link != (leader != client.Nobody) {
+		if link := strings.Contains(body, `<a href="`+leader+`">`); w.Code != http.StatusServiceUnavailable || link != (leader != client.NoLeader) {
 			t.Errorf("leader %s: %d, %s", leader, w.Code, body)
 		}
 	}

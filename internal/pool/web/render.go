@@ -358,7 +358,7 @@ func (s *Server) fail(w http.ResponseWriter, v *view, err error) {
 	var ce *connect.Error
 	if errors.As(err, &ce) {
 		// A manager that follows names who leads.
-		if f.Leader = ce.Meta().Get(client.Header); f.Leader == client.Nobody {
+		if f.Leader = ce.Meta().Get(client.LeaderHeader); f.Leader == client.NoLeader {
 			f.Leader = ""
 		}
 	}

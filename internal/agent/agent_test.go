@@ -24,7 +24,7 @@ import (
 
 const token = "token-for-tests"
 
-// proxy is a handler that does at once what it is told.
+// proxy is a handler that reaches each desired state at once.
 type proxy struct {
 	box bool
 
@@ -63,7 +63,7 @@ func (p *proxy) bindings() int {
 	return len(p.desired.GetBindings())
 }
 
-// pool is an address at which a manager is, or is not.
+// pool is an address at which a manager may or may not serve.
 type pool struct {
 	t       *testing.T
 	url     string
@@ -88,7 +88,7 @@ func newPool(t *testing.T) *pool {
 	return p
 }
 
-// arrive puts a manager with this state at the address.
+// arrive starts a manager with this state at the address.
 func (p *pool) arrive(store manager.Store) {
 	p.t.Helper()
 	m, err := manager.New(p.t.Context(), manager.Config{JoinToken: token, Store: store, Open: manager.OpenLoopback, Heartbeat: 20 * time.Millisecond})
@@ -112,7 +112,7 @@ func (p *pool) leave() {
 }
 
 // start runs a node until the test ends or the result is called.
-func (p *pool) start(name, dir string, h *proxy) (*agent.Client, func()) {
+func (p *pool) start(name, dir string, h *proxy) (*agent.Agent, func()) {
 	p.t.Helper()
 	kind := dxpuv1.NodeKind_NODE_KIND_HOST
 	if h.box {
@@ -143,7 +143,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	defer tick.Stop()
 	for end := time.Now().Add(15 * time.Second); !ok(); <-tick.C {
 		if time.Now().After(end) {
-			t.Fatalf("in vain: %s", what)
+			t.Fatalf("timeout: %s", what)
 		}
 	}
 }
@@ -152,7 +152,7 @@ func (p *pool) lease(t *testing.T) {
 	t.Helper()
 	api := dxpuv1connect.NewPoolServiceClient(http.DefaultClient, p.url)
 	var id string
-	eventually(t, "a lease", func() bool {
+	eventually(t, "create a lease", func() bool {
 		res, err := api.CreateLease(t.Context(), connect.NewRequest(&dxpuv1.CreateLeaseRequest{Spec: &dxpuv1.LeaseSpec{Count: 1}}))
 		if err == nil {
 			id = res.Msg.Lease.Id
@@ -170,22 +170,22 @@ func TestConversation(t *testing.T) {
 	hostDir, boxDir := t.TempDir(), t.TempDir()
 	host, box := &proxy{}, &proxy{box: true}
 	hc, stopHost := p.start("h1", hostDir, host)
-	bc, _ := p.start("b1", boxDir, box) // before there is a manager
+	bc, _ := p.start("b1", boxDir, box) // before a manager serves
 	store := &manager.MemoryStore{}
 	p.arrive(store)
 	p.lease(t)
 	if id, n := hc.Identity(); id != "h1" || n == 0 {
-		t.Errorf("identity %q, %d", id, n)
+		t.Errorf("got identity %q, %d", id, n)
 	}
 
-	// The manager goes away: everything stays as it is.
+	// Bindings survive the end of the manager.
 	p.leave()
 	eventually(t, "the node notices", func() bool { return !bc.Connected() })
 	if box.bindings() != 1 || host.bindings() != 1 {
-		t.Error("a binding went away with the manager")
+		t.Error("a binding ended with the manager")
 	}
 
-	// The host restarts meanwhile: it goes on with what is on its disk.
+	// A host that restarts meanwhile uses the state on its disk.
 	stopHost()
 	host = &proxy{}
 	hc, _ = p.start("h1", hostDir, host)
@@ -196,21 +196,21 @@ func TestConversation(t *testing.T) {
 		}
 	}
 
-	// The manager comes back with its state: nobody is disturbed.
+	// They survive the restart of the manager with its state.
 	p.arrive(store)
 	eventually(t, "both report again", func() bool { return hc.Connected() && bc.Connected() })
 	if box.bindings() != 1 || host.bindings() != 1 {
-		t.Error("a binding went away when the manager came back")
+		t.Error("a binding ended when the manager came back")
 	}
 
-	// A manager that knows nothing is another pool: the nodes enrol, and let go.
+	// A manager without state is another pool: the nodes enrol, and their bindings end.
 	p.leave()
 	p.arrive(&manager.MemoryStore{})
-	eventually(t, "bindings of the old pool go", func() bool { return box.bindings() == 0 && host.bindings() == 0 })
+	eventually(t, "bindings of the old pool end", func() bool { return box.bindings() == 0 && host.bindings() == 0 })
 	p.lease(t)
 }
 
-// A manager that restarts hears of a node that has nothing new to say at once.
+// A node whose state has not changed reports to a restarted manager at once.
 func TestReportsWhenTheWatchEnds(t *testing.T) {
 	p := newPool(t)
 	store := &manager.MemoryStore{}
@@ -340,7 +340,7 @@ func TestNewFails(t *testing.T) {
 	}{
 		{"no URL", func(c *agent.Config) { c.Manager = "somewhere" }, "is not the URL of a manager"},
 		{"no kind", func(c *agent.Config) { c.Kind = 0 }, "host or box"},
-		{"no name", func(c *agent.Config) { c.Name = "" }, "a name is needed"},
+		{"no name", func(c *agent.Config) { c.Name = "" }, "needs a name"},
 		{"damaged identity", func(c *agent.Config) { c.StateDir = write("node.json", "{") }, "node.json is damaged"},
 		{"newer identity", func(c *agent.Config) { c.StateDir = write("node.json", `{"version": 2}`) }, "has version 2"},
 		{"damaged state", func(c *agent.Config) { c.StateDir = write("desired.pb", "\xff\xff") }, "desired.pb is damaged"},

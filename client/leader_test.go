@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-func TestParse(t *testing.T) {
+func TestParseManagers(t *testing.T) {
 	tests := []struct{ name, list, want string }{
 		{"one", "http://m1:7470", "[http://m1:7470]"},
 		{"three", "https://m1:7470, https://m2:7470,https://[::1]:7470", "[https://m1:7470 https://m2:7470 https://[::1]:7470]"},
@@ -21,11 +21,11 @@ func TestParse(t *testing.T) {
 		{"no scheme", "m1:7470", `"m1:7470" is not the URL of a manager`},
 		{"no host", "http://", `"http://" is not the URL of a manager`},
 		{"another scheme", "ftp://m1", `"ftp://m1" is not the URL of a manager`},
-		{"mixed", "http://m1,https://m2", "http://m1 and https://m2: managers of one pool have all TLS, or none"},
+		{"mixed", "http://m1,https://m2", "http://m1 and https://m2: the managers of one pool all use https, or all http"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			us, err := Parse(tt.list)
+			us, err := ParseManagers(tt.list)
 			got := fmt.Sprint(us)
 			if err != nil {
 				got = err.Error()
@@ -37,8 +37,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// fake is three managers of which one leads.
-type fake struct {
+// fakeManagers are managers of which at most one leads.
+type fakeManagers struct {
 	servers []*httptest.Server
 	mu      sync.Mutex
 	leader  int // -1: none
@@ -48,8 +48,8 @@ type fake struct {
 	done    chan struct{}
 }
 
-func newFake(t *testing.T, n int) *fake {
-	f := &fake{hint: true, hangs: map[int]bool{}, done: make(chan struct{})}
+func newFakeManagers(t *testing.T, n int) *fakeManagers {
+	f := &fakeManagers{hint: true, hangs: map[int]bool{}, done: make(chan struct{})}
 	for i := range n {
 		f.servers = append(f.servers, httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { f.serve(i, w, r) })))
 		t.Cleanup(f.servers[i].Close)
@@ -58,7 +58,7 @@ func newFake(t *testing.T, n int) *fake {
 	return f
 }
 
-func (f *fake) serve(i int, w http.ResponseWriter, r *http.Request) {
+func (f *fakeManagers) serve(i int, w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	leader, hint, hangs := f.leader, f.hint, f.hangs[i]
 	if r.URL.Path != "/readyz" {
@@ -75,9 +75,9 @@ func (f *fake) serve(i int, w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	if i != leader {
 		if hint && leader >= 0 {
-			w.Header().Set(Header, f.servers[leader].URL)
+			w.Header().Set(LeaderHeader, f.servers[leader].URL)
 		} else {
-			w.Header().Set(Header, Nobody)
+			w.Header().Set(LeaderHeader, NoLeader)
 		}
 		http.Error(w, "follower", http.StatusServiceUnavailable)
 		return
@@ -85,30 +85,30 @@ func (f *fake) serve(i int, w http.ResponseWriter, r *http.Request) {
 	_, _ = fmt.Fprintf(w, "%d got %s", i, body)
 }
 
-func (f *fake) set(change func()) {
+func (f *fakeManagers) set(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	change()
 }
 
-func (f *fake) transport(t *testing.T, patience time.Duration, of ...int) *http.Client {
+func (f *fakeManagers) client(t *testing.T, timeout time.Duration, of ...int) *http.Client {
 	var urls []string
 	for _, i := range of {
 		urls = append(urls, f.servers[i].URL)
 	}
-	us, err := Parse(strings.Join(urls, ","))
+	us, err := parseURLs(urls)
 	if err != nil {
 		t.Fatal(err)
 	}
 	base := &http.Transport{}
 	t.Cleanup(base.CloseIdleConnections)
-	return &http.Client{Transport: New(us, base, patience)}
+	return &http.Client{Transport: newLeaderTransport(us, base, "", timeout)}
 }
 
-// end ends a manager, and lets a client's connections notice it.
-func (f *fake) end(i int, c *http.Client) {
+// stop stops a manager and closes the client's idle connections to it.
+func (f *fakeManagers) stop(i int, c *http.Client) {
 	f.servers[i].Close()
-	c.Transport.(*Transport).base.(*http.Transport).CloseIdleConnections()
+	c.CloseIdleConnections()
 }
 
 func post(ctx context.Context, c *http.Client, body io.Reader) string {
@@ -126,9 +126,9 @@ func post(ctx context.Context, c *http.Client, body io.Reader) string {
 }
 
 func TestLeaderIsFound(t *testing.T) {
-	f := newFake(t, 3)
-	c := f.transport(t, 0, 0, 1, 2)
-	for _, leader := range []int{1, 1, 2, 0} { // a follower says who leads now
+	f := newFakeManagers(t, 3)
+	c := f.client(t, 0, 0, 1, 2)
+	for _, leader := range []int{1, 1, 2, 0} { // the former leader names its successor
 		f.set(func() { f.leader = leader })
 		if got, want := post(t.Context(), c, strings.NewReader("x")), fmt.Sprintf("%d got x", leader); got != want {
 			t.Errorf("got %q, want %q", got, want)
@@ -137,62 +137,63 @@ func TestLeaderIsFound(t *testing.T) {
 	if got := fmt.Sprint(f.calls); got != "[1 1 1 2 2 0]" {
 		t.Errorf("calls: %s", got)
 	}
-	f.set(func() { f.hint, f.leader = false, 1 }) // nobody knows: all are asked
+	f.set(func() { f.hint, f.leader = false, 1 }) // no manager knows the leader: all are probed
 	if got := post(t.Context(), c, strings.NewReader("y")); got != "1 got y" {
 		t.Errorf("without a hint: %s", got)
 	}
-	f.end(1, c)
+	f.stop(1, c)
 	f.set(func() { f.leader = 2 })
 	if got := post(t.Context(), c, strings.NewReader("z")); got != "2 got z" {
-		t.Errorf("the leader is gone: %s", got)
+		t.Errorf("after the leader stopped: %s", got)
 	}
 }
 
 // One manager is enough to find the others.
-func TestOneURL(t *testing.T) {
-	f := newFake(t, 2)
+func TestFollowersNameTheLeader(t *testing.T) {
+	f := newFakeManagers(t, 2)
 	f.leader = 1
-	c := f.transport(t, 0, 0)
+	c := f.client(t, 0, 0)
 	if got := post(t.Context(), c, strings.NewReader("x")); got != "1 got x" {
 		t.Errorf("got %s", got)
 	}
-	f.end(1, c) // back to the one that is known
+	f.stop(1, c) // the configured manager is tried again
 	f.set(func() { f.leader = 0 })
 	if got := post(t.Context(), c, strings.NewReader("y")); got != "0 got y" {
-		t.Errorf("the leader is gone: %s", got)
+		t.Errorf("after the leader stopped: %s", got)
 	}
 	f.set(func() { f.leader = -1 })
 	if got := post(t.Context(), c, strings.NewReader("z")); got != "follower" {
-		t.Errorf("nobody leads: %s", got)
+		t.Errorf("while no manager leads: %s", got)
 	}
 	time.AfterFunc(50*time.Millisecond, func() { f.set(func() { f.leader = 0 }) })
-	if got := post(t.Context(), f.transport(t, time.Minute, 0), strings.NewReader("x")); got != "0 got x" {
+	if got := post(t.Context(), f.client(t, time.Minute, 0), strings.NewReader("x")); got != "0 got x" {
 		t.Errorf("after an election: %s", got)
 	}
 }
 
-func TestNobodyLeads(t *testing.T) {
-	f := newFake(t, 3)
+func TestNoManagerLeads(t *testing.T) {
+	f := newFakeManagers(t, 3)
 	f.leader = -1
 	f.servers[2].Close()
-	got := post(t.Context(), f.transport(t, 0, 0, 1, 2), strings.NewReader("x"))
+	got := post(t.Context(), f.client(t, 0, 0, 1, 2), strings.NewReader("x"))
 	for _, want := range []string{"none of the managers leads", f.servers[0].URL + ": follower", f.servers[2].URL + ": dial tcp"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q lacks %q", got, want)
 		}
 	}
-	// Who has patience waits for the election.
+	// With a timeout, the request waits for the election.
 	time.AfterFunc(50*time.Millisecond, func() { f.set(func() { f.leader = 1 }) })
-	if got := post(t.Context(), f.transport(t, time.Minute, 0, 1, 2), strings.NewReader("x")); got != "1 got x" {
+	if got := post(t.Context(), f.client(t, time.Minute, 0, 1, 2), strings.NewReader("x")); got != "1 got x" {
 		t.Errorf("after an election: %s", got)
 	}
 }
 
-// A manager that is frozen does not hold up those who do not know it yet, and
-// who waits for it goes elsewhere the next time. What it was asked is not repeated.
-func TestFrozenManager(t *testing.T) {
-	f := newFake(t, 3)
-	c := f.transport(t, 0, 0, 1, 2)
+// A manager that hangs does not delay clients that look for the leader. A client
+// that waited for it in vain uses another manager for the next request, and does
+// not repeat the lost one.
+func TestHangingManager(t *testing.T) {
+	f := newFakeManagers(t, 3)
+	c := f.client(t, 0, 0, 1, 2)
 	if got := post(t.Context(), c, strings.NewReader("1")); got != "0 got 1" {
 		t.Fatalf("got %s", got)
 	}
@@ -210,10 +211,11 @@ func TestFrozenManager(t *testing.T) {
 	}
 }
 
-// A body that cannot be read again is not sent again; the answer says why.
-func TestBodyIsGone(t *testing.T) {
-	f := newFake(t, 2)
-	c := f.transport(t, 0, 0, 1)
+// A request whose body cannot be read twice is not repeated; the caller gets the
+// follower's answer.
+func TestBodyCannotBeRepeated(t *testing.T) {
+	f := newFakeManagers(t, 2)
+	c := f.client(t, 0, 0, 1)
 	post(t.Context(), c, nil)
 	f.set(func() { f.leader = 1 })
 	if got := post(t.Context(), c, io.MultiReader(strings.NewReader("x"))); got != "follower" {
@@ -224,12 +226,12 @@ func TestBodyIsGone(t *testing.T) {
 	}
 }
 
-func TestNoWayFromTLS(t *testing.T) {
-	us, err := Parse("https://m1")
+func TestNoRedirectFromTLS(t *testing.T) {
+	us, err := parseURLs([]string{"https://m1"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr := New(us, nil, 0)
+	tr := newLeaderTransport(us, nil, "", 0)
 	at, err := tr.find(t.Context())
 	if err != nil {
 		t.Fatal(err)

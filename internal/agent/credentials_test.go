@@ -34,11 +34,11 @@ type secure struct {
 	url  string
 	hash string
 	ca   []byte
-	// refused counts the handshakes that failed: the server logs a line of each.
+	// refused counts failed handshakes: the server logs a line for each.
 	refused lines
 }
 
-// lines counts what is written.
+// lines counts writes.
 type lines struct{ atomic.Int32 }
 
 func (l *lines) Write(b []byte) (int, error) {
@@ -75,7 +75,7 @@ func newSecure(t *testing.T, cfg manager.Config) *secure {
 	return s
 }
 
-// trusting is a client that knows the manager and shows nothing.
+// trusting returns a client that trusts the manager and shows the certificates.
 func (s *secure) trusting(certs ...tls.Certificate) *http.Client {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(s.ca)
@@ -88,8 +88,8 @@ func (s *secure) pool() dxpuv1connect.PoolServiceClient {
 	return dxpuv1connect.NewPoolServiceClient(s.trusting(), s.url)
 }
 
-// run runs a node; the channel has what it ended with.
-func (s *secure) run(cfg agent.Config) (c *agent.Client, stop func(), ended <-chan error) {
+// run runs a node; the channel receives the result of Run.
+func (s *secure) run(cfg agent.Config) (c *agent.Agent, stop func(), ended <-chan error) {
 	s.t.Helper()
 	cfg.Manager, cfg.JoinToken, cfg.Kind = s.url, token, dxpuv1.NodeKind_NODE_KIND_HOST
 	c, err := agent.New(cfg, &proxy{})
@@ -127,31 +127,31 @@ func identityIn(t *testing.T, dir string) (k kept) {
 	return k
 }
 
-func TestNodesHaveCertificates(t *testing.T) {
+func TestNodesGetCertificates(t *testing.T) {
 	s := newSecure(t, manager.Config{})
 	dir := t.TempDir()
 	c, stop, _ := s.run(agent.Config{Name: "h1", StateDir: dir, CAHash: s.hash})
 	eventually(t, "h1 reports", c.Connected)
 	k := identityIn(t, dir)
 	if k.Certificate == "" || k.CA != string(s.ca) {
-		t.Fatal("the node was given no certificate")
+		t.Fatal("the node got no certificate")
 	}
 	if info, err := os.Stat(filepath.Join(dir, "node.json")); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("identity has mode %v: %v", info.Mode(), err)
 	}
-	// A node that has a certificate is not let in with its credential.
+	// The credential of a node with a certificate is not enough.
 	api := dxpuv1connect.NewNodeServiceClient(s.trusting(), s.url)
 	req := connect.NewRequest(&dxpuv1.ReportRequest{State: &dxpuv1.ObservedState{NodeId: "h1"}})
 	req.Header().Set("Authorization", "Bearer "+k.Credential)
 	if _, err := api.Report(t.Context(), req); connect.CodeOf(err) != connect.CodeUnauthenticated {
 		t.Errorf("the credential alone: %v", err)
 	}
-	// It comes back with what it has on disk, without hash or file.
+	// The node comes back with the files on its disk, without hash or file of the authority.
 	stop()
 	again, _, _ := s.run(agent.Config{Name: "h1", StateDir: dir})
 	eventually(t, "h1 reports again", again.Connected)
 	if identityIn(t, dir) != k {
-		t.Error("it enrolled again")
+		t.Error("the node enrolled again")
 	}
 }
 
@@ -179,9 +179,9 @@ func TestManagersAreVerified(t *testing.T) {
 				return
 			}
 			before := s.refused.Load()
-			eventually(t, "it has tried again and again", func() bool { return s.refused.Load() >= before+3 })
+			eventually(t, "the node has tried three times", func() bool { return s.refused.Load() >= before+3 })
 			if stop(); c.Connected() {
-				t.Error("it talks to that manager")
+				t.Error("the node talks to the manager")
 			}
 			if _, err := s.pool().GetHost(t.Context(), connect.NewRequest(&dxpuv1.GetHostRequest{HostId: tt.cfg.Name})); connect.CodeOf(err) != connect.CodeNotFound {
 				t.Errorf("the join token reached it: %v", err)
@@ -193,7 +193,7 @@ func TestManagersAreVerified(t *testing.T) {
 	} {
 		bad.Kind, bad.Name = dxpuv1.NodeKind_NODE_KIND_HOST, "h"
 		if _, err := agent.New(bad, &proxy{}); err == nil {
-			t.Errorf("%+v is taken", bad)
+			t.Errorf("%+v is accepted", bad)
 		}
 	}
 }
@@ -212,7 +212,7 @@ func TestCertificatesAreRenewed(t *testing.T) {
 	eventually(t, "a third", func() bool { return identityIn(t, dir).Certificate != second.Certificate })
 	eventually(t, "h1 still reports", c.Connected)
 	if k := identityIn(t, dir); k.Credential != first.Credential || k.Key == first.Key {
-		t.Error("it enrolled again, or kept its key")
+		t.Error("the node enrolled again, or kept its key")
 	}
 }
 
@@ -225,8 +225,8 @@ func TestADeletedNodeStaysAway(t *testing.T) {
 	if _, err := s.pool().DeleteNode(t.Context(), connect.NewRequest(&dxpuv1.DeleteNodeRequest{NodeId: "h1"})); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "h1 is out", func() bool { return !c.Connected() })
-	// Its certificate is revoked, on old connections and new ones.
+	eventually(t, "h1 is disconnected", func() bool { return !c.Connected() })
+	// Its certificate is revoked, on existing and on new connections.
 	cert, err := tls.X509KeyPair([]byte(k.Certificate), []byte(k.Key))
 	if err != nil {
 		t.Fatal(err)
@@ -237,25 +237,24 @@ func TestADeletedNodeStaysAway(t *testing.T) {
 		t.Errorf("its certificate: %v", err)
 	}
 	if err := <-ended; err == nil || !strings.Contains(err.Error(), "was deleted from this pool") {
-		t.Errorf("it ended with %v", err)
+		t.Errorf("Run returned %v", err)
 	}
-	// Nor does it come back by a restart; somebody else may have the name.
+	// It cannot come back by a restart; another node may take the name.
 	_, err = api.Enroll(t.Context(), connect.NewRequest(&dxpuv1.EnrollRequest{
 		JoinToken: token, Kind: dxpuv1.NodeKind_NODE_KIND_HOST, Name: "h1", PreviousCredential: k.Credential,
 	}))
 	if connect.CodeOf(err) != connect.CodePermissionDenied {
-		t.Errorf("it enrols again: %v", err)
+		t.Errorf("it can enrol again: %v", err)
 	}
 	next, _, _ := s.run(agent.Config{Name: "h1", StateDir: t.TempDir(), CAHash: s.hash})
 	eventually(t, "another h1 reports", next.Connected)
 	_, err = api.Report(t.Context(), connect.NewRequest(&dxpuv1.ReportRequest{State: &dxpuv1.ObservedState{NodeId: "h1"}}))
 	if connect.CodeOf(err) != connect.CodeUnauthenticated {
-		t.Errorf("the old certificate is good for the new node: %v", err)
+		t.Errorf("the old certificate works for the new node: %v", err)
 	}
 }
 
-// A certificate of the right form from another authority, of another node, and
-// one that has expired.
+// The manager refuses a certificate of another authority, and one of another node.
 func TestForgedCertificates(t *testing.T) {
 	s := newSecure(t, manager.Config{})
 	dir := t.TempDir()
@@ -290,14 +289,14 @@ func TestForgedCertificates(t *testing.T) {
 		_, err := api.Report(t.Context(), connect.NewRequest(&dxpuv1.ReportRequest{State: &dxpuv1.ObservedState{NodeId: as}}))
 		return err
 	}
-	// The handshake fails, in TLS 1.3 maybe only while the request is being sent.
+	// The handshake fails; in TLS 1.3 the client may notice only while it sends the request.
 	if report(forge(a), "h1") == nil {
-		t.Error("one of another authority is taken")
+		t.Error("a certificate of another authority is accepted")
 	}
 	if err := report(mine, "h1"); err != nil {
-		t.Errorf("its own: %v", err)
+		t.Errorf("its own certificate: %v", err)
 	}
 	if err := report(mine, "h2"); connect.CodeOf(err) != connect.CodePermissionDenied {
-		t.Errorf("another node's report: %v", err)
+		t.Errorf("a report for another node: %v", err)
 	}
 }

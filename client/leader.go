@@ -1,0 +1,280 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+)
+
+// A manager that does not lead answers with the header LeaderHeader. Its value
+// is the leader's URL, or NoLeader during an election.
+const (
+	LeaderHeader = "Dxpu-Leader"
+	NoLeader     = "none"
+)
+
+const (
+	// probeTimeout bounds the question whether a manager leads. A healthy one
+	// answers at once, on any network.
+	probeTimeout = 2 * time.Second
+	// The pauses between two probes of a manager: an election takes seconds, and
+	// thousands of nodes wait for its end.
+	firstPause, lastPause = 100 * time.Millisecond, time.Second
+	// maxTries bounds how often one request is sent: to the former leader, to
+	// the one it names, and both again when the leader has just changed.
+	maxTries = 4
+	// maxAnswer bounds how much of a refusal is read, in bytes.
+	maxAnswer = 4 << 10
+)
+
+// leaderTransport is an http.RoundTripper that sends requests to the manager
+// that leads, whatever host they name.
+type leaderTransport struct {
+	managers []*url.URL
+	base     http.RoundTripper
+	token    string
+	timeout  time.Duration // for an election
+	probing  chan struct{} // holds one element while a goroutine looks for the leader
+
+	mu     sync.Mutex // guards the fields below
+	leader *url.URL   // nil: unknown
+}
+
+func newLeaderTransport(managers []*url.URL, base http.RoundTripper, token string, timeout time.Duration) *leaderTransport {
+	return &leaderTransport{managers: managers, base: base, token: token, timeout: timeout, probing: make(chan struct{}, 1)}
+}
+
+// CloseIdleConnections is called by http.Client.CloseIdleConnections.
+func (t *leaderTransport) CloseIdleConnections() {
+	if c, ok := t.base.(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
+	}
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t *leaderTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	start := time.Now()
+	for try := 1; ; try++ {
+		at, err := t.find(r.Context())
+		if err != nil {
+			closeBody(r)
+			return nil, err
+		}
+		res, err := t.base.RoundTrip(t.addressed(r, at))
+		refused := err == nil && res.Header.Get(LeaderHeader) != ""
+		switch {
+		case err == nil && !refused:
+			return res, nil
+		case err != nil:
+			t.forget(at)
+		default:
+			t.follow(at, res.Header.Get(LeaderHeader))
+		}
+		again := try < maxTries && (refused || notSent(err)) && t.hasAlternative(at)
+		if refused && !again && time.Since(start) < t.timeout {
+			again = pause(r.Context(), firstPause) // the only known manager waits for the election, too
+		}
+		if again = again && r.Context().Err() == nil; again {
+			r, again = rewind(r)
+		}
+		if !again {
+			return res, err
+		}
+		if res != nil {
+			discard(res)
+		}
+	}
+}
+
+// addressed returns the request for one manager, with the token.
+func (t *leaderTransport) addressed(r *http.Request, at *url.URL) *http.Request {
+	out := r.Clone(r.Context())
+	out.URL.Scheme, out.URL.Host, out.Host = at.Scheme, at.Host, ""
+	if t.token != "" {
+		out.Header.Set("Authorization", "Bearer "+t.token)
+	}
+	return out
+}
+
+// rewind returns a request that can be sent again, or false when its body cannot
+// be read twice.
+func rewind(r *http.Request) (*http.Request, bool) {
+	if r.Body == nil || r.Body == http.NoBody {
+		return r, true
+	}
+	if r.GetBody == nil {
+		return r, false
+	}
+	body, err := r.GetBody()
+	if err != nil {
+		return r, false
+	}
+	out := r.Clone(r.Context())
+	out.Body = body
+	return out, true
+}
+
+// notSent reports whether a request failed before any manager received it.
+func notSent(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "dial"
+}
+
+func closeBody(r *http.Request) {
+	if r.Body != nil {
+		_ = r.Body.Close()
+	}
+}
+
+func discard(res *http.Response) {
+	_, _ = io.CopyN(io.Discard, res.Body, maxAnswer) // so that the connection can be used again
+	_ = res.Body.Close()
+}
+
+// forget records that a manager did not answer.
+func (t *leaderTransport) forget(at *url.URL) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.leader == at {
+		t.leader = nil
+	}
+}
+
+// follow records the leader that a follower names. A follower cannot direct
+// clients from TLS to cleartext.
+func (t *leaderTransport) follow(at *url.URL, leader string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.leader != at {
+		return // another goroutine has newer information
+	}
+	t.leader = nil
+	if u, err := url.Parse(leader); err == nil && u.Scheme == at.Scheme && u.Host != "" && u.Host != at.Host {
+		t.leader = u
+	}
+}
+
+// hasAlternative reports whether a manager other than at is known.
+func (t *leaderTransport) hasAlternative(at *url.URL) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.managers) > 1 || t.leader != nil || t.managers[0] != at
+}
+
+// find returns the manager that leads, as far as is known. A single known
+// manager is not probed.
+func (t *leaderTransport) find(ctx context.Context) (*url.URL, error) {
+	t.mu.Lock()
+	if t.leader == nil && len(t.managers) == 1 {
+		t.leader = t.managers[0]
+	}
+	leader := t.leader
+	t.mu.Unlock()
+	if leader != nil {
+		return leader, nil
+	}
+	select {
+	case t.probing <- struct{}{}: // goroutines that come later use the same answer
+		defer func() { <-t.probing }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	t.mu.Lock()
+	leader = t.leader
+	t.mu.Unlock()
+	if leader != nil {
+		return leader, nil
+	}
+	leader, err := t.probeAll(ctx)
+	if err != nil {
+		return nil, err
+	}
+	t.mu.Lock()
+	t.leader = leader
+	t.mu.Unlock()
+	return leader, nil
+}
+
+// pause returns false when ctx ends before d is over.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// probeAll probes all managers concurrently, each until the timeout, and returns
+// the first that says that it leads.
+func (t *leaderTransport) probeAll(ctx context.Context) (*url.URL, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type answer struct {
+		from *url.URL
+		err  error
+	}
+	answers := make(chan answer, len(t.managers))
+	for _, m := range t.managers {
+		go func() { answers <- answer{m, t.probeUntil(ctx, m)} }() // ends with ctx
+	}
+	var all []string
+	for range t.managers {
+		a := <-answers
+		if a.err == nil {
+			return a.from, nil
+		}
+		all = append(all, fmt.Sprintf("%s: %v", a.from, a.err))
+	}
+	return nil, fmt.Errorf("none of the managers leads: %s", strings.Join(all, "; "))
+}
+
+// probeUntil probes one manager at least once, and until the timeout. It returns
+// the last error.
+func (t *leaderTransport) probeUntil(ctx context.Context, m *url.URL) error {
+	var last error
+	_, _ = backoff.Retry(ctx, func() (struct{}, error) {
+		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+		defer cancel()
+		last = t.probe(ctx, m)
+		return struct{}{}, last
+	}, backoff.WithMaxElapsedTime(max(t.timeout, 1)), backoff.WithBackOff(&backoff.ExponentialBackOff{
+		InitialInterval: firstPause, MaxInterval: lastPause, Multiplier: 2, RandomizationFactor: 0.5,
+	}))
+	return last // Retry's own error is that of ctx once it has ended
+}
+
+// probe asks a manager whether it leads and can decide.
+func (t *leaderTransport) probe(ctx context.Context, m *url.URL) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, m.JoinPath("readyz").String(), nil)
+	if err != nil {
+		return err
+	}
+	res, err := t.base.RoundTrip(r)
+	if err != nil {
+		if ctx.Err() != nil {
+			return errors.New("no answer")
+		}
+		return err
+	}
+	defer func() { _ = res.Body.Close() }()
+	text, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer))
+	if err != nil {
+		return err
+	}
+	if res.StatusCode != http.StatusOK {
+		return errors.New(strings.TrimSpace(string(text)))
+	}
+	return nil
+}

@@ -1,0 +1,63 @@
+package client
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/pool/auth"
+)
+
+// handshakeTimeout bounds a TLS handshake, which takes milliseconds.
+const handshakeTimeout = 5 * time.Second
+
+// newTransport returns the transport of a configuration. It speaks HTTP/1.1: a
+// connection to a manager that hangs is closed with the request that timed out,
+// where HTTP/2 would keep using it.
+func newTransport(cfg *Config, scheme string) (http.RoundTripper, error) {
+	if cfg.CAHash == "" && cfg.CA == nil && cfg.Certificate == nil {
+		return http.DefaultTransport, nil
+	}
+	t := &http.Transport{
+		MaxIdleConnsPerHost: 4, IdleConnTimeout: time.Minute, TLSHandshakeTimeout: handshakeTimeout,
+		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, GetClientCertificate: cfg.Certificate},
+	}
+	switch {
+	case cfg.CAHash != "" && scheme == "http":
+		return nil, errors.New("the hash of an authority needs a manager with TLS: write its URL with https")
+	case cfg.CAHash != "":
+		if err := auth.CheckHash(cfg.CAHash); err != nil {
+			return nil, fmt.Errorf("hash of the authority: %w", err)
+		}
+		t.DialTLSContext = pinnedDialer(cfg.CAHash, t.TLSClientConfig)
+	case cfg.CA != nil:
+		t.TLSClientConfig.RootCAs = x509.NewCertPool()
+		if !t.TLSClientConfig.RootCAs.AppendCertsFromPEM(cfg.CA) {
+			return nil, errors.New("the PEM of the authority contains no certificate")
+		}
+	}
+	return t, nil
+}
+
+// pinnedDialer returns a DialTLSContext for managers whose authority is known
+// only by its hash. cfg holds the other TLS settings and is not changed.
+func pinnedDialer(hash string, cfg *tls.Config) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		host, _, err := net.SplitHostPort(addr)
+		if err != nil {
+			return nil, err
+		}
+		c := cfg.Clone()
+		c.ServerName = host
+		c.InsecureSkipVerify = true // VerifyConnection verifies, with the authority that the hash names
+		c.VerifyConnection = func(s tls.ConnectionState) error {
+			return auth.VerifyPinned(hash, s.PeerCertificates, host, time.Now())
+		}
+		return (&tls.Dialer{Config: c}).DialContext(ctx, network, addr)
+	}
+}

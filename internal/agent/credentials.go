@@ -1,0 +1,174 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"net/http"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/client"
+	"github.com/dxpu-project/dxpu/internal/pool/auth"
+)
+
+// maxRenewWait bounds the sleep before a renewal, so that a change of the
+// machine's clock is noticed.
+const maxRenewWait = time.Hour
+
+// newClient returns a client that sends an identity's credential and shows its
+// certificate.
+func (a *Agent) newClient(id identity) (*client.Client, error) {
+	cfg := client.Config{
+		Managers: a.managers, Token: id.Credential, AllowCleartext: true, // a manager without TLS has nodes without
+		CA: a.cfg.CA, CAHash: a.cfg.CAHash, ElectionTimeout: reportTimeout,
+	}
+	if cfg.CA == nil && id.CA != "" {
+		cfg.CA = []byte(id.CA)
+	}
+	if hc := a.cfg.HTTPClient; hc != nil {
+		cfg.Transport = cmp.Or(hc.Transport, http.DefaultTransport)
+	}
+	cert, _ := tls.X509KeyPair([]byte(id.Certificate), []byte(id.Key)) // without one, Leaf is nil
+	cfg.Certificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		// An expired certificate would end the handshake, and the node could not
+		// enrol again.
+		if cert.Leaf == nil || time.Now().After(cert.Leaf.NotAfter) {
+			return &tls.Certificate{}, nil
+		}
+		return &cert, nil
+	}
+	return client.New(cfg)
+}
+
+// use makes all further requests those of an identity.
+func (a *Agent) use(id identity) error {
+	c, err := a.newClient(id)
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.cfg.HTTPClient == nil {
+		a.client.Close()
+	}
+	a.client = c
+	return nil
+}
+
+// certificateRefused reports whether an error says that the manager does not
+// accept the node's certificate. TLS 1.3 reports it after the handshake, as an
+// alert.
+func certificateRefused(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "remote error: tls:") && strings.Contains(err.Error(), "certificate")
+}
+
+// newRequest returns a private key and a certificate request, both "" for a
+// manager without TLS, which issues no certificates.
+func (a *Agent) newRequest() (csr, key string, err error) {
+	if a.cfg.HTTPClient != nil || strings.HasPrefix(a.managers[0], "http:") {
+		return "", "", nil
+	}
+	csr, k, err := auth.NewRequest(a.cfg.Name)
+	if err != nil {
+		return "", "", err
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(k)
+	if err != nil {
+		return "", "", errors.New("agent: the private key cannot be encoded")
+	}
+	return csr, string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})), nil
+}
+
+// leaf returns an identity's certificate, nil for none.
+func (id *identity) leaf() *x509.Certificate {
+	block, _ := pem.Decode([]byte(id.Certificate))
+	if block == nil {
+		return nil
+	}
+	c, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return nil
+	}
+	return c
+}
+
+// renewLoop renews the certificate after two thirds of its lifetime.
+func (a *Agent) renewLoop(ctx context.Context) error {
+	retry := newBackoff()
+	for {
+		id, _ := a.current()
+		cert := id.leaf()
+		if cert == nil {
+			return nil // the manager issues none
+		}
+		if left := time.Until(auth.RenewAt(cert)); left > 0 {
+			timer := time.NewTimer(min(left, maxRenewWait))
+			select {
+			case <-ctx.Done():
+				timer.Stop()
+				return ctx.Err()
+			case <-timer.C:
+			}
+			continue
+		}
+		err := a.renew(ctx)
+		if err := a.sessionError(err); err != nil {
+			return err
+		}
+		if err == nil {
+			retry.Reset()
+			continue
+		}
+		a.log.Warn("the certificate could not be renewed", "err", err, "expires", cert.NotAfter)
+		if !wait(ctx, retry, nil) {
+			return ctx.Err()
+		}
+	}
+}
+
+func (a *Agent) renew(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	csr, key, err := a.newRequest()
+	if err != nil {
+		return err
+	}
+	id, api := a.current()
+	res, err := api.Node.Renew(ctx, connect.NewRequest(&dxpuv1.RenewRequest{NodeId: id.NodeID, CsrPem: csr}))
+	if err != nil {
+		return err
+	}
+	id.Certificate, id.Key, id.CA = res.Msg.CertificatePem, key, res.Msg.CaPem
+	if err := a.keep(id); err != nil {
+		return err
+	}
+	signal(a.rewatch) // on a connection with the new certificate
+	a.log.Info("renewed the certificate", "node", id.NodeID, "expires", id.leaf().NotAfter)
+	return nil
+}
+
+// keep checks a new identity, writes it to disk and uses it.
+func (a *Agent) keep(id identity) error {
+	if id.Certificate != "" {
+		if _, err := tls.X509KeyPair([]byte(id.Certificate), []byte(id.Key)); err != nil {
+			return errors.New("agent: the manager sent a certificate that does not match the private key")
+		}
+	}
+	if err := a.saveIdentity(id); err != nil {
+		return &fatalError{err}
+	}
+	if err := a.use(id); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.identity, a.refused = id, false
+	return nil
+}
