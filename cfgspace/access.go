@@ -130,8 +130,12 @@ func (s *Space) Buses() (primary, secondary, subordinate uint8) {
 // included. Base above Limit means closed.
 type Window struct{ Base, Limit uint64 }
 
-// Contains reports whether the window is open and addr lies in it.
-func (w Window) Contains(addr uint64) bool { return addr >= w.Base && addr <= w.Limit }
+// Contains reports whether the window is open and holds all n bytes at addr.
+// For n 0, a zero-length read, it looks at addr alone.
+func (w Window) Contains(addr, n uint64) bool {
+	last := addr + max(n, 1) - 1
+	return addr >= w.Base && last <= w.Limit && last >= addr
+}
 
 // MemoryWindow returns the non-prefetchable window of a bridge.
 func (s *Space) MemoryWindow() Window {

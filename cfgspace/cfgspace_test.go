@@ -260,10 +260,10 @@ func TestBridgeChanges(t *testing.T) {
 	if p, sec, sub := s.Buses(); p != 1 || sec != 8 || sub != 9 {
 		t.Errorf("buses %d %d %d", p, sec, sub)
 	}
-	if w := s.MemoryWindow(); w.Base != 0xfe000000 || w.Limit != 0xfe1fffff || !w.Contains(0xfe100000) {
+	if w := s.MemoryWindow(); w.Base != 0xfe000000 || w.Limit != 0xfe1fffff || !w.Contains(0xfe100000, 0x100000) || w.Contains(0xfe1ffffc, 8) {
 		t.Errorf("window %#x", w)
 	}
-	if w := s.PrefetchableWindow(); w.Base != 0x4200000000 || w.Contains(w.Base) {
+	if w := s.PrefetchableWindow(); w.Base != 0x4200000000 || w.Contains(w.Base, 1) {
 		t.Errorf("prefetchable window %#x", w)
 	}
 	s.SetLink(true, pcie.Gen3, 8)

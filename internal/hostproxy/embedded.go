@@ -206,7 +206,7 @@ func (e *Embedded) pump(now time.Duration) {
 }
 
 // down sends a TLP to where the switch routed it.
-func (e *Embedded) down(now time.Duration, r vswitch.Route, p *tlp.Packet) bool {
+func (e *Embedded) down(now time.Duration, r mapping.Route, p *tlp.Packet) bool {
 	switch r.Where {
 	case mapping.ToSlot:
 		return e.owner.slots[r.Slot].forward(now, p)

@@ -90,12 +90,12 @@ func (s *slot) route(now time.Duration, p *tlp.Packet) bool {
 	if s.port != nil && s.port.routes() {
 		return s.port.fromDevice(now, p)
 	}
-	where, to := s.host.table.FromSlot(s.index, p)
-	switch where {
+	r := s.host.table.FromSlot(s.index, p)
+	switch r.Where {
 	case mapping.ToHost:
 		return s.toHost(now, p)
 	case mapping.ToSlot:
-		if !s.host.slots[to].forward(now, p) {
+		if !s.host.slots[r.Slot].forward(now, p) {
 			return false
 		}
 		s.counters.peer.Add(1)

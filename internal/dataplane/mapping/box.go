@@ -26,6 +26,7 @@ type BoxEntry struct {
 	Used  bool // and bound to a host
 	Function
 	Host
+	router *Router // shared by the slots that are bound to the same domain
 }
 
 // BoxTable is the mapping table on the GPU box side.
@@ -47,7 +48,7 @@ func (t *BoxTable) Entry(slot int) (BoxEntry, bool) {
 	return t.entries[slot], true
 }
 
-// Insert says that a device with these BARs is in a slot.
+// Insert puts a device with these BARs into a slot.
 func (t *BoxTable) Insert(slot int, bars [pcie.MaxBARs]pcie.BAR) error {
 	if slot < 0 || slot >= len(t.entries) {
 		return fmt.Errorf("mapping: slot %d does not exist: the box has %d", slot, len(t.entries))
@@ -56,15 +57,9 @@ func (t *BoxTable) Insert(slot int, bars [pcie.MaxBARs]pcie.BAR) error {
 	return nil
 }
 
-// Remove says that the slot is empty.
-func (t *BoxTable) Remove(slot int) {
-	if slot >= 0 && slot < len(t.entries) {
-		t.entries[slot] = BoxEntry{}
-	}
-}
-
 // Bind dedicates the device of a slot to a host. It refuses an empty slot, one
-// that is bound, and an epoch that is not newer than the slot has seen in the same incarnation.
+// that is bound, and an epoch that is not newer than the slot has seen
+// in the same incarnation.
 func (t *BoxTable) Bind(slot int, host Host) error {
 	e, ok := t.Entry(slot)
 	switch {
@@ -75,59 +70,56 @@ func (t *BoxTable) Bind(slot int, host Host) error {
 	case host.Incarnation == e.Incarnation && host.Epoch <= e.Epoch:
 		return fmt.Errorf("mapping: slot %d has seen epoch %d, refused epoch %d", slot, e.Epoch, host.Epoch)
 	}
-	row := &t.entries[slot]
-	row.Used, row.Host = true, host
-	row.Reset()
+	t.entries[slot] = BoxEntry{
+		Valid: true, Used: true, Host: host, Function: Function{BARs: e.BARs}, router: t.router(host),
+	}
+	t.update(slot)
 	return nil
 }
 
-// Unbind frees a slot; its epoch stays as the fence.
+// router returns the router of a domain.
+func (t *BoxTable) router(host Host) *Router {
+	for i := range t.entries {
+		if e := &t.entries[i]; e.Used && e.Node == host.Node && e.Domain == host.Domain {
+			return e.router
+		}
+	}
+	return newDeviceRouter(len(t.entries))
+}
+
+// Unbind frees a slot. The row keeps epoch and incarnation: a later binding
+// needs a newer epoch.
 func (t *BoxTable) Unbind(slot int) {
-	if slot < 0 || slot >= len(t.entries) {
+	if slot < 0 || slot >= len(t.entries) || !t.entries[slot].Used {
 		return
 	}
-	row := &t.entries[slot]
-	row.Used, row.Host = false, Host{Epoch: row.Epoch, Incarnation: row.Incarnation}
-	row.Reset()
+	e := &t.entries[slot]
+	e.router.Set(slot, Port{})
+	*e = BoxEntry{Valid: true, Host: Host{Epoch: e.Epoch, Incarnation: e.Incarnation}, Function: Function{BARs: e.BARs}}
 }
 
-// Snoop takes note of a configuration write on its way to the device of a slot.
-func (t *BoxTable) Snoop(slot int, p *tlp.Packet) { t.entries[slot].Snoop(p) }
+// Snoop learns from a configuration write on its way to the device of a slot.
+func (t *BoxTable) Snoop(slot int, p *tlp.Packet) {
+	if t.entries[slot].Snoop(p) {
+		t.update(slot)
+	}
+}
+
+func (t *BoxTable) update(slot int) {
+	if e := &t.entries[slot]; e.Used {
+		e.router.Set(slot, e.port())
+	}
+}
 
 // Peer finds the slot of this box to which a TLP of another slot can be handed
-// without crossing the network: both bound to the same virtual switch of the
-// same host. Everything else goes to the host, which routes it (a GPU is
+// without crossing the network: both are bound to the same virtual switch of
+// the same host. All other TLPs go to the host, which routes them (a GPU is
 // dedicated to one host, paper section 3.3.3).
 func (t *BoxTable) Peer(from int, p *tlp.Packet) (slot int, ok bool) {
-	me := &t.entries[from]
-	if !me.Used {
+	e := &t.entries[from]
+	if !e.Used {
 		return 0, false
 	}
-	for i := range t.entries {
-		e := &t.entries[i]
-		if i == from || !e.Used || e.Node != me.Node || e.Domain != me.Domain {
-			continue
-		}
-		if e.takes(p) {
-			return i, true
-		}
-	}
-	return 0, false
-}
-
-// takes reports whether a TLP is addressed to this function.
-func (e *BoxEntry) takes(p *tlp.Packet) bool {
-	switch p.Type {
-	case tlp.MRd, tlp.MWr, tlp.FetchAdd, tlp.Swap, tlp.CAS:
-		for i := range e.BARs {
-			if w, ok := e.Window(i); ok && w.Contains(p.Addr, uint64(p.Length)*pcie.DW) {
-				return true
-			}
-		}
-	case tlp.Cpl, tlp.CplD:
-		// A function that has seen no configuration write has no number yet;
-		// 00:00.0, the zero value, is the root complex's.
-		return e.ID != 0 && e.ID>>3 == p.Requester>>3
-	}
-	return false
+	r := e.router.FromSlot(from, p)
+	return r.Slot, r.Where == ToSlot
 }

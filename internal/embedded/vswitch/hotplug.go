@@ -92,6 +92,7 @@ func (s *Switch) relink(slot int) {
 	up := d.present && d.linkUp && !off && !disabled
 	was := d.space.Read(d.express+cfgspace.OffLinkSta, 2)&cfgspace.LinkStaActive != 0
 	d.active = up
+	s.update(slot)
 	if up == was {
 		return
 	}
@@ -136,7 +137,7 @@ func (s *Switch) signal(slot int) {
 
 func (p *port) msiReady() bool {
 	m := p.space.MSI()
-	return p.master && m.Enabled && m.Mask&1 == 0
+	return p.space.BusMaster() && m.Enabled && m.Mask&1 == 0
 }
 
 // message is the memory write that the MSI capability describes.
@@ -153,7 +154,7 @@ func (p *port) message(id pcie.BDF) (tlp.Packet, [pcie.DW]byte) {
 func (s *Switch) writePort(slot int, reg uint16, be uint8, v uint32) {
 	if slot == Upstream {
 		change := s.up.space.WriteBE(reg, be, v)
-		s.up.refresh()
+		s.update(Upstream)
 		if change.Has(cfgspace.SecondaryReset) && s.up.inReset() {
 			s.resetBelow()
 		}
@@ -162,7 +163,7 @@ func (s *Switch) writePort(slot int, reg uint16, be uint8, v uint32) {
 	d := &s.down[slot]
 	before := d.slotControl()
 	change := d.space.WriteBE(reg, be, v)
-	d.refresh()
+	s.update(slot)
 	if change.Has(cfgspace.SecondaryReset) && d.inReset() && d.present {
 		s.events = append(s.events, Event{EventReset, slot})
 	}

@@ -156,8 +156,8 @@ func TestResets(t *testing.T) {
 			if diff := cmp.Diff([]Event{{EventReset, 0}}, h.events()); diff != "" {
 				t.Errorf("events (-want +got):\n%s", diff)
 			}
-			if h.sw.down[0].master != c.alive {
-				t.Errorf("downstream port: bus master %v, want %v", h.sw.down[0].master, c.alive)
+			if got := h.sw.down[0].space.BusMaster(); got != c.alive {
+				t.Errorf("downstream port: bus master %v, want %v", got, c.alive)
 			}
 			if !h.sw.Active(0) || h.sw.down[0].space.Read(h.sw.down[0].express+cfgspace.OffSlotSta, 2)&cfgspace.SlotStaPresent == 0 {
 				t.Error("the device is gone from the slot")

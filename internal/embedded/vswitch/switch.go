@@ -54,20 +54,6 @@ func (s Spec) withDefaults() Spec {
 	return s
 }
 
-// Route says where a TLP goes. Slot counts for mapping.ToSlot only.
-type Route struct {
-	Where mapping.Where
-	Slot  int
-}
-
-// String prints the route, "slot 2" or "host".
-func (r Route) String() string {
-	if r.Where == mapping.ToSlot {
-		return fmt.Sprintf("slot %d", r.Slot)
-	}
-	return r.Where.String()
-}
-
 // Upstream stands for the upstream port where Transmit gives a slot number.
 const Upstream = -1
 
@@ -83,6 +69,8 @@ type Counters struct {
 // of Transmit.
 type Switch struct {
 	spec     Spec
+	router   *mapping.Router // follows the registers of the ports
+	bus      uint8           // of the upstream port, as configuration writes name it
 	up       port
 	down     []port // by slot
 	pins     [4]int // downstream interrupt wires that pull each upstream one
@@ -98,19 +86,19 @@ func New(spec Spec) (*Switch, error) {
 	if spec.Slots < 1 || spec.Slots > MaxSlots {
 		return nil, fmt.Errorf("vswitch: %d slots: want 1 to %d", spec.Slots, MaxSlots)
 	}
-	s := &Switch{spec: spec, down: make([]port, spec.Slots)}
+	s := &Switch{spec: spec, router: mapping.NewRouter(spec.Slots), down: make([]port, spec.Slots)}
 	var err error
 	if s.up.space, err = upstreamSpace(spec); err != nil {
 		return nil, fmt.Errorf("vswitch: upstream port: %w", err)
 	}
 	s.up.findCapabilities()
-	s.up.refresh()
+	s.update(Upstream)
 	for i := range s.down {
 		if s.down[i].space, err = downstreamSpace(spec, i); err != nil {
 			return nil, fmt.Errorf("vswitch: downstream port %d: %w", i, err)
 		}
 		s.down[i].findCapabilities()
-		s.down[i].refresh()
+		s.update(i)
 	}
 	return s, nil
 }
@@ -134,6 +122,23 @@ func downstreamSpace(spec Spec, i int) (*cfgspace.Space, error) {
 	}).AER(false).ACS(acsCaps).Build()
 }
 
+// port returns the port of a slot, or the upstream port.
+func (s *Switch) port(slot int) *port {
+	if slot == Upstream {
+		return &s.up
+	}
+	return &s.down[slot]
+}
+
+// update tells the router the state of a port.
+func (s *Switch) update(slot int) {
+	if slot == Upstream {
+		s.router.SetUpstream(s.up.routing())
+	} else {
+		s.router.Set(slot, s.down[slot].routing())
+	}
+}
+
 // Slots returns the number of downstream ports.
 func (s *Switch) Slots() int { return len(s.down) }
 
@@ -145,8 +150,8 @@ func (s *Switch) Counters() Counters { return s.counters }
 // device). What is plugged in stays.
 func (s *Switch) Reset() {
 	s.up.space.Reset(false)
-	s.up.refresh()
-	s.up.bus = 0
+	s.update(Upstream)
+	s.bus = 0
 	s.out, s.outHead = s.out[:0], 0
 	s.resetBelow()
 }
@@ -159,7 +164,6 @@ func (s *Switch) resetBelow() {
 		d.space.Reset(false)
 		d.pins, d.signalled = 0, false
 		d.space.PokeBits(d.express+cfgspace.OffSlotSta, d.presentBit(), 0)
-		d.refresh()
 		if d.present {
 			s.events = append(s.events, Event{EventReset, i})
 		}
@@ -214,21 +218,22 @@ func (s *Switch) complete(to int, completer pcie.BDF, p *tlp.Packet, status pcie
 	}, [pcie.DW]byte{})
 }
 
-// refuse answers a request that nobody takes with Unsupported Request (section
-// 2.3.1) and logs it at the port where it arrived, which may have to report it.
-func (s *Switch) refuse(from int, p *tlp.Packet) Route {
-	s.counters.Unsupported++
-	at := &s.up
-	if from != Upstream {
-		at = &s.down[from]
+// refuse answers a request that has no destination with Unsupported Request
+// (section 2.3.1). It logs the request at the port where it arrived, which may
+// have to report it. An unexpected completion is dropped.
+func (s *Switch) refuse(from int, p *tlp.Packet) mapping.Route {
+	if p.Type.Completion() {
+		s.counters.Unexpected++
+		return here
 	}
+	s.counters.Unsupported++
 	var header [tlp.MaxHeader]byte
 	raw := p.AppendHeader(header[:0])[len(p.Prefix):]
-	if code := at.space.LogUncorrectable(cfgspace.AERUnsupported, p.Type.NonPosted(), raw); code != 0 {
+	if code := s.port(from).space.LogUncorrectable(cfgspace.AERUnsupported, p.Type.NonPosted(), raw); code != 0 {
 		s.send(Upstream, tlp.Packet{Type: tlp.Msg, DW4: true, Routing: tlp.RouteToRootComplex, Code: code, Requester: s.id(from)}, [pcie.DW]byte{})
 	}
 	s.complete(from, s.id(from), p, pcie.UnsupportedRequest)
-	return Route{Where: mapping.Unsupported}
+	return here
 }
 
 // id is the Routing ID of a port: the upstream port's as captured from
@@ -236,7 +241,7 @@ func (s *Switch) refuse(from int, p *tlp.Packet) Route {
 // behind it.
 func (s *Switch) id(slot int) pcie.BDF {
 	if slot == Upstream {
-		return pcie.NewBDF(s.up.bus, 0, 0)
+		return pcie.NewBDF(s.bus, 0, 0)
 	}
-	return pcie.NewBDF(s.up.secondary, uint8(slot), 0)
+	return pcie.NewBDF(s.up.secondary(), uint8(slot), 0)
 }

@@ -63,7 +63,7 @@ func TestHotPlugAndRescan(t *testing.T) {
 	for _, bar := range gpu.BARs {
 		p := tlp.Packet{Type: tlp.MRd, Tag: 1}
 		p.SetMemory(bar.Range.Base+bar.Range.Size-4, 4)
-		if got := b.sw.FromHost(&p); got != (Route{mapping.ToSlot, 1}) {
+		if got := b.sw.FromHost(&p); got != (mapping.Route{Where: mapping.ToSlot, Slot: 1}) {
 			t.Errorf("last word of BAR %d goes to %v", bar.Index, got)
 		}
 	}
@@ -100,53 +100,57 @@ func TestRouting(t *testing.T) {
 		}
 		return p
 	}
-	slot := func(n int) Route { return Route{mapping.ToSlot, n} }
-	unsupported := Route{Where: mapping.Unsupported}
+	slot := func(n int) mapping.Route { return mapping.Route{Where: mapping.ToSlot, Slot: n} }
+	toHost := mapping.Route{Where: mapping.ToHost}
+	refused := mapping.Route{Where: mapping.Unsupported}
 	host := -1
 	for _, c := range []struct {
 		name string
 		from int
 		p    tlp.Packet
-		want Route
+		want mapping.Route
 	}{
 		{"read of a GPU", host, memory(tlp.MRd, aperture(gpu2)), slot(2)},
 		{"write to a GPU", host, memory(tlp.MWr, aperture(gpu0)), slot(0)},
-		{"window of an empty slot", host, memory(tlp.MRd, slots[1].Window64.Base), unsupported},
-		{"address behind nobody", host, memory(tlp.MRd, 0x1000), unsupported},
-		{"I/O", host, tlp.Packet{Type: tlp.IORd, Length: 1, FirstBE: 0xf}, unsupported},
+		{"window of an empty slot", host, memory(tlp.MRd, slots[1].Window64.Base), refused},
+		{"address behind nobody", host, memory(tlp.MRd, 0x1000), refused},
+		{"I/O", host, tlp.Packet{Type: tlp.IORd, Length: 1, FirstBE: 0xf}, refused},
 		{"completion for a GPU", host, tlp.Packet{Type: tlp.CplD, Requester: gpu2.ID}, slot(2)},
-		{"completion for nobody", host, tlp.Packet{Type: tlp.CplD, Requester: pcie.NewBDF(200, 0, 0)}, unsupported},
+		{"completion for nobody", host, tlp.Packet{Type: tlp.CplD, Requester: pcie.NewBDF(200, 0, 0)}, refused},
 		{"configuration behind the slot", host, tlp.Packet{Type: tlp.CfgRd1, Length: 1, FirstBE: 0xf, Target: gpu2.ID}, slot(2)},
-		{"configuration of device 1 on a link", host, tlp.Packet{Type: tlp.CfgRd1, Length: 1, FirstBE: 0xf, Target: gpu2.ID + 8}, unsupported},
-		{"configuration of a port that is not", host, tlp.Packet{Type: tlp.CfgRd1, Length: 1, FirstBE: 0xf, Target: slots[2].ID + 8}, unsupported},
-		{"configuration of device 1 above", host, tlp.Packet{Type: tlp.CfgRd0, Length: 1, FirstBE: 0xf, Target: pcie.NewBDF(1, 1, 0)}, unsupported},
-		{"configuration of a port", host, tlp.Packet{Type: tlp.CfgRd1, Length: 1, FirstBE: 0xf, Target: slots[1].ID}, Route{Where: mapping.Here}},
-		{"broadcast", host, tlp.Packet{Type: tlp.Msg, DW4: true, Routing: tlp.RouteBroadcast, Code: tlp.CodePMETurnOff}, Route{Where: mapping.ToAll}},
+		{"configuration of device 1 on a link", host, tlp.Packet{Type: tlp.CfgRd1, Length: 1, FirstBE: 0xf, Target: gpu2.ID + 8}, refused},
+		{"configuration of a port that is not", host, tlp.Packet{Type: tlp.CfgRd1, Length: 1, FirstBE: 0xf, Target: slots[2].ID + 8}, refused},
+		{"configuration of device 1 above", host, tlp.Packet{Type: tlp.CfgRd0, Length: 1, FirstBE: 0xf, Target: pcie.NewBDF(1, 1, 0)}, refused},
+		{"configuration of a port", host, tlp.Packet{Type: tlp.CfgRd1, Length: 1, FirstBE: 0xf, Target: slots[1].ID}, mapping.Route{Where: mapping.Here}},
+		{"broadcast", host, tlp.Packet{Type: tlp.Msg, DW4: true, Routing: tlp.RouteBroadcast, Code: tlp.CodePMETurnOff}, mapping.Route{Where: mapping.ToAll}},
 		{"message by ID", host, tlp.Packet{Type: tlp.Msg, DW4: true, Routing: tlp.RouteByID, Target: gpu0.ID, Code: tlp.CodeVendorType1}, slot(0)},
-		{"local message", host, tlp.Packet{Type: tlp.Msg, DW4: true, Routing: tlp.RouteLocal, Code: tlp.CodeVendorType1}, Route{Where: mapping.Here}},
+		{"local message", host, tlp.Packet{Type: tlp.Msg, DW4: true, Routing: tlp.RouteLocal, Code: tlp.CodeVendorType1}, mapping.Route{Where: mapping.Here}},
 
 		{"DMA to host memory", 0, memory(tlp.MWr, 0x10_0000), toHost},
 		{"MSI", 0, memory(tlp.MWr, 0xfee0_0000), toHost},
 		{"peer to peer", 0, memory(tlp.MRd, aperture(gpu2)), slot(2)},
-		{"own window", 0, memory(tlp.MRd, aperture(gpu0)), unsupported},
-		{"window of an empty slot from a GPU", 0, memory(tlp.MRd, slots[1].Window64.Base), unsupported},
-		{"DMA of an empty slot", 1, memory(tlp.MRd, 0x10_0000), unsupported},
+		{"own window", 0, memory(tlp.MRd, aperture(gpu0)), refused},
+		{"window of an empty slot from a GPU", 0, memory(tlp.MRd, slots[1].Window64.Base), refused},
+		{"DMA of an empty slot", 1, memory(tlp.MRd, 0x10_0000), refused},
 		{"completion for the CPU", 0, tlp.Packet{Type: tlp.CplD}, toHost},
 		{"completion for a peer", 0, tlp.Packet{Type: tlp.CplD, Requester: gpu2.ID}, slot(2)},
-		{"completion for oneself", 0, tlp.Packet{Type: tlp.CplD, Requester: gpu0.ID}, unsupported},
-		{"completion for a port", 0, tlp.Packet{Type: tlp.CplD, Requester: slots[2].ID}, unsupported},
+		{"completion for oneself", 0, tlp.Packet{Type: tlp.CplD, Requester: gpu0.ID}, refused},
+		{"completion for a port", 0, tlp.Packet{Type: tlp.CplD, Requester: slots[2].ID}, refused},
 		{"error message", 0, tlp.Packet{Type: tlp.Msg, DW4: true, Routing: tlp.RouteToRootComplex, Code: tlp.CodeErrCor}, toHost},
 		{"message to a peer", 0, tlp.Packet{Type: tlp.Msg, DW4: true, Routing: tlp.RouteByID, Target: gpu2.ID, Code: tlp.CodeVendorType1}, slot(2)},
-		{"broadcast from below", 0, tlp.Packet{Type: tlp.Msg, DW4: true, Routing: tlp.RouteBroadcast, Code: tlp.CodePMETurnOff}, unsupported},
-		{"configuration from below", 0, tlp.Packet{Type: tlp.CfgRd0, Length: 1, FirstBE: 0xf}, unsupported},
+		{"broadcast from below", 0, tlp.Packet{Type: tlp.Msg, DW4: true, Routing: tlp.RouteBroadcast, Code: tlp.CodePMETurnOff}, refused},
+		{"configuration from below", 0, tlp.Packet{Type: tlp.CfgRd0, Length: 1, FirstBE: 0xf}, refused},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			var got Route
-			p := c.p
+			var got mapping.Route
+			p, before := c.p, b.sw.Counters()
 			if c.from == host {
 				got = b.sw.FromHost(&p)
 			} else {
 				got = b.sw.FromSlot(c.from, &p)
+			}
+			if c := b.sw.Counters(); got == here && c != before {
+				got = refused
 			}
 			if got != c.want {
 				t.Errorf("goes to %v, want %v", got, c.want)
@@ -158,7 +162,7 @@ func TestRouting(t *testing.T) {
 			b.sw.Transmit(func(to int, a *tlp.Packet) bool {
 				if a.Type.Completion() {
 					answers++
-					if to != c.from || got == unsupported && a.Status != pcie.UnsupportedRequest {
+					if to != c.from || got == refused && a.Status != pcie.UnsupportedRequest {
 						t.Errorf("answer %v to %d", a.Status, to)
 					}
 				}
@@ -178,11 +182,11 @@ func TestBusMasterGatesDMA(t *testing.T) {
 	b.plug(0)
 	p := tlp.Packet{Type: tlp.MRd}
 	p.SetMemory(0x1000, 4)
-	if got := b.sw.FromSlot(0, &p); got.Where != mapping.Unsupported {
+	if got := b.sw.FromSlot(0, &p); got != here {
 		t.Errorf("before enumeration DMA goes to %v", got)
 	}
 	b.enumerate()
-	if got := b.sw.FromSlot(0, &p); got != toHost {
+	if got := b.sw.FromSlot(0, &p); got.Where != mapping.ToHost {
 		t.Errorf("after enumeration DMA goes to %v", got)
 	}
 }
@@ -193,13 +197,25 @@ func TestACSRedirectsPeers(t *testing.T) {
 	b.plug(1)
 	slots := b.enumerate().Children[0].Children
 	at := cfgspace.FindExtended(b.sw.down[0].space.Bytes(), cfgspace.ExtACS)
-	if err := b.ConfigWrite32(slots[0].ID, uint16(at)+4, acsRequestRedirect<<16); err != nil {
-		t.Fatal(err)
-	}
-	p := tlp.Packet{Type: tlp.MRd}
-	p.SetMemory(slots[1].Window64.Base, 4)
-	if got := b.sw.FromSlot(0, &p); got != toHost {
-		t.Errorf("redirected request goes to %v", got)
+	for _, c := range []struct {
+		name      string
+		control   uint32
+		peer, own mapping.Where
+	}{
+		{"off", 0, mapping.ToSlot, mapping.Here},
+		{"request redirect", acsRequestRedirect, mapping.ToHost, mapping.Here},
+		{"upstream forwarding", acsUpstreamForward, mapping.ToSlot, mapping.ToHost},
+	} {
+		if err := b.ConfigWrite32(slots[0].ID, uint16(at)+4, c.control<<16); err != nil {
+			t.Fatal(err)
+		}
+		for i, want := range []mapping.Where{c.own, c.peer} {
+			p := tlp.Packet{Type: tlp.MRd}
+			p.SetMemory(slots[i].Window64.Base, 4)
+			if got := b.sw.FromSlot(0, &p); got.Where != want {
+				t.Errorf("%s: request for the window of slot %d goes to %v, want %v", c.name, i, got, want)
+			}
+		}
 	}
 }
 

@@ -215,7 +215,7 @@ func (s *System) stepDevice(now time.Duration, slot int, d device.Device) (moved
 	return moved
 }
 
-func (s *System) deliver(now time.Duration, r vswitch.Route, p *tlp.Packet) {
+func (s *System) deliver(now time.Duration, r mapping.Route, p *tlp.Packet) {
 	switch r.Where {
 	case mapping.ToHost:
 		s.Host.Receive(now, p)
@@ -225,7 +225,7 @@ func (s *System) deliver(now time.Duration, r vswitch.Route, p *tlp.Packet) {
 		for slot := range s.devices {
 			s.toSlot(now, slot, p)
 		}
-	case mapping.Here, mapping.Unsupported: // the switch has dealt with it
+	case mapping.Here, mapping.Unsupported: // ended in the switch
 	}
 }
 
