@@ -71,6 +71,7 @@ func (e *Embedded) start(h *Host) error {
 	if e.sw, err = vswitch.New(vswitch.Spec{Slots: len(h.slots), MaxPayload: e.enum.MaxPayload, TenBitTags: true}); err != nil {
 		return err
 	}
+	h.router = e.sw
 	if e.spec.Host.Timeout == 0 {
 		e.spec.Host.Timeout = h.cfg.CompletionTimeout
 	}
@@ -226,22 +227,8 @@ type embeddedPort struct {
 
 var _ plugged = (*embeddedPort)(nil)
 
-// routes reports that the switch, not the mapping table, routes what the
-// device sends.
-func (p *embeddedPort) routes() bool { return true }
-
 func (p *embeddedPort) fromDevice(now time.Duration, t *tlp.Packet) bool {
-	e := p.front
-	q := *t
-	switch r := e.sw.FromSlot(p.slot.index, &q); r.Where {
-	case mapping.ToHost:
-		e.host.Receive(now, &q)
-	case mapping.ToSlot:
-		if !e.owner.slots[r.Slot].forward(now, &q) {
-			return false
-		}
-		p.slot.counters.peer.Add(1)
-	}
+	p.front.host.Receive(now, t)
 	return true
 }
 

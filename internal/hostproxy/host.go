@@ -13,6 +13,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
+	"github.com/dxpu-project/dxpu/tlp"
 )
 
 // MaxSlots is the largest virtual switch: 32 devices on its internal bus.
@@ -69,7 +70,14 @@ type Host struct {
 	fabric *netio.Fabric
 	group  *netio.Group // all slots: one PCIe hierarchy
 	table  *mapping.HostTable
+	router router
 	slots  []*slot
+}
+
+// router routes what devices send: the mapping table, or the switch of an
+// embedded host.
+type router interface {
+	FromSlot(slot int, p *tlp.Packet) mapping.Route
 }
 
 // New makes a host proxy with empty slots.
@@ -87,6 +95,7 @@ func New(cfg Config) (*Host, error) {
 		cfg: cfg, log: cfg.Logger, fabric: cfg.Fabric, group: cfg.Fabric.NewGroup(),
 		table: mapping.NewHostTable(cfg.Slots),
 	}
+	h.router = h.table
 	for i := range cfg.Slots {
 		s := newSlot(h, i)
 		h.OnWake(s.wake)

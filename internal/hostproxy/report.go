@@ -34,7 +34,7 @@ func (s *slot) describe() agent.SlotReport {
 		return out
 	}
 	out.Binding.Link = agent.ReportLink(s.binding)
-	if s.port == nil || !s.port.routes() { // else a root complex has requests of its own
+	if _, embedded := s.port.(*embeddedPort); !embedded { // a root complex has requests of its own
 		r := s.root.requester
 		out.Tags = &agent.TagsReport{InFlight: r.InFlight(), Total: r.Tags()}
 	}

@@ -17,8 +17,6 @@ import (
 // port is what a slot's traffic goes through: to a VM, or to the embedded
 // host. Its methods are called with the group entered.
 type port interface {
-	// routes reports whether the port routes between slots itself.
-	routes() bool
 	// fromDevice takes a TLP that is addressed to the host. It returns false
 	// when it cannot take it now.
 	fromDevice(now time.Duration, p *tlp.Packet) bool
@@ -87,11 +85,7 @@ func (s *slot) Deliver(now time.Duration, p *tlp.Packet) bool {
 }
 
 func (s *slot) route(now time.Duration, p *tlp.Packet) bool {
-	if s.port != nil && s.port.routes() {
-		return s.port.fromDevice(now, p)
-	}
-	r := s.host.table.FromSlot(s.index, p)
-	switch r.Where {
+	switch r := s.host.router.FromSlot(s.index, p); r.Where {
 	case mapping.ToHost:
 		return s.toHost(now, p)
 	case mapping.ToSlot:
@@ -99,15 +93,10 @@ func (s *slot) route(now time.Duration, p *tlp.Packet) bool {
 			return false
 		}
 		s.counters.peer.Add(1)
-	case mapping.Here:
-		// INTx ends at the port, which stands for it towards the host (section 2.2.8.1).
-		if s.port != nil {
-			return s.port.fromDevice(now, p)
-		}
-	case mapping.ToAll:
-	default:
+	case mapping.Unsupported:
 		s.counters.unsupported.Add(1)
 		s.refuse(now, p, pcie.UnsupportedRequest)
+	case mapping.ToAll, mapping.Here: // nothing is left to do
 	}
 	return true
 }

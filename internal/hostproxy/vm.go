@@ -90,9 +90,6 @@ func (v *vm) serverConfig(deadline time.Duration, polling reader.Polling) vfious
 	return cfg
 }
 
-// routes: the mapping table decides between the VM and the other slots.
-func (v *vm) routes() bool { return false }
-
 // Connected takes the VMM's connection into use.
 func (v *vm) Connected(c *vfiouser.Conn) {
 	v.slot.host.group.Enter()
