@@ -59,33 +59,33 @@ func TestWishesOfALease(t *testing.T) {
 			"Box p2 (PCIe-switch) fits best: 6 free, 3 left.",
 		},
 		{"a model", &dxpuv1.LeaseSpec{Count: 1, Model: "T4"}, "t1/0 to h1", "Model T4: 2 of 2 usable GPUs are free, 1 of them held back as spares."},
-		{"a model whose last is a spare", &dxpuv1.LeaseSpec{Count: 2, Model: "T4"}, "That leaves 1 that this request may have, 2 are needed.", ""},
-		{"a model that nobody has", &dxpuv1.LeaseSpec{Count: 1, Model: "H100"}, `No GPU of the pool matches model "H100".`, ""},
+		{"a model whose last is a spare", &dxpuv1.LeaseSpec{Count: 2, Model: "T4"}, "That leaves 1 for this request, which needs 2.", ""},
+		{"a model that nobody has", &dxpuv1.LeaseSpec{Count: 1, Model: "H100"}, `The pool has no usable GPU with model "H100".`, ""},
 		{"memory", &dxpuv1.LeaseSpec{Count: 1, MinMemoryBytes: 48 << 30}, "n1/0 to h1", "Box n1 (NVLink) fits best: 8 free, 7 left."},
 		{
 			"more memory than there is",
 			&dxpuv1.LeaseSpec{Count: 1, MinMemoryBytes: 96 << 30},
-			"No GPU of the pool matches with at least 98304 MiB of memory.",
+			"The pool has no usable GPU with at least 98304 MiB of memory.",
 			"",
 		},
 		{"a kind of box", &dxpuv1.LeaseSpec{Count: 1, BoxKind: dxpuv1.BoxKind_BOX_KIND_NVLINK}, "n1/0 to h1", "Box n1 (NVLink)"},
 		{
-			"a kind of box, cut over several of them",
+			"a kind of box, split over several of them",
 			&dxpuv1.LeaseSpec{Count: 8, BoxKind: dxpuv1.BoxKind_BOX_KIND_PCIE_SWITCH},
 			"p2/0 p2/1 p2/2 p2/3 p2/4 p2/5 p1/0 p1/1 to h1",
-			"No single box has 8 of them free: the request is cut over 2 boxes.",
+			"No single box has 8 of them free: the request is split over 2 boxes.",
 		},
 		{"NVLink preferred", &dxpuv1.LeaseSpec{Count: 2, Nvlink: preferred}, "n1/0 n1/1 to h1", "Box n1 (NVLink)"},
-		{"NVLink preferred for more than there is", &dxpuv1.LeaseSpec{Count: 10, Nvlink: preferred, HostId: "h1"}, "n1/0 n1/1 n1/2 n1/3 n1/4 n1/5 n1/6 n1/7 p1/0 p1/1 to h1", "cut over 2 boxes"},
+		{"NVLink preferred for more than there is", &dxpuv1.LeaseSpec{Count: 10, Nvlink: preferred, HostId: "h1"}, "n1/0 n1/1 n1/2 n1/3 n1/4 n1/5 n1/6 n1/7 p1/0 p1/1 to h1", "split over 2 boxes"},
 		{"NVLink required", &dxpuv1.LeaseSpec{Count: 2, Nvlink: required}, "n1/0 n1/1 to h1", "Box n1 (NVLink)"},
-		{"NVLink required for more than there is", &dxpuv1.LeaseSpec{Count: 9, Nvlink: required}, "That leaves 8 that this request may have, 9 are needed.", ""},
+		{"NVLink required for more than there is", &dxpuv1.LeaseSpec{Count: 9, Nvlink: required}, "That leaves 8 for this request, which needs 9.", ""},
 		{"the same box required", &dxpuv1.LeaseSpec{Count: 7, SameBox: required}, "n1/0 n1/1 n1/2 n1/3 n1/4 n1/5 n1/6 to h1", "Box n1 (NVLink)"},
 		{"the same box required for more than one has", &dxpuv1.LeaseSpec{Count: 10, SameBox: required}, "No single box has 10 of them free together.", ""},
 		{
 			"the same box preferred for more than one has",
 			&dxpuv1.LeaseSpec{Count: 10, SameBox: preferred},
 			"n1/0 n1/1 n1/2 n1/3 n1/4 n1/5 n1/6 n1/7 p1/0 p1/1 to h1",
-			"the request is cut over 2 boxes.",
+			"the request is split over 2 boxes.",
 		},
 		{"spread", &dxpuv1.LeaseSpec{Count: 3, SameBox: avoid}, "n1/0 p2/0 p1/0 to h1", "Spread over 3 boxes, as asked."},
 		{"a host", &dxpuv1.LeaseSpec{Count: 1, HostId: "h2"}, "p1/0 to h2", "Host h2 has 4 free slots."},
@@ -95,7 +95,7 @@ func TestWishesOfALease(t *testing.T) {
 		{
 			"labels that no host has together",
 			&dxpuv1.LeaseSpec{Count: 1, HostLabels: map[string]string{"zone": "a", "ssd": "yes"}},
-			"No host is reachable, not cordoned and has the labels.",
+			"No host that has the labels is reachable and not cordoned.",
 			"",
 		},
 		{"a domain of a host", &dxpuv1.LeaseSpec{Count: 2, HostDomain: "vm1"}, "p1/0 p1/1 to h2", "Host h2 has 2 free slots."},
@@ -151,7 +151,7 @@ func TestWishesAboutTime(t *testing.T) {
 	} {
 		s := w.explain(id)
 		for _, want := range []string{
-			want, "Model T4: 1 of 2 usable GPUs are free, 1 of them held back as spares.", "That leaves 0 that this request may have, 1 are needed.",
+			want, "Model T4: 1 of 2 usable GPUs are free, 1 of them held back as spares.", "That leaves 0 for this request, which needs 1.",
 			"No preemptible lease has a priority below", "The lease is pending",
 		} {
 			if !strings.Contains(s, want) {

@@ -206,7 +206,7 @@ func TestCordon(t *testing.T) {
 	}
 	create := &dxpuv1.CreateLeaseRequest{Spec: &dxpuv1.LeaseSpec{Count: 1}}
 	_, err := s.pool.CreateLease(t.Context(), connect.NewRequest(create))
-	wantCode(t, err, connect.CodeResourceExhausted, "No GPU of the pool")
+	wantCode(t, err, connect.CodeResourceExhausted, "The pool has no usable GPU")
 	if _, err := s.pool.Uncordon(t.Context(), connect.NewRequest(&dxpuv1.UncordonRequest{Target: target})); err != nil {
 		t.Fatal(err)
 	}

@@ -62,14 +62,14 @@ func TestErrorsAndTheirActions(t *testing.T) {
 			[]*fakeNode{boxNode("b1", 2), boxNode("b2", 2)},
 			&dxpuv1.LeaseSpec{Count: 2, SameBox: dxpuv1.Preference_PREFERENCE_REQUIRED}, 79, 1, leaseDegraded, "b1/1",
 			dxpuv1.GPUState_GPU_STATE_UNAVAILABLE,
-			[]string{"cannot be replaced now", "must sit beside"},
+			[]string{"cannot be replaced now", "must be with the lease's others"},
 		},
 		{
 			"replace, but only in another NVLink domain",
 			[]*fakeNode{nvlinkBox("b1", 2), nvlinkBox("b2", 2)},
 			&dxpuv1.LeaseSpec{Count: 2, Nvlink: dxpuv1.Preference_PREFERENCE_REQUIRED}, 79, 1, leaseDegraded, "b1/1",
 			dxpuv1.GPUState_GPU_STATE_UNAVAILABLE,
-			[]string{"cannot be replaced now", "must sit beside"},
+			[]string{"cannot be replaced now", "must be with the lease's others"},
 		},
 		{
 			"replace, spread",

@@ -98,14 +98,14 @@ func (t *tx) domainOf(l *leaseRecord) string {
 
 // shrink takes GPUs of a lease away: those after which the rest sits together best.
 func (t *tx) shrink(l *leaseRecord, count uint32) {
-	var held []placement.Held
+	var held []placement.LeasedGPU
 	ids := map[placement.Ref]string{}
 	for _, id := range t.bindingsOf(l.ID) {
 		b := t.bindings.get(id)
 		if !b.good() {
 			continue
 		}
-		h := placement.Held{Ref: b.ref(), Attached: b.State == attached, Order: b.Epoch}
+		h := placement.LeasedGPU{Ref: b.ref(), Attached: b.State == attached, Order: b.Epoch}
 		if n, s := t.nodes.get(b.BoxID), t.gpuSlot(b); s != nil && s.Device != nil {
 			h.Domain, h.Sound = s.Device.NVLinkDomain, n.takesBindings() && s.takesBindings()
 		}

@@ -1,31 +1,30 @@
 package placement
 
 import (
-	"cmp"
 	"fmt"
 	"math"
 	"slices"
 )
 
-// group is a set of free GPUs that count as being together: those of one box,
-// or of one NVLink domain of a box where NVLink is required.
+// group is a set of free GPUs of one model in one box; where NVLink is required,
+// in one NVLink domain of the box.
 type group struct {
+	traits
 	box    string
 	domain string
 	rack   string
-	kind   Kind
 	slots  []uint32 // in order, at least one
-	// room is how many more GPUs of the box may be bound before its proxy runs
-	// out of bandwidth; unlimited where that is not known.
-	room   int
-	joined bool // the request has GPUs here already
+	// proxyRoom is how many more GPUs of the box its proxy serves at full
+	// bandwidth; unlimited where that is not known.
+	proxyRoom   int
+	besideLease bool // the request has GPUs here already
 }
 
-// unlimited is the room of a box whose proxy's bandwidth is not known.
+// unlimited is the proxyRoom of a box whose proxy's bandwidth is not known.
 const unlimited = math.MaxInt32
 
-// roomOf returns how many more GPUs the proxy of a box serves at full bandwidth.
-func roomOf(b *Box) int {
+// proxyRoomOf returns how many more GPUs the proxy of a box serves at full bandwidth.
+func proxyRoomOf(b *Box) int {
 	if b.ProxyGPUs == 0 {
 		return unlimited
 	}
@@ -38,34 +37,29 @@ func roomOf(b *Box) int {
 	return max(0, b.ProxyGPUs-bound)
 }
 
-// stock is what a request may choose from: the list of the scan or the index of
-// a Pool.
+// stock is the groups that a request may choose from: a list, or the index of a Pool.
 type stock interface {
-	// fits returns the group that suits a request of n GPUs best (compareFit),
-	// nil when none is large enough.
-	fits(n int) *group
-	// largest returns the first group by compareSize, nil when none is left.
-	largest() *group
-	// emptiest returns the first n groups by compareSpread, or all.
-	emptiest(n int) []*group
-	// drop takes a group out.
+	// best returns the first group in an order, for n GPUs, of those that have at
+	// least n free. It returns nil where none has.
+	best(o order, n int) *group
+	// drop removes a group.
 	drop(g *group)
-	// beside leaves only the groups where the request has GPUs already, and
-	// reports whether there are any.
-	beside() bool
+	// onlyBesideLease removes the groups where the request has no GPUs yet, and
+	// reports whether any are left.
+	onlyBesideLease() bool
 }
 
-// choose picks Count GPUs out of the stock, or none.
+// choose picks req.Count GPUs from the stock, or none.
 func choose(s stock, req *Request, d *Decision) []Ref {
 	together := req.SameBox == Required || req.NVLink == Required
-	if together && len(req.Together) > 0 && !s.beside() {
-		d.say("The new GPU must sit beside those that the lease has, in %s, where none is free.", req.Together[0].Box)
+	if together && len(req.Together) > 0 && !s.onlyBesideLease() {
+		d.say("The new GPU must be with the lease's others, in box %s, where none is free.", req.Together[0].Box)
 		return nil
 	}
 	if req.SameBox == Avoided {
 		return spread(s, req, d)
 	}
-	if fit := s.fits(req.Count); fit != nil {
+	if fit := s.best(bestFit, req.Count); fit != nil {
 		left := len(fit.slots) - req.Count
 		d.say("Box %s (%s) fits best: %d free, %d left.", fit.box, fit.kind, len(fit.slots), left)
 		return picked(d, []part{{fit, req.Count}}, req.Count)
@@ -74,18 +68,19 @@ func choose(s stock, req *Request, d *Decision) []Ref {
 		d.say("No single box has %d of them free together.", req.Count)
 		return nil
 	}
-	return cut(s, req, d)
+	return split(s, req, d)
 }
 
-// cut takes whole groups, the largest first, until the rest fits into one, for
-// which the best fit is taken: few boxes, small remainders.
-func cut(s stock, req *Request, d *Decision) []Ref {
+// split takes whole groups, the largest first, until one group has
+// enough for the rest; that one is the best fit. So few boxes are used and small
+// remainders stay free.
+func split(s stock, req *Request, d *Decision) []Ref {
 	var parts []part
 	need := req.Count
 	for need > 0 {
-		g := s.fits(need)
+		g := s.best(bestFit, need)
 		if g == nil {
-			g = s.largest()
+			g = s.best(largestFirst, 1)
 		}
 		if g == nil {
 			d.say("Only %d of them are free under the constraints.", req.Count-need)
@@ -96,13 +91,21 @@ func cut(s stock, req *Request, d *Decision) []Ref {
 		need -= n
 		s.drop(g)
 	}
-	d.say("No single box has %d of them free: the request is cut over %s.", req.Count, placesOf(parts))
+	d.say("No single box has %d of them free: the request is split over %s.", req.Count, placesOf(parts))
 	return picked(d, parts, req.Count)
 }
 
-// spread takes one GPU per box in turns, starting with the emptiest box.
+// spread takes one GPU per group in turns, from the emptiest box first.
 func spread(s stock, req *Request, d *Decision) []Ref {
-	order := s.emptiest(req.Count)
+	var order []*group
+	for len(order) < req.Count {
+		g := s.best(emptiestFirst, 1)
+		if g == nil {
+			break
+		}
+		order = append(order, g)
+		s.drop(g)
+	}
 	parts := make([]part, len(order))
 	var picks []Ref
 	for round := 0; len(picks) < req.Count; round++ {
@@ -119,11 +122,11 @@ func spread(s stock, req *Request, d *Decision) []Ref {
 		}
 	}
 	d.say("Spread over %s, as asked.", placesOf(parts))
-	d.sayCrowded(parts)
+	d.sayOverloaded(parts)
 	return picks
 }
 
-// part is how many GPUs of a group are taken.
+// part is the first n GPUs of a group.
 type part struct {
 	*group
 	n int
@@ -136,95 +139,36 @@ func picked(d *Decision, parts []part, count int) []Ref {
 			picks = append(picks, Ref{p.box, s})
 		}
 	}
-	d.sayCrowded(parts)
+	d.sayOverloaded(parts)
 	return picks
 }
 
-// sayCrowded tells where proxies are left with more GPUs than they have
-// bandwidth for.
-func (d *Decision) sayCrowded(parts []part) {
-	crowded, name := 0, ""
+// sayOverloaded says which proxies serve more GPUs than they have bandwidth for
+// after the decision.
+func (d *Decision) sayOverloaded(parts []part) {
+	overloaded, name := 0, ""
 	for i, p := range parts {
-		n := 0 // taken from this box, which may have several groups
+		n := 0 // GPUs taken from this box, over all of its groups
 		for _, o := range parts {
 			if o.box == p.box {
 				n += o.n
 			}
 		}
 		first := !slices.ContainsFunc(parts[:i], func(o part) bool { return o.box == p.box })
-		if first && n > p.room {
-			crowded, name = crowded+1, p.box
+		if first && n > p.proxyRoom {
+			overloaded, name = overloaded+1, p.box
 		}
 	}
-	switch crowded {
+	switch overloaded {
 	case 0:
 	case 1:
 		d.say("The proxy of box %s then serves more GPUs than it has bandwidth for; no better place was free.", name)
 	default:
-		d.say("The proxies of %d of the boxes then serve more GPUs than they have bandwidth for; no better place was free.", crowded)
+		d.say("The proxies of %d of the boxes then serve more GPUs than they have bandwidth for; no better place was free.", overloaded)
 	}
 }
 
-// compareFit orders groups that are large enough for n GPUs: where the lease is
-// already; then by kind; then where the proxy has bandwidth for them; then the
-// fullest; then the proxy that is used best.
-func compareFit(a, b *group, n int, req *Request) int {
-	crowdedA, crowdedB := a.room < n, b.room < n
-	byRoom := cmp.Compare(a.room, b.room)
-	if crowdedA {
-		byRoom = -byRoom
-	}
-	return cmp.Or(
-		cmp.Compare(rank(!a.joined), rank(!b.joined)),
-		cmp.Compare(kindRank(a.kind, req), kindRank(b.kind, req)),
-		cmp.Compare(rank(crowdedA), rank(crowdedB)),
-		cmp.Compare(len(a.slots), len(b.slots)),
-		byRoom,
-		compareName(a, b),
-	)
-}
-
-// compareSize orders groups to be taken whole.
-func compareSize(a, b *group, req *Request) int {
-	return cmp.Or(
-		cmp.Compare(len(b.slots), len(a.slots)),
-		cmp.Compare(rank(!a.joined), rank(!b.joined)),
-		cmp.Compare(kindRank(a.kind, req), kindRank(b.kind, req)),
-		cmp.Compare(b.room, a.room),
-		compareName(a, b),
-	)
-}
-
-// compareSpread orders groups to take one GPU of each.
-func compareSpread(a, b *group, req *Request) int {
-	return cmp.Or(
-		cmp.Compare(rank(a.joined), rank(b.joined)),
-		cmp.Compare(rank(a.room < 1), rank(b.room < 1)),
-		cmp.Compare(len(b.slots), len(a.slots)),
-		cmp.Compare(kindRank(a.kind, req), kindRank(b.kind, req)),
-		cmp.Compare(b.room, a.room),
-		compareName(a, b),
-	)
-}
-
-func compareName(a, b *group) int {
-	return cmp.Or(cmp.Compare(a.box, b.box), cmp.Compare(a.domain, b.domain))
-}
-
-func rank(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
-}
-
-// kindRank puts NVLink boxes first for those who prefer NVLink and last for
-// everybody else.
-func kindRank(k Kind, req *Request) int {
-	return rank((k == NVLink) != (req.NVLink == Preferred))
-}
-
-// placesOf names the one box, or counts the boxes and the racks they are in.
+// placesOf returns the name of the one box, or the numbers of boxes and racks.
 func placesOf(parts []part) string {
 	var boxes, racks []string
 	for _, p := range parts {

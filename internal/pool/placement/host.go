@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Host is a host with slots in its virtual switches.
+// Host is a host and the slots of its virtual switches.
 type Host struct {
 	ID     string
 	Usable bool // reachable and not cordoned
@@ -14,41 +14,41 @@ type Host struct {
 	Slots  []HostSlot
 }
 
-// HostSlot is a place where a device can appear.
+// HostSlot is a slot where a device can be attached.
 type HostSlot struct {
 	Slot   uint32
-	Domain string // the VM or virtual switch that has it
+	Domain string // the VM or virtual switch of the slot
 	Free   bool
 }
 
-// HostRequest asks for slots of one domain of one host.
+// HostRequest asks for Count slots in one domain of one host.
 type HostRequest struct {
 	Count  int
 	Host   string            // empty: any
-	Domain string            // empty: any one
-	Labels map[string]string // the host has all of them
+	Domain string            // empty: any
+	Labels map[string]string // the host must have all of them
 }
 
-// HostDecision is which slots a request gets, or why none.
+// HostDecision is the outcome of a request for slots.
 type HostDecision struct {
 	Host  string
-	Slots []uint32 // Count entries, or none
-	Why   []string
+	Slots []uint32 // Count slots, or none
+	Why   []string // the explanation, in sentences
 }
 
-// OK reports whether slots were found.
+// OK reports whether the request got its slots.
 func (d *HostDecision) OK() bool { return len(d.Slots) > 0 }
 
-// switchboard is the free slots of one domain of a host.
-type switchboard struct {
+// freeSlots is the free slots of one domain of a host.
+type freeSlots struct {
 	host   string
 	domain string
 	slots  []uint32 // in order
 }
 
-// compareFree orders by free slots, most first: hosts are cheap, crowded virtual
-// switches are not.
-func compareFree(a, b *switchboard) int {
+// compareFree puts the domain with the most free slots first: load is spread over
+// virtual switches.
+func compareFree(a, b *freeSlots) int {
 	return cmp.Or(
 		cmp.Compare(len(b.slots), len(a.slots)),
 		cmp.Compare(a.host, b.host),
@@ -56,17 +56,17 @@ func compareFree(a, b *switchboard) int {
 	)
 }
 
-// switchboards returns the domains of a host that have free slots.
-func switchboards(h *Host) []*switchboard {
-	var out []*switchboard
+// freeSlotsOf returns the free slots of a host by domain.
+func freeSlotsOf(h *Host) []*freeSlots {
+	var out []*freeSlots
 	for _, s := range h.Slots {
 		if !s.Free {
 			continue
 		}
-		at := slices.IndexFunc(out, func(o *switchboard) bool { return o.domain == s.Domain })
+		at := slices.IndexFunc(out, func(o *freeSlots) bool { return o.domain == s.Domain })
 		if at < 0 {
 			at = len(out)
-			out = append(out, &switchboard{host: h.ID, domain: s.Domain})
+			out = append(out, &freeSlots{host: h.ID, domain: s.Domain})
 		}
 		out[at].slots = append(out[at].slots, s.Slot)
 	}
@@ -76,7 +76,7 @@ func switchboards(h *Host) []*switchboard {
 	return out
 }
 
-// eligible reports whether a host may be chosen, whatever slots it has free.
+// eligible reports whether a host may be chosen, apart from its free slots.
 func eligible(h *Host, req *HostRequest) bool {
 	if req.Host != "" && h.ID != req.Host || !h.Usable {
 		return false
@@ -89,11 +89,11 @@ func eligible(h *Host, req *HostRequest) bool {
 	return true
 }
 
-// PlaceHost decides on host slots by looking at every host: of those that have
-// enough, it takes the one with the most free. Hosts decides the same faster;
-// PlaceHost is what it is tested against.
+// PlaceHost decides on host slots by looking at every host. Of the domains with
+// enough free slots it takes the one with the most. Hosts gives the same decisions
+// faster, and is tested against PlaceHost.
 func PlaceHost(hosts []Host, req HostRequest) HostDecision {
-	var best *switchboard
+	var best *freeSlots
 	usable := false
 	for i := range hosts {
 		h := &hosts[i]
@@ -101,7 +101,7 @@ func PlaceHost(hosts []Host, req HostRequest) HostDecision {
 			continue
 		}
 		usable = true
-		for _, o := range switchboards(h) {
+		for _, o := range freeSlotsOf(h) {
 			fits := len(o.slots) >= req.Count && (req.Domain == "" || o.domain == req.Domain)
 			if fits && (best == nil || compareFree(o, best) < 0) {
 				best = o
@@ -111,25 +111,32 @@ func PlaceHost(hosts []Host, req HostRequest) HostDecision {
 	return decideHost(best, usable, &req)
 }
 
-// decideHost puts what was found into words. Usable says whether there is any
-// host that may be chosen.
-func decideHost(best *switchboard, usable bool, req *HostRequest) HostDecision {
+// decideHost makes a decision from the best choice, which may be nil. usable
+// reports whether any host may be chosen.
+func decideHost(best *freeSlots, usable bool, req *HostRequest) HostDecision {
 	var d HostDecision
 	say := func(format string, args ...any) { d.Why = append(d.Why, fmt.Sprintf(format, args...)) }
 	switch {
 	case req.Count < 1:
-		say("The request is for no slot.")
+		say("The request asks for no slots.")
 	case best != nil:
 		d.Host, d.Slots = best.host, slices.Clone(best.slots[:req.Count])
-		say("Host %s has %d free slots.", best.host, len(best.slots))
+		say("Host %s has %s.", best.host, freeSlotCount(len(best.slots)))
 	case !usable && req.Host != "":
-		say("Host %s is not reachable, cordoned, or lacks the labels.", req.Host)
+		say("Host %s is unreachable, cordoned, or lacks the labels.", req.Host)
 	case !usable:
-		say("No host is reachable, not cordoned and has the labels.")
+		say("No host that has the labels is reachable and not cordoned.")
 	case req.Host != "":
-		say("Host %s does not have %d free slots.", req.Host, req.Count)
+		say("Host %s does not have %s.", req.Host, freeSlotCount(req.Count))
 	default:
-		say("No host has %d free slots.", req.Count)
+		say("No host has %s.", freeSlotCount(req.Count))
 	}
 	return d
+}
+
+func freeSlotCount(n int) string {
+	if n == 1 {
+		return "1 free slot"
+	}
+	return fmt.Sprintf("%d free slots", n)
 }

@@ -5,65 +5,63 @@ import (
 	"slices"
 )
 
-// Hosts is an index over hosts, kept up to date change by change. Its decisions
-// are those of PlaceHost. A request that names a host, or at most one label,
-// takes a time that does not depend on their number; one with several labels, or
-// with a label and a domain, looks through those that have the rarest of them.
-// It is not safe for concurrent use.
+// Hosts is an index of hosts. It decides as PlaceHost does. The time for a request
+// that names a host, or has at most one label, does not depend on the number of
+// hosts; a request with several labels, or with a label and a domain, looks through
+// the hosts that have the rarest of them. It is not safe for concurrent use.
 type Hosts struct {
-	hosts map[string]*hostRow
-	// aspects has the free slots in order by what a request can ask for: one
-	// tree for all hosts, one for each label and one for each domain.
-	aspects map[aspect]*tree[*hostOption]
-	size    map[aspect]int
+	hosts map[string]*indexedHost
+	// options has the options by property, most free slots first.
+	options map[property]*tree[*hostOption]
+	count   map[property]int // options with the property
 }
 
-// aspect is one thing that a request can ask for; the zero value is any host.
-type aspect struct {
-	of         aspectKind
+// property is something that a request can ask for; the zero value is any host.
+type property struct {
+	of         propertyKind
 	key, value string
 }
 
-type aspectKind uint8
+type propertyKind uint8
 
 const (
-	ofAny aspectKind = iota
+	ofAny propertyKind = iota
 	ofLabel
 	ofDomain
 )
 
-// hostOption is one choice: the free slots of one domain of a usable host, or
-// none of them, so that hosts without free slots are known as well.
+// hostOption is one choice: the free slots of one domain of a usable host. A
+// usable host without free slots has one option without slots.
 type hostOption struct {
-	switchboard
-	row *hostRow
+	freeSlots
+	in *indexedHost
 }
 
-type hostRow struct {
+type indexedHost struct {
 	Host
 	options []*hostOption
 }
 
 // NewHosts returns an empty index.
 func NewHosts() *Hosts {
-	return &Hosts{hosts: map[string]*hostRow{}, aspects: map[aspect]*tree[*hostOption]{}, size: map[aspect]int{}}
+	return &Hosts{hosts: map[string]*indexedHost{}, options: map[property]*tree[*hostOption]{}, count: map[property]int{}}
 }
 
-// SetHost adds a host with all of its slots, or puts it in the place of the one
-// of that ID. Slots are distinct. The index keeps a copy, but for the labels,
-// which are not to be changed.
+// SetHost adds a host with all of its slots, or replaces the host with that ID. The
+// slots must differ. The index keeps a copy, except of the labels, which must not
+// change afterwards.
 func (h *Hosts) SetHost(host Host) {
 	h.RemoveHost(host.ID)
 	host.Slots = slices.SortedFunc(slices.Values(host.Slots), compareHostSlots)
-	row := &hostRow{Host: host}
+	row := &indexedHost{Host: host}
 	h.hosts[host.ID] = row
-	h.enter(row)
+	h.insert(row)
 }
 
-// RemoveHost takes a host out. An unknown ID changes nothing.
+// RemoveHost removes a host. An unknown ID changes nothing.
 func (h *Hosts) RemoveHost(id string) {
 	if row := h.hosts[id]; row != nil {
-		h.leave(row)
+		h.remove(row)
 		delete(h.hosts, id)
 	}
 }
@@ -78,71 +76,67 @@ func (h *Hosts) SetSlot(host string, s HostSlot) {
 	if there && row.Slots[at] == s {
 		return
 	}
-	h.leave(row)
+	h.remove(row)
 	if there {
 		row.Slots[at] = s
 	} else {
 		row.Slots = slices.Insert(row.Slots, at, s)
 	}
-	h.enter(row)
+	h.insert(row)
 }
 
 func compareHostSlots(a, b HostSlot) int { return cmp.Compare(a.Slot, b.Slot) }
 
-// enter puts the options of a usable host into every tree that they belong to.
-func (h *Hosts) enter(row *hostRow) {
-	if !row.Usable {
+// insert adds the options of a usable host to the index.
+func (h *Hosts) insert(host *indexedHost) {
+	if !host.Usable {
 		return
 	}
-	for _, s := range switchboards(&row.Host) {
-		row.options = append(row.options, &hostOption{*s, row})
+	for _, s := range freeSlotsOf(&host.Host) {
+		host.options = append(host.options, &hostOption{*s, host})
 	}
-	if len(row.options) == 0 {
-		row.options = append(row.options, &hostOption{switchboard{host: row.ID}, row})
+	if len(host.options) == 0 {
+		host.options = append(host.options, &hostOption{freeSlots{host: host.ID}, host})
 	}
-	for _, o := range row.options {
-		for _, a := range o.aspects() {
-			t := h.aspects[a]
+	for _, o := range host.options {
+		for _, p := range o.properties() {
+			t := h.options[p]
 			if t == nil {
-				t = &tree[*hostOption]{}
-				h.aspects[a] = t
+				t = newTree(func(a, b *hostOption) int { return compareFree(&a.freeSlots, &b.freeSlots) })
+				h.options[p] = t
 			}
-			t.put(o.key(), o)
-			h.size[a]++
+			t.add(o)
+			h.count[p]++
 		}
 	}
 }
 
-func (h *Hosts) leave(row *hostRow) {
-	for _, o := range row.options {
-		for _, a := range o.aspects() {
-			h.aspects[a].remove(o.key())
-			if h.size[a]--; h.size[a] == 0 {
-				delete(h.size, a)
-				delete(h.aspects, a)
+// remove removes the options of a host from the index.
+func (h *Hosts) remove(host *indexedHost) {
+	for _, o := range host.options {
+		for _, p := range o.properties() {
+			h.options[p].remove(o)
+			if h.count[p]--; h.count[p] == 0 {
+				delete(h.count, p)
+				delete(h.options, p)
 			}
 		}
 	}
-	row.options = nil
+	host.options = nil
 }
 
-// key orders options as compareFree does.
-func (o *hostOption) key() key {
-	return key{major: -len(o.slots), name: o.host, sub: o.domain}
-}
-
-func (o *hostOption) aspects() []aspect {
-	out := append(make([]aspect, 0, 2+len(o.row.Labels)), aspect{})
-	for k, v := range o.row.Labels {
-		out = append(out, aspect{ofLabel, k, v})
+func (o *hostOption) properties() []property {
+	out := append(make([]property, 0, 2+len(o.in.Labels)), property{})
+	for k, v := range o.in.Labels {
+		out = append(out, property{ofLabel, k, v})
 	}
 	if len(o.slots) > 0 {
-		out = append(out, aspect{ofDomain, o.domain, ""})
+		out = append(out, property{ofDomain, o.domain, ""})
 	}
 	return out
 }
 
-// Place decides on host slots, as PlaceHost does.
+// Place decides on host slots as PlaceHost does.
 func (h *Hosts) Place(req HostRequest) HostDecision {
 	if req.Host != "" {
 		var one []Host
@@ -151,35 +145,37 @@ func (h *Hosts) Place(req HostRequest) HostDecision {
 		}
 		return PlaceHost(one, req)
 	}
-	// The rarest of what is asked for, with the domain and without.
-	labels := aspect{}
+	// Look through the rarest of the properties: of the labels, and of all.
+	labels := property{}
 	for k, v := range req.Labels {
-		if a := (aspect{ofLabel, k, v}); h.size[a] < h.size[labels] {
-			labels = a
+		if p := (property{ofLabel, k, v}); h.count[p] < h.count[labels] {
+			labels = p
 		}
 	}
 	rarest := labels
-	if a := (aspect{ofDomain, req.Domain, ""}); req.Domain != "" && h.size[a] < h.size[rarest] {
-		rarest = a
+	if p := (property{ofDomain, req.Domain, ""}); req.Domain != "" && h.count[p] < h.count[rarest] {
+		rarest = p
 	}
 	best := h.first(rarest, max(1, req.Count), &req, true)
 	usable := best != nil || h.first(labels, 0, &req, false) != nil
 	if best == nil {
 		return decideHost(nil, usable, &req)
 	}
-	return decideHost(&best.switchboard, true, &req)
+	return decideHost(&best.freeSlots, true, &req)
 }
 
-// first returns the first option with so many free slots that meets the request,
-// its domain included or not.
-func (h *Hosts) first(a aspect, count int, req *HostRequest, domain bool) *hostOption {
-	t := h.aspects[a]
+// first returns the first option with a property that has at least count free slots
+// and meets the request. With domain false it ignores the request's domain.
+func (h *Hosts) first(p property, count int, req *HostRequest, domain bool) *hostOption {
+	t := h.options[p]
 	if t == nil {
 		return nil
 	}
-	for e := t.from(key{major: -1 << 31}); e != nil && -e.key.major >= count; e = t.after(e.key) {
-		o := e.value
-		if eligible(&o.row.Host, req) && (!domain || req.Domain == "" || o.domain == req.Domain) {
+	for o := range t.all {
+		if len(o.slots) < count {
+			return nil
+		}
+		if eligible(&o.in.Host, req) && (!domain || req.Domain == "" || o.domain == req.Domain) {
 			return o
 		}
 	}

@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// After any changes and for any request, the index decides as the scan does.
-func TestHostsDecideAsTheScan(t *testing.T) {
+// TestHostsDecideAsPlaceHost checks the index against PlaceHost, for any changes and requests.
+func TestHostsDecideAsPlaceHost(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		hosts := map[string]Host{}
 		index := NewHosts()
@@ -54,8 +54,8 @@ func TestHostsDecideAsTheScan(t *testing.T) {
 		for id := range hosts {
 			index.RemoveHost(id)
 		}
-		if len(index.hosts)+len(index.aspects)+len(index.size) != 0 {
-			t.Fatal("hosts that are gone leave something behind")
+		if len(index.hosts)+len(index.options)+len(index.count) != 0 {
+			t.Fatal("the index keeps something of hosts that were removed")
 		}
 	})
 }

@@ -2,27 +2,27 @@ package placement
 
 import "slices"
 
-// Place decides on a request, as the function of that name does.
+// Place decides on a request as the function Place does.
 func (p *Pool) Place(reserve Reserve, req Request) Decision {
-	p.clock++
-	near := p.near(&req)
+	p.decisions++
+	named := p.namedBoxes(&req)
 	var models []model
 	if req.Model != "" {
-		models = p.appendModel(nil, p.models[req.Model], &req, near)
+		models = p.appendModel(nil, p.models[req.Model], &req, named)
 	} else {
 		for _, m := range p.models {
-			models = p.appendModel(models, m, &req, near)
+			models = p.appendModel(models, m, &req, named)
 		}
-		slices.SortFunc(models, compareContested)
+		slices.SortFunc(models, compareContention)
 	}
 	return decide(models, reserve, &req, func(model string) stock {
-		return newLookup(p.models[model].view(req.MinMemory, p.clock), &req, near)
+		return newLookup(p.models[model].view(req.MinMemory, p.decisions), &req, named)
 	})
 }
 
-// near returns the boxes that the request speaks of. There are few, and they are
-// looked at one by one, whatever the index says.
-func (p *Pool) near(req *Request) []*Box {
+// namedBoxes returns the boxes of the GPUs in req.Exclude and req.Together. They
+// are few, and are looked at one by one instead of through the index.
+func (p *Pool) namedBoxes(req *Request) []*Box {
 	var out []*Box
 	for _, refs := range [][]Ref{req.Exclude, req.Together} {
 		for _, r := range refs {
@@ -34,104 +34,94 @@ func (p *Pool) near(req *Request) []*Box {
 	return out
 }
 
-// appendModel counts one model, if the constraints admit any GPU of it.
-func (p *Pool) appendModel(to []model, m *modelIndex, req *Request, near []*Box) []model {
+// appendModel counts the GPUs of one model, if the constraints admit any of them.
+func (p *Pool) appendModel(to []model, m *modelIndex, req *Request, named []*Box) []model {
 	if m == nil {
 		return to
 	}
-	v := m.view(req.MinMemory, p.clock)
+	v := m.view(req.MinMemory, p.decisions)
 	if v == nil {
 		return to
 	}
-	all := m.views[0]
 	out := model{name: m.name}
-	for k := range kinds {
-		out.usable += all.usable[k]
-		out.free += all.free[k]
-		if admits(Kind(k), req) {
-			out.wanted = out.wanted || v.usable[k] > 0
-			out.fit += v.free[k]
+	for _, c := range m.views[0].counts {
+		out.usable += c.usable
+		out.free += c.free
+	}
+	for t, c := range v.counts {
+		if admits(t, req) {
+			out.matches = out.matches || c.usable > 0
+			out.available += c.free
 		}
 	}
-	if !out.wanted {
+	if !out.matches {
 		return to
 	}
-	for _, b := range near {
-		if !admits(b.Kind, req) {
+	for _, b := range named {
+		if !admits(traitsOf(b), req) {
 			continue
 		}
 		for i := range b.GPUs {
 			g := &b.GPUs[i]
-			if g.Free && g.Usable && g.Model == m.name && g.Memory >= v.floor && slices.Contains(req.Exclude, Ref{b.ID, g.Slot}) {
-				out.fit--
+			if g.Free && g.Usable && g.Model == m.name && g.Memory >= v.minMemory && slices.Contains(req.Exclude, Ref{b.ID, g.Slot}) {
+				out.available--
 			}
 		}
 	}
 	return append(to, out)
 }
 
-// lookup is the stock of an index: its shelves, and beside them the groups of
-// the boxes that the request speaks of.
+// lookup is the stock of a Pool: the groups of its index, except for those of the
+// boxes that the request names, which are in a list.
 type lookup struct {
-	shelves []*shelf
-	near    []*Box
-	groups  []*group // of the boxes near
-	dropped []*group
-	req     *Request
+	list
+	index   []classes
+	named   []*Box
+	dropped map[*group]bool
 }
 
-func newLookup(v *view, req *Request, near []*Box) *lookup {
-	l := &lookup{shelves: v.shelves(req), near: near, req: req}
-	for _, b := range near {
-		if admits(b.Kind, req) {
+func newLookup(v *view, req *Request, named []*Box) *lookup {
+	l := &lookup{list: list{req: req}, index: v.classesFor(req), named: named, dropped: map[*group]bool{}}
+	for _, b := range named {
+		if admits(traitsOf(b), req) {
 			l.groups = appendGroups(l.groups, b, req, v.model)
 		}
 	}
 	return l
 }
 
-// skip says which groups of the shelves are not to be had.
-func (l *lookup) skip(g *group) bool {
-	return slices.Contains(l.dropped, g) || slices.ContainsFunc(l.near, func(b *Box) bool { return b.ID == g.box })
+// excluded reports whether a group of the index is not part of the stock.
+func (l *lookup) excluded(g *group) bool {
+	return l.dropped[g] || slices.ContainsFunc(l.named, func(b *Box) bool { return b.ID == g.box })
 }
 
-func (l *lookup) fits(n int) *group {
-	near := list{groups: l.groups, req: l.req}
-	best := near.fits(n)
-	for _, s := range l.shelves {
-		if g := s.fits(n, l.skip); g != nil && (best == nil || compareFit(g, best, n, l.req) < 0) {
-			best = g
+func (l *lookup) best(o order, n int) *group {
+	best := l.list.best(o, n)
+	for _, index := range l.index {
+		for c, groups := range index {
+			if c.free < n || !admits(c.traits, l.req) {
+				continue
+			}
+			for g := range groups.all {
+				if l.excluded(g) {
+					continue
+				}
+				if best == nil || o.compare(g, best, n, l.req) < 0 {
+					best = g
+				}
+				break
+			}
 		}
 	}
 	return best
-}
-
-func (l *lookup) largest() *group {
-	near := list{groups: l.groups, req: l.req}
-	best := near.largest()
-	for _, s := range l.shelves {
-		if g := s.largest(l.skip); g != nil && (best == nil || compareSize(g, best, l.req) < 0) {
-			best = g
-		}
-	}
-	return best
-}
-
-func (l *lookup) emptiest(n int) []*group {
-	all := list{groups: slices.Clone(l.groups), req: l.req}
-	for _, s := range l.shelves {
-		all.groups = s.emptiest(all.groups, n, l.skip)
-	}
-	return all.emptiest(n)
 }
 
 func (l *lookup) drop(g *group) {
-	l.groups = slices.DeleteFunc(l.groups, func(o *group) bool { return o == g })
-	l.dropped = append(l.dropped, g)
+	l.list.drop(g)
+	l.dropped[g] = true
 }
 
-func (l *lookup) beside() bool {
-	l.shelves = nil
-	l.groups = slices.DeleteFunc(l.groups, func(g *group) bool { return !g.joined })
-	return len(l.groups) > 0
+func (l *lookup) onlyBesideLease() bool {
+	l.index = nil
+	return l.list.onlyBesideLease()
 }

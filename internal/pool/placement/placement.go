@@ -1,28 +1,49 @@
-// Package placement decides which GPUs a request gets: pure functions of an
-// inventory and a request, so that the manager, the simulator and a dry run
-// decide alike.
+// Package placement decides which GPUs a request gets. Its decisions are pure
+// functions of an inventory and a request, so the manager, the simulator and a
+// dry run decide alike.
 //
 // The policy, in the order in which it is applied (paper, sections 3.2 and 5.2):
 //
-//   - All GPUs of a request are of one model; without a wish the model with the
-//     most free GPUs is tried first, so that contested models go last.
+//   - All GPUs of a request are of one model. A request that names none gets the
+//     model with the most GPUs available first, which leaves scarce models alone.
 //   - Spares are held back from ordinary requests, per model.
-//   - A request goes into one box where one fits it, the one with the fewest free
-//     GPUs that still suffices (best fit), so that large requests find whole boxes.
-//   - Unless NVLink is asked for, PCIe-switch boxes go first: NVLink boxes stay whole.
+//   - A request goes into one box if it fits there. The box with the fewest free
+//     GPUs that suffice is taken (best fit), which keeps boxes whole for large requests.
+//   - PCIe-switch boxes go first unless NVLink is asked for, which keeps NVLink boxes whole.
 //   - Among those, a box whose proxy has bandwidth left for the request goes first.
-//   - What fits into no single box is cut over as few boxes as possible.
+//   - A request that fits into no single box is split over as few boxes as possible.
 //
-// Ties are broken by box ID and slot, so equal inventories give equal answers.
+// Ties are broken by box ID and slot, so equal inventories give equal decisions.
+//
+// # Two implementations
+//
+// [Place] looks at every GPU; it is the definition. [Pool] keeps an index and
+// gives the same decisions in a time that does not depend on the size of the pool
+// (section 5.2: "grouped and indexed in advance"). Both use the rules in rules.go,
+// and TestPoolDecidesAsPlace compares them.
+//
+// # How to add a rule
+//
+//   - A rule that ranks boxes is a criterion, a function of one line in rules.go,
+//     with its place in bestFit, largestFirst or emptiestFirst.
+//   - A rule that excludes boxes is a condition in admits, in rules.go. If it comes
+//     from the request, add a field to Request and its words to noMatch.
+//   - A rule over a property of boxes that the index does not know yet needs the
+//     property in Box and in traits (rules.go). Nothing else in the index changes.
+//     Its cost: a decision looks once at each combination of traits, number of free
+//     GPUs and room of the proxy that occurs in the pool.
+//   - In each case add decisions to testdata/place.txt, and a new field to drawBox
+//     or drawRequest in the tests.
 package placement
 
 import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 )
 
-// Kind is how the GPUs of a box are connected among each other.
+// Kind is the interconnect between the GPUs of a box.
 type Kind uint8
 
 // Kinds of box (paper, section 3.2).
@@ -32,7 +53,7 @@ const (
 	NVLink
 )
 
-// String returns the kind in words.
+// String returns the name of the kind, as in "NVLink".
 func (k Kind) String() string {
 	switch k {
 	case PCIeSwitch:
@@ -44,7 +65,7 @@ func (k Kind) String() string {
 	}
 }
 
-// Preference is how much a request wants a property.
+// Preference is what a request says about a property of its GPUs.
 type Preference uint8
 
 // Preferences.
@@ -55,13 +76,13 @@ const (
 	Avoided
 )
 
-// Ref names a GPU by where it sits.
+// Ref identifies a GPU by its box and slot.
 type Ref struct {
 	Box  string
 	Slot uint32
 }
 
-// String returns "BOX/SLOT", the form of a GPU's ID.
+// String returns "BOX/SLOT", which is the GPU's ID.
 func (r Ref) String() string { return fmt.Sprintf("%s/%d", r.Box, r.Slot) }
 
 // GPU is a device in a box slot.
@@ -70,10 +91,8 @@ type GPU struct {
 	Model  string
 	Memory uint64 // bytes
 	Domain string // NVLink domain within the box; empty: none
-	// Usable says that the GPU is healthy, reachable and not cordoned, whether
-	// it is free or not.
-	Usable bool
-	Free   bool
+	Usable bool   // healthy, reachable and not cordoned, free or not
+	Free   bool   // not bound
 }
 
 // Box is a GPU box.
@@ -81,41 +100,42 @@ type Box struct {
 	ID   string
 	Kind Kind
 	Rack string // empty: not known
-	// ProxyGPUs is how many GPUs in use take up the bandwidth of the box's
-	// proxies; 0: not known. One proxy of the paper serves 4 GPUs and more at
-	// less than their bandwidth (section 4.3.2, Table 12).
+	// ProxyGPUs is the number of GPUs that the box's proxies serve at full
+	// bandwidth; 0: not known. One proxy of the paper slows down 4 GPUs
+	// (section 4.3.2, Table 12).
 	ProxyGPUs int
 	GPUs      []GPU
 }
 
-// Request is what is asked for.
+// Request asks for Count GPUs of one model.
 type Request struct {
 	Count     int
 	Model     string // exact; empty: any
 	MinMemory uint64 // bytes
-	Kind      Kind
-	NVLink    Preference
-	SameBox   Preference
+	Kind      Kind   // AnyKind: no constraint
+	// NVLink Required: all GPUs in one NVLink domain. Preferred: NVLink boxes first.
+	NVLink Preference
+	// SameBox Required: all GPUs in one box. Avoided: spread over boxes.
+	SameBox Preference
 	// Exclude lists GPUs that must not be chosen, such as those that failed
 	// this request before.
 	Exclude []Ref
-	// Together lists what the request already has: with SameBox or NVLink
-	// required the new GPUs join them, otherwise they do so where they can.
+	// Together lists the GPUs that the lease has already. New GPUs must join
+	// them if SameBox or NVLink is Required; otherwise they do so where possible.
 	Together []Ref
-	// UseSpares lets the request take the GPUs that are held back: it replaces
-	// a broken one.
+	// UseSpares lets the request take held-back GPUs: it replaces a broken one.
 	UseSpares bool
 }
 
-// Decision is where a request goes and why, or why it goes nowhere.
+// Decision is the outcome of a request.
 type Decision struct {
-	// Picks has Count entries, or none when the request cannot be satisfied now.
+	// Picks are Count GPUs, or none if the request cannot be satisfied now.
 	Picks []Ref
-	// Why tells in sentences, in the order of the decisions.
+	// Why explains the decision in sentences, in the order of its steps.
 	Why []string
 }
 
-// OK reports whether the request found its GPUs.
+// OK reports whether the request got its GPUs.
 func (d *Decision) OK() bool { return len(d.Picks) > 0 }
 
 func (d *Decision) say(format string, args ...any) {
@@ -123,64 +143,72 @@ func (d *Decision) say(format string, args ...any) {
 }
 
 // Place decides on a request by looking at every GPU. It does not change its
-// arguments. A Pool decides the same faster; Place is what it is tested against.
+// arguments. Pool gives the same decisions faster, and is tested against Place.
 func Place(boxes []Box, reserve Reserve, req Request) Decision {
 	return decide(modelsOf(boxes, &req), reserve, &req, func(model string) stock { return candidates(boxes, &req, model) })
 }
 
-// decide tries the models in their order, each with the stock that there is of it.
-func decide(models []model, reserve Reserve, req *Request, of func(model string) stock) Decision {
+// decide tries the models in order. stockOf returns the groups of a model.
+func decide(models []model, reserve Reserve, req *Request, stockOf func(model string) stock) Decision {
 	var d Decision
 	if req.Count < 1 {
-		d.say("The request is for no GPU.")
+		d.say("The request asks for no GPUs.")
 		return d
 	}
 	for _, m := range models {
-		take := m.free
+		allowed := m.free
 		if req.UseSpares {
 			d.say("Model %s: %d of %d usable GPUs are free; spares may be used.", m.name, m.free, m.usable)
 		} else {
 			held := min(reserve.Held(m.usable), m.free)
-			take -= held
+			allowed -= held
 			d.say("Model %s: %d of %d usable GPUs are free, %d of them held back as spares.", m.name, m.free, m.usable, held)
 		}
-		if take = min(take, m.fit); take < req.Count {
-			d.say("That leaves %d that this request may have, %d are needed.", take, req.Count)
+		if allowed = min(allowed, m.available); allowed < req.Count {
+			d.say("That leaves %d for this request, which needs %d.", allowed, req.Count)
 			continue
 		}
-		if d.Picks = choose(of(m.name), req, &d); d.OK() {
+		if d.Picks = choose(stockOf(m.name), req, &d); d.OK() {
 			return d
 		}
 	}
 	if len(d.Why) == 0 {
-		d.say("%s", nothingMatches(req))
+		d.say("%s", noMatch(req))
 	}
 	return d
 }
 
-func nothingMatches(req *Request) string {
-	s := "No GPU of the pool matches"
+// noMatch returns the sentence for a request that no GPU meets, free or not.
+func noMatch(req *Request) string {
+	var want []string
 	if req.Model != "" {
-		s += fmt.Sprintf(" model %q", req.Model)
+		want = append(want, fmt.Sprintf("model %q", req.Model))
 	}
 	if req.MinMemory > 0 {
-		s += fmt.Sprintf(" with at least %d MiB of memory", req.MinMemory>>20)
+		want = append(want, fmt.Sprintf("at least %d MiB of memory", req.MinMemory>>20))
 	}
 	if req.Kind != AnyKind {
-		s += fmt.Sprintf(" in a box of kind %s", req.Kind)
+		want = append(want, fmt.Sprintf("a box of kind %s", req.Kind))
 	}
-	return s + "."
+	if req.NVLink == Required {
+		want = append(want, "NVLink")
+	}
+	if len(want) == 0 {
+		return "The pool has no usable GPU."
+	}
+	return "The pool has no usable GPU with " + strings.Join(want, " and ") + "."
 }
 
-// model counts the GPUs of one model: in the whole pool, since that is what
-// spares are counted by, and those free that the constraints admit.
+// model counts the GPUs of one model.
 type model struct {
-	name              string
-	usable, free, fit int
-	wanted            bool // some GPU of it meets the constraints, free or not
+	name         string
+	usable, free int  // in the whole pool, which is what spares are a share of
+	available    int  // free, and meet the constraints
+	matches      bool // some GPU meets the constraints, free or not
 }
 
-// modelsOf returns the models that the constraints admit, the least contested first.
+// modelsOf returns the models that have GPUs which meet the constraints, in the
+// order in which they are tried.
 func modelsOf(boxes []Box, req *Request) []model {
 	var out []model
 	for i := range boxes {
@@ -195,34 +223,27 @@ func modelsOf(boxes []Box, req *Request) []model {
 				out = append(out, model{name: g.Model})
 			}
 			m := &out[at]
-			fits := admits(b.Kind, req) && (req.Model == "" || g.Model == req.Model) && g.Memory >= req.MinMemory
+			fits := admits(traitsOf(b), req) && (req.Model == "" || g.Model == req.Model) && g.Memory >= req.MinMemory
 			m.usable++
-			m.wanted = m.wanted || fits
+			m.matches = m.matches || fits
 			if g.Free {
 				m.free++
 			}
 			if g.Free && fits && !slices.Contains(req.Exclude, Ref{b.ID, g.Slot}) {
-				m.fit++
+				m.available++
 			}
 		}
 	}
-	out = slices.DeleteFunc(out, func(m model) bool { return !m.wanted })
-	slices.SortFunc(out, compareContested)
+	out = slices.DeleteFunc(out, func(m model) bool { return !m.matches })
+	slices.SortFunc(out, compareContention)
 	return out
 }
 
-// compareContested puts the model of which more could be had first.
-func compareContested(a, b model) int {
-	return cmp.Or(cmp.Compare(b.fit, a.fit), cmp.Compare(a.name, b.name))
+// compareContention puts the model with more available GPUs first.
+func compareContention(a, b model) int {
+	return cmp.Or(cmp.Compare(b.available, a.available), cmp.Compare(a.name, b.name))
 }
 
-func admits(k Kind, req *Request) bool {
-	if req.Kind != AnyKind && k != req.Kind {
-		return false
-	}
-	return req.NVLink != Required || k == NVLink
-}
-
-// alone reports whether the request is for one GPU and has none yet, so that
-// there is nothing it could be joined to.
+// alone reports whether the request is for a single GPU and has none yet, so
+// there is nothing to place it together with.
 func (r *Request) alone() bool { return r.Count+len(r.Together) <= 1 }

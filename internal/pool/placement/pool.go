@@ -6,34 +6,33 @@ import (
 	"slices"
 )
 
-// Pool is an index over boxes, kept up to date change by change: by model, kind
-// of box and number of free GPUs (paper, section 5.2: "grouped and indexed in
-// advance"). Its decisions are those of Place, in a time that depends on what is
-// asked and not on the size of the pool. It is not safe for concurrent use.
+// Pool is an index of boxes by model, kind of box and number of free GPUs. It
+// decides as Place does, in a time that depends on the request and not on the
+// size of the pool. It is not safe for concurrent use.
 type Pool struct {
-	boxes  map[string]*Box
-	models map[string]*modelIndex
-	clock  uint64 // decisions so far
+	boxes     map[string]*Box
+	models    map[string]*modelIndex
+	decisions uint64 // number of calls of Place
 }
 
-// modelIndex is what the pool has of one model.
+// modelIndex is what a Pool has of one model.
 type modelIndex struct {
 	name     string
-	boxes    map[string]*Box // those with a GPU of it, usable or not
-	memories []memory        // sizes of the usable ones, rising
-	// views has the one of all GPUs first, then some for requests that ask for
-	// more memory than some GPUs of the model have.
+	boxes    map[string]*Box // boxes with a GPU of the model, usable or not
+	memories []memory        // memory sizes of the usable GPUs, ascending
+	// views[0] has all GPUs; the others serve requests for more memory than some
+	// GPUs of the model have.
 	views []*view
 }
 
-// memory counts the usable GPUs of a model that have so many bytes.
+// memory is the number of usable GPUs of a model with one memory size.
 type memory struct {
-	size uint64
+	size uint64 // bytes
 	n    int
 }
 
-// maxViews bounds the indexes that are kept for one model, and with them the
-// price of a change. A model has one memory size, as a rule, and one view.
+// maxViews bounds the views of one model, and so the cost of a change. Usually a
+// model has one memory size, and one view.
 const maxViews = 5
 
 // NewPool returns an empty pool.
@@ -41,20 +40,17 @@ func NewPool() *Pool {
 	return &Pool{boxes: map[string]*Box{}, models: map[string]*modelIndex{}}
 }
 
-// Models returns the models of all GPUs, usable or not, in order.
+// Models returns the names of all models in the pool, sorted.
 func (p *Pool) Models() []string { return slices.Sorted(maps.Keys(p.models)) }
 
-// SetBox adds a box with all of its GPUs, or puts it in the place of the one of
-// that ID. Slots are distinct. The pool keeps a copy.
+// SetBox adds a box with all of its GPUs, or replaces the box with that ID. The
+// slots must differ. The pool keeps a copy.
 func (p *Pool) SetBox(b Box) {
 	b.GPUs = slices.SortedFunc(slices.Values(b.GPUs), compareSlots)
-	if b.Kind > NVLink {
-		b.Kind = AnyKind
-	}
 	p.replace(p.boxes[b.ID], &b)
 }
 
-// RemoveBox takes a box and its GPUs out. An unknown ID changes nothing.
+// RemoveBox removes a box and its GPUs. An unknown ID changes nothing.
 func (p *Pool) RemoveBox(id string) {
 	p.replace(p.boxes[id], nil)
 }
@@ -81,7 +77,7 @@ func (p *Pool) SetGPU(box string, g GPU) {
 
 func compareSlots(a, b GPU) int { return cmp.Compare(a.Slot, b.Slot) }
 
-// replace puts one state of a box in the place of another; either may be nil.
+// replace replaces one state of a box by another; either may be nil.
 func (p *Pool) replace(old, b *Box) {
 	if old != nil {
 		delete(p.boxes, old.ID)
@@ -101,15 +97,15 @@ func (p *Pool) replace(old, b *Box) {
 	if old != nil {
 		for _, m := range modelsIn(old) {
 			if b == nil || !hasModel(b, m) {
-				p.leave(m, old.ID)
+				p.removeFromModel(m, old.ID)
 			}
 		}
 	}
 }
 
-// leave takes a box out of the index of a model, and the model out of the pool
-// when it was its last one.
-func (p *Pool) leave(name, box string) {
+// removeFromModel removes a box from the index of a model, and the model from the
+// pool if that was its last box.
+func (p *Pool) removeFromModel(name, box string) {
 	m := p.models[name]
 	delete(m.boxes, box)
 	for _, v := range m.views {
@@ -151,7 +147,7 @@ func (m *modelIndex) set(b *Box) {
 	}
 }
 
-// count keeps account of the memory sizes.
+// count adds n, 1 or -1, to the number of usable GPUs with this GPU's memory size.
 func (m *modelIndex) count(g *GPU, n int) {
 	if !g.Usable {
 		return
@@ -165,30 +161,31 @@ func (m *modelIndex) count(g *GPU, n int) {
 	}
 }
 
-// view returns the index of the GPUs with so much memory, nil where there are none.
-func (m *modelIndex) view(least, now uint64) *view {
-	at, _ := slices.BinarySearchFunc(m.memories, least, func(have memory, size uint64) int { return cmp.Compare(have.size, size) })
+// view returns the view of the GPUs with at least minMemory bytes, or nil if there
+// are none. decision is the number of the current call of Place.
+func (m *modelIndex) view(minMemory, decision uint64) *view {
+	at, _ := slices.BinarySearchFunc(m.memories, minMemory, func(have memory, size uint64) int { return cmp.Compare(have.size, size) })
 	if at == len(m.memories) {
 		return nil
 	}
-	floor := m.memories[at].size
+	smallest := m.memories[at].size
 	if at == 0 {
-		floor = 0
+		smallest = 0
 	}
 	for _, v := range m.views {
-		if v.floor == floor {
-			v.used = now
+		if v.minMemory == smallest {
+			v.lastUsed = decision
 			return v
 		}
 	}
-	return m.newView(floor, now)
+	return m.addView(smallest, decision)
 }
 
-// newView indexes the GPUs with so much memory, once for all such requests, in
-// the place of the view that was not used for longest if there are too many.
-func (m *modelIndex) newView(floor, now uint64) *view {
-	v := newView(m.name, floor)
-	v.used = now
+// addView builds a view. If there are too many, it replaces the one that has not
+// been used for the longest time.
+func (m *modelIndex) addView(minMemory, decision uint64) *view {
+	v := newView(m.name, minMemory)
+	v.lastUsed = decision
 	for _, id := range slices.Sorted(maps.Keys(m.boxes)) {
 		v.set(m.boxes[id])
 	}
@@ -196,12 +193,7 @@ func (m *modelIndex) newView(floor, now uint64) *view {
 		m.views = append(m.views, v)
 		return v
 	}
-	oldest := 1
-	for i := range m.views[1:] {
-		if m.views[1+i].used < m.views[oldest].used {
-			oldest = 1 + i
-		}
-	}
-	m.views[oldest] = v
+	oldest := slices.MinFunc(m.views[1:], func(a, b *view) int { return cmp.Compare(a.lastUsed, b.lastUsed) })
+	m.views[slices.Index(m.views, oldest)] = v
 	return v
 }

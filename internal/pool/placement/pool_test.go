@@ -10,9 +10,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// After any changes and for any request, the index decides as the scan does,
-// down to the words.
-func TestPoolDecidesAsTheScan(t *testing.T) {
+// TestPoolDecidesAsPlace checks the index against Place, for any changes and
+// requests, down to the words of the reasons.
+func TestPoolDecidesAsPlace(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		boxes := map[string]Box{}
 		pool := NewPool()
@@ -106,26 +106,26 @@ func drawRefs(t *rapid.T, name string) []Ref {
 	return out
 }
 
-// Boxes and models that are gone leave nothing behind.
+// TestPoolForgets checks that the index keeps nothing of boxes that were removed.
 func TestPoolForgets(t *testing.T) {
 	p := NewPool()
 	for i := range 20 {
-		p.SetBox(box(fmt.Sprint("b", i), Kind(i%kinds), fmt.Sprint("m", i%3), "..x!"))
+		p.SetBox(box(fmt.Sprint("b", i), Kind(i%3), fmt.Sprint("m", i%3), "..x!"))
 	}
 	p.SetGPU("b0", GPU{Slot: 1, Model: "other", Usable: true, Free: true})
 	p.SetGPU("b0", GPU{Slot: 1, Model: "m0", Usable: true, Free: true})
 	if p.models["other"] != nil {
-		t.Error("a model stays behind")
+		t.Error("the index keeps a model without boxes")
 	}
 	for i := range 20 {
 		p.RemoveBox(fmt.Sprint("b", i))
 	}
 	if len(p.boxes)+len(p.models) != 0 {
-		t.Errorf("%d boxes, %d models stay behind", len(p.boxes), len(p.models))
+		t.Errorf("the index keeps %d boxes and %d models", len(p.boxes), len(p.models))
 	}
 }
 
-// Views for odd memory sizes are made when asked for, and bounded.
+// TestPoolBoundsViews checks that views for memory sizes are built on demand, and bounded.
 func TestPoolBoundsViews(t *testing.T) {
 	p := NewPool()
 	b := Box{ID: "b"}
@@ -144,7 +144,7 @@ func TestPoolBoundsViews(t *testing.T) {
 	}
 }
 
-// benchPool fills both forms of a pool to about three quarters, as a pool in use is.
+// benchPool returns a pool, as boxes and as an index, with about half of its GPUs bound.
 func benchPool(boxes int) ([]Box, *Pool) {
 	var all []Box
 	pool := NewPool()

@@ -6,26 +6,25 @@ import (
 	"sort"
 )
 
-// Victim is a lease that may give way to one of higher priority.
+// Victim is a lease that may be preempted for one of higher priority.
 type Victim struct {
 	ID       string
 	Priority int32
 	GPUs     int // that it would give up
-	// Order is smaller the older the lease is.
+	// Order is the order in which the leases were made: lower is older.
 	Order uint64
 }
 
-// maxVictims bounds among how many leases Preempt chooses: those of the lowest
-// priority.
+// maxVictims bounds the leases that Preempt considers: those of the lowest priority.
 const maxVictims = 256
 
-// Preempt chooses the leases that give way: together they make room, none of
-// them can be spared, and no single lease would do it with fewer GPUs. The fewest
-// GPUs count first, then the lowest priority, then the youngest leases. It
-// returns nil when nothing makes room.
+// Preempt chooses leases whose end makes room for a request. All of them are
+// needed, and no single lease would make room with fewer GPUs. Choices are compared
+// by their number of GPUs, then by priority (lowest first), then by age (youngest
+// first). Preempt returns nil if nothing makes room.
 //
-// fits says whether the request fits once certain leases are gone. More leases
-// gone never make less room.
+// fits reports whether the request fits after certain leases are gone. It must not
+// change from true to false if more are gone.
 func Preempt(candidates []Victim, fits func(gone []Victim) bool) []Victim {
 	byPriority := slices.SortedFunc(slices.Values(candidates), func(a, b Victim) int {
 		return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.GPUs, b.GPUs), cmp.Compare(b.Order, a.Order))
@@ -37,8 +36,8 @@ func Preempt(candidates []Victim, fits func(gone []Victim) bool) []Victim {
 	bySize := slices.SortedFunc(slices.Values(byPriority), func(a, b Victim) int {
 		return cmp.Or(cmp.Compare(a.GPUs, b.GPUs), cmp.Compare(a.Priority, b.Priority), cmp.Compare(b.Order, a.Order))
 	})
-	best := spare(prefix(byPriority, fits), fits)
-	if other := spare(prefix(bySize, fits), fits); cheaper(other, best) {
+	best := prune(prefix(byPriority, fits), fits)
+	if other := prune(prefix(bySize, fits), fits); cheaper(other, best) {
 		best = other
 	}
 	for _, v := range bySize {
@@ -50,19 +49,19 @@ func Preempt(candidates []Victim, fits func(gone []Victim) bool) []Victim {
 	return best
 }
 
-// prefix returns the shortest beginning that makes room; the whole does.
+// prefix returns the shortest prefix of order that makes room. All of order does.
 func prefix(order []Victim, fits func([]Victim) bool) []Victim {
 	n := sort.Search(len(order)-1, func(i int) bool { return fits(order[:i+1]) })
 	return order[:n+1]
 }
 
-// spare leaves out who need not give way, the dearest first.
-func spare(gone []Victim, fits func([]Victim) bool) []Victim {
-	dearest := slices.SortedFunc(slices.Values(gone), func(a, b Victim) int {
+// prune removes leases that need not go, the most expensive first.
+func prune(gone []Victim, fits func([]Victim) bool) []Victim {
+	byCost := slices.SortedFunc(slices.Values(gone), func(a, b Victim) int {
 		return cmp.Or(cmp.Compare(b.GPUs, a.GPUs), cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.Order, b.Order))
 	})
 	out := slices.Clone(gone)
-	for _, v := range dearest {
+	for _, v := range byCost {
 		without := slices.DeleteFunc(slices.Clone(out), func(o Victim) bool { return o.ID == v.ID })
 		if len(without) > 0 && fits(without) {
 			out = without
@@ -71,15 +70,16 @@ func spare(gone []Victim, fits func([]Victim) bool) []Victim {
 	return out
 }
 
-// cheaper compares two choices.
+// cheaper reports whether choice a is better than choice b.
 func cheaper(a, b []Victim) bool {
-	ga, pa, oa := price(a)
-	gb, pb, ob := price(b)
+	ga, pa, oa := cost(a)
+	gb, pb, ob := cost(b)
 	return cmp.Or(cmp.Compare(ga, gb), cmp.Compare(pa, pb), cmp.Compare(ob, oa)) < 0
 }
 
-// price sums up a choice: GPUs, the highest priority, and the age of the oldest.
-func price(vs []Victim) (gpus int, priority int32, oldest uint64) {
+// cost returns the number of GPUs of a choice, its highest priority, and the Order
+// of its oldest lease.
+func cost(vs []Victim) (gpus int, priority int32, oldest uint64) {
 	priority, oldest = vs[0].Priority, vs[0].Order
 	for _, v := range vs {
 		gpus += v.GPUs

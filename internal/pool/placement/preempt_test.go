@@ -54,12 +54,12 @@ func TestPreempt(t *testing.T) {
 		})
 	}
 	if Preempt(nil, func([]Victim) bool { return true }) != nil {
-		t.Error("nobody there, and yet somebody gives way")
+		t.Error("Preempt chose a victim from no candidates")
 	}
 }
 
-// Whatever makes room: what is chosen does, nobody in it can be spared, and no
-// single lease would be cheaper.
+// TestPreemptTakesNoMoreThanNeeded checks that the choice makes room, that all of it is needed,
+// and that no single lease would cost less.
 func TestPreemptTakesNoMoreThanNeeded(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var victims []Victim
@@ -93,16 +93,16 @@ func TestPreemptTakesNoMoreThanNeeded(t *testing.T) {
 		got := Preempt(victims, fits)
 		if got == nil {
 			if len(victims) > 0 && fits(victims) {
-				t.Fatal("there is room, and nobody was chosen")
+				t.Fatal("no victims were chosen, although all of them make room")
 			}
 			return
 		}
 		if !fits(got) {
-			t.Fatalf("%v do not make room", got)
+			t.Fatalf("%v does not make room", got)
 		}
 		for i, v := range got {
 			if rest := slices.Delete(slices.Clone(got), i, i+1); len(rest) > 0 && fits(rest) {
-				t.Fatalf("%v could be spared of %v", v, got)
+				t.Fatalf("%v of %v need not go", v, got)
 			}
 		}
 		for _, v := range victims {

@@ -10,10 +10,10 @@ import (
 func TestShrink(t *testing.T) {
 	// held makes GPUs out of words like "b1/0", in the order in which the lease
 	// got them: "!" broken, "~" not attached yet, "b1/0.x" in a domain.
-	held := func(words ...string) []Held {
-		var out []Held
+	held := func(words ...string) []LeasedGPU {
+		var out []LeasedGPU
 		for i, w := range words {
-			h := Held{Sound: true, Attached: true, Order: uint64(i)}
+			h := LeasedGPU{Sound: true, Attached: true, Order: uint64(i)}
 			switch w[0] {
 			case '!':
 				h.Sound, w = false, w[1:]
@@ -30,7 +30,7 @@ func TestShrink(t *testing.T) {
 	}
 	tests := []struct {
 		name   string
-		held   []Held
+		held   []LeasedGPU
 		n      int
 		spread bool
 		want   string

@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The values are from the Poisson distribution by hand: with the mean m,
+// The expected values are computed by hand from the Poisson distribution with mean m:
 // P(X ≤ s) = e^-m (1 + m + m²/2! + … + m^s/s!).
 func TestSpares(t *testing.T) {
 	tests := []struct {
@@ -45,7 +45,7 @@ func TestSpares(t *testing.T) {
 	}
 }
 
-// Against the distribution of gonum, from small pools to large ones.
+// TestSparesAreTheQuantile checks pools of 1 to 200,000 GPUs against gonum's Poisson distribution.
 func TestSparesAreTheQuantile(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := SparePolicy{
@@ -68,8 +68,8 @@ func TestSparesAreTheQuantile(t *testing.T) {
 
 func TestExplainSpares(t *testing.T) {
 	got := SparePolicy{0.09, 7 * 24 * time.Hour, 0.001}.Explain("V100", 512)
-	want := "512 usable GPUs of model V100 need 5 spares: each fails 0.09 times a year and is away for 7 days then, " +
-		"so 0.884 of them are away on average, and more than 5 with a probability of 0.00031 (at most 0.001 is allowed)."
+	want := "512 usable GPUs of model V100 need 5 spares: each fails 0.09 times a year and takes 7 days to repair, " +
+		"so 0.884 of them are in repair on average, and more than 5 with a probability of 0.00031 (at most 0.001 is allowed)."
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
@@ -143,7 +143,7 @@ func TestExplainReserve(t *testing.T) {
 	}{
 		{"no rule", Reserve{}, 100, ""},
 		{"a number", Reserve{Count: 2}, 100, "2 of each model, by the manager's settings."},
-		{"more than there are", Reserve{Count: 5}, 3, "All 3 usable GPUs of model M: there are not more."},
+		{"more than there are", Reserve{Count: 5}, 3, "All 3 usable GPUs of model M: the pool has no more."},
 		{"a share", Reserve{Count: 1, Fraction: 0.05}, 100, "5 % of the 100 usable GPUs of model M, by the manager's settings."},
 		{"a policy", Reserve{Policy: policy}, 1000, policy.Explain("M", 1000)},
 		{"a number above the policy's", Reserve{Count: 50, Policy: policy}, 1000, "50 of each model, by the manager's settings."},

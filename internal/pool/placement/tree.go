@@ -1,86 +1,66 @@
 package placement
 
-import "cmp"
-
-// key orders what is in a tree.
-type key struct {
-	major, minor int
-	name, sub    string
-}
-
-func (k *key) compare(o *key) int {
-	if c := cmp.Compare(k.major, o.major); c != 0 {
-		return c
-	}
-	if c := cmp.Compare(k.minor, o.minor); c != 0 {
-		return c
-	}
-	if c := cmp.Compare(k.name, o.name); c != 0 {
-		return c
-	}
-	return cmp.Compare(k.sub, o.sub)
-}
-
-// tree is an ordered map: a treap, that is a search tree by key and a heap by
-// random priorities, which keeps it about as deep as its logarithm. The zero
-// value is empty. Keys are distinct.
+// tree is an ordered set: a treap, which is a search tree by value and a heap by
+// random priorities, so that its depth is about the logarithm of its size. The
+// values must differ by compare.
 type tree[V any] struct {
-	root *node[V]
-	seed uint32
+	compare func(a, b V) int
+	root    *node[V]
+	seed    uint32
 }
 
 type node[V any] struct {
-	key         key
 	value       V
 	priority    uint32
 	left, right *node[V]
 }
 
-// put adds a key that is not there.
-func (t *tree[V]) put(k key, v V) {
-	// Xorshift: equal sequences of changes give equal trees. (Marsaglia, 2003.)
-	if t.seed == 0 {
-		t.seed = 2463534242
-	}
+func newTree[V any](compare func(a, b V) int) *tree[V] {
+	return &tree[V]{compare: compare, seed: 2463534242}
+}
+
+// add inserts a value that the tree does not have.
+func (t *tree[V]) add(v V) {
+	// Xorshift (Marsaglia, 2003): equal sequences of changes give equal trees.
 	t.seed ^= t.seed << 13
 	t.seed ^= t.seed >> 17
 	t.seed ^= t.seed << 5
-	t.root = t.root.insert(&node[V]{key: k, value: v, priority: t.seed})
+	t.root = t.insert(t.root, &node[V]{value: v, priority: t.seed})
 }
 
-func (n *node[V]) insert(x *node[V]) *node[V] {
+func (t *tree[V]) insert(n, x *node[V]) *node[V] {
 	switch {
 	case n == nil:
 		return x
 	case x.priority > n.priority:
-		x.left, x.right = n.split(&x.key)
+		x.left, x.right = t.split(n, x.value)
 		return x
-	case x.key.compare(&n.key) < 0:
-		n.left = n.left.insert(x)
+	case t.compare(x.value, n.value) < 0:
+		n.left = t.insert(n.left, x)
 	default:
-		n.right = n.right.insert(x)
+		n.right = t.insert(n.right, x)
 	}
 	return n
 }
 
-// split divides a tree into what is less than k and the rest.
-func (n *node[V]) split(k *key) (less, rest *node[V]) {
+// split divides a subtree into the values below v and the others.
+func (t *tree[V]) split(n *node[V], v V) (less, rest *node[V]) {
 	if n == nil {
 		return nil, nil
 	}
-	if n.key.compare(k) < 0 {
-		n.right, rest = n.right.split(k)
+	if t.compare(n.value, v) < 0 {
+		n.right, rest = t.split(n.right, v)
 		return n, rest
 	}
-	less, n.left = n.left.split(k)
+	less, n.left = t.split(n.left, v)
 	return less, n
 }
 
-// remove takes a key out, if it is there.
-func (t *tree[V]) remove(k key) {
+// remove deletes a value, if the tree has it.
+func (t *tree[V]) remove(v V) {
 	at := &t.root
 	for *at != nil {
-		switch c := k.compare(&(*at).key); {
+		switch c := t.compare(v, (*at).value); {
 		case c < 0:
 			at = &(*at).left
 		case c > 0:
@@ -92,7 +72,7 @@ func (t *tree[V]) remove(k key) {
 	}
 }
 
-// merge joins two trees of which all keys of the first are less.
+// merge joins two subtrees; all values of a are below those of b.
 func merge[V any](a, b *node[V]) *node[V] {
 	switch {
 	case a == nil:
@@ -108,41 +88,9 @@ func merge[V any](a, b *node[V]) *node[V] {
 	}
 }
 
-// from returns the first entry that is not less than k, or nil.
-func (t *tree[V]) from(k key) *node[V] {
-	var found *node[V]
-	for n := t.root; n != nil; {
-		if n.key.compare(&k) >= 0 {
-			found, n = n, n.left
-		} else {
-			n = n.right
-		}
-	}
-	return found
-}
+// all yields the values in order.
+func (t *tree[V]) all(yield func(V) bool) { t.root.all(yield) }
 
-// after returns the first entry that is greater than k, or nil.
-func (t *tree[V]) after(k key) *node[V] {
-	var found *node[V]
-	for n := t.root; n != nil; {
-		if n.key.compare(&k) > 0 {
-			found, n = n, n.left
-		} else {
-			n = n.right
-		}
-	}
-	return found
-}
-
-// before returns the last entry that is less than k, or nil.
-func (t *tree[V]) before(k key) *node[V] {
-	var found *node[V]
-	for n := t.root; n != nil; {
-		if n.key.compare(&k) < 0 {
-			found, n = n, n.right
-		} else {
-			n = n.left
-		}
-	}
-	return found
+func (n *node[V]) all(yield func(V) bool) bool {
+	return n == nil || n.left.all(yield) && yield(n.value) && n.right.all(yield)
 }

@@ -1,113 +1,141 @@
 package placement
 
-// view is the index of the GPUs of one model that have a certain memory: what a
-// request for a model with so much memory chooses from.
+// view is the index of the GPUs of one model with at least minMemory bytes.
 type view struct {
-	model string
-	floor uint64 // bytes of memory that each GPU has at least; 0: all of the model
-	used  uint64 // when a request was last decided with it
-	// byBox has the free GPUs of a box together, by the box's kind; byDomain
-	// those of an NVLink domain of an NVLink box; loose those of an NVLink box
-	// without a domain.
-	byBox           [kinds]shelf
-	byDomain, loose shelf
-	rows            map[string]row // by box
-	usable, free    [kinds]int     // GPUs of it by the box's kind; free are usable
+	model     string
+	minMemory uint64 // 0: all GPUs of the model
+	lastUsed  uint64 // Pool.decisions when a request last used the view
+	// byBox has the free GPUs of each box as one group. byDomain has those of the
+	// NVLink domains of NVLink boxes, noDomain those that are in no domain.
+	byBox, byDomain, noDomain classes
+	boxes                     map[string]viewBox
+	counts                    map[traits]counts
 }
 
-// kinds is how many kinds of box there are.
-const kinds = int(NVLink) + 1
+// counts are numbers of GPUs; the free ones are usable.
+type counts struct{ usable, free int }
 
-// row is what a view has of one box.
-type row struct {
-	kind         Kind
-	usable, free int
-	groups       []*group // by box
-	domains      []*group // by NVLink domain, the one without included
+// viewBox is what a view has of one box.
+type viewBox struct {
+	traits
+	counts
+	groups  []*group // in byBox
+	domains []*group // in byDomain and noDomain
 }
 
-func newView(model string, floor uint64) *view {
-	return &view{model: model, floor: floor, rows: map[string]row{}}
+// class is everything that criteria and admits look at, except for the request's
+// own GPUs. All groups of a class are alike but for their names, so the first by
+// name stands for all of them.
+type class struct {
+	traits
+	free      int
+	proxyRoom int
 }
 
-// set puts what a box has now in the place of what it had.
+func (g *group) class() class { return class{g.traits, len(g.slots), g.proxyRoom} }
+
+// classes has the groups of each class, by name. There are few classes: sizes of
+// groups, times room of proxies, times traits.
+type classes map[class]*tree[*group]
+
+func (c classes) add(g *group) {
+	t := c[g.class()]
+	if t == nil {
+		t = newTree(compareNames)
+		c[g.class()] = t
+	}
+	t.add(g)
+}
+
+func (c classes) remove(g *group) {
+	t := c[g.class()]
+	t.remove(g)
+	if t.root == nil {
+		delete(c, g.class())
+	}
+}
+
+func newView(model string, minMemory uint64) *view {
+	return &view{
+		model: model, minMemory: minMemory, boxes: map[string]viewBox{}, counts: map[traits]counts{},
+		byBox: classes{}, byDomain: classes{}, noDomain: classes{},
+	}
+}
+
+// set adds a box, or replaces the one of that ID.
 func (v *view) set(b *Box) {
 	v.remove(b.ID)
-	r := row{kind: b.Kind}
+	in := viewBox{traits: traitsOf(b)}
 	for i := range b.GPUs {
 		g := &b.GPUs[i]
-		if !g.Usable || g.Model != v.model || g.Memory < v.floor {
+		if !g.Usable || g.Model != v.model || g.Memory < v.minMemory {
 			continue
 		}
-		r.usable++
+		in.usable++
 		if g.Free {
-			r.free++
+			in.free++
 		}
 	}
-	if r.usable == 0 {
+	if in.usable == 0 {
 		return
 	}
-	if r.free > 0 {
-		whole := Request{MinMemory: v.floor}
-		r.groups = appendGroups(nil, b, &whole, v.model)
+	if in.free > 0 {
+		in.groups = appendGroups(nil, b, &Request{MinMemory: v.minMemory}, v.model)
 	}
-	if r.free > 0 && b.Kind == NVLink {
-		joined := Request{MinMemory: v.floor, NVLink: Required}
-		r.domains = appendGroups(nil, b, &joined, v.model)
+	if in.free > 0 && b.Kind == NVLink {
+		in.domains = appendGroups(nil, b, &Request{MinMemory: v.minMemory, NVLink: Required}, v.model)
 	}
-	v.rows[b.ID] = r
-	v.count(&r, 1)
-	for _, g := range r.groups {
-		v.byBox[r.kind].add(g)
+	v.boxes[b.ID] = in
+	v.count(&in, 1)
+	for _, g := range in.groups {
+		v.byBox.add(g)
 	}
-	for _, g := range r.domains {
-		v.domainShelf(g).add(g)
+	for _, g := range in.domains {
+		v.domainClasses(g).add(g)
 	}
 }
 
-// remove takes a box out.
+// remove removes a box, if the view has it.
 func (v *view) remove(box string) {
-	r, ok := v.rows[box]
+	in, ok := v.boxes[box]
 	if !ok {
 		return
 	}
-	delete(v.rows, box)
-	v.count(&r, -1)
-	for _, g := range r.groups {
-		v.byBox[r.kind].remove(g)
+	delete(v.boxes, box)
+	v.count(&in, -1)
+	for _, g := range in.groups {
+		v.byBox.remove(g)
 	}
-	for _, g := range r.domains {
-		v.domainShelf(g).remove(g)
+	for _, g := range in.domains {
+		v.domainClasses(g).remove(g)
 	}
 }
 
-func (v *view) count(r *row, sign int) {
-	v.usable[r.kind] += sign * r.usable
-	v.free[r.kind] += sign * r.free
+func (v *view) count(b *viewBox, sign int) {
+	c := v.counts[b.traits]
+	c.usable += sign * b.usable
+	c.free += sign * b.free
+	v.counts[b.traits] = c
+	if c == (counts{}) {
+		delete(v.counts, b.traits)
+	}
 }
 
-func (v *view) domainShelf(g *group) *shelf {
+func (v *view) domainClasses(g *group) classes {
 	if g.domain == "" {
-		return &v.loose
+		return v.noDomain
 	}
-	return &v.byDomain
+	return v.byDomain
 }
 
-// shelves returns those with groups that the request admits.
-func (v *view) shelves(req *Request) []*shelf {
-	var out []*shelf
+// classesFor returns the groups that a request may choose from, before admits.
+func (v *view) classesFor(req *Request) []classes {
 	switch {
-	case req.NVLink == Required && !admits(NVLink, req):
 	case req.NVLink == Required && req.alone():
-		out = append(out, &v.byDomain, &v.loose)
+		return []classes{v.byDomain, v.noDomain}
 	case req.NVLink == Required:
-		out = append(out, &v.byDomain)
+		return []classes{v.byDomain}
 	default:
-		for k := range v.byBox {
-			if admits(Kind(k), req) {
-				out = append(out, &v.byBox[k])
-			}
-		}
+		return []classes{v.byBox}
 	}
-	return out
 }

@@ -2,17 +2,17 @@ package placement
 
 import "slices"
 
-// list is the stock of the scan: all groups that the constraints admit.
+// list is the stock of Place: all groups that the constraints admit.
 type list struct {
 	groups []*group
 	req    *Request
 }
 
-// candidates collects the free GPUs of one model into groups.
+// candidates returns the admitted free GPUs of one model, in groups.
 func candidates(boxes []Box, req *Request, model string) *list {
 	l := &list{req: req}
 	for i := range boxes {
-		if admits(boxes[i].Kind, req) {
+		if admits(traitsOf(&boxes[i]), req) {
 			l.groups = appendGroups(l.groups, &boxes[i], req, model)
 		}
 	}
@@ -22,7 +22,7 @@ func candidates(boxes []Box, req *Request, model string) *list {
 // appendGroups appends the groups of one box, each with its slots in order.
 func appendGroups(groups []*group, b *Box, req *Request, model string) []*group {
 	first := len(groups)
-	room := roomOf(b)
+	proxyRoom := proxyRoomOf(b)
 	for _, g := range b.GPUs {
 		if g.Model != model || g.Memory < req.MinMemory || !g.Usable || !g.Free || slices.Contains(req.Exclude, Ref{b.ID, g.Slot}) {
 			continue
@@ -38,7 +38,7 @@ func appendGroups(groups []*group, b *Box, req *Request, model string) []*group 
 		if at < 0 {
 			at = len(groups) - first
 			groups = append(groups, &group{
-				box: b.ID, domain: domain, rack: b.Rack, kind: b.Kind, room: room, joined: joins(b, req, domain),
+				traits: traitsOf(b), box: b.ID, domain: domain, rack: b.Rack, proxyRoom: proxyRoom, besideLease: hasLeaseGPU(b, req, domain),
 			})
 		}
 		groups[first+at].slots = append(groups[first+at].slots, g.Slot)
@@ -49,9 +49,9 @@ func appendGroups(groups []*group, b *Box, req *Request, model string) []*group 
 	return groups
 }
 
-// joins reports whether the request has a GPU in this box already (of this
-// domain, where one is given).
-func joins(b *Box, req *Request, domain string) bool {
+// hasLeaseGPU reports whether the request has a GPU in this box already; in this
+// NVLink domain, where one is given.
+func hasLeaseGPU(b *Box, req *Request, domain string) bool {
 	return slices.ContainsFunc(req.Together, func(r Ref) bool {
 		return r.Box == b.ID && slices.ContainsFunc(b.GPUs, func(g GPU) bool {
 			return g.Slot == r.Slot && (domain == "" || g.Domain == domain)
@@ -59,33 +59,21 @@ func joins(b *Box, req *Request, domain string) bool {
 	})
 }
 
-func (l *list) fits(n int) *group {
+func (l *list) best(o order, n int) *group {
 	var best *group
 	for _, g := range l.groups {
-		if len(g.slots) >= n && (best == nil || compareFit(g, best, n, l.req) < 0) {
+		if len(g.slots) >= n && (best == nil || o.compare(g, best, n, l.req) < 0) {
 			best = g
 		}
 	}
 	return best
 }
 
-func (l *list) largest() *group {
-	if len(l.groups) == 0 {
-		return nil
-	}
-	return slices.MinFunc(l.groups, func(a, b *group) int { return compareSize(a, b, l.req) })
-}
-
-func (l *list) emptiest(n int) []*group {
-	order := slices.SortedFunc(slices.Values(l.groups), func(a, b *group) int { return compareSpread(a, b, l.req) })
-	return order[:min(n, len(order))]
-}
-
 func (l *list) drop(g *group) {
 	l.groups = slices.DeleteFunc(l.groups, func(o *group) bool { return o == g })
 }
 
-func (l *list) beside() bool {
-	l.groups = slices.DeleteFunc(l.groups, func(g *group) bool { return !g.joined })
+func (l *list) onlyBesideLease() bool {
+	l.groups = slices.DeleteFunc(l.groups, func(g *group) bool { return !g.besideLease })
 	return len(l.groups) > 0
 }

@@ -1,0 +1,86 @@
+package placement
+
+import "cmp"
+
+// traits are the properties of a box that the rules may look at. The index keeps
+// boxes of equal traits together, so a rule over traits needs no index of its own.
+type traits struct {
+	kind Kind
+}
+
+func traitsOf(b *Box) traits { return traits{kind: b.Kind} }
+
+// admits reports whether a request may use the GPUs of boxes with these traits.
+func admits(t traits, req *Request) bool {
+	if req.Kind != AnyKind && t.kind != req.Kind {
+		return false
+	}
+	return req.NVLink != Required || t.kind == NVLink
+}
+
+// A criterion ranks a group from which the request would take n GPUs: the lowest
+// value goes first. It may look at what the group's class holds, and at
+// besideLease; it must not look at names.
+type criterion func(g *group, n int, req *Request) int
+
+// order is a list of criteria; each decides between groups that the ones before
+// it rank equal. Box ID and domain come last, so no two groups are equal.
+type order []criterion
+
+// The orders in which groups are taken.
+var (
+	// bestFit ranks groups that are large enough for the rest of the request.
+	bestFit = order{joinsLease, kindMatches, proxyHasRoom, fewestFree, tightestProxy}
+	// largestFirst ranks groups that are taken whole.
+	largestFirst = order{mostFree, joinsLease, kindMatches, mostProxyRoom}
+	// emptiestFirst ranks groups that give one GPU each.
+	emptiestFirst = order{avoidsLease, proxyHasRoom, mostFree, kindMatches, mostProxyRoom}
+)
+
+func joinsLease(g *group, _ int, _ *Request) int  { return rank(g.besideLease) }
+func avoidsLease(g *group, _ int, _ *Request) int { return rank(!g.besideLease) }
+
+// kindMatches puts NVLink boxes first for requests that prefer NVLink and last
+// for all others, which keeps them whole.
+func kindMatches(g *group, _ int, req *Request) int {
+	return rank((g.kind == NVLink) == (req.NVLink == Preferred))
+}
+
+// proxyHasRoom puts boxes first whose proxy serves n more GPUs at full bandwidth.
+func proxyHasRoom(g *group, n int, _ *Request) int { return rank(g.proxyRoom >= n) }
+
+func fewestFree(g *group, _ int, _ *Request) int { return len(g.slots) }
+func mostFree(g *group, _ int, _ *Request) int   { return -len(g.slots) }
+
+func mostProxyRoom(g *group, _ int, _ *Request) int { return -g.proxyRoom }
+
+// tightestProxy prefers the proxy with the least bandwidth left over, or the
+// least overloaded one.
+func tightestProxy(g *group, n int, _ *Request) int {
+	if g.proxyRoom < n {
+		return -g.proxyRoom
+	}
+	return g.proxyRoom
+}
+
+// rank returns 0 for true, which goes first, and 1 for false.
+func rank(b bool) int {
+	if b {
+		return 0
+	}
+	return 1
+}
+
+// compare orders two groups of which the request would take n GPUs.
+func (o order) compare(a, b *group, n int, req *Request) int {
+	for _, c := range o {
+		if d := cmp.Compare(c(a, n, req), c(b, n, req)); d != 0 {
+			return d
+		}
+	}
+	return compareNames(a, b)
+}
+
+func compareNames(a, b *group) int {
+	return cmp.Or(cmp.Compare(a.box, b.box), cmp.Compare(a.domain, b.domain))
+}
