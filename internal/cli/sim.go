@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"strconv"
@@ -55,7 +56,7 @@ it: it does not depend on the round trip.`,
 			if spec.Size, err = parseSize(size); err != nil {
 				return err
 			}
-			rows, err := simBandwidth(spec, rtts)
+			rows, err := simBandwidth(cmd.Context(), spec, rtts)
 			if err != nil {
 				return err
 			}
@@ -88,14 +89,14 @@ type simBandwidthRow struct {
 	DeviceToHost float64 `json:"device_to_host"`
 }
 
-func simBandwidth(spec sim.BandwidthSpec, rtts string) ([]simBandwidthRow, error) {
+func simBandwidth(ctx context.Context, spec sim.BandwidthSpec, rtts string) ([]simBandwidthRow, error) {
 	var rows []simBandwidthRow
 	for text := range strings.SplitSeq(rtts, ",") {
 		var err error
 		if spec.RTT, err = perf.ParseRTT(text); err != nil {
 			return nil, err
 		}
-		b, err := spec.Measure()
+		b, err := spec.Measure(ctx)
 		if err != nil {
 			return nil, err
 		}

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/internal/embedded/rootcomplex"
+	"github.com/dxpu-project/dxpu/machine"
 )
 
 const allOnes = 0xffff_ffff
@@ -97,8 +99,8 @@ func (b *Bus) dropVectorsLocked() {
 	b.vectors = nil
 }
 
-// WaitInterrupt implements gpudrv.Bus.
-func (b *Bus) WaitInterrupt(ctx context.Context, i int) (uint64, error) {
+// WaitInterrupt implements driver.Bus.
+func (b *Bus) WaitInterrupt(ctx context.Context, i int, timeout time.Duration) (uint64, error) {
 	b.host.mu.Lock()
 	if i < 0 || i >= len(b.vectors) {
 		b.host.mu.Unlock()
@@ -106,6 +108,15 @@ func (b *Bus) WaitInterrupt(ctx context.Context, i int) (uint64, error) {
 	}
 	v := b.vectors[i]
 	b.host.mu.Unlock()
+	if s := b.host.virtual; s != nil {
+		s.WaitUntil(machine.After(s.Now(), timeout), func() bool { return v.count.Load() > 0 || b.ended(ctx) != nil })
+		if n := v.count.Swap(0); n > 0 {
+			return n, nil
+		}
+		return 0, b.ended(ctx)
+	}
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
 	for {
 		select {
 		case <-v.wake:
@@ -113,6 +124,8 @@ func (b *Bus) WaitInterrupt(ctx context.Context, i int) (uint64, error) {
 			if n := v.count.Swap(0); n > 0 {
 				return n, nil
 			}
+		case <-timer.C:
+			return 0, nil
 		case <-b.lost:
 			return 0, driver.ErrDeviceLost
 		case <-b.done:
@@ -121,6 +134,43 @@ func (b *Bus) WaitInterrupt(ctx context.Context, i int) (uint64, error) {
 			return 0, context.Cause(ctx)
 		}
 	}
+}
+
+// ended returns why a wait ends early, nil if it does not.
+func (b *Bus) ended(ctx context.Context) error {
+	select {
+	case <-b.lost:
+		return driver.ErrDeviceLost
+	default:
+	}
+	select {
+	case <-b.done:
+		return fmt.Errorf("embedded: %w", driver.ErrClosed)
+	default:
+		return context.Cause(ctx)
+	}
+}
+
+// Now implements driver.Bus.
+func (b *Bus) Now() time.Duration {
+	if s := b.host.virtual; s != nil {
+		return s.Now()
+	}
+	return driver.RealTime{}.Now()
+}
+
+// leastSleep is the shortest sleep in virtual time, so that a caller that polls
+// lets time pass.
+const leastSleep = time.Microsecond
+
+// Sleep implements driver.Bus.
+func (b *Bus) Sleep(ctx context.Context, d time.Duration) error {
+	s := b.host.virtual
+	if s == nil {
+		return driver.RealTime{}.Sleep(ctx, d)
+	}
+	s.WaitUntil(machine.After(s.Now(), max(d, leastSleep)), func() bool { return ctx.Err() != nil })
+	return context.Cause(ctx)
 }
 
 // Lost implements gpudrv.Bus.

@@ -13,6 +13,7 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/internal/embedded/rootcomplex"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
+	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 )
@@ -26,9 +27,10 @@ const pageSize = 4096
 // Loads, stores and configuration accesses block until their completion comes
 // or the Completion Timeout of the root complex makes them all ones.
 type Host struct {
-	kick func()
-	net  Waiter
-	spec rootcomplex.Spec
+	kick    func()
+	net     Waiter
+	virtual Scheduler // nil: callers block in real time
+	spec    rootcomplex.Spec
 
 	mu      sync.Mutex // guards what follows, and host memory that devices write
 	rc      *rootcomplex.Host
@@ -55,6 +57,19 @@ type Waiter interface {
 
 // SetWaiter says how to wait. Call it before the host is used.
 func (h *Host) SetWaiter(w Waiter) { h.net = w }
+
+// Scheduler runs the callers of a host in virtual time, one at a time.
+type Scheduler interface {
+	// Now returns the virtual time.
+	Now() time.Duration
+	// WaitUntil suspends the caller until ready returns true or the given time
+	// has come. The world runs meanwhile.
+	WaitUntil(t time.Duration, ready func() bool)
+}
+
+// SetScheduler makes every wait of the host and of its buses virtual. Call it
+// before the host is used.
+func (h *Host) SetScheduler(s Scheduler) { h.virtual = s }
 
 // New makes a host. Memory of the spec is allocated if it is nil and memory is
 // its size in bytes. kick is called from any goroutine when there is something
@@ -233,7 +248,11 @@ func (h *Host) finish(a *access) (rootcomplex.Event, error) {
 	h.deliverLocked() // an access that cannot be made is over at once
 	h.mu.Unlock()
 	h.kick()
-	if h.net != nil && !a.over.Load() {
+	switch {
+	case a.over.Load():
+	case h.virtual != nil:
+		h.virtual.WaitUntil(machine.Never, a.over.Load)
+	case h.net != nil:
 		h.net.Await(&a.wait)
 	}
 	if a.take(); !a.ok {

@@ -3,6 +3,8 @@ package embedded
 import (
 	"sync"
 	"time"
+
+	"github.com/dxpu-project/dxpu/machine"
 )
 
 // A store leaves at once, but for one that follows another closely: then the
@@ -40,13 +42,13 @@ func (h *Host) Store(addr uint64, p []byte) {
 
 func (h *Host) store(addr uint64, p []byte) {
 	h.mu.Lock()
-	for h.rc.Queued() >= maxQueued && !h.closed {
-		h.room.Wait()
+	for h.fullLocked() {
+		h.waitRoomLocked()
 	}
 	h.rc.Write(addr, p)
 	s := &h.stores
 	now := time.Now()
-	row := now.Sub(s.last) < storeGap
+	row := now.Sub(s.last) < storeGap && h.virtual == nil
 	s.last = now
 	s.gathered++
 	if row && s.gathered < maxStores && !h.closed {
@@ -66,6 +68,23 @@ func (h *Host) store(addr uint64, p []byte) {
 	h.mu.Lock()
 	s.last = time.Now()
 	h.mu.Unlock()
+}
+
+func (h *Host) fullLocked() bool { return h.rc.Queued() >= maxQueued && !h.closed }
+
+// waitRoomLocked unlocks the host until stores may have room.
+func (h *Host) waitRoomLocked() {
+	if h.virtual == nil {
+		h.room.Wait()
+		return
+	}
+	h.mu.Unlock()
+	h.virtual.WaitUntil(machine.Never, func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return !h.fullLocked()
+	})
+	h.mu.Lock()
 }
 
 // sendStores sends what gathers until nothing more does.

@@ -1,10 +1,12 @@
 package sim
 
 import (
+	"context"
 	"fmt"
 	"time"
 
 	"github.com/dxpu-project/dxpu/device/gpu"
+	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 	"github.com/dxpu-project/dxpu/internal/model/perf"
 	"github.com/dxpu-project/dxpu/link"
@@ -88,17 +90,27 @@ func (s BandwidthSpec) complete() (BandwidthSpec, error) {
 
 // Measure copies both ways between host memory and a software GPU over the real
 // link code in virtual time.
-func (s BandwidthSpec) Measure() (b Bandwidth, err error) {
-	if b.HostToDevice, err = s.HostToDevice(); err != nil {
+func (s BandwidthSpec) Measure(ctx context.Context) (b Bandwidth, err error) {
+	if b.HostToDevice, err = s.HostToDevice(ctx); err != nil {
 		return b, err
 	}
 	b.Equation1 = s.ReadThroughput(s.RTT)
-	b.DeviceToHost, err = s.DeviceToHost()
+	b.DeviceToHost, err = s.DeviceToHost(ctx)
 	return b, err
 }
 
-// world makes a host and a GPU with the round trip that is asked for.
-func (s *BandwidthSpec) world(rate float64) (*World, *Driver, error) {
+// pair is a host and a GPU with the round trip that is asked for.
+type pair struct {
+	world  *World
+	stream *driver.Stream
+	data   uint64 // bus address of host memory for the copy
+	stamps driver.DMA
+}
+
+// driverMemory is host memory for rings, status pages and time stamps, in bytes.
+const driverMemory = 1 << 20
+
+func (s *BandwidthSpec) pair(ctx context.Context, rate float64) (p *pair, err error) {
 	root := min(perf.NativeRTT, s.RTT)
 	delay := (s.RTT - root) / 2
 	cfg := s.Link
@@ -111,54 +123,89 @@ func (s *BandwidthSpec) world(rate float64) (*World, *Driver, error) {
 		Paths:       []Path{{Delay: delay, Rate: rate}},
 		RootLatency: s.RTT - 2*delay,
 		Link:        cfg,
-		Memory:      DriverSize + s.Size, MaxReadRequest: s.MRRS,
+		Memory:      driverMemory + s.Size, MaxReadRequest: s.MRRS,
 	})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	d, err := w.OpenGPU()
-	return w, d, err
+	dev, err := w.OpenGPU(ctx, driver.Options{})
+	if err != nil {
+		return nil, err
+	}
+	p = &pair{world: w}
+	if p.stream, err = dev.NewStream(); err != nil {
+		return nil, err
+	}
+	if p.stamps, err = dev.AllocDMA(16); err != nil {
+		return nil, err
+	}
+	data, err := dev.AllocDMA(s.Size)
+	if err != nil {
+		return nil, err
+	}
+	p.data = data.Segments()[0].Addr // the embedded host's memory is contiguous
+	return p, nil
 }
 
-// HostToDevice is the first half of Measure.
-func (s BandwidthSpec) HostToDevice() (perf.BytesPerSecond, error) {
+// HostToDevice is the first half of Measure. It takes the time by the clock of
+// the GPU, between two time stamps in its queue.
+func (s BandwidthSpec) HostToDevice(ctx context.Context) (perf.BytesPerSecond, error) {
 	s, err := s.complete()
 	if err != nil {
 		return 0, err
 	}
-	_, d, err := s.world(0)
+	p, err := s.pair(ctx, 0)
 	if err != nil {
 		return 0, err
 	}
 	warm := min(s.Size, 4*int(s.Window()))
-	if err := d.Do(reg.CopyToVRAM(1, 0, MemoryBase+DriverSize, uint64(warm))); err != nil {
+	if err := p.stream.Submit(ctx, reg.CopyToVRAM(0, 0, p.data, uint64(warm))); err != nil {
 		return 0, err
 	}
-	took, err := d.Time(reg.CopyToVRAM(1, 0, MemoryBase+DriverSize, uint64(s.Size)))
+	if err := p.stream.Sync(ctx); err != nil {
+		return 0, err
+	}
+	at := p.stamps.Segments()[0].Addr
+	err = p.stream.Submit(ctx, reg.StampTime(0, at), reg.CopyToVRAM(0, 0, p.data, uint64(s.Size)), reg.StampTime(0, at+8))
 	if err != nil {
 		return 0, err
 	}
+	if err := p.stream.Sync(ctx); err != nil {
+		return 0, err
+	}
+	took := time.Duration(p.stamps.Load64(8) - p.stamps.Load64(0))
 	return perf.BytesPerSecond(float64(s.Size) / took.Seconds()), nil
 }
 
-// DeviceToHost is the other half. It measures where the writes arrive: the GPU
-// is done with them when they are on their way.
-func (s BandwidthSpec) DeviceToHost() (perf.BytesPerSecond, error) {
+// DeviceToHost is the other half. It takes the time on the host, where the
+// writes arrive: the GPU is done with them when they are on their way. A warm-up
+// copy fills the path, so the time between the fences behind the two copies is
+// that of the second one.
+func (s BandwidthSpec) DeviceToHost(ctx context.Context) (perf.BytesPerSecond, error) {
 	s, err := s.complete()
 	if err != nil {
 		return 0, err
 	}
-	w, d, err := s.world(s.Uplink)
+	p, err := s.pair(ctx, s.Uplink)
 	if err != nil {
 		return 0, err
 	}
 	warm := min(s.Size, int(s.Uplink*s.RTT.Seconds())+64<<10)
-	if err := d.Do(reg.CopyFromVRAM(1, MemoryBase+DriverSize, 0, uint64(warm))); err != nil {
-		return 0, err
+	var fences [2]driver.Fence
+	for i, size := range []int{warm, s.Size} {
+		if err := p.stream.Submit(ctx, reg.CopyFromVRAM(0, p.data, 0, uint64(size))); err != nil {
+			return 0, err
+		}
+		if fences[i], err = p.stream.Fence(ctx); err != nil {
+			return 0, err
+		}
 	}
-	w.firstWrite, w.written = -1, 0
-	if err := d.Do(reg.CopyFromVRAM(1, MemoryBase+DriverSize, 0, uint64(s.Size))); err != nil {
-		return 0, err
+	var at [2]time.Duration
+	for i, f := range fences {
+		if err := p.stream.Wait(ctx, f); err != nil {
+			return 0, err
+		}
+		at[i] = p.world.Now()
 	}
-	return perf.BytesPerSecond(float64(w.written) / (w.lastWrite - w.firstWrite).Seconds()), nil
+	return perf.BytesPerSecond(float64(s.Size) / (at[1] - at[0]).Seconds()), nil
 }

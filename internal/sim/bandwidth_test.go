@@ -1,6 +1,7 @@
 package sim_test
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"strings"
@@ -18,9 +19,9 @@ const us = time.Microsecond
 // tolerance is how far the measurement may be from Equation 1.
 const tolerance = 0.02
 
-func measured(t *testing.T, measure func() (perf.BytesPerSecond, error)) perf.BytesPerSecond {
+func measured(t *testing.T, measure func(context.Context) (perf.BytesPerSecond, error)) perf.BytesPerSecond {
 	t.Helper()
-	r, err := measure()
+	r, err := measure(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +81,7 @@ func TestPaperPoints(t *testing.T) {
 func TestDeviceToHostIgnoresRTT(t *testing.T) {
 	least, most := perf.BytesPerSecond(math.Inf(1)), perf.BytesPerSecond(0)
 	for _, rtt := range []time.Duration{1200, 6800, 20 * us, 100 * us} {
-		spec := sim.BandwidthSpec{Requester: perf.V100, RTT: rtt, Size: 1 << 20, Cipher: link.CipherAES256GCM}
+		spec := sim.BandwidthSpec{Requester: perf.V100, RTT: rtt, Size: 8 << 20, Cipher: link.CipherAES256GCM}
 		got := measured(t, spec.DeviceToHost)
 		least, most = min(least, got), max(most, got)
 	}
@@ -131,7 +132,7 @@ func TestBandwidthSpecRefuses(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s := good
 			c.change(&s)
-			if _, err := s.Measure(); err == nil || !strings.Contains(err.Error(), c.want) {
+			if _, err := s.Measure(t.Context()); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %v, want one with %q", err, c.want)
 			}
 		})

@@ -11,6 +11,7 @@ import (
 	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/device/gpu"
+	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
@@ -21,7 +22,10 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-const transfer = 256 << 10
+const (
+	transfer   = 256 << 10
+	hostMemory = 4 << 20
+)
 
 func random(seed uint64, n int) []byte {
 	b := make([]byte, 0, n)
@@ -44,7 +48,7 @@ func badWorld(t *testing.T, share float64, seed uint64) *sim.World {
 	w, err := sim.New(sim.Spec{
 		GPU:    gpu.Spec{VRAM: 1 << 20},
 		Paths:  []sim.Path{{Delay: 3 * us, Down: bad(share), Up: bad(share)}},
-		Memory: sim.DriverSize + 2*transfer,
+		Memory: hostMemory,
 		Link:   link.Config{Cipher: link.CipherAES256GCM},
 		MTU:    1500 - 48, Seed: seed,
 	})
@@ -57,31 +61,38 @@ func badWorld(t *testing.T, share float64, seed uint64) *sim.World {
 // copyBothWays uploads and downloads with nothing aligned, and compares.
 func copyBothWays(t *testing.T, w *sim.World) {
 	t.Helper()
-	d, err := w.OpenGPU()
+	dev, err := w.OpenGPU(t.Context(), driver.Options{Polling: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := dev.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	memory, err := dev.AllocDMA(2 * transfer)
 	if err != nil {
 		t.Fatal(err)
 	}
 	const n = transfer - 64
-	in := w.Memory[sim.DriverSize+3:][:n]
-	out := w.Memory[sim.DriverSize+transfer+5:][:n]
+	in := memory.Bytes()[3:][:n]
+	out := memory.Bytes()[transfer+5:][:n]
 	copy(in, random(7, n))
 	before := w.Counters().WriteRequests
-	err = d.Do(
-		reg.CopyToVRAM(1, 1, sim.MemoryBase+sim.DriverSize+3, n),
-		reg.CopyFromVRAM(2, sim.MemoryBase+sim.DriverSize+transfer+5, 1, n),
-	)
-	if err != nil {
+	if err := stream.CopyToDevice(t.Context(), 1, memory, 3, n); err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.CopyToHost(t.Context(), memory, transfer+5, 1, n); err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Sync(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	// The fence came behind the data, so all of it is here.
 	if !bytes.Equal(in, out) {
-		t.Fatal("other bytes came back")
+		t.Fatal("the data that came back differ")
 	}
 	c := w.Counters()
-	sent, err := d.Register(reg.CountWriteTLPs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	sent := dev.Registers().Read64(reg.CountWriteTLPs)
 	const fences = 1
 	if got := c.WriteRequests - before; got != sent+fences {
 		t.Errorf("%d writes arrived, the GPU sent %d", got, sent+fences)
@@ -119,11 +130,15 @@ func TestRunsAreRepeatable(t *testing.T) {
 			_, _ = h.Write(binary.LittleEndian.AppendUint64([]byte{path}, uint64(at)))
 			_, _ = h.Write(datagram)
 		}
-		d, err := w.OpenGPU()
+		dev, err := w.OpenGPU(t.Context(), driver.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := d.Do(reg.CopyToVRAM(1, 0, sim.MemoryBase+sim.DriverSize, 64<<10)); err != nil {
+		stream, err := dev.NewStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.Upload(t.Context(), 0, make([]byte, 64<<10)); err != nil {
 			t.Fatal(err)
 		}
 		return h.Sum64()
@@ -142,7 +157,7 @@ func TestPathCut(t *testing.T) {
 	w, err := sim.New(sim.Spec{
 		GPU:    gpu.Spec{VRAM: 1 << 20, Tags: 16},
 		Paths:  []sim.Path{{Delay: 3 * us, Down: cut, Up: cut}, {Delay: 4 * us}},
-		Memory: sim.DriverSize + 2*transfer, Link: link.Config{Cipher: link.CipherAES256GCM},
+		Memory: hostMemory, Link: link.Config{Cipher: link.CipherAES256GCM},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -211,26 +226,23 @@ func TestPostedWritesOnceAndInOrder(t *testing.T) {
 	r := newRecorder(t)
 	w, err := sim.New(sim.Spec{
 		Device: r, Paths: []sim.Path{{Delay: 2 * us, Down: bad(0.01), Up: bad(0.01)}, {Delay: 30 * us, Down: bad(0.01), Up: bad(0.01)}},
-		Memory: 4096, Link: link.Config{Cipher: link.CipherAES256GCM}, MTU: 1500 - 48, Seed: 3,
+		Memory: 1 << 20, Link: link.Config{Cipher: link.CipherAES256GCM}, MTU: 1500 - 48, Seed: 3,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := w.Enumerate()
+	bus, err := w.Open()
 	if err != nil {
 		t.Fatal(err)
 	}
-	bar := f.BARs[0].Range.Base
+	bar, err := bus.BAR(0)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for i := range uint32(writes) {
-		if err := w.MemoryWrite32(bar+uint64(i%1024)*4, i); err != nil {
-			t.Fatal(err)
-		}
+		bar.Write32(uint64(i%1024)*4, i)
 	}
-	seen, err := w.MemoryRead32(bar)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if seen != writes {
+	if seen := bar.Read32(0); seen != writes {
 		t.Errorf("the read behind %d writes came after %d", writes, seen)
 	}
 	for i, v := range r.written {
@@ -249,11 +261,11 @@ func TestWorldWithoutDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.Inject(gpu.Kill)
-	w, err := sim.New(sim.Spec{Device: g, Memory: sim.DriverSize})
+	w, err := sim.New(sim.Spec{Device: g, Memory: hostMemory})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.OpenGPU(); err == nil {
+	if _, err := w.OpenGPU(t.Context(), driver.Options{}); err == nil {
 		t.Error("a dead GPU was enumerated")
 	}
 }

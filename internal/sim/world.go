@@ -19,6 +19,7 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/internal/embedded"
 	"github.com/dxpu-project/dxpu/internal/embedded/rootcomplex"
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/pcie"
@@ -89,28 +90,16 @@ type World struct {
 	OnDatagram func(at time.Duration, path uint8, datagram []byte)
 
 	clock   clock
-	root    *rootcomplex.Host
+	host    *embedded.Host
 	device  device.Device
 	links   [2]*link.Link
 	pipes   [2][]pipe
 	latency time.Duration
 	buf     []byte
 
-	interrupts []rootcomplex.Event
-	done       map[uint64]rootcomplex.Event // operations of the CPU that are over
-	cookie     uint64
-
-	// When the first and the last byte of the device's writes reached memory,
-	// and how many bytes came after the first write.
-	firstWrite, lastWrite time.Duration
-	written               int
-
-	sendDown, sendUp  func(*tlp.Packet) bool
-	takeDown, takeUp  func(*tlp.Packet)
-	broken            error // a TLP that a link refused
-	enum              rootcomplex.EnumSpec
-	function          *rootcomplex.Function
-	memoryBase, limit uint64
+	sendDown, sendUp func(*tlp.Packet) bool
+	takeDown, takeUp func(*tlp.Packet)
+	enum             rootcomplex.EnumSpec
 }
 
 // New makes a world at time 0, with the link coming up and the bus not yet
@@ -119,12 +108,10 @@ func New(spec Spec) (*World, error) {
 	spec = spec.withDefaults()
 	w := &World{
 		Memory: make([]byte, spec.Memory), device: spec.Device, latency: spec.RootLatency,
-		buf: make([]byte, frame.MaxDatagram), done: map[uint64]rootcomplex.Event{},
-		enum: rootcomplex.DefaultEnumSpec(), firstWrite: -1,
+		buf: make([]byte, frame.MaxDatagram), enum: rootcomplex.DefaultEnumSpec(),
 	}
 	w.enum.MaxPayload, w.enum.MaxReadRequest = spec.MaxPayload, spec.MaxReadRequest
 	w.enum.TenBitTags = true
-	w.memoryBase, w.limit = MemoryBase, MemoryBase+uint64(spec.Memory)
 	if w.device == nil {
 		g, err := gpu.New(spec.GPU)
 		if err != nil {
@@ -133,12 +120,13 @@ func New(spec Spec) (*World, error) {
 		w.device = g
 	}
 	var err error
-	w.root, err = rootcomplex.New(rootcomplex.Spec{
+	w.host, err = embedded.New(rootcomplex.Spec{
 		Memory: w.Memory, MemoryBase: MemoryBase, MaxPayload: spec.MaxPayload, Timeout: time.Second,
-	})
+	}, 0, func() {})
 	if err != nil {
 		return nil, fmt.Errorf("sim: %w", err)
 	}
+	w.host.SetScheduler(w)
 	for side := range w.links {
 		if err := w.addLink(side, &spec); err != nil {
 			return nil, fmt.Errorf("sim: %w", err)
@@ -178,10 +166,7 @@ func (w *World) LinkStats() (host, box link.Stats) {
 }
 
 // Counters returns those of the host.
-func (w *World) Counters() rootcomplex.Counters { return w.root.Counters() }
-
-// Interrupts returns the messages that the device has sent so far.
-func (w *World) Interrupts() []rootcomplex.Event { return w.interrupts }
+func (w *World) Counters() rootcomplex.Counters { return w.host.Counters() }
 
 // Errors of RunUntil.
 var (
@@ -200,16 +185,14 @@ func (w *World) Run(until time.Duration) error {
 	return err
 }
 
-// RunUntil lets time pass until done returns true, which is asked after each
-// moment in which something happened.
+// RunUntil lets time pass until done returns true. done is called after every
+// event. The error is ErrDeadline or ErrLinkDown.
 func (w *World) RunUntil(deadline time.Duration, done func() bool) error {
 	for {
 		w.pump()
 		switch {
 		case done():
 			return nil
-		case w.broken != nil:
-			return w.broken
 		case w.links[hostSide].State() == link.Down || w.links[boxSide].State() == link.Down:
 			return ErrLinkDown
 		case w.clock.now >= deadline:
@@ -219,9 +202,17 @@ func (w *World) RunUntil(deadline time.Duration, done func() bool) error {
 	}
 }
 
+// WaitUntil implements embedded.Scheduler. It goes on when the link is down:
+// the host's own timeouts end what waits for the device.
+func (w *World) WaitUntil(t time.Duration, ready func() bool) {
+	for w.pump(); !ready() && w.clock.now < t; w.pump() {
+		w.clock.advance(min(w.wake(), t))
+	}
+}
+
 // wake returns when something happens next.
 func (w *World) wake() time.Duration {
-	return min(w.clock.events.Wake(), w.root.Wake(), w.device.Wake(), w.links[hostSide].Wake(), w.links[boxSide].Wake())
+	return min(w.clock.events.Wake(), w.host.Wake(), w.device.Wake(), w.links[hostSide].Wake(), w.links[boxSide].Wake())
 }
 
 // pump lets everybody send what they have.
@@ -236,18 +227,7 @@ func (w *World) pump() {
 		job.Run()
 		w.clock.at(now+job.Cost(), func() { w.device.FinishJob(w.clock.now, job) })
 	}
-	w.root.Transmit(now, w.sendDown)
-	for {
-		e, ok := w.root.NextEvent()
-		if !ok {
-			break
-		}
-		if e.Kind == rootcomplex.EventDone {
-			w.done[e.Cookie] = e
-		} else {
-			w.interrupts = append(w.interrupts, e)
-		}
-	}
+	w.host.Transmit(now, w.sendDown)
 	for side := range w.links {
 		w.transmit(side)
 	}
@@ -278,11 +258,7 @@ func (w *World) transmit(side int) {
 func (w *World) sender(side int) func(*tlp.Packet) bool {
 	l := w.links[side]
 	return func(p *tlp.Packet) bool {
-		err := l.Send(w.clock.now, p)
-		if err != nil && !errors.Is(err, link.ErrFull) {
-			w.broken = fmt.Errorf("sim: %v: %w", p.Type, err)
-		}
-		return err == nil
+		return !errors.Is(l.Send(w.clock.now, p), link.ErrFull) // a link that is down drops it
 	}
 }
 
@@ -291,23 +267,11 @@ func (w *World) toDevice(p *tlp.Packet) { w.device.Receive(w.clock.now, p) }
 // toHost carries a TLP of the device to the root complex.
 func (w *World) toHost(p *tlp.Packet) {
 	if w.latency == 0 {
-		w.arrive(p)
+		w.host.Receive(w.clock.now, p)
 		return
 	}
 	late := *p
 	late.Data = append([]byte(nil), p.Data...)
 	late.Prefix = append([]byte(nil), p.Prefix...)
-	w.clock.at(w.clock.now+w.latency, func() { w.arrive(&late) })
-}
-
-func (w *World) arrive(p *tlp.Packet) {
-	if p.Type == tlp.MWr && p.Addr >= w.memoryBase && p.Addr < w.limit {
-		if w.firstWrite < 0 {
-			w.firstWrite = w.clock.now
-		} else {
-			w.written += len(p.Data)
-		}
-		w.lastWrite = w.clock.now
-	}
-	w.root.Receive(w.clock.now, p)
+	w.clock.at(w.clock.now+w.latency, func() { w.host.Receive(w.clock.now, &late) })
 }

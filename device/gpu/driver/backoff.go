@@ -2,13 +2,15 @@ package driver
 
 import (
 	"context"
-	"runtime"
 	"time"
 )
 
-// backoff paces polling: it spins a little for what takes microseconds, then
-// sleeps longer and longer up to a millisecond.
-type backoff struct{ n int }
+// backoff paces polling: it yields a few times for work that takes microseconds,
+// then sleeps longer and longer, up to a millisecond.
+type backoff struct {
+	bus Bus
+	n   int
+}
 
 const (
 	spins    = 64
@@ -16,23 +18,11 @@ const (
 	maxSleep = time.Millisecond
 )
 
-// pause waits a moment, or returns the reason why ctx ended.
+// pause waits for the next poll. It returns the cause when ctx ends.
 func (b *backoff) pause(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return context.Cause(ctx)
-	}
 	b.n++
 	if b.n < spins {
-		runtime.Gosched()
-		return nil
+		return b.bus.Sleep(ctx, 0)
 	}
-	d := min(minSleep<<min(b.n-spins, 10), maxSleep)
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return b.bus.Sleep(ctx, min(minSleep<<min(b.n-spins, 10), maxSleep))
 }

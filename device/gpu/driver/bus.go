@@ -5,6 +5,8 @@ package driver
 import (
 	"context"
 	"errors"
+	"runtime"
+	"time"
 )
 
 // Errors that callers branch on.
@@ -47,9 +49,18 @@ type Bus interface {
 	// that wraps ErrNoInterrupts.
 	EnableMSIX(n int) error
 	// WaitInterrupt waits until the vector has fired since the last call for
-	// it and returns how often. At most one goroutine waits for a vector at a
-	// time. A lost device ends the wait with ErrDeviceLost.
-	WaitInterrupt(ctx context.Context, vector int) (count uint64, err error)
+	// it and returns how often, or 0 when the timeout has passed. At most one
+	// goroutine waits for a vector at a time. A lost device ends the wait with
+	// ErrDeviceLost, the end of ctx with its cause.
+	WaitInterrupt(ctx context.Context, vector int, timeout time.Duration) (count uint64, err error)
+
+	// Now returns the time since some start. The driver takes every time from
+	// here and waits with Sleep and WaitInterrupt only, so that a bus in virtual
+	// time can run the device meanwhile.
+	Now() time.Duration
+	// Sleep returns after d, or earlier with the cause when ctx ends. Sleep of 0
+	// lets other goroutines run.
+	Sleep(ctx context.Context, d time.Duration) error
 
 	// Lost is closed when the device is known to be gone.
 	Lost() <-chan struct{}
@@ -58,6 +69,33 @@ type Bus interface {
 	// Close gives everything back, DMA memory included. Waits in progress end
 	// with ErrClosed.
 	Close() error
+}
+
+// RealTime implements Now and Sleep of Bus with the clock of the machine.
+type RealTime struct{}
+
+var processStart = time.Now()
+
+// Now returns the time since the start of the process.
+func (RealTime) Now() time.Duration { return time.Since(processStart) }
+
+// Sleep implements Bus.
+func (RealTime) Sleep(ctx context.Context, d time.Duration) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if d == 0 {
+		runtime.Gosched()
+		return nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // Region is the memory behind one BAR. Each access of 4 or 8 bytes is one load

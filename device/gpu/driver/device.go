@@ -83,8 +83,8 @@ func Open(ctx context.Context, bus Bus, opts Options) (*Device, error) {
 	if d.opts.RingEntries == 0 {
 		d.opts.RingEntries = 64
 	}
-	if n := d.opts.RingEntries; n < reg.MinRingEntries || n > reg.MaxRingEntries || n&(n-1) != 0 {
-		return nil, fmt.Errorf("gpudrv: open: ring of %d entries: want a power of two from %d to %d", n, reg.MinRingEntries, reg.MaxRingEntries)
+	if err := checkRing(d.opts.RingEntries); err != nil {
+		return nil, fmt.Errorf("gpudrv: open: %w", err)
 	}
 	if err := d.open(ctx); err != nil {
 		return nil, fmt.Errorf("gpudrv: open: %w", err)
@@ -134,7 +134,7 @@ func (d *Device) open(ctx context.Context) error {
 
 // waitReady waits until the device answers after a reset.
 func (d *Device) waitReady(ctx context.Context) error {
-	var b backoff
+	b := backoff{bus: d.bus}
 	for {
 		switch id := d.regs.Read32(reg.ID); id {
 		case reg.Magic:

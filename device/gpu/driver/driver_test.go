@@ -407,3 +407,58 @@ func TestFunctionLevelReset(t *testing.T) {
 		t.Error("memory did not survive a function level reset")
 	}
 }
+
+func TestTryPutFillsTheRing(t *testing.T) {
+	r := newRig(t, gpu.Spec{}, driver.Options{})
+	s, err := r.dev.NewStreamSize(8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fill := reg.Fill(0, 0, 0, 4)
+	var last driver.Fence
+	for round := range 3 {
+		if s.Room() != 8 {
+			t.Fatalf("round %d: room for %d commands in an empty ring of 8", round, s.Room())
+		}
+		for range 7 {
+			if !s.TryPut(fill) {
+				t.Fatal("a ring with room took no command")
+			}
+		}
+		f, ok := s.TryFence()
+		if !ok || f != last+8 {
+			t.Fatalf("fence %d, %v; want %d", f, ok, last+8)
+		}
+		if s.TryPut(fill) || s.Room() != 0 {
+			t.Fatal("a full ring took a command")
+		}
+		if _, ok := s.TryFence(); ok {
+			t.Fatal("a full ring took a fence")
+		}
+		s.Ring()
+		if err := s.Wait(t.Context(), f); err != nil {
+			t.Fatal(err)
+		}
+		last = f
+	}
+	if err := s.Submit(t.Context(), fill); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Reset(); err != nil {
+		t.Fatal(err)
+	}
+	if f, ok := s.TryFence(); !ok || f <= last {
+		t.Errorf("fence %d after a reset, %d before it", f, last)
+	}
+	for _, n := range []int{0, 1, 3, 1 << 17} {
+		if _, err := r.dev.NewStreamSize(n); err == nil {
+			t.Errorf("a ring of %d entries was made", n)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if s.TryPut(fill) || !errors.Is(s.Err(), driver.ErrClosed) {
+		t.Errorf("a closed stream took a command, Err() = %v", s.Err())
+	}
+}

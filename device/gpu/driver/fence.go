@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-
-	"github.com/dxpu-project/dxpu/device/gpu/reg"
 )
 
 // Fence submits a fence and returns it: Wait returns when everything submitted
@@ -17,18 +15,12 @@ func (s *Stream) Fence(ctx context.Context) (Fence, error) {
 }
 
 func (s *Stream) fenceLocked(ctx context.Context) (Fence, error) {
-	// The value is counted up before the command can fail: values are never
-	// used twice.
-	s.fence++
-	c := reg.Fence(0, s.statusBus+fenceWord, s.fence)
-	if s.dev.info.Vectors > 0 {
-		c = c.WithInterrupt(uint16(s.queue))
-	}
-	if err := s.putLocked(ctx, c, nil); err != nil {
+	if err := s.roomLocked(ctx); err != nil {
 		return 0, err
 	}
+	f := s.writeFenceLocked()
 	s.ringLocked()
-	return Fence(s.fence), nil
+	return f, nil
 }
 
 // Sync waits until everything submitted so far is done.
@@ -41,9 +33,11 @@ func (s *Stream) Sync(ctx context.Context) error {
 }
 
 // Done reports whether the fence is reached. It accesses only host memory.
-func (s *Stream) Done(f Fence) bool {
-	return s.status.Load64(fenceWord) >= uint64(f)
-}
+func (s *Stream) Done(f Fence) bool { return s.Reached() >= f }
+
+// Reached returns the newest fence that the device has reached. It accesses
+// only host memory.
+func (s *Stream) Reached() Fence { return Fence(s.status.Load64(fenceWord)) }
 
 // Wait waits until the fence is reached: by interrupt, where the bus has them.
 // It returns a *QueueError when the queue halted, ErrDeviceLost when the device
@@ -79,18 +73,16 @@ func (s *Stream) waitInterrupt(ctx context.Context, f Fence) error {
 	if done, err := s.look(f); done || err != nil {
 		return err
 	}
-	beat, cancel := context.WithTimeout(ctx, heartbeat)
-	n, err := s.dev.bus.WaitInterrupt(beat, s.queue)
-	cancel()
+	n, err := s.dev.bus.WaitInterrupt(ctx, s.queue, heartbeat)
 	s.dev.arrived.Add(n)
 	switch {
-	case err == nil:
+	case n > 0:
 		return nil
 	case ctx.Err() != nil:
 		return fmt.Errorf("gpudrv: queue %d: wait for a fence: %w", s.queue, context.Cause(ctx))
 	case errors.Is(err, ErrDeviceLost):
 		return s.dev.markLost()
-	case !errors.Is(err, context.DeadlineExceeded):
+	case err != nil:
 		return err
 	}
 	if err := s.dev.Alive(); err != nil {
@@ -100,18 +92,16 @@ func (s *Stream) waitInterrupt(ctx context.Context, f Fence) error {
 		return nil
 	}
 	// The interrupt follows the fence: it may be under way.
-	beat, cancel = context.WithTimeout(ctx, heartbeat)
-	defer cancel()
-	n, err = s.dev.bus.WaitInterrupt(beat, s.queue)
+	n, _ = s.dev.bus.WaitInterrupt(ctx, s.queue, heartbeat) // the next look finds an error
 	s.dev.arrived.Add(n)
-	if err != nil {
+	if n == 0 {
 		s.dev.missed.Add(1)
 	}
 	return nil
 }
 
 func (s *Stream) poll(ctx context.Context, f Fence) error {
-	var b backoff
+	b := backoff{bus: s.dev.bus}
 	for i := 1; ; i++ {
 		done, err := s.look(f)
 		if done || err != nil {

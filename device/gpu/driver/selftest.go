@@ -86,7 +86,7 @@ func (d *Device) SelfTest(ctx context.Context, w io.Writer, opts SelfTestOptions
 			opts.Rounds = 200
 		}
 	}
-	began := time.Now()
+	began := d.bus.Now()
 	report = &Report{Device: d.info}
 	t := &tester{dev: d, opts: opts, rng: rand.New(rand.NewPCG(opts.Seed, 1))}
 	if err := t.setUp(); err != nil {
@@ -96,9 +96,9 @@ func (d *Device) SelfTest(ctx context.Context, w io.Writer, opts SelfTestOptions
 	report.OK = true
 	for _, item := range t.items() {
 		c := Check{Name: item.name, OK: true}
-		at := time.Now()
+		at := d.bus.Now()
 		checkErr := item.run(ctx, &c)
-		c.Duration = time.Since(at)
+		c.Duration = d.bus.Now() - at
 		if checkErr != nil {
 			c.OK, c.Error = false, checkErr.Error()
 			report.OK = false
@@ -116,7 +116,7 @@ func (d *Device) SelfTest(ctx context.Context, w io.Writer, opts SelfTestOptions
 	}
 	report.Interrupts, report.Missed = d.Interrupts()
 	report.Stale = t.stale
-	report.Duration = time.Since(began)
+	report.Duration = d.bus.Now() - began
 	return report, nil
 }
 

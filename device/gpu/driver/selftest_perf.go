@@ -46,11 +46,11 @@ func (t *tester) latency(c *Check, op func() error) error {
 	}
 	times := make([]time.Duration, n)
 	for i := range times {
-		at := time.Now()
+		at := t.dev.bus.Now()
 		if err := op(); err != nil {
 			return err
 		}
-		times[i] = time.Since(at)
+		times[i] = t.dev.bus.Now() - at
 	}
 	c.Value, c.Unit = float64(quantile.Of(times, 0.5).Nanoseconds())/1e3, "us"
 	c.Detail = fmt.Sprintf("median of %d, p99 %v", n, quantile.Of(times, 0.99).Round(100*time.Nanosecond))
@@ -69,14 +69,14 @@ func (t *tester) bandwidth(start func(ctx context.Context, m DMA, n int) error) 
 			return err
 		}
 		defer m.Free() //nolint:errcheck // the bus frees at its Close what could not be freed here
-		at := time.Now()
+		at := t.dev.bus.Now()
 		if err := start(ctx, m, n); err != nil {
 			return err
 		}
 		if err := t.stream.Sync(ctx); err != nil {
 			return errors.Join(err, t.stream.Reset()) // the device must not use m any more
 		}
-		c.rate(n, time.Since(at))
+		c.rate(n, t.dev.bus.Now()-at)
 		return nil
 	}
 }
@@ -87,14 +87,14 @@ func (t *tester) apertureBandwidth(_ context.Context, c *Check) error {
 		n = min(n, 64<<10)
 	}
 	data := t.data(n)
-	at := time.Now()
+	at := t.dev.bus.Now()
 	if err := t.dev.WriteAperture(t.scratch, data); err != nil {
 		return err
 	}
 	if err := t.dev.Flush(); err != nil {
 		return err
 	}
-	c.rate(n, time.Since(at))
+	c.rate(n, t.dev.bus.Now()-at)
 	return nil
 }
 

@@ -35,10 +35,13 @@ type Stream struct {
 
 	waiter chan struct{} // one token: who holds it waits for the interrupt
 
-	mu    sync.Mutex // guards what follows
-	tail  uint32     // commands submitted since the queue started
-	head  uint32     // commands known to be retired
-	fence uint64     // newest fence value; never goes back
+	mu sync.Mutex // guards the fields below
+	// Commands are counted from the opening of the stream: those submitted before
+	// the queue was started last, in the ring so far, announced by the doorbell,
+	// and known to be retired.
+	started, submitted, announced, retired uint64
+
+	fence uint64 // newest fence; never goes back
 	// Fences above droppedAfter and up to droppedTo were dropped by Reset.
 	droppedAfter, droppedTo uint64
 	ops                     []reg.Opcode
@@ -47,11 +50,25 @@ type Stream struct {
 	closed                  bool
 }
 
-// Fence is a point in a stream.
+// Fence is a point in a stream: the number of commands up to it and with it.
 type Fence uint64
 
-// NewStream takes a free queue into use.
-func (d *Device) NewStream() (*Stream, error) {
+func checkRing(n int) error {
+	if n < reg.MinRingEntries || n > reg.MaxRingEntries || n&(n-1) != 0 {
+		return fmt.Errorf("ring of %d entries: want a power of two from %d to %d", n, reg.MinRingEntries, reg.MaxRingEntries)
+	}
+	return nil
+}
+
+// NewStream takes a free queue into use, with a ring of Options.RingEntries.
+func (d *Device) NewStream() (*Stream, error) { return d.NewStreamSize(d.opts.RingEntries) }
+
+// NewStreamSize takes a free queue into use, with a ring of the given number of
+// entries, a power of two.
+func (d *Device) NewStreamSize(entries int) (*Stream, error) {
+	if err := checkRing(entries); err != nil {
+		return nil, fmt.Errorf("gpudrv: new stream: %w", err)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
@@ -61,7 +78,7 @@ func (d *Device) NewStream() (*Stream, error) {
 		if s != nil {
 			continue
 		}
-		s, err := newStream(d, q)
+		s, err := newStream(d, q, entries)
 		if err != nil {
 			return nil, fmt.Errorf("gpudrv: new stream: %w", err)
 		}
@@ -71,15 +88,11 @@ func (d *Device) NewStream() (*Stream, error) {
 	return nil, fmt.Errorf("gpudrv: new stream: all %d queues are in use: %w", len(d.streams), ErrOutOfMemory)
 }
 
-func newStream(d *Device, q int) (*Stream, error) {
-	n := d.opts.RingEntries
-	s := &Stream{dev: d, queue: q, waiter: make(chan struct{}, 1), ops: make([]reg.Opcode, n), listBus: make([]uint64, n)}
+func newStream(d *Device, q, n int) (*Stream, error) {
+	s := &Stream{dev: d, queue: q, waiter: make(chan struct{}, 1), ops: make([]reg.Opcode, n)}
 	var err error
 	if s.ring, err = d.bus.AllocDMA(n * reg.CommandSize); err != nil {
 		return nil, err
-	}
-	if s.lists, err = d.bus.AllocDMA(n * pageSize); err != nil {
-		return nil, errors.Join(err, s.release())
 	}
 	if s.status, err = d.bus.AllocDMA(pageSize); err != nil {
 		return nil, errors.Join(err, s.release())
@@ -90,26 +103,38 @@ func newStream(d *Device, q int) (*Stream, error) {
 	}
 	s.ringBus = s.ring.Segments()[0].Addr
 	s.statusBus = s.status.Segments()[0].Addr
-	i := 0
-	for _, seg := range s.lists.Segments() {
-		for off := 0; off < seg.Len && i < n; off += pageSize {
-			s.listBus[i] = seg.Addr + uint64(off)
-			i++
-		}
-	}
 	s.start()
 	return s, nil
+}
+
+// allocListsLocked makes the segment lists. Streams whose copies are all
+// contiguous for the device have none.
+func (s *Stream) allocListsLocked() error {
+	if s.lists != nil {
+		return nil
+	}
+	lists, err := s.dev.bus.AllocDMA(len(s.ops) * pageSize)
+	if err != nil {
+		return err
+	}
+	s.lists = lists
+	for _, seg := range lists.Segments() {
+		for off := 0; off < seg.Len && len(s.listBus) < len(s.ops); off += pageSize {
+			s.listBus = append(s.listBus, seg.Addr+uint64(off))
+		}
+	}
+	return nil
 }
 
 // start programs the queue from index 0.
 func (s *Stream) start() {
 	regs := s.dev.regs
-	s.head, s.tail, s.failed = 0, 0, nil
+	s.started, s.announced, s.retired, s.failed = s.submitted, s.submitted, s.submitted, nil
 	s.status.Store64(statusBlock, 0)
 	s.status.Store64(statusBlock+8, 0)
 	regs.Write32(queueReg(s.queue, reg.QControl), 0)
 	regs.Write64(queueReg(s.queue, reg.QRingBase), s.ringBus)
-	regs.Write32(queueReg(s.queue, reg.QRingSize), uint32(s.dev.opts.RingEntries))
+	regs.Write32(queueReg(s.queue, reg.QRingSize), uint32(len(s.ops)))
 	regs.Write64(queueReg(s.queue, reg.QStatusAddr), s.statusBus+statusBlock)
 	regs.Write32(queueReg(s.queue, reg.QVector), uint32(s.queue))
 	regs.Write32(queueReg(s.queue, reg.QControl), reg.QControlEnable)
@@ -192,8 +217,64 @@ func (s *Stream) submitLocked(ctx context.Context, commands ...reg.Command) erro
 	return nil
 }
 
+// Room returns how many commands TryPut and TryFence take: free entries of the
+// ring, as far as the fences reached so far tell. It accesses only host memory.
+func (s *Stream) Room() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.freeLocked()
+}
+
+// TryPut writes a command into the ring and does not wait: it returns false when
+// there is no room. Ring tells the device.
+func (s *Stream) TryPut(c reg.Command) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.freeLocked() == 0 {
+		return false
+	}
+	s.writeLocked(c)
+	return true
+}
+
+// TryFence is TryPut for a fence.
+func (s *Stream) TryFence() (f Fence, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.freeLocked() == 0 {
+		return 0, false
+	}
+	return s.writeFenceLocked(), true
+}
+
+// Ring writes the doorbell if TryPut or TryFence have taken commands since the
+// last time. The write is posted: Ring does not wait for the device.
+func (s *Stream) Ring() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed && s.announced != s.submitted {
+		s.ringLocked()
+	}
+}
+
+// Err returns the *QueueError of a halted queue, ErrDeviceLost, ErrClosed, or
+// nil. It accesses only host memory while the queue works.
+func (s *Stream) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.usableLocked()
+}
+
 func (s *Stream) ringLocked() {
-	s.dev.regs.Write32(queueReg(s.queue, reg.QDoorbell), s.tail)
+	s.announced = s.submitted
+	s.dev.regs.Write32(queueReg(s.queue, reg.QDoorbell), uint32(s.submitted-s.started))
+}
+
+// freeLocked returns the free entries of the ring. A fence counts commands, so
+// the newest one tells without an access of the device how many have retired.
+func (s *Stream) freeLocked() int {
+	s.retired = max(s.retired, min(uint64(s.Reached()), s.submitted))
+	return len(s.ops) - int(s.submitted-s.retired)
 }
 
 // putLocked writes one command, with the segment list that belongs to it, to
@@ -202,8 +283,11 @@ func (s *Stream) putLocked(ctx context.Context, c reg.Command, list []reg.Segmen
 	if err := s.roomLocked(ctx); err != nil {
 		return err
 	}
-	i := s.tail & uint32(len(s.ops)-1)
 	if len(list) > 0 {
+		if err := s.allocListsLocked(); err != nil {
+			return err
+		}
+		i := s.entryLocked()
 		b := s.lists.Bytes()[i*pageSize : i*pageSize]
 		for _, seg := range list {
 			b = seg.Append(b)
@@ -215,11 +299,31 @@ func (s *Stream) putLocked(ctx context.Context, c reg.Command, list []reg.Segmen
 			c.Arg0 = s.listBus[i]
 		}
 	}
-	c.ID = s.tail
+	s.writeLocked(c)
+	return nil
+}
+
+// entryLocked is the index of the ring entry that is written next.
+func (s *Stream) entryLocked() int { return int(s.submitted-s.started) & (len(s.ops) - 1) }
+
+// writeLocked writes a command to the next entry, which is free.
+func (s *Stream) writeLocked(c reg.Command) {
+	i := s.entryLocked()
+	c.ID = uint32(s.submitted - s.started)
 	s.ops[i] = c.Op
 	c.Append(s.ring.Bytes()[i*reg.CommandSize : i*reg.CommandSize])
-	s.tail++
-	return nil
+	s.submitted++
+}
+
+// writeFenceLocked writes a fence to the next entry, which is free.
+func (s *Stream) writeFenceLocked() Fence {
+	s.fence = s.submitted + 1
+	c := reg.Fence(0, s.statusBus+fenceWord, s.fence)
+	if s.dev.info.Vectors > 0 {
+		c = c.WithInterrupt(uint16(s.queue))
+	}
+	s.writeLocked(c)
+	return Fence(s.fence)
 }
 
 // roomLocked waits until an entry is free. The doorbell is rung first: the
@@ -228,16 +332,15 @@ func (s *Stream) roomLocked(ctx context.Context) error {
 	if err := s.usableLocked(); err != nil {
 		return err
 	}
-	full := uint32(len(s.ops))
-	if s.tail-s.head < full {
+	if s.freeLocked() > 0 {
 		return nil
 	}
 	s.ringLocked()
-	var b backoff
+	b := backoff{bus: s.dev.bus}
 	for {
 		head := s.dev.regs.Read32(queueReg(s.queue, reg.QHead))
-		if done := head - s.head; done <= full && done > 0 {
-			s.head = head
+		if done := head - uint32(s.retired-s.started); done <= uint32(len(s.ops)) && done > 0 {
+			s.retired += uint64(done)
 			return nil
 		}
 		if err := s.checkLocked(); err != nil {

@@ -55,13 +55,13 @@ func (m *player) commands(i int32) {
 func (m *player) upload(r *ring, n uint64, busy time.Duration) {
 	first := min(n, m.request)
 	rest := max(busy-m.trip, 0)
-	r.put(reg.CopyToVRAM(0, firstAt, r.memory.bus+dataAt, first))
+	r.put(reg.CopyToVRAM(0, firstAt, m.data, first))
 	if n -= first; n == 0 {
 		r.delay(rest)
 		return
 	}
 	pieces(n, uploadPiece, rest, func(size uint64, least time.Duration) {
-		r.put(reg.CopyToVRAM(0, 0, r.memory.bus+dataAt, size))
+		r.put(reg.CopyToVRAM(0, 0, m.data, size))
 		r.delaySince(least)
 	})
 }
@@ -69,7 +69,7 @@ func (m *player) upload(r *ring, n uint64, busy time.Duration) {
 // download copies n bytes to the host, no faster than recorded.
 func (m *player) download(r *ring, n uint64, busy time.Duration) {
 	pieces(n, downloadPiece, busy, func(size uint64, least time.Duration) {
-		r.put(reg.CopyFromVRAM(0, r.memory.bus+dataAt, 0, size))
+		r.put(reg.CopyFromVRAM(0, m.data, 0, size))
 		r.delaySince(least)
 	})
 }

@@ -35,6 +35,7 @@ type player struct {
 	*script
 	timing
 	rings   [queues]ring
+	data    uint64 // bus address of the host memory that copies use
 	request uint64 // bytes of one read request of the GPU
 
 	origin time.Duration // the recording's time 0
@@ -64,9 +65,9 @@ type waiter struct {
 	lag  time.Duration
 }
 
-func newPlayer(s *script, t timing, p port, mem memory, request uint64, interrupts bool) *player {
+func newPlayer(s *script, t timing, g *gpu, request uint64) *player {
 	m := &player{
-		script: s, timing: t, request: request,
+		script: s, timing: t, data: g.data.Segments()[0].Addr, request: request,
 		begin: make([]time.Duration, len(s.w.Calls)), before: make([]uint8, len(s.w.Calls)),
 		waits: make([]waiting, len(s.w.Calls)), waiters: map[int32][]waiter{}, ready: make([]bool, len(s.w.Ops)),
 		times: predict.Times{
@@ -79,8 +80,7 @@ func newPlayer(s *script, t timing, p port, mem memory, request uint64, interrup
 		m.times.OpEnd[i] = notYet
 	}
 	for q := range m.rings {
-		m.rings[q] = ring{port: p, memory: mem, queue: q, interrupt: interrupts}
-		m.rings[q].start()
+		m.rings[q].stream = g.streams[q]
 	}
 	return m
 }
@@ -122,7 +122,7 @@ func (m *player) wake() time.Duration {
 // news reports whether the GPU has written a fence that step has not seen.
 func (m *player) news() bool {
 	for q := range m.rings {
-		if r := &m.rings[q]; r.retired != r.tail && r.value() != r.retired {
+		if m.rings[q].news() {
 			return true
 		}
 	}
@@ -132,7 +132,7 @@ func (m *player) news() bool {
 // step does what is due.
 func (m *player) step(now time.Duration) error {
 	for q := range m.rings {
-		if r := &m.rings[q]; r.retired != r.tail {
+		if r := &m.rings[q]; !r.idle() {
 			if err := r.poll(func(op int32) { m.seen(now, op) }); err != nil {
 				return err
 			}

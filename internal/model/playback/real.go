@@ -54,51 +54,26 @@ func Real(ctx context.Context, p *predict.Plan, bus driver.Bus, dev *driver.Devi
 		return times, fmt.Errorf("replay: stretch %d: want 1 to %d", spec.Stretch, MaxStretch)
 	case spec.NativeTrip <= 0 || spec.Trip <= 0:
 		return times, fmt.Errorf("replay: round trips %v and %v: want measured ones", spec.NativeTrip, spec.Trip)
-	case info.Queues < queues || info.Vectors < queues || info.VRAMSize < vramSize:
-		return times, fmt.Errorf("replay: the device has %d queues, %d vectors and %d bytes of memory: want %d, %d and %d",
-			info.Queues, info.Vectors, info.VRAMSize, queues, queues, vramSize)
+	case info.Vectors < queues:
+		return times, fmt.Errorf("replay: the device has %d interrupt vectors: want %d", info.Vectors, queues)
 	}
 	s, err := newScript(p)
 	if err != nil {
 		return times, err
 	}
-	dma, err := dev.AllocDMA(memorySize)
+	g, err := openGPU(dev)
 	if err != nil {
-		return times, fmt.Errorf("replay: %w", err)
+		return times, err
 	}
-	pt := &busPort{dev.Registers(), dma}
-	defer func() { err = errors.Join(err, pt.close()) }()
-	if len(dma.Segments()) != 1 {
-		return times, errors.New("replay: the memory of this bus is not contiguous")
-	}
+	defer func() { err = errors.Join(err, g.close()) }()
 	m := newPlayer(s, timing{
 		stretch: int64(spec.Stretch), launch: spec.NativeTrip * 3 / 2, fence: spec.NativeTrip / 2, trip: spec.NativeTrip,
 		notice: spec.Trip / 2,
-	}, pt, memory{dma.Bytes(), dma.Segments()[0].Addr}, uint64(spec.Request), true)
+	}, g, uint64(spec.Request))
 	if err := runReal(ctx, m, bus, spec.Progress); err != nil {
 		return times, err
 	}
 	return m.result(), nil
-}
-
-// busPort is a device on a bus, as the player sees it.
-type busPort struct {
-	regs driver.Region
-	dma  driver.DMA
-}
-
-func (b *busPort) write32(off uint64, v uint32) { b.regs.Write32(off, v) }
-func (b *busPort) write64(off, v uint64)        { b.regs.Write64(off, v) }
-func (b *busPort) load64(off int) uint64        { return b.dma.Load64(off) }
-
-// close stops the queues. The read behind the writes makes sure that the device
-// touches the memory no more.
-func (b *busPort) close() error {
-	for q := range queues {
-		b.regs.Write32(queueReg(q, reg.QControl), 0)
-	}
-	b.regs.Read32(reg.ID)
-	return b.dma.Free()
 }
 
 // tick is the longest time between looks at the device, which could be lost.
@@ -149,7 +124,7 @@ func runReal(ctx context.Context, m *player, bus driver.Bus, progress func(done,
 // forward passes the interrupts of a queue on until ctx ends.
 func forward(ctx context.Context, bus driver.Bus, q int, kick chan<- struct{}) error {
 	for {
-		if _, err := bus.WaitInterrupt(ctx, q); err != nil {
+		if _, err := bus.WaitInterrupt(ctx, q, time.Hour); err != nil {
 			if ctx.Err() != nil {
 				return nil
 			}

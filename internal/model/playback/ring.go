@@ -1,84 +1,60 @@
 package playback
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
+	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 )
 
-// Host memory that driver and GPU share, as offsets.
-const (
-	ringEntries = 4096
-	ringBytes   = ringEntries * reg.CommandSize
-	fencesAt    = queues * ringBytes // 8 bytes for each queue
-	statusAt    = fencesAt + 4096    // a status block for each queue
-	dataAt      = statusAt + 4096    // what copies read and write
-	memorySize  = dataAt + uploadPiece
-)
+// ringEntries is the length of the GPU's rings.
+const ringEntries = 4096
 
-// flowFence is after how many commands a fence tells how far the GPU is, where
-// none does so anyway.
+// flowFence is the number of commands after which a ring gets a fence of its
+// own, so that the host learns of free entries where the workload has no fences.
 const flowFence = 256
 
-// port is how the player reaches the GPU.
-type port interface {
-	// write32 and write64 post writes of registers.
-	write32(off uint64, v uint32)
-	write64(off, v uint64)
-	// load64 reads host memory that the GPU writes.
-	load64(off int) uint64
+// submitter is a command queue of the GPU: a driver.Stream.
+type submitter interface {
+	Room() int
+	TryPut(c reg.Command) bool
+	TryFence() (driver.Fence, bool)
+	Ring()
+	Reached() driver.Fence
+	Err() error
 }
 
-// memory is the host memory that driver and GPU share.
-type memory struct {
-	bytes []byte // memorySize
-	bus   uint64 // address of the first one for the GPU
-}
+var _ submitter = (*driver.Stream)(nil)
 
-// ring is a command queue with room without end: what the GPU has no place for
-// waits here.
+// ring is a command queue without a limit: commands that the GPU has no room for
+// wait in the backlog.
 type ring struct {
-	port   port
-	memory memory
-	queue  int
-	// Commands are counted since the start: written to the ring, up to the
-	// newest fence, known to be retired, told to the GPU.
-	tail, fenced, retired, told uint64
-	interrupt                   bool // fences interrupt
+	stream   submitter
+	reached  driver.Fence // newest fence that poll has seen
+	unfenced int          // commands put since the newest fence
 
 	backlog []entry
-	fences  []fence // written and not seen
+	fences  []fence // submitted, not reached
 }
 
-// entry is a command that waits for a place, with the operation of a fence.
+// entry is a command that waits for room: a fence, if fence is set.
 type entry struct {
 	command reg.Command
-	op      int32
+	fence   bool
+	op      int32 // that the fence completes, or none
 }
 
-// fence says what the host learns when it sees a value.
+// fence says which operation is complete when the GPU reaches a fence.
 type fence struct {
-	value uint64
-	op    int32 // None: of flow control
+	value driver.Fence
+	op    int32 // none: the fence is for flow control
 }
 
-func queueReg(q int, off uint64) uint64 { return reg.Queue + uint64(q)*reg.QueueStride + off }
+func (r *ring) put(c reg.Command) { r.backlog = append(r.backlog, entry{command: c, op: none}) }
 
-// start programs the queue.
-func (r *ring) start() {
-	r.port.write32(queueReg(r.queue, reg.QControl), 0)
-	r.port.write64(queueReg(r.queue, reg.QRingBase), r.memory.bus+uint64(r.queue*ringBytes))
-	r.port.write32(queueReg(r.queue, reg.QRingSize), ringEntries)
-	r.port.write64(queueReg(r.queue, reg.QStatusAddr), r.memory.bus+statusAt+uint64(r.queue)*reg.StatusBlockSize)
-	r.port.write32(queueReg(r.queue, reg.QControl), reg.QControlEnable)
-}
-
-func (r *ring) put(c reg.Command) { r.backlog = append(r.backlog, entry{c, none}) }
-
-func (r *ring) putFence(op int32) {
-	r.backlog = append(r.backlog, entry{reg.Command{Op: reg.OpFence}, op})
-}
+func (r *ring) putFence(op int32) { r.backlog = append(r.backlog, entry{fence: true, op: op}) }
 
 // delay holds the queue.
 func (r *ring) delay(d time.Duration) {
@@ -96,73 +72,96 @@ func (r *ring) delaySince(d time.Duration) {
 	r.delay(d - reg.MaxDelay)
 }
 
-// flush moves what there is room for to the ring and tells the GPU.
+// flush moves commands to the GPU's ring while there is room and tells the GPU.
 func (r *ring) flush() {
+	if len(r.backlog) == 0 {
+		return
+	}
 	n := 0
-	for ; n < len(r.backlog); n++ {
+	for room := r.stream.Room(); n < len(r.backlog) && room >= 2; n++ {
 		e := &r.backlog[n]
-		if r.tail-r.retired > ringEntries-2 {
-			break
-		}
 		// A fence must not come between a command and a delay that counts from it.
 		since := e.command.Op == reg.OpDelay && e.command.Flags&reg.DelaySince != 0
-		if r.tail-r.fenced >= flowFence && !since {
+		if r.unfenced >= flowFence && !since {
 			r.writeFence(none)
+			room--
 		}
-		if e.command.Op == reg.OpFence && e.op != none {
+		if e.fence {
 			r.writeFence(e.op)
-			continue
+		} else {
+			r.stream.TryPut(e.command)
+			r.unfenced++
 		}
-		r.write(e.command)
+		room--
 	}
 	r.backlog = append(r.backlog[:0], r.backlog[n:]...)
-	if r.told != r.tail {
-		r.told = r.tail
-		r.port.write32(queueReg(r.queue, reg.QDoorbell), uint32(r.tail))
-	}
-}
-
-func (r *ring) write(c reg.Command) {
-	at := r.queue*ringBytes + int(r.tail%ringEntries)*reg.CommandSize
-	c.ID = uint32(r.tail)
-	c.Append(r.memory.bytes[at:at])
-	r.tail++
+	r.stream.Ring()
 }
 
 func (r *ring) writeFence(op int32) {
-	value := r.tail + 1
-	c := reg.Fence(0, r.memory.bus+fencesAt+uint64(8*r.queue), value)
-	if r.interrupt {
-		c = c.WithInterrupt(uint16(r.queue))
-	}
-	r.write(c)
-	r.fenced = r.tail
+	value, _ := r.stream.TryFence() // flush has checked that there is room
 	r.fences = append(r.fences, fence{value, op})
+	r.unfenced = 0
 }
 
-// writeFenceAfterBacklog flushes and ends with a fence of no operation.
-func (r *ring) writeFenceAfterBacklog() {
-	r.flush()
-	r.writeFence(none)
-	r.flush()
-}
+// idle reports whether the GPU has reached the end of the ring.
+func (r *ring) idle() bool { return len(r.fences) == 0 && r.unfenced == 0 }
 
-// value is the newest fence that the GPU has written.
-func (r *ring) value() uint64 { return r.port.load64(fencesAt + 8*r.queue) }
+// news reports whether the GPU has reached a fence that poll has not seen.
+func (r *ring) news() bool { return len(r.fences) > 0 && r.stream.Reached() != r.reached }
 
-// poll notes the newest fence and calls seen for the operations that it tells of.
+// poll looks for the newest fence and calls seen for the operations that are
+// complete by it.
 func (r *ring) poll(seen func(op int32)) error {
-	r.retired = r.value()
+	r.reached = r.stream.Reached()
 	n := 0
-	for ; n < len(r.fences) && r.fences[n].value <= r.retired; n++ {
+	for ; n < len(r.fences) && r.fences[n].value <= r.reached; n++ {
 		if op := r.fences[n].op; op != none {
 			seen(op)
 		}
 	}
 	r.fences = append(r.fences[:0], r.fences[n:]...)
-	at := statusAt + r.queue*reg.StatusBlockSize
-	if word := r.port.load64(at); reg.QueueState(uint32(word)) == reg.QueueHalted {
-		return fmt.Errorf("replay: queue %d halted: %v", r.queue, reg.Error(word>>32))
+	if err := r.stream.Err(); err != nil {
+		return fmt.Errorf("replay: %w", err)
 	}
 	return nil
+}
+
+// gpu is a device that is used for one replay: its queues and the host memory
+// that copies use.
+type gpu struct {
+	streams [queues]*driver.Stream
+	data    driver.DMA // uploadPiece bytes, contiguous for the device
+}
+
+// openGPU takes queues and memory of a device.
+func openGPU(dev *driver.Device) (g *gpu, err error) {
+	if info := dev.Info(); info.Queues < queues || info.VRAMSize < vramSize {
+		return nil, fmt.Errorf("replay: the device has %d queues and %d bytes of memory: want %d and %d",
+			info.Queues, info.VRAMSize, queues, vramSize)
+	}
+	g = &gpu{}
+	if g.data, err = dev.AllocDMA(uploadPiece); err != nil {
+		return nil, fmt.Errorf("replay: %w", err)
+	}
+	if len(g.data.Segments()) != 1 {
+		return nil, errors.Join(errors.New("replay: the memory of this bus is not contiguous"), g.close())
+	}
+	for q := range g.streams {
+		if g.streams[q], err = dev.NewStreamSize(ringEntries); err != nil {
+			return nil, errors.Join(fmt.Errorf("replay: %w", err), g.close())
+		}
+	}
+	return g, nil
+}
+
+// close stops the queues and gives the memory back.
+func (g *gpu) close() error {
+	var errs []error
+	for _, s := range g.streams {
+		if s != nil {
+			errs = append(errs, s.Close())
+		}
+	}
+	return errors.Join(append(errs, g.data.Free())...)
 }

@@ -1,40 +1,44 @@
 package playback
 
 import (
-	"encoding/binary"
+	"errors"
 	"testing"
 	"time"
 
+	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 )
 
-// deaf is a port that notes doorbells; its memory is the test's.
-type deaf struct {
-	mem   []byte
-	rings []uint32
+// stub is a submitter whose GPU is the test.
+type stub struct {
+	commands []reg.Command // by number; a fence has its value as Arg1
+	rung     int           // commands announced
+	reached  driver.Fence
+	err      error
 }
 
-func (d *deaf) write32(off uint64, v uint32) {
-	if off == queueReg(0, reg.QDoorbell) {
-		d.rings = append(d.rings, v)
+func (s *stub) Room() int { return ringEntries - (len(s.commands) - int(s.reached)) }
+
+func (s *stub) TryPut(c reg.Command) bool {
+	if s.Room() == 0 {
+		return false
 	}
-}
-func (d *deaf) write64(uint64, uint64) {}
-func (d *deaf) load64(off int) uint64  { return binary.LittleEndian.Uint64(d.mem[off:]) }
-
-func newRing() (*ring, *deaf) {
-	d := &deaf{mem: make([]byte, memorySize)}
-	return &ring{port: d, memory: memory{d.mem, 1 << 20}}, d
+	s.commands = append(s.commands, c)
+	return true
 }
 
-// at reads command i of the ring.
-func (d *deaf) at(t *testing.T, i int) reg.Command {
-	t.Helper()
-	c, _, err := reg.ParseCommand(d.mem[i%ringEntries*reg.CommandSize:])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+func (s *stub) TryFence() (driver.Fence, bool) {
+	f := driver.Fence(len(s.commands) + 1)
+	return f, s.TryPut(reg.Fence(0, 0, uint64(f)))
+}
+
+func (s *stub) Ring()                 { s.rung = len(s.commands) }
+func (s *stub) Reached() driver.Fence { return s.reached }
+func (s *stub) Err() error            { return s.err }
+
+func newRing() (*ring, *stub) {
+	s := &stub{}
+	return &ring{stream: s}, s
 }
 
 func TestDelaysAreCut(t *testing.T) {
@@ -80,42 +84,36 @@ func TestRingFillsAndGoesOn(t *testing.T) {
 	r.putFence(42)
 	var seen []int32
 	copies := 0
-	for at := uint64(0); len(r.backlog) > 0 || r.retired != r.tail; {
+	for at := 0; len(r.backlog) > 0 || !r.idle(); {
 		r.flush()
-		if r.tail-r.retired > ringEntries {
-			t.Fatalf("%d commands in a ring of %d", r.tail-r.retired, ringEntries)
+		if n := d.Room(); n < 0 {
+			t.Fatalf("%d commands more than the ring has room for", -n)
 		}
-		fenced := at
-		for ; at < r.tail; at++ {
-			switch c := d.at(t, int(at)); c.Op {
+		for ; at < len(d.commands); at++ {
+			switch c := d.commands[at]; c.Op {
 			case reg.OpCopy:
 				copies++
-				if next := d.at(t, int(at+1)); at+1 < r.tail && next.Flags&reg.DelaySince == 0 {
-					t.Fatalf("command %d behind a copy is %+v", at+1, next)
+				if at+1 < len(d.commands) && d.commands[at+1].Flags&reg.DelaySince == 0 {
+					t.Fatalf("command %d behind a copy is %+v", at+1, d.commands[at+1])
 				}
 			case reg.OpFence:
-				fenced = at + 1
-				if c.Arg1 != fenced {
-					t.Fatalf("fence %d has the value %d", at, c.Arg1)
-				}
+				d.reached = driver.Fence(c.Arg1)
 			}
 		}
-		binary.LittleEndian.PutUint64(d.mem[fencesAt:], fenced)
 		if err := r.poll(func(op int32) { seen = append(seen, op) }); err != nil {
 			t.Fatal(err)
 		}
-		at = r.tail
 	}
-	if copies != pairs || len(seen) != 1 || seen[0] != 42 || d.rings[len(d.rings)-1] != uint32(r.tail) {
-		t.Errorf("%d copies, saw %v, doorbells %v", copies, seen, d.rings)
+	if copies != pairs || len(seen) != 1 || seen[0] != 42 || d.rung != len(d.commands) {
+		t.Errorf("%d copies, saw %v, %d of %d commands announced", copies, seen, d.rung, len(d.commands))
 	}
 }
 
 func TestHaltedQueueIsAnError(t *testing.T) {
-	r, d := newRing()
-	reg.StatusBlock{State: reg.QueueHalted, Error: reg.ErrRange}.Append(d.mem[statusAt:statusAt])
-	if err := r.poll(func(int32) {}); err == nil {
-		t.Error("no error")
+	r, s := newRing()
+	s.err = &driver.QueueError{Code: reg.ErrRange}
+	if err := r.poll(func(int32) {}); !errors.Is(err, s.err) {
+		t.Errorf("error %v, want %v", err, s.err)
 	}
 }
 

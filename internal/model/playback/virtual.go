@@ -2,12 +2,12 @@ package playback
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
 
-	"github.com/dxpu-project/dxpu/device/gpu"
+	device "github.com/dxpu-project/dxpu/device/gpu"
+	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 	"github.com/dxpu-project/dxpu/internal/model/predict"
 	"github.com/dxpu-project/dxpu/internal/sim"
@@ -35,14 +35,14 @@ func Virtual(ctx context.Context, p *predict.Plan, spec Spec) (predict.Times, er
 	if err != nil {
 		return predict.Times{}, err
 	}
-	v, err := newWorld(spec)
+	v, err := newWorld(ctx, spec)
 	if err != nil {
 		return predict.Times{}, err
 	}
 	// Upwards everything takes the host's own time, downwards nothing: see
 	// sim.Spec.RootLatency.
 	t := timing{stretch: 1, launch: spec.NativeRTT, fence: spec.NativeRTT, trip: spec.NativeRTT, notice: spec.RTT - (spec.RTT-spec.NativeRTT)/2}
-	m := newPlayer(s, t, v, memory{v.world.Memory, sim.MemoryBase}, uint64(spec.Requester.MRRS), false)
+	m := newPlayer(s, t, v.gpu, uint64(spec.Requester.MRRS))
 	if err := v.warmUp(m, int(spec.Requester.Window())); err != nil {
 		return predict.Times{}, err
 	}
@@ -56,49 +56,40 @@ func Virtual(ctx context.Context, p *predict.Plan, spec Spec) (predict.Times, er
 // world is a simulated host with a GPU.
 type world struct {
 	world *sim.World
-	regs  uint64 // bus address of BAR 0
+	gpu   *gpu
 }
 
-func newWorld(spec Spec) (*world, error) {
+// hostMemory is what a replay needs on the host: rings with their status pages,
+// and the data of copies.
+const hostMemory = queues*(ringEntries*reg.CommandSize+4096) + uploadPiece
+
+func newWorld(ctx context.Context, spec Spec) (*world, error) {
 	delay := (spec.RTT - spec.NativeRTT) / 2
 	w, err := sim.New(sim.Spec{
-		GPU:            gpu.Spec{Tags: spec.Requester.Tags, MaxReadRequest: spec.Requester.MRRS, VRAM: vramSize},
+		GPU:            device.Spec{Tags: spec.Requester.Tags, MaxReadRequest: spec.Requester.MRRS, VRAM: vramSize},
 		Paths:          []sim.Path{{Delay: delay}},
 		RootLatency:    spec.RTT - 2*delay,
 		Link:           link.Config{Cipher: link.CipherNone}, // it would cost only processor time, which is none
-		Memory:         memorySize,
+		Memory:         hostMemory,
 		MaxReadRequest: spec.Requester.MRRS,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("replay: %w", err)
 	}
-	f, err := w.Enumerate()
+	dev, err := w.OpenGPU(ctx, driver.Options{Polling: true})
 	if err != nil {
 		return nil, fmt.Errorf("replay: %w", err)
 	}
-	bar, ok := f.BAR(reg.BARRegisters)
-	if !ok {
-		return nil, errors.New("replay: the device has no registers")
-	}
-	return &world{w, bar.Range.Base}, nil
+	g, err := openGPU(dev)
+	return &world{w, g}, err
 }
-
-func (v *world) write32(off uint64, value uint32) {
-	v.world.Write(v.regs+off, binary.LittleEndian.AppendUint32(nil, value))
-}
-
-func (v *world) write64(off, value uint64) {
-	v.world.Write(v.regs+off, binary.LittleEndian.AppendUint64(nil, value))
-}
-
-func (v *world) load64(off int) uint64 { return binary.LittleEndian.Uint64(v.world.Memory[off:]) }
 
 // warmUp opens the congestion window as far as copies need it.
 func (v *world) warmUp(m *player, window int) error {
 	r := &m.rings[0]
-	r.put(reg.CopyToVRAM(0, 0, r.memory.bus+dataAt, uint64(min(4*window, uploadPiece))))
-	r.writeFenceAfterBacklog()
-	for r.retired != r.tail {
+	r.put(reg.CopyToVRAM(0, 0, m.data, uint64(min(4*window, uploadPiece))))
+	r.putFence(none)
+	for r.flush(); !r.idle(); {
 		if err := v.world.RunUntil(v.world.Now()+patience, m.news); err != nil {
 			return fmt.Errorf("replay: warm up: %w", err)
 		}

@@ -152,7 +152,7 @@ func TestOpenRefuses(t *testing.T) {
 	if _, err := bus.AllocDMA(1); !errors.Is(err, driver.ErrClosed) {
 		t.Errorf("closed host: %v", err)
 	}
-	if _, err := bus.WaitInterrupt(t.Context(), 0); err == nil {
+	if _, err := bus.WaitInterrupt(t.Context(), 0, time.Minute); err == nil {
 		t.Error("closed host waits for interrupts")
 	}
 	if err := bus.Close(); err != nil {

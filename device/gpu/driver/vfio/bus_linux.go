@@ -76,6 +76,7 @@ type access interface {
 
 // Bus is a PCI function that this process drives: a gpudrv.Bus.
 type Bus struct {
+	driver.RealTime
 	info   Function
 	mode   Mode
 	access access
@@ -236,7 +237,7 @@ func (b *Bus) EnableMSIX(n int) error {
 }
 
 // WaitInterrupt implements gpudrv.Bus.
-func (b *Bus) WaitInterrupt(ctx context.Context, vector int) (uint64, error) {
+func (b *Bus) WaitInterrupt(ctx context.Context, vector int, timeout time.Duration) (uint64, error) {
 	b.mu.Lock()
 	err := b.usableLocked()
 	if err == nil && (vector < 0 || vector >= len(b.vectors)) {
@@ -248,7 +249,7 @@ func (b *Bus) WaitInterrupt(ctx context.Context, vector int) (uint64, error) {
 	}
 	f := b.vectors[vector]
 	b.mu.Unlock()
-	n, err := readEvent(ctx, f)
+	n, err := readEvent(ctx, f, timeout)
 	if errors.Is(err, os.ErrClosed) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -257,8 +258,9 @@ func (b *Bus) WaitInterrupt(ctx context.Context, vector int) (uint64, error) {
 	return n, err
 }
 
-// readEvent reads an event descriptor until ctx ends.
-func readEvent(ctx context.Context, f *os.File) (uint64, error) {
+// readEvent reads an event descriptor. It returns 0 after the timeout.
+func readEvent(ctx context.Context, f *os.File, timeout time.Duration) (uint64, error) {
+	_ = f.SetReadDeadline(time.Now().Add(timeout)) // closed meanwhile: the read ends as well
 	ended := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		_ = f.SetReadDeadline(time.Unix(1, 0)) // closed meanwhile: the read ends as well
@@ -267,14 +269,13 @@ func readEvent(ctx context.Context, f *os.File) (uint64, error) {
 	var count [8]byte
 	_, err := f.Read(count[:])
 	if !stop() {
-		<-ended // else it could set the deadline after the next line
-		_ = f.SetReadDeadline(time.Time{})
+		<-ended // else it could set the deadline of the next read
 	}
 	switch {
 	case err == nil:
 		return binary.NativeEndian.Uint64(count[:]), nil
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return 0, context.Cause(ctx)
+		return 0, context.Cause(ctx) // nil after the timeout
 	}
 	return 0, err
 }

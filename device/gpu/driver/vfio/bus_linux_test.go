@@ -140,23 +140,23 @@ func TestEvents(t *testing.T) {
 	}
 	signal(2)
 	signal(1)
-	if n, err := readEvent(t.Context(), f); n != 3 || err != nil {
+	if n, err := readEvent(t.Context(), f, time.Minute); n != 3 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
 	why := errors.New("enough")
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Millisecond, why)
 	defer cancel()
-	if _, err := readEvent(ctx, f); !errors.Is(err, why) {
+	if _, err := readEvent(ctx, f, time.Minute); !errors.Is(err, why) {
 		t.Errorf("nothing comes: %v", err)
 	}
 	signal(1)
-	if n, err := readEvent(t.Context(), f); n != 1 || err != nil {
+	if n, err := readEvent(t.Context(), f, time.Minute); n != 1 || err != nil {
 		t.Errorf("after a wait that was given up: %d, %v", n, err)
 	}
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := readEvent(t.Context(), f); !errors.Is(err, os.ErrClosed) {
+	if _, err := readEvent(t.Context(), f, time.Minute); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("closed: %v", err)
 	}
 }
@@ -211,7 +211,7 @@ func TestUnplugReleasesTheDevice(t *testing.T) {
 	}
 	waited := make(chan error)
 	go func() {
-		_, err := b.WaitInterrupt(context.Background(), 0)
+		_, err := b.WaitInterrupt(context.Background(), 0, time.Minute)
 		waited <- err
 	}()
 	if _, err := a.req.Write(binary.NativeEndian.AppendUint64(nil, 1)); err != nil {
@@ -246,7 +246,7 @@ func TestCloseEndsWaits(t *testing.T) {
 	}
 	waited := make(chan error)
 	go func() {
-		_, err := b.WaitInterrupt(context.Background(), 0)
+		_, err := b.WaitInterrupt(context.Background(), 0, time.Minute)
 		waited <- err
 	}()
 	if err := b.Close(); err != nil {

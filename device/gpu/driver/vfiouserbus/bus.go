@@ -50,6 +50,7 @@ type Options struct {
 
 // Bus implements gpudrv.Bus.
 type Bus struct {
+	driver.RealTime
 	opts   Options
 	client *vfiouser.Client
 	bars   [pcie.MaxBARs]region
@@ -275,7 +276,7 @@ func (b *Bus) dma(_ *vfiouser.Client, r *vfiouser.DMARequest) {
 }
 
 // WaitInterrupt implements gpudrv.Bus.
-func (b *Bus) WaitInterrupt(ctx context.Context, i int) (uint64, error) {
+func (b *Bus) WaitInterrupt(ctx context.Context, i int, timeout time.Duration) (uint64, error) {
 	b.mu.Lock()
 	if i < 0 || i >= len(b.vectors) {
 		b.mu.Unlock()
@@ -283,6 +284,8 @@ func (b *Bus) WaitInterrupt(ctx context.Context, i int) (uint64, error) {
 	}
 	v := &b.vectors[i]
 	b.mu.Unlock()
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
 	for {
 		b.mu.Lock()
 		n := v.count
@@ -295,8 +298,10 @@ func (b *Bus) WaitInterrupt(ctx context.Context, i int) (uint64, error) {
 		case <-v.signal:
 		case <-b.lost:
 			return 0, b.why()
+		case <-timer.C:
+			return 0, nil
 		case <-ctx.Done():
-			return 0, ctx.Err()
+			return 0, context.Cause(ctx)
 		}
 	}
 }
