@@ -18,11 +18,11 @@ import (
 func newModelCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "model",
-		Short: "Say what disaggregation costs a workload, before anything is moved",
-		Long: `Say what disaggregation costs a workload, before anything is moved.
+		Short: "Predict what disaggregation costs a workload",
+		Long: `Predict what disaggregation costs a workload before moving it.
 
-The model is that of section 3.4 of the DxPU paper, and a replay of recorded
-runs that goes past it. docs/model.md has the equations and what was fitted.`,
+The commands use the model of section 3.4 of the DxPU paper and a replay of
+recorded runs. docs/model.md has the equations and the fitted constants.`,
 	}
 	cmd.AddCommand(newModelThroughputCommand(), newModelExplainCommand(), newModelPredictCommand(), newModelPaperCommand(), newModelRunCommand(), newModelCallsCommand())
 	return cmd
@@ -54,7 +54,7 @@ func (p *pathFlags) register(cmd *cobra.Command) {
 	p.path.NativeRTT, p.path.RTT = perf.NativeRTT, paper.RTTLong
 	f := cmd.Flags()
 	f.Var(rttFlag{&p.path.RTT}, "rtt", "round trip of a PCIe memory read with disaggregation")
-	f.Var(rttFlag{&p.path.NativeRTT}, "native-rtt", "round trip without")
+	f.Var(rttFlag{&p.path.NativeRTT}, "native-rtt", "round trip without disaggregation")
 	f.IntVar(&p.path.Requester.Tags, "tags", perf.V100.Tags, "requests that the GPU keeps in flight")
 	f.IntVar(&p.mrrs, "mrrs", int(perf.V100.MRRS), "Max_Read_Request_Size in bytes")
 	f.IntVar(&p.gen, "gen", int(pcie.Gen3), "PCIe generation, 3 to 6")
@@ -69,8 +69,7 @@ func (p *pathFlags) get() (perf.Path, error) {
 	return p.path, p.path.Validate()
 }
 
-// clamp keeps a number within 0 and top, so that it cannot wrap into one that
-// is valid.
+// clamp limits v to 0..top, so that a conversion cannot wrap it into a valid value.
 func clamp(v, top int) int { return min(max(v, 0), top) }
 
 func printJSON(w io.Writer, v any) error {
@@ -86,16 +85,16 @@ func newModelThroughputCommand() *cobra.Command {
 	var gpus, proxies int
 	cmd := &cobra.Command{
 		Use:   "throughput",
-		Short: "Print how fast copies run over a round trip (Equation 1)",
-		Long: `Print how fast copies run over a round trip.
+		Short: "Print the rate of copies over a round trip (Equation 1)",
+		Long: `Print the rate of copies over a round trip.
 
-Copies to the device are reads by the GPU: it keeps --tags requests of --mrrs
-bytes in flight, so Equation 1 bounds them: tags x MRRS / RTT. Copies to the
-host, and copies to the device that the host writes itself, are posted: only
+Copies to the device are reads by the GPU. It keeps --tags requests of --mrrs
+bytes in flight, so Equation 1 bounds their rate: tags x MRRS / RTT. Copies to
+the host, and copies to the device that the host writes itself, are posted: only
 the link bounds them.
 
---gpus adds what several GPUs get together behind --proxies proxies of the
-paper's capacity, and what they get from each other.`,
+--gpus adds the total rate of several GPUs behind --proxies proxies of the
+paper's capacity, and the rates between two GPUs.`,
 		Example: `  dxpu model throughput --tags 140 --mrrs 128 --rtt 6.8us
   dxpu model throughput --gen 5 --tags 768 --mrrs 512 --rtt 4us --json`,
 		Args: cobra.NoArgs,
@@ -164,15 +163,15 @@ func printThroughput(out io.Writer, p perf.Path, r throughputJSON) error {
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	fmt.Fprintf(w, "Equation 1\t%v\t%d tags x %d bytes / %v\n", perf.BytesPerSecond(r.Equation1), p.Requester.Tags, p.Requester.MRRS, p.RTT)
 	fmt.Fprintf(w, "host to device, DMA read\t%v\tnative %v at %v\n", perf.BytesPerSecond(r.HtoD), perf.BytesPerSecond(r.HtoDNative), p.NativeRTT)
-	fmt.Fprintf(w, "host to device, posted write\t%v\twhat the link lets through\n", perf.BytesPerSecond(r.HtoDPosted))
-	fmt.Fprintf(w, "device to host, DMA write\t%v\tposted: the round trip does not matter\n", perf.BytesPerSecond(r.DtoH))
+	fmt.Fprintf(w, "host to device, posted write\t%v\tbound by the link\n", perf.BytesPerSecond(r.HtoDPosted))
+	fmt.Fprintf(w, "device to host, DMA write\t%v\tposted: independent of the round trip\n", perf.BytesPerSecond(r.DtoH))
 	fmt.Fprintf(w, "link\t%v\tPCIe %d x%d, Max_Payload_Size %d\n", perf.BytesPerSecond(r.Link), p.Link.Gen, p.Link.Lanes, p.Link.MPS)
 	fmt.Fprintf(w, "tags to fill the link\t%d\tthe generation has %d\n", r.TagsToFill, r.TagsPossible)
 	if r.GPUs > 1 {
 		fmt.Fprintf(w, "%d GPUs, %d proxies, to the GPUs\t%v\ta proxy carries %v\n", r.GPUs, r.Proxies, perf.BytesPerSecond(r.AllToGPUs), perf.PaperProxy.HostToGPU)
 		fmt.Fprintf(w, "%d GPUs, %d proxies, to the host\t%v\ta proxy carries %v\n", r.GPUs, r.Proxies, perf.BytesPerSecond(r.AllToHost), perf.PaperProxy.GPUToHost)
 		fmt.Fprintf(w, "proxies for all at full rate\t%d\t\n", r.ProxiesFull)
-		fmt.Fprintf(w, "GPU to GPU, posted, NVLink\t%v\tdoes not touch a proxy\n", perf.BytesPerSecond(r.PeerNVLink))
+		fmt.Fprintf(w, "GPU to GPU, posted, NVLink\t%v\tbypasses the proxies\n", perf.BytesPerSecond(r.PeerNVLink))
 		fmt.Fprintf(w, "GPU to GPU, posted, one proxy\t%v\t\n", perf.BytesPerSecond(r.PeerSame))
 		fmt.Fprintf(w, "GPU to GPU, posted, two proxies\t%v\t%.0f %% (Figure 7)\n", perf.BytesPerSecond(r.PeerAcross), 100*perf.AcrossProxies)
 	}
@@ -184,8 +183,8 @@ func newModelExplainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain",
 		Short: "Explain the model with the numbers of a round trip",
-		Long: `Explain the model with the numbers of a round trip: what each kind of operation
-pays, by the paper's model and by the one fitted to its hardware.`,
+		Long: `Explain the model with the numbers of a round trip: the added cost of each kind of
+operation, by the paper's model and by the one fitted to its hardware.`,
 		Example: `  dxpu model explain --rtt 6.8us`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -205,13 +204,13 @@ func explain(out io.Writer, p perf.Path) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, `A GPU behind proxies answers a PCIe memory read after %v instead of %v: dRTT = %v.
 
-Reads wait for completions, so the added time costs twice: every read is later by
-dRTT (term 1), and large reads run out of tags (term 2): %d tags x %d bytes = %v
-in flight per round trip are %v, where %v were possible before. Copies up to
-%v pay term 1, larger ones term 2. Writes are posted: they are later by half
-of dRTT and as fast as before.
+Reads wait for completions, so the added time has two effects. Every read is
+later by dRTT (term 1). Large reads run out of tags (term 2): %d tags x %d bytes
+= %v in flight per round trip give %v instead of %v. Copies up to %v pay
+term 1, larger ones term 2. Writes are posted: they are later by half of dRTT and
+keep their rate.
 
-What one operation takes longer:
+Time added to one operation:
 `, p.RTT, p.NativeRTT, d, p.Requester.Tags, p.Requester.MRRS, p.Requester.Window(),
 		p.Throughput(perf.HtoDByRead), p.NativeThroughput(perf.HtoDByRead), p.Requester.Window())
 	hw, sw := paper.HardwareCosts(), perf.PaperCosts()
@@ -236,10 +235,9 @@ What one operation takes longer:
 		return err
 	}
 	fmt.Fprintf(&b, `
-So kernels of 10us and of 100us that follow each other without a gap run at
-%.0f %% and %.0f %% of native. Where the GPU waits for the host anyway, the added
-time disappears into the gap: "dxpu model predict TRACE" replays a recorded run
-to find out which.
+So kernels of 10us and of 100us without gaps between them run at %.0f %% and
+%.0f %% of native. If the GPU waits for the host anyway, the gap absorbs the added
+time: "dxpu model predict TRACE" replays a recorded run to measure this.
 
 Between two GPUs, posted: %v over NVLink, %v under one proxy, %v across two.
 
@@ -252,7 +250,8 @@ Fitted: %s.
 
 func round2(d time.Duration) time.Duration { return d.Round(10 * time.Nanosecond) }
 
-// shareLeft is the performance in per cent of back-to-back kernels of us microseconds.
+// shareLeft returns the performance in per cent of back-to-back kernels of us
+// microseconds.
 func shareLeft(t perf.Term, delta time.Duration, us float64) float64 {
 	return 100 * us / (us + float64(t.At(delta))/float64(time.Microsecond))
 }

@@ -15,14 +15,14 @@ func newModelPaperCommand() *cobra.Command {
 	var asJSON, notes bool
 	cmd := &cobra.Command{
 		Use:   "paper",
-		Short: "Hold the model against every figure of the paper",
-		Long: `Hold the model against every figure of the paper that it can be asked for.
+		Short: "Compare the model with every figure of the paper",
+		Long: `Compare the model with every figure of the paper that it can compute.
 
-Each row says what the figure is to the model: input (taken as given), fitted (a
-constant was chosen to meet it and others), checked (the model was not told),
-bound (the model can only say what cannot be exceeded), or that the paper does
-not give enough input; such rows are never filled in. Deviations are in points
-for percentages and in per cent of the paper's figure for other units.`,
+Each row gives the role of the figure: input (the model uses it), fitted (a
+constant was chosen to meet it and others), checked (the model does not know it),
+bound (the model gives only an upper bound), or that the paper does not give
+enough input; such rows have no model value. Deviations are in points for
+percentages and in per cent of the paper's figure for other units.`,
 		Example: `  dxpu model paper --json`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -36,7 +36,7 @@ for percentages and in per cent of the paper's figure for other units.`,
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().BoolVar(&notes, "notes", true, "print how each answer came about")
+	cmd.Flags().BoolVar(&notes, "notes", true, "print how each value was obtained")
 	return cmd
 }
 
@@ -46,8 +46,8 @@ func printPaper(out io.Writer, notes bool) error {
   %.2f  of the paper's software model: Figure 4 at 8 us and 19 us (fits the slope too)
   %.2f  of its hardware, synthetic input: Table 9, training, XLA off, batch 32 and 128
   %.2f  of its hardware, real input: the same rows of ImageNet
-Table 4 does not say which input it used: its 89.56 %% agrees with Table 9's 89.4 %%
-for ImageNet and not with 92.7 %% for synthetic input, so it is checked with the third.
+Table 4 does not name its input: its 89.56 %% agrees with Table 9's 89.4 %%
+for ImageNet and not with 92.7 %% for synthetic input, so the third part is checked with it.
 
 `, f.Slope, f.Model, f.Synthetic, f.Real)
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)

@@ -21,7 +21,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/model/predict"
 )
 
-// Colours that people with any common colour blindness tell apart (Okabe and Ito).
+// Colours of Okabe and Ito, which are distinct for the common kinds of colour blindness.
 var (
 	blue   = color.RGBA{0x00, 0x72, 0xb2, 0xff}
 	orange = color.RGBA{0xd5, 0x5e, 0x00, 0xff}
@@ -30,12 +30,12 @@ var (
 
 func us(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
-// plotSweep draws both curves in characters. The terminal's columns are evenly
-// spaced in time, the sweep's points are not, so curves are interpolated.
+// plotSweep draws both curves in characters. It interpolates the curves, because the
+// columns are evenly spaced in time and the points of the sweep are not.
 func plotSweep(rs []predict.Result, colours bool) string {
 	const columns, lines = 60, 15
 	if len(rs) < 2 || rs[len(rs)-1].RTT <= rs[0].RTT {
-		return "a plot needs a sweep of two or more rising round trips"
+		return "a plot needs a sweep of two or more ascending round trips"
 	}
 	from, to := us(rs[0].RTT), us(rs[len(rs)-1].RTT)
 	replay, additive := make([]float64, columns), make([]float64, columns)
@@ -61,7 +61,7 @@ func plotSweep(rs []predict.Result, colours bool) string {
 	return asciigraph.PlotMany([][]float64{additive, replay}, options...) + legend
 }
 
-// isTerminal reports whether w is a character device, which shows colours.
+// isTerminal reports whether w is a character device.
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {
@@ -71,7 +71,7 @@ func isTerminal(w io.Writer) bool {
 	return err == nil && st.Mode()&os.ModeCharDevice != 0
 }
 
-// interpolate reads a curve between its points.
+// interpolate returns the value of a curve between its points.
 func interpolate(rs []predict.Result, x float64, f func(*predict.Result) float64) float64 {
 	for i := 1; i < len(rs); i++ {
 		a, b := us(rs[i-1].RTT), us(rs[i].RTT)
@@ -83,7 +83,7 @@ func interpolate(rs []predict.Result, x float64, f func(*predict.Result) float64
 	return f(&rs[len(rs)-1])
 }
 
-// writeSweepSVG draws performance against round trip, as Figure 4.
+// writeSweepSVG draws performance against round trip, like Figure 4.
 func writeSweepSVG(file string, a *analysis) error {
 	p := newPlot("Performance over the round trip: "+filepath.Base(a.file), "round trip of a PCIe memory read (us)", "performance (% of native)")
 	p.Y.Max = 100
@@ -111,7 +111,7 @@ func writeSweepSVG(file string, a *analysis) error {
 	return save(p, file)
 }
 
-// writeCDFSVG draws the distributions of kernel duration, as Figures 5 and 6.
+// writeCDFSVG draws the distributions of kernel duration, like Figures 5 and 6.
 func writeCDFSVG(file string, a *analysis) error {
 	p := newPlot("Kernel durations: "+filepath.Base(a.file), "kernel duration (us)", "share of kernels (%)")
 	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
@@ -167,12 +167,12 @@ func newPlot(title, x, y string) *plot.Plot {
 	return p
 }
 
-// save writes the plot with a margin: labels of the last ticks stand out of
-// the plot's own area, and viewers without its font draw text wider.
+// save writes the plot with a margin: the labels of the last ticks extend beyond the
+// plot's area, and viewers without its font draw wider text.
 func save(p *plot.Plot, file string) error {
 	const margin = 16
 	if filepath.Ext(file) != ".svg" {
-		return fmt.Errorf("plot: %s: want a name that ends with .svg", file)
+		return fmt.Errorf("plot: %s: want a name that ends in .svg", file)
 	}
 	c := vgsvg.New(7*vg.Inch, 4.5*vg.Inch)
 	page := draw.New(c)

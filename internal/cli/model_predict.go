@@ -39,22 +39,24 @@ func newModelPredictCommand() *cobra.Command {
 		Long: `Predict a recorded workload's performance over a longer round trip.
 
 TRACE is Chrome JSON of the PyTorch profiler (.json or .json.gz, of any version)
-or a sqlite export of Nsight Systems. The run is rebuilt, calls on host threads
-and operations on streams, and replayed with what each operation takes longer:
-idle gaps absorb latency, synchronisations expose it. The paper's additive
-estimate stands beside it.
+or a sqlite export of Nsight Systems. The command reconstructs the run from calls
+on host threads and operations on streams, and replays it with the added cost of
+each operation: idle gaps absorb latency, synchronisations expose it. It prints
+the paper's additive estimate for comparison.
 
---costs says what an operation takes longer: "hardware" is fitted to the paper's
-measurements, "paper" is its model, one added round trip per kernel, as the
+--costs selects the added costs: "hardware" is fitted to the paper's
+measurements; "paper" is its model, one added round trip per kernel, as the
 driver library injects it. "dxpu model explain" prints both.
 
-A profiler slows the host down, and a slow host hides latency. Where the time of
-a training step without the profiler is known, --native-step takes the
-profiler's share out of the host's time before anything is added.
+A profiler slows the host down, and a slow host hides latency. Given the time of
+a training step without the profiler, --native-step removes the profiler's share
+of the host's time before the command adds latency.
 
-Damaged events are dropped, counted and reported on standard error, as is what no
-working recording shows (operations of a stream that overlap, clocks that
-disagree, several processes in one trace); --strict makes them an error.`,
+The command drops and counts damaged events and reports them on standard error,
+with contradictions in the trace (overlapping operations on a stream, clocks that
+disagree, several processes in one trace); --strict makes them an error. It gives
+no verdict on an incomplete trace: one that is truncated, lacks the operations of
+many launches, or has training steps without GPU work.`,
 		Example: `  dxpu model predict resnet50.pt.trace.json.gz --rtt 6.8us
   dxpu model predict report.sqlite --rtt 4.9us --plot --svg sweep.svg --cdf cdf.svg`,
 		Args: cobra.ExactArgs(1),
@@ -68,21 +70,21 @@ disagree, several processes in one trace); --strict makes them an error.`,
 	f.Var(rttFlag{&o.setting.NativeRTT}, "native-rtt", "round trip of the recorded run")
 	f.IntVar(&o.setting.Requester.Tags, "tags", perf.V100.Tags, "requests that the GPU keeps in flight")
 	f.IntVar(&o.mrrs, "mrrs", int(perf.V100.MRRS), "Max_Read_Request_Size in bytes")
-	f.StringVar(&o.costs, "costs", "hardware", `what an operation takes longer: "hardware" or "paper"`)
+	f.StringVar(&o.costs, "costs", "hardware", `added cost of each operation: "hardware" or "paper"`)
 	f.StringVar(&o.sweep, "sweep", "", "round trips to compare, such as 2us,4us,8us or 2us:20us:2us")
 	f.StringVar(&o.svg, "svg", "", "write performance against round trip to this SVG file")
 	f.StringVar(&o.cdf, "cdf", "", "write the distributions of kernel duration to this SVG file")
 	f.BoolVar(&o.plot, "plot", false, "draw performance against round trip in the terminal")
 	f.BoolVar(&o.json, "json", false, "print JSON, times in nanoseconds")
 	f.BoolVar(&o.strict, "strict", false, "fail on a damaged or doubtful trace")
-	f.BoolVar(&o.quiet, "quiet", false, "show no progress")
+	f.BoolVar(&o.quiet, "quiet", false, "do not show progress")
 	f.IntVar(&o.top, "top", 10, "kernels to list by name")
 	f.DurationVar(&o.native, "native-step", 0, "measured time of a step (or of the whole) without the profiler")
-	f.StringVar(&o.steps, "step-prefix", trace.DefaultStepPrefix, "how the names of annotations that mark training steps begin")
+	f.StringVar(&o.steps, "step-prefix", trace.DefaultStepPrefix, "prefix of the annotations that mark training steps")
 	return cmd
 }
 
-// analysis is everything that a prediction is reported from.
+// analysis holds the contents of a report on a prediction.
 type analysis struct {
 	file    string
 	plan    *predict.Plan
@@ -91,11 +93,11 @@ type analysis struct {
 	sweep   []predict.Result
 	stats   predict.Stats
 	verdict predict.Verdict
-	notes   []string // on what was assumed
+	notes   []string // assumptions
 }
 
-// memoryLimit makes the collector work harder where a large trace would
-// otherwise take twice the memory of what it holds.
+// memoryLimit makes the garbage collector run more often for a large trace, which
+// would otherwise take twice the memory of its contents.
 const memoryLimit = 400 << 20
 
 func (o *predictOptions) run(out, errOut io.Writer, file string) error {
@@ -128,11 +130,11 @@ func (o *predictOptions) run(out, errOut io.Writer, file string) error {
 	}
 	window := a.plan.InFlight(a.setting)
 	if window > o.setting.Requester.Window() {
-		a.notes = append(a.notes, fmt.Sprintf("the fastest copy to the device keeps %v in flight at the native round trip, more than %d tags x %v: Equation 1 is taken with that; --tags and --mrrs say what this GPU can",
+		a.notes = append(a.notes, fmt.Sprintf("the fastest copy to the device keeps %v in flight at the native round trip, more than %d tags x %v: Equation 1 uses this value; set --tags and --mrrs to those of this GPU",
 			window, o.setting.Requester.Tags, o.setting.Requester.MRRS))
 	}
 	a.stats = a.plan.Stats(window)
-	a.verdict = predict.Judge(&a.stats, &a.result, window)
+	a.verdict = predict.Judge(&a.stats, &a.result, &w.Report, window)
 	if err := o.files(a); err != nil {
 		return err
 	}
@@ -142,11 +144,11 @@ func (o *predictOptions) run(out, errOut io.Writer, file string) error {
 	return a.print(out, o.top, o.plot)
 }
 
-// warnOfTrace says what is wrong with a trace that is used all the same.
+// warnOfTrace prints the defects of a trace that is used nevertheless.
 func warnOfTrace(errOut io.Writer, r *workload.Report) {
 	rest := ""
 	if r.Dropped() > 0 {
-		rest = "; what follows is about the rest"
+		rest = "; the report covers the rest"
 	}
 	_, _ = fmt.Fprintf(errOut, "warning: %s%s\n", r.Warning(), rest)
 }
@@ -177,15 +179,15 @@ func (o *predictOptions) prepare() ([]time.Duration, error) {
 	return parseSweep("--sweep", o.sweep, o.setting.NativeRTT)
 }
 
-// defaultSweep are the round trips of the paper and some between and beyond.
+// defaultSweep holds the round trips of the paper and some between and above them.
 var defaultSweep = []time.Duration{
 	1200, 2000, 3000, paper.RTTShort, paper.RTTLong, 8000, 10000, 12000, 15000, 19000, 25000,
 }
 
 const maxSweep = 1000
 
-// parseSweep reads "a,b,c" or "from:to:step" from a flag; nothing below native
-// is let through.
+// parseSweep parses the value of a flag, "a,b,c" or "from:to:step". It refuses round
+// trips below native.
 func parseSweep(flag, s string, native time.Duration) ([]time.Duration, error) {
 	var out []time.Duration
 	switch parts := strings.Split(s, ":"); {
@@ -230,14 +232,14 @@ func parseSweep(flag, s string, native time.Duration) ([]time.Duration, error) {
 	return out, nil
 }
 
-// progress reports on a terminal, for files that take a while.
+// progress returns a function that shows the progress of large files on a terminal.
 func (o *predictOptions) progress(errOut io.Writer) func(read, size int64) {
-	const worthwhile = 64 << 20
+	const large = 64 << 20
 	if o.quiet || !isTerminal(errOut) {
 		return nil
 	}
 	return func(read, size int64) {
-		if size < worthwhile {
+		if size < large {
 			return
 		}
 		fmt.Fprintf(errOut, "\rreading %3d %% of %v", 100*read/size, perf.Bytes(size))

@@ -13,10 +13,10 @@ import (
 	"github.com/dxpu-project/dxpu/internal/model/predict"
 )
 
-// print writes the report for people.
+// print writes the report as text.
 func (a *analysis) print(out io.Writer, top int, plot bool) error {
 	w := a.plan.Workload()
-	device := "GPU not named"
+	device := "unnamed GPU"
 	if len(w.Devices) > 0 {
 		device = printable(w.Devices[0])
 	}
@@ -26,14 +26,14 @@ func (a *analysis) print(out io.Writer, top int, plot bool) error {
 		fmt.Fprintf(out, "note: %s\n", n)
 	}
 	if k := a.setting.HostScale; k != 0 {
-		fmt.Fprintf(out, "note: the host's own time counts %.3f times, so that the native run takes as long as it did without the profiler\n", k)
+		fmt.Fprintf(out, "note: the host's time is scaled by %.3f, so that the native run takes as long as without the profiler\n", k)
 	}
 	r := &a.result
 	fmt.Fprintf(out, "\n%s\n\n", a.verdict.Summary)
 	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	fmt.Fprintf(t, "replay, %s costs\t%.2f %%\t%s\n", a.setting.Costs.Name, 100*r.Relative, r.Basis)
 	fmt.Fprintf(t, "whole trace\t%.2f %%\t%v -> %v\n", 100*r.Whole.Relative(), ms(r.Whole.Recorded), ms(r.Whole.Replayed))
-	fmt.Fprintf(t, "paper's additive estimate\t%.2f %%\t%v of GPU time + %v, nothing absorbed\n", 100*r.Additive.Relative, ms(r.Additive.GPUTime), ms(r.Additive.Added))
+	fmt.Fprintf(t, "paper's additive estimate\t%.2f %%\t%v of GPU time + %v, without absorption\n", 100*r.Additive.Relative, ms(r.Additive.GPUTime), ms(r.Additive.Added))
 	if err := t.Flush(); err != nil {
 		return err
 	}
@@ -66,10 +66,13 @@ func (a *analysis) printSteps(out io.Writer) {
 			fmt.Fprintf(t, "%d more\t\t\t\t\n", len(a.result.Steps)-i)
 			break
 		}
-		rel := predict.Span{Recorded: s.Recorded, Replayed: s.Replayed}.Relative()
-		fmt.Fprintf(t, "%s\t%v\t%v\t%.2f %%\t\n", short(s.Name), ms(s.Recorded), ms(s.Replayed), 100*rel)
+		relative := "no GPU work"
+		if s.Operations > 0 {
+			relative = fmt.Sprintf("%.2f %%", 100*predict.Span{Recorded: s.Recorded, Replayed: s.Replayed}.Relative())
+		}
+		fmt.Fprintf(t, "%s\t%v\t%v\t%s\t\n", short(s.Name), ms(s.Recorded), ms(s.Replayed), relative)
 	}
-	_ = t.Flush() // out's own error shows with the next line
+	_ = t.Flush() // the next write to out returns the same error
 }
 
 func (a *analysis) printBreakdown(out io.Writer, top int) error {
@@ -88,8 +91,8 @@ func (a *analysis) printBreakdown(out io.Writer, top int) error {
 	}
 	line("memsets", s.Memsets.Count, s.Memsets.Time, s.GPUTime, rate(s.Memsets))
 	fmt.Fprintf(t, "GPU busy\t\t%v\t%.1f %%\tof the time from its first to its last operation\n", ms(s.Busy), 100*s.Utilisation())
-	line("host waits", s.Syncs, s.SyncWait, a.result.Whole.Recorded, "in synchronisations, all threads, of the whole trace")
-	line("host blocked", s.Blocked, s.BlockedWait, a.result.Whole.Recorded, "in calls that only enqueue, all threads, of the whole trace")
+	line("host waits", s.Syncs, s.SyncWait, a.result.Whole.Recorded, "in synchronisations of all threads, of the whole trace")
+	line("host blocked", s.Blocked, s.BlockedWait, a.result.Whole.Recorded, "in enqueuing calls of all threads, of the whole trace")
 	for i, k := range s.ByName {
 		if i == 0 && top > 0 {
 			fmt.Fprintf(t, "\nkernel\tnumber\ttime\tshare\tmean\n")
@@ -122,7 +125,7 @@ func (a *analysis) printCDF(out io.Writer) {
 			break
 		}
 	}
-	_ = t.Flush() // out's own error shows with the next line
+	_ = t.Flush() // the next write to out returns the same error
 }
 
 func (a *analysis) printSweep(out io.Writer) {
@@ -134,7 +137,7 @@ func (a *analysis) printSweep(out io.Writer) {
 	for _, r := range a.sweep {
 		fmt.Fprintf(t, "%v\t%.2f %%\t%.2f %%\t\n", r.RTT, 100*r.Relative, 100*r.Additive.Relative)
 	}
-	_ = t.Flush() // out's own error shows with the next line
+	_ = t.Flush() // the next write to out returns the same error
 }
 
 func percent(a, b time.Duration) float64 {
@@ -144,10 +147,10 @@ func percent(a, b time.Duration) float64 {
 	return 100 * float64(a) / float64(b)
 }
 
-// ms prints a duration with a fixed unit, so that columns can be compared.
+// ms formats a duration with a fixed unit, so that columns can be compared.
 func ms(d time.Duration) string { return fmt.Sprintf("%.3f ms", float64(d)/float64(time.Millisecond)) }
 
-// short cuts the arguments and the tail off a C++ name.
+// short truncates a name, such as that of a C++ kernel with its arguments.
 func short(name string) string {
 	const width = 60
 	name = strings.Join(strings.Fields(printable(name)), " ")
@@ -157,7 +160,7 @@ func short(name string) string {
 	return name
 }
 
-// printable takes out what a terminal would obey: a trace is not trusted.
+// printable replaces control characters: a trace is not trusted.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r == ' ' || unicode.IsPrint(r) {
@@ -172,6 +175,7 @@ type resultJSON struct {
 	Delta      int64   `json:"delta_rtt_ns"`
 	Relative   float64 `json:"relative"`
 	Basis      string  `json:"basis"`
+	Idle       int     `json:"steps_without_gpu_work"`
 	Recorded   int64   `json:"whole_recorded_ns"`
 	Replayed   int64   `json:"whole_replayed_ns"`
 	Charged    int64   `json:"charged_ns"`
@@ -187,6 +191,7 @@ type stepJSON struct {
 	Replayed     int64  `json:"replayed_ns"`
 	HostRecorded int64  `json:"host_recorded_ns"`
 	HostReplayed int64  `json:"host_replayed_ns"`
+	Operations   int    `json:"operations"`
 }
 
 type countJSON struct {
@@ -232,32 +237,33 @@ type analysisJSON struct {
 	Kernels     []countJSON  `json:"kernels"`
 	CDF         []cdfJSON    `json:"kernel_durations"`
 	Summary     string       `json:"summary"`
+	Doubt       string       `json:"doubt,omitempty"` // why the summary may not hold
 	Advice      []string     `json:"advice"`
 }
 
 func resultOf(r *predict.Result) resultJSON {
 	return resultJSON{
-		RTT: r.RTT.Nanoseconds(), Delta: r.Delta.Nanoseconds(), Relative: r.Relative, Basis: r.Basis,
+		RTT: r.RTT.Nanoseconds(), Delta: r.Delta.Nanoseconds(), Relative: r.Relative, Basis: r.Basis, Idle: r.Idle,
 		Recorded: r.Whole.Recorded.Nanoseconds(), Replayed: r.Whole.Replayed.Nanoseconds(),
 		Charged: r.Charged.Nanoseconds(), Exposed: r.Exposed.Nanoseconds(),
 		Additive: r.Additive.Relative, GPUTime: r.Additive.GPUTime.Nanoseconds(), AdditiveNS: r.Additive.Added.Nanoseconds(),
 	}
 }
 
-// json is the report for programs.
+// json returns the report for --json.
 func (a *analysis) json(top int) analysisJSON {
 	w, s := a.plan.Workload(), &a.stats
 	out := analysisJSON{
 		File: a.file, Format: w.Format, Devices: w.Devices, Events: w.Report.Events, Dropped: w.Report.Dropped(), Notes: append(w.Report.Notes, a.notes...), Doubts: w.Report.Doubts,
 		Operations: len(w.Ops), Calls: len(w.Calls), Costs: a.setting.Costs.Name, NativeRTT: a.setting.NativeRTT.Nanoseconds(), HostScale: a.setting.HostScale,
 		Prediction: resultOf(&a.result), MeanKernel: s.MeanKernel().Nanoseconds(), ShortShare: s.ShortShare(), Utilisation: s.Utilisation(),
-		Summary: a.verdict.Summary, Advice: a.verdict.Advice,
+		Summary: a.verdict.Summary, Doubt: a.verdict.Doubt, Advice: a.verdict.Advice,
 	}
 	for _, d := range w.Report.Drops {
 		out.Drops = append(out.Drops, dropJSON{d.Reason, d.Count, d.Example})
 	}
 	for _, st := range a.result.Steps {
-		out.Steps = append(out.Steps, stepJSON{st.Name, st.Recorded.Nanoseconds(), st.Replayed.Nanoseconds(), st.HostRecorded.Nanoseconds(), st.HostReplayed.Nanoseconds()})
+		out.Steps = append(out.Steps, stepJSON{st.Name, st.Recorded.Nanoseconds(), st.Replayed.Nanoseconds(), st.HostRecorded.Nanoseconds(), st.HostReplayed.Nanoseconds(), st.Operations})
 	}
 	for i := range a.sweep {
 		out.Sweep = append(out.Sweep, resultOf(&a.sweep[i]))

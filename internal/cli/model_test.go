@@ -59,8 +59,8 @@ func TestModelCommands(t *testing.T) {
 		{"trace of 2025", []string{"predict", kineto25, "--costs", "paper", "--plot"}, []string{"replay, paper costs", "+ additive", "* replay"}, false},
 		{"nsys", []string{"predict", nsysFile, "--top", "1"}, []string{"nsys", "Test H100", "2 training steps", "kernel_400"}, false},
 		{"sweep", []string{"predict", kineto21, "--sweep", "2us:10us:4us"}, []string{"2µs", "6µs", "10µs"}, false},
-		{"native step", []string{"predict", nsysFile, "--native-step", "3ms"}, []string{"host's own time counts 0."}, false},
-		{"native step too short", []string{"predict", nsysFile, "--native-step", "1us"}, []string{"cannot be"}, true},
+		{"native step", []string{"predict", nsysFile, "--native-step", "3ms"}, []string{"host's time is scaled by 0."}, false},
+		{"native step too short", []string{"predict", nsysFile, "--native-step", "1us"}, []string{"impossible"}, true},
 		{"negative native step", []string{"predict", nsysFile, "--native-step", "-1us"}, []string{"above zero"}, true},
 		{"no such costs", []string{"predict", kineto21, "--costs", "x"}, []string{"hardware or paper"}, true},
 		{"bad sweep", []string{"predict", kineto21, "--sweep", "1us:2us"}, []string{"--sweep"}, true},
@@ -109,19 +109,20 @@ func TestModelPredictJSON(t *testing.T) {
 	}
 }
 
-// Damage is told on standard error and in JSON, and --strict makes it fail.
+// Damage is reported on standard error and in JSON, and --strict makes it an error.
 func TestModelPredictDamage(t *testing.T) {
 	whole, err := os.ReadFile(kineto21)
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(t.TempDir(), "cut.json")
+	file := filepath.Join(t.TempDir(), "truncated.json")
 	damaged := bytes.Replace(whole, []byte(`"ts": 1623142623460050`), []byte(`"ts": oops`), 1)
 	if err := os.WriteFile(file, damaged[:len(damaged)-30], 0o600); err != nil {
 		t.Fatal(err)
 	}
 	out, errOut, err := runModel("predict", file, "--json")
-	if err != nil || !strings.Contains(errOut, "warning: 2 of") || !strings.Contains(errOut, "cut off") || !strings.Contains(out, `"dropped": 2`) {
+	if err != nil || !strings.Contains(errOut, "warning: 2 of") || !strings.Contains(errOut, "truncated") || !strings.Contains(out, `"dropped": 2`) ||
+		!strings.Contains(out, "no verdict, because the trace is incomplete") || !strings.Contains(out, `"doubt": "the trace is incomplete: 2 of`) {
 		t.Errorf("%v\n%s\n%s", err, errOut, out)
 	}
 	if _, _, err = runModel("predict", file, "--strict"); err == nil || !strings.Contains(err.Error(), "2 of") {
@@ -129,7 +130,7 @@ func TestModelPredictDamage(t *testing.T) {
 	}
 }
 
-// Both plots are whole XML documents that carry their labels.
+// Both plots are complete XML documents with their labels.
 func TestModelPredictPlots(t *testing.T) {
 	dir := t.TempDir()
 	sweep, cdf := filepath.Join(dir, "sweep.svg"), filepath.Join(dir, "cdf.svg")
@@ -142,7 +143,7 @@ func TestModelPredictPlots(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.Contains(b, []byte(label)) {
-			t.Errorf("%s does not say %q", file, label)
+			t.Errorf("%s has no label %q", file, label)
 		}
 		for d := xml.NewDecoder(bytes.NewReader(b)); ; {
 			if _, err := d.Token(); errors.Is(err, io.EOF) {
@@ -153,7 +154,7 @@ func TestModelPredictPlots(t *testing.T) {
 		}
 	}
 	if _, _, err := runModel("predict", nsysFile, "--svg", filepath.Join(dir, "no", "such.svg")); err == nil {
-		t.Error("a folder that is not there")
+		t.Error("no error for a folder that does not exist")
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
-// modelRun are the flags of model run.
+// modelRun holds the flags of model run.
 type modelRun struct {
 	settings hook.Settings
 	mrrs     int
@@ -32,15 +32,16 @@ func newModelRunCommand() *cobra.Command {
 		Short: "Run a GPU program here as if its GPU were disaggregated",
 		Long: `Run a GPU program on this machine's GPU as if it were disaggregated.
 
-The program, unmodified, finds a driver library of dxpu in front of the real one
-(section 3.4.2 of the paper). Before each kernel and memset a kernel that waits
-for the added round trip goes into the stream, before each copy an extra copy;
-copies to the device larger than the GPU can have in flight take as long as
-Equation 1 says. What an insertion costs by itself is measured first and taken
-off. CUDA graphs stay as they are; --graphs says what is added to their launches.
+The unmodified program loads a driver library of dxpu in place of the real one
+(section 3.4.2 of the paper). The library inserts a kernel that waits for the
+added round trip before each kernel and memset, and an extra copy before each
+copy. Copies to the device that exceed the GPU's bytes in flight take as long as
+Equation 1 gives. The library measures the cost of an insertion first and
+subtracts it. It does not change CUDA graphs; --graphs selects what it inserts
+before their launches.
 
-Without --rtt nothing is added: with --trace or --stats the calls are recorded
-and counted, else the library is transparent.`,
+Without --rtt the library adds no latency. It records the calls with --trace,
+counts them with --stats, and is transparent otherwise.`,
 		Example: `  dxpu model run --rtt 6.8us -- python train.py
   dxpu model run --rtt 4.9us --stats stats.json --trace calls.%p -- ./a.out`,
 		Args: cobra.MinimumNArgs(1),
@@ -53,23 +54,23 @@ and counted, else the library is transparent.`,
 	s.NativeRTT = perf.NativeRTT
 	f := cmd.Flags()
 	f.SetInterspersed(false)
-	f.Var(rttFlag{&s.RTT}, "rtt", "round trip of a PCIe memory read to imitate")
+	f.Var(rttFlag{&s.RTT}, "rtt", "round trip of a PCIe memory read to emulate")
 	f.Var(rttFlag{&s.NativeRTT}, "native-rtt", "round trip of this machine")
 	f.IntVar(&s.Requester.Tags, "tags", perf.V100.Tags, "requests that the GPU keeps in flight")
 	f.IntVar(&m.mrrs, "mrrs", int(perf.V100.MRRS), "Max_Read_Request_Size in bytes")
 	f.Float64Var(&m.rate, "native-gbps", 0, "GB/s of copies to the device here (0: measure)")
-	f.StringVar(&m.graphs, "graphs", string(hook.GraphsByLaunch), `what a graph's launch pays: one round trip ("launch"), one per kernel and memset ("node"), or "none"`)
+	f.StringVar(&m.graphs, "graphs", string(hook.GraphsByLaunch), `added latency of a graph launch: one round trip ("launch"), one per kernel and memset ("node"), or "none"`)
 	f.BoolVar(&s.Syncs, "syncs", false, "delay the return of blocking waits too")
 	f.StringVar(&s.Trace, "trace", "", "record the driver calls in this file (%p: process)")
-	f.StringVar(&s.Stats, "stats", "", "write counters and what was measured to this file (%p: process)")
-	f.StringVar(&s.Driver, "driver", "", "the real libcuda.so.1, where it is not found")
+	f.StringVar(&s.Stats, "stats", "", "write counters and measured costs to this file (%p: process)")
+	f.StringVar(&s.Driver, "driver", "", "path of the real libcuda.so.1, if it is not found")
 	f.StringVar(&m.dir, "hook-dir", "", "folder of dxpu's libcuda.so.1 (default: hook/ beside this program)")
-	f.BoolVar(&s.Verbose, "verbose", false, "let the library say what it found and measured")
+	f.BoolVar(&s.Verbose, "verbose", false, "print what the library found and measured")
 	return cmd
 }
 
-// run replaces this process, so that signals, terminal and exit status are the
-// program's own.
+// run replaces this process, so that the program has its signals, terminal and exit
+// status.
 func (m *modelRun) run(args []string) error {
 	m.settings.Requester.MRRS = pcie.PayloadSize(clamp(m.mrrs, 65535))
 	m.settings.NativeRate = perf.GBps(m.rate)
@@ -93,7 +94,7 @@ func newModelCallsCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "calls FILE",
 		Short:   "Summarise the driver calls that model run recorded",
-		Long:    `Summarise a file that "dxpu model run --trace" wrote: calls by kind, the host's time in them, bytes, and the latency that was put before them.`,
+		Long:    `Summarise a file that "dxpu model run --trace" wrote: calls by kind, the host's time in them, bytes, and the injected latency.`,
 		Example: `  dxpu model calls calls.4711`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -107,7 +108,7 @@ func newModelCallsCommand() *cobra.Command {
 	}
 }
 
-// callSum adds up the calls of one kind.
+// callSum sums up the calls of one kind.
 type callSum struct {
 	calls, captured, failed int
 	bytes                   perf.Bytes
@@ -151,7 +152,7 @@ func summarise(out io.Writer, in io.Reader) error {
 	if ferr := w.Flush(); ferr != nil {
 		return ferr
 	}
-	if err != nil { // what was read before the damage stands above
+	if err != nil { // after the calls before the damage
 		return fmt.Errorf("model calls: %w", err)
 	}
 	return nil

@@ -7,24 +7,24 @@ import (
 	"github.com/dxpu-project/dxpu/internal/model/workload"
 )
 
-// CallDeps is what the start of a call depends on. It starts when both others
-// have ended and the recorded time since then has passed; None stands for no
-// such call. Plan.Waits says what its end depends on.
+// CallDeps holds the dependencies of the start of a call. The call starts when
+// both other calls have ended and the recorded time since then has passed. None
+// means no call. Plan.Waits returns the dependencies of its end.
 type CallDeps struct {
-	Prev  int32 // the call before on the thread
+	Prev  int32 // the previous call on the thread
 	Cross int32 // a call of another thread
-	// Least is how long the call takes where it waits for nothing.
+	// Least is the duration of the call without waiting.
 	Least time.Duration
 }
 
-// Call returns what call i depends on.
+// Call returns the dependencies of call i.
 func (p *Plan) Call(i int32) CallDeps {
 	c := &p.calls[i]
 	return CallDeps{c.prev, c.cross, c.least}
 }
 
-// Waits lists the operations that call i waits for: it ends the given time
-// after each of them has ended, at the earliest.
+// Waits returns the operations that call i waits for. The call ends at the
+// earliest the given time after each of them.
 func (p *Plan) Waits(i int32) iter.Seq2[int32, time.Duration] {
 	return func(yield func(op int32, lag time.Duration) bool) {
 		c, cp := &p.w.Calls[i], &p.calls[i]
@@ -40,7 +40,7 @@ func (p *Plan) Waits(i int32) iter.Seq2[int32, time.Duration] {
 		}
 		more := p.devices[i]
 		for _, op := range p.extra[more.from:more.to] {
-			// min: with nothing added, no stream may end the wait later than recorded.
+			// min: without added latency no stream may end the wait later than recorded.
 			if !yield(op, min(lag, c.End()-p.w.Ops[op].End())) {
 				return
 			}
@@ -48,18 +48,18 @@ func (p *Plan) Waits(i int32) iter.Seq2[int32, time.Duration] {
 	}
 }
 
-// OpDeps is what the start of an operation depends on: it starts PrevLag after
-// the end of Prev, LaunchLag after the start of its call and CrossLag after the
-// end of Cross, whichever is latest. Operations are None where there is none.
+// OpDeps holds the dependencies of the start of an operation. It starts PrevLag
+// after the end of Prev, LaunchLag after the start of its call or CrossLag after
+// the end of Cross, whichever is latest. None means no operation.
 type OpDeps struct {
 	Prev, Cross                  int32
 	PrevLag, LaunchLag, CrossLag time.Duration
-	// Free says that nothing holds the operation: it starts when it did in the
-	// recording.
+	// Free is set if the operation depends on nothing and starts when it did in
+	// the recording.
 	Free bool
 }
 
-// Op returns what operation i depends on.
+// Op returns the dependencies of operation i.
 func (p *Plan) Op(i int32) OpDeps {
 	op, o := &p.w.Ops[i], &p.ops[i]
 	d := OpDeps{Prev: o.prev, Cross: o.cross, Free: o.bound == boundNothing}
@@ -81,21 +81,21 @@ func (p *Plan) Op(i int32) OpDeps {
 	return d
 }
 
-// Order lists all operations so that each follows those that it depends on.
-// The slice is the plan's own.
+// Order returns all operations, each after those that it depends on. The slice
+// belongs to the plan.
 func (p *Plan) Order() []int32 { return p.order }
 
 // StepOf returns the index of the latest training step that began before the
-// launch of operation i, -1 where there is none.
+// launch of operation i, or -1.
 func (p *Plan) StepOf(i int32) int { return p.stepOf(&p.w.Ops[i]) }
 
-// FastestCopy is the best rate of a copy to the device in the recording, in
-// bytes per second; 0 without one. A replay never has fewer bytes in flight
-// than it needs at the native round trip.
+// FastestCopy returns the highest rate of a copy to the device in the recording, in
+// bytes per second, or 0. A replay has at least the bytes in flight that this rate
+// needs at the native round trip.
 func (p *Plan) FastestCopy() float64 { return p.window }
 
-// Times are where something that ran the workload put its events, by index of
-// call and operation, counted like the recording's.
+// Times holds the times of events in another run of the workload, by index of call
+// and operation and relative to the same start as the recording.
 type Times struct {
 	CallStart, CallEnd []time.Duration
 	// OpEnd may be zero for operations other than Plan.Order's first and, on
@@ -103,7 +103,7 @@ type Times struct {
 	OpEnd []time.Duration
 }
 
-// Measure says what times come to, with the same definitions of a step and of
+// Measure computes the result of times, with the same definitions of a step and of
 // the active part as Run.
 func (p *Plan) Measure(t Times) Result {
 	var r Result

@@ -9,16 +9,16 @@ import (
 	"github.com/dxpu-project/dxpu/internal/quantile"
 )
 
-// linker finds what each event depends on, walking the trace once.
+// linker finds the dependencies of each event in one walk over the trace.
 type linker struct {
 	p *Plan
 	w *workload.Workload
 
-	lastCall   []int32 // by thread: the call that ended last
-	lastOp     []int32 // by stream: the operation that started last
-	threadOp   []int32 // by thread: the operation that it launched last
-	dirty      [][]int32
-	isDirty    []bool // by stream: started something since the last device sync
+	lastCall   []int32   // by thread: the call that ended last
+	lastOp     []int32   // by stream: the operation that started last
+	threadOp   []int32   // by thread: the operation that it launched last
+	dirty      [][]int32 // by process: the streams with isDirty
+	isDirty    []bool    // by stream: an operation started since the last device sync
 	process    map[uint64]int
 	threadProc []int
 	streamProc []int
@@ -26,8 +26,8 @@ type linker struct {
 	endedOp    []int32 // by process: the operation that ended last
 	byEnd      []int32 // operations by recorded end
 	nextEnd    int
-	done       []bool // by operation: already evaluated
-	usual      [8]time.Duration
+	done       []bool           // by operation: already evaluated
+	median     [8]time.Duration // by kind of call: its duration
 }
 
 func newLinker(p *Plan) *linker {
@@ -62,19 +62,19 @@ func newLinker(p *Plan) *linker {
 	slices.SortFunc(l.byEnd, func(a, b int32) int {
 		return cmp.Or(cmp.Compare(w.Ops[a].End(), w.Ops[b].End()), cmp.Compare(a, b))
 	})
-	l.usualDurations()
+	l.medianDurations()
 	return l
 }
 
-// usualDurations finds the median duration of each kind of call.
-func (l *linker) usualDurations() {
-	var durs [len(l.usual)][]time.Duration
+// medianDurations computes the median duration of each kind of call.
+func (l *linker) medianDurations() {
+	var durs [len(l.median)][]time.Duration
 	for i := range l.w.Calls {
 		c := &l.w.Calls[i]
 		durs[c.Kind] = append(durs[c.Kind], c.Dur)
 	}
 	for k, d := range durs {
-		l.usual[k] = quantile.Of(d, 0.5)
+		l.median[k] = quantile.Of(d, 0.5)
 	}
 }
 
@@ -91,7 +91,7 @@ func (l *linker) link() {
 	})
 }
 
-// ended moves on to the operations that had ended by t.
+// ended advances over the operations that had ended by t.
 func (l *linker) ended(t time.Duration) {
 	for ; l.nextEnd < len(l.byEnd); l.nextEnd++ {
 		i := l.byEnd[l.nextEnd]
@@ -102,8 +102,8 @@ func (l *linker) ended(t time.Duration) {
 	}
 }
 
-// callStart: after the thread's call before it and, where the thread had long
-// made none, also after the call of another thread that ended last: autograd's
+// callStart links the start of a call to the previous call on its thread. After a
+// long gap it also links it to the call of another thread that ended last: autograd's
 // thread waits for the forward pass, and the main thread for autograd.
 func (l *linker) callStart(i int32) {
 	c := &l.w.Calls[i]
@@ -119,9 +119,9 @@ func (l *linker) callStart(i int32) {
 	}
 }
 
-// op: after the operation before it on the stream, its launch, and where
-// neither explains its start, the operation of another stream that ended just
-// before.
+// op links an operation to the previous one on its stream and to its launch. If
+// neither explains its start, it also links it to the operation of another stream
+// that ended just before.
 func (l *linker) op(i int32) {
 	l.done[i] = true
 	op := &l.w.Ops[i]
@@ -152,7 +152,7 @@ func (l *linker) bind(op *workload.Op, prev int32) binding {
 	}
 	call := l.w.Calls[op.Call].Start
 	latency := op.Start - call
-	free := call // when the stream was free and the launch was made
+	free := call // time at which the stream was free and the launch was made
 	if prev != none {
 		end := l.w.Ops[prev].End()
 		if end > call && op.Start-end <= tightGap {
@@ -175,7 +175,7 @@ func (l *linker) bind(op *workload.Op, prev int32) binding {
 	return boundLaunch
 }
 
-// callEnd: a call that waits ends after the operation it waits for.
+// callEnd links the end of a call to the operation that it waited for.
 func (l *linker) callEnd(i int32) {
 	c := &l.w.Calls[i]
 	cp := &l.p.calls[i]
@@ -198,15 +198,15 @@ func (l *linker) callEnd(i int32) {
 	case c.Kind.IsSync():
 		l.idleSync(i, cand)
 	case inside && l.blocked(c, cand):
-		cp.block, cp.waited, cp.least = cand, true, min(c.Dur, l.usual[c.Kind])
+		cp.block, cp.waited, cp.least = cand, true, min(c.Dur, l.median[c.Kind])
 	}
 	if c.Kind == workload.DeviceSync {
 		l.deviceSync(i, proc)
 	}
 }
 
-// idleSync is a synchronisation that found nothing to wait for; it would wait
-// if the work before it took longer.
+// idleSync links a synchronisation that did not wait to the work before it: it would
+// wait if that work took longer.
 func (l *linker) idleSync(i, cand int32) {
 	c := &l.w.Calls[i]
 	if c.Kind == workload.StreamSync && c.Stream == none {
@@ -217,18 +217,18 @@ func (l *linker) idleSync(i, cand int32) {
 	}
 }
 
-// blocked reports whether a call that usually only enqueues work waited for
-// the operation cand to end: a copy of pageable memory, a full launch queue,
-// an allocation that synchronises.
+// blocked reports whether a call that normally only enqueues work waited for the end
+// of the operation cand: a copy of pageable memory, a full launch queue, an
+// allocation that synchronises.
 func (l *linker) blocked(c *workload.Call, cand int32) bool {
-	if c.Dur < max(blockedCall, 4*l.usual[c.Kind]) && !(c.Kind == workload.CopyCall && c.Dur >= blockedCall) {
+	if c.Dur < max(blockedCall, 4*l.median[c.Kind]) && !(c.Kind == workload.CopyCall && c.Dur >= blockedCall) {
 		return false
 	}
 	return c.End()-l.w.Ops[cand].End() <= max(blockedCall, c.Dur/4)
 }
 
-// deviceSync adds the last operation of every stream that was used since the
-// last one.
+// deviceSync links a synchronisation of a device to the last operation of every
+// stream that was used since the previous one.
 func (l *linker) deviceSync(i int32, proc int) {
 	cp := &l.p.calls[i]
 	from := int32(len(l.p.extra))

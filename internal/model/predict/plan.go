@@ -1,7 +1,7 @@
-// Package predict says how much longer a recorded workload takes when the
-// round trip to its GPU grows: it replays the trace's calls and operations
-// with what each of them pays, so that idle gaps absorb latency and
-// synchronisations expose it, and puts the paper's additive estimate beside it.
+// Package predict predicts how much longer a recorded workload takes over a longer
+// round trip to its GPU. It replays the trace's calls and operations with the added
+// cost of each, so that idle gaps absorb latency and synchronisations expose it, and
+// computes the paper's additive estimate for comparison.
 package predict
 
 import (
@@ -13,54 +13,54 @@ import (
 	"github.com/dxpu-project/dxpu/internal/quantile"
 )
 
-// Plan is a workload with the dependencies between its calls and operations,
-// ready to be replayed with any costs. It holds on to the workload.
+// Plan is a workload with the dependencies between its calls and operations. It can
+// be replayed with any costs. It refers to the workload.
 //
-// Every call has two events, start and end, and every operation one. Each
-// event happens at the latest of "that other event, plus a lag", and the lags
-// are chosen so that with nothing added every event falls on its recorded
-// time. The order of calls on a thread and of operations on a stream is that
-// of the trace, so what depends on what never changes, and evaluating the
-// events once in recorded order is the discrete-event simulation.
+// A call has two events, start and end; an operation has one. An event happens a lag
+// after each event that it depends on, at the latest of these times. The lags are
+// chosen so that without added costs every event falls on its recorded time. Calls on
+// a thread and operations on a stream keep the order of the trace, so the dependencies
+// are fixed and one evaluation of the events in recorded order is the discrete-event
+// simulation.
 //
-// Invariant: an event depends only on events before it in that order, and
-// every lag is fixed, so no event moves earlier when a cost grows: the
-// prediction is monotone in every cost.
+// Invariant: an event depends only on events before it in that order, and every lag
+// is fixed. So no event moves earlier when a cost grows, and the prediction is
+// monotone in every cost.
 type Plan struct {
 	w     *workload.Workload
 	calls []callPlan
 	ops   []opPlan
 	ends  []int32 // calls by end
 	order []int32 // operations in order of evaluation
-	// devices are the calls that wait for all streams, with the part of extra
-	// that holds those streams' last operations.
+	// devices maps each call that waits for all streams to the part of extra that
+	// holds the last operations of those streams.
 	devices map[int32]extraOps
 	extra   []int32
 	steps   []stepPlan
 
 	launchLag time.Duration // from launch call to start on an idle stream
 	streamLag time.Duration // from one operation to the next on a busy stream
-	window    float64       // bytes in flight that explain the fastest copy, x native RTT: bytes/s
+	window    float64       // rate of the fastest copy to the device, bytes/s
 }
 
 // Thresholds of the reconstruction.
 const (
-	tightGap    = 5 * time.Microsecond  // two operations this close run back to back
-	crossGap    = 20 * time.Microsecond // an operation starts this soon after what it waited for
-	threadGap   = 20 * time.Microsecond // a thread that made no call for this long may have waited for another
-	blockedCall = 20 * time.Microsecond // calls that only enqueue take less
-	syncReturn  = 5 * time.Microsecond  // a synchronisation with nothing to wait for
-	// Before anything is known: usual values of current GPUs.
+	tightGap    = 5 * time.Microsecond  // most between two operations that run back to back
+	crossGap    = 20 * time.Microsecond // most between an operation and one of another stream that waited for it
+	threadGap   = 20 * time.Microsecond // least without a call after which a thread may have waited for another
+	blockedCall = 20 * time.Microsecond // least of a call that waited although it only enqueues work
+	syncReturn  = 5 * time.Microsecond  // duration of a synchronisation that does not wait
+	// Typical values of current GPUs, for traces with too few samples.
 	defaultLaunchLag = 6 * time.Microsecond
 	defaultStreamLag = time.Microsecond
 )
 
 type callPlan struct {
-	prev  int32 // the call before on the thread
+	prev  int32 // the previous call on the thread
 	cross int32 // the call of another thread that ended last before a long gap
 	block int32 // the operation that the call waits for
-	// waited says that the trace shows the call waiting for block: its end
-	// then follows the operation's, and its own time is least.
+	// waited is set if the call waited for block in the trace: the end of the call
+	// then follows the end of block, and the call's own duration is least.
 	waited bool
 	least  time.Duration
 }
@@ -69,24 +69,24 @@ type callPlan struct {
 type extraOps struct{ from, to int32 }
 
 type opPlan struct {
-	prev  int32 // the operation before on the stream
+	prev  int32 // the previous operation on the stream
 	cross int32 // the operation of another stream that it waited for
 	bound binding
 }
 
-// binding says which constraint explains an operation's recorded start.
+// binding is the constraint that explains an operation's recorded start.
 type binding uint8
 
 const (
 	boundStream binding = iota
 	boundLaunch
 	boundCross
-	boundNothing // the first of its stream and without a launch
+	boundNothing // the first operation on its stream, without a launch
 )
 
 const none = workload.None
 
-// NewPlan works out the dependencies of a workload.
+// NewPlan reconstructs the dependencies of a workload.
 func NewPlan(w *workload.Workload) *Plan {
 	p := &Plan{
 		w:     w,
@@ -118,8 +118,8 @@ func indices(n int) []int32 {
 	return out
 }
 
-// opKey is when an operation is evaluated: at its start, but not before the
-// call that launched it (clocks of host and device differ a little).
+// opKey returns the time at which an operation is evaluated: its start, but not
+// before the call that launched it (the clocks of host and device differ slightly).
 func (p *Plan) opKey(i int32) time.Duration {
 	op := &p.w.Ops[i]
 	if op.Call == none {
@@ -128,7 +128,7 @@ func (p *Plan) opKey(i int32) time.Duration {
 	return max(op.Start, p.w.Calls[op.Call].Start)
 }
 
-// estimate finds the usual launch latency and gap between operations.
+// estimate measures the typical launch latency and gap between operations.
 func (p *Plan) estimate() {
 	p.launchLag, p.streamLag = defaultLaunchLag, defaultStreamLag
 	last := lastOps(p.w)
@@ -149,8 +149,7 @@ func (p *Plan) estimate() {
 	}
 	const enough = 16
 	if len(launch) >= enough {
-		// The lower quartile: launches that waited for something else as well
-		// are among them.
+		// The lower quartile, because some launches waited for something else too.
 		p.launchLag = max(quantile.Of(launch, 0.25), 0)
 	}
 	if len(gap) >= enough {
@@ -166,13 +165,13 @@ func lastOps(w *workload.Workload) []int32 {
 	return last
 }
 
-// longCopy is long enough for its rate to be known: traces of 2021 count whole
-// microseconds.
+// longCopy is long enough for an exact rate: traces of 2021 have a resolution of
+// one microsecond.
 const longCopy = 20 * time.Microsecond
 
-// fastestCopy remembers the best rate to the device that the trace shows, so
-// that Equation 1 is never used with fewer bytes in flight than were seen. Short
-// copies count where there are no long ones.
+// fastestCopy finds the highest rate of a copy to the device, so that Equation 1 is
+// used with at least the bytes in flight that the trace shows. Short copies count
+// only if there are no long ones.
 func (p *Plan) fastestCopy() {
 	var short, long float64
 	for i := range p.w.Ops {
@@ -203,8 +202,8 @@ const (
 	callEnd
 )
 
-// walk visits all events in order: by recorded time, then by call, and of one
-// call first its start, then its operations, then its end.
+// walk visits all events in order: by recorded time, then by call, then the start
+// of a call, its operations, and its end.
 func (p *Plan) walk(visit func(e event, i int32)) {
 	var s, o, e int
 	for s < len(p.calls) || o < len(p.ops) || e < len(p.ends) {

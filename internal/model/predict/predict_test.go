@@ -17,7 +17,7 @@ import (
 
 const us = time.Microsecond
 
-// recorder writes a trace by hand.
+// recorder builds a trace event by event.
 type recorder struct {
 	t    interface{ Fatal(...any) }
 	b    *workload.Builder
@@ -34,7 +34,7 @@ func here() string { return "here" }
 func (r *recorder) launch(kind workload.CallKind, thread int, at, dur time.Duration) uint32 {
 	r.corr++
 	th, _ := r.b.Thread(workload.Thread{ID: uint64(thread)})
-	r.b.AddCall(workload.Call{Start: at, Dur: dur, Corr: r.corr, Thread: th, Kind: kind}, here)
+	r.b.AddCall(workload.Call{Start: at, Dur: dur, Corr: r.corr, Name: r.b.Name([]byte("call")), Thread: th, Kind: kind}, here)
 	return r.corr
 }
 
@@ -64,7 +64,7 @@ func run(t *testing.T, p *Plan, s Setting) Result {
 	return r
 }
 
-// gpuBound is 100 kernels of 20us back to back, launched far ahead, then a wait.
+// gpuBound returns 100 kernels of 20us back to back, launched far ahead, then a wait.
 func gpuBound(t *testing.T) *Plan {
 	r := record(t)
 	for i := range 100 {
@@ -75,7 +75,7 @@ func gpuBound(t *testing.T) *Plan {
 	return r.plan()
 }
 
-// hostBound is 100 kernels of 5us, one every 40us.
+// hostBound returns 100 kernels of 5us, one every 40us.
 func hostBound(t *testing.T) *Plan {
 	r := record(t)
 	for i := range 100 {
@@ -102,14 +102,14 @@ func TestIdleGapsAbsorb(t *testing.T) {
 	if r.Charged != 1000*us || r.Exposed != 10*us {
 		t.Errorf("longer by %v of %v charged; only the last kernel's 10us can show", r.Exposed, r.Charged)
 	}
-	// When a kernel takes longer than the host's 40us, the GPU sets the pace.
+	// If a kernel takes longer than the host's 40us, the GPU limits the run.
 	r = run(t, hostBound(t), at(perf.NativeRTT+100*us))
 	if want := 100*105*us + 6*us - (99*40+11)*us; r.Exposed < want || r.Exposed > want+100*us {
 		t.Errorf("longer by %v, want about %v", r.Exposed, want)
 	}
 }
 
-// A synchronisation after every kernel exposes all of it.
+// A synchronisation after every kernel exposes all of the latency.
 func TestSynchronisationsExpose(t *testing.T) {
 	r := record(t)
 	for i := range 50 {
@@ -124,7 +124,7 @@ func TestSynchronisationsExpose(t *testing.T) {
 	}
 }
 
-// A wait that found the work done waits when the work takes longer.
+// A synchronisation that did not wait in the trace waits if the work takes longer.
 func TestIdleSynchronisationBeginsToWait(t *testing.T) {
 	r := record(t)
 	c := r.launch(workload.Launch, 1, 0, 5*us)
@@ -137,7 +137,7 @@ func TestIdleSynchronisationBeginsToWait(t *testing.T) {
 	}
 }
 
-// A copy of pageable memory holds its call until it has ended.
+// A copy of pageable memory blocks its call until the copy has ended.
 func TestBlockingCopy(t *testing.T) {
 	r := record(t)
 	for i := range 10 {
@@ -154,10 +154,10 @@ func TestBlockingCopy(t *testing.T) {
 	}
 }
 
-// An operation that waits for another stream moves with it.
+// An operation that waits for another stream moves with that stream.
 func TestCrossStream(t *testing.T) {
 	r := record(t)
-	for i := range 40 { // so that launch latencies are known
+	for i := range 40 { // enough to estimate launch latencies
 		c := r.launch(workload.Launch, 1, time.Duration(i)*100*us, 5*us)
 		r.op(workload.Kernel, c, 7, time.Duration(i)*100*us+6*us, 50*us)
 		c = r.launch(workload.Launch, 1, time.Duration(i)*100*us+10*us, 5*us)
@@ -197,7 +197,7 @@ func TestThreadsWaitForEachOther(t *testing.T) {
 func TestSteps(t *testing.T) {
 	r := record(t)
 	th, _ := r.b.Thread(workload.Thread{ID: 1})
-	for i := range 4 { // the host runs ahead: steps of 50us there, of 200us on the GPU
+	for i := range 4 { // the host runs ahead: a step takes 50us there and 200us on the GPU
 		base := time.Duration(i) * 50 * us
 		for k := range 2 {
 			c := r.launch(workload.Launch, 1, base+time.Duration(k)*10*us+us, 5*us)
@@ -208,10 +208,10 @@ func TestSteps(t *testing.T) {
 	r.launch(workload.DeviceSync, 1, 210*us, 610*us)
 	got := run(t, r.plan(), at(delta10))
 	want := []StepTime{
-		{"s0", 210 * us, 230 * us, 50 * us, 50 * us},
-		{"s1", 200 * us, 220 * us, 50 * us, 50 * us},
-		{"s2", 200 * us, 220 * us, 50 * us, 50 * us},
-		{"s3", 200 * us, 220 * us, 50 * us, 50 * us},
+		{"s0", 210 * us, 230 * us, 50 * us, 50 * us, 2},
+		{"s1", 200 * us, 220 * us, 50 * us, 50 * us, 2},
+		{"s2", 200 * us, 220 * us, 50 * us, 50 * us, 2},
+		{"s3", 200 * us, 220 * us, 50 * us, 50 * us, 2},
 	}
 	if d := cmp.Diff(want, got.Steps); d != "" {
 		t.Error(d)
@@ -221,7 +221,7 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// A graph's nodes pay by their own term, and the launch by its.
+// The nodes of a graph and its launch have their own costs.
 func TestGraphs(t *testing.T) {
 	r := record(t)
 	for i := range 10 {
@@ -239,15 +239,15 @@ func TestGraphs(t *testing.T) {
 	s := at(delta10)
 	s.Costs = paper.HardwareCosts()
 	if got := run(t, p, s); got.Exposed >= 500*us {
-		t.Errorf("hardware's costs: longer by %v; only launches and waits should pay", got.Exposed)
+		t.Errorf("hardware's costs: longer by %v; only launches and waits should take longer", got.Exposed)
 	}
 	if st := p.Stats(100); st.GraphKernels != 100 {
 		t.Errorf("%d graph kernels", st.GraphKernels)
 	}
 }
 
-// Large copies to the device are bound by Equation 1, but never by fewer
-// bytes in flight than the trace itself shows.
+// Equation 1 bounds large copies to the device, with at least the bytes in flight
+// that the trace shows.
 func TestLargeCopies(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -276,8 +276,8 @@ func TestLargeCopies(t *testing.T) {
 	}
 }
 
-// The host-bound run with the profiler's share taken out: less idle time is
-// left to absorb latency.
+// Without the profiler's share of host time, a host-bound run has less idle time to
+// absorb latency.
 func TestCalibrateHost(t *testing.T) {
 	p := hostBound(t)
 	s := at(delta10)
@@ -296,7 +296,7 @@ func TestCalibrateHost(t *testing.T) {
 	profiled := run(t, p, s)
 	s.HostScale = scale
 	if r = run(t, p, s); r.Relative >= profiled.Relative {
-		t.Errorf("%v with the profiler's time taken out, %v with it", r.Relative, profiled.Relative)
+		t.Errorf("%v without the profiler's time, %v with it", r.Relative, profiled.Relative)
 	}
 	if scale, err := p.CalibrateHost(s, time.Second); scale != 1 || err != nil {
 		t.Errorf("a longer step than recorded: %v, %v", scale, err)
@@ -321,7 +321,7 @@ func TestSettingIsChecked(t *testing.T) {
 	}
 }
 
-// drawPlan makes a trace with everything in it, overlaps and orphans too.
+// drawPlan draws a trace with all kinds of events, with overlaps and orphans.
 func drawPlan(t *rapid.T) *Plan {
 	r := record(t)
 	th, _ := r.b.Thread(workload.Thread{ID: 0})
@@ -350,8 +350,8 @@ func drawPlan(t *rapid.T) *Plan {
 	return r.plan()
 }
 
-// With nothing added every event falls on its recorded time; more round trip
-// never makes a run shorter; and the same question has the same answer.
+// Without added latency every event falls on its recorded time. A longer round trip
+// never makes a run shorter. Equal inputs give equal results.
 func TestReplayProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := drawPlan(t)
@@ -434,7 +434,7 @@ func TestDistribution(t *testing.T) {
 	}
 }
 
-// inGraphs is one launch of a graph of 100 short kernels.
+// inGraphs returns one launch of a graph of 100 short kernels.
 func inGraphs(t *testing.T) *Plan {
 	r := record(t)
 	c := r.launch(workload.GraphLaunch, 1, 0, 5*us)
@@ -452,15 +452,15 @@ func TestVerdict(t *testing.T) {
 		want  []string
 	}{
 		{"nothing added", gpuBound(t), 0, []string{"No round trip is added"}},
-		{"GPU bound", gpuBound(t), 10 * us, []string{"66.8 % of native", "not suited", "A kernel takes 20µs on average and each is 10µs longer", "CUDA graph"}},
+		{"GPU bound", gpuBound(t), 10 * us, []string{"66.8 % of native", "not suited", "A kernel takes 20µs on average and becomes 10µs longer", "CUDA graph"}},
 		{"GPU bound, little added", gpuBound(t), us, []string{"95.3 % of native", "well suited", "Nothing stands out"}},
 		{"graphs", inGraphs(t), 10 * us, []string{"100 % of the kernels run in CUDA graphs"}},
-		{"host bound", hostBound(t), 10 * us, []string{"well suited", "99 % of the added", "short", "CUDA graph", "host sets the pace"}},
+		{"host bound", hostBound(t), 10 * us, []string{"well suited", "99 % of the added", "short", "CUDA graph", "host limits the run"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := run(t, tc.plan, at(perf.NativeRTT+tc.delta))
 			s := tc.plan.Stats(17920)
-			v := Judge(&s, &r, 17920)
+			v := Judge(&s, &r, &tc.plan.w.Report, 17920)
 			text := v.Summary + strings.Join(v.Advice, " ")
 			for _, w := range tc.want {
 				if !strings.Contains(text, w) {
@@ -468,6 +468,68 @@ func TestVerdict(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Steps without GPU work neither count as unaffected by latency nor leave room for a
+// verdict.
+func TestStepsWithoutWork(t *testing.T) {
+	for _, tc := range []struct {
+		name       string
+		with, all  int // steps with GPU work, steps
+		basis      string
+		incomplete bool
+		doubt      string
+		want       string
+	}{
+		{"complete", 4, 4, "4 training steps", false, "", "not suited"},
+		{"half", 2, 4, "2 training steps", false, "2 of 4 training steps contain no GPU work", "no verdict, because 2 of 4"},
+		{"none with work", 0, 2, "active part of the trace (its steps contain no GPU work)", false, "2 of 2", "no verdict"},
+		{"truncated trace", 4, 4, "4 training steps", true, "the trace is incomplete", "no verdict, because the trace is incomplete"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := record(t)
+			th, _ := r.b.Thread(workload.Thread{ID: 1})
+			for i := range tc.all {
+				base := time.Duration(i) * 100 * us
+				if i < tc.with {
+					c := r.launch(workload.Launch, 1, base+us, 5*us)
+					r.op(workload.Kernel, c, 7, base+7*us, 10*us)
+					r.launch(workload.StreamSync, 1, base+8*us, 10*us)
+				} else {
+					r.launch(workload.Other, 1, base+us, 5*us)
+				}
+				r.b.AddStep(workload.Step{Name: fmt.Sprint("s", i), Thread: th, Start: base, Dur: 20 * us}, here)
+			}
+			if tc.with == 0 { // work before the first step
+				r.op(workload.Kernel, 0, 7, -50*us, 10*us)
+			}
+			r.b.Report.Incomplete = tc.incomplete
+			p := r.plan()
+			got := run(t, p, at(perf.NativeRTT+50*us))
+			if got.Basis != tc.basis || got.Idle != tc.all-tc.with {
+				t.Errorf("basis %q, %d steps without work; want %q, %d", got.Basis, got.Idle, tc.basis, tc.all-tc.with)
+			}
+			if tc.with > 0 && got.Relative > 0.8 {
+				t.Errorf("performance %v: steps without work count", got.Relative)
+			}
+			s := p.Stats(17920)
+			v := Judge(&s, &got, &p.w.Report, 17920)
+			if !strings.Contains(v.Summary, tc.want) || !strings.Contains(v.Doubt, tc.doubt) || (v.Doubt == "") != (tc.doubt == "") {
+				t.Errorf("summary %q, doubt %q; want %q, %q", v.Summary, v.Doubt, tc.want, tc.doubt)
+			}
+		})
+	}
+}
+
+// A damaged but complete trace gets a qualified verdict.
+func TestVerdictOnDamagedTrace(t *testing.T) {
+	p := gpuBound(t)
+	p.w.Report.Drop("broken", "here")
+	r, s := run(t, p, at(perf.NativeRTT+us)), p.Stats(17920)
+	v := Judge(&s, &r, &p.w.Report, 17920)
+	if !strings.Contains(v.Summary, "well suited to disaggregation, but parts of the trace are damaged or doubtful") || !strings.Contains(v.Doubt, "1 broken") {
+		t.Errorf("summary %q, doubt %q", v.Summary, v.Doubt)
 	}
 }
 

@@ -9,17 +9,17 @@ import (
 	"github.com/dxpu-project/dxpu/internal/model/workload"
 )
 
-// Setting is what a replay is asked for.
+// Setting holds the parameters of a replay.
 type Setting struct {
-	NativeRTT, RTT time.Duration // NativeRTT is that of the recorded run
+	NativeRTT, RTT time.Duration // NativeRTT is the round trip of the recorded run
 	Costs          perf.Costs
 	Requester      perf.Requester // for term ❷, the rate of large copies to the device
-	// HostScale multiplies the time that host threads take on their own: less
-	// than 1 takes out what a profiler added. 0 means 1.
+	// HostScale multiplies the time that host threads compute: a value below 1
+	// removes the time that a profiler added. 0 means 1.
 	HostScale float64
 }
 
-// Validate reports the first number that makes no sense.
+// Validate returns an error for the first value that is out of range.
 func (s Setting) Validate() error {
 	if s.NativeRTT <= 0 || s.RTT < s.NativeRTT {
 		return fmt.Errorf("predict: round trips: native %v, disaggregated %v: want 0 < native <= disaggregated", s.NativeRTT, s.RTT)
@@ -30,18 +30,18 @@ func (s Setting) Validate() error {
 	return s.Requester.Validate()
 }
 
-// Delta is the added round trip.
+// Delta returns the added round trip.
 func (s Setting) Delta() time.Duration { return s.RTT - s.NativeRTT }
 
 // prices are the costs at one ΔRTT.
 type prices struct {
 	launch, graphLaunch, sync time.Duration
 	byKind                    [9]time.Duration
-	copyRate                  float64 // bytes per second to the device; +Inf where nothing bounds it
+	copyRate                  float64 // bytes per second to the device; +Inf without a bound
 	hostScale                 float64
 }
 
-// host is what a host thread's own time comes to.
+// host scales the time that a host thread computes.
 func (pr *prices) host(d time.Duration) time.Duration {
 	if pr.hostScale == 1 {
 		return d
@@ -49,14 +49,14 @@ func (pr *prices) host(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * pr.hostScale)
 }
 
-// inFlight are the bytes of Equation 1, never fewer than the trace's own fastest
-// copy needs at the native round trip.
+// inFlight returns the bytes in flight of Equation 1, but not fewer than
+// the trace's fastest copy needs at the native round trip.
 func (p *Plan) inFlight(s Setting) float64 {
 	return max(float64(s.Requester.Window()), p.window*s.NativeRTT.Seconds())
 }
 
-// InFlight is how much a copy to the device keeps in flight: what the requester
-// can, or what the fastest copy of the trace needs, if that is more.
+// InFlight returns how much a copy to the device keeps in flight: the requester's
+// window, or the need of the fastest copy of the trace if that is more.
 func (p *Plan) InFlight(s Setting) perf.Bytes { return perf.Bytes(math.Round(p.inFlight(s))) }
 
 func (p *Plan) prices(s Setting) prices {
@@ -78,22 +78,22 @@ func (p *Plan) prices(s Setting) prices {
 	return pr
 }
 
-// added is what an operation takes longer.
+// added returns the time added to an operation.
 func (pr *prices) added(op *workload.Op) time.Duration {
 	c := pr.byKind[op.Kind]
 	if op.Kind == workload.CopyHtoD && op.Bytes > 0 {
-		// Term ❷: the larger of the latency and what the lower rate costs.
+		// Term ❷: the larger of the latency and the cost of the lower rate.
 		c = max(c, time.Duration(float64(op.Bytes)/pr.copyRate*1e9)-op.Dur)
 	}
 	return c
 }
 
-// times are where a replay puts the events.
+// times holds the replayed times of all events.
 type times struct {
 	callStart, callEnd, opEnd []time.Duration
 }
 
-// replay evaluates all events.
+// replay computes the times of all events.
 func (p *Plan) replay(pr prices) times {
 	t := times{
 		callStart: make([]time.Duration, len(p.calls)),

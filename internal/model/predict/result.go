@@ -8,30 +8,33 @@ import (
 	"github.com/dxpu-project/dxpu/internal/model/workload"
 )
 
-// Result is what a replay came to.
+// Result is the outcome of a replay.
 type Result struct {
 	RTT, Delta time.Duration
-	// Relative is the performance against the recorded run, 1 is native: over
-	// the training steps where the trace marks some, else over its active part.
+	// Relative is the performance relative to the recorded run, 1 is native. It
+	// covers the training steps with GPU work if the trace marks any, else the
+	// active part of the trace.
 	Relative float64
-	Basis    string
+	Basis    string // the part of the trace that Relative covers
 	Steps    []StepTime
-	// Whole is the whole trace, Active the part from the first launch to the
+	// Idle is the number of training steps without GPU work.
+	Idle int
+	// Whole covers the whole trace, Active the part from the first launch to the
 	// last end.
 	Whole, Active Span
-	// Charged is what all operations together take longer; Exposed is how much
-	// of it the run got longer by. The rest went into idle gaps, or ran on
+	// Charged is the time added to all operations, Exposed the time by which the
+	// run became longer. The difference fell into idle gaps or was added on
 	// several streams at once.
 	Charged, Exposed time.Duration
-	// KernelCost is what a kernel outside of graphs takes longer.
+	// KernelCost is the time added to a kernel outside of graphs.
 	KernelCost time.Duration
 	Additive   Additive
 }
 
-// Span is one time in the recording and in the replay.
+// Span is a duration in the recording and in the replay.
 type Span struct{ Recorded, Replayed time.Duration }
 
-// Relative is the performance over this span.
+// Relative returns the performance over this span.
 func (s Span) Relative() float64 {
 	if s.Replayed <= 0 {
 		return 1
@@ -39,15 +42,15 @@ func (s Span) Relative() float64 {
 	return float64(s.Recorded) / float64(s.Replayed)
 }
 
-// Additive is the paper's estimate (section 3.4.1): every operation on the GPU
-// takes longer by its term, nothing is absorbed, and the GPU never idles.
+// Additive is the paper's estimate (section 3.4.1): each operation on the GPU takes
+// longer by its term, gaps absorb nothing, and the GPU never idles.
 type Additive struct {
 	GPUTime, Added time.Duration
 	Relative       float64
 }
 
-// Run replays the workload. Where s.HostScale is less than 1, what the result
-// calls recorded is the replay with that scale and nothing added.
+// Run replays the workload. If s.HostScale is less than 1, the recorded times of
+// the result are those of a replay with that scale and no added latency.
 func (p *Plan) Run(s Setting) (Result, error) {
 	if err := s.Validate(); err != nil {
 		return Result{}, err
@@ -62,23 +65,28 @@ func (p *Plan) Run(s Setting) (Result, error) {
 	return r, nil
 }
 
-// conclude says what the performance is judged by, and what it is.
+// conclude computes the performance and what it is based on.
 func (r *Result) conclude() {
 	basis := r.Active
 	r.Basis = "active part of the trace (it marks no steps)"
-	if len(r.Steps) > 0 {
+	steps := withWork(r.Steps)
+	r.Idle = len(r.Steps) - len(steps)
+	switch {
+	case len(steps) > 0:
 		basis = Span{}
-		for _, st := range r.Steps {
+		for _, st := range steps {
 			basis.Recorded += st.Recorded
 			basis.Replayed += st.Replayed
 		}
-		r.Basis = fmt.Sprintf("%d training steps", len(r.Steps))
+		r.Basis = fmt.Sprintf("%d training steps", len(steps))
+	case r.Idle > 0:
+		r.Basis = "active part of the trace (its steps contain no GPU work)"
 	}
 	r.Relative = basis.Relative()
 	r.Exposed = r.Active.Replayed - r.Active.Recorded
 }
 
-// measure replays and measures, all but what is relative.
+// measure replays the workload and measures all durations.
 func (p *Plan) measure(s Setting) Result {
 	pr := p.prices(s)
 	t := p.replay(pr)
@@ -90,7 +98,7 @@ func (p *Plan) measure(s Setting) Result {
 	return r
 }
 
-// against takes native's replay for the recording.
+// against replaces the recorded times by those of the replay of native.
 func (r *Result) against(native Result) {
 	r.Whole.Recorded, r.Active.Recorded = native.Whole.Replayed, native.Active.Replayed
 	for i := range r.Steps {
@@ -98,31 +106,32 @@ func (r *Result) against(native Result) {
 	}
 }
 
-// CalibrateHost finds the scale of host time at which the native run takes
-// want per training step, or for its active part where there are no steps: a
-// profiler makes each call longer, so a recorded run leaves more idle gaps
-// than the run without it, and too much latency would seem to be absorbed. It
-// fails when no scale does, because the GPU alone takes longer.
+// CalibrateHost returns the scale of host time at which the native run takes want
+// per training step with GPU work, or for its active part without steps. A profiler
+// makes each call longer, so a recorded run has more idle gaps than the run without
+// a profiler, and would absorb too much latency. CalibrateHost fails if the GPU's
+// work alone takes longer than want.
 func (p *Plan) CalibrateHost(s Setting, want time.Duration) (float64, error) {
 	s.RTT = s.NativeRTT
 	length := func(scale float64) time.Duration {
 		s.HostScale = scale
 		r := p.measure(s)
-		if len(r.Steps) == 0 {
+		steps := withWork(r.Steps)
+		if len(steps) == 0 {
 			return r.Active.Replayed
 		}
 		var sum time.Duration
-		for _, st := range r.Steps {
+		for _, st := range steps {
 			sum += st.Replayed
 		}
-		return sum / time.Duration(len(r.Steps))
+		return sum / time.Duration(len(steps))
 	}
 	if longest := length(1); want >= longest {
 		return 1, nil
 	}
 	const least, rounds = 0.01, 20
 	if shortest := length(least); want < shortest {
-		return 0, fmt.Errorf("predict: a native step of %v cannot be: the GPU's work alone takes %v in this trace", want, shortest)
+		return 0, fmt.Errorf("predict: a native step of %v is impossible: the GPU's work alone takes %v in this trace", want, shortest)
 	}
 	low, high := least, 1.0
 	for range rounds {
@@ -135,7 +144,7 @@ func (p *Plan) CalibrateHost(s Setting, want time.Duration) (float64, error) {
 	return low, nil
 }
 
-// spans measures the whole trace and its active part.
+// spans returns the durations of the whole trace and of its active part.
 func (p *Plan) spans(t *times) (whole, active Span) {
 	for i := range p.calls {
 		whole.Recorded = max(whole.Recorded, p.w.Calls[i].End())
@@ -181,5 +190,5 @@ func (p *Plan) Sweep(s Setting, rtts []time.Duration) ([]Result, error) {
 	return out, nil
 }
 
-// Workload returns what the plan was made of.
+// Workload returns the workload of the plan.
 func (p *Plan) Workload() *workload.Workload { return p.w }

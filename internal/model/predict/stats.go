@@ -9,41 +9,41 @@ import (
 	"github.com/dxpu-project/dxpu/internal/model/workload"
 )
 
-// ShortKernel is where the paper draws the line: "short-duration kernels
-// (smaller than or equal to 10us)" (section 4.3.2).
+// ShortKernel is the paper's limit of "short-duration kernels (smaller than or equal
+// to 10us)" (section 4.3.2).
 const ShortKernel = 10 * time.Microsecond
 
-// Stats is where the time of a recorded run went.
+// Stats breaks down the time of a recorded run.
 type Stats struct {
 	Kernels, ShortKernels, GraphKernels int
 	KernelTime, GPUTime                 time.Duration // GPUTime: all operations
-	Busy, Active                        time.Duration // per device, summed: any stream busy; from first to last
+	Busy, Active                        time.Duration // sum over devices: a stream was busy; from first to last operation
 	Copies                              [4]CopyStats  // HtoD, DtoH, DtoD, other
 	Memsets                             CopyStats
 	Syncs                               int
-	SyncWait                            time.Duration // in calls that exist to wait
+	SyncWait                            time.Duration // in calls whose purpose is to wait
 	Blocked                             int
-	BlockedWait                         time.Duration // in calls that only should enqueue
-	ByName                              []NameStats   // kernels by name, longest first
-	Durations                           []CDFPoint    // of kernels, rising
+	BlockedWait                         time.Duration // in calls that normally only enqueue work
+	ByName                              []NameStats   // kernels by name, in descending order of time
+	Durations                           []CDFPoint    // of kernels, in ascending order
 }
 
-// CopyStats are the copies of one direction.
+// CopyStats summarises the copies of one direction.
 type CopyStats struct {
 	Count int
 	Bytes perf.Bytes
 	Time  time.Duration
-	Large int // more than the window of tags holds, so that term ❷ bounds them
+	Large int // copies larger than the window, which term ❷ bounds
 }
 
-// NameStats are the kernels of one name.
+// NameStats summarises the kernels of one name.
 type NameStats struct {
 	Name  string
 	Count int
 	Time  time.Duration
 }
 
-// Mean is the average duration.
+// Mean returns the average duration.
 func (n NameStats) Mean() time.Duration { return n.Time / time.Duration(max(n.Count, 1)) }
 
 // CDFPoint is one point of the cumulative distributions of kernel duration:
@@ -54,19 +54,19 @@ type CDFPoint struct {
 	ByNumber, ByTime float64
 }
 
-// MeanKernel is the average duration of a kernel.
+// MeanKernel returns the average duration of a kernel.
 func (s *Stats) MeanKernel() time.Duration { return s.KernelTime / time.Duration(max(s.Kernels, 1)) }
 
-// ShortShare is the share of kernels that are short.
+// ShortShare returns the share of kernels that are short.
 func (s *Stats) ShortShare() float64 { return ratio(s.ShortKernels, s.Kernels) }
 
-// Utilisation is the share of the active time that a stream was busy.
+// Utilisation returns the share of the active time in which a stream was busy.
 func (s *Stats) Utilisation() float64 { return ratio(s.Busy, s.Active) }
 
-// MemoryShare is the share of the GPU's time in copies and memsets.
+// MemoryShare returns the share of the GPU's time in copies and memsets.
 func (s *Stats) MemoryShare() float64 { return ratio(s.GPUTime-s.KernelTime, s.GPUTime) }
 
-// others is the number of operations that are not kernels.
+// others returns the number of operations that are not kernels.
 func (s *Stats) others() int {
 	n := s.Memsets.Count
 	for _, c := range s.Copies {
@@ -82,8 +82,8 @@ func ratio[T ~int | ~int64](a, b T) float64 {
 	return float64(a) / float64(b)
 }
 
-// Stats counts what the workload is made of; window is the data in flight
-// above which a copy to the device counts as large.
+// Stats breaks down the workload. A copy of more than window bytes to the device
+// counts as large.
 func (p *Plan) Stats(window perf.Bytes) Stats {
 	var s Stats
 	byName := map[uint32]*NameStats{}
@@ -149,7 +149,7 @@ const (
 )
 
 func direction(k workload.OpKind) int {
-	switch k { //nolint:exhaustive // only copies come here
+	switch k { //nolint:exhaustive // callers pass copies only
 	case workload.CopyHtoD:
 		return ToDevice
 	case workload.CopyDtoH:
@@ -160,7 +160,8 @@ func direction(k workload.OpKind) int {
 	return OtherCopy
 }
 
-// busy adds up, for each device of each process, when any stream was busy.
+// busy sums up, over the devices of each process, the time in which a stream was
+// busy.
 func (s *Stats) busy(w *workload.Workload) {
 	type gpu struct {
 		process uint64
@@ -188,7 +189,7 @@ func (s *Stats) busy(w *workload.Workload) {
 	}
 }
 
-// waits adds up the calls that waited for the GPU.
+// waits sums up the calls that waited for the GPU.
 func (p *Plan) waits(s *Stats) {
 	for i := range p.w.Calls {
 		c, cp := &p.w.Calls[i], &p.calls[i]
@@ -203,10 +204,10 @@ func (p *Plan) waits(s *Stats) {
 	}
 }
 
-// maxPoints of a distribution; more would not show in a plot.
+// maxPoints limits the points of a distribution to what a plot can show.
 const maxPoints = 256
 
-// distribution sorts durs and thins them out.
+// distribution sorts durs and returns about maxPoints points of their distribution.
 func distribution(durs []time.Duration) []CDFPoint {
 	slices.Sort(durs)
 	var total time.Duration
@@ -230,7 +231,7 @@ func distribution(durs []time.Duration) []CDFPoint {
 	return out
 }
 
-// At reads the distribution at d.
+// At returns the distribution at d.
 func At(points []CDFPoint, d time.Duration) CDFPoint {
 	i, found := slices.BinarySearchFunc(points, d, func(p CDFPoint, d time.Duration) int { return cmp.Compare(p.Duration, d) })
 	if found {

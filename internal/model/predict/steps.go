@@ -9,13 +9,13 @@ import (
 	"github.com/dxpu-project/dxpu/internal/model/workload"
 )
 
-// stepPlan ties a training step to the calls before its beginning and end on
-// its thread; none where there is no such call.
+// stepPlan holds the last call on the step's thread before the step's start, and
+// before its end; none if there is no such call.
 type stepPlan struct {
 	startCall, endCall int32
 }
 
-// planSteps finds the calls that a step's beginning and end follow.
+// planSteps finds the calls that the start and end of each step follow.
 func (p *Plan) planSteps() {
 	type mark struct {
 		at   time.Duration
@@ -44,7 +44,7 @@ func (p *Plan) planSteps() {
 	}
 }
 
-// moment is where a replay puts a moment of a thread that followed call.
+// moment returns the replayed time of a moment that follows call on its thread.
 func (p *Plan) moment(t *times, pr *prices, call int32, at time.Duration) time.Duration {
 	if call == none {
 		return at
@@ -56,15 +56,19 @@ func (p *Plan) moment(t *times, pr *prices, call int32, at time.Duration) time.D
 	return t.callStart[call] + pr.host(at-c.Start)
 }
 
-// StepTime is one training step. It lasts from the end of the step before to
-// its own end, where a step has ended when its mark on the host has and all
-// work that it launched is done: a host that runs ahead of the GPU would
-// otherwise make the first steps look short and the last one long.
+// StepTime is the time of one training step. A step lasts from the end of the
+// previous step to its own end: the end of its mark on the host or of the last
+// operation that it launched, whichever is later. Otherwise a host that runs ahead
+// of the GPU would make the first steps look short and the last one long.
 type StepTime struct {
 	Name               string
 	Recorded, Replayed time.Duration
-	// HostRecorded and HostReplayed are the mark's own length on the host.
+	// HostRecorded and HostReplayed are the duration of the mark on the host.
 	HostRecorded, HostReplayed time.Duration
+	// Operations is the number of operations that the step launched. A step
+	// without any is as fast at every round trip, and does not count for the
+	// performance.
+	Operations int
 }
 
 // stepTimes measures the steps in a replay.
@@ -87,6 +91,7 @@ func (p *Plan) stepTimes(t *times, pr *prices) []StepTime {
 	for i := range p.w.Ops {
 		op := &p.w.Ops[i]
 		if s := p.stepOf(op); s >= 0 {
+			out[s].Operations++
 			recorded[s] = max(recorded[s], op.End())
 			replayed[s] = max(replayed[s], t.opEnd[i])
 		}
@@ -99,8 +104,12 @@ func (p *Plan) stepTimes(t *times, pr *prices) []StepTime {
 	return out
 }
 
-// stepOf returns the latest step that began before the operation's launch, -1
-// when there is none.
+// withWork returns the steps that launched operations.
+func withWork(steps []StepTime) []StepTime {
+	return slices.DeleteFunc(slices.Clone(steps), func(s StepTime) bool { return s.Operations == 0 })
+}
+
+// stepOf returns the latest step that began before the operation's launch, or -1.
 func (p *Plan) stepOf(op *workload.Op) int {
 	at := op.Start
 	if op.Call != none {

@@ -5,12 +5,15 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/internal/model/perf"
+	"github.com/dxpu-project/dxpu/internal/model/workload"
 )
 
-// Verdict says in words what a prediction means and what would help.
+// Verdict describes in words what a prediction means and what would help.
 type Verdict struct {
 	Summary string
 	Advice  []string
+	// Doubt is why the prediction may not hold for the run, or "".
+	Doubt string
 }
 
 // Thresholds of the advice. The paper calls 90 % good (section 1) and finds
@@ -24,13 +27,15 @@ const (
 	idleGPU    = 0.70
 	smallCopy  = 64 << 10
 	manyCopies = 100
-	// Where a kernel's cost is a tenth of it, back to back kernels run at 91 %.
+	// Back-to-back kernels that each take a tenth longer run at 91 %.
 	costlyKernel = 10
 )
 
-// Judge draws the conclusions from a run's statistics and its prediction.
-func Judge(s *Stats, r *Result, window perf.Bytes) Verdict {
-	v := Verdict{Summary: summary(r)}
+// Judge draws conclusions from a run's statistics, its prediction and the quality
+// of its trace. It gives no verdict on an incomplete trace.
+func Judge(s *Stats, r *Result, trace *workload.Report, window perf.Bytes) Verdict {
+	var v Verdict
+	v.Summary, v.Doubt = summary(r, trace)
 	add := func(format string, args ...any) { v.Advice = append(v.Advice, fmt.Sprintf(format, args...)) }
 	kernelAdvice(s, r, add)
 	memoryAdvice(s, window, add)
@@ -38,29 +43,40 @@ func Judge(s *Stats, r *Result, window perf.Bytes) Verdict {
 	switch {
 	case len(v.Advice) > 0:
 	case r.Relative >= good:
-		add("Nothing stands out: long kernels, few copies, few synchronisations.")
+		add("Nothing stands out: the kernels are long, copies and synchronisations few.")
 	default:
 		add("No single cause stands out: the added latency is spread over %d kernels and %d copies and memsets.", s.Kernels, s.others())
 	}
 	return v
 }
 
-func summary(r *Result) string {
-	word := "not suited to disaggregation as it is"
+func summary(r *Result, trace *workload.Report) (text, doubt string) {
+	suited := "not suited to disaggregation as it is"
 	switch {
 	case r.Delta == 0:
-		return "No round trip is added; the replay shows the recorded run."
+		return "No round trip is added: the replay shows the recorded run.", ""
 	case r.Relative >= good:
-		word = "well suited to disaggregation"
+		suited = "well suited to disaggregation"
 	case r.Relative >= fair:
-		word = "usable, below the 90 % that the paper aims at"
+		suited = "usable, below the 90 % that the paper aims at"
+	}
+	switch {
+	case r.Idle > 0:
+		doubt = fmt.Sprintf("%d of %d training steps contain no GPU work, so the trace is incomplete", r.Idle, len(r.Steps))
+		suited = "no verdict, because " + doubt
+	case trace.Incomplete:
+		doubt = "the trace is incomplete: " + trace.Warning()
+		suited = "no verdict, because the trace is incomplete"
+	case trace.Warning() != "":
+		doubt = trace.Warning()
+		suited += ", but parts of the trace are damaged or doubtful"
 	}
 	absorbed := ""
 	if r.Charged > 0 {
 		share := 1 - min(max(float64(r.Exposed)/float64(r.Charged), 0), 1)
-		absorbed = fmt.Sprintf("; %.0f %% of the added %v is absorbed by idle time or runs in parallel", 100*share, round(r.Charged))
+		absorbed = fmt.Sprintf("; idle time and parallel streams absorb %.0f %% of the added %v", 100*share, round(r.Charged))
 	}
-	return fmt.Sprintf("%.1f %% of native at a round trip of %v: %s%s.", 100*r.Relative, r.RTT, word, absorbed)
+	return fmt.Sprintf("%.1f %% of native at a round trip of %v: %s%s.", 100*r.Relative, r.RTT, suited, absorbed), doubt
 }
 
 func kernelAdvice(s *Stats, r *Result, add func(string, ...any)) {
@@ -71,18 +87,18 @@ func kernelAdvice(s *Stats, r *Result, add func(string, ...any)) {
 	small := r.Relative < good && s.MeanKernel() < costlyKernel*r.KernelCost
 	switch {
 	case graphs:
-		add("%.0f %% of the kernels run in CUDA graphs, between whose nodes nothing waits for the host: only launches of graphs are charged. No figure of the paper tests this.", 100*ratio(s.GraphKernels, s.Kernels))
+		add("%.0f %% of the kernels run in CUDA graphs, whose nodes do not wait for the host: only the launches of graphs cost latency. No figure of the paper tests this.", 100*ratio(s.GraphKernels, s.Kernels))
 	case s.ShortShare() > manyShort:
-		add("%.0f %% of the kernels are short (up to %v; mean %v): the added latency weighs most on them. Fuse kernels (torch.compile, XLA) or raise the batch size so that each does more.",
+		add("%.0f %% of the kernels are short (up to %v; mean %v): the added latency affects them most. Fuse kernels (torch.compile, XLA) or increase the batch size so that each does more.",
 			100*s.ShortShare(), ShortKernel, round(s.MeanKernel()))
 	case small:
-		add("A kernel takes %v on average and each is %v longer. Fuse kernels (torch.compile, XLA) or raise the batch size so that each does more.", round(s.MeanKernel()), round(r.KernelCost))
+		add("A kernel takes %v on average and becomes %v longer. Fuse kernels (torch.compile, XLA) or increase the batch size so that each does more.", round(s.MeanKernel()), round(r.KernelCost))
 	}
 	if s.GraphKernels == 0 && (s.ShortShare() > manyShort || small) {
-		add("No CUDA graph is used: capturing a step into a graph replaces %d launches by a few.", s.Kernels)
+		add("The run uses no CUDA graph: capturing a step into a graph replaces %d launches by a few.", s.Kernels)
 	}
 	if s.Utilisation() < idleGPU && r.Relative > good {
-		add("The GPU is busy %.0f %% of the time: the host sets the pace and hides the latency. A faster host or a larger batch would make the run faster but show more of it.", 100*s.Utilisation())
+		add("The GPU is busy %.0f %% of the time: the host limits the run and hides the latency. A faster host or a larger batch would make the run faster and expose more latency.", 100*s.Utilisation())
 	}
 }
 
@@ -103,14 +119,14 @@ func memoryAdvice(s *Stats, window perf.Bytes, add func(string, ...any)) {
 func waitAdvice(s *Stats, r *Result, add func(string, ...any)) {
 	whole := r.Whole.Recorded
 	if s.Syncs > 1 && whole > 0 && float64(s.SyncWait) > muchSync*float64(whole) {
-		add("%d synchronisations wait %v of %v%s: each exposes what has gathered on the stream. Read results (.item(), .cpu(), print of a loss) less often.", s.Syncs, round(s.SyncWait), round(whole), together(s.SyncWait, whole))
+		add("%d synchronisations wait %v of %v%s: each exposes the latency that accumulated on the stream. Read results (.item(), .cpu(), print of a loss) less often.", s.Syncs, round(s.SyncWait), round(whole), together(s.SyncWait, whole))
 	}
 	if s.Blocked > 1 && whole > 0 && float64(s.BlockedWait) > muchSync*float64(whole) {
 		add("%d calls that should only enqueue work wait for the GPU (%v): copies of pageable memory, allocations, or a full launch queue. Pinned memory and a caching allocator avoid the first two; the last is a sign of a busy GPU.", s.Blocked, round(s.BlockedWait))
 	}
 }
 
-// together explains waits that add up to more than the run.
+// together explains waits that sum up to more than the run.
 func together(wait, whole time.Duration) string {
 	if wait > whole {
 		return " on several threads together"
@@ -118,7 +134,7 @@ func together(wait, whole time.Duration) string {
 	return ""
 }
 
-// round keeps three or so digits of a duration.
+// round keeps three or four digits of a duration.
 func round(d time.Duration) time.Duration {
 	for unit := time.Duration(1); unit < time.Hour; unit *= 10 {
 		if d < 10_000*unit {

@@ -27,10 +27,11 @@ func readKineto(r io.Reader, o Options) (*workload.Workload, error) {
 		return nil, err
 	}
 	if k.ended {
-		reason := "missing: the file is truncated"
+		reason := "truncated, with all events after it: the file ends early"
 		if k.s.fail != nil {
-			reason = fmt.Sprintf("missing: the file is truncated (%v)", k.s.fail)
+			reason = fmt.Sprintf("truncated, with all events after it: the file ends early (%v)", k.s.fail)
 		}
+		k.b.Report.Incomplete = true
 		k.b.Report.Drop(reason, fmt.Sprintf("byte %d", k.s.where()))
 	}
 	k.checkRest()

@@ -11,18 +11,18 @@ import (
 	"github.com/dxpu-project/dxpu/internal/quantile"
 )
 
-// Limits of what a Builder takes in, so that a hostile trace cannot exhaust
-// memory: a 2 GB trace of PyTorch holds two to four million records, and a
-// replay takes about 100 bytes for each.
+// Limits of a Builder, so that a hostile trace cannot exhaust memory. A 2 GB trace
+// of PyTorch holds two to four million records, and a replay needs about 100 bytes
+// for each.
 const (
 	MaxRecords   = 5_000_000
 	MaxNameBytes = 64 << 20
-	maxName      = 1024 // of one name; template arguments beyond it say nothing new
-	maxPlaces    = 1 << 16
+	maxName      = 1024    // bytes of one name; more are template arguments
+	maxItems     = 1 << 16 // streams, threads, devices, steps
 )
 
-// MaxTime bounds a timestamp's distance from the trace's first one and each
-// duration: no profile spans a year.
+// MaxTime bounds each duration and the distance of a timestamp from the median:
+// no profile spans a year.
 const MaxTime = 366 * 24 * time.Hour
 
 // Builder collects a trace's events in any order.
@@ -35,41 +35,41 @@ type Builder struct {
 	w         Workload
 	streams   map[Stream]int32
 	threads   map[Thread]int32
-	steps     map[string]int // by name: the last one in w.Steps
+	steps     map[string]bool // by name
 	waits     []wait
 }
 
-// wait says which stream the call with this correlation waits for.
+// wait is the stream that the call with this correlation waits for.
 type wait struct {
 	process uint64
 	corr    uint32
 	stream  int32
 }
 
-// NewBuilder starts an empty workload of a format.
+// NewBuilder returns a builder of an empty workload in a format.
 func NewBuilder(format string) *Builder {
 	return &Builder{
 		Format: format, names: map[string]uint32{"": 0},
-		streams: map[Stream]int32{}, threads: map[Thread]int32{}, steps: map[string]int{},
+		streams: map[Stream]int32{}, threads: map[Thread]int32{}, steps: map[string]bool{},
 		w: Workload{Names: []string{""}},
 	}
 }
 
 // AddDevice adds a GPU's name.
 func (b *Builder) AddDevice(name string) {
-	if len(b.w.Devices) < maxPlaces {
+	if len(b.w.Devices) < maxItems {
 		b.w.Devices = append(b.w.Devices, clip(name))
 	}
 }
 
-// Name interns a name; invalid UTF-8 is replaced and long names are cut. name
-// is not kept.
+// Name interns a name and returns its index. It replaces invalid UTF-8, truncates
+// long names, and does not keep name.
 func (b *Builder) Name(name []byte) uint32 {
 	if i, ok := b.names[string(name)]; ok {
 		return i
 	}
 	if b.nameBytes+len(name) > MaxNameBytes {
-		b.Report.Note("more than %d MB of names: the rest are counted as \"\"", MaxNameBytes>>20)
+		b.Report.Note("the names exceed %d MB: the rest are \"\"", MaxNameBytes>>20)
 		return 0
 	}
 	s := clip(string(name))
@@ -94,11 +94,11 @@ func clip(s string) string {
 	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
-// Stream returns the index of a stream, new or known; ok is false when there
-// are absurdly many.
+// Stream returns the index of a stream, and adds the stream if it is new; ok is
+// false if there are too many.
 func (b *Builder) Stream(s Stream) (i int32, ok bool) {
 	i, ok = b.streams[s]
-	if !ok && len(b.w.Streams) < maxPlaces {
+	if !ok && len(b.w.Streams) < maxItems {
 		i, ok = int32(len(b.w.Streams)), true
 		b.streams[s] = i
 		b.w.Streams = append(b.w.Streams, s)
@@ -106,11 +106,11 @@ func (b *Builder) Stream(s Stream) (i int32, ok bool) {
 	return i, ok
 }
 
-// Thread returns the index of a thread, new or known; ok is false when there
-// are absurdly many.
+// Thread returns the index of a thread, and adds the thread if it is new; ok is
+// false if there are too many.
 func (b *Builder) Thread(t Thread) (i int32, ok bool) {
 	i, ok = b.threads[t]
-	if !ok && len(b.w.Threads) < maxPlaces {
+	if !ok && len(b.w.Threads) < maxItems {
 		i, ok = int32(len(b.w.Threads)), true
 		b.threads[t] = i
 		b.w.Threads = append(b.w.Threads, t)
@@ -118,8 +118,8 @@ func (b *Builder) Thread(t Thread) (i int32, ok bool) {
 	return i, ok
 }
 
-// AddOp adds an operation with absolute times; Call is filled by Build.
-// where says where in the file it stands.
+// AddOp adds an operation with absolute times. Build sets its Call. where returns
+// its position in the file.
 func (b *Builder) AddOp(op Op, where func() string) {
 	if b.room(op.Start, op.Dur, where) {
 		op.Call = None
@@ -137,19 +137,19 @@ func (b *Builder) AddCall(c Call, where func() string) {
 	}
 }
 
-// AddStep adds a training step; a second one with the same name (the
-// profiler repeats it for the GPU) is left out.
+// AddStep adds a training step, unless one of the same name exists: the profiler
+// repeats each step for the GPU.
 func (b *Builder) AddStep(s Step, where func() string) {
 	s.Name = clip(s.Name)
-	if _, again := b.steps[s.Name]; again || len(b.w.Steps) >= maxPlaces || !b.room(s.Start, s.Dur, where) {
+	if b.steps[s.Name] || len(b.w.Steps) >= maxItems || !b.room(s.Start, s.Dur, where) {
 		return
 	}
-	b.steps[s.Name] = len(b.w.Steps)
+	b.steps[s.Name] = true
 	b.w.Steps = append(b.w.Steps, s)
 	b.Report.Used++
 }
 
-// AddWait says which stream the call with correlation corr waits for.
+// AddWait records which stream the call with correlation corr waits for.
 func (b *Builder) AddWait(process uint64, corr uint32, stream int32) {
 	if len(b.waits) < MaxRecords {
 		b.waits = append(b.waits, wait{process, corr, stream})
@@ -170,8 +170,8 @@ func (b *Builder) room(start, dur time.Duration, where func() string) bool {
 	return false
 }
 
-// Build joins what was added. The builder must not be used afterwards. It
-// fails when the trace holds no operation of a GPU.
+// Build joins calls and operations and returns the workload. The builder must not
+// be used afterwards. Build fails if the trace holds no operation of a GPU.
 func (b *Builder) Build() (*Workload, error) {
 	w := &b.w
 	w.Format, w.Report = b.Format, b.Report
@@ -198,8 +198,8 @@ func (b *Builder) Build() (*Workload, error) {
 	return w, nil
 }
 
-// dropOutliers removes what lies more than MaxTime from the median start: a
-// flipped bit in one timestamp must not stretch the run over centuries.
+// dropOutliers removes events more than MaxTime from the median start: a flipped
+// bit in one timestamp must not stretch the run over centuries.
 func (w *Workload) dropOutliers() {
 	starts := make([]time.Duration, len(w.Ops))
 	for i := range w.Ops {
@@ -212,12 +212,12 @@ func (w *Workload) dropOutliers() {
 	w.Calls = slices.DeleteFunc(w.Calls, func(c Call) bool { return far(c.Start) })
 	w.Steps = slices.DeleteFunc(w.Steps, func(s Step) bool { return far(s.Start) })
 	if n -= len(w.Ops) + len(w.Calls) + len(w.Steps); n > 0 {
-		w.Report.DropN("more than a year away from the rest", "", int64(n))
+		w.Report.DropN("more than a year from the median time", "", int64(n))
 		w.Report.Used -= int64(n)
 	}
 }
 
-// rebase makes the first start zero.
+// rebase shifts all times so that the first start is zero.
 func (w *Workload) rebase() {
 	base := w.Ops[0].Start
 	if len(w.Calls) > 0 {

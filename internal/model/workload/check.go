@@ -7,21 +7,23 @@ import (
 
 // Thresholds of the checks.
 const (
-	roundedTime   = time.Microsecond // traces of 2021 count whole microseconds
+	roundedTime   = time.Microsecond // resolution of traces of 2021
 	overlapShare  = 0.10             // programmatic dependent launches overlap by less
-	nestedShare   = 0.05             // and do not end before what they depend on
+	nestedShare   = 0.05             // and end after the operation they depend on
 	skewedShare   = 0.05
 	unnamedShare  = 0.05
+	lostShare     = 0.10 // launches whose operations may be missing
 	silenceShare  = 0.50
 	silenceLength = 100 * time.Millisecond
 )
 
-// MaxCopyRate is above what any link between host and GPU carries, in bytes per
+// MaxCopyRate is above the rate of any link between host and GPU, in bytes per
 // second: NVLink-C2C has 450 GB/s.
 const MaxCopyRate = 500e9
 
-// check looks for what no recording of one process on working clocks shows. It
-// fails where nothing can be said at all, and notes doubts otherwise.
+// check looks for contradictions that a recording of one process with correct
+// clocks does not contain. It adds doubts to the report, and fails if no
+// prediction is possible.
 func (w *Workload) check() error {
 	var total time.Duration
 	for i := range w.Ops {
@@ -36,7 +38,7 @@ func (w *Workload) check() error {
 		if float64(n) > skewedShare*float64(len(w.Ops)) {
 			note = w.Report.Doubt
 		}
-		note("%d of %d operations begin before the call that launched them: the clocks of host and GPU differ in this trace", n, len(w.Ops))
+		note("%d of %d operations begin before the call that launched them: the clocks of host and GPU disagree in this trace", n, len(w.Ops))
 	}
 	w.checkCopies()
 	w.checkCalls()
@@ -45,8 +47,8 @@ func (w *Workload) check() error {
 	return nil
 }
 
-// checkCopies: a copy that no link can carry has a wrong duration or size. Where
-// durations are whole microseconds, one that took less may seem that fast.
+// checkCopies finds copies that are faster than any link, whose duration or size
+// must be wrong. It allows for durations rounded to whole microseconds.
 func (w *Workload) checkCopies() {
 	n := 0
 	for i := range w.Ops {
@@ -56,14 +58,14 @@ func (w *Workload) checkCopies() {
 		}
 	}
 	if n > 0 {
-		w.Report.Doubt("%d copies between host and GPU would have been faster than %.0f GB/s: their durations or sizes are wrong", n, MaxCopyRate/1e9)
+		w.Report.Doubt("%d copies between host and GPU exceed %.0f GB/s: their durations or sizes are wrong", n, MaxCopyRate/1e9)
 	}
 }
 
-// checkCalls: without calls, or without their names, nothing says what waited.
+// checkCalls finds traces without calls or without the names of calls.
 func (w *Workload) checkCalls() {
 	if len(w.Calls) == 0 {
-		w.Report.Doubt("the trace holds no calls of the host, so that nothing says which gaps would absorb latency: they are kept as they are")
+		w.Report.Doubt("the trace holds no calls of the host, so it does not show which gaps would absorb latency: the replay keeps all of them")
 		return
 	}
 	unnamed := 0
@@ -73,12 +75,31 @@ func (w *Workload) checkCalls() {
 		}
 	}
 	if float64(unnamed) > unnamedShare*float64(len(w.Calls)) {
-		w.Report.Doubt("%d of %d calls of the host have no name, so that nothing says which of them launched work and which waited", unnamed, len(w.Calls))
+		w.Report.Doubt("%d of %d calls of the host have no name, so the trace does not show which of them launched work and which waited", unnamed, len(w.Calls))
 	}
 }
 
-// checkOverlap: a stream runs one operation at a time. Branches of a graph may
-// be recorded on one stream; they are left out.
+// checkLost finds traces without the operations of many launches. launched tells
+// which calls have the correlation number of an operation.
+func (w *Workload) checkLost(launched []bool) {
+	launches, lost := 0, 0
+	for i := range w.Calls {
+		if k := w.Calls[i].Kind; k == Launch || k == GraphLaunch {
+			launches++
+			if !launched[i] {
+				lost++
+			}
+		}
+	}
+	// Operations without a known launch may belong to these launches.
+	if lost -= int(w.Report.Orphans); float64(lost) > lostShare*float64(launches) {
+		w.Report.Incomplete = true
+		w.Report.Doubt("%d of %d launches have no operation: part of the GPU's record is missing, or the launches were captured into graphs", lost, launches)
+	}
+}
+
+// checkOverlap finds operations that overlap on one stream, which runs one at a
+// time. It ignores graphs, whose branches may be recorded on one stream.
 func (w *Workload) checkOverlap(total time.Duration) {
 	ends := make([]time.Duration, len(w.Streams))
 	var n, nested int
@@ -98,21 +119,21 @@ func (w *Workload) checkOverlap(total time.Duration) {
 		ends[op.Stream] = max(ends[op.Stream], op.End())
 	}
 	if float64(sum) > overlapShare*float64(total) || float64(nested) > nestedShare*float64(len(w.Ops)) {
-		w.Report.Doubt("%d of %d operations begin before the one before them on their stream has ended, by %v in all: a duration is wrong, or several processes are in one trace", n, len(w.Ops), sum.Round(time.Microsecond))
+		w.Report.Doubt("%d of %d operations begin before the previous one on their stream has ended, by %v in all: a duration is wrong, or the trace holds several processes", n, len(w.Ops), sum.Round(time.Microsecond))
 	}
 }
 
 func (w *Workload) noteOrphans() {
 	r := &w.Report
 	if r.Uncorrelated > 0 {
-		r.Note("%d of %d operations have no correlation number: what launched them is not known, and they follow the operation before them", r.Uncorrelated, len(w.Ops))
+		r.Note("%d of %d operations have no correlation number: their launches are unknown, and each follows the previous operation on its stream", r.Uncorrelated, len(w.Ops))
 	}
 	if n := r.Orphans - r.Uncorrelated; n > 0 {
 		r.Note("%d of %d operations were launched before the recording began, or their launch is missing", n, len(w.Ops))
 	}
 }
 
-// noteSilence finds the longest time in which nothing was recorded.
+// noteSilence finds the longest time without any record.
 func (w *Workload) noteSilence() {
 	var until, longest, from time.Duration
 	calls := w.Calls
@@ -132,7 +153,7 @@ func (w *Workload) noteSilence() {
 		until = max(until, w.Ops[i].End())
 	}
 	if longest > silenceLength && float64(longest) > silenceShare*float64(until) {
-		w.Report.Note("nothing is recorded for %v of %v, from %v on: if the run did not pause there, what is said of that step or of the whole trace is too good",
+		w.Report.Note("nothing is recorded for %v of %v, from %v on: unless the run paused there, the prediction for that step or for the whole trace is too good",
 			longest.Round(time.Millisecond), until.Round(time.Millisecond), from.Round(time.Millisecond))
 	}
 }

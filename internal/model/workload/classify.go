@@ -2,11 +2,11 @@ package workload
 
 import "strings"
 
-// ClassifyCall says what a function of the CUDA or HIP runtime or driver does,
-// from its name with or without version ("cudaLaunchKernel_v7000") and
-// per-thread-stream suffix ("cuMemcpyAsync_ptsz"). keep is false for calls
-// that neither start work nor wait for it: the time they take stays in the
-// trace as the gap between two others.
+// ClassifyCall returns the kind of a function of the CUDA or HIP runtime or driver
+// by its name, with or without a version ("cudaLaunchKernel_v7000") and a suffix
+// for per-thread streams ("cuMemcpyAsync_ptsz"). keep is false for calls that
+// neither launch work nor wait for it: their time remains as the gap between two
+// other calls.
 func ClassifyCall(name string) (kind CallKind, keep bool) {
 	name = trimSuffixes(name)
 	for _, p := range [...]string{"cuda", "hip", "cu"} {
@@ -69,7 +69,7 @@ func classifyStem(s string) (CallKind, bool) {
 	return Other, true
 }
 
-// ClassifyCopy reads the direction out of a profiler's name for a copy, such
+// ClassifyCopy returns the direction of a copy by the profiler's name for it, such
 // as "Memcpy HtoD (Pageable -> Device)" or "CopyHostToDevice".
 func ClassifyCopy(name string) OpKind {
 	switch {

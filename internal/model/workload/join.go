@@ -6,21 +6,21 @@ import (
 	"sort"
 )
 
-// key finds a call by what profilers join on.
+// key identifies a call by process and correlation number.
 type key struct {
 	process uint64
 	corr    uint32
 	call    int32
 }
 
-// manyWithin is more than any runtime call makes of the driver's: the first one
-// of a process, which loads all modules, makes some hundreds.
-const manyWithin = 1000
+// maxNested is more than the number of driver calls that any runtime call makes.
+// The first one of a process, which loads all modules, makes some hundreds.
+const maxNested = 1000
 
-// flatten makes the calls of each thread follow each other: a call inside
-// another (a driver call that a runtime call made) is absorbed by it, and an
-// overlap by rounding is trimmed. It returns the keys of all calls, the
-// absorbed ones leading to their outer call.
+// flatten makes the calls of each thread consecutive. It merges a call inside
+// another (a driver call that a runtime call made) into the outer one and trims
+// overlaps by rounding. It returns the keys of all calls; the key of a merged call
+// leads to its outer call.
 func (w *Workload) flatten() []key {
 	last := make([]int32, len(w.Threads)) // the thread's latest kept call
 	for i := range last {
@@ -28,7 +28,8 @@ func (w *Workload) flatten() []key {
 	}
 	keys := make([]key, 0, len(w.Calls))
 	kept := w.Calls[:0]
-	absorbed, within, most := 0, make([]int, len(w.Threads)), 0 // within: the thread's latest kept call
+	merged, most := 0, 0
+	nested := make([]int, len(w.Threads)) // calls merged into the thread's latest kept call
 	for _, c := range w.Calls {
 		process := w.Threads[c.Thread].Process
 		if l := last[c.Thread]; l != None {
@@ -38,23 +39,23 @@ func (w *Workload) flatten() []key {
 					outer.Kind = c.Kind
 				}
 				keys = append(keys, key{process, c.Corr, l})
-				absorbed++
-				within[c.Thread]++
-				most = max(most, within[c.Thread])
+				merged++
+				nested[c.Thread]++
+				most = max(most, nested[c.Thread])
 				continue
 			}
 			outer.Dur = min(outer.Dur, c.Start-outer.Start)
 		}
 		i := int32(len(kept))
-		last[c.Thread], within[c.Thread] = i, 0
+		last[c.Thread], nested[c.Thread] = i, 0
 		keys = append(keys, key{process, c.Corr, i})
 		kept = append(kept, c)
 	}
 	w.Calls = kept
-	if absorbed > 0 {
-		w.Report.Note("%d calls inside other calls were joined with them", absorbed)
+	if merged > 0 {
+		w.Report.Note("%d calls inside other calls were merged into them", merged)
 	}
-	if most > manyWithin {
+	if most > maxNested {
 		w.Report.Doubt("one call contains %d others: its duration is wrong", most)
 	}
 	slices.SortStableFunc(keys, func(x, y key) int {
@@ -71,10 +72,11 @@ func find(keys []key, process uint64, corr uint32) []key {
 	return keys[:sort.Search(len(keys), func(i int) bool { return at(keys[i]) > 0 })]
 }
 
-// join finds the call behind each operation. Where a correlation number was
-// used twice, the latest call that begins before the operation is taken.
+// join finds the call that launched each operation: of several calls with the
+// operation's correlation number, the latest that begins before the operation.
 func (w *Workload) join(keys []key, waits []wait) {
 	shared := 0
+	launched := make([]bool, len(w.Calls))
 	for i := range w.Ops {
 		op := &w.Ops[i]
 		if op.Corr == 0 {
@@ -86,6 +88,9 @@ func (w *Workload) join(keys []key, waits []wait) {
 		if len(found) == 0 {
 			w.Report.Orphans++
 			continue
+		}
+		for _, k := range found {
+			launched[k.call] = true
 		}
 		if w.severalOwners(found) {
 			shared++
@@ -102,8 +107,9 @@ func (w *Workload) join(keys []key, waits []wait) {
 		}
 	}
 	if shared > 0 {
-		w.Report.Doubt("%d of %d operations have a correlation number that several processes used, so what launched them is a guess: give one trace for each process (rank)", shared, len(w.Ops))
+		w.Report.Doubt("%d of %d operations have a correlation number that several processes used, so their launches are guesses: use one trace for each process (rank)", shared, len(w.Ops))
 	}
+	w.checkLost(launched)
 	for _, wt := range waits {
 		if found := find(keys, wt.process, wt.corr); len(found) > 0 {
 			w.Calls[found[0].call].Stream = wt.stream
@@ -111,7 +117,7 @@ func (w *Workload) join(keys []key, waits []wait) {
 	}
 }
 
-// severalOwners reports whether the calls are of more than one process.
+// severalOwners reports whether the calls belong to more than one process.
 func (w *Workload) severalOwners(found []key) bool {
 	owner := func(k key) uint64 { return w.Threads[w.Calls[k.call].Thread].Owner }
 	return slices.ContainsFunc(found[1:], func(k key) bool { return owner(k) != owner(found[0]) })

@@ -7,25 +7,27 @@ import (
 	"strings"
 )
 
-// Drop says how many events were left out for one reason.
+// Drop counts the events that were dropped for one reason.
 type Drop struct {
 	Reason  string
 	Count   int64
-	Example string // where the first one was: "byte 1234", "row 7 of TABLE"
+	Example string // position of the first one: "byte 1234", "row 7 of TABLE"
 }
 
-// Report says what reading a trace came to. A trace with Dropped() > 0 is
-// damaged: figures from it are about what was left.
+// Report describes the quality of a trace. A trace with Dropped() > 0 is damaged,
+// and figures from it cover the rest only.
 type Report struct {
-	Events  int64 // events or rows seen, used or not
+	Events  int64 // events or rows read
 	Used    int64 // events that became calls, operations or steps
 	Drops   []Drop
-	Notes   []string // what was repaired or assumed
-	Doubts  []string // what makes figures from this trace doubtful, though nothing was dropped
-	Skewed  int64    // operations that the trace places before their own launch
+	Notes   []string // repairs and assumptions
+	Doubts  []string // reasons why figures from this trace may be wrong
+	Skewed  int64    // operations that start before their launch in the trace
 	Orphans int64    // operations whose launch is not in the trace
-	// Uncorrelated are the orphans that have no readable correlation number.
+	// Uncorrelated counts the orphans without a readable correlation number.
 	Uncorrelated int64
+	// Incomplete is set if a large or unknown part of the run is missing.
+	Incomplete bool
 }
 
 // Drop counts one damaged event.
@@ -42,7 +44,7 @@ func (r *Report) DropN(reason, example string, n int64) {
 	r.Drops = append(r.Drops, Drop{Reason: reason, Count: n, Example: example})
 }
 
-// Note adds a remark once.
+// Note adds a remark unless it is there.
 func (r *Report) Note(format string, args ...any) {
 	s := fmt.Sprintf(format, args...)
 	if !slices.Contains(r.Notes, s) {
@@ -50,12 +52,12 @@ func (r *Report) Note(format string, args ...any) {
 	}
 }
 
-// Doubt adds a reason for which figures from this trace may be wrong.
+// Doubt adds a reason why figures from this trace may be wrong.
 func (r *Report) Doubt(format string, args ...any) {
 	r.Doubts = append(r.Doubts, fmt.Sprintf(format, args...))
 }
 
-// Dropped is the number of damaged events.
+// Dropped returns the number of damaged events.
 func (r *Report) Dropped() int64 {
 	var n int64
 	for _, d := range r.Drops {
@@ -64,7 +66,7 @@ func (r *Report) Dropped() int64 {
 	return n
 }
 
-// Warning is one line about damage and doubts, "" when there are none.
+// Warning returns one line about damage and doubts, or "".
 func (r *Report) Warning() string {
 	parts := slices.Clone(r.Doubts)
 	if d := r.damage(); d != "" {

@@ -1,7 +1,6 @@
-// Package workload is what a recorded run of a GPU program comes down to:
-// calls on host threads, operations on streams, which call started which
-// operation, and the training steps. Trace readers build it, the predictor
-// replays it.
+// Package workload describes a recorded run of a GPU program: calls on host
+// threads, operations on streams, which call launched which operation, and the
+// training steps. Trace readers build a workload and the predictor replays it.
 package workload
 
 import (
@@ -9,7 +8,7 @@ import (
 	"time"
 )
 
-// OpKind says what an operation on a stream is.
+// OpKind is the kind of an operation on a stream.
 type OpKind uint8
 
 // Kinds of operations.
@@ -43,7 +42,7 @@ func (k OpKind) IsKernel() bool { return k == Kernel || k == GraphKernel || k ==
 // IsCopy reports whether the operation is a copy.
 func (k OpKind) IsCopy() bool { return k >= CopyHtoD && k <= CopyOther }
 
-// CallKind says what a host call does.
+// CallKind is the kind of a host call.
 type CallKind uint8
 
 // Kinds of calls.
@@ -54,7 +53,7 @@ const (
 	MemsetCall
 	StreamSync // waits for one stream or event
 	DeviceSync // waits for everything
-	Memory     // cudaMalloc, cudaFree and their like, which may wait for the device
+	Memory     // cudaMalloc, cudaFree and similar calls, which may wait for the device
 	Other
 	callKinds
 )
@@ -67,24 +66,24 @@ func (k CallKind) String() string {
 	return [...]string{"launch", "graph launch", "copy", "memset", "stream sync", "device sync", "memory", "other"}[k]
 }
 
-// IsSync reports whether the call exists in order to wait.
+// IsSync reports whether the purpose of the call is to wait.
 func (k CallKind) IsSync() bool { return k == StreamSync || k == DeviceSync }
 
-// None marks an index that points nowhere.
+// None is the index of nothing.
 const None int32 = -1
 
-// Op is one operation on a stream. Times count from the workload's start.
+// Op is one operation on a stream. Times are relative to the workload's start.
 type Op struct {
 	Start, Dur time.Duration
 	Bytes      int64 // of copies and memsets
 	Corr       uint32
 	Name       uint32 // index into Workload.Names
 	Stream     int32  // index into Workload.Streams
-	Call       int32  // index into Workload.Calls of the call that started it, or None
+	Call       int32  // index into Workload.Calls of the call that launched it, or None
 	Kind       OpKind
 }
 
-// End is Start + Dur.
+// End returns Start + Dur.
 func (o *Op) End() time.Duration { return o.Start + o.Dur }
 
 // Call is one call of the CUDA runtime or driver on a host thread. The calls
@@ -94,44 +93,45 @@ type Call struct {
 	Corr       uint32
 	Name       uint32
 	Thread     int32 // index into Workload.Threads
-	Stream     int32 // index into Workload.Streams of what a StreamSync waits for, or None
+	Stream     int32 // index into Workload.Streams of the stream that a StreamSync waits for, or None
 	Kind       CallKind
 }
 
-// End is Start + Dur.
+// End returns Start + Dur.
 func (c *Call) End() time.Duration { return c.Start + c.Dur }
 
-// Stream is a queue of operations on one device. Process is the number of its
-// process in the trace's own counting; devices are those of that process.
+// Stream is a queue of operations on one device. Process is the trace's number of
+// the process, and Device is the number of the device in that process.
 type Stream struct {
 	Process uint64
 	Device  int64
 	ID      uint64
 }
 
-// Thread is a host thread. Process is what its calls are joined by; Owner is the
-// process that the trace names where operations do not tell theirs.
+// Thread is a host thread. Its calls are joined with operations of streams of the
+// same Process. Owner is the thread's process as named by a trace whose
+// operations do not name theirs; Process is then zero.
 type Thread struct {
 	Process uint64
 	Owner   uint64
 	ID      uint64
 }
 
-// Step is a training step as the program marked it on a host thread.
+// Step is a training step that the program marked on a host thread.
 type Step struct {
 	Name       string
 	Thread     int32 // index into Workload.Threads, or None when it made no calls
 	Start, Dur time.Duration
 }
 
-// End is Start + Dur.
+// End returns Start + Dur.
 func (s Step) End() time.Duration { return s.Start + s.Dur }
 
-// Workload is a whole recorded run. Ops and Calls are sorted by Start, then
-// by the order in the trace.
+// Workload is a recorded run. Ops and Calls are sorted by Start, then by their
+// order in the trace.
 type Workload struct {
 	Format  string   // "kineto" or "nsys"
-	Devices []string // names of the GPUs, as far as the trace tells
+	Devices []string // names of the GPUs in the trace
 	Names   []string // of kernels and calls; Names[0] is ""
 	Streams []Stream
 	Threads []Thread
@@ -141,7 +141,7 @@ type Workload struct {
 	Report  Report
 }
 
-// Span is the time from the first start to the last end of anything recorded.
+// Span returns the time from the first recorded start to the last recorded end.
 func (w *Workload) Span() time.Duration {
 	var end time.Duration
 	for i := range w.Ops {

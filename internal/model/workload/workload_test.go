@@ -84,7 +84,7 @@ func TestJoin(t *testing.T) {
 	at := 1000 * time.Second
 	b.AddCall(Call{Start: at, Dur: 5 * us, Corr: 1, Thread: th, Kind: Launch}, nowhere)
 	b.AddCall(Call{Start: at + 10*us, Dur: 5 * us, Corr: 2, Thread: th, Kind: GraphLaunch}, nowhere)
-	b.AddCall(Call{Start: at + 30*us, Dur: 5 * us, Corr: 1, Thread: th, Kind: Launch}, nowhere) // number used again
+	b.AddCall(Call{Start: at + 30*us, Dur: 5 * us, Corr: 1, Thread: th, Kind: Launch}, nowhere) // reuses the number
 	b.AddOp(Op{Start: at + 40*us, Dur: us, Corr: 1, Stream: st}, nowhere)
 	b.AddOp(Op{Start: at + 6*us, Dur: us, Corr: 1, Stream: st}, nowhere)
 	b.AddOp(Op{Start: at + 16*us, Dur: us, Corr: 2, Stream: st}, nowhere)
@@ -115,7 +115,8 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// A runtime call and the driver call inside it are one; a rounded overlap is cut.
+// A driver call inside a runtime call is merged into it; an overlap by rounding is
+// trimmed.
 func TestCallsDoNotNestOrOverlap(t *testing.T) {
 	b, st, th := build()
 	b.AddCall(Call{Start: 0, Dur: 10 * us, Corr: 1, Thread: th, Kind: Launch}, nowhere)
@@ -154,7 +155,7 @@ func TestDamageIsCounted(t *testing.T) {
 	}
 }
 
-func TestNothingOfAGPU(t *testing.T) {
+func TestNoGPUOperation(t *testing.T) {
 	b, _, th := build()
 	b.AddCall(Call{Thread: th}, nowhere)
 	b.Report.Drop("broken", "here")
@@ -178,7 +179,7 @@ func TestNamesAreCleanAndBounded(t *testing.T) {
 	}
 	b.nameBytes = MaxNameBytes - 5
 	if b.Name([]byte("five5")) == 0 || b.Name([]byte("six")) != 0 {
-		t.Error("the last name that has room, and the first that has none")
+		t.Error("the limit on names is not exact")
 	}
 	if len(b.Report.Notes) != 1 {
 		t.Errorf("notes %q", b.Report.Notes)
