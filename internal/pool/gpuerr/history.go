@@ -5,56 +5,57 @@ import (
 	"time"
 )
 
-// Hit is errors of one class that were seen together.
-type Hit struct {
+// Occurrence is a number of errors of one class that were reported together.
+type Occurrence struct {
 	Code  uint32    `json:"code"`
 	Count uint64    `json:"count"`
 	Time  time.Time `json:"time"`
 }
 
-// maxHits bounds a history: more than any limit of few needs, and where the
-// limit is high, hits come with counts.
-const maxHits = 64
+// maxOccurrences bounds a history. It is above all low limits; classes with a
+// high limit are reported with counts.
+const maxOccurrences = 64
 
-// Note adds a hit to a history, oldest first, and forgets what no window holds
-// any longer. The history it is given is not changed.
-func Note(history []Hit, h Hit) []Hit {
-	out := slices.DeleteFunc(slices.Clone(history), func(o Hit) bool {
+// Append returns the history, which is in order of time, with one more occurrence.
+// It drops occurrences that have left their class's window. It does not change
+// its argument.
+func Append(history []Occurrence, next Occurrence) []Occurrence {
+	out := slices.DeleteFunc(slices.Clone(history), func(o Occurrence) bool {
 		w := Lookup(o.Code).Window
-		return w == 0 || h.Time.Sub(o.Time) >= w
+		return w == 0 || next.Time.Sub(o.Time) >= w
 	})
-	if over := len(out) + 1 - maxHits; over > 0 {
+	if over := len(out) + 1 - maxOccurrences; over > 0 {
 		out = out[over:]
 	}
-	return append(out, h)
+	return append(out, next)
 }
 
-// Judge returns what the errors of a class call for now, and whether that is
-// graver than for a single one because of their number.
-func Judge(history []Hit, code uint32, now time.Time) (a Action, escalated bool) {
+// Assess returns the action that the errors with a code require now, and whether
+// their number escalated it.
+func Assess(history []Occurrence, code uint32, now time.Time) (a Action, escalated bool) {
 	c := Lookup(code)
 	if c.Limit == 0 {
 		return c.Action, false
 	}
 	var n uint64
-	for _, h := range history {
-		if h.Code == code && now.Sub(h.Time) < c.Window {
-			n += min(h.Count, c.Limit) // no overflow, whatever a box says
+	for _, o := range history {
+		if o.Code == code && now.Sub(o.Time) < c.Window {
+			n += min(o.Count, c.Limit) // a box may report any count: prevent overflow
 		}
 	}
 	if n >= c.Limit {
-		return c.Then, true
+		return c.Escalated, true
 	}
 	return c.Action, false
 }
 
-// Backoff says how long something that failed again and again is kept away:
-// Base after the first time, doubled after each further one, at most Max.
+// Backoff is the time for which a device stays out of service after a failure:
+// Base after the first one, doubled after each further one, at most Max.
 type Backoff struct {
 	Base, Max time.Duration
 }
 
-// After returns how long after the failure of a number, from 1.
+// After returns the time after the nth failure; n starts at 1.
 func (b Backoff) After(n int) time.Duration {
 	d := b.Base
 	for range n - 1 {

@@ -54,14 +54,14 @@ func (t *tx) takeErrors(o *dxpuv1.ObservedState, fallen map[uint32]bool) {
 			continue
 		}
 		c := slot.Care.of(slot.Device.Serial, o.InstanceId)
-		var news []gpuerr.Hit
+		var news []gpuerr.Occurrence
 		for _, e := range s.Errors[:min(len(s.Errors), maxErrors)] {
 			if n := c.count(e, t.now); n > 0 {
-				news = append(news, gpuerr.Hit{Code: e.Code, Count: n, Time: t.now})
+				news = append(news, gpuerr.Occurrence{Code: e.Code, Count: n, Time: t.now})
 			}
 		}
 		if fallen[s.Slot] {
-			news = append(news, gpuerr.Hit{Code: gpuerr.Lost, Count: 1, Time: t.now})
+			news = append(news, gpuerr.Occurrence{Code: gpuerr.DeviceFailed, Count: 1, Time: t.now})
 		}
 		if slot.Care.same(c) && len(news) == 0 {
 			continue
@@ -103,7 +103,7 @@ func (c *care) same(o *care) bool {
 
 // count takes a counter of the box in and returns how many errors are new.
 func (c *care) count(e *dxpuv1.DeviceError, now time.Time) uint64 {
-	if e == nil || e.Code == gpuerr.Lost || e.Count == 0 {
+	if e == nil || e.Code == gpuerr.DeviceFailed || e.Count == 0 {
 		return 0
 	}
 	i, ok := slices.BinarySearchFunc(c.Errors, e.Code, func(x errorCount, code uint32) int { return cmp.Compare(x.Code, code) })
@@ -123,11 +123,11 @@ func (c *care) count(e *dxpuv1.DeviceError, now time.Time) uint64 {
 }
 
 // suffer does what new errors of a GPU call for. The slot's care is one to change.
-func (t *tx) suffer(n *nodeRecord, s *slotRecord, h gpuerr.Hit) {
+func (t *tx) suffer(n *nodeRecord, s *slotRecord, h gpuerr.Occurrence) {
 	c := s.Care
-	c.Recent = gpuerr.Note(c.Recent, h)
+	c.Recent = gpuerr.Append(c.Recent, h)
 	class := gpuerr.Lookup(h.Code)
-	action, escalated := gpuerr.Judge(c.Recent, h.Code, t.now)
+	action, escalated := gpuerr.Assess(c.Recent, h.Code, t.now)
 	b := t.holderOf(placement.Ref{Box: n.ID, Slot: s.Slot})
 	e := nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_GPU_ERROR)
 	e.GpuId = gpuID(n.ID, s.Slot)
@@ -140,7 +140,7 @@ func (t *tx) suffer(n *nodeRecord, s *slotRecord, h gpuerr.Hit) {
 	if escalated {
 		often = fmt.Sprintf(", %d or more within %s", class.Limit, class.Window)
 	}
-	if h.Code != gpuerr.Lost || escalated {
+	if h.Code != gpuerr.DeviceFailed || escalated {
 		t.event(e, "GPU %s has had %s %d times%s%s: %s", e.GpuId, class, h.Count, whose, often, action)
 	}
 	switch action {

@@ -27,7 +27,7 @@ type care struct {
 	Instance string       `json:"instance,omitempty"`
 	Errors   []errorCount `json:"errors,omitempty"` // by code
 	// Recent is what may still add up to something graver.
-	Recent []gpuerr.Hit `json:"recent,omitempty"`
+	Recent []gpuerr.Occurrence `json:"recent,omitempty"`
 	// Reset is the sequence of the reset that was asked for last, Done of the
 	// one that the box has confirmed.
 	Reset uint64    `json:"reset,omitempty"`

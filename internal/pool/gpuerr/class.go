@@ -1,11 +1,10 @@
-// Package gpuerr knows the classes of errors of a GPU, by the numbers that
-// operators know from the logs of NVIDIA's driver (Xid errors), and what each
-// calls for.
+// Package gpuerr classifies GPU errors by their XID, the error number in the logs
+// of NVIDIA's driver, and decides which action an error requires.
 //
-// A single error has the action of its class; so many of a class within a
-// window have a graver one (hysteresis upwards). How long a GPU then stays out
-// of service doubles from time to time (hysteresis downwards). Everything here is
-// a function of what was seen and when.
+// A single error requires the action of its class. Class.Limit errors within
+// Class.Window require the more severe Class.Escalated. A GPU that fails repeatedly
+// stays out of service for a time that doubles (Backoff). All functions are pure:
+// the caller passes the history and the time.
 package gpuerr
 
 import (
@@ -15,22 +14,22 @@ import (
 	"time"
 )
 
-// Action is what an error calls for. Graver ones are greater.
+// Action is the response that an error requires. A greater action is more severe.
 type Action uint8
 
-// Actions, from light to grave.
+// Actions, by severity.
 const (
-	// Ignore: counted, nothing else.
+	// Ignore only counts the error.
 	Ignore Action = iota + 1
-	// RestartApplication: what ran is lost, the GPU is good.
+	// RestartApplication: the running application is lost, the GPU works.
 	RestartApplication
-	// Reset: the GPU must be reset before it serves again.
+	// Reset: the GPU must be reset before it is used again.
 	Reset
-	// Replace: the GPU is not to be trusted; it is kept out of service for a while.
+	// Replace: the GPU is replaced, and kept out of service for a while.
 	Replace
 )
 
-// String returns the action in words.
+// String returns the action as a verb, such as "reset".
 func (a Action) String() string {
 	switch a {
 	case Ignore:
@@ -46,32 +45,32 @@ func (a Action) String() string {
 	}
 }
 
-// Class is what is known of the errors of one number.
+// Class describes the errors with one XID.
 type Class struct {
-	Code   uint32
+	Code   uint32 // XID, or DeviceFailed
 	Name   string
-	Action Action
-	// Limit of them within Window call for Then. 0: any number is the same,
-	// which holds for what a tenant's program can bring about by itself: it
-	// must not be able to take GPUs out of service.
-	Limit  uint64
-	Window time.Duration
-	Then   Action
+	Action Action // for a single error
+	// Limit errors within Window require the action Escalated. With Limit 0 the
+	// number of errors does not matter. Errors that a tenant's program can cause
+	// by itself have no limit, so that a tenant cannot take GPUs out of service.
+	Limit     uint64
+	Window    time.Duration
+	Escalated Action
 }
 
-// Lost is the class of a device that its box reports as failed without an
-// error of its own: once is bad luck, coming and going is not.
-const Lost = 0
+// DeviceFailed is the code of a device that its box reports as failed without an
+// XID. A single failure requires no action; repeated ones do.
+const DeviceFailed = 0
 
 const (
 	hour = time.Hour
 	day  = 24 * time.Hour
 )
 
-// classes is ordered by code. Names and actions follow what the vendor's
-// catalogue of Xid errors recommends to operators; the limits are ours.
+// classes is sorted by code. Names and actions follow the recommendations of
+// NVIDIA's "XID Errors" catalogue; the limits and windows are our own.
 var classes = []Class{
-	{Lost, "device failed", Ignore, 3, hour, Replace},
+	{DeviceFailed, "device failed", Ignore, 3, hour, Replace},
 	{8, "GPU stopped processing", RestartApplication, 0, 0, 0},
 	{13, "graphics engine exception", RestartApplication, 0, 0, 0},
 	{31, "memory page fault", RestartApplication, 0, 0, 0},
@@ -107,8 +106,8 @@ var classes = []Class{
 	{158, "fatal timeout", Reset, 3, day, Replace},
 }
 
-// Lookup returns the class of a code. An unknown one is counted, and a GPU that
-// has many of them is reset.
+// Lookup returns the class of a code. Errors with an unknown code are counted;
+// 20 of them within an hour require a reset.
 func Lookup(code uint32) Class {
 	i, ok := slices.BinarySearchFunc(classes, code, func(c Class, code uint32) int { return cmp.Compare(c.Code, code) })
 	if !ok {
@@ -117,9 +116,10 @@ func Lookup(code uint32) Class {
 	return classes[i]
 }
 
-// String returns the class as sentences have it.
+// String returns the class for use in a sentence, such as "XID 79 (GPU has fallen
+// off the bus)".
 func (c Class) String() string {
-	if c.Code == Lost {
+	if c.Code == DeviceFailed {
 		return c.Name
 	}
 	return fmt.Sprintf("XID %d (%s)", c.Code, c.Name)
