@@ -23,21 +23,21 @@ import (
 )
 
 const (
-	// authorityLife is how long an authority lasts: as long as a pool's hardware.
+	// authorityLife is the lifetime of an authority: longer than a pool's hardware.
 	authorityLife = 10 * 365 * 24 * time.Hour
-	// clockSkew is how far behind the clock of a node may be.
+	// clockSkew is how far a node's clock may be behind the manager's.
 	clockSkew = 5 * time.Minute
-	// maxRequestPEM bounds a certificate request, in bytes: one with an Ed25519
-	// or ECDSA key has some 500.
+	// maxRequestPEM bounds a certificate request, in bytes. A request with an
+	// Ed25519 or ECDSA key has about 500.
 	maxRequestPEM = 8 << 10
 	pemCert       = "CERTIFICATE"
 	pemRequest    = "CERTIFICATE REQUEST"
-	// HashPrefix begins the hash of an authority as people copy it.
+	// HashPrefix is the prefix of an authority's hash in text.
 	HashPrefix = "sha256:"
 )
 
-// Authority issues the certificates of one pool: to nodes, which prove with them
-// who they are, and to managers, which nodes and people know them by.
+// Authority is the certificate authority of one pool. It issues client certificates
+// to nodes and server certificates to managers.
 type Authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
@@ -63,7 +63,7 @@ func NewAuthority(cluster string, now time.Time) (*Authority, error) {
 	return &Authority{cert, key}, nil
 }
 
-// LoadAuthority reads what Marshal gave.
+// LoadAuthority returns the authority that Marshal encoded.
 func LoadAuthority(cert, key []byte) (*Authority, error) {
 	c, err := x509.ParseCertificate(cert)
 	if err != nil {
@@ -91,26 +91,26 @@ func (a *Authority) Marshal() (cert, key []byte, err error) {
 // Certificate returns the authority's own certificate.
 func (a *Authority) Certificate() *x509.Certificate { return a.cert }
 
-// PEM returns the authority's own certificate, which is no secret.
+// PEM returns the authority's own certificate, which is public.
 func (a *Authority) PEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: a.cert.Raw})
 }
 
-// Hash is the SHA-256 of the authority's public key, as nodes pin it.
+// Hash returns the hash of the authority's public key, by which nodes pin it.
 func (a *Authority) Hash() string { return HashOf(a.cert) }
 
-// HashOf is the SHA-256 of a certificate's SubjectPublicKeyInfo, "sha256:" and
-// 64 hexadecimal digits.
+// HashOf returns "sha256:" and the SHA-256 of a certificate's SubjectPublicKeyInfo
+// in 64 hexadecimal digits.
 func HashOf(c *x509.Certificate) string {
 	h := sha256.Sum256(c.RawSubjectPublicKeyInfo)
 	return HashPrefix + hex.EncodeToString(h[:])
 }
 
-// CheckHash reports what is wrong with a hash that somebody typed.
+// CheckHash returns an error if s does not have the form of a hash.
 func CheckHash(s string) error {
 	raw, err := hex.DecodeString(strings.TrimPrefix(s, HashPrefix))
 	if err != nil || len(raw) != sha256.Size || !strings.HasPrefix(s, HashPrefix) {
-		return fmt.Errorf("%q is not %q and 64 hexadecimal digits, as the manager prints it", s, HashPrefix)
+		return fmt.Errorf("%q is not a hash: want %q and 64 hexadecimal digits, as the manager prints it", s, HashPrefix)
 	}
 	return nil
 }
@@ -125,23 +125,24 @@ func template(name pkix.Name, now time.Time, life time.Duration) *x509.Certifica
 	}
 }
 
-// RenewAt is when two thirds of a certificate's life are over.
+// RenewAt returns when a certificate is due for renewal: after two thirds of its
+// lifetime.
 func RenewAt(c *x509.Certificate) time.Time {
 	begin := c.NotBefore.Add(clockSkew)
 	return begin.Add(c.NotAfter.Sub(begin) * 2 / 3)
 }
 
-// Serial is how a certificate is remembered.
+// Serial returns a certificate's serial number in hexadecimal digits.
 func Serial(c *x509.Certificate) string { return c.SerialNumber.Text(16) }
 
-// NodeURI is the name of a node in its certificate:
+// NodeURI returns the name of a node in its certificate,
 // "dxpu://CLUSTER/host/NODE" or "dxpu://CLUSTER/box/NODE".
 func NodeURI(cluster string, kind dxpuv1.NodeKind, node string) *url.URL {
 	return &url.URL{Scheme: "dxpu", Host: cluster, Path: "/" + RoleWord(NodeRole(kind)) + "/" + node}
 }
 
-// ParseRequest reads and checks a certificate request in PEM: one block, signed
-// by the key in it, an ECDSA key on P-256 or P-384 or an Ed25519 key.
+// ParseRequest parses and checks a PKCS #10 certificate request (RFC 2986): one PEM
+// block, signed by its own key, which is ECDSA on P-256 or P-384, or Ed25519.
 func ParseRequest(text string) (*x509.CertificateRequest, error) {
 	if len(text) > maxRequestPEM {
 		return nil, fmt.Errorf("longer than %d bytes", maxRequestPEM)
@@ -157,20 +158,20 @@ func ParseRequest(text string) (*x509.CertificateRequest, error) {
 	switch k := req.PublicKey.(type) {
 	case *ecdsa.PublicKey:
 		if k.Curve != elliptic.P256() && k.Curve != elliptic.P384() {
-			return nil, errors.New("the curve of its key is not P-256 or P-384")
+			return nil, errors.New("the curve of its key is neither P-256 nor P-384")
 		}
 	case ed25519.PublicKey:
 	default:
 		return nil, errors.New("its key is neither ECDSA nor Ed25519")
 	}
 	if err := req.CheckSignature(); err != nil {
-		return nil, errors.New("its signature is not that of its key")
+		return nil, errors.New("its signature does not match its key")
 	}
 	return req, nil
 }
 
-// IssueNode makes a certificate for the key of a request. What else the request
-// asks for is ignored: name is all that it says, and clients are all it is for.
+// IssueNode issues a client certificate with a node's name for the key of a request.
+// It ignores everything else in the request.
 func (a *Authority) IssueNode(req *x509.CertificateRequest, name *url.URL, now time.Time, life time.Duration) (*x509.Certificate, error) {
 	t := template(pkix.Name{CommonName: name.Path[1:]}, now, life)
 	t.URIs = []*url.URL{name}
@@ -178,8 +179,8 @@ func (a *Authority) IssueNode(req *x509.CertificateRequest, name *url.URL, now t
 	return a.sign(t, req.PublicKey)
 }
 
-// IssueServer makes a certificate and a new key for a manager that is reached by
-// the names: DNS names and IP addresses.
+// IssueServer issues a server certificate with a new key for a manager. names are
+// its DNS names and IP addresses.
 func (a *Authority) IssueServer(names []string, now time.Time, life time.Duration) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -198,7 +199,7 @@ func (a *Authority) IssueServer(names []string, now time.Time, life time.Duratio
 	if err != nil {
 		return nil, err
 	}
-	// The authority goes along, so that a node that knows its hash can find it.
+	// The chain has the authority, so that a node can compare its hash.
 	return &tls.Certificate{Certificate: [][]byte{cert.Raw, a.cert.Raw}, PrivateKey: key, Leaf: cert}, nil
 }
 
@@ -217,30 +218,30 @@ func (a *Authority) sign(t *x509.Certificate, public any) (*x509.Certificate, er
 	return cert, nil
 }
 
-// EncodeCertificate returns a certificate in PEM.
+// EncodeCertificate returns a certificate in PEM form.
 func EncodeCertificate(c *x509.Certificate) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: c.Raw}))
 }
 
-// NodeOf returns whose a certificate is: the path of its only URI, such as
-// "host/h1", for a node of the cluster.
+// NodeOf returns the kind, "host" or "box", and the ID of the node that a
+// certificate of the cluster names.
 func NodeOf(c *x509.Certificate, cluster string) (kind, node string, err error) {
 	if len(c.URIs) != 1 || c.URIs[0].Scheme != "dxpu" || c.URIs[0].Host != cluster {
-		return "", "", fmt.Errorf("auth: no certificate of a node of the pool %s", cluster)
+		return "", "", fmt.Errorf("auth: not a certificate of a node of the pool %s", cluster)
 	}
 	kind, node, ok := strings.Cut(strings.TrimPrefix(c.URIs[0].Path, "/"), "/")
 	if !ok || node == "" {
-		return "", "", errors.New("auth: a certificate that names no node")
+		return "", "", errors.New("auth: the certificate names no node")
 	}
 	return kind, node, nil
 }
 
-// VerifyPinned checks the chain of a server whose authority is known by its
-// hash only: the authority must be in the chain, the first certificate must be
-// signed by it, for the name, and all must be good now.
+// VerifyPinned checks the certificate chain of a server whose authority is known
+// only by its hash. The chain must contain the authority, and the authority must
+// have issued the first certificate, for the name. All must be valid at now.
 func VerifyPinned(hash string, chain []*x509.Certificate, name string, now time.Time) error {
 	if len(chain) == 0 {
-		return errors.New("auth: the manager showed no certificate")
+		return errors.New("auth: the manager sent no certificate")
 	}
 	roots := x509.NewCertPool()
 	found := false
@@ -251,7 +252,7 @@ func VerifyPinned(hash string, chain []*x509.Certificate, name string, now time.
 		}
 	}
 	if !found {
-		return fmt.Errorf("auth: the manager's authority is not the one with the hash %s: it is another pool's, or somebody is in between", hash)
+		return fmt.Errorf("auth: the manager's authority is not the one with the hash %s: it is another pool's manager, or an attacker intercepts the connection", hash)
 	}
 	_, err := chain[0].Verify(x509.VerifyOptions{
 		Roots: roots, DNSName: name, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
@@ -259,8 +260,8 @@ func VerifyPinned(hash string, chain []*x509.Certificate, name string, now time.
 	return err
 }
 
-// NewRequest makes a key and a request for a certificate in PEM; the name is for
-// people, the authority decides on what the certificate says.
+// NewRequest makes a key and a certificate request in PEM. name is informative: the
+// authority decides which name the certificate gets.
 func NewRequest(name string) (request string, key *ecdsa.PrivateKey, err error) {
 	key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -33,18 +33,18 @@ func TestAuthorityOutlivesTheProcess(t *testing.T) {
 	}
 	b, err := LoadAuthority(cert, key)
 	if err != nil || !bytes.Equal(a.PEM(), b.PEM()) || a.Hash() != b.Hash() {
-		t.Fatalf("it comes back as another: %v", err)
+		t.Fatalf("LoadAuthority returns another authority: %v", err)
 	}
 	_, other, err := newAuthority(t).Marshal()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := LoadAuthority(cert, other); err == nil {
-		t.Error("another authority's key is taken")
+		t.Error("LoadAuthority accepts another authority's key")
 	}
 	for n := range key {
 		if _, err := LoadAuthority(cert, key[:n]); err == nil {
-			t.Errorf("%d of %d bytes of a key are taken", n, len(key))
+			t.Errorf("LoadAuthority accepts %d of %d bytes of a key", n, len(key))
 		}
 	}
 }
@@ -66,13 +66,13 @@ func TestNodeCertificates(t *testing.T) {
 	}
 	kind, node, err := NodeOf(c, "c-1")
 	if err != nil || kind != "host" || node != "h1" || !key.PublicKey.Equal(c.PublicKey) {
-		t.Errorf("it is %s %s's: %v", kind, node, err)
+		t.Errorf("got a certificate of %s %s: %v", kind, node, err)
 	}
 	if _, _, err := NodeOf(c, "c-2"); err == nil {
-		t.Error("it is taken for one of another pool")
+		t.Error("NodeOf accepts it for another pool")
 	}
 	if len(c.DNSNames)+len(c.IPAddresses) != 0 || c.IsCA {
-		t.Error("it is good for more than a node")
+		t.Error("the certificate is valid for more than a client")
 	}
 	verify := func(a *Authority, at time.Time, use x509.ExtKeyUsage) error {
 		roots := x509.NewCertPool()
@@ -138,7 +138,7 @@ func TestRequestsAreChecked(t *testing.T) {
 	}
 	for n := range block.Bytes {
 		if _, err := ParseRequest(encode(pemRequest, block.Bytes[:n])); err == nil {
-			t.Errorf("%d of %d bytes are taken", n, len(block.Bytes))
+			t.Errorf("ParseRequest accepts %d of %d bytes", n, len(block.Bytes))
 		}
 	}
 }
@@ -179,7 +179,7 @@ func TestServersAreKnownByTheHash(t *testing.T) {
 		})
 	}
 	if CheckHash(a.Hash()) != nil || CheckHash(a.Hash()[7:]) == nil || CheckHash("sha256:00") == nil {
-		t.Error("the form of a hash")
+		t.Error("CheckHash accepts a malformed hash or refuses a good one")
 	}
 }
 

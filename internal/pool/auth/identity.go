@@ -1,4 +1,5 @@
-// Package auth says who a caller is and what callers of each role may do.
+// Package auth identifies callers by tokens and certificates, and says what each
+// role may do.
 package auth
 
 import (
@@ -8,16 +9,12 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// Identity is a caller as the manager knows it.
+// Identity is an authenticated caller. The zero Identity may do nothing.
 type Identity struct {
-	// Actor is a token's ID, a node's ID or Anonymous.
-	Actor string
-	// Role is ROLE_UNSPECIFIED for a caller that nothing is known of.
-	Role dxpuv1.Role
-	// Tenant is set for callers of ROLE_TENANT only.
-	Tenant string
-	// Node is set for ROLE_HOST and ROLE_BOX only.
-	Node string
+	Actor  string      // a token's ID, a node's ID or Anonymous
+	Role   dxpuv1.Role // ROLE_UNSPECIFIED: no credential
+	Tenant string      // for ROLE_TENANT only
+	Node   string      // node ID, for ROLE_HOST and ROLE_BOX only
 }
 
 // Anonymous is the actor of a caller without a credential.
@@ -26,7 +23,8 @@ const Anonymous = "anonymous"
 // IsNode reports whether the caller is a host or a box.
 func (id Identity) IsNode() bool { return id.Node != "" }
 
-// RoleWord is a role as people write it: "admin", "" for ROLE_UNSPECIFIED.
+// RoleWord returns the name of a role in lower case, such as "admin". It returns
+// "" for ROLE_UNSPECIFIED.
 func RoleWord(r dxpuv1.Role) string {
 	if r == dxpuv1.Role_ROLE_UNSPECIFIED {
 		return ""
@@ -34,7 +32,7 @@ func RoleWord(r dxpuv1.Role) string {
 	return strings.ToLower(strings.TrimPrefix(r.String(), "ROLE_"))
 }
 
-// NodeRole is the role of a node of a kind, ROLE_UNSPECIFIED for no kind.
+// NodeRole returns the role of nodes of a kind, ROLE_UNSPECIFIED for an unknown kind.
 func NodeRole(k dxpuv1.NodeKind) dxpuv1.Role {
 	switch k {
 	case dxpuv1.NodeKind_NODE_KIND_HOST:
@@ -48,13 +46,12 @@ func NodeRole(k dxpuv1.NodeKind) dxpuv1.Role {
 
 type identityKey struct{}
 
-// With returns a context that carries the caller.
+// With returns a context that carries the caller's identity.
 func With(ctx context.Context, id Identity) context.Context {
 	return context.WithValue(ctx, identityKey{}, id)
 }
 
-// From returns the caller that the context carries; the zero Identity, which
-// may do nothing, where it carries none.
+// From returns the identity that the context carries, or the zero Identity.
 func From(ctx context.Context) Identity {
 	id, _ := ctx.Value(identityKey{}).(Identity)
 	return id

@@ -7,20 +7,20 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// Access is what a role may do with a call.
+// Access says which objects a role may see and change by a call.
 type Access uint8
 
 const (
-	// Deny: the call is refused.
+	// Deny refuses the call.
 	Deny Access = iota
-	// Own: the call sees and touches what is the caller's own; everything else
-	// is, to this caller, as if it did not exist.
+	// Own limits the call to the caller's own objects. To this caller, others do
+	// not exist.
 	Own
-	// Allow: the call sees and touches everything.
+	// Allow gives access to all objects.
 	Allow
 )
 
-// String is the word in the table of docs/security.md.
+// String returns the word used in the table of docs/security.md.
 func (a Access) String() string {
 	switch a {
 	case Allow:
@@ -32,14 +32,14 @@ func (a Access) String() string {
 	}
 }
 
-// Rule is what each role may do with one call.
+// Rule is the access of each role to one call.
 type Rule struct {
 	Admin, Operator, Tenant, Host, Box, Anonymous Access
-	// Changes: the call changes the pool, so it is audited.
+	// Changes reports whether the call changes the pool; such calls are audited.
 	Changes bool
 }
 
-// For returns what a role may do; ROLE_UNSPECIFIED is a caller without a credential.
+// For returns the access of a role. ROLE_UNSPECIFIED is a caller without a credential.
 func (r Rule) For(role dxpuv1.Role) Access {
 	switch role {
 	case dxpuv1.Role_ROLE_ADMIN:
@@ -66,19 +66,19 @@ const (
 
 // The columns: admin, operator, tenant, host, box, anonymous, changes.
 var rules = map[string]Rule{
-	// A tenant and a host get the sums of their own, and where the managers are.
+	// A tenant and a host get the totals of their own leases, and the managers.
 	pool + "GetPool": {Allow, Allow, Own, Own, Deny, Deny, false},
-	// A tenant sees the hosts that have its leases, of them what holds its
-	// leases; a host sees itself.
+	// A tenant sees hosts with its leases, and only the slots of its leases; a host
+	// sees itself.
 	pool + "ListHosts": {Allow, Allow, Own, Own, Deny, Deny, false},
 	pool + "GetHost":   {Allow, Allow, Own, Own, Deny, Deny, false},
-	// Boxes are shared by tenants: who is beside whom is nobody's business.
+	// Tenants share boxes, and must not learn of each other.
 	pool + "ListBoxes": {Allow, Allow, Deny, Deny, Deny, Deny, false},
 	pool + "GetBox":    {Allow, Allow, Deny, Deny, Deny, Deny, false},
-	// The GPUs of one's leases.
+	// A tenant sees the GPUs of its leases, a host those attached to it.
 	pool + "ListGPUs": {Allow, Allow, Own, Own, Deny, Deny, false},
 	pool + "GetGPU":   {Allow, Allow, Own, Own, Deny, Deny, false},
-	// A tenant's leases; those on a host.
+	// A tenant sees its leases, a host the leases on it.
 	pool + "ListLeases":   {Allow, Allow, Own, Own, Deny, Deny, false},
 	pool + "GetLease":     {Allow, Allow, Own, Own, Deny, Deny, false},
 	pool + "CreateLease":  {Allow, Allow, Own, Own, Deny, Deny, true},
@@ -104,27 +104,27 @@ var rules = map[string]Rule{
 	pool + "DeleteToken": {Allow, Deny, Deny, Deny, Deny, Deny, true},
 	pool + "WhoAmI":      {Allow, Allow, Own, Own, Own, Deny, false},
 	pool + "ListAudit":   {Allow, Allow, Deny, Deny, Deny, Deny, false},
-	// The backup holds every secret of the pool: that it was read is noted too.
+	// A backup holds every secret of the pool, so reading it is audited too.
 	pool + "Backup": {Allow, Deny, Deny, Deny, Deny, Deny, true},
 
-	// A tenant sees the events of its leases, a host those on itself.
+	// A tenant sees the events of its leases, a host its own events.
 	pool + "ListEvents":  {Allow, Allow, Own, Own, Deny, Deny, false},
 	pool + "WatchEvents": {Allow, Allow, Own, Own, Deny, Deny, false},
 
-	// The join token in the request is what counts.
+	// Enroll is authenticated by the join token in the request.
 	node + "Enroll": {Allow, Allow, Allow, Allow, Allow, Allow, true},
-	// A node speaks for itself, and nobody else does: what it should have holds keys.
+	// Only the node itself: its desired state holds keys, and its report is trusted.
 	node + "WatchDesired": {Deny, Deny, Deny, Own, Own, Deny, false},
 	node + "Report":       {Deny, Deny, Deny, Own, Own, Deny, false},
 	node + "Renew":        {Deny, Deny, Deny, Own, Own, Deny, true},
 }
 
-// Lookup returns the rule of a call, such as "/dxpu.v1.PoolService/GetPool". A
-// call without a rule gets the zero Rule, which denies it to everybody.
+// Lookup returns the rule of a call, such as "/dxpu.v1.PoolService/GetPool". A call
+// without a rule gets the zero Rule, which denies it to all callers.
 func Lookup(procedure string) (Rule, bool) {
 	r, ok := rules[procedure]
 	return r, ok
 }
 
-// Procedures returns the names of all calls that have a rule, in order.
+// Procedures returns the names of all calls that have a rule, sorted.
 func Procedures() []string { return slices.Sorted(maps.Keys(rules)) }

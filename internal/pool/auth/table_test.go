@@ -8,8 +8,8 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// Every call of the API has a rule, and every rule has a call: a new call
-// without one fails here, and is denied to everybody until it has one.
+// TestEveryCallHasARule checks that each call of the API has a rule, and each rule a
+// call. A call without a rule is denied to all callers.
 func TestEveryCallHasARule(t *testing.T) {
 	calls := map[string]bool{}
 	for _, f := range []protoreflect.FileDescriptor{dxpuv1.File_dxpu_v1_dxpu_proto, dxpuv1.File_dxpu_v1_node_proto} {
@@ -26,34 +26,34 @@ func TestEveryCallHasARule(t *testing.T) {
 	}
 	for _, p := range Procedures() {
 		if !calls[p] {
-			t.Errorf("%s has a rule but is no call", p)
+			t.Errorf("%s has a rule, but the API has no such call", p)
 		}
 	}
 }
 
-// What holds for every call, whatever the table says.
-func TestTableIsSane(t *testing.T) {
+// TestRulesHold checks properties that the rules of all calls must have.
+func TestRulesHold(t *testing.T) {
 	for _, p := range Procedures() {
 		r, _ := Lookup(p)
 		switch p {
 		case node + "Enroll":
 		case node + "WatchDesired", node + "Report", node + "Renew":
 			if r.Admin != Deny || r.Host != Own || r.Box != Own {
-				t.Errorf("%s: a node, and nobody else, speaks for itself", p)
+				t.Errorf("%s: want access for the node itself only", p)
 			}
 		default:
 			if r.Admin != Allow {
-				t.Errorf("%s: admins may do everything", p)
+				t.Errorf("%s: want all access for admins", p)
 			}
 			if r.Tenant == Allow || r.Host == Allow || r.Box == Allow {
-				t.Errorf("%s: tenants and nodes see only their own", p)
+				t.Errorf("%s: want tenants and nodes limited to their own objects", p)
 			}
 			if r.Anonymous != Deny {
-				t.Errorf("%s: a caller without a credential may only enrol", p)
+				t.Errorf("%s: want no access without a credential", p)
 			}
 		}
 		if r.Operator > r.Admin || r.Tenant > r.Operator && p != node+"Enroll" {
-			t.Errorf("%s: a lesser role may do more", p)
+			t.Errorf("%s: a lower role has more access than a higher one", p)
 		}
 	}
 	if r, ok := Lookup("/dxpu.v1.PoolService/Frobnicate"); ok || r.Admin != Deny {

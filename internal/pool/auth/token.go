@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// A token is TokenPrefix, its public ID, '_', and a secret of 130 bits from the
-// system's generator in base 32:
+// A token is TokenPrefix, its public ID, '_', and 130 bits from crypto/rand in
+// base 32:
 //
 //	dxpu_k3v5c7q2mn_q4x...(26)
 //
-// The manager keeps the SHA-256 of the whole. A plain hash is enough because
-// 130 random bits cannot be guessed, however fast the hash is.
+// The manager keeps the SHA-256 of the whole token. A fast hash suffices because
+// 130 random bits cannot be guessed.
 const (
 	TokenPrefix  = "dxpu_"
 	tokenIDLen   = 10
@@ -22,16 +22,16 @@ const (
 	tokenLetters = "abcdefghijklmnopqrstuvwxyz234567"
 )
 
-// NewToken makes a token: its ID, which is no secret, the text that its owner
-// gets, and the hash that the manager keeps.
+// NewToken makes a token. It returns the ID, which is public, the text for the
+// owner, and the hash that the manager keeps.
 func NewToken() (id, text string, hash []byte) {
 	id = "t-" + strings.ToLower(rand.Text()[:tokenIDLen])
 	text = TokenPrefix + id[2:] + "_" + strings.ToLower(rand.Text())
 	return id, text, Hash(text)
 }
 
-// ParseToken returns the ID of a token, "" and false for what is none. It says
-// nothing about whether the token is good.
+// ParseToken returns the ID in a token, and false if text does not have the form of
+// a token. It does not check the secret.
 func ParseToken(text string) (id string, ok bool) {
 	rest, ok := strings.CutPrefix(text, TokenPrefix)
 	if !ok || len(text) != tokenTextLen || rest[tokenIDLen] != '_' {
@@ -44,20 +44,20 @@ func ParseToken(text string) (id string, ok bool) {
 	return "t-" + id, true
 }
 
-// Hash is what is kept of a token or a node's credential: its SHA-256.
+// Hash returns the SHA-256 of a token or of a node's credential.
 func Hash(secret string) []byte {
 	h := sha256.Sum256([]byte(secret))
 	return h[:]
 }
 
-// Matches reports in constant time whether a secret is that of a hash. An empty
-// hash matches nothing.
+// Matches reports in constant time whether hash is the hash of a secret. An empty
+// hash matches no secret.
 func Matches(secret string, hash []byte) bool {
 	return len(hash) == sha256.Size && subtle.ConstantTimeCompare(Hash(secret), hash) == 1
 }
 
-// Bearer returns what follows "Bearer " in an Authorization header; ok is false
-// for a header of any other form.
+// Bearer returns the credential in an Authorization header (RFC 6750). ok is false
+// for any other scheme.
 func Bearer(header string) (secret string, ok bool) {
 	const scheme = "bearer "
 	if len(header) <= len(scheme) || !strings.EqualFold(header[:len(scheme)], scheme) {

@@ -17,14 +17,14 @@ func TestTokens(t *testing.T) {
 	}
 	id2, text2, _ := NewToken()
 	if id == id2 || text == text2 || Matches(text2, hash) {
-		t.Error("two tokens are alike")
+		t.Error("two tokens are equal")
 	}
 	if strings.Contains(id, text[len(text)-tokenSecret:]) {
-		t.Error("the ID shows the secret")
+		t.Error("the ID contains a part of the secret")
 	}
 	for n := range len(text) {
 		if _, ok := ParseToken(text[:n]); ok {
-			t.Errorf("%d of %d characters are taken for a token", n, len(text))
+			t.Errorf("ParseToken accepts the first %d of %d characters", n, len(text))
 		}
 		if Matches(text[:n], hash) {
 			t.Errorf("%d of %d characters match", n, len(text))
@@ -32,11 +32,11 @@ func TestTokens(t *testing.T) {
 	}
 	for _, bad := range []string{text + "a", strings.ToUpper(text), strings.Replace(text, "_", "-", 2), text[:20] + "é" + text[22:]} {
 		if _, ok := ParseToken(bad); ok {
-			t.Errorf("%q is taken for a token", bad)
+			t.Errorf("ParseToken accepts %q", bad)
 		}
 	}
 	if Matches("", nil) || Matches("", []byte{}) || Matches(text, hash[:31]) {
-		t.Error("a hash that is none matches")
+		t.Error("a malformed hash matches")
 	}
 }
 
@@ -80,7 +80,7 @@ func FuzzParseToken(f *testing.F) {
 			t.Errorf("ParseToken(%q) = %q, %v", s, id, ok)
 		}
 		if ok && (!strings.HasPrefix(s, TokenPrefix+id[2:]+"_") || len(s) != tokenTextLen) {
-			t.Errorf("%q is no token of %q", s, id)
+			t.Errorf("%q is not a token of %q", s, id)
 		}
 		_, _ = Bearer(s)
 	})

@@ -21,17 +21,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// walSegment is the size of a file of the write-ahead log, in bytes. Each is made
-// at its full size, and one ahead: etcd's own 64 MB are much for a small disk.
+// walSegment is the size of a file of the write-ahead log, in bytes. etcd allocates
+// each at its full size, and one in advance; its default of 64 MB is large for a small
+// disk.
 const walSegment = 16 << 20
 
 var setWalSegment = sync.OnceFunc(func() { wal.SegmentSizeBytes = walSegment })
 
-// alone reports whether this process has all of etcd.
+// alone reports whether the embedded server is the only member.
 func (s *Store) alone() bool { return s.server != nil && s.opts.InitialCluster == "" }
 
-// embed starts a server in this process. Its client makes function calls; the
-// server listens for nobody but its peers.
+// embed starts a server in this process. Its client calls it directly; the server
+// listens for its peers only.
 func (s *Store) embed() error {
 	if s.opts.Dir == "" {
 		return errors.New("no data directory and no endpoints")
@@ -46,7 +47,7 @@ func (s *Store) embed() error {
 		return errors.Join(err, s.unlock())
 	}
 	setWalSegment()
-	// What etcd warns of while it starts is how it is set up here.
+	// etcd's warnings during the start concern this configuration.
 	level := zap.NewAtomicLevelAt(zap.ErrorLevel)
 	cfg, err := s.embedConfig(level)
 	if err != nil {
@@ -55,8 +56,8 @@ func (s *Store) embed() error {
 	server, err := embed.StartEtcd(cfg)
 	if err != nil {
 		if strings.Contains(err.Error(), "has already been bootstrapped") {
-			err = fmt.Errorf("%w: its data directory was lost, and with it what it had acknowledged: "+
-				"the others go on; make a backup and start all anew with --restore", err)
+			err = fmt.Errorf("%w: its data directory was lost, and with it the writes it had acknowledged: "+
+				"the other members continue; make a backup and start a new cluster with --restore", err)
 		}
 		return errors.Join(fmt.Errorf("start: %w", err), s.unlock())
 	}
@@ -76,14 +77,14 @@ func (s *Store) embedConfig(level zap.AtomicLevel) (*embed.Config, error) {
 	cfg.MaxRequestBytes = embeddedBytes + embeddedBytes/2
 	cfg.QuotaBackendBytes = s.opts.Quota
 	cfg.BootstrapDefragThresholdMegabytes = 64
-	cfg.AutoCompactionMode, cfg.AutoCompactionRetention = embed.CompactorModePeriodic, "0" // compact does it
+	cfg.AutoCompactionMode, cfg.AutoCompactionRetention = embed.CompactorModePeriodic, "0" // Store.compact does it
 	cfg.EnableGRPCGateway = false
-	// Twelve times a tick: members on one machine with a busy disk miss some.
+	// An election after twelve ticks: members that share a busy disk miss some.
 	cfg.TickMs, cfg.ElectionMs = 50, 600
 	cfg.WarningApplyDuration, cfg.WarningUnaryRequestDuration = time.Second, time.Second
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = nil, nil
 	if s.opts.InitialCluster == "" {
-		self := url.URL{Scheme: "http", Host: "127.0.0.1:1"} // nobody ever dials it
+		self := url.URL{Scheme: "http", Host: "127.0.0.1:1"} // never dialled
 		cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = nil, []url.URL{self}
 		cfg.InitialCluster = cfg.Name + "=" + self.String()
 		return cfg, nil
@@ -91,7 +92,7 @@ func (s *Store) embedConfig(level zap.AtomicLevel) (*embed.Config, error) {
 	return cfg, s.joinPeers(cfg)
 }
 
-// joinPeers makes the server one of several.
+// joinPeers configures the server as a member of a cluster.
 func (s *Store) joinPeers(cfg *embed.Config) error {
 	advertise := ""
 	for member := range strings.SplitSeq(s.opts.InitialCluster, ",") {
@@ -109,8 +110,8 @@ func (s *Store) joinPeers(cfg *embed.Config) error {
 		return fmt.Errorf("--etcd-peer-listen: %q is not a URL like http://10.0.0.1:2380", at)
 	}
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{*listen}, []url.URL{*self}
-	// Nobody dials it: by its having one the others know that a member was there
-	// before, and refuse it when it comes back without what it had acknowledged.
+	// Never dialled. Having published it, a member that comes back without its data
+	// is recognised by the others and refused.
 	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "http", Host: "127.0.0.1:1"}}
 	cfg.InitialCluster = s.opts.InitialCluster
 	cfg.InitialClusterToken = "dxpu"
@@ -122,8 +123,8 @@ func (s *Store) joinPeers(cfg *embed.Config) error {
 	return nil
 }
 
-// lock makes sure that no other process uses the data directory: etcd would wait
-// for it in silence.
+// lock locks the data directory against other processes. etcd itself would wait for
+// the directory without a message.
 func (s *Store) lock() error {
 	f, err := os.OpenFile(filepath.Join(s.opts.Dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -153,7 +154,7 @@ func (s *Store) ready(ctx context.Context) error {
 	}
 }
 
-// dial connects to a cluster that exists.
+// dial connects to an existing cluster.
 func (s *Store) dial() error {
 	cfg := clientv3.Config{
 		Endpoints: s.opts.Endpoints, Logger: zapTo(s.log, zap.WarnLevel), DialTimeout: commitTimeout,

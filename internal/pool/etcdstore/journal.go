@@ -11,14 +11,14 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// A change with more records than one transaction of etcd takes is atomic all the
-// same: it is written down first, in pieces; a last piece says that it is
-// complete, and with that it has happened. Then its records are changed, and the
-// journal goes. A leader that finds a complete journal does the rest; one that
-// finds an incomplete one removes it. Nobody but leaders reads the records.
+// A change with more records than an etcd transaction takes is atomic too. The leader
+// writes it to a journal first, in pieces. The key journal/complete commits the
+// change. Then the leader changes the records and removes the journal. A new leader
+// that finds a complete journal carries it out; it removes an incomplete one. Only
+// leaders read the records.
 //
-//	journal/000000, journal/000001, ...  the change in JSON, cut into pieces
-//	journal/complete                     how many pieces
+//	journal/000000, journal/000001, ...  the change in JSON, in pieces
+//	journal/complete                     the number of pieces
 
 type change struct {
 	Put    map[string][]byte `json:"put,omitempty"`
@@ -36,13 +36,13 @@ func (s *Store) commitLarge(ctx context.Context, put map[string][]byte, remove [
 	pieces := 0
 	for piece := range slices.Chunk(raw, s.maxBytes/2) {
 		op := clientv3.OpPut(s.key(fmt.Sprintf("journal/%06d", pieces)), string(piece))
-		if err := s.write(ctx, []clientv3.Op{op}, s.notDeposed()); err != nil {
+		if err := s.write(ctx, []clientv3.Op{op}, s.leadingUnchanged()); err != nil {
 			return err
 		}
 		pieces++
 	}
 	op := clientv3.OpPut(s.key("journal/"+completeKey), fmt.Sprint(pieces))
-	if err := s.write(ctx, []clientv3.Op{op}, s.notDeposed()); err != nil {
+	if err := s.write(ctx, []clientv3.Op{op}, s.leadingUnchanged()); err != nil {
 		return err
 	}
 	return s.carryOut(ctx, c)
@@ -57,7 +57,7 @@ func (s *Store) carryOut(ctx context.Context, c *change) error {
 			size += len(ops[n].ValueBytes())
 			n++
 		}
-		if err := s.write(ctx, slices.Clone(ops[:n]), s.notDeposed()); err != nil {
+		if err := s.write(ctx, slices.Clone(ops[:n]), s.leadingUnchanged()); err != nil {
 			return err
 		}
 		ops = ops[n:]
@@ -66,10 +66,11 @@ func (s *Store) carryOut(ctx context.Context, c *change) error {
 }
 
 func (s *Store) removeJournal(ctx context.Context) error {
-	return s.write(ctx, []clientv3.Op{clientv3.OpDelete(s.key("journal/"), clientv3.WithPrefix())}, s.notDeposed())
+	return s.write(ctx, []clientv3.Op{clientv3.OpDelete(s.key("journal/"), clientv3.WithPrefix())}, s.leadingUnchanged())
 }
 
-// replayJournal does what a leader before left half done.
+// replayJournal completes or removes the change that an earlier leader left in the
+// journal.
 func (s *Store) replayJournal(ctx context.Context) error {
 	pieces, err := s.list(ctx, s.key("journal/"))
 	if err != nil {
@@ -94,6 +95,6 @@ func (s *Store) replayJournal(ctx context.Context) error {
 	if err := json.Unmarshal([]byte(raw.String()), c); err != nil {
 		return fmt.Errorf("etcdstore: the journal is damaged: restore a backup of the state: %w", err)
 	}
-	s.log.Info("carrying out a change that was left half done", "records", len(c.Put)+len(c.Remove))
+	s.log.Info("carrying out a change that the last leader left in the journal", "records", len(c.Put)+len(c.Remove))
 	return s.carryOut(ctx, c)
 }

@@ -8,7 +8,7 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// zapTo returns a logger for etcd that passes on what is as grave as level.
+// zapTo returns a logger for etcd that passes on messages from a level up.
 func zapTo(log *slog.Logger, level zapcore.LevelEnabler) *zap.Logger {
 	return zap.New(&slogCore{log: log, LevelEnabler: level})
 }

@@ -10,11 +10,10 @@ import (
 	"os"
 )
 
-// legacyVersion is the version of the file in which earlier versions of the
-// manager kept all records.
+// legacyVersion is the version of the state file of earlier managers.
 const legacyVersion = 1
 
-// begin is what becomes the state where there is none.
+// begin returns the initial state of an empty store.
 func (s *Store) begin(ctx context.Context) (map[string][]byte, error) {
 	records, err := s.migrate(ctx)
 	if err != nil || len(records) > 0 || s.opts.Initial == nil {
@@ -30,8 +29,8 @@ func (s *Store) begin(ctx context.Context) (map[string][]byte, error) {
 	return maps.Clone(records), nil
 }
 
-// migrate reads the state of an earlier version, where there is one. The file is
-// renamed only once its records are stored: a crash in between repeats it.
+// migrate imports the state file of an earlier version, if it exists. It renames the
+// file after the records are stored; after a crash in between it imports them again.
 func (s *Store) migrate(ctx context.Context) (map[string][]byte, error) {
 	if s.opts.Legacy == "" {
 		return nil, nil
@@ -65,6 +64,6 @@ func (s *Store) migrate(ctx context.Context) (map[string][]byte, error) {
 	if err := os.Rename(s.opts.Legacy, s.opts.Legacy+".migrated"); err != nil {
 		return nil, fmt.Errorf("etcdstore: %w", err)
 	}
-	s.log.Info("the state of an earlier version was taken over", "file", s.opts.Legacy, "records", len(records))
+	s.log.Info("the state of an earlier version was imported", "file", s.opts.Legacy, "records", len(records))
 	return records, nil
 }

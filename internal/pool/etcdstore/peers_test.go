@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// peerAuthority signs certificates of members.
+// peerAuthority issues certificates of members.
 type peerAuthority struct {
 	t    *testing.T
 	dir  string
@@ -77,7 +77,7 @@ func (a *peerAuthority) member(name string, addresses []string, i int) Options {
 	a.sign(name, &x509.Certificate{
 		SerialNumber: big.NewInt(int64(i) + 2), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		// etcd checks who calls by the address too, which on one machine is the first.
+		// etcd also checks the caller's address, which on one machine is the first one.
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.ParseIP(addresses[i])},
 	})
 	var all []string
@@ -90,8 +90,9 @@ func (a *peerAuthority) member(name string, addresses []string, i int) Options {
 	}
 }
 
-// Members with certificates of one authority make a cluster; one whose
-// certificate is of another authority does not get in, nor the others through it.
+// TestMembersKnowEachOtherByCertificate checks that members with certificates of one
+// authority form a cluster, and that one with a certificate of another authority
+// cannot join.
 func TestMembersKnowEachOtherByCertificate(t *testing.T) {
 	tests := []struct {
 		name     string
@@ -104,7 +105,7 @@ func TestMembersKnowEachOtherByCertificate(t *testing.T) {
 			if tt.stranger {
 				other = newPeerAuthority(t)
 			}
-			net := mathrand.N(256) // nobody else's
+			net := mathrand.N(256) // not used by other tests
 			addresses := []string{fmt.Sprintf("127.89.%d.1", net), fmt.Sprintf("127.89.%d.2", net)}
 			stores := make([]*Store, 2)
 			var opening sync.WaitGroup
@@ -125,12 +126,12 @@ func TestMembersKnowEachOtherByCertificate(t *testing.T) {
 			ready, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			if tt.stranger {
 				cancel()
-				ready, cancel = context.WithTimeout(t.Context(), 3*time.Second) // some five elections
+				ready, cancel = context.WithTimeout(t.Context(), 3*time.Second) // about five elections
 			}
 			err := stores[0].ready(ready)
 			cancel()
 			if tt.stranger == (err == nil) {
-				t.Errorf("the two of them decide: %v", err)
+				t.Errorf("quorum: %v, with a stranger: %v", err, tt.stranger)
 			}
 			if err == nil {
 				lead(t, stores[0])

@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// compactEvery is after how many bytes written the history is thrown away: nobody
-// reads it, and it counts against the quota.
+// compactEvery is the number of bytes written between two compactions. The history is
+// not used, and counts against the quota.
 const compactEvery = 32 << 20
 
-// checkDisk refuses a write while the disk is nearly full: the embedded server
-// ends the process when it cannot write.
+// checkDisk returns an error while the disk is nearly full: the embedded server ends
+// the process when it cannot write.
 func (s *Store) checkDisk() error {
 	if len(s.opts.Endpoints) > 0 {
 		return nil
@@ -26,13 +26,13 @@ func (s *Store) checkDisk() error {
 	}
 	if free := st.Bavail * uint64(st.Bsize); free < s.opts.MinFree {
 		return fmt.Errorf("etcdstore: the disk is full: %s has %d MiB left, of which %d stay free: "+
-			"make room there, and the manager goes on by itself", s.opts.Dir, free>>20, s.opts.MinFree>>20)
+			"make room there, and the manager continues by itself", s.opts.Dir, free>>20, s.opts.MinFree>>20)
 	}
 	return nil
 }
 
-// compact throws the history away from time to time. That of a cluster which
-// others use as well is not ours to throw away.
+// compact removes the history from time to time. It leaves an existing cluster alone,
+// which may have other users.
 func (s *Store) compact(ctx context.Context) {
 	if s.server == nil || s.garbage < compactEvery {
 		return
@@ -47,8 +47,9 @@ func (s *Store) compact(ctx context.Context) {
 
 func isNoSpace(err error) bool { return errors.Is(err, rpctypes.ErrNoSpace) }
 
-// tryWithRoom repeats a write that met the quota, once there is room. Unless it
-// has happened: the write that reaches the quota fails and happens.
+// tryWithRoom makes room and repeats a write that exceeded the quota. It does not
+// repeat a write that has happened: etcd reports an error for the write that reaches
+// the quota, but applies it.
 func (s *Store) tryWithRoom(ctx context.Context, ops []clientv3.Op, conditions []clientv3.Cmp, mark string) (*clientv3.TxnResponse, error) {
 	if err := s.reclaim(ctx); err != nil {
 		return nil, err
@@ -66,8 +67,8 @@ func (s *Store) tryWithRoom(ctx context.Context, ops []clientv3.Op, conditions [
 	return s.try(ctx, ops, conditions)
 }
 
-// reclaim makes room in a database that has reached its quota, and lifts the
-// alarm that etcd raised.
+// reclaim compacts and defragments a database that has reached its quota, and
+// disarms etcd's alarm.
 func (s *Store) reclaim(ctx context.Context) error {
 	if s.server == nil {
 		return s.quotaError()
@@ -94,7 +95,7 @@ func (s *Store) reclaim(ctx context.Context) error {
 func (s *Store) quotaError() error {
 	if s.server == nil {
 		return errors.New("etcdstore: the etcd cluster has reached its quota (NOSPACE): compact and defragment it, " +
-			"or raise its --quota-backend-bytes, then \"etcdctl alarm disarm\"; the manager goes on by itself")
+			"or raise its --quota-backend-bytes, then \"etcdctl alarm disarm\"; the manager continues by itself")
 	}
 	return fmt.Errorf("etcdstore: the state does not fit into its quota of %d MiB: start the manager with a larger --etcd-quota", s.opts.Quota>>20)
 }

@@ -1,17 +1,17 @@
-// Package etcdstore keeps the state of a pool in etcd: embedded in the manager
-// alone, embedded in three managers, or an existing cluster.
+// Package etcdstore stores the state of a pool in etcd: a server embedded in the only
+// manager, servers embedded in three managers, or an existing cluster.
 //
-// One process leads at a time, by an election on an etcd lease. Every write is one
-// etcd transaction under two conditions: that the leader's election key is the one
-// it won with, and that nobody has written since it read the state. So whoever was
-// deposed without knowing it, frozen for an hour say, cannot write, and what it
-// sent long ago cannot arrive after a new leader has begun.
+// One manager leads at a time, by an election on an etcd lease. Every write is one
+// etcd transaction under two conditions: the leader's election key still exists, and
+// no other write has happened since the leader read the state. So a leader that was
+// deposed without noticing it, for example while it was frozen, cannot write, and its
+// late writes fail after a new leader has started.
 //
 // Keys, under a prefix:
 //
 //	state/...     the records
 //	guard         rewritten by every write; its revision is the second condition
-//	election/...  one key per manager, the oldest leads
+//	election/...  one key per manager; the oldest key is the leader's
 //	journal/...   a change that is too large for one transaction (journal.go)
 package etcdstore
 
@@ -32,42 +32,42 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// Options say where etcd is. With Endpoints it is a cluster that exists, else one
-// of this process.
+// Options configure a Store. With Endpoints it uses an existing cluster, otherwise it
+// runs an embedded server.
 type Options struct {
 	// Endpoints of an existing cluster, such as "https://etcd1:2379".
 	Endpoints []string
-	// CAFile, CertFile and KeyFile are PEM files for TLS: with Endpoints of the
-	// client, else between the members.
+	// CAFile, CertFile and KeyFile are PEM files for TLS: of the client of an
+	// existing cluster, or between embedded servers.
 	CAFile, CertFile, KeyFile string
-	// Prefix of all keys. Empty: "/dxpu/".
+	// Prefix is the prefix of all keys. Empty: "/dxpu/".
 	Prefix string
 
 	// Dir is the data directory of the embedded server.
 	Dir string
-	// Name, PeerListen and InitialCluster make the embedded server one of
-	// several: its name, the URL on which it listens for the others (empty: that
-	// by which they know it), and all of them as "name=URL,name=URL,...". Empty:
-	// it is alone.
+	// Name, PeerListen and InitialCluster make the embedded server a member of a
+	// cluster: its name, the URL on which it listens for peers (empty: its URL in
+	// InitialCluster), and all members as "name=URL,name=URL,...". With an empty
+	// InitialCluster it is the only member.
 	Name, PeerListen, InitialCluster string
 	// Quota bounds the database of the embedded server, in bytes. 0: 4 GiB.
 	Quota int64
-	// MinFree is how much of Dir's file system is left free, in bytes. 0: 64 MiB.
+	// MinFree is the space that writes leave free in Dir's file system, in bytes.
+	// 0: 64 MiB.
 	MinFree uint64
-	// Legacy is a file of the store of earlier versions: where there is no state
-	// yet, what is in it becomes the state, and the file gets the suffix
-	// ".migrated". Empty, or a file that does not exist: nothing.
+	// Legacy is the state file of earlier versions. If the store is empty, Load
+	// imports it and renames it with the suffix ".migrated". It need not exist.
 	Legacy string
-	// Initial returns what becomes the state where there is none, and no legacy
-	// either; nil: nothing. Its error is that of Load.
+	// Initial returns the initial state of a store that is empty and has no legacy
+	// file. Load returns its error. nil: the state starts empty.
 	Initial func() (map[string][]byte, error)
 
-	// TTL is how long a leader that is gone goes on to count as the leader, in
-	// whole seconds. 0: 2 s.
+	// TTL is the lifetime of the leader's lease, in whole seconds. After it, another
+	// manager takes over from a leader that has failed. 0: 2 s.
 	TTL time.Duration
-	// Self is how others learn of this manager: its ID, URL and version.
+	// Self describes this manager to the others: its ID, URL and version.
 	Self *dxpuv1.ManagerInfo
-	// Log gets warnings of the server too; nil: nothing.
+	// Log receives messages, and the embedded server's warnings. nil: none.
 	Log *slog.Logger
 }
 
@@ -77,32 +77,33 @@ const (
 	defaultMinFree = 64 << 20
 	defaultTTL     = 2 * time.Second
 
-	// commitTimeout bounds a write: a healthy cluster takes milliseconds, one
-	// that elects a leader of its own a second.
+	// commitTimeout bounds a write. A healthy cluster takes milliseconds; one that
+	// elects its own leader takes about a second.
 	commitTimeout = 5 * time.Second
-	// pageSize is how many records Load asks for at a time.
+	// pageSize is the number of records in a request of Load.
 	pageSize = 2000
 
-	// Of an existing cluster nothing is known but etcd's defaults: 128 operations
-	// in a transaction, one for the guard, and requests of 1.5 MiB.
+	// An existing cluster is assumed to have etcd's default limits: 128 operations in
+	// a transaction, one of them for the guard, and 1.5 MiB in a request.
 	externalOps   = 120
 	externalBytes = 1 << 20
-	// The embedded server is told to take these and some more.
+	// The embedded server's limits are set slightly above these.
 	embeddedOps   = 4096
 	embeddedBytes = 6 << 20
 )
 
-// ErrDeposed says that another manager leads or may lead: the write did not happen.
-var ErrDeposed = errors.New("etcdstore: this manager does not lead any more")
+// ErrDeposed is returned for a write that did not happen because another manager
+// leads or may lead.
+var ErrDeposed = errors.New("etcdstore: this manager is no longer the leader")
 
-// Store implements manager.Cluster. Load and Commit are for one caller at a time.
+// Store implements manager.Cluster. Load and Commit must not be called concurrently.
 type Store struct {
 	opts     Options
 	log      *slog.Logger
 	client   *clientv3.Client
 	server   *embed.Etcd // nil: an existing cluster
 	unlock   func() error
-	silence  func() // the embedded server's log
+	silence  func() // turns off the embedded server's log
 	maxOps   int
 	maxBytes int
 
@@ -110,15 +111,15 @@ type Store struct {
 	managers atomic.Pointer[[]*dxpuv1.ManagerInfo]
 
 	guard   int64 // revision of the last write
-	writes  int   // tried
-	garbage int   // bytes written since the history was compacted last
+	writes  int   // attempts; makes each value of the guard unique
+	garbage int   // bytes written since the last compaction
 
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 }
 
-// Open starts the embedded server, or connects to the cluster. Neither need have
-// a quorum yet: Campaign waits for it.
+// Open starts the embedded server or connects to the cluster. It does not wait for a
+// quorum; Campaign does.
 func Open(ctx context.Context, o Options) (*Store, error) {
 	o.Prefix = strings.TrimSuffix(cmp.Or(o.Prefix, defaultPrefix), "/") + "/"
 	o.Quota, o.MinFree, o.TTL = cmp.Or(o.Quota, defaultQuota), cmp.Or(o.MinFree, defaultMinFree), cmp.Or(o.TTL, defaultTTL)
@@ -144,22 +145,22 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	return s, nil
 }
 
-// Close ends everything that Open began. Resign first.
+// Close stops everything that Open started. Call Resign first.
 func (s *Store) Close() error {
 	s.cancel()
 	s.wg.Wait()
 	err := s.client.Close()
 	if s.server != nil {
-		s.silence() // it takes its own end for a fault
+		s.silence() // etcd logs an orderly stop as an error
 		s.server.Close()
 		if errors.Is(err, context.Canceled) {
-			err = nil // what a client without connections says
+			err = nil // a client without connections returns this
 		}
 	}
 	return errors.Join(err, s.unlock())
 }
 
-// Client is the client of etcd, for measurements and tests.
+// Client returns the etcd client, for measurements and tests.
 func (s *Store) Client() *clientv3.Client { return s.client }
 
 // MaxRecords implements manager.Batcher.
@@ -168,11 +169,11 @@ func (s *Store) MaxRecords() int { return s.maxOps / 2 }
 func (s *Store) key(k string) string      { return s.opts.Prefix + k }
 func (s *Store) stateKey(k string) string { return s.opts.Prefix + "state/" + k }
 
-// Load implements manager.Store: it waits out what this manager itself sent
-// before, and reads the state as nobody else can change it any more.
+// Load implements manager.Store. It fences this manager's own earlier writes and
+// returns the state, which only this manager can change from then on.
 func (s *Store) Load(ctx context.Context) (map[string][]byte, error) {
-	// The writes that are on their way still are conditional on the guard of
-	// before: after this they cannot happen any more.
+	// Writes still under way depend on the previous value of the guard. They fail
+	// after this write.
 	if err := s.write(ctx, nil, s.leading()); err != nil {
 		return nil, err
 	}
@@ -189,7 +190,7 @@ func (s *Store) Load(ctx context.Context) (map[string][]byte, error) {
 	return records, nil
 }
 
-// list returns everything below a prefix as of the last write.
+// list returns all keys below a prefix, without the prefix, as of the last write.
 func (s *Store) list(ctx context.Context, prefix string) (map[string][]byte, error) {
 	out := map[string][]byte{}
 	from, end := prefix, clientv3.GetPrefixRangeEnd(prefix)
@@ -225,7 +226,7 @@ func (s *Store) Commit(ctx context.Context, put map[string][]byte, remove []stri
 	if len(put)+len(remove) > s.maxOps || size > s.maxBytes {
 		return s.commitLarge(ctx, put, remove)
 	}
-	return s.write(ctx, s.ops(put, remove), s.notDeposed())
+	return s.write(ctx, s.ops(put, remove), s.leadingUnchanged())
 }
 
 func (s *Store) ops(put map[string][]byte, remove []string) []clientv3.Op {
@@ -239,8 +240,7 @@ func (s *Store) ops(put map[string][]byte, remove []string) []clientv3.Op {
 	return ops
 }
 
-// leading is the condition that this manager won the last election, and
-// notDeposed that nobody else has written since either.
+// leading returns the condition that this manager won the last election.
 func (s *Store) leading() []clientv3.Cmp {
 	t := s.term.Load()
 	if t == nil {
@@ -249,11 +249,13 @@ func (s *Store) leading() []clientv3.Cmp {
 	return []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(t.key), "=", t.revision)}
 }
 
-func (s *Store) notDeposed() []clientv3.Cmp {
+// leadingUnchanged returns the conditions that this manager won the last election and
+// that there was no other write since its last one.
+func (s *Store) leadingUnchanged() []clientv3.Cmp {
 	return append(s.leading(), clientv3.Compare(clientv3.ModRevision(s.key("guard")), "=", s.guard))
 }
 
-// write makes a write under conditions.
+// write applies operations in one transaction, under conditions, and moves the guard.
 func (s *Store) write(ctx context.Context, ops []clientv3.Op, conditions []clientv3.Cmp) error {
 	t := s.term.Load()
 	if t == nil || t.isLost() {
@@ -288,13 +290,13 @@ func (s *Store) try(ctx context.Context, ops []clientv3.Op, conditions []clientv
 	return s.client.Txn(ctx).If(conditions...).Then(ops...).Commit()
 }
 
-// refused finds out why a write did not happen.
+// refused returns the reason why the conditions of a write were not met.
 func (s *Store) refused(ctx context.Context, t *term) error {
 	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
 	defer cancel()
 	res, err := s.client.Get(ctx, t.key)
 	if err == nil && len(res.Kvs) == 1 && res.Kvs[0].CreateRevision == t.revision {
-		// An earlier write of ours that was given up has happened after all.
+		// An earlier write of this manager, which timed out, has happened.
 		return errors.New("etcdstore: the state has changed since it was read")
 	}
 	t.lose()

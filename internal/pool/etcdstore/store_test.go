@@ -52,7 +52,7 @@ func closeStore(t *testing.T, s *Store) {
 	}
 }
 
-// lead makes a store the leader and reads the state.
+// lead makes a store the leader and loads the state.
 func lead(t *testing.T, s *Store) (<-chan struct{}, map[string][]byte) {
 	t.Helper()
 	lost, err := s.Campaign(t.Context())
@@ -76,7 +76,7 @@ func text(records map[string][]byte) string {
 	return strings.Join(out, " ")
 }
 
-// external is an etcd with clients' port, as an existing cluster is.
+// external starts an etcd with a port for clients, and returns its URL.
 func external(t *testing.T) string {
 	t.Helper()
 	cfg := embed.NewConfig()
@@ -107,7 +107,7 @@ func TestStateOutlivesTheProcess(t *testing.T) {
 		t.Errorf("before the election: %v", err)
 	}
 	if _, records := lead(t, s); len(records) != 0 || !s.Valid() {
-		t.Errorf("a new store has %s", text(records))
+		t.Errorf("a new store contains %s", text(records))
 	}
 	for _, v := range []string{"1", "2", "3"} {
 		if err := s.Commit(t.Context(), record(v), nil); err != nil {
@@ -118,7 +118,7 @@ func TestStateOutlivesTheProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Open(t.Context(), Options{Dir: dir}); err == nil || !strings.Contains(err.Error(), "another manager uses the data directory") {
-		t.Errorf("a second one on the same directory: %v", err)
+		t.Errorf("Open on a directory in use: %v", err)
 	}
 	closeStore(t, s)
 
@@ -131,18 +131,19 @@ func TestStateOutlivesTheProcess(t *testing.T) {
 	t.Logf("led %v after the start", time.Since(began))
 }
 
-// A manager that was killed and comes back does not wait for its own lease.
+// TestRestartAfterKill checks that a manager does not wait for its own lease after it
+// was killed.
 func TestRestartAfterKill(t *testing.T) {
 	s := open(t, Options{Dir: t.TempDir(), TTL: time.Minute})
 	lead(t, s)
 	began := time.Now()
-	lead(t, s) // as another process would, without having resigned
+	lead(t, s) // another process would not have resigned either
 	if d := time.Since(began); d > 20*time.Second {
 		t.Errorf("it took %v", d)
 	}
 }
 
-// awaitManagers waits until so many are in the election, and reads who.
+// awaitManagers waits until n managers are in the election, and reads their list.
 func awaitManagers(t *testing.T, s *Store, n int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -164,8 +165,8 @@ func awaitManagers(t *testing.T, s *Store, n int) {
 	s.readManagers(ctx)
 }
 
-// Of two managers one leads, the other takes over, and what the first one does
-// after that does not happen.
+// TestFencing checks that of two managers one leads, that the other takes over, and
+// that the first one cannot write afterwards.
 func TestFencing(t *testing.T) {
 	at := external(t)
 	first := open(t, Options{Endpoints: []string{at}, Self: &dxpuv1.ManagerInfo{Id: "m1", Url: "http://m1"}})
@@ -188,7 +189,7 @@ func TestFencing(t *testing.T) {
 		t.Errorf("managers: %v", m)
 	}
 
-	// The first one is frozen: its lease ends, but it knows nothing of it.
+	// The first one is frozen: its lease ends, but it does not notice.
 	frozen := first.term.Load()
 	if _, err := second.Client().Revoke(t.Context(), frozen.session.Lease()); err != nil {
 		t.Fatal(err)
@@ -199,26 +200,26 @@ func TestFencing(t *testing.T) {
 	blind := &term{key: frozen.key, revision: frozen.revision, session: frozen.session, lost: make(chan struct{})}
 	first.term.Store(blind)
 	if err := first.Commit(t.Context(), record("stale"), nil); !errors.Is(err, ErrDeposed) || !blind.isLost() {
-		t.Errorf("a deposed leader writes: %v", err)
+		t.Errorf("a write of a deposed leader: %v", err)
 	}
 	first.term.Store(frozen)
 	<-lost
 
 	records, err := second.Load(t.Context())
 	if err != nil || text(records) != "lease/1=1" {
-		t.Errorf("the second one reads %s, %v", text(records), err)
+		t.Errorf("the second one loads %s, %v", text(records), err)
 	}
 	if first.Valid() || !second.Valid() {
-		t.Error("the wrong one is valid")
+		t.Error("the deposed leader is valid, or the new one is not")
 	}
 }
 
-// A write that was given up, and arrives after the state was read again, does
-// not happen.
+// TestLateWriteIsFenced checks that a write which timed out, and arrives after the
+// state was loaded again, fails.
 func TestLateWriteIsFenced(t *testing.T) {
 	s := open(t, Options{Dir: t.TempDir()})
 	lead(t, s)
-	late := s.notDeposed()
+	late := s.leadingUnchanged()
 	if _, err := s.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -226,12 +227,12 @@ func TestLateWriteIsFenced(t *testing.T) {
 	if err != nil || res.Succeeded {
 		t.Errorf("the late write: %v, %v", res, err)
 	}
-	// One that arrived before makes the next one fail, once.
+	// If it arrived before, the next write fails, once.
 	if _, err := s.Client().Put(t.Context(), s.key("guard"), "somebody"); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Commit(t.Context(), record("1"), nil); err == nil || errors.Is(err, ErrDeposed) {
-		t.Errorf("a write on a state that has changed: %v", err)
+		t.Errorf("a write to a state that has changed: %v", err)
 	}
 	if _, err := s.Load(t.Context()); err != nil {
 		t.Fatal(err)
@@ -241,8 +242,8 @@ func TestLateWriteIsFenced(t *testing.T) {
 	}
 }
 
-// A change that is too large for one transaction happens as a whole, wherever a
-// crash interrupts it.
+// TestLargeChangeIsAtomic checks that a change too large for one transaction is
+// atomic, wherever a crash interrupts it.
 func TestLargeChangeIsAtomic(t *testing.T) {
 	s := open(t, Options{Dir: t.TempDir()})
 	lead(t, s)
@@ -257,7 +258,7 @@ func TestLargeChangeIsAtomic(t *testing.T) {
 	conn := &flaky{KV: s.client.KV}
 	s.client.KV = conn
 	happened := false
-	for n := 0; ; n++ { // fail after n writes
+	for n := 0; ; n++ { // crash after n writes
 		conn.left = n
 		err := s.Commit(t.Context(), put, []string{"lease/old"})
 		conn.left = -1
@@ -278,7 +279,7 @@ func TestLargeChangeIsAtomic(t *testing.T) {
 		if err == nil {
 			break
 		}
-		if happened { // begin again with the old state
+		if happened { // restore the old state
 			if err := s.Commit(t.Context(), map[string][]byte{"lease/old": nil}, nil); err != nil {
 				t.Fatal(err)
 			}
@@ -292,10 +293,10 @@ func TestLargeChangeIsAtomic(t *testing.T) {
 	}
 }
 
-// flaky is a connection that fails after some transactions.
+// flaky is a client whose connection fails after some transactions.
 type flaky struct {
 	clientv3.KV
-	left int // negative: for ever
+	left int // negative: does not fail
 }
 
 func (f *flaky) Txn(ctx context.Context) clientv3.Txn {
@@ -308,8 +309,8 @@ func (f *flaky) Txn(ctx context.Context) clientv3.Txn {
 	return f.KV.Txn(ctx)
 }
 
-// The history does not fill the quota; live state beyond it is refused until
-// there is room again.
+// TestQuota checks that the history does not fill the quota, and that writes beyond
+// it are refused until there is room again.
 func TestQuota(t *testing.T) {
 	s := open(t, Options{Dir: t.TempDir(), Quota: 20 << 20})
 	lead(t, s)
@@ -327,7 +328,7 @@ func TestQuota(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "--etcd-quota") {
 		t.Fatalf("after %d records of 2 MiB: %v", i, err)
 	}
-	for ; i > 0; i-- { // somebody makes room
+	for ; i > 0; i-- { // make room
 		if _, err := s.Client().Delete(t.Context(), s.stateKey(fmt.Sprint("lease/", i))); err != nil {
 			t.Fatal(err)
 		}
@@ -354,9 +355,10 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// Of several managers one whose disk is full lets another lead.
+// TestFullDiskEndsTheTerm checks that of several managers one with a full disk lets
+// another lead.
 func TestFullDiskEndsTheTerm(t *testing.T) {
-	peer := fmt.Sprintf("http://127.88.%d.%d:2380", rand.N(256), 1+rand.N(254)) // nobody else's
+	peer := fmt.Sprintf("http://127.88.%d.%d:2380", rand.N(256), 1+rand.N(254)) // not used by other tests
 	s := open(t, Options{Dir: t.TempDir(), Name: "m1", PeerListen: peer, InitialCluster: "m1=" + peer})
 	lost, _ := lead(t, s)
 	s.opts.MinFree = 1 << 62
@@ -365,10 +367,10 @@ func TestFullDiskEndsTheTerm(t *testing.T) {
 	}
 	<-lost
 	if s.Valid() {
-		t.Error("it leads still")
+		t.Error("a manager with a full disk still leads")
 	}
 	if _, err := s.Campaign(t.Context()); err == nil || !strings.Contains(err.Error(), "the disk is full") {
-		t.Errorf("it wants to lead: %v", err)
+		t.Errorf("a manager with a full disk campaigns: %v", err)
 	}
 	if err := s.Resign(t.Context()); err != nil {
 		t.Error(err)
@@ -380,7 +382,7 @@ func TestFullDiskEndsTheTerm(t *testing.T) {
 	}
 }
 
-// What a backup has becomes the state where there is none, once.
+// TestInitial checks that an empty store takes the initial state, once.
 func TestInitial(t *testing.T) {
 	dir := t.TempDir()
 	calls := 0
@@ -393,7 +395,7 @@ func TestInitial(t *testing.T) {
 		})
 	}
 	if calls != 1 {
-		t.Errorf("asked %d times", calls)
+		t.Errorf("Initial was called %d times", calls)
 	}
 	s := open(t, Options{Dir: t.TempDir(), Initial: func() (map[string][]byte, error) { return nil, errors.New("no backup") }})
 	if _, err := s.Campaign(t.Context()); err != nil {

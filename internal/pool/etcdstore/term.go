@@ -18,15 +18,14 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// term is the time between winning an election and losing the lease on which
-// it rests.
+// term is the time from winning an election until the lease behind it ends.
 type term struct {
 	session  *concurrency.Session
 	election *concurrency.Election
-	key      string // of the election
-	revision int64  // in which it was made
+	key      string // in the election
+	revision int64  // at which key was created
 
-	until  atomic.Int64 // of sinceBoot: when the lease may end
+	until  atomic.Int64 // when the lease may end, on the clock of sinceBoot
 	margin time.Duration
 	lost   chan struct{}
 	once   sync.Once
@@ -45,11 +44,12 @@ func (t *term) isLost() bool {
 	}
 }
 
-// left is how long the lease lasts at least.
+// left returns the minimum remaining lifetime of the lease.
 func (t *term) left() time.Duration { return time.Duration(t.until.Load()) - sinceBoot() }
 
-// sinceBoot is a clock that nobody sets, and that goes on while the machine is
-// suspended, as the clock of Go's runtime does not: etcd's leases end meanwhile.
+// sinceBoot returns the time since the machine started. This clock cannot be set, and
+// unlike the clock of Go's runtime it does not stop while the machine is suspended,
+// when etcd's leases end too.
 func sinceBoot() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
@@ -58,8 +58,8 @@ func sinceBoot() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// Valid implements manager.Cluster: it is true while no other manager can lead.
-// The lease counts from when its renewal was sent, not from when the answer came.
+// Valid implements manager.Cluster. It returns true while no other manager can lead:
+// the lease is counted from when its renewal was sent, not from the answer.
 func (s *Store) Valid() bool {
 	t := s.term.Load()
 	return t != nil && !t.isLost() && t.left() > t.margin
@@ -72,25 +72,25 @@ func (s *Store) Campaign(ctx context.Context) (<-chan struct{}, error) {
 	}
 	if !s.alone() {
 		if err := s.checkDisk(); err != nil {
-			return nil, err // one that cannot write is no leader
+			return nil, err // a manager that cannot write must not lead
 		}
 	}
-	t, err := s.enter(ctx)
+	t, err := s.newTerm(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("etcdstore: election: %w", err)
 	}
 	value, err := protojson.Marshal(s.opts.Self)
 	if err != nil {
-		return nil, errors.Join(err, t.leave(ctx))
+		return nil, errors.Join(err, t.end(ctx))
 	}
-	// Whose lease ends while it waits has to begin anew.
+	// Stop waiting when the lease ends: the manager has to start again with a new one.
 	campaign, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(t.session.Ctx(), cancel)
 	err = t.election.Campaign(campaign, string(value))
 	stop()
 	cancel()
 	if err != nil {
-		_ = t.leave(context.WithoutCancel(ctx)) // it ends by itself otherwise
+		_ = t.end(context.WithoutCancel(ctx)) // after an error the lease ends by itself
 		return nil, fmt.Errorf("etcdstore: election: %w", err)
 	}
 	t.key, t.revision = t.election.Key(), t.election.Rev()
@@ -98,12 +98,12 @@ func (s *Store) Campaign(ctx context.Context) (<-chan struct{}, error) {
 	return t.lost, nil
 }
 
-// enter gets a lease for an election and begins to renew it.
-func (s *Store) enter(ctx context.Context) (*term, error) {
+// newTerm gets a lease for an election and starts to renew it.
+func (s *Store) newTerm(ctx context.Context) (*term, error) {
 	if s.alone() {
-		// Nobody else can have the data directory: whoever had won was this
-		// manager before it was restarted, and need not be waited for.
-		if err := s.forgetOthers(ctx); err != nil {
+		// Only this manager uses the data directory. Any candidate is this manager
+		// before a restart, so there is no lease to wait for.
+		if err := s.removeCandidates(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -130,15 +130,15 @@ func (s *Store) enter(ctx context.Context) (*term, error) {
 	return t, nil
 }
 
-func (s *Store) forgetOthers(ctx context.Context) error {
+func (s *Store) removeCandidates(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
 	defer cancel()
 	_, err := s.client.Delete(ctx, s.key("election/"), clientv3.WithPrefix())
 	return err
 }
 
-// renew renews the lease until it is lost or ctx ends. The session does so too,
-// but does not tell when it asked.
+// renew renews the lease until it is lost or ctx ends. The session renews it too, but
+// does not report when it sent the request.
 func (s *Store) renew(ctx context.Context, t *term) {
 	defer t.lose()
 	every := time.NewTicker(s.opts.TTL / 5)
@@ -162,8 +162,8 @@ func (s *Store) renew(ctx context.Context, t *term) {
 	}
 }
 
-// leave gives the lease back.
-func (t *term) leave(ctx context.Context) error {
+// end revokes the lease.
+func (t *term) end(ctx context.Context) error {
 	t.lose()
 	stop, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -183,13 +183,13 @@ func (s *Store) Resign(ctx context.Context) error {
 	if t == nil {
 		return nil
 	}
-	return t.leave(ctx)
+	return t.end(ctx)
 }
 
-// managersInterval is how often the list of managers is read.
+// managersInterval is the interval between two reads of the list of managers.
 const managersInterval = 300 * time.Millisecond
 
-// watchManagers keeps the list of managers up to date, as far as etcd answers.
+// watchManagers reads the list of managers until ctx ends.
 func (s *Store) watchManagers(ctx context.Context) {
 	if s.ready(ctx) != nil {
 		return
@@ -212,7 +212,7 @@ func (s *Store) readManagers(ctx context.Context) {
 	res, err := s.client.Get(ctx, s.key("election/"), clientv3.WithPrefix(),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 	if err != nil {
-		return // what was known last is the best guess
+		return // keep the last list
 	}
 	var out []*dxpuv1.ManagerInfo
 	for i, kv := range res.Kvs {

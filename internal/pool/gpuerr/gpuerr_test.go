@@ -35,7 +35,9 @@ func TestTable(t *testing.T) {
 }
 
 func TestAssess(t *testing.T) {
-	at := func(code uint32, count uint64, after time.Duration) Occurrence { return Occurrence{code, count, t0.Add(after)} }
+	at := func(code uint32, count uint64, after time.Duration) Occurrence {
+		return Occurrence{code, count, t0.Add(after)}
+	}
 	tests := []struct {
 		name      string
 		history   []Occurrence

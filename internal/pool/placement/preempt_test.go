@@ -12,7 +12,7 @@ import (
 
 func TestPreempt(t *testing.T) {
 	victims := []Victim{
-		{"old", 0, 2, 1}, {"young", 0, 2, 9}, {"small", 0, 1, 5}, {"dear", 3, 2, 7}, {"big", 0, 8, 2},
+		{"old", 0, 2, 1}, {"young", 0, 2, 9}, {"small", 0, 1, 5}, {"costly", 3, 2, 7}, {"big", 0, 8, 2},
 	}
 	room := func(n int) func([]Victim) bool {
 		return func(gone []Victim) bool {
@@ -33,13 +33,13 @@ func TestPreempt(t *testing.T) {
 	}{
 		{"one GPU: the smallest", room(1), "small"},
 		{"two: the youngest of the cheapest", room(2), "young"},
-		{"three: no more than needed", room(3), "small young"},
-		{"four: rather two than a big one", room(4), "old young"},
-		{"eight: without the dear one", room(8), "big"},
-		{"all", room(15), "big dear old small young"},
+		{"three: not more than needed", room(3), "small young"},
+		{"four: two small ones instead of the big one", room(4), "old young"},
+		{"eight: without the costly one", room(8), "big"},
+		{"all", room(15), "big costly old small young"},
 		{"more than all", room(16), ""},
-		{"only the dear one helps", in("dear"), "dear"},
-		{"nobody helps", func([]Victim) bool { return false }, ""},
+		{"only the costly one makes room", in("costly"), "costly"},
+		{"none makes room", func([]Victim) bool { return false }, ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

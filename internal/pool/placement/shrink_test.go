@@ -8,8 +8,8 @@ import (
 )
 
 func TestShrink(t *testing.T) {
-	// held makes GPUs out of words like "b1/0", in the order in which the lease
-	// got them: "!" broken, "~" not attached yet, "b1/0.x" in a domain.
+	// held parses GPUs such as "b1/0", in the order in which the lease
+	// got them: "!" not sound, "~" not attached yet, "b1/0.x" in domain x.
 	held := func(words ...string) []LeasedGPU {
 		var out []LeasedGPU
 		for i, w := range words {
@@ -39,12 +39,12 @@ func TestShrink(t *testing.T) {
 		{"the smaller box", held("b1/0", "b2/0", "b1/1"), 1, false, "b2/0"},
 		{"whole boxes", held("b1/0", "b2/0", "b2/1", "b1/1", "b1/2", "b3/0"), 3, false, "b2/0 b2/1 b3/0"},
 		{"the smaller domain", held("b1/0.x", "b1/1.y", "b1/2.x"), 1, false, "b1/1"},
-		{"what is broken", held("!b1/0", "b1/1", "b2/0"), 1, false, "b1/0"},
-		{"what is not there yet", held("b1/0", "~b1/1", "b2/0"), 1, false, "b1/1"},
-		{"broken before not there", held("~b1/0", "!b1/1"), 1, false, "b1/1"},
+		{"a broken GPU", held("!b1/0", "b1/1", "b2/0"), 1, false, "b1/0"},
+		{"a GPU not attached yet", held("b1/0", "~b1/1", "b2/0"), 1, false, "b1/1"},
+		{"broken before not attached", held("~b1/0", "!b1/1"), 1, false, "b1/1"},
 		{"spread: from the fullest", held("b1/0", "b1/1", "b2/0"), 1, true, "b1/1"},
 		{"none", held("b1/0"), 0, false, ""},
-		{"more than there are", held("b1/0", "b1/1"), 3, false, "b1/0 b1/1"},
+		{"more than the lease has", held("b1/0", "b1/1"), 3, false, "b1/0 b1/1"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
