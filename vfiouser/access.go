@@ -13,17 +13,17 @@ const keepBuffer = HeaderSize + regionAccessSize + 4096
 // dataOffset is where the data of a region access begins in its message.
 const dataOffset = HeaderSize + regionAccessSize
 
-// Access is one access of the VMM to a region. It and its Data are the
-// handler's until Reply or Fail is called, and not afterwards.
+// Access is one access of the VMM to a region. The handler owns it and its Data
+// until it calls Reply or Fail.
 type Access struct {
 	Region uint32
 	Offset uint64 // in the region; Offset + len(Data) lies within its size
-	// Data is what is written, or the buffer to fill on a read.
+	// Data is the data of a write, or the buffer that a read fills.
 	Data   []byte
 	Write  bool
-	Posted bool // nobody waits: no answer is sent, no deadline applies
-	// More says that the VMM's next access or other message is here already: a
-	// handler may gather what it does.
+	Posted bool // the VMM expects no answer: none is sent, and no deadline applies
+	// More reports that the VMM's next message has already arrived: a handler may
+	// batch its work.
 	More bool
 
 	conn     *Conn
@@ -36,7 +36,7 @@ type Access struct {
 	wait     element[Access] // in Conn.open
 }
 
-// accessState says who owes what:
+// accessState tells which side has to answer:
 //
 //	free --arrives--> open --answered--> free
 //	                    \--deadline--> expired --late answer--> free
@@ -44,8 +44,8 @@ type accessState uint8
 
 const (
 	accessFree    accessState = iota
-	accessOpen                // the handler owes an answer, and so do we unless it is posted
-	accessExpired             // we have answered; the handler's answer will be dropped
+	accessOpen                // the handler has to answer, and so has the server unless it is posted
+	accessExpired             // the server has answered and will drop the handler's answer
 )
 
 // Reply answers the access: on a read with Data, on a write with success. It
@@ -62,8 +62,8 @@ func (a *Access) Fail(err error) {
 }
 
 // accept takes a free access, copies the request's headers into it and makes
-// room for n bytes of data; it waits while the handler holds too many. It
-// returns nil when the connection ends.
+// room for n bytes of data. It waits while the handler holds too many accesses,
+// and returns nil when the connection ends.
 func (c *Conn) accept(m *message, n int) *Access {
 	c.mu.Lock()
 	for c.inUse >= c.cfg.MaxOpen && !c.closed {
@@ -95,7 +95,7 @@ func (c *Conn) accept(m *message, n int) *Access {
 	return a
 }
 
-// launch puts the access into the list of those to be answered.
+// launch adds the access to the list of unanswered ones.
 func (c *Conn) launch(a *Access) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -160,7 +160,7 @@ func (a *Access) reply(err error) []byte {
 	return a.buf[:n]
 }
 
-// release gives the access back.
+// release returns the access to the free list.
 func (c *Conn) release(a *Access) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -179,7 +179,7 @@ func (c *Conn) release(a *Access) {
 }
 
 // expire answers the accesses whose deadline has passed. The handler still
-// holds them and may be filling their buffers, so the answers are made elsewhere.
+// holds them and may be filling their buffers, so the answers use another buffer.
 func (c *Conn) expire() {
 	c.wmu.Lock()
 	for {
@@ -195,7 +195,7 @@ func (c *Conn) expire() {
 	done.run()
 }
 
-// nextExpired takes the oldest access from the list if its time is over and
+// nextExpired takes the oldest access from the list if its deadline has passed and
 // returns the answer; otherwise it sets the timer and returns nil. The write
 // lock is held.
 func (c *Conn) nextExpired() []byte {

@@ -19,11 +19,11 @@ type call struct {
 	wantBody  bool   // copy the payload, keep the descriptors
 	body      []byte
 	fds       []int
-	abandoned bool // nobody waits any more; the identifier is taken until the reply comes
+	abandoned bool // the caller has left; the identifier stays in use until the reply arrives
 	done      func(error)
 	ch        chan error  // of one, where done is nil
-	over      atomic.Bool // the outcome is in ch, or about to be
-	// Who waits for it by reading; made once. err is what it received.
+	over      atomic.Bool // the outcome is in ch, or will be at once
+	// The wait of a caller that reads the socket itself; made once. err is its outcome.
 	waiter reader.Wait
 	err    error
 	taken  bool
@@ -32,7 +32,7 @@ type call struct {
 	order    element[call] // in Client.order
 }
 
-// acquire waits until another request may be under way.
+// acquire waits until the client may have one more request under way.
 func (c *Client) acquire(ctx context.Context) error {
 	select {
 	case c.sem <- struct{}{}:
@@ -71,8 +71,8 @@ func (cl *call) take() {
 	}
 }
 
-// await waits for the outcome of a call that nothing else ends, and recycles it.
-// Who waits reads the socket himself.
+// await waits for the outcome of a call that only its reply or its timeout ends,
+// and recycles it. The caller reads the socket itself meanwhile.
 func (c *Client) await(cl *call) error {
 	c.turn.Await(&cl.waiter)
 	cl.take()
@@ -81,7 +81,7 @@ func (c *Client) await(cl *call) error {
 	return err
 }
 
-// reset makes a call as it was when it was new.
+// reset returns a call to its initial state.
 func (cl *call) reset() {
 	cl.cmd, cl.id, cl.buf, cl.wantBody, cl.body, cl.fds = 0, 0, nil, false, nil, nil
 	cl.abandoned, cl.done, cl.err, cl.taken, cl.deadline = false, nil, nil, false, 0
@@ -121,7 +121,7 @@ func (c *Client) submit(cl *call, payload, data []byte, fds []int) {
 	}
 }
 
-// post sends a request that asks for no reply.
+// post sends a request without a reply.
 func (c *Client) post(cmd Command, payload, data []byte) error {
 	c.mu.Lock()
 	if c.err != nil {
@@ -171,8 +171,8 @@ func (c *Client) wait(ctx context.Context, cl *call) error {
 	return ctx.Err()
 }
 
-// abandonLocked leaves the identifier taken and forgets all else, the caller's
-// buffer above all.
+// abandonLocked keeps the identifier in use and drops the rest, above all the
+// caller's buffer.
 func (c *Client) abandonLocked(cl *call) {
 	c.order.remove(&cl.order)
 	c.unanswered++
@@ -208,7 +208,7 @@ func (c *Client) expire() {
 	}
 }
 
-// deliver tells the caller; the call has left all tables.
+// deliver passes the outcome to the caller; the call has left all tables.
 func (c *Client) deliver(cl *call, err error) {
 	<-c.sem
 	if done := cl.done; done != nil {
@@ -220,8 +220,8 @@ func (c *Client) deliver(cl *call, err error) {
 	cl.ch <- err
 }
 
-// finish matches a reply with its call. Only the identifier counts: servers
-// differ in what they put into the command field.
+// finish matches a reply with its call by the identifier alone: servers differ in
+// the command field of their replies.
 func (c *Client) finish(ch *channel, m *message) {
 	c.mu.Lock()
 	cl := c.calls[m.ID]

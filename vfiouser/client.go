@@ -33,12 +33,12 @@ const (
 	maxWriteData = 16 << 10
 	// maxHeldDMA bounds the bytes of the DMA requests that the handler holds.
 	maxHeldDMA = 16 << 20
-	// maxUnanswered is how many requests may have timed out without a late
-	// answer before the server is given up.
+	// maxUnanswered is the number of requests that may time out without a late
+	// answer before the client ends the connection.
 	maxUnanswered = 64
 )
 
-// ClientConfig says how a client behaves; its zero value works.
+// ClientConfig configures a client; its zero value works.
 type ClientConfig struct {
 	// DMA answers the server's requests for memory that was mapped without a
 	// descriptor. Without a handler they are refused.
@@ -49,7 +49,7 @@ type ClientConfig struct {
 	MaxData uint32
 	// MaxOpen bounds the requests under way. 0 means DefaultClientOpen.
 	MaxOpen int
-	// MaxDMA bounds the DMA requests the handler holds; the server is told
+	// MaxDMA bounds the DMA requests that the handler holds; the client answers
 	// EBUSY beyond it. 0 means DefaultClientDMA.
 	MaxDMA int
 	// NoTwinSocket does not offer a second socket for the server's requests.
@@ -59,9 +59,9 @@ type ClientConfig struct {
 	// NoUnmask leaves out the UNMASK after MSI-X vectors are armed. QEMU's
 	// device server (7.2 and later) delivers nothing without it; others ignore it.
 	NoUnmask bool
-	// Polling is how who waits for an answer waits.
+	// Polling is how the client polls the socket while an answer is due.
 	Polling reader.Polling
-	// Logger gets what the server does wrong; nil discards.
+	// Logger receives the server's protocol errors; nil discards them.
 	Logger *slog.Logger
 }
 
@@ -70,7 +70,7 @@ type ClientConfig struct {
 type Client struct {
 	cfg  ClientConfig
 	main *channel
-	turn *reader.Turn // whose it is to read main
+	turn *reader.Turn // shares the reading of main
 	twin *channel     // the server's requests, or nil
 	caps Capabilities
 	sem  chan struct{} // one for each request under way
@@ -83,7 +83,7 @@ type Client struct {
 
 	start time.Time
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu         sync.Mutex
 	err        error // why the connection ended
 	id         uint16
@@ -125,7 +125,7 @@ func Dial(ctx context.Context, path string, cfg ClientConfig) (*Client, error) {
 	return NewClient(ctx, nc.(*net.UnixConn), cfg)
 }
 
-// NewClient negotiates on a connection, which becomes the client's.
+// NewClient negotiates on a connection and takes it over.
 func NewClient(ctx context.Context, nc *net.UnixConn, cfg ClientConfig) (*Client, error) {
 	cfg.Timeout = orDefault(cfg.Timeout, DefaultTimeout)
 	cfg.MaxData = orDefault(cfg.MaxData, DefaultClientData)
@@ -197,7 +197,7 @@ func (c *Client) negotiate(ctx context.Context) error {
 	return c.takeTwin(&fds[*t.FDIndex])
 }
 
-// takeTwin starts to read the twin socket, whose descriptor becomes ours.
+// takeTwin takes over the descriptor of the twin socket and starts to read it.
 func (c *Client) takeTwin(fd *int) error {
 	f := os.NewFile(uintptr(*fd), "twin socket")
 	*fd = -1
@@ -227,7 +227,7 @@ func (c *Client) takeTwin(fd *int) error {
 	return nil
 }
 
-// read handles the messages of the twin socket until it ends, and with it the client.
+// read handles the messages of the twin socket until it ends; that ends the client.
 func (c *Client) read(ch *channel) {
 	defer reader.Block()()
 	defer ch.fr.close()
@@ -241,7 +241,7 @@ func (c *Client) read(ch *channel) {
 	}
 }
 
-// replies is what comes on the main socket, as a Source of its Turn.
+// replies reads the main socket, as a Source of its reader.
 type replies struct{ c *Client }
 
 // Exchange tells reads from transfers and from silence.
@@ -269,7 +269,7 @@ func (c *Client) take(ch *channel, m *message) {
 	}
 }
 
-// lost ends the client after an error of reading.
+// lost ends the client after a read error.
 func (c *Client) lost(err error) {
 	if errors.Is(err, io.EOF) {
 		err = fmt.Errorf("%w by the server", ErrClosed)
@@ -277,17 +277,17 @@ func (c *Client) lost(err error) {
 	c.shut(err)
 }
 
-// Capabilities returns what the server said of itself.
+// Capabilities returns the server's capabilities.
 func (c *Client) Capabilities() Capabilities { return c.caps }
 
-// Twin reports whether the server's requests come on a socket of their own.
+// Twin reports whether the server sends its requests on a second socket.
 func (c *Client) Twin() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.twin != nil
 }
 
-// Done is closed when the connection has ended; Err then says why.
+// Done is closed when the connection has ended; Err then returns the reason.
 func (c *Client) Done() <-chan struct{} { return c.end }
 
 // Err returns nil while the connection is open.
@@ -298,7 +298,7 @@ func (c *Client) Err() error {
 }
 
 // Close ends the connection and waits for its goroutines; requests under way
-// end with ErrClosed. Callbacks may not call it. It may be called again.
+// end with ErrClosed. Callbacks must not call it. Further calls have no effect.
 func (c *Client) Close() error {
 	c.shut(ErrClosed)
 	c.wg.Wait()
@@ -337,7 +337,7 @@ func (c *Client) shut(cause error) {
 	}
 }
 
-// send builds a message and sends it, and the posted writes before it, with one
+// send builds a message and sends it behind the gathered posted writes, with one
 // system call.
 func (c *Client) send(h Header, payload, data []byte, fds []int) error {
 	ch := c.main
@@ -361,7 +361,7 @@ func (ch *channel) sendMessage(h Header, payload, data []byte, fds []int) error 
 	return ch.sendLocked(h, payload, data, fds)
 }
 
-// sendLocked sends a message behind what is in out. The write lock is held.
+// sendLocked sends a message behind the bytes in out. The write lock is held.
 func (ch *channel) sendLocked(h Header, payload, data []byte, fds []int) error {
 	at := len(ch.out)
 	ch.out = h.Append(ch.out)

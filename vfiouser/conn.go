@@ -29,7 +29,7 @@ type Conn struct {
 	// These belong to the reading goroutine.
 	negotiated bool
 	realized   bool // the first read of the whole configuration space was seen
-	moreWrites bool // others follow in the same message
+	moreWrites bool // more writes follow in the same message
 	out        []byte
 
 	// wmu is held while a message is sent, and is taken before mu.
@@ -37,10 +37,10 @@ type Conn struct {
 	scratch []byte // answers at the deadline
 	dmaOut  []byte // DMA messages
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu      sync.Mutex
 	closed  bool
-	cause   error // why we closed it
+	cause   error // why the server closed it
 	caps    Capabilities
 	open    list[Access] // not answered, oldest first
 	free    []*Access
@@ -67,10 +67,10 @@ func newConn(s *Server, sock *socket) *Conn {
 	return c
 }
 
-// Memory returns the table of what the VMM has mapped.
+// Memory returns the table of the VMM's mappings.
 func (c *Conn) Memory() *Memory { return c.mem }
 
-// Capabilities returns what the VMM said of itself.
+// Capabilities returns the VMM's capabilities.
 func (c *Conn) Capabilities() Capabilities {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -88,7 +88,7 @@ func (c *Conn) Close() error {
 // Done is closed when the connection has ended.
 func (c *Conn) Done() <-chan struct{} { return c.ended }
 
-// shut wakes everything that waits for the socket. The first cause stays.
+// shut wakes all goroutines that wait for the socket. The first cause counts.
 func (c *Conn) shut(cause error) {
 	c.mu.Lock()
 	if c.cause == nil {
@@ -100,7 +100,7 @@ func (c *Conn) shut(cause error) {
 	c.sock.close()
 }
 
-// run reads messages until the connection ends, and clears up.
+// run reads messages until the connection ends, and then releases its resources.
 func (c *Conn) run(ctx context.Context) error {
 	c.srv.stats.connections.Add(1)
 	stop := context.AfterFunc(ctx, func() { c.shut(context.Cause(ctx)) })
@@ -139,7 +139,7 @@ func (c *Conn) readAll() error {
 	}
 }
 
-// clear drops all that belonged to the connection.
+// clear releases the resources of the connection.
 func (c *Conn) clear() {
 	c.timer.Stop()
 	c.fr.close()
@@ -159,8 +159,8 @@ func (c *Conn) sendLocked(b []byte, fds ...int) {
 	}
 }
 
-// reply answers a request with what appendPayload appends, or not at all where
-// the request says so. Only the reading goroutine calls it.
+// reply answers a request with the payload that appendPayload appends, unless the
+// request forbids a reply. Only the reading goroutine calls it.
 func (c *Conn) reply(h Header, appendPayload func(b []byte) []byte, fds ...int) {
 	if h.NoReply() {
 		return

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dispatch handles one message. Payloads are checked by their parsers; what
-// fails there is answered with EINVAL.
+// dispatch handles one message. The parsers check payloads; the server answers
+// their errors with EINVAL.
 func (c *Conn) dispatch(m message) {
 	if m.IsReply() {
 		c.dmaReply(&m)
@@ -45,8 +45,8 @@ func (c *Conn) dispatch(m message) {
 	case CmdDeviceReset:
 		err = c.deviceReset(&m)
 	case CmdDeviceFeature:
-		err = unix.ENOTTY // what Linux says of a feature that it does not have
-	case CmdDMARead, CmdDMAWrite, CmdMigDataRead, CmdMigDataWrite: // ours to send, or migration
+		err = unix.ENOTTY // Linux's error for an unknown feature
+	case CmdDMARead, CmdDMAWrite, CmdMigDataRead, CmdMigDataWrite: // only servers send these, or migration
 		err = unix.ENOSYS
 	default:
 		err = unix.ENOSYS
@@ -56,7 +56,7 @@ func (c *Conn) dispatch(m message) {
 	}
 }
 
-// invalid gives the error of a parser its number.
+// invalid wraps the error of a parser with its number.
 func invalid(err error) error { return fmt.Errorf("%w: %w", err, unix.EINVAL) }
 
 func (c *Conn) version(m *message) error {
@@ -236,7 +236,7 @@ func (c *Conn) deviceReset(m *message) error {
 	return nil
 }
 
-// check says whether n bytes at offset lie in the region and may be accessed.
+// check returns an error unless n bytes at offset lie in the region and may be accessed.
 func (c *Conn) check(region uint32, offset uint64, n uint32, flag uint32) bool {
 	if region >= NumRegions {
 		return false
@@ -311,8 +311,8 @@ func (c *Conn) write(m *message, req RegionAccess, data []byte) {
 	}
 }
 
-// regionWriteMulti hands over posted writes. QEMU never wants a reply; for who
-// does, it says that the writes have been handed over.
+// regionWriteMulti hands over posted writes. QEMU asks for no reply; for clients
+// that do, the reply means that the handler has the writes.
 func (c *Conn) regionWriteMulti(m *message) error {
 	if !c.cfg.WriteMultiple {
 		return unix.ENOSYS
@@ -322,7 +322,7 @@ func (c *Conn) regionWriteMulti(m *message) error {
 		return invalid(err)
 	}
 	for b := m.body[n:]; len(b) > 0; b = b[multiEntrySize:] {
-		if _, _, err := ParseMultiWrite(b); err != nil { // before any is done
+		if _, _, err := ParseMultiWrite(b); err != nil { // before the first is handed over
 			return invalid(err)
 		}
 	}

@@ -8,9 +8,9 @@ import (
 )
 
 const (
-	// maxDMAChunk is the most data of one DMA message. QEMU takes a partly
-	// sent reply for sent, so a reply must fit the socket's buffer; up to
-	// 32 KiB less headers was never seen to fail.
+	// maxDMAChunk is the most data of one DMA message, in bytes. QEMU drops the
+	// rest of a reply that it could send only in part, so a reply must fit the
+	// socket's buffer; up to 32 KiB less headers never failed in tests.
 	maxDMAChunk = 16 << 10
 	// dmaWindow is how many DMA messages are under way at once: their replies
 	// together stay below the default socket buffer (212992 bytes), which
@@ -23,7 +23,7 @@ type dmaOp struct {
 	addr    uint64
 	buf     []byte
 	write   bool
-	msi     bool // not checked against the table: no memory is there
+	msi     bool // an interrupt message: its address is no memory, so the table is not asked
 	sent    int  // bytes for which a message is sent
 	pending int  // messages without a reply
 	err     error
@@ -32,7 +32,7 @@ type dmaOp struct {
 	small   [4]byte
 }
 
-// over reports whether no message of op is open nor will be sent.
+// over reports whether op has no open message and will send no more.
 func (op *dmaOp) over() bool {
 	return op.pending == 0 && (op.err != nil || op.sent == len(op.buf))
 }
@@ -76,7 +76,7 @@ func (q *dmaQueue) pop() {
 	q.waiting--
 }
 
-// doneList is a list of operations whose callers must be told, without a lock.
+// doneList holds operations whose done functions have yet to be called, without a lock.
 type doneList struct {
 	c    *Conn
 	head *dmaOp
@@ -98,12 +98,12 @@ func (l *doneList) run() {
 	}
 }
 
-// DMARead fills p from guest memory at addr and calls done: before it returns
-// where the memory is mapped here, else when the VMM has answered, from a
-// goroutine of the connection or one that is inside another of its methods; so
-// done may not block, and may not need a lock that callers hold. p is the
-// connection's until then. An error of DMARead itself means that done is not
-// called: a *MemoryError, ErrQueueFull or ErrClosed.
+// DMARead fills p from guest memory at addr and calls done. For mapped memory it
+// calls done before it returns. Otherwise it calls done when the VMM has answered,
+// from a goroutine of the connection or one that is inside another of its methods:
+// done must not block, and must not take a lock that callers hold. The connection
+// owns p until then. When DMARead itself returns an error, it does not call done:
+// a *MemoryError, ErrQueueFull or ErrClosed.
 func (c *Conn) DMARead(addr uint64, p []byte, done func(error)) error {
 	return c.access(addr, p, false, done)
 }
@@ -134,9 +134,9 @@ func (c *Conn) access(addr uint64, p []byte, write bool, done func(error)) error
 
 // SignalMSI writes the 4 bytes of an interrupt message (MSI, MSI-X) to addr, by
 // a DMA message unless guest memory is mapped there, in order with the DMA
-// messages before it. The address is not checked: it is what the guest has
-// programmed. done may be nil; the VMM's answer is waited for all the same,
-// which bounds the messages under way and shows those refused (QEMU refuses
+// messages before it. It does not check the address, which the guest has
+// programmed. done may be nil; the connection still waits for the VMM's answer,
+// which bounds the messages under way and counts the refused ones (QEMU refuses
 // them with ENODEV while Bus Master Enable is clear).
 func (c *Conn) SignalMSI(addr uint64, data uint32, done func(error)) error {
 	var b [4]byte
@@ -175,7 +175,7 @@ func (c *Conn) enqueue(addr uint64, p []byte, msi *[4]byte, write bool, done fun
 	return nil
 }
 
-// pump sends what may be sent.
+// pump sends the messages that may be sent now.
 func (c *Conn) pump() {
 	c.wmu.Lock()
 	done := c.pumpLocked()
@@ -184,7 +184,7 @@ func (c *Conn) pump() {
 }
 
 // pumpLocked is pump with the write lock held; the caller runs the list after
-// it has let go of the lock.
+// it has released the lock.
 func (c *Conn) pumpLocked() doneList {
 	done := doneList{c: c}
 	for {
@@ -198,7 +198,7 @@ func (c *Conn) pumpLocked() doneList {
 }
 
 // nextDMA builds the next message, or returns nil when none may be sent now.
-// Operations whose memory has been unmapped meanwhile are ended.
+// It ends operations whose memory has been unmapped meanwhile.
 func (c *Conn) nextDMA(done *doneList) []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -317,7 +317,7 @@ func takeDMA(m *message, p []byte, write bool) error {
 // failDMA ends all operations. The connection is closed, so none is added.
 func (c *Conn) failDMA(err error) {
 	done := doneList{c: c}
-	c.wmu.Lock() // nobody copies from a buffer now
+	c.wmu.Lock() // no goroutine copies from a buffer now
 	c.mu.Lock()
 	q := &c.dma
 	for i := range q.flight {

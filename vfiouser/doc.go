@@ -14,12 +14,11 @@
 //	err = srv.Serve(ctx, ln)
 //
 // A handler answers each [Access] exactly once, at once or later, from any
-// goroutine. The goroutine that answers writes the reply to the socket itself:
-// nothing is handed over, and nothing is allocated. An access that is not
-// answered within [Config.Deadline] is answered by the server with all-ones,
-// as a root complex answers a completion timeout, and the late answer is
-// dropped: QEMU abandons a device for good when a reply comes after its own
-// timeout.
+// goroutine. The goroutine that answers writes the reply to the socket itself,
+// without a hand-over or an allocation. The server answers an access that the
+// handler has not answered within [Config.Deadline] with all ones, as a root
+// complex does after a completion timeout, and drops the late answer: QEMU
+// abandons a device for good when a reply arrives after its own timeout.
 //
 // # Memory of the guest
 //
@@ -27,10 +26,10 @@
 // [Memory.Write] copy in place where a mapping came with a file descriptor; an
 // unmap waits until copies in flight have ended. [Conn.DMARead] and
 // [Conn.DMAWrite] serve every mapping and use messages where there is no
-// descriptor; [Conn.SignalMSI] writes an interrupt message, which no memory
-// stands behind. Messages are never sent while an access is unanswered, since
+// descriptor; [Conn.SignalMSI] writes an interrupt message, whose address is no
+// memory. The server sends no message while an access is unanswered, since
 // QEMU serves none while a virtual CPU waits. Give QEMU a shared memory backend
-// (memory-backend-memfd,share=on): messages are slow, and what they write may
+// (memory-backend-memfd,share=on): messages are slow, and their writes may
 // become visible after the completion of a later register read. A private
 // memory backend (share=off) cannot be told from a shared one and corrupts data.
 //
@@ -46,10 +45,10 @@
 // [Dial] connects to a device server and negotiates; the methods of [Client]
 // are the commands of the protocol. [Redial] keeps a client connected.
 //
-// Bytes of the peer are checked and bounded before they are used, on both
-// sides; file descriptors that nobody asked for are closed. Guest memory is
-// mapped from descriptors of the VMM: a page that a VMM takes away later
-// (truncation) makes an access fail with [ErrFault] and does not end the process.
+// Both sides check and bound the peer's bytes before they use them, and close
+// unexpected file descriptors. They map guest memory from descriptors of the VMM:
+// an access to a page that the VMM removes later (truncation) fails with
+// [ErrFault] and does not end the process.
 //
 // The protocol is "vfio-user" in QEMU's documentation (docs/interop/vfio-user.rst);
 // structures it inherits are those of Linux's include/uapi/linux/vfio.h.

@@ -5,7 +5,7 @@ import "encoding/binary"
 const (
 	deviceInfoSize = 16
 	// deviceInfoCapSize includes the cap_offset field that newer versions of
-	// linux/vfio.h added; rust-vmm's client reads exactly as much as it sent.
+	// linux/vfio.h added; rust-vmm's client reads exactly the size that it sent.
 	deviceInfoCapSize = 20
 )
 

@@ -5,26 +5,26 @@ import (
 	"time"
 )
 
-// A posted write leaves at once, but for one that follows another closely: then
-// the program writes in a row, and a system call for each write, on both sides,
-// would cost more than all else. Those gather while one goroutine sends what has
-// gathered before, as a processor's posted-write buffer does. What is sent after
-// them by other ways takes them along, so the order stays.
+// The client sends a posted write at once, unless it closely follows another:
+// then the program writes in a row, and a system call for each write, on both
+// sides, would cost more than all other work. Such writes gather while one
+// goroutine sends the previous ones, as in a processor's posted-write buffer. Any
+// other message takes the gathered writes along, which keeps the order.
 const (
-	// postGap is how close: less than a system call takes.
+	// postGap is the longest time between two writes in a row: less than a system call takes.
 	postGap = 4 * time.Microsecond
-	// maxPosted bounds what gathers, in bytes; the program then sends it itself,
-	// and waits for the server if need be.
+	// maxPosted bounds the gathered writes, in bytes. Beyond it the program sends
+	// them itself, and waits for the server.
 	maxPosted = 32 << 10
 	// maxSmall is the most data of a write that gathers.
 	maxSmall = 8
 )
 
-// posts are the posted writes that gather; Client.mu guards them.
+// posts holds the gathered posted writes; Client.mu guards it.
 type posts struct {
 	buf     []byte    // messages
-	multi   int       // where the message begins that takes another write; -1: there is none
-	last    time.Time // when the newest write was done with
+	multi   int       // offset of the message that can take another write; -1: none
+	last    time.Time // end of the newest write
 	sending bool      // a goroutine sends them
 }
 
@@ -82,14 +82,14 @@ func (c *Client) postSmall(region uint32, offset uint64, p []byte) error {
 	return nil
 }
 
-// postNow posts a write that does not gather.
+// postNow posts a write at once.
 func (c *Client) postNow(region uint32, offset uint64, p []byte) error {
 	var b [regionAccessSize]byte
 	head := RegionAccess{Offset: offset, Region: region, Count: uint32(len(p))}.Append(b[:0])
 	return c.post(CmdRegionWrite, head, p)
 }
 
-// sendPosts sends what gathers until nothing more does.
+// sendPosts sends gathered writes until there are none.
 func (c *Client) sendPosts() {
 	for {
 		c.mu.Lock()
@@ -103,7 +103,7 @@ func (c *Client) sendPosts() {
 	}
 }
 
-// flushPosts sends what has gathered.
+// flushPosts sends the gathered writes.
 func (c *Client) flushPosts() error {
 	ch := c.main
 	ch.wmu.Lock()
@@ -120,8 +120,8 @@ func (c *Client) flushPosts() error {
 	return nil
 }
 
-// takePosts moves what has gathered to b. The write lock of the main socket is
-// held, so nothing overtakes it.
+// takePosts moves the gathered writes to b. The write lock of the main socket is
+// held, so no message overtakes them.
 func (c *Client) takePosts(b []byte) []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()

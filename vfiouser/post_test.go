@@ -11,7 +11,7 @@ import (
 type recorder struct {
 	NopHandler
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	seen []uint64
 	more int // accesses of which others were here already
 }

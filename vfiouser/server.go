@@ -18,7 +18,7 @@ type Server struct {
 	cfg   Config
 	stats counters
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu        sync.Mutex
 	closed    bool
 	listeners map[*net.UnixListener]struct{}
@@ -35,10 +35,10 @@ func NewServer(cfg Config) (*Server, error) {
 	return &Server{cfg: cfg, listeners: map[*net.UnixListener]struct{}{}}, nil
 }
 
-// Listen makes the socket that a VMM connects to. A socket file that nobody
-// listens on is replaced; closing the listener removes the file. Make it only
-// when the device can answer: QEMU crashes when the device fails while it is
-// being realized, and does not retry.
+// Listen makes the socket that a VMM connects to. It replaces a socket file
+// without a listener; closing the listener removes the file. Call it only when
+// the device can answer: QEMU crashes when the device fails while QEMU realizes
+// it, and does not retry.
 func Listen(path string) (*net.UnixListener, error) {
 	addr := &net.UnixAddr{Name: path, Net: "unix"}
 	if fi, err := os.Lstat(path); err == nil && fi.Mode()&os.ModeSocket != 0 {
@@ -60,8 +60,8 @@ func Listen(path string) (*net.UnixListener, error) {
 }
 
 // Serve accepts connections until ctx ends or the server is closed; it closes
-// ln, ends the connection and waits for it. A connection that comes while
-// another is open is closed at once. The error is ctx's, ErrServerClosed, or
+// ln, ends the connection and waits for it. It closes a second connection at
+// once. The error is ctx's, ErrServerClosed, or
 // that of a listener that failed or was closed.
 func (s *Server) Serve(ctx context.Context, ln *net.UnixListener) error {
 	defer ln.Close()
@@ -119,8 +119,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// ServeConn serves one connection that the caller has made, and blocks until it
-// ends. The server closes nc.
+// ServeConn serves one connection and blocks until it ends. The server closes nc.
 func (s *Server) ServeConn(ctx context.Context, nc *net.UnixConn) error {
 	c, err := s.open(ctx, nc)
 	if err != nil {
@@ -147,8 +146,8 @@ func (s *Server) admit(ctx context.Context, conns *sync.WaitGroup, nc *net.UnixC
 }
 
 // open makes the connection the current one. A VMM that unplugs a device and
-// plugs it in again connects before we have seen the end of its first
-// connection: that end is waited for.
+// plugs it in again may connect before the server sees the end of the first
+// connection, so open waits for that end.
 func (s *Server) open(ctx context.Context, nc *net.UnixConn) (*Conn, error) {
 	sock, err := newSocket(nc)
 	if err != nil {
@@ -202,7 +201,7 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// Stats counts since the server was made.
+// Stats are counts since NewServer.
 type Stats struct {
 	Reads, Writes, Posted uint64 // region accesses by kind; Posted are writes without a reply
 	Failed                uint64 // accesses that the handler failed or that are outside the regions
@@ -220,7 +219,7 @@ type counters struct {
 	dmaMessages, dmaErrors, connections, refused                      atomic.Uint64
 }
 
-// Stats returns the counters; they are advisory, each is read by itself.
+// Stats returns the counters. They are advisory: each is read separately.
 func (s *Server) Stats() Stats {
 	c := &s.stats
 	st := Stats{

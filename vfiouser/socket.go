@@ -19,26 +19,26 @@ import (
 // without allocating: net.UnixConn.ReadMsgUnix allocates at each call. One
 // goroutine at a time receives; senders hold a lock of the owner.
 //
-// The descriptor is a blocking one that the Go runtime's poller does not know:
-// who receives waits in the kernel, in a thread of its own. By way of the poller
-// each message would cost an empty read and the wake-up of another thread.
+// The descriptor is a blocking one outside the Go runtime's poller: a receiver
+// waits in the kernel, in a thread of its own. With the poller each message would
+// cost an empty read and the wake-up of another thread.
 type socket struct {
 	fd *fd.FD
-	// stall bounds how long a send waits for the peer to read; 0: it does not end.
+	// stall bounds the time that a send waits for the peer to read; 0: no bound.
 	stall time.Duration
-	// poller waits for a receiver that waits for as long as it takes.
+	// poller waits for a receiver without a time limit.
 	poller reader.Poller
 
 	rx, tx  half
-	into    []byte                 // where what is received goes
+	into    []byte                 // the buffer of receive
 	receive func(block bool) error // recvmsg, made once
-	sent    atomic.Uint64          // bytes,
-	before  uint64                 // and those when something came last,
-	short   bool                   // which was short
+	sent    atomic.Uint64          // bytes sent
+	before  uint64                 // bytes sent when the last message arrived
+	short   bool                   // the last message was short
 }
 
-// half is one direction. Its structures live here, so that a system call needs
-// nothing from the heap.
+// half is one direction. Its structures live here, so that a system call
+// allocates nothing.
 type half struct {
 	msg   unix.Msghdr
 	iov   unix.Iovec
@@ -48,15 +48,15 @@ type half struct {
 	err   error
 }
 
-// errWouldBlock says that nothing can be received now.
+// errWouldBlock reports that there is nothing to receive now.
 var errWouldBlock = reader.ErrNothing
 
-// receiveTimeout is how long a receiver waits at most: it bounds how late who
-// waits for an answer on a socket sees anything else.
+// receiveTimeout bounds the wait of a receiver, and with it the delay until a
+// caller that waits for an answer on a socket notices other events.
 const receiveTimeout = 50 * time.Millisecond
 
-// newSocket takes the connection out of the poller, by a descriptor of its own.
-// It closes c unless it fails.
+// newSocket takes the connection out of the poller, with a duplicate descriptor.
+// It closes c on success.
 func newSocket(c *net.UnixConn) (*socket, error) {
 	fd, err := fd.Adopt(c, receiveTimeout)
 	if err != nil {
@@ -68,8 +68,8 @@ func newSocket(c *net.UnixConn) (*socket, error) {
 	return s, c.Close()
 }
 
-// close ends the connection and wakes everything that waits for it.
-func (s *socket) close() { _ = s.fd.Shutdown() } // an error: somebody else has
+// close ends the connection and wakes its receivers and senders.
+func (s *socket) close() { _ = s.fd.Shutdown() } // an error: it is closed already
 
 func (h *half) set(b, oob []byte) {
 	h.iov.Base = unsafe.SliceData(b)
@@ -82,8 +82,8 @@ func (h *half) set(b, oob []byte) {
 	}
 }
 
-// run makes a call until it is interrupted no more. Only one that may block
-// tells the scheduler.
+// run repeats a system call while signals interrupt it. Only a call that may
+// block tells the scheduler.
 func (h *half) run(trap, fd, flags uintptr) {
 	for {
 		var n uintptr
@@ -108,7 +108,7 @@ func (h *half) run(trap, fd, flags uintptr) {
 	}
 }
 
-// transmit sends what the socket has room for; while it has none it waits.
+// transmit sends the bytes for which the socket has room; it waits while there is none.
 func (s *socket) transmit(fd uintptr) {
 	var began time.Time
 	for {
@@ -128,22 +128,22 @@ func (s *socket) transmit(fd uintptr) {
 			}
 			wait = int(left/time.Millisecond) + 1
 		}
-		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, wait) // the next try tells
+		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, wait) // the next try returns the error
 	}
 }
 
-// howLong says how long a receiver waits.
+// howLong selects the wait of a receiver.
 type howLong uint8
 
 const (
 	waitNot   howLong = iota
 	waitShort         // for receiveTimeout
-	waitLong          // for as long as it takes, as the poller does
+	waitLong          // without a limit, as the poller does
 )
 
-// recv reads at least one byte into b, with whatever descriptors came with the
-// last part. The caller owns them. It returns io.EOF at the end of the stream,
-// and errWouldBlock when nothing came for as long as it waits.
+// recv reads at least one byte into b, and the descriptors of the last part. The
+// caller owns them. It returns io.EOF at the end of the stream, and errWouldBlock
+// when nothing arrived within the wait.
 func (s *socket) recv(b []byte, p howLong) (int, []int, error) {
 	var err error
 	s.into = b
@@ -180,8 +180,8 @@ func (s *socket) recv(b []byte, p howLong) (int, []int, error) {
 	return s.rx.n, fds, nil
 }
 
-// exchange reports whether what came last and what has been sent since are as
-// short as requests and answers.
+// exchange reports whether the last message and the bytes sent since are as short
+// as requests and answers.
 func (s *socket) exchange() bool {
 	since := s.sent.Load() - s.before
 	return s.short && since > 0 && since <= reader.Brief
