@@ -306,7 +306,7 @@ func TestServeEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// TestForeignServer drives a device of somebody else: start a server (a sample of
+// TestForeignServer drives the device of a foreign server: start one (a sample of
 // libvfio-user, a QEMU with x-vfio-user-server) and name its socket.
 func TestForeignServer(t *testing.T) {
 	path := os.Getenv("DXPU_VFIOUSER_SERVER")

@@ -6,11 +6,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DMAHandler is the memory that a device server asks for by messages.
+// DMAHandler serves the memory that a device server accesses by messages.
 type DMAHandler interface {
 	// DMA carries one request. The handler calls Reply or Fail exactly once,
-	// during the call or later, from any goroutine. It may not wait for
-	// answers of the same client during the call: it holds up their reading.
+	// during the call or later, from any goroutine. It must not wait for
+	// answers of the same client during the call: it blocks their reader.
 	DMA(c *Client, r *DMARequest)
 }
 
@@ -20,11 +20,11 @@ type DMAFunc func(c *Client, r *DMARequest)
 // DMA implements DMAHandler.
 func (f DMAFunc) DMA(c *Client, r *DMARequest) { f(c, r) }
 
-// DMARequest is one DMA_READ or DMA_WRITE of the server. It and its Data are
-// the handler's until Reply or Fail is called.
+// DMARequest is one DMA_READ or DMA_WRITE of the server. The handler owns it and
+// its Data until it calls Reply or Fail.
 type DMARequest struct {
 	Addr   uint64 // bus address
-	Data   []byte // what is written, or the buffer to fill
+	Data   []byte // the data of a write, or the buffer that a read fills
 	Write  bool
 	Posted bool // no answer is sent
 
@@ -56,7 +56,7 @@ func (c *Client) serve(ch *channel, m *message) {
 	}
 }
 
-// startDMA hands a request to the handler; an error is for the reply.
+// startDMA hands a request to the handler; it returns the error for the reply.
 func (c *Client) startDMA(ch *channel, m *message) error {
 	write := m.Command == CmdDMAWrite
 	if !write && m.Command != CmdDMARead {

@@ -8,14 +8,14 @@ import (
 )
 
 const (
-	// maxRegions and maxIRQs bound what a server may claim (QEMU's bounds).
+	// maxRegions and maxIRQs bound a server's counts (QEMU's bounds).
 	maxRegions = 100
 	maxIRQs    = 50
 	// maxRegionArg bounds the argsz that a second request offers.
 	maxRegionArg = 4096
 )
 
-// DeviceInfo asks what the device is.
+// DeviceInfo asks for the device's flags and counts.
 func (c *Client) DeviceInfo(ctx context.Context) (DeviceInfo, error) {
 	body, err := c.ask(ctx, CmdDeviceGetInfo, DeviceInfo{ArgSize: deviceInfoSize}.Append(nil))
 	if err != nil {
@@ -31,8 +31,8 @@ func (c *Client) DeviceInfo(ctx context.Context) (DeviceInfo, error) {
 	return d, nil
 }
 
-// RegionInfo asks about a region, a second time when its capabilities did not
-// fit. The file is what may be mapped, or nil; the caller closes it.
+// RegionInfo asks about a region, and asks again when its capabilities did not
+// fit. The file is the mappable memory, or nil; the caller closes it.
 func (c *Client) RegionInfo(ctx context.Context, index uint32) (RegionInfo, *os.File, error) {
 	for argsz := uint32(regionInfoSize); ; {
 		body, fds, err := c.roundTrip(ctx, CmdGetRegionInfo, RegionInfo{ArgSize: argsz, Index: index}.Append(nil), nil)
@@ -104,14 +104,14 @@ func (c *Client) DMAMap(ctx context.Context, m DMAMap, f *os.File) error {
 	return err
 }
 
-// DMAUnmap takes the range back. When it returns without an error the device
-// does not access it any more.
+// DMAUnmap unmaps the range. When it returns without an error the device no
+// longer accesses it.
 func (c *Client) DMAUnmap(ctx context.Context, addr, size uint64) error {
 	_, err := c.ask(ctx, CmdDMAUnmap, DMAUnmap{ArgSize: dmaUnmapSize, Addr: addr, Size: size}.Append(nil))
 	return err
 }
 
-// SetIRQs sends a DEVICE_SET_IRQS as it is; ArgSize may be 0. See ArmIRQs.
+// SetIRQs sends a DEVICE_SET_IRQS unchanged; ArgSize may be 0. See ArmIRQs.
 func (c *Client) SetIRQs(ctx context.Context, s IRQSet, fds ...int) error {
 	s.ArgSize = uint32(irqSetSize + len(s.Bools))
 	_, got, err := c.roundTrip(ctx, CmdSetIRQs, s.Append(nil), fds)
@@ -120,7 +120,7 @@ func (c *Client) SetIRQs(ctx context.Context, s IRQSet, fds ...int) error {
 }
 
 // ArmIRQs gives the device an event descriptor for each vector from start on,
-// as many in one message as the server takes.
+// with the largest number in one message that the server takes.
 func (c *Client) ArmIRQs(ctx context.Context, index, start uint32, events []*os.File) error {
 	fds := make([]int, len(events))
 	for i, f := range events {
@@ -150,7 +150,7 @@ func (c *Client) ArmIRQs(ctx context.Context, index, start uint32, events []*os.
 	return err
 }
 
-// DisableIRQs takes all descriptors of the interrupt index back.
+// DisableIRQs removes all descriptors of the interrupt index.
 func (c *Client) DisableIRQs(ctx context.Context, index uint32) error {
 	return c.SetIRQs(ctx, IRQSet{Flags: IRQDataNone | IRQActionTrigger, Index: index})
 }

@@ -36,7 +36,7 @@ type Region struct {
 	Sparse     []SparseArea
 }
 
-// Config describes the device and how it is served.
+// Config describes the device and its service.
 type Config struct {
 	// Regions: BARs 0 to 5, ROM, configuration space (RegionConfig: 256 or
 	// 4096 bytes), VGA. The size of a BAR is a power of two: QEMU aborts
@@ -45,14 +45,14 @@ type Config struct {
 	// IRQs are the vectors of INTx, MSI, MSI-X, ERR and REQ. QEMU stops the
 	// VM when ERR fires.
 	IRQs [NumIRQs]uint32
-	// Resettable says that DEVICE_RESET works.
+	// Resettable reports that DEVICE_RESET works.
 	Resettable bool
 	// WriteMultiple lets QEMU put up to 200 posted writes into one message
 	// when more than 1024 wait.
 	WriteMultiple bool
 	// HideMSIXAtRealize reports the MSI-X capability as vendor-specific (ID
 	// 0x09) in the first read of the configuration space from its start of
-	// each connection, which is the one by which QEMU decides whether to
+	// each connection. QEMU decides by this read whether to
 	// virtualise MSI-X. Later reads are truthful, so the guest finds MSI-X;
 	// its table then arrives as ordinary accesses and the device interrupts
 	// with SignalMSI. QEMU 11 aborts on hot-unplug of a device whose MSI-X it
@@ -60,14 +60,14 @@ type Config struct {
 	HideMSIXAtRealize bool
 
 	// Deadline bounds the time from the arrival of an access to its answer
-	// and must lie below the VMM's own timeout. It is also how long a reply
-	// waits for a VMM that does not read its socket, before the connection is
-	// given up. 0 means DefaultDeadline.
+	// and must lie below the VMM's own timeout. It also bounds the wait of a
+	// reply for a VMM that does not read its socket; then the server closes
+	// the connection. 0 means DefaultDeadline.
 	Deadline time.Duration
 	// ErrorReplies answers a failed region access with an error reply. By
-	// default it ends as on a PCI bus: a read with all-ones, a write as if it
-	// had worked. rust-vmm's client needs that: it never looks at the error
-	// flag and waits for data that an error reply does not have.
+	// default it ends as on a PCI bus: a read with all ones, a write with
+	// success. rust-vmm's client needs that: it ignores the error flag and waits
+	// for data that an error reply does not have.
 	ErrorReplies bool
 	// MaxData is the longest region access in bytes, at least the size of
 	// the configuration space. 0 means DefaultMaxData.
@@ -81,11 +81,11 @@ type Config struct {
 	// MaxMaps bounds the mappings. 0 means DefaultMaxMaps.
 	MaxMaps int
 
-	// Polling is how the reader of a connection waits.
+	// Polling configures the polling of a connection's reader.
 	Polling reader.Polling
 
 	Handler Handler
-	// Logger gets the connections' ends and the errors of the VMM; nil discards.
+	// Logger receives the connections' ends and the VMM's errors; nil discards them.
 	Logger *slog.Logger
 }
 
@@ -93,24 +93,24 @@ type Config struct {
 // each connection, and there is one connection at a time: a method that blocks
 // stops the reading of further messages. That is how posted writes exert
 // back-pressure; but QEMU then queues them without a bound, and a read behind
-// them waits for as long.
+// them waits too.
 type Handler interface {
-	// Connected is called when a VMM has negotiated, before anything else.
+	// Connected is called when a VMM has negotiated, before all other methods.
 	Connected(c *Conn)
 	// Access carries one region access. The handler calls Reply or Fail
 	// exactly once, during the call or later, from any goroutine, even when
-	// the connection has ended meanwhile. It may not wait for a DMA message
-	// before it answers: none is sent before.
+	// the connection has ended meanwhile. It must not wait for a DMA message
+	// before it answers: the server sends none before.
 	Access(c *Conn, a *Access)
 	// Reset resets the device and calls done exactly once, from any
 	// goroutine. The deadline of an access applies.
 	Reset(c *Conn, done func(error))
-	// DMAMap tells of a new mapping, already in the table; an error takes it
-	// out again and is what the VMM gets.
+	// DMAMap reports a new mapping, already in the table. An error removes it
+	// and goes to the VMM.
 	DMAMap(c *Conn, m Mapping) error
-	// DMAUnmap tells of a mapping that is gone: accesses to it have ended.
+	// DMAUnmap reports a removed mapping: accesses to it have ended.
 	DMAUnmap(c *Conn, m Mapping)
-	// IRQ tells that the VMM has changed the state of interrupt vectors.
+	// IRQ reports that the VMM has changed the state of interrupt vectors.
 	IRQ(c *Conn, change IRQChange)
 	// Disconnected is called after Connected when the connection has ended:
 	// mappings and interrupts are gone. err is nil after an orderly close by
@@ -118,8 +118,8 @@ type Handler interface {
 	Disconnected(c *Conn, err error)
 }
 
-// NopHandler does nothing: a handler embeds it and defines what it needs. Its
-// Access fails every access and its Reset succeeds.
+// NopHandler is a handler to embed: its Access fails every access, its Reset
+// succeeds, and its other methods do nothing.
 type NopHandler struct{}
 
 // Connected implements Handler.
@@ -143,7 +143,7 @@ func (NopHandler) IRQ(*Conn, IRQChange) {}
 // Disconnected implements Handler.
 func (NopHandler) Disconnected(*Conn, error) {}
 
-// maxVectors is what PCI allows for each interrupt index.
+// maxVectors is PCI's limit for each interrupt index.
 var maxVectors = [NumIRQs]uint32{IRQINTx: 1, IRQMSI: 32, IRQMSIX: 2048, IRQErr: 1, IRQReq: 1}
 
 // complete checks the configuration and fills in defaults.
@@ -181,8 +181,8 @@ func (c Config) complete() (Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	// QEMU crashes when it may not read the configuration space at once, and
-	// refuses more than its own 1 MiB.
+	// QEMU crashes when it cannot read the configuration space in one access, and
+	// refuses a limit above its own 1 MiB.
 	if uint64(c.MaxData) < c.Regions[RegionConfig].Size || c.MaxData > DefaultMaxData {
 		return c, fmt.Errorf("vfiouser: config: MaxData of %d bytes, want %d to %d", c.MaxData, c.Regions[RegionConfig].Size, DefaultMaxData)
 	}

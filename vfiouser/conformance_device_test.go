@@ -17,7 +17,7 @@ var infoTests = []conformance{
 		if r := p.ok(4, le(32, 0, 0, 0)); !bytes.Equal(r.body, want) {
 			t.Errorf("argsz 32: % x, want % x", r.body, want)
 		}
-		// rust-vmm's newer client reads as much as it sent, with cap_offset.
+		// rust-vmm's newer client reads the size that it sent, with cap_offset.
 		if r := p.ok(4, le(36, 0, 0, 0, 0)); !bytes.Equal(r.body, append(want, 0, 0, 0, 0)) {
 			t.Errorf("20 bytes: % x", r.body)
 		}
@@ -147,7 +147,7 @@ var configTests = []conformance{
 	}},
 	{"D_MSIX_hidden_at_realize_only", func(t *testing.T) {
 		f := serve(t, func(c *Config) { c.HideMSIXAtRealize = true })
-		for range 2 { // each connection realizes anew
+		for range 2 { // each connection realizes again
 			p, _ := f.connect()
 			if r := p.ok(9, access(7, 0x50, 1)); r.body[16] != 0x11 {
 				t.Error("a small read is not the one")

@@ -144,7 +144,7 @@ var dmaTests = []conformance{
 			t.Fatal(err)
 		}
 		request := p.recv()
-		p.send(p.message(10, 0x10, access(0, 12, 4, 1, 1, 1, 1))) // and somebody posts a write
+		p.send(p.message(10, 0x10, access(0, 12, 4, 1, 1, 1, 1))) // and the VMM posts a write
 		inner := p.ok(9, access(0, 8, 4))
 		p.reply(request, 0, append(le(uint64(0xc0000008), uint64(4)), inner.body[16:]...))
 		if err := waitErr(t, done); err != nil || !bytes.Equal(got, []byte{5, 6, 7, 8}) {

@@ -327,7 +327,7 @@ var timeTests = []conformance{
 		f := serve(t, func(c *Config) { c.Deadline = 5 * short })
 		p, _ := f.connect()
 		go func() {
-			for range 100 { // replies of 100 KiB, which nobody takes
+			for range 100 { // replies of 100 KiB, which the VMM does not read
 				if _, err := p.Write((&rawPeer{}).message(9, 0, access(2, 0, 100<<10))); err != nil {
 					return
 				}
@@ -372,7 +372,7 @@ var timeTests = []conformance{
 		<-f.dev.disconnected
 		q, _ := f.connect()
 		copy(a.Data, "late")
-		a.Reply() // to nobody
+		a.Reply() // its connection has ended
 		q.ok(4, le(16, 0, 0, 0))
 	}},
 	{"I_server_closed_under_the_VMM", func(t *testing.T) {

@@ -119,7 +119,7 @@ var connectionTests = []conformance{
 			p.ok(8, le(20, 0x24, 2, 0, 2), mustFD(t, ev), mustFD(t, ev))
 			p.ok(8, le(20, 0x14, 0, 0, 1), mustFD(t, ev))                     // the unmask event
 			p.wantErr(unix.EINVAL, 8, le(20, 0x24, 2, 0, 1), mustFD(t, mem))  // not an event
-			p.ok(4, le(16, 0, 0, 0), mustFD(t, mem), mustFD(t, mem))          // nobody asked for these
+			p.ok(4, le(16, 0, 0, 0), mustFD(t, mem), mustFD(t, mem))          // unexpected descriptors
 			p.send(p.message(10, 0, access(0, 0, 1, 1))[:20], mustFD(t, mem)) // of a message that never ends
 			_ = p.Close()
 			<-c.Done()

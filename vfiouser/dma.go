@@ -20,7 +20,7 @@ const (
 
 // DMA_UNMAP flags.
 const (
-	DMAUnmapDirty = 1 << 0 // asks for a dirty bitmap, which we do not keep
+	DMAUnmapDirty = 1 << 0 // asks for a dirty bitmap, which the server does not keep
 	DMAUnmapAll   = 1 << 1 // address and size are 0
 )
 
@@ -114,7 +114,7 @@ func (u DMAUnmap) Append(b []byte) []byte {
 
 // DMAAccess starts the payload of DMA_READ and DMA_WRITE, and of their
 // replies; data follows in the write and in the reply of the read. (An older
-// QEMU header file had a 32-bit count; no peer that we know still uses it.)
+// QEMU header file had a 32-bit count; no known peer still uses it.)
 //
 //	 0         8       16
 //	+---------+-------+
@@ -138,7 +138,7 @@ func ParseDMAAccess(b []byte) (DMAAccess, int, error) {
 	return a, dmaAccessSize, nil
 }
 
-// Append appends the 16 bytes that stand before the data.
+// Append appends the 16 bytes before the data.
 func (a DMAAccess) Append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint64(b, a.Addr)
 	return binary.LittleEndian.AppendUint64(b, a.Count)

@@ -10,15 +10,15 @@ import (
 
 // Errors that callers branch on.
 var (
-	// ErrClosed is what calls on an ended connection return.
+	// ErrClosed is returned by calls on an ended connection.
 	ErrClosed = errors.New("vfiouser: connection closed")
-	// ErrServerClosed is what Serve returns after Close.
+	// ErrServerClosed is returned by Serve after Close.
 	ErrServerClosed = errors.New("vfiouser: server closed")
-	// ErrTimeout says that the peer did not answer in time.
+	// ErrTimeout means that the peer did not answer in time.
 	ErrTimeout = errors.New("vfiouser: no answer in time")
-	// ErrQueueFull says that too many DMA messages wait to be sent.
+	// ErrQueueFull means that too many DMA messages wait to be sent.
 	ErrQueueFull = errors.New("vfiouser: queue of DMA messages is full")
-	// ErrNotArmed says that the VMM has given no descriptor for the vector.
+	// ErrNotArmed means that the VMM has given no descriptor for the vector.
 	ErrNotArmed = errors.New("vfiouser: interrupt vector is not armed")
 
 	// ErrUnmapped, ErrPermission, ErrNoDescriptor and ErrFault are the
@@ -30,11 +30,11 @@ var (
 	ErrPermission = errors.New("not permitted by the mapping")
 	// ErrNoDescriptor: mapped without a descriptor; only messages reach it.
 	ErrNoDescriptor = errors.New("mapped without a file descriptor")
-	// ErrFault: the VMM has taken the memory behind the mapping away.
+	// ErrFault: the VMM has removed the memory behind the mapping.
 	ErrFault = errors.New("no memory behind the mapping")
 )
 
-// MemoryError says why guest memory was not accessed.
+// MemoryError is a refused access to guest memory.
 type MemoryError struct {
 	Addr   uint64 // bus address of the whole access
 	Len    int    // bytes
@@ -74,13 +74,13 @@ func (e *RemoteError) Unwrap() error {
 	return e.Errno
 }
 
-// ProtocolError says that the peer broke the protocol in a way that leaves the
-// stream without a known position; the connection ends.
+// ProtocolError means that the peer broke the protocol and the position in the
+// stream is lost; the connection ends.
 type ProtocolError struct{ Reason string }
 
 func (e *ProtocolError) Error() string { return "vfiouser: protocol: " + e.Reason }
 
-// errnoOf is the error number that goes into a reply: the one in err's chain,
+// errnoOf returns the error number for a reply: the one in err's chain,
 // or EIO.
 func errnoOf(err error) syscall.Errno {
 	var n syscall.Errno

@@ -10,8 +10,8 @@ import (
 	"github.com/dxpu-project/dxpu/vfiouser"
 )
 
-// adder is a device with one 4 KiB BAR: what is written to offset 0 is added
-// up, and a read of offset 8 returns the sum.
+// adder is a device with one 4 KiB BAR: it adds up the writes to offset 0, and a
+// read of offset 8 returns the sum.
 type adder struct {
 	vfiouser.NopHandler
 	config [256]byte

@@ -15,8 +15,8 @@ const (
 	FeatureProbe = 1 << 18
 )
 
-// Feature is the payload of DEVICE_FEATURE and of its reply. Our server has no
-// feature and answers ENOTTY, as Linux does; the format is here for clients.
+// Feature is the payload of DEVICE_FEATURE and of its reply. The server has no
+// feature and answers ENOTTY, as Linux does; clients use the format.
 //
 //	 0       4       8
 //	+-------+-------+------+
@@ -25,10 +25,10 @@ const (
 type Feature struct {
 	ArgSize uint32
 	Flags   uint32
-	Data    []byte // aliases what was parsed
+	Data    []byte // aliases the parsed bytes
 }
 
-// ParseFeature reads a DEVICE_FEATURE payload; all that follows the flags is Data.
+// ParseFeature reads a DEVICE_FEATURE payload; Data is the rest behind the flags.
 func ParseFeature(b []byte) (Feature, int, error) {
 	if len(b) < featureSize {
 		return Feature{}, 0, shortError("device feature", len(b), featureSize)
@@ -48,7 +48,7 @@ func (f Feature) Append(b []byte) []byte {
 }
 
 // RegionIOFDs is the payload of DEVICE_GET_REGION_IO_FDS and the start of its
-// reply. Our server has no such descriptors and says so with a count of 0.
+// reply. The server has no such descriptors and answers a count of 0.
 //
 //	 0       4       8       12      16
 //	+-------+-------+-------+-------+

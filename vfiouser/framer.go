@@ -12,19 +12,19 @@ import (
 const firstBuffer = 64 << 10
 
 // message is one message of the peer. body aliases the framer's buffer and is
-// valid until the next call; the taker of fds sets it to nil, what is left is
-// closed.
+// valid until the next call. The code that takes over fds sets it to nil; the
+// framer closes the others.
 type message struct {
 	Header
 	body []byte
 	fds  []int
 }
 
-// framer cuts the stream into messages. It reads as much as there is, which
-// saves a system call for each message, and finds out which message the
-// descriptors belong to: the kernel ends a read behind the part that carries
-// descriptors, and a sender attaches them to the first byte of a message, so
-// they are of the last message that begins in what was read.
+// framer cuts the stream into messages. It reads all available bytes, which
+// saves a system call for each message, and assigns descriptors to messages. The
+// kernel ends a read behind the part that carries descriptors, and a sender
+// attaches them to the first byte of a message, so they belong to the last
+// message that begins in the read.
 type framer struct {
 	sock *socket
 	max  int // of a message in bytes
@@ -46,12 +46,12 @@ func newFramer(s *socket, maxMessage int) *framer {
 }
 
 // next waits for the next message. io.EOF is the end of the stream between two
-// messages, io.ErrUnexpectedEOF inside one. A header that cannot be read is a
-// ProtocolError: nothing says where the next message would begin.
+// messages, io.ErrUnexpectedEOF inside one. An invalid header is a
+// ProtocolError: the start of the next message is unknown.
 func (f *framer) next() (message, error) { return f.read(waitLong) }
 
-// try is next that waits only for a while, and without block not at all: then
-// the error is errWouldBlock.
+// try is next with a limited wait, or without a wait if block is false. It
+// returns errWouldBlock when no message arrived.
 func (f *framer) try(block bool) (message, error) {
 	if block {
 		return f.read(waitShort)
@@ -105,7 +105,7 @@ func (f *framer) more() bool {
 	return err == nil && uint64(h.Size) <= uint64(f.w-f.r)
 }
 
-// keep gives the descriptors of the last message to the caller.
+// keep passes the descriptors of the last message to the caller.
 func (f *framer) keep() { f.last = nil }
 
 // fill reads more, with room for a message of need bytes.

@@ -82,13 +82,13 @@ type Header struct {
 // IsReply reports whether the message answers a request.
 func (h Header) IsReply() bool { return h.Flags&flagTypeMask == FlagReply }
 
-// NoReply reports whether a request asks not to be answered.
+// NoReply reports whether a request forbids an answer.
 func (h Header) NoReply() bool { return h.Flags&FlagNoReply != 0 }
 
 // ParseHeader reads a header from the start of b. It fails when b is shorter
 // than HeaderSize, when the size field is smaller than the header itself, or
-// when the type is neither request nor reply. The upper bound of the size is
-// the caller's to check.
+// when the type is neither request nor reply. The caller checks the upper bound
+// of the size.
 func ParseHeader(b []byte) (Header, int, error) {
 	if len(b) < HeaderSize {
 		return Header{}, 0, shortError("header", len(b), HeaderSize)
@@ -118,7 +118,7 @@ func (h Header) Append(b []byte) []byte {
 	return binary.LittleEndian.AppendUint32(b, h.Errno)
 }
 
-// shortError says that a structure is longer than the bytes there are.
+// shortError means that a structure is longer than the available bytes.
 func shortError(what string, have, want int) error {
 	return fmt.Errorf("vfiouser: %s: %d bytes, want %d", what, have, want)
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // FuzzServer feeds bytes to a live server, after a good VERSION and without.
-// Whatever they are, the server closes or answers, and serves the next one.
+// The server must answer or close for all of them, and serve the next client.
 func FuzzServer(f *testing.F) {
 	p := &rawPeer{}
 	version := p.message(1, 0, []byte(qemuVersion))

@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IRQAction says what happened to interrupt vectors.
+// IRQAction is a change of interrupt vectors.
 type IRQAction uint8
 
-// What SET_IRQS does.
+// Actions of SET_IRQS.
 const (
-	IRQArmed    IRQAction = iota + 1 // descriptors were given
-	IRQDisarmed                      // descriptors were taken away
+	IRQArmed    IRQAction = iota + 1 // the VMM added descriptors
+	IRQDisarmed                      // the VMM removed descriptors
 	IRQMasked
 	IRQUnmasked
 	IRQTriggered // the VMM asked for the interrupt itself, a loop-back test
@@ -26,7 +26,7 @@ const (
 // IRQChange describes one SET_IRQS of the VMM.
 type IRQChange struct {
 	Index        uint32 // IRQINTx and the others
-	Start, Count uint32 // the vectors meant
+	Start, Count uint32 // range of vectors
 	Action       IRQAction
 }
 
@@ -47,10 +47,10 @@ type vector struct {
 	pending bool // fired while masked
 }
 
-// interrupts is what the VMM has armed.
+// interrupts holds the vectors that the VMM has armed.
 type interrupts struct {
-	// mu guards all; it is held while a descriptor is written, which does
-	// not block, so that a descriptor is not closed meanwhile.
+	// mu guards all fields. It is held during a write to a descriptor, which
+	// does not block, so that the descriptor is not closed meanwhile.
 	mu     sync.Mutex
 	index  [NumIRQs][]vector
 	level  bool     // INTx is asserted
@@ -68,8 +68,8 @@ func (t *interrupts) init(counts [NumIRQs]uint32) {
 }
 
 // TriggerIRQ signals a vector of the interrupt index. It returns ErrNotArmed
-// when the VMM has given no descriptor; a masked vector is remembered and fires
-// when it is unmasked. INTx masks itself and fires again only after the VMM has
+// when the VMM has given no descriptor; a masked vector stays pending and fires
+// when the VMM unmasks it. INTx masks itself and fires again only after the VMM has
 // unmasked it; use SetINTx for a level.
 func (c *Conn) TriggerIRQ(index, vector uint32) error {
 	t := &c.irqs
@@ -81,9 +81,9 @@ func (c *Conn) TriggerIRQ(index, vector uint32) error {
 	return t.fireLocked(index, &t.index[index][vector])
 }
 
-// SetINTx sets the level of the legacy interrupt. It is signalled when it is
-// asserted and, as long as it stays so, each time the VMM unmasks it. The level
-// is the connection's: a device sets it again when a VMM connects.
+// SetINTx sets the level of the legacy interrupt. It signals the VMM when the
+// level is asserted and, while it stays asserted, each time the VMM unmasks it.
+// The level belongs to the connection: a device sets it again when a VMM connects.
 func (c *Conn) SetINTx(asserted bool) error {
 	t := &c.irqs
 	t.mu.Lock()
@@ -119,7 +119,7 @@ func (t *interrupts) fireLocked(index uint32, v *vector) error {
 	return nil
 }
 
-// set does what SET_IRQS asks and owns the descriptors, whatever it returns.
+// set carries out SET_IRQS. It takes over the descriptors in any case.
 func (t *interrupts) set(req IRQSet, fds []int) (IRQChange, error) {
 	var stop *os.File
 	t.mu.Lock()
@@ -135,7 +135,7 @@ func (t *interrupts) set(req IRQSet, fds []int) (IRQChange, error) {
 }
 
 // setLocked returns whether it has taken the descriptors. stop becomes the
-// unmask event that is no longer listened to.
+// unmask event without a listener.
 func (t *interrupts) setLocked(req IRQSet, fds []int, stop **os.File) (IRQChange, bool, error) {
 	change := IRQChange{Index: req.Index, Start: req.Start, Count: req.Count}
 	refuse := func(why string) (IRQChange, bool, error) {
@@ -194,7 +194,7 @@ func (t *interrupts) setLocked(req IRQSet, fds []int, stop **os.File) (IRQChange
 	return change, false, nil
 }
 
-// actLocked triggers, masks or unmasks the vectors that are meant.
+// actLocked triggers, masks or unmasks the vectors of the request.
 func (t *interrupts) actLocked(req IRQSet, vs []vector) IRQAction {
 	for i := range vs {
 		if req.Flags&IRQDataBool != 0 && req.Bools[i] == 0 {
@@ -278,8 +278,8 @@ func (t *interrupts) close() {
 	t.wg.Wait()
 }
 
-// isEventFD keeps a VMM from making us write to something that blocks. Where
-// /proc is not mounted the descriptor is believed.
+// isEventFD keeps a VMM from making the server write to a file that blocks.
+// Without /proc it accepts every descriptor.
 func isEventFD(fd int) bool {
 	name, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
 	return err != nil || name == "anon_inode:[eventfd]"

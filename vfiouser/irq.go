@@ -92,7 +92,7 @@ type IRQSet struct {
 	Index   uint32
 	Start   uint32
 	Count   uint32
-	Bools   []byte // Count bytes with IRQDataBool, else nil; aliases what was parsed
+	Bools   []byte // Count bytes with IRQDataBool, else nil; aliases the parsed bytes
 }
 
 // ParseIRQSet reads a DEVICE_SET_IRQS payload. It fails unless exactly one kind

@@ -17,15 +17,14 @@ type Mapping struct {
 	Offset          uint64 // into the descriptor
 	Readable        bool   // by the device
 	Writable        bool   // by the device
-	InPlace         bool   // came with a descriptor and is mapped here
-	memory, mmapped []byte // memory is the range, mmapped what munmap wants
+	InPlace         bool   // came with a descriptor and is mapped in this process
+	memory, mmapped []byte // memory is the range, mmapped the slice for munmap
 }
 
 func (m *Mapping) last() uint64 { return m.Addr + (m.Size - 1) }
 
-// Memory is the memory of the VMM as one connection has mapped it. All methods
-// may be called from any goroutine; after the connection has ended nothing is
-// mapped.
+// Memory is the memory of the VMM that one connection has mapped. All methods
+// may be called from any goroutine. After the end of the connection it is empty.
 //
 // Invariant: maps is sorted by address and no two mappings overlap.
 type Memory struct {
@@ -38,14 +37,14 @@ type Memory struct {
 	max  int
 }
 
-// Read fills p from guest memory at bus address addr. The whole range is
-// checked before anything is copied; errors are *MemoryError.
+// Read fills p from guest memory at bus address addr. It checks the whole range
+// before it copies; errors are *MemoryError.
 func (m *Memory) Read(addr uint64, p []byte) error {
 	return m.copy(addr, p, false)
 }
 
-// Write copies p to guest memory at bus address addr. The whole range is
-// checked before anything is copied; errors are *MemoryError.
+// Write copies p to guest memory at bus address addr. It checks the whole range
+// before it copies; errors are *MemoryError.
 func (m *Memory) Write(addr uint64, p []byte) error {
 	return m.copy(addr, p, true)
 }
@@ -78,9 +77,9 @@ func (m *Memory) copy(addr uint64, p []byte, write bool) error {
 }
 
 // View calls f with the memory itself: one slice for each mapping that the n
-// bytes at addr lie in. The slices are valid during the call, in which f may
-// call methods neither of m nor of the connection. A fault inside f, which is the VMM's doing, ends f and
-// becomes an ErrFault.
+// bytes at addr lie in. The slices are valid during the call. f must not call
+// methods of m or of the connection. A fault inside f, which the VMM causes, ends
+// f and becomes an ErrFault.
 func (m *Memory) View(addr uint64, n int, write bool, f func(parts [][]byte) error) error {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -105,8 +104,8 @@ func (m *Memory) View(addr uint64, n int, write bool, f func(parts [][]byte) err
 	return reason
 }
 
-// Check reports whether the device may access n bytes at addr, and whether that
-// is possible in place: without a descriptor, inPlace is false and err nil.
+// Check reports whether the device may access n bytes at addr, and whether in
+// place: for a mapping without a descriptor, inPlace is false and err nil.
 func (m *Memory) Check(addr uint64, n int, write bool) (inPlace bool, err error) {
 	if n == 0 {
 		return true, nil
@@ -125,7 +124,7 @@ func (m *Memory) Check(addr uint64, n int, write bool) (inPlace bool, err error)
 	return true, nil
 }
 
-// has reports whether the device may write n bytes at addr; no refusal is counted.
+// has reports whether the device may write n bytes at addr. It counts no refusal.
 func (m *Memory) has(addr uint64, n int) bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -183,8 +182,8 @@ func (m *Memory) findLocked(addr uint64, n int, write, inPlace bool) (int, error
 	}
 }
 
-// add maps what the message describes; fd is -1 where it carried none, and
-// stays the caller's. The error holds the number for the reply.
+// add maps the range of the message; fd is -1 without a descriptor, and stays
+// the caller's. The error holds the number for the reply.
 func (m *Memory) add(req DMAMap, fd int) (Mapping, error) {
 	x := &Mapping{
 		Addr: req.Addr, Size: req.Size, Offset: req.Offset,
@@ -213,11 +212,11 @@ func (m *Memory) add(req DMAMap, fd int) (Mapping, error) {
 	return x.public(), nil
 }
 
-// remove takes away the mappings that lie in the range, or all of them, and
-// returns them. It waits for accesses in flight. As with VFIO's own type 1
-// containers there may be none or many: behind an emulated IOMMU QEMU unmaps
-// whole power-of-two ranges of its address space, mapped or not. A range that
-// cuts a mapping in two is refused, since QEMU and Linux never do that.
+// remove removes and returns the mappings that lie in the range, or all of them.
+// It waits for accesses in flight. As with VFIO's own type 1 containers there may
+// be none or many: behind an emulated IOMMU QEMU unmaps whole power-of-two ranges
+// of its address space, mapped or not. remove refuses a range that cuts a mapping
+// in two, since QEMU and Linux never send one.
 func (m *Memory) remove(req DMAUnmap) ([]Mapping, error) {
 	if req.Flags&^DMAUnmapAll != 0 {
 		return nil, fmt.Errorf("vfiouser: dma unmap: flags %#x: %w", req.Flags, unix.EINVAL)

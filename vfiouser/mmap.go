@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mmap maps the descriptor's part. The file must be long enough now; when the
-// VMM shortens it later, guard catches the fault.
+// mmap maps a part of the file. The file must be long enough now; when the VMM
+// shortens it later, guard catches the fault.
 func (m *Mapping) mmap(fd int) error {
 	refuse := func(why any, errno error) error {
 		return fmt.Errorf("vfiouser: dma map: %d bytes at offset %#x: %v: %w", m.Size, m.Offset, why, errno)
@@ -41,7 +41,7 @@ func (m *Mapping) mmap(fd int) error {
 
 func (m *Mapping) munmap() {
 	if m.mmapped != nil {
-		_ = unix.Munmap(m.mmapped) // fails for what was not mapped only
+		_ = unix.Munmap(m.mmapped) // fails only for a slice that is not mapped
 		m.mmapped, m.memory = nil, nil
 	}
 }

@@ -46,8 +46,8 @@ const (
 //	| argsz | flags | index | cap offset | size | offset | capabilities |
 //	+-------+-------+-------+------------+------+--------+--------------+
 //
-// A reply's argsz says how long the whole payload is; when that is more than
-// the request's, the capabilities are left out and the client asks again.
+// A reply's argsz is the length of the whole payload. When it is more than the
+// request's, the reply has no capabilities and the client asks again.
 type RegionInfo struct {
 	ArgSize uint32
 	Flags   uint32 // RegionFlagRead and the others
@@ -177,7 +177,7 @@ func ParseRegionAccess(b []byte) (RegionAccess, int, error) {
 	}, regionAccessSize, nil
 }
 
-// Append appends the 16 bytes that stand before the data.
+// Append appends the 16 bytes before the data.
 func (a RegionAccess) Append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint64(b, a.Offset)
 	b = binary.LittleEndian.AppendUint32(b, a.Region)
@@ -194,12 +194,12 @@ func (a RegionAccess) Append(b []byte) []byte {
 type MultiWrite struct {
 	Offset uint64
 	Region uint32
-	Count  uint32 // bytes of Data that count, 0 to 8
+	Count  uint32 // bytes used of Data, 0 to 8
 	Data   [8]byte
 }
 
 // ParseMultiCount reads the number of writes and checks that the rest of b
-// holds exactly that many.
+// holds exactly that number.
 func ParseMultiCount(b []byte) (count, n int, err error) {
 	if len(b) < multiCountSize {
 		return 0, 0, shortError("multi write", len(b), multiCountSize)

@@ -5,8 +5,8 @@ import (
 	"encoding/binary"
 )
 
-// RegionRead fills p from the region at offset. Accesses longer than the server
-// takes are made of several.
+// RegionRead fills p from the region at offset. It splits accesses that are
+// longer than the server's limit.
 func (c *Client) RegionRead(ctx context.Context, region uint32, offset uint64, p []byte) error {
 	most := int(min(c.caps.maxData(), DefaultMaxData))
 	for {
@@ -18,8 +18,8 @@ func (c *Client) RegionRead(ctx context.Context, region uint32, offset uint64, p
 	}
 }
 
-// RegionWrite writes p to the region at offset and waits for the answer. More
-// than 16 KiB are written by several accesses.
+// RegionWrite writes p to the region at offset and waits for the answer. It
+// splits writes of more than 16 KiB.
 func (c *Client) RegionWrite(ctx context.Context, region uint32, offset uint64, p []byte) error {
 	for {
 		n := min(len(p), c.maxWrite())
@@ -30,9 +30,9 @@ func (c *Client) RegionWrite(ctx context.Context, region uint32, offset uint64, 
 	}
 }
 
-// PostWrite writes p to the region at offset and waits for nothing but room in
-// the socket. That it did not work is not told. Short writes that follow each
-// other closely leave together.
+// PostWrite writes p to the region at offset and waits only for room in the
+// socket. It does not report failures of the device. Short writes that follow
+// each other closely leave together.
 func (c *Client) PostWrite(region uint32, offset uint64, p []byte) error {
 	if len(p) <= maxSmall {
 		return c.postSmall(region, offset, p)
@@ -46,8 +46,8 @@ func (c *Client) PostWrite(region uint32, offset uint64, p []byte) error {
 	}
 }
 
-// PostWrites posts writes of up to 8 bytes, up to MaxMulti in one message where
-// the server takes that.
+// PostWrites posts writes of up to 8 bytes, up to MaxMulti in one message if the
+// server supports that.
 func (c *Client) PostWrites(writes []MultiWrite) error {
 	if !c.caps.WriteMultiple {
 		for i := range writes {
@@ -72,16 +72,16 @@ func (c *Client) PostWrites(writes []MultiWrite) error {
 	return nil
 }
 
-// StartRead is RegionRead that does not wait: done is called once, from another
-// goroutine, and may not block. p, which may not be longer than the server
-// takes at once, is the client's until then. It returns ErrQueueFull when too
-// many requests are under way; then done is not called.
+// StartRead is RegionRead without the wait: it calls done once, from another
+// goroutine; done must not block. The client owns p until then; p must not be
+// longer than the server's limit for one access. StartRead returns ErrQueueFull,
+// and does not call done, when too many requests are under way.
 func (c *Client) StartRead(region uint32, offset uint64, p []byte, done func(error)) error {
 	return c.begin(CmdRegionRead, region, offset, p, done)
 }
 
-// StartWrite is RegionWrite that does not wait; see StartRead. p may hold up to
-// 16 KiB and is the caller's again when StartWrite returns.
+// StartWrite is RegionWrite without the wait; see StartRead. p may hold up to
+// 16 KiB; the caller may reuse it when StartWrite returns.
 func (c *Client) StartWrite(region uint32, offset uint64, p []byte, done func(error)) error {
 	return c.begin(CmdRegionWrite, region, offset, p, done)
 }
@@ -105,7 +105,7 @@ func (c *Client) region(ctx context.Context, cmd Command, region uint32, offset 
 	return err
 }
 
-// begin makes one access and does not wait.
+// begin starts one access without waiting.
 func (c *Client) begin(cmd Command, region uint32, offset uint64, p []byte, done func(error)) error {
 	select {
 	case c.sem <- struct{}{}:

@@ -10,8 +10,7 @@ import (
 
 const (
 	versionSize = 4
-	// maxVersionJSON bounds the capability text that is looked at; QEMU's
-	// is about 200 bytes.
+	// maxVersionJSON bounds the capability text, in bytes; QEMU's has about 200.
 	maxVersionJSON = 4096
 
 	// DefaultMaxData is the max_data_xfer_size of a peer that states none
@@ -19,8 +18,8 @@ const (
 	DefaultMaxData = 1 << 20
 	// DefaultMaxFDs is the max_msg_fds of a peer that states none.
 	DefaultMaxFDs = 1
-	// MaxFDs is the most descriptors that one message carries here: QEMU
-	// refuses a peer that states more.
+	// MaxFDs is the most descriptors in one message: QEMU refuses a peer that
+	// states more.
 	MaxFDs = 16
 )
 
@@ -35,9 +34,9 @@ type Version struct {
 	Caps         Capabilities
 }
 
-// Capabilities is what a peer says about itself. A zero field was not stated;
-// keys that are not here are ignored when read and never written, since QEMU
-// warns about keys that it does not know.
+// Capabilities are the capabilities that a peer states. A zero field was not
+// stated. The parser ignores other keys, and none are ever written, since QEMU
+// warns about unknown keys.
 type Capabilities struct {
 	MaxMsgFDs       uint32      `json:"max_msg_fds,omitempty"`
 	MaxDataXferSize uint64      `json:"max_data_xfer_size,omitempty"` // bytes
@@ -53,7 +52,7 @@ type TwinSocket struct {
 	FDIndex   *uint32 `json:"fd_index,omitempty"` // of the socket among the reply's descriptors
 }
 
-// maxFDs applies the default of the specification and our own bound.
+// maxFDs applies the default of the specification and the bound MaxFDs.
 func (c Capabilities) maxFDs() int {
 	if c.MaxMsgFDs == 0 {
 		return DefaultMaxFDs
@@ -74,8 +73,8 @@ type capabilityText struct {
 	Capabilities Capabilities `json:"capabilities"`
 }
 
-// ParseVersion reads a VERSION payload. The text may be absent; where it is
-// there it must be valid JSON and may or may not end with NUL.
+// ParseVersion reads a VERSION payload. The text may be absent; otherwise it
+// must be valid JSON, with or without a NUL at its end.
 func ParseVersion(b []byte) (Version, int, error) {
 	if len(b) < versionSize {
 		return Version{}, 0, shortError("version", len(b), versionSize)
@@ -99,7 +98,7 @@ func ParseVersion(b []byte) (Version, int, error) {
 }
 
 // Append appends the payload, always with the JSON text and its NUL: rust-vmm's
-// client cannot do without.
+// client requires them.
 func (v Version) Append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint16(b, v.Major)
 	b = binary.LittleEndian.AppendUint16(b, v.Minor)

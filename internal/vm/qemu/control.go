@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// controlPort is the name by which the guest finds its end of the control channel.
+// controlPort is the name of the guest's end of the control channel.
 const controlPort = "dxpu.control"
 
 const (
@@ -32,14 +32,14 @@ var ErrGuestReset = errors.New("guest was reset")
 var errProtocol = errors.New("not the control protocol")
 
 // Control runs commands in a guest; any number of goroutines may use it at once. The protocol
-// is in guest/PROTOCOL.md.
+// is in scripts/guest/PROTOCOL.md.
 type Control struct {
 	conn io.ReadWriteCloser
 	done chan struct{}
 
 	write sync.Mutex // held while one line is written
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	kernel string
 	uptime time.Duration
 	booted chan struct{} // closed when the guest is ready again
@@ -56,7 +56,7 @@ type run struct {
 	ended  chan struct{} // closed with status set
 }
 
-// NewControl waits for the guest's first line. It takes conn over, also when it fails.
+// NewControl waits for the guest's first line. It takes over conn, even on an error.
 func NewControl(ctx context.Context, conn io.ReadWriteCloser) (*Control, error) {
 	c := &Control{conn: conn, done: make(chan struct{}), booted: make(chan struct{}), runs: map[uint64]*run{}}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
@@ -80,38 +80,38 @@ func (c *Control) Kernel() string {
 	return c.kernel
 }
 
-// Uptime is how long the guest's kernel had been running when it was ready.
+// Uptime is the age of the guest's kernel when it was ready.
 func (c *Control) Uptime() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.uptime
 }
 
-// nextBoot is closed when the guest says that it is ready once more.
+// nextBoot is closed when the guest reports ready again.
 func (c *Control) nextBoot() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.booted
 }
 
-// Close ends the channel and waits for its reader; commands that still run go on in the guest.
+// Close ends the channel and waits for its reader; running commands continue in the guest.
 func (c *Control) Close() error {
 	c.fail(ErrGuestGone)
 	<-c.done
 	return nil
 }
 
-// Run runs a shell command line in the guest, with an empty standard input, and gives its
+// Run runs a shell command line in the guest, with an empty standard input, and returns its
 // output (both streams; text, each line with its line end) and exit status. When ctx ends
-// first the command is killed in the guest.
+// first it kills the command in the guest.
 func (c *Control) Run(ctx context.Context, command string) (output string, exit int, err error) {
 	var b bounded
 	exit, err = c.RunTo(ctx, &b, command)
 	return b.kept.String(), exit, err
 }
 
-// RunTo is [Control.Run] with the output written to out as it comes, line by line, from
-// another goroutine, never after RunTo has returned. A slow out holds up all other commands.
+// RunTo is [Control.Run] with the output written to out line by line, from another
+// goroutine, never after RunTo has returned. A slow out delays all other commands.
 func (c *Control) RunTo(ctx context.Context, out io.Writer, command string) (exit int, err error) {
 	if err := context.Cause(ctx); err != nil {
 		return 0, err
@@ -135,12 +135,12 @@ func (c *Control) RunTo(ctx context.Context, out io.Writer, command string) (exi
 	case <-r.ended:
 		return r.status, r.err
 	case <-ctx.Done():
-		c.drop(id) // nothing more is wanted of it, and nothing is written after we return
+		c.drop(id) // drop its further output: nothing is written after RunTo has returned
 		_ = c.send(fmt.Sprintf("kill %d\n", id))
 		return 0, fmt.Errorf("qemu: guest command: %w", context.Cause(ctx))
 	case <-c.done:
 	}
-	select { // poweroff and the like: the status may have come together with the end
+	select { // after a poweroff the status may arrive together with the end
 	case <-r.ended:
 		return r.status, r.err
 	default:
@@ -182,7 +182,7 @@ func (c *Control) takeReady(line string) error {
 	return nil
 }
 
-// rebooted ends what ran before the guest was reset.
+// rebooted ends the commands from before the reset.
 func (c *Control) rebooted(line string) error {
 	if err := c.takeReady(line); err != nil {
 		return err
@@ -239,7 +239,7 @@ func (c *Control) take(line string) error {
 		}
 		delete(c.runs, id)
 		close(r.ended)
-	case (verb == "o" || verb == "x") && id < c.next: // of a command that nobody waits for
+	case (verb == "o" || verb == "x") && id < c.next: // of a command without a waiting caller
 	default:
 		return fmt.Errorf("%w: %.40q", errProtocol, line)
 	}

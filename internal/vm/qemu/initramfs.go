@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// A File is put into the guest.
+// A File is copied into the guest.
 type File struct {
-	Path   string      // in the guest, absolute; missing directories are made
+	Path   string      // in the guest, absolute; missing directories are created
 	Source string      // on this machine
 	Mode   os.FileMode // permission bits; 0: 0755
 }
@@ -57,7 +57,7 @@ func parents(p string) []string {
 	return dirs
 }
 
-// cpioWriter writes the newc format: cpio(5), "New ASCII Format". Its first error stays.
+// cpioWriter writes the newc format: cpio(5), "New ASCII Format". It keeps its first error.
 type cpioWriter struct {
 	w   io.Writer
 	n   int64

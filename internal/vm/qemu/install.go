@@ -11,11 +11,11 @@ import (
 // ErrNotInstalled is the cause when there is no QEMU or no guest image.
 var ErrNotInstalled = errors.New("not installed")
 
-// An Install is what a VM is made of.
+// An Install names the files that a VM needs.
 type Install struct {
 	QEMU   string // a qemu-system-x86_64 of 10.1 or newer
 	Kernel string // a bzImage
-	Initrd string // an initramfs whose /init speaks guest/PROTOCOL.md
+	Initrd string // an initramfs whose /init speaks scripts/guest/PROTOCOL.md
 }
 
 // CacheDir is where the scripts install: $DXPU_CACHE, or dxpu below the user's cache
@@ -32,7 +32,7 @@ func CacheDir() (string, error) {
 }
 
 // Locate finds QEMU ($DXPU_QEMU, then the cache, then $PATH) and the guest image (the
-// cache). What is missing is an error that wraps [ErrNotInstalled] and names the remedy.
+// cache). The error for a missing one wraps [ErrNotInstalled] and names the remedy.
 func Locate() (Install, error) {
 	cache, err := CacheDir()
 	if err != nil {

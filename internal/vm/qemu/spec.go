@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// A Spec describes a machine. Its zero values stand for what the fields say.
+// A Spec describes a machine. Zero values stand for the defaults.
 type Spec struct {
 	Install Install
 	// Dir is a directory of the caller's for the console log, QEMU's own messages and the
@@ -17,12 +17,12 @@ type Spec struct {
 
 	Memory int64  // bytes, a multiple of 2 MiB; 0: 1 GiB
 	CPUs   int    // 0: 1, which boots fastest without KVM
-	Accel  string // "tcg" or "kvm"; "": tcg, which is everywhere
+	Accel  string // "tcg" or "kvm"; "": tcg, which runs everywhere
 
 	// Slots is the number of PCIe root ports for hot-plug; port i is the bus [Slot](i).
 	Slots int
 	// Window is the 64-bit prefetchable address space, in bytes, that the firmware reserves
-	// behind each port: what the large BARs of a plugged device must fit into. 0: 1 GiB.
+	// behind each port, for the large BARs of a plugged device. 0: 1 GiB.
 	Window int64
 	// IOMMU gives the machine an emulated Intel IOMMU, so that VFIO in the guest works as
 	// on hardware: Debian's kernels are built without VFIO's no-IOMMU mode.
@@ -30,11 +30,11 @@ type Spec struct {
 
 	QMPSocket string   // path of a second QMP server, for other programs; "": none
 	Cmdline   string   // more kernel arguments
-	Files     []File   // put into the guest's file system beside what the image has
+	Files     []File   // added to the guest's file system
 	Args      []string // more QEMU arguments
 }
 
-// MaxSlots is how many root ports there is room for on the root bus, one in each device
+// MaxSlots is the number of root ports that fit on the root bus, one in each device
 // number from firstPort to below the chipset's own at 0x1d.
 const MaxSlots = 24
 
@@ -59,7 +59,7 @@ const (
 	qmpFD     = 4
 )
 
-// Slot is the name of the bus of root port i: what device_add is given.
+// Slot is the name of the bus of root port i, for device_add.
 func Slot(i int) string { return "rp" + strconv.Itoa(i) }
 
 func (s Spec) withDefaults() (Spec, error) {
@@ -90,7 +90,7 @@ func (s Spec) withDefaults() (Spec, error) {
 	return s, nil
 }
 
-// argv is QEMU's command line after its name, for a spec whose defaults are filled in.
+// argv returns QEMU's arguments for a spec with its defaults filled in.
 func (s Spec) argv(console, initrd string) []string {
 	machine, cpu := "q35,memory-backend=ram0", tcgCPU
 	if s.Accel == "kvm" {
@@ -116,7 +116,7 @@ func (s Spec) argv(console, initrd string) []string {
 			"-qmp", "chardev:qmp1")
 	}
 	if s.IOMMU {
-		// Ahead of the devices, which look for it when they are realized.
+		// Before the devices, which look for it when QEMU realizes them.
 		a = append(a, "-device", "intel-iommu,caching-mode=on,intremap=on")
 	}
 	for i := range s.Slots {

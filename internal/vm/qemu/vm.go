@@ -32,7 +32,7 @@ type VM struct {
 }
 
 // Start boots the machine and returns when its guest takes commands. When ctx ends before
-// that, everything is undone. The process dies with this one, however that dies.
+// that, Start undoes its work. QEMU dies with this process in any case.
 func Start(ctx context.Context, spec Spec) (*VM, error) {
 	spec, err := spec.withDefaults()
 	if err != nil {
@@ -66,19 +66,19 @@ func Start(ctx context.Context, spec Spec) (*VM, error) {
 // QMP is the VM's own QMP connection.
 func (vm *VM) QMP() *qmp.Client { return vm.qmp }
 
-// BootTime is how long it took from Start to a guest that takes commands.
+// BootTime is the time from Start to a guest that takes commands.
 func (vm *VM) BootTime() time.Duration { return vm.boot }
 
 // PID is the process id of QEMU.
 func (vm *VM) PID() int { return vm.cmd.Process.Pid }
 
-// ConsoleLog is the path of what the guest wrote to its serial console.
+// ConsoleLog is the path of the output of the guest's serial console.
 func (vm *VM) ConsoleLog() string { return filepath.Join(vm.dir, "console.log") }
 
-// Log is the path of what QEMU itself wrote.
+// Log is the path of QEMU's own output.
 func (vm *VM) Log() string { return filepath.Join(vm.dir, "qemu.log") }
 
-// Exited is closed when the QEMU process has ended, for whatever reason.
+// Exited is closed when the QEMU process has ended.
 func (vm *VM) Exited() <-chan struct{} { return vm.exited }
 
 // Reset resets the machine as its button does, and returns when the guest takes commands
@@ -86,7 +86,7 @@ func (vm *VM) Exited() <-chan struct{} { return vm.exited }
 // half a line of output would meet the first word of the next boot.
 func (vm *VM) Reset(ctx context.Context) error {
 	booted := vm.nextBoot()
-	// Started with -no-reboot, QEMU would take the reset for its end.
+	// With -no-reboot alone, QEMU would exit on the reset.
 	onReboot := func(action string) error {
 		return vm.qmp.Execute(ctx, "set-action", map[string]string{"reboot": action}, nil)
 	}
@@ -118,7 +118,7 @@ func (vm *VM) Close() error {
 	return nil
 }
 
-// launch starts the process with one end of two socket pairs, and gives the other ends.
+// launch starts the process with one end of two socket pairs, and keeps the other ends.
 func (vm *VM) launch(spec Spec, initrd string) (control, monitor net.Conn, err error) {
 	control, controlEnd, err := socketPair("control")
 	if err != nil {
@@ -162,7 +162,7 @@ func (vm *VM) spawn() error {
 	return <-started
 }
 
-// explain adds what QEMU or the guest said last to an error of Start. The process has ended.
+// explain adds the last output of QEMU or the guest to an error of Start. The process has ended.
 func (vm *VM) explain(err error) error {
 	for _, log := range []string{vm.Log(), vm.ConsoleLog()} {
 		if line := lastLine(log); line != "" {
@@ -194,7 +194,7 @@ func createInitramfs(name string, spec Spec) error {
 	return nil
 }
 
-// socketPair makes two connected stream sockets: ours, and one to inherit.
+// socketPair makes two connected stream sockets, the second one for the child.
 func socketPair(name string) (net.Conn, *os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -25,7 +25,7 @@ type Client struct {
 
 	write sync.Mutex // held while one command is written
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	next    uint64     // id of the next command
 	pending map[uint64]chan reply
 	subs    map[*Subscription]struct{}
@@ -42,8 +42,8 @@ func Dial(ctx context.Context, path string) (*Client, error) {
 	return New(ctx, conn)
 }
 
-// New negotiates on a connection that is already there. It takes conn over: New closes it on
-// an error, [Client.Close] closes it later.
+// New negotiates on an open connection. It takes over conn: New closes it on an error,
+// [Client.Close] closes it later.
 func New(ctx context.Context, conn net.Conn) (*Client, error) {
 	c := &Client{
 		conn:    conn,
@@ -69,11 +69,11 @@ func New(ctx context.Context, conn net.Conn) (*Client, error) {
 	return c, nil
 }
 
-// Version is what QEMU said of itself in its greeting.
+// Version is the version in QEMU's greeting.
 func (c *Client) Version() Version { return c.version }
 
-// PID is the process ID of the QEMU, by which one can tell it from another that
-// serves the same path later; 0 when the connection does not say.
+// PID is the process ID of the QEMU, which distinguishes it from a later QEMU at the
+// same path; 0 if the connection does not give it.
 func (c *Client) PID() int {
 	conn, ok := c.conn.(syscall.Conn)
 	if !ok {
@@ -92,14 +92,14 @@ func (c *Client) PID() int {
 	return pid
 }
 
-// Close ends the connection and waits for the reader. QEMU goes on running.
+// Close ends the connection and waits for the reader. QEMU keeps running.
 func (c *Client) Close() error {
 	c.fail(ErrClosed)
 	<-c.done
 	return nil
 }
 
-// Done is closed when the connection has ended, by whichever side.
+// Done is closed when either side has ended the connection.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
 // Execute runs a command and waits for its reply. args is marshalled as the command's
@@ -128,7 +128,7 @@ func (c *Client) Execute(ctx context.Context, command string, args, result any) 
 		return fmt.Errorf("qmp: %s: %w", command, context.Cause(ctx))
 	case <-c.done:
 	}
-	select { // the reply may have come together with the end, as that of quit does
+	select { // the reply may arrive together with the end, as that of quit does
 	case r := <-answer:
 		return r.into(command, result)
 	default:
@@ -242,7 +242,7 @@ func (c *Client) forget(id uint64) {
 	c.mu.Unlock()
 }
 
-// fail ends the connection; the first cause stays.
+// fail ends the connection; the first cause counts.
 func (c *Client) fail(err error) {
 	c.mu.Lock()
 	if c.err == nil {

@@ -276,7 +276,7 @@ func TestSubscriptionOverflow(t *testing.T) {
 	}
 }
 
-// Everybody who waits is told when QEMU goes, and what came before is not lost.
+// All waiting callers learn of the end of QEMU, and no earlier event is lost.
 func TestQEMUGoes(t *testing.T) {
 	c := fake(t, func(call) []string { return []string{deleted("v0"), "hang up"} })
 	s := c.Subscribe()

@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// A Device is what device_add makes.
+// A Device describes a device for device_add.
 type Device struct {
 	Driver string         // such as "vfio-user-pci"
-	ID     string         // by which it is removed
+	ID     string         // for its removal
 	Bus    string         // such as "rp0"; "" lets QEMU choose
 	Props  map[string]any // further properties, marshalled as JSON
 }
@@ -38,7 +38,7 @@ func VFIOUser(id, bus, path string) Device {
 	}
 }
 
-// HasDevice reports whether there is a device of an ID, also one that is on its way out.
+// HasDevice reports whether there is a device of an ID, including one under removal.
 func (c *Client) HasDevice(ctx context.Context, id string) (bool, error) {
 	var children []struct {
 		Name string `json:"name"`
@@ -52,18 +52,18 @@ func (c *Client) HasDevice(ctx context.Context, id string) (bool, error) {
 	return false, err
 }
 
-// DeviceDel asks for the removal of a device and returns at once; the guest must agree before
-// it is done. [Client.Unplug] waits.
+// DeviceDel asks for the removal of a device and returns at once; the guest must agree to
+// it. [Client.Unplug] waits.
 func (c *Client) DeviceDel(ctx context.Context, id string) error {
 	return c.Execute(ctx, "device_del", map[string]string{"id": id}, nil)
 }
 
-// ErrUnplugRefused is the cause of an Unplug that the guest would not have.
+// ErrUnplugRefused is the cause of an Unplug that the guest refused.
 var ErrUnplugRefused = errors.New("guest refused to let the device go")
 
-// Unplug removes a device and waits until QEMU has destroyed it (DEVICE_DELETED). Without a
-// guest that answers, that is never: give ctx a deadline. An Unplug of a device that is on its
-// way out already waits for the same end.
+// Unplug removes a device and waits until QEMU has destroyed it (DEVICE_DELETED). A guest
+// may never answer: give ctx a deadline. An Unplug of a device that is under removal
+// already waits for the same end.
 func (c *Client) Unplug(ctx context.Context, id string) error {
 	s := c.Subscribe("DEVICE_DELETED", "DEVICE_UNPLUG_GUEST_ERROR", "ACPI_DEVICE_OST")
 	defer s.Close()
@@ -85,8 +85,8 @@ func (c *Client) Unplug(ctx context.Context, id string) error {
 	}
 }
 
-// pendingUnplug tells whether QEMU refused a second device_del only because the first is
-// still under way. There is no class for it, only the text.
+// pendingUnplug reports whether QEMU refused a second device_del only because the first is
+// still under way. QEMU has no error class for it, only the text.
 func pendingUnplug(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && strings.Contains(e.Desc, "in the process of unplug")
@@ -100,7 +100,7 @@ const (
 	ostEjectInProcess = 0x84
 )
 
-// unplugged judges one event: is the device gone, is it known that it will not go?
+// unplugged reports whether an event means that the device is gone, or that the guest keeps it.
 func unplugged(e Event, id string) (gone bool, err error) {
 	var data struct {
 		Device string `json:"device"`

@@ -19,7 +19,7 @@ const queueLimit = 4096
 type Subscription struct {
 	c     *Client
 	names []string
-	wake  chan struct{} // has room for one: there is something to look at
+	wake  chan struct{} // of capacity one: an event or the end has arrived
 
 	// Guarded by c.mu.
 	queue    []Event
@@ -27,7 +27,7 @@ type Subscription struct {
 }
 
 // Subscribe begins to collect the events with these names, or all events if there are none.
-// Close it when it is not wanted any more.
+// The caller closes it.
 func (c *Client) Subscribe(names ...string) *Subscription {
 	s := &Subscription{c: c, names: names, wake: make(chan struct{}, 1)}
 	c.mu.Lock()
@@ -36,14 +36,14 @@ func (c *Client) Subscribe(names ...string) *Subscription {
 	return s
 }
 
-// Next waits for the next event. After the connection has ended it still gives what came
-// before the end. Only one goroutine may wait at a time.
+// Next waits for the next event. After the end of the connection it still returns the
+// earlier events. Only one goroutine may wait at a time.
 func (s *Subscription) Next(ctx context.Context) (Event, error) {
 	for {
 		ended := false
 		select {
 		case <-s.c.done:
-			ended = true // nothing is added any more, so one look suffices
+			ended = true // no event is added after this, so one look suffices
 		default:
 		}
 		if e, ok, err := s.pop(); ok || err != nil {
@@ -90,7 +90,7 @@ func (s *Subscription) offerLocked(e Event) {
 		s.overflow = true
 	}
 	if s.overflow {
-		return // what follows a gap is not an order of events any more
+		return // a gap breaks the order of events
 	}
 	s.queue = append(s.queue, e)
 	select {

@@ -14,27 +14,27 @@ const MaxMessage = 4 << 20
 
 // An Error is QEMU's refusal of a command (QMP specification, section 2.4.2).
 type Error struct {
-	Command string // what was executed
+	Command string // the refused command
 	Class   string // "GenericError", "DeviceNotFound", "CommandNotFound", ...
 	Desc    string // for people
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("qmp: %s: %s (%s)", e.Command, e.Desc, e.Class) }
 
-// Classes of Error that a caller may want to tell apart.
+// Classes of Error for callers that distinguish them.
 const (
 	ClassDeviceNotFound  = "DeviceNotFound"
 	ClassCommandNotFound = "CommandNotFound"
 )
 
-// An Event is something that happened in QEMU (section 2.5).
+// An Event is an asynchronous message of QEMU (section 2.5).
 type Event struct {
 	Name string          // such as "DEVICE_DELETED"
 	Data json.RawMessage // the event's own object; nil if it has none
 	Time time.Time       // QEMU's clock; zero if QEMU had none
 }
 
-// A Version is that of the QEMU on the other side.
+// A Version is the version of QEMU.
 type Version struct {
 	Major, Minor, Micro int
 	Package             string
@@ -55,7 +55,7 @@ type reply struct {
 	err   *Error // its Command is still empty
 }
 
-// wire is the union of what QEMU sends.
+// wire is the union of QEMU's messages.
 type wire struct {
 	QMP *struct {
 		Version struct {
@@ -112,7 +112,7 @@ func parse(line []byte) (message, error) {
 		}
 		return message{event: e}, nil
 	case w.ID == nil:
-		// QEMU answers without an id only when it could not read our command.
+		// QEMU answers without an id only when it could not parse the command.
 		return message{}, fmt.Errorf("%w: reply without id", errNotQMP)
 	case w.Error != nil:
 		return message{reply: &reply{id: *w.ID, err: &Error{Class: w.Error.Class, Desc: w.Error.Desc}}}, nil

@@ -5,7 +5,7 @@ import (
 	"errors"
 )
 
-// A PCIBus is one bus as the guest's firmware or kernel has numbered it.
+// A PCIBus is one bus, with the number that the guest's firmware or kernel gave it.
 type PCIBus struct {
 	Bus     int         `json:"bus"`
 	Devices []PCIDevice `json:"devices"`
@@ -37,7 +37,7 @@ type PCIRegion struct {
 	Size    int64  `json:"size"`    // bytes
 }
 
-// A PCIBridge says what is behind a bridge.
+// A PCIBridge describes the buses behind a bridge.
 type PCIBridge struct {
 	Bus struct {
 		Number      int `json:"number"`
@@ -47,7 +47,7 @@ type PCIBridge struct {
 	Devices []PCIDevice `json:"devices"`
 }
 
-// QueryPCI gives the PCI devices of the machine.
+// QueryPCI returns the PCI devices of the machine.
 func (c *Client) QueryPCI(ctx context.Context) ([]PCIBus, error) {
 	var buses []PCIBus
 	err := c.Execute(ctx, "query-pci", nil, &buses)
