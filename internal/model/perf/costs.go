@@ -5,18 +5,17 @@ import (
 	"time"
 )
 
-// Term is an added time per operation as a function of ΔRTT: Fixed + Slope x
-// ΔRTT from Knee upwards, and a straight line from zero to that value below
-// it. So nothing is added where nothing is disaggregated, and the time never
-// falls as ΔRTT rises.
+// Term is the time added to an operation as a function of ΔRTT: Fixed + Slope x ΔRTT
+// from Knee upwards, and below Knee a straight line from zero to that value. It is
+// zero at a ΔRTT of zero and never decreases.
 type Term struct {
 	Slope float64
 	Fixed time.Duration
-	// Knee is the smallest ΔRTT that Fixed was fitted at; zero where Fixed is.
+	// Knee is the smallest ΔRTT at which Fixed was fitted; zero if Fixed is zero.
 	Knee time.Duration
 }
 
-// At is the added time; never negative.
+// At returns the added time, which is never negative.
 func (t Term) At(delta time.Duration) time.Duration {
 	if delta <= 0 {
 		return 0
@@ -38,10 +37,10 @@ func (t Term) String() string {
 	return fmt.Sprintf("%v + %.3g x dRTT", t.Fixed.Round(10*time.Nanosecond), t.Slope)
 }
 
-// Costs says what every kind of operation pays. Kernel, GraphNode, Memset,
-// HtoD and DtoH occupy the stream; Launch is between a launch call and the
-// earliest start of its work; Sync is between the end of the work and the
-// return of a waiting call.
+// Costs holds the time added to each kind of operation. Kernel, GraphNode, Memset,
+// HtoD and DtoH occupy the stream. Launch lies between a launch call and the
+// earliest start of its work, Sync between the end of the work and the return of a
+// waiting call.
 type Costs struct {
 	Name, Source              string
 	Kernel, GraphNode         Term
@@ -49,10 +48,9 @@ type Costs struct {
 	Launch, GraphLaunch, Sync Term
 }
 
-// PaperCosts is the model of section 3.4.1 as the paper's hooks inject it: a
-// whole ΔRTT before each kernel and memset and for each copy to the device,
-// half of it for each copy to the host. Kernels captured into a graph passed
-// the same hooks and pay the same.
+// PaperCosts returns the model of section 3.4.1 as the paper's hooks inject it: one
+// ΔRTT for each kernel, memset and copy to the device, and half of it for each copy
+// to the host. Kernels in a graph pass the same hooks and have the same cost.
 func PaperCosts() Costs {
 	one, half := Term{Slope: 1}, Term{Slope: 0.5}
 	return Costs{

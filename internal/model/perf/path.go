@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// Transfer is how data moves between a host and a GPU.
+// Transfer is a way to move data between a host and a GPU.
 type Transfer uint8
 
-// Ways to move data.
+// Transfers.
 const (
-	// HtoDByRead is a DMA read by the GPU: non-posted, so Equation 1 bounds it.
+	// HtoDByRead is a DMA read by the GPU. It is non-posted, so Equation 1 bounds it.
 	HtoDByRead Transfer = iota
-	// HtoDByWrite is a store by the CPU or by a DMA engine of the host:
-	// posted, so only the link bounds it (section 5.1 of the paper).
+	// HtoDByWrite is a store by the CPU or by a DMA engine of the host. It is posted,
+	// so only the link bounds it (section 5.1 of the paper).
 	HtoDByWrite
-	// DtoHByWrite is a DMA write by the GPU: posted.
+	// DtoHByWrite is a DMA write by the GPU. It is posted.
 	DtoHByWrite
 )
 
@@ -36,22 +36,22 @@ func (t Transfer) String() string {
 // Posted reports whether the transfer waits for no completion.
 func (t Transfer) Posted() bool { return t != HtoDByRead }
 
-// Path is what lies between a host and a GPU.
+// Path is the connection between a host and a GPU.
 type Path struct {
 	Link      Link
 	Requester Requester
 	// NativeRTT and RTT are round trips of a PCIe memory read without and
 	// with disaggregation; RTT is not less than NativeRTT.
 	NativeRTT, RTT time.Duration
-	// HostStores bounds HtoDByWrite where the host's store engine is slower
-	// than the link; zero means that it is not.
+	// HostStores is the rate of the host's store engine, which bounds HtoDByWrite;
+	// zero means that it is not slower than the link.
 	HostStores BytesPerSecond
 }
 
-// NativeRTT of the paper's servers (Table 7).
+// NativeRTT is the native round trip of the paper's servers (Table 7).
 const NativeRTT = 1200 * time.Nanosecond
 
-// Validate reports the first number that makes no sense.
+// Validate returns an error for the first value that is out of range.
 func (p Path) Validate() error {
 	if err := p.Link.Validate(); err != nil {
 		return err
@@ -65,14 +65,14 @@ func (p Path) Validate() error {
 	return nil
 }
 
-// Delta is what disaggregation adds to a round trip (the paper's ΔRTT).
+// Delta returns the time that disaggregation adds to a round trip (the paper's ΔRTT).
 func (p Path) Delta() time.Duration { return p.RTT - p.NativeRTT }
 
-// Throughput is the steady rate of a large transfer: for reads the lesser of
+// Throughput returns the steady rate of a large transfer: for reads the lower of
 // Equation 1 and the link, for posted writes the link (term ❷).
 func (p Path) Throughput(t Transfer) BytesPerSecond { return p.throughput(t, p.RTT) }
 
-// NativeThroughput is Throughput without disaggregation.
+// NativeThroughput returns the rate without disaggregation.
 func (p Path) NativeThroughput(t Transfer) BytesPerSecond { return p.throughput(t, p.NativeRTT) }
 
 func (p Path) throughput(t Transfer, rtt time.Duration) BytesPerSecond {
@@ -88,8 +88,8 @@ func (p Path) throughput(t Transfer, rtt time.Duration) BytesPerSecond {
 	return p.Link.Write()
 }
 
-// Latency is the term ❶ of a transfer: a whole ΔRTT where completions come
-// back, half of it for posted writes (section 3.4.1).
+// Latency returns term ❶ of a transfer: one ΔRTT for reads, which wait for
+// completions, and half of it for posted writes (section 3.4.1).
 func (p Path) Latency(t Transfer) time.Duration {
 	if t.Posted() {
 		return p.Delta() / 2
@@ -97,17 +97,18 @@ func (p Path) Latency(t Transfer) time.Duration {
 	return p.Delta()
 }
 
-// CopyTime is how long n bytes take: the first byte's extra latency and then
-// the steady rate. It is never less than NativeCopyTime.
+// CopyTime returns the time of a copy of n bytes: the added latency of the first
+// byte, then the steady rate. It is never less than NativeCopyTime.
 func (p Path) CopyTime(t Transfer, n Bytes) time.Duration {
 	return addSat(p.Latency(t), p.Throughput(t).Time(n))
 }
 
-// NativeCopyTime is the same copy without disaggregation.
+// NativeCopyTime returns the time of the same copy without disaggregation.
 func (p Path) NativeCopyTime(t Transfer, n Bytes) time.Duration {
 	return p.NativeThroughput(t).Time(n)
 }
 
+// addSat adds with saturation.
 func addSat(a, b time.Duration) time.Duration {
 	if a > math.MaxInt64-b {
 		return math.MaxInt64

@@ -1,20 +1,22 @@
 package perf
 
-import "fmt"
+import (
+	"fmt"
+	"math"
+)
 
-// Proxy is the capacity of one DxPU_PROXY: what it can carry in each
-// direction at the same time, however many GPUs stand behind it (section
-// 4.3.2, Table 12).
+// Proxy is the capacity of one DxPU_PROXY in both directions at the same time. It
+// does not depend on the number of GPUs behind the proxy (section 4.3.2, Table 12).
 type Proxy struct {
 	HostToGPU, GPUToHost BytesPerSecond
 }
 
-// PaperProxy is the paper's: what eight GPUs got through one, where four
-// still got all that they wanted (Table 12, batch size 64).
+// PaperProxy is the capacity of the paper's proxy: the rate of eight GPUs behind one
+// proxy, which limits them; it did not limit four (Table 12, batch size 64).
 var PaperProxy = Proxy{HostToGPU: 8.4e9, GPUToHost: 3.6e9}
 
-// Share is the traffic of all GPUs together when each of n wants want, behind
-// proxies that share them evenly: linear until the proxies are full.
+// Share returns the total rate of n GPUs that each offer want, spread evenly over
+// proxies of the given capacity: linear until the proxies are saturated.
 func Share(capacity BytesPerSecond, proxies, n int, want BytesPerSecond) BytesPerSecond {
 	if proxies < 1 || n < 1 || want <= 0 {
 		return 0
@@ -22,33 +24,28 @@ func Share(capacity BytesPerSecond, proxies, n int, want BytesPerSecond) BytesPe
 	return min(BytesPerSecond(n)*want, BytesPerSecond(proxies)*capacity)
 }
 
-// ProxiesFor is the least number of proxies that n GPUs need so that none
-// waits for another, given what each wants in both directions.
+// ProxiesFor returns the least number of proxies with which n GPUs do not limit each
+// other, given the rate that each GPU offers in both directions.
 func (p Proxy) ProxiesFor(n int, toGPU, toHost BytesPerSecond) int {
 	need := 1
 	for _, d := range [...]struct{ want, have BytesPerSecond }{{toGPU, p.HostToGPU}, {toHost, p.GPUToHost}} {
 		if d.have <= 0 {
 			continue
 		}
-		k := float64(n) * float64(d.want) / float64(d.have)
-		if c := int(k); float64(c) < k {
-			need = max(need, c+1)
-		} else {
-			need = max(need, c)
-		}
+		need = max(need, int(math.Ceil(float64(n)*float64(d.want)/float64(d.have))))
 	}
 	return need
 }
 
-// PeerRoute is the way between two GPUs.
+// PeerRoute is the route between two GPUs.
 type PeerRoute uint8
 
-// Ways between two GPUs.
+// Routes between two GPUs.
 const (
-	PeerNVLink      PeerRoute = iota // does not touch a proxy
+	PeerNVLink      PeerRoute = iota // bypasses the proxies
 	PeerSameProxy                    // over the PCIe bridge of one box
 	PeerAcrossProxy                  // over two proxies and the network
-	peerRoutesEnd                    // keeps String complete
+	peerRoutesEnd                    // number of routes
 )
 
 // String names the route.
@@ -59,18 +56,17 @@ func (r PeerRoute) String() string {
 	return [...]string{"NVLink", "same proxy", "across proxies"}[r]
 }
 
-// AcrossProxies is the share of a single bridge's peer-to-peer bandwidth that
-// is left across two proxies: read from Figure 7 of the paper (about 74 %),
-// not derived.
+// AcrossProxies is the peer-to-peer bandwidth across two proxies relative to that of
+// a single bridge. It is read from Figure 7 of the paper (about 74 %), not derived.
 const AcrossProxies = 0.74
 
-// NVLinkV100 is the unidirectional rate of the six NVLink 2.0 links of a V100
-// SXM2: 6 x 25 GB/s.
+// NVLinkV100 is the rate of the six NVLink 2.0 links of a V100 SXM2 in one direction:
+// 6 x 25 GB/s.
 const NVLinkV100 BytesPerSecond = 150e9
 
-// PeerThroughput is the bandwidth between two GPUs that each sit on link.
-// Posted writes cross the proxies at AcrossProxies of the link; reads are
-// bound by the requester's window over the round trip as well.
+// PeerThroughput returns the bandwidth between two GPUs on links of the path's kind.
+// Posted writes cross the proxies at AcrossProxies of the link's rate. The
+// requester's window per round trip bounds reads in addition.
 func (p Path) PeerThroughput(r PeerRoute, posted bool) BytesPerSecond {
 	switch r {
 	case PeerNVLink:

@@ -57,7 +57,7 @@ func TestLinkRates(t *testing.T) {
 				t.Errorf("write %.3f GB/s, want below %.3f", w, tc.lessThan)
 			}
 			if tc.link.Read() <= tc.link.Write() {
-				t.Error("completions have the shorter header and must be faster")
+				t.Error("completions have the shorter header but are not faster")
 			}
 		})
 	}

@@ -1,10 +1,9 @@
-// Package perf is the performance model of disaggregation in closed form:
-// what a longer round trip does to PCIe reads, writes, copies and kernels
-// (section 3.4 of the DxPU paper), how several GPUs share one proxy, and what
-// peer-to-peer traffic costs.
+// Package perf is the closed-form performance model of disaggregation: the effect
+// of a longer round trip on PCIe reads, writes, copies and kernels (section 3.4 of
+// the DxPU paper), on GPUs that share a proxy, and on peer-to-peer traffic.
 //
-// Times are time.Duration, amounts are Bytes, rates are BytesPerSecond
-// (decimal: 1 GB/s is 1e9 bytes per second). Nothing here reads a clock.
+// Times are time.Duration, amounts are Bytes, rates are BytesPerSecond (decimal:
+// 1 GB/s is 1e9 bytes per second).
 package perf
 
 import (
@@ -22,7 +21,7 @@ type Bytes int64
 // BytesPerSecond is a data rate; GB/s in messages is 1e9 of it.
 type BytesPerSecond float64
 
-// GBps builds a rate from decimal gigabytes per second.
+// GBps returns the rate of v decimal gigabytes per second.
 func GBps(v float64) BytesPerSecond { return BytesPerSecond(v * 1e9) }
 
 // GB returns the rate in decimal gigabytes per second.
@@ -46,8 +45,8 @@ func (b BytesPerSecond) String() string {
 	return fmt.Sprintf("%.0f %s", v, unit)
 }
 
-// Time is how long n bytes take at this rate. A rate of zero or less, or an
-// amount too long to express, gives the longest Duration.
+// Time returns the time of n bytes at this rate. It returns the longest Duration for
+// a rate of zero or less, and for a time that does not fit.
 func (b BytesPerSecond) Time(n Bytes) time.Duration {
 	if n <= 0 {
 		return 0
@@ -73,7 +72,7 @@ func (n Bytes) String() string {
 
 var errRTT = errors.New("want a time greater than zero with a unit, such as 6.8us")
 
-// ParseRTT reads a round trip such as "6.8us", "6800ns" or "0.0068ms". It
+// ParseRTT parses a round trip such as "6.8us", "6800ns" or "0.0068ms". It
 // must be greater than zero and at most one second.
 func ParseRTT(s string) (time.Duration, error) {
 	d, err := time.ParseDuration(strings.TrimSpace(s))

@@ -7,33 +7,33 @@ import (
 	"github.com/dxpu-project/dxpu/internal/model/perf"
 )
 
-// Use says what a figure of the paper is to the model.
+// Use is the role of a figure of the paper in the model.
 type Use string
 
 // Uses.
 const (
-	Input   Use = "input"   // taken as given
-	FitUse  Use = "fitted"  // a constant was chosen to meet it, with others
-	Checked Use = "checked" // the model's answer was not told about it
-	Bound   Use = "bound"   // the model can only say what it cannot exceed
+	Input   Use = "input"   // an input of the model
+	FitUse  Use = "fitted"  // a constant was fitted to it and others
+	Checked Use = "checked" // the model does not use it
+	Bound   Use = "bound"   // the model gives only an upper bound
 	Unknown Use = "not enough input given"
 )
 
-// Row is one figure of the paper beside the model's answer.
+// Row is one figure of the paper with the model's value.
 type Row struct {
 	Where string  `json:"where"` // table or figure
 	What  string  `json:"what"`
 	Unit  string  `json:"unit"` // "%", "GB/s", "us"
 	Paper float64 `json:"paper"`
-	Model float64 `json:"model"` // meaningless where Use is Input or Unknown
+	Model float64 `json:"model"` // 0 if Use is Input or Unknown
 	Use   Use     `json:"use"`
 	Note  string  `json:"note,omitempty"`
 }
 
-// HasModel reports whether the model answered.
+// HasModel reports whether the model has a value.
 func (r Row) HasModel() bool { return r.Use != Input && r.Use != Unknown }
 
-// Deviation is the model's answer less the paper's figure: in points for
+// Deviation returns the model's value minus the paper's figure: in points for
 // percentages, in per cent of the figure for others.
 func (r Row) Deviation() float64 {
 	if !r.HasModel() {
@@ -45,32 +45,32 @@ func (r Row) Deviation() float64 {
 	return (r.Model/r.Paper - 1) * 100
 }
 
-// book collects rows of one table after another.
-type book struct {
+// comparison collects rows of one table after another.
+type comparison struct {
 	fit   Fit
 	where string
 	rows  []Row
 }
 
-func (b *book) add(use Use, what, unit string, paper, model float64, note string, args ...any) {
+func (b *comparison) add(use Use, what, unit string, paper, model float64, note string, args ...any) {
 	if len(args) > 0 {
 		note = fmt.Sprintf(note, args...)
 	}
 	b.rows = append(b.rows, Row{b.where, what, unit, paper, model, use, note})
 }
 
-func (b *book) unknown(what, unit string, paper float64, why string) {
+func (b *comparison) unknown(what, unit string, paper float64, why string) {
 	b.add(Unknown, what, unit, paper, math.NaN(), why)
 }
 
-func (b *book) input(what, unit string, paper float64, note string) {
+func (b *comparison) input(what, unit string, paper float64, note string) {
 	b.add(Input, what, unit, paper, math.NaN(), note)
 }
 
-// Compare asks the model for every figure of Tables 4 to 14, Figures 4 and 7,
+// Compare compares the model with every figure of Tables 4 to 14, Figures 4 and 7,
 // and sections 3.5 and 5.1.
 func Compare() []Row {
-	b := &book{fit: Fitted()}
+	b := &comparison{fit: Fitted()}
 	b.figure4()
 	b.table4()
 	b.equation1()
@@ -86,20 +86,20 @@ func Compare() []Row {
 	b.section51()
 	for i := range b.rows {
 		if !b.rows[i].HasModel() {
-			b.rows[i].Model = 0 // NaN has no place in JSON
+			b.rows[i].Model = 0 // JSON has no NaN
 		}
 	}
 	return b.rows
 }
 
-func (b *book) figure4() {
+func (b *comparison) figure4() {
 	b.where = "Figure 4"
-	b.add(FitUse, "ResNet-50 at 8 us", "%", 90, 100*boundBy(mean64, b.fit.kernel(b.fit.Model, RTT90)), "fixes slope and fixed part of the software model")
-	b.add(FitUse, "ResNet-50 at 19 us", "%", 80, 100*boundBy(mean64, b.fit.kernel(b.fit.Model, RTT80)), "fixes slope and fixed part of the software model")
+	b.add(FitUse, "ResNet-50 at 8 us", "%", 90, 100*boundBy(mean64, b.fit.kernel(b.fit.Model, RTT90)), "determines slope and fixed part of the software model")
+	b.add(FitUse, "ResNet-50 at 19 us", "%", 80, 100*boundBy(mean64, b.fit.kernel(b.fit.Model, RTT80)), "determines slope and fixed part of the software model")
 	b.input("in-flight tags, MRRS 128", "", 140, "section 3.4.3")
 }
 
-func (b *book) table4() {
+func (b *comparison) table4() {
 	b.where = "Table 4"
 	b.add(Checked, "software model at 4.9 us", "%", 92.56, 100*boundBy(mean64, b.fit.kernel(b.fit.Model, RTTShort)), "constants from Figure 4")
 	b.add(Checked, "software model at 6.8 us", "%", 91.40, 100*boundBy(mean64, b.fit.kernel(b.fit.Model, RTTLong)), "constants from Figure 4")
@@ -112,11 +112,11 @@ func (b *book) table4() {
 		{"hardware at 6.8 us", 89.56, 91.40, b.fit.kernel(b.fit.Real, RTTLong), b.fit.kernel(b.fit.Synthetic, RTTLong)},
 	} {
 		b.add(Checked, r.what, "%", r.measured, 100*boundBy(mean64, r.real),
-			"slope from Figure 4, fixed part from Table 9 ImageNet batch 32 and 128; the paper's own model is %+.2f off; with the fixed part of the synthetic rows %.2f", r.own-r.measured, 100*boundBy(mean64, r.synthetic))
+			"slope from Figure 4, fixed part from Table 9 ImageNet batch 32 and 128; the paper's own model deviates by %+.2f; with the fixed part of the synthetic rows %.2f", r.own-r.measured, 100*boundBy(mean64, r.synthetic))
 	}
 }
 
-func (b *book) equation1() {
+func (b *comparison) equation1() {
 	b.where = "section 3.5.1"
 	long, short := perf.V100.ReadThroughput(RTTLong).GB(), perf.V100.ReadThroughput(RTTShort).GB()
 	b.add(Checked, "Equation 1 at 6.8 us", "GB/s", 2.64, long, "140 tags x 128 bytes")
@@ -125,7 +125,7 @@ func (b *book) equation1() {
 	b.add(Checked, "bandwidthTest at 4.9 us", "GB/s", 3.9, short, "Equation 1")
 }
 
-func (b *book) table6() {
+func (b *comparison) table6() {
 	b.where = "Table 6"
 	const native, network, conversion = 1.2, 1.9, 3.7
 	sum := native + network + conversion
@@ -138,24 +138,24 @@ func (b *book) table6() {
 	b.add(Checked, "share of packet conversion", "%", 54.4, 100*conversion/sum, "")
 }
 
-// path is the paper's system at 6.8 us.
+// path returns the paper's system at 6.8 us.
 func path() perf.Path {
 	return perf.Path{Link: perf.Gen3x16, Requester: perf.V100, NativeRTT: NativeRTT, RTT: RTTLong}
 }
 
-func (b *book) table7() {
+func (b *comparison) table7() {
 	b.where = "Table 7"
 	p := path()
 	const note = "link: Gen 3 x16, MPS 128 assumed (not given)"
 	b.add(Checked, "host to GPU, DxPU", "GB/s", 2.7, p.Throughput(perf.HtoDByRead).GB(), "Equation 1")
-	b.add(Checked, "host to GPU, native", "GB/s", 11.2, p.NativeThroughput(perf.HtoDByRead).GB(), "lesser of Equation 1 and the link; "+note)
+	b.add(Checked, "host to GPU, native", "GB/s", 11.2, p.NativeThroughput(perf.HtoDByRead).GB(), "lower of Equation 1 and the link; "+note)
 	b.add(Checked, "host to GPU, proportion", "%", 24.1, 100*float64(p.Throughput(perf.HtoDByRead))/float64(p.NativeThroughput(perf.HtoDByRead)), note)
 	b.add(Checked, "GPU to host, DxPU", "GB/s", 11.6, p.Throughput(perf.DtoHByWrite).GB(), "posted: bound by the link; "+note)
 	b.add(Checked, "GPU to host, native", "GB/s", 12.5, p.NativeThroughput(perf.DtoHByWrite).GB(), note)
-	b.add(Checked, "GPU to host, proportion", "%", 92.8, 100, "posted writes do not depend on the round trip; what the proxies themselves take is not modelled")
+	b.add(Checked, "GPU to host, proportion", "%", 92.8, 100, "posted writes do not depend on the round trip; the cost of the proxies themselves is not modelled")
 }
 
-func (b *book) table8() {
+func (b *comparison) table8() {
 	b.where = "Table 8"
 	const why = "durations of the kernels are not given"
 	for _, r := range []struct {

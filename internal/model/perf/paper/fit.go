@@ -1,7 +1,6 @@
-// Package paper holds the figures of the DxPU paper and asks the performance
-// model for each of them: what was taken as input, what was fitted on which
-// rows, what was checked on others, and what the paper does not say enough
-// about.
+// Package paper holds the figures of the DxPU paper and compares the performance
+// model with each of them. A figure is an input of the model, fitted, checked, or
+// lacks the inputs to compute it.
 package paper
 
 import (
@@ -17,7 +16,7 @@ const (
 	RTTShort  = 4900 * time.Nanosecond    // the second system
 	RTT90     = 8 * time.Microsecond      // Figure 4: performance 90 %
 	RTT80     = 19 * time.Microsecond     // Figure 4: performance 80 %
-	knee      = RTTShort - perf.NativeRTT // the smallest added round trip that was measured
+	knee      = RTTShort - perf.NativeRTT // the smallest added round trip of a measurement
 )
 
 // Kernel statistics of ResNet-50 training (section 4.3.2), in microseconds.
@@ -27,19 +26,19 @@ const (
 	kernelShare             = 0.99 // "GPU kernel execution makes up the most of GPU hardware time (around 99%)"
 )
 
-// interval is the GPU time per kernel of a run with this mean kernel
-// duration: kernels are kernelShare of it.
+// interval returns the GPU time per kernel of a run with a mean kernel duration:
+// kernels are kernelShare of it.
 func interval(mean float64) float64 { return mean / kernelShare }
 
-// costFor is the added time per kernel that lowers the performance of a
+// costFor returns the added time per kernel that reduces the performance of a
 // GPU-bound run to p.
 func costFor(mean, p float64) float64 { return interval(mean) * (1/p - 1) }
 
-// boundBy is the performance of a GPU-bound run whose kernels each take cost
+// boundBy returns the performance of a GPU-bound run in which each kernel takes cost
 // longer.
 func boundBy(mean, cost float64) float64 { return interval(mean) / (interval(mean) + cost) }
 
-// Fit is the cost of one kernel, Fixed + Slope x ΔRTT, and how it was found.
+// Fit holds the constants of the cost of one kernel, fixed part + Slope x ΔRTT.
 type Fit struct {
 	Slope float64 // microseconds per microsecond
 	// Fixed parts in microseconds: of the paper's software model, and of its
@@ -53,8 +52,8 @@ type Fit struct {
 //   - Synthetic: Table 9, synthetic dataset, training, XLA off, batch 32 and 128;
 //   - Real: the same rows of the ImageNet dataset.
 //
-// Everything else is checked on, never fitted: both columns of Table 4 and
-// batch 64 of Table 9 among it.
+// All other rows are checked and not fitted, such as both columns of Table 4 and
+// batch 64 of Table 9.
 func Fitted() Fit {
 	at90, at80 := costFor(mean64, 0.90), costFor(mean64, 0.80)
 	f := Fit{Slope: (at80 - at90) / micros(RTT80-RTT90)}
@@ -67,17 +66,17 @@ func Fitted() Fit {
 
 func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
-// kernel is the cost of one kernel in microseconds.
+// kernel returns the cost of one kernel in microseconds.
 func (f Fit) kernel(fixed float64, rtt time.Duration) float64 {
 	return fixed + f.Slope*micros(rtt-NativeRTT)
 }
 
-// HardwareCosts are what the paper's hardware adds to each operation, for
-// replaying traces: the kernel's cost as fitted on synthetic input, because a
-// trace's own copies are charged one by one. Memsets behave like kernels
-// (section 3.4.2); copies pay their term. A launch's doorbell and the write
-// that ends a wait are posted and cross the network once: half a round trip.
-// The nodes of a graph need nothing from the host.
+// HardwareCosts returns the costs of the paper's hardware for replaying traces. The
+// cost of a kernel is the one fitted on synthetic input, because a replay charges the
+// copies of a trace one by one. Memsets behave like kernels (section 3.4.2); copies
+// have their own term. A launch's doorbell and the write that ends a wait are posted
+// and cross the network once: half a round trip. The nodes of a graph do not depend
+// on the host.
 func HardwareCosts() perf.Costs {
 	f := Fitted()
 	kernel := perf.Term{Slope: f.Slope, Fixed: time.Duration(f.Synthetic * 1e3), Knee: knee}

@@ -21,16 +21,16 @@ func find(t *testing.T, where, what string) Row {
 
 // "the training performance of ResNet-50 under our implementation systems are
 // about 89.56% (for 6.8us), and 91.5% (for 4.9us)" (section 3.5.1). The model
-// must be within 1.5 points and nearer than the paper's own, and must not have
-// been fitted on these rows.
-func TestTable4HardwareIsMetWithoutFitting(t *testing.T) {
+// must be within 1.5 points and closer than the paper's own model, and must not be
+// fitted on these rows.
+func TestTable4WithoutFitting(t *testing.T) {
 	for what, own := range map[string]float64{"hardware at 4.9 us": 92.56, "hardware at 6.8 us": 91.40} {
 		r := find(t, "Table 4", what)
 		if r.Use != Checked {
 			t.Errorf("%s is %s", what, r.Use)
 		}
 		if dev := math.Abs(r.Deviation()); dev > 1.5 || dev >= math.Abs(own-r.Paper) {
-			t.Errorf("%s: %.2f, measured %.2f: %.2f points off; the paper's model: %.2f", what, r.Model, r.Paper, dev, math.Abs(own-r.Paper))
+			t.Errorf("%s: %.2f, measured %.2f: deviates by %.2f points, the paper's model by %.2f", what, r.Model, r.Paper, dev, math.Abs(own-r.Paper))
 		}
 	}
 }
@@ -43,8 +43,8 @@ func TestEquation1Rows(t *testing.T) {
 	}
 }
 
-// Fitted rows must be met closely, or the fit is none; batch 64, which is held
-// out, within 1.5 points.
+// The fit must reproduce its own rows closely, and batch 64, on which it is not
+// fitted, within 1.5 points.
 func TestTable9(t *testing.T) {
 	for what, most := range map[string]float64{
 		"synthetic training, XLA off, batch 32": 0.6, "synthetic training, XLA off, batch 128": 0.6,
@@ -57,8 +57,8 @@ func TestTable9(t *testing.T) {
 	}
 }
 
-// SSD320 is explained by the same cost and one launch interval for three of
-// its four batch sizes; batch 8 is not, and the table says so.
+// The same cost and one launch interval explain three of the four batch sizes of
+// SSD320. They do not explain batch 8; the table notes this.
 func TestSSD320(t *testing.T) {
 	for what, most := range map[string]float64{"SSD320, batch 16": 1.5, "SSD320, batch 32": 0.01, "SSD320, batch 64": 1.5} {
 		if r := find(t, "Table 11", what); math.Abs(r.Deviation()) > most {
@@ -67,11 +67,11 @@ func TestSSD320(t *testing.T) {
 	}
 }
 
-func TestEveryRowSaysWhatItIs(t *testing.T) {
+func TestEveryRowHasItsUse(t *testing.T) {
 	seen := map[string]bool{}
 	for _, r := range Compare() {
 		if seen[r.Where+r.What] {
-			t.Errorf("%s, %s stands there twice", r.Where, r.What)
+			t.Errorf("%s, %s: two rows", r.Where, r.What)
 		}
 		seen[r.Where+r.What] = true
 		if math.IsNaN(r.Model) || r.HasModel() == (r.Model == 0) {
@@ -110,7 +110,7 @@ func TestHardwareCosts(t *testing.T) {
 func TestTable12(t *testing.T) {
 	for _, r := range Compare() {
 		if r.Where == "Table 12" && r.Use == FitUse && math.Abs(r.Deviation()) > 0.01 {
-			t.Errorf("%s was fitted and is %+.2f %% off", r.What, r.Deviation())
+			t.Errorf("%s is fitted but deviates by %+.2f %%", r.What, r.Deviation())
 		}
 	}
 	if r := find(t, "Table 12", "host to GPUs, batch 128, 8 GPU"); math.Abs(r.Deviation()) > 2 {

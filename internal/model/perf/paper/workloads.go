@@ -7,7 +7,7 @@ import (
 )
 
 // table9 is ResNet-50 on one GPU at 6.8 us.
-func (b *book) table9() {
+func (b *comparison) table9() {
 	b.where = "Table 9"
 	b.input("mean kernel, batch 32", "us", mean32, "training, synthetic; section 4.3.2")
 	b.input("mean kernel, batch 64", "us", mean64, "")
@@ -40,7 +40,7 @@ func (b *book) table9() {
 			}
 			b.add(use, what("training, XLA off"), "%", set.trainOff[i], 100*boundBy(train[i], cost), kernels)
 			if set.xlaKnown && n == 64 {
-				b.add(Checked, what("training, XLA on"), "%", set.trainOn[i], 100*boundBy(mean64XLA, cost), "fusion removes kernels as well, but how many is not given")
+				b.add(Checked, what("training, XLA on"), "%", set.trainOn[i], 100*boundBy(mean64XLA, cost), "fusion also removes kernels; their number is not given")
 			} else {
 				b.unknown(what("training, XLA on"), "%", set.trainOn[i], "mean kernel with XLA is given for batch 64 synthetic only")
 			}
@@ -66,7 +66,7 @@ func (b *book) table9() {
 	}
 }
 
-func (b *book) table10() {
+func (b *comparison) table10() {
 	b.where = "Table 10"
 	for _, r := range []struct {
 		what string
@@ -85,11 +85,11 @@ func (b *book) table10() {
 	}
 }
 
-// table11 is SSD320 and NCF. SSD320's kernels are so short that the host's
-// pace, not the GPU, sets the native speed: with an interval h between
-// launches, the native time per kernel is max(h, d) and on DxPU max(h, d + c).
-// h is not in the paper; it is fitted on one row.
-func (b *book) table11() {
+// table11 is SSD320 and NCF. SSD320's kernels are so short that the host, not the
+// GPU, limits the native run: with an interval h between launches, the time per
+// kernel is max(h, d) natively and max(h, d + c) on DxPU. The paper does not give h;
+// it is fitted on one row.
+func (b *comparison) table11() {
 	b.where = "Table 11"
 	cost := b.fit.kernel(b.fit.Real, RTTLong)
 	ssd := []struct {
@@ -106,7 +106,7 @@ func (b *book) table11() {
 			use = FitUse
 		}
 		b.add(use, fmt.Sprintf("SSD320, batch %d", r.batch), "%", r.paper, 100*max(h, interval(r.mean))/max(h, loaded),
-			"cost per kernel %.1f us as in Table 4; launch interval %.1f us fitted on batch 32; if the GPU were never idle it would be %.1f %%; this row alone wants an interval of %.1f us",
+			"cost per kernel %.1f us as in Table 4; launch interval %.1f us fitted on batch 32; with a GPU that is never idle %.1f %%; this row alone would need an interval of %.1f us",
 			cost, h, 100*boundBy(r.mean, cost), r.paper/100*loaded)
 	}
 	for _, r := range []struct {
@@ -120,7 +120,7 @@ func (b *book) table11() {
 }
 
 // table12 is several GPUs behind one proxy.
-func (b *book) table12() {
+func (b *comparison) table12() {
 	b.where = "Table 12"
 	gpus := [4]int{1, 2, 4, 8}
 	rows := []struct {
@@ -137,7 +137,7 @@ func (b *book) table12() {
 	for _, r := range rows {
 		for i, n := range gpus {
 			use := Checked
-			note := "per GPU from batch 64 with 2 GPUs, proxy's limit from batch 64 with 8"
+			note := "rate per GPU from batch 64 with 2 GPUs, limit of the proxy from batch 64 with 8"
 			if r.batch == 64 && (n == 2 || n == 8) {
 				use = FitUse
 			}
@@ -156,13 +156,13 @@ func (b *book) table12() {
 	}
 }
 
-func (b *book) figure7() {
+func (b *comparison) figure7() {
 	b.where = "Figure 7"
-	b.input("bandwidth across two proxies against one bridge", "%", 100*perf.AcrossProxies, "the factor that the model uses; the rates behind it are not in the text")
+	b.input("bandwidth across two proxies against one bridge", "%", 100*perf.AcrossProxies, "the factor of the model; the text does not give the rates")
 }
 
 // graphics are Tables 13 and 14, on an RTX 6000.
-func (b *book) graphics() {
+func (b *comparison) graphics() {
 	b.where = "Table 13"
 	b.unknown("valley", "%", 97.4, "durations of the GPU's work are not given")
 	b.unknown("heaven", "%", 88.7, "durations of the GPU's work are not given")
@@ -173,11 +173,11 @@ func (b *book) graphics() {
 		mean, paper float64
 	}{{"1920x1080", 65.6, 87.9}, {"3840x2160", 122.8, 91.0}, {"7680x4320", 221.6, 93.0}} {
 		b.input("ideas "+r.what+", mean GPU workload", "us", r.mean, "")
-		b.add(Checked, "ideas "+r.what, "%", r.paper, 100*r.mean/(r.mean+cost), "cost of a kernel as in Table 9, synthetic; longer frames cost more than one kernel's share")
+		b.add(Checked, "ideas "+r.what, "%", r.paper, 100*r.mean/(r.mean+cost), "cost of a kernel as in Table 9, synthetic; longer frames have more than the cost of one kernel")
 	}
 }
 
-func (b *book) section51() {
+func (b *comparison) section51() {
 	b.where = "section 5.1"
-	b.add(Bound, "host to GPU by CPU stores", "GB/s", 9.44, path().Throughput(perf.HtoDByWrite).GB(), "what the link lets through; the CPU's own store rate is not given")
+	b.add(Bound, "host to GPU by CPU stores", "GB/s", 9.44, path().Throughput(perf.HtoDByWrite).GB(), "rate of the link; the store rate of the CPU is not given")
 }
