@@ -69,24 +69,24 @@ func New(cfg Config) (*Box, error) {
 		s := newSlot(b, i, sc)
 		b.OnWake(s.wake)
 		b.slots = append(b.slots, s)
-		if s.device == nil {
-			continue
-		}
-		if err := b.table.Insert(i, s.seen.Load().info.BARs); err != nil {
-			return nil, err
-		}
 	}
 	return b, nil
 }
 
-// Run keeps each slot as the manager wants it, until ctx ends; then every
-// binding is taken down.
+// Run brings each slot to the state that the manager wants. When ctx ends, it
+// takes every binding down and then ends the devices.
 func (b *Box) Run(ctx context.Context) error {
-	var wg sync.WaitGroup
+	deviceCtx, endDevices := context.WithCancel(context.WithoutCancel(ctx))
+	var controllers, devices sync.WaitGroup
 	for _, s := range b.slots {
-		wg.Go(func() { s.run(ctx) })
+		controllers.Go(func() { s.run(ctx) })
+		if s.runner != nil {
+			devices.Go(func() { s.runner.Run(deviceCtx) })
+		}
 	}
-	wg.Wait()
+	controllers.Wait()
+	endDevices()
+	devices.Wait()
 	return nil
 }
 

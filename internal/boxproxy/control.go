@@ -12,6 +12,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/internal/pool/revision"
 	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/pcie"
 )
 
 // healthInterval is how often a device is asked how it is: often enough that a
@@ -89,14 +90,15 @@ func (s *slot) bind(want *dxpuv1.DesiredBinding, desired *dxpuv1.DesiredState) {
 }
 
 func (s *slot) open(want *dxpuv1.DesiredBinding, desired *dxpuv1.DesiredState) error {
-	if seen := s.look(); !seen.ok {
+	seen := s.look()
+	if !seen.ok {
 		return fmt.Errorf("slot %d: %s", s.index, seen.detail)
 	}
 	cfg, peers, err := agent.LinkConfig(want, desired.NodeNumber, dxpuv1.NodeKind_NODE_KIND_BOX)
 	if err != nil {
 		return err
 	}
-	if err := s.box.bindRow(s.index, want, revision.Incarnation(desired.Revision)); err != nil {
+	if err := s.box.bindRow(s.index, seen.info.BARs, want, revision.Incarnation(desired.Revision)); err != nil {
 		return err
 	}
 	d := s.box.enter(want.Domain)
@@ -249,9 +251,12 @@ func (s *slot) advance(state dxpuv1.BindingState, detail string) {
 }
 
 // bindRow enters a binding into the mapping table, which refuses an old epoch.
-func (b *Box) bindRow(slot int, want *dxpuv1.DesiredBinding, incarnation uint64) error {
+func (b *Box) bindRow(slot int, bars [pcie.MaxBARs]pcie.BAR, want *dxpuv1.DesiredBinding, incarnation uint64) error {
 	b.tableMu.Lock()
 	defer b.tableMu.Unlock()
+	if err := b.table.Insert(slot, bars); err != nil {
+		return err
+	}
 	return b.table.Bind(slot, mapping.Host{
 		Node: want.GetPeer().GetNodeNumber(), Domain: want.Domain,
 		Slot: uint16(want.GetPeer().GetSlot()), Path: uint8(want.Path), Epoch: want.Epoch, Incarnation: incarnation,

@@ -2,9 +2,7 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"hash/fnv"
 	"log/slog"
 	"net/http"
 	"os"
@@ -13,6 +11,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
 )
@@ -26,21 +25,6 @@ type boxOptions struct {
 	spec   gpu.Spec
 }
 
-// boxFile is the file that --config names.
-type boxFile struct {
-	Slots []boxSlotFile `yaml:"slots"`
-}
-
-// boxSlotFile is one slot: one of its fields is set, or none for an empty slot.
-type boxSlotFile struct {
-	GPU      *gpu.Spec `yaml:"gpu,omitempty"`
-	VFIOUser string    `yaml:"vfio_user,omitempty"` // socket of a device server
-	// MessageDMA says that the device server is known to do its DMA by messages.
-	MessageDMA bool   `yaml:"message_dma,omitempty"`
-	NVLink     string `yaml:"nvlink,omitempty"` // domain
-	Switch     string `yaml:"switch,omitempty"` // PCIe switch of the box
-}
-
 func newBoxCommand(conn *connection) *cobra.Command {
 	o := &boxOptions{proxyOptions: proxyOptions{conn: conn}}
 	cmd := &cobra.Command{
@@ -50,17 +34,22 @@ func newBoxCommand(conn *connection) *cobra.Command {
 their PCI Express packets to the hosts that the manager bound them to.
 
 Without --config the box holds --gpus software GPUs of one kind. With it, a YAML
-file says what is in each slot:
+file lists the slots, each with the model of its device and the parameters:
 
   slots:
     - gpu: {model: "V100", vram: 268435456, tags: 140, max_read_request: 128}
-    - vfio_user: /run/nvme.sock    # a vfio-user device server of somebody else
+    - vfio_user: /run/nvme.sock    # a vfio-user device server
     - {}                           # an empty slot
 
+A slot may also name its NVLink domain (nvlink) and its PCIe switch (switch). The
+models are:
+
+` + modelHelp(deviceModels(slog.New(slog.DiscardHandler))) + `
 A device server must reach memory by messages (DMA_READ, DMA_WRITE), because the
-memory is on another machine: one that answers only with memory shared by file
-descriptor, as QEMU's does, is refused. message_dma: true beside vfio_user skips
-the test for that.
+memory is on another machine. A server that needs memory shared by file
+descriptor, such as QEMU's, is refused; message_dma: true beside vfio_user skips
+the test for that. While a server is absent or refused, its slot is unhealthy with
+the reason, and the box tries again.
 
 With --admin-listen, "dxpu box fail" makes a software GPU fail, to see what
 happens then.` + tracingHelp,
@@ -82,7 +71,7 @@ happens then.` + tracingHelp,
 	return cmd
 }
 
-func (o *boxOptions) run(cmd *cobra.Command) (err error) {
+func (o *boxOptions) run(cmd *cobra.Command) error {
 	log, err := o.logger(cmd)
 	if err != nil {
 		return err
@@ -91,8 +80,7 @@ func (o *boxOptions) run(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
-	slots, closeSlots, err := o.slots(cmd.Context(), log)
-	defer func() { err = errors.Join(err, closeSlots()) }() // after the box has stopped
+	slots, err := o.slots(cmd.Context(), deviceModels(log))
 	if err != nil {
 		return err
 	}
@@ -120,40 +108,42 @@ func parseBoxKind(s string) (dxpuv1.BoxKind, error) {
 	return 0, withHint(fmt.Errorf("--kind: %q is no kind of box", s), "pcie-switch or nvlink")
 }
 
-// slots builds the devices. What it returns to close is there after an error, too.
-func (o *boxOptions) slots(ctx context.Context, log *slog.Logger) (slots []boxproxy.Slot, closeAll func() error, err error) {
-	var closers []func() error
-	closeAll = func() error {
-		var errs []error
-		for _, c := range closers {
-			errs = append(errs, c())
-		}
-		return errors.Join(errs...)
-	}
-	file, err := o.slotFile()
+// slots builds the devices of the box.
+func (o *boxOptions) slots(ctx context.Context, models []device.Model) ([]boxproxy.Slot, error) {
+	file, err := o.file(models)
 	if err != nil {
-		return nil, closeAll, err
+		return nil, err
 	}
+	slots := make([]boxproxy.Slot, len(file.Slots))
 	for i, sf := range file.Slots {
-		s, c, err := o.slot(ctx, i, sf, log)
-		if err != nil {
-			return nil, closeAll, fmt.Errorf("slot %d: %w", i, err)
+		s := &slots[i]
+		m, params, err := sf.device(models)
+		if err == nil && m != nil {
+			s.Device, err = m.New(ctx, device.Place{Box: o.name, Slot: i}, params)
 		}
-		slots = append(slots, s)
-		closers = append(closers, c)
+		if err != nil {
+			return nil, fmt.Errorf("slot %d: %w", i, err)
+		}
+		s.NVLink, s.PCISwitch = sf.NVLink, sf.Switch
+		if s.NVLink == "" && o.kind == "nvlink" {
+			s.NVLink = "nvlink0"
+		}
 	}
-	return slots, closeAll, nil
+	return slots, nil
 }
 
-// slotFile is what --config says, or else --gpus.
-func (o *boxOptions) slotFile() (file boxFile, err error) {
+// file returns the slots of --config, or else of --gpus.
+func (o *boxOptions) file(models []device.Model) (file boxFile, err error) {
 	if o.config == "" {
 		if o.gpus < 1 || o.gpus > boxproxy.MaxSlots {
 			return file, withHint(fmt.Errorf("--gpus: %d", o.gpus), "1 to %d", boxproxy.MaxSlots)
 		}
+		var spec yaml.Node
+		if err := spec.Encode(o.spec); err != nil {
+			return file, err
+		}
 		for range o.gpus {
-			spec := o.spec
-			file.Slots = append(file.Slots, boxSlotFile{GPU: &spec})
+			file.Slots = append(file.Slots, boxSlot{Params: map[string]yaml.Node{gpu.Model().Name: spec}})
 		}
 		return file, nil
 	}
@@ -161,61 +151,8 @@ func (o *boxOptions) slotFile() (file boxFile, err error) {
 	if err != nil {
 		return file, fmt.Errorf("--config: %w", err)
 	}
-	if file, err = parseBoxFile(raw); err != nil {
+	if file, err = parseBoxFile(raw, models); err != nil {
 		return file, fmt.Errorf("--config: %s: %w", o.config, err)
 	}
 	return file, nil
-}
-
-// maxBoxFile bounds the file of a box, in bytes: some hundred for each slot.
-const maxBoxFile = 64 << 10
-
-func parseBoxFile(raw []byte) (file boxFile, err error) {
-	if len(raw) > maxBoxFile {
-		return file, fmt.Errorf("%d bytes: %d at most", len(raw), maxBoxFile)
-	}
-	if err := yaml.Load(raw, &file, yaml.WithKnownFields(true)); err != nil {
-		return boxFile{}, fmt.Errorf("%.*s", maxComplaint, err)
-	}
-	if n := len(file.Slots); n < 1 || n > boxproxy.MaxSlots {
-		return boxFile{}, fmt.Errorf("slots: %d of them: 1 to %d", n, boxproxy.MaxSlots)
-	}
-	return file, nil
-}
-
-func (o *boxOptions) slot(ctx context.Context, i int, sf boxSlotFile, log *slog.Logger) (s boxproxy.Slot, closeSlot func() error, err error) {
-	closeSlot = func() error { return nil }
-	switch {
-	case sf.GPU != nil && sf.VFIOUser != "":
-		return s, closeSlot, errors.New("both gpu and vfio_user: a slot holds one device")
-	case sf.VFIOUser != "":
-		s, closeSlot, err = boxproxy.NewVFIOUserSlot(ctx, sf.VFIOUser, boxproxy.VFIOUserOptions{
-			MessageDMA: sf.MessageDMA, Logger: log.With("slot", i),
-		})
-		if err != nil {
-			return s, closeSlot, err
-		}
-	case sf.GPU != nil:
-		spec := *sf.GPU
-		if spec.Serial == 0 {
-			spec.Serial = serial(o.name, i)
-		}
-		if s.Device, err = gpu.New(spec); err != nil {
-			return s, closeSlot, err
-		}
-	default:
-		return s, closeSlot, nil
-	}
-	s.NVLink, s.PCISwitch = sf.NVLink, sf.Switch
-	if s.NVLink == "" && o.kind == "nvlink" {
-		s.NVLink = "nvlink0"
-	}
-	return s, closeSlot, nil
-}
-
-// serial makes up the serial number of a software GPU: the same after a restart.
-func serial(box string, slot int) uint64 {
-	h := fnv.New64a()
-	_, _ = fmt.Fprintf(h, "%s/%d", box, slot)
-	return h.Sum64()
 }

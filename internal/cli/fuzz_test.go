@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"io"
+	"log/slog"
 	"strings"
 	"testing"
 
@@ -56,9 +57,11 @@ func FuzzParseBoxFile(f *testing.F) {
 	f.Add([]byte("slots: []"))
 	f.Add([]byte("slots: [{gpus: 1}]"))
 	f.Add([]byte("slots: [{gpu: {vram: -1}}]"))
+	f.Add([]byte("slots: [{vfio_user: {socket: /run/nvme.sock}, message_dma: true}, {gpu: }]"))
 	f.Add([]byte(bomb()))
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		file, err := parseBoxFile(raw)
+		models := deviceModels(slog.New(slog.DiscardHandler))
+		file, err := parseBoxFile(raw, models)
 		if err != nil {
 			if len(err.Error()) > 2*maxComplaint {
 				t.Errorf("an error of %d bytes", len(err.Error()))
@@ -72,7 +75,7 @@ func FuzzParseBoxFile(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if again, err := parseBoxFile(out); len(out) <= maxBoxFile && (err != nil || len(again.Slots) != len(file.Slots)) {
+		if again, err := parseBoxFile(out, models); len(out) <= maxBoxFile && (err != nil || len(again.Slots) != len(file.Slots)) {
 			t.Errorf("%q is written as %q, which is read as %+v, %v", raw, out, again, err)
 		}
 	})

@@ -48,12 +48,17 @@ func (t *BoxTable) Entry(slot int) (BoxEntry, bool) {
 	return t.entries[slot], true
 }
 
-// Insert puts a device with these BARs into a slot.
+// Insert puts a device with these BARs into a free slot. The row keeps epoch and
+// incarnation as the fence.
 func (t *BoxTable) Insert(slot int, bars [pcie.MaxBARs]pcie.BAR) error {
 	if slot < 0 || slot >= len(t.entries) {
 		return fmt.Errorf("mapping: slot %d does not exist: the box has %d", slot, len(t.entries))
 	}
-	t.entries[slot] = BoxEntry{Valid: true, Function: Function{BARs: bars}}
+	e := &t.entries[slot]
+	if e.Used {
+		return fmt.Errorf("mapping: slot %d is bound to node %d", slot, e.Node)
+	}
+	e.Valid, e.Function = true, Function{BARs: bars}
 	return nil
 }
 

@@ -26,6 +26,7 @@ var gpuBARs = [pcie.MaxBARs]pcie.BAR{0: {Size: 64 << 10}, 2: {Size: 256 << 20, W
 //
 //	bind slot=S [box=B at=T path=P]                 host: bind to slot T of box B, a GPU
 //	bind slot=S node=N domain=D at=T epoch=E [incarnation=I]   box: bind to slot T of domain D of node N
+//	insert slot=S                                   box: another GPU
 //	unbind slot=S
 //	disable slot=S                                  host: function level reset
 //	program slot=S id=ID bar0=ADDR bar2=ADDR        what firmware writes into a GPU
@@ -77,6 +78,8 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) error {
 		*s = scenario{router: mapping.NewRouter(slots)}
 	case "bind":
 		return s.bind(t, d)
+	case "insert":
+		return s.box.Insert(slotOf(t, d), gpuBARs)
 	case "unbind":
 		if s.host != nil {
 			s.host.Unbind(slotOf(t, d))

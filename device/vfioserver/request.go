@@ -1,4 +1,4 @@
-package boxproxy
+package vfioserver
 
 import (
 	"encoding/binary"
@@ -25,129 +25,129 @@ type access struct {
 }
 
 // decode finds the BAR of a memory request.
-func (r *remote) decode(addr uint64, n int) (bar int, offset uint64, ok bool) {
-	for i := range r.fn.BARs {
-		if w, on := r.fn.Window(i); on && w.Contains(addr, uint64(n)) {
+func (c *connection) decode(addr uint64, n int) (bar int, offset uint64, ok bool) {
+	for i := range c.fn.BARs {
+		if w, on := c.fn.Window(i); on && w.Contains(addr, uint64(n)) {
 			return i, addr - w.Base, true
 		}
 	}
 	return 0, 0, false
 }
 
-func (r *remote) newAccess(p *tlp.Packet, region uint32, offset uint64, n int) *access {
-	a := &access{gen: r.gen, req: *p, region: region, offset: offset, data: make([]byte, n)}
+func (c *connection) newAccess(p *tlp.Packet, region uint32, offset uint64, n int) *access {
+	a := &access{gen: c.gen, req: *p, region: region, offset: offset, data: make([]byte, n)}
 	a.req.Data, a.req.Prefix = nil, nil
 	return a
 }
 
 // memoryRead starts a read of a BAR.
-func (r *remote) memoryRead(p *tlp.Packet) {
+func (c *connection) memoryRead(p *tlp.Packet) {
 	addr, n := p.ByteRange()
-	bar, offset, ok := r.decode(addr, max(n, 1))
+	bar, offset, ok := c.decode(addr, max(n, 1))
 	if !ok {
-		r.refuse(p, pcie.UnsupportedRequest)
+		c.refuse(p, pcie.UnsupportedRequest)
 		return
 	}
-	a := r.newAccess(p, uint32(bar), offset, n)
+	a := c.newAccess(p, uint32(bar), offset, n)
 	if n == 0 {
 		// It asks whether the writes before it have been done: a read of the
 		// vendor ID goes the same way and has no other effect.
 		a.flush, a.region, a.offset, a.data = true, vfiouser.RegionConfig, cfgspace.OffVendor, make([]byte, 2)
 	}
-	if r.irqs.contains(bar, offset, n) {
-		r.answer(a) // the table is here
+	if c.irqs.contains(bar, offset, n) {
+		c.answer(a) // the table is here
 		return
 	}
-	r.startRead(a)
-	r.endOfInterrupt()
+	c.startRead(a)
+	c.endOfInterrupt()
 }
 
 // startRead gives a read to the server.
-func (r *remote) startRead(a *access) {
-	r.requests.push(len(a.data), func() {
+func (c *connection) startRead(a *access) {
+	c.requests.push(len(a.data), func() {
 		done := func(err error) {
 			a.err = err
-			r.post(arrival{access: a})
+			c.post(arrival{access: a})
 		}
-		err := r.client.StartRead(a.region, a.offset, a.data, done)
+		err := c.client.StartRead(a.region, a.offset, a.data, done)
 		if errors.Is(err, vfiouser.ErrQueueFull) {
-			done(r.client.RegionRead(r.ctx, a.region, a.offset, a.data))
+			done(c.client.RegionRead(c.ctx, a.region, a.offset, a.data))
 		}
 	})
 }
 
 // memoryWrite posts a write to a BAR, but for the parts that are the MSI-X table.
-func (r *remote) memoryWrite(p *tlp.Packet) {
+func (c *connection) memoryWrite(p *tlp.Packet) {
 	if p.EP {
 		return // poisoned: dropped
 	}
 	transaction.WriteBytes(p, func(addr uint64, src []byte) pcie.CplStatus {
-		bar, offset, ok := r.decode(addr, len(src))
+		bar, offset, ok := c.decode(addr, len(src))
 		if !ok {
 			return pcie.UnsupportedRequest
 		}
-		if r.irqs.writeTable(bar, offset, src) {
-			r.vectorsChanged()
+		if c.irqs.writeTable(bar, offset, src) {
+			c.vectorsChanged()
 		}
-		for _, part := range r.irqs.outside(bar, offset, len(src)) {
+		for _, part := range c.irqs.outside(bar, offset, len(src)) {
 			data := append([]byte(nil), src[part.Addr-offset:][:part.Len]...)
-			r.requests.push(len(data), func() {
-				_ = r.client.PostWrite(uint32(bar), part.Addr, data) // fails with the connection only, which is watched
+			c.requests.push(len(data), func() {
+				_ = c.client.PostWrite(uint32(bar), part.Addr, data) // fails with the connection only, which is watched
 			})
 		}
 		return pcie.SuccessfulCompletion
 	})
-	r.endOfInterrupt()
+	c.endOfInterrupt()
 }
 
 // answer makes the completions of a request that the server has carried out.
-func (r *remote) answer(a *access) {
+func (c *connection) answer(a *access) {
 	var item outItem
 	refused := new(vfiouser.RemoteError)
 	switch {
 	case errors.As(a.err, &refused):
-		transaction.Respond(&item.packet, &a.req, r.fn.ID, pcie.UnsupportedRequest)
+		transaction.Respond(&item.packet, &a.req, c.fn.ID, pcie.UnsupportedRequest)
 	case a.err != nil:
-		transaction.Respond(&item.packet, &a.req, r.fn.ID, pcie.CompleterAbort)
+		transaction.Respond(&item.packet, &a.req, c.fn.ID, pcie.CompleterAbort)
 	case !a.req.Type.Read():
-		transaction.Respond(&item.packet, &a.req, r.fn.ID, pcie.SuccessfulCompletion)
+		transaction.Respond(&item.packet, &a.req, c.fn.ID, pcie.SuccessfulCompletion)
 	default:
 		switch {
 		case a.flush:
 			a.data = nil
 		case a.req.Type == tlp.MRd:
-			r.irqs.overlay(int(a.region), a.offset, a.data)
+			c.irqs.overlay(int(a.region), a.offset, a.data)
 		}
 		item.read = true
 		item.data = a.data
 		item.base, _ = a.req.ByteRange()
-		item.job.Start(&a.req, r.fn.ID, pcie.DefaultRCB, r.maxPayload())
+		item.job.Start(&a.req, c.fn.ID, pcie.DefaultRCB, c.maxPayload())
 	}
-	r.out.push(item)
+	c.out.push(item)
 }
 
 // configRead reads a double word of configuration space: from the server, but
 // for what is kept here.
-func (r *remote) configRead(p *tlp.Packet) {
-	a := r.newAccess(p, vfiouser.RegionConfig, uint64(p.Register), pcie.DW)
-	if v, here := r.register(int(p.Register)); here {
+func (c *connection) configRead(p *tlp.Packet) {
+	a := c.newAccess(p, vfiouser.RegionConfig, uint64(p.Register), pcie.DW)
+	if v, here := c.register(int(p.Register)); here {
 		binary.LittleEndian.PutUint32(a.data, v)
 		a.trim()
-		r.answer(a)
+		c.answer(a)
 		return
 	}
 	// A configuration read has no side effects: all four bytes, whatever is enabled.
-	r.requests.push(pcie.DW, func() {
+	c.requests.push(pcie.DW, func() {
 		word := make([]byte, pcie.DW)
 		done := func(err error) {
 			copy(a.data, word)
 			a.err = err
 			a.trim()
-			r.post(arrival{access: a})
+			c.post(arrival{access: a})
 		}
-		err := r.client.StartRead(a.region, a.offset, word, done)
+		err := c.client.StartRead(a.region, a.offset, word, done)
 		if errors.Is(err, vfiouser.ErrQueueFull) {
-			done(r.client.RegionRead(r.ctx, a.region, a.offset, word))
+			done(c.client.RegionRead(c.ctx, a.region, a.offset, word))
 		}
 	})
 }
@@ -162,67 +162,67 @@ func (a *access) trim() {
 // register returns a register that is kept here: the BARs, whose sizes a
 // server need not tell by what sticks in them, the expansion ROM, which is not
 // shown, and what a small configuration space does not have.
-func (r *remote) register(at int) (v uint32, here bool) {
+func (c *connection) register(at int) (v uint32, here bool) {
 	switch {
-	case at >= len(r.shadow) || at == regROM:
+	case at >= len(c.shadow) || at == regROM:
 		return 0, true
 	case at < regBARs || at >= regBARs+4*pcie.MaxBARs:
 		return 0, false
 	}
 	i := (at - regBARs) / pcie.DW
-	if i > 0 && r.fn.BARs[i-1].Wide {
-		return uint32(r.fn.BARAddress(i-1) >> 32), true
+	if i > 0 && c.fn.BARs[i-1].Wide {
+		return uint32(c.fn.BARAddress(i-1) >> 32), true
 	}
-	if r.fn.BARs[i].Size == 0 {
+	if c.fn.BARs[i].Size == 0 {
 		return 0, true
 	}
-	return uint32(r.fn.BARAddress(i)) | r.about.barFlags[i], true
+	return uint32(c.fn.BARAddress(i)) | c.about.barFlags[i], true
 }
 
 // configWrite writes a double word of configuration space.
-func (r *remote) configWrite(now time.Duration, p *tlp.Packet) {
-	r.fn.Snoop(p)
-	r.dma.requester.SetID(r.fn.ID)
+func (c *connection) configWrite(now time.Duration, p *tlp.Packet) {
+	c.fn.Snoop(p)
+	c.dma.requester.SetID(c.fn.ID)
 	at := int(p.Register)
-	a := r.newAccess(p, vfiouser.RegionConfig, uint64(at), 0)
-	if at >= len(r.shadow) || at == regROM || len(p.Data) != pcie.DW {
-		r.answer(a)
+	a := c.newAccess(p, vfiouser.RegionConfig, uint64(at), 0)
+	if at >= len(c.shadow) || at == regROM || len(p.Data) != pcie.DW {
+		c.answer(a)
 		return
 	}
-	if r.startsFLR(p) {
-		r.functionReset(now, a)
+	if c.startsFLR(p) {
+		c.functionReset(now, a)
 		return
 	}
 	parts := enabledParts(p)
-	r.requests.push(pcie.DW, func() { r.writeConfig(a, parts) })
+	c.requests.push(pcie.DW, func() { c.writeConfig(a, parts) })
 	for _, part := range parts {
-		copy(r.shadow[part.offset:], part.data)
+		copy(c.shadow[part.offset:], part.data)
 	}
 	// After the write, so that the server knows of what is armed.
-	r.configured()
+	c.configured()
 }
 
 // writeConfig writes parts of a double word one after the other, which is the
 // order that the socket keeps, and posts the access with the last answer.
-func (r *remote) writeConfig(a *access, parts []configPart) {
+func (c *connection) writeConfig(a *access, parts []configPart) {
 	if len(parts) == 0 {
-		r.post(arrival{access: a})
+		c.post(arrival{access: a})
 		return
 	}
 	for _, part := range parts[:len(parts)-1] {
-		if err := r.client.RegionWrite(r.ctx, a.region, part.offset, part.data); err != nil {
+		if err := c.client.RegionWrite(c.ctx, a.region, part.offset, part.data); err != nil {
 			a.err = err
-			r.post(arrival{access: a})
+			c.post(arrival{access: a})
 			return
 		}
 	}
 	last := parts[len(parts)-1]
 	done := func(err error) {
 		a.err = err
-		r.post(arrival{access: a})
+		c.post(arrival{access: a})
 	}
-	if err := r.client.StartWrite(a.region, last.offset, last.data, done); errors.Is(err, vfiouser.ErrQueueFull) {
-		done(r.client.RegionWrite(r.ctx, a.region, last.offset, last.data))
+	if err := c.client.StartWrite(a.region, last.offset, last.data, done); errors.Is(err, vfiouser.ErrQueueFull) {
+		done(c.client.RegionWrite(c.ctx, a.region, last.offset, last.data))
 	}
 }
 
@@ -254,24 +254,27 @@ func enabledParts(p *tlp.Packet) []configPart {
 }
 
 // configured takes note of what a configuration write has changed.
-func (r *remote) configured() {
+func (c *connection) configured() {
 	le := binary.LittleEndian
-	command := le.Uint16(r.shadow[regCommand:])
-	r.master.Store(command&cfgspace.CmdBusMaster != 0)
-	r.dma.limits(r.deviceControl())
-	r.interruptsConfigured(command)
+	command := le.Uint16(c.shadow[regCommand:])
+	c.master.Store(command&cfgspace.CmdBusMaster != 0)
+	c.dma.limits(c.deviceControl())
+	c.interruptsConfigured(command)
 }
+
+// defaultTags is the number of tags without extended tags.
+const defaultTags = 32
 
 // deviceControl returns what bounds the device's requests: the payload of a
 // write and the size of a read in bytes, and the number of tags (section 7.5.3.4).
-func (r *remote) deviceControl() (payload, read, tags int) {
-	payload, read, tags = pcie.MinPayload, 4*pcie.MinPayload, 32
-	at := r.about.express
+func (c *connection) deviceControl() (payload, read, tags int) {
+	payload, read, tags = pcie.MinPayload, 4*pcie.MinPayload, defaultTags
+	at := c.about.express
 	if at == 0 {
 		return payload, read, tags
 	}
 	le := binary.LittleEndian
-	ctl, ctl2 := le.Uint16(r.shadow[at+offDevCtl:]), le.Uint16(r.shadow[at+cfgspace.OffDevCtl2:])
+	ctl, ctl2 := le.Uint16(c.shadow[at+offDevCtl:]), le.Uint16(c.shadow[at+cfgspace.OffDevCtl2:])
 	if n, ok := pcie.DecodePayloadSize(uint8(ctl & cfgspace.DevCtlMPS >> 5)); ok {
 		payload = int(n)
 	}
@@ -287,21 +290,21 @@ func (r *remote) deviceControl() (payload, read, tags int) {
 	return payload, read, tags
 }
 
-func (r *remote) maxPayload() int {
-	n, _, _ := r.deviceControl()
+func (c *connection) maxPayload() int {
+	n, _, _ := c.deviceControl()
 	return n
 }
 
 // startsFLR reports whether a write begins a Function Level Reset (section 6.6.2).
-func (r *remote) startsFLR(p *tlp.Packet) bool {
-	return r.about.flr && int(p.Register) == r.about.express+offDevCtl && p.FirstBE&2 != 0 &&
+func (c *connection) startsFLR(p *tlp.Packet) bool {
+	return c.about.flr && int(p.Register) == c.about.express+offDevCtl && p.FirstBE&2 != 0 &&
 		binary.LittleEndian.Uint16(p.Data)&devCtlFLR != 0
 }
 
 // functionReset resets the function; the write that asks for it is answered
 // when the server has done it.
-func (r *remote) functionReset(now time.Duration, a *access) {
-	r.Reset(now, device.FunctionLevelReset)
-	a.gen = r.gen
-	r.requests.push(0, func() { r.post(arrival{access: a}) })
+func (c *connection) functionReset(now time.Duration, a *access) {
+	c.reset(now, device.FunctionLevelReset)
+	a.gen = c.gen
+	c.requests.push(0, func() { c.post(arrival{access: a}) })
 }

@@ -1,4 +1,4 @@
-package boxproxy
+package vfioserver
 
 import (
 	"time"
@@ -11,9 +11,10 @@ import (
 	"github.com/dxpu-project/dxpu/vfiouser"
 )
 
-// dmaState is what the server reads from the host's memory.
+// dmaState is the state of the server's reads from the host's memory.
 type dmaState struct {
-	payload, read, tags int // limits: bytes of a write, bytes of a read request, tags
+	finish              func(*vfiouser.DMARequest, error) // answers a request: with success or an error number
+	payload, read, tags int                               // limits: bytes of a write, bytes of a read request, tags
 
 	requester *transaction.Requester
 	reads     map[uint64]*dmaRead // by cookie
@@ -21,6 +22,11 @@ type dmaState struct {
 	last      uint64              // cookie
 	staged    tlp.Packet          // a request that has its tag and that emit refused
 	held      bool
+}
+
+func (d *dmaState) init(finish func(*vfiouser.DMARequest, error)) {
+	d.finish, d.reads = finish, map[uint64]*dmaRead{}
+	d.requester = transaction.NewRequester(transaction.RequesterConfig{Tags: defaultTags})
 }
 
 // dmaRead is one DMA_READ of the server.
@@ -32,32 +38,25 @@ type dmaRead struct {
 	failed bool
 }
 
-// TagsInUse implements device.TagCounter.
-func (r *remote) TagsInUse() (n, limit int) {
-	if r.dma.requester == nil {
-		return 0, r.dma.tags
-	}
-	return r.dma.requester.InFlight(), r.dma.requester.Tags()
-}
+func (d *dmaState) tagsInUse() (n, limit int) { return d.requester.InFlight(), d.requester.Tags() }
 
-// finishFunc answers a DMA request: with success, or with an error number.
-type finishFunc func(*vfiouser.DMARequest, error)
-
-// serverDMA takes a DMA request in the goroutine that reads the socket.
-func (r *remote) serverDMA(_ *vfiouser.Client, req *vfiouser.DMARequest) {
-	if !r.master.Load() {
-		r.refuseDMA(req)
+// serverDMA takes a DMA request, in the goroutine that reads the socket.
+func (c *connection) serverDMA(_ *vfiouser.Client, req *vfiouser.DMARequest) {
+	if !c.master.Load() {
+		c.refuseDMA(req)
 		return
 	}
-	r.post(arrival{dma: req})
+	c.post(arrival{dma: req})
 }
 
-// refuseDMA answers with what QEMU answers a device that may not master the bus.
-func (r *remote) refuseDMA(req *vfiouser.DMARequest) { r.finishDMA(req, unix.ENODEV) }
+// errNotMaster is QEMU's answer to a device that may not master the bus.
+const errNotMaster = unix.ENODEV
 
-// finishDMA answers a request, when its turn comes.
-func (r *remote) finishDMA(req *vfiouser.DMARequest, err error) {
-	r.answers.push(0, func() {
+func (c *connection) refuseDMA(req *vfiouser.DMARequest) { c.finishDMA(req, errNotMaster) }
+
+// finishDMA answers a request after those before it.
+func (c *connection) finishDMA(req *vfiouser.DMARequest, err error) {
+	c.answers.push(0, func() {
 		if err != nil {
 			req.Fail(err)
 			return
@@ -66,35 +65,28 @@ func (r *remote) finishDMA(req *vfiouser.DMARequest, err error) {
 	})
 }
 
-// limits takes the limits of Device Control.
+// limits sets the limits of Device Control.
 func (d *dmaState) limits(payload, read, tags int) {
 	d.payload, d.read, d.tags = payload, read, tags
-	if d.reads == nil {
-		d.reads = map[uint64]*dmaRead{}
-	}
 	d.retag()
 }
 
-// retag changes the number of tags as soon as none is in use.
+// retag changes the number of tags while none is in use. It reports whether the
+// number is the right one.
 func (d *dmaState) retag() bool {
-	switch {
-	case d.requester == nil:
-		d.requester = transaction.NewRequester(transaction.RequesterConfig{Tags: d.tags})
-	case d.requester.Tags() == d.tags:
-	case d.requester.InFlight() > 0:
-		return false
-	default:
+	if d.requester.Tags() != d.tags {
+		if d.requester.InFlight() > 0 {
+			return false
+		}
 		d.requester = transaction.NewRequester(transaction.RequesterConfig{ID: d.requester.ID(), Tags: d.tags})
 	}
 	return true
 }
 
-func (d *dmaState) wake() time.Duration { return d.requester.Wake() }
-
 // add takes a read whose turn has come.
-func (d *dmaState) add(req *vfiouser.DMARequest, finish finishFunc) {
+func (d *dmaState) add(req *vfiouser.DMARequest) {
 	if len(req.Data) == 0 {
-		finish(req, nil)
+		d.finish(req, nil)
 		return
 	}
 	d.last++
@@ -104,7 +96,7 @@ func (d *dmaState) add(req *vfiouser.DMARequest, finish finishFunc) {
 }
 
 // transmit sends requests while there are tags, until emit refuses one.
-func (d *dmaState) transmit(now time.Duration, r *remote, emit func(p *tlp.Packet) bool) {
+func (d *dmaState) transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 	if d.held {
 		if !emit(&d.staged) {
 			return
@@ -124,13 +116,13 @@ func (d *dmaState) transmit(now time.Duration, r *remote, emit func(p *tlp.Packe
 		addr, left := rd.req.Addr+uint64(rd.sent), len(rd.req.Data)-rd.sent
 		if rd.failed || left == 0 {
 			d.waiting = d.waiting[1:]
-			d.settle(rd, r.finishDMA)
+			d.settle(rd)
 			continue
 		}
 		n := tlp.NextChunk(addr, left, d.read)
 		d.staged = tlp.Packet{Type: tlp.MRd}
 		d.staged.SetMemory(addr, n)
-		if !d.requester.Begin(now, now+remoteDMATimeout, &d.staged, rd.req.Data[rd.sent:rd.sent+n], rd.cookie) {
+		if !d.requester.Begin(now, now+completionTimeout, &d.staged, rd.req.Data[rd.sent:rd.sent+n], rd.cookie) {
 			return
 		}
 		rd.sent += n
@@ -143,51 +135,51 @@ func (d *dmaState) transmit(now time.Duration, r *remote, emit func(p *tlp.Packe
 }
 
 // complete takes a completion of the host.
-func (d *dmaState) complete(p *tlp.Packet, finish finishFunc) {
+func (d *dmaState) complete(p *tlp.Packet) {
 	if res, ok := d.requester.Complete(p); ok && res.Done {
-		d.ended(&res, finish)
+		d.ended(&res)
 	}
 }
 
 // expire ends the requests that have waited too long.
-func (d *dmaState) expire(now time.Duration, finish finishFunc) {
+func (d *dmaState) expire(now time.Duration) {
 	d.requester.Expire(now, func(res transaction.Result) {
 		if d.held && d.staged.Tag == res.Tag {
 			d.held = false
 		}
-		d.ended(&res, finish)
+		d.ended(&res)
 	})
 }
 
 // ended takes the end of one request.
-func (d *dmaState) ended(res *transaction.Result, finish finishFunc) {
+func (d *dmaState) ended(res *transaction.Result) {
 	rd := d.reads[res.Cookie]
 	if rd == nil {
 		return
 	}
 	rd.open--
 	rd.failed = rd.failed || !res.OK()
-	d.settle(rd, finish)
+	d.settle(rd)
 }
 
 // settle answers a read that has nothing outstanding and nothing left to send.
-func (d *dmaState) settle(rd *dmaRead, finish finishFunc) {
+func (d *dmaState) settle(rd *dmaRead) {
 	if rd.open > 0 || !rd.failed && rd.sent < len(rd.req.Data) {
 		return
 	}
 	delete(d.reads, rd.cookie)
 	if rd.failed {
-		finish(rd.req, unix.EFAULT)
+		d.finish(rd.req, unix.EFAULT)
 		return
 	}
-	finish(rd.req, nil)
+	d.finish(rd.req, nil)
 }
 
 // cancel ends every read.
-func (d *dmaState) cancel(now time.Duration, refuse func(*vfiouser.DMARequest)) {
+func (d *dmaState) cancel(now time.Duration) {
 	d.requester.CancelAll(now, func(transaction.Result) {})
 	for _, rd := range d.reads {
-		refuse(rd.req)
+		d.finish(rd.req, errNotMaster)
 	}
 	clear(d.reads)
 	d.waiting, d.held = nil, false
@@ -195,11 +187,11 @@ func (d *dmaState) cancel(now time.Duration, refuse func(*vfiouser.DMARequest)) 
 }
 
 // message makes an interrupt message: a write of a double word.
-func (r *remote) message(addr uint64, data uint32) {
-	item := outItem{packet: tlp.Packet{Type: tlp.MWr, Requester: r.fn.ID}}
+func (c *connection) message(addr uint64, data uint32) {
+	item := outItem{packet: tlp.Packet{Type: tlp.MWr, Requester: c.fn.ID}}
 	item.packet.SetMemory(addr&^3, pcie.DW)
 	for i := range item.word {
 		item.word[i] = byte(data >> (8 * i))
 	}
-	r.out.push(item)
+	c.out.push(item)
 }

@@ -1,4 +1,4 @@
-package boxproxy
+package vfioserver
 
 import (
 	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
@@ -44,9 +44,9 @@ func (q *outQueue) drop(refuse func(*vfiouser.DMARequest)) {
 }
 
 // transmit emits until there is nothing left, which it reports, or emit refuses.
-func (q *outQueue) transmit(r *remote, emit func(p *tlp.Packet) bool) bool {
+func (q *outQueue) transmit(c *connection, emit func(p *tlp.Packet) bool) bool {
 	for len(q.items) > 0 {
-		if !q.one(r, &q.items[0], emit) {
+		if !q.one(c, &q.items[0], emit) {
 			return false
 		}
 		q.items[0] = outItem{}
@@ -56,7 +56,7 @@ func (q *outQueue) transmit(r *remote, emit func(p *tlp.Packet) bool) bool {
 	return true
 }
 
-func (q *outQueue) one(r *remote, i *outItem, emit func(p *tlp.Packet) bool) bool {
+func (q *outQueue) one(c *connection, i *outItem, emit func(p *tlp.Packet) bool) bool {
 	switch {
 	case i.read:
 		return i.job.Emit(&q.out, q.data[:], func(addr uint64, dst []byte) pcie.CplStatus {
@@ -64,9 +64,9 @@ func (q *outQueue) one(r *remote, i *outItem, emit func(p *tlp.Packet) bool) boo
 			return pcie.SuccessfulCompletion
 		}, emit)
 	case i.dma != nil && i.dma.Write:
-		return q.write(r, i, emit)
+		return q.write(c, i, emit)
 	case i.dma != nil:
-		r.dma.add(i.dma, r.finishDMA)
+		c.dma.add(i.dma)
 		return true
 	}
 	if i.packet.Type.HasData() {
@@ -76,22 +76,22 @@ func (q *outQueue) one(r *remote, i *outItem, emit func(p *tlp.Packet) bool) boo
 }
 
 // write emits a write of the server and answers it when all of it has gone.
-func (q *outQueue) write(r *remote, i *outItem, emit func(p *tlp.Packet) bool) bool {
+func (q *outQueue) write(c *connection, i *outItem, emit func(p *tlp.Packet) bool) bool {
 	for i.done < len(i.dma.Data) {
 		addr := i.dma.Addr + uint64(i.done)
-		n := tlp.NextChunk(addr, len(i.dma.Data)-i.done, r.dma.payload)
+		n := tlp.NextChunk(addr, len(i.dma.Data)-i.done, c.dma.payload)
 		pad := transaction.Pad(addr)
 		payload := q.data[:(pad+n+pcie.DW-1)&^(pcie.DW-1)]
 		clear(payload[:pad])
 		clear(payload[pad+n:])
 		copy(payload[pad:], i.dma.Data[i.done:i.done+n])
-		q.out = tlp.Packet{Type: tlp.MWr, Requester: r.fn.ID, Data: payload}
+		q.out = tlp.Packet{Type: tlp.MWr, Requester: c.fn.ID, Data: payload}
 		q.out.SetMemory(addr, n)
 		if !emit(&q.out) {
 			return false
 		}
 		i.done += n
 	}
-	r.finishDMA(i.dma, nil)
+	c.finishDMA(i.dma, nil)
 	return true
 }

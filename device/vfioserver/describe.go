@@ -1,4 +1,4 @@
-package boxproxy
+package vfioserver
 
 import (
 	"context"
@@ -22,7 +22,7 @@ const (
 	devCtlFLR  = cfgspace.DevCtlFLR
 )
 
-// description is what a device server says of its device.
+// description is a device as its server describes it.
 type description struct {
 	info       device.Info
 	config     []byte // configuration space after a reset, 256 or 4096 bytes
@@ -36,7 +36,7 @@ type description struct {
 	vectors    [vfiouser.NumIRQs]int // that the server can signal
 }
 
-// describe asks a server. It resets the device.
+// describe asks a server for the description of its device, which it resets.
 func describe(ctx context.Context, c *vfiouser.Client) (d description, err error) {
 	info, err := c.DeviceInfo(ctx)
 	if err != nil {

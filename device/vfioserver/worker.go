@@ -1,12 +1,12 @@
-package boxproxy
+package vfioserver
 
 import "sync"
 
-// worker does what waits for a device server, one thing after the other.
+// worker runs the jobs that may wait for a device server, one after the other.
 type worker struct {
-	idle func() // called when the backlog is no longer too long; must not block; nil: nobody
+	idle func() // called when the backlog is no longer too long; must not block
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	more  *sync.Cond
 	jobs  []job
 	bytes int
@@ -18,7 +18,7 @@ type job struct {
 	do   func()
 }
 
-// jobCost is what a job takes beside the bytes that it holds.
+// jobCost is the size of a job beside the bytes that it holds.
 const jobCost = 64
 
 func newWorker(idle func()) *worker {
@@ -39,14 +39,14 @@ func (w *worker) push(cost int, do func()) {
 	w.more.Signal()
 }
 
-// backlog returns the bytes that wait.
+// backlog returns the number of bytes in the queue.
 func (w *worker) backlog() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.bytes
 }
 
-// run works until stop, and then does what is left.
+// run runs jobs until stop, and then the remaining ones.
 func (w *worker) run() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -63,15 +63,15 @@ func (w *worker) run() {
 		w.mu.Unlock()
 		j.do()
 		w.mu.Lock()
-		full := w.bytes > remoteBacklog
+		full := w.bytes > maxBacklog
 		w.bytes -= j.cost
-		if full && w.bytes <= remoteBacklog && w.idle != nil {
+		if full && w.bytes <= maxBacklog {
 			w.idle()
 		}
 	}
 }
 
-// stop lets run end.
+// stop ends run once the queue is empty.
 func (w *worker) stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,4 +1,4 @@
-package boxproxy_test
+package vfioserver_test
 
 import (
 	"context"
@@ -64,12 +64,25 @@ type toy struct {
 // newToy starts a server; change alters the toy before.
 func newToy(t testing.TB, change func(*toy)) *toy {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "toy") // short: a socket's path has 107 bytes
+	return newToyAt(t, socketPath(t), change)
+}
+
+// socketPath returns a path for a socket, which has at most 107 bytes.
+func socketPath(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "toy")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	d := &toy{path: filepath.Join(dir, "s"), buf: make([]byte, toyBuffer)}
+	return filepath.Join(dir, "s")
+}
+
+// newToyAt is newToy at a path.
+func newToyAt(t testing.TB, path string, change func(*toy)) *toy {
+	t.Helper()
+	d := &toy{path: path, buf: make([]byte, toyBuffer)}
+	var err error
 	d.cfg, err = cfgspace.NewEndpoint(cfgspace.Identity{Vendor: toyVendor, Device: toyDevice, Class: 0xff0000, InterruptPin: 1}).
 		BAR(0, cfgspace.BAR{Kind: cfgspace.Memory32, Size: toyBAR}).
 		Express(cfgspace.Express{

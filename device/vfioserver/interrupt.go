@@ -1,4 +1,4 @@
-package boxproxy
+package vfioserver
 
 import (
 	"encoding/binary"
@@ -157,86 +157,86 @@ func (s *interruptState) vectorMasked(v int) bool {
 }
 
 // interruptsConfigured follows the enable bits of MSI-X, MSI and INTx.
-func (r *remote) interruptsConfigured(command uint16) {
-	s := &r.irqs
+func (c *connection) interruptsConfigured(command uint16) {
+	s := &c.irqs
 	var on bool
-	if r.about.hasMSIX {
-		ctl := binary.LittleEndian.Uint16(r.shadow[r.about.msix.Cap+2:])
+	if c.about.hasMSIX {
+		ctl := binary.LittleEndian.Uint16(c.shadow[c.about.msix.Cap+2:])
 		on, s.masked = ctl&cfgspace.MSIXEnable != 0, ctl&cfgspace.MSIXMask != 0
 	}
-	msi, vectors := r.msiVectors()
+	msi, vectors := c.msiVectors()
 	wire := !s.on && !s.msiOn
 	if on != s.on {
 		s.on = on
 		clear(s.armed)
 		if !on {
 			clear(s.pending)
-			r.requests.push(0, func() { r.disarm(vfiouser.IRQMSIX) })
+			c.requests.push(0, func() { c.disarm(vfiouser.IRQMSIX) })
 		}
 	}
 	wireNow := !on && !msi
 	if wire && !wireNow { // before the other kind is armed, as VMMs do
-		r.requests.push(0, func() { r.disarm(vfiouser.IRQINTx) })
+		c.requests.push(0, func() { c.disarm(vfiouser.IRQINTx) })
 	}
 	if msi != s.msiOn {
 		s.msiOn, s.msiPending = msi, 0
-		r.requests.push(0, func() {
-			r.disarm(vfiouser.IRQMSI)
+		c.requests.push(0, func() {
+			c.disarm(vfiouser.IRQMSI)
 			if msi {
-				r.arm(vfiouser.IRQMSI, 0, vectors)
+				c.arm(vfiouser.IRQMSI, 0, vectors)
 			}
 		})
 	}
 	if !wire && wireNow {
-		r.requests.push(0, r.armWire)
+		c.requests.push(0, c.armWire)
 	}
 	s.wireAllowed = wireNow && command&cfgspace.CmdINTxDisable == 0
-	r.updateWire()
-	r.vectorsChanged()
-	r.flushMSI()
+	c.updateWire()
+	c.vectorsChanged()
+	c.flushMSI()
 }
 
 // vectorsChanged gives descriptors to the MSI-X vectors that have become
 // unmasked, and sends what was held back.
-func (r *remote) vectorsChanged() {
-	s := &r.irqs
+func (c *connection) vectorsChanged() {
+	s := &c.irqs
 	if !s.on {
 		return
 	}
-	for v := range min(len(s.armed), r.about.vectors[vfiouser.IRQMSIX]) {
+	for v := range min(len(s.armed), c.about.vectors[vfiouser.IRQMSIX]) {
 		if s.vectorMasked(v) {
 			continue
 		}
 		if !s.armed[v] {
 			s.armed[v] = true
-			r.requests.push(0, func() { r.arm(vfiouser.IRQMSIX, v, 1) })
+			c.requests.push(0, func() { c.arm(vfiouser.IRQMSIX, v, 1) })
 		}
 		if s.pending[v/8]>>(v%8)&1 != 0 {
-			r.interrupt(vectorID{vfiouser.IRQMSIX, v})
+			c.interrupt(vectorID{vfiouser.IRQMSIX, v})
 		}
 	}
 }
 
 // interrupt takes a signal of the server. What is masked waits; so does
 // everything while the function may not master the bus.
-func (r *remote) interrupt(id vectorID) {
-	s := &r.irqs
+func (c *connection) interrupt(id vectorID) {
+	s := &c.irqs
 	switch {
 	case id.index == vfiouser.IRQINTx:
 		s.raised = true
-		r.updateWire()
+		c.updateWire()
 	case id.index == vfiouser.IRQMSI && s.msiOn:
 		s.msiPending |= 1 << id.vector
-		r.flushMSI()
+		c.flushMSI()
 	case id.index == vfiouser.IRQMSIX && s.on:
 		v := id.vector
-		if s.vectorMasked(v) || !r.master.Load() {
+		if s.vectorMasked(v) || !c.master.Load() {
 			s.pending[v/8] |= 1 << (v % 8)
 			return
 		}
 		s.pending[v/8] &^= 1 << (v % 8)
 		e := s.table[v*msixEntrySize:]
-		r.message(binary.LittleEndian.Uint64(e[msixAddr:]), binary.LittleEndian.Uint32(e[msixData:]))
+		c.message(binary.LittleEndian.Uint64(e[msixAddr:]), binary.LittleEndian.Uint32(e[msixData:]))
 	}
 }
 
@@ -252,69 +252,69 @@ func msiLength(ctl uint16) int {
 	return n
 }
 
-func (r *remote) msiVectors() (on bool, n int) {
-	if r.about.msi == 0 {
+func (c *connection) msiVectors() (on bool, n int) {
+	if c.about.msi == 0 {
 		return false, 0
 	}
-	ctl := binary.LittleEndian.Uint16(r.shadow[r.about.msi+2:])
+	ctl := binary.LittleEndian.Uint16(c.shadow[c.about.msi+2:])
 	n = 1 << min(ctl>>4&7, 5) // Multiple Message Enable
-	return ctl&cfgspace.MSIEnable != 0, min(n, r.about.vectors[vfiouser.IRQMSI])
+	return ctl&cfgspace.MSIEnable != 0, min(n, c.about.vectors[vfiouser.IRQMSI])
 }
 
 // flushMSI sends the MSI vectors that are pending and not masked.
-func (r *remote) flushMSI() {
-	s := &r.irqs
-	on, n := r.msiVectors()
-	if !on || !r.master.Load() {
+func (c *connection) flushMSI() {
+	s := &c.irqs
+	on, n := c.msiVectors()
+	if !on || !c.master.Load() {
 		return
 	}
-	le, at := binary.LittleEndian, r.about.msi
-	ctl := le.Uint16(r.about.config[at+2:]) // the read-only bits: what was written says nothing of them
-	addr, dataAt := uint64(le.Uint32(r.shadow[at+4:])), at+8
+	le, at := binary.LittleEndian, c.about.msi
+	ctl := le.Uint16(c.about.config[at+2:]) // the read-only bits: what was written says nothing of them
+	addr, dataAt := uint64(le.Uint32(c.shadow[at+4:])), at+8
 	if ctl&cfgspace.MSI64 != 0 {
-		addr |= uint64(le.Uint32(r.shadow[at+8:])) << 32
+		addr |= uint64(le.Uint32(c.shadow[at+8:])) << 32
 		dataAt += 4
 	}
 	var masked uint32
 	if ctl&cfgspace.MSIMaskable != 0 {
-		masked = le.Uint32(r.shadow[dataAt+4:])
+		masked = le.Uint32(c.shadow[dataAt+4:])
 	}
-	enabled := uint32(1)<<(le.Uint16(r.shadow[at+2:])>>4&7) - 1 // low bits of the data that name the vector
+	enabled := uint32(1)<<(le.Uint16(c.shadow[at+2:])>>4&7) - 1 // low bits of the data that name the vector
 	for rest := s.msiPending &^ masked; rest != 0; rest &= rest - 1 {
 		v := bits.TrailingZeros32(rest)
 		s.msiPending &^= 1 << v
 		if v < n {
-			r.message(addr, uint32(le.Uint16(r.shadow[dataAt:]))&^enabled|uint32(v))
+			c.message(addr, uint32(le.Uint16(c.shadow[dataAt:]))&^enabled|uint32(v))
 		}
 	}
 }
 
 // updateWire sends the edge of INTx that is due.
-func (r *remote) updateWire() {
-	s := &r.irqs
+func (c *connection) updateWire() {
+	s := &c.irqs
 	if on := s.raised && s.wireAllowed; on != s.asserted {
 		s.asserted = on
 		code := uint8(tlp.CodeDeassertINTA)
 		if on {
 			code = tlp.CodeAssertINTA
 		}
-		r.out.push(outItem{packet: tlp.Packet{Type: tlp.Msg, DW4: true, Requester: r.fn.ID, Code: code, Routing: tlp.RouteLocal}})
+		c.out.push(outItem{packet: tlp.Packet{Type: tlp.Msg, DW4: true, Requester: c.fn.ID, Code: code, Routing: tlp.RouteLocal}})
 	}
 }
 
 // endOfInterrupt is called with each access of the host to a BAR. vfio has
 // no level, so as VMMs do it is taken for the handling of INTx: the server is
 // asked to signal again if there is more.
-func (r *remote) endOfInterrupt() {
-	s := &r.irqs
+func (c *connection) endOfInterrupt() {
+	s := &c.irqs
 	if !s.raised {
 		return
 	}
 	s.raised = false
-	r.updateWire()
-	r.requests.push(0, func() {
-		if err := r.client.UnmaskINTx(r.ctx); err != nil && r.ctx.Err() == nil {
-			r.log.Warn("device server does not unmask INTx", "err", err)
+	c.updateWire()
+	c.requests.push(0, func() {
+		if err := c.client.UnmaskINTx(c.ctx); err != nil && c.ctx.Err() == nil {
+			c.log.Warn("device server does not unmask INTx", "err", err)
 		}
 	})
 }
@@ -322,10 +322,10 @@ func (r *remote) endOfInterrupt() {
 // What follows runs in the requests worker.
 
 // armWire gives the server a descriptor for INTx.
-func (r *remote) armWire() { r.arm(vfiouser.IRQINTx, 0, r.about.vectors[vfiouser.IRQINTx]) }
+func (c *connection) armWire() { c.arm(vfiouser.IRQINTx, 0, c.about.vectors[vfiouser.IRQINTx]) }
 
 // arm gives the server descriptors for n vectors from start on.
-func (r *remote) arm(index uint32, start, n int) {
+func (c *connection) arm(index uint32, start, n int) {
 	if n == 0 {
 		return
 	}
@@ -333,16 +333,16 @@ func (r *remote) arm(index uint32, start, n int) {
 	for range n {
 		f, err := vfiouser.NewEvent()
 		if err != nil {
-			r.armFailed(index, err, files)
+			c.armFailed(index, err, files)
 			return
 		}
 		files = append(files, f)
 	}
-	if err := r.client.ArmIRQs(r.ctx, index, uint32(start), files); err != nil {
-		r.armFailed(index, err, files)
+	if err := c.client.ArmIRQs(c.ctx, index, uint32(start), files); err != nil {
+		c.armFailed(index, err, files)
 		return
 	}
-	s := &r.irqs
+	s := &c.irqs
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, f := range files {
@@ -355,32 +355,32 @@ func (r *remote) arm(index uint32, start, n int) {
 			_ = old.Close()
 		}
 		s.events[id] = f
-		r.wg.Go(func() { r.listen(id, f) })
+		c.wg.Go(func() { c.listen(id, f) })
 	}
 }
 
-func (r *remote) armFailed(index uint32, err error, files []*os.File) {
+func (c *connection) armFailed(index uint32, err error, files []*os.File) {
 	for _, f := range files {
 		_ = f.Close()
 	}
-	if r.ctx.Err() == nil {
-		r.log.Warn("device server takes no event descriptor: its interrupts are lost", "index", index, "err", err)
+	if c.ctx.Err() == nil {
+		c.log.Warn("device server takes no event descriptor: its interrupts are lost", "index", index, "err", err)
 	}
 }
 
 // listen posts the signals of a vector until its descriptor is closed.
-func (r *remote) listen(id vectorID, f *os.File) {
+func (c *connection) listen(id vectorID, f *os.File) {
 	for {
 		if _, err := vfiouser.WaitEvent(f); err != nil {
 			return
 		}
-		r.postIRQ(id)
+		c.postIRQ(id)
 	}
 }
 
 // disarm takes back the descriptors of an index.
-func (r *remote) disarm(index uint32) {
-	s := &r.irqs
+func (c *connection) disarm(index uint32) {
+	s := &c.irqs
 	s.mu.Lock()
 	var files []*os.File
 	for id, f := range s.events {
@@ -393,17 +393,17 @@ func (r *remote) disarm(index uint32) {
 	if len(files) == 0 {
 		return
 	}
-	if err := r.client.DisableIRQs(r.ctx, index); err != nil && r.ctx.Err() == nil {
-		r.log.Warn("device server does not disable interrupts", "index", index, "err", err)
+	if err := c.client.DisableIRQs(c.ctx, index); err != nil && c.ctx.Err() == nil {
+		c.log.Warn("device server does not disable interrupts", "index", index, "err", err)
 	}
 	for _, f := range files {
 		_ = f.Close()
 	}
 }
 
-func (r *remote) disarmAll() {
+func (c *connection) disarmAll() {
 	for index := range uint32(vfiouser.IRQMSIX + 1) {
-		r.disarm(index)
+		c.disarm(index)
 	}
 }
 

@@ -1,4 +1,4 @@
-package boxproxy_test
+package vfioserver_test
 
 import (
 	"bytes"
@@ -12,8 +12,10 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/cfgspace"
+	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/device/gpu/driver/vfiouserbus"
+	"github.com/dxpu-project/dxpu/device/vfioserver"
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
@@ -33,7 +35,7 @@ type pair struct {
 	revision uint64
 }
 
-func newPair(t *testing.T, slot boxproxy.Slot) *pair {
+func newPair(t *testing.T, dev device.Device) *pair {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "dxpu")
 	if err != nil {
@@ -50,7 +52,7 @@ func newPair(t *testing.T, slot boxproxy.Slot) *pair {
 		return f
 	}
 	p.boxFab, p.hostFab = open(), open()
-	if p.box, err = boxproxy.New(boxproxy.Config{Slots: []boxproxy.Slot{slot}, Fabric: p.boxFab, Logger: log}); err != nil {
+	if p.box, err = boxproxy.New(boxproxy.Config{Slots: []boxproxy.Slot{{Device: dev}}, Fabric: p.boxFab, Logger: log}); err != nil {
 		t.Fatal(err)
 	}
 	p.host, err = hostproxy.New(hostproxy.Config{Slots: 1, Front: p.vm, Fabric: p.hostFab, Domain: "h/0", Logger: log})
@@ -124,18 +126,13 @@ func (p *pair) await(state dxpuv1.BindingState) {
 // plug makes a slot of a toy and binds it, and opens it as a guest does.
 func plug(t *testing.T, d *toy) (*pair, *vfiouserbus.Bus) {
 	t.Helper()
-	slot, stop, err := boxproxy.NewVFIOUserSlot(t.Context(), d.path, boxproxy.VFIOUserOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	p := newPair(t, slot)
+	p := newPair(t, newDevice(t, d.path))
 	p.bind(true)
 	return p, p.open()
+}
+
+func newDevice(t *testing.T, path string) device.Device {
+	return vfioserver.New(t.Context(), vfioserver.Spec{Socket: path}, slog.New(slog.DiscardHandler))
 }
 
 func (p *pair) open() *vfiouserbus.Bus {
@@ -283,16 +280,57 @@ func TestDeviceServerResetAndDeath(t *testing.T) {
 		t.Error(err)
 	}
 	p.await(dxpuv1.BindingState_BINDING_STATE_LOST)
-	deadline := time.After(10 * time.Second)
-	for p.box.Observe().Slots[0].Health != dxpuv1.Health_HEALTH_FAILED {
+	p.awaitHealth(dxpuv1.Health_HEALTH_FAILED)
+	if why := p.box.Observe().Slots[0].HealthDetail; !strings.Contains(why, "server is gone") {
+		t.Errorf("the box says %q", why)
+	}
+	if err := bus.Close(); err != nil {
+		t.Error(err)
+	}
+	p.bind(false)
+
+	// The server returns, and the slot can be bound again.
+	newToyAt(t, d.path, nil)
+	p.awaitHealth(dxpuv1.Health_HEALTH_OK)
+	p.bind(true)
+	r = bar0(t, p.open())
+	r.Write64(toyScratch, 8)
+	if v := r.Read64(toyScratch); v != 8 {
+		t.Errorf("scratch %#x of the server that returned", v)
+	}
+}
+
+// A box starts without the server of a slot, and the slot works once it is there.
+func TestBoxStartsWithoutServer(t *testing.T) {
+	path := socketPath(t)
+	p := newPair(t, newDevice(t, path))
+	p.awaitHealth(dxpuv1.Health_HEALTH_FAILED)
+	if why := p.box.Observe().Slots[0].HealthDetail; !strings.Contains(why, path) {
+		t.Errorf("the box says %q", why)
+	}
+	newToyAt(t, path, nil)
+	p.awaitHealth(dxpuv1.Health_HEALTH_OK)
+	if id := p.box.Observe().Slots[0].Device.DeviceId; id != toyDevice {
+		t.Errorf("device ID %#x", id)
+	}
+	p.bind(true)
+	if id := p.open().ConfigRead32(0); id != toyDevice<<16|toyVendor {
+		t.Errorf("ID %#x", id)
+	}
+}
+
+func (p *pair) awaitHealth(want dxpuv1.Health) {
+	p.t.Helper()
+	for deadline := time.After(20 * time.Second); ; {
+		have := p.box.Observe().Slots[0]
+		if have.Health == want {
+			return
+		}
 		select {
 		case <-p.news:
 		case <-deadline:
-			t.Fatal("the box does not report the device")
+			p.t.Fatalf("the box says %v (%s), want %v", have.Health, have.HealthDetail, want)
 		}
-	}
-	if why := p.box.Observe().Slots[0].HealthDetail; !strings.Contains(why, "server is gone") {
-		t.Errorf("the box says %q", why)
 	}
 }
 
@@ -303,12 +341,7 @@ func TestForeignDeviceServer(t *testing.T) {
 	if path == "" {
 		t.Skip("set DXPU_VFIOUSER_SERVER to the socket of a vfio-user device server to test against it")
 	}
-	slot, stop, err := boxproxy.NewVFIOUserSlot(t.Context(), path, boxproxy.VFIOUserOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = stop() })
-	p := newPair(t, slot)
+	p := newPair(t, newDevice(t, path))
 	p.bind(true)
 	for range 2 { // plugged, unplugged, plugged
 		bus := p.open()

@@ -1,0 +1,286 @@
+package vfioserver
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
+	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+	"github.com/dxpu-project/dxpu/vfiouser"
+)
+
+// connection is the device of a server for as long as the server answers.
+//
+// The slot calls receive, transmit and reset with its group entered; they own
+// every field that has no guard. They must not wait for the server. One worker
+// therefore sends the requests, and another the answers to the server's DMA
+// requests: a server that waits for such an answer takes it before anything
+// else. The client's readers post the server's messages to the inbox, in the
+// order of their arrival, and the slot is notified.
+//
+//	receive ─▶ requests (worker) ─▶ socket ─▶ server
+//	transmit ◀─ out ◀─ inbox ◀─ client's reader, event descriptors
+//	   └─▶ answers (worker) ─▶ socket
+type connection struct {
+	log    *slog.Logger
+	client *vfiouser.Client
+	about  description
+	ctx    context.Context //nolint:containedctx // close ends the calls that the workers wait in
+	cancel context.CancelFunc
+
+	requests, answers *worker
+	wg                sync.WaitGroup // every goroutine but the client's
+	signal            chan struct{}  // the inbox has a message, or requests has room again
+
+	failure atomic.Pointer[string] // why the device does not work
+	failed  chan struct{}          // closed with failure
+	master  atomic.Bool            // Bus Master Enable: the server's DMA is let through
+
+	mu    sync.Mutex // guards the fields below
+	inbox []arrival
+	fired map[vectorID]struct{} // vectors in the inbox, each once
+
+	// Owned by the slot.
+	fn     mapping.Function
+	shadow []byte // configuration space as reset and as written since, read-only bits included
+	gen    uint64 // counts resets: requests from before the last one get no answer
+	irqs   interruptState
+	out    outQueue
+	dma    dmaState
+}
+
+const (
+	// requestTimeout bounds each request to a device server. The host gives up
+	// earlier.
+	requestTimeout = 3 * time.Second
+	// completionTimeout bounds the server's reads. It is long enough for a pause
+	// of a datacenter network.
+	completionTimeout = 2 * time.Second
+	// maxBacklog is the number of bytes of requests that may wait for the server
+	// before the host is slowed down. A server that waits for an answer to its own
+	// request and does not read its socket can take this much.
+	maxBacklog = 8 << 20
+	// maxOpen bounds the open requests: those of a host's tags and of its other
+	// devices.
+	maxOpen = 1024
+)
+
+// connect opens a connection. close ends it.
+func connect(ctx context.Context, spec Spec, log *slog.Logger) (*connection, error) {
+	c := &connection{log: log, fired: map[vectorID]struct{}{}, signal: make(chan struct{}, 1), failed: make(chan struct{})}
+	c.requests, c.answers = newWorker(c.wake), newWorker(func() {})
+	c.dma.init(c.finishDMA)
+	var err error
+	c.client, err = vfiouser.Dial(ctx, spec.Socket, vfiouser.ClientConfig{
+		Timeout: requestTimeout, MaxOpen: maxOpen, Logger: log, DMA: vfiouser.DMAFunc(c.serverDMA),
+	})
+	if err != nil {
+		return nil, err
+	}
+	c.ctx, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	c.wg.Go(c.requests.run)
+	c.wg.Go(c.answers.run)
+	if err := c.setUp(ctx, spec); err != nil {
+		return nil, errors.Join(err, c.close())
+	}
+	return c, nil
+}
+
+// setUp reads the description of the device and gives the server the host's
+// address space.
+func (c *connection) setUp(ctx context.Context, spec Spec) (err error) {
+	if c.about, err = describe(ctx, c.client); err != nil {
+		return err
+	}
+	if !spec.MessageDMA {
+		if err := c.about.checkDecode(ctx, c.client); err != nil {
+			return err
+		}
+	}
+	if err := mapAll(ctx, c.client); err != nil {
+		return err
+	}
+	c.irqs.init(&c.about)
+	c.fn.BARs = c.about.info.BARs
+	c.restore()
+	c.requests.push(0, c.armWire)
+	return nil
+}
+
+// restore brings the registers that are kept here to their reset state.
+func (c *connection) restore() {
+	c.shadow = append(c.shadow[:0], c.about.config...)
+	c.fn.Reset()
+	c.irqs.reset()
+	c.configured()
+}
+
+// close ends the connection and waits for every goroutine. The slot may still
+// call the device: nothing comes of it.
+func (c *connection) close() error {
+	c.cancel()
+	err := c.client.Close() // ends every call, so the workers do not wait
+	c.requests.stop()
+	c.answers.stop()
+	c.irqs.closeAll()
+	c.wg.Wait()
+	return err
+}
+
+// wake makes Device.watch notify the slot.
+func (c *connection) wake() {
+	select {
+	case c.signal <- struct{}{}:
+	default:
+	}
+}
+
+// fail notes why the device no longer works. The first cause stays.
+func (c *connection) fail(why string) {
+	if c.failure.CompareAndSwap(nil, &why) {
+		close(c.failed)
+	}
+}
+
+func (c *connection) reset(now time.Duration, kind device.ResetKind) {
+	c.drop(now)
+	if kind == device.ConventionalReset {
+		c.fn.ID = 0
+		c.irqs.asserted = false // the link was down: the other side forgot
+	}
+	c.restore()
+	c.requests.push(0, c.resetServer)
+}
+
+// drop ends every open request, in both directions.
+func (c *connection) drop(now time.Duration) {
+	c.gen++
+	c.master.Store(false)
+	for _, a := range c.takeInbox() {
+		if a.dma != nil {
+			c.refuseDMA(a.dma)
+		}
+	}
+	c.out.drop(c.refuseDMA)
+	c.dma.cancel(now)
+}
+
+// resetServer resets the device as far as the server can.
+func (c *connection) resetServer() {
+	c.disarmAll()
+	var err error
+	if c.about.resettable {
+		err = c.client.Reset(c.ctx)
+	} else {
+		off := make([]byte, 2)
+		err = c.client.RegionWrite(c.ctx, vfiouser.RegionConfig, regCommand, off)
+		if at := c.about.express; err == nil && at != 0 && c.about.flr {
+			err = c.client.RegionWrite(c.ctx, vfiouser.RegionConfig, uint64(at+offDevCtl), binary.LittleEndian.AppendUint16(nil, devCtlFLR))
+		}
+	}
+	if err != nil && c.ctx.Err() == nil {
+		c.fail(fmt.Sprintf("the device server does not reset: %v", err))
+	}
+	c.armWire()
+}
+
+// arrival is one message of the server; one of the fields is set.
+type arrival struct {
+	access *access
+	dma    *vfiouser.DMARequest
+	irq    vectorID
+}
+
+// post puts an arrival into the inbox. It never blocks.
+func (c *connection) post(a arrival) {
+	c.mu.Lock()
+	c.inbox = append(c.inbox, a)
+	c.mu.Unlock()
+	c.wake()
+}
+
+// postIRQ is post for a vector, which a server may signal any number of times.
+func (c *connection) postIRQ(id vectorID) {
+	c.mu.Lock()
+	_, twice := c.fired[id]
+	if !twice {
+		c.fired[id] = struct{}{}
+		c.inbox = append(c.inbox, arrival{irq: id})
+	}
+	c.mu.Unlock()
+	if !twice {
+		c.wake()
+	}
+}
+
+func (c *connection) takeInbox() []arrival {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	in := c.inbox
+	c.inbox = nil
+	clear(c.fired)
+	return in
+}
+
+// transmit emits the server's messages in the order of their arrival, except its
+// reads, which wait for tags by themselves.
+func (c *connection) transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
+	c.dma.expire(now)
+	for _, a := range c.takeInbox() {
+		c.arrived(a)
+	}
+	if c.out.transmit(c, emit) {
+		c.dma.transmit(now, emit)
+	}
+}
+
+// arrived turns a message of the server into output for the host.
+func (c *connection) arrived(a arrival) {
+	switch {
+	case a.dma != nil && !c.master.Load():
+		c.refuseDMA(a.dma)
+	case a.dma != nil:
+		c.out.push(outItem{dma: a.dma})
+	case a.access == nil:
+		c.interrupt(a.irq)
+	case a.access.gen == c.gen:
+		c.answer(a.access)
+	}
+}
+
+func (c *connection) receive(now time.Duration, p *tlp.Packet) {
+	switch p.Type {
+	case tlp.Cpl, tlp.CplD, tlp.CplLk, tlp.CplDLk:
+		c.dma.complete(p)
+	case tlp.MWr:
+		c.memoryWrite(p)
+	case tlp.MRd:
+		c.memoryRead(p)
+	case tlp.CfgRd0:
+		c.configRead(p)
+	case tlp.CfgWr0:
+		c.configWrite(now, p)
+	case tlp.Msg, tlp.MsgD, tlp.Invalid:
+		// Messages of a root complex concern power and slots.
+	case tlp.MRdLk, tlp.IORd, tlp.IOWr, tlp.CfgRd1, tlp.CfgWr1, tlp.FetchAdd, tlp.Swap, tlp.CAS:
+		c.refuse(p, pcie.UnsupportedRequest)
+	}
+}
+
+// refuse answers a request that wants an answer with an error.
+func (c *connection) refuse(p *tlp.Packet, status pcie.CplStatus) {
+	if p.Type.NonPosted() {
+		var item outItem
+		transaction.Respond(&item.packet, p, c.fn.ID, status)
+		c.out.push(item)
+	}
+}

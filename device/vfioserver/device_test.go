@@ -1,0 +1,524 @@
+package vfioserver_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/dxpu-project/dxpu/cfgspace"
+	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/device/vfioserver"
+	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
+	"github.com/dxpu-project/dxpu/machine"
+	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+const (
+	barBase    = 0xfe000000
+	msiBase    = 0xfee00000
+	memoryBase = 0x100000
+)
+
+// tlpHost drives the device of a server TLP by TLP, as its host.
+type tlpHost struct {
+	t       *testing.T
+	dev     *vfioserver.Device
+	start   time.Time
+	news    chan struct{}
+	tag     pcie.Tag
+	memory  []byte
+	replies []tlp.Packet
+	msis    []uint32 // data of interrupt messages
+	wires   []uint8  // codes of INTx messages
+	asked   []int    // bytes of each read of the device
+	late    []tlp.Packet
+	closed  bool // a full link: nothing is taken
+}
+
+func newTLPHost(t *testing.T, d *toy) *tlpHost {
+	t.Helper()
+	dev := startDevice(t, vfioserver.Spec{Socket: d.path})
+	if ok, why := dev.Check(); !ok {
+		t.Fatal(why)
+	}
+	h := &tlpHost{t: t, dev: dev, start: time.Now(), news: make(chan struct{}, 1), memory: make([]byte, 64<<10)}
+	dev.SetNotify(func() {
+		select {
+		case h.news <- struct{}{}:
+		default:
+		}
+	})
+	h.configWrite(cfgspace.OffBAR0, 4, barBase)
+	h.configWrite(cfgspace.OffCommand, 2, cfgspace.CmdMemory|cfgspace.CmdBusMaster)
+	return h
+}
+
+func (h *tlpHost) now() time.Duration { return time.Since(h.start) }
+
+// take is the emit function.
+func (h *tlpHost) take(p *tlp.Packet) bool {
+	if h.closed {
+		return false
+	}
+	if err := p.Validate(); err != nil {
+		h.t.Errorf("%v: %v", p.Type, err)
+	}
+	c := *p
+	c.Data = bytes.Clone(p.Data)
+	switch {
+	case p.Type.Completion():
+		h.replies = append(h.replies, c)
+	case p.Type == tlp.Msg:
+		h.wires = append(h.wires, p.Code)
+	case p.Type == tlp.MWr && p.Addr >= msiBase:
+		h.msis = append(h.msis, binary.LittleEndian.Uint32(p.Data))
+	case p.Type == tlp.MWr:
+		transaction.WriteBytes(p, func(addr uint64, src []byte) pcie.CplStatus {
+			copy(h.memory[addr-memoryBase:], src)
+			return pcie.SuccessfulCompletion
+		})
+	case p.Type == tlp.MRd:
+		h.asked = append(h.asked, int(p.Length)*4)
+		h.answer(&c)
+	}
+	return true
+}
+
+// answer completes a read of the device, later: a device is not called while it transmits.
+func (h *tlpHost) answer(p *tlp.Packet) {
+	var out tlp.Packet
+	var job transaction.ReadJob
+	job.Start(p, 0, 64, 128)
+	var all []tlp.Packet
+	job.Emit(&out, make([]byte, 256), func(addr uint64, dst []byte) pcie.CplStatus {
+		if addr < memoryBase || addr+uint64(len(dst)) > memoryBase+uint64(len(h.memory)) {
+			return pcie.UnsupportedRequest
+		}
+		copy(dst, h.memory[addr-memoryBase:])
+		return pcie.SuccessfulCompletion
+	}, func(p *tlp.Packet) bool {
+		c := *p
+		c.Data = bytes.Clone(p.Data)
+		all = append(all, c)
+		return true
+	})
+	h.late = append(h.late, all...)
+}
+
+// until pumps until cond holds.
+func (h *tlpHost) until(what string, cond func() bool) {
+	h.t.Helper()
+	deadline := time.NewTimer(10 * time.Second)
+	defer deadline.Stop()
+	again := time.NewTicker(time.Millisecond) // for what happens in the toy
+	defer again.Stop()
+	for {
+		h.dev.Transmit(h.now(), h.take)
+		if late := h.late; len(late) > 0 {
+			h.late = nil
+			for i := range late {
+				h.dev.Receive(h.now(), &late[i])
+			}
+			continue
+		}
+		if cond() {
+			return
+		}
+		select {
+		case <-h.news:
+		case <-again.C:
+		case <-deadline.C:
+			h.t.Fatalf("%s does not happen", what)
+		}
+	}
+}
+
+// request sends a request and returns the data of its completions.
+func (h *tlpHost) request(p *tlp.Packet) ([]byte, pcie.CplStatus) {
+	h.t.Helper()
+	h.tag = (h.tag + 1) % 256
+	p.Tag, h.replies = h.tag, nil
+	h.dev.Receive(h.now(), p)
+	var data []byte
+	var status pcie.CplStatus
+	h.until(p.Type.String(), func() bool {
+		data = nil
+		for _, c := range h.replies {
+			data, status = append(data, c.Data...), c.Status
+			if !c.Type.HasData() || int(c.ByteCount) <= len(c.Data) {
+				return true
+			}
+		}
+		return false
+	})
+	return data, status
+}
+
+func (h *tlpHost) configRead(off int) uint32 {
+	h.t.Helper()
+	data, status := h.request(&tlp.Packet{Type: tlp.CfgRd0, Length: 1, Target: 0x100, Register: uint16(off), FirstBE: 0xf})
+	if status != pcie.SuccessfulCompletion || len(data) != 4 {
+		h.t.Fatalf("configuration read at %#x: %v, %x", off, status, data)
+	}
+	return binary.LittleEndian.Uint32(data)
+}
+
+func (h *tlpHost) configWrite(off, width int, v uint32) {
+	h.t.Helper()
+	be := uint8(1<<width-1) << (off % 4)
+	p := tlp.Packet{
+		Type: tlp.CfgWr0, Length: 1, Target: 0x100, Register: uint16(off &^ 3), FirstBE: be,
+		Data: binary.LittleEndian.AppendUint32(nil, v<<(off%4*8)),
+	}
+	if _, status := h.request(&p); status != pcie.SuccessfulCompletion {
+		h.t.Fatalf("configuration write at %#x: %v", off, status)
+	}
+}
+
+func (h *tlpHost) read(off uint64, n int) ([]byte, pcie.CplStatus) {
+	h.t.Helper()
+	p := tlp.Packet{Type: tlp.MRd}
+	p.SetMemory(barBase+off, n)
+	return h.request(&p)
+}
+
+func (h *tlpHost) read32(off uint64) uint32 {
+	h.t.Helper()
+	data, status := h.read(off, 4)
+	if status != pcie.SuccessfulCompletion {
+		h.t.Fatalf("read at %#x: %v", off, status)
+	}
+	return binary.LittleEndian.Uint32(data)
+}
+
+func (h *tlpHost) write32(off uint64, v uint32) {
+	p := tlp.Packet{Type: tlp.MWr, Data: binary.LittleEndian.AppendUint32(nil, v)}
+	p.SetMemory(barBase+off, 4)
+	h.dev.Receive(h.now(), &p)
+}
+
+// startDevice makes the device of a server and runs it until the test ends.
+func startDevice(t *testing.T, spec vfioserver.Spec) *vfioserver.Device {
+	t.Helper()
+	dev := vfioserver.New(t.Context(), spec, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { dev.Run(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+	return dev
+}
+
+func TestDeviceServerRefused(t *testing.T) {
+	for _, c := range []struct {
+		name, want string
+		change     func(*toy)
+		messageDMA bool
+	}{
+		{"fine", "", nil, false},
+		{"no mapping without a descriptor", "no DMA by messages", func(d *toy) { d.noDMA = true }, false},
+		{"small mappings only", "", func(d *toy) { d.most = 8 << 40 }, false},
+		{"as QEMU's", "x-vfio-user-server", func(d *toy) { d.strict, d.table = true, true }, false},
+		{"strict, but known", "", func(d *toy) { d.strict, d.table = true, true }, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := newToy(t, c.change)
+			dev := startDevice(t, vfioserver.Spec{Socket: d.path, MessageDMA: c.messageDMA})
+			ok, why := dev.Check()
+			if ok != (c.want == "") || !strings.Contains(why, c.want) {
+				t.Fatalf("works: %v (%s), want a reason with %q", ok, why, c.want)
+			}
+			if !ok {
+				return
+			}
+			want := device.Info{Model: "vfio-user device 1234:70f0", Serial: "0000000000abcdef", Vendor: toyVendor, Device: toyDevice}
+			want.BARs[0] = pcie.BAR{Size: toyBAR}
+			if got := dev.Info(); got != want {
+				t.Errorf("info %+v, want %+v", got, want)
+			}
+		})
+	}
+}
+
+// A device without a server is unhealthy and answers nothing; it works once the
+// server is there.
+func TestAbsentServerIsFound(t *testing.T) {
+	path := socketPath(t)
+	dev := startDevice(t, vfioserver.Spec{Socket: path})
+	ok, why := dev.Check()
+	if ok || !strings.Contains(why, path) {
+		t.Errorf("without a server the device works: %v (%s)", ok, why)
+	}
+	dev.Receive(0, &tlp.Packet{Type: tlp.CfgRd0, Length: 1, FirstBE: 0xf})
+	dev.Transmit(0, func(p *tlp.Packet) bool { t.Errorf("it emits %v", p.Type); return true })
+	dev.Reset(0, device.ConventionalReset)
+	if n, limit := dev.TagsInUse(); n != 0 || limit != 0 || dev.Wake() != machine.Never || dev.Full() {
+		t.Errorf("%d of %d tags, wakes at %v, full: %v", n, limit, dev.Wake(), dev.Full())
+	}
+	newToyAt(t, path, nil)
+	awaitCheck(t, dev, true)
+	if id := dev.Info().Device; id != toyDevice {
+		t.Errorf("device ID %#x", id)
+	}
+}
+
+// awaitCheck waits until the device works, or does not. Connecting is work of
+// another goroutine that tells no one, so it looks again and again.
+func awaitCheck(t *testing.T, dev *vfioserver.Device, want bool) {
+	t.Helper()
+	again := time.NewTicker(5 * time.Millisecond)
+	defer again.Stop()
+	for deadline := time.After(20 * time.Second); ; {
+		ok, why := dev.Check()
+		if ok == want {
+			return
+		}
+		select {
+		case <-again.C:
+		case <-deadline:
+			t.Fatalf("the device works: %v (%s), want %v", ok, why, want)
+		}
+	}
+}
+
+func TestDeviceServerConfig(t *testing.T) {
+	h := newTLPHost(t, newToy(t, func(d *toy) { d.fixed = true }))
+	if id := h.configRead(0); id != toyDevice<<16|toyVendor {
+		t.Errorf("ID %#x", id)
+	}
+	h.configWrite(cfgspace.OffBAR0, 4, 0xffffffff)
+	if v := h.configRead(cfgspace.OffBAR0); v != 1<<32-toyBAR {
+		t.Errorf("BAR 0 sizes as %#x", v)
+	}
+	h.configWrite(cfgspace.OffBAR0, 4, barBase)
+	h.configWrite(cfgspace.OffBAR0+4, 4, 0xffffffff)
+	h.configWrite(cfgspace.OffROM, 4, 0xfffff800)
+	for off, want := range map[int]uint32{cfgspace.OffBAR0: barBase, cfgspace.OffBAR0 + 4: 0, cfgspace.OffROM: 0} {
+		if v := h.configRead(off); v != want {
+			t.Errorf("register %#x is %#x, want %#x", off, v, want)
+		}
+	}
+	h.configWrite(cfgspace.OffIntLine, 1, 0x5a)
+	if v := h.configRead(cfgspace.OffIntLine); v != 0x15a {
+		t.Errorf("interrupt line and pin %#x, want 0x15a", v)
+	}
+}
+
+func TestDeviceServerMemory(t *testing.T) {
+	h := newTLPHost(t, newToy(t, nil))
+	p := tlp.Packet{Type: tlp.MWr, Data: []byte{1, 2, 3, 4, 5, 6, 7, 8}, Length: 2, FirstBE: 0b1001, LastBE: 0b0110}
+	p.SetAddr(barBase)
+	h.dev.Receive(0, &p)
+	data, status := h.read(0, 8)
+	if want := []byte{1, 0, 0, 4, 0, 6, 7, 0}; status != pcie.SuccessfulCompletion || !bytes.Equal(data, want) {
+		t.Errorf("byte enables: %v %x, want %x", status, data, want)
+	}
+	if data, status = h.read(3, 3); status != pcie.SuccessfulCompletion || !bytes.Equal(data, []byte{0, 0, 0, 4, 0, 6, 0, 0}) {
+		t.Errorf("three bytes: %v %x", status, data)
+	}
+	if data, status := h.read(0, 0); status != pcie.SuccessfulCompletion || len(data) != 4 {
+		t.Errorf("zero-length read: %v %x", status, data)
+	}
+	if data, status := h.read(0, 1024); status != pcie.SuccessfulCompletion || len(data) != 1024 {
+		t.Errorf("long read: %v, %d bytes", status, len(data))
+	}
+	if _, status := h.read(toyTable+16*toyVectors, 4); status != pcie.UnsupportedRequest {
+		t.Errorf("what the server refuses: %v", status)
+	}
+	if _, status := h.read(toyBAR, 4); status != pcie.UnsupportedRequest {
+		t.Errorf("outside the BAR: %v", status)
+	}
+	for _, typ := range []tlp.Type{tlp.IORd, tlp.MRdLk} {
+		p := tlp.Packet{Type: typ, Length: 1, FirstBE: 0xf, Addr: barBase}
+		if _, status := h.request(&p); status != pcie.UnsupportedRequest {
+			t.Errorf("%v: %v", typ, status)
+		}
+	}
+}
+
+// DMA goes by the sizes of Device Control, and waits for a link that is full.
+func TestDeviceServerDMA(t *testing.T) {
+	d := newToy(t, nil)
+	h := newTLPHost(t, d)
+	const express = 0x40
+	h.configWrite(express+cfgspace.OffDevCtl, 2, cfgspace.DevCtlExtTag|1<<12) // MRRS 256
+	copy(h.memory, bytes.Repeat([]byte{7}, 4096))
+	h.write32(toyAddr, memoryBase+8)
+	h.write32(toyLen, 4000)
+	h.closed = true
+	h.write32(toyCommand, toyRead)
+	h.dev.Transmit(h.now(), h.take)
+	h.closed = false
+	h.until("the read", func() bool { return d.get(toyDone) == 1 })
+	for _, n := range h.asked {
+		if n > 256 {
+			t.Errorf("asked for %d bytes", n)
+		}
+	}
+	if len(h.asked) < 4000/256 || d.get(toyFailed) != 0 {
+		t.Errorf("%d requests, %d failed", len(h.asked), d.get(toyFailed))
+	}
+	h.write32(toyAddr, memoryBase+8193)
+	h.write32(toyCommand, toyWrite)
+	h.until("the write", func() bool { return d.get(toyDone) == 2 })
+	if want := bytes.Repeat([]byte{8}, 4000); !bytes.Equal(h.memory[8193:8193+4000], want) {
+		t.Error("other bytes arrived")
+	}
+	h.write32(toyAddr, 0x1000) // refused by the host
+	h.write32(toyCommand, toyRead)
+	h.until("the refused read", func() bool { return d.get(toyDone) == 3 })
+	if d.get(toyFailed) != 1 {
+		t.Error("a read that the host refused worked")
+	}
+}
+
+func (h *tlpHost) enableMSIX() (control int) {
+	const msixCap = 0x94
+	if id := h.configRead(msixCap) & 0xff; id != cfgspace.CapMSIX {
+		h.t.Fatalf("capability %#x at %#x", id, msixCap)
+	}
+	for v := range uint64(toyVectors) {
+		h.write32(toyTable+16*v, msiBase)
+		h.write32(toyTable+16*v+8, 0x40+uint32(v))
+	}
+	h.configWrite(msixCap+2, 2, cfgspace.MSIXEnable)
+	return msixCap + 2
+}
+
+func (h *tlpHost) fire(vector uint32) {
+	h.write32(toyVector, vector)
+	h.write32(toyCommand, toyFire)
+}
+
+func TestDeviceServerMSIX(t *testing.T) {
+	h := newTLPHost(t, newToy(t, nil))
+	control := h.enableMSIX()
+	mask := func(v uint64, bit uint32) { h.write32(toyTable+16*v+12, bit) }
+	for v := range uint64(toyVectors) {
+		mask(v, 0)
+	}
+	if got := h.read32(toyTable + 16*2 + 8); got != 0x42 {
+		t.Errorf("table says %#x", got)
+	}
+	h.fire(2)
+	h.until("vector 2", func() bool { return len(h.msis) == 1 && h.msis[0] == 0x42 })
+
+	mask(1, 1)
+	h.fire(1)
+	h.until("pending bit 1", func() bool { return h.read32(toyPBA) == 1<<1 })
+	h.fire(3)
+	h.until("vector 3", func() bool { return len(h.msis) == 2 && h.msis[1] == 0x43 })
+	mask(1, 0)
+	h.until("vector 1 after its mask", func() bool { return len(h.msis) == 3 && h.msis[2] == 0x41 })
+
+	h.configWrite(control, 2, cfgspace.MSIXEnable|cfgspace.MSIXMask)
+	h.fire(0)
+	h.until("pending bit 0", func() bool { return h.read32(toyPBA) == 1 })
+	h.configWrite(control, 2, cfgspace.MSIXEnable)
+	h.until("vector 0 after the function's mask", func() bool { return len(h.msis) == 4 && h.msis[3] == 0x40 })
+
+	h.configWrite(control, 2, 0)
+	h.fire(2)
+	_ = h.read32(toyScratch) // behind the command
+	h.configWrite(control, 2, cfgspace.MSIXEnable)
+	h.fire(1)
+	h.until("vector 1 after enabling again", func() bool { return len(h.msis) == 5 })
+	if h.msis[4] != 0x41 {
+		t.Errorf("interrupts %#x: one was sent while MSI-X was off", h.msis)
+	}
+}
+
+func TestDeviceServerMSI(t *testing.T) {
+	h := newTLPHost(t, newToy(t, nil))
+	const msiCap = 0x7c
+	if id := h.configRead(msiCap) & 0xff; id != cfgspace.CapMSI {
+		t.Fatalf("capability %#x at %#x", id, msiCap)
+	}
+	h.configWrite(msiCap+4, 4, msiBase)
+	h.configWrite(msiCap+12, 2, 0x50)
+	h.configWrite(msiCap+2, 2, cfgspace.MSIEnable|2<<4) // 4 vectors
+	h.fire(3)
+	h.until("vector 3", func() bool { return len(h.msis) == 1 && h.msis[0] == 0x53 })
+	h.configWrite(msiCap+16, 4, 1<<1)
+	h.fire(1)
+	h.fire(2)
+	h.until("vector 2", func() bool { return len(h.msis) == 2 && h.msis[1] == 0x52 })
+	h.configWrite(msiCap+16, 4, 0)
+	h.until("vector 1 after its mask", func() bool { return len(h.msis) == 3 && h.msis[2] == 0x51 })
+}
+
+func TestDeviceServerINTx(t *testing.T) {
+	d := newToy(t, nil)
+	h := newTLPHost(t, d)
+	h.write32(toyCommand, toyRaise)
+	h.until("INTA", func() bool { return len(h.wires) == 1 && h.wires[0] == tlp.CodeAssertINTA })
+	// The handler looks at the device: taken for the end, and the level raises it again.
+	_ = h.read32(toyScratch)
+	h.until("INTA again", func() bool { return len(h.wires) == 3 })
+	if h.wires[1] != tlp.CodeDeassertINTA || h.wires[2] != tlp.CodeAssertINTA {
+		t.Errorf("messages %#x", h.wires)
+	}
+	acks := d.get(toyAcks)
+	h.write32(toyCommand, toyLower)
+	h.until("the end of INTA", func() bool { return d.get(toyAcks) > acks && h.wires[len(h.wires)-1] == tlp.CodeDeassertINTA })
+	h.configWrite(cfgspace.OffCommand, 2, cfgspace.CmdMemory|cfgspace.CmdBusMaster|cfgspace.CmdINTxDisable)
+	n := len(h.wires)
+	h.write32(toyCommand, toyRaise)
+	h.write32(toyCommand, toyLower)
+	_ = h.read32(toyScratch)
+	if len(h.wires) != n {
+		t.Errorf("INTx while it is disabled: %#x", h.wires[n:])
+	}
+}
+
+func TestDeviceServerFunctionLevelReset(t *testing.T) {
+	d := newToy(t, nil)
+	h := newTLPHost(t, d)
+	h.enableMSIX()
+	h.write32(toyScratch, 5)
+	before := d.get(toyResets)
+	h.configWrite(0x40+cfgspace.OffDevCtl, 2, cfgspace.DevCtlFLR)
+	if got := d.get(toyResets); got != before+1 {
+		t.Errorf("answered after %d resets", got-before)
+	}
+	if v := h.configRead(cfgspace.OffBAR0); v != 0 {
+		t.Errorf("BAR 0 is %#x after the reset", v)
+	}
+	if _, status := h.read(toyScratch, 4); status != pcie.UnsupportedRequest {
+		t.Errorf("memory decode after the reset: %v", status)
+	}
+	h.configWrite(cfgspace.OffBAR0, 4, barBase)
+	h.configWrite(cfgspace.OffCommand, 2, cfgspace.CmdMemory)
+	if v := h.read32(toyTable + 12); v != 1 {
+		t.Errorf("vector control %#x after the reset, want masked", v)
+	}
+}
+
+// What was under way when the slot resets the device is not seen any more, and
+// the server's requests are answered.
+func TestDeviceServerResetUnderWay(t *testing.T) {
+	d := newToy(t, nil)
+	h := newTLPHost(t, d)
+	h.closed = true
+	h.write32(toyAddr, memoryBase)
+	h.write32(toyLen, 65536)
+	h.write32(toyCommand, toyRead)
+	p := tlp.Packet{Type: tlp.MRd}
+	p.SetMemory(barBase, 4)
+	h.dev.Receive(h.now(), &p)
+	h.until("the request", func() bool { return d.server.Stats().DMAMessages > 0 })
+	h.dev.Reset(h.now(), device.ConventionalReset)
+	h.closed, h.replies, h.asked = false, nil, nil
+	h.until("the end of the DMA", func() bool { return d.get(toyDone) == 1 || d.get(toyResets) > 1 })
+	if len(h.asked) != 0 || len(h.replies) != 0 {
+		t.Errorf("%d reads and %d completions of before the reset", len(h.asked), len(h.replies))
+	}
+}
