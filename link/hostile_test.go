@@ -53,6 +53,38 @@ func TestReplayedDatagramsAreDropped(t *testing.T) {
 	}
 }
 
+// A window of replays covers every number that the bitmap can confuse with a
+// newer one (RFC 6479): a box that is dead stays silent whatever is replayed.
+func TestReplaysDoNotKeepADeadPeerAlive(t *testing.T) {
+	n := up(t, linktest.Config{Ends: linktest.Ends(link.CipherAES256GCM, ethernet)}, "delay=20us", ethernet)
+	var sent [][]byte
+	n.OnDatagram = func(from linktest.Side, _ uint8, d []byte) {
+		if from == linktest.Box {
+			sent = append(sent, slices.Clone(d))
+		}
+	}
+	for len(sent) < 4300 {
+		if n.Send(linktest.Box, memoryWrite(1024)) != nil {
+			n.Run(n.Now + 100*time.Microsecond)
+		}
+	}
+	n.Run(n.Now + 20*time.Millisecond)
+	n.SetPlan(linktest.Box, 0, plan(t, "loss=100%"))
+	died, host := n.Now, n.Link[linktest.Host]
+	for i, d := range sent {
+		if err := n.Inject(linktest.Host, 0, d); !errors.Is(err, link.ErrReplay) {
+			t.Fatalf("datagram %d of %d replayed: %v, want %v", i, len(sent), err, link.ErrReplay)
+		}
+		if i%10 == 0 {
+			n.Run(n.Now + time.Millisecond)
+		}
+	}
+	n.RunUntil(n.Now+20*time.Second, func() bool { return host.State() == link.Down })
+	if took := n.Now - died; took > 1100*time.Millisecond {
+		t.Errorf("the death of the box is noticed after %v, want 1 s", took)
+	}
+}
+
 // What an earlier session of the same epoch sent is worthless in the next one.
 func TestDatagramsOfAnEarlierSessionAreDropped(t *testing.T) {
 	for _, cipher := range []link.Cipher{link.CipherNone, link.CipherAES256GCM} {

@@ -3,8 +3,13 @@ package link
 import "github.com/dxpu-project/dxpu/frame"
 
 // replayWindow is how far behind the largest number a datagram may come: more
-// than a path reorders, and a multiple of 64.
-const replayWindow = 4096
+// than a path reorders. One word of the bitmap is not part of the window: the
+// largest number has reused it, and with it the bits of the numbers that are
+// almost replayWords*64 behind (RFC 6479).
+const (
+	replayWords  = 64
+	replayWindow = (replayWords - 1) * 64
+)
 
 // maxRangeAge is the distance behind the largest number at which a range is no
 // longer acknowledged: the peer has long given up what is missing there.
@@ -15,7 +20,7 @@ const maxRangeAge = replayWindow
 type received struct {
 	any     bool
 	largest uint64
-	bitmap  [replayWindow / 64]uint64 // bit number%replayWindow
+	bitmap  [replayWords]uint64 // bit number%(replayWords*64)
 
 	// ranges of numbers to acknowledge, highest first.
 	ranges [frame.MaxAckRanges]frame.Range
@@ -28,7 +33,7 @@ func (r *received) fresh(n uint64) bool {
 	if !r.any || n > r.largest {
 		return true
 	}
-	return r.largest-n < replayWindow && r.bitmap[n/64%(replayWindow/64)]&(1<<(n%64)) == 0
+	return r.largest-n < replayWindow && r.bitmap[n/64%replayWords]&(1<<(n%64)) == 0
 }
 
 // add notes a fresh number. inOrder is false when the number, or one before it,
@@ -42,7 +47,7 @@ func (r *received) add(n uint64) (inOrder bool) {
 		r.clear(r.largest, n)
 		r.largest = n
 	}
-	r.bitmap[n/64%(replayWindow/64)] |= 1 << (n % 64)
+	r.bitmap[n/64%replayWords] |= 1 << (n % 64)
 	r.insert(n)
 	return inOrder
 }
@@ -51,11 +56,11 @@ func (r *received) add(n uint64) (inOrder bool) {
 // are the first to use.
 func (r *received) clear(from, to uint64) {
 	first, last := from/64+1, to/64
-	if last-from/64 > replayWindow/64 {
-		first = last - replayWindow/64 + 1
+	if last-from/64 > replayWords {
+		first = last - replayWords + 1
 	}
 	for w := first; w <= last; w++ {
-		r.bitmap[w%(replayWindow/64)] = 0
+		r.bitmap[w%replayWords] = 0
 	}
 }
 
