@@ -13,10 +13,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/pcapgo"
 	"github.com/spf13/cobra"
 
 	"github.com/dxpu-project/dxpu/internal/dataplane/capture"
-	"github.com/dxpu-project/dxpu/internal/dataplane/capture/pcapng"
 )
 
 // captureOptions are the flags of "dxpu capture".
@@ -172,36 +173,38 @@ func (o *captureOptions) open(cmd *cobra.Command) (io.WriteCloser, error) {
 	return nil, &usageError{withHint(errors.New("-w is missing"), `"-w FILE" says where to write, "-w -" is standard output`)}
 }
 
-// copyCapture copies whole blocks, so that the file is one however the capture
-// ends, and completes it with statistics. It stops after limit packets unless
-// limit is 0. A proxy that goes down ends the capture without an error.
+// copyCapture copies whole packets, so that the file is valid however the
+// capture ends, and completes it with statistics. It stops after limit packets
+// unless limit is 0. A proxy that goes down ends the capture without an error.
 func copyCapture(out io.Writer, in io.Reader, limit uint64) (written, dropped uint64, err error) {
-	w, r := bufio.NewWriter(out), bufio.NewReader(in)
-	var buf []byte
-	var last uint64 // time
+	buffer := bufio.NewReader(in) // the pcapng reader uses it as it is
+	r, err := pcapgo.NewNgReader(buffer, pcapgo.DefaultNgReaderOptions)
+	if err != nil {
+		return 0, 0, err
+	}
+	var w *pcapgo.NgWriter
+	var last time.Time
 	for limit == 0 || written < limit {
-		var typ pcapng.BlockType
-		var block []byte
-		if typ, block, err = pcapng.ReadBlock(r, buf); err != nil {
+		var data []byte
+		var info gopacket.CaptureInfo
+		var opts pcapgo.NgPacketOptions
+		if data, info, opts, err = r.ZeroCopyReadPacketDataWithOptions(); err != nil {
 			break
 		}
-		buf = block
-		if typ == pcapng.BlockStatistics {
-			continue // ours will tell more
-		}
-		if typ == pcapng.BlockPacket {
-			var p pcapng.Packet
-			if err = p.Parse(block); err != nil {
-				break
+		if w == nil {
+			if w, err = newCaptureWriter(out, r); err != nil {
+				return 0, 0, err
 			}
-			last = p.Time
-			dropped += p.Dropped
-			written++
 		}
-		if _, err = w.Write(block); err != nil {
+		last = info.Timestamp
+		if opts.DropCount != nil {
+			dropped += *opts.DropCount
+		}
+		written++
+		if err = w.WritePacketWithOptions(info, data, opts); err != nil {
 			break
 		}
-		if r.Buffered() == 0 { // a reader of a pipe wants to see it
+		if buffer.Buffered() == 0 { // the reader of a pipe waits for these packets
 			if err = w.Flush(); err != nil {
 				break
 			}
@@ -210,7 +213,22 @@ func copyCapture(out io.Writer, in io.Reader, limit uint64) (written, dropped ui
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		err = nil
 	}
-	stats := pcapng.Statistics{Time: last, Received: written + dropped, Dropped: dropped}
-	_, werr := w.Write(stats.Append(nil))
-	return written, dropped, errors.Join(err, werr, w.Flush())
+	if w == nil {
+		var werr error
+		if w, werr = newCaptureWriter(out, r); werr != nil {
+			return 0, 0, errors.Join(err, werr)
+		}
+	}
+	stats := pcapgo.NgInterfaceStatistics{LastUpdate: last, PacketsReceived: written + dropped, PacketsDropped: dropped}
+	return written, dropped, errors.Join(err, w.WriteInterfaceStats(0, stats), w.Flush())
+}
+
+// newCaptureWriter starts a file with the section and the interface of r. The
+// reader knows the interface once it has looked for the first packet.
+func newCaptureWriter(out io.Writer, r *pcapgo.NgReader) (*pcapgo.NgWriter, error) {
+	iface, err := r.Interface(0)
+	if err != nil {
+		return nil, err
+	}
+	return pcapgo.NewNgWriterInterface(out, iface, pcapgo.NgWriterOptions{SectionInfo: r.SectionInfo()})
 }

@@ -1,21 +1,25 @@
 // Package capture copies the TLPs of bindings into a pcapng stream while they
-// pass, for Wireshark. What it copies is behind the decryption, so that it
-// shows what the network does not.
+// pass, for Wireshark. It copies them behind the decryption and so shows what
+// the network does not.
 //
-// README.md draws the record that each packet of the stream is; dxpu.lua
-// teaches Wireshark to read it.
+// README.md draws the record that each packet of the stream is; dxpu.lua is the
+// Wireshark dissector for it.
 package capture
 
 import (
+	"bufio"
 	"context"
 	_ "embed" // of the dissector
+	"errors"
 	"fmt"
 	"io"
 	"sync"
 	"time"
 
-	"github.com/dxpu-project/dxpu/internal/dataplane/capture/pcapng"
-	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
+
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -24,42 +28,65 @@ import (
 //go:embed dxpu.lua
 var Dissector string
 
-// Options say what to capture. The zero value is everything.
+// LinkType is the link type of a capture: LINKTYPE_USER0, which is reserved for
+// private use (https://www.tcpdump.org/linktypes.html).
+const LinkType layers.LinkType = 147
+
+// Options select what to capture. The zero value is everything.
 type Options struct {
 	// Binding, if not nil, is the number by which datagrams name the binding.
 	Binding *uint32
 	// Slot, if not nil, is the slot of this proxy.
 	Slot *uint16
-	// SnapLen is how many bytes to keep of each TLP, 0 for all.
+	// SnapLen is the number of bytes to keep of each TLP, 0 for all.
 	SnapLen int
-	// Buffer bounds what waits for the reader, in bytes; default 4 MiB. What
-	// does not fit is dropped and counted. As much again may be on its way out.
+	// Buffer bounds the memory for records that wait for the reader, in bytes;
+	// default 4 MiB. Records that do not fit are dropped and counted. The
+	// records that are being written take up to as much again.
 	Buffer int
-	// Program and Interface are written into the stream.
+	// Program, Interface and About are written into the stream.
 	Program, Interface, About string
 }
 
 const (
 	defaultBuffer = 4 << 20
-	// flushInterval is how long a TLP waits for company before it is written.
+	// writeBuffer is the size of one write to the reader.
+	writeBuffer = 64 << 10
+	// flushInterval is how long a TLP may wait for others before it is written.
 	flushInterval = 50 * time.Millisecond
+	// recordOverhead is what a record takes in a batch beside its bytes.
+	recordOverhead = 32
 )
 
 // Session is one capture: the data plane puts TLPs in, Stream takes them out.
-// Two buffers change places, so that whoever puts a TLP in never waits for the
-// reader, and only for the time of a copy for others who do the same.
+// Two batches change places. A goroutine that puts a TLP in waits only while
+// another one copies a TLP, and never for the reader.
 type Session struct {
 	opts Options
-	wake chan struct{} // there is something in fill
+	wake chan struct{} // fill is not empty
 
-	mu      sync.Mutex // guards what follows
-	fill    []byte     // whole blocks
-	dropped uint64     // since the last block
-	total   pcapng.Statistics
+	mu      sync.Mutex // guards the fields below
+	fill    batch
+	dropped uint64 // since the last record
+	total   pcapgo.NgInterfaceStatistics
 	closed  bool
 }
 
-// NewSession makes a capture. Nothing is in it until its owner calls TLP.
+// batch is a sequence of records.
+type batch struct {
+	records []record
+	data    []byte
+}
+
+type record struct {
+	at       uint64 // nanoseconds since 1970
+	dropped  uint64 // records lost between the one before and this one
+	end      int    // of the record's bytes in data
+	length   uint32 // before it was cut
+	received bool
+}
+
+// NewSession makes an empty capture. Its owner calls TLP to fill it.
 func NewSession(o Options) *Session {
 	if o.Buffer <= 0 {
 		o.Buffer = defaultBuffer
@@ -70,8 +97,8 @@ func NewSession(o Options) *Session {
 	return &Session{opts: o, wake: make(chan struct{}, 1)}
 }
 
-// TLP captures one packet, of which nothing is kept after the call. at is the
-// time in nanoseconds since 1970. It is called from any goroutine.
+// TLP captures one packet and keeps no reference to it. at is the time in
+// nanoseconds since 1970. It may be called from any goroutine.
 func (s *Session) TLP(at uint64, h *Header, p *tlp.Packet) {
 	o := &s.opts
 	if o.Binding != nil && *o.Binding != h.Binding || o.Slot != nil && *o.Slot != h.local().Slot {
@@ -82,24 +109,26 @@ func (s *Session) TLP(at uint64, h *Header, p *tlp.Packet) {
 	if s.closed {
 		return
 	}
-	s.total.Time = at
-	s.total.Received++
+	s.total.LastUpdate = time.Unix(0, int64(at))
+	s.total.PacketsReceived++
 	size := min(p.Size(), o.SnapLen)
-	if len(s.fill)+HeaderSize+size+pcie.DW+pcapng.MaxPacketOverhead > o.Buffer {
+	b := &s.fill
+	if len(b.data)+HeaderSize+size+(len(b.records)+1)*recordOverhead > o.Buffer {
 		s.dropped++
-		s.total.Dropped++
+		s.total.PacketsDropped++
 		return
 	}
-	block := pcapng.Packet{Time: at, Direction: h.pcapng(), Dropped: s.dropped, Length: HeaderSize + p.Size()}
-	start := len(s.fill)
-	b := h.Append(block.Begin(s.fill))
-	body := len(b)
-	b = p.AppendHeader(b)
-	b = append(b, p.Data[:min(len(p.Data), size)]...)
+	b.data = h.Append(b.data)
+	body := len(b.data)
+	b.data = p.AppendHeader(b.data)
+	b.data = append(b.data, p.Data[:min(len(p.Data), size)]...)
 	if p.HasDigest {
-		b = p.AppendDigest(b)
+		b.data = p.AppendDigest(b.data)
 	}
-	s.fill = block.End(b[:min(len(b), body+size)], start)
+	b.data = b.data[:min(len(b.data), body+size)]
+	b.records = append(b.records, record{
+		at: at, dropped: s.dropped, end: len(b.data), length: uint32(HeaderSize + p.Size()), received: h.Received,
+	})
 	s.dropped = 0
 	select {
 	case s.wake <- struct{}{}:
@@ -107,53 +136,86 @@ func (s *Session) TLP(at uint64, h *Header, p *tlp.Packet) {
 	}
 }
 
-// take takes what has been captured and leaves an empty buffer instead.
-func (s *Session) take(empty []byte) []byte {
+// take returns the records captured so far and continues with an empty batch.
+func (s *Session) take(empty batch) batch {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	full := s.fill
-	s.fill = empty[:0]
+	s.fill = batch{empty.records[:0], empty.data[:0]}
 	return full
 }
 
-// finish ends the capture and returns what is left, with its statistics.
-func (s *Session) finish() []byte {
+// finish ends the capture and returns the records that are left.
+func (s *Session) finish() batch {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
-	return s.total.Append(s.fill)
+	return s.fill
 }
 
-// Stream writes the capture to w until ctx ends or w fails, and calls flush
-// whenever what it has written should go out. A ctx that ends is no error. It
-// is called once.
+// write writes the records of a batch.
+func (b *batch) write(w *pcapgo.NgWriter) error {
+	start := 0
+	for i := range b.records {
+		r := &b.records[i]
+		flags := pcapgo.NgEpbFlags{Direction: pcapgo.NgEpbFlagDirectionOutbound}
+		if r.received {
+			flags.Direction = pcapgo.NgEpbFlagDirectionInbound
+		}
+		opts := pcapgo.NgPacketOptions{Flags: &flags}
+		if r.dropped > 0 {
+			opts.DropCount = &r.dropped
+		}
+		ci := gopacket.CaptureInfo{
+			Timestamp: time.Unix(0, int64(r.at)), CaptureLength: r.end - start, Length: int(r.length),
+		}
+		if err := w.WritePacketWithOptions(ci, b.data[start:r.end], opts); err != nil {
+			return err
+		}
+		start = r.end
+	}
+	return w.Flush()
+}
+
+// Stream writes the capture to w until ctx ends or w fails. It calls flush when
+// w should pass on what has been written. The end of ctx is not an error. Stream
+// may be called once.
 func (s *Session) Stream(ctx context.Context, w io.Writer, flush func()) error {
-	b := (&pcapng.Section{Program: s.opts.Program}).Append(nil)
-	b = (&pcapng.Interface{
-		Link: pcapng.LinkUser0, SnapLen: uint32(HeaderSize + s.opts.SnapLen), Name: s.opts.Interface, About: s.opts.About,
-	}).Append(b)
-	var spare []byte
+	if err := s.stream(ctx, w, flush); err != nil {
+		return fmt.Errorf("capture: %w", err)
+	}
+	return nil
+}
+
+func (s *Session) stream(ctx context.Context, w io.Writer, flush func()) error {
+	ng, err := pcapgo.NewNgWriterInterface(bufio.NewWriterSize(w, writeBuffer), pcapgo.NgInterface{
+		Name: s.opts.Interface, Description: s.opts.About, LinkType: LinkType, SnapLength: uint32(HeaderSize + s.opts.SnapLen),
+	}, pcapgo.NgWriterOptions{SectionInfo: pcapgo.NgSectionInfo{Application: s.opts.Program}})
+	if err != nil {
+		return err
+	}
+	var b batch
 	tick := time.NewTicker(flushInterval)
 	defer tick.Stop()
 	for {
-		if _, err := w.Write(b); err != nil {
-			return fmt.Errorf("capture: %w", err)
+		if err := b.write(ng); err != nil {
+			return err
 		}
 		flush()
 		select {
 		case <-ctx.Done():
-		case <-tick.C: // company for the first
+		case <-tick.C: // more TLPs may follow the first
 		}
 		select {
 		case <-ctx.Done():
-			if _, err := w.Write(s.finish()); err != nil {
-				return fmt.Errorf("capture: %w", err)
+			last := s.finish()
+			if err := errors.Join(last.write(ng), ng.WriteInterfaceStats(0, s.total), ng.Flush()); err != nil {
+				return err
 			}
 			flush()
 			return nil
 		case <-s.wake:
-			b = s.take(spare)
-			spare = b
+			b = s.take(b)
 		}
 	}
 }

@@ -6,13 +6,17 @@ import (
 	"encoding/hex"
 	"errors"
 	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/gopacket/gopacket/pcapgo"
 
 	"github.com/dxpu-project/dxpu/frame"
 	"github.com/dxpu-project/dxpu/internal/dataplane/capture"
-	"github.com/dxpu-project/dxpu/internal/dataplane/capture/pcapng"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -48,8 +52,8 @@ type record struct {
 	Dropped, Time uint64
 }
 
-// run streams a session into memory, with what put puts in before its end.
-func run(t *testing.T, o capture.Options, put func(*capture.Session)) (types []pcapng.BlockType, records []record) {
+// run streams a session into memory. It calls put when the stream has begun.
+func run(t *testing.T, o capture.Options, put func(*capture.Session)) (records []record, stats pcapgo.NgInterfaceStatistics) {
 	t.Helper()
 	s := capture.NewSession(o)
 	ctx, stop := context.WithCancel(t.Context())
@@ -64,26 +68,41 @@ func run(t *testing.T, o capture.Options, put func(*capture.Session)) (types []p
 	if err != nil {
 		t.Fatal(err)
 	}
+	return parse(t, &out)
+}
+
+// parse reads a capture, which must be complete.
+func parse(t *testing.T, stream io.Reader) (records []record, stats pcapgo.NgInterfaceStatistics) {
+	t.Helper()
+	statistics := 0
+	r, err := pcapgo.NewNgReader(stream, pcapgo.NgReaderOptions{
+		StatisticsCallback: func(_ int, s pcapgo.NgInterfaceStatistics) { stats, statistics = s, statistics+1 },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for {
-		typ, block, err := pcapng.ReadBlock(&out, nil)
+		data, info, opts, err := r.ReadPacketDataWithOptions()
 		if errors.Is(err, io.EOF) {
-			return types, records
+			break
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		types = append(types, typ)
-		if typ != pcapng.BlockPacket {
-			continue
+		h, n, err := capture.ParseHeader(data)
+		if err != nil || h != header || opts.Flags.Direction != pcapgo.NgEpbFlagDirectionInbound {
+			t.Fatalf("header %+v, direction %v, %v", h, opts.Flags.Direction, err)
 		}
-		var p pcapng.Packet
-		if err := p.Parse(block); err != nil {
-			t.Fatal(err)
+		got := record{Data: hex.EncodeToString(data[n:]), Length: info.Length - n, Time: uint64(info.Timestamp.UnixNano())}
+		if opts.DropCount != nil {
+			got.Dropped = *opts.DropCount
 		}
-		records = append(records, record{
-			hex.EncodeToString(p.Data[capture.HeaderSize:]), p.Length - capture.HeaderSize, p.Dropped, p.Time,
-		})
+		records = append(records, got)
 	}
+	if statistics != 1 {
+		t.Errorf("%d blocks of statistics, want one at the end", statistics)
+	}
+	return records, stats
 }
 
 func read(tag uint16) *tlp.Packet {
@@ -113,7 +132,7 @@ func TestStream(t *testing.T) {
 		{"of another binding", capture.Options{Binding: &binding}, one(read(0)), nil},
 		{
 			"too much",
-			capture.Options{Buffer: 250},
+			capture.Options{Buffer: 140},
 			func(s *capture.Session) {
 				for i := range 5 {
 					s.TLP(uint64(i), &header, read(uint16(i)))
@@ -123,74 +142,98 @@ func TestStream(t *testing.T) {
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			types, got := run(t, tc.opts, tc.put)
+			got, stats := run(t, tc.opts, tc.put)
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Error(diff)
 			}
-			want := []pcapng.BlockType{pcapng.BlockSection, pcapng.BlockInterface}
-			for range tc.want {
-				want = append(want, pcapng.BlockPacket)
-			}
-			if diff := cmp.Diff(append(want, pcapng.BlockStatistics), types); diff != "" {
-				t.Error(diff)
+			if n := stats.PacketsReceived - stats.PacketsDropped; n != uint64(len(got)) {
+				t.Errorf("statistics: %d records, want %d", n, len(got))
 			}
 		})
 	}
 }
 
+// gate is a writer of which each Write waits for the test.
+type gate struct {
+	bytes.Buffer
+	entered, proceed chan struct{}
+}
+
+func (g *gate) Write(b []byte) (int, error) {
+	g.entered <- struct{}{}
+	<-g.proceed
+	return g.Buffer.Write(b)
+}
+
 // Once there is room again, the next record tells how many are missing.
-func TestDropsAreTold(t *testing.T) {
-	s := capture.NewSession(capture.Options{Buffer: 140})
-	r, w := io.Pipe()
+func TestDropsAreRecorded(t *testing.T) {
+	s := capture.NewSession(capture.Options{Buffer: 100}) // room for one request
+	g := &gate{entered: make(chan struct{}), proceed: make(chan struct{})}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() {
-		ended <- s.Stream(ctx, w, func() {})
-		_ = w.Close()
-	}()
-	// begin waits until a block is being written, so that the buffer is empty.
-	begin := func() io.Reader {
-		var first [1]byte
-		if _, err := io.ReadFull(r, first[:]); err != nil {
-			t.Fatal(err)
+	go func() { ended <- s.Stream(ctx, g, func() {}) }()
+	at := uint64(0)
+	put := func() {
+		s.TLP(at, &header, read(0))
+		at++
+	}
+	during := func(f func()) {
+		<-g.entered
+		f()
+		g.proceed <- struct{}{}
+	}
+	during(put) // the section and the interface are being written
+	during(func() {
+		for range 4 { // one of them fits
+			put()
 		}
-		return io.MultiReader(bytes.NewReader(first[:]), r)
-	}
-	next := func(r io.Reader, dropped uint64) {
-		t.Helper()
-		_, block, err := pcapng.ReadBlock(r, nil)
-		var p pcapng.Packet
-		if err == nil {
-			err = p.Parse(block)
-		}
-		if err != nil || p.Dropped != dropped {
-			t.Errorf("%d dropped, want %d: %v", p.Dropped, dropped, err)
-		}
-	}
-	for range 2 { // section, interface
-		if _, _, err := pcapng.ReadBlock(r, nil); err != nil {
-			t.Fatal(err)
-		}
-	}
-	put := func() { s.TLP(1, &header, read(0)) }
-	put()
-	block := begin()
-	for range 4 { // one of them fits
-		put()
-	}
-	next(block, 0)
-	block = begin()
-	put()
-	next(block, 0)
-	next(r, 3)
-	stop()
-	if typ, _, err := pcapng.ReadBlock(r, nil); typ != pcapng.BlockStatistics {
-		t.Errorf("the stream ends with %#x, %v", typ, err)
-	}
+	})
+	during(put)
+	during(stop)
+	during(func() {})
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	put() // harmless
+	put() // has no effect
+	const request = "000000010000000f00001000"
+	got, stats := parse(t, &g.Buffer)
+	if diff := cmp.Diff([]record{{request, 12, 0, 0}, {request, 12, 0, 1}, {request, 12, 3, 5}}, got); diff != "" {
+		t.Error(diff)
+	}
+	if stats.PacketsReceived != 6 || stats.PacketsDropped != 3 || stats.LastUpdate.UnixNano() != 5 {
+		t.Errorf("statistics %+v", stats)
+	}
+}
+
+// Wireshark's own tool reads the metadata of a capture.
+func TestCapinfosReadsIt(t *testing.T) {
+	tool, err := exec.LookPath("capinfos")
+	if err != nil {
+		t.Skip("capinfos (package wireshark-common) is not installed")
+	}
+	file := filepath.Join(t.TempDir(), "a.pcapng")
+	out, err := os.Create(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := capture.NewSession(capture.Options{SnapLen: 232, Program: "dxpu", Interface: "a", About: "bc"})
+	s.TLP(5, &header, read(0))
+	ctx, stop := context.WithCancel(t.Context())
+	if err := errors.Join(s.Stream(ctx, out, stop), out.Close()); err != nil {
+		t.Fatal(err)
+	}
+	text, err := exec.CommandContext(t.Context(), tool, "-M", file).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"Number of packets:   1", "Encapsulation = USER 0", "Name = a", "Description = bc", "Capture length = 256",
+		"Time precision = nanoseconds", "Number of stat entries = 1", "Capture application: dxpu",
+	} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("no %q in:\n%s", want, text)
+		}
+	}
 }
 
 func FuzzParseHeader(f *testing.F) {

@@ -13,12 +13,15 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
 
 	"github.com/dxpu-project/dxpu/frame"
 	"github.com/dxpu-project/dxpu/internal/dataplane/capture"
-	"github.com/dxpu-project/dxpu/internal/dataplane/capture/pcapng"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -49,23 +52,39 @@ func golden(t testing.TB, pkg string) (out []vector) {
 	return out
 }
 
+// packet is a packet of a capture.
+type packet struct {
+	Time   uint64 // nanoseconds since 1970
+	Length int    // before it was cut
+	Data   []byte
+}
+
 // tshark dissects packets of one link type and returns the values of fields,
-// one map for each packet. A field that is there several times has its values
-// joined by commas, one that is not there is absent.
-func tshark(t *testing.T, link pcapng.LinkType, packets []pcapng.Packet, fields []string) []map[string]string {
+// one map for each packet. The values of a repeated field are joined by commas;
+// the map has no entry for a missing field.
+func tshark(t *testing.T, link layers.LinkType, packets []packet, fields []string) []map[string]string {
 	t.Helper()
 	tool, err := exec.LookPath("tshark")
 	if err != nil {
 		t.Skip("tshark is not installed (Debian: apt install tshark): the dissector is not tested")
 	}
-	b := (&pcapng.Section{}).Append(nil)
-	b = (&pcapng.Interface{Link: link}).Append(b)
-	for i := range packets {
-		b = packets[i].Append(b)
+	var b bytes.Buffer
+	w, err := pcapgo.NewNgWriter(&b, link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range packets {
+		info := gopacket.CaptureInfo{Timestamp: time.Unix(0, int64(p.Time)), CaptureLength: len(p.Data), Length: p.Length}
+		if err := w.WritePacket(info, p.Data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Flush(); err != nil {
+		t.Fatal(err)
 	}
 	dir := t.TempDir()
 	file := filepath.Join(dir, "test.pcapng")
-	if err := os.WriteFile(file, b, 0o600); err != nil {
+	if err := os.WriteFile(file, b.Bytes(), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	args := []string{"-2", "-n", "-r", file, "-X", "lua_script:dxpu.lua", "-T", "fields", "-E", "separator=|", "-E", "occurrence=a"}
@@ -104,7 +123,8 @@ var tlpFields = []string{
 	"dxpu.tlp.data", "dxpu.tlp.digest", "dxpu.tlp.digest.status",
 }
 
-// wantTLP is what tshark should show of a TLP, according to package tlp.
+// wantTLP returns the fields that tshark should show for a TLP, as package tlp
+// reads it.
 func wantTLP(p *tlp.Packet) map[string]string {
 	w := map[string]string{}
 	dec := func(name string, v uint64) { w["dxpu.tlp."+name] = strconv.FormatUint(v, 10) }
@@ -175,15 +195,15 @@ func wantTLP(p *tlp.Packet) map[string]string {
 	return w
 }
 
-// Every golden TLP is shown by Wireshark as package tlp reads it.
+// Wireshark shows every golden TLP as package tlp reads it.
 func TestDissectorTLPs(t *testing.T) {
 	vectors := golden(t, "tlp")
-	var packets []pcapng.Packet
+	var packets []packet
 	for _, v := range vectors {
 		data := append(header.Append(nil), v.data...)
-		packets = append(packets, pcapng.Packet{Data: data, Length: len(data)})
+		packets = append(packets, packet{Data: data, Length: len(data)})
 	}
-	rows := tshark(t, pcapng.LinkUser0, packets, append(tlpFields[:len(tlpFields):len(tlpFields)], "_ws.malformed", "dxpu.malformed"))
+	rows := tshark(t, capture.LinkType, packets, append(tlpFields[:len(tlpFields):len(tlpFields)], "_ws.malformed", "dxpu.malformed"))
 	for i, v := range vectors {
 		t.Run(v.name, func(t *testing.T) {
 			p, _, err := tlp.Parse(v.data)
@@ -197,7 +217,7 @@ func TestDissectorTLPs(t *testing.T) {
 	}
 }
 
-// expectRows compares what tshark shows of some packets.
+// expectRows compares the rows that tshark shows with the wanted ones.
 func expectRows(t *testing.T, names []string, want, got []map[string]string) {
 	t.Helper()
 	for i, name := range names {
@@ -211,20 +231,20 @@ func expectRows(t *testing.T, names []string, want, got []map[string]string) {
 
 type row = map[string]string
 
-// Completions are joined to their requests; what is wrong is marked.
+// The dissector joins completions to their requests and marks errors.
 func TestDissectorRecords(t *testing.T) {
 	request := header
 	request.Received, request.Source, request.Destination = false, header.Destination, header.Source
-	record := func(h capture.Header, digits string, at uint64, cut int) pcapng.Packet {
+	record := func(h capture.Header, digits string, at uint64, cut int) packet {
 		b, err := hex.DecodeString(digits)
 		if err != nil {
 			t.Fatal(err)
 		}
 		data := append(h.Append(nil), b...)
-		return pcapng.Packet{Time: at, Data: data[:len(data)-cut], Length: len(data)}
+		return packet{Time: at, Data: data[:len(data)-cut], Length: len(data)}
 	}
 	const mrd, wrongDigest = "000000100100070f00001000", "40008002010000fffebf000001264b7095badf0442cdc9d3"
-	packets := []pcapng.Packet{
+	packets := []packet{
 		record(request, mrd, 1000, 0),
 		record(header, "4a00000800fb00400100070001020304"+strings.Repeat("00", 28), 3000, 0),
 		record(header, "4a00000800fb00200100072001020304"+strings.Repeat("00", 28), 5500, 0),
@@ -261,11 +281,11 @@ func TestDissectorRecords(t *testing.T) {
 			common("0", row{"_ws.col.Info": "MWr 0xfebf0000, 4 bytes", "dxpu.tlp.poisoned": "1"}),
 			common("0", row{"dxpu.malformed": "1"}),
 		},
-		tshark(t, pcapng.LinkUser0, packets, fields))
+		tshark(t, capture.LinkType, packets, fields))
 }
 
 // udp wraps a datagram into UDP and IPv4.
-func udp(datagram []byte) pcapng.Packet {
+func udp(datagram []byte) packet {
 	b := []byte{0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 17, 0, 0}
 	binary.BigEndian.PutUint16(b[2:], uint16(28+len(datagram)))
 	for _, a := range []string{"192.0.2.1", "192.0.2.2"} {
@@ -275,7 +295,7 @@ func udp(datagram []byte) pcapng.Packet {
 	b = binary.BigEndian.AppendUint16(b, 7472)
 	b = binary.BigEndian.AppendUint16(b, uint16(8+len(datagram)))
 	b = append(append(b, 0, 0), datagram...)
-	return pcapng.Packet{Data: b, Length: len(b)}
+	return packet{Data: b, Length: len(b)}
 }
 
 var datagramFields = []string{
@@ -287,7 +307,8 @@ var datagramFields = []string{
 	"dxpu.seen_in", "dxpu.crc.bad", "dxpu.malformed",
 }
 
-// wantDatagram is what tshark should show of a datagram, according to package frame.
+// wantDatagram returns the fields that tshark should show for a datagram, as
+// package frame reads it.
 func wantDatagram(t *testing.T, h *frame.Header, rest row) row {
 	t.Helper()
 	w := row{
@@ -304,7 +325,7 @@ func wantDatagram(t *testing.T, h *frame.Header, rest row) row {
 	return w
 }
 
-// wantPacket is what tshark should show of one packet.
+// wantPacket returns the fields that tshark should show for one packet.
 func wantPacket(t *testing.T, b []byte) row {
 	t.Helper()
 	num := func(v uint64) string { return strconv.FormatUint(v, 10) }
@@ -368,11 +389,11 @@ func wantPacket(t *testing.T, b []byte) row {
 	return w
 }
 
-// Every golden packet of frame is shown by Wireshark as frame reads it, in the
-// golden datagram; so is what a cipher hides.
+// Wireshark shows every golden packet of frame as frame reads it, in clear and in
+// sealed datagrams.
 func TestDissectorDatagrams(t *testing.T) {
 	var names []string
-	var packets []pcapng.Packet
+	var packets []packet
 	var want []row
 	heads := map[string]frame.Header{}
 	for _, v := range golden(t, "frame") {
@@ -402,11 +423,11 @@ func TestDissectorDatagrams(t *testing.T) {
 		names, packets = append(names, "sealed "+name), append(packets, udp(datagram))
 		want = append(want, wantDatagram(t, &h, row{"dxpu.sealed": hex.EncodeToString(sealed), "dxpu.tag": hex.EncodeToString(tag)}))
 	}
-	expectRows(t, names, want, tshark(t, pcapng.LinkRawIP, packets, datagramFields))
+	expectRows(t, names, want, tshark(t, layers.LinkTypeRaw, packets, datagramFields))
 }
 
-// The CRC of a whole TLP is checked when its payload follows in one chunk, and
-// every flipped bit of the packets is found.
+// The dissector checks the CRC of a whole TLP when its payload follows in one
+// chunk. It finds every flipped bit of the packets.
 func TestDissectorChecksCRCs(t *testing.T) {
 	h := frame.Header{Type: frame.TypeTraffic, Binding: 1, Epoch: 1}
 	payload := bytes.Repeat([]byte{1, 2, 3, 4}, 16)
@@ -424,7 +445,7 @@ func TestDissectorChecksCRCs(t *testing.T) {
 	}
 	cut := udp(good)
 	cut.Data = cut.Data[:len(cut.Data)-10]
-	packets := []pcapng.Packet{
+	packets := []packet{
 		udp(good), udp(flip(frame.HeaderSize + 24)), udp(flip(frame.HeaderSize + 40)), udp(flip(len(good) - 5)), cut, udp([]byte("neither one nor the other, but long enough")),
 	}
 	fields := []string{"_ws.col.Protocol", "dxpu.kind", "dxpu.crc.status", "dxpu.tlp_crc.status", "dxpu.short"}
@@ -438,5 +459,5 @@ func TestDissectorChecksCRCs(t *testing.T) {
 			{"_ws.col.Protocol": "DxPU", "dxpu.kind": "0x01", "dxpu.crc.status": "1", "dxpu.tlp_crc.status": "2", "dxpu.short": "1"},
 			{"_ws.col.Protocol": "UDP"},
 		},
-		tshark(t, pcapng.LinkRawIP, packets, fields))
+		tshark(t, layers.LinkTypeRaw, packets, fields))
 }

@@ -7,15 +7,15 @@
 --
 -- Made for Wireshark 3.6 to 4.6 (Lua 5.2 to 5.4).
 
-local bits = bit32 or bit -- Lua 5.2 has the first, Wireshark brings the second
+local bits = bit32 or bit -- the first is Lua 5.2's, the second Wireshark's
 local band, bxor, rshift = bits.band, bits.bxor, bits.rshift
 
 local dxpu = Proto("dxpu", "DxPU datagram")
 local rec = Proto("dxpu_rec", "DxPU capture record")
 
-dxpu.prefs.ports = Pref.range("UDP ports", "", "Ports of proxies; others are found by what the datagrams look like", 65535)
+dxpu.prefs.ports = Pref.range("UDP ports", "", "Ports of proxies; on other ports, datagrams are recognized by their contents", 65535)
 dxpu.prefs.body = Pref.enum("Body of traffic datagrams", 0, "Whether bindings have a cipher",
-  { { 1, "find out", 0 }, { 2, "clear", 1 }, { 3, "sealed", 2 } }, false)
+  { { 1, "guess", 0 }, { 2, "clear", 1 }, { 3, "sealed", 2 } }, false)
 dxpu.prefs.crc = Pref.bool("Check CRCs", true, "Compute the CRC of every packet, and the ECRC of TLPs")
 
 -- Fields -------------------------------------------------------------------
@@ -167,8 +167,8 @@ local function crc(t, c, s)
   return bxor(c, 0xffffffff) % 0x100000000
 end
 
--- add_crc shows a CRC field and whether it is right; want is a function, nil if
--- the CRC cannot be computed.
+-- add_crc shows a CRC field and whether it is correct. want is a function that
+-- computes the CRC, or nil when that is impossible.
 local function add_crc(tree, field, status, range, want)
   local item = tree:add(field, range)
   local state = 2
@@ -186,7 +186,7 @@ end
 
 -- TLPs ---------------------------------------------------------------------
 
--- Byte 0 without the header size: name, and what the type is.
+-- Byte 0 without the header size: name and class of the type.
 local tlp_types = {
   [0x00] = { "MRd", mem = true }, [0x01] = { "MRdLk", mem = true }, [0x40] = { "MWr", mem = true, data = true, posted = true },
   [0x02] = { "IORd", io = true }, [0x42] = { "IOWr", io = true, data = true },
@@ -238,7 +238,7 @@ local function add_message(tree, h, t)
   return codes[h(7, 1):uint()] or string.format("code 0x%02x", h(7, 1):uint())
 end
 
--- add_request shows bytes 6 on of a request that is no message.
+-- add_request shows a request other than a message, from byte 6 on.
 local function add_request(tree, h, t, tag)
   local steered = t.mem and band(h(1, 1):uint(), 1) == 1
   if steered then
@@ -285,9 +285,9 @@ local function ecrc(s, head)
   return band(c, 0xff) * 0x1000000 + band(rshift(c, 8), 0xff) * 0x10000 + band(rshift(c, 16), 0xff) * 0x100 + rshift(c, 24)
 end
 
--- dissect_tlp shows the TLP in range. whole says that payload and digest follow
--- the header; full is its size before the capture cut it. It returns what it
--- found for the summary, nil if it is no TLP.
+-- dissect_tlp shows the TLP in range. whole is true when payload and digest follow
+-- the header. full is the size before the capture cut it. It returns the data for
+-- the summary, or nil when the bytes are not a TLP.
 local function dissect_tlp(range, tree, whole, full)
   local at, raw = 0, range:raw()
   while at + 4 <= #raw and band(raw:byte(at + 1), 0xe0) == 0x80 do at = at + 4 end
@@ -326,7 +326,7 @@ local function dissect_tlp(range, tree, whole, full)
   local requester = t.cpl and h(8, 2) or h(4, 2)
   local tag_at = t.cpl and 10 or 6
   local tag = h(tag_at, 1):uint() + band(rshift(b1, 3), 1) * 256 + rshift(b1, 7) * 512
-  if t[1] == "MWr" and band(b1, 1) == 1 then tag = tag - h(6, 1):uint() end -- the steering tag has its place
+  if t[1] == "MWr" and band(b1, 1) == 1 then tag = tag - h(6, 1):uint() end -- the steering tag takes its place
   add_bdf(tree, F.t_requester, requester)
   tree:add(F.t_tag, h(tag_at, 1), tag)
 
@@ -366,7 +366,7 @@ end
 
 local function zero(s) return not s:find("[^%z]") end
 
--- packet_size returns the size of the packet at the start of s, nil if it is none.
+-- packet_size returns the size of the packet at the start of s, or nil.
 local function packet_size(s)
   local function b(i) return s:byte(i + 1) or 256 end
   local function be(i) return b(i) * 256 + b(i + 1) end
@@ -400,7 +400,7 @@ local function packet_size(s)
 end
 
 -- is_clear reports whether a body is a sequence of packets. Sealed bodies look
--- random: one in millions passes for one.
+-- random: about one in a million is taken for clear.
 local function is_clear(s)
   if #s == 0 then return false end
   while #s > 0 do
@@ -412,7 +412,7 @@ local function is_clear(s)
 end
 
 local seen = {} -- source, binding, epoch, sequence number and chunk -> first frame
-local scope = "" -- binding and epoch of the datagram in hand
+local scope = "" -- binding and epoch of the current datagram
 
 local function add_seq(tree, range, pinfo, key)
   tree:add(F.seq, range)
@@ -445,7 +445,7 @@ add_packet[1] = function(r, tree, pinfo, rest)
   if payload == 0 then
     whole = function() return crc(castagnoli, 0, header) end
   elseif rest and packet_size(rest) and rest:byte(1) == 2 and rest:sub(5, 12) == s:sub(5, 12) and rest:sub(3, 4) == s:sub(3, 4) then
-    whole = function() -- over the CRC of the payload, which follows in one chunk
+    whole = function() -- the payload follows in one chunk, so its CRC is known
       local c = crc(castagnoli, 0, rest:sub(21, 20 + payload))
       return crc(castagnoli, crc(castagnoli, 0, header), string.char(rshift(c, 24), band(rshift(c, 16), 255), band(rshift(c, 8), 255), band(c, 255)))
     end
@@ -593,8 +593,8 @@ function dxpu.dissector(tvb, pinfo, tree)
   return captured
 end
 
--- Twenty-three bits of a traffic datagram are as they must be, and all of its
--- body if that is clear; a handshake datagram has its one size.
+-- The heuristic checks the 23 bits of a traffic datagram that have only one legal
+-- value. A handshake datagram has a fixed size as well.
 dxpu:register_heuristic("udp", function(tvb, pinfo, tree)
   if tvb:len() < 36 or rshift(tvb(0, 1):uint(), 4) ~= 1 then return false end
   local kind = band(tvb(0, 1):uint(), 15)
@@ -665,7 +665,7 @@ function rec.dissector(tvb, pinfo, tree)
   local t = dissect_tlp(tvb(24), top, true, tvb:reported_len() - 24)
   if t then
     pinfo.cols.info = t.text
-    local sent = t.cpl and 1 - received or received -- which way the request went
+    local sent = t.cpl and 1 - received or received -- direction of the request
     match(t, table.concat({ tvb(4, 4):uint(), tvb(8, 4):uint(), sent, t.requester, t.tag }, " "), pinfo)
   end
   return tvb:len()

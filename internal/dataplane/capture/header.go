@@ -5,16 +5,15 @@ import (
 	"errors"
 
 	"github.com/dxpu-project/dxpu/frame"
-	"github.com/dxpu-project/dxpu/internal/dataplane/capture/pcapng"
 )
 
-// HeaderSize is the size of the header of a record in bytes.
+// HeaderSize is the size of a Header in bytes.
 const HeaderSize = 24
 
-// headerVersion is the version of the record.
+// headerVersion is the version of the record format.
 const headerVersion = 1
 
-// Header stands before the TLP in a record:
+// Header precedes the TLP in a record:
 //
 //	 0                   1                   2                   3
 //	 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
@@ -32,8 +31,8 @@ const headerVersion = 1
 //	|                       destination node                        | 20
 //	+---------------------------------------------------------------+
 //
-// R (bit 0) says that the TLP was received from the network. A path is not
-// told: it belongs to datagrams, and a TLP may travel by several.
+// R (bit 0) is set for a TLP that was received from the network. The record
+// names no path: paths belong to datagrams, and a TLP may travel by several.
 type Header struct {
 	Received            bool
 	Binding, Epoch      uint32
@@ -63,8 +62,8 @@ func (h *Header) Append(b []byte) []byte {
 	return binary.BigEndian.AppendUint32(b, h.Destination.Node)
 }
 
-// ParseHeader reads the header of a record and returns its size. Bits that this
-// version reserves are not looked at.
+// ParseHeader reads the header of a record and returns its size. It ignores
+// reserved bits.
 func ParseHeader(b []byte) (h Header, n int, err error) {
 	if len(b) < HeaderSize {
 		return Header{}, 0, ErrShort
@@ -81,17 +80,10 @@ func ParseHeader(b []byte) (h Header, n int, err error) {
 	}, HeaderSize, nil
 }
 
-// local is the end of the binding that is in this proxy.
+// local returns the end of the binding that is in this proxy.
 func (h *Header) local() frame.Endpoint {
 	if h.Received {
 		return h.Destination
 	}
 	return h.Source
-}
-
-func (h *Header) pcapng() pcapng.Direction {
-	if h.Received {
-		return pcapng.In
-	}
-	return pcapng.Out
 }

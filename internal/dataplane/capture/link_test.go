@@ -6,15 +6,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dxpu-project/dxpu/internal/dataplane/capture/pcapng"
+	"github.com/gopacket/gopacket/layers"
+
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/link/linktest"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// conversation lets two links exchange n writes of up to 4 KiB and their
-// handshake, and returns their datagrams, of which every seventh is lost.
-func conversation(t *testing.T, cipher link.Cipher, n int) (packets []pcapng.Packet) {
+// conversation returns the datagrams by which two links exchange their handshake
+// and n writes of up to 4 KiB. Every seventh datagram is lost.
+func conversation(t *testing.T, cipher link.Cipher, n int) (packets []packet) {
 	t.Helper()
 	var ends [2]*link.Link
 	for i, cfg := range linktest.Ends(cipher, 1400) {
@@ -63,8 +64,8 @@ func conversation(t *testing.T, cipher link.Cipher, n int) (packets []pcapng.Pac
 	return packets
 }
 
-// What two links say to each other is understood where it is clear, and taken
-// for sealed where it is.
+// The dissector shows the contents of clear datagrams of two links and takes
+// sealed ones for sealed.
 func TestDissectorConversation(t *testing.T) {
 	const n = 60
 	fields := []string{
@@ -74,7 +75,7 @@ func TestDissectorConversation(t *testing.T) {
 	for _, cipher := range []link.Cipher{link.CipherNone, link.CipherAES256GCM} {
 		t.Run(cipher.String(), func(t *testing.T) {
 			addrs, again := map[string]bool{}, 0
-			for i, row := range tshark(t, pcapng.LinkRawIP, conversation(t, cipher, n), fields) {
+			for i, row := range tshark(t, layers.LinkTypeRaw, conversation(t, cipher, n), fields) {
 				sealed := cipher != link.CipherNone || row["dxpu.type"] != "5"
 				if row["_ws.col.Protocol"] != "DxPU" || sealed != (row["dxpu.sealed"] != "") || sealed == (row["dxpu.kind"] != "") {
 					t.Errorf("datagram %d: %v", i+1, row)

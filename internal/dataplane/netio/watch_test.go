@@ -8,9 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gopacket/gopacket/pcapgo"
+
 	"github.com/dxpu-project/dxpu/frame"
 	"github.com/dxpu-project/dxpu/internal/dataplane/capture"
-	"github.com/dxpu-project/dxpu/internal/dataplane/capture/pcapng"
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
@@ -66,34 +67,31 @@ func TestCapture(t *testing.T) {
 func checkCapture(t *testing.T, r io.Reader, want capture.Header) (n int) {
 	t.Helper()
 	var s stream
+	packets, err := pcapgo.NewNgReader(r, pcapgo.DefaultNgReaderOptions)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for {
-		typ, block, err := pcapng.ReadBlock(r, nil)
+		data, info, err := packets.ReadPacketData()
 		if errors.Is(err, io.EOF) {
 			return n
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		if typ != pcapng.BlockPacket {
-			continue
-		}
-		var packet pcapng.Packet
-		if err := packet.Parse(block); err != nil {
-			t.Fatal(err)
-		}
-		h, size, err := capture.ParseHeader(packet.Data)
+		h, size, err := capture.ParseHeader(data)
 		if err != nil || h != want {
 			t.Fatalf("%+v, want %+v: %v", h, want, err)
 		}
-		p, _, err := tlp.Parse(packet.Data[size:])
+		p, _, err := tlp.Parse(data[size:])
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := s.check(n, &p); err != nil {
 			t.Fatal(err)
 		}
-		if at := time.Unix(0, int64(packet.Time)); time.Since(at).Abs() > patience {
-			t.Errorf("captured at %v", at)
+		if time.Since(info.Timestamp).Abs() > patience {
+			t.Errorf("captured at %v", info.Timestamp)
 		}
 		n++
 	}
@@ -111,10 +109,8 @@ func TestCaptureDoesNotBlock(t *testing.T) {
 	go func() {
 		ended <- r.fabric[0].Capture(t.Context(), capture.Options{Buffer: 4096}, out, func() { close(began) })
 	}()
-	for range 2 {
-		if _, _, err := pcapng.ReadBlock(stuck, nil); err != nil {
-			t.Fatal(err)
-		}
+	if _, err := stuck.Read(make([]byte, 4096)); err != nil { // the section and the interface
+		t.Fatal(err)
 	}
 	<-began
 	a.sendAll(t, n)

@@ -1,0 +1,66 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/pcapgo"
+
+	"github.com/dxpu-project/dxpu/internal/dataplane/capture"
+)
+
+// A capture that breaks off anywhere behind its beginning leaves a valid file.
+func TestCopyCaptureOfATruncatedStream(t *testing.T) {
+	var stream bytes.Buffer
+	w, err := pcapgo.NewNgWriterInterface(&stream, pcapgo.NgInterface{Name: "host", LinkType: capture.LinkType},
+		pcapgo.NgWriterOptions{SectionInfo: pcapgo.NgSectionInfo{Application: "dxpu"}})
+	if err != nil || w.Flush() != nil {
+		t.Fatal(err)
+	}
+	begin, dropped := stream.Len(), uint64(3)
+	for i := range 3 {
+		data := make([]byte, capture.HeaderSize+12)
+		info := gopacket.CaptureInfo{Timestamp: time.Unix(0, int64(i)), CaptureLength: len(data), Length: 100}
+		if err := w.WritePacketWithOptions(info, data, pcapgo.NgPacketOptions{DropCount: &dropped}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for n := begin; n <= stream.Len(); n++ {
+		var file bytes.Buffer
+		written, lost, err := copyCapture(&file, bytes.NewReader(stream.Bytes()[:n]), 0)
+		if err != nil || lost != written*dropped {
+			t.Fatalf("%d bytes: %d packets, %d dropped: %v", n, written, lost, err)
+		}
+		var stats pcapgo.NgInterfaceStatistics
+		r, err := pcapgo.NewNgReader(&file, pcapgo.NgReaderOptions{
+			StatisticsCallback: func(_ int, s pcapgo.NgInterfaceStatistics) { stats = s },
+		})
+		if err != nil {
+			t.Fatalf("%d bytes: %v", n, err)
+		}
+		packets := uint64(0)
+		for {
+			_, info, err := r.ReadPacketData()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil || info.Timestamp.UnixNano() != int64(packets) || info.Length != 100 {
+				t.Fatalf("%d bytes: packet %d: %+v, %v", n, packets, info, err)
+			}
+			packets++
+		}
+		if packets != written || stats.PacketsReceived != written+lost || stats.PacketsDropped != lost {
+			t.Errorf("%d bytes: %d packets in the file, want %d; statistics %+v", n, packets, written, stats)
+		}
+	}
+	if written, _, err := copyCapture(io.Discard, &stream, 2); written != 2 || err != nil {
+		t.Errorf("limit 2: %d packets, %v", written, err)
+	}
+}
