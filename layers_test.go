@@ -30,6 +30,7 @@ var layer = map[string]int{
 	"internal/pool/backup": 1,
 	"api/dxpu/v1":          1, "api/dxpu/v1/dxpuv1connect": 1,
 
+	"internal/dataplane/engine":      2,
 	"internal/dataplane/transaction": 2,
 	"link":                           2,
 	"link/linktest":                  2,
@@ -92,6 +93,7 @@ var beside = map[string][]string{
 	"device/gpu":                    {"device", "internal/dataplane/transaction"},
 	"device/devicetest":             {"device", "internal/dataplane/transaction"},
 	"link/linktest":                 {"link", "fault"},
+	"internal/dataplane/engine":     {"link"},
 	"internal/embedded/vswitch":     {"internal/dataplane/mapping", "device"},
 	"internal/embedded/rootcomplex": {"internal/dataplane/transaction"},
 	"internal/rawio/reader":         {"internal/rawio/fd"},

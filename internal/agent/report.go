@@ -4,7 +4,7 @@ import (
 	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
-	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/link"
 )
 
@@ -134,12 +134,12 @@ func ReportBinding(slot int, have BindingStatus, d *dxpuv1.DesiredState) *Bindin
 	return out
 }
 
-// ReportLink describes the link of a binding. The caller holds the group's lock.
-func ReportLink(b *netio.Binding) *LinkReport {
-	s := b.Stats()
-	sent, served := b.RoundTrips()
+// ReportLink describes the link of a binding.
+func ReportLink(e engine.Entry, b *engine.Binding) *LinkReport {
+	s := b.Stats(e)
+	sent, served := b.RoundTrips(e)
 	out := &LinkReport{
-		Number: b.ID(), State: b.State().String(),
+		Number: b.ID(), State: b.State(e).String(),
 		TLPsOut: s.TLPsSent, TLPsIn: s.TLPsReceived, BytesOut: s.BytesSent, BytesIn: s.BytesReceived,
 		DatagramsOut: s.DatagramsSent, DatagramsIn: s.DatagramsReceived,
 		WireBytesOut: s.WireBytesSent, WireBytesIn: s.WireBytesReceived,

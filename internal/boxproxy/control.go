@@ -8,8 +8,8 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
-	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/internal/pool/revision"
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/pcie"
@@ -31,7 +31,7 @@ const healthInterval = 250 * time.Millisecond
 func (s *slot) run(ctx context.Context) {
 	tick := time.NewTicker(healthInterval)
 	defer tick.Stop()
-	defer s.unbind(netio.CloseShutdown)
+	defer s.unbind(engine.CloseShutdown)
 	for {
 		s.reconcile()
 		select {
@@ -59,7 +59,7 @@ func (s *slot) reconcile() {
 	want, desired := s.box.Wanted(s.index)
 	have := s.status.Get()
 	if have.ID != "" && !agent.Same(want, have) {
-		s.unbind(netio.CloseDetached)
+		s.unbind(engine.CloseDetached)
 		have = agent.BindingStatus{}
 	}
 	if want != nil && have.ID == "" {
@@ -102,35 +102,33 @@ func (s *slot) open(want *dxpuv1.DesiredBinding, desired *dxpuv1.DesiredState) e
 		return err
 	}
 	d := s.box.enter(want.Domain)
-	now := d.group.Enter()
-	s.device.Reset(now, device.ConventionalReset)
+	e := d.group.Enter()
+	s.device.Reset(e.Now(), device.ConventionalReset)
 	s.domain = d
-	d.group.Leave()
-	b, err := d.group.Attach(netio.BindingConfig{Link: cfg, Peers: peers, Handler: s})
+	b, err := d.group.Attach(e, engine.BindingConfig{Link: cfg, Peers: peers, Handler: s})
+	if err == nil {
+		s.binding = b
+		s.live.Store(&attachment{d.group, b})
+	}
+	d.group.Leave(e)
 	if err != nil {
 		s.release()
-		return err
 	}
-	d.group.Enter()
-	s.binding = b
-	s.live.Store(&attachment{d.group, b})
-	b.Touch()
-	d.group.Leave()
-	return nil
+	return err
 }
 
 // unbind takes the binding down, whatever is left of it, and cleans the device.
-func (s *slot) unbind(code netio.CloseCode) {
+func (s *slot) unbind(code engine.CloseCode) {
 	if s.status.Get().ID == "" {
 		return
 	}
 	s.advance(dxpuv1.BindingState_BINDING_STATE_RESETTING, "")
 	if d := s.domain; d != nil {
 		if b := s.binding; b != nil {
-			now := d.group.Enter()
-			b.Shutdown(now, code)
-			d.group.Leave()
-			b.Close()
+			e := d.group.Enter()
+			b.Shutdown(e, code)
+			d.group.Leave(e)
+			d.group.Detach(b)
 		}
 		s.release()
 	}
@@ -143,11 +141,11 @@ func (s *slot) unbind(code netio.CloseCode) {
 // the tenant left in it.
 func (s *slot) release() {
 	d := s.domain
-	now := d.group.Enter()
+	e := d.group.Enter()
 	s.binding = nil
 	s.live.Store(nil)
-	s.device.Reset(now, device.ConventionalReset)
-	d.group.Leave()
+	s.device.Reset(e.Now(), device.ConventionalReset)
+	d.group.Leave(e)
 	s.jobs.Wait() // they work on the device's memory
 	s.scrub()
 	s.domain = nil
@@ -163,8 +161,8 @@ func (s *slot) resetAsAsked(desired *dxpuv1.DesiredState) {
 		if int(r.Slot) != s.index || r.Sequence == s.reset.Load() || s.device == nil {
 			continue
 		}
-		s.device.Reset(s.enter(), device.ConventionalReset)
-		s.leave()
+		// No other goroutine uses the device of a slot that is not bound.
+		s.device.Reset(s.box.fabric.Now(), device.ConventionalReset)
 		s.scrub()
 		s.sample()
 		s.box.log.Info("device reset", "slot", s.index, "sequence", r.Sequence)
@@ -178,9 +176,9 @@ func (s *slot) watchLink(have agent.BindingStatus) {
 	if s.binding == nil {
 		return
 	}
-	s.domain.group.Enter()
-	state, why := s.binding.State(), s.binding.Why()
-	s.domain.group.Leave()
+	e := s.domain.group.Enter()
+	state, why := s.binding.State(e), s.binding.Why(e)
+	s.domain.group.Leave(e)
 	switch {
 	case state == link.Up && have.State == dxpuv1.BindingState_BINDING_STATE_READY:
 		s.advance(dxpuv1.BindingState_BINDING_STATE_ATTACHED, "")
@@ -192,17 +190,17 @@ func (s *slot) watchLink(have agent.BindingStatus) {
 // sample looks at the device and at the link. A device that has died ends its
 // binding: the host must know at once, the manager soon.
 func (s *slot) sample() {
-	now := s.enter()
-	seen := s.look()
-	if s.binding != nil {
-		stats := s.binding.Stats()
-		s.linkStats.Store(&stats)
-		if !seen.ok && s.binding.State() != link.Down {
-			s.box.log.Warn("device failed", "slot", s.index, "detail", seen.detail)
-			s.binding.Shutdown(now, netio.CloseDeviceLost)
+	s.withDevice(func(e engine.Entry) {
+		seen := s.look()
+		if s.binding != nil {
+			stats := s.binding.Stats(e)
+			s.linkStats.Store(&stats)
+			if !seen.ok && s.binding.State(e) != link.Down {
+				s.box.log.Warn("device failed", "slot", s.index, "detail", seen.detail)
+				s.binding.Shutdown(e, engine.CloseDeviceLost)
+			}
 		}
-	}
-	s.leave()
+	})
 }
 
 // look asks the device for its condition, with the slot entered, and reports a
@@ -218,28 +216,25 @@ func (s *slot) look() *condition {
 	return seen
 }
 
-// enter and leave give the controller the device to itself: nobody else uses
-// that of a slot that is not bound.
-func (s *slot) enter() (now time.Duration) {
+// withDevice calls f while the controller has the device to itself. e is valid
+// if the slot has a binding; a slot without a domain needs no group.
+func (s *slot) withDevice(f func(e engine.Entry)) {
 	if s.domain == nil {
-		return s.box.fabric.Now()
+		f(engine.Entry{})
+		return
 	}
-	return s.domain.group.Enter()
-}
-
-func (s *slot) leave() {
-	if s.domain != nil {
-		s.domain.group.Leave()
-	}
+	e := s.domain.group.Enter()
+	f(e)
+	s.domain.group.Leave(e)
 }
 
 func (s *slot) call(f func(device.Device)) {
-	s.enter()
-	f(s.device)
-	if s.binding != nil {
-		s.binding.Touch()
-	}
-	s.leave()
+	s.withDevice(func(e engine.Entry) {
+		f(s.device)
+		if s.binding != nil {
+			s.binding.Touch(e)
+		}
+	})
 	s.sample()
 }
 

@@ -33,9 +33,9 @@ func (s *slot) describe() agent.SlotReport {
 	if live == nil || out.Binding == nil {
 		return out
 	}
-	live.group.Enter()
-	defer live.group.Leave()
-	out.Binding.Link = agent.ReportLink(live.binding)
+	e := live.group.Enter()
+	defer live.group.Leave(e)
+	out.Binding.Link = agent.ReportLink(e, live.binding)
 	// Once the slot has been released, the group no longer guards the device.
 	if s.tags != nil && s.live.Load() == live {
 		n, limit := s.tags.TagsInUse()

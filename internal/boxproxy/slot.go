@@ -9,14 +9,15 @@ import (
 
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
 // slot is one place of the box: a device and, while it is bound, its binding.
-// domain and binding are changed by the slot's controller with the group
-// entered, so either of both may read them.
+// The controller of the slot changes domain and binding with the group entered,
+// so the controller and holders of the group may read them.
 type slot struct {
 	box    *Box
 	index  int
@@ -26,8 +27,8 @@ type slot struct {
 	kick  chan struct{} // the controller has something to look at
 
 	domain  *domain // nil: not bound
-	binding *netio.Binding
-	now     time.Duration          // of the Pump that is under way
+	binding *engine.Binding
+	entry   engine.Entry           // of the Transmit that is under way
 	emitTo  func(*tlp.Packet) bool // emit, made once
 	jobs    sync.WaitGroup         // what NextJob gave and is being computed
 
@@ -71,45 +72,39 @@ type domain struct {
 // attachment is what a device's notification needs, from any goroutine.
 type attachment struct {
 	group   *netio.Group
-	binding *netio.Binding
+	binding *engine.Binding
 }
 
-// notified asks for Pump: a device that stands for another process has
+// notified asks for Transmit: a device that stands for another process has
 // something to emit.
 func (s *slot) notified() {
 	if a := s.live.Load(); a != nil {
-		a.group.Enter()
-		a.binding.Touch()
-		a.group.Leave()
+		e := a.group.Enter()
+		a.binding.Touch(e)
+		a.group.Leave(e)
 	}
 }
 
-var _ netio.Handler = (*slot)(nil)
+var _ engine.Handler = (*slot)(nil)
 
-// Deliver hands a TLP from the host to the device.
-func (s *slot) Deliver(now time.Duration, p *tlp.Packet) bool {
+// Receive hands a TLP from the host, or from a neighbour, to the device.
+func (s *slot) Receive(e engine.Entry, p *tlp.Packet) bool {
 	if s.full() {
 		return false
 	}
-	s.take(now, p)
-	return true
-}
-
-// take hands a TLP to the device whether it is full or not: a neighbour's is
-// taken at once.
-func (s *slot) take(now time.Duration, p *tlp.Packet) {
 	s.counters.toDevice.Add(1)
 	s.counters.toDeviceBytes.Add(uint64(len(p.Data)))
 	if p.Type == tlp.CfgWr0 {
 		s.box.snoop(s.index, p)
 	}
-	s.device.Receive(now, p)
+	s.device.Receive(e.Now(), p)
+	return true
 }
 
-// Pump sends what the device emits and starts the work that it wants done.
-func (s *slot) Pump(now time.Duration) {
+// Transmit sends what the device emits and starts the work that it wants done.
+func (s *slot) Transmit(e engine.Entry) {
 	if s.binding == nil {
-		return // being attached: what the device has can wait
+		return // released: the device keeps what it has until its reset
 	}
 	for {
 		job, ok := s.device.NextJob()
@@ -118,8 +113,8 @@ func (s *slot) Pump(now time.Duration) {
 		}
 		s.start(job)
 	}
-	s.now = now
-	s.device.Transmit(now, s.emitTo)
+	s.entry = e
+	s.device.Transmit(e.Now(), s.emitTo)
 }
 
 // start computes a job beside the traffic of the device.
@@ -131,28 +126,29 @@ func (s *slot) start(job device.Job) {
 		s.box.compute <- struct{}{} // as many at once as there are processors
 		job.Run()
 		<-s.box.compute
-		now := group.Enter()
-		s.device.FinishJob(now, job)
+		e := group.Enter()
+		s.device.FinishJob(e.Now(), job)
 		if s.binding != nil {
-			s.binding.Touch()
+			s.binding.Touch(e)
 		}
-		group.Leave()
+		group.Leave(e)
 	}()
 }
 
 // emit takes one TLP of the device: to a neighbour of the same domain if it is
 // addressed to one, else to the host. It returns false when the link has no
-// room.
+// room, or the neighbour cannot take it now.
 func (s *slot) emit(p *tlp.Packet) bool {
 	if s.domain.slots.Load() > 1 {
 		if peer := s.box.peer(s.index, p); peer != nil {
+			if !s.binding.HandOver(s.entry, peer.binding, p) {
+				return false
+			}
 			s.counters.peer.Add(1)
-			peer.take(s.now, p)
-			peer.binding.Touch()
 			return true
 		}
 	}
-	switch err := s.binding.Send(s.now, p); {
+	switch err := s.binding.Send(s.entry, p); {
 	case errors.Is(err, link.ErrFull):
 		return false
 	case err != nil:
@@ -164,11 +160,11 @@ func (s *slot) emit(p *tlp.Packet) bool {
 	return true
 }
 
-// Wake returns when the device wants to be looked at.
-func (s *slot) Wake() time.Duration { return s.device.Wake() }
+// Wake returns when the device wants to transmit.
+func (s *slot) Wake(engine.Entry) time.Duration { return s.device.Wake() }
 
 // LinkChanged tells the controller of the slot, which decides.
-func (s *slot) LinkChanged(_ time.Duration, state link.State) {
+func (s *slot) LinkChanged(_ engine.Entry, state link.State) {
 	s.box.log.Info("link", "slot", s.index, "state", fmt.Sprint(state))
 	s.wake()
 }

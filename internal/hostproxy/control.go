@@ -8,8 +8,8 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
-	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/pcie"
 )
@@ -61,7 +61,7 @@ const shutdownGrace = time.Second
 // shutDown takes the device away because the process is going down.
 func (s *slot) shutDown() {
 	s.unplug(context.Background(), shutdownGrace)
-	s.detach(netio.CloseShutdown)
+	s.detach(engine.CloseShutdown)
 }
 
 // reconcile takes one look at what is wanted and what is.
@@ -99,7 +99,7 @@ func (s *slot) attach(ctx context.Context, want *dxpuv1.DesiredBinding, self uin
 	s.report("attaching", dxpuv1.BindingState_BINDING_STATE_PREPARING, "")
 	err := s.open(ctx, want, self)
 	if err != nil {
-		s.close(netio.CloseDetached)
+		s.close(engine.CloseDetached)
 		s.host.log.Warn("cannot attach", "slot", s.index, "binding", want.BindingId, "err", err)
 		s.report("attach failed", dxpuv1.BindingState_BINDING_STATE_FAILED, err.Error())
 		return
@@ -115,17 +115,14 @@ func (s *slot) open(ctx context.Context, want *dxpuv1.DesiredBinding, self uint3
 		return err
 	}
 	g := s.host.group
-	g.Enter()
+	e := g.Enter()
 	s.gone, s.mps = false, pcie.MinPayload
 	s.root = newRequestPort(s, s.host.cfg.CompletionTimeout)
-	g.Leave()
-	b, err := g.Attach(netio.BindingConfig{Link: cfg, Peers: peers, Handler: s})
+	s.binding, err = g.Attach(e, engine.BindingConfig{Link: cfg, Peers: peers, Handler: s})
+	g.Leave(e)
 	if err != nil {
 		return err
 	}
-	g.Enter()
-	s.binding = b
-	g.Leave()
 	if err := s.awaitLink(ctx); err != nil {
 		return err
 	}
@@ -142,9 +139,9 @@ func (s *slot) awaitLink(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, linkTimeout)
 	defer cancel()
 	for {
-		s.host.group.Enter()
-		state, why := s.binding.State(), s.binding.Why()
-		s.host.group.Leave()
+		e := s.host.group.Enter()
+		state, why := s.binding.State(e), s.binding.Why(e)
+		s.host.group.Leave(e)
 		switch state {
 		case link.Up:
 			return nil
@@ -164,8 +161,8 @@ func (s *slot) awaitLink(ctx context.Context) error {
 
 // bindRow enters the binding into the mapping table.
 func (s *slot) bindRow(want *dxpuv1.DesiredBinding) error {
-	s.host.group.Enter()
-	defer s.host.group.Leave()
+	e := s.host.group.Enter()
+	defer s.host.group.Leave(e)
 	return s.host.table.Bind(s.index, mapping.Target{
 		Box: want.GetPeer().GetNodeNumber(), Slot: uint16(want.GetPeer().GetSlot()), Path: uint8(want.Path),
 	})
@@ -174,13 +171,13 @@ func (s *slot) bindRow(want *dxpuv1.DesiredBinding) error {
 // lose takes away a device whose link is down, as a surprise to the host: it
 // has been answered in the device's stead since, and is now told.
 func (s *slot) lose(ctx context.Context) {
-	s.host.group.Enter()
-	why := s.binding.Why()
-	s.host.group.Leave()
+	e := s.host.group.Enter()
+	why := s.binding.Why(e)
+	s.host.group.Leave(e)
 	s.host.log.Warn("device lost", "slot", s.index, "why", why)
 	s.report("lost", dxpuv1.BindingState_BINDING_STATE_LOST, why)
 	s.unplug(ctx, s.unplugTimeout)
-	s.close(netio.CloseDeviceLost)
+	s.close(engine.CloseDeviceLost)
 	s.status.Step("removed")
 	s.host.Changed()
 }
@@ -190,11 +187,11 @@ func (s *slot) lose(ctx context.Context) {
 func (s *slot) detachWithin(ctx context.Context, timeout time.Duration) {
 	s.report("detaching", dxpuv1.BindingState_BINDING_STATE_DETACHING, "")
 	s.unplug(ctx, timeout)
-	s.detach(netio.CloseDetached)
+	s.detach(engine.CloseDetached)
 }
 
 // detach ends what is left of the binding and forgets it.
-func (s *slot) detach(code netio.CloseCode) {
+func (s *slot) detach(code engine.CloseCode) {
 	if s.observed().ID == "" {
 		return
 	}
@@ -206,37 +203,37 @@ func (s *slot) detach(code netio.CloseCode) {
 }
 
 // close takes the device away from the host and ends the link.
-func (s *slot) close(code netio.CloseCode) {
+func (s *slot) close(code engine.CloseCode) {
 	g := s.host.group
 	if b := s.binding; b != nil {
-		now := g.Enter()
-		b.Shutdown(now, code)
+		e := g.Enter()
+		b.Shutdown(e, code)
 		if !s.gone {
 			s.gone = true
-			s.root.cancel(now)
+			s.root.cancel(e)
 			if s.port != nil {
-				s.port.lost(now)
+				s.port.DeviceLost(e)
 			}
 		}
-		s.noteRoom(now)
-		g.Leave()
+		s.noteRoom(e)
+		g.Leave(e)
 	}
 	if s.plugged != nil {
 		s.plugged.close()
 		s.plugged = nil
 	}
 	if b := s.binding; b != nil {
-		b.Close()
+		g.Detach(b)
 	}
-	g.Enter()
+	e := g.Enter()
 	s.binding, s.port = nil, nil
 	s.host.table.Unbind(s.index)
-	g.Leave()
+	g.Leave(e)
 }
 
 func (s *slot) linkDown() bool {
-	s.host.group.Enter()
-	defer s.host.group.Leave()
+	e := s.host.group.Enter()
+	defer s.host.group.Leave(e)
 	return s.gone
 }
 
@@ -245,10 +242,10 @@ func (s *slot) sample() {
 	if s.binding == nil {
 		return
 	}
-	s.host.group.Enter()
-	stats := s.binding.Stats()
+	e := s.host.group.Enter()
+	stats := s.binding.Stats(e)
 	held := s.plugged != nil && s.plugged.held()
-	s.host.group.Leave()
+	s.host.group.Leave(e)
 	s.linkStats.Store(&stats)
 	s.guest.sample(held, s.counters.traffic())
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
 	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/pcie"
@@ -19,10 +20,10 @@ const (
 	msiLimit = 0xfeefffff
 )
 
-// fromDevice does what the device asks of the VM: DMA, interrupts, and the
+// Receive does what the device asks of the VM: DMA, interrupts, and the
 // answers to the VM's own requests. What it wrote is in guest memory before
 // anything that follows is looked at, so PCIe's ordering holds.
-func (v *vm) fromDevice(now time.Duration, p *tlp.Packet) bool {
+func (v *vm) Receive(e engine.Entry, p *tlp.Packet) bool {
 	switch {
 	case p.Type.Completion():
 		v.slot.root.complete(p)
@@ -36,15 +37,15 @@ func (v *vm) fromDevice(now time.Duration, p *tlp.Packet) bool {
 		}
 	case p.Type == tlp.MRd || p.Type == tlp.MRdLk:
 		if !v.reads.add(p, v.slot.mps) {
-			v.slot.refuse(now, p, pcie.CompleterAbort)
+			v.slot.refuse(e, p, pcie.CompleterAbort)
 		}
 	case p.Type.Atomic():
-		return v.atomic(now, p)
+		return v.atomic(e, p)
 	case p.Type.Message():
 		v.message(p)
 	default:
 		v.slot.counters.unsupported.Add(1)
-		v.slot.refuse(now, p, pcie.UnsupportedRequest)
+		v.slot.refuse(e, p, pcie.UnsupportedRequest)
 	}
 	return true
 }
@@ -114,9 +115,9 @@ func (v *vm) signalled(error) {
 }
 
 // resume makes what was held back be offered again.
-func (v *vm) resume(time.Duration) {
+func (v *vm) resume(e engine.Entry) {
 	if v.slot.binding != nil {
-		v.slot.binding.Touch()
+		v.slot.binding.Touch(e)
 	}
 }
 
@@ -142,8 +143,8 @@ func status(err error) pcie.CplStatus {
 // atomic does an AtomicOp on guest memory and sends the original value back.
 // It is indivisible among the devices of this host; between a device and the
 // guest's processors it is as on a platform without AtomicOp routing.
-func (v *vm) atomic(now time.Duration, p *tlp.Packet) bool {
-	if v.slot.binding == nil || v.slot.binding.Room() == 0 {
+func (v *vm) atomic(e engine.Entry, p *tlp.Packet) bool {
+	if v.slot.binding == nil || v.slot.binding.Room(e) == 0 {
 		return false // before memory is changed
 	}
 	transaction.ExecuteAtomic(&v.out, p, rootID, v.reads.buf, v.readMem, v.writeMem)
@@ -154,7 +155,7 @@ func (v *vm) atomic(now time.Duration, p *tlp.Packet) bool {
 	default:
 		v.slot.counters.dmaRefused.Add(1)
 	}
-	_ = v.slot.send(now, &v.out) // there was room: the link is going down
+	_ = v.slot.send(e, &v.out) // there was room: the link is going down
 	return true
 }
 
@@ -183,9 +184,9 @@ func (v *vm) message(p *tlp.Packet) {
 	}
 }
 
-// pump sends the completions that the link has room for.
-func (v *vm) pump(now time.Duration) {
-	v.reads.now = now
+// Transmit sends the completions that the link has room for.
+func (v *vm) Transmit(e engine.Entry) {
+	v.reads.entry = e
 	for !v.reads.empty() {
 		job := v.reads.front()
 		if !v.prepare(job) {
@@ -207,12 +208,12 @@ func (v *vm) pump(now time.Duration) {
 	}
 }
 
-// wake: completions wait for the link, which pumps when it has room.
-func (v *vm) wake() time.Duration { return machine.Never }
+// Wake returns machine.Never: completions wait for the link alone.
+func (v *vm) Wake(engine.Entry) time.Duration { return machine.Never }
 
 // toDevice sends a completion down; false means that the link is full.
 func (v *vm) toDevice(p *tlp.Packet) bool {
-	return v.slot.forward(v.reads.now, p)
+	return v.slot.forward(v.reads.entry, p)
 }
 
 // prepare makes sure that the bytes of a read can be copied now. Memory that
@@ -237,9 +238,9 @@ func (v *vm) prepare(job *readJob) bool {
 	bytes, ticket := make([]byte, n), job.ticket
 	job.fetch, job.bytes = fetchPending, bytes
 	err = v.conn.DMARead(addr, bytes, func(err error) {
-		v.slot.host.group.Post(func(now time.Duration) {
+		v.slot.host.group.Post(func(e engine.Entry) {
 			v.reads.arrived(ticket, status(err))
-			v.resume(now)
+			v.resume(e)
 		})
 	})
 	switch {
@@ -266,9 +267,9 @@ const maxReads = pcie.MaxTags
 // readQueue holds the reads of guest memory that the device waits for, in the
 // order in which they came.
 type readQueue struct {
-	now    time.Duration // of the pump that is under way
-	buf    []byte        // payload of the completion that is being sent
-	jobs   []readJob     // a ring
+	entry  engine.Entry // of the Transmit that is under way
+	buf    []byte       // payload of the completion that is being sent
+	jobs   []readJob    // a ring
 	head   int
 	n      int
 	ticket uint64

@@ -134,8 +134,8 @@ func (s *slot) note(detail string) {
 
 // connected reports whether QEMU is connected to the device.
 func (v *vm) connected() bool {
-	v.slot.host.group.Enter()
-	defer v.slot.host.group.Leave()
+	e := v.slot.host.group.Enter()
+	defer v.slot.host.group.Leave(e)
 	return v.conn != nil
 }
 

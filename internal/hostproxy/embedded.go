@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
 	"github.com/dxpu-project/dxpu/internal/embedded"
 	"github.com/dxpu-project/dxpu/internal/embedded/rootcomplex"
@@ -30,7 +31,7 @@ type Embedded struct {
 	mu    sync.Mutex              // guards found
 	found []*rootcomplex.Function // by slot: the device, once it has been enumerated
 
-	// With the group entered:
+	// Guarded by the group:
 	sw    *vswitch.Switch
 	timer *time.Timer   // calls kick
 	armed time.Duration // when it does; never: not armed
@@ -64,156 +65,157 @@ func NewEmbedded(spec EmbeddedSpec) *Embedded {
 }
 
 // start powers the host on: the switch is there, its slots are empty.
-func (e *Embedded) start(h *Host) error {
-	e.owner = h
-	e.found = make([]*rootcomplex.Function, len(h.slots))
+func (f *Embedded) start(h *Host) error {
+	f.owner = h
+	f.found = make([]*rootcomplex.Function, len(h.slots))
 	var err error
-	if e.sw, err = vswitch.New(vswitch.Spec{Slots: len(h.slots), MaxPayload: e.enum.MaxPayload, TenBitTags: true}); err != nil {
+	if f.sw, err = vswitch.New(vswitch.Spec{Slots: len(h.slots), MaxPayload: f.enum.MaxPayload, TenBitTags: true}); err != nil {
 		return err
 	}
-	h.router = e.sw
-	if e.spec.Host.Timeout == 0 {
-		e.spec.Host.Timeout = h.cfg.CompletionTimeout
+	h.router = f.sw
+	if f.spec.Host.Timeout == 0 {
+		f.spec.Host.Timeout = h.cfg.CompletionTimeout
 	}
-	if e.host, err = embedded.New(e.spec.Host, e.spec.Memory, e.kick); err != nil {
+	if f.host, err = embedded.New(f.spec.Host, f.spec.Memory, f.kick); err != nil {
 		return err
 	}
-	e.host.SetWaiter(h.fabric)
-	if e.root, err = rootcomplex.Enumerate(e.host, e.enum); err != nil {
+	f.host.SetWaiter(h.fabric)
+	if f.root, err = rootcomplex.Enumerate(f.host, f.enum); err != nil {
 		return fmt.Errorf("hostproxy: enumerate the virtual switch: %w", err)
 	}
 	return nil
 }
 
 // Host is the root complex with its memory.
-func (e *Embedded) Host() *embedded.Host { return e.host }
+func (f *Embedded) Host() *embedded.Host { return f.host }
 
 // Bus draws what has been enumerated, as "lspci -tv" does. Not while devices
 // come and go.
-func (e *Embedded) Bus() string { return e.root.String() }
+func (f *Embedded) Bus() string { return f.root.String() }
 
 // Open gives a driver the device in a slot. It may be called at any time, also
 // while devices come and go.
-func (e *Embedded) Open(slot int) (*embedded.Bus, error) {
-	e.mu.Lock() // until the host knows the bus: a removal finds it
-	defer e.mu.Unlock()
-	if e.found[slot] == nil {
+func (f *Embedded) Open(slot int) (*embedded.Bus, error) {
+	f.mu.Lock() // until the host knows the bus: a removal finds it
+	defer f.mu.Unlock()
+	if f.found[slot] == nil {
 		return nil, fmt.Errorf("hostproxy: slot %d is empty", slot)
 	}
-	return e.host.Open(e.found[slot])
+	return f.host.Open(f.found[slot])
 }
 
 // find notes the device of a slot, nil for none.
-func (e *Embedded) find(slot int, fn *rootcomplex.Function) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.found[slot] = fn
+func (f *Embedded) find(slot int, fn *rootcomplex.Function) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.found[slot] = fn
 }
 
 // port is the downstream port of a slot, as enumeration found it.
-func (e *Embedded) port(slot int) *rootcomplex.Function { return e.root.Children[0].Children[slot] }
+func (f *Embedded) port(slot int) *rootcomplex.Function { return f.root.Children[0].Children[slot] }
 
-func (e *Embedded) plug(ctx context.Context, s *slot) (plugged, error) {
-	p := &embeddedPort{front: e, slot: s}
-	s.host.group.Enter()
+func (f *Embedded) plug(ctx context.Context, s *slot) (plugged, error) {
+	p := &embeddedPort{front: f, slot: s}
+	e := s.host.group.Enter()
 	s.port = p
-	e.sw.SetPresence(s.index, true)
-	e.sw.SetLink(s.index, true)
-	s.host.group.Leave()
+	f.sw.SetPresence(s.index, true)
+	f.sw.SetLink(s.index, true)
+	s.host.group.Leave(e)
 	// Enumeration makes tens of requests, one after the other. Nobody waits for
 	// each of them to time out when it is no longer wanted.
 	stop := context.AfterFunc(ctx, func() {
-		p.lost(s.host.group.Enter())
-		s.host.group.Leave()
+		e := s.host.group.Enter()
+		p.DeviceLost(e)
+		s.host.group.Leave(e)
 	})
-	err := rootcomplex.Rescan(e.host, e.enum, e.port(s.index))
+	err := rootcomplex.Rescan(f.host, f.enum, f.port(s.index))
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
 	}
-	if err == nil && len(e.port(s.index).Children) == 0 {
+	if err == nil && len(f.port(s.index).Children) == 0 {
 		err = errors.New("nothing answers there")
 	}
 	if err != nil {
 		p.close()
 		return nil, fmt.Errorf("hostproxy: enumerate slot %d: %w", s.index, err)
 	}
-	e.find(s.index, e.port(s.index).Children[0])
+	f.find(s.index, f.port(s.index).Children[0])
 	s.status.Step("enumerated")
 	return p, nil
 }
 
 // kick lets what the host has to say go out. It is called by whoever uses the
 // host, without the group.
-func (e *Embedded) kick() {
-	g := e.owner.group
-	now := g.Enter()
-	e.pump(now)
-	g.Leave()
+func (f *Embedded) kick() {
+	g := f.owner.group
+	e := g.Enter()
+	f.pump(e)
+	g.Leave(e)
 }
 
 // arm makes kick be called when the root complex wants it. The slots' bindings
 // cannot see to that: a request may wait for its timeout after its slot has lost
 // its binding. Nothing is armed while nothing is outstanding.
-func (e *Embedded) arm(now time.Duration) {
-	wake := e.host.Wake()
-	if wake >= e.armed {
+func (f *Embedded) arm(e engine.Entry) {
+	wake := f.host.Wake()
+	if wake >= f.armed {
 		return // a call that comes early does no harm
 	}
-	e.armed = wake
-	if wait := max(wake-now, 0); e.timer == nil {
-		e.timer = time.AfterFunc(wait, e.expire)
+	f.armed = wake
+	if wait := max(wake-e.Now(), 0); f.timer == nil {
+		f.timer = time.AfterFunc(wait, f.expire)
 	} else {
-		e.timer.Reset(wait)
+		f.timer.Reset(wait)
 	}
 }
 
-func (e *Embedded) expire() {
-	g := e.owner.group
-	now := g.Enter()
-	e.armed = machine.Never
-	e.pump(now)
-	g.Leave()
+func (f *Embedded) expire() {
+	g := f.owner.group
+	e := g.Enter()
+	f.armed = machine.Never
+	f.pump(e)
+	g.Leave(e)
 }
 
 // pump moves TLPs between the root complex, the switch and the slots until
 // there are none, or a slot's link is full.
-func (e *Embedded) pump(now time.Duration) {
+func (f *Embedded) pump(e engine.Entry) {
 	for moved := true; moved; {
 		moved = false
-		e.host.Transmit(now, func(p *tlp.Packet) bool {
+		f.host.Transmit(e.Now(), func(p *tlp.Packet) bool {
 			q := *p // routing may convert it
-			sent := e.down(now, e.sw.FromHost(&q), &q)
+			sent := f.down(e, f.sw.FromHost(&q), &q)
 			moved = moved || sent
 			return sent
 		})
-		e.sw.Transmit(func(to int, p *tlp.Packet) bool {
+		f.sw.Transmit(func(to int, p *tlp.Packet) bool {
 			sent := true
 			if to == vswitch.Upstream {
-				e.host.Receive(now, p)
+				f.host.Receive(e.Now(), p)
 			} else {
-				sent = e.owner.slots[to].forward(now, p)
+				sent = f.owner.slots[to].forward(e, p)
 			}
 			moved = moved || sent
 			return sent
 		})
 	}
-	for _, ok := e.sw.NextEvent(); ok; _, ok = e.sw.NextEvent() {
+	for _, ok := f.sw.NextEvent(); ok; _, ok = f.sw.NextEvent() {
 		// A hot reset or slot power has no TLP that could carry it to the box:
 		// the host resets a function with FLR, and a device is reset when it
 		// changes hands.
-		e.owner.log.Debug("reset or power of a slot is not carried over the network")
+		f.owner.log.Debug("reset or power of a slot is not carried over the network")
 	}
-	e.arm(now)
+	f.arm(e)
 }
 
 // down sends a TLP to where the switch routed it.
-func (e *Embedded) down(now time.Duration, r mapping.Route, p *tlp.Packet) bool {
+func (f *Embedded) down(e engine.Entry, r mapping.Route, p *tlp.Packet) bool {
 	switch r.Where {
 	case mapping.ToSlot:
-		return e.owner.slots[r.Slot].forward(now, p)
+		return f.owner.slots[r.Slot].forward(e, p)
 	case mapping.ToAll:
-		for _, s := range e.owner.slots {
-			s.forward(now, p)
+		for _, s := range f.owner.slots {
+			s.forward(e, p)
 		}
 	}
 	return true // answered or dropped by the switch
@@ -227,20 +229,21 @@ type embeddedPort struct {
 
 var _ plugged = (*embeddedPort)(nil)
 
-func (p *embeddedPort) fromDevice(now time.Duration, t *tlp.Packet) bool {
-	p.front.host.Receive(now, t)
+func (p *embeddedPort) Receive(e engine.Entry, t *tlp.Packet) bool {
+	p.front.host.Receive(e.Now(), t)
 	return true
 }
 
-func (p *embeddedPort) pump(now time.Duration) { p.front.pump(now) }
+// Transmit moves TLPs of the whole host.
+func (p *embeddedPort) Transmit(e engine.Entry) { p.front.pump(e) }
 
-// wake: the front has a timer for the whole host.
-func (p *embeddedPort) wake() time.Duration { return machine.Never }
+// Wake returns machine.Never: the front has a timer for the whole host.
+func (p *embeddedPort) Wake(engine.Entry) time.Duration { return machine.Never }
 
-// lost is a surprise removal: the drivers learn it at once.
-func (p *embeddedPort) lost(now time.Duration) {
+// DeviceLost is a surprise removal: the drivers learn it at once.
+func (p *embeddedPort) DeviceLost(e engine.Entry) {
 	p.remove()
-	p.front.pump(now)
+	p.front.pump(e)
 }
 
 func (p *embeddedPort) remove() {
@@ -259,8 +262,8 @@ func (p *embeddedPort) inUse() string { return "" }
 
 func (p *embeddedPort) close() {
 	g := p.slot.host.group
-	g.Enter()
+	e := g.Enter()
 	p.remove()
-	g.Leave()
+	g.Leave(e)
 	p.front.port(p.slot.index).Children = nil
 }

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
@@ -17,7 +18,7 @@ import (
 const hostTags = 64
 
 // errBusy says that a request cannot be sent now: no tag is free or the link
-// is full. It can be tried again after the next Pump.
+// is full. It can be tried again after the next Transmit.
 var errBusy = errors.New("hostproxy: no room on the link")
 
 // requestPort is the root port above one slot: it sends the host's requests
@@ -101,47 +102,47 @@ func (r *requestPort) end(id int, ok bool, status pcie.CplStatus) {
 
 // request sends one non-posted request, whose data go to dst, as part of an
 // operation.
-func (r *requestPort) request(now time.Duration, id int, p *tlp.Packet, dst []byte) error {
+func (r *requestPort) request(e engine.Entry, id int, p *tlp.Packet, dst []byte) error {
 	b := r.slot.binding
 	if b == nil || r.slot.gone {
 		r.ops[id].left++
 		r.end(id, false, pcie.UnsupportedRequest)
 		return nil
 	}
-	if b.Room() < len(p.Data) || b.Room() == 0 || !r.requester.Begin(now, now+r.timeout, p, dst, uint64(id)) {
-		b.Touch() // Pump is told when there is room
+	if b.Room(e) < len(p.Data) || b.Room(e) == 0 || !r.requester.Begin(e.Now(), e.Now()+r.timeout, p, dst, uint64(id)) {
+		b.Touch(e) // Transmit is called when there is room
 		return errBusy
 	}
 	r.ops[id].left++
 	// There was room, so an error means that the link is going down, which
 	// cancels what is outstanding.
-	_ = r.slot.send(now, p)
+	_ = r.slot.send(e, p)
 	return nil
 }
 
 // post sends one posted request.
-func (r *requestPort) post(now time.Duration, p *tlp.Packet) error {
+func (r *requestPort) post(e engine.Entry, p *tlp.Packet) error {
 	b := r.slot.binding
 	if b == nil || r.slot.gone {
 		return nil // a write to a device that is gone vanishes
 	}
-	if b.Room() < len(p.Data) || b.Room() == 0 {
-		b.Touch()
+	if b.Room(e) < len(p.Data) || b.Room(e) == 0 {
+		b.Touch(e)
 		return errBusy
 	}
 	p.Requester = rootID
-	_ = r.slot.send(now, p) // the only other error is that the link is going down
+	_ = r.slot.send(e, p) // the only other error is that the link is going down
 	return nil
 }
 
 // read sends the requests for the bytes at addr from dst[*at:] on, moving *at
 // past what is sent.
-func (r *requestPort) read(now time.Duration, id int, addr uint64, dst []byte, at *int) error {
+func (r *requestPort) read(e engine.Entry, id int, addr uint64, dst []byte, at *int) error {
 	for *at < len(dst) {
 		n := tlp.NextChunk(addr+uint64(*at), len(dst)-*at, pcie.MaxPayload)
 		r.packet = tlp.Packet{Type: tlp.MRd}
 		r.packet.SetMemory(addr+uint64(*at), n)
-		if err := r.request(now, id, &r.packet, dst[*at:*at+n]); err != nil {
+		if err := r.request(e, id, &r.packet, dst[*at:*at+n]); err != nil {
 			return err
 		}
 		*at += n
@@ -150,14 +151,14 @@ func (r *requestPort) read(now time.Duration, id int, addr uint64, dst []byte, a
 }
 
 // write posts the bytes src[*at:] to addr, moving *at past what is sent.
-func (r *requestPort) write(now time.Duration, addr uint64, src []byte, at *int) error {
+func (r *requestPort) write(e engine.Entry, addr uint64, src []byte, at *int) error {
 	for *at < len(src) {
 		to := addr + uint64(*at)
 		n := tlp.NextChunk(to, len(src)-*at, r.slot.mps)
 		r.packet = tlp.Packet{Type: tlp.MWr}
 		r.packet.SetMemory(to, n)
 		r.packet.Data = r.align(to, src[*at:*at+n])
-		if err := r.post(now, &r.packet); err != nil {
+		if err := r.post(e, &r.packet); err != nil {
 			return err
 		}
 		*at += n
@@ -197,16 +198,16 @@ func (r *requestPort) complete(p *tlp.Packet) {
 }
 
 // expire ends the requests that have waited too long.
-func (r *requestPort) expire(now time.Duration) {
-	r.requester.Expire(now, func(res transaction.Result) {
+func (r *requestPort) expire(e engine.Entry) {
+	r.requester.Expire(e.Now(), func(res transaction.Result) {
 		r.slot.counters.timeouts.Add(1)
 		r.end(int(res.Cookie), false, pcie.UnsupportedRequest)
 	})
 }
 
 // cancel ends everything that is outstanding: the device is gone.
-func (r *requestPort) cancel(now time.Duration) {
-	r.requester.CancelAll(now, func(res transaction.Result) {
+func (r *requestPort) cancel(e engine.Entry) {
+	r.requester.CancelAll(e.Now(), func(res transaction.Result) {
 		r.end(int(res.Cookie), false, pcie.UnsupportedRequest)
 	})
 }

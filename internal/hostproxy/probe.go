@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/cfgspace"
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 )
@@ -168,7 +169,7 @@ func (s *slot) configAccess(ctx context.Context, typ tlp.Type, data []byte, off 
 func (s *slot) configOnce(ctx context.Context, typ tlp.Type, data []byte, off int) (pcie.CplStatus, error) {
 	ended := make(chan pcie.CplStatus, 1)
 	g := s.host.group
-	now := g.Enter()
+	e := g.Enter()
 	id := s.root.begin(op{done: func(ok bool, st pcie.CplStatus) {
 		if !ok && st == pcie.SuccessfulCompletion {
 			st = pcie.UnsupportedRequest
@@ -176,25 +177,25 @@ func (s *slot) configOnce(ctx context.Context, typ tlp.Type, data []byte, off in
 		ended <- st
 	}})
 	for at := 0; at < len(data); {
-		err := s.configDW(now, id, typ, data[at:at+pcie.DW], off+at)
+		err := s.configDW(e, id, typ, data[at:at+pcie.DW], off+at)
 		if err == nil {
 			at += pcie.DW
 			continue
 		}
 		room := s.waitRoom()
-		g.Leave()
+		g.Leave(e)
 		select {
 		case <-room:
 		case <-ctx.Done():
-			g.Enter()
+			e = g.Enter()
 			s.root.release(id)
-			g.Leave()
+			g.Leave(e)
 			return 0, ctx.Err()
 		}
-		now = g.Enter()
+		e = g.Enter()
 	}
 	s.root.release(id)
-	g.Leave()
+	g.Leave(e)
 	select {
 	case st := <-ended:
 		return st, nil
@@ -203,13 +204,13 @@ func (s *slot) configOnce(ctx context.Context, typ tlp.Type, data []byte, off in
 	}
 }
 
-func (s *slot) configDW(now time.Duration, id int, typ tlp.Type, data []byte, off int) error {
+func (s *slot) configDW(e engine.Entry, id int, typ tlp.Type, data []byte, off int) error {
 	p := s.root.config(typ, uint16(off), pcie.DW)
 	if typ == tlp.CfgRd0 {
-		return s.root.request(now, id, p, data)
+		return s.root.request(e, id, p, data)
 	}
 	p.Data = data
-	return s.root.request(now, id, p, nil)
+	return s.root.request(e, id, p, nil)
 }
 
 func pause(ctx context.Context, d time.Duration) error {

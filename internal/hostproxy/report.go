@@ -28,12 +28,12 @@ func (s *slot) describe() agent.SlotReport {
 		},
 		Binding: agent.ReportBinding(s.index, s.observed(), desired),
 	}
-	s.host.group.Enter()
-	defer s.host.group.Leave()
+	e := s.host.group.Enter()
+	defer s.host.group.Leave(e)
 	if s.binding == nil || out.Binding == nil {
 		return out
 	}
-	out.Binding.Link = agent.ReportLink(s.binding)
+	out.Binding.Link = agent.ReportLink(e, s.binding)
 	if _, embedded := s.port.(*embeddedPort); !embedded { // a root complex has requests of its own
 		r := s.root.requester
 		out.Tags = &agent.TagsReport{InFlight: r.InFlight(), Total: r.Tags()}

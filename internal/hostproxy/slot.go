@@ -6,26 +6,27 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
-	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// port is what a slot's traffic goes through: to a VM, or to the embedded
-// host. Its methods are called with the group entered.
+// port is the host side of a slot: a VM or the embedded host. It is a machine
+// like engine.Handler, with the same verbs.
 type port interface {
-	// fromDevice takes a TLP that is addressed to the host. It returns false
-	// when it cannot take it now.
-	fromDevice(now time.Duration, p *tlp.Packet) bool
-	// pump sends what the port has for the device.
-	pump(now time.Duration)
-	// wake returns when pump wants to be called.
-	wake() time.Duration
-	// lost tells that the device is gone: whoever waits for it is answered.
-	lost(now time.Duration)
+	// Receive takes a TLP of the device that is addressed to the host. It returns
+	// false if the port cannot take it now.
+	Receive(e engine.Entry, p *tlp.Packet) bool
+	// Transmit sends what the port has for the device.
+	Transmit(e engine.Entry)
+	// Wake returns when Transmit is due without further input, or machine.Never.
+	Wake(e engine.Entry) time.Duration
+	// DeviceLost tells the port that the device is gone: it answers every request
+	// that waits for the device.
+	DeviceLost(e engine.Entry)
 }
 
 // slot is one slot of the virtual switch.
@@ -34,10 +35,10 @@ type slot struct {
 	index int
 	kick  chan struct{} // the controller has something to look at
 
-	// With the group entered; changed by the controller only, but for gone,
-	// mps and roomy:
-	binding *netio.Binding // nil: empty
-	port    port           // nil: probing, nothing is shown yet
+	// Guarded by the group. Only the controller changes them, except gone, mps
+	// and roomy.
+	binding *engine.Binding // nil: empty
+	port    port            // nil: probing, nothing is shown yet
 	root    *requestPort
 	gone    bool          // the link is down; the host is answered in the device's stead
 	mps     int           // payload of writes to the device, bytes
@@ -68,15 +69,15 @@ type counters struct {
 	forced                         atomic.Uint64 // removals without the guest's consent
 }
 
-var _ netio.Handler = (*slot)(nil)
+var _ engine.Handler = (*slot)(nil)
 
 // id is the Routing ID of the device in the slot.
 func (s *slot) id() pcie.BDF { return mapping.SlotID(s.index) }
 
-// Deliver routes a TLP of the device: to the host, to the device of another
+// Receive routes a TLP of the device: to the host, to the device of another
 // slot, or nowhere (paper, section 3.3.3).
-func (s *slot) Deliver(now time.Duration, p *tlp.Packet) bool {
-	if !s.route(now, p) {
+func (s *slot) Receive(e engine.Entry, p *tlp.Packet) bool {
+	if !s.route(e, p) {
 		return false
 	}
 	s.counters.fromDevice.Add(1)
@@ -84,18 +85,18 @@ func (s *slot) Deliver(now time.Duration, p *tlp.Packet) bool {
 	return true
 }
 
-func (s *slot) route(now time.Duration, p *tlp.Packet) bool {
+func (s *slot) route(e engine.Entry, p *tlp.Packet) bool {
 	switch r := s.host.router.FromSlot(s.index, p); r.Where {
 	case mapping.ToHost:
-		return s.toHost(now, p)
+		return s.toHost(e, p)
 	case mapping.ToSlot:
-		if !s.host.slots[r.Slot].forward(now, p) {
+		if !s.host.slots[r.Slot].forward(e, p) {
 			return false
 		}
 		s.counters.peer.Add(1)
 	case mapping.Unsupported:
 		s.counters.unsupported.Add(1)
-		s.refuse(now, p, pcie.UnsupportedRequest)
+		s.refuse(e, p, pcie.UnsupportedRequest)
 	case mapping.ToAll, mapping.Here: // nothing is left to do
 	}
 	return true
@@ -103,30 +104,30 @@ func (s *slot) route(now time.Duration, p *tlp.Packet) bool {
 
 // toHost hands a TLP to the port, or to the requests of probing while there is
 // none.
-func (s *slot) toHost(now time.Duration, p *tlp.Packet) bool {
+func (s *slot) toHost(e engine.Entry, p *tlp.Packet) bool {
 	switch {
 	case s.port != nil:
-		return s.port.fromDevice(now, p)
+		return s.port.Receive(e, p)
 	case p.Type.Completion():
 		s.root.complete(p)
 	default:
 		s.counters.unsupported.Add(1)
-		s.refuse(now, p, pcie.UnsupportedRequest)
+		s.refuse(e, p, pcie.UnsupportedRequest)
 	}
 	return true
 }
 
 // forward sends a TLP of another device of this switch down to this one.
-func (s *slot) forward(now time.Duration, p *tlp.Packet) bool {
+func (s *slot) forward(e engine.Entry, p *tlp.Packet) bool {
 	if s.binding == nil || s.gone {
 		return true
 	}
-	return !errors.Is(s.send(now, p), link.ErrFull)
+	return !errors.Is(s.send(e, p), link.ErrFull)
 }
 
 // send sends a TLP to the device and counts it.
-func (s *slot) send(now time.Duration, p *tlp.Packet) error {
-	err := s.binding.Send(now, p)
+func (s *slot) send(e engine.Entry, p *tlp.Packet) error {
+	err := s.binding.Send(e, p)
 	if err == nil {
 		s.counters.toDevice.Add(1)
 		s.counters.toDeviceBytes.Add(uint64(len(p.Data)))
@@ -137,31 +138,31 @@ func (s *slot) send(now time.Duration, p *tlp.Packet) error {
 // refuse answers a non-posted request that cannot be served. The answer is
 // small; should the link have no room for it, the requester's own Completion
 // Timeout ends the request.
-func (s *slot) refuse(now time.Duration, p *tlp.Packet, status pcie.CplStatus) {
+func (s *slot) refuse(e engine.Entry, p *tlp.Packet, status pcie.CplStatus) {
 	if !p.Type.NonPosted() || s.binding == nil {
 		return
 	}
 	var out tlp.Packet
 	transaction.Respond(&out, p, rootID, status)
-	_ = s.send(now, &out)
+	_ = s.send(e, &out)
 }
 
-// Pump goes on with everything that waits for the link or for the time.
-func (s *slot) Pump(now time.Duration) {
-	s.root.expire(now)
+// Transmit goes on with everything that waits for the link or for the time.
+func (s *slot) Transmit(e engine.Entry) {
+	s.root.expire(e)
 	if s.port != nil {
-		s.port.pump(now)
+		s.port.Transmit(e)
 	}
-	s.noteRoom(now)
+	s.noteRoom(e)
 }
 
 // noteRoom wakes those that wait for the link to have room for any request and
 // for a tag, or for the end.
-func (s *slot) noteRoom(now time.Duration) {
+func (s *slot) noteRoom(e engine.Entry) {
 	if s.roomy == nil {
 		return
 	}
-	if s.gone || s.binding == nil || s.binding.Room() >= pcie.MaxPayload && s.root.requester.Free(now) > 0 {
+	if s.gone || s.binding == nil || s.binding.Room(e) >= pcie.MaxPayload && s.root.requester.Free(e.Now()) > 0 {
 		close(s.roomy)
 		s.roomy = nil
 	}
@@ -178,32 +179,32 @@ func (s *slot) waitRoom() <-chan struct{} {
 
 // yield leaves the group until it is worth to try again what was refused with
 // errBusy.
-func (s *slot) yield() (now time.Duration) {
+func (s *slot) yield(e engine.Entry) engine.Entry {
 	room := s.waitRoom()
-	s.host.group.Leave()
+	s.host.group.Leave(e)
 	<-room
 	return s.host.group.Enter()
 }
 
-// Wake returns when Pump wants to be called.
-func (s *slot) Wake() time.Duration {
+// Wake returns when Transmit is due.
+func (s *slot) Wake(e engine.Entry) time.Duration {
 	wake := s.root.requester.Wake()
 	if s.port != nil {
-		wake = min(wake, s.port.wake())
+		wake = min(wake, s.port.Wake(e))
 	}
 	return wake
 }
 
 // LinkChanged answers the host in the device's stead once the link is down,
 // and tells the controller, which takes the device away.
-func (s *slot) LinkChanged(now time.Duration, state link.State) {
+func (s *slot) LinkChanged(e engine.Entry, state link.State) {
 	if state == link.Down && !s.gone {
 		s.gone = true
-		s.root.cancel(now)
+		s.root.cancel(e)
 		if s.port != nil {
-			s.port.lost(now)
+			s.port.DeviceLost(e)
 		}
-		s.noteRoom(now)
+		s.noteRoom(e)
 	}
 	s.wake()
 }

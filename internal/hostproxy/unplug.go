@@ -52,9 +52,9 @@ func (s *slot) watchUse(ctx context.Context) (use string) {
 			return use
 		case <-tick.C:
 		}
-		s.host.group.Enter()
+		e := s.host.group.Enter()
 		use = s.plugged.inUse()
-		s.host.group.Leave()
+		s.host.group.Leave(e)
 		passed := s.counters.traffic()
 		switch {
 		case use != "" && passed != seen:

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/cfgspace"
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
@@ -24,7 +25,7 @@ type vm struct {
 	log    *slog.Logger
 	device *remote // as probing found it
 
-	// With the group entered:
+	// Guarded by the group:
 	conn  *vfiouser.Conn
 	power uint8 // power state of the function, if leaving it matters
 	reads readQueue
@@ -92,19 +93,19 @@ func (v *vm) serverConfig(deadline time.Duration, polling reader.Polling) vfious
 
 // Connected takes the VMM's connection into use.
 func (v *vm) Connected(c *vfiouser.Conn) {
-	v.slot.host.group.Enter()
+	e := v.slot.host.group.Enter()
 	v.conn = c
-	v.slot.host.group.Leave()
+	v.slot.host.group.Leave(e)
 	v.log.Info("VMM connected")
 }
 
 // Disconnected forgets the VMM's memory; what the device still reads is refused.
 func (v *vm) Disconnected(c *vfiouser.Conn, err error) {
-	v.slot.host.group.Enter()
+	e := v.slot.host.group.Enter()
 	if v.conn == c {
 		v.conn = nil
 	}
-	v.slot.host.group.Leave()
+	v.slot.host.group.Leave(e)
 	v.log.Info("VMM disconnected", "err", err)
 	v.slot.wake() // the guest may have removed the device
 }
@@ -115,20 +116,20 @@ func (v *vm) Disconnected(c *vfiouser.Conn, err error) {
 // this goroutine fetches the answer from the network itself.
 func (v *vm) Access(_ *vfiouser.Conn, a *vfiouser.Access) {
 	g := v.slot.host.group
-	now := g.Enter()
+	e := g.Enter()
 	more := a.More // answering gives the access back
 	run := v.start(a)
-	for v.step(now, &run) != nil {
-		now = v.slot.yield()
+	for v.step(e, &run) != nil {
+		e = v.slot.yield(e)
 	}
 	switch {
 	case more && run.kind == memWrite:
-		g.LeaveSoon() // writes that came together leave together
+		g.LeaveSoon(e) // writes that came together leave together
 	case more || run.kind == memWrite || run.kind == answered:
-		g.Leave()
+		g.Leave(e)
 		v.slot.host.fabric.Attend()
 	default:
-		g.Leave()
+		g.Leave(e)
 		v.slot.host.fabric.Await(&v.answered)
 	}
 }
@@ -202,16 +203,16 @@ func (v *vm) answerGone(a *vfiouser.Access) {
 
 // step sends requests until all are sent, or errBusy. A write to a BAR is
 // posted: it is answered when it has been given to the link.
-func (v *vm) step(now time.Duration, run *accessRun) error {
+func (v *vm) step(e engine.Entry, run *accessRun) error {
 	root, a := v.slot.root, run.access
 	switch run.kind {
 	case memWrite:
-		if err := root.write(now, run.addr, a.Data, &run.at); err != nil {
+		if err := root.write(e, run.addr, a.Data, &run.at); err != nil {
 			return err
 		}
 		a.Reply()
 	case memRead:
-		if err := root.read(now, run.op, run.addr, a.Data, &run.at); err != nil {
+		if err := root.read(e, run.op, run.addr, a.Data, &run.at); err != nil {
 			return err
 		}
 		root.release(run.op)
@@ -219,21 +220,21 @@ func (v *vm) step(now time.Duration, run *accessRun) error {
 		for run.at < len(a.Data) {
 			off := uint16(run.addr) + uint16(run.at)
 			n := min(len(a.Data)-run.at, pcie.DW-int(off%pcie.DW))
-			if err := v.configRequest(now, run, off, a.Data[run.at:run.at+n], a.Write); err != nil {
+			if err := v.configRequest(e, run, off, a.Data[run.at:run.at+n], a.Write); err != nil {
 				return err
 			}
 			run.at += n
 		}
-		return v.restore(now, run)
+		return v.restore(e, run)
 	case resetAll:
 		if run.at == 0 {
 			control := uint16(v.device.express + cfgspace.OffDevCtl)
-			if err := v.configRequest(now, run, control, []byte{0, cfgspace.DevCtlFLR >> 8}, true); err != nil {
+			if err := v.configRequest(e, run, control, []byte{0, cfgspace.DevCtlFLR >> 8}, true); err != nil {
 				return err
 			}
 			run.at = 2
 		}
-		return v.restore(now, run)
+		return v.restore(e, run)
 	}
 	return nil
 }
@@ -242,13 +243,13 @@ func (v *vm) step(now time.Duration, run *accessRun) error {
 // operation. VMMs and guests rely on it: QEMU answers reads of BARs itself, so
 // a guest that looks after its reset finds them unchanged and does not write
 // them again, and vfio restores them on real hardware.
-func (v *vm) restore(now time.Duration, run *accessRun) error {
+func (v *vm) restore(e engine.Entry, run *accessRun) error {
 	root := v.slot.root
 	for run.reset && run.bar < pcie.MaxBARs {
 		entry, _ := v.slot.host.table.Entry(v.slot.index)
 		p := root.config(tlp.CfgWr0, uint16(cfgspace.OffBAR0+pcie.DW*run.bar), pcie.DW)
 		p.Data = binary.LittleEndian.AppendUint32(root.pad[:0], entry.Register(run.bar))
-		if err := root.request(now, run.op, p, nil); err != nil {
+		if err := root.request(e, run.op, p, nil); err != nil {
 			return err
 		}
 		run.bar++
@@ -258,16 +259,16 @@ func (v *vm) restore(now time.Duration, run *accessRun) error {
 }
 
 // configRequest sends the request for up to a double word of configuration space.
-func (v *vm) configRequest(now time.Duration, run *accessRun, off uint16, data []byte, write bool) error {
+func (v *vm) configRequest(e engine.Entry, run *accessRun, off uint16, data []byte, write bool) error {
 	root := v.slot.root
 	if !write {
-		return root.request(now, run.op, root.config(tlp.CfgRd0, off, len(data)), data)
+		return root.request(e, run.op, root.config(tlp.CfgRd0, off, len(data)), data)
 	}
 	p := root.config(tlp.CfgWr0, off, len(data))
 	p.Data = root.pad[:pcie.DW]
 	clear(p.Data)
 	copy(p.Data[off%pcie.DW:], data)
-	if err := root.request(now, run.op, p, nil); err != nil {
+	if err := root.request(e, run.op, p, nil); err != nil {
 		return err
 	}
 	run.reset = run.reset || v.note(p)
@@ -297,18 +298,18 @@ func (v *vm) note(p *tlp.Packet) (reset bool) {
 // Reset does a function level reset (DEVICE_RESET of the VMM).
 func (v *vm) Reset(_ *vfiouser.Conn, done func(error)) {
 	g := v.slot.host.group
-	now := g.Enter()
-	defer g.Leave()
+	e := g.Enter()
+	defer func() { g.Leave(e) }() // yield leaves and enters again
 	if v.slot.gone || !v.device.flr {
 		done(nil)
 		return
 	}
 	run := accessRun{kind: resetAll, op: v.slot.root.begin(op{done: func(bool, pcie.CplStatus) { done(nil) }})}
-	for v.step(now, &run) != nil {
-		now = v.slot.yield()
+	for v.step(e, &run) != nil {
+		e = v.slot.yield(e)
 	}
 }
 
-// lost answers whoever waits: the requests have been cancelled already, DMA
-// that is under way has no one to go to.
-func (v *vm) lost(time.Duration) { v.reads.drop() }
+// DeviceLost drops the DMA that is under way. The requests of the VM have been
+// cancelled already.
+func (v *vm) DeviceLost(engine.Entry) { v.reads.drop() }

@@ -90,12 +90,12 @@ func (f *VM) plug(ctx context.Context, s *slot) (plugged, error) {
 // show makes the port the one that the slot's traffic goes through.
 func (v *vm) show() {
 	s := v.slot
-	s.host.group.Enter()
-	defer s.host.group.Leave()
+	e := s.host.group.Enter()
+	defer s.host.group.Leave(e)
 	s.host.table.SetBARs(s.index, v.device.bars)
 	s.port = v
 	if s.gone { // while probing ended
-		v.lost(0)
+		v.DeviceLost(e)
 	}
 }
 

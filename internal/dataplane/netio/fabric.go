@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"net"
 	"net/netip"
@@ -23,7 +24,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/dxpu-project/dxpu/fault"
-	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/dataplane/udp"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
@@ -55,8 +56,8 @@ type Fabric struct {
 	ahead   atomic.Int64 // ns by which Jump has put the clock forward
 	paths   []*path
 
-	mu       sync.Mutex // guards changes of bindings and captures
-	bindings atomic.Pointer[map[uint32]*Binding]
+	mu       sync.Mutex                        // guards changes of groups and captures
+	groups   atomic.Pointer[map[uint32]*Group] // by the number of a binding; immutable
 	captures captures
 
 	mtuMu     sync.Mutex // guards what MTUs remembers
@@ -70,22 +71,22 @@ type Fabric struct {
 // Open opens the sockets. Run must be called for anything to arrive.
 func Open(cfg Config) (*Fabric, error) {
 	if len(cfg.Paths) == 0 || len(cfg.Paths) > math.MaxUint8 {
-		return nil, fmt.Errorf("fabric: %d paths: want 1 to %d listen addresses", len(cfg.Paths), math.MaxUint8)
+		return nil, fmt.Errorf("netio: %d paths: want 1 to %d listen addresses", len(cfg.Paths), math.MaxUint8)
 	}
 	f := &Fabric{log: cfg.Logger, start: time.Now(), restart: cfg.Restart}
-	f.bindings.Store(&map[uint32]*Binding{})
+	f.groups.Store(&map[uint32]*Group{})
 	for i, pc := range cfg.Paths {
 		if len(pc.Fault.Restarts) > 0 && cfg.Restart == nil {
-			return nil, errors.Join(fmt.Errorf("fabric: path %d: this end cannot be restarted by a fault plan", i), f.closeSockets())
+			return nil, errors.Join(fmt.Errorf("netio: path %d: this end cannot be restarted by a fault plan", i), f.closeSockets())
 		}
 		conn, err := udp.Listen(pc.Listen, cfg.UDP)
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("fabric: path %d: %w", i, err), f.closeSockets())
+			return nil, errors.Join(fmt.Errorf("netio: path %d: %w", i, err), f.closeSockets())
 		}
 		p := newPath(conn, pc)
 		f.paths = append(f.paths, p)
 		if p.turn, err = reader.New(&input{fabric: f, id: uint8(i), conn: conn, reader: conn.NewReader()}, cfg.Polling); err != nil {
-			return nil, errors.Join(fmt.Errorf("fabric: path %d: %w", i, err), f.closeSockets())
+			return nil, errors.Join(fmt.Errorf("netio: path %d: %w", i, err), f.closeSockets())
 		}
 	}
 	return f, nil
@@ -162,8 +163,8 @@ func (f *Fabric) Run(ctx context.Context) error {
 	}
 	g.Go(func() error {
 		<-ctx.Done()
-		for _, b := range *f.bindings.Load() {
-			b.Close()
+		for _, g := range *f.groups.Load() {
+			g.detachAll()
 		}
 		return f.closeSockets()
 	})
@@ -172,6 +173,27 @@ func (f *Fabric) Run(ctx context.Context) error {
 		return nil
 	}
 	return err
+}
+
+// register notes the group of a binding.
+func (f *Fabric) register(id uint32, g *Group) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	next := maps.Clone(*f.groups.Load())
+	if next[id] != nil {
+		return fmt.Errorf("netio: binding %d exists", id)
+	}
+	next[id] = g
+	f.groups.Store(&next)
+	return nil
+}
+
+func (f *Fabric) unregister(id uint32) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	next := maps.Clone(*f.groups.Load())
+	delete(next, id)
+	f.groups.Store(&next)
 }
 
 func (f *Fabric) closeSockets() error {
@@ -195,6 +217,14 @@ type input struct {
 	sent   uint64 // bytes, when it came
 }
 
+// receive hands each datagram of a batch to its binding.
+func (f *Fabric) receive(path uint8, batch []byte, segment int, from netip.AddrPort) {
+	if d := engine.Dispatch(*f.groups.Load(), path, batch, segment, from); d != (engine.Drops{}) {
+		f.stray.Add(d.Stray)
+		f.strangers.Add(d.Stranger)
+	}
+}
+
 // Receive hands each datagram that has come to its binding.
 func (in *input) Receive(block bool) error {
 	read := in.reader.Poll
@@ -205,7 +235,7 @@ func (in *input) Receive(block bool) error {
 	switch {
 	case err == nil:
 		in.short, in.sent = len(batch) <= reader.Brief, in.conn.TxBytes()
-		in.fabric.dispatch(in.id, batch, segment, from)
+		in.fabric.receive(in.id, batch, segment, from)
 	case errors.Is(err, udp.ErrTimeout):
 		return reader.ErrNothing
 	case errors.Is(err, net.ErrClosed):
@@ -240,36 +270,5 @@ func (f *Fabric) Await(w *reader.Wait) {
 func (f *Fabric) Attend() {
 	for _, p := range f.paths {
 		p.turn.Attend()
-	}
-}
-
-// dispatch hands each datagram of a batch to its binding. Datagrams of one
-// group that arrived together are worked on under one entry, so that what they
-// bring about leaves together too.
-func (f *Fabric) dispatch(id uint8, batch []byte, segment int, from netip.AddrPort) {
-	var entered *Group
-	var now time.Duration
-	bindings := *f.bindings.Load()
-	for len(batch) > 0 {
-		n := min(segment, len(batch))
-		datagram := batch[:n:n]
-		batch = batch[n:]
-		key, ok := frame.PeekBinding(datagram)
-		b := bindings[key]
-		if !ok || b == nil {
-			f.stray.Add(1)
-			continue
-		}
-		if b.group != entered {
-			if entered != nil {
-				entered.Leave()
-			}
-			entered = b.group
-			now = entered.Enter()
-		}
-		b.receive(now, id, datagram, from)
-	}
-	if entered != nil {
-		entered.Leave()
 	}
 }

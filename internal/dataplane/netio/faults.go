@@ -8,14 +8,13 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/fault"
-	"github.com/dxpu-project/dxpu/machine"
 )
 
 // SetFault replaces the fault plan of a path from now on. The plan's times
 // count from Open, as those of PathConfig.Fault do.
 func (f *Fabric) SetFault(path int, plan fault.Plan, seed uint64) error {
 	if path < 0 || path >= len(f.paths) {
-		return fmt.Errorf("fabric: no path %d: there are %d", path, len(f.paths))
+		return fmt.Errorf("netio: no path %d: there are %d", path, len(f.paths))
 	}
 	f.paths[path].setFault(plan, seed)
 	return nil
@@ -29,13 +28,8 @@ func (f *Fabric) Jump(by time.Duration) {
 		return
 	}
 	f.ahead.Add(int64(by))
-	for _, b := range *f.bindings.Load() {
-		b.group.Enter()
-		b.armed = machine.Never
-		if !b.closed {
-			b.touch()
-		}
-		b.group.Leave()
+	for _, g := range *f.groups.Load() {
+		g.fire()
 	}
 }
 

@@ -25,7 +25,7 @@ func TestBefall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var restarts []time.Duration
 		f := &Fabric{start: time.Now()}
-		f.bindings.Store(&map[uint32]*Binding{})
+		f.groups.Store(&map[uint32]*Group{})
 		f.restart = func() { restarts = append(restarts, f.Now()) }
 		plan := fault.Plan{
 			Restarts: []time.Duration{5 * time.Second, time.Second},
@@ -54,9 +54,9 @@ func TestSetFault(t *testing.T) {
 	a.await(t, link.Up)
 	b.await(t, link.Up)
 	lost := func() uint64 {
-		a.group.Enter()
-		defer a.group.Leave()
-		return a.binding.Stats().LostDatagrams
+		at := a.group.Enter()
+		defer a.group.Leave(at)
+		return a.binding.Stats(at).LostDatagrams
 	}
 	check := func(err error) {
 		if err != nil {
@@ -83,7 +83,7 @@ func TestSetFault(t *testing.T) {
 
 // expectMore is expect for the next stream, while the link is in use.
 func (e *end) expectMore(t *testing.T, n int) <-chan struct{} {
-	e.group.Enter()
-	defer e.group.Leave()
+	at := e.group.Enter()
+	defer e.group.Leave(at)
 	return e.expect(t, n)
 }

@@ -1,100 +1,128 @@
 package netio
 
 import (
+	"fmt"
+	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
+	"github.com/dxpu-project/dxpu/internal/dataplane/udp"
+	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/machine"
 )
 
-// Group is a set of bindings that are worked on under one lock: those of one
-// virtual switch, which is one PCIe hierarchy and one tenant. Bindings of
-// different groups never wait for each other.
+// Group drives an engine.Group: it adds the lock, the clock, a timer and the
+// sockets.
 //
-//	now := g.Enter()
-//	err := binding.Send(now, &packet)
-//	g.Leave()
+//	e := g.Enter()
+//	err := binding.Send(e, &packet)
+//	g.Leave(e)
 //
-// Between the two the caller may call the methods of Binding that say so.
-// Leave pumps the handlers of the bindings that were touched, sends what their
-// links have ready, in one batch each, and sets the timers.
+// Leave lets the handlers of the touched bindings transmit, sends what their
+// links have ready, and sets the timer.
 type Group struct {
-	fabric *Fabric
+	fabric  *Fabric
+	machine *engine.Group
 
-	mu      sync.Mutex
-	now     time.Duration
-	touched []*Binding // to be pumped
-	pumped  []*Binding // to be transmitted
-	holding []*Binding // with TLPs that their handlers could not take
+	mu      sync.Mutex // held from Enter to Leave; guards the machine and the fields below
+	writers []*udp.Writer
+	timer   *time.Timer
+	armed   time.Duration // when the timer fires; machine.Never: it is not set
+	closing []closing
 
-	waiting atomic.Int32 // of posted, read without the mutex
-	postMu  sync.Mutex   // guards what follows
-	posted  []func(now time.Duration)
+	waiting atomic.Int32 // length of posted, read without the mutex
+	postMu  sync.Mutex   // guards posted
+	posted  []func(e engine.Entry)
+}
+
+// closing is a Detach that waits until its link has told the peer.
+type closing struct {
+	binding *engine.Binding
+	down    chan struct{}
 }
 
 // NewGroup makes an empty group.
-func (f *Fabric) NewGroup() *Group { return &Group{fabric: f} }
-
-// Enter locks the group and returns the time.
-func (g *Group) Enter() time.Duration {
-	g.mu.Lock()
-	g.now = g.fabric.Now()
-	return g.now
+func (f *Fabric) NewGroup() *Group {
+	g := &Group{fabric: f, armed: machine.Never}
+	for _, p := range f.paths {
+		g.writers = append(g.writers, p.conn.NewWriter())
+	}
+	g.machine = engine.NewGroup(engine.Config{Output: output{g}, Clock: f.Now, Watcher: watcher{f}})
+	return g
 }
 
-// Leave finishes what was begun since Enter and unlocks the group.
-func (g *Group) Leave() {
-	for {
-		g.runPosted()
-		g.settle()
+// Enter locks the group until Leave or LeaveSoon.
+func (g *Group) Enter() engine.Entry {
+	g.mu.Lock()
+	return g.machine.Enter(g.fabric.Now())
+}
+
+// postRounds bounds how often one Leave runs functions that others post
+// meanwhile; the timer's goroutine runs the rest.
+const postRounds = 16
+
+// Leave finishes the work that was begun since Enter and unlocks the group.
+func (g *Group) Leave(e engine.Entry) {
+	for round := 1; ; round++ {
+		g.runPosted(e)
+		g.machine.Settle(e)
+		g.noteClosed(e)
+		g.armAt(e.Now(), g.machine.Wake())
+		if round == postRounds {
+			g.armAt(e.Now(), e.Now())
+		}
 		g.mu.Unlock()
-		// Whoever posted before the unlocking has found the group locked.
-		if !g.hasPosted() || !g.mu.TryLock() {
+		// A goroutine that posted before the unlocking found the group locked.
+		if round == postRounds || !g.hasPosted() || !g.mu.TryLock() {
 			return
 		}
-		g.now = g.fabric.Now()
+		e = g.machine.Enter(g.fabric.Now())
 	}
 }
 
-// soon is how long LeaveSoon lets TLPs wait: a fraction of what a round trip
-// through both proxies takes, so that it is not felt, and long enough for tens
-// of posted writes to share a datagram.
-const soon = 20 * time.Microsecond
+// coalesceTime is how long LeaveSoon delays TLPs: a fraction of a round trip
+// through both proxies, and long enough for tens of posted writes to share a
+// datagram.
+const coalesceTime = 20 * time.Microsecond
 
 // LeaveSoon unlocks the group like Leave, but leaves the sending to the next
-// one who leaves: for callers that enter again at once. Should none come, a
-// timer sends.
-func (g *Group) LeaveSoon() {
-	for _, b := range g.touched {
-		if !b.closed {
-			b.armAt(g.now, g.now+soon)
-		}
+// Leave, for callers that enter again at once. If none comes, the timer sends.
+func (g *Group) LeaveSoon(e engine.Entry) {
+	if g.machine.Pending() {
+		g.armAt(e.Now(), e.Now()+coalesceTime)
 	}
 	g.mu.Unlock()
-	if g.hasPosted() && g.mu.TryLock() {
-		g.now = g.fabric.Now()
-		g.Leave()
+	if g.hasPosted() {
+		g.tryRun()
 	}
 }
 
-// Post runs f with the group entered: at once when nobody is in the group, else
-// in the goroutine that is, before it has left. It never waits, so it may be
-// called with any lock held, and with the group entered too.
-func (g *Group) Post(f func(now time.Duration)) {
+// Post runs f with the group entered: at once if the group is free, otherwise
+// in the goroutine that has entered it, before that leaves. It never waits, so
+// it may be called with any lock held and with the group entered.
+func (g *Group) Post(f func(e engine.Entry)) {
 	g.postMu.Lock()
 	g.posted = append(g.posted, f)
 	g.waiting.Add(1)
 	g.postMu.Unlock()
+	g.tryRun()
+}
+
+// tryRun runs what was posted, unless another goroutine has the group and will.
+func (g *Group) tryRun() {
 	if g.mu.TryLock() {
-		g.now = g.fabric.Now()
-		g.Leave()
+		g.Leave(g.machine.Enter(g.fabric.Now()))
 	}
 }
 
-// hasPosted reports whether something waits. Whoever posts counts it before he
-// tries the lock, so who looks after unlocking misses nothing.
+// hasPosted reports whether posted functions wait. Post counts its function
+// before it tries the lock, so a check after unlocking misses none.
 func (g *Group) hasPosted() bool { return g.waiting.Load() > 0 }
 
-func (g *Group) runPosted() {
+func (g *Group) runPosted(e engine.Entry) {
 	if !g.hasPosted() {
 		return
 	}
@@ -104,70 +132,122 @@ func (g *Group) runPosted() {
 	g.waiting.Store(0)
 	g.postMu.Unlock()
 	for _, f := range posted {
-		f(g.now)
+		f(e)
 	}
 }
 
-// settle pumps and sends until nothing is touched: pumping one binding may
-// touch another (peer-to-peer), and so may the end of a link that transmitting
-// finds.
-func (g *Group) settle() {
-	for {
-		for len(g.touched) > 0 {
-			g.pump()
-			g.offerHeld()
-		}
-		if len(g.pumped) == 0 {
-			return
-		}
-		g.transmit()
+// armAt makes the timer fire at the given time or before. A timer that fires
+// early does no harm, so it is only ever moved forward: most entries leave it
+// alone.
+func (g *Group) armAt(now, wake time.Duration) {
+	if wake >= g.armed {
+		return
+	}
+	g.armed = wake
+	if wait := max(wake-now, 0); g.timer == nil {
+		g.timer = time.AfterFunc(wait, g.fire)
+	} else {
+		g.timer.Reset(wait)
 	}
 }
 
-func (g *Group) pump() {
-	for i := 0; i < len(g.touched); i++ { // the list may grow
-		b := g.touched[i]
-		if !b.closed {
-			b.handler.Pump(g.now)
-		}
-		b.dirty = false // what it sent by itself needs no other pumping
-		if !b.pumped {
-			b.pumped = true
-			g.pumped = append(g.pumped, b)
-		}
-	}
-	clear(g.touched)
-	g.touched = g.touched[:0]
+// fire enters the group, which finds out itself what is due.
+func (g *Group) fire() {
+	e := g.Enter()
+	g.armed = machine.Never
+	g.Leave(e)
 }
 
-// transmit lets the bindings send in turn, a quantum each, until none has more
-// (deficit round robin): who has little to send does not wait for who has much.
-// Nothing is pumped meanwhile.
-func (g *Group) transmit() {
-	for len(g.pumped) > 0 {
-		more := g.pumped[:0]
-		for _, b := range g.pumped {
-			if b.transmit(g.now) {
-				more = append(more, b)
-				continue
-			}
-			b.pumped = false
-			b.arm(g.now)
+// Attach adds a binding to the group. The link starts to connect when the
+// caller leaves.
+func (g *Group) Attach(e engine.Entry, cfg engine.BindingConfig) (*engine.Binding, error) {
+	f, id := g.fabric, cfg.Link.Binding
+	if len(cfg.Peers) > len(f.paths) {
+		return nil, fmt.Errorf("netio: binding %d has %d peer addresses; this proxy has %d paths", id, len(cfg.Peers), len(f.paths))
+	}
+	if err := f.register(id, g); err != nil {
+		return nil, err
+	}
+	b, err := g.machine.Attach(e, cfg)
+	if err != nil {
+		f.unregister(id)
+		return nil, fmt.Errorf("netio: %w", err)
+	}
+	return b, nil
+}
+
+// lingerTimeout bounds how long Detach waits for the last datagrams of a link,
+// which take some milliseconds.
+const lingerTimeout = 50 * time.Millisecond
+
+// Detach removes a binding. After Shutdown it waits until the link has told the
+// peer. When it returns, the binding's handler is not called any more. The
+// caller must not have entered the group.
+func (g *Group) Detach(b *engine.Binding) {
+	e := g.Enter()
+	var down chan struct{}
+	if b.State(e) == link.Closing {
+		down = make(chan struct{})
+		g.closing = append(g.closing, closing{b, down})
+	}
+	g.Leave(e)
+	if down != nil {
+		linger := time.NewTimer(lingerTimeout)
+		select {
+		case <-down:
+		case <-linger.C:
 		}
-		clear(g.pumped[len(more):])
-		g.pumped = more
+		linger.Stop()
+	}
+	e = g.Enter()
+	g.closing = slices.DeleteFunc(g.closing, func(c closing) bool { return c.binding == b })
+	if b.Detach(e) {
+		g.fabric.unregister(b.ID())
+	}
+	g.Leave(e)
+	g.stopTimer()
+}
+
+// stopTimer stops the timer of a group without bindings.
+func (g *Group) stopTimer() {
+	e := g.Enter()
+	if len(g.machine.Bindings(e)) == 0 && g.timer != nil {
+		g.timer.Stop()
+		g.armed = machine.Never
+	}
+	g.mu.Unlock()
+}
+
+// noteClosed wakes each Detach whose link is down.
+func (g *Group) noteClosed(e engine.Entry) {
+	for i, c := range g.closing {
+		if c.down != nil && c.binding.State(e) == link.Down {
+			close(c.down)
+			g.closing[i].down = nil
+		}
 	}
 }
 
-// offerHeld offers what the handlers could not take again: whatever was pumped
-// may have made room for it, also on another binding of the group.
-func (g *Group) offerHeld() {
-	kept := g.holding[:0]
-	for _, b := range g.holding {
-		if !b.closed && b.retry(g.now) {
-			kept = append(kept, b)
-		}
+// detachAll removes every binding.
+func (g *Group) detachAll() {
+	e := g.Enter()
+	bindings := slices.Clone(g.machine.Bindings(e))
+	g.Leave(e)
+	for _, b := range bindings {
+		g.Detach(b)
 	}
-	clear(g.holding[len(kept):])
-	g.holding = kept
+}
+
+// output is the network of a group. The group's lock guards its writers.
+type output struct{ *Group }
+
+var buffers = sync.Pool{New: func() any { return new(engine.Buffer) }}
+
+func (o output) Buffer() *engine.Buffer   { return buffers.Get().(*engine.Buffer) }
+func (o output) Release(b *engine.Buffer) { buffers.Put(b) }
+
+func (o output) MaxBatch(path uint8, segment int) int { return o.writers[path].MaxBatch(segment) }
+
+func (o output) Write(now time.Duration, path uint8, to netip.AddrPort, batch []byte, segment int) {
+	o.fabric.paths[path].write(now, o.writers[path], batch, segment, to)
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/link"
 )
 
@@ -18,20 +19,20 @@ func TestPost(t *testing.T) {
 	for range posters {
 		running.Go(func() {
 			for range each {
-				g.Post(func(time.Duration) { count++ })
+				g.Post(func(engine.Entry) { count++ })
 			}
 		})
 	}
 	running.Go(func() {
 		for range each {
-			g.Enter()
-			g.Post(func(time.Duration) { count++ }) // with the group entered
-			g.Leave()
+			at := g.Enter()
+			g.Post(func(engine.Entry) { count++ }) // with the group entered
+			g.Leave(at)
 		}
 	})
 	running.Wait()
-	g.Enter()
-	defer g.Leave()
+	at := g.Enter()
+	defer g.Leave(at)
 	if want := (posters + 1) * each; count != want {
 		t.Errorf("%d functions ran, want %d", count, want)
 	}
@@ -45,18 +46,18 @@ func TestPostSends(t *testing.T) {
 	done := b.expect(t, 1)
 	r.join(r.configs(1, link.CipherAES256GCM), &a, &b)
 	a.await(t, link.Up)
-	a.group.Enter()
+	at := a.group.Enter()
 	ran := false
-	a.group.Post(func(now time.Duration) {
+	a.group.Post(func(at engine.Entry) {
 		ran = true
-		if err := a.binding.Send(now, new(stream).packet(0)); err != nil {
+		if err := a.binding.Send(at, new(stream).packet(0)); err != nil {
 			t.Error(err)
 		}
 	})
 	if ran {
 		t.Error("ran inside the caller's turn")
 	}
-	a.group.Leave()
+	a.group.Leave(at)
 	wait(t, done, "the TLP")
 }
 
@@ -76,18 +77,18 @@ func TestLeaveSoon(t *testing.T) {
 	b.await(t, link.Up)
 	var s stream
 	for i := range n {
-		now := a.group.Enter()
-		if err := a.binding.Send(now, s.packet(i)); err != nil {
+		at := a.group.Enter()
+		if err := a.binding.Send(at, s.packet(i)); err != nil {
 			t.Error(err)
 		}
-		a.group.LeaveSoon()
+		a.group.LeaveSoon(at)
 	}
 	wait(t, done, "TLPs that no Leave follows")
 
 	// The same, with something posted meanwhile: it runs, and sends at once.
 	ran := make(chan struct{})
-	a.group.Enter()
-	a.group.Post(func(time.Duration) { close(ran) })
-	a.group.LeaveSoon()
+	at := a.group.Enter()
+	a.group.Post(func(engine.Entry) { close(ran) })
+	a.group.LeaveSoon(at)
 	wait(t, ran, "what was posted")
 }

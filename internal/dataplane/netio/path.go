@@ -1,7 +1,6 @@
 package netio
 
 import (
-	"container/heap"
 	"context"
 	"net/netip"
 	"runtime"
@@ -14,6 +13,7 @@ import (
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/internal/dataplane/udp"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
+	"github.com/dxpu-project/dxpu/machine"
 )
 
 // path is one socket, and the faults that it is told to have.
@@ -27,7 +27,7 @@ type path struct {
 
 	mu     sync.Mutex // guards what follows, and what faults points to
 	writer *udp.Writer
-	late   delayQueue
+	late   machine.Queue[delayed]
 }
 
 func newPath(conn *udp.Conn, cfg PathConfig) *path {
@@ -74,8 +74,7 @@ func (p *path) writeFaulty(now time.Duration, datagram []byte, to netip.AddrPort
 			_ = p.writer.Write(d.Data, len(d.Data), to)
 			continue
 		}
-		heap.Push(&p.late, delayed{at: d.At, order: p.late.pushed, data: append([]byte(nil), d.Data...), to: to})
-		p.late.pushed++
+		p.late.Push(d.At, delayed{data: append([]byte(nil), d.Data...), to: to})
 		select {
 		case p.kick <- struct{}{}:
 		default:
@@ -125,113 +124,17 @@ const (
 func (p *path) sendDue(now time.Duration) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for p.late.Len() > 0 {
-		next := p.late.items[0]
-		if next.at > now {
-			return next.at - now
+	for {
+		d, ok := p.late.Pop(now)
+		if !ok {
+			return min(p.late.Wake()-now, time.Hour)
 		}
-		heap.Pop(&p.late)
-		_ = p.writer.Write(next.data, len(next.data), next.to)
+		_ = p.writer.Write(d.data, len(d.data), d.to)
 	}
-	return time.Hour
 }
 
-// delayQueue orders datagrams by the time they are to be sent at.
-type delayQueue struct {
-	items  []delayed
-	pushed uint64
-}
-
+// delayed is a datagram that a fault plan holds back.
 type delayed struct {
-	at    time.Duration
-	order uint64 // of datagrams due at the same time, the first goes first
-	data  []byte
-	to    netip.AddrPort
-}
-
-func (q *delayQueue) Len() int { return len(q.items) }
-
-func (q *delayQueue) Less(i, j int) bool {
-	a, b := &q.items[i], &q.items[j]
-	return a.at < b.at || a.at == b.at && a.order < b.order
-}
-
-func (q *delayQueue) Swap(i, j int) { q.items[i], q.items[j] = q.items[j], q.items[i] }
-
-func (q *delayQueue) Push(x any) { q.items = append(q.items, x.(delayed)) }
-
-func (q *delayQueue) Pop() any {
-	last := len(q.items) - 1
-	x := q.items[last]
-	q.items[last] = delayed{}
-	q.items = q.items[:last]
-	return x
-}
-
-// batch collects datagrams of one binding that go to one path in a run: equal
-// sizes, but for a shorter last one, as segmentation offload wants them. A run
-// that nothing can join any more leaves at once, so that no datagram is copied
-// but in the rare case that the buffer ends behind an unfinished run.
-type batch struct {
-	binding     *Binding
-	buf         *batchBuffer
-	start, used int // the run is buf[start:used]
-	segment     int
-	path        uint8
-}
-
-// batchBuffer holds one batch and leaves room for the largest datagram behind it.
-type batchBuffer [2 * udp.ReadBuffer]byte
-
-var batchBuffers = sync.Pool{New: func() any { return new(batchBuffer) }}
-
-// space returns where the link may write the next datagram.
-func (o *batch) space() []byte {
-	if o.buf == nil {
-		o.buf = batchBuffers.Get().(*batchBuffer)
-	}
-	if len(o.buf)-o.used < udp.MaxDatagram {
-		o.used = copy(o.buf[:], o.buf[o.start:o.used])
-		o.start = 0
-	}
-	return o.buf[o.used : o.used+udp.MaxDatagram]
-}
-
-// add takes a datagram of n bytes that was written into space.
-func (o *batch) add(now time.Duration, n int, path uint8) {
-	run := o.used - o.start
-	if run > 0 && (path != o.path || n > o.segment || run+n > o.most()) {
-		o.send(now)
-		run = 0
-	}
-	if run == 0 {
-		o.segment, o.path = n, path
-	}
-	o.used += n
-	if n < o.segment || run+n+o.segment > o.most() {
-		o.send(now)
-		o.start, o.used = 0, 0
-	}
-}
-
-// most is how long a run may be.
-func (o *batch) most() int { return o.binding.writers[o.path].MaxBatch(o.segment) }
-
-// send sends the run; the next one starts behind it.
-func (o *batch) send(now time.Duration) {
-	b := o.binding
-	b.group.fabric.paths[o.path].write(now, b.writers[o.path], o.buf[o.start:o.used], o.segment, b.peers[o.path])
-	o.start = o.used
-}
-
-// flush sends what is left.
-func (o *batch) flush(now time.Duration) {
-	if o.buf == nil {
-		return
-	}
-	if o.used > o.start {
-		o.send(now)
-	}
-	batchBuffers.Put(o.buf)
-	o.buf = nil
+	data []byte
+	to   netip.AddrPort
 }

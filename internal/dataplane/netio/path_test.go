@@ -1,12 +1,9 @@
 package netio
 
 import (
-	"container/heap"
 	"encoding/binary"
 	"log/slog"
-	"math/rand/v2"
 	"net"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,29 +12,6 @@ import (
 	"github.com/dxpu-project/dxpu/internal/dataplane/udp"
 	"github.com/dxpu-project/dxpu/link"
 )
-
-func TestDelayQueueIsInOrderOfTime(t *testing.T) {
-	var q delayQueue
-	rng := rand.New(rand.NewPCG(1, 1))
-	var want []delayed
-	for i := range 500 {
-		d := delayed{at: time.Duration(rng.IntN(50)), order: q.pushed, data: []byte{byte(i)}}
-		q.pushed++
-		heap.Push(&q, d)
-		want = append(want, d)
-	}
-	slices.SortFunc(want, func(a, b delayed) int {
-		if a.at != b.at {
-			return int(a.at - b.at)
-		}
-		return int(a.order) - int(b.order) // first come, first served
-	})
-	for i, w := range want {
-		if d := heap.Pop(&q).(delayed); d.at != w.at || d.order != w.order {
-			t.Fatalf("item %d: time %d order %d, want %d and %d", i, d.at, d.order, w.at, w.order)
-		}
-	}
-}
 
 // A plan with delay sends nothing early, and what is due in the order of its time.
 func TestDelayedDatagramsLeaveInOrderOfTime(t *testing.T) {
@@ -141,10 +115,10 @@ func TestPathFails(t *testing.T) {
 	r.join(r.configs(1, link.CipherAES256GCM), &a, &b)
 	a.sendAll(t, n)
 	wait(t, done, "TLPs over the path that is left")
-	a.group.Enter()
-	defer a.group.Leave()
-	if s := a.binding.State(); s != link.Up {
-		t.Errorf("the link is %v: %s", s, a.binding.Why())
+	at := a.group.Enter()
+	defer a.group.Leave(at)
+	if s := a.binding.State(at); s != link.Up {
+		t.Errorf("the link is %v: %s", s, a.binding.Why(at))
 	}
 }
 
@@ -156,11 +130,11 @@ func TestSendAllocatesNothing(t *testing.T) {
 	a.await(t, link.Up)
 	p := write(0x1000, 64)
 	send := func() {
-		now := a.group.Enter()
-		if err := a.binding.Send(now, p); err != nil {
+		at := a.group.Enter()
+		if err := a.binding.Send(at, p); err != nil {
 			t.Error(err)
 		}
-		a.group.Leave()
+		a.group.Leave(at)
 	}
 	for range 2000 { // buffers and queues get their size
 		send()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/fault"
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/link/linktest"
 	"github.com/dxpu-project/dxpu/machine"
@@ -25,42 +26,42 @@ const patience = 20 * time.Second
 // the group entered, nil for the plain thing.
 type end struct {
 	group   *Group
-	binding *Binding
+	binding *engine.Binding
 
-	deliver func(now time.Duration, p *tlp.Packet) bool
-	pump    func(now time.Duration)
-	wake    func() time.Duration
-	changed func(now time.Duration, s link.State)
+	receive  func(e engine.Entry, p *tlp.Packet) bool
+	transmit func(e engine.Entry)
+	wake     func() time.Duration
+	changed  func(e engine.Entry, s link.State)
 
 	states chan link.State
 }
 
-func (e *end) Deliver(now time.Duration, p *tlp.Packet) bool {
-	return e.deliver == nil || e.deliver(now, p)
+func (e *end) Receive(at engine.Entry, p *tlp.Packet) bool {
+	return e.receive == nil || e.receive(at, p)
 }
 
-func (e *end) Pump(now time.Duration) {
-	if e.pump != nil {
-		e.pump(now)
+func (e *end) Transmit(at engine.Entry) {
+	if e.transmit != nil {
+		e.transmit(at)
 	}
 }
 
-func (e *end) Wake() time.Duration {
+func (e *end) Wake(engine.Entry) time.Duration {
 	if e.wake != nil {
 		return e.wake()
 	}
 	return machine.Never
 }
 
-func (e *end) LinkChanged(now time.Duration, s link.State) {
+func (e *end) LinkChanged(at engine.Entry, s link.State) {
 	if e.changed != nil {
-		e.changed(now, s)
+		e.changed(at, s)
 	}
 	e.states <- s
 }
 
 // open makes a fabric that runs until the test ends.
-func open(t *testing.T, paths ...PathConfig) *Fabric {
+func open(t testing.TB, paths ...PathConfig) *Fabric {
 	t.Helper()
 	for i := range paths {
 		paths[i].Listen = "127.0.0.1:0"
@@ -131,14 +132,14 @@ func (r *rig) join(cfg [2]link.Config, a, b *end) {
 func (r *rig) attach(cfg link.Config, side int, e *end) {
 	r.t.Helper()
 	e.states, e.group = make(chan link.State, 16), r.group[side]
-	b, err := e.group.Attach(BindingConfig{Link: cfg, Peers: r.fabric[1-side].Addrs(), Handler: e})
+	at := e.group.Enter()
+	b, err := e.group.Attach(at, engine.BindingConfig{Link: cfg, Peers: r.fabric[1-side].Addrs(), Handler: e})
+	e.binding = b
+	e.group.Leave(at)
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	e.group.Enter()
-	e.binding = b
-	e.group.Leave()
-	r.t.Cleanup(b.Close)
+	r.t.Cleanup(func() { e.group.Detach(b) })
 }
 
 // await waits for a state of the link.
@@ -177,13 +178,13 @@ func (s *stream) packet(i int) *tlp.Packet {
 // sendAll gives n numbered TLPs to the link as it takes them.
 func (e *end) sendAll(t *testing.T, n int) {
 	t.Helper()
-	e.group.Enter()
-	defer e.group.Leave()
+	at := e.group.Enter()
+	defer e.group.Leave(at)
 	var s stream
 	sent := 0
-	e.pump = func(now time.Duration) {
+	e.transmit = func(at engine.Entry) {
 		for sent < n {
-			switch err := e.binding.Send(now, s.packet(sent)); {
+			switch err := e.binding.Send(at, s.packet(sent)); {
 			case errors.Is(err, link.ErrFull):
 				return
 			case err != nil:
@@ -194,7 +195,7 @@ func (e *end) sendAll(t *testing.T, n int) {
 			}
 		}
 	}
-	e.binding.Touch()
+	e.binding.Touch(at)
 }
 
 // check compares a TLP with number i.
@@ -213,7 +214,7 @@ func (e *end) expect(t *testing.T, n int) <-chan struct{} {
 	done := make(chan struct{})
 	var s stream
 	seen := 0
-	e.deliver = func(_ time.Duration, p *tlp.Packet) bool {
+	e.receive = func(_ engine.Entry, p *tlp.Packet) bool {
 		if err := s.check(seen, p); err != nil {
 			t.Error(err)
 		}

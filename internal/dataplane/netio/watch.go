@@ -4,9 +4,9 @@ import (
 	"context"
 	"io"
 	"sync/atomic"
-	"time"
 
 	"github.com/dxpu-project/dxpu/internal/dataplane/capture"
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -50,52 +50,23 @@ func (f *Fabric) changeCaptures(change func([]*capture.Session) []*capture.Sessi
 	f.captures.list.Store(&list)
 }
 
-// watch looks at a TLP that passes between the link and the handler.
-func (b *Binding) watch(received bool, p *tlp.Packet) {
-	if !p.Type.Posted() { // what follows has an answer, or is one
-		b.times.see(b.group.now, received, p, b.group.fabric.Now)
-	}
-	if list := b.group.fabric.captures.list.Load(); list != nil {
-		b.capture(*list, received, p)
-	}
-}
+// watcher shows the TLPs of the groups to the captures.
+type watcher struct{ *Fabric }
 
-func (b *Binding) capture(list []*capture.Session, received bool, p *tlp.Packet) {
-	f := b.group.fabric
-	at := uint64(f.start.UnixNano() + int64(f.Now()))
-	h := capture.Header{Received: received, Binding: b.id, Epoch: b.epoch, Source: b.local, Destination: b.remote}
+func (w watcher) Watching() bool { return w.captures.list.Load() != nil }
+
+func (w watcher) TLP(b *engine.Binding, received bool, p *tlp.Packet) {
+	list := w.captures.list.Load()
+	if list == nil {
+		return
+	}
+	at := uint64(w.start.UnixNano() + int64(w.Now()))
+	h := capture.Header{Received: received, Binding: b.ID()}
+	h.Epoch, h.Source, h.Destination = b.Route()
 	if received {
 		h.Source, h.Destination = h.Destination, h.Source
 	}
-	for _, s := range list {
+	for _, s := range *list {
 		s.TLP(at, &h, p)
-	}
-}
-
-// RoundTrip is how long requests took, from samples.
-type RoundTrip struct {
-	// Smoothed as RFC 9002 does it, the least, and the last.
-	Smoothed, Min, Last time.Duration
-	Samples             uint64
-}
-
-// RoundTrips returns how long requests that this proxy sent through the link
-// waited for their last completion, and how long requests that came through
-// the link took to be answered here. The first less the round trip of the
-// network is what the other end took. Call it with the group entered.
-func (b *Binding) RoundTrips() (sent, served RoundTrip) {
-	return b.times.sent.RoundTrip, b.times.served.RoundTrip
-}
-
-// times samples the round trips of a binding, in both directions.
-type times struct{ sent, served sampler }
-
-// see looks at a non-posted request or a completion. A request that was sent is
-// answered by a completion that is received, and the other way round.
-func (t *times) see(now time.Duration, received bool, p *tlp.Packet, clock func() time.Duration) {
-	if p.Type.Completion() == received {
-		t.sent.see(now, p, clock)
-	} else {
-		t.served.see(now, p, clock)
 	}
 }

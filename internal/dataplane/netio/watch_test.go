@@ -10,10 +10,10 @@ import (
 
 	"github.com/gopacket/gopacket/pcapgo"
 
-	"github.com/dxpu-project/dxpu/frame"
 	"github.com/dxpu-project/dxpu/internal/dataplane/capture"
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/link"
-	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/link/linktest"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -126,33 +126,33 @@ func TestRoundTrips(t *testing.T) {
 	r := newRig(t)
 	var a, b end
 	answered := make(chan struct{})
-	b.deliver = func(now time.Duration, p *tlp.Packet) bool {
+	b.receive = func(at engine.Entry, p *tlp.Packet) bool {
 		reply := &tlp.Packet{Type: tlp.CplD, Length: 1, Requester: p.Requester, Tag: p.Tag, ByteCount: 4, Data: make([]byte, 4)}
-		if err := b.binding.Send(now, reply); err != nil {
+		if err := b.binding.Send(at, reply); err != nil {
 			t.Error(err)
 		}
 		return true
 	}
-	a.deliver = func(time.Duration, *tlp.Packet) bool {
+	a.receive = func(engine.Entry, *tlp.Packet) bool {
 		close(answered)
 		return true
 	}
 	r.join(r.configs(1, link.CipherAES256GCM), &a, &b)
 	read := &tlp.Packet{Type: tlp.MRd, Tag: 7}
 	read.SetMemory(0x1000, 4)
-	now := a.group.Enter()
-	if err := a.binding.Send(now, read); err != nil {
+	at := a.group.Enter()
+	if err := a.binding.Send(at, read); err != nil {
 		t.Fatal(err)
 	}
-	a.group.Leave()
+	a.group.Leave(at)
 	wait(t, answered, "the completion")
 
-	a.group.Enter()
-	whole, none := a.binding.RoundTrips()
-	a.group.Leave()
-	b.group.Enter()
-	nothing, served := b.binding.RoundTrips()
-	b.group.Leave()
+	at = a.group.Enter()
+	whole, none := a.binding.RoundTrips(at)
+	a.group.Leave(at)
+	at = b.group.Enter()
+	nothing, served := b.binding.RoundTrips(at)
+	b.group.Leave(at)
 	if whole.Samples != 1 || served.Samples != 1 || whole.Smoothed <= served.Smoothed {
 		t.Errorf("a request took %+v, of which %+v in the other end", whole, served)
 	}
@@ -161,90 +161,35 @@ func TestRoundTrips(t *testing.T) {
 	}
 }
 
-func TestSampler(t *testing.T) {
-	request := func(tag pcie.Tag) *tlp.Packet { return &tlp.Packet{Type: tlp.MRd, Length: 32, Tag: tag} }
-	data := func(tag pcie.Tag, left uint16) *tlp.Packet {
-		return &tlp.Packet{Type: tlp.CplD, Length: 16, ByteCount: left, Tag: tag, Data: make([]byte, 64)}
+// watched returns a fabric, a binding of it, and a TLP to watch.
+func watched(t testing.TB) (*Fabric, *engine.Binding, *tlp.Packet) {
+	t.Helper()
+	f := open(t, PathConfig{})
+	g := f.NewGroup()
+	e := g.Enter()
+	defer g.Leave(e)
+	b, err := g.Attach(e, engine.BindingConfig{
+		Link: linktest.Ends(link.CipherNone, 9000)[0], Peers: f.Addrs(), Handler: &end{states: make(chan link.State, 9)},
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
-	type step struct {
-		at time.Duration
-		p  *tlp.Packet
-	}
-	for _, tc := range []struct {
-		name  string
-		steps []step
-		want  RoundTrip
-	}{
-		{"one completion", []step{{10, request(1)}, {30, data(1, 64)}}, RoundTrip{20, 20, 20, 1}},
-		{"the last of two", []step{{10, request(1)}, {30, data(1, 128)}, {50, data(1, 64)}}, RoundTrip{40, 40, 40, 1}},
-		{"one request at a time", []step{{10, request(1)}, {20, request(2)}, {30, data(2, 64)}, {40, data(1, 64)}}, RoundTrip{30, 30, 30, 1}},
-		{"an error ends it", []step{{10, request(1)}, {30, &tlp.Packet{Type: tlp.Cpl, Status: pcie.UnsupportedRequest, ByteCount: 128, Tag: 1}}}, RoundTrip{20, 20, 20, 1}},
-		{"of a write", []step{{10, &tlp.Packet{Type: tlp.CfgWr0, Tag: 1}}, {30, &tlp.Packet{Type: tlp.Cpl, ByteCount: 4, Tag: 1}}}, RoundTrip{20, 20, 20, 1}},
-		{"another requester", []step{{10, request(1)}, {30, &tlp.Packet{Type: tlp.Cpl, Requester: 8, Tag: 1}}}, RoundTrip{}},
-		{"not too often", []step{{10, request(1)}, {20, data(1, 64)}, {30, request(2)}, {90, data(2, 64)}}, RoundTrip{10, 10, 10, 1}},
-		{
-			"smoothed",
-			[]step{{10, request(1)}, {20, data(1, 64)}, {2 * sampleEvery, request(2)}, {2*sampleEvery + 90, data(2, 64)}},
-			RoundTrip{20, 10, 90, 2},
-		},
-		{
-			"one that is not answered is given up",
-			[]step{{10, request(1)}, {11 + sampleLimit, request(2)}, {31 + sampleLimit, data(2, 64)}},
-			RoundTrip{20, 20, 20, 1},
-		},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			var s sampler
-			for _, step := range tc.steps {
-				s.see(step.at, step.p, func() time.Duration { return step.at })
-			}
-			if s.RoundTrip != tc.want {
-				t.Errorf("%+v, want %+v", s.RoundTrip, tc.want)
-			}
-		})
-	}
+	return f, b, write(0x1000, 128)
 }
 
-func watched() (*Binding, *tlp.Packet) {
-	f := &Fabric{start: time.Now()}
-	b := &Binding{group: &Group{fabric: f}, id: 1, local: frame.Endpoint{Node: 1}, remote: frame.Endpoint{Node: 2}}
-	return b, write(0x1000, 128)
-}
-
-// Nothing is allocated while nobody captures, nor for each TLP while somebody does.
+// A capture allocates nothing for each TLP.
 func TestWatchDoesNotAllocate(t *testing.T) {
-	b, p := watched()
-	reply := &tlp.Packet{Type: tlp.CplD, Length: 1, ByteCount: 4, Data: make([]byte, 4)}
-	request := &tlp.Packet{Type: tlp.MRd, Length: 1}
-	if n := testing.AllocsPerRun(100, func() {
-		b.watch(false, p)
-		b.watch(false, request)
-		b.watch(true, reply)
-	}); n != 0 {
-		t.Errorf("%v allocations without a capture", n)
-	}
+	f, b, p := watched(t)
 	list := []*capture.Session{capture.NewSession(capture.Options{Buffer: 1 << 16})}
-	b.group.fabric.captures.list.Store(&list)
+	f.captures.list.Store(&list)
+	w := engine.Watcher(watcher{f})
+	if !w.Watching() {
+		t.Fatal("the group does not see the capture")
+	}
 	for range 1000 {
-		b.watch(false, p) // fills the buffer
+		w.TLP(b, false, p) // fills the buffer
 	}
-	if n := testing.AllocsPerRun(100, func() { b.watch(false, p) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { w.TLP(b, false, p) }); n != 0 {
 		t.Errorf("%v allocations with a capture", n)
-	}
-}
-
-// What the data plane pays for being watched, of 150 ns that a TLP may cost.
-func BenchmarkWatch(b *testing.B) {
-	w, p := watched()
-	for _, tc := range []struct {
-		name string
-		p    *tlp.Packet
-	}{{"Write", p}, {"Read", &tlp.Packet{Type: tlp.MRd, Length: 1}}} {
-		b.Run(tc.name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				w.watch(false, tc.p)
-			}
-		})
 	}
 }
