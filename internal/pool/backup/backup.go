@@ -31,8 +31,8 @@ import (
 // Version is the format's.
 const Version = 1
 
-// MaxLine bounds a line, in bytes: a node with a thousand slots takes one.
-const MaxLine = 8 << 20
+// MaxLine bounds a line, in bytes: more than any store takes in a record.
+const MaxLine = 16 << 20
 
 // ErrTruncated says that a backup ends too early.
 var ErrTruncated = errors.New("the file is truncated: its last line is not there")

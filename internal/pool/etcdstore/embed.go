@@ -64,7 +64,7 @@ func (s *Store) embed() error {
 	level.SetLevel(zap.WarnLevel)
 	s.silence = func() { level.SetLevel(zap.DPanicLevel) }
 	s.server, s.client = server, v3client.New(server.Server)
-	s.maxOps, s.maxBytes = embeddedOps, embeddedBytes
+	s.maxOps, s.maxBytes, s.maxRecord = embeddedOps, embeddedBytes, embeddedRequest-requestSlack
 	return nil
 }
 
@@ -74,7 +74,7 @@ func (s *Store) embedConfig(level zap.AtomicLevel) (*embed.Config, error) {
 	cfg.Name = cmp.Or(s.opts.Name, "manager")
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zapTo(s.log, level))
 	cfg.MaxTxnOps = embeddedOps + 8
-	cfg.MaxRequestBytes = embeddedBytes + embeddedBytes/2
+	cfg.MaxRequestBytes = embeddedRequest
 	cfg.QuotaBackendBytes = s.opts.Quota
 	cfg.BootstrapDefragThresholdMegabytes = 64
 	cfg.AutoCompactionMode, cfg.AutoCompactionRetention = embed.CompactorModePeriodic, "0" // Store.compact does it

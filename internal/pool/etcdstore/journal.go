@@ -70,7 +70,8 @@ func (s *Store) removeJournal(ctx context.Context) error {
 }
 
 // replayJournal completes or removes the change that an earlier leader left in the
-// journal.
+// journal. A complete journal can be carried out: Commit refuses a record that etcd
+// does not take before it writes the first piece.
 func (s *Store) replayJournal(ctx context.Context) error {
 	pieces, err := s.list(ctx, s.key("journal/"))
 	if err != nil {
@@ -94,6 +95,16 @@ func (s *Store) replayJournal(ctx context.Context) error {
 	c := &change{}
 	if err := json.Unmarshal([]byte(raw.String()), c); err != nil {
 		return fmt.Errorf("etcdstore: the journal is damaged: restore a backup of the state: %w", err)
+	}
+	for k, v := range c.Put {
+		if s.tooLarge(v) {
+			// An earlier version wrote it, which did not bound records. It told its
+			// caller that the change may not have happened. Leave the record out, so
+			// that a manager can lead.
+			s.log.Error("the journal has a record that is too large to store: leaving it out",
+				"record", k, "bytes", len(v), "limit", s.maxRecord)
+			delete(c.Put, k)
+		}
 	}
 	s.log.Info("carrying out a change that the last leader left in the journal", "records", len(c.Put)+len(c.Remove))
 	return s.carryOut(ctx, c)

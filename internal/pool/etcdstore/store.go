@@ -85,11 +85,16 @@ const (
 
 	// An existing cluster is assumed to have etcd's default limits: 128 operations in
 	// a transaction, one of them for the guard, and 1.5 MiB in a request.
-	externalOps   = 120
-	externalBytes = 1 << 20
+	externalOps     = 120
+	externalBytes   = 1 << 20
+	externalRequest = 1.5 * (1 << 20)
 	// The embedded server's limits are set slightly above these.
-	embeddedOps   = 4096
-	embeddedBytes = 6 << 20
+	embeddedOps     = 4096
+	embeddedBytes   = 6 << 20
+	embeddedRequest = 9 << 20
+	// requestSlack is the room that a request has beside a record: for its key, the
+	// conditions and the guard.
+	requestSlack = 64 << 10
 )
 
 // ErrDeposed is returned for a write that did not happen because another manager
@@ -106,6 +111,9 @@ type Store struct {
 	silence  func() // turns off the embedded server's log
 	maxOps   int
 	maxBytes int
+	// maxRecord is the size in bytes of the largest record that a transaction of
+	// its own can write.
+	maxRecord int
 
 	term     atomic.Pointer[term] // nil: this manager has not led yet
 	managers atomic.Pointer[[]*dxpuv1.ManagerInfo]
@@ -126,7 +134,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if o.Self == nil {
 		o.Self = &dxpuv1.ManagerInfo{}
 	}
-	s := &Store{opts: o, log: o.Log, maxOps: externalOps, maxBytes: externalBytes, unlock: func() error { return nil }}
+	s := &Store{opts: o, log: o.Log, maxOps: externalOps, maxBytes: externalBytes, maxRecord: externalRequest - requestSlack, unlock: func() error { return nil }}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -221,6 +229,9 @@ func (s *Store) Commit(ctx context.Context, put map[string][]byte, remove []stri
 	}
 	size := 0
 	for k, v := range put {
+		if s.tooLarge(v) {
+			return &TooLargeError{k, len(v), s.maxRecord}
+		}
 		size += len(k) + len(v)
 	}
 	if len(put)+len(remove) > s.maxOps || size > s.maxBytes {
@@ -228,6 +239,19 @@ func (s *Store) Commit(ctx context.Context, put map[string][]byte, remove []stri
 	}
 	return s.write(ctx, s.ops(put, remove), s.leadingUnchanged())
 }
+
+// TooLargeError says that a record is larger than etcd takes in a request.
+// Nothing was written.
+type TooLargeError struct {
+	Key         string
+	Size, Limit int // bytes
+}
+
+func (e *TooLargeError) Error() string {
+	return fmt.Sprintf("etcdstore: record %s has %d bytes, at most %d can be stored", e.Key, e.Size, e.Limit)
+}
+
+func (s *Store) tooLarge(record []byte) bool { return len(record) > s.maxRecord }
 
 func (s *Store) ops(put map[string][]byte, remove []string) []clientv3.Op {
 	ops := make([]clientv3.Op, 0, len(put)+len(remove)+1)

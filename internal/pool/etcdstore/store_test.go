@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"net/url"
 	"os"
@@ -290,6 +291,70 @@ func TestLargeChangeIsAtomic(t *testing.T) {
 			}
 			happened = false
 		}
+	}
+}
+
+// Commit refuses a record that etcd does not take before it writes anything, alone and
+// in a change that goes through the journal.
+func TestTooLargeRecord(t *testing.T) {
+	for name, o := range map[string]Options{"embedded": {Dir: t.TempDir()}, "external": {Endpoints: []string{external(t)}}} {
+		t.Run(name, func(t *testing.T) {
+			s := open(t, o)
+			lead(t, s)
+			largest := bytes.Repeat([]byte("x"), s.maxRecord)
+			if err := s.Commit(t.Context(), map[string][]byte{"lease/l-1": largest}, nil); err != nil {
+				t.Errorf("the largest record: %v", err)
+			}
+			if err := s.Commit(t.Context(), map[string][]byte{"lease/l-2": largest, "lease/l-3": largest, "node/a": []byte("a")}, nil); err != nil {
+				t.Errorf("several of the largest records: %v", err)
+			}
+			for _, others := range []int{0, 2 * s.maxOps} {
+				put := map[string][]byte{"lease/l-7": append(largest, 'x')}
+				for i := range others {
+					put[fmt.Sprint("node/", i)] = []byte("x")
+				}
+				err := s.Commit(t.Context(), put, nil)
+				var large *TooLargeError
+				if !errors.As(err, &large) || large.Key != "lease/l-7" || large.Size != s.maxRecord+1 || large.Limit != s.maxRecord {
+					t.Errorf("with %d others: %v", others, err)
+				}
+			}
+			if left, err := s.list(t.Context(), s.key("journal/")); err != nil || len(left) != 0 {
+				t.Errorf("the journal has %d pieces, %v", len(left), err)
+			}
+			records, err := s.Load(t.Context())
+			if err != nil || len(records) != 4 || records["lease/l-7"] != nil {
+				t.Errorf("%d records are stored, %v", len(records), err)
+			}
+		})
+	}
+}
+
+// The journal of an earlier version may hold a record that is too large to store. The
+// leader logs which one, leaves it out, and leads.
+func TestJournalWithTooLargeRecord(t *testing.T) {
+	var log bytes.Buffer
+	s := open(t, Options{Dir: t.TempDir(), Log: slog.New(slog.NewTextHandler(&log, nil))})
+	lead(t, s)
+	limit := s.maxRecord
+	s.maxRecord = math.MaxInt
+	err := s.Commit(t.Context(), map[string][]byte{"meta": []byte("m"), "lease/l-6": []byte("6"), "lease/l-7": bytes.Repeat([]byte("x"), 2*embeddedRequest)}, nil)
+	if err == nil {
+		t.Fatal("a record of 18 MiB was stored")
+	}
+	s.maxRecord = limit
+	records, err := s.Load(t.Context())
+	if err != nil || text(records) != "lease/l-6=6 meta=m" {
+		t.Errorf("%.200s, %v", text(records), err)
+	}
+	if left, err := s.list(t.Context(), s.key("journal/")); err != nil || len(left) != 0 {
+		t.Errorf("the journal has %d pieces, %v", len(left), err)
+	}
+	if want := fmt.Sprintf("record=lease/l-7 bytes=%d limit=%d", 2*embeddedRequest, limit); !strings.Contains(log.String(), want) {
+		t.Errorf("the log does not say %q:\n%s", want, log.String())
+	}
+	if err := s.Commit(t.Context(), record("l-8"), nil); err != nil {
+		t.Error(err)
 	}
 }
 

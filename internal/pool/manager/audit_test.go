@@ -109,9 +109,12 @@ func TestAuditLogStaysReadable(t *testing.T) {
 	w := newAccessWorld(t)
 	callJSON(w.handler, "/dxpu.v1.PoolService/%ff", "no token", "192.0.2.7:1", []byte(`{}`))
 	for _, shift := range []string{"", "x"} { // of one of them the cut is within a letter
-		reason := shift + strings.Repeat("é", maxAuditRequest)
-		if got := callJSON(w.handler, "/dxpu.v1.PoolService/Cordon", w.secrets["admin"], "192.0.2.7:1",
-			[]byte(`{"target":{"boxId":"b2"},"reason":"`+reason+`"}`)); got.code != "ok" {
+		labels := ""
+		for i := range maxAuditRequest / maxText * 2 {
+			labels += fmt.Sprintf(`%q:"%s",`, fmt.Sprint(shift, i), strings.Repeat("é", maxText/2))
+		}
+		if got := callJSON(w.handler, "/dxpu.v1.PoolService/CreateLease", w.secrets["admin"], "192.0.2.7:1",
+			[]byte(`{"spec":{"count":1,"wait":true,"labels":{`+strings.TrimSuffix(labels, ",")+`}}}`)); got.code != "ok" {
 			t.Fatal(got)
 		}
 	}

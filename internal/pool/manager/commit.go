@@ -221,6 +221,9 @@ func (m *Manager) updateLocked(ctx context.Context, fn func(*tx) error) (*commit
 	t.wakeDue()
 	err := fn(t)
 	if err == nil {
+		err = t.checkNodes()
+	}
+	if err == nil {
 		t.audit()
 		err = t.settle()
 	}

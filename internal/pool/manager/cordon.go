@@ -10,7 +10,7 @@ import (
 
 // Cordon implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) Cordon(ctx context.Context, req *connect.Request[dxpuv1.CordonRequest]) (*connect.Response[dxpuv1.CordonResponse], error) {
-	c := &cordon{Reason: bounded(req.Msg.Reason)}
+	c := &cordon{Reason: req.Msg.Reason}
 	if err := s.m.cordon(ctx, req.Msg.Target, req.Msg.ResourceVersion, c); err != nil {
 		return nil, apiError(err)
 	}

@@ -43,7 +43,7 @@ func (s *poolService) Drain(ctx context.Context, req *connect.Request[dxpuv1.Dra
 		if r.ResourceVersion != 0 && r.ResourceVersion != n.ResourceVersion {
 			return conflict("target", n.ID, n.ResourceVersion, r.ResourceVersion)
 		}
-		c := &cordon{Reason: bounded(r.Reason), Drain: &drain{Since: t.now}}
+		c := &cordon{Reason: r.Reason, Drain: &drain{Since: t.now}}
 		if r.Deadline != nil {
 			c.Drain.Deadline = t.now.Add(r.Deadline.AsDuration())
 		}

@@ -214,7 +214,12 @@ func newWorld(t fataler, cfg Config, nodes ...*fakeNode) *world {
 	if err != nil {
 		t.Fatalf("New: %v", err)
 	}
-	m.state.meta.Incarnation = 0 // plain IDs: the first binding is b-1
+	if err := m.update(context.Background(), func(tx *tx) error {
+		tx.meta.Incarnation = 0 // plain IDs: the first binding is b-1
+		return nil
+	}); err != nil {
+		t.Fatalf("plain IDs: %v", err)
+	}
 	w := &world{t: t, m: m, clock: c, nodes: map[string]*fakeNode{}}
 	for _, n := range nodes {
 		n.has = map[uint32]*dxpuv1.ObservedBinding{}

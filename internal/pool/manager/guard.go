@@ -24,7 +24,11 @@ func denied(format string, args ...any) error {
 func (g *guard) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		c := callOf(ctx, req.Spec())
-		if err := g.m.allow(c, req.Any()); err != nil {
+		err := g.m.allow(c, req.Any())
+		if err == nil {
+			err = checkBounds(req.Any())
+		}
+		if err != nil {
 			g.m.auditRefusal(ctx, c, err)
 			return nil, err
 		}
@@ -68,6 +72,9 @@ func (s *guardedStream) Receive(msg any) error {
 		return err
 	}
 	err := s.m.allow(s.c, msg)
+	if err == nil {
+		err = checkBounds(msg)
+	}
 	if err != nil || s.c.changes {
 		s.m.auditRefusal(s.c.request.Context(), s.c, err)
 	}

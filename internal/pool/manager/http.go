@@ -11,8 +11,8 @@ import (
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 )
 
-// maxRequest bounds the body of a call, in bytes: a report of maxSlots slots
-// with every field full is well below.
+// maxRequest bounds the body of a call, in bytes: a report of maxSlots slots has
+// less than half of it.
 const maxRequest = 4 << 20
 
 // minCompress is the size in bytes from which on answers are compressed: those to

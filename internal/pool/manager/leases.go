@@ -190,10 +190,10 @@ func (t *tx) succeed(id string, pick placement.Ref) {
 	b := t.bindings.edit(id)
 	l := t.editLease(b.LeaseID)
 	if b.Reason == dxpuv1.Reason_REASON_ATTACH_FAILED {
-		l.Avoid = append(l.Avoid, b.ref())
+		l.avoid(b)
 		l.Attempts++
 	}
-	l.Explanation = append(l.Explanation, fmt.Sprintf("GPU %s was replaced by %s (%s).", b.gpuID(), pick, reasonWord(b.Reason)))
+	l.explain(fmt.Sprintf("GPU %s was replaced by %s (%s).", b.gpuID(), pick, reasonWord(b.Reason)))
 	next := t.bind(l, b.HostID, b.HostSlot, pick, b)
 	next.Grown, next.Tries = b.Grown, b.Tries+1
 	e := next.event(dxpuv1.EventType_EVENT_TYPE_GPU_REPLACED)
@@ -249,7 +249,7 @@ func (t *tx) settled(b *bindingRecord) bool {
 // enterLease moves a lease into a state and says so.
 func (t *tx) enterLease(id string, s dxpuv1.LeaseState, why string) {
 	l := t.editLease(id)
-	l.State, l.StateReason = s, why
+	l.State, l.StateReason = s, cut(why, maxReason)
 	t.positions = nil
 	if l.ended() {
 		l.EndTime = t.now

@@ -35,8 +35,8 @@ func (t *tx) preempt(l *leaseRecord) bool {
 	if len(names) > 1 {
 		why = fmt.Sprintf("leases %s give way", strings.Join(names, ", "))
 	}
-	l.Explanation = append(l.Explanation, strings.ToUpper(why[:1])+why[1:]+".")
-	l.StateReason = why
+	l.explain(strings.ToUpper(why[:1]) + why[1:] + ".")
+	l.StateReason = cut(why, maxReason)
 	return true
 }
 

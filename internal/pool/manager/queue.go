@@ -63,7 +63,8 @@ func (t *tx) grant(id string) bool {
 // still, which the new one waits for.
 func (t *tx) give(id string, d placement.Decision, h placement.HostDecision, held map[placement.Ref]string) {
 	l := t.editLease(id)
-	l.Explanation = slices.Concat(h.Why, d.Why)
+	l.Explanation = nil
+	l.explain(slices.Concat(h.Why, d.Why)...)
 	l.HostID = h.Host
 	l.Model = t.modelAt(d.Picks[0])
 	for i, gpu := range d.Picks {

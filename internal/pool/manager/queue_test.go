@@ -179,7 +179,6 @@ func TestTenantAPI(t *testing.T) {
 	}{
 		{nil, "tenant: must be set"},
 		{&dxpuv1.Tenant{Id: "A"}, "tenant.id"},
-		{&dxpuv1.Tenant{Id: "a", Description: strings.Repeat("x", 257)}, "tenant.description"},
 		{&dxpuv1.Tenant{Id: "a", Quota: &dxpuv1.Quota{MaxPriority: proto.Int32(101)}}, "tenant.quota.max_priority"},
 		{&dxpuv1.Tenant{Id: "a", Quota: &dxpuv1.Quota{MaxGpusByModel: map[string]uint32{"": 1}}}, "tenant.quota.max_gpus_by_model"},
 	} {

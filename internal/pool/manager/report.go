@@ -11,34 +11,6 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// Bounds of what a node may tell: far above any real node, low enough that a
-// broken one cannot fill the manager's memory.
-const (
-	maxSlots     = 1024
-	maxAddresses = 64
-	maxLabels    = 64
-	maxText      = 256
-)
-
-func checkReport(o *dxpuv1.ObservedState) error {
-	switch {
-	case len(o.Slots) > maxSlots:
-		return invalid("state.slots: %d slots, at most %d", len(o.Slots), maxSlots)
-	case len(o.Addresses) > maxAddresses:
-		return invalid("state.addresses: %d addresses, at most %d", len(o.Addresses), maxAddresses)
-	case len(o.Labels) > maxLabels:
-		return invalid("state.labels: %d labels, at most %d", len(o.Labels), maxLabels)
-	}
-	seen := map[uint32]bool{}
-	for _, s := range o.Slots {
-		if s == nil || seen[s.Slot] {
-			return invalid("state.slots: slot %d is listed twice", s.GetSlot())
-		}
-		seen[s.Slot] = true
-	}
-	return nil
-}
-
 // bounded cuts a text that somebody sent.
 func bounded(s string) string { return cut(s, maxText) }
 

@@ -77,8 +77,8 @@ func (t *tx) grow(l *leaseRecord, count uint32) error {
 			fmt.Errorf("count: lease %s cannot grow by %d GPUs now: %s", l.ID, more, strings.TrimSuffix(why, ".")))
 	}
 	l = t.setCount(l.ID, count, "")
-	l.Explanation = append(l.Explanation, fmt.Sprintf("It grew by %d GPUs.", more))
-	l.Explanation = append(l.Explanation, d.Why...)
+	l.explain(fmt.Sprintf("It grew by %d GPUs.", more))
+	l.explain(d.Why...)
 	for i, pick := range d.Picks {
 		t.bind(l, h.Host, h.Slots[i], pick, nil).Grown = true
 	}

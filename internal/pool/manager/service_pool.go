@@ -27,9 +27,6 @@ type poolService struct {
 
 // CreateLease implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) CreateLease(ctx context.Context, req *connect.Request[dxpuv1.CreateLeaseRequest]) (*connect.Response[dxpuv1.CreateLeaseResponse], error) {
-	if len(req.Msg.RequestId) > 128 {
-		return nil, invalid("request_id: longer than 128 characters")
-	}
 	spec := proto.CloneOf(req.Msg.Spec)
 	if err := checkSpec(spec); err != nil {
 		return nil, err

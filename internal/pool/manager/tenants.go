@@ -11,9 +11,6 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// maxModels bounds a quota's list of models.
-const maxModels = 256
-
 // ListTenants implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) ListTenants(_ context.Context, req *connect.Request[dxpuv1.ListTenantsRequest]) (*connect.Response[dxpuv1.ListTenantsResponse], error) {
 	res := &dxpuv1.ListTenantsResponse{}
@@ -91,15 +88,9 @@ func checkTenant(t *dxpuv1.Tenant) error {
 		return invalid("tenant: must be set")
 	case !tenantPattern.MatchString(t.Id):
 		return invalid("tenant.id: %q is not 1 to 63 of a-z, 0-9, '.', '_' and '-'", t.Id)
-	case len(t.Description) > maxText:
-		return invalid("tenant.description: longer than %d characters", maxText)
-	case len(t.Quota.GetMaxGpusByModel()) > maxModels:
-		return invalid("tenant.quota.max_gpus_by_model: more than %d models", maxModels)
 	}
-	for model := range t.Quota.GetMaxGpusByModel() {
-		if model == "" || len(model) > maxText {
-			return invalid("tenant.quota.max_gpus_by_model: %q is no model; 1 to %d characters", bounded(model), maxText)
-		}
+	if _, ok := t.Quota.GetMaxGpusByModel()[""]; ok {
+		return invalid("tenant.quota.max_gpus_by_model: a model without a name")
 	}
 	if p := t.Quota.GetMaxPriority(); p < -100 || p > 100 {
 		return invalid("tenant.quota.max_priority: %d is not -100 to 100", p)

@@ -47,9 +47,6 @@ func checkToken(r *dxpuv1.CreateTokenRequest) error {
 	default:
 		return invalid("role: must be ROLE_ADMIN, ROLE_OPERATOR or ROLE_TENANT; nodes enrol with a join token")
 	}
-	if len(r.Description) > maxText {
-		return invalid("description: longer than %d characters", maxText)
-	}
 	return checkDuration("expires_after", r.ExpiresAfter)
 }
 

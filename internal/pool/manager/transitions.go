@@ -171,7 +171,7 @@ func (t *tx) release(id string, reason dxpuv1.Reason, grace bool) {
 // drop takes down a binding that broke.
 func (t *tx) drop(id string, to dxpuv1.BindingState, reason dxpuv1.Reason, detail string) {
 	b := t.bindings.edit(id)
-	b.Reason, b.Detail = reason, detail
+	b.Reason, b.Detail = reason, bounded(detail)
 	t.enter(b, to)
 }
 
@@ -179,6 +179,10 @@ func (t *tx) drop(id string, to dxpuv1.BindingState, reason dxpuv1.Reason, detai
 // reports whether anything changed.
 func (t *tx) advance(id string) bool {
 	b := t.bindings.get(id)
+	if b.good() && t.leases.get(b.LeaseID) == nil { // the store had to leave its record out
+		t.release(id, dxpuv1.Reason_REASON_LEASE_DELETED, false)
+		return true
+	}
 	switch b.State {
 	case preparing:
 		if b.Waits != "" {
@@ -340,7 +344,7 @@ func (t *tx) addSteps(b *bindingRecord, node string, o *dxpuv1.ObservedBinding) 
 		if s.Time == nil {
 			when = at
 		}
-		b.Steps = append(b.Steps, stepRecord{Name: s.Name, Time: when, Duration: s.Duration.AsDuration(), NodeID: node})
+		b.Steps = append(b.Steps, stepRecord{Name: bounded(s.Name), Time: when, Duration: s.Duration.AsDuration(), NodeID: node})
 	}
 }
 

@@ -107,7 +107,7 @@ func (t *tx) editLease(id string) *leaseRecord {
 func (t *tx) event(e *dxpuv1.Event, format string, args ...any) {
 	e.Revision = t.revision()
 	e.Time = timestamppb.New(t.now)
-	e.Message = fmt.Sprintf(format, args...)
+	e.Message = cut(fmt.Sprintf(format, args...), maxReason)
 	if l := t.leases.get(e.LeaseId); l != nil && e.Tenant == "" {
 		e.Tenant = l.spec.Tenant
 	}

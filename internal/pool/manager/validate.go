@@ -21,14 +21,8 @@ func checkSpec(s *dxpuv1.LeaseSpec) error {
 		return invalid("spec: must be set")
 	case s.Count < 1 || s.Count > maxGPUs:
 		return invalid("spec.count: %d is not 1 to %d", s.Count, maxGPUs)
-	case len(s.Model) > maxText:
-		return invalid("spec.model: longer than %d characters", maxText)
-	case len(s.HostId) > maxText || len(s.HostDomain) > maxText:
-		return invalid("spec.host_id, spec.host_domain: longer than %d characters", maxText)
 	case s.Priority < -100 || s.Priority > 100:
 		return invalid("spec.priority: %d is not -100 to 100", s.Priority)
-	case len(s.Labels) > maxLabels || len(s.HostLabels) > maxLabels:
-		return invalid("spec.labels, spec.host_labels: more than %d labels", maxLabels)
 	case s.BoxKind < 0 || s.BoxKind > dxpuv1.BoxKind_BOX_KIND_NVLINK:
 		return invalid("spec.box_kind: %d is unknown", s.BoxKind)
 	case unknownPreference(s.Nvlink):
