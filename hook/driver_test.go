@@ -60,6 +60,53 @@ func TestOldDriver(t *testing.T) {
 	}
 }
 
+// No entry leads to the driver before the table is complete, because wrappers use
+// the functions of other symbols.
+func TestTableIsPublishedWhole(t *testing.T) {
+	r := needRig(t)
+	for _, way := range ways[:2] {
+		res := r.do(t, run{program: way.program, way: way.arg, scenario: "every", env: inject("FAKE_RESOLVER=1")})
+		if n := res.count("^entry while the table is filled: 100$"); n != 1 { // CUDA_ERROR_NO_DEVICE
+			t.Errorf("%s: the entry reached the driver:\n%s", way.name, strings.Join(res.log[:3], "\n"))
+		}
+	}
+}
+
+// Several threads that make the first call at the same time lose no insertion.
+func TestFirstCalls(t *testing.T) {
+	r := needRig(t)
+	for i := range 40 {
+		way := ways[i%2]
+		stats := filepath.Join(t.TempDir(), "stats")
+		r.do(t, run{program: way.program, way: way.arg, scenario: "first", env: inject("FAKE_QUIET=1", "DXPU_STATS="+stats)})
+		if s := readStats(t, stats); s.Kernels != 400 || s.Spins != 400 || s.NotReady != 0 || s.Failed != 0 {
+			t.Fatalf("%s, run %d: %+v, want 400 kernels and insertions", way.name, i, s)
+		}
+	}
+}
+
+// A constructor may call the driver, under the loader's lock, while another thread
+// looks for the driver, which needs that lock.
+func TestFirstCallInConstructor(t *testing.T) {
+	r := needRig(t)
+	for _, way := range ways[:2] {
+		r.do(t, run{program: way.program, way: way.arg, scenario: "loader", env: inject("CONSTRUCTOR=" + filepath.Join(r.dir, "constructor.so"))})
+	}
+}
+
+// The library does not keep pointers into the program's environment.
+func TestChangedEnvironment(t *testing.T) {
+	r := needRig(t)
+	stats := filepath.Join(t.TempDir(), "stats")
+	res := r.do(t, run{scenario: "environment", env: inject("DXPU_STATS=" + stats)})
+	if res.errOut != "" {
+		t.Error(res.errOut)
+	}
+	if s := readStats(t, stats); s.Spins != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
 func TestNoDriver(t *testing.T) {
 	r := needRig(t)
 	for _, way := range []string{"program", "linked"} {
@@ -200,7 +247,7 @@ func TestSanitizers(t *testing.T) {
 			if err := command("..", "make", "-f", "hook/Makefile", "hook", "HOOKOUT="+dir, "CC="+r.cc, "CFLAGS="+tc.flags, "LDFLAGS=-Wl,-z,undefs"); err != nil {
 				t.Fatal(err)
 			}
-			for _, scenario := range []string{"every", "late", "graph", "conditional", "threads", "fork", "resolution"} {
+			for _, scenario := range []string{"every", "late", "graph", "conditional", "threads", "first", "fork", "resolution"} {
 				res := r.do(t, run{program: tc.name, scenario: scenario, hookDir: "hook-" + tc.name, env: []string{
 					"DXPU_RTT=6.8us", "DXPU_TRACE=" + t.TempDir() + "/t.%p", "DXPU_STATS=" + t.TempDir() + "/s.%p",
 					"ASAN_OPTIONS=detect_leaks=0", "TSAN_OPTIONS=halt_on_error=1",

@@ -64,6 +64,9 @@ func buildRig(dir string) (rig, error) {
 		" cuMemPrefetchAsync_v2*; cuMemPrefetchBatchAsync*; cuMemDiscardAndPrefetchBatchAsync*; cuGraphAddNode*; cuGraphNodeGetParams; };"); err != nil {
 		return r, err
 	}
+	if err := command(".", r.cc, "-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "testdata/constructor.c", "-o", filepath.Join(dir, "constructor.so"), "-ldl"); err != nil {
+		return r, err
+	}
 	if err := r.program(filepath.Join(dir, "program"), "-ldl"); err != nil {
 		return r, err
 	}
@@ -98,7 +101,7 @@ func (r rig) fake(dir, versionScript string) error {
 }
 
 func (r rig) program(out string, flags ...string) error {
-	args := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-Isrc", "-Itestdata/fake", "testdata/program.c", "testdata/late.c", "-o", out, "-pthread"}, flags...)
+	args := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-Isrc", "-Itestdata/fake", "testdata/program.c", "testdata/late.c", "-o", out, "-pthread", "-rdynamic"}, flags...)
 	return command(".", r.cc, args...)
 }
 

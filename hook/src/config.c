@@ -43,6 +43,14 @@ static const char *set(const char *name)
 	return v && *v ? v : NULL;
 }
 
+/* The program may change or free the string that getenv returned. */
+static const char *set_copy(const char *name)
+{
+	const char *v = set(name);
+
+	return v ? strdup(v) : NULL;
+}
+
 static void get_time(const char *name, double *to)
 {
 	const char *v = set(name);
@@ -118,8 +126,8 @@ void dxpu_configure(void)
 	c->calibrate = get_flag("DXPU_CALIBRATE", true);
 	c->syncs = get_flag("DXPU_SYNCS", false);
 	c->verbose = get_flag("DXPU_VERBOSE", false);
-	c->trace = set("DXPU_TRACE");
-	c->stats = set("DXPU_STATS");
+	c->trace = set_copy("DXPU_TRACE");
+	c->stats = set_copy("DXPU_STATS");
 	c->inject = rtt >= 0;
 	c->rtt = c->inject ? rtt : c->native;
 	if (c->inject && c->rtt < c->native) {

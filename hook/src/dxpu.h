@@ -43,14 +43,17 @@ extern const struct call dxpu_calls[DXPU_CALLS];
 /* Where each entry jumps to. */
 extern _Atomic(void *) dxpu_table[DXPU_SYMBOLS];
 
-/* The driver's own functions; NULL where it has none. Fixed once filled. */
-extern void *dxpu_real[DXPU_SYMBOLS];
+/*
+ * The driver's own functions, NULL if it has none. They are set before any entry
+ * leads to a wrapper, and do not change.
+ */
+extern _Atomic(void *) dxpu_real[DXPU_SYMBOLS];
 
-/* Fills the table if that has not been done, and returns the entry's target. */
+/* Finds the driver and fills the table if necessary; returns the entry's target. */
 void *dxpu_resolve(unsigned symbol) __attribute__((visibility("hidden")));
 
-/* Calls the driver's own function; its type is that of the wrapper. */
-#define REAL(type, symbol) ((type)dxpu_real[SYM_##symbol])
+/* The driver's own function, of the given type. */
+#define REAL(type, symbol) ((type)atomic_load_explicit(&dxpu_real[SYM_##symbol], memory_order_relaxed))
 
 /* ---- config.c: the environment ---- */
 
@@ -68,7 +71,7 @@ struct config {
 	double native_rate;  /* bytes per ns; 0: measure */
 	double kernel_cost, copy_cost; /* ns; below 0: measure */
 	size_t scratch;      /* bytes of each scratch buffer */
-	const char *trace, *stats;
+	const char *trace, *stats; /* copies: the program may change its environment */
 };
 
 extern struct config dxpu_config;

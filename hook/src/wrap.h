@@ -9,7 +9,7 @@
 #include "dxpu.h"
 
 /* The driver's function behind the wrapper of the same name. */
-#define DRIVER(symbol) ((__typeof__(&hook_##symbol))dxpu_real[SYM_##symbol])
+#define DRIVER(symbol) REAL(__typeof__(&hook_##symbol), symbol)
 
 /* Declares and begins the wrapper; the compiler wants a prototype of each. */
 #define HOOK(symbol, ...) \

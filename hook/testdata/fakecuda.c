@@ -122,6 +122,22 @@ CUresult cuInit(unsigned flags)
 	return flags ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
+/*
+ * dlsym calls the resolver of the last symbol while the library fills its table.
+ * With FAKE_RESOLVER it logs the result of an entry of the library at that moment.
+ */
+static CUresult last(void) { return CUDA_SUCCESS; }
+static CUresult (*resolve_last(void))(void)
+{
+	void *first = getenv("FAKE_RESOLVER") ? dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD) : NULL;
+
+	if (first)
+		say("entry while the table is filled: %d", ((CUresult(*)(void))dlsym(first, "cuDriverGetVersion"))());
+	return last;
+}
+
+CUresult cudbgReportDriverInternalError(void) __attribute__((ifunc("resolve_last")));
+
 CUresult cuDeviceGetAttribute(int *v, int attribute, CUdevice d)
 {
 	say("cuDeviceGetAttribute %d %d", attribute, d);

@@ -6,6 +6,7 @@
  */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -289,6 +290,98 @@ static void contexts(void)
 	check("none", cu.cuCtxSetCurrent(NULL) == 0 && launch(stream) == 201);
 }
 
+/* Several threads make the first calls at the same time. */
+static void *first_calls(void *barrier)
+{
+	CUcontext c;
+	CUmodule m;
+	CUfunction f;
+	CUstream s;
+
+	pthread_barrier_wait(barrier);
+	check("cuInit", cu.cuInit(0) == CUDA_SUCCESS);
+	check("retain", cu.cuDevicePrimaryCtxRetain(&c, 0) == CUDA_SUCCESS && cu.cuCtxSetCurrent(c) == CUDA_SUCCESS);
+	check("module", cu.cuModuleLoadData(&m, "user's code") == CUDA_SUCCESS && cu.cuModuleGetFunction(&f, m, "user") == CUDA_SUCCESS);
+	check("stream", cu.cuStreamCreate(&s, 1) == CUDA_SUCCESS);
+	for (int i = 0; i < 50; i++)
+		check("launch", cu.cuLaunchKernel(f, 1, 2, 3, 1, 1, 1, 0, s, NULL, NULL) == 0);
+	return NULL;
+}
+
+static void first(void)
+{
+	pthread_barrier_t barrier;
+	pthread_t t[8];
+
+	pthread_barrier_init(&barrier, NULL, 8);
+	for (int i = 0; i < 8; i++)
+		pthread_create(&t[i], NULL, first_calls, &barrier);
+	for (int i = 0; i < 8; i++)
+		pthread_join(t[i], NULL);
+}
+
+static atomic_int first_caller; /* thread id; below 0 before it may call */
+
+static void *call_first(void *arg)
+{
+	(void)arg;
+	while (atomic_load(&first_caller) == 0)
+		;
+	atomic_store(&first_caller, (int)gettid());
+	check("cuInit of the thread", cu.cuInit(0) == CUDA_SUCCESS);
+	return NULL;
+}
+
+/* The state of a thread, as in /proc: R, S, ... */
+static char thread_state(int id)
+{
+	char path[64], line[256] = "";
+	FILE *f;
+
+	snprintf(path, sizeof path, "/proc/self/task/%d/stat", id);
+	f = fopen(path, "re");
+	if (f) {
+		if (!fgets(line, sizeof line, f))
+			line[0] = '\0';
+		fclose(f);
+	}
+	return strchr(line, ')') ? strchr(line, ')')[2] : '?';
+}
+
+/*
+ * testdata/constructor.c calls this while the loader holds its lock. Another thread
+ * makes the first call, and sleeps because it needs that lock.
+ */
+void in_constructor(void)
+{
+	int id;
+
+	atomic_store(&first_caller, -1);
+	while ((id = atomic_load(&first_caller)) < 0 || thread_state(id) != 'S')
+		;
+	check("cuInit in a constructor", cu.cuInit(0) == CUDA_SUCCESS);
+}
+
+static void loader(void)
+{
+	pthread_t t;
+
+	alarm(20); /* ends a deadlock */
+	pthread_create(&t, NULL, call_first, NULL);
+	check("dlopen", dlopen(getenv("CONSTRUCTOR"), RTLD_NOW) != NULL);
+	pthread_join(t, NULL);
+}
+
+/* The program overwrites its environment, as those do that set their title. */
+static void environment(void)
+{
+	char *v = getenv("DXPU_STATS");
+
+	start();
+	memset(v, '/', strlen(v));
+	check("launch", launch(stream) == 0);
+}
+
 static double seconds(void)
 {
 	struct timespec t;
@@ -331,7 +424,7 @@ int main(int argc, char **argv)
 	static const struct { const char *name; void (*run)(void); } scenarios[] = {
 		{"every", every}, {"graph", graph}, {"timing", timing}, {"threads", threads}, {"fork", forks},
 		{"resolution", resolution}, {"bench", bench}, {"nothing", nothing}, {"contexts", contexts},
-		{"late", late}, {"conditional", conditional},
+		{"late", late}, {"conditional", conditional}, {"first", first}, {"loader", loader}, {"environment", environment},
 	};
 
 	if (argc != 3)

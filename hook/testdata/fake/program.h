@@ -85,6 +85,7 @@ enum { LARGE = 1 << 20 }; /* bytes of host; device has twice as many */
 
 void check(const char *what, int ok);
 void start(void);
+void in_constructor(void);
 
 /* Scenarios of late.c. */
 void late(void);
