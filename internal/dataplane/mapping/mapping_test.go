@@ -10,7 +10,7 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// Whatever is written into the headers, a peer is a slot that decodes the address.
+// For any values in the headers, a peer is a slot that decodes the address.
 func TestHostTableSurvivesAnyProgramming(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		table := mapping.NewHostTable(3)

@@ -11,8 +11,8 @@ import (
 // compare and swap.
 const MaxOperand = 16
 
-// OperandSize returns the bytes of memory that an atomic reads and writes: 4, 8
-// or, for CAS, 16; 0 for a packet that is no atomic or has no legal length.
+// OperandSize returns the size of an atomic's operand in bytes: 4, 8 or, for CAS,
+// 16. It returns 0 for any other packet and for an illegal length.
 func OperandSize(p *tlp.Packet) int {
 	if !p.Type.Atomic() || len(p.Data) != int(p.Length)*pcie.DW {
 		return 0
@@ -29,11 +29,11 @@ func OperandSize(p *tlp.Packet) int {
 	return size
 }
 
-// ApplyAtomic computes what the atomic p makes of the operand old and puts it
-// into next (section 6.15.1); both are OperandSize(p) bytes, little-endian as
-// the payload is. It reports whether memory changes hands: false for a compare
-// that failed, and then next is old. It serves those who must make the exchange
-// indivisible themselves; others call ExecuteAtomic.
+// ApplyAtomic stores in next the result of the atomic p on the operand old
+// (section 6.15.1). Both are OperandSize(p) bytes, little-endian like the
+// payload. It reports whether memory is to be written: false for a compare that
+// failed, and then next equals old. ApplyAtomic is for callers that have their
+// own means to make the exchange indivisible; others call ExecuteAtomic.
 func ApplyAtomic(p *tlp.Packet, old, next []byte) bool {
 	size := OperandSize(p)
 	if size == 0 || len(old) != size || len(next) != size {
@@ -64,10 +64,10 @@ func addTo(a, b []byte) {
 	le.PutUint64(a, le.Uint64(a)+le.Uint64(b))
 }
 
-// ExecuteAtomic performs the atomic req by a read and a write, between which
-// nobody else may write, and makes out its completion: with the original value,
-// which stands in buf (at least 2*MaxOperand bytes), or with the status that
-// read or write gave.
+// ExecuteAtomic performs the atomic req by a read and a write. The caller must
+// prevent other writes between the two. It stores the completion in out: with the
+// original value, which lies in buf (at least 2*MaxOperand bytes), or with the
+// status that read or write returned.
 func ExecuteAtomic(out, req *tlp.Packet, completer pcie.BDF, buf []byte, read ReadFunc, write WriteFunc) {
 	size := OperandSize(req)
 	if size == 0 {

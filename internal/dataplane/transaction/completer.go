@@ -5,19 +5,18 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// ReadFunc fills dst with the bytes at addr and says with which status the read
-// completes. dst is empty for a zero-length read, which asks only whether the
+// ReadFunc fills dst with the bytes at addr and returns the completion status of
+// the read. dst is empty for a zero-length read, which asks only whether the
 // address exists. For configuration requests addr is the register.
 type ReadFunc func(addr uint64, dst []byte) pcie.CplStatus
 
-// WriteFunc writes src to addr and says with which status the write completes
-// (that of a posted write goes nowhere).
+// WriteFunc writes src to addr and returns the completion status of the write. A
+// posted write has no completion that could carry it.
 type WriteFunc func(addr uint64, src []byte) pcie.CplStatus
 
-// Respond overwrites out with the completion without data for req: the one of a
-// write, or the one that ends any request with an error. Byte Count and Lower
-// Address are those of the first completion (section 2.3.1.1). req must not be
-// posted.
+// Respond overwrites out with a completion without data for req: that of a write,
+// or one that ends any request with an error. Byte Count and Lower Address are
+// those of the first completion (section 2.3.1.1). req must not be posted.
 func Respond(out, req *tlp.Packet, completer pcie.BDF, status pcie.CplStatus) {
 	count, lower := req.CompletionBytes()
 	*out = tlp.Packet{
@@ -31,21 +30,20 @@ func Respond(out, req *tlp.Packet, completer pcie.BDF, status pcie.CplStatus) {
 	}
 }
 
-// ReadJob answers one read request, completion by completion, so that it can
-// stop when the way back is full and go on later. The zero value is a job that
-// is done. A job takes nothing of the request but its header and does not
-// allocate.
+// ReadJob answers one read request, completion by completion. It can pause when
+// the way back is full and resume later. The zero value is a job that is done. A
+// job copies only the header of the request and does not allocate.
 type ReadJob struct {
-	head  tlp.Packet // fields that all completions have in common
+	head  tlp.Packet // fields common to all completions
 	addr  uint64     // of the next byte
 	bytes int        // left to read
 	count int        // Byte Count of the next completion; 0: the job is done
 	rcb   int
 	mps   int
 	chunk int // bytes that the next completion carries
-	// split says that it is a memory read: Byte Count counts the bytes that
-	// are left and there can be several completions. For other reads it is 4
-	// whatever the byte enables.
+	// split is set for a memory read: Byte Count is the number of bytes left,
+	// and there can be several completions. Other reads have one completion,
+	// with a Byte Count of 4 for any byte enables.
 	split bool
 }
 
@@ -60,20 +58,20 @@ func (j *ReadJob) Start(req *tlp.Packet, completer pcie.BDF, rcb, mps int) {
 	j.next()
 }
 
-// Done reports whether every completion has been taken.
+// Done reports whether every completion has been emitted.
 func (j *ReadJob) Done() bool { return j.count == 0 }
 
-// Chunk returns the bytes that the next completion carries: n is 0 for a
-// zero-length read. The payload is Pad(addr) bytes longer in front, and filled
-// up behind to double words.
+// Chunk returns the range of bytes that the next completion carries. n is 0 for a
+// zero-length read. The payload has Pad(addr) more bytes in front, and is padded
+// at the end to whole double words.
 func (j *ReadJob) Chunk() (addr uint64, n int) { return j.addr, j.chunk }
 
-// Pad returns how many bytes stand in the payload before the one at addr.
+// Pad returns the number of bytes in the payload before the byte at addr.
 func Pad(addr uint64) int { return int(addr % pcie.DW) }
 
-// Build makes out the next completion with the given payload, whole double
-// words that hold the bytes of Chunk at Pad(addr). out.Data aliases payload.
-// Advance goes on to the one after it.
+// Build stores the next completion in out. payload is whole double words that
+// hold the bytes of Chunk at Pad(addr); out.Data aliases it. Call Advance before
+// the next Build.
 func (j *ReadJob) Build(out *tlp.Packet, payload []byte) {
 	*out = j.head
 	out.Type++ // Cpl to CplD, CplLk to CplDLk
@@ -82,14 +80,14 @@ func (j *ReadJob) Build(out *tlp.Packet, payload []byte) {
 	out.Length = uint16(len(payload) / pcie.DW)
 }
 
-// Fail makes out the completion that ends the job with an error status.
+// Fail stores in out the completion that ends the job with an error status.
 func (j *ReadJob) Fail(out *tlp.Packet, status pcie.CplStatus) {
 	*out = j.head
 	out.Status = status
 	out.ByteCount = uint16(j.count)
 }
 
-// Advance goes on after the completion that Build made has been taken.
+// Advance moves past the completion that Build made, once it is sent.
 func (j *ReadJob) Advance() {
 	if !j.split {
 		j.count = 0
@@ -102,10 +100,10 @@ func (j *ReadJob) Advance() {
 	j.next()
 }
 
-// Stop ends the job: it is done.
+// Stop ends the job.
 func (j *ReadJob) Stop() { j.count = 0 }
 
-// next decides how much the next completion carries.
+// next computes the size of the next completion.
 func (j *ReadJob) next() {
 	j.chunk = j.bytes
 	if j.bytes > 0 && j.split {
@@ -113,21 +111,21 @@ func (j *ReadJob) next() {
 	}
 }
 
-// Emit reads and emits completions until the job is done, which it reports, or
-// emit refuses one; then the same completion is read again at the next call.
-// buf holds the payload meanwhile and must have at least mps bytes (4 for I/O
-// and configuration); bytes around those asked for are zero. The packet given
-// to emit is valid only during that call.
+// Emit reads and emits completions until the job is done or emit returns false.
+// It reports whether the job is done. A completion that emit refused is read
+// again at the next call. buf holds the payload and must have at least mps bytes
+// (4 for I/O and configuration); padding is zero. The packet passed to emit is
+// valid only during that call.
 func (j *ReadJob) Emit(out *tlp.Packet, buf []byte, read ReadFunc, emit func(*tlp.Packet) bool) bool {
 	return j.EmitFrom(out, buf, nil, read, emit)
 }
 
-// ViewFunc returns the n bytes at addr where they lie, which stay as they are
-// as long as nobody else runs, or nil where they are to be read.
+// ViewFunc returns the n bytes at addr in place, without a copy. They must stay
+// unchanged until emit returns. It returns nil where bytes can only be read.
 type ViewFunc func(addr uint64, n int) []byte
 
-// EmitFrom is Emit for memory that can be looked at: a payload of whole double
-// words is not copied into buf. view may be nil.
+// EmitFrom is Emit for memory that can be viewed in place: it does not copy a
+// payload of whole double words into buf. view may be nil.
 func (j *ReadJob) EmitFrom(out *tlp.Packet, buf []byte, view ViewFunc, read ReadFunc, emit func(*tlp.Packet) bool) bool {
 	for !j.Done() {
 		if view != nil && Pad(j.addr) == 0 && j.chunk > 0 && j.chunk%pcie.DW == 0 {
@@ -161,10 +159,10 @@ func (j *ReadJob) EmitFrom(out *tlp.Packet, buf []byte, view ViewFunc, read Read
 	return true
 }
 
-// WriteBytes gives the bytes that the byte enables of a memory, I/O or
-// configuration write select to write, in address order and in runs as long as
-// possible: one, except where the byte enables have gaps. A write without any
-// byte enabled calls nothing. It stops at the first status that is not
+// WriteBytes calls write for the bytes that the byte enables of a memory, I/O or
+// configuration write select, in address order. Adjacent bytes come in one call,
+// so there are several calls only where the byte enables have gaps, and none
+// when no byte is enabled. It stops at the first status that is not
 // SuccessfulCompletion and returns it.
 func WriteBytes(p *tlp.Packet, write WriteFunc) pcie.CplStatus {
 	if len(p.Data) == 0 || len(p.Data) != int(p.Length)*pcie.DW {

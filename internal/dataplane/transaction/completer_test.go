@@ -38,7 +38,7 @@ func TestReadJob(t *testing.T) {
 		{"split at MPS 256", read(0x1020, 512), 64, 256, []string{"CplD SC 512 0x20 224", "CplD SC 288 0x0 256", "CplD SC 32 0x0 32"}},
 		{"unaligned", read(0x1003, 2), 64, 128, []string{"CplD SC 2 0x3 8"}},
 		{"zero-length", read(0x1000, 0), 64, 128, []string{"CplD SC 1 0x0 4"}},
-		{"zero-length where nothing is", read(0x4000, 0), 64, 128, []string{"Cpl UR 1 0x0 0"}},
+		{"zero-length outside of memory", read(0x4000, 0), 64, 128, []string{"Cpl UR 1 0x0 0"}},
 		{"4096 bytes", read(0x1000, 4096), 64, 4096, []string{"CplD SC 4096 0x0 4096"}},
 		{"fails at once", read(0x4000, 8), 64, 128, []string{"Cpl UR 8 0x0 0"}},
 		{"locked", tlp.Packet{Type: tlp.MRdLk, Length: 1, FirstBE: 15, Addr: 0x1010}, 64, 128, []string{"CplDLk SC 4 0x10 4"}},
@@ -58,7 +58,7 @@ func TestReadJob(t *testing.T) {
 			var got []string
 			refuse := true
 			emit := func(p *tlp.Packet) bool {
-				// Every packet is refused once and offered again.
+				// emit refuses every packet once.
 				if refuse = !refuse; !refuse {
 					return false
 				}
@@ -69,7 +69,7 @@ func TestReadJob(t *testing.T) {
 					t.Errorf("completion %+v", *p)
 				}
 				if bytes.Contains(p.Data, []byte{0xee}) {
-					t.Error("stale bytes of the buffer got out")
+					t.Error("a completion carries stale bytes of the buffer")
 				}
 				got = append(got, fmt.Sprintf("%v %v %d %#x %d", p.Type, p.Status, p.ByteCount, p.LowerAddr, len(p.Data)))
 				return true
@@ -86,41 +86,20 @@ func TestReadJob(t *testing.T) {
 	}
 }
 
-func TestReadJobFailsInTheMiddle(t *testing.T) {
-	req := read(0x1000, 256)
-	var job transaction.ReadJob
-	var out tlp.Packet
-	job.Start(&req, root, 64, 128)
-	var got []string
-	job.Emit(&out, make([]byte, 128), func(addr uint64, _ []byte) pcie.CplStatus {
-		if addr >= 0x1080 {
-			return pcie.CompleterAbort
-		}
-		return pcie.SuccessfulCompletion
-	}, func(p *tlp.Packet) bool {
-		got = append(got, fmt.Sprintf("%v %v %d", p.Type, p.Status, p.ByteCount))
-		return true
-	})
-	if want := []string{"CplD SC 256", "Cpl CA 128"}; !slices.Equal(got, want) || !job.Done() {
-		t.Errorf("completions %q, want %q", got, want)
-	}
-}
-
-// What can be looked at is not copied, and what cannot be is read; the bytes are
-// the same.
-func TestReadJobLooks(t *testing.T) {
+// The job does not copy bytes that it can view in place, and reads the others.
+func TestReadJobViewsInPlace(t *testing.T) {
 	memory := make([]byte, 0x2000)
 	for i := range memory {
 		memory[i] = byte(i * 7)
 	}
-	const hole = 0x1080 // nobody can look at the 64 bytes from here on
+	const hole = 0x1080 // the 64 bytes from here on cannot be viewed
 	view := func(addr uint64, n int) []byte {
 		if addr+uint64(n) > hole && addr < hole+64 {
 			return nil
 		}
 		return memory[addr : addr+uint64(n)]
 	}
-	for _, c := range []struct{ addr, n, looked int }{
+	for _, c := range []struct{ addr, n, viewed int }{
 		{0x1000, 64, 1}, {0x1000, 128, 1}, {0x1000, 512, 3}, {0x1101, 255, 1}, {0x1000, 254, 1}, {hole, 64, 0}, {0x1003, 1, 0},
 	} {
 		req := read(uint64(c.addr), c.n)
@@ -129,13 +108,13 @@ func TestReadJobLooks(t *testing.T) {
 		var out tlp.Packet
 		job.Start(&req, root, 64, 128)
 		var got []byte
-		looked := 0
+		viewed := 0
 		job.EmitFrom(&out, buf, view, func(addr uint64, dst []byte) pcie.CplStatus {
 			copy(dst, memory[addr:])
 			return pcie.SuccessfulCompletion
 		}, func(p *tlp.Packet) bool {
 			if &p.Data[0] != &buf[0] {
-				looked++
+				viewed++
 			}
 			pad := 0
 			if len(got) == 0 {
@@ -144,9 +123,9 @@ func TestReadJobLooks(t *testing.T) {
 			got = append(got, p.Data[pad:]...)
 			return true
 		})
-		if !slices.Equal(got[:c.n], memory[c.addr:c.addr+c.n]) || looked != c.looked {
-			t.Errorf("%d bytes at %#x: right bytes %v, %d completions without a copy, want %d",
-				c.n, c.addr, slices.Equal(got[:c.n], memory[c.addr:c.addr+c.n]), looked, c.looked)
+		if !slices.Equal(got[:c.n], memory[c.addr:c.addr+c.n]) || viewed != c.viewed {
+			t.Errorf("%d bytes at %#x: bytes equal: %v, %d completions without a copy, want %d",
+				c.n, c.addr, slices.Equal(got[:c.n], memory[c.addr:c.addr+c.n]), viewed, c.viewed)
 		}
 	}
 }
@@ -194,7 +173,7 @@ func TestWriteBytes(t *testing.T) {
 	}
 }
 
-// Byte enables select the same bytes whichever way one counts them.
+// SetMemory and WriteBytes agree on the bytes that the byte enables select.
 func TestWriteBytesProperty(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		addr := rapid.Uint64Range(0, 300).Draw(t, "addr")

@@ -2,6 +2,8 @@
 // Express transaction layer as pure machines: tags, matching and reassembly of
 // completions, completion timeouts; answering reads, writes and atomics.
 //
-// Nothing in it allocates once it is built, starts goroutines or knows a clock:
-// time is an argument, counted since a start that the caller chose.
+// After construction, nothing in it allocates, starts goroutines or reads a
+// clock. Times are arguments, relative to a start that the caller chooses.
+//
+// Section numbers refer to the PCI Express Base Specification, revision 6.0.
 package transaction

@@ -9,20 +9,20 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// DefaultQuarantine is how long the tag of a request that timed out stays
-// unused: longer than any completion can be under way.
+// DefaultQuarantine is the time for which the tag of a request that timed out
+// stays unused: longer than a completion can be in flight.
 const DefaultQuarantine = time.Second
 
-// RequesterConfig is what a Requester is built from.
+// RequesterConfig configures a Requester.
 type RequesterConfig struct {
 	// ID is the Requester ID of the first requests; see SetID.
 	ID pcie.BDF
 	// Tags is the number of requests that can be outstanding, 1 to
 	// pcie.MaxTags; the tags in use are 0 to Tags-1.
 	Tags int
-	// Quarantine is how long the tag of a request that timed out or was
-	// canceled stays unused, so that its late completion is not taken for
-	// that of another request. 0 means DefaultQuarantine, less means none.
+	// Quarantine is the time for which the tag of a request that timed out or
+	// was canceled stays unused. A late completion then cannot be mistaken for
+	// that of another request. 0 means DefaultQuarantine, a negative value none.
 	Quarantine time.Duration
 }
 
@@ -31,7 +31,7 @@ type Outcome uint8
 
 // Outcomes.
 const (
-	// Completed: the last completion has come; Status says with what.
+	// Completed: the last completion has arrived; Status is its status.
 	Completed Outcome = iota
 	// TimedOut: the deadline has passed (Completion Timeout, section 2.8).
 	TimedOut
@@ -57,23 +57,22 @@ func (o Outcome) String() string {
 type Result struct {
 	Cookie  uint64 // as given to Begin
 	Tag     pcie.Tag
-	Done    bool // the request is over and its tag given back
+	Done    bool // the request has ended and released its tag
 	Outcome Outcome
 	// Status is that of the completion; anything but SuccessfulCompletion
 	// ends the request. It is 0 where Outcome is not Completed.
 	Status pcie.CplStatus
-	// Poisoned says that a completion so far had EP set.
+	// Poisoned is set when a completion so far had EP set.
 	Poisoned bool
-	// N is how many bytes have arrived so far, from the first enabled byte
-	// on, and Data the last of them: those of this completion. Data aliases
-	// the payload of the completion.
+	// N is the number of bytes that have arrived so far, from the first enabled
+	// byte on. Data are the bytes of this completion; they alias its payload.
 	N    int
 	Data []byte
 	// Dst is the buffer given to Begin.
 	Dst []byte
 }
 
-// OK reports whether the request is over and all its data good.
+// OK reports whether the request has succeeded and all its data is good.
 func (r *Result) OK() bool {
 	return r.Done && r.Outcome == Completed && r.Status == pcie.SuccessfulCompletion && !r.Poisoned
 }
@@ -87,15 +86,15 @@ type RequesterCounters struct {
 	Canceled  uint64
 	Poisoned  uint64 // completions with EP set
 	// Unexpected counts completions that match no outstanding request
-	// (Unexpected Completion, section 2.3.2), Late those that come for a
-	// request that timed out or was canceled. Both are dropped.
+	// (Unexpected Completion, section 2.3.2). Late counts completions of
+	// requests that timed out or were canceled. Both are dropped.
 	Unexpected uint64
 	Late       uint64
 }
 
 // Requester issues non-posted requests and matches their completions.
 //
-// A tag goes around these states:
+// The states of a tag:
 //
 //	        Begin                last completion, error status
 //	free ----------> outstanding ------------------------------> free
@@ -116,8 +115,8 @@ type Requester struct {
 	counters RequesterCounters
 }
 
-// NewRequester builds a Requester; Tags outside 1 to pcie.MaxTags is brought
-// into that range.
+// NewRequester returns a Requester. It clamps Tags to the range 1 to
+// pcie.MaxTags.
 func NewRequester(cfg RequesterConfig) *Requester {
 	cfg.Tags = min(max(cfg.Tags, 1), pcie.MaxTags)
 	if cfg.Quarantine == 0 {
@@ -137,23 +136,23 @@ func NewRequester(cfg RequesterConfig) *Requester {
 	return r
 }
 
-// SetID changes the Requester ID of the requests from now on: a function
-// learns its bus and device number from each configuration write (section
-// 2.2.6.2). Completions of requests that are out still carry the old one.
+// SetID changes the Requester ID of future requests: a function captures its bus
+// and device number from each configuration write (section 2.2.6.2). Completions
+// of outstanding requests still carry the old ID.
 func (r *Requester) SetID(id pcie.BDF) { r.cfg.ID = id }
 
-// ID returns the Requester ID of the requests from now on.
+// ID returns the Requester ID of future requests.
 func (r *Requester) ID() pcie.BDF { return r.cfg.ID }
 
-// Begin gives p the Requester ID and a free tag and remembers the request; p is
-// then ready to be sent. It reports false, and p is as before, when no tag is
-// free. A posted request gets the Requester ID only: it always begins and has
-// no result.
+// Begin sets the Requester ID and a free tag in p and records the request; p is
+// then ready to be sent. When no tag is free, it returns false and leaves p
+// unchanged. A posted request gets the Requester ID only: it always begins and
+// has no result.
 //
-// The bytes that the request reads are put into dst, from the first enabled
-// byte on ([tlp.Packet.ByteRange]; the original value for an atomic); what does
-// not fit is dropped, and dst may be nil where Result.Data serves. The
-// Requester owns dst until a Result with Done.
+// Complete copies the bytes that the request reads into dst, from the first
+// enabled byte on ([tlp.Packet.ByteRange]; the original value for an atomic), and
+// drops bytes that do not fit. dst may be nil for a caller that uses Result.Data.
+// The Requester owns dst until a Result with Done.
 func (r *Requester) Begin(now, deadline time.Duration, p *tlp.Packet, dst []byte, cookie uint64) bool {
 	if !p.Type.NonPosted() {
 		p.Requester = r.cfg.ID
@@ -173,9 +172,9 @@ func (r *Requester) Begin(now, deadline time.Duration, p *tlp.Packet, dst []byte
 	return true
 }
 
-// Complete takes one completion. It reports false when the completion belongs
-// to no outstanding request or does not fit it; such a completion is counted
-// and has no effect. p and p.Data are not kept.
+// Complete processes one completion. It returns false when the completion
+// belongs to no outstanding request or does not fit it; such a completion is
+// counted and has no effect. Complete keeps no reference to p or p.Data.
 func (r *Requester) Complete(p *tlp.Packet) (Result, bool) {
 	if int(p.Tag) >= len(r.slots) || !p.Type.Completion() {
 		r.counters.Unexpected++
@@ -208,7 +207,7 @@ func (r *Requester) Complete(p *tlp.Packet) (Result, bool) {
 	return res, true
 }
 
-// finish gives back the tag of a request that its last completion has ended.
+// finish releases the tag of a request after its last completion.
 func (r *Requester) finish(tag int16, status pcie.CplStatus) {
 	if status == pcie.SuccessfulCompletion {
 		r.counters.Succeeded++
@@ -221,8 +220,8 @@ func (r *Requester) finish(tag int16, status pcie.CplStatus) {
 	r.free.push(tag)
 }
 
-// Expire ends the requests whose deadline is not after now and calls fn with
-// the result of each, in the order of the deadlines; fn may call Begin.
+// Expire ends the requests whose deadline is not after now. It calls fn with the
+// result of each, in the order of the deadlines. fn may call Begin.
 func (r *Requester) Expire(now time.Duration, fn func(Result)) {
 	for r.first != none && r.slots[r.first].deadline <= now {
 		r.counters.TimedOut++
@@ -230,8 +229,8 @@ func (r *Requester) Expire(now time.Duration, fn func(Result)) {
 	}
 }
 
-// CancelAll ends every outstanding request and calls fn, which must not call
-// Begin, with the result of each. Completions that still come are dropped.
+// CancelAll ends every outstanding request and calls fn with the result of each.
+// fn must not call Begin. Completions that still arrive are dropped.
 func (r *Requester) CancelAll(now time.Duration, fn func(Result)) {
 	for r.first != none {
 		r.counters.Canceled++
@@ -247,14 +246,14 @@ func (r *Requester) abandon(now time.Duration, tag int16, why Outcome, fn func(R
 	r.unlink(tag)
 	r.inFlight--
 	s.clear(quarantined)
-	// The deadline has become that of the quarantine. now never goes
-	// backwards, so that the queue stays in order.
+	// deadline is now the end of the quarantine. now never goes backwards, so
+	// the queue stays in order.
 	s.deadline = machine.After(now, r.cfg.Quarantine)
 	r.held.push(tag)
 	fn(res)
 }
 
-// release ends the quarantines that are over.
+// release frees the tags whose quarantine has ended.
 func (r *Requester) release(now time.Duration) {
 	for {
 		tag, ok := r.held.peek()
@@ -267,8 +266,9 @@ func (r *Requester) release(now time.Duration) {
 	}
 }
 
-// Wake returns when Expire wants to be called or, where no tag is free, when
-// Begin can succeed again; Never when only a completion can bring change.
+// Wake returns the time of the next call to Expire or, when no tag is free, the
+// time when Begin can succeed again. It returns machine.Never when only a
+// completion can change the state.
 func (r *Requester) Wake() time.Duration {
 	wake := machine.Never
 	if r.first != none {
@@ -283,13 +283,13 @@ func (r *Requester) Wake() time.Duration {
 // InFlight returns the number of outstanding requests.
 func (r *Requester) InFlight() int { return r.inFlight }
 
-// Free returns how many requests can begin now.
+// Free returns the number of requests that can begin now.
 func (r *Requester) Free(now time.Duration) int {
 	r.release(now)
 	return r.free.len()
 }
 
-// Tags returns the number of tags, free or not.
+// Tags returns the number of tags, free and in use.
 func (r *Requester) Tags() int { return len(r.slots) }
 
 // Counters returns a copy of the counters.

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
@@ -91,7 +90,7 @@ func TestRequesterMatchesOneCompletion(t *testing.T) {
 				t.Errorf("%d in flight, %d free", r.InFlight(), r.Free(0))
 			}
 			if _, again := r.Complete(&cpl); again {
-				t.Error("the same completion was taken twice")
+				t.Error("the same completion was accepted twice")
 			}
 		})
 	}
@@ -101,7 +100,7 @@ func TestRequesterKinds(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		req  tlp.Packet
-		want string // what dst holds afterwards
+		want string // contents of dst afterwards
 	}{
 		{"CfgRd0 of one byte", tlp.Packet{Type: tlp.CfgRd0, Length: 1, FirstBE: 4, Register: 0x40}, "c"},
 		{"CfgRd1", tlp.Packet{Type: tlp.CfgRd1, Length: 1, FirstBE: 15, Register: 0x40}, "abcd"},
@@ -137,60 +136,6 @@ func TestRequesterKinds(t *testing.T) {
 	}
 }
 
-func TestRequesterPostedNeedsNoTag(t *testing.T) {
-	r := transaction.NewRequester(transaction.RequesterConfig{ID: device, Tags: 1})
-	p := tlp.Packet{Type: tlp.MWr}
-	for range 3 {
-		if !r.Begin(0, time.Second, &p, nil, 0) || p.Requester != device {
-			t.Fatalf("Begin of a posted write: %+v", p)
-		}
-	}
-	if r.InFlight() != 0 {
-		t.Errorf("%d in flight", r.InFlight())
-	}
-}
-
-func TestRequesterTimeout(t *testing.T) {
-	r := transaction.NewRequester(transaction.RequesterConfig{ID: device, Tags: 2, Quarantine: 10 * time.Millisecond})
-	first, second, third := read(0x1000, 4), read(0x2000, 4), read(0x3000, 4)
-	r.Begin(0, 50*time.Millisecond, &first, make([]byte, 4), 1)
-	r.Begin(0, 20*time.Millisecond, &second, make([]byte, 4), 2)
-	if r.Begin(0, time.Second, &third, nil, 3) {
-		t.Fatal("a third request began with two tags")
-	}
-	if got := r.Wake(); got != 20*time.Millisecond {
-		t.Errorf("Wake = %v, want the earlier deadline", got)
-	}
-	var results []transaction.Result
-	collect := func(res transaction.Result) { results = append(results, res) }
-	r.Expire(20*time.Millisecond-1, collect)
-	if len(results) != 0 {
-		t.Fatalf("expired early: %+v", results)
-	}
-	r.Expire(20*time.Millisecond, collect)
-	want := []transaction.Result{{Cookie: 2, Tag: second.Tag, Done: true, Outcome: transaction.TimedOut, Dst: make([]byte, 4)}}
-	if diff := cmp.Diff(want, results); diff != "" {
-		t.Fatalf("results (-want +got):\n%s", diff)
-	}
-	// The tag is neither free nor does its late completion count as another's.
-	if r.Begin(29*time.Millisecond, time.Second, &third, nil, 3) {
-		t.Fatal("a tag was reused in its quarantine")
-	}
-	if got := r.Wake(); got != 30*time.Millisecond {
-		t.Errorf("Wake = %v, want the end of the quarantine", got)
-	}
-	late := complete(&second, 0x2000, 4, []byte("late"))
-	if _, ok := r.Complete(&late); ok || r.Counters().Late != 1 || r.Counters().Unexpected != 0 {
-		t.Errorf("late completion: %v, %+v", ok, r.Counters())
-	}
-	if !r.Begin(30*time.Millisecond, time.Second, &third, nil, 3) || third.Tag != second.Tag {
-		t.Fatalf("the tag is not free after its quarantine: %+v", third)
-	}
-	if c := r.Counters(); c.TimedOut != 1 || c.Issued != 3 {
-		t.Errorf("counters %+v", c)
-	}
-}
-
 func TestRequesterExpireInOrderOfDeadlines(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		deadlines := rapid.SliceOfN(rapid.IntRange(1, 20), 1, 30).Draw(t, "deadlines")
@@ -221,49 +166,8 @@ func TestRequesterExpireInOrderOfDeadlines(t *testing.T) {
 	})
 }
 
-func TestRequesterCancelAll(t *testing.T) {
-	r := transaction.NewRequester(transaction.RequesterConfig{ID: device, Tags: 3})
-	var reqs [3]tlp.Packet
-	for i := range reqs {
-		reqs[i] = read(0x1000, 4)
-		r.Begin(0, time.Second, &reqs[i], nil, uint64(i))
-	}
-	n := 0
-	r.CancelAll(0, func(res transaction.Result) {
-		n++
-		if !res.Done || res.Outcome != transaction.Canceled || res.OK() {
-			t.Errorf("result %+v", res)
-		}
-	})
-	if n != 3 || r.InFlight() != 0 || r.Free(0) != 0 {
-		t.Errorf("%d results, %d in flight, %d free", n, r.InFlight(), r.Free(0))
-	}
-	if r.Free(transaction.DefaultQuarantine) != 3 {
-		t.Error("tags are not free after the quarantine")
-	}
-	late := complete(&reqs[1], 0x1000, 4, make([]byte, 4))
-	if _, ok := r.Complete(&late); ok {
-		t.Error("completion of a canceled request was taken")
-	}
-}
-
-func TestRequesterKeepsOldIDForRequestsOut(t *testing.T) {
-	r := transaction.NewRequester(transaction.RequesterConfig{ID: device, Tags: 2})
-	p := read(0x1000, 4)
-	r.Begin(0, time.Second, &p, nil, 0)
-	r.SetID(0x0200)
-	cpl := complete(&p, 0x1000, 4, make([]byte, 4))
-	if _, ok := r.Complete(&cpl); !ok {
-		t.Error("the completion of a request from before SetID was refused")
-	}
-	r.Begin(0, time.Second, &p, nil, 0)
-	if p.Requester != 0x0200 {
-		t.Errorf("requester %v after SetID", p.Requester)
-	}
-}
-
-// Any legal split of each of several reads, interleaved in any way, comes
-// together to what memory holds.
+// The requester reassembles any legal split of several reads, interleaved in any
+// order.
 func TestReassemblyProperty(t *testing.T) {
 	memory := make([]byte, 3*pcie.PageSize)
 	for i := range memory {
@@ -294,7 +198,7 @@ func TestReassemblyProperty(t *testing.T) {
 				}
 			}
 			if len(jobs) == 0 {
-				t.Fatal("no tag is free and nothing is under way")
+				t.Fatal("no tag is free and no request is outstanding")
 			}
 			i := rapid.IntRange(0, len(jobs)-1).Draw(t, "job")
 			budget := 1
@@ -322,7 +226,7 @@ func TestReassemblyProperty(t *testing.T) {
 			}
 		}
 		if !bytes.Equal(dst, memory[base:base+n]) {
-			t.Fatal("what was read is not what memory holds")
+			t.Fatal("the data read differs from memory")
 		}
 		if c := r.Counters(); r.InFlight() != 0 || c.Succeeded != c.Issued || c.Unexpected != 0 {
 			t.Fatalf("%d in flight, counters %+v", r.InFlight(), c)
@@ -330,7 +234,7 @@ func TestReassemblyProperty(t *testing.T) {
 	})
 }
 
-// Whatever completions arrive, no tag is lost and nothing is written past dst.
+// For any completions, no tag is lost and no byte is written past dst.
 func FuzzRequesterComplete(f *testing.F) {
 	p := read(0x1003, 300)
 	whole := complete(&p, 0x1003, 300, make([]byte, 300))

@@ -7,7 +7,7 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// tagState is the state of one tag; Requester has the diagram.
+// tagState is the state of one tag; see the diagram at Requester.
 type tagState uint8
 
 const (
@@ -19,7 +19,7 @@ const (
 // none ends a list of tags.
 const none = int16(-1)
 
-// slot is what the Requester knows of one tag.
+// slot holds the request of one tag.
 type slot struct {
 	state     tagState
 	typ       tlp.Type
@@ -30,13 +30,13 @@ type slot struct {
 	deadline  time.Duration
 	cookie    uint64
 	dst       []byte
-	// addr is the address of the next byte that is to come; of a request that
-	// is no memory read only bits 1:0 matter, which say where in the first
-	// double word the wanted bytes start.
+	// addr is the address of the next byte to arrive. Only bits 1:0 matter for
+	// a request other than a memory read: the offset of the first wanted byte
+	// in its double word.
 	addr  uint64
-	want  int // bytes that the requester wants altogether
-	got   int // bytes that have come
-	count int // Byte Count that the next completion must have; 0: all is here
+	want  int // bytes that the request asks for
+	got   int // bytes that have arrived
+	count int // Byte Count of the next completion; 0: the data is complete
 }
 
 func (s *slot) begin(p *tlp.Packet, deadline time.Duration, dst []byte, cookie uint64) {
@@ -53,7 +53,7 @@ func (s *slot) begin(p *tlp.Packet, deadline time.Duration, dst []byte, cookie u
 	}
 }
 
-// clear forgets the request; the requester ID stays for telling late
+// clear removes the request. The requester ID stays: it distinguishes late
 // completions from unexpected ones.
 func (s *slot) clear(to tagState) {
 	*s = slot{state: to, prev: none, next: none, requester: s.requester}
@@ -63,16 +63,16 @@ func (s *slot) result(tag pcie.Tag) Result {
 	return Result{Cookie: s.cookie, Tag: tag, Poisoned: s.poisoned, N: s.got, Dst: s.dst}
 }
 
-// take checks that a completion fits and moves its data to dst; data are the
-// wanted bytes of it. A read may be split anywhere: that the pieces end at
-// multiples of RCB is a duty of the completer which nothing here relies on.
+// take checks that a completion fits the request and copies its data to dst. It
+// returns the wanted bytes of the completion. It accepts a read that is split
+// anywhere, although completers must split at multiples of RCB.
 func (s *slot) take(p *tlp.Packet) (data []byte, ok bool) {
 	if locked := p.Type == tlp.CplLk || p.Type == tlp.CplDLk; locked != (s.typ == tlp.MRdLk) {
 		return nil, false
 	}
 	switch {
 	case p.Status != pcie.SuccessfulCompletion:
-		return nil, true // data that came with it means nothing
+		return nil, true // data with an error status is undefined
 	case p.Type.HasData() != s.typ.Read():
 		return nil, false
 	case !s.typ.Read():
@@ -107,8 +107,8 @@ func (s *slot) take(p *tlp.Packet) (data []byte, ok bool) {
 	return data, true
 }
 
-// account moves the expectation past a payload of n bytes, the first skip of
-// which are padding.
+// account advances the expected address and Byte Count by a payload of n bytes,
+// of which the first skip are padding.
 func (s *slot) account(p *tlp.Packet, n, skip int) {
 	s.poisoned = s.poisoned || p.EP
 	if !s.memoryRead() {
@@ -121,8 +121,8 @@ func (s *slot) account(p *tlp.Packet, n, skip int) {
 
 func (s *slot) memoryRead() bool { return s.typ == tlp.MRd || s.typ == tlp.MRdLk }
 
-// link puts an outstanding slot into the list by deadline. Requests with the
-// same timeout go straight to the end.
+// link inserts an outstanding slot into the list by deadline. It searches from
+// the end, where requests with equal timeouts belong.
 func (r *Requester) link(tag int16) {
 	s := &r.slots[tag]
 	after := r.last
