@@ -194,9 +194,15 @@ func (n *network) configs(id uint32, cipher link.Cipher) [2]link.Config {
 
 func (n *network) attach(d *driver, cfg link.Config, h *end) {
 	n.t.Helper()
+	n.attachHandler(d, cfg, h, h)
+}
+
+// attachHandler attaches a handler that embeds an end.
+func (n *network) attachHandler(d *driver, cfg link.Config, h *end, handler Handler) {
+	n.t.Helper()
 	e := d.Enter()
 	defer d.Leave(e)
-	b, err := d.group.Attach(e, BindingConfig{Link: cfg, Peers: n.side[1-d.index].addrs, Handler: h})
+	b, err := d.group.Attach(e, BindingConfig{Link: cfg, Peers: n.side[1-d.index].addrs, Handler: handler})
 	if err != nil {
 		n.t.Fatal(err)
 	}
