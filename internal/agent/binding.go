@@ -10,7 +10,7 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/frame"
-	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/link"
 )
 
@@ -120,7 +120,7 @@ func newSession() uint64 {
 }
 
 // Addresses returns the paths of a proxy for a report to the manager.
-func Addresses(f *netio.Fabric) []*dxpuv1.PathAddress {
+func Addresses(f engine.Driver) []*dxpuv1.PathAddress {
 	mtus := f.MTUs()
 	var out []*dxpuv1.PathAddress
 	for i, addr := range f.Addrs() {

@@ -7,14 +7,13 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"runtime"
 	"sync"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
-	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -30,7 +29,7 @@ type Slot struct {
 // Config of a box.
 type Config struct {
 	Slots  []Slot
-	Fabric *netio.Fabric
+	Fabric engine.Driver
 	Kind   dxpuv1.BoxKind
 	Rack   string
 	Labels map[string]string
@@ -41,11 +40,10 @@ type Config struct {
 type Box struct {
 	agent.Desired
 
-	cfg     Config
-	log     *slog.Logger
-	fabric  *netio.Fabric
-	slots   []*slot
-	compute chan struct{} // a place per processor for the devices' jobs
+	cfg    Config
+	log    *slog.Logger
+	fabric engine.Driver
+	slots  []*slot
 
 	tableMu sync.RWMutex
 	table   *mapping.BoxTable
@@ -61,7 +59,6 @@ func New(cfg Config) (*Box, error) {
 	}
 	b := &Box{
 		cfg: cfg, log: cfg.Logger, fabric: cfg.Fabric,
-		compute: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		table:   mapping.NewBoxTable(len(cfg.Slots)),
 		domains: map[string]*domain{},
 	}
@@ -78,8 +75,10 @@ func New(cfg Config) (*Box, error) {
 func (b *Box) Run(ctx context.Context) error {
 	deviceCtx, endDevices := context.WithCancel(context.WithoutCancel(ctx))
 	var controllers, devices sync.WaitGroup
+	for _, run := range b.Controllers() {
+		controllers.Go(func() { run(ctx) })
+	}
 	for _, s := range b.slots {
-		controllers.Go(func() { s.run(ctx) })
 		if s.runner != nil {
 			devices.Go(func() { s.runner.Run(deviceCtx) })
 		}
@@ -88,6 +87,17 @@ func (b *Box) Run(ctx context.Context) error {
 	endDevices()
 	devices.Wait()
 	return nil
+}
+
+// Controllers returns the functions that Run calls concurrently, one for each
+// slot. A driver without goroutines calls them in Run's place, and has no devices
+// that need goroutines.
+func (b *Box) Controllers() []func(ctx context.Context) {
+	out := make([]func(context.Context), len(b.slots))
+	for i, s := range b.slots {
+		out[i] = s.run
+	}
+	return out
 }
 
 // snoop lets the mapping table learn from a configuration write.

@@ -29,30 +29,22 @@ const healthInterval = 250 * time.Millisecond
 //	                      FAILED       LOST       (stays so until no longer wanted)
 //	any -> unbind -> RESETTING: reset, scrub -> free
 func (s *slot) run(ctx context.Context) {
-	tick := time.NewTicker(healthInterval)
-	defer tick.Stop()
 	defer s.unbind(engine.CloseShutdown)
-	for {
+	clock := s.box.fabric.Now
+	next := clock() + healthInterval
+	for ctx.Err() == nil {
 		s.reconcile()
-		select {
-		case <-ctx.Done():
-			return
-		case <-s.kick:
-		case call := <-s.calls:
-			s.call(call)
-		case <-tick.C:
+		s.kick.Wait(ctx, max(next-clock(), 0))
+		s.calls.run(s.call)
+		if now := clock(); now >= next {
+			next = now + healthInterval
 			s.sample()
 		}
 	}
 }
 
 // wake makes the controller look again.
-func (s *slot) wake() {
-	select {
-	case s.kick <- struct{}{}:
-	default:
-	}
-}
+func (s *slot) wake() { s.kick.Set() }
 
 // reconcile takes one look at what is wanted and what is.
 func (s *slot) reconcile() {
@@ -146,7 +138,9 @@ func (s *slot) release() {
 	s.live.Store(nil)
 	s.device.Reset(e.Now(), device.ConventionalReset)
 	d.group.Leave(e)
-	s.jobs.Wait() // they work on the device's memory
+	for s.jobs.Load() > 0 { // they work on the device's memory
+		s.idle.Wait(context.Background(), healthInterval)
+	}
 	s.scrub()
 	s.domain = nil
 	s.box.leave(d)

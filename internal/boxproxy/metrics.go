@@ -4,6 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 )
 
 var _ prometheus.Collector = (*Box)(nil)
@@ -15,7 +16,9 @@ func (b *Box) Describe(chan<- *prometheus.Desc) {}
 // Collect implements prometheus.Collector.
 func (b *Box) Collect(out chan<- prometheus.Metric) {
 	m := agent.NewMetrics(out)
-	m.Fabric(b.fabric)
+	if f, ok := b.fabric.(*netio.Fabric); ok {
+		m.Fabric(f)
+	}
 	for _, s := range b.slots {
 		if s.device == nil {
 			continue

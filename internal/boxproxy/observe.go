@@ -3,6 +3,8 @@ package boxproxy
 import (
 	"context"
 	"fmt"
+	"slices"
+	"sync"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/device"
@@ -62,16 +64,57 @@ func (b *Box) With(ctx context.Context, index int, f func(d device.Device)) erro
 	if index < 0 || index >= len(b.slots) || b.slots[index].device == nil {
 		return fmt.Errorf("boxproxy: no device in slot %d: the box has slots 0 to %d", index, len(b.slots)-1)
 	}
-	done := make(chan struct{})
-	call := func(d device.Device) {
-		defer close(done)
-		f(d)
-	}
+	s := b.slots[index]
+	c := s.calls.add(f)
+	s.wake()
 	select {
-	case b.slots[index].calls <- call:
-		<-done
+	case <-c.done:
 		return nil
 	case <-ctx.Done():
+	}
+	if s.calls.remove(c) {
 		return ctx.Err()
+	}
+	<-c.done // it has begun
+	return nil
+}
+
+// calls are functions that wait for the controller of a slot.
+type calls struct {
+	mu      sync.Mutex // guards waiting
+	waiting []*call
+}
+
+type call struct {
+	f    func(device.Device)
+	done chan struct{}
+}
+
+func (c *calls) add(f func(device.Device)) *call {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	x := &call{f, make(chan struct{})}
+	c.waiting = append(c.waiting, x)
+	return x
+}
+
+// remove reports whether x was still waiting.
+func (c *calls) remove(x *call) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := len(c.waiting)
+	c.waiting = slices.DeleteFunc(c.waiting, func(o *call) bool { return o == x })
+	return len(c.waiting) < n
+}
+
+// run makes the calls that wait.
+func (c *calls) run(with func(f func(device.Device))) {
+	c.mu.Lock()
+	waiting := c.waiting
+	c.waiting = nil
+	c.mu.Unlock()
+	for _, x := range waiting {
+		with(x.f)
+		close(x.done)
 	}
 }

@@ -3,14 +3,12 @@ package boxproxy
 import (
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
-	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/tlp"
 )
@@ -24,13 +22,14 @@ type slot struct {
 	device device.Device // nil: empty
 	abilities
 	place Slot
-	kick  chan struct{} // the controller has something to look at
+	kick  engine.Signal // wakes the controller
 
 	domain  *domain // nil: not bound
 	binding *engine.Binding
 	entry   engine.Entry           // of the Transmit that is under way
 	emitTo  func(*tlp.Packet) bool // emit, made once
-	jobs    sync.WaitGroup         // what NextJob gave and is being computed
+	jobs    atomic.Int32           // from NextJob that are being computed
+	idle    engine.Signal          // jobs is 0 again
 
 	status    agent.Status
 	applied   atomic.Uint64             // the desired revision that status takes account of
@@ -38,12 +37,12 @@ type slot struct {
 	reset     atomic.Uint64             // the last reset that the manager asked for and that was made
 	linkStats atomic.Pointer[link.Stats]
 	live      atomic.Pointer[attachment] // nil: not bound
-	calls     chan func(device.Device)   // for the controller to make
+	calls     calls
 	counters  counters
 }
 
 func newSlot(b *Box, index int, cfg Slot) *slot {
-	s := &slot{box: b, index: index, device: cfg.Device, place: cfg, kick: make(chan struct{}, 1), calls: make(chan func(device.Device))}
+	s := &slot{box: b, index: index, device: cfg.Device, place: cfg, kick: b.fabric.NewSignal(), idle: b.fabric.NewSignal()}
 	s.emitTo = s.emit
 	if s.device != nil {
 		s.abilities = newAbilities(s.device, s.notified)
@@ -65,13 +64,13 @@ type counters struct {
 // it share one group, so that one may hand a TLP to another.
 type domain struct {
 	name  string
-	group *netio.Group
+	group engine.GroupDriver
 	slots atomic.Int32
 }
 
 // attachment is what a device's notification needs, from any goroutine.
 type attachment struct {
-	group   *netio.Group
+	group   engine.GroupDriver
 	binding *engine.Binding
 }
 
@@ -121,18 +120,17 @@ func (s *slot) Transmit(e engine.Entry) {
 func (s *slot) start(job device.Job) {
 	group := s.domain.group
 	s.jobs.Add(1)
-	go func() {
-		defer s.jobs.Done()
-		s.box.compute <- struct{}{} // as many at once as there are processors
-		job.Run()
-		<-s.box.compute
+	s.box.fabric.Compute(job.Run, job.Cost(), func() {
 		e := group.Enter()
 		s.device.FinishJob(e.Now(), job)
 		if s.binding != nil {
 			s.binding.Touch(e)
 		}
 		group.Leave(e)
-	}()
+		if s.jobs.Add(-1) == 0 {
+			s.idle.Set()
+		}
+	})
 }
 
 // emit takes one TLP of the device: to a neighbour of the same domain if it is

@@ -22,7 +22,7 @@ const linkTimeout = 10 * time.Second
 const sampleInterval = 500 * time.Millisecond
 
 func newSlot(h *Host, index int) *slot {
-	s := &slot{host: h, index: index, kick: make(chan struct{}, 1), mps: pcie.MinPayload}
+	s := &slot{host: h, index: index, kick: h.fabric.NewSignal(), mps: pcie.MinPayload}
 	s.root = newRequestPort(s, h.cfg.CompletionTimeout)
 	return s
 }
@@ -35,19 +35,17 @@ func newSlot(h *Host, index int) *slot {
 //	              FAILED                          link down: unplug -> LOST
 //	any -> detach: unplug, close the link -> empty
 func (s *slot) run(ctx context.Context) {
-	tick := time.NewTicker(sampleInterval)
-	defer tick.Stop()
 	defer s.shutDown()
 	if f, ok := s.host.cfg.Front.(*VM); ok {
 		f.sweep(ctx, s.index)
 	}
-	for {
+	clock := s.host.fabric.Now
+	next := clock() + sampleInterval
+	for ctx.Err() == nil {
 		s.reconcile(ctx)
-		select {
-		case <-ctx.Done():
-			return
-		case <-s.kick:
-		case <-tick.C:
+		s.kick.Wait(ctx, max(next-clock(), 0))
+		if now := clock(); now >= next {
+			next = now + sampleInterval
 			s.sample()
 		}
 	}
@@ -136,8 +134,7 @@ func (s *slot) open(ctx context.Context, want *dxpuv1.DesiredBinding, self uint3
 
 // awaitLink waits until the link is up.
 func (s *slot) awaitLink(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, linkTimeout)
-	defer cancel()
+	deadline := s.host.fabric.Now() + linkTimeout
 	for {
 		e := s.host.group.Enter()
 		state, why := s.binding.State(e), s.binding.Why(e)
@@ -148,13 +145,11 @@ func (s *slot) awaitLink(ctx context.Context) error {
 		case link.Down:
 			return fmt.Errorf("link: %s", why)
 		}
-		select {
-		case <-s.kick:
-			if want, _ := s.host.Wanted(s.index); !agent.Same(want, s.observed()) {
-				return errors.New("no longer wanted")
-			}
-		case <-ctx.Done():
+		if !s.kick.Wait(ctx, deadline-s.host.fabric.Now()) {
 			return fmt.Errorf("the box did not open the link within %v", linkTimeout)
+		}
+		if want, _ := s.host.Wanted(s.index); !agent.Same(want, s.observed()) {
+			return errors.New("no longer wanted")
 		}
 	}
 }

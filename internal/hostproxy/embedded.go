@@ -33,7 +33,7 @@ type Embedded struct {
 
 	// Guarded by the group:
 	sw    *vswitch.Switch
-	timer *time.Timer   // calls kick
+	timer engine.Timer  // calls kick
 	armed time.Duration // when it does; never: not armed
 }
 
@@ -79,7 +79,12 @@ func (f *Embedded) start(h *Host) error {
 	if f.host, err = embedded.New(f.spec.Host, f.spec.Memory, f.kick); err != nil {
 		return err
 	}
-	f.host.SetWaiter(h.fabric)
+	if h.waiter != nil {
+		f.host.SetWaiter(h.waiter)
+	}
+	if s, ok := h.fabric.(embedded.Scheduler); ok {
+		f.host.SetScheduler(s)
+	}
 	if f.root, err = rootcomplex.Enumerate(f.host, f.enum); err != nil {
 		return fmt.Errorf("hostproxy: enumerate the virtual switch: %w", err)
 	}
@@ -163,7 +168,7 @@ func (f *Embedded) arm(e engine.Entry) {
 	}
 	f.armed = wake
 	if wait := max(wake-e.Now(), 0); f.timer == nil {
-		f.timer = time.AfterFunc(wait, f.expire)
+		f.timer = f.owner.fabric.AfterFunc(wait, f.expire)
 	} else {
 		f.timer.Reset(wait)
 	}

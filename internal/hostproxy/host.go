@@ -11,8 +11,9 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
-	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
+	"github.com/dxpu-project/dxpu/internal/embedded"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -48,7 +49,7 @@ type plugged interface {
 type Config struct {
 	Slots  int
 	Front  Front
-	Fabric *netio.Fabric
+	Fabric engine.Driver
 	Domain string // names the virtual switch in the manager's inventory
 	Rack   string
 	Labels map[string]string
@@ -67,8 +68,9 @@ type Host struct {
 
 	cfg    Config
 	log    *slog.Logger
-	fabric *netio.Fabric
-	group  *netio.Group // all slots: one PCIe hierarchy
+	fabric engine.Driver
+	waiter embedded.Waiter    // nil: callers of the embedded host wait by a Scheduler
+	group  engine.GroupDriver // all slots: one PCIe hierarchy
 	table  *mapping.HostTable
 	router router
 	slots  []*slot
@@ -96,6 +98,7 @@ func New(cfg Config) (*Host, error) {
 		table: mapping.NewHostTable(cfg.Slots),
 	}
 	h.router = h.table
+	h.waiter, _ = cfg.Fabric.(embedded.Waiter)
 	for i := range cfg.Slots {
 		s := newSlot(h, i)
 		h.OnWake(s.wake)
@@ -111,9 +114,19 @@ func New(cfg Config) (*Host, error) {
 // device is taken away.
 func (h *Host) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
-	for _, s := range h.slots {
-		wg.Go(func() { s.run(ctx) })
+	for _, run := range h.Controllers() {
+		wg.Go(func() { run(ctx) })
 	}
 	wg.Wait()
 	return nil
+}
+
+// Controllers returns the functions that Run calls concurrently, one for each
+// slot. A driver without goroutines calls them in Run's place.
+func (h *Host) Controllers() []func(ctx context.Context) {
+	out := make([]func(context.Context), len(h.slots))
+	for i, s := range h.slots {
+		out[i] = s.run
+	}
+	return out
 }

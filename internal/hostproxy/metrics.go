@@ -4,6 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 )
 
 var _ prometheus.Collector = (*Host)(nil)
@@ -15,7 +16,9 @@ func (h *Host) Describe(chan<- *prometheus.Desc) {}
 // Collect implements prometheus.Collector.
 func (h *Host) Collect(out chan<- prometheus.Metric) {
 	m := agent.NewMetrics(out)
-	m.Fabric(h.fabric)
+	if f, ok := h.fabric.(*netio.Fabric); ok {
+		m.Fabric(f)
+	}
 	for _, s := range h.slots {
 		c := &s.counters
 		m.Counter("slot_tlps_total", "TLPs between the device and its host.", s.index, c.toDevice.Load(), "direction", "to_device")

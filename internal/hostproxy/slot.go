@@ -33,7 +33,7 @@ type port interface {
 type slot struct {
 	host  *Host
 	index int
-	kick  chan struct{} // the controller has something to look at
+	kick  engine.Signal // wakes the controller
 
 	// Guarded by the group. Only the controller changes them, except gone, mps
 	// and roomy.
@@ -210,9 +210,4 @@ func (s *slot) LinkChanged(e engine.Entry, state link.State) {
 }
 
 // wake makes the controller look again.
-func (s *slot) wake() {
-	select {
-	case s.kick <- struct{}{}:
-	default:
-	}
-}
+func (s *slot) wake() { s.kick.Set() }

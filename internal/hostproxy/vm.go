@@ -127,10 +127,10 @@ func (v *vm) Access(_ *vfiouser.Conn, a *vfiouser.Access) {
 		g.LeaveSoon(e) // writes that came together leave together
 	case more || run.kind == memWrite || run.kind == answered:
 		g.Leave(e)
-		v.slot.host.fabric.Attend()
+		v.slot.host.waiter.Attend()
 	default:
 		g.Leave(e)
-		v.slot.host.fabric.Await(&v.answered)
+		v.slot.host.waiter.Await(&v.answered)
 	}
 }
 

@@ -48,7 +48,7 @@ func TestDeliversInOrder(t *testing.T) {
 // No handler is called after Detach, although its timer runs.
 func TestDetachWhileTimersRun(t *testing.T) {
 	f := open(t, PathConfig{})
-	r := &rig{t: t, fabric: [2]*Fabric{f, f}, group: [2]*Group{f.NewGroup(), f.NewGroup()}}
+	r := &rig{t: t, fabric: [2]*Fabric{f, f}, group: [2]*Group{f.newGroup(), f.newGroup()}}
 	cfg := r.configs(1, link.CipherAES256GCM)[0]
 	for range 50 {
 		var e end
@@ -117,7 +117,7 @@ func TestShutdownTellsThePeer(t *testing.T) {
 
 func TestAttachRefuses(t *testing.T) {
 	f := open(t, PathConfig{})
-	g := f.NewGroup()
+	g := f.newGroup()
 	r := &rig{t: t, fabric: [2]*Fabric{f, f}}
 	good := r.configs(1, link.CipherAES256GCM)[0]
 	bad := good

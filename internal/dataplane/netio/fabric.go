@@ -16,6 +16,7 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -55,6 +56,7 @@ type Fabric struct {
 	restart func()
 	ahead   atomic.Int64 // ns by which Jump has put the clock forward
 	paths   []*path
+	compute chan struct{} // a place per processor for computations of devices
 
 	mu       sync.Mutex                        // guards changes of groups and captures
 	groups   atomic.Pointer[map[uint32]*Group] // by the number of a binding; immutable
@@ -73,7 +75,7 @@ func Open(cfg Config) (*Fabric, error) {
 	if len(cfg.Paths) == 0 || len(cfg.Paths) > math.MaxUint8 {
 		return nil, fmt.Errorf("netio: %d paths: want 1 to %d listen addresses", len(cfg.Paths), math.MaxUint8)
 	}
-	f := &Fabric{log: cfg.Logger, start: time.Now(), restart: cfg.Restart}
+	f := &Fabric{log: cfg.Logger, start: time.Now(), restart: cfg.Restart, compute: make(chan struct{}, runtime.GOMAXPROCS(0))}
 	f.groups.Store(&map[uint32]*Group{})
 	for i, pc := range cfg.Paths {
 		if len(pc.Fault.Restarts) > 0 && cfg.Restart == nil {

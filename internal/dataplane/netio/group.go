@@ -44,8 +44,8 @@ type closing struct {
 	down    chan struct{}
 }
 
-// NewGroup makes an empty group.
-func (f *Fabric) NewGroup() *Group {
+// newGroup makes an empty group.
+func (f *Fabric) newGroup() *Group {
 	g := &Group{fabric: f, armed: machine.Never}
 	for _, p := range f.paths {
 		g.writers = append(g.writers, p.conn.NewWriter())

@@ -12,7 +12,7 @@ import (
 // Post runs each function once, whoever is in the group.
 func TestPost(t *testing.T) {
 	f := open(t, PathConfig{})
-	g := f.NewGroup()
+	g := f.newGroup()
 	const posters, each = 4, 500
 	count := 0 // guarded by the group
 	var running sync.WaitGroup

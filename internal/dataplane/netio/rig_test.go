@@ -103,7 +103,7 @@ func newRig(t *testing.T, plans ...fault.Plan) *rig {
 			paths = append(paths, PathConfig{Fault: plan, Seed: uint64(2*i + side + 1)})
 		}
 		r.fabric[side] = open(t, paths...)
-		r.group[side] = r.fabric[side].NewGroup()
+		r.group[side] = r.fabric[side].newGroup()
 	}
 	return r
 }

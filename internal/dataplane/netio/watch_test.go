@@ -165,7 +165,7 @@ func TestRoundTrips(t *testing.T) {
 func watched(t testing.TB) (*Fabric, *engine.Binding, *tlp.Packet) {
 	t.Helper()
 	f := open(t, PathConfig{})
-	g := f.NewGroup()
+	g := f.newGroup()
 	e := g.Enter()
 	defer g.Leave(e)
 	b, err := g.Attach(e, engine.BindingConfig{
