@@ -234,7 +234,7 @@ func (o *managerOptions) joinToken() (token string, made bool, err error) {
 // latter without TLS too, for gRPC; over TLS where cfg is given. It announces
 // itself once it leads.
 func (o *managerOptions) serve(ctx context.Context, m *manager.Manager, l net.Listener, cfg *tls.Config, leads <-chan struct{}, announce func() error) error {
-	srv := newServer(web.Beside(m.Handler()))
+	srv := newServer(web.Handler(m.Handler()))
 	srv.TLSConfig = cfg
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return m.Run(ctx) })

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// example is one curl command of the documentation with the output that it says.
+// example is a curl command of the documentation and its documented output.
 type example struct {
 	call, body, output string
 	stream             bool
@@ -23,8 +23,8 @@ var (
 	shell = regexp.MustCompile(`BODY='([^']*)'`)
 )
 
-// examples reads the commands of a document. Of several in a block the output is
-// the last one's.
+// examples returns the commands of a document. If a block has several, its output
+// belongs to the last one.
 func examples(t *testing.T, document string) []example {
 	t.Helper()
 	var out []example
@@ -35,7 +35,7 @@ func examples(t *testing.T, document string) []example {
 		}
 		found := curl.FindAllStringSubmatch(block[2], -1)
 		if n := strings.Count(block[2], "curl "); n != len(found) {
-			t.Fatalf("of %d commands %d are understood:\n%s", n, len(found), block[2])
+			t.Fatalf("of %d commands only %d were parsed:\n%s", n, len(found), block[2])
 		}
 		for _, m := range found {
 			e := example{call: m[1], body: m[3], stream: m[2] == "application/connect+json"}
@@ -48,8 +48,8 @@ func examples(t *testing.T, document string) []example {
 	return out
 }
 
-// The examples of docs/api.md do what it says: they are run, in their order,
-// against what the manager serves.
+// TestDocumentedCalls runs the examples of docs/api.md in order against a manager,
+// and compares the output.
 func TestDocumentedCalls(t *testing.T) {
 	document, err := os.ReadFile("../../../docs/api.md")
 	if err != nil {
@@ -58,7 +58,7 @@ func TestDocumentedCalls(t *testing.T) {
 	w := newWorld(t, 0, box("box-a", "r1", "DxPU software GPU", pcie, 4, 0), host("h1", "r1", 4))
 	all := examples(t, string(document))
 	if len(all) < 15 {
-		t.Fatalf("%d examples are found", len(all))
+		t.Fatalf("found only %d examples", len(all))
 	}
 	lease := ""
 	for i, e := range all {
@@ -77,7 +77,7 @@ func TestDocumentedCalls(t *testing.T) {
 	}
 }
 
-// example makes the call that a command makes.
+// example makes the call of a command.
 func (w *world) example(e example) string {
 	w.t.Helper()
 	body, kind := e.body, "application/json"
@@ -115,13 +115,13 @@ var (
 	changes = regexp.MustCompile(`^\d+$`) // versions, revisions, sizes
 )
 
-// compare looks for everything that the documentation shows in what came, but
-// for what is different each time.
+// compare checks that the answer contains everything in the documented output, except
+// for values that change from run to run.
 func (e example) compare(t *testing.T, got string) {
 	t.Helper()
 	if e.output == "" {
 		if strings.Contains(got, `"code"`) {
-			t.Errorf("it fails: %s", got)
+			t.Errorf("the call failed: %s", got)
 		}
 		return
 	}
@@ -131,7 +131,7 @@ func (e example) compare(t *testing.T, got string) {
 		}
 		for part := range strings.SplitSeq(m[1], "…") {
 			if !strings.Contains(got, part) {
-				t.Errorf("%s %s\nthe document shows %q, which is not in\n%s", e.call, e.body, part, got)
+				t.Errorf("%s %s\nthe documented output has %q, which is not in\n%s", e.call, e.body, part, got)
 			}
 		}
 	}

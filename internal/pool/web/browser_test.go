@@ -13,13 +13,12 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// What a browser makes of the pages: they change by themselves, obey the
-// keyboard, fit a phone, and come in light and dark. DXPU_SCREENSHOTS=DIRECTORY
-// keeps the pictures.
+// TestBrowser checks the pages in a browser: live updates, keyboard, sizes and themes.
+// With DXPU_SCREENSHOTS=DIRECTORY it keeps the screenshots.
 func TestBrowser(t *testing.T) {
 	b := startBrowser(t)
-	w, replaced := livelyWorld(t)
-	t.Run("picture for the documentation", func(t *testing.T) {
+	w, replaced := busyWorld(t)
+	t.Run("screenshots for the documentation", func(t *testing.T) {
 		p := b.open(t, w.url+"/", 1400, 900)
 		for _, scheme := range []string{"light", "dark"} {
 			p.scheme(scheme)
@@ -37,14 +36,14 @@ func TestBrowser(t *testing.T) {
 	t.Run("large pool", func(t *testing.T) { browserLarge(t, b) })
 	t.Run("empty pool", func(t *testing.T) { browserEmpty(t, b) })
 	t.Run("contrast", func(t *testing.T) { browserContrast(t, b, w) })
-	t.Run("pictures", func(t *testing.T) { browserPictures(t, b, w, replaced) })
+	t.Run("screenshots", func(t *testing.T) { browserScreenshots(t, b, w, replaced) })
 	for _, c := range b.consoleErrors() {
 		t.Errorf("console: %s", c)
 	}
 }
 
-// A lease that is made shows in the map and the last events within a second,
-// without a reload, and what the reader focused stays focused.
+// A new lease appears in the map and the recent events within a second. The page is not
+// reloaded and keeps the focus.
 func browserLivePool(t *testing.T, b *browser, w *world) {
 	p := b.open(t, w.url+"/", 1400, 900)
 	p.wait("the stream", `document.getElementById("status").dataset.state === "live"`)
@@ -55,14 +54,14 @@ func browserLivePool(t *testing.T, b *browser, w *world) {
 	p.wait("the lease's event", `document.querySelector(".events").textContent.includes("`+id+` is active")`)
 	took := time.Since(began)
 	t.Logf("an event was in the page %v after it had happened", took)
-	if took > 3*time.Second { // a second, and room for a machine that does other things
+	if took > 3*time.Second { // a second, and a margin for a busy machine
 		t.Errorf("the change took %v to show", took)
 	}
 	if after := int(p.eval(`document.querySelectorAll(".racks a.bound").length`).(float64)); after != before+4 {
 		t.Errorf("%d GPUs are drawn as bound, want %d", after, before+4)
 	}
 	if p.eval(`window.same && document.activeElement.getAttribute("href")`) != "/ui/gpus/r3-nv/4" {
-		t.Error("the page was loaded again or lost its focus")
+		t.Error("the page was reloaded or lost the focus")
 	}
 }
 
@@ -79,7 +78,7 @@ func browserLiveEvents(t *testing.T, b *browser, w *world) {
 	cordon("second reason")
 	p.wait("the count", `document.getElementById("waiting").textContent.includes("1 new")`)
 	if p.eval(top+`.includes("second reason")`) == true {
-		t.Error("a page that was paused went on")
+		t.Error("a paused page was updated")
 	}
 	p.eval(`document.getElementById("pause").click()`)
 	p.wait("the event that waited", top+`.includes("second reason")`)
@@ -87,13 +86,13 @@ func browserLiveEvents(t *testing.T, b *browser, w *world) {
 		t.Fatal(err)
 	}
 	p.wait("the last event", top+`.includes("takes new bindings again")`)
-	// A page that was not visible for a while has missed nothing.
+	// No event was added twice.
 	if n := p.eval(`new Set([...document.querySelectorAll("#log tbody tr")].map(r => r.dataset.key)).size === document.querySelectorAll("#log tbody tr").length`); n != true {
-		t.Error("an event is there twice")
+		t.Error("the page has an event twice")
 	}
 }
 
-// The map is one stop of the tab key; arrows go through it, Enter opens a GPU.
+// Each rack is one tab stop. Arrow keys move in the map, Enter opens the page of a GPU.
 func browserKeyboard(t *testing.T, b *browser, w *world) {
 	p := b.open(t, w.url+"/", 1400, 900)
 	focus := func() string {
@@ -102,10 +101,10 @@ func browserKeyboard(t *testing.T, b *browser, w *world) {
 	}
 	p.key(kb.Tab)
 	if got := focus(); got != "#main" {
-		t.Fatalf("the first stop is %s, want the link that skips to the content", got)
+		t.Fatalf("the first tab stop is %s, want the link to the content", got)
 	}
 	if p.eval(`getComputedStyle(document.activeElement).outlineStyle`) == "none" {
-		t.Error("the focus does not show")
+		t.Error("the focus is not visible")
 	}
 	p.key(kb.Enter)
 	p.wait("the skip", `document.activeElement.id === "main" || location.hash === "#main"`)
@@ -115,7 +114,7 @@ func browserKeyboard(t *testing.T, b *browser, w *world) {
 		stops++
 	}
 	if got := focus(); got != "/ui/gpus/r1-nv/0" {
-		t.Fatalf("the first stop in the map is %s after %d tabs", got, stops)
+		t.Fatalf("the first tab stop in the map is %s after %d tabs", got, stops)
 	}
 	for _, step := range []struct{ name, key, want string }{
 		{"ArrowRight", kb.ArrowRight, "/ui/gpus/r1-nv/1"},
@@ -134,7 +133,7 @@ func browserKeyboard(t *testing.T, b *browser, w *world) {
 	}
 	p.key(kb.Tab)
 	if got := focus(); !strings.HasPrefix(got, "/?rack=r2") {
-		t.Errorf("the stop after the map of a rack is %s, want the next rack", got)
+		t.Errorf("the tab stop after a rack is %s, want the next rack", got)
 	}
 	p.eval(`document.querySelector('a[href="/ui/gpus/r1-nv/0"]').focus()`)
 	p.follow(chromedp.KeyEvent(kb.Enter))
@@ -143,17 +142,17 @@ func browserKeyboard(t *testing.T, b *browser, w *world) {
 	}
 }
 
-// An operator cordons a GPU in two steps, with a reason, and takes it back.
+// An operator cordons a GPU with a reason, and uncordons it.
 func browserCordon(t *testing.T, b *browser, w *world) {
 	p := b.open(t, w.url+"/ui/gpus/r4-nv/7", 1200, 900)
 	p.eval(`document.querySelector(".actions summary").click()`)
 	p.eval(`document.querySelector("input[name=reason]").value = "a \"test\""`)
 	p.follow(click("button[value=cordon]"))
 	if s := p.eval(`document.querySelector("main").textContent`).(string); !strings.Contains(s, `Cordoned: a "test"`) || !strings.Contains(s, "r4-nv/7 takes no new bindings.") {
-		t.Errorf("the page says %s", s)
+		t.Errorf("the page contains %s", s)
 	}
 	p.follow(click("button[value=uncordon]"))
-	if p.eval(`document.querySelector(".said") !== null`) != true {
+	if p.eval(`document.querySelector(".notice") !== null`) != true {
 		t.Error("the page does not confirm the uncordon")
 	}
 	g, err := w.pool.GetGPU(t.Context(), connect.NewRequest(&dxpuv1.GetGPURequest{GpuId: "r4-nv/7"}))
@@ -162,7 +161,7 @@ func browserCordon(t *testing.T, b *browser, w *world) {
 	}
 }
 
-// The theme is the system's until the reader chooses, and then stays.
+// The theme follows the system until the reader chooses one, and then stays.
 func browserTheme(t *testing.T, b *browser, w *world) {
 	p := b.open(t, w.url+"/", 1400, 900)
 	colour := func() string { return p.eval(`getComputedStyle(document.documentElement).backgroundColor`).(string) }
@@ -190,8 +189,8 @@ func browserTheme(t *testing.T, b *browser, w *world) {
 	press(light, "auto again")
 }
 
-// Nothing is wider than the window, at any width; and somebody looks at these.
-func browserPictures(t *testing.T, b *browser, w *world, replaced string) {
+// No page is wider than the window. The screenshots are for review.
+func browserScreenshots(t *testing.T, b *browser, w *world, replaced string) {
 	p := b.open(t, w.url+"/", 1400, 900)
 	for _, page := range []struct {
 		name, path    string
@@ -231,7 +230,7 @@ func browserPictures(t *testing.T, b *browser, w *world, replaced string) {
 	}
 }
 
-// A tenant signs in by keyboard, sees its own, and signs out.
+// A tenant signs in by keyboard, sees its own leases, and signs out.
 func browserSignIn(t *testing.T, b *browser, w *world) {
 	token := w.token(dxpuv1.Role_ROLE_TENANT, "research")
 	p := b.open(t, w.url+"/ui/signin?next=/ui/leases", 800, 600)
@@ -253,15 +252,15 @@ func browserSignIn(t *testing.T, b *browser, w *world) {
 	if at := p.eval(`location.pathname`); at != "/ui/signin" {
 		t.Fatalf("signing out leads to %v, want /ui/signin", at)
 	}
-	// Whatever is asked for next, it is with nobody's token: here that of the open manager.
+	// Further requests have no token; this manager answers them.
 	p.goTo(w.url + "/ui/leases")
 	if s := p.eval(`document.body.textContent`).(string); strings.Contains(s, "Sign out") {
 		t.Error("the browser is still signed in")
 	}
 }
 
-// Scripts and marks in names, reasons and details are text: in a page that is
-// loaded, in one that is taken over, and in an event that arrives.
+// Scripts and tags in names, reasons and details are shown as text: in a page that is
+// loaded, in one that updates itself, and in an event from the stream.
 func browserHostile(t *testing.T, b *browser) {
 	w := newWorld(t, 0, box("b1", hostile, hostile, nvlink, 2, 1), host("h1", hostile, 4))
 	lease := w.lease(&dxpuv1.LeaseSpec{Count: 1, HostId: "h1"})
@@ -277,7 +276,7 @@ func browserHostile(t *testing.T, b *browser) {
 			p.wait("the event", `document.querySelector(".events").textContent.includes(`+"`"+hostile+path+"`"+`)`)
 		}
 		if got := p.eval(`window.pwned || document.querySelectorAll("#content img, #content script").length > 0`); got != false {
-			t.Errorf("%s: what a node says is part of the page", path)
+			t.Errorf("%s: text from a node became elements of the page", path)
 		}
 		w.uncordon(&dxpuv1.Target{Target: &dxpuv1.Target_GpuId{GpuId: "b1/1"}})
 	}
@@ -292,7 +291,7 @@ func (w *world) uncordon(target *dxpuv1.Target) {
 
 // 512 GPUs in 64 boxes in three racks.
 func browserLarge(t *testing.T, b *browser) {
-	w := quietWorld(t, 64, 22)
+	w := idleWorld(t, 64, 22)
 	for i := range 20 {
 		w.create(&dxpuv1.LeaseSpec{Count: uint32(1 + i%8), HostId: fmt.Sprintf("host-%02d", 1+3*i), Tenant: "research"})
 	}
@@ -323,8 +322,8 @@ func browserEmpty(t *testing.T, b *browser) {
 	}
 }
 
-// contrast finds texts that have less than 4.5 to 1 to what they stand on (WCAG
-// 2.2, 1.4.3), where that is one colour.
+// contrast returns the elements whose text has a contrast below 4.5:1 to its background
+// (WCAG 2.2, 1.4.3), if the background is one colour.
 const contrast = `(() => {
   const parse = (c) => { const m = c.match(/[\d.]+/g).map(Number); return m.length < 4 ? [...m, 1] : m; };
   const light = (c) => { const [r, g, b] = c.map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };

@@ -1,8 +1,8 @@
-// Package web is the pool in a browser: pages that the manager serves beside its
-// API. They are rendered here from what the API answers to the caller's own
-// credential, so that nobody sees or does more in a browser than by calling.
+// Package web serves the pool's pages for browsers, next to the manager's API. It
+// renders them from the API's answers to the viewer's own credential, so a viewer has
+// the same rights in a browser as by calls.
 //
-// Every page is whole without JavaScript. With it, a page listens to one stream
-// of events (server-sent events over WatchEvents), and when something happened
-// it fetches itself again and takes over what differs (assets/app.js).
+// Every page works without JavaScript. With it, a page reads a stream of events
+// (server-sent events, from WatchEvents). After an event it fetches itself again and
+// updates the elements that differ (assets/app.js).
 package web

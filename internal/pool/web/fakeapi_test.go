@@ -16,12 +16,12 @@ import (
 	"github.com/dxpu-project/dxpu/client"
 )
 
-// fakeAPI is as much of a manager as a stream needs, for tests in virtual time.
-// A token is "ROLE" or "tenant/NAME"; those in bad are not good any more.
+// fakeAPI implements the part of the API that streams need, for tests in virtual
+// time. A token is "ROLE" or "tenant/NAME"; those in bad are no longer valid.
 type fakeAPI struct {
 	dxpuv1connect.UnimplementedPoolServiceHandler
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	events  []*dxpuv1.Event
 	floor   uint64
 	more    chan struct{}
@@ -29,7 +29,7 @@ type fakeAPI struct {
 	watches int
 	pools   int
 	takes   time.Duration // how long GetPool takes
-	leader  string        // not empty: this one follows
+	leader  string        // URL of the leader; empty: this manager leads
 }
 
 func newFakeAPI() *fakeAPI { return &fakeAPI{more: make(chan struct{}), bad: map[string]bool{}} }
@@ -38,7 +38,7 @@ func newFakeAPI() *fakeAPI { return &fakeAPI{more: make(chan struct{}), bad: map
 func serve(api dxpuv1connect.PoolServiceHandler, change ...func(*Config)) *Server {
 	mux := http.NewServeMux()
 	mux.Handle(dxpuv1connect.NewPoolServiceHandler(api))
-	cfg := Config{Client: Caller(mux)}
+	cfg := Config{Client: LocalClient(mux)}
 	for _, c := range change {
 		c(&cfg)
 	}
@@ -91,7 +91,7 @@ func (a *fakeAPI) ListTenants(context.Context, *connect.Request[dxpuv1.ListTenan
 	return connect.NewResponse(&dxpuv1.ListTenantsResponse{}), nil
 }
 
-// happen lets n events happen, of a tenant.
+// happen adds n events of a tenant.
 func (a *fakeAPI) happen(n int, tenant string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -104,7 +104,7 @@ func (a *fakeAPI) happen(n int, tenant string) {
 	a.more = make(chan struct{})
 }
 
-// forget forgets all events.
+// forget removes all events.
 func (a *fakeAPI) forget() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -121,7 +121,7 @@ func (a *fakeAPI) WatchEvents(ctx context.Context, req *connect.Request[dxpuv1.W
 	floor := a.floor
 	a.mu.Unlock()
 	if at < floor {
-		return connect.NewError(connect.CodeOutOfRange, errors.New("forgotten"))
+		return connect.NewError(connect.CodeOutOfRange, errors.New("no longer available"))
 	}
 	if err := out.Send(&dxpuv1.WatchEventsResponse{Revision: at}); err != nil {
 		return err

@@ -1,6 +1,7 @@
 package web
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,59 +15,52 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// feedKeeps is how many events a feed remembers: who falls further behind is
-// dropped, and told to look again when he comes back. It is also how far back a
-// feed begins before the first who asks, for those that come with him.
+// feedKeeps is the minimum number of events that a feed keeps. A viewer that falls
+// further behind loses its stream, and is told to reload when it reconnects. A feed
+// also starts this many revisions before its first viewer's, for viewers slightly
+// behind it.
 const feedKeeps = 1000
 
-// feed is one watch of the manager's events for all live pages of callers that
-// see the same: a role, and a tenant or node where the role is one's. Viewers hold
-// a place in it and nothing else, so a slow one costs what a fast one costs.
+// feed is one watch of the manager's events for all live pages of viewers with the
+// same access (scopeOf). A viewer has a position in the feed and no queue of its own,
+// so slow viewers cost nothing.
 type feed struct {
 	key   string
 	event func(*dxpuv1.Event) (string, error) // renders a row
 	stop  context.CancelFunc
-	ready chan struct{} // closed when the watch stands, or cannot be had
+	ready chan struct{} // closed when the watch is open or has failed
 	done  chan struct{} // closed when run has ended
 
-	mu       sync.Mutex // guards what follows
-	viewers  int
-	messages []*happening // in the order of their revisions, feedKeeps at most
-	start    uint64       // every event after this revision is in messages
-	at       uint64       // up to which revision the watch has come
-	over     bool
-	more     chan struct{} // closed and replaced when there is more, or the end
+	mu      sync.Mutex // guards the fields below
+	viewers int
+	events  []*feedEvent // by revision; at most 2*feedKeeps
+	start   uint64       // events has all events after this revision
+	at      uint64       // revision that the watch has reached
+	over    bool
+	more    chan struct{} // closed and replaced on new events and at the end
 }
 
-// happening is an event as live pages get it; its row is rendered once, when the
-// first page wants it.
-type happening struct {
+// feedEvent is an event of a feed. Its row is rendered once, for the first page that
+// needs it.
+type feedEvent struct {
 	event *dxpuv1.Event
 	once  sync.Once
 	row   string
 	err   error
 }
 
-// after returns what has happened since a revision, up to which revision that
-// is, and a channel that is closed when there is more. ok is false when
-// something since then is forgotten, over when nothing will follow.
-func (f *feed) after(revision uint64) (messages []*happening, at uint64, more <-chan struct{}, ok, over bool) {
+// after returns the events after a revision, the revision that they reach, and a
+// channel that is closed when there are more. ok is false if some of the events are no
+// longer available; over is true at the end of the feed.
+func (f *feed) after(revision uint64) (events []*feedEvent, at uint64, more <-chan struct{}, ok, over bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	i, _ := slices.BinarySearchFunc(f.messages, revision+1, func(m *happening, r uint64) int {
-		switch {
-		case m.event.Revision < r:
-			return -1
-		case m.event.Revision > r:
-			return 1
-		}
-		return 0
-	})
-	// Entries are replaced, never written over, so the slice stays what it is.
-	return f.messages[i:len(f.messages):len(f.messages)], f.at, f.more, revision >= f.start, f.over
+	i, _ := slices.BinarySearchFunc(f.events, revision+1, func(e *feedEvent, r uint64) int { return cmp.Compare(e.event.Revision, r) })
+	// add appends to the slice or replaces it, so the returned part does not change.
+	return f.events[i:len(f.events):len(f.events)], f.at, f.more, revision >= f.start, f.over
 }
 
-// add takes in one message of the watch.
+// add adds a message of the watch.
 func (f *feed) add(m *dxpuv1.WatchEventsResponse) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -74,12 +68,12 @@ func (f *feed) add(m *dxpuv1.WatchEventsResponse) {
 	if m.Event == nil {
 		return
 	}
-	if len(f.messages) >= 2*feedKeeps {
-		drop := len(f.messages) - feedKeeps
-		f.start = f.messages[drop-1].event.Revision
-		f.messages = slices.Clone(f.messages[drop:])
+	if len(f.events) >= 2*feedKeeps {
+		drop := len(f.events) - feedKeeps
+		f.start = f.events[drop-1].event.Revision
+		f.events = slices.Clone(f.events[drop:])
 	}
-	f.messages = append(f.messages, &happening{event: m.Event})
+	f.events = append(f.events, &feedEvent{event: m.Event})
 	f.wakeLocked()
 }
 
@@ -101,40 +95,38 @@ func (f *feed) run(watch *connect.ServerStreamForClient[dxpuv1.WatchEventsRespon
 	f.wakeLocked()
 }
 
-// change is what a stream says of one event.
+// change is the data of a server-sent event.
 type change struct {
 	Revision uint64 `json:"revision"`
 	Type     string `json:"type"`
-	// Row is the event as a row of the table, for the page of the events.
-	Row string `json:"row,omitempty"`
+	Row      string `json:"row,omitempty"` // HTML, for the page of events
 }
 
-// encode is the event as a stream's data, with its row where rows are wanted.
-func (f *feed) encode(m *happening, rows bool) (string, error) {
-	c := change{Revision: m.event.Revision, Type: word(m.event.Type)}
+// encode returns the data of a server-sent event, with the row if rows is set.
+func (f *feed) encode(e *feedEvent, rows bool) (string, error) {
+	c := change{Revision: e.event.Revision, Type: word(e.event.Type)}
 	if rows {
-		m.once.Do(func() { m.row, m.err = f.event(m.event) })
-		if m.err != nil {
-			return "", m.err
+		e.once.Do(func() { e.row, e.err = f.event(e.event) })
+		if e.err != nil {
+			return "", e.err
 		}
-		c.Row = m.row
+		c.Row = e.row
 	}
-	data, err := json.Marshal(c) // without line ends, as a stream's data must be
+	data, err := json.Marshal(c) // one line, as the format requires
 	return string(data), err
 }
 
-// feeds are the feeds that somebody looks at.
+// feeds is the open feeds by access.
 type feeds struct {
 	event func(*dxpuv1.Event) (string, error)
-	mu    sync.Mutex // guards open; may be held when a feed's is taken
+	mu    sync.Mutex // guards open; taken before a feed's mu
 	open  map[string]*feed
 }
 
-// join returns the feed of those who see what key says, from a revision on. The
-// first who comes opens it with his own credential, and so does who needs an
-// earlier one; when the credential ends, so does the feed, and its viewers open
-// another. The error says OUT_OF_RANGE when events since then are forgotten. Who
-// joined must leave.
+// join returns a feed of viewers with the access key, which has the events after a
+// revision. If none is open, the caller opens one with its own credential. When that
+// credential becomes invalid the feed ends, and its viewers open another. The error is
+// OUT_OF_RANGE if the events are no longer available. The caller must call leave.
 func (fs *feeds) join(r *http.Request, key string, from uint64, client clientFunc) (*feed, error) {
 	for {
 		f, mine := fs.find(key, from)
@@ -146,13 +138,13 @@ func (fs *feeds) join(r *http.Request, key string, from uint64, client clientFun
 		case <-r.Context().Done():
 			return nil, r.Context().Err()
 		}
-		if fs.enter(f, from) {
+		if fs.addViewer(f, from) {
 			return f, nil
 		}
 	}
 }
 
-// find returns the feed that is open, or one that the caller must begin.
+// find returns an open feed, or a new one that the caller must begin.
 func (fs *feeds) find(key string, from uint64) (f *feed, mine bool) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -160,12 +152,12 @@ func (fs *feeds) find(key string, from uint64) (f *feed, mine bool) {
 		return f, false
 	}
 	f = &feed{key: key, event: fs.event, viewers: 1, more: make(chan struct{}), ready: make(chan struct{}), done: make(chan struct{})}
-	fs.open[key] = f // one that was there and begins too late goes on for those that it has
+	fs.open[key] = f // a feed that starts too late keeps its viewers
 	return f, true
 }
 
-// serves reports whether a feed has, or while it is being opened may have, what
-// has happened since a revision.
+// serves reports whether a feed has the events after a revision, or may have them
+// after it is open.
 func (f *feed) serves(from uint64) bool {
 	select {
 	case <-f.ready:
@@ -177,8 +169,8 @@ func (f *feed) serves(from uint64) bool {
 	return !f.over && f.viewers > 0 && (from == 0 || from >= f.start)
 }
 
-// enter makes the caller one of a feed's viewers, if it serves him.
-func (fs *feeds) enter(f *feed, from uint64) bool {
+// addViewer counts the caller as a viewer of a feed, if the feed serves it.
+func (fs *feeds) addViewer(f *feed, from uint64) bool {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	if !f.serves(from) {
@@ -190,7 +182,7 @@ func (fs *feeds) enter(f *feed, from uint64) bool {
 	return true
 }
 
-// begin opens a feed's watch and lets others in.
+// begin opens a feed's watch and admits other viewers.
 func (fs *feeds) begin(f *feed, r *http.Request, from uint64, client clientFunc) error {
 	ctx, stop := context.WithCancel(context.WithoutCancel(r.Context()))
 	f.stop = stop
@@ -213,13 +205,13 @@ func (fs *feeds) begin(f *feed, r *http.Request, from uint64, client clientFunc)
 
 type clientFunc = func(*http.Request) watcher
 
-// watcher is the part of the API that a feed needs.
+// watcher is the part of the API that feeds need.
 type watcher interface {
 	WatchEvents(context.Context, *connect.Request[dxpuv1.WatchEventsRequest]) (*connect.ServerStreamForClient[dxpuv1.WatchEventsResponse], error)
 }
 
-// dial opens the watch: some events before from, or where these are forgotten,
-// just there. The watch's first message says that it stands.
+// dial opens the watch, feedKeeps revisions before from, or at from if earlier events
+// are no longer available. The first message says that the watch is open.
 func (f *feed) dial(r *http.Request, from uint64, client clientFunc) (*connect.ServerStreamForClient[dxpuv1.WatchEventsResponse], error) {
 	starts := []uint64{from}
 	if from > feedKeeps {
@@ -237,7 +229,7 @@ func (f *feed) dial(r *http.Request, from uint64, client clientFunc) (*connect.S
 			_ = watch.Close()
 		}
 		if e == nil {
-			e = connect.NewError(connect.CodeUnavailable, errors.New("the manager has ended the watch"))
+			e = connect.NewError(connect.CodeUnavailable, errors.New("the manager closed the watch"))
 		}
 		if err = e; connect.CodeOf(err) != connect.CodeOutOfRange {
 			break
@@ -246,15 +238,16 @@ func (f *feed) dial(r *http.Request, from uint64, client clientFunc) (*connect.S
 	return nil, err
 }
 
-// leave ends the feed with its last viewer, and returns when it has ended.
+// leave removes a viewer from a feed. The last one ends the feed and waits for that.
 func (fs *feeds) leave(f *feed) {
-	if fs.wasLast(f) {
+	if fs.removeViewer(f) {
 		f.stop()
 		<-f.done
 	}
 }
 
-func (fs *feeds) wasLast(f *feed) bool {
+// removeViewer reports whether the viewer was the last one.
+func (fs *feeds) removeViewer(f *feed) bool {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	f.mu.Lock()
@@ -268,9 +261,9 @@ func (fs *feeds) wasLast(f *feed) bool {
 	return true
 }
 
-// sees names what a caller sees; those with the same name see the same. It is
-// empty for a caller of whom nothing is known.
-func sees(me *dxpuv1.WhoAmIResponse) string {
+// scopeOf names the access of an identity: callers with the same scope see the same. It
+// is empty for an unknown identity.
+func scopeOf(me *dxpuv1.WhoAmIResponse) string {
 	switch me.GetRole() {
 	case dxpuv1.Role_ROLE_ADMIN, dxpuv1.Role_ROLE_OPERATOR:
 		return word(me.Role)

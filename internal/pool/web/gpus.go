@@ -6,7 +6,7 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// gpusData is what the page of the GPUs shows.
+// gpusData is the content of the page of GPUs.
 type gpusData struct {
 	GPUs    []*dxpuv1.GPU
 	Next    string
@@ -44,12 +44,11 @@ func (s *Server) gpusPage(v *view) error {
 	return err
 }
 
-// gpuData is what the page of one GPU shows.
+// gpuData is the content of the page of a GPU.
 type gpuData struct {
 	*dxpuv1.GPU
 	Kind kind
-	// History is the events that tell of its health, of errors
-	// and of replacements.
+	// History is the events about health, errors and replacements.
 	History []*dxpuv1.Event
 	Events  []*dxpuv1.Event
 }

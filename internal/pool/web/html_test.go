@@ -31,7 +31,7 @@ func has(n *html.Node, name string) bool {
 	return slices.ContainsFunc(n.Attr, func(a html.Attribute) bool { return a.Key == name })
 }
 
-// text is what a reader sees.
+// text returns the visible text.
 func text(n *html.Node) string {
 	var b strings.Builder
 	var walk func(*html.Node)
@@ -56,10 +56,10 @@ func within(n *html.Node, name string) bool {
 	return false
 }
 
-// own are the places that a page may point to.
+// own matches the URLs that a page may refer to.
 var own = regexp.MustCompile(`^(/|/\?.*|/#.*|/ui/.*|\?.*|#[\w-]+)$`)
 
-// checkPage parses a page and checks what every page must be.
+// checkPage parses a page and checks the rules for all pages.
 func checkPage(t *testing.T, body string) *html.Node {
 	t.Helper()
 	doc, err := html.Parse(strings.NewReader(body))
@@ -69,7 +69,7 @@ func checkPage(t *testing.T, body string) *html.Node {
 	count, ids, refs := map[string]int{}, map[string]int{}, []string{}
 	labelled := map[string]bool{}
 	each(doc, func(n *html.Node) {
-		if n.Data != "title" || n.Parent.Data == "head" { // a picture has one, too
+		if n.Data != "title" || n.Parent.Data == "head" { // an SVG image has a title too
 			count[n.Data]++
 		}
 		if n.Data == "label" {
@@ -80,7 +80,7 @@ func checkPage(t *testing.T, body string) *html.Node {
 			case strings.HasPrefix(a.Key, "on"), a.Key == "style":
 				t.Errorf("<%s> has %s=%q", n.Data, a.Key, a.Val)
 			case slices.Contains([]string{"href", "src", "action"}, a.Key) && !own.MatchString(a.Val):
-				t.Errorf("<%s %s=%q> points elsewhere", n.Data, a.Key, a.Val)
+				t.Errorf("<%s %s=%q> refers to another site", n.Data, a.Key, a.Val)
 			case a.Key == "id":
 				ids[a.Val]++
 			case a.Key == "aria-labelledby", a.Key == "aria-describedby":
@@ -90,12 +90,12 @@ func checkPage(t *testing.T, body string) *html.Node {
 	})
 	for id, n := range ids {
 		if n > 1 {
-			t.Errorf("%d elements are called %q", n, id)
+			t.Errorf("%d elements have the id %q", n, id)
 		}
 	}
 	for _, id := range refs {
 		if ids[id] == 0 {
-			t.Errorf("nothing is called %q", id)
+			t.Errorf("no element has the id %q", id)
 		}
 	}
 	for name, want := range map[string]int{"h1": 1, "main": 1, "script": 1, "style": 0, "iframe": 0, "object": 0, "img": 1, "title": 1} {
@@ -107,18 +107,18 @@ func checkPage(t *testing.T, body string) *html.Node {
 	return doc
 }
 
-// checkElement checks what somebody who does not see the page depends on.
+// checkElement checks the names and labels that screen readers need.
 func checkElement(t *testing.T, n *html.Node, labelled map[string]bool) {
 	t.Helper()
 	named := strings.TrimSpace(text(n)) != "" || has(n, "aria-label")
 	switch n.Data {
 	case "html":
 		if attr(n, "lang") == "" {
-			t.Error("the page has no language")
+			t.Error("<html> has no lang")
 		}
 	case "script":
 		if attr(n, "src") == "" || strings.TrimSpace(text(n)) != "" {
-			t.Error("a script is inline")
+			t.Error("inline script")
 		}
 	case "a", "button", "summary", "label", "h1", "h2", "h3", "caption":
 		if !named && n.FirstChild != nil || !named && n.Data == "a" {
@@ -151,17 +151,17 @@ func checkElement(t *testing.T, n *html.Node, labelled map[string]bool) {
 				found = found || c.Data == "input" && attr(c, "name") == "form" && len(attr(c, "value")) == 26
 			})
 			if !found {
-				t.Errorf("the form to %s carries no token", attr(n, "action"))
+				t.Errorf("the form to %s has no form token", attr(n, "action"))
 			}
 		}
 	case "svg":
 		if attr(n, "aria-hidden") != "true" && !has(n, "aria-label") {
-			t.Error("a picture has no name and is not hidden from readers of the screen")
+			t.Error("an <svg> has no name and is not hidden from screen readers")
 		}
 	}
 }
 
-// drawn counts the slots that a page draws, and the racks that it sums up.
+// drawn returns the number of slots and of rack totals in a page.
 func drawn(doc *html.Node) (slots, racks int) {
 	each(doc, func(n *html.Node) {
 		switch {

@@ -14,15 +14,15 @@ import (
 )
 
 const (
-	// knownFor is how long a live page's caller is who the manager said he is: a
-	// token that is deleted shows nothing new so long after.
+	// knownFor is how long an answer of WhoAmI is reused for live pages. A live page
+	// shows nothing new this long after its token was deleted.
 	knownFor = time.Second
-	// maxKnown bounds the callers that are remembered.
+	// maxKnown bounds the number of cached answers.
 	maxKnown = 4096
 )
 
-// identities remembers for a moment who callers are, since a thousand live pages
-// would ask the manager all at once.
+// identities caches answers of WhoAmI: a thousand live pages would ask the manager at
+// the same time.
 type identities struct {
 	mu    sync.Mutex // guards known
 	known map[[sha256.Size]byte]identity
@@ -33,14 +33,14 @@ type identity struct {
 	until time.Time
 }
 
-// of says who sent a request. The manager is asked anew where that is wanted, and
-// for a caller with a certificate of his own.
-func (k *identities) of(r *http.Request, anew bool, client func(*http.Request) dxpuv1connect.PoolServiceClient) (*dxpuv1.WhoAmIResponse, error) {
-	// Without a credential it matters where somebody comes from, and to what name.
+// of returns the identity of a request's sender. It asks the manager if fresh is set,
+// and always for a sender with a client certificate.
+func (k *identities) of(r *http.Request, fresh bool, client func(*http.Request) dxpuv1connect.PoolServiceClient) (*dxpuv1.WhoAmIResponse, error) {
+	// Without a credential the identity depends on the address and the host name.
 	peer, _, _ := net.SplitHostPort(r.RemoteAddr)
 	key := sha256.Sum256([]byte(credential(r) + "\n" + peer + "\n" + r.Host))
 	own := r.TLS != nil && len(r.TLS.PeerCertificates) > 0
-	if me := k.get(key); me != nil && !own && !anew {
+	if me := k.get(key); me != nil && !own && !fresh {
 		return me, nil
 	}
 	me, err := answer(client(r).WhoAmI(r.Context(), connect.NewRequest(&dxpuv1.WhoAmIRequest{})))

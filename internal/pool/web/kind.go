@@ -7,11 +7,11 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// kind is what the map of the pool shows of a slot: the one fact that matters
-// most to somebody who looks at hundreds.
+// kind is the state of a slot in the map of the pool.
 type kind int
 
-// The kinds in the order of the legend. Of a GPU with several the gravest shows.
+// The kinds, in the order of the legend. If several apply to a GPU, kindOf returns the
+// most severe one.
 const (
 	free kind = iota
 	bound
@@ -28,13 +28,13 @@ var kindNames = [kinds]string{"free", "bound", "releasing", "held back", "degrad
 
 var kindClasses = [kinds]string{"free", "bound", "releasing", "held", "degraded", "failed", "unreachable", "empty"}
 
-// String names the kind for people.
+// String returns the name of the kind in texts.
 func (k kind) String() string { return kindNames[k] }
 
-// Class is the kind's name in style sheets, icons and queries.
+// Class returns the name of the kind in style sheets, icons and queries.
 func (k kind) Class() string { return kindClasses[k] }
 
-// kindOf classifies a GPU.
+// kindOf returns the kind of a slot with a GPU.
 func kindOf(g *dxpuv1.GPU) kind {
 	switch g.Health {
 	case dxpuv1.Health_HEALTH_UNREACHABLE:
@@ -55,7 +55,7 @@ func kindOf(g *dxpuv1.GPU) kind {
 	return free
 }
 
-// kindNamed finds a kind by its class; kinds: none.
+// kindNamed returns the kind with a class, or kinds if there is none.
 func kindNamed(class string) kind {
 	for k, c := range kindClasses {
 		if c == class {
@@ -65,7 +65,7 @@ func kindNamed(class string) kind {
 	return kinds
 }
 
-// counts is how many slots there are of each kind.
+// counts is the number of slots of each kind.
 type counts [kinds]int
 
 func (c *counts) add(o counts) {
@@ -74,7 +74,7 @@ func (c *counts) add(o counts) {
 	}
 }
 
-// Total counts the GPUs: every slot that is not empty.
+// Total returns the number of GPUs, which is that of slots that are not empty.
 func (c counts) Total() int {
 	n := 0
 	for k, m := range c {
@@ -85,13 +85,13 @@ func (c counts) Total() int {
 	return n
 }
 
-// legendEntry is one kind with its number.
+// legendEntry is a kind and its number of slots.
 type legendEntry struct {
 	Kind  kind
 	Count int
 }
 
-// Entries are all kinds that a legend shows.
+// Entries returns the entries of the legend.
 func (c counts) Entries() []legendEntry {
 	out := make([]legendEntry, 0, kinds)
 	for k, n := range c {
@@ -100,13 +100,13 @@ func (c counts) Entries() []legendEntry {
 	return out
 }
 
-// segment is a piece of a bar, in percent of its length.
+// segment is a part of a bar: offset and width in percent of its length.
 type segment struct {
 	Class string
 	X, W  float64
 }
 
-// Bar is the counts as a stacked bar.
+// Bar returns the counts as a stacked bar.
 func (c counts) Bar() []segment {
 	var out []segment
 	total, at := float64(max(1, c.Total()+c[empty])), 0
@@ -119,7 +119,7 @@ func (c counts) Bar() []segment {
 	return out
 }
 
-// Words are the counts as a sentence.
+// Words returns the counts as text, such as "3 free, 5 bound".
 func (c counts) Words() string {
 	var parts []string
 	for k, n := range c {
@@ -130,7 +130,7 @@ func (c counts) Words() string {
 	return strings.Join(parts, ", ")
 }
 
-// about says in words what a GPU's slot shows.
+// about describes a GPU in words, for its slot in the map.
 func about(g *dxpuv1.GPU) string {
 	s := "GPU " + g.Id + ", " + cmp.Or(g.GetDevice().GetModel(), "unknown model") + ", " + kindOf(g).String()
 	if g.LeaseId != "" {

@@ -10,7 +10,7 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// leasesData is what the page of the leases shows.
+// leasesData is the content of the page of leases.
 type leasesData struct {
 	Queue  []*dxpuv1.Lease
 	Leases []leaseRow
@@ -24,13 +24,13 @@ type leaseFilter struct {
 	Ended               bool
 }
 
-// leaseRow is a lease with the GPUs that it has.
+// leaseRow is a lease and its GPUs.
 type leaseRow struct {
 	*dxpuv1.Lease
 	GPUs []string
 }
 
-// gpusOf lists the GPUs that serve a lease or are on their way to it.
+// gpusOf returns the GPUs that are attached to a lease or being attached.
 func gpusOf(l *dxpuv1.Lease) []string {
 	var out []string
 	for _, b := range l.Bindings {
@@ -59,7 +59,7 @@ func (s *Server) leasesPage(v *view) error {
 		})))
 		return fetched[*dxpuv1.Lease]{res.GetLeases(), res.GetNextPageToken()}, err
 	}, func(l *dxpuv1.Lease) bool {
-		// The queue has a table of its own.
+		// Waiting leases are in the table of the queue.
 		return l.State != dxpuv1.LeaseState_LEASE_STATE_PENDING
 	})
 	if err != nil {
@@ -79,7 +79,7 @@ func (s *Server) leasesPage(v *view) error {
 	return err
 }
 
-// leaseData is what the page of one lease shows.
+// leaseData is the content of the page of a lease.
 type leaseData struct {
 	*dxpuv1.Lease
 	GPUs     []string
@@ -89,40 +89,40 @@ type leaseData struct {
 	Over     bool
 }
 
-// bindingView is a binding with its timeline, drawn.
+// bindingView is a binding and the chart of its timeline.
 type bindingView struct {
 	*dxpuv1.Binding
 	Phases []phase
 }
 
-// phase is a part of a binding's life: until it was attached, or from its end on.
+// phase is a part of a binding's timeline: the attach or the detach.
 type phase struct {
 	Name  string
 	Took  time.Duration
 	Steps []stepView
-	// After says what lay between this phase and the one before, or since.
+	// After is the time between the previous phase and this one.
 	After string
 }
 
-// Total is how long the phase took, in words.
+// Total returns the duration of the phase as text.
 func (p phase) Total() string { return took(p.Took) }
 
-// stepView is a step with its bar, in percent of its phase.
+// stepView is a step and its bar: offset and width in percent of the phase.
 type stepView struct {
 	*dxpuv1.Step
 	X, W float64
 	By   string
 }
 
-// begins are the states with which a binding's second life begins.
-var begins = map[string]bool{"detaching": true, "lost": true, "failed": true, "resetting": true}
+// detachStates are the states with which a binding's detach starts.
+var detachStates = map[string]bool{"detaching": true, "lost": true, "failed": true, "resetting": true}
 
-// phases cuts a timeline at the end of a binding's use, since a life of days
-// between would leave nothing of the milliseconds before and after.
+// phases divides a timeline into attach and detach. In one chart, days of use in
+// between would hide the milliseconds of both.
 func phases(b *dxpuv1.Binding) []phase {
 	steps := slices.Clone(b.Timeline)
 	slices.SortStableFunc(steps, func(a, b *dxpuv1.Step) int { return a.GetTime().AsTime().Compare(b.GetTime().AsTime()) })
-	end := slices.IndexFunc(steps, func(s *dxpuv1.Step) bool { return s.NodeId == "" && begins[s.Name] })
+	end := slices.IndexFunc(steps, func(s *dxpuv1.Step) bool { return s.NodeId == "" && detachStates[s.Name] })
 	if end < 0 {
 		end = len(steps)
 	}
@@ -138,8 +138,8 @@ func phases(b *dxpuv1.Binding) []phase {
 	return out
 }
 
-// draw places steps on the time that they took together. A step's bar begins
-// where the step before it was reached.
+// draw places the bars of steps on the duration of their phase. A step's time is its
+// end, so its bar starts its duration before.
 func draw(name string, steps []*dxpuv1.Step) phase {
 	p := phase{Name: name}
 	first := steps[0].GetTime().AsTime()
@@ -172,7 +172,7 @@ func (s *Server) leasePage(v *view) error {
 	for _, b := range slices.Backward(l.Bindings) {
 		d.Bindings = append(d.Bindings, bindingView{b, phases(b)})
 	}
-	// What serves comes first, then what is over; within, by host slot.
+	// Released bindings come last; within both groups the order is by host slot.
 	slices.SortStableFunc(d.Bindings, func(a, b bindingView) int {
 		return cmp.Or(cmp.Compare(rank(a.State), rank(b.State)), cmp.Compare(a.HostSlot, b.HostSlot))
 	})

@@ -4,13 +4,13 @@ import (
 	"connectrpc.com/connect"
 )
 
-// Sizes of what a page shows at a time.
+// Sizes of the parts of a page.
 const (
-	rowsPerPage  = 100
-	maxFetch     = 1000 // the API's largest page
-	maxScan      = 200  // fetches that one page may cost
-	shownEvents  = 100
-	shownTrouble = 12
+	rowsPerPage   = 100
+	maxFetch      = 1000 // the API's largest page
+	maxScan       = 200  // calls of the API for one page
+	shownEvents   = 100
+	shownProblems = 12
 )
 
 // fetched is one page of a list of the API.
@@ -19,8 +19,8 @@ type fetched[T any] struct {
 	next  string
 }
 
-// collect reads a list from a token on until it has enough items that keep
-// wants, or the list ends. next is where to go on.
+// collect reads a list from a page token until enough items pass keep or the list
+// ends. next is the token of the page that follows.
 func collect[T any](token string, enough int, fetch func(token string) (fetched[T], error), keep func(T) bool) (out []T, next string, err error) {
 	for range maxScan {
 		page, err := fetch(token)
@@ -40,7 +40,7 @@ func collect[T any](token string, enough int, fetch func(token string) (fetched[
 	return out, token, nil
 }
 
-// answer unwraps an answer of the API.
+// answer returns the message of an answer of the API.
 func answer[T any](res *connect.Response[T], err error) (*T, error) {
 	if err != nil {
 		return nil, err

@@ -12,27 +12,27 @@ import (
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 )
 
-// Caller makes clients of an API that is served by the same process. Calls
-// go through api as if the browser had made them, with its address, its
-// certificate, and as the credential either its Authorization header or the
-// token with which it signed in: api decides what they may do.
-func Caller(api http.Handler) func(*http.Request) dxpuv1connect.PoolServiceClient {
+// LocalClient returns a function that makes clients of an API in the same process.
+// Their calls reach api as if the browser had made them: with its address, its
+// certificate, and its Authorization header or the token of its cookie. api decides
+// what they may do.
+func LocalClient(api http.Handler) func(*http.Request) dxpuv1connect.PoolServiceClient {
 	return func(r *http.Request) dxpuv1connect.PoolServiceClient {
 		return dxpuv1connect.NewPoolServiceClient(
 			&http.Client{Transport: &local{api: api, from: r, credential: credential(r)}}, "http://manager.internal",
-			connect.WithAcceptCompression("gzip", nil, nil)) // within a process it only costs
+			connect.WithAcceptCompression("gzip", nil, nil)) // compression is useless within a process
 	}
 }
 
-// local is a transport to a handler of the same process.
+// local is an http.RoundTripper that calls a handler of the same process.
 type local struct {
 	api        http.Handler
 	from       *http.Request
 	credential string // value of Authorization; empty: none
 }
 
-// RoundTrip implements http.RoundTripper. The handler runs until it returns,
-// which it does once the request's context ends.
+// RoundTrip implements http.RoundTripper. The handler returns after the request's
+// context ends.
 func (l *local) RoundTrip(out *http.Request) (*http.Response, error) {
 	in := out.Clone(out.Context())
 	in.RequestURI = out.URL.RequestURI()
@@ -46,7 +46,7 @@ func (l *local) RoundTrip(out *http.Request) (*http.Response, error) {
 	go func() {
 		var err error
 		defer func() {
-			if p := recover(); p != nil { // as net/http does for a handler
+			if p := recover(); p != nil { // net/http recovers panics of handlers too
 				err = fmt.Errorf("web: the API's handler panicked: %v", p)
 			}
 			w.WriteHeader(http.StatusOK)
@@ -70,12 +70,12 @@ func (l *local) RoundTrip(out *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// localWriter is the http.ResponseWriter of a local call.
+// localWriter is the http.ResponseWriter of a call through local.
 type localWriter struct {
 	header  http.Header
 	body    *io.PipeWriter
 	once    sync.Once
-	started chan struct{} // closed once status and sent are set
+	started chan struct{} // closed after status and sent are set
 	status  int
 	sent    http.Header
 }
@@ -91,7 +91,7 @@ func (w *localWriter) WriteHeader(status int) {
 	})
 }
 
-// Write implements http.ResponseWriter: it waits for the reader.
+// Write implements http.ResponseWriter. It blocks until the reader has taken b.
 func (w *localWriter) Write(b []byte) (int, error) {
 	w.WriteHeader(http.StatusOK)
 	return w.body.Write(b)
@@ -100,7 +100,7 @@ func (w *localWriter) Write(b []byte) (int, error) {
 // Flush implements http.Flusher.
 func (w *localWriter) Flush() { w.WriteHeader(http.StatusOK) }
 
-// credential is what a request's calls are made with.
+// credential returns the value of the Authorization header for a request's calls.
 func credential(r *http.Request) string {
 	if h := r.Header.Get("Authorization"); h != "" {
 		return h

@@ -8,7 +8,7 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// hostsData is what the page of the hosts shows.
+// hostsData is the content of the page of hosts.
 type hostsData struct {
 	Hosts  []hostRow
 	Next   string
@@ -17,7 +17,7 @@ type hostsData struct {
 
 type hostFilter struct{ Rack, Name, Show string }
 
-// hostRow is a host with the sums of its links.
+// hostRow is a host and the totals of its links.
 type hostRow struct {
 	*dxpuv1.Host
 	Used          int
@@ -88,7 +88,7 @@ func (s *Server) hostsPage(v *view) error {
 	return err
 }
 
-// hostData is what the page of one host shows.
+// hostData is the content of the page of a host.
 type hostData struct {
 	hostRow
 	Events []*dxpuv1.Event
@@ -107,7 +107,7 @@ func (s *Server) hostPage(v *view) error {
 	return allowed(err)
 }
 
-// boxData is what the page of one box shows.
+// boxData is the content of the page of a box.
 type boxData struct {
 	boxView
 	ProxyGPUs uint32

@@ -15,9 +15,9 @@ import (
 	"github.com/dxpu-project/dxpu/client"
 )
 
-// Whatever a page is made of is in the program, and can be parsed: nothing of
-// that is looked at before the first page.
-func TestAssetsAreGood(t *testing.T) {
+// TestAssets checks that all templates are embedded and can be parsed, which the
+// program does only for the first page.
+func TestAssets(t *testing.T) {
 	files, err := fs.Glob(assets, "assets/pages/*.html")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("%v, %d pages", err, len(files))
@@ -32,14 +32,14 @@ func TestAssetsAreGood(t *testing.T) {
 		}
 	}
 	if assetVersion() == "" {
-		t.Error("what browsers keep has no version")
+		t.Error("assetVersion is empty")
 	}
 }
 
-// noFollow shows redirects instead of following them.
+// noFollow returns redirects instead of following them.
 var noFollow = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 
-// get fetches a page as a browser with headers would.
+// get fetches a page with headers.
 func get(t *testing.T, url string, header ...string) (*http.Response, string) {
 	t.Helper()
 	return send(t, http.MethodGet, url, "", header...)
@@ -71,7 +71,7 @@ func send(t *testing.T, method, url, body string, header ...string) (*http.Respo
 
 const hostile = `"'><script>alert(1)</script><img src=x onerror=alert(2)>`
 
-// paths are all pages, with every filter in use.
+// paths is all pages, with all filters in use.
 func paths(lease string) []string {
 	return []string{
 		"/", "/?rack=r2", "/?rack=nowhere", "/?show=bound&model=DX100", "/?show=nonsense&page=-7",
@@ -82,10 +82,9 @@ func paths(lease string) []string {
 	}
 }
 
-// What any page must be: whole, readable without pictures and styles, free of
-// anything inline or foreign.
+// TestPagesAreWellFormed checks each page with checkPage, and its headers.
 func TestPagesAreWellFormed(t *testing.T) {
-	w, lease := livelyWorld(t)
+	w, lease := busyWorld(t)
 	for _, path := range paths(lease) {
 		t.Run(path, func(t *testing.T) {
 			res, body := get(t, w.url+path)
@@ -97,13 +96,13 @@ func TestPagesAreWellFormed(t *testing.T) {
 			}
 			checkPage(t, body)
 			if strings.Contains(body, joinToken) {
-				t.Error("the page shows a secret")
+				t.Error("the page contains a secret")
 			}
 		})
 	}
 }
 
-// What comes from nodes, tenants and colleagues is text, whatever is in it.
+// TestPagesEscape checks that text from nodes, tenants and operators is escaped.
 func TestPagesEscape(t *testing.T) {
 	evil := box("b1", hostile, hostile, nvlink, 2, 1)
 	h := host("h1", hostile, 4)
@@ -121,7 +120,7 @@ func TestPagesEscape(t *testing.T) {
 		}
 	}
 	if shows < 6 {
-		t.Errorf("the hostile text shows as text on %d pages", shows)
+		t.Errorf("the hostile text is on %d pages", shows)
 	}
 }
 
@@ -133,9 +132,9 @@ func escape(s string) string {
 	return b.String()
 }
 
-// A page of the pool shows what the pool has.
+// TestPoolPageCounts checks the page of a pool with every kind of slot.
 func TestPoolPageCounts(t *testing.T) {
-	w, _ := livelyWorld(t)
+	w, _ := busyWorld(t)
 	_, body := get(t, w.url+"/")
 	doc := checkPage(t, body)
 	got := map[string]int{}
@@ -156,14 +155,15 @@ func TestPoolPageCounts(t *testing.T) {
 		"16 × DX200, NVLink required, on host h09", "2 boxes, 16 GPUs",
 	} {
 		if !strings.Contains(text(doc), sentence) {
-			t.Errorf("the page does not say %q", sentence)
+			t.Errorf("the page does not contain %q", sentence)
 		}
 	}
 }
 
-// A tenant sees its own, and no button that would not work.
+// TestPagesOfATenant checks that a tenant sees its own objects only, and no buttons for
+// operators.
 func TestPagesOfATenant(t *testing.T) {
-	w, lease := livelyWorld(t)
+	w, lease := busyWorld(t)
 	token := w.token(dxpuv1.Role_ROLE_TENANT, "research")
 	mine := []string{"Authorization", "Bearer " + token}
 	for _, tt := range []struct {
@@ -172,7 +172,7 @@ func TestPagesOfATenant(t *testing.T) {
 		has     string
 		without string
 	}{
-		{"/", 200, "does not show you the boxes", "r1-nv"},
+		{"/", 200, "has no access to boxes", "r1-nv"},
 		{"/ui/leases", 200, lease, "speech"},
 		{"/ui/leases/" + lease, 200, "Delete lease", "Maintenance"},
 		{"/ui/hosts/h03", 200, "h03", "Maintenance"},
@@ -191,7 +191,7 @@ func TestPagesOfATenant(t *testing.T) {
 	}
 }
 
-// token makes a token, and its tenant where it needs one.
+// token creates a token, and its tenant if needed.
 func (w *world) token(role dxpuv1.Role, tenant string) string {
 	w.t.Helper()
 	if tenant != "" {
@@ -208,7 +208,8 @@ func (w *world) token(role dxpuv1.Role, tenant string) string {
 	return res.Msg.Secret
 }
 
-// Pages of things that are not there, and of a manager that does not answer.
+// TestPagesOfErrors checks the pages of objects that do not exist, and of a manager that does
+// not answer.
 func TestPagesOfErrors(t *testing.T) {
 	w := newWorld(t, 0)
 	for _, tt := range []struct {
@@ -238,7 +239,7 @@ func TestPagesOfErrors(t *testing.T) {
 	}
 }
 
-// A manager that follows names the one that leads, if there is one.
+// TestPageOfAFollower checks the page of a manager that does not lead.
 func TestPageOfAFollower(t *testing.T) {
 	for _, leader := range []string{"https://m2.example:7470", client.NoLeader} {
 		a := newFakeAPI()

@@ -14,30 +14,30 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// poolData is what the page of the pool shows.
+// poolData is the content of the page of the pool.
 type poolData struct {
-	Counts  counts
-	Racks   []rack
-	Drawn   bool // slots are drawn; else racks are summed up
-	Age     string
-	Hidden  bool // the caller may not see boxes
-	Models  []string
-	Filter  poolFilter
-	Trouble []trouble
-	Queue   []*dxpuv1.Lease
-	Events  []*dxpuv1.Event
-	Page    int
-	Pages   int
+	Counts   counts
+	Racks    []rack
+	Drawn    bool // slots are drawn; otherwise only totals of racks
+	Age      string
+	Hidden   bool // the viewer has no access to boxes
+	Models   []string
+	Filter   poolFilter
+	Problems []problem
+	Queue    []*dxpuv1.Lease
+	Events   []*dxpuv1.Event
+	Page     int
+	Pages    int
 }
 
-// poolFilter is what the query says of the map.
+// poolFilter is the filter of the map, from the query.
 type poolFilter struct {
 	Rack, Model, Show string
 	OneRack           bool
 }
 
-// trouble is one thing that needs somebody.
-type trouble struct {
+// problem is an object that needs an operator's attention.
+type problem struct {
 	Kind kind
 	What string
 	Href string
@@ -68,7 +68,7 @@ func (s *Server) poolPage(v *view) error {
 		d.Models = append(d.Models, m.Model)
 	}
 	d.dim()
-	if err := s.poolTrouble(v, d); err != nil {
+	if err := s.findProblems(v, d); err != nil {
 		return err
 	}
 	if d.Queue, err = queue(v, 8); err != nil {
@@ -78,7 +78,7 @@ func (s *Server) poolPage(v *view) error {
 	return allowed(err)
 }
 
-// drawPool loads a pool of which every slot is drawn.
+// drawPool loads a pool whose every slot is drawn.
 func (s *Server) drawPool(v *view, d *poolData) error {
 	var boxes []*dxpuv1.Box
 	if err := walkBoxes(v.ctx(), v.api, func(more []*dxpuv1.Box) { boxes = append(boxes, more...) }); err != nil {
@@ -93,9 +93,9 @@ func (s *Server) drawPool(v *view, d *poolData) error {
 	return nil
 }
 
-// sumPool loads a pool that is too large for that.
+// sumPool loads the totals of racks, for a pool of more than maxDrawn GPUs.
 func (s *Server) sumPool(v *view, d *poolData) error {
-	sums, err := s.racks.get(cmp.Or(sees(v.Me), credential(v.r)), s.cfg.Now, func() ([]rack, error) { return sumRacks(v.ctx(), v.api) })
+	sums, err := s.racks.get(cmp.Or(scopeOf(v.Me), credential(v.r)), s.cfg.Now, func() ([]rack, error) { return sumRacks(v.ctx(), v.api) })
 	if err != nil {
 		return err
 	}
@@ -117,14 +117,14 @@ func (s *Server) sumPool(v *view, d *poolData) error {
 	return nil
 }
 
-// drawRack loads the boxes of the one rack that is shown.
+// drawRack loads the boxes of the only rack on the page.
 func (d *poolData) drawRack(v *view) error {
 	r := &d.Racks[0]
 	d.Drawn = true
 	for _, id := range r.ids[:min(len(r.ids), maxDrawn/8)] {
 		res, err := v.api.GetBox(v.ctx(), connect.NewRequest(&dxpuv1.GetBoxRequest{BoxId: id}))
 		switch {
-		case connect.CodeOf(err) == connect.CodeNotFound: // gone since the sums were made
+		case connect.CodeOf(err) == connect.CodeNotFound: // removed since the racks were counted
 		case err != nil:
 			return err
 		default:
@@ -134,14 +134,14 @@ func (d *poolData) drawRack(v *view) error {
 	return nil
 }
 
-// oneRack leaves the rack that the query names.
+// oneRack removes all racks but the one that the query names.
 func (d *poolData) oneRack() {
 	if d.Filter.OneRack {
 		d.Racks = slices.DeleteFunc(d.Racks, func(r rack) bool { return r.Name != d.Filter.Rack })
 	}
 }
 
-// paginate leaves the racks of the page that the query names.
+// paginate removes all racks that are not on the page that the query names.
 func (d *poolData) paginate(q url.Values) {
 	d.Pages = (len(d.Racks) + racksPerPage - 1) / racksPerPage
 	n, _ := strconv.Atoi(q.Get("page"))
@@ -150,7 +150,7 @@ func (d *poolData) paginate(q url.Values) {
 	d.Racks = d.Racks[from:min(len(d.Racks), from+racksPerPage)]
 }
 
-// dim marks the slots that the filter leaves out, and finds the models.
+// dim marks the slots that do not pass the filter, and collects the models.
 func (d *poolData) dim() {
 	show := kindNamed(d.Filter.Show)
 	models := map[string]bool{}
@@ -176,50 +176,50 @@ func (d *poolData) dim() {
 	slices.SortFunc(d.Models, compareNatural)
 }
 
-// poolTrouble finds what needs somebody: silent nodes, broken GPUs, leases with
-// too few of them, spares that are missing.
-func (s *Server) poolTrouble(v *view, d *poolData) error {
+// findProblems collects nodes that do not report, broken GPUs, leases with too few
+// GPUs, and missing spares.
+func (s *Server) findProblems(v *view, d *poolData) error {
 	for _, r := range d.Racks {
 		for _, b := range r.Boxes {
 			if !b.Node.GetConnected() {
-				d.add(trouble{
+				d.add(problem{
 					unreachable, "Box " + b.ID, "/ui/boxes/" + url.PathEscape(b.ID),
 					fmt.Sprintf("has not reported for %s; %s in it, %d leased", ago(v.Now, b.Node.GetLastReportTime()), plural(b.Counts.Total(), "GPU"), b.leased()),
 				})
 			}
 		}
 		if r.Boxes == nil && r.Silent > 0 {
-			d.add(trouble{unreachable, "Rack " + cmp.Or(r.Name, "without a name"), "/?rack=" + url.QueryEscape(r.Name), plural(r.Silent, "box does", "boxes do") + " not report"})
+			d.add(problem{unreachable, "Rack " + cmp.Or(r.Name, "without a name"), "/?rack=" + url.QueryEscape(r.Name), plural(r.Silent, "box does", "boxes do") + " not report"})
 		}
 	}
 	if lost := v.Pool.Hosts - min(v.Pool.Hosts, v.Pool.HostsConnected); lost > 0 {
-		d.add(trouble{unreachable, "Hosts", "/ui/hosts?show=lost", plural(lost, "host does", "hosts do") + " not report"})
+		d.add(problem{unreachable, "Hosts", "/ui/hosts?show=lost", plural(lost, "host does", "hosts do") + " not report"})
 	}
 	for _, h := range []dxpuv1.Health{dxpuv1.Health_HEALTH_FAILED, dxpuv1.Health_HEALTH_DEGRADED} {
-		res, err := answer(v.api.ListGPUs(v.ctx(), connect.NewRequest(&dxpuv1.ListGPUsRequest{Health: h, PageSize: shownTrouble})))
+		res, err := answer(v.api.ListGPUs(v.ctx(), connect.NewRequest(&dxpuv1.ListGPUsRequest{Health: h, PageSize: shownProblems})))
 		if allowed(err) != nil {
 			return err
 		}
 		for _, g := range res.GetGpus() {
-			d.add(trouble{kindOf(g), "GPU " + g.Id, gpuHref(g.Id), word(h) + colon(g.HealthDetail)})
+			d.add(problem{kindOf(g), "GPU " + g.Id, gpuHref(g.Id), word(h) + colon(g.HealthDetail)})
 		}
 	}
-	leases, err := answer(v.api.ListLeases(v.ctx(), connect.NewRequest(&dxpuv1.ListLeasesRequest{State: dxpuv1.LeaseState_LEASE_STATE_DEGRADED, PageSize: shownTrouble})))
+	leases, err := answer(v.api.ListLeases(v.ctx(), connect.NewRequest(&dxpuv1.ListLeasesRequest{State: dxpuv1.LeaseState_LEASE_STATE_DEGRADED, PageSize: shownProblems})))
 	if allowed(err) != nil {
 		return err
 	}
 	for _, l := range leases.GetLeases() {
-		d.add(trouble{degraded, "Lease " + l.Id, "/ui/leases/" + url.PathEscape(l.Id), "degraded" + colon(l.StateReason)})
+		d.add(problem{degraded, "Lease " + l.Id, "/ui/leases/" + url.PathEscape(l.Id), "degraded" + colon(l.StateReason)})
 	}
 	for _, m := range v.Pool.Spares {
 		if m.Held < m.Wanted {
-			d.add(trouble{held, "Spares of " + m.Model, "/#spares", fmt.Sprintf("%d of %d are there", m.Held, m.Wanted)})
+			d.add(problem{held, "Spares of " + m.Model, "/#spares", fmt.Sprintf("%d of %d available", m.Held, m.Wanted)})
 		}
 	}
 	return nil
 }
 
-func (d *poolData) add(t trouble) { d.Trouble = append(d.Trouble, t) }
+func (d *poolData) add(p problem) { d.Problems = append(d.Problems, p) }
 
 func colon(s string) string {
 	if s == "" {
@@ -228,7 +228,7 @@ func colon(s string) string {
 	return ": " + s
 }
 
-// queue lists the leases that wait, the next one first.
+// queue returns the waiting leases, the next one first.
 func queue(v *view, most int) ([]*dxpuv1.Lease, error) {
 	res, err := answer(v.api.ListLeases(v.ctx(), connect.NewRequest(&dxpuv1.ListLeasesRequest{State: dxpuv1.LeaseState_LEASE_STATE_PENDING, PageSize: maxFetch})))
 	if err != nil {
@@ -238,13 +238,13 @@ func queue(v *view, most int) ([]*dxpuv1.Lease, error) {
 	return res.Leases[:min(len(res.Leases), most)], nil
 }
 
-// newestEvents lists the last events, the newest first.
+// newestEvents returns the n newest events, newest first.
 func newestEvents(v *view, f *dxpuv1.EventFilter, n int) ([]*dxpuv1.Event, error) {
 	res, err := answer(v.api.ListEvents(v.ctx(), connect.NewRequest(&dxpuv1.ListEventsRequest{Filter: f, NewestFirst: true, PageSize: int32(n)})))
 	return res.GetEvents(), err
 }
 
-// gpuHref is the page of a GPU, whose ID is "BOX/SLOT".
+// gpuHref returns the path of the page of a GPU, whose ID is "BOX/SLOT".
 func gpuHref(id string) string {
 	i := strings.LastIndexByte(id, '/')
 	if i < 0 {

@@ -16,23 +16,23 @@ import (
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 )
 
-// maxDrawn is the largest pool, in GPUs, of which every slot is drawn. A larger
-// one is summed up by racks, and one rack is drawn at a time.
+// maxDrawn is the largest pool, in GPUs, whose every slot is drawn. The page of a
+// larger pool shows the totals of racks, and draws one rack at a time.
 const maxDrawn = 1024
 
-// rack is the boxes that stand together.
+// rack is the boxes of one rack.
 type rack struct {
-	Name   string // empty: they do not say
+	Name   string // empty: boxes that do not report a rack
 	Boxes  []boxView
 	Counts counts
 	Silent int // boxes that do not report
 	ids    []string
 }
 
-// Size is the number of boxes.
+// Size returns the number of boxes.
 func (r *rack) Size() int { return len(r.ids) }
 
-// boxView is a box as the map draws it.
+// boxView is a box in the map.
 type boxView struct {
 	ID     string
 	Kind   string
@@ -41,7 +41,7 @@ type boxView struct {
 	Counts counts
 }
 
-// leased counts the GPUs that leases have.
+// leased returns the number of leased GPUs.
 func (b *boxView) leased() int {
 	n := 0
 	for _, s := range b.Slots {
@@ -52,12 +52,12 @@ func (b *boxView) leased() int {
 	return n
 }
 
-// slotView is one square of the map.
+// slotView is a slot in the map.
 type slotView struct {
 	Slot uint32
 	Kind kind
 	GPU  *dxpuv1.GPU // nil: empty
-	Dim  bool        // a filter leaves it out
+	Dim  bool        // does not pass the filter
 }
 
 func newBoxView(b *dxpuv1.Box) boxView {
@@ -75,7 +75,7 @@ func newBoxView(b *dxpuv1.Box) boxView {
 	return v
 }
 
-// byRack groups boxes. Without slots only their numbers are kept.
+// byRack groups boxes by rack. Without slots, the racks have totals only.
 func byRack(boxes []*dxpuv1.Box, slots bool) []rack {
 	at := map[string]*rack{}
 	for _, b := range boxes {
@@ -107,7 +107,7 @@ func sortedRacks(at map[string]*rack) []rack {
 	return out
 }
 
-// compareNatural orders r2 before r10.
+// compareNatural compares names with numbers by value: r2 is before r10.
 func compareNatural(a, b string) int {
 	for a != "" && b != "" {
 		da, db := digits(a), digits(b)
@@ -127,36 +127,38 @@ func compareNatural(a, b string) int {
 	return cmp.Compare(len(a), len(b))
 }
 
-// digits counts the digits with which a text begins.
+// digits returns the number of leading digits.
 func digits(s string) int { return len(s) - len(strings.TrimLeft(s, "0123456789")) }
 
-// rackCache keeps the sums of large pools for a while: they cost a walk over
-// every GPU. They are kept by what callers see, since that differs.
+// rackCache caches the totals of a large pool, which cost a walk over all GPUs, by the
+// access of the viewers.
 type rackCache struct {
 	flight singleflight.Group
 	mu     sync.Mutex
-	kept   map[[sha256.Size]byte]rackSums
+	kept   map[[sha256.Size]byte]rackTotals
 }
 
-// rackSums is a large pool at one time.
-type rackSums struct {
+// rackTotals is the totals of a large pool at one time.
+type rackTotals struct {
 	racks []rack
 	at    time.Time
 	until time.Time
 }
 
 const (
-	// keepFactor bounds the share of one CPU that walks take to a tenth.
+	// keepFactor is how long totals are kept, in multiples of the time that they took.
+	// So the walks take at most a tenth of one CPU.
 	keepFactor = 10
-	// maxKept bounds the kinds of callers whose sums are kept.
+	// maxKept bounds the cached totals.
 	maxKept = 64
 )
 
-func newRackCache() *rackCache { return &rackCache{kept: map[[sha256.Size]byte]rackSums{}} }
+func newRackCache() *rackCache { return &rackCache{kept: map[[sha256.Size]byte]rackTotals{}} }
 
-// get returns sums that are kept, or makes them with walk.
-func (c *rackCache) get(seen string, now func() time.Time, walk func() ([]rack, error)) (rackSums, error) {
-	key := sha256.Sum256([]byte(seen))
+// get returns cached totals, or those that walk returns. scope names the access of the
+// viewer.
+func (c *rackCache) get(scope string, now func() time.Time, walk func() ([]rack, error)) (rackTotals, error) {
+	key := sha256.Sum256([]byte(scope))
 	c.mu.Lock()
 	sums, ok := c.kept[key]
 	c.mu.Unlock()
@@ -170,7 +172,7 @@ func (c *rackCache) get(seen string, now func() time.Time, walk func() ([]rack, 
 			return nil, err
 		}
 		end := now()
-		sums := rackSums{racks: racks, at: end, until: end.Add(min(time.Minute, keepFactor*end.Sub(start)))}
+		sums := rackTotals{racks: racks, at: end, until: end.Add(min(time.Minute, keepFactor*end.Sub(start)))}
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if len(c.kept) >= maxKept {
@@ -180,12 +182,12 @@ func (c *rackCache) get(seen string, now func() time.Time, walk func() ([]rack, 
 		return sums, nil
 	})
 	if err != nil {
-		return rackSums{}, err
+		return rackTotals{}, err
 	}
-	return v.(rackSums), nil
+	return v.(rackTotals), nil
 }
 
-// walkBoxes calls visit with all boxes, a thousand at a time.
+// walkBoxes calls visit with all boxes, maxFetch at a time.
 func walkBoxes(ctx context.Context, api dxpuv1connect.PoolServiceClient, visit func([]*dxpuv1.Box)) error {
 	req := &dxpuv1.ListBoxesRequest{PageSize: maxFetch}
 	for {
@@ -200,7 +202,7 @@ func walkBoxes(ctx context.Context, api dxpuv1connect.PoolServiceClient, visit f
 	}
 }
 
-// sumRacks walks a large pool and keeps numbers only.
+// sumRacks returns the totals of all racks.
 func sumRacks(ctx context.Context, api dxpuv1connect.PoolServiceClient) ([]rack, error) {
 	at := map[string]*rack{}
 	err := walkBoxes(ctx, api, func(boxes []*dxpuv1.Box) {

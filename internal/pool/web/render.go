@@ -29,21 +29,21 @@ import (
 //go:embed assets
 var assets embed.FS
 
-// assetVersion changes with any file that a browser keeps.
+// assetVersion returns a hash of the files that browsers cache.
 var assetVersion = sync.OnceValue(func() string {
 	h := fnv.New64a()
 	for _, name := range []string{"app.js", "style.css", "favicon.svg"} {
 		b, err := assets.ReadFile("assets/" + name)
 		if err != nil {
-			panic("web: " + err.Error()) // not in the program
+			panic("web: " + err.Error()) // the file is not embedded
 		}
 		_, _ = h.Write(b)
 	}
 	return strconv.FormatUint(h.Sum64(), 36)
 })
 
-// static serves the style, the script and the icon. Their URL carries their
-// version, so a browser may keep them.
+// static serves the style sheet, the script and the icon. Their URLs contain
+// assetVersion, so browsers may cache them.
 func static(w http.ResponseWriter, r *http.Request) {
 	types := map[string]string{"app.js": "text/javascript; charset=utf-8", "style.css": "text/css; charset=utf-8", "favicon.svg": "image/svg+xml"}
 	name := r.PathValue("file")
@@ -57,12 +57,12 @@ func static(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(b)
 }
 
-// parsed are the templates. They are parsed for the first page, not when the
-// program starts: of all commands only a manager has pages. A template that
-// cannot be parsed is a programmer's mistake, and a test parses them all.
+// parsed returns the templates. It parses them for the first page and not when the
+// program starts, because only the manager has pages. It panics on a template that
+// cannot be parsed; a test parses them all.
 var parsed = sync.OnceValue(func() (p struct {
-	frame *template.Template            // what is around every page, and the parts that pages share
-	pages map[string]*template.Template // the contents of the pages by name
+	frame *template.Template            // the frame of all pages and the parts that they share
+	pages map[string]*template.Template // the contents of pages, by name
 },
 ) {
 	p.frame = template.Must(template.New("").Funcs(functions).ParseFS(assets, "assets/frame.html", "assets/parts.html"))
@@ -91,14 +91,14 @@ var functions = template.FuncMap{
 		}
 		return n
 	},
-	// The table's heading says already that the lease is in the queue.
+	// The heading of the table says that the lease is in the queue.
 	"waits":     func(s string) string { return sentence(strings.TrimPrefix(s, "in the queue: ")) },
 	"step":      func(s string) string { return strings.ReplaceAll(s, "_", " ") },
 	"places":    func() []entry { return places },
 	"hostShows": func() []entry { return hostShows },
 }
 
-// entry is one of several to choose from.
+// entry is a choice in a list or menu.
 type entry struct{ Key, Name, Href string }
 
 var places = []entry{
@@ -118,7 +118,7 @@ var hostShows = []entry{
 	{Key: "free", Name: "with free slots"},
 }
 
-// leaseClass is the colour of a lease's state.
+// leaseClass returns the style class of a lease's state.
 func leaseClass(s dxpuv1.LeaseState) string {
 	switch s {
 	case dxpuv1.LeaseState_LEASE_STATE_ACTIVE:
@@ -133,20 +133,20 @@ func leaseClass(s dxpuv1.LeaseState) string {
 
 func between(a, b *timestamppb.Timestamp) string { return took(b.AsTime().Sub(a.AsTime())) }
 
-// dict hands several values to a part of a page.
+// dict returns a map, to pass several values to a template.
 func dict(pairs ...any) (map[string]any, error) {
 	out := map[string]any{}
 	for i := 0; i+1 < len(pairs); i += 2 {
 		key, ok := pairs[i].(string)
 		if !ok {
-			return nil, fmt.Errorf("dict: %v is no name", pairs[i])
+			return nil, fmt.Errorf("dict: the key %v is not a string", pairs[i])
 		}
 		out[key] = pairs[i+1]
 	}
 	return out, nil
 }
 
-// query is the present query with some values changed; an empty value goes.
+// query returns a query with some values changed. An empty value removes the key.
 func query(q url.Values, pairs ...any) template.URL {
 	out := url.Values{}
 	for k, v := range q {
@@ -162,26 +162,26 @@ func query(q url.Values, pairs ...any) template.URL {
 	return template.URL("?" + out.Encode()) // Encode escapes everything that is not a letter, digit, '-', '_', '.' or '~'
 }
 
-// view is one rendering of one page: who looks at what, when.
+// view is the data of one rendering of a page.
 type view struct {
-	Title string
-	Nav   string // the entry of the navigation that it belongs to
-	Name  string // of the template
-	Now   time.Time
-	Query url.Values
-	Here  string // path and query
-	Theme string
-	Form  string // token for forms
-	Said  string // what the action before left to say
-	// Poll is how often the page is fetched anew although nothing happened, in
-	// seconds: ages and counters move without events.
+	Title  string
+	Nav    string // Key of the page's entry in the navigation
+	Name   string // of the template
+	Now    time.Time
+	Query  url.Values
+	Here   string // path and query
+	Theme  string
+	Form   string // token for forms
+	Notice string // result of the last action
+	// Poll is the interval in seconds at which the page is fetched without events, to
+	// update ages and counters. 0: never.
 	Poll     int
 	Live     bool
-	Me       *dxpuv1.WhoAmIResponse // nil: not asked
-	SignedIn bool                   // by this page's form
+	Me       *dxpuv1.WhoAmIResponse // nil: not known
+	SignedIn bool                   // by a token in a cookie
 	Pool     *dxpuv1.Pool
 	Data     any
-	Content  template.HTML // what "main" of the page's template made of the above
+	Content  template.HTML // the output of the page's template "main"
 
 	Assets string
 
@@ -191,8 +191,8 @@ type view struct {
 
 func (v *view) ctx() context.Context { return v.r.Context() }
 
-// Operator reports whether the viewer may maintain the pool. The manager
-// decides; this only keeps buttons away that would not work.
+// Operator reports whether to show the buttons for maintenance. The manager checks
+// the viewer's rights.
 func (v *view) Operator() bool {
 	if v.Me == nil {
 		return true
@@ -200,14 +200,15 @@ func (v *view) Operator() bool {
 	return v.Me.Role == dxpuv1.Role_ROLE_UNSPECIFIED || v.Me.Role == dxpuv1.Role_ROLE_ADMIN || v.Me.Role == dxpuv1.Role_ROLE_OPERATOR
 }
 
-// pageFunc fills a view.
+// pageFunc fills a view with the data of a page.
 type pageFunc func(*view) error
 
-// afterHeader is what a live page fetches itself anew with: the revision of the
-// newest event that it knows of. It is answered with the content alone.
+// afterHeader marks a request by which a live page updates itself. Its value is the
+// revision of the newest event that the page knows. The answer is the content without
+// the frame.
 const afterHeader = "Dxpu-After"
 
-// page makes a handler of what fills a view.
+// page returns the handler of a page.
 func (s *Server) page(fill pageFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		v := s.newView(w, r)
@@ -224,19 +225,19 @@ func (s *Server) page(fill pageFunc) http.Handler {
 		}
 		v.Title, v.Nav, v.Poll, v.Pool = out.title, out.nav, out.poll, out.pool
 		if live {
-			writeHTML(w, http.StatusOK, []byte(`<div id="content">`), v.own(out.content), []byte("</div>"))
+			writeHTML(w, http.StatusOK, []byte(`<div id="content">`), v.withFormToken(out.content), []byte("</div>"))
 			return
 		}
 		v.write(w, http.StatusOK, out.content)
 	})
 }
 
-// rendered renders a page's content, or shares it with others who see the same.
+// rendered returns the content of a page, which viewers with the same access share.
 func (s *Server) rendered(v *view, live bool, revision uint64, fill pageFunc) (*rendering, error) {
 	render := func(ctx context.Context) (*rendering, error) {
-		v := *v // what is left of it is nobody's own
+		v := *v // without the fields that belong to one viewer
 		v.api, v.r = s.cfg.Client(v.r), v.r.WithContext(ctx)
-		v.Form, v.Said, v.Theme = formPlace, "", ""
+		v.Form, v.Notice, v.Theme = formPlaceholder, "", ""
 		err := v.load()
 		if err == nil {
 			err = fill(&v)
@@ -247,7 +248,7 @@ func (s *Server) rendered(v *view, live bool, revision uint64, fill pageFunc) (*
 		content, err := v.content()
 		return &rendering{content: content, revision: v.Pool.Revision, title: v.Title, nav: v.Nav, poll: v.Poll, pool: v.Pool}, err
 	}
-	key := sees(v.Me)
+	key := scopeOf(v.Me)
 	if key == "" {
 		return render(v.ctx())
 	}
@@ -256,7 +257,7 @@ func (s *Server) rendered(v *view, live bool, revision uint64, fill pageFunc) (*
 
 func (s *Server) newView(w http.ResponseWriter, r *http.Request) *view {
 	v := &view{
-		Now: s.cfg.Now(), Query: r.URL.Query(), Here: r.URL.RequestURI(), Form: formToken(w, r), Said: said(w, r),
+		Now: s.cfg.Now(), Query: r.URL.Query(), Here: r.URL.RequestURI(), Form: formToken(w, r), Notice: takeNotice(w, r),
 		Poll: 5, Live: true, SignedIn: cookie(r, tokenCookie) != "", Pool: &dxpuv1.Pool{}, Assets: assetVersion(),
 		r: r,
 	}
@@ -266,8 +267,7 @@ func (s *Server) newView(w http.ResponseWriter, r *http.Request) *view {
 	return v
 }
 
-// load asks for the pool's totals. A caller that may not see them sees a page
-// without.
+// load loads the pool's totals, if the viewer has access to them.
 func (v *view) load() error {
 	pool, err := answer(v.api.GetPool(v.ctx(), connect.NewRequest(&dxpuv1.GetPoolRequest{})))
 	if p := pool.GetPool(); p != nil {
@@ -276,7 +276,7 @@ func (v *view) load() error {
 	return allowed(err)
 }
 
-// allowed forgets that something is not for the caller's eyes.
+// allowed returns err, or nil if err says that the viewer has no access.
 func allowed(err error) error {
 	if connect.CodeOf(err) == connect.CodePermissionDenied {
 		return nil
@@ -284,29 +284,29 @@ func allowed(err error) error {
 	return err
 }
 
-// formPlace stands in a rendering for the token of whoever gets it. Nobody
-// outside ever sees it.
-var formPlace = rand.Text()
+// formPlaceholder stands for the viewer's form token in shared renderings. It never
+// leaves this process.
+var formPlaceholder = rand.Text()
 
-// content renders the page without its frame.
+// content renders the page without the frame.
 func (v *view) content() ([]byte, error) {
 	var b bytes.Buffer
 	err := parsed().pages[v.Name].ExecuteTemplate(&b, "main", v)
 	return b.Bytes(), err
 }
 
-// own makes a rendering the viewer's.
-func (v *view) own(content []byte) []byte {
-	if !bytes.Contains(content, []byte(formPlace)) {
-		return content // without a copy: it may be large, and have a thousand viewers
+// withFormToken returns a shared rendering with the viewer's own form token.
+func (v *view) withFormToken(content []byte) []byte {
+	if !bytes.Contains(content, []byte(formPlaceholder)) {
+		return content // no copy: it may be large and have a thousand viewers
 	}
-	return bytes.ReplaceAll(content, []byte(formPlace), []byte(v.Form))
+	return bytes.ReplaceAll(content, []byte(formPlaceholder), []byte(v.Form))
 }
 
-// write sends a page, whole or not at all.
+// write sends a page, or an error if it cannot be rendered completely.
 func (v *view) write(w http.ResponseWriter, status int, content []byte) {
 	var b bytes.Buffer
-	v.Content = template.HTML(v.own(content)) // a template has made it
+	v.Content = template.HTML(v.withFormToken(content)) // made and escaped by a template
 	if err := parsed().frame.ExecuteTemplate(&b, "frame", v); err != nil {
 		http.Error(w, "this page cannot be rendered: "+err.Error(), http.StatusInternalServerError)
 		return
@@ -318,11 +318,11 @@ func writeHTML(w http.ResponseWriter, status int, parts ...[]byte) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
 	for _, b := range parts {
-		_, _ = w.Write(b) // the browser has gone
+		_, _ = w.Write(b) // fails if the browser has closed the connection
 	}
 }
 
-// writeBare sends a page that nobody shares.
+// writeBare renders and sends a page that is not shared.
 func (v *view) writeBare(w http.ResponseWriter, status int) {
 	content, err := v.content()
 	if err != nil {
@@ -332,21 +332,22 @@ func (v *view) writeBare(w http.ResponseWriter, status int) {
 	v.write(w, status, content)
 }
 
-// renderBare renders a page that needs nothing of the manager.
+// renderBare sends a page that needs no data from the manager.
 func (s *Server) renderBare(w http.ResponseWriter, r *http.Request, status int, name, title string, data any) {
 	v := s.newView(w, r)
 	v.Name, v.Title, v.Data, v.Live, v.Poll = name, title, data, false, 0
 	v.writeBare(w, status)
 }
 
-// failure is what the page of an error shows.
+// failure is the content of the page of an error.
 type failure struct {
 	Status  int
 	Message string
-	Leader  string
+	Leader  string // URL of the leading manager, if this one does not lead
 }
 
-// fail shows an error; who has no credential is asked for one.
+// fail sends the page of an error. It redirects a viewer without a valid credential to
+// the sign-in page.
 func (s *Server) fail(w http.ResponseWriter, v *view, err error) {
 	if connect.CodeOf(err) == connect.CodeUnauthenticated {
 		http.Redirect(w, v.r, "/ui/signin?next="+url.QueryEscape(v.Here), http.StatusSeeOther)
@@ -357,7 +358,7 @@ func (s *Server) fail(w http.ResponseWriter, v *view, err error) {
 	f := failure{Status: status, Message: sentence(message(err))}
 	var ce *connect.Error
 	if errors.As(err, &ce) {
-		// A manager that follows names who leads.
+		// A follower names the leader.
 		if f.Leader = ce.Meta().Get(client.LeaderHeader); f.Leader == client.NoLeader {
 			f.Leader = ""
 		}

@@ -14,8 +14,7 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// bigAPI is a pool of many boxes with eight GPUs each, some of them in every
-// state, without a manager behind it.
+// bigAPI is an API of a pool of many boxes with eight GPUs each, without a manager.
 type bigAPI struct {
 	*fakeAPI
 	boxes, perRack int
@@ -79,11 +78,11 @@ func (a *bigAPI) ListEvents(context.Context, *connect.Request[dxpuv1.ListEventsR
 	return connect.NewResponse(&dxpuv1.ListEventsResponse{}), nil
 }
 
-// maxPage is what a page may weigh, whatever is in the pool.
+// maxPage is the maximum size of a page, in bytes.
 const maxPage = 1 << 20
 
-// However large the pool is, no page of it is larger than a megabyte: up to
-// maxDrawn GPUs every slot is drawn, then racks are summed up, a hundred at a time.
+// TestPagesStaySmall checks that no page is larger than maxPage. Up to maxDrawn GPUs
+// the page draws every slot, beyond that the totals of a hundred racks.
 func TestPagesStaySmall(t *testing.T) {
 	for _, tt := range []struct {
 		gpus, perRack int
@@ -121,12 +120,12 @@ func TestPagesStaySmall(t *testing.T) {
 	}
 }
 
-// Time and size of the pool's page with a manager behind it: the first
-// look, and one that shares what another has rendered.
+// BenchmarkPoolPage measures the pool's page with a manager: the first rendering,
+// another one, and a live page that shares a rendering.
 func BenchmarkPoolPage(b *testing.B) {
 	for _, gpus := range []int{512, 100_000} {
 		b.Run(fmt.Sprintf("%dGPUs", gpus), func(b *testing.B) {
-			w := quietWorld(b, gpus/8, 22)
+			w := idleWorld(b, gpus/8, 22)
 			size := 0
 			show := func(b *testing.B, after string) {
 				r := httptest.NewRequestWithContext(b.Context(), http.MethodGet, "/", nil)
@@ -142,7 +141,7 @@ func BenchmarkPoolPage(b *testing.B) {
 			}
 			b.Run("first", func(b *testing.B) {
 				for b.Loop() {
-					w.pages = Beside(w.m.Handler())
+					w.pages = Handler(w.m.Handler())
 					show(b, "")
 				}
 				b.ReportMetric(float64(size), "bytes")

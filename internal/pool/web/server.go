@@ -9,25 +9,26 @@ import (
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 )
 
-// Config needs Client only.
+// Config configures a Server. Only Client is required.
 type Config struct {
-	// Client makes what a request's pages are made with: a client that acts with
-	// the rights of whoever sent the request. Caller makes one.
+	// Client returns a client of the API with the rights of the request's sender.
+	// LocalClient makes such a function.
 	Client func(*http.Request) dxpuv1connect.PoolServiceClient
-	// Now is the clock, for ages; nil: time.Now.
+	// Now is the clock for ages. nil: time.Now.
 	Now func() time.Time
-	// MaxStreams bounds the live pages that are open at a time. 0: 4096. Others
-	// work, and are told to come again.
+	// MaxStreams bounds the open event streams. Further pages work without one and
+	// try again. 0: 4096.
 	MaxStreams int
-	// WriteTimeout is how long a browser may take to accept a few bytes of a
-	// stream before it is cut off. 0: 10 s.
+	// WriteTimeout is how long a browser may take to accept a write to its stream
+	// before the stream is closed. 0: 10 s.
 	WriteTimeout time.Duration
 }
 
 const (
 	defaultMaxStreams   = 4096
 	defaultWriteTimeout = 10 * time.Second
-	// maxForm bounds the body of a form, in bytes: a token or a reason.
+	// maxForm bounds the body of a form, in bytes. The largest fields are a token and
+	// a reason.
 	maxForm = 16 << 10
 )
 
@@ -80,15 +81,15 @@ func New(cfg Config) *Server {
 	mux.HandleFunc("POST /ui/signout", s.signOut)
 	mux.HandleFunc("POST /ui/theme", setTheme)
 	mux.HandleFunc("POST /ui/do", s.act)
-	// Forms are taken from our own pages only: by what the browser says of their
-	// origin here, by a token in the form in checkForm.
+	// Only our own pages may post forms: the origin that the browser sends is checked
+	// here, a token in the form in checkForm.
 	s.handler = http.NewCrossOriginProtection().Handler(mux)
 	return s
 }
 
-// Beside serves the pages beside the API that they are made from.
-func Beside(api http.Handler) http.Handler {
-	pages := New(Config{Client: Caller(api)})
+// Handler returns a handler that serves an API and the pages rendered from it.
+func Handler(api http.Handler) http.Handler {
+	pages := New(Config{Client: LocalClient(api)})
 	mux := http.NewServeMux()
 	mux.Handle("/", api)
 	mux.Handle("GET /{$}", pages)
@@ -96,8 +97,8 @@ func Beside(api http.Handler) http.Handler {
 	return mux
 }
 
-// securityPolicy lets a page load its own style, script and pictures, talk to
-// its own server, and nothing else: not even a style attribute.
+// securityPolicy allows a page its own style sheet, script, images and server, and
+// nothing else. Inline scripts and style attributes are forbidden.
 const securityPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 

@@ -15,18 +15,19 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// Cookies. None of them is for scripts but the theme, which a script may set.
+// Cookies. Scripts can access the theme only.
 const (
-	tokenCookie = "dxpu_token" // the credential of who signed in
-	formCookie  = "dxpu_form"  // must come back in every form
-	saidCookie  = "dxpu_said"  // one sentence for the next page
-	themeCookie = "dxpu_theme" // "light" or "dark"
+	tokenCookie  = "dxpu_token"  // the viewer's credential after signing in
+	formCookie   = "dxpu_form"   // every form must repeat its value
+	noticeCookie = "dxpu_notice" // a sentence for the next page
+	themeCookie  = "dxpu_theme"  // "light" or "dark"
 )
 
-// signedInFor is how long a browser keeps a token: a working week.
-const signedInFor = 5 * 24 * time.Hour
+// signInLifetime is how long a browser keeps a token: a working week.
+const signInLifetime = 5 * 24 * time.Hour
 
-// setCookie sets a cookie that no other site's request carries; empty: forget it.
+// setCookie sets a cookie that the browser sends with requests of this site only. An
+// empty value deletes the cookie.
 func setCookie(w http.ResponseWriter, r *http.Request, name, value string, age time.Duration) {
 	c := &http.Cookie{
 		Name: name, Value: value, Path: "/", MaxAge: int(age / time.Second),
@@ -45,8 +46,8 @@ func cookie(r *http.Request, name string) string {
 	return ""
 }
 
-// formToken returns what a browser's forms must carry, and gives the browser one
-// if it has none.
+// formToken returns the token that the browser's forms must carry. It sets the cookie
+// if the browser has none.
 func formToken(w http.ResponseWriter, r *http.Request) string {
 	if t := cookie(r, formCookie); isFormToken(t) {
 		return t
@@ -56,33 +57,33 @@ func formToken(w http.ResponseWriter, r *http.Request) string {
 	return t
 }
 
-// isFormToken reports whether a cookie may be what rand.Text made: it goes into
-// pages as it is.
+// isFormToken reports whether a cookie has the form of rand.Text. Pages contain it
+// without escapes.
 func isFormToken(t string) bool {
 	return len(t) == 26 && strings.Trim(t, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567") == ""
 }
 
-// checkForm reports whether a form came from one of our pages in this browser.
+// checkForm returns an error unless a form was sent by one of our pages in this browser.
 func checkForm(r *http.Request) error {
 	want, got := cookie(r, formCookie), r.PostFormValue("form")
 	if !isFormToken(want) || subtle.ConstantTimeCompare([]byte(want), []byte(got)) != 1 {
-		return errors.New("this form is too old or not from this page: go back, load the page again and repeat")
+		return errors.New("this form has expired or was sent by another site: go back, reload the page and try again")
 	}
 	return nil
 }
 
-// say leaves a sentence for the next page.
-func say(w http.ResponseWriter, r *http.Request, sentence string) {
-	setCookie(w, r, saidCookie, base64.RawURLEncoding.EncodeToString([]byte(sentence)), time.Minute)
+// setNotice stores a sentence for the next page.
+func setNotice(w http.ResponseWriter, r *http.Request, sentence string) {
+	setCookie(w, r, noticeCookie, base64.RawURLEncoding.EncodeToString([]byte(sentence)), time.Minute)
 }
 
-// said returns the sentence that was left, once.
-func said(w http.ResponseWriter, r *http.Request) string {
-	v := cookie(r, saidCookie)
+// takeNotice returns and deletes the stored sentence.
+func takeNotice(w http.ResponseWriter, r *http.Request) string {
+	v := cookie(r, noticeCookie)
 	if v == "" {
 		return ""
 	}
-	setCookie(w, r, saidCookie, "", 0)
+	setCookie(w, r, noticeCookie, "", 0)
 	b, err := base64.RawURLEncoding.DecodeString(v)
 	if err != nil {
 		return ""
@@ -90,8 +91,8 @@ func said(w http.ResponseWriter, r *http.Request) string {
 	return string(b)
 }
 
-// ours returns a place of this server that a form names, or "/".
-func ours(next string) string {
+// localPath returns a path of this server that a form names, or "/" for any other URL.
+func localPath(next string) string {
 	u, err := url.Parse(next)
 	if err != nil || u.IsAbs() || u.Host != "" || u.Path != "/" && !strings.HasPrefix(u.Path, "/ui/") || strings.Contains(next, `\`) {
 		return "/"
@@ -99,17 +100,17 @@ func ours(next string) string {
 	return u.RequestURI()
 }
 
-// signInData is what the form shows.
+// signInData is the content of the sign-in page.
 type signInData struct {
 	Next, Error string
 }
 
 func (s *Server) signInForm(w http.ResponseWriter, r *http.Request) {
-	s.renderBare(w, r, http.StatusOK, "signin", "Sign in", signInData{Next: ours(r.FormValue("next"))})
+	s.renderBare(w, r, http.StatusOK, "signin", "Sign in", signInData{Next: localPath(r.FormValue("next"))})
 }
 
 func (s *Server) signIn(w http.ResponseWriter, r *http.Request) {
-	token, next := strings.TrimSpace(r.PostFormValue("token")), ours(r.PostFormValue("next"))
+	token, next := strings.TrimSpace(r.PostFormValue("token")), localPath(r.PostFormValue("next"))
 	again := func(status int, why string) {
 		s.renderBare(w, r, status, "signin", "Sign in", signInData{Next: next, Error: why})
 	}
@@ -118,7 +119,7 @@ func (s *Server) signIn(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if token == "" || strings.ContainsFunc(token, func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune(`",;\`, c) }) {
-		again(http.StatusBadRequest, "A token is one word; this is none.")
+		again(http.StatusBadRequest, "This is not a token: a token is one word.")
 		return
 	}
 	try := r.Clone(r.Context())
@@ -126,10 +127,10 @@ func (s *Server) signIn(w http.ResponseWriter, r *http.Request) {
 	_, err := s.cfg.Client(try).WhoAmI(r.Context(), connect.NewRequest(&dxpuv1.WhoAmIRequest{}))
 	switch code := connect.CodeOf(err); {
 	case err == nil || code == connect.CodeUnimplemented:
-		setCookie(w, r, tokenCookie, token, signedInFor)
+		setCookie(w, r, tokenCookie, token, signInLifetime)
 		http.Redirect(w, r, next, http.StatusSeeOther)
 	case code == connect.CodeUnauthenticated || code == connect.CodePermissionDenied:
-		again(http.StatusUnauthorized, "The manager does not know this token, or it has expired. An administrator makes one with \"dxpu token create\".")
+		again(http.StatusUnauthorized, "The manager does not know this token, or it has expired. An administrator creates one with \"dxpu token create\".")
 	default:
 		again(httpStatus(err), sentence(message(err)))
 	}
@@ -142,12 +143,12 @@ func (s *Server) signOut(w http.ResponseWriter, r *http.Request) {
 	http.Redirect(w, r, "/ui/signin", http.StatusSeeOther)
 }
 
-// setTheme is what the button does where there is no script.
+// setTheme serves the theme button of browsers without JavaScript.
 func setTheme(w http.ResponseWriter, r *http.Request) {
 	theme := r.PostFormValue("theme")
 	if theme != "light" && theme != "dark" {
 		theme = ""
 	}
 	setCookie(w, r, themeCookie, theme, 365*24*time.Hour)
-	http.Redirect(w, r, ours(r.PostFormValue("next")), http.StatusSeeOther)
+	http.Redirect(w, r, localPath(r.PostFormValue("next")), http.StatusSeeOther)
 }

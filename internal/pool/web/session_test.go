@@ -14,7 +14,7 @@ import (
 
 const formOfTests = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
-// post sends a form with its token as a page's own would be sent.
+// post sends a form as one of our pages does, with a form token.
 func post(t *testing.T, target string, fields url.Values, header ...string) (*http.Response, string) {
 	t.Helper()
 	if !fields.Has("form") {
@@ -39,7 +39,7 @@ func cookieOf(res *http.Response, name string) *http.Cookie {
 }
 
 func TestSignIn(t *testing.T) {
-	w, _ := livelyWorld(t)
+	w, _ := busyWorld(t)
 	token := w.token(dxpuv1.Role_ROLE_TENANT, "research")
 	for _, tt := range []struct {
 		name   string
@@ -51,15 +51,15 @@ func TestSignIn(t *testing.T) {
 		{"a good token", url.Values{"token": {token}, "next": {"/ui/leases?state=active"}}, 303, "/ui/leases?state=active", ""},
 		{"with spaces around it", url.Values{"token": {" " + token + "\n"}}, 303, "/", ""},
 		{"a wrong one", url.Values{"token": {token + "x"}}, 401, "", "does not know this token"},
-		{"nothing", url.Values{}, 400, "", "this is none"},
-		{"several words", url.Values{"token": {"a b"}}, 400, "", "this is none"},
-		{"one that would end the cookie", url.Values{"token": {"a; Path=/x"}}, 400, "", "this is none"},
-		{"a line end", url.Values{"token": {"a\r\nSet-Cookie: b=c"}}, 400, "", "this is none"},
+		{"nothing", url.Values{}, 400, "", "This is not a token"},
+		{"several words", url.Values{"token": {"a b"}}, 400, "", "This is not a token"},
+		{"one that would end the cookie", url.Values{"token": {"a; Path=/x"}}, 400, "", "This is not a token"},
+		{"a line end", url.Values{"token": {"a\r\nSet-Cookie: b=c"}}, 400, "", "This is not a token"},
 		{"to another site", url.Values{"token": {token}, "next": {"https://example.com/ui/"}}, 303, "/", ""},
 		{"to another host", url.Values{"token": {token}, "next": {"//example.com/ui/leases"}}, 303, "/", ""},
 		{"to another host, with backslashes", url.Values{"token": {token}, "next": {`/\example.com`}}, 303, "/", ""},
 		{"to a script", url.Values{"token": {token}, "next": {"javascript:alert(1)"}}, 303, "/", ""},
-		{"a form of another site", url.Values{"token": {token}, "form": {"ZYXWVUTSRQPONMLKJIHGFEDCBA"}}, 403, "", "not from this page"},
+		{"a form of another site", url.Values{"token": {token}, "form": {"ZYXWVUTSRQPONMLKJIHGFEDCBA"}}, 403, "", "sent by another site"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			res, body := post(t, w.url+"/ui/signin", tt.fields)
@@ -67,7 +67,7 @@ func TestSignIn(t *testing.T) {
 			if res.StatusCode != tt.status || res.Header.Get("Location") != tt.to || !strings.Contains(body, tt.says) || (c != nil) != (tt.status == 303) {
 				t.Fatalf("%s to %q with %v: %s", res.Status, res.Header.Get("Location"), c, body)
 			}
-			if c != nil && (c.Value != token || !c.HttpOnly || c.SameSite != http.SameSiteStrictMode || c.MaxAge != int(signedInFor/time.Second)) {
+			if c != nil && (c.Value != token || !c.HttpOnly || c.SameSite != http.SameSiteStrictMode || c.MaxAge != int(signInLifetime/time.Second)) {
 				t.Errorf("the cookie is %v", c)
 			}
 			if c == nil {
@@ -77,9 +77,10 @@ func TestSignIn(t *testing.T) {
 	}
 }
 
-// With its cookie a browser is its tenant, until the token is deleted.
+// TestSignedIn checks that a browser with a tenant's token has the tenant's rights
+// until the token is deleted.
 func TestSignedIn(t *testing.T) {
-	w, lease := livelyWorld(t)
+	w, lease := busyWorld(t)
 	token := w.token(dxpuv1.Role_ROLE_TENANT, "speech")
 	mine := tokenCookie + "=" + token
 	for _, after := range []string{"", "1"} {
@@ -126,13 +127,13 @@ func TestSignOut(t *testing.T) {
 	}
 	res, _ = post(t, w.url+"/ui/signout", url.Values{"form": {"x"}})
 	if c := cookieOf(res, tokenCookie); c != nil {
-		t.Errorf("another site signs people out: %v", c)
+		t.Errorf("another site can sign the viewer out: %v", c)
 	}
 }
 
-// Nothing happens that a page of ours in this browser did not send.
+// TestForgedForms checks that forms from other sites and browsers are refused.
 func TestForgedForms(t *testing.T) {
-	w, lease := livelyWorld(t)
+	w, lease := busyWorld(t)
 	del := url.Values{"do": {"delete"}, "id": {lease}}
 	for _, tt := range []struct {
 		name   string
@@ -171,9 +172,9 @@ func TestForgedForms(t *testing.T) {
 	}
 }
 
-// What an operator does with the forms is done, and said.
+// TestActions checks that forms take effect and are confirmed.
 func TestActions(t *testing.T) {
-	w, lease := livelyWorld(t)
+	w, lease := busyWorld(t)
 	for _, tt := range []struct {
 		name   string
 		fields url.Values
@@ -182,28 +183,28 @@ func TestActions(t *testing.T) {
 	}{
 		{"cordon", url.Values{"do": {"cordon"}, "kind": {"box"}, "id": {"r4-nv"}, "reason": {"dust"}}, 303, "r4-nv takes no new bindings."},
 		{"uncordon", url.Values{"do": {"uncordon"}, "kind": {"box"}, "id": {"r4-nv"}}, 303, "r4-nv takes new bindings again."},
-		{"drain", url.Values{"do": {"drain"}, "kind": {"gpu"}, "id": {"r4-nv/0"}, "deadline": {"5"}}, 303, "r4-nv/0 is being emptied: 0 bindings on the way out."},
+		{"drain", url.Values{"do": {"drain"}, "kind": {"gpu"}, "id": {"r4-nv/0"}, "deadline": {"5"}}, 303, "r4-nv/0 is being drained: 0 bindings must be released."},
 		{"replace", url.Values{"do": {"replace"}, "id": {"r1-nv/0"}}, 429, "no other GPU fits"},
 		{"replace one of many", url.Values{"do": {"replace"}, "id": {"r4-sw/1"}}, 303, "GPU r4-sw/1 is being replaced by r"},
-		{"clear", url.Values{"do": {"clear"}, "id": {"r4-sw/5"}}, 303, "The errors of GPU r4-sw/5 are forgotten."},
+		{"clear", url.Values{"do": {"clear"}, "id": {"r4-sw/5"}}, 303, "The errors of GPU r4-sw/5 were cleared."},
 		{"delete", url.Values{"do": {"delete"}, "id": {lease}}, 303, "Lease " + lease + " is being released."},
-		{"delete what is not there", url.Values{"do": {"delete"}, "id": {hostile}}, 404, "does not exist"},
-		{"cordon no kind of thing", url.Values{"do": {"cordon"}, "kind": {"rack"}, "id": {"r1"}}, 400, "is not gpu, box or host"},
-		{"do nothing known", url.Values{"do": {"dance"}}, 400, "there is no such action"},
-		{"drain what is not there", url.Values{"do": {"drain"}, "kind": {"host"}, "id": {"h99"}}, 404, "does not exist"},
+		{"delete an unknown lease", url.Values{"do": {"delete"}, "id": {hostile}}, 404, "does not exist"},
+		{"cordon an unknown kind", url.Values{"do": {"cordon"}, "kind": {"rack"}, "id": {"r1"}}, 400, "is not gpu, box or host"},
+		{"an unknown action", url.Values{"do": {"dance"}}, 400, "there is no action"},
+		{"drain an unknown host", url.Values{"do": {"drain"}, "kind": {"host"}, "id": {"h99"}}, 404, "does not exist"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.fields.Set("next", "/ui/hosts")
 			res, body := post(t, w.url+"/ui/do", tt.fields)
 			if res.StatusCode == http.StatusSeeOther {
 				if to := res.Header.Get("Location"); to != "/ui/hosts" {
-					t.Errorf("it leads to %q", to)
+					t.Errorf("it redirects to %q", to)
 				}
-				c := cookieOf(res, saidCookie)
+				c := cookieOf(res, noticeCookie)
 				if c == nil {
-					t.Fatal("nothing is said")
+					t.Fatal("no notice is set")
 				}
-				_, body = get(t, w.url+"/ui/hosts", "Cookie", saidCookie+"="+c.Value)
+				_, body = get(t, w.url+"/ui/hosts", "Cookie", noticeCookie+"="+c.Value)
 			}
 			if said := text(checkPage(t, body)); res.StatusCode != tt.status || !strings.Contains(strings.ToLower(said), strings.ToLower(tt.says)) {
 				t.Errorf("%s: %s", res.Status, said)

@@ -10,51 +10,52 @@ import (
 )
 
 const (
-	// sharedFor is how old a rendering may be that answers a live page: its ages
-	// and counters are as old.
+	// sharedFor is the maximum age of a rendering that is sent to a live page.
 	sharedFor = time.Second
-	// sharedPause is how many times as long as a rendering took nothing renders
-	// that page again for live pages: they take a fifth of one CPU at most.
+	// sharedPause is the pause between two renderings of a page for live pages, in
+	// multiples of the time that a rendering takes. So a page takes at most a fifth of
+	// one CPU.
 	sharedPause = 4
-	// maxShared bounds the pages of which a rendering is kept.
+	// maxShared bounds the cached renderings.
 	maxShared = 128
-	// renderTimeout bounds a rendering, which does not end with whoever began it.
+	// renderTimeout bounds a rendering. A rendering does not end with the request that
+	// started it.
 	renderTimeout = 30 * time.Second
 )
 
-// rendering is the content of a page, without what is one viewer's own: its
-// frame, and the token in its forms, for which formPlace stands.
+// rendering is the content of a page without the parts of one viewer: the frame, and
+// the token in forms, for which formPlaceholder stands.
 type rendering struct {
 	content  []byte
-	revision uint64 // the content tells of every event up to this one
+	revision uint64 // the content includes all events up to this revision
 	title    string
 	nav      string
 	poll     int
 	pool     *dxpuv1.Pool
 }
 
-// shares lets all who look at the same page at the same time share one
-// rendering of it.
+// shares caches renderings, so that viewers with the same access share the
+// rendering of a page that they open at the same time.
 type shares struct {
-	renders chan struct{} // one entry per rendering that runs
+	renders chan struct{} // one entry per rendering in progress
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	kept map[string]*share
 }
 
-// share is one page as callers of one kind see it.
+// share is one page for viewers with the same access.
 type share struct {
 	last    *rendering
-	at      time.Time // when last was begun
-	next    time.Time // when a live page may have it rendered again
-	begun   uint64    // renderings that were begun
+	at      time.Time // when the last rendering started
+	next    time.Time // earliest time of the next rendering for live pages
+	begun   uint64    // number of renderings started
 	running *flight   // nil: none
 }
 
-// flight is a rendering that runs.
+// flight is a rendering in progress.
 type flight struct {
 	number uint64
-	done   chan struct{} // closed once what follows is set
+	done   chan struct{} // closed after the fields below are set
 	out    *rendering
 	err    error
 }
@@ -63,13 +64,13 @@ func newShares(most int) *shares {
 	return &shares{renders: make(chan struct{}, most), kept: map[string]*share{}}
 }
 
-// get returns a rendering of a page that tells of everything that happened
-// before the call. A live page that knows of a revision only needs one that
-// tells of that: it is served what is kept, and waits rather than renders too often.
+// get returns a rendering of a page that started after the call. For a live page it
+// need only include a revision: get returns a cached one, or waits if the page was
+// rendered recently.
 func (s *shares) get(ctx context.Context, key string, live bool, revision uint64, render func(context.Context) (*rendering, error)) (*rendering, error) {
 	need := uint64(0)
 	for {
-		f, lead, out, pause := s.look(key, live, revision, &need)
+		f, mine, out, pause := s.next(key, live, revision, &need)
 		switch {
 		case out != nil:
 			return out, nil
@@ -77,8 +78,8 @@ func (s *shares) get(ctx context.Context, key string, live bool, revision uint64
 			if !wait(ctx, pause) {
 				return nil, ctx.Err()
 			}
-		case lead:
-			s.lead(ctx, key, f, render)
+		case mine:
+			s.run(ctx, key, f, render)
 			return f.out, f.err
 		default:
 			select {
@@ -93,9 +94,10 @@ func (s *shares) get(ctx context.Context, key string, live bool, revision uint64
 	}
 }
 
-// look finds what to do: take a rendering, wait for one that runs, wait a while,
-// or render. need is the number of the first rendering that began after the caller came.
-func (s *shares) look(key string, live bool, revision uint64, need *uint64) (f *flight, lead bool, out *rendering, pause time.Duration) {
+// next returns the next step of a caller of get: return the rendering out, wait for
+// the flight f, run f itself (mine), or wait for pause. It sets need to the number of
+// the first rendering that starts after the caller's first step.
+func (s *shares) next(key string, live bool, revision uint64, need *uint64) (f *flight, mine bool, out *rendering, pause time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.kept[key]
@@ -125,21 +127,21 @@ func (s *shares) look(key string, live bool, revision uint64, need *uint64) (f *
 
 var errNoRendering = errors.New("the page could not be rendered")
 
-// lead renders for all who wait.
-func (s *shares) lead(ctx context.Context, key string, f *flight, render func(context.Context) (*rendering, error)) {
+// run renders a page for all waiting callers.
+func (s *shares) run(ctx context.Context, key string, f *flight, render func(context.Context) (*rendering, error)) {
 	s.renders <- struct{}{}
 	begin := time.Now()
-	f.err = errNoRendering // should render panic, which net/http survives
+	f.err = errNoRendering // in case render panics, which net/http recovers
 	defer func() {
 		<-s.renders
-		s.land(key, f, time.Since(begin))
+		s.finish(key, f, time.Since(begin))
 	}()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), renderTimeout)
 	defer cancel()
 	f.out, f.err = render(ctx)
 }
 
-func (s *shares) land(key string, f *flight, took time.Duration) {
+func (s *shares) finish(key string, f *flight, took time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.kept[key]
@@ -148,7 +150,8 @@ func (s *shares) land(key string, f *flight, took time.Duration) {
 	close(f.done)
 }
 
-// sweepLocked makes room for one more: pages that nobody looks at go.
+// sweepLocked removes pages that were not requested recently, and others if there is
+// no room for one more.
 func (s *shares) sweepLocked() {
 	now := time.Now()
 	for pass := range 2 {

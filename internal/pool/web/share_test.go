@@ -15,8 +15,9 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// A thousand live pages that look again with every event cost the manager a
-// bounded number of renderings, and each tells of the event that made it look.
+// TestLivePagesShareRenderings checks that a thousand live pages, which update themselves
+// after every event, need a bounded number of renderings, and that each page includes
+// the event.
 func TestLivePagesShareRenderings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newFakeAPI()
@@ -44,9 +45,9 @@ func TestLivePagesShareRenderings(t *testing.T) {
 	})
 }
 
-// A live page that asks again within a second is believed to be the caller's
-// still; one that is loaded, and any with another credential, is not.
-func TestIdentities(t *testing.T) {
+// TestIdentityIsCached checks that the identity of a live page is reused for a second,
+// and that of a page that is loaded, or with another credential, is not.
+func TestIdentityIsCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newFakeAPI()
 		s := serve(a)
@@ -89,9 +90,9 @@ func fetch(t *testing.T, s *Server, token, path, after string) *httptest.Respons
 	return w
 }
 
-// shared is a test's page: what was true when its rendering began.
+// shared is a page for tests. Its rendering has the revision at its start.
 type shared struct {
-	truth uint64
+	now   uint64 // current revision
 	begun int
 	takes time.Duration
 	err   error
@@ -99,7 +100,7 @@ type shared struct {
 
 func (p *shared) render(context.Context) (*rendering, error) {
 	p.begun++
-	out := &rendering{revision: p.truth}
+	out := &rendering{revision: p.now}
 	time.Sleep(p.takes)
 	return out, p.err
 }
@@ -113,33 +114,33 @@ func TestShares(t *testing.T) {
 		}
 		return out
 	}
-	t.Run("a live page takes what is kept, another does not", func(t *testing.T) {
+	t.Run("only a live page takes a cached rendering", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			s, p := newShares(2), &shared{truth: 7}
+			s, p := newShares(2), &shared{now: 7}
 			first := get(t, s, p, false, 0)
 			if get(t, s, p, true, 7) != first || get(t, s, p, true, 3) != first || p.begun != 1 {
 				t.Errorf("a live page was rendered again: %d", p.begun)
 			}
 			if get(t, s, p, false, 0) == first {
-				t.Error("a page that was loaded is an old one")
+				t.Error("a page that is loaded got a cached rendering")
 			}
 			time.Sleep(sharedFor)
 			if get(t, s, p, true, 7) == first || p.begun != 3 {
-				t.Error("a live page is older than a second")
+				t.Error("a live page got a rendering older than a second")
 			}
 		})
 	})
-	t.Run("who comes while a page is rendered gets the next", func(t *testing.T) {
+	t.Run("a request during a rendering gets the next one", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			s, p := newShares(2), &shared{truth: 1, takes: time.Second}
+			s, p := newShares(2), &shared{now: 1, takes: time.Second}
 			var all sync.WaitGroup
 			all.Go(func() { get(t, s, p, false, 0) })
 			synctest.Wait()
-			p.truth = 2
+			p.now = 2
 			for range 100 {
 				all.Go(func() {
 					if out := get(t, s, p, false, 0); out.revision != 2 {
-						t.Errorf("a page tells of revision %d, want 2", out.revision)
+						t.Errorf("a page has revision %d, want 2", out.revision)
 					}
 				})
 			}
@@ -149,15 +150,15 @@ func TestShares(t *testing.T) {
 			}
 		})
 	})
-	t.Run("a live page that knows more waits for that, and not too often", func(t *testing.T) {
+	t.Run("a live page with a newer revision waits, and renderings pause", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			s, p := newShares(2), &shared{truth: 1, takes: 100 * time.Millisecond}
+			s, p := newShares(2), &shared{now: 1, takes: 100 * time.Millisecond}
 			get(t, s, p, false, 0)
 			begin := time.Now()
 			for range 10 {
-				p.truth++
-				if out := get(t, s, p, true, p.truth); out.revision < p.truth {
-					t.Errorf("revision %d, want %d", out.revision, p.truth)
+				p.now++
+				if out := get(t, s, p, true, p.now); out.revision < p.now {
+					t.Errorf("revision %d, want %d", out.revision, p.now)
 				}
 			}
 			if took, want := time.Since(begin), 10*(1+sharedPause)*p.takes; took != want {
@@ -175,9 +176,9 @@ func TestShares(t *testing.T) {
 			get(t, s, p, true, 0)
 		})
 	})
-	t.Run("who goes does not take the rendering along", func(t *testing.T) {
+	t.Run("a rendering does not end with its request", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			s, p := newShares(2), &shared{truth: 1, takes: time.Second}
+			s, p := newShares(2), &shared{now: 1, takes: time.Second}
 			ctx, cancel := context.WithCancel(t.Context())
 			var all sync.WaitGroup
 			all.Go(func() { _, _ = s.get(ctx, "page", false, 0, p.render) })
@@ -205,7 +206,7 @@ func TestShares(t *testing.T) {
 			time.Sleep(11 * sharedFor)
 			get(t, s, p, false, 0)
 			if n := len(s.kept); n != 1 {
-				t.Errorf("%d pages are kept of which nobody looks at but one", n)
+				t.Errorf("%d pages are kept, want only the one requested recently", n)
 			}
 		})
 	})
@@ -219,24 +220,24 @@ func TestShares(t *testing.T) {
 	})
 }
 
-// Nobody gets what was rendered for a caller who sees something else, and forms
-// carry the token of the browser that gets them.
-func TestSharedPagesAreOnesOwn(t *testing.T) {
-	w, lease := livelyWorld(t)
+// TestSharesAreSeparate checks that renderings are shared only with viewers of the same
+// access, and that forms have the token of the viewer's browser.
+func TestSharesAreSeparate(t *testing.T) {
+	w, lease := busyWorld(t)
 	mine, other := strings.Repeat("A", 26), strings.Repeat("B", 26)
 	for _, token := range []string{mine, other} {
 		_, body := get(t, w.url+"/ui/leases/"+lease, "Cookie", formCookie+"="+token)
-		if strings.Count(body, token) != 1 || strings.Contains(body, formPlace) {
-			t.Error("the forms of a page do not carry the browser's token")
+		if strings.Count(body, token) != 1 || strings.Contains(body, formPlaceholder) {
+			t.Error("the forms of a page do not have the browser's token")
 		}
 		_, body = get(t, w.url+"/ui/leases/"+lease, "Cookie", formCookie+"="+token, afterHeader, "1")
-		if strings.Count(body, token) != 1 || strings.Contains(body, formPlace) {
-			t.Errorf("the forms of a live page do not carry the browser's token: %s", body)
+		if strings.Count(body, token) != 1 || strings.Contains(body, formPlaceholder) {
+			t.Errorf("the forms of a live page do not have the browser's token: %s", body)
 		}
 	}
 	_, body := get(t, w.url+"/ui/leases/"+lease, "Cookie", formCookie+`=%22%3E%3Cscript%3Exxxxxxxxxxxxx`)
 	if strings.Contains(body, "xxxxxxxxxxxxx") {
-		t.Error("a cookie that no page made is in the page")
+		t.Error("the page contains a cookie that no page has set")
 	}
 	speech := "Bearer " + w.token(dxpuv1.Role_ROLE_TENANT, "speech")
 	if _, body := get(t, w.url+"/ui/leases/"+lease, "Authorization", speech, afterHeader, "1"); !strings.Contains(body, "does not exist") {

@@ -14,29 +14,29 @@ import (
 )
 
 const (
-	// streamPace is the least time between two writes to the page of the events:
-	// what happens meanwhile is written together.
-	streamPace = 100 * time.Millisecond
-	// lookPace is that for other pages, which do not look again sooner.
-	lookPace = time.Second
-	// streamAlive is how often a page hears that its stream lives.
+	// rowPace is the minimum time between two writes to the page of events. Events in
+	// between are written together.
+	rowPace = 100 * time.Millisecond
+	// pagePace is the same for other pages, which update themselves once a second.
+	pagePace = time.Second
+	// streamAlive is the interval between messages that the stream is alive.
 	streamAlive = 10 * time.Second
-	// streamCheck is how often a stream that writes asks again whether its caller
-	// is still who it was.
+	// streamCheck is the interval at which a stream checks the viewer's identity again
+	// before a write.
 	streamCheck = time.Second
 )
 
-// stream is a live page's source: an EventSource that gets a "change" for each
-// event that the caller may see and the query's filter passes. Its IDs are
-// revisions, so a browser that comes again names the last one that it saw
-// and misses nothing; where these events are forgotten it is told to "reset".
+// stream serves the server-sent events of a live page (HTML standard, section 9.2): a
+// "change" for each event that the viewer may see and that passes the query's filter.
+// Event IDs are revisions. A browser that reconnects sends the last one, and misses
+// nothing. It gets a "reset" if the manager no longer has the events since then.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	select {
 	case s.streams <- struct{}{}:
 		defer func() { <-s.streams }()
 	default:
 		w.Header().Set("Retry-After", "10")
-		http.Error(w, "too many live pages are open", http.StatusServiceUnavailable)
+		http.Error(w, "too many live pages", http.StatusServiceUnavailable)
 		return
 	}
 	v := &viewer{
@@ -55,7 +55,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// resumeAt is the last revision that a browser saw; 0: it wants what comes.
+// resumeAt returns the last revision that a browser saw; 0: it wants new events only.
 func resumeAt(r *http.Request) uint64 {
 	for _, from := range []string{r.Header.Get("Last-Event-ID"), r.URL.Query().Get("after")} {
 		if n, err := strconv.ParseUint(from, 10, 64); err == nil {
@@ -65,36 +65,36 @@ func resumeAt(r *http.Request) uint64 {
 	return 0
 }
 
-// viewer is one live page that is open.
+// viewer is an open live page.
 type viewer struct {
 	s       *Server
 	r       *http.Request
 	out     *eventWriter
 	filter  eventFilter
 	rows    bool
-	from    uint64 // the page has seen everything up to this revision
-	key     string // what it may see
+	from    uint64 // the page has all events up to this revision
+	key     string // its access (scopeOf)
 	checked time.Time
 }
 
-// identify finds out what the caller sees, and that it is what it was.
+// identify sets the viewer's access. It returns an error if the access has changed.
 func (v *viewer) identify() error {
 	me, err := v.s.identities.of(v.r, v.key == "", v.s.cfg.Client)
 	if err != nil {
 		return err
 	}
-	key := sees(me)
+	key := scopeOf(me)
 	if key == "" {
-		key = fmt.Sprintf("%p", v) // shares with nobody
+		key = fmt.Sprintf("%p", v) // unique: not shared
 	}
 	if v.key != "" && v.key != key {
-		return connect.NewError(connect.CodeUnauthenticated, errors.New("the credential is another's now"))
+		return connect.NewError(connect.CodeUnauthenticated, errors.New("the credential now belongs to another identity"))
 	}
 	v.key, v.checked = key, time.Now()
 	return nil
 }
 
-// follow passes a feed on until it ends or the browser goes.
+// follow passes on the events of a feed until it ends or the browser disconnects.
 func (v *viewer) follow() error {
 	f, err := v.s.feeds.join(v.r, v.key, v.from, func(r *http.Request) watcher { return v.s.cfg.Client(r) })
 	if err != nil {
@@ -107,11 +107,11 @@ func (v *viewer) follow() error {
 	alive := time.NewTicker(streamAlive)
 	defer alive.Stop()
 	for {
-		messages, at, more, ok, over := f.after(v.from)
+		events, at, more, ok, over := f.after(v.from)
 		switch {
 		case !ok:
-			return connect.NewError(connect.CodeOutOfRange, fmt.Errorf("events after revision %d are forgotten", v.from))
-		case !v.pass(f, messages, at):
+			return connect.NewError(connect.CodeOutOfRange, fmt.Errorf("the events after revision %d are no longer available", v.from))
+		case !v.pass(f, events, at):
 			return nil
 		case over:
 			return nil
@@ -120,7 +120,7 @@ func (v *viewer) follow() error {
 		case <-v.r.Context().Done():
 			return nil
 		case <-more:
-			if len(messages) > 0 && !wait(v.r.Context(), v.pace()) {
+			if len(events) > 0 && !wait(v.r.Context(), v.pace()) {
 				return nil
 			}
 		case <-alive.C:
@@ -133,9 +133,9 @@ func (v *viewer) follow() error {
 
 func (v *viewer) pace() time.Duration {
 	if v.rows {
-		return streamPace
+		return rowPace
 	}
-	return lookPace
+	return pagePace
 }
 
 func wait(ctx context.Context, d time.Duration) bool {
@@ -149,29 +149,29 @@ func wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// wanted are the happenings that the page hears of. The page of the events gets
-// each; for others the newest is enough, since it makes them look again.
-func (v *viewer) wanted(all []*happening) []*happening {
+// wanted returns the events to send. The page of events gets all that pass its filter,
+// other pages the newest one, which makes them update themselves.
+func (v *viewer) wanted(all []*feedEvent) []*feedEvent {
 	if v.rows {
-		return slices.DeleteFunc(slices.Clone(all), func(h *happening) bool { return !v.filter.keeps(h.event) })
+		return slices.DeleteFunc(slices.Clone(all), func(e *feedEvent) bool { return !v.filter.keeps(e.event) })
 	}
-	for i, h := range slices.Backward(all) {
-		if v.filter.keeps(h.event) {
+	for i, e := range slices.Backward(all) {
+		if v.filter.keeps(e.event) {
 			return all[i : i+1]
 		}
 	}
 	return nil
 }
 
-// pass writes messages in one piece.
-func (v *viewer) pass(f *feed, messages []*happening, at uint64) bool {
+// pass writes events in one piece. It reports whether the stream goes on.
+func (v *viewer) pass(f *feed, events []*feedEvent, at uint64) bool {
 	var b strings.Builder
-	for _, m := range v.wanted(messages) {
-		data, err := f.encode(m, v.rows)
+	for _, e := range v.wanted(events) {
+		data, err := f.encode(e, v.rows)
 		if err != nil {
 			return false
 		}
-		b.WriteString(sse(m.event.Revision, "change", data))
+		b.WriteString(sse(e.event.Revision, "change", data))
 	}
 	v.from = max(v.from, at)
 	if !v.out.begin() {
@@ -186,7 +186,7 @@ func (v *viewer) pass(f *feed, messages []*happening, at uint64) bool {
 	return v.out.write(b.String())
 }
 
-// sse is one server-sent event; id 0 leaves the browser's as it is.
+// sse returns a server-sent event. With id 0 the browser keeps its last ID.
 func sse(id uint64, name, data string) string {
 	s := ""
 	if id > 0 {
@@ -195,8 +195,8 @@ func sse(id uint64, name, data string) string {
 	return s + "event: " + name + "\ndata: " + data + "\n\n"
 }
 
-// eventWriter writes a stream of server-sent events. A browser that does not
-// take them in time loses its stream, and holds up nobody else.
+// eventWriter writes a stream of server-sent events. A write that takes longer than
+// timeout ends the stream.
 type eventWriter struct {
 	w       http.ResponseWriter
 	rc      *http.ResponseController
@@ -210,12 +210,12 @@ func (o *eventWriter) begin() bool {
 	}
 	o.begun = true
 	o.w.Header().Set("Content-Type", "text/event-stream")
-	o.w.Header().Set("X-Accel-Buffering", "no") // nginx would keep it back
+	o.w.Header().Set("X-Accel-Buffering", "no") // nginx would buffer the stream
 	return o.write("retry: 1000\n\n")
 }
 
 func (o *eventWriter) write(s string) bool {
-	_ = o.rc.SetWriteDeadline(time.Now().Add(o.timeout)) // not every connection has one
+	_ = o.rc.SetWriteDeadline(time.Now().Add(o.timeout)) // not all connections have deadlines
 	_, err := o.w.Write([]byte(s))
 	return err == nil && o.rc.Flush() == nil
 }

@@ -15,14 +15,14 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// sink is a browser's end of a stream. While held, it takes nothing.
+// sink is the browser's end of a stream. While it is held, writes block.
 type sink struct {
 	header http.Header
 	cancel context.CancelFunc
 	done   chan struct{}
 
 	hold     chan struct{} // full: writes wait
-	mu       sync.Mutex    // guards what follows
+	mu       sync.Mutex    // guards the fields below
 	status   int
 	body     strings.Builder
 	deadline time.Time
@@ -53,7 +53,7 @@ func (s *sink) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// got lists the events of a type that came, by their IDs.
+// got returns the IDs of the received events of a type.
 func (s *sink) got(name string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -76,7 +76,7 @@ func (s *sink) over() bool {
 	}
 }
 
-// watch opens a stream as a browser does.
+// watch opens a stream.
 func watch(t *testing.T, s *Server, token, query string, header ...string) *sink {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -109,14 +109,14 @@ func wantIDs(t *testing.T, what string, got, want []string) {
 	}
 }
 
-// later lets everything happen that is under way.
+// later waits until all pending work is done.
 func later() {
-	time.Sleep(2 * streamPace)
+	time.Sleep(2 * rowPace)
 	synctest.Wait()
 }
 
-// A browser that comes again names what it saw last, and gets what it missed:
-// each event once, in their order, whether others looked on meanwhile or nobody.
+// TestStreamResumes checks that a browser that reconnects with its last event ID gets
+// each event since then once and in order, with and without other viewers.
 func TestStreamResumes(t *testing.T) {
 	for _, others := range []int{0, 3} {
 		t.Run(fmt.Sprintf("%d others", others), func(t *testing.T) {
@@ -137,14 +137,15 @@ func TestStreamResumes(t *testing.T) {
 				again := watch(t, s, "operator", "rows=1&after=3", "Last-Event-ID", "6")
 				a.happen(2, "x")
 				later()
-				wantIDs(t, "after coming again", again.got("change"), numbers(7, 12))
+				wantIDs(t, "after the reconnect", again.got("change"), numbers(7, 12))
 				again.cancel()
 			})
 		})
 	}
 }
 
-// Where the events are forgotten the browser is told to look at everything again.
+// TestStreamResets checks that a browser gets a reset if the events since its last one
+// are no longer available.
 func TestStreamResets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newFakeAPI()
@@ -153,12 +154,13 @@ func TestStreamResets(t *testing.T) {
 		a.forget()
 		v := watch(t, s, "operator", "after=3")
 		if !v.over() || len(v.got("reset")) != 1 {
-			t.Errorf("forgotten by the manager: over %v, %q", v.over(), v.body.String())
+			t.Errorf("want a reset: over %v, %q", v.over(), v.body.String())
 		}
 	})
 }
 
-// A page that is not of the events hears of the newest only: it looks at all of it anyway.
+// TestStreamCoalesces checks that pages other than that of events get the newest event
+// only, at most once in pagePace.
 func TestStreamCoalesces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newFakeAPI()
@@ -171,7 +173,7 @@ func TestStreamCoalesces(t *testing.T) {
 		a.happen(50, "x")
 		synctest.Wait()
 		wantIDs(t, "within the pace", v.got("change"), numbers(1, 1))
-		time.Sleep(lookPace)
+		time.Sleep(pagePace)
 		synctest.Wait()
 		wantIDs(t, "after it", v.got("change"), []string{"1", "101"})
 		v.cancel()
@@ -189,7 +191,7 @@ func TestStreamFilters(t *testing.T) {
 		later()
 		wantIDs(t, "of one host", one.got("change"), numbers(1, 2))
 		wantIDs(t, "of another type", none.got("change"), nil)
-		// What is filtered out has been seen, too.
+		// Events that do not pass the filter advance the ID too.
 		time.Sleep(streamAlive)
 		synctest.Wait()
 		wantIDs(t, "signs of life", none.got("alive"), []string{"4"})
@@ -198,8 +200,8 @@ func TestStreamFilters(t *testing.T) {
 	})
 }
 
-// A thousand viewers cost the manager one watch for each kind of caller, and a
-// row is rendered once. Nobody sees what is another's.
+// TestViewersShareOneWatch checks that a thousand viewers need one watch for each kind of
+// access, that a row is rendered once, and that tenants do not see each other's events.
 func TestViewersShareOneWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newFakeAPI()
@@ -227,7 +229,7 @@ func TestViewersShareOneWatch(t *testing.T) {
 				t.Fatalf("viewer %d: %v, want %v", i, got, want)
 			}
 			if token := tokens[i%4]; token == "tenant/a" && strings.Contains(v.body.String(), "of b") {
-				t.Fatal("tenant a sees what is b's")
+				t.Fatal("tenant a sees an event of tenant b")
 			}
 		}
 		if a.watches != 3 || rendered != 80 {
@@ -238,13 +240,14 @@ func TestViewersShareOneWatch(t *testing.T) {
 		}
 		synctest.Wait()
 		if n := len(s.feeds.open); n != 0 {
-			t.Errorf("%d feeds are open with nobody there", n)
+			t.Errorf("%d feeds are open without viewers", n)
 		}
 	})
 }
 
-// A thousand who come at once, as when a manager has begun to lead, open one watch.
-func TestViewersComeAtOnce(t *testing.T) {
+// TestManyViewersAtOnce checks that a thousand viewers that connect at the same time, as
+// after a change of the leader, share few watches.
+func TestManyViewersAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newFakeAPI()
 		s := serve(a)
@@ -265,19 +268,19 @@ func TestViewersComeAtOnce(t *testing.T) {
 		for i, v := range all {
 			wantIDs(t, fmt.Sprint(i), v.got("change"), numbers(2+i%5, 5))
 		}
-		if a.watches > 5 { // one for each place to begin at, at most
+		if a.watches > 5 { // at most one for each starting revision
 			t.Errorf("%d watches were made", a.watches)
 		}
 		cancel()
 		synctest.Wait()
 		if len(s.feeds.open) != 0 {
-			t.Error("a feed is open with nobody there")
+			t.Error("a feed is open without viewers")
 		}
 	})
 }
 
-// Who does not take what is sent holds up nobody, loses the stream, and is told
-// to look again.
+// TestSlowViewerIsDropped checks that a browser which does not read its stream does not delay
+// others, loses the stream, and gets a reset when it reconnects.
 func TestSlowViewerIsDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newFakeAPI()
@@ -288,23 +291,24 @@ func TestSlowViewerIsDropped(t *testing.T) {
 		slow.hold <- struct{}{}
 		for range 6 * feedKeeps / 500 {
 			a.happen(500, "x")
-			time.Sleep(2 * streamPace)
+			time.Sleep(2 * rowPace)
 		}
 		later()
 		wantIDs(t, "the quick one", quick.got("change"), numbers(1, 6*feedKeeps+1))
 		if d := time.Until(slow.deadline); d > defaultWriteTimeout {
-			t.Errorf("the slow one's write ends in %v", d)
+			t.Errorf("the slow viewer's write ended after %v", d)
 		}
 		<-slow.hold
 		later()
 		if !slow.over() || len(slow.got("reset")) != 1 {
-			t.Errorf("the slow one: over %v, %d resets", slow.over(), len(slow.got("reset")))
+			t.Errorf("the slow viewer: over %v, %d resets", slow.over(), len(slow.got("reset")))
 		}
 		quick.cancel()
 	})
 }
 
-// A stream ends with its token: when there is something to tell, or at the next sign of life.
+// TestStreamEndsWithItsToken checks that a stream ends after its token was deleted: at
+// the next event or the next alive message.
 func TestStreamEndsWithItsToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newFakeAPI()
@@ -319,7 +323,7 @@ func TestStreamEndsWithItsToken(t *testing.T) {
 		if len(first.got("change")) != 1 || len(idle.got("change")) != 0 || !idle.over() {
 			t.Errorf("%d and %d events came, the second is over: %v", len(first.got("change")), len(idle.got("change")), idle.over())
 		}
-		// The feed ends with who opened it; the others come again and open theirs.
+		// The feed ends with the credential that opened it; the others reconnect.
 		a.mu.Lock()
 		a.bad["one"] = true
 		a.mu.Unlock()
@@ -330,7 +334,7 @@ func TestStreamEndsWithItsToken(t *testing.T) {
 		}
 		again := watch(t, s, "three", "rows=1", "Last-Event-ID", "1")
 		later()
-		wantIDs(t, "who came again", again.got("change"), numbers(2, 2))
+		wantIDs(t, "after the reconnect", again.got("change"), numbers(2, 2))
 		if refused := watch(t, s, "one", "rows=1"); refused.status != http.StatusUnauthorized {
 			t.Errorf("a bad token gets status %d", refused.status)
 		}

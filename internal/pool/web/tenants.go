@@ -9,23 +9,23 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// tenantsData is what the page of the tenants shows.
+// tenantsData is the content of the page of tenants.
 type tenantsData struct {
 	Tenants []tenantRow
 	Next    string
 }
 
-// tenantRow is a tenant with what it uses of what it may use.
+// tenantRow is a tenant with its usage and quotas.
 type tenantRow struct {
 	*dxpuv1.Tenant
 	GPUs, Leases usage
 	Models       []modelQuota
 }
 
-// usage is a number and its bound; 0: none.
+// usage is a number and its limit; Most 0: no limit.
 type usage struct{ Used, Most uint32 }
 
-// Percent is how much of the bound is used, at most 100.
+// Percent returns the used share of the limit in percent, at most 100.
 func (u usage) Percent() float64 {
 	if u.Most == 0 {
 		return 0
@@ -33,10 +33,10 @@ func (u usage) Percent() float64 {
 	return min(100, 100*float64(u.Used)/float64(u.Most))
 }
 
-// Full reports whether there is nothing left.
+// Full reports whether the limit is reached.
 func (u usage) Full() bool { return u.Most > 0 && u.Used >= u.Most }
 
-// modelQuota bounds the GPUs of one model.
+// modelQuota is the limit for GPUs of one model.
 type modelQuota struct {
 	Model string
 	Most  uint32
@@ -65,7 +65,7 @@ func (s *Server) tenantsPage(v *view) error {
 	return nil
 }
 
-// ownTenant is the list for a tenant, who may see none but itself.
+// ownTenant returns the list for a tenant, which has access to itself only.
 func ownTenant(v *view) (*dxpuv1.ListTenantsResponse, error) {
 	res, err := answer(v.api.GetTenant(v.ctx(), connect.NewRequest(&dxpuv1.GetTenantRequest{TenantId: v.Me.Tenant})))
 	if err != nil {

@@ -78,7 +78,7 @@ func (p *livePage) follow(ctx context.Context, h http.Handler, fetched *atomic.I
 func BenchmarkCallsWithViewers(b *testing.B) {
 	for _, viewers := range []int{0, 1, 1000} {
 		b.Run(fmt.Sprint(viewers), func(b *testing.B) {
-			w := quietWorld(b, 64, 22)
+			w := idleWorld(b, 64, 22)
 			ctx, cancel := context.WithCancel(b.Context())
 			var all, begun sync.WaitGroup
 			var fetched atomic.Int64

@@ -17,8 +17,8 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// word makes an enumeration's value readable: GPU_STATE_FREE is "free". Its
-// prefix is the longest that its zero value names.
+// word returns the name of an enumeration's value without its prefix, in lower case:
+// GPU_STATE_FREE is "free", the zero value is "".
 func word(v fmt.Stringer) string {
 	s := v.String()
 	for _, prefix := range []string{
@@ -37,7 +37,7 @@ func word(v fmt.Stringer) string {
 	return strings.NewReplacer("gpu", "GPU", "nvlink", "NVLink", "pcie", "PCIe").Replace(s)
 }
 
-// sentence begins with a capital and ends with a full stop.
+// sentence returns a text with a capital first letter and a full stop.
 func sentence(s string) string {
 	s = strings.TrimSpace(s)
 	if s == "" {
@@ -51,7 +51,7 @@ func sentence(s string) string {
 	return s
 }
 
-// message is what an error of the API says, without its code.
+// message returns the text of an error of the API without its code.
 func message(err error) string {
 	var ce *connect.Error
 	if errors.As(err, &ce) {
@@ -60,7 +60,7 @@ func message(err error) string {
 	return err.Error()
 }
 
-// number groups digits by three with thin spaces.
+// number returns a number with its digits in groups of three, separated by thin spaces.
 func number(n any) string {
 	s := fmt.Sprint(n)
 	for i := len(s) - 3; i > 0; i -= 3 {
@@ -69,7 +69,7 @@ func number(n any) string {
 	return s
 }
 
-// took is a duration with three significant digits at most.
+// took returns a duration with at most three significant digits.
 func took(d time.Duration) string {
 	switch {
 	case d < 0:
@@ -96,7 +96,7 @@ func significant(v float64) string {
 	return strconv.FormatFloat(v, 'f', 0, 64)
 }
 
-// roughly is a duration in its largest unit that shows.
+// roughly returns a duration in whole units, such as "90 s" or "5 h".
 func roughly(d time.Duration) string {
 	switch {
 	case d < time.Second:
@@ -118,7 +118,7 @@ func tookProto(d *durationpb.Duration) string {
 	return took(d.AsDuration())
 }
 
-// rate is a number of bytes per second, decimal as networks are.
+// rate returns a number of bytes per second with a decimal unit.
 func rate(n uint64) string {
 	v, unit := float64(n), "B/s"
 	for _, u := range []string{"kB/s", "MB/s", "GB/s", "TB/s"} {
@@ -133,7 +133,7 @@ func rate(n uint64) string {
 	return significant(v) + " " + unit
 }
 
-// memory is a number of bytes, binary as memory is.
+// memory returns a number of bytes with a binary unit.
 func memory(n uint64) string {
 	const units = "KMGTPE"
 	if n < 1024 {
@@ -153,7 +153,7 @@ func rtt(ns uint64) string {
 	return took(time.Duration(min(ns, 1<<62)))
 }
 
-// moment is a time of day, or of a date where that is not today.
+// moment returns a time of day, with the date if it is 20 hours or more from now.
 func moment(now time.Time, t *timestamppb.Timestamp) string {
 	if t == nil {
 		return "–"
@@ -165,7 +165,7 @@ func moment(now time.Time, t *timestamppb.Timestamp) string {
 	return at.UTC().Format("2006-01-02 15:04")
 }
 
-// ago is how long something is past.
+// ago returns the time since t.
 func ago(now time.Time, t *timestamppb.Timestamp) string {
 	if t == nil {
 		return "–"
@@ -180,7 +180,7 @@ func machine(t *timestamppb.Timestamp) string {
 	return t.AsTime().UTC().Format(time.RFC3339Nano)
 }
 
-// wish says what a lease asks for, in words.
+// wish describes the request of a lease in words.
 func wish(s *dxpuv1.LeaseSpec) string {
 	if s == nil {
 		return ""
@@ -214,7 +214,8 @@ func wanted(p dxpuv1.Preference) string {
 	return word(p)
 }
 
-// plural is "1 GPU", "2 GPUs"; many is what the noun becomes, with "s" if empty.
+// plural returns "1 GPU" or "2 GPUs". many is the plural of the noun; the default is
+// one with "s".
 func plural(n any, one string, many ...string) string {
 	s := fmt.Sprint(n)
 	switch {

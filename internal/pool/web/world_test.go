@@ -22,11 +22,11 @@ import (
 
 const joinToken = "token-for-tests"
 
-// lostAfter is so long that a slow machine loses nobody; the world's clock is
-// turned further where somebody shall be lost.
+// lostAfter is long enough that no node is lost on a slow machine. Tests that need a
+// lost node advance the world's clock.
 const lostAfter = time.Hour
 
-// world is a manager with simulated nodes and the pages beside it.
+// world is a manager with simulated nodes and its pages.
 type world struct {
 	t      testing.TB
 	m      *manager.Manager
@@ -34,13 +34,13 @@ type world struct {
 	url    string
 	pool   dxpuv1connect.PoolServiceClient
 	nodes  dxpuv1connect.NodeServiceClient
-	offset atomic.Int64 // of the manager's clock to the machine's
+	offset atomic.Int64 // nanoseconds from the machine's clock to the manager's
 
 	mu  sync.Mutex
 	all []*simNode
 }
 
-// simNode is a proxy that does at its next report what it is told.
+// simNode is a simulated proxy. It applies its desired state with its next report.
 type simNode struct {
 	id, rack, model string
 	kind            dxpuv1.NodeKind
@@ -56,7 +56,7 @@ type simNode struct {
 	has             map[uint32]*dxpuv1.ObservedBinding
 }
 
-// newWorld's clock begins before the machine's by ago.
+// newWorld starts a world whose clock is behind the machine's by ago.
 func newWorld(t testing.TB, ago time.Duration, nodes ...*simNode) *world {
 	t.Helper()
 	w := &world{t: t}
@@ -68,10 +68,10 @@ func newWorld(t testing.TB, ago time.Duration, nodes ...*simNode) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.m, w.pages = m, Beside(m.Handler())
+	w.m, w.pages = m, Handler(m.Handler())
 	srv := httptest.NewServer(w.pages)
 	t.Cleanup(srv.Close)
-	t.Cleanup(srv.CloseClientConnections) // streams that a browser left open
+	t.Cleanup(srv.CloseClientConnections) // close the streams of browsers
 	w.url = srv.URL
 	w.pool = dxpuv1connect.NewPoolServiceClient(http.DefaultClient, srv.URL)
 	w.nodes = dxpuv1connect.NewNodeServiceClient(http.DefaultClient, srv.URL)
@@ -84,8 +84,8 @@ func newWorld(t testing.TB, ago time.Duration, nodes ...*simNode) *world {
 
 func (w *world) now() time.Time { return time.Now().Add(time.Duration(w.offset.Load())) }
 
-// turn moves the manager's clock on; nodes report meanwhile, but for the silent ones.
-func (w *world) turn(d time.Duration) {
+// advance advances the manager's clock. All nodes that are not silent report meanwhile.
+func (w *world) advance(d time.Duration) {
 	w.t.Helper()
 	for d > 0 {
 		step := min(d, lostAfter/2)
@@ -121,7 +121,7 @@ func (w *world) node(id string) *simNode {
 	return nil
 }
 
-// settle lets every node report and hear until nothing moves any more.
+// settle lets all nodes report and apply their desired state until nothing changes.
 func (w *world) settle() {
 	w.t.Helper()
 	for range 5 {
@@ -153,12 +153,12 @@ func (w *world) report(n *simNode) {
 		w.t.Fatalf("report of %s: %v", n.id, err)
 	}
 	if res.Msg.DesiredRevision > n.applied && !n.deaf {
-		w.hear(n)
+		w.apply(n)
 	}
 }
 
-// hear takes in the newest desired state.
-func (w *world) hear(n *simNode) {
+// apply applies the newest desired state to a node.
+func (w *world) apply(n *simNode) {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(w.t.Context())
 	defer cancel()
@@ -191,7 +191,7 @@ func (w *world) hear(n *simNode) {
 			step("link_up", 13*time.Millisecond, 13*time.Millisecond)
 			step("device_add", 75*time.Millisecond, 62*time.Millisecond)
 		}
-		w.offset.Store(max(w.offset.Load(), int64(time.Until(begin)+80*time.Millisecond))) // that is how long it takes
+		w.offset.Store(max(w.offset.Load(), int64(time.Until(begin)+80*time.Millisecond))) // the duration of an attach
 		for p := range uint32(2) {
 			o.Paths = append(o.Paths, &dxpuv1.PathStatus{Path: p, Health: dxpuv1.Health_HEALTH_OK, RttNs: o.Counters.RttNs + 800*uint64(p)})
 		}
@@ -268,10 +268,10 @@ const (
 	pcie   = dxpuv1.BoxKind_BOX_KIND_PCIE_SWITCH
 )
 
-// livelyWorld has 64 GPUs in four racks with everything that can be with them:
-// a box that went silent, a GPU that failed and was replaced, one that is being
-// released, cordons, a queue. It returns the lease whose GPU was replaced.
-func livelyWorld(t testing.TB) (w *world, replaced string) {
+// busyWorld has 64 GPUs in four racks, in all states: a box that does not report, a GPU
+// that failed and was replaced, others that are being released or are cordoned, and a
+// queue. It returns the lease whose GPU was replaced.
+func busyWorld(t testing.TB) (w *world, replaced string) {
 	t.Helper()
 	var nodes []*simNode
 	for r := 1; r <= 4; r++ {
@@ -284,18 +284,18 @@ func livelyWorld(t testing.TB) (w *world, replaced string) {
 	w = newWorld(t, 40*time.Hour, nodes...)
 	required := dxpuv1.Preference_PREFERENCE_REQUIRED
 	w.lease(&dxpuv1.LeaseSpec{Count: 8, Model: "DX200", Nvlink: required, HostId: "h01", Tenant: "vision"})
-	w.turn(21 * time.Hour)
+	w.advance(21 * time.Hour)
 	w.lease(&dxpuv1.LeaseSpec{Count: 4, Model: "DX200", Nvlink: required, HostId: "h02", Tenant: "vision"})
 	replaced = w.lease(&dxpuv1.LeaseSpec{Count: 4, Model: "DX200", SameBox: dxpuv1.Preference_PREFERENCE_PREFERRED, HostId: "h03", Tenant: "research", Priority: 10})
-	w.turn(5 * time.Hour)
+	w.advance(5 * time.Hour)
 	for i := range 9 {
 		w.lease(&dxpuv1.LeaseSpec{Count: uint32(1 + i%2), Model: "DX100", HostId: fmt.Sprintf("h%02d", 4+i%6), Tenant: "speech"})
-		w.turn(67 * time.Minute)
+		w.advance(67 * time.Minute)
 	}
 	going := w.lease(&dxpuv1.LeaseSpec{Count: 2, Model: "DX100", HostId: "h10", Tenant: "batch", Preemptible: true, Priority: -20})
 	w.cordon(&dxpuv1.Target{Target: &dxpuv1.Target_GpuId{GpuId: "r2-sw/6"}}, "fan to be exchanged")
 	w.cordon(&dxpuv1.Target{Target: &dxpuv1.Target_GpuId{GpuId: "r2-sw/7"}}, "fan to be exchanged")
-	w.turn(2 * time.Hour)
+	w.advance(2 * time.Hour)
 
 	l, err := w.pool.GetLease(t.Context(), connect.NewRequest(&dxpuv1.GetLeaseRequest{LeaseId: replaced}))
 	if err != nil {
@@ -306,20 +306,20 @@ func livelyWorld(t testing.TB) (w *world, replaced string) {
 	w.settle()
 	w.fail("r4-sw", 5, dxpuv1.Health_HEALTH_DEGRADED, "link at x8 of x16", &dxpuv1.DeviceError{Code: 48, Count: 3, Detail: "double-bit error", LastTime: timestamppb.New(w.now())})
 	w.settle()
-	w.turn(25 * time.Minute)
+	w.advance(25 * time.Minute)
 
-	w.node("h10").deaf = true // its guest does not let go
+	w.node("h10").deaf = true // its guest does not release the GPU
 	if _, err := w.pool.DeleteLease(t.Context(), connect.NewRequest(&dxpuv1.DeleteLeaseRequest{LeaseId: going})); err != nil {
 		t.Fatal(err)
 	}
 	w.lease(&dxpuv1.LeaseSpec{Count: 16, Model: "DX200", Nvlink: required, HostId: "h09", Tenant: "vision", Priority: 20})
-	w.turn(4 * time.Minute)
+	w.advance(4 * time.Minute)
 	w.lease(&dxpuv1.LeaseSpec{Count: 8, Model: "DX100", SameBox: required, HostId: "h10", Tenant: "research"})
 
 	w.node("r1-sw").silent = true
-	w.turn(-time.Duration(w.offset.Load()) - 12*time.Second)
+	w.advance(-time.Duration(w.offset.Load()) - 12*time.Second)
 	w.lease(&dxpuv1.LeaseSpec{Count: 2, Model: "DX100", HostId: "h08", Tenant: "speech"})
-	w.turn(12 * time.Second)
+	w.advance(12 * time.Second)
 	return w, replaced
 }
 
@@ -331,9 +331,8 @@ func (w *world) fail(box string, slot uint32, h dxpuv1.Health, detail string, e 
 	n.errors[slot] = []*dxpuv1.DeviceError{e}
 }
 
-// quietWorld has boxes with eight GPUs each in racks, and as many hosts; nothing
-// is leased.
-func quietWorld(t testing.TB, boxes, perRack int) *world {
+// idleWorld has boxes with eight GPUs each in racks, and as many hosts, without leases.
+func idleWorld(t testing.TB, boxes, perRack int) *world {
 	t.Helper()
 	w := newWorld(t, 0)
 	for i := range boxes {

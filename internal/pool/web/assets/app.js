@@ -1,6 +1,6 @@
 "use strict";
-// Makes pages live, the map a thing for arrow keys, and the theme a button
-// without a reload. Every page works without this file.
+// Keeps pages up to date, moves through the map by arrow keys, and switches the
+// theme without a reload. Every page works without this file.
 (() => {
   const body = document.body;
   const status = document.getElementById("status");
@@ -12,8 +12,9 @@
     status.querySelector(".text").textContent = text;
   }
 
-  // Taking over what differs: elements are told apart by data-key among their
-  // siblings, else by their place. What the reader opened, typed and focused stays.
+  // morph changes a tree of elements into another one. Siblings are matched by data-key,
+  // otherwise by position. Attributes in kept belong to the reader: open details, typed
+  // values, focus.
   const kept = { DETAILS: ["open"], A: ["tabindex"], INPUT: ["value", "checked"], OPTION: ["selected"] };
 
   function attributes(from, to) {
@@ -70,7 +71,7 @@
     for (const c of keyed.values()) c.remove();
   }
 
-  // Times are the reader's own.
+  // localise shows times in the reader's time zone.
   function localise(root) {
     for (const t of root.querySelectorAll("time[datetime]")) {
       const at = new Date(t.dateTime);
@@ -84,11 +85,11 @@
     }
   }
 
-  // The page, fetched anew: soon after a change, and every data-poll seconds.
+  // A page is fetched again shortly after a change, and every data-poll seconds.
   let fetching = false, wanted = false, lastTook = 0, lastBegin = -1000, timer = 0;
 
   function refreshSoon() {
-    if (log) return; // the page of the events grows by itself
+    if (log) return; // the stream brings the rows of the page of events
     wanted = true;
     if (!fetching && !timer) timer = setTimeout(refresh, Math.max(30, Math.min(5000, 3 * lastTook), lastBegin + 1000 - performance.now()));
   }
@@ -100,13 +101,13 @@
     wanted = false;
     lastBegin = performance.now();
     try {
-      const headers = revision ? { "Dxpu-After": String(revision) } : {}; // who knows nothing shares nothing older
+      const headers = revision ? { "Dxpu-After": String(revision) } : {}; // without a revision, only a new rendering will do
       const res = await fetch(location.href, { headers });
       if (res.redirected && new URL(res.url).pathname === "/ui/signin") {
         location.assign(res.url);
         return;
       }
-      if (res.status === 429 || res.status === 503) { // what is shown stays
+      if (res.status === 429 || res.status === 503) { // keep the page
         show("broken", "busy");
         return;
       }
@@ -115,7 +116,7 @@
       if (content) {
         localise(content);
         morph(document.getElementById("content"), content);
-        rove();
+        setTabStops();
       }
     } catch {
       show("broken", "no answer");
@@ -126,7 +127,7 @@
     }
   }
 
-  // One stream per visible page: browsers allow few connections to a server.
+  // Only visible pages have a stream: browsers limit the connections to a server.
   let source = null, revision = Number(body.dataset.revision) || 0, again = 0;
 
   function listen() {
@@ -141,8 +142,8 @@
     };
     source.onerror = () => {
       show("broken", "connecting…");
-      if (source.readyState !== EventSource.CLOSED) return; // it tries again itself
-      quiet();
+      if (source.readyState !== EventSource.CLOSED) return; // the browser reconnects
+      closeStream();
       clearTimeout(again);
       again = setTimeout(listen, 5000);
     };
@@ -153,45 +154,45 @@
     source.addEventListener("alive", seen);
     source.addEventListener("change", (e) => {
       seen(e);
-      if (log) arrive(JSON.parse(e.data));
+      if (log) addRow(JSON.parse(e.data).row);
       else refreshSoon();
     });
     source.addEventListener("reset", () => {
-      quiet();
+      closeStream();
       revision = 0;
       if (log) location.reload();
       else listen();
     });
   }
 
-  function quiet() {
+  function closeStream() {
     if (source) source.close();
     source = null;
   }
 
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) {
-      quiet();
+      closeStream();
       return;
     }
     refreshSoon();
     listen();
   });
 
-  // The page of the events: new rows on top, or kept until the reader goes on.
+  // The page of events puts new rows on top, or holds them while it is paused.
   const maxRows = 500, maxWaiting = 1000;
   let paused = false, waiting = [];
 
-  function arrive(change) {
+  function addRow(html) {
     if (paused) {
-      waiting.push(change.row);
+      waiting.push(html);
       if (waiting.length > maxWaiting) waiting.shift();
       document.getElementById("waiting").textContent = `Paused. ${waiting.length} new.`;
       return;
     }
     const rows = log.tBodies[0];
     const t = document.createElement("template");
-    t.innerHTML = change.row;
+    t.innerHTML = html;
     localise(t.content);
     const row = t.content.firstElementChild;
     if (!row || [...rows.rows].slice(0, 50).some((r) => r.dataset.key === row.dataset.key)) return;
@@ -205,20 +206,21 @@
     pause.addEventListener("click", () => {
       paused = !paused;
       pause.setAttribute("aria-pressed", String(paused));
-      pause.textContent = paused ? "Go on" : "Pause";
+      pause.textContent = paused ? "Resume" : "Pause";
       document.getElementById("waiting").textContent = paused ? "Paused." : "";
       if (paused) return;
-      for (const row of waiting.splice(0)) arrive({ row });
+      waiting.splice(0).forEach(addRow);
     });
   }
 
-  // The map: one stop of the tab key per rack, arrows within and across.
-  function rove() {
+  // Each rack of the map is one tab stop ("roving tabindex"); arrow keys move within
+  // a rack and between racks.
+  function setTabStops() {
     for (const grid of document.querySelectorAll("[data-grid]")) {
       const links = [...grid.querySelectorAll("a")];
-      const now = links.find((a) => a === document.activeElement) || links.find((a) => a.tabIndex === 0 && a.hasAttribute("tabindex")) ||
+      const stop = links.find((a) => a === document.activeElement) || links.find((a) => a.tabIndex === 0 && a.hasAttribute("tabindex")) ||
         grid.querySelector("a.slot") || links[0];
-      for (const a of links) a.tabIndex = a === now ? 0 : -1;
+      for (const a of links) a.tabIndex = a === stop ? 0 : -1;
     }
   }
 
@@ -253,10 +255,10 @@
     const next = neighbour(here, e.key);
     if (!next) return;
     next.focus();
-    rove();
+    setTabStops();
   });
 
-  // The theme: auto, light, dark, and around again.
+  // The theme button goes through auto, light and dark.
   const theme = document.getElementById("theme");
   if (theme) {
     theme.addEventListener("submit", (e) => {
@@ -274,7 +276,7 @@
   const zone = document.getElementById("zone");
   if (zone) zone.textContent = `Times are in ${Intl.DateTimeFormat().resolvedOptions().timeZone || "local time"}.`;
   localise(document);
-  rove();
+  setTabStops();
   listen();
   const poll = Number(body.dataset.poll);
   if (poll > 0) setInterval(() => { if (!fetching) refreshSoon(); }, poll * 1000);
