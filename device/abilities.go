@@ -56,16 +56,9 @@ type TagCounter interface {
 	TagsInUse() (n, limit int)
 }
 
-// Throttler is a device that cannot take every TLP at once.
-type Throttler interface {
-	// Full reports that the device takes no more TLPs now. The device notifies
-	// its owner when it has room again.
-	Full() bool
-}
-
-// Notifier is a device that gets TLPs to emit without being called, because it
-// stands for another process. It may call notify from any goroutine to ask its
-// owner to call Transmit.
+// Notifier is a device that gets TLPs to emit, or room for TLPs that it refused,
+// without being called, because it stands for another process. It may call
+// notify from any goroutine to ask its owner to call Transmit.
 type Notifier interface{ SetNotify(notify func()) }
 
 // Runner is a device with work of its own, such as a connection. The owner calls

@@ -30,9 +30,12 @@ const (
 // the interrupt that follows them.
 type Device interface {
 	// Receive hands the device one TLP from upstream. p and p.Data are valid
-	// only during the call: the device copies the parts that it keeps. A device
-	// takes every TLP at once and emits the answers later.
-	Receive(now time.Duration, p *tlp.Packet)
+	// only during the call: the device copies the parts that it keeps, and emits
+	// the answers later. It returns false if it cannot take the TLP now: the
+	// owner offers the TLP again after a later Transmit, before any other. Such a
+	// device is a Notifier. A machine without a queue to another process takes
+	// every TLP.
+	Receive(now time.Duration, p *tlp.Packet) bool
 
 	// Transmit emits TLPs towards the host until the device has none left or
 	// emit refuses one by returning false. The device offers a refused TLP again

@@ -82,11 +82,11 @@ func (g *GPU) Spec() Spec { return g.spec }
 // Config returns the configuration space, for a proxy that caches it.
 func (g *GPU) Config() *cfgspace.Space { return g.cfg }
 
-// Receive implements device.Device.
-func (g *GPU) Receive(now time.Duration, p *tlp.Packet) {
+// Receive implements device.Device. A GPU takes every TLP.
+func (g *GPU) Receive(now time.Duration, p *tlp.Packet) bool {
 	g.now = now
 	if g.dead {
-		return
+		return true
 	}
 	switch p.Type {
 	case tlp.Cpl, tlp.CplD, tlp.CplLk, tlp.CplDLk:
@@ -103,6 +103,7 @@ func (g *GPU) Receive(now time.Duration, p *tlp.Packet) {
 	case tlp.MRdLk, tlp.IORd, tlp.IOWr, tlp.CfgRd1, tlp.CfgWr1, tlp.FetchAdd, tlp.Swap, tlp.CAS:
 		g.refuse(p)
 	}
+	return true
 }
 
 // Transmit implements device.Device: messages and interrupts first, then

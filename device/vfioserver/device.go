@@ -66,7 +66,6 @@ var (
 	_ device.Describer  = (*Device)(nil)
 	_ device.Checker    = (*Device)(nil)
 	_ device.TagCounter = (*Device)(nil)
-	_ device.Throttler  = (*Device)(nil)
 	_ device.Notifier   = (*Device)(nil)
 	_ device.Runner     = (*Device)(nil)
 )
@@ -209,16 +208,17 @@ func (d *Device) TagsInUse() (n, limit int) {
 	return d.conn.dma.tagsInUse()
 }
 
-// Full implements device.Throttler.
-func (d *Device) Full() bool {
-	return d.conn != nil && d.conn.requests.backlog() > maxBacklog && d.conn.failure.Load() == nil
-}
-
-// Receive implements device.Device. Without a server nothing answers.
-func (d *Device) Receive(now time.Duration, p *tlp.Packet) {
-	if d.conn != nil {
-		d.conn.receive(now, p)
+// Receive implements device.Device. It refuses requests while too many wait for
+// the server. Without a server it takes all and answers none.
+func (d *Device) Receive(now time.Duration, p *tlp.Packet) bool {
+	if d.conn == nil {
+		return true
 	}
+	if !p.Type.Completion() && d.conn.full() {
+		return false
+	}
+	d.conn.receive(now, p)
+	return true
 }
 
 // Transmit implements device.Device.

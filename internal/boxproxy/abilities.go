@@ -14,7 +14,6 @@ type abilities struct {
 	errors    device.ErrorCounter
 	scrubber  device.Scrubber
 	tags      device.TagCounter
-	throttler device.Throttler
 	runner    device.Runner
 }
 
@@ -25,7 +24,6 @@ func newAbilities(d device.Device, notify func()) (a abilities) {
 	a.errors, _ = d.(device.ErrorCounter)
 	a.scrubber, _ = d.(device.Scrubber)
 	a.tags, _ = d.(device.TagCounter)
-	a.throttler, _ = d.(device.Throttler)
 	a.runner, _ = d.(device.Runner)
 	if n, ok := d.(device.Notifier); ok {
 		n.SetNotify(notify)
@@ -66,6 +64,3 @@ func (a *abilities) scrub() {
 		a.scrubber.Scrub()
 	}
 }
-
-// full reports that the device takes no more TLPs now.
-func (a *abilities) full() bool { return a.throttler != nil && a.throttler.Full() }

@@ -88,7 +88,7 @@ var _ engine.Handler = (*slot)(nil)
 
 // Receive hands a TLP from the host, or from a neighbour, to the device.
 func (s *slot) Receive(e engine.Entry, p *tlp.Packet) bool {
-	if s.full() {
+	if !s.device.Receive(e.Now(), p) {
 		return false
 	}
 	s.counters.toDevice.Add(1)
@@ -96,7 +96,6 @@ func (s *slot) Receive(e engine.Entry, p *tlp.Packet) bool {
 	if p.Type == tlp.CfgWr0 {
 		s.box.snoop(s.index, p)
 	}
-	s.device.Receive(e.Now(), p)
 	return true
 }
 

@@ -29,13 +29,13 @@ type spy struct {
 
 func newSpy(d device.Device) device.Device { return &spy{GPU: d.(*gpu.GPU)} }
 
-func (s *spy) Receive(now time.Duration, p *tlp.Packet) {
+func (s *spy) Receive(now time.Duration, p *tlp.Packet) bool {
 	if p.Type == tlp.MWr && p.Length == 1 && p.Addr%reg.RegistersSize == scratch {
 		if n := s.writes.Add(1) - 1; uint64(binary.LittleEndian.Uint32(p.Data)) != n&0xffff_ffff {
 			s.wrong.Add(1)
 		}
 	}
-	s.GPU.Receive(now, p)
+	return s.GPU.Receive(now, p)
 }
 
 func (s *spy) Transmit(now time.Duration, emit func(*tlp.Packet) bool) {

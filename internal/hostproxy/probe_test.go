@@ -31,9 +31,9 @@ func (d *strange) put(off int, value, mask uint32) {
 	binary.LittleEndian.PutUint32(d.mask[off:], mask)
 }
 
-func (d *strange) Receive(_ time.Duration, p *tlp.Packet) {
+func (d *strange) Receive(_ time.Duration, p *tlp.Packet) bool {
 	if p.Type != tlp.CfgRd0 && p.Type != tlp.CfgWr0 {
-		return
+		return true
 	}
 	keep := func(out *tlp.Packet) bool {
 		kept := *out
@@ -64,6 +64,7 @@ func (d *strange) Receive(_ time.Duration, p *tlp.Packet) {
 			return pcie.SuccessfulCompletion
 		}, keep)
 	}
+	return true
 }
 
 func (d *strange) Transmit(_ time.Duration, emit func(*tlp.Packet) bool) {

@@ -188,12 +188,12 @@ func newRecorder(t *testing.T) *recorder {
 	return &recorder{cfg: cfg}
 }
 
-func (r *recorder) Receive(_ time.Duration, p *tlp.Packet) {
+func (r *recorder) Receive(_ time.Duration, p *tlp.Packet) bool {
 	var out tlp.Packet
 	switch p.Type {
 	case tlp.MWr:
 		r.written = append(r.written, binary.LittleEndian.Uint32(p.Data))
-		return
+		return true
 	case tlp.CfgWr0:
 		r.cfg.WriteBE(p.Register, p.FirstBE, binary.LittleEndian.Uint32(p.Data))
 		transaction.Respond(&out, p, 0, pcie.SuccessfulCompletion)
@@ -207,6 +207,7 @@ func (r *recorder) Receive(_ time.Duration, p *tlp.Packet) {
 		job.Build(&out, binary.LittleEndian.AppendUint32(nil, v))
 	}
 	r.out = append(r.out, out)
+	return true
 }
 
 func (r *recorder) Transmit(_ time.Duration, emit func(p *tlp.Packet) bool) {

@@ -26,7 +26,7 @@ var (
 )
 
 // Receive implements device.Device.
-func (s *sequence) Receive(now time.Duration, p *tlp.Packet) {
+func (s *sequence) Receive(now time.Duration, p *tlp.Packet) bool {
 	if p.Type == tlp.MWr && len(p.Data) == 4 {
 		if bar, off, ok := s.Config().Decode(p.Addr, 4); ok && bar == reg.BARRegisters && off == reg.Scratch {
 			if n := s.seen.Add(1) - 1; uint64(binary.LittleEndian.Uint32(p.Data)) != n&0xffff_ffff {
@@ -34,7 +34,7 @@ func (s *sequence) Receive(now time.Duration, p *tlp.Packet) {
 			}
 		}
 	}
-	s.GPU.Receive(now, p)
+	return s.GPU.Receive(now, p)
 }
 
 // Reset implements device.Device.

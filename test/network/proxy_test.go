@@ -210,7 +210,7 @@ type counter struct {
 }
 
 // Receive implements device.Device.
-func (c *counter) Receive(now time.Duration, p *tlp.Packet) {
+func (c *counter) Receive(now time.Duration, p *tlp.Packet) bool {
 	if p.Type == tlp.MWr && len(p.Data) == 4 {
 		if bar, off, ok := c.Config().Decode(p.Addr, 4); ok && bar == reg.BARRegisters && off == reg.Scratch {
 			if n := c.writes.Add(1) - 1; uint64(binary.LittleEndian.Uint32(p.Data)) != n {
@@ -218,7 +218,7 @@ func (c *counter) Receive(now time.Duration, p *tlp.Packet) {
 			}
 		}
 	}
-	c.GPU.Receive(now, p)
+	return c.GPU.Receive(now, p)
 }
 
 // worker is the program on an embedded host.
