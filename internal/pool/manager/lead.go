@@ -79,7 +79,7 @@ func (m *Manager) Run(ctx context.Context) error {
 					said = err.Error()
 					m.log.Warn("no leadership", "err", err)
 				}
-				pause(ctx, retryStore)
+				pause(ctx, nil, retryStore)
 				continue
 			}
 			said = ""
@@ -132,14 +132,14 @@ func (m *Manager) endTerm() {
 func (m *Manager) lead(ctx context.Context, lost <-chan struct{}) error {
 	tick := time.NewTicker(tickInterval)
 	defer tick.Stop()
-	for told, begun := m.cluster == nil, m.cfg.OnLead == nil; ; {
+	for told, begun := m.cluster == nil, m.cfg.OnLead == nil; ctx.Err() == nil && !isClosed(lost); {
 		loaded := m.load(ctx)
 		if loaded && !told {
 			told = m.tellWhoLeads(ctx) == nil // a store that refuses it refuses the clock, too, which says so
 		}
 		switch {
 		case !loaded:
-			pause(ctx, retryStore)
+			pause(ctx, lost, retryStore)
 		case !begun:
 			err := m.cfg.OnLead(ctx)
 			if begun = err == nil; err != nil && ctx.Err() == nil && connect.CodeOf(err) != connect.CodeUnavailable {
@@ -150,14 +150,15 @@ func (m *Manager) lead(ctx context.Context, lost <-chan struct{}) error {
 				m.log.Warn("the clock's changes were not stored", "err", err)
 			}
 		}
+		// A select among several channels that are ready chooses at random. The loop
+		// condition makes the end of the term win against the clock.
 		select {
 		case <-ctx.Done():
-			return nil
 		case <-lost:
-			return nil
 		case <-tick.C:
 		}
 	}
+	return nil
 }
 
 // tellWhoLeads makes the event of a new leader. It is also the first write of a
@@ -191,12 +192,23 @@ func (m *Manager) load(ctx context.Context) bool {
 	return err == nil
 }
 
-func pause(ctx context.Context, d time.Duration) {
+// pause waits for d, and no longer than ctx or until end is closed.
+func pause(ctx context.Context, end <-chan struct{}, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-ctx.Done():
+	case <-end:
 	case <-t.C:
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }
 

@@ -67,7 +67,7 @@ func (f *fakeMember) Campaign(ctx context.Context) (<-chan struct{}, error) {
 			return lost, nil
 		}
 		f.mu.Unlock()
-		if pause(ctx, time.Millisecond); ctx.Err() != nil {
+		if pause(ctx, nil, time.Millisecond); ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 	}
