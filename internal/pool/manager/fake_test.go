@@ -88,7 +88,7 @@ func (n *fakeNode) apply(d *dxpuv1.DesiredState) {
 	}
 	for slot, b := range have {
 		if !slices.ContainsFunc(d.Bindings, func(w *dxpuv1.DesiredBinding) bool { return w.BindingId == b.BindingId }) {
-			n.letGo(slot, b)
+			n.unbind(slot, b)
 		}
 	}
 	for _, b := range d.Bindings {
@@ -113,8 +113,8 @@ func (n *fakeNode) apply(d *dxpuv1.DesiredState) {
 	}
 }
 
-// letGo takes a binding down that is no longer wanted, if the guest lets it.
-func (n *fakeNode) letGo(slot uint32, b *dxpuv1.ObservedBinding) {
+// unbind takes a binding down that is no longer wanted, if the guest lets it.
+func (n *fakeNode) unbind(slot uint32, b *dxpuv1.ObservedBinding) {
 	switch {
 	case n.box():
 	case n.holds != "":
@@ -177,8 +177,8 @@ func (n *fakeNode) restart() {
 	clear(n.resets)
 }
 
-// suffer makes a device report one more error.
-func (n *fakeNode) suffer(slot, code uint32) {
+// addError makes a device report one more error.
+func (n *fakeNode) addError(slot, code uint32) {
 	if n.errors[slot] == nil {
 		n.errors[slot] = map[uint32]uint64{}
 	}
@@ -194,19 +194,19 @@ func (n *fakeNode) forget() {
 
 // world is a manager with fake nodes.
 type world struct {
-	t     fataler
+	t     fatalTester
 	m     *Manager
 	clock *clock
 	nodes map[string]*fakeNode
 	order []string
 }
 
-type fataler interface {
+type fatalTester interface {
 	Helper()
 	Fatalf(format string, args ...any)
 }
 
-func newWorld(t fataler, cfg Config, nodes ...*fakeNode) *world {
+func newWorld(t fatalTester, cfg Config, nodes ...*fakeNode) *world {
 	t.Helper()
 	c := &clock{t: time.Unix(1_700_000_000, 0)}
 	cfg.JoinToken, cfg.Now = "token-for-tests", c.now
@@ -250,15 +250,15 @@ func (w *world) enrol(id string) {
 func (w *world) known(id string) (known, home bool) {
 	_ = w.m.view(func(t *tx) error {
 		n := t.nodes.get(id)
-		known, home = n != nil, n != nil && !n.Banished
+		known, home = n != nil, n != nil && !n.Deleting
 		return nil
 	})
 	return known, home
 }
 
-// expel deletes a node, which comes back with an empty state directory once it
+// deleteAndForget deletes a node, which comes back with an empty state directory once it
 // may: its proxy was stopped, so that it has nothing any more.
-func (w *world) expel(id string) {
+func (w *world) deleteAndForget(id string) {
 	if _, home := w.known(id); !home {
 		return
 	}
@@ -268,8 +268,8 @@ func (w *world) expel(id string) {
 	w.nodes[id].forget()
 }
 
-// here reports whether the manager lets a node in, which enrols again where it may.
-func (w *world) here(id string) bool {
+// allowedIn reports whether the manager lets a node in, which enrols again where it may.
+func (w *world) allowedIn(id string) bool {
 	known, home := w.known(id)
 	if !known {
 		w.enrol(id)
@@ -289,9 +289,9 @@ func boxNode(id string, slots int) *fakeNode {
 	}
 }
 
-// hear gives a node its desired state.
-func (w *world) hear(id string) {
-	if !w.here(id) {
+// deliver gives a node its desired state.
+func (w *world) deliver(id string) {
+	if !w.allowedIn(id) {
 		return
 	}
 	var d *dxpuv1.DesiredState
@@ -302,10 +302,10 @@ func (w *world) hear(id string) {
 	w.nodes[id].apply(d)
 }
 
-// tell makes a node report.
-func (w *world) tell(id string) {
+// report makes a node report.
+func (w *world) report(id string) {
 	n := w.nodes[id]
-	if n.down || !w.here(id) {
+	if n.down || !w.allowedIn(id) {
 		return
 	}
 	if _, _, err := w.m.report(context.Background(), n.observe(), func(*tx) error { return nil }); err != nil {
@@ -327,8 +327,8 @@ func (w *world) settle() { w.rounds(12) }
 func (w *world) rounds(n int) {
 	for range n {
 		for _, id := range w.order {
-			w.hear(id)
-			w.tell(id)
+			w.deliver(id)
+			w.report(id)
 		}
 		w.pass(50 * time.Millisecond)
 	}

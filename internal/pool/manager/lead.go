@@ -13,8 +13,8 @@ import (
 	"github.com/dxpu-project/dxpu/client"
 )
 
-// retryStore is the pause before the store is asked again after it refused.
-const retryStore = 500 * time.Millisecond
+// storeRetryInterval is the pause before the store is asked again after it refused.
+const storeRetryInterval = 500 * time.Millisecond
 
 // Cluster is a Store that several managers share. One of them leads: it alone
 // reads and writes, and a write of one that leads no longer fails.
@@ -79,7 +79,7 @@ func (m *Manager) Run(ctx context.Context) error {
 					said = err.Error()
 					m.log.Warn("no leadership", "err", err)
 				}
-				pause(ctx, nil, retryStore)
+				pause(ctx, nil, storeRetryInterval)
 				continue
 			}
 			said = ""
@@ -135,11 +135,11 @@ func (m *Manager) lead(ctx context.Context, lost <-chan struct{}) error {
 	for told, begun := m.cluster == nil, m.cfg.OnLead == nil; ctx.Err() == nil && !isClosed(lost); {
 		loaded := m.load(ctx)
 		if loaded && !told {
-			told = m.tellWhoLeads(ctx) == nil // a store that refuses it refuses the clock, too, which says so
+			told = m.announceLeader(ctx) == nil // a store that refuses it refuses the clock, too, which says so
 		}
 		switch {
 		case !loaded:
-			pause(ctx, lost, retryStore)
+			pause(ctx, lost, storeRetryInterval)
 		case !begun:
 			err := m.cfg.OnLead(ctx)
 			if begun = err == nil; err != nil && ctx.Err() == nil && connect.CodeOf(err) != connect.CodeUnavailable {
@@ -161,9 +161,9 @@ func (m *Manager) lead(ctx context.Context, lost <-chan struct{}) error {
 	return nil
 }
 
-// tellWhoLeads makes the event of a new leader. It is also the first write of a
+// announceLeader makes the event of a new leader. It is also the first write of a
 // term: one that was deposed before it learns so at once.
-func (m *Manager) tellWhoLeads(ctx context.Context) error {
+func (m *Manager) announceLeader(ctx context.Context) error {
 	url := cmp.Or(m.leaderURL(), "another address")
 	return m.update(ctx, func(t *tx) error {
 		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_LEADER_CHANGED}, "the manager at %s leads from now on", url)

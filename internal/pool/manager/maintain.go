@@ -19,8 +19,8 @@ type drain struct {
 	Done bool `json:"done,omitempty"`
 }
 
-// care is what a GPU's errors have come to.
-type care struct {
+// faultRecord is what a GPU's errors have come to.
+type faultRecord struct {
 	// Serial is the device's: another one in the slot starts anew.
 	Serial string `json:"serial,omitempty"`
 	// Instance is the run of the box proxy that Errors[].Seen are counted by.
@@ -33,16 +33,16 @@ type care struct {
 	Reset uint64    `json:"reset,omitempty"`
 	Done  uint64    `json:"done,omitempty"`
 	Asked time.Time `json:"asked,omitzero"` // when it was asked for, or the delay was spoken of
-	// Due: the GPU must be reset before it serves again.
-	Due bool `json:"due,omitempty"`
-	// Until: the GPU is out of service at least so long; zero: it is not. Why
+	// ResetDue: the GPU must be reset before it serves again.
+	ResetDue bool `json:"due,omitempty"`
+	// QuarantinedUntil: the GPU is out of service at least so long; zero: it is not. Why
 	// says in words.
-	Until time.Time `json:"until,omitzero"`
-	Why   string    `json:"why,omitempty"`
-	// Times is how often it was taken out of service; Returned is when it came
+	QuarantinedUntil time.Time `json:"until,omitzero"`
+	Why              string    `json:"why,omitempty"`
+	// Quarantines is how often it was taken out of service; Returned is when it came
 	// back last.
-	Times    int       `json:"times,omitempty"`
-	Returned time.Time `json:"returned,omitzero"`
+	Quarantines int       `json:"times,omitempty"`
+	Returned    time.Time `json:"returned,omitzero"`
 }
 
 // errorCount counts the errors of one class.
@@ -67,21 +67,21 @@ type stability struct {
 
 // takesBindings reports whether a node is taken for new bindings, if it reports.
 func (n *nodeRecord) takesBindings() bool {
-	return n.Cordon == nil && !n.Banished && (n.Stability == nil || !n.Stability.Unstable)
+	return n.Cordon == nil && !n.Deleting && (n.Stability == nil || !n.Stability.Unstable)
 }
 
 // takesBindings reports whether a slot is taken for new bindings, if its node is.
 func (s *slotRecord) takesBindings() bool {
-	return s.Cordon == nil && s.Health == dxpuv1.Health_HEALTH_OK && s.Care.serves()
+	return s.Cordon == nil && s.Health == dxpuv1.Health_HEALTH_OK && s.Fault.usable()
 }
 
-// serves reports whether a GPU's errors let it serve.
-func (c *care) serves() bool { return c == nil || !c.Due && c.Until.IsZero() }
+// usable reports whether a GPU's errors let it serve.
+func (c *faultRecord) usable() bool { return c == nil || !c.ResetDue && c.QuarantinedUntil.IsZero() }
 
 // maintain sees to what is being maintained at a node, and sets the alarm for
 // what is to be looked at later.
 func (t *tx) maintain(id string) {
-	t.steady(id)
+	t.advanceProbation(id)
 	n := t.nodes.get(id)
 	if n.Cordon.draining() {
 		t.advanceDrain(n, nil)
@@ -91,7 +91,7 @@ func (t *tx) maintain(id string) {
 		if s.Cordon.draining() {
 			t.advanceDrain(t.nodes.get(id), s)
 		}
-		t.nurse(id, s.Slot)
+		t.advanceRepair(id, s.Slot)
 	}
 }
 
@@ -99,8 +99,10 @@ func (t *tx) maintain(id string) {
 // when nothing else says that it has changed.
 const maintainInterval = 250 * time.Millisecond
 
-// again sees to it that a node is maintained again soon.
-func (t *tx) again(id string) { t.due(subject{aNode, id}, t.now.Add(maintainInterval)) }
+// maintainSoon sees to it that a node is maintained again soon.
+func (t *tx) maintainSoon(id string) {
+	t.dueOrSchedule(subject{nodeSubject, id}, t.now.Add(maintainInterval))
+}
 
 // draining reports whether what is bound is still on its way out.
 func (c *cordon) draining() bool { return c != nil && c.Drain != nil && !c.Drain.Done }

@@ -8,6 +8,16 @@
 // state of nodes follows from the records, events tell what happened. Nothing
 // is sent to anybody from within: nodes and people watch.
 //
+// Files are named by concern:
+//
+//	state*       the schema of the pool in memory, its tables, indexes and transactions
+//	store*, lead the store, backups, and the leadership of one manager
+//	settle*      the rules that follow a change, until nothing more follows
+//	lease*, queue*, placement, tenant*   leases, their queue and preemption, quotas
+//	binding*     the states of a binding, and what the guest does with its device
+//	node*, gpu*, maintain*               reports and health, cordons and drains
+//	api*, access*, events*, metrics      calls, callers and what they may do, events
+//
 // Invariant: a box slot belongs to at most one binding that its box has not
 // confirmed to be rid of; a host slot is wanted by the host for at most one binding.
 package manager

@@ -21,7 +21,7 @@ func TestLeaseLife(t *testing.T) {
 	w.wantLease(id, leaseBinding)
 
 	// The box is told first; the host only once the box is ready.
-	w.hear("h1")
+	w.deliver("h1")
 	if len(w.nodes["h1"].has) != 0 {
 		t.Fatal("the host was told before the box was ready")
 	}
@@ -36,7 +36,7 @@ func TestLeaseLife(t *testing.T) {
 	}
 
 	w.delete(id, true)
-	w.hear("b1")
+	w.deliver("b1")
 	if len(w.nodes["b1"].has) != 2 {
 		t.Fatal("the box was told to drop a binding that the host still has")
 	}
@@ -77,7 +77,7 @@ func TestFailures(t *testing.T) {
 		}, 0, leaseActive, dxpuv1.Reason_REASON_LINK_LOST},
 		{"link lost for a moment", reserve, func(w *world) {
 			w.nodes["h1"].linkDown = true
-			w.tell("h1")
+			w.report("h1")
 			w.nodes["h1"].linkDown = false
 		}, 0, leaseActive, 0},
 		{"box forgets", reserve, func(w *world) { clear(w.nodes["b1"].has) }, 0, leaseActive, dxpuv1.Reason_REASON_BINDING_FORGOTTEN},
@@ -230,7 +230,7 @@ func TestStaleReports(t *testing.T) {
 	send(old) // new by number, but it has not taken in the revision
 	w.wantLease(id, leaseActive)
 	w.nodes["h1"].restart()
-	w.tell("h1")
+	w.report("h1")
 	old.Sequence += 100
 	old.InstanceId = "0"
 	send(old) // of the run before
@@ -286,7 +286,7 @@ func TestStoreFails(t *testing.T) {
 	if id, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1}); err == nil {
 		t.Fatalf("lease %s was acknowledged but not stored", id)
 	}
-	w.hear("b1")
+	w.deliver("b1")
 	if p := w.m.pool(); p.LeasesActive != 0 || p.GpusFree != 1 || len(w.nodes["b1"].has) != 0 {
 		t.Errorf("pool: %v", p)
 	}

@@ -68,14 +68,14 @@ func TestSafety(t *testing.T) {
 				w.drain(someTarget(t), time.Duration(rapid.IntRange(0, 3).Draw(t, "s"))*time.Second)
 			},
 			"uncordon": func(t *rapid.T) { w.uncordon(someTarget(t)) },
-			"hear":     func(t *rapid.T) { w.hear(node.Draw(t, "node")) },
-			"tell":     func(t *rapid.T) { w.tell(node.Draw(t, "node")) },
+			"hear":     func(t *rapid.T) { w.deliver(node.Draw(t, "node")) },
+			"tell":     func(t *rapid.T) { w.report(node.Draw(t, "node")) },
 			"pass":     func(t *rapid.T) { w.pass(time.Duration(rapid.IntRange(1, 5000).Draw(t, "ms")) * time.Millisecond) },
 			"settle":   func(*rapid.T) { w.settle() },
 			"kill":     func(t *rapid.T) { n := w.nodes[node.Draw(t, "node")]; n.down = !n.down },
 			"deafen":   func(t *rapid.T) { n := w.nodes[node.Draw(t, "node")]; n.deaf = !n.deaf },
 			"refuse":   func(t *rapid.T) { n := w.nodes[node.Draw(t, "node")]; n.refuses = !n.refuses },
-			"expel":    func(t *rapid.T) { w.expel(node.Draw(t, "node")) },
+			"expel":    func(t *rapid.T) { w.deleteAndForget(node.Draw(t, "node")) },
 			"restart":  func(t *rapid.T) { w.nodes[node.Draw(t, "node")].restart() },
 			"amnesia":  func(t *rapid.T) { w.nodes[node.Draw(t, "node")].forget() },
 			"break": func(t *rapid.T) {
@@ -137,7 +137,7 @@ func (w *world) check(t *rapid.T) {
 				}
 				gpus[b.ref()] = b.ID
 			}
-			if b.Waits != "" && b.wantedByBox() {
+			if b.AwaitsGPUOf != "" && b.wantedByBox() {
 				t.Fatalf("%s waits for a GPU that its box is told to attach", b.ID)
 			}
 			if b.wantedByHost() {
@@ -235,7 +235,7 @@ func (w *world) checkConverged(t *rapid.T, leases []string) {
 
 // checkUse counts anew what tenants have, and holds it against the index and the quotas.
 func (w *world) checkUse(t *rapid.T, tx *tx) {
-	want := map[string]use{}
+	want := map[string]tenantUsage{}
 	for _, id := range tx.leases.ids() {
 		l := tx.leases.get(id)
 		u := want[l.spec.Tenant]
@@ -248,12 +248,15 @@ func (w *world) checkUse(t *rapid.T, tx *tx) {
 		default:
 			u.gpus += l.spec.Count
 		}
-		u.leases++
+		if u.open == nil {
+			u.open = map[string]bool{}
+		}
+		u.open[id] = true
 		want[l.spec.Tenant] = u
 	}
 	for _, tenant := range []string{"a", "b"} {
-		have, u := tx.useOf(tenant), want[tenant]
-		if have.gpus != u.gpus || have.leases != u.leases || have.pending != u.pending {
+		have, u := tx.usageOf(tenant), want[tenant]
+		if have.gpus != u.gpus || have.leases() != u.leases() || have.pending != u.pending {
 			t.Fatalf("tenant %s has %+v, the index says %+v", tenant, u, have)
 		}
 		if q := tx.quota(tenant); q.MaxGPUs > 0 && u.gpus > q.MaxGPUs {

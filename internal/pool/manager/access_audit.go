@@ -1,0 +1,219 @@
+package manager
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"golang.org/x/time/rate"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/auth"
+)
+
+const (
+	// keepAudit is how many entries of the audit log are kept: ten megabytes at most.
+	keepAudit = 10_000
+	// maxAuditRequest bounds the request in an entry, in bytes.
+	maxAuditRequest = 1 << 10
+	// Refused and failed calls are written down at this rate, so that a flood
+	// of them neither fills the log nor wears out the disk.
+	auditRefusals      = 5 // in a second
+	auditRefusalsBurst = 50
+)
+
+// refusals limits the entries of calls that changed nothing.
+type refusals struct {
+	mu     sync.Mutex // guards what follows
+	rate   *rate.Limiter
+	missed int
+}
+
+// take reports whether an entry may be written, and how many were left out before it.
+func (r *refusals) take(now time.Time) (missed int, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.rate == nil {
+		r.rate = rate.NewLimiter(auditRefusals, auditRefusalsBurst)
+	}
+	if !r.rate.AllowN(now, 1) {
+		r.missed++
+		return 0, false
+	}
+	missed, r.missed = r.missed, 0
+	return missed, true
+}
+
+// audit adds the entry of the call that the transaction belongs to, if it has
+// changed anything. What follows from the change is nobody's doing.
+func (t *tx) audit() {
+	c := t.call
+	t.call = nil
+	if c == nil || !c.changes || t.changes() == 0 {
+		return
+	}
+	t.auditEntry(c, nil)
+	c.recorded = true
+}
+
+// setTarget names what the transaction's call has made.
+func (t *tx) setTarget(id string) {
+	if t.call != nil {
+		t.call.target = id
+	}
+}
+
+// auditEntry adds an entry and removes those that are too old.
+func (t *tx) auditEntry(c *call, err error) *auditRecord {
+	rev := t.revision()
+	r := &auditRecord{
+		Revision: rev, Time: t.now, Actor: c.caller.Actor, Role: c.caller.Role, Tenant: c.caller.Tenant,
+		Procedure: truncateText(c.procedure), Target: truncateText(c.target), Code: "ok", Peer: c.peer, Request: redacted(c.msg),
+	}
+	if r.Target == "" {
+		r.Target = truncateText(targetOf(c.msg))
+	}
+	if err != nil {
+		r.Code, r.Message = connect.CodeOf(err).String(), truncateText(message(err))
+	}
+	// A ring: the newest takes the place of the oldest.
+	t.audits.put(sortable("", t.meta.Audits%keepAudit), r)
+	t.meta.Audits++
+	return r
+}
+
+// auditRefusal writes down a call that changed nothing: refused, failed, or
+// without effect.
+func (m *Manager) auditRefusal(ctx context.Context, c *call, err error) {
+	missed, ok := m.refused.take(m.cfg.Now())
+	if !ok {
+		return
+	}
+	// The caller may have gone; that it tried is worth knowing still.
+	storeErr := m.update(context.WithValue(context.WithoutCancel(ctx), callKey{}, (*call)(nil)), func(t *tx) error {
+		r := t.auditEntry(c, err)
+		if missed > 0 {
+			r.Message += fmt.Sprintf(" (%d entries before it were left out)", missed)
+		}
+		return nil
+	})
+	if storeErr != nil {
+		m.log.Error("an entry of the audit log was not stored", "err", storeErr)
+	}
+}
+
+// redacted is a request in JSON without its secrets, "" for none.
+func redacted(msg proto.Message) string {
+	if msg == nil || !msg.ProtoReflect().IsValid() {
+		return ""
+	}
+	msg = proto.Clone(msg)
+	redact(msg.ProtoReflect())
+	raw, err := protojson.Marshal(msg)
+	if err != nil {
+		return ""
+	}
+	return truncate(string(raw), maxAuditRequest)
+}
+
+// secretFields are the fields of the API that nobody but the receiver may see.
+// A test finds fields that sound like secrets and are missing.
+var secretFields = map[protoreflect.FullName]bool{
+	"dxpu.v1.EnrollRequest.join_token":          true,
+	"dxpu.v1.EnrollRequest.previous_credential": true,
+	"dxpu.v1.EnrollResponse.credential":         true,
+	"dxpu.v1.DesiredBinding.secret":             true,
+	"dxpu.v1.CreateTokenResponse.secret":        true,
+	"dxpu.v1.BackupResponse.chunk":              true,
+}
+
+// redact removes every secret field, at any depth.
+func redact(m protoreflect.Message) {
+	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		switch {
+		case secretFields[f.FullName()]:
+			m.Clear(f)
+		case f.Message() == nil || f.IsMap() && f.MapValue().Message() == nil:
+		case f.IsMap():
+			v.Map().Range(func(_ protoreflect.MapKey, v protoreflect.Value) bool {
+				redact(v.Message())
+				return true
+			})
+		case f.IsList():
+			for i := range v.List().Len() {
+				redact(v.List().Get(i).Message())
+			}
+		default:
+			redact(v.Message())
+		}
+		return true
+	})
+}
+
+// targetOf is the ID of what a request is about.
+func targetOf(msg proto.Message) string {
+	switch r := msg.(type) {
+	case interface{ GetLeaseId() string }:
+		return r.GetLeaseId()
+	case interface{ GetGpuId() string }:
+		return r.GetGpuId()
+	case interface{ GetTarget() *dxpuv1.Target }:
+		return r.GetTarget().GetGpuId() + r.GetTarget().GetBoxId() + r.GetTarget().GetHostId()
+	case interface{ GetNodeId() string }:
+		return r.GetNodeId()
+	case interface{ GetTokenId() string }:
+		return r.GetTokenId()
+	case interface{ GetTenantId() string }:
+		return r.GetTenantId()
+	case *dxpuv1.PutTenantRequest:
+		return r.GetTenant().GetId()
+	case *dxpuv1.EnrollRequest:
+		return r.GetName()
+	case interface{ GetState() *dxpuv1.ObservedState }:
+		return r.GetState().GetNodeId()
+	}
+	return ""
+}
+
+func auditMessage(r *auditRecord) *dxpuv1.AuditEntry {
+	return &dxpuv1.AuditEntry{
+		Revision: r.Revision, Time: timestamp(r.Time), Actor: r.Actor, Role: r.Role, Tenant: r.Tenant, Procedure: r.Procedure,
+		Target: r.Target, Code: r.Code, Message: r.Message, Peer: r.Peer, Request: r.Request,
+	}
+}
+
+// ListAudit implements dxpuv1connect.PoolServiceHandler.
+func (s *poolService) ListAudit(_ context.Context, req *connect.Request[dxpuv1.ListAuditRequest]) (*connect.Response[dxpuv1.ListAuditResponse], error) {
+	res := &dxpuv1.ListAuditResponse{}
+	r := req.Msg
+	err := s.m.view(func(t *tx) error {
+		var all []*auditRecord
+		for _, key := range t.audits.ids() {
+			e := t.audits.get(key)
+			if (r.Actor == "" || r.Actor == e.Actor) && (r.Target == "" || r.Target == e.Target) {
+				all = append(all, e)
+			}
+		}
+		slices.SortFunc(all, func(a, b *auditRecord) int { return cmp.Compare(a.Revision, b.Revision) })
+		entries, next, err := pageBack(all, func(e *auditRecord) string { return sortable("", e.Revision) }, r.PageSize, r.PageToken)
+		res.NextPageToken = next
+		for _, e := range entries {
+			res.Entries = append(res.Entries, auditMessage(e))
+		}
+		return err
+	})
+	return connect.NewResponse(res), err
+}
+
+// WhoAmI implements dxpuv1connect.PoolServiceHandler.
+func (s *poolService) WhoAmI(ctx context.Context, _ *connect.Request[dxpuv1.WhoAmIRequest]) (*connect.Response[dxpuv1.WhoAmIResponse], error) {
+	who := auth.From(ctx)
+	return connect.NewResponse(&dxpuv1.WhoAmIResponse{Actor: who.Actor, Role: who.Role, Tenant: who.Tenant}), nil
+}

@@ -1,0 +1,226 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/auth"
+)
+
+// guard stands before every handler of the API: it looks up what the caller's
+// role may do with the call, and for "own" whether what the request names is
+// the caller's own. It implements connect.Interceptor.
+type guard struct{ m *Manager }
+
+func denied(format string, args ...any) error {
+	return connect.NewError(connect.CodePermissionDenied, fmt.Errorf(format, args...))
+}
+
+// WrapUnary implements connect.Interceptor.
+func (g *guard) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		c := callOf(ctx, req.Spec())
+		err := g.m.allow(c, req.Any())
+		if err == nil {
+			err = checkBounds(req.Any())
+		}
+		if err != nil {
+			g.m.auditRefusal(ctx, c, err)
+			return nil, err
+		}
+		res, err := next(context.WithValue(ctx, callKey{}, c), req)
+		if c.changes && !c.recorded {
+			g.m.auditRefusal(ctx, c, err)
+		}
+		return res, err
+	}
+}
+
+// WrapStreamingClient implements connect.Interceptor.
+func (g *guard) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+// WrapStreamingHandler implements connect.Interceptor.
+func (g *guard) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+		c := callOf(ctx, conn.Spec())
+		leave, err := g.m.limits.openStream(c)
+		if g.m.limited(ctx, c, err) != nil {
+			return err
+		}
+		defer leave()
+		return next(context.WithValue(ctx, callKey{}, c), &guardedStream{conn, g.m, c})
+	}
+}
+
+// guardedStream checks the request when it comes, and the caller again before
+// each answer: a stream ends with what its caller may do.
+type guardedStream struct {
+	connect.StreamingHandlerConn
+	m *Manager
+	c *call
+}
+
+// Receive implements connect.StreamingHandlerConn.
+func (s *guardedStream) Receive(msg any) error {
+	if err := s.StreamingHandlerConn.Receive(msg); err != nil {
+		return err
+	}
+	err := s.m.allow(s.c, msg)
+	if err == nil {
+		err = checkBounds(msg)
+	}
+	if err != nil || s.c.changes {
+		s.m.auditRefusal(s.c.request.Context(), s.c, err)
+	}
+	return err
+}
+
+// Send implements connect.StreamingHandlerConn.
+func (s *guardedStream) Send(msg any) error {
+	now, err := s.m.Authenticate(s.c.request)
+	if err != nil {
+		return err
+	}
+	if now != s.c.caller {
+		return errCredential()
+	}
+	return s.StreamingHandlerConn.Send(msg)
+}
+
+// callOf completes the call of a context. Without one nobody has authenticated
+// the caller, who may then do nothing.
+func callOf(ctx context.Context, spec connect.Spec) *call {
+	c := callFrom(ctx)
+	if c == nil {
+		c = &call{caller: auth.From(ctx)}
+	}
+	rule, _ := auth.Lookup(spec.Procedure)
+	c.procedure, c.changes = spec.Procedure, rule.Changes
+	return c
+}
+
+// allow decides whether a caller may do what a request asks. It may narrow the
+// request to what is the caller's own.
+func (m *Manager) allow(c *call, msg any) error {
+	c.msg, _ = msg.(proto.Message)
+	rule, _ := auth.Lookup(c.procedure)
+	switch rule.For(c.caller.Role) {
+	case auth.Allow:
+		return nil
+	case auth.Own:
+		return m.peek(func(t *tx) error { return t.own(c.caller, msg) })
+	}
+	stranger := c.caller.Role == dxpuv1.Role_ROLE_UNSPECIFIED
+	if stranger {
+		if err := m.limits.countUnauthenticated(c, m.cfg.Now()); err != nil {
+			return err
+		}
+	}
+	switch {
+	case isNodeOnlyCall(msg):
+		return errCredential() // only a node can make it
+	case stranger:
+		return errNoCredential()
+	}
+	return denied("the role %q may not call %s", auth.RoleWord(c.caller.Role), c.procedure)
+}
+
+func isNodeOnlyCall(msg any) bool {
+	switch msg.(type) {
+	case *dxpuv1.WatchDesiredRequest, *dxpuv1.ReportRequest, *dxpuv1.RenewRequest:
+		return true
+	}
+	return false
+}
+
+// own checks that a request of a caller who may touch only its own names
+// nothing else. What is somebody else's does not exist for it.
+func (t *tx) own(who auth.Identity, msg any) error {
+	switch r := msg.(type) {
+	case *dxpuv1.WatchDesiredRequest:
+		return ownNode(who, r.NodeId)
+	case *dxpuv1.ReportRequest:
+		if r.State == nil {
+			return nil // refused for that
+		}
+		return ownNode(who, r.State.NodeId)
+	case *dxpuv1.RenewRequest:
+		return ownNode(who, r.NodeId)
+	case *dxpuv1.GetLeaseRequest:
+		return t.ownLease(who, r.LeaseId)
+	case *dxpuv1.DeleteLeaseRequest:
+		return t.ownLease(who, r.LeaseId)
+	case *dxpuv1.ResizeLeaseRequest:
+		return t.ownLease(who, r.LeaseId)
+	case *dxpuv1.ReplugGPURequest:
+		return t.ownGPU(who, r.GpuId)
+	case *dxpuv1.CreateLeaseRequest:
+		if who.Node != "" && r.RequestId != "" {
+			r.RequestId = who.Node + "/" + r.RequestId // what other hosts use is their own
+		}
+		return ownSpec(who, r.Spec)
+	case *dxpuv1.ExplainLeaseRequest:
+		if id := r.GetLeaseId(); id != "" || r.GetSpec() == nil {
+			return t.ownLease(who, id)
+		}
+		return ownSpec(who, r.GetSpec())
+	case *dxpuv1.GetTenantRequest:
+		if r.TenantId != who.Tenant {
+			return notFound("tenant", r.TenantId)
+		}
+		return nil
+	case *dxpuv1.GetPoolRequest, *dxpuv1.WhoAmIRequest, *dxpuv1.ListHostsRequest, *dxpuv1.GetHostRequest, *dxpuv1.ListGPUsRequest,
+		*dxpuv1.GetGPURequest, *dxpuv1.ListLeasesRequest, *dxpuv1.ListEventsRequest, *dxpuv1.WatchEventsRequest:
+		return nil // the answer is made of what the caller sees: see scope
+	}
+	return denied("this call is not for the role %q", auth.RoleWord(who.Role))
+}
+
+func ownNode(who auth.Identity, node string) error {
+	if who.Node == "" || node != who.Node {
+		return denied("node_id: %q is not the caller, which is %q; a node speaks for itself only", truncateText(node), who.Node)
+	}
+	return nil
+}
+
+func (t *tx) ownLease(who auth.Identity, id string) error {
+	if l := t.leases.get(id); l == nil || !scopeFor(who).lease(l) {
+		return notFound("lease", id)
+	}
+	return nil
+}
+
+func (t *tx) ownGPU(who auth.Identity, id string) error {
+	if n, s, ok := t.gpu(id); !ok || !scopeFor(who).gpu(t, t.gpuMessage(n, s)) {
+		return notFound("gpu", id)
+	}
+	return nil
+}
+
+// ownSpec fills in whose lease it is, and refuses one for somebody else.
+func ownSpec(who auth.Identity, s *dxpuv1.LeaseSpec) error {
+	if s == nil {
+		return nil // refused for that
+	}
+	if who.Role == dxpuv1.Role_ROLE_HOST {
+		if s.HostId != "" && s.HostId != who.Node {
+			return denied("spec.host_id: a host asks for itself; leave it empty or write %q", who.Node)
+		}
+		if s.Tenant != "" && s.Tenant != defaultTenant {
+			return denied("spec.tenant: a host asks on behalf of no tenant; leave it empty")
+		}
+		s.HostId = who.Node
+		return nil
+	}
+	if s.Tenant != "" && s.Tenant != who.Tenant {
+		return denied("spec.tenant: a tenant asks for itself; leave it empty or write %q", who.Tenant)
+	}
+	s.Tenant = who.Tenant
+	return nil
+}

@@ -1,0 +1,296 @@
+package manager
+
+import (
+	"bufio"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"connectrpc.com/connect"
+)
+
+const (
+	whoAmI = "/dxpu.v1.PoolService/WhoAmI"
+	enroll = "/dxpu.v1.NodeService/Enroll"
+)
+
+func TestFloods(t *testing.T) {
+	const here, there = "192.0.2.7:1", "192.0.2.8:1"
+	w := newAccessWorld(t)
+	ask := func(caller, procedure, peer, body string) answer {
+		return callJSON(w.handler, procedure, w.secrets[caller], peer, []byte(body))
+	}
+	flood := func(n int, caller, procedure, peer, body string) (last answer, passed int) {
+		for range n {
+			if last = ask(caller, procedure, peer, body); last.code != "resource_exhausted" {
+				passed++
+			}
+		}
+		return last, passed
+	}
+
+	// A person who has used up what is theirs does not disturb others, wherever from.
+	last, passed := flood(3000, "operator", whoAmI, here, "{}")
+	if passed != defaultCallRate*burstSeconds || last.retryAfter != "1" || !strings.Contains(last.message, "too many calls by t-") {
+		t.Errorf("%d calls passed, the last got %+v", passed, last)
+	}
+	for _, caller := range []string{"admin", "tenant"} {
+		if got := ask(caller, whoAmI, here, "{}"); got.code != "ok" {
+			t.Errorf("%s: %v", caller, got)
+		}
+	}
+	if got := ask("operator", whoAmI, there, "{}"); got.code != "resource_exhausted" {
+		t.Errorf("from another address: %v", got)
+	}
+	w.clock.pass(time.Second)
+	if _, passed = flood(1000, "operator", whoAmI, here, "{}"); passed != defaultCallRate {
+		t.Errorf("a second later %d calls passed", passed)
+	}
+
+	// Guesses are few, and cost those who know nothing.
+	last, passed = flood(200, "nobody", enroll, here, `{"joinToken":"guess","name":"x","kind":"NODE_KIND_HOST"}`)
+	if passed != unauthenticatedRate*burstSeconds || !strings.Contains(last.message, "without a valid credential from 192.0.2.7") {
+		t.Errorf("%d guesses passed, the last got %+v", passed, last)
+	}
+	w.secrets["guesser"] = "guess"
+	if got := ask("guesser", whoAmI, here, "{}"); got.code != "resource_exhausted" {
+		t.Errorf("a guess at a credential after too many at the join token: %v", got)
+	}
+	right := `{"joinToken":"token-for-tests","name":"x","kind":"NODE_KIND_HOST"}`
+	if got := ask("nobody", enroll, here, right); got.code != "resource_exhausted" {
+		t.Errorf("the right guess after too many: %v", got)
+	}
+	if got := ask("tenant", whoAmI, here, "{}"); got.code != "ok" {
+		t.Errorf("who has a token is kept out by who has none: %v", got)
+	}
+	if got := ask("host", "/dxpu.v1.NodeService/Report", here, `{"state":{"nodeId":"h1","instanceId":"1","sequence":"1000000"}}`); got.code != "ok" {
+		t.Errorf("a node is kept out by who has no token: %v", got)
+	}
+	if got := ask("nobody", enroll, there, right); got.code != "ok" {
+		t.Errorf("from elsewhere: %v", got)
+	}
+}
+
+// Who is on the machine of an open manager is not limited, from elsewhere yes.
+func TestFloodsOfOpenManagers(t *testing.T) {
+	count := func(open Open, peer string) (passed int) {
+		w := newWorld(t, Config{Open: open, CallRate: 10})
+		h := w.m.Handler()
+		for range 1000 {
+			r := httptest.NewRequest(http.MethodPost, whoAmI, strings.NewReader("{}"))
+			r.Header.Set("Content-Type", "application/json")
+			r.RemoteAddr, r.Host = peer, "127.0.0.1"
+			res := httptest.NewRecorder()
+			if h.ServeHTTP(res, r); res.Code == http.StatusOK {
+				passed++
+			}
+		}
+		return passed
+	}
+	if n := count(OpenLoopback, "127.0.0.1:1"); n != 1000 {
+		t.Errorf("of this machine's calls %d passed", n)
+	}
+	if n := count(OpenInsecure, "192.0.2.7:1"); n != 10*openRateFactor*burstSeconds {
+		t.Errorf("of an address's calls %d passed", n)
+	}
+	if n := count(OpenLoopback, "192.0.2.7:1"); n != 0 {
+		t.Errorf("of somebody else's calls %d passed", n)
+	}
+}
+
+func TestCallRateIsAnOption(t *testing.T) {
+	for rate, want := range map[float64]int{2: 10, -1: 1000} {
+		l := newLimits(rate, OpenNever)
+		passed := 0
+		for range 1000 {
+			if _, ok := l.people.take("t-1", time.Unix(1, 0)); ok {
+				passed++
+			}
+		}
+		if passed != want {
+			t.Errorf("with a rate of %v, %d calls passed, want %d", rate, passed, want)
+		}
+	}
+}
+
+// However many addresses there are, the limiters take bounded memory, and those
+// who were there before keep their own.
+func TestLimitersAreBounded(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	l := newLimiters(1, 100)
+	if _, ok := l.take("old", now); !ok {
+		t.Fatal("the first call is refused")
+	}
+	refused := 0
+	for i := range 10_000 {
+		if _, ok := l.take(fmt.Sprint("new", i), now); !ok {
+			refused++
+		}
+	}
+	if len(l.by) != 100 || refused != 10_000-99-burstSeconds {
+		t.Errorf("%d limiters, %d calls refused", len(l.by), refused)
+	}
+	if _, yes := l.empty("somebody", now); !yes {
+		t.Error("somebody who shares the last limiter finds it full")
+	}
+	if _, ok := l.take("old", now); !ok {
+		t.Error("who was there before is refused")
+	}
+	// Those that rest make room for others.
+	now = now.Add(burstSeconds * time.Second)
+	if _, ok := l.take("next", now); !ok || len(l.by) > 2 {
+		t.Errorf("after a rest there are %d limiters", len(l.by))
+	}
+}
+
+func TestNetwork(t *testing.T) {
+	tests := []struct{ peer, want string }{
+		{"192.0.2.7:80", "192.0.2.7"},
+		{"[::ffff:192.0.2.7]:80", "192.0.2.7"},
+		{"[2001:db8:1:2:3:4:5:6]:80", "2001:db8:1:2::/64"},
+		{"[fe80::1%eth0]:80", "fe80::/64"},
+		{"", "unknown"},
+		{"@", "unknown"},
+	}
+	for _, tt := range tests {
+		if got := network(tt.peer); got != tt.want {
+			t.Errorf("network(%q) = %q, want %q", tt.peer, got, tt.want)
+		}
+	}
+}
+
+func TestStreamsAreBounded(t *testing.T) {
+	l := newLimits(0, OpenNever)
+	c := &call{}
+	c.caller.Actor = "t-1"
+	var leave func()
+	for range maxStreams {
+		var err error
+		if leave, err = l.openStream(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := l.openStream(c); connect.CodeOf(err) != connect.CodeResourceExhausted {
+		t.Errorf("one more: %v", err)
+	}
+	other := &call{}
+	other.caller.Actor = "t-2"
+	if _, err := l.openStream(other); err != nil {
+		t.Errorf("somebody else's: %v", err)
+	}
+	leave()
+	if _, err := l.openStream(c); err != nil {
+		t.Errorf("after one has ended: %v", err)
+	}
+}
+
+// The body of a call is neither large nor late.
+func TestBodiesAreBounded(t *testing.T) {
+	w := newAccessWorld(t)
+	tests := []struct {
+		name, caller, procedure string
+		size                    int
+		code                    string
+	}{
+		{"a person's", "operator", whoAmI, 1 << 20, "ok"},
+		{"a person's, too large", "operator", whoAmI, maxRequest + 1, "resource_exhausted"},
+		{"a node's", "host", "/dxpu.v1.NodeService/Report", 1 << 20, "ok"},
+		{"a node's, too large", "host", "/dxpu.v1.NodeService/Report", maxRequest + 1, "resource_exhausted"},
+		{"nobody's", "nobody", enroll, maxUnauthenticatedBody - 1000, "ok"},
+		{"nobody's, too large", "nobody", enroll, maxUnauthenticatedBody + 1, "resource_exhausted"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			body := accessCalls[strings.TrimPrefix(tt.procedure, "/dxpu.v1.")].request
+			body = w.fill(body, tt.caller, w.own)
+			body += strings.Repeat(" ", tt.size-len(body))
+			if got := callJSON(w.handler, tt.procedure, w.secrets[tt.caller], "192.0.2.7:1", []byte(body)); got.code != tt.code {
+				t.Errorf("got %+v", got)
+			}
+		})
+	}
+}
+
+// A call whose body does not come is given up; a watch that has sent its
+// request lives on.
+func TestSlowBodies(t *testing.T) {
+	tests := []struct {
+		name, procedure, contentType, body string
+		length                             int
+		check                              func(t *testing.T, res *http.Response)
+	}{
+		{"a call", whoAmI, "application/json", "{", 2, func(t *testing.T, res *http.Response) {
+			if res.StatusCode == http.StatusOK {
+				t.Errorf("it got %s", res.Status)
+			}
+		}},
+		{"a watch", "/dxpu.v1.PoolService/WatchEvents", "application/connect+json", "\x00\x00\x00\x00\x02{}", 7, func(t *testing.T, res *http.Response) {
+			begin := time.Now()
+			for time.Since(begin) < 4*bodyTimeout { // something comes every ten seconds
+				var head [5]byte
+				if _, err := io.ReadFull(res.Body, head[:]); err != nil || head[0] != 0 {
+					t.Fatalf("after %v: %v, %v", time.Since(begin), head, err)
+				}
+				if _, err := io.CopyN(io.Discard, res.Body, int64(binary.BigEndian.Uint32(head[1:]))); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, Config{Open: OpenInsecure})
+				client, conn := net.Pipe()
+				srv := &http.Server{Handler: w.m.Handler()}
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					_ = srv.Serve(&oneConn{conn: conn, closed: make(chan struct{})})
+				}()
+				_, err := fmt.Fprintf(client, "POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s",
+					tt.procedure, tt.contentType, tt.length, tt.body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				res, err := http.ReadResponse(bufio.NewReader(client), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				tt.check(t, res)
+				_ = client.Close()
+				_ = srv.Close()
+				<-done
+			})
+		})
+	}
+}
+
+// oneConn is a listener that accepts one connection.
+type oneConn struct {
+	conn   net.Conn
+	closed chan struct{}
+}
+
+func (l *oneConn) Accept() (net.Conn, error) {
+	if c := l.conn; c != nil {
+		l.conn = nil
+		return c, nil
+	}
+	<-l.closed
+	return nil, net.ErrClosed
+}
+
+func (l *oneConn) Close() error {
+	close(l.closed)
+	return nil
+}
+
+func (l *oneConn) Addr() net.Addr { return &net.TCPAddr{} }

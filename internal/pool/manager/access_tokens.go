@@ -1,0 +1,151 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/auth"
+)
+
+// maxTokens bounds how many tokens there are.
+const maxTokens = 10_000
+
+// CreateToken implements dxpuv1connect.PoolServiceHandler.
+func (s *poolService) CreateToken(ctx context.Context, req *connect.Request[dxpuv1.CreateTokenRequest]) (*connect.Response[dxpuv1.CreateTokenResponse], error) {
+	r := req.Msg
+	if err := checkToken(r); err != nil {
+		return nil, err
+	}
+	res := &dxpuv1.CreateTokenResponse{}
+	err := s.m.update(ctx, func(t *tx) (err error) {
+		if r.Tenant != "" && r.Tenant != defaultTenant && t.tenants.get(r.Tenant) == nil {
+			return notFound("tenant: tenant", r.Tenant)
+		}
+		res.Token, res.Secret, err = t.createToken(r, auth.From(ctx).Actor)
+		return err
+	})
+	if err != nil {
+		return nil, apiError(err)
+	}
+	return connect.NewResponse(res), nil
+}
+
+func checkToken(r *dxpuv1.CreateTokenRequest) error {
+	switch r.Role {
+	case dxpuv1.Role_ROLE_ADMIN, dxpuv1.Role_ROLE_OPERATOR:
+		if r.Tenant != "" {
+			return invalid("tenant: only tokens of ROLE_TENANT have one; leave it empty")
+		}
+	case dxpuv1.Role_ROLE_TENANT:
+		if !tenantPattern.MatchString(r.Tenant) {
+			return invalid("tenant: %q is not 1 to 63 of a-z, 0-9, '.', '_' and '-'", truncateText(r.Tenant))
+		}
+	default:
+		return invalid("role: must be ROLE_ADMIN, ROLE_OPERATOR or ROLE_TENANT; nodes enrol with a join token")
+	}
+	return checkDuration("expires_after", r.ExpiresAfter)
+}
+
+// createToken makes a token that checkToken has passed.
+func (t *tx) createToken(r *dxpuv1.CreateTokenRequest, creator string) (*dxpuv1.Token, string, error) {
+	if t.tokens.len() >= maxTokens {
+		return nil, "", connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("there are %d tokens, no more are allowed: delete some", maxTokens))
+	}
+	id, secret, hash := auth.NewToken()
+	rec := &tokenRecord{
+		ID: id, Role: r.Role, Tenant: r.Tenant, Description: r.Description, SecretHash: hash, CreateTime: t.now, Creator: creator,
+	}
+	if r.ExpiresAfter != nil {
+		rec.ExpireTime = t.now.Add(r.ExpiresAfter.AsDuration())
+	}
+	t.tokens.put(id, rec)
+	t.setTarget(id)
+	t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TOKEN_CHANGED}, "token %s was made for %s", id, tokenOwner(rec))
+	return tokenMessage(rec), secret, nil
+}
+
+func tokenOwner(r *tokenRecord) string {
+	if r.Tenant != "" {
+		return "tenant " + r.Tenant
+	}
+	return "the role " + auth.RoleWord(r.Role)
+}
+
+func tokenMessage(r *tokenRecord) *dxpuv1.Token {
+	return &dxpuv1.Token{
+		Id: r.ID, Role: r.Role, Tenant: r.Tenant, Description: r.Description, CreateTime: timestamp(r.CreateTime),
+		ExpireTime: timestamp(r.ExpireTime), Creator: r.Creator,
+	}
+}
+
+// ListTokens implements dxpuv1connect.PoolServiceHandler.
+func (s *poolService) ListTokens(_ context.Context, req *connect.Request[dxpuv1.ListTokensRequest]) (*connect.Response[dxpuv1.ListTokensResponse], error) {
+	res := &dxpuv1.ListTokensResponse{}
+	err := s.m.view(func(t *tx) error {
+		ids, next, err := page(t.tokens.ids(), idKey, req.Msg.PageSize, req.Msg.PageToken)
+		res.NextPageToken = next
+		for _, id := range ids {
+			res.Tokens = append(res.Tokens, tokenMessage(t.tokens.get(id)))
+		}
+		return err
+	})
+	return connect.NewResponse(res), err
+}
+
+// DeleteToken implements dxpuv1connect.PoolServiceHandler.
+func (s *poolService) DeleteToken(ctx context.Context, req *connect.Request[dxpuv1.DeleteTokenRequest]) (*connect.Response[dxpuv1.DeleteTokenResponse], error) {
+	err := s.m.update(ctx, func(t *tx) error {
+		r := t.tokens.get(req.Msg.TokenId)
+		if r == nil {
+			return notFound("token", truncateText(req.Msg.TokenId))
+		}
+		if r.Role == dxpuv1.Role_ROLE_ADMIN && r.ExpireTime.IsZero() && t.cfg.Open == OpenNever && t.isLastAdmin(r.ID) {
+			return connect.NewError(connect.CodeFailedPrecondition,
+				fmt.Errorf("token_id: %s is the last admin's token that does not expire; make another one first", r.ID))
+		}
+		t.tokens.remove(r.ID)
+		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TOKEN_CHANGED}, "token %s of %s was deleted", r.ID, tokenOwner(r))
+		return nil
+	})
+	if err != nil {
+		return nil, apiError(err)
+	}
+	return connect.NewResponse(&dxpuv1.DeleteTokenResponse{}), nil
+}
+
+// isLastAdmin reports whether no admin would be left for good without a token.
+func (t *tx) isLastAdmin(id string) bool {
+	for _, other := range t.tokens.ids() {
+		if r := t.tokens.get(other); other != id && r.Role == dxpuv1.Role_ROLE_ADMIN && r.ExpireTime.IsZero() {
+			return false
+		}
+	}
+	return true
+}
+
+// FirstAdminToken makes an admin's token where the pool has none. save gets its
+// text before the token is stored, so that no token is lost in a crash.
+func (m *Manager) FirstAdminToken(ctx context.Context, save func(text string) error) error {
+	err := m.update(ctx, func(t *tx) error {
+		for _, id := range t.tokens.ids() {
+			if t.tokens.get(id).Role == dxpuv1.Role_ROLE_ADMIN {
+				return nil
+			}
+		}
+		_, text, err := t.createToken(&dxpuv1.CreateTokenRequest{
+			Role: dxpuv1.Role_ROLE_ADMIN, Description: "the first token, made at " + t.now.UTC().Format(time.DateTime),
+		}, "")
+		if err != nil {
+			return err
+		}
+		return save(text)
+	})
+	if err != nil {
+		return fmt.Errorf("manager: first admin token: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,215 @@
+package manager
+
+import (
+	"encoding/json"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// Bounds of everything that a caller can set. They keep every record below
+// maxRecord: TestRecordsFitTheStore encodes the largest of each kind. A store
+// refuses a record that it cannot hold, and the leader could then store nothing.
+const (
+	// maxText bounds a text, in bytes; textLimits has the exceptions.
+	maxText = 256
+	// maxLabels bounds the entries of a map, and maxModels those of a quota's.
+	maxLabels = 64
+	maxModels = 256
+	// maxList bounds the elements of a list.
+	maxList = 1024
+	// Bounds of a report: far above any real node.
+	maxSlots     = 1024
+	maxAddresses = 64
+	// maxLine bounds a sentence that the manager makes, in bytes: it may quote
+	// labels. maxReason bounds several of them, maxLines how many a lease keeps.
+	maxLine   = 1 << 10
+	maxReason = 4 << 10
+	maxLines  = 48
+	// maxAvoid bounds the GPUs that a lease is not to get again.
+	maxAvoid = 256
+	// maxRecord bounds an encoded record, in bytes: etcd with its default
+	// settings takes 1.5 MiB in a request, with the key and the guard.
+	maxRecord = 1_000_000
+)
+
+// textLimits are the limits of the fields that maxText does not suit, in bytes.
+var textLimits = map[protoreflect.FullName]int{
+	"dxpu.v1.CreateLeaseRequest.request_id": 128,
+	"dxpu.v1.EnrollRequest.csr_pem":         16 << 10,
+	"dxpu.v1.RenewRequest.csr_pem":          16 << 10,
+}
+
+// entryLimits are the limits of the maps that maxLabels does not suit.
+var entryLimits = map[protoreflect.FullName]int{"dxpu.v1.Quota.max_gpus_by_model": maxModels}
+
+// checkBounds bounds every text, list and map of a request. The error names the
+// field, its size and the limit. A report has checkReport instead: it is frequent.
+func checkBounds(msg any) error {
+	m, ok := msg.(proto.Message)
+	if _, report := msg.(*dxpuv1.ReportRequest); !ok || report {
+		return nil
+	}
+	return checkMessage("", m.ProtoReflect())
+}
+
+func checkMessage(path string, m protoreflect.Message) (err error) {
+	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		err = checkField(path+string(f.Name()), f, v)
+		return err == nil
+	})
+	return err
+}
+
+func checkField(name string, f protoreflect.FieldDescriptor, v protoreflect.Value) (err error) {
+	switch {
+	case f.IsMap():
+		limit := maxLabels
+		if l, ok := entryLimits[f.FullName()]; ok {
+			limit = l
+		}
+		if v.Map().Len() > limit {
+			return invalid("%s: %d entries, at most %d", name, v.Map().Len(), limit)
+		}
+		v.Map().Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
+			if err = checkValue("a key of "+name, f.MapKey(), k.Value()); err == nil {
+				err = checkValue(name+"["+truncate(k.String(), maxText)+"]", f.MapValue(), v)
+			}
+			return err == nil
+		})
+		return err
+	case f.IsList():
+		if v.List().Len() > maxList {
+			return invalid("%s: %d elements, at most %d", name, v.List().Len(), maxList)
+		}
+		for i := range v.List().Len() {
+			if err := checkValue(name, f, v.List().Get(i)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return checkValue(name, f, v)
+}
+
+func checkValue(name string, f protoreflect.FieldDescriptor, v protoreflect.Value) error {
+	size := 0
+	switch f.Kind() {
+	case protoreflect.StringKind:
+		size = len(v.String())
+	case protoreflect.BytesKind:
+		size = len(v.Bytes())
+	case protoreflect.MessageKind:
+		return checkMessage(name+".", v.Message())
+	}
+	limit := maxText
+	if l, ok := textLimits[f.FullName()]; ok {
+		limit = l
+	} else if f.Name() == "page_token" {
+		limit = 4 * maxText // the encoded key of an item
+	}
+	if size > limit {
+		return invalid("%s: %d bytes, at most %d", name, size, limit)
+	}
+	return nil
+}
+
+// checkReport bounds what a report says. Texts that are only shown are cut.
+func checkReport(o *dxpuv1.ObservedState) error {
+	switch {
+	case len(o.Slots) > maxSlots:
+		return invalid("state.slots: %d slots, at most %d", len(o.Slots), maxSlots)
+	case len(o.Addresses) > maxAddresses:
+		return invalid("state.addresses: %d addresses, at most %d", len(o.Addresses), maxAddresses)
+	case len(o.Labels) > maxLabels:
+		return invalid("state.labels: %d labels, at most %d", len(o.Labels), maxLabels)
+	}
+	if len(o.InstanceId) > maxText {
+		return invalid("state.instance_id: %d bytes, at most %d", len(o.InstanceId), maxText)
+	}
+	for k, v := range o.Labels {
+		if len(k) > maxText {
+			return invalid("a key of state.labels: %d bytes, at most %d", len(k), maxText)
+		}
+		if len(v) > maxText {
+			return invalid("state.labels[%s]: %d bytes, at most %d", k, len(v), maxText)
+		}
+	}
+	seen := map[uint32]bool{}
+	for _, s := range o.Slots {
+		if s == nil || seen[s.Slot] {
+			return invalid("state.slots: slot %d is listed twice", s.GetSlot())
+		}
+		seen[s.Slot] = true
+	}
+	return nil
+}
+
+// checkNodes bounds the records of the nodes that the transaction has changed:
+// a node with many slots might fill its record with texts that are each allowed.
+func (t *tx) checkNodes() error {
+	for id := range t.nodes.before {
+		n := t.nodes.get(id)
+		if n == nil || t.nodes.unindexed[id] || n.sizeBound() <= maxRecord/2 {
+			continue // no need to encode it
+		}
+		raw, err := json.Marshal(n)
+		if err != nil {
+			return err
+		}
+		// A tenth is for what the rules of health and drains add.
+		if len(raw) > maxRecord*9/10 {
+			return invalid("node %s: its record would take %d bytes, at most %d: report fewer slots or shorter texts", id, len(raw), maxRecord*9/10)
+		}
+	}
+	return nil
+}
+
+// sizeBound returns more bytes than the encoded record has: JSON writes a byte of
+// a text with at most six.
+func (n *nodeRecord) sizeBound() int {
+	const perText, perError, perHit, perSlot = 6, 200, 100, 1000
+	text := len(n.Rack) + len(n.Version)
+	for k, v := range n.Labels {
+		text += len(k) + len(v) + 1
+	}
+	for _, a := range n.Addresses {
+		text += len(a.Address) + len(a.Network) + 16
+	}
+	size := 0
+	for i := range n.Slots {
+		s := &n.Slots[i]
+		text += len(s.Domain) + len(s.HealthDetail)
+		if d := s.Device; d != nil {
+			text += len(d.Model) + len(d.Serial) + len(d.NVLinkDomain) + len(d.PCIeSwitch)
+		}
+		if s.Cordon != nil {
+			text += len(s.Cordon.Reason)
+		}
+		if c := s.Fault; c != nil {
+			text += len(c.Serial) + len(c.Instance) + len(c.Why)
+			size += perHit * len(c.Recent)
+			for _, e := range c.Errors {
+				text += len(e.Detail)
+				size += perError
+			}
+		}
+	}
+	return perText*text + size + perSlot*(len(n.Slots)+1)
+}
+
+// explain adds sentences to what is told of a lease; the oldest are forgotten.
+func (l *leaseRecord) explain(lines ...string) {
+	for _, s := range lines {
+		l.Explanation = append(l.Explanation, truncate(s, maxLine))
+	}
+	l.Explanation = l.Explanation[max(0, len(l.Explanation)-maxLines):]
+}
+
+// avoid keeps a GPU from being given to the lease again soon.
+func (l *leaseRecord) avoid(b *bindingRecord) {
+	l.Avoid = append(l.Avoid, b.ref())
+	l.Avoid = l.Avoid[max(0, len(l.Avoid)-maxAvoid):]
+}

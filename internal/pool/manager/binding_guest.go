@@ -1,0 +1,113 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// What a host says of the guest that has a device: that it has removed it
+// itself, that it does not let go, that it was forced to.
+
+// followGuest takes in whether the guest has a device that is attached. One that
+// its guest has removed stays with its lease, which pays for it, until the lease
+// ends or it is shown again: to show it unasked would be against the guest's will.
+func (t *tx) followGuest(b *bindingRecord) bool {
+	o := t.observed(b.HostID, b)
+	if o == nil || o.State != attached || o.Ejected == b.Ejected && truncateText(o.Detail) == b.Detail {
+		return false
+	}
+	news := o.Ejected != b.Ejected
+	b = t.bindings.edit(b.ID)
+	b.Ejected, b.Detail = o.Ejected, truncateText(o.Detail)
+	switch {
+	case news && b.Ejected:
+		t.event(b.event(dxpuv1.EventType_EVENT_TYPE_GPU_EJECTED),
+			"the guest of %s slot %d has removed GPU %s itself; lease %s keeps it", b.HostID, b.HostSlot, b.gpuID(), b.LeaseID)
+	case news:
+		t.event(b.event(dxpuv1.EventType_EVENT_TYPE_GPU_PLUGGED), "GPU %s is plugged into %s slot %d again", b.gpuID(), b.HostID, b.HostSlot)
+	}
+	if l := t.leases.get(b.LeaseID); news && l != nil && l.State == leaseActive {
+		t.editLease(l.ID).StateReason = t.activeReason(l.ID)
+	}
+	return true
+}
+
+// activeReason says of a lease with all of its GPUs what is to be said of them.
+func (t *tx) activeReason(id string) string {
+	for _, bid := range t.bindingsOf(id) {
+		if b := t.bindings.get(bid); b.serving() && b.Ejected {
+			return fmt.Sprintf("the guest has removed GPU %s itself", b.gpuID())
+		}
+	}
+	return "every GPU is attached"
+}
+
+// recordUse takes in by what a host sees that its guest does not let go of a
+// device. That it is so is told once.
+func (t *tx) recordUse(b *bindingRecord) bool {
+	o := t.observed(b.HostID, b)
+	if o == nil || o.State != detaching || o.Detail == "" || truncateText(o.Detail) == b.Detail {
+		return false
+	}
+	told := b.InUse
+	b = t.bindings.edit(b.ID)
+	b.InUse, b.Detail = true, truncateText(o.Detail)
+	if !told {
+		t.event(b.event(dxpuv1.EventType_EVENT_TYPE_GPU_IN_USE), "GPU %s is in use on %s slot %d: %s; it is taken away %s after it was asked for",
+			b.gpuID(), b.HostID, b.HostSlot, b.Detail, t.cfg.UnplugTimeout)
+	}
+	return true
+}
+
+// clearHost notes that a host has let go of a binding, and how. It returns the
+// binding to change.
+func (t *tx) clearHost(id string) *bindingRecord {
+	b := t.bindings.edit(id)
+	b.HostClear, b.Ejected = true, false
+	if b.State == detaching {
+		b.Detail = ""
+	}
+	if r := t.removal(b); r.GetForced() {
+		t.event(b.event(dxpuv1.EventType_EVENT_TYPE_GPU_TAKEN), "GPU %s was taken away from the guest of %s slot %d by force: %s",
+			b.gpuID(), b.HostID, b.HostSlot, truncateText(r.Detail))
+	}
+	return b
+}
+
+// removal returns what the host says of how it removed a binding's device.
+func (t *tx) removal(b *bindingRecord) *dxpuv1.Removal {
+	for _, s := range t.live[b.HostID].observed.GetSlots() {
+		if s.Slot == b.HostSlot && s.Removal.GetBindingId() == b.ID {
+			return s.Removal
+		}
+	}
+	return nil
+}
+
+// ReplugGPU implements dxpuv1connect.PoolServiceHandler.
+func (s *poolService) ReplugGPU(ctx context.Context, req *connect.Request[dxpuv1.ReplugGPURequest]) (*connect.Response[dxpuv1.ReplugGPUResponse], error) {
+	res := &dxpuv1.ReplugGPUResponse{}
+	err := s.m.update(ctx, func(t *tx) error {
+		b, err := t.leasedGPU(req.Msg.GpuId)
+		if err != nil {
+			return err
+		}
+		if b.State != attached || !b.Ejected {
+			return connect.NewError(connect.CodeFailedPrecondition,
+				fmt.Errorf("gpu_id: the guest of %s has not removed GPU %s; there is nothing to plug in again", b.HostID, req.Msg.GpuId))
+		}
+		b = t.bindings.edit(b.ID)
+		b.Replugs++
+		t.touch(b.HostID)
+		res.Binding = bindingMessage(b)
+		return nil
+	})
+	if err != nil {
+		return nil, apiError(err)
+	}
+	return connect.NewResponse(res), nil
+}

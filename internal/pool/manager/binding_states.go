@@ -1,0 +1,379 @@
+package manager
+
+import (
+	"cmp"
+	"crypto/rand"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
+)
+
+// The states of a binding, shortened.
+const (
+	preparing = dxpuv1.BindingState_BINDING_STATE_PREPARING
+	ready     = dxpuv1.BindingState_BINDING_STATE_READY
+	attached  = dxpuv1.BindingState_BINDING_STATE_ATTACHED
+	detaching = dxpuv1.BindingState_BINDING_STATE_DETACHING
+	resetting = dxpuv1.BindingState_BINDING_STATE_RESETTING
+	released  = dxpuv1.BindingState_BINDING_STATE_RELEASED
+	lost      = dxpuv1.BindingState_BINDING_STATE_LOST
+	failed    = dxpuv1.BindingState_BINDING_STATE_FAILED
+)
+
+// wantedByBox reports whether the box should have the binding.
+func (b *bindingRecord) wantedByBox() bool {
+	return b.State == preparing && b.AwaitsGPUOf == "" || b.State == ready || b.State == attached || b.State == detaching
+}
+
+// wantedByHost reports whether the host should have the binding.
+func (b *bindingRecord) wantedByHost() bool { return b.State == ready || b.State == attached }
+
+// serving reports whether the binding serves its lease or is on the way to it.
+func (b *bindingRecord) serving() bool {
+	return b.State == preparing || b.State == ready || b.State == attached
+}
+
+// needsReplacement reports whether a lease still wants something in the binding's place.
+func (b *bindingRecord) needsReplacement() bool {
+	return !b.serving() && b.Successor == "" && !b.Dropped
+}
+
+// holdsGPU reports whether the box slot is taken by the binding.
+func (b *bindingRecord) holdsGPU() bool { return b.State != released && !b.BoxClear }
+
+// holdsHostSlot reports whether the host slot is taken by the binding.
+func (b *bindingRecord) holdsHostSlot() bool {
+	return b.State != released && (!b.HostClear || b.serving())
+}
+
+// stateWord is a state as timelines and sentences have it.
+func stateWord(s dxpuv1.BindingState) string {
+	return strings.ToLower(strings.TrimPrefix(s.String(), "BINDING_STATE_"))
+}
+
+func reasonWord(r dxpuv1.Reason) string {
+	return strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(r.String(), "REASON_"), "_", " "))
+}
+
+// bindingID returns the ID of the newest epoch, such as "b-7-k3f9zq". Nodes tell
+// bindings apart by it, so it is another one in every incarnation of the pool.
+func (t *tx) bindingID() string {
+	id := fmt.Sprintf("b-%d", t.meta.Epoch)
+	if t.meta.Incarnation != 0 {
+		id += "-" + strconv.FormatUint(t.meta.Incarnation, 36)
+	}
+	return id
+}
+
+// newBinding returns a binding that is not among the records yet.
+func (t *tx) newBinding(l *leaseRecord, host string, hostSlot uint32, gpu placement.Ref) *bindingRecord {
+	t.meta.Epoch++
+	b := &bindingRecord{
+		ID:       t.bindingID(),
+		Epoch:    t.meta.Epoch,
+		LeaseID:  l.ID,
+		HostID:   host,
+		HostSlot: hostSlot,
+		BoxID:    gpu.Box,
+		BoxSlot:  gpu.Slot,
+		Secret:   make([]byte, 32),
+		// The host has not been told: it has nothing to clear.
+		HostClear: true,
+		Trace:     l.Trace,
+		Steps:     []stepRecord{{Name: "created", Time: t.now}},
+	}
+	_, _ = rand.Read(b.Secret) // never fails: crypto/rand ends the program instead
+	return b
+}
+
+// bind makes a binding; its box is told at once.
+func (t *tx) bind(l *leaseRecord, host string, hostSlot uint32, gpu placement.Ref, replaces *bindingRecord) *bindingRecord {
+	b := t.newBinding(l, host, hostSlot, gpu)
+	if replaces != nil {
+		b.Replaces = replaces.ID
+		replaces.Successor = b.ID
+	}
+	t.bindings.put(b.ID, b)
+	b.BoxTold = t.touch(b.BoxID)
+	t.setBindingState(b, preparing)
+	return b
+}
+
+// setBindingState moves a binding into a state, notes the time and tells everybody. b
+// must be one to change.
+func (t *tx) setBindingState(b *bindingRecord, s dxpuv1.BindingState) {
+	d := t.now.Sub(b.since())
+	wantedByBox, wantedByHost := b.wantedByBox(), b.wantedByHost()
+	b.State = s
+	b.Steps = append(b.Steps, stepRecord{Name: stateWord(s), Time: t.now, Duration: d})
+	b.Overdue = false
+	if s == attached {
+		b.Grown, b.Tries = false, 0
+	}
+	if wantedByHost && !b.wantedByHost() {
+		b.HostDropped = t.touch(b.HostID)
+	}
+	if !wantedByHost && b.wantedByHost() {
+		b.HostClear = false
+		b.HostTold = t.touch(b.HostID)
+	}
+	if wantedByBox && !b.wantedByBox() {
+		b.BoxDropped = t.touch(b.BoxID)
+	}
+	if s == released {
+		b.Secret = nil
+	}
+	why := ""
+	if b.Reason != 0 {
+		why = " (" + reasonWord(b.Reason) + ")"
+	}
+	if b.Detail != "" {
+		why += ": " + b.Detail
+	}
+	e := b.event(dxpuv1.EventType_EVENT_TYPE_BINDING_STATE)
+	e.Duration = durationpb.New(d)
+	t.event(e, "binding %s of GPU %s to %s slot %d is %s%s", b.ID, b.gpuID(), b.HostID, b.HostSlot, stateWord(s), why)
+}
+
+// event begins an event about a binding.
+func (b *bindingRecord) event(typ dxpuv1.EventType) *dxpuv1.Event {
+	return &dxpuv1.Event{
+		Type: typ, LeaseId: b.LeaseID, BindingId: b.ID, GpuId: b.gpuID(), BoxId: b.BoxID, HostId: b.HostID,
+		BindingState: b.State, Reason: b.Reason,
+	}
+}
+
+// release begins to take a binding down in order: host first, then box.
+// Without grace both are told at once, and the guest sees a surprise removal.
+func (t *tx) release(id string, reason dxpuv1.Reason, grace bool) {
+	b := t.bindings.get(id)
+	if b.State == detaching && !grace {
+		t.setBindingState(t.bindings.edit(id), resetting)
+		return
+	}
+	if !b.serving() {
+		return
+	}
+	b = t.bindings.edit(id)
+	b.Reason, b.Detail = reason, ""
+	if b.State == preparing || !grace {
+		t.setBindingState(b, resetting) // the host has nothing, or is not asked
+		return
+	}
+	t.setBindingState(b, detaching)
+}
+
+// failBinding takes down a binding that broke.
+func (t *tx) failBinding(id string, to dxpuv1.BindingState, reason dxpuv1.Reason, detail string) {
+	b := t.bindings.edit(id)
+	b.Reason, b.Detail = reason, truncateText(detail)
+	t.setBindingState(b, to)
+}
+
+// advance moves a binding as far as the reports and the clock allow, and
+// reports whether anything changed.
+func (t *tx) advance(id string) bool {
+	b := t.bindings.get(id)
+	if b.serving() && t.leases.get(b.LeaseID) == nil { // the store had to leave its record out
+		t.release(id, dxpuv1.Reason_REASON_LEASE_DELETED, false)
+		return true
+	}
+	switch b.State {
+	case preparing:
+		if b.AwaitsGPUOf != "" {
+			return t.advanceWaiting(b)
+		}
+		return t.advancePreparing(b)
+	case ready:
+		return t.advanceReady(b)
+	case attached:
+		return t.dropIfBroken(b) || t.followGuest(b)
+	case detaching:
+		return t.advanceDetaching(b)
+	case resetting, lost, failed:
+		return t.advanceClearing(b)
+	default:
+		return false
+	}
+}
+
+func (t *tx) advancePreparing(b *bindingRecord) bool {
+	o := t.observed(b.BoxID, b)
+	switch {
+	case o != nil && (o.State == failed || o.State == lost):
+		t.failBinding(b.ID, failed, dxpuv1.Reason_REASON_ATTACH_FAILED, o.Detail)
+	case t.gpuHealth(b) == dxpuv1.Health_HEALTH_FAILED:
+		t.failBinding(b.ID, failed, dxpuv1.Reason_REASON_GPU_FAILED, "")
+	case o != nil && (o.State == ready || o.State == attached) && t.hostSlotClear(b):
+		b = t.bindings.edit(b.ID)
+		t.addSteps(b, b.BoxID, o)
+		t.setBindingState(b, ready)
+	case t.overdueOrSchedule(b, t.cfg.AttachTimeout) && t.hostSlotClear(b):
+		t.failBinding(b.ID, failed, dxpuv1.Reason_REASON_ATTACH_FAILED, "box "+b.BoxID+" was not ready in time")
+	default:
+		return false
+	}
+	return true
+}
+
+// hostSlotClear reports whether the host has let go of whatever was in the slot
+// before.
+func (t *tx) hostSlotClear(b *bindingRecord) bool {
+	return !slices.ContainsFunc(t.bindingsIn(hostSlot{b.HostID, b.HostSlot}), func(id string) bool {
+		return id != b.ID && !t.bindings.get(id).HostClear
+	})
+}
+
+func (t *tx) advanceReady(b *bindingRecord) bool {
+	o := t.observed(b.HostID, b)
+	switch {
+	case t.dropIfBroken(b):
+	case o != nil && o.State == failed:
+		t.failBinding(b.ID, failed, dxpuv1.Reason_REASON_ATTACH_FAILED, o.Detail)
+	case o != nil && o.State == attached:
+		b = t.bindings.edit(b.ID)
+		t.addSteps(b, b.HostID, o)
+		t.setBindingState(b, attached)
+	case t.overdueOrSchedule(b, t.cfg.AttachTimeout):
+		t.failBinding(b.ID, failed, dxpuv1.Reason_REASON_ATTACH_FAILED, "host "+b.HostID+" did not attach the device in time")
+	default:
+		return false
+	}
+	return true
+}
+
+// dropIfBroken looks for a failure underneath a binding that is READY or
+// ATTACHED. That the box is silent alone is none: the data path may well be whole.
+func (t *tx) dropIfBroken(b *bindingRecord) bool {
+	box, host := t.observed(b.BoxID, b), t.observed(b.HostID, b)
+	boxHere := t.connected(b.BoxID)
+	switch {
+	case boxHere && t.gpuHealth(b) == dxpuv1.Health_HEALTH_FAILED:
+		t.failBinding(b.ID, lost, dxpuv1.Reason_REASON_GPU_FAILED, t.gpuDetail(b))
+	case boxHere && box != nil && (box.State == lost || box.State == failed):
+		t.failBinding(b.ID, lost, dxpuv1.Reason_REASON_LINK_LOST, box.Detail)
+	case boxHere && box == nil && t.applied(b.BoxID, b.BoxTold):
+		t.failBinding(b.ID, lost, dxpuv1.Reason_REASON_BINDING_FORGOTTEN, "box "+b.BoxID+" came back without it")
+	case b.State == attached && t.connected(b.HostID) && host == nil && t.applied(b.HostID, b.HostTold):
+		t.failBinding(b.ID, lost, dxpuv1.Reason_REASON_BINDING_FORGOTTEN, "host "+b.HostID+" came back without it")
+	case host != nil && host.State == lost:
+		return t.linkLost(b, boxHere, host.Detail)
+	case !b.LinkLostAt.IsZero() && host != nil:
+		t.bindings.edit(b.ID).LinkLostAt = time.Time{} // it came back
+	default:
+		return false
+	}
+	return true
+}
+
+func (t *tx) linkLost(b *bindingRecord, boxHere bool, detail string) bool {
+	switch {
+	case !boxHere && t.awayOrSchedule(b.BoxID):
+		t.failBinding(b.ID, lost, dxpuv1.Reason_REASON_BOX_LOST, "box "+b.BoxID+" is silent and its link is down")
+	case b.LinkLostAt.IsZero():
+		t.bindings.edit(b.ID).LinkLostAt = t.now
+	case t.dueOrSchedule(subject{bindingSubject, b.ID}, b.LinkLostAt.Add(t.cfg.LinkGrace)) && boxHere:
+		t.failBinding(b.ID, lost, dxpuv1.Reason_REASON_LINK_LOST, detail)
+	default:
+		return false
+	}
+	return true
+}
+
+func (t *tx) advanceDetaching(b *bindingRecord) bool {
+	switch {
+	case t.confirmedGone(b.HostID, b, b.HostDropped):
+		b = t.clearHost(b.ID)
+	case t.overdueOrSchedule(b, t.cfg.UnplugTimeout+unplugSlack):
+		// Fence it off: the box stops serving the epoch. The host slot stays
+		// taken until the host says that it is empty.
+		t.event(b.event(dxpuv1.EventType_EVENT_TYPE_OVERDUE),
+			"host %s did not let go of GPU %s in time: the box fences it off", b.HostID, b.gpuID())
+		b = t.bindings.edit(b.ID)
+	default:
+		return t.recordUse(b)
+	}
+	t.setBindingState(b, resetting)
+	return true
+}
+
+func (t *tx) advanceClearing(b *bindingRecord) bool {
+	changed := false
+	if !b.HostClear && t.confirmedGone(b.HostID, b, b.HostDropped) {
+		b, changed = t.clearHost(b.ID), true
+	}
+	if !b.BoxClear && t.confirmedGone(b.BoxID, b, b.BoxDropped) {
+		b = t.bindings.edit(b.ID)
+		b.BoxClear, changed = true, true
+		t.passGPUOn(b)
+	}
+	switch {
+	case b.HostClear && b.BoxClear:
+		t.setBindingState(t.bindings.edit(b.ID), released)
+		return true
+	case !b.Overdue && t.overdueOrSchedule(b, t.cfg.AttachTimeout):
+		t.bindings.edit(b.ID).Overdue = true
+		var whom []string
+		if !b.HostClear {
+			whom = append(whom, "host "+b.HostID)
+		}
+		if !b.BoxClear {
+			whom = append(whom, "box "+b.BoxID)
+		}
+		t.event(b.event(dxpuv1.EventType_EVENT_TYPE_OVERDUE),
+			"binding %s is still waiting for %s to confirm that nothing is left of it", b.ID, strings.Join(whom, " and "))
+		return true
+	}
+	return changed
+}
+
+func (t *tx) overdueOrSchedule(b *bindingRecord, limit time.Duration) bool {
+	return t.dueOrSchedule(subject{bindingSubject, b.ID}, b.since().Add(limit))
+}
+
+// addSteps puts a node's own inner steps into the timeline.
+func (t *tx) addSteps(b *bindingRecord, node string, o *dxpuv1.ObservedBinding) {
+	at := b.since()
+	for _, s := range o.Steps[:min(len(o.Steps), maxSteps)] {
+		when := s.Time.AsTime()
+		if s.Time == nil {
+			when = at
+		}
+		b.Steps = append(b.Steps, stepRecord{Name: truncateText(s.Name), Time: when, Duration: s.Duration.AsDuration(), NodeID: node})
+	}
+}
+
+// maxSteps bounds the inner steps taken from one report.
+const maxSteps = 32
+
+func (t *tx) gpuSlot(b *bindingRecord) *slotRecord {
+	if n := t.nodes.get(b.BoxID); n != nil {
+		return n.slot(b.BoxSlot)
+	}
+	return nil
+}
+
+func (t *tx) gpuHealth(b *bindingRecord) dxpuv1.Health {
+	s := t.gpuSlot(b)
+	if s == nil || s.Device == nil {
+		return dxpuv1.Health_HEALTH_FAILED // the slot is empty: the device is gone
+	}
+	if s.Fault != nil && !s.Fault.QuarantinedUntil.IsZero() {
+		return dxpuv1.Health_HEALTH_FAILED // whatever its box says
+	}
+	return s.Health
+}
+
+func (t *tx) gpuDetail(b *bindingRecord) string {
+	if s := t.gpuSlot(b); s != nil && s.Device != nil {
+		return cmp.Or(s.HealthDetail, s.Fault.outOfService())
+	}
+	return "the slot is empty"
+}

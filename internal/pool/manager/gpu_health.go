@@ -1,0 +1,295 @@
+package manager
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
+)
+
+// The health of a GPU beyond what its box says of it now. Every error that a box
+// counts has a class, and the class an action (package xid):
+//
+//	in service --reset----> due: moved off its lease if another GPU fits, then reset
+//	in service --replace--> quarantined: replaced at once, as if it had failed
+//	due, or quarantined and its time is over, and unbound --reset by the box--> in service
+//
+// A quarantine lasts twice as long each time; an error in it begins it anew.
+
+// maxErrors bounds how many classes of errors of one GPU are taken in.
+const maxErrors = 64
+
+// resetPatience is how long a box may take to confirm a reset before it is said
+// that it has not.
+const resetPatience = time.Minute
+
+// newlyFailed lists the slots whose device a report calls failed and the records do not.
+func (t *tx) newlyFailed(o *dxpuv1.ObservedState) map[uint32]bool {
+	n := t.nodes.get(o.NodeId)
+	if n.Kind != dxpuv1.NodeKind_NODE_KIND_BOX {
+		return nil
+	}
+	out := map[uint32]bool{}
+	for _, s := range o.Slots {
+		old := n.slot(s.Slot)
+		if s.Health == dxpuv1.Health_HEALTH_FAILED && old != nil && old.Device != nil && s.Device != nil && old.Health != s.Health {
+			out[s.Slot] = true
+		}
+	}
+	return out
+}
+
+// recordErrors counts the errors that a box reports and does what they call for.
+func (t *tx) recordErrors(o *dxpuv1.ObservedState, fallen map[uint32]bool) {
+	if t.nodes.get(o.NodeId).Kind != dxpuv1.NodeKind_NODE_KIND_BOX {
+		return
+	}
+	for _, s := range o.Slots {
+		slot := t.nodes.get(o.NodeId).slot(s.Slot)
+		if slot == nil || slot.Device == nil || len(s.Errors) == 0 && !fallen[s.Slot] && slot.Fault == nil {
+			continue
+		}
+		c := slot.Fault.forDevice(slot.Device.Serial, o.InstanceId)
+		var news []gpuerr.Occurrence
+		for _, e := range s.Errors[:min(len(s.Errors), maxErrors)] {
+			if n := c.count(e, t.now); n > 0 {
+				news = append(news, gpuerr.Occurrence{Code: e.Code, Count: n, Time: t.now})
+			}
+		}
+		if fallen[s.Slot] {
+			news = append(news, gpuerr.Occurrence{Code: gpuerr.DeviceFailed, Count: 1, Time: t.now})
+		}
+		if slot.Fault.sameRun(c) && len(news) == 0 {
+			continue
+		}
+		n := t.nodes.edit(o.NodeId)
+		n.slot(s.Slot).Fault = c
+		for _, h := range news {
+			t.handleError(n, n.slot(s.Slot), h)
+		}
+	}
+}
+
+// forDevice returns a copy to change, fit for the device that is in the slot now and
+// the run of the proxy that reports.
+func (c *faultRecord) forDevice(serial, instance string) *faultRecord {
+	out := &faultRecord{Serial: serial, Instance: instance}
+	if c == nil {
+		return out
+	}
+	if c.Serial != serial { // another device, the same reset counter
+		out.Reset, out.Done = c.Reset, c.Reset
+		return out
+	}
+	*out = *c
+	out.Errors, out.Recent = slices.Clone(c.Errors), slices.Clone(c.Recent)
+	if c.Instance != instance { // the proxy counts from 0 again
+		out.Instance = instance
+		for i := range out.Errors {
+			out.Errors[i].Seen = 0
+		}
+	}
+	return out
+}
+
+// sameRun reports whether two are of one device and one run.
+func (c *faultRecord) sameRun(o *faultRecord) bool {
+	return c != nil && c.Serial == o.Serial && c.Instance == o.Instance
+}
+
+// count takes a counter of the box in and returns how many errors are new.
+func (c *faultRecord) count(e *dxpuv1.DeviceError, now time.Time) uint64 {
+	if e == nil || e.Code == gpuerr.DeviceFailed || e.Count == 0 {
+		return 0
+	}
+	i, ok := slices.BinarySearchFunc(c.Errors, e.Code, func(x errorCount, code uint32) int { return cmp.Compare(x.Code, code) })
+	if !ok {
+		if len(c.Errors) >= maxErrors {
+			return 0
+		}
+		c.Errors = slices.Insert(c.Errors, i, errorCount{Code: e.Code})
+	}
+	x := &c.Errors[i]
+	if e.Count <= x.Seen {
+		return 0
+	}
+	n := e.Count - x.Seen
+	x.Seen, x.Count, x.Detail, x.Last = e.Count, x.Count+n, truncateText(e.Detail), now
+	return n
+}
+
+// handleError does what new errors of a GPU call for. The slot's care is one to change.
+func (t *tx) handleError(n *nodeRecord, s *slotRecord, h gpuerr.Occurrence) {
+	c := s.Fault
+	c.Recent = gpuerr.Append(c.Recent, h)
+	class := gpuerr.Lookup(h.Code)
+	action, escalated := gpuerr.Assess(c.Recent, h.Code, t.now)
+	b := t.holderOf(placement.Ref{Box: n.ID, Slot: s.Slot})
+	e := nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_GPU_ERROR)
+	e.GpuId = gpuID(n.ID, s.Slot)
+	whose := ""
+	if b != nil {
+		e.LeaseId, e.BindingId, e.HostId = b.LeaseID, b.ID, b.HostID
+		whose = " under lease " + b.LeaseID
+	}
+	often := ""
+	if escalated {
+		often = fmt.Sprintf(", %d or more within %s", class.Limit, class.Window)
+	}
+	if h.Code != gpuerr.DeviceFailed || escalated {
+		t.event(e, "GPU %s has had %s %d times%s%s: %s", e.GpuId, class, h.Count, whose, often, action)
+	}
+	switch action {
+	case gpuerr.Reset:
+		c.ResetDue = true
+		c.Why = class.String()
+	case gpuerr.Replace:
+		t.quarantine(c, class.String())
+	}
+	if !c.QuarantinedUntil.IsZero() && action >= gpuerr.Reset {
+		c.QuarantinedUntil = t.now.Add(t.cfg.Quarantine.After(c.Quarantines)) // it has to be quiet
+	}
+	n.ResourceVersion = t.revision()
+}
+
+// quarantine takes a GPU out of service, longer each time.
+func (t *tx) quarantine(c *faultRecord, why string) {
+	c.Why, c.ResetDue = why, true
+	if !c.QuarantinedUntil.IsZero() {
+		return
+	}
+	if !c.Returned.IsZero() && t.now.Sub(c.Returned) >= t.cfg.Quarantine.Max {
+		c.Quarantines = 0 // it has been good for long
+	}
+	c.Quarantines++
+	c.QuarantinedUntil = t.now.Add(t.cfg.Quarantine.After(c.Quarantines))
+}
+
+// advanceRepair takes a GPU that is out of service as far as it gets now.
+func (t *tx) advanceRepair(id string, slot uint32) {
+	s := t.nodes.get(id).slot(slot)
+	c := s.Fault
+	if c.usable() || !c.QuarantinedUntil.IsZero() && !t.dueOrSchedule(subject{nodeSubject, id}, c.QuarantinedUntil) {
+		return
+	}
+	t.maintainSoon(id)
+	if b := t.holderOf(placement.Ref{Box: id, Slot: slot}); b != nil {
+		if l := t.leases.get(b.LeaseID); b.serving() && l != nil && l.holds() {
+			t.moveAway(l, []string{b.ID}, dxpuv1.Reason_REASON_GPU_FAILED)
+		}
+		return
+	}
+	if s.Device == nil || !t.connected(id) {
+		return
+	}
+	if c.Reset == c.Done {
+		revision := t.revision() // no box has seen it, even before a restore
+		t.editFault(id, slot, func(c *faultRecord) { c.Reset, c.Asked = revision, t.now })
+		t.touch(id)
+		return
+	}
+	if t.resetSeen(id, slot) != c.Reset {
+		if t.now.Sub(c.Asked) >= resetPatience {
+			t.editFault(id, slot, func(c *faultRecord) { c.Asked = t.now })
+			e := nodeEvent(t.nodes.get(id), dxpuv1.EventType_EVENT_TYPE_OVERDUE)
+			e.GpuId = gpuID(id, slot)
+			t.event(e, "box %s has not confirmed that it has reset GPU %s", id, e.GpuId)
+		}
+		return
+	}
+	t.returnToService(id, slot)
+}
+
+// returnToService takes a GPU into service again that has been reset, if its box
+// finds it well.
+func (t *tx) returnToService(id string, slot uint32) {
+	s := t.editFault(id, slot, func(c *faultRecord) { c.Done = c.Reset })
+	t.touch(id) // the reset is no longer wanted
+	if s.Health != dxpuv1.Health_HEALTH_OK {
+		s.Fault.QuarantinedUntil = time.Time{}
+		t.quarantine(s.Fault, "not well after a reset")
+		return
+	}
+	s.Fault.ResetDue, s.Fault.QuarantinedUntil, s.Fault.Returned = false, time.Time{}, t.now
+	t.announceReturn(id, slot, "it has been reset")
+}
+
+func (t *tx) announceReturn(id string, slot uint32, why string) {
+	n := t.nodes.edit(id)
+	n.ResourceVersion = t.revision()
+	e := nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_GPU_RETURNED)
+	e.GpuId = gpuID(id, slot)
+	t.event(e, "GPU %s is in service again: %s", e.GpuId, why)
+}
+
+// editFault changes a copy of a slot's care.
+func (t *tx) editFault(id string, slot uint32, f func(*faultRecord)) *slotRecord {
+	s := t.nodes.edit(id).slot(slot)
+	c := *s.Fault
+	f(&c)
+	s.Fault = &c
+	return s
+}
+
+// resetSeen returns the reset of a slot that its box has carried out last.
+func (t *tx) resetSeen(id string, slot uint32) uint64 {
+	if l := t.live[id]; l != nil {
+		for _, s := range l.observed.GetSlots() {
+			if s.Slot == slot {
+				return s.ResetSequence
+			}
+		}
+	}
+	return 0
+}
+
+// desiredResets lists the resets that a box has not confirmed.
+func desiredResets(n *nodeRecord) []*dxpuv1.DesiredReset {
+	var out []*dxpuv1.DesiredReset
+	for i := range n.Slots {
+		if c := n.Slots[i].Fault; c != nil && c.Reset != c.Done {
+			out = append(out, &dxpuv1.DesiredReset{Slot: n.Slots[i].Slot, Sequence: c.Reset})
+		}
+	}
+	return out
+}
+
+// errorsMessage lists a GPU's classes of errors, gravest first.
+func (c *faultRecord) errorsMessage() []*dxpuv1.DeviceError {
+	var out []*dxpuv1.DeviceError
+	if c == nil {
+		return nil
+	}
+	for _, e := range c.Errors {
+		if e.Count == 0 {
+			continue // cleared
+		}
+		class := gpuerr.Lookup(e.Code)
+		detail := class.Name
+		if e.Detail != "" {
+			detail += ": " + e.Detail
+		}
+		out = append(out, &dxpuv1.DeviceError{
+			Code: e.Code, Count: e.Count, Detail: detail, Action: dxpuv1.ErrorAction(class.Action), LastTime: timestamp(e.Last),
+		})
+	}
+	slices.SortStableFunc(out, func(a, b *dxpuv1.DeviceError) int { return cmp.Compare(b.Action, a.Action) })
+	return out
+}
+
+// outOfService says why a GPU is not used, "" when its errors do not keep it
+// from that.
+func (c *faultRecord) outOfService() string {
+	switch {
+	case c.usable():
+		return ""
+	case c.QuarantinedUntil.IsZero():
+		return "to be reset: " + c.Why
+	default:
+		return "out of service: " + c.Why
+	}
+}

@@ -1,0 +1,307 @@
+package manager
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/auth"
+	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
+)
+
+func (w *world) gpu(id string) *dxpuv1.GPU {
+	w.t.Helper()
+	res, err := w.api().GetGPU(operatorContext(), connect.NewRequest(&dxpuv1.GetGPURequest{GpuId: id}))
+	if err != nil {
+		w.t.Fatalf("GetGPU %s: %v", id, err)
+	}
+	return res.Msg.Gpu
+}
+
+func (w *world) clearErrors(id string) {
+	w.t.Helper()
+	if _, err := w.api().ClearGPUErrors(operatorContext(), connect.NewRequest(&dxpuv1.ClearGPUErrorsRequest{GpuId: id})); err != nil {
+		w.t.Fatalf("ClearGPUErrors %s: %v", id, err)
+	}
+}
+
+func TestErrorsAndTheirActions(t *testing.T) {
+	tests := []struct {
+		name   string
+		boxes  []*fakeNode
+		spec   *dxpuv1.LeaseSpec
+		code   uint32
+		times  int
+		state  dxpuv1.LeaseState
+		has    string
+		free   dxpuv1.GPUState // of b1/0 half a minute later
+		events []string
+	}{
+		{"ignored", nil, nil, 45, 1, leaseActive, "b1/0", dxpuv1.GPUState_GPU_STATE_BOUND, []string{"XID 45", ": ignore"}},
+		{"the application's", nil, nil, 31, 50, leaseActive, "b1/0", dxpuv1.GPUState_GPU_STATE_BOUND, []string{"memory page fault", "under lease", ": restart the application"}},
+		{"reset", nil, nil, 48, 1, leaseActive, "b1/1", dxpuv1.GPUState_GPU_STATE_FREE, []string{": reset", "takes the place of b1/0", "b1/0 is in service again: it has been reset"}},
+		{"reset, again and again", nil, nil, 48, 3, leaseActive, "b1/1", dxpuv1.GPUState_GPU_STATE_UNAVAILABLE, []string{"3 or more within 24h0m0s", ": replace"}},
+		{"replace", nil, nil, 79, 1, leaseActive, "b1/1", dxpuv1.GPUState_GPU_STATE_UNAVAILABLE, []string{"fallen off the bus", "takes the place of b1/0"}},
+		{"ignored until they are many", nil, nil, 92, 5, leaseActive, "b1/1", dxpuv1.GPUState_GPU_STATE_UNAVAILABLE, []string{": replace"}},
+		{"reset, but no other GPU", []*fakeNode{boxNode("b1", 1)}, nil, 48, 1, leaseActive, "b1/0", dxpuv1.GPUState_GPU_STATE_BOUND, []string{"cannot move now"}},
+		{"replace, but no other GPU", []*fakeNode{boxNode("b1", 1)}, nil, 79, 1, leaseDegraded, "", dxpuv1.GPUState_GPU_STATE_UNAVAILABLE, []string{"cannot be replaced now"}},
+		{
+			"replace, but only another model",
+			[]*fakeNode{boxNode("b1", 1), modelBox("b2", "T4")},
+			nil, 79, 1, leaseDegraded, "",
+			dxpuv1.GPUState_GPU_STATE_UNAVAILABLE,
+			[]string{"cannot be replaced now", `model "DX100"`},
+		},
+		{
+			"replace, but only in another box",
+			[]*fakeNode{boxNode("b1", 2), boxNode("b2", 2)},
+			&dxpuv1.LeaseSpec{Count: 2, SameBox: dxpuv1.Preference_PREFERENCE_REQUIRED}, 79, 1, leaseDegraded, "b1/1",
+			dxpuv1.GPUState_GPU_STATE_UNAVAILABLE,
+			[]string{"cannot be replaced now", "must be with the lease's others"},
+		},
+		{
+			"replace, but only in another NVLink domain",
+			[]*fakeNode{nvlinkBox("b1", 2), nvlinkBox("b2", 2)},
+			&dxpuv1.LeaseSpec{Count: 2, Nvlink: dxpuv1.Preference_PREFERENCE_REQUIRED}, 79, 1, leaseDegraded, "b1/1",
+			dxpuv1.GPUState_GPU_STATE_UNAVAILABLE,
+			[]string{"cannot be replaced now", "must be with the lease's others"},
+		},
+		{
+			"replace, spread",
+			[]*fakeNode{boxNode("b1", 2), boxNode("b2", 2)},
+			&dxpuv1.LeaseSpec{Count: 2, SameBox: dxpuv1.Preference_PREFERENCE_AVOID}, 79, 1, leaseActive, "b1/1 b2/0",
+			dxpuv1.GPUState_GPU_STATE_UNAVAILABLE,
+			[]string{"takes the place"},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.boxes == nil {
+				tt.boxes = []*fakeNode{boxNode("b1", 2)}
+			}
+			if tt.spec == nil {
+				tt.spec = &dxpuv1.LeaseSpec{Count: 1, Model: "DX100"}
+			}
+			w := newWorld(t, Config{Reserve: placement.Reserve{Count: 1}}, append([]*fakeNode{hostNode("h1", 4)}, tt.boxes...)...)
+			if len(tt.boxes) == 1 && tt.boxes[0].slots == 1 || len(tt.boxes) > 1 {
+				w = newWorld(t, Config{}, append([]*fakeNode{hostNode("h1", 4)}, tt.boxes...)...)
+			}
+			id := w.create(tt.spec)
+			w.settle()
+			w.wantLease(id, leaseActive)
+			for range tt.times {
+				w.nodes["b1"].addError(0, tt.code)
+				w.report("b1")
+			}
+			w.settle()
+			for range 30 {
+				w.pass(500 * time.Millisecond)
+				w.rounds(1)
+			}
+			w.settle()
+			w.wantLease(id, tt.state)
+			if got := w.has(id); got != tt.has {
+				t.Errorf("it has %q, want %q\n%s", got, tt.has, w.events())
+			}
+			g := w.gpu("b1/0")
+			if g.State != tt.free {
+				t.Errorf("b1/0 is %v, want %v", g.State, tt.free)
+			}
+			if len(g.Errors) != 1 || g.Errors[0].Code != tt.code || g.Errors[0].Count != uint64(tt.times) || g.Errors[0].Action == 0 {
+				t.Errorf("errors %v", g.Errors)
+			}
+			for _, want := range tt.events {
+				if !strings.Contains(w.events(), want) {
+					t.Errorf("no event says %q:\n%s", want, w.events())
+				}
+			}
+			w.checkIndex(t)
+		})
+	}
+}
+
+// A quarantine is over after its time and a reset; the next one is longer, and
+// errors in it begin it anew.
+func TestQuarantine(t *testing.T) {
+	w := newWorld(t, Config{Quarantine: gpuerr.Backoff{Base: time.Minute, Max: time.Hour}}, hostNode("h1", 1), boxNode("b1", 1))
+	wait := func(d time.Duration) {
+		for ; d > 0; d -= 900 * time.Millisecond {
+			w.pass(min(d, 900*time.Millisecond))
+			w.report("b1")
+			w.report("h1")
+		}
+		w.settle()
+	}
+	out := func() bool {
+		t.Helper()
+		g := w.gpu("b1/0")
+		if (g.QuarantinedUntil != nil) != (g.State == dxpuv1.GPUState_GPU_STATE_UNAVAILABLE) {
+			t.Errorf("GPU %v", g)
+		}
+		return g.QuarantinedUntil != nil
+	}
+	for _, length := range []time.Duration{time.Minute, 2 * time.Minute, 4 * time.Minute} {
+		w.nodes["b1"].addError(0, 64)
+		w.settle()
+		wait(length - 10*time.Second)
+		if !out() {
+			t.Fatalf("in service before %s have passed", length)
+		}
+		wait(12 * time.Second)
+		if out() {
+			t.Fatalf("out of service after %s\n%s", length, w.events())
+		}
+	}
+	if got := w.nodes["b1"].resetCount; got != 3 {
+		t.Errorf("%d resets, want 3", got)
+	}
+	w.nodes["b1"].addError(0, 64)
+	w.settle()
+	wait(7 * time.Minute)
+	w.nodes["b1"].addError(0, 48) // begins anew
+	w.settle()
+	wait(7 * time.Minute)
+	if !out() {
+		t.Error("in service although it was not quiet")
+	}
+	w.clearErrors("b1/0")
+	if g := w.gpu("b1/0"); out() || len(g.Errors) != 0 {
+		t.Errorf("after clearing: %v", g)
+	}
+	w.settle()
+	if out() {
+		t.Error("old errors count again")
+	}
+	w.nodes["b1"].restart() // counts from 0
+	w.nodes["b1"].addError(0, 45)
+	w.settle()
+	if g := w.gpu("b1/0"); len(g.Errors) != 1 || g.Errors[0].Count != 1 {
+		t.Errorf("after the proxy's restart: %v", g.Errors)
+	}
+}
+
+// A box that does not know resets keeps its GPU out of service, and that is said.
+func TestResetIsNotConfirmed(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 1), boxNode("b1", 1))
+	w.nodes["b1"].noResets = true
+	w.nodes["b1"].addError(0, 48)
+	w.settle()
+	for range 80 {
+		w.pass(900 * time.Millisecond)
+		w.rounds(1)
+	}
+	if g := w.gpu("b1/0"); g.State != dxpuv1.GPUState_GPU_STATE_UNAVAILABLE || !strings.Contains(g.HealthDetail, "to be reset") {
+		t.Errorf("GPU %v", g)
+	}
+	if !strings.Contains(w.events(), "has not confirmed that it has reset GPU b1/0") {
+		t.Errorf("nobody says what is waited for:\n%s", w.events())
+	}
+	w.nodes["b1"].noResets, w.nodes["b1"].applied = false, 0
+	w.settle()
+	if g := w.gpu("b1/0"); g.State != dxpuv1.GPUState_GPU_STATE_FREE {
+		t.Errorf("GPU %v", g)
+	}
+}
+
+// A device that its box finds dead and well again and again is kept out.
+func TestGPUComesAndGoes(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 1), boxNode("b1", 1))
+	for range 3 {
+		w.nodes["b1"].dead[0] = true
+		w.settle()
+		w.nodes["b1"].dead[0] = false
+		w.settle()
+	}
+	if g := w.gpu("b1/0"); g.QuarantinedUntil == nil || g.State != dxpuv1.GPUState_GPU_STATE_UNAVAILABLE {
+		t.Errorf("GPU %v\n%s", g, w.events())
+	}
+	w.nodes["b1"].model = "T4" // another device takes its place
+	w.m.state.nodes.get("b1").slot(0).Fault = &faultRecord{Serial: "old", QuarantinedUntil: w.clock.now().Add(time.Hour), ResetDue: true}
+	w.settle()
+	if g := w.gpu("b1/0"); g.QuarantinedUntil != nil {
+		t.Errorf("GPU %v", g)
+	}
+}
+
+func TestNodeComesAndGoes(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 2), boxNode("b1", 2))
+	id := w.create(&dxpuv1.LeaseSpec{Count: 1})
+	w.settle()
+	flap := func() {
+		w.nodes["b1"].down = true
+		for range 3 {
+			w.pass(500 * time.Millisecond)
+			w.report("h1")
+		}
+		w.nodes["b1"].down = false
+		w.settle()
+	}
+	flap()
+	flap()
+	w.delete(w.create(&dxpuv1.LeaseSpec{Count: 1}), true)
+	w.settle()
+	flap()
+	if _, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1}); connect.CodeOf(err) != connect.CodeResourceExhausted {
+		t.Errorf("a node that comes and goes is used: %v\n%s", err, w.events())
+	}
+	w.wantLease(id, leaseActive) // what is there stays
+	for range 40 {
+		w.pass(800 * time.Millisecond)
+		w.report("h1")
+		w.report("b1")
+	}
+	if _, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1}); err != nil {
+		t.Errorf("after half a minute: %v\n%s", err, w.events())
+	}
+	if !strings.Contains(w.events(), "b1 was lost 3 times") || !strings.Contains(w.events(), "is used again") {
+		t.Errorf("events:\n%s", w.events())
+	}
+}
+
+// A manager that was asleep blames nobody.
+func TestManagerSleeps(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 2), boxNode("b1", 2))
+	for range 5 {
+		w.pass(10 * time.Second)
+		w.settle()
+	}
+	w.create(&dxpuv1.LeaseSpec{Count: 1})
+}
+
+func TestPathHealth(t *testing.T) {
+	const ok, failed = dxpuv1.Health_HEALTH_OK, dxpuv1.Health_HEALTH_FAILED
+	w := newWorld(t, Config{}, hostNode("h1", 1), boxNode("b1", 1))
+	h := w.nodes["h1"]
+	h.paths = []dxpuv1.Health{ok, ok}
+	w.create(&dxpuv1.LeaseSpec{Count: 1})
+	w.settle()
+	for _, step := range []struct {
+		paths []dxpuv1.Health
+		want  string
+	}{
+		{[]dxpuv1.Health{ok, failed}, "path 1 of binding b-1 (GPU b1/0 to h1) failed, says h1"},
+		{[]dxpuv1.Health{ok, ok}, "path 1 of binding b-1 (GPU b1/0 to h1) works again, says h1"},
+		{[]dxpuv1.Health{failed, ok}, "path 0 of binding b-1 (GPU b1/0 to h1) failed, says h1"},
+		{[]dxpuv1.Health{ok}, ""},
+	} {
+		h.paths = step.paths
+		w.report("h1")
+		if !strings.Contains(w.events(), step.want) {
+			t.Errorf("no event says %q", step.want)
+		}
+	}
+	res, err := w.api().GetHost(operatorContext(), connect.NewRequest(&dxpuv1.GetHostRequest{HostId: "h1"}))
+	if err != nil || len(res.Msg.Host.Slots[0].Paths) != 1 {
+		t.Errorf("host %v, %v", res, err)
+	}
+}
+
+// operatorContext is that of a call by somebody who sees everything.
+func operatorContext() context.Context {
+	return auth.With(context.Background(), auth.Identity{Actor: "operator", Role: dxpuv1.Role_ROLE_OPERATOR})
+}

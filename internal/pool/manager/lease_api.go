@@ -1,0 +1,174 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+)
+
+// poolService is what people and orchestrators call. What it does not
+// implement answers UNIMPLEMENTED.
+type poolService struct {
+	dxpuv1connect.UnimplementedPoolServiceHandler
+	m *Manager
+}
+
+// CreateLease implements dxpuv1connect.PoolServiceHandler.
+func (s *poolService) CreateLease(ctx context.Context, req *connect.Request[dxpuv1.CreateLeaseRequest]) (*connect.Response[dxpuv1.CreateLeaseResponse], error) {
+	spec := proto.CloneOf(req.Msg.Spec)
+	if err := checkSpec(spec); err != nil {
+		return nil, err
+	}
+	var out *dxpuv1.Lease
+	err := s.m.update(ctx, func(t *tx) error {
+		if old := t.leaseByRequest(req.Msg.RequestId, spec.Tenant); old != nil {
+			if !proto.Equal(old.asked(), spec) {
+				return connect.NewError(connect.CodeAlreadyExists,
+					fmt.Errorf("request_id: %q was used for another spec by lease %s; use a new one", old.RequestID, old.ID))
+			}
+			out = t.leaseMessage(old)
+			return nil
+		}
+		l, err := t.createLease(req.Msg.RequestId, spec)
+		if err != nil {
+			return err
+		}
+		out = t.leaseMessage(t.leases.get(l.ID))
+		return nil
+	})
+	if err != nil {
+		return nil, apiError(err)
+	}
+	return connect.NewResponse(&dxpuv1.CreateLeaseResponse{Lease: out}), nil
+}
+
+func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, error) {
+	raw, err := protojson.Marshal(spec)
+	if err != nil {
+		return nil, invalid("spec: %v", err)
+	}
+	if spec.HostId != "" {
+		if n := t.nodes.get(spec.HostId); n == nil || n.Kind != dxpuv1.NodeKind_NODE_KIND_HOST {
+			return nil, notFound("spec.host_id: host", spec.HostId)
+		}
+	}
+	if err := t.admit(spec); err != nil {
+		return nil, err
+	}
+	rev := t.revision()
+	l := &leaseRecord{
+		ID: fmt.Sprintf("l-%d", rev), RequestID: request, Spec: raw, spec: spec, State: leasePending,
+		StateReason: "waiting for GPUs", CreateTime: t.now, ResourceVersion: rev, Trace: t.traceContext,
+	}
+	if t.call != nil {
+		l.Creator = t.call.caller.Actor
+	}
+	t.leases.put(l.ID, l)
+	t.setTarget(l.ID)
+	t.event(leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_CREATED), "tenant %s asks for %d GPUs: lease %s", spec.Tenant, spec.Count, l.ID)
+	if t.grant(l.ID) {
+		return l, nil
+	}
+	why := strings.Join(t.whyNotNow(l), " ")
+	if !spec.Wait {
+		return nil, connect.NewError(connect.CodeResourceExhausted,
+			fmt.Errorf("no capacity for this lease now: %s Set spec.wait to queue", why))
+	}
+	t.setLeaseState(l.ID, leasePending, "in the queue: "+why)
+	return l, nil
+}
+
+// DeleteLease implements dxpuv1connect.PoolServiceHandler.
+func (s *poolService) DeleteLease(ctx context.Context, req *connect.Request[dxpuv1.DeleteLeaseRequest]) (*connect.Response[dxpuv1.DeleteLeaseResponse], error) {
+	var out *dxpuv1.Lease
+	err := s.m.update(ctx, func(t *tx) error {
+		l, err := t.leaseVersion(req.Msg.LeaseId, req.Msg.ResourceVersion)
+		if err != nil {
+			return err
+		}
+		if !l.ended() {
+			t.endLease(l.ID, dxpuv1.Reason_REASON_LEASE_DELETED, "it was deleted", !req.Msg.Force)
+		}
+		out = t.leaseMessage(t.leases.get(l.ID))
+		return nil
+	})
+	if err != nil {
+		return nil, apiError(err)
+	}
+	return connect.NewResponse(&dxpuv1.DeleteLeaseResponse{Lease: out}), nil
+}
+
+func (t *tx) leaseVersion(id string, version uint64) (*leaseRecord, error) {
+	l := t.leases.get(id)
+	switch {
+	case l == nil:
+		return nil, notFound("lease", id)
+	case version != 0 && version != l.ResourceVersion:
+		return nil, conflict("lease", id, l.ResourceVersion, version)
+	}
+	return l, nil
+}
+
+// ExplainLease implements dxpuv1connect.PoolServiceHandler.
+func (s *poolService) ExplainLease(_ context.Context, req *connect.Request[dxpuv1.ExplainLeaseRequest]) (*connect.Response[dxpuv1.ExplainLeaseResponse], error) {
+	spec := proto.CloneOf(req.Msg.GetSpec())
+	if req.Msg.GetLeaseId() == "" {
+		if err := checkSpec(spec); err != nil {
+			return nil, err
+		}
+	}
+	res := &dxpuv1.ExplainLeaseResponse{}
+	err := s.m.view(func(t *tx) error {
+		if id := req.Msg.GetLeaseId(); id != "" {
+			return t.explain(id, res)
+		}
+		if err := t.admit(spec); err != nil {
+			return err
+		}
+		if q := t.quotaReached(spec); q != "" {
+			res.Explanation = []string{q}
+			return nil
+		}
+		d, h := t.decideWithin(spec)
+		res.Explanation = slices.Concat(h.Why, d.Why)
+		if res.Satisfied = d.OK() && h.OK(); res.Satisfied {
+			res.HostId = h.Host
+			for _, p := range d.Picks {
+				res.GpuIds = append(res.GpuIds, p.String())
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, apiError(err)
+	}
+	return connect.NewResponse(res), nil
+}
+
+func (t *tx) explain(id string, res *dxpuv1.ExplainLeaseResponse) error {
+	l := t.leases.get(id)
+	if l == nil {
+		return notFound("lease", id)
+	}
+	why := l.Explanation
+	if l.State == leasePending {
+		why = t.whyPending(l)
+	}
+	res.Explanation = append(slices.Clone(why), fmt.Sprintf("The lease is %s: %s.", leaseWord(l.State), strings.TrimSuffix(l.StateReason, ".")))
+	res.HostId = l.HostID
+	for _, bid := range t.bindingsOf(id) {
+		if b := t.bindings.get(bid); b.serving() {
+			res.GpuIds = append(res.GpuIds, b.gpuID())
+		}
+	}
+	res.Satisfied = uint32(len(res.GpuIds)) == l.spec.Count
+	return nil
+}

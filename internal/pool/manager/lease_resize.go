@@ -1,0 +1,158 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
+)
+
+// ResizeLease implements dxpuv1connect.PoolServiceHandler. A lease that has the
+// count already is returned whatever the version says: so a call whose answer
+// was lost can be repeated.
+func (s *poolService) ResizeLease(ctx context.Context, req *connect.Request[dxpuv1.ResizeLeaseRequest]) (*connect.Response[dxpuv1.ResizeLeaseResponse], error) {
+	r := req.Msg
+	if r.Count < 1 || r.Count > maxGPUs {
+		return nil, invalid("count: %d is not 1 to %d; delete the lease to give all of its GPUs back", r.Count, maxGPUs)
+	}
+	res := &dxpuv1.ResizeLeaseResponse{}
+	err := s.m.update(ctx, func(t *tx) error {
+		l := t.leases.get(r.LeaseId)
+		if l == nil {
+			return notFound("lease", r.LeaseId)
+		}
+		if l.spec.Count != r.Count || l.ended() {
+			if err := t.resize(l, r); err != nil {
+				return err
+			}
+		}
+		res.Lease = t.leaseMessage(t.leases.get(l.ID))
+		return nil
+	})
+	if err != nil {
+		return nil, apiError(err)
+	}
+	return connect.NewResponse(res), nil
+}
+
+func (t *tx) resize(l *leaseRecord, r *dxpuv1.ResizeLeaseRequest) error {
+	switch {
+	case r.ResourceVersion != 0 && r.ResourceVersion != l.ResourceVersion:
+		return conflict("lease", l.ID, l.ResourceVersion, r.ResourceVersion)
+	case l.State != leaseActive:
+		return connect.NewError(connect.CodeFailedPrecondition,
+			fmt.Errorf("lease_id: %s is %s; only a lease that is active can be resized", l.ID, leaseWord(l.State)))
+	case r.Count > l.spec.Count:
+		return t.grow(l, r.Count)
+	}
+	t.shrink(l, r.Count)
+	return nil
+}
+
+// grow gives an active lease more GPUs on its host, under the constraints that
+// it has. It goes on as it is until they are attached.
+func (t *tx) grow(l *leaseRecord, count uint32) error {
+	more := count - l.spec.Count
+	q := t.quota(l.spec.Tenant)
+	if err := q.allows(l.spec.Tenant, "count", count, l.Model); err != nil {
+		return err
+	}
+	if why := t.overQuota(l.spec.Tenant, more, l.Model); why != "" {
+		return connect.NewError(connect.CodeResourceExhausted, errors.New("count: "+strings.TrimSuffix(why, ".")))
+	}
+	req := t.replacement(l, nil)
+	req.Count, req.UseSpares = int(more), false
+	d := t.chooseGPUs(req)
+	h := t.chooseHost(placement.HostRequest{Count: int(more), Host: l.HostID, Domain: t.domainOf(l)})
+	if !d.OK() || !h.OK() {
+		why := strings.Join(append(h.Why, d.Why...), " ")
+		return connect.NewError(connect.CodeResourceExhausted,
+			fmt.Errorf("count: lease %s cannot grow by %d GPUs now: %s", l.ID, more, strings.TrimSuffix(why, ".")))
+	}
+	l = t.setCount(l.ID, count, "")
+	l.explain(fmt.Sprintf("It grew by %d GPUs.", more))
+	l.explain(d.Why...)
+	for i, pick := range d.Picks {
+		t.bind(l, h.Host, h.Slots[i], pick, nil).Grown = true
+	}
+	return nil
+}
+
+// domainOf returns the domain of the host that a lease's GPUs are in.
+func (t *tx) domainOf(l *leaseRecord) string {
+	for _, id := range t.bindingsOf(l.ID) {
+		b := t.bindings.get(id)
+		if n := t.nodes.get(b.HostID); b.serving() && n != nil && n.slot(b.HostSlot) != nil {
+			return n.slot(b.HostSlot).Domain
+		}
+	}
+	return l.spec.HostDomain
+}
+
+// shrink takes GPUs of a lease away: those after which the rest sits together best.
+func (t *tx) shrink(l *leaseRecord, count uint32) {
+	var held []placement.LeasedGPU
+	ids := map[placement.Ref]string{}
+	for _, id := range t.bindingsOf(l.ID) {
+		b := t.bindings.get(id)
+		if !b.serving() {
+			continue
+		}
+		h := placement.LeasedGPU{Ref: b.ref(), Attached: b.State == attached, Order: b.Epoch}
+		if n, s := t.nodes.get(b.BoxID), t.gpuSlot(b); s != nil && s.Device != nil {
+			h.Domain, h.Sound = s.Device.NVLinkDomain, n.takesBindings() && s.takesBindings()
+		}
+		ids[h.Ref] = id
+		held = append(held, h)
+	}
+	spread := l.spec.SameBox == dxpuv1.Preference_PREFERENCE_AVOID
+	gone := placement.Shrink(held, int(l.spec.Count-count), spread)
+	t.setCount(l.ID, count, "")
+	for _, ref := range gone {
+		t.release(ids[ref], dxpuv1.Reason_REASON_LEASE_RESIZED, true)
+		t.bindings.edit(ids[ref]).Dropped = true
+	}
+}
+
+// setCount changes the number of GPUs that a lease shall have. The spec of
+// before is not changed: others may be reading it.
+func (t *tx) setCount(id string, count uint32, why string) *leaseRecord {
+	l := t.editLease(id)
+	was := l.spec.Count
+	if l.Asked == 0 {
+		l.Asked = was
+	}
+	l.spec = proto.CloneOf(l.spec)
+	l.spec.Count = count
+	raw, err := protojson.Marshal(l.spec)
+	if err != nil {
+		// The same strings were encoded when the lease was made, and are valid UTF-8.
+		panic("manager: a spec that was stored cannot be encoded: " + err.Error())
+	}
+	l.Spec = raw
+	e := leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_RESIZED)
+	e.Reason = dxpuv1.Reason_REASON_LEASE_RESIZED
+	t.event(e, "lease %s goes from %d to %d GPUs%s", id, was, count, why)
+	return l
+}
+
+// advanceGrown replaces GPUs that a lease was to get and that could not be
+// attached, or lets the lease be as it was without them.
+func (t *tx) advanceGrown(broken []string) {
+	for _, id := range broken {
+		b := t.bindings.get(id)
+		if b.Tries+1 < maxAttempts && t.replace([]string{id}) {
+			continue
+		}
+		t.bindings.edit(id).Dropped = true
+		l := t.leases.get(b.LeaseID)
+		t.setCount(l.ID, l.spec.Count-1, fmt.Sprintf(": GPU %s could not be attached (%s)", b.gpuID(), reasonWord(b.Reason)))
+	}
+}

@@ -1,0 +1,282 @@
+package manager
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
+)
+
+// The states of a lease, shortened.
+const (
+	leasePending   = dxpuv1.LeaseState_LEASE_STATE_PENDING
+	leaseBinding   = dxpuv1.LeaseState_LEASE_STATE_BINDING
+	leaseActive    = dxpuv1.LeaseState_LEASE_STATE_ACTIVE
+	leaseDegraded  = dxpuv1.LeaseState_LEASE_STATE_DEGRADED
+	leaseReleasing = dxpuv1.LeaseState_LEASE_STATE_RELEASING
+	leaseReleased  = dxpuv1.LeaseState_LEASE_STATE_RELEASED
+	leaseFailed    = dxpuv1.LeaseState_LEASE_STATE_FAILED
+)
+
+// advanceLease moves a lease as far as its bindings and the clock allow.
+func (t *tx) advanceLease(id string) bool {
+	l := t.leases.get(id)
+	if l.ended() {
+		return false
+	}
+	if e := l.spec.ExpiresAfter; e != nil && l.State != leaseReleasing && t.dueOrSchedule(subject{leaseSubject, id}, l.CreateTime.Add(e.AsDuration())) {
+		t.endLease(id, dxpuv1.Reason_REASON_LEASE_EXPIRED, "it expired", true)
+		return true
+	}
+	switch l.State {
+	case leasePending:
+		if w := l.spec.WaitTimeout; w != nil && t.dueOrSchedule(subject{leaseSubject, id}, l.queuedSince().Add(w.AsDuration())) {
+			t.setLeaseState(id, leaseFailed, "waited in vain: "+lastSentence(t.whyNotNow(l)))
+			return true
+		}
+		return false
+	case leaseReleasing:
+		return t.advanceReleasing(id)
+	default:
+		return t.advanceHolding(id)
+	}
+}
+
+// advanceHolding keeps a lease supplied with GPUs.
+func (t *tx) advanceHolding(id string) bool {
+	var broken, grown []string
+	var good, up, coming int
+	l := t.leases.get(id)
+	for _, bid := range t.bindingsOf(id) {
+		b := t.bindings.get(bid)
+		switch {
+		case b.serving():
+			good++
+			if b.Grown {
+				coming++
+			}
+		case b.needsReplacement() && b.Grown:
+			grown = append(grown, bid)
+		case b.needsReplacement() && !t.retryPaused(l, b):
+			broken = append(broken, bid)
+		}
+		if b.State == attached {
+			up++
+		}
+	}
+	if len(grown) > 0 {
+		t.advanceGrown(grown)
+		return true
+	}
+	if len(broken) == 0 {
+		return t.updateLeaseState(id, good, up, coming)
+	}
+	hopeless := l.Attempts+len(broken) >= maxAttempts*int(l.spec.Count)
+	replaced := !(l.ActiveTime.IsZero() && hopeless) && t.replace(broken)
+	switch {
+	case replaced || !l.ActiveTime.IsZero():
+	case l.spec.Wait && !hopeless:
+		b := t.bindings.get(broken[0])
+		t.requeue(id, dxpuv1.Reason_REASON_LEASE_FAILED,
+			fmt.Sprintf("in the queue again: GPU %s could not be attached (%s)", b.gpuID(), cmp.Or(b.Detail, reasonWord(b.Reason))))
+		return true
+	default:
+		t.editLease(id).Failing = true
+		b := t.bindings.get(broken[0])
+		t.endLease(id, dxpuv1.Reason_REASON_LEASE_FAILED,
+			fmt.Sprintf("GPU %s could not be attached (%s)", b.gpuID(), cmp.Or(b.Detail, reasonWord(b.Reason))), true)
+		return true
+	}
+	return t.updateLeaseState(id, good, up, coming) || replaced
+}
+
+// retryPaused reports whether a lease that works waits before it tries again what
+// has just failed twice.
+func (t *tx) retryPaused(l *leaseRecord, b *bindingRecord) bool {
+	return !l.ActiveTime.IsZero() && b.Replaces != "" && b.Reason == dxpuv1.Reason_REASON_ATTACH_FAILED &&
+		!t.dueOrSchedule(subject{leaseSubject, l.ID}, b.since().Add(attachRetry))
+}
+
+// updateLeaseState sets the state that follows from the number of GPUs that a lease has,
+// beside those with which it is to grow.
+func (t *tx) updateLeaseState(id string, good, up, coming int) bool {
+	l := t.leases.get(id)
+	want := int(l.spec.Count) - coming
+	switch {
+	case up == want && l.State != leaseActive:
+		if l.ActiveTime.IsZero() {
+			t.editLease(id).ActiveTime = t.now
+		}
+		t.setLeaseState(id, leaseActive, t.activeReason(id))
+	case up < want && l.State == leaseActive:
+		t.setLeaseState(id, leaseDegraded, fmt.Sprintf("%d of %d GPUs are attached, %d on the way", up, want, good-up-coming))
+	default:
+		return false
+	}
+	return true
+}
+
+// replace finds GPUs in the place of those that a lease lost, spares included,
+// for the same slots of the same host. It reports whether all were found.
+func (t *tx) replace(broken []string) bool {
+	l := t.leases.get(t.bindings.get(broken[0]).LeaseID)
+	d := t.findReplacements(l, broken)
+	for i, pick := range d.Picks {
+		t.bindReplacement(broken[i], pick)
+	}
+	for _, id := range broken[len(d.Picks):] {
+		if t.bindings.get(id).NoSpare {
+			continue
+		}
+		b := t.bindings.edit(id)
+		b.NoSpare = true
+		t.event(b.event(dxpuv1.EventType_EVENT_TYPE_REPLACEMENT_IMPOSSIBLE),
+			"GPU %s of lease %s cannot be replaced now: %s", b.gpuID(), l.ID, strings.Join(d.Why, " "))
+	}
+	return len(d.Picks) == len(broken)
+}
+
+// findReplacements looks for all of the broken ones at once, so that GPUs which
+// must sit together move together; where they need not, for as many as there are.
+func (t *tx) findReplacements(l *leaseRecord, broken []string) placement.Decision {
+	req := t.replacement(l, broken)
+	d := t.chooseGPUs(req)
+	if !d.OK() && !l.ActiveTime.IsZero() {
+		// Better one that could not be attached before than none.
+		req.Exclude = nil
+		d = t.chooseGPUs(req)
+	}
+	for !d.OK() && !mustBeTogether(l.spec) && req.Count > 1 {
+		req.Count--
+		d = t.chooseGPUs(req)
+	}
+	return d
+}
+
+// replacement says what may replace the broken ones: the lease's wishes, the
+// model that it got first, none of the GPUs that it could not attach, and beside
+// those that it still has.
+func (t *tx) replacement(l *leaseRecord, broken []string) placement.Request {
+	req := requestOf(l.spec)
+	req.Count, req.UseSpares = len(broken), true
+	req.Exclude = slices.Clone(l.Avoid)
+	for _, id := range broken {
+		if b := t.bindings.get(id); b.excludesGPU() {
+			req.Exclude = append(req.Exclude, b.ref())
+		}
+	}
+	for _, id := range t.bindingsOf(l.ID) {
+		b := t.bindings.get(id)
+		if b.serving() && !slices.Contains(broken, id) {
+			req.Together = append(req.Together, b.ref())
+		}
+		if req.Model == "" {
+			req.Model = t.modelOf(b)
+		}
+	}
+	return req
+}
+
+// excludesGPU reports whether the lease shall not get that GPU again at once.
+func (b *bindingRecord) excludesGPU() bool {
+	return b.Reason == dxpuv1.Reason_REASON_ATTACH_FAILED || b.Reason == dxpuv1.Reason_REASON_REPLACED
+}
+
+// bindReplacement binds a GPU in the place of one that is broken.
+func (t *tx) bindReplacement(id string, pick placement.Ref) {
+	b := t.bindings.edit(id)
+	l := t.editLease(b.LeaseID)
+	if b.Reason == dxpuv1.Reason_REASON_ATTACH_FAILED {
+		l.avoid(b)
+		l.Attempts++
+	}
+	l.explain(fmt.Sprintf("GPU %s was replaced by %s (%s).", b.gpuID(), pick, reasonWord(b.Reason)))
+	next := t.bind(l, b.HostID, b.HostSlot, pick, b)
+	next.Grown, next.Tries = b.Grown, b.Tries+1
+	e := next.event(dxpuv1.EventType_EVENT_TYPE_GPU_REPLACED)
+	e.Reason = b.Reason
+	t.event(e, "GPU %s takes the place of %s in %s slot %d (%s)", next.gpuID(), b.gpuID(), b.HostID, b.HostSlot, reasonWord(b.Reason))
+}
+
+func (t *tx) modelOf(b *bindingRecord) string {
+	if s := t.gpuSlot(b); s != nil && s.Device != nil {
+		return s.Device.Model
+	}
+	return ""
+}
+
+// endLease begins to give back everything that a lease has.
+func (t *tx) endLease(id string, reason dxpuv1.Reason, why string, grace bool) {
+	l := t.leases.get(id)
+	for _, b := range t.bindingsOf(id) {
+		t.release(b, reason, grace)
+	}
+	if l.ended() || l.State == leaseReleasing {
+		return
+	}
+	t.event(leaseEvent(t.leases.get(id), dxpuv1.EventType_EVENT_TYPE_LEASE_DELETED), "lease %s ends: %s", id, why)
+	t.setLeaseState(id, leaseReleasing, why)
+}
+
+func (t *tx) advanceReleasing(id string) bool {
+	for _, bid := range t.bindingsOf(id) {
+		if !t.leaseNeedNotWait(t.bindings.get(bid)) {
+			return false
+		}
+	}
+	l, end := t.leases.get(id), leaseReleased
+	if l.Failing {
+		end = leaseFailed
+	}
+	t.setLeaseState(id, end, l.StateReason)
+	return true
+}
+
+// leaseNeedNotWait reports whether a lease need not wait for a binding any longer: what
+// is left of it is on nodes that are away, and is fenced off and kept on record
+// until they return.
+func (t *tx) leaseNeedNotWait(b *bindingRecord) bool {
+	if b.State == released {
+		return true
+	}
+	return !b.serving() && b.State != detaching &&
+		(b.HostClear || t.awayOrSchedule(b.HostID)) && (b.BoxClear || t.awayOrSchedule(b.BoxID))
+}
+
+// setLeaseState moves a lease into a state and says so.
+func (t *tx) setLeaseState(id string, s dxpuv1.LeaseState, why string) {
+	l := t.editLease(id)
+	l.State, l.StateReason = s, truncate(why, maxReason)
+	t.queuePositions = nil
+	if l.ended() {
+		l.EndTime = t.now
+	}
+	types := map[dxpuv1.LeaseState]dxpuv1.EventType{
+		leasePending:  dxpuv1.EventType_EVENT_TYPE_LEASE_QUEUED,
+		leaseActive:   dxpuv1.EventType_EVENT_TYPE_LEASE_ACTIVE,
+		leaseDegraded: dxpuv1.EventType_EVENT_TYPE_LEASE_DEGRADED,
+		leaseReleased: dxpuv1.EventType_EVENT_TYPE_LEASE_RELEASED,
+		leaseFailed:   dxpuv1.EventType_EVENT_TYPE_LEASE_FAILED,
+	}
+	if typ, ok := types[s]; ok {
+		t.event(leaseEvent(l, typ), "lease %s is %s: %s", id, leaseWord(s), why)
+	}
+}
+
+func leaseWord(s dxpuv1.LeaseState) string {
+	return strings.ToLower(strings.TrimPrefix(s.String(), "LEASE_STATE_"))
+}
+
+func leaseEvent(l *leaseRecord, typ dxpuv1.EventType) *dxpuv1.Event {
+	return &dxpuv1.Event{Type: typ, LeaseId: l.ID, HostId: l.HostID, LeaseState: l.State}
+}
+
+func lastSentence(s []string) string {
+	if len(s) == 0 {
+		return ""
+	}
+	return s[len(s)-1]
+}

@@ -1,0 +1,209 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
+)
+
+// Drain implements dxpuv1connect.PoolServiceHandler.
+//
+// What is wanted is written down with the cordon, and everything else follows
+// from that as time goes by, so that it goes on after a restart; taking the
+// cordon away ends it.
+//
+// Of a GPU or box each binding moves to another GPU under the constraints of its
+// lease, spares included, one at a time per lease so that leases stay up; GPUs
+// that must sit together move together. Without a deadline nothing is taken from
+// a lease for which there is no other GPU. At the deadline what is left is
+// taken; its leases are degraded and get the next GPU that fits.
+//
+// A GPU of a host cannot move: it is plugged into a VM that is there. So nothing
+// happens before the deadline, in which leases may end by themselves. At the
+// deadline the leases of the host give their GPUs up: one that may wait and is
+// not pinned to the host goes back into the queue, the others end.
+func (s *poolService) Drain(ctx context.Context, req *connect.Request[dxpuv1.DrainRequest]) (*connect.Response[dxpuv1.DrainResponse], error) {
+	r := req.Msg
+	if err := checkDuration("deadline", r.Deadline); err != nil {
+		return nil, err
+	}
+	res := &dxpuv1.DrainResponse{}
+	err := s.m.update(ctx, func(t *tx) error {
+		n, err := t.target(r.Target)
+		if err != nil {
+			return err
+		}
+		if r.ResourceVersion != 0 && r.ResourceVersion != n.ResourceVersion {
+			return conflict("target", n.ID, n.ResourceVersion, r.ResourceVersion)
+		}
+		c := &cordon{Reason: r.Reason, Drain: &drain{Since: t.now}}
+		if r.Deadline != nil {
+			c.Drain.Deadline = t.now.Add(r.Deadline.AsDuration())
+		}
+		t.setCordon(r.Target, c)
+		n = t.nodes.get(n.ID)
+		var slot *slotRecord
+		if id := r.Target.GetGpuId(); id != "" {
+			_, slot, _ = t.gpu(id)
+		}
+		res.BindingIds = t.boundAt(n, slot)
+		t.event(drainEvent(n, slot, dxpuv1.EventType_EVENT_TYPE_DRAINING), "%s is drained of %d bindings", targetName(n, slot), len(res.BindingIds))
+		return nil
+	})
+	if err != nil {
+		return nil, apiError(err)
+	}
+	return connect.NewResponse(res), nil
+}
+
+// targetName is the ID of a node or of the GPU in its slot.
+func targetName(n *nodeRecord, s *slotRecord) string {
+	if s != nil {
+		return gpuID(n.ID, s.Slot)
+	}
+	return n.ID
+}
+
+func drainEvent(n *nodeRecord, s *slotRecord, typ dxpuv1.EventType) *dxpuv1.Event {
+	e := nodeEvent(n, typ)
+	if s != nil {
+		e.GpuId = gpuID(n.ID, s.Slot)
+	}
+	return e
+}
+
+// boundAt returns the bindings of which something is left at a node, or at one
+// of its slots.
+func (t *tx) boundAt(n *nodeRecord, s *slotRecord) []string {
+	if s != nil {
+		if b := t.holderOf(placement.Ref{Box: n.ID, Slot: s.Slot}); b != nil {
+			return []string{b.ID}
+		}
+		return nil
+	}
+	return slices.DeleteFunc(t.bindingsAt(n.ID), func(id string) bool {
+		b := t.bindings.get(id)
+		return b.HostID == n.ID && !b.holdsHostSlot() || b.BoxID == n.ID && !b.holdsGPU()
+	})
+}
+
+// advanceDrain takes a drain as far as it goes now.
+func (t *tx) advanceDrain(n *nodeRecord, s *slotRecord) {
+	c := n.Cordon
+	if s != nil {
+		c = s.Cordon
+	}
+	bound := t.boundAt(n, s)
+	if len(bound) == 0 {
+		t.drained(n.ID, s, c)
+		return
+	}
+	t.maintainSoon(n.ID)
+	late := !c.Drain.Deadline.IsZero() && t.dueOrSchedule(subject{nodeSubject, n.ID}, c.Drain.Deadline)
+	byLease := map[string][]string{}
+	for _, id := range bound {
+		if b := t.bindings.get(id); b.serving() {
+			byLease[b.LeaseID] = append(byLease[b.LeaseID], id)
+		}
+	}
+	for _, lease := range slices.Sorted(maps.Keys(byLease)) {
+		l := t.leases.get(lease)
+		switch {
+		case l == nil || !l.holds():
+		case n.Kind == dxpuv1.NodeKind_NODE_KIND_HOST:
+			if late {
+				t.evictFromHost(l)
+			}
+		case !t.moveAway(l, byLease[lease], dxpuv1.Reason_REASON_DRAINED) && late:
+			for _, id := range byLease[lease] {
+				t.release(id, dxpuv1.Reason_REASON_DRAINED, true)
+			}
+		}
+	}
+}
+
+// drained writes down that nothing is bound at a target any more.
+func (t *tx) drained(id string, s *slotRecord, c *cordon) {
+	d := *c.Drain
+	d.Done = true
+	done := &cordon{Reason: c.Reason, Drain: &d}
+	n := t.nodes.edit(id)
+	n.ResourceVersion = t.revision()
+	if s == nil {
+		n.Cordon = done
+	} else {
+		s = n.slot(s.Slot)
+		s.Cordon = done
+	}
+	t.event(drainEvent(n, s, dxpuv1.EventType_EVENT_TYPE_DRAINED), "%s is drained: nothing is bound there", targetName(n, s))
+}
+
+// evictFromHost ends a lease on a host, or sends it back into the queue if it may
+// get its GPUs on another one.
+func (t *tx) evictFromHost(l *leaseRecord) {
+	why := fmt.Sprintf("host %s is drained", l.HostID)
+	if l.spec.Wait && l.spec.HostId == "" {
+		t.requeue(l.ID, dxpuv1.Reason_REASON_DRAINED, why)
+		return
+	}
+	t.endLease(l.ID, dxpuv1.Reason_REASON_DRAINED, why, true)
+}
+
+// moveAway moves bindings of a lease to other GPUs: the first of them, or all
+// where they must sit together; nothing while something of the lease is on its
+// way, so that no lease loses more than that at a time. It reports whether it
+// could or need not.
+func (t *tx) moveAway(l *leaseRecord, ids []string, reason dxpuv1.Reason) bool {
+	if l.State != leaseActive || t.isAttaching(l) {
+		return l.State != leaseDegraded
+	}
+	if !mustBeTogether(l.spec) {
+		ids = ids[:1]
+	}
+	req := t.replacement(l, ids)
+	d := t.chooseGPUs(req)
+	if !d.OK() {
+		t.reportStuck(l, ids, d.Why)
+		return false
+	}
+	for _, id := range ids {
+		t.release(id, reason, true)
+	}
+	for i, id := range ids {
+		t.bindReplacement(id, d.Picks[i])
+	}
+	return true
+}
+
+// mustBeTogether reports whether the GPUs of a lease must sit together.
+func mustBeTogether(s *dxpuv1.LeaseSpec) bool {
+	return s.SameBox == dxpuv1.Preference_PREFERENCE_REQUIRED || s.Nvlink == dxpuv1.Preference_PREFERENCE_REQUIRED
+}
+
+// isAttaching reports whether a lease is being given a GPU.
+func (t *tx) isAttaching(l *leaseRecord) bool {
+	return slices.ContainsFunc(t.bindingsOf(l.ID), func(id string) bool {
+		b := t.bindings.get(id)
+		return b.serving() && b.State != attached
+	})
+}
+
+// reportStuck says once why bindings cannot move.
+func (t *tx) reportStuck(l *leaseRecord, ids, why []string) {
+	for _, id := range ids {
+		if t.bindings.get(id).NoSpare {
+			continue
+		}
+		b := t.bindings.edit(id)
+		b.NoSpare = true
+		t.event(b.event(dxpuv1.EventType_EVENT_TYPE_REPLACEMENT_IMPOSSIBLE),
+			"GPU %s of lease %s cannot move now: %s", b.gpuID(), l.ID, strings.Join(why, " "))
+	}
+}

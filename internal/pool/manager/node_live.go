@@ -1,0 +1,150 @@
+package manager
+
+import (
+	"crypto/sha256"
+	"math"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// liveNode is what is known of a node from its reports and not stored: it is
+// told anew within a heartbeat.
+type liveNode struct {
+	last             time.Time     // of the last report; zero: none since the manager started
+	timeout          time.Duration // how long it may be silent after that
+	lost             bool          // said so in an event
+	observed         *dxpuv1.ObservedState
+	digest           []byte // of observed; nil: the next report counts as a different one
+	rates            rates
+	previousInstance string        // instance whose reports are no longer taken
+	changed          chan struct{} // closed and replaced when the desired state changes
+}
+
+func (m *Manager) liveLocked(node string) *liveNode {
+	l := m.live[node]
+	if l == nil {
+		l = &liveNode{changed: make(chan struct{})}
+		m.live[node] = l
+	}
+	return l
+}
+
+func (l *liveNode) notifyDesired() {
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+// isNewer reports whether a report is newer than what is known.
+func (l *liveNode) isNewer(s *dxpuv1.ObservedState) bool {
+	o := l.observed
+	switch {
+	case o == nil:
+		return true
+	case o.InstanceId == s.InstanceId:
+		return s.Sequence > o.Sequence
+	default:
+		return s.InstanceId != l.previousInstance
+	}
+}
+
+// connected reports whether a node reports now.
+func (t *tx) connected(node string) bool {
+	l := t.live[node]
+	return l != nil && !l.last.IsZero() && t.now.Sub(l.last) < l.timeout
+}
+
+// heartbeat is how often nodes are to report, as many as they are.
+func (t *tx) heartbeat() time.Duration {
+	aRound := float64(t.cfg.ReportRate) * t.cfg.Heartbeat.Seconds() // reports
+	return t.cfg.Heartbeat * max(1, time.Duration(math.Ceil(float64(t.nodes.len())/aRound)))
+}
+
+// lostTimeout is how long a node may be silent that reports so often: as many
+// heartbeats as LostAfter has, however long they are.
+func (t *tx) lostTimeout(heartbeat time.Duration) time.Duration {
+	return max(t.cfg.LostAfter, time.Duration(float64(t.cfg.LostAfter)/float64(t.cfg.Heartbeat)*float64(heartbeat)))
+}
+
+// awayOrSchedule reports whether a node does not report though it had time to find the
+// manager, which may have begun only now.
+func (t *tx) awayOrSchedule(node string) bool {
+	if t.connected(node) {
+		return false
+	}
+	if l := t.live[node]; l != nil && !l.last.IsZero() {
+		return true
+	}
+	return t.dueOrSchedule(subject{nodeSubject, node}, t.began.Add(reconnectTime+t.lostTimeout(t.heartbeat())))
+}
+
+// reconnectTime is how long nodes may take to find a manager that has just begun:
+// the longest pause between their attempts is 3 s.
+const reconnectTime = 5 * time.Second
+
+// observed returns a node's side of a binding, nil when the node has no trace of it.
+func (t *tx) observed(node string, b *bindingRecord) *dxpuv1.ObservedBinding {
+	l := t.live[node]
+	if l == nil || l.observed == nil {
+		return nil
+	}
+	for _, s := range l.observed.Slots {
+		if o := s.Binding; o != nil && o.BindingId == b.ID && o.Epoch == b.Epoch {
+			return o
+		}
+	}
+	return nil
+}
+
+// applied reports whether a node has applied the desired state of a revision and
+// has looked at itself since. A revision that this incarnation of the pool has
+// not given out counts for nothing: it is from before a restore.
+func (t *tx) applied(node string, revision uint64) bool {
+	l := t.live[node]
+	if revision == 0 || l == nil || l.observed == nil {
+		return false
+	}
+	applied := l.observed.AppliedRevision
+	return applied >= max(revision, t.meta.FirstRevision) && applied <= t.meta.Revision
+}
+
+// confirmedGone reports whether a node has confirmed that nothing is left of a binding
+// that it was told to drop with a revision.
+func (t *tx) confirmedGone(node string, b *bindingRecord, dropped uint64) bool {
+	return t.applied(node, dropped) && t.observed(node, b) == nil
+}
+
+// digestOf returns a digest of all of a report but what changes all the time and
+// decides nothing: its number, counters, use and round trips.
+func digestOf(s *dxpuv1.ObservedState) ([]byte, error) {
+	sequence := s.Sequence
+	s.Sequence = 0
+	restore := []func(){func() { s.Sequence = sequence }}
+	for _, slot := range s.Slots {
+		b := slot.Binding
+		if b == nil {
+			continue
+		}
+		counters, use := b.Counters, b.Use
+		b.Counters, b.Use = nil, 0
+		restore = append(restore, func() { b.Counters, b.Use = counters, use })
+		for _, p := range b.Paths {
+			rtt := p.GetRttNs()
+			if p != nil {
+				p.RttNs = 0
+				restore = append(restore, func() { p.RttNs = rtt })
+			}
+		}
+	}
+	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(s)
+	for _, f := range restore {
+		f()
+	}
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(raw)
+	return sum[:], nil
+}

@@ -1,0 +1,179 @@
+package manager
+
+import (
+	"bytes"
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// truncateText cuts a text that somebody sent.
+func truncateText(s string) string { return truncate(s, maxText) }
+
+// truncate bounds a text, in bytes, and leaves out what is not UTF-8: half a character
+// at its end, or what a URL has escaped. An answer with anything else could not
+// be encoded, for anybody.
+func truncate(s string, most int) string { return strings.ToValidUTF8(s[:min(len(s), most)], "") }
+
+// report takes in what a node has and returns the revision that it should have,
+// and how often it is to report. o belongs to the manager afterwards.
+func (m *Manager) report(ctx context.Context, o *dxpuv1.ObservedState, allowed func(*tx) error) (uint64, time.Duration, error) {
+	essence, err := digestOf(o)
+	if err != nil {
+		return 0, 0, invalid("state: %v", err)
+	}
+	m.mu.Lock()
+	revision, c, err := m.reportLocked(ctx, o, essence, allowed)
+	heartbeat := m.cfg.Heartbeat
+	if err == nil {
+		heartbeat = m.readLocked(m.cfg.Now()).heartbeat()
+	}
+	m.mu.Unlock()
+	return revision, heartbeat, m.answer(ctx, c, err)
+}
+
+func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, essence []byte, allowed func(*tx) error) (uint64, *commit, error) {
+	if err := m.readyLocked(ctx); err != nil {
+		return 0, nil, err
+	}
+	t := m.readLocked(m.cfg.Now())
+	if err := allowed(t); err != nil {
+		return 0, m.last, err
+	}
+	l := m.liveLocked(o.NodeId)
+	if !l.isNewer(o) {
+		return t.nodes.get(o.NodeId).DesiredRevision, m.last, nil
+	}
+	was := t.connected(o.NodeId) && !l.lost
+	same := was && bytes.Equal(l.digest, essence)
+	if l.observed != nil && l.observed.InstanceId != o.InstanceId {
+		l.previousInstance = l.observed.InstanceId
+	}
+	l.rates.update(o, t.now)
+	before := l.observed
+	l.observed, l.last, l.lost, l.digest = o, t.now, false, essence
+	l.timeout = t.lostTimeout(t.heartbeat())
+	if same {
+		return t.nodes.get(o.NodeId).DesiredRevision, m.last, nil
+	}
+	c, err := m.updateLocked(ctx, func(t *tx) error {
+		if !was {
+			n := t.nodes.get(o.NodeId)
+			t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_CONNECTED), "%s %s reports", kindWord(n.Kind), n.ID)
+			t.connectivityChanged[n.ID] = true
+			t.recordReturn(n.ID)
+		}
+		t.markNode(o.NodeId)
+		fallen := t.newlyFailed(o)
+		t.inventory(o)
+		t.recordErrors(o, fallen)
+		t.pathEvents(before, o)
+		return nil
+	})
+	if err != nil {
+		l.digest, l.lost = nil, l.lost || !was // the next report is looked at in full
+		return 0, c, err
+	}
+	return t.nodes.get(o.NodeId).DesiredRevision, c, nil
+}
+
+// inventory writes down what a report says about the node itself.
+func (t *tx) inventory(o *dxpuv1.ObservedState) {
+	n := t.nodes.get(o.NodeId)
+	addrs := make([]pathAddress, 0, len(o.Addresses))
+	for _, a := range o.Addresses {
+		addrs = append(addrs, pathAddress{a.Path, truncateText(a.Address), a.Mtu, truncateText(a.Network)})
+	}
+	slots := make([]slotRecord, 0, len(o.Slots))
+	for _, s := range o.Slots {
+		r := slotRecord{
+			Slot: s.Slot, Domain: truncateText(s.Domain), Device: deviceOf(s.Device),
+			Health: s.Health, HealthDetail: truncateText(s.HealthDetail),
+		}
+		if old := n.slot(s.Slot); old != nil {
+			r.Cordon, r.Fault = old.Cordon, old.Fault
+		}
+		slots = append(slots, r)
+	}
+	slices.SortFunc(slots, func(a, b slotRecord) int { return int(a.Slot) - int(b.Slot) })
+	moved := !slices.Equal(addrs, n.Addresses)
+	changed := t.compareSlots(n, slots)
+	if !moved && !changed && n.Rack == o.Rack && maps.Equal(n.Labels, o.Labels) && n.Version == o.Version &&
+		n.BoxKind == o.BoxKind && n.ProxyGPUs == o.ProxyGpus {
+		return
+	}
+	n = t.nodes.edit(n.ID)
+	n.Addresses, n.Slots = addrs, slots
+	n.Rack, n.Labels, n.Version = truncateText(o.Rack), o.Labels, truncateText(o.Version)
+	n.BoxKind, n.ProxyGPUs = o.BoxKind, o.ProxyGpus
+	n.ResourceVersion = t.revision()
+	if moved {
+		t.updatePeers(n.ID)
+	}
+}
+
+// updatePeers renews the desired state of all that have a binding with a node
+// whose addresses changed.
+func (t *tx) updatePeers(node string) {
+	for _, id := range t.bindingsAt(node) {
+		b := t.bindings.get(id)
+		if b.BoxID == node && b.wantedByHost() {
+			t.touch(b.HostID)
+		}
+		if b.HostID == node && b.wantedByBox() {
+			t.touch(b.BoxID)
+		}
+	}
+}
+
+// compareSlots tells events of what changed in a node's slots.
+func (t *tx) compareSlots(n *nodeRecord, slots []slotRecord) (changed bool) {
+	box := n.Kind == dxpuv1.NodeKind_NODE_KIND_BOX
+	for i := range slots {
+		s := &slots[i]
+		old := n.slot(s.Slot)
+		if old == nil {
+			old = &slotRecord{Slot: s.Slot}
+			changed = true
+		}
+		if old.Domain != s.Domain || old.Health != s.Health || old.HealthDetail != s.HealthDetail || !sameDevice(old.Device, s.Device) {
+			changed = true
+		}
+		if !box {
+			continue
+		}
+		gpu := func(typ dxpuv1.EventType) *dxpuv1.Event {
+			e := nodeEvent(n, typ)
+			e.GpuId = gpuID(n.ID, s.Slot)
+			return e
+		}
+		switch {
+		case s.Device == nil && old.Device != nil:
+			t.event(gpu(dxpuv1.EventType_EVENT_TYPE_GPU_REMOVED), "GPU %s is gone", gpuID(n.ID, s.Slot))
+		case s.Device != nil && !sameDevice(old.Device, s.Device):
+			t.event(gpu(dxpuv1.EventType_EVENT_TYPE_GPU_ADDED), "GPU %s is a %s", gpuID(n.ID, s.Slot), s.Device.Model)
+		case s.Device != nil && old.Health != s.Health:
+			t.event(gpu(dxpuv1.EventType_EVENT_TYPE_GPU_HEALTH), "GPU %s was %s and is %s: %s",
+				gpuID(n.ID, s.Slot), healthWord(old.Health), healthWord(s.Health), s.HealthDetail)
+		}
+	}
+	return changed || len(slots) != len(n.Slots)
+}
+
+func deviceOf(d *dxpuv1.Device) *deviceRecord {
+	if d == nil {
+		return nil
+	}
+	return &deviceRecord{
+		Model: truncateText(d.Model), MemoryBytes: d.MemoryBytes, Serial: truncateText(d.Serial), VendorID: d.VendorId, DeviceID: d.DeviceId,
+		NVLinkDomain: truncateText(d.NvlinkDomain), PCIeSwitch: truncateText(d.PcieSwitch),
+	}
+}
+
+func sameDevice(a, b *deviceRecord) bool {
+	return a == b || a != nil && b != nil && *a == *b
+}

@@ -1,0 +1,72 @@
+package manager
+
+import (
+	"slices"
+	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// A node that comes and goes gets no new bindings until it has been there for a
+// while, longer each time; what is bound there stays.
+const (
+	// flapLimit losses within flapWindow make a node unstable: two may be a
+	// restart that was repeated.
+	flapLimit  = 3
+	flapWindow = 10 * time.Minute
+)
+
+// recordLoss counts that a node was lost. What the manager itself has slept
+// through is not the node's fault.
+func (t *tx) recordLoss(id string, due time.Time) {
+	if t.now.Sub(due) > t.cfg.LostAfter {
+		return
+	}
+	n := t.nodes.edit(id)
+	s := stability{}
+	if n.Stability != nil {
+		s = *n.Stability
+	}
+	s.Lost = append(slices.DeleteFunc(slices.Clone(s.Lost), func(at time.Time) bool { return t.now.Sub(at) >= flapWindow }), t.now)
+	if over := len(s.Lost) - flapLimit; over > 0 {
+		s.Lost = s.Lost[over:]
+	}
+	if len(s.Lost) == flapLimit && !s.Unstable {
+		s.Unstable = true
+		s.Times++
+		t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_UNSTABLE),
+			"%s %s was lost %d times within %s: it gets no new bindings for a while", kindWord(n.Kind), id, flapLimit, flapWindow)
+	}
+	n.Stability = &s
+}
+
+// recordReturn notes that a node reports again.
+func (t *tx) recordReturn(id string) {
+	if n := t.nodes.get(id); n.Stability != nil {
+		s := *n.Stability
+		s.Since = t.now
+		t.nodes.edit(id).Stability = &s
+	}
+}
+
+// advanceProbation takes an unstable node into use again once it has been there for long
+// enough, and forgets what was long ago.
+func (t *tx) advanceProbation(id string) {
+	n := t.nodes.get(id)
+	s := n.Stability
+	if s == nil || !t.connected(id) {
+		return
+	}
+	at := subject{nodeSubject, id}
+	switch {
+	case s.Unstable && t.dueOrSchedule(at, s.Since.Add(t.cfg.Probation.After(s.Times))):
+		next := *s
+		next.Unstable, next.Lost = false, nil
+		n = t.nodes.edit(id)
+		n.Stability = &next
+		t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_STABLE), "%s %s has been there for %s and is used again",
+			kindWord(n.Kind), id, t.now.Sub(s.Since).Round(time.Second))
+	case !s.Unstable && t.dueOrSchedule(at, s.Since.Add(max(flapWindow, t.cfg.Probation.Max))):
+		t.nodes.edit(id).Stability = nil
+	}
+}

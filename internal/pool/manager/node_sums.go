@@ -1,0 +1,157 @@
+package manager
+
+import (
+	"maps"
+	"slices"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
+)
+
+// nodeEntry is what the index has of a node. The sums are those of a node that
+// reports.
+type nodeEntry struct {
+	credential string         // the hash under which nodeByCredential has it
+	gpuPool    placement.Box  // as gpuPool has it, if it is a box
+	hostPool   placement.Host // as hostPool has it, if it is a host
+
+	box    bool
+	gpus   uint32
+	bound  uint32 // GPUs that have a good binding
+	free   uint32 // GPUs that can be given away
+	models []modelSum
+}
+
+// modelSum is the GPUs of one model in a box.
+type modelSum struct {
+	model        string
+	usable, free uint32
+}
+
+func (t *tx) nodeEntry(n *nodeRecord) nodeEntry {
+	e := nodeEntry{box: n.Kind == dxpuv1.NodeKind_NODE_KIND_BOX, credential: string(n.CredentialHash)}
+	if !e.box {
+		e.hostPool = t.placementHost(n)
+		return e
+	}
+	e.gpuPool = t.placementBox(n)
+	for i := range n.Slots {
+		s := &n.Slots[i]
+		if s.Device == nil {
+			continue
+		}
+		e.gpus++
+		at := slices.IndexFunc(e.models, func(m modelSum) bool { return m.model == s.Device.Model })
+		if at < 0 {
+			at = len(e.models)
+			e.models = append(e.models, modelSum{model: s.Device.Model})
+		}
+		usable := s.Health == dxpuv1.Health_HEALTH_OK && s.Fault.outOfService() == "" && n.Cordon == nil && s.Cordon == nil
+		if usable {
+			e.models[at].usable++
+		}
+		switch b := t.holder(n.ID, s.Slot); {
+		case b != nil && b.serving():
+			e.bound++
+		case b == nil && usable:
+			e.free++
+			e.models[at].free++
+		}
+	}
+	return e
+}
+
+// pool sums up; the metrics are made of it too.
+func (m *Manager) pool() *dxpuv1.Pool {
+	p := &dxpuv1.Pool{}
+	_ = m.view(func(t *tx) error {
+		t.sum(p)
+		return nil
+	})
+	return p
+}
+
+// sum adds up what the index has of nodes and tenants: without a look at each
+// GPU, of which there may be very many.
+func (t *tx) sum(p *dxpuv1.Pool) {
+	t.reindex()
+	p.ClusterId, p.Version, p.Revision = t.meta.ClusterID, t.cfg.Version, t.meta.Revision
+	models := map[string]modelSum{}
+	for id, e := range t.indexedNodes {
+		here := t.connected(id)
+		nodes, connected := &p.Hosts, &p.HostsConnected
+		if e.box {
+			nodes, connected = &p.Boxes, &p.BoxesConnected
+		}
+		*nodes++
+		if here {
+			*connected++
+		}
+		p.Gpus += e.gpus
+		p.GpusBound += e.bound
+		if !here {
+			p.GpusUnavailable += e.gpus - e.bound
+			continue
+		}
+		p.GpusFree += e.free
+		p.GpusUnavailable += e.gpus - e.bound - e.free
+		for _, m := range e.models {
+			sum := models[m.model]
+			sum.usable += m.usable
+			sum.free += m.free
+			models[m.model] = sum
+		}
+	}
+	for _, model := range slices.Sorted(maps.Keys(models)) {
+		m := models[model]
+		if m.usable == 0 {
+			continue
+		}
+		wanted := uint32(t.cfg.Reserve.Held(int(m.usable)))
+		held := min(wanted, m.free)
+		p.SparesHeld += held
+		p.Spares = append(p.Spares, &dxpuv1.SpareStatus{
+			Model: model, Usable: m.usable, Free: m.free, Held: held, Wanted: wanted, Explanation: t.cfg.Reserve.Explain(model, int(m.usable)),
+		})
+	}
+	for _, u := range t.usageByTenant {
+		p.LeasesPending += u.pending
+		p.LeasesActive += u.active
+	}
+}
+
+// pool cuts the sums down to what is in the scope: a tenant learns how much it
+// has, not how much there is.
+func (s scope) pool(t *tx, p *dxpuv1.Pool) *dxpuv1.Pool {
+	if s.all {
+		return p
+	}
+	out := &dxpuv1.Pool{ClusterId: p.ClusterId, Version: p.Version, Revision: p.Revision}
+	for _, id := range s.openLeases(t) {
+		l := t.leases.get(id)
+		switch {
+		case !s.lease(l):
+		case l.State == leasePending:
+			out.LeasesPending++
+		case l.holds():
+			out.LeasesActive++
+			for _, b := range t.bindingsOf(id) {
+				if t.bindings.get(b).serving() {
+					out.Gpus++
+					out.GpusBound++
+				}
+			}
+		}
+	}
+	return out
+}
+
+// openLeases returns all leases that are not over of a scope, and maybe others,
+// in order.
+func (s scope) openLeases(t *tx) []string {
+	t.reindex()
+	if s.tenant == "" {
+		return slices.Collect(t.openLeaseIDs.from(""))
+	}
+	return slices.SortedFunc(maps.Keys(t.openLeasesOf(s.tenant)), compareNumbered)
+}

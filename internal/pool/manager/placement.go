@@ -1,0 +1,187 @@
+package manager
+
+import (
+	"maps"
+	"slices"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
+)
+
+// indexNode brings the index up to date with a node.
+func (t *tx) indexNode(id string) {
+	n := t.nodes.get(id)
+	old, had := t.indexedNodes[id]
+	if had && (n == nil || old.box != (n.Kind == dxpuv1.NodeKind_NODE_KIND_BOX)) {
+		t.dropNode(id, old)
+		old, had = nodeEntry{}, false // a new node may have the name of a deleted one
+	}
+	if n == nil {
+		return
+	}
+	k := t.nodeEntry(n)
+	t.indexedNodes[id] = k
+	if k.credential != old.credential {
+		delete(t.nodeByCredential, old.credential)
+		if k.credential != "" {
+			t.nodeByCredential[k.credential] = id
+		}
+	}
+	if k.box {
+		t.boxIDs.add(id)
+		if !had || !sameBox(old.gpuPool, k.gpuPool) {
+			t.capacityGrew = t.capacityGrew || boxGrew(old.gpuPool, k.gpuPool)
+			t.gpuPool.SetBox(k.gpuPool)
+		}
+		return
+	}
+	t.hostIDs.add(id)
+	if !had || !sameHost(old.hostPool, k.hostPool) {
+		t.capacityGrew = t.capacityGrew || hostGrew(old.hostPool, k.hostPool)
+		t.hostPool.SetHost(k.hostPool)
+	}
+}
+
+func (t *tx) dropNode(id string, k nodeEntry) {
+	delete(t.indexedNodes, id)
+	delete(t.nodeByCredential, k.credential)
+	if k.box {
+		t.boxIDs.remove(id)
+		t.gpuPool.RemoveBox(id)
+		return
+	}
+	t.hostIDs.remove(id)
+	t.hostPool.RemoveHost(id)
+}
+
+func sameBox(a, b placement.Box) bool {
+	return a.Kind == b.Kind && a.Rack == b.Rack && a.ProxyGPUs == b.ProxyGPUs && slices.Equal(a.GPUs, b.GPUs)
+}
+
+func sameHost(a, b placement.Host) bool {
+	return a.Usable == b.Usable && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Slots, b.Slots)
+}
+
+// placementBox returns a box as placement sees it.
+func (t *tx) placementBox(n *nodeRecord) placement.Box {
+	box := placement.Box{ID: n.ID, Kind: placementKind(n.BoxKind), Rack: n.Rack, ProxyGPUs: int(min(n.ProxyGPUs, maxSlots))}
+	here := t.connected(n.ID) && n.takesBindings()
+	for _, s := range n.Slots {
+		if s.Device == nil {
+			continue
+		}
+		box.GPUs = append(box.GPUs, placement.GPU{
+			Slot: s.Slot, Model: s.Device.Model, Memory: s.Device.MemoryBytes, Domain: s.Device.NVLinkDomain,
+			Usable: here && s.takesBindings(),
+			Free:   len(t.bindingsByGPU[placement.Ref{Box: n.ID, Slot: s.Slot}]) == 0,
+		})
+	}
+	return box
+}
+
+// boxGrew reports whether a request that had no place might have one now.
+func boxGrew(old, box placement.Box) bool {
+	for i, g := range box.GPUs {
+		if g.Usable && g.Free && (i >= len(old.GPUs) || old.GPUs[i] != g || old.Kind != box.Kind) {
+			return true
+		}
+	}
+	return false
+}
+
+// placementHost returns a host as placement sees it.
+func (t *tx) placementHost(n *nodeRecord) placement.Host {
+	h := placement.Host{ID: n.ID, Usable: t.connected(n.ID) && n.takesBindings(), Labels: n.Labels}
+	for _, s := range n.Slots {
+		h.Slots = append(h.Slots, placement.HostSlot{
+			Slot: s.Slot, Domain: s.Domain,
+			Free: s.Cordon == nil && s.Health != dxpuv1.Health_HEALTH_FAILED && !t.hostSlotTaken(hostSlot{n.ID, s.Slot}),
+		})
+	}
+	return h
+}
+
+// hostSlotTaken reports whether a host slot has a binding or is kept for one.
+func (t *tx) hostSlotTaken(s hostSlot) bool {
+	return slices.ContainsFunc(t.bindingsByHostSlot[s], func(id string) bool { return t.indexedBindings[id].takesHostSlot })
+}
+
+func hostGrew(old, h placement.Host) bool {
+	if !h.Usable {
+		return false
+	}
+	if !old.Usable || !maps.Equal(old.Labels, h.Labels) {
+		return true
+	}
+	for i, s := range h.Slots {
+		if s.Free && (i >= len(old.Slots) || old.Slots[i] != s) {
+			return true
+		}
+	}
+	return false
+}
+
+// chooseGPUs decides on GPUs.
+func (t *tx) chooseGPUs(req placement.Request) placement.Decision {
+	t.reindex()
+	return t.gpuPool.Place(t.cfg.Reserve, req)
+}
+
+// chooseHost decides on the slots of a host.
+func (t *tx) chooseHost(req placement.HostRequest) placement.HostDecision {
+	t.reindex()
+	return t.hostPool.Place(req)
+}
+
+func hasLabels(have, want map[string]string) bool {
+	for k, v := range want {
+		if have[k] != v {
+			return false
+		}
+	}
+	return true
+}
+
+func placementKind(k dxpuv1.BoxKind) placement.Kind {
+	switch k {
+	case dxpuv1.BoxKind_BOX_KIND_PCIE_SWITCH:
+		return placement.PCIeSwitch
+	case dxpuv1.BoxKind_BOX_KIND_NVLINK:
+		return placement.NVLink
+	default:
+		return placement.AnyKind
+	}
+}
+
+func placementPreference(p dxpuv1.Preference) placement.Preference {
+	switch p {
+	case dxpuv1.Preference_PREFERENCE_PREFERRED:
+		return placement.Preferred
+	case dxpuv1.Preference_PREFERENCE_REQUIRED:
+		return placement.Required
+	case dxpuv1.Preference_PREFERENCE_AVOID:
+		return placement.Avoided
+	default:
+		return placement.Indifferent
+	}
+}
+
+// requestOf translates a lease's wishes.
+func requestOf(s *dxpuv1.LeaseSpec) placement.Request {
+	return placement.Request{
+		Count:     int(s.Count),
+		Model:     s.Model,
+		MinMemory: s.MinMemoryBytes,
+		Kind:      placementKind(s.BoxKind),
+		NVLink:    placementPreference(s.Nvlink),
+		SameBox:   placementPreference(s.SameBox),
+	}
+}
+
+// decide works out where a lease would go now.
+func (t *tx) decide(s *dxpuv1.LeaseSpec, avoid []placement.Ref) (placement.Decision, placement.HostDecision) {
+	h := t.chooseHost(placement.HostRequest{Count: int(s.Count), Host: s.HostId, Domain: s.HostDomain, Labels: s.HostLabels})
+	req := requestOf(s)
+	req.Exclude = avoid
+	return t.chooseGPUs(req), h
+}

@@ -1,0 +1,197 @@
+package manager
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
+)
+
+// preempt gives a lease that does not fit the GPUs of preemptible leases of
+// lower priority, if those make room. Its bindings are made at once: each waits
+// for the one that has its GPU now, so that nobody else gets in between.
+func (t *tx) preempt(l *leaseRecord) bool {
+	gone := t.preemptionVictims(l)
+	if len(gone) == 0 {
+		return false
+	}
+	held := t.heldBy(gone)
+	d, h := t.decideWithout(l.spec, held)
+	var names []string
+	for _, v := range gone {
+		t.preemptLease(v.ID, l)
+		names = append(names, v.ID)
+	}
+	holders := map[placement.Ref]string{}
+	for id := range held {
+		holders[t.bindings.get(id).ref()] = id
+	}
+	t.bindDecision(l.ID, d, h, holders)
+	l = t.editLease(l.ID)
+	why := fmt.Sprintf("lease %s gives way", names[0])
+	if len(names) > 1 {
+		why = fmt.Sprintf("leases %s give way", strings.Join(names, ", "))
+	}
+	l.explain(strings.ToUpper(why[:1]) + why[1:] + ".")
+	l.StateReason = truncate(why, maxReason)
+	return true
+}
+
+// preemptionVictims chooses who gives way to a lease, nobody when that makes no room.
+func (t *tx) preemptionVictims(l *leaseRecord) []placement.Victim {
+	candidates := t.preemptionCandidates(l)
+	if len(candidates) == 0 {
+		return nil
+	}
+	return placement.Preempt(candidates, func(gone []placement.Victim) bool {
+		d, h := t.decideWithout(l.spec, t.heldBy(gone))
+		return d.OK() && h.OK()
+	})
+}
+
+// preemptionCandidates lists the leases whose GPUs a lease might take. One that waits
+// itself for a GPU of another lease has nothing to give yet.
+func (t *tx) preemptionCandidates(l *leaseRecord) []placement.Victim {
+	t.reindex()
+	var out []placement.Victim
+	for id := range t.preemptibleLeases {
+		o := t.leases.get(id)
+		if o.spec.Priority >= l.spec.Priority || l.spec.Model != "" && o.Model != l.spec.Model && o.HostID != l.spec.HostId {
+			continue
+		}
+		if slices.ContainsFunc(t.bindingsByLease[id], func(b string) bool { return t.bindings.get(b).AwaitsGPUOf != "" }) {
+			continue
+		}
+		order, _ := strconv.ParseUint(strings.TrimPrefix(id, "l-"), 10, 64)
+		out = append(out, placement.Victim{ID: id, Priority: o.spec.Priority, GPUs: int(o.spec.Count), Order: order})
+	}
+	return out
+}
+
+// heldBy returns the bindings of leases that give way.
+func (t *tx) heldBy(gone []placement.Victim) map[string]bool {
+	out := map[string]bool{}
+	for _, v := range gone {
+		for _, id := range t.bindingsOf(v.ID) {
+			if b := t.bindings.get(id); b.serving() {
+				out[id] = true
+			}
+		}
+	}
+	return out
+}
+
+// decideWithout works out where a lease would go if certain bindings were gone.
+func (t *tx) decideWithout(s *dxpuv1.LeaseSpec, gone map[string]bool) (d placement.Decision, h placement.HostDecision) {
+	t.withFrozenIndex(func() {
+		boxes, hosts := map[string]bool{}, map[string]bool{}
+		for id := range gone {
+			b := t.bindings.get(id)
+			boxes[b.BoxID], hosts[b.HostID] = true, true
+			for _, g := range t.indexedNodes[b.BoxID].gpuPool.GPUs {
+				if g.Slot == b.BoxSlot {
+					g.Free = true
+					t.gpuPool.SetGPU(b.BoxID, g)
+				}
+			}
+			for _, s := range t.indexedNodes[b.HostID].hostPool.Slots {
+				if s.Slot == b.HostSlot {
+					s.Free = true
+					t.hostPool.SetSlot(b.HostID, s)
+				}
+			}
+		}
+		d, h = t.decide(s, nil)
+		for id := range boxes {
+			t.gpuPool.SetBox(t.indexedNodes[id].gpuPool)
+		}
+		for id := range hosts {
+			t.hostPool.SetHost(t.indexedNodes[id].hostPool)
+		}
+	})
+	if d.OK() && t.overQuota(s.Tenant, s.Count, t.modelAt(d.Picks[0])) != "" {
+		d.Picks = nil
+	}
+	return d, h
+}
+
+// preemptLease takes the GPUs of a lease away for another one.
+func (t *tx) preemptLease(id string, l *leaseRecord) {
+	v := t.leases.get(id)
+	e := leaseEvent(v, dxpuv1.EventType_EVENT_TYPE_LEASE_PREEMPTED)
+	e.Reason = dxpuv1.Reason_REASON_PREEMPTED
+	t.event(e, "lease %s (priority %d) gives its %d GPUs up for lease %s (priority %d)",
+		id, v.spec.Priority, v.spec.Count, l.ID, l.spec.Priority)
+	why := fmt.Sprintf("it gave way to lease %s, whose priority is %d", l.ID, l.spec.Priority)
+	if v.spec.Wait {
+		t.requeue(id, dxpuv1.Reason_REASON_PREEMPTED, why)
+		return
+	}
+	t.endLease(id, dxpuv1.Reason_REASON_PREEMPTED, why, true)
+}
+
+// requeue takes a lease's GPUs away and lets it wait for others. It keeps its
+// age, so it is the first of its tenant and priority again.
+func (t *tx) requeue(id string, reason dxpuv1.Reason, why string) {
+	for _, bid := range t.bindingsOf(id) {
+		t.release(bid, reason, true)
+		if b := t.bindings.get(bid); b.Successor == "" && !b.Dropped {
+			t.bindings.edit(bid).Dropped = true
+		}
+	}
+	l := t.editLease(id)
+	l.HostID, l.Model, l.QueueTime, l.Avoid = "", "", t.now, nil
+	t.setLeaseState(id, leasePending, why)
+}
+
+// whyNotPreempt says why nobody gives way to a lease that waits.
+func (t *tx) whyNotPreempt(l *leaseRecord) string {
+	n := len(t.preemptionCandidates(l))
+	if n == 0 {
+		return fmt.Sprintf("No preemptible lease has a priority below %d.", l.spec.Priority)
+	}
+	return fmt.Sprintf("The %d preemptible leases of lower priority would not make room.", n)
+}
+
+// bindAfter binds a GPU to a host; with a holder, once that binding has given
+// the GPU back.
+func (t *tx) bindAfter(l *leaseRecord, host string, hostSlot uint32, gpu placement.Ref, holder string) {
+	if holder == "" {
+		t.bind(l, host, hostSlot, gpu, nil)
+		return
+	}
+	b := t.newBinding(l, host, hostSlot, gpu)
+	b.AwaitsGPUOf, b.BoxClear = holder, true
+	t.bindings.put(b.ID, b)
+	t.bindings.edit(holder).GPUPromisedTo = b.ID
+	t.setBindingState(b, preparing)
+}
+
+// passGPUOn lets the binding go on that has waited for a GPU, now that it is free.
+func (t *tx) passGPUOn(b *bindingRecord) {
+	h := t.bindings.get(b.GPUPromisedTo)
+	if b.GPUPromisedTo == "" || h == nil || !h.serving() || h.AwaitsGPUOf != b.ID {
+		return
+	}
+	h = t.bindings.edit(h.ID)
+	h.AwaitsGPUOf, h.BoxClear = "", false
+	h.BoxTold = t.touch(h.BoxID)
+	t.setBindingState(h, preparing)
+}
+
+// advanceWaiting looks after a binding that waits for its GPU.
+func (t *tx) advanceWaiting(b *bindingRecord) bool {
+	limit := t.cfg.UnplugTimeout + unplugSlack + t.cfg.AttachTimeout
+	switch {
+	case t.gpuHealth(b) == dxpuv1.Health_HEALTH_FAILED:
+		t.failBinding(b.ID, failed, dxpuv1.Reason_REASON_GPU_FAILED, "")
+	case t.overdueOrSchedule(b, limit):
+		t.failBinding(b.ID, failed, dxpuv1.Reason_REASON_ATTACH_FAILED, "binding "+b.AwaitsGPUOf+" did not give the GPU back in time")
+	default:
+		return false
+	}
+	return true
+}

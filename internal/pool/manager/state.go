@@ -1,0 +1,138 @@
+package manager
+
+import (
+	"strings"
+	"time"
+
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
+)
+
+// This file is the schema of the pool in memory: the tables, whose records are
+// stored; the indexes, which follow from the records; and the work that is left
+// to do. The records are in records.go, table.go has the table, index.go keeps the
+// indexes up to date, tx.go changes all of it.
+
+// Keys of the store: each table has a prefix, after which comes the record's ID.
+const (
+	metaKey       = "meta"
+	nodePrefix    = "node/"
+	bindingPrefix = "binding/"
+	leasePrefix   = "lease/"
+	tenantPrefix  = "tenant/"
+	tokenPrefix   = "token/"
+	auditPrefix   = "audit/"
+	secretPrefix  = "secret/"
+)
+
+// state is the pool in memory. Manager.mu guards it.
+type state struct {
+	meta     *meta                                // the pool itself: its ID and its counters
+	nodes    table[nodeRecord, *nodeRecord]       // hosts and boxes by name, with their slots and devices
+	leases   table[leaseRecord, *leaseRecord]     // by ID, "l-7"
+	bindings table[bindingRecord, *bindingRecord] // by ID, "b-7-k3f9zq": a host slot and a box slot of a lease
+	tenants  table[tenantRecord, *tenantRecord]   // by name, with their quotas
+	tokens   table[tokenRecord, *tokenRecord]     // credentials of persons and programs, by ID
+	audits   table[auditRecord, *auditRecord]     // a ring of keepAudit entries
+	secrets  table[secretRecord, *secretRecord]   // the pool's authority; the credentials of deleted nodes
+
+	index
+	work
+	began time.Time // when this manager began to decide on this state
+}
+
+// anyTable is a table with records of any kind.
+type anyTable interface {
+	changed() int
+	collect(into map[string]any)
+	all(into map[string]any)
+	restore()
+	done()
+}
+
+// tables returns all tables of the state.
+func (s *state) tables() [7]anyTable {
+	return [...]anyTable{&s.nodes, &s.leases, &s.bindings, &s.tenants, &s.tokens, &s.audits, &s.secrets}
+}
+
+// index finds records without a scan of a table. It follows from the records, and
+// for nodes from whether they report. A transaction calls reindex before it looks
+// something up.
+type index struct {
+	// Bindings.
+	indexedBindings    map[string]bindingEntry    // binding -> what the index has of it, to remove that again
+	bindingsByLease    map[string][]string        // lease -> its bindings, oldest first
+	bindingsByNode     map[string]map[string]bool // host or box -> its bindings that are not released
+	bindingsByGPU      map[placement.Ref][]string // GPU -> the binding that holds it; two only within a transaction
+	bindingsByHostSlot map[hostSlot][]string      // host slot -> bindings that are or will be in it
+
+	// Leases.
+	indexedLeases     map[string]leaseEntry  // lease -> what the index has of it
+	leaseIDs          sequence               // all leases in the order of creation, for lists
+	openLeaseIDs      sequence               // those that have not ended
+	leaseByRequestID  map[request]string     // tenant and request_id -> lease, so that a call can be repeated
+	pendingByShape    map[string]*shapeQueue // shape of the request -> pending leases of that shape, in queue order
+	unreplaced        map[string]int         // lease -> how many of its bindings broke and have no replacement
+	preemptibleLeases map[string]bool        // leases that have GPUs and may lose them to a lease of higher priority
+	endedLeases       []endedLease           // ended leases, the oldest first: which to forget
+	usageByTenant     map[string]*tenantUsage
+
+	// Nodes.
+	indexedNodes     map[string]nodeEntry // host or box -> sums of its GPUs, and what placement has of it
+	nodeByCredential map[string]string    // hash of the credential -> node
+	hostIDs, boxIDs  sequence             // in order, for lists
+	gpuPool          *placement.Pool      // the boxes and GPUs as placement sees them
+	hostPool         *placement.Hosts     // the hosts and slots as placement sees them
+
+	// capacityGrew is set when capacity came back or a rule changed, so that
+	// leases without GPUs may get some now.
+	capacityGrew bool
+}
+
+// work is what remains to be examined. It outlives transactions: the next one
+// goes on where the last one stopped.
+type work struct {
+	dirty               map[subject]bool // to be examined before the transaction ends
+	connectivityChanged map[string]bool  // nodes that have begun or ceased to report
+	alarms              alarms           // subjects to be examined at a time
+	pass                pass
+}
+
+// pass is one offer of capacity to all leases that need GPUs. It may take several
+// transactions. Capacity that comes back during a pass starts another one after it.
+type pass struct {
+	active       bool
+	replacements []string        // leases with broken bindings that were not tried yet
+	tried        map[string]bool // shapes that do not fit
+}
+
+func newState(began time.Time) *state {
+	return &state{
+		meta:     &meta{},
+		nodes:    newTable[nodeRecord](nodePrefix),
+		leases:   newTable[leaseRecord](leasePrefix),
+		bindings: newTable[bindingRecord](bindingPrefix),
+		tenants:  newTable[tenantRecord](tenantPrefix),
+		tokens:   newTable[tokenRecord](tokenPrefix),
+		audits:   newTable[auditRecord](auditPrefix),
+		secrets:  newTable[secretRecord](secretPrefix),
+		index:    newIndex(),
+		work: work{
+			dirty: map[subject]bool{}, connectivityChanged: map[string]bool{},
+			alarms: alarms{at: map[subject]time.Duration{}},
+		},
+		began: began,
+	}
+}
+
+func newIndex() index {
+	return index{
+		indexedBindings: map[string]bindingEntry{}, bindingsByLease: map[string][]string{}, bindingsByNode: map[string]map[string]bool{},
+		bindingsByGPU: map[placement.Ref][]string{}, bindingsByHostSlot: map[hostSlot][]string{},
+		indexedLeases: map[string]leaseEntry{}, leaseIDs: newSequence(compareNumbered), openLeaseIDs: newSequence(compareNumbered),
+		leaseByRequestID: map[request]string{}, pendingByShape: map[string]*shapeQueue{}, unreplaced: map[string]int{},
+		preemptibleLeases: map[string]bool{}, usageByTenant: map[string]*tenantUsage{},
+		indexedNodes: map[string]nodeEntry{}, nodeByCredential: map[string]string{},
+		hostIDs: newSequence(strings.Compare), boxIDs: newSequence(strings.Compare),
+		gpuPool: placement.NewPool(), hostPool: placement.NewHosts(),
+	}
+}

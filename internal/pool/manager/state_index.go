@@ -1,0 +1,387 @@
+package manager
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
+)
+
+type hostSlot struct {
+	host string
+	slot uint32
+}
+
+// bindingEntry is where the index has a binding.
+type bindingEntry struct {
+	lease         string
+	gpu           placement.Ref
+	slot          hostSlot
+	epoch         uint64
+	open          bool // not released
+	serving       bool // it serves its lease or is on the way to it
+	holdsGPU      bool // it holds its GPU
+	unreplaced    bool // its host slot is kept for the GPU that takes its place
+	takesHostSlot bool // its host slot is not free
+	inHostSlot    bool // it has to do with its host slot
+}
+
+type request struct{ tenant, id string }
+
+// leaseEntry is where the index has a lease.
+type leaseEntry struct {
+	request     request
+	tenant      string // while it is not over
+	shape       string // while it waits
+	spec        *dxpuv1.LeaseSpec
+	queueKey    queueKey
+	gpus        uint32
+	model       string
+	holding     bool
+	preemptible bool
+	ended       time.Time // when it is over
+}
+
+// queueKey is a lease's place in the queue: by priority, then by age.
+type queueKey struct {
+	priority int32
+	created  int64 // ns since 1970
+	id       string
+}
+
+func (a queueKey) compare(b queueKey) int {
+	return cmp.Or(cmp.Compare(b.priority, a.priority), cmp.Compare(a.created, b.created), compareNumbered(a.id, b.id))
+}
+
+// shapeQueue is the leases of the queue that are alike in all that matters for
+// whether they can be granted: when the first cannot, none of them can.
+type shapeQueue struct{ keys []queueKey }
+
+type endedLease struct {
+	at time.Time
+	id string
+}
+
+func (a endedLease) compare(b endedLease) int {
+	return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.id, b.id))
+}
+
+// withFrozenIndex keeps the index as it is, however it was changed, while something is
+// tried out on it.
+func (t *tx) withFrozenIndex(f func()) {
+	t.reindex()
+	t.indexFrozen = true
+	f()
+	t.indexFrozen = false
+}
+
+// reindex brings the index up to date with the records that the transaction has
+// changed so far. A record may change again after it: so all of them are
+// compared, each time.
+func (t *tx) reindex() {
+	if t.indexFrozen {
+		return
+	}
+	stale := map[string]bool{}
+	for id := range t.leases.before {
+		t.indexLease(id)
+		for _, b := range t.bindingsByLease[id] {
+			t.indexBinding(b, stale)
+		}
+	}
+	for id := range t.bindings.before {
+		t.indexBinding(id, stale)
+	}
+	for id := range t.nodes.before {
+		if !t.nodes.unindexed[id] {
+			stale[id] = true
+		}
+	}
+	for id := range t.connectivityChanged {
+		stale[id] = true
+	}
+	for id := range stale {
+		t.indexNode(id)
+	}
+	if len(t.tenants.unsettled) > 0 {
+		t.capacityGrew = true // a quota may allow more
+		clear(t.tenants.unsettled)
+	}
+}
+
+func (t *tx) bindingEntry(b *bindingRecord) bindingEntry {
+	k := bindingEntry{
+		lease: b.LeaseID, gpu: b.ref(), slot: hostSlot{b.HostID, b.HostSlot}, epoch: b.Epoch,
+		open: b.State != released, serving: b.serving(), holdsGPU: b.holdsGPU(), unreplaced: t.awaitsReplacement(b),
+	}
+	k.takesHostSlot = b.holdsHostSlot() || k.unreplaced
+	k.inHostSlot = k.open || k.unreplaced
+	return k
+}
+
+// awaitsReplacement reports whether the host slot of a binding that is no more is kept for
+// the GPU that takes its place.
+func (t *tx) awaitsReplacement(b *bindingRecord) bool {
+	if !b.needsReplacement() {
+		return false
+	}
+	l := t.leases.get(b.LeaseID)
+	return l != nil && l.holds()
+}
+
+// indexBinding puts a binding where it belongs and notes the nodes whose
+// capacity that changes.
+func (t *tx) indexBinding(id string, stale map[string]bool) {
+	old, had := t.indexedBindings[id]
+	var k bindingEntry
+	b := t.bindings.get(id)
+	if b != nil {
+		k = t.bindingEntry(b)
+	}
+	if had && b != nil && old == k {
+		return
+	}
+	if had {
+		t.dropBinding(id, old)
+		stale[old.gpu.Box], stale[old.slot.host] = true, true
+	}
+	if b == nil {
+		return
+	}
+	stale[k.gpu.Box], stale[k.slot.host] = true, true
+	t.indexedBindings[id] = k
+	at, _ := slices.BinarySearchFunc(t.bindingsByLease[k.lease], k.epoch, func(o string, e uint64) int {
+		return cmp.Compare(t.indexedBindings[o].epoch, e)
+	})
+	// A copy: who ranges over bindingsOf may change bindings.
+	t.bindingsByLease[k.lease] = slices.Insert(slices.Clone(t.bindingsByLease[k.lease]), at, id)
+	if k.open {
+		addTo(t.bindingsByNode, k.gpu.Box, id)
+		addTo(t.bindingsByNode, k.slot.host, id)
+	}
+	if k.holdsGPU {
+		t.bindingsByGPU[k.gpu] = append(slices.Clone(t.bindingsByGPU[k.gpu]), id)
+	}
+	if k.inHostSlot {
+		t.bindingsByHostSlot[k.slot] = append(slices.Clone(t.bindingsByHostSlot[k.slot]), id)
+	}
+	if k.unreplaced {
+		t.unreplaced[k.lease]++
+	}
+}
+
+func (t *tx) dropBinding(id string, k bindingEntry) {
+	delete(t.indexedBindings, id)
+	dropFrom(t.bindingsByLease, k.lease, id)
+	if k.open {
+		removeFrom(t.bindingsByNode, k.gpu.Box, id)
+		removeFrom(t.bindingsByNode, k.slot.host, id)
+	}
+	if k.holdsGPU {
+		dropFrom(t.bindingsByGPU, k.gpu, id)
+	}
+	if k.inHostSlot {
+		dropFrom(t.bindingsByHostSlot, k.slot, id)
+	}
+	if k.unreplaced {
+		if t.unreplaced[k.lease]--; t.unreplaced[k.lease] == 0 {
+			delete(t.unreplaced, k.lease)
+		}
+	}
+}
+
+func (t *tx) leaseEntry(l *leaseRecord) leaseEntry {
+	k := leaseEntry{
+		request: request{l.spec.Tenant, l.RequestID}, model: l.Model, holding: l.holds(), preemptible: l.holds() && l.spec.Preemptible,
+	}
+	if l.HostID != "" { // it has been given some
+		k.gpus = l.spec.Count
+	}
+	if l.ended() {
+		k.ended = l.EndTime
+		return k
+	}
+	k.tenant = l.spec.Tenant
+	if l.State == leasePending {
+		k.queueKey = queueKey{l.spec.Priority, l.CreateTime.UnixNano(), l.ID}
+		k.spec = l.spec // never changed in place
+		if old := t.indexedLeases[l.ID]; old.spec == l.spec {
+			k.shape = old.shape
+		} else {
+			k.shape = shapeOf(l.spec)
+		}
+	}
+	return k
+}
+
+// shapeOf is all of a spec that decides on whether it can be granted.
+func shapeOf(s *dxpuv1.LeaseSpec) string {
+	c := proto.CloneOf(s)
+	c.ExpiresAfter, c.Wait, c.WaitTimeout, c.Labels = nil, false, nil, nil
+	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(c)
+	if err != nil { // strings that are not UTF-8, which no request can have
+		return s.String()
+	}
+	return string(raw)
+}
+
+func (t *tx) indexLease(id string) {
+	old, had := t.indexedLeases[id]
+	var k leaseEntry
+	l := t.leases.get(id)
+	if l != nil {
+		k = t.leaseEntry(l)
+	}
+	if had && l != nil && old == k {
+		return
+	}
+	if had {
+		t.dropLease(id, old)
+		t.capacityGrew = t.capacityGrew || old.holding && !k.holding // its quota is free
+	}
+	if l == nil {
+		return
+	}
+	t.indexedLeases[id] = k
+	t.leaseIDs.add(id)
+	t.countLease(id, &k, 1)
+	if k.preemptible {
+		t.preemptibleLeases[id] = true
+		t.capacityGrew = t.capacityGrew || !old.preemptible && len(t.pendingByShape) > 0 // for those of higher priority
+	}
+	if k.request.id != "" {
+		t.leaseByRequestID[k.request] = id
+	}
+	if k.tenant != "" {
+		t.openLeaseIDs.add(id)
+	}
+	if k.shape != "" {
+		w := t.pendingByShape[k.shape]
+		if w == nil {
+			w = &shapeQueue{}
+			t.pendingByShape[k.shape] = w
+		}
+		at, _ := slices.BinarySearchFunc(w.keys, k.queueKey, queueKey.compare)
+		w.keys = slices.Insert(w.keys, at, k.queueKey)
+	}
+	if !k.ended.IsZero() {
+		e := endedLease{k.ended, id}
+		at, _ := slices.BinarySearchFunc(t.endedLeases, e, endedLease.compare)
+		t.endedLeases = slices.Insert(t.endedLeases, at, e)
+	}
+}
+
+func (t *tx) dropLease(id string, k leaseEntry) {
+	delete(t.indexedLeases, id)
+	t.leaseIDs.remove(id)
+	delete(t.preemptibleLeases, id)
+	t.countLease(id, &k, minusOne)
+	if t.leaseByRequestID[k.request] == id {
+		delete(t.leaseByRequestID, k.request)
+	}
+	if k.tenant != "" {
+		t.openLeaseIDs.remove(id)
+	}
+	if w := t.pendingByShape[k.shape]; k.shape != "" {
+		if at, ok := slices.BinarySearchFunc(w.keys, k.queueKey, queueKey.compare); ok {
+			w.keys = without(w.keys, at)
+		}
+		if len(w.keys) == 0 {
+			delete(t.pendingByShape, k.shape)
+		}
+	}
+	if at, ok := slices.BinarySearchFunc(t.endedLeases, endedLease{k.ended, id}, endedLease.compare); ok {
+		t.endedLeases = without(t.endedLeases, at)
+	}
+}
+
+// without removes an element; the first one, which it is as a rule, at no cost.
+func without[T any](s []T, at int) []T {
+	if at > 0 {
+		return slices.Delete(s, at, at+1)
+	}
+	var zero T
+	s[0] = zero
+	return s[1:]
+}
+
+func addTo[K comparable](m map[K]map[string]bool, key K, id string) {
+	if m[key] == nil {
+		m[key] = map[string]bool{}
+	}
+	m[key][id] = true
+}
+
+func removeFrom[K comparable](m map[K]map[string]bool, key K, id string) {
+	delete(m[key], id)
+	if len(m[key]) == 0 {
+		delete(m, key)
+	}
+}
+
+func dropFrom[K comparable](m map[K][]string, key K, id string) {
+	if len(m[key]) == 1 {
+		delete(m, key)
+		return
+	}
+	m[key] = slices.DeleteFunc(slices.Clone(m[key]), func(o string) bool { return o == id })
+}
+
+// bindingsOf returns the IDs of a lease's bindings, oldest first. The result is
+// not to be changed.
+func (t *tx) bindingsOf(lease string) []string {
+	t.reindex()
+	return t.bindingsByLease[lease]
+}
+
+// bindingsAt returns the IDs of the bindings of a host or box that are not
+// released, in order.
+func (t *tx) bindingsAt(node string) []string {
+	t.reindex()
+	ids := make([]string, 0, len(t.bindingsByNode[node]))
+	for id := range t.bindingsByNode[node] {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// holderOf returns the binding that holds a GPU, nil when it is free.
+func (t *tx) holderOf(gpu placement.Ref) *bindingRecord {
+	t.reindex()
+	return t.holder(gpu.Box, gpu.Slot)
+}
+
+// holder is holderOf while the index is being made.
+func (t *tx) holder(box string, slot uint32) *bindingRecord {
+	if ids := t.bindingsByGPU[placement.Ref{Box: box, Slot: slot}]; len(ids) > 0 {
+		return t.bindings.get(ids[0])
+	}
+	return nil
+}
+
+// compareNumbered orders IDs that end in a number, such as "l-7", by it: those of
+// leases, which are made in that order.
+func compareNumbered(a, b string) int {
+	return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b))
+}
+
+// bindingsIn returns the IDs of the bindings that have to do with a host slot.
+func (t *tx) bindingsIn(s hostSlot) []string {
+	t.reindex()
+	return t.bindingsByHostSlot[s]
+}
+
+// leaseByRequest finds the lease that a tenant's earlier call made.
+func (t *tx) leaseByRequest(id, tenant string) *leaseRecord {
+	if id == "" {
+		return nil
+	}
+	t.reindex()
+	return t.leases.get(t.leaseByRequestID[request{tenant, id}])
+}

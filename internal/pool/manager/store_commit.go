@@ -1,0 +1,278 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// Transactions change the state in memory one after another, under Manager.mu,
+// and then wait for the store, without it: while one batch is being stored, the
+// next one gathers. Nobody learns of a change before it is durable: callers,
+// events and watches come after it, and who reads waits for what was read.
+//
+// When a batch cannot be stored, the state in memory is worth nothing: it is
+// thrown away with everything that waits, and read from the store again.
+
+const (
+	// maxWaiting bounds the transactions that wait for the store: at 1,000 a
+	// second, four seconds of them, longer than which no caller should wait.
+	maxWaiting = 4096
+	// maxBatch bounds how many go to the store at once, where it sets no bound.
+	maxBatch = 1024
+)
+
+// commit is a transaction on its way to the store.
+type commit struct {
+	records        map[string]any
+	events         []*dxpuv1.Event
+	bindings       []*bindingRecord // the binding of each event; nil: none
+	desiredChanged map[string]bool
+	newlyLost      []*liveNode
+	done           chan struct{} // closed once err is what became of it
+	err            error
+}
+
+// queueLocked ends a transaction that succeeded and returns what its caller has
+// to wait for; nil: nothing.
+func (m *Manager) queueLocked(t *tx) *commit {
+	if t.changes() == 0 {
+		t.done()
+		return m.last
+	}
+	c := &commit{
+		records: t.records(), events: t.events, desiredChanged: t.desiredChanged, newlyLost: t.newlyLost, done: make(chan struct{}),
+	}
+	for _, e := range t.events {
+		c.bindings = append(c.bindings, t.bindings.get(e.BindingId))
+	}
+	t.done()
+	m.waiting = append(m.waiting, c)
+	m.last = c
+	if !m.storing {
+		m.storing = true
+		m.stores.Go(m.storeAll)
+	}
+	return c
+}
+
+// storeAll stores batch after batch until nothing waits.
+func (m *Manager) storeAll() {
+	for {
+		m.mu.Lock()
+		batch := m.nextBatchLocked()
+		if len(batch) == 0 {
+			m.storing = false
+			m.mu.Unlock()
+			return
+		}
+		m.mu.Unlock()
+		began := time.Now()
+		err := m.storeBatch(batch)
+		m.metrics.stored(len(batch), time.Since(began), err)
+		if err != nil {
+			m.abandon(batch, err)
+			continue
+		}
+		m.publish(batch)
+	}
+}
+
+// nextBatchLocked takes as many transactions as fit into one of the store.
+func (m *Manager) nextBatchLocked() []*commit {
+	most := maxWaiting
+	if b, ok := m.store.(Batcher); ok {
+		most = b.MaxRecords()
+	}
+	n, records := 0, 0
+	for n < len(m.waiting) && n < maxBatch {
+		records += len(m.waiting[n].records)
+		if n > 0 && records > most {
+			break
+		}
+		n++
+	}
+	batch := m.waiting[:n:n]
+	m.waiting = m.waiting[n:]
+	return batch
+}
+
+// storeBatch stores transactions together: of a record that several of them
+// change, the last counts.
+func (m *Manager) storeBatch(batch []*commit) error {
+	records := batch[0].records
+	if len(batch) > 1 {
+		records = map[string]any{}
+		for _, c := range batch {
+			maps.Copy(records, c.records)
+		}
+	}
+	put, remove, err := encode(records)
+	if err != nil {
+		return err
+	}
+	return m.store.Commit(context.Background(), put, remove)
+}
+
+// publish shows what is durable to everybody.
+func (m *Manager) publish(batch []*commit) {
+	m.mu.Lock()
+	m.trouble = nil
+	for _, c := range batch {
+		for node := range c.desiredChanged {
+			m.liveLocked(node).notifyDesired()
+		}
+	}
+	m.mu.Unlock()
+	for _, c := range batch {
+		m.events.add(c.events)
+		close(c.done)
+		for i, e := range c.events {
+			m.metrics.event(e)
+			traceEvent(e, c.bindings[i])
+			m.log.Info(e.Message, "event", strings.TrimPrefix(e.Type.String(), "EVENT_TYPE_"), "revision", e.Revision,
+				"lease", e.LeaseId, "binding", e.BindingId, "gpu", e.GpuId)
+		}
+	}
+}
+
+// abandon throws away the state that could not be stored, and all that was built
+// on it.
+func (m *Manager) abandon(batch []*commit, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.log.Error("the state could not be stored", "err", err, "changes", len(batch)+len(m.waiting))
+	for _, c := range append(batch, m.waiting...) {
+		for _, l := range c.newlyLost {
+			l.lost = false
+		}
+		c.err = connect.NewError(connect.CodeUnavailable, fmt.Errorf("the change could not be stored, and may not have happened: %w", err))
+		close(c.done)
+	}
+	m.waiting = nil
+	m.dropStateLocked(err)
+}
+
+// dropStateLocked forgets the state: until it is read again, everything is refused.
+func (m *Manager) dropStateLocked(why error) {
+	m.state, m.trouble = nil, why
+	for _, l := range m.live {
+		l.digest = nil // the next report is looked at in full
+	}
+}
+
+// wait returns what became of a transaction.
+func (m *Manager) wait(ctx context.Context, c *commit) error {
+	if c == nil {
+		return nil
+	}
+	select {
+	case <-c.done:
+		return c.err
+	case <-ctx.Done():
+		code := connect.CodeCanceled
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			code = connect.CodeDeadlineExceeded
+		}
+		return connect.NewError(code, errors.New("the call ended before its change was stored: it may yet happen"))
+	}
+}
+
+// update is the only way in which the pool changes: fn changes records, then
+// everything that follows from it is worked out, then all of it is stored.
+func (m *Manager) update(ctx context.Context, fn func(*tx) error) error {
+	m.mu.Lock()
+	c, err := m.updateLocked(ctx, fn)
+	m.mu.Unlock()
+	return m.answer(ctx, c, err)
+}
+
+// answer waits until everything is durable on which the answer err, or success,
+// is built, and makes sure that it is still the answer of the leader.
+func (m *Manager) answer(ctx context.Context, c *commit, err error) error {
+	if werr := m.wait(ctx, c); werr != nil {
+		return werr
+	}
+	if m.cluster != nil && !m.cluster.Valid() {
+		return errDeposed()
+	}
+	return err
+}
+
+// updateLocked makes a transaction and returns what has to be waited for before
+// anybody learns of it, or of its error.
+func (m *Manager) updateLocked(ctx context.Context, fn func(*tx) error) (*commit, error) {
+	if err := m.readyLocked(ctx); err != nil {
+		return nil, err
+	}
+	if len(m.waiting) >= maxWaiting {
+		return nil, connect.NewError(connect.CodeResourceExhausted,
+			fmt.Errorf("%d changes wait to be stored; try again in a second", len(m.waiting)))
+	}
+	t := m.beginLocked(m.cfg.Now())
+	t.traceContext, t.call = traceparent(ctx), callFrom(ctx)
+	t.markAlarmed()
+	err := fn(t)
+	if err == nil {
+		err = t.checkNodes()
+	}
+	if err == nil {
+		t.audit()
+		err = t.settle()
+	}
+	if err != nil {
+		t.rollback()
+		return m.last, err
+	}
+	return m.queueLocked(t), nil
+}
+
+// view runs fn on the present state; it changes nothing. What fn saw is durable
+// when view returns.
+func (m *Manager) view(fn func(*tx) error) error { return m.viewIn(context.Background(), fn) }
+
+func (m *Manager) viewIn(ctx context.Context, fn func(*tx) error) error {
+	m.mu.Lock()
+	err := m.readyLocked(ctx)
+	if err != nil {
+		m.mu.Unlock()
+		return err
+	}
+	err = fn(m.readLocked(m.cfg.Now()))
+	c := m.last
+	m.mu.Unlock()
+	return m.answer(ctx, c, err)
+}
+
+// peek is view without the wait: for what decides whether a call is let in. It
+// sees what was taken away at once, and what was added as soon as anybody can
+// know of it.
+func (m *Manager) peek(fn func(*tx) error) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.readyLocked(context.Background()); err != nil {
+		return err
+	}
+	return fn(m.readLocked(m.cfg.Now()))
+}
+
+// readyLocked makes sure that there is a state to work on.
+func (m *Manager) readyLocked(ctx context.Context) error {
+	switch {
+	case m.state != nil:
+		return nil
+	case m.cluster != nil && !m.leads:
+		return m.notLeading()
+	case m.running: // Run reads it again
+		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("the state cannot be stored: %w", m.trouble))
+	default:
+		return m.loadLocked(ctx)
+	}
+}

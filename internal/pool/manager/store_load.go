@@ -1,0 +1,145 @@
+package manager
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	mathrand "math/rand/v2"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/revision"
+)
+
+// recordVersion is what stored records carry as "v". A program refuses records
+// of a later version, which it might not understand, and reads all earlier ones:
+//
+//	0  none: before records carried one
+//	1  the same fields, with "v"
+const recordVersion = 1
+
+// encode turns collected records into what a Store takes: JSON objects that
+// begin with their version.
+func encode(records map[string]any) (put map[string][]byte, remove []string, err error) {
+	put = make(map[string][]byte, len(records))
+	for key, r := range records {
+		if r == nil {
+			remove = append(remove, key)
+			continue
+		}
+		raw, err := json.Marshal(r)
+		if err != nil {
+			return nil, nil, fmt.Errorf("manager: encode %s: %w", key, err)
+		}
+		out := fmt.Appendf(make([]byte, 0, len(raw)+8), `{"v":%d`, recordVersion)
+		if len(raw) > len("{}") {
+			out = append(out, ',')
+		}
+		put[key] = append(out, raw[1:]...)
+	}
+	slices.Sort(remove)
+	return put, remove, nil
+}
+
+// decode reads a record.
+func decode(raw []byte, into any) error {
+	var version struct {
+		V int `json:"v"`
+	}
+	if err := json.Unmarshal(raw, &version); err != nil {
+		return err
+	}
+	if version.V > recordVersion {
+		return fmt.Errorf("it has version %d and this program knows versions up to %d: "+
+			"run the program that wrote it, or a later one, or restore a backup of the state", version.V, recordVersion)
+	}
+	return json.Unmarshal(raw, into)
+}
+
+// loadLocked reads the state from the store.
+func (m *Manager) loadLocked(ctx context.Context) error {
+	records, err := m.store.Load(ctx)
+	if err != nil {
+		return fmt.Errorf("manager: load state: %w", err)
+	}
+	return m.installLocked(records)
+}
+
+// installLocked makes what the store has the state.
+func (m *Manager) installLocked(records map[string][]byte) error {
+	s := newState(m.cfg.Now())
+	for key, raw := range records {
+		if err := s.loadRecord(key, raw); err != nil {
+			return fmt.Errorf("manager: load state: record %s: %w", key, err)
+		}
+	}
+	m.state, m.trouble, m.last = s, nil, nil
+	m.readLocked(s.began).indexAll()
+	m.events.forgetUpTo(s.meta.Revision)
+	for _, l := range m.live {
+		l.notifyDesired() // there may be something that its watch has not seen
+	}
+	if s.meta.ClusterID == "" {
+		t := m.beginLocked(s.began)
+		t.meta.ClusterID = "c-" + strings.ToLower(rand.Text()[:10])
+		t.meta.Incarnation = 1 + mathrand.Uint64N(revision.MaxIncarnation)
+		t.newPool = true
+		m.queueLocked(t)
+	}
+	return nil
+}
+
+// indexAll makes the index of a state that was just loaded, and marks everything.
+func (t *tx) indexAll() {
+	for id := range t.leases.rows {
+		t.indexLease(id)
+		t.mark(subject{leaseSubject, id})
+	}
+	for id := range t.bindings.rows {
+		t.indexBinding(id, map[string]bool{})
+		t.mark(subject{bindingSubject, id})
+	}
+	for id := range t.nodes.rows {
+		t.indexNode(id)
+		t.mark(subject{nodeSubject, id})
+	}
+	t.capacityGrew = true
+}
+
+func (s *state) loadRecord(key string, raw []byte) error {
+	kind, id, _ := strings.Cut(key, "/")
+	switch kind + "/" {
+	case metaKey + "/":
+		return decode(raw, s.meta)
+	case nodePrefix:
+		return loadInto(&s.nodes, id, raw)
+	case bindingPrefix:
+		return loadInto(&s.bindings, id, raw)
+	case leasePrefix:
+		if err := loadInto(&s.leases, id, raw); err != nil {
+			return err
+		}
+		l := s.leases.get(id)
+		l.spec = &dxpuv1.LeaseSpec{}
+		return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(l.Spec, l.spec)
+	case tenantPrefix:
+		return loadInto(&s.tenants, id, raw)
+	case tokenPrefix:
+		return loadInto(&s.tokens, id, raw)
+	case auditPrefix:
+		return loadInto(&s.audits, id, raw)
+	case secretPrefix:
+		return loadInto(&s.secrets, id, raw)
+	}
+	return fmt.Errorf("unknown kind: a later version of this program wrote it; run that one")
+}
+
+func loadInto[R any, P cloner[R]](t *table[R, P], id string, raw []byte) error {
+	r := new(R)
+	t.load(id, r)
+	return decode(raw, r)
+}

@@ -1,0 +1,166 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// ListTenants implements dxpuv1connect.PoolServiceHandler.
+func (s *poolService) ListTenants(_ context.Context, req *connect.Request[dxpuv1.ListTenantsRequest]) (*connect.Response[dxpuv1.ListTenantsResponse], error) {
+	res := &dxpuv1.ListTenantsResponse{}
+	err := s.m.view(func(t *tx) error {
+		ids, next, err := page(t.tenantIDs(), idKey, req.Msg.PageSize, req.Msg.PageToken)
+		res.NextPageToken = next
+		for _, id := range ids {
+			res.Tenants = append(res.Tenants, t.tenantMessage(id))
+		}
+		return err
+	})
+	return connect.NewResponse(res), err
+}
+
+// tenantIDs lists the tenants that are defined, the default one, and those that
+// have leases without being defined.
+func (t *tx) tenantIDs() []string {
+	ids := append(t.tenants.ids(), defaultTenant)
+	for id, u := range t.usageByTenant {
+		if u.leases() > 0 {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
+}
+
+// GetTenant implements dxpuv1connect.PoolServiceHandler.
+func (s *poolService) GetTenant(_ context.Context, req *connect.Request[dxpuv1.GetTenantRequest]) (*connect.Response[dxpuv1.GetTenantResponse], error) {
+	res := &dxpuv1.GetTenantResponse{}
+	err := s.m.view(func(t *tx) error {
+		if !slices.Contains(t.tenantIDs(), req.Msg.TenantId) {
+			return notFound("tenant", req.Msg.TenantId)
+		}
+		res.Tenant = t.tenantMessage(req.Msg.TenantId)
+		return nil
+	})
+	return connect.NewResponse(res), err
+}
+
+// PutTenant implements dxpuv1connect.PoolServiceHandler.
+func (s *poolService) PutTenant(ctx context.Context, req *connect.Request[dxpuv1.PutTenantRequest]) (*connect.Response[dxpuv1.PutTenantResponse], error) {
+	want := req.Msg.Tenant
+	if err := checkTenant(want); err != nil {
+		return nil, err
+	}
+	res := &dxpuv1.PutTenantResponse{}
+	err := s.m.update(ctx, func(t *tx) error {
+		r := t.tenants.get(want.Id)
+		switch {
+		case r == nil && want.ResourceVersion != 0:
+			return conflict("tenant", want.Id, 0, want.ResourceVersion)
+		case r == nil:
+			t.tenants.put(want.Id, &tenantRecord{ID: want.Id, CreateTime: t.now})
+		case want.ResourceVersion != 0 && want.ResourceVersion != r.ResourceVersion:
+			return conflict("tenant", want.Id, r.ResourceVersion, want.ResourceVersion)
+		}
+		r = t.tenants.edit(want.Id)
+		r.Description, r.Quota = want.Description, quotaOf(want.Quota)
+		r.ResourceVersion = t.revision()
+		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TENANT_CHANGED, Tenant: want.Id},
+			"tenant %s may have %s", want.Id, &r.Quota)
+		res.Tenant = t.tenantMessage(want.Id)
+		return nil
+	})
+	if err != nil {
+		return nil, apiError(err)
+	}
+	return connect.NewResponse(res), nil
+}
+
+func checkTenant(t *dxpuv1.Tenant) error {
+	switch {
+	case t == nil:
+		return invalid("tenant: must be set")
+	case !tenantPattern.MatchString(t.Id):
+		return invalid("tenant.id: %q is not 1 to 63 of a-z, 0-9, '.', '_' and '-'", t.Id)
+	}
+	if _, ok := t.Quota.GetMaxGpusByModel()[""]; ok {
+		return invalid("tenant.quota.max_gpus_by_model: a model without a name")
+	}
+	if p := t.Quota.GetMaxPriority(); p < -100 || p > 100 {
+		return invalid("tenant.quota.max_priority: %d is not -100 to 100", p)
+	}
+	return nil
+}
+
+func quotaOf(q *dxpuv1.Quota) quotaRecord {
+	out := quotaRecord{MaxGPUs: q.GetMaxGpus(), MaxLeases: q.GetMaxLeases(), MaxGPUsByModel: q.GetMaxGpusByModel()}
+	if q != nil && q.MaxPriority != nil {
+		p := *q.MaxPriority
+		out.MaxPriority = &p
+	}
+	return out
+}
+
+// DeleteTenant implements dxpuv1connect.PoolServiceHandler.
+func (s *poolService) DeleteTenant(ctx context.Context, req *connect.Request[dxpuv1.DeleteTenantRequest]) (*connect.Response[dxpuv1.DeleteTenantResponse], error) {
+	id := req.Msg.TenantId
+	err := s.m.update(ctx, func(t *tx) error {
+		r, u := t.tenants.get(id), t.usageOf(id)
+		switch {
+		case id == defaultTenant:
+			return connect.NewError(connect.CodeFailedPrecondition,
+				errors.New("tenant_id: the default tenant always exists; put it with a quota instead"))
+		case r == nil:
+			return notFound("tenant", id)
+		case req.Msg.ResourceVersion != 0 && req.Msg.ResourceVersion != r.ResourceVersion:
+			return conflict("tenant", id, r.ResourceVersion, req.Msg.ResourceVersion)
+		case u.leases() > 0:
+			return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("tenant_id: %s has %d leases; delete them first", id, u.leases()))
+		}
+		t.tenants.remove(id)
+		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TENANT_CHANGED, Tenant: id}, "tenant %s is no more", id)
+		return nil
+	})
+	if err != nil {
+		return nil, apiError(err)
+	}
+	return connect.NewResponse(&dxpuv1.DeleteTenantResponse{}), nil
+}
+
+func (t *tx) tenantMessage(id string) *dxpuv1.Tenant {
+	out := &dxpuv1.Tenant{Id: id, Quota: &dxpuv1.Quota{}}
+	if r := t.tenants.get(id); r != nil {
+		out.Description, out.ResourceVersion, out.CreateTime = r.Description, r.ResourceVersion, timestamp(r.CreateTime)
+		out.Quota = &dxpuv1.Quota{
+			MaxGpus: r.Quota.MaxGPUs, MaxLeases: r.Quota.MaxLeases, MaxGpusByModel: r.clone().Quota.MaxGPUsByModel, MaxPriority: r.Quota.MaxPriority,
+		}
+	}
+	u := t.usageOf(id)
+	out.Gpus, out.Leases, out.LeasesPending = u.gpus, u.leases()-u.pending, u.pending
+	return out
+}
+
+// String says what a quota allows.
+func (q *quotaRecord) String() string {
+	gpus, leases := "any number of GPUs", "any number of leases"
+	if q.MaxGPUs > 0 {
+		gpus = fmt.Sprintf("%d GPUs", q.MaxGPUs)
+	}
+	if q.MaxLeases > 0 {
+		leases = fmt.Sprintf("%d leases", q.MaxLeases)
+	}
+	out := gpus + " in " + leases
+	if len(q.MaxGPUsByModel) > 0 {
+		out += ", bounded by model"
+	}
+	if q.MaxPriority != nil {
+		out += fmt.Sprintf(", with priority up to %d", *q.MaxPriority)
+	}
+	return out
+}

@@ -1,0 +1,136 @@
+package manager
+
+import (
+	"fmt"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
+)
+
+// quota returns what bounds a tenant.
+func (t *tx) quota(tenant string) quotaRecord {
+	if r := t.tenants.get(tenant); r != nil {
+		return r.Quota
+	}
+	return quotaRecord{}
+}
+
+// admit checks what can be said of a request for good: that its tenant exists,
+// and that its quota allows it at all. Tenants need not be defined; once one is,
+// only those that are defined may ask.
+func (t *tx) admit(s *dxpuv1.LeaseSpec) error {
+	if t.tenants.get(s.Tenant) == nil && s.Tenant != defaultTenant && t.anyTenant() {
+		return connect.NewError(connect.CodeNotFound,
+			fmt.Errorf("spec.tenant: tenant %q does not exist; define it with PutTenant (dxpu tenant put %s)", s.Tenant, s.Tenant))
+	}
+	q := t.quota(s.Tenant)
+	if q.MaxPriority != nil && s.Priority > *q.MaxPriority {
+		return invalid("spec.priority: %d is above %d, the highest that tenant %s may ask for", s.Priority, *q.MaxPriority, s.Tenant)
+	}
+	if err := q.allows(s.Tenant, "spec.count", s.Count, s.Model); err != nil {
+		return err
+	}
+	if u := t.usageOf(s.Tenant); q.MaxLeases > 0 && u.leases() >= q.MaxLeases {
+		return connect.NewError(connect.CodeResourceExhausted,
+			fmt.Errorf("spec.tenant: %s has %d leases, as many as its quota allows; delete one first", s.Tenant, u.leases()))
+	}
+	return nil
+}
+
+// anyTenant reports whether a tenant other than the default one is defined.
+func (t *tx) anyTenant() bool {
+	n := t.tenants.len()
+	if t.tenants.get(defaultTenant) != nil {
+		n--
+	}
+	return n > 0
+}
+
+// allows reports whether a quota allows so many GPUs in one lease, however few
+// the tenant has otherwise.
+func (q *quotaRecord) allows(tenant, field string, count uint32, model string) error {
+	if q.MaxGPUs > 0 && count > q.MaxGPUs {
+		return invalid("%s: %d GPUs are more than the %d that tenant %s may ever have; ask for fewer, or for a larger quota",
+			field, count, q.MaxGPUs, tenant)
+	}
+	if limit, ok := q.MaxGPUsByModel[model]; ok && count > limit {
+		return invalid("%s: %d GPUs of model %s are more than the %d that tenant %s may ever have; ask for fewer, or for another model",
+			field, count, model, limit, tenant)
+	}
+	return nil
+}
+
+// quotaReached says why a tenant's quota does not let a lease in now, "" when
+// it does.
+func (t *tx) quotaReached(s *dxpuv1.LeaseSpec) string {
+	if why := t.overQuota(s.Tenant, s.Count, s.Model); why != "" {
+		return why + " It waits until leases of the tenant end."
+	}
+	return ""
+}
+
+// overQuota says why a tenant may not have more GPUs of a model now, "" when it
+// may. An empty model is bounded by the total only.
+func (t *tx) overQuota(tenant string, more uint32, model string) string {
+	q := t.quota(tenant)
+	if q.MaxGPUs == 0 && len(q.MaxGPUsByModel) == 0 {
+		return ""
+	}
+	u := t.usageOf(tenant)
+	if q.MaxGPUs > 0 && u.gpus+more > q.MaxGPUs {
+		return fmt.Sprintf("Tenant %s has %d GPUs of the %d that its quota allows, and asks for %d more.", tenant, u.gpus, q.MaxGPUs, more)
+	}
+	if limit, ok := q.MaxGPUsByModel[model]; ok && u.byModel[model]+more > limit {
+		return fmt.Sprintf("Tenant %s has %d GPUs of model %s of the %d that its quota allows, and asks for %d more.",
+			tenant, u.byModel[model], model, limit, more)
+	}
+	return ""
+}
+
+// decideWithin works out where a lease would go now, within its tenant's quotas
+// of models: without a wish, the models that have none left are passed over.
+func (t *tx) decideWithin(s *dxpuv1.LeaseSpec) (placement.Decision, placement.HostDecision) {
+	d, h := t.decide(s, nil)
+	q := t.quota(s.Tenant)
+	if !d.OK() || s.Model != "" || len(q.MaxGPUsByModel) == 0 || t.overQuota(s.Tenant, s.Count, t.modelAt(d.Picks[0])) == "" {
+		return d, h
+	}
+	var why []string
+	for _, model := range t.models() {
+		if w := t.overQuota(s.Tenant, s.Count, model); w != "" {
+			why = append(why, w)
+			continue
+		}
+		if d, h = t.decide(withModel(s, model), nil); d.OK() {
+			d.Why = append(why, d.Why...)
+			return d, h
+		}
+		why = append(why, d.Why...)
+	}
+	return placement.Decision{Why: why}, h
+}
+
+// models returns the models of the pool in order.
+func (t *tx) models() []string {
+	t.reindex()
+	return t.gpuPool.Models()
+}
+
+func (t *tx) modelAt(r placement.Ref) string {
+	if n := t.nodes.get(r.Box); n != nil {
+		if s := n.slot(r.Slot); s != nil && s.Device != nil {
+			return s.Device.Model
+		}
+	}
+	return ""
+}
+
+// withModel returns a spec that asks for a model.
+func withModel(s *dxpuv1.LeaseSpec, model string) *dxpuv1.LeaseSpec {
+	out := proto.CloneOf(s)
+	out.Model = model
+	return out
+}
