@@ -14,9 +14,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// What resolution answers is what the driver answers, in either version.
+// Both versions of the resolver return the driver's answers.
 func TestResolution(t *testing.T) {
-	r := needRig(t)
+	r := needBuilds(t)
 	x := run{scenario: "resolution", bare: true}
 	want := r.do(t, x)
 	x.bare, x.env = false, inject()
@@ -30,9 +30,9 @@ func TestResolution(t *testing.T) {
 	}
 }
 
-// A driver may answer with addresses that it does not export.
+// A driver may return addresses that it does not export.
 func TestAliases(t *testing.T) {
-	r := needRig(t)
+	r := needBuilds(t)
 	for _, way := range ways[2:] {
 		res := r.do(t, run{program: way.program, way: way.arg, scenario: "every", env: inject("FAKE_ALIAS=1")})
 		if n := res.count("^cuLaunch.* dxpu_spin"); n != 6 {
@@ -41,18 +41,18 @@ func TestAliases(t *testing.T) {
 	}
 }
 
-// Before CUDA 12 there is no second resolver and calls are missing.
+// A driver before CUDA 12 has no second resolver and lacks calls.
 func TestOldDriver(t *testing.T) {
-	r := needRig(t)
+	r := needBuilds(t)
 	for _, env := range [][]string{nil, inject()} {
 		cmd := exec.Command(filepath.Join(r.dir, "program"), "v2", "every")
 		cmd.Env = append([]string{"LD_LIBRARY_PATH=" + filepath.Join(r.dir, "hook") + ":" + filepath.Join(r.dir, "old")}, env...)
 		out, err := cmd.CombinedOutput()
 		if err == nil || !strings.Contains(string(out), "FAILED cuMemcpyBatchAsync") || strings.Contains(string(out), "FAILED cuMemcpyAsync") {
-			t.Errorf("%v\n%s\nwant the new calls missing and no others", err, out)
+			t.Errorf("%v\n%s\nwant only the new calls missing", err, out)
 		}
 	}
-	// A program that is linked to a call that the driver lacks is told so.
+	// A program linked to a call that the driver lacks gets an error from it.
 	cmd := exec.Command(filepath.Join(r.dir, "linked"), "l", "every")
 	cmd.Env = append([]string{"LD_LIBRARY_PATH=" + filepath.Join(r.dir, "hook") + ":" + filepath.Join(r.dir, "old")}, inject()...)
 	if out, err := cmd.CombinedOutput(); err == nil || string(out) != "FAILED launch ex\nFAILED batch\n" {
@@ -63,7 +63,7 @@ func TestOldDriver(t *testing.T) {
 // No entry leads to the driver before the table is complete, because wrappers use
 // the functions of other symbols.
 func TestTableIsPublishedWhole(t *testing.T) {
-	r := needRig(t)
+	r := needBuilds(t)
 	for _, way := range ways[:2] {
 		res := r.do(t, run{program: way.program, way: way.arg, scenario: "every", env: inject("FAKE_RESOLVER=1")})
 		if n := res.count("^entry while the table is filled: 100$"); n != 1 { // CUDA_ERROR_NO_DEVICE
@@ -74,7 +74,7 @@ func TestTableIsPublishedWhole(t *testing.T) {
 
 // Several threads that make the first call at the same time lose no insertion.
 func TestFirstCalls(t *testing.T) {
-	r := needRig(t)
+	r := needBuilds(t)
 	for i := range 40 {
 		way := ways[i%2]
 		stats := filepath.Join(t.TempDir(), "stats")
@@ -88,7 +88,7 @@ func TestFirstCalls(t *testing.T) {
 // A constructor may call the driver, under the loader's lock, while another thread
 // looks for the driver, which needs that lock.
 func TestFirstCallInConstructor(t *testing.T) {
-	r := needRig(t)
+	r := needBuilds(t)
 	for _, way := range ways[:2] {
 		r.do(t, run{program: way.program, way: way.arg, scenario: "loader", env: inject("CONSTRUCTOR=" + filepath.Join(r.dir, "constructor.so"))})
 	}
@@ -96,7 +96,7 @@ func TestFirstCallInConstructor(t *testing.T) {
 
 // The library does not keep pointers into the program's environment.
 func TestChangedEnvironment(t *testing.T) {
-	r := needRig(t)
+	r := needBuilds(t)
 	stats := filepath.Join(t.TempDir(), "stats")
 	res := r.do(t, run{scenario: "environment", env: inject("DXPU_STATS=" + stats)})
 	if res.errOut != "" {
@@ -108,14 +108,14 @@ func TestChangedEnvironment(t *testing.T) {
 }
 
 func TestNoDriver(t *testing.T) {
-	r := needRig(t)
+	r := needBuilds(t)
 	for _, way := range []string{"program", "linked"} {
 		res := r.do(t, run{program: way, way: "d", scenario: "nothing", env: []string{"DXPU_REAL_LIBCUDA=/nowhere/libcuda.so.1"}})
 		if !strings.Contains(res.errOut, "/nowhere") {
-			t.Errorf("%s: it says %q", way, res.errOut)
+			t.Errorf("%s: standard error %q", way, res.errOut)
 		}
 	}
-	// The library is not taken for the driver, nor is a copy of it.
+	// The library does not mistake itself or a copy of itself for the driver.
 	copied := filepath.Join(t.TempDir(), Library)
 	b, err := os.ReadFile(filepath.Join(r.dir, "hook", Library))
 	if err != nil {
@@ -128,9 +128,9 @@ func TestNoDriver(t *testing.T) {
 	r.do(t, run{way: "d", scenario: "nothing", env: []string{"DXPU_REAL_LIBCUDA=" + filepath.Join(r.dir, "hook", Library)}})
 }
 
-// Where cuInit fails nothing is begun: no file, no insertion.
+// If cuInit fails, the library writes no file and inserts nothing.
 func TestInitFails(t *testing.T) {
-	r := needRig(t)
+	r := needBuilds(t)
 	dir := t.TempDir()
 	r.do(t, run{scenario: "nothing", env: inject("FAKE_INIT_FAILS=1", "DXPU_STATS="+dir+"/s", "DXPU_TRACE="+dir+"/t")})
 	if files, _ := filepath.Glob(dir + "/*"); len(files) != 0 {
@@ -139,22 +139,22 @@ func TestInitFails(t *testing.T) {
 }
 
 func TestBadSettings(t *testing.T) {
-	r := needRig(t)
-	for _, tc := range []struct{ name, set, says string }{
+	r := needBuilds(t)
+	for _, tc := range []struct{ name, set, message string }{
 		{"no unit", "DXPU_RTT=6.8", "want a time"},
-		{"not a time", "DXPU_RTT=soon", "want a time"},
+		{"not a time", "DXPU_RTT=fast", "want a time"},
 		{"negative", "DXPU_RTT=-1us", "want a time"},
 		{"too long", "DXPU_RTT=2s", "want a time"},
 		{"below native", "DXPU_RTT=1us", "below DXPU_NATIVE_RTT"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			res := r.do(t, run{scenario: "every", env: []string{tc.set}})
-			if !strings.Contains(res.errOut, tc.says) || res.count("^cuLaunch.* dxpu_") != 0 {
-				t.Errorf("it says %q", res.errOut)
+			if !strings.Contains(res.errOut, tc.message) || res.count("^cuLaunch.* dxpu_") != 0 {
+				t.Errorf("standard error %q", res.errOut)
 			}
 		})
 	}
-	for _, tc := range []struct{ set, says string }{
+	for _, tc := range []struct{ set, message string }{
 		{"DXPU_TAGS=0", "DXPU_TAGS=0: want a number"},
 		{"DXPU_MRRS=1e9", "DXPU_MRRS=1e9: want a number"},
 		{"DXPU_GRAPHS=some", "launch, node or none"},
@@ -164,16 +164,16 @@ func TestBadSettings(t *testing.T) {
 	} {
 		t.Run(tc.set, func(t *testing.T) {
 			res := r.do(t, run{scenario: "every", env: inject(tc.set)})
-			if !strings.Contains(res.errOut, tc.says) || res.count("^cuLaunch.* dxpu_spin") != 6 {
-				t.Errorf("it says %q", res.errOut)
+			if !strings.Contains(res.errOut, tc.message) || res.count("^cuLaunch.* dxpu_spin") != 6 {
+				t.Errorf("standard error %q", res.errOut)
 			}
 		})
 	}
 }
 
-// The library exports what the list says, under the driver's name.
+// The library exports the symbols of the list under the driver's name.
 func TestExports(t *testing.T) {
-	r := needRig(t)
+	r := needBuilds(t)
 	f, err := elf.Open(filepath.Join(r.dir, "hook", Library))
 	if err != nil {
 		t.Fatal(err)
@@ -203,7 +203,7 @@ func TestExports(t *testing.T) {
 	}
 }
 
-// listed are the symbols of symbols.txt, read apart from the generator.
+// listed returns the symbols of symbols.txt, read independently of the generator.
 func listed(t *testing.T) []string {
 	t.Helper()
 	text, err := os.ReadFile("symbols.txt")
@@ -229,7 +229,7 @@ func TestSanitizers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the library twice more")
 	}
-	r := needRig(t)
+	r := needBuilds(t)
 	for _, tc := range []struct{ name, flags string }{
 		{"address", "-fsanitize=address,undefined -fno-sanitize-recover=undefined"},
 		{"thread", "-fsanitize=thread"},
@@ -243,11 +243,11 @@ func TestSanitizers(t *testing.T) {
 				t.Fatal(err)
 			}
 			dir := filepath.Join(r.dir, "hook-"+tc.name)
-			// Sanitizers leave symbols undefined in libraries.
+			// A library with a sanitizer has undefined symbols.
 			if err := command("..", "make", "-f", "hook/Makefile", "hook", "HOOKOUT="+dir, "CC="+r.cc, "CFLAGS="+tc.flags, "LDFLAGS=-Wl,-z,undefs"); err != nil {
 				t.Fatal(err)
 			}
-			for _, scenario := range []string{"every", "late", "graph", "conditional", "threads", "first", "fork", "resolution"} {
+			for _, scenario := range []string{"every", "recent", "graph", "conditional", "threads", "first", "fork", "resolution"} {
 				res := r.do(t, run{program: tc.name, scenario: scenario, hookDir: "hook-" + tc.name, env: []string{
 					"DXPU_RTT=6.8us", "DXPU_TRACE=" + t.TempDir() + "/t.%p", "DXPU_STATS=" + t.TempDir() + "/s.%p",
 					"ASAN_OPTIONS=detect_leaks=0", "TSAN_OPTIONS=halt_on_error=1",
@@ -260,11 +260,11 @@ func TestSanitizers(t *testing.T) {
 	}
 }
 
-// BenchmarkEntry reports ns of a call that goes straight through the library,
-// of one that is wrapped and recorded, and of a launch with its insertion; the
-// fake driver's share is what it reports without the library.
+// BenchmarkEntry reports the time of a call through an entry, of a recorded call, and
+// of a launch with its insertion, in ns. The case without the library is the time of
+// the fake driver.
 func BenchmarkEntry(b *testing.B) {
-	r := needRig(b)
+	r := needBuilds(b)
 	for _, tc := range []struct {
 		name string
 		bare bool

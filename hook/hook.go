@@ -1,7 +1,7 @@
-// Package hook is the Go side of the driver library, the libcuda.so.1 in
-// hook/src that stands before NVIDIA's own and injects what a longer round trip
-// costs (section 3.4.2 of the DxPU paper): what it is set up with, and the trace
-// of driver calls that it records.
+// Package hook is the Go side of the driver library: its settings, and the trace of
+// driver calls that it records. The driver library is the libcuda.so.1 in hook/src,
+// which programs load in place of NVIDIA's. It injects the cost of a longer round
+// trip (section 3.4.2 of the DxPU paper).
 package hook
 
 import (
@@ -20,39 +20,39 @@ import (
 // Library is the file name of the driver library.
 const Library = "libcuda.so.1"
 
-// GraphPolicy is what is added before the launch of a CUDA graph.
+// GraphPolicy is the latency injected before the launch of a CUDA graph.
 type GraphPolicy string
 
-// Policies for graphs. Nothing is ever put into a graph.
+// Policies for graphs. The library never inserts operations into a graph.
 const (
 	GraphsByLaunch GraphPolicy = "launch" // one round trip per launch
 	GraphsByNode   GraphPolicy = "node"   // one per kernel and memset of the graph
 	GraphsNone     GraphPolicy = "none"
 )
 
-// Settings is what a program runs under. The zero value is transparent.
+// Settings configures the driver library. The zero value is transparent.
 type Settings struct {
-	// Inject adds latency: that of RTT over NativeRTT. With both equal the
-	// library measures and counts but adds nothing.
+	// Inject adds the latency of RTT over NativeRTT. If both are equal, the
+	// library measures and counts but adds no latency.
 	Inject         bool
 	RTT, NativeRTT time.Duration
 	Requester      perf.Requester
-	// NativeRate is how fast this machine copies to the device; zero lets
-	// the library measure it.
+	// NativeRate is the rate of copies to the device on this machine; zero
+	// lets the library measure it.
 	NativeRate perf.BytesPerSecond
 	Graphs     GraphPolicy // "" is GraphsByLaunch
-	// Syncs delays the return of blocking waits too, which the paper's
-	// model leaves out.
+	// Syncs also delays the return of blocking waits, which the paper's model
+	// does not include.
 	Syncs bool
-	// Trace and Stats are files to write; %p in their names is the process.
+	// Trace and Stats are files to write; %p in their names is the process id.
 	Trace, Stats string
-	// Driver is the real library where it cannot be found by itself.
+	// Driver is the path of the real library, if the driver library cannot find it.
 	Driver  string
 	Verbose bool
 }
 
-// Environ is base with the settings and with dir, the folder of the driver
-// library, in front of LD_LIBRARY_PATH. Settings that base had are replaced.
+// Environ returns base with the settings, and with dir, the folder of the driver
+// library, at the front of LD_LIBRARY_PATH. It replaces the settings in base.
 func (s Settings) Environ(base []string, dir string) ([]string, error) {
 	if dir == "" || strings.ContainsAny(dir, ":;") || !filepath.IsAbs(dir) {
 		return nil, fmt.Errorf("hook: folder %q: want an absolute path without colons", dir)
@@ -112,11 +112,11 @@ func (s Settings) variables() ([]string, error) {
 	return vars, nil
 }
 
-// ErrNoLibrary is what Find gives where the driver library has not been built.
+// ErrNoLibrary is returned by Find if the driver library does not exist.
 var ErrNoLibrary = errors.New("hook: no " + Library + `: build it with "make hook"`)
 
-// Find returns the absolute folder of the driver library: the given one, or the
-// first that has it of hook/ and ../lib/dxpu/ beside the executable.
+// Find returns the absolute folder of the driver library: dir, or if dir is "" the
+// first with the library of hook/ and ../lib/dxpu/ beside the executable.
 func Find(dir string) (string, error) {
 	dirs := []string{dir}
 	if dir == "" {

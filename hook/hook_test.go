@@ -16,39 +16,39 @@ import (
 	"testing"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the expected call logs in testdata anew")
+var rewrite = flag.Bool("rewrite", false, "rewrite the expected call logs in testdata")
 
-// rig is what the tests build: the library, the fake driver, and programs.
-type rig struct {
-	dir string // of everything built
+// builds holds the results of the build: the library, the fake driver and programs.
+type builds struct {
+	dir string
 	cc  string
 }
 
 var errNoCC = errors.New("no C compiler: cc is not in PATH")
 
-// buildOnce builds for the first test that needs it: fuzzing workers do not.
-var buildOnce = sync.OnceValues(func() (rig, error) {
+// buildOnce builds for the first test that needs it; fuzzing workers do not.
+var buildOnce = sync.OnceValues(func() (builds, error) {
 	dir, err := os.MkdirTemp("", "dxpu-hook")
 	if err != nil {
-		return rig{}, err
+		return builds{}, err
 	}
-	built = dir
-	return buildRig(dir)
+	builtDir = dir
+	return buildAll(dir)
 })
 
-// built is what TestMain removes; "" where nothing was built.
-var built string
+// builtDir is the folder that TestMain removes, or "".
+var builtDir string
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if built != "" {
-		_ = os.RemoveAll(built)
+	if builtDir != "" {
+		_ = os.RemoveAll(builtDir)
 	}
 	os.Exit(code)
 }
 
-func buildRig(dir string) (rig, error) {
-	r := rig{dir: dir}
+func buildAll(dir string) (builds, error) {
+	r := builds{dir: dir}
 	var err error
 	if r.cc, err = exec.LookPath("cc"); err != nil {
 		return r, errNoCC
@@ -59,7 +59,7 @@ func buildRig(dir string) (rig, error) {
 	if err := r.fake(filepath.Join(dir, "fake"), ""); err != nil {
 		return r, err
 	}
-	// A driver of CUDA 11.4: one resolver, and none of the calls of 12 and 13.
+	// A driver of CUDA 11.4: one resolver, without the calls of CUDA 12 and 13.
 	if err := r.fake(filepath.Join(dir, "old"), "{ local: cuGetProcAddress_v2; cuMemcpyBatchAsync*; cuLaunchKernelEx*; cuMemcpy3DBatchAsync*; cuMemcpy3DWithAttributesAsync*;"+
 		" cuMemPrefetchAsync_v2*; cuMemPrefetchBatchAsync*; cuMemDiscardAndPrefetchBatchAsync*; cuGraphAddNode*; cuGraphNodeGetParams; };"); err != nil {
 		return r, err
@@ -73,12 +73,12 @@ func buildRig(dir string) (rig, error) {
 	return r, r.program(filepath.Join(dir, "linked"), "-DWAY_LINK", "-L"+filepath.Join(dir, "hook"), "-lcuda", "-ldl")
 }
 
-// library builds libcuda.so.1 in the folder by the Makefile.
-func (r rig) buildHook(dir, flags string) error {
+// buildHook builds libcuda.so.1 in the folder with the Makefile.
+func (r builds) buildHook(dir, flags string) error {
 	return command("..", "make", "-f", "hook/Makefile", "hook", "HOOKOUT="+dir, "CC="+r.cc, "CFLAGS="+flags)
 }
 
-func (r rig) fake(dir, versionScript string) error {
+func (r builds) fake(dir, versionScript string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -100,13 +100,13 @@ func (r rig) fake(dir, versionScript string) error {
 	return command(".", r.cc, args...)
 }
 
-func (r rig) program(out string, flags ...string) error {
-	args := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-Isrc", "-Itestdata/fake", "testdata/program.c", "testdata/late.c", "-o", out, "-pthread", "-rdynamic"}, flags...)
+func (r builds) program(out string, flags ...string) error {
+	args := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-Isrc", "-Itestdata/fake", "testdata/program.c", "testdata/recent.c", "-o", out, "-pthread", "-rdynamic"}, flags...)
 	return command(".", r.cc, args...)
 }
 
-// has reports whether the compiler can make any program with these flags.
-func (r rig) has(t *testing.T, flags string) error {
+// has returns an error unless the compiler can build a program with these flags.
+func (r builds) has(t *testing.T, flags string) error {
 	source := filepath.Join(t.TempDir(), "empty.c")
 	if err := os.WriteFile(source, []byte("int main(void) { return 0; }\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -123,8 +123,8 @@ func command(dir, name string, args ...string) error {
 	return nil
 }
 
-// needRig returns what was built, or skips where there is no compiler.
-func needRig(t testing.TB) rig {
+// needBuilds returns the builds, or skips the test without a compiler.
+func needBuilds(t testing.TB) builds {
 	t.Helper()
 	r, err := buildOnce()
 	if errors.Is(err, errNoCC) {
@@ -136,7 +136,7 @@ func needRig(t testing.TB) rig {
 	return r
 }
 
-// ways are how the test programs find the driver: the program, its argument.
+// ways are the ways in which test programs find the driver.
 var ways = []struct{ name, program, arg string }{
 	{"linked", "linked", "l"},
 	{"dlsym", "program", "d"},
@@ -144,13 +144,13 @@ var ways = []struct{ name, program, arg string }{
 	{"cuGetProcAddress_v2", "program", "v2"},
 }
 
-// run is one run of a test program.
+// run describes one run of a test program.
 type run struct {
 	program, way, scenario string
-	driver                 string   // folder of the driver, "fake" if empty
+	driver                 string   // folder of the driver; "" is "fake"
 	bare                   bool     // without the library
 	env                    []string // settings
-	hookDir                string   // "hook" if empty
+	hookDir                string   // "" is "hook"
 }
 
 type result struct {
@@ -158,8 +158,8 @@ type result struct {
 	log         []string // calls that reached the driver
 }
 
-// do runs the program and fails the test unless it succeeds.
-func (r rig) do(t testing.TB, x run) result {
+// do runs the program. It fails the test unless the program succeeds.
+func (r builds) do(t testing.TB, x run) result {
 	t.Helper()
 	dirs := []string{filepath.Join(r.dir, cmp.Or(x.hookDir, "hook")), filepath.Join(r.dir, cmp.Or(x.driver, "fake"))}
 	if x.bare {
@@ -180,12 +180,12 @@ func (r rig) do(t testing.TB, x run) result {
 	return result{out.String(), errOut.String(), strings.Split(strings.TrimSpace(string(text)), "\n")}
 }
 
-// inject are settings of the paper's slower system, nothing measured.
+// inject returns the settings of the paper's slower system, without calibration.
 func inject(more ...string) []string {
 	return append([]string{"DXPU_RTT=6.8us", "DXPU_CALIBRATE=0", "DXPU_NATIVE_GBPS=12"}, more...)
 }
 
-// calls are the lines of a log without those that resolve names.
+// calls returns the log without the calls that resolve names.
 func (r result) calls() []string {
 	return slices.DeleteFunc(slices.Clone(r.log), func(l string) bool { return strings.HasPrefix(l, "cuGetProcAddress") })
 }

@@ -13,12 +13,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// With no setting the driver sees exactly the calls of the program.
+// Without settings the driver receives exactly the calls of the program.
 func TestTransparent(t *testing.T) {
-	r := needRig(t)
+	r := needBuilds(t)
 	for _, way := range ways {
 		for _, thread := range []string{"", "t"} {
-			for _, scenario := range []string{"every", "late", "graph", "conditional", "resolution", "fork"} {
+			for _, scenario := range []string{"every", "recent", "graph", "conditional", "resolution", "fork"} {
 				if scenario == "resolution" && thread != "" || scenario == "resolution" && way.program == "linked" {
 					continue
 				}
@@ -31,7 +31,7 @@ func TestTransparent(t *testing.T) {
 						t.Errorf("calls without and with the library:\n%s", diff)
 					}
 					if got.errOut != "" {
-						t.Errorf("it says %q", got.errOut)
+						t.Errorf("standard error %q", got.errOut)
 					}
 				})
 			}
@@ -39,14 +39,15 @@ func TestTransparent(t *testing.T) {
 	}
 }
 
-// setUp is what the library does once in a context when nothing is measured.
+// setUp matches the calls that set up a context without calibration.
 var setUp = regexp.MustCompile(`(?s)cuDeviceGetAttribute 75 0\n.*?cuStreamDestroy_v2 [0-9a-f]+\n`)
 
-// Every way in, legacy and per-thread, has exactly the insertions in
-// testdata/every.txt and late.txt, and in every-thread.txt and late-thread.txt.
+// In every way to find the driver, the driver receives exactly the calls in
+// testdata/every.txt and recent.txt, and with per-thread forms those in
+// every-thread.txt and recent-thread.txt.
 func TestInsertions(t *testing.T) {
-	r := needRig(t)
-	for _, scenario := range []string{"every", "late"} {
+	r := needBuilds(t)
+	for _, scenario := range []string{"every", "recent"} {
 		for thread, golden := range map[string]string{"": "testdata/" + scenario + ".txt", "t": "testdata/" + scenario + "-thread.txt"} {
 			for _, way := range ways {
 				t.Run(scenario+"/"+way.name+thread, func(t *testing.T) {
@@ -65,7 +66,7 @@ func TestInsertions(t *testing.T) {
 						t.Errorf("calls of the driver:\n%s", diff)
 					}
 					if res.errOut != "" {
-						t.Errorf("it says %q", res.errOut)
+						t.Errorf("standard error %q", res.errOut)
 					}
 				})
 			}
@@ -73,9 +74,9 @@ func TestInsertions(t *testing.T) {
 	}
 }
 
-// A program that has the library loaded before it, rather than found first.
+// The library also works with LD_PRELOAD.
 func TestPreloaded(t *testing.T) {
-	r := needRig(t)
+	r := needBuilds(t)
 	for _, way := range ways[1:] {
 		res := r.do(t, run{program: way.program, way: way.arg, scenario: "every", bare: true, env: inject("LD_PRELOAD=" + filepath.Join(r.dir, "hook", Library))})
 		if n := res.count("^cuLaunch.* dxpu_spin"); n != 6 {
@@ -84,7 +85,7 @@ func TestPreloaded(t *testing.T) {
 	}
 }
 
-// The fake driver's own times (fakecuda.c), ns.
+// The times of the fake driver (fakecuda.c), ns.
 const (
 	fakeKernel, fakeMemset = 12000.0, 2000.0
 	fakeIn, fakeInByte     = 1500.0, 1 / 12.0
@@ -92,10 +93,10 @@ const (
 	small, large           = 1000.0, 1 << 20
 )
 
-// What is measured and taken off leaves exactly the latency that was asked for,
-// also where it is shorter than an insertion.
+// Calibration leaves exactly the requested latency, even if that is shorter than an
+// insertion.
 func TestTiming(t *testing.T) {
-	r := needRig(t)
+	r := needBuilds(t)
 	for _, clock := range []struct{ name, step string }{{"globaltimer", "32"}, {"clock64", "1024"}} {
 		for _, delta := range []float64{0, 0.5, 1, 2, 4, 6, 8, 12, 18} {
 			rtt := time.Duration((1.2 + delta) * 1e3)
@@ -130,8 +131,7 @@ func checkTimes(t *testing.T, out string, want map[string]float64) {
 			t.Fatalf("line %q", line)
 		}
 		seen++
-		// Debts below a nanosecond, and 1000 operations of which the last
-		// may still owe.
+		// Fractions of a nanosecond, and the debt after the last of 1000 operations.
 		if g := number(t, got); math.Abs(g-want[name]) > 12+want[name]*1e-4 {
 			t.Errorf("%s: %.1f ns, want %.1f", name, g, want[name])
 		}
@@ -150,7 +150,7 @@ func number(t *testing.T, s string) float64 {
 	return v
 }
 
-// statistics is what DXPU_STATS holds.
+// statistics is the contents of DXPU_STATS.
 type statistics struct {
 	Kernels, Memsets, Spins, Failed, Records, Lost uint64
 	InCapture                                      uint64 `json:"in_capture"`
@@ -192,10 +192,10 @@ func checkStats(t *testing.T, file, clock string) {
 	}
 }
 
-// Nothing is put into a capture, nothing forbidden is called during one, and a
-// launch of the graph pays by the policy.
+// The library inserts nothing into a capture and makes no forbidden calls during one.
+// The launch of a graph is delayed by the policy.
 func TestGraphs(t *testing.T) {
-	r := needRig(t)
+	r := needBuilds(t)
 	for _, tc := range []struct {
 		name  string
 		env   []string
@@ -216,7 +216,7 @@ func TestGraphs(t *testing.T) {
 					t.Errorf("%d calls refused during captures, want the program's own", n)
 				}
 				if n := res.count(`, 5 nodes$`); n != 1 {
-					t.Errorf("the graph has not the program's 5 nodes")
+					t.Errorf("the graph does not have the program's 5 nodes")
 				}
 				var spins []string
 				for i, l := range res.log {
@@ -228,22 +228,21 @@ func TestGraphs(t *testing.T) {
 						spins = append(spins, spin)
 					}
 				}
-				// The set-up may stand between: its last line destroys a stream.
 				if diff := cmp.Diff(tc.spins, spins); diff != "" {
 					t.Errorf("before the launches:\n%s", diff)
 				}
 				if !strings.Contains(res.log[len(res.log)-2], "dxpu_spin_timer") {
-					t.Errorf("after a capture that was invalidated nothing is inserted")
+					t.Errorf("no insertion after an invalidated capture")
 				}
 			})
 		}
 	}
 }
 
-// Of a conditional node the largest body counts, whether the driver tells the
+// The largest body of a conditional node counts, whether the driver returns the
 // bodies (CUDA 13.2) or only the call that adds the node does.
 func TestConditional(t *testing.T) {
-	r := needRig(t)
+	r := needBuilds(t)
 	for _, driver := range []string{"", "FAKE_NO_PARAMS=1"} {
 		for _, way := range ways {
 			t.Run(way.name+driver, func(t *testing.T) {
@@ -265,12 +264,12 @@ func TestConditional(t *testing.T) {
 }
 
 func TestThreads(t *testing.T) {
-	r := needRig(t)
+	r := needBuilds(t)
 	for _, way := range ways {
 		stats := filepath.Join(t.TempDir(), "stats")
 		res := r.do(t, run{program: way.program, way: way.arg, scenario: "threads", env: inject("DXPU_STATS="+stats, "DXPU_TRACE="+filepath.Join(t.TempDir(), "trace"))})
 		s := readStats(t, stats)
-		// 8 threads: 500 kernels and 500 copies each, and their context's.
+		// 8 threads with 500 kernels and 500 copies each.
 		if s.Kernels != 4000 || s.Spins != 4000 || s.Records != 8000 || s.Lost != 0 || s.Failed != 0 || s.NotReady != 0 {
 			t.Errorf("%s: %+v", way.name, s)
 		}
@@ -280,10 +279,10 @@ func TestThreads(t *testing.T) {
 	}
 }
 
-// A child of a process that uses the driver passes everything through and
-// leaves the parent's files alone; one born before has its own.
+// In a child of a process that uses the driver, the library passes all calls through
+// and does not touch the parent's files. A child from before has its own files.
 func TestFork(t *testing.T) {
-	r := needRig(t)
+	r := needBuilds(t)
 	for _, way := range ways {
 		dir := t.TempDir()
 		res := r.do(t, run{program: way.program, way: way.arg, scenario: "fork", env: inject("DXPU_STATS="+dir+"/stats.%p", "DXPU_TRACE="+dir+"/trace.%p")})
@@ -307,9 +306,9 @@ func TestFork(t *testing.T) {
 	}
 }
 
-// The library's own module and memory are made anew in a new context.
+// The library sets up its module and memory again in a new context.
 func TestContexts(t *testing.T) {
-	r := needRig(t)
+	r := needBuilds(t)
 	for _, way := range ways {
 		res := r.do(t, run{program: way.program, way: way.arg, scenario: "contexts", env: inject()})
 		if n := res.count("^cuModuleLoadData .version"); n != 2 {
@@ -323,11 +322,11 @@ func TestContexts(t *testing.T) {
 
 // With DXPU_SYNCS a blocking wait returns later by the added round trip.
 func TestSyncs(t *testing.T) {
-	r := needRig(t)
-	begun := time.Now()
+	r := needBuilds(t)
+	start := time.Now()
 	r.do(t, run{scenario: "every", env: []string{"DXPU_RTT=50ms", "DXPU_CALIBRATE=0", "DXPU_SYNCS=1"}})
-	// Two waits of 50 ms less 1.2 us.
-	if took := time.Since(begun); took < 99*time.Millisecond {
+	// Two waits of 50 ms minus 1.2 us.
+	if took := time.Since(start); took < 99*time.Millisecond {
 		t.Errorf("the program took %v", took)
 	}
 }

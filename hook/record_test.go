@@ -11,7 +11,7 @@ import (
 )
 
 // record runs the program and returns its trace.
-func record(t *testing.T, r rig, x run) (Header, []Record) {
+func record(t *testing.T, r builds, x run) (Header, []Record) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "trace")
 	x.env = append(slices.Clone(x.env), "DXPU_TRACE="+file)
@@ -29,9 +29,9 @@ func record(t *testing.T, r rig, x run) (Header, []Record) {
 	return h, records
 }
 
-// Every call of the scenario is in the trace, with its size and what was added.
+// The trace has every call of the scenario with its size and injected latency.
 func TestRecords(t *testing.T) {
-	r := needRig(t)
+	r := needBuilds(t)
 	for _, env := range [][]string{nil, inject()} {
 		h, records := record(t, r, run{scenario: "every", env: env})
 		got := map[Kind]int{}
@@ -66,10 +66,10 @@ func TestRecords(t *testing.T) {
 	}
 }
 
-// Copies in batches, of many dimensions and in arrays, and prefetches: bytes,
-// parts and direction.
-func TestLateRecords(t *testing.T) {
-	r := needRig(t)
+// The trace has bytes, parts and directions of prefetches and of copies in batches, of
+// several dimensions and with arrays.
+func TestRecentRecords(t *testing.T) {
+	r := needBuilds(t)
 	type call struct {
 		Kind     Kind
 		Bytes    uint64
@@ -114,7 +114,7 @@ func TestLateRecords(t *testing.T) {
 	for _, way := range ways {
 		for _, thread := range []string{"", "t"} {
 			t.Run(way.name+thread, func(t *testing.T) {
-				_, records := record(t, r, run{program: way.program, way: way.arg + thread, scenario: "late", env: inject()})
+				_, records := record(t, r, run{program: way.program, way: way.arg + thread, scenario: "recent", env: inject()})
 				var got []call
 				for _, r := range records {
 					if r.Result != 0 {
@@ -122,14 +122,14 @@ func TestLateRecords(t *testing.T) {
 					}
 					if thread != "" && r.Kind != KindCaptureBegin && r.Kind != KindCaptureEnd {
 						if r.Flags&FlagThread == 0 {
-							t.Errorf("not of the per-thread form: %+v", r)
+							t.Errorf("not the per-thread form: %+v", r)
 						}
 						r.Flags &^= FlagThread
 					}
 					got = append(got, call{r.Kind, r.Arg, r.Count, r.Flags, r.Injected})
 				}
-				// A copy is inserted by the byte, a tenth of a nanosecond; what
-				// is left over is owed to the next.
+				// The length of an inserted copy is a number of bytes of 0.1 ns
+				// each; the rest is added to the debt.
 				near := cmp.Comparer(func(a, b time.Duration) bool { return (a - b).Abs() <= 2 })
 				if diff := cmp.Diff(want, got, near); diff != "" {
 					t.Errorf("records:\n%s", diff)

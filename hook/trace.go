@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Sizes and constants of a trace; TRACE.md draws it.
+// Sizes and constants of a trace; TRACE.md has the layout.
 const (
 	HeaderSize   = 64
 	RecordSize   = 64
@@ -17,7 +17,7 @@ const (
 	traceMagic   = "DXPUTRC\x00"
 )
 
-// Kind is what a recorded call does.
+// Kind is the kind of a recorded call.
 type Kind uint16
 
 // Kinds of calls.
@@ -27,7 +27,7 @@ const (
 	KindHtoD
 	KindDtoH
 	KindDtoD
-	KindCopy // direction mixed or between hosts
+	KindCopy // of mixed direction, or between host buffers
 	KindPrefetch
 	KindGraphLaunch
 	KindGraphInstantiate
@@ -67,14 +67,15 @@ type Flags uint16
 const (
 	FlagCaptured   Flags = 1 << iota // the stream was being captured
 	FlagBlocking                     // a synchronous copy or memset
-	FlagThread                       // an entry of the per-thread default stream
-	FlagSerialized                   // a launch that may overlap the one before it
-	FlagDiscard                      // a prefetch of memory whose contents are given up
+	FlagThread                       // a form for the per-thread default stream
+	FlagSerialized                   // a launch that may overlap the previous one
+	FlagDiscard                      // a prefetch that discards the contents of memory
 )
 
-// Header is how a trace begins.
+// Header is the header of a trace.
 type Header struct {
-	// Start is one moment on the clock of the records and on that of the wall.
+	// Start and Wall are the same instant on the clock of the records and in wall
+	// time.
 	Start          time.Duration
 	Wall           time.Time
 	Process        uint32
@@ -83,30 +84,30 @@ type Header struct {
 
 // Record is one call of the driver.
 type Record struct {
-	// Start and End are of the driver's own function, on CLOCK_MONOTONIC.
+	// Start and End are the times of the driver's own function, on CLOCK_MONOTONIC.
 	Start, End time.Duration
-	// Stream is its handle; 1 and 2 are the legacy and the per-thread
-	// default stream, 0 none.
+	// Stream is the handle of the stream; 1 and 2 are the legacy and the per-thread
+	// default stream, 0 is none.
 	Stream uint64
-	// Arg is bytes of copies and memsets, else the handle of the function,
-	// graph, event or context.
+	// Arg is the number of bytes of a copy or memset, else the handle of the
+	// function, graph, event or context.
 	Arg    uint64
 	Thread uint32
 	Kind   Kind
 	Flags  Flags
 	Result int32 // CUresult
-	// Count is blocks of a launch, nodes of a graph, copies of a batch,
-	// ranges of a prefetch that go to the device.
+	// Count is the number of blocks of a launch, nodes of a graph, copies of a
+	// batch, or ranges that a prefetch moves to the device.
 	Count uint32
-	// Injected is what was put before it into the stream.
+	// Injected is the delay inserted before the call into its stream.
 	Injected time.Duration
 	Context  uint64
 }
 
-// ErrTrace is what a stream gives that is no trace of this version.
+// ErrTrace is returned for a stream that is not a trace of this version.
 var ErrTrace = errors.New("hook: not a trace of driver calls")
 
-// ParseHeader reads the first HeaderSize bytes of a trace.
+// ParseHeader parses the first HeaderSize bytes of a trace.
 func ParseHeader(b []byte) (Header, error) {
 	if len(b) < HeaderSize || string(b[:8]) != traceMagic {
 		return Header{}, ErrTrace
@@ -121,7 +122,7 @@ func ParseHeader(b []byte) (Header, error) {
 	}, nil
 }
 
-// ParseRecord reads one record of RecordSize bytes.
+// ParseRecord parses one record of RecordSize bytes.
 func ParseRecord(b []byte) (Record, error) {
 	if len(b) < RecordSize {
 		return Record{}, io.ErrUnexpectedEOF
@@ -140,9 +141,9 @@ func ParseRecord(b []byte) (Record, error) {
 	return r, nil
 }
 
-// ReadTrace calls each with every record of a trace, in the order in which the
-// calls returned, and stops at its first error. A trace that ends within a
-// record gives io.ErrUnexpectedEOF after the records before it.
+// ReadTrace calls each with every record of a trace, in the order in which the calls
+// returned, and stops at its first error. It returns io.ErrUnexpectedEOF for a trace
+// that ends within a record, after the records before it.
 func ReadTrace(r io.Reader, each func(Record) error) (Header, error) {
 	in := bufio.NewReaderSize(r, 1<<16)
 	var b [RecordSize]byte

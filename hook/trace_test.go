@@ -16,7 +16,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/model/perf"
 )
 
-// goldenTrace is a header and two records, drawn by TRACE.md.
+// goldenTrace is a header and two records, in the layout of TRACE.md.
 const goldenTrace = `
 44585055545243 00 01000000 40000000
 00ca9a3b00000000 0000c16ff2862300 39300000 00000000
@@ -64,13 +64,13 @@ func TestReadTrace(t *testing.T) {
 	}
 }
 
-func TestReadTraceCut(t *testing.T) {
+func TestReadTruncatedTrace(t *testing.T) {
 	b := golden(t)
 	for n := range len(b) {
 		records := 0
 		_, err := ReadTrace(bytes.NewReader(b[:n]), func(Record) error { records++; return nil })
-		whole := n >= HeaderSize && (n-HeaderSize)%RecordSize == 0
-		if (err == nil) != whole || n < HeaderSize && !errors.Is(err, ErrTrace) || n >= HeaderSize && !whole && !errors.Is(err, io.ErrUnexpectedEOF) {
+		complete := n >= HeaderSize && (n-HeaderSize)%RecordSize == 0
+		if (err == nil) != complete || n < HeaderSize && !errors.Is(err, ErrTrace) || n >= HeaderSize && !complete && !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("%d bytes: %v", n, err)
 		}
 		if want := max(0, n-HeaderSize) / RecordSize; records != want {
@@ -79,7 +79,7 @@ func TestReadTraceCut(t *testing.T) {
 	}
 }
 
-func TestReadTraceDamaged(t *testing.T) {
+func TestReadDamagedTrace(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		at   int
@@ -165,17 +165,17 @@ func TestEnviron(t *testing.T) {
 				t.Errorf("error %v, environment:\n%s", err, diff)
 			}
 			if !slices.Equal(before, base) {
-				t.Errorf("it changed its argument to %v", base)
+				t.Errorf("Environ changed its argument to %v", base)
 			}
 		})
 	}
 	for _, dir := range []string{"", "relative", "/with:colon"} {
 		if _, err := (Settings{}).Environ(base, dir); err == nil {
-			t.Errorf("folder %q is taken", dir)
+			t.Errorf("folder %q: no error", dir)
 		}
 	}
 	if got, err := (Settings{}).Environ(nil, "/d"); err != nil || !slices.Equal(got, []string{"LD_LIBRARY_PATH=/d"}) {
-		t.Errorf("of nothing: %v, %v", got, err)
+		t.Errorf("empty environment: %v, %v", got, err)
 	}
 }
 

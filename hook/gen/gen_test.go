@@ -25,7 +25,7 @@ func TestParse(t *testing.T) {
 		},
 		{"only a later form", "cuX _ptsz", []call{{"cuX", []form{{"cuX_ptsz", 0, true, false}}}}, ""},
 		{"no form", "cuX", nil, "no forms"},
-		{"no name", "x .", nil, "no name of a driver call"},
+		{"no name", "x .", nil, "not the name of a driver call"},
 		{"empty form", "cuX @2000", nil, "form"},
 		{"unknown suffix", "cuX _old", nil, "form"},
 		{"short version", "cuX .@20", nil, "form"},
@@ -51,7 +51,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// What is written depends on the list alone.
+// The output depends only on the list.
 func TestGenerateTwice(t *testing.T) {
 	files := func() map[string]string {
 		dir := t.TempDir()
@@ -73,9 +73,9 @@ func TestGenerateTwice(t *testing.T) {
 		t.Error(diff)
 	}
 	if !strings.Contains(first["trampolines.S"], "\nENTRY cuLaunchKernel_ptsz, ") || !strings.Contains(first["hooks.c"], "[SYM_cuLaunchKernel_ptsz] = hook_cuLaunchKernel_ptsz,") {
-		t.Error("cuLaunchKernel_ptsz is not there, or not wrapped")
+		t.Error("cuLaunchKernel_ptsz is missing or not wrapped")
 	}
 	if err := run("no-such-file", t.TempDir()); err == nil {
-		t.Error("a missing list is taken")
+		t.Error("no error for a missing list")
 	}
 }

@@ -1,5 +1,5 @@
-// Command gen writes the C and assembly tables of the driver library from the
-// list of facts in hook/symbols.txt.
+// Command gen writes the C and assembly tables of the driver library from the list
+// in hook/symbols.txt.
 //
 //	gen -symbols hook/symbols.txt -out bin/hook
 //
@@ -16,7 +16,7 @@ import (
 )
 
 func main() {
-	symbols := flag.String("symbols", "hook/symbols.txt", "the list of facts")
+	symbols := flag.String("symbols", "hook/symbols.txt", "list of symbols")
 	out := flag.String("out", "bin/hook", "folder to write to")
 	flag.Parse()
 	if err := run(*symbols, *out); err != nil {

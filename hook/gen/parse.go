@@ -10,17 +10,17 @@ import (
 	"strings"
 )
 
-// call is one function of the driver under its plain name.
+// call is a function of the driver, by its plain name.
 type call struct {
 	name  string
 	forms []form
 }
 
-// form is one symbol that a call is exported under.
+// form is a symbol under which the driver exports a call.
 type form struct {
 	symbol  string
-	version int // 1000 x major + 10 x minor; 0 where it is not known
-	thread  bool
+	version int  // 1000 x major + 10 x minor; 0 if unknown
+	thread  bool // uses the per-thread default stream
 	wrapped bool
 }
 
@@ -29,7 +29,7 @@ var (
 	formRE = regexp.MustCompile(`^(\.|(?:_v[2-9])?(?:_pt[ds][sz])?)(?:@([0-9]{4,5}))?(\*)?$`)
 )
 
-// parse reads symbols.txt: a name, a tab, and the forms.
+// parse reads symbols.txt, whose lines are a name, a tab and forms.
 func parse(r io.Reader) ([]call, error) {
 	var calls []call
 	seen := map[string]bool{}
@@ -45,7 +45,7 @@ func parse(r io.Reader) ([]call, error) {
 		}
 		for _, f := range c.forms {
 			if seen[f.symbol] {
-				return nil, fmt.Errorf("line %d: %s is there twice", line, f.symbol)
+				return nil, fmt.Errorf("line %d: %s appears twice", line, f.symbol)
 			}
 			seen[f.symbol] = true
 		}
@@ -54,7 +54,7 @@ func parse(r io.Reader) ([]call, error) {
 	if err := in.Err(); err != nil {
 		return nil, err
 	}
-	// The library finds a name by halving.
+	// The library finds a name by binary search.
 	slices.SortFunc(calls, func(a, b call) int { return strings.Compare(a.name, b.name) })
 	for i := 1; i < len(calls); i++ {
 		if calls[i].name == calls[i-1].name {
@@ -67,7 +67,7 @@ func parse(r io.Reader) ([]call, error) {
 func parseCall(fields []string) (call, error) {
 	c := call{name: fields[0]}
 	if !nameRE.MatchString(c.name) {
-		return call{}, fmt.Errorf("%q is no name of a driver call", c.name)
+		return call{}, fmt.Errorf("%q is not the name of a driver call", c.name)
 	}
 	if len(fields) == 1 {
 		return call{}, fmt.Errorf("%s has no forms", c.name)

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Measures injected latency on a real GPU and holds the predictor against it.
+"""Measures injected latency on a real GPU and compares the predictor with it.
 
     make build hook
     python3 hook/realgpu/bench.py --out out/realgpu
 
-For each model: the time of a training step without the library, with it in
-transparent mode, and at each added round trip; a profiler trace of the same run
-without the library; and what "dxpu model predict" says of that trace. Runs are
-processes of their own, in rounds, so that a GPU that warms up favours none.
-Writes results.json and table.md. README.md says what to set on the GPU first.
+For each model it measures the time of a training step without the library, with it
+in transparent mode, and at each added round trip. It records a profiler trace of the
+same run without the library and predicts from it with "dxpu model predict". Each run
+is a process. Runs alternate in rounds, so that the warm-up of the GPU favours none.
+It writes results.json and table.md. README.md has the settings of the GPU.
 """
 
 import argparse
@@ -19,18 +19,18 @@ import statistics
 import subprocess
 import sys
 
-NATIVE_US = 1.2  # of the machine, as the library and the predictor take it
+NATIVE_US = 1.2  # native round trip in the library and the predictor
 TRANSPARENT_LIMIT, PREDICTION_LIMIT = 1.0, 2.0  # per cent, points
 
 
 def train(name, warmup, steps, trace):
-    """One process: trains and prints the step times as JSON."""
+    """Trains in this process and prints the step times as JSON."""
     import torch
 
     import models
 
     if not torch.cuda.is_available():
-        raise SystemExit("no GPU that PyTorch can use")
+        raise SystemExit("PyTorch finds no GPU")
     torch.manual_seed(1)
     torch.backends.cudnn.benchmark = False  # the same kernels in every process
     torch.backends.cudnn.deterministic = True
@@ -77,7 +77,7 @@ class Bench:
         self.out.mkdir(parents=True, exist_ok=True)
 
     def run(self, name, settings=None, trace=None):
-        """The mean step in ms; settings None: without the library."""
+        """Returns the result of a run; with settings None without the library."""
         command = [sys.executable, os.path.abspath(__file__), "--worker", name, "--warmup", str(self.args.warmup), "--steps", str(self.args.steps)]
         if trace:
             command += ["--trace", str(trace)]
@@ -139,7 +139,7 @@ def table(results):
     for r in results:
         mark = "within" if abs(r["transparent_change"]) < TRANSPARENT_LIMIT else "NOT within"
         lines += [f"### {r['model']}, {r['device']}, PyTorch {r['torch']}, CUDA {r['cuda']}", "",
-                  f"Step {r['native_ms']:.3f} ms; with the library, nothing set, {r['transparent_ms']:.3f} ms "
+                  f"Step {r['native_ms']:.3f} ms; with the library and no settings {r['transparent_ms']:.3f} ms "
                   f"({r['transparent_change']:+.2f} %, {mark} {TRANSPARENT_LIMIT:g} %).", "",
                   "| added round trip, µs | step, ms | measured, % | predicted, % | difference, points | additive, % |", "|---|---|---|---|---|---|"]
         for row in r["rows"]:

@@ -32,7 +32,7 @@ def resnet50():
 
 
 class Transformer(nn.Module):
-    """An encoder of BERT-base's shape with a head for masked words."""
+    """An encoder with the shape of BERT-base and a head for masked words."""
 
     def __init__(self, words=30522, width=768, depth=12, length=128):
         super().__init__()

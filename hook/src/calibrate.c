@@ -1,12 +1,12 @@
 /*
- * What the library's own insertions cost. An inserted kernel or copy takes time
- * even where it does nothing; that time is part of the latency that is injected,
- * so it is measured and taken off.
+ * Measures the cost of the library's own insertions. An inserted kernel or copy
+ * takes time even if it does no work. That time is part of the injected latency, so
+ * the library subtracts it.
  *
- * On a stream of the library's own, behind a kernel that spins long enough for
- * the host to queue everything, the time of N operations is measured without
- * insertions, with the shortest and with a long one. The differences give the
- * fixed cost and the slope of an insertion.
+ * The measurement runs on a stream of the library's own, after a kernel that spins
+ * until the host has queued everything. It takes the time of N operations without
+ * insertions, with the shortest insertion and with a long one. The differences give
+ * the fixed cost and the slope of an insertion.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,17 +18,18 @@
 
 enum { OPERATIONS = 32, REPEATS = 5 };
 
-/* Two insertions per operation at 10 us each for the host, twice over. */
+/* More than twice the time in which the host queues all operations and insertions at 10 us each. */
 #define HEAD_START 2e6 /* ns */
 
-/* The global timer serves where its steps are this short. */
+/* Longest step of the global timer with which the spin uses it. */
 #define TIMER_STEP 100 /* ns */
 
-struct ruler {
+/* A measurement in one context. */
+struct measurement {
 	struct context *c;
 	CUstream stream;
 	CUevent from, to;
-	double ns; /* nominal counts of the spin per ns */
+	double ns; /* nominal clock counts of the spin per ns */
 };
 
 typedef CUresult (*operation)(struct context *c, CUstream s, uint64_t arg);
@@ -51,8 +52,8 @@ static CUresult copy_out(struct context *c, CUstream s, uint64_t bytes)
 	return CALL(cuMemcpyDtoHAsync_v2, (void *, CUdeviceptr, size_t, CUstream))(c->host_scratch, c->device_scratch, bytes, s);
 }
 
-/* The time of one operation with an insertion before it (or none), ns; below 0 on error. */
-static double time_one(const struct ruler *r, operation insert, uint64_t arg, operation op, uint64_t op_arg)
+/* The time of one operation with the insertion before it, if any, ns; negative on error. */
+static double time_one(const struct measurement *r, operation insert, uint64_t arg, operation op, uint64_t op_arg)
 {
 	CUresult (*record)(CUevent, CUstream) = CALL(cuEventRecord, (CUevent, CUstream));
 	float ms = 0;
@@ -76,7 +77,7 @@ static int ascending(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-static double time_median(const struct ruler *r, operation insert, uint64_t arg, operation op, uint64_t op_arg)
+static double time_median(const struct measurement *r, operation insert, uint64_t arg, operation op, uint64_t op_arg)
 {
 	double t[REPEATS];
 
@@ -89,7 +90,7 @@ static double time_median(const struct ruler *r, operation insert, uint64_t arg,
 	return t[REPEATS / 2];
 }
 
-static bool fit(const struct ruler *r, operation op, uint64_t low, uint64_t high, struct cost *to)
+static bool fit(const struct measurement *r, operation op, uint64_t low, uint64_t high, struct cost *to)
 {
 	double without = time_median(r, NULL, 0, op, low), with_low = time_median(r, op, low, op, low),
 	       with_high = time_median(r, op, high, op, low), slope = (with_high - with_low) / (double)(high - low);
@@ -103,8 +104,8 @@ static bool fit(const struct ruler *r, operation op, uint64_t low, uint64_t high
 	return true;
 }
 
-/* Chooses the clock that the spin counts, and how many counts a ns has. */
-static bool choose_clock(struct ruler *r, CUfunction probe)
+/* Chooses the clock of the spin, and sets its counts per ns. */
+static bool choose_clock(struct measurement *r, CUfunction probe)
 {
 	struct context *c = r->c;
 	void *params[] = {&c->device_scratch};
@@ -132,8 +133,8 @@ static bool choose_clock(struct ruler *r, CUfunction probe)
 	return true;
 }
 
-/* What the costs are where nothing is measured: none, at nominal rates. */
-static void nominal(struct ruler *r)
+/* Sets the costs without measurement: no fixed cost, nominal rates. */
+static void nominal(struct measurement *r)
 {
 	struct context *c = r->c;
 	double rate = dxpu_config.native_rate > 0 ? dxpu_config.native_rate : dxpu_config.tags * dxpu_config.mrrs / dxpu_config.native;
@@ -142,7 +143,7 @@ static void nominal(struct ruler *r)
 	c->htod = c->dtoh = (struct cost){0, 1 / rate};
 }
 
-static bool measure(const struct ruler *r)
+static bool measure(const struct measurement *r)
 {
 	struct context *c = r->c;
 	uint64_t large = dxpu_config.scratch < (1 << 20) ? dxpu_config.scratch : 1 << 20;
@@ -151,7 +152,7 @@ static bool measure(const struct ruler *r)
 	       fit(r, copy_out, 64, large, &c->dtoh);
 }
 
-static bool run(struct ruler *r, CUfunction probe)
+static bool run(struct measurement *r, CUfunction probe)
 {
 	struct context *c = r->c;
 
@@ -172,7 +173,7 @@ static bool run(struct ruler *r, CUfunction probe)
 
 bool dxpu_calibrate(struct context *c, CUfunction probe)
 {
-	struct ruler r = {.c = c};
+	struct measurement r = {.c = c};
 	CUresult (*event)(CUevent *, unsigned) = CALL(cuEventCreate, (CUevent *, unsigned));
 	bool ok = false;
 

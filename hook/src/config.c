@@ -6,7 +6,7 @@
 
 struct config dxpu_config;
 
-#define LONGEST 1e9 /* ns */
+#define MAX_TIME 1e9 /* ns */
 
 bool dxpu_parse_time(const char *text, double *ns)
 {
@@ -23,7 +23,7 @@ bool dxpu_parse_time(const char *text, double *ns)
 		return true;
 	}
 	for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
-		if (strcmp(end, units[i].unit) == 0 && v * units[i].ns <= LONGEST) {
+		if (strcmp(end, units[i].unit) == 0 && v * units[i].ns <= MAX_TIME) {
 			*ns = v * units[i].ns;
 			return true;
 		}
@@ -33,7 +33,7 @@ bool dxpu_parse_time(const char *text, double *ns)
 
 static void complain(const char *name, const char *value, const char *want)
 {
-	fprintf(stderr, "dxpu: %s=%s: want %s; not used\n", name, value, want);
+	fprintf(stderr, "dxpu: %s=%s: want %s; ignored\n", name, value, want);
 }
 
 static const char *set(const char *name)
@@ -69,23 +69,23 @@ static void get_number(const char *name, double *to, double low, double high)
 		return;
 	x = strtod(v, &end);
 	if (end == v || *end || !(x >= low && x <= high))
-		complain(name, v, "a number within its bounds (hook/README.md)");
+		complain(name, v, "a number within the bounds in hook/README.md");
 	else
 		*to = x;
 }
 
-static bool get_flag(const char *name, bool otherwise)
+static bool get_flag(const char *name, bool def)
 {
 	const char *v = set(name);
 
 	if (!v)
-		return otherwise;
+		return def;
 	if (strcmp(v, "1") == 0)
 		return true;
 	if (strcmp(v, "0") == 0)
 		return false;
 	complain(name, v, "0 or 1");
-	return otherwise;
+	return def;
 }
 
 static void get_policy(const char *name, enum graph_policy *to)
@@ -107,7 +107,7 @@ void dxpu_configure(void)
 	struct config *c = &dxpu_config;
 	double rtt = -1, scratch = 4 << 20, rate = 0;
 
-	/* The paper's servers and its V100 (Table 7, section 3.4.3). */
+	/* The paper's servers and V100 (Table 7, section 3.4.3). */
 	c->native = 1200;
 	c->tags = 140;
 	c->mrrs = 128;
@@ -131,7 +131,7 @@ void dxpu_configure(void)
 	c->inject = rtt >= 0;
 	c->rtt = c->inject ? rtt : c->native;
 	if (c->inject && c->rtt < c->native) {
-		fprintf(stderr, "dxpu: DXPU_RTT is below DXPU_NATIVE_RTT; nothing is added\n");
+		fprintf(stderr, "dxpu: DXPU_RTT is below DXPU_NATIVE_RTT; no latency is added\n");
 		c->rtt = c->native;
 	}
 	c->on = c->inject || c->trace || c->stats;

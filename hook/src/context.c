@@ -1,6 +1,6 @@
 /*
- * What the library keeps in each context: its kernel, its scratch buffers and
- * what they cost. All of it is made at the first insertion that needs it.
+ * The library's state in each context: its kernel, its scratch buffers and the cost
+ * of insertions. The first insertion sets it up.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct context *all;     /* guarded by lock */
-static struct context *retired; /* contexts that are gone; another thread may still look at one */
+static struct context *retired; /* destroyed contexts, which other threads may still read */
 static atomic_uint generation = 1;
 
 #define CALL(symbol, params) REAL(CUresult(*) params, symbol)
@@ -26,7 +26,7 @@ static bool load_module(struct context *c)
 
 	if (!attribute || !load || attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, c->device) != CUDA_SUCCESS)
 		return false;
-	/* The newest drivers need not translate for the oldest GPUs. */
+	/* The newest drivers no longer translate PTX for the oldest GPUs. */
 	snprintf(text, sizeof text, ".version %s\n.target %s\n.address_size 64\n%s",
 		 major >= 8 ? "7.0" : "6.0", major >= 8 ? "sm_80" : major == 7 ? "sm_70" : "sm_50", DXPU_PTX);
 	return load(&c->module, text) == CUDA_SUCCESS;
@@ -55,8 +55,8 @@ static bool set_up(struct context *c)
 }
 
 /*
- * Calls that allocate are refused while any thread captures in the strictest
- * mode, unless this thread declares itself relaxed.
+ * The driver refuses allocations while any thread captures in the strictest mode,
+ * unless the calling thread is in relaxed mode.
  */
 static bool set_up_relaxed(struct context *c)
 {
@@ -104,7 +104,7 @@ struct context *dxpu_context(void)
 		c->state = set_up_relaxed(c) ? CONTEXT_READY : CONTEXT_FAILED;
 		if (c->state == CONTEXT_FAILED) {
 			COUNT(failed);
-			fprintf(stderr, "dxpu: device %d: the insertion could not be set up; nothing is added in this context\n", c->device);
+			fprintf(stderr, "dxpu: device %d: cannot set up insertions; no latency is added in this context\n", c->device);
 		}
 	}
 	if (c && c->state != CONTEXT_NEW) {
@@ -118,7 +118,7 @@ struct context *dxpu_context(void)
 	return c;
 }
 
-/* A context's memory and modules go with it; only the record of them is ours. */
+/* The driver frees a context's memory and modules; this drops the record of them. */
 static void forget(bool (*match)(const struct context *, uintptr_t), uintptr_t arg)
 {
 	pthread_mutex_lock(&lock);
@@ -140,8 +140,8 @@ static void forget(bool (*match)(const struct context *, uintptr_t), uintptr_t a
 static bool has_handle(const struct context *c, uintptr_t arg) { return (uintptr_t)c->handle == arg; }
 
 /*
- * Only a primary context is meant by a device. Which of a device's contexts
- * that is the library does not know; setting up another anew is harmless.
+ * Matches all contexts of a device, because the library does not know which of them
+ * is the primary one. Setting up another one again is harmless.
  */
 static bool has_device(const struct context *c, uintptr_t arg) { return c->device == (CUdevice)arg; }
 

@@ -1,6 +1,6 @@
 /*
- * The part of the driver's binary interface that the library needs, written
- * from its documentation: NVIDIA's headers are not needed to build.
+ * The part of the driver's binary interface that the library uses, written from its
+ * documentation. The build does not need NVIDIA's headers.
  */
 #ifndef DXPU_CU_H
 #define DXPU_CU_H

@@ -1,15 +1,15 @@
 /*
- * What the files of the driver library share. hook/README.md says what the
- * library does; the life of a process under it is:
+ * Declarations shared by the files of the driver library. hook/README.md describes
+ * the library. The states of a process under it are:
  *
  *   loaded ---first call---> filled ---cuInit succeeds---> active
  *                               |                             |
- *                               | nothing set                 | fork
+ *                               | no setting                  | fork
  *                               v                             v
  *                          transparent                  passes through
  *
- * Invariant: no thread is ever started, nothing runs in a constructor, and
- * before "active" nothing is called in the driver that the program did not call.
+ * Invariant: the library starts no thread and has no constructor, and before
+ * "active" it calls only the driver functions that the program calls.
  */
 #ifndef DXPU_H
 #define DXPU_H
@@ -24,13 +24,13 @@
 /* ---- generated tables (symbols.c) ---- */
 
 struct form {
-	int version; /* 0: not known */
-	int thread;  /* of the per-thread default stream */
+	int version; /* 0: unknown */
+	int thread;  /* nonzero: uses the per-thread default stream */
 };
 
 struct call {
 	const char *name;
-	int first, count; /* its forms in dxpu_forms */
+	int first, count; /* range of its forms in dxpu_forms */
 };
 
 extern const char *const dxpu_names[DXPU_SYMBOLS];
@@ -40,7 +40,7 @@ extern const struct call dxpu_calls[DXPU_CALLS];
 
 /* ---- real.c: the real library ---- */
 
-/* Where each entry jumps to. */
+/* The target of each entry. */
 extern _Atomic(void *) dxpu_table[DXPU_SYMBOLS];
 
 /*
@@ -60,16 +60,16 @@ void *dxpu_resolve(unsigned symbol) __attribute__((visibility("hidden")));
 enum graph_policy { GRAPH_LAUNCH, GRAPH_NODE, GRAPH_NONE };
 
 struct config {
-	bool on;           /* anything was set: wrap */
-	bool inject;       /* a round trip was set */
-	bool calibrate;    /* measure what insertions cost */
+	bool on;           /* a setting needs wrappers */
+	bool inject;       /* DXPU_RTT is set */
+	bool calibrate;    /* measure the cost of insertions */
 	bool syncs;        /* delay the return of blocking waits too */
 	bool verbose;
 	enum graph_policy graphs;
 	double rtt, native; /* ns */
 	double tags, mrrs;
 	double native_rate;  /* bytes per ns; 0: measure */
-	double kernel_cost, copy_cost; /* ns; below 0: measure */
+	double kernel_cost, copy_cost; /* ns; negative: measure */
 	size_t scratch;      /* bytes of each scratch buffer */
 	const char *trace, *stats; /* copies: the program may change its environment */
 };
@@ -78,10 +78,10 @@ extern struct config dxpu_config;
 
 void dxpu_configure(void);
 
-/* Reads "6.8us", "6800ns" or "0.0068ms" into nanoseconds. */
+/* Parses "6.8us", "6800ns" or "0.0068ms" to nanoseconds. */
 bool dxpu_parse_time(const char *text, double *ns);
 
-/* The time of ❶: what a round trip takes longer. */
+/* The time of term ❶, which is added to a round trip, in ns. */
 static inline double dxpu_delta(void)
 {
 	return dxpu_config.rtt > dxpu_config.native ? dxpu_config.rtt - dxpu_config.native : 0;
@@ -89,13 +89,13 @@ static inline double dxpu_delta(void)
 
 /* ---- state.c: the process ---- */
 
-/* Set between a successful cuInit and fork; wrappers do nothing otherwise. */
+/* Set from a successful cuInit to fork; otherwise wrappers pass calls through. */
 extern atomic_bool dxpu_active;
 
-/* Streams that are being captured, in the whole process. */
+/* Number of streams of the process that are being captured. */
 extern atomic_int dxpu_captures;
 
-/* Above 0 while the library itself, or a wrapped call, is in the driver. */
+/* Above 0 while the library itself or a wrapped call is in the driver. */
 extern _Thread_local int dxpu_depth;
 
 void dxpu_activate(void);
@@ -120,14 +120,14 @@ extern struct counters dxpu_counters;
 
 /* ---- inject.c and context.c ---- */
 
-/* What one insertion costs: fixed + slope x argument, in ns. */
+/* The cost of one insertion: fixed + slope x argument, in ns. */
 struct cost {
 	double fixed, slope;
 };
 
 #define DEBTS 256
 
-/* What the library has in one context. Fields but the debts are fixed once ready. */
+/* The library's state in one context. When it is ready, only debts change. */
 struct context {
 	CUcontext handle;
 	CUdevice device;
@@ -138,12 +138,12 @@ struct context {
 	void *host_scratch;
 	struct cost kernel, htod, dtoh;
 	const char *clock;
-	/* Time owed to each stream, ns: kernels, copies in, copies out. */
+	/* Delay owed to each stream, ns: for kernels, copies in, copies out. */
 	atomic_llong debt[3][DEBTS];
 	struct context *next;
 };
 
-/* The current context's state, made ready if it can be; NULL if it cannot. */
+/* Returns the current context's state and sets it up if necessary; NULL on failure. */
 struct context *dxpu_context(void);
 void dxpu_context_forget(CUcontext handle);
 void dxpu_context_forget_device(CUdevice device);
@@ -155,18 +155,17 @@ CUresult dxpu_spin(struct context *c, CUstream s, uint64_t count);
 enum direction { COPY_HTOD, COPY_DTOH, COPY_DTOD, COPY_OTHER };
 
 /*
- * Each puts into the stream, before the operation that follows, what
- * disaggregation adds to it, and returns that in ns. A stream is a handle as
- * dxpu_stream gives it.
+ * These insert the delay that disaggregation adds to the next operation into the
+ * stream, and return it in ns. A stream is a handle from dxpu_stream.
  */
 double dxpu_inject_kernels(CUstream s, unsigned count);
 double dxpu_inject_copy(CUstream s, enum direction d, size_t bytes);
 void dxpu_inject_wait(void);
 
-/* Whether the stream is known not to be captured. */
+/* Whether the driver reports that the stream is not being captured. */
 bool dxpu_not_captured(CUstream s);
 
-/* The handle of the stream that an entry of the given kind means by 0. */
+/* Resolves the handle 0 to the default stream of the entry's kind. */
 static inline CUstream dxpu_stream(CUstream s, int thread)
 {
 	if (s)
@@ -176,25 +175,22 @@ static inline CUstream dxpu_stream(CUstream s, int thread)
 
 enum direction dxpu_direction(CUdeviceptr dst, CUdeviceptr src);
 
-/* Whether an address is the host's; the driver is asked. */
+/* Whether the driver reports an address as host memory. */
 bool dxpu_on_host(CUdeviceptr p);
 
 /* ---- hooks_graph.c ---- */
 
-/* Graphs within graphs are followed this far; the driver allows no cycles. */
+/* Depth to which graphs within graphs are counted; the driver allows no cycles. */
 enum { GRAPH_DEPTH = 16 };
 
 unsigned dxpu_graph_nodes(CUgraphExec e);
 
 /* ---- hooks_conditional.c ---- */
 
-/*
- * The bodies of a conditional node: up to max of them are written, and their
- * number is returned.
- */
+/* Writes up to max bodies of a conditional node and returns their number. */
 unsigned dxpu_conditional_bodies(CUgraphNode node, CUgraph *bodies, unsigned max);
 
-/* ---- record.c: the trace of calls; hook/TRACE.md is its description ---- */
+/* ---- record.c: the trace of calls, described in hook/TRACE.md ---- */
 
 enum kind {
 	KIND_LAUNCH = 1, KIND_MEMSET, KIND_HTOD, KIND_DTOH, KIND_DTOD, KIND_COPY, KIND_PREFETCH,
@@ -225,7 +221,7 @@ extern bool dxpu_recording;
 
 /* ---- resolve.c ---- */
 
-/* The library's function for what the driver answered, or that answer. */
+/* Returns the wrapper of the function that the driver answered, or the answer. */
 void *dxpu_substitute(const char *name, void *answer, int version, uint64_t flags);
 
 #endif

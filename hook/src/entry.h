@@ -1,11 +1,11 @@
 /*
- * An entry of the library is one jump through a table. Until the table is
- * filled each slot leads to a stub that fills it (dxpu_resolve) and jumps on,
- * with every argument register kept, as the dynamic linker does for its own
- * lazy binding (System V ABI for x86-64, section 3.2.3).
+ * An entry of the library is one jump through a table. Until the table is filled,
+ * each slot holds a stub that calls dxpu_resolve and jumps to its result. The stub
+ * preserves all argument registers, as the dynamic linker does in lazy binding
+ * (System V ABI for x86-64, section 3.2.3).
  */
 #ifndef __x86_64__
-#error "the entries are written for x86-64"
+#error "the entries support x86-64 only"
 #endif
 
 	.section .note.GNU-stack, "", @progbits

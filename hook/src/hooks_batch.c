@@ -1,12 +1,12 @@
 /*
- * Batches of copies and prefetches. A batch is one command, so the bytes of each
- * direction are taken together.
+ * Batches of copies and prefetches. A batch is one command, so its delay follows
+ * from the sum of bytes in each direction.
  */
 #include "wrap.h"
 
 struct batch {
 	size_t in, out, total;
-	unsigned to_device; /* parts that go there */
+	unsigned to_device; /* number of parts in that direction */
 };
 
 static void add_to_batch(struct batch *b, bool from_host, bool to_host, size_t n)
@@ -20,7 +20,7 @@ static void add_to_batch(struct batch *b, bool from_host, bool to_host, size_t n
 	}
 }
 
-/* Puts what both directions add into the stream; so much of each is moved. */
+/* Inserts the delays of in bytes to the device and out bytes to the host. */
 static void inject_batch(struct record *r, size_t in, size_t out)
 {
 	if (in > 0)
@@ -71,9 +71,9 @@ BATCH(cuMemcpyBatchAsync_v2_ptsz, 1, BATCH2_PARAMS, (dsts, srcs, sizes, count, a
 /* ---- three dimensions, between pointers and arrays ---- */
 
 /*
- * Bytes of an array's element. Formats that are neither whole numbers nor floats
- * (video planes, compressed blocks) are taken for one byte: then a copy is late
- * by a round trip at least, and by the bandwidth's part at most.
+ * Returns the size of an array's element, and 1 for formats other than integers and
+ * floats (video planes, compressed blocks). The delay of such a copy is at least
+ * one ΔRTT and may lack part of the bandwidth's delay.
  */
 static size_t element_size(CUarray a)
 {
@@ -103,7 +103,7 @@ static bool is_array(const CUmemcpy3DOperand *o) { return o->type == CU_MEMCPY_O
 static bool is_known(const CUmemcpy3DOperand *o) { return is_array(o) || o->type == CU_MEMCPY_OPERAND_TYPE_POINTER; }
 static bool is_host(const CUmemcpy3DOperand *o) { return !is_array(o) && dxpu_on_host(o->ptr); }
 
-/* The extent is in elements: of the array if there is one, else bytes. */
+/* The extent is in elements of the array, or in bytes without an array. */
 static void add_operation(struct batch *b, const CUDA_MEMCPY3D_BATCH_OP *op)
 {
 	const CUmemcpy3DOperand *array = is_array(&op->dst) ? &op->dst : is_array(&op->src) ? &op->src : NULL;
@@ -144,9 +144,9 @@ BATCH3D(cuMemcpy3DWithAttributesAsync_ptsz, 1, 1, ONE3D_PARAMS, (ops, flags, s))
 static bool enter_prefetch(struct record *r, CUstream s, int thread) { return dxpu_enter_stream(r, KIND_PREFETCH, s, thread); }
 
 /*
- * Of memory that is discarded the contents are not moved: what remains is the
- * command and the change of its mapping, so it is late by a round trip (❶) and
- * not by bandwidth (❷).
+ * A prefetch that discards the contents of memory moves no data. It is a command
+ * that changes the mapping, so it is delayed by a round trip (❶) and not by
+ * bandwidth (❷).
  */
 static void begin_prefetch(struct record *r, const struct batch *b, bool discard)
 {
@@ -176,7 +176,7 @@ PREFETCH(cuMemPrefetchAsync_ptsz, 1, to >= 0, (CUdeviceptr p, size_t n, CUdevice
 PREFETCH(cuMemPrefetchAsync_v2, 0, to.type == CU_MEM_LOCATION_TYPE_DEVICE, (CUdeviceptr p, size_t n, CUmemLocation to, unsigned flags, CUstream s), (p, n, to, flags, s))
 PREFETCH(cuMemPrefetchAsync_v2_ptsz, 1, to.type == CU_MEM_LOCATION_TYPE_DEVICE, (CUdeviceptr p, size_t n, CUmemLocation to, unsigned flags, CUstream s), (p, n, to, flags, s))
 
-/* A location holds from its index up to the next one's. */
+/* A location applies from its index up to the index of the next one. */
 static struct batch prefetches(const size_t *sizes, size_t count, const CUmemLocation *to, const size_t *first, size_t locations)
 {
 	struct batch b = {0};

@@ -1,9 +1,9 @@
 /*
- * Conditional nodes of graphs: the driver makes their bodies when the node is
- * added, and the program fills them afterwards. Since CUDA 13.2 the driver tells
- * the bodies of a node; before, only the call that adds it does, so they are
- * remembered from there. How often a body runs is decided on the device, and
- * nobody is told.
+ * Conditional nodes of graphs. The driver creates the bodies of a node when the
+ * program adds it, and the program fills them afterwards. Since CUDA 13.2 the driver
+ * returns the bodies of a node on request; before, only the call that adds the node
+ * returns them, so the library stores them. The device decides how often a body
+ * runs, and does not report it.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@ enum { BUCKETS = 64 };
 
 struct conditional {
 	CUgraphNode node;
-	CUgraph graph; /* that it is a node of */
+	CUgraph graph; /* that contains the node */
 	struct conditional *next;
 	unsigned size;
 	CUgraph bodies[];
@@ -23,7 +23,7 @@ struct conditional {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct conditional *buckets[BUCKETS]; /* guarded by lock */
-static atomic_uint known;                    /* entries; a program without any pays nothing */
+static atomic_uint known;                    /* number of entries; 0 skips the lock */
 
 static struct conditional **bucket(CUgraphNode n)
 {
@@ -62,7 +62,7 @@ static struct conditional **in_graph_locked(CUgraph g)
 	return NULL;
 }
 
-/* With a graph go its conditional nodes, and theirs. */
+/* Forgets the conditional nodes of a graph and of their bodies. */
 static void forget_graph_locked(CUgraph g, int depth)
 {
 	struct conditional **at;
@@ -96,7 +96,7 @@ static void remember(CUgraphNode n, CUgraph g, const CUDA_CONDITIONAL_NODE_PARAM
 	pthread_mutex_unlock(&lock);
 }
 
-static unsigned take(CUgraph *bodies, unsigned max, const CUgraph *from, unsigned n)
+static unsigned copy_bodies(CUgraph *bodies, unsigned max, const CUgraph *from, unsigned n)
 {
 	n = n < max ? n : max;
 	memcpy(bodies, from, n * sizeof bodies[0]);
@@ -110,17 +110,17 @@ unsigned dxpu_conditional_bodies(CUgraphNode node, CUgraph *bodies, unsigned max
 	unsigned n = 0;
 
 	if (get && get(node, &p) == CUDA_SUCCESS && p.type == CU_GRAPH_NODE_TYPE_CONDITIONAL && p.conditional.phGraph_out)
-		return take(bodies, max, p.conditional.phGraph_out, p.conditional.size);
+		return copy_bodies(bodies, max, p.conditional.phGraph_out, p.conditional.size);
 	pthread_mutex_lock(&lock);
 	for (struct conditional *x = *bucket(node); x; x = x->next) {
 		if (x->node == node)
-			n = take(bodies, max, x->bodies, x->size);
+			n = copy_bodies(bodies, max, x->bodies, x->size);
 	}
 	pthread_mutex_unlock(&lock);
 	return n;
 }
 
-static CUresult added(const CUgraphNode *n, CUgraph g, const CUgraphNodeParams *p, CUresult r)
+static CUresult finish_add(const CUgraphNode *n, CUgraph g, const CUgraphNodeParams *p, CUresult r)
 {
 	if (r == CUDA_SUCCESS && n && p && p->type == CU_GRAPH_NODE_TYPE_CONDITIONAL && atomic_load(&dxpu_active))
 		remember(*n, g, &p->conditional);
@@ -129,17 +129,17 @@ static CUresult added(const CUgraphNode *n, CUgraph g, const CUgraphNodeParams *
 
 HOOK(cuGraphAddNode, CUgraphNode *n, CUgraph g, const CUgraphNode *on, size_t count, CUgraphNodeParams *p)
 {
-	return added(n, g, p, DRIVER(cuGraphAddNode)(n, g, on, count, p));
+	return finish_add(n, g, p, DRIVER(cuGraphAddNode)(n, g, on, count, p));
 }
 
 HOOK(cuGraphAddNode_v2, CUgraphNode *n, CUgraph g, const CUgraphNode *on, const void *edges, size_t count, CUgraphNodeParams *p)
 {
-	return added(n, g, p, DRIVER(cuGraphAddNode_v2)(n, g, on, edges, count, p));
+	return finish_add(n, g, p, DRIVER(cuGraphAddNode_v2)(n, g, on, edges, count, p));
 }
 
 /*
- * What is destroyed is forgotten before: afterwards another thread may have got
- * the handle again. If the driver then refuses, a body is not counted.
+ * The wrappers forget a node before the driver destroys it, because another thread
+ * may get the same handle afterwards. If the driver refuses, a body is not counted.
  */
 HOOK(cuGraphDestroyNode, CUgraphNode n)
 {

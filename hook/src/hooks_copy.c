@@ -1,4 +1,4 @@
-/* Copies, by direction: to the device, to the host, within and between devices. */
+/* Copies to the device, to the host, on a device and between devices. */
 #include "wrap.h"
 
 void dxpu_count_copy(enum direction d, size_t bytes)
@@ -32,7 +32,7 @@ static bool enter_copy(struct record *r, enum direction d, CUstream s, int threa
 	return true;
 }
 
-/* A synchronous copy runs on the default stream, so insertions go there. */
+/* A synchronous copy runs on the default stream, and so do its insertions. */
 #define COPY(symbol, direction, stream, thread, async, bytes, params, args) \
 	CUresult hook_##symbol params; \
 	CUresult hook_##symbol params \
@@ -73,7 +73,7 @@ ASYNC(cuMemcpyWithAttributesAsync, dxpu_active_direction(dst, src), (CUdeviceptr
 
 /* ---- two and three dimensions ---- */
 
-/* Unified addresses say by themselves where they are. */
+/* The driver knows the location of a unified address. */
 static enum direction between(unsigned from, CUdeviceptr src, unsigned to, CUdeviceptr dst)
 {
 	CUdeviceptr unknown = 0;
@@ -109,7 +109,7 @@ SHAPE(cuMemcpy2DAsync_v2_ptsz, s, 1, true, AREA, (const CUDA_MEMCPY2D *p, CUstre
 SHAPE(cuMemcpy3DAsync_v2, s, 0, true, VOLUME, (const CUDA_MEMCPY3D *p, CUstream s), (p, s))
 SHAPE(cuMemcpy3DAsync_v2_ptsz, s, 1, true, VOLUME, (const CUDA_MEMCPY3D *p, CUstream s), (p, s))
 
-/* Either side may be the host's; the contexts stand where the plain form has nothing. */
+/* Either side may be host memory. The contexts are in fields that the plain form reserves. */
 SHAPE(cuMemcpy3DPeer, NULL, 0, false, VOLUME, (const CUDA_MEMCPY3D *p), (p))
 SHAPE(cuMemcpy3DPeer_ptds, NULL, 1, false, VOLUME, (const CUDA_MEMCPY3D *p), (p))
 SHAPE(cuMemcpy3DPeerAsync, s, 0, true, VOLUME, (const CUDA_MEMCPY3D *p, CUstream s), (p, s))

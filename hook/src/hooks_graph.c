@@ -1,8 +1,8 @@
 /*
- * Graphs and the capture of streams. Nothing is ever put into a capture: the
- * graph stays the program's own. What is added is added before each launch of
- * it: one round trip, as a fabric sees one doorbell and one fetch, or one for
- * each kernel and memset in it (DXPU_GRAPHS).
+ * Graphs and stream capture. The library inserts nothing into a capture, so graphs do
+ * not change. It inserts the delay before each launch of a graph: one round trip,
+ * because a launch is one doorbell and one fetch on the fabric, or one for each
+ * kernel and memset in the graph (DXPU_GRAPHS).
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -30,8 +30,8 @@ static struct executable **bucket(CUgraphExec e)
 static unsigned count_nodes(CUgraph g, int depth);
 
 /*
- * Of a conditional node's bodies at most one runs, or one again and again: the
- * largest is counted, once.
+ * Counts the largest body of a conditional node. At most one body runs, once or
+ * repeatedly.
  */
 static unsigned count_largest(CUgraphNode node, int depth)
 {
@@ -46,7 +46,7 @@ static unsigned count_largest(CUgraphNode node, int depth)
 	return largest;
 }
 
-/* The kernels and memsets of a graph. */
+/* Counts the kernels and memsets of a graph. */
 static unsigned count_nodes(CUgraph g, int depth)
 {
 	CUresult (*get)(CUgraph, CUgraphNode *, size_t *) = REAL(CUresult(*)(CUgraph, CUgraphNode *, size_t *), cuGraphGetNodes);
@@ -122,7 +122,7 @@ unsigned dxpu_graph_nodes(CUgraphExec e)
 	return n;
 }
 
-static CUresult instantiated(struct record *r, const CUgraphExec *e, CUgraph g, CUresult result)
+static CUresult finish_instantiate(struct record *r, const CUgraphExec *e, CUgraph g, CUresult result)
 {
 	if (result == CUDA_SUCCESS && e) {
 		r->count = count_nodes(g, GRAPH_DEPTH);
@@ -141,7 +141,7 @@ static CUresult instantiated(struct record *r, const CUgraphExec *e, CUgraph g, 
 		if (!dxpu_enter(&r, KIND_GRAPH_INSTANTIATE, 0)) \
 			return DRIVER(symbol) args; \
 		dxpu_begin(&r); \
-		return instantiated(&r, e, g, DRIVER(symbol) args); \
+		return finish_instantiate(&r, e, g, DRIVER(symbol) args); \
 	}
 
 #define OLD_PARAMS (CUgraphExec *e, CUgraph g, CUgraphNode *failed, char *log, size_t size)
@@ -152,7 +152,7 @@ INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec *e, CUgraph g, unsigned lo
 INSTANTIATE(cuGraphInstantiateWithParams, (CUgraphExec *e, CUgraph g, void *params), (e, g, params))
 INSTANTIATE(cuGraphInstantiateWithParams_ptsz, (CUgraphExec *e, CUgraph g, void *params), (e, g, params))
 
-/* Forgotten before: afterwards another thread may have got the handle again. */
+/* Forgets the handle before the driver destroys it: another thread may get it again. */
 HOOK(cuGraphExecDestroy, CUgraphExec e)
 {
 	if (atomic_load(&dxpu_active))
@@ -188,7 +188,7 @@ GRAPH(cuGraphLaunch_ptsz, 1)
 
 /* ---- capture ---- */
 
-static CUresult begun(struct record *r, CUresult result)
+static CUresult finish_begin(struct record *r, CUresult result)
 {
 	if (result == CUDA_SUCCESS)
 		atomic_fetch_add(&dxpu_captures, 1);
@@ -204,7 +204,7 @@ static CUresult begun(struct record *r, CUresult result)
 		if (!dxpu_enter_stream(&r, KIND_CAPTURE_BEGIN, s, thread)) \
 			return DRIVER(symbol) args; \
 		dxpu_begin(&r); \
-		return begun(&r, DRIVER(symbol) args); \
+		return finish_begin(&r, DRIVER(symbol) args); \
 	}
 
 #define TO_GRAPH_PARAMS (CUstream s, CUgraph g, const CUgraphNode *on, const void *edges, size_t n, int mode)
@@ -216,11 +216,11 @@ BEGIN(cuStreamBeginCapture_v2_ptsz, 1, (CUstream s, int mode), (s, mode))
 BEGIN(cuStreamBeginCaptureToGraph, 0, TO_GRAPH_PARAMS, (s, g, on, edges, n, mode))
 BEGIN(cuStreamBeginCaptureToGraph_ptsz, 1, TO_GRAPH_PARAMS, (s, g, on, edges, n, mode))
 
-/* An end that fails may end the capture all the same (if it was invalidated). */
-static CUresult ended(struct record *r, bool was, CUresult result)
+/* A call that fails also ends the capture if the capture was invalidated. */
+static CUresult finish_end(struct record *r, bool was, CUresult result)
 {
 	if (was && dxpu_not_captured(record_stream(r)) && atomic_fetch_sub(&dxpu_captures, 1) <= 0)
-		atomic_fetch_add(&dxpu_captures, 1); /* begun by a call that is not wrapped */
+		atomic_fetch_add(&dxpu_captures, 1); /* a call that is not wrapped began the capture */
 	return dxpu_leave(r, result);
 }
 
@@ -234,7 +234,7 @@ static CUresult ended(struct record *r, bool was, CUresult result)
 			return DRIVER(symbol)(s, g); \
 		was = !dxpu_not_captured(record_stream(&r)); \
 		dxpu_begin(&r); \
-		return ended(&r, was, DRIVER(symbol)(s, g)); \
+		return finish_end(&r, was, DRIVER(symbol)(s, g)); \
 	}
 
 END(cuStreamEndCapture, 0)

@@ -1,4 +1,4 @@
-/* Kernels and memsets: each is a command that the GPU fetches from the host. */
+/* Kernels and memsets. Each is a command that the GPU fetches from the host. */
 #include "wrap.h"
 
 static void inject_one(struct record *r)
@@ -42,8 +42,8 @@ LAUNCH(cuLaunchCooperativeKernel, 0, COOPERATIVE_PARAMS, (f, gx, gy, gz, bx, by,
 LAUNCH(cuLaunchCooperativeKernel_ptsz, 1, COOPERATIVE_PARAMS, (f, gx, gy, gz, bx, by, bz, shared, s, params))
 
 /*
- * A kernel that may begin before the one before it ends loses that overlap to
- * whatever is inserted between them; the counter says how often.
+ * Counts kernels that may start before the previous one ends. An insertion between
+ * the two prevents this overlap.
  */
 static void count_serialized(struct record *r, const CUlaunchConfig *c)
 {
@@ -71,7 +71,7 @@ static void count_serialized(struct record *r, const CUlaunchConfig *c)
 LAUNCH_EX(cuLaunchKernelEx, 0)
 LAUNCH_EX(cuLaunchKernelEx_ptsz, 1)
 
-/* One launch on each of several devices: the current one's stream is delayed. */
+/* Launches on several devices. The stream of the first launch is delayed. */
 HOOK(cuLaunchCooperativeKernelMultiDevice, CUDA_LAUNCH_PARAMS *p, unsigned n, unsigned flags)
 {
 	struct record r;
@@ -81,7 +81,7 @@ HOOK(cuLaunchCooperativeKernelMultiDevice, CUDA_LAUNCH_PARAMS *p, unsigned n, un
 	return dxpu_leave(&r, DRIVER(cuLaunchCooperativeKernelMultiDevice)(p, n, flags));
 }
 
-/* The calls before CUDA 4.0 launch on the default stream. */
+/* Calls from before CUDA 4.0, which launch on the default stream. */
 HOOK(cuLaunch, CUfunction f)
 {
 	struct record r;

@@ -1,7 +1,7 @@
-/* Waits, queries and events, which order the rest; and the end of contexts. */
+/* Waits, queries and events, and the end of contexts. */
 #include "wrap.h"
 
-static CUresult waited(struct record *r, CUresult result)
+static CUresult finish_wait(struct record *r, CUresult result)
 {
 	COUNT(waits);
 	if (result == CUDA_SUCCESS)
@@ -36,8 +36,8 @@ static CUresult waited(struct record *r, CUresult result)
 		return finish(&r, DRIVER(symbol) args); \
 	}
 
-STREAM_CALL(cuStreamSynchronize, KIND_STREAM_SYNC, 0, waited, (CUstream s), (s), 0)
-STREAM_CALL(cuStreamSynchronize_ptsz, KIND_STREAM_SYNC, 1, waited, (CUstream s), (s), 0)
+STREAM_CALL(cuStreamSynchronize, KIND_STREAM_SYNC, 0, finish_wait, (CUstream s), (s), 0)
+STREAM_CALL(cuStreamSynchronize_ptsz, KIND_STREAM_SYNC, 1, finish_wait, (CUstream s), (s), 0)
 STREAM_CALL(cuStreamQuery, KIND_STREAM_QUERY, 0, dxpu_leave, (CUstream s), (s), 0)
 STREAM_CALL(cuStreamQuery_ptsz, KIND_STREAM_QUERY, 1, dxpu_leave, (CUstream s), (s), 0)
 STREAM_CALL(cuEventRecord, KIND_EVENT_RECORD, 0, dxpu_leave, (CUevent e, CUstream s), (e, s), (uintptr_t)e)
@@ -47,12 +47,12 @@ STREAM_CALL(cuEventRecordWithFlags_ptsz, KIND_EVENT_RECORD, 1, dxpu_leave, (CUev
 STREAM_CALL(cuStreamWaitEvent, KIND_STREAM_WAIT_EVENT, 0, dxpu_leave, (CUstream s, CUevent e, unsigned flags), (s, e, flags), (uintptr_t)e)
 STREAM_CALL(cuStreamWaitEvent_ptsz, KIND_STREAM_WAIT_EVENT, 1, dxpu_leave, (CUstream s, CUevent e, unsigned flags), (s, e, flags), (uintptr_t)e)
 
-PLAIN_CALL(cuCtxSynchronize, KIND_CTX_SYNC, waited, (void), (), 0)
-PLAIN_CALL(cuCtxSynchronize_v2, KIND_CTX_SYNC, waited, (CUcontext c), (c), (uintptr_t)c)
-PLAIN_CALL(cuEventSynchronize, KIND_EVENT_SYNC, waited, (CUevent e), (e), (uintptr_t)e)
+PLAIN_CALL(cuCtxSynchronize, KIND_CTX_SYNC, finish_wait, (void), (), 0)
+PLAIN_CALL(cuCtxSynchronize_v2, KIND_CTX_SYNC, finish_wait, (CUcontext c), (c), (uintptr_t)c)
+PLAIN_CALL(cuEventSynchronize, KIND_EVENT_SYNC, finish_wait, (CUevent e), (e), (uintptr_t)e)
 PLAIN_CALL(cuEventQuery, KIND_EVENT_QUERY, dxpu_leave, (CUevent e), (e), (uintptr_t)e)
 
-/* ---- contexts that end ---- */
+/* ---- end of contexts ---- */
 
 #define DESTROY(symbol) \
 	HOOK(symbol, CUcontext c) \
@@ -80,8 +80,8 @@ DESTROY(cuCtxDestroy_v2)
 RESET(cuDevicePrimaryCtxReset)
 RESET(cuDevicePrimaryCtxReset_v2)
 
-/* A primary context ends with the last that retained it. */
-static void released(CUdevice d)
+/* A primary context ends with its last release. */
+static void finish_release(CUdevice d)
 {
 	CUresult (*state)(CUdevice, unsigned *, int *) = REAL(CUresult(*)(CUdevice, unsigned *, int *), cuDevicePrimaryCtxGetState);
 	unsigned flags;
@@ -97,7 +97,7 @@ static void released(CUdevice d)
 		CUresult r = DRIVER(symbol)(d); \
 \
 		if (r == CUDA_SUCCESS && atomic_load(&dxpu_active)) \
-			released(d); \
+			finish_release(d); \
 		return r; \
 	}
 

@@ -1,12 +1,12 @@
 /*
- * What disaggregation adds (the paper's section 3.4): a kernel or memset waits a
- * round trip longer (❶), a small copy to the device likewise, a copy to the host
- * half of that, and a copy to the device that is larger than what may be in
- * flight runs at the rate of Equation 1 (❷).
+ * The delays of disaggregation (the paper's section 3.4). A kernel, a memset and a
+ * small copy to the device wait one ΔRTT longer (❶), a copy to the host half of
+ * that. A copy to the device that exceeds the bytes in flight runs at the rate of
+ * Equation 1 (❷).
  *
- * An insertion cannot be shorter than its fixed cost. Where less is owed, the
- * debt of the stream grows until an insertion pays it: on average every
- * operation is late by what it should be.
+ * An insertion cannot be shorter than its fixed cost. A shorter delay is added to
+ * the debt of the stream, until one insertion pays the debt. So the delays are
+ * right on average.
  */
 #include <stdio.h>
 
@@ -18,19 +18,19 @@ static atomic_llong *debt_of(struct context *c, int what, CUstream s)
 {
 	uintptr_t h = (uintptr_t)s;
 
-	/* Handles are addresses; two streams that share a slot share a debt. */
+	/* Handles are addresses. Two streams with the same slot share a debt. */
 	return &c->debt[what][(h ^ h >> 4 ^ h >> 12) % DEBTS];
 }
 
-/* Adds to the debt and, if an insertion can pay, takes all of it. */
-static double take(atomic_llong *debt, double ns, double least)
+/* Adds ns to the debt. If the debt reaches least, clears and returns it; else 0. */
+static double collect(atomic_llong *debt, double ns, double least)
 {
 	long long owed = atomic_fetch_add(debt, (long long)ns) + (long long)ns;
 
 	if (owed <= 0 || (double)owed < least)
 		return 0;
 	owed = atomic_exchange(debt, 0);
-	if (owed <= 0 || (double)owed < least) { /* another thread was faster */
+	if (owed <= 0 || (double)owed < least) { /* another thread collected the debt */
 		atomic_fetch_add(debt, owed);
 		return 0;
 	}
@@ -39,7 +39,7 @@ static double take(atomic_llong *debt, double ns, double least)
 
 static double pay_kernel(struct context *c, CUstream s, double ns)
 {
-	double owed = take(debt_of(c, OWED_KERNELS, s), ns, c->kernel.fixed);
+	double owed = collect(debt_of(c, OWED_KERNELS, s), ns, c->kernel.fixed);
 
 	if (owed <= 0)
 		return 0;
@@ -61,7 +61,7 @@ static CUresult copy(struct context *c, CUstream s, int what, size_t bytes)
 static double pay_copies(struct context *c, CUstream s, int what, const struct cost *cost, double ns)
 {
 	atomic_llong *debt = debt_of(c, what, s);
-	double owed = take(debt, ns, cost->fixed + cost->slope), paid = 0;
+	double owed = collect(debt, ns, cost->fixed + cost->slope), paid = 0;
 
 	while (owed >= cost->fixed + cost->slope) {
 		double bytes = (owed - cost->fixed) / cost->slope, took;
@@ -82,7 +82,8 @@ static double pay_copies(struct context *c, CUstream s, int what, const struct c
 	return paid;
 }
 
-static struct context *ready(double ns)
+/* Returns the context for a delay, NULL without one or if it is not ready. */
+static struct context *context_for(double ns)
 {
 	struct context *c = ns > 0 ? dxpu_context() : NULL;
 
@@ -94,12 +95,12 @@ static struct context *ready(double ns)
 double dxpu_inject_kernels(CUstream s, unsigned count)
 {
 	double ns = dxpu_delta() * count;
-	struct context *c = ready(ns);
+	struct context *c = context_for(ns);
 
 	return c ? pay_kernel(c, s, ns) : 0;
 }
 
-/* What a copy of so many bytes to the device takes longer. */
+/* The delay of a copy of this size to the device, ns. */
 static double htod_delay(const struct context *c, size_t bytes)
 {
 	double window = dxpu_config.tags * dxpu_config.mrrs, native, slow, more;
@@ -118,7 +119,7 @@ double dxpu_inject_copy(CUstream s, enum direction d, size_t bytes)
 
 	if ((d != COPY_HTOD && d != COPY_DTOH) || bytes == 0)
 		return 0;
-	c = ready(dxpu_delta());
+	c = context_for(dxpu_delta());
 	if (!c)
 		return 0;
 	if (d == COPY_DTOH)
@@ -127,9 +128,9 @@ double dxpu_inject_copy(CUstream s, enum direction d, size_t bytes)
 }
 
 /*
- * The return of a blocking wait: the completion is written half a round trip
- * late, and the next command is half a round trip under way. The paper's model
- * leaves it out (section 3.5.1), so it is off unless DXPU_SYNCS asks for it.
+ * Delays the return of a blocking wait by ΔRTT: half for the completion, which the
+ * device writes, and half for the next command. The paper's model does not include
+ * it (section 3.5.1), so it is off unless DXPU_SYNCS is set.
  */
 void dxpu_inject_wait(void)
 {
@@ -147,7 +148,7 @@ bool dxpu_on_host(CUdeviceptr p)
 	CUresult (*attribute)(void *, int, CUdeviceptr) = REAL(CUresult(*)(void *, int, CUdeviceptr), cuPointerGetAttribute);
 	unsigned type = 0;
 
-	/* The driver does not know memory that was not registered with it. */
+	/* The driver fails for host memory that is not registered with it. */
 	return !attribute || attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p) != CUDA_SUCCESS || type == CU_MEMORYTYPE_HOST;
 }
 

@@ -1,7 +1,7 @@
 /*
- * The kernels of the library as PTX, which the driver translates. The two spins
- * take how long to wait, in clocks of the multiprocessor and in ns; probe stores
- * the smallest step of the global timer, which decides between them.
+ * The kernels of the library as PTX, which the driver translates. The parameter of
+ * the two spin kernels is the time to wait, in clocks of the multiprocessor or in
+ * ns. The probe stores the smallest step of the global timer, which selects one.
  */
 #ifndef DXPU_PTX_H
 #define DXPU_PTX_H

@@ -9,13 +9,13 @@
 
 #include "wrap.h"
 
-/* 256 KiB: a write about every 20 ms at 200 000 calls a second. */
+/* 256 KiB: one write in about 20 ms at 200 000 calls per second. */
 #define BLOCK 4096
 
 struct header {
 	char magic[8];
 	uint32_t version, record_size;
-	uint64_t monotonic, realtime; /* ns, the same moment on both clocks */
+	uint64_t monotonic, realtime; /* ns, the same instant on both clocks */
 	uint32_t process, zero;
 	uint64_t rtt, native; /* ns */
 	uint64_t reserved;
@@ -69,7 +69,7 @@ bool dxpu_record_open(void)
 	return write_all(&h, sizeof h);
 }
 
-/* A disk that takes no more ends the trace; the program goes on. */
+/* A write error ends the trace but not the program. */
 static void flush_locked(void)
 {
 	if (filled > 0 && fd >= 0 && !write_all(block, filled * sizeof block[0])) {

@@ -1,7 +1,7 @@
 /*
- * cuGetProcAddress in both versions. The driver is asked first. Its answer is
- * replaced only where it is the address of a form that is wrapped, or, where it
- * is none that the driver exports, where the list says which form it must be.
+ * cuGetProcAddress in both versions. The wrappers call the driver and replace its
+ * answer only if that is the address of a wrapped form. If the driver does not
+ * export the address, the list of versions determines the form.
  */
 #include <string.h>
 
@@ -24,7 +24,7 @@ static const struct call *find_call(const char *name)
 	return NULL;
 }
 
-/* The newest form not above the version; -1 if there is none. */
+/* Returns the newest form of at most the version, or -1. */
 static int by_version(const struct call *c, int version, int thread)
 {
 	int best = -1;
@@ -42,24 +42,24 @@ static int by_version(const struct call *c, int version, int thread)
 void *dxpu_substitute(const char *name, void *answer, int version, uint64_t flags)
 {
 	const struct call *c = find_call(name);
-	int thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD) != 0, listed, is = -1;
+	int thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD) != 0, listed, form = -1;
 
 	if (!c)
 		return answer;
 	listed = by_version(c, version, thread);
 	if (listed < 0 && thread)
 		listed = by_version(c, version, 0);
-	/* Forms may share an address; then the list tells which one was meant. */
+	/* If forms share an address, the list determines which one is meant. */
 	for (int i = c->first; i < c->first + c->count; i++) {
-		if (dxpu_real[i] == answer && (is < 0 || i == listed))
-			is = i;
+		if (dxpu_real[i] == answer && (form < 0 || i == listed))
+			form = i;
 	}
-	/* Above the newest version known there may be a form that is not listed. */
-	if (is < 0 && listed >= 0 && version <= DXPU_NEWEST && dxpu_real[listed])
-		is = listed;
-	if (is < 0)
+	/* Above the newest known version the driver may have a form that is not listed. */
+	if (form < 0 && listed >= 0 && version <= DXPU_NEWEST && dxpu_real[listed])
+		form = listed;
+	if (form < 0)
 		COUNT(unknown_forms);
-	return is >= 0 && dxpu_hooks[is] ? dxpu_hooks[is] : answer;
+	return form >= 0 && dxpu_hooks[form] ? dxpu_hooks[form] : answer;
 }
 
 CUresult hook_cuGetProcAddress(const char *name, void **fn, int version, uint64_t flags);

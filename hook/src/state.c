@@ -1,4 +1,4 @@
-/* The process: from cuInit to fork or exit. */
+/* The state of the process, from cuInit to fork or exit. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +32,7 @@ static void write_context(const struct context *c, void *file)
 		c->htod.fixed, c->htod.slope, c->dtoh.fixed, c->dtoh.slope, c->next ? "," : "");
 }
 
-/* Writes the counters as JSON; hook/README.md lists them. */
+/* Writes the counters as JSON. */
 static void write_stats(void)
 {
 	char path[4096];
@@ -64,9 +64,9 @@ static void at_exit(void)
 }
 
 /*
- * The child of a process that has used the driver cannot use it (cuInit gives
- * an error there), and locks may have been held when it was born: it passes
- * everything through and writes nothing.
+ * The child of a process that has used the driver cannot use it: cuInit returns an
+ * error. Threads may have held locks at the fork. So the library passes all calls
+ * of the child through and writes no files.
  */
 static void in_child(void)
 {

@@ -9,7 +9,7 @@ bool dxpu_not_captured(CUstream s)
 	CUresult (*is_capturing)(CUstream, int *) = REAL(CUresult(*)(CUstream, int *), cuStreamIsCapturing);
 	int status = CU_STREAM_CAPTURE_STATUS_NONE;
 
-	/* Before CUDA 10.0 there was nothing to capture. */
+	/* CUDA before 10.0 has no capture. */
 	if (!is_capturing)
 		return true;
 	return is_capturing(s, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE;
@@ -31,8 +31,8 @@ bool dxpu_enter_stream(struct record *r, enum kind kind, CUstream s, int thread)
 	s = dxpu_stream(s, thread);
 	r->stream = (uintptr_t)s;
 	/*
-	 * With injection the driver is always asked: a capture may have begun
-	 * through a call that this library does not know.
+	 * Injection always asks the driver: a call that this library does not wrap
+	 * may have begun a capture.
 	 */
 	if ((dxpu_config.inject || atomic_load_explicit(&dxpu_captures, memory_order_relaxed) > 0) && !dxpu_not_captured(s)) {
 		r->flags |= FLAG_CAPTURED;

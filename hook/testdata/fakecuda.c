@@ -1,9 +1,10 @@
 /*
- * A driver library without a GPU. It writes every call to FAKE_LOG, one a line,
- * and keeps a clock for each stream: a kernel takes 12 us, the library's spin 3 us
- * and its count, a copy 1.5 us and a byte in 1/12 ns (to the host 1.2 us, 1/13 ns).
- * Handles are small numbers in order of making, so that logs can be compared.
- * What a real driver forbids during a capture is refused here and logged.
+ * A driver library without a GPU. It writes every call to FAKE_LOG, one per line, and
+ * keeps a clock for each stream. A kernel takes 12 us; a spin of the library 3 us and
+ * its count; a copy to the device 1.5 us and 1/12 ns per byte; a copy to the host
+ * 1.2 us and 1/13 ns per byte. Handles are small numbers in order of creation, so
+ * that tests can compare logs. The driver refuses and logs calls that a real driver
+ * forbids during a capture.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -29,13 +30,13 @@ static _Thread_local int capture_mode;
 
 static const char *const functions[] = {"?", "user", "dxpu_spin_clock", "dxpu_spin_timer", "dxpu_probe"};
 
-void say(const char *format, ...)
+void log_call(const char *format, ...)
 {
 	char line[512];
 	va_list ap;
 	int n;
 
-	static int quiet = -1; /* for timing the library, not the log */
+	static int quiet = -1; /* to measure the library without the log */
 
 	if (quiet < 0)
 		quiet = getenv("FAKE_QUIET") != NULL;
@@ -69,21 +70,21 @@ struct stream *stream_of(CUstream s, int thread)
 	return &streams[i < MAX ? i : 0];
 }
 
-int ready(void)
+int usable(void)
 {
 	if (owner != getpid())
 		return CUDA_ERROR_NOT_INITIALIZED;
 	return current ? CUDA_SUCCESS : 201;
 }
 
-/* A call that may not be made while a capture is under way. */
+/* Refuses a call that is forbidden during a capture. */
 static int unsafe(const char *name)
 {
 	int bad = 0;
 
 	pthread_mutex_lock(&lock);
 	if (capturing > 0 && capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED) {
-		say("REFUSED %s during a capture", name);
+		log_call("REFUSED %s during a capture", name);
 		for (int i = 0; i < MAX; i++)
 			streams[i].invalidated |= streams[i].capturing;
 		bad = CAPTURE_REFUSED;
@@ -107,13 +108,13 @@ int add(CUstream h, int thread, int type, double ns)
 }
 
 CUresult fake_generic(int i);
-CUresult fake_generic(int i) { say("%s", dxpu_names[i]); return CUDA_SUCCESS; }
+CUresult fake_generic(int i) { log_call("%s", dxpu_names[i]); return CUDA_SUCCESS; }
 
 /* ---- start ---- */
 
 CUresult cuInit(unsigned flags)
 {
-	say("cuInit");
+	log_call("cuInit");
 	if (getenv("FAKE_INIT_FAILS"))
 		return CUDA_ERROR_NO_DEVICE;
 	if (owner && owner != getpid())
@@ -132,7 +133,7 @@ static CUresult (*resolve_last(void))(void)
 	void *first = getenv("FAKE_RESOLVER") ? dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD) : NULL;
 
 	if (first)
-		say("entry while the table is filled: %d", ((CUresult(*)(void))dlsym(first, "cuDriverGetVersion"))());
+		log_call("entry while the table is filled: %d", ((CUresult(*)(void))dlsym(first, "cuDriverGetVersion"))());
 	return last;
 }
 
@@ -140,24 +141,24 @@ CUresult cudbgReportDriverInternalError(void) __attribute__((ifunc("resolve_last
 
 CUresult cuDeviceGetAttribute(int *v, int attribute, CUdevice d)
 {
-	say("cuDeviceGetAttribute %d %d", attribute, d);
+	log_call("cuDeviceGetAttribute %d %d", attribute, d);
 	*v = attribute == CU_DEVICE_ATTRIBUTE_CLOCK_RATE ? 1500000 : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? 8 : 0;
 	return CUDA_SUCCESS;
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d)
 {
-	say("cuDevicePrimaryCtxRetain %d", d);
-	*c = (CUcontext)(uintptr_t)0x1001; /* the same as long as it is retained, and likely afterwards */
+	log_call("cuDevicePrimaryCtxRetain %d", d);
+	*c = (CUcontext)(uintptr_t)0x1001; /* the same handle again after a release */
 	return CUDA_SUCCESS;
 }
 
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) { say("cuDevicePrimaryCtxRelease_v2 %d", d); return CUDA_SUCCESS; }
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) { log_call("cuDevicePrimaryCtxRelease_v2 %d", d); return CUDA_SUCCESS; }
 CUresult cuDevicePrimaryCtxGetState(CUdevice d, unsigned *flags, int *active) { (void)d; *flags = 0; *active = 0; return CUDA_SUCCESS; }
-CUresult cuCtxSetCurrent(CUcontext c) { say("cuCtxSetCurrent %llx", id(c)); current = c; return CUDA_SUCCESS; }
+CUresult cuCtxSetCurrent(CUcontext c) { log_call("cuCtxSetCurrent %llx", id(c)); current = c; return CUDA_SUCCESS; }
 CUresult cuCtxGetCurrent(CUcontext *c) { *c = current; return owner ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED; }
-CUresult cuCtxGetDevice(CUdevice *d) { *d = 0; return ready(); }
-CUresult cuCtxSynchronize(void) { say("cuCtxSynchronize"); return unsafe("cuCtxSynchronize"); }
+CUresult cuCtxGetDevice(CUdevice *d) { *d = 0; return usable(); }
+CUresult cuCtxSynchronize(void) { log_call("cuCtxSynchronize"); return unsafe("cuCtxSynchronize"); }
 
 /* ---- memory and modules ---- */
 
@@ -165,12 +166,12 @@ CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t n)
 {
 	int r = unsafe("cuMemAlloc_v2");
 
-	say("cuMemAlloc_v2 %zu", n);
-	if (r || (r = ready()))
+	log_call("cuMemAlloc_v2 %zu", n);
+	if (r || (r = usable()))
 		return r;
 	if (n > (size_t)1 << 34)
 		return 2;
-	*p = (CUdeviceptr)(uintptr_t)calloc(1, n) | (CUdeviceptr)1 << 62; /* tells device from host */
+	*p = (CUdeviceptr)(uintptr_t)calloc(1, n) | (CUdeviceptr)1 << 62; /* marks device memory */
 	return CUDA_SUCCESS;
 }
 
@@ -180,7 +181,7 @@ CUresult cuMemHostAlloc(void **p, size_t n, unsigned flags)
 {
 	int r = unsafe("cuMemHostAlloc");
 
-	say("cuMemHostAlloc %zu %u", n, flags);
+	log_call("cuMemHostAlloc %zu %u", n, flags);
 	*p = r ? NULL : calloc(1, n);
 	return r;
 }
@@ -197,14 +198,14 @@ CUresult cuModuleLoadData(CUmodule *m, const void *image)
 {
 	int r = unsafe("cuModuleLoadData");
 
-	say("cuModuleLoadData %.12s", (const char *)image);
+	log_call("cuModuleLoadData %.12s", (const char *)image);
 	*m = (CUmodule)(uintptr_t)(0x2000 + ++nmodules);
 	return r;
 }
 
 CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name)
 {
-	say("cuModuleGetFunction %llx %s", id(m), name);
+	log_call("cuModuleGetFunction %llx %s", id(m), name);
 	for (size_t i = 1; i < sizeof functions / sizeof functions[0]; i++) {
 		if (strcmp(functions[i], name) == 0) {
 			*f = (CUfunction)(uintptr_t)i;
@@ -221,33 +222,33 @@ CUresult cuStreamCreate(CUstream *s, unsigned flags)
 	pthread_mutex_lock(&lock);
 	*s = (CUstream)(uintptr_t)(0x100 + nstreams++);
 	pthread_mutex_unlock(&lock);
-	say("cuStreamCreate %u = %llx", flags, id(*s));
+	log_call("cuStreamCreate %u = %llx", flags, id(*s));
 	return CUDA_SUCCESS;
 }
 
-CUresult cuStreamDestroy_v2(CUstream s) { say("cuStreamDestroy_v2 %llx", id(s)); return CUDA_SUCCESS; }
-CUresult cuStreamSynchronize(CUstream s) { say("cuStreamSynchronize %llx", id(s)); return stream_of(s, 0)->capturing ? unsafe("cuStreamSynchronize") : CUDA_SUCCESS; }
-CUresult cuStreamSynchronize_ptsz(CUstream s) { say("cuStreamSynchronize_ptsz %llx", id(s)); return CUDA_SUCCESS; }
-CUresult cuStreamIsCapturing(CUstream s, int *status) { *status = stream_of(s, 0)->capturing ? 1 : 0; return ready(); }
+CUresult cuStreamDestroy_v2(CUstream s) { log_call("cuStreamDestroy_v2 %llx", id(s)); return CUDA_SUCCESS; }
+CUresult cuStreamSynchronize(CUstream s) { log_call("cuStreamSynchronize %llx", id(s)); return stream_of(s, 0)->capturing ? unsafe("cuStreamSynchronize") : CUDA_SUCCESS; }
+CUresult cuStreamSynchronize_ptsz(CUstream s) { log_call("cuStreamSynchronize_ptsz %llx", id(s)); return CUDA_SUCCESS; }
+CUresult cuStreamIsCapturing(CUstream s, int *status) { *status = stream_of(s, 0)->capturing ? 1 : 0; return usable(); }
 CUresult cuThreadExchangeStreamCaptureMode(int *mode) { int was = capture_mode; capture_mode = *mode; *mode = was; return CUDA_SUCCESS; }
 
 CUresult cuEventCreate(CUevent *e, unsigned flags)
 {
 	*e = (CUevent)(uintptr_t)(0x3000 + ++nevents);
-	say("cuEventCreate %u = %llx", flags, id(*e));
+	log_call("cuEventCreate %u = %llx", flags, id(*e));
 	return CUDA_SUCCESS;
 }
 
-CUresult cuEventDestroy_v2(CUevent e) { say("cuEventDestroy_v2 %llx", id(e)); return CUDA_SUCCESS; }
+CUresult cuEventDestroy_v2(CUevent e) { log_call("cuEventDestroy_v2 %llx", id(e)); return CUDA_SUCCESS; }
 
 CUresult cuEventRecord(CUevent e, CUstream s)
 {
-	say("cuEventRecord %llx %llx", id(e), id(s));
+	log_call("cuEventRecord %llx %llx", id(e), id(s));
 	events[(uintptr_t)e - 0x3000] = stream_of(s, 0)->time;
 	return CUDA_SUCCESS;
 }
 
-CUresult cuEventSynchronize(CUevent e) { say("cuEventSynchronize %llx", id(e)); return unsafe("cuEventSynchronize"); }
+CUresult cuEventSynchronize(CUevent e) { log_call("cuEventSynchronize %llx", id(e)); return unsafe("cuEventSynchronize"); }
 
 CUresult cuEventElapsedTime(float *ms, CUevent a, CUevent b)
 {
@@ -262,7 +263,7 @@ static CUresult launch(const char *name, CUfunction f, CUstream s, int thread, v
 	unsigned long long arg = 0;
 	double ns = 12000;
 	uintptr_t i = (uintptr_t)f;
-	int r = ready();
+	int r = usable();
 
 	if (i > 4)
 		i = 0;
@@ -278,7 +279,7 @@ static CUresult launch(const char *name, CUfunction f, CUstream s, int thread, v
 		ns = 3000 + (double)arg / 1.5;
 	if (i == 3)
 		ns = 3000 + (double)arg;
-	say("%s %s %llx %llu%s", name, functions[i], id(s), arg, stream_of(s, thread)->capturing ? " captured" : "");
+	log_call("%s %s %llx %llu%s", name, functions[i], id(s), arg, stream_of(s, thread)->capturing ? " captured" : "");
 	return r ? r : i == 0 ? 400 : add(s, thread, CU_GRAPH_NODE_TYPE_KERNEL, ns);
 }
 
@@ -289,16 +290,16 @@ CUresult cuLaunchKernel_ptsz(CUfunction f, GRID, CUstream s, void **p, void **x)
 CUresult cuLaunchKernelEx(const CUlaunchConfig *k, CUfunction f, void **p, void **x) { (void)x; return launch("cuLaunchKernelEx", f, k->hStream, 0, p); }
 CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *k, CUfunction f, void **p, void **x) { (void)x; return launch("cuLaunchKernelEx_ptsz", f, k->hStream, 1, p); }
 CUresult cuLaunchKernel_v9(CUfunction f);
-CUresult cuLaunchKernel_v9(CUfunction f) { say("cuLaunchKernel_v9 %llx", id(f)); return CUDA_SUCCESS; }
+CUresult cuLaunchKernel_v9(CUfunction f) { log_call("cuLaunchKernel_v9 %llx", id(f)); return CUDA_SUCCESS; }
 CUresult cuFutureCall(int v);
-CUresult cuFutureCall(int v) { say("cuFutureCall %d", v); return v; }
+CUresult cuFutureCall(int v) { log_call("cuFutureCall %d", v); return v; }
 static CUresult inner_launch(CUfunction f, GRID, CUstream s, void **p, void **x) { USE, (void)x; return launch("cuLaunchKernel", f, s, 0, p); }
 
 static CUresult copy(const char *name, void *dst, const void *src, size_t n, CUstream s, int thread, double ns)
 {
-	int r = ready();
+	int r = usable();
 
-	say("%s %llx %zu%s", name, id(s), n, stream_of(s, thread)->capturing ? " captured" : "");
+	log_call("%s %llx %zu%s", name, id(s), n, stream_of(s, thread)->capturing ? " captured" : "");
 	if (r || !dst || !src)
 		return r ? r : CUDA_ERROR_INVALID_VALUE;
 	if (!stream_of(s, thread)->capturing) {
@@ -318,16 +319,16 @@ static CUresult copy(const char *name, void *dst, const void *src, size_t n, CUs
 	CUresult cuMemcpyDtoHAsync_v2##async_suffix(void *d, CUdeviceptr s, size_t n, CUstream t) { return copy("cuMemcpyDtoHAsync_v2" #async_suffix, d, at(s), n, t, thread, OUT(n)); } \
 	CUresult cuMemcpyDtoDAsync_v2##async_suffix(CUdeviceptr d, CUdeviceptr s, size_t n, CUstream t) { return copy("cuMemcpyDtoDAsync_v2" #async_suffix, at(d), at(s), n, t, thread, 2000); } \
 	CUresult cuMemcpyAsync##async_suffix(CUdeviceptr d, CUdeviceptr s, size_t n, CUstream t) { return copy("cuMemcpyAsync" #async_suffix, at(d), at(s), n, t, thread, s >> 62 ? OUT(n) : IN(n)); } \
-	CUresult cuMemsetD8_v2##suffix(CUdeviceptr d, unsigned char v, size_t n) { (void)v, (void)d; say("cuMemsetD8_v2" #suffix " %zu", n); return add(NULL, thread, CU_GRAPH_NODE_TYPE_MEMSET, 2000); } \
-	CUresult cuMemsetD8Async##async_suffix(CUdeviceptr d, unsigned char v, size_t n, CUstream t) { (void)v, (void)d; say("cuMemsetD8Async" #async_suffix " %llx %zu", id(t), n); return add(t, thread, CU_GRAPH_NODE_TYPE_MEMSET, 2000); } \
-	CUresult cuMemcpy2DAsync_v2##async_suffix(const CUDA_MEMCPY2D *p, CUstream t) { say("cuMemcpy2DAsync_v2" #async_suffix " %llx %zux%zu", id(t), p->WidthInBytes, p->Height); return add(t, thread, 1, IN(p->WidthInBytes * p->Height)); } \
+	CUresult cuMemsetD8_v2##suffix(CUdeviceptr d, unsigned char v, size_t n) { (void)v, (void)d; log_call("cuMemsetD8_v2" #suffix " %zu", n); return add(NULL, thread, CU_GRAPH_NODE_TYPE_MEMSET, 2000); } \
+	CUresult cuMemsetD8Async##async_suffix(CUdeviceptr d, unsigned char v, size_t n, CUstream t) { (void)v, (void)d; log_call("cuMemsetD8Async" #async_suffix " %llx %zu", id(t), n); return add(t, thread, CU_GRAPH_NODE_TYPE_MEMSET, 2000); } \
+	CUresult cuMemcpy2DAsync_v2##async_suffix(const CUDA_MEMCPY2D *p, CUstream t) { log_call("cuMemcpy2DAsync_v2" #async_suffix " %llx %zux%zu", id(t), p->WidthInBytes, p->Height); return add(t, thread, 1, IN(p->WidthInBytes * p->Height)); } \
 	CUresult cuMemcpyBatchAsync_v2##async_suffix(CUdeviceptr *d, CUdeviceptr *s, size_t *n, size_t k, void *a, size_t *i, size_t m, CUstream t) \
-	{ (void)d, (void)s, (void)n, (void)a, (void)i, (void)m; say("cuMemcpyBatchAsync_v2" #async_suffix " %llx %zu", id(t), k); return add(t, thread, 1, 5000); }
+	{ (void)d, (void)s, (void)n, (void)a, (void)i, (void)m; log_call("cuMemcpyBatchAsync_v2" #async_suffix " %llx %zu", id(t), k); return add(t, thread, 1, 5000); }
 
 COPIES(, , 0)
 COPIES(_ptds, _ptsz, 1)
 
-/* ---- resolution, as driver 550 was seen to do it ---- */
+/* ---- resolution, as in driver 550 ---- */
 
 static void *resolve(const char *name, int version, uint64_t flags, int *status)
 {
@@ -349,7 +350,7 @@ static void *resolve(const char *name, int version, uint64_t flags, int *status)
 
 		if (strcmp(c->name, name) != 0)
 			continue;
-		/* The per-thread list stands alone where it is not empty. */
+		/* Legacy forms count only if there are no per-thread forms. */
 		for (int thread = (flags & 2) != 0; thread >= 0 && !found && *status == 1; thread--) {
 			for (int k = c->first; k < c->first + c->count; k++) {
 				void *f = dxpu_forms[k].thread == thread ? dlsym(self, dxpu_names[k]) : NULL;
@@ -374,7 +375,7 @@ CUresult cuGetProcAddress_v2(const char *name, void **fn, int version, uint64_t 
 {
 	int s;
 
-	say("cuGetProcAddress_v2 '%s' %d %llu", name, version, (unsigned long long)flags);
+	log_call("cuGetProcAddress_v2 '%s' %d %llu", name, version, (unsigned long long)flags);
 	if (flags >= 4)
 		return CUDA_ERROR_INVALID_VALUE;
 	*fn = resolve(name, version, flags, &s);
@@ -387,7 +388,7 @@ CUresult cuGetProcAddress(const char *name, void **fn, int version, uint64_t fla
 {
 	int s;
 
-	say("cuGetProcAddress '%s' %d %llu", name, version, (unsigned long long)flags);
+	log_call("cuGetProcAddress '%s' %d %llu", name, version, (unsigned long long)flags);
 	*fn = resolve(name, version, flags, &s);
 	return *fn ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }

@@ -1,6 +1,6 @@
 /*
- * The fake driver's graphs, and the calls on them. A graph is a number, a node
- * its graph's number and its own in it.
+ * The fake driver's graphs and the calls on them. The handle of a graph is its number;
+ * that of a node is the number of its graph and its own number in the graph.
  */
 #include <stdlib.h>
 
@@ -17,7 +17,7 @@ struct graph {
 };
 
 static struct graph graphs[MAX];
-static CUgraph handles[MAX]; /* what a conditional node's phGraph_out points into */
+static CUgraph handles[MAX]; /* targets of a conditional node's phGraph_out */
 static unsigned ngraphs, nexecs;
 static unsigned exec_graph[MAX];
 
@@ -48,7 +48,7 @@ CUresult cuStreamBeginCapture_v2(CUstream h, int mode)
 {
 	struct stream *s = stream_of(h, 0);
 
-	say("cuStreamBeginCapture_v2 %llx %d", id(h), mode);
+	log_call("cuStreamBeginCapture_v2 %llx %d", id(h), mode);
 	if ((uintptr_t)h <= 1)
 		return NOT_PERMITTED;
 	pthread_mutex_lock(&lock);
@@ -64,7 +64,7 @@ CUresult cuStreamEndCapture(CUstream h, CUgraph *g)
 {
 	struct stream *s = stream_of(h, 0);
 
-	say("cuStreamEndCapture %llx", id(h));
+	log_call("cuStreamEndCapture %llx", id(h));
 	if (!s->capturing)
 		return 401;
 	pthread_mutex_lock(&lock);
@@ -89,28 +89,28 @@ CUresult cuGraphNodeGetType(CUgraphNode n, int *type) { *type = node_of(n)->type
 
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *e, CUgraph g, unsigned long long flags)
 {
-	say("cuGraphInstantiateWithFlags %llx %llu, %u nodes", id(g), flags, graphs[number(g)].n);
+	log_call("cuGraphInstantiateWithFlags %llx %llu, %u nodes", id(g), flags, graphs[number(g)].n);
 	*e = (CUgraphExec)(uintptr_t)(0x5000 + ++nexecs);
 	exec_graph[nexecs] = number(g);
 	return CUDA_SUCCESS;
 }
 
-CUresult cuGraphExecDestroy(CUgraphExec e) { say("cuGraphExecDestroy %llx", id(e)); return CUDA_SUCCESS; }
+CUresult cuGraphExecDestroy(CUgraphExec e) { log_call("cuGraphExecDestroy %llx", id(e)); return CUDA_SUCCESS; }
 
 CUresult cuGraphLaunch(CUgraphExec e, CUstream s)
 {
-	say("cuGraphLaunch %llx %llx", id(e), id(s));
+	log_call("cuGraphLaunch %llx %llx", id(e), id(s));
 	return add(s, 0, CU_GRAPH_NODE_TYPE_GRAPH, 12000.0 * graphs[exec_graph[(uintptr_t)e - 0x5000]].n);
 }
 
 CUresult cuGraphCreate(CUgraph *g, unsigned flags)
 {
 	*g = handle(new_graph());
-	say("cuGraphCreate %u = %llx", flags, id(*g));
+	log_call("cuGraphCreate %u = %llx", flags, id(*g));
 	return CUDA_SUCCESS;
 }
 
-CUresult cuGraphDestroy(CUgraph g) { say("cuGraphDestroy %llx", id(g)); return CUDA_SUCCESS; }
+CUresult cuGraphDestroy(CUgraph g) { log_call("cuGraphDestroy %llx", id(g)); return CUDA_SUCCESS; }
 
 static CUresult add_any(CUgraphNode *n, CUgraph g, CUgraphNodeParams *p)
 {
@@ -131,26 +131,26 @@ static CUresult add_any(CUgraphNode *n, CUgraph g, CUgraphNodeParams *p)
 CUresult cuGraphAddNode(CUgraphNode *n, CUgraph g, const CUgraphNode *on, size_t count, CUgraphNodeParams *p)
 {
 	(void)on;
-	say("cuGraphAddNode %llx %d after %zu", id(g), p->type, count);
+	log_call("cuGraphAddNode %llx %d after %zu", id(g), p->type, count);
 	return add_any(n, g, p);
 }
 
 CUresult cuGraphAddNode_v2(CUgraphNode *n, CUgraph g, const CUgraphNode *on, const void *edges, size_t count, CUgraphNodeParams *p)
 {
 	(void)on, (void)edges;
-	say("cuGraphAddNode_v2 %llx %d after %zu", id(g), p->type, count);
+	log_call("cuGraphAddNode_v2 %llx %d after %zu", id(g), p->type, count);
 	return add_any(n, g, p);
 }
 
-/* Its number stays in the graph, with nothing behind it. */
+/* The number of the node remains in the graph and stands for an empty node. */
 CUresult cuGraphDestroyNode(CUgraphNode n)
 {
-	say("cuGraphDestroyNode %llx", id(n));
+	log_call("cuGraphDestroyNode %llx", id(n));
 	node_of(n)->type = CU_GRAPH_NODE_TYPE_EMPTY;
 	return CUDA_SUCCESS;
 }
 
-/* Before CUDA 13.2 there was no such call. */
+/* This call exists since CUDA 13.2. */
 CUresult cuGraphNodeGetParams(CUgraphNode n, CUgraphNodeParams *p)
 {
 	struct node *x = node_of(n);

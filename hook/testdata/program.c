@@ -1,8 +1,8 @@
 /*
- * A program that uses the driver, in each of the ways that programs find it:
- * linked (WAY_LINK), or by the first argument: dlsym, v1 (cuGetProcAddress),
- * v2 (cuGetProcAddress_v2), and with a t behind it the per-thread forms. The
- * second argument is what to do.
+ * A program that uses the driver. It is linked to the driver (WAY_LINK), or finds it
+ * as the first argument selects: d (dlsym), v1 (cuGetProcAddress) or v2
+ * (cuGetProcAddress_v2); a t after that selects the per-thread forms. The second
+ * argument is the scenario.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -38,10 +38,10 @@ void check(const char *what, int ok)
 CALLS(PROTOTYPE)
 CALLS(THREAD_PROTOTYPE)
 LEGACY(PROTOTYPE)
-#define LATE_PROTOTYPE(field, name, type, v, tv, suffix, tsuffix) PROTOTYPE(name, type, v, tv, suffix, tsuffix)
-#define LATE_THREAD_PROTOTYPE(field, name, type, v, tv, suffix, tsuffix) THREAD_PROTOTYPE(name, type, v, tv, suffix, tsuffix)
-LATE(LATE_PROTOTYPE)
-LATE(LATE_THREAD_PROTOTYPE)
+#define RECENT_PROTOTYPE(field, name, type, v, tv, suffix, tsuffix) PROTOTYPE(name, type, v, tv, suffix, tsuffix)
+#define RECENT_THREAD_PROTOTYPE(field, name, type, v, tv, suffix, tsuffix) THREAD_PROTOTYPE(name, type, v, tv, suffix, tsuffix)
+RECENT(RECENT_PROTOTYPE)
+RECENT(RECENT_THREAD_PROTOTYPE)
 
 static void find(const char *way)
 {
@@ -51,8 +51,8 @@ static void find(const char *way)
 #define LINK_LEGACY(name, type, v, tv, suffix, tsuffix) cu.name = name##suffix;
 	CALLS(LINK)
 	LEGACY(LINK_LEGACY)
-#define LINK_LATE(field, name, type, v, tv, suffix, tsuffix) cu.field = thread ? name##tsuffix : name##suffix;
-	LATE(LINK_LATE)
+#define LINK_RECENT(field, name, type, v, tv, suffix, tsuffix) cu.field = thread ? name##tsuffix : name##suffix;
+	RECENT(LINK_RECENT)
 	library = dlopen("libcuda.so.1", RTLD_NOW);
 }
 #else
@@ -79,16 +79,16 @@ static void find(const char *way)
 		printf("FAILED %s\n", dlerror());
 		exit(1);
 	}
-#define FIND_LATE(field, name, type, v, tv, suffix, tsuffix) \
+#define FIND_RECENT(field, name, type, v, tv, suffix, tsuffix) \
 	cu.field = (CUresult(*) type)(thread ? lookup(way, #name, #name #tsuffix, tv, 2) : lookup(way, #name, #name #suffix, v, 0)); \
 	check(#name, cu.field != NULL);
-#define FIND(name, type, v, tv, suffix, tsuffix) FIND_LATE(name, name, type, v, tv, suffix, tsuffix)
+#define FIND(name, type, v, tv, suffix, tsuffix) FIND_RECENT(name, name, type, v, tv, suffix, tsuffix)
 #define FIND_LEGACY(name, type, v, tv, suffix, tsuffix) \
 	cu.name = (CUresult(*) type)lookup(way, #name, #name #suffix, v, 0); \
 	check(#name, cu.name != NULL);
 	CALLS(FIND)
 	LEGACY(FIND_LEGACY)
-	LATE(FIND_LATE)
+	RECENT(FIND_RECENT)
 }
 #endif
 
@@ -140,7 +140,7 @@ static void every(void)
 	check("batch", cu.cuMemcpyBatchAsync(to, from, sizes, 2, NULL, NULL, 0, stream) == 0);
 	check("memset", cu.cuMemsetD8(device, 0, 100) == 0 && cu.cuMemsetD8Async(device, 0, 100, stream) == 0);
 	check("wait", cu.cuStreamSynchronize(stream) == 0 && cu.cuCtxSynchronize() == 0);
-	/* Errors are the driver's own. */
+	/* The library returns the driver's errors. */
 	check("bad kernel", cu.cuLaunchKernel((CUfunction)99, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL) == 400);
 	check("bad copy", cu.cuMemcpyHtoD(device, NULL, 10) == 1);
 }
@@ -163,7 +163,7 @@ static void graph(void)
 	for (int i = 0; i < 2; i++)
 		check("launch graph", cu.cuGraphLaunch(e, stream) == 0);
 	check("destroy", cu.cuGraphExecDestroy(e) == 0);
-	/* An invalidated capture ends with an error, and the next is clean. */
+	/* An invalidated capture ends with an error and leaves no state behind. */
 	check("begin", cu.cuStreamBeginCapture(stream, 0) == 0);
 	check("forbidden", cu.cuCtxSynchronize() == 900);
 	check("end", cu.cuStreamEndCapture(stream, &g) == 901);
@@ -171,7 +171,7 @@ static void graph(void)
 	check("launch", launch(stream) == 0);
 }
 
-/* Prints the time that each kind of operation takes on its stream, ns. */
+/* Prints the time of each kind of operation on its stream, ns. */
 static void timing(void)
 {
 	static const char *const names[] = {"kernel", "memset", "htod_1000", "htod_1M", "dtoh_1000", "dtoh_1M"};
@@ -224,7 +224,7 @@ static void threads(void)
 		pthread_join(t[i], NULL);
 }
 
-/* A child of a process that uses the driver, and one born before. */
+/* A child of a process that uses the driver, and one from before. */
 static void forks(void)
 {
 	int status;
@@ -248,7 +248,7 @@ static void forks(void)
 	check("launch", launch(stream) == 0);
 }
 
-/* What resolution answers for calls that are unknown, newer and older. */
+/* Resolution of unknown, newer and older calls. */
 static void resolution(void)
 {
 	get_v1 v1 = (get_v1)dlsym(library, "cuGetProcAddress");
@@ -266,18 +266,18 @@ static void resolution(void)
 	check("null status", v2("cuInit", &fn, 12040, 0, NULL) == 0 && fn != NULL);
 	check("future", v2("cuFutureCall", &fn, 99000, 0, &status) == 0 && fn && ((CUresult(*)(int))fn)(42) == 42);
 	check("future form", v2("cuLaunchKernel", &fn, 99000, 0, &status) == 0 && fn && ((CUresult(*)(CUfunction))fn)((CUfunction)1) == 0);
-	/* What it gives for itself resolves like itself. */
+	/* The resolver also resolves itself. */
 	check("itself", v2("cuGetProcAddress", &fn, 12000, 0, &status) == 0 && fn && v2("cuLaunchKernel", &again, 12040, 0, &status) == 0);
 	check("itself again", ((get_v2)fn)("cuLaunchKernel", &fn, 12040, 0, &status) == 0 && fn == again);
 	check("itself, old", v2("cuGetProcAddress", &fn, 11030, 0, &status) == 0 && fn && ((get_v1)fn)("cuLaunchKernel", &fn, 12040, 0) == 0 && fn == again);
 	check("first form", v2("cuMemcpyHtoD", &fn, 3010, 0, &status) == 0 && fn && v2("cuMemcpyHtoD", &again, 3020, 0, &status) == 0 && fn != again);
 	check("flags 3", v2("cuLaunchKernel", &fn, 12040, 3, &status) == 0 && v2("cuLaunchKernel", &again, 12040, 2, &status) == 0 && fn == again);
-	/* Of calls that are not wrapped the driver's own addresses come back: the form is in the log. */
+	/* For calls that are not wrapped the driver's addresses are returned; the log has the form. */
 	check("contexts", v2("cuCtxCreate", &fn, 12040, 0, &status) == 0 && fn && ((CUresult(*)(void))fn)() == 0);
 	check("contexts, new", v2("cuCtxCreate", &fn, 12050, 0, &status) == 0 && fn && ((CUresult(*)(void))fn)() == 0);
 }
 
-/* A context that ends and comes again under the same handle is a new one. */
+/* A new context with the handle of a destroyed one. */
 static void contexts(void)
 {
 	CUcontext c;
@@ -372,7 +372,7 @@ static void loader(void)
 	pthread_join(t, NULL);
 }
 
-/* The program overwrites its environment, as those do that set their title. */
+/* Overwrites the environment, like programs that set their process title. */
 static void environment(void)
 {
 	char *v = getenv("DXPU_STATS");
@@ -390,7 +390,7 @@ static double seconds(void)
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* The cost of a call through an entry, and of the empty call behind it. */
+/* Prints the time of calls through an entry, of records and of launches, ns. */
 static void bench(void)
 {
 	enum { N = 20000000, WRAPPED = 200000 };
@@ -424,7 +424,7 @@ int main(int argc, char **argv)
 	static const struct { const char *name; void (*run)(void); } scenarios[] = {
 		{"every", every}, {"graph", graph}, {"timing", timing}, {"threads", threads}, {"fork", forks},
 		{"resolution", resolution}, {"bench", bench}, {"nothing", nothing}, {"contexts", contexts},
-		{"late", late}, {"conditional", conditional}, {"first", first}, {"loader", loader}, {"environment", environment},
+		{"recent", recent}, {"conditional", conditional}, {"first", first}, {"loader", loader}, {"environment", environment},
 	};
 
 	if (argc != 3)

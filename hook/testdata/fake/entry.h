@@ -1,6 +1,6 @@
 /*
- * The entries of the fake driver: every symbol of the list, weak, so that those
- * that fakecuda.c defines stand before them. The table is not needed.
+ * The entries of the fake driver: every symbol of the list, as a weak symbol that a
+ * definition in the C files overrides. There is no table.
  */
 	.section .note.GNU-stack, "", @progbits
 	.text

@@ -1,4 +1,4 @@
-/* What the files of the fake driver share. */
+/* Declarations shared by the files of the fake driver. */
 #ifndef FAKE_H
 #define FAKE_H
 
@@ -17,24 +17,24 @@ struct stream {
 #pragma GCC visibility push(hidden)
 
 extern pthread_mutex_t lock;
-extern int capturing; /* streams */
+extern int capturing; /* number of streams */
 
-/* Writes a line to the log. */
-void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Writes a formatted line to the log. */
+void log_call(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 unsigned long long id(const void *handle);
 struct stream *stream_of(CUstream s, int thread);
 
-/* Whether the process and the thread may use the driver. */
-int ready(void);
+/* Returns an error if the process or the thread cannot use the driver. */
+int usable(void);
 
-/* Puts an operation into a stream, or into what it is captured to. */
+/* Adds an operation to a stream, or to the graph of its capture. */
 int add(CUstream s, int thread, int type, double ns);
 
-/* Puts a node into a graph and returns its number in it. */
+/* Adds a node to a graph and returns its number in the graph. */
 unsigned add_node(unsigned graph, int type);
 
-/* The memory behind a device pointer. */
+/* Returns the memory of a device pointer. */
 void *at(CUdeviceptr p);
 
 #pragma GCC visibility pop

@@ -1,6 +1,6 @@
 /*
- * What the files of the test program share: the driver's functions, found in the
- * way that the first argument names, and what a scenario starts from.
+ * Declarations shared by the files of the test program: the driver's functions,
+ * found in the way that the first argument selects, and the state of a scenario.
  */
 #ifndef PROGRAM_H
 #define PROGRAM_H
@@ -9,7 +9,7 @@
 
 #define GRID unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned
 
-/* name, type, version of the legacy and the per-thread form, suffixes of both */
+/* name, type, versions of the legacy and the per-thread form, suffixes of both */
 #define CALLS(X) \
 	X(cuInit, (unsigned), 2000, 2000, , ) \
 	X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice), 7000, 7000, , ) \
@@ -36,8 +36,8 @@
 	X(cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream), 3020, 7000, , _ptsz) \
 	X(cuStreamSynchronize, (CUstream), 2000, 7000, , _ptsz)
 
-/* The same of copies that came late; field, name, and as above. */
-#define LATE(X) \
+/* Calls of CUDA 12 and 13: field, name, and the rest as above. */
+#define RECENT(X) \
 	X(batch1, cuMemcpyBatchAsync, (CUdeviceptr *, CUdeviceptr *, size_t *, size_t, void *, size_t *, size_t, size_t *, CUstream), 12080, 12080, , _ptsz) \
 	X(batch3d1, cuMemcpy3DBatchAsync, (size_t, CUDA_MEMCPY3D_BATCH_OP *, size_t *, unsigned long long, CUstream), 12080, 12080, , _ptsz) \
 	X(batch3d, cuMemcpy3DBatchAsync, (size_t, CUDA_MEMCPY3D_BATCH_OP *, unsigned long long, CUstream), 13000, 13000, _v2, _v2_ptsz) \
@@ -55,7 +55,7 @@
 	X(add, cuGraphAddNode, (CUgraphNode *, CUgraph, const CUgraphNode *, const void *, size_t, CUgraphNodeParams *), 12030, 12030, _v2, _v2)
 #define RANGES (CUdeviceptr *, size_t *, size_t, CUmemLocation *, size_t *, size_t, unsigned long long, CUstream)
 
-/* Only in their legacy form: what the scenarios with graphs and clocks need. */
+/* Calls that the scenarios use in their legacy form only. */
 #define LEGACY(X) \
 	X(cuEventRecord, (CUevent, CUstream), 2000, 2000, , ) \
 	X(cuEventSynchronize, (CUevent), 2000, 2000, , ) \
@@ -74,7 +74,7 @@ extern struct functions {
 	LEGACY(FIELD)
 #undef FIELD
 #define FIELD(field, name, type, v, tv, suffix, tsuffix) CUresult (*field) type;
-	LATE(FIELD)
+	RECENT(FIELD)
 #undef FIELD
 } cu;
 
@@ -87,8 +87,8 @@ void check(const char *what, int ok);
 void start(void);
 void in_constructor(void);
 
-/* Scenarios of late.c. */
-void late(void);
+/* Scenarios of recent.c. */
+void recent(void);
 void conditional(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* Scenarios of the calls that came with CUDA 12 and 13. */
+/* Scenarios with calls of CUDA 12 and 13. */
 #include <stdint.h>
 
 #include "program.h"
@@ -6,7 +6,7 @@
 static CUmemcpy3DOperand at(const void *host, CUdeviceptr p) { return (CUmemcpy3DOperand){.type = CU_MEMCPY_OPERAND_TYPE_POINTER, .ptr = host ? (uintptr_t)host : p}; }
 static CUmemcpy3DOperand in_array(uintptr_t a) { return (CUmemcpy3DOperand){.type = CU_MEMCPY_OPERAND_TYPE_ARRAY, .array = (CUarray)a}; }
 
-/* Copies of three dimensions, in batches and within arrays. */
+/* Copies of three dimensions, in batches, and between arrays. */
 static void copies(void)
 {
 	CUDA_MEMCPY3D in = {.srcMemoryType = CU_MEMORYTYPE_HOST, .dstMemoryType = CU_MEMORYTYPE_DEVICE, .WidthInBytes = 64, .Height = 4, .Depth = 2};
@@ -56,7 +56,7 @@ static void prefetching(void)
 	check("end", cu.cuStreamEndCapture(stream, &g) == 0);
 }
 
-void late(void)
+void recent(void)
 {
 	start();
 	copies();
