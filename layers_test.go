@@ -39,6 +39,7 @@ var layer = map[string]int{
 	"device":                         2,
 	"device/gpu":                     2,
 	"device/devicetest":              2,
+	"internal/boxproxy/controller":   2,
 	"internal/embedded/rootcomplex":  2,
 	"internal/model/perf":            2,
 	"internal/model/perf/paper":      2,
@@ -91,6 +92,7 @@ var layer = map[string]int{
 var beside = map[string][]string{
 	"api/dxpu/v1/dxpuv1connect":     {"api/dxpu/v1"},
 	"device/gpu":                    {"device", "internal/dataplane/transaction"},
+	"internal/boxproxy/controller":  {"link", "internal/dataplane/engine"},
 	"device/devicetest":             {"device", "internal/dataplane/transaction"},
 	"link/linktest":                 {"link", "fault"},
 	"internal/dataplane/engine":     {"link"},

@@ -14,6 +14,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
+	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -48,7 +49,7 @@ type Box struct {
 	tableMu sync.RWMutex
 	table   *mapping.BoxTable
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards domains
 	domains map[string]*domain
 }
 
@@ -98,6 +99,22 @@ func (b *Box) Controllers() []func(ctx context.Context) {
 		out[i] = s.run
 	}
 	return out
+}
+
+// bindRow puts the binding of a slot into the mapping table.
+func (b *Box) bindRow(slot int, bars [pcie.MaxBARs]pcie.BAR, host mapping.Host) error {
+	b.tableMu.Lock()
+	defer b.tableMu.Unlock()
+	if err := b.table.Insert(slot, bars); err != nil {
+		return err
+	}
+	return b.table.Bind(slot, host)
+}
+
+func (b *Box) unbindRow(slot int) {
+	b.tableMu.Lock()
+	defer b.tableMu.Unlock()
+	b.table.Unbind(slot)
 }
 
 // snoop lets the mapping table learn from a configuration write.

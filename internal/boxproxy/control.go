@@ -3,257 +3,226 @@ package boxproxy
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/boxproxy/controller"
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
 	"github.com/dxpu-project/dxpu/internal/pool/revision"
 	"github.com/dxpu-project/dxpu/link"
-	"github.com/dxpu-project/dxpu/pcie"
+	"github.com/dxpu-project/dxpu/machine"
 )
 
-// healthInterval is how often a device is asked how it is: often enough that a
-// guest learns of a dead GPU within a second, seldom enough that a box full of
-// idle ones leaves the processor alone.
-const healthInterval = 250 * time.Millisecond
-
-// run is the controller of a slot: it makes and unmakes the binding until the
-// slot is as the manager wants it, and watches the device and the link. It is
-// the only one that changes the slot's binding.
-//
-//	free -> bind -> PREPARING -> link up -> ATTACHED
-//	                     \            \
-//	                      FAILED       LOST       (stays so until no longer wanted)
-//	any -> unbind -> RESETTING: reset, scrub -> free
+// run carries out the actions of the slot's controller until ctx has ended and
+// the slot is free. Only run changes the binding of the slot.
 func (s *slot) run(ctx context.Context) {
-	defer s.unbind(engine.CloseShutdown)
-	clock := s.box.fabric.Now
-	next := clock() + healthInterval
-	for ctx.Err() == nil {
-		s.reconcile()
-		s.kick.Wait(ctx, max(next-clock(), 0))
-		s.calls.run(s.call)
-		if now := clock(); now >= next {
-			next = now + healthInterval
-			s.sample()
+	for wait := ctx; ; {
+		stop := ctx.Err() != nil
+		if s.settle(stop) && stop {
+			return
 		}
+		if stop {
+			wait = context.WithoutCancel(ctx)
+		}
+		s.kick.Wait(wait, max(s.wakeAt()-s.box.fabric.Now(), 0))
+		s.calls.run(s.call)
 	}
 }
 
 // wake makes the controller look again.
 func (s *slot) wake() { s.kick.Set() }
 
-// reconcile takes one look at what is wanted and what is.
-func (s *slot) reconcile() {
-	want, desired := s.box.Wanted(s.index)
-	have := s.status.Get()
-	if have.ID != "" && !agent.Same(want, have) {
-		s.unbind(engine.CloseDetached)
-		have = agent.BindingStatus{}
-	}
-	if want != nil && have.ID == "" {
-		s.status.Begin(want)
-	}
-	if rev := desired.GetRevision(); s.applied.Swap(rev) != rev {
-		s.box.Changed()
-	}
-	switch {
-	case want == nil:
-		s.resetAsAsked(desired)
-	case have.ID == "":
-		s.bind(want, desired)
-	default:
-		s.watchLink(have)
+// settle carries out actions until the controller has none. It reports whether
+// the slot takes account of the wanted state.
+func (s *slot) settle(stop bool) bool {
+	var failed error
+	for {
+		binding, state := s.box.Wanted(s.index)
+		want := controller.Desired{Binding: binding, Stop: stop}
+		for _, r := range state.GetResets() {
+			if int(r.Slot) == s.index {
+				want.Reset = r.Sequence
+			}
+		}
+		actions := s.control.Step(s.box.fabric.Now(), want, s.look(failed))
+		if len(actions) > 0 {
+			failed = s.do(actions, binding, state)
+			continue
+		}
+		follows := s.control.Follows(want)
+		if rev := state.GetRevision(); follows && s.applied.Swap(rev) != rev {
+			s.box.Changed()
+		}
+		return follows
 	}
 }
 
-// bind dedicates the slot's device to a host and opens the link.
-func (s *slot) bind(want *dxpuv1.DesiredBinding, desired *dxpuv1.DesiredState) {
-	s.advance(dxpuv1.BindingState_BINDING_STATE_PREPARING, "")
-	if err := s.open(want, desired); err != nil {
-		s.box.log.Warn("binding refused", "slot", s.index, "binding", want.BindingId, "err", err)
-		s.advance(dxpuv1.BindingState_BINDING_STATE_FAILED, err.Error())
-		return
+// wakeAt returns when settle is due without news.
+func (s *slot) wakeAt() time.Duration {
+	if s.device == nil {
+		return machine.Never
 	}
-	s.advance(dxpuv1.BindingState_BINDING_STATE_READY, "")
+	return s.control.Wake()
 }
 
-func (s *slot) open(want *dxpuv1.DesiredBinding, desired *dxpuv1.DesiredState) error {
-	seen := s.look()
-	if !seen.ok {
-		return fmt.Errorf("slot %d: %s", s.index, seen.detail)
+// look returns the state of the slot for the controller.
+func (s *slot) look(failed error) controller.Seen {
+	out := controller.Seen{Empty: s.device == nil, Claimed: s.domain != nil, Jobs: int(s.jobs.Load()), Err: failed}
+	if out.Empty {
+		out.Detail = fmt.Sprintf("slot %d: the slot is empty", s.index)
+		return out
 	}
+	if c := s.seen.Load(); c.ok {
+		out.Works = true
+	} else {
+		out.Detail = fmt.Sprintf("slot %d: %s", s.index, c.detail)
+	}
+	if s.binding != nil {
+		e := s.domain.group.Enter()
+		out.Linked, out.Link = true, s.binding.State(e)
+		if out.Link != link.Up {
+			out.Why = s.binding.Why(e)
+		}
+		s.domain.group.Leave(e)
+	}
+	return out
+}
+
+// do carries out actions in order, up to the first that fails.
+func (s *slot) do(actions []controller.Action, want *dxpuv1.DesiredBinding, desired *dxpuv1.DesiredState) error {
+	for _, a := range actions {
+		var err error
+		switch a.Verb {
+		case controller.Look:
+			s.sample()
+		case controller.Begin:
+			s.status.Begin(want)
+		case controller.Report:
+			s.report(a)
+		case controller.Claim:
+			err = s.claim(want, desired)
+		case controller.Reset:
+			s.withDevice(func(now time.Duration, _ engine.Entry) { s.device.Reset(now, device.ConventionalReset) })
+		case controller.Attach:
+			err = s.attach()
+		case controller.Close:
+			s.withDevice(func(_ time.Duration, e engine.Entry) { s.binding.Shutdown(e, a.Code) })
+		case controller.Detach:
+			s.detach()
+		case controller.Scrub:
+			s.scrub()
+		case controller.Release:
+			s.box.leave(s.domain)
+			s.domain = nil
+			s.box.unbindRow(s.index)
+		case controller.End:
+			s.linkStats.Store(nil)
+			s.status.End()
+			s.box.Changed()
+		case controller.Confirm:
+			s.box.log.Info("device reset", "slot", s.index, "sequence", a.Reset)
+			s.reset.Store(a.Reset)
+			s.box.Changed()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// report reports the next state of the binding.
+func (s *slot) report(a controller.Action) {
+	s.status.Advance(a.State, a.Detail)
+	level := slog.LevelInfo
+	if a.State == dxpuv1.BindingState_BINDING_STATE_FAILED || a.State == dxpuv1.BindingState_BINDING_STATE_LOST {
+		level = slog.LevelWarn
+	}
+	s.box.log.Log(context.Background(), level, "binding", "slot", s.index, "binding", s.status.Get().ID,
+		"state", agent.StateName(a.State), "detail", a.Detail)
+	s.box.Changed()
+}
+
+// claim enters the binding into the mapping table, which refuses an old epoch,
+// and into the domain.
+func (s *slot) claim(want *dxpuv1.DesiredBinding, desired *dxpuv1.DesiredState) error {
 	cfg, peers, err := agent.LinkConfig(want, desired.NodeNumber, dxpuv1.NodeKind_NODE_KIND_BOX)
 	if err != nil {
 		return err
 	}
-	if err := s.box.bindRow(s.index, seen.info.BARs, want, revision.Incarnation(desired.Revision)); err != nil {
+	err = s.box.bindRow(s.index, s.seen.Load().info.BARs, mapping.Host{
+		Node: want.GetPeer().GetNodeNumber(), Domain: want.Domain, Slot: uint16(want.GetPeer().GetSlot()),
+		Path: uint8(want.Path), Epoch: want.Epoch, Incarnation: revision.Incarnation(desired.Revision),
+	})
+	if err != nil {
 		return err
 	}
-	d := s.box.enter(want.Domain)
-	e := d.group.Enter()
-	s.device.Reset(e.Now(), device.ConventionalReset)
-	s.domain = d
-	b, err := d.group.Attach(e, engine.BindingConfig{Link: cfg, Peers: peers, Handler: s})
-	if err == nil {
-		s.binding = b
-		s.live.Store(&attachment{d.group, b})
-	}
-	d.group.Leave(e)
+	s.domain = s.box.enter(want.Domain)
+	s.config = engine.BindingConfig{Link: cfg, Peers: peers, Handler: s}
+	return nil
+}
+
+// attach opens the link of the claimed binding.
+func (s *slot) attach() error {
+	g := s.domain.group
+	e := g.Enter()
+	defer g.Leave(e)
+	b, err := g.Attach(e, s.config)
 	if err != nil {
-		s.release()
+		return err
 	}
-	return err
+	s.binding = b
+	s.live.Store(&attachment{g, b})
+	return nil
 }
 
-// unbind takes the binding down, whatever is left of it, and cleans the device.
-func (s *slot) unbind(code engine.CloseCode) {
-	if s.status.Get().ID == "" {
-		return
-	}
-	s.advance(dxpuv1.BindingState_BINDING_STATE_RESETTING, "")
-	if d := s.domain; d != nil {
-		if b := s.binding; b != nil {
-			e := d.group.Enter()
-			b.Shutdown(e, code)
-			d.group.Leave(e)
-			d.group.Detach(b)
-		}
-		s.release()
-	}
-	s.linkStats.Store(nil)
-	s.status.End()
-	s.box.Changed()
-}
-
-// release gives the device back to the box: reset, and without anything that
-// the tenant left in it.
-func (s *slot) release() {
-	d := s.domain
-	e := d.group.Enter()
+// detach removes the link.
+func (s *slot) detach() {
+	g := s.domain.group
+	g.Detach(s.binding)
+	e := g.Enter()
 	s.binding = nil
 	s.live.Store(nil)
-	s.device.Reset(e.Now(), device.ConventionalReset)
-	d.group.Leave(e)
-	for s.jobs.Load() > 0 { // they work on the device's memory
-		s.idle.Wait(context.Background(), healthInterval)
-	}
-	s.scrub()
-	s.domain = nil
-	s.box.leave(d)
-	s.box.unbindRow(s.index)
+	g.Leave(e)
 }
 
-// resetAsAsked resets a device that has no binding, if the manager wants it, once
-// for each sequence. How the device is afterwards is known before the reset is
-// reported.
-func (s *slot) resetAsAsked(desired *dxpuv1.DesiredState) {
-	for _, r := range desired.GetResets() {
-		if int(r.Slot) != s.index || r.Sequence == s.reset.Load() || s.device == nil {
-			continue
-		}
-		// No other goroutine uses the device of a slot that is not bound.
-		s.device.Reset(s.box.fabric.Now(), device.ConventionalReset)
-		s.scrub()
-		s.sample()
-		s.box.log.Info("device reset", "slot", s.index, "sequence", r.Sequence)
-		s.reset.Store(r.Sequence)
-		s.box.Changed()
-	}
-}
-
-// watchLink follows the link of a binding.
-func (s *slot) watchLink(have agent.BindingStatus) {
-	if s.binding == nil {
-		return
-	}
-	e := s.domain.group.Enter()
-	state, why := s.binding.State(e), s.binding.Why(e)
-	s.domain.group.Leave(e)
-	switch {
-	case state == link.Up && have.State == dxpuv1.BindingState_BINDING_STATE_READY:
-		s.advance(dxpuv1.BindingState_BINDING_STATE_ATTACHED, "")
-	case state == link.Down && have.State != dxpuv1.BindingState_BINDING_STATE_LOST:
-		s.advance(dxpuv1.BindingState_BINDING_STATE_LOST, why)
-	}
-}
-
-// sample looks at the device and at the link. A device that has died ends its
-// binding: the host must know at once, the manager soon.
+// sample asks the device for its condition and the link for its counters.
 func (s *slot) sample() {
-	s.withDevice(func(e engine.Entry) {
-		seen := s.look()
+	s.withDevice(func(_ time.Duration, e engine.Entry) {
+		if seen := s.condition(); !s.seen.Swap(seen).equal(seen) {
+			s.box.Changed()
+		}
 		if s.binding != nil {
 			stats := s.binding.Stats(e)
 			s.linkStats.Store(&stats)
-			if !seen.ok && s.binding.State(e) != link.Down {
-				s.box.log.Warn("device failed", "slot", s.index, "detail", seen.detail)
-				s.binding.Shutdown(e, engine.CloseDeviceLost)
-			}
 		}
 	})
 }
 
-// look asks the device for its condition, with the slot entered, and reports a
-// change.
-func (s *slot) look() *condition {
-	if s.device == nil {
-		return &condition{detail: "the slot is empty"}
-	}
-	seen := s.abilities.condition()
-	if !s.seen.Swap(seen).equal(seen) {
-		s.box.Changed()
-	}
-	return seen
-}
-
 // withDevice calls f while the controller has the device to itself. e is valid
-// if the slot has a binding; a slot without a domain needs no group.
-func (s *slot) withDevice(f func(e engine.Entry)) {
+// while the slot has a binding. No other goroutine uses the device of a slot
+// without a domain.
+func (s *slot) withDevice(f func(now time.Duration, e engine.Entry)) {
 	if s.domain == nil {
-		f(engine.Entry{})
+		f(s.box.fabric.Now(), engine.Entry{})
 		return
 	}
 	e := s.domain.group.Enter()
-	f(e)
+	f(e.Now(), e)
 	s.domain.group.Leave(e)
 }
 
+// call runs a function of With.
 func (s *slot) call(f func(device.Device)) {
-	s.withDevice(func(e engine.Entry) {
+	s.withDevice(func(_ time.Duration, e engine.Entry) {
 		f(s.device)
 		if s.binding != nil {
 			s.binding.Touch(e)
 		}
 	})
 	s.sample()
-}
-
-// advance reports a binding's next state.
-func (s *slot) advance(state dxpuv1.BindingState, detail string) {
-	s.status.Advance(state, detail)
-	s.box.log.Info("binding", "slot", s.index, "binding", s.status.Get().ID, "state", agent.StateName(state), "detail", detail)
-	s.box.Changed()
-}
-
-// bindRow enters a binding into the mapping table, which refuses an old epoch.
-func (b *Box) bindRow(slot int, bars [pcie.MaxBARs]pcie.BAR, want *dxpuv1.DesiredBinding, incarnation uint64) error {
-	b.tableMu.Lock()
-	defer b.tableMu.Unlock()
-	if err := b.table.Insert(slot, bars); err != nil {
-		return err
-	}
-	return b.table.Bind(slot, mapping.Host{
-		Node: want.GetPeer().GetNodeNumber(), Domain: want.Domain,
-		Slot: uint16(want.GetPeer().GetSlot()), Path: uint8(want.Path), Epoch: want.Epoch, Incarnation: incarnation,
-	})
-}
-
-func (b *Box) unbindRow(slot int) {
-	b.tableMu.Lock()
-	defer b.tableMu.Unlock()
-	b.table.Unbind(slot)
 }

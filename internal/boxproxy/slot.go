@@ -8,14 +8,15 @@ import (
 
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/boxproxy/controller"
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
 // slot is one place of the box: a device and, while it is bound, its binding.
-// The controller of the slot changes domain and binding with the group entered,
-// so the controller and holders of the group may read them.
+// Only run changes domain and binding: domain while there is no binding, and
+// binding in an entry of the group. Every entry may read them.
 type slot struct {
 	box    *Box
 	index  int
@@ -28,8 +29,9 @@ type slot struct {
 	binding *engine.Binding
 	entry   engine.Entry           // of the Transmit that is under way
 	emitTo  func(*tlp.Packet) bool // emit, made once
-	jobs    atomic.Int32           // from NextJob that are being computed
-	idle    engine.Signal          // jobs is 0 again
+	jobs    atomic.Int32           // computations of the device that have not ended
+	config  engine.BindingConfig   // of the claimed binding
+	control controller.Controller  // used by run only
 
 	status    agent.Status
 	applied   atomic.Uint64             // the desired revision that status takes account of
@@ -42,7 +44,7 @@ type slot struct {
 }
 
 func newSlot(b *Box, index int, cfg Slot) *slot {
-	s := &slot{box: b, index: index, device: cfg.Device, place: cfg, kick: b.fabric.NewSignal(), idle: b.fabric.NewSignal()}
+	s := &slot{box: b, index: index, device: cfg.Device, place: cfg, kick: b.fabric.NewSignal()}
 	s.emitTo = s.emit
 	if s.device != nil {
 		s.abilities = newAbilities(s.device, s.notified)
@@ -126,8 +128,8 @@ func (s *slot) start(job device.Job) {
 			s.binding.Touch(e)
 		}
 		group.Leave(e)
-		if s.jobs.Add(-1) == 0 {
-			s.idle.Set()
+		if s.jobs.Add(-1) == 0 && s.live.Load() == nil {
+			s.wake() // the controller waits for the jobs
 		}
 	})
 }
