@@ -1,5 +1,6 @@
-// Package pcie holds the words of PCI Express that every other package uses:
-// bus addresses, tags, payload sizes, completion status and link generations.
+// Package pcie defines the basic types of PCI Express that all other packages
+// use: bus addresses, tags, payload sizes, completion status and link
+// generations.
 //
 // Numbers follow the PCI Express Base Specification (revision 6.0); section
 // numbers in the comments refer to it.
@@ -16,7 +17,7 @@ import (
 // (section 2.2.4.2).
 type BDF uint16
 
-// NewBDF builds a Routing ID; device is cut to 5 bits and function to 3.
+// NewBDF returns a Routing ID. It truncates device to 5 bits and function to 3.
 func NewBDF(bus, device, function uint8) BDF {
 	return BDF(bus)<<8 | BDF(device&0x1f)<<3 | BDF(function&7)
 }
@@ -30,13 +31,13 @@ func (b BDF) Device() uint8 { return uint8(b>>3) & 0x1f }
 // Function returns bits 2:0.
 func (b BDF) Function() uint8 { return uint8(b) & 7 }
 
-// String prints the Linux form, "01:00.0".
+// String returns the form that Linux prints, "01:00.0".
 func (b BDF) String() string {
 	return fmt.Sprintf("%02x:%02x.%x", b.Bus(), b.Device(), b.Function())
 }
 
-// ParseBDF reads the form that String prints; a leading domain ("0000:") is
-// accepted and must be zero.
+// ParseBDF parses the form that String returns. It accepts a leading domain of
+// zero ("0000:").
 func ParseBDF(s string) (BDF, error) {
 	bad := func() (BDF, error) {
 		return 0, fmt.Errorf("pcie: %q is not a bus address: want BUS:DEVICE.FUNCTION in hex, like 01:00.0", s)
@@ -56,13 +57,13 @@ func ParseBDF(s string) (BDF, error) {
 	return NewBDF(uint8(bus), uint8(dev), uint8(fn)), nil
 }
 
-// Tag identifies an outstanding non-posted request of one requester: 5, 8 or
-// 10 bits are in use (section 2.2.6.2).
+// Tag identifies an outstanding non-posted request of one requester. A tag has 5,
+// 8 or 10 bits (section 2.2.6.2).
 type Tag uint16
 
-// MaxTags is the number of tags with 10-Bit Tag Requester Enable. The
-// specification reserves tags 0 to 255 for 8-bit completers in that mode; a
-// point-to-point binding needs no such reserve.
+// MaxTags is the number of 10-bit tags. With 10-Bit Tag Requester Enable the
+// specification reserves tags 0 to 255 for 8-bit completers; a binding is
+// point-to-point and does not need that reserve.
 const MaxTags = 1024
 
 // CplStatus is the Completion Status field (table 2-39).
@@ -105,7 +106,7 @@ const (
 	MaxTLPOverhead = MaxTLPHeader + DW
 )
 
-// BAR describes one Base Address Register of a function, as sizing it finds it
+// BAR describes one Base Address Register of a function, as found by sizing it
 // (section 7.5.1.2.1).
 type BAR struct {
 	Size         uint64 // bytes, a power of two; 0: not implemented, or the upper half of a 64-bit BAR
@@ -118,7 +119,7 @@ type BAR struct {
 // of two from 128 to 4096 (section 7.5.3.4).
 type PayloadSize uint16
 
-// Valid reports whether the size is one that Device Control can encode.
+// Valid reports whether Device Control can encode the size.
 func (p PayloadSize) Valid() bool {
 	return p >= MinPayload && p <= MaxPayload && bits.OnesCount16(uint16(p)) == 1
 }
@@ -126,7 +127,8 @@ func (p PayloadSize) Valid() bool {
 // Encode returns the 3-bit field of Device Control. The size must be valid.
 func (p PayloadSize) Encode() uint8 { return uint8(bits.TrailingZeros16(uint16(p))) - 7 }
 
-// DecodePayloadSize reads the 3-bit field; reserved encodings 6 and 7 report false.
+// DecodePayloadSize decodes the 3-bit field. It returns false for the reserved
+// encodings 6 and 7.
 func DecodePayloadSize(field uint8) (PayloadSize, bool) {
 	if field > 5 {
 		return 0, false
@@ -134,7 +136,8 @@ func DecodePayloadSize(field uint8) (PayloadSize, bool) {
 	return MinPayload << field, true
 }
 
-// Generation is a PCI Express revision by its data rate (section 1.2 and table 8-1).
+// Generation identifies a PCI Express revision by its data rate (section 1.2 and
+// table 8-1).
 type Generation uint8
 
 // Generations.
@@ -147,7 +150,7 @@ const (
 	Gen6
 )
 
-// TransferRate is the raw rate of one lane in GT/s.
+// TransferRate returns the raw rate of one lane in GT/s.
 func (g Generation) TransferRate() float64 {
 	switch g {
 	case Gen1:

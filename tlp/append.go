@@ -2,9 +2,9 @@ package tlp
 
 import "encoding/binary"
 
-// Append appends the packet as it stands on the wire: prefixes, header,
-// payload and, where HasDigest is set, the digest. The packet must be valid
-// ([Packet.Validate]); fields that are too wide are cut to their place.
+// Append appends the packet in its wire format: prefixes, header, payload and, if
+// HasDigest is set, the digest. The packet must be valid ([Packet.Validate]);
+// Append truncates fields that are too wide.
 func (p *Packet) Append(b []byte) []byte {
 	b = p.AppendHeader(b)
 	if p.Type.HasData() {
@@ -13,8 +13,8 @@ func (p *Packet) Append(b []byte) []byte {
 	return p.AppendDigest(b)
 }
 
-// AppendHeader appends prefixes and header without payload and digest: 12 or
-// 16 bytes where there are no prefixes, at most [MaxHeader].
+// AppendHeader appends prefixes and header without payload and digest: 12 or 16
+// bytes without prefixes, at most [MaxHeader].
 func (p *Packet) AppendHeader(b []byte) []byte {
 	if len(p.Prefix) > 0 {
 		b = append(b, p.Prefix...)

@@ -43,7 +43,7 @@ func TestGoldenRoundTrip(t *testing.T) {
 			if !p.CheckECRC() {
 				t.Error("CheckECRC failed")
 			}
-			// Header and payload sent apart come together again.
+			// Header, payload and digest appended separately make the same packet.
 			h := p.AppendHeader(nil)
 			q, hn, err := tlp.ParseHeader(h)
 			if err != nil || hn != len(h) {
@@ -67,7 +67,7 @@ func TestGoldenTruncated(t *testing.T) {
 			}
 		}
 		if _, n, err := tlp.Parse(append(b, 0xff)); err != nil || n != len(b) {
-			t.Errorf("%s: with a byte behind it Parse = %d, %v; want %d", c.name, n, err, len(b))
+			t.Errorf("%s: with another byte after it, Parse = %d, %v; want %d", c.name, n, err, len(b))
 		}
 	}
 }

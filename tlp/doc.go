@@ -2,8 +2,8 @@
 // non-flit mode, with their ECRC, splitting and JSON form.
 //
 // Numbers follow the PCI Express Base Specification (revision 6.0); section
-// numbers in the comments refer to it. [Parse] is strict where the
-// specification calls a packet malformed and keeps reserved bits, which
-// receivers ignore and switches forward, so that every packet it accepts is
-// encoded to the same bytes again.
+// numbers in the comments refer to it. [Parse] refuses every packet that the
+// specification calls malformed. It keeps reserved bits, which receivers ignore
+// and switches forward: [Packet.Append] encodes every packet that Parse accepts
+// to the same bytes.
 package tlp

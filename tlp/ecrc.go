@@ -6,23 +6,22 @@ import (
 	"math/bits"
 )
 
-// Variant bits: those that may change on the way and count as 1 in the ECRC
-// (section 2.7.1).
+// Variant bits may change on the way and count as 1 in the ECRC (section 2.7.1).
 const (
 	variantType = 0x01 // Type[0] in byte 0 of the header
 	variantEP   = 0x40 // EP in byte 2
 )
 
 // ECRC returns the digest of one packet: b holds its prefixes, header and
-// payload without the digest itself. Local prefixes do not count. The result
-// is in the form of Packet.Digest: written big-endian it stands as on the wire.
-// Bytes that are shorter than a header have the digest 0.
+// payload without the digest itself. Local prefixes do not count. The result has
+// the form of Packet.Digest: the wire carries it big-endian. ECRC returns 0 for
+// bytes that are shorter than a header.
 //
-// Section 2.7.1 takes the bits of each byte from bit 0 on, which is the
+// Section 2.7.1 processes the bits of each byte from bit 0 on: that is the
 // reflected CRC-32 of IEEE 802.3 with seed and complement of all ones. It maps
-// result bit 31, the highest power, to bit 24 of the digest and so on within
-// each byte: the first byte on the wire is the low byte of the reflected
-// register, hence the byte swap.
+// result bit 31, the highest power, to bit 24 of the digest, and so on within each
+// byte. The first byte on the wire is thus the low byte of the reflected register,
+// hence the byte swap.
 func ECRC(b []byte) uint32 {
 	for len(b) >= PrefixSize && b[0]&(fmtMask|typeEndEnd) == fmtPrefix {
 		b = b[PrefixSize:]
@@ -37,9 +36,9 @@ func ECRC(b []byte) uint32 {
 	return bits.ReverseBytes32(crc32.Update(headerCRC(b[:end]), crc32.IEEETable, b[end:]))
 }
 
-// headerCRC is the CRC of end-to-end prefixes and header with the variant bits
-// set. It goes byte by byte because a slice that is passed to hash/crc32
-// escapes to the heap.
+// headerCRC returns the CRC of end-to-end prefixes and header with the variant
+// bits set. It works byte by byte because a slice passed to hash/crc32 escapes to
+// the heap.
 func headerCRC(h []byte) uint32 {
 	start := 0
 	for start < len(h) && h[start]&fmtMask == fmtPrefix {
@@ -65,7 +64,8 @@ func (p *Packet) SetECRC() {
 	p.Digest = p.ecrc()
 }
 
-// CheckECRC reports whether the digest is right; a packet without one passes.
+// CheckECRC reports whether the digest is correct. It returns true for a packet
+// without one.
 func (p *Packet) CheckECRC() bool {
 	return !p.HasDigest || p.Digest == p.ecrc()
 }
@@ -83,8 +83,8 @@ func (p *Packet) ecrc() uint32 {
 	return bits.ReverseBytes32(crc)
 }
 
-// AppendDigest appends the digest as Append does, for those who send header
-// and payload separately; nothing where HasDigest is clear.
+// AppendDigest appends the digest if HasDigest is set. It is for callers that
+// append header and payload separately.
 func (p *Packet) AppendDigest(b []byte) []byte {
 	if !p.HasDigest {
 		return b

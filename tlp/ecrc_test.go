@@ -9,8 +9,8 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// crcBits is the CRC of section 2.7.1 (and 3.6.3, which has the same) taken
-// literally: a register of 32 bits whose bit 31 is the highest power.
+// crcBits is a literal implementation of the CRC of section 2.7.1 (the same as
+// that of 3.6.3): a register of 32 bits whose bit 31 is the highest power.
 //
 // "The polynomial used has coefficients expressed as 04C1 1DB7h. The seed value
 // (initial value for ECRC storage registers) is FFFF FFFFh. ECRC calculation
@@ -37,7 +37,7 @@ func crcBits(b []byte) uint32 {
 	return digest
 }
 
-// ecrcBits sets the variant bits before: "Bit 0 of the Type field in a TLP
+// ecrcBits sets the variant bits first: "Bit 0 of the Type field in a TLP
 // header is variant. The EP bit is variant. All bits in variant fields must be
 // set to 1b for ECRC calculations."
 func ecrcBits(headerAndData []byte) uint32 {
@@ -47,8 +47,8 @@ func ecrcBits(headerAndData []byte) uint32 {
 	return crcBits(b)
 }
 
-// The LCRC is computed and mapped in the same way, so that an LCRC that others
-// publish checks bit and byte order: Antmicro's warp-pipe has C7 79 BB D1 for
+// The LCRC is computed and mapped in the same way, so a published LCRC verifies
+// bit and byte order: Antmicro's warp-pipe has C7 79 BB D1 for
 // sequence number 0 and a header of zeros.
 func TestReferenceAgainstPublishedLCRC(t *testing.T) {
 	got := binary.BigEndian.AppendUint32(nil, crcBits(make([]byte, 14)))

@@ -53,7 +53,7 @@ func ExampleWriteTable() {
 	// 2-3   9:0   length      0x0    reserved: no data
 	// 4-5   15:0  completer   0x0    00:00.0
 	// 6     7:5   status      0x1    UR
-	// 6     4     bcm         0x0    byte count as it is
+	// 6     4     bcm         0x0    byte count not modified
 	// 6-7   11:0  byte_count  0x4    4 bytes left
 	// 8-9   15:0  requester   0x100  01:00.0
 	// 10    7:0   tag[7:0]    0x0    tag 0 with T9 and T8

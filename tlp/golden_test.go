@@ -10,8 +10,8 @@ var goldenText string
 
 type vector struct{ name, hex string }
 
-// golden is the packets of testdata/golden.txt, which the test of the Wireshark
-// dissector reads too.
+// golden holds the packets of testdata/golden.txt, which the test of the
+// Wireshark dissector also reads.
 var golden = func() (out []vector) {
 	for line := range strings.Lines(goldenText) {
 		if name, hex, ok := strings.Cut(strings.TrimSpace(line), ": "); ok && line[0] != '#' {

@@ -7,10 +7,9 @@ import (
 	"strings"
 )
 
-// ParseHex reads bytes in the order of the wire from hex digits as people paste
-// them: in upper or lower case, with spaces, line breaks, colons, commas,
-// dashes or underscores between, each group with or without 0x. A group has
-// whole bytes.
+// ParseHex parses bytes in wire order from pasted hex digits: in upper or lower
+// case, separated by spaces, line breaks, colons, commas, dashes or underscores,
+// each group with or without 0x. A group has whole bytes.
 func ParseHex(s string) ([]byte, error) {
 	groups := strings.FieldsFunc(s, func(r rune) bool {
 		return strings.ContainsRune(" \t\r\n\v\f:,;-_", r)
@@ -30,7 +29,7 @@ func ParseHex(s string) ([]byte, error) {
 	return out, nil
 }
 
-// clip shortens what an error quotes.
+// clip shortens a quotation in an error.
 func clip(s string) string {
 	if len(s) > 24 {
 		return s[:24] + "..."
@@ -38,10 +37,10 @@ func clip(s string) string {
 	return s
 }
 
-// ParseGroups decodes packets from groups of hex digits, which are arguments of
-// a command or lines of a file. Where the first group is whole packets, each
-// group is by itself, so that one that is cut short is noticed; otherwise all
-// groups together are the bytes. header asks for headers without payload.
+// ParseGroups decodes packets from groups of hex digits: arguments of a command or
+// lines of a file. If the first group is whole packets, it decodes each group by
+// itself and so detects a truncated one. Otherwise it concatenates the groups.
+// With header it decodes headers without payload.
 func ParseGroups(groups []string, header bool) ([]Packet, error) {
 	parse := ParseAll
 	if header {
@@ -76,8 +75,8 @@ func ParseGroups(groups []string, header bool) ([]Packet, error) {
 	return packets, nil
 }
 
-// ParseAll decodes packets that follow each other without a gap. An error says
-// which packet it is about, from 1, and at which byte it starts.
+// ParseAll decodes packets that follow each other without a gap. Errors name the
+// number of the packet, from 1, and the byte at which it starts.
 func ParseAll(b []byte) ([]Packet, error) { return parseAll(b, (*Packet).Decode) }
 
 // ParseAllHeaders is ParseAll for headers without payload and digest, such as

@@ -12,9 +12,9 @@ import (
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
-// JSON is a packet as `dxpu tlp` writes and reads it. Writing names every field
-// that the type has; reading needs only those without a default, which the
-// README of this package lists.
+// JSON is the form of a packet that `dxpu tlp` writes and reads. The writer emits
+// every field that the type has; the reader requires only those without a default.
+// The README of this package lists the defaults.
 type JSON struct {
 	Type      TypeName   `json:"type"`
 	DW4       *bool      `json:"dw4,omitempty"`  // 4 DW header of a memory request
@@ -48,7 +48,7 @@ type JSON struct {
 	Digest    *Digest    `json:"digest,omitempty"`
 }
 
-// jsonField names one field and points at it.
+// jsonField is the name of a field and a pointer to it.
 type jsonField struct {
 	name string
 	dest any
@@ -89,7 +89,7 @@ func (j *JSON) fields() []jsonField {
 	}
 }
 
-// UnmarshalJSON reads one object; errors name the field.
+// UnmarshalJSON decodes one object. Errors name the field.
 func (j *JSON) UnmarshalJSON(b []byte) error {
 	var raw map[string]json.RawMessage
 	if err := json.Unmarshal(b, &raw); err != nil {
@@ -119,7 +119,7 @@ func (j *JSON) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// plain says in words what encoding/json says in Go types.
+// plain replaces the Go types in an error of encoding/json by words.
 func plain(err error, value json.RawMessage) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {
@@ -132,11 +132,11 @@ func plain(err error, value json.RawMessage) error {
 	case "slice":
 		want = "an array"
 	}
-	return fmt.Errorf("%s is not what belongs here: want %s", value, want)
+	return fmt.Errorf("%s has the wrong type: want %s", value, want)
 }
 
-// ToJSON describes a packet. Fields that the type does not have are absent, and
-// so are reserved bits that are zero.
+// ToJSON returns the JSON form of a packet. It omits fields that the type does
+// not have and reserved bits that are zero.
 func ToJSON(p *Packet) JSON {
 	c := types[p.Type&31].class
 	attr, length, tag := AttrNames(p.Attr), Number(p.Length), Number(p.Tag)
@@ -203,8 +203,8 @@ func optional[T any](present bool, v T) *T {
 	return &v
 }
 
-// Packet builds the packet, with defaults for absent fields, and checks that it
-// is valid. Errors name the field as in JSON.
+// Packet returns the packet, with defaults for absent fields, and validates it.
+// Errors name the field as in JSON.
 func (j *JSON) Packet() (Packet, error) {
 	if j.Type == TypeName(Invalid) {
 		return Packet{}, fmt.Errorf("tlp: type: missing: want one of %s", strings.Join(typeNames(), ", "))
@@ -262,7 +262,7 @@ func (j *JSON) setBytes(p *Packet) error {
 	return nil
 }
 
-// setDefaults fills in what absent fields mean.
+// setDefaults sets the fields that are absent.
 func (j *JSON) setDefaults(p *Packet) {
 	c := types[p.Type&31].class
 	if j.Length == nil && !p.lengthReserved() {
@@ -296,7 +296,7 @@ func (j *JSON) setDefaults(p *Packet) {
 	}
 }
 
-// setInt moves a number into a field of its own width; an absent one is 0.
+// setInt stores a number in a narrower field. It stores 0 for an absent number.
 func setInt[T ~uint8 | ~uint16 | ~uint64, N Number | Hex](dest *T, name string, v *N) error {
 	if v == nil {
 		return nil
@@ -316,8 +316,8 @@ func value[T any](v *T) T {
 	return *v
 }
 
-// ReadJSON reads packets from an object, an array of objects, or objects one
-// after the other. An error says which packet it is about, from 1.
+// ReadJSON reads packets from an object, an array of objects, or a sequence of
+// objects. Errors name the number of the packet, from 1.
 func ReadJSON(r io.Reader) ([]Packet, error) {
 	dec := json.NewDecoder(r)
 	var packets []Packet
@@ -351,7 +351,7 @@ func ReadJSON(r io.Reader) ([]Packet, error) {
 
 func readOne(raw json.RawMessage) (Packet, error) {
 	var j JSON
-	// Called by hand because encoding/json hides which error is ours.
+	// A direct call, because encoding/json would wrap our error.
 	if err := j.UnmarshalJSON(raw); err != nil {
 		return Packet{}, err
 	}

@@ -219,7 +219,7 @@ func TestParseGroups(t *testing.T) {
 	}
 }
 
-// The fields tile the header: nothing is missing, nothing twice.
+// The fields cover each bit of the header exactly once.
 func TestFieldsTileThePacket(t *testing.T) {
 	for _, c := range golden {
 		b := unhex(t, c.hex)
@@ -233,7 +233,7 @@ func TestFieldsTileThePacket(t *testing.T) {
 			for bit := last - (f.Hi - f.Lo); bit <= last; bit++ {
 				seen[bit]++
 			}
-			if f.Name == "digest" && !strings.Contains(f.Meaning, "right") {
+			if f.Name == "digest" && !strings.Contains(f.Meaning, "correct") {
 				t.Errorf("%s: %s", c.name, f.Meaning)
 			}
 		}
@@ -259,14 +259,14 @@ func FuzzJSON(f *testing.F) {
 		f.Add(unhex(f, c.hex))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		// As bytes of a packet: what decode prints, encode reads.
+		// The input as bytes of a packet: encode reads the output of decode.
 		if p, n, err := tlp.Parse(b); err == nil {
 			if got := throughJSON(t, []tlp.Packet{p}); !bytes.Equal(got, b[:n]) {
 				t.Fatalf("through JSON\n got %x\nwant %x", got, b[:n])
 			}
 			p.Fields()
 		}
-		// As JSON: what encode prints, decode reads.
+		// The input as JSON: decode reads the output of encode.
 		packets, err := tlp.ReadJSON(bytes.NewReader(b))
 		if (err != nil) != (packets == nil) {
 			t.Fatalf("ReadJSON = %v, %v", packets, err)

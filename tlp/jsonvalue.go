@@ -11,41 +11,39 @@ import (
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
-// Number is written as a JSON number and read as one or as a string such as
+// Number is written as a JSON number, and read from a number or a string such as
 // "0x1f".
 type Number uint64
 
-// Hex is written as a string such as "0x1f" and read as one or as a number.
+// Hex is written as a string such as "0x1f", and read from a string or a number.
 type Hex uint64
 
-// Bytes is a string of hex digits in the order of the wire; reading takes what
-// ParseHex takes.
+// Bytes is a string of hex digits in wire order, read by ParseHex.
 type Bytes []byte
 
 // TypeName is the name of a Type, read in upper or lower case.
 type TypeName Type
 
-// BusAddr is a Routing ID such as "01:00.0"; reading takes a number too.
+// BusAddr is a Routing ID such as "01:00.0". The reader also accepts a number.
 type BusAddr pcie.BDF
 
-// CplName is a completion status: "SC", "UR", "RRS" or "CA". Reading takes a
-// number and "CRS" too, and reserved codes are written as numbers.
+// CplName is a completion status: "SC", "UR", "RRS" or "CA". The reader also
+// accepts "CRS" and numbers; reserved codes are written as numbers.
 type CplName pcie.CplStatus
 
-// CodeValue is a message code such as "0x20"; reading takes a number and the
-// name of the specification too, such as "Assert_INTA".
+// CodeValue is a message code such as "0x20". The reader also accepts a number and
+// the name in the specification, such as "Assert_INTA".
 type CodeValue uint8
 
-// RouteName is a message routing; reading takes the number of r[2:0] too, and
-// the reserved ones are written as numbers.
+// RouteName is a message routing. The reader also accepts the number of r[2:0];
+// reserved values are written as numbers.
 type RouteName Routing
 
-// AttrNames is a list of "no_snoop", "relaxed_ordering" and "id_ordering";
-// reading takes the number of the attribute bits too.
+// AttrNames is a list of "no_snoop", "relaxed_ordering" and "id_ordering". The
+// reader also accepts the number of the attribute bits.
 type AttrNames Attr
 
-// Digest is the ECRC as 8 hex digits; reading takes "auto" too, which computes
-// it.
+// Digest is the ECRC as 8 hex digits. The reader computes it for "auto".
 type Digest struct {
 	Value uint32
 	Auto  bool
@@ -56,7 +54,7 @@ var (
 	routeNames = [...]string{"to_root_complex", "by_address", "by_id", "broadcast", "local", "gather_to_root"}
 )
 
-// readNumber reads a JSON number or a string with one in Go's notation.
+// readNumber parses a JSON number or a string with a number in Go's notation.
 func readNumber(b []byte, largest uint64) (uint64, error) {
 	text := strings.ReplaceAll(strings.Trim(string(b), `"`), "_", "")
 	n, err := strconv.ParseUint(strings.TrimSpace(text), 0, 64)
@@ -69,8 +67,8 @@ func readNumber(b []byte, largest uint64) (uint64, error) {
 	return n, nil
 }
 
-// isText returns the string in b, or false where b is no string or one that
-// holds a number.
+// isText returns the string in b. It returns false if b is not a string or if the
+// string holds a number.
 func isText(b []byte) (string, bool) {
 	var s string
 	if json.Unmarshal(b, &s) != nil {

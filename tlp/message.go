@@ -63,8 +63,8 @@ var codeNames = map[uint8]string{
 	CodeVendorType1:       "Vendor_Defined Type 1",
 }
 
-// CodeName returns the name of a message code, or its number where the
-// specification defines none.
+// CodeName returns the name of a message code, or its number if the specification
+// does not define it.
 func CodeName(code uint8) string {
 	if name, ok := codeNames[code]; ok {
 		return name
@@ -72,8 +72,8 @@ func CodeName(code uint8) string {
 	return fmt.Sprintf("Code(%#02x)", code)
 }
 
-// needsTC0 reports whether messages with this code must use traffic class 0
-// and receivers must check that (sections 2.2.8.1 to 2.2.8.5).
+// needsTC0 reports whether messages with this code must use traffic class 0 and
+// receivers must check it (sections 2.2.8.1 to 2.2.8.5).
 func needsTC0(code uint8) bool {
 	switch code {
 	case CodeUnlock, CodeSetSlotPowerLimit,
@@ -89,5 +89,5 @@ var routingNames = [...]string{
 	"local", "gathered to root complex", "reserved 6", "reserved 7",
 }
 
-// String says where the message goes.
+// String names the destination of the message.
 func (r Routing) String() string { return routingNames[r&routingMask] }

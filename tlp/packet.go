@@ -42,19 +42,19 @@ const (
 	DigestSize  = 4
 	MaxLength   = 1024 // of the Length field in double words, encoded as 0
 	MaxPrefixes = 8    // 4 local (one of each type) and 4 end-to-end (section 2.2.10)
-	// MaxHeader is the most that AppendHeader appends.
+	// MaxHeader is the maximum that AppendHeader appends.
 	MaxHeader = MaxPrefixes*PrefixSize + Header4DW
-	// MaxSize is the most that Append appends.
+	// MaxSize is the maximum that Append appends.
 	MaxSize = MaxHeader + MaxLength*pcie.DW + DigestSize
 )
 
 // Packet is one Transaction Layer Packet, decoded. It is a value: copying it
-// copies the header but neither Data nor Prefix, which alias whoever's buffer
-// it was parsed from. Fields that the type does not have are zero.
+// copies the header but neither Data nor Prefix, which alias the buffer it was
+// parsed from. Fields that the type does not have are zero.
 type Packet struct {
 	Type Type
-	// DW4 says that the header has 4 double words: 64-bit address, or a
-	// message. Set it with SetAddr for a memory request.
+	// DW4 is set when the header has 4 double words: for a 64-bit address and
+	// for a message. SetAddr sets it for a memory request.
 	DW4 bool
 	TC  uint8 // traffic class, 0 to 7
 	// Attr, TH (TLP processing hints present), EP (poisoned) and AT (address
@@ -63,21 +63,21 @@ type Packet struct {
 	TH   bool
 	EP   bool
 	AT   uint8
-	// PH is what stands in bits 1:0 of the address: the processing hint when
-	// TH is set, reserved bits otherwise (No Write in a translation request).
-	// ST is the 8-bit steering tag. It has a place only when TH is set on a
-	// memory request or atomic: that of Tag[7:0] in MWr, that of the byte
-	// enables in all others, which then count as all ones (section 2.2.7.1).
+	// PH is bits 1:0 of the address field: the processing hint when TH is set,
+	// reserved bits otherwise (No Write in a translation request). ST is the
+	// 8-bit steering tag of a memory request or atomic with TH. It takes the
+	// place of Tag[7:0] in MWr and of the byte enables in all other types, which
+	// then have all bytes enabled (section 2.2.7.1).
 	PH uint8
 	ST uint8
 
 	// Length is the Length field in double words, 1 to 1024 (1024 is encoded
-	// as 0): of the payload, or of what a read asks for. In a completion or a
-	// message without data the field is reserved: 0.
+	// as 0): the size of the payload or of a read. In a completion or a message
+	// without data the field is reserved: 0.
 	Length uint16
 
-	// Requester and Tag form the Transaction ID. In posted requests Tag means
-	// nothing and is kept as received.
+	// Requester and Tag form the Transaction ID. In posted requests Tag has no
+	// meaning and is kept as received.
 	Requester pcie.BDF
 	Tag       pcie.Tag
 
@@ -115,34 +115,34 @@ type Packet struct {
 	// double word: in a configuration request bits 7:4 of byte 10 as bits 7:4
 	// and bits 1:0 of byte 11 as bits 1:0, in a completion bit 7 of byte 11
 	// as bit 7. Receivers ignore all these and switches forward them
-	// unmodified (section 2.2.1); a packet that is formed anew has zero.
+	// unmodified (section 2.2.1); in a new packet they are zero.
 	LN       bool
 	Reserved uint8
 
-	// Data is the payload in the byte order of the wire, Length double words
-	// long. It aliases the buffer that the packet came from.
+	// Data is the payload in the byte order of the wire: Length double words. It
+	// aliases the buffer that the packet was parsed from.
 	Data []byte
 
-	// Prefix holds the TLP prefixes, local ones first, 4 bytes each, as they
-	// stand before the header (section 2.2.10). It is nil in nearly every
-	// packet and aliases the buffer that the packet came from.
+	// Prefix holds the TLP prefixes, 4 bytes each, local ones first, as they
+	// precede the header (section 2.2.10). It is nil in nearly every packet and
+	// aliases the buffer that the packet was parsed from.
 	Prefix []byte
 
-	// Digest is the ECRC, its bit 31 being bit 7 of the first byte on the
-	// wire; HasDigest is the TD bit.
+	// Digest is the ECRC. Its bit 31 is bit 7 of the first byte on the wire.
+	// HasDigest is the TD bit.
 	HasDigest bool
 	Digest    uint32
 }
 
-// SetAddr sets the address and chooses the header size that the specification
-// requires for it: 3 DW below 4 GiB, 4 DW above (section 2.2.4.1).
+// SetAddr sets the address and the header size that the specification requires
+// for it: 3 DW below 4 GiB, 4 DW above (section 2.2.4.1).
 func (p *Packet) SetAddr(addr uint64) {
 	p.Addr = addr &^ 3
 	p.DW4 = addr>>32 != 0
 }
 
-// HeaderLen returns the bytes of the header without prefixes: 12 or 16.
-// Messages have 16 even where DW4 was not set.
+// HeaderLen returns the size of the header without prefixes in bytes: 12 or 16.
+// It is 16 for messages even when DW4 is not set.
 func (p *Packet) HeaderLen() int {
 	if p.DW4 && p.Type.is(memory) || p.Type.is(message) {
 		return Header4DW
@@ -150,8 +150,8 @@ func (p *Packet) HeaderLen() int {
 	return Header3DW
 }
 
-// PayloadLen returns the bytes of payload that the header announces, 0 for a
-// type without data.
+// PayloadLen returns the size of the payload in bytes according to the header, 0
+// for a type without data.
 func (p *Packet) PayloadLen() int {
 	if p.Type.HasData() {
 		return int(p.Length) * pcie.DW
@@ -159,8 +159,8 @@ func (p *Packet) PayloadLen() int {
 	return 0
 }
 
-// Size returns the bytes that Append appends for a valid packet: prefixes,
-// header, payload and digest.
+// Size returns the number of bytes that Append appends for a valid packet:
+// prefixes, header, payload and digest.
 func (p *Packet) Size() int {
 	n := len(p.Prefix) + p.HeaderLen() + p.PayloadLen()
 	if p.HasDigest {

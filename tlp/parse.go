@@ -9,9 +9,9 @@ import (
 )
 
 // The header of a request, byte by byte and bit 7 first (figures 2-4 to 2-31).
-// In bytes 8 and after stand the address of a memory, I/O or atomic request,
-// the target and register of a configuration request, or what the message
-// defines:
+// Bytes 8 and after hold the address of a memory, I/O or atomic request, the
+// target and register of a configuration request, or fields that depend on the
+// message:
 //
 //	       +0              +1              +2              +3
 //	 |7 6 5 4 3 2 1 0|7 6 5 4 3 2 1 0|7 6 5 4 3 2 1 0|7 6 5 4 3 2 1 0|
@@ -27,10 +27,10 @@ import (
 //	4|         Completer ID          |Status |B|    Byte Count       |
 //	8|         Requester ID          |   Tag[7:0]    |R| Lower Addr  |
 
-// ErrTruncated says that the bytes end before the packet does.
+// ErrTruncated is the error for bytes that end before the packet does.
 var ErrTruncated = errors.New("tlp: truncated")
 
-// MalformedError says which rule of the specification a packet breaks.
+// MalformedError names the rule of the specification that a packet breaks.
 type MalformedError struct {
 	Field   string // name in the JSON form
 	Rule    string
@@ -61,19 +61,19 @@ const (
 	addrLow     = 3 // bits 1:0 of an address, which hold PH
 )
 
-// Parse decodes one packet with its payload and digest and returns the number
-// of bytes it took; bytes behind it are not looked at. The packet's Data and
-// Prefix alias b. The error is [ErrTruncated], wrapped, or a *[MalformedError],
-// and then the packet is zero.
+// Parse decodes one packet with its payload and digest and returns its size. It
+// ignores the bytes after the packet. The packet's Data and Prefix alias b. The
+// error is [ErrTruncated], wrapped, or a *[MalformedError]; the packet is then
+// zero.
 func Parse(b []byte) (Packet, int, error) {
 	var p Packet
 	n, err := p.Decode(b)
 	return p, n, err
 }
 
-// ParseHeader decodes prefixes and header only: 12 to [MaxHeader] bytes. Data
-// is nil whatever the type (see [Packet.PayloadLen]) and Digest, which travels
-// behind the payload, is 0 even where HasDigest is set.
+// ParseHeader decodes prefixes and header only: 12 to [MaxHeader] bytes. Data is
+// nil for any type (see [Packet.PayloadLen]). Digest, which follows the payload,
+// is 0 even when HasDigest is set.
 func ParseHeader(b []byte) (Packet, int, error) {
 	var p Packet
 	n, err := p.DecodeHeader(b)
@@ -146,7 +146,7 @@ func (p *Packet) decodeHeader(b []byte) (int, error) {
 	return prefix + n, p.check()
 }
 
-// decodeCommon reads the first double word, for which the type is known.
+// decodeCommon decodes the first double word; p.Type is set.
 func (p *Packet) decodeCommon(w uint32) {
 	p.DW4 = w>>24&fmt4DW != 0
 	p.TC = uint8(w>>shiftTC) & 7
@@ -163,8 +163,8 @@ func (p *Packet) decodeCommon(w uint32) {
 	p.Tag = pcie.Tag(w&bitT9>>14 | w&bitT8>>11)
 }
 
-// lengthReserved reports whether the Length field means nothing: in
-// completions and messages without data (sections 2.2.8 and 2.2.9).
+// lengthReserved reports whether the Length field is reserved: in completions and
+// messages without data (sections 2.2.8 and 2.2.9).
 func (p *Packet) lengthReserved() bool {
 	c := types[p.Type&31].class
 	return c&(completion|message) != 0 && c&withData == 0
@@ -194,8 +194,8 @@ func (p *Packet) decodeRequest(h []byte, class class) {
 	}
 }
 
-// takeSteeringTag moves ST out of the fields whose place it takes (section
-// 2.2.7.1.1). Without byte enables a request means all bytes.
+// takeSteeringTag moves the steering tag from the field that holds it to ST
+// (section 2.2.7.1.1). A request without byte enables enables all bytes.
 func (p *Packet) takeSteeringTag(w1 uint32) {
 	if p.Type == MWr {
 		p.ST = uint8(w1 >> 8)
@@ -206,7 +206,7 @@ func (p *Packet) takeSteeringTag(w1 uint32) {
 	p.FirstBE, p.LastBE = p.impliedBE()
 }
 
-// impliedBE returns the byte enables of a request whose field holds ST.
+// impliedBE returns the byte enables of a request that has ST in their place.
 func (p *Packet) impliedBE() (first, last uint8) {
 	switch {
 	case p.Type.Atomic():
@@ -251,8 +251,8 @@ func (p *Packet) decodeCompletion(h []byte) {
 	p.Reserved = uint8(w2) & 0x80
 }
 
-// prefixLen returns how many bytes of prefixes b starts with. Local prefixes
-// precede end-to-end ones, of which there are at most four (section 2.2.10).
+// prefixLen returns the size of the prefixes at the start of b in bytes. Local
+// prefixes precede at most four end-to-end ones (section 2.2.10).
 func prefixLen(b []byte) (int, error) {
 	local, endEnd := 0, 0
 	for n := 0; ; n += PrefixSize {

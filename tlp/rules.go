@@ -6,9 +6,9 @@ import (
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
-// maxPerKind is how many local and how many end-to-end prefixes a packet can
-// have: the specification defines four types of local ones and lets Device
-// Capabilities 2 announce up to four end-to-end ones.
+// maxPerKind is the maximum number of local and of end-to-end prefixes each: the
+// specification defines four types of local prefix, and Device Capabilities 2
+// can announce up to four end-to-end ones.
 const maxPerKind = MaxPrefixes / 2
 
 var (
@@ -32,8 +32,8 @@ var (
 	errSlotPower    = &MalformedError{"length", "must be 1 in a Set_Slot_Power_Limit message", "2.2.8.5"}
 )
 
-// check applies the rules that make a received packet malformed, apart from
-// those on reserved bits, which receivers ignore.
+// check applies the rules for received packets. It skips those about reserved
+// bits, which receivers ignore.
 func (p *Packet) check() error {
 	switch c := types[p.Type&31].class; {
 	case c&atomic != 0:
@@ -50,7 +50,7 @@ func (p *Packet) check() error {
 
 func (p *Packet) checkMemory() error {
 	// The low address bits of a translation request are reserved (section
-	// 10.2.2), so that it cannot cross anything.
+	// 10.2.2), so it cannot cross a boundary.
 	if p.AT != ATTranslationRequest && p.Addr%pcie.PageSize+uint64(p.Length)*pcie.DW > pcie.PageSize {
 		return errCrosses4K
 	}
@@ -97,8 +97,8 @@ func (p *Packet) checkAtomic() error {
 	return nil
 }
 
-// checkSingle is for I/O and configuration requests. TH, Attr[2] and AT are
-// reserved or not to be checked.
+// checkSingle checks I/O and configuration requests. TH, Attr[2] and AT are
+// reserved or must not be checked.
 func (p *Packet) checkSingle() error {
 	switch {
 	case p.Length != 1:
@@ -123,10 +123,10 @@ func (p *Packet) checkMessage() error {
 	return nil
 }
 
-// Validate reports why the packet cannot be sent: a field too wide for its
-// place, a field that the type does not have, a payload that is not Length
-// double words, or a rule of the specification. What Append makes of a valid
-// packet, Parse reads back to the same value.
+// Validate returns an error for a packet that cannot be sent: a field has too many
+// bits, the type does not have a field, the payload is not Length double words, or
+// a rule of the specification is broken. Parse decodes the encoding of a valid
+// packet to the same value.
 func (p *Packet) Validate() error {
 	if p.Type == Invalid || p.Type >= numTypes {
 		return errReservedType
@@ -150,7 +150,7 @@ func (p *Packet) checkPrefix() error {
 	if len(p.Prefix) > MaxPrefixes*PrefixSize {
 		return errPrefixCount
 	}
-	var buf [(MaxPrefixes + 1) * PrefixSize]byte // ends with what is no prefix
+	var buf [(MaxPrefixes + 1) * PrefixSize]byte // ends with a byte that is not a prefix
 	size := copy(buf[:], p.Prefix)
 	if n, err := prefixLen(buf[:]); err != nil {
 		return err
@@ -211,8 +211,8 @@ func outside[T uint8 | uint16](field string, v, low, high T) error {
 	return fmt.Errorf("tlp: %s: %d does not fit: want %d to %d", field, v, low, high)
 }
 
-// checkForeign refuses fields that have no place in a packet of this type, so
-// that nothing is lost on the wire unnoticed.
+// checkForeign refuses values in fields that the type does not have: Append would
+// silently drop them.
 func (p *Packet) checkForeign() error {
 	c := types[p.Type&31].class
 	byAddr := c&withAddr != 0 || c&message != 0 && p.Routing == RouteByAddress
@@ -279,7 +279,7 @@ func (p *Packet) checkForeign() error {
 	return nil
 }
 
-// noHeader is the MsgHeader of a packet that has none.
+// noHeader is the MsgHeader of a packet without one.
 var noHeader [8]byte
 
 func (p *Packet) foreign(field string) error {

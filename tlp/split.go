@@ -14,11 +14,11 @@ type Chunk struct {
 	Len  int
 }
 
-// NextChunk returns the first piece of the n bytes at addr that one memory
-// request may cover: no 4 KiB boundary inside (section 2.2.7) and at most size
-// bytes, counted from the double word that holds the first byte because Length
-// is. size is Max_Read_Request_Size or Max_Payload_Size; less than 4 counts as 4. It
-// returns 0 for n <= 0.
+// NextChunk returns how many of the n bytes at addr one memory request may cover.
+// It must not cross a 4 KiB boundary (section 2.2.7) and has at most size bytes,
+// counted like Length from the double word that holds the first byte. size is
+// Max_Read_Request_Size or Max_Payload_Size; NextChunk raises it to 4. It returns
+// 0 for n <= 0.
 func NextChunk(addr uint64, n, size int) int {
 	if n <= 0 {
 		return 0
@@ -49,10 +49,10 @@ func split(addr uint64, n, size int) iter.Seq[Chunk] {
 }
 
 // SetMemory sets address, header size, length and byte enables of a memory
-// request for the n bytes at addr, which must not cross a 4 KiB boundary. n = 0
-// makes the zero-length request of one double word without byte enables that
-// flushes what was written before (section 2.2.5). The bytes then stand in the
-// payload from offset addr & 3 on.
+// request for the n bytes at addr, which must not cross a 4 KiB boundary. For n = 0
+// it makes the zero-length request, one double word without byte enables, that
+// flushes earlier writes (section 2.2.5). In the payload the bytes start at offset
+// addr & 3.
 func (p *Packet) SetMemory(addr uint64, n int) {
 	p.SetAddr(addr)
 	first := uint(addr % pcie.DW)
@@ -70,11 +70,11 @@ func (p *Packet) SetMemory(addr uint64, n int) {
 	}
 }
 
-// ByteRange is the inverse of SetMemory: the address of the first enabled byte
-// of a memory, I/O or configuration request and the number of bytes up to the
-// last enabled one; what the byte enables leave out in between counts. A
-// zero-length request has its Addr and 0. The operands of an atomic are all its
-// payload. For a configuration request the address is the Register.
+// ByteRange is the inverse of SetMemory. It returns the address of the first
+// enabled byte of a memory, I/O or configuration request and the number of bytes
+// up to and including the last enabled one; disabled bytes in between count. For
+// a zero-length request it returns Addr and 0, for an atomic the range of its
+// payload. The address of a configuration request is its Register.
 func (p *Packet) ByteRange() (addr uint64, n int) {
 	addr, n = p.Addr, int(p.Length)*pcie.DW
 	switch {
@@ -114,21 +114,19 @@ func (p *Packet) CompletionBytes() (count int, lower uint8) {
 // CompletionChunk is one completion of a split read.
 type CompletionChunk struct {
 	Addr      uint64 // of the first byte
-	Len       int    // bytes, not counting what pads to double words
+	Len       int    // bytes, without padding to double words
 	ByteCount int    // remaining bytes, these included
 	LowerAddr uint8
 }
 
 // NextCompletion returns how many of the n bytes at addr the next completion
-// carries: all of them where they fit, otherwise up to the last multiple of
-// rcb within mps bytes (section 2.3.1.1). rcb is 64 or 128, mps a valid payload
-// size.
+// carries: all of them if they fit, otherwise those up to the last multiple of rcb
+// within mps bytes (section 2.3.1.1). rcb is 64 or 128, mps a valid payload size.
 func NextCompletion(addr uint64, n, rcb, mps int) int {
 	if int(addr%pcie.DW)+n <= mps {
 		return n
 	}
-	// A boundary lies within the mps bytes because they are at least as many
-	// as lie between two.
+	// The mps bytes contain a boundary, because mps is at least rcb.
 	mps = max(mps, pcie.DefaultRCB)
 	rcb = max(min(rcb, mps), pcie.DefaultRCB)
 	end := (addr&^(pcie.DW-1) + uint64(mps)) &^ (uint64(rcb) - 1)

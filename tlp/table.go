@@ -9,22 +9,22 @@ import (
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
-// Field is one field of an encoded packet. Offset is its first byte and Size
-// the number of bytes that it touches; Hi and Lo are its bits in these bytes,
-// read big-endian.
+// Field is one field of an encoded packet. Offset is its first byte and Size the
+// number of bytes that it overlaps. Hi and Lo are its bits in these bytes, read
+// big-endian.
 type Field struct {
 	Offset, Size int
 	Hi, Lo       int
-	Name         string // as in JSON where there is such a field
+	Name         string // as in JSON, if JSON has the field
 	Value        string
 	Meaning      string
 }
 
-// layout places a field: bit 0 is bit 7 of byte 0 of the header.
+// layout is the position of a field. Bit 0 is bit 7 of byte 0 of the header.
 type layout struct {
 	bit, width int
 	name       string
-	meaning    func(p *Packet, v uint64) string // nil where the value says it all
+	meaning    func(p *Packet, v uint64) string // nil if the value needs no explanation
 }
 
 var commonLayout = []layout{
@@ -46,7 +46,7 @@ var commonLayout = []layout{
 	{13, 1, "attr[2]", flag("ID-based ordering", "no ID-based ordering")},
 	{14, 1, "ln", flag("reserved; lightweight notification before revision 6.0", "reserved")},
 	{15, 1, "th", flag("processing hints", "no processing hints")},
-	{16, 1, "td", flag("digest behind the payload", "no digest")},
+	{16, 1, "td", flag("digest after the payload", "no digest")},
 	{17, 1, "ep", flag("poisoned", "not poisoned")},
 	{18, 2, "attr[1:0]", func(_ *Packet, v uint64) string {
 		return [...]string{"snooped, strongly ordered", "no snoop", "relaxed ordering", "relaxed ordering, no snoop"}[v]
@@ -87,7 +87,7 @@ func (p *Packet) restLayout() []layout {
 		return []layout{
 			{32, 16, "completer", bdfMeaning},
 			{48, 3, "status", func(p *Packet, _ uint64) string { return p.Status.String() }},
-			{51, 1, "bcm", flag("byte count modified", "byte count as it is")},
+			{51, 1, "bcm", flag("byte count modified", "byte count not modified")},
 			{52, 12, "byte_count", func(p *Packet, _ uint64) string { return fmt.Sprintf("%d bytes left", p.ByteCount) }},
 			{64, 16, "requester", bdfMeaning},
 			{80, 8, "tag[7:0]", tagMeaning},
@@ -150,8 +150,8 @@ func (p *Packet) messageLayout() []layout {
 }
 
 // Fields describes the packet p field by field, in the order of the wire, as
-// Append encodes it. A packet without its payload (one that ParseHeader made)
-// ends behind the header.
+// Append encodes it. For a packet without its payload, as ParseHeader returns it,
+// the fields end with the header.
 func (p *Packet) Fields() []Field {
 	b := p.AppendHeader(nil)
 	var out []Field
@@ -179,7 +179,7 @@ func (p *Packet) Fields() []Field {
 		rest = rest[n:]
 	}
 	if p.HasDigest && len(p.Data) == p.PayloadLen() {
-		meaning := "ECRC is right"
+		meaning := "ECRC is correct"
 		if !p.CheckECRC() {
 			digest := *p
 			digest.SetECRC()

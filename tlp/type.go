@@ -47,7 +47,7 @@ const (
 	config                       // configuration request
 	message                      // always a 4 DW header
 	completion                   // routed by ID to the requester
-	posted                       // wants no completion
+	posted                       // has no completion
 )
 
 // typeInfo describes one type: the Fmt[1] and Type bits of byte 0 with the
@@ -64,13 +64,13 @@ const (
 	fmtData   = 0x40
 	fmtPrefix = 0x80 // with both others clear
 	fmtMask   = 0xe0
-	// typeEndEnd in a prefix says that it is an end-to-end one.
+	// typeEndEnd marks an end-to-end prefix.
 	typeEndEnd  = 0x10
 	routingMask = 0x07
 )
 
-// types is indexed by Type; it has a power of two entries so that indexing
-// with a masked value needs no bounds check.
+// types is indexed by Type. Its size is a power of two, so that indexing with a
+// masked value needs no bounds check.
 var types = [32]typeInfo{
 	MRd:      {"MRd", 0x00, withAddr | memory},
 	MRdLk:    {"MRdLk", 0x01, withAddr | memory},
@@ -93,8 +93,8 @@ var types = [32]typeInfo{
 	DMWr:     {"DMWr", 0x5b, withAddr | memory | withData},
 }
 
-// byByte0 is the inverse: byte 0 of a header to its Type, Invalid where the
-// combination of Fmt and Type is reserved.
+// byByte0 is the inverse: it maps byte 0 of a header to its Type, and a reserved
+// combination of Fmt and Type to Invalid.
 var byByte0 = func() (table [256]Type) {
 	for t := MRd; t < numTypes; t++ {
 		info := types[t]
@@ -140,7 +140,7 @@ func (t Type) Completion() bool { return t.is(completion) }
 // Posted reports whether the type is a request without completion.
 func (t Type) Posted() bool { return t.is(posted) }
 
-// NonPosted reports whether the type is a request that wants a completion.
+// NonPosted reports whether the type is a request with a completion.
 func (t Type) NonPosted() bool {
 	return t > Invalid && t < numTypes && !t.is(posted|completion)
 }
@@ -150,7 +150,7 @@ func (t Type) Read() bool {
 	return t.NonPosted() && (!t.is(withData) || t.is(atomic))
 }
 
-// String returns the name of the specification (table 2-3).
+// String returns the name that the specification uses (table 2-3).
 func (t Type) String() string {
 	if t > Invalid && t < numTypes {
 		return types[t].name
@@ -158,7 +158,7 @@ func (t Type) String() string {
 	return fmt.Sprintf("Type(%d)", uint8(t))
 }
 
-// ParseType reads a name that String returns, in upper or lower case.
+// ParseType parses a name that String returns, in upper or lower case.
 func ParseType(s string) (Type, error) {
 	for t := MRd; t < numTypes; t++ {
 		if strings.EqualFold(s, types[t].name) {
