@@ -7,16 +7,16 @@ import (
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
-// ExpressOffset is where the PCI Express capability stands, or 0.
+// ExpressOffset returns the offset of the PCI Express capability, or 0.
 func (s *Space) ExpressOffset() int { return s.express }
 
-// AEROffset is where Advanced Error Reporting stands, or 0.
+// AEROffset returns the offset of Advanced Error Reporting, or 0.
 func (s *Space) AEROffset() int { return s.aer }
 
-// MSIXOffset is where the MSI-X capability stands, or 0.
+// MSIXOffset returns the offset of the MSI-X capability, or 0.
 func (s *Space) MSIXOffset() int { return s.msix }
 
-// PMOffset is where the Power Management capability stands, or 0.
+// PMOffset returns the offset of the Power Management capability, or 0.
 func (s *Space) PMOffset() int { return s.pm }
 
 func (s *Space) expressReg(off int) uint16 {
@@ -26,8 +26,8 @@ func (s *Space) expressReg(off int) uint16 {
 	return s.read16(s.express + off)
 }
 
-// MaxPayload is Max_Payload_Size in bytes: what software chose, cut to what the
-// function supports; 128 without the capability.
+// MaxPayload returns Max_Payload_Size in bytes: the value that software chose, at
+// most the value that the function supports. It is 128 without the capability.
 func (s *Space) MaxPayload() pcie.PayloadSize {
 	supported, ok := pcie.DecodePayloadSize(uint8(s.expressReg(OffDevCap) & 7))
 	chosen, ok2 := pcie.DecodePayloadSize(uint8(s.expressReg(OffDevCtl) & DevCtlMPS >> 5))
@@ -37,7 +37,7 @@ func (s *Space) MaxPayload() pcie.PayloadSize {
 	return min(supported, chosen)
 }
 
-// MaxReadRequest is Max_Read_Request_Size in bytes; 128 for a reserved
+// MaxReadRequest returns Max_Read_Request_Size in bytes. It is 128 for a reserved
 // encoding and without the capability.
 func (s *Space) MaxReadRequest() pcie.PayloadSize {
 	if n, ok := pcie.DecodePayloadSize(uint8(s.expressReg(OffDevCtl) & DevCtlMRRS >> 12)); ok && s.express != 0 {
@@ -46,8 +46,8 @@ func (s *Space) MaxReadRequest() pcie.PayloadSize {
 	return pcie.MinPayload
 }
 
-// TagLimit is how many tags the function may use as a requester: 32, 256 or
-// 1024 as Device Control enables them (section 2.2.6.2).
+// TagLimit returns the number of tags that the function may use as a requester:
+// 32, 256 or 1024, as Device Control enables them (section 2.2.6.2).
 func (s *Space) TagLimit() int {
 	switch {
 	case s.expressReg(OffDevCtl2)&DevCtl2TenBitTag != 0:
@@ -58,9 +58,9 @@ func (s *Space) TagLimit() int {
 	return 32
 }
 
-// CompletionTimeout is the upper end of the range that Device Control 2
-// chooses (section 7.5.3.16), or standard for the reset value 0000b and
-// reserved values. enabled is false when software disabled the timeout.
+// CompletionTimeout returns the upper end of the range that Device Control 2
+// selects (section 7.5.3.16), or standard for the reset value 0000b and reserved
+// values. enabled is false if software disabled the timeout.
 func (s *Space) CompletionTimeout(standard time.Duration) (timeout time.Duration, enabled bool) {
 	ctl := s.expressReg(OffDevCtl2)
 	if ctl&DevCtl2TimeoutDisable != 0 {
@@ -87,8 +87,8 @@ func (s *Space) CompletionTimeout(standard time.Duration) (timeout time.Duration
 	return standard, true
 }
 
-// MSIXControl returns the enable and function mask bits; both are false
-// without the capability.
+// MSIXControl returns the enable and function mask bits. Both are false without
+// the capability.
 func (s *Space) MSIXControl() (enabled, masked bool) {
 	if s.msix == 0 {
 		return false, false
@@ -97,16 +97,16 @@ func (s *Space) MSIXControl() (enabled, masked bool) {
 	return c&MSIXEnable != 0, c&MSIXMask != 0
 }
 
-// MSIConfig is what software programmed into the MSI capability.
+// MSIConfig holds the values that software programmed into the MSI capability.
 type MSIConfig struct {
 	Enabled bool
-	Vectors int // 1 to 32: how many low bits of Data the function may change
+	Vectors int // 1 to 32: the function may change the low log2(Vectors) bits of Data
 	Addr    uint64
 	Data    uint16
 	Mask    uint32
 }
 
-// MSI returns the MSI capability's registers; the zero value without it.
+// MSI returns the registers of the MSI capability, or the zero value without it.
 func (s *Space) MSI() MSIConfig {
 	if s.msi == 0 {
 		return MSIConfig{}
@@ -126,12 +126,12 @@ func (s *Space) Buses() (primary, secondary, subordinate uint8) {
 	return s.value[OffPrimaryBus], s.value[OffSecondaryBus], s.value[OffSubordinateBus]
 }
 
-// Window is an address range that a bridge forwards downstream, both ends
-// included. Base above Limit means closed.
+// Window is an address range, including both ends, that a bridge forwards
+// downstream. A window with Base above Limit is closed.
 type Window struct{ Base, Limit uint64 }
 
-// Contains reports whether the window is open and holds all n bytes at addr.
-// For n 0, a zero-length read, it looks at addr alone.
+// Contains reports whether the window is open and contains all n bytes at addr.
+// For n 0, a zero-length read, it checks addr alone.
 func (w Window) Contains(addr, n uint64) bool {
 	last := addr + max(n, 1) - 1
 	return addr >= w.Base && last <= w.Limit && last >= addr
@@ -153,8 +153,8 @@ func (s *Space) PrefetchableWindow() Window {
 	}
 }
 
-// SetLink sets the current link state: speed, width and, for a downstream
-// port, Data Link Layer Link Active and the slot's presence, with their changed bits.
+// SetLink sets the current link state: speed, width and, for a downstream port,
+// Data Link Layer Link Active and the slot's presence, with their changed bits.
 func (s *Space) SetLink(active bool, gen pcie.Generation, width int) {
 	if s.express == 0 {
 		return
@@ -183,11 +183,11 @@ func (s *Space) SetLink(active bool, gen pcie.Generation, width int) {
 }
 
 // LogUncorrectable records an uncorrectable error (one of the AER constants)
-// in AER and Device Status, with the header of the TLP if there is one.
-// advisory marks an error whose requester learns of it by a completion, which is
-// reported as a correctable one (section 6.2.3.2.4). It returns which error
-// message the function has to send, if any: 0x30 ERR_COR, 0x31 ERR_NONFATAL,
-// 0x33 ERR_FATAL, or 0.
+// in AER and Device Status, with the header of the TLP if there is one. advisory
+// marks an error that the requester learns of by a completion; it is reported as
+// correctable (section 6.2.3.2.4). LogUncorrectable returns the error message that
+// the function must send: 0x30 ERR_COR, 0x31 ERR_NONFATAL, 0x33 ERR_FATAL, or 0
+// for none.
 func (s *Space) LogUncorrectable(bit uint32, advisory bool, header []byte) (message uint8) {
 	fatal := bit&aerFatal != 0
 	masked := false
@@ -227,10 +227,10 @@ func (s *Space) LogUncorrectable(bit uint32, advisory bool, header []byte) (mess
 func (s *Space) logAER(bit uint32, masked bool, header []byte) {
 	status := s.Read(s.aer+OffAERUncorrectable, 4)
 	if status == 0 && !masked {
-		// The first error: its header is kept and First Error Pointer names it.
+		// The first error: the log keeps its header, and First Error Pointer names it.
 		var log [16]byte
 		copy(log[:], header)
-		// Each double word is logged with byte 0 of the header in its upper bits.
+		// The log holds double words with byte 0 of the header in their upper bits.
 		for i := 0; i < 16; i += 4 {
 			s.Poke(s.aer+OffAERHeader+i, 4, binary.BigEndian.Uint32(log[i:]))
 		}
@@ -244,7 +244,7 @@ func (s *Space) logAER(bit uint32, masked bool, header []byte) {
 	s.Poke(s.aer+OffAERUncorrectable, 4, status|bit)
 }
 
-// reports tells whether Device Control or SERR# Enable lets the message out
+// reports reports whether Device Control or SERR# Enable permits the message
 // (section 6.2.5, figure 6-2).
 func (s *Space) reports(message uint8, bit uint32) bool {
 	ctl, serr := s.read16(s.express+OffDevCtl), s.Command()&CmdSERR != 0

@@ -34,13 +34,13 @@ func (k BARKind) String() string {
 	return fmt.Sprintf("BARKind(%d)", uint8(k))
 }
 
-// BAR describes a base address register and what software programmed into it.
+// BAR describes a base address register and the address that software programmed.
 type BAR struct {
 	Kind         BARKind
 	Prefetchable bool
-	// Size in bytes, a power of two; 0 where a walker cannot know it.
+	// Size in bytes, a power of two; 0 if DecodeBARs cannot know it.
 	Size uint64
-	// Addr is the programmed base address; a Builder ignores it.
+	// Addr is the programmed base address. A Builder ignores it.
 	Addr uint64
 }
 
@@ -53,7 +53,7 @@ const (
 	maxIO        = 256
 )
 
-// registers is how many bytes of the header the BAR takes.
+// registers returns the number of bytes that the BAR takes in the header.
 func (b BAR) registers() int {
 	switch b.Kind {
 	case NoBAR:
@@ -65,7 +65,7 @@ func (b BAR) registers() int {
 	}
 }
 
-// Contains reports whether addr to addr+n-1 lies in the BAR as it is programmed.
+// Contains reports whether the BAR, as programmed, contains addr to addr+n-1.
 func (b BAR) Contains(addr, n uint64) bool {
 	return b.Kind != NoBAR && addr >= b.Addr && addr-b.Addr < b.Size && n <= b.Size-(addr-b.Addr)
 }
@@ -92,7 +92,7 @@ func (b BAR) check() error {
 	return nil
 }
 
-// flags are the read-only low bits.
+// flags returns the read-only low bits.
 func (b BAR) flags() uint32 {
 	var f uint32
 	switch b.Kind {
@@ -108,8 +108,8 @@ func (b BAR) flags() uint32 {
 	return f
 }
 
-// BAR returns BAR i (0 to 5) with the address that is programmed; a Kind of
-// NoBAR where there is none, and for the upper half of a 64-bit one.
+// BAR returns BAR i (0 to 5) with its programmed address. Kind is NoBAR for an
+// absent BAR and for the upper half of a 64-bit one.
 func (s *Space) BAR(i int) BAR {
 	if i < 0 || i >= len(s.bars) || s.bars[i].Kind == NoBAR {
 		return BAR{}
@@ -119,8 +119,8 @@ func (s *Space) BAR(i int) BAR {
 	return b
 }
 
-// Decode finds the BAR that memory requests for n bytes at addr hit, with
-// Memory Space Enable taken into account.
+// Decode finds the BAR that decodes memory requests for n bytes at addr. It finds
+// none while Memory Space Enable is clear.
 func (s *Space) Decode(addr, n uint64) (bar int, offset uint64, ok bool) {
 	if !s.MemoryEnabled() {
 		return 0, 0, false
@@ -150,9 +150,9 @@ func decodeBAR(b []byte, k BARKind) uint64 {
 	return 0
 }
 
-// DecodeBARs reads the BARs of a configuration space: kind and address, or the
-// size probe if they were written with ones before. Sizes are 0. The upper
-// half of a 64-bit BAR is NoBAR, and so is a register that reads zero.
+// DecodeBARs decodes the BARs of a configuration space: kind and address. After a
+// write of all ones, Addr is the size mask. Sizes are 0. The upper half of a
+// 64-bit BAR and a register that reads zero are NoBAR.
 func DecodeBARs(dump []byte) (out [pcie.MaxBARs]BAR) {
 	n := barCount(dump)
 	for i := 0; i < n; i++ {
@@ -178,8 +178,8 @@ func DecodeBARs(dump []byte) (out [pcie.MaxBARs]BAR) {
 	return out
 }
 
-// barCount is how many BARs the header has: 6, 2 or, for a dump too short or a
-// header type that is not known, 0.
+// barCount returns the number of BARs in the header: 6, 2, or 0 for a truncated
+// dump or an unknown header type.
 func barCount(dump []byte) int {
 	if len(dump) < 0x40 {
 		return 0
@@ -193,9 +193,9 @@ func barCount(dump []byte) int {
 	return 0
 }
 
-// SizeBAR computes the size of a BAR from what it reads after ones were
-// written to it (section 7.5.1.2.1): lo and, for Memory64, hi. It returns 0
-// when no bit is writable.
+// SizeBAR computes the size of a BAR from the values that it reads after a write
+// of all ones (section 7.5.1.2.1): lo and, for Memory64, hi. It returns 0 if no
+// bit is writable.
 func SizeBAR(k BARKind, lo, hi uint32) uint64 {
 	var mask uint64
 	switch k {

@@ -8,25 +8,25 @@ import (
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
-// Identity is what both types of header begin with.
+// Identity holds the fields that both types of header begin with.
 type Identity struct {
 	Vendor, Device uint16
 	Class          uint32 // 24 bits: base class, sub-class, programming interface
 	Revision       uint8
-	// SubVendor and SubDevice stand in a type 0 header, or in the Subsystem ID
-	// capability of a bridge, which is left out when both are zero.
+	// SubVendor and SubDevice are in a type 0 header, or in the Subsystem ID
+	// capability of a bridge. A bridge has no such capability if both are zero.
 	SubVendor, SubDevice uint16
 	// InterruptPin is 0 for none or 1 to 4 for INTA to INTD.
 	InterruptPin  uint8
 	MultiFunction bool
 }
 
-// Builder makes a Space. Its methods add parts; the first error is kept and
-// returned by Build. Capabilities are placed in the order of the calls.
+// Builder builds a Space. Its methods add parts; Build returns their first error.
+// Capabilities are placed in the order of the calls.
 type Builder struct {
 	s        *Space
 	next     int // free offset for the next capability
-	link     int // where the offset of the next capability goes
+	link     int // position of the pointer to the next capability
 	nextExt  int
 	linkExt  int // header of the last extended capability, 0 before the first
 	buildErr error
@@ -122,8 +122,8 @@ func (b *Builder) keepSticky32(at int, mask uint32) {
 	binary.LittleEndian.PutUint32(b.s.sticky[at:], mask)
 }
 
-// BAR defines BAR i; a 64-bit one takes i and i+1. The size is found by
-// software through the write mask: address bits below the size are read-only.
+// BAR defines BAR i; a 64-bit BAR takes i and i+1. Software finds the size by the
+// write mask: address bits below the size are read-only.
 func (b *Builder) BAR(i int, bar BAR) *Builder {
 	count := barCount(b.s.value)
 	last := i
@@ -141,7 +141,7 @@ func (b *Builder) BAR(i int, bar BAR) *Builder {
 	for j := i; j <= last; j++ {
 		upper := j > 0 && b.s.bars[j-1].Kind == Memory64
 		if b.s.bars[j].Kind != NoBAR || upper {
-			b.fail("BAR %d is taken", j)
+			b.fail("BAR %d is in use", j)
 			return b
 		}
 	}
@@ -166,7 +166,7 @@ func (b BAR) flagMask() uint32 {
 	return 0xf
 }
 
-// capability reserves n bytes for a capability and links it in.
+// capability reserves n bytes for a capability and adds it to the list.
 func (b *Builder) capability(id uint8, n int) int {
 	at := b.next
 	if at+n > pcie.ConfigSizePCI {
@@ -180,7 +180,7 @@ func (b *Builder) capability(id uint8, n int) int {
 	return at
 }
 
-// extended reserves n bytes, header included, for an extended capability.
+// extended reserves n bytes for an extended capability, including its header.
 func (b *Builder) extended(id uint16, version uint8, n int) int {
 	at := b.nextExt
 	if at+n > pcie.ConfigSize {

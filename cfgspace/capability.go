@@ -95,9 +95,8 @@ func (b *Builder) Vendor(body []byte) *Builder {
 	return b
 }
 
-// AER adds the Advanced Error Reporting extended capability, version 2; its
-// logs and masks are sticky (section 7.8.4). root adds the registers of a
-// root port.
+// AER adds the Advanced Error Reporting extended capability, version 2 (section
+// 7.8.4). Its logs and masks are sticky. root adds the registers of a root port.
 func (b *Builder) AER(root bool) *Builder {
 	n := aerLength
 	if root {
@@ -133,10 +132,10 @@ func (b *Builder) SerialNumber(serial uint64) *Builder {
 	return b
 }
 
-// ACS adds Access Control Services for a downstream port with the controls
-// that caps names (bits 0 source validation, 1 translation blocking, 2 request
-// redirect, 3 completion redirect, 4 upstream forwarding, 5 egress control, 6
-// direct translated; egress control is not supported) (section 7.7.11).
+// ACS adds Access Control Services for a downstream port (section 7.7.11) with the
+// controls in caps: bits 0 source validation, 1 translation blocking, 2 request
+// redirect, 3 completion redirect, 4 upstream forwarding, 6 direct translated. Bit
+// 5, egress control, is not supported.
 func (b *Builder) ACS(caps uint16) *Builder {
 	if caps&^0x5f != 0 {
 		b.fail("ACS capabilities %#x", caps)

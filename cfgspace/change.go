@@ -1,35 +1,36 @@
 package cfgspace
 
-// What is a set of the things that a write changed.
-type What uint16
+// Effects is a set of effects of a write.
+type Effects uint16
 
-// Things that a function or its owner reacts to.
+// Effects that a function or its owner handles.
 const (
-	Command        What = 1 << iota // any bit of the Command register
-	BARs                            // a BAR; Change.BARs says which
-	FLR                             // Initiate Function Level Reset was written with one
-	PowerState                      // the D-state is another one
-	SoftReset                       // D3hot to D0 without No_Soft_Reset: the function resets (section 5.3.1.4)
-	MSI                             // MSI control, address, data or mask
-	MSIX                            // MSI-X enable or function mask
-	DeviceControl                   // Device Control or Device Control 2: MPS, MRRS, tags, timeout
-	SlotControl                     // Slot Control was written with another value
-	BusNumbers                      // primary, secondary, subordinate
-	Windows                         // I/O, memory or prefetchable base and limit
-	SecondaryReset                  // the Secondary Bus Reset bit is another one
-	LinkControl                     // Link Control: disable, ASPM
+	Command        Effects = 1 << iota // any bit of the Command register
+	BARs                               // a BAR; see Change.BARs
+	FLR                                // Initiate Function Level Reset was written with one
+	PowerState                         // the D-state
+	SoftReset                          // D3hot to D0 without No_Soft_Reset: the function resets (section 5.3.1.4)
+	MSI                                // MSI control, address, data or mask
+	MSIX                               // MSI-X enable or function mask
+	DeviceControl                      // Device Control or Device Control 2: MPS, MRRS, tags, timeout
+	SlotControl                        // Slot Control
+	BusNumbers                         // primary, secondary, subordinate
+	Windows                            // I/O, memory or prefetchable base and limit
+	SecondaryReset                     // the Secondary Bus Reset bit
+	LinkControl                        // Link Control: disable, ASPM
 )
 
-// Change is what a write to configuration space changed.
+// Change describes the effect of a write to configuration space.
 type Change struct {
-	What What
-	BARs uint8 // bit i: BAR i
+	Effects Effects
+	BARs    uint8 // bit i: BAR i
 }
 
-// Has reports whether w changed.
-func (c Change) Has(w What) bool { return c.What&w != 0 }
+// Has reports whether the write had the effect w.
+func (c Change) Has(w Effects) bool { return c.Effects&w != 0 }
 
-// snapshot is a copy of all that changes compares; small enough for the stack.
+// snapshot is a copy of the registers that changes compares. It is small enough
+// for the stack.
 type snapshot struct {
 	header  [0x40]byte
 	express [expressLength]byte
@@ -55,24 +56,24 @@ func (s *Space) snapshot() (n snapshot) {
 	return n
 }
 
-// changes compares the space with a snapshot taken before a write, and clears
-// the bits that clear themselves.
+// changes compares the space with a snapshot from before a write, and clears the
+// self-clearing bits.
 func (s *Space) changes(old snapshot) Change {
 	now := s.snapshot()
 	c := s.headerChanges(&old, &now)
 	if s.express != 0 {
-		c.What |= s.expressChanges(&old, &now)
+		c.Effects |= s.expressChanges(&old, &now)
 	}
 	if old.msi != now.msi {
-		c.What |= MSI
+		c.Effects |= MSI
 	}
 	if old.msix != now.msix {
-		c.What |= MSIX
+		c.Effects |= MSIX
 	}
 	if was, is := old.pm&3, now.pm&3; was != is {
-		c.What |= PowerState
+		c.Effects |= PowerState
 		if was == 3 && is == 0 && now.pm&pmNoSoftReset == 0 {
-			c.What |= SoftReset
+			c.Effects |= SoftReset
 		}
 	}
 	return c
@@ -86,14 +87,14 @@ func (s *Space) headerChanges(old, now *snapshot) (c Change) {
 	}
 	a, b := old.header[:], now.header[:]
 	if differs(a, b, OffCommand, OffCommand+2) {
-		c.What |= Command
+		c.Effects |= Command
 	}
 	for i := range s.bars {
 		if s.bars[i].Kind == NoBAR {
 			continue
 		}
 		if at := OffBAR0 + 4*i; differs(a, b, at, at+s.bars[i].registers()) {
-			c.What |= BARs
+			c.Effects |= BARs
 			c.BARs |= 1 << i
 		}
 	}
@@ -101,18 +102,18 @@ func (s *Space) headerChanges(old, now *snapshot) (c Change) {
 		return c
 	}
 	if differs(a, b, OffPrimaryBus, OffSubordinateBus+1) {
-		c.What |= BusNumbers
+		c.Effects |= BusNumbers
 	}
 	if differs(a, b, OffIOBase, OffIOLimit+1) || differs(a, b, OffMemBase, OffIOLimitUpper+2) {
-		c.What |= Windows
+		c.Effects |= Windows
 	}
 	if (a[OffBridgeControl]^b[OffBridgeControl])&BridgeSecReset != 0 {
-		c.What |= SecondaryReset
+		c.Effects |= SecondaryReset
 	}
 	return c
 }
 
-func (s *Space) expressChanges(old, now *snapshot) (w What) {
+func (s *Space) expressChanges(old, now *snapshot) (w Effects) {
 	const flrByte, flrBit = OffDevCtl + 1, DevCtlFLR >> 8
 	if now.express[flrByte]&flrBit != 0 {
 		if s.value[s.express+OffDevCap+3]&(DevCapFLR>>24) != 0 {

@@ -8,8 +8,8 @@ import (
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
-// HexDump prints a configuration space as lspci -xxxx does, so that
-// lspci -F reads it. name is the rest of the first line, for a person.
+// HexDump prints a configuration space in the format of lspci -xxxx, which
+// lspci -F reads. name is a description for the first line.
 func HexDump(bdf pcie.BDF, name string, dump []byte) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s\n", bdf, name)
@@ -35,11 +35,11 @@ var extendedNames = map[uint16]string{
 	0x0019: "Secondary PCI Express", 0x001b: "Process Address Space ID", 0x001e: "L1 PM Substates",
 }
 
-// Describe prints the header, BARs and capabilities of a configuration space,
-// one line each. It reads any bytes; what it does not know it prints by number.
+// Describe prints the header, BARs and capabilities of a configuration space, one
+// line each. It accepts any bytes and prints unknown capabilities by number.
 func Describe(dump []byte) string {
 	if len(dump) < 0x40 {
-		return fmt.Sprintf("configuration space cut short at %d bytes\n", len(dump))
+		return fmt.Sprintf("configuration space truncated at %d bytes\n", len(dump))
 	}
 	var b strings.Builder
 	le := binary.LittleEndian
@@ -76,7 +76,7 @@ func Describe(dump []byte) string {
 	return b.String()
 }
 
-// describeCapability prints the registers that matter; d begins at the capability.
+// describeCapability prints the main registers of the capability at the start of d.
 func describeCapability(id uint8, d []byte) string {
 	le := binary.LittleEndian
 	switch {

@@ -30,8 +30,8 @@ type Express struct {
 	Width      int             // lanes: 1, 2, 4, 8, 12, 16, 32
 	PortNumber uint8
 	MaxPayload pcie.PayloadSize // Max_Payload_Size Supported
-	// MaxReadRequest is the reset value of Max_Read_Request_Size; 0 is 512
-	// bytes, the specification's.
+	// MaxReadRequest is the reset value of Max_Read_Request_Size. 0 means the
+	// 512 bytes of the specification.
 	MaxReadRequest pcie.PayloadSize
 	FLR            bool // endpoint: Function Level Reset
 	ExtendedTag    bool // 8-bit tags, on after reset
@@ -113,7 +113,7 @@ func (b *Builder) expressDevice(at int, e Express) {
 	b.set32(at+OffDevCap, devcap)
 	b.set16(at+OffDevCtl, ctl)
 	b.writable16(at+OffDevCtl, ctlMask)
-	b.keepSticky16(at+OffDevCtl, DevCtlMPS) // section 6.6.2: FLR leaves Max_Payload_Size
+	b.keepSticky16(at+OffDevCtl, DevCtlMPS) // section 6.6.2: FLR keeps Max_Payload_Size
 	b.clearable(at+OffDevSta, devStaClear)
 
 	devcap2, ctl2 := uint32(0), uint16(0)
@@ -155,12 +155,12 @@ func (b *Builder) expressLink(at int, e Express) {
 		}
 		b.clearable(at+OffLinkSta, linkStaClear)
 		if e.LinkDown {
-			status = 1 | 1<<4 | LinkStaSlotClock // undefined while down (section 7.5.3.8): the smallest
+			status = 1 | 1<<4 | LinkStaSlotClock // undefined while the link is down (section 7.5.3.8); here the minimum
 		} else {
 			status |= LinkStaActive
 		}
 	} else {
-		mask &^= LinkCtlDisable | 1<<10 | 1<<11 // link disable and the bandwidth interrupts are a downstream port's
+		mask &^= LinkCtlDisable | 1<<10 | 1<<11 // only downstream ports have link disable and the bandwidth interrupts
 	}
 	b.set32(at+OffLinkCap, linkcap)
 	b.writable16(at+OffLinkCtl, mask)

@@ -1,6 +1,6 @@
 package cfgspace
 
-// Offsets of the registers that every function has (section 7.5.1.1).
+// Offsets of the registers common to all functions (section 7.5.1.1).
 const (
 	OffVendor     = 0x00 // 2 bytes
 	OffDevice     = 0x02 // 2

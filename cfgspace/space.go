@@ -16,7 +16,7 @@ import (
 //
 // Invariant: no bit is in both write and clear.
 type Space struct {
-	value  []byte // what a read returns, but for BARs that are not there
+	value  []byte // as a read returns it
 	write  []byte // bits that a write stores
 	clear  []byte // bits that a write of one clears
 	sticky []byte // bits that survive a Function Level Reset
@@ -25,19 +25,19 @@ type Space struct {
 	bridge bool
 	bars   [pcie.MaxBARs]BAR
 
-	// Offsets of capabilities, 0 for those that are not there.
+	// Offsets of capabilities, 0 for absent ones.
 	pm, express, msi, msix, aer int
 }
 
-// Size is pcie.ConfigSize or pcie.ConfigSizePCI.
+// Size returns the size in bytes: pcie.ConfigSize or pcie.ConfigSizePCI.
 func (s *Space) Size() int { return len(s.value) }
 
 // Bytes returns a copy of the registers as a read returns them.
 func (s *Space) Bytes() []byte { return append([]byte(nil), s.value...) }
 
-// Read returns width (1, 2 or 4) bytes at off, little-endian. Any offset is
-// safe: a byte beyond the space, and a width that is none of the three, reads
-// as ones, as on a bus where nobody answers.
+// Read returns width (1, 2 or 4) bytes at off, little-endian. Any offset is safe:
+// bytes beyond the space, and any other width, read as ones, like a bus without
+// an answer.
 func (s *Space) Read(off, width int) uint32 {
 	if !validWidth(width) {
 		return 0xffffffff
@@ -56,9 +56,9 @@ func (s *Space) Read(off, width int) uint32 {
 	return v
 }
 
-// Write stores width (1, 2 or 4) bytes at off as software does: through the
-// write masks. Anything out of bounds is ignored. The Change says what the
-// function has to react to.
+// Write stores width (1, 2 or 4) bytes at off like software: through the write
+// masks. It ignores bytes out of bounds. The Change tells the function which
+// events to handle.
 func (s *Space) Write(off, width int, v uint32) Change {
 	if !validWidth(width) || off < 0 || off >= len(s.value) {
 		return Change{}
@@ -72,8 +72,8 @@ func (s *Space) Write(off, width int, v uint32) Change {
 	return s.changes(before)
 }
 
-// WriteBE stores the bytes of the double word v that are enabled in be (bit i
-// for byte i) at register reg, a multiple of 4: what a CfgWr request does.
+// WriteBE stores the bytes of the double word v that be enables (bit i for byte i)
+// at register reg, a multiple of 4. It is the write of a CfgWr request.
 func (s *Space) WriteBE(reg uint16, be uint8, v uint32) Change {
 	off := int(reg &^ 3)
 	if off >= len(s.value) {
@@ -93,8 +93,8 @@ func (s *Space) writeByte(at int, b byte) {
 	s.value[at] = s.value[at]&^w&^(b&c) | b&w
 }
 
-// Poke stores width (1, 2 or 4) bytes at off as the hardware does, past the
-// masks: status bits, link state. Out of bounds is ignored.
+// Poke stores width (1, 2 or 4) bytes at off like hardware, regardless of the
+// masks: status bits, link state. It ignores bytes out of bounds.
 func (s *Space) Poke(off, width int, v uint32) {
 	for i := range width {
 		if at := off + i; at >= 0 && at < len(s.value) && i < 4 {
@@ -109,7 +109,7 @@ func (s *Space) PokeBits(off int, set, clear uint16) {
 }
 
 // Reset restores the reset values. With keepSticky (a Function Level Reset,
-// section 6.6.2) the sticky bits stay: error logs, Max_Payload_Size, link
+// section 6.6.2) it leaves the sticky bits: error logs, Max_Payload_Size, link
 // control.
 func (s *Space) Reset(keepSticky bool) {
 	for i, r := range s.reset {
@@ -134,10 +134,11 @@ func (s *Space) BusMaster() bool { return s.Command()&CmdBusMaster != 0 }
 // MemoryEnabled reports whether the function answers memory requests.
 func (s *Space) MemoryEnabled() bool { return s.Command()&CmdMemory != 0 }
 
-// IsBridge reports a type 1 header.
+// IsBridge reports whether the header is of type 1.
 func (s *Space) IsBridge() bool { return s.bridge }
 
-// PowerState returns the D-state of the function, 0 to 3; 0 without the capability.
+// PowerState returns the D-state of the function, 0 to 3. It returns 0 without the
+// Power Management capability.
 func (s *Space) PowerState() int {
 	if s.pm == 0 {
 		return 0

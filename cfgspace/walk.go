@@ -7,17 +7,17 @@ import (
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
-// maxCapabilities and maxExtended bound a walk, whatever the chain says: each
-// capability takes at least 4 bytes of its region.
+// maxCapabilities and maxExtended bound a walk through any list: each capability
+// takes at least 4 bytes of its region.
 const (
 	maxCapabilities = (pcie.ConfigSizePCI - 0x40) / 4
 	maxExtended     = (pcie.ConfigSize - pcie.ConfigSizePCI) / 4
 )
 
 // Capabilities iterates over the capability list of a configuration space
-// dump: ID and offset. It ends at a pointer out of range or to a capability
-// that it has seen. At least two bytes stand behind each offset; a caller that
-// reads more checks the length.
+// dump: ID and offset. It ends at a pointer that is out of range or leads to an
+// earlier capability. The dump has at least two bytes at each offset; a caller
+// that reads more must check the length.
 func Capabilities(dump []byte) iter.Seq2[uint8, int] {
 	return func(yield func(uint8, int) bool) {
 		if len(dump) < 0x40 || binary.LittleEndian.Uint16(dump[OffStatus:])&StaCapabilities == 0 {
@@ -30,7 +30,7 @@ func Capabilities(dump []byte) iter.Seq2[uint8, int] {
 				return
 			}
 			seen[at] = true
-			if dump[at] == 0xff { // nobody answered
+			if dump[at] == 0xff { // the read was not answered
 				return
 			}
 			if !yield(dump[at], at) {
@@ -48,8 +48,8 @@ type ExtendedCapability struct {
 	Offset  int
 }
 
-// ExtendedCapabilities iterates over the extended capability list, with the
-// same bounds as Capabilities; four bytes stand behind each offset.
+// ExtendedCapabilities iterates over the extended capability list, with the same
+// bounds as Capabilities. The dump has at least four bytes at each offset.
 func ExtendedCapabilities(dump []byte) iter.Seq[ExtendedCapability] {
 	return func(yield func(ExtendedCapability) bool) {
 		var seen [pcie.ConfigSize / 4]bool
@@ -91,7 +91,7 @@ func FindExtended(dump []byte, id uint16) int {
 	return 0
 }
 
-// MSIXInfo says where the MSI-X structures of a function are.
+// MSIXInfo locates the MSI-X structures of a function.
 type MSIXInfo struct {
 	Cap         int // offset of the capability
 	Vectors     int
@@ -101,8 +101,8 @@ type MSIXInfo struct {
 	PBAOffset   uint32
 }
 
-// FindMSIX decodes the MSI-X capability of a dump. It reports false when there is none or
-// its BAR numbers are reserved.
+// FindMSIX decodes the MSI-X capability of a dump. It returns false if there is
+// none or if its BAR numbers are reserved.
 func FindMSIX(dump []byte) (MSIXInfo, bool) {
 	at := Find(dump, CapMSIX)
 	if at == 0 || at+msixLength > len(dump) {

@@ -1,7 +1,7 @@
-// Package fault describes what a bad network does to datagrams, and does it:
-// loss, duplication, reordering, corruption, delay, partitions, a smaller MTU
-// and a bottleneck, from a seed, so that every run is repeatable. It also names
-// what may befall the end that sends: restarts and jumps of its clock.
+// Package fault describes and injects the faults of a network: loss, duplication,
+// reordering, corruption, delay, partitions, a smaller MTU and a bottleneck. It
+// is seeded, so every run is repeatable. A plan also lists faults of the sending
+// process, which its owner injects: restarts and clock jumps.
 package fault
 
 import (
@@ -10,42 +10,42 @@ import (
 	"time"
 )
 
-// Window is a span of time: From included, To excluded.
+// Window is a half-open span of time: From is included, To excluded.
 type Window struct{ From, To time.Duration }
 
-// Jump puts the clock of the sending end forward, as a process that was stopped
-// finds it.
+// Jump advances the clock of the sending process, as after a suspension.
 type Jump struct{ At, By time.Duration }
 
-// Plan is the description of a network direction. The zero value is a perfect
-// network. [Parse] reads and String writes it as text:
+// Plan describes the faults of one direction of a network. The zero value is a
+// perfect network. [Parse] reads and String writes its text form:
 //
 //	loss=1%,dup=0.5%,reorder=2%,corrupt=0.1%,delay=10us,jitter=5us,mtu=1400,partition=2s-3s
 //	rate=12.5MB/s,queue=256KiB,restart=5s,jump=2s+300ms
 type Plan struct {
 	// Loss, Dup, Reorder and Corrupt are probabilities per datagram, 0 to 1.
-	// A reordered datagram waits for ReorderBy more than the others; a corrupted
-	// one has 1 to 4 bits flipped.
+	// A reordered datagram is delayed by 1 to 4 times ReorderBy. A corrupted one
+	// has 1 to 4 bits flipped.
 	Loss, Dup, Reorder, Corrupt float64
-	// Delay is added to every datagram, and a uniform share of Jitter.
+	// Delay is added to every datagram, and a uniform random part of Jitter.
 	Delay, Jitter time.Duration
-	// MTU drops larger datagrams; 0 means none. With MTUAt it does so from then on.
+	// MTU is the size above which datagrams are dropped from MTUAt on; 0 means
+	// no limit.
 	MTU   int
 	MTUAt time.Duration
-	// Partitions drop everything while they last.
+	// Partitions are the times during which all datagrams are dropped.
 	Partitions []Window
-	// Rate is a bottleneck of so many bytes of datagrams per second, 0 for
-	// none. Queue is how many bytes may wait for it before datagrams are
+	// Rate is the bandwidth of a bottleneck in bytes per second, 0 for none.
+	// Queue is the number of bytes that may wait for it before datagrams are
 	// dropped, 0 for no limit.
 	Rate  float64
 	Queue int
-	// Restarts and Jumps befall the process that sends: an Injector leaves them
-	// to whoever runs it.
+	// Restarts and Jumps are faults of the sending process. An Injector ignores
+	// them; its owner injects them.
 	Restarts []time.Duration
 	Jumps    []Jump
 }
 
-// Zero reports whether the plan changes nothing.
+// Zero reports whether the plan has no faults.
 func (p *Plan) Zero() bool {
 	return p.Loss == 0 && p.Dup == 0 && p.Reorder == 0 && p.Corrupt == 0 &&
 		p.Delay == 0 && p.Jitter == 0 && p.MTU == 0 && len(p.Partitions) == 0 && p.Rate == 0 &&
@@ -58,10 +58,10 @@ type Delivery struct {
 	Data []byte
 }
 
-// Stats counts what an Injector did.
+// Stats counts the faults that an Injector has injected.
 type Stats struct {
 	Datagrams, Lost, Duplicated, Reordered, Corrupted, TooLarge, Partitioned uint64
-	Overflowed                                                               uint64 // found the queue of the bottleneck full
+	Overflowed                                                               uint64 // dropped at the full queue of the bottleneck
 }
 
 // Injector applies a plan to the datagrams of one direction.
@@ -69,11 +69,11 @@ type Injector struct {
 	plan  Plan
 	rand  *rand.Rand
 	stats Stats
-	busy  time.Duration // until when earlier datagrams take up the bottleneck
+	busy  time.Duration // when the bottleneck has passed all earlier datagrams
 	out   []Delivery
 }
 
-// New makes an injector; equal seeds give equal behaviour.
+// New returns an injector. Equal plans and seeds give equal behaviour.
 func New(plan Plan, seed uint64) *Injector {
 	plan.Partitions, plan.Restarts, plan.Jumps = slices.Clone(plan.Partitions), nil, nil
 	return &Injector{plan: plan, rand: rand.New(rand.NewPCG(seed, 0x9e3779b97f4a7c15))}
@@ -82,9 +82,9 @@ func New(plan Plan, seed uint64) *Injector {
 // Stats returns the counters.
 func (i *Injector) Stats() Stats { return i.stats }
 
-// Apply passes one datagram and returns when and how it arrives: never, once,
-// or twice. The slice is valid until the next call. Data aliases the datagram
-// for the first delivery, unless it was corrupted, and is a copy otherwise.
+// Apply injects faults into one datagram and returns its deliveries: none, one or
+// two. The slice is valid until the next call. The Data of the first delivery
+// aliases the datagram unless it was corrupted; other Data are copies.
 func (i *Injector) Apply(now time.Duration, datagram []byte) []Delivery {
 	p, s := &i.plan, &i.stats
 	i.out = i.out[:0]
@@ -143,6 +143,6 @@ func (i *Injector) deliver(now time.Duration, data []byte) {
 	i.out = append(i.out, Delivery{At: at, Data: data})
 }
 
-// ReorderBy is a step by which reordered datagrams come later, one to four of
-// them: a few datagrams of 9000 bytes at 10 Gb/s.
+// ReorderBy is the unit of the delay of reordered datagrams, which is 1 to 4
+// units: the time of a few datagrams of 9000 bytes at 10 Gb/s.
 const ReorderBy = 20 * time.Microsecond

@@ -74,14 +74,14 @@ func TestParseRefuses(t *testing.T) {
 		{"too long", "delay=100h", "want a time from 0"},
 		{"mtu zero", "mtu=0", "want 1 to 65535"},
 		{"mtu large", "mtu=65536", "want 1 to 65535"},
-		{"backwards", "partition=3s-2s", "the end after the start"},
+		{"backwards", "partition=3s-2s", "TO after FROM"},
 		{"no end", "partition=3s", "want"},
 		{"empty item", "loss=1%,", "unknown setting"},
-		{"rate without unit", "rate=5", "want something like"},
-		{"rate of nothing", "rate=0B/s", "want something like"},
-		{"half a byte of queue", "queue=0.5", "want something like"},
-		{"jump without a width", "jump=3s", "want"},
-		{"jump of nothing", "jump=3s+0s", "more than nothing"},
+		{"rate without unit", "rate=5", "want a value like"},
+		{"rate of 0", "rate=0B/s", "want a value like"},
+		{"half a byte of queue", "queue=0.5", "want a value like"},
+		{"jump without BY", "jump=3s", "want"},
+		{"jump by 0", "jump=3s+0s", "BY above 0"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := fault.Parse(tc.text)
@@ -118,7 +118,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// The shares come out as asked for, within five standard deviations.
+// The injected shares match the plan within five standard deviations.
 func TestApplyShares(t *testing.T) {
 	const count = 100_000
 	plan := fault.Plan{Loss: 0.1, Dup: 0.05, Reorder: 0.02, Corrupt: 0.01, Delay: time.Millisecond, Jitter: time.Microsecond}
@@ -169,7 +169,7 @@ func TestApplyIsRepeatable(t *testing.T) {
 		t.Error(diff)
 	}
 	if cmp.Equal(run(1), run(2)) {
-		t.Error("another seed does the same")
+		t.Error("another seed gives the same deliveries")
 	}
 }
 
@@ -185,8 +185,8 @@ func TestApplyWindows(t *testing.T) {
 		{"large after", 10, 101, 0},
 		{"as large as the MTU", 10, 100, 1},
 		{"before the partition", 19, 1, 1},
-		{"its first moment", 20, 1, 0},
-		{"its last", 29, 1, 0},
+		{"first moment of the partition", 20, 1, 0},
+		{"last moment of the partition", 29, 1, 0},
 		{"after", 30, 1, 1},
 		{"empty datagram", 30, 0, 1},
 	} {
@@ -201,7 +201,7 @@ func TestApplyWindows(t *testing.T) {
 	}
 }
 
-// A bottleneck spaces datagrams out and drops what its queue does not take.
+// A bottleneck delays datagrams and drops those that exceed its queue.
 func TestApplyBottleneck(t *testing.T) {
 	in := fault.New(fault.Plan{Rate: 1e6, Queue: 300}, 1) // 100 bytes take 100 µs
 	for i, want := range []time.Duration{100, 200, 300, -1} {

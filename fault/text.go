@@ -11,11 +11,11 @@ import (
 // maxTime bounds every time of a plan, so that sums cannot overflow.
 const maxTime = 24 * time.Hour
 
-// Parse reads a plan as Plan.String writes it: comma-separated settings, each
-// at most once except partition, restart and jump. "" and "none" are the
-// perfect network. Probabilities are written as "1%" or "0.01"; mtu may be
-// "1400@2s" to begin then; rate is in B/s, kB/s, MB/s or GB/s, queue in bytes or
-// KiB or MiB; jump is "2s+300ms": at 2 s, by 300 ms.
+// Parse parses the form that Plan.String returns: comma-separated settings, each
+// at most once except partition, restart and jump. "" and "none" are the perfect
+// network. A probability is "1%" or "0.01". mtu may have a start, "1400@2s". rate
+// is in B/s, kB/s, MB/s or GB/s, queue in bytes, KiB or MiB. jump is "2s+300ms":
+// at 2 s, by 300 ms.
 func Parse(text string) (Plan, error) {
 	var p Plan
 	if text == "" || text == "none" {
@@ -64,7 +64,7 @@ func (p *Plan) set(key, value string) (err error) {
 			w.To, err = parseTime(to)
 		}
 		if err == nil && (!ok || w.To <= w.From) {
-			err = fmt.Errorf("want FROM-TO, the end after the start")
+			err = fmt.Errorf("want FROM-TO with TO after FROM")
 		}
 		p.Partitions = append(p.Partitions, w)
 	case "rate":
@@ -84,11 +84,11 @@ func (p *Plan) set(key, value string) (err error) {
 			j.By, err = parseTime(by)
 		}
 		if err == nil && (!ok || j.By <= 0) {
-			err = fmt.Errorf("want AT+BY, by more than nothing")
+			err = fmt.Errorf("want AT+BY with BY above 0")
 		}
 		p.Jumps = append(p.Jumps, j)
 	default:
-		err = fmt.Errorf("unknown setting; known are loss, dup, reorder, corrupt, delay, jitter, mtu, partition, rate, queue, restart, jump")
+		err = fmt.Errorf("unknown setting: want loss, dup, reorder, corrupt, delay, jitter, mtu, partition, rate, queue, restart, jump")
 	}
 	return err
 }
@@ -119,14 +119,14 @@ func parseTime(s string) (time.Duration, error) {
 	return d, nil
 }
 
-// unit is a suffix and what it multiplies by.
+// unit is a suffix and its factor.
 type unit struct {
-	name string
-	is   float64
+	name   string
+	factor float64
 }
 
-// Longer suffixes come first. maxRate is beyond every network, maxQueue beyond
-// every switch.
+// Longer suffixes come first. maxRate exceeds the rate of any network, maxQueue
+// the buffer of any switch.
 var (
 	rateUnits = []unit{{"GB/s", 1e9}, {"MB/s", 1e6}, {"kB/s", 1e3}, {"B/s", 1}}
 	sizeUnits = []unit{{"MiB", 1 << 20}, {"KiB", 1 << 10}, {"", 1}}
@@ -144,15 +144,15 @@ func parseQuantity(s string, units []unit, example string, most float64) (float6
 			continue
 		}
 		v, err := strconv.ParseFloat(number, 64)
-		if v *= u.is; err != nil || !(v >= 1 && v <= most) {
+		if v *= u.factor; err != nil || !(v >= 1 && v <= most) {
 			break
 		}
 		return v, nil
 	}
-	return 0, fmt.Errorf("want something like %s, up to %g", example, most)
+	return 0, fmt.Errorf("want a value like %s, at most %g", example, most)
 }
 
-// String writes the plan in the form that Parse reads; "none" if it is zero.
+// String returns the plan in the form that Parse reads, "none" for the zero plan.
 func (p *Plan) String() string {
 	var items []string
 	add := func(set bool, key, value string) {

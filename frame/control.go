@@ -45,24 +45,23 @@ type Ack struct {
 	// Delay is the time between the arrival of the largest number and the
 	// sending of this packet; encoded up to 4.29 s.
 	Delay time.Duration
-	// Limit is the credit: the sum over all TLPs of the direction, from the
-	// first, of payload length + TLPCost may not exceed it. It never falls.
+	// Limit is the credit: the sum of payload length + TLPCost over all TLPs of
+	// the direction since the first must not exceed it. It never decreases.
 	Limit uint64
-	// Ranges are the numbers received, highest first, with at least one
-	// number missing between two of them. Count says how many are in use, at
-	// least 1.
+	// Ranges are the numbers received, highest first, with at least one missing
+	// number between two ranges. Count is the number of ranges, at least 1.
 	Ranges [MaxAckRanges]Range
 	Count  int
 }
 
-// Size returns the bytes that Append appends.
+// Size returns the number of bytes that Append appends.
 func (a *Ack) Size() int { return AckSize(a.Count) }
 
-// AckSize is the size of an acknowledgement with n ranges.
+// AckSize returns the size of an acknowledgement with n ranges.
 func AckSize(n int) int { return ackFixed + (n-1)*rangeSize + CRCSize }
 
-// Append appends the encoded packet to b. Runs and gaps longer than 2^32-1
-// numbers end the list: what follows is not acknowledged this time.
+// Append appends the encoded packet to b. A run or gap longer than 2^32-1 numbers
+// ends the list; the packet does not acknowledge the numbers below it.
 func (a *Ack) Append(b []byte) []byte {
 	start := len(b)
 	b = append(b, byte(KindAck), a.Path, 0, 0)
@@ -130,8 +129,8 @@ func (a *Ack) Parse(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// PingSize is the size of a ping packet: it asks for an acknowledgement and
-// says nothing. It is kind, three zero bytes, packet CRC.
+// PingSize is the size of a ping packet: kind, three zero bytes, packet CRC. A ping
+// has no content; it asks for an acknowledgement.
 const PingSize = pingSize
 
 // AppendPing appends a ping packet to b.
@@ -159,7 +158,7 @@ func ParsePing(b []byte) (n int, err error) {
 // bits, packet CRC.
 const CloseSize = closeSize
 
-// AppendClose appends a close packet to b. The reason is the caller's.
+// AppendClose appends a close packet to b. The caller defines the reasons.
 func AppendClose(b []byte, reason uint16) []byte {
 	start := len(b)
 	b = append(b, byte(KindClose), 0, byte(reason>>8), byte(reason))
@@ -180,7 +179,7 @@ func ParseClose(b []byte) (reason uint16, n int, err error) {
 	return binary.BigEndian.Uint16(b[2:]), closeSize, nil
 }
 
-// Hello is the one packet of a handshake datagram.
+// Hello is the only packet of a handshake datagram.
 //
 //	+---------------+---------------+-------------------------------+
 //	|  kind = 0x20  |    cipher     |            reserved           |  0
@@ -242,8 +241,8 @@ func ParseHello(b []byte) (h Hello, n int, err error) {
 	return h, HelloSize, nil
 }
 
-// CheckPadding reports whether b, the rest of a datagram that starts with
-// KindPadding, is zero throughout.
+// CheckPadding returns an error unless b, the rest of a datagram from a
+// KindPadding byte on, is all zero.
 func CheckPadding(b []byte) error {
 	for _, c := range b {
 		if c != 0 {

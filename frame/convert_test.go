@@ -7,8 +7,8 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// converter does what a link does for one TLP, without its bookkeeping: TLP to
-// packets, packets to TLP.
+// converter converts one TLP to packets and back, like a link but without its
+// bookkeeping.
 type converter struct {
 	hp     frame.HeaderPacket
 	dp     frame.DataPacket

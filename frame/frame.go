@@ -1,9 +1,9 @@
 // Package frame encodes and decodes the network packets of DxPU: datagrams
 // that carry header packets, data packets and control packets of one binding.
 //
-// The format is drawn in PROTOCOL.md. Everything here is a pure function on
-// bytes: parsers check lengths before they read, never panic, never allocate,
-// and return slices that alias their input. Integers are big-endian.
+// PROTOCOL.md specifies the format. All functions are pure: parsers check lengths
+// before they read, never panic, never allocate, and return slices that alias
+// their input. Integers are big-endian.
 package frame
 
 import (
@@ -18,30 +18,33 @@ const Version = 1
 
 // Sizes in bytes.
 const (
-	// HeaderSize is the cleartext header of a datagram.
+	// HeaderSize is the size of the cleartext header of a datagram.
 	HeaderSize = 20
-	// SessionsSize follows the header of a handshake datagram.
+	// SessionsSize is the size of the session IDs, which follow the header of a
+	// handshake datagram.
 	SessionsSize = 16
-	// TagSize ends a sealed datagram (AES-256-GCM).
+	// TagSize is the size of the tag at the end of a sealed datagram
+	// (AES-256-GCM).
 	TagSize = 16
-	// CheckSize ends a clear datagram (CRC-32C, see [Check]).
+	// CheckSize is the size of the check at the end of a clear datagram
+	// (CRC-32C, see [Check]).
 	CheckSize = 4
-	// CRCSize ends every packet but padding and data packets, which hold it
-	// inside.
+	// CRCSize is the size of the packet CRC. It ends every packet except
+	// padding, which has none, and data packets, which have it in their header.
 	CRCSize = 4
 	// MaxDatagram is the largest payload of UDP over IPv4.
 	MaxDatagram = 65535 - 20 - 8
-	// MinMTU is the smallest path MTU (as UDP payload) that is supported: what
-	// every IPv6 path carries, 1280 - 40 - 8.
+	// MinMTU is the smallest supported path MTU (as UDP payload): the minimum of
+	// IPv6, 1280 - 40 - 8.
 	MinMTU = 1232
 	// MaxPayload is the largest payload of a TLP.
 	MaxPayload = 4096
-	// Unit is the granularity of chunks: a chunk starts at a multiple of it
-	// and ends at a multiple or at the end of the payload. 64 units make the
-	// largest payload, so a set of units is one 64-bit word.
+	// Unit is the granularity of chunks: a chunk starts at a multiple of Unit
+	// and ends at a multiple or at the end of the payload. The largest payload
+	// has 64 units, so a 64-bit word represents a set of units.
 	Unit = 64
-	// TLPCost is what a TLP takes of the receiver's credit beside its payload
-	// (see Ack.Limit): the memory that a receiver needs to describe it.
+	// TLPCost is the credit that a TLP takes in addition to its payload (see
+	// Ack.Limit): the memory that a receiver needs to describe it.
 	TLPCost = 128
 	// MaxPaths is the number of paths a binding may have.
 	MaxPaths = 8
@@ -82,8 +85,8 @@ func (k Kind) String() string {
 	return fmt.Sprintf("Kind(0x%02x)", uint8(k))
 }
 
-// Errors of the parsers. A caller counts them apart: a bad CRC is the network's
-// doing, the others are a peer's.
+// Errors of the parsers. Callers count them separately: the network causes a bad
+// CRC, a peer the others.
 var (
 	ErrShort   = errors.New("frame: truncated")
 	ErrVersion = errors.New("frame: unknown version")
@@ -91,14 +94,14 @@ var (
 	ErrCRC     = errors.New("frame: CRC-32C mismatch")
 )
 
-// Endpoint is a place for one device: slot of node. The slot of a host is 0
-// in the paper; here a host's virtual switch may have more.
+// Endpoint is a place for one device: a slot of a node. In the paper the slot of a
+// host is 0; here a host's virtual switch may have several.
 type Endpoint struct {
 	Node uint32
 	Slot uint16
 }
 
-// String prints "node/slot".
+// String returns "node/slot".
 func (e Endpoint) String() string { return fmt.Sprintf("%d/%d", e.Node, e.Slot) }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -106,8 +109,8 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // CRC continues a CRC-32C (Castagnoli) over b; start with 0.
 func CRC(crc uint32, b []byte) uint32 { return crc32.Update(crc, castagnoli, b) }
 
-// extend continues crc over the four bytes of v. By hand, because a slice of
-// a local array would be moved to the heap by hash/crc32's function pointer.
+// extend continues crc over the four bytes of v. It does not use hash/crc32, whose
+// function pointer would move a local array to the heap.
 func extend(crc, v uint32) uint32 {
 	crc = ^crc
 	crc = castagnoli[byte(crc)^byte(v>>24)] ^ crc>>8
@@ -119,9 +122,9 @@ func extend(crc, v uint32) uint32 {
 
 // TLPCRC returns the CRC of a whole TLP from the CRC of its header (prefixes,
 // header and digest, in this order) and the CRC of its payload. It is
-// CRC-32C(header bytes || payload CRC), so that neither sender nor receiver
-// reads a payload twice when it travels in one chunk. A TLP without payload
-// has the CRC of its header.
+// CRC-32C(header bytes || payload CRC): when a payload travels in one chunk, both
+// sender and receiver read it only once. A TLP without payload has the CRC of its
+// header.
 func TLPCRC(header, payload uint32, payloadLen int) uint32 {
 	if payloadLen == 0 {
 		return header
@@ -130,16 +133,16 @@ func TLPCRC(header, payload uint32, payloadLen int) uint32 {
 }
 
 // Check returns the trailer of a clear datagram: CRC-32C over the header,
-// continued over the length of the body. It continues from seed, which both
-// peers derive from their session so that a datagram of another session does not pass.
-// The packets of the body have their own CRC.
+// continued over the length of the body. It starts from seed, which both peers
+// derive from their session; a datagram of another session thus fails the check.
+// The packets of the body have CRCs of their own.
 func Check(seed uint32, header []byte, bodyLen int) uint32 {
 	return extend(CRC(seed, header), uint32(bodyLen))
 }
 
 // PeekBinding returns the binding ID of a datagram, for a socket that several
-// bindings share; ok is false when b cannot be a datagram of this version. The
-// ID is not authenticated before the binding's link has opened the datagram.
+// bindings share. ok is false if b is not a datagram of this version. The ID is
+// unauthenticated until the binding's link has opened the datagram.
 func PeekBinding(b []byte) (binding uint32, ok bool) {
 	if len(b) < HeaderSize || b[0]>>4 != Version {
 		return 0, false

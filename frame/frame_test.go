@@ -15,7 +15,7 @@ import (
 	"github.com/dxpu-project/dxpu/frame"
 )
 
-// codec lets one table test every parser: parse returns what it read, encoded
+// codec lets one table test every parser: parse returns the parsed packet, encoded
 // again, and its size.
 type codec struct {
 	name   string
@@ -87,7 +87,7 @@ func chunk(n int) []byte {
 var goldenText string
 
 // golden returns the bytes of testdata/golden.txt by name. The test of the
-// Wireshark dissector reads them too.
+// Wireshark dissector also reads them.
 func golden() map[string]string {
 	out := map[string]string{}
 	for line := range strings.Lines(goldenText) {
@@ -152,7 +152,7 @@ func TestTruncatedAtEveryLength(t *testing.T) {
 	}
 }
 
-// Every single bit matters: with one flipped the packet is refused.
+// The parsers refuse a packet with any single bit flipped.
 func TestEveryBitIsProtected(t *testing.T) {
 	for _, c := range codecs() {
 		if strings.HasPrefix(c.name, "datagram") {

@@ -11,11 +11,11 @@ const (
 	TypeHello Type = 1
 	// TypeHelloAck answers a hello.
 	TypeHelloAck Type = 2
-	// TypeConfirm proves to the responder that the initiator lives now.
+	// TypeConfirm proves to the responder that the initiator is alive now.
 	TypeConfirm Type = 3
-	// TypeUnknown tells the peer that its session is not known here.
+	// TypeUnknown tells the initiator that the responder does not know its session.
 	TypeUnknown Type = 4
-	// TypeTraffic carries everything else.
+	// TypeTraffic carries all other packets.
 	TypeTraffic Type = 5
 )
 
@@ -40,7 +40,7 @@ func (t Type) String() string {
 	return "invalid"
 }
 
-// Header is the cleartext header of a datagram, the additional data of its
+// Header is the cleartext header of a datagram. It is the additional data of the
 // seal.
 //
 //	 0                   1                   2                   3
@@ -56,7 +56,7 @@ func (t Type) String() string {
 //	|                                                               | 16
 //	+---------------------------------------------------------------+
 //
-// A handshake datagram has 16 bytes more, also authenticated:
+// A handshake datagram has 16 more bytes, also authenticated:
 //
 //	+---------------------------------------------------------------+
 //	|                 session ID of the initiator                   | 20
@@ -71,14 +71,14 @@ type Header struct {
 	Path     uint8  // below MaxPaths
 	Binding  uint32 // from the manager
 	Epoch    uint32 // of the binding
-	// Number is unique per key and path and never reused: with Path it is the
+	// Number is unique per key and path and never reused. With Path it forms the
 	// nonce of the seal.
 	Number uint64
 	// Initiator and Responder are the session IDs of a handshake datagram.
 	Initiator, Responder uint64
 }
 
-// Size returns the bytes that Append appends.
+// Size returns the number of bytes that Append appends.
 func (h *Header) Size() int {
 	if h.Type.Handshake() {
 		return HeaderSize + SessionsSize

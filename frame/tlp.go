@@ -16,8 +16,8 @@ const (
 	flagDigest = 1 << 0
 )
 
-// HeaderPacket carries what the paper's section 3.3.2 asks of a header packet:
-// the route, the TLP header, the CRC of the TLP and the CRC of the packet.
+// HeaderPacket carries the contents of a header packet of the paper's section
+// 3.3.2: the route, the TLP header, the CRC of the TLP and the CRC of the packet.
 //
 //	 0                   1                   2                   3
 //	 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
@@ -44,8 +44,8 @@ const (
 //	|                          packet CRC                           |
 //	+---------------------------------------------------------------+
 //
-// The packet CRC is CRC-32C over the bytes from 32 up to itself, continued
-// over bytes 0 to 31: this order gives the CRC of the TLP header on the way.
+// The packet CRC is CRC-32C over the bytes from 32 up to itself, continued over
+// bytes 0 to 31. In this order the CRC of the TLP header is an intermediate value.
 type HeaderPacket struct {
 	Source, Destination Endpoint
 	Path                uint8
@@ -54,25 +54,25 @@ type HeaderPacket struct {
 	// PayloadLen is in bytes, a multiple of 4, at most MaxPayload.
 	PayloadLen int
 	// TLP holds prefixes, header and, with Digest, the 4 bytes of the digest.
-	// It aliases the buffer given to ParseHeaderPacket.
+	// It aliases the buffer given to Parse.
 	TLP    []byte
 	Digest bool
-	// TLPCRC is that of function TLPCRC.
+	// TLPCRC is the result of function TLPCRC.
 	TLPCRC uint32
-	// HeaderCRC is the CRC-32C of TLP. AppendHeaderPacket takes it from the
-	// caller, who has it from computing TLPCRC; ParseHeaderPacket sets it.
+	// HeaderCRC is the CRC-32C of TLP. The caller of Append sets it, as it was
+	// needed for TLPCRC; Parse sets it.
 	HeaderCRC uint32
 }
 
-// Size returns the bytes that Append appends.
+// Size returns the number of bytes that Append appends.
 func (p *HeaderPacket) Size() int { return HeaderPacketSize(len(p.TLP)) }
 
-// HeaderPacketSize is the size of a header packet with n bytes of TLP header
+// HeaderPacketSize returns the size of a header packet with n bytes of TLP header
 // and digest.
 func HeaderPacketSize(n int) int { return headerFixed + n + CRCSize }
 
 // Append appends the encoded packet to b. p.TLP, p.PayloadLen and p.HeaderCRC
-// must be as described at HeaderPacket.
+// must be set as described at HeaderPacket.
 func (p *HeaderPacket) Append(b []byte) []byte {
 	start := len(b)
 	hdr, flags := len(p.TLP), byte(0)
@@ -155,14 +155,14 @@ type DataPacket struct {
 	PayloadLen int // of the whole TLP
 	// Chunk aliases the buffer given to Parse.
 	Chunk []byte
-	// ChunkCRC is the CRC-32C of Chunk: Append takes it, Parse sets it.
+	// ChunkCRC is the CRC-32C of Chunk. Append needs it, Parse sets it.
 	ChunkCRC uint32
 }
 
-// Size returns the bytes that Append appends.
+// Size returns the number of bytes that Append appends.
 func (p *DataPacket) Size() int { return DataPacketSize(len(p.Chunk)) }
 
-// DataPacketSize is the size of a data packet with a chunk of n bytes.
+// DataPacketSize returns the size of a data packet with a chunk of n bytes.
 func DataPacketSize(n int) int { return dataFixed + n }
 
 // Append appends the encoded packet to b.
