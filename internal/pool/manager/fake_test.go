@@ -222,16 +222,21 @@ func newWorld(t fatalTester, cfg Config, nodes ...*fakeNode) *world {
 	}
 	w := &world{t: t, m: m, clock: c, nodes: map[string]*fakeNode{}}
 	for _, n := range nodes {
-		n.has = map[uint32]*dxpuv1.ObservedBinding{}
-		n.dead = map[uint32]bool{}
-		n.removals = map[uint32]*dxpuv1.Removal{}
-		n.errors, n.resets = map[uint32]map[uint32]uint64{}, map[uint32]uint64{}
-		w.nodes[n.id] = n
-		w.order = append(w.order, n.id)
-		w.enrol(n.id)
+		w.join(n)
 	}
 	w.settle()
 	return w
+}
+
+// join adds a node to the pool.
+func (w *world) join(n *fakeNode) {
+	n.has = map[uint32]*dxpuv1.ObservedBinding{}
+	n.dead = map[uint32]bool{}
+	n.removals = map[uint32]*dxpuv1.Removal{}
+	n.errors, n.resets = map[uint32]map[uint32]uint64{}, map[uint32]uint64{}
+	w.nodes[n.id] = n
+	w.order = append(w.order, n.id)
+	w.enrol(n.id)
 }
 
 // enrol makes a node known.
