@@ -131,12 +131,12 @@ type EnrollRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	JoinToken string                 `protobuf:"bytes,1,opt,name=join_token,json=joinToken,proto3" json:"join_token,omitempty"`
 	Kind      NodeKind               `protobuf:"varint,2,opt,name=kind,proto3,enum=dxpu.v1.NodeKind" json:"kind,omitempty"`
-	// Becomes the node ID when it is free: 1 to 63 of a-z, 0-9, '-' and '.'.
-	// A node that lost its state may enrol again under its name once the manager
-	// counts the old one as lost, or by proving itself with previous_credential.
+	// Becomes the node ID if that is free: 1 to 63 of a-z, 0-9, '-' and '.'.
+	// A node that lost its state may enrol again under its name after the manager
+	// considers the old one lost, or at once with previous_credential.
 	Name               string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	PreviousCredential string `protobuf:"bytes,4,opt,name=previous_credential,json=previousCredential,proto3" json:"previous_credential,omitempty"`
-	// A PKCS #10 certificate request in PEM form, where the manager issues
+	// A PKCS #10 certificate request in PEM form, if the manager issues
 	// certificates.
 	CsrPem        string `protobuf:"bytes,5,opt,name=csr_pem,json=csrPem,proto3" json:"csr_pem,omitempty"`
 	Version       string `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`
@@ -220,11 +220,11 @@ type EnrollResponse struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	NodeId    string                 `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// What packets carry as the node's number.
+	// The node's number in packets.
 	NodeNumber uint32 `protobuf:"varint,3,opt,name=node_number,json=nodeNumber,proto3" json:"node_number,omitempty"`
-	// Secret. Kept by the node, readable only by it.
+	// Secret. Only the node can read it.
 	Credential string `protobuf:"bytes,4,opt,name=credential,proto3" json:"credential,omitempty"`
-	// Set where the manager issues certificates.
+	// Set if the manager issues certificates.
 	CertificatePem    string               `protobuf:"bytes,5,opt,name=certificate_pem,json=certificatePem,proto3" json:"certificate_pem,omitempty"`
 	CaPem             string               `protobuf:"bytes,6,opt,name=ca_pem,json=caPem,proto3" json:"ca_pem,omitempty"`
 	HeartbeatInterval *durationpb.Duration `protobuf:"bytes,7,opt,name=heartbeat_interval,json=heartbeatInterval,proto3" json:"heartbeat_interval,omitempty"`
@@ -314,8 +314,8 @@ func (x *EnrollResponse) GetHeartbeatInterval() *durationpb.Duration {
 type WatchDesiredRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// What the node has; the manager sends nothing until there is something else.
-	// 0: send at once.
+	// The revision that the node has. The manager sends the next one as soon as there
+	// is one. 0: send the current state at once.
 	KnownRevision uint64 `protobuf:"varint,2,opt,name=known_revision,json=knownRevision,proto3" json:"known_revision,omitempty"`
 	ClusterId     string `protobuf:"bytes,3,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -373,15 +373,16 @@ func (x *WatchDesiredRequest) GetClusterId() string {
 	return ""
 }
 
-// DesiredState is everything that a node should have. What is not in it must go.
+// DesiredState is the complete desired state of a node. The node removes everything
+// that is not in it.
 type DesiredState struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId  string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	NodeId     string                 `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	NodeNumber uint32                 `protobuf:"varint,3,opt,name=node_number,json=nodeNumber,proto3" json:"node_number,omitempty"`
-	// Grows with every change for this node. The upper 32 bits are the incarnation
-	// of the pool, which is another one after every restore of a backup: a node takes
-	// every state of another incarnation, and otherwise only later ones.
+	// Increases with every change for this node. The upper 32 bits are the
+	// incarnation of the pool, which changes when a backup is restored. A node
+	// accepts any state of another incarnation, and otherwise only later ones.
 	Revision uint64 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
 	// At most one per slot of the node.
 	Bindings []*DesiredBinding `protobuf:"bytes,5,rep,name=bindings,proto3" json:"bindings,omitempty"`
@@ -463,11 +464,12 @@ func (x *DesiredState) GetResets() []*DesiredReset {
 	return nil
 }
 
-// DesiredReset asks a box to reset the device of a slot that has no binding.
+// DesiredReset asks a box to reset the device in a slot without a binding.
 type DesiredReset struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Slot  uint32                 `protobuf:"varint,1,opt,name=slot,proto3" json:"slot,omitempty"`
-	// Another one for every reset of the slot; done when the slot reports it.
+	// Differs for every reset of the slot. The reset is done when the slot reports
+	// it.
 	Sequence      uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -517,9 +519,9 @@ func (x *DesiredReset) GetSequence() uint64 {
 	return 0
 }
 
-// DesiredBinding tells one side of a binding what to do. A binding is the same
-// as before exactly when binding_id and epoch are: anything else in the same slot is
-// taken down before this one is made.
+// DesiredBinding is one side of a binding. It is the same binding as before if
+// binding_id and epoch are equal. A node removes any other binding in the slot before
+// it makes this one.
 type DesiredBinding struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	BindingId string                 `protobuf:"bytes,1,opt,name=binding_id,json=bindingId,proto3" json:"binding_id,omitempty"`
@@ -528,7 +530,7 @@ type DesiredBinding struct {
 	// The node's own slot.
 	Slot uint32 `protobuf:"varint,4,opt,name=slot,proto3" json:"slot,omitempty"`
 	Peer *Peer  `protobuf:"bytes,5,opt,name=peer,proto3" json:"peer,omitempty"`
-	// The path to prefer; the others are for when it fails.
+	// The preferred path. The others are used if it fails.
 	Path   uint32 `protobuf:"varint,6,opt,name=path,proto3" json:"path,omitempty"`
 	Cipher Cipher `protobuf:"varint,7,opt,name=cipher,proto3,enum=dxpu.v1.Cipher" json:"cipher,omitempty"`
 	// 32 bytes of key material, the same on both sides; each side derives a key per
@@ -539,20 +541,20 @@ type DesiredBinding struct {
 	// The host and the VM or virtual switch in it, "HOST/DOMAIN": bindings with the
 	// same domain at one box may be short-cut for peer-to-peer.
 	Domain string `protobuf:"bytes,10,opt,name=domain,proto3" json:"domain,omitempty"`
-	// What is expected in the box slot (for the host: what will appear).
+	// The device expected in the box slot, which the host attaches.
 	Device *Device `protobuf:"bytes,11,opt,name=device,proto3" json:"device,omitempty"`
-	// Longest wait for a guest's consent to an unplug, once this binding goes;
-	// after it the device is removed by force. 0: at once.
+	// Maximum time for the guest to release the device when this binding is removed.
+	// After it the device is removed by force. 0: at once.
 	UnplugTimeout *durationpb.Duration `protobuf:"bytes,12,opt,name=unplug_timeout,json=unplugTimeout,proto3" json:"unplug_timeout,omitempty"`
-	// How far the manager had seen the binding when it made the snapshot. A box
-	// that does not have a binding beyond PREPARING, or a host one beyond READY,
-	// has lost it in a restart: it reports LOST and gets a new binding, since a key
-	// must not serve two runs of a link.
+	// The state of the binding that the manager knew when it made this message. A box
+	// without a binding that was beyond PREPARING, or a host without one that was
+	// beyond READY, has lost it in a restart. It reports LOST and gets a new binding:
+	// a key must not be used for two runs of a link.
 	State BindingState `protobuf:"varint,13,opt,name=state,proto3,enum=dxpu.v1.BindingState" json:"state,omitempty"`
-	// W3C trace context of the call that made the binding; empty: not traced.
+	// W3C trace context of the call that created the binding. Empty: not traced.
 	Traceparent string `protobuf:"bytes,14,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
-	// Hosts: how often the device is to be shown to the guest again after the guest
-	// has removed it itself.
+	// Hosts: how many times to plug the device in again after the guest has ejected
+	// it.
 	Replugs       uint32 `protobuf:"varint,15,opt,name=replugs,proto3" json:"replugs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -809,10 +811,10 @@ func (x *ReportRequest) GetState() *ObservedState {
 
 type ReportResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The newest desired revision: a node that has an older one and hears nothing
-	// on its watch opens it anew.
+	// The newest desired revision. A node that has an older one and receives nothing
+	// on its watch opens the watch again.
 	DesiredRevision uint64 `protobuf:"varint,1,opt,name=desired_revision,json=desiredRevision,proto3" json:"desired_revision,omitempty"`
-	// How often to report from now on; unset: as before.
+	// The new report interval. Unset: no change.
 	HeartbeatInterval *durationpb.Duration `protobuf:"bytes,2,opt,name=heartbeat_interval,json=heartbeatInterval,proto3" json:"heartbeat_interval,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
@@ -862,17 +864,17 @@ func (x *ReportResponse) GetHeartbeatInterval() *durationpb.Duration {
 	return nil
 }
 
-// ObservedState is what a node really has.
+// ObservedState is the actual state of a node.
 type ObservedState struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// Which run of the proxy this is; another one means that it restarted.
+	// Identifies the run of the proxy. It differs after a restart.
 	InstanceId string `protobuf:"bytes,2,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	// Grows with every report of an instance: an older report that arrives late
-	// is ignored.
+	// Increases with every report of an instance. The manager ignores older reports
+	// that arrive late.
 	Sequence uint64 `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// The desired revision that the node took in before it looked: a binding that
-	// is not in slots, with a revision that no longer wants it, is gone for good.
+	// The desired revision that the node had applied before it made the report. A
+	// binding that is neither in slots nor in that revision is completely removed.
 	AppliedRevision uint64            `protobuf:"varint,4,opt,name=applied_revision,json=appliedRevision,proto3" json:"applied_revision,omitempty"`
 	Rack            string            `protobuf:"bytes,5,opt,name=rack,proto3" json:"rack,omitempty"`
 	Labels          map[string]string `protobuf:"bytes,6,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -880,9 +882,9 @@ type ObservedState struct {
 	Version         string            `protobuf:"bytes,8,opt,name=version,proto3" json:"version,omitempty"`
 	// Boxes only.
 	BoxKind BoxKind `protobuf:"varint,9,opt,name=box_kind,json=boxKind,proto3,enum=dxpu.v1.BoxKind" json:"box_kind,omitempty"`
-	// All slots that the node has, empty ones too.
+	// All slots of the node, including empty ones.
 	Slots []*ObservedSlot `protobuf:"bytes,10,rep,name=slots,proto3" json:"slots,omitempty"`
-	// Boxes: how many busy GPUs use up the proxy's bandwidth. 0: unknown.
+	// Boxes: number of busy GPUs that use the proxy's whole bandwidth. 0: unknown.
 	ProxyGpus     uint32 `protobuf:"varint,11,opt,name=proxy_gpus,json=proxyGpus,proto3" json:"proxy_gpus,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -995,25 +997,25 @@ func (x *ObservedState) GetProxyGpus() uint32 {
 	return 0
 }
 
-// ObservedSlot is one slot of a node.
+// ObservedSlot is a slot of a node.
 type ObservedSlot struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Slot  uint32                 `protobuf:"varint,1,opt,name=slot,proto3" json:"slot,omitempty"`
-	// Boxes: what sits here. Unset: nothing.
+	// Boxes: the device in the slot. Unset: none.
 	Device *Device `protobuf:"bytes,2,opt,name=device,proto3" json:"device,omitempty"`
-	// Boxes: of the device. Hosts: of the slot's port.
+	// Boxes: health of the device. Hosts: health of the slot's port.
 	Health       Health `protobuf:"varint,3,opt,name=health,proto3,enum=dxpu.v1.Health" json:"health,omitempty"`
 	HealthDetail string `protobuf:"bytes,4,opt,name=health_detail,json=healthDetail,proto3" json:"health_detail,omitempty"`
-	// Hosts: which VM or virtual switch has the slot.
+	// Hosts: the VM or virtual switch of the slot.
 	Domain string `protobuf:"bytes,5,opt,name=domain,proto3" json:"domain,omitempty"`
-	// What the slot holds of a binding, up to its last trace: a binding that is
-	// being unplugged, reset or scrubbed is still listed. Unset: nothing, clean.
+	// The binding of the slot, including one that is being unplugged, reset or
+	// scrubbed. Unset: the slot is clean.
 	Binding *ObservedBinding `protobuf:"bytes,6,opt,name=binding,proto3" json:"binding,omitempty"`
 	// Boxes: errors of the device since the proxy started.
 	Errors []*DeviceError `protobuf:"bytes,7,rep,name=errors,proto3" json:"errors,omitempty"`
-	// Boxes: the last DesiredReset that was carried out.
+	// Boxes: the sequence of the last DesiredReset carried out.
 	ResetSequence uint64 `protobuf:"varint,8,opt,name=reset_sequence,json=resetSequence,proto3" json:"reset_sequence,omitempty"`
-	// Hosts: how the device that was in the slot last was removed.
+	// Hosts: how the slot's last device was removed.
 	Removal       *Removal `protobuf:"bytes,9,opt,name=removal,proto3" json:"removal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1112,7 +1114,7 @@ func (x *ObservedSlot) GetRemoval() *Removal {
 	return nil
 }
 
-// ObservedBinding is one side of a binding as the node sees it.
+// ObservedBinding is one side of a binding, as reported by the node.
 type ObservedBinding struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	BindingId string                 `protobuf:"bytes,1,opt,name=binding_id,json=bindingId,proto3" json:"binding_id,omitempty"`
@@ -1120,13 +1122,13 @@ type ObservedBinding struct {
 	State     BindingState           `protobuf:"varint,3,opt,name=state,proto3,enum=dxpu.v1.BindingState" json:"state,omitempty"`
 	Detail    string                 `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
 	Counters  *Counters              `protobuf:"bytes,5,opt,name=counters,proto3" json:"counters,omitempty"`
-	// Inner steps of making or unmaking it, with their durations.
+	// Steps of attaching or detaching within the node, with their durations.
 	Steps []*Step       `protobuf:"bytes,6,rep,name=steps,proto3" json:"steps,omitempty"`
 	Paths []*PathStatus `protobuf:"bytes,7,rep,name=paths,proto3" json:"paths,omitempty"`
 	// Hosts: whether the guest uses the device.
 	Use Use `protobuf:"varint,8,opt,name=use,proto3,enum=dxpu.v1.Use" json:"use,omitempty"`
-	// Hosts, ATTACHED: the guest has removed the device itself. It is shown again
-	// when the desired replugs are more than these.
+	// Hosts, ATTACHED: the guest has ejected the device. The host plugs it in again
+	// if the desired replugs are more than these.
 	Ejected       bool   `protobuf:"varint,9,opt,name=ejected,proto3" json:"ejected,omitempty"`
 	Replugs       uint32 `protobuf:"varint,10,opt,name=replugs,proto3" json:"replugs,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1233,13 +1235,13 @@ func (x *ObservedBinding) GetReplugs() uint32 {
 	return 0
 }
 
-// Removal is how a device was taken away from a guest.
+// Removal is how a device was removed from a guest.
 type Removal struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	BindingId string                 `protobuf:"bytes,1,opt,name=binding_id,json=bindingId,proto3" json:"binding_id,omitempty"`
-	// The guest had not let go.
+	// The guest had not released the device.
 	Forced bool `protobuf:"varint,2,opt,name=forced,proto3" json:"forced,omitempty"`
-	// Why it was forced.
+	// Why the removal was forced.
 	Detail        string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -73,15 +73,14 @@ func (NodeKind) EnumDescriptor() ([]byte, []int) {
 	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{0}
 }
 
-// BoxKind is how the GPUs of a box are connected among each other (paper,
-// section 3.2).
+// BoxKind is the interconnect between the GPUs of a box (paper, section 3.2).
 type BoxKind int32
 
 const (
 	BoxKind_BOX_KIND_UNSPECIFIED BoxKind = 0
-	// GPUs under PCIe switches: for requests of a single GPU.
+	// GPUs under PCIe switches, for requests of a single GPU.
 	BoxKind_BOX_KIND_PCIE_SWITCH BoxKind = 1
-	// GPUs joined by NVLink and NVSwitch: for requests of several.
+	// GPUs joined by NVLink and NVSwitch, for requests of several.
 	BoxKind_BOX_KIND_NVLINK BoxKind = 2
 )
 
@@ -136,7 +135,7 @@ const (
 	Health_HEALTH_DEGRADED Health = 2
 	// Does not work; bindings are moved away.
 	Health_HEALTH_FAILED Health = 3
-	// Not known: the node does not report. Set by the manager only.
+	// Unknown: the node does not report. Set by the manager only.
 	Health_HEALTH_UNREACHABLE Health = 4
 )
 
@@ -185,13 +184,13 @@ func (Health) EnumDescriptor() ([]byte, []int) {
 	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{2}
 }
 
-// GPUState is what a GPU is used for.
+// GPUState is the allocation state of a GPU.
 type GPUState int32
 
 const (
 	GPUState_GPU_STATE_UNSPECIFIED GPUState = 0
 	GPUState_GPU_STATE_FREE        GPUState = 1
-	// Free and empty, but held back: cordoned, unhealthy or unreachable.
+	// Not bound, but not available: cordoned, unhealthy or unreachable.
 	GPUState_GPU_STATE_UNAVAILABLE GPUState = 2
 	// Part of a binding.
 	GPUState_GPU_STATE_BOUND GPUState = 3
@@ -244,37 +243,37 @@ func (GPUState) EnumDescriptor() ([]byte, []int) {
 	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{3}
 }
 
-// BindingState is where a binding is on its way. The box side comes first when
-// attaching and last when detaching:
+// BindingState is the state of a binding. The box side is first when attaching and
+// last when detaching:
 //
 //	PREPARING -> READY -> ATTACHED -> DETACHING -> RESETTING -> RELEASED
 //	     \         \         \
 //	      +---------+---------+--> LOST or FAILED -> RELEASED
 //
-// Both sides of a binding report it with the same words: a box goes PREPARING,
-// READY, ATTACHED (its link is up), RESETTING; a host PREPARING, ATTACHED,
-// DETACHING; either may say LOST or FAILED.
+// Both sides report a binding by the same states: a box by PREPARING, READY,
+// ATTACHED (its link is up) and RESETTING, a host by PREPARING, ATTACHED and
+// DETACHING, both by LOST and FAILED.
 type BindingState int32
 
 const (
 	BindingState_BINDING_STATE_UNSPECIFIED BindingState = 0
-	// The box has been told; the device is being reset and its link opened.
+	// The box resets the device and opens the link.
 	BindingState_BINDING_STATE_PREPARING BindingState = 1
-	// The box waits for the host; the host has been told.
+	// The box is ready; the host connects.
 	BindingState_BINDING_STATE_READY BindingState = 2
 	// The host's VM sees the device.
 	BindingState_BINDING_STATE_ATTACHED BindingState = 3
-	// The host has been told to unplug the device.
+	// The host unplugs the device.
 	BindingState_BINDING_STATE_DETACHING BindingState = 4
-	// The host has let go (or is fenced off); the box resets and scrubs.
+	// The host has released the device or is fenced; the box resets and scrubs it.
 	BindingState_BINDING_STATE_RESETTING BindingState = 5
-	// Both sides have confirmed that nothing is left. Final.
+	// Both sides have confirmed that nothing of the binding is left. Final.
 	BindingState_BINDING_STATE_RELEASED BindingState = 6
-	// The device or the link to it went away underneath an attached binding; both
-	// sides clean up. Reported by a node: its side does not work any more.
+	// An attached binding lost its device or link; both sides clean up. Reported by
+	// a node: its side has stopped working.
 	BindingState_BINDING_STATE_LOST BindingState = 7
-	// The binding could not be made; both sides clean up. Reported by a node: it
-	// cannot do what it should, detail says why.
+	// The binding could not be made; both sides clean up. Reported by a node: its
+	// side cannot make the binding, detail says why.
 	BindingState_BINDING_STATE_FAILED BindingState = 8
 )
 
@@ -331,7 +330,7 @@ func (BindingState) EnumDescriptor() ([]byte, []int) {
 	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{4}
 }
 
-// Reason says why a binding is being taken down or replaced.
+// Reason is why a binding is removed or replaced.
 type Reason int32
 
 const (
@@ -340,9 +339,9 @@ const (
 	Reason_REASON_LEASE_EXPIRED Reason = 2
 	// The box reported the device as failed.
 	Reason_REASON_GPU_FAILED Reason = 3
-	// The box does not report and its host lost the link.
+	// The box does not report, and the host has lost the link.
 	Reason_REASON_BOX_LOST Reason = 4
-	// The host lost the link although the box still reports.
+	// The host has lost the link, although the box reports.
 	Reason_REASON_LINK_LOST Reason = 5
 	// The box or the host could not make the binding, or not in time.
 	Reason_REASON_ATTACH_FAILED Reason = 6
@@ -350,7 +349,7 @@ const (
 	Reason_REASON_REPLACED  Reason = 7
 	Reason_REASON_DRAINED   Reason = 8
 	Reason_REASON_PREEMPTED Reason = 9
-	// The box came back without the binding.
+	// The box reports again, without the binding.
 	Reason_REASON_BINDING_FORGOTTEN Reason = 10
 	Reason_REASON_LEASE_FAILED      Reason = 11
 	Reason_REASON_LEASE_RESIZED     Reason = 12
@@ -417,7 +416,7 @@ func (Reason) EnumDescriptor() ([]byte, []int) {
 	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{5}
 }
 
-// LeaseState is where a lease is.
+// LeaseState is the state of a lease.
 type LeaseState int32
 
 const (
@@ -428,13 +427,13 @@ const (
 	LeaseState_LEASE_STATE_BINDING LeaseState = 2
 	// Every GPU is attached.
 	LeaseState_LEASE_STATE_ACTIVE LeaseState = 3
-	// It was ACTIVE and has fewer GPUs than it should; replacement is under way
-	// or waits for a GPU.
+	// It was ACTIVE and lacks a GPU; the replacement is in progress or waits for a
+	// free GPU.
 	LeaseState_LEASE_STATE_DEGRADED  LeaseState = 4
 	LeaseState_LEASE_STATE_RELEASING LeaseState = 5
-	// Over, everything given back. Final.
+	// All GPUs are returned to the pool. Final.
 	LeaseState_LEASE_STATE_RELEASED LeaseState = 6
-	// Could not be satisfied; nothing is held. Final.
+	// Could not be satisfied; it holds no GPUs. Final.
 	LeaseState_LEASE_STATE_FAILED LeaseState = 7
 )
 
@@ -489,20 +488,20 @@ func (LeaseState) EnumDescriptor() ([]byte, []int) {
 	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{6}
 }
 
-// Role is what a caller is allowed to be.
+// Role is a caller's role. docs/security.md lists the rights of each.
 type Role int32
 
 const (
 	Role_ROLE_UNSPECIFIED Role = 0
-	// May do everything: tokens, tenants, backup.
+	// All rights, including tokens, tenants and backup.
 	Role_ROLE_ADMIN Role = 1
-	// Sees everything, keeps the pool: cordon, drain, replace, every lease.
+	// Sees everything and maintains the pool: cordon, drain, replace, all leases.
 	Role_ROLE_OPERATOR Role = 2
-	// Sees and touches only the leases of its own tenant.
+	// Sees and changes only the leases of its own tenant.
 	Role_ROLE_TENANT Role = 3
-	// A host proxy: speaks for itself, asks for leases on itself.
+	// A host proxy. Reports for itself, and may create leases on itself.
 	Role_ROLE_HOST Role = 4
-	// A box proxy: speaks for itself.
+	// A box proxy. Reports for itself.
 	Role_ROLE_BOX Role = 5
 )
 
@@ -553,18 +552,18 @@ func (Role) EnumDescriptor() ([]byte, []int) {
 	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{7}
 }
 
-// ErrorAction is what an error of a GPU calls for, from light to grave.
+// ErrorAction is the response that a GPU error requires, by severity.
 type ErrorAction int32
 
 const (
 	ErrorAction_ERROR_ACTION_UNSPECIFIED ErrorAction = 0
-	// Counted, nothing else.
+	// The error is only counted.
 	ErrorAction_ERROR_ACTION_IGNORE ErrorAction = 1
-	// The application that ran is lost; the GPU is good.
+	// The running application is lost; the GPU works.
 	ErrorAction_ERROR_ACTION_RESTART_APPLICATION ErrorAction = 2
-	// The GPU must be reset before it serves again.
+	// The GPU must be reset before it is used again.
 	ErrorAction_ERROR_ACTION_RESET ErrorAction = 3
-	// The GPU is not to be trusted: it is replaced and kept out of service.
+	// The GPU is replaced and kept out of service.
 	ErrorAction_ERROR_ACTION_REPLACE ErrorAction = 4
 )
 
@@ -613,15 +612,15 @@ func (ErrorAction) EnumDescriptor() ([]byte, []int) {
 	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{8}
 }
 
-// Use is whether a guest uses a device that is attached, as its host sees it.
+// Use is whether the guest uses an attached device, as observed by the host proxy.
 type Use int32
 
 const (
-	// Not known.
+	// Unknown.
 	Use_USE_UNSPECIFIED Use = 0
-	// No driver of the guest has it.
+	// No driver of the guest is bound to it.
 	Use_USE_IDLE Use = 1
-	// A driver has it and has done nothing with it of late.
+	// A driver is bound to it, but has not used it recently.
 	Use_USE_HELD Use = 2
 	// There was traffic within the last two seconds.
 	Use_USE_BUSY Use = 3
@@ -670,15 +669,15 @@ func (Use) EnumDescriptor() ([]byte, []int) {
 	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{9}
 }
 
-// Preference is how much a caller wants a property.
+// Preference is what a request says about a property of its GPUs.
 type Preference int32
 
 const (
-	// Does not matter; the policy of the pool decides.
+	// No preference; the policy of the pool decides.
 	Preference_PREFERENCE_UNSPECIFIED Preference = 0
 	Preference_PREFERENCE_PREFERRED   Preference = 1
 	Preference_PREFERENCE_REQUIRED    Preference = 2
-	// The opposite is wanted: with same_box, spread over boxes.
+	// The opposite is preferred: with same_box, GPUs spread over boxes.
 	Preference_PREFERENCE_AVOID Preference = 3
 )
 
@@ -725,13 +724,13 @@ func (Preference) EnumDescriptor() ([]byte, []int) {
 	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{10}
 }
 
-// Cipher protects the datagrams of a binding.
+// Cipher is the encryption of a binding's datagrams.
 type Cipher int32
 
 const (
 	Cipher_CIPHER_UNSPECIFIED Cipher = 0
 	Cipher_CIPHER_AES_256_GCM Cipher = 1
-	// No protection; for measurements only, off unless the manager allows it.
+	// No encryption or authentication. For measurements; the manager must allow it.
 	Cipher_CIPHER_NONE Cipher = 2
 )
 
@@ -776,7 +775,7 @@ func (Cipher) EnumDescriptor() ([]byte, []int) {
 	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
-// EventType says what happened.
+// EventType is the type of an event.
 type EventType int32
 
 const (
@@ -786,7 +785,7 @@ const (
 	EventType_EVENT_TYPE_NODE_LOST      EventType = 3
 	EventType_EVENT_TYPE_GPU_ADDED      EventType = 4
 	EventType_EVENT_TYPE_GPU_REMOVED    EventType = 5
-	// health changed; message says from what to what.
+	// The health changed; message has the old and the new one.
 	EventType_EVENT_TYPE_GPU_HEALTH     EventType = 6
 	EventType_EVENT_TYPE_LEASE_CREATED  EventType = 7
 	EventType_EVENT_TYPE_LEASE_QUEUED   EventType = 8
@@ -797,44 +796,44 @@ const (
 	EventType_EVENT_TYPE_LEASE_FAILED   EventType = 13
 	// A binding entered binding_state; duration is the time spent in the state before.
 	EventType_EVENT_TYPE_BINDING_STATE EventType = 14
-	// A binding takes over from another one; message names both GPUs.
+	// A binding replaces another one; message names both GPUs.
 	EventType_EVENT_TYPE_GPU_REPLACED EventType = 15
-	// No GPU fits as a replacement; message says why.
+	// No GPU is available as a replacement; message says why.
 	EventType_EVENT_TYPE_REPLACEMENT_IMPOSSIBLE EventType = 16
-	// Something takes longer than it should; message says what is waited for.
+	// A step takes longer than expected; message says which.
 	EventType_EVENT_TYPE_OVERDUE    EventType = 17
 	EventType_EVENT_TYPE_CORDONED   EventType = 18
 	EventType_EVENT_TYPE_UNCORDONED EventType = 19
-	// A target is being emptied; message says what is still there.
+	// A target is being drained; message names its remaining bindings.
 	EventType_EVENT_TYPE_DRAINING EventType = 20
-	// Nothing is bound at the target any more.
+	// The target has no bindings any more.
 	EventType_EVENT_TYPE_DRAINED EventType = 21
 	// A lease gives up its GPUs for one of higher priority; message names both.
 	EventType_EVENT_TYPE_LEASE_PREEMPTED EventType = 22
 	EventType_EVENT_TYPE_LEASE_RESIZED   EventType = 23
 	// A GPU reported an error; message names class and action.
 	EventType_EVENT_TYPE_GPU_ERROR EventType = 24
-	// A GPU that was out of service is taken for new bindings again.
+	// A GPU that was out of service takes new bindings again.
 	EventType_EVENT_TYPE_GPU_RETURNED   EventType = 25
 	EventType_EVENT_TYPE_TENANT_CHANGED EventType = 26
 	EventType_EVENT_TYPE_TOKEN_CHANGED  EventType = 27
 	EventType_EVENT_TYPE_NODE_REMOVED   EventType = 28
-	// Another manager leads from now on.
+	// Another manager became the leader.
 	EventType_EVENT_TYPE_LEADER_CHANGED EventType = 29
-	// One path of a binding failed or works again while others carry it.
+	// A path of a binding failed or recovered; the binding has other paths.
 	EventType_EVENT_TYPE_PATH_HEALTH EventType = 30
-	// A node was lost so often that new bindings keep away from it for a while.
+	// A node was lost too often, and takes no new bindings for a while.
 	EventType_EVENT_TYPE_NODE_UNSTABLE EventType = 31
-	// A node that was unstable is taken for new bindings again.
+	// A node that was unstable takes new bindings again.
 	EventType_EVENT_TYPE_NODE_STABLE EventType = 32
-	// A guest that was asked to let a GPU go still uses it; message says how that
-	// can be seen.
+	// A guest still uses a GPU that it was asked to release; message has the
+	// evidence.
 	EventType_EVENT_TYPE_GPU_IN_USE EventType = 33
-	// A guest did not let a GPU go in time: it was taken away.
+	// A guest did not release a GPU in time, so the GPU was removed by force.
 	EventType_EVENT_TYPE_GPU_TAKEN EventType = 34
-	// A guest removed a GPU itself; its lease keeps it.
+	// A guest ejected a GPU; the lease keeps the GPU.
 	EventType_EVENT_TYPE_GPU_EJECTED EventType = 35
-	// A GPU that its guest had removed is there again.
+	// A GPU that its guest had ejected is plugged in again.
 	EventType_EVENT_TYPE_GPU_PLUGGED EventType = 36
 )
 
@@ -947,16 +946,16 @@ func (EventType) EnumDescriptor() ([]byte, []int) {
 	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
-// PathAddress is where a node listens for datagrams on one path.
+// PathAddress is a node's address for datagrams on one path.
 type PathAddress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Path ID, from 0; the same number means the same network on every node.
+	// Path ID, from 0. The same ID is the same network on all nodes.
 	Path uint32 `protobuf:"varint,1,opt,name=path,proto3" json:"path,omitempty"`
 	// IP address and UDP port, "10.0.0.7:7471" or "[fd00::7]:7471".
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
-	// The largest UDP payload that passes unfragmented, in bytes. 0: 1472.
+	// The largest UDP payload without fragmentation, in bytes. 0: 1472.
 	Mtu uint32 `protobuf:"varint,3,opt,name=mtu,proto3" json:"mtu,omitempty"`
-	// Free name of the network, for people.
+	// Display name of the network.
 	Network       string `protobuf:"bytes,4,opt,name=network,proto3" json:"network,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1020,18 +1019,18 @@ func (x *PathAddress) GetNetwork() string {
 	return ""
 }
 
-// Device is what sits in a box slot, as its proxy found it.
+// Device is the device in a box slot, as reported by the box proxy.
 type Device struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Model       string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
 	MemoryBytes uint64                 `protobuf:"varint,2,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
 	Serial      string                 `protobuf:"bytes,3,opt,name=serial,proto3" json:"serial,omitempty"`
-	// PCI IDs from the configuration space.
+	// PCI vendor and device ID from the configuration space.
 	VendorId uint32 `protobuf:"varint,4,opt,name=vendor_id,json=vendorId,proto3" json:"vendor_id,omitempty"`
 	DeviceId uint32 `protobuf:"varint,5,opt,name=device_id,json=deviceId,proto3" json:"device_id,omitempty"`
-	// GPUs with the same non-empty domain in one box are joined by NVLink.
+	// GPUs of one box with the same non-empty domain are joined by NVLink.
 	NvlinkDomain string `protobuf:"bytes,6,opt,name=nvlink_domain,json=nvlinkDomain,proto3" json:"nvlink_domain,omitempty"`
-	// The PCIe switch of the box that the slot is under.
+	// The PCIe switch above the slot.
 	PcieSwitch    string `protobuf:"bytes,7,opt,name=pcie_switch,json=pcieSwitch,proto3" json:"pcie_switch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1116,7 +1115,7 @@ func (x *Device) GetPcieSwitch() string {
 	return ""
 }
 
-// Counters of one binding at one node, since the binding was made.
+// Counters are those of one binding at one node since the binding was made.
 type Counters struct {
 	state                  protoimpl.MessageState `protogen:"open.v1"`
 	TlpsSent               uint64                 `protobuf:"varint,1,opt,name=tlps_sent,json=tlpsSent,proto3" json:"tlps_sent,omitempty"`
@@ -1126,13 +1125,13 @@ type Counters struct {
 	DatagramsRetransmitted uint64                 `protobuf:"varint,5,opt,name=datagrams_retransmitted,json=datagramsRetransmitted,proto3" json:"datagrams_retransmitted,omitempty"`
 	// Datagrams dropped: wrong key, replayed, stale epoch, malformed.
 	DatagramsRefused uint64 `protobuf:"varint,6,opt,name=datagrams_refused,json=datagramsRefused,proto3" json:"datagrams_refused,omitempty"`
-	// DMA outside of what the VM mapped, or another refused TLP.
+	// Refused TLPs, such as DMA outside of the memory that the VM has mapped.
 	TlpsRefused        uint64 `protobuf:"varint,7,opt,name=tlps_refused,json=tlpsRefused,proto3" json:"tlps_refused,omitempty"`
 	CompletionTimeouts uint64 `protobuf:"varint,8,opt,name=completion_timeouts,json=completionTimeouts,proto3" json:"completion_timeouts,omitempty"`
 	// Smoothed round-trip time of the link in nanoseconds.
 	RttNs uint64 `protobuf:"varint,9,opt,name=rtt_ns,json=rttNs,proto3" json:"rtt_ns,omitempty"`
-	// Mean rates between the node's last two reports that carried counters, in
-	// bytes per second. Set by the manager only.
+	// Mean rates between the node's last two reports with counters, in bytes per
+	// second. Set by the manager only.
 	SendRate      uint64 `protobuf:"varint,10,opt,name=send_rate,json=sendRate,proto3" json:"send_rate,omitempty"`
 	ReceiveRate   uint64 `protobuf:"varint,11,opt,name=receive_rate,json=receiveRate,proto3" json:"receive_rate,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1246,15 +1245,15 @@ func (x *Counters) GetReceiveRate() uint64 {
 	return 0
 }
 
-// DeviceError is one class of errors of a GPU.
+// DeviceError is a class of errors of a GPU.
 type DeviceError struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What the device calls it, such as an Xid number.
+	// The device's error code, such as an XID of NVIDIA's driver.
 	Code uint32 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
-	// How often it was seen since the box proxy started. Grows only.
+	// Number of errors since the box proxy started. Never decreases.
 	Count  uint64 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
 	Detail string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
-	// What the manager makes of the class. Set by the manager only.
+	// The action that the manager takes. Set by the manager only.
 	Action        ErrorAction            `protobuf:"varint,4,opt,name=action,proto3,enum=dxpu.v1.ErrorAction" json:"action,omitempty"`
 	LastTime      *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_time,json=lastTime,proto3" json:"last_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1326,7 +1325,7 @@ func (x *DeviceError) GetLastTime() *timestamppb.Timestamp {
 	return nil
 }
 
-// PathStatus is one path of a binding as a node sees it.
+// PathStatus is a path of a binding, as reported by a node.
 type PathStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          uint32                 `protobuf:"varint,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -1387,17 +1386,17 @@ func (x *PathStatus) GetRttNs() uint64 {
 	return 0
 }
 
-// Step is one entry of a timeline.
+// Step is an entry of a timeline.
 type Step struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A short word: a binding state in lower case, or a node's own inner step
-	// such as "link_up" or "device_add".
+	// A binding state in lower case, or a step within a node such as "link_up" or
+	// "device_add".
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// When the step was reached.
+	// When the step was completed.
 	Time *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
-	// How long it took from the step before.
+	// Time since the previous step.
 	Duration *durationpb.Duration `protobuf:"bytes,3,opt,name=duration,proto3" json:"duration,omitempty"`
-	// The node that says so; empty: the manager.
+	// The node that reported the step; empty: the manager.
 	NodeId        string `protobuf:"bytes,4,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1461,31 +1460,31 @@ func (x *Step) GetNodeId() string {
 	return ""
 }
 
-// NodeInfo is what hosts and boxes have in common.
+// NodeInfo is the common part of hosts and boxes.
 type NodeInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Given by the manager at enrolment, never reused.
+	// Assigned by the manager at enrolment, never reused.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// The number that packets carry: unique among the nodes of the pool, from 1.
+	// The node's number in packets: unique in the pool, from 1.
 	Number    uint32            `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
 	Name      string            `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	Rack      string            `protobuf:"bytes,4,opt,name=rack,proto3" json:"rack,omitempty"`
 	Labels    map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Addresses []*PathAddress    `protobuf:"bytes,6,rep,name=addresses,proto3" json:"addresses,omitempty"`
-	// Whether the node reports now.
+	// Whether the node reports.
 	Connected      bool                   `protobuf:"varint,7,opt,name=connected,proto3" json:"connected,omitempty"`
 	LastReportTime *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=last_report_time,json=lastReportTime,proto3" json:"last_report_time,omitempty"`
 	// Version of the proxy's software.
 	Version      string `protobuf:"bytes,9,opt,name=version,proto3" json:"version,omitempty"`
 	Cordoned     bool   `protobuf:"varint,10,opt,name=cordoned,proto3" json:"cordoned,omitempty"`
 	CordonReason string `protobuf:"bytes,11,opt,name=cordon_reason,json=cordonReason,proto3" json:"cordon_reason,omitempty"`
-	// The revision of the desired state that the manager wants and that the node has.
+	// The newest revision of the desired state, and the one that the node applied.
 	DesiredRevision uint64 `protobuf:"varint,12,opt,name=desired_revision,json=desiredRevision,proto3" json:"desired_revision,omitempty"`
 	AppliedRevision uint64 `protobuf:"varint,13,opt,name=applied_revision,json=appliedRevision,proto3" json:"applied_revision,omitempty"`
-	// The target is being or has been emptied.
+	// The node is being drained or has been drained.
 	Draining bool `protobuf:"varint,14,opt,name=draining,proto3" json:"draining,omitempty"`
-	// It was lost too often of late: no new bindings until it has been there for
-	// a while.
+	// The node was lost too often recently: it takes no new bindings until it has
+	// been stable for a while.
 	Unstable      bool `protobuf:"varint,15,opt,name=unstable,proto3" json:"unstable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1626,7 +1625,7 @@ func (x *NodeInfo) GetUnstable() bool {
 	return false
 }
 
-// Host is a server whose VMs can be given GPUs.
+// Host is a server whose VMs can get GPUs.
 type Host struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Node            *NodeInfo              `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -1691,19 +1690,19 @@ func (x *Host) GetResourceVersion() uint64 {
 type HostSlot struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Slot  uint32                 `protobuf:"varint,1,opt,name=slot,proto3" json:"slot,omitempty"`
-	// Which VM or virtual switch of the host has the slot. Devices in slots of one
-	// domain may reach each other (peer-to-peer).
+	// The VM or virtual switch of the slot. Devices in slots of one domain can reach
+	// each other (peer-to-peer).
 	Domain string `protobuf:"bytes,2,opt,name=domain,proto3" json:"domain,omitempty"`
 	// The binding that holds the slot; empty: free.
 	BindingId string `protobuf:"bytes,3,opt,name=binding_id,json=bindingId,proto3" json:"binding_id,omitempty"`
 	LeaseId   string `protobuf:"bytes,4,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	GpuId     string `protobuf:"bytes,5,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
-	// What the host reports of it.
+	// The state that the host reports.
 	ObservedState BindingState  `protobuf:"varint,6,opt,name=observed_state,json=observedState,proto3,enum=dxpu.v1.BindingState" json:"observed_state,omitempty"`
 	Counters      *Counters     `protobuf:"bytes,7,opt,name=counters,proto3" json:"counters,omitempty"`
 	Paths         []*PathStatus `protobuf:"bytes,8,rep,name=paths,proto3" json:"paths,omitempty"`
 	Use           Use           `protobuf:"varint,9,opt,name=use,proto3,enum=dxpu.v1.Use" json:"use,omitempty"`
-	// The guest has removed the device itself.
+	// The guest has ejected the device.
 	Ejected       bool `protobuf:"varint,10,opt,name=ejected,proto3" json:"ejected,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1815,11 +1814,12 @@ type Box struct {
 	Node  *NodeInfo              `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Kind  BoxKind                `protobuf:"varint,2,opt,name=kind,proto3,enum=dxpu.v1.BoxKind" json:"kind,omitempty"`
 	Gpus  []*GPU                 `protobuf:"bytes,3,rep,name=gpus,proto3" json:"gpus,omitempty"`
-	// Slots in which nothing sits.
+	// Slots without a device.
 	EmptySlots      []uint32 `protobuf:"varint,4,rep,packed,name=empty_slots,json=emptySlots,proto3" json:"empty_slots,omitempty"`
 	ResourceVersion uint64   `protobuf:"varint,5,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
-	// How many busy GPUs use up the bandwidth of the box's proxy (paper, Table
-	// 12: between 4 and 8); beyond it placement prefers another box. 0: unknown.
+	// Number of busy GPUs that use the whole bandwidth of the box's proxy (paper,
+	// Table 12: between 4 and 8). Beyond it placement prefers other boxes. 0:
+	// unknown.
 	ProxyGpus     uint32 `protobuf:"varint,6,opt,name=proxy_gpus,json=proxyGpus,proto3" json:"proxy_gpus,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1920,14 +1920,15 @@ type GPU struct {
 	Counters        *Counters    `protobuf:"bytes,16,opt,name=counters,proto3" json:"counters,omitempty"`
 	ResourceVersion uint64       `protobuf:"varint,17,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
 	Draining        bool         `protobuf:"varint,18,opt,name=draining,proto3" json:"draining,omitempty"`
-	// Classes of errors seen, gravest first.
+	// Classes of errors, most severe first.
 	Errors []*DeviceError `protobuf:"bytes,19,rep,name=errors,proto3" json:"errors,omitempty"`
-	// Out of service by its errors until then, or until an operator clears them.
+	// The GPU is out of service because of its errors until then, or until an
+	// operator clears them.
 	QuarantinedUntil *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=quarantined_until,json=quarantinedUntil,proto3" json:"quarantined_until,omitempty"`
 	Tenant           string                 `protobuf:"bytes,21,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	// As the host reports it.
+	// As reported by the host.
 	Use Use `protobuf:"varint,22,opt,name=use,proto3,enum=dxpu.v1.Use" json:"use,omitempty"`
-	// The guest has removed the device itself; the lease keeps it.
+	// The guest has ejected the device; the lease keeps it.
 	Ejected       bool `protobuf:"varint,23,opt,name=ejected,proto3" json:"ejected,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2124,39 +2125,39 @@ func (x *GPU) GetEjected() bool {
 	return false
 }
 
-// LeaseSpec is what a tenant asks for.
+// LeaseSpec is a tenant's request.
 type LeaseSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Number of GPUs, 1 to 64. They are all of one model.
+	// Number of GPUs, 1 to 64. All are of one model.
 	Count uint32 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
-	// Exact model; empty: any, the least contested first.
+	// Exact model. Empty: any; the one with the most GPUs available is tried first.
 	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
-	// Each GPU has at least so much memory, in bytes.
+	// Minimum memory of each GPU, in bytes.
 	MinMemoryBytes uint64 `protobuf:"varint,3,opt,name=min_memory_bytes,json=minMemoryBytes,proto3" json:"min_memory_bytes,omitempty"`
-	// Unspecified: single GPUs go to PCIe-switch boxes first.
+	// Unspecified: PCIe-switch boxes are tried first.
 	BoxKind BoxKind `protobuf:"varint,4,opt,name=box_kind,json=boxKind,proto3,enum=dxpu.v1.BoxKind" json:"box_kind,omitempty"`
-	// The GPUs are joined by NVLink.
+	// GPUs joined by NVLink.
 	Nvlink Preference `protobuf:"varint,5,opt,name=nvlink,proto3,enum=dxpu.v1.Preference" json:"nvlink,omitempty"`
-	// The GPUs sit in one box; AVOID spreads them.
+	// GPUs in one box. AVOID spreads them over boxes.
 	SameBox Preference `protobuf:"varint,6,opt,name=same_box,json=sameBox,proto3,enum=dxpu.v1.Preference" json:"same_box,omitempty"`
-	// The host; empty: any that has all host_labels and enough free slots.
+	// The host. Empty: any that has all host_labels and enough free slots.
 	HostId     string            `protobuf:"bytes,7,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
 	HostLabels map[string]string `protobuf:"bytes,8,rep,name=host_labels,json=hostLabels,proto3" json:"host_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// The slots shall be in this domain of the host; empty: any one domain.
+	// The domain of the host's slots. Empty: any. All slots are in one domain.
 	HostDomain string `protobuf:"bytes,9,opt,name=host_domain,json=hostDomain,proto3" json:"host_domain,omitempty"`
-	// Who asks. Empty: "default".
+	// The tenant of the lease. Empty: "default".
 	Tenant string `protobuf:"bytes,10,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	// Higher goes first in the queue. -100 to 100.
+	// Higher priorities go first in the queue. -100 to 100.
 	Priority int32 `protobuf:"varint,11,opt,name=priority,proto3" json:"priority,omitempty"`
-	// May be taken away for a request of higher priority.
+	// The lease may be ended for a request of higher priority.
 	Preemptible bool `protobuf:"varint,12,opt,name=preemptible,proto3" json:"preemptible,omitempty"`
-	// The lease is deleted so long after its creation. Unset: never.
+	// Lifetime, after which the lease is deleted. Unset: no limit.
 	ExpiresAfter *durationpb.Duration `protobuf:"bytes,13,opt,name=expires_after,json=expiresAfter,proto3" json:"expires_after,omitempty"`
-	// Wait in the queue when there is no capacity; otherwise the call fails.
+	// Wait in the queue if there is no capacity. Otherwise the call fails.
 	Wait bool `protobuf:"varint,14,opt,name=wait,proto3" json:"wait,omitempty"`
-	// Give up waiting after so long. Unset: never.
+	// Maximum time in the queue. Unset: no limit.
 	WaitTimeout *durationpb.Duration `protobuf:"bytes,15,opt,name=wait_timeout,json=waitTimeout,proto3" json:"wait_timeout,omitempty"`
-	// Free labels, kept with the lease.
+	// Free labels, stored with the lease.
 	Labels        map[string]string `protobuf:"bytes,16,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2304,28 +2305,28 @@ func (x *LeaseSpec) GetLabels() map[string]string {
 	return nil
 }
 
-// Lease is what a tenant asked for and got.
+// Lease is a tenant's request and the bindings allocated to it.
 type Lease struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Id        string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	RequestId string                 `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	Spec      *LeaseSpec             `protobuf:"bytes,3,opt,name=spec,proto3" json:"spec,omitempty"`
 	State     LeaseState             `protobuf:"varint,4,opt,name=state,proto3,enum=dxpu.v1.LeaseState" json:"state,omitempty"`
-	// One sentence on why it is in this state.
+	// Why the lease is in this state, in one sentence.
 	StateReason string `protobuf:"bytes,5,opt,name=state_reason,json=stateReason,proto3" json:"state_reason,omitempty"`
 	HostId      string `protobuf:"bytes,6,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
-	// The bindings that make it up now, and those it had before (RELEASED) that
-	// the manager still remembers; oldest first.
+	// The current bindings, and earlier ones (RELEASED) that the manager keeps,
+	// oldest first.
 	Bindings   []*Binding             `protobuf:"bytes,7,rep,name=bindings,proto3" json:"bindings,omitempty"`
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
-	// When it became ACTIVE first.
+	// When the lease first became ACTIVE.
 	ActiveTime      *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=active_time,json=activeTime,proto3" json:"active_time,omitempty"`
 	ExpireTime      *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
 	EndTime         *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=end_time,json=endTime,proto3" json:"end_time,omitempty"`
 	ResourceVersion uint64                 `protobuf:"varint,12,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
-	// PENDING: the place in the queue, from 1.
+	// PENDING: the position in the queue, from 1.
 	QueuePosition uint32 `protobuf:"varint,13,opt,name=queue_position,json=queuePosition,proto3" json:"queue_position,omitempty"`
-	// Who made it.
+	// The actor that created the lease: a token's or a node's ID.
 	Creator       string `protobuf:"bytes,14,opt,name=creator,proto3" json:"creator,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2459,12 +2460,12 @@ func (x *Lease) GetCreator() string {
 	return ""
 }
 
-// Binding joins a host slot and a box slot. The keys are not shown.
+// Binding joins a host slot and a box slot. It does not contain the keys.
 type Binding struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// Grows with every binding of the pool; both proxies refuse packets of any
-	// other epoch. Below 2^32 for four billion bindings.
+	// Increases with every binding of the pool. Both proxies refuse packets of other
+	// epochs. Stays below 2^32 for four billion bindings.
 	Epoch    uint64       `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	LeaseId  string       `protobuf:"bytes,3,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	HostId   string       `protobuf:"bytes,4,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
@@ -2474,15 +2475,15 @@ type Binding struct {
 	GpuId    string       `protobuf:"bytes,8,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
 	State    BindingState `protobuf:"varint,9,opt,name=state,proto3,enum=dxpu.v1.BindingState" json:"state,omitempty"`
 	Reason   Reason       `protobuf:"varint,10,opt,name=reason,proto3,enum=dxpu.v1.Reason" json:"reason,omitempty"`
-	// In words, where there is more to say.
+	// Details in words, if there are any.
 	Detail string `protobuf:"bytes,11,opt,name=detail,proto3" json:"detail,omitempty"`
-	// The binding that this one takes over from.
+	// The binding that this one replaces.
 	ReplacesBindingId string  `protobuf:"bytes,12,opt,name=replaces_binding_id,json=replacesBindingId,proto3" json:"replaces_binding_id,omitempty"`
 	Timeline          []*Step `protobuf:"bytes,13,rep,name=timeline,proto3" json:"timeline,omitempty"`
-	// The side has confirmed that it holds nothing of the binding.
+	// The host or box has confirmed that nothing of the binding is left.
 	HostClear bool `protobuf:"varint,14,opt,name=host_clear,json=hostClear,proto3" json:"host_clear,omitempty"`
 	BoxClear  bool `protobuf:"varint,15,opt,name=box_clear,json=boxClear,proto3" json:"box_clear,omitempty"`
-	// ATTACHED, but the guest has removed the device itself: ReplugGPU shows it again.
+	// ATTACHED, but the guest has ejected the device. ReplugGPU plugs it in again.
 	Ejected       bool `protobuf:"varint,16,opt,name=ejected,proto3" json:"ejected,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2630,10 +2631,10 @@ func (x *Binding) GetEjected() bool {
 	return false
 }
 
-// Pool sums up.
+// Pool is the totals of the pool and the manager's identity.
 type Pool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Made when the state was created; nodes notice by it that a pool is another.
+	// Made when the state was created. Nodes use it to recognise another pool.
 	ClusterId       string `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	Version         string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
 	Hosts           uint32 `protobuf:"varint,3,opt,name=hosts,proto3" json:"hosts,omitempty"`
@@ -2644,17 +2645,17 @@ type Pool struct {
 	GpusFree        uint32 `protobuf:"varint,8,opt,name=gpus_free,json=gpusFree,proto3" json:"gpus_free,omitempty"`
 	GpusBound       uint32 `protobuf:"varint,9,opt,name=gpus_bound,json=gpusBound,proto3" json:"gpus_bound,omitempty"`
 	GpusUnavailable uint32 `protobuf:"varint,10,opt,name=gpus_unavailable,json=gpusUnavailable,proto3" json:"gpus_unavailable,omitempty"`
-	// Free GPUs that ordinary leases do not get.
+	// Free GPUs held back from ordinary requests.
 	SparesHeld    uint32 `protobuf:"varint,11,opt,name=spares_held,json=sparesHeld,proto3" json:"spares_held,omitempty"`
 	LeasesActive  uint32 `protobuf:"varint,12,opt,name=leases_active,json=leasesActive,proto3" json:"leases_active,omitempty"`
 	LeasesPending uint32 `protobuf:"varint,13,opt,name=leases_pending,json=leasesPending,proto3" json:"leases_pending,omitempty"`
-	// The newest event's revision.
+	// The revision of the newest event.
 	Revision uint64 `protobuf:"varint,14,opt,name=revision,proto3" json:"revision,omitempty"`
-	// The managers, the leader's ID and its URL.
+	// The leader's ID and URL, and all managers.
 	LeaderId  string         `protobuf:"bytes,15,opt,name=leader_id,json=leaderId,proto3" json:"leader_id,omitempty"`
 	LeaderUrl string         `protobuf:"bytes,16,opt,name=leader_url,json=leaderUrl,proto3" json:"leader_url,omitempty"`
 	Managers  []*ManagerInfo `protobuf:"bytes,17,rep,name=managers,proto3" json:"managers,omitempty"`
-	// What the policy holds back of each model, and why.
+	// The spares of each model, and the reason for their number.
 	Spares        []*SpareStatus `protobuf:"bytes,18,rep,name=spares,proto3" json:"spares,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2816,7 +2817,7 @@ func (x *Pool) GetSpares() []*SpareStatus {
 	return nil
 }
 
-// ManagerInfo is one of the managers of a pool.
+// ManagerInfo is a manager of the pool.
 type ManagerInfo struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2893,7 +2894,7 @@ type SpareStatus struct {
 	Free   uint32                 `protobuf:"varint,3,opt,name=free,proto3" json:"free,omitempty"`
 	// Held back from ordinary requests.
 	Held uint32 `protobuf:"varint,4,opt,name=held,proto3" json:"held,omitempty"`
-	// What the policy wants to hold back.
+	// Number of spares that the policy requires.
 	Wanted        uint32 `protobuf:"varint,5,opt,name=wanted,proto3" json:"wanted,omitempty"`
 	Explanation   string `protobuf:"bytes,6,opt,name=explanation,proto3" json:"explanation,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2972,16 +2973,16 @@ func (x *SpareStatus) GetExplanation() string {
 	return ""
 }
 
-// Quota bounds what a tenant may have at a time.
+// Quota limits the resources of a tenant.
 type Quota struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// GPUs in leases that are not over, those in the queue not counted. 0: no bound.
+	// GPUs in current leases, without those in the queue. 0: no limit.
 	MaxGpus uint32 `protobuf:"varint,1,opt,name=max_gpus,json=maxGpus,proto3" json:"max_gpus,omitempty"`
-	// Leases that are not over, those in the queue counted. 0: no bound.
+	// Current leases, including those in the queue. 0: no limit.
 	MaxLeases uint32 `protobuf:"varint,2,opt,name=max_leases,json=maxLeases,proto3" json:"max_leases,omitempty"`
 	// GPUs by model, within max_gpus.
 	MaxGpusByModel map[string]uint32 `protobuf:"bytes,3,rep,name=max_gpus_by_model,json=maxGpusByModel,proto3" json:"max_gpus_by_model,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
-	// The highest priority that the tenant's leases may have. Unset: 100.
+	// The highest priority of the tenant's leases. Unset: 100.
 	MaxPriority   *int32 `protobuf:"varint,4,opt,name=max_priority,json=maxPriority,proto3,oneof" json:"max_priority,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3045,14 +3046,14 @@ func (x *Quota) GetMaxPriority() int32 {
 	return 0
 }
 
-// Tenant is who leases are for.
+// Tenant owns leases.
 type Tenant struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 to 63 of a-z, 0-9, '-' and '.'.
 	Id          string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Description string `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
 	Quota       *Quota `protobuf:"bytes,3,opt,name=quota,proto3" json:"quota,omitempty"`
-	// What it has now.
+	// Current usage.
 	Gpus            uint32                 `protobuf:"varint,4,opt,name=gpus,proto3" json:"gpus,omitempty"`
 	Leases          uint32                 `protobuf:"varint,5,opt,name=leases,proto3" json:"leases,omitempty"`
 	LeasesPending   uint32                 `protobuf:"varint,6,opt,name=leases_pending,json=leasesPending,proto3" json:"leases_pending,omitempty"`
@@ -3148,7 +3149,7 @@ func (x *Tenant) GetCreateTime() *timestamppb.Timestamp {
 	return nil
 }
 
-// Token is a credential of a person or a program. Its secret is shown once.
+// Token is a credential of a user or a program. Its secret is returned only once.
 type Token struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -3243,7 +3244,7 @@ func (x *Token) GetCreator() string {
 	return ""
 }
 
-// AuditEntry says who did what.
+// AuditEntry is an entry of the audit log.
 type AuditEntry struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Revision uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
@@ -3252,16 +3253,16 @@ type AuditEntry struct {
 	Actor  string `protobuf:"bytes,3,opt,name=actor,proto3" json:"actor,omitempty"`
 	Role   Role   `protobuf:"varint,4,opt,name=role,proto3,enum=dxpu.v1.Role" json:"role,omitempty"`
 	Tenant string `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	// "/dxpu.v1.PoolService/CreateLease".
+	// The call, such as "/dxpu.v1.PoolService/CreateLease".
 	Procedure string `protobuf:"bytes,6,opt,name=procedure,proto3" json:"procedure,omitempty"`
-	// The ID of what it was done to.
+	// The ID of the object of the call.
 	Target string `protobuf:"bytes,7,opt,name=target,proto3" json:"target,omitempty"`
-	// The answer's code, "ok" or Connect's word for it, and its message.
+	// The result, "ok" or Connect's error code, and its message.
 	Code    string `protobuf:"bytes,8,opt,name=code,proto3" json:"code,omitempty"`
 	Message string `protobuf:"bytes,9,opt,name=message,proto3" json:"message,omitempty"`
-	// Where the call came from, IP address and port.
+	// The caller's IP address and port.
 	Peer string `protobuf:"bytes,10,opt,name=peer,proto3" json:"peer,omitempty"`
-	// The request in JSON without secrets, cut at 1 KiB.
+	// The request in JSON without secrets, truncated to 1 KiB.
 	Request       string `protobuf:"bytes,11,opt,name=request,proto3" json:"request,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3374,14 +3375,14 @@ func (x *AuditEntry) GetRequest() string {
 	return ""
 }
 
-// Event is something that happened.
+// Event is a change of the pool.
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Grows by at least one from event to event.
+	// Increases from event to event, by at least one.
 	Revision uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
 	Time     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
 	Type     EventType              `protobuf:"varint,3,opt,name=type,proto3,enum=dxpu.v1.EventType" json:"type,omitempty"`
-	// One sentence for people.
+	// A sentence that describes the event.
 	Message      string               `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
 	LeaseId      string               `protobuf:"bytes,5,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	BindingId    string               `protobuf:"bytes,6,opt,name=binding_id,json=bindingId,proto3" json:"binding_id,omitempty"`
@@ -3393,7 +3394,7 @@ type Event struct {
 	Reason       Reason               `protobuf:"varint,12,opt,name=reason,proto3,enum=dxpu.v1.Reason" json:"reason,omitempty"`
 	Duration     *durationpb.Duration `protobuf:"bytes,13,opt,name=duration,proto3" json:"duration,omitempty"`
 	Tenant       string               `protobuf:"bytes,14,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	// Who caused it, where that is known: a token's or a node's ID.
+	// The cause, if known: a token's or a node's ID.
 	Actor         string `protobuf:"bytes,15,opt,name=actor,proto3" json:"actor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -49,7 +49,7 @@ type NodeServiceClient interface {
 	Enroll(context.Context, *connect.Request[v1.EnrollRequest]) (*connect.Response[v1.EnrollResponse], error)
 	WatchDesired(context.Context, *connect.Request[v1.WatchDesiredRequest]) (*connect.ServerStreamForClient[v1.DesiredState], error)
 	Report(context.Context, *connect.Request[v1.ReportRequest]) (*connect.Response[v1.ReportResponse], error)
-	// Renew gives a node a new certificate before the old one ends.
+	// Renew issues a new certificate to a node before the old one expires.
 	Renew(context.Context, *connect.Request[v1.RenewRequest]) (*connect.Response[v1.RenewResponse], error)
 }
 
@@ -124,7 +124,7 @@ type NodeServiceHandler interface {
 	Enroll(context.Context, *connect.Request[v1.EnrollRequest]) (*connect.Response[v1.EnrollResponse], error)
 	WatchDesired(context.Context, *connect.Request[v1.WatchDesiredRequest], *connect.ServerStream[v1.DesiredState]) error
 	Report(context.Context, *connect.Request[v1.ReportRequest]) (*connect.Response[v1.ReportResponse], error)
-	// Renew gives a node a new certificate before the old one ends.
+	// Renew issues a new certificate to a node before the old one expires.
 	Renew(context.Context, *connect.Request[v1.RenewRequest]) (*connect.Response[v1.RenewResponse], error)
 }
 
