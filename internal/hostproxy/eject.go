@@ -6,6 +6,7 @@ import (
 	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/hostproxy/controller"
 )
 
 // guestView is what a slot reports of its guest: whether it uses the device,
@@ -24,9 +25,8 @@ type guestView struct {
 // busySamples make two seconds.
 const busySamples = int(2 * time.Second / sampleInterval)
 
-func (v *guestView) begin(replugs uint32, traffic uint64) {
+func (v *guestView) begin(traffic uint64) {
 	v.ejected.Store(false)
-	v.replugs.Store(replugs)
 	v.use.Store(int32(dxpuv1.Use_USE_IDLE))
 	v.traffic, v.busy = traffic, 0
 }
@@ -60,76 +60,27 @@ func (v *guestView) observe(out *dxpuv1.ObservedBinding) {
 // traffic is how many TLPs have passed.
 func (c *counters) traffic() uint64 { return c.toDevice.Load() + c.fromDevice.Load() }
 
-// strayLooks is how often a device must be found in QEMU without a connection
-// before it is plugged in again: QEMU may be about to remove it.
-const strayLooks = 3
-
-// followGuest looks what has become of a device that should be plugged in and
-// that QEMU is not connected to.
-//
-//	QEMU does not answer:              the VM is gone; wait for it
-//	another QEMU, without the device:  the VM was started again; plug it in
-//	the same, without the device:      the guest has removed it; leave it so until told
-//	the same, with the device:         the connection broke; plug it in anew
-func (s *slot) followGuest(ctx context.Context, want *dxpuv1.DesiredBinding) {
-	p, ok := s.plugged.(*pluggedVM)
-	if !ok || p.front.QMP == "" {
-		return
-	}
-	if s.guest.ejected.Load() {
-		if want.Replugs > s.guest.replugs.Load() {
-			s.replug(ctx, p, want.Replugs)
-		}
-		return
-	}
-	s.guest.replugs.Store(want.Replugs) // it is there
-	if p.connected() {
-		p.strays = 0
-		return
-	}
-	here, qemu, err := p.look(ctx)
-	switch {
-	case err != nil:
-		s.note("the VM does not answer: " + err.Error())
-	case here:
-		if p.strays++; p.strays >= strayLooks {
-			s.replug(ctx, p, want.Replugs)
-		}
-	case qemu != p.qemu:
-		s.replug(ctx, p, want.Replugs)
-	default:
-		p.added = false
-		s.guest.ejected.Store(true)
-		s.counters.ejected.Add(1)
-		s.host.log.Warn("the guest has removed the device", "slot", s.index)
-		s.status.Step("ejected")
-		s.status.Note("the guest has removed the device itself")
-		s.host.Changed()
-	}
+// eject reports that the guest has removed the device.
+func (s *slot) eject() {
+	s.plugged.(*pluggedVM).added = false
+	s.guest.ejected.Store(true)
+	s.counters.ejected.Add(1)
+	s.host.log.Warn("the guest has removed the device", "slot", s.index)
+	s.status.Step("ejected")
+	s.status.Note("the guest has removed the device itself")
+	s.host.Changed()
 }
 
-// replug shows a device again.
-func (s *slot) replug(ctx context.Context, p *pluggedVM, asked uint32) {
-	p.strays = 0
-	err := p.deviceAdd(ctx)
-	s.guest.replugs.Store(asked)
-	if err != nil {
-		s.note("the device cannot be plugged in again: " + err.Error())
-		return
+// replug shows the device to the VM again.
+func (s *slot) replug(ctx context.Context) error {
+	if err := s.plugged.(*pluggedVM).deviceAdd(ctx); err != nil {
+		return err
 	}
 	s.guest.ejected.Store(false)
 	s.host.log.Info("the device is plugged in again", "slot", s.index)
 	s.status.Step("replugged")
-	s.status.Note("")
 	s.host.Changed()
-}
-
-// note says more about the state that the binding is in.
-func (s *slot) note(detail string) {
-	if s.status.Note(detail) {
-		s.host.log.Warn("attached, but", "slot", s.index, "detail", detail)
-		s.host.Changed()
-	}
+	return nil
 }
 
 // connected reports whether QEMU is connected to the device.
@@ -142,17 +93,25 @@ func (v *vm) connected() bool {
 // lookTimeout bounds a question that QEMU answers at once.
 const lookTimeout = 2 * time.Second
 
-// look asks QEMU whether it has the device, and which process it is.
-func (p *pluggedVM) look(ctx context.Context) (here bool, qemu int, err error) {
+// look asks QEMU what has become of a device that it is not connected to.
+func (p *pluggedVM) look(ctx context.Context) (guest controller.Guest, detail string) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	client, done, err := p.front.control.use(ctx, p.front.QMP)
 	if err != nil {
-		return false, 0, err
+		return controller.Silent, err.Error()
 	}
 	defer done()
-	here, err = client.HasDevice(ctx, deviceID(p.vm.slot.index))
-	return here, p.front.pid(client), err
+	here, err := client.HasDevice(ctx, deviceID(p.vm.slot.index))
+	switch {
+	case err != nil:
+		return controller.Silent, err.Error()
+	case here:
+		return controller.Present, ""
+	case p.front.pid(client) != p.qemu:
+		return controller.Restarted, ""
+	}
+	return controller.Removed, ""
 }
 
 // sweep asks QEMU to remove what a proxy that was killed has left in a slot: a

@@ -257,13 +257,12 @@ func (p *embeddedPort) remove() {
 	p.front.host.Unplugged(p.front.port(p.slot.index).Secondary)
 }
 
-// unplug: the embedded host's drivers let go when they are told.
-func (p *embeddedPort) unplug(context.Context) error { return nil }
+// unplug returns at once: the drivers of the embedded host release a removed device.
+func (p *embeddedPort) unplug(context.Context) (string, error) { return "", nil }
 
-// held and inUse: enumeration leaves every function bus master, so that nothing
-// but traffic shows who uses it.
-func (p *embeddedPort) held() bool    { return false }
-func (p *embeddedPort) inUse() string { return "" }
+// held returns false: enumeration leaves every function bus master, so only
+// traffic shows the use of a device.
+func (p *embeddedPort) held(engine.Entry) bool { return false }
 
 func (p *embeddedPort) close() {
 	g := p.slot.host.group

@@ -20,28 +20,25 @@ import (
 // MaxSlots is the largest virtual switch: 32 devices on its internal bus.
 const MaxSlots = 32
 
-// Front is how the host of a virtual switch is told of devices: VM or Embedded.
-// Its methods are called without the group.
+// Front shows devices to the host of a virtual switch: VM or Embedded. Callers of
+// its methods have not entered the group.
 type Front interface {
 	// start prepares the front for a host proxy with empty slots.
 	start(h *Host) error
 	// plug shows the device in a slot to the host. It returns the port that
-	// the slot's traffic goes through from then on.
+	// carries the slot's traffic from then on.
 	plug(ctx context.Context, s *slot) (plugged, error)
 }
 
-// plugged is a device that has been shown.
+// plugged is a device that the host can see.
 type plugged interface {
 	port
-	// unplug asks the host to let go of the device and waits until it has,
-	// or until ctx ends.
-	unplug(ctx context.Context) error
-	// held reports whether a driver of the host has the device. The group is entered.
-	held() bool
-	// inUse tells by what it can be seen that the host has not let go of the
-	// device, "" when nothing shows it. The group is entered.
-	inUse() string
-	// close takes the device away, whether the host has let go or not.
+	// unplug asks the host to release the device and waits until it has, or
+	// until ctx ends: then it returns an error and the last signs of use.
+	unplug(ctx context.Context) (use string, err error)
+	// held reports whether a driver of the host has the device.
+	held(e engine.Entry) bool
+	// close takes the device away, even if the host has not released it.
 	close()
 }
 
@@ -56,13 +53,13 @@ type Config struct {
 	// CompletionTimeout ends a request that a device does not answer. Default
 	// 1 s: below every deadline of a VMM, above any stall of a path that fails over.
 	CompletionTimeout time.Duration
-	// UnplugTimeout is how long a host may take to let go of a device when
-	// the manager does not say. Default 10 s.
+	// UnplugTimeout bounds the time in which a host releases a device when the
+	// manager does not set it. Default 10 s.
 	UnplugTimeout time.Duration
 	Logger        *slog.Logger
 }
 
-// Host is the running proxy of a host. It implements node.Handler.
+// Host is the running proxy of a host. It implements agent.Handler.
 type Host struct {
 	agent.Desired
 

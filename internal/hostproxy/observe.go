@@ -23,7 +23,7 @@ func (h *Host) Observe() *dxpuv1.ObservedState {
 }
 
 func (s *slot) observe() *dxpuv1.ObservedSlot {
-	st := s.observed()
+	st := s.status.Get()
 	out := &dxpuv1.ObservedSlot{
 		Slot: uint32(s.index), Domain: s.host.cfg.Domain, Health: dxpuv1.Health_HEALTH_OK, Binding: st.Observed(),
 	}

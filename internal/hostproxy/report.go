@@ -26,7 +26,7 @@ func (s *slot) describe() agent.SlotReport {
 			Peer: c.peer.Load(), DMARefused: c.dmaRefused.Load(), Unsupported: c.unsupported.Load(),
 			Timeouts: c.timeouts.Load(), Interrupts: c.interrupts.Load(), Errors: c.errors.Load(),
 		},
-		Binding: agent.ReportBinding(s.index, s.observed(), desired),
+		Binding: agent.ReportBinding(s.index, s.status.Get(), desired),
 	}
 	e := s.host.group.Enter()
 	defer s.host.group.Leave(e)

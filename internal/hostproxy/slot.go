@@ -9,6 +9,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
 	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
+	"github.com/dxpu-project/dxpu/internal/hostproxy/controller"
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
@@ -40,16 +41,17 @@ type slot struct {
 	binding *engine.Binding // nil: empty
 	port    port            // nil: probing, nothing is shown yet
 	root    *requestPort
-	gone    bool          // the link is down; the host is answered in the device's stead
+	gone    bool          // the link is down; the slot answers the host in the device's place
 	mps     int           // payload of writes to the device, bytes
 	roomy   chan struct{} // nil, or closed when requests may fit again
 
-	// The controller's:
-	plugged       plugged
-	unplugTimeout time.Duration
+	// Used by run only:
+	control controller.Controller
+	seen    controller.Seen
+	plugged plugged // nil: not shown
 
 	status    agent.Status
-	applied   atomic.Uint64 // the desired revision that status takes account of
+	applied   atomic.Uint64 // the desired revision that status reflects
 	linkStats atomic.Pointer[link.Stats]
 	guest     guestView
 	counters  counters
@@ -195,8 +197,8 @@ func (s *slot) Wake(e engine.Entry) time.Duration {
 	return wake
 }
 
-// LinkChanged answers the host in the device's stead once the link is down,
-// and tells the controller, which takes the device away.
+// LinkChanged answers the host in the device's place once the link is down, and
+// wakes the controller, which takes the device away.
 func (s *slot) LinkChanged(e engine.Entry, state link.State) {
 	if state == link.Down && !s.gone {
 		s.gone = true

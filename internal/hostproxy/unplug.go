@@ -10,39 +10,48 @@ import (
 	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/vm/qmp"
 )
 
-// useInterval is how often it is looked whether a host that was asked to let a
-// device go still uses it.
+// useInterval is the time between two looks at a device that the host was asked
+// to release.
 const useInterval = 250 * time.Millisecond
 
-// unplug asks the host to let go of the device. While it takes its time, the
-// status says by what it can be seen that the device is in use.
+// unplug asks the host to release the device, and takes note if it does not.
 func (s *slot) unplug(ctx context.Context, timeout time.Duration) {
 	if s.plugged == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
-	var use string
-	var watch sync.WaitGroup
-	watch.Go(func() { use = s.watchUse(ctx) })
-	err := s.plugged.unplug(ctx)
-	cancel()
-	watch.Wait()
-	removal := &dxpuv1.Removal{BindingId: s.observed().ID}
+	defer cancel()
+	use, err := s.plugged.unplug(ctx)
+	removal := &dxpuv1.Removal{BindingId: s.status.Get().ID}
 	if err != nil {
 		removal.Forced, removal.Detail = true, cmp.Or(use, err.Error())
 		s.counters.forced.Add(1)
-		s.host.log.Warn("the host has not let go of the device: it is taken away", "slot", s.index, "err", err)
+		s.host.log.Warn("the host has not released the device: it is taken away", "slot", s.index, "err", err)
 	}
 	s.guest.removal.Store(removal)
 }
 
-// watchUse reports how a device is used until ctx ends, and returns what it saw
-// last. What the status says already stays.
-func (s *slot) watchUse(ctx context.Context) (use string) {
-	why := s.observed().Detail
+// unplug asks QEMU to remove the device. While the guest holds it, the status
+// reports the signs of its use.
+func (p *pluggedVM) unplug(ctx context.Context) (use string, err error) {
+	watched, stop := context.WithCancel(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() { use = p.watchUse(watched) })
+	err = p.remove(ctx)
+	stop()
+	watch.Wait()
+	return use, err
+}
+
+// watchUse reports the use of a device until ctx ends, and returns its last
+// report. It keeps the present detail of the status.
+func (v *vm) watchUse(ctx context.Context) (use string) {
+	s := v.slot
+	why := s.status.Get().Detail
 	tick := time.NewTicker(useInterval)
 	defer tick.Stop()
 	seen := s.counters.traffic()
@@ -53,7 +62,7 @@ func (s *slot) watchUse(ctx context.Context) (use string) {
 		case <-tick.C:
 		}
 		e := s.host.group.Enter()
-		use = s.plugged.inUse()
+		use = v.inUse(e)
 		s.host.group.Leave(e)
 		passed := s.counters.traffic()
 		switch {
@@ -73,10 +82,10 @@ func (s *slot) watchUse(ctx context.Context) (use string) {
 	}
 }
 
-// inUse: a driver that has let a device go has taken memory decoding, bus
-// mastering and, as a rule, power away from it (PCI Express Base 6.0, sections
-// 7.5.1.1.3 and 5.3.1.4).
-func (v *vm) inUse() string {
+// inUse returns the signs of a driver in the guest, "" for none. A driver that
+// has released a device has switched off memory decoding, bus mastering and, as a
+// rule, power (PCI Express Base 6.0, sections 7.5.1.1.3 and 5.3.1.4).
+func (v *vm) inUse(engine.Entry) string {
 	entry, _ := v.slot.host.table.Entry(v.slot.index)
 	var signs []string
 	if entry.MemoryEnabled() {
@@ -103,25 +112,27 @@ func (v *vm) inUse() string {
 	return "it " + strings.Join(signs, ", ")
 }
 
-// held: drivers make a device bus master when they take it and no longer so when
-// they let it go; firmware and kernels leave that to them.
-func (v *vm) held() bool {
+// held reports whether a driver of the guest has the device: drivers make it bus
+// master when they take it and clear that when they release it; firmware and
+// kernels do neither.
+func (v *vm) held(engine.Entry) bool {
 	entry, _ := v.slot.host.table.Entry(v.slot.index)
 	return v.conn != nil && entry.BusMaster()
 }
 
-// askAgain is how long after a guest would not eject a device it is asked again:
-// a driver that is busy may be done.
+// askAgain is the time after a guest's refusal to eject a device and the next
+// request: a busy driver may have finished.
 const askAgain = time.Second
 
-func (p *pluggedVM) unplug(ctx context.Context) error {
+// remove asks QEMU to remove the device, again and again, until it has.
+func (p *pluggedVM) remove(ctx context.Context) error {
 	if !p.added {
 		return nil
 	}
 	client, done, err := p.front.control.use(ctx, p.front.QMP)
 	if err != nil {
 		if !p.connected() {
-			return nil // a VM that is gone holds nothing
+			return nil // the VM is gone
 		}
 		return fmt.Errorf("hot-unplug: %w", err)
 	}

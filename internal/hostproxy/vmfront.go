@@ -107,7 +107,6 @@ type pluggedVM struct {
 	serving sync.WaitGroup
 	added   bool // QEMU has the device
 	qemu    int  // the process that got it
-	strays  int  // looks in a row that found the device there without a connection
 }
 
 // qmpTimeout bounds a command that QEMU answers at once.

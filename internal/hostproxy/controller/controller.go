@@ -1,0 +1,332 @@
+// Package controller decides what a slot of a host does next. It compares the
+// binding that the manager wants with the state that the host sees, so any
+// message may be lost or repeated.
+//
+//	empty ─▶ PREPARING: open the link, show the device ─▶ ATTACHED ─▶ LOST      the link is down
+//	                 └─▶ FAILED                               └─▶ ejected ─▶    the guest removed it
+//	any of them, when no longer wanted ─▶ DETACHING: take the device away ─▶ empty
+//
+// FAILED and LOST last until the manager no longer wants the binding.
+package controller
+
+import (
+	"fmt"
+	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
+	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/machine"
+)
+
+const (
+	// linkTimeout bounds the time in which the box opens the link of a binding
+	// that the manager says is ready.
+	linkTimeout = 10 * time.Second
+	// lookInterval is the time between two looks at a device that the VM should
+	// have and is not connected to.
+	lookInterval = 500 * time.Millisecond
+	// strayLooks is the number of looks that must find the device in the VM
+	// without a connection before it is plugged in again: the VM may be about to
+	// remove it.
+	strayLooks = 3
+	// stopTimeout bounds the wait for the host when the proxy goes down: enough
+	// for a guest that is not busy. A device that stays plugged in does not
+	// answer; Linux waits a minute for such a device to return.
+	stopTimeout = time.Second
+)
+
+// Desired is the state of a slot that the manager wants.
+type Desired struct {
+	Binding *dxpuv1.DesiredBinding // nil: none
+	Stop    bool                   // the proxy goes down: no binding is wanted
+}
+
+// Guest is the outcome of a look at a device that is plugged in.
+type Guest uint8
+
+// Outcomes.
+const (
+	Connected Guest = iota // the VM is connected, or the host has no VM
+	Silent                 // the VM does not answer; Seen.Detail has the error
+	Present                // the VM has the device, but is not connected to it
+	Removed                // the same VM no longer has the device: the guest removed it
+	Restarted              // another VM answers, without the device
+)
+
+// String returns the name.
+func (g Guest) String() string {
+	return [...]string{"connected", "silent", "present", "removed", "restarted"}[g]
+}
+
+// Seen is the state of a slot as the host sees it.
+type Seen struct {
+	Link      link.State
+	Why       string // why Link is down
+	Connected bool   // see Guest
+	Guest     Guest  // outcome of the last Look
+	Detail    string // of Guest
+	Err       error  // why an action of the last step failed; nil: all were done
+}
+
+// Verb is a kind of action.
+type Verb uint8
+
+// Verbs. The host carries out the actions of a step in order and skips the rest
+// of them when one fails.
+const (
+	Begin  Verb = iota + 1 // start to report the wanted binding
+	Report                 // report State and Detail
+	Note                   // add Detail to the report of the present state
+	End                    // stop reporting the binding
+	Open                   // start to open the link
+	Plug                   // enter the binding into the mapping table and show the device to the host
+	Look                   // find out what the VM has
+	Replug                 // show the device again
+	Eject                  // report that the guest has removed the device
+	Unplug                 // ask the host to let go of the device, for at most Timeout
+	Close                  // tell the peer Code, take the device away and remove the link
+)
+
+// String returns the name of the verb.
+func (v Verb) String() string {
+	return [...]string{"", "begin", "report", "note", "end", "open", "plug", "look", "replug", "eject", "unplug", "close"}[v]
+}
+
+// Action is one thing to do.
+type Action struct {
+	Verb    Verb
+	State   dxpuv1.BindingState // of Report
+	Detail  string              // of Report and Note
+	Timeout time.Duration       // of Unplug
+	Code    engine.CloseCode    // of Close
+}
+
+// String describes the action, for scenarios and logs.
+func (a Action) String() string {
+	switch a.Verb {
+	case Report:
+		if a.Detail != "" {
+			return fmt.Sprintf("report %v: %s", a.State, a.Detail)
+		}
+		return fmt.Sprintf("report %v", a.State)
+	case Note:
+		return fmt.Sprintf("note: %s", a.Detail)
+	case Unplug:
+		return fmt.Sprintf("unplug within %v", a.Timeout)
+	case Close:
+		return fmt.Sprintf("close: %v", a.Code)
+	}
+	return a.Verb.String()
+}
+
+// phase says what the controller waits for.
+type phase uint8
+
+const (
+	empty      phase = iota // a binding to make
+	opening                 // the link to be up
+	plugging                // the outcome of Plug
+	attached                // a change of the link or of the guest
+	looking                 // the outcome of Look
+	replugging              // the outcome of Replug
+	ended                   // the end of a binding that has failed or was lost
+)
+
+// Controller is the machine of one slot.
+type Controller struct {
+	// UnplugTimeout bounds the wait for the host when the manager does not say.
+	UnplugTimeout time.Duration
+
+	phase     phase
+	id        string // of the binding
+	epoch     uint64
+	unplug    time.Duration // of the binding
+	deadline  time.Duration // of opening
+	look      time.Duration // when the guest is looked at next
+	connected bool          // at the last Step
+	strays    int           // looks in a row that found Present
+	ejected   bool          // the guest has removed the device
+	replugs   uint32        // of the manager's wishes, those carried out
+}
+
+// Step returns the next actions. The caller carries them out and calls Step
+// again, until there are none; later calls follow a change of want or seen, and
+// the time that Wake returns.
+func (c *Controller) Step(now time.Duration, want Desired, seen Seen) []Action {
+	if want.Stop {
+		want.Binding = nil
+	}
+	if c.phase != empty && !c.is(want.Binding) {
+		return c.detach(want.Stop)
+	}
+	switch c.phase {
+	case empty:
+		if want.Binding != nil {
+			return c.begin(now, want.Binding)
+		}
+	case opening:
+		return c.open(now, seen)
+	case plugging:
+		if seen.Err != nil {
+			return c.fail(seen.Err.Error())
+		}
+		c.phase, c.look, c.strays = attached, now, 0
+		return []Action{report(dxpuv1.BindingState_BINDING_STATE_ATTACHED, "")}
+	case attached:
+		return c.follow(now, want.Binding, seen)
+	case looking:
+		return c.looked(want.Binding, seen)
+	case replugging:
+		return c.replugged(now, seen)
+	case ended:
+	}
+	return nil
+}
+
+// begin starts to attach.
+func (c *Controller) begin(now time.Duration, b *dxpuv1.DesiredBinding) []Action {
+	*c = Controller{
+		UnplugTimeout: c.UnplugTimeout, phase: opening, id: b.BindingId, epoch: b.Epoch,
+		unplug: c.UnplugTimeout, deadline: now + linkTimeout, replugs: b.Replugs,
+	}
+	if b.UnplugTimeout != nil {
+		c.unplug = b.UnplugTimeout.AsDuration()
+	}
+	return []Action{{Verb: Begin}, report(dxpuv1.BindingState_BINDING_STATE_PREPARING, ""), {Verb: Open}}
+}
+
+// open waits for the link.
+func (c *Controller) open(now time.Duration, seen Seen) []Action {
+	switch {
+	case seen.Err != nil:
+		return c.fail(seen.Err.Error())
+	case seen.Link == link.Up:
+		c.phase = plugging
+		return []Action{{Verb: Plug}}
+	case seen.Link == link.Down:
+		return c.fail("link: " + seen.Why)
+	case now >= c.deadline:
+		return c.fail(fmt.Sprintf("the box did not open the link within %v", linkTimeout))
+	}
+	return nil
+}
+
+func (c *Controller) fail(why string) []Action {
+	c.phase = ended
+	return []Action{{Verb: Close, Code: engine.CloseDetached}, report(dxpuv1.BindingState_BINDING_STATE_FAILED, why)}
+}
+
+// follow watches an attached device. A device whose link is down is taken away:
+// the proxy has answered the host in its place since, and now removes it.
+func (c *Controller) follow(now time.Duration, want *dxpuv1.DesiredBinding, seen Seen) []Action {
+	if seen.Link == link.Down {
+		c.phase = ended
+		return []Action{
+			report(dxpuv1.BindingState_BINDING_STATE_LOST, seen.Why),
+			{Verb: Unplug, Timeout: c.unplug},
+			{Verb: Close, Code: engine.CloseDeviceLost},
+		}
+	}
+	if c.ejected {
+		if want.Replugs > c.replugs {
+			return c.replug(want)
+		}
+		return nil
+	}
+	c.replugs = want.Replugs // the device is there
+	if c.connected = seen.Connected; c.connected {
+		c.strays, c.look = 0, now // the end of the connection calls for a look at once
+		return nil
+	}
+	if now < c.look {
+		return nil
+	}
+	c.phase, c.look = looking, now+lookInterval
+	return []Action{{Verb: Look}}
+}
+
+// looked acts on the outcome of a look.
+func (c *Controller) looked(want *dxpuv1.DesiredBinding, seen Seen) []Action {
+	c.phase = attached
+	switch {
+	case seen.Guest == Silent: // the VM is gone, or will answer later
+		return []Action{{Verb: Note, Detail: "the VM does not answer: " + seen.Detail}}
+	case seen.Guest == Present: // the connection broke
+		if c.strays++; c.strays >= strayLooks {
+			return c.replug(want)
+		}
+	case seen.Guest == Restarted:
+		return c.replug(want)
+	case seen.Guest == Removed:
+		c.ejected = true
+		return []Action{{Verb: Eject}}
+	}
+	return nil
+}
+
+// replug shows the device again.
+func (c *Controller) replug(want *dxpuv1.DesiredBinding) []Action {
+	c.phase, c.strays, c.replugs = replugging, 0, want.Replugs
+	return []Action{{Verb: Replug}}
+}
+
+// replugged reports the outcome of Replug.
+func (c *Controller) replugged(now time.Duration, seen Seen) []Action {
+	c.phase, c.look = attached, now+lookInterval
+	if seen.Err != nil {
+		return []Action{{Verb: Note, Detail: "the device cannot be plugged in again: " + seen.Err.Error()}}
+	}
+	c.ejected = false
+	return []Action{{Verb: Note}}
+}
+
+// detach takes a binding down that is not wanted.
+func (c *Controller) detach(stop bool) []Action {
+	actions := []Action{
+		report(dxpuv1.BindingState_BINDING_STATE_DETACHING, ""),
+		{Verb: Unplug, Timeout: c.unplug},
+		{Verb: Close, Code: engine.CloseDetached},
+		{Verb: End},
+	}
+	if stop {
+		actions[1].Timeout, actions[2].Code = stopTimeout, engine.CloseShutdown
+	}
+	*c = Controller{UnplugTimeout: c.UnplugTimeout}
+	return actions
+}
+
+func report(state dxpuv1.BindingState, detail string) Action {
+	return Action{Verb: Report, State: state, Detail: detail}
+}
+
+func (c *Controller) is(b *dxpuv1.DesiredBinding) bool {
+	return b != nil && b.BindingId == c.id && b.Epoch == c.epoch
+}
+
+// Follows reports whether the slot takes account of the wanted state: it has
+// begun the wanted binding, or the former one is gone.
+func (c *Controller) Follows(want Desired) bool {
+	if want.Binding == nil || want.Stop {
+		return c.phase == empty
+	}
+	return c.phase != empty && c.is(want.Binding)
+}
+
+// Replugs returns the number of the last of the manager's wishes to plug the
+// device in again that was carried out.
+func (c *Controller) Replugs() uint32 { return c.replugs }
+
+// Wake returns when Step is due without a change of its input, or
+// machine.Never.
+func (c *Controller) Wake() time.Duration {
+	switch c.phase {
+	case opening:
+		return c.deadline
+	case attached:
+		if !c.ejected && !c.connected {
+			return c.look
+		}
+	}
+	return machine.Never
+}
