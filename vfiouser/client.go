@@ -70,8 +70,8 @@ type ClientConfig struct {
 type Client struct {
 	cfg  ClientConfig
 	main *channel
-	turn *reader.Turn // shares the reading of main
-	twin *channel     // the server's requests, or nil
+	turn *reader.Reader // shares the reading of main
+	twin *channel       // the server's requests, or nil
 	caps Capabilities
 	sem  chan struct{} // one for each request under way
 	end  chan struct{} // closed when the connection has ended

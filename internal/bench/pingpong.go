@@ -270,7 +270,7 @@ func (s *blockingSocket) Write(p []byte) (int, error) {
 	return max(n, 0), err
 }
 
-// receiver makes of a system call what a turn.Poller calls.
+// receiver makes of a system call what a reader.Poller calls.
 func receiver(receive func(flags int) error) func(block bool) error {
 	return func(block bool) error {
 		flags := unix.MSG_DONTWAIT

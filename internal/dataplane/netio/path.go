@@ -19,9 +19,9 @@ import (
 // path is one socket, and the faults that it is told to have.
 type path struct {
 	conn *udp.Conn
-	turn *reader.Turn  // whose it is to read
-	plan fault.Plan    // that it was opened with
-	kick chan struct{} // something was put into late
+	turn *reader.Reader // whose it is to read
+	plan fault.Plan     // that it was opened with
+	kick chan struct{}  // something was put into late
 
 	faults atomic.Pointer[fault.Injector] // nil: none
 

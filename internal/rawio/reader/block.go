@@ -5,21 +5,21 @@ import (
 	"sync"
 )
 
-// maxBlocking is how many goroutines that wait in the kernel are made up for:
-// more than are active at one time for anything but a large host, and few
-// enough that the garbage collector, which goes by GOMAXPROCS, stays small.
+// maxBlocking bounds how far Block raises GOMAXPROCS. A host rarely has more
+// active readers at one time, and the garbage collector, which goes by
+// GOMAXPROCS, stays small.
 const maxBlocking = 8
 
 var blocking struct {
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards count
 	count int
 }
 
-// Block makes up for a goroutine that is going to wait in the kernel again and
-// again, until end is called. Between short waits it keeps its place among the
-// GOMAXPROCS that run, for up to ten milliseconds each time; were all places
-// taken so, whatever it has just made ready would wait as long. So there is one
-// place more for each.
+// Block raises GOMAXPROCS by one, until end is called, for a goroutine that will
+// wait in the kernel again and again. Between short waits such a goroutine keeps
+// its processor (P) of the Go scheduler, for up to ten milliseconds each time.
+// If all were taken in this way, the goroutines that it has made ready would wait
+// as long.
 func Block() (end func()) {
 	change(1)
 	return sync.OnceFunc(func() { change(-1) })

@@ -7,47 +7,47 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Polling says for how long a reader looks again and again for what it waits
-// for before it sleeps in the kernel. Waking a sleeping processor takes some
-// microseconds, in a virtual machine most of what a short message takes
-// altogether; polling takes the processor meanwhile. The zero value does not poll.
+// Polling configures how long a reader polls its socket before it sleeps in the
+// kernel. Waking a sleeping processor takes some microseconds, in a virtual
+// machine most of the time of a short message; polling takes the processor
+// meanwhile. The zero value does not poll.
 type Polling struct {
-	// Window is how long a reader polls that takes part in an exchange of short
-	// messages, as long as each comes within the window: an idle reader sleeps,
-	// and so does one of bulk traffic. Between two looks others may run, and
-	// while others want the processor nobody polls.
+	// Window is how long a reader polls during an exchange of short messages, as
+	// long as each arrives within the window. A reader that is idle or has bulk
+	// traffic sleeps. Between two polls the kernel may run other threads, and
+	// while others want the processor the reader does not poll.
 	Window time.Duration
-	// Spin is how long a reader polls each time, and lets nobody else run
-	// meanwhile: for processors that have nothing else to do.
+	// Spin is how long a reader polls each time without letting other threads
+	// run, for processors that have no other work.
 	Spin time.Duration
 }
 
 // DefaultWindow is a good Polling.Window: a few round trips of a network within
-// one building, and too short to be felt by anybody else.
+// one building, and too short to disturb other threads.
 const DefaultWindow = 50 * time.Microsecond
 
-// Brief is the most that goes each way in an exchange of short messages, in
-// bytes: a register's read or write with everything around it.
+// Brief is the largest size of a short message, in bytes: the read or write of a
+// register with everything around it.
 const Brief = 256
 
 // Poller waits as its Polling says. It belongs to one goroutine at a time.
 type Poller struct {
 	Polling
-	soon  bool      // the last wait of an exchange was over within the window
-	rests time.Time // until then others want the processor
+	quick bool      // the last wait of an exchange ended within the window
+	pause time.Time // until then the reader does not poll: others want the processor
 }
 
 const (
-	// crowded is how long it takes at least to be let run again when it was not a
-	// partner of the exchange who ran meanwhile, but somebody who used up his time slice.
-	crowded = 200 * time.Microsecond
-	// rest is for how long nobody polls then.
-	rest = 100 * time.Millisecond
+	// preempted is the least time between two polls that shows that another
+	// thread used up its time slice. A partner of the exchange runs for less.
+	preempted = 200 * time.Microsecond
+	// backoff is how long a reader does not poll after that.
+	backoff = 100 * time.Millisecond
 )
 
-// Wait calls receive(false) as often as the Polling says, until it returns
-// anything but ErrNothing, and then receive(true). brief says that what is
-// waited for is part of an exchange of short messages.
+// Wait calls receive(false) while the Polling says so, until it returns anything
+// but ErrNothing, and then receive(true). brief tells that the message is part
+// of an exchange of short messages.
 func (p *Poller) Wait(brief bool, receive func(block bool) error) error {
 	if p.Spin > 0 {
 		return p.spin(receive)
@@ -56,27 +56,28 @@ func (p *Poller) Wait(brief bool, receive func(block bool) error) error {
 		return receive(true)
 	}
 	start := time.Now()
-	if p.soon && start.After(p.rests) {
+	if p.quick && start.After(p.pause) {
 		if err := p.poll(start, receive); !errors.Is(err, ErrNothing) {
 			return err
 		}
 	}
 	err := receive(true)
-	p.soon = err == nil && time.Since(start) <= p.Window
+	p.quick = err == nil && time.Since(start) <= p.Window
 	return err
 }
 
-// poll returns ErrNothing when polling is over and nothing has come.
+// poll returns ErrNothing if no message arrives in the window.
 func (p *Poller) poll(start time.Time, receive func(block bool) error) error {
 	for last := start; ; {
 		if err := receive(false); !errors.Is(err, ErrNothing) {
 			return err
 		}
-		// Others' time slices may pass: the scheduler of Go is told, too.
+		// The other thread may run for its whole time slice, so the Go scheduler
+		// must know of the call: not RawSyscall.
 		_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 		now := time.Now()
-		if now.Sub(last) >= crowded {
-			p.rests = now.Add(rest)
+		if now.Sub(last) >= preempted {
+			p.pause = now.Add(backoff)
 			return ErrNothing
 		}
 		if now.Sub(start) >= p.Window {

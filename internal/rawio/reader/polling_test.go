@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// wire is something to receive from, in virtual time: each message comes some
-// time after the one before has been received, and looking for it takes a while.
+// wire is a Source in virtual time. Each message arrives some time after the one
+// before was received, and a poll takes time too.
 type wire struct {
 	gaps  []time.Duration // of the messages to come
-	look  time.Duration   // how long a look takes that does not wait
+	look  time.Duration   // duration of a poll
 	begun time.Time       // when the last one was received
-	looks int             // that did not wait,
-	waits int             // and that did, since the last message
+	looks int             // polls since the last message
+	waits int             // blocking receives since the last message
 }
 
 func (w *wire) receive(block bool) error {
@@ -33,7 +33,7 @@ func (w *wire) receive(block bool) error {
 	return nil
 }
 
-// waited receives the next message and tells how: the numbers of looks and waits.
+// waited receives the next message and returns the numbers of polls and waits.
 func (w *wire) waited(t *testing.T, p *Poller, brief bool) (looks, waits int) {
 	t.Helper()
 	w.begun, w.looks, w.waits = time.Now(), 0, 0
@@ -57,16 +57,16 @@ func TestPoller(t *testing.T) {
 		look    time.Duration
 		gaps    []time.Duration
 		waits   []int // for each message: 1 if the reader slept
-		polled  []int // for each message: 1 if it looked before
+		polled  []int // for each message: 1 if the reader polled before
 	}{
-		{"one that does not poll", Polling{}, true, us, []time.Duration{10 * us, 10 * us, 10 * us}, []int{1, 1, 1}, []int{0, 0, 0}},
+		{"no polling", Polling{}, true, us, []time.Duration{10 * us, 10 * us, 10 * us}, []int{1, 1, 1}, []int{0, 0, 0}},
 		{"an exchange", window, true, us, []time.Duration{10 * us, 10 * us, 49 * us, 10 * us}, []int{1, 0, 0, 0}, []int{0, 1, 1, 1}},
 		{"bulk traffic", window, false, us, []time.Duration{10 * us, 10 * us, 10 * us}, []int{1, 1, 1}, []int{0, 0, 0}},
 		{"a pause in an exchange", window, true, us, []time.Duration{10 * us, 10 * us, ms, 10 * us, 10 * us}, []int{1, 0, 1, 1, 0}, []int{0, 1, 1, 0, 1}},
 		{"a slow exchange", window, true, us, []time.Duration{60 * us, 60 * us, 60 * us}, []int{1, 1, 1}, []int{0, 0, 0}},
-		// The second look takes others' time slices: nobody polls for a tenth of a second.
-		{"a processor that others want", window, true, crowded, []time.Duration{10 * us, 2 * crowded, 10 * us, rest, 10 * us, 10 * us}, []int{1, 1, 1, 1, 1, 0}, []int{0, 1, 0, 0, 0, 1}},
-		{"a processor of its own", Polling{Spin: 100 * us}, false, us, []time.Duration{10 * us, ms, 10 * us}, []int{0, 1, 0}, []int{1, 1, 1}},
+		// The second poll takes the time slice of another thread: no polls for a tenth of a second.
+		{"a processor that others want", window, true, preempted, []time.Duration{10 * us, 2 * preempted, 10 * us, backoff, 10 * us, 10 * us}, []int{1, 1, 1, 1, 1, 0}, []int{0, 1, 0, 0, 0, 1}},
+		{"spinning", Polling{Spin: 100 * us}, false, us, []time.Duration{10 * us, ms, 10 * us}, []int{0, 1, 0}, []int{1, 1, 1}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -77,15 +77,15 @@ func TestPoller(t *testing.T) {
 					polled, waits = append(polled, min(l, 1)), append(waits, b)
 				}
 				if !slices.Equal(waits, c.waits) || !slices.Equal(polled, c.polled) {
-					t.Errorf("slept %v, want %v; looked before %v, want %v", waits, c.waits, polled, c.polled)
+					t.Errorf("slept %v, want %v; polled before %v, want %v", waits, c.waits, polled, c.polled)
 				}
 			})
 		})
 	}
 }
 
-// Silence does not become an exchange by a window that is longer than a reader
-// sleeps at a time.
+// A window that is longer than one sleep of a reader does not turn silence into
+// an exchange.
 func TestSilenceIsNotPolled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, looks := &Poller{Polling: Polling{Window: 100 * time.Millisecond}}, 0
@@ -104,21 +104,21 @@ func TestSilenceIsNotPolled(t *testing.T) {
 			}
 		}
 		if looks > 0 {
-			t.Errorf("looked %d times though nothing ever came", looks)
+			t.Errorf("polled %d times though no message ever came", looks)
 		}
 	})
 }
 
 func TestPollerAllocatesNothing(t *testing.T) {
-	var s Source = silence{}
+	var s Source = ready{}
 	p := &Poller{Polling: Polling{Window: DefaultWindow}}
 	if n := testing.AllocsPerRun(100, func() { _ = p.Wait(s.Exchange(), s.Receive) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
 
-// silence is a Source that always has something.
-type silence struct{}
+// ready is a Source that always has a message.
+type ready struct{}
 
-func (silence) Receive(bool) error { return nil }
-func (silence) Exchange() bool     { return true }
+func (ready) Receive(bool) error { return nil }
+func (ready) Exchange() bool     { return true }

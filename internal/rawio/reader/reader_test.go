@@ -14,7 +14,7 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 
 var errEnd = errors.New("end")
 
-// pipe is a Source of numbers: each names the waiter that it is for.
+// pipe is a Source whose messages each name a waiter, or none.
 type pipe struct {
 	t       testing.TB
 	in      chan *waiter
@@ -26,7 +26,7 @@ func (p *pipe) Exchange() bool { return true }
 
 func (p *pipe) Receive(block bool) error {
 	if p.readers.Add(1) != 1 {
-		p.t.Error("two read at once")
+		p.t.Error("two goroutines read at once")
 	}
 	defer p.readers.Add(-1)
 	var late <-chan time.Time
@@ -51,7 +51,7 @@ func (p *pipe) Receive(block bool) error {
 	}
 }
 
-// waiter waits for one thing at a time.
+// waiter waits for one answer at a time.
 type waiter struct {
 	Wait
 	over  atomic.Bool
@@ -77,8 +77,8 @@ func (w *waiter) take() {
 	}
 }
 
-// ask makes a request whose answer comes after some others, and waits for it.
-func (w *waiter) ask(t *Turn, p *pipe, others int) {
+// ask makes a request and waits for its answer, which follows other messages.
+func (w *waiter) ask(r *Reader, p *pipe, others int) {
 	w.over.Store(false)
 	w.taken = false
 	go func() {
@@ -87,33 +87,33 @@ func (w *waiter) ask(t *Turn, p *pipe, others int) {
 		}
 		p.in <- w
 	}()
-	t.Await(&w.Wait)
+	r.Await(&w.Wait)
 	w.take()
 }
 
-func run(t *testing.T, polling Polling) (*Turn, *pipe) {
+func run(t *testing.T, polling Polling) (*Reader, *pipe) {
 	t.Helper()
 	p := &pipe{t: t, in: make(chan *waiter), most: 5 * time.Millisecond}
-	turn, err := New(p, polling)
+	r, err := New(p, polling)
 	if err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	go func() { done <- turn.Serve() }()
+	go func() { done <- r.Serve() }()
 	t.Cleanup(func() {
 		close(p.in)
 		if err := <-done; !errors.Is(err, errEnd) {
 			t.Errorf("Serve ended with %v", err)
 		}
-		if err := turn.Close(); err != nil {
+		if err := r.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return turn, p
+	return r, p
 }
 
-// Whoever reads, each waiter gets his answer, with others at the same time and
-// with traffic that nobody waits for.
+// Each waiter gets its answer, alone or among others, with and without traffic
+// that has no waiter.
 func TestEveryWaiterIsAnswered(t *testing.T) {
 	for _, c := range []struct {
 		name            string
@@ -121,7 +121,7 @@ func TestEveryWaiterIsAnswered(t *testing.T) {
 		polling         Polling
 	}{
 		{"one", 1, 0, Polling{}},
-		{"one, with traffic", 1, 2 * calm, Polling{}},
+		{"one, with traffic", 1, 2 * maxUnasked, Polling{}},
 		{"one that polls", 1, 0, Polling{Window: 20 * time.Millisecond}},
 		{"one that spins", 1, 0, Polling{Spin: 20 * time.Microsecond}},
 		{"many", 8, 0, Polling{}},
@@ -129,13 +129,13 @@ func TestEveryWaiterIsAnswered(t *testing.T) {
 		{"many, with traffic", 8, 1, Polling{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			turn, p := run(t, c.polling)
+			r, p := run(t, c.polling)
 			var wg sync.WaitGroup
 			for range c.waiters {
 				wg.Go(func() {
 					w := newWaiter()
 					for range 200 {
-						w.ask(turn, p, c.others)
+						w.ask(r, p, c.others)
 					}
 				})
 			}
@@ -144,43 +144,42 @@ func TestEveryWaiterIsAnswered(t *testing.T) {
 	}
 }
 
-// Who asks again and again reads himself, and what nobody waits for is read as
-// well when he has stopped.
-func TestWhoWaitsReads(t *testing.T) {
-	turn, p := run(t, Polling{})
+// A goroutine that asks again and again reads the answers itself. When it stops,
+// messages without a waiter are still read.
+func TestWaiterReads(t *testing.T) {
+	r, p := run(t, Polling{})
 	w := newWaiter()
-	for limit := time.Now().Add(10 * time.Second); turn.led.Load() < 100; {
+	for limit := time.Now().Add(10 * time.Second); r.leads.Load() < 100; {
 		if time.Now().After(limit) {
-			t.Fatalf("he has read %d times", turn.led.Load())
+			t.Fatalf("the waiter has read %d times", r.leads.Load())
 		}
-		w.ask(turn, p, 0)
+		w.ask(r, p, 0)
 	}
 	for range 3 {
 		p.in <- nil
 	}
 }
 
-// An answer that comes by another way, or never, does not keep who waits from
-// seeing that.
-func TestNothingComes(t *testing.T) {
-	turn, p := run(t, Polling{})
+// A waiter returns when its answer comes another way than through the Source.
+func TestAnswerFromElsewhere(t *testing.T) {
+	r, p := run(t, Polling{})
 	w := newWaiter()
-	for turn.led.Load() == 0 {
-		w.ask(turn, p, 0)
+	for r.leads.Load() == 0 {
+		w.ask(r, p, 0)
 	}
 	w.over.Store(false)
 	w.taken = false
 	go w.deliver()
-	turn.Await(&w.Wait)
+	r.Await(&w.Wait)
 	w.take()
 }
 
-// Who does not wait when he cannot read is answered all the same.
+// A waiter without Block gets its answers too.
 func TestNoBlock(t *testing.T) {
-	turn, p := run(t, Polling{})
+	r, p := run(t, Polling{})
 	w := newWaiter()
 	w.Block = nil
 	for range 200 {
-		w.ask(turn, p, 0)
+		w.ask(r, p, 0)
 	}
 }

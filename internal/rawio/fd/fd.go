@@ -1,6 +1,6 @@
-// Package fd keeps a file descriptor open for as long as somebody uses
-// it. os.File does so too, by way of interfaces, function values and deferred
-// calls: for a system call that does not wait that is a tenth of what it takes.
+// Package fd keeps a file descriptor open while goroutines use it. os.File does
+// so too, through interfaces, function values and deferred calls, which add a
+// tenth to the time of a system call that does not wait.
 package fd
 
 import (
@@ -16,19 +16,19 @@ import (
 // FD is a file descriptor that several goroutines use.
 type FD struct {
 	fd int
-	// users counts those who use it, and closed is added when no more may come.
+	// users counts the goroutines that use fd. Close adds closed.
 	users atomic.Int64
 }
 
-// closed is more than there are goroutines.
+// closed is greater than any number of goroutines.
 const closed = 1 << 40
 
 // New takes over a descriptor.
 func New(fd int) *FD { return &FD{fd: fd} }
 
-// Adopt returns a descriptor of its own for a socket, out of the reach of the Go
-// runtime's poller: system calls on it wait in the kernel, those that receive for
-// wait at most. The caller closes c.
+// Adopt duplicates the descriptor of a socket for use without the poller of the
+// Go runtime: system calls on it wait in the kernel, and those that receive wait
+// at most for the given time. The caller closes c.
 func Adopt(c syscall.Conn, wait time.Duration) (*FD, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -52,8 +52,8 @@ func Adopt(c syscall.Conn, wait time.Duration) (*FD, error) {
 	return New(fd), nil
 }
 
-// Use returns the descriptor, which stays open until Done; ok is false, and Done
-// must not be called, after Close.
+// Use returns the descriptor, which stays open until Done. After Close, ok is
+// false and the caller must not call Done.
 func (d *FD) Use() (fd uintptr, ok bool) {
 	if d.users.Add(1) > closed {
 		d.Done()
@@ -62,23 +62,22 @@ func (d *FD) Use() (fd uintptr, ok bool) {
 	return uintptr(d.fd), true
 }
 
-// Done ends a use. The last one closes what Close has been called for.
+// Done ends a use. After Close, the last Done closes the descriptor.
 func (d *FD) Done() {
 	if d.users.Add(-1) == closed {
 		d.end()
 	}
 }
 
-// Close lets nobody use the descriptor any more, and closes it when nobody does.
-// It does not wake who waits in a system call. Only the first call counts; others
-// return net.ErrClosed.
+// Close refuses further uses, and closes the descriptor when the last use ends.
+// It does not end a system call that waits. A second call returns net.ErrClosed.
 func (d *FD) Close() error {
 	for {
 		n := d.users.Load()
 		if n >= closed {
 			return net.ErrClosed
 		}
-		// One more user, so that the end comes once, and after this.
+		// Close counts as a user until its own Done, so that end runs once.
 		if d.users.CompareAndSwap(n, n+1+closed) {
 			d.Done()
 			return nil
@@ -86,17 +85,17 @@ func (d *FD) Close() error {
 	}
 }
 
-// Shutdown is Close for a socket that somebody may wait on: it wakes him.
+// Shutdown closes a socket like Close, and ends system calls that wait on it.
 func (d *FD) Shutdown() error {
 	if fd, ok := d.Use(); ok {
-		_ = unix.Shutdown(int(fd), unix.SHUT_RDWR) // one that is not connected complains, and wakes all the same
+		_ = unix.Shutdown(int(fd), unix.SHUT_RDWR) // returns an error for an unconnected socket, and still ends its calls
 		d.Done()
 	}
 	return d.Close()
 }
 
-// end closes the descriptor once: latecomers in Use may bring the count back to
-// closed again and again.
+// end closes the descriptor once. Calls of Use after Close raise the count and
+// bring it back to closed, any number of times.
 func (d *FD) end() {
 	if d.users.CompareAndSwap(closed, 2*closed) {
 		_ = unix.Close(d.fd)

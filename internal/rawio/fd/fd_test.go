@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pipe returns a descriptor, and what tells when it has been closed.
+// pipe returns a descriptor, and a function that reports whether it is closed.
 func pipe(t *testing.T) (*FD, func() bool) {
 	t.Helper()
 	var p [2]int
@@ -28,7 +28,7 @@ func pipe(t *testing.T) (*FD, func() bool) {
 	}
 }
 
-func TestClosedWhenNobodyUsesIt(t *testing.T) {
+func TestClosedAfterTheLastUse(t *testing.T) {
 	d, gone := pipe(t)
 	for range 2 {
 		if _, ok := d.Use(); !ok {
@@ -48,21 +48,21 @@ func TestClosedWhenNobodyUsesIt(t *testing.T) {
 		t.Error("closed while it is used")
 	}
 	if d.Done(); !gone() {
-		t.Error("open though nobody uses it")
+		t.Error("open after the last use")
 	}
 	if _, ok := d.Use(); ok {
-		t.Error("it can be used again")
+		t.Error("a closed descriptor can be used")
 	}
 }
 
-func TestClosedWhereNobodyUsedIt(t *testing.T) {
+func TestClosedWithoutUse(t *testing.T) {
 	d, gone := pipe(t)
 	if err := d.Close(); err != nil || !gone() {
 		t.Errorf("closed: %v, error %v", gone(), err)
 	}
 }
 
-// Whoever got it may use it, whatever the others do; it is closed once.
+// A use stays valid whatever other goroutines do, and the descriptor is closed once.
 func TestManyUseAndClose(t *testing.T) {
 	for range 200 {
 		d, gone := pipe(t)
@@ -84,12 +84,12 @@ func TestManyUseAndClose(t *testing.T) {
 		wg.Go(func() { _ = d.Close() })
 		wg.Wait()
 		if !gone() {
-			t.Fatal("open though nobody uses it")
+			t.Fatal("open after the last use")
 		}
 	}
 }
 
-// Who waits on a socket that was adopted is woken by its end, and by the time.
+// A receive on an adopted socket ends with Shutdown, and after its time limit.
 func TestAdoptAndShutdown(t *testing.T) {
 	for _, network := range []string{"udp", "unixgram"} {
 		t.Run(network, func(t *testing.T) {
@@ -122,7 +122,7 @@ func TestAdoptAndShutdown(t *testing.T) {
 			}
 			brief := adopt(time.Millisecond)
 			if err := receive(brief); !errors.Is(err, unix.EAGAIN) {
-				t.Errorf("nothing came for a while: %v", err)
+				t.Errorf("a receive with a time limit: %v", err)
 			}
 			if err := brief.Close(); err != nil {
 				t.Error(err)
