@@ -1,11 +1,11 @@
 package cli
 
 import (
+	"errors"
 	"io"
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -17,9 +17,9 @@ func newGetAuditCommand(conn *connection) *cobra.Command {
 	var limit int
 	req := &dxpuv1.ListAuditRequest{}
 	cmd := &cobra.Command{
-		Use: "audit", Short: "List who did what", Args: cobra.NoArgs,
-		Long: `List who did what, newest first: every call that changed something, and those
-that were refused. With --json the requests are shown too, without their secrets.`,
+		Use: "audit", Short: "List the calls that changed the pool, and their callers", Args: cobra.NoArgs,
+		Long: `List the audit log, newest entry first: every call that changed something, and
+every call that was refused. --json shows the requests, too, without their secrets.`,
 		Example: `  dxpu get audit --limit 20
   dxpu get audit --actor t-k3v5c7q2mn --json`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -28,31 +28,30 @@ that were refused. With --json the requests are shown too, without their secrets
 				return err
 			}
 			all := &dxpuv1.ListAuditResponse{}
-			for {
-				req.PageSize = 1000
-				if limit > 0 {
-					req.PageSize = int32(min(1000, limit-len(all.Entries)))
-				}
-				res, err := api.ListAudit(cmd.Context(), connect.NewRequest(req))
-				if err != nil {
-					return err
-				}
-				all.Entries = append(all.Entries, res.Msg.Entries...)
-				if req.PageToken = res.Msg.NextPageToken; req.PageToken == "" || limit > 0 && len(all.Entries) >= limit {
-					break
-				}
+			enough := errors.New("enough")
+			req.PageSize = 1000
+			if limit > 0 {
+				req.PageSize = int32(min(1000, limit))
 			}
-			if form.given() {
-				return form.write(cmd.OutOrStdout(), all)
+			err = callPages(cmd.Context(), api, poolAPI.ListAudit, req, func(page *dxpuv1.ListAuditResponse) error {
+				all.Entries = append(all.Entries, page.Entries...)
+				if limit > 0 && len(all.Entries) >= limit {
+					all.Entries = all.Entries[:limit]
+					return enough
+				}
+				return nil
+			})
+			if err != nil && !errors.Is(err, enough) {
+				return err
 			}
-			return printAudit(cmd.OutOrStdout(), all.Entries)
+			return show(cmd, &form, all, func(w io.Writer) error { return printAudit(w, all.Entries) })
 		},
 	}
 	form.register(cmd)
 	f := cmd.Flags()
-	f.StringVar(&req.Actor, "actor", "", "only what this token or node did")
-	f.StringVar(&req.Target, "target", "", "only what was done to this")
-	f.IntVar(&limit, "limit", 100, "how many entries, 0 for all that there are")
+	f.StringVar(&req.Actor, "actor", "", "show only calls by this token or node")
+	f.StringVar(&req.Target, "target", "", "show only calls that concern this object")
+	f.IntVar(&limit, "limit", 100, "number of entries, 0 for all")
 	return cmd
 }
 

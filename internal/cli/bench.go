@@ -20,8 +20,8 @@ import (
 func newBenchCommand() *cobra.Command {
 	var manager bool
 	serve := &cobra.Command{
-		Use: "serve", Hidden: true, Short: "The other process of a benchmark",
-		Long:    `The other process of a benchmark: requests and answers on standard input and output, which the benchmark that starts it knows.`,
+		Use: "serve", Hidden: true, Short: "Run the other process of a benchmark",
+		Long:    `Run the other process of a benchmark. The benchmark that starts it sends requests on standard input and reads answers from standard output.`,
 		Example: `  dxpu bench rtt`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -31,32 +31,32 @@ func newBenchCommand() *cobra.Command {
 			return bench.Serve(cmd.InOrStdin(), cmd.OutOrStdout())
 		},
 	}
-	serve.Flags().BoolVar(&manager, "manager", false, "be a manager, not a proxy")
-	return group("bench", "Measure the data plane beside the limits of this machine",
-		`Measure the data plane beside the bare limits of the machine it runs on, in the
-same run: what the sockets, the cipher and the checksum take without proxies.
+	serve.Flags().BoolVar(&manager, "manager", false, "run a manager instead of a proxy")
+	return group("bench", "Compare the system's performance with the limits of this machine",
+		`Measure the data plane and, in the same run, the bare limits of this machine: the
+same work by sockets, cipher and checksum without proxies.
 
-Host proxy, box proxy and the far ends of the bare measurements are processes of
-their own. The measurements of a run alternate with their limits in short rounds;
-a ratio is the median of those of the rounds, so that whatever else the machine
-does hits both. Every benchmark checks the data it moves and fails on a wrong byte.`,
+The host proxy, the box proxy and the far ends of the bare measurements are separate
+processes. Measurements and limits alternate in short rounds, so that other load on
+the machine affects both; a ratio is the median of the rounds. Every benchmark checks
+the data that it moves and fails on a wrong byte.`,
 		`  dxpu bench rtt
   dxpu bench dma --cipher none --rounds 9 --json`,
 		benchCommand("rtt", "Measure the round trip of a register read", `Measure the round trip of a register read: from the embedded host and from a
-vfio-user client, to a GPU behind both proxies and back; from an embedded host
-with the GPU right below it; and the bare ping-pongs of messages of the same
-sizes. The round trip is split into the three parts of the DxPU paper.`, bench.RTT),
-		benchCommand("write", "Measure posted register writes", `Measure how many posted register writes a second one binding takes, from the
-embedded host and from a vfio-user client, beside an embedded host with the GPU
-right below it. All writes are counted where they arrive, and their order checked.`, bench.Write),
-		benchCommand("dma", "Measure copies between host memory and GPU", `Measure copies between host memory and GPU: by DMA, both ways, with large and
-small packets, and by posted writes of the CPU; beside UDP that moves the same
-bytes with the same cipher and checksum and does nothing else, and beside TCP. Then
-both ways to the device over networks that add 0 to 100 µs to a round trip.`, bench.DMA),
-		benchCommand("convert", "Measure the conversion of packets", `Measure the conversion of a PCI Express packet to network packets and back, in
-this process and without cipher, beside one copy and two checksums of its bytes.`, bench.Convert),
-		benchCommand("scale", "Measure many bindings on one pair of proxies", `Measure the total bandwidth of 1, 8 and 64 bindings at once on one pair of
-proxies, and the memory that an idle binding takes on each side.`, bench.Scale),
+vfio-user client to a GPU behind both proxies; from an embedded host to a GPU
+directly below it; and bare ping-pongs with messages of the same sizes. The round
+trip is split into the three parts of the DxPU paper.`, bench.RTT),
+		benchCommand("write", "Measure posted register writes", `Measure the rate of posted register writes over one binding, from the embedded host
+and from a vfio-user client, and compare it with an embedded host whose GPU is
+directly below it. The GPU counts all writes and checks their order.`, bench.Write),
+		benchCommand("dma", "Measure copies between host memory and GPU", `Measure copies between host memory and GPU: by DMA in both directions, with large
+and small packets, and by posted writes of the CPU. The limits are UDP and TCP that
+move the same bytes with the same cipher and checksum. The benchmark then repeats
+both kinds of copy to the device over networks that add 0 to 100 µs per round trip.`, bench.DMA),
+		benchCommand("convert", "Measure the conversion of packets", `Measure the conversion of a PCI Express packet to network packets and back, in this
+process and without cipher. The limit is one copy and two checksums of its bytes.`, bench.Convert),
+		benchCommand("scale", "Measure many bindings on one pair of proxies", `Measure the total bandwidth of 1, 8 and 64 concurrent bindings on one pair of
+proxies, and the memory of an idle binding on each side.`, bench.Scale),
 		newBenchWorkloadCommand(), newBenchPlacementCommand(), newBenchCapacityCommand(), newBenchAttachCommand(),
 		newBenchManagerCommand(), newBenchStoreCommand(),
 		newBenchSoakCommand(),
@@ -66,9 +66,9 @@ proxies, and the memory that an idle binding takes on each side.`, bench.Scale),
 // benchOptions are the flags of a benchmark.
 type benchOptions struct {
 	bench.Options
-	cipher, fault, size string
-	oneProcess          bool
-	json                bool
+	cipher, fault string
+	oneProcess    bool
+	json          bool
 }
 
 func benchCommand(name, short, long string, run func(context.Context, bench.Options) (*bench.Report, error)) *cobra.Command {
@@ -79,56 +79,51 @@ func benchCommand(name, short, long string, run func(context.Context, bench.Opti
 		RunE:    func(cmd *cobra.Command, _ []string) error { return o.run(cmd, run) },
 	}
 	f := cmd.Flags()
-	f.DurationVar(&o.Duration, "duration", 200*time.Millisecond, "how long each measurement takes in each round")
-	f.IntVar(&o.Rounds, "rounds", 5, "rounds, 1 to 1000")
+	f.DurationVar(&o.Duration, "duration", 200*time.Millisecond, "duration of each measurement in each round")
+	f.IntVar(&o.Rounds, "rounds", 5, "number of rounds, 1 to 1000")
 	f.StringVar(&o.cipher, "cipher", link.CipherAES256GCM.String(), "cipher of the bindings: aes-256-gcm or none")
-	f.IntVar(&o.MTU, "mtu", 0, "largest datagram in bytes of UDP payload (default: what the loopback interface takes)")
-	f.StringVar(&o.fault, "fault", "", `what the proxies do to the datagrams they send, like "loss=1%,delay=10us"`)
+	f.IntVar(&o.MTU, "mtu", 0, "largest datagram, in bytes of UDP payload (default: the limit of the loopback interface)")
+	f.StringVar(&o.fault, "fault", "", `fault plan for the datagrams that the proxies send, such as "loss=1%,delay=10us" (see docs/faults.md)`)
 	f.BoolVar(&o.oneProcess, "one-process", false, "run everything in this process")
 	pollingFlags(f, &o.Polling)
-	f.StringVar(&o.Profile, "cpu-profile", "", "write CPU profiles of the other processes to files that begin so")
+	f.StringVar(&o.Profile, "cpu-profile", "", "prefix of files to which the other processes write CPU profiles")
 	if name == "dma" || name == "scale" {
-		f.StringVar(&o.size, "size", "8MiB", "bytes of one copy, with KiB or MiB")
+		o.Size = 8 << 20
+		sizeVar(f, &o.Size, "size", "size of one copy, such as 64KiB or 8MiB")
 	}
 	if name == "scale" {
-		f.IntSliceVar(&o.Bindings, "bindings", []int{1, 8, 64}, "how many bindings at once, each 1 to 256")
+		f.IntSliceVar(&o.Bindings, "bindings", []int{1, 8, 64}, "numbers of concurrent bindings, each 1 to 256")
 	}
 	jsonFlag(cmd, &o.json)
 	return cmd
 }
 
-// check reads what the flags say.
+// check checks and parses the flags.
 func (o *benchOptions) check() (err error) {
 	if o.Cipher, err = parseCipher(o.cipher); err != nil {
 		return err
 	}
 	if o.Fault, err = fault.Parse(o.fault); err != nil {
-		return &usageError{fmt.Errorf("--fault: %w", err)}
+		return usagef("--fault: %w", err)
 	}
 	if o.Rounds < 1 || o.Rounds > 1000 || o.Duration <= 0 {
-		return &usageError{fmt.Errorf("--rounds %d, --duration %v: want 1 to 1000 rounds of some time", o.Rounds, o.Duration)}
+		return usagef("--rounds %d, --duration %v: want 1 to 1000 rounds and a positive duration", o.Rounds, o.Duration)
 	}
 	if o.MTU != 0 && (o.MTU < frame.MinMTU || o.MTU > frame.MaxDatagram) {
-		return &usageError{fmt.Errorf("--mtu %d: want %d to %d", o.MTU, frame.MinMTU, frame.MaxDatagram)}
+		return usagef("--mtu %d: want %d to %d", o.MTU, frame.MinMTU, frame.MaxDatagram)
 	}
 	for _, n := range o.Bindings {
 		if n < 1 || n > boxproxy.MaxSlots {
-			return &usageError{fmt.Errorf("--bindings: %d: want 1 to %d", n, boxproxy.MaxSlots)}
+			return usagef("--bindings: %d: want 1 to %d", n, boxproxy.MaxSlots)
 		}
 	}
-	if o.size == "" {
-		return nil
-	}
-	if o.Size, err = parseSize(o.size); err != nil {
-		return &usageError{fmt.Errorf("--size: %w", err)}
-	}
-	if o.Size < frame.MaxPayload || o.Size > maxBenchSize || o.Size%frame.MaxPayload != 0 {
-		return &usageError{fmt.Errorf("--size %s: want a multiple of %d bytes up to %d MiB", o.size, frame.MaxPayload, maxBenchSize>>20)}
+	if o.Size != 0 && (o.Size < frame.MaxPayload || o.Size > maxBenchSize || o.Size%frame.MaxPayload != 0) {
+		return usagef("--size: want a multiple of %d bytes up to %s", frame.MaxPayload, size(maxBenchSize))
 	}
 	return nil
 }
 
-// maxBenchSize fits the memory of an embedded host and the GPU's aperture.
+// maxBenchSize fits into the memory of an embedded host and the aperture of its GPU.
 const maxBenchSize = 32 << 20
 
 func (o *benchOptions) run(cmd *cobra.Command, run func(context.Context, bench.Options) (*bench.Report, error)) error {
@@ -155,10 +150,11 @@ func parseCipher(s string) (link.Cipher, error) {
 			return c, nil
 		}
 	}
-	return 0, &usageError{fmt.Errorf("--cipher: %q is not one of aes-256-gcm, none", s)}
+	return 0, usagef("--cipher: %q is not one of aes-256-gcm, none", s)
 }
 
-// progress prints what is being done, every two seconds.
+// progress returns a function that prints the state of a benchmark, at most every two
+// seconds.
 func progress(w io.Writer) func(format string, args ...any) {
 	const every = 2 * time.Second
 	start, next := time.Now(), every
@@ -170,11 +166,11 @@ func progress(w io.Writer) func(format string, args ...any) {
 	}
 }
 
-// printSetup says what was measured with.
+// printSetup prints the conditions of the measurements.
 func printSetup(w io.Writer, r *bench.Report) {
 	where := "all in one process"
 	if r.Setup.Processes {
-		where = "each proxy in a process of its own"
+		where = "each proxy in its own process"
 	}
 	if r.Setup.MTU == 0 { // no network
 		_, _ = fmt.Fprintf(w, "%d processors, %s; %d rounds of %v\n\n", r.Setup.Processors, r.Setup.Go, r.Setup.Rounds, time.Duration(r.Setup.DurationNS))
@@ -218,19 +214,19 @@ func printReport(w io.Writer, r *bench.Report) error {
 }
 
 func printSplit(w io.Writer, s *bench.Split) error {
-	t := newTable(w, "PART OF THE ROUND TRIP", "HERE", "", "PAPER", "", "WHAT IT IS")
+	t := newTable(w, "PART OF THE ROUND TRIP", "HERE", "", "PAPER", "", "MEASUREMENT")
 	row := func(name string, here, paper float64, what string) {
 		t.row(name, benchNumber(here, bench.Microseconds), fmt.Sprintf("%.1f %%", 100*here/s.Total),
 			benchNumber(paper, bench.Microseconds), fmt.Sprintf("%.1f %%", 100*paper/s.Paper.Total), what)
 	}
-	row("original time latency", s.Original, s.Paper.Original, "the read with the GPU right below the embedded host")
-	row("network transmission", s.Network, s.Paper.Network, "bare UDP ping-pong of the same sizes, ends that never sleep")
-	row("packet conversion", s.Conversion, s.Paper.Conversion, "the rest: conversion, protocol, cipher, and waking up who sleeps")
+	row("original time latency", s.Original, s.Paper.Original, "the read with the GPU directly below the embedded host")
+	row("network transmission", s.Network, s.Paper.Network, "bare UDP ping-pong of the same sizes, with ends that never sleep")
+	row("packet conversion", s.Conversion, s.Paper.Conversion, "the rest: conversion, protocol, cipher, wake-ups of threads")
 	row("round trip", s.Total, s.Paper.Total, "embedded host, remote GPU")
 	return t.flush()
 }
 
-// benchNumber prints three digits and the unit.
+// benchNumber prints a value with three digits and its unit.
 func benchNumber(v float64, unit string) string {
 	text := fmt.Sprintf("%.3g", v)
 	switch {

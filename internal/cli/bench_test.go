@@ -9,8 +9,8 @@ import (
 	"github.com/dxpu-project/dxpu/internal/bench"
 )
 
-// Each benchmark runs, checks its data, and says what it should. How fast it
-// is, is not tested: that depends on who else uses the machine.
+// Each benchmark runs, checks its data and reports all figures. Speed is not tested,
+// because it depends on the load of the machine.
 func TestBenchRuns(t *testing.T) {
 	for _, c := range []struct {
 		name    string

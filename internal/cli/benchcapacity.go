@@ -15,7 +15,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/etcdstore"
 )
 
-// capacityOptions are the flags of bench capacity and bench attach.
+// capacityOptions are the flags of "dxpu bench capacity" and "dxpu bench attach".
 type capacityOptions struct {
 	spec   capacity.Spec
 	count  int
@@ -28,22 +28,22 @@ func newBenchCapacityCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "capacity",
 		Short: "Attach all GPUs of a large pool at the same time",
-		Long: `Attach all GPUs of a large pool at the same time: a manager, boxes and hosts with
-their proxies, and a link over UDP on the loopback interface for each GPU, all in
-this process. The hosts are embedded ones. Each GPU is then found by its host, answers
-register reads and takes a copy by DMA both ways, whose bytes are checked, and is
-released. Anything that fails fails the benchmark.
+		Long: `Attach all GPUs of a large pool at the same time. The manager, the proxies of the
+boxes, the embedded hosts, and a link over UDP on the loopback interface for each GPU
+are all in this process. Each host then finds its GPUs, reads registers, copies data
+by DMA in both directions, checks every byte, and releases the GPUs. Any error fails
+the benchmark.
 
-It prints how long it took, the parts of an attach, what an attached GPU takes of
-memory, and what the whole pool takes of the processors while nobody uses it.`,
+The command prints the durations, the parts of an attach, the memory of an attached
+GPU, and the processor time of the idle pool.`,
 		Example: `  dxpu bench capacity
   dxpu bench capacity --boxes 8 --hosts 4 --json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.runCapacity(cmd) },
 	}
 	o.flags(cmd, 64, 8, 64)
-	cmd.Flags().IntVar(&o.spec.AtOnce, "at-once", 16, "callers that ask for a GPU at the same time, 1 to 1024")
-	cmd.Flags().DurationVar(&o.spec.Idle, "idle", 5*time.Second, "how long the idle pool is looked at, twice")
+	cmd.Flags().IntVar(&o.spec.AtOnce, "at-once", 16, "number of concurrent callers, 1 to 1024")
+	cmd.Flags().DurationVar(&o.spec.Idle, "idle", 5*time.Second, "duration of each of the two measurements of the idle pool")
 	return cmd
 }
 
@@ -51,28 +51,28 @@ func newBenchAttachCommand() *cobra.Command {
 	o := &capacityOptions{}
 	cmd := &cobra.Command{
 		Use:   "attach",
-		Short: "Measure how long it takes to attach one GPU",
-		Long: `Measure how long it takes from the call of CreateLease to a device that the host
-sees, in a small pool in this process: attach one GPU, use it, release it, again
-and again. The parts are those of the binding's timeline.`,
+		Short: "Measure the duration of an attach",
+		Long: `Measure the time from the call of CreateLease to a device that the host sees, in a
+small pool in this process. The benchmark repeatedly attaches a GPU, uses it and
+releases it. The parts are those of the binding's timeline.`,
 		Example: `  dxpu bench attach
   dxpu bench attach --count 1000 --json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.runAttach(cmd) },
 	}
 	o.flags(cmd, 2, 4, 2)
-	cmd.Flags().IntVar(&o.count, "count", 100, "how often, 1 to 100000")
+	cmd.Flags().IntVar(&o.count, "count", 100, "number of attaches, 1 to 100000")
 	return cmd
 }
 
 func (o *capacityOptions) flags(cmd *cobra.Command, boxes, gpus, hosts int) {
 	f := cmd.Flags()
-	f.IntVar(&o.spec.Boxes, "boxes", boxes, "GPU boxes, 1 to 1000")
-	f.IntVar(&o.spec.GPUsPerBox, "gpus-per-box", gpus, "GPUs of each box")
-	f.IntVar(&o.spec.Hosts, "hosts", hosts, "hosts, 1 to 1000; the GPUs are spread over them")
-	f.DurationVar(&o.spec.Heartbeat, "heartbeat", 250*time.Millisecond, "how often each proxy reports to the manager")
-	f.DurationVar(&o.spec.Timeout, "timeout", 5*time.Minute, "longest time for each part")
-	f.BoolVar(&o.memory, "in-memory", false, "keep the manager's state in memory, not on disk")
+	f.IntVar(&o.spec.Boxes, "boxes", boxes, "number of GPU boxes, 1 to 1000")
+	f.IntVar(&o.spec.GPUsPerBox, "gpus-per-box", gpus, "number of GPUs of each box")
+	f.IntVar(&o.spec.Hosts, "hosts", hosts, "number of hosts, 1 to 1000; the GPUs are spread over them")
+	f.DurationVar(&o.spec.Heartbeat, "heartbeat", 250*time.Millisecond, "interval between two reports of a proxy")
+	f.DurationVar(&o.spec.Timeout, "timeout", 5*time.Minute, "longest duration of each part")
+	f.BoolVar(&o.memory, "in-memory", false, "keep the manager's state in memory instead of on disk")
 	jsonFlag(cmd, &o.json)
 }
 
@@ -85,12 +85,12 @@ func (o *capacityOptions) check() error {
 	case s.AtOnce < 0 || s.AtOnce > 1024:
 		return fmt.Errorf("--at-once %d: want 1 to 1024", s.AtOnce)
 	case s.Heartbeat <= 0 || s.Timeout <= 0:
-		return fmt.Errorf("--heartbeat %v, --timeout %v: want some time", s.Heartbeat, s.Timeout)
+		return fmt.Errorf("--heartbeat %v, --timeout %v: want positive durations", s.Heartbeat, s.Timeout)
 	}
 	return nil
 }
 
-// withStore runs with a store in a directory that is removed afterwards.
+// withStore calls run with a store in a temporary directory.
 func (o *capacityOptions) withStore(run func() error) (err error) {
 	if o.memory {
 		return run()
@@ -115,7 +115,7 @@ func (o *capacityOptions) withStore(run func() error) (err error) {
 
 func (o *capacityOptions) runCapacity(cmd *cobra.Command) error {
 	if err := o.check(); err != nil {
-		return &usageError{err}
+		return usage(err)
 	}
 	o.spec.Progress = progress(cmd.ErrOrStderr())
 	return o.withStore(func() error {
@@ -132,10 +132,10 @@ func (o *capacityOptions) runCapacity(cmd *cobra.Command) error {
 
 func (o *capacityOptions) runAttach(cmd *cobra.Command) error {
 	if err := o.check(); err != nil {
-		return &usageError{err}
+		return usage(err)
 	}
 	if o.count < 1 || o.count > 100_000 {
-		return &usageError{fmt.Errorf("--count %d: want 1 to 100000", o.count)}
+		return usagef("--count %d: want 1 to 100000", o.count)
 	}
 	o.spec.Progress = progress(cmd.ErrOrStderr())
 	return o.withStore(func() error {
@@ -147,25 +147,25 @@ func (o *capacityOptions) runAttach(cmd *cobra.Command) error {
 			return writeJSON(cmd.OutOrStdout(), r)
 		}
 		out := cmd.OutOrStdout()
-		_, _ = fmt.Fprintf(out, "%d processors, %s; %d attaches, one after the other\n\n", r.Processors, r.Go, r.Count)
+		_, _ = fmt.Fprintf(out, "%d processors, %s; %d sequential attaches\n\n", r.Processors, r.Go, r.Count)
 		return printParts(out, append(r.Parts, r.Detach))
 	})
 }
 
 func printCapacity(w io.Writer, r *capacity.Report) error {
-	_, _ = fmt.Fprintf(w, "%d processors, %s; %d GPUs in %d boxes, %d hosts, one process; %d callers at the same time\n\n",
+	_, _ = fmt.Fprintf(w, "%d processors, %s; %d GPUs in %d boxes, %d hosts, one process; %d concurrent callers\n\n",
 		r.Processors, r.Go, r.GPUs, r.Boxes, r.Hosts, r.AtOnce)
 	t := newTable(w, "MEASURED", "VALUE")
 	t.row("start, until the manager knows all GPUs", duration(r.StartNS))
 	t.row(fmt.Sprintf("attach all %d GPUs", r.GPUs), duration(r.AttachNS))
-	t.row("each GPU: driver, registers, verified DMA both ways", duration(r.DriveNS))
-	t.row("release all, until they are clean and free", duration(r.ReleaseNS))
-	t.row("memory of an attached GPU, both proxies and manager", fmt.Sprintf("%.1f KiB", r.MemoryPerGPU/1024))
-	t.row("memory of the empty pool", memory(r.MemoryEmpty))
-	t.row("memory of the process, all attached (RSS)", memory(r.RSS))
+	t.row("use each GPU: driver, registers, verified DMA both ways", duration(r.DriveNS))
+	t.row("release all GPUs, until they are scrubbed and free", duration(r.ReleaseNS))
+	t.row("memory per attached GPU, both proxies and manager", fmt.Sprintf("%.1f KiB", r.MemoryPerGPU/1024))
+	t.row("memory of the empty pool", size(r.MemoryEmpty))
+	t.row("memory of the process, all attached (RSS)", size(r.RSS))
 	t.row("idle, nothing attached", percentOfCore(r.IdleEmpty))
 	t.row("idle, all attached", percentOfCore(r.IdleAttached))
-	t.row("goroutines, all attached", fmt.Sprintf("%d, %.1f for each GPU", r.Goroutines, r.PerAttachment))
+	t.row("goroutines, all attached", fmt.Sprintf("%d, %.1f per GPU", r.Goroutines, r.PerAttachment))
 	if err := t.flush(); err != nil {
 		return err
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/bench/capacity"
 )
 
-// The benchmarks of the pool run with eight GPUs as with 512.
+// The benchmarks of the pool also run with eight GPUs.
 func TestBenchCapacityRuns(t *testing.T) {
 	var out, stderr bytes.Buffer
 	if code := Main(strings.Fields("bench capacity --boxes 2 --gpus-per-box 4 --hosts 2 --idle 10ms --json"), strings.NewReader(""), &out, &stderr); code != exitOK {

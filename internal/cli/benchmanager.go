@@ -12,7 +12,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/bench/fleet"
 )
 
-// fleetOptions are the flags of bench manager.
+// fleetOptions are the flags of "dxpu bench manager".
 type fleetOptions struct {
 	spec fleet.Spec
 	gpus int
@@ -24,21 +24,21 @@ func newBenchManagerCommand() *cobra.Command {
 	o := &fleetOptions{}
 	cmd := &cobra.Command{
 		Use:   "manager",
-		Short: "Measure the manager alone, with very many simulated nodes",
-		Long: `Measure the manager alone, with very many simulated nodes. The manager is a
-process of its own. The hosts and boxes are in this process, without a data plane:
-each talks to the manager as a real one does, over HTTP/2 on the loopback interface,
-and attaches or lets go at once, whatever it is told. Several share a connection,
-because a process may not have as many as there are nodes.
+		Short: "Measure the manager with many simulated nodes",
+		Long: `Measure the manager with many simulated nodes. The manager is a separate process. The
+hosts and boxes are in this process and have no data plane: each talks to the manager
+like a real one, over HTTP/2 on the loopback interface, and reports every attach and
+detach as done at once. Several nodes share a connection, because a process cannot
+open one for each node.
 
-All nodes enrol; leases of one GPU each are made and attached; the manager is left
-alone with the reports of its nodes; nine of ten leases are released; the manager
-ends and another one begins on the same state, until it knows of all nodes and of all
-GPUs that are attached. A lease that is lost, or a node, fails the benchmark.
+The benchmark enrols all nodes, creates and attaches leases of one GPU each, and
+measures the idle manager with the reports of its nodes. Then it releases nine of ten
+leases, ends the manager, and starts another one on the same state, which has to find
+all nodes and all attached GPUs. A lost lease or node fails the benchmark.
 
-Times are those that the callers see, on processors that they, the nodes and the
-manager share; processor time and memory are the manager's. With --etcd it keeps its
-state in an embedded etcd in a temporary directory, which $TMPDIR puts elsewhere.`,
+Times are those of the callers, who share the processors with the nodes and the
+manager. Processor time and memory are the manager's. With --etcd the state is in an
+embedded etcd in a temporary directory, below $TMPDIR.`,
 		Example: `  dxpu bench manager
   dxpu bench manager --etcd --json
   dxpu bench manager --hosts 100 --gpus 512 --leases 500`,
@@ -46,18 +46,18 @@ state in an embedded etcd in a temporary directory, which $TMPDIR puts elsewhere
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.spec.Hosts, "hosts", 10_000, "hosts, 1 to 100000")
-	f.IntVar(&o.spec.SlotsPerHost, "slots-per-host", 16, "slots of each host, 1 to 64")
-	f.IntVar(&o.gpus, "gpus", 100_000, "GPUs, a multiple of --gpus-per-box, up to 1000000")
-	f.IntVar(&o.spec.GPUsPerBox, "gpus-per-box", 8, "GPUs of each box, 1 to 64")
-	f.IntVar(&o.spec.Leases, "leases", 10_000, "leases of one GPU each, as many as there are GPUs at the most")
-	f.IntVar(&o.spec.AtOnce, "at-once", 64, "callers, and nodes that enrol, at the same time, 1 to 1024")
-	f.IntVar(&o.spec.NodesPerConnection, "nodes-per-connection", 4, "nodes that share a connection, 1 to 100")
-	f.DurationVar(&o.spec.Heartbeat, "heartbeat", 0, "how often each node reports (default: what the manager says)")
-	f.DurationVar(&o.spec.Idle, "idle", 20*time.Second, "how long the idle manager is looked at")
-	f.DurationVar(&o.spec.Timeout, "timeout", 5*time.Minute, "longest time for each part")
+	f.IntVar(&o.spec.Hosts, "hosts", 10_000, "number of hosts, 1 to 100000")
+	f.IntVar(&o.spec.SlotsPerHost, "slots-per-host", 16, "number of slots of each host, 1 to 64")
+	f.IntVar(&o.gpus, "gpus", 100_000, "number of GPUs, a multiple of --gpus-per-box, up to 1000000")
+	f.IntVar(&o.spec.GPUsPerBox, "gpus-per-box", 8, "number of GPUs of each box, 1 to 64")
+	f.IntVar(&o.spec.Leases, "leases", 10_000, "number of leases of one GPU each, at most the number of GPUs")
+	f.IntVar(&o.spec.AtOnce, "at-once", 64, "number of concurrent callers, and of nodes that enrol concurrently, 1 to 1024")
+	f.IntVar(&o.spec.NodesPerConnection, "nodes-per-connection", 4, "number of nodes that share a connection, 1 to 100")
+	f.DurationVar(&o.spec.Heartbeat, "heartbeat", 0, "interval between two reports of a node (default: the manager's interval)")
+	f.DurationVar(&o.spec.Idle, "idle", 20*time.Second, "duration of the measurement of the idle manager")
+	f.DurationVar(&o.spec.Timeout, "timeout", 5*time.Minute, "longest duration of each part")
 	f.BoolVar(&o.etcd, "etcd", false, "keep the state in embedded etcd (default: memory)")
-	f.StringVar(&o.spec.Profile, "profile", "", "write profiles of the manager's processor time and heap to files that begin so, for each part")
+	f.StringVar(&o.spec.Profile, "profile", "", "prefix of files for profiles of the manager's processor time and heap in each part")
 	jsonFlag(cmd, &o.json)
 	return cmd
 }
@@ -84,7 +84,7 @@ func (o *fleetOptions) check() error {
 	case o.gpus%s.GPUsPerBox != 0:
 		return fmt.Errorf("--gpus %d: want a multiple of --gpus-per-box %d", o.gpus, s.GPUsPerBox)
 	case s.Heartbeat < 0 || s.Idle <= 0 || s.Timeout <= 0:
-		return fmt.Errorf("--heartbeat %v, --idle %v, --timeout %v: want some time", s.Heartbeat, s.Idle, s.Timeout)
+		return fmt.Errorf("--heartbeat %v, --idle %v, --timeout %v: want durations above zero", s.Heartbeat, s.Idle, s.Timeout)
 	}
 	s.Boxes = o.gpus / s.GPUsPerBox
 	return nil
@@ -95,7 +95,7 @@ func (o *fleetOptions) run(cmd *cobra.Command) (err error) {
 		o.spec.Leases = min(o.spec.Leases, o.gpus, o.spec.Hosts*o.spec.SlotsPerHost)
 	}
 	if err := o.check(); err != nil {
-		return &usageError{err}
+		return usage(err)
 	}
 	if o.etcd {
 		if o.spec.Dir, err = os.MkdirTemp("", "dxpu-bench"); err != nil {
@@ -111,15 +111,15 @@ func (o *fleetOptions) run(cmd *cobra.Command) (err error) {
 		return err
 	case o.json:
 		return errors.Join(err, writeJSON(cmd.OutOrStdout(), r))
-	default: // what was measured until an error is worth something
+	default: // the measurements before an error are printed, too
 		return errors.Join(err, printFleet(cmd.OutOrStdout(), r))
 	}
 }
 
 func printFleet(w io.Writer, r *fleet.Report) error {
-	_, _ = fmt.Fprintf(w, "%d processors, %s; %d hosts, %d boxes, %d GPUs; state in %s; %d nodes of a connection, %d callers at the same time\n\n",
+	_, _ = fmt.Fprintf(w, "%d processors, %s; %d hosts, %d boxes, %d GPUs; state in %s; %d nodes per connection, %d concurrent callers\n\n",
 		r.Processors, r.Go, r.Hosts, r.Boxes, r.GPUs, r.Store, r.NodesPerConnection, r.AtOnce)
-	t := newTable(w, "WORK", "COUNT", "TOOK", "A SECOND", "PROCESSOR TIME EACH")
+	t := newTable(w, "WORK", "COUNT", "TOOK", "PER SECOND", "PROCESSOR TIME EACH")
 	for _, x := range []struct {
 		name string
 		fleet.Work
@@ -128,7 +128,7 @@ func printFleet(w io.Writer, r *fleet.Report) error {
 		{"leases created", r.Create},
 		{"leases created and attached", r.Attach},
 		{"leases deleted and released", r.Detach},
-		{"nodes back after the manager has ended", r.Restart},
+		{"nodes reconnected after the end of the manager", r.Restart},
 	} {
 		if x.Count == 0 {
 			continue
@@ -148,15 +148,15 @@ func printFleet(w io.Writer, r *fleet.Report) error {
 	}
 	_, _ = fmt.Fprintln(w)
 	t = newTable(w, "MANAGER", "OBJECTS AND STACKS", "RSS", "GOROUTINES", "FILES")
-	t.row("no node", memory(r.Empty.Heap), memory(r.Empty.RSS), r.Empty.Goroutines, r.Empty.Files)
-	t.row("all nodes", memory(r.Enrolled.Heap), memory(r.Enrolled.RSS), r.Enrolled.Goroutines, r.Enrolled.Files)
-	t.row("all nodes, all leases", memory(r.Idle.Heap), memory(r.Idle.RSS), r.Idle.Goroutines, r.Idle.Files)
+	t.row("no node", size(r.Empty.Heap), size(r.Empty.RSS), r.Empty.Goroutines, r.Empty.Files)
+	t.row("all nodes", size(r.Enrolled.Heap), size(r.Enrolled.RSS), r.Enrolled.Goroutines, r.Enrolled.Files)
+	t.row("all nodes, all leases", size(r.Idle.Heap), size(r.Idle.RSS), r.Idle.Goroutines, r.Idle.Files)
 	if err := t.flush(); err != nil {
 		return err
 	}
-	_, _ = fmt.Fprintf(w, "\nIdle, it takes %s for %.0f reports a second.", percentOfCore(r.Idle.Share), r.IdleReports)
+	_, _ = fmt.Fprintf(w, "\nThe idle manager takes %s for %.0f reports per second.", percentOfCore(r.Idle.Share), r.IdleReports)
 	if r.RestartServesNS > 0 {
-		_, _ = fmt.Fprintf(w, " After its end the next one serves in %s.", duration(r.RestartServesNS))
+		_, _ = fmt.Fprintf(w, " After its end the next manager serves within %s.", duration(r.RestartServesNS))
 	}
 	_, err := fmt.Fprintln(w)
 	return err

@@ -14,17 +14,17 @@ func newBenchPlacementCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "placement",
-		Short: "Measure how long it takes to decide which GPUs a lease gets",
-		Long: `Measure how long it takes to decide which GPUs and which host slots a lease gets,
-by the manager's index and, for the same pool in the same run, by a straightforward
-scan over all GPUs. The pools are seven tenths full, and change with each decision.
-Decisions of the two that differ fail the benchmark.`,
+		Short: "Measure the duration of placement decisions",
+		Long: `Measure how long the choice of GPUs and host slots for a lease takes: with the
+manager's index and, for the same pool in the same run, with a plain scan over all
+GPUs. The pools are 70 % full and change with each decision. A difference between the
+two decisions fails the benchmark.`,
 		Example: `  dxpu bench placement
   dxpu bench placement --gpus 512 --hosts 64 --json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkPlacementOptions(&o); err != nil {
-				return &usageError{err}
+				return usage(err)
 			}
 			o.Progress = progress(cmd.ErrOrStderr())
 			report, err := bench.Placement(cmd.Context(), o)
@@ -38,10 +38,10 @@ Decisions of the two that differ fail the benchmark.`,
 		},
 	}
 	f := cmd.Flags()
-	f.IntSliceVar(&o.GPUs, "gpus", []int{512, 100_000}, "sizes of the pools in GPUs, each 64 to 1000000")
-	f.IntSliceVar(&o.Hosts, "hosts", []int{64, 10_000}, "numbers of hosts, each 1 to 100000")
-	f.IntVar(&o.Decisions, "decisions", 4000, "how often each request is decided, 1 to 1000000")
-	f.IntVar(&o.Scans, "scans", 200, "how many of these are decided by the scan as well")
+	f.IntSliceVar(&o.GPUs, "gpus", []int{512, 100_000}, "numbers of GPUs of the pools, each 64 to 1000000")
+	f.IntSliceVar(&o.Hosts, "hosts", []int{64, 10_000}, "numbers of hosts of the pools, each 1 to 100000")
+	f.IntVar(&o.Decisions, "decisions", 4000, "number of decisions for each request, 1 to 1000000")
+	f.IntVar(&o.Scans, "scans", 200, "number of these decisions that the scan makes, too")
 	jsonFlag(cmd, &asJSON)
 	return cmd
 }
@@ -58,7 +58,7 @@ func checkPlacementOptions(o *bench.PlacementOptions) error {
 		}
 	}
 	if o.Decisions < 1 || o.Decisions > 1_000_000 || o.Scans < 1 {
-		return fmt.Errorf("--decisions %d, --scans %d: want 1 to 1000000 decisions, and a scan", o.Decisions, o.Scans)
+		return fmt.Errorf("--decisions %d, --scans %d: want 1 to 1000000 decisions and at least one scan", o.Decisions, o.Scans)
 	}
 	return nil
 }

@@ -17,26 +17,27 @@ func newBenchSoakCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "soak",
-		Short: "Run a host and a box for a long time under random faults",
-		Long: `Run a host proxy and a box proxy, with several bindings over two paths of the
-loopback interface, under random faults: loss, duplication, reordering, corruption,
-delay, a bottleneck, a smaller MTU, a path cut in one or both directions, all paths
-cut, a clock that jumps, a proxy that is killed and started again.
+		Short: "Run a host and a box under random faults for a long time",
+		Long: `Run a host proxy and a box proxy with several bindings over two paths of the loopback
+interface, under random faults: loss, duplication, reordering, corruption, delay, a
+bottleneck, a smaller MTU, a path cut in one or both directions, all paths cut, a
+jumping clock, and a proxy that is killed and restarted.
 
-Meanwhile devices are attached, used and detached: copies both ways, numbered
-posted writes, register accesses, all compared. It is a violation when a byte is
-another one, when a posted write does not come once and in order, when an operation
-fails though nothing was done that may end bindings, when one neither ends nor
-fails, when the two ends of a link have counted different TLPs, and when at the end
-the process holds more memory, goroutines or file descriptors than after warming up.
+Meanwhile the benchmark attaches, uses and detaches devices: copies in both
+directions, numbered posted writes and register accesses, all verified. Each of these
+is a violation: a wrong byte; a posted write that does not arrive exactly once and in
+order; an operation that fails without a fault that can end a binding; an operation
+that neither completes nor fails; the two ends of a link counting different TLPs; and
+more memory, goroutines or file descriptors at the end than after the warm-up.
 
-The exit code is 1 after a violation, and the seed to repeat the run is printed.`,
+The exit code is 1 after a violation. The command prints the seed that repeats the
+run.`,
 		Example: `  dxpu bench soak --duration 5m
   dxpu bench soak --duration 1h --seed 7 --json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Duration <= 0 || o.Bindings < 2 || o.Bindings > soak.MaxBindings {
-				return &usageError{fmt.Errorf("--duration %v, --bindings %d: want some time and 2 to %d bindings", o.Duration, o.Bindings, soak.MaxBindings)}
+				return usagef("--duration %v, --bindings %d: want a positive duration and 2 to %d bindings", o.Duration, o.Bindings, soak.MaxBindings)
 			}
 			o.Progress = func(format string, args ...any) { _, _ = fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...) }
 			rep, err := soak.Run(cmd.Context(), o)
@@ -55,10 +56,10 @@ The exit code is 1 after a violation, and the seed to repeat the run is printed.
 		},
 	}
 	f := cmd.Flags()
-	f.DurationVar(&o.Duration, "duration", time.Hour, "how long to run")
-	f.Uint64Var(&o.Seed, "seed", 0, "seed of the faults and of what the hosts do (default: a new one, which is printed)")
-	f.IntVar(&o.Bindings, "bindings", 4, "devices, half of an embedded host and half of vfio-user clients")
-	f.DurationVar(&o.Every, "every", 10*time.Second, "how often to say how the run stands")
+	f.DurationVar(&o.Duration, "duration", time.Hour, "duration of the run")
+	f.Uint64Var(&o.Seed, "seed", 0, "seed of the faults and of the hosts' operations (default: random, and printed)")
+	f.IntVar(&o.Bindings, "bindings", 4, "number of devices, half on an embedded host and half on vfio-user clients")
+	f.DurationVar(&o.Every, "every", 10*time.Second, "interval between two progress reports")
 	jsonFlag(cmd, &asJSON)
 	return cmd
 }
@@ -67,18 +68,18 @@ func printSoak(w io.Writer, r *soak.Report) error {
 	a := r.Account
 	_, _ = fmt.Fprintf(w, "%v with %d bindings, seed %d\n\n", time.Duration(r.DurationNS).Round(time.Second), r.Bindings, r.Seed)
 	t := newTable(w, "ACCOUNT", "AMOUNT", "DETAIL")
-	t.row("bytes asked for", a.Asked, "")
-	t.row("bytes that came, all compared", a.Done, "")
-	t.row("bytes whose loss was reported", a.Lost, fmt.Sprintf("%d of %d operations", a.LostOperations, a.Operations))
-	t.row("posted writes, once and in order", a.PostedWrites, "")
-	t.row("bindings", a.Sessions, fmt.Sprintf("%d ended in a reported loss, %d came not up", a.LostSessions, a.FailedAttaches))
+	t.row("bytes requested", a.Asked, "")
+	t.row("bytes transferred and verified", a.Done, "")
+	t.row("bytes reported lost", a.Lost, fmt.Sprintf("%d of %d operations", a.LostOperations, a.Operations))
+	t.row("posted writes, exactly once and in order", a.PostedWrites, "")
+	t.row("bindings", a.Sessions, fmt.Sprintf("%d ended with a reported loss, %d did not come up", a.LostSessions, a.FailedAttaches))
 	t.row("bindings with equal TLP counts at both ends", a.BalancedSessions, "")
-	t.row("time in which losses were excused", time.Duration(r.ExcusedNS).Round(time.Second), fmt.Sprintf("%d stalls of the machine, up to %v", r.Stalls, time.Duration(r.LongestStall).Round(time.Millisecond)))
+	t.row("time in which losses are allowed", time.Duration(r.ExcusedNS).Round(time.Second), fmt.Sprintf("%d stalls of the machine, up to %v", r.Stalls, time.Duration(r.LongestStall).Round(time.Millisecond)))
 	if err := t.flush(); err != nil {
 		return err
 	}
 	_, _ = fmt.Fprintln(w)
-	t = newTable(w, "FAULT", "TIMES")
+	t = newTable(w, "FAULT", "COUNT")
 	for _, kind := range slices.Sorted(maps.Keys(r.Faults)) {
 		t.row(kind, r.Faults[kind])
 	}

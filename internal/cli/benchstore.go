@@ -17,16 +17,16 @@ func newBenchStoreCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "store",
-		Short: "Measure durable leases a second on embedded etcd, beside bare puts",
-		Long: `Measure how many leases a second a manager makes durable on embedded etcd, and in
-the same run how many bare puts a second the same etcd makes, with values as large
-as what the manager stores for a lease. Leases and puts take turns; the rates are
-medians of the rounds.
+		Short: "Compare the rate of durable leases with that of bare etcd puts",
+		Long: `Measure how many leases per second a manager stores durably in embedded etcd and, in
+the same run, how many bare puts per second that etcd performs, with values of the
+size that the manager stores for a lease. Leases and puts alternate; the rates are
+the medians of the rounds.
 
-Callers, API, manager and etcd are in one process and share its processors. A lease
-counts when the call that asked for it has returned: it is on the disk then. Its nodes
-are only simulated, and nothing is attached. Leases are stored in groups, puts are
-not: the ratio may be above one.`,
+The callers, the API, the manager and etcd are in one process. A lease counts when
+its call has returned, at which point it is on disk. The nodes are simulated, and
+nothing is attached. The manager stores leases in groups, so the ratio can be above
+one.`,
 		Example: `  dxpu bench store
   dxpu bench store --at-once 1 --dir /var/lib --json`,
 		Args: cobra.NoArgs,
@@ -36,7 +36,7 @@ not: the ratio may be above one.`,
 				value, max int
 			}{{"--leases", spec.Leases, 100_000}, {"--at-once", spec.AtOnce, 1024}, {"--rounds", spec.Rounds, 100}} {
 				if n.value < 1 || n.value > n.max {
-					return &usageError{fmt.Errorf("%s %d: want 1 to %d", n.flag, n.value, n.max)}
+					return usagef("%s %d: want 1 to %d", n.flag, n.value, n.max)
 				}
 			}
 			if spec.Dir, err = os.MkdirTemp(dir, "dxpu-bench"); err != nil {
@@ -55,22 +55,22 @@ not: the ratio may be above one.`,
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&spec.Leases, "leases", 5000, "leases of each round, and puts, 1 to 100000")
-	f.IntVar(&spec.AtOnce, "at-once", 64, "callers at the same time, 1 to 1024")
-	f.IntVar(&spec.Rounds, "rounds", 3, "rounds, 1 to 100")
-	f.StringVar(&dir, "dir", "", "directory in which the state is kept, below it, while it lasts (default $TMPDIR)")
+	f.IntVar(&spec.Leases, "leases", 5000, "number of leases, and of puts, in each round, 1 to 100000")
+	f.IntVar(&spec.AtOnce, "at-once", 64, "number of concurrent callers, 1 to 1024")
+	f.IntVar(&spec.Rounds, "rounds", 3, "number of rounds, 1 to 100")
+	f.StringVar(&dir, "dir", "", "directory for a temporary directory with the state (default $TMPDIR)")
 	jsonFlag(cmd, &asJSON)
 	return cmd
 }
 
 func printStoreBench(w io.Writer, r *store.Report) error {
-	_, _ = fmt.Fprintf(w, "%d processors, %s; %d callers at the same time, %d rounds\n\n", r.Processors, r.Go, r.AtOnce, r.Rounds)
-	t := newTable(w, "CALL", "COUNT", "A SECOND", "P50", "P99")
+	_, _ = fmt.Fprintf(w, "%d processors, %s; %d concurrent callers, %d rounds\n\n", r.Processors, r.Go, r.AtOnce, r.Rounds)
+	t := newTable(w, "CALL", "COUNT", "PER SECOND", "P50", "P99")
 	t.row("durable leases", r.Leases.Count, fmt.Sprintf("%.0f", r.Leases.PerSecond), duration(r.Leases.P50NS), duration(r.Leases.P99NS))
 	t.row(fmt.Sprintf("bare puts of %d bytes", r.PutBytes), r.Puts.Count, fmt.Sprintf("%.0f", r.Puts.PerSecond), duration(r.Puts.P50NS), duration(r.Puts.P99NS))
 	if err := t.flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(w, "\nRatio of leases to puts: %.2f; a transaction of etcd stores %.1f leases.\n", r.Ratio, r.LeasesPerWrite)
+	_, err := fmt.Fprintf(w, "\nThe ratio of leases to puts is %.2f; a transaction of etcd stores %.1f leases on average.\n", r.Ratio, r.LeasesPerWrite)
 	return err
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
-// workloadOptions are the flags of bench workload.
+// workloadOptions are the flags of "dxpu bench workload".
 type workloadOptions struct {
 	spec          playback.Spec
 	rtts, prefix  string
@@ -37,27 +37,28 @@ func newBenchWorkloadCommand() *cobra.Command {
 	o := &workloadOptions{}
 	cmd := &cobra.Command{
 		Use:   "workload TRACE",
-		Short: "Replay a recorded workload on the software GPU, beside the model's prediction",
-		Long: `Replay a recorded workload on the software GPU, beside the model's prediction.
+		Short: "Replay a recorded workload and compare it with the model's prediction",
+		Long: `Replay a recorded workload on the software GPU and compare the result with the
+model's prediction.
 
-TRACE is what "dxpu model predict" reads. Calls are made with the recorded gaps
-between them; a launch is a doorbell, after which the GPU reads its commands; a
-copy is DMA; a synchronisation waits for the fence that the GPU writes. Only the
-work is replaced, by delays of the recorded length.
+TRACE is a file that "dxpu model predict" reads. The replay makes the calls with the
+recorded gaps between them. A launch rings a doorbell, after which the GPU reads its
+commands; a copy is DMA; a synchronisation waits for the fence that the GPU writes.
+Only the computation is replaced, by delays of the recorded length.
 
-By default this happens in virtual time: the link, the host and the GPU that the
-daemons run, with a network whose delay makes the round trip of a memory read
-what --rtt says. The result is always the same.
+By default the replay runs in virtual time, with the link, the host and the GPU that
+the daemons run, and a network whose delay gives a memory read the round trip --rtt.
+The result is deterministic.
 
-With --real it happens on this machine, through both proxies and UDP on the
-loopback interface. All times are then multiplied by --stretch, round trips too,
-so that timers and sockets can keep up, and only the first steps that fit into
---limit are replayed.
+With --real the replay runs on this machine, through both proxies and UDP on the
+loopback interface. All times, including round trips, are multiplied by --stretch, so
+that timers and sockets can keep up. Only the first steps that fit into --limit are
+replayed.
 
-The predictor is asked for the same with the costs of the software GPU, which are
-not those of a physical one: a launch costs it 1.5 round trips until the kernel
-starts but occupies no stream, so launches made ahead are free. The last column
-is the prediction for a physical GPU.`,
+The prediction uses the costs of the software GPU, which differ from those of a
+physical one: a launch takes 1.5 round trips until the kernel starts but occupies no
+stream, so launches made ahead are free. The last column is the prediction for a
+physical GPU.`,
 		Example: `  dxpu bench workload resnet50.pt.trace.json.gz --rtt 4.9us,6.8us
   dxpu bench workload resnet50.pt.trace.json.gz --real --steps 1 --rtt 6.8us`,
 		Args: cobra.ExactArgs(1),
@@ -69,21 +70,21 @@ is the prediction for a physical GPU.`,
 	f := cmd.Flags()
 	f.StringVar(&o.rtts, "rtt", "4.9us,6.8us,10us,19us", "round trips of a PCIe memory read, such as 2us,4us,8us or 2us:20us:2us")
 	f.Var(rttFlag{&o.spec.NativeRTT}, "native-rtt", "round trip of the recorded run")
-	f.IntVar(&o.spec.Requester.Tags, "tags", perf.V100.Tags, "requests that the GPU keeps in flight, or more where the recording needs them")
+	f.IntVar(&o.spec.Requester.Tags, "tags", perf.V100.Tags, "number of requests that the GPU keeps in flight; more if the recording needs them")
 	f.IntVar(&o.mrrs, "mrrs", int(perf.V100.MRRS), "Max_Read_Request_Size in bytes")
-	f.IntVar(&o.steps, "steps", 0, "training steps to replay (default: all)")
+	f.IntVar(&o.steps, "steps", 0, "number of training steps to replay (default: all)")
 	f.BoolVar(&o.real, "real", false, "replay in real time, over UDP on the loopback interface")
-	f.IntVar(&o.stretch, "stretch", 0, "how many times longer everything takes in real time (default: what this machine needs)")
-	f.DurationVar(&o.limit, "limit", 0, "how long one replay may take, of the virtual or the real time (default: 30s in real time)")
-	f.StringVar(&o.cipher, "cipher", link.CipherAES256GCM.String(), "cipher in real time: aes-256-gcm or none")
-	f.StringVar(&o.prefix, "step-prefix", trace.DefaultStepPrefix, "how the names of annotations that mark training steps begin")
+	f.IntVar(&o.stretch, "stretch", 0, "factor for all times in real time (default: chosen for this machine)")
+	f.DurationVar(&o.limit, "limit", 0, "longest duration of one replay, in virtual or real time (default: 30s in real time)")
+	f.StringVar(&o.cipher, "cipher", link.CipherAES256GCM.String(), "cipher for --real: aes-256-gcm or none")
+	f.StringVar(&o.prefix, "step-prefix", trace.DefaultStepPrefix, "prefix of the annotations that mark training steps")
 	f.BoolVar(&o.strict, "strict", false, "fail on a damaged trace")
 	f.BoolVar(&o.silence, "quiet", false, "show no progress")
 	jsonFlag(cmd, &o.json)
 	return cmd
 }
 
-// replayed is what a report is made of.
+// replayed is the data of a report.
 type replayed struct {
 	Trace                string   `json:"trace"`
 	Mode                 string   `json:"mode"` // "virtual time" or "real time"
@@ -146,24 +147,24 @@ func (o *workloadOptions) prepare() ([]time.Duration, error) {
 	o.spec.Requester.MRRS = pcie.PayloadSize(clamp(o.mrrs, 65535))
 	o.spec.RTT = o.spec.NativeRTT
 	if err := o.spec.Requester.Validate(); err != nil {
-		return nil, &usageError{err}
+		return nil, usage(err)
 	}
 	switch {
 	case o.steps < 0 || o.limit < 0:
-		return nil, &usageError{fmt.Errorf("--steps %d, --limit %v: want 0 or more", o.steps, o.limit)}
+		return nil, usagef("--steps %d, --limit %v: want 0 or more", o.steps, o.limit)
 	case o.stretch < 0 || o.stretch > playback.MaxStretch:
-		return nil, &usageError{fmt.Errorf("--stretch %d: want 1 to %d, or 0 for what this machine needs", o.stretch, playback.MaxStretch)}
+		return nil, usagef("--stretch %d: want 1 to %d, or 0 for the default", o.stretch, playback.MaxStretch)
 	case o.spec.NativeRTT <= 0:
-		return nil, &usageError{fmt.Errorf("--native-rtt %v: want a time above zero", o.spec.NativeRTT)}
+		return nil, usagef("--native-rtt %v: want a time above zero", o.spec.NativeRTT)
 	}
 	rtts, err := parseSweep("--rtt", o.rtts, o.spec.NativeRTT)
 	if err != nil {
-		return nil, &usageError{err}
+		return nil, usage(err)
 	}
 	return rtts, nil
 }
 
-// ready makes the plan of what is replayed, and completes the specification.
+// ready returns the plan of the replay and completes the specification.
 func (o *workloadOptions) ready(w *workload.Workload, r *replayed) (*predict.Plan, error) {
 	plan := predict.NewPlan(w)
 	spec, note, err := o.spec.Ready(plan)
@@ -223,7 +224,7 @@ func (o *workloadOptions) inRealTime(
 	return out.Plan, out.Runs, nil
 }
 
-// describe says what was replayed on what.
+// describe fills in the workload and the GPU of the replay.
 func (r *replayed) describe(w *workload.Workload, q perf.Requester) {
 	r.Operations, r.Calls, r.Bytes = len(w.Ops), len(w.Calls), playback.Traffic(w)
 	r.Tags, r.MRRS = q.Tags, int(q.MRRS)
@@ -244,18 +245,18 @@ func (r *replayed) describe(w *workload.Workload, q perf.Requester) {
 	}
 	r.Devices = len(devices)
 	if r.Streams > playback.Queues {
-		r.Notes = append(r.Notes, fmt.Sprintf("%d streams on %d queues: some share one, and then wait for each other", r.Streams, playback.Queues))
+		r.Notes = append(r.Notes, fmt.Sprintf("%d streams on %d queues: streams that share a queue wait for each other", r.Streams, playback.Queues))
 	}
 	if r.Devices > 1 {
-		r.Notes = append(r.Notes, fmt.Sprintf("%d GPUs of the trace are one here: their copies share its tags, which the model does not know", r.Devices))
+		r.Notes = append(r.Notes, fmt.Sprintf("one GPU replays the %d GPUs of the trace: their copies share its tags, which the model does not consider", r.Devices))
 	}
 	const disturbed = 0.05
 	if off := r.Reproduction(); r.Mode == "real time" && (off > disturbed || off < -disturbed) {
-		r.Notes = append(r.Notes, "the native replay is far from the recording: this machine was busy; a larger --stretch helps")
+		r.Notes = append(r.Notes, "the native replay differs from the recording because this machine was busy; a larger --stretch helps")
 	}
 }
 
-// pointJSON is one row, times in nanoseconds.
+// pointJSON is one row of the table. Times are in nanoseconds.
 type pointJSON struct {
 	RTT       int64   `json:"rtt_ns"`
 	Unit      int64   `json:"unit_ns"`
@@ -290,7 +291,7 @@ func (r *replayed) print(w io.Writer) error {
 	_, _ = fmt.Fprintf(w, "%s: %d operations on %d streams, %d calls, %v of copies; basis: %s\n", r.Trace, r.Operations, r.Streams, r.Calls, perf.Bytes(r.Bytes), r.Basis)
 	_, _ = fmt.Fprintf(w, "software GPU with %d tags of %d bytes, in %s", r.Tags, r.MRRS, r.Mode)
 	if r.Stretch > 0 {
-		_, _ = fmt.Fprintf(w, " stretched %d times; the loopback interface takes %v", r.Stretch, time.Duration(r.Loopback))
+		_, _ = fmt.Fprintf(w, " stretched %d times; the round trip of the loopback interface is %v", r.Stretch, time.Duration(r.Loopback))
 	}
 	_, _ = fmt.Fprintf(w, "\nrecorded %s %v, on the system at %v %v (%+.2f %%)\n\n", r.Comparison.Unit, r.Recorded, r.NativeRTT, r.Native, 100*r.Reproduction())
 	t := newTable(w, "RTT", r.Comparison.Unit, "SYSTEM", "MODEL", "DEVIATION", "MODEL, PHYSICAL GPU")
@@ -301,9 +302,9 @@ func (r *replayed) print(w io.Writer) error {
 	if err := t.flush(); err != nil {
 		return err
 	}
-	_, _ = fmt.Fprintln(w, "\nSYSTEM is measured, MODEL the predictor with what a round trip costs the software GPU:")
+	_, _ = fmt.Fprintln(w, "\nSYSTEM is measured. MODEL is the prediction with the costs of the software GPU per round trip:")
 	c := playback.Costs()
-	_, _ = fmt.Fprintf(w, "launch to start %v, copy to the device %v or Equation 1, return of a wait %v, all else 0.\n", c.Launch, c.HtoD, c.Sync)
+	_, _ = fmt.Fprintf(w, "launch to start %v, copy to the device %v or Equation 1, return of a wait %v, everything else 0.\n", c.Launch, c.HtoD, c.Sync)
 	for _, n := range r.Notes {
 		_, _ = fmt.Fprintf(w, "note: %s\n", n)
 	}

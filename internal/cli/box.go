@@ -30,8 +30,8 @@ func newBoxCommand(conn *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "box",
 		Short: "Run the proxy of a GPU box",
-		Long: `Run the proxy of a GPU box: it holds the devices of the box's slots and carries
-their PCI Express packets to the hosts that the manager bound them to.
+		Long: `Run the proxy of a GPU box. It holds the devices in the slots of the box and carries
+their PCI Express packets to the hosts that the manager binds them to.
 
 Without --config the box holds --gpus software GPUs of one kind. With it, a YAML
 file lists the slots, each with the model of its device and the parameters:
@@ -51,8 +51,7 @@ descriptor, such as QEMU's, is refused; message_dma: true beside vfio_user skips
 the test for that. While a server is absent or refused, its slot is unhealthy with
 the reason, and the box tries again.
 
-With --admin-listen, "dxpu box fail" makes a software GPU fail, to see what
-happens then.` + tracingHelp,
+With --admin-listen, "dxpu box fail" can inject a fault into a software GPU.` + tracingHelp,
 		Example: `  dxpu box --name box-a --gpus 8 --kind nvlink --join-token-file /etc/dxpu/join-token
   dxpu box --name box-b --config box-b.yaml --listen 10.0.0.2:7471 --listen 10.1.0.2:7471
   dxpu box fail --admin http://127.0.0.1:9100 --slot 0 --xid 48`,
@@ -61,21 +60,18 @@ happens then.` + tracingHelp,
 	}
 	o.register(cmd)
 	f := cmd.Flags()
-	f.StringVar(&o.config, "config", "", "YAML file of the slots")
-	f.StringVar(&o.kind, "kind", "pcie-switch", "how the GPUs are joined: pcie-switch or nvlink")
+	f.StringVar(&o.config, "config", "", "YAML file with the slots")
+	f.StringVar(&o.kind, "kind", "pcie-switch", "connection between the GPUs: pcie-switch or nvlink")
 	f.IntVar(&o.gpus, "gpus", 4, "number of software GPUs, 1 to 256")
 	f.StringVar(&o.spec.Model, "model", "", "model name of the software GPUs")
-	f.Int64Var(&o.spec.VRAM, "vram", 0, "bytes of memory of each, taken as it is written (default 256 MiB)")
-	f.IntVar(&o.spec.Tags, "tags", 0, "outstanding DMA reads of each (default 140)")
+	f.Int64Var(&o.spec.VRAM, "vram", 0, "memory of each software GPU in bytes, allocated when it is written (default 256 MiB)")
+	f.IntVar(&o.spec.Tags, "tags", 0, "outstanding DMA reads of each software GPU (default 140)")
 	cmd.AddCommand(newBoxFailCommand())
 	return cmd
 }
 
 func (o *boxOptions) run(cmd *cobra.Command) error {
-	log, err := o.logger(cmd)
-	if err != nil {
-		return err
-	}
+	log := newLogger(cmd, o.logLevel)
 	kind, err := parseBoxKind(o.kind)
 	if err != nil {
 		return err
@@ -105,7 +101,7 @@ func parseBoxKind(s string) (dxpuv1.BoxKind, error) {
 	case "nvlink":
 		return dxpuv1.BoxKind_BOX_KIND_NVLINK, nil
 	}
-	return 0, withHint(fmt.Errorf("--kind: %q is no kind of box", s), "pcie-switch or nvlink")
+	return 0, usage(withHint(fmt.Errorf("--kind: %q is not a kind of box", s), "pcie-switch or nvlink"))
 }
 
 // slots builds the devices of the box.
@@ -136,7 +132,7 @@ func (o *boxOptions) slots(ctx context.Context, models []device.Model) ([]boxpro
 func (o *boxOptions) file(models []device.Model) (file boxFile, err error) {
 	if o.config == "" {
 		if o.gpus < 1 || o.gpus > boxproxy.MaxSlots {
-			return file, withHint(fmt.Errorf("--gpus: %d", o.gpus), "1 to %d", boxproxy.MaxSlots)
+			return file, usagef("--gpus: %d is not 1 to %d", o.gpus, boxproxy.MaxSlots)
 		}
 		var spec yaml.Node
 		if err := spec.Encode(o.spec); err != nil {

@@ -24,12 +24,12 @@ func newBoxFailCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fail",
 		Short: "Make a software GPU of a running box fail",
-		Long: `Make a software GPU of a running box have an error, to see what the pool makes of
-it: --xid is a number as NVIDIA's driver logs it, --fault one of kill, hang,
-ecc-corrected and ecc-uncorrectable. The box must run with --admin-listen.
+		Long: `Inject an error into a software GPU of a running box, to see the reaction of the pool.
+--xid is a number as NVIDIA's driver logs it; --fault is kill, hang, ecc-corrected or
+ecc-uncorrectable. The box must run with --admin-listen.
 
-XID 48 calls for a reset, 79 (fallen off the bus) and 64 for a replacement, 31 is
-the application's; "dxpu describe gpu" shows what was counted.`,
+XID 48 calls for a reset, and 79 (fallen off the bus) and 64 for a replacement. XID 31
+is an error of the application. "dxpu describe gpu" shows the counted errors.`,
 		Example: `  dxpu box fail --admin http://127.0.0.1:9100 --slot 0 --xid 48
   dxpu box fail --admin http://127.0.0.1:9100 --slot 2 --fault kill`,
 		Args: cobra.NoArgs,
@@ -37,7 +37,7 @@ the application's; "dxpu describe gpu" shows what was counted.`,
 			query := url.Values{"slot": {strconv.FormatUint(uint64(slot), 10)}}
 			switch {
 			case (fault == "") == (code == 0):
-				return &usageError{withHint(errors.New("one of --xid and --fault is needed"), "dxpu box fail --slot 0 --xid 48")}
+				return usage(withHint(errors.New("give either --xid or --fault"), "dxpu box fail --slot 0 --xid 48"))
 			case fault != "":
 				query.Set("fault", fault)
 			default:
@@ -45,19 +45,19 @@ the application's; "dxpu describe gpu" shows what was counted.`,
 			}
 			target, err := adminURL(admin, "/faults", query)
 			if err != nil {
-				return &usageError{err}
+				return usage(err)
 			}
 			return adminPost(cmd.Context(), target, cmd.OutOrStdout())
 		},
 	}
 	adminFlag(cmd, &admin)
-	cmd.Flags().Uint32Var(&slot, "slot", 0, "slot of the box")
-	cmd.Flags().Uint32Var(&code, "xid", 0, "number of the error")
-	cmd.Flags().StringVar(&fault, "fault", "", "what breaks: kill, hang, ecc-corrected or ecc-uncorrectable")
+	cmd.Flags().Uint32Var(&slot, "slot", 0, "number of the slot")
+	cmd.Flags().Uint32Var(&code, "xid", 0, "XID of the error to inject")
+	cmd.Flags().StringVar(&fault, "fault", "", "fault to inject: kill, hang, ecc-corrected or ecc-uncorrectable")
 	return cmd
 }
 
-// adminPost asks a proxy to do something and prints its answer.
+// adminPost sends a request to a proxy and prints its answer.
 func adminPost(ctx context.Context, target string, w io.Writer) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target, nil)
 	if err != nil {
@@ -65,24 +65,24 @@ func adminPost(ctx context.Context, target string, w io.Writer) error {
 	}
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return withHint(err, "does the proxy run, with --admin-listen?")
+		return withHint(err, "is the proxy running with --admin-listen?")
 	}
 	text, err := io.ReadAll(io.LimitReader(res.Body, 1<<10))
 	err = errors.Join(err, res.Body.Close())
 	if res.StatusCode != http.StatusOK {
-		return errors.Join(fmt.Errorf("the proxy answers %s: %s", res.Status, strings.TrimSpace(string(text))), err)
+		return errors.Join(fmt.Errorf("the proxy answered %s: %s", res.Status, strings.TrimSpace(string(text))), err)
 	}
 	_, werr := w.Write(text)
 	return errors.Join(err, werr)
 }
 
-// faultHandler makes a software GPU fail: POST /faults?slot=0 with fault=kill
-// or xid=48.
+// faultHandler injects a fault into a software GPU: POST /faults?slot=0 with
+// fault=kill or xid=48.
 func faultHandler(b *boxproxy.Box) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		slot, err := strconv.Atoi(r.FormValue("slot"))
 		if err != nil {
-			http.Error(w, "slot: a number is needed, as in /faults?slot=0&xid=48", http.StatusBadRequest)
+			http.Error(w, "slot: want a number, as in /faults?slot=0&xid=48", http.StatusBadRequest)
 			return
 		}
 		inject, what, err := faultOf(r)
@@ -98,7 +98,7 @@ func faultHandler(b *boxproxy.Box) http.Handler {
 			}
 		})
 		if err == nil && !injected {
-			err = fmt.Errorf("slot %d holds no software GPU", slot)
+			err = fmt.Errorf("slot %d contains no software GPU", slot)
 		}
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusNotFound)
@@ -108,12 +108,12 @@ func faultHandler(b *boxproxy.Box) http.Handler {
 	})
 }
 
-// faultOf reads what is to break.
+// faultOf reads the fault from a request.
 func faultOf(r *http.Request) (inject func(*gpu.GPU), what string, err error) {
 	if s := r.FormValue("xid"); s != "" {
 		code, err := strconv.ParseUint(s, 10, 32)
 		if err != nil || code == 0 {
-			return nil, "", fmt.Errorf("xid: %q is no number of an error", s)
+			return nil, "", fmt.Errorf("xid: %q is not the number of an error", s)
 		}
 		return func(g *gpu.GPU) { g.InjectXID(uint32(code)) }, gpuerr.Lookup(uint32(code)).String(), nil
 	}

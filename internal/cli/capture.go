@@ -36,21 +36,20 @@ func newCaptureCommand() *cobra.Command {
 	o := &captureOptions{}
 	cmd := &cobra.Command{
 		Use:   "capture",
-		Short: "Write the TLPs of a proxy's bindings to a file for Wireshark",
-		Long: `Write the TLPs that pass through a proxy to a pcapng file, as they are between
-the network and the device or the VM: decrypted, each once and in order, with
-nanoseconds. The proxy must run on this machine, with --admin-listen and
---allow-capture. A capture never slows it down; TLPs for which there was no time
-are counted in the file.
+		Short: "Capture the TLPs of a proxy's bindings for Wireshark",
+		Long: `Capture the TLPs that pass through a proxy in a pcapng file. The file contains each
+TLP once, decrypted and in order, as it is between the network and the device or the
+VM, with a time in nanoseconds. The proxy must run on this machine with
+--admin-listen and --allow-capture. A capture never delays the proxy: TLPs that it
+has to leave out are counted in the file.
 
-It ends with --count, --duration or Ctrl-C. The file shows a tenant's memory:
-only its owner can read it.
+A capture ends after --count, after --duration or with Ctrl-C. The file contains a
+tenant's memory; only its owner can read it.
 
-Wireshark and tshark read the file with the dissector that --dissector prints.
-The same dissector reads the datagrams on the wire, captured with tcpdump: all
-of them where bindings have no cipher, their headers where they have one. With
-the file installed in Wireshark's folder of personal Lua plugins, "-X" is not
-needed.`,
+Wireshark and tshark read the file with the dissector that --dissector prints. The
+dissector also reads datagrams that tcpdump captured on the wire: completely if the
+binding has no cipher, otherwise only the headers. "-X" is not needed if the
+dissector is in Wireshark's folder of personal Lua plugins.`,
 		Example: `  dxpu capture --dissector > dxpu.lua
   dxpu capture --admin http://127.0.0.1:9100 --slot 0 --duration 10s -w slot0.pcapng
   tshark -X lua_script:dxpu.lua -r slot0.pcapng -Y 'dxpu.tlp.time > 0.0001'
@@ -61,22 +60,22 @@ needed.`,
 	}
 	adminFlag(cmd, &o.admin)
 	f := cmd.Flags()
-	f.StringVarP(&o.output, "write", "w", "", "file to write, - for standard output")
-	f.IntVar(&o.slot, "slot", -1, "only the slot of this number (default: all)")
-	f.StringVar(&o.binding, "binding", "", "only the binding of this number, as datagrams name it")
-	f.Uint16Var(&o.snaplen, "snaplen", 0, "keep so many bytes of each TLP (default: all)")
-	f.Uint64VarP(&o.count, "count", "c", 0, "end after so many TLPs")
-	f.DurationVar(&o.duration, "duration", 0, "end after so long")
-	f.BoolVar(&o.lua, "dissector", false, "print the Wireshark dissector and do nothing else")
+	f.StringVarP(&o.output, "write", "w", "", "file to write, - for standard output (required)")
+	f.IntVar(&o.slot, "slot", -1, "capture only this slot (default: all)")
+	f.StringVar(&o.binding, "binding", "", "capture only the binding with this number, as datagrams carry it")
+	f.Uint16Var(&o.snaplen, "snaplen", 0, "number of bytes to keep of each TLP (default: all)")
+	f.Uint64VarP(&o.count, "count", "c", 0, "end after this number of TLPs")
+	f.DurationVar(&o.duration, "duration", 0, "end after this time")
+	f.BoolVar(&o.lua, "dissector", false, "print the Wireshark dissector instead of a capture")
 	return cmd
 }
 
-// adminFlag adds the flag that says where a proxy's admin listener is.
+// adminFlag adds the flag for the URL of a proxy's admin listener.
 func adminFlag(cmd *cobra.Command, v *string) {
 	cmd.Flags().StringVar(v, "admin", "", "URL of the proxy's --admin-listen (default $DXPU_ADMIN)")
 }
 
-// adminURL returns the address of a page of a proxy's admin listener.
+// adminURL returns the URL of a page of a proxy's admin listener.
 func adminURL(flag, page string, query url.Values) (string, error) {
 	s := flag
 	if s == "" {
@@ -85,14 +84,14 @@ func adminURL(flag, page string, query url.Values) (string, error) {
 	u, err := url.Parse(strings.TrimSuffix(s, "/"))
 	if s == "" || err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
 		return "", withHint(fmt.Errorf("--admin: %q is not the URL of a proxy", s),
-			`start the proxy with "--admin-listen 127.0.0.1:9100" and give --admin http://127.0.0.1:9100`)
+			`start the proxy with "--admin-listen 127.0.0.1:9100" and pass --admin http://127.0.0.1:9100`)
 	}
 	u.Path += page
 	u.RawQuery = query.Encode()
 	return u.String(), nil
 }
 
-// adminGet asks a proxy.
+// adminGet sends a request to a proxy.
 func adminGet(ctx context.Context, target string) (io.ReadCloser, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
 	if err != nil {
@@ -100,13 +99,13 @@ func adminGet(ctx context.Context, target string) (io.ReadCloser, error) {
 	}
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return nil, withHint(err, "does the proxy run, with --admin-listen?")
+		return nil, withHint(err, "is the proxy running with --admin-listen?")
 	}
 	if res.StatusCode == http.StatusOK {
 		return res.Body, nil
 	}
-	text, _ := io.ReadAll(io.LimitReader(res.Body, 1<<10)) // the status says enough
-	err = fmt.Errorf("the proxy answers %s: %s", res.Status, strings.TrimSpace(string(text)))
+	text, _ := io.ReadAll(io.LimitReader(res.Body, 1<<10)) // an error leaves the status
+	err = fmt.Errorf("the proxy answered %s: %s", res.Status, strings.TrimSpace(string(text)))
 	return nil, errors.Join(err, res.Body.Close())
 }
 
@@ -117,7 +116,7 @@ func (o *captureOptions) run(cmd *cobra.Command) (err error) {
 	}
 	target, err := adminURL(o.admin, "/capture", o.query())
 	if err != nil {
-		return &usageError{err}
+		return usage(err)
 	}
 	out, err := o.open(cmd)
 	if err != nil {
@@ -135,7 +134,7 @@ func (o *captureOptions) run(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = in.Close() }() // it ends in the middle, as a rule
+	defer func() { _ = in.Close() }() // the stream usually ends in the middle
 	written, dropped, err := copyCapture(out, in, o.count)
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		err = nil
@@ -170,12 +169,13 @@ func (o *captureOptions) open(cmd *cobra.Command) (io.WriteCloser, error) {
 	case o.output != "":
 		return os.OpenFile(o.output, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	}
-	return nil, &usageError{withHint(errors.New("-w is missing"), `"-w FILE" says where to write, "-w -" is standard output`)}
+	return nil, usage(withHint(errors.New("-w is missing"), `"-w FILE" names the file, "-w -" writes to standard output`))
 }
 
 // copyCapture copies whole packets, so that the file is valid however the
 // capture ends, and completes it with statistics. It stops after limit packets
-// unless limit is 0. A proxy that goes down ends the capture without an error.
+// unless limit is 0. The end of the proxy
+// ends the capture without an error.
 func copyCapture(out io.Writer, in io.Reader, limit uint64) (written, dropped uint64, err error) {
 	buffer := bufio.NewReader(in) // the pcapng reader uses it as it is
 	r, err := pcapgo.NewNgReader(buffer, pcapgo.DefaultNgReaderOptions)

@@ -1,19 +1,22 @@
-// Package cli is the command line of dxpu: one file per command, text by
+// Package cli is the command line of dxpu: one file for each command, text by
 // default and JSON on request, errors with a hint.
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // Exit codes; "dxpu help exit-codes" explains them.
@@ -24,14 +27,19 @@ const (
 	exitRefused = 3
 )
 
-// hinted is an error that knows what to do about it.
-type hinted struct {
+// hintedError is an error with advice for the user.
+type hintedError struct {
 	err  error
 	hint string
 }
 
-func (h *hinted) Error() string { return h.err.Error() }
-func (h *hinted) Unwrap() error { return h.err }
+func (h *hintedError) Error() string { return h.err.Error() }
+func (h *hintedError) Unwrap() error { return h.err }
+
+// withHint adds advice to an error.
+func withHint(err error, format string, args ...any) error {
+	return &hintedError{err, fmt.Sprintf(format, args...)}
+}
 
 // usageError is an error in the command line: the exit code is 2.
 type usageError struct{ error }
@@ -49,49 +57,93 @@ func usage(err error) error {
 // usagef returns an error in the command line.
 func usagef(format string, args ...any) error { return usage(fmt.Errorf(format, args...)) }
 
-// withHint adds what the reader may do about an error.
-func withHint(err error, format string, args ...any) error {
-	return &hinted{err, fmt.Sprintf(format, args...)}
-}
-
-// Main runs a command line, without the name of the program, and returns the
-// exit code. SIGINT and SIGTERM end the command in order, a second one at once.
+// Main runs a command line, without the name of the program, and returns the exit
+// code. SIGINT and SIGTERM cancel the command; a second signal ends the process.
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	context.AfterFunc(ctx, stop) // the second signal finds its default action
+	context.AfterFunc(ctx, stop) // restores the default action of the signals
 
 	root := newRootCommand()
 	root.SetArgs(args)
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
 	started := false
-	root.PersistentPreRun = func(*cobra.Command, []string) { started = true }
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		// Before started, so that these errors have the exit code of wrong usage.
+		if err := cmp.Or(cmd.ValidateRequiredFlags(), cmd.ValidateFlagGroups()); err != nil {
+			return err
+		}
+		started = true
+		return nil
+	}
 
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return exitOK
 	}
-	if !started { // flags or arguments were wrong: nothing has run
-		var h *hinted
-		if !errors.As(err, &h) {
-			err = withHint(err, `"%s --help" shows how it is used`, cmd.CommandPath())
-		}
-		printError(stderr, err)
-		return exitUsage
+	if !started { // cobra found an error in the flags or arguments
+		err = usage(argumentError(cmd, err))
 	}
 	printError(stderr, err)
 	return exitCode(err)
+}
+
+// flagError describes a flag's bad value without the words of Go's parsers.
+func flagError(err error) error {
+	var bad *pflag.InvalidValueError
+	if !errors.As(err, &bad) {
+		return err
+	}
+	name := "--" + bad.GetFlag().Name
+	if errors.Is(err, strconv.ErrRange) {
+		return fmt.Errorf("%s: %q is out of range", name, bad.GetValue())
+	}
+	cause := errors.Unwrap(bad)
+	want := ""
+	switch typ := bad.GetFlag().Value.Type(); {
+	case typ == "bool":
+		want = "true or false"
+	case strings.HasPrefix(cause.Error(), "slog: "):
+		want = "debug, info, warn or error"
+	case strings.HasPrefix(cause.Error(), "time: "):
+		want = "a duration such as 500ms, 30s or 2h"
+	case strings.HasPrefix(typ, "int"), strings.HasPrefix(typ, "uint"):
+		want = "a whole number"
+	case strings.HasPrefix(typ, "float"):
+		want = "a number"
+	case typ == "stringToString":
+		want = "of the form KEY=VALUE"
+	default:
+		return fmt.Errorf("%s: %w", name, cause)
+	}
+	return fmt.Errorf("%s: %q is not %s", name, bad.GetValue(), want)
+}
+
+// argumentError adds a hint to an error that cobra found before the command ran.
+func argumentError(cmd *cobra.Command, err error) error {
+	var h *hintedError
+	if errors.As(err, &h) {
+		return err
+	}
+	if strings.Contains(err.Error(), "arg(s)") {
+		return withHint(errors.New("wrong number of arguments"), "usage: %s", cmd.UseLine())
+	}
+	return withHint(err, `"%s --help" explains the command`, cmd.CommandPath())
 }
 
 func printError(w io.Writer, err error) {
 	var ce *connect.Error
 	text := err.Error()
 	if errors.As(err, &ce) {
-		text = ce.Message()
-		if ce.Code() == connect.CodeUnavailable || ce.Code() == connect.CodeUnimplemented || ce.Code() == connect.CodeUnknown {
-			text = fmt.Sprintf("%s: %s", ce.Code(), ce.Message())
+		text = inFlags(ce.Message())
+		switch ce.Code() {
+		case connect.CodeUnavailable:
+			text = "the manager is unavailable: " + text
+		case connect.CodeUnimplemented, connect.CodeUnknown:
+			text = "unexpected answer: " + text
 		}
 	}
 	_, _ = fmt.Fprintf(w, "dxpu: error: %s\n", text)
@@ -101,7 +153,7 @@ func printError(w io.Writer, err error) {
 }
 
 func hintFor(err error, ce *connect.Error) string {
-	var h *hinted
+	var h *hintedError
 	if errors.As(err, &h) {
 		return h.hint
 	}
@@ -109,16 +161,16 @@ func hintFor(err error, ce *connect.Error) string {
 	case ce == nil:
 		return ""
 	case ce.Code() == connect.CodeUnavailable:
-		return `is a manager running there? "dxpu manager" starts one; --manager or DXPU_MANAGER says where it is`
+		return `is a manager running at this address? "dxpu manager" starts one; --manager or DXPU_MANAGER names another`
 	case ce.Code() == connect.CodeNotFound:
-		return `"dxpu get" lists what there is`
+		return `"dxpu get" lists what the pool has`
 	case ce.Code() == connect.CodeResourceExhausted && strings.Contains(ce.Message(), "spec.wait"):
-		return `"dxpu get gpus" shows what is free; --queue waits for capacity`
+		return `"dxpu get gpus" shows the free GPUs; --queue waits for capacity`
 	}
 	return ""
 }
 
-// exitCode tells an answer of the manager from everything else that failed.
+// exitCode separates refusals by the manager from other failures.
 func exitCode(err error) int {
 	var usage *usageError
 	if errors.As(err, &usage) {

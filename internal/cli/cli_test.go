@@ -5,9 +5,11 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"regexp"
@@ -28,14 +30,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv("DXPU_CONFIG") == "" { // whose computer this is has contexts of theirs
+	if os.Getenv("DXPU_CONFIG") == "" { // do not read the contexts of the user
 		if err := os.Setenv("DXPU_CONFIG", filepath.Join(os.DevNull, "none")); err != nil {
 			panic(err)
 		}
 	}
-	// Built with the race detector, every program sleeps a second before it ends,
-	// for goroutines that nobody waits for. Scripts run hundreds of programs, and
-	// those wait for their goroutines themselves.
+	// With the race detector, every program sleeps for a second before it ends, to
+	// detect races of goroutines that it did not wait for. The scripts run hundreds
+	// of programs, which wait for their goroutines.
 	if os.Getenv("GORACE") == "" {
 		if err := os.Setenv("GORACE", "atexit_sleep_ms=0"); err != nil {
 			panic(err)
@@ -59,7 +61,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// scriptCommands are what scripts have beside the programs.
+// scriptCommands are the commands of scripts in addition to the programs.
 func scriptCommands() map[string]func(*testscript.TestScript, bool, []string) {
 	return map[string]func(*testscript.TestScript, bool, []string){
 		"manager-url":   managerURL,
@@ -77,9 +79,11 @@ func scriptCommands() map[string]func(*testscript.TestScript, bool, []string) {
 		"lease-id-of": func(ts *testscript.TestScript, _ bool, args []string) {
 			ts.Setenv("LEASE", regexp.MustCompile(`l-\d+`).FindString(ts.ReadFile(args[0])))
 		},
-		"managers": chooseManagers,
-		"leader":   findLeader,
-		"signal":   signalManager,
+		"usage-error": func(ts *testscript.TestScript, _ bool, args []string) { expectCode(ts, exitUsage, args) },
+		"refused":     func(ts *testscript.TestScript, _ bool, args []string) { expectCode(ts, exitRefused, args) },
+		"managers":    chooseManagers,
+		"leader":      findLeader,
+		"signal":      signalManager,
 		"await-follower": func(ts *testscript.TestScript, _ bool, args []string) {
 			poll(ts, func() bool { return strings.HasPrefix(readyz(args[0]), "follower: ") }, args[0]+" did not become a follower")
 		},
@@ -92,6 +96,17 @@ func scriptCommands() map[string]func(*testscript.TestScript, bool, []string) {
 	}
 }
 
+// expectCode runs a dxpu command that must end with an exit code:
+//
+//	usage-error ARGS...
+func expectCode(ts *testscript.TestScript, want int, args []string) {
+	err := ts.Exec("dxpu", args...)
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != want {
+		ts.Fatalf("%v, want exit code %d", err, want)
+	}
+}
+
 // managerURL waits for the file that a manager writes and sets DXPU_MANAGER:
 //
 //	manager-url FILE
@@ -100,7 +115,7 @@ func managerURL(ts *testscript.TestScript, _ bool, args []string) {
 		raw, err := os.ReadFile(ts.MkAbs(args[0]))
 		ts.Setenv("DXPU_MANAGER", strings.TrimSpace(string(raw)))
 		return err == nil && strings.HasSuffix(string(raw), "\n")
-	}, "no manager came up")
+	}, "the manager does not serve")
 }
 
 // adminFileURL waits for the file that a proxy writes and sets DXPU_ADMIN:
@@ -111,7 +126,7 @@ func adminFileURL(ts *testscript.TestScript, _ bool, args []string) {
 		raw, err := os.ReadFile(ts.MkAbs(args[0]))
 		ts.Setenv("DXPU_ADMIN", strings.TrimSpace(string(raw)))
 		return err == nil && strings.HasSuffix(string(raw), "\n")
-	}, "no proxy came up")
+	}, "the proxy does not serve")
 }
 
 // await runs a dxpu command until its output matches:
@@ -144,7 +159,7 @@ func awaitFile(ts *testscript.TestScript, _ bool, args []string) {
 	poll(ts, func() bool {
 		_, err := os.Stat(ts.MkAbs(args[0]))
 		return err == nil
-	}, "there is no "+args[0])
+	}, args[0]+" was not written")
 }
 
 // caHash sets DXPU_CA_HASH to the hash of an authority:
@@ -153,14 +168,14 @@ func awaitFile(ts *testscript.TestScript, _ bool, args []string) {
 func caHash(ts *testscript.TestScript, _ bool, args []string) {
 	block, _ := pem.Decode([]byte(ts.ReadFile(args[0])))
 	if block == nil {
-		ts.Fatalf("%s is no PEM file", args[0])
+		ts.Fatalf("%s is not a PEM file", args[0])
 	}
 	c, err := x509.ParseCertificate(block.Bytes)
 	ts.Check(err)
 	ts.Setenv("DXPU_CA_HASH", auth.HashOf(c))
 }
 
-// poll waits for another process, of which nothing else can be waited for.
+// poll waits for a condition in another process.
 func poll(ts *testscript.TestScript, ok func() bool, complaint string) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -171,9 +186,10 @@ func poll(ts *testscript.TestScript, ok func() bool, complaint string) {
 	}
 }
 
-// fakeNode is a proxy without a data path that does at once what it is told. A
+// fakeNode is a proxy without a data path that reaches each desired state at once. A
 // file fail-SLOT in the directory NAME makes the device of that slot fail, a file
-// eject-SLOT makes the guest remove it once, and a file hold-SLOT not let it go.
+// eject-SLOT makes the guest remove it once, and a file hold-SLOT keeps the guest from
+// releasing it.
 //
 //	dxpu-fake-node host|box NAME SLOTS
 func fakeNode(args []string) int {
@@ -209,11 +225,11 @@ type fakeHandler struct {
 
 	mu      sync.Mutex
 	desired *dxpuv1.DesiredState
-	held    map[uint32]*dxpuv1.ObservedBinding // what a guest does not let go, as it was
+	held    map[uint32]*dxpuv1.ObservedBinding // the last binding of each slot
 }
 
-// says reports whether there is a file about a slot.
-func (h *fakeHandler) says(what string, slot uint32) bool {
+// has reports whether a file about a slot exists.
+func (h *fakeHandler) has(what string, slot uint32) bool {
 	_, err := os.Stat(filepath.Join(h.name, fmt.Sprint(what, "-", slot)))
 	return err == nil
 }
@@ -240,14 +256,14 @@ func (h *fakeHandler) Observe() *dxpuv1.ObservedState {
 		if h.box {
 			s.Domain = ""
 			s.Device = &dxpuv1.Device{Model: "DX100", MemoryBytes: 16 << 30, Serial: fmt.Sprint("S", i)}
-			if h.says("fail", i) {
+			if h.has("fail", i) {
 				s.Health, s.HealthDetail = dxpuv1.Health_HEALTH_FAILED, "a file says so"
 			}
 		}
 		for _, b := range h.desired.GetBindings() {
 			if b.Slot == i {
 				s.Binding = &dxpuv1.ObservedBinding{BindingId: b.BindingId, Epoch: b.Epoch, State: state}
-				s.Binding.Ejected = !h.box && h.says("eject", i) && b.Replugs == 0
+				s.Binding.Ejected = !h.box && h.has("eject", i) && b.Replugs == 0
 				s.Binding.Replugs = b.Replugs
 			}
 		}
@@ -257,12 +273,12 @@ func (h *fakeHandler) Observe() *dxpuv1.ObservedState {
 	return o
 }
 
-// hold goes on to report what is no longer wanted, while the guest holds it.
+// hold reports a binding that is no longer desired while the guest holds the device.
 func (h *fakeHandler) hold(slot uint32, s *dxpuv1.ObservedSlot) {
 	switch {
 	case s.Binding != nil:
 		h.held[slot] = s.Binding
-	case !h.box && h.says("hold", slot) && h.held[slot] != nil:
+	case !h.box && h.has("hold", slot) && h.held[slot] != nil:
 		s.Binding = proto.CloneOf(h.held[slot])
 		s.Binding.State, s.Binding.Detail = dxpuv1.BindingState_BINDING_STATE_DETACHING, "the guest still holds the device: a file says so"
 	case h.held[slot] != nil:
@@ -270,15 +286,22 @@ func (h *fakeHandler) hold(slot uint32, s *dxpuv1.ObservedSlot) {
 	}
 }
 
-// Every command says what it does and shows an example.
+// Every command has a short text that starts with a verb, a long text of sentences, and
+// an example.
 func TestEveryCommandHasHelp(t *testing.T) {
 	var walk func(*cobra.Command)
 	walk = func(c *cobra.Command) {
 		if c.Name() == "help" || c.Name() == "completion" {
 			return
 		}
-		if c.Short == "" || c.Long == "" || c.Example == "" && c.Runnable() {
-			t.Errorf("%q lacks a short text, a long text or an example", c.CommandPath())
+		if !regexp.MustCompile(`^[A-Z][a-z]+,? .*[^.]$`).MatchString(c.Short) {
+			t.Errorf("%q: short text %q", c.CommandPath(), c.Short)
+		}
+		if !regexp.MustCompile(`(?s)^[A-Zd].*[.:]`).MatchString(c.Long) {
+			t.Errorf("%q: long text %q", c.CommandPath(), c.Long)
+		}
+		if c.Example == "" && c.Name() != "exit-codes" {
+			t.Errorf("%q has no example", c.CommandPath())
 		}
 		for _, sub := range c.Commands() {
 			walk(sub)
@@ -299,13 +322,13 @@ func TestExitCodes(t *testing.T) {
 		{"unknown command", "frobnicate", exitUsage, `unknown command "frobnicate"`},
 		{"unknown subcommand", "get frobs", exitUsage, `unknown command "frobs"`},
 		{"unknown flag", "get gpus --frob", exitUsage, "unknown flag: --frob"},
-		{"missing argument", "describe gpu", exitUsage, "accepts 1 arg(s)"},
+		{"missing argument", "describe gpu", exitUsage, "usage: dxpu describe gpu GPU"},
 		{"unknown word", "get gpus --state sleepy", exitUsage, "one of free, unavailable, bound, releasing"},
 		{"bad size", "lease create --memory lots", exitUsage, "write it like 16GiB"},
-		{"huge size", "lease create --memory 99999999999TiB", exitUsage, "is no size"},
+		{"huge size", "lease create --memory 99999999999TiB", exitUsage, "is not a size"},
 		{"bad kind", "cordon cat tom", exitUsage, "gpu, box or host"},
 		{"bad URL", "get gpus --manager here", exitUsage, "is not the URL of a manager"},
-		{"no manager", "get gpus --manager http://127.0.0.1:1", exitFailure, "is a manager running there?"},
+		{"no manager", "get gpus --manager http://127.0.0.1:1", exitFailure, "is a manager running at this address?"},
 		{"bad spares", "manager --spares -1", exitUsage, "--spares: -1 is negative"},
 		{"bad times", "manager --heartbeat 1s --lost-after 1s", exitUsage, "at least twice"},
 		{"half of TLS", "manager --tls-cert x", exitUsage, "go together"},

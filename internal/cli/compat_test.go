@@ -18,8 +18,8 @@ var previousVersion = sync.OnceValues(func() (string, error) {
 	return strings.TrimSpace(string(out)), err
 })
 
-// A manager, a box or a host of the previous minor version goes on working
-// beside new ones: every mix attaches, moves data and detaches.
+// A manager, a box or a host of the previous minor version works with new ones: every
+// combination attaches, moves data and detaches.
 func TestPreviousVersion(t *testing.T) {
 	old, err := previousVersion()
 	var exit *exec.ExitError

@@ -6,25 +6,49 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
 const (
-	// completionTimeout is how long a shell may wait for the names of things.
+	// completionTimeout bounds the time that a shell waits for names.
 	completionTimeout = 2 * time.Second
-	// maxCompletions bounds how many names a shell is offered: one page.
+	// maxCompletions bounds the number of names: one page.
 	maxCompletions = 1000
 )
 
-// namer finds the names of one kind of thing.
+// A namer returns the names of all objects of one kind.
 type namer func(ctx context.Context, conn *connection) ([]string, error)
 
-// namers are by what the usage of a command calls its argument.
+// namesOf returns a namer that calls a list method.
+func namesOf[Req, Res, T any](m method[Req, Res], req *Req, items func(*Res) []T, name func(T) string) namer {
+	return func(ctx context.Context, conn *connection) (names []string, err error) {
+		res, err := call(ctx, conn, m, req)
+		if err != nil {
+			return nil, err
+		}
+		for _, item := range items(res) {
+			names = append(names, name(item))
+		}
+		return names, nil
+	}
+}
+
+var (
+	hostNames = namesOf(poolAPI.ListHosts, &dxpuv1.ListHostsRequest{PageSize: maxCompletions}, (*dxpuv1.ListHostsResponse).GetHosts,
+		func(h *dxpuv1.Host) string { return h.GetNode().GetId() })
+	boxNames = namesOf(poolAPI.ListBoxes, &dxpuv1.ListBoxesRequest{PageSize: maxCompletions}, (*dxpuv1.ListBoxesResponse).GetBoxes,
+		func(b *dxpuv1.Box) string { return b.GetNode().GetId() })
+)
+
+// namers are keyed by the word for the argument in a command's usage line.
 var namers = map[string]namer{
-	"LEASE": leaseNames, "GPU": gpuNames, "HOST": hostNames, "BOX": boxNames, "TOKEN": tokenNames, "TENANT": tenantNames,
+	"LEASE": namesOf(poolAPI.ListLeases, &dxpuv1.ListLeasesRequest{PageSize: maxCompletions}, (*dxpuv1.ListLeasesResponse).GetLeases, (*dxpuv1.Lease).GetId),
+	"GPU":   namesOf(poolAPI.ListGPUs, &dxpuv1.ListGPUsRequest{PageSize: maxCompletions}, (*dxpuv1.ListGPUsResponse).GetGpus, (*dxpuv1.GPU).GetId),
+	"HOST":  hostNames, "BOX": boxNames,
+	"TOKEN":  namesOf(poolAPI.ListTokens, &dxpuv1.ListTokensRequest{PageSize: maxCompletions}, (*dxpuv1.ListTokensResponse).GetTokens, (*dxpuv1.Token).GetId),
+	"TENANT": namesOf(poolAPI.ListTenants, &dxpuv1.ListTenantsRequest{PageSize: maxCompletions}, (*dxpuv1.ListTenantsResponse).GetTenants, (*dxpuv1.Tenant).GetId),
 	"NODE": func(ctx context.Context, conn *connection) ([]string, error) {
 		hosts, err := hostNames(ctx, conn)
 		if err != nil {
@@ -45,16 +69,16 @@ var namers = map[string]namer{
 	},
 }
 
-// kinds are the words that cordon and its like begin with.
+// kinds maps the first argument of cordon, uncordon and drain to a namer.
 var kinds = map[string]string{"gpu": "GPU", "box": "BOX", "host": "HOST"}
 
-// complete lets the shell complete the names of things, in the arguments of all
-// commands below root and in --context.
+// complete registers the completion of names in the arguments of all subcommands,
+// and in --context.
 func complete(root *cobra.Command, conn *connection) {
 	for _, cmd := range root.Commands() {
 		complete(cmd, conn)
 		if cmd.PersistentFlags().Lookup("context") != nil {
-			_ = cmd.RegisterFlagCompletionFunc("context", named(conn, "CONTEXT", -1)) // the flag is there, and nobody else completes it
+			_ = cmd.RegisterFlagCompletionFunc("context", named(conn, "CONTEXT", -1)) // fails only for an unknown flag
 		}
 		words := strings.Fields(cmd.Use)
 		if cmd.ValidArgsFunction != nil || len(cmd.ValidArgs) > 0 || len(words) < 2 {
@@ -78,8 +102,7 @@ func complete(root *cobra.Command, conn *connection) {
 	}
 }
 
-// named completes the argument at an index, -1 for any, with the names of things.
-// A manager that cannot be reached has none.
+// named completes the argument at an index, -1 for any, with the names of a kind.
 func named(conn *connection, what string, at int) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		if at >= 0 && len(args) != at {
@@ -98,94 +121,4 @@ func named(conn *connection, what string, at int) cobra.CompletionFunc {
 		names = slices.DeleteFunc(names, func(s string) bool { return !strings.HasPrefix(s, prefix) })
 		return names, cobra.ShellCompDirectiveNoFileComp
 	}
-}
-
-func leaseNames(ctx context.Context, conn *connection) (names []string, err error) {
-	api, err := conn.pool()
-	if err != nil {
-		return nil, err
-	}
-	res, err := api.ListLeases(ctx, connect.NewRequest(&dxpuv1.ListLeasesRequest{PageSize: maxCompletions}))
-	if err != nil {
-		return nil, err
-	}
-	for _, l := range res.Msg.Leases {
-		names = append(names, l.Id)
-	}
-	return names, nil
-}
-
-func gpuNames(ctx context.Context, conn *connection) (names []string, err error) {
-	api, err := conn.pool()
-	if err != nil {
-		return nil, err
-	}
-	res, err := api.ListGPUs(ctx, connect.NewRequest(&dxpuv1.ListGPUsRequest{PageSize: maxCompletions}))
-	if err != nil {
-		return nil, err
-	}
-	for _, g := range res.Msg.Gpus {
-		names = append(names, g.Id)
-	}
-	return names, nil
-}
-
-func hostNames(ctx context.Context, conn *connection) (names []string, err error) {
-	api, err := conn.pool()
-	if err != nil {
-		return nil, err
-	}
-	res, err := api.ListHosts(ctx, connect.NewRequest(&dxpuv1.ListHostsRequest{PageSize: maxCompletions}))
-	if err != nil {
-		return nil, err
-	}
-	for _, h := range res.Msg.Hosts {
-		names = append(names, h.Node.GetId())
-	}
-	return names, nil
-}
-
-func boxNames(ctx context.Context, conn *connection) (names []string, err error) {
-	api, err := conn.pool()
-	if err != nil {
-		return nil, err
-	}
-	res, err := api.ListBoxes(ctx, connect.NewRequest(&dxpuv1.ListBoxesRequest{PageSize: maxCompletions}))
-	if err != nil {
-		return nil, err
-	}
-	for _, b := range res.Msg.Boxes {
-		names = append(names, b.Node.GetId())
-	}
-	return names, nil
-}
-
-func tokenNames(ctx context.Context, conn *connection) (names []string, err error) {
-	api, err := conn.pool()
-	if err != nil {
-		return nil, err
-	}
-	res, err := api.ListTokens(ctx, connect.NewRequest(&dxpuv1.ListTokensRequest{PageSize: maxCompletions}))
-	if err != nil {
-		return nil, err
-	}
-	for _, k := range res.Msg.Tokens {
-		names = append(names, k.Id)
-	}
-	return names, nil
-}
-
-func tenantNames(ctx context.Context, conn *connection) (names []string, err error) {
-	api, err := conn.pool()
-	if err != nil {
-		return nil, err
-	}
-	res, err := api.ListTenants(ctx, connect.NewRequest(&dxpuv1.ListTenantsRequest{PageSize: maxCompletions}))
-	if err != nil {
-		return nil, err
-	}
-	for _, n := range res.Msg.Tenants {
-		names = append(names, n.Id)
-	}
-	return names, nil
 }

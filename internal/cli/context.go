@@ -10,23 +10,23 @@ import (
 )
 
 func newContextCommand() *cobra.Command {
-	return group("context", "Keep the addresses of pools, and who you are there",
-		`Keep the addresses of pools and who you are there under short names, in
-$XDG_CONFIG_HOME/dxpu/config.yaml (~/.config/dxpu/config.yaml) or the file that
-$DXPU_CONFIG names. Only you can read it.
+	return group("context", "Manage named pools and your credentials for them",
+		`Manage contexts. A context stores the address of a pool and your credentials for it
+under a short name. The file is $XDG_CONFIG_HOME/dxpu/config.yaml
+(~/.config/dxpu/config.yaml), or the one that $DXPU_CONFIG names; only you can read
+it.
 
-What a command uses, the first that there is: --manager, --ca-file and
+A command uses the first of these that is set: --manager, --ca-file and
 --token-file; the context of --context or $DXPU_CONTEXT; $DXPU_MANAGER and
-$DXPU_TOKEN; the current context; a manager on this machine. Who gives the
-manager's address otherwise than by a context does not get the context's token:
-it is for that pool.`,
+$DXPU_TOKEN; the current context; a manager on this machine. The token of a context
+is sent only to that context's manager, never to one given in another way.`,
 		`  dxpu context set prod --manager https://m1:7470 --ca-hash sha256:... --token-file ~/prod.token --use
   dxpu context list
   dxpu get gpus --context prod`,
 		newContextListCommand(), newContextShowCommand(), newContextSetCommand(), newContextUseCommand(), newContextDeleteCommand())
 }
 
-// contextView is a context as it is shown: without its token.
+// contextView is the output form of a context, without its token.
 type contextView struct {
 	Name      string `json:"name"`
 	Current   bool   `json:"current"`
@@ -34,7 +34,7 @@ type contextView struct {
 	CAFile    string `json:"ca_file,omitempty"`
 	CAHash    string `json:"ca_hash,omitempty"`
 	TokenFile string `json:"token_file,omitempty"`
-	Token     bool   `json:"token"` // there is one in the file
+	Token     bool   `json:"token"` // whether the file contains one
 }
 
 func (all *contexts) view(c *poolContext) contextView {
@@ -45,7 +45,7 @@ func newContextListCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "list", Short: "List the contexts", Args: cobra.NoArgs,
-		Long:    "List the contexts, without their tokens. The current one has a star.",
+		Long:    "List the contexts, without their tokens. A star marks the current one.",
 		Example: "  dxpu context list",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			all, _, err := loadContexts()
@@ -82,7 +82,7 @@ func newContextShowCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "show [CONTEXT]", Short: "Show a context", Args: cobra.MaximumNArgs(1),
-		Long:    "Show a context, without its token; the current one where none is named.",
+		Long:    "Show a context, without its token. The default is the current context.",
 		Example: "  dxpu context show prod",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			all, path, err := loadContexts()
@@ -94,7 +94,7 @@ func newContextShowCommand() *cobra.Command {
 				name = args[0]
 			}
 			if name == "" {
-				return withHint(errors.New("no context is current"), `"dxpu context use" makes one so`)
+				return withHint(errors.New("there is no current context"), `"dxpu context use" selects one`)
 			}
 			c, err := all.named(name)
 			if err != nil {
@@ -120,22 +120,23 @@ func newContextShowCommand() *cobra.Command {
 	return cmd
 }
 
-// named returns a context that must exist.
+// named returns a context, or an error if it does not exist.
 func (all *contexts) named(name string) (*poolContext, error) {
 	if c := all.find(name); c != nil {
 		return c, nil
 	}
-	return nil, withHint(fmt.Errorf("there is no context %q", name), `"dxpu context list" shows what there is, "dxpu context set" makes one`)
+	return nil, withHint(fmt.Errorf("there is no context %q", name), `"dxpu context list" lists the contexts, "dxpu context set" creates one`)
 }
 
 func newContextSetCommand() *cobra.Command {
 	var use, tokenStdin bool
 	var c poolContext
 	cmd := &cobra.Command{
-		Use: "set CONTEXT", Short: "Make or change a context", Args: cobra.ExactArgs(1),
-		Long: `Make a context, or change what is given of one that exists. A token comes from a
-file, which is read with each command, or from the standard input, and is then
-kept in the file of the contexts: a command line is seen by others.`,
+		Use: "set CONTEXT", Short: "Create or change a context", Args: cobra.ExactArgs(1),
+		Long: `Create a context, or change the given properties of an existing one. --token-file
+names a file, which every command reads. --token-stdin reads the token from standard
+input and stores it in the contexts' file. A token is never part of the command line,
+which other users can see.`,
 		Example: `  dxpu context set prod --manager https://m1:7470,https://m2:7470 --ca-file ca.crt --token-file prod.token
   dxpu token create --role operator | dxpu context set prod --token-stdin`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -157,7 +158,7 @@ kept in the file of the contexts: a command line is seen by others.`,
 				return err
 			}
 			if err := old.check(); err != nil {
-				return fmt.Errorf("--%w", err)
+				return usage(fmt.Errorf("--%w", err))
 			}
 			if use || len(all.Contexts) == 1 {
 				all.Current = old.Name
@@ -165,24 +166,24 @@ kept in the file of the contexts: a command line is seen by others.`,
 			if err := all.save(path); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "The context %s is in %s\n", old.Name, path)
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "saved the context %s in %s\n", old.Name, path)
 			return err
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.Manager, "manager", "", "URL of the manager, or of several, separated by commas")
+	f.StringVar(&c.Manager, "manager", "", "URL of the manager; several are separated by commas")
 	f.StringVar(&c.CAFile, "ca-file", "", "PEM file of the authority that signed the manager's certificate")
 	f.StringVar(&c.CAHash, "ca-hash", "", "hash of that authority, as the manager prints it, instead of its file")
-	f.StringVar(&c.TokenFile, "token-file", "", "file of the token that says who you are")
-	f.BoolVar(&tokenStdin, "token-stdin", false, "read the token from the standard input and keep it")
-	f.BoolVar(&use, "use", false, "make it the current context, as the first one is")
+	f.StringVar(&c.TokenFile, "token-file", "", "file with your token")
+	f.BoolVar(&tokenStdin, "token-stdin", false, "read the token from standard input and store it")
+	f.BoolVar(&use, "use", false, "make it the current context; the first context always is")
 	cmd.MarkFlagsMutuallyExclusive("ca-file", "ca-hash")
 	cmd.MarkFlagsMutuallyExclusive("token-file", "token-stdin")
 	return cmd
 }
 
-// merge takes over what was given on the command line; of two ways to say the
-// same, the new one replaces the old one.
+// merge sets the properties that were given on the command line. A new authority or
+// token replaces the old one, whatever its form.
 func (c *poolContext) merge(cmd *cobra.Command, from *poolContext) error {
 	given := cmd.Flags().Changed
 	if given("manager") {
@@ -211,16 +212,16 @@ func absolute(path string) (string, error) {
 
 func newContextUseCommand() *cobra.Command {
 	return contextChange(&cobra.Command{
-		Use: "use CONTEXT", Short: "Make a context the current one",
-		Long:    "Make a context the one that commands use when no other is asked for.",
+		Use: "use CONTEXT", Short: "Select the current context",
+		Long:    "Select the context that commands use by default.",
 		Example: "  dxpu context use prod",
 	}, "the current context", func(all *contexts, name string) { all.Current = name })
 }
 
 func newContextDeleteCommand() *cobra.Command {
 	return contextChange(&cobra.Command{
-		Use: "delete CONTEXT", Short: "Forget a context",
-		Long:    "Forget a context. Its token goes on being good: \"dxpu token delete\" revokes it.",
+		Use: "delete CONTEXT", Short: "Delete a context",
+		Long:    "Delete a context. Its token stays valid; \"dxpu token delete\" revokes it.",
 		Example: "  dxpu context delete prod",
 	}, "deleted", func(all *contexts, name string) {
 		all.Contexts = slices.DeleteFunc(all.Contexts, func(c poolContext) bool { return c.Name == name })
@@ -230,7 +231,7 @@ func newContextDeleteCommand() *cobra.Command {
 	})
 }
 
-// contextChange makes a command that does something to a context that exists.
+// contextChange completes a command that changes an existing context.
 func contextChange(cmd *cobra.Command, done string, change func(all *contexts, name string)) *cobra.Command {
 	cmd.Args = cobra.ExactArgs(1)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

@@ -37,8 +37,8 @@ func TestParseContexts(t *testing.T) {
 		{"good", goodContexts, ""},
 		{"no contexts", "version: 1\ncontexts: []\n", ""},
 		{"hash", one(`{name: a, manager: "https://m:1", ca-hash: "` + hash + `"}`), ""},
-		{"empty", "", "it is empty"},
-		{"only a comment", "# nothing\n", "it is empty"},
+		{"empty", "", "the file is empty"},
+		{"only a comment", "# nothing\n", "the file is empty"},
 		{"no version", "contexts: []\n", "version: 0 is not 1"},
 		{"later version", "version: 2\ncontexts: []\n", "version: 2 is not 1"},
 		{"no YAML", "version: [\n", ""},
@@ -46,16 +46,16 @@ func TestParseContexts(t *testing.T) {
 		{"key twice", "version: 1\nversion: 1\n", "version"},
 		{"two documents", goodContexts + "---\n" + goodContexts, "more than one document"},
 		{"wrong type", "version: 1\ncontexts: prod\n", "line 2: cannot construct !!str `prod`"},
-		{"no name", one(`{manager: "https://m:1"}`), `contexts[0].name: "" is no name`},
+		{"no name", one(`{manager: "https://m:1"}`), `contexts[0].name: "" is not a valid name`},
 		{"bad name", one(`{name: "-a", manager: "https://m:1"}`), "contexts[0].name"},
-		{"no manager", one(`{name: a}`), "contexts[0].manager: is missing"},
+		{"no manager", one(`{name: a}`), "contexts[0].manager: the URL is missing"},
 		{"bad manager", one(`{name: a, manager: m}`), `contexts[0].manager: "m" is not the URL`},
 		{"bad hash", one(`{name: a, manager: "https://m:1", ca-hash: "sha256:00"}`), "contexts[0].ca-hash"},
-		{"hash without TLS", one(`{name: a, manager: "http://m:1", ca-hash: "` + hash + `"}`), "has no TLS"},
-		{"hash and file", one(`{name: a, manager: "https://m:1", ca-hash: "` + hash + `", ca-file: c}`), "contexts[0].ca-hash: ca-file is there too"},
-		{"token and file", one(`{name: a, manager: "https://m:1", token: t, token-file: f}`), "contexts[0].token: token-file is there too"},
-		{"token of two words", one(`{name: a, manager: "https://m:1", token: "dxpu_a b"}`), "contexts[0].token: is no token"},
-		{"name twice", "version: 1\ncontexts: [{name: a, manager: 'https://m:1'}, {name: a, manager: 'https://m:1'}]\n", `contexts[1].name: "a" is there twice`},
+		{"hash without TLS", one(`{name: a, manager: "http://m:1", ca-hash: "` + hash + `"}`), "is http"},
+		{"hash and file", one(`{name: a, manager: "https://m:1", ca-hash: "` + hash + `", ca-file: c}`), "contexts[0].ca-hash: excludes ca-file"},
+		{"token and file", one(`{name: a, manager: "https://m:1", token: t, token-file: f}`), "contexts[0].token: excludes token-file"},
+		{"token of two words", one(`{name: a, manager: "https://m:1", token: "dxpu_a b"}`), "contexts[0].token: the text is not a token"},
+		{"name twice", "version: 1\ncontexts: [{name: a, manager: 'https://m:1'}, {name: a, manager: 'https://m:1'}]\n", `contexts[1].name: "a" appears twice`},
 		{"current is unknown", "version: 1\ncurrent: b\ncontexts: [{name: a, manager: 'https://m:1'}]\n", `current: there is no context "b"`},
 		{"token in the wrong place", one(`{name: a, manager: "https://m:1", dxpu_aaaaaaaaaa_bbbb: 1}`), "dxpu_..."},
 		{"too long", goodContexts + strings.Repeat("#\n", maxContexts/2), "longer than"},
@@ -110,7 +110,7 @@ func TestContextsAreSaved(t *testing.T) {
 	}
 	want.Contexts[0].Name = ""
 	if want.save(path) == nil {
-		t.Error("what cannot be read again is saved")
+		t.Error("a context without a name is saved")
 	}
 }
 
@@ -167,7 +167,7 @@ func TestYAMLWriter(t *testing.T) {
 		}
 	}
 	if _, err := (&yamlWriter{w: badWriter{}}).Write([]byte("{}")); err == nil {
-		t.Error("an error is lost")
+		t.Error("an error of the writer is lost")
 	}
 }
 
@@ -175,7 +175,7 @@ type badWriter struct{}
 
 func (badWriter) Write([]byte) (int, error) { return 0, errors.New("full") }
 
-// What JSON says, YAML says.
+// The YAML output has the same value as the JSON output.
 func FuzzYAMLWriter(f *testing.F) {
 	f.Add(`{"a": ["1", 2, null, true, {"b": "x\u0000\ud800"}], "": ""}`)
 	f.Add(`"\u2028- :"`)
@@ -185,7 +185,7 @@ func FuzzYAMLWriter(f *testing.F) {
 		if json.Unmarshal([]byte(text), &want) != nil {
 			return
 		}
-		clean, err := json.Marshal(want) // as our commands write it: one value, no key twice
+		clean, err := json.Marshal(want) // as the commands write it: one value, no duplicate key
 		if err != nil {
 			return
 		}

@@ -20,53 +20,53 @@ import (
 
 const (
 	contextsVersion = 1
-	// maxContexts bounds the file of the contexts, in bytes: some hundred contexts.
+	// maxContexts bounds the size of the file, in bytes: some hundred contexts.
 	maxContexts = 64 << 10
-	// maxComplaint bounds what is said of what is wrong in it, in bytes.
+	// maxComplaint bounds the text of a parser's error, in bytes.
 	maxComplaint = 500
 )
 
-// contexts is the file that says which pools there are and as whom to call them.
+// contexts is the file of the contexts.
 type contexts struct {
 	Version int `yaml:"version"`
-	// Current is used when no other is asked for; empty: none.
+	// Current is the default context; empty: none.
 	Current  string        `yaml:"current,omitempty"`
 	Contexts []poolContext `yaml:"contexts"`
 }
 
-// poolContext is one pool and who one is there. Files may be given relative to
-// that of the contexts.
+// poolContext is a pool and the user's credentials for it. The paths of its files may
+// be relative to the directory of the contexts' file.
 type poolContext struct {
 	Name    string `yaml:"name"`
 	Manager string `yaml:"manager"`
-	// CAFile or CAHash say how the manager is known; both empty: by the
-	// authorities that the system trusts.
+	// CAFile or CAHash identify the authority of the manager. Both empty: an authority
+	// that the system trusts.
 	CAFile string `yaml:"ca-file,omitempty"`
 	CAHash string `yaml:"ca-hash,omitempty"`
-	// TokenFile or Token say who one is; both empty: nobody, or $DXPU_TOKEN.
+	// TokenFile or Token identify the caller. Both empty: $DXPU_TOKEN, or no token.
 	TokenFile string `yaml:"token-file,omitempty"`
 	Token     string `yaml:"token,omitempty"`
 }
 
 var contextName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$`)
 
-// contextsPath is where the file is, whether it exists or not.
+// contextsPath returns the path of the file, which may not exist.
 func contextsPath() (string, error) {
 	if p := os.Getenv("DXPU_CONFIG"); p != "" {
 		return p, nil
 	}
 	dir, err := os.UserConfigDir()
 	if err != nil {
-		return "", withHint(fmt.Errorf("contexts: %w", err), "set HOME, or DXPU_CONFIG to the path of the file")
+		return "", withHint(fmt.Errorf("contexts: %w", err), "set HOME, or set DXPU_CONFIG to the path of the file")
 	}
 	return filepath.Join(dir, "dxpu", "config.yaml"), nil
 }
 
-// parseContexts reads the file of the contexts. Its errors name the field and
-// never quote a token.
+// parseContexts parses the file of the contexts. Its errors name the field and never
+// quote a token.
 func parseContexts(raw []byte) (*contexts, error) {
 	if len(raw) > maxContexts {
-		return nil, fmt.Errorf("longer than %d bytes", maxContexts)
+		return nil, fmt.Errorf("the file is longer than %d bytes", maxContexts)
 	}
 	all := &contexts{}
 	l, err := yaml.NewLoader(bytes.NewReader(raw), yaml.WithKnownFields(true), yaml.WithUniqueKeys(true))
@@ -75,7 +75,7 @@ func parseContexts(raw []byte) (*contexts, error) {
 	}
 	switch err := l.Load(all); {
 	case errors.Is(err, io.EOF):
-		return nil, withHint(errors.New("it is empty"), "remove it, or begin it with: version: %d", contextsVersion)
+		return nil, withHint(errors.New("the file is empty"), "remove it, or add the line: version: %d", contextsVersion)
 	case err != nil:
 		text := goType.ReplaceAllString(withoutTokens(err.Error()), "")
 		if len(text) > maxComplaint {
@@ -85,12 +85,12 @@ func parseContexts(raw []byte) (*contexts, error) {
 	}
 	var more any
 	if err := l.Load(&more); !errors.Is(err, io.EOF) {
-		return nil, errors.New("it has more than one document")
+		return nil, errors.New("the file has more than one document")
 	}
 	return all, all.check()
 }
 
-// goType is what people need not know of a value that does not fit.
+// goType matches the name of a Go type in an error of the YAML parser.
 var goType = regexp.MustCompile(` into \S*cli\.\w+`)
 
 var someToken = regexp.MustCompile(regexp.QuoteMeta(auth.TokenPrefix) + `\S*`)
@@ -99,7 +99,7 @@ func withoutTokens(s string) string { return someToken.ReplaceAllString(s, auth.
 
 func (all *contexts) check() error {
 	if all.Version != contextsVersion {
-		return withHint(fmt.Errorf("version: %d is not %d", all.Version, contextsVersion), "a file of another version needs a dxpu of that version")
+		return withHint(fmt.Errorf("version: %d is not %d", all.Version, contextsVersion), "another version of dxpu wrote this file")
 	}
 	for i := range all.Contexts {
 		c := &all.Contexts[i]
@@ -107,11 +107,11 @@ func (all *contexts) check() error {
 			return fmt.Errorf("contexts[%d].%w", i, err)
 		}
 		if slices.IndexFunc(all.Contexts, func(o poolContext) bool { return o.Name == c.Name }) != i {
-			return fmt.Errorf("contexts[%d].name: %q is there twice", i, c.Name)
+			return fmt.Errorf("contexts[%d].name: %q appears twice", i, c.Name)
 		}
 	}
 	if all.Current != "" && all.find(all.Current) == nil {
-		return withHint(fmt.Errorf("current: there is no context %q", all.Current), `"dxpu context list" shows what there is`)
+		return withHint(fmt.Errorf("current: there is no context %q", all.Current), `"dxpu context list" lists the contexts`)
 	}
 	return nil
 }
@@ -119,21 +119,21 @@ func (all *contexts) check() error {
 func (c *poolContext) check() error {
 	switch {
 	case !contextName.MatchString(c.Name):
-		return withHint(fmt.Errorf("name: %.80q is no name", c.Name), "1 to 63 letters, digits, '.', '_', '@' and '-'")
+		return withHint(fmt.Errorf("name: %.80q is not a valid name", c.Name), "a name has 1 to 63 letters, digits, '.', '_', '@' and '-'")
 	case c.Manager == "":
-		return withHint(errors.New("manager: is missing"), "write it like %s", defaultManager)
+		return withHint(errors.New("manager: the URL is missing"), "write it like %s", defaultManager)
 	case c.CAFile != "" && c.CAHash != "":
-		return errors.New("ca-hash: ca-file is there too; one of them says how the manager is known")
+		return errors.New("ca-hash: excludes ca-file")
 	case c.TokenFile != "" && c.Token != "":
-		return errors.New("token: token-file is there too; one of them says who you are")
+		return errors.New("token: excludes token-file")
 	case c.Token != "" && !validToken(c.Token):
-		return withHint(errors.New("token: is no token"), `it is what "dxpu token create" prints`)
+		return withHint(errors.New("token: the text is not a token"), `"dxpu token create" prints a token`)
 	}
 	if _, err := client.ParseManagers(c.Manager); err != nil {
 		return withHint(fmt.Errorf("manager: %w", err), "write it like %s, several as URL,URL,URL", defaultManager)
 	}
 	if (c.CAFile != "" || c.CAHash != "") && strings.HasPrefix(c.Manager, "http:") {
-		return withHint(errors.New("ca-file, ca-hash: the manager's URL has no TLS"), "write it with https")
+		return withHint(errors.New("ca-file, ca-hash: the URL of the manager is http"), "write it with https")
 	}
 	if c.CAHash != "" {
 		if err := auth.CheckHash(c.CAHash); err != nil {
@@ -143,7 +143,8 @@ func (c *poolContext) check() error {
 	return nil
 }
 
-// validToken reports whether a text can be a token: other kinds may come.
+// validToken reports whether a text can be a token. It accepts kinds of tokens that
+// this version does not know.
 func validToken(s string) bool {
 	return len(s) <= 4096 && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' })
 }
@@ -157,7 +158,7 @@ func (all *contexts) find(name string) *poolContext {
 	return nil
 }
 
-// loadContexts reads the file; one that does not exist has no contexts.
+// loadContexts reads the file. A file that does not exist has no contexts.
 func loadContexts() (all *contexts, path string, err error) {
 	if path, err = contextsPath(); err != nil {
 		return nil, "", err
@@ -182,12 +183,12 @@ func loadContexts() (all *contexts, path string, err error) {
 		return nil, path, fmt.Errorf("contexts: %w", err)
 	}
 	if info.Mode().Perm()&0o077 != 0 && slices.ContainsFunc(all.Contexts, func(c poolContext) bool { return c.Token != "" }) {
-		return nil, path, withHint(fmt.Errorf("%s: others may read the tokens in it", path), "chmod 600 %s", path)
+		return nil, path, withHint(fmt.Errorf("%s: other users can read the tokens in it", path), "chmod 600 %s", path)
 	}
 	return all, path, nil
 }
 
-// save writes the file so that nobody else can read it, as a whole or not at all.
+// save replaces the file atomically. Only its owner can read it.
 func (all *contexts) save(path string) error {
 	if err := all.check(); err != nil {
 		return err
@@ -205,7 +206,7 @@ func (all *contexts) save(path string) error {
 	return nil
 }
 
-// file is a path in the file of the contexts.
+// file resolves a path in the file of the contexts.
 func (c *poolContext) file(contextsPath, name string) string {
 	if name == "" || filepath.IsAbs(name) {
 		return name

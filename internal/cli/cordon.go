@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
@@ -13,10 +14,9 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
-	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 )
 
-// parseTarget reads the two words that name something: its kind and its ID.
+// parseTarget reads the arguments KIND ID.
 func parseTarget(args []string) (*dxpuv1.Target, error) {
 	switch args[0] {
 	case "gpu":
@@ -26,13 +26,11 @@ func parseTarget(args []string) (*dxpuv1.Target, error) {
 	case "host":
 		return &dxpuv1.Target{Target: &dxpuv1.Target_HostId{HostId: args[1]}}, nil
 	}
-	return nil, &usageError{withHint(fmt.Errorf("%q is no kind of thing", args[0]), "gpu, box or host")}
+	return nil, usage(withHint(fmt.Errorf("unknown kind %q", args[0]), "gpu, box or host"))
 }
 
-// targetCommand makes a command that does something to a target.
-func targetCommand(conn *connection, cmd *cobra.Command, done string,
-	do func(*cobra.Command, dxpuv1connect.PoolServiceClient, *dxpuv1.Target) error,
-) *cobra.Command {
+// targetCommand completes a command that changes a target.
+func targetCommand(conn *connection, cmd *cobra.Command, done string, change func(context.Context, poolAPI, *dxpuv1.Target) error) *cobra.Command {
 	var form output
 	cmd.Args = cobra.ExactArgs(2)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -44,15 +42,15 @@ func targetCommand(conn *connection, cmd *cobra.Command, done string,
 		if err != nil {
 			return err
 		}
-		if err := do(cmd, api, target); err != nil {
+		if err := change(cmd.Context(), api, target); err != nil {
 			return err
 		}
-		if form.given() {
+		if form.json {
 			m, err := getTarget(cmd.Context(), api, target)
 			if err != nil {
 				return err
 			}
-			return form.write(cmd.OutOrStdout(), m)
+			return writeMessage(cmd.OutOrStdout(), m)
 		}
 		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s is %s\n", strings.Join(args, " "), done)
 		return err
@@ -61,27 +59,18 @@ func targetCommand(conn *connection, cmd *cobra.Command, done string,
 	return conn.register(cmd)
 }
 
-// getTarget returns what a target is now.
-func getTarget(ctx context.Context, api dxpuv1connect.PoolServiceClient, target *dxpuv1.Target) (proto.Message, error) {
+// getTarget returns the present state of a target.
+func getTarget(ctx context.Context, api poolAPI, target *dxpuv1.Target) (proto.Message, error) {
 	switch t := target.Target.(type) {
 	case *dxpuv1.Target_GpuId:
-		res, err := api.GetGPU(ctx, connect.NewRequest(&dxpuv1.GetGPURequest{GpuId: t.GpuId}))
-		if err != nil {
-			return nil, err
-		}
-		return res.Msg.Gpu, nil
+		res, err := callOn(ctx, api, poolAPI.GetGPU, &dxpuv1.GetGPURequest{GpuId: t.GpuId})
+		return res.GetGpu(), err
 	case *dxpuv1.Target_BoxId:
-		res, err := api.GetBox(ctx, connect.NewRequest(&dxpuv1.GetBoxRequest{BoxId: t.BoxId}))
-		if err != nil {
-			return nil, err
-		}
-		return res.Msg.Box, nil
+		res, err := callOn(ctx, api, poolAPI.GetBox, &dxpuv1.GetBoxRequest{BoxId: t.BoxId})
+		return res.GetBox(), err
 	default:
-		res, err := api.GetHost(ctx, connect.NewRequest(&dxpuv1.GetHostRequest{HostId: target.GetHostId()}))
-		if err != nil {
-			return nil, err
-		}
-		return res.Msg.Host, nil
+		res, err := callOn(ctx, api, poolAPI.GetHost, &dxpuv1.GetHostRequest{HostId: target.GetHostId()})
+		return res.GetHost(), err
 	}
 }
 
@@ -89,23 +78,23 @@ func newCordonCommand(conn *connection) *cobra.Command {
 	var reason string
 	cmd := targetCommand(conn, &cobra.Command{
 		Use: "cordon KIND ID", Short: "Keep new bindings away from a gpu, box or host",
-		Long:    "Keep new bindings away from a gpu, box or host. What is attached stays.",
+		Long:    "Keep new bindings away from a gpu, box or host. Existing bindings continue.",
 		Example: `  dxpu cordon gpu b1/0 --reason "fan is loud"`,
-	}, "cordoned", func(cmd *cobra.Command, api dxpuv1connect.PoolServiceClient, t *dxpuv1.Target) error {
-		_, err := api.Cordon(cmd.Context(), connect.NewRequest(&dxpuv1.CordonRequest{Target: t, Reason: reason}))
+	}, "cordoned", func(ctx context.Context, api poolAPI, t *dxpuv1.Target) error {
+		_, err := callOn(ctx, api, poolAPI.Cordon, &dxpuv1.CordonRequest{Target: t, Reason: reason})
 		return err
 	})
-	cmd.Flags().StringVar(&reason, "reason", "", "for colleagues")
+	cmd.Flags().StringVar(&reason, "reason", "", "note for other operators")
 	return cmd
 }
 
 func newUncordonCommand(conn *connection) *cobra.Command {
 	return targetCommand(conn, &cobra.Command{
-		Use: "uncordon KIND ID", Short: "Let new bindings come again",
-		Long:    "Undo cordon: the gpu, box or host takes new bindings again.",
+		Use: "uncordon KIND ID", Short: "Allow new bindings again",
+		Long:    "Undo cordon: allow new bindings of the gpu, box or host again.",
 		Example: "  dxpu uncordon box b1",
-	}, "uncordoned", func(cmd *cobra.Command, api dxpuv1connect.PoolServiceClient, t *dxpuv1.Target) error {
-		_, err := api.Uncordon(cmd.Context(), connect.NewRequest(&dxpuv1.UncordonRequest{Target: t}))
+	}, "uncordoned", func(ctx context.Context, api poolAPI, t *dxpuv1.Target) error {
+		_, err := callOn(ctx, api, poolAPI.Uncordon, &dxpuv1.UncordonRequest{Target: t})
 		return err
 	})
 }
@@ -113,19 +102,20 @@ func newUncordonCommand(conn *connection) *cobra.Command {
 func newDrainCommand(conn *connection) *cobra.Command {
 	o := &drainOptions{}
 	cmd := &cobra.Command{
-		Use: "drain KIND ID", Short: "Cordon, and move what is attached somewhere else",
-		Long: `Cordon a gpu, box or host, and move what is attached somewhere else.
+		Use: "drain KIND ID", Short: "Cordon a gpu, box or host and move its bindings elsewhere",
+		Long: `Cordon a gpu, box or host, and move its bindings elsewhere.
 
-The bindings of a gpu or box move to other GPUs that fit their leases, spares
-included, one at a time for each lease; GPUs that must sit together move together.
-Where nothing fits they stay, and an event says why. With --deadline what is left
-then is taken away, and the lease gets the next GPU that fits.
+The bindings of a gpu or box move to other GPUs that meet the constraints of their
+leases, spares included: one binding of a lease at a time, except that GPUs which
+must share a box move together. A binding for which no GPU fits stays, and an event
+gives the reason. With --deadline, the bindings that are left at that time end, and
+their leases get the next GPU that fits.
 
-A GPU of a host cannot move to another host: until --deadline leases may end by
-themselves. Then those that may wait and are not bound to the host go back into the
-queue, and the others end.
+A binding cannot move to another host. The leases of a host can end normally until
+--deadline. Then leases that are allowed to wait and do not require this host return
+to the queue, and the others end.
 
-"dxpu uncordon" ends a drain at any time.`,
+"dxpu uncordon" stops a drain at any time.`,
 		Example: `  dxpu drain box b1 --reason "new firmware" --wait
   dxpu drain host h1 --deadline 30m`,
 		Args: cobra.ExactArgs(2),
@@ -133,10 +123,10 @@ queue, and the others end.
 	}
 	o.form.register(cmd)
 	f := cmd.Flags()
-	f.StringVar(&o.reason, "reason", "", "for colleagues")
-	f.DurationVar(&o.deadline, "deadline", 0, "take away what is still there after so long (default: never)")
-	f.BoolVar(&o.wait, "wait", false, "return when nothing is bound there any more")
-	f.DurationVar(&o.timeout, "timeout", time.Hour, "longest --wait; the drain goes on")
+	f.StringVar(&o.reason, "reason", "", "note for other operators")
+	f.DurationVar(&o.deadline, "deadline", 0, "end the bindings that are left after this time (default: never)")
+	f.BoolVar(&o.wait, "wait", false, "return when no binding is left")
+	f.DurationVar(&o.timeout, "timeout", time.Hour, "longest --wait; afterwards the drain continues without the command")
 	return conn.register(cmd)
 }
 
@@ -159,7 +149,7 @@ func (o *drainOptions) run(cmd *cobra.Command, conn *connection, args []string) 
 	}
 	ctx, cancel := context.WithTimeoutCause(cmd.Context(), o.timeout, errors.New("timeout"))
 	defer cancel()
-	// The watch stands before the drain begins: its end is not missed.
+	// The watch is open before the drain begins, so that its end is not missed.
 	var events *connect.ServerStreamForClient[dxpuv1.WatchEventsResponse]
 	if o.wait {
 		if events, err = api.WatchEvents(ctx, connect.NewRequest(&dxpuv1.WatchEventsRequest{Filter: targetFilter(target)})); err != nil {
@@ -171,30 +161,29 @@ func (o *drainOptions) run(cmd *cobra.Command, conn *connection, args []string) 
 	if o.deadline > 0 {
 		req.Deadline = durationpb.New(o.deadline)
 	}
-	res, err := api.Drain(cmd.Context(), connect.NewRequest(req))
+	res, err := callOn(cmd.Context(), api, poolAPI.Drain, req)
 	if err != nil {
 		return err
 	}
-	if o.form.given() && !o.wait {
-		return o.form.write(cmd.OutOrStdout(), res.Msg)
+	name, out := strings.Join(args, " "), cmd.OutOrStdout()
+	if !o.form.json {
+		_, _ = fmt.Fprintf(out, "%s is draining: %d bindings are left\n", name, len(res.BindingIds))
 	}
-	if !o.form.given() {
-		_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%s is draining of %d bindings\n", strings.Join(args, " "), len(res.Msg.BindingIds))
+	if o.wait {
+		if err := o.follow(ctx, cmd, events); err != nil {
+			return err
+		}
 	}
-	if !o.wait {
-		return nil
-	}
-	if err := o.follow(ctx, cmd, events); err != nil {
+	return show(cmd, &o.form, res, func(w io.Writer) error {
+		if !o.wait {
+			return nil
+		}
+		_, err := fmt.Fprintf(w, "%s is drained\n", name)
 		return err
-	}
-	if o.form.given() {
-		return o.form.write(cmd.OutOrStdout(), res.Msg)
-	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s is drained\n", strings.Join(args, " "))
-	return err
+	})
 }
 
-// follow prints what happens to the target until it is empty.
+// follow prints the obstacles of a drain until the target has no bindings.
 func (o *drainOptions) follow(ctx context.Context, cmd *cobra.Command, events *connect.ServerStreamForClient[dxpuv1.WatchEventsResponse]) error {
 	for events.Receive() {
 		e := events.Msg().Event
@@ -202,23 +191,23 @@ func (o *drainOptions) follow(ctx context.Context, cmd *cobra.Command, events *c
 		case dxpuv1.EventType_EVENT_TYPE_DRAINED:
 			return nil
 		case dxpuv1.EventType_EVENT_TYPE_UNCORDONED:
-			return errors.New("the drain was ended by an uncordon: " + e.Message)
+			return errors.New("an uncordon stopped the drain: " + e.Message)
 		case dxpuv1.EventType_EVENT_TYPE_REPLACEMENT_IMPOSSIBLE, dxpuv1.EventType_EVENT_TYPE_GPU_IN_USE, dxpuv1.EventType_EVENT_TYPE_GPU_TAKEN:
 			_, _ = fmt.Fprintln(cmd.ErrOrStderr(), e.Message)
 		}
 	}
-	if err := events.Err(); !outOfTime(ctx, err) {
+	if err := events.Err(); !timedOut(ctx, err) {
 		return err
 	}
 	if err := cmd.Context().Err(); err != nil {
 		return err
 	}
-	return withHint(fmt.Errorf("something is still bound there after %s", o.timeout), `"dxpu events --watch" shows what is waited for`)
+	return withHint(fmt.Errorf("bindings are left after %s", o.timeout), `"dxpu events --watch" shows what the drain waits for`)
 }
 
-// outOfTime reports whether a watch ended because its time was over. The
-// manager knows the time, too, and may end the stream first, without an error.
-func outOfTime(ctx context.Context, err error) bool {
+// timedOut reports whether a watch ended because of its deadline. The manager knows
+// the deadline and may end the stream first, without an error.
+func timedOut(ctx context.Context, err error) bool {
 	return err == nil || ctx.Err() != nil || connect.CodeOf(err) == connect.CodeDeadlineExceeded
 }
 

@@ -16,17 +16,17 @@ func newDemoCommand() *cobra.Command {
 	var dir string
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Show the whole system on this machine",
-		Long: `Show the whole system on this machine: a manager, two GPU boxes with four
-software GPUs each, and a host whose VM is an unmodified Linux guest in an
-unmodified QEMU. A GPU is hot-plugged into the running guest, a program there
-drives it and checks every result; the GPU is killed, the spare takes its place
-and the program runs again; the GPU is detached. A timeline is printed, and no
-process is left.
+		Short: "Demonstrate the system on this machine",
+		Long: `Demonstrate the system on this machine: a manager, two GPU boxes with four software
+GPUs each, and a host whose VM is an unmodified Linux guest in an unmodified QEMU. A
+GPU is hot-plugged into the running guest, and a program there uses it and checks
+every result. Then the GPU is killed, the spare takes its place, and the program runs
+again. At last the GPU is detached. The command prints a timeline and leaves no
+process running.
 
-QEMU (10.1 or newer) and the guest come from the cache directory, into which
-"make demo" installs them. Where they cannot be had, or with --embedded, a root
-complex in Go takes the VM's place.`,
+QEMU (10.1 or newer) and the guest are in the cache directory, into which "make demo"
+installs them. If they are not available, or with --embedded, a root complex in Go
+replaces the VM.`,
 		Example: `  make demo
   dxpu demo --embedded --json`,
 		Args: cobra.NoArgs,
@@ -40,7 +40,7 @@ complex in Go takes the VM's place.`,
 			}
 			switch install, err := qemu.Locate(); {
 			case embedded:
-				cfg.Reason = "--embedded was given"
+				cfg.Reason = "--embedded is set"
 			case errors.Is(err, qemu.ErrNotInstalled):
 				cfg.Reason = err.Error()
 			case err != nil:
@@ -49,7 +49,7 @@ complex in Go takes the VM's place.`,
 				cfg.Install = &install
 			}
 			if cfg.Dir = dir; dir == "" {
-				// Short, because a socket's path has at most 107 bytes.
+				// A short name, because the path of a socket has at most 107 bytes.
 				if cfg.Dir, err = os.MkdirTemp("", "dxpu-demo-"); err != nil {
 					return err
 				}
@@ -67,7 +67,7 @@ complex in Go takes the VM's place.`,
 		},
 	}
 	jsonFlag(cmd, &asJSON)
-	cmd.Flags().BoolVar(&embedded, "embedded", false, "without a VM, on the embedded host")
-	cmd.Flags().StringVar(&dir, "dir", "", "directory for sockets and logs, kept (default: a temporary one, kept on failure)")
+	cmd.Flags().BoolVar(&embedded, "embedded", false, "use the embedded host and no VM")
+	cmd.Flags().StringVar(&dir, "dir", "", "directory for sockets and logs, which is kept (default: a temporary directory, kept after a failure)")
 	return cmd
 }

@@ -9,26 +9,16 @@ import (
 	"github.com/spf13/cobra"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
-	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 )
 
-func newEventsCommand(conn *connection) *cobra.Command {
-	cmd := eventsCommand(conn, "events")
-	return conn.register(cmd)
-}
-
-func newGetEventsCommand(conn *connection) *cobra.Command {
-	return eventsCommand(conn, "events")
-}
-
 // eventsCommand is both "dxpu events" and "dxpu get events".
-func eventsCommand(conn *connection, use string) *cobra.Command {
+func eventsCommand(conn *connection) *cobra.Command {
 	var asJSON, watch bool
 	filter := &dxpuv1.EventFilter{}
 	cmd := &cobra.Command{
-		Use: use, Short: "Show what happened", Args: cobra.NoArgs,
-		Long: `Show what happened in the pool, oldest first, and with --watch go on as it
-happens. With --json each event is one line.`,
+		Use: "events", Short: "Show the events of the pool", Args: cobra.NoArgs,
+		Long: `Show the events of the pool, oldest first. With --watch, continue with new events.
+With --json each event is one line.`,
 		Example: `  dxpu events --lease l-17
   dxpu events --watch --json`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -39,39 +29,29 @@ happens. With --json each event is one line.`,
 			if watch {
 				return watchEvents(cmd.Context(), api, filter, cmd.OutOrStdout(), asJSON)
 			}
-			return listEvents(cmd.Context(), api, filter, cmd.OutOrStdout(), asJSON)
+			req := &dxpuv1.ListEventsRequest{Filter: filter, PageSize: 1000}
+			return callPages(cmd.Context(), api, poolAPI.ListEvents, req, func(page *dxpuv1.ListEventsResponse) error {
+				for _, e := range page.Events {
+					if err := printEvent(cmd.OutOrStdout(), e, asJSON); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
 		},
 	}
 	jsonFlag(cmd, &asJSON)
 	f := cmd.Flags()
-	f.BoolVar(&watch, "watch", false, "go on as it happens, until interrupted")
-	f.StringVar(&filter.LeaseId, "lease", "", "only of this lease")
-	f.StringVar(&filter.BindingId, "binding", "", "only of this binding")
-	f.StringVar(&filter.GpuId, "gpu", "", "only of this GPU")
-	f.StringVar(&filter.BoxId, "box", "", "only of this box")
-	f.StringVar(&filter.HostId, "host", "", "only of this host")
+	f.BoolVar(&watch, "watch", false, "continue with new events until interrupted")
+	f.StringVar(&filter.LeaseId, "lease", "", "show only events of this lease")
+	f.StringVar(&filter.BindingId, "binding", "", "show only events of this binding")
+	f.StringVar(&filter.GpuId, "gpu", "", "show only events of this GPU")
+	f.StringVar(&filter.BoxId, "box", "", "show only events of this box")
+	f.StringVar(&filter.HostId, "host", "", "show only events of this host")
 	return cmd
 }
 
-func listEvents(ctx context.Context, api dxpuv1connect.PoolServiceClient, filter *dxpuv1.EventFilter, w io.Writer, asJSON bool) error {
-	req := &dxpuv1.ListEventsRequest{Filter: filter, PageSize: 1000}
-	for {
-		res, err := api.ListEvents(ctx, connect.NewRequest(req))
-		if err != nil {
-			return err
-		}
-		for _, e := range res.Msg.Events {
-			if err := printEvent(w, e, asJSON); err != nil {
-				return err
-			}
-		}
-		if req.PageToken = res.Msg.NextPageToken; req.PageToken == "" {
-			return nil
-		}
-	}
-}
-
-func watchEvents(ctx context.Context, api dxpuv1connect.PoolServiceClient, filter *dxpuv1.EventFilter, w io.Writer, asJSON bool) error {
+func watchEvents(ctx context.Context, api poolAPI, filter *dxpuv1.EventFilter, w io.Writer, asJSON bool) error {
 	stream, err := api.WatchEvents(ctx, connect.NewRequest(&dxpuv1.WatchEventsRequest{FromStart: true, Filter: filter}))
 	if err != nil {
 		return err
@@ -85,7 +65,7 @@ func watchEvents(ctx context.Context, api dxpuv1connect.PoolServiceClient, filte
 		}
 	}
 	if ctx.Err() != nil {
-		return nil // interrupted: the way to end it
+		return nil // an interrupt is the normal end
 	}
 	return stream.Err()
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
 )
 
-// FuzzCommandLine parses command lines, one argument a line; nothing is run.
+// FuzzCommandLine parses command lines with one argument per line, and runs nothing.
 func FuzzCommandLine(f *testing.F) {
 	for _, line := range []string{
 		"lease create --count 2 --host h1 --wait", "lease create --count=-1", "get gpus --state free --json", "bench dma --fault loss=1%,delay=50us",
@@ -26,7 +26,7 @@ func FuzzCommandLine(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, line string) {
 		if len(line) > 4096 || strings.HasPrefix(line, "__complete") {
-			return // completion asks a manager
+			return // completion calls a manager
 		}
 		root := newRootCommand()
 		inert(root)
@@ -34,14 +34,14 @@ func FuzzCommandLine(f *testing.F) {
 		root.SetIn(strings.NewReader(""))
 		root.SetOut(io.Discard)
 		root.SetErr(io.Discard)
-		var h *hinted
+		var h *hintedError
 		if err := root.ExecuteContext(t.Context()); err != nil && (err.Error() == "" || errors.As(err, &h) && h.hint == "") {
-			t.Errorf("%q: an error without words: %#v", line, err)
+			t.Errorf("%q: an empty error: %#v", line, err)
 		}
 	})
 }
 
-// inert makes commands do nothing once their arguments are parsed.
+// inert removes the actions of commands, so that only arguments are parsed.
 func inert(cmd *cobra.Command) {
 	if cmd.Runnable() {
 		cmd.Run, cmd.RunE = nil, func(*cobra.Command, []string) error { return nil }
@@ -51,7 +51,7 @@ func inert(cmd *cobra.Command) {
 	}
 }
 
-// FuzzParseBoxFile reads what --config of a box names.
+// FuzzParseBoxFile parses the file of "dxpu box --config".
 func FuzzParseBoxFile(f *testing.F) {
 	f.Add([]byte("slots:\n  - gpu: {model: V100, vram: 268435456, tags: 140, max_read_request: 128}\n  - vfio_user: /run/nvme.sock\n  - {}\n"))
 	f.Add([]byte("slots: []"))

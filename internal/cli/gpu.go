@@ -2,17 +2,18 @@ package cli
 
 import (
 	"fmt"
+	"io"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// newGPUGroup gathers what is done with a GPU: in the pool, and as a device.
+// newGPUGroup returns the commands for GPUs: those of the pool, and those on the
+// PCI bus of this machine.
 func newGPUGroup(conn *connection) *cobra.Command {
-	return group("gpu", "Work with a GPU",
-		"Work with a GPU: of the pool, or one that this machine sees on its PCI bus.",
+	return group("gpu", "Work with GPUs of the pool or of this machine",
+		"Work with a GPU of the pool, or with one on the PCI bus of this machine.",
 		`  dxpu gpu list
   dxpu gpu replace b1/0`,
 		newGPUListCommand(), newGPUTestCommand(), newGPUReplaceCommand(conn, "dxpu gpu replace"),
@@ -20,94 +21,50 @@ func newGPUGroup(conn *connection) *cobra.Command {
 }
 
 // newGPUReplaceCommand is both "dxpu replace" and "dxpu gpu replace".
-func newGPUReplaceCommand(conn *connection, called string) *cobra.Command {
-	var form output
+func newGPUReplaceCommand(conn *connection, path string) *cobra.Command {
 	req := &dxpuv1.ReplaceGPURequest{}
-	cmd := &cobra.Command{
+	cmd := objectCommand(conn, &cobra.Command{
 		Use:   "replace GPU",
-		Short: "Give a lease another GPU in the place of this one",
-		Long: `Give a lease another GPU in the place of this one, as the manager does by
-itself when a GPU fails. The guest sees the old one unplugged and the new one
-plugged into the same slot. What was in its memory is gone.`,
-		Example: "  " + called + " b1/0 --cordon",
-		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			api, err := conn.pool()
-			if err != nil {
-				return err
-			}
-			req.GpuId = args[0]
-			res, err := api.ReplaceGPU(cmd.Context(), connect.NewRequest(req))
-			if err != nil {
-				return err
-			}
-			if form.given() {
-				return form.write(cmd.OutOrStdout(), res.Msg)
-			}
-			b := res.Msg.Binding
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s takes the place of %s in %s/%d\n", b.GpuId, args[0], b.HostId, b.HostSlot)
+		Short: "Replace a leased GPU by another one",
+		Long: `Replace a leased GPU by another one, as the manager does when a GPU fails. The
+guest sees the old GPU unplugged and the new one plugged into the same slot. The
+contents of the old GPU's memory are lost.`,
+		Example: "  " + path + " b1/0 --cordon",
+	}, poolAPI.ReplaceGPU, func(id string) *dxpuv1.ReplaceGPURequest {
+		req.GpuId = id
+		return req
+	}, func(r *dxpuv1.ReplaceGPUResponse) *dxpuv1.ReplaceGPUResponse { return r },
+		func(w io.Writer, r *dxpuv1.ReplaceGPUResponse) error {
+			b := r.Binding
+			_, err := fmt.Fprintf(w, "%s takes the place of %s in %s/%d\n", b.GpuId, req.GpuId, b.HostId, b.HostSlot)
 			return err
-		},
-	}
-	conn.register(cmd)
-	form.register(cmd)
-	cmd.Flags().BoolVar(&req.Cordon, "cordon", false, "take the GPU out of service, too")
-	return cmd
+		})
+	cmd.Flags().BoolVar(&req.Cordon, "cordon", false, "keep new bindings away from the old GPU")
+	return conn.register(cmd)
 }
 
 func newGPUReplugCommand(conn *connection) *cobra.Command {
-	var form output
-	cmd := &cobra.Command{
-		Use: "replug GPU", Short: "Show a guest a GPU again that it has removed",
-		Long: `Show a guest a GPU again that it has removed itself ("safely remove hardware").
-Until then, or until the lease ends, the lease keeps the GPU.`,
+	return conn.register(objectCommand(conn, &cobra.Command{
+		Use: "replug GPU", Short: "Plug a GPU in again that the guest has removed",
+		Long: `Plug a GPU into its guest again after the guest has removed it ("safely remove
+hardware"). A lease keeps a GPU that the guest has removed until the lease ends.`,
 		Example: "  dxpu gpu replug b1/0",
-		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			api, err := conn.pool()
-			if err != nil {
-				return err
-			}
-			res, err := api.ReplugGPU(cmd.Context(), connect.NewRequest(&dxpuv1.ReplugGPURequest{GpuId: args[0]}))
-			if err != nil {
-				return err
-			}
-			b := res.Msg.Binding
-			if form.given() {
-				return form.write(cmd.OutOrStdout(), b)
-			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s is being plugged into %s/%d again\n", b.GpuId, b.HostId, b.HostSlot)
+	}, poolAPI.ReplugGPU, func(id string) *dxpuv1.ReplugGPURequest { return &dxpuv1.ReplugGPURequest{GpuId: id} },
+		(*dxpuv1.ReplugGPUResponse).GetBinding, func(w io.Writer, b *dxpuv1.Binding) error {
+			_, err := fmt.Fprintf(w, "%s is being plugged into %s/%d again\n", b.GpuId, b.HostId, b.HostSlot)
 			return err
-		},
-	}
-	form.register(cmd)
-	return conn.register(cmd)
+		}))
 }
 
 func newGPUClearCommand(conn *connection) *cobra.Command {
-	var form output
-	cmd := &cobra.Command{
-		Use: "clear-errors GPU", Short: "Forget a GPU's errors and take it into service",
-		Long: `Forget a GPU's errors and take it into service at once, whatever they called for.
-What its box says of it goes on to count: a GPU that has failed stays failed.`,
+	return conn.register(objectCommand(conn, &cobra.Command{
+		Use: "clear-errors GPU", Short: "Clear the errors of a GPU and return it to service",
+		Long: `Clear the errors of a GPU and return it to service at once, whatever the errors
+called for. The box's own report still applies: a GPU that has failed stays failed.`,
 		Example: "  dxpu gpu clear-errors b1/0",
-		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			api, err := conn.pool()
-			if err != nil {
-				return err
-			}
-			res, err := api.ClearGPUErrors(cmd.Context(), connect.NewRequest(&dxpuv1.ClearGPUErrorsRequest{GpuId: args[0]}))
-			if err != nil {
-				return err
-			}
-			if form.given() {
-				return form.write(cmd.OutOrStdout(), res.Msg.Gpu)
-			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "the errors of %s are forgotten; it is %s\n", args[0], gpuHealth(res.Msg.Gpu))
+	}, poolAPI.ClearGPUErrors, func(id string) *dxpuv1.ClearGPUErrorsRequest { return &dxpuv1.ClearGPUErrorsRequest{GpuId: id} },
+		(*dxpuv1.ClearGPUErrorsResponse).GetGpu, func(w io.Writer, g *dxpuv1.GPU) error {
+			_, err := fmt.Fprintf(w, "the errors of %s are cleared; it is %s\n", g.Id, gpuHealth(g))
 			return err
-		},
-	}
-	form.register(cmd)
-	return conn.register(cmd)
+		}))
 }

@@ -2,12 +2,10 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,23 +20,12 @@ import (
 
 const sysfsRoot = "/sys"
 
-func newGPUCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "gpu",
-		Short: "List and test the GPUs of this machine",
-		Long: `List and test the software GPUs that this machine, usually a guest, sees on its
-PCI bus. The commands drive them from user space, through VFIO.`,
-	}
-	cmd.AddCommand(newGPUListCommand(), newGPUTestCommand())
-	return cmd
-}
-
 func newGPUListCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:     "list",
-		Short:   "List the GPUs on the PCI bus",
-		Long:    `List the GPUs on the PCI bus, with the kernel driver and the IOMMU group of each.`,
+		Short:   "List the GPUs on the PCI bus of this machine",
+		Long:    `List the software GPUs on the PCI bus of this machine, usually a guest, with the kernel driver and the IOMMU group of each.`,
 		Example: `  dxpu gpu list --json`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -47,14 +34,13 @@ func newGPUListCommand() *cobra.Command {
 				return err
 			}
 			if asJSON {
-				return writeGPUJSON(cmd.OutOrStdout(), found)
+				return writeJSON(cmd.OutOrStdout(), found)
 			}
-			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, "ADDRESS\tDRIVER\tIOMMU GROUP") //nolint:errcheck // Flush reports it
+			t := newTable(cmd.OutOrStdout(), "ADDRESS", "DRIVER", "IOMMU GROUP")
 			for _, f := range found {
-				fmt.Fprintf(w, "%s\t%s\t%s\n", f.Address, orDash(f.Driver), orDash(f.IOMMUGroup)) //nolint:errcheck // Flush reports it
+				t.row(f.Address, f.Driver, f.IOMMUGroup)
 			}
-			return w.Flush()
+			return t.flush()
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
@@ -65,20 +51,7 @@ func findGPUs() ([]vfio.Function, error) {
 	return vfio.Find(os.DirFS(sysfsRoot), reg.VendorID, reg.DeviceID)
 }
 
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
-
-func writeGPUJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	return enc.Encode(v)
-}
-
-// gpuTest is what the flags of "gpu test" say.
+// gpuTest holds the flags of "dxpu gpu test".
 type gpuTest struct {
 	pci      string
 	mode     string
@@ -96,20 +69,20 @@ func newGPUTestCommand() *cobra.Command {
 	var o gpuTest
 	cmd := &cobra.Command{
 		Use:   "test",
-		Short: "Drive a GPU and check every result",
-		Long: `Drive a GPU and check every result: copies of many sizes and alignments both
-ways, kernels against results computed by the CPU, interrupts, ordering of DMA
-and register reads, refused commands; and measure latency and bandwidth.
+		Short: "Test a GPU",
+		Long: `Test a GPU from user space: copies of many sizes and alignments in both directions,
+kernels, interrupts, the order of DMA and register reads, and refused commands. The
+test checks every result on the CPU, and measures latency and bandwidth.
 
-Without --pci there must be exactly one GPU. The device has to be bound to
-vfio-pci, or --bind does that (as root). Where the kernel has no IOMMU, VFIO
-works without; where it has no VFIO, sysfs serves, without interrupts.
+Without --pci there must be exactly one GPU. The device must be bound to vfio-pci;
+--bind binds it (as root). VFIO also works without an IOMMU. On a kernel without VFIO
+the test uses sysfs, without interrupts.
 
---socket drives the device behind a vfio-user socket, such as that of a slot of
-"dxpu host" which no VMM uses, in the place of a VMM. --embedded needs no device:
-the test runs in this process, on a software GPU below an embedded host.
+--socket tests the device behind a vfio-user socket, such as that of a slot of "dxpu
+host" that no VMM uses. --embedded needs no device: it tests a software GPU below an
+embedded host in this process.
 
-Exit status is 1 when a check fails, the device is lost or there is none.`,
+The exit code is 1 if a check fails, if the device is lost, or if there is none.`,
 		Example: `  dxpu gpu test --quick
   dxpu gpu test --pci 01:00.0 --bind --wait 30s --json
   dxpu gpu test --socket /run/vm1/slot0.sock
@@ -122,18 +95,18 @@ Exit status is 1 when a check fails, the device is lost or there is none.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.pci, "pci", "", "PCI `address` of the GPU, like 01:00.0")
-	f.DurationVar(&o.wait, "wait", 0, "wait up to this long for the GPU to appear")
-	f.DurationVar(&o.timeout, "timeout", 10*time.Minute, "give up after this long")
+	f.StringVar(&o.pci, "pci", "", "PCI `address` of the GPU, such as 01:00.0")
+	f.DurationVar(&o.wait, "wait", 0, "longest wait for the GPU to appear")
+	f.DurationVar(&o.timeout, "timeout", 10*time.Minute, "longest duration of the test")
 	f.BoolVar(&o.asJSON, "json", false, "print a JSON report")
-	f.BoolVar(&o.test.Quick, "quick", false, "smaller sizes and fewer rounds")
-	f.IntVar(&o.test.Rounds, "rounds", 0, "rounds of the ordering check (default 2000, quick 200)")
+	f.BoolVar(&o.test.Quick, "quick", false, "use smaller sizes and fewer rounds")
+	f.IntVar(&o.test.Rounds, "rounds", 0, "number of rounds of the ordering check (default 2000, with --quick 200)")
 	f.Uint64Var(&o.test.Seed, "seed", 0, "seed of the test data")
-	f.StringVar(&o.mode, "mode", string(vfio.Auto), "how to reach the device: auto, iommu, noiommu or sysfs")
+	f.StringVar(&o.mode, "mode", string(vfio.Auto), "access to the device: auto, iommu, noiommu or sysfs")
 	f.BoolVar(&o.bind, "bind", false, "bind the device to vfio-pci first")
-	f.BoolVar(&o.driver.Polling, "polling", false, "do without interrupts")
+	f.BoolVar(&o.driver.Polling, "polling", false, "poll instead of using interrupts")
 	f.BoolVar(&o.embedded, "embedded", false, "test a software GPU in this process")
-	f.StringVar(&o.socket, "socket", "", "test the device behind this vfio-user socket")
+	f.StringVar(&o.socket, "socket", "", "vfio-user socket of the device to test")
 	cmd.MarkFlagsMutuallyExclusive("embedded", "pci", "socket")
 	return cmd
 }
@@ -160,7 +133,7 @@ func (o *gpuTest) run(ctx context.Context, w io.Writer) (err error) {
 	}
 	report, err := d.SelfTest(ctx, progress, o.test)
 	if o.asJSON {
-		err = errors.Join(err, writeGPUJSON(w, report))
+		err = errors.Join(err, writeJSON(w, report))
 	}
 	if err == nil && !report.OK {
 		err = errors.New("gpu test: a check failed")
@@ -173,7 +146,7 @@ func (o *gpuTest) run(ctx context.Context, w io.Writer) (err error) {
 	return err
 }
 
-// open returns the bus to test on, and what to do when it is closed.
+// open returns the bus of the device, and a function to call after the bus is closed.
 func (o *gpuTest) open(ctx context.Context) (bus driver.Bus, cleanUp func(), err error) {
 	if o.embedded {
 		return openEmbedded()
@@ -246,9 +219,9 @@ func (o *gpuTest) lookup() (string, error) {
 	case err != nil:
 		return "", err
 	case len(found) == 0:
-		return "", fmt.Errorf("gpu test: no device %04x:%04x on the PCI bus", reg.VendorID, reg.DeviceID)
+		return "", fmt.Errorf("gpu test: there is no device %04x:%04x on the PCI bus", reg.VendorID, reg.DeviceID)
 	case len(found) > 1:
-		return "", fmt.Errorf("gpu test: %d GPUs: name one with --pci, like %s", len(found), found[0].Address)
+		return "", fmt.Errorf("gpu test: there are %d GPUs: choose one with --pci, such as %s", len(found), found[0].Address)
 	}
 	return found[0].Address, nil
 }

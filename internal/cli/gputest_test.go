@@ -11,7 +11,7 @@ import (
 
 func runGPU(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	cmd := newGPUCommand()
+	cmd := newGPUGroup(&connection{})
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	var out bytes.Buffer
 	cmd.SetOut(&out)

@@ -9,7 +9,7 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// gpuHealth is how a GPU is, in a word or two.
+// gpuHealth describes the health of a GPU in a few words.
 func gpuHealth(g *dxpuv1.GPU) string {
 	switch {
 	case g.Health == dxpuv1.Health_HEALTH_DEGRADED && g.QuarantinedUntil != nil:
@@ -17,12 +17,12 @@ func gpuHealth(g *dxpuv1.GPU) string {
 	case g.Health == dxpuv1.Health_HEALTH_DEGRADED && strings.HasPrefix(g.HealthDetail, "to be reset"):
 		return "to be reset"
 	}
-	return enumWord(g.Health, "HEALTH_")
+	return enumWord(g.Health)
 }
 
-// gpuState is what a GPU is used for, and what is done with it.
+// gpuState returns the state of a GPU, and whether it is cordoned or drained.
 func gpuState(g *dxpuv1.GPU) string {
-	state := enumWord(g.State, "GPU_STATE_")
+	state := enumWord(g.State)
 	switch {
 	case g.Draining:
 		state += ",draining"
@@ -32,15 +32,16 @@ func gpuState(g *dxpuv1.GPU) string {
 	return state
 }
 
-// useWord says whether a guest uses a device.
+// useWord returns whether a guest uses a device.
 func useWord(u dxpuv1.Use, ejected bool) string {
 	if ejected {
 		return "removed by guest"
 	}
-	return enumWord(u, "USE_")
+	return enumWord(u)
 }
 
-// errorsWord lists errors, gravest first, each with how often it was there.
+// errorsWord lists errors with their counts, in the order of the list, which starts
+// with the gravest.
 func errorsWord(errs []*dxpuv1.DeviceError) string {
 	const shown = 3
 	var out []string
@@ -53,25 +54,25 @@ func errorsWord(errs []*dxpuv1.DeviceError) string {
 	return strings.Join(out, ", ")
 }
 
-// describeErrors lists the errors of a GPU and what each calls for.
+// describeErrors lists the errors of a GPU and the action that each calls for.
 func describeErrors(w io.Writer, errs []*dxpuv1.DeviceError) error {
 	if len(errs) == 0 {
 		return nil
 	}
 	_, _ = fmt.Fprintln(w)
-	t := newTable(w, "ERROR", "COUNT", "LAST", "CALLS FOR", "WHAT")
+	t := newTable(w, "ERROR", "COUNT", "LAST", "CALLS FOR", "DESCRIPTION")
 	for _, e := range errs {
 		t.row(fmt.Sprintf("XID %d", e.Code), e.Count, e.LastTime.AsTime().Local().Format(time.DateTime),
-			strings.ReplaceAll(enumWord(e.Action, "ERROR_ACTION_"), "-", " "), e.Detail)
+			strings.ReplaceAll(enumWord(e.Action), "-", " "), e.Detail)
 	}
 	return t.flush()
 }
 
-// pathsWord says how the paths of a binding are.
+// pathsWord lists the health of the paths of a binding.
 func pathsWord(paths []*dxpuv1.PathStatus) string {
 	var out []string
 	for _, p := range paths {
-		word := enumWord(p.Health, "HEALTH_")
+		word := enumWord(p.Health)
 		if word == "" {
 			word = "unused"
 		}

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -24,16 +25,16 @@ func newHostCommand(conn *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "host",
 		Short: "Run the proxy of a host",
-		Long: `Run the proxy of a host: a PCIe virtual switch with slots in which the GPUs that
-the manager attaches appear.
+		Long: `Run the proxy of a host. It is a PCIe virtual switch; the GPUs that the manager
+attaches appear in its slots.
 
-Each slot that holds a device has a vfio-user socket, slotN.sock in --socket-dir,
-for the VMM. With --qmp the proxy also plugs the device into that QEMU and
-unplugs it: the VM needs a root port for each slot, named as --root-port says,
-and memory that is shared (memory-backend-memfd,share=on). Without --qmp,
-whoever runs the VMM does that, once "dxpu describe host" shows the device.
+Each slot with a device has a vfio-user socket for the VMM, slotN.sock in
+--socket-dir. With --qmp the proxy also plugs the device into that QEMU and unplugs
+it. The VM then needs a root port for each slot, with the ID of --root-port, and
+shared memory (memory-backend-memfd,share=on). Without --qmp the operator of the VMM
+plugs the device in when "dxpu describe host" shows it.
 
-The proxy goes on without the manager: what is attached stays.` + tracingHelp,
+Attached GPUs work while the manager is away.` + tracingHelp,
 		Example: `  qemu-system-x86_64 -M q35 -m 2G -qmp unix:/run/vm1/qmp.sock,server=on,wait=off \
     -object memory-backend-memfd,id=mem,size=2G,share=on -machine memory-backend=mem \
     -device pcie-root-port,id=rp0,chassis=1,slot=1 -device pcie-root-port,id=rp1,chassis=2,slot=2 ...
@@ -45,26 +46,23 @@ The proxy goes on without the manager: what is attached stays.` + tracingHelp,
 	o.register(cmd)
 	f := cmd.Flags()
 	f.IntVar(&o.slots, "slots", 4, "slots of the virtual switch, 1 to 32")
-	f.StringVar(&o.domain, "domain", "vm0", "name of the virtual switch; its devices may reach each other")
-	f.StringVar(&o.vm.SocketDir, "socket-dir", "", "directory of the vfio-user sockets (required)")
+	f.StringVar(&o.domain, "domain", "vm0", "name of the virtual switch; its devices can reach each other")
+	f.StringVar(&o.vm.SocketDir, "socket-dir", "", "directory for the vfio-user sockets (required)")
 	f.StringVar(&o.vm.QMP, "qmp", "", "QMP socket of the VM, for hot-plug")
-	f.StringVar(&o.vm.RootPort, "root-port", "rp%d", "ID of a slot's root port in the VM; %d is the slot")
-	f.DurationVar(&o.vm.AccessTimeout, "access-timeout", 0, "answer a VM's access with ones after so long (default 4s, below QEMU's x-msg-timeout)")
-	f.DurationVar(&o.host.CompletionTimeout, "completion-timeout", 0, "give up a request that a device does not answer (default 1s)")
+	f.StringVar(&o.vm.RootPort, "root-port", "rp%d", "ID of a slot's root port in the VM; %d stands for the slot")
+	f.DurationVar(&o.vm.AccessTimeout, "access-timeout", 0, "answer an access of the VM with all ones after this time (default 4s, less than QEMU's x-msg-timeout)")
+	f.DurationVar(&o.host.CompletionTimeout, "completion-timeout", 0, "longest time that a device may take to answer a request (default 1s)")
 	return cmd
 }
 
 func (o *hostOptions) run(cmd *cobra.Command) error {
 	if o.vm.SocketDir == "" {
-		return withHint(fmt.Errorf("--socket-dir is missing"), "the VMM connects to sockets in it, for example /run/dxpu")
+		return usage(withHint(errors.New("--socket-dir is missing"), "name a directory such as /run/dxpu; the VMM connects to sockets in it"))
 	}
 	if err := os.MkdirAll(o.vm.SocketDir, 0o700); err != nil {
 		return fmt.Errorf("--socket-dir: %w", err)
 	}
-	log, err := o.logger(cmd)
-	if err != nil {
-		return err
-	}
+	log := newLogger(cmd, o.logLevel)
 	f, err := o.fabric(log)
 	if err != nil {
 		return err

@@ -4,9 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
+	"io"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -15,12 +14,11 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
-	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 )
 
 func newLeaseCommand(conn *connection) *cobra.Command {
-	return conn.register(group("lease", "Get GPUs and give them back",
-		"A lease gives GPUs to a host for as long as it lasts.",
+	return conn.register(group("lease", "Create, resize and delete leases of GPUs",
+		"A lease holds GPUs for a host from its creation to its end.",
 		`  dxpu lease create --count 2 --host h1 --wait
   dxpu lease explain --count 8 --nvlink required
   dxpu lease resize l-17 --count 4
@@ -28,131 +26,110 @@ func newLeaseCommand(conn *connection) *cobra.Command {
 		newLeaseCreateCommand(conn), newLeaseResizeCommand(conn), newLeaseDeleteCommand(conn), newLeaseExplainCommand(conn)))
 }
 
-// leaseFlags are the flags that make up a spec.
+// leaseFlags are the flags that describe a lease.
 type leaseFlags struct {
-	spec                       dxpuv1.LeaseSpec
-	memory                     string
-	kind, nvlink, sameBox      string
-	expires, queueFor, waitFor time.Duration
+	spec              dxpuv1.LeaseSpec
+	expires, queueFor time.Duration
 }
 
 func (o *leaseFlags) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.Uint32Var(&o.spec.Count, "count", 1, "number of GPUs, all of one model")
-	f.StringVar(&o.spec.Model, "model", "", "exact model (default: the least contested)")
-	f.StringVar(&o.memory, "memory", "", "least memory of each GPU, like 16GiB")
-	f.StringVar(&o.kind, "kind", "", "kind of box: nvlink or pcie-switch")
-	f.StringVar(&o.nvlink, "nvlink", "", "GPUs joined by NVLink: preferred or required")
-	f.StringVar(&o.sameBox, "same-box", "", "GPUs in one box: preferred, required, or avoid to spread them")
-	f.StringVar(&o.spec.HostId, "host", "", "host that gets them (default: one with enough free slots)")
-	f.StringToStringVar(&o.spec.HostLabels, "host-label", nil, "only a host with this label, KEY=VALUE")
+	f.StringVar(&o.spec.Model, "model", "", "exact model (default: the least contested model)")
+	sizeVar(f, &o.spec.MinMemoryBytes, "memory", "minimum memory of each GPU, such as 16GiB")
+	enumVar(f, &o.spec.BoxKind, "kind", "kind of box: nvlink or pcie-switch")
+	enumVar(f, &o.spec.Nvlink, "nvlink", "GPUs joined by NVLink: preferred or required")
+	enumVar(f, &o.spec.SameBox, "same-box", "GPUs in one box: preferred, required, or avoid to spread them")
+	f.StringVar(&o.spec.HostId, "host", "", "host that gets the GPUs (default: one with enough free slots)")
+	f.StringToStringVar(&o.spec.HostLabels, "host-label", nil, "label that the host must have, KEY=VALUE")
 	f.StringVar(&o.spec.HostDomain, "host-domain", "", "VM or virtual switch of the host")
-	f.StringVar(&o.spec.Tenant, "tenant", "", "on whose behalf")
-	f.Int32Var(&o.spec.Priority, "priority", 0, "place in the queue, -100 to 100, higher first")
-	f.BoolVar(&o.spec.Preemptible, "preemptible", false, "may be taken away for a higher priority")
-	f.DurationVar(&o.expires, "expires", 0, "give them back after so long")
+	f.StringVar(&o.spec.Tenant, "tenant", "", "tenant that the lease belongs to")
+	f.Int32Var(&o.spec.Priority, "priority", 0, "priority in the queue, -100 to 100, higher first")
+	f.BoolVar(&o.spec.Preemptible, "preemptible", false, "allow a lease with a higher priority to take the GPUs")
+	f.DurationVar(&o.expires, "expires", 0, "end the lease after this time")
 }
 
-// message completes the spec.
-func (o *leaseFlags) message() (*dxpuv1.LeaseSpec, error) {
-	var err error
-	s := &o.spec
-	if s.MinMemoryBytes, err = parseBytes("--memory", o.memory); err != nil {
-		return nil, err
-	}
-	if s.BoxKind, err = parseEnum[dxpuv1.BoxKind]("--kind", o.kind, "BOX_KIND_", dxpuv1.BoxKind_value); err != nil {
-		return nil, err
-	}
-	if s.Nvlink, err = parseEnum[dxpuv1.Preference]("--nvlink", o.nvlink, "PREFERENCE_", dxpuv1.Preference_value); err != nil {
-		return nil, err
-	}
-	if s.SameBox, err = parseEnum[dxpuv1.Preference]("--same-box", o.sameBox, "PREFERENCE_", dxpuv1.Preference_value); err != nil {
-		return nil, err
-	}
+// message returns the spec.
+func (o *leaseFlags) message() *dxpuv1.LeaseSpec {
 	if o.expires != 0 {
-		s.ExpiresAfter = durationpb.New(o.expires)
+		o.spec.ExpiresAfter = durationpb.New(o.expires)
 	}
 	if o.queueFor != 0 {
-		s.Wait, s.WaitTimeout = true, durationpb.New(o.queueFor)
+		o.spec.Wait, o.spec.WaitTimeout = true, durationpb.New(o.queueFor)
 	}
-	return s, nil
+	return &o.spec
 }
 
-// parseBytes reads a size like "16GiB", "512MiB" or a number of bytes.
-func parseBytes(flag, s string) (uint64, error) {
-	if s == "" {
-		return 0, nil
-	}
-	bad := &usageError{withHint(fmt.Errorf("%s: %q is no size", flag, s), "write it like 16GiB or 512MiB")}
-	digits, shift := s, 0
-	for unit, sh := range map[string]int{"KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40} {
-		if d, ok := strings.CutSuffix(s, unit); ok {
-			digits, shift = strings.TrimSpace(d), sh
+// leaseWait holds the flags with which a command waits for a lease, and its output
+// form.
+type leaseWait struct {
+	form    output
+	wait    bool
+	timeout time.Duration
+}
+
+func (o *leaseWait) register(cmd *cobra.Command, until string) {
+	o.form.register(cmd)
+	cmd.Flags().BoolVar(&o.wait, "wait", false, "return when "+until)
+	cmd.Flags().DurationVar(&o.timeout, "timeout", time.Minute, "longest --wait; afterwards the manager continues without the command")
+}
+
+// finish waits for a lease if the flags ask for it, and prints it.
+func (o *leaseWait) finish(cmd *cobra.Command, api poolAPI, l *dxpuv1.Lease, done func(*dxpuv1.Lease) bool) (err error) {
+	if o.wait {
+		if l, err = waitForLease(cmd.Context(), api, l.Id, o.timeout, done); err != nil {
+			return err
 		}
 	}
-	n, err := strconv.ParseUint(digits, 10, 64)
-	if err != nil || n > math.MaxUint64>>shift {
-		return 0, bad
-	}
-	return n << shift, nil
+	return show(cmd, &o.form, l, func(w io.Writer) error { return printLeaseLine(w, l) })
+}
+
+// hasState returns a condition for leaseWait.
+func hasState(want ...dxpuv1.LeaseState) func(*dxpuv1.Lease) bool {
+	return func(l *dxpuv1.Lease) bool { return slices.Contains(want, l.State) }
 }
 
 func newLeaseCreateCommand(conn *connection) *cobra.Command {
-	o := &leaseFlags{}
-	var form output
-	var wait bool
-	var requestID string
+	var o leaseFlags
+	var wait leaseWait
+	req := &dxpuv1.CreateLeaseRequest{}
 	cmd := &cobra.Command{
 		Use:   "create",
 		Short: "Allocate GPUs and attach them to a host",
 		Long: `Allocate GPUs and attach them to a host.
 
-The command returns when the GPUs are chosen, with --wait when every one is
-attached and the guest can use it. Without capacity it fails, unless --queue says
-to wait for it.
+The command returns when the manager has chosen the GPUs; with --wait, when every
+GPU is attached and the guest can use it. Without capacity the command fails. With
+--queue the lease waits for capacity instead.
 
-With --request-id the command can be repeated safely: the same ID gives the same lease.`,
+With --request-id the command can be repeated: the same ID returns the same lease.`,
 		Example: `  dxpu lease create --count 2 --model DX100 --host h1 --wait
   dxpu lease create --count 8 --nvlink required --queue --queue-timeout 10m`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			spec, err := o.message()
-			if err != nil {
-				return err
-			}
 			api, err := conn.pool()
 			if err != nil {
 				return err
 			}
-			res, err := api.CreateLease(cmd.Context(), connect.NewRequest(&dxpuv1.CreateLeaseRequest{RequestId: requestID, Spec: spec}))
+			req.Spec = o.message()
+			res, err := callOn(cmd.Context(), api, poolAPI.CreateLease, req)
 			if err != nil {
 				return err
 			}
-			l := res.Msg.Lease
-			if wait {
-				if l, err = waitForLease(cmd.Context(), api, l.Id, o.waitFor, dxpuv1.LeaseState_LEASE_STATE_ACTIVE); err != nil {
-					return err
-				}
-			}
-			if form.given() {
-				return form.write(cmd.OutOrStdout(), l)
-			}
-			return printLeaseLine(cmd, l)
+			return wait.finish(cmd, api, res.Lease, hasState(dxpuv1.LeaseState_LEASE_STATE_ACTIVE))
 		},
 	}
-	form.register(cmd)
-	f := cmd.Flags()
 	o.register(cmd)
-	f.StringVar(&requestID, "request-id", "", "makes the command safe to repeat")
-	f.BoolVar(&o.spec.Wait, "queue", false, "wait in the queue when there is no capacity")
-	f.DurationVar(&o.queueFor, "queue-timeout", 0, "leave the queue after so long (implies --queue)")
-	f.BoolVar(&wait, "wait", false, "return when every GPU is attached")
-	f.DurationVar(&o.waitFor, "timeout", time.Minute, "longest --wait; the lease stays")
+	wait.register(cmd, "every GPU is attached")
+	f := cmd.Flags()
+	f.StringVar(&req.RequestId, "request-id", "", "name of the request, which makes the command safe to repeat")
+	f.BoolVar(&o.spec.Wait, "queue", false, "wait in the queue while there is no capacity")
+	f.DurationVar(&o.queueFor, "queue-timeout", 0, "leave the queue after this time (implies --queue)")
 	return cmd
 }
 
-// printLeaseLine says in one line where a lease is.
-func printLeaseLine(cmd *cobra.Command, l *dxpuv1.Lease) error {
+// printLeaseLine prints the state and the GPUs of a lease on one line.
+func printLeaseLine(w io.Writer, l *dxpuv1.Lease) error {
 	where := ""
 	if g := gpusOf(l); len(g) > 0 {
 		where = fmt.Sprintf(": %s to %s", strings.Join(g, ", "), l.HostId)
@@ -161,60 +138,51 @@ func printLeaseLine(cmd *cobra.Command, l *dxpuv1.Lease) error {
 	if l.State == dxpuv1.LeaseState_LEASE_STATE_ACTIVE {
 		took = " after " + duration(l.ActiveTime.AsTime().Sub(l.CreateTime.AsTime()))
 	}
-	_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s is %s%s%s\n", l.Id, enumWord(l.State, "LEASE_STATE_"), took, where)
+	_, err := fmt.Fprintf(w, "%s is %s%s%s\n", l.Id, enumWord(l.State), took, where)
 	return err
 }
 
-// waitForLease returns the lease once it is in a state, and an error when it
-// ends in another one.
-func waitForLease(ctx context.Context, api dxpuv1connect.PoolServiceClient, id string, limit time.Duration, want ...dxpuv1.LeaseState) (*dxpuv1.Lease, error) {
-	return waitForLeaseUntil(ctx, api, id, limit, func(l *dxpuv1.Lease) bool { return slices.Contains(want, l.State) })
-}
-
-// waitForLeaseUntil returns the lease once it is as it should be, and an error
-// when it ends before.
-func waitForLeaseUntil(outer context.Context, api dxpuv1connect.PoolServiceClient, id string, limit time.Duration, done func(*dxpuv1.Lease) bool) (*dxpuv1.Lease, error) {
+// waitForLease returns the lease once done accepts it, and an error when it ends
+// before, or after limit.
+func waitForLease(outer context.Context, api poolAPI, id string, limit time.Duration, done func(*dxpuv1.Lease) bool) (*dxpuv1.Lease, error) {
 	ctx, cancel := context.WithTimeoutCause(outer, limit, errors.New("timeout"))
 	defer cancel()
-	// The watch stands before the lease is read: no change is missed between.
+	// The watch is open before the lease is read, so that no change is missed.
 	stream, err := api.WatchEvents(ctx, connect.NewRequest(&dxpuv1.WatchEventsRequest{Filter: &dxpuv1.EventFilter{LeaseId: id}}))
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = stream.Close() }()
 	for stream.Receive() {
-		res, err := api.GetLease(ctx, connect.NewRequest(&dxpuv1.GetLeaseRequest{LeaseId: id}))
+		res, err := callOn(ctx, api, poolAPI.GetLease, &dxpuv1.GetLeaseRequest{LeaseId: id})
 		if err != nil {
 			return nil, err
 		}
-		l := res.Msg.Lease
+		l := res.Lease
 		switch {
 		case done(l):
 			return l, nil
-		case l.State == dxpuv1.LeaseState_LEASE_STATE_FAILED || l.State == dxpuv1.LeaseState_LEASE_STATE_RELEASED:
-			return nil, withHint(fmt.Errorf("lease %s is %s: %s", id, enumWord(l.State, "LEASE_STATE_"), l.StateReason),
-				"dxpu describe lease %s", id)
+		case hasState(dxpuv1.LeaseState_LEASE_STATE_FAILED, dxpuv1.LeaseState_LEASE_STATE_RELEASED)(l):
+			return nil, withHint(fmt.Errorf("lease %s is %s: %s", id, enumWord(l.State), l.StateReason), "dxpu describe lease %s", id)
 		}
 	}
-	if err := stream.Err(); !outOfTime(ctx, err) {
+	if err := stream.Err(); !timedOut(ctx, err) {
 		return nil, err
 	}
 	if err := outer.Err(); err != nil {
 		return nil, err
 	}
-	return nil, withHint(fmt.Errorf("lease %s did not get there within %s", id, limit), "dxpu lease explain %s", id)
+	return nil, withHint(fmt.Errorf("lease %s was not ready within %s", id, limit), "dxpu lease explain %s", id)
 }
 
 func newLeaseDeleteCommand(conn *connection) *cobra.Command {
-	var form output
-	var wait bool
-	var timeout time.Duration
+	var wait leaseWait
 	req := &dxpuv1.DeleteLeaseRequest{}
 	cmd := &cobra.Command{
 		Use:   "delete LEASE",
-		Short: "Detach the GPUs of a lease and give them back",
-		Long: `Detach the GPUs of a lease and give them back: the guest is asked to let go,
-then the GPU is reset and its memory scrubbed. --force does not ask the guest.`,
+		Short: "Detach the GPUs of a lease and end it",
+		Long: `Detach the GPUs of a lease and end it. The guest is asked to release each GPU;
+then the GPU is reset and its memory is scrubbed. --force does not ask the guest.`,
 		Example: "  dxpu lease delete l-17 --wait",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -223,76 +191,101 @@ then the GPU is reset and its memory scrubbed. --force does not ask the guest.`,
 				return err
 			}
 			req.LeaseId = args[0]
-			res, err := api.DeleteLease(cmd.Context(), connect.NewRequest(req))
+			res, err := callOn(cmd.Context(), api, poolAPI.DeleteLease, req)
 			if err != nil {
 				return err
 			}
-			l := res.Msg.Lease
-			if wait {
-				l, err = waitForLease(cmd.Context(), api, l.Id, timeout,
-					dxpuv1.LeaseState_LEASE_STATE_RELEASED, dxpuv1.LeaseState_LEASE_STATE_FAILED)
-				if err != nil {
-					return err
-				}
-			}
-			if form.given() {
-				return form.write(cmd.OutOrStdout(), l)
-			}
-			return printLeaseLine(cmd, l)
+			return wait.finish(cmd, api, res.Lease, hasState(dxpuv1.LeaseState_LEASE_STATE_RELEASED, dxpuv1.LeaseState_LEASE_STATE_FAILED))
 		},
 	}
-	form.register(cmd)
-	cmd.Flags().BoolVar(&req.Force, "force", false, "surprise removal, without the guest's consent")
-	cmd.Flags().BoolVar(&wait, "wait", false, "return when everything is given back")
-	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "longest --wait")
+	wait.register(cmd, "all GPUs are free again")
+	cmd.Flags().BoolVar(&req.Force, "force", false, "remove the GPUs without asking the guest")
 	return cmd
 }
 
-func newLeaseExplainCommand(conn *connection) *cobra.Command {
-	o := &leaseFlags{}
-	var form output
+func newLeaseResizeCommand(conn *connection) *cobra.Command {
+	var wait leaseWait
+	req := &dxpuv1.ResizeLeaseRequest{}
 	cmd := &cobra.Command{
-		Use:   "explain [LEASE]",
-		Short: "Say why a lease went where it went, or why it waits",
-		Long: `Say in words why a lease went where it went, or why it waits. Without a lease,
-say what would happen to the request that the flags describe; nothing is allocated.`,
-		Example: `  dxpu lease explain l-17
-  dxpu lease explain --count 4 --same-box required`,
-		Args: cobra.MaximumNArgs(1),
+		Use:   "resize LEASE",
+		Short: "Add GPUs to a lease, or remove some",
+		Long: `Add GPUs to an active lease, or remove some.
+
+Additional GPUs meet the constraints of the lease and go to its host. The guest is
+asked to release GPUs that are removed; the manager removes those whose loss leaves
+the best placement.`,
+		Example: `  dxpu lease resize l-17 --count 4 --wait`,
+		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			req := &dxpuv1.ExplainLeaseRequest{}
-			if len(args) == 1 {
-				req.What = &dxpuv1.ExplainLeaseRequest_LeaseId{LeaseId: args[0]}
-			} else {
-				spec, err := o.message()
-				if err != nil {
-					return err
-				}
-				req.What = &dxpuv1.ExplainLeaseRequest_Spec{Spec: spec}
-			}
 			api, err := conn.pool()
 			if err != nil {
 				return err
 			}
-			res, err := api.ExplainLease(cmd.Context(), connect.NewRequest(req))
+			req.LeaseId = args[0]
+			res, err := callOn(cmd.Context(), api, poolAPI.ResizeLease, req)
 			if err != nil {
 				return err
 			}
-			if form.given() {
-				return form.write(cmd.OutOrStdout(), res.Msg)
+			return wait.finish(cmd, api, res.Lease, resized)
+		},
+	}
+	wait.register(cmd, "the new GPUs are attached and the removed ones are free again")
+	cmd.Flags().Uint32Var(&req.Count, "count", 0, "new number of GPUs")
+	_ = cmd.MarkFlagRequired("count")
+	return cmd
+}
+
+// resized reports whether a lease has all of its GPUs and releases none.
+func resized(l *dxpuv1.Lease) bool {
+	attached := uint32(0)
+	for _, b := range l.Bindings {
+		switch b.State {
+		case dxpuv1.BindingState_BINDING_STATE_ATTACHED:
+			attached++
+		case dxpuv1.BindingState_BINDING_STATE_RELEASED:
+		default:
+			return false
+		}
+	}
+	return attached == l.Spec.Count
+}
+
+func newLeaseExplainCommand(conn *connection) *cobra.Command {
+	var o leaseFlags
+	var form output
+	cmd := &cobra.Command{
+		Use:   "explain [LEASE]",
+		Short: "Explain the placement of a lease, or why it waits",
+		Long: `Explain the placement of a lease, or why it waits. Without a lease, explain what
+the manager would do with the request that the flags describe. Nothing is allocated.`,
+		Example: `  dxpu lease explain l-17
+  dxpu lease explain --count 4 --same-box required`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req := &dxpuv1.ExplainLeaseRequest{What: &dxpuv1.ExplainLeaseRequest_Spec{Spec: o.message()}}
+			if len(args) == 1 {
+				req.What = &dxpuv1.ExplainLeaseRequest_LeaseId{LeaseId: args[0]}
 			}
-			for _, s := range res.Msg.Explanation {
-				_, _ = fmt.Fprintln(cmd.OutOrStdout(), s)
+			res, err := call(cmd.Context(), conn, poolAPI.ExplainLease, req)
+			if err != nil {
+				return err
 			}
-			if res.Msg.Satisfied {
-				_, err = fmt.Fprintf(cmd.OutOrStdout(), "=> %s to %s\n", strings.Join(res.Msg.GpuIds, ", "), res.Msg.HostId)
-			} else {
-				_, err = fmt.Fprintln(cmd.OutOrStdout(), "=> not now")
-			}
-			return err
+			return show(cmd, &form, res, func(w io.Writer) error { return printExplanation(w, res) })
 		},
 	}
 	form.register(cmd)
 	o.register(cmd)
 	return cmd
+}
+
+func printExplanation(w io.Writer, r *dxpuv1.ExplainLeaseResponse) error {
+	for _, s := range r.Explanation {
+		_, _ = fmt.Fprintln(w, s)
+	}
+	result := "not now"
+	if r.Satisfied {
+		result = strings.Join(r.GpuIds, ", ") + " to " + r.HostId
+	}
+	_, err := fmt.Fprintf(w, "=> %s\n", result)
+	return err
 }

@@ -27,8 +27,8 @@ import (
 // managerOptions are the flags of "dxpu manager".
 type managerOptions struct {
 	listen, tokenFile, urlFile string
-	logLevel                   string
 	testingClock               string
+	logLevel                   slog.Level
 	reserve                    placement.Reserve
 	securityOptions
 	storeOptions
@@ -40,34 +40,35 @@ func newManagerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "manager",
 		Short: "Run the manager that owns the pool",
-		Long: `Run the manager: it knows every GPU box and host, allocates GPUs to hosts,
-attaches and detaches them, and replaces broken ones from the spares.
+		Long: `Run the manager. It knows every GPU box and host, allocates GPUs to hosts, attaches
+and detaches them, and replaces failed GPUs by spares.
 
-With --data-dir the state outlives the manager, in an etcd inside this process.
-Without it a manager that restarts begins a new pool, in which nothing is attached.
-While a manager is away, what is attached stays attached and works: the data path
-does not need it.
+With --data-dir an etcd inside this process keeps the state. Without it the state is
+in memory, and a restarted manager begins a new, empty pool. Attached GPUs work while
+no manager runs, because the data path does not need one.
 
-Three managers survive the loss of one of them: each gets the same
---etcd-initial-cluster and its own --etcd-name and --data-dir, or all get the
---etcd-endpoints of an etcd cluster that exists. One leads; the others answer
-UNAVAILABLE with its URL, and one takes over within seconds. Nodes and commands
-get all URLs, --manager URL,URL,URL. All managers need the same join token.
+A pool with three managers survives the loss of one. Give each the same
+--etcd-initial-cluster and its own --etcd-name and --data-dir, or give all the
+--etcd-endpoints of an existing etcd cluster. One manager leads; the others answer
+UNAVAILABLE with its URL, and one of them takes over within seconds. Pass all URLs to
+nodes and commands: --manager URL,URL,URL. All managers need the same join token.
 
-Boxes and hosts enrol with a join token. It is read from --join-token-file,
-which is made with a new token where there is none (default: join-token in the
-data directory); else from $DXPU_JOIN_TOKEN; else it is made up and printed.
+Boxes and hosts enrol with a join token. The manager reads it from --join-token-file
+(default: join-token in the data directory) and creates that file with a new token if
+it does not exist. Without a file it uses $DXPU_JOIN_TOKEN, or creates a token and
+prints it.
 
-The API is on the listening address, for gRPC and for JSON over HTTP, and so are
+The listening address serves the API, for gRPC and for JSON over HTTP, as well as
 /healthz, /readyz, /metrics and, at /, the pages for a browser.
 
-People need no credential on a loopback address, where everybody on the machine
-may do everything (--open). On any other address they need a token: with
---data-dir the first is written to admin-token in it, and "dxpu token create"
-makes others. Tokens must not cross a network in the clear, so there the manager
-wants --tls, or --insecure-open, which lets everybody who reaches it do everything.
-With --tls it has a certificate of the pool's own authority, ca.crt in the data
-directory, and nodes get one of theirs: they have --ca-file or --ca-hash.` + tracingHelp,
+On a loopback address, callers need no token and every user of the machine may do
+everything (--open). On any other address callers need a token. With --data-dir the
+manager writes the first one to the file admin-token there; "dxpu token create"
+creates others. Tokens must not cross a network in cleartext: on such an address the
+manager requires --tls, or --insecure-open, which allows everything to every caller.
+With --tls the manager has a certificate of the pool's own authority, whose
+certificate is the file ca.crt in the data directory. Nodes verify the manager with
+--ca-file or --ca-hash and get certificates of the same authority.` + tracingHelp,
 		Example: `  dxpu manager --data-dir /var/lib/dxpu --spares 2
   curl -H 'Content-Type: application/json' -d '{}' http://127.0.0.1:7470/dxpu.v1.PoolService/GetPool`,
 		Args: cobra.NoArgs,
@@ -76,42 +77,38 @@ directory, and nodes get one of theirs: they have --ca-file or --ca-hash.` + tra
 	f := cmd.Flags()
 	f.StringVar(&o.listen, "listen", "127.0.0.1:7470", "address of the API")
 	o.storeOptions.register(f)
-	f.StringVar(&o.tokenFile, "join-token-file", "", "file of the token with which nodes enrol")
-	f.StringVar(&o.urlFile, "url-file", "", "write the URL here once the manager serves (for scripts with port 0)")
+	f.StringVar(&o.tokenFile, "join-token-file", "", "file with the join token of nodes")
+	f.StringVar(&o.urlFile, "url-file", "", "file to which the manager writes its URL when it serves (for scripts that use port 0)")
 	o.securityOptions.register(f)
-	f.DurationVar(&o.cfg.CertificateLife, "certificate-life", 30*24*time.Hour, "how long certificates of nodes and of the manager last")
-	f.Float64Var(&o.cfg.CallRate, "call-rate", 500, "how many calls a second each person or program may make in the long run, with five seconds' worth at once; 0: any number")
+	f.DurationVar(&o.cfg.CertificateLife, "certificate-life", 30*24*time.Hour, "lifetime of the certificates of nodes and of the manager")
+	f.Float64Var(&o.cfg.CallRate, "call-rate", 500, "limit of calls per second for each caller, on average; bursts may reach five seconds' worth; 0: no limit")
 	spareFlags(f, &o.reserve)
-	f.DurationVar(&o.cfg.Heartbeat, "heartbeat", 250*time.Millisecond, "how often nodes report")
-	f.IntVar(&o.cfg.ReportRate, "report-rate", 4_000, "reports a second that the manager takes; where there are more nodes, each reports less often")
+	f.DurationVar(&o.cfg.Heartbeat, "heartbeat", 250*time.Millisecond, "interval between two reports of a node")
+	f.IntVar(&o.cfg.ReportRate, "report-rate", 4_000, "limit of reports per second from all nodes; with more nodes each reports less often")
 	f.DurationVar(&o.cfg.LostAfter, "lost-after", time.Second, "silence after which a node counts as lost")
-	f.DurationVar(&o.cfg.AttachTimeout, "attach-timeout", 20*time.Second, "longest time for each step of an attach")
-	f.DurationVar(&o.cfg.UnplugTimeout, "unplug-timeout", 5*time.Second, "longest wait for a guest to let go of a GPU")
-	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
-	f.StringVar(&o.testingClock, "testing-clock", "", "file of nanoseconds by which this manager's clock is off (for tests)")
-	_ = f.MarkHidden("testing-clock") // it is there: no error
+	f.DurationVar(&o.cfg.AttachTimeout, "attach-timeout", 20*time.Second, "longest duration of each step of an attach")
+	f.DurationVar(&o.cfg.UnplugTimeout, "unplug-timeout", 5*time.Second, "longest wait for a guest to release a GPU")
+	logFlag(f, &o.logLevel)
+	f.StringVar(&o.testingClock, "testing-clock", "", "file with the error of this manager's clock in nanoseconds (for tests)")
+	_ = f.MarkHidden("testing-clock") // fails only for an unknown flag
 	cmd.AddCommand(newBackupCommand(), newRestoreCommand())
 	return cmd
 }
 
 func (o *managerOptions) run(cmd *cobra.Command) error {
 	if err := o.check(); err != nil {
-		return &usageError{err}
-	}
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
-		return withHint(fmt.Errorf("--log-level: %q is no level", o.logLevel), "debug, info, warn or error")
+		return usage(err)
 	}
 	cfg := o.cfg
 	cfg.Reserve = o.reserve
 	if cfg.CallRate == 0 {
-		cfg.CallRate = -1 // a Config's zero is its default
+		cfg.CallRate = -1 // no limit; 0 would be the default
 	}
 	cfg.Version = version()
 	if o.testingClock != "" {
 		cfg.Now = wrongClock(o.testingClock)
 	}
-	cfg.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
+	cfg.Log = newLogger(cmd, o.logLevel)
 	if o.dataDir != "" {
 		if err := os.MkdirAll(o.dataDir, 0o700); err != nil {
 			return fmt.Errorf("--data-dir: %w", err)
@@ -123,11 +120,11 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 	}
 	cfg.JoinToken = token
 	if cfg.Open, err = o.openness(cmd, o.listen); err != nil {
-		return &usageError{err}
+		return usage(err)
 	}
 	l, err := (&net.ListenConfig{}).Listen(cmd.Context(), "tcp", o.listen)
 	if err != nil {
-		return withHint(fmt.Errorf("--listen: %w", err), "choose another address, or port 0 for any")
+		return withHint(fmt.Errorf("--listen: %w", err), "choose another address, or port 0 for any free port")
 	}
 	url := o.scheme() + "://" + l.Addr().String()
 	store, err := o.storeOptions.open(cmd.Context(), url, cfg.Log)
@@ -141,14 +138,14 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 	leads := make(chan struct{})
 	started := sync.OnceFunc(func() { close(leads) })
 	cfg.OnLead = func(ctx context.Context) error {
-		if err := o.found(ctx, cmd.OutOrStdout(), m, cfg.Open); err != nil {
+		if err := o.publish(ctx, cmd.OutOrStdout(), m, cfg.Open); err != nil {
 			return err
 		}
 		started()
 		return nil
 	}
 	if o.shared() {
-		started() // it serves while it follows, too
+		started() // it also serves while another manager leads
 	}
 	if m, err = manager.New(cmd.Context(), cfg); err != nil {
 		return errors.Join(err, l.Close())
@@ -158,9 +155,9 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 		return errors.Join(err, l.Close())
 	}
 	announce := func() error {
-		_, _ = fmt.Fprintf(cmd.OutOrStdout(), "The manager serves on %s\n", url)
+		_, _ = fmt.Fprintf(cmd.OutOrStdout(), "The manager serves at %s\n", url)
 		if made {
-			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "Nodes enrol with: export DXPU_JOIN_TOKEN=%s\n", token)
+			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "Join token for nodes: export DXPU_JOIN_TOKEN=%s\n", token)
 		}
 		notifyReady()
 		if o.urlFile == "" {
@@ -191,21 +188,22 @@ func (o *managerOptions) check() error {
 	case (o.tlsCert == "") != (o.tlsKey == ""):
 		return errors.New("--tls-cert and --tls-key go together")
 	case o.cfg.CallRate < 0 || o.cfg.CallRate > 0 && o.cfg.CallRate < 1 || o.cfg.CallRate > 1e6:
-		return withHint(fmt.Errorf("--call-rate: %g is not 1 to 1000000, nor 0", o.cfg.CallRate), "500 is the default, 0 turns the limit off")
+		return withHint(fmt.Errorf("--call-rate: %g is neither 0 nor 1 to 1000000", o.cfg.CallRate), "the default is 500; 0 means no limit")
 	case o.cfg.ReportRate < 1:
 		return errors.New("--report-rate must be positive")
 	case o.cfg.Heartbeat <= 0 || o.cfg.LostAfter < 2*o.cfg.Heartbeat:
-		return withHint(errors.New("--lost-after must be at least twice --heartbeat, which must be positive"), "four times is usual")
+		return withHint(errors.New("--lost-after must be at least twice --heartbeat, which must be positive"), "four times --heartbeat is usual")
 	}
 	return nil
 }
 
-// joinToken finds the token; made says that nobody knows it yet.
+// joinToken returns the join token. made reports that the token is new and has to
+// be printed.
 func (o *managerOptions) joinToken() (token string, made bool, err error) {
 	file := o.tokenFile
 	if file == "" && o.shared() && os.Getenv("DXPU_JOIN_TOKEN") == "" {
 		return "", false, withHint(errors.New("managers that share their state need the same join token"),
-			"give each of them the same --join-token-file or $DXPU_JOIN_TOKEN")
+			"pass the same --join-token-file or $DXPU_JOIN_TOKEN to each of them")
 	}
 	if file == "" && o.dataDir != "" && !o.shared() {
 		file = filepath.Join(o.dataDir, "join-token")
@@ -230,9 +228,9 @@ func (o *managerOptions) joinToken() (token string, made bool, err error) {
 	return token, false, nil
 }
 
-// serve serves a manager on a listener until ctx ends: HTTP/1.1 and HTTP/2, the
-// latter without TLS too, for gRPC; over TLS where cfg is given. It announces
-// itself once it leads.
+// serve serves a manager on a listener until ctx ends: HTTP/1.1 and HTTP/2, with TLS
+// if cfg is not nil. HTTP/2 works without TLS, too, for gRPC. serve calls announce
+// when leads is closed.
 func (o *managerOptions) serve(ctx context.Context, m *manager.Manager, l net.Listener, cfg *tls.Config, leads <-chan struct{}, announce func() error) error {
 	srv := newServer(web.Handler(m.Handler()))
 	srv.TLSConfig = cfg
@@ -260,7 +258,7 @@ func (o *managerOptions) serve(ctx context.Context, m *manager.Manager, l net.Li
 	})
 	g.Go(func() error {
 		<-ctx.Done()
-		// Run has closed the streams by now or does so at once.
+		// Run closes the streams when ctx ends.
 		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 		defer cancel()
 		if srv.Shutdown(stop) != nil {

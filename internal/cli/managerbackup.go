@@ -25,13 +25,12 @@ func newBackupCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "backup FILE",
 		Short: "Write the state of the pool to a file",
-		Long: `Write the state of the pool to a file, as it is at one moment, while the manager
-goes on. The file is whole when the command succeeds: it is read again before it
-gets its name, and replaces one that has it.
+		Long: `Write a consistent copy of the pool's state to a file while the manager runs. The
+command verifies the copy before it replaces FILE.
 
-The file holds secrets, those of bindings and of the pool's authority: only its
-owner may read it, and only an admin may make it. It is text, a record a line;
-"dxpu manager restore" and "dxpu manager --restore" read it.`,
+The file contains secrets of bindings and of the pool's authority. Only an admin may
+create it, and only the owner of the file may read it. It is text with one record
+per line, for "dxpu manager restore" and "dxpu manager --restore".`,
 		Example: `  dxpu manager backup /var/backups/dxpu-$(date +%F).backup`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -54,7 +53,7 @@ owner may read it, and only an admin may make it. It is text, a record a line;
 	return conn.register(cmd)
 }
 
-// chunkReader reads the chunks of a stream.
+// chunkReader is an io.Reader of the chunks of a stream.
 type chunkReader struct {
 	stream *connect.ServerStreamForClient[dxpuv1.BackupResponse]
 	rest   []byte
@@ -76,13 +75,13 @@ func (r *chunkReader) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// savedBackup is a backup in a file.
+// savedBackup is the contents of a backup file.
 type savedBackup struct {
 	header  backup.Header
 	records map[string][]byte
 }
 
-// saveBackup writes a backup to a file, whole or not at all.
+// saveBackup writes a backup to a file, atomically and verified.
 func saveBackup(path string, from io.Reader) (*savedBackup, error) {
 	b := &savedBackup{}
 	err := replaceFile(path, func(f *os.File) error {
@@ -101,7 +100,7 @@ func saveBackup(path string, from io.Reader) (*savedBackup, error) {
 	return b, nil
 }
 
-// readBackup reads a backup as it becomes the state again.
+// readBackup reads a backup and returns the records of the restored state.
 func readBackup(path string) (*savedBackup, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -122,25 +121,23 @@ func newRestoreCommand() *cobra.Command {
 	o := &storeOptions{}
 	cmd := &cobra.Command{
 		Use:   "restore FILE",
-		Short: "Make a backup the state of a manager that does not run",
-		Long: `Make a backup the state of a manager that does not run: in a new data directory, or
-in an etcd cluster that exists, below a prefix where there is nothing yet. For three
-managers with an etcd of their own, start each of them with --restore FILE and an
-empty --data-dir instead.
+		Short: "Restore the state of a stopped manager from a backup",
+		Long: `Restore the state of a stopped manager from a backup: into a new data directory, or
+into an existing etcd cluster below an unused prefix. For three managers with an
+embedded etcd, start each with --restore FILE and an empty --data-dir instead.
 
-What was given out since the backup was made is told anew when the manager starts:
-nodes get what they should have as of the backup. Leases that were made since are
-gone, and what their nodes hold of them is taken down. Nodes that enrolled since
-enrol again.`,
+When the manager starts, nodes get the desired state as of the backup. Leases that
+are newer than the backup no longer exist, and their bindings end. Nodes that
+enrolled after the backup enrol again.`,
 		Example: `  dxpu manager restore pool.backup --data-dir /var/lib/dxpu
   dxpu manager restore pool.backup --etcd-endpoints https://etcd1:2379,https://etcd2:2379`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if (o.dataDir == "") == (len(o.etcd.Endpoints) == 0) {
-				return &usageError{errors.New("either --data-dir or --etcd-endpoints says where the state goes")}
+				return usagef("give either --data-dir or --etcd-endpoints")
 			}
 			if err := o.check(); err != nil {
-				return &usageError{err}
+				return usage(err)
 			}
 			b, err := readBackup(args[0])
 			if err != nil {
@@ -149,11 +146,11 @@ enrol again.`,
 			if err := o.checkEmpty(); err != nil {
 				return err
 			}
-			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+			log := newLogger(cmd, slog.LevelWarn)
 			if err := o.restoreState(cmd.Context(), b.records, log); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d records of pool %s restored as of %s\n",
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "restored %d records of pool %s as of %s\n",
 				len(b.records), b.header.ClusterID, b.header.Time.Local().Format(time.DateTime))
 			return err
 		},
@@ -162,8 +159,8 @@ enrol again.`,
 	return cmd
 }
 
-// checkEmpty refuses a data directory in which there is something. The join token,
-// which no backup has, may be there already.
+// checkEmpty refuses a data directory that is not empty. It may contain the join
+// token, which is not part of a backup.
 func (o *storeOptions) checkEmpty() error {
 	if o.dataDir == "" {
 		return nil
@@ -176,17 +173,16 @@ func (o *storeOptions) checkEmpty() error {
 	case err != nil:
 		return fmt.Errorf("--data-dir: %w", err)
 	case len(entries) > 0:
-		return withHint(fmt.Errorf("--data-dir: %s is not empty: it has %s", o.dataDir, entries[0].Name()),
-			"move what is there away, or restore into a new directory")
+		return withHint(fmt.Errorf("--data-dir: %s is not empty: it contains %s", o.dataDir, entries[0].Name()),
+			"move the contents away, or restore into a new directory")
 	}
 	return nil
 }
 
-// restoreTimeout is how long a restore waits for managers that use the same etcd
-// to end.
+// restoreTimeout bounds the wait for managers that use the same etcd to stop.
 const restoreTimeout = 10 * time.Second
 
-// restoreState makes records the state where there is none.
+// restoreState writes the records as a new state, if none exists.
 func (o *storeOptions) restoreState(ctx context.Context, records map[string][]byte, log *slog.Logger) (err error) {
 	used := false
 	o.etcd.Initial = func() (map[string][]byte, error) { used = true; return records, nil }
@@ -196,18 +192,18 @@ func (o *storeOptions) restoreState(ctx context.Context, records map[string][]by
 	}
 	defer func() {
 		err = errors.Join(err, store.Close())
-		if err != nil && o.dataDir != "" { // it was empty
+		if err != nil && o.dataDir != "" { // checkEmpty has checked that it was empty
 			err = errors.Join(err, os.RemoveAll(filepath.Join(o.dataDir, "etcd")), os.Remove(filepath.Join(o.dataDir, "lock")))
 		}
 	}()
 	campaign, cancel := context.WithTimeout(ctx, restoreTimeout)
 	defer cancel()
 	if _, err := store.Campaign(campaign); err != nil {
-		return withHint(err, "are all managers that use this etcd stopped, and does etcd run?")
+		return withHint(err, "is etcd running, and have all managers that use it stopped?")
 	}
 	_, err = store.Load(ctx)
 	if err == nil && !used {
-		err = withHint(fmt.Errorf("there is a state already below %s", o.etcd.Prefix), "choose another --etcd-prefix, or remove what is there with etcdctl del --prefix")
+		err = withHint(fmt.Errorf("a state exists below %s", o.etcd.Prefix), "choose another --etcd-prefix, or delete the state with etcdctl del --prefix")
 	}
 	return errors.Join(err, store.Resign(context.WithoutCancel(ctx)))
 }

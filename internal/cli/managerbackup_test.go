@@ -13,7 +13,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/backup"
 )
 
-// A backup goes into a cluster that exists, below a prefix where nothing is yet.
+// A backup is restored into an existing cluster, below an unused prefix.
 func TestRestoreIntoCluster(t *testing.T) {
 	cfg := embed.NewConfig()
 	cfg.Dir, cfg.LogLevel = t.TempDir(), "fatal"
@@ -38,9 +38,9 @@ func TestRestoreIntoCluster(t *testing.T) {
 		code         int
 		want         string
 	}{
-		{"nothing there", "/one/", exitOK, "1 records of pool c-1 restored"},
-		{"a state there", "/one/", exitFailure, "there is a state already below /one/"},
-		{"beside it", "/two/", exitOK, "1 records of pool c-1 restored"},
+		{"no state", "/one/", exitOK, "restored 1 records of pool c-1"},
+		{"existing state", "/one/", exitFailure, "a state exists below /one/"},
+		{"another prefix", "/two/", exitOK, "restored 1 records of pool c-1"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var out bytes.Buffer

@@ -17,8 +17,8 @@ import (
 // chooseManagers finds addresses for three managers: ADDRESS0 to ADDRESS2 of
 // their APIs, PEERS of their etcds, and DXPU_MANAGER, all of them.
 func chooseManagers(ts *testscript.TestScript, _ bool, _ []string) {
-	// Addresses of their own on fixed ports: a port that was free a moment ago may
-	// be somebody's next connection's.
+	// Fixed ports on loopback addresses of their own: another connection could take a
+	// port that was just found to be free.
 	net := fmt.Sprintf("127.%d.%d", 1+rand.N(254), rand.N(256))
 	var peers, urls []string
 	for i := range 3 {
@@ -53,7 +53,7 @@ func findLeader(ts *testscript.TestScript, _ bool, _ []string) {
 			ts.Setenv(role+"_DIR", fmt.Sprint("s", i))
 		}
 		return roles["LEADER"] && roles["FOLLOWER"]
-	}, "there is no leader with a follower")
+	}, "no manager leads, or none follows")
 }
 
 // signalManager sends a manager a signal that "kill" does not know:
@@ -63,7 +63,7 @@ func signalManager(ts *testscript.TestScript, _ bool, args []string) {
 	for _, cmd := range ts.BackgroundCmds() {
 		if i := slices.Index(cmd.Args, "--etcd-name"); i >= 0 && cmd.Args[i+1] == args[1] && cmd.ProcessState == nil {
 			ts.Check(cmd.Process.Signal(map[string]os.Signal{"STOP": syscall.SIGSTOP, "CONT": syscall.SIGCONT}[args[0]]))
-			// What is frozen when the script fails would never end.
+			// A stopped process would never end if the script fails.
 			ts.Defer(func() { _ = cmd.Process.Signal(syscall.SIGCONT) })
 			return
 		}
@@ -71,7 +71,7 @@ func signalManager(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Fatalf("no manager %s", args[1])
 }
 
-// readyz is what a manager says of itself, "" for nothing.
+// readyz returns a manager's answer to /readyz, "" without one.
 func readyz(url string) string {
 	res, err := (&http.Client{Timeout: time.Second}).Get(url + "/readyz")
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/manager"
 )
 
-// securityOptions are the flags of "dxpu manager" that say who may call it.
+// securityOptions are the flags of "dxpu manager" for its security.
 type securityOptions struct {
 	open, insecureOpen, tls bool
 	tlsCert, tlsKey         string
@@ -27,12 +27,12 @@ type securityOptions struct {
 }
 
 func (o *securityOptions) register(f *pflag.FlagSet) {
-	f.BoolVar(&o.open, "open", true, "callers of this machine need no token when --listen is a loopback address")
-	f.BoolVar(&o.insecureOpen, "insecure-open", false, "nobody needs a token, wherever from: everybody who reaches the address may do everything")
-	f.BoolVar(&o.tls, "tls", false, "HTTPS with a certificate of the pool's own authority")
-	f.StringArrayVar(&o.tlsNames, "tls-name", nil, "name or address by which the manager is reached, for its certificate; repeatable (default: those of --listen and of the machine)")
-	f.StringVar(&o.tlsCert, "tls-cert", "", "PEM file of a certificate of somebody else's authority; with it the API is HTTPS")
-	f.StringVar(&o.tlsKey, "tls-key", "", "PEM file of that certificate's key")
+	f.BoolVar(&o.open, "open", true, "callers on this machine need no token if --listen is a loopback address")
+	f.BoolVar(&o.insecureOpen, "insecure-open", false, "no caller needs a token: everyone with access to the address may do everything")
+	f.BoolVar(&o.tls, "tls", false, "serve HTTPS with a certificate of the pool's own authority")
+	f.StringArrayVar(&o.tlsNames, "tls-name", nil, "name or address of the manager for its certificate; repeatable (default: those of --listen and of the machine)")
+	f.StringVar(&o.tlsCert, "tls-cert", "", "PEM file of a certificate of another authority; implies HTTPS")
+	f.StringVar(&o.tlsKey, "tls-key", "", "PEM file of that certificate's private key")
 }
 
 func (o *securityOptions) https() bool { return o.tls || o.tlsCert != "" }
@@ -44,7 +44,7 @@ func (o *securityOptions) scheme() string {
 	return "http"
 }
 
-// openness is what callers without a token may do.
+// openness returns the rights of callers without a token.
 func (o *securityOptions) openness(cmd *cobra.Command, listen string) (manager.Open, error) {
 	loopback := isLoopback(listen)
 	switch {
@@ -53,22 +53,22 @@ func (o *securityOptions) openness(cmd *cobra.Command, listen string) (manager.O
 	case loopback && o.open:
 		return manager.OpenLoopback, nil
 	case !loopback && cmd.Flags().Changed("open") && o.open:
-		return 0, withHint(fmt.Errorf("--open: %s is no loopback address", listen), "--insecure-open lets everybody who reaches it do everything")
+		return 0, withHint(fmt.Errorf("--open: %s is not a loopback address", listen), "--insecure-open allows everything to everyone with access to the address")
 	case !loopback && !o.https():
-		return 0, withHint(fmt.Errorf("--listen: %s is reached over the network, where tokens must not pass in the clear", listen),
-			"add --tls, or --insecure-open where everybody who reaches the address may do everything")
+		return 0, withHint(fmt.Errorf("--listen: %s is not a loopback address, and tokens must not cross a network in cleartext", listen),
+			"add --tls, or --insecure-open if everyone with access to the address may do everything")
 	}
 	return manager.OpenNever, nil
 }
 
-// isLoopback reports whether only this machine reaches a listening address.
+// isLoopback reports whether a listening address is for this machine only.
 func isLoopback(addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	ip := net.ParseIP(host)
 	return err == nil && (host == "localhost" || ip != nil && ip.IsLoopback())
 }
 
-// tlsConfig returns how the manager shows who it is, nil for a manager without TLS.
+// tlsConfig returns the TLS configuration of the manager, nil without TLS.
 func (o *securityOptions) tlsConfig(m *manager.Manager, addr net.Addr) (*tls.Config, error) {
 	if !o.https() {
 		return nil, nil
@@ -84,7 +84,7 @@ func (o *securityOptions) tlsConfig(m *manager.Manager, addr net.Addr) (*tls.Con
 	return m.TLSConfig(o.names(addr), own), nil
 }
 
-// names are those by which the manager is reached.
+// names returns the names and addresses of the manager, for its certificate.
 func (o *securityOptions) names(addr net.Addr) []string {
 	names := slices.Clone(o.tlsNames)
 	if len(names) == 0 {
@@ -101,7 +101,7 @@ func (o *securityOptions) names(addr net.Addr) []string {
 	case len(o.tlsNames) == 0:
 		all, err := net.InterfaceAddrs()
 		if err != nil {
-			break // then people name them
+			break // the operator can use --tls-name
 		}
 		for _, a := range all {
 			if n, ok := a.(*net.IPNet); ok && !n.IP.IsLinkLocalUnicast() {
@@ -113,16 +113,17 @@ func (o *securityOptions) names(addr net.Addr) []string {
 	return slices.Compact(names)
 }
 
-// found gives a new pool its first token and its authority, and hands both to
-// whom they are for. Of several managers, the one that leads does it.
-func (o *managerOptions) found(ctx context.Context, out io.Writer, m *manager.Manager, open manager.Open) error {
+// publish writes the pool's authority and first admin token to the data directory,
+// or prints them. Both are created for a new pool. Of several managers, only the
+// leader does this.
+func (o *managerOptions) publish(ctx context.Context, out io.Writer, m *manager.Manager, open manager.Open) error {
 	if o.https() {
 		pem, hash, err := m.Authority(ctx)
 		if err != nil {
 			return err
 		}
 		if o.tlsCert == "" {
-			_, _ = fmt.Fprintf(out, "Nodes know the manager by: --ca-hash %s\n", hash)
+			_, _ = fmt.Fprintf(out, "Flag for nodes: --ca-hash %s\n", hash)
 		}
 		if o.dataDir != "" {
 			if err := os.WriteFile(filepath.Join(o.dataDir, "ca.crt"), pem, 0o644); err != nil {
@@ -131,20 +132,20 @@ func (o *managerOptions) found(ctx context.Context, out io.Writer, m *manager.Ma
 		}
 	}
 	if o.dataDir == "" && open != manager.OpenNever {
-		return nil // nobody needs a token
+		return nil // callers need no token
 	}
 	return m.FirstAdminToken(ctx, func(token string) error {
 		if o.dataDir == "" {
-			_, err := fmt.Fprintf(out, "The admin's token: export DXPU_TOKEN=%s\n", token)
+			_, err := fmt.Fprintf(out, "Token of the first admin: export DXPU_TOKEN=%s\n", token)
 			return err
 		}
 		return writeSecret(filepath.Join(o.dataDir, "admin-token"), token+"\n")
 	})
 }
 
-// newServer bounds what a caller may cost before it is known who it is: a
-// header of 32 KiB in five seconds, two minutes of silence, a hundred requests
-// at a time on a connection.
+// newServer returns a server that bounds the cost of unauthenticated callers: a
+// header of 32 KiB within 5 s, two minutes without a request, 100 concurrent requests
+// on a connection.
 func newServer(h http.Handler) *http.Server {
 	srv := &http.Server{
 		Handler: h, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
@@ -156,7 +157,7 @@ func newServer(h http.Handler) *http.Server {
 	return srv
 }
 
-// writeSecret writes a file that only its owner may read.
+// writeSecret replaces a file by one that only its owner may read.
 func writeSecret(path, text string) error {
 	return replaceFile(path, func(f *os.File) error {
 		_, err := f.WriteString(text)
@@ -164,8 +165,8 @@ func writeSecret(path, text string) error {
 	})
 }
 
-// replaceFile writes a file that only its owner may read, whole or not at all,
-// also where a file with another mode is in its place.
+// replaceFile atomically replaces a file by one that only its owner may read, also
+// if the old file has another mode.
 func replaceFile(path string, write func(*os.File) error) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
 	if err != nil {

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -23,6 +22,7 @@ func newModelCommand() *cobra.Command {
 
 The commands use the model of section 3.4 of the DxPU paper and a replay of
 recorded runs. docs/model.md has the equations and the fitted constants.`,
+		Example: `  dxpu model predict resnet50.pt.trace.json.gz --rtt 6.8us`,
 	}
 	cmd.AddCommand(newModelThroughputCommand(), newModelExplainCommand(), newModelPredictCommand(), newModelPaperCommand(), newModelRunCommand(), newModelCallsCommand())
 	return cmd
@@ -55,10 +55,10 @@ func (p *pathFlags) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.Var(rttFlag{&p.path.RTT}, "rtt", "round trip of a PCIe memory read with disaggregation")
 	f.Var(rttFlag{&p.path.NativeRTT}, "native-rtt", "round trip without disaggregation")
-	f.IntVar(&p.path.Requester.Tags, "tags", perf.V100.Tags, "requests that the GPU keeps in flight")
+	f.IntVar(&p.path.Requester.Tags, "tags", perf.V100.Tags, "number of requests that the GPU keeps in flight")
 	f.IntVar(&p.mrrs, "mrrs", int(perf.V100.MRRS), "Max_Read_Request_Size in bytes")
 	f.IntVar(&p.gen, "gen", int(pcie.Gen3), "PCIe generation, 3 to 6")
-	f.IntVar(&p.lanes, "lanes", perf.Gen3x16.Lanes, "lanes of the link")
+	f.IntVar(&p.lanes, "lanes", perf.Gen3x16.Lanes, "number of lanes of the link")
 	f.IntVar(&p.mps, "mps", int(perf.Gen3x16.MPS), "Max_Payload_Size in bytes")
 }
 
@@ -66,18 +66,11 @@ func (p *pathFlags) register(cmd *cobra.Command) {
 func (p *pathFlags) get() (perf.Path, error) {
 	p.path.Link = perf.Link{Gen: pcie.Generation(clamp(p.gen, 255)), Lanes: p.lanes, MPS: pcie.PayloadSize(clamp(p.mps, 65535))}
 	p.path.Requester.MRRS = pcie.PayloadSize(clamp(p.mrrs, 65535))
-	return p.path, p.path.Validate()
+	return p.path, usage(p.path.Validate())
 }
 
 // clamp limits v to 0..top, so that a conversion cannot wrap it into a valid value.
 func clamp(v, top int) int { return min(max(v, 0), top) }
-
-func printJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	return e.Encode(v)
-}
 
 func newModelThroughputCommand() *cobra.Command {
 	var flags pathFlags
@@ -104,18 +97,18 @@ paper's capacity, and the rates between two GPUs.`,
 				return err
 			}
 			if gpus < 1 || proxies < 1 {
-				return fmt.Errorf("model throughput: %d GPUs behind %d proxies: want 1 or more of each", gpus, proxies)
+				return usagef("--gpus %d, --proxies %d: want 1 or more of each", gpus, proxies)
 			}
 			r := throughputReport(p, gpus, proxies)
 			if asJSON {
-				return printJSON(cmd.OutOrStdout(), r)
+				return writeJSON(cmd.OutOrStdout(), r)
 			}
 			return printThroughput(cmd.OutOrStdout(), p, r)
 		},
 	}
 	flags.register(cmd)
-	cmd.Flags().IntVar(&gpus, "gpus", 1, "GPUs that copy at the same time")
-	cmd.Flags().IntVar(&proxies, "proxies", 1, "proxies that they share")
+	cmd.Flags().IntVar(&gpus, "gpus", 1, "number of GPUs that copy at the same time")
+	cmd.Flags().IntVar(&proxies, "proxies", 1, "number of proxies that they share")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON, rates in bytes per second")
 	return cmd
 }

@@ -27,7 +27,7 @@ percentages and in per cent of the paper's figure for other units.`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if asJSON {
-				return printJSON(cmd.OutOrStdout(), struct {
+				return writeJSON(cmd.OutOrStdout(), struct {
 					Fit  paper.Fit   `json:"fit"`
 					Rows []paper.Row `json:"rows"`
 				}{paper.Fitted(), paper.Compare()})

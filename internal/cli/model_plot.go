@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"image/color"
-	"io"
 	"os"
 	"path/filepath"
 	"time"
@@ -59,16 +58,6 @@ func plotSweep(rs []predict.Result, colours bool) string {
 		options = append(options, asciigraph.SeriesLegends("additive estimate", "replay"))
 	}
 	return asciigraph.PlotMany([][]float64{additive, replay}, options...) + legend
-}
-
-// isTerminal reports whether w is a character device.
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	st, err := f.Stat()
-	return err == nil && st.Mode()&os.ModeCharDevice != 0
 }
 
 // interpolate returns the value of a curve between its points.
@@ -172,7 +161,7 @@ func newPlot(title, x, y string) *plot.Plot {
 func save(p *plot.Plot, file string) error {
 	const margin = 16
 	if filepath.Ext(file) != ".svg" {
-		return fmt.Errorf("plot: %s: want a name that ends in .svg", file)
+		return usagef("plot: %s: want a name that ends in .svg", file)
 	}
 	c := vgsvg.New(7*vg.Inch, 4.5*vg.Inch)
 	page := draw.New(c)

@@ -68,7 +68,7 @@ many launches, or has training steps without GPU work.`,
 	f := cmd.Flags()
 	f.Var(rttFlag{&o.setting.RTT}, "rtt", "round trip of a PCIe memory read with disaggregation")
 	f.Var(rttFlag{&o.setting.NativeRTT}, "native-rtt", "round trip of the recorded run")
-	f.IntVar(&o.setting.Requester.Tags, "tags", perf.V100.Tags, "requests that the GPU keeps in flight")
+	f.IntVar(&o.setting.Requester.Tags, "tags", perf.V100.Tags, "number of requests that the GPU keeps in flight")
 	f.IntVar(&o.mrrs, "mrrs", int(perf.V100.MRRS), "Max_Read_Request_Size in bytes")
 	f.StringVar(&o.costs, "costs", "hardware", `added cost of each operation: "hardware" or "paper"`)
 	f.StringVar(&o.sweep, "sweep", "", "round trips to compare, such as 2us,4us,8us or 2us:20us:2us")
@@ -139,7 +139,7 @@ func (o *predictOptions) run(out, errOut io.Writer, file string) error {
 		return err
 	}
 	if o.json {
-		return printJSON(out, a.json(o.top))
+		return writeJSON(out, a.json(o.top))
 	}
 	return a.print(out, o.top, o.plot)
 }
@@ -161,22 +161,23 @@ func (o *predictOptions) prepare() ([]time.Duration, error) {
 	case "paper":
 		o.setting.Costs = perf.PaperCosts()
 	default:
-		return nil, fmt.Errorf("model predict: --costs %q: want hardware or paper", o.costs)
+		return nil, usagef("--costs %q: want hardware or paper", o.costs)
 	}
 	if o.top < 0 {
-		return nil, fmt.Errorf("model predict: --top %d: want 0 or more", o.top)
+		return nil, usagef("--top %d: want 0 or more", o.top)
 	}
 	if o.native < 0 {
-		return nil, fmt.Errorf("model predict: --native-step %v: want a time above zero", o.native)
+		return nil, usagef("--native-step %v: want a time above zero", o.native)
 	}
 	path := pathFlags{mrrs: o.mrrs}
 	path.path.Requester.Tags = o.setting.Requester.Tags
 	p, _ := path.get()
 	o.setting.Requester = p.Requester
 	if err := o.setting.Validate(); err != nil {
-		return nil, err
+		return nil, usage(err)
 	}
-	return parseSweep("--sweep", o.sweep, o.setting.NativeRTT)
+	rtts, err := parseSweep("--sweep", o.sweep, o.setting.NativeRTT)
+	return rtts, usage(err)
 }
 
 // defaultSweep holds the round trips of the paper and some between and above them.

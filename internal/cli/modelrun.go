@@ -56,7 +56,7 @@ counts them with --stats, and is transparent otherwise.`,
 	f.SetInterspersed(false)
 	f.Var(rttFlag{&s.RTT}, "rtt", "round trip of a PCIe memory read to emulate")
 	f.Var(rttFlag{&s.NativeRTT}, "native-rtt", "round trip of this machine")
-	f.IntVar(&s.Requester.Tags, "tags", perf.V100.Tags, "requests that the GPU keeps in flight")
+	f.IntVar(&s.Requester.Tags, "tags", perf.V100.Tags, "number of requests that the GPU keeps in flight")
 	f.IntVar(&m.mrrs, "mrrs", int(perf.V100.MRRS), "Max_Read_Request_Size in bytes")
 	f.Float64Var(&m.rate, "native-gbps", 0, "GB/s of copies to the device here (0: measure)")
 	f.StringVar(&m.graphs, "graphs", string(hook.GraphsByLaunch), `added latency of a graph launch: one round trip ("launch"), one per kernel and memset ("node"), or "none"`)
@@ -81,7 +81,7 @@ func (m *modelRun) run(args []string) error {
 	}
 	env, err := m.settings.Environ(os.Environ(), dir)
 	if err != nil {
-		return fmt.Errorf("model run: %w", err)
+		return usagef("model run: %w", err)
 	}
 	program, err := exec.LookPath(args[0])
 	if err != nil {

@@ -2,6 +2,6 @@ package cli
 
 import "github.com/coreos/go-systemd/v22/daemon"
 
-// notifyReady tells a service manager that asks for it ($NOTIFY_SOCKET) that
-// the daemon serves. Nobody to tell is no error.
+// notifyReady reports to the service manager ($NOTIFY_SOCKET) that the daemon serves.
+// It does nothing without one.
 func notifyReady() { _, _ = daemon.SdNotify(false, daemon.SdNotifyReady) }

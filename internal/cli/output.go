@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -14,30 +13,24 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// jsonFlag gives a command --json and --yaml. v is true with both: what the
-// command then prints as JSON comes out as YAML.
+// jsonFlag adds --json and --yaml to a command. Both set v; with --yaml the JSON
+// output of the command is converted to YAML.
 func jsonFlag(cmd *cobra.Command, v *bool) {
 	cmd.Flags().BoolVar(v, "json", false, "print JSON")
 	cmd.Flags().VarPF(&yamlFlag{cmd: cmd, json: v}, "yaml", "", "print YAML").NoOptDefVal = "true"
 	cmd.MarkFlagsMutuallyExclusive("json", "yaml")
 }
 
-// output is how a command prints a message of the API.
+// output holds the flags for the form of a command's output.
 type output struct{ json bool }
 
-// register adds the flags.
 func (o *output) register(cmd *cobra.Command) { jsonFlag(cmd, &o.json) }
-
-// given reports whether the message is wanted as it is, not in words.
-func (o *output) given() bool { return o.json }
-
-// write prints a message in the form that was asked for.
-func (o *output) write(w io.Writer, m proto.Message) error { return writeMessage(w, m) }
 
 // writeJSON prints a value, indented.
 func writeJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
 	return e.Encode(v)
 }
 
@@ -47,7 +40,7 @@ func writeMessage(w io.Writer, m proto.Message) error {
 	if err != nil {
 		return fmt.Errorf("encode JSON: %w", err)
 	}
-	// protojson varies its white space on purpose; ours is always the same.
+	// protojson varies its white space on purpose; json.Indent makes it stable.
 	var out bytes.Buffer
 	if err := json.Indent(&out, raw, "", "  "); err != nil {
 		return fmt.Errorf("encode JSON: %w", err)
@@ -72,7 +65,7 @@ func writeLine(w io.Writer, m proto.Message) error {
 	return err
 }
 
-// table prints rows in columns; the first row is the heading.
+// table prints aligned columns; the first row is the heading.
 type table struct{ w *tabwriter.Writer }
 
 func newTable(w io.Writer, heading ...any) *table {
@@ -97,28 +90,7 @@ func (t *table) row(cells ...any) {
 
 func (t *table) flush() error { return t.w.Flush() }
 
-// enumWord is the last part of an enumeration's name in lower case:
-// "LEASE_STATE_ACTIVE" without "LEASE_STATE_" is "active".
-func enumWord(e fmt.Stringer, prefix string) string {
-	w := strings.ToLower(strings.TrimPrefix(e.String(), prefix))
-	if w == "unspecified" {
-		return ""
-	}
-	return strings.ReplaceAll(w, "_", "-")
-}
-
-func memory(b uint64) string {
-	switch {
-	case b >= 1<<30 && b%(1<<30) == 0:
-		return fmt.Sprintf("%d GiB", b>>30)
-	case b >= 1<<20:
-		return fmt.Sprintf("%d MiB", b>>20)
-	default:
-		return fmt.Sprintf("%d B", b)
-	}
-}
-
-// duration prints a duration with three digits or so.
+// duration prints a duration, rounded to 10 ms or 10 µs.
 func duration(d time.Duration) string {
 	switch {
 	case d >= time.Second:

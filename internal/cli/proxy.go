@@ -29,7 +29,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
 
-// proxyOptions are the flags that "dxpu host" and "dxpu box" have in common.
+// proxyOptions are the flags that "dxpu host" and "dxpu box" share.
 type proxyOptions struct {
 	conn      *connection
 	name      string
@@ -45,35 +45,35 @@ type proxyOptions struct {
 	admin     string
 	adminFile string
 	capture   bool
-	logLevel  string
+	logLevel  slog.Level
 }
 
 func (o *proxyOptions) register(cmd *cobra.Command) {
 	o.conn.registerManager(cmd)
 	f := cmd.Flags()
 	f.StringVar(&o.name, "name", "", "name of the node in the pool (default: the host name)")
-	f.StringVar(&o.tokenFile, "join-token-file", "", "file of the token to enrol with (default: $DXPU_JOIN_TOKEN)")
-	f.StringVar(&o.caHash, "ca-hash", "", "hash of the manager's authority, as the manager prints it, instead of --ca-file")
-	f.StringVar(&o.stateDir, "state-dir", "", "directory that keeps the node's identity and what it should have (default: nothing is kept)")
-	f.StringArrayVar(&o.listen, "listen", []string{"127.0.0.1:0"}, "UDP address of a path; once for each network")
-	f.StringArrayVar(&o.faults, "fault", nil, `for tests: what to do to outgoing datagrams of a path, like "loss=1%,delay=10us" (docs/faults.md); once for each --listen`)
-	f.BoolVar(&o.noOffload, "no-offload", false, "do without UDP segmentation and receive offload")
+	f.StringVar(&o.tokenFile, "join-token-file", "", "file with the join token (default $DXPU_JOIN_TOKEN)")
+	f.StringVar(&o.caHash, "ca-hash", "", "hash of that authority, as the manager prints it, instead of --ca-file")
+	f.StringVar(&o.stateDir, "state-dir", "", "directory for the node's identity and its desired state (default: neither is kept)")
+	f.StringArrayVar(&o.listen, "listen", []string{"127.0.0.1:0"}, "UDP address of a path; repeat the flag for each network")
+	f.StringArrayVar(&o.faults, "fault", nil, `fault plan for the outgoing datagrams of a path, such as "loss=1%,delay=10us" (see docs/faults.md), for tests; repeat the flag for each --listen`)
+	f.BoolVar(&o.noOffload, "no-offload", false, "do not use UDP segmentation and receive offload")
 	pollingFlags(f, &o.polling)
-	f.StringVar(&o.rack, "rack", "", "where the node stands")
-	f.StringToStringVar(&o.labels, "label", nil, "labels of the node, KEY=VALUE")
+	f.StringVar(&o.rack, "rack", "", "location of the node")
+	f.StringToStringVar(&o.labels, "label", nil, "label of the node, KEY=VALUE; repeatable")
 	f.StringVar(&o.admin, "admin-listen", "", "address of /metrics, /healthz, /readyz, /slots and /capture (default: none)")
-	f.BoolVar(&o.capture, "allow-capture", false, `let "dxpu capture" on this machine see the TLPs of the bindings, decrypted`)
-	f.StringVar(&o.adminFile, "admin-url-file", "", "write the URL of --admin-listen here once it serves")
-	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	f.BoolVar(&o.capture, "allow-capture", false, `allow "dxpu capture" on this machine to read the decrypted TLPs of the bindings`)
+	f.StringVar(&o.adminFile, "admin-url-file", "", "file to which the proxy writes the URL of --admin-listen when it serves")
+	logFlag(f, &o.logLevel)
 }
 
-// pollingFlags are those of who waits for datagrams.
+// pollingFlags adds the flags for polling of sockets.
 func pollingFlags(f *pflag.FlagSet, p *reader.Polling) {
-	f.DurationVar(&p.Window, "poll", reader.DefaultWindow, "while register accesses follow each other, look so long for the next message before sleeping, unless others want the processor; 0: never")
-	f.DurationVar(&p.Spin, "spin", 0, "look so long before each sleep, on processors that have nothing else to do (default: not at all)")
+	f.DurationVar(&p.Window, "poll", reader.DefaultWindow, "while register accesses follow each other, poll this long for the next message before sleeping; other threads that need the processor go first; 0: do not poll")
+	f.DurationVar(&p.Spin, "spin", 0, "poll this long before every sleep, for processors with no other work (default: do not)")
 }
 
-// proxy is a role that the common part runs.
+// proxy is a host proxy or a box proxy.
 type proxy interface {
 	agent.Handler
 	prometheus.Collector
@@ -82,18 +82,10 @@ type proxy interface {
 	Run(ctx context.Context) error
 }
 
-func (o *proxyOptions) logger(cmd *cobra.Command) (*slog.Logger, error) {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
-		return nil, withHint(fmt.Errorf("--log-level: %q is no level", o.logLevel), "debug, info, warn or error")
-	}
-	return slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level})), nil
-}
-
 // fabric opens the sockets of the paths.
 func (o *proxyOptions) fabric(log *slog.Logger) (*netio.Fabric, error) {
 	if len(o.faults) > len(o.listen) {
-		return nil, withHint(errors.New("more --fault than --listen"), "the first --fault is for the first --listen")
+		return nil, usage(withHint(errors.New("more --fault than --listen"), "the first --fault applies to the first --listen"))
 	}
 	cfg := netio.Config{UDP: udp.Options{NoOffload: o.noOffload}, Polling: o.polling, Logger: log, Restart: func() { restart(log) }}
 	for i, addr := range o.listen {
@@ -101,7 +93,7 @@ func (o *proxyOptions) fabric(log *slog.Logger) (*netio.Fabric, error) {
 		if i < len(o.faults) {
 			plan, err := fault.Parse(o.faults[i])
 			if err != nil {
-				return nil, fmt.Errorf("--fault: %w", err)
+				return nil, usagef("--fault: %w", err)
 			}
 			p.Fault = plan
 		}
@@ -110,15 +102,15 @@ func (o *proxyOptions) fabric(log *slog.Logger) (*netio.Fabric, error) {
 	return netio.Open(cfg)
 }
 
-// restart puts a new process of the same command in this one's place, without
-// a last word to anybody. Its fault plan begins anew.
+// restart replaces this process by a new one with the same command line, without
+// any orderly end. The fault plan starts from its beginning.
 func restart(log *slog.Logger) {
 	self, err := os.Executable()
 	if err == nil {
-		log.Info("restarted by the fault plan")
+		log.Info("restart by the fault plan")
 		err = syscall.Exec(self, os.Args, os.Environ())
 	}
-	log.Error("restart by the fault plan", "err", err)
+	log.Error("restart failed", "err", err)
 }
 
 func randomSeed() uint64 {
@@ -127,8 +119,8 @@ func randomSeed() uint64 {
 	return binary.NativeEndian.Uint64(b[:])
 }
 
-// client makes the side that talks to the manager.
-func (o *proxyOptions) client(kind dxpuv1.NodeKind, p proxy, log *slog.Logger) (*agent.Agent, error) {
+// agent returns the part that talks to the manager.
+func (o *proxyOptions) agent(kind dxpuv1.NodeKind, p proxy, log *slog.Logger) (*agent.Agent, error) {
 	url, err := o.conn.url()
 	if err != nil {
 		return nil, err
@@ -150,7 +142,7 @@ func (o *proxyOptions) client(kind dxpuv1.NodeKind, p proxy, log *slog.Logger) (
 	name := o.name
 	if name == "" {
 		if name, err = os.Hostname(); err != nil {
-			return nil, withHint(fmt.Errorf("host name: %w", err), "give --name")
+			return nil, withHint(fmt.Errorf("host name: %w", err), "name the node with --name")
 		}
 	}
 	return agent.New(agent.Config{
@@ -168,15 +160,15 @@ func (o *proxyOptions) run(ctx context.Context, kind dxpuv1.NodeKind, p proxy, f
 	return withTracing(ctx, service, o.name, func(ctx context.Context) error { return o.serve(ctx, kind, p, f, extra, log) })
 }
 
-// serve does the work of run. The network goes last: the others still have
-// something to say when they end.
+// serve does the work of run. The network ends last, because the proxy and the
+// agent send messages when they end.
 func (o *proxyOptions) serve(ctx context.Context, kind dxpuv1.NodeKind, p proxy, f *netio.Fabric, extra map[string]http.Handler, log *slog.Logger) error {
-	client, err := o.client(kind, p, log)
+	a, err := o.agent(kind, p, log)
 	if err != nil {
 		return err
 	}
-	p.OnChange(client.Changed)
-	admin, err := o.adminServer(ctx, p, f, client, extra)
+	p.OnChange(a.Changed)
+	admin, err := o.adminServer(ctx, p, f, a, extra)
 	if err != nil {
 		return err
 	}
@@ -187,7 +179,7 @@ func (o *proxyOptions) serve(ctx context.Context, kind dxpuv1.NodeKind, p proxy,
 
 	work, workCtx := errgroup.WithContext(ctx)
 	work.Go(func() error { return p.Run(workCtx) })
-	work.Go(func() error { return client.Run(workCtx) })
+	work.Go(func() error { return a.Run(workCtx) })
 	work.Go(func() error { return admin(workCtx) })
 	notifyReady()
 	err = work.Wait()
@@ -195,9 +187,9 @@ func (o *proxyOptions) serve(ctx context.Context, kind dxpuv1.NodeKind, p proxy,
 	return errors.Join(err, network.Wait())
 }
 
-// adminServer opens the listener at once, so that a mistake shows at the
-// start, and returns what serves on it.
-func (o *proxyOptions) adminServer(ctx context.Context, p proxy, f *netio.Fabric, client *agent.Agent, extra map[string]http.Handler) (func(context.Context) error, error) {
+// adminServer opens the admin listener, so that an error appears at the start, and
+// returns a function that serves on it.
+func (o *proxyOptions) adminServer(ctx context.Context, p proxy, f *netio.Fabric, a *agent.Agent, extra map[string]http.Handler) (func(context.Context) error, error) {
 	if o.admin == "" {
 		return func(context.Context) error { return nil }, nil
 	}
@@ -216,8 +208,8 @@ func (o *proxyOptions) adminServer(ctx context.Context, p proxy, f *netio.Fabric
 	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if !client.Connected() {
-			http.Error(w, "no conversation with the manager", http.StatusServiceUnavailable)
+		if !a.Connected() {
+			http.Error(w, "no connection to the manager", http.StatusServiceUnavailable)
 			return
 		}
 		_, _ = fmt.Fprintln(w, "ok")

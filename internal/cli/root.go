@@ -6,15 +6,15 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// newRootCommand assembles the commands.
+// newRootCommand returns the command dxpu with all subcommands.
 func newRootCommand() *cobra.Command {
 	conn := &connection{}
 	root := &cobra.Command{
 		Use:   "dxpu",
-		Short: "A pool of GPUs for the whole datacenter",
-		Long: `dxpu decouples servers and GPUs: proxies carry PCI Express packets over the
-network, so that a virtual machine sees a GPU of another machine as a local
-device that was hot-plugged. A manager owns the pool.`,
+		Short: "Run and use a pool of GPUs that spans a datacenter",
+		Long: `dxpu separates GPUs from servers. Proxies carry PCI Express packets over the
+network, so that a virtual machine sees a GPU in another machine as a local,
+hot-plugged device. A manager owns the pool of GPUs.`,
 		Example: `  dxpu manager &
   dxpu lease create --count 2 --host h1 --wait
   dxpu get gpus`,
@@ -26,7 +26,7 @@ device that was hot-plugged. A manager owns the pool.`,
 	}
 	root.AddGroup(
 		&cobra.Group{ID: "daemons", Title: "Daemons:"},
-		&cobra.Group{ID: "pool", Title: "The pool:"},
+		&cobra.Group{ID: "pool", Title: "Pool:"},
 		&cobra.Group{ID: "tools", Title: "Tools:"},
 	)
 	add := func(group string, cmds ...*cobra.Command) {
@@ -37,7 +37,7 @@ device that was hot-plugged. A manager owns the pool.`,
 	}
 	add("daemons", newManagerCommand(), newHostCommand(conn), newBoxCommand(conn))
 	add("pool", newGetCommand(conn), newDescribeCommand(conn), newLeaseCommand(conn), newCordonCommand(conn),
-		newUncordonCommand(conn), newDrainCommand(conn), newGPUReplaceCommand(conn, "dxpu replace"), newEventsCommand(conn),
+		newUncordonCommand(conn), newDrainCommand(conn), newGPUReplaceCommand(conn, "dxpu replace"), conn.register(eventsCommand(conn)),
 		newTenantCommand(conn), newTokenCommand(conn), newWhoAmICommand(conn), newNodeCommand(conn), newContextCommand())
 	add("tools", newGPUGroup(conn), newTLPCommand(), newModelCommand(), newDemoCommand(), newBenchCommand(), newSimCommand(),
 		newTopCommand(conn), newCaptureCommand())
@@ -46,18 +46,18 @@ device that was hot-plugged. A manager owns the pool.`,
 	return root
 }
 
-// group makes a command that only has subcommands.
+// group returns a command that only has subcommands.
 func group(use, short, long, example string, subs ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: use, Short: short, Long: long, Example: example,
-		Args: cobra.NoArgs, // a word that is no subcommand is an error, not help
+		Args: cobra.NoArgs, // an unknown subcommand is an error and does not print the help
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(subs...)
 	return cmd
 }
 
-// version is the module's version, or the commit for a build from a work tree.
+// version returns the module's version, or the commit for a build from a work tree.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

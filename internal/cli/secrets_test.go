@@ -21,20 +21,20 @@ import (
 //
 //	[!] leaks TEXT... -- SECRETS...
 //
-// The files SECRETS hold a token each, are JSON with secrets in the fields
-// secret, credential and key, or are a node's desired state. Secrets are looked for as they are, in hexadecimal,
-// and in base 64; of a key in PEM, each line.
+// Each of the files SECRETS is a token, JSON with secrets in the fields secret,
+// credential and key, or a node's desired state. leaks searches for the secrets as they
+// are, in hexadecimal and in base 64; for a PEM key it searches for each line.
 func leaks(ts *testscript.TestScript, neg bool, args []string) {
 	dashes := slices.Index(args, "--")
 	if dashes < 0 {
 		ts.Fatalf("usage: leaks TEXT... -- SECRETS...")
 	}
-	secrets := map[string]string{} // and where they are from
+	secrets := map[string]string{} // secret to its file
 	for _, file := range args[dashes+1:] {
 		before := len(secrets)
 		collectSecrets(ts.ReadFile(file), file, secrets)
 		if len(secrets) == before {
-			ts.Fatalf("%s has no secrets", file)
+			ts.Fatalf("%s contains no secrets", file)
 		}
 	}
 	found := ""
@@ -45,7 +45,7 @@ func leaks(ts *testscript.TestScript, neg bool, args []string) {
 		}
 		for s, from := range secrets {
 			if strings.Contains(text, s) {
-				found = file + " has a secret of " + from
+				found = file + " contains a secret of " + from
 			}
 		}
 	}
@@ -53,7 +53,7 @@ func leaks(ts *testscript.TestScript, neg bool, args []string) {
 	case neg && found != "":
 		ts.Fatalf("%s", found)
 	case !neg && found == "":
-		ts.Fatalf("no secret is found")
+		ts.Fatalf("no secret was found")
 	}
 }
 
@@ -93,7 +93,7 @@ func collectSecrets(text, from string, into map[string]string) {
 	walk(doc)
 }
 
-// addSecret adds a secret in all the forms in which it might be written.
+// addSecret adds a secret in all its possible encodings.
 func addSecret(s, from string, into map[string]string) {
 	for line := range strings.Lines(s) {
 		line = strings.TrimSpace(line)
@@ -110,7 +110,7 @@ func addSecret(s, from string, into map[string]string) {
 	}
 }
 
-// gather puts all files of a directory into one, in order:
+// gather concatenates all files of a directory:
 //
 //	gather DIR FILE
 func gather(ts *testscript.TestScript, _ bool, args []string) {

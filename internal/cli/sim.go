@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 	"time"
 
@@ -18,30 +17,30 @@ import (
 
 func newSimCommand() *cobra.Command {
 	return group("sim", "Run the data plane in virtual time",
-		`Run the data plane in virtual time: the link, the embedded host and the software
-GPU that the daemons run, over a network that exists as numbers only. Processors
-cost nothing there, so what is measured is the protocol.`,
+		`Run the data plane in virtual time: the link, the embedded host and the software GPU
+that the daemons run, over a simulated network. Computation takes no virtual time, so
+the results show the protocol alone.`,
 		`  dxpu sim bandwidth --tags 140 --mrrs 128 --rtt 6.8us,4.9us`,
 		newSimBandwidthCommand())
 }
 
 func newSimBandwidthCommand() *cobra.Command {
-	var rtts, size string
+	var rtts string
 	var mrrs int
 	var uplink float64
 	var clear, asJSON bool
-	spec := sim.BandwidthSpec{Requester: perf.V100}
+	spec := sim.BandwidthSpec{Requester: perf.V100, Size: 16 << 20}
 	cmd := &cobra.Command{
 		Use:   "bandwidth",
-		Short: "Measure copies both ways over a round trip, beside Equation 1",
-		Long: `Measure copies both ways between host memory and a software GPU over a round
-trip, beside what Equation 1 of the paper says: #tags x MRRS / RTT.
+		Short: "Compare the bandwidth of copies with Equation 1",
+		Long: `Measure copies both ways between host memory and a software GPU, and compare them
+with Equation 1 of the paper: #tags x MRRS / RTT.
 
---rtt is the whole round trip of a PCIe memory read: 1.2us of it are the host's,
-the rest is the network's, half each way. The copy to the device (reads by the
-GPU) has a network without limit, so that the tags are all that bounds it. The
-copy to the host (posted writes) has a path of --uplink, as nothing else bounds
-it: it does not depend on the round trip.`,
+--rtt is the whole round trip of a PCIe memory read: 1.2us in the host, and the rest
+in the network, half each way. For the copy to the device (reads by the GPU) the
+network has unlimited bandwidth, so that only the tags limit the copy. For the copy
+to the host (posted writes, which do not depend on the round trip) the path has the
+bandwidth --uplink.`,
 		Example: `  dxpu sim bandwidth --tags 140 --mrrs 128 --rtt 6.8us,4.9us
   dxpu sim bandwidth --tags 256 --mrrs 512 --rtt 100us --size 64MiB --json`,
 		Args: cobra.NoArgs,
@@ -52,32 +51,31 @@ it: it does not depend on the round trip.`,
 			if clear {
 				spec.Cipher = link.CipherNone
 			}
-			var err error
-			if spec.Size, err = parseSize(size); err != nil {
-				return err
+			if spec.Size < 1 || spec.Size > sim.MaxSize {
+				return usagef("--size: want 1 to %s", size(sim.MaxSize))
 			}
 			rows, err := simBandwidth(cmd.Context(), spec, rtts)
 			if err != nil {
-				return err
+				return usage(err) // the simulation itself does not fail
 			}
 			if asJSON {
-				return printJSON(cmd.OutOrStdout(), rows)
+				return writeJSON(cmd.OutOrStdout(), rows)
 			}
 			return printSimBandwidth(cmd.OutOrStdout(), rows)
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&spec.Tags, "tags", spec.Tags, "requests that the GPU keeps in flight")
+	f.IntVar(&spec.Tags, "tags", spec.Tags, "number of requests that the GPU keeps in flight")
 	f.IntVar(&mrrs, "mrrs", int(spec.MRRS), "Max_Read_Request_Size in bytes")
 	f.StringVar(&rtts, "rtt", "6.8us,4.9us", "round trips of a PCIe memory read, separated by commas")
-	f.StringVar(&size, "size", "16MiB", "bytes of one copy, with KiB or MiB")
-	f.Float64Var(&uplink, "uplink", sim.DefaultUplink*8/1e9, "path for the copy to the host, Gb/s")
-	f.BoolVar(&clear, "clear", false, "do not encrypt")
+	sizeVar(f, &spec.Size, "size", "size of one copy, such as 64KiB or 16MiB")
+	f.Float64Var(&uplink, "uplink", sim.DefaultUplink*8/1e9, "bandwidth of the path for the copy to the host, in Gb/s")
+	f.BoolVar(&clear, "clear", false, "run without encryption")
 	jsonFlag(cmd, &asJSON)
 	return cmd
 }
 
-// simBandwidthRow is one measurement, rates in bytes per second.
+// simBandwidthRow is one measurement. Rates are in bytes per second.
 type simBandwidthRow struct {
 	Tags         int     `json:"tags"`
 	MRRS         int     `json:"mrrs"`
@@ -115,20 +113,4 @@ func printSimBandwidth(w io.Writer, rows []simBandwidthRow) error {
 			fmt.Sprintf("%+.2f %%", 100*r.Deviation), perf.BytesPerSecond(r.DeviceToHost))
 	}
 	return t.flush()
-}
-
-// parseSize reads an amount of bytes such as 4096, 64KiB or 16MiB.
-func parseSize(s string) (int, error) {
-	text, unit := strings.TrimSpace(s), 1
-	for suffix, bytes := range map[string]int{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30} {
-		if rest, ok := strings.CutSuffix(text, suffix); ok {
-			text, unit = rest, bytes
-			break
-		}
-	}
-	n, err := strconv.Atoi(strings.TrimSpace(text))
-	if err != nil || n < 1 || n > sim.MaxSize/unit {
-		return 0, fmt.Errorf("size %q: want 1 to %dMiB, such as 64KiB or 16MiB", s, sim.MaxSize>>20)
-	}
-	return n * unit, nil
 }

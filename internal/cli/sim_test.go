@@ -50,7 +50,8 @@ func TestSimBandwidthRefuses(t *testing.T) {
 		{"round trip without a unit", "--rtt", "6.8", "unit"},
 		{"empty round trip", "--rtt", "6.8us,", "round trip"},
 		{"size", "--size", "lots", "lots"},
-		{"size that would wrap", "--size", "9223372036854775807MiB", "want 1 to"},
+		{"size that would wrap", "--size", "9223372036854775807MiB", "is not a size"},
+		{"huge size", "--size", "2GiB", "want 1 to"},
 		{"negative uplink", "--uplink", "-1", "uplink"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

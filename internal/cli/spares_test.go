@@ -20,7 +20,7 @@ func TestSpareFlags(t *testing.T) {
 		{"share", "--spares 2 --spare-fraction 0.02", 11, ""},
 		{"rate", "--spare-failure-rate 0.09", 5, ""},
 		{"rate and all", "--spare-failure-rate 0.09 --spare-repair-time 24h --spare-stockout 0.01", 1, ""},
-		{"the most counts", "--spares 9 --spare-failure-rate 0.09", 9, ""},
+		{"the largest applies", "--spares 9 --spare-failure-rate 0.09", 9, ""},
 		{"negative number", "--spares -1", 0, "--spares"},
 		{"negative share", "--spare-fraction -0.1", 0, "--spare-fraction"},
 		{"share not a number", "--spare-fraction NaN", 0, "--spare-fraction"},

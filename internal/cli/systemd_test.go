@@ -17,7 +17,7 @@ import (
 
 const unitDir = "../../deploy/systemd"
 
-// The commands in the units are ones that this program takes.
+// This program accepts the commands in the units.
 func TestUnitsRunCommandsThatExist(t *testing.T) {
 	for _, unit := range units(t) {
 		raw, err := os.ReadFile(unit)
@@ -41,7 +41,7 @@ func TestUnitsRunCommandsThatExist(t *testing.T) {
 func TestUnitsAreGoodSystemd(t *testing.T) {
 	analyze, err := exec.LookPath("systemd-analyze")
 	if errors.Is(err, exec.ErrNotFound) {
-		t.Skip("systemd-analyze is not on this machine")
+		t.Skip("systemd-analyze is not installed")
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func units(t *testing.T) []string {
 	return found
 }
 
-// notifySocket makes the socket of a service manager.
+// notifySocket creates the socket of a service manager.
 func notifySocket(ts *testscript.TestScript, _ bool, _ []string) {
 	path := filepath.Join(ts.MkAbs("."), "notify")
 	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
@@ -89,7 +89,7 @@ func notifySocket(ts *testscript.TestScript, _ bool, _ []string) {
 
 var notifySockets sync.Map // of *net.UnixConn by path
 
-// awaitReady waits until a daemon says that it serves.
+// awaitReady waits until a daemon reports that it serves.
 func awaitReady(ts *testscript.TestScript, _ bool, _ []string) {
 	v, _ := notifySockets.Load(ts.Getenv("NOTIFY_SOCKET"))
 	c := v.(*net.UnixConn)
@@ -98,6 +98,6 @@ func awaitReady(ts *testscript.TestScript, _ bool, _ []string) {
 	n, err := c.Read(buf)
 	ts.Check(err)
 	if string(buf[:n]) != "READY=1" {
-		ts.Fatalf("the daemon said %q", buf[:n])
+		ts.Fatalf("the daemon sent %q", buf[:n])
 	}
 }

@@ -12,88 +12,50 @@ import (
 	"github.com/spf13/cobra"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
-	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 )
 
 func newTenantCommand(conn *connection) *cobra.Command {
-	return conn.register(group("tenant", "Say who may have how much",
-		`Make, change, list and delete tenants. A tenant has a quota: how many GPUs and
-leases it may have at a time, and how urgent they may be. The tenant "default" is
-that of leases that name none.`,
+	return conn.register(group("tenant", "Manage tenants and their quotas",
+		`Create, change, list and delete tenants. The quota of a tenant limits its GPUs, its
+leases and their priority. A lease without a tenant belongs to the tenant "default".`,
 		`  dxpu tenant set team-a --max-gpus 16 --max-gpus-of DX100=8
   dxpu token create --role tenant --tenant team-a >team-a.token
   dxpu tenant list`,
 		newTenantSetCommand(conn), tenantsCommand(conn, "list"), newTenantDeleteCommand(conn)))
 }
 
-func newGetTenantsCommand(conn *connection) *cobra.Command { return tenantsCommand(conn, "tenants") }
-
 // tenantsCommand is both "dxpu tenant list" and "dxpu get tenants".
 func tenantsCommand(conn *connection, use string) *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use: use, Short: "List the tenants with their quotas", Args: cobra.NoArgs,
-		Long:    "List the tenants with what they have and what they may have.",
+	return listCommand(conn, &cobra.Command{
+		Use: use, Short: "List tenants with their quotas",
+		Long:    "List the tenants with their GPUs and leases, and the quotas for them.",
 		Example: "  dxpu get tenants",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			api, err := conn.pool()
-			if err != nil {
-				return err
-			}
-			all := &dxpuv1.ListTenantsResponse{}
-			req := &dxpuv1.ListTenantsRequest{}
-			for {
-				res, err := api.ListTenants(cmd.Context(), connect.NewRequest(req))
-				if err != nil {
-					return err
-				}
-				all.Tenants = append(all.Tenants, res.Msg.Tenants...)
-				if req.PageToken = res.Msg.NextPageToken; req.PageToken == "" {
-					break
-				}
-			}
-			if asJSON {
-				return writeMessage(cmd.OutOrStdout(), all)
-			}
-			t := newTable(cmd.OutOrStdout(), "TENANT", "GPUS", "LEASES", "QUEUED", "DESCRIPTION")
-			for _, n := range all.Tenants {
-				t.row(n.Id, ofAtMost(n.Gpus, n.Quota.GetMaxGpus()), ofAtMost(n.Leases, n.Quota.GetMaxLeases()), n.LeasesPending, n.Description)
-			}
-			return t.flush()
-		},
-	}
-	jsonFlag(cmd, &asJSON)
-	return cmd
+	}, poolAPI.ListTenants, &dxpuv1.ListTenantsRequest{}, func(w io.Writer, all *dxpuv1.ListTenantsResponse) error {
+		t := newTable(w, "TENANT", "GPUS", "LEASES", "QUEUED", "DESCRIPTION")
+		for _, n := range all.Tenants {
+			t.row(n.Id, outOf(n.Gpus, n.Quota.GetMaxGpus()), outOf(n.Leases, n.Quota.GetMaxLeases()), n.LeasesPending, n.Description)
+		}
+		return t.flush()
+	})
 }
 
-// ofAtMost is how much there is of what there may be.
-func ofAtMost(have, most uint32) string {
-	if most == 0 {
-		return strconv.FormatUint(uint64(have), 10)
+// outOf prints a number and its limit, if there is one.
+func outOf(n, limit uint32) string {
+	if limit == 0 {
+		return fmt.Sprint(n)
 	}
-	return fmt.Sprintf("%d of %d", have, most)
-}
-
-func newDescribeTenantCommand(conn *connection) *cobra.Command {
-	return describer(conn, "tenant", "TENANT", "team-a",
-		func(cmd *cobra.Command, api dxpuv1connect.PoolServiceClient, id string) (*dxpuv1.Tenant, error) {
-			res, err := api.GetTenant(cmd.Context(), connect.NewRequest(&dxpuv1.GetTenantRequest{TenantId: id}))
-			if err != nil {
-				return nil, err
-			}
-			return res.Msg.Tenant, nil
-		}, describeTenant)
+	return fmt.Sprintf("%d of %d", n, limit)
 }
 
 func describeTenant(w io.Writer, n *dxpuv1.Tenant) error {
 	q := n.Quota
 	t := newTable(w, "tenant", n.Id)
 	t.row("about", n.Description)
-	t.row("gpus", ofAtMost(n.Gpus, q.GetMaxGpus()))
+	t.row("gpus", outOf(n.Gpus, q.GetMaxGpus()))
 	for _, model := range slices.Sorted(maps.Keys(q.GetMaxGpusByModel())) {
 		t.row("", fmt.Sprintf("at most %d of model %s", q.MaxGpusByModel[model], model))
 	}
-	t.row("leases", fmt.Sprintf("%s, %d of them in the queue", ofAtMost(n.Leases, q.GetMaxLeases()), n.LeasesPending))
+	t.row("leases", fmt.Sprintf("%s, %d of them in the queue", outOf(n.Leases, q.GetMaxLeases()), n.LeasesPending))
 	if q != nil && q.MaxPriority != nil {
 		t.row("priority", fmt.Sprintf("at most %d", *q.MaxPriority))
 	}
@@ -106,9 +68,9 @@ func newTenantSetCommand(conn *connection) *cobra.Command {
 	var byModel []string
 	var about string
 	cmd := &cobra.Command{
-		Use: "set TENANT", Short: "Make a tenant, or change its quota", Args: cobra.ExactArgs(1),
-		Long: `Make a tenant, or change what is given of one that exists. What it has already
-stays, also when it is more than it may have now.`,
+		Use: "set TENANT", Short: "Create a tenant, or change its quota", Args: cobra.ExactArgs(1),
+		Long: `Create a tenant, or change the given properties of an existing one. GPUs and leases
+that the tenant already has stay, even if they exceed the new quota.`,
 		Example: `  dxpu tenant set team-a --max-gpus 16 --max-gpus-of DX100=8 --max-priority 10
   dxpu tenant set team-a --max-gpus 0`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -121,10 +83,10 @@ stays, also when it is more than it may have now.`,
 				return err
 			}
 			n := &dxpuv1.Tenant{Id: args[0]}
-			old, err := api.GetTenant(cmd.Context(), connect.NewRequest(&dxpuv1.GetTenantRequest{TenantId: args[0]}))
+			old, err := callOn(cmd.Context(), api, poolAPI.GetTenant, &dxpuv1.GetTenantRequest{TenantId: args[0]})
 			switch {
 			case err == nil:
-				n = &dxpuv1.Tenant{Id: args[0], Description: old.Msg.Tenant.Description, Quota: old.Msg.Tenant.Quota, ResourceVersion: old.Msg.Tenant.ResourceVersion}
+				n = &dxpuv1.Tenant{Id: args[0], Description: old.Tenant.Description, Quota: old.Tenant.Quota, ResourceVersion: old.Tenant.ResourceVersion}
 			case connect.CodeOf(err) != connect.CodeNotFound:
 				return err
 			}
@@ -152,33 +114,30 @@ stays, also when it is more than it may have now.`,
 					delete(n.Quota.MaxGpusByModel, model)
 				}
 			}
-			res, err := api.PutTenant(cmd.Context(), connect.NewRequest(&dxpuv1.PutTenantRequest{Tenant: n}))
+			res, err := callOn(cmd.Context(), api, poolAPI.PutTenant, &dxpuv1.PutTenantRequest{Tenant: n})
 			if err != nil {
 				return err
 			}
-			return describeTenant(cmd.OutOrStdout(), res.Msg.Tenant)
+			return describeTenant(cmd.OutOrStdout(), res.Tenant)
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&about, "description", "", "who it is")
-	f.Uint32Var(&gpus, "max-gpus", 0, "how many GPUs it may have; 0: any number")
-	f.Uint32Var(&leases, "max-leases", 0, "how many leases it may have, those in the queue too; 0: any number")
-	f.StringArrayVar(&byModel, "max-gpus-of", nil, "how many GPUs of a model it may have, MODEL=COUNT; repeatable; 0: any number")
-	f.Int32Var(&priority, "max-priority", 0, "the highest priority of its leases, -100 to 100 (default: any)")
+	f.StringVar(&about, "description", "", "note about the tenant")
+	f.Uint32Var(&gpus, "max-gpus", 0, "limit of GPUs; 0: no limit")
+	f.Uint32Var(&leases, "max-leases", 0, "limit of leases, including those in the queue; 0: no limit")
+	f.StringArrayVar(&byModel, "max-gpus-of", nil, "limit of GPUs of one model, MODEL=COUNT; repeatable; 0: no limit")
+	f.Int32Var(&priority, "max-priority", 0, "highest priority of the tenant's leases, -100 to 100 (default: no limit)")
 	return cmd
 }
 
-// parseModels reads quotas of models.
+// parseModels parses the values of --max-gpus-of.
 func parseModels(words []string) (map[string]uint32, error) {
 	out := map[string]uint32{}
 	for _, w := range words {
 		i := strings.LastIndexByte(w, '=')
-		if i < 1 {
-			return nil, &usageError{withHint(fmt.Errorf("--max-gpus-of: %q is not MODEL=COUNT", w), "write it like DX100=8")}
-		}
 		n, err := strconv.ParseUint(w[i+1:], 10, 32)
-		if err != nil {
-			return nil, &usageError{withHint(fmt.Errorf("--max-gpus-of: %q is no number", w[i+1:]), "write it like DX100=8")}
+		if i < 1 || err != nil {
+			return nil, usage(withHint(fmt.Errorf("--max-gpus-of: %q is not MODEL=COUNT", w), "write it like DX100=8"))
 		}
 		out[w[:i]] = uint32(n)
 	}
@@ -186,20 +145,9 @@ func parseModels(words []string) (map[string]uint32, error) {
 }
 
 func newTenantDeleteCommand(conn *connection) *cobra.Command {
-	return &cobra.Command{
-		Use: "delete TENANT", Short: "Forget a tenant, with its tokens", Args: cobra.ExactArgs(1),
-		Long:    "Forget a tenant. While it has leases this is refused. Its tokens are good for nothing afterwards.",
+	return deleteCommand(conn, &cobra.Command{
+		Use: "delete TENANT", Short: "Delete a tenant and its tokens",
+		Long:    "Delete a tenant and its tokens. A tenant with leases cannot be deleted.",
 		Example: "  dxpu tenant delete team-a",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			api, err := conn.pool()
-			if err != nil {
-				return err
-			}
-			if _, err := api.DeleteTenant(cmd.Context(), connect.NewRequest(&dxpuv1.DeleteTenantRequest{TenantId: args[0]})); err != nil {
-				return err
-			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s is deleted\n", args[0])
-			return err
-		},
-	}
+	}, poolAPI.DeleteTenant, func(id string) *dxpuv1.DeleteTenantRequest { return &dxpuv1.DeleteTenantRequest{TenantId: id} })
 }

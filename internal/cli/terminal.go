@@ -7,36 +7,35 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 )
 
-// terminalState is how a terminal was before its keys were read.
-type terminalState struct{ termios unix.Termios }
-
-// isTTY reports whether f is a terminal, which a character device like /dev/null is not.
-func isTTY(f *os.File) bool {
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
+// isTerminal reports whether a reader or writer is a terminal.
+func isTerminal(v any) bool {
+	f, ok := v.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// readKeys lets keys be read one by one, without an echo. Ctrl-C stays a signal.
-func readKeys(f *os.File) (*terminalState, error) {
-	t, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+// readKeys makes single keys readable, without echo, and returns the former state of
+// the terminal. Ctrl-C stays a signal, unlike in term.MakeRaw.
+func readKeys(f *os.File) (*term.State, error) {
+	fd := int(f.Fd())
+	old, err := term.GetState(fd)
 	if err != nil {
 		return nil, err
 	}
-	old := &terminalState{*t}
+	t, err := unix.IoctlGetTermios(fd, unix.TCGETS)
+	if err != nil {
+		return nil, err
+	}
 	t.Lflag &^= unix.ICANON | unix.ECHO
-	return old, unix.IoctlSetTermios(int(f.Fd()), unix.TCSETS, t)
+	return old, unix.IoctlSetTermios(fd, unix.TCSETS, t)
 }
 
-func (s *terminalState) restore(f *os.File) {
-	_ = unix.IoctlSetTermios(int(f.Fd()), unix.TCSETS, &s.termios) // nothing can be done about it
-}
-
-// keyPoll is how late the end of a context is noticed while keys are waited for.
+// keyPoll bounds the delay with which waitForQuit notices the end of its context.
 const keyPoll = 100 * time.Millisecond
 
-// waitForQuit waits for d. It returns false when ctx has ended or q was pressed.
+// waitForQuit waits for d. It returns false when ctx ends or q is pressed.
 func waitForQuit(ctx context.Context, f *os.File, d time.Duration) bool {
 	end := time.Now().Add(d)
 	for ctx.Err() == nil {

@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 )
 
-// pty opens a pseudo-terminal: what a person sees and types at, and what the
-// program has.
+// pty opens a pseudo-terminal: the end of the person, and the end of the program.
 func pty(t *testing.T) (person, program *os.File) {
 	t.Helper()
 	open := func(path string) *os.File {
@@ -24,7 +24,7 @@ func pty(t *testing.T) (person, program *os.File) {
 		f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOCTTY, 0)
 		switch {
 		case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
-			t.Skipf("no pseudo-terminals here: %v", err)
+			t.Skipf("pseudo-terminals are not available: %v", err)
 		case err != nil:
 			t.Fatal(err)
 		}
@@ -42,8 +42,8 @@ func pty(t *testing.T) (person, program *os.File) {
 	return person, open(fmt.Sprintf("/dev/pts/%d", n))
 }
 
-// On a terminal the table is drawn over the one before, q ends it, and the
-// terminal is left as it was.
+// On a terminal each table overwrites the previous one, q ends the command, and the
+// state of the terminal is restored.
 func TestTopOnATerminal(t *testing.T) {
 	person, program := pty(t)
 	before, err := unix.IoctlGetTermios(int(program.Fd()), unix.TCGETS)
@@ -67,7 +67,7 @@ func TestTopOnATerminal(t *testing.T) {
 	if _, err := person.WriteString("xq"); err != nil {
 		t.Fatal(err)
 	}
-	for !strings.HasSuffix(screen.String(), "\x1b[?25h") { // what it prints must be read, or it would wait
+	for !strings.HasSuffix(screen.String(), "\x1b[?25h") { // the program blocks when its output is not read
 		n, err := person.Read(buf)
 		if err != nil {
 			t.Fatal(err)
@@ -84,7 +84,7 @@ func TestTopOnATerminal(t *testing.T) {
 	}
 	after, err := unix.IoctlGetTermios(int(program.Fd()), unix.TCGETS)
 	if err != nil || *after != *before {
-		t.Errorf("the terminal is left as %+v, was %+v: %v", after, before, err)
+		t.Errorf("the state of the terminal is %+v, was %+v: %v", after, before, err)
 	}
 }
 
@@ -96,20 +96,20 @@ func TestScreenWaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer old.restore(program)
+	defer func() { _ = term.Restore(int(program.Fd()), old) }()
 	terminal, plain := &screen{in: program}, &screen{}
 	for name, s := range map[string]*screen{"terminal": terminal, "plain": plain} {
 		if !s.wait(t.Context(), time.Millisecond) {
-			t.Errorf("%s: ended before its time", name)
+			t.Errorf("%s: wait returned false before the time was over", name)
 		}
 		if s.wait(ended, time.Hour) {
-			t.Errorf("%s: goes on after the end of its context", name)
+			t.Errorf("%s: wait continues after the end of its context", name)
 		}
 	}
 	if _, err := person.WriteString("Q"); err != nil {
 		t.Fatal(err)
 	}
 	if terminal.wait(t.Context(), time.Hour) {
-		t.Error("Q does not end it")
+		t.Error("wait continues after Q")
 	}
 }

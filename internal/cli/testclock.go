@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// wrongClock returns a clock that is off by the nanoseconds that a file holds at
-// the time, not at all while there is no such file: for tests of what a manager
-// does when the clock of its machine jumps.
+// wrongClock returns a clock that is wrong by the number of nanoseconds in a file, and
+// correct while the file does not exist. It serves tests of a manager whose
+// machine's clock jumps.
 func wrongClock(file string) func() time.Time {
 	return func() time.Time {
 		now := time.Now().Round(0) // a clock that jumps is not monotonic

@@ -17,8 +17,9 @@ func newTLPCommand() *cobra.Command {
 		Short: "Decode and encode PCI Express transaction layer packets",
 		Long: `Decode and encode PCI Express transaction layer packets (non-flit mode).
 
-What decode --json prints, encode reads, byte for byte. The JSON is described in
-tlp/README.md of the source.`,
+"encode" reads the output of "decode --json" and restores the same bytes. The file
+tlp/README.md in the source describes the JSON.`,
+		Example: `  dxpu tlp decode 0000000101001702fee01004`,
 	}
 	cmd.AddCommand(newTLPDecodeCommand(), newTLPEncodeCommand())
 	return cmd
@@ -31,16 +32,15 @@ func newTLPDecodeCommand() *cobra.Command {
 		Short: "Print packets field by field",
 		Long: `Print packets field by field, or as JSON.
 
-HEX is the bytes of one packet or of several that follow each other, in the
-order of the wire, with digest where TD is set but without sequence number and
-LCRC. Spaces, line breaks, colons, commas and 0x are ignored. Without HEX, or
-with -, the packets come from standard input: one or more on each line, or one
-over several lines.
+HEX contains the bytes of one or several packets in the order of the wire, with the
+digest if TD is set, without sequence number and LCRC. Spaces, line breaks, colons,
+commas and 0x are ignored. Without HEX, or with -, the command reads standard input:
+one or several packets on each line, or one packet over several lines.
 
 --header reads headers without payload, such as the header log of Advanced Error
 Reporting in the kernel's messages.
 
-Exit status is 1 for a packet that is malformed or cut short.`,
+The exit code is 1 if a packet is malformed or truncated.`,
 		Example: `  dxpu tlp decode 0000000101001702fee01004
   dxpu tlp decode --header 40000001 0000000f fee01004
   dxpu tlp decode --json 04000001 0000070f 02000000 | dxpu tlp encode`,
@@ -55,7 +55,7 @@ Exit status is 1 for a packet that is malformed or cut short.`,
 			return printPackets(cmd.OutOrStdout(), packets)
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON that encode reads")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON for encode")
 	cmd.Flags().BoolVar(&header, "header", false, "read headers without payload and digest")
 	return cmd
 }
@@ -64,14 +64,13 @@ func newTLPEncodeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "encode",
 		Short: "Print the bytes of packets described in JSON",
-		Long: `Print the bytes of packets, in hex and one packet on each line.
+		Long: `Print the bytes of packets in hex, one packet on each line.
 
-Standard input has one JSON object, an array of objects, or objects one after
-the other, as decode --json prints them. Only the type is always needed; see
-tlp/README.md of the source for the defaults. "digest": "auto" computes the
-ECRC.
+Standard input contains one JSON object, an array of objects, or a sequence of
+objects, in the form of "decode --json". Only the type is required; tlp/README.md in
+the source lists the defaults. "digest": "auto" computes the ECRC.
 
-Exit status is 1 for a packet that cannot be sent.`,
+The exit code is 1 if a packet is invalid.`,
 		Example: `  echo '{"type": "MRd", "addr": "0xfee01000", "requester": "01:00.0"}' | dxpu tlp encode`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -89,7 +88,7 @@ Exit status is 1 for a packet that cannot be sent.`,
 	}
 }
 
-// readPackets decodes the arguments, or standard input where there are none.
+// readPackets decodes the arguments, or standard input without arguments.
 func readPackets(stdin io.Reader, args []string, header bool) ([]tlp.Packet, error) {
 	groups := args
 	if len(args) == 0 || len(args) == 1 && args[0] == "-" {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/dxpu-project/dxpu/internal/agent"
 )
@@ -29,32 +30,34 @@ func newTopCommand(conn *connection) *cobra.Command {
 	o := &topOptions{conn: conn}
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Watch the pool, or the bindings of a proxy: round trips, bandwidth, losses",
+		Short: "Watch the leases of the pool, or the bindings of a proxy",
 		Long: `Watch the pool: its leases with the round trips and the traffic of their links,
-those that are not well first, and the queue with why each waits. Refreshed in
-place on a terminal and printed anew elsewhere. q or Ctrl-C ends it.
+unhealthy leases first, and the queue with the reason why each lease waits. On a
+terminal the table is refreshed in place; elsewhere each table follows the last. q or
+Ctrl-C ends the command.
 
-With --admin, watch the bindings of a proxy that runs with --admin-listen: a line
-for each slot that is bound.
+With --admin, watch the bindings of a proxy that runs with --admin-listen, one line
+per bound slot.
 
   PEER       node/slot of the other end
-  LEAST      least round trip of the network, by the best path
-  NETWORK    its smoothed round trip, with the queues of the bulk traffic
-  REQUEST    how long requests that this side sent waited for their completion
-  FAR        what of REQUEST is not LEAST: the time of the other end, and queues
-  HERE       how long this side took to answer requests of the other
-  TLP/S      TLPs sent and received in a second, MB/S their payload
-  RESENT/S   fragments of TLPs that were sent again
-  TAGS       requests of this side that wait, of how many there may be
-  IRQ/S      interrupts of the device (host)
-  NOTES      what has gone wrong since the binding was made: datagrams dropped by
-             reason, DMA refused, Completion Timeouts, paths that do not work
+  LEAST      least round trip of the network, on the best path
+  NETWORK    its smoothed round trip, including queues of bulk traffic
+  REQUEST    time that requests of this side waited for their completion
+  FAR        REQUEST minus LEAST: the time of the other end, and queues
+  HERE       time that this side took to answer requests of the other
+  TLP/S      TLPs sent and received per second; MB/S is their payload
+  RESENT/S   fragments of TLPs retransmitted per second
+  TAGS       outstanding requests of this side, and their limit
+  IRQ/S      interrupts of the device per second (on a host)
+  NOTES      problems since the binding began: dropped datagrams by reason, refused
+             DMA, Completion Timeouts, broken paths
 
-On a host, requests are the VM's reads of the device, and HERE is guest memory;
-in a box, requests are the device's DMA reads, and HERE is the device. The times
-are those of sampled requests, at most a thousand in a second.
+On a host, requests are the VM's reads of the device, and HERE is guest memory. In a
+box, requests are the device's DMA reads, and HERE is the device. The times are those
+of sampled requests, at most 1000 per second.
 
-With --once there is one table, of --interval; with --json an object for each.`,
+With --once the command prints one table, measured over --interval. With --json it
+prints an object per table.`,
 		Example: `  dxpu top
   dxpu top --admin http://127.0.0.1:9100
   dxpu top --once --interval 5s
@@ -64,10 +67,10 @@ With --once there is one table, of --interval; with --json an object for each.`,
 	}
 	adminFlag(cmd, &o.admin)
 	f := cmd.Flags()
-	f.DurationVar(&o.interval, "interval", time.Second, "time between two looks")
-	f.BoolVar(&o.once, "once", false, "print one table and end")
-	f.BoolVar(&o.all, "all", false, "free slots too (with --admin)")
-	f.IntVar(&o.rows, "rows", 40, "leases to show at most, 0: all (without --admin)")
+	f.DurationVar(&o.interval, "interval", time.Second, "time between two tables")
+	f.BoolVar(&o.once, "once", false, "print one table")
+	f.BoolVar(&o.all, "all", false, "show free slots, too (with --admin)")
+	f.IntVar(&o.rows, "rows", 40, "limit of leases to show, 0: all (without --admin)")
 	conn.register(cmd)
 	jsonFlag(cmd, &o.asJSON)
 	return cmd
@@ -75,14 +78,14 @@ With --once there is one table, of --interval; with --json an object for each.`,
 
 func (o *topOptions) run(cmd *cobra.Command) error {
 	if o.interval <= 0 {
-		return &usageError{fmt.Errorf("--interval: %v is not positive", o.interval)}
+		return usagef("--interval: %v is not positive", o.interval)
 	}
 	if o.admin == "" && os.Getenv("DXPU_ADMIN") == "" {
 		return o.runPool(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
 	}
 	target, err := adminURL(o.admin, "/slots", nil)
 	if err != nil {
-		return &usageError{err}
+		return usage(err)
 	}
 	out := cmd.OutOrStdout()
 	screen := newScreen(cmd.InOrStdin(), out, o.once || o.asJSON)
@@ -122,7 +125,7 @@ func (o *topOptions) show(w *screen, t *top) error {
 	return w.show(buf.Bytes())
 }
 
-// maxReport bounds what a proxy may answer: 256 slots take a tenth of it.
+// maxReport bounds the answer of a proxy, in bytes: 256 slots take a tenth of it.
 const maxReport = 4 << 20
 
 func fetchReport(ctx context.Context, target string) (*agent.Report, error) {
@@ -132,32 +135,31 @@ func fetchReport(ctx context.Context, target string) (*agent.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = body.Close() }() // it has been read
+	defer func() { _ = body.Close() }() // its contents have been read
 	r := &agent.Report{}
 	if err := json.NewDecoder(io.LimitReader(body, maxReport)).Decode(r); err != nil {
-		return nil, withHint(fmt.Errorf("%s: %w", target, err), "is that the admin listener of a proxy?")
+		return nil, withHint(fmt.Errorf("%s: the answer is not the report of a proxy", target), "is this the --admin-listen address of a proxy?")
 	}
 	return r, nil
 }
 
-// screen is where tables go: a terminal, which is drawn over, or anything else.
+// screen shows tables: in place on a terminal, one after the other elsewhere.
 type screen struct {
 	out io.Writer
 	in  *os.File // a terminal whose keys are read; nil: none
 	tty bool
-	old *terminalState
+	old *term.State
 }
 
-// newScreen takes a terminal into use, unless plain is set.
+// newScreen prepares the terminal, unless plain is set.
 func newScreen(in io.Reader, out io.Writer, plain bool) *screen {
 	s := &screen{out: out}
-	f, ok := out.(*os.File)
-	if plain || !ok || !isTTY(f) {
+	if plain || !isTerminal(out) {
 		return s
 	}
 	s.tty = true
 	_, _ = io.WriteString(out, "\x1b[?25l\x1b[2J") // hide the cursor, clear
-	if f, ok := in.(*os.File); ok && isTTY(f) {
+	if f, ok := in.(*os.File); ok && isTerminal(in) {
 		if old, err := readKeys(f); err == nil {
 			s.in, s.old = f, old
 		}
@@ -170,14 +172,14 @@ func (s *screen) close() {
 		_, _ = io.WriteString(s.out, "\x1b[?25h")
 	}
 	if s.in != nil {
-		s.old.restore(s.in)
+		_ = term.Restore(int(s.in.Fd()), s.old) // fails only if the terminal is gone
 	}
 }
 
-// show prints a table, over the one before where that can be done.
+// show prints a table, on a terminal in the place of the previous one.
 func (s *screen) show(text []byte) error {
 	if s.tty {
-		// Home; clear the rest of each line, and what is below.
+		// Move home, clear the rest of each line and the lines below.
 		text = append([]byte("\x1b[H"), bytes.ReplaceAll(text, []byte("\n"), []byte("\x1b[K\n"))...)
 		text = append(text, "\x1b[J"...)
 	}
@@ -185,7 +187,7 @@ func (s *screen) show(text []byte) error {
 	return err
 }
 
-// wait waits for d. It returns false when ctx has ended or q was pressed.
+// wait waits for d. It returns false when ctx ends or q is pressed.
 func (s *screen) wait(ctx context.Context, d time.Duration) bool {
 	if s.in != nil {
 		return waitForQuit(ctx, s.in, d)

@@ -16,7 +16,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/agent"
 )
 
-// report is a host of two slots, of which one is bound; n TLPs have passed by then.
+// report is that of a host with two slots, one of them bound, after n TLPs.
 func report(at time.Duration, n uint64) agent.Report {
 	return agent.Report{
 		Role: "host", Time: time.Date(2026, 11, 21, 1, 2, 3, 0, time.UTC).Add(at),
@@ -38,7 +38,7 @@ func report(at time.Duration, n uint64) agent.Report {
 	}
 }
 
-// fakeProxy answers with one report after the other, the last one for ever.
+// fakeProxy answers with one report after the other, and repeats the last one.
 func fakeProxy(t *testing.T, reports ...agent.Report) *httptest.Server {
 	t.Helper()
 	var asked atomic.Int64
@@ -51,7 +51,7 @@ func fakeProxy(t *testing.T, reports ...agent.Report) *httptest.Server {
 	return srv
 }
 
-// dxpu runs a command line that must succeed and returns what it printed.
+// dxpu runs a command line that must succeed, and returns its output.
 func dxpu(t *testing.T, args ...string) (stdout, stderr string) {
 	t.Helper()
 	var out, errOut bytes.Buffer
@@ -67,7 +67,7 @@ func TestTop(t *testing.T) {
 	want := `host at 01:02:05, 2 slots, 1.0 MB/s out, 4.0 MB/s in
 
 SLOT  BINDING  EPOCH  PEER  STATE     LEAST    NETWORK  REQUEST  FAR      HERE    TLP/S OUT  IN    MB/S OUT  IN   RESENT/S  TAGS  IRQ/S  NOTES
-0     b-1      7      9/4   attached  30.5 µs  33.0 µs  45.5 µs  15.0 µs  2.2 µs  1000       2000  1.0       4.0  10        3/64  100    path 2 does not work, DMA refused 2, dropped corrupt 1, dropped replay 5
+0     b-1      7      9/4   attached  30.5 µs  33.0 µs  45.5 µs  15.0 µs  2.2 µs  1000       2000  1.0       4.0  10        3/64  100    path 2 is broken, DMA refused 2, dropped corrupt 1, dropped replay 5
 1     -        -      -     free      -        -        -        -        -       -          -     -         -    -         -     -      DX100
 `
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -92,7 +92,7 @@ func TestTopJSON(t *testing.T) {
 	}
 }
 
-// A link that is new has counted from zero, and no rate is below zero.
+// A new link has counted from zero, and no rate is negative.
 func TestTopRates(t *testing.T) {
 	edit := func(r agent.Report, f func(*agent.SlotReport)) agent.Report {
 		f(&r.Slots[0])
@@ -135,9 +135,9 @@ func TestAdminMistakes(t *testing.T) {
 		stderr string
 	}{
 		{"bad URL", "top --admin localhost:9100", exitUsage, "is not the URL of a proxy"},
-		{"nobody there", "top --admin http://127.0.0.1:1", exitFailure, "does the proxy run"},
+		{"no listener", "top --admin http://127.0.0.1:1", exitFailure, "is the proxy running"},
 		{"bad interval", "top --interval 0s --admin " + slots.URL, exitUsage, "is not positive"},
-		{"no report", "top --admin " + broken.URL, exitFailure, "is that the admin listener of a proxy?"},
+		{"no report", "top --admin " + broken.URL, exitFailure, "is not the report of a proxy"},
 		{"no file", "capture --admin " + slots.URL, exitUsage, "-w is missing"},
 		{"no such page", "capture -w - --admin " + slots.URL, exitFailure, "404"},
 		{"not allowed", "capture -w - --admin " + forbidden.URL, exitFailure, "--allow-capture"},

@@ -11,19 +11,16 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
-
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
-	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 )
 
-// poolTop is what "dxpu top" shows of a pool at once.
+// poolTop is one table of "dxpu top" for a pool.
 type poolTop struct {
 	Time   time.Time   `json:"time"`
 	Pool   poolCounts  `json:"pool"`
-	Leases []topLease  `json:"leases"` // those that are not well first, then the largest traffic
+	Leases []topLease  `json:"leases"` // unhealthy ones first, then by traffic
 	Queue  []topQueued `json:"queue"`
-	More   int         `json:"leases_left_out"` // for want of rows
+	More   int         `json:"leases_left_out"` // because of --rows
 }
 
 type poolCounts struct {
@@ -39,7 +36,7 @@ type poolCounts struct {
 	Spares         uint32 `json:"spares_held"`
 }
 
-// topLease is a lease with the sums over its links, as its host sees them.
+// topLease is a lease with the sums of its links, as its host counts them.
 type topLease struct {
 	ID     string        `json:"id"`
 	Tenant string        `json:"tenant"`
@@ -48,7 +45,7 @@ type topLease struct {
 	GPUs   int           `json:"gpus"` // attached
 	Want   uint32        `json:"gpus_wanted"`
 	Age    time.Duration `json:"age_ns"`
-	RTT    time.Duration `json:"round_trip_ns"` // longest of its links
+	RTT    time.Duration `json:"round_trip_ns"` // the longest of its links
 	Out    uint64        `json:"bytes_out_per_s"`
 	In     uint64        `json:"bytes_in_per_s"`
 	Resent uint64        `json:"datagrams_resent"`
@@ -64,7 +61,7 @@ type topQueued struct {
 	Why      string        `json:"why"`
 }
 
-// runPool watches the pool until the user has seen enough.
+// runPool watches the pool until the user ends the command.
 func (o *topOptions) runPool(ctx context.Context, in io.Reader, out io.Writer) error {
 	api, err := o.conn.pool()
 	if err != nil {
@@ -100,56 +97,41 @@ func (o *topOptions) showPool(w *screen, t *poolTop) error {
 	return w.show(buf.Bytes())
 }
 
-// fetchPoolTop asks the manager for everything that the view needs.
-func fetchPoolTop(ctx context.Context, api dxpuv1connect.PoolServiceClient, rows int) (*poolTop, error) {
+// fetchPoolTop asks the manager for the data of a table.
+func fetchPoolTop(ctx context.Context, api poolAPI, rows int) (*poolTop, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	pool, err := api.GetPool(ctx, connect.NewRequest(&dxpuv1.GetPoolRequest{}))
+	pool, err := callOn(ctx, api, poolAPI.GetPool, &dxpuv1.GetPoolRequest{})
 	if err != nil {
 		return nil, err
 	}
-	var leases []*dxpuv1.Lease
-	req := &dxpuv1.ListLeasesRequest{PageSize: 1000}
-	for {
-		res, err := api.ListLeases(ctx, connect.NewRequest(req))
-		if err != nil {
-			return nil, err
-		}
-		leases = append(leases, res.Msg.Leases...)
-		if req.PageToken = res.Msg.NextPageToken; req.PageToken == "" {
-			break
-		}
+	leases, err := callAll(ctx, api, poolAPI.ListLeases, &dxpuv1.ListLeasesRequest{PageSize: 1000})
+	if err != nil {
+		return nil, err
 	}
 	links, err := linksByLease(ctx, api)
 	if err != nil {
 		return nil, err
 	}
-	return newPoolTop(time.Now(), pool.Msg.Pool, leases, links, rows), nil
+	return newPoolTop(time.Now(), pool.Pool, leases.Leases, links, rows), nil
 }
 
 // linksByLease returns the host slots of each lease.
-func linksByLease(ctx context.Context, api dxpuv1connect.PoolServiceClient) (map[string][]*dxpuv1.HostSlot, error) {
+func linksByLease(ctx context.Context, api poolAPI) (map[string][]*dxpuv1.HostSlot, error) {
 	out := map[string][]*dxpuv1.HostSlot{}
-	req := &dxpuv1.ListHostsRequest{PageSize: 1000}
-	for {
-		res, err := api.ListHosts(ctx, connect.NewRequest(req))
-		if err != nil {
-			return nil, err
-		}
-		for _, h := range res.Msg.Hosts {
+	return out, callPages(ctx, api, poolAPI.ListHosts, &dxpuv1.ListHostsRequest{PageSize: 1000}, func(page *dxpuv1.ListHostsResponse) error {
+		for _, h := range page.Hosts {
 			for _, s := range h.Slots {
 				if s.LeaseId != "" {
 					out[s.LeaseId] = append(out[s.LeaseId], s)
 				}
 			}
 		}
-		if req.PageToken = res.Msg.NextPageToken; req.PageToken == "" {
-			return out, nil
-		}
-	}
+		return nil
+	})
 }
 
-// newPoolTop orders what there is for at most so many rows of leases.
+// newPoolTop sorts leases and queue, and keeps at most rows leases; 0: all.
 func newPoolTop(now time.Time, p *dxpuv1.Pool, leases []*dxpuv1.Lease, links map[string][]*dxpuv1.HostSlot, rows int) *poolTop {
 	t := &poolTop{Time: now, Leases: []topLease{}, Queue: []topQueued{}, Pool: poolCounts{
 		Leader: p.LeaderUrl, Hosts: p.Hosts, HostsConnected: p.HostsConnected, Boxes: p.Boxes, BoxesConnected: p.BoxesConnected,
@@ -165,7 +147,7 @@ func newPoolTop(now time.Time, p *dxpuv1.Pool, leases []*dxpuv1.Lease, links map
 			continue
 		}
 		row := topLease{
-			ID: l.Id, Tenant: l.Spec.Tenant, State: enumWord(l.State, "LEASE_STATE_"), Host: l.HostId,
+			ID: l.Id, Tenant: l.Spec.Tenant, State: enumWord(l.State), Host: l.HostId,
 			Want: l.Spec.Count, Age: age,
 		}
 		for _, s := range links[l.Id] {
@@ -174,7 +156,7 @@ func newPoolTop(now time.Time, p *dxpuv1.Pool, leases []*dxpuv1.Lease, links map
 		t.Leases = append(t.Leases, row)
 	}
 	slices.SortStableFunc(t.Leases, func(a, b topLease) int {
-		return cmp.Or(cmp.Compare(wellness(a.State), wellness(b.State)), cmp.Compare(b.Out+b.In, a.Out+a.In))
+		return cmp.Or(cmp.Compare(urgency(a.State), urgency(b.State)), cmp.Compare(b.Out+b.In, a.Out+a.In))
 	})
 	slices.SortStableFunc(t.Queue, func(a, b topQueued) int { return cmp.Compare(a.Position, b.Position) })
 	if rows > 0 && len(t.Leases) > rows {
@@ -184,8 +166,8 @@ func newPoolTop(now time.Time, p *dxpuv1.Pool, leases []*dxpuv1.Lease, links map
 	return t
 }
 
-// wellness puts leases first that somebody should look at.
-func wellness(state string) int {
+// urgency orders the states of leases: those that need attention come first.
+func urgency(state string) int {
 	order := []string{"degraded", "releasing", "binding"}
 	if i := slices.Index(order, state); i >= 0 {
 		return i
@@ -206,7 +188,7 @@ func (l *topLease) add(s *dxpuv1.HostSlot) {
 
 func (t *poolTop) write(w io.Writer) error {
 	p := &t.Pool
-	head := fmt.Sprintf("%s  hosts %d/%d  boxes %d/%d  gpus %d: %d bound, %d free (%d spares), %d not available",
+	head := fmt.Sprintf("%s  hosts %d/%d  boxes %d/%d  gpus %d: %d bound, %d free (%d spares), %d unavailable",
 		t.Time.Format(time.TimeOnly), p.HostsConnected, p.Hosts, p.BoxesConnected, p.Boxes, p.GPUs, p.Bound, p.Free, p.Spares, p.Unavailable)
 	if p.Leader != "" {
 		head += "  leader " + p.Leader

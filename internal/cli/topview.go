@@ -11,18 +11,18 @@ import (
 	"github.com/dxpu-project/dxpu/internal/agent"
 )
 
-// top is what "dxpu top" shows at once.
+// top is one table of "dxpu top" for a proxy.
 type top struct {
 	Role    string        `json:"role"`
 	Time    time.Time     `json:"time"`
-	Elapsed time.Duration `json:"elapsed_ns"` // that the rates are of
+	Elapsed time.Duration `json:"elapsed_ns"` // the time that the rates cover
 	Slots   []topSlot     `json:"slots"`
 }
 
-// topSlot is a slot with what follows from two looks at it.
+// topSlot is a slot with values computed from two reports.
 type topSlot struct {
 	agent.SlotReport
-	// Least to Here are columns; 0 where nothing is known.
+	// Least to Here are columns of the table; 0: unknown.
 	Least   time.Duration `json:"network_least_ns"`
 	Network time.Duration `json:"network_ns"`
 	Request time.Duration `json:"request_ns"`
@@ -31,7 +31,7 @@ type topSlot struct {
 	Rates   topRates      `json:"rates"`
 }
 
-// topRates are for one second.
+// topRates are per second.
 type topRates struct {
 	TLPsOut         float64 `json:"tlps_out"`
 	TLPsIn          float64 `json:"tlps_in"`
@@ -43,7 +43,7 @@ type topRates struct {
 	Interrupts      float64 `json:"interrupts"`
 }
 
-// newTop compares two reports of a proxy, by the proxy's own clock.
+// newTop compares two reports of a proxy. The times are those of the proxy's clock.
 func newTop(prev, cur *agent.Report) *top {
 	t := &top{Role: cur.Role, Time: cur.Time, Elapsed: cur.Time.Sub(prev.Time)}
 	before := map[int]*agent.SlotReport{}
@@ -76,7 +76,7 @@ func newTopSlot(prev, cur *agent.SlotReport, elapsed time.Duration) topSlot {
 	if prev != nil {
 		irqs = prev.Counters.Interrupts
 		if o := linkOf(prev); o != nil && cur.Binding.ID == prev.Binding.ID && cur.Binding.Epoch == prev.Binding.Epoch {
-			old = o // else a link that is new has counted from zero
+			old = o // otherwise the link is new and has counted from zero
 		}
 	}
 	rate := func(now, then uint64) float64 {
@@ -142,7 +142,7 @@ func (s *topSlot) row(tw *table) {
 		perSecond(r.Retransmissions), tags, perSecond(r.Interrupts), strings.Join(s.notes(), ", "))
 }
 
-// notes tells what has gone wrong.
+// notes lists problems.
 func (s *topSlot) notes() (out []string) {
 	if d := s.Binding.Detail; d != "" {
 		out = append(out, d)
@@ -156,7 +156,7 @@ func (s *topSlot) notes() (out []string) {
 	}
 	for i, p := range l.Paths {
 		if !p.Usable && l.State == "up" {
-			out = append(out, fmt.Sprintf("path %d does not work", i))
+			out = append(out, fmt.Sprintf("path %d is broken", i))
 		}
 	}
 	c := &s.Counters
@@ -181,7 +181,7 @@ func (s *topSlot) notes() (out []string) {
 	return out
 }
 
-// micros prints a time in microseconds, nothing for none.
+// micros prints a time in microseconds, "" for 0.
 func micros(d time.Duration) string {
 	if d == 0 {
 		return ""

@@ -15,15 +15,15 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace"
 )
 
-// tracingHelp tells daemons' users how to see traces.
+// tracingHelp is the part of the daemons' help about traces.
 const tracingHelp = `
 
-With $OTEL_EXPORTER_OTLP_ENDPOINT set, such as http://127.0.0.1:4318, the traces of
-attaches go there (OTLP over HTTP; the other OTEL_ variables work too): one trace
-from the call through manager, box and host to the device in the VM.`
+With $OTEL_EXPORTER_OTLP_ENDPOINT, such as http://127.0.0.1:4318, the daemon exports
+traces of attaches (OTLP over HTTP; the other OTEL_ variables apply, too). One trace
+covers the call, the manager, the box, the host and the device in the VM.`
 
-// withTracing runs a daemon with traces exported to where the environment says;
-// nothing is exported where it says nothing. What is left is sent at the end.
+// withTracing runs a daemon and exports its traces to the collector that the
+// environment names, if any. Buffered spans are sent when run returns.
 func withTracing(ctx context.Context, service, instance string, run func(context.Context) error) error {
 	if os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") == "" && os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") == "" {
 		return run(ctx)

@@ -14,8 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// spanCollector is an OTLP collector that remembers spans as
-// "TRACE SERVICE NAME".
+// spanCollector is an OTLP collector that keeps spans as "TRACE|SERVICE|NAME".
 type spanCollector struct {
 	mu    sync.Mutex
 	spans []string

@@ -12,7 +12,7 @@ func newVersionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "version",
 		Short:   "Print the version",
-		Long:    "Print the version of dxpu, the Go version it was built with and the platform.",
+		Long:    "Print the version of dxpu, the Go version that built it, and the platform.",
 		Example: "  dxpu version --json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -33,12 +33,12 @@ func newVersionCommand() *cobra.Command {
 func newExitCodesTopic() *cobra.Command {
 	return &cobra.Command{
 		Use:   "exit-codes",
-		Short: "What the exit codes mean",
-		Long: `Exit codes of dxpu:
+		Short: "Explain the exit codes",
+		Long: `The exit codes of dxpu are:
 
-  0  done
-  1  it failed: no connection, a device or a file did not do what it should
-  2  wrong usage: an unknown flag, a missing or impossible argument
-  3  the manager refused: not found, no capacity, not in this state, no permission`,
+  0  success
+  1  failure: no connection, or an error of a device or a file
+  2  wrong usage: an unknown flag, a missing or an invalid argument
+  3  refusal by the manager: not found, no capacity, wrong state, no permission`,
 	}
 }

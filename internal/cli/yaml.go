@@ -11,8 +11,8 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// yamlFlag is --yaml: it has the command print JSON, and puts a yamlWriter in
-// between.
+// yamlFlag is --yaml. It makes the command print JSON, and converts the output with a
+// yamlWriter.
 type yamlFlag struct {
 	cmd  *cobra.Command
 	json *bool
@@ -36,20 +36,20 @@ func (f *yamlFlag) String() string { return strconv.FormatBool(f.on) }
 // Type implements pflag.Value.
 func (f *yamlFlag) Type() string { return "bool" }
 
-// IsBoolFlag says that --yaml needs no value.
+// IsBoolFlag tells pflag that --yaml needs no value.
 func (f *yamlFlag) IsBoolFlag() bool { return true }
 
-// maxPending bounds how much of one JSON value a yamlWriter keeps: more than any
+// maxPending bounds the size of one JSON value in a yamlWriter, in bytes: more than any
 // list of a pool.
 const maxPending = 1 << 30
 
-// yamlWriter turns a stream of JSON values into YAML documents, each as soon as
-// it is complete, in the order of the keys. What is not JSON is passed on as it is.
+// yamlWriter converts a stream of JSON values to YAML documents, each as soon as it is
+// complete, with the keys in their order. It passes on other text unchanged.
 type yamlWriter struct {
 	w       io.Writer
 	pending []byte
-	some    bool // something was written
-	plain   bool // it is no JSON
+	started bool // a document was written
+	plain   bool // the stream is not JSON
 }
 
 // Write implements io.Writer.
@@ -73,7 +73,7 @@ func (y *yamlWriter) Write(p []byte) (int, error) {
 			}
 			y.pending = rest[d.InputOffset():]
 		case errors.Is(err, io.ErrUnexpectedEOF) && len(rest) < maxPending:
-			return len(p), nil // there is more to come
+			return len(p), nil // the value is not complete
 		default:
 			y.plain, y.pending = true, nil
 			if _, err := y.w.Write(rest); err != nil {
@@ -84,8 +84,8 @@ func (y *yamlWriter) Write(p []byte) (int, error) {
 	}
 }
 
-// document writes one value. JSON is YAML: it is read as such, and loses its
-// braces and needless quotes.
+// document writes one value. JSON is valid YAML: it is parsed as such and written
+// without braces and unnecessary quotes.
 func (y *yamlWriter) document(value []byte) error {
 	var n yaml.Node
 	if err := yaml.Load(value, &n); err != nil {
@@ -96,10 +96,10 @@ func (y *yamlWriter) document(value []byte) error {
 	if err != nil {
 		return err
 	}
-	if y.some {
+	if y.started {
 		out = append([]byte("---\n"), out...)
 	}
-	y.some = true
+	y.started = true
 	_, err = y.w.Write(out)
 	return err
 }
@@ -111,7 +111,7 @@ func block(n *yaml.Node) {
 			n.Style = 0
 		}
 	case yaml.ScalarNode:
-		n.Style = 0 // what would not be a string without quotes keeps them: it has the tag of one
+		n.Style = 0 // the tag keeps the quotes of strings that need them
 	}
 	for _, c := range n.Content {
 		block(c)

@@ -28,10 +28,10 @@ import (
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
 )
 
-// patience is how long a test waits for what must happen on a loaded machine.
-const patience = 30 * time.Second
+// testTimeout bounds the wait for an event on a loaded machine.
+const testTimeout = 30 * time.Second
 
-// runningProxy is a proxy of this process with its admin listener.
+// runningProxy is a proxy in this process with its admin listener.
 type runningProxy struct {
 	proxy
 	fabric *netio.Fabric
@@ -39,7 +39,7 @@ type runningProxy struct {
 }
 
 // runProxy runs a proxy until the test ends, without a manager.
-func (s *seen) runProxy(t *testing.T, kind dxpuv1.NodeKind, allowCapture bool, build func(*netio.Fabric) (proxy, error)) *runningProxy {
+func (s *proxyPair) runProxy(t *testing.T, kind dxpuv1.NodeKind, allowCapture bool, build func(*netio.Fabric) (proxy, error)) *runningProxy {
 	t.Helper()
 	o := &proxyOptions{
 		listen: []string{"127.0.0.1:0"}, admin: "127.0.0.1:0", adminFile: filepath.Join(t.TempDir(), "url"),
@@ -60,12 +60,12 @@ func (s *seen) runProxy(t *testing.T, kind dxpuv1.NodeKind, allowCapture bool, b
 		default:
 		}
 	})
-	client, err := o.client(kind, p, log)
+	a, err := o.agent(kind, p, log)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	serve, err := o.adminServer(ctx, p, f, client, nil)
+	serve, err := o.adminServer(ctx, p, f, a, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,16 +94,16 @@ func (s *seen) runProxy(t *testing.T, kind dxpuv1.NodeKind, allowCapture bool, b
 	return &runningProxy{p, f, strings.TrimSpace(string(raw))}
 }
 
-// seen is an embedded host and a box with one GPU.
-type seen struct {
+// proxyPair is an embedded host and a box with one GPU.
+type proxyPair struct {
 	host, box *runningProxy
 	inside    *hostproxy.Embedded
-	news      chan struct{} // a side has something to report
+	news      chan struct{} // signals a new state of either side
 }
 
-func newSeen(t *testing.T) *seen {
+func newProxyPair(t *testing.T) *proxyPair {
 	t.Helper()
-	s := &seen{inside: hostproxy.NewEmbedded(hostproxy.EmbeddedSpec{}), news: make(chan struct{}, 1)}
+	s := &proxyPair{inside: hostproxy.NewEmbedded(hostproxy.EmbeddedSpec{}), news: make(chan struct{}, 1)}
 	t.Setenv("DXPU_MANAGER", "http://127.0.0.1:1")
 	t.Setenv("DXPU_JOIN_TOKEN", "token-for-tests")
 	log := slog.New(slog.DiscardHandler)
@@ -121,8 +121,8 @@ func newSeen(t *testing.T) *seen {
 	return s
 }
 
-// open drives the GPU.
-func (s *seen) open(t *testing.T) *driver.Device {
+// open opens the GPU with the driver.
+func (s *proxyPair) open(t *testing.T) *driver.Device {
 	t.Helper()
 	bus, err := s.inside.Open(0)
 	if err != nil {
@@ -140,8 +140,8 @@ func (s *seen) open(t *testing.T) *driver.Device {
 	return device
 }
 
-// bind joins the two, as a manager does, and waits until the host has the GPU.
-func (s *seen) bind(t *testing.T, epoch uint64) {
+// bind binds the GPU to the host, as a manager does, and waits for the attach.
+func (s *proxyPair) bind(t *testing.T, epoch uint64) {
 	t.Helper()
 	state := func(self, peer uint32, other *netio.Fabric) *dxpuv1.DesiredState {
 		return &dxpuv1.DesiredState{NodeNumber: self, Revision: 2 * epoch, Bindings: []*dxpuv1.DesiredBinding{{
@@ -156,8 +156,8 @@ func (s *seen) bind(t *testing.T, epoch uint64) {
 	})
 }
 
-// unbind takes the two apart.
-func (s *seen) unbind(t *testing.T, epoch uint64) {
+// unbind ends the binding and waits for the detach.
+func (s *proxyPair) unbind(t *testing.T, epoch uint64) {
 	t.Helper()
 	s.host.Apply(&dxpuv1.DesiredState{NodeNumber: 70, Revision: 2*epoch + 1})
 	s.box.Apply(&dxpuv1.DesiredState{NodeNumber: 9, Revision: 2*epoch + 1})
@@ -166,10 +166,10 @@ func (s *seen) unbind(t *testing.T, epoch uint64) {
 	})
 }
 
-// await waits for something that a side reports.
-func (s *seen) await(t *testing.T, what string, ok func() bool) {
+// await waits for a state that a side reports.
+func (s *proxyPair) await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for limit := time.After(patience); !ok(); {
+	for limit := time.After(testTimeout); !ok(); {
 		select {
 		case <-s.news:
 		case <-limit:
@@ -199,13 +199,13 @@ func copyBothWays(t *testing.T, device *driver.Device, n int) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(in, out) {
-		t.Error("other bytes came back")
+		t.Error("the bytes differ after the copies")
 	}
 }
 
-// What dxpu top shows of a real pair is what went through it.
+// dxpu top shows the traffic of a real pair.
 func TestTopOfRealProxies(t *testing.T) {
-	s := newSeen(t)
+	s := newProxyPair(t)
 	const n = 1 << 20
 	copyBothWays(t, s.open(t), n)
 	for _, tc := range []struct {
@@ -251,10 +251,10 @@ func TestTopOfRealProxies(t *testing.T) {
 	}
 }
 
-// A capture of a real pair, whose link is encrypted, has the TLPs in clear, and
+// A capture of a real pair with an encrypted link contains decrypted TLPs, and
 // Wireshark joins each completion with its request.
 func TestCaptureOfRealProxies(t *testing.T) {
-	s := newSeen(t)
+	s := newProxyPair(t)
 	device, dir := s.open(t), t.TempDir()
 	file := filepath.Join(dir, "a.pcapng")
 	const count = 400
@@ -263,7 +263,7 @@ func TestCaptureOfRealProxies(t *testing.T) {
 		_, stderr := dxpu(t, "capture", "--admin", s.host.url, "--slot", "0", "-c", fmt.Sprint(count), "-w", file)
 		done <- stderr
 	}()
-	for running := true; running; { // nobody says when the capture has begun
+	for running := true; running; { // the start of the capture is not visible
 		copyBothWays(t, device, 64<<10)
 		select {
 		case stderr := <-done:
@@ -279,7 +279,7 @@ func TestCaptureOfRealProxies(t *testing.T) {
 	}
 	tool, err := exec.LookPath("tshark")
 	if errors.Is(err, exec.ErrNotFound) {
-		t.Skip("tshark is not installed (Debian: apt install tshark): the capture is not read")
+		t.Skip("tshark is not installed (Debian: apt install tshark), so the capture is not checked")
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -287,7 +287,7 @@ func TestCaptureOfRealProxies(t *testing.T) {
 	lua := filepath.Join(dir, "dxpu.lua")
 	printed, _ := dxpu(t, "capture", "--dissector")
 	if printed != capture.Dissector {
-		t.Error("--dissector prints another dissector")
+		t.Error("--dissector prints a different text")
 	}
 	if err := os.WriteFile(lua, []byte(printed), 0o600); err != nil {
 		t.Fatal(err)
@@ -306,20 +306,20 @@ func TestCaptureOfRealProxies(t *testing.T) {
 		t.Errorf("%d TLPs: %v", len(types), slices.Compact(slices.Sorted(slices.Values(types))))
 	}
 	if bad := run("-R", "dxpu.malformed || dxpu.crc.bad || _ws.lua.error", "-T", "fields", "-e", "frame.number"); len(bad) != 0 {
-		t.Errorf("TLPs %v are wrong", bad)
+		t.Errorf("invalid TLPs: %v", bad)
 	}
 	if times := run("-T", "fields", "-e", "dxpu.tlp.time"); len(times) == 0 {
-		t.Error("no completion was joined with its request")
+		t.Error("Wireshark joined no completion with its request")
 	}
 }
 
-// Reports may be asked for while bindings come and go; the race detector watches.
+// Reports and changes of bindings may be concurrent, which the race detector checks.
 func TestReportsWhileBindingsChange(t *testing.T) {
-	s := newSeen(t)
+	s := newProxyPair(t)
 	ctx, stop := context.WithCancel(t.Context())
-	var asking sync.WaitGroup
+	var reports sync.WaitGroup
 	for _, p := range []*runningProxy{s.host, s.box} {
-		asking.Go(func() {
+		reports.Go(func() {
 			tick := time.NewTicker(time.Millisecond)
 			defer tick.Stop()
 			for ; ctx.Err() == nil; <-tick.C {
@@ -335,10 +335,10 @@ func TestReportsWhileBindingsChange(t *testing.T) {
 		s.bind(t, epoch+1)
 	}
 	stop()
-	asking.Wait()
+	reports.Wait()
 }
 
-// Captures need leave, and come from the same machine only.
+// A capture needs a local client and valid parameters.
 func TestCaptureIsForbidden(t *testing.T) {
 	h := agent.CaptureHandler(nil, true, "", "")
 	for _, tc := range []struct {
@@ -346,7 +346,7 @@ func TestCaptureIsForbidden(t *testing.T) {
 		want                      int
 	}{
 		{"another machine", "192.0.2.1:5000", "192.0.2.2:9100", "", http.StatusForbidden},
-		{"a name that points here", "127.0.0.1:5000", "rebound.example:9100", "", http.StatusForbidden},
+		{"a name that resolves to this machine", "127.0.0.1:5000", "rebound.example:9100", "", http.StatusForbidden},
 		{"bad slot", "127.0.0.1:5000", "127.0.0.1:9100", "slot=x", http.StatusBadRequest},
 		{"bad binding", "[::1]:5000", "localhost:9100", "binding=4294967296", http.StatusBadRequest},
 		{"bad length", "127.0.0.1:5000", "localhost", "snaplen=-1", http.StatusBadRequest},
