@@ -117,6 +117,7 @@ var beside = map[string][]string{
 	"internal/boxproxy":             {"internal/agent"},
 	"internal/demo":                 {"internal/hostproxy", "internal/agent"},
 	"internal/model/playback":       {"internal/sim"},
+	"internal/sim":                  {"internal/hostproxy", "internal/boxproxy", "internal/agent"},
 	"internal/bench":                {"internal/hostproxy", "internal/boxproxy", "internal/agent", "internal/model/playback"},
 	"internal/bench/capacity":       {"internal/pool/manager", "internal/hostproxy", "internal/boxproxy", "internal/agent"},
 	"internal/bench/fleet":          {"internal/pool/manager", "internal/agent"},

@@ -8,6 +8,7 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/internal/model/perf"
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/pcie"
@@ -99,9 +100,9 @@ func (s BandwidthSpec) Measure(ctx context.Context) (b Bandwidth, err error) {
 	return b, err
 }
 
-// pair is a host and a GPU with the round trip that is asked for.
-type pair struct {
-	world  *World
+// bench is a pair with the round trip that is asked for, and a stream.
+type bench struct {
+	*Pair
 	stream *driver.Stream
 	data   uint64 // bus address of host memory for the copy
 	stamps driver.DMA
@@ -110,17 +111,17 @@ type pair struct {
 // driverMemory is host memory for rings, status pages and time stamps, in bytes.
 const driverMemory = 1 << 20
 
-func (s *BandwidthSpec) pair(ctx context.Context, rate float64) (p *pair, err error) {
+func (s *BandwidthSpec) bench(ctx context.Context, rate float64) (p *bench, err error) {
 	root := min(perf.NativeRTT, s.RTT)
 	delay := (s.RTT - root) / 2
 	cfg := s.Link
 	cfg.Cipher = s.Cipher
-	w, err := New(Spec{
+	w, err := NewPair(PairSpec{
 		GPU: gpu.Spec{
 			Tags: s.Tags, MaxReadRequest: s.MRRS,
 			VRAM: int64(max(s.Size, 64<<10)+64<<10-1) &^ (64<<10 - 1),
 		},
-		Paths:       []Path{{Delay: delay, Rate: rate}},
+		Paths:       []Duplex{{Down: fault.Plan{Delay: delay, Rate: rate}, Up: fault.Plan{Delay: delay, Rate: rate}}},
 		RootLatency: s.RTT - 2*delay,
 		Link:        cfg,
 		Memory:      driverMemory + s.Size, MaxReadRequest: s.MRRS,
@@ -132,7 +133,7 @@ func (s *BandwidthSpec) pair(ctx context.Context, rate float64) (p *pair, err er
 	if err != nil {
 		return nil, err
 	}
-	p = &pair{world: w}
+	p = &bench{Pair: w}
 	if p.stream, err = dev.NewStream(); err != nil {
 		return nil, err
 	}
@@ -154,10 +155,11 @@ func (s BandwidthSpec) HostToDevice(ctx context.Context) (perf.BytesPerSecond, e
 	if err != nil {
 		return 0, err
 	}
-	p, err := s.pair(ctx, 0)
+	p, err := s.bench(ctx, 0)
 	if err != nil {
 		return 0, err
 	}
+	defer p.Close()
 	warm := min(s.Size, 4*int(s.Window()))
 	if err := p.stream.Submit(ctx, reg.CopyToVRAM(0, 0, p.data, uint64(warm))); err != nil {
 		return 0, err
@@ -186,10 +188,11 @@ func (s BandwidthSpec) DeviceToHost(ctx context.Context) (perf.BytesPerSecond, e
 	if err != nil {
 		return 0, err
 	}
-	p, err := s.pair(ctx, s.Uplink)
+	p, err := s.bench(ctx, s.Uplink)
 	if err != nil {
 		return 0, err
 	}
+	defer p.Close()
 	warm := min(s.Size, int(s.Uplink*s.RTT.Seconds())+64<<10)
 	var fences [2]driver.Fence
 	for i, size := range []int{warm, s.Size} {
@@ -205,7 +208,7 @@ func (s BandwidthSpec) DeviceToHost(ctx context.Context) (perf.BytesPerSecond, e
 		if err := p.stream.Wait(ctx, f); err != nil {
 			return 0, err
 		}
-		at[i] = p.world.Now()
+		at[i] = p.Now()
 	}
 	return perf.BytesPerSecond(float64(s.Size) / (at[1] - at[0]).Seconds()), nil
 }

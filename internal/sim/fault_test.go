@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"hash/fnv"
 	"math/rand/v2"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -35,19 +36,20 @@ func random(seed uint64, n int) []byte {
 	return b[:n]
 }
 
-func bad(share float64) fault.Plan {
+func bad(delay time.Duration, share float64) sim.Duplex {
 	if share == 0 {
-		return fault.Plan{} // jitter reorders too
+		return sim.Delayed(delay) // jitter reorders too
 	}
-	return fault.Plan{Loss: share, Dup: share, Reorder: share, Corrupt: share, Jitter: us}
+	plan := fault.Plan{Delay: delay, Loss: share, Dup: share, Reorder: share, Corrupt: share, Jitter: us}
+	return sim.Duplex{Down: plan, Up: plan}
 }
 
 // badWorld is a host and a GPU with a path that loses, repeats, reorders and corrupts.
-func badWorld(t *testing.T, share float64, seed uint64) *sim.World {
+func badWorld(t *testing.T, share float64, seed uint64) *sim.Pair {
 	t.Helper()
-	w, err := sim.New(sim.Spec{
+	w, err := sim.NewPair(sim.PairSpec{
 		GPU:    gpu.Spec{VRAM: 1 << 20},
-		Paths:  []sim.Path{{Delay: 3 * us, Down: bad(share), Up: bad(share)}},
+		Paths:  []sim.Duplex{bad(3*us, share)},
 		Memory: hostMemory,
 		Link:   link.Config{Cipher: link.CipherAES256GCM},
 		MTU:    1500 - 48, Seed: seed,
@@ -59,7 +61,7 @@ func badWorld(t *testing.T, share float64, seed uint64) *sim.World {
 }
 
 // copyBothWays uploads and downloads with nothing aligned, and compares.
-func copyBothWays(t *testing.T, w *sim.World) {
+func copyBothWays(t *testing.T, w *sim.Pair) {
 	t.Helper()
 	dev, err := w.OpenGPU(t.Context(), driver.Options{Polling: true})
 	if err != nil {
@@ -77,7 +79,7 @@ func copyBothWays(t *testing.T, w *sim.World) {
 	in := memory.Bytes()[3:][:n]
 	out := memory.Bytes()[transfer+5:][:n]
 	copy(in, random(7, n))
-	before := w.Counters().WriteRequests
+	before := w.Counters()
 	if err := stream.CopyToDevice(t.Context(), 1, memory, 3, n); err != nil {
 		t.Fatal(err)
 	}
@@ -94,10 +96,10 @@ func copyBothWays(t *testing.T, w *sim.World) {
 	c := w.Counters()
 	sent := dev.Registers().Read64(reg.CountWriteTLPs)
 	const fences = 1
-	if got := c.WriteRequests - before; got != sent+fences {
+	if got := c.WriteRequests - before.WriteRequests; got != sent+fences {
 		t.Errorf("%d writes arrived, the GPU sent %d", got, sent+fences)
 	}
-	if c.Unexpected != 0 || c.Refused != 0 || c.Timeouts != 0 || c.Failed != 0 {
+	if c.Unexpected != 0 || c.Refused != 0 || c.Timeouts != 0 || c.Failed != before.Failed {
 		t.Errorf("%+v", c)
 	}
 }
@@ -111,9 +113,12 @@ func TestBadPath(t *testing.T) {
 			t.Parallel()
 			w := badWorld(t, c.share, 1)
 			copyBothWays(t, w)
-			host, box := w.LinkStats()
-			lost := host.LostDatagrams + box.LostDatagrams
-			duplicates := host.Drops.Replay + box.Drops.Replay
+			host, box, err := w.LinkReports()
+			if err != nil {
+				t.Fatal(err)
+			}
+			lost := host.Lost + box.Lost
+			duplicates := host.Duplicates + box.Duplicates
 			if (lost > 0) != (c.share > 0) || (duplicates > 0) != (c.share > 0) {
 				t.Errorf("%d datagrams lost, %d came twice", lost, duplicates)
 			}
@@ -126,8 +131,8 @@ func TestRunsAreRepeatable(t *testing.T) {
 	run := func(seed uint64) uint64 {
 		w := badWorld(t, 0.02, seed)
 		h := fnv.New64a()
-		w.OnDatagram = func(at time.Duration, path uint8, datagram []byte) {
-			_, _ = h.Write(binary.LittleEndian.AppendUint64([]byte{path}, uint64(at)))
+		w.OnDatagram = func(at time.Duration, from, _ netip.AddrPort, datagram []byte) {
+			_, _ = h.Write(binary.LittleEndian.AppendUint64([]byte(from.String()), uint64(at)))
 			_, _ = h.Write(datagram)
 		}
 		dev, err := w.OpenGPU(t.Context(), driver.Options{})
@@ -153,18 +158,30 @@ func TestRunsAreRepeatable(t *testing.T) {
 
 // A path that is cut in mid-transfer costs time and nothing else.
 func TestPathCut(t *testing.T) {
-	cut := fault.Plan{Partitions: []fault.Window{{From: 300 * us, To: time.Hour}}}
-	w, err := sim.New(sim.Spec{
+	w, err := sim.NewPair(sim.PairSpec{
 		GPU:    gpu.Spec{VRAM: 1 << 20, Tags: 16},
-		Paths:  []sim.Path{{Delay: 3 * us, Down: cut, Up: cut}, {Delay: 4 * us}},
+		Paths:  []sim.Duplex{sim.Delayed(3 * us), sim.Delayed(4 * us)},
 		Memory: hostMemory, Link: link.Config{Cipher: link.CipherAES256GCM},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer w.Close()
+	sent := 0
+	w.OnDatagram = func(time.Duration, netip.AddrPort, netip.AddrPort, []byte) {
+		const middle = 300
+		if sent++; sent == middle {
+			cut := fault.Plan{Partitions: []fault.Window{{To: time.Hour}}}
+			w.HostNode.Disturb(0, cut)
+			w.BoxNode.Disturb(0, cut)
+		}
+	}
 	copyBothWays(t, w)
-	host, _ := w.LinkStats()
-	if host.Paths[0].Failures == 0 || host.Paths[0].DatagramsSent == 0 || host.Paths[1].Failures != 0 {
+	host, _, err := w.LinkReports()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if host.Paths[0].Failures == 0 || host.Paths[1].Failures != 0 {
 		t.Errorf("paths %+v", host.Paths)
 	}
 }
@@ -225,8 +242,8 @@ func (r *recorder) Reset(time.Duration, device.ResetKind) {}
 func TestPostedWritesOnceAndInOrder(t *testing.T) {
 	const writes = 5000
 	r := newRecorder(t)
-	w, err := sim.New(sim.Spec{
-		Device: r, Paths: []sim.Path{{Delay: 2 * us, Down: bad(0.01), Up: bad(0.01)}, {Delay: 30 * us, Down: bad(0.01), Up: bad(0.01)}},
+	w, err := sim.NewPair(sim.PairSpec{
+		Device: r, Paths: []sim.Duplex{bad(2*us, 0.01), bad(30*us, 0.01)},
 		Memory: 1 << 20, Link: link.Config{Cipher: link.CipherAES256GCM}, MTU: 1500 - 48, Seed: 3,
 	})
 	if err != nil {
@@ -256,17 +273,13 @@ func TestPostedWritesOnceAndInOrder(t *testing.T) {
 	}
 }
 
-func TestWorldWithoutDevice(t *testing.T) {
+func TestPairWithoutDevice(t *testing.T) {
 	g, err := gpu.New(gpu.Spec{VRAM: 64 << 10})
 	if err != nil {
 		t.Fatal(err)
 	}
 	g.Inject(gpu.Kill)
-	w, err := sim.New(sim.Spec{Device: g, Memory: hostMemory})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.OpenGPU(t.Context(), driver.Options{}); err == nil {
-		t.Error("a dead GPU was enumerated")
+	if _, err := sim.NewPair(sim.PairSpec{Device: g, Memory: hostMemory}); err == nil {
+		t.Error("a dead GPU was attached")
 	}
 }

@@ -2,7 +2,6 @@ package playback
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -40,9 +39,10 @@ func Virtual(ctx context.Context, p *predict.Plan, spec Spec) (predict.Times, er
 		return predict.Times{}, err
 	}
 	// Upwards everything takes the host's own time, downwards nothing: see
-	// sim.Spec.RootLatency.
+	// sim.PairSpec.RootLatency.
 	t := timing{stretch: 1, launch: spec.NativeRTT, fence: spec.NativeRTT, trip: spec.NativeRTT, notice: spec.RTT - (spec.RTT-spec.NativeRTT)/2}
 	m := newPlayer(s, t, v.gpu, uint64(spec.Requester.MRRS))
+	defer v.world.Close()
 	if err := v.warmUp(m, int(spec.Requester.Window())); err != nil {
 		return predict.Times{}, err
 	}
@@ -55,7 +55,7 @@ func Virtual(ctx context.Context, p *predict.Plan, spec Spec) (predict.Times, er
 
 // world is a simulated host with a GPU.
 type world struct {
-	world *sim.World
+	world *sim.Pair
 	gpu   *gpu
 }
 
@@ -65,9 +65,9 @@ const hostMemory = queues*(ringEntries*reg.CommandSize+4096) + uploadPiece
 
 func newWorld(ctx context.Context, spec Spec) (*world, error) {
 	delay := (spec.RTT - spec.NativeRTT) / 2
-	w, err := sim.New(sim.Spec{
+	w, err := sim.NewPair(sim.PairSpec{
 		GPU:            device.Spec{Tags: spec.Requester.Tags, MaxReadRequest: spec.Requester.MRRS, VRAM: vramSize},
-		Paths:          []sim.Path{{Delay: delay}},
+		Paths:          []sim.Duplex{sim.Delayed(delay)},
 		RootLatency:    spec.RTT - 2*delay,
 		Link:           link.Config{Cipher: link.CipherNone}, // it would cost only processor time, which is none
 		Memory:         hostMemory,
@@ -90,8 +90,8 @@ func (v *world) warmUp(m *player, window int) error {
 	r.put(reg.CopyToVRAM(0, 0, m.data, uint64(min(4*window, uploadPiece))))
 	r.putFence(none)
 	for r.flush(); !r.idle(); {
-		if err := v.world.RunUntil(v.world.Now()+patience, m.news); err != nil {
-			return fmt.Errorf("replay: warm up: %w", err)
+		if !v.world.RunUntil(v.world.Now()+patience, m.news) {
+			return ErrStuck
 		}
 		if err := m.step(v.world.Now()); err != nil {
 			return err
@@ -124,12 +124,7 @@ func (v *world) run(ctx context.Context, m *player, progress func(done, total in
 			return nil
 		}
 		due := m.wake()
-		err := v.world.RunUntil(min(due, v.world.Now()+patience), pause)
-		switch {
-		case err == nil:
-		case !errors.Is(err, sim.ErrDeadline):
-			return fmt.Errorf("replay: %w", err)
-		case due == machine.Never:
+		if !v.world.RunUntil(min(due, v.world.Now()+patience), pause) && due == machine.Never {
 			return ErrStuck
 		}
 	}

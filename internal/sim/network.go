@@ -1,0 +1,78 @@
+package sim
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/dxpu-project/dxpu/fault"
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
+)
+
+// DefaultMTU is the UDP payload of an Ethernet jumbo frame over IPv6, in bytes.
+const DefaultMTU = 9000 - 48
+
+// Path is one of the parallel networks of a node.
+type Path struct {
+	Addr netip.AddrPort
+	MTU  int // bytes of UDP payload; 0: DefaultMTU
+	// Plan is the delay, the bandwidth and the faults of the datagrams that the
+	// node sends.
+	Plan fault.Plan
+}
+
+// uplink is a path of a node in use.
+type uplink struct {
+	Path
+	faults *fault.Injector
+}
+
+// Disturb changes the delay, the bandwidth and the faults of a path.
+func (n *Node) Disturb(path int, plan fault.Plan) {
+	u := &n.uplinks[path]
+	u.Plan, u.faults = plan, fault.New(plan, n.rng.Uint64())
+}
+
+// send gives a datagram to the network.
+func (w *World) send(from *uplink, to netip.AddrPort, datagram []byte) {
+	if w.OnDatagram != nil {
+		w.OnDatagram(w.now, from.Addr, to, datagram)
+	}
+	for _, d := range from.faults.Apply(w.now, slices.Clone(datagram)) {
+		p, ok := w.ports[to]
+		if !ok {
+			continue
+		}
+		w.at(d.At, p.node, func() { p.node.receive(p.path, d.Data, from.Addr) })
+	}
+}
+
+// receive hands a datagram to the binding that it names.
+func (n *Node) receive(path uint8, datagram []byte, from netip.AddrPort) {
+	d := engine.Dispatch(n.groups, path, datagram, len(datagram), from)
+	n.Drops.Stray += d.Stray
+	n.Drops.Stranger += d.Stranger
+}
+
+// Buffer implements engine.Output.
+func (n *Node) Buffer() *engine.Buffer {
+	b := n.world.buffers
+	if len(b) == 0 {
+		return new(engine.Buffer)
+	}
+	n.world.buffers = b[:len(b)-1]
+	return b[len(b)-1]
+}
+
+// Release implements engine.Output.
+func (n *Node) Release(b *engine.Buffer) { n.world.buffers = append(n.world.buffers, b) }
+
+// MaxBatch implements engine.Output.
+func (n *Node) MaxBatch(uint8, int) int { return len(engine.Buffer{}) / 2 }
+
+// Write implements engine.Output.
+func (n *Node) Write(_ time.Duration, path uint8, to netip.AddrPort, batch []byte, segment int) {
+	for datagram := range slices.Chunk(batch, segment) {
+		n.world.send(&n.uplinks[path], to, datagram)
+	}
+}

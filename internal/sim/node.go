@@ -1,0 +1,237 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"time"
+
+	"github.com/dxpu-project/dxpu/fault"
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
+	"github.com/dxpu-project/dxpu/internal/embedded"
+	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/machine"
+)
+
+// Node is a machine with one proxy. It is the proxy's engine.Driver, and the
+// scheduler of an embedded host.
+type Node struct {
+	// Tune changes the configuration of each link before it is made. nil: the
+	// proxies' own.
+	Tune  func(*link.Config)
+	Drops engine.Drops // datagrams that reached no link
+
+	world   *World
+	uplinks []uplink
+	groups  map[uint32]*group // by number of binding
+	rng     *rand.Rand
+	tasks   []*task
+	stops   []func()
+	dead    bool
+}
+
+var (
+	_ engine.Driver      = (*Node)(nil)
+	_ engine.Output      = (*Node)(nil)
+	_ embedded.Scheduler = (*Node)(nil)
+)
+
+// NewNode makes a node. It takes over the addresses of a node that was stopped.
+func (w *World) NewNode(paths []Path) *Node {
+	w.nodes++
+	n := &Node{world: w, groups: map[uint32]*group{}, rng: rand.New(rand.NewPCG(w.seed, uint64(w.nodes)))}
+	for i, p := range paths {
+		if p.MTU == 0 {
+			p.MTU = DefaultMTU
+		}
+		n.uplinks = append(n.uplinks, uplink{Path: p, faults: fault.New(p.Plan, n.rng.Uint64())})
+		w.ports[p.Addr] = port{n, uint8(i)}
+	}
+	return n
+}
+
+// Now implements engine.Driver.
+func (n *Node) Now() time.Duration { return n.world.now }
+
+// Addrs implements engine.Driver.
+func (n *Node) Addrs() []netip.AddrPort {
+	var out []netip.AddrPort
+	for i := range n.uplinks {
+		out = append(out, n.uplinks[i].Addr)
+	}
+	return out
+}
+
+// MTUs implements engine.Driver.
+func (n *Node) MTUs() []int {
+	var out []int
+	for i := range n.uplinks {
+		out = append(out, n.uplinks[i].MTU)
+	}
+	return out
+}
+
+// Compute implements engine.Driver: run takes no real time, cost is virtual.
+func (n *Node) Compute(run func(), cost time.Duration, done func()) {
+	run()
+	n.AfterFunc(cost, done)
+}
+
+// AfterFunc implements engine.Driver.
+func (n *Node) AfterFunc(d time.Duration, f func()) engine.Timer {
+	t := &timer{node: n, f: f}
+	t.Reset(d)
+	return t
+}
+
+type timer struct {
+	node *Node
+	f    func()
+	runs uint64 // number of the last Reset; older events do nothing
+	set  bool
+}
+
+// Reset implements engine.Timer.
+func (t *timer) Reset(d time.Duration) bool {
+	was := t.Stop()
+	t.set = true
+	run := t.runs
+	t.node.world.at(machine.After(t.node.world.now, d), t.node, func() {
+		if t.set && t.runs == run {
+			t.set = false
+			t.f()
+		}
+	})
+	return was
+}
+
+// Stop implements engine.Timer.
+func (t *timer) Stop() bool {
+	was := t.set
+	t.set = false
+	t.runs++
+	return was
+}
+
+// NewSignal implements engine.Driver.
+func (n *Node) NewSignal() engine.Signal { return &signal{node: n} }
+
+type signal struct {
+	node *Node
+	set  bool
+}
+
+// Set implements engine.Signal.
+func (s *signal) Set() {
+	if !s.set {
+		s.set = true
+		s.node.world.at(s.node.world.now, s.node, nil)
+	}
+}
+
+// Wait implements engine.Signal.
+func (s *signal) Wait(ctx context.Context, timeout time.Duration) bool {
+	n := s.node
+	n.WaitUntil(machine.After(n.Now(), timeout), func() bool { return s.set || ctx.Err() != nil })
+	was := s.set
+	s.set = false
+	return was
+}
+
+// group drives an engine.Group in virtual time.
+type group struct {
+	node    *Node
+	machine *engine.Group
+	entered bool
+	armed   time.Duration // when fire is scheduled; machine.Never: it is not
+	posted  []func(engine.Entry)
+}
+
+// NewGroup implements engine.Driver.
+func (n *Node) NewGroup() engine.GroupDriver {
+	return &group{node: n, armed: machine.Never, machine: engine.NewGroup(engine.Config{Output: n})}
+}
+
+// Enter implements engine.GroupDriver.
+func (g *group) Enter() engine.Entry {
+	if g.entered {
+		panic("sim: the group is entered already")
+	}
+	g.entered = true
+	return g.machine.Enter(g.node.world.now)
+}
+
+// Leave implements engine.GroupDriver.
+func (g *group) Leave(e engine.Entry) {
+	for {
+		for len(g.posted) > 0 {
+			f := g.posted[0]
+			g.posted = g.posted[1:]
+			f(e)
+		}
+		if g.machine.Settle(e); len(g.posted) == 0 {
+			break
+		}
+	}
+	g.entered = false
+	g.arm(g.machine.Wake())
+}
+
+// LeaveSoon implements engine.GroupDriver.
+func (g *group) LeaveSoon(e engine.Entry) { g.Leave(e) }
+
+// Post implements engine.GroupDriver.
+func (g *group) Post(f func(engine.Entry)) {
+	g.posted = append(g.posted, f)
+	if !g.entered {
+		g.Leave(g.Enter())
+	}
+}
+
+// arm schedules an entry.
+func (g *group) arm(wake time.Duration) {
+	if wake >= g.armed {
+		return
+	}
+	g.armed = max(wake, g.node.world.now)
+	g.node.world.at(g.armed, g.node, func() {
+		g.armed = machine.Never
+		g.Leave(g.Enter())
+	})
+}
+
+// Attach implements engine.GroupDriver.
+func (g *group) Attach(e engine.Entry, cfg engine.BindingConfig) (*engine.Binding, error) {
+	n, id := g.node, cfg.Link.Binding
+	if n.groups[id] != nil {
+		return nil, fmt.Errorf("sim: binding %d exists", id)
+	}
+	cfg.Link.Session = max(n.rng.Uint64(), 1) // the proxies' own is random
+	if n.Tune != nil {
+		n.Tune(&cfg.Link)
+	}
+	b, err := g.machine.Attach(e, cfg)
+	if err == nil {
+		n.groups[id] = g
+	}
+	return b, err
+}
+
+// lingerTimeout bounds how long Detach waits for the last datagrams of a link.
+const lingerTimeout = 50 * time.Millisecond
+
+// Detach implements engine.GroupDriver.
+func (g *group) Detach(b *engine.Binding) {
+	closing := func() bool {
+		e := g.Enter()
+		defer g.Leave(e)
+		return b.State(e) == link.Closing
+	}
+	g.node.WaitUntil(g.node.Now()+lingerTimeout, func() bool { return !closing() })
+	e := g.Enter()
+	defer g.Leave(e)
+	if b.Detach(e) {
+		delete(g.node.groups, b.ID())
+	}
+}

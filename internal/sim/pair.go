@@ -1,0 +1,230 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/device/gpu"
+	"github.com/dxpu-project/dxpu/device/gpu/driver"
+	"github.com/dxpu-project/dxpu/fault"
+	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/boxproxy"
+	"github.com/dxpu-project/dxpu/internal/embedded"
+	"github.com/dxpu-project/dxpu/internal/embedded/rootcomplex"
+	"github.com/dxpu-project/dxpu/internal/hostproxy"
+	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/pcie"
+)
+
+// PairSpec describes a host and a box with one device. Its zero value has a GPU
+// with every default, one perfect path and 64 MiB of host memory.
+type PairSpec struct {
+	GPU gpu.Spec
+	// Device is used instead of the GPU if it is not nil.
+	Device device.Device
+	Paths  []Duplex // none: one
+	// RootLatency is the time that a TLP of the GPU takes from the host's proxy
+	// to host memory. The round trip of a memory read of the GPU is RootLatency
+	// and the delays of both directions of a path, where no bandwidth is set.
+	RootLatency time.Duration
+	// Link has the cipher of the link, and windows and timers that take the
+	// place of the proxies' own where they are not 0.
+	Link link.Config
+	MTU  int // of every path, bytes of UDP payload; 0: DefaultMTU
+	// Memory is the size of host memory in bytes; 0: 64 MiB.
+	Memory int
+	// MaxPayload is Max_Payload_Size of host and device; 0: 256.
+	MaxPayload pcie.PayloadSize
+	// MaxReadRequest is what the host sets in the device; 0: 512.
+	MaxReadRequest pcie.PayloadSize
+	Seed           uint64 // of the faults
+}
+
+// Duplex is one of the parallel networks between the proxies of a pair: what
+// happens to the datagrams of the host and to those of the box.
+type Duplex struct{ Down, Up fault.Plan }
+
+// Delayed is a network that only takes time.
+func Delayed(d time.Duration) Duplex {
+	return Duplex{Down: fault.Plan{Delay: d}, Up: fault.Plan{Delay: d}}
+}
+
+// Pair is a world with a host, whose only slot holds the device of a box.
+type Pair struct {
+	*World
+	HostNode, BoxNode *Node
+
+	host  *hostproxy.Host
+	box   *boxproxy.Box
+	front *hostproxy.Embedded
+}
+
+// attachTimeout bounds how long a pair waits in virtual time for its device.
+const attachTimeout = 30 * time.Second
+
+// NewPair makes a pair. It returns when the device is attached.
+func NewPair(spec PairSpec) (*Pair, error) {
+	p := &Pair{World: NewWorld(spec.Seed)}
+	err := p.setUp(spec)
+	if err != nil {
+		p.Close()
+		return nil, fmt.Errorf("sim: %w", err)
+	}
+	return p, nil
+}
+
+func (p *Pair) setUp(spec PairSpec) error {
+	if len(spec.Paths) == 0 {
+		spec.Paths = []Duplex{{}}
+	}
+	d := spec.Device
+	if d == nil {
+		g, err := gpu.New(spec.GPU)
+		if err != nil {
+			return err
+		}
+		d = &delayed{GPU: g, latency: spec.RootLatency}
+	}
+	var paths [2][]Path
+	for i, duplex := range spec.Paths {
+		for side, plan := range []fault.Plan{duplex.Down, duplex.Up} {
+			paths[side] = append(paths[side], Path{Addr: address(side+1, i), MTU: spec.MTU, Plan: plan})
+		}
+	}
+	hostNode, boxNode := p.NewNode(paths[0]), p.NewNode(paths[1])
+	p.HostNode, p.BoxNode = hostNode, boxNode
+	hostNode.Tune, boxNode.Tune = spec.tune, spec.tune
+	log := slog.New(slog.DiscardHandler)
+	var err error
+	if p.box, err = boxproxy.New(boxproxy.Config{Slots: []boxproxy.Slot{{Device: d}}, Fabric: boxNode, Logger: log}); err != nil {
+		return err
+	}
+	enum := rootcomplex.DefaultEnumSpec()
+	if enum.MaxPayload = spec.MaxPayload; enum.MaxPayload == 0 {
+		enum.MaxPayload = 256
+	}
+	if enum.MaxReadRequest = spec.MaxReadRequest; enum.MaxReadRequest == 0 {
+		enum.MaxReadRequest = 512
+	}
+	enum.TenBitTags = true
+	p.front = hostproxy.NewEmbedded(hostproxy.EmbeddedSpec{
+		Memory: spec.Memory, Enum: &enum, Host: rootcomplex.Spec{MaxPayload: enum.MaxPayload},
+	})
+	if p.host, err = hostproxy.New(hostproxy.Config{Slots: 1, Front: p.front, Fabric: hostNode, Domain: "host/0", Logger: log}); err != nil {
+		return err
+	}
+	start(boxNode, p.box.Controllers())
+	start(hostNode, p.host.Controllers())
+	b := bindingSpec{
+		id: "pair", epoch: 1, mtu: boxNode.MTUs()[0], cipher: dxpuv1.Cipher_CIPHER_NONE, domain: "host/0",
+		host: end{number: 1, node: hostNode}, box: end{number: 2, node: boxNode},
+	}
+	if spec.Link.Cipher == link.CipherAES256GCM {
+		b.cipher = dxpuv1.Cipher_CIPHER_AES_256_GCM
+	}
+	onHost, onBox := b.desired()
+	p.box.Apply(&dxpuv1.DesiredState{NodeNumber: 2, Revision: 1, Bindings: []*dxpuv1.DesiredBinding{onBox}})
+	p.host.Apply(&dxpuv1.DesiredState{NodeNumber: 1, Revision: 1, Bindings: []*dxpuv1.DesiredBinding{onHost}})
+	return p.awaitAttached()
+}
+
+func (p *Pair) awaitAttached() error {
+	var have *dxpuv1.ObservedBinding
+	p.RunUntil(p.Now()+attachTimeout, func() bool {
+		have = p.host.Observe().Slots[0].Binding
+		s := have.GetState()
+		return s == dxpuv1.BindingState_BINDING_STATE_ATTACHED || s == dxpuv1.BindingState_BINDING_STATE_FAILED
+	})
+	if have.GetState() != dxpuv1.BindingState_BINDING_STATE_ATTACHED {
+		return fmt.Errorf("the device was not attached: %s", have.GetDetail())
+	}
+	return nil
+}
+
+// tune puts the windows and timers of the spec in the place of the proxies' own.
+func (s *PairSpec) tune(cfg *link.Config) {
+	own := *cfg
+	*cfg = s.Link
+	cfg.Binding, cfg.Epoch, cfg.Local, cfg.Remote = own.Binding, own.Epoch, own.Local, own.Remote
+	cfg.Initiator, cfg.Session, cfg.Secret, cfg.Cipher, cfg.Paths = own.Initiator, own.Session, own.Secret, own.Cipher, own.Paths
+}
+
+// start runs the controllers of a proxy as tasks.
+func start(n *Node, controllers []func(context.Context)) {
+	for _, c := range controllers {
+		n.Go(func() { c(context.Background()) })
+	}
+}
+
+// address is where a node has a path: a network of its own for each path.
+func address(node, path int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(path), byte(node >> 8), byte(node)}), 4791)
+}
+
+// Open returns the bus of the device. Time passes in the methods of the bus.
+func (p *Pair) Open() (*embedded.Bus, error) { return p.front.Open(0) }
+
+// OpenGPU opens the device with the GPU's driver. Time passes, here and in the
+// methods of the device.
+func (p *Pair) OpenGPU(ctx context.Context, opts driver.Options) (*driver.Device, error) {
+	bus, err := p.Open()
+	if err != nil {
+		return nil, err
+	}
+	return driver.Open(ctx, bus, opts)
+}
+
+// Counters returns those of the host's root complex.
+func (p *Pair) Counters() rootcomplex.Counters { return p.front.Host().Counters() }
+
+// LinkReports returns the state of the link at the host and at the box.
+func (p *Pair) LinkReports() (host, box *agent.LinkReport, err error) {
+	h, b := p.host.Report().Slots[0].Binding, p.box.Report().Slots[0].Binding
+	if h == nil || b == nil {
+		return nil, nil, errors.New("sim: the device is not attached")
+	}
+	return h.Link, b.Link, nil
+}
+
+// end is one end of a binding.
+type end struct {
+	number uint32 // of the node
+	slot   uint32
+	node   *Node
+}
+
+func (e *end) peer() *dxpuv1.Peer {
+	p := &dxpuv1.Peer{NodeNumber: e.number, Slot: e.slot}
+	for i, addr := range e.node.Addrs() {
+		p.Addresses = append(p.Addresses, &dxpuv1.PathAddress{Path: uint32(i), Address: addr.String()})
+	}
+	return p
+}
+
+// bindingSpec is what a manager knows of a binding.
+type bindingSpec struct {
+	id        string
+	epoch     uint64
+	secret    [32]byte
+	mtu       int
+	cipher    dxpuv1.Cipher
+	domain    string
+	host, box end
+}
+
+// desired returns what the manager tells the host and the box.
+func (s *bindingSpec) desired() (host, box *dxpuv1.DesiredBinding) {
+	side := func(own, other *end) *dxpuv1.DesiredBinding {
+		return &dxpuv1.DesiredBinding{
+			BindingId: s.id, Epoch: s.epoch, Slot: own.slot, Peer: other.peer(), Cipher: s.cipher,
+			Secret: s.secret[:], Mtu: uint32(s.mtu), Domain: s.domain,
+		}
+	}
+	return side(&s.host, &s.box), side(&s.box, &s.host)
+}
