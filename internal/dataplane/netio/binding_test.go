@@ -45,7 +45,7 @@ func TestDeliversInOrder(t *testing.T) {
 	}
 }
 
-// No handler is called after Detach, although its timer runs.
+// A handler is not called after Detach, although the timer runs.
 func TestDetachWhileTimersRun(t *testing.T) {
 	f := open(t, PathConfig{})
 	r := &rig{t: t, fabric: [2]*Fabric{f, f}, group: [2]*Group{f.newGroup(), f.newGroup()}}
@@ -144,8 +144,8 @@ func TestAttachRefuses(t *testing.T) {
 	}
 }
 
-// Datagrams that belong to nobody, or come from somebody else, are counted and
-// reach no link.
+// Datagrams of no binding, or from another address than the peer's, are counted
+// and reach no link.
 func TestStrayAndStrangers(t *testing.T) {
 	r := newRig(t)
 	var a, b end

@@ -1,10 +1,9 @@
-// Package netio is the network side of a proxy: the sockets of its paths and
-// the links of its bindings, driven by the datagrams that arrive and by time.
+// Package netio drives the groups of package engine with sockets, locks, timers
+// and goroutines.
 //
-// No TLP is handed from one goroutine to another on its way: whoever has
-// something to do for a binding (the reader of a socket, the server of a VM's
-// port, a timer) enters the binding's group, works on the link and on the
-// handler, and leaves; leaving sends what came up. See Group.
+// A TLP stays in one goroutine on its way. The reader of a socket, the server of
+// a VM's port or a timer enters the group of a binding, uses its link and its
+// handler, and leaves, which sends the results. See Group.
 package netio
 
 import (
@@ -41,20 +40,21 @@ type PathConfig struct {
 type Config struct {
 	Paths []PathConfig // index = path ID
 	UDP   udp.Options
-	// Polling is how whoever reads a socket waits.
+	// Polling says how the readers of the sockets wait.
 	Polling reader.Polling
 	Logger  *slog.Logger
-	// Restart is called when a fault plan wants this end to die and come back;
-	// nil: such plans are refused.
+	// Restart is called when a fault plan restarts this end. nil: Open refuses
+	// such plans.
 	Restart func()
 }
 
-// Fabric owns the sockets and knows the bindings by their ID.
+// Fabric is the network of one proxy: a socket for each path, and the groups
+// whose bindings use them.
 type Fabric struct {
 	log     *slog.Logger
 	start   time.Time
 	restart func()
-	ahead   atomic.Int64 // ns by which Jump has put the clock forward
+	ahead   atomic.Int64 // ns by which Jump has advanced the clock
 	paths   []*path
 	compute chan struct{} // a place per processor for computations of devices
 
@@ -62,15 +62,15 @@ type Fabric struct {
 	groups   atomic.Pointer[map[uint32]*Group] // by the number of a binding; immutable
 	captures captures
 
-	mtuMu     sync.Mutex // guards what MTUs remembers
+	mtuMu     sync.Mutex // guards the two fields below
 	mtus      []int
 	mtusUntil time.Duration
 
 	stray     atomic.Uint64 // datagrams of no binding here
-	strangers atomic.Uint64 // datagrams of a binding whose address tells that they are not from its peer
+	strangers atomic.Uint64 // datagrams of a binding from another address than its peer's
 }
 
-// Open opens the sockets. Run must be called for anything to arrive.
+// Open opens the sockets. Run receives from them.
 func Open(cfg Config) (*Fabric, error) {
 	if len(cfg.Paths) == 0 || len(cfg.Paths) > math.MaxUint8 {
 		return nil, fmt.Errorf("netio: %d paths: want 1 to %d listen addresses", len(cfg.Paths), math.MaxUint8)
@@ -87,14 +87,14 @@ func Open(cfg Config) (*Fabric, error) {
 		}
 		p := newPath(conn, pc)
 		f.paths = append(f.paths, p)
-		if p.turn, err = reader.New(&input{fabric: f, id: uint8(i), conn: conn, reader: conn.NewReader()}, cfg.Polling); err != nil {
+		if p.reader, err = reader.New(&input{fabric: f, id: uint8(i), conn: conn, reader: conn.NewReader()}, cfg.Polling); err != nil {
 			return nil, errors.Join(fmt.Errorf("netio: path %d: %w", i, err), f.closeSockets())
 		}
 	}
 	return f, nil
 }
 
-// Now is the time that the links and handlers of this fabric live in.
+// Now returns the time since Open, plus the jumps. Entries have this time.
 func (f *Fabric) Now() time.Duration {
 	return time.Since(f.start) + time.Duration(f.ahead.Load())
 }
@@ -108,22 +108,22 @@ func (f *Fabric) Addrs() []netip.AddrPort {
 	return out
 }
 
-// mtuLifetime is how long the size of an interface's packets is believed: it
-// changes when somebody configures it, and asking takes tens of microseconds.
+// mtuLifetime is how long MTUs caches its answer. An MTU changes when an
+// administrator sets it, and a query takes tens of microseconds.
 const mtuLifetime = 5 * time.Second
 
-// MTUs returns the largest datagram in bytes that each path's interface takes,
-// as it was not long ago.
+// MTUs returns the largest datagram, in bytes, that the interface of each path
+// takes. The answer may be mtuLifetime old.
 func (f *Fabric) MTUs() []int {
 	f.mtuMu.Lock()
 	defer f.mtuMu.Unlock()
 	if now := f.Now(); f.mtus == nil || now >= f.mtusUntil {
-		f.mtus, f.mtusUntil = f.askMTUs(), now+mtuLifetime
+		f.mtus, f.mtusUntil = f.queryMTUs(), now+mtuLifetime
 	}
 	return slices.Clone(f.mtus)
 }
 
-func (f *Fabric) askMTUs() []int {
+func (f *Fabric) queryMTUs() []int {
 	out := make([]int, len(f.paths))
 	for i, p := range f.paths {
 		n, err := udp.MTU(p.conn.LocalAddr().Addr())
@@ -138,9 +138,9 @@ func (f *Fabric) askMTUs() []int {
 // Stats are counts since Open.
 type Stats struct {
 	Paths []udp.Stats
-	// Stray datagrams belong to no binding. Strangers come from
-	// another address than that of the binding's peer, or by a path that the
-	// binding does not have. The links count what they drop by themselves.
+	// Stray datagrams belong to no binding. Strangers come from another address
+	// than that of the binding's peer, or by a path that the binding does not
+	// have. The links count the datagrams that they drop.
 	Stray, Strangers uint64
 }
 
@@ -157,11 +157,11 @@ func (f *Fabric) Stats() Stats {
 func (f *Fabric) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, p := range f.paths {
-		g.Go(p.turn.Serve)
+		g.Go(p.reader.Serve)
 		g.Go(func() error { return p.deliverDelayed(ctx, f.Now) })
 	}
 	for _, p := range f.paths {
-		g.Go(func() error { return f.befall(ctx, p.plan) })
+		g.Go(func() error { return f.execute(ctx, p.plan) })
 	}
 	g.Go(func() error {
 		<-ctx.Done()
@@ -202,21 +202,21 @@ func (f *Fabric) closeSockets() error {
 	var errs []error
 	for _, p := range f.paths {
 		errs = append(errs, p.conn.Close())
-		if p.turn != nil {
-			errs = append(errs, p.turn.Close())
+		if p.reader != nil {
+			errs = append(errs, p.reader.Close())
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// input is what a path brings, as a Source of its Turn.
+// input is the reader.Source of a path.
 type input struct {
 	fabric *Fabric
 	id     uint8
 	conn   *udp.Conn
 	reader *udp.Reader
-	short  bool   // what came last was
-	sent   uint64 // bytes, when it came
+	short  bool   // the last batch was
+	sent   uint64 // bytes sent when it came
 }
 
 // receive hands each datagram of a batch to its binding.
@@ -227,7 +227,7 @@ func (f *Fabric) receive(path uint8, batch []byte, segment int, from netip.AddrP
 	}
 }
 
-// Receive hands each datagram that has come to its binding.
+// Receive implements reader.Source.
 func (in *input) Receive(block bool) error {
 	read := in.reader.Poll
 	if block {
@@ -248,15 +248,16 @@ func (in *input) Receive(block bool) error {
 	return nil
 }
 
-// Exchange tells requests and answers from bulk traffic and from silence.
+// Exchange implements reader.Source: it is false during bulk traffic, and when
+// nothing was sent.
 func (in *input) Exchange() bool {
 	since := in.conn.TxBytes() - in.sent
 	return in.short && since > 0 && since <= reader.Brief
 }
 
-// Await waits until w is ready, which an answer from the network will bring
-// about. Where the fabric has one path, whoever waits reads its socket himself
-// and works on what comes. No group may be entered.
+// Await waits until w is ready, for an answer from the network. With one path
+// the caller reads the socket itself and handles the datagrams. The caller must
+// not have entered a group.
 func (f *Fabric) Await(w *reader.Wait) {
 	if len(f.paths) > 1 { // the answer may come by any of them
 		if w.Block != nil {
@@ -264,13 +265,13 @@ func (f *Fabric) Await(w *reader.Wait) {
 		}
 		return
 	}
-	f.paths[0].turn.Await(w)
+	f.paths[0].reader.Await(w)
 }
 
-// Attend makes sure that the sockets are read though nobody is in Await: for
-// whoever has sent something that others will answer.
+// Attend makes the sockets' own goroutines read, for a caller that has sent a
+// request and does not wait for the answer in Await.
 func (f *Fabric) Attend() {
 	for _, p := range f.paths {
-		p.turn.Attend()
+		p.reader.Attend()
 	}
 }

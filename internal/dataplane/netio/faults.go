@@ -20,9 +20,9 @@ func (f *Fabric) SetFault(path int, plan fault.Plan, seed uint64) error {
 	return nil
 }
 
-// Jump puts the clock of this fabric forward, as a process that was stopped or
-// a machine that was suspended finds it: everything in between did not happen,
-// and all timers that were due in it go off at once. It is for tests.
+// Jump advances the clock of this fabric, as a stopped process or a suspended
+// machine finds it when it resumes: all timers that have become due fire at
+// once. It is for tests.
 func (f *Fabric) Jump(by time.Duration) {
 	if by <= 0 {
 		return
@@ -33,8 +33,8 @@ func (f *Fabric) Jump(by time.Duration) {
 	}
 }
 
-// befall does to this end what a fault plan says, until ctx ends.
-func (f *Fabric) befall(ctx context.Context, plan fault.Plan) error {
+// execute carries out the restarts and jumps of a fault plan, until ctx ends.
+func (f *Fabric) execute(ctx context.Context, plan fault.Plan) error {
 	type event struct {
 		at time.Duration
 		do func()
@@ -50,7 +50,7 @@ func (f *Fabric) befall(ctx context.Context, plan fault.Plan) error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for _, e := range events {
-		timer.Reset(e.at - time.Since(f.start)) // jumps do not bring the next one nearer
+		timer.Reset(e.at - time.Since(f.start)) // jumps do not advance the next event
 		select {
 		case <-ctx.Done():
 			return nil

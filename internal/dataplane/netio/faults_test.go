@@ -12,7 +12,7 @@ import (
 	"github.com/dxpu-project/dxpu/link"
 )
 
-func TestRestartNeedsSomebodyToDoIt(t *testing.T) {
+func TestRestartNeedsAFunction(t *testing.T) {
 	plan := fault.Plan{Restarts: []time.Duration{time.Second}}
 	f, err := Open(Config{Paths: []PathConfig{{Listen: "127.0.0.1:0", Fault: plan}}, Logger: slog.New(slog.DiscardHandler)})
 	if err == nil || !strings.Contains(err.Error(), "restarted") {
@@ -20,8 +20,8 @@ func TestRestartNeedsSomebodyToDoIt(t *testing.T) {
 	}
 }
 
-// Restarts and jumps come at their times, in order.
-func TestBefall(t *testing.T) {
+// Restarts and jumps happen at their times, in order.
+func TestPlanIsExecuted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var restarts []time.Duration
 		f := &Fabric{start: time.Now()}
@@ -31,7 +31,7 @@ func TestBefall(t *testing.T) {
 			Restarts: []time.Duration{5 * time.Second, time.Second},
 			Jumps:    []fault.Jump{{At: 2 * time.Second, By: 300 * time.Millisecond}},
 		}
-		if err := f.befall(context.Background(), plan); err != nil {
+		if err := f.execute(context.Background(), plan); err != nil {
 			t.Fatal(err)
 		}
 		if len(restarts) != 2 || restarts[0] != time.Second || restarts[1] != 5300*time.Millisecond {
@@ -40,8 +40,8 @@ func TestBefall(t *testing.T) {
 	})
 }
 
-// A plan that is set on a running path holds from then on, and ends when it is
-// taken away; jumps of both clocks meanwhile lose nothing.
+// A plan that is set on a running path applies until it is removed. Jumps of both
+// clocks meanwhile lose no TLP.
 func TestSetFault(t *testing.T) {
 	const n = 2000
 	r := newRig(t)

@@ -100,9 +100,9 @@ func (g *Group) LeaveSoon(e engine.Entry) {
 	}
 }
 
-// Post runs f with the group entered: at once if the group is free, otherwise
-// in the goroutine that has entered it, before that leaves. It never waits, so
-// it may be called with any lock held and with the group entered.
+// Post runs f in an entry: at once if the group is free, otherwise in the
+// goroutine that has entered it, before that leaves. It never waits, so the
+// caller may hold any lock, and may have entered the group.
 func (g *Group) Post(f func(e engine.Entry)) {
 	g.postMu.Lock()
 	g.posted = append(g.posted, f)

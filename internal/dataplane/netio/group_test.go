@@ -9,7 +9,7 @@ import (
 	"github.com/dxpu-project/dxpu/link"
 )
 
-// Post runs each function once, whoever is in the group.
+// Post runs each function once, whether the group is free or not.
 func TestPost(t *testing.T) {
 	f := open(t, PathConfig{})
 	g := f.newGroup()
@@ -26,7 +26,7 @@ func TestPost(t *testing.T) {
 	running.Go(func() {
 		for range each {
 			at := g.Enter()
-			g.Post(func(engine.Entry) { count++ }) // with the group entered
+			g.Post(func(engine.Entry) { count++ }) // inside an entry
 			g.Leave(at)
 		}
 	})
@@ -38,8 +38,7 @@ func TestPost(t *testing.T) {
 	}
 }
 
-// What is posted from inside the group runs before Leave returns, and what it
-// sends leaves.
+// A function posted inside an entry runs before Leave returns, and its TLPs leave.
 func TestPostSends(t *testing.T) {
 	r := newRig(t)
 	var a, b end
@@ -55,13 +54,13 @@ func TestPostSends(t *testing.T) {
 		}
 	})
 	if ran {
-		t.Error("ran inside the caller's turn")
+		t.Error("ran before the caller left")
 	}
 	a.group.Leave(at)
 	wait(t, done, "the TLP")
 }
 
-// What is sent with LeaveSoon shares a datagram, and leaves though nobody
+// TLPs sent before LeaveSoon share a datagram, and leave although no goroutine
 // enters the group again.
 func TestLeaveSoon(t *testing.T) {
 	const n = 20
@@ -85,7 +84,7 @@ func TestLeaveSoon(t *testing.T) {
 	}
 	wait(t, done, "TLPs that no Leave follows")
 
-	// The same, with something posted meanwhile: it runs, and sends at once.
+	// The same with a posted function: it runs at once.
 	ran := make(chan struct{})
 	at := a.group.Enter()
 	a.group.Post(func(engine.Entry) { close(ran) })

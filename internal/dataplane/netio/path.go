@@ -16,16 +16,16 @@ import (
 	"github.com/dxpu-project/dxpu/machine"
 )
 
-// path is one socket, and the faults that it is told to have.
+// path is one socket and the fault plan of its outgoing datagrams.
 type path struct {
-	conn *udp.Conn
-	turn *reader.Reader // whose it is to read
-	plan fault.Plan     // that it was opened with
-	kick chan struct{}  // something was put into late
+	conn   *udp.Conn
+	reader *reader.Reader
+	plan   fault.Plan    // of PathConfig
+	kick   chan struct{} // late has a new datagram
 
 	faults atomic.Pointer[fault.Injector] // nil: none
 
-	mu     sync.Mutex // guards what follows, and what faults points to
+	mu     sync.Mutex // guards the fields below, and the injector
 	writer *udp.Writer
 	late   machine.Queue[delayed]
 }
@@ -40,14 +40,14 @@ func (p *path) setFault(plan fault.Plan, seed uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if plan.Zero() {
-		p.faults.Store(nil) // what waits in late still leaves at its time
+		p.faults.Store(nil) // the datagrams in late still leave at their time
 		return
 	}
 	p.faults.Store(fault.New(plan, seed))
 }
 
-// write sends a batch; what the network does not take is lost, and the link
-// finds out. The counters of the socket tell.
+// write sends a batch. Datagrams that the network does not take are counted by
+// the socket and recovered by the link.
 func (p *path) write(now time.Duration, w *udp.Writer, batch []byte, segment int, to netip.AddrPort) {
 	if p.faults.Load() == nil {
 		_ = w.Write(batch, segment, to)
@@ -62,10 +62,10 @@ func (p *path) write(now time.Duration, w *udp.Writer, batch []byte, segment int
 	}
 }
 
-// writeFaulty does to one datagram what the fault plan says.
+// writeFaulty applies the fault plan to one datagram.
 func (p *path) writeFaulty(now time.Duration, datagram []byte, to netip.AddrPort) {
 	faults := p.faults.Load()
-	if faults == nil { // lifted meanwhile
+	if faults == nil { // the plan has just ended
 		_ = p.writer.Write(datagram, len(datagram), to)
 		return
 	}
@@ -84,23 +84,23 @@ func (p *path) writeFaulty(now time.Duration, datagram []byte, to netip.AddrPort
 
 // deliverDelayed sends the datagrams that the fault plan holds back, until ctx ends.
 func (p *path) deliverDelayed(ctx context.Context, clock func() time.Duration) error {
-	select { // most proxies never have any
+	select { // most proxies have no fault plan
 	case <-ctx.Done():
 		return nil
 	case <-p.kick:
 	}
-	// Short delays are slept through in this thread: timers of the Go runtime
-	// fire at whole milliseconds when nothing else happens (its netpoller).
+	// This thread sleeps through short delays. Timers of the Go runtime fire at
+	// whole milliseconds when the process is idle (its netpoller).
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0) // ns instead of 50 µs; where refused, delays are that much longer
+	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0) // ns instead of 50 µs; if refused, delays are up to 50 µs longer
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
 		wait := p.sendDue(clock())
-		if wait < maxNap && ctx.Err() == nil {
-			nap := unix.NsecToTimespec(int64(min(wait, napStep)))
-			_ = unix.Nanosleep(&nap, nil) // an interrupted sleep is taken up again
+		if wait < maxSleep && ctx.Err() == nil {
+			span := unix.NsecToTimespec(int64(min(wait, sleepStep)))
+			_ = unix.Nanosleep(&span, nil) // the loop resumes an interrupted sleep
 			continue
 		}
 		timer.Reset(wait)
@@ -114,13 +114,13 @@ func (p *path) deliverDelayed(ctx context.Context, clock func() time.Duration) e
 }
 
 const (
-	// maxNap is the longest wait that is slept through: two of the netpoller's steps.
-	maxNap = 2 * time.Millisecond
-	// napStep bounds how late a datagram is noticed that is due before those that wait.
-	napStep = 50 * time.Microsecond
+	// maxSleep is the longest delay that is slept through: two steps of the netpoller.
+	maxSleep = 2 * time.Millisecond
+	// sleepStep bounds how late the loop sees a new datagram that is due first.
+	sleepStep = 50 * time.Microsecond
 )
 
-// sendDue sends what is due and returns how long the next one has to wait.
+// sendDue sends the datagrams that are due and returns how long the next one waits.
 func (p *path) sendDue(now time.Duration) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -19,11 +19,11 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// patience is how long a test waits for what must happen on a loaded machine.
+// patience bounds how long a test waits on a loaded machine.
 const patience = 20 * time.Second
 
-// end is a handler that does what the test says. Its functions are called with
-// the group entered, nil for the plain thing.
+// end is a handler that calls the functions of its test. nil functions take every
+// TLP, send none and never wake.
 type end struct {
 	group   *Group
 	binding *engine.Binding
@@ -60,7 +60,7 @@ func (e *end) LinkChanged(at engine.Entry, s link.State) {
 	e.states <- s
 }
 
-// open makes a fabric that runs until the test ends.
+// open opens a fabric that runs until the test ends.
 func open(t testing.TB, paths ...PathConfig) *Fabric {
 	t.Helper()
 	for i := range paths {
@@ -84,7 +84,8 @@ func open(t testing.TB, paths ...PathConfig) *Fabric {
 	return f
 }
 
-// rig is two fabrics with some bindings between them, all of a side in one group.
+// rig is two fabrics with bindings between them. All bindings of a side are in
+// one group.
 type rig struct {
 	t      *testing.T
 	fabric [2]*Fabric
@@ -208,8 +209,8 @@ func (s *stream) check(i int, p *tlp.Packet) error {
 	return nil
 }
 
-// expect makes an end check numbered TLPs and returns what is closed when n of
-// them have come.
+// expect makes an end check numbered TLPs and returns a channel that is closed
+// when n of them have arrived.
 func (e *end) expect(t *testing.T, n int) <-chan struct{} {
 	done := make(chan struct{})
 	var s stream

@@ -3,6 +3,7 @@ package netio
 import (
 	"context"
 	"io"
+	"slices"
 	"sync/atomic"
 
 	"github.com/dxpu-project/dxpu/internal/dataplane/capture"
@@ -10,32 +11,26 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// captures are the captures that run: an immutable list, nil for none, which is
-// all that the data plane looks at when nobody captures.
+// captures holds the running captures in an immutable list. The pointer is nil
+// while none runs, which is all that the data plane checks then.
 type captures struct {
 	list atomic.Pointer[[]*capture.Session]
 }
 
 // Capture writes the TLPs that pass between the links of this fabric and their
-// handlers to w, as o says, until ctx ends or w fails. It never holds them up:
-// what w is too slow for is dropped and counted. flush is called when what was
-// written should go out.
+// handlers to w, as o says, until ctx ends or w fails. It does not delay them: it
+// drops and counts the TLPs for which w is too slow. It calls flush when the
+// bytes written so far should leave a buffer.
 func (f *Fabric) Capture(ctx context.Context, o capture.Options, w io.Writer, flush func()) error {
 	s := capture.NewSession(o)
 	f.changeCaptures(func(list []*capture.Session) []*capture.Session { return append(list, s) })
 	defer f.changeCaptures(func(list []*capture.Session) []*capture.Session {
-		kept := list[:0]
-		for _, other := range list {
-			if other != s {
-				kept = append(kept, other)
-			}
-		}
-		return kept
+		return slices.DeleteFunc(list, func(other *capture.Session) bool { return other == s })
 	})
 	return s.Stream(ctx, w, flush)
 }
 
-// changeCaptures replaces the list by what change makes of a copy.
+// changeCaptures replaces the list by the result of change on a copy.
 func (f *Fabric) changeCaptures(change func([]*capture.Session) []*capture.Session) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -17,24 +17,24 @@ type Reader struct {
 	call call
 }
 
-// NewReader makes a reader with a buffer of its own of ReadBuffer bytes.
+// NewReader makes a reader with its own buffer of ReadBuffer bytes.
 func (c *Conn) NewReader() *Reader {
 	r := &Reader{conn: c, buf: make([]byte, ReadBuffer)}
 	r.call.oob = make([]byte, 128)
 	return r
 }
 
-// Read waits for datagrams from one sender. They lie one after another in
-// batch, each of segment bytes but the last, which may be shorter. batch is
-// valid until the next Read. The error is net.ErrClosed after Close, and
-// ErrTimeout when nothing came for a while; any other error concerns one
-// datagram. After all but the first Read may be called again.
+// Read waits for datagrams from one sender. They lie one after another in batch,
+// each of segment bytes except the last, which may be shorter. batch is valid
+// until the next Read. The error is net.ErrClosed after Close, which is final,
+// and ErrTimeout when no datagram arrived in time. Any other error concerns one
+// datagram.
 func (r *Reader) Read() (batch []byte, segment int, from netip.AddrPort, err error) {
 	r.call.flags = 0
 	return r.read()
 }
 
-// Poll is Read that does not wait: ErrTimeout says that there is nothing now.
+// Poll is like Read but does not wait.
 func (r *Reader) Poll() (batch []byte, segment int, from netip.AddrPort, err error) {
 	r.call.flags = unix.MSG_DONTWAIT
 	return r.read()
@@ -63,7 +63,7 @@ func (r *Reader) read() (batch []byte, segment int, from netip.AddrPort, err err
 	case c.errno != 0:
 		return nil, 0, from, fmt.Errorf("udp: read: %w", c.errno)
 	}
-	if from, ok = c.sender(); !ok { // only what a socket returns that was shut down has no sender
+	if from, ok = c.sender(); !ok { // a socket that was shut down returns no sender
 		return nil, 0, from, net.ErrClosed
 	}
 	segment = c.n
@@ -81,8 +81,8 @@ func (r *Reader) read() (batch []byte, segment int, from netip.AddrPort, err err
 	return r.buf[:c.n], segment, from, nil
 }
 
-// segmentSize finds the UDP_GRO control message, an int32 of the datagram
-// size; 0 when there is none. Written out because unix.ParseSocketControlMessage allocates.
+// segmentSize returns the datagram size of the UDP_GRO control message, an int32,
+// or 0 if there is none. unix.ParseSocketControlMessage would allocate.
 func segmentSize(oob []byte) int {
 	const header = unix.SizeofCmsghdr
 	for len(oob) >= header {
@@ -117,8 +117,8 @@ func (c *Conn) NewWriter() *Writer {
 	return w
 }
 
-// send makes the system call. A send that the socket has room for does not
-// wait, so it need not tell the scheduler.
+// send makes the system call. A send does not wait while the socket has room, so
+// the first attempt does not involve the Go scheduler.
 func (w *Writer) send(fd uintptr) {
 	w.call.flags = unix.MSG_DONTWAIT
 	if w.call.at(unix.SYS_SENDMSG, fd); w.call.errno == unix.EAGAIN {
@@ -127,8 +127,8 @@ func (w *Writer) send(fd uintptr) {
 	}
 }
 
-// MaxBatch returns how many bytes one Write may take for datagrams of a size:
-// the kernel's limits on segments and on the whole.
+// MaxBatch returns how many bytes one Write takes for datagrams of segment bytes,
+// by the kernel's limits on the number of segments and on the batch.
 func (w *Writer) MaxBatch(segment int) int {
 	if !w.conn.gso.Load() {
 		return segment
@@ -136,9 +136,9 @@ func (w *Writer) MaxBatch(segment int) int {
 	return segment * max(1, min(MaxSegments, MaxDatagram/segment))
 }
 
-// Write sends the datagrams that lie one after another in batch, each of
-// segment bytes but the last, which may be shorter. Datagrams that the kernel
-// refuses are counted and lost, as on any network; the error tells why.
+// Write sends the datagrams that lie one after another in batch, each of segment
+// bytes except the last, which may be shorter. Datagrams that the kernel refuses
+// are counted and lost, as on any network. The error is that of the last one.
 func (w *Writer) Write(batch []byte, segment int, to netip.AddrPort) error {
 	if segment <= 0 || len(batch) == 0 {
 		return nil
@@ -183,9 +183,9 @@ func (w *Writer) write(b, oob []byte, to netip.AddrPort) error {
 	return nil
 }
 
-// refused decides whether an error means that segmentation is not to be had:
-// EIO is what the kernel says when the interface cannot checksum, EINVAL when
-// the route cannot segment.
+// refused reports whether an error means that segmentation offload is not
+// available, and turns it off. The kernel returns EIO if the interface cannot
+// compute checksums, and EINVAL if the route cannot segment.
 func (w *Writer) refused(err error) bool {
 	if !errors.Is(err, unix.EIO) && !errors.Is(err, unix.EINVAL) {
 		return false

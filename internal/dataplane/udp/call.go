@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// call is a recvmsg or sendmsg. Its structures live here, so that a system call
-// needs nothing from the heap.
+// call holds the structures of a recvmsg or sendmsg, so that a system call does
+// not allocate.
 type call struct {
 	msg     unix.Msghdr
 	iov     unix.Iovec
@@ -19,8 +19,8 @@ type call struct {
 	namelen uint32
 	oob     []byte
 	flags   uintptr
-	scope   uint32 // of the last address that had one,
-	zone    string // and its name
+	scope   uint32 // of the last address that had one
+	zone    string // name of scope
 
 	n     int
 	errno unix.Errno // 0: none
@@ -37,7 +37,7 @@ func (c *call) set(b, oob []byte, namelen uint32) {
 	}
 }
 
-// at makes the call without telling the scheduler: for calls that do not wait.
+// at makes a call that does not wait, without involving the Go scheduler.
 func (c *call) at(trap, fd uintptr) {
 	for {
 		n, _, errno := unix.RawSyscall(trap, fd, uintptr(unsafe.Pointer(&c.msg)), c.flags)
@@ -70,8 +70,8 @@ func (c *call) bytes() *[unix.SizeofSockaddrAny]byte {
 	return (*[unix.SizeofSockaddrAny]byte)(unsafe.Pointer(&c.name))
 }
 
-// address sets where a message goes to: a socket of IPv6 reaches IPv4 by
-// mapped addresses. It reports whether the socket reaches the address at all.
+// address sets the destination of a message, for an IPv6 socket as a mapped
+// address if it is of IPv4. It returns false if the socket cannot reach it.
 func (c *call) address(to netip.AddrPort, ip4 bool) bool {
 	b := c.bytes()
 	clear(b[:])
@@ -93,7 +93,7 @@ func (c *call) address(to netip.AddrPort, ip4 bool) bool {
 	return true
 }
 
-// sender returns where a message came from.
+// sender returns the source of a message.
 func (c *call) sender() (netip.AddrPort, bool) {
 	b := c.bytes()
 	if c.msg.Namelen < sockAddr4 {
@@ -122,7 +122,7 @@ func scopeOf(zone string) uint32 {
 	if i, err := net.InterfaceByName(zone); err == nil {
 		return uint32(i.Index)
 	}
-	n, _ := strconv.ParseUint(zone, 10, 32) // an interface that is gone has no number
+	n, _ := strconv.ParseUint(zone, 10, 32) // 0 if the interface is gone
 	return uint32(n)
 }
 

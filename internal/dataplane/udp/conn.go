@@ -2,10 +2,10 @@
 // system call sends up to 64 equal datagrams, and with receive offload one
 // call receives them.
 //
-// The offloads are probed, counted and survived: a kernel or a network card
-// that refuses a batch gets the same datagrams one by one, and keeps getting
-// them so (Stats tells). Some kernels mangle batches without an error; then
-// the receiver's CRC counters rise, and Options.NoOffload is the remedy.
+// Listen probes for the offloads. If a kernel or a network card refuses a batch,
+// the socket sends those datagrams, and all later ones, one by one; Stats has
+// the counts. Some kernels corrupt batches without an error. The receiver's CRC
+// counters then rise, and Options.NoOffload is the remedy.
 package udp
 
 import (
@@ -29,17 +29,18 @@ const (
 	// MaxSegments is the number of datagrams that Linux takes in one batch
 	// (UDP_MAX_SEGMENTS, 64 until Linux 6.9 made it 128).
 	MaxSegments = 64
-	// ReadBuffer is the space that ReadBatch wants: a whole received batch.
+	// ReadBuffer is the size of the largest received batch.
 	ReadBuffer = 65536
 
 	socketBuffer = 8 << 20
 )
 
 // readTimeout is how long Read waits at most. It bounds how late a reader sees
-// anything but datagrams; 20 wake-ups a second cost nothing.
+// other events than datagrams. 20 wake-ups a second cost next to nothing.
 const readTimeout = 50 * time.Millisecond
 
-// ErrTimeout says that no datagram came in the time that a Read takes at most.
+// ErrTimeout is returned by Read when no datagram arrived in 50 ms, and by Poll
+// when none had arrived.
 var ErrTimeout = errors.New("udp: read: nothing came")
 
 // Options of a socket.
@@ -49,14 +50,14 @@ type Options struct {
 
 // Conn is a UDP socket. Its methods may be called from several goroutines.
 //
-// It is a blocking socket that the Go runtime's poller does not know: whoever
-// reads waits in the kernel, in a thread of its own. Between a datagram and a
-// goroutine that waits for the poller lie an empty read, a wake-up of the
-// thread that polls, and a turn of the scheduler.
+// It is a blocking socket outside the Go runtime's poller: a reader waits in the
+// kernel, in a thread of its own. With the poller, an empty read, a wake-up of
+// the polling thread and a pass of the scheduler would lie between a datagram
+// and its goroutine.
 type Conn struct {
 	fd    *fd.FD
 	local netip.AddrPort
-	ip4   bool // the socket is of IPv4
+	ip4   bool // an IPv4 socket
 	gso   atomic.Bool
 	gro   bool
 	stat  counters
@@ -68,15 +69,15 @@ type counters struct {
 	gsoRefused, txErrors            atomic.Uint64
 }
 
-// TxBytes is the count that Stats has, by itself.
+// TxBytes returns Stats().TxBytes alone.
 func (c *Conn) TxBytes() uint64 { return c.stat.txBytes.Load() }
 
-// Stats are counts since Listen; they are read one by one and so only nearly
-// of one moment.
+// Stats are counts since Listen. They are read one after another, so they are not
+// of exactly one moment.
 type Stats struct {
 	RxBatches, RxDatagrams, RxBytes uint64
 	TxBatches, TxDatagrams, TxBytes uint64
-	GSORefused                      uint64 // batches that had to be sent one by one
+	GSORefused                      uint64 // batches whose datagrams were sent one by one
 	TxErrors                        uint64 // datagrams that the kernel did not take
 	GSO, GRO                        bool   // in use now
 }
@@ -96,7 +97,7 @@ func Listen(addr string, o Options) (*Conn, error) {
 	return c, nil
 }
 
-// adopt makes a Conn of a socket of its own.
+// adopt makes a Conn with a duplicate of the socket's descriptor.
 func adopt(pc *net.UDPConn, o Options) (*Conn, error) {
 	d, err := fd.Adopt(pc, readTimeout)
 	if err != nil {
@@ -104,7 +105,7 @@ func adopt(pc *net.UDPConn, o Options) (*Conn, error) {
 	}
 	addr := pc.LocalAddr().(*net.UDPAddr).AddrPort()
 	c := &Conn{fd: d, local: netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())}
-	raw, _ := d.Use() // it has just been made
+	raw, _ := d.Use() // cannot fail: not closed yet
 	defer d.Done()
 	fd := int(raw)
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
@@ -116,20 +117,20 @@ func adopt(pc *net.UDPConn, o Options) (*Conn, error) {
 	return c, nil
 }
 
-// setBuffers asks for room for the traffic of many bindings; what the kernel
-// grants is its administrator's choice, so errors do not matter.
+// setBuffers asks for socket buffers for the traffic of many bindings. The
+// administrator limits what the kernel grants, so errors are ignored.
 func setBuffers(fd int) {
 	for _, opt := range [][2]int{{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF}} {
 		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, opt[0], socketBuffer) != nil {
 			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, opt[1], socketBuffer)
 		}
 	}
-	// Datagrams are sized to the path by the link; fragments would only
-	// hide that the path has become smaller.
+	// The link fits the datagrams to the MTU of the path. Fragments would hide
+	// that the MTU has become smaller.
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)
 }
 
-// probe finds out which offloads the kernel has. udp(7): UDP_SEGMENT since
+// probe detects the offloads of the kernel. udp(7): UDP_SEGMENT since
 // Linux 4.18, UDP_GRO since 5.0.
 func (c *Conn) probe(fd int) {
 	_, err := unix.GetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_SEGMENT)
@@ -153,9 +154,9 @@ func (c *Conn) Stats() Stats {
 	}
 }
 
-// MTU returns the largest UDP payload that fits the interface which has the
+// MTU returns the largest UDP payload in bytes for the interface that has the
 // local address: the interface's MTU less the IP and UDP headers, at most
-// MaxDatagram. For an unspecified address it is that of Ethernet.
+// MaxDatagram. For an unspecified address it returns that of Ethernet.
 func MTU(local netip.Addr) (int, error) {
 	const ethernet, udpHeader = 1500, 8
 	ipHeader := 20
@@ -172,14 +173,14 @@ func MTU(local netip.Addr) (int, error) {
 	for _, iface := range ifaces {
 		addrs, err := iface.Addrs()
 		if err != nil {
-			continue // an interface may go away meanwhile
+			continue // the interface has just been removed
 		}
 		for _, a := range addrs {
 			prefix, err := netip.ParsePrefix(a.String())
 			if err != nil {
 				continue
 			}
-			// All of 127.0.0.0/8 is the loopback interface's, not only the address it lists.
+			// The loopback interface has all of 127.0.0.0/8, not only the address that it lists.
 			if prefix.Addr() == local.Unmap() || prefix.Addr().IsLoopback() && prefix.Contains(local.Unmap()) {
 				return min(iface.MTU-ipHeader-udpHeader, MaxDatagram), nil
 			}

@@ -20,7 +20,7 @@ func listen(t testing.TB, o Options) *Conn {
 	return c
 }
 
-// Whatever the offloads are, the datagrams that arrive are those that were sent.
+// The datagrams that arrive are those that were sent, with and without offloads.
 func TestBatchArrivesAsDatagrams(t *testing.T) {
 	for _, o := range []struct {
 		name   string
@@ -122,7 +122,7 @@ func TestMTU(t *testing.T) {
 		t.Errorf("unspecified: %d, %v", n, err)
 	}
 	if _, err := MTU(netip.MustParseAddr("203.0.113.77")); err == nil {
-		t.Error("an address of nobody has an MTU")
+		t.Error("an address of no interface has an MTU")
 	}
 }
 
