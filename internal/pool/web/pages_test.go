@@ -151,7 +151,7 @@ func TestPoolPageCounts(t *testing.T) {
 		t.Errorf("slots: %v, want %v", got, want)
 	}
 	for _, sentence := range []string{
-		"Box r1-sw has not reported for", "8 GPUs in it, 8 leased", "failed: fallen off the bus", "degraded: link at x8 of x16",
+		"Box r1-sw has not reported for", "8 of 8 GPUs leased", "failed: fallen off the bus", "degraded: link at x8 of x16",
 		"16 × DX200, NVLink required, on host h09", "2 boxes, 16 GPUs",
 	} {
 		if !strings.Contains(text(doc), sentence) {

@@ -184,7 +184,7 @@ func (s *Server) findProblems(v *view, d *poolData) error {
 			if !b.Node.GetConnected() {
 				d.add(problem{
 					unreachable, "Box " + b.ID, "/ui/boxes/" + url.PathEscape(b.ID),
-					fmt.Sprintf("has not reported for %s; %s in it, %d leased", ago(v.Now, b.Node.GetLastReportTime()), plural(b.Counts.Total(), "GPU"), b.leased()),
+					fmt.Sprintf("has not reported for %s; %d of %s leased", ago(v.Now, b.Node.GetLastReportTime()), b.leased(), plural(b.Counts.Total(), "GPU")),
 				})
 			}
 		}
