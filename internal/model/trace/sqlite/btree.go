@@ -157,6 +157,9 @@ func (s *scanner) leafCell(page []byte, number uint32, ptr int) error {
 	if err := s.each(&s.row); err != nil {
 		return errStop{err}
 	}
+	if s.row.err != nil {
+		return errStop{s.row.err}
+	}
 	return nil
 }
 

@@ -30,25 +30,24 @@ func TestScanAgreesWithSQLite(t *testing.T) {
 	for _, tc := range []struct{ name, sql string }{
 		{"generated columns", "CREATE TABLE t (a INT, v INT AS (a+1), s INT GENERATED ALWAYS AS (a+2) STORED, w TEXT GENERATED ALWAYS AS (a || ',x') VIRTUAL, z TEXT);" +
 			"INSERT INTO t (a, z) VALUES (1, 'one'), (2, 'two')"},
-		{"added columns", "CREATE TABLE t (a INT); INSERT INTO t VALUES (1), (2);" +
-			"ALTER TABLE t ADD COLUMN i INT DEFAULT 42; ALTER TABLE t ADD COLUMN n INT DEFAULT -7 NOT NULL; ALTER TABLE t ADD COLUMN h INT DEFAULT 0x1F;" +
-			"ALTER TABLE t ADD COLUMN s TEXT DEFAULT 'it''s, (odd'; ALTER TABLE t ADD COLUMN q INT DEFAULT '9'; ALTER TABLE t ADD COLUMN u TEXT DEFAULT 5;" +
-			"ALTER TABLE t ADD COLUMN p INT DEFAULT (3); ALTER TABLE t ADD COLUMN e REAL DEFAULT 2e3; ALTER TABLE t ADD COLUMN m INT DEFAULT - 1e1;" +
-			"ALTER TABLE t ADD COLUMN y INT DEFAULT TRUE; ALTER TABLE t ADD COLUMN z INT DEFAULT NULL; ALTER TABLE t ADD COLUMN w DEFAULT plain;" +
-			"ALTER TABLE t ADD COLUMN o TEXT DEFAULT '7'; ALTER TABLE t ADD COLUMN d DEFAULT '8'; ALTER TABLE t ADD COLUMN l; INSERT INTO t (a, s) VALUES (3, 'new')"},
+		{"added columns", "CREATE TABLE t (a INT); INSERT INTO t VALUES (1), (2); ALTER TABLE t ADD COLUMN z INT DEFAULT NULL; ALTER TABLE t ADD COLUMN l; INSERT INTO t VALUES (3, 4, 'new')"},
+		{"defaults in all rows", "CREATE TABLE t (a INT, b TEXT DEFAULT 'it''s, (odd', c INT DEFAULT (1 + 2), d REAL DEFAULT -1e+3); INSERT INTO t (a) VALUES (1), (2)"},
 		{"key", "CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT); INSERT INTO t VALUES (5, 'x'), (3, 'y')"},
 		{"descending key", "CREATE TABLE t (id INTEGER PRIMARY KEY DESC, a TEXT); INSERT INTO t VALUES (5, 'x'), (3, 'y'), (NULL, 'z')"},
 		{"key as constraint", "CREATE TABLE t (id INTEGER, a TEXT, PRIMARY KEY (id)); INSERT INTO t VALUES (5, 'x'), (NULL, 'y')"},
 		{"descending key as constraint", "CREATE TABLE t (id INTEGER, a TEXT, PRIMARY KEY (id DESC)); INSERT INTO t VALUES (5, 'x'), (NULL, 'y')"},
 		{"named key as constraint", "CREATE TABLE t (id INTEGER, a TEXT, CONSTRAINT k PRIMARY KEY ('id' ASC) ON CONFLICT REPLACE); INSERT INTO t VALUES (5, 'x')"},
+		{"key as last constraint", "CREATE TABLE t (id INTEGER, a TEXT, UNIQUE (a) PRIMARY KEY (id COLLATE NOCASE)); INSERT INTO t VALUES (5, 'x')"},
+		{"automatic key", "CREATE TABLE t (id INTEGER NOT NULL PRIMARY KEY ASC AUTOINCREMENT, a TEXT); INSERT INTO t VALUES (5, 'x')"},
+		{"key of quoted type", "CREATE TABLE t ([id] \"INTEGER\" PRIMARY KEY, a TEXT); INSERT INTO t VALUES (5, 'x'); INSERT INTO t (a) VALUES ('y')"},
 		{"key of two columns", "CREATE TABLE t (id INTEGER, a TEXT, PRIMARY KEY (id, a)); INSERT INTO t VALUES (NULL, 'x')"},
 		{"key of another type", "CREATE TABLE t (id INT PRIMARY KEY, a TEXT); INSERT INTO t VALUES (NULL, 'x')"},
 		{"key of type INTEGER(5)", "CREATE TABLE t (id INTEGER(5) PRIMARY KEY, a TEXT); INSERT INTO t VALUES (NULL, 'x')"},
 		{"key of text as constraint", "CREATE TABLE t (id TEXT, a INT, PRIMARY KEY (id)); INSERT INTO t VALUES (NULL, 1)"},
 		{"commas and parentheses in strings", "CREATE TABLE t (a INT DEFAULT '(', b TEXT DEFAULT ',', c TEXT CHECK (c <> ')'), \"d\"\"e\" INT); INSERT INTO t VALUES (1, 'b', 'c', 4)"},
 		{"set default", "CREATE TABLE t (a INT REFERENCES p (x) ON DELETE SET DEFAULT, b INT); INSERT INTO t VALUES (1, 2)"},
-		{"16-bit text", "PRAGMA encoding = 'UTF-16le'; CREATE TABLE t (a TEXT); INSERT INTO t VALUES ('é'); ALTER TABLE t ADD COLUMN b TEXT DEFAULT 'ö'"},
-		{"after VACUUM", "CREATE TABLE t (a INT); INSERT INTO t VALUES (1); ALTER TABLE t ADD COLUMN i INT DEFAULT 42; VACUUM"},
+		{"16-bit text", "PRAGMA encoding = 'UTF-16le'; CREATE TABLE t (a TEXT); INSERT INTO t VALUES ('é'); ALTER TABLE t ADD COLUMN b TEXT"},
+		{"added column after UPDATE", "CREATE TABLE t (a INT); INSERT INTO t VALUES (1); ALTER TABLE t ADD COLUMN i INT DEFAULT 42; UPDATE t SET i = i"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "db")
@@ -101,28 +100,24 @@ func TestScanAgreesWithSQLite(t *testing.T) {
 	}
 }
 
-// A default that is an expression is reported, not replaced by a guess.
-func TestUnknownDefault(t *testing.T) {
+// A scan fails if it needs the default of a column that was added after a row was
+// written.
+func TestDefaultOfAddedColumn(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "db")
-	query(t, file, "CREATE TABLE t (a INT); INSERT INTO t VALUES (1); ALTER TABLE t ADD COLUMN b TEXT DEFAULT 1.50; INSERT INTO t VALUES (2, 'x')")
+	query(t, file, "CREATE TABLE t (a INT); INSERT INTO t VALUES (1); ALTER TABLE t ADD COLUMN b INT DEFAULT 42; INSERT INTO t VALUES (2, 3)")
 	b, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	db := open(t, b)
 	tab, _ := db.Table("t")
-	var rows []int64
-	var damage []string
-	if err := db.Scan(tab, func(r *Row) error { rows = append(rows, r.ID()); return nil }, func(err error) error {
-		damage = append(damage, err.Error())
-		return nil
-	}); err != nil {
-		t.Fatal(err)
+	scan := func(column int) error {
+		return db.Scan(tab, func(r *Row) error { r.Int(column); return nil }, func(err error) error { return err })
 	}
-	if d := cmp.Diff([]int64{2}, rows); d != "" {
-		t.Error(d)
+	if err := scan(0); err != nil {
+		t.Errorf("without the column: %v", err)
 	}
-	if len(damage) != 1 || !strings.Contains(damage[0], "older than column b") {
-		t.Errorf("damage %q", damage)
+	if err := scan(1); err == nil || !strings.Contains(err.Error(), "row 1 is older than column b") {
+		t.Errorf("with the column: %v", err)
 	}
 }

@@ -14,27 +14,13 @@ type Row struct {
 	enc    textEncoding
 	id     int64
 	values []value
+	err    error // set by value
 }
 
-// value is one value of a record, or a column's default.
 type value struct {
 	serial uint64 // section 2.1; 0 is NULL
 	body   []byte // aliases the page
-	text   string // of a default that is text
-	// unknown marks a default that is an expression.
-	unknown bool
 }
-
-// serialInt64 is the serial type of an 8-byte integer.
-const serialInt64 = 6
-
-// serialDefault stands for text in UTF-8 in the field text; the file format
-// keeps 10 and 11 for internal use.
-const serialDefault = 10
-
-func textValue(text string) value { return value{serial: serialDefault, text: text} }
-
-func be64(v int64) []byte { return binary.BigEndian.AppendUint64(nil, uint64(v)) }
 
 var errRecord = errors.New("record is truncated")
 
@@ -60,36 +46,24 @@ func (r *Row) parse(b []byte, id int64) error {
 		r.values = append(r.values, value{serial: serial, body: body[:size]})
 		body = body[size:]
 	}
-	return r.addAbsent()
-}
-
-// addAbsent adds the defaults of the columns that were added after the row was
-// written, which its record lacks.
-func (r *Row) addAbsent() error {
-	if len(r.values) >= r.table.stored {
-		return nil
-	}
-	for _, c := range r.table.columns {
-		if c.stored < len(r.values) {
-			continue
-		}
-		if c.absent.unknown {
-			return fmt.Errorf("the row is older than column %s, whose default is an expression", c.name)
-		}
-		r.values = append(r.values, c.absent)
-	}
 	return nil
 }
 
-// value returns column i, NULL where the table has no such column.
+// value returns column i. It returns NULL for a column that the table does not have,
+// and for one that was added after the row was written; if that has a default, the
+// scan fails.
 func (r *Row) value(i int) value {
 	if i < 0 || i >= len(r.table.columns) {
 		return value{}
 	}
-	if i = r.table.columns[i].stored; i < 0 || i >= len(r.values) {
-		return value{}
+	c := &r.table.columns[i]
+	switch {
+	case c.stored >= 0 && c.stored < len(r.values):
+		return r.values[c.stored]
+	case c.hasDefault && c.stored >= 0:
+		r.err = fmt.Errorf("sqlite: table %s: row %d is older than column %s: its default value is not supported (UPDATE %[1]s SET %[3]s = %[3]s stores it)", r.table.Name, r.id, c.name)
 	}
-	return r.values[i]
+	return value{}
 }
 
 // serialSize returns the length of a value in the record (section 2.1).
@@ -140,9 +114,6 @@ func (r *Row) Int(i int) (v int64, ok bool) {
 // not check text that the file declares to be UTF-8.
 func (r *Row) Text(i int) string {
 	v := r.value(i)
-	if v.serial == serialDefault {
-		return v.text
-	}
 	if v.serial < 13 || v.serial%2 == 0 {
 		return ""
 	}

@@ -8,8 +8,9 @@ type column struct {
 	// stored is the column's index in a record, -1 for a VIRTUAL generated
 	// column, which is computed on reading.
 	stored int
-	// absent is the value in rows that are older than the column.
-	absent value
+	// hasDefault is set if the column has a default other than NULL, which is not
+	// stored in rows that are older than the column.
+	hasDefault bool
 	// typeName is the declared type, in capitals.
 	typeName string
 }
@@ -41,22 +42,21 @@ func (t *Table) parseColumns(sql string) {
 	}
 }
 
-// addDefinition adds one definition between commas: a column or a constraint of
-// the table.
+// addDefinition adds one definition between commas: a column, or constraints of the
+// table, between which SQLite does not require commas.
 func (t *Table) addDefinition(def []token) {
 	if len(def) == 0 || len(t.columns) >= maxColumns {
 		return
 	}
-	constraint := def
-	if def[0].is("CONSTRAINT") && len(def) > 2 {
-		constraint = def[2:]
-	}
-	switch {
-	case constraint[0].is("PRIMARY"):
-		t.primaryKey(constraint)
-	case constraint[0].is("UNIQUE"), constraint[0].is("CHECK"), constraint[0].is("FOREIGN"):
-	default:
+	first := def[0]
+	if !first.is("CONSTRAINT") && !first.is("PRIMARY") && !first.is("UNIQUE") && !first.is("CHECK") && !first.is("FOREIGN") {
 		t.addColumn(def)
+		return
+	}
+	for i := 0; i < len(def); i = next(def, i) {
+		if def[i].is("PRIMARY") {
+			t.primaryKey(def[i:])
+		}
 	}
 }
 
@@ -76,7 +76,7 @@ func (t *Table) addColumn(def []token) {
 		case def[i].is("PRIMARY") && c.typeName == "INTEGER" && !at(following, 1).is("DESC"):
 			t.rowid = len(t.columns)
 		case def[i].is("DEFAULT") && !def[i-1].is("SET"): // not "ON DELETE SET DEFAULT"
-			c.absent = defaultValue(following, affinityOf(c.typeName))
+			c.hasDefault = !at(following, 0).is("NULL")
 		case def[i].is("AS") && !at(following, closing(following, 0)+1).is("STORED"):
 			c.stored = -1
 		}
@@ -155,8 +155,8 @@ func closing(toks []token, open int) int {
 	return len(toks)
 }
 
-// tokens splits SQL into words, numbers, quoted strings and single characters,
-// without comments.
+// tokens splits SQL into words, quoted strings and single characters, without
+// comments.
 func tokens(sql string) []token {
 	var out []token
 	for i := 0; i < len(sql); {
@@ -176,11 +176,6 @@ func tokens(sql string) []token {
 		case c == '[':
 			i = after(sql, i+1, "]")
 			out = append(out, token{strings.TrimSuffix(sql[from+1:i], "]"), true})
-		case isDigit(c) || c == '.' && i+1 < len(sql) && isDigit(sql[i+1]):
-			for i < len(sql) && (isWord(sql[i]) || sql[i] == '.' || isExponentSign(sql[from:], i-from)) {
-				i++
-			}
-			out = append(out, token{text: sql[from:i]})
 		case isWord(c):
 			for i < len(sql) && isWord(sql[i]) {
 				i++
@@ -209,16 +204,8 @@ func quoted(sql string, i int) (text string, end int) {
 	}
 }
 
-func isDigit(c byte) bool { return c >= '0' && c <= '9' }
-
-// isExponentSign reports whether number[i] is the sign in a number such as 1e-5.
-func isExponentSign(number string, i int) bool {
-	return i > 0 && (number[i] == '+' || number[i] == '-') && (number[i-1] == 'e' || number[i-1] == 'E') &&
-		!strings.HasPrefix(number, "0x") && !strings.HasPrefix(number, "0X")
-}
-
 func isWord(c byte) bool {
-	return c == '_' || c == '$' || c >= 0x80 || isDigit(c) || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+	return c == '_' || c == '$' || c >= 0x80 || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
 }
 
 // after returns the index after the next end in sql[i:], or len(sql).
