@@ -109,8 +109,8 @@ func TestFunctionLevelReset(t *testing.T) {
 	}
 }
 
-// A guest that writes garbage everywhere harms nobody: both proxies go on, and
-// a device that has been attached anew works.
+// A guest that writes garbage everywhere does no harm: both proxies continue, and
+// the device works after another attach.
 func TestGarbage(t *testing.T) {
 	accesses := 8000
 	if raceEnabled || testing.Short() {

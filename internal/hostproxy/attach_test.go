@@ -29,8 +29,7 @@ func TestAttachDriveDetach(t *testing.T) {
 	}
 }
 
-// Whoever looks for a device while it is being attached finds it when it is
-// ready, and not before.
+// Open finds a device during an attach only when it is ready.
 func TestOpenWhileAttaching(t *testing.T) {
 	r := newRig(t, options{inside: true})
 	for range 3 {
@@ -100,8 +99,7 @@ func TestNoSocketWithoutADevice(t *testing.T) {
 	}
 }
 
-// What is left of a hundred bindings is nothing: no goroutine, no descriptor,
-// no memory to speak of.
+// A hundred bindings leave no goroutine, no descriptor and no significant memory.
 func TestPlugAndUnplug(t *testing.T) {
 	for _, c := range fronts {
 		t.Run(c.name, func(t *testing.T) {
@@ -150,7 +148,7 @@ func resources(t *testing.T) (fds, goroutines int, heap uint64) {
 	return fds, runtime.NumGoroutine(), m.HeapAlloc
 }
 
-// What one tenant left in the device's memory is not there for the next.
+// The next tenant does not find the former one's data in the device's memory.
 func TestMemoryIsScrubbed(t *testing.T) {
 	r := newRig(t, options{hosts: 2})
 	const n = 1 << 20

@@ -7,21 +7,21 @@ import (
 	"github.com/dxpu-project/dxpu/internal/vm/qmp"
 )
 
-// control is the connection to QEMU's control socket, shared by all slots while
-// any of them needs it: QEMU serves one client at a time, so a slot that waits
-// for its guest would keep the others waiting. Between uses nobody is connected,
-// and people can use the socket.
+// control is the connection to QEMU's control socket. All slots share it while any
+// of them needs it: QEMU serves one client at a time, so a slot that waits for its
+// guest would delay the others. Between uses it is closed, so that operators can
+// use the socket.
 type control struct {
-	turn chan struct{} // holds a token while somebody changes what follows
+	turn chan struct{} // holds a token while a goroutine changes the fields below
 
-	mu     sync.Mutex // guards what follows; never held while waiting
+	mu     sync.Mutex // guards the fields below; never held while waiting
 	client *qmp.Client
 	users  int
 }
 
 func newControl() *control { return &control{turn: make(chan struct{}, 1)} }
 
-// use returns the connection and what gives it back.
+// use returns the connection and a function that returns it.
 func (c *control) use(ctx context.Context, path string) (*qmp.Client, func(), error) {
 	select {
 	case c.turn <- struct{}{}:
@@ -42,8 +42,8 @@ func (c *control) use(ctx context.Context, path string) (*qmp.Client, func(), er
 	return client, func() { c.leave(client) }, nil
 }
 
-// join takes part in a connection that is open and alive. One that has ended is
-// left to those who use it still.
+// join returns the open connection. It leaves one that has ended to its present
+// users.
 func (c *control) join() *qmp.Client {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -60,10 +60,10 @@ func (c *control) join() *qmp.Client {
 	return c.client
 }
 
-// leave gives a connection back. The last one closes it.
+// leave returns a connection. The last user closes it.
 func (c *control) leave(client *qmp.Client) {
 	c.mu.Lock()
-	over := c.client != client // it has ended; others may use another one
+	over := c.client != client // it has ended; others may use a new one
 	if !over {
 		c.users--
 		if over = c.users == 0; over {

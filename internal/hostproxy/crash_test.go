@@ -4,9 +4,8 @@ import (
 	"testing"
 )
 
-// Whoever is killed at whichever step of an attach or a detach: the next binding
-// of the same slots, which the manager makes then, comes to a device that works,
-// and to one only.
+// A proxy is killed at each step of an attach and a detach. The manager then makes
+// another binding of the same slots, which must show exactly one working device.
 func TestCrashAtEachStep(t *testing.T) {
 	steps := []struct {
 		name string
@@ -74,9 +73,9 @@ func TestCrashAtEachStep(t *testing.T) {
 				c.kill(r, q)
 				q.set(func() { q.onDelete = func(string) guestAnswer { return letGo } })
 				if there, alive := q.has(firstDevice); there && !alive {
-					r.until("the device that nobody answers for is gone", func() bool { there, _ := q.has(firstDevice); return !there })
+					r.until("the device without a proxy is gone", func() bool { there, _ := q.has(firstDevice); return !there })
 				}
-				q.eject(firstDevice) // a guest that was asked and holds on lets go in the end
+				q.eject(firstDevice) // the guest releases the device in the end
 				r.drop(b)
 				next := r.attach(0, 0, 0, 0)
 				if _, alive := q.has(firstDevice); !alive {

@@ -20,7 +20,7 @@ type spy struct {
 	*gpu.GPU
 
 	mute   atomic.Bool   // completions are dropped
-	left   atomic.Int64  // so many are not; 0: mute decides
+	left   atomic.Int64  // number of completions not dropped; 0: mute decides
 	delay  atomic.Bool   // completions wait until it is false again
 	kept   []tlp.Packet  // those that wait
 	writes atomic.Uint64 // to the scratch register

@@ -20,9 +20,9 @@ const (
 	msiLimit = 0xfeefffff
 )
 
-// Receive does what the device asks of the VM: DMA, interrupts, and the
-// answers to the VM's own requests. What it wrote is in guest memory before
-// anything that follows is looked at, so PCIe's ordering holds.
+// Receive carries out the device's DMA and interrupts, and takes the answers to
+// the VM's own requests. A write is in guest memory before Receive takes the next
+// TLP, which keeps PCIe's ordering.
 func (v *vm) Receive(e engine.Entry, p *tlp.Packet) bool {
 	switch {
 	case p.Type.Completion():
@@ -50,15 +50,15 @@ func (v *vm) Receive(e engine.Entry, p *tlp.Packet) bool {
 	return true
 }
 
-// notNow is the status by which write says that the VMM must take messages
-// first; it never reaches a device.
+// notNow is the status of a write that must wait until the VMM has taken
+// messages. It never reaches a device.
 const notNow = pcie.RequestRetry
 
 // write stores a run of bytes in guest memory; a message to the interrupt
-// window becomes an interrupt. Memory that the VMM does not share is written by
-// messages, which keep their order, interrupts among them. Such a write can
-// become visible after a read completion that it should precede: the VMM serves
-// no DMA message while it waits for that completion.
+// window becomes an interrupt. It writes memory that the VMM does not share by
+// messages, which keep their order, including interrupts. Such a write can become
+// visible after a read completion that it should precede: the VMM serves no DMA
+// message while it waits for that completion.
 func (v *vm) write(addr uint64, src []byte) pcie.CplStatus {
 	if v.conn == nil {
 		return pcie.UnsupportedRequest
@@ -86,19 +86,19 @@ func (v *vm) write(addr uint64, src []byte) pcie.CplStatus {
 	return status(err)
 }
 
-// queue gives the connection a message. While its queue is full the device's
-// TLPs are held back; the end of a message that is in it makes them go on.
+// queue passes a message to the connection. While the connection's queue is full
+// the slot refuses the device's TLPs; the end of a queued message resumes them.
 func (v *vm) queue(message func() error) error {
 	err := message()
 	if !errors.Is(err, vfiouser.ErrQueueFull) {
 		return err
 	}
 	v.full.Store(true)
-	return message() // the queue may have emptied before the flag was up
+	return message() // the queue may have emptied before the flag was set
 }
 
-// wrote notes the end of a message that writes. It may be called from inside
-// any method of the connection, so with the group entered or not.
+// wrote notes the end of a write message. The connection may call it from inside
+// any of its methods, whether or not the caller has entered the group.
 func (v *vm) wrote(err error) {
 	if err != nil {
 		v.slot.counters.dmaRefused.Add(1)
@@ -114,7 +114,7 @@ func (v *vm) signalled(error) {
 	}
 }
 
-// resume makes what was held back be offered again.
+// resume makes the group offer the refused TLPs again.
 func (v *vm) resume(e engine.Entry) {
 	if v.slot.binding != nil {
 		v.slot.binding.Touch(e)
@@ -141,8 +141,8 @@ func status(err error) pcie.CplStatus {
 }
 
 // atomic does an AtomicOp on guest memory and sends the original value back.
-// It is indivisible among the devices of this host; between a device and the
-// guest's processors it is as on a platform without AtomicOp routing.
+// It is atomic among the devices of this host. Towards the guest's processors it
+// is not, as on a platform without AtomicOp routing.
 func (v *vm) atomic(e engine.Entry, p *tlp.Packet) bool {
 	if v.slot.binding == nil || v.slot.binding.Room(e) == 0 {
 		return false // before memory is changed
@@ -155,7 +155,7 @@ func (v *vm) atomic(e engine.Entry, p *tlp.Packet) bool {
 	default:
 		v.slot.counters.dmaRefused.Add(1)
 	}
-	_ = v.slot.send(e, &v.out) // there was room: the link is going down
+	_ = v.slot.send(e, &v.out) // Room was checked: an error means that the link goes down
 	return true
 }
 
@@ -184,13 +184,13 @@ func (v *vm) message(p *tlp.Packet) {
 	}
 }
 
-// Transmit sends the completions that the link has room for.
+// Transmit sends completions while the link has room.
 func (v *vm) Transmit(e engine.Entry) {
 	v.reads.entry = e
 	for !v.reads.empty() {
 		job := v.reads.front()
 		if !v.prepare(job) {
-			return // fetched by message: goes on when it is here
+			return // fetched by message: continues when the data have arrived
 		}
 		if job.status != pcie.SuccessfulCompletion {
 			job.Fail(&v.out, job.status)
@@ -208,7 +208,7 @@ func (v *vm) Transmit(e engine.Entry) {
 	}
 }
 
-// Wake returns machine.Never: completions wait for the link alone.
+// Wake returns machine.Never: completions wait only for the link.
 func (v *vm) Wake(engine.Entry) time.Duration { return machine.Never }
 
 // toDevice sends a completion down; false means that the link is full.
@@ -216,8 +216,8 @@ func (v *vm) toDevice(p *tlp.Packet) bool {
 	return v.slot.forward(v.reads.entry, p)
 }
 
-// prepare makes sure that the bytes of a read can be copied now. Memory that
-// the VMM does not share is fetched by message, once for the whole request.
+// prepare reports whether the bytes of a read can be copied now. It fetches memory
+// that the VMM does not share by message, once for the whole request.
 func (v *vm) prepare(job *readJob) bool {
 	switch job.fetch {
 	case fetchDone:
@@ -253,22 +253,22 @@ func (v *vm) prepare(job *readJob) bool {
 	return false
 }
 
-// prepareLater leaves a read to the pump after the next message that ends.
+// prepareLater leaves a read to the Transmit after the next message ends.
 func (v *vm) prepareLater(job *readJob) bool {
 	job.fetch, job.bytes = fetchNone, nil
 	v.full.Store(true)
 	return false
 }
 
-// maxReads is how many reads of a device may wait for their completions: one
-// for each tag that a function can have.
+// maxReads is the number of a device's reads that may wait for their completions:
+// one for each tag of a function.
 const maxReads = pcie.MaxTags
 
-// readQueue holds the reads of guest memory that the device waits for, in the
-// order in which they came.
+// readQueue holds the device's outstanding reads of guest memory, in the order of
+// arrival.
 type readQueue struct {
 	entry  engine.Entry // of the Transmit that is under way
-	buf    []byte       // payload of the completion that is being sent
+	buf    []byte       // payload of the present completion
 	jobs   []readJob    // a ring
 	head   int
 	n      int
@@ -282,24 +282,24 @@ type readJob struct {
 	n      int
 	fetch  fetchState
 	status pcie.CplStatus
-	bytes  []byte // what a DMA message fetched; nil: read in place
-	ticket uint64 // tells whose message has been answered
+	bytes  []byte // the bytes that a DMA message fetched; nil: read in place
+	ticket uint64 // matches the answer of a message
 }
 
 type fetchState uint8
 
 const (
-	fetchNone    fetchState = iota // not looked at yet
+	fetchNone    fetchState = iota // not started
 	fetchPending                   // a DMA message is under way
-	fetchDone                      // status and, if not in place, bytes are there
+	fetchDone                      // status and, if not in place, bytes are set
 )
 
 func (q *readQueue) empty() bool { return q.n == 0 }
 
 func (q *readQueue) front() *readJob { return &q.jobs[q.head] }
 
-// add takes a read request; false means that the device has more outstanding
-// than there are tags.
+// add queues a read request; false means that the device has more reads
+// outstanding than tags.
 func (q *readQueue) add(p *tlp.Packet, mps int) bool {
 	if q.n == maxReads {
 		return false

@@ -31,9 +31,9 @@ func TestSelfTest(t *testing.T) {
 	}
 }
 
-// What a device wrote is in the host's memory when the completion of a
-// register read that follows it is there (PCI Express Base Specification,
-// table 2-40): never stale in two thousand reads.
+// A device's write is in the host's memory when the completion of the register
+// read behind it arrives (PCI Express Base Specification, table 2-40): none of two
+// thousand reads is stale.
 func TestWritesAreVisibleBeforeReads(t *testing.T) {
 	for _, c := range fronts {
 		t.Run(c.name, func(t *testing.T) {
@@ -143,7 +143,7 @@ func TestDMAByMessages(t *testing.T) {
 	closeBoth(t, bus, dev)
 }
 
-// The memory that a command goes on to use is unmapped under it.
+// The VMM unmaps memory that a command still uses.
 func TestMemoryUnmappedUnderDMA(t *testing.T) {
 	for _, c := range []struct {
 		name     string

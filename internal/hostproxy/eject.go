@@ -9,20 +9,20 @@ import (
 	"github.com/dxpu-project/dxpu/internal/hostproxy/controller"
 )
 
-// guestView is what a slot reports of its guest: whether it uses the device,
-// whether it has removed it. The controller writes it, reports read it.
+// guestView is a slot's report on its guest: whether it uses the device, and
+// whether it has removed it. The slot's run loop writes it, reports read it.
 type guestView struct {
 	use     atomic.Int32 // a dxpuv1.Use
 	ejected atomic.Bool
 	replugs atomic.Uint32
-	removal atomic.Pointer[dxpuv1.Removal] // of the device that left the slot last
+	removal atomic.Pointer[dxpuv1.Removal] // of the last device that left the slot
 
-	// The controller's:
-	traffic uint64 // TLPs, when it looked last
-	busy    int    // samples for which a device that had traffic counts as busy
+	// Used by the run loop only:
+	traffic uint64 // TLPs at the last sample
+	busy    int    // samples for which the device still counts as busy
 }
 
-// busySamples make two seconds.
+// busySamples is two seconds of samples.
 const busySamples = int(2 * time.Second / sampleInterval)
 
 func (v *guestView) begin(traffic uint64) {
@@ -37,7 +37,7 @@ func (v *guestView) end() {
 	v.use.Store(0)
 }
 
-// sample looks at the traffic since the last time.
+// sample derives the use from the traffic since the last sample.
 func (v *guestView) sample(held bool, traffic uint64) {
 	v.busy = max(v.busy-1, 0)
 	if traffic != v.traffic {
@@ -57,7 +57,7 @@ func (v *guestView) observe(out *dxpuv1.ObservedBinding) {
 	out.Use, out.Ejected, out.Replugs = dxpuv1.Use(v.use.Load()), v.ejected.Load(), v.replugs.Load()
 }
 
-// traffic is how many TLPs have passed.
+// traffic returns the number of TLPs in both directions.
 func (c *counters) traffic() uint64 { return c.toDevice.Load() + c.fromDevice.Load() }
 
 // eject reports that the guest has removed the device.
@@ -114,8 +114,8 @@ func (p *pluggedVM) look(ctx context.Context) (guest controller.Guest, detail st
 	return controller.Removed, ""
 }
 
-// sweep asks QEMU to remove what a proxy that was killed has left in a slot: a
-// device that nobody answers for. It does not wait for the guest.
+// sweep asks QEMU to remove the device that a killed proxy left in a slot, and
+// that no longer answers. It does not wait for the guest.
 func (f *VM) sweep(ctx context.Context, slot int) {
 	if f.QMP == "" {
 		return

@@ -17,15 +17,15 @@ import (
 )
 
 // Embedded shows devices to the embedded host: a root complex in Go above a
-// virtual switch, for benchmarks, tests and machines without a VMM. At its
-// start it enumerates the switch with its empty slots, as firmware does at boot
-// (paper, section 3.3); each device that appears later is enumerated then.
+// virtual switch, for benchmarks, tests and machines without a VMM. At start it
+// enumerates the switch with its empty slots, as firmware does at boot (paper,
+// section 3.3). It enumerates each device when it appears.
 type Embedded struct {
 	spec EmbeddedSpec
 	host *embedded.Host
 	enum rootcomplex.EnumSpec
 
-	owner *Host // set by start, before anything else
+	owner *Host // set by start
 	root  *rootcomplex.Function
 
 	mu    sync.Mutex              // guards found
@@ -34,7 +34,7 @@ type Embedded struct {
 	// Guarded by the group:
 	sw    *vswitch.Switch
 	timer engine.Timer  // calls kick
-	armed time.Duration // when it does; never: not armed
+	armed time.Duration // when it fires; machine.Never: not armed
 }
 
 // EmbeddedSpec describes an embedded host. Zero values stand for the defaults.
@@ -64,7 +64,7 @@ func NewEmbedded(spec EmbeddedSpec) *Embedded {
 	return e
 }
 
-// start powers the host on: the switch is there, its slots are empty.
+// start powers the host on, with empty slots.
 func (f *Embedded) start(h *Host) error {
 	f.owner = h
 	f.found = make([]*rootcomplex.Function, len(h.slots))
@@ -94,14 +94,14 @@ func (f *Embedded) start(h *Host) error {
 // Host is the root complex with its memory.
 func (f *Embedded) Host() *embedded.Host { return f.host }
 
-// Bus draws what has been enumerated, as "lspci -tv" does. Not while devices
-// come and go.
+// Bus draws the enumerated functions, as "lspci -tv" does. Do not call it while
+// devices appear or disappear.
 func (f *Embedded) Bus() string { return f.root.String() }
 
-// Open gives a driver the device in a slot. It may be called at any time, also
-// while devices come and go.
+// Open opens the device in a slot for a driver. It may be called at any time,
+// even while devices appear and disappear.
 func (f *Embedded) Open(slot int) (*embedded.Bus, error) {
-	f.mu.Lock() // until the host knows the bus: a removal finds it
+	f.mu.Lock() // held until the host knows the bus, so that a removal finds it
 	defer f.mu.Unlock()
 	if f.found[slot] == nil {
 		return nil, fmt.Errorf("hostproxy: slot %d is empty", slot)
@@ -109,14 +109,14 @@ func (f *Embedded) Open(slot int) (*embedded.Bus, error) {
 	return f.host.Open(f.found[slot])
 }
 
-// find notes the device of a slot, nil for none.
+// find sets the device of a slot, nil for none.
 func (f *Embedded) find(slot int, fn *rootcomplex.Function) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.found[slot] = fn
 }
 
-// port is the downstream port of a slot, as enumeration found it.
+// port returns the enumerated downstream port of a slot.
 func (f *Embedded) port(slot int) *rootcomplex.Function { return f.root.Children[0].Children[slot] }
 
 func (f *Embedded) plug(ctx context.Context, s *slot) (plugged, error) {
@@ -126,8 +126,8 @@ func (f *Embedded) plug(ctx context.Context, s *slot) (plugged, error) {
 	f.sw.SetPresence(s.index, true)
 	f.sw.SetLink(s.index, true)
 	s.host.group.Leave(e)
-	// Enumeration makes tens of requests, one after the other. Nobody waits for
-	// each of them to time out when it is no longer wanted.
+	// Enumeration makes tens of requests, one after the other. The end of ctx
+	// cancels them, instead of a timeout for each.
 	stop := context.AfterFunc(ctx, func() {
 		e := s.host.group.Enter()
 		p.DeviceLost(e)
@@ -149,8 +149,8 @@ func (f *Embedded) plug(ctx context.Context, s *slot) (plugged, error) {
 	return p, nil
 }
 
-// kick lets what the host has to say go out. It is called by whoever uses the
-// host, without the group.
+// kick transmits the host's TLPs. Users of the host call it without having entered
+// the group.
 func (f *Embedded) kick() {
 	g := f.owner.group
 	e := g.Enter()
@@ -158,13 +158,13 @@ func (f *Embedded) kick() {
 	g.Leave(e)
 }
 
-// arm makes kick be called when the root complex wants it. The slots' bindings
-// cannot see to that: a request may wait for its timeout after its slot has lost
-// its binding. Nothing is armed while nothing is outstanding.
+// arm sets the timer for the root complex. The slots' bindings cannot do that: a
+// request may wait for its timeout after its slot has lost its binding. Without
+// outstanding requests the timer is not set.
 func (f *Embedded) arm(e engine.Entry) {
 	wake := f.host.Wake()
 	if wake >= f.armed {
-		return // a call that comes early does no harm
+		return // an early call does no harm
 	}
 	f.armed = wake
 	if wait := max(wake-e.Now(), 0); f.timer == nil {
@@ -205,9 +205,8 @@ func (f *Embedded) pump(e engine.Entry) {
 		})
 	}
 	for _, ok := f.sw.NextEvent(); ok; _, ok = f.sw.NextEvent() {
-		// A hot reset or slot power has no TLP that could carry it to the box:
-		// the host resets a function with FLR, and a device is reset when it
-		// changes hands.
+		// No TLP carries a hot reset or slot power to the box: the host resets a
+		// function with FLR, and the box resets a device between two bindings.
 		f.owner.log.Debug("reset or power of a slot is not carried over the network")
 	}
 	f.arm(e)
@@ -226,7 +225,7 @@ func (f *Embedded) down(e engine.Entry, r mapping.Route, p *tlp.Packet) bool {
 	return true // answered or dropped by the switch
 }
 
-// embeddedPort is a slot as the embedded host sees it.
+// embeddedPort is a slot of the embedded host.
 type embeddedPort struct {
 	front *Embedded
 	slot  *slot
@@ -245,7 +244,7 @@ func (p *embeddedPort) Transmit(e engine.Entry) { p.front.pump(e) }
 // Wake returns machine.Never: the front has a timer for the whole host.
 func (p *embeddedPort) Wake(engine.Entry) time.Duration { return machine.Never }
 
-// DeviceLost is a surprise removal: the drivers learn it at once.
+// DeviceLost is a surprise removal: the drivers learn of it at once.
 func (p *embeddedPort) DeviceLost(e engine.Entry) {
 	p.remove()
 	p.front.pump(e)

@@ -85,7 +85,7 @@ func TestBadNetwork(t *testing.T) {
 	}
 }
 
-// One of two paths is cut in mid-transfer: nobody notices.
+// One of two paths is cut in mid-transfer, without an effect on the transfer.
 func TestOneOfTwoPathsFails(t *testing.T) {
 	for _, c := range []struct{ name, plan string }{
 		{"for good", "partition=300ms-1h"},
@@ -152,7 +152,7 @@ func TestBoxKilled(t *testing.T) {
 			}
 			closeQuietly(bus, dev)
 
-			r.boxes[0] = r.newBox(0, nil) // nobody is told of the dead one any more
+			r.boxes[0] = r.newBox(0, nil) // the dead one gets no more updates
 			b.boxGone = true
 			r.detach(b)
 			r.attach(0, 0, 1, 0)

@@ -44,9 +44,9 @@ const (
 
 // FuzzGuest is a guest that does what it likes, to everything that it can reach:
 // all regions at all widths, rings with any commands, mappings, interrupts and
-// resets, through the vfio-user server, the link and the device. Whatever it
-// does, both proxies go on, its connection lasts, and a reset brings the device
-// back.
+// resets, through the vfio-user server, the link and the device. In every
+// case both proxies continue, the connection lasts, and a reset restores the
+// device.
 func FuzzGuest(f *testing.F) {
 	op := func(kind, region byte, choice uint16, off uint32, value uint64) []byte {
 		b := []byte{kind, region}

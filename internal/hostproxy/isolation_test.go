@@ -43,8 +43,8 @@ func newNeighbours(t *testing.T, o options) *neighbours {
 // bound is the number by which datagrams name a binding of the box.
 func (n *neighbours) bound(b *binding) uint32 { return n.boxes[0].number<<8 | uint32(b.boxSlot) }
 
-// What the GPU of one host asks for is looked for in that host's memory only,
-// and never in the GPU of another one; so is what the host itself accesses.
+// DMA of one host's GPU reaches only that host's memory, never another host's GPU;
+// the same holds for the host's own accesses.
 func TestNeighbourCannotReachMemory(t *testing.T) {
 	n := newNeighbours(t, options{})
 	const size = 256 << 10
@@ -61,8 +61,8 @@ func TestNeighbourCannotReachMemory(t *testing.T) {
 	check(t, s.Upload(t.Context(), 0, secret))
 	aperture := uint64(0x80_0000_0000) + 1<<36 // of the good GPU's BAR 2, as the rig places it
 
-	// The same address names other memory at the other host, or none: what the
-	// hostile GPU reads there is not the neighbour's, and what it writes goes elsewhere.
+	// The same address names other memory at the other host, or none: the hostile
+	// GPU neither reads nor writes the neighbour's.
 	for _, c := range []struct {
 		name string
 		addr uint64
@@ -115,8 +115,8 @@ func TestNeighbourCannotReachMemory(t *testing.T) {
 	check(t, s.Close())
 }
 
-// The answer to DMA that is refused does not tell whether anything is there:
-// what is another host's is answered as what does not exist.
+// The answer to refused DMA does not reveal whether the address exists: the box
+// answers for another host's memory as for absent memory.
 func TestRefusalsAreAlike(t *testing.T) {
 	n := newNeighbours(t, options{})
 	type answer struct {
@@ -209,8 +209,8 @@ func (a *attacker) silent() bool {
 	return n == 0 && err != nil
 }
 
-// Whoever has no key of a binding is not heard and not answered, whichever of
-// its names he knows: the silence for an unknown binding is that for a wrong key.
+// A sender without the key of a binding gets no answer, even with its correct
+// numbers: a wrong key and an unknown binding lead to the same silence.
 func TestForgedDatagramsAreDroppedInSilence(t *testing.T) {
 	n := newNeighbours(t, options{})
 	a := newAttacker(t, n.boxes[0].addrs[0])
@@ -394,8 +394,8 @@ var registerPages = []struct {
 	{"semaphore", reg.BARRegisters, reg.Semaphore, reg.Semaphore + 8*reg.SemaphoreCount},
 }
 
-// registersOf reads all registers of a device and its configuration space: what
-// counts or tells the time is left out.
+// registersOf reads all registers of a device and its configuration space, except
+// counters and clocks.
 func registersOf(t *testing.T, bus driver.Bus) map[string][]uint32 {
 	t.Helper()
 	out := map[string][]uint32{}

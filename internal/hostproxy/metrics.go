@@ -9,8 +9,8 @@ import (
 
 var _ prometheus.Collector = (*Host)(nil)
 
-// Describe implements prometheus.Collector: the metrics depend on what is
-// attached, so none are announced.
+// Describe implements prometheus.Collector. It announces none: the metrics depend
+// on the attached devices.
 func (h *Host) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
@@ -25,8 +25,8 @@ func (h *Host) Collect(out chan<- prometheus.Metric) {
 		m.Counter("slot_tlps_total", "TLPs between the device and its host.", s.index, c.fromDevice.Load(), "direction", "from_device")
 		m.Counter("slot_payload_bytes_total", "Payload of those TLPs.", s.index, c.toDeviceBytes.Load(), "direction", "to_device")
 		m.Counter("slot_payload_bytes_total", "Payload of those TLPs.", s.index, c.fromDeviceBytes.Load(), "direction", "from_device")
-		m.Counter("slot_dma_refused_total", "DMA outside what the VM mapped.", s.index, c.dmaRefused.Load())
-		m.Counter("slot_unsupported_tlps_total", "TLPs that nobody is addressed by.", s.index, c.unsupported.Load())
+		m.Counter("slot_dma_refused_total", "DMA outside the VM's mappings.", s.index, c.dmaRefused.Load())
+		m.Counter("slot_unsupported_tlps_total", "TLPs without a destination.", s.index, c.unsupported.Load())
 		m.Counter("slot_completion_timeouts_total", "Requests that the device did not answer in time.", s.index, c.timeouts.Load())
 		m.Counter("slot_peer_tlps_total", "TLPs to the device of another slot.", s.index, c.peer.Load())
 		m.Counter("slot_interrupts_total", "Interrupts of the device.", s.index, c.interrupts.Load())

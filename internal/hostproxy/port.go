@@ -12,39 +12,37 @@ import (
 	"github.com/dxpu-project/dxpu/vfiouser"
 )
 
-// hostTags is how many non-posted requests of the host may be outstanding to
-// one device. A VMM has one read open at a time; probing reads the
+// hostTags is the number of the host's non-posted requests that may be outstanding
+// to one device. A VMM has one read open at a time; a probe reads the
 // configuration space with all of them.
 const hostTags = 64
 
-// errBusy says that a request cannot be sent now: no tag is free or the link
-// is full. It can be tried again after the next Transmit.
+// errBusy means that a request cannot be sent now: no tag is free or the link is
+// full. The caller tries again after the next Transmit.
 var errBusy = errors.New("hostproxy: no room on the link")
 
-// requestPort is the root port above one slot: it sends the host's requests
-// down the link and knows what is outstanding. It is used with the slot's
-// group entered.
+// requestPort is the root port above one slot: it sends the host's requests down
+// the link and tracks the outstanding ones. Guarded by the group.
 type requestPort struct {
 	slot      *slot
 	timeout   time.Duration // Completion Timeout
 	requester *transaction.Requester
 	ops       []op
 	free      []int
-	packet    tlp.Packet // the request that is being made
+	packet    tlp.Packet // scratch: the present request
 	pad       []byte     // payload of a write that does not start or end at a double word
 }
 
 // op is one operation of the host: one or more requests that end together.
 // Its index is the requests' cookie.
 type op struct {
-	left   int // requests outstanding, and one for whoever is still sending
+	left   int // requests outstanding, plus one until release
 	failed bool
-	status pcie.CplStatus // the first that was not successful
+	status pcie.CplStatus // of the first request that failed
 
-	// What to do in the end, with the group entered: answer a VMM's access,
-	// or call done.
+	// The end of the operation answers the VMM's access, or calls done.
 	access *vfiouser.Access
-	open   *atomic.Int32 // of the accesses that are not answered: one less
+	open   *atomic.Int32 // the count of unanswered accesses, decremented at the end
 	done   func(ok bool, status pcie.CplStatus)
 }
 
@@ -58,8 +56,8 @@ func newRequestPort(s *slot, timeout time.Duration) *requestPort {
 // rootID is the Routing ID of the root complex, which the host's requests carry.
 const rootID pcie.BDF = 0
 
-// begin makes an operation of what to do in its end, which comes when release
-// has been called and all its requests have ended.
+// begin starts an operation. It ends when release was called and all its requests
+// have ended.
 func (r *requestPort) begin(o op) int {
 	if len(r.free) == 0 {
 		r.ops = append(r.ops, op{})
@@ -72,7 +70,7 @@ func (r *requestPort) begin(o op) int {
 	return id
 }
 
-// release says that no more requests of an operation follow.
+// release ends the adding of requests to an operation.
 func (r *requestPort) release(id int) { r.end(id, true, pcie.SuccessfulCompletion) }
 
 // end ends one request of an operation, and with the last one the operation.
@@ -100,8 +98,8 @@ func (r *requestPort) end(id int, ok bool, status pcie.CplStatus) {
 	}
 }
 
-// request sends one non-posted request, whose data go to dst, as part of an
-// operation.
+// request sends one non-posted request of an operation. The completion's data go
+// to dst.
 func (r *requestPort) request(e engine.Entry, id int, p *tlp.Packet, dst []byte) error {
 	b := r.slot.binding
 	if b == nil || r.slot.gone {
@@ -114,8 +112,8 @@ func (r *requestPort) request(e engine.Entry, id int, p *tlp.Packet, dst []byte)
 		return errBusy
 	}
 	r.ops[id].left++
-	// There was room, so an error means that the link is going down, which
-	// cancels what is outstanding.
+	// The link has room, so an error means that it goes down, which cancels the
+	// outstanding requests.
 	_ = r.slot.send(e, p)
 	return nil
 }
@@ -124,7 +122,7 @@ func (r *requestPort) request(e engine.Entry, id int, p *tlp.Packet, dst []byte)
 func (r *requestPort) post(e engine.Entry, p *tlp.Packet) error {
 	b := r.slot.binding
 	if b == nil || r.slot.gone {
-		return nil // a write to a device that is gone vanishes
+		return nil // the device is gone: drop the write
 	}
 	if b.Room(e) < len(p.Data) || b.Room(e) == 0 {
 		b.Touch(e)
@@ -135,8 +133,8 @@ func (r *requestPort) post(e engine.Entry, p *tlp.Packet) error {
 	return nil
 }
 
-// read sends the requests for the bytes at addr from dst[*at:] on, moving *at
-// past what is sent.
+// read sends the requests for the bytes at addr from dst[*at:] on, and advances
+// *at past those sent.
 func (r *requestPort) read(e engine.Entry, id int, addr uint64, dst []byte, at *int) error {
 	for *at < len(dst) {
 		n := tlp.NextChunk(addr+uint64(*at), len(dst)-*at, pcie.MaxPayload)
@@ -150,7 +148,7 @@ func (r *requestPort) read(e engine.Entry, id int, addr uint64, dst []byte, at *
 	return nil
 }
 
-// write posts the bytes src[*at:] to addr, moving *at past what is sent.
+// write posts the bytes src[*at:] to addr, and advances *at past those sent.
 func (r *requestPort) write(e engine.Entry, addr uint64, src []byte, at *int) error {
 	for *at < len(src) {
 		to := addr + uint64(*at)
@@ -166,8 +164,8 @@ func (r *requestPort) write(e engine.Entry, addr uint64, src []byte, at *int) er
 	return nil
 }
 
-// align returns whole double words that hold src at the place that addr has in
-// its first one: src itself where it fits.
+// align returns whole double words that hold src at addr's offset in the first
+// one: src itself if it is aligned.
 func (r *requestPort) align(addr uint64, src []byte) []byte {
 	front := int(addr % pcie.DW)
 	if front == 0 && len(src)%pcie.DW == 0 {
@@ -180,8 +178,8 @@ func (r *requestPort) align(addr uint64, src []byte) []byte {
 	return pad
 }
 
-// config makes the packet of a configuration request for the double word that
-// holds the bytes at off.
+// config returns a configuration request for the double word that holds the n
+// bytes at off.
 func (r *requestPort) config(typ tlp.Type, off uint16, n int) *tlp.Packet {
 	r.packet = tlp.Packet{
 		Type: typ, Target: r.slot.id(), Register: off &^ 3, Length: 1,
@@ -190,14 +188,14 @@ func (r *requestPort) config(typ tlp.Type, off uint16, n int) *tlp.Packet {
 	return &r.packet
 }
 
-// complete takes a completion for one of the host's requests.
+// complete matches a completion with one of the host's requests.
 func (r *requestPort) complete(p *tlp.Packet) {
 	if res, ok := r.requester.Complete(p); ok && res.Done {
 		r.end(int(res.Cookie), res.OK(), res.Status)
 	}
 }
 
-// expire ends the requests that have waited too long.
+// expire ends the requests whose Completion Timeout has passed.
 func (r *requestPort) expire(e engine.Entry) {
 	r.requester.Expire(e.Now(), func(res transaction.Result) {
 		r.slot.counters.timeouts.Add(1)
@@ -205,7 +203,7 @@ func (r *requestPort) expire(e engine.Entry) {
 	})
 }
 
-// cancel ends everything that is outstanding: the device is gone.
+// cancel ends all outstanding requests: the device is gone.
 func (r *requestPort) cancel(e engine.Entry) {
 	r.requester.CancelAll(e.Now(), func(res transaction.Result) {
 		r.end(int(res.Cookie), false, pcie.UnsupportedRequest)

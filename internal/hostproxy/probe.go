@@ -13,10 +13,10 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// remote is what probing learns of a device: enough to describe it to a VMM
-// without asking again.
+// remote is the result of a probe: enough to describe the device to a VMM without
+// further requests.
 type remote struct {
-	config      []byte // configuration space as it is after a reset
+	config      []byte // configuration space after a reset
 	bars        [pcie.MaxBARs]pcie.BAR
 	express     int  // offset of the PCI Express capability; 0: none
 	flr         bool // Function Level Reset is supported
@@ -24,7 +24,7 @@ type remote struct {
 	msixVectors int
 }
 
-// startsFLR reports whether a configuration write begins a function level reset.
+// startsFLR reports whether a configuration write starts a function level reset.
 func (r *remote) startsFLR(p *tlp.Packet) bool {
 	v, ok := r.deviceControl(p)
 	return ok && r.flr && p.FirstBE&2 != 0 && v&cfgspace.DevCtlFLR != 0
@@ -38,8 +38,8 @@ const (
 	noSoftReset = 1 << 3
 )
 
-// powerTo returns the power state that a configuration write asks for, of a
-// function that is reset when it leaves D3hot.
+// powerTo returns the power state that a configuration write requests. It knows
+// only functions that are reset when they leave D3hot.
 func (r *remote) powerTo(p *tlp.Packet) (state uint8, ok bool) {
 	if r.power == 0 || int(p.Register) != r.power+cfgspace.OffPMStatus || p.FirstBE&1 == 0 || len(p.Data) == 0 {
 		return 0, false
@@ -102,8 +102,8 @@ func (s *slot) probe(ctx context.Context) (*remote, error) {
 	return r, nil
 }
 
-// sizeBARs writes all ones to each BAR, reads back which bits stick, and puts
-// back what was there (section 7.5.1.2.1).
+// sizeBARs writes all ones to each BAR, reads back the bits that stick, and
+// restores the former value (section 7.5.1.2.1).
 func (s *slot) sizeBARs(ctx context.Context, r *remote) error {
 	const first = cfgspace.OffBAR0
 	n := pcie.MaxBARs * pcie.DW
@@ -116,7 +116,7 @@ func (s *slot) sizeBARs(ctx context.Context, r *remote) error {
 		s.configWrite(ctx, r.config[first:first+n], first)); err != nil {
 		return fmt.Errorf("size the BARs: %w", err)
 	}
-	// What ones did not stick in tells the size, and the rest the kind.
+	// The bits that did not stick give the size, the low bits the kind.
 	probed := append([]byte(nil), r.config...)
 	copy(probed[first:], sized)
 	for i, bar := range cfgspace.DecodeBARs(probed) {
@@ -146,9 +146,9 @@ func (s *slot) configWrite(ctx context.Context, src []byte, off int) error {
 	return s.configAccess(ctx, tlp.CfgWr0, src, off)
 }
 
-// configAccess sends the requests with as many outstanding as there are tags,
-// and waits for all. Each double word is given another try for as long as the
-// device asks for it (Request Retry Status, section 2.3.2).
+// configAccess sends the requests, one outstanding for each tag,
+// and waits for all. It repeats the request of a double word while the device
+// answers Request Retry Status (section 2.3.2).
 func (s *slot) configAccess(ctx context.Context, typ tlp.Type, data []byte, off int) error {
 	for {
 		st, err := s.configOnce(ctx, typ, data, off)

@@ -78,8 +78,8 @@ func (d *strange) NextJob() (device.Job, bool)               { return nil, false
 func (d *strange) FinishJob(time.Duration, device.Job)       {}
 func (d *strange) Reset(_ time.Duration, _ device.ResetKind) { d.answers = nil }
 
-// Whatever a device has for BARs, a VMM is told the sizes that they decode, and
-// a device that cannot be attached is refused with the reason.
+// A VMM gets the sizes that the BARs decode, for all kinds of BARs. The probe
+// refuses a device that cannot be attached, with the reason.
 func TestProbe(t *testing.T) {
 	const bar = cfgspace.OffBAR0
 	for _, c := range []struct {
@@ -121,7 +121,7 @@ func TestProbe(t *testing.T) {
 		{
 			name: "programmed before",
 			make: func(d *strange) { d.put(bar, 0xfe00_0000, 0xfff0_0000) },
-			// What a tenant before left is no hindrance.
+			// Values that a former tenant left do not matter.
 			sizes: [pcie.MaxBARs]uint64{1 << 20},
 		},
 		{

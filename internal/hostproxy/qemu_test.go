@@ -21,7 +21,7 @@ type fakeQEMU struct {
 
 	mu      sync.Mutex
 	client  net.Conn
-	devices map[string]*vfiouserbus.Bus // by ID; nil: nobody answers for it
+	devices map[string]*vfiouserbus.Bus // by ID; nil: no proxy answers for it
 	adds    map[string]int
 	refuse  string        // what device_add answers; "": it plugs in
 	stall   chan struct{} // nil, or device_add waits until it is closed
@@ -165,8 +165,8 @@ func (q *fakeQEMU) add(id, socket string) (problem string) {
 	return ""
 }
 
-// ask asks the guest to eject a device. What is returned follows the answer to
-// the command; nil: there is no such device.
+// ask asks the guest to eject a device. It returns the work that follows the answer
+// to the command; nil: there is no such device.
 func (q *fakeQEMU) ask(id string) func() {
 	q.mu.Lock()
 	_, there := q.devices[id]

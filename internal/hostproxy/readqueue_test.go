@@ -41,7 +41,7 @@ func TestReadQueueIsBoundedAndInOrder(t *testing.T) {
 	}
 }
 
-// The answer to a message goes to the read that it was for, or to nobody.
+// The answer to a message goes to its own read, or is dropped.
 func TestReadQueueTakesAnswers(t *testing.T) {
 	var q readQueue
 	q.add(readRequest(0x1000, 64), pcie.MinPayload)

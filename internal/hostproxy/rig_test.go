@@ -54,7 +54,7 @@ type options struct {
 	timeout time.Duration // Completion Timeout
 	unplug  time.Duration // how long a guest may take; default that of the host proxy
 	qmp     string        // control socket of the first host's QEMU
-	pid     func() int    // its process ID; default that of whoever serves the socket
+	pid     func() int    // its process ID; default that of the socket's server
 }
 
 // side is what boxes and hosts have in common.
@@ -161,7 +161,7 @@ func (s *side) end() {
 	s.fabricDone.Wait()
 }
 
-// kill ends a side as SIGKILL does: nobody is told.
+// kill ends a side as SIGKILL does, without a message to the peers.
 func (s *side) kill() {
 	s.stopFabric()
 	s.fabricDone.Wait()
@@ -249,7 +249,7 @@ func (r *rig) bind(host, slot, box, boxSlot int) *binding {
 	return b
 }
 
-// plan is bind of which nobody is told yet.
+// plan is bind without telling the proxies.
 func (r *rig) plan(host, slot, box, boxSlot int) *binding {
 	r.epoch++
 	b := &binding{

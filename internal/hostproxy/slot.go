@@ -21,12 +21,12 @@ type port interface {
 	// Receive takes a TLP of the device that is addressed to the host. It returns
 	// false if the port cannot take it now.
 	Receive(e engine.Entry, p *tlp.Packet) bool
-	// Transmit sends what the port has for the device.
+	// Transmit sends the port's TLPs for the device.
 	Transmit(e engine.Entry)
 	// Wake returns when Transmit is due without further input, or machine.Never.
 	Wake(e engine.Entry) time.Duration
-	// DeviceLost tells the port that the device is gone: it answers every request
-	// that waits for the device.
+	// DeviceLost tells the port that the device is gone. The port answers every
+	// request that waits for the device.
 	DeviceLost(e engine.Entry)
 }
 
@@ -39,11 +39,11 @@ type slot struct {
 	// Guarded by the group. Only the controller changes them, except gone, mps
 	// and roomy.
 	binding *engine.Binding // nil: empty
-	port    port            // nil: probing, nothing is shown yet
+	port    port            // nil: the host does not see the device yet
 	root    *requestPort
 	gone    bool          // the link is down; the slot answers the host in the device's place
 	mps     int           // payload of writes to the device, bytes
-	roomy   chan struct{} // nil, or closed when requests may fit again
+	roomy   chan struct{} // closed when requests may fit again; nil: no caller waits
 
 	// Used by run only:
 	control controller.Controller
@@ -61,8 +61,8 @@ type slot struct {
 type counters struct {
 	toDevice, fromDevice           atomic.Uint64 // TLPs
 	toDeviceBytes, fromDeviceBytes atomic.Uint64 // payload
-	dmaRefused                     atomic.Uint64 // DMA outside what the VM mapped
-	unsupported                    atomic.Uint64 // TLPs that nobody is addressed by
+	dmaRefused                     atomic.Uint64 // DMA outside the VM's mappings
+	unsupported                    atomic.Uint64 // TLPs without a destination
 	timeouts                       atomic.Uint64 // Completion Timeouts
 	peer                           atomic.Uint64 // TLPs to another slot
 	interrupts                     atomic.Uint64
@@ -99,13 +99,13 @@ func (s *slot) route(e engine.Entry, p *tlp.Packet) bool {
 	case mapping.Unsupported:
 		s.counters.unsupported.Add(1)
 		s.refuse(e, p, pcie.UnsupportedRequest)
-	case mapping.ToAll, mapping.Here: // nothing is left to do
+	case mapping.ToAll, mapping.Here: // done
 	}
 	return true
 }
 
-// toHost hands a TLP to the port, or to the requests of probing while there is
-// none.
+// toHost hands a TLP to the port, or to the requests of the probe while there is
+// no port.
 func (s *slot) toHost(e engine.Entry, p *tlp.Packet) bool {
 	switch {
 	case s.port != nil:
@@ -137,9 +137,8 @@ func (s *slot) send(e engine.Entry, p *tlp.Packet) error {
 	return err
 }
 
-// refuse answers a non-posted request that cannot be served. The answer is
-// small; should the link have no room for it, the requester's own Completion
-// Timeout ends the request.
+// refuse answers a non-posted request that the host cannot serve. If the link has
+// no room for the answer, the requester's own Completion Timeout ends the request.
 func (s *slot) refuse(e engine.Entry, p *tlp.Packet, status pcie.CplStatus) {
 	if !p.Type.NonPosted() || s.binding == nil {
 		return
@@ -149,7 +148,7 @@ func (s *slot) refuse(e engine.Entry, p *tlp.Packet, status pcie.CplStatus) {
 	_ = s.send(e, &out)
 }
 
-// Transmit goes on with everything that waits for the link or for the time.
+// Transmit continues the work that waits for the link or for a time.
 func (s *slot) Transmit(e engine.Entry) {
 	s.root.expire(e)
 	if s.port != nil {
@@ -158,8 +157,8 @@ func (s *slot) Transmit(e engine.Entry) {
 	s.noteRoom(e)
 }
 
-// noteRoom wakes those that wait for the link to have room for any request and
-// for a tag, or for the end.
+// noteRoom wakes the callers of waitRoom when the link has room for any request
+// and a tag is free, or when the link is down.
 func (s *slot) noteRoom(e engine.Entry) {
 	if s.roomy == nil {
 		return
@@ -170,8 +169,8 @@ func (s *slot) noteRoom(e engine.Entry) {
 	}
 }
 
-// waitRoom returns what is closed when a request that was refused with errBusy
-// is worth another try.
+// waitRoom returns a channel that is closed when a request that failed with
+// errBusy is worth another try.
 func (s *slot) waitRoom() <-chan struct{} {
 	if s.roomy == nil {
 		s.roomy = make(chan struct{})
@@ -179,8 +178,8 @@ func (s *slot) waitRoom() <-chan struct{} {
 	return s.roomy
 }
 
-// yield leaves the group until it is worth to try again what was refused with
-// errBusy.
+// yield leaves the group until a request that failed with errBusy is worth another
+// try.
 func (s *slot) yield(e engine.Entry) engine.Entry {
 	room := s.waitRoom()
 	s.host.group.Leave(e)
@@ -211,5 +210,5 @@ func (s *slot) LinkChanged(e engine.Entry, state link.State) {
 	s.wake()
 }
 
-// wake makes the controller look again.
+// wake makes the controller take another step.
 func (s *slot) wake() { s.kick.Set() }

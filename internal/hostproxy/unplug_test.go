@@ -29,7 +29,7 @@ func TestGuestHoldsOn(t *testing.T) {
 	q.set(func() { q.onDelete = func(string) guestAnswer { return holdOn } })
 	b.hostGone = true
 	r.apply()
-	r.until("the host says who holds on", func() bool {
+	r.until("the host reports the guest's use", func() bool {
 		o := r.atHost(b)
 		return o.GetState() == detaching && strings.Contains(o.GetDetail(), "the guest still holds the device") &&
 			strings.Contains(o.GetDetail(), "bus master")
@@ -146,8 +146,8 @@ func TestReplugFails(t *testing.T) {
 	r.detach(b)
 }
 
-// A VM that is stopped and started again gets its device back without being
-// asked: nobody has removed it.
+// A VM that is stopped and started again gets its device back automatically, since
+// the guest has not removed it.
 func TestVMStartsAgain(t *testing.T) {
 	q := newFakeQEMU(t)
 	var pid atomic.Int32
@@ -174,7 +174,7 @@ func TestVMStartsAgain(t *testing.T) {
 	r.detach(b)
 }
 
-// A device whose connection broke is plugged in anew.
+// A device whose connection broke is plugged in again.
 func TestConnectionBreaks(t *testing.T) {
 	q := newFakeQEMU(t)
 	r := newRig(t, options{qmp: q.path})
@@ -254,7 +254,7 @@ func TestAttachRollsBack(t *testing.T) {
 	}
 }
 
-// What a guest does with its device: whether a driver has it, and uses it.
+// The host reports whether a driver of the guest holds the device and uses it.
 func TestUse(t *testing.T) {
 	q := newFakeQEMU(t)
 	r := newRig(t, options{qmp: q.path})

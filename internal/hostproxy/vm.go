@@ -14,16 +14,15 @@ import (
 	"github.com/dxpu-project/dxpu/vfiouser"
 )
 
-// vm is the port of a slot towards a virtual machine: the device that its
-// vfio-user socket serves. The VMM's accesses become TLPs with the addresses
-// that the guest programmed; the device's DMA is done on the memory that the
-// VMM shares.
+// vm is the port of a slot towards a virtual machine: it serves the device at a
+// vfio-user socket. It turns the VMM's accesses into TLPs with the addresses that
+// the guest programmed, and does the device's DMA in the memory that the VMM shares.
 type vm struct {
 	vfiouser.NopHandler
 
 	slot   *slot
 	log    *slog.Logger
-	device *remote // as probing found it
+	device *remote // result of the probe
 
 	// Guarded by the group:
 	conn  *vfiouser.Conn
@@ -31,12 +30,12 @@ type vm struct {
 	reads readQueue
 	out   tlp.Packet
 
-	full atomic.Bool // something waits for the queue of the connection's messages
+	full atomic.Bool // TLPs wait for room in the queue of the connection's messages
 
-	refused atomic.Bool // the guest would not eject the device
+	refused atomic.Bool // the guest refused to eject the device
 
 	open     atomic.Int32 // accesses that the device has not answered
-	answered reader.Wait  // for open to be 0
+	answered reader.Wait  // until open is 0
 
 	// Method values, made once: they would allocate in the paths that use them.
 	writeMem             func(addr uint64, src []byte) pcie.CplStatus
@@ -62,17 +61,17 @@ func newVM(s *slot, device *remote) *vm {
 // serverConfig describes the device to VMMs.
 func (v *vm) serverConfig(deadline time.Duration, polling reader.Polling) vfiouser.Config {
 	cfg := vfiouser.Config{
-		// The capability is hidden while QEMU realizes the device, so that it
-		// leaves MSI-X alone: its table is then the device's own, an interrupt is
-		// a memory write like any other, and unplugging is safe.
+		// Hidden while QEMU realizes the device, so that QEMU does not virtualise
+		// MSI-X: the guest then programs the device's own table, an interrupt is
+		// an ordinary memory write, and unplugging is safe.
 		HideMSIXAtRealize: true,
 		Resettable:        v.device.flr,
 		WriteMultiple:     true,
 		Deadline:          deadline,
 		Polling:           polling,
-		// A write of the device may not wait in front of the answer to an access:
-		// the VMM takes no message before that answer. This many writes of 128
-		// bytes are 2 MiB, what 10 Gb/s bring in 1.6 ms.
+		// A write of the device must not delay the answer to an access: the VMM
+		// takes no message before that answer. This number of writes of 128 bytes
+		// is 2 MiB, or 1.6 ms at 10 Gb/s.
 		MaxDMA:  1 << 14,
 		Handler: v,
 		Logger:  v.log,
@@ -91,7 +90,7 @@ func (v *vm) serverConfig(deadline time.Duration, polling reader.Polling) vfious
 	return cfg
 }
 
-// Connected takes the VMM's connection into use.
+// Connected notes the VMM's connection.
 func (v *vm) Connected(c *vfiouser.Conn) {
 	e := v.slot.host.group.Enter()
 	v.conn = c
@@ -99,7 +98,7 @@ func (v *vm) Connected(c *vfiouser.Conn) {
 	v.log.Info("VMM connected")
 }
 
-// Disconnected forgets the VMM's memory; what the device still reads is refused.
+// Disconnected drops the VMM's connection. Further DMA of the device is refused.
 func (v *vm) Disconnected(c *vfiouser.Conn, err error) {
 	e := v.slot.host.group.Enter()
 	if v.conn == c {
@@ -112,12 +111,12 @@ func (v *vm) Disconnected(c *vfiouser.Conn, err error) {
 
 // Access turns an access of the VMM into TLPs. It runs in the goroutine that
 // reads the socket and blocks it while the link is full: that is the guest's
-// back-pressure. When the VMM waits for the answer, and nothing else of it does,
-// this goroutine fetches the answer from the network itself.
+// back-pressure. When the VMM waits for this answer alone, the goroutine reads the
+// network itself until the answer arrives.
 func (v *vm) Access(_ *vfiouser.Conn, a *vfiouser.Access) {
 	g := v.slot.host.group
 	e := g.Enter()
-	more := a.More // answering gives the access back
+	more := a.More // Reply recycles the access
 	run := v.start(a)
 	for v.step(e, &run) != nil {
 		e = v.slot.yield(e)
@@ -134,30 +133,30 @@ func (v *vm) Access(_ *vfiouser.Conn, a *vfiouser.Access) {
 	}
 }
 
-// accessRun is an access that is being turned into requests.
+// accessRun is an access during its conversion into requests.
 type accessRun struct {
 	access *vfiouser.Access
 	kind   accessKind
 	addr   uint64 // bus address, or offset in configuration space
-	at     int    // bytes for which requests have been sent
-	op     int    // of the requests that are answered
-	reset  bool   // the function is being reset: its BARs are put back
-	bar    int    // BARs that have been put back
+	at     int    // bytes covered by the requests sent
+	op     int    // operation of the non-posted requests
+	reset  bool   // the access resets the function: restore its BARs
+	bar    int    // BARs restored so far
 }
 
 type accessKind uint8
 
 const (
-	answered  accessKind = iota // nothing is left to do
+	answered  accessKind = iota // done
 	memRead                     // of a BAR
 	memWrite                    // to a BAR
 	configAny                   // to or from configuration space
 	resetAll                    // a function level reset that the VMM asks for
 )
 
-// start decides what an access is. The read of the whole configuration space,
-// by which a VMM learns what the device is, is answered from what probing
-// found: QEMU does not survive an error there.
+// start classifies an access. It answers the read of the whole configuration
+// space, by which a VMM identifies the device, from the result of the probe: QEMU
+// does not survive an error there.
 func (v *vm) start(a *vfiouser.Access) accessRun {
 	run := accessRun{access: a, addr: a.Offset}
 	switch {
@@ -189,11 +188,10 @@ func (v *vm) start(a *vfiouser.Access) accessRun {
 	return run
 }
 
-// answerGone answers for the configuration space of a device that is gone and
-// that the guest is about to be told to let go of: as it is after a reset. Were
-// it all ones, Linux would wait a minute for the device to come back from the
-// reset with which a driver's close ends, and the removal would wait for that.
-// Memory reads as all ones, so drivers know.
+// answerGone answers for the configuration space of a lost device, until the
+// guest removes it, with its values after a reset. With all ones, Linux would wait
+// a minute for the device to return from the reset at a driver's close, and the
+// removal would wait too. Memory reads as all ones, which tells the drivers.
 func (v *vm) answerGone(a *vfiouser.Access) {
 	if !a.Write {
 		copy(a.Data, v.device.config[a.Offset:])
@@ -202,7 +200,7 @@ func (v *vm) answerGone(a *vfiouser.Access) {
 }
 
 // step sends requests until all are sent, or errBusy. A write to a BAR is
-// posted: it is answered when it has been given to the link.
+// posted: step answers it when the link has taken it.
 func (v *vm) step(e engine.Entry, run *accessRun) error {
 	root, a := v.slot.root, run.access
 	switch run.kind {
@@ -239,9 +237,9 @@ func (v *vm) step(e engine.Entry, run *accessRun) error {
 	return nil
 }
 
-// restore puts the BARs back after a reset of the function, and ends the
+// restore restores the BARs after a reset of the function, and ends the
 // operation. VMMs and guests rely on it: QEMU answers reads of BARs itself, so
-// a guest that looks after its reset finds them unchanged and does not write
+// a guest that reads them after the reset finds them unchanged and does not write
 // them again, and vfio restores them on real hardware.
 func (v *vm) restore(e engine.Entry, run *accessRun) error {
 	root := v.slot.root
@@ -275,8 +273,8 @@ func (v *vm) configRequest(e engine.Entry, run *accessRun, off uint16, data []by
 	return nil
 }
 
-// note learns from a configuration write on its way to the device, and reports
-// whether it resets the function.
+// note snoops a configuration write on its way to the device, and reports whether
+// it resets the function.
 func (v *vm) note(p *tlp.Packet) (reset bool) {
 	v.slot.host.table.Snoop(v.slot.index, p)
 	if n, ok := v.device.payload(p); ok {
@@ -310,6 +308,6 @@ func (v *vm) Reset(_ *vfiouser.Conn, done func(error)) {
 	}
 }
 
-// DeviceLost drops the DMA that is under way. The requests of the VM have been
-// cancelled already.
+// DeviceLost drops the DMA under way. The slot has already cancelled the VM's
+// requests.
 func (v *vm) DeviceLost(engine.Entry) { v.reads.drop() }

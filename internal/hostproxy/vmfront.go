@@ -16,10 +16,9 @@ import (
 	"github.com/dxpu-project/dxpu/vfiouser"
 )
 
-// VM shows devices to a virtual machine: each slot has a vfio-user socket,
-// which exists while a device is in the slot and answers. With a QMP socket
-// the device is also hot-plugged and unplugged; without, that is left to
-// whoever runs the VMM.
+// VM shows devices to a virtual machine. Each slot has a vfio-user socket, which
+// exists while a device is in the slot and answers. With a QMP socket the front
+// also plugs and unplugs the device; without one the operator of the VMM does.
 type VM struct {
 	// SocketDir holds the sockets, slot0.sock and so on.
 	SocketDir string
@@ -30,12 +29,12 @@ type VM struct {
 	// AccessTimeout bounds an access of the VMM. Default: that of vfiouser,
 	// a second below QEMU's.
 	AccessTimeout time.Duration
-	// Polling is how the readers of the sockets wait.
+	// Polling configures the polling of the sockets' readers.
 	Polling reader.Polling
 	Logger  *slog.Logger
 
 	control *control
-	pid     func(*qmp.Client) int // tells one QEMU from another; tests have their own
+	pid     func(*qmp.Client) int // identifies a QEMU; tests replace it
 }
 
 // Socket returns the path of a slot's socket.
@@ -87,26 +86,26 @@ func (f *VM) plug(ctx context.Context, s *slot) (plugged, error) {
 	return p, nil
 }
 
-// show makes the port the one that the slot's traffic goes through.
+// show makes v the slot's port.
 func (v *vm) show() {
 	s := v.slot
 	e := s.host.group.Enter()
 	defer s.host.group.Leave(e)
 	s.host.table.SetBARs(s.index, v.device.bars)
 	s.port = v
-	if s.gone { // while probing ended
+	if s.gone { // since the end of the probe
 		v.DeviceLost(e)
 	}
 }
 
-// pluggedVM is a device that a VM can see.
+// pluggedVM is a device that is visible to a VM.
 type pluggedVM struct {
 	*vm
 	front   *VM
 	server  *vfiouser.Server
 	serving sync.WaitGroup
 	added   bool // QEMU has the device
-	qemu    int  // the process that got it
+	qemu    int  // process ID of that QEMU
 }
 
 // qmpTimeout bounds a command that QEMU answers at once.
@@ -133,22 +132,22 @@ func (p *pluggedVM) deviceAdd(ctx context.Context) error {
 	return nil
 }
 
-// leftOver tells whether QEMU still has the slot's device from before: a proxy
-// that ended does not wait for guests, and a guest may let go of a device long
-// after it was taken away. QEMU has no class for it, only the text.
+// leftOver reports whether QEMU still has the slot's former device: a proxy that
+// ends does not wait for guests, and a guest may release a device long after its
+// forced removal. QEMU has no error class for it, only the text.
 func leftOver(err error) bool {
 	var e *qmp.Error
 	return errors.As(err, &e) && strings.Contains(e.Desc, "Duplicate device ID")
 }
 
-// settle is how long a guest takes at most to begin with the next request to
-// eject a device when it has served one.
+// settle is the longest time in which a guest starts to serve the next request to
+// eject a device.
 const settle = 300 * time.Millisecond
 
-// replace plugs a device in when QEMU is rid of the one that is left over. A
-// guest that was asked to eject that one more than once, by us and by whoever
-// plugged it, ejects the new one when it comes to the second request: then it
-// is plugged in again.
+// replace plugs a device in after QEMU has removed the one that was left. A guest
+// with two pending requests to eject the old device, from this proxy and from an
+// earlier one, ejects the new device on the second request: then replace plugs it
+// in again.
 func replace(ctx context.Context, client *qmp.Client, device qmp.Device) error {
 	if err := client.Unplug(ctx, device.ID); err != nil {
 		return err
@@ -164,7 +163,7 @@ func replace(ctx context.Context, client *qmp.Client, device qmp.Device) error {
 	}
 }
 
-// staysFor reports whether no event tells within a time that a device is gone.
+// staysFor reports whether a device stays for a time: no event reports its removal.
 func staysFor(ctx context.Context, deleted *qmp.Subscription, id string, d time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()

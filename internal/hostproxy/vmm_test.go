@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// TestForeignVMM gives a GPU to a vfio-user client of somebody else: name a
-// command, to which the socket is appended. It succeeds if the command does, and
-// the device works afterwards.
+// TestForeignVMM gives a GPU to a foreign vfio-user client: name a command, to
+// which the test appends the socket. It succeeds if the command does and the device
+// works afterwards.
 func TestForeignVMM(t *testing.T) {
 	command := os.Getenv("DXPU_VFIOUSER_CLIENT")
 	if command == "" {
