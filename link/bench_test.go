@@ -10,7 +10,7 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// wire joins two links directly: what one transmits the other receives at once.
+// wire connects two links directly: each receives the other's datagrams at once.
 type wire struct {
 	now   time.Duration
 	links [2]*link.Link
@@ -34,7 +34,7 @@ func newWire(t testing.TB, cipher link.Cipher, mtu int) *wire {
 	return w
 }
 
-// exchange passes datagrams until both links are quiet.
+// exchange passes datagrams until both links have none to send.
 func (w *wire) exchange(t testing.TB) {
 	for quiet := 0; quiet < 2; {
 		for side, l := range w.links {
@@ -105,7 +105,8 @@ func TestHotPathAllocates(t *testing.T) {
 	}
 }
 
-// Send, Transmit, Receive and deliver, with the acknowledgements; ns per TLP.
+// BenchmarkLink measures Send, Transmit, Receive and deliver, with
+// acknowledgements, in ns per TLP.
 func BenchmarkLink(b *testing.B) {
 	for _, tc := range hotCases {
 		b.Run(tc.name, func(b *testing.B) {

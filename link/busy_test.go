@@ -10,8 +10,8 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// busyPair joins two links whose processes get a processor only now and then,
-// as on a machine with many busy threads: datagrams wait in the sockets until
+// busyPair connects two links whose processes get a processor only now and then,
+// like on a machine with many busy threads. Datagrams wait in the sockets until
 // their end runs.
 type busyPair struct {
 	ends  [2]*link.Link
@@ -69,9 +69,9 @@ func (p *busyPair) run(until time.Duration) time.Duration {
 	}
 }
 
-// A machine whose processors are busy delays both ends by hundreds of
-// milliseconds, sometimes by more than the dead interval. No end may take that
-// for the death of the other.
+// A machine with busy processors delays both ends by hundreds of milliseconds,
+// sometimes by more than the dead interval. Neither end may take that for the
+// death of the other.
 func TestBusyProcessorsAreNotDeath(t *testing.T) {
 	for seed := range uint64(6) {
 		chance := rand.New(rand.NewPCG(seed, 1))
@@ -88,8 +88,8 @@ func TestBusyProcessorsAreNotDeath(t *testing.T) {
 	}
 }
 
-// The patience of a busy time does not outlast it: a peer that dies on a quiet
-// machine is missed as fast as before.
+// The longer interval of a busy time does not outlast it: on a quiet machine the
+// death of a peer is detected as fast as before.
 func TestDeathIsSeenAfterABusyTime(t *testing.T) {
 	busy := true
 	chance := rand.New(rand.NewPCG(7, 1))

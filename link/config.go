@@ -8,20 +8,20 @@ import (
 	"github.com/dxpu-project/dxpu/frame"
 )
 
-// Cipher says how traffic is protected. The handshake is always sealed with
-// keys from Config.Secret.
+// Cipher is the protection of traffic. The handshake is always sealed with keys
+// derived from Config.Secret.
 type Cipher uint8
 
 // Ciphers.
 const (
-	// CipherNone leaves traffic readable and forgeable; corruption is found by
-	// the packets' CRC.
+	// CipherNone leaves traffic readable and forgeable. The packets' CRCs detect
+	// corruption.
 	CipherNone Cipher = 0
 	// CipherAES256GCM is AES-256-GCM.
 	CipherAES256GCM Cipher = 1
 )
 
-// String returns the name as it is written in configuration files.
+// String returns the name that configuration files use.
 func (c Cipher) String() string {
 	switch c {
 	case CipherNone:
@@ -35,40 +35,40 @@ func (c Cipher) String() string {
 // PathConfig describes one path to the peer.
 type PathConfig struct {
 	// MTU is the largest datagram that fits the path, in bytes of UDP
-	// payload, from frame.MinMTU to frame.MaxDatagram. The link finds a smaller
-	// one by itself when datagrams of this size stop arriving.
+	// payload, from frame.MinMTU to frame.MaxDatagram. The link searches for a
+	// smaller one when datagrams of this size stop arriving.
 	MTU int
 }
 
-// Config describes one end of a link. Zero values of what follows Paths mean
-// the default in the comment.
+// Config describes one end of a link. For the fields after Paths, zero means the
+// default in the comment.
 type Config struct {
 	Binding, Epoch uint32
 	Local, Remote  frame.Endpoint
 	// Initiator is set on the host's side: it opens the session.
 	Initiator bool
 	Cipher    Cipher
-	// Secret is shared by both ends and by nobody else; it belongs to one
-	// binding and one epoch.
+	// Secret is known to both ends only. It belongs to one binding and one
+	// epoch.
 	Secret [32]byte
-	// Session identifies this run of this end. It must differ from every
-	// earlier one under the same Secret, because keys depend on it: take 64
-	// random bits. 0 is invalid.
+	// Session identifies this run of this end. It must differ from all earlier
+	// ones with the same Secret, because keys depend on it: use 64 random bits.
+	// 0 is invalid.
 	Session uint64
 	// Paths are the paths by path ID, the same on both ends, 1 to frame.MaxPaths.
 	Paths []PathConfig
 
-	// Window is what the peer may send beyond what has been delivered here:
-	// payload and frame.TLPCost per TLP, in bytes. It bounds the memory that
-	// reassembly takes. Default 4 MiB, at least 64 KiB.
+	// Window is the credit of the peer beyond the delivered TLPs in bytes:
+	// payload and frame.TLPCost per TLP. It bounds the memory for reassembly.
+	// Default 4 MiB, at least 64 KiB.
 	Window int
-	// SendBuffer bounds what Send takes before the peer acknowledges, counted
-	// as Window is. Default: Window.
+	// SendBuffer bounds the TLPs that Send accepts before the peer acknowledges
+	// them, in the same unit as Window. Default: Window.
 	SendBuffer int
-	// InitialCwnd is the congestion window of a path at its start in bytes on
-	// the wire, default 1280 KiB: a device with 256 tags of 4 KiB asks for a
-	// mebibyte at once, which with headers and room for one more datagram fits;
-	// a path of 100 Gb/s takes it in 105 µs.
+	// InitialCwnd is the initial congestion window of a path in bytes on the
+	// wire, default 1280 KiB. A device with 256 tags of 4 KiB requests a mebibyte
+	// at once, which fits with headers and one more datagram; a path of 100 Gb/s
+	// carries it in 105 µs.
 	InitialCwnd int
 	// FixedCwnd, if not 0, replaces congestion control by a fixed window.
 	FixedCwnd int
@@ -76,17 +76,18 @@ type Config struct {
 	// KeepAlive is the silence after which a path is pinged; default 250 ms.
 	KeepAlive time.Duration
 	// DeadInterval is the silence after which the peer is lost; default 1 s.
-	// At least half of it passes after a datagram that asked for an answer, so
-	// that a process which was stopped does not blame its peer.
+	// At least half of it passes after a datagram that asks for an answer, so a
+	// process that was stopped does not blame its peer.
 	DeadInterval time.Duration
-	// ConnectTimeout ends a link that does not come up. Default: none.
+	// ConnectTimeout is the time after which an end gives up connecting.
+	// Default: never.
 	ConnectTimeout time.Duration
-	// AckDelay is the longest time an acknowledgement waits for company;
-	// default 250 µs. A completion usually comes sooner and carries it.
+	// AckDelay is the longest delay of an acknowledgement, default 250 µs. Usually
+	// a completion is sent earlier and carries it.
 	AckDelay time.Duration
-	// RekeyDatagrams starts a new key phase after so many datagrams; default
-	// and maximum 2^22, below the 2^23 of RFC 9001 section 6.6 for AES-GCM
-	// with packets of 2^11 blocks, for datagrams of up to 2^12 blocks.
+	// RekeyDatagrams is the number of datagrams in a key phase. Default and
+	// maximum 2^22, for datagrams of up to 2^12 blocks: RFC 9001 section 6.6
+	// allows 2^23 for AES-GCM with packets of 2^11 blocks.
 	RekeyDatagrams uint64
 }
 

@@ -6,10 +6,9 @@ import (
 	"github.com/dxpu-project/dxpu/frame"
 )
 
-// congestion is the window of one path: NewReno with the constants of CUBIC
-// in its TCP-friendly region (RFC 9438 section 4.3). That region is where CUBIC
-// itself is on paths as short as a datacenter's, so a link and a TCP flow share
-// a bottleneck evenly.
+// congestion is the window of one path: NewReno with the constants of CUBIC in its
+// TCP-friendly region (RFC 9438 section 4.3). On paths as short as a datacenter's
+// CUBIC is in that region, so a link and a TCP flow share a bottleneck evenly.
 type congestion struct {
 	fixed    bool
 	cwnd     int
@@ -17,8 +16,8 @@ type congestion struct {
 
 	ssthresh   int
 	recovering bool          // a cut has happened
-	cutAt      time.Duration // the last one: datagrams sent before do not count again
-	before     int           // the window before it
+	cutAt      time.Duration // of the last cut: losses of datagrams sent before do not cut again
+	before     int           // the window before the cut
 	credit     int           // bytes acknowledged towards the next increase
 }
 
@@ -40,7 +39,7 @@ func newCongestion(cfg *Config) congestion {
 
 func (c *congestion) covers(sentAt time.Duration) bool { return c.recovering && sentAt <= c.cutAt }
 
-// acked grows the window, if it was what limited the sender.
+// acked grows the window if it limited the sender.
 func (c *congestion) acked(size, mtu int, sentAt time.Duration) {
 	limited := 2*c.inFlight >= c.cwnd
 	c.inFlight -= size
@@ -68,14 +67,14 @@ func (c *congestion) lost(now time.Duration, mtu int, sentAt time.Duration) {
 	c.cwnd = c.ssthresh
 }
 
-// spurious takes a cut back: what had caused it was not lost.
+// spurious undoes the last cut: the datagram that caused it was not lost.
 func (c *congestion) spurious(sentAt time.Duration) {
 	if !c.fixed && c.covers(sentAt) && c.before > c.cwnd {
 		c.cwnd, c.ssthresh = c.before, c.before
 	}
 }
 
-// collapse starts again from the smallest window: nothing gets through.
+// collapse resets the window to its minimum: no datagram arrives.
 func (c *congestion) collapse(mtu int) {
 	if !c.fixed {
 		c.cwnd = 2 * mtu

@@ -11,9 +11,9 @@ import (
 	"github.com/dxpu-project/dxpu/link/linktest"
 )
 
-// A flood of forged handshakes costs a link a bounded number of key
-// derivations, whoever it pretends to come from; traffic goes on, and who wants
-// to connect does, between floods.
+// A flood of forged handshakes costs a link a bounded number of key derivations,
+// for any claimed sender. Traffic continues, and between floods a peer can
+// connect.
 func TestHandshakeFlood(t *testing.T) {
 	n := up(t, linktest.Config{Ends: linktest.Ends(link.CipherAES256GCM, ethernet)}, "delay=20us", ethernet)
 	ends := linktest.Ends(link.CipherAES256GCM, ethernet)
@@ -32,14 +32,14 @@ func TestHandshakeFlood(t *testing.T) {
 		}
 	}
 	if looked > 40 || looked+flood != forged {
-		t.Errorf("%d of %d forged hellos were looked at", looked, forged)
+		t.Errorf("%d of %d forged hellos were processed", looked, forged)
 	}
 	if s := n.Link[linktest.Box].Stats(); s.Drops.Flood != uint64(flood) {
-		t.Errorf("%d are counted, want %d", s.Drops.Flood, flood)
+		t.Errorf("%d hellos counted as flood, want %d", s.Drops.Flood, flood)
 	}
 	transfer(t, n, 200, n.Now+time.Second, nil)
 
-	// The peer restarts while the flood lasts.
+	// The peer restarts during the flood.
 	if err := n.Restart(linktest.Host, 0x3333); err != nil {
 		t.Fatal(err)
 	}
@@ -48,8 +48,7 @@ func TestHandshakeFlood(t *testing.T) {
 	}
 }
 
-// No two sessions seal alike, though they have the secret in common: what was
-// recorded of one tells nothing about another.
+// Sessions with the same secret have different keys: no sealed block repeats.
 func TestSessionsHaveNothingInCommon(t *testing.T) {
 	record := func(session uint64) (sealed [][]byte) {
 		ends := linktest.Ends(link.CipherAES256GCM, ethernet)

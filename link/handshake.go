@@ -7,7 +7,7 @@ import (
 	"github.com/dxpu-project/dxpu/machine"
 )
 
-// handshake opens the session and tells whether the peer has begun another:
+// handshake opens the session and detects that the peer has started another:
 //
 //	initiator                              responder
 //	    │ ── hello(I) ─────────────────────▶ │   sealed with a key of I
@@ -15,9 +15,9 @@ import (
 //	 Up │ ── confirm(I,R) ─────────────────▶ │   sealed with a key of both, echoes the ack
 //	    │ ◀═══════════ traffic(I,R) ════════▶ │ Up
 //
-// I and R are session IDs. The responder keeps nothing before the confirm, so
-// old hellos played back to it cost it a reply and no more; the echoes prove to
-// each side that the other lives now. PROTOCOL.md, section "Handshake".
+// I and R are session IDs. The responder keeps no state before the confirm, so a
+// replayed hello costs it one reply. The echoes prove to each side that the other
+// is alive now. See PROTOCOL.md, section "Handshake".
 type handshake struct {
 	start time.Duration
 	peer  uint64 // session of the peer, when Up
@@ -28,24 +28,24 @@ type handshake struct {
 	confirms,
 	echo uint64 // number of the hello-ack that a confirm echoes
 
-	// Initiator: what it sends by itself.
-	active  bool          // hello or confirm is to be sent again
-	nextAt  time.Duration // then
-	wait    time.Duration // doubling
-	path    uint8         // by which, in turn
-	sentAt  time.Duration // the last hello
-	verify  uint64        // a hello-ack to a hello from this number on speaks of now
-	suspect bool          // the peer said that it does not know the session
+	// Initiator: its hello and confirm.
+	active  bool          // hello or confirm must be repeated
+	nextAt  time.Duration // time of the next one
+	wait    time.Duration // between them, doubling
+	path    uint8         // of the next one
+	sentAt  time.Duration // time of the last hello
+	verify  uint64        // a hello-ack that echoes a hello from this number on is recent
+	suspect bool          // the peer reported that it does not know the session
 
-	// What answers the peer's last handshake datagram.
-	reply       frame.Type // 0: nothing
+	// The answer to the peer's last handshake datagram.
+	reply       frame.Type // 0: none
 	replyPath   uint8
-	replyTo     uint64 // session that said hello
+	replyTo     uint64 // session that sent the hello
 	replyEcho   uint64 // number of that hello
 	unknownAt   time.Duration
-	acceptAfter uint64 // responder: confirms that echo an earlier ack are old
+	acceptAfter uint64 // responder: a confirm that echoes an earlier hello-ack is old
 
-	// Handshake datagrams looked at since admitFrom.
+	// Handshake datagrams processed since admitFrom.
 	admitted  int
 	admitFrom time.Duration
 }
@@ -53,17 +53,17 @@ type handshake struct {
 const (
 	helloWait    = 10 * time.Millisecond
 	helloWaitMax = 250 * time.Millisecond
-	// unknownWait spaces unknown-session datagrams, so that they cannot be made
-	// to amplify anything.
+	// unknownWait is the minimum interval of unknown-session datagrams: they must
+	// not serve for amplification.
 	unknownWait = 10 * time.Millisecond
-	// A handshake datagram costs a derivation of keys before it is known to be
-	// from the peer, ten times what one of traffic costs. At most admitMost are
-	// looked at in admitEvery: 1 % of a processor, and thirty times what a peer sends.
+	// An end must derive keys before it can authenticate a handshake datagram,
+	// ten times the cost of a traffic datagram. It processes at most admitMost in
+	// admitEvery: 1 % of a processor, and thirty times the rate of a peer.
 	admitMost  = 32
 	admitEvery = 10 * time.Millisecond
 )
 
-// admit reports whether another handshake datagram is to be looked at now.
+// admit reports whether another handshake datagram may be processed now.
 func (h *handshake) admit(now time.Duration) bool {
 	if now >= h.admitFrom+admitEvery {
 		h.admitFrom, h.admitted = now, 0
@@ -148,7 +148,7 @@ func (l *Link) writeHandshake(buf []byte, hdr *frame.Header, s *seal, numbers *u
 	return len(b)
 }
 
-// receiveHandshake takes a handshake datagram.
+// receiveHandshake processes a handshake datagram.
 func (l *Link) receiveHandshake(now time.Duration, h *frame.Header, datagram []byte) error {
 	fromPeer := (h.Type == frame.TypeHello || h.Type == frame.TypeConfirm) != l.cfg.Initiator
 	if !fromPeer {
@@ -210,7 +210,7 @@ func (l *Link) compatible(hello *frame.Hello) bool {
 	return hello.Cipher == uint8(l.cfg.Cipher) && hello.Source == l.cfg.Remote && hello.Destination == l.cfg.Local
 }
 
-// receiveHelloAck: initiator.
+// receiveHelloAck processes a hello-ack at the initiator.
 func (l *Link) receiveHelloAck(now time.Duration, h *frame.Header, hello *frame.Hello) error {
 	hs := &l.hs
 	switch {
@@ -237,7 +237,7 @@ func (l *Link) receiveHelloAck(now time.Duration, h *frame.Header, hello *frame.
 	return nil
 }
 
-// receiveConfirm: responder.
+// receiveConfirm processes a confirm at the responder.
 func (l *Link) receiveConfirm(now time.Duration, h *frame.Header, hello *frame.Hello) error {
 	hs := &l.hs
 	switch {
@@ -255,7 +255,7 @@ func (l *Link) receiveConfirm(now time.Duration, h *frame.Header, hello *frame.H
 		hs.acceptAfter = hs.numbers
 		l.up(now, h.Initiator, l.cfg.Session, h.Initiator, h.Path, hello.Limit)
 	}
-	// Any traffic tells the initiator that the confirm came.
+	// Any traffic tells the initiator that the confirm has arrived.
 	p := &l.paths[h.Path]
 	p.probes = max(p.probes, 1)
 	return nil
@@ -275,8 +275,8 @@ func (l *Link) up(now time.Duration, initiator, responder, peer uint64, path uin
 	}
 }
 
-// receiveUnknown: the responder says that it does not know our session. Ask it
-// with a fresh hello, because the datagram may be old.
+// receiveUnknown processes the responder's report that it does not know the
+// session. The datagram may be a replay, so a new hello verifies it.
 func (l *Link) receiveUnknown(now time.Duration, h *frame.Header) {
 	hs := &l.hs
 	if l.state != Up || h.Responder == hs.peer || hs.suspect {
@@ -286,7 +286,7 @@ func (l *Link) receiveUnknown(now time.Duration, h *frame.Header) {
 	hs.nextAt, hs.wait, hs.path = now, helloWait, h.Path
 }
 
-// answerUnknown: responder without a session, or with another one.
+// answerUnknown answers a datagram of an unknown session at the responder.
 func (l *Link) answerUnknown(now time.Duration, path uint8) {
 	hs := &l.hs
 	if l.cfg.Initiator || hs.reply != 0 || now < hs.unknownAt {

@@ -2,12 +2,12 @@ package link
 
 import "time"
 
-// Hold tells the link how many bytes of delivered TLPs (payload and
-// frame.TLPCost for each) the owner still holds because it could not pass them
-// on. They count against the peer's credit as if they had not been delivered,
-// so that a slow owner slows its peer down instead of growing a queue. Call it
-// whenever the number changes; calls are cheap. A peer that has been held back
-// is told when a quarter of the window has become free.
+// Hold sets the number of bytes of delivered TLPs (payload and frame.TLPCost for
+// each) that the owner still holds because it could not pass them on. They count
+// against the peer's credit as if they had not been delivered: a slow owner slows
+// its peer down instead of growing a queue. Call it whenever the number changes;
+// calls are cheap. When a quarter of the window is free again, the link tells the
+// peer.
 func (l *Link) Hold(now time.Duration, bytes int) {
 	r := &l.recv
 	r.owned = uint64(max(bytes, 0))
@@ -17,8 +17,8 @@ func (l *Link) Hold(now time.Duration, bytes int) {
 	for i := range l.paths {
 		p := &l.paths[i]
 		if p.usable && p.received.any {
-			// As a probe, so that it is sent again if it is lost: the peer may
-			// have nothing in flight that would ask for news.
+			// As a probe, which is retransmitted if it is lost: the peer may have
+			// nothing in flight that would ask for a newer limit.
 			p.ackAt = min(p.ackAt, now)
 			p.probes = max(p.probes, 1)
 			return

@@ -16,8 +16,8 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// recorded makes a session with some traffic and returns every datagram that
-// the host sent.
+// recorded returns a session with some traffic and every datagram that the host
+// sent.
 func recorded(t testing.TB, cipher link.Cipher) (*linktest.Network, [][]byte) {
 	t.Helper()
 	n := network(t, linktest.Config{Ends: linktest.Ends(cipher, jumbo)}, "delay=20us", jumbo)
@@ -53,8 +53,8 @@ func TestReplayedDatagramsAreDropped(t *testing.T) {
 	}
 }
 
-// A window of replays covers every number that the bitmap can confuse with a
-// newer one (RFC 6479): a box that is dead stays silent whatever is replayed.
+// The replayed numbers include those whose bits a newer number has reused (RFC
+// 6479). No replay counts as a sign of life of a dead box.
 func TestReplaysDoNotKeepADeadPeerAlive(t *testing.T) {
 	n := up(t, linktest.Config{Ends: linktest.Ends(link.CipherAES256GCM, ethernet)}, "delay=20us", ethernet)
 	var sent [][]byte
@@ -85,7 +85,7 @@ func TestReplaysDoNotKeepADeadPeerAlive(t *testing.T) {
 	}
 }
 
-// What an earlier session of the same epoch sent is worthless in the next one.
+// A session drops the datagrams of an earlier session of the same epoch.
 func TestDatagramsOfAnEarlierSessionAreDropped(t *testing.T) {
 	for _, cipher := range []link.Cipher{link.CipherNone, link.CipherAES256GCM} {
 		t.Run(cipher.String(), func(t *testing.T) {
@@ -109,7 +109,7 @@ func TestForgedAndStaleDatagramsAreCounted(t *testing.T) {
 	last := sent[len(sent)-1]
 	forge := func(change func(d []byte)) []byte {
 		d := slices.Clone(last)
-		d[12] = 1 // a number that has not come yet
+		d[12] = 1 // a number that was not sent yet
 		change(d)
 		return d
 	}
@@ -195,7 +195,7 @@ func TestSendBufferIsBounded(t *testing.T) {
 	}
 }
 
-// A receiver whose window is small is never sent more than it holds.
+// A sender respects the small window of its peer.
 func TestCreditHoldsTheSenderBack(t *testing.T) {
 	ends := linktest.Ends(link.CipherAES256GCM, jumbo)
 	ends[1].Window = 64 << 10
@@ -257,8 +257,8 @@ func TestAnyFaultsExactlyOnce(t *testing.T) {
 	})
 }
 
-// An owner that cannot pass TLPs on holds its peer back, and lets it go on,
-// even when the datagram that says so is lost.
+// An owner that cannot pass TLPs on stops its peer and later resumes it, even if
+// the datagram with the new limit is lost.
 func TestHoldStopsThePeer(t *testing.T) {
 	ends := linktest.Ends(link.CipherAES256GCM, jumbo)
 	ends[linktest.Box].Window = 64 << 10

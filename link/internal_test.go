@@ -9,7 +9,7 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// pair makes two ends of a session that is open.
+// pair returns two ends of an open session.
 func pair(t testing.TB) (host, box *Link) {
 	t.Helper()
 	cfg := Config{
@@ -45,8 +45,8 @@ func pass(from, to *Link, now time.Duration) {
 	}
 }
 
-// forge makes packets with valid CRCs from arbitrary bytes: what a peer that
-// knows the keys, and is broken or malicious, can send.
+// forge builds packets with valid CRCs from arbitrary bytes, as a broken or
+// malicious peer with the keys can send them.
 func forge(b []byte) (body []byte) {
 	take := func(n int) []byte {
 		v := make([]byte, n)
@@ -54,7 +54,7 @@ func forge(b []byte) (body []byte) {
 		b = b[min(n, len(b)):]
 		return v
 	}
-	small := func() uint64 { // most often near 0, where the state is
+	small := func() uint64 { // usually near 0, like the link's state
 		v := take(2)
 		if v[0]&0x80 != 0 {
 			return binary.BigEndian.Uint64(append(take(6), v...))
@@ -99,8 +99,8 @@ func forge(b []byte) (body []byte) {
 	return body
 }
 
-// A peer that knows the keys can end the session, but neither crash this end
-// nor make it hold more than its window.
+// A peer with the keys can end the session. It cannot crash this end or make it
+// hold more than its window.
 func FuzzReceive(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte{0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 0, 4, 1, 0, 0, 0, 4, 0})
@@ -187,7 +187,7 @@ func TestReceivedNumbers(t *testing.T) {
 					t.Errorf("%d: in order %v", s.n, got)
 				}
 				if r.fresh(s.n) {
-					t.Errorf("%d is fresh after it came", s.n)
+					t.Errorf("%d is fresh after add", s.n)
 				}
 				if s.ranges == nil {
 					continue

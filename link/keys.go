@@ -11,16 +11,16 @@ import (
 	"github.com/dxpu-project/dxpu/frame"
 )
 
-// seal protects datagrams of one direction and key phase (or one handshake
-// role).
+// seal protects the datagrams of one direction and key phase, or of one handshake
+// role.
 type seal struct {
-	aead  cipher.AEAD // nil: clear, with a check
+	aead  cipher.AEAD // nil: in clear, with a check
 	iv    [12]byte
 	seed  uint32 // of the check of clear datagrams
 	nonce [12]byte
 }
 
-// overhead returns the bytes that close appends.
+// overhead returns the number of bytes that close appends.
 func (s *seal) overhead() int {
 	if s.aead == nil {
 		return frame.CheckSize
@@ -36,8 +36,8 @@ func (s *seal) setNonce(path uint8, number uint64) []byte {
 	return s.nonce[:]
 }
 
-// close protects datagram, of which the first header bytes are the header, in
-// place and returns it with its trailer. The capacity must suffice.
+// close seals datagram in place and returns it with its trailer. Its first header
+// bytes are the header. Its capacity must suffice for the trailer.
 func (s *seal) close(datagram []byte, header int, path uint8, number uint64) []byte {
 	h, body := datagram[:header], datagram[header:]
 	if s.aead == nil {
@@ -47,7 +47,7 @@ func (s *seal) close(datagram []byte, header int, path uint8, number uint64) []b
 	return datagram[:header+len(sealed)]
 }
 
-// open checks a datagram and returns its body, decrypted in place.
+// open authenticates a datagram and returns its body, decrypted in place.
 func (s *seal) open(datagram []byte, header int, path uint8, number uint64) ([]byte, bool) {
 	end := len(datagram) - s.overhead()
 	if end < header {
@@ -62,23 +62,23 @@ func (s *seal) open(datagram []byte, header int, path uint8, number uint64) ([]b
 	return body, err == nil
 }
 
-// phase is the key of one direction and key phase, and the secret from which
-// the next one comes.
+// phase holds the key of one direction and key phase, and the secret from which
+// the next one is derived.
 type phase struct {
 	seal
 	secret []byte
 }
 
-// direction is one direction of traffic. Key phases follow RFC 9001 section 6
-// in spirit, but each direction changes by itself and the phase is a counter.
+// direction is one direction of traffic. Key phases resemble RFC 9001 section 6,
+// but the directions change independently and the phase is a counter.
 type direction struct {
 	number uint8 // of cur, modulo 256
 	cur    *phase
-	next   *phase // receiving only: ready to try
-	prev   *phase // receiving only: for datagrams that were overtaken
+	next   *phase // receiving only: ready for use
+	prev   *phase // receiving only: for reordered datagrams
 }
 
-// keys holds what New knows and what the handshake adds.
+// keys holds the key material from New and from the handshake.
 type keys struct {
 	prk    []byte
 	info   []byte // binding and epoch
@@ -89,7 +89,7 @@ type keys struct {
 	receive direction
 	sent    uint64                 // datagrams sealed in this phase
 	first   [frame.MaxPaths]uint64 // number of its first datagram, by path
-	unacked bool                   // the peer has acknowledged none of them
+	unacked bool                   // the peer has not acknowledged any of them
 }
 
 // Labels of the key derivation. PROTOCOL.md, section "Keys".
@@ -127,7 +127,7 @@ func expand(secret []byte, info string, size int) []byte {
 	return out
 }
 
-// derive returns a secret that depends on binding, epoch, label and sessions.
+// derive returns a secret derived for binding, epoch, label, role and sessions.
 func (k *keys) derive(label, role string, sessions ...uint64) []byte {
 	info := append([]byte(label+" "+role+" "), k.info...)
 	for _, s := range sessions {
@@ -159,18 +159,18 @@ func (k *keys) newPhase(secret []byte) *phase {
 
 func (k *keys) after(p *phase) *phase { return k.newPhase(expand(p.secret, labelNext, sha256.Size)) }
 
-// helloSeal is for handshake datagrams that one side sends on its own: its key
-// depends on the session of that side, and so is never used by another run.
+// helloSeal returns the seal of handshake datagrams before both sessions are known.
+// Its key depends on the session of the sender, so no other run uses it.
 func (k *keys) helloSeal(role string, session uint64) seal {
 	return newSeal(k.derive(labelHello, role, session), CipherAES256GCM)
 }
 
-// confirmSeal is for confirm datagrams: only who knows both sessions now has it.
+// confirmSeal returns the seal of confirm datagrams. It depends on both sessions.
 func (k *keys) confirmSeal(initiator, responder uint64) seal {
 	return newSeal(k.derive(labelConfirm, fromInitiator, initiator, responder), CipherAES256GCM)
 }
 
-// open sets the keys of a session.
+// open derives the keys of a session.
 func (k *keys) open(cfg *Config, initiator, responder uint64) {
 	i := k.newPhase(k.derive(labelTraffic, fromInitiator, initiator, responder))
 	r := k.newPhase(k.derive(labelTraffic, fromResponder, initiator, responder))
@@ -183,8 +183,8 @@ func (k *keys) open(cfg *Config, initiator, responder uint64) {
 	k.first = [frame.MaxPaths]uint64{}
 }
 
-// advanceSend starts the next phase. The peer holds keys for its current and
-// the next phase only, so the current one must have been acknowledged.
+// advanceSend starts the next phase. The peer has the keys of its current and the
+// next phase only, so the current one must have been acknowledged.
 func (k *keys) advanceSend(paths []path) bool {
 	if k.unacked {
 		return false
@@ -198,15 +198,15 @@ func (k *keys) advanceSend(paths []path) bool {
 	return true
 }
 
-// acked notes that the peer has a datagram, and with it perhaps the phase.
+// acked records that the peer has a datagram, and so perhaps the current phase.
 func (k *keys) acked(path uint8, number uint64) {
 	if k.unacked && number >= k.first[path] {
 		k.unacked = false
 	}
 }
 
-// openTraffic opens a datagram with the key of its phase and moves on when the
-// peer has.
+// openTraffic opens a datagram with the key of its phase. It follows the peer to
+// the next phase.
 func (k *keys) openTraffic(datagram []byte, h *frame.Header) ([]byte, bool) {
 	d := &k.receive
 	switch h.KeyPhase {

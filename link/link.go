@@ -1,12 +1,11 @@
-// Package link carries the TLPs of one binding between two proxies: each
-// exactly once and in order, encrypted, over one or several lossy paths.
+// Package link carries the TLPs of one binding between two proxies: exactly once
+// and in order, encrypted, over one or several lossy paths.
 //
-// A [Link] is one end, a pure machine: datagrams and the time go in, TLPs and
-// datagrams come out, and [Link.Wake] says when it wants to be called next. It
-// has no goroutine, clock or socket, so the daemons, the simulator and the
-// tests run the same code. The protocol is that of frame/PROTOCOL.md; loss
-// detection and round-trip estimation follow RFC 9002 (QUIC) where a comment
-// does not say otherwise.
+// A [Link] is one end, a pure machine: its inputs are datagrams and the time, its
+// outputs TLPs, datagrams and the time of the next call ([Link.Wake]). It has no
+// goroutine, clock or socket, so the daemons, the simulator and the tests run the
+// same code. frame/PROTOCOL.md specifies the protocol. Loss detection and
+// round-trip estimation follow RFC 9002 (QUIC) unless a comment says otherwise.
 package link
 
 import (
@@ -21,9 +20,9 @@ import (
 
 // Errors of Send.
 var (
-	// ErrFull says that the send buffer has no room for the TLP now.
+	// ErrFull means that the send buffer has no room for the TLP now.
 	ErrFull = errors.New("link: send buffer full")
-	// ErrDown says that the link is closing or down; State and Reason tell more.
+	// ErrDown means that the link is closing or down; see State and Reason.
 	ErrDown = errors.New("link: down")
 )
 
@@ -44,15 +43,15 @@ type Link struct {
 
 	liveness liveness
 
-	// Scratch space, here so that the hot path does not allocate.
+	// Scratch space that keeps the hot path free of allocations.
 	out tlp.Packet
 	hp  frame.HeaderPacket
 	dp  frame.DataPacket
 	ack frame.Ack
 }
 
-// New makes one end of a link. The initiator starts its handshake with the
-// next Transmit.
+// New returns one end of a link. The initiator starts its handshake with the next
+// Transmit.
 func New(now time.Duration, cfg Config) (*Link, error) {
 	cfg, err := cfg.complete()
 	if err != nil {
@@ -66,15 +65,15 @@ func New(now time.Duration, cfg Config) (*Link, error) {
 	for i := range l.paths {
 		l.paths[i].init(uint8(i), &l.cfg)
 	}
-	l.recv.window, l.recv.advertised = cfg.Window, uint64(cfg.Window) // as the hello says
+	l.recv.window, l.recv.advertised = cfg.Window, uint64(cfg.Window) // the hello advertises it
 	l.send.capacity = cfg.SendBuffer
 	l.hs.init(now, &l.cfg)
 	return l, nil
 }
 
-// Send takes a TLP for transmission and copies p and p.Data. It fails with
-// ErrFull, with ErrDown, or because the TLP is not valid (see
-// [tlp.Packet.Validate]). Before the link is Up, TLPs wait.
+// Send queues a copy of p and p.Data for transmission. It fails with ErrFull, with
+// ErrDown, or because the TLP is not valid (see [tlp.Packet.Validate]). TLPs wait
+// until the link is Up.
 func (l *Link) Send(_ time.Duration, p *tlp.Packet) error {
 	if l.state != Connecting && l.state != Up {
 		return ErrDown
@@ -90,23 +89,23 @@ func (l *Link) Send(_ time.Duration, p *tlp.Packet) error {
 	return nil
 }
 
-// Room returns the payload bytes that the largest TLP which Send takes now may
-// have; 0 means full.
+// Room returns the payload size of the largest TLP that Send accepts now, in
+// bytes; 0 means full.
 func (l *Link) Room() int { return l.send.room() }
 
 // Idle reports whether the peer has acknowledged every TLP given to Send.
 func (l *Link) Idle() bool { return l.send.empty() }
 
-// State returns where the link stands in its life.
+// State returns the state of the link.
 func (l *Link) State() State { return l.state }
 
-// Reason tells why the link is Closing or Down, and the code that the side
-// which closed it gave to Close; before that it returns NotDown.
+// Reason returns why the link is Closing or Down, and the code that was passed to
+// Close at the end that closed it. In other states it returns NotDown.
 func (l *Link) Reason() (Reason, uint16) { return l.reason, l.code }
 
-// Close ends the link and tells the peer. TLPs that the peer has not
-// acknowledged may be lost: wait for Idle where that matters. The link is
-// Closing until Transmit has emitted its last close datagram, then Down.
+// Close ends the link and tells the peer. TLPs that the peer has not acknowledged
+// may be lost; to avoid that, wait for Idle. The link is Closing until Transmit
+// has emitted its last close datagram, then Down.
 func (l *Link) Close(now time.Duration, code uint16) {
 	if l.state == Closing || l.state == Down {
 		return
@@ -118,9 +117,9 @@ func (l *Link) Close(now time.Duration, code uint16) {
 	l.beginClose(now, LocalClosed, code)
 }
 
-// Rekey starts a new key phase for what this end sends, without a stall: the
-// next datagram uses it. It returns false, and does nothing, while the peer has
-// not yet acknowledged a datagram of the current phase.
+// Rekey starts a new key phase of the sending direction, without a stall: the next
+// datagram uses it. It returns false, and does nothing, until the peer has
+// acknowledged a datagram of the current phase.
 func (l *Link) Rekey(time.Duration) bool {
 	if l.state != Up || !l.keys.advanceSend(l.paths) {
 		return false
@@ -129,8 +128,8 @@ func (l *Link) Rekey(time.Duration) bool {
 	return true
 }
 
-// Wake returns when Transmit must be called if nothing else happens before. A
-// time in the past means at once.
+// Wake returns the time of the next call of Transmit, unless Send or Receive is
+// called before. A time in the past means at once.
 func (l *Link) Wake() time.Duration {
 	if l.state == Down {
 		return machine.Never

@@ -28,7 +28,7 @@ func plan(t testing.TB, text string) fault.Plan {
 	return p
 }
 
-// network makes a network whose paths all have the same faults in both directions.
+// network returns a network with the same faults on all paths in both directions.
 func network(t testing.TB, cfg linktest.Config, faults string, mtus ...int) *linktest.Network {
 	t.Helper()
 	for range mtus {
@@ -42,7 +42,8 @@ func network(t testing.TB, cfg linktest.Config, faults string, mtus ...int) *lin
 	return n
 }
 
-// transfer sends total TLPs both ways and requires exactly once, in order.
+// transfer sends total TLPs in both directions and checks that each arrives exactly
+// once and in order.
 func transfer(t testing.TB, n *linktest.Network, total int, deadline time.Duration, during func()) {
 	t.Helper()
 	streams := [2]*linktest.Stream{linktest.NewStream(1, sizes...), linktest.NewStream(2, sizes...)}

@@ -34,17 +34,17 @@ const (
 	slowMemory = 2 * time.Second
 )
 
-// heard notes an authenticated datagram of the peer.
+// heard records an authenticated datagram of the peer.
 func (v *liveness) heard(now time.Duration) {
 	v.lastHeard, v.firstUnanswered = now, machine.Never
 }
 
-// asked notes a datagram that the peer has to answer.
+// asked records a datagram that the peer must answer.
 func (v *liveness) asked(now time.Duration) {
 	v.firstUnanswered = min(v.firstUnanswered, now)
 }
 
-// late notes that the timer of due runs at now. An end that expects an answer
+// late records that the timer of due runs at now. An end that expects an answer
 // has a timer at least every quarter of the dead interval. If nothing ran for
 // much longer, this end stood still (a stopped process, a suspended machine):
 // the answer may wait in the socket, so the silence starts now.
@@ -59,7 +59,7 @@ func (v *liveness) late(now, due, dead time.Duration) {
 	v.slow(now, now-max(due, v.lastRan))
 }
 
-// slow notes a delay.
+// slow records a delay.
 func (v *liveness) slow(now, delay time.Duration) {
 	for ; v.slowest > 0 && now-v.slowestAt >= slowMemory; v.slowestAt += slowMemory {
 		v.slowest -= v.slowest/4 + 1

@@ -15,7 +15,7 @@ func (l *Link) receiveAck(now time.Duration, a *frame.Ack) error {
 	}
 	p := &l.paths[a.Path]
 	if a.Ranges[0].Last >= p.sent.next {
-		return ErrProtocol // acknowledges what was never sent
+		return ErrProtocol // acknowledges a number that was not sent
 	}
 	l.send.limit = max(l.send.limit, a.Limit)
 	largest, sampled := a.Ranges[0].Last, false
@@ -75,8 +75,8 @@ func (l *Link) ackRecord(now time.Duration, p *path, n uint64, rec *record) {
 	}
 }
 
-// detectLoss declares datagrams lost that are too far or too long behind one
-// that was acknowledged (RFC 9002 section 6.1).
+// detectLoss declares datagrams lost that were sent too many datagrams or too long
+// before an acknowledged one (RFC 9002 section 6.1).
 func (l *Link) detectLoss(now time.Duration, p *path) {
 	p.lossAt = machine.Never
 	if !p.anyAcked {
@@ -99,7 +99,7 @@ func (l *Link) detectLoss(now time.Duration, p *path) {
 	}
 }
 
-// loseRecord gives a datagram up and marks what it carried for sending again.
+// loseRecord declares a datagram lost and marks its fragments for retransmission.
 func (l *Link) loseRecord(now time.Duration, p *path, rec *record) {
 	rec.lost = true
 	p.eliciting--
@@ -115,7 +115,7 @@ func (l *Link) loseRecord(now time.Duration, p *path, rec *record) {
 	}
 }
 
-// loseOldest gives up at most n datagrams in flight.
+// loseOldest declares the oldest datagrams in flight lost, at most n.
 func (l *Link) loseOldest(now time.Duration, p *path, n int) {
 	for i := max(p.scan, p.sent.oldest); i < p.sent.next && n > 0; i++ {
 		if rec := p.sent.at(i); rec.eliciting && !rec.done && !rec.lost {
@@ -125,7 +125,7 @@ func (l *Link) loseOldest(now time.Duration, p *path, n int) {
 	}
 }
 
-// expire acts on the timers that have run off.
+// expire handles the expired timers.
 func (l *Link) expire(now time.Duration) {
 	if now-l.liveness.lastRan >= quiet {
 		l.liveness.late(now, l.Wake(), l.cfg.DeadInterval)
@@ -152,13 +152,13 @@ func (l *Link) expire(now time.Duration) {
 	}
 }
 
-// probeTimeout acts when nothing has been heard about what is in flight (RFC
-// 9002 section 6.2): two datagrams' worth is sent again, whatever the window.
+// probeTimeout handles a missing acknowledgement (RFC 9002 section 6.2): it
+// retransmits the contents of two datagrams, regardless of the window.
 func (l *Link) probeTimeout(now time.Duration, p *path) {
 	l.stats.ProbeTimeouts++
 	p.probeTimeouts++
 	if !p.usable {
-		l.loseOldest(now, p, p.eliciting) // pings; the next one has its time
+		l.loseOldest(now, p, p.eliciting) // pings; the next one is scheduled
 		return
 	}
 	if p.probeTimeouts >= failTimeouts {
@@ -191,8 +191,8 @@ func (l *Link) failPath(now time.Duration, p *path) {
 	l.loseOldest(now, p, p.eliciting)
 }
 
-// failSilent moves what is in flight on paths that have been silent for long
-// to one that has just been found to work: there was none before.
+// failSilent fails the paths that have long been silent, now that a path works
+// again. Before, there was no path to replace them.
 func (l *Link) failSilent(now time.Duration, works *path) {
 	for i := range l.paths {
 		if p := &l.paths[i]; p != works && p.usable && p.probeTimeouts >= failTimeouts {
@@ -201,11 +201,11 @@ func (l *Link) failSilent(now time.Duration, works *path) {
 	}
 }
 
-// shrink gives memory back on a quiet link.
+// shrink frees memory on an idle link.
 func (l *Link) shrink() {
 	l.send.shrink()
 	l.recv.shrink()
-	// The scratch space aliases buffers, ours and the caller's.
+	// The scratch space aliases buffers of the link and of the caller.
 	l.out, l.hp, l.dp = tlp.Packet{}, frame.HeaderPacket{}, frame.DataPacket{}
 	for i := range l.paths {
 		l.paths[i].sent.shrink()

@@ -8,28 +8,27 @@ import (
 )
 
 // rungs are the datagram sizes that a path falls back to: Ethernet with jumbo
-// frames, Ethernet, and the least, each less the headers of IPv6 and UDP.
+// frames, Ethernet, and the minimum, without the headers of IPv6 and UDP.
 var rungs = [...]int{9000 - 48, 1500 - 48, frame.MinMTU}
 
-// mtuSearch finds the datagram size that a path carries, in the manner of RFC
-// 8899 but downwards: the configured size is used until datagrams stop
-// arriving, then the next rung below them, and from there pings try the rung
-// above.
+// mtuSearch finds the datagram size that a path carries, like RFC 8899 but
+// downwards: it uses the configured size until datagrams stop arriving, then the
+// next rung below them. From there pings probe the rung above.
 type mtuSearch struct {
 	configured int
 	size       int // in use
 
-	losses  int           // in a row, with nothing as large arriving
-	least   int           // the smallest of them
-	passed  time.Duration // when the last full-size datagram that arrived was sent, or -1
+	losses  int           // in a row, while no datagram as large arrives
+	least   int           // size of the smallest of them
+	passed  time.Duration // send time of the last full-size datagram that arrived, or -1
 	probing bool          // a probe is in flight
-	nextAt  time.Duration // of the next probe, Never when at the top
+	nextAt  time.Duration // of the next probe, Never at the configured size
 	wait    time.Duration // between probes, doubling
 }
 
 const (
-	// blackHole losses in a row mean that the size does not fit. A misjudgement
-	// is corrected by the next probe.
+	// blackHole losses in a row mean that the size does not fit. The next probe
+	// corrects a wrong decision.
 	blackHole    = 5
 	mtuProbeWait = 20 * time.Millisecond
 	mtuProbeMax  = 30 * time.Second
@@ -39,8 +38,8 @@ func newMTUSearch(configured int) mtuSearch {
 	return mtuSearch{configured: configured, size: configured, nextAt: machine.Never, wait: mtuProbeWait, passed: -1}
 }
 
-// below returns the next rung below a size, frame.MinMTU if there is none. A
-// rung that is nearly the size would tell nothing new.
+// below returns the next rung below a size, frame.MinMTU if there is none. It
+// skips a rung that is nearly the size.
 func below(size int) int {
 	for _, r := range rungs {
 		if r <= size-size/8 {
@@ -61,7 +60,7 @@ func (m *mtuSearch) above() int {
 	return up
 }
 
-// lower uses a smaller size, and probes for a larger one a little later.
+// lower switches to a smaller size and schedules a probe for a larger one.
 func (m *mtuSearch) lower(now time.Duration, size int) {
 	if size < m.size {
 		m.size, m.losses, m.probing = size, 0, false
@@ -70,8 +69,8 @@ func (m *mtuSearch) lower(now time.Duration, size int) {
 	}
 }
 
-// lost notes a lost datagram. It says nothing about the size when a full one
-// that was sent later has arrived: then a queue has overflowed.
+// lost records a lost datagram. If a full one that was sent later has arrived, a
+// queue has overflowed, and the loss does not count.
 func (m *mtuSearch) lost(now time.Duration, size int, sentAt time.Duration) {
 	if size <= frame.MinMTU || size > m.size || sentAt <= m.passed {
 		return
@@ -84,9 +83,9 @@ func (m *mtuSearch) lost(now time.Duration, size int, sentAt time.Duration) {
 	}
 }
 
-// acked notes an acknowledged datagram.
+// acked records an acknowledged datagram.
 func (m *mtuSearch) acked(now time.Duration, size int, sentAt time.Duration) {
-	if size > m.size { // it was late, not too large
+	if size > m.size { // late, but not too large
 		m.size, m.nextAt = size, now+m.wait
 		if size == m.configured {
 			m.nextAt = machine.Never
@@ -107,7 +106,7 @@ func (m *mtuSearch) probeAt() time.Duration {
 	return m.nextAt
 }
 
-// probed tells how a probe of the given size went.
+// probed records the result of a probe of the given size.
 func (m *mtuSearch) probed(now time.Duration, size int, arrived bool) {
 	if !m.probing {
 		return

@@ -12,11 +12,11 @@ const (
 )
 
 // maxRangeAge is the distance behind the largest number at which a range is no
-// longer acknowledged: the peer has long given up what is missing there.
+// longer acknowledged: the peer has long declared the missing ones lost.
 const maxRangeAge = replayWindow
 
-// received tracks the datagram numbers that came by one path: for
-// acknowledgements and against replay. It follows RFC 6479 for the bitmap.
+// received tracks the datagram numbers received by one path, for acknowledgements
+// and replay protection. The bitmap follows RFC 6479.
 type received struct {
 	any     bool
 	largest uint64
@@ -27,8 +27,8 @@ type received struct {
 	count  int
 }
 
-// fresh reports whether the number has not come before and is not too old to
-// tell.
+// fresh reports whether the number is in the window or above it and has not been
+// received.
 func (r *received) fresh(n uint64) bool {
 	if !r.any || n > r.largest {
 		return true
@@ -36,8 +36,8 @@ func (r *received) fresh(n uint64) bool {
 	return r.largest-n < replayWindow && r.bitmap[n/64%replayWords]&(1<<(n%64)) == 0
 }
 
-// add notes a fresh number. inOrder is false when the number, or one before it,
-// is missing or was overtaken: the peer should hear of it at once.
+// add records a fresh number. inOrder is false if the number is not the successor
+// of the largest: then an acknowledgement is due at once.
 func (r *received) add(n uint64) (inOrder bool) {
 	inOrder = !r.any && n == 0 || r.any && n == r.largest+1
 	switch {
@@ -52,8 +52,8 @@ func (r *received) add(n uint64) (inOrder bool) {
 	return inOrder
 }
 
-// clear empties the words of the bitmap that numbers above from, up to to,
-// are the first to use.
+// clear zeroes the words of the bitmap that numbers above from, up to to, are the
+// first to use.
 func (r *received) clear(from, to uint64) {
 	first, last := from/64+1, to/64
 	if last-from/64 > replayWords {
@@ -83,7 +83,7 @@ func (r *received) insert(n uint64) {
 		return
 	}
 	if i == len(r.ranges) {
-		return // older than all that fit
+		return // lower than all ranges that fit
 	}
 	r.count = min(r.count+1, len(r.ranges))
 	copy(r.ranges[i+1:r.count], r.ranges[i:r.count-1])
@@ -100,7 +100,7 @@ func (r *received) join(i int) {
 	}
 }
 
-// age forgets ranges that are too old.
+// age drops ranges that are too old.
 func (r *received) age() {
 	for r.count > 1 && r.largest-r.ranges[r.count-1].Last > maxRangeAge {
 		r.count--

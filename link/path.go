@@ -6,26 +6,26 @@ import (
 	"github.com/dxpu-project/dxpu/machine"
 )
 
-// path is the state of one path: its datagram numbers, both ways, its round
+// path is the state of one path: its datagram numbers in both directions, round
 // trip, congestion window and MTU.
 type path struct {
 	id  uint8
 	cfg *Config
 
-	// usable is set when a datagram of this path has been acknowledged and it
-	// has not failed since.
+	// usable is set when a datagram of this path has been acknowledged since the
+	// path last failed.
 	usable   bool
 	failures uint64
 
 	sent     sentRing
 	received received
 
-	// What is to be acknowledged.
-	ackAt       time.Duration // when at the latest, or Never
-	ackCount    int           // datagrams that ask for it
-	ackBytes    int
-	largestCame time.Duration
-	crowdedTo   time.Duration // until then acknowledge more often
+	// Acknowledgements to send.
+	ackAt       time.Duration // deadline, or Never
+	ackCount    int           // datagrams that ask for one
+	ackBytes    int           // their size
+	largestAt   time.Duration
+	congestedTo time.Duration // until then, acknowledge more often
 
 	rtt        rttEstimate
 	congestion congestion
@@ -34,27 +34,28 @@ type path struct {
 	// Loss detection (RFC 9002 sections 5 and 6).
 	largestAcked  uint64
 	anyAcked      bool
-	scan          uint64 // every record below it is acknowledged, lost or not eliciting
-	threshold     uint64 // datagrams of reordering that are no loss
+	scan          uint64 // all records below it are acknowledged, lost or not eliciting
+	threshold     uint64 // distance in datagrams that counts as reordering
 	eliciting     int    // datagrams in flight that ask for an answer
 	lastEliciting time.Duration
-	lossAt        time.Duration // when the oldest is lost by time, or Never
+	lossAt        time.Duration // when the oldest counts as lost by time, or Never
 	probeTimeouts uint          // in a row
-	probes        int           // datagrams to send whatever the window
+	probes        int           // datagrams to send regardless of the window
 	nextProbe     time.Duration // of an unusable path
 
 	datagramsIn uint64
-	row         int // size before the seal of the last datagram in a row of full ones; 0: there is none
+	runSize     int // size before the seal of the last datagram in a run of full ones; 0: no run
 }
 
 const (
-	// packetThreshold is kPacketThreshold of RFC 9002; a path that reorders
-	// more teaches the link so, up to maxThreshold.
+	// packetThreshold is kPacketThreshold of RFC 9002. On a path that reorders
+	// more the link raises it, up to maxThreshold.
 	packetThreshold = 3
 	maxThreshold    = 128
-	// failTimeouts in a row make a path fail when there is another one.
+	// failTimeouts is the number of consecutive probe timeouts after which a path
+	// fails if another one is usable.
 	failTimeouts = 3
-	// probeInterval is how often a path that is not usable is tried.
+	// probeInterval is the interval of the probes of an unusable path.
 	probeInterval = 50 * time.Millisecond
 )
 
@@ -66,20 +67,19 @@ func (p *path) init(id uint8, cfg *Config) {
 	}
 }
 
-// fits reports whether the congestion window takes a full datagram. One is
-// always allowed on an empty path.
+// fits reports whether the congestion window has room for a full datagram. An
+// empty path always has.
 func (p *path) fits() bool {
 	return p.congestion.inFlight == 0 || p.congestion.inFlight+p.mtu.size <= p.congestion.cwnd
 }
 
-// score orders paths: the expected time until a datagram given to the path now
-// has arrived.
+// score returns the expected time until a datagram that is sent now arrives.
 func (p *path) score() time.Duration {
 	load := float64(p.congestion.inFlight) / float64(p.congestion.cwnd)
 	return p.rtt.srtt + time.Duration(load*float64(p.rtt.srtt))
 }
 
-// wake returns when the path's next timer runs off.
+// wake returns when the path's next timer expires.
 func (p *path) wake(l *Link) time.Duration {
 	if p.probes > 0 {
 		return 0
@@ -91,7 +91,7 @@ func (p *path) wake(l *Link) time.Duration {
 	return at
 }
 
-// timeout returns when loss detection acts next.
+// timeout returns the time of the next loss detection.
 func (p *path) timeout() time.Duration {
 	if p.lossAt != machine.Never {
 		return p.lossAt
@@ -103,8 +103,8 @@ func (p *path) timeout() time.Duration {
 	return p.lastEliciting + backoff
 }
 
-// pingAt returns when the path is to be pinged: a quiet one to know that it
-// works, an unusable one to know that it works again.
+// pingAt returns the time of the next ping. Pings check that an idle path still
+// works, and whether an unusable one works again.
 func (p *path) pingAt() time.Duration {
 	if p.usable {
 		return p.lastEliciting + p.cfg.KeepAlive
@@ -112,8 +112,8 @@ func (p *path) pingAt() time.Duration {
 	return p.nextProbe
 }
 
-// trim drops records of datagrams that need no more attention. Lost ones stay
-// for some probe timeouts, to tell spurious losses.
+// trim drops the records of settled datagrams. Lost ones stay for some probe
+// timeouts, to detect spurious losses.
 func (p *path) trim(now time.Duration) {
 	p.sent.trim(now - 4*p.rtt.probeTimeout(p.cfg.AckDelay))
 }
@@ -127,18 +127,18 @@ func (p *path) stats() PathStats {
 	}
 }
 
-// rttEstimate is that of RFC 9002 section 5.
+// rttEstimate is the round-trip estimate of RFC 9002 section 5.
 type rttEstimate struct {
 	sampled                        bool
 	latest, srtt, variation, least time.Duration
 }
 
 const (
-	// granularity is kGranularity of RFC 9002: timers of an operating system
-	// that runs other things too are not finer.
+	// granularity is kGranularity of RFC 9002: the timer resolution of a loaded
+	// operating system.
 	granularity = time.Millisecond
-	// unknownTimeout is the probe timeout before the first sample: long for a
-	// datacenter, short for a person.
+	// unknownTimeout is the probe timeout before the first sample: many round
+	// trips of a datacenter.
 	unknownTimeout = 20 * time.Millisecond
 )
 
@@ -168,8 +168,8 @@ func (r *rttEstimate) probeTimeout(ackDelay time.Duration) time.Duration {
 	return r.srtt + max(4*r.variation, granularity) + ackDelay
 }
 
-// lossDelay is the age at which a datagram is lost when a later one has been
-// acknowledged: 9/8 of the round trip.
+// lossDelay returns the age at which a datagram counts as lost when a later one
+// has been acknowledged: 9/8 of the round trip.
 func (r *rttEstimate) lossDelay() time.Duration {
 	d := max(r.latest, r.srtt)
 	return max(d+d/8, granularity)

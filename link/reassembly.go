@@ -6,10 +6,10 @@ import (
 	"github.com/dxpu-project/dxpu/frame"
 )
 
-// incoming is a TLP of which something has come, but not all, or not in turn.
+// incoming is a TLP that was received in part or out of order.
 type incoming struct {
-	held       bool // anything has come
-	hdr        bool // the header has come
+	held       bool // the slot is in use
+	hdr        bool // the header was received
 	digest     bool
 	headerLen  uint8
 	payloadLen uint16
@@ -24,32 +24,32 @@ func (in *incoming) complete() bool {
 	return in.held && in.hdr && in.got == unitRange(0, unitCount(int(in.payloadLen)))
 }
 
-// reassembly holds TLPs that came out of order or in part. A TLP that comes
-// whole and in turn never enters it.
+// reassembly holds TLPs that were received out of order or in part. A TLP that
+// arrives completely and in order never enters it.
 //
-// Invariant: held <= window: a peer that honours its credit cannot exceed it,
-// because what it may send beyond the delivered TLPs costs at most window.
+// Invariant: held <= window. A peer that honours its credit cannot exceed it,
+// because the TLPs that it may send beyond the delivered ones cost at most window.
 type reassembly struct {
 	window    int
-	next      uint64 // the sequence number to deliver next
+	next      uint64 // sequence number to deliver next
 	delivered uint64 // cost of all TLPs delivered
 	owned     uint64 // cost of the TLPs delivered that the owner still holds (Hold)
 	held      int    // cost of the TLPs held here
 	count     int    // of the TLPs held here
-	// advertised is the limit that the peer was last told; it never falls.
+	// advertised is the limit last sent to the peer. It never decreases.
 	advertised uint64
 	ring       []incoming
 	free       [7][][]byte // payload buffers of 64 << i bytes
 }
 
-// limit is the credit of the peer: see frame.Ack.
+// limit returns the credit of the peer; see frame.Ack.
 func (r *reassembly) limit() uint64 {
 	return r.delivered - min(r.owned, r.delivered) + uint64(r.window)
 }
 
 func (r *reassembly) slot(seq uint64) *incoming { return &r.ring[seq&uint64(len(r.ring)-1)] }
 
-// peek returns the TLP of that number if anything of it is held.
+// peek returns the TLP of that number, or nil if no part of it is held.
 func (r *reassembly) peek(seq uint64) *incoming {
 	if r.count == 0 || seq-r.next >= uint64(len(r.ring)) {
 		return nil
@@ -60,8 +60,8 @@ func (r *reassembly) peek(seq uint64) *incoming {
 	return nil
 }
 
-// take returns the TLP of that number, which is not below next, and makes room
-// for it if nothing of it is held.
+// take returns the TLP of that number, which must not be below next. It makes room
+// for it if no part of it is held.
 func (r *reassembly) take(seq uint64, payloadLen int) (*incoming, error) {
 	if in := r.peek(seq); in != nil {
 		if int(in.payloadLen) != payloadLen {
@@ -92,7 +92,7 @@ func (r *reassembly) grow() {
 	r.ring = ring
 }
 
-// advance frees what was held of TLP next and goes on to the following one.
+// advance frees TLP next and increments next.
 func (r *reassembly) advance(payloadLen int) {
 	if in := r.peek(r.next); in != nil {
 		r.recycle(in.payload)
@@ -132,7 +132,7 @@ func (r *reassembly) release() {
 	r.ring, r.free, r.held, r.count = nil, [7][][]byte{}, 0, 0
 }
 
-// shrink frees the memory where nothing is held.
+// shrink frees the memory if nothing is held.
 func (r *reassembly) shrink() {
 	if r.count == 0 && r.ring != nil {
 		r.release()

@@ -8,29 +8,29 @@ import (
 )
 
 const (
-	// ackEvery datagrams, or ackBytes, are acknowledged at once; fewer wait for
-	// company up to Config.AckDelay. RFC 9000 says two; here an acknowledgement
-	// costs a system call on both ends, and the sender's window is never as
-	// small as 8 datagrams for long. 64 KiB keep slow start going where a
-	// datagram is as large.
+	// An acknowledgement is sent at once after ackEvery datagrams or ackBytes,
+	// otherwise after up to Config.AckDelay. RFC 9000 recommends two datagrams;
+	// here an acknowledgement costs a system call at both ends, and the sender's
+	// window is rarely as small as 8 datagrams. 64 KiB keep slow start going on
+	// paths with datagrams of that size.
 	ackEvery = 8
-	// Where datagrams have been missing lately there is a bottleneck, whose
-	// queue has others in it. There the two of RFC 9000 section 13.2.2 hold: what
-	// an acknowledgement lets go is a burst, and who comes in bursts of eight
-	// loses more often than TCP and is left with a quarter of what it takes.
-	ackEveryCrowded = 2
-	crowdedFor      = time.Second
-	ackBytes        = 64 << 10
+	// Recent losses indicate a shared bottleneck. There the two of RFC 9000
+	// section 13.2.2 apply: each acknowledgement releases a burst, and a sender
+	// with bursts of eight loses more than TCP, which leaves it a quarter of
+	// TCP's share.
+	ackEveryCongested = 2
+	congestedFor      = time.Second
+	ackBytes          = 64 << 10
 )
 
-// Receive takes a datagram that came by a path, decrypts it in place, and calls
-// deliver for every TLP that is now in turn. The packet and its Data are valid
-// only during that call, in which Send and Room may be called but no other
+// Receive processes a datagram that arrived by a path. It decrypts it in place and
+// calls deliver for every TLP that is now next in order. The packet and its Data
+// are valid only during that call. deliver may call Send and Room, but no other
 // method.
 //
-// The error is the reason for which the datagram, or the rest of it, was
-// dropped: one of the Err values of this package. It is counted in Stats and
-// needs no other handling.
+// The error is the reason for which the datagram, or the rest of it, was dropped:
+// one of the Err values of this package. Stats counts it; it needs no other
+// handling.
 func (l *Link) Receive(now time.Duration, path uint8, datagram []byte, deliver func(*tlp.Packet)) error {
 	err := l.receive(now, path, datagram, deliver)
 	if err != nil {
@@ -84,11 +84,11 @@ func (l *Link) receive(now time.Duration, path uint8, datagram []byte, deliver f
 	l.stats.DatagramsReceived++
 	l.stats.WireBytesReceived += uint64(size)
 	p.datagramsIn++
-	p.came(now, h.Number, size, eliciting)
+	p.arrived(now, h.Number, size, eliciting)
 	return nil
 }
 
-// receiveClosing looks only for the peer's close: then no more of ours is needed.
+// receiveClosing processes only the peer's close, which ends this end's closing.
 func (l *Link) receiveClosing(body []byte) error {
 	if _, _, err := frame.ParseClose(body); err != nil {
 		return ErrNotUp
@@ -97,11 +97,11 @@ func (l *Link) receiveClosing(body []byte) error {
 	return nil
 }
 
-// came notes a datagram and decides when to acknowledge it.
-func (p *path) came(now time.Duration, number uint64, size int, eliciting bool) {
+// arrived records a datagram and schedules its acknowledgement.
+func (p *path) arrived(now time.Duration, number uint64, size int, eliciting bool) {
 	inOrder := p.received.add(number)
 	if number == p.received.largest {
-		p.largestCame = now
+		p.largestAt = now
 	}
 	if !eliciting {
 		return
@@ -111,10 +111,10 @@ func (p *path) came(now time.Duration, number uint64, size int, eliciting bool) 
 	at := now + p.cfg.AckDelay
 	every := ackEvery
 	if !inOrder {
-		p.crowdedTo = now + crowdedFor
+		p.congestedTo = now + congestedFor
 	}
-	if now < p.crowdedTo {
-		every = ackEveryCrowded
+	if now < p.congestedTo {
+		every = ackEveryCongested
 	}
 	if !inOrder || p.ackCount >= every || p.ackBytes >= ackBytes {
 		at = now
@@ -122,7 +122,7 @@ func (p *path) came(now time.Duration, number uint64, size int, eliciting bool) 
 	p.ackAt = min(p.ackAt, at)
 }
 
-// receiveBody takes the packets of a datagram. It reports whether they ask for
+// receiveBody processes the packets of a datagram. It reports whether they ask for
 // an acknowledgement.
 func (l *Link) receiveBody(now time.Duration, body []byte, deliver func(*tlp.Packet)) (eliciting bool, err error) {
 	for len(body) > 0 {
@@ -156,7 +156,7 @@ func (l *Link) receiveBody(now time.Duration, body []byte, deliver func(*tlp.Pac
 			if frame.CheckPadding(body) != nil {
 				err = ErrMalformed
 			}
-		case frame.KindHello: // belongs into handshake datagrams
+		case frame.KindHello: // only valid in handshake datagrams
 			err = ErrMalformed
 		default:
 			err = ErrMalformed
@@ -172,8 +172,9 @@ func (l *Link) receiveBody(now time.Duration, body []byte, deliver func(*tlp.Pac
 	return eliciting, nil
 }
 
-// receiveHeader takes a header packet, and with it the data packet that follows
-// if both make the TLP that is next in turn: the common case, without a copy.
+// receiveHeader processes a header packet. If the TLP is next in order and the
+// following data packet completes it, receiveHeader processes both without a copy:
+// the common case.
 func (l *Link) receiveHeader(now time.Duration, body []byte, deliver func(*tlp.Packet)) (n int, err error) {
 	hp := &l.hp
 	if n, err = hp.Parse(body); err != nil {
@@ -215,7 +216,7 @@ func (l *Link) receiveHeader(now time.Duration, body []byte, deliver func(*tlp.P
 	return n, l.deliverHeld(now, deliver)
 }
 
-// receiveData takes a data packet.
+// receiveData processes a data packet.
 func (l *Link) receiveData(now time.Duration, body []byte, deliver func(*tlp.Packet)) (n int, err error) {
 	dp := &l.dp
 	if n, err = dp.Parse(body); err != nil {
@@ -240,15 +241,15 @@ func (l *Link) receiveData(now time.Duration, body []byte, deliver func(*tlp.Pac
 	return n, l.deliverHeld(now, deliver)
 }
 
-// deliverHeld delivers from reassembly what is in turn and complete.
+// deliverHeld delivers TLPs from reassembly as long as the next one is complete.
 func (l *Link) deliverHeld(now time.Duration, deliver func(*tlp.Packet)) error {
 	for l.state == Up {
 		in := l.recv.peek(l.recv.next)
 		if in == nil || !in.complete() {
 			return nil
 		}
-		// The CRC is taken again over the assembled payload: it also guards the
-		// memory that the payload waited in.
+		// The CRC is computed again over the assembled payload: it also covers the
+		// memory that held the payload.
 		var crc uint32
 		if in.payloadLen > 0 {
 			crc = frame.CRC(0, in.payload)
@@ -261,9 +262,9 @@ func (l *Link) deliverHeld(now time.Duration, deliver func(*tlp.Packet)) error {
 	return nil
 }
 
-// deliver checks the TLP that is next in turn and hands it over. The packets
-// that it came in have passed their own checks, so a TLP that fails now was
-// spoilt in one of the proxies' memory or made so, and would come no better again.
+// deliver checks and delivers the next TLP. Its packets have passed their own
+// checks, so a TLP that fails now was corrupted in the memory of a proxy or built
+// so, and retransmission would not help.
 func (l *Link) deliver(now time.Duration, header []byte, digest bool, headerCRC, tlpCRC uint32,
 	payload []byte, payloadCRC uint32, deliver func(*tlp.Packet),
 ) error {
@@ -293,7 +294,7 @@ func (l *Link) deliver(now time.Duration, header []byte, digest bool, headerCRC,
 	return nil
 }
 
-// deliverWhole delivers the TLP of l.hp with the given payload, and what has
+// deliverWhole delivers the TLP of l.hp with the given payload, and the TLPs that
 // waited for it.
 func (l *Link) deliverWhole(now time.Duration, payload []byte, payloadCRC uint32, deliver func(*tlp.Packet)) error {
 	hp := &l.hp
@@ -303,5 +304,5 @@ func (l *Link) deliverWhole(now time.Duration, payload []byte, payloadCRC uint32
 	return l.deliverHeld(now, deliver)
 }
 
-// broken ends the session, because a TLP of it cannot be delivered.
+// broken ends the session because a TLP cannot be delivered.
 func (l *Link) broken(now time.Duration) { l.beginClose(now, Broken, CodeBroken) }

@@ -6,15 +6,15 @@ import (
 	"github.com/dxpu-project/dxpu/link"
 )
 
-// Datagrams that leave in a row are of one size, as segmentation offload wants
-// them, whatever of the TLPs ends in which; little of them is padding.
+// Consecutive datagrams have the same size, as segmentation offload requires, for
+// any position of the TLPs in them. Little of them is padding.
 func TestRowsAreOfOneSize(t *testing.T) {
 	for _, mtu := range []int{ethernet, jumbo} {
 		for _, size := range []int{128, 256, 4096} {
 			w := newWire(t, link.CipherAES256GCM, mtu)
 			var sizes []int
 			const count = 200
-			for range 20 { // the first ones widen the window
+			for range 20 { // the first rounds grow the window
 				for range count {
 					if err := w.links[0].Send(w.now, memoryWrite(size)); err != nil {
 						t.Fatal(err)
@@ -30,7 +30,7 @@ func TestRowsAreOfOneSize(t *testing.T) {
 				w.exchange(t)
 			}
 			if w.got != 20*count {
-				t.Fatalf("MTU %d, payload %d: %d TLPs came of %d", mtu, size, w.got, 20*count)
+				t.Fatalf("MTU %d, payload %d: %d of %d TLPs arrived", mtu, size, w.got, 20*count)
 			}
 			changes, bytes := 0, 0
 			for i, n := range sizes {
@@ -39,11 +39,11 @@ func TestRowsAreOfOneSize(t *testing.T) {
 					changes++
 				}
 			}
-			// The largest size of the row is found within a TLP.
+			// The first TLP determines the largest size of the run.
 			if most := (4096 + mtu - 1) / mtu; changes > most {
 				t.Errorf("MTU %d, payload %d: the size changes %d times in %v", mtu, size, changes, sizes[:12])
 			}
-			// Without padding it is 1.054, with the headers of the TLPs and datagrams.
+			// With headers of TLPs and datagrams but without padding the ratio is 1.054.
 			if most := 1.08; size == 4096 && float64(bytes) > most*float64(count*size) {
 				t.Errorf("MTU %d: %d bytes for %d of payload", mtu, bytes, count*size)
 			}

@@ -15,7 +15,7 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// up makes a network and waits until both ends are Up and every path is usable.
+// up returns a network with both ends Up and every path usable.
 func up(t testing.TB, cfg linktest.Config, faults string, mtus ...int) *linktest.Network {
 	t.Helper()
 	n := network(t, cfg, faults, mtus...)
@@ -50,7 +50,7 @@ func TestPathCutInMidTransfer(t *testing.T) {
 			if s := n.Link[0].Stats(); s.Paths[cut].Usable || !s.Paths[1-cut].Usable {
 				t.Errorf("usable: path %d %v, other %v", cut, s.Paths[cut].Usable, s.Paths[1-cut].Usable)
 			}
-			// It heals.
+			// The path works again.
 			for _, side := range []linktest.Side{linktest.Host, linktest.Box} {
 				n.SetPlan(side, cut, plan(t, "delay=20us"))
 			}
@@ -61,9 +61,8 @@ func TestPathCutInMidTransfer(t *testing.T) {
 	}
 }
 
-// The path that works and the one that does not change places at once: nobody
-// has tried the one that works now, and what it needs to be used must not go by
-// the other.
+// The working path and the failed one change roles at once. The path that works now
+// is unproven, and its acknowledgements must not take the other one.
 func TestPathsChangePlaces(t *testing.T) {
 	for _, c := range []struct{ name, works, fails string }{
 		{"both ways", "delay=20us", "loss=100%"},
@@ -86,7 +85,7 @@ func TestPathsChangePlaces(t *testing.T) {
 				}
 				change(1 - round%2)
 				if round > 3 {
-					n.Run(n.Now + 2*time.Second) // with nothing to send
+					n.Run(n.Now + 2*time.Second) // without traffic
 				}
 				transfer(t, n, 300, n.Now+900*time.Millisecond, nil)
 			}
@@ -190,8 +189,8 @@ func TestIdleLinkStaysUp(t *testing.T) {
 	}
 }
 
-// A process that was stopped finds its timers long past; its peer's datagrams
-// are still in the socket.
+// After a process was stopped, its timers have long expired, and its peer's
+// datagrams are still in the socket.
 func TestClockJumpIsNotLoss(t *testing.T) {
 	w := newWire(t, link.CipherAES256GCM, jumbo)
 	for range 5 {
@@ -203,7 +202,7 @@ func TestClockJumpIsNotLoss(t *testing.T) {
 	}
 }
 
-// take returns what a side has to send, and delivers nothing.
+// take returns the datagrams that a side has to send, without delivering them.
 func (w *wire) take(side int) (sent [][]byte) {
 	for {
 		n, _ := w.links[side].Transmit(w.now, w.buf)
@@ -214,9 +213,9 @@ func (w *wire) take(side int) (sent [][]byte) {
 	}
 }
 
-// An end that stood still while an answer was under way does not take its own
-// silence for the peer's: the answer is read after the timers have run off. A
-// peer that does not answer then either is lost as soon as any.
+// An end that stood still while an answer was in flight does not declare the peer
+// lost: it reads the answer after its timers have expired. A peer that does not
+// answer is then lost after the usual time.
 func TestStoppedProcessIsNotLoss(t *testing.T) {
 	for _, answers := range []bool{true, false} {
 		t.Run(fmt.Sprintf("answers %v", answers), func(t *testing.T) {
@@ -234,9 +233,9 @@ func TestStoppedProcessIsNotLoss(t *testing.T) {
 			}
 			w.now += 30 * time.Second
 			stopped := w.now
-			sent = append(sent, w.take(0)...) // its timers run before its socket is read
+			sent = append(sent, w.take(0)...) // it handles its timers before it reads its socket
 			if s := w.links[0].State(); s != link.Up {
-				t.Fatalf("%v after having stood still", s)
+				t.Fatalf("%v after standing still", s)
 			}
 			if answers {
 				for _, d := range sent {
@@ -281,7 +280,7 @@ func TestRestartedPeerIsFound(t *testing.T) {
 			if took := n.Now - at; took > 300*time.Millisecond {
 				t.Errorf("took %v", took)
 			}
-			// The survivor's owner begins again too, and they meet.
+			// The survivor's owner starts a new link too, and they connect.
 			if err := n.Restart(1-side, 0x8888); err != nil {
 				t.Fatal(err)
 			}
@@ -295,7 +294,7 @@ func TestRestartedPeerIsFound(t *testing.T) {
 				}
 				return n.Link[0].State() == link.Up && n.Link[1].State() == link.Up
 			}) {
-				t.Fatalf("did not meet again: %v %v", n.Link[0].State(), n.Link[1].State())
+				t.Fatalf("did not connect again: %v %v", n.Link[0].State(), n.Link[1].State())
 			}
 			transfer(t, n, 100, n.Now+time.Second, nil)
 		})
@@ -318,7 +317,7 @@ func TestBothEndsClose(t *testing.T) {
 	n := up(t, linktest.Config{Ends: linktest.Ends(link.CipherAES256GCM, jumbo)}, "delay=20us", jumbo)
 	for side, l := range n.Link {
 		l.Close(n.Now, uint16(side))
-		l.Close(n.Now, 99) // the first one counts
+		l.Close(n.Now, 99) // the first call counts
 	}
 	start := n.Now
 	n.RunUntil(n.Now+time.Second, func() bool { return n.Link[0].State() == link.Down && n.Link[1].State() == link.Down })
@@ -328,7 +327,7 @@ func TestBothEndsClose(t *testing.T) {
 		}
 	}
 	if n.Now-start > time.Millisecond {
-		t.Errorf("took %v although each heard of the other", n.Now-start)
+		t.Errorf("took %v although each received the other's close", n.Now-start)
 	}
 }
 
@@ -407,8 +406,8 @@ func TestIncompatibleEnds(t *testing.T) {
 	}
 }
 
-// One mebibyte in flight, as a device with 256 tags of 4 KiB wants it, over a
-// short and a long path, from the first round trip on.
+// One mebibyte is in flight from the first round trip on, as a device with 256 tags
+// of 4 KiB needs it, over a short and a long path.
 func TestWindowHoldsAMebibyteInFlight(t *testing.T) {
 	for _, rtt := range []time.Duration{1200 * time.Nanosecond, 6800 * time.Nanosecond, 100 * time.Microsecond} {
 		t.Run(rtt.String(), func(t *testing.T) {

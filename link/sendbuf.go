@@ -28,7 +28,7 @@ func (u units) firstRun() (from, to int) {
 	return from, from + bits.TrailingZeros64(^(uint64(u) >> from))
 }
 
-// outgoing is a TLP that the peer has not acknowledged whole.
+// outgoing is a TLP that the peer has not acknowledged completely.
 type outgoing struct {
 	header     [frame.MaxTLPHeader + frame.DigestSize]byte
 	headerLen  uint8 // with digest
@@ -37,10 +37,10 @@ type outgoing struct {
 	headerCRC  uint32
 	payloadCRC uint32
 	at         uint64 // payload: position in the ring of bytes
-	cost       uint64 // credit that all TLPs up to this one take
+	cost       uint64 // credit of all TLPs up to and including this one
 
-	// What the peer has, and what was sent and is to be sent again. The
-	// header counts apart from the units of the payload.
+	// Fragments that the peer has, and lost fragments to retransmit. The header
+	// counts separately from the units of the payload.
 	acked, lost       units
 	hdrAcked, hdrLost bool
 }
@@ -49,9 +49,9 @@ func (o *outgoing) whole() units { return unitRange(0, unitCount(int(o.payloadLe
 
 func (o *outgoing) anyLost() bool { return o.hdrLost || o.lost != 0 }
 
-// run names fragments that one datagram carried: those of TLPs first to last.
-// Of the first, units from ... and the header if hdr; of the last, units up to
-// to; of those between, everything.
+// run is a run of fragments in one datagram, of the TLPs first to last: of the
+// first, the units from from on and, if hdr, the header; of the last, the units
+// below to; of those in between, everything.
 type run struct {
 	first, last uint64
 	from, to    uint8
@@ -59,34 +59,34 @@ type run struct {
 	ends        bool // to is the end of the last TLP
 }
 
-// sendBuffer holds the TLPs that the peer has not acknowledged: descriptions in
-// a ring indexed by sequence number, payloads in a ring of bytes. Both start
-// empty and grow on demand up to capacity.
+// sendBuffer holds the TLPs that the peer has not acknowledged: descriptions in a
+// ring indexed by sequence number, payloads in a ring of bytes. Both start empty
+// and grow on demand up to capacity.
 //
-// Invariant: base <= cursor <= end; TLPs below cursor were sent once, the one
-// at cursor perhaps in part.
+// Invariant: base <= cursor <= end. TLPs below cursor were sent at least once, the
+// one at cursor perhaps in part.
 type sendBuffer struct {
-	capacity int // cost of what may be buffered
+	capacity int // maximum cost of the buffered TLPs
 
 	ring            []outgoing // length 0 or a power of two
 	base, end       uint64     // sequence numbers held: base to end-1
 	cursor          uint64     // the next TLP to send for the first time,
 	cursorUnit      int        // from this unit on,
-	cursorHdr       bool       // its header being sent already
-	cost, costAcked uint64     // of all TLPs given to push, of those below base
+	cursorHdr       bool       // its header having been sent
+	cost, costAcked uint64     // of all TLPs ever pushed, of those below base
 
 	limit uint64 // the peer's credit: TLPs of a higher cost must wait
 
-	lostCount int    // TLPs with anything lost
-	lostFrom  uint64 // none below it
+	lostCount int    // TLPs with lost fragments
+	lostFrom  uint64 // no TLP below it has lost fragments
 
 	data       []byte // ring of payloads, length 0 or a power of two
-	head, tail uint64 // positions, unlimited; index is position modulo length
+	head, tail uint64 // positions, which grow without limit; the index is the position modulo length
 }
 
 const (
 	minRing = 16
-	minData = 1 << 10 // a link that is used for registers only, or idle, needs no more
+	minData = 1 << 10 // enough for an idle link, or one that carries register accesses only
 )
 
 func (s *sendBuffer) slot(seq uint64) *outgoing { return &s.ring[seq&uint64(len(s.ring)-1)] }
@@ -97,7 +97,7 @@ func (s *sendBuffer) used() int { return int(s.cost - s.costAcked) }
 
 func (s *sendBuffer) room() int { return max(0, s.capacity-s.used()-frame.TLPCost) }
 
-// push copies a valid TLP in; it returns false when there is no room.
+// push appends a copy of a valid TLP. It returns false when there is no room.
 func (s *sendBuffer) push(p *tlp.Packet) bool {
 	n := len(p.Data)
 	if s.used()+frame.TLPCost+n > s.capacity {
@@ -175,7 +175,7 @@ func (s *sendBuffer) growData() {
 	s.data, s.tail, s.head = data, 0, at
 }
 
-// release frees the memory; the buffer must not be used for TLPs that it held.
+// release frees the memory and drops all TLPs.
 func (s *sendBuffer) release() {
 	s.ring, s.data = nil, nil
 	s.base, s.cursor, s.cursorUnit, s.cursorHdr = s.end, s.end, 0, false
@@ -189,8 +189,8 @@ func (s *sendBuffer) shrink() {
 	}
 }
 
-// fragments calls f for each TLP of r that is still held, with the part of it
-// that r names.
+// fragments calls f for each TLP of r that is still held, with the fragments of it
+// that r contains.
 func (s *sendBuffer) fragments(r *run, f func(s *sendBuffer, seq uint64, o *outgoing, hdr bool, u units)) {
 	for seq := max(r.first, s.base); seq <= r.last; seq++ {
 		o := s.slot(seq)
@@ -205,7 +205,8 @@ func (s *sendBuffer) fragments(r *run, f func(s *sendBuffer, seq uint64, o *outg
 	}
 }
 
-// acked notes that the peer has what r names and drops TLPs that it has whole.
+// acked records that the peer has the fragments of r. It drops TLPs that the peer
+// has completely.
 func (s *sendBuffer) acked(r *run) {
 	if r.last < s.base {
 		return
@@ -234,7 +235,7 @@ func (s *sendBuffer) ackFragment(_ uint64, o *outgoing, hdr bool, u units) {
 	}
 }
 
-// lose marks what r names, and the peer does not have, for sending again.
+// lose marks the fragments of r that the peer does not have for retransmission.
 func (s *sendBuffer) lose(r *run) {
 	if r.last >= s.base {
 		s.fragments(r, (*sendBuffer).loseFragment)
@@ -254,7 +255,7 @@ func (s *sendBuffer) loseFragment(seq uint64, o *outgoing, hdr bool, u units) {
 	s.lostCount++
 }
 
-// nextLost returns the lowest TLP with anything lost.
+// nextLost returns the lowest TLP with lost fragments.
 func (s *sendBuffer) nextLost() (uint64, bool) {
 	if s.lostCount == 0 {
 		return 0, false
@@ -266,7 +267,7 @@ func (s *sendBuffer) nextLost() (uint64, bool) {
 	return s.lostFrom, true
 }
 
-// resent notes that fragments of a lost TLP are in flight again.
+// resent records that lost fragments of a TLP are in flight again.
 func (s *sendBuffer) resent(o *outgoing, hdr bool, u units) {
 	o.lost &^= u
 	if hdr {

@@ -2,14 +2,14 @@ package link
 
 import "time"
 
-// maxRuns bounds the runs of one datagram. New TLPs and TLPs sent again in
-// sequence make one run, so a datagram rarely needs a second.
+// maxRuns bounds the runs of one datagram. New TLPs make one run, and so do
+// retransmissions in sequence, so a datagram rarely needs a second.
 const maxRuns = 4
 
-// record is what the sender remembers of a datagram.
+// record describes a sent datagram.
 type record struct {
 	at       time.Duration // sent
-	size     int           // bytes in flight, 0 when it does not count
+	size     int           // bytes in flight, 0 if it does not count
 	mtuProbe uint16        // size that this datagram probes, or 0
 	eliciting,
 	done, // acknowledged
@@ -18,8 +18,8 @@ type record struct {
 	runs  [maxRuns]run
 }
 
-// add notes a fragment; units from to to of total. It returns false, and notes
-// nothing, when the record is full.
+// add records a fragment: units from up to to, of total. It returns false, and
+// records nothing, when the record is full.
 func (r *record) add(seq uint64, hdr bool, from, to, total int) bool {
 	if r.nruns > 0 {
 		last := &r.runs[r.nruns-1]
@@ -38,8 +38,8 @@ func (r *record) add(seq uint64, hdr bool, from, to, total int) bool {
 	return true
 }
 
-// sentRing holds the records of a path by datagram number, from oldest to
-// next-1. It grows with what is in flight.
+// sentRing holds the records of a path by datagram number, from oldest to next-1.
+// It grows with the number of datagrams in flight.
 type sentRing struct {
 	ring         []record
 	oldest, next uint64
@@ -47,7 +47,8 @@ type sentRing struct {
 
 func (s *sentRing) at(n uint64) *record { return &s.ring[n&uint64(len(s.ring)-1)] }
 
-// push makes the record of number next. It is valid until the next push.
+// push adds the record of number next and returns it. The pointer is valid until
+// the next push.
 func (s *sentRing) push() *record {
 	if s.next-s.oldest == uint64(len(s.ring)) {
 		ring := make([]record, max(minRing, 2*len(s.ring)))
@@ -62,9 +63,9 @@ func (s *sentRing) push() *record {
 	return r
 }
 
-// trim drops the oldest records that nobody needs: acknowledged, never to be
-// acknowledged, or lost before the given time (a later acknowledgement of those
-// tells that the loss was spurious).
+// trim drops the oldest records that are settled: acknowledged, not eliciting, or
+// lost before the given time. Records of later losses stay, because an
+// acknowledgement shows that a loss was spurious.
 func (s *sentRing) trim(lostBefore time.Duration) {
 	for s.oldest != s.next {
 		r := s.at(s.oldest)

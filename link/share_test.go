@@ -9,8 +9,8 @@ import (
 	"github.com/dxpu-project/dxpu/link/linktest"
 )
 
-// jain is Jain's index of fairness (RFC 5166 section 2.3.1): 1 when all have
-// the same, 1/n when one has all.
+// jain returns Jain's index of fairness (RFC 5166 section 2.3.1): 1 if all shares
+// are equal, 1/n if one flow has everything.
 func jain(shares []float64) float64 {
 	var sum, squares float64
 	for _, x := range shares {
@@ -20,14 +20,14 @@ func jain(shares []float64) float64 {
 	return sum * sum / (float64(len(shares)) * squares)
 }
 
-// A link shares a bottleneck with other links and with TCP: that of Linux, which
-// is CUBIC, evenly; NewReno, which cuts its window deeper, as CUBIC does.
+// A link shares a bottleneck evenly with other links and with CUBIC, the TCP of
+// Linux. With NewReno, which cuts its window deeper, it shares like CUBIC.
 func TestSharesABottleneck(t *testing.T) {
 	const reno, cubic = "reno", "cubic"
 	for _, c := range []struct {
 		name  string
 		links int
-		late  bool // the last link begins when the others have been there for long
+		late  bool // the last link starts long after the others
 		tcp   []string
 		mtu   int
 		rtt   time.Duration
@@ -58,7 +58,7 @@ func TestSharesABottleneck(t *testing.T) {
 				s.Add(f)
 				flows = append(flows, f)
 			}
-			// The first second is not counted.
+			// The first second does not count.
 			s.Run(s.Now + time.Second)
 			began, before := s.Now, make([]int, len(flows))
 			for i, f := range flows {
@@ -80,8 +80,8 @@ func TestSharesABottleneck(t *testing.T) {
 	}
 }
 
-// Whoever floods takes nothing of another one's share: a neighbour that asks for
-// less than that gets all that it asks for, in a time that the queue explains.
+// A flooding flow takes nothing of another one's share: a neighbour that asks for
+// less than its share gets all of it, delayed only by the queue.
 func TestFloodLeavesANeighbourItsShare(t *testing.T) {
 	const size = 4096
 	for _, c := range []struct {
@@ -110,11 +110,11 @@ func TestFloodLeavesANeighbourItsShare(t *testing.T) {
 			delays := slices.Sorted(slices.Values(neighbour.Delays[settled:]))
 			median, late := delays[len(delays)/2], delays[len(delays)*99/100]
 			t.Logf("%.3f of what was asked for; median %v, 99 %% within %v", got, median, late)
-			// A full queue takes 2.1 ms; a datagram that finds it full is sent
-			// again a round trip later, and finds it again.
+			// A full queue delays by 2.1 ms. A dropped datagram is retransmitted a
+			// round trip later, and may be dropped again.
 			full := time.Duration(float64(s.Queue) / s.Rate * float64(time.Second))
 			if got < 0.99 || median > full+s.Delay || late > 8*full {
-				t.Errorf("%.3f of what was asked for, median %v, 99 %% within %v", got, median, late)
+				t.Errorf("%.3f of the requested rate, median %v, 99 %% within %v", got, median, late)
 			}
 		})
 	}
@@ -123,7 +123,7 @@ func TestFloodLeavesANeighbourItsShare(t *testing.T) {
 func linkFlow(t *testing.T, now time.Duration, mtu int) *linktest.LinkFlow {
 	t.Helper()
 	ends := linktest.Ends(link.CipherNone, mtu)
-	for i := range ends { // as the proxies have it
+	for i := range ends { // like the proxies
 		ends[i].SendBuffer, ends[i].InitialCwnd = 1<<20, 256<<10
 	}
 	f, err := linktest.NewLinkFlow(now, ends, 4096)

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// State is where a link stands in its life:
+// State is the state of a link:
 //
 //	Connecting ──confirmed──▶ Up ──Close──▶ Closing ──close datagrams sent──▶ Down
 //	    │                     │                                                ▲
@@ -35,27 +35,27 @@ func (s State) String() string {
 	return fmt.Sprintf("State(%d)", uint8(s))
 }
 
-// Reason says why a link is Closing or Down.
+// Reason is the cause of a link that is Closing or Down.
 type Reason uint8
 
 // Reasons.
 const (
 	NotDown Reason = iota
-	// LocalClosed: Close was called here.
+	// LocalClosed: Close was called at this end.
 	LocalClosed
-	// PeerClosed: Close was called there; the code is the peer's.
+	// PeerClosed: Close was called at the peer; the code is the peer's.
 	PeerClosed
 	// PeerLost: the peer has been silent for the dead interval.
 	PeerLost
-	// PeerRestarted: the peer runs under another session ID, so what this
-	// session had in flight is lost.
+	// PeerRestarted: the peer has another session ID, so the TLPs in flight are
+	// lost.
 	PeerRestarted
 	// ConnectFailed: the session did not open within Config.ConnectTimeout.
 	ConnectFailed
-	// Incompatible: the peer wants another cipher or stands for another endpoint.
+	// Incompatible: the peer has another cipher or another endpoint.
 	Incompatible
 	// Broken: a TLP cannot be delivered, because an authenticated peer broke the
-	// protocol or memory failed. The link stops rather than leave a gap.
+	// protocol or memory failed. The link ends rather than leave a gap.
 	Broken
 )
 
@@ -82,18 +82,18 @@ func (r Reason) String() string {
 	return fmt.Sprintf("Reason(%d)", uint8(r))
 }
 
-// Codes that a close datagram carries and that a link gives by itself. Callers
-// of Close use codes below CodeBroken.
+// CodeBroken is the code of a close datagram when the link itself ends with
+// Broken. Callers of Close use lower codes.
 const CodeBroken uint16 = 0xffff
 
-// closing is what is left to do when the link ends here.
+// closing is the state of a link that this end closes.
 type closing struct {
 	left int           // close datagrams still to send
 	next time.Duration // when the next is due
 }
 
-// closeDatagrams are sent so that one survives moderate loss; a peer that gets
-// none finds the link dead after its dead interval.
+// The link sends closeDatagrams copies, so that one survives moderate loss. A peer
+// that receives none detects the end after its dead interval.
 const (
 	closeDatagrams = 4
 	closeSpacing   = 2 * time.Millisecond

@@ -7,15 +7,15 @@ import (
 	"github.com/dxpu-project/dxpu/frame"
 )
 
-// Errors of Receive: why a datagram was dropped, whole or from the first bad
-// packet on. Each has its counter in Stats.Drops.
+// Errors of Receive: the reason for which a datagram was dropped, completely or
+// from the first bad packet on. Stats.Drops has a counter for each.
 var (
 	ErrNotMine    = errors.New("link: datagram of another binding")
 	ErrStaleEpoch = errors.New("link: datagram of another epoch")
 	ErrPath       = errors.New("link: datagram of another path")
-	ErrNoSession  = errors.New("link: datagram of a session that is not open")
+	ErrNoSession  = errors.New("link: datagram of an unknown session")
 	ErrSeal       = errors.New("link: datagram fails authentication")
-	ErrReplay     = errors.New("link: datagram came before")
+	ErrReplay     = errors.New("link: datagram was received before")
 	ErrMalformed  = errors.New("link: malformed datagram")
 	ErrCorrupt    = errors.New("link: packet CRC mismatch")
 	ErrRoute      = errors.New("link: packet of another endpoint")
@@ -73,13 +73,13 @@ func (d *Drops) count(err error) {
 type Stats struct {
 	DatagramsSent, DatagramsReceived uint64
 	WireBytesSent, WireBytesReceived uint64 // as UDP payload
-	TLPsSent, TLPsReceived           uint64 // taken by Send, delivered
+	TLPsSent, TLPsReceived           uint64 // accepted by Send, delivered
 	BytesSent, BytesReceived         uint64 // their payload
-	// Retransmissions counts fragments of TLPs sent again; Duplicates counts
-	// fragments that had come before.
+	// Retransmissions counts retransmitted fragments of TLPs, Duplicates
+	// fragments that were received before.
 	Retransmissions, Duplicates uint64
 	LostDatagrams               uint64
-	// SpuriousLosses are datagrams given up for lost that were acknowledged later.
+	// SpuriousLosses are datagrams declared lost and acknowledged later.
 	SpuriousLosses uint64
 	// ProbeTimeouts are probe timeouts (RFC 9002 section 6.2) that fired.
 	ProbeTimeouts uint64
@@ -101,7 +101,7 @@ type PathStats struct {
 	Failures                   uint64
 }
 
-// parseError turns an error of a frame parser into one of ours.
+// parseError converts an error of a frame parser to one of this package.
 func parseError(err error) error {
 	if errors.Is(err, frame.ErrCRC) {
 		return ErrCorrupt

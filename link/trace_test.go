@@ -21,16 +21,16 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-var rewrite = flag.Bool("rewrite", false, "rewrite the scenarios' output")
+var rewrite = flag.Bool("rewrite", false, "update the output of the scenarios")
 
-// TestScenarios runs testdata/*.txt. Lines that begin with a tab are output of
-// the command before; -rewrite makes them anew. The commands:
+// TestScenarios runs testdata/*.txt. Lines that begin with a tab are the output of
+// the command before; -rewrite updates them. The commands:
 //
 //	link MTU...               two ends in clear, with one path per MTU
-//	plan SIDE PATH FAULTS     faults of what SIDE sends
+//	plan SIDE PATH FAULTS     faults of the datagrams from SIDE
 //	send SIDE COUNT SIZE      TLPs with SIZE bytes of payload (0: reads)
-//	run TIME                  lets time pass and prints every datagram and delivery
-//	quiet TIME                lets time pass
+//	run TIME                  advances the time and prints every datagram and delivery
+//	quiet TIME                advances the time
 //	close SIDE CODE, hold SIDE BYTES, restart SIDE SESSION
 //	show                      prints both ends' states
 func TestScenarios(t *testing.T) {

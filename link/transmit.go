@@ -7,18 +7,17 @@ import (
 	"github.com/dxpu-project/dxpu/machine"
 )
 
-// minChunk is the least that is worth starting a chunk in what is left of a
-// datagram.
+// minChunk is the minimum size of a chunk at the end of a partly filled datagram.
 const minChunk = 4 * frame.Unit
 
-// maxPadding is which part of a datagram may be padding.
+// maxPadding limits padding to 1/maxPadding of a datagram.
 const maxPadding = 8
 
-// Transmit writes the next datagram to send into buf and returns its size and
-// path; 0 means that there is nothing to send now. Call it in a loop, after
-// Send, after Receive and at Wake, until it returns 0. buf should hold the
-// largest MTU of the paths; a shorter one makes shorter datagrams, and less than
-// frame.MinMTU none.
+// Transmit writes the next datagram into buf and returns its size and path, or
+// size 0 if there is nothing to send now. Call it after Send, after Receive and at
+// Wake, in a loop until it returns 0. buf should hold the largest MTU of the paths.
+// With a shorter one Transmit makes shorter datagrams, with less than frame.MinMTU
+// none.
 func (l *Link) Transmit(now time.Duration, buf []byte) (n int, path uint8) {
 	switch {
 	case l.state == Down || len(buf) < frame.MinMTU:
@@ -59,14 +58,15 @@ func (l *Link) Transmit(now time.Duration, buf []byte) (n int, path uint8) {
 	return 0, 0
 }
 
-// hasData reports whether a fragment may be sent as far as the peer is concerned.
+// hasData reports whether there is a fragment that the peer's credit permits to
+// send.
 func (l *Link) hasData() bool {
 	s := &l.send
 	return s.lostCount > 0 || s.cursor < s.end && s.slot(s.cursor).cost <= s.limit
 }
 
-// pick chooses the path for the next datagram of data: among those whose
-// window has room the one where it arrives first.
+// pick selects the path for the next datagram of data: of those whose window has
+// room, the one with the earliest arrival.
 func (l *Link) pick() *path {
 	var best *path
 	for i := range l.paths {
@@ -78,8 +78,8 @@ func (l *Link) pick() *path {
 	return best
 }
 
-// ackPath chooses the path for a datagram that only acknowledges: the one
-// that is acknowledged, if it works or no other one is known to.
+// ackPath selects the path for a datagram of acknowledgements of p: p itself, if
+// it is usable or no other path is known to work.
 func (l *Link) ackPath(p *path) *path {
 	if p.usable {
 		return p
@@ -92,7 +92,7 @@ func (l *Link) ackPath(p *path) *path {
 	return p
 }
 
-// datagram is one being written.
+// datagram is a datagram under construction.
 type datagram struct {
 	b     []byte // written so far
 	limit int    // of len(b), before the seal
@@ -113,7 +113,7 @@ func (l *Link) begin(now time.Duration, p *path, buf []byte, size int) (d datagr
 		Binding: l.cfg.Binding, Epoch: l.cfg.Epoch, Number: p.sent.next,
 	}
 	d.b = h.Append(buf[:0])
-	p.trim(now) // an end that only acknowledges hears of none of its datagrams
+	p.trim(now) // datagrams with only acknowledgements are never acknowledged
 	d.rec = p.sent.push()
 	d.rec.at = now
 	return d, true
@@ -138,8 +138,8 @@ func (l *Link) finish(now time.Duration, p *path, d *datagram) int {
 	return len(b)
 }
 
-// write makes a datagram of acknowledgements, lost fragments and new ones. A
-// probe is sent in any case, and asks for an answer.
+// write builds a datagram of acknowledgements, lost fragments and new ones. A
+// probe is sent in any case and asks for an answer.
 func (l *Link) write(now time.Duration, p *path, buf []byte, probe bool) int {
 	d, ok := l.begin(now, p, buf, p.mtu.size)
 	if !ok {
@@ -149,8 +149,8 @@ func (l *Link) write(now time.Duration, p *path, buf []byte, probe bool) int {
 	case p.usable || !l.otherUsable(p):
 		l.writeAcks(now, &d)
 	case l.ackPath(p) == p:
-		// The usable paths are silent. Should this one be what works now, the
-		// peer must hear it by this one.
+		// The usable paths are silent. This one may work now, so the peer must
+		// receive its acknowledgement by this one.
 		l.writeAck(now, &d, p)
 	}
 	if p.usable && (probe || p.fits()) {
@@ -163,33 +163,33 @@ func (l *Link) write(now time.Duration, p *path, buf []byte, probe bool) int {
 		d.rec.eliciting = true
 	}
 	if len(d.b) == frame.HeaderSize {
-		p.sent.next-- // nothing fitted: the number was not used
+		p.sent.next-- // nothing fitted: the number is not used
 		return 0
 	}
 	return l.finish(now, p, &d)
 }
 
-// level pads a datagram to the size of those before it, if it is but a little
-// shorter and more follow: datagrams of one size leave and arrive together
-// (UDP segmentation and receive offload), which is worth more than the bytes. A
-// TLP that is cut into datagrams makes some of them shorter by less than a unit.
+// level pads a datagram to the size of the preceding ones if it is a little
+// shorter and more follow. Datagrams of equal size are sent and received together
+// (UDP segmentation and receive offload), which saves more than the padding costs.
+// The split of a TLP makes some datagrams shorter by less than a unit.
 func (p *path) level(d *datagram, more bool) {
 	switch {
 	case !more:
-		p.row = 0 // the last of a batch may be shorter
+		p.runSize = 0 // the last of a batch may be shorter
 		return
 	case !d.rec.eliciting:
-		return // only acknowledges, and a probe wants room for its ping
+		return // only acknowledgements; a probe needs room for its ping
 	}
-	if n := p.row - len(d.b); n > 0 && n <= p.row/maxPadding && p.row <= d.limit {
+	if n := p.runSize - len(d.b); n > 0 && n <= p.runSize/maxPadding && p.runSize <= d.limit {
 		size := len(d.b)
-		d.b = d.b[:p.row]
+		d.b = d.b[:p.runSize]
 		clear(d.b[size:]) // frame.KindPadding
 	}
-	p.row = len(d.b)
+	p.runSize = len(d.b)
 }
 
-// writeAcks appends an acknowledgement for every path that waits for one.
+// writeAcks appends an acknowledgement for every path with one due.
 func (l *Link) writeAcks(now time.Duration, d *datagram) {
 	for i := range l.paths {
 		if !l.writeAck(now, d, &l.paths[i]) {
@@ -198,8 +198,8 @@ func (l *Link) writeAcks(now time.Duration, d *datagram) {
 	}
 }
 
-// writeAck appends the acknowledgement of a path if it waits for one, and
-// reports false if it did not fit.
+// writeAck appends the acknowledgement of a path if one is due. It returns false
+// if it did not fit.
 func (l *Link) writeAck(now time.Duration, d *datagram, p *path) bool {
 	if p.ackAt == machine.Never {
 		return true
@@ -210,7 +210,7 @@ func (l *Link) writeAck(now time.Duration, d *datagram, p *path) bool {
 	}
 	fit := (d.space()-frame.AckSize(1))/(frame.AckSize(2)-frame.AckSize(1)) + 1
 	l.recv.advertised = max(l.recv.advertised, l.recv.limit())
-	a.Path, a.Delay, a.Limit = p.id, now-p.largestCame, l.recv.advertised
+	a.Path, a.Delay, a.Limit = p.id, now-p.largestAt, l.recv.advertised
 	a.Count = min(r.count, fit)
 	copy(a.Ranges[:a.Count], r.ranges[:])
 	d.b = a.Append(d.b)
@@ -218,7 +218,7 @@ func (l *Link) writeAck(now time.Duration, d *datagram, p *path) bool {
 	return true
 }
 
-// writeLost appends fragments that were lost, oldest first.
+// writeLost appends lost fragments, oldest first.
 func (l *Link) writeLost(p *path, d *datagram) {
 	for {
 		seq, ok := l.send.nextLost()
@@ -227,7 +227,7 @@ func (l *Link) writeLost(p *path, d *datagram) {
 		}
 		o := l.send.slot(seq)
 		if o.hdrLost {
-			// The header goes with the first lost units, which add joins to it.
+			// The header goes with the first lost units, which add merges with it.
 			if d.space() < frame.HeaderPacketSize(int(o.headerLen)) || !d.rec.add(seq, true, 0, 0, unitCount(int(o.payloadLen))) {
 				return
 			}
@@ -248,7 +248,7 @@ func (l *Link) writeLost(p *path, d *datagram) {
 	}
 }
 
-// writeNew appends TLPs that were not sent yet, within the peer's credit.
+// writeNew appends unsent TLPs, within the peer's credit.
 func (l *Link) writeNew(p *path, d *datagram) {
 	s := &l.send
 	capacity := d.limit - frame.HeaderSize
@@ -259,8 +259,8 @@ func (l *Link) writeNew(p *path, d *datagram) {
 		}
 		total := unitCount(int(o.payloadLen))
 		if !s.cursorHdr {
-			// A TLP that fits a datagram is not split: it would have to be
-			// reassembled by copying.
+			// A TLP that fits a datagram is not split, because reassembly copies
+			// it.
 			head := frame.HeaderPacketSize(int(o.headerLen))
 			whole := head
 			if total > 0 {
@@ -295,9 +295,9 @@ func (l *Link) writeHeader(p *path, d *datagram, seq uint64, o *outgoing) {
 	d.rec.eliciting = true
 }
 
-// writeChunk appends units from, up to to, as far as they fit, and returns the
-// first unit that did not. It starts no chunk of less than least bytes unless
-// that is all.
+// writeChunk appends the units from up to to, as far as they fit, and returns the
+// first unit that did not. It starts no chunk of less than least bytes, except the
+// last one.
 func (l *Link) writeChunk(d *datagram, seq uint64, o *outgoing, from, to, least int) int {
 	start, end := from*frame.Unit, min(to*frame.Unit, int(o.payloadLen))
 	if space := d.space() - frame.DataPacketSize(0); space < end-start {
@@ -323,11 +323,11 @@ func (l *Link) writeChunk(d *datagram, seq uint64, o *outgoing, from, to, least 
 	return to
 }
 
-// writeMTUProbe makes a datagram of the next larger size that holds a ping.
+// writeMTUProbe builds a datagram of the next larger size with a ping.
 func (l *Link) writeMTUProbe(now time.Duration, p *path, buf []byte) int {
 	size := p.mtu.above()
 	p.mtu.probing = true
-	if len(buf) < size { // the caller does not send so much
+	if len(buf) < size { // the caller cannot send this size
 		p.mtu.probed(now, size, false)
 		return 0
 	}

@@ -1,4 +1,4 @@
-// Package linktest joins two links by a network in virtual time, through fault
+// Package linktest connects two links by a network in virtual time, with fault
 // plans and bottlenecks, and checks that every TLP arrives exactly once and in
 // order.
 package linktest
@@ -25,10 +25,11 @@ const (
 
 // Path describes the network of one path.
 type Path struct {
-	// Plans are the faults of what Host sends and of what Box sends.
+	// Plans are the faults of the direction from Host and of that from Box.
 	Plans [2]fault.Plan
 	// Rate is the bandwidth of each direction in bytes per second, 0 for
-	// unlimited; Queue is what waits for it, in bytes, before datagrams are dropped.
+	// unlimited. Queue is the size of its queue in bytes; datagrams that exceed
+	// it are dropped.
 	Rate  float64
 	Queue int
 }
@@ -46,31 +47,31 @@ type Arrival struct {
 	Packet tlp.Packet // with its own copy of Data
 }
 
-// Network is two links and what joins them.
+// Network is two links and the paths between them.
 type Network struct {
 	Now  time.Duration
 	Link [2]*link.Link
-	// Arrived holds what each side was given, unless OnDeliver is set.
+	// Arrived holds the TLPs delivered to each side, unless OnDeliver is set.
 	Arrived [2][]Arrival
-	// OnDeliver replaces the recording. The packet is valid during the call,
-	// which may call Send.
+	// OnDeliver, if set, receives the TLPs instead. The packet is valid during
+	// the call, which may call Send.
 	OnDeliver func(to Side, p *tlp.Packet)
-	// OnDatagram sees every datagram as it is sent.
+	// OnDatagram is called with every datagram that is sent.
 	OnDatagram func(from Side, path uint8, datagram []byte)
 
 	cfg    Config
 	pipes  [2][]pipe
 	events machine.Queue[arrival]
-	plans  uint64 // set by SetPlan so far
+	plans  uint64 // calls of SetPlan
 	buf    []byte
 }
 
 type pipe struct {
 	injector *fault.Injector
-	busy     time.Duration // until when the bottleneck is
+	busy     time.Duration // when the bottleneck is free
 }
 
-// New makes the links and the network at time 0.
+// New returns the links and the network at time 0.
 func New(cfg Config) (*Network, error) {
 	n := &Network{cfg: cfg, buf: make([]byte, 1<<16)}
 	for side := range n.Link {
@@ -90,8 +91,8 @@ func New(cfg Config) (*Network, error) {
 	return n, nil
 }
 
-// Restart replaces one end by a new one with another session ID, as a process
-// that died and came back.
+// Restart replaces one end by a new one with another session ID, like a restarted
+// process.
 func (n *Network) Restart(side Side, session uint64) error {
 	cfg := n.cfg.Ends[side]
 	cfg.Session = session
@@ -102,7 +103,7 @@ func (n *Network) Restart(side Side, session uint64) error {
 	return err
 }
 
-// SetPlan changes the faults of a direction from now on.
+// SetPlan replaces the faults of a direction.
 func (n *Network) SetPlan(from Side, path int, plan fault.Plan) {
 	n.plans++
 	n.pipes[from][path].injector = fault.New(plan, n.cfg.Seed+uint64(2*len(n.cfg.Paths))+n.plans)
@@ -111,19 +112,19 @@ func (n *Network) SetPlan(from Side, path int, plan fault.Plan) {
 // Send gives a TLP to a side's link.
 func (n *Network) Send(from Side, p *tlp.Packet) error { return n.Link[from].Send(n.Now, p) }
 
-// Inject delivers a datagram to a side by a path now, as an attacker would, and
-// returns what its link says.
+// Inject delivers a datagram to a side by a path now, like an attacker, and returns
+// the error of its link.
 func (n *Network) Inject(to Side, path uint8, datagram []byte) error {
 	return n.receive(to, path, slices.Clone(datagram))
 }
 
-// Run lets time pass until the given moment.
+// Run advances the time to until.
 func (n *Network) Run(until time.Duration) {
 	n.RunUntil(until, func() bool { return false })
 }
 
-// RunUntil lets time pass until done returns true, which it reports, or until
-// the deadline.
+// RunUntil advances the time until done returns true or to the deadline. It
+// reports whether done returned true.
 func (n *Network) RunUntil(deadline time.Duration, done func() bool) bool {
 	for {
 		n.pump()
@@ -145,7 +146,7 @@ func (n *Network) RunUntil(deadline time.Duration, done func() bool) bool {
 	}
 }
 
-// pump transmits what both sides have to send now.
+// pump transmits all datagrams that both sides can send now.
 func (n *Network) pump() {
 	for side, l := range n.Link {
 		for {
@@ -189,7 +190,7 @@ func (n *Network) receive(to Side, path uint8, datagram []byte) error {
 	})
 }
 
-// arrival is a datagram under way.
+// arrival is a datagram in flight.
 type arrival struct {
 	to   Side
 	path uint8

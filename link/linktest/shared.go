@@ -9,13 +9,13 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// Shared is several flows through one bottleneck, in virtual time: a queue that
-// drops what comes when it is full, as a switch has. Acknowledgements go back
-// over a path that only takes time.
+// Shared is a network of several flows through one bottleneck, in virtual time. The
+// bottleneck is a queue that drops arrivals when it is full, like a switch.
+// Acknowledgements return by a path that only delays them.
 type Shared struct {
 	Now time.Duration
-	// Rate is that of the bottleneck in bytes per second, Queue how many bytes
-	// wait for it, Delay what each direction takes.
+	// Rate is the bandwidth of the bottleneck in bytes per second, Queue the size
+	// of its queue in bytes, Delay the one-way delay.
 	Rate  float64
 	Queue int
 	Delay time.Duration
@@ -27,18 +27,18 @@ type Shared struct {
 
 // Flow is one user of a Shared.
 type Flow interface {
-	// Pump sends what may be sent now. It returns when it wants to be called
-	// without anything arriving.
+	// Pump sends all that the flow may send now. It returns the time of the next
+	// call if nothing arrives before.
 	Pump(s *Shared) (wake time.Duration)
-	// Arrived returns how many bytes of payload have come.
+	// Arrived returns the number of payload bytes that have arrived.
 	Arrived() int
 }
 
-// Add puts a flow into the network.
+// Add adds a flow to the network.
 func (s *Shared) Add(f Flow) { s.flows = append(s.flows, f) }
 
-// Forward sends n bytes through the bottleneck; arrive is called when they are
-// through. It reports whether the queue took them.
+// Forward sends n bytes through the bottleneck and calls arrive on their arrival.
+// It returns false if the queue dropped them.
 func (s *Shared) Forward(n int, arrive func()) bool {
 	waiting := max(s.busy-s.Now, 0).Seconds() * s.Rate
 	if int(waiting)+n > s.Queue {
@@ -49,10 +49,10 @@ func (s *Shared) Forward(n int, arrive func()) bool {
 	return true
 }
 
-// Back sends something the other way.
+// Back sends in the other direction and calls arrive on arrival.
 func (s *Shared) Back(arrive func()) { s.events.Push(s.Now+s.Delay, arrive) }
 
-// Run lets time pass until the given moment.
+// Run advances the time to until.
 func (s *Shared) Run(until time.Duration) {
 	for {
 		at := until
@@ -70,16 +70,17 @@ func (s *Shared) Run(until time.Duration) {
 	}
 }
 
-// LinkFlow is a link whose host sends posted writes without end.
+// LinkFlow is a link whose host sends posted writes continuously.
 type LinkFlow struct {
 	Link [2]*link.Link
-	// Every makes the host send one write in such a time, and no more. Delays
-	// are then how long each took that has come. 0: as many as the link takes.
+	// Every is the interval at which the host sends writes; 0: whenever the link
+	// accepts one. With an interval, Delays holds the delay of each write that
+	// has arrived.
 	Every  time.Duration
 	Delays []time.Duration
 
-	next    time.Duration   // write is sent then
-	sent    []time.Duration // of those under way
+	next    time.Duration   // time of the next write
+	sent    []time.Duration // send times of the writes in flight
 	arrived int
 	packet  tlp.Packet
 	buf     []byte
@@ -87,7 +88,8 @@ type LinkFlow struct {
 	err     error
 }
 
-// NewLinkFlow makes one of two ends' configurations, with writes of the given size.
+// NewLinkFlow returns a flow between two ends, with writes of the given size in
+// bytes.
 func NewLinkFlow(now time.Duration, ends [2]link.Config, size int) (*LinkFlow, error) {
 	f := &LinkFlow{buf: make([]byte, 1<<16), packet: tlp.Packet{Type: tlp.MWr, Data: make([]byte, size)}}
 	f.packet.SetMemory(1<<20, size)
@@ -105,7 +107,7 @@ func NewLinkFlow(now time.Duration, ends [2]link.Config, size int) (*LinkFlow, e
 // Arrived implements Flow.
 func (f *LinkFlow) Arrived() int { return f.arrived }
 
-// Err is why the link takes no more TLPs, nil while it does.
+// Err returns the error of the link's Send other than ErrFull, or nil.
 func (f *LinkFlow) Err() error { return f.err }
 
 // Pump implements Flow.
@@ -118,7 +120,7 @@ func (f *LinkFlow) Pump(s *Shared) time.Duration {
 		f.err = err
 		if f.Every > 0 {
 			f.sent = append(f.sent, s.Now)
-			f.next = max(f.next, s.Now-f.Every) + f.Every // what could not be sent is made up for
+			f.next = max(f.next, s.Now-f.Every) + f.Every // writes that were due are made up for
 		}
 	}
 	for side, l := range f.Link {
@@ -131,7 +133,7 @@ func (f *LinkFlow) Pump(s *Shared) time.Duration {
 			datagram := slices.Clone(f.buf[:n])
 			arrive := func() {
 				_ = to.Receive(s.Now, path, datagram, f.deliver)
-				f.note(s.Now)
+				f.record(s.Now)
 			}
 			if Side(side) == Host {
 				s.Forward(n, arrive)
@@ -147,10 +149,10 @@ func (f *LinkFlow) Pump(s *Shared) time.Duration {
 	return wake
 }
 
-// note notes how long the writes took that have come by now.
-func (f *LinkFlow) note(now time.Duration) {
-	came := f.arrived/len(f.packet.Data) - len(f.Delays)
-	for ; f.Every > 0 && came > 0; came-- {
+// record records the delays of the writes that have arrived by now.
+func (f *LinkFlow) record(now time.Duration) {
+	arrived := f.arrived/len(f.packet.Data) - len(f.Delays)
+	for ; f.Every > 0 && arrived > 0; arrived-- {
 		f.Delays = append(f.Delays, now-f.sent[0])
 		f.sent = f.sent[1:]
 	}

@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// TCPFlow is a sender of TCP without end, as far as congestion goes: slow start
-// and recovery of RFC 5681 and RFC 6675 with selective acknowledgements, and
-// either the window of NewReno or that of CUBIC (RFC 9438). It is what a link has
-// to share a network with.
+// TCPFlow is the congestion control of a continuous TCP sender: slow start and
+// recovery of RFC 5681 and RFC 6675 with selective acknowledgements, and the
+// window of NewReno or of CUBIC (RFC 9438). It is the traffic that a link shares
+// a network with.
 type TCPFlow struct {
 	Cubic bool
 	MSS   int // payload of a segment in bytes; 40 of headers are added
@@ -19,18 +19,18 @@ type TCPFlow struct {
 	next             int     // number of the next segment
 	acked            []bool  // by number
 	sent             []time.Duration
-	lost             []int // to be sent again
-	una, high        int   // below una all are acknowledged; high: above the highest one that is
-	scanned          int   // below it all are acknowledged or given up
+	lost             []int // to retransmit
+	una, high        int   // first unacknowledged segment; one above the highest acknowledged one
+	scanned          int   // all below it are acknowledged or declared lost
 	inFlight         int
-	recover          int // a loss below it has been answered
+	recover          int // a loss below it does not cut the window again
 	srtt             time.Duration
-	timeout          time.Duration // when the retransmission timer runs off
+	timeout          time.Duration // of the retransmission timer
 	wMax, k, epochAt float64       // of CUBIC; seconds
 	wEst             float64
 
-	waiting  []int // at the receiver, to be acknowledged
-	expected int   // by it
+	waiting  []int // at the receiver: segments to acknowledge
+	expected int   // at the receiver: next segment
 }
 
 const (
@@ -39,13 +39,13 @@ const (
 	cubicC      = 0.4 // RFC 9438 section 4.1
 	cubicBeta   = 0.7
 	renoBeta    = 0.5
-	tcpRTO      = 200 * time.Millisecond // the least of Linux
+	tcpRTO      = 200 * time.Millisecond // the minimum of Linux
 	tcpReorders = 3
-	// tcpDelayedAck is what Linux waits at least for a second segment.
+	// tcpDelayedAck is the minimum time that Linux waits for a second segment.
 	tcpDelayedAck = 40 * time.Millisecond
 )
 
-// NewTCPFlow makes one that has sent nothing yet.
+// NewTCPFlow returns a flow at its start.
 func NewTCPFlow(mss int, cubic bool) *TCPFlow {
 	return &TCPFlow{Cubic: cubic, MSS: mss, cwnd: tcpInitial, ssthresh: math.MaxFloat64, timeout: math.MaxInt64}
 }
@@ -79,8 +79,8 @@ func (f *TCPFlow) Pump(s *Shared) time.Duration {
 	return f.timeout
 }
 
-// receive is the other end: it acknowledges every second segment, and at once
-// when one is missing (RFC 5681 section 4.2).
+// receive is the receiver: it acknowledges every second segment, and at once if
+// one is missing (RFC 5681 section 4.2).
 func (f *TCPFlow) receive(s *Shared, n int) {
 	f.waiting = append(f.waiting, n)
 	gap := n != f.expected
@@ -92,7 +92,7 @@ func (f *TCPFlow) receive(s *Shared, n int) {
 	f.acknowledge(s, n)
 }
 
-// acknowledge sends what waits, if segment n still does.
+// acknowledge acknowledges the waiting segments if n is one of them.
 func (f *TCPFlow) acknowledge(s *Shared, n int) {
 	if !slices.Contains(f.waiting, n) {
 		return
@@ -108,7 +108,7 @@ func (f *TCPFlow) acknowledge(s *Shared, n int) {
 
 func (f *TCPFlow) rto() time.Duration { return max(tcpRTO, 2*f.srtt) }
 
-// expire gives up all that is in flight.
+// expire declares all segments in flight lost.
 func (f *TCPFlow) expire(s *Shared) {
 	f.cut(s.Now, 0)
 	f.cwnd = 1
@@ -155,7 +155,7 @@ func (f *TCPFlow) ack(s *Shared, n int) {
 	}
 }
 
-// cut answers a loss.
+// cut reduces the window after a loss.
 func (f *TCPFlow) cut(now time.Duration, recover int) {
 	beta := renoBeta
 	if f.Cubic {
@@ -170,7 +170,7 @@ func (f *TCPFlow) cut(now time.Duration, recover int) {
 	f.recover = recover
 }
 
-// grow is one acknowledged segment.
+// grow grows the window for one acknowledged segment.
 func (f *TCPFlow) grow(now time.Duration) {
 	switch {
 	case f.cwnd < f.ssthresh:

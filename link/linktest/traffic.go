@@ -11,8 +11,8 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// Ends returns the configurations of two ends that fit each other, with the
-// given paths' MTUs.
+// Ends returns the configurations of two matching ends with paths of the given
+// MTUs.
 func Ends(cipher link.Cipher, mtus ...int) [2]link.Config {
 	host := link.Config{
 		Binding: 7, Epoch: 3, Cipher: cipher, Secret: [32]byte{1, 2, 3}, Session: 0x1111, Initiator: true,
@@ -27,9 +27,9 @@ func Ends(cipher link.Cipher, mtus ...int) [2]link.Config {
 	return [2]link.Config{host, box}
 }
 
-// Stream is a source of TLPs that can be told apart, and their check.
+// Stream generates distinguishable TLPs and checks their arrival.
 type Stream struct {
-	// Sizes are the payload sizes to choose from, multiples of 4; 0 is a read.
+	// Sizes are the possible payload sizes, multiples of 4; 0 is a read.
 	Sizes []int
 
 	seed       uint64
@@ -37,7 +37,7 @@ type Stream struct {
 	data       []byte
 }
 
-// NewStream makes a stream; its content depends on the seed only.
+// NewStream returns a stream whose content depends only on seed and sizes.
 func NewStream(seed uint64, sizes ...int) *Stream {
 	return &Stream{Sizes: sizes, seed: seed, data: make([]byte, frame.MaxPayload)}
 }
@@ -60,7 +60,7 @@ func (s *Stream) packet(i int) tlp.Packet {
 	return p
 }
 
-// Feed sends TLPs until total have been sent in all, or the link is full.
+// Feed sends TLPs until the stream has sent total or the link is full.
 func (s *Stream) Feed(n *Network, from Side, total int) error {
 	for s.sent < total {
 		p := s.packet(s.sent)
@@ -76,17 +76,17 @@ func (s *Stream) Feed(n *Network, from Side, total int) error {
 	return nil
 }
 
-// Sent and Seen count the TLPs that Feed sent and Check found right.
+// Sent returns the number of TLPs that Feed has sent.
 func (s *Stream) Sent() int { return s.sent }
 
-// Seen returns the number of TLPs that Check found right.
+// Seen returns the number of TLPs that Check has accepted.
 func (s *Stream) Seen() int { return s.seen }
 
-// Check compares a delivered TLP with the next that is expected.
+// Check compares a delivered TLP with the next expected one.
 func (s *Stream) Check(p *tlp.Packet) error {
 	want := s.packet(s.seen)
 	if p.Type != want.Type || p.Addr != want.Addr || p.Length != want.Length || !bytes.Equal(p.Data, want.Data) {
-		return fmt.Errorf("TLP %d: got %v at %#x with %d bytes, want %v at %#x with %d bytes (or other bytes)",
+		return fmt.Errorf("TLP %d: got %v at %#x with %d bytes, want %v at %#x with %d bytes (or different bytes)",
 			s.seen, p.Type, p.Addr, len(p.Data), want.Type, want.Addr, len(want.Data))
 	}
 	s.seen++
