@@ -74,6 +74,7 @@ var layer = map[string]int{
 	"internal/pool/manager":         4,
 	"internal/pool/web":             4,
 	"internal/agent":                4,
+	"internal/agent/agenttest":      2,
 	"internal/sim":                  4,
 	"internal/demo":                 4,
 	"internal/soak":                 4,

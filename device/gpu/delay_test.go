@@ -12,7 +12,7 @@ import (
 )
 
 // stamped does commands between two time stamps and returns what lies between.
-func (r *rig) stamped(q int, cmds ...reg.Command) time.Duration {
+func (r *gpuHost) stamped(q int, cmds ...reg.Command) time.Duration {
 	r.t.Helper()
 	at := fencesAt + uint64(q)*64
 	cmds = append([]reg.Command{reg.StampTime(0, at)}, cmds...)
@@ -21,7 +21,7 @@ func (r *rig) stamped(q int, cmds ...reg.Command) time.Duration {
 }
 
 func TestDelayLasts(t *testing.T) {
-	// A copy of one request takes the round trip of the rig.
+	// A copy of one request takes the round trip of the host.
 	const trip = time.Microsecond
 	upload := reg.CopyToVRAM(0, 0, dataAt, 64)
 	for _, tt := range []struct {
@@ -41,7 +41,7 @@ func TestDelayLasts(t *testing.T) {
 		{"since the start of a delay", []reg.Command{reg.Delay(0, 100), reg.DelaySinceStart(0, 300)}, 300},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newRig(t, gpu.Spec{})
+			r := newGPUHost(t, gpu.Spec{})
 			if got := r.stamped(0, tt.cmds...); got != tt.want {
 				t.Errorf("took %v, want %v", got, tt.want)
 			}
@@ -50,7 +50,7 @@ func TestDelayLasts(t *testing.T) {
 }
 
 func TestDelaysOfQueuesOverlap(t *testing.T) {
-	r := newRig(t, gpu.Spec{})
+	r := newGPUHost(t, gpu.Spec{})
 	start := r.host.Now
 	for q := range r.gpu.Spec().Queues {
 		r.submit(q, reg.Delay(0, uint64(time.Millisecond)))
@@ -68,7 +68,7 @@ func TestDelayRefuses(t *testing.T) {
 	flagged.Flags = 1 << 1
 	for name, c := range map[string]reg.Command{"too long": reg.Delay(0, reg.MaxDelay+1), "flag": flagged} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, gpu.Spec{})
+			r := newGPUHost(t, gpu.Spec{})
 			r.submit(0, c)
 			if e := r.drain(0); e != reg.ErrParameter {
 				t.Errorf("error %v, want %v", e, reg.ErrParameter)
@@ -79,12 +79,12 @@ func TestDelayRefuses(t *testing.T) {
 
 // A queue that stops forgets its delay, and nobody is woken for it.
 func TestDelayEndsWithItsQueue(t *testing.T) {
-	for name, stop := range map[string]func(r *rig){
-		"disabled": func(r *rig) { r.write32(reg.Queue+reg.QControl, 0) },
-		"reset":    func(r *rig) { r.gpu.Reset(r.host.Now, device.FunctionLevelReset) },
+	for name, stop := range map[string]func(r *gpuHost){
+		"disabled": func(r *gpuHost) { r.write32(reg.Queue+reg.QControl, 0) },
+		"reset":    func(r *gpuHost) { r.gpu.Reset(r.host.Now, device.FunctionLevelReset) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, gpu.Spec{})
+			r := newGPUHost(t, gpu.Spec{})
 			r.submit(0, reg.Delay(0, uint64(time.Second)), reg.Fence(0, fencesAt, 1))
 			r.host.RunUntil(r.host.Now+100*time.Microsecond, func() bool { return false })
 			if r.gpu.Wake() == machine.Never {
@@ -101,7 +101,7 @@ func TestDelayEndsWithItsQueue(t *testing.T) {
 
 // An owner whose timers are late does not make a chain of delays longer.
 func TestDelayNoticedLate(t *testing.T) {
-	r := newRig(t, gpu.Spec{})
+	r := newGPUHost(t, gpu.Spec{})
 	const link = 100 * time.Microsecond
 	for range 10 {
 		r.submit(0, reg.Delay(0, uint64(link)))

@@ -13,7 +13,7 @@ import (
 
 // upload measures the rate of uploads in bytes per second of virtual time, over
 // 8 round trips after 5 for the pipe to fill.
-func upload(t *testing.T, r *rig, copyBytes uint64, segments uint32) float64 {
+func upload(t *testing.T, r *gpuHost, copyBytes uint64, segments uint32) float64 {
 	t.Helper()
 	var cmds []reg.Command
 	for i := range uint32(ringSize - 2) {
@@ -50,7 +50,7 @@ func TestEquation1(t *testing.T) {
 					continue
 				}
 				t.Run(fmt.Sprintf("%d tags %d bytes %v", tags, mrrs, rtt), func(t *testing.T) {
-					r := newRig(t, gpu.Spec{Tags: tags, MaxReadRequest: mrrs, VRAM: 128 << 20})
+					r := newGPUHost(t, gpu.Spec{Tags: tags, MaxReadRequest: mrrs, VRAM: 128 << 20})
 					r.host.Latency = rtt
 					want := float64(tags) * float64(mrrs) / rtt.Seconds()
 					got := upload(t, r, 8<<20, 0)
@@ -81,7 +81,7 @@ func TestEquation1Paper(t *testing.T) {
 		{"short copies of pages", 6800 * time.Nanosecond, 256 << 10, 64, 2.64e9},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newRig(t, gpu.Spec{MaxReadRequest: 128, VRAM: 128 << 20})
+			r := newGPUHost(t, gpu.Spec{MaxReadRequest: 128, VRAM: 128 << 20})
 			r.host.Latency = tt.rtt
 			r.pages(listsAt, dataAt, 8<<20, 4096, 0)
 			got := upload(t, r, tt.bytes, tt.segments)
@@ -97,7 +97,7 @@ func TestEquation1Paper(t *testing.T) {
 func TestDownloadIgnoresRTT(t *testing.T) {
 	const rate, n = 12e9, 8 << 20
 	for _, rtt := range rtts {
-		r := newRig(t, gpu.Spec{VRAM: 16 << 20})
+		r := newGPUHost(t, gpu.Spec{VRAM: 16 << 20})
 		r.host.Latency, r.host.UpRate = rtt, rate
 		r.submit(0, reg.CopyFromVRAM(1, dataAt, 0, n), reg.Fence(2, fencesAt, 1))
 		if !r.host.RunUntil(time.Second, func() bool { return r.host64(fencesAt) == 1 }) {

@@ -66,7 +66,7 @@ func TestCommandErrors(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newRig(t, gpu.Spec{VRAM: vram})
+			r := newGPUHost(t, gpu.Spec{VRAM: vram})
 			r.pages(listsAt, dataAt, 4096, 4096, 0)
 			r.pages(listsAt+0x1000, dataAt, 4096, 4096, 0) // the second entry is empty
 			r.submit(4, reg.Fence(8, fencesAt, 1), tt.cmd, reg.Fence(10, fencesAt, 2))
@@ -102,18 +102,18 @@ func TestCommandErrors(t *testing.T) {
 }
 
 func TestRingErrors(t *testing.T) {
-	for name, set := range map[string]func(r *rig, q uint64){
-		"doorbell":  func(r *rig, q uint64) { r.write32(q+reg.QControl, 1); r.write32(q+reg.QDoorbell, ringSize+1) },
-		"alignment": func(r *rig, q uint64) { r.write64(q+reg.QRingBase, ringsAt+4); r.write32(q+reg.QControl, 1) },
-		"size 0":    func(r *rig, q uint64) { r.write32(q+reg.QRingSize, 0); r.write32(q+reg.QControl, 1) },
-		"size 3":    func(r *rig, q uint64) { r.write32(q+reg.QRingSize, 3); r.write32(q+reg.QControl, 1) },
-		"too large": func(r *rig, q uint64) { r.write32(q+reg.QRingSize, 1<<17); r.write32(q+reg.QControl, 1) },
-		"wraps": func(r *rig, q uint64) {
+	for name, set := range map[string]func(r *gpuHost, q uint64){
+		"doorbell":  func(r *gpuHost, q uint64) { r.write32(q+reg.QControl, 1); r.write32(q+reg.QDoorbell, ringSize+1) },
+		"alignment": func(r *gpuHost, q uint64) { r.write64(q+reg.QRingBase, ringsAt+4); r.write32(q+reg.QControl, 1) },
+		"size 0":    func(r *gpuHost, q uint64) { r.write32(q+reg.QRingSize, 0); r.write32(q+reg.QControl, 1) },
+		"size 3":    func(r *gpuHost, q uint64) { r.write32(q+reg.QRingSize, 3); r.write32(q+reg.QControl, 1) },
+		"too large": func(r *gpuHost, q uint64) { r.write32(q+reg.QRingSize, 1<<17); r.write32(q+reg.QControl, 1) },
+		"wraps": func(r *gpuHost, q uint64) {
 			r.write64(q+reg.QRingBase, math.MaxUint64&^63)
 			r.write32(q+reg.QControl, 1)
 		},
 	} {
-		r := newRig(t, gpu.Spec{})
+		r := newGPUHost(t, gpu.Spec{})
 		q := uint64(reg.Queue)
 		r.write32(q+reg.QControl, 0)
 		set(r, q)
@@ -121,7 +121,7 @@ func TestRingErrors(t *testing.T) {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
-	r := newRig(t, gpu.Spec{})
+	r := newGPUHost(t, gpu.Spec{})
 	r.write32(reg.Queue+reg.QControl, 0)
 	r.write64(reg.Queue+reg.QRingBase, 0x40) // no memory there
 	r.write32(reg.Queue+reg.QControl, 1)
@@ -145,7 +145,7 @@ func TestDMAErrors(t *testing.T) {
 		{"late", func(*tlp.Packet) (pcie.CplStatus, time.Duration, bool) { return 0, 3 * time.Second, true }, reg.ErrDMATimeout, cfgspace.AERTimeout, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newRig(t, gpu.Spec{})
+			r := newGPUHost(t, gpu.Spec{})
 			r.submit(0, reg.CopyToVRAM(7, 0, dataAt, 1<<20))
 			r.host.Run(2 * time.Microsecond) // the ring entry has come
 			n := 0
@@ -177,7 +177,7 @@ func TestDMAErrors(t *testing.T) {
 }
 
 func TestPoison(t *testing.T) {
-	r := newRig(t, gpu.Spec{})
+	r := newGPUHost(t, gpu.Spec{})
 	aer := r.gpu.Config().AEROffset() + cfgspace.OffAERUncorrectable
 	p := tlp.Packet{Type: tlp.MWr, EP: true, Data: []byte{1, 2, 3, 4}}
 	p.SetMemory(r.bars[0].Addr+reg.Scratch, 4)
@@ -188,7 +188,7 @@ func TestPoison(t *testing.T) {
 }
 
 func TestUnsupportedRequests(t *testing.T) {
-	r := newRig(t, gpu.Spec{})
+	r := newGPUHost(t, gpu.Spec{})
 	exp := r.gpu.Config().ExpressOffset()
 	r.host.ConfigWrite(exp+cfgspace.OffDevCtl, 2, 0xf)
 	for _, p := range []tlp.Packet{
@@ -216,7 +216,7 @@ func TestUnsupportedRequests(t *testing.T) {
 
 // Nothing leaves without Bus Master Enable, and everything does afterwards.
 func TestBusMasterOff(t *testing.T) {
-	r := newRig(t, gpu.Spec{})
+	r := newGPUHost(t, gpu.Spec{})
 	r.host.ConfigWrite(cfgspace.OffCommand, 2, cfgspace.CmdMemory)
 	r.submit(0, reg.Fence(1, fencesAt, 1).WithInterrupt(0))
 	r.host.Run(10 * time.Second)
@@ -231,7 +231,7 @@ func TestBusMasterOff(t *testing.T) {
 
 // The tag enables of Device Control bound what is outstanding.
 func TestTagEnables(t *testing.T) {
-	r := newRig(t, gpu.Spec{Tags: 1024})
+	r := newGPUHost(t, gpu.Spec{Tags: 1024})
 	exp := r.gpu.Config().ExpressOffset()
 	for _, tt := range []struct {
 		ctl, ctl2 uint32
@@ -255,7 +255,7 @@ func TestTagEnables(t *testing.T) {
 func TestRandomCommands(t *testing.T) {
 	for seed := range uint64(30) {
 		rnd := rand.New(rand.NewPCG(seed, 5))
-		r := newRig(t, gpu.Spec{VRAM: 1 << 20, Tags: 1 + rnd.IntN(64), CompletionTimeout: time.Millisecond})
+		r := newGPUHost(t, gpu.Spec{VRAM: 1 << 20, Tags: 1 + rnd.IntN(64), CompletionTimeout: time.Millisecond})
 		r.host.OnRead = func(*tlp.Packet) (pcie.CplStatus, time.Duration, bool) {
 			return pcie.CplStatus(rnd.IntN(40) / 38), time.Duration(rnd.IntN(3000)), rnd.IntN(100) != 0
 		}
@@ -327,7 +327,7 @@ func FuzzGPU(f *testing.F) {
 
 // A host that never takes completions cannot make the device grow.
 func TestAnswersAreBounded(t *testing.T) {
-	r := newRig(t, gpu.Spec{})
+	r := newGPUHost(t, gpu.Spec{})
 	p := tlp.Packet{Type: tlp.MRd}
 	p.SetMemory(r.bars[0].Addr, 4)
 	for range 10_000 {

@@ -27,7 +27,7 @@ func TestConformance(t *testing.T) {
 }
 
 func TestIdentity(t *testing.T) {
-	r := newRig(t, gpu.Spec{Model: "Test", VRAM: 1 << 30, Serial: 0x1122334455667788})
+	r := newGPUHost(t, gpu.Spec{Model: "Test", VRAM: 1 << 30, Serial: 0x1122334455667788})
 	if r.read32(reg.ID) != reg.Magic || r.read64(reg.VRAMSize) != 1<<30 || r.read64(reg.Serial) != 0x1122334455667788 {
 		t.Error("identity registers")
 	}
@@ -73,7 +73,7 @@ func TestCopies(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			for _, tags := range []int{1, 140, 1024} {
-				r := newRig(t, gpu.Spec{Tags: tags, VRAM: 16 << 20})
+				r := newGPUHost(t, gpu.Spec{Tags: tags, VRAM: 16 << 20})
 				want := make([]byte, tt.n)
 				fillPattern(want, tags)
 				src, dst := uint64(dataAt)+tt.hostOff, uint64(dataAt)+16<<20+tt.hostOff
@@ -104,7 +104,7 @@ func TestCopies(t *testing.T) {
 
 // Downloads with odd bounds must not touch the bytes around them.
 func TestDownloadKeepsNeighbors(t *testing.T) {
-	r := newRig(t, gpu.Spec{})
+	r := newGPUHost(t, gpu.Spec{})
 	area := r.data(dataAt, 64)
 	for i := range area {
 		area[i] = 0xaa
@@ -122,7 +122,7 @@ func TestDownloadKeepsNeighbors(t *testing.T) {
 }
 
 func TestAperture(t *testing.T) {
-	r := newRig(t, gpu.Spec{VRAM: 1 << 20, Aperture: 1 << 20})
+	r := newGPUHost(t, gpu.Spec{VRAM: 1 << 20, Aperture: 1 << 20})
 	want := make([]byte, 9001)
 	fillPattern(want, 1)
 	r.host.Write(r.bars[2].Addr+70_003, want)
@@ -147,7 +147,7 @@ func TestAperture(t *testing.T) {
 
 func TestPeerCopy(t *testing.T) {
 	// A peer's aperture is a bus address like any other: here host memory plays it.
-	r := newRig(t, gpu.Spec{})
+	r := newGPUHost(t, gpu.Spec{})
 	peer := r.host.AddMemory(0x5000000000, 1<<20)
 	fillPattern(peer, 9)
 	r.do(0, reg.CopyToVRAM(1, 4096, 0x5000000000, 1<<19), reg.CopyVRAM(2, 1<<20, 4096, 1<<19), reg.CopyFromVRAM(3, 0x5000000000+1<<19, 1<<20, 1<<19))
@@ -158,7 +158,7 @@ func TestPeerCopy(t *testing.T) {
 
 func TestVRAMCopyOverlaps(t *testing.T) {
 	for _, d := range []struct{ dst, src uint64 }{{100, 0}, {0, 100}, {65536, 0}, {7, 7}} {
-		r := newRig(t, gpu.Spec{})
+		r := newGPUHost(t, gpu.Spec{})
 		in := r.data(dataAt, 200_000)
 		fillPattern(in, 3)
 		r.do(0, reg.CopyToVRAM(1, d.src, dataAt, 200_000), reg.CopyVRAM(2, d.dst, d.src, 200_000), reg.CopyFromVRAM(3, dataAt+1<<20, d.dst, 200_000))
@@ -171,7 +171,7 @@ func TestVRAMCopyOverlaps(t *testing.T) {
 // Every write of a command before a fence leaves before the fence, and its
 // interrupt after it.
 func TestFenceOrder(t *testing.T) {
-	r := newRig(t, gpu.Spec{})
+	r := newGPUHost(t, gpu.Spec{})
 	r.host.UpRate = 1e9
 	var log []string
 	r.host.OnWrite = func(p *tlp.Packet) {
@@ -204,7 +204,7 @@ func TestFenceOrder(t *testing.T) {
 }
 
 func TestMSIXMask(t *testing.T) {
-	r := newRig(t, gpu.Spec{})
+	r := newGPUHost(t, gpu.Spec{})
 	entry := r.bars[reg.BARMSIX].Addr + 5*16
 	r.host.Write(entry+12, []byte{1, 0, 0, 0})
 	r.do(0, reg.Fence(1, fencesAt, 1).WithInterrupt(5), reg.Fence(2, fencesAt, 2).WithInterrupt(5))
@@ -231,7 +231,7 @@ func TestMSIXMask(t *testing.T) {
 }
 
 func TestINTx(t *testing.T) {
-	r := newRig(t, gpu.Spec{INTx: true})
+	r := newGPUHost(t, gpu.Spec{INTx: true})
 	r.host.ConfigWrite(r.gpu.Config().MSIXOffset()+2, 2, 0)
 	r.do(0, reg.Fence(1, fencesAt, 1).WithInterrupt(0))
 	r.write32(reg.IntStatus, 0xffffffff)
@@ -241,7 +241,7 @@ func TestINTx(t *testing.T) {
 }
 
 func TestSemaphoresOrderQueues(t *testing.T) {
-	r := newRig(t, gpu.Spec{})
+	r := newGPUHost(t, gpu.Spec{})
 	r.submit(1, reg.Wait(1, 7, 5), reg.Fence(2, fencesAt, 1))
 	r.host.Run(time.Millisecond)
 	if r.host64(fencesAt) != 0 {
@@ -260,7 +260,7 @@ func TestSemaphoresOrderQueues(t *testing.T) {
 }
 
 func TestTimestampCommand(t *testing.T) {
-	r := newRig(t, gpu.Spec{})
+	r := newGPUHost(t, gpu.Spec{})
 	r.host.Run(time.Second)
 	r.do(0, reg.StampTime(1, fencesAt))
 	if got := r.host64(fencesAt); got < 1e9 || got > 2e9 {
@@ -269,7 +269,7 @@ func TestTimestampCommand(t *testing.T) {
 }
 
 func TestRingWrapsAndWindow(t *testing.T) {
-	r := newRig(t, gpu.Spec{Tags: 3})
+	r := newGPUHost(t, gpu.Spec{Tags: 3})
 	for round := range 20 {
 		var cmds []reg.Command
 		for i := range ringSize - 1 {
@@ -288,7 +288,7 @@ func TestRingWrapsAndWindow(t *testing.T) {
 // Uploads to the same VRAM must not overtake each other, however the
 // completions are delayed.
 func TestOverlappingUploadsKeepOrder(t *testing.T) {
-	r := newRig(t, gpu.Spec{})
+	r := newGPUHost(t, gpu.Spec{})
 	fillPattern(r.data(dataAt, 8192), 1)
 	fillPattern(r.data(dataAt+8192, 8192), 2)
 	n := 0
@@ -305,12 +305,12 @@ func TestOverlappingUploadsKeepOrder(t *testing.T) {
 }
 
 func TestResets(t *testing.T) {
-	resets := map[string]func(r *rig){
-		"register": func(r *rig) { r.write32(reg.Control, reg.ControlReset) },
-		"FLR": func(r *rig) {
+	resets := map[string]func(r *gpuHost){
+		"register": func(r *gpuHost) { r.write32(reg.Control, reg.ControlReset) },
+		"FLR": func(r *gpuHost) {
 			r.host.ConfigWrite(r.gpu.Config().ExpressOffset()+cfgspace.OffDevCtl, 2, cfgspace.DevCtlFLR)
 		},
-		"D3hot": func(r *rig) {
+		"D3hot": func(r *gpuHost) {
 			pm := r.gpu.Config().PMOffset() + cfgspace.OffPMStatus
 			r.host.ConfigWrite(pm, 2, 3)
 			if _, err := r.host.Read(r.bars[0].Addr, 4); err == nil {
@@ -318,11 +318,11 @@ func TestResets(t *testing.T) {
 			}
 			r.host.ConfigWrite(pm, 2, 0)
 		},
-		"conventional": func(r *rig) { r.gpu.Reset(r.host.Now, device.ConventionalReset) },
+		"conventional": func(r *gpuHost) { r.gpu.Reset(r.host.Now, device.ConventionalReset) },
 	}
 	for name, reset := range resets {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, gpu.Spec{VRAM: 8 << 20})
+			r := newGPUHost(t, gpu.Spec{VRAM: 8 << 20})
 			fillPattern(r.data(dataAt, 4<<20), 5)
 			r.do(1, reg.CopyToVRAM(1, 0, dataAt, 4096))
 			// In the middle of an upload and of a job.
@@ -350,7 +350,7 @@ func TestResets(t *testing.T) {
 
 func TestFaults(t *testing.T) {
 	t.Run("kill", func(t *testing.T) {
-		r := newRig(t, gpu.Spec{})
+		r := newGPUHost(t, gpu.Spec{})
 		r.submit(0, reg.CopyToVRAM(1, 0, dataAt, 1<<20))
 		r.gpu.Inject(gpu.Kill)
 		r.host.Run(time.Second)
@@ -363,7 +363,7 @@ func TestFaults(t *testing.T) {
 		}
 	})
 	t.Run("hang", func(t *testing.T) {
-		r := newRig(t, gpu.Spec{})
+		r := newGPUHost(t, gpu.Spec{})
 		r.gpu.Inject(gpu.Hang)
 		r.submit(0, reg.Nop(1))
 		r.host.Run(time.Second)
@@ -375,7 +375,7 @@ func TestFaults(t *testing.T) {
 		r.do(0, reg.Nop(1))
 	})
 	t.Run("ecc", func(t *testing.T) {
-		r := newRig(t, gpu.Spec{})
+		r := newGPUHost(t, gpu.Spec{})
 		r.submit(0, reg.Wait(9, 0, 1))
 		r.host.Run(time.Microsecond)
 		r.gpu.Inject(gpu.ECCCorrected)
@@ -391,7 +391,7 @@ func TestFaults(t *testing.T) {
 }
 
 func TestXIDsAreCounted(t *testing.T) {
-	r := newRig(t, gpu.Spec{})
+	r := newGPUHost(t, gpu.Spec{})
 	if n := r.gpu.Errors(); n != nil {
 		t.Errorf("a new GPU has counted %v", n)
 	}

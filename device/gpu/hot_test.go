@@ -49,7 +49,7 @@ func (l *loop) round() {
 func newLoop(tb testing.TB) *loop {
 	tb.Helper()
 	const n = 32 << 20
-	r := newRig(tb, gpu.Spec{})
+	r := newGPUHost(tb, gpu.Spec{})
 	r.do(0, reg.Fill(1, 0, 1, n))
 	at := ringsAt - memBase + reg.CommandSize
 	reg.CopyToVRAM(1, 0, dataAt, n).Append(r.mem[at:at])
@@ -61,7 +61,7 @@ func newLoop(tb testing.TB) *loop {
 	return l
 }
 
-func (l *loop) doorbell(r *rig, tail uint32) {
+func (l *loop) doorbell(r *gpuHost, tail uint32) {
 	p := tlp.Packet{Type: tlp.MWr, Data: binary.LittleEndian.AppendUint32(nil, tail)}
 	p.SetMemory(r.bars[0].Addr+reg.Queue+reg.QDoorbell, 4)
 	l.g.Receive(0, &p)
@@ -83,7 +83,7 @@ func TestUploadDoesNotAllocate(t *testing.T) {
 }
 
 func TestRegisterAccessDoesNotAllocate(t *testing.T) {
-	r := newRig(t, gpu.Spec{})
+	r := newGPUHost(t, gpu.Spec{})
 	l := &loop{g: r.gpu}
 	read := tlp.Packet{Type: tlp.MRd}
 	read.SetMemory(r.bars[0].Addr+reg.Status, 4)
@@ -103,7 +103,7 @@ func BenchmarkUpload(b *testing.B) {
 	const n = 32 << 20
 	b.SetBytes(n)
 	b.ReportAllocs()
-	r := newRig(b, gpu.Spec{})
+	r := newGPUHost(b, gpu.Spec{})
 	r.do(0, reg.Fill(1, 0, 1, n))
 	for i := range ringSize {
 		at := ringsAt - memBase + i*reg.CommandSize

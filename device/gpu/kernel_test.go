@@ -13,7 +13,7 @@ import (
 )
 
 // put stores numbers in VRAM through the aperture, and get reads them.
-func (r *rig) put(addr uint64, t reg.ElementType, xs []float64) {
+func (r *gpuHost) put(addr uint64, t reg.ElementType, xs []float64) {
 	var b []byte
 	for _, x := range xs {
 		switch t {
@@ -28,7 +28,7 @@ func (r *rig) put(addr uint64, t reg.ElementType, xs []float64) {
 	r.host.Write(r.bars[reg.BARVRAM].Addr+addr, b)
 }
 
-func (r *rig) get(addr uint64, t reg.ElementType, n int) []float64 {
+func (r *gpuHost) get(addr uint64, t reg.ElementType, n int) []float64 {
 	r.t.Helper()
 	b, err := r.host.Read(r.bars[reg.BARVRAM].Addr+addr, n*t.Size())
 	if err != nil {
@@ -84,7 +84,7 @@ const (
 func TestStreamKernels(t *testing.T) {
 	for _, e := range elementTypes {
 		for _, n := range []int{1, 7, 4096, 4097, 70_001} {
-			r := newRig(t, gpu.Spec{VRAM: 64 << 20})
+			r := newGPUHost(t, gpu.Spec{VRAM: 64 << 20})
 			rnd := rand.New(rand.NewPCG(uint64(n), 0))
 			a, b := small(rnd, n), small(rnd, n)
 			const off = 8 // not at a chunk
@@ -120,7 +120,7 @@ func TestGEMM(t *testing.T) {
 	for _, e := range elementTypes {
 		for _, d := range []struct{ m, n, k int }{{1, 1, 1}, {3, 5, 7}, {64, 32, 16}, {33, 100, 65}} {
 			for flags := range uint8(4) {
-				r := newRig(t, gpu.Spec{VRAM: 64 << 20})
+				r := newGPUHost(t, gpu.Spec{VRAM: 64 << 20})
 				rnd := rand.New(rand.NewPCG(1, 2))
 				a, b, c := small(rnd, d.m*d.k), small(rnd, d.k*d.n), small(rnd, d.m*d.n)
 				r.put(atA, e.t, a)
@@ -164,7 +164,7 @@ func TestFFT(t *testing.T) {
 	for _, e := range elementTypes {
 		for _, n := range []int{1, 2, 3, 60, 128, 250} {
 			const batch = 3
-			r := newRig(t, gpu.Spec{VRAM: 64 << 20})
+			r := newGPUHost(t, gpu.Spec{VRAM: 64 << 20})
 			x := small(rand.New(rand.NewPCG(3, 4)), 2*n*batch)
 			r.put(atA, e.t, x)
 			r.do(0, reg.Kernel(1, reg.Launch{Kernel: reg.KernelFFT, Type: e.t, A: atA, C: atC, M: uint32(n), N: batch}))
@@ -189,7 +189,7 @@ func TestFFT(t *testing.T) {
 // A kernel works on a snapshot: what the host does meanwhile neither disturbs
 // it nor races with it. Run with -race, on another goroutine.
 func TestKernelRunsBesideTheHost(t *testing.T) {
-	r := newRig(t, gpu.Spec{VRAM: 4 << 20})
+	r := newGPUHost(t, gpu.Spec{VRAM: 4 << 20})
 	n := 100_000
 	ones := make([]float64, n)
 	for i := range ones {
@@ -222,7 +222,7 @@ func TestKernelRunsBesideTheHost(t *testing.T) {
 }
 
 func TestKernelCost(t *testing.T) {
-	r := newRig(t, gpu.Spec{VRAM: 256 << 20, FP32: 1e9, MemoryBandwidth: 1e9})
+	r := newGPUHost(t, gpu.Spec{VRAM: 256 << 20, FP32: 1e9, MemoryBandwidth: 1e9})
 	for _, tt := range []struct {
 		name   string
 		launch reg.Launch

@@ -14,7 +14,7 @@ import (
 
 // lspci, an independent decoder, names everything that the GPU has.
 func TestLspci(t *testing.T) {
-	r := newRig(t, gpu.Spec{Serial: 0x0102030405060708})
+	r := newGPUHost(t, gpu.Spec{Serial: 0x0102030405060708})
 	dump := r.host.ReadConfigSpace()
 	if _, err := exec.LookPath("lspci"); err != nil {
 		t.Skip("lspci is not installed; package cfgspace checks what its builders make with its own decoder")

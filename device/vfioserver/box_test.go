@@ -1,7 +1,6 @@
 package vfioserver_test
 
 import (
-	"bytes"
 	"context"
 	"log/slog"
 	"os"
@@ -17,6 +16,7 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu/driver/vfiouserbus"
 	"github.com/dxpu-project/dxpu/device/vfioserver"
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/agent/agenttest"
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
@@ -83,23 +83,21 @@ func newPair(t *testing.T, dev device.Device) *pair {
 	return p
 }
 
-// bind tells both sides that the slots belong together, or nothing any more.
+// bind binds the two slots, or ends their binding.
 func (p *pair) bind(bound bool) {
 	p.t.Helper()
 	p.revision++
-	side := func(self, peer uint32, fab *netio.Fabric) *dxpuv1.DesiredState {
-		d := &dxpuv1.DesiredState{NodeNumber: self, Revision: p.revision}
-		if bound {
-			d.Bindings = []*dxpuv1.DesiredBinding{{
-				BindingId: "b", Epoch: p.revision, Cipher: dxpuv1.Cipher_CIPHER_AES_256_GCM, Domain: "h/0",
-				Secret: bytes.Repeat([]byte{1}, 32), Mtu: uint32(p.hostFab.MTUs()[0]),
-				Peer: &dxpuv1.Peer{NodeNumber: peer, Addresses: agent.Addresses(fab)},
-			}}
-		}
-		return d
+	const boxNode, hostNode = 9, 7
+	var bindings []agenttest.Binding
+	if bound {
+		bindings = []agenttest.Binding{{
+			ID: "b", Epoch: p.revision, Domain: "h/0",
+			Host: agenttest.End{Node: hostNode, Addresses: agent.Addresses(p.hostFab)},
+			Box:  agenttest.End{Node: boxNode, Addresses: agent.Addresses(p.boxFab)},
+		}}
 	}
-	p.box.Apply(side(9, 7, p.hostFab))
-	p.host.Apply(side(7, 9, p.boxFab))
+	p.box.Apply(agenttest.Desired(boxNode, p.revision, bindings...))
+	p.host.Apply(agenttest.Desired(hostNode, p.revision, bindings...))
 	state := dxpuv1.BindingState_BINDING_STATE_ATTACHED
 	if !bound {
 		state = dxpuv1.BindingState_BINDING_STATE_UNSPECIFIED

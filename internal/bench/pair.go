@@ -14,6 +14,7 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/device/gpu/driver/vfiouserbus"
+	"github.com/dxpu-project/dxpu/internal/agent/agenttest"
 	"github.com/dxpu-project/dxpu/internal/embedded/rootcomplex"
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
@@ -114,18 +115,20 @@ func (p *pair) attach(n int) error {
 	if p.opts.MTU > 0 {
 		p.mtu = p.opts.MTU
 	}
-	box := &dxpuv1.DesiredState{NodeNumber: boxNumber, Revision: uint64(n)}
-	hosts := make([]*dxpuv1.DesiredState, max(len(p.embedded), len(p.dirs)))
-	for i := range hosts {
-		hosts[i] = &dxpuv1.DesiredState{NodeNumber: uint32(firstHost + i), Revision: uint64(n)}
-	}
+	var bindings []agenttest.Binding
 	for i := range n {
 		on, slot := i/hostproxy.MaxSlots, uint32(i%hostproxy.MaxSlots)
-		number := hosts[on].NodeNumber
-		box.Bindings = append(box.Bindings, p.binding(i, uint32(i), number, slot, hostHello))
-		hosts[on].Bindings = append(hosts[on].Bindings, p.binding(i, slot, boxNumber, uint32(i), p.box.hello))
+		bindings = append(bindings, agenttest.Binding{
+			ID: fmt.Sprint(i), Epoch: 1, Domain: fmt.Sprintf("switch%d", on), Cipher: p.cipher(), MTU: uint32(p.mtu),
+			Host: p.end(uint32(firstHost+on), slot, hostHello),
+			Box:  p.end(boxNumber, uint32(i), p.box.hello),
+		})
 	}
-	if err := p.box.apply(box); err != nil {
+	hosts := make([]*dxpuv1.DesiredState, max(len(p.embedded), len(p.dirs)))
+	for i := range hosts {
+		hosts[i] = agenttest.Desired(uint32(firstHost+i), uint64(n), bindings...)
+	}
+	if err := p.box.apply(agenttest.Desired(boxNumber, uint64(n), bindings...)); err != nil {
 		return err
 	}
 	if p.host != nil {
@@ -139,23 +142,20 @@ func (p *pair) attach(n int) error {
 	return err
 }
 
-// binding is one side of binding i.
-func (p *pair) binding(i int, slot, peer, peerSlot uint32, hello reply) *dxpuv1.DesiredBinding {
-	secret := make([]byte, 32)
-	for j := range secret {
-		secret[j] = byte(i + j)
-	}
-	b := &dxpuv1.DesiredBinding{
-		BindingId: fmt.Sprint(i), Epoch: 1, Slot: slot, Secret: secret, Mtu: uint32(p.mtu), Domain: fmt.Sprintf("switch%d", i/hostproxy.MaxSlots),
-		Cipher: dxpuv1.Cipher_CIPHER_NONE, Peer: &dxpuv1.Peer{NodeNumber: peer, Slot: peerSlot},
-	}
+func (p *pair) cipher() dxpuv1.Cipher {
 	if p.opts.Cipher == link.CipherAES256GCM {
-		b.Cipher = dxpuv1.Cipher_CIPHER_AES_256_GCM
+		return dxpuv1.Cipher_CIPHER_AES_256_GCM
 	}
+	return dxpuv1.Cipher_CIPHER_NONE
+}
+
+// end returns an end of a binding at the addresses of a process.
+func (p *pair) end(node, slot uint32, hello reply) agenttest.End {
+	e := agenttest.End{Node: node, Slot: slot}
 	for path, addr := range hello.Addresses {
-		b.Peer.Addresses = append(b.Peer.Addresses, &dxpuv1.PathAddress{Path: uint32(path), Address: addr, Mtu: uint32(p.mtu)})
+		e.Addresses = append(e.Addresses, &dxpuv1.PathAddress{Path: uint32(path), Address: addr, Mtu: uint32(p.mtu)})
 	}
-	return b
+	return e
 }
 
 func (c *child) apply(desired ...*dxpuv1.DesiredState) error {

@@ -22,6 +22,7 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/agent/agenttest"
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
 	"github.com/dxpu-project/dxpu/internal/dataplane/capture"
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
@@ -143,14 +144,13 @@ func (s *proxyPair) open(t *testing.T) *driver.Device {
 // bind binds the GPU to the host, as a manager does, and waits for the attach.
 func (s *proxyPair) bind(t *testing.T, epoch uint64) {
 	t.Helper()
-	state := func(self, peer uint32, other *netio.Fabric) *dxpuv1.DesiredState {
-		return &dxpuv1.DesiredState{NodeNumber: self, Revision: 2 * epoch, Bindings: []*dxpuv1.DesiredBinding{{
-			BindingId: "b-1", Epoch: epoch, Cipher: dxpuv1.Cipher_CIPHER_AES_256_GCM, Secret: bytes.Repeat([]byte{7}, 32),
-			Mtu: 1400, Domain: "vm0", Peer: &dxpuv1.Peer{NodeNumber: peer, Addresses: agent.Addresses(other)},
-		}}}
+	b := agenttest.Binding{
+		ID: "b-1", Epoch: epoch, Domain: "vm0", MTU: 1400,
+		Host: agenttest.End{Node: 70, Addresses: agent.Addresses(s.host.fabric)},
+		Box:  agenttest.End{Node: 9, Addresses: agent.Addresses(s.box.fabric)},
 	}
-	s.box.Apply(state(9, 70, s.host.fabric))
-	s.host.Apply(state(70, 9, s.box.fabric))
+	s.box.Apply(agenttest.Desired(9, 2*epoch, b))
+	s.host.Apply(agenttest.Desired(70, 2*epoch, b))
 	s.await(t, "attached", func() bool {
 		return s.host.Observe().Slots[0].GetBinding().GetState() == dxpuv1.BindingState_BINDING_STATE_ATTACHED
 	})

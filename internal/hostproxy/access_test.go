@@ -79,7 +79,7 @@ func TestFunctionLevelReset(t *testing.T) {
 		{"embedded", true, func(t *testing.T, bus driver.Bus) { check(t, bus.Reset()) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t, options{inside: c.inside})
+			r := newCluster(t, options{inside: c.inside})
 			r.attach(0, 0, 0, 0)
 			bus := r.bus(0, 0, vfiouserbus.Options{})
 			for range 3 {
@@ -118,7 +118,7 @@ func TestGarbage(t *testing.T) {
 	}
 	for _, c := range fronts {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t, options{inside: c.inside, timeout: 100 * time.Millisecond})
+			r := newCluster(t, options{inside: c.inside, timeout: 100 * time.Millisecond})
 			b := r.attachSlowly(0, 0, 0, 0)
 			for seed := range uint64(3) {
 				bus := r.bus(0, 0, vfiouserbus.Options{})
@@ -200,7 +200,7 @@ func writeGarbage(t *testing.T, bus driver.Bus, m driver.DMA, rng *rand.Rand, n 
 // A VMM's accesses of every size and alignment come through as they are: they
 // are cut at page boundaries and filled up to double words on the way.
 func TestAccessesOfAnySize(t *testing.T) {
-	r := newRig(t, options{})
+	r := newCluster(t, options{})
 	r.attach(0, 0, 0, 0)
 	client, err := vfiouser.Dial(t.Context(), r.hosts[0].vm.Socket(0), vfiouser.ClientConfig{})
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 func TestAttachDriveDetach(t *testing.T) {
 	for _, c := range fronts {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t, options{gpus: 2, inside: c.inside})
+			r := newCluster(t, options{gpus: 2, inside: c.inside})
 			for range 2 {
 				first, second := r.attach(0, 0, 0, 1), r.attach(0, 1, 0, 0)
 				for slot := range 2 {
@@ -31,7 +31,7 @@ func TestAttachDriveDetach(t *testing.T) {
 
 // Open finds a device during an attach only when it is ready.
 func TestOpenWhileAttaching(t *testing.T) {
-	r := newRig(t, options{inside: true})
+	r := newCluster(t, options{inside: true})
 	for range 3 {
 		b := r.bind(0, 0, 0, 0)
 		r.until("a device", func() bool {
@@ -107,7 +107,7 @@ func TestPlugAndUnplug(t *testing.T) {
 			if testing.Short() || raceEnabled {
 				times = 20
 			}
-			r := newRig(t, options{inside: c.inside})
+			r := newCluster(t, options{inside: c.inside})
 			cycle := func(drive bool) {
 				b := r.attach(0, 0, 0, 0)
 				if drive {
@@ -150,7 +150,7 @@ func resources(t *testing.T) (fds, goroutines int, heap uint64) {
 
 // The next tenant does not find the former one's data in the device's memory.
 func TestMemoryIsScrubbed(t *testing.T) {
-	r := newRig(t, options{hosts: 2})
+	r := newCluster(t, options{hosts: 2})
 	const n = 1 << 20
 	b := r.attach(0, 0, 0, 0)
 	bus, dev := r.open1(0, 0)

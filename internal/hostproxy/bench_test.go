@@ -23,7 +23,7 @@ func BenchmarkProxies(b *testing.B) {
 		{"embedded", true, dxpuv1.Cipher_CIPHER_AES_256_GCM},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			r := newRig(b, options{
+			r := newCluster(b, options{
 				inside: c.inside, cipher: c.cipher,
 				spec: gpu.Spec{MaxPayload: size, MaxReadRequest: size},
 			})

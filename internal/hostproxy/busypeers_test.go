@@ -72,7 +72,7 @@ func TestNeighbourOfBusyPeers(t *testing.T) {
 		start func(t *testing.T, buses [2]driver.Bus, gpus [2]*driver.Device)
 	}{{"restarting each other", restartEachOther}, {"copying", copyToPeer}} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t, options{gpus: 3, hosts: 2, spec: gpu.Spec{VRAM: 64 << 20}})
+			r := newCluster(t, options{gpus: 3, hosts: 2, spec: gpu.Spec{VRAM: 64 << 20}})
 			busy := []*binding{r.attach(0, 0, 0, 0), r.attach(0, 1, 0, 1)}
 			good := r.attach(1, 0, 0, 2)
 			var buses [2]driver.Bus

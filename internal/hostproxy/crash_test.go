@@ -9,23 +9,23 @@ import (
 func TestCrashAtEachStep(t *testing.T) {
 	steps := []struct {
 		name string
-		to   func(*rig, *fakeQEMU) *binding // brings a binding to the step
+		to   func(*cluster, *fakeQEMU) *binding // brings a binding to the step
 	}{
-		{"waits for the link", func(r *rig, _ *fakeQEMU) *binding {
+		{"waits for the link", func(r *cluster, _ *fakeQEMU) *binding {
 			b := r.plan(0, 0, 0, 0)
 			b.boxGone = true
 			r.apply()
 			r.until("the host is at it", func() bool { return r.atHost(b) != nil })
 			return b
 		}},
-		{"the box is ready", func(r *rig, _ *fakeQEMU) *binding {
+		{"the box is ready", func(r *cluster, _ *fakeQEMU) *binding {
 			b := r.plan(0, 0, 0, 0)
 			b.hostGone = true
 			r.apply()
 			r.until("the box is at it", func() bool { return r.atBox(b) != nil })
 			return b
 		}},
-		{"plugs in", func(r *rig, q *fakeQEMU) *binding {
+		{"plugs in", func(r *cluster, q *fakeQEMU) *binding {
 			q.set(func() { q.stall = make(chan struct{}) })
 			b := r.bind(0, 0, 0, 0)
 			r.until("QEMU has been asked", func() bool {
@@ -35,8 +35,8 @@ func TestCrashAtEachStep(t *testing.T) {
 			})
 			return b
 		}},
-		{"attached", func(r *rig, _ *fakeQEMU) *binding { return r.attach(0, 0, 0, 0) }},
-		{"unplugs", func(r *rig, q *fakeQEMU) *binding {
+		{"attached", func(r *cluster, _ *fakeQEMU) *binding { return r.attach(0, 0, 0, 0) }},
+		{"unplugs", func(r *cluster, q *fakeQEMU) *binding {
 			b := r.attach(0, 0, 0, 0)
 			q.set(func() { q.onDelete = func(string) guestAnswer { return holdOn } })
 			b.hostGone = true
@@ -47,9 +47,9 @@ func TestCrashAtEachStep(t *testing.T) {
 	}
 	crashes := []struct {
 		who  string
-		kill func(*rig, *fakeQEMU)
+		kill func(*cluster, *fakeQEMU)
 	}{
-		{"host", func(r *rig, q *fakeQEMU) {
+		{"host", func(r *cluster, q *fakeQEMU) {
 			old := r.hosts[0]
 			q.without(func() {
 				q.release()
@@ -57,7 +57,7 @@ func TestCrashAtEachStep(t *testing.T) {
 			})
 			r.hosts[0] = r.newHost(0, old.addrs)
 		}},
-		{"box", func(r *rig, q *fakeQEMU) {
+		{"box", func(r *cluster, q *fakeQEMU) {
 			old := r.boxes[0]
 			old.kill()
 			q.release()
@@ -68,7 +68,7 @@ func TestCrashAtEachStep(t *testing.T) {
 		for _, c := range crashes {
 			t.Run(s.name+", and the "+c.who+" dies", func(t *testing.T) {
 				q := newFakeQEMU(t)
-				r := newRig(t, options{qmp: q.path})
+				r := newCluster(t, options{qmp: q.path})
 				b := s.to(r, q)
 				c.kill(r, q)
 				q.set(func() { q.onDelete = func(string) guestAnswer { return letGo } })

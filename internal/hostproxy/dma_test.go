@@ -22,7 +22,7 @@ func TestSelfTest(t *testing.T) {
 	}
 	for _, c := range fronts {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t, options{inside: c.inside})
+			r := newCluster(t, options{inside: c.inside})
 			r.attach(0, 0, 0, 0)
 			bus, dev := r.open1(0, 0)
 			selfTest(t, dev, driver.SelfTestOptions{Quick: true})
@@ -37,7 +37,7 @@ func TestSelfTest(t *testing.T) {
 func TestWritesAreVisibleBeforeReads(t *testing.T) {
 	for _, c := range fronts {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t, options{inside: c.inside})
+			r := newCluster(t, options{inside: c.inside})
 			r.attach(0, 0, 0, 0)
 			bus, dev := r.open1(0, 0)
 			s, err := dev.NewStream()
@@ -86,7 +86,7 @@ func TestDMAOutsideMemoryIsRefused(t *testing.T) {
 		{"fence", reg.Fence(0, nowhere, 7), false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t, options{})
+			r := newCluster(t, options{})
 			b := r.attach(0, 0, 0, 0)
 			bus, dev := r.open1(0, 0)
 			s, err := dev.NewStream()
@@ -118,7 +118,7 @@ func TestDMAOutsideMemoryIsRefused(t *testing.T) {
 
 // A VMM that shares no memory serves the device's DMA by messages.
 func TestDMAByMessages(t *testing.T) {
-	r := newRig(t, options{})
+	r := newCluster(t, options{})
 	r.attach(0, 0, 0, 0)
 	bus, dev := r.openWith(0, 0, vfiouserbus.Options{Messages: true, MaxPayload: 512, MaxReadRequest: 4096})
 	copyBothWays(t, dev, 1<<20+3)
@@ -150,7 +150,7 @@ func TestMemoryUnmappedUnderDMA(t *testing.T) {
 		messages bool
 	}{{"shared", false}, {"by messages", true}} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t, options{})
+			r := newCluster(t, options{})
 			r.attach(0, 0, 0, 0)
 			bus, dev := r.openWith(0, 0, vfiouserbus.Options{Messages: c.messages})
 			for range 10 {
@@ -179,7 +179,7 @@ func TestMemoryUnmappedUnderDMA(t *testing.T) {
 
 // A VMM that goes away in mid-transfer leaves a slot that the next one can use.
 func TestVMMLeavesInMidTransfer(t *testing.T) {
-	r := newRig(t, options{})
+	r := newCluster(t, options{})
 	r.attach(0, 0, 0, 0)
 	for range 5 {
 		bus, dev := r.open1(0, 0)

@@ -81,14 +81,14 @@ type pairing struct {
 var pairings = []pairing{{"one host", false}, {"two hosts", true}}
 
 // open attaches both and opens them.
-func (p pairing) open(t *testing.T) (r *rig, a, b *driver.Device) {
+func (p pairing) open(t *testing.T) (r *cluster, a, b *driver.Device) {
 	t.Helper()
 	o := options{gpus: 2, inside: true}
 	host, slot := 0, 1
 	if p.two {
 		o.hosts, host = 2, 1
 	}
-	r = newRig(t, o)
+	r = newCluster(t, o)
 	r.attach(0, 0, 0, 0)
 	r.attach(host, slot, 0, 1)
 	busA, a := r.open1(0, 0)

@@ -19,8 +19,8 @@ const (
 	lost     = dxpuv1.BindingState_BINDING_STATE_LOST
 )
 
-// newWatched makes a rig whose first GPU is watched by a spy.
-func newWatched(t *testing.T, o options) (*rig, *spy) {
+// newWatched makes a cluster whose first GPU is watched by a spy.
+func newWatched(t *testing.T, o options) (*cluster, *spy) {
 	t.Helper()
 	var first *spy
 	o.wrap = func(d device.Device) device.Device {
@@ -30,7 +30,7 @@ func newWatched(t *testing.T, o options) (*rig, *spy) {
 		}
 		return s
 	}
-	return newRig(t, o), first
+	return newCluster(t, o), first
 }
 
 func faulty(text string) netio.PathConfig {
@@ -120,7 +120,7 @@ func TestOneOfTwoPathsFails(t *testing.T) {
 func TestBoxKilled(t *testing.T) {
 	for _, c := range fronts {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t, options{boxes: 2, inside: c.inside})
+			r := newCluster(t, options{boxes: 2, inside: c.inside})
 			b := r.attach(0, 0, 0, 0)
 			bus, dev := r.open1(0, 0)
 			s, err := dev.NewStream()
@@ -217,7 +217,7 @@ func TestGPUKilled(t *testing.T) {
 // A host proxy that is killed and started again has a new session: the box
 // gives up the old one cleanly, and the next epoch works.
 func TestHostRestarted(t *testing.T) {
-	r := newRig(t, options{})
+	r := newCluster(t, options{})
 	b := r.attach(0, 0, 0, 0)
 	bus, dev := r.open1(0, 0)
 	copyBothWays(t, dev, 10000)
@@ -249,7 +249,7 @@ func TestStaleEpochIsRefused(t *testing.T) {
 		{"clear", dxpuv1.Cipher_CIPHER_NONE, "stranger_datagrams_total", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t, options{hosts: 2, cipher: c.cipher})
+			r := newCluster(t, options{hosts: 2, cipher: c.cipher})
 			old := r.attach(0, 0, 0, 0)
 			bus, dev := r.open1(0, 0)
 

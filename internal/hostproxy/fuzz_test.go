@@ -87,7 +87,7 @@ func FuzzGuest(f *testing.F) {
 		script(nil, op(opQueue, 0, 3, at, ^uint64(0)), op(opQueue, 0, 3, reg.QControl, 1), op(opQueue, 0, 3, reg.QDoorbell, ^uint64(0)))
 	}
 
-	r := newRig(f, options{timeout: 100 * time.Millisecond})
+	r := newCluster(f, options{timeout: 100 * time.Millisecond})
 	r.attachSlowly(0, 0, 0, 0)
 	f.Fuzz(func(t *testing.T, ops uint8, b []byte) {
 		g := newFuzzedGuest(t, r.hosts[0].vm.Socket(0))

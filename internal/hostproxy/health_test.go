@@ -10,14 +10,14 @@ import (
 )
 
 // withGPU does something with a GPU of a box.
-func (r *rig) withGPU(box, slot int, f func(*gpu.GPU)) {
+func (r *cluster) withGPU(box, slot int, f func(*gpu.GPU)) {
 	r.t.Helper()
 	check(r.t, r.boxes[box].With(r.t.Context(), slot, func(d device.Device) { f(d.(*gpu.GPU)) }))
 }
 
 // A box counts the errors of its GPUs for the manager, whether they are bound or not.
 func TestBoxCountsErrors(t *testing.T) {
-	r := newRig(t, options{})
+	r := newCluster(t, options{})
 	b := r.attach(0, 0, 0, 0)
 	suffers := func(code uint32) func(*gpu.GPU) {
 		return func(g *gpu.GPU) { g.InjectXID(code) }
@@ -38,7 +38,7 @@ func TestBoxCountsErrors(t *testing.T) {
 // A GPU whose memory is damaged is of no use until the manager has it reset;
 // the reset is made once, and nothing of the memory is left.
 func TestResetOnDemand(t *testing.T) {
-	r := newRig(t, options{})
+	r := newCluster(t, options{})
 	b := r.attach(0, 0, 0, 0)
 	bus, dev := r.open1(0, 0)
 	s, err := dev.NewStream()

@@ -19,7 +19,7 @@ import (
 // neighbours is two hosts with a GPU each of the same box: the first one is
 // hostile, the second must not notice.
 type neighbours struct {
-	*rig
+	*cluster
 	evil, good       *driver.Device
 	evilOnes, theirs *binding
 }
@@ -27,7 +27,7 @@ type neighbours struct {
 func newNeighbours(t *testing.T, o options) *neighbours {
 	t.Helper()
 	o.gpus, o.hosts = 2, 2
-	n := &neighbours{rig: newRig(t, o)}
+	n := &neighbours{cluster: newCluster(t, o)}
 	n.evilOnes = n.attach(0, 0, 0, 0)
 	n.theirs = n.attach(1, 1, 0, 1) // another slot: its BARs are elsewhere
 	evilBus, evil := n.open1(0, 0)
@@ -59,7 +59,7 @@ func TestNeighbourCannotReachMemory(t *testing.T) {
 	}
 	copy(m.Bytes(), secret)
 	check(t, s.Upload(t.Context(), 0, secret))
-	aperture := uint64(0x80_0000_0000) + 1<<36 // of the good GPU's BAR 2, as the rig places it
+	aperture := uint64(0x80_0000_0000) + 1<<36 // of the good GPU's BAR 2, as the cluster places it
 
 	// The same address names other memory at the other host, or none: the hostile
 	// GPU neither reads nor writes the neighbour's.
@@ -148,7 +148,7 @@ func TestRefusalsAreAlike(t *testing.T) {
 	if nothing.code != reg.ErrDMARefused || nothing.refused == 0 {
 		t.Errorf("where nothing is: %+v", nothing)
 	}
-	// The rig gives the hosts' slots different places.
+	// The cluster gives the hosts' slots different places.
 	for name, addr := range map[string]uint64{
 		"aperture of the neighbour's GPU":  0x80_0000_0000 + 1<<36,
 		"registers of the neighbour's GPU": 0xc000_0000 + 1<<24,
@@ -320,7 +320,7 @@ func (n *neighbours) flooded(t *testing.T, a *attacker, h frame.Header, size int
 // memory, and registers and configuration space as after power-on.
 func TestNextTenantFindsNothing(t *testing.T) {
 	const vram = 4 << 20
-	r := newRig(t, options{hosts: 2, spec: gpu.Spec{VRAM: vram}})
+	r := newCluster(t, options{hosts: 2, spec: gpu.Spec{VRAM: vram}})
 	tenant := func(host int) (b *binding, bus driver.Bus) {
 		b = r.attach(host, 0, 0, 0)
 		bus, dev := r.open1(host, 0)

@@ -15,7 +15,7 @@ func TestPeerToPeer(t *testing.T) {
 	for _, c := range fronts {
 		t.Run(c.name, func(t *testing.T) {
 			t.Run("one box", func(t *testing.T) {
-				r := newRig(t, options{gpus: 2, inside: c.inside})
+				r := newCluster(t, options{gpus: 2, inside: c.inside})
 				r.attach(0, 0, 0, 0)
 				r.attach(0, 1, 0, 1)
 				copyPeer(t, r)
@@ -27,7 +27,7 @@ func TestPeerToPeer(t *testing.T) {
 				}
 			})
 			t.Run("two boxes", func(t *testing.T) {
-				r := newRig(t, options{boxes: 2, inside: c.inside})
+				r := newCluster(t, options{boxes: 2, inside: c.inside})
 				r.attach(0, 0, 0, 0)
 				r.attach(0, 1, 1, 0)
 				copyPeer(t, r)
@@ -39,7 +39,7 @@ func TestPeerToPeer(t *testing.T) {
 	}
 }
 
-func copyPeer(t *testing.T, r *rig) {
+func copyPeer(t *testing.T, r *cluster) {
 	t.Helper()
 	const n = 300<<10 + 8
 	busA, a := r.open1(0, 0)
@@ -68,7 +68,7 @@ func copyPeer(t *testing.T, r *rig) {
 // GPUs of different hosts do not reach each other, though they sit in one box
 // and their hosts give them the same addresses.
 func TestDomainsAreApart(t *testing.T) {
-	r := newRig(t, options{gpus: 2, hosts: 2})
+	r := newCluster(t, options{gpus: 2, hosts: 2})
 	r.attach(0, 0, 0, 0)
 	r.attach(1, 1, 0, 1)
 	busA, a := r.open1(0, 0)

@@ -12,7 +12,7 @@ import (
 // transitioning from D3hot to D0" (section 5.3.1.4). A guest under QEMU does not
 // see that its BARs were lost, and does not write them again.
 func TestLeavingD3hotKeepsBARs(t *testing.T) {
-	r := newRig(t, options{})
+	r := newCluster(t, options{})
 	b := r.attach(0, 0, 0, 0)
 	bus := r.bus(0, 0, vfiouserbus.Options{})
 	regs, err := bus.BAR(reg.BARRegisters)

@@ -141,7 +141,7 @@ func TestProbe(t *testing.T) {
 			d.put(0, 0x1234_1af4, 0)
 			d.put(cfgspace.OffCommand, 0, 0x7)
 			c.make(d)
-			r := newRig(t, options{wrap: func(device.Device) device.Device { return d }})
+			r := newCluster(t, options{wrap: func(device.Device) device.Device { return d }})
 			b := r.bind(0, 0, 0, 0)
 			failed := dxpuv1.BindingState_BINDING_STATE_FAILED
 			r.until("an outcome", func() bool {

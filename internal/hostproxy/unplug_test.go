@@ -24,7 +24,7 @@ const (
 // device is in use, and by what that can be seen. The other slots go on.
 func TestGuestHoldsOn(t *testing.T) {
 	q := newFakeQEMU(t)
-	r := newRig(t, options{gpus: 2, qmp: q.path, unplug: patience})
+	r := newCluster(t, options{gpus: 2, qmp: q.path, unplug: patience})
 	b := r.attach(0, 0, 0, 0)
 	q.set(func() { q.onDelete = func(string) guestAnswer { return holdOn } })
 	b.hostGone = true
@@ -49,7 +49,7 @@ func TestGuestHoldsOn(t *testing.T) {
 // A guest that does not let go loses its device when its time is over.
 func TestGuestNeverLetsGo(t *testing.T) {
 	q := newFakeQEMU(t)
-	r := newRig(t, options{qmp: q.path, unplug: time.Second})
+	r := newCluster(t, options{qmp: q.path, unplug: time.Second})
 	b := r.attach(0, 0, 0, 0)
 	q.set(func() { q.onDelete = func(string) guestAnswer { return holdOn } })
 	r.detach(b)
@@ -68,7 +68,7 @@ func TestGuestNeverLetsGo(t *testing.T) {
 // A guest that would not eject a device is asked again.
 func TestGuestRefuses(t *testing.T) {
 	q := newFakeQEMU(t)
-	r := newRig(t, options{qmp: q.path, unplug: patience})
+	r := newCluster(t, options{qmp: q.path, unplug: patience})
 	b := r.attach(0, 0, 0, 0)
 	var asked atomic.Int32
 	q.set(func() {
@@ -96,7 +96,7 @@ func TestGuestRefuses(t *testing.T) {
 // back when it is asked for.
 func TestGuestEjects(t *testing.T) {
 	q := newFakeQEMU(t)
-	r := newRig(t, options{qmp: q.path})
+	r := newCluster(t, options{qmp: q.path})
 	b := r.attach(0, 0, 0, 0)
 	for i := range uint32(2) {
 		q.eject(firstDevice)
@@ -128,7 +128,7 @@ func TestGuestEjects(t *testing.T) {
 // A device that cannot be shown again says why.
 func TestReplugFails(t *testing.T) {
 	q := newFakeQEMU(t)
-	r := newRig(t, options{qmp: q.path})
+	r := newCluster(t, options{qmp: q.path})
 	b := r.attach(0, 0, 0, 0)
 	q.eject(firstDevice)
 	r.until("it was removed", func() bool { return r.atHost(b).GetEjected() })
@@ -151,7 +151,7 @@ func TestReplugFails(t *testing.T) {
 func TestVMStartsAgain(t *testing.T) {
 	q := newFakeQEMU(t)
 	var pid atomic.Int32
-	r := newRig(t, options{qmp: q.path, pid: func() int { return int(pid.Load()) }})
+	r := newCluster(t, options{qmp: q.path, pid: func() int { return int(pid.Load()) }})
 	b := r.attach(0, 0, 0, 0)
 	q.without(func() {
 		q.set(func() {
@@ -177,7 +177,7 @@ func TestVMStartsAgain(t *testing.T) {
 // A device whose connection broke is plugged in again.
 func TestConnectionBreaks(t *testing.T) {
 	q := newFakeQEMU(t)
-	r := newRig(t, options{qmp: q.path})
+	r := newCluster(t, options{qmp: q.path})
 	b := r.attach(0, 0, 0, 0)
 	q.hangUp(firstDevice)
 	r.until("QEMU has a device that answers", func() bool { _, alive := q.has(firstDevice); return alive })
@@ -191,7 +191,7 @@ func TestConnectionBreaks(t *testing.T) {
 func TestLeftoversAreSwept(t *testing.T) {
 	q := newFakeQEMU(t)
 	q.devices[firstDevice], q.devices[secondDevice], q.devices["disk0"] = nil, nil, nil
-	r := newRig(t, options{gpus: 2, qmp: q.path})
+	r := newCluster(t, options{gpus: 2, qmp: q.path})
 	r.until("the devices of the proxy before are gone", func() bool {
 		first, _ := q.has(firstDevice)
 		second, _ := q.has(secondDevice)
@@ -208,31 +208,35 @@ func TestAttachRollsBack(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		spoil,
-		mend func(*rig, *fakeQEMU)
+		mend func(*cluster, *fakeQEMU)
 		says string
 	}{
 		{
 			"no socket can be made",
-			func(r *rig, _ *fakeQEMU) { check(r.t, os.Rename(r.hosts[0].vm.SocketDir, r.hosts[0].vm.SocketDir+"x")) },
-			func(r *rig, _ *fakeQEMU) { check(r.t, os.Rename(r.hosts[0].vm.SocketDir+"x", r.hosts[0].vm.SocketDir)) },
+			func(r *cluster, _ *fakeQEMU) {
+				check(r.t, os.Rename(r.hosts[0].vm.SocketDir, r.hosts[0].vm.SocketDir+"x"))
+			},
+			func(r *cluster, _ *fakeQEMU) {
+				check(r.t, os.Rename(r.hosts[0].vm.SocketDir+"x", r.hosts[0].vm.SocketDir))
+			},
 			"no such file",
 		},
 		{
 			"QEMU refuses",
-			func(_ *rig, q *fakeQEMU) { q.refuse = "Bus 'rp0' not found" },
-			func(_ *rig, q *fakeQEMU) { q.refuse = "" },
+			func(_ *cluster, q *fakeQEMU) { q.refuse = "Bus 'rp0' not found" },
+			func(_ *cluster, q *fakeQEMU) { q.refuse = "" },
 			"Bus 'rp0' not found",
 		},
 		{
 			"there is no QEMU",
-			func(r *rig, q *fakeQEMU) { check(r.t, os.Rename(q.path, q.path+"x")) },
-			func(r *rig, q *fakeQEMU) { check(r.t, os.Rename(q.path+"x", q.path)) },
+			func(r *cluster, q *fakeQEMU) { check(r.t, os.Rename(q.path, q.path+"x")) },
+			func(r *cluster, q *fakeQEMU) { check(r.t, os.Rename(q.path+"x", q.path)) },
 			"no such file",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			q := newFakeQEMU(t)
-			r := newRig(t, options{qmp: q.path})
+			r := newCluster(t, options{qmp: q.path})
 			r.detach(r.attach(0, 0, 0, 0)) // the slots are in use and free again
 			q.set(func() { c.spoil(r, q) })
 			b := r.bind(0, 0, 0, 0)
@@ -257,7 +261,7 @@ func TestAttachRollsBack(t *testing.T) {
 // The host reports whether a driver of the guest holds the device and uses it.
 func TestUse(t *testing.T) {
 	q := newFakeQEMU(t)
-	r := newRig(t, options{qmp: q.path})
+	r := newCluster(t, options{qmp: q.path})
 	b := r.attach(0, 0, 0, 0)
 	use := func(want dxpuv1.Use) {
 		t.Helper()
@@ -277,7 +281,7 @@ func TestUse(t *testing.T) {
 // clean as any for the next tenant: nothing that was under way writes to it later.
 func TestTakenInMidTransferIsScrubbed(t *testing.T) {
 	q := newFakeQEMU(t)
-	r := newRig(t, options{qmp: q.path, unplug: 500 * time.Millisecond})
+	r := newCluster(t, options{qmp: q.path, unplug: 500 * time.Millisecond})
 	b := r.attach(0, 0, 0, 0)
 	q.mu.Lock()
 	bus := q.devices[firstDevice]

@@ -14,7 +14,7 @@ func TestForeignVMM(t *testing.T) {
 	if command == "" {
 		t.Skip("set DXPU_VFIOUSER_CLIENT to a command that takes a vfio-user socket as its last argument to test with it")
 	}
-	r := newRig(t, options{})
+	r := newCluster(t, options{})
 	b := r.attach(0, 0, 0, 0)
 	out, err := exec.CommandContext(t.Context(), "sh", "-c", command+` "$0"`, r.hosts[0].vm.Socket(0)).CombinedOutput()
 	t.Logf("%s", out)

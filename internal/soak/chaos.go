@@ -13,8 +13,8 @@ import (
 // chaos does bad things to the network and the proxies: to each path by
 // itself, one after the other, and now and then to everything at once.
 type chaos struct {
-	rig    *rig
-	ledger *ledger
+	cluster *cluster
+	ledger  *ledger
 
 	mu     sync.Mutex // guards what follows
 	counts map[string]int
@@ -58,8 +58,8 @@ const (
 	faultHost      = "host restart"
 )
 
-func newChaos(r *rig, l *ledger, seed uint64) *chaos {
-	c := &chaos{rig: r, ledger: l, counts: map[string]int{}}
+func newChaos(r *cluster, l *ledger, seed uint64) *chaos {
+	c := &chaos{cluster: r, ledger: l, counts: map[string]int{}}
 	for i := range c.lanes {
 		c.lanes[i] = lane{
 			rand:  rand.New(rand.NewPCG(seed, 1<<32|uint64(i))),
@@ -175,14 +175,14 @@ func (c *chaos) greatFault(ctx context.Context, r *rand.Rand, kind string) {
 		wait(ctx, outage)
 		c.setOutage(false)
 	case faultJump:
-		c.rig.jump(side, by)
+		c.cluster.jump(side, by)
 	case faultBox, faultHost:
 		side = boxSide
 		if kind == faultHost {
 			side = hostSide
 		}
 		slow := time.AfterFunc(restartLimit, func() { c.ledger.stuck("%s: not over after %v", kind, restartLimit) })
-		if err := c.rig.restart(side); err != nil {
+		if err := c.cluster.restart(side); err != nil {
 			c.ledger.violate("%s: %v", kind, err)
 		}
 		slow.Stop()
@@ -223,7 +223,7 @@ func (c *chaos) applyLocked(path int) {
 			plan = fault.Plan{Partitions: []fault.Window{{To: 24 * time.Hour}}}
 		}
 		c.seed++
-		c.rig.setFault(side, path, plan, c.seed)
+		c.cluster.setFault(side, path, plan, c.seed)
 	}
 }
 

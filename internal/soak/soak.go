@@ -75,7 +75,7 @@ type Report struct {
 type run struct {
 	opts    Options
 	began   time.Time
-	rig     *rig
+	cluster *cluster
 	chaos   *chaos
 	ledger  ledger
 	watch   stallWatch
@@ -105,11 +105,11 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	defer func() { _ = os.RemoveAll(dir) }()
 	r := &run{opts: o, began: time.Now()}
 	r.ledger.began = r.began
-	if r.rig, err = newRig(o.Bindings, dir); err != nil {
+	if r.cluster, err = newCluster(o.Bindings, dir); err != nil {
 		return nil, fmt.Errorf("soak: %w", err)
 	}
-	defer r.rig.close()
-	r.chaos = newChaos(r.rig, &r.ledger, o.Seed)
+	defer r.cluster.close()
+	r.chaos = newChaos(r.cluster, &r.ledger, o.Seed)
 	stop := r.background()
 	r.parts(ctx)
 	stop()
@@ -169,7 +169,7 @@ func (r *run) part(ctx context.Context, n uint64, length time.Duration) bool {
 	bad.Go(func() { r.chaos.run(chaosCtx) })
 	stop := make(chan struct{})
 	for slot := range r.opts.Bindings {
-		w := newWorker(r.rig, &r.ledger, slot, rand.New(rand.NewPCG(r.opts.Seed, n<<16|uint64(slot))))
+		w := newWorker(r.cluster, &r.ledger, slot, rand.New(rand.NewPCG(r.opts.Seed, n<<16|uint64(slot))))
 		work.Go(func() { w.run(stop) })
 	}
 	<-ctx.Done()

@@ -21,14 +21,14 @@ const (
 // worker is the user of one slot of the host: it has a device attached, works
 // with it for a while, has it detached, and again.
 type worker struct {
-	rig    *rig
-	ledger *ledger
-	slot   int
-	rand   *rand.Rand
+	cluster *cluster
+	ledger  *ledger
+	slot    int
+	rand    *rand.Rand
 }
 
-func newWorker(r *rig, l *ledger, slot int, random *rand.Rand) *worker {
-	return &worker{rig: r, ledger: l, slot: slot, rand: random}
+func newWorker(r *cluster, l *ledger, slot int, random *rand.Rand) *worker {
+	return &worker{cluster: r, ledger: l, slot: slot, rand: random}
 }
 
 const (
@@ -44,16 +44,16 @@ const (
 func (w *worker) run(stop <-chan struct{}) {
 	for !isClosed(stop) {
 		began := time.Now()
-		b := w.rig.bind(w.slot)
+		b := w.cluster.bind(w.slot)
 		if w.awaitAttached(b, began) {
 			w.session(b, stop)
 		}
-		w.rig.unbind(w.slot)
-		if !w.rig.until(detachLimit, func() bool {
-			h, x := w.rig.observed(w.slot, b)
+		w.cluster.unbind(w.slot)
+		if !w.cluster.until(detachLimit, func() bool {
+			h, x := w.cluster.observed(w.slot, b)
 			return h == nil && x == nil
 		}) {
-			h, x := w.rig.observed(w.slot, b)
+			h, x := w.cluster.observed(w.slot, b)
 			w.ledger.violate("slot %d: %v after it was detached the host says %v, the box %v", w.slot, detachLimit, h.GetState(), x.GetState())
 		}
 	}
@@ -72,8 +72,8 @@ func isClosed(c <-chan struct{}) bool {
 func (w *worker) awaitAttached(b *want, began time.Time) bool {
 	var have, at *dxpuv1.ObservedBinding
 	over := func(o *dxpuv1.ObservedBinding) bool { return o.GetState() == lost || o.GetState() == failed }
-	done := w.rig.until(attachLimit, func() bool {
-		have, at = w.rig.observed(w.slot, b)
+	done := w.cluster.until(attachLimit, func() bool {
+		have, at = w.cluster.observed(w.slot, b)
 		return have.GetState() == attached || over(have) || over(at)
 	})
 	if done && have.GetState() == attached {
@@ -109,7 +109,7 @@ func (w *worker) session(b *want, stop <-chan struct{}) {
 	s := &session{worker: w}
 	ctx, cancel := context.WithTimeout(context.Background(), operationLimit)
 	defer cancel()
-	bus, g, err := w.rig.device(ctx, w.slot)
+	bus, g, err := w.cluster.device(ctx, w.slot)
 	if err == nil {
 		s.gpu = g
 		if s.dev, err = driver.Open(ctx, bus, driver.Options{}); err != nil {
@@ -146,14 +146,14 @@ func (w *worker) session(b *want, stop <-chan struct{}) {
 func (s *session) balance(b *want) {
 	began := time.Now()
 	var host, box *dxpuv1.Counters
-	even := s.rig.until(operationLimit, func() bool {
-		h, x := s.rig.observed(s.slot, b)
+	even := s.cluster.until(operationLimit, func() bool {
+		h, x := s.cluster.observed(s.slot, b)
 		host, box = h.GetCounters(), x.GetCounters()
 		return h.GetState() != attached || x.GetState() != attached ||
 			host.GetTlpsSent() == box.GetTlpsReceived() && host.GetTlpsReceived() == box.GetTlpsSent() &&
 				host.GetBytesSent() == box.GetBytesReceived() && host.GetBytesReceived() == box.GetBytesSent()
 	})
-	h, x := s.rig.observed(s.slot, b)
+	h, x := s.cluster.observed(s.slot, b)
 	switch {
 	case !even:
 		s.ledger.violate("slot %d: the host has sent %d TLPs and received %d, the box received %d and sent %d", s.slot,

@@ -11,7 +11,7 @@ import (
 // transfer copies both ways and writes numbers to a register, rounds times, and
 // does something to the network in the middle of it. No error, every byte right,
 // each write once and in order.
-func (r *rig) transfer(dev *driver.Device, rounds int, during func()) {
+func (r *proxyPair) transfer(dev *driver.Device, rounds int, during func()) {
 	r.t.Helper()
 	n := uint32(0)
 	work := func(rounds int) error {
@@ -46,7 +46,7 @@ func (r *rig) transfer(dev *driver.Device, rounds int, during func()) {
 
 // suffered waits until an end says that what was done to the network was felt:
 // datagrams were sent again.
-func (r *rig) suffered() {
+func (r *proxyPair) suffered() {
 	r.t.Helper()
 	box := r.proxies[boxEnd]
 	r.proxies[hostEnd].until("a datagram to be sent again: has the test tested nothing?", func(s report) bool {
@@ -71,7 +71,7 @@ func TestPathIsCut(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, options{paths: 2})
+			r := newProxyPair(t, options{paths: 2})
 			r.attach()
 			_, dev := r.open()
 			r.transfer(dev, 30, func() { c.cut(r.net) })
@@ -89,7 +89,7 @@ func TestMTUDrops(t *testing.T) {
 	}{{"at the host", hostEnd}, {"at the box", boxEnd}} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, options{})
+			r := newProxyPair(t, options{})
 			r.attach()
 			_, dev := r.open()
 			r.transfer(dev, 30, func() { r.net[c.end].ip("link set p0 mtu 1400") })
@@ -100,7 +100,7 @@ func TestMTUDrops(t *testing.T) {
 
 // A fault plan does on a real network what it does in virtual time.
 func TestFaultPlan(t *testing.T) {
-	r := newRig(t, options{paths: 2, faults: []string{"loss=1%,dup=1%,reorder=1%,corrupt=1%", "loss=10%,delay=100us,jitter=50us,mtu=1400@200ms"}})
+	r := newProxyPair(t, options{paths: 2, faults: []string{"loss=1%,dup=1%,reorder=1%,corrupt=1%", "loss=10%,delay=100us,jitter=50us,mtu=1400@200ms"}})
 	r.attach()
 	_, dev := r.open()
 	r.transfer(dev, 12, func() {})
@@ -130,7 +130,7 @@ const removal = 2 * time.Second
 func TestBoxIsKilled(t *testing.T) {
 	t.Run("VM", func(t *testing.T) {
 		t.Parallel()
-		r := newRig(t, options{})
+		r := newProxyPair(t, options{})
 		r.attach()
 		bus, dev := r.open()
 		copying := copyUntilItFails(t, dev)
@@ -148,7 +148,7 @@ func TestBoxIsKilled(t *testing.T) {
 	})
 	t.Run("embedded host", func(t *testing.T) {
 		t.Parallel()
-		r := newRig(t, options{kind: embeddedKind})
+		r := newProxyPair(t, options{kind: embeddedKind})
 		r.attach()
 		host := r.proxies[hostEnd]
 		host.until("something is copied", func(s report) bool { return s.Copied > 0 })
@@ -162,7 +162,7 @@ func TestBoxIsKilled(t *testing.T) {
 	})
 }
 
-func (r *rig) seen(killed time.Time) {
+func (r *proxyPair) seen(killed time.Time) {
 	r.t.Helper()
 	took, limit := time.Since(killed), removal
 	if raceEnabled { // everything takes longer
@@ -175,7 +175,7 @@ func (r *rig) seen(killed time.Time) {
 }
 
 // again starts the box anew and attaches its GPU.
-func (r *rig) again() {
+func (r *proxyPair) again() {
 	r.t.Helper()
 	host := r.proxies[hostEnd]
 	host.until("lost", func(s report) bool { return s.State == lost })
@@ -187,7 +187,7 @@ func (r *rig) again() {
 // A host proxy is killed in mid-transfer and started again: the binding is
 // taken up again or is lost at both ends, and the next one works.
 func TestHostIsKilled(t *testing.T) {
-	r := newRig(t, options{})
+	r := newProxyPair(t, options{})
 	r.attach()
 	bus, dev := r.open()
 	copying := copyUntilItFails(t, dev)

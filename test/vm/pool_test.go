@@ -1,7 +1,6 @@
 package vm_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +18,7 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/device/gpu"
+	"github.com/dxpu-project/dxpu/internal/agent/agenttest"
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/internal/dataplane/udp"
@@ -34,7 +34,7 @@ type pool struct {
 	wire             *wire
 	news             chan struct{} // the host proxy has something to report
 	revision, epochs uint64
-	bindings         map[int]*dxpuv1.DesiredBinding // by host slot
+	bindings         map[int]*agenttest.Binding // by host slot
 	log              *os.File
 }
 
@@ -51,7 +51,7 @@ type poolConfig struct {
 // newPool starts the proxies beside a guest. They end with the test.
 func newPool(t *testing.T, g *guest, cfg poolConfig) *pool {
 	t.Helper()
-	p := &pool{news: make(chan struct{}, 1), bindings: map[int]*dxpuv1.DesiredBinding{}}
+	p := &pool{news: make(chan struct{}, 1), bindings: map[int]*agenttest.Binding{}}
 	var err error
 	if p.log, err = os.Create(filepath.Join(g.dir, "proxies.log")); err != nil {
 		t.Fatal(err)
@@ -122,10 +122,15 @@ func (p *pool) attach(t *testing.T, hostSlot, boxSlot int) {
 
 func (p *pool) bind(hostSlot, boxSlot int) {
 	p.epochs++
-	p.bindings[hostSlot] = &dxpuv1.DesiredBinding{
-		BindingId: fmt.Sprintf("b%d", p.epochs), Epoch: p.epochs, Slot: uint32(hostSlot), Domain: "host/0",
-		Cipher: dxpuv1.Cipher_CIPHER_AES_256_GCM, Secret: bytes.Repeat([]byte{byte(p.epochs)}, 32),
-		Mtu: uint32(p.hostFab.MTUs()[0]), Peer: &dxpuv1.Peer{Slot: uint32(boxSlot)},
+	// Each side sees the other at its end of the wire.
+	mtu := uint32(p.hostFab.MTUs()[0])
+	end := func(node uint32, slot int, addr netip.AddrPort) agenttest.End {
+		return agenttest.End{Node: node, Slot: uint32(slot), Addresses: []*dxpuv1.PathAddress{{Address: addr.String(), Mtu: mtu}}}
+	}
+	p.bindings[hostSlot] = &agenttest.Binding{
+		ID: fmt.Sprintf("b%d", p.epochs), Epoch: p.epochs, Domain: "host/0",
+		Host: end(hostNumber, hostSlot, p.wire.boxEnd.LocalAddr()),
+		Box:  end(boxNumber, boxSlot, p.wire.hostEnd.LocalAddr()),
 	}
 	box, host := p.desired()
 	p.box.Apply(box)
@@ -144,23 +149,14 @@ func (p *pool) detach(t *testing.T, hostSlot int) {
 	p.box.Apply(box)
 }
 
-// desired is what both sides should have. Each sees the other at its end of
-// the wire.
+// desired returns the state that both sides should have.
 func (p *pool) desired() (box, host *dxpuv1.DesiredState) {
 	p.revision++
-	box = &dxpuv1.DesiredState{NodeNumber: boxNumber, Revision: p.revision}
-	host = &dxpuv1.DesiredState{NodeNumber: hostNumber, Revision: p.revision}
-	side := func(b *dxpuv1.DesiredBinding, slot, peer, peerSlot uint32, addr netip.AddrPort) *dxpuv1.DesiredBinding {
-		return &dxpuv1.DesiredBinding{
-			BindingId: b.BindingId, Epoch: b.Epoch, Slot: slot, Cipher: b.Cipher, Secret: b.Secret, Mtu: b.Mtu, Domain: b.Domain,
-			Replugs: b.Replugs, Peer: &dxpuv1.Peer{NodeNumber: peer, Slot: peerSlot, Addresses: []*dxpuv1.PathAddress{{Address: addr.String(), Mtu: b.Mtu}}},
-		}
-	}
+	var bindings []agenttest.Binding
 	for _, b := range p.bindings {
-		host.Bindings = append(host.Bindings, side(b, b.Slot, boxNumber, b.Peer.Slot, p.wire.hostEnd.LocalAddr()))
-		box.Bindings = append(box.Bindings, side(b, b.Peer.Slot, hostNumber, b.Slot, p.wire.boxEnd.LocalAddr()))
+		bindings = append(bindings, *b)
 	}
-	return box, host
+	return agenttest.Desired(boxNumber, p.revision, bindings...), agenttest.Desired(hostNumber, p.revision, bindings...)
 }
 
 // await waits until the host reports a slot's binding in a state.

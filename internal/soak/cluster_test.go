@@ -11,7 +11,7 @@ import (
 // befalls it meanwhile befalls nobody.
 func TestRestartWithoutAnAddress(t *testing.T) {
 	for _, side := range []int{hostSide, boxSide} {
-		r, err := newRig(2, t.TempDir())
+		r, err := newCluster(2, t.TempDir())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
-// Host memory of a rig: rings, fences and lists low, data above.
+// Host memory: rings, fences and lists low, data above.
 const (
 	memBase   = 0x10000000
 	memSize   = 64 << 20
@@ -25,8 +25,8 @@ const (
 	deadlines = time.Second
 )
 
-// rig is a GPU in a host with all queues set up, as a driver would.
-type rig struct {
+// gpuHost is a GPU in a host with all queues set up, as a driver would.
+type gpuHost struct {
 	t    testing.TB
 	gpu  *gpu.GPU
 	host *devicetest.Host
@@ -35,13 +35,13 @@ type rig struct {
 	tail [reg.DefaultQueues]uint32
 }
 
-func newRig(t testing.TB, spec gpu.Spec) *rig {
+func newGPUHost(t testing.TB, spec gpu.Spec) *gpuHost {
 	t.Helper()
 	g, err := gpu.New(spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{t: t, gpu: g, host: devicetest.NewHost(g)}
+	r := &gpuHost{t: t, gpu: g, host: devicetest.NewHost(g)}
 	r.host.Latency = time.Microsecond
 	r.mem = r.host.AddMemory(memBase, memSize)
 	r.setup()
@@ -49,7 +49,7 @@ func newRig(t testing.TB, spec gpu.Spec) *rig {
 }
 
 // setup enumerates, programs MSI-X and enables the queues.
-func (r *rig) setup() {
+func (r *gpuHost) setup() {
 	r.t.Helper()
 	r.bars = r.host.Enumerate()
 	exp := r.gpu.Config().ExpressOffset()
@@ -74,15 +74,15 @@ func (r *rig) setup() {
 	}
 }
 
-func (r *rig) write32(off uint64, v uint32) {
+func (r *gpuHost) write32(off uint64, v uint32) {
 	r.host.Write(r.bars[0].Addr+off, binary.LittleEndian.AppendUint32(nil, v))
 }
 
-func (r *rig) write64(off, v uint64) {
+func (r *gpuHost) write64(off, v uint64) {
 	r.host.Write(r.bars[0].Addr+off, binary.LittleEndian.AppendUint64(nil, v))
 }
 
-func (r *rig) read32(off uint64) uint32 {
+func (r *gpuHost) read32(off uint64) uint32 {
 	r.t.Helper()
 	b, err := r.host.Read(r.bars[0].Addr+off, 4)
 	if err != nil {
@@ -91,7 +91,7 @@ func (r *rig) read32(off uint64) uint32 {
 	return binary.LittleEndian.Uint32(b)
 }
 
-func (r *rig) read64(off uint64) uint64 {
+func (r *gpuHost) read64(off uint64) uint64 {
 	r.t.Helper()
 	b, err := r.host.Read(r.bars[0].Addr+off, 8)
 	if err != nil {
@@ -100,13 +100,13 @@ func (r *rig) read64(off uint64) uint64 {
 	return binary.LittleEndian.Uint64(b)
 }
 
-func (r *rig) queue32(q int, off uint64) uint32 {
+func (r *gpuHost) queue32(q int, off uint64) uint32 {
 	r.t.Helper()
 	return r.read32(reg.Queue + uint64(q)*reg.QueueStride + off)
 }
 
 // submit puts commands into the ring of a queue and rings its doorbell.
-func (r *rig) submit(q int, cmds ...reg.Command) {
+func (r *gpuHost) submit(q int, cmds ...reg.Command) {
 	for _, c := range cmds {
 		at := ringsAt - memBase + q*0x10000 + int(r.tail[q]%ringSize)*reg.CommandSize
 		c.Append(r.mem[at:at])
@@ -116,7 +116,7 @@ func (r *rig) submit(q int, cmds ...reg.Command) {
 }
 
 // drain runs until the queue has retired everything or halted, and returns its error.
-func (r *rig) drain(q int) reg.Error {
+func (r *gpuHost) drain(q int) reg.Error {
 	r.t.Helper()
 	done := func() bool {
 		s := reg.QueueState(r.queue32(q, reg.QState))
@@ -129,7 +129,7 @@ func (r *rig) drain(q int) reg.Error {
 }
 
 // do submits and drains, and expects success.
-func (r *rig) do(q int, cmds ...reg.Command) {
+func (r *gpuHost) do(q int, cmds ...reg.Command) {
 	r.t.Helper()
 	r.submit(q, cmds...)
 	if e := r.drain(q); e != reg.NoError {
@@ -138,10 +138,10 @@ func (r *rig) do(q int, cmds ...reg.Command) {
 }
 
 // host64 reads host memory.
-func (r *rig) host64(addr uint64) uint64 { return binary.LittleEndian.Uint64(r.mem[addr-memBase:]) }
+func (r *gpuHost) host64(addr uint64) uint64 { return binary.LittleEndian.Uint64(r.mem[addr-memBase:]) }
 
 // data is n bytes of host memory at a bus address.
-func (r *rig) data(addr uint64, n int) []byte { return r.mem[addr-memBase:][:n] }
+func (r *gpuHost) data(addr uint64, n int) []byte { return r.mem[addr-memBase:][:n] }
 
 // fillPattern makes bytes that differ from page to page.
 func fillPattern(b []byte, seed int) {
@@ -152,7 +152,7 @@ func fillPattern(b []byte, seed int) {
 
 // pages writes a scatter-gather list to host memory for n bytes in pages of size bytes that
 // stand in reverse order from addr on, the first one starting at skip; it returns the list's entries.
-func (r *rig) pages(list, addr uint64, n, size, skip int) (segments []reg.Segment) {
+func (r *gpuHost) pages(list, addr uint64, n, size, skip int) (segments []reg.Segment) {
 	count := (skip + n + size - 1) / size
 	at := int(list - memBase)
 	for i := range count {
@@ -168,7 +168,7 @@ func (r *rig) pages(list, addr uint64, n, size, skip int) (segments []reg.Segmen
 }
 
 // gather reads n bytes of host memory through segments.
-func (r *rig) gather(segments []reg.Segment, n int) (out []byte) {
+func (r *gpuHost) gather(segments []reg.Segment, n int) (out []byte) {
 	for _, s := range segments {
 		out = append(out, r.data(s.Addr, min(int(s.Length), n-len(out)))...)
 	}
@@ -176,7 +176,7 @@ func (r *rig) gather(segments []reg.Segment, n int) (out []byte) {
 }
 
 // scatter writes b to host memory through segments.
-func (r *rig) scatter(segments []reg.Segment, b []byte) {
+func (r *gpuHost) scatter(segments []reg.Segment, b []byte) {
 	for _, s := range segments {
 		n := copy(r.data(s.Addr, min(int(s.Length), len(b))), b)
 		b = b[n:]

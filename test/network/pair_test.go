@@ -21,6 +21,7 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/device/gpu/driver/vfiouserbus"
+	"github.com/dxpu-project/dxpu/internal/agent/agenttest"
 )
 
 const (
@@ -128,8 +129,8 @@ func (p *process) until(what string, ok func(report) bool) report {
 	}
 }
 
-// rig is a host and a box, each in its namespace.
-type rig struct {
+// proxyPair is a host and a box, each in its namespace.
+type proxyPair struct {
 	t        *testing.T
 	net      network
 	proxies  [2]*process // by end
@@ -143,9 +144,9 @@ type options struct {
 	faults []string // of both ends
 }
 
-func newRig(t *testing.T, o options) *rig {
+func newProxyPair(t *testing.T, o options) *proxyPair {
 	t.Helper()
-	r := &rig{t: t, net: newNetwork(t, max(o.paths, 1))}
+	r := &proxyPair{t: t, net: newNetwork(t, max(o.paths, 1))}
 	dir, err := os.MkdirTemp("", "dxpu") // short: a socket's path has 107 bytes
 	if err != nil {
 		t.Fatal(err)
@@ -165,33 +166,34 @@ func newRig(t *testing.T, o options) *rig {
 }
 
 // restart starts a proxy again that was killed.
-func (r *rig) restart(end int) {
+func (r *proxyPair) restart(end int) {
 	r.t.Helper()
 	r.proxies[end] = start(r.t, r.net[end], r.proxies[end].cfg)
 }
 
-func (r *rig) binding() string { return fmt.Sprintf("b%d", r.epoch) }
+func (r *proxyPair) binding() string { return fmt.Sprintf("b%d", r.epoch) }
 
 // apply tells both ends what they should have.
-func (r *rig) apply() {
+func (r *proxyPair) apply() {
 	r.t.Helper()
 	r.revision++
 	var says [2]report
 	for end, p := range r.proxies {
 		says[end] = p.until("the first report", func(s report) bool { return s.Addresses != nil })
 	}
-	for end, p := range r.proxies {
-		d := &dxpuv1.DesiredState{NodeNumber: uint32(10 + end), Revision: r.revision}
-		if r.epoch != 0 {
-			peer := &dxpuv1.Peer{NodeNumber: uint32(10 + 1 - end)}
-			for i, a := range says[1-end].Addresses {
-				peer.Addresses = append(peer.Addresses, &dxpuv1.PathAddress{Path: uint32(i), Address: a, Mtu: says[1-end].MTUs[i]})
+	var bindings []agenttest.Binding
+	if r.epoch != 0 {
+		end := func(i int) agenttest.End {
+			e := agenttest.End{Node: uint32(10 + i)}
+			for path, a := range says[i].Addresses {
+				e.Addresses = append(e.Addresses, &dxpuv1.PathAddress{Path: uint32(path), Address: a, Mtu: says[i].MTUs[path]})
 			}
-			d.Bindings = []*dxpuv1.DesiredBinding{{
-				BindingId: r.binding(), Epoch: r.epoch, Cipher: dxpuv1.Cipher_CIPHER_AES_256_GCM,
-				Secret: bytes.Repeat([]byte{byte(r.epoch)}, 32), Mtu: says[hostEnd].MTUs[0], Domain: "nettest", Peer: peer,
-			}}
+			return e
 		}
+		bindings = []agenttest.Binding{{ID: r.binding(), Epoch: r.epoch, Domain: "nettest", Host: end(hostEnd), Box: end(boxEnd)}}
+	}
+	for i, p := range r.proxies {
+		d := agenttest.Desired(uint32(10+i), r.revision, bindings...)
 		line, err := protojson.Marshal(d)
 		if err == nil {
 			_, err = p.stdin.Write(append(line, '\n'))
@@ -203,7 +205,7 @@ func (r *rig) apply() {
 }
 
 // attach makes a binding and waits until the host has the GPU.
-func (r *rig) attach() {
+func (r *proxyPair) attach() {
 	r.t.Helper()
 	r.epoch = r.revision + 1
 	r.apply()
@@ -216,7 +218,7 @@ func (r *rig) attach() {
 }
 
 // detach ends the binding and waits until nothing is left of it.
-func (r *rig) detach() {
+func (r *proxyPair) detach() {
 	r.t.Helper()
 	r.epoch = 0
 	r.apply()
@@ -226,7 +228,7 @@ func (r *rig) detach() {
 }
 
 // open drives the GPU of the VM's port, as a guest does.
-func (r *rig) open() (driver.Bus, *driver.Device) {
+func (r *proxyPair) open() (driver.Bus, *driver.Device) {
 	r.t.Helper()
 	bus, err := vfiouserbus.Open(r.t.Context(), filepath.Join(r.proxies[hostEnd].cfg.SocketDir, "slot0.sock"))
 	if err != nil {

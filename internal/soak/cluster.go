@@ -15,6 +15,7 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu/driver/vfiouserbus"
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/agent/agenttest"
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
@@ -41,10 +42,10 @@ const (
 	boxSide  = 1
 )
 
-// rig is a host proxy with two virtual switches, one of an embedded host and
-// one of a VM, and a box proxy. It stands for the manager, too: it says what
-// each should have, again when one has been restarted.
-type rig struct {
+// cluster is a host proxy with two virtual switches, one of an embedded host and
+// one of a VM, and a box proxy. In the manager's place it gives each its desired
+// state, also after a restart.
+type cluster struct {
 	slots int // of the box; those of the host are numbered alike, first the embedded ones
 	dir   string
 
@@ -78,8 +79,8 @@ type proxy struct {
 	fabricRunning, itRunning sync.WaitGroup
 }
 
-func newRig(slots int, dir string) (*rig, error) {
-	r := &rig{slots: slots, dir: dir, wanted: map[int]*want{}, news: make(chan struct{})}
+func newCluster(slots int, dir string) (*cluster, error) {
+	r := &cluster{slots: slots, dir: dir, wanted: map[int]*want{}, news: make(chan struct{})}
 	r.addrs = [2][]string{{"127.0.0.1:0", "127.0.0.1:0"}, {"127.0.0.1:0", "127.0.0.1:0"}}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -91,15 +92,15 @@ func newRig(slots int, dir string) (*rig, error) {
 }
 
 // embedded is how many slots the embedded host has.
-func (r *rig) embedded() int { return r.slots / 2 }
+func (r *cluster) embedded() int { return r.slots / 2 }
 
-func (r *rig) close() {
+func (r *cluster) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.stopLocked()
 }
 
-func (r *rig) stopLocked() {
+func (r *cluster) stopLocked() {
 	for _, p := range r.proxies {
 		if p != nil {
 			p.end()
@@ -108,7 +109,7 @@ func (r *rig) stopLocked() {
 }
 
 // openLocked opens the sockets of a side, on the addresses that it had before.
-func (r *rig) openLocked(side int) (*proxy, error) {
+func (r *cluster) openLocked(side int) (*proxy, error) {
 	cfg := netio.Config{Polling: reader.Polling{Window: reader.DefaultWindow}, Logger: slog.New(slog.DiscardHandler)}
 	for _, a := range r.addrs[side] {
 		cfg.Paths = append(cfg.Paths, netio.PathConfig{Listen: a})
@@ -154,7 +155,7 @@ func (p *proxy) kill() {
 	p.end()
 }
 
-func (r *rig) startBoxLocked() error {
+func (r *cluster) startBoxLocked() error {
 	p, err := r.openLocked(boxSide)
 	if err != nil {
 		return err
@@ -178,7 +179,7 @@ func (r *rig) startBoxLocked() error {
 	return nil
 }
 
-func (r *rig) startHostLocked() error {
+func (r *cluster) startHostLocked() error {
 	p, err := r.openLocked(hostSide)
 	if err != nil {
 		return err
@@ -204,7 +205,7 @@ func (r *rig) startHostLocked() error {
 func domain(i int) string { return fmt.Sprintf("switch%d", i) }
 
 // restart kills a side and starts it again, on the same addresses.
-func (r *rig) restart(side int) error {
+func (r *cluster) restart(side int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.proxies[side].kill()
@@ -218,27 +219,27 @@ func (r *rig) restart(side int) error {
 }
 
 // setFault changes what a side does to the datagrams it sends by a path.
-func (r *rig) setFault(side, path int, plan fault.Plan, seed uint64) {
+func (r *cluster) setFault(side, path int, plan fault.Plan, seed uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	_ = r.proxies[side].fab.SetFault(path, plan, seed) // the path is there
 }
 
-func (r *rig) jump(side int, by time.Duration) {
+func (r *cluster) jump(side int, by time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.proxies[side].fab.Jump(by)
 }
 
 // note wakes those who wait for news.
-func (r *rig) note() {
+func (r *cluster) note() {
 	r.newsMu.Lock()
 	defer r.newsMu.Unlock()
 	close(r.news)
 	r.news = make(chan struct{})
 }
 
-func (r *rig) nextNews() <-chan struct{} {
+func (r *cluster) nextNews() <-chan struct{} {
 	r.newsMu.Lock()
 	defer r.newsMu.Unlock()
 	return r.news
@@ -246,7 +247,7 @@ func (r *rig) nextNews() <-chan struct{} {
 
 // until waits for something that a side reports, or that a look now and then
 // finds. It returns false when that did not happen in time.
-func (r *rig) until(limit time.Duration, ok func() bool) bool {
+func (r *cluster) until(limit time.Duration, ok func() bool) bool {
 	end := time.NewTimer(limit)
 	defer end.Stop()
 	look := time.NewTicker(50 * time.Millisecond)
@@ -266,7 +267,7 @@ func (r *rig) until(limit time.Duration, ok func() bool) bool {
 }
 
 // bind wants a binding for a slot.
-func (r *rig) bind(slot int) *want {
+func (r *cluster) bind(slot int) *want {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.epoch++
@@ -277,7 +278,7 @@ func (r *rig) bind(slot int) *want {
 	return w
 }
 
-func (r *rig) unbind(slot int) {
+func (r *cluster) unbind(slot int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.wanted, slot)
@@ -285,7 +286,7 @@ func (r *rig) unbind(slot int) {
 }
 
 // place says where a slot of the host is.
-func (r *rig) place(slot int) (on, at int) {
+func (r *cluster) place(slot int) (on, at int) {
 	if slot < r.embedded() {
 		return 0, slot
 	}
@@ -293,36 +294,29 @@ func (r *rig) place(slot int) (on, at int) {
 }
 
 // applyLocked tells each part what it should have.
-func (r *rig) applyLocked() {
+func (r *cluster) applyLocked() {
 	r.revision++
-	box := &dxpuv1.DesiredState{NodeNumber: boxNumber, Revision: r.revision}
-	hosts := [2]*dxpuv1.DesiredState{
-		{NodeNumber: embeddedNumber, Revision: r.revision}, {NodeNumber: vmNumber, Revision: r.revision},
-	}
 	hostAddrs, boxAddrs := agent.Addresses(r.proxies[hostSide].fab), agent.Addresses(r.proxies[boxSide].fab)
+	numbers := [...]uint32{embeddedNumber, vmNumber}
+	var bindings []agenttest.Binding
 	for slot := range r.slots {
-		w := r.wanted[slot]
-		if w == nil {
-			continue
+		if w := r.wanted[slot]; w != nil {
+			on, at := r.place(slot)
+			bindings = append(bindings, agenttest.Binding{
+				ID: w.id, Epoch: w.epoch, Domain: domain(on), Secret: w.secret,
+				Host: agenttest.End{Node: numbers[on], Slot: uint32(at), Addresses: hostAddrs},
+				Box:  agenttest.End{Node: boxNumber, Slot: uint32(slot), Addresses: boxAddrs},
+			})
 		}
-		on, at := r.place(slot)
-		b := func(slot int, peer *dxpuv1.Peer) *dxpuv1.DesiredBinding {
-			return &dxpuv1.DesiredBinding{
-				BindingId: w.id, Epoch: w.epoch, Slot: uint32(slot), Cipher: dxpuv1.Cipher_CIPHER_AES_256_GCM, Secret: w.secret,
-				Mtu: hostAddrs[0].Mtu, Domain: domain(on), Peer: peer,
-			}
-		}
-		hosts[on].Bindings = append(hosts[on].Bindings, b(at, &dxpuv1.Peer{NodeNumber: boxNumber, Slot: uint32(slot), Addresses: boxAddrs}))
-		box.Bindings = append(box.Bindings, b(slot, &dxpuv1.Peer{NodeNumber: hosts[on].NodeNumber, Slot: uint32(at), Addresses: hostAddrs}))
 	}
-	r.box.Apply(box)
+	r.box.Apply(agenttest.Desired(boxNumber, r.revision, bindings...))
 	for i, h := range r.switches {
-		h.Apply(hosts[i])
+		h.Apply(agenttest.Desired(numbers[i], r.revision, bindings...))
 	}
 }
 
 // observed is what both ends report of a binding, nil for nothing.
-func (r *rig) observed(slot int, w *want) (host, box *dxpuv1.ObservedBinding) {
+func (r *cluster) observed(slot int, w *want) (host, box *dxpuv1.ObservedBinding) {
 	r.mu.Lock()
 	on, at := r.place(slot)
 	h, x := r.switches[on], r.box
@@ -337,7 +331,7 @@ func (r *rig) observed(slot int, w *want) (host, box *dxpuv1.ObservedBinding) {
 }
 
 // device returns the driver's way to the device in a slot, and the device.
-func (r *rig) device(ctx context.Context, slot int) (driver.Bus, *sequence, error) {
+func (r *cluster) device(ctx context.Context, slot int) (driver.Bus, *sequence, error) {
 	r.mu.Lock()
 	on, at := r.place(slot)
 	inside, vm, g := r.inside, r.vm, r.gpus[slot]

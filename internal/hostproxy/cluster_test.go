@@ -19,6 +19,7 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/device/gpu/driver/vfiouserbus"
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/agent/agenttest"
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/internal/embedded/rootcomplex"
@@ -28,9 +29,9 @@ import (
 // patience is how long a test waits for what must happen on a loaded machine.
 const patience = 30 * time.Second
 
-// rig is some boxes and hosts joined over UDP on loopback, without a manager:
-// the test says what each should have.
-type rig struct {
+// cluster is boxes and hosts joined over UDP on loopback, without a manager:
+// the test gives each its desired state.
+type cluster struct {
 	t        testing.TB
 	opts     options
 	log      *slog.Logger
@@ -88,12 +89,11 @@ type binding struct {
 	box, boxSlot        int
 	hostGone, boxGone   bool // one side is no longer told of it
 	replugs             uint32
-	secret              []byte
 	domain              string
 	hostAddrs, boxAddrs []*dxpuv1.PathAddress
 }
 
-func newRig(t testing.TB, o options) *rig {
+func newCluster(t testing.TB, o options) *cluster {
 	t.Helper()
 	o.gpus, o.boxes, o.hosts = max(o.gpus, 1), max(o.boxes, 1), max(o.hosts, 1)
 	if o.cipher == 0 {
@@ -105,7 +105,7 @@ func newRig(t testing.TB, o options) *rig {
 	if o.spec.VRAM == 0 {
 		o.spec.VRAM = 32 << 20
 	}
-	r := &rig{t: t, opts: o, log: slog.New(slog.DiscardHandler), news: make(chan struct{}, 1)}
+	r := &cluster{t: t, opts: o, log: slog.New(slog.DiscardHandler), news: make(chan struct{}, 1)}
 	if os.Getenv("DXPU_TEST_LOG") != "" {
 		r.log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
@@ -118,7 +118,7 @@ func newRig(t testing.TB, o options) *rig {
 	return r
 }
 
-func (r *rig) note() {
+func (r *cluster) note() {
 	select {
 	case r.news <- struct{}{}:
 	default:
@@ -126,7 +126,7 @@ func (r *rig) note() {
 }
 
 // open makes the fabric of a side, on the addresses given or on new ones.
-func (r *rig) open(s *side, seed uint64, addrs []string) {
+func (r *cluster) open(s *side, seed uint64, addrs []string) {
 	r.t.Helper()
 	paths := slices.Clone(r.opts.paths)
 	for i := range paths {
@@ -145,7 +145,7 @@ func (r *rig) open(s *side, seed uint64, addrs []string) {
 }
 
 // run starts a side and ends it, in order, with the test.
-func (r *rig) run(s *side, run func(context.Context) error) {
+func (r *cluster) run(s *side, run func(context.Context) error) {
 	var fabricCtx, ctx context.Context
 	fabricCtx, s.stopFabric = context.WithCancel(context.Background())
 	ctx, s.stop = context.WithCancel(context.Background())
@@ -169,7 +169,7 @@ func (s *side) kill() {
 }
 
 // newBox makes a box, in the place of one that has died if there are addresses.
-func (r *rig) newBox(i int, addrs []string) *boxSide {
+func (r *cluster) newBox(i int, addrs []string) *boxSide {
 	r.t.Helper()
 	b := &boxSide{side: side{number: uint32(9 + i)}}
 	r.open(&b.side, uint64(100*i+10), addrs)
@@ -197,7 +197,7 @@ func (r *rig) newBox(i int, addrs []string) *boxSide {
 }
 
 // newHost makes a host, in the place of one that has died if there are addresses.
-func (r *rig) newHost(i int, addrs []string) *hostSide {
+func (r *cluster) newHost(i int, addrs []string) *hostSide {
 	r.t.Helper()
 	h := &hostSide{side: side{number: uint32(70 + i)}, domain: "host" + strconv.Itoa(i) + "/0"}
 	r.open(&h.side, uint64(100*i+50), addrs)
@@ -242,7 +242,7 @@ func check(t testing.TB, err error) {
 }
 
 // bind wants a binding between a slot of a host and one of a box.
-func (r *rig) bind(host, slot, box, boxSlot int) *binding {
+func (r *cluster) bind(host, slot, box, boxSlot int) *binding {
 	r.t.Helper()
 	b := r.plan(host, slot, box, boxSlot)
 	r.apply()
@@ -250,11 +250,11 @@ func (r *rig) bind(host, slot, box, boxSlot int) *binding {
 }
 
 // plan is bind without telling the proxies.
-func (r *rig) plan(host, slot, box, boxSlot int) *binding {
+func (r *cluster) plan(host, slot, box, boxSlot int) *binding {
 	r.epoch++
 	b := &binding{
 		id: "b" + strconv.FormatUint(r.epoch, 10), epoch: r.epoch, host: host, slot: slot, box: box, boxSlot: boxSlot,
-		secret: bytes.Repeat([]byte{byte(r.epoch)}, 32), domain: r.hosts[host].domain,
+		domain:    r.hosts[host].domain,
 		hostAddrs: agent.Addresses(r.hosts[host].fab), boxAddrs: agent.Addresses(r.boxes[box].fab),
 	}
 	r.bindings = append(r.bindings, b)
@@ -262,7 +262,7 @@ func (r *rig) plan(host, slot, box, boxSlot int) *binding {
 }
 
 // attach binds and waits until the host has the device.
-func (r *rig) attach(host, slot, box, boxSlot int) *binding {
+func (r *cluster) attach(host, slot, box, boxSlot int) *binding {
 	r.t.Helper()
 	b := r.bind(host, slot, box, boxSlot)
 	r.await(b, dxpuv1.BindingState_BINDING_STATE_ATTACHED)
@@ -271,7 +271,7 @@ func (r *rig) attach(host, slot, box, boxSlot int) *binding {
 
 // attachSlowly attaches where Completion Timeouts are so short that a machine
 // with other things to do lets one pass now and then.
-func (r *rig) attachSlowly(host, slot, box, boxSlot int) (b *binding) {
+func (r *cluster) attachSlowly(host, slot, box, boxSlot int) (b *binding) {
 	r.t.Helper()
 	const failed = dxpuv1.BindingState_BINDING_STATE_FAILED
 	r.until("attached", func() bool {
@@ -289,7 +289,7 @@ func (r *rig) attachSlowly(host, slot, box, boxSlot int) (b *binding) {
 }
 
 // detach wants the binding no longer and waits until nothing is left of it.
-func (r *rig) detach(b *binding) {
+func (r *cluster) detach(b *binding) {
 	r.t.Helper()
 	r.drop(b)
 	r.until("nothing is left of the binding", func() bool {
@@ -297,49 +297,46 @@ func (r *rig) detach(b *binding) {
 	})
 }
 
-func (r *rig) drop(b *binding) {
+func (r *cluster) drop(b *binding) {
 	r.bindings = slices.DeleteFunc(r.bindings, func(other *binding) bool { return other == b })
 	r.apply()
 }
 
 // apply gives every side what it should have.
-func (r *rig) apply() {
+func (r *cluster) apply() {
 	r.revision++
-	want := func(b *binding, slot int, peer *dxpuv1.Peer) *dxpuv1.DesiredBinding {
-		return &dxpuv1.DesiredBinding{
-			BindingId: b.id, Epoch: b.epoch, Slot: uint32(slot), Cipher: r.opts.cipher, Secret: b.secret,
-			Mtu: b.hostAddrs[0].Mtu, Domain: b.domain, Peer: peer, Replugs: b.replugs,
-		}
-	}
-	for i, h := range r.hosts {
-		d := &dxpuv1.DesiredState{NodeNumber: h.number, Revision: r.revision}
+	give := func(s *side, apply func(*dxpuv1.DesiredState), told func(*binding) bool) {
+		var ends []agenttest.Binding
 		for _, b := range r.bindings {
-			if b.host == i && !b.hostGone {
-				peer := &dxpuv1.Peer{NodeNumber: r.boxes[b.box].number, Slot: uint32(b.boxSlot), Addresses: b.boxAddrs}
-				d.Bindings = append(d.Bindings, want(b, b.slot, peer))
+			if told(b) {
+				ends = append(ends, r.desired(b))
 			}
 		}
-		h.Apply(d)
+		apply(agenttest.Desired(s.number, r.revision, ends...))
 	}
-	for i, x := range r.boxes {
-		d := &dxpuv1.DesiredState{NodeNumber: x.number, Revision: r.revision}
-		for _, b := range r.bindings {
-			if b.box == i && !b.boxGone {
-				peer := &dxpuv1.Peer{NodeNumber: r.hosts[b.host].number, Slot: uint32(b.slot), Addresses: b.hostAddrs}
-				d.Bindings = append(d.Bindings, want(b, b.boxSlot, peer))
-			}
-		}
-		x.Apply(d)
+	for _, h := range r.hosts {
+		give(&h.side, h.Apply, func(b *binding) bool { return !b.hostGone })
+	}
+	for _, x := range r.boxes {
+		give(&x.side, x.Apply, func(b *binding) bool { return !b.boxGone })
+	}
+}
+
+func (r *cluster) desired(b *binding) agenttest.Binding {
+	return agenttest.Binding{
+		ID: b.id, Epoch: b.epoch, Domain: b.domain, Cipher: r.opts.cipher, Replugs: b.replugs,
+		Host: agenttest.End{Node: r.hosts[b.host].number, Slot: uint32(b.slot), Addresses: b.hostAddrs},
+		Box:  agenttest.End{Node: r.boxes[b.box].number, Slot: uint32(b.boxSlot), Addresses: b.boxAddrs},
 	}
 }
 
 // atHost returns what the host reports of a binding, nil for nothing.
-func (r *rig) atHost(b *binding) *dxpuv1.ObservedBinding {
+func (r *cluster) atHost(b *binding) *dxpuv1.ObservedBinding {
 	return ours(b, r.hosts[b.host].Observe().Slots[b.slot])
 }
 
 // atBox returns what the box reports of it.
-func (r *rig) atBox(b *binding) *dxpuv1.ObservedBinding {
+func (r *cluster) atBox(b *binding) *dxpuv1.ObservedBinding {
 	return ours(b, r.boxes[b.box].Observe().Slots[b.boxSlot])
 }
 
@@ -351,7 +348,7 @@ func ours(b *binding, slot *dxpuv1.ObservedSlot) *dxpuv1.ObservedBinding {
 }
 
 // await waits until the host reports a binding in a state.
-func (r *rig) await(b *binding, state dxpuv1.BindingState) {
+func (r *cluster) await(b *binding, state dxpuv1.BindingState) {
 	r.t.Helper()
 	r.until(state.String(), func() bool {
 		have := r.atHost(b)
@@ -363,7 +360,7 @@ func (r *rig) await(b *binding, state dxpuv1.BindingState) {
 }
 
 // until waits for something that a side reports, or that a look now and then finds.
-func (r *rig) until(what string, ok func() bool) {
+func (r *cluster) until(what string, ok func() bool) {
 	r.t.Helper()
 	limit := time.After(patience)
 	look := time.NewTicker(20 * time.Millisecond)
@@ -379,7 +376,7 @@ func (r *rig) until(what string, ok func() bool) {
 }
 
 // bus gives a driver the device of a slot, as a guest or the embedded host has it.
-func (r *rig) bus(host, slot int, o vfiouserbus.Options) driver.Bus {
+func (r *cluster) bus(host, slot int, o vfiouserbus.Options) driver.Bus {
 	r.t.Helper()
 	h := r.hosts[host]
 	var bus driver.Bus
@@ -397,12 +394,12 @@ func (r *rig) bus(host, slot int, o vfiouserbus.Options) driver.Bus {
 }
 
 // open1 drives the GPU of a slot.
-func (r *rig) open1(host, slot int) (driver.Bus, *driver.Device) {
+func (r *cluster) open1(host, slot int) (driver.Bus, *driver.Device) {
 	r.t.Helper()
 	return r.openWith(host, slot, vfiouserbus.Options{})
 }
 
-func (r *rig) openWith(host, slot int, o vfiouserbus.Options) (driver.Bus, *driver.Device) {
+func (r *cluster) openWith(host, slot int, o vfiouserbus.Options) (driver.Bus, *driver.Device) {
 	r.t.Helper()
 	bus := r.bus(host, slot, o)
 	dev, err := driver.Open(r.t.Context(), bus, driver.Options{})
