@@ -55,6 +55,9 @@ func (a *analysis) print(out io.Writer, top int, plot bool) error {
 
 const maxStepLines = 12
 
+// copyNames are the names of predict.Stats.Copies.
+var copyNames = [...]string{"copies to the device", "copies to the host", "copies on the device", "other copies"}
+
 func (a *analysis) printSteps(out io.Writer) {
 	if len(a.result.Steps) == 0 {
 		return
@@ -85,7 +88,7 @@ func (a *analysis) printBreakdown(out io.Writer, top int) error {
 		}
 	}
 	line("kernels", s.Kernels, s.KernelTime, s.GPUTime, fmt.Sprintf("mean %v, %.1f %% short (up to %v)", s.MeanKernel(), 100*s.ShortShare(), predict.ShortKernel))
-	for i, name := range []string{"copies to the device", "copies to the host", "copies on the device", "other copies"} {
+	for i, name := range copyNames {
 		c := s.Copies[i]
 		line(name, c.Count, c.Time, s.GPUTime, rate(c))
 	}
@@ -269,7 +272,7 @@ func (a *analysis) json(top int) analysisJSON {
 		out.Sweep = append(out.Sweep, resultOf(&a.sweep[i]))
 	}
 	out.Time = []countJSON{{"kernels", s.Kernels, 0, s.KernelTime.Nanoseconds()}}
-	for i, name := range []string{"copies to the device", "copies to the host", "copies on the device", "other copies"} {
+	for i, name := range copyNames {
 		c := s.Copies[i]
 		out.Time = append(out.Time, countJSON{name, c.Count, int64(c.Bytes), c.Time.Nanoseconds()})
 	}

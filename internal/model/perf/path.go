@@ -2,7 +2,6 @@ package perf
 
 import (
 	"fmt"
-	"math"
 	"time"
 )
 
@@ -20,22 +19,6 @@ const (
 	DtoHByWrite
 )
 
-// String names the transfer.
-func (t Transfer) String() string {
-	switch t {
-	case HtoDByRead:
-		return "host to device, DMA read"
-	case HtoDByWrite:
-		return "host to device, posted write"
-	case DtoHByWrite:
-		return "device to host, DMA write"
-	}
-	return fmt.Sprintf("Transfer(%d)", uint8(t))
-}
-
-// Posted reports whether the transfer waits for no completion.
-func (t Transfer) Posted() bool { return t != HtoDByRead }
-
 // Path is the connection between a host and a GPU.
 type Path struct {
 	Link      Link
@@ -43,9 +26,6 @@ type Path struct {
 	// NativeRTT and RTT are round trips of a PCIe memory read without and
 	// with disaggregation; RTT is not less than NativeRTT.
 	NativeRTT, RTT time.Duration
-	// HostStores is the rate of the host's store engine, which bounds HtoDByWrite;
-	// zero means that it is not slower than the link.
-	HostStores BytesPerSecond
 }
 
 // NativeRTT is the native round trip of the paper's servers (Table 7).
@@ -76,42 +56,8 @@ func (p Path) Throughput(t Transfer) BytesPerSecond { return p.throughput(t, p.R
 func (p Path) NativeThroughput(t Transfer) BytesPerSecond { return p.throughput(t, p.NativeRTT) }
 
 func (p Path) throughput(t Transfer, rtt time.Duration) BytesPerSecond {
-	switch t {
-	case HtoDByRead:
+	if t == HtoDByRead {
 		return min(p.Requester.ReadThroughput(rtt), p.Link.Read())
-	case HtoDByWrite:
-		if p.HostStores > 0 {
-			return min(p.HostStores, p.Link.Write())
-		}
-	case DtoHByWrite:
 	}
 	return p.Link.Write()
-}
-
-// Latency returns term ❶ of a transfer: one ΔRTT for reads, which wait for
-// completions, and half of it for posted writes (section 3.4.1).
-func (p Path) Latency(t Transfer) time.Duration {
-	if t.Posted() {
-		return p.Delta() / 2
-	}
-	return p.Delta()
-}
-
-// CopyTime returns the time of a copy of n bytes: the added latency of the first
-// byte, then the steady rate. It is never less than NativeCopyTime.
-func (p Path) CopyTime(t Transfer, n Bytes) time.Duration {
-	return addSat(p.Latency(t), p.Throughput(t).Time(n))
-}
-
-// NativeCopyTime returns the time of the same copy without disaggregation.
-func (p Path) NativeCopyTime(t Transfer, n Bytes) time.Duration {
-	return p.NativeThroughput(t).Time(n)
-}
-
-// addSat adds with saturation.
-func addSat(a, b time.Duration) time.Duration {
-	if a > math.MaxInt64-b {
-		return math.MaxInt64
-	}
-	return a + b
 }

@@ -1,9 +1,6 @@
 package perf
 
-import (
-	"fmt"
-	"math"
-)
+import "math"
 
 // Proxy is the capacity of one DxPU_PROXY in both directions at the same time. It
 // does not depend on the number of GPUs behind the proxy (section 4.3.2, Table 12).
@@ -45,16 +42,7 @@ const (
 	PeerNVLink      PeerRoute = iota // bypasses the proxies
 	PeerSameProxy                    // over the PCIe bridge of one box
 	PeerAcrossProxy                  // over two proxies and the network
-	peerRoutesEnd                    // number of routes
 )
-
-// String names the route.
-func (r PeerRoute) String() string {
-	if r >= peerRoutesEnd {
-		return fmt.Sprintf("PeerRoute(%d)", uint8(r))
-	}
-	return [...]string{"NVLink", "same proxy", "across proxies"}[r]
-}
 
 // AcrossProxies is the peer-to-peer bandwidth across two proxies relative to that of
 // a single bridge. It is read from Figure 7 of the paper (about 74 %), not derived.
@@ -75,7 +63,6 @@ func (p Path) PeerThroughput(r PeerRoute, posted bool) BytesPerSecond {
 		return p.peer(posted, 1, p.NativeThroughput(HtoDByRead))
 	case PeerAcrossProxy:
 		return p.peer(posted, AcrossProxies, p.Throughput(HtoDByRead))
-	case peerRoutesEnd:
 	}
 	return 0
 }

@@ -121,34 +121,32 @@ func genPath(t *rapid.T) Path {
 	}
 }
 
-// Longer round trips never help, more tags and larger requests never hurt,
-// and no rate exceeds the link.
+// No rate increases with the round trip, decreases with the tags, or exceeds the link.
 func TestThroughputIsMonotoneAndBounded(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := genPath(t)
 		if err := p.Validate(); err != nil {
 			t.Fatal(err)
 		}
-		n := Bytes(rapid.Int64Range(0, 1<<40).Draw(t, "bytes"))
 		q := p
 		q.RTT += time.Duration(rapid.Int64Range(0, 100_000).Draw(t, "more"))
 		r := p
 		r.Requester.Tags = min(p.Requester.Tags+rapid.IntRange(0, 1000).Draw(t, "moreTags"), Gen6Tags)
 		for _, tr := range []Transfer{HtoDByRead, HtoDByWrite, DtoHByWrite} {
-			if q.Throughput(tr) > p.Throughput(tr) || q.CopyTime(tr, n) < p.CopyTime(tr, n) {
-				t.Fatalf("%v: a longer round trip helped", tr)
+			if q.Throughput(tr) > p.Throughput(tr) {
+				t.Fatalf("transfer %v: faster over a longer round trip", tr)
 			}
 			if r.Throughput(tr) < p.Throughput(tr) {
-				t.Fatalf("%v: more tags hurt", tr)
+				t.Fatalf("transfer %v: slower with more tags", tr)
 			}
-			if p.Throughput(tr) > p.NativeThroughput(tr) || p.CopyTime(tr, n) < p.NativeCopyTime(tr, n) {
-				t.Fatalf("%v: disaggregation helped", tr)
+			if p.Throughput(tr) > p.NativeThroughput(tr) {
+				t.Fatalf("transfer %v: faster with disaggregation", tr)
 			}
 			if p.Throughput(tr) > p.Link.Raw() {
-				t.Fatalf("%v: faster than the wire", tr)
+				t.Fatalf("transfer %v: faster than the link", tr)
 			}
-			if tr.Posted() && p.Throughput(tr) != p.NativeThroughput(tr) {
-				t.Fatalf("%v: posted writes do not depend on the round trip", tr)
+			if tr != HtoDByRead && p.Throughput(tr) != p.NativeThroughput(tr) {
+				t.Fatalf("transfer %v: posted writes depend on the round trip", tr)
 			}
 		}
 		need := TagsFor(p.Link.Read(), p.Requester.MRRS, p.RTT)
@@ -158,7 +156,7 @@ func TestThroughputIsMonotoneAndBounded(t *testing.T) {
 	})
 }
 
-// In the limit of many tags the link is the bound; of a long round trip, the window.
+// With many tags the link is the bound, over a long round trip the window.
 func TestThroughputLimits(t *testing.T) {
 	p := Path{Link: Gen3x16, Requester: Requester{Gen6Tags, 4096}, NativeRTT: us, RTT: 2 * us}
 	if got := p.Throughput(HtoDByRead); got != p.Link.Read() {
@@ -178,7 +176,7 @@ func TestTermIsMonotoneFromZero(t *testing.T) {
 			Knee:  time.Duration(rapid.Int64Range(0, 10_000).Draw(t, "knee")),
 		}
 		if term.At(0) != 0 || term.At(-us) != 0 {
-			t.Fatal("no added round trip, no cost")
+			t.Fatal("a cost without an added round trip")
 		}
 		a := time.Duration(rapid.Int64Range(0, 50_000).Draw(t, "a"))
 		b := a + time.Duration(rapid.Int64Range(0, 50_000).Draw(t, "b"))
@@ -194,7 +192,7 @@ func TestProxyShare(t *testing.T) {
 		name          string
 		gpus, proxies int
 		want          BytesPerSecond
-		gives         float64
+		total         float64
 	}{
 		{"one", 1, 1, GBps(1.25), 1.25},
 		{"linear", 4, 1, GBps(1.25), 5},
@@ -203,8 +201,8 @@ func TestProxyShare(t *testing.T) {
 		{"no GPU", 0, 1, GBps(1.25), 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if got := Share(proxy.HostToGPU, tc.proxies, tc.gpus, tc.want).GB(); math.Abs(got-tc.gives) > 1e-9 {
-				t.Errorf("got %v, want %v", got, tc.gives)
+			if got := Share(proxy.HostToGPU, tc.proxies, tc.gpus, tc.want).GB(); math.Abs(got-tc.total) > 1e-9 {
+				t.Errorf("got %v, want %v", got, tc.total)
 			}
 		})
 	}
@@ -257,9 +255,6 @@ func TestStrings(t *testing.T) {
 		BytesPerSecond(10).String():        "10.0 B/s",
 		GBps(150).String():                 "150 GB/s",
 		Bytes(17920).String():              "17.92 kB",
-		Term{Slope: 1.26}.String():         "1.26 x dRTT",
-		HtoDByRead.String():                "host to device, DMA read",
-		PeerSameProxy.String():             "same proxy",
 	} {
 		if got != want {
 			t.Errorf("%q, want %q", got, want)
