@@ -20,13 +20,13 @@ import (
 type boxOptions struct {
 	proxyOptions
 	config string
-	kind   string
+	kind   dxpuv1.BoxKind
 	gpus   int
 	spec   gpu.Spec
 }
 
 func newBoxCommand(conn *connection) *cobra.Command {
-	o := &boxOptions{proxyOptions: proxyOptions{conn: conn}}
+	o := &boxOptions{proxyOptions: proxyOptions{conn: conn}, kind: dxpuv1.BoxKind_BOX_KIND_PCIE_SWITCH}
 	cmd := &cobra.Command{
 		Use:   "box",
 		Short: "Run the proxy of a GPU box",
@@ -61,7 +61,7 @@ With --admin-listen, "dxpu box fail" can inject a fault into a software GPU.` + 
 	o.register(cmd)
 	f := cmd.Flags()
 	f.StringVar(&o.config, "config", "", "YAML file with the slots")
-	f.StringVar(&o.kind, "kind", "pcie-switch", "connection between the GPUs: pcie-switch or nvlink")
+	enumVar(f, &o.kind, "kind", "connection between the GPUs: pcie-switch or nvlink")
 	f.IntVar(&o.gpus, "gpus", 4, "number of software GPUs, 1 to 256")
 	f.StringVar(&o.spec.Model, "model", "", "model name of the software GPUs")
 	f.Int64Var(&o.spec.VRAM, "vram", 0, "memory of each software GPU in bytes, allocated when it is written (default 256 MiB)")
@@ -72,10 +72,6 @@ With --admin-listen, "dxpu box fail" can inject a fault into a software GPU.` + 
 
 func (o *boxOptions) run(cmd *cobra.Command) error {
 	log := newLogger(cmd, o.logLevel)
-	kind, err := parseBoxKind(o.kind)
-	if err != nil {
-		return err
-	}
 	slots, err := o.slots(cmd.Context(), deviceModels(log))
 	if err != nil {
 		return err
@@ -85,23 +81,13 @@ func (o *boxOptions) run(cmd *cobra.Command) error {
 		return err
 	}
 	b, err := boxproxy.New(boxproxy.Config{
-		Slots: slots, Fabric: f, Kind: kind, Rack: o.rack, Labels: o.labels, Logger: log,
+		Slots: slots, Fabric: f, Kind: o.kind, Rack: o.rack, Labels: o.labels, Logger: log,
 	})
 	if err != nil {
 		return err
 	}
 	extra := map[string]http.Handler{"POST /faults": faultHandler(b)}
 	return o.proxyOptions.run(cmd.Context(), dxpuv1.NodeKind_NODE_KIND_BOX, b, f, extra, log)
-}
-
-func parseBoxKind(s string) (dxpuv1.BoxKind, error) {
-	switch s {
-	case "pcie-switch":
-		return dxpuv1.BoxKind_BOX_KIND_PCIE_SWITCH, nil
-	case "nvlink":
-		return dxpuv1.BoxKind_BOX_KIND_NVLINK, nil
-	}
-	return 0, usage(withHint(fmt.Errorf("--kind: %q is not a kind of box", s), "pcie-switch or nvlink"))
 }
 
 // slots builds the devices of the box.
@@ -121,7 +107,7 @@ func (o *boxOptions) slots(ctx context.Context, models []device.Model) ([]boxpro
 			return nil, fmt.Errorf("slot %d: %w", i, err)
 		}
 		s.NVLink, s.PCISwitch = sf.NVLink, sf.Switch
-		if s.NVLink == "" && o.kind == "nvlink" {
+		if s.NVLink == "" && o.kind == dxpuv1.BoxKind_BOX_KIND_NVLINK {
 			s.NVLink = "nvlink0"
 		}
 	}

@@ -51,8 +51,8 @@ is an error of the application. "dxpu describe gpu" shows the counted errors.`,
 		},
 	}
 	adminFlag(cmd, &admin)
-	cmd.Flags().Uint32Var(&slot, "slot", 0, "number of the slot")
-	cmd.Flags().Uint32Var(&code, "xid", 0, "XID of the error to inject")
+	cmd.Flags().Uint32Var(&slot, "slot", 0, "`number` of the slot")
+	cmd.Flags().Uint32Var(&code, "xid", 0, "`number` of the error to inject")
 	cmd.Flags().StringVar(&fault, "fault", "", "fault to inject: kill, hang, ecc-corrected or ecc-uncorrectable")
 	return cmd
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/device"
 )
 
@@ -84,7 +85,7 @@ func TestBoxFileOfTheHelp(t *testing.T) {
 	if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	o := boxOptions{proxyOptions: proxyOptions{name: "b"}, config: path, kind: "nvlink"}
+	o := boxOptions{proxyOptions: proxyOptions{name: "b"}, config: path, kind: dxpuv1.BoxKind_BOX_KIND_NVLINK}
 	slots, err := o.slots(t.Context(), deviceModels(slog.New(slog.DiscardHandler)))
 	if err != nil {
 		t.Fatal(err)

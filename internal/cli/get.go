@@ -81,7 +81,7 @@ func newGetHostsCommand(conn *connection) *cobra.Command {
 		Long:    "List the hosts and how many slots of their virtual switches are in use.",
 		Example: "  dxpu get hosts --label zone=a",
 	}, poolAPI.ListHosts, req, printHosts)
-	cmd.Flags().StringToStringVar(&req.Labels, "label", nil, "show only hosts with this label, KEY=VALUE")
+	cmd.Flags().StringToStringVar(&req.Labels, "label", nil, "show only hosts with this label, `KEY=VALUE`")
 	return cmd
 }
 
@@ -131,7 +131,7 @@ func newGetBoxesCommand(conn *connection) *cobra.Command {
 		Long:    "List the GPU boxes and how many of their GPUs are free.",
 		Example: "  dxpu get boxes",
 	}, poolAPI.ListBoxes, req, printBoxes)
-	cmd.Flags().StringToStringVar(&req.Labels, "label", nil, "show only boxes with this label, KEY=VALUE")
+	cmd.Flags().StringToStringVar(&req.Labels, "label", nil, "show only boxes with this label, `KEY=VALUE`")
 	return cmd
 }
 

@@ -34,17 +34,17 @@ type leaseFlags struct {
 
 func (o *leaseFlags) register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.Uint32Var(&o.spec.Count, "count", 1, "number of GPUs, all of one model")
+	f.Uint32Var(&o.spec.Count, "count", 1, "`number` of GPUs, all of one model")
 	f.StringVar(&o.spec.Model, "model", "", "exact model (default: the least contested model)")
 	sizeVar(f, &o.spec.MinMemoryBytes, "memory", "minimum memory of each GPU, such as 16GiB")
 	enumVar(f, &o.spec.BoxKind, "kind", "kind of box: nvlink or pcie-switch")
 	enumVar(f, &o.spec.Nvlink, "nvlink", "GPUs joined by NVLink: preferred or required")
 	enumVar(f, &o.spec.SameBox, "same-box", "GPUs in one box: preferred, required, or avoid to spread them")
 	f.StringVar(&o.spec.HostId, "host", "", "host that gets the GPUs (default: one with enough free slots)")
-	f.StringToStringVar(&o.spec.HostLabels, "host-label", nil, "label that the host must have, KEY=VALUE")
+	f.StringToStringVar(&o.spec.HostLabels, "host-label", nil, "label that the host must have, `KEY=VALUE`")
 	f.StringVar(&o.spec.HostDomain, "host-domain", "", "VM or virtual switch of the host")
 	f.StringVar(&o.spec.Tenant, "tenant", "", "tenant that the lease belongs to")
-	f.Int32Var(&o.spec.Priority, "priority", 0, "priority in the queue, -100 to 100, higher first")
+	f.Int32Var(&o.spec.Priority, "priority", 0, "priority in the queue, a `number` from -100 to 100, higher first")
 	f.BoolVar(&o.spec.Preemptible, "preemptible", false, "allow a lease with a higher priority to take the GPUs")
 	f.DurationVar(&o.expires, "expires", 0, "end the lease after this time")
 }
@@ -230,7 +230,7 @@ the best placement.`,
 		},
 	}
 	wait.register(cmd, "the new GPUs are attached and the removed ones are free again")
-	cmd.Flags().Uint32Var(&req.Count, "count", 0, "new number of GPUs")
+	cmd.Flags().Uint32Var(&req.Count, "count", 0, "new `number` of GPUs")
 	_ = cmd.MarkFlagRequired("count")
 	return cmd
 }

@@ -66,9 +66,9 @@ everything (--open). On any other address callers need a token. With --data-dir 
 manager writes the first one to the file admin-token there; "dxpu token create"
 creates others. Tokens must not cross a network in cleartext: on such an address the
 manager requires --tls, or --insecure-open, which allows everything to every caller.
-With --tls the manager has a certificate of the pool's own authority, whose
-certificate is the file ca.crt in the data directory. Nodes verify the manager with
---ca-file or --ca-hash and get certificates of the same authority.` + tracingHelp,
+With --tls the pool's own authority signs the manager's certificate. The certificate
+of the authority is the file ca.crt in the data directory. Nodes verify the manager
+with --ca-file or --ca-hash, and get certificates of the same authority.` + tracingHelp,
 		Example: `  dxpu manager --data-dir /var/lib/dxpu --spares 2
   curl -H 'Content-Type: application/json' -d '{}' http://127.0.0.1:7470/dxpu.v1.PoolService/GetPool`,
 		Args: cobra.NoArgs,

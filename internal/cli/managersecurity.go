@@ -30,7 +30,7 @@ func (o *securityOptions) register(f *pflag.FlagSet) {
 	f.BoolVar(&o.open, "open", true, "callers on this machine need no token if --listen is a loopback address")
 	f.BoolVar(&o.insecureOpen, "insecure-open", false, "no caller needs a token: everyone with access to the address may do everything")
 	f.BoolVar(&o.tls, "tls", false, "serve HTTPS with a certificate of the pool's own authority")
-	f.StringArrayVar(&o.tlsNames, "tls-name", nil, "name or address of the manager for its certificate; repeatable (default: those of --listen and of the machine)")
+	f.StringArrayVar(&o.tlsNames, "tls-name", nil, "`name` or address of the manager for its certificate; repeatable (default: those of --listen and of the machine)")
 	f.StringVar(&o.tlsCert, "tls-cert", "", "PEM file of a certificate of another authority; implies HTTPS")
 	f.StringVar(&o.tlsKey, "tls-key", "", "PEM file of that certificate's private key")
 }

@@ -28,7 +28,7 @@ type storeOptions struct {
 // registerPlace adds the flags for a state that one process uses.
 func (o *storeOptions) registerPlace(f *pflag.FlagSet) {
 	f.StringVar(&o.dataDir, "data-dir", "", "directory for the state, kept by an etcd in this process (default: memory)")
-	f.StringSliceVar(&o.etcd.Endpoints, "etcd-endpoints", nil, "etcd cluster for the state, such as https://etcd1:2379,https://etcd2:2379")
+	f.StringSliceVar(&o.etcd.Endpoints, "etcd-endpoints", nil, "`URLs` of an etcd cluster for the state, such as https://etcd1:2379,https://etcd2:2379")
 	f.StringVar(&o.etcd.CAFile, "etcd-ca", "", "PEM file of the authority that signed etcd's certificates")
 	f.StringVar(&o.etcd.CertFile, "etcd-cert", "", "PEM file of this manager's certificate for etcd")
 	f.StringVar(&o.etcd.KeyFile, "etcd-key", "", "PEM file of that certificate's key")

@@ -123,10 +123,10 @@ that the tenant already has stay, even if they exceed the new quota.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&about, "description", "", "note about the tenant")
-	f.Uint32Var(&gpus, "max-gpus", 0, "limit of GPUs; 0: no limit")
-	f.Uint32Var(&leases, "max-leases", 0, "limit of leases, including those in the queue; 0: no limit")
-	f.StringArrayVar(&byModel, "max-gpus-of", nil, "limit of GPUs of one model, MODEL=COUNT; repeatable; 0: no limit")
-	f.Int32Var(&priority, "max-priority", 0, "highest priority of the tenant's leases, -100 to 100 (default: no limit)")
+	f.Uint32Var(&gpus, "max-gpus", 0, "`limit` of GPUs; 0: no limit")
+	f.Uint32Var(&leases, "max-leases", 0, "`limit` of leases, including those in the queue; 0: no limit")
+	f.StringArrayVar(&byModel, "max-gpus-of", nil, "limit of GPUs of one model, `MODEL=COUNT`; repeatable; 0: no limit")
+	f.Int32Var(&priority, "max-priority", 0, "highest priority of the tenant's leases, a `number` from -100 to 100 (default: no limit)")
 	return cmd
 }
 

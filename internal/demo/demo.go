@@ -1,6 +1,5 @@
-// Package demo runs the whole system on one machine and shows what it does: a
-// manager, two GPU boxes and a host whose VM is given a GPU, loses it, gets the
-// spare, and gives it back.
+// Package demo demonstrates the system on one machine: a manager, two GPU boxes and a
+// host whose VM gets a GPU, loses it, gets the spare, and releases it.
 package demo
 
 import (
@@ -19,30 +18,31 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+	"github.com/dxpu-project/dxpu/client"
 	"github.com/dxpu-project/dxpu/internal/vm/qemu"
 )
 
-// Config says how the demonstration runs.
+// Config configures the demonstration.
 type Config struct {
-	Program string        // the dxpu binary; statically linked, for the guest runs it too
+	Program string        // the dxpu binary, statically linked, because the guest runs it, too
 	Dir     string        // an empty directory for sockets and logs
-	Install *qemu.Install // nil: no VM, the embedded host takes its place
-	Reason  string        // why there is no VM, for people
+	Install *qemu.Install // nil: the embedded host replaces the VM
+	Reason  string        // why there is no VM, as text
 	Out     io.Writer
 }
 
-// Report is the outcome, for programs.
+// Report is the result of a demonstration.
 type Report struct {
 	OK      bool   `json:"ok"`
-	Host    string `json:"host"` // what took the part of the VM
+	Host    string `json:"host"` // the VM or its replacement
 	Steps   []Step `json:"steps"`
-	Figures []Step `json:"figures"` // durations that a user of the system notices
+	Figures []Step `json:"figures"` // durations that matter to a user
 }
 
 // Step is one line of the timeline.
 type Step struct {
 	Name   string        `json:"name"`
-	At     time.Duration `json:"at_ns,omitempty"` // since the start, when it had been done
+	At     time.Duration `json:"at_ns,omitempty"` // end of the step, since the start
 	Took   time.Duration `json:"took_ns"`
 	Detail string        `json:"detail,omitempty"`
 }
@@ -50,19 +50,20 @@ type Step struct {
 const (
 	gpusPerBox = 4
 	hostName   = "host-1"
-	// stepTimeout bounds each step: the longest is a full test under emulation.
+	// stepTimeout bounds each step. The longest one is a full test under emulation.
 	stepTimeout = 3 * time.Minute
 )
 
-// computer is what is given a GPU: a VM, or the embedded host.
+// computer is the machine that gets a GPU: a VM, or the embedded host.
 type computer interface {
-	// name says what it is.
+	// name describes the computer.
 	name() string
-	// sees waits until the computer has a GPU, or has none, and describes it.
+	// sees waits until the computer has a GPU (present) or has none, and describes the
+	// GPU.
 	sees(ctx context.Context, present bool) (string, error)
-	// test drives the GPU and checks every result; what it finds goes to out.
+	// test runs the test of the GPU, which checks every result and writes to out.
 	test(ctx context.Context, out io.Writer) error
-	// bootID changes when the computer is booted.
+	// bootID returns an ID that changes with each boot.
 	bootID(ctx context.Context) (string, error)
 	close() error
 }
@@ -81,13 +82,13 @@ type demo struct {
 	lease  string
 }
 
-// Run runs the demonstration. The error says what did not work; the report has
-// the steps up to there. No process is left behind, whatever happens.
+// Run runs the demonstration. After an error the report contains the steps up to it.
+// Run leaves no process behind.
 func Run(ctx context.Context, cfg Config) (*Report, error) {
 	d := &demo{cfg: cfg, began: time.Now(), report: &Report{}}
 	d.say("A VM hot-plugs a GPU that is on another machine\n")
 	if cfg.Install == nil {
-		d.say("No VM: %s.\nThe embedded host, a root complex in Go, takes its place.\n", cfg.Reason)
+		d.say("There is no VM: %s.\nThe embedded host, a root complex in Go, replaces it.\n", cfg.Reason)
 	}
 	d.say("%9s  %9s", "time", "took")
 	err := d.run(ctx)
@@ -106,11 +107,11 @@ func (d *demo) run(ctx context.Context) error {
 	}{
 		{"manager, box-a and box-b start", d.startPool},
 		{"host proxy and VM start", d.startComputer},
-		{"a lease for one GPU is made and attached", d.attach},
+		{"a lease for one GPU is created and attached", d.attach},
 		{"the guest sees the GPU", d.seen},
-		{"a program in the guest drives the GPU", d.drive},
+		{"a program in the guest tests the GPU", d.drive},
 		{"the GPU is killed while the program runs", d.kill},
-		{"the spare is in its place", d.replaced},
+		{"the spare has taken its place", d.replaced},
 		{"the program runs again, on the spare", d.driveAgain},
 		{"the guest was not rebooted", d.sameBoot},
 		{"the lease is deleted, the GPU detached", d.detach},
@@ -148,7 +149,7 @@ func (d *demo) step(ctx context.Context, name string, do func(context.Context) (
 	return nil
 }
 
-// figure keeps a duration for the summary.
+// figure records a duration for the summary.
 func (d *demo) figure(name string, took time.Duration) {
 	d.report.Figures = append(d.report.Figures, Step{Name: name, Took: took})
 }
@@ -164,7 +165,7 @@ func (d *demo) summary() {
 	}
 }
 
-// startPool starts the manager and the boxes and waits for the GPUs.
+// startPool starts the manager and the boxes, and waits for the GPUs.
 func (d *demo) startPool(ctx context.Context) (string, error) {
 	d.token = "demonstration-" + filepath.Base(d.cfg.Dir)
 	urlFile := d.path("manager.url")
@@ -175,7 +176,11 @@ func (d *demo) startPool(ctx context.Context) (string, error) {
 	if d.url, err = awaitFile(ctx, urlFile); err != nil {
 		return "", err
 	}
-	d.api = dxpuv1connect.NewPoolServiceClient(http.DefaultClient, d.url)
+	api, err := client.New(client.Config{Managers: []string{d.url}})
+	if err != nil {
+		return "", err
+	}
+	d.api = api.Pool
 	for _, name := range []string{"box-a", "box-b"} {
 		err := d.start(name, "box", "--manager", d.url, "--name", name, "--gpus", fmt.Sprint(gpusPerBox),
 			"--admin-listen", "127.0.0.1:0", "--admin-url-file", d.path(name+".url"))
@@ -186,14 +191,14 @@ func (d *demo) startPool(ctx context.Context) (string, error) {
 	err = poll(ctx, func() (bool, error) {
 		res, err := d.api.GetPool(ctx, connect.NewRequest(&dxpuv1.GetPoolRequest{}))
 		if err != nil {
-			return false, nil // not serving yet
+			return false, nil // it does not serve yet
 		}
 		return res.Msg.GetPool().GetGpus() == 2*gpusPerBox, nil
 	})
 	return fmt.Sprintf("%d software GPUs in two boxes, one held back as a spare", 2*gpusPerBox), err
 }
 
-// startComputer boots the VM and joins its host to the pool.
+// startComputer boots the VM and starts its host proxy.
 func (d *demo) startComputer(ctx context.Context) (string, error) {
 	var err error
 	if d.cfg.Install != nil {
@@ -215,7 +220,7 @@ func (d *demo) startComputer(ctx context.Context) (string, error) {
 	return d.pc.name(), err
 }
 
-// attach asks for a GPU and waits until the host has it.
+// attach creates a lease of one GPU and waits until the GPU is attached.
 func (d *demo) attach(ctx context.Context) (string, error) {
 	at := time.Now()
 	res, err := d.api.CreateLease(ctx, connect.NewRequest(&dxpuv1.CreateLeaseRequest{
@@ -229,7 +234,7 @@ func (d *demo) attach(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	d.figure("attach: from the call to the device in the VM's slot", time.Since(at))
+	d.figure("attach, from the call to the device in the VM's slot", time.Since(at))
 	return fmt.Sprintf("%s -> %s slot %d\n%s", b.GpuId, b.HostId, b.HostSlot, timeline(b)), nil
 }
 
@@ -262,14 +267,14 @@ func (d *demo) getLease(ctx context.Context) (*dxpuv1.Lease, error) {
 	return res.Msg.GetLease(), nil
 }
 
-// timeline prints the steps of making a binding, by who took them.
+// timeline prints the steps of an attach, by node.
 func timeline(b *dxpuv1.Binding) string {
 	var lines []string
 	last := ""
 	for _, s := range b.Timeline {
 		took := s.Duration.AsDuration()
 		if s.NodeId == "" || took < 50*time.Microsecond {
-			continue // the manager's own view, and steps without a duration
+			continue // a step of the manager, or one without a duration
 		}
 		text := fmt.Sprintf("%s %.1f ms", strings.ReplaceAll(s.Name, "_", " "), float64(took.Microseconds())/1000)
 		if s.NodeId == last {
@@ -284,14 +289,14 @@ func timeline(b *dxpuv1.Binding) string {
 
 func (d *demo) seen(ctx context.Context) (string, error) { return d.pc.sees(ctx, true) }
 
-// drive runs the test program to its end.
+// drive runs the test program.
 func (d *demo) drive(ctx context.Context) (string, error) {
 	var out strings.Builder
 	err := d.pc.test(ctx, &out)
 	return out.String(), err
 }
 
-// driveAgain is drive with the last line of what the program says.
+// driveAgain is drive with only the last line of the program's output.
 func (d *demo) driveAgain(ctx context.Context) (string, error) {
 	out, err := d.drive(ctx)
 	if err == nil {
@@ -301,13 +306,13 @@ func (d *demo) driveAgain(ctx context.Context) (string, error) {
 	return out, err
 }
 
-// kill makes the leased GPU fail while the program works with it.
+// kill makes the leased GPU fail while the program uses it.
 func (d *demo) kill(ctx context.Context) (string, error) {
 	b, err := d.active(ctx)
 	if err != nil {
 		return "", err
 	}
-	// The check after that of the registers is the one that copies.
+	// The check after that of the registers copies data.
 	out := &progress{until: "registers", seen: make(chan struct{})}
 	ended := make(chan error, 1)
 	go func() { ended <- d.pc.test(ctx, out) }()
@@ -325,20 +330,20 @@ func (d *demo) kill(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if err := <-ended; err == nil {
-		return "", errors.New("the program did not notice")
+		return "", errors.New("the program did not notice the failure")
 	}
 	noticed := time.Since(at)
-	d.figure("a GPU dies: until the program in the guest knows", noticed)
+	d.figure("failure of a GPU, until the program in the guest notices", noticed)
 	b, err = d.replacement(ctx, b.Id)
 	if err != nil {
 		return "", err
 	}
-	d.figure("a GPU dies: until the spare is attached", time.Since(at))
-	return fmt.Sprintf("%s is dead; the program was told after %d ms: %s\n%s was attached %d ms after the death",
+	d.figure("failure of a GPU, until the spare is attached", time.Since(at))
+	return fmt.Sprintf("%s has failed; the program noticed after %d ms: %s\n%s was attached %d ms after the failure",
 		b.ReplacesBindingId, noticed.Milliseconds(), out.last(), b.GpuId, time.Since(at).Milliseconds()), nil
 }
 
-// replacement waits until another GPU has taken the place.
+// replacement waits for a binding with another GPU.
 func (d *demo) replacement(ctx context.Context, old string) (*dxpuv1.Binding, error) {
 	for {
 		b, err := d.active(ctx)
@@ -385,7 +390,7 @@ func (d *demo) sameBoot(ctx context.Context) (string, error) {
 	return "boot ID " + id, err
 }
 
-// detach gives the GPU back and waits until the guest and the pool agree.
+// detach deletes the lease and waits for the guest and the pool.
 func (d *demo) detach(ctx context.Context) (string, error) {
 	at := time.Now()
 	if _, err := d.api.DeleteLease(ctx, connect.NewRequest(&dxpuv1.DeleteLeaseRequest{LeaseId: d.lease})); err != nil {
@@ -398,6 +403,6 @@ func (d *demo) detach(ctx context.Context) (string, error) {
 		lease, err := d.getLease(ctx)
 		return lease.GetState() == dxpuv1.LeaseState_LEASE_STATE_RELEASED, err
 	})
-	d.figure("detach: until the GPU is clean and free again", time.Since(at))
+	d.figure("detach, until the GPU is scrubbed and free", time.Since(at))
 	return "unplugged by the guest, reset, scrubbed and free", err
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
 )
 
-// embeddedHost is a host proxy in this process, above which a root complex in
-// Go takes the part of the VM.
+// embeddedHost is a host proxy in this process with a root complex in Go in place of
+// the VM.
 type embeddedHost struct {
 	front *hostproxy.Embedded
 	stop  []func()
@@ -40,27 +40,27 @@ func (d *demo) startEmbedded() (computer, error) {
 	if err != nil {
 		return nil, errors.Join(err, log.Close())
 	}
-	client, err := agent.New(agent.Config{
+	a, err := agent.New(agent.Config{
 		Manager: d.url, JoinToken: d.token, Kind: dxpuv1.NodeKind_NODE_KIND_HOST, Name: hostName, Log: logger,
 	}, h)
 	if err != nil {
 		return nil, errors.Join(err, log.Close())
 	}
-	h.OnChange(client.Changed)
-	// Ended in this order: the proxy has a last word for the box.
-	for _, run := range []func(context.Context) error{client.Run, h.Run, f.Run} {
+	h.OnChange(a.Changed)
+	// They end in this order: the proxy sends a last message to the box.
+	for _, run := range []func(context.Context) error{a.Run, h.Run, f.Run} {
 		e.stop = append(e.stop, background(run, logger))
 	}
 	return e, nil
 }
 
-// background runs f and returns what ends it and waits.
+// background runs f in a goroutine. stop cancels it and waits for its end.
 func background(f func(context.Context) error, log *slog.Logger) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := f(ctx); err != nil {
-			log.Error("ended", "err", err)
+			log.Error("a part of the proxy failed", "err", err)
 		}
 	})
 	return func() {
@@ -107,7 +107,7 @@ func (e *embeddedHost) test(ctx context.Context, out io.Writer) error {
 	return dev.Close()
 }
 
-// bootID: the embedded host is booted once, with this process.
+// bootID returns the process ID: the embedded host boots with this process.
 func (e *embeddedHost) bootID(context.Context) (string, error) {
 	return fmt.Sprintf("process %d", os.Getpid()), nil
 }

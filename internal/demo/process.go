@@ -15,10 +15,10 @@ import (
 	"time"
 )
 
-// processes are the daemons of a run.
+// processes are the daemons of a demonstration.
 type processes struct {
 	list []*process
-	pids []int // of all that ever ran, the VM's too
+	pids []int // of all processes since the start, including the VM
 }
 
 type process struct {
@@ -28,11 +28,11 @@ type process struct {
 	err    error // read after exited
 }
 
-// stopTimeout is how long a daemon may take to end in order.
+// stopTimeout bounds the orderly end of a daemon.
 const stopTimeout = 5 * time.Second
 
-// start starts a daemon of the dxpu binary. It dies with this process, however
-// that ends.
+// start starts the dxpu binary as a daemon. The kernel kills the daemon when this
+// process ends.
 func (d *demo) start(name string, args ...string) error {
 	log, err := os.Create(d.path(name + ".log"))
 	if err != nil {
@@ -45,8 +45,8 @@ func (d *demo) start(name string, args ...string) error {
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	started := make(chan error, 1)
 	go func() {
-		// The signal comes when the thread that forked ends (prctl(2)): it
-		// belongs to this goroutine, which waits for the process.
+		// The kernel sends the signal when the thread that forked ends (prctl(2)). The
+		// thread stays locked to this goroutine, which waits for the process.
 		runtime.LockOSThread()
 		err := p.cmd.Start()
 		started <- err
@@ -63,7 +63,7 @@ func (d *demo) start(name string, args ...string) error {
 	return nil
 }
 
-// stop ends a process with SIGTERM, and with SIGKILL if it takes too long.
+// stop ends a process with SIGTERM, and with SIGKILL after stopTimeout.
 func (p *process) stop() error {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	timer := time.NewTimer(stopTimeout)
@@ -81,7 +81,7 @@ func (p *process) stop() error {
 	return nil
 }
 
-// tearDown ends everything and looks whether a process is left.
+// tearDown ends everything and checks that no process is left.
 func (d *demo) tearDown() error {
 	at := time.Now()
 	var errs []error
@@ -93,12 +93,12 @@ func (d *demo) tearDown() error {
 	}
 	for _, pid := range d.procs.pids {
 		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
-			errs = append(errs, fmt.Errorf("process %d is still there", pid))
+			errs = append(errs, fmt.Errorf("process %d is still running", pid))
 		}
 	}
 	err := errors.Join(errs...)
 	if err == nil {
-		d.say("%7.2f s  %7.2f s  everything has ended: %d processes, none left",
+		d.say("%7.2f s  %7.2f s  all %d processes have ended",
 			time.Since(d.began).Seconds(), time.Since(at).Seconds(), len(d.procs.pids))
 	}
 	return err
@@ -106,7 +106,7 @@ func (d *demo) tearDown() error {
 
 func (d *demo) path(name string) string { return filepath.Join(d.cfg.Dir, name) }
 
-// awaitFile waits for a file that a daemon writes when it is ready.
+// awaitFile returns the contents of a file that a daemon writes when it is ready.
 func awaitFile(ctx context.Context, path string) (string, error) {
 	var text string
 	err := poll(ctx, func() (bool, error) {
@@ -117,8 +117,8 @@ func awaitFile(ctx context.Context, path string) (string, error) {
 	return text, err
 }
 
-// poll asks until the answer is yes. The daemons are other processes, so there
-// is nothing better to wait for.
+// poll calls ask until it returns true or an error. The daemons are other processes, so
+// their state can only be polled.
 func poll(ctx context.Context, ask func() (bool, error)) error {
 	for {
 		if ok, err := ask(); ok || err != nil {
@@ -141,22 +141,22 @@ func pause(ctx context.Context) error {
 	}
 }
 
-// progress keeps what a program writes and tells when it has got far enough.
+// progress collects the output of a program and reports when it contains a text.
 type progress struct {
-	until string        // what it writes then
-	seen  chan struct{} // closed
+	until string        // the text
+	seen  chan struct{} // closed when the output contains the text
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	text bytes.Buffer
-	told bool
+	done bool
 }
 
 func (f *progress) Write(p []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.text.Write(p)
-	if !f.told && bytes.Contains(f.text.Bytes(), []byte(f.until)) {
-		f.told = true
+	if !f.done && bytes.Contains(f.text.Bytes(), []byte(f.until)) {
+		f.done = true
 		close(f.seen)
 	}
 	return len(p), nil
@@ -168,7 +168,7 @@ func (f *progress) String() string {
 	return f.text.String()
 }
 
-// last returns the last line.
+// last returns the last line of the output.
 func (f *progress) last() string {
 	lines := strings.Split(strings.TrimSpace(f.String()), "\n")
 	return lines[len(lines)-1]

@@ -11,8 +11,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/vm/qemu"
 )
 
-// vm is a guest in an unmodified QEMU, beside a host proxy that plugs devices
-// into it.
+// vm is a guest in an unmodified QEMU. A host proxy plugs devices into it.
 type vm struct{ *qemu.VM }
 
 const (
@@ -43,7 +42,7 @@ func (v vm) name() string {
 	return fmt.Sprintf("QEMU %d.%d.%d (%s), Linux %s", version.Major, version.Minor, version.Micro, version.Package, v.Kernel())
 }
 
-// lookForGPU prints the address of a GPU, or waits until there is none.
+// lookForGPU waits for a GPU and prints its address, or waits until there is none.
 const lookForGPU = `want=%s; i=0
 while [ $i -lt 1000 ]; do
 	found=
@@ -63,7 +62,7 @@ func (v vm) sees(ctx context.Context, present bool) (string, error) {
 	}
 	out, exit, err := v.Run(ctx, fmt.Sprintf(lookForGPU, want, reg.VendorID, reg.DeviceID))
 	if err == nil && exit != 0 {
-		err = fmt.Errorf("waited for 20 s (a GPU should be there: %s)", want)
+		err = fmt.Errorf("timeout after 20 s (GPU expected: %s)", want)
 	}
 	return strings.TrimSpace(out), err
 }
@@ -71,7 +70,7 @@ func (v vm) sees(ctx context.Context, present bool) (string, error) {
 func (v vm) test(ctx context.Context, out io.Writer) error {
 	exit, err := v.RunTo(ctx, out, guestProgram+" gpu test --quick --bind --wait 20s")
 	if err == nil && exit != 0 {
-		err = fmt.Errorf("the program in the guest ended with status %d", exit)
+		err = fmt.Errorf("the program in the guest exited with status %d", exit)
 	}
 	return err
 }
