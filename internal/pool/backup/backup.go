@@ -35,7 +35,7 @@ const Version = 1
 const MaxLine = 16 << 20
 
 // ErrTruncated says that a backup ends too early.
-var ErrTruncated = errors.New("the file is truncated: its last line is not there")
+var ErrTruncated = errors.New("the file is truncated: its last line is missing")
 
 // Header says what a backup is of.
 type Header struct {
@@ -81,7 +81,7 @@ func writeLine(w io.Writer, v any) error {
 		return err
 	}
 	if len(raw) >= MaxLine {
-		return fmt.Errorf("backup: %d bytes are too many for a line", len(raw))
+		return fmt.Errorf("backup: a line of %d bytes is too long", len(raw))
 	}
 	_, err = w.Write(append(raw, '\n'))
 	return err
@@ -111,7 +111,7 @@ func (p *parser) run() error {
 	}
 	switch err := json.Unmarshal(raw, &p.header); {
 	case err != nil || p.header.Version == 0:
-		return errors.New("this is no backup of a pool")
+		return errors.New("this is not a backup of a pool")
 	case p.header.Version != Version:
 		return fmt.Errorf("the backup has version %d and this program knows %d: use the program that made it, %q, or a later one",
 			p.header.Version, Version, p.header.Program)
@@ -130,9 +130,9 @@ func (p *parser) run() error {
 		case err != nil:
 			return damaged("%v", err)
 		case r.Key == "" || len(r.Value) == 0 || r.Value[0] != '{':
-			return damaged("it is no record")
+			return damaged("it is not a record")
 		case p.records[r.Key] != nil:
-			return damaged("record %q is there twice", r.Key)
+			return damaged("record %q is listed twice", r.Key)
 		}
 		p.sum.Write(raw)
 		p.records[r.Key] = r.Value
@@ -146,12 +146,12 @@ func (p *parser) end(raw []byte) error {
 	}
 	switch {
 	case !e.End || e.Records != len(p.records):
-		return damaged("there are %d records of %d", len(p.records), e.Records)
+		return damaged("it has %d of %d records", len(p.records), e.Records)
 	case e.SHA256 != hex.EncodeToString(p.sum.Sum(nil)):
-		return damaged("the checksum does not fit")
+		return damaged("the checksum does not match")
 	}
 	if _, err := p.in.ReadByte(); err != io.EOF {
-		return damaged("something follows the end")
+		return damaged("data follows the last line")
 	}
 	return nil
 }

@@ -72,16 +72,16 @@ func TestErrors(t *testing.T) {
 	first := golden[:strings.Index(golden, "\n")+1]
 	tests := []struct{ name, file, want string }{
 		{"empty", "", "line 1: the file is truncated"},
-		{"something else", "hello\n", "line 1: this is no backup of a pool"},
-		{"other JSON", "{}\n", "line 1: this is no backup of a pool"},
+		{"something else", "hello\n", "line 1: this is not a backup of a pool"},
+		{"other JSON", "{}\n", "line 1: this is not a backup of a pool"},
 		{"a later version", `{"dxpu_backup":2,"program":"9.0"}` + "\n", `line 1: the backup has version 2 and this program knows 1: use the program that made it, "9.0", or a later one`},
-		{"no record", first + "{}\n", "line 2: the file is damaged: it is no record"},
-		{"no object", first + `{"key":"a","value":1}` + "\n", "line 2: the file is damaged: it is no record"},
+		{"no record", first + "{}\n", "line 2: the file is damaged: it is not a record"},
+		{"no object", first + `{"key":"a","value":1}` + "\n", "line 2: the file is damaged: it is not a record"},
 		{"no JSON", first + "x\n", "line 2: the file is damaged: invalid character"},
-		{"twice", first + strings.Repeat(`{"key":"a","value":{}}`+"\n", 2), `line 3: the file is damaged: record "a" is there twice`},
-		{"records missing", first + `{"end":true,"records":1,"sha256":""}` + "\n", "line 2: the file is damaged: there are 0 records of 1"},
-		{"another checksum", first + `{"end":true,"records":0,"sha256":"00"}` + "\n", "line 2: the file is damaged: the checksum does not fit"},
-		{"more", golden + "x", "line 4: the file is damaged: something follows the end"},
+		{"twice", first + strings.Repeat(`{"key":"a","value":{}}`+"\n", 2), `line 3: the file is damaged: record "a" is listed twice`},
+		{"records missing", first + `{"end":true,"records":1,"sha256":""}` + "\n", "line 2: the file is damaged: it has 0 of 1 records"},
+		{"another checksum", first + `{"end":true,"records":0,"sha256":"00"}` + "\n", "line 2: the file is damaged: the checksum does not match"},
+		{"more", golden + "x", "line 4: the file is damaged: data follows the last line"},
 		{"a line too long", first + strings.Repeat("x", MaxLine+1), "line 2: the file is damaged: it is longer than"},
 	}
 	for _, tt := range tests {

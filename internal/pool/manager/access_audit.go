@@ -100,12 +100,12 @@ func (m *Manager) auditRefusal(ctx context.Context, c *call, err error) {
 	storeErr := m.update(context.WithValue(context.WithoutCancel(ctx), callKey{}, (*call)(nil)), func(t *tx) error {
 		r := t.auditEntry(c, err)
 		if missed > 0 {
-			r.Message += fmt.Sprintf(" (%d entries before it were left out)", missed)
+			r.Message += fmt.Sprintf(" (%d earlier entries were left out)", missed)
 		}
 		return nil
 	})
 	if storeErr != nil {
-		m.log.Error("an entry of the audit log was not stored", "err", storeErr)
+		m.log.Error("audit entry not stored", "err", storeErr)
 	}
 }
 

@@ -98,7 +98,7 @@ func TestAuditOfAFlood(t *testing.T) {
 	w.clock.t = w.clock.t.Add(1e9)
 	call("tenant", "Cordon", `{"target":{"boxId":"b2"}}`)
 	last := w.listAudit(&dxpuv1.ListAuditRequest{PageSize: 1})[0]
-	if !strings.Contains(last.Message, fmt.Sprintf("(%d entries before it were left out)", 1000-refused)) {
+	if !strings.Contains(last.Message, fmt.Sprintf("(%d earlier entries were left out)", 1000-refused)) {
 		t.Errorf("the next one says %q", last.Message)
 	}
 }

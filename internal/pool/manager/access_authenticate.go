@@ -43,7 +43,7 @@ func errNoCredential() error {
 // errToken is all that a caller with a bad token learns: whether it never
 // existed, has expired, was deleted or lost its tenant is the operator's to tell.
 func errToken() error {
-	return unauthenticated("the token is not valid or not any more: ask an admin for a new one")
+	return unauthenticated("the token is not valid, or no longer valid: ask an admin for a new one")
 }
 
 // Authenticate finds out who sent a request: a node by its certificate of the
@@ -61,7 +61,7 @@ func (m *Manager) Authenticate(r *http.Request) (auth.Identity, error) {
 	}
 	secret, ok := auth.Bearer(header)
 	if !ok {
-		return auth.Identity{}, unauthenticated("Authorization: write it like \"Bearer TOKEN\"")
+		return auth.Identity{}, unauthenticated("Authorization: must have the form \"Bearer TOKEN\"")
 	}
 	if id, ok := auth.ParseToken(secret); ok {
 		return m.tokenCaller(id, secret)

@@ -88,7 +88,7 @@ func (m *Manager) readAuthority(ctx context.Context) (*auth.Authority, error) {
 	}
 	raw, ok := records[secretPrefix+authorityID]
 	if !ok {
-		return nil, connect.NewError(connect.CodeUnavailable, errors.New("no manager has made the pool's authority yet; try again in a second"))
+		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the pool has no certificate authority yet; try again in a second"))
 	}
 	r := &secretRecord{}
 	if err := decode(raw, r); err != nil {
@@ -174,7 +174,7 @@ func (s *serverTLS) get(ctx context.Context) (*auth.Authority, *tls.Certificate,
 	now := s.m.cfg.Now()
 	if s.a == nil {
 		if now.Sub(s.tried) < time.Second {
-			return nil, nil, errors.New("manager: the pool has no authority yet")
+			return nil, nil, errors.New("manager: the pool has no certificate authority yet")
 		}
 		s.tried = now
 		a, err := s.m.authority(ctx)

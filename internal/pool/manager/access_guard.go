@@ -184,7 +184,7 @@ func (t *tx) own(who auth.Identity, msg any) error {
 
 func ownNode(who auth.Identity, node string) error {
 	if who.Node == "" || node != who.Node {
-		return denied("node_id: %q is not the caller, which is %q; a node speaks for itself only", truncateText(node), who.Node)
+		return denied("node_id: %q is not the caller %q; a node may report only for itself", truncateText(node), who.Node)
 	}
 	return nil
 }
@@ -210,16 +210,16 @@ func ownSpec(who auth.Identity, s *dxpuv1.LeaseSpec) error {
 	}
 	if who.Role == dxpuv1.Role_ROLE_HOST {
 		if s.HostId != "" && s.HostId != who.Node {
-			return denied("spec.host_id: a host asks for itself; leave it empty or write %q", who.Node)
+			return denied("spec.host_id: a host may request GPUs only for itself; leave it empty or set it to %q", who.Node)
 		}
 		if s.Tenant != "" && s.Tenant != defaultTenant {
-			return denied("spec.tenant: a host asks on behalf of no tenant; leave it empty")
+			return denied("spec.tenant: a host cannot request GPUs for a tenant; leave it empty")
 		}
 		s.HostId = who.Node
 		return nil
 	}
 	if s.Tenant != "" && s.Tenant != who.Tenant {
-		return denied("spec.tenant: a tenant asks for itself; leave it empty or write %q", who.Tenant)
+		return denied("spec.tenant: a tenant may request GPUs only for itself; leave it empty or set it to %q", who.Tenant)
 	}
 	s.Tenant = who.Tenant
 	return nil

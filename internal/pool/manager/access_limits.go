@@ -229,7 +229,7 @@ func (l *limits) openStream(c *call) (leave func(), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.streams[key] >= maxStreams {
-		return nil, connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("%s has %d watches open, no more are allowed: close some", key, maxStreams))
+		return nil, connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("%s has %d watches open, which is the limit: close some", key, maxStreams))
 	}
 	l.streams[key]++
 	return func() {
@@ -274,7 +274,7 @@ func (b *timedBody) Read(p []byte) (int, error) {
 func (m *Manager) limited(ctx context.Context, c *call, err error) error {
 	if err != nil {
 		m.metrics.limited.Inc()
-		m.log.DebugContext(ctx, "a call was refused: too many", "actor", c.caller.Actor, "peer", c.peer, "call", truncateText(c.procedure))
+		m.log.DebugContext(ctx, "call refused: rate limit exceeded", "actor", c.caller.Actor, "peer", c.peer, "call", truncateText(c.procedure))
 	}
 	return err
 }

@@ -94,7 +94,7 @@ func (s scope) event(e *dxpuv1.Event) *dxpuv1.Event {
 	// Its message names the lease that takes over, which is another's.
 	return &dxpuv1.Event{
 		Revision: e.Revision, Time: e.Time, Type: e.Type, LeaseId: e.LeaseId, HostId: e.HostId, LeaseState: e.LeaseState,
-		Reason: e.Reason, Tenant: e.Tenant, Message: "lease " + e.LeaseId + " gives up its GPUs for one of higher priority",
+		Reason: e.Reason, Tenant: e.Tenant, Message: "lease " + e.LeaseId + " is preempted by one of higher priority",
 	}
 }
 

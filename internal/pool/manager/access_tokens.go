@@ -53,7 +53,7 @@ func checkToken(r *dxpuv1.CreateTokenRequest) error {
 // createToken makes a token that checkToken has passed.
 func (t *tx) createToken(r *dxpuv1.CreateTokenRequest, creator string) (*dxpuv1.Token, string, error) {
 	if t.tokens.len() >= maxTokens {
-		return nil, "", connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("there are %d tokens, no more are allowed: delete some", maxTokens))
+		return nil, "", connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("the pool has %d tokens, which is the limit: delete some", maxTokens))
 	}
 	id, secret, hash := auth.NewToken()
 	rec := &tokenRecord{
@@ -64,7 +64,7 @@ func (t *tx) createToken(r *dxpuv1.CreateTokenRequest, creator string) (*dxpuv1.
 	}
 	t.tokens.put(id, rec)
 	t.setTarget(id)
-	t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TOKEN_CHANGED}, "token %s was made for %s", id, tokenOwner(rec))
+	t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TOKEN_CHANGED}, "token %s was created for %s", id, tokenOwner(rec))
 	return tokenMessage(rec), secret, nil
 }
 
@@ -105,7 +105,7 @@ func (s *poolService) DeleteToken(ctx context.Context, req *connect.Request[dxpu
 		}
 		if r.Role == dxpuv1.Role_ROLE_ADMIN && r.ExpireTime.IsZero() && t.cfg.Open == OpenNever && t.isLastAdmin(r.ID) {
 			return connect.NewError(connect.CodeFailedPrecondition,
-				fmt.Errorf("token_id: %s is the last admin's token that does not expire; make another one first", r.ID))
+				fmt.Errorf("token_id: %s is the last admin token that does not expire; create another one first", r.ID))
 		}
 		t.tokens.remove(r.ID)
 		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TOKEN_CHANGED}, "token %s of %s was deleted", r.ID, tokenOwner(r))
@@ -137,7 +137,7 @@ func (m *Manager) FirstAdminToken(ctx context.Context, save func(text string) er
 			}
 		}
 		_, text, err := t.createToken(&dxpuv1.CreateTokenRequest{
-			Role: dxpuv1.Role_ROLE_ADMIN, Description: "the first token, made at " + t.now.UTC().Format(time.DateTime),
+			Role: dxpuv1.Role_ROLE_ADMIN, Description: "the first admin token, created at " + t.now.UTC().Format(time.DateTime),
 		}, "")
 		if err != nil {
 			return err

@@ -41,7 +41,7 @@ func (strictJSON) Unmarshal(raw []byte, v any) error {
 		return errNoMessage
 	}
 	if len(raw) == 0 {
-		return errors.New(`no JSON: write {} for a request without fields`)
+		return errors.New(`no JSON: send {} for a request without fields`)
 	}
 	err := protojson.UnmarshalOptions{RecursionLimit: maxJSONDepth}.Unmarshal(raw, m)
 	switch {

@@ -57,7 +57,7 @@ func (m *Manager) readyz(w http.ResponseWriter, _ *http.Request) {
 	case !leads:
 		http.Error(w, "follower: "+message(m.notLeading()), http.StatusServiceUnavailable)
 	case state == nil:
-		http.Error(w, fmt.Sprintf("leader, but the state cannot be stored: %v", trouble), http.StatusServiceUnavailable)
+		http.Error(w, fmt.Sprintf("leader, but the state is not available: %v", trouble), http.StatusServiceUnavailable)
 	default:
 		_, _ = io.WriteString(w, "ok: leader\n")
 	}

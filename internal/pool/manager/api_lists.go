@@ -36,7 +36,7 @@ func cursorOf(size int32, token string) (cursor, error) {
 	}
 	after, err := base64.RawURLEncoding.DecodeString(token)
 	if err != nil {
-		return cursor{}, invalid("page_token: not one that this manager gave")
+		return cursor{}, invalid("page_token: not issued by this manager")
 	}
 	return cursor{int(size), string(after)}, nil
 }

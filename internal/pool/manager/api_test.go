@@ -96,7 +96,7 @@ func wantCode(t *testing.T, err error, code connect.Code, text string) {
 
 func TestNodesProveThemselves(t *testing.T) {
 	s := populated(t)
-	wantCode(t, s.report("h1", "b1", gpus(1)), connect.CodePermissionDenied, "speaks for itself")
+	wantCode(t, s.report("h1", "b1", gpus(1)), connect.CodePermissionDenied, "only for itself")
 	s.keys["nobody"], s.keys["wrong"] = "none", "wrong"
 	for _, as := range []string{"nobody", "wrong"} {
 		wantCode(t, s.report(as, "b1", gpus(1)), connect.CodeUnauthenticated, "wrong credential")

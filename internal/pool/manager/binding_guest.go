@@ -26,7 +26,7 @@ func (t *tx) followGuest(b *bindingRecord) bool {
 	switch {
 	case news && b.Ejected:
 		t.event(b.event(dxpuv1.EventType_EVENT_TYPE_GPU_EJECTED),
-			"the guest of %s slot %d has removed GPU %s itself; lease %s keeps it", b.HostID, b.HostSlot, b.gpuID(), b.LeaseID)
+			"the guest of %s slot %d has ejected GPU %s; lease %s keeps it", b.HostID, b.HostSlot, b.gpuID(), b.LeaseID)
 	case news:
 		t.event(b.event(dxpuv1.EventType_EVENT_TYPE_GPU_PLUGGED), "GPU %s is plugged into %s slot %d again", b.gpuID(), b.HostID, b.HostSlot)
 	}
@@ -40,7 +40,7 @@ func (t *tx) followGuest(b *bindingRecord) bool {
 func (t *tx) activeReason(id string) string {
 	for _, bid := range t.bindingsOf(id) {
 		if b := t.bindings.get(bid); b.serving() && b.Ejected {
-			return fmt.Sprintf("the guest has removed GPU %s itself", b.gpuID())
+			return fmt.Sprintf("the guest has ejected GPU %s", b.gpuID())
 		}
 	}
 	return "every GPU is attached"
@@ -57,7 +57,7 @@ func (t *tx) recordUse(b *bindingRecord) bool {
 	b = t.bindings.edit(b.ID)
 	b.InUse, b.Detail = true, truncateText(o.Detail)
 	if !told {
-		t.event(b.event(dxpuv1.EventType_EVENT_TYPE_GPU_IN_USE), "GPU %s is in use on %s slot %d: %s; it is taken away %s after it was asked for",
+		t.event(b.event(dxpuv1.EventType_EVENT_TYPE_GPU_IN_USE), "GPU %s is in use on %s slot %d: %s; it will be removed anyway %s after the request",
 			b.gpuID(), b.HostID, b.HostSlot, b.Detail, t.cfg.UnplugTimeout)
 	}
 	return true
@@ -72,7 +72,7 @@ func (t *tx) clearHost(id string) *bindingRecord {
 		b.Detail = ""
 	}
 	if r := t.removal(b); r.GetForced() {
-		t.event(b.event(dxpuv1.EventType_EVENT_TYPE_GPU_TAKEN), "GPU %s was taken away from the guest of %s slot %d by force: %s",
+		t.event(b.event(dxpuv1.EventType_EVENT_TYPE_GPU_TAKEN), "GPU %s was removed from the guest of %s slot %d by force: %s",
 			b.gpuID(), b.HostID, b.HostSlot, truncateText(r.Detail))
 	}
 	return b
@@ -98,7 +98,7 @@ func (s *poolService) ReplugGPU(ctx context.Context, req *connect.Request[dxpuv1
 		}
 		if b.State != attached || !b.Ejected {
 			return connect.NewError(connect.CodeFailedPrecondition,
-				fmt.Errorf("gpu_id: the guest of %s has not removed GPU %s; there is nothing to plug in again", b.HostID, req.Msg.GpuId))
+				fmt.Errorf("gpu_id: the guest of %s has not ejected GPU %s, so there is nothing to plug in again", b.HostID, req.Msg.GpuId))
 		}
 		b = t.bindings.edit(b.ID)
 		b.Replugs++

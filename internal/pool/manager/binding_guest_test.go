@@ -32,7 +32,7 @@ func TestGuestRemovesItsGPU(t *testing.T) {
 	id := w.create(&dxpuv1.LeaseSpec{Count: 1})
 	w.settle()
 	gpu := w.has(id)
-	wantRefusal(t, w.replug(gpu), connect.CodeFailedPrecondition, "has not removed GPU "+gpu)
+	wantRefusal(t, w.replug(gpu), connect.CodeFailedPrecondition, "has not ejected GPU "+gpu)
 	if g := w.gpu(gpu); g.Use != dxpuv1.Use_USE_BUSY || g.Ejected {
 		t.Errorf("the GPU is %v, ejected %v", g.Use, g.Ejected)
 	}
@@ -40,13 +40,13 @@ func TestGuestRemovesItsGPU(t *testing.T) {
 	w.nodes["h1"].ejects = true
 	w.settle()
 	l := w.wantLease(id, leaseActive)
-	if b := l.Bindings[0]; !b.Ejected || b.State != attached || l.StateReason != "the guest has removed GPU "+gpu+" itself" {
+	if b := l.Bindings[0]; !b.Ejected || b.State != attached || l.StateReason != "the guest has ejected GPU "+gpu {
 		t.Errorf("binding %v; %s", b, l.StateReason)
 	}
 	if g := w.gpu(gpu); !g.Ejected || g.State != dxpuv1.GPUState_GPU_STATE_BOUND {
 		t.Errorf("the GPU is %v, ejected %v", g.State, g.Ejected)
 	}
-	w.wantEvents("the guest of h1 slot 0 has removed GPU " + gpu + " itself; lease " + id + " keeps it")
+	w.wantEvents("the guest of h1 slot 0 has ejected GPU " + gpu + "; lease " + id + " keeps it")
 
 	if err := w.replug(gpu); err != nil {
 		t.Fatal(err)
@@ -57,7 +57,7 @@ func TestGuestRemovesItsGPU(t *testing.T) {
 		t.Errorf("binding %v; %s", l.Bindings[0], l.StateReason)
 	}
 	w.wantEvents("GPU " + gpu + " is plugged into h1 slot 0 again")
-	wantRefusal(t, w.replug(gpu), connect.CodeFailedPrecondition, "has not removed")
+	wantRefusal(t, w.replug(gpu), connect.CodeFailedPrecondition, "has not ejected")
 	wantRefusal(t, w.replug("b1/1"), connect.CodeFailedPrecondition, "is not leased")
 	wantRefusal(t, w.replug("b9/1"), connect.CodeNotFound, "does not exist")
 
@@ -79,8 +79,8 @@ func TestGuestHoldsOn(t *testing.T) {
 	}{
 		{"lets go at once", 0, "", false, "is released", "in use"},
 		{"takes its time", time.Second, "", false, "GPU b1/0 is in use on h1 slot 0: a driver", "by force"},
-		{"is forced", time.Second, "a driver is asleep", false, "GPU b1/0 was taken away from the guest of h1 slot 0 by force: a driver is asleep", "fences"},
-		{"the host hangs, too", time.Hour, "", false, "did not let go of GPU b1/0 in time: the box fences it off", "by force"},
+		{"is forced", time.Second, "a driver is asleep", false, "GPU b1/0 was removed from the guest of h1 slot 0 by force: a driver is asleep", "fences"},
+		{"the host hangs, too", time.Hour, "", false, "did not release GPU b1/0 in time: the box fences it off", "by force"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, Config{}, hostNode("h1", 1), boxNode("b1", 1))

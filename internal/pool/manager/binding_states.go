@@ -260,9 +260,9 @@ func (t *tx) dropIfBroken(b *bindingRecord) bool {
 	case boxHere && box != nil && (box.State == lost || box.State == failed):
 		t.failBinding(b.ID, lost, dxpuv1.Reason_REASON_LINK_LOST, box.Detail)
 	case boxHere && box == nil && t.applied(b.BoxID, b.BoxTold):
-		t.failBinding(b.ID, lost, dxpuv1.Reason_REASON_BINDING_FORGOTTEN, "box "+b.BoxID+" came back without it")
+		t.failBinding(b.ID, lost, dxpuv1.Reason_REASON_BINDING_FORGOTTEN, "box "+b.BoxID+" came back without the binding")
 	case b.State == attached && t.connected(b.HostID) && host == nil && t.applied(b.HostID, b.HostTold):
-		t.failBinding(b.ID, lost, dxpuv1.Reason_REASON_BINDING_FORGOTTEN, "host "+b.HostID+" came back without it")
+		t.failBinding(b.ID, lost, dxpuv1.Reason_REASON_BINDING_FORGOTTEN, "host "+b.HostID+" came back without the binding")
 	case host != nil && host.State == lost:
 		return t.linkLost(b, boxHere, host.Detail)
 	case !b.LinkLostAt.IsZero() && host != nil:
@@ -276,7 +276,7 @@ func (t *tx) dropIfBroken(b *bindingRecord) bool {
 func (t *tx) linkLost(b *bindingRecord, boxHere bool, detail string) bool {
 	switch {
 	case !boxHere && t.awayOrSchedule(b.BoxID):
-		t.failBinding(b.ID, lost, dxpuv1.Reason_REASON_BOX_LOST, "box "+b.BoxID+" is silent and its link is down")
+		t.failBinding(b.ID, lost, dxpuv1.Reason_REASON_BOX_LOST, "box "+b.BoxID+" does not report and its link is down")
 	case b.LinkLostAt.IsZero():
 		t.bindings.edit(b.ID).LinkLostAt = t.now
 	case t.dueOrSchedule(subject{bindingSubject, b.ID}, b.LinkLostAt.Add(t.cfg.LinkGrace)) && boxHere:
@@ -295,7 +295,7 @@ func (t *tx) advanceDetaching(b *bindingRecord) bool {
 		// Fence it off: the box stops serving the epoch. The host slot stays
 		// taken until the host says that it is empty.
 		t.event(b.event(dxpuv1.EventType_EVENT_TYPE_OVERDUE),
-			"host %s did not let go of GPU %s in time: the box fences it off", b.HostID, b.gpuID())
+			"host %s did not release GPU %s in time: the box fences it off", b.HostID, b.gpuID())
 		b = t.bindings.edit(b.ID)
 	default:
 		return t.recordUse(b)
@@ -328,7 +328,7 @@ func (t *tx) advanceClearing(b *bindingRecord) bool {
 			whom = append(whom, "box "+b.BoxID)
 		}
 		t.event(b.event(dxpuv1.EventType_EVENT_TYPE_OVERDUE),
-			"binding %s is still waiting for %s to confirm that nothing is left of it", b.ID, strings.Join(whom, " and "))
+			"binding %s still waits for %s to confirm its removal", b.ID, strings.Join(whom, " and "))
 		return true
 	}
 	return changed

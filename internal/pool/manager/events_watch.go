@@ -11,7 +11,7 @@ import (
 )
 
 func errForgotten() error {
-	return connect.NewError(connect.CodeOutOfRange, errors.New("after_revision: these events are forgotten; list again"))
+	return connect.NewError(connect.CodeOutOfRange, errors.New("after_revision: these events are no longer kept; list again"))
 }
 
 // WatchEvents implements dxpuv1connect.PoolServiceHandler.

@@ -42,6 +42,6 @@ func (t *tx) clearErrors(id string, slot uint32) {
 		t.touch(id) // it is no longer wanted
 	}
 	if !was.usable() {
-		t.announceReturn(id, slot, "an operator has cleared its errors")
+		t.announceReturn(id, slot, "an operator cleared its errors")
 	}
 }

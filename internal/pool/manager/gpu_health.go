@@ -197,7 +197,7 @@ func (t *tx) advanceRepair(id string, slot uint32) {
 			t.editFault(id, slot, func(c *faultRecord) { c.Asked = t.now })
 			e := nodeEvent(t.nodes.get(id), dxpuv1.EventType_EVENT_TYPE_OVERDUE)
 			e.GpuId = gpuID(id, slot)
-			t.event(e, "box %s has not confirmed that it has reset GPU %s", id, e.GpuId)
+			t.event(e, "box %s has not confirmed the reset of GPU %s", id, e.GpuId)
 		}
 		return
 	}
@@ -211,7 +211,7 @@ func (t *tx) returnToService(id string, slot uint32) {
 	t.touch(id) // the reset is no longer wanted
 	if s.Health != dxpuv1.Health_HEALTH_OK {
 		s.Fault.QuarantinedUntil = time.Time{}
-		t.quarantine(s.Fault, "not well after a reset")
+		t.quarantine(s.Fault, "unhealthy after a reset")
 		return
 	}
 	s.Fault.ResetDue, s.Fault.QuarantinedUntil, s.Fault.Returned = false, time.Time{}, t.now

@@ -44,9 +44,9 @@ func TestErrorsAndTheirActions(t *testing.T) {
 	}{
 		{"ignored", nil, nil, 45, 1, leaseActive, "b1/0", dxpuv1.GPUState_GPU_STATE_BOUND, []string{"XID 45", ": ignore"}},
 		{"the application's", nil, nil, 31, 50, leaseActive, "b1/0", dxpuv1.GPUState_GPU_STATE_BOUND, []string{"memory page fault", "under lease", ": restart the application"}},
-		{"reset", nil, nil, 48, 1, leaseActive, "b1/1", dxpuv1.GPUState_GPU_STATE_FREE, []string{": reset", "takes the place of b1/0", "b1/0 is in service again: it has been reset"}},
+		{"reset", nil, nil, 48, 1, leaseActive, "b1/1", dxpuv1.GPUState_GPU_STATE_FREE, []string{": reset", "replaces b1/0", "b1/0 is in service again: it has been reset"}},
 		{"reset, again and again", nil, nil, 48, 3, leaseActive, "b1/1", dxpuv1.GPUState_GPU_STATE_UNAVAILABLE, []string{"3 or more within 24h0m0s", ": replace"}},
-		{"replace", nil, nil, 79, 1, leaseActive, "b1/1", dxpuv1.GPUState_GPU_STATE_UNAVAILABLE, []string{"fallen off the bus", "takes the place of b1/0"}},
+		{"replace", nil, nil, 79, 1, leaseActive, "b1/1", dxpuv1.GPUState_GPU_STATE_UNAVAILABLE, []string{"fallen off the bus", "replaces b1/0"}},
 		{"ignored until they are many", nil, nil, 92, 5, leaseActive, "b1/1", dxpuv1.GPUState_GPU_STATE_UNAVAILABLE, []string{": replace"}},
 		{"reset, but no other GPU", []*fakeNode{boxNode("b1", 1)}, nil, 48, 1, leaseActive, "b1/0", dxpuv1.GPUState_GPU_STATE_BOUND, []string{"cannot move now"}},
 		{"replace, but no other GPU", []*fakeNode{boxNode("b1", 1)}, nil, 79, 1, leaseDegraded, "", dxpuv1.GPUState_GPU_STATE_UNAVAILABLE, []string{"cannot be replaced now"}},
@@ -76,7 +76,7 @@ func TestErrorsAndTheirActions(t *testing.T) {
 			[]*fakeNode{boxNode("b1", 2), boxNode("b2", 2)},
 			&dxpuv1.LeaseSpec{Count: 2, SameBox: dxpuv1.Preference_PREFERENCE_AVOID}, 79, 1, leaseActive, "b1/1 b2/0",
 			dxpuv1.GPUState_GPU_STATE_UNAVAILABLE,
-			[]string{"takes the place"},
+			[]string{"replaces"},
 		},
 	}
 	for _, tt := range tests {
@@ -198,7 +198,7 @@ func TestResetIsNotConfirmed(t *testing.T) {
 	if g := w.gpu("b1/0"); g.State != dxpuv1.GPUState_GPU_STATE_UNAVAILABLE || !strings.Contains(g.HealthDetail, "to be reset") {
 		t.Errorf("GPU %v", g)
 	}
-	if !strings.Contains(w.events(), "has not confirmed that it has reset GPU b1/0") {
+	if !strings.Contains(w.events(), "has not confirmed the reset of GPU b1/0") {
 		t.Errorf("nobody says what is waited for:\n%s", w.events())
 	}
 	w.nodes["b1"].noResets, w.nodes["b1"].applied = false, 0
@@ -258,7 +258,7 @@ func TestNodeComesAndGoes(t *testing.T) {
 	if _, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1}); err != nil {
 		t.Errorf("after half a minute: %v\n%s", err, w.events())
 	}
-	if !strings.Contains(w.events(), "b1 was lost 3 times") || !strings.Contains(w.events(), "is used again") {
+	if !strings.Contains(w.events(), "b1 was lost 3 times") || !strings.Contains(w.events(), "takes new bindings again") {
 		t.Errorf("events:\n%s", w.events())
 	}
 }
@@ -284,9 +284,9 @@ func TestPathHealth(t *testing.T) {
 		paths []dxpuv1.Health
 		want  string
 	}{
-		{[]dxpuv1.Health{ok, failed}, "path 1 of binding b-1 (GPU b1/0 to h1) failed, says h1"},
-		{[]dxpuv1.Health{ok, ok}, "path 1 of binding b-1 (GPU b1/0 to h1) works again, says h1"},
-		{[]dxpuv1.Health{failed, ok}, "path 0 of binding b-1 (GPU b1/0 to h1) failed, says h1"},
+		{[]dxpuv1.Health{ok, failed}, "path 1 of binding b-1 (GPU b1/0 to h1) failed, as reported by h1"},
+		{[]dxpuv1.Health{ok, ok}, "path 1 of binding b-1 (GPU b1/0 to h1) works again, as reported by h1"},
+		{[]dxpuv1.Health{failed, ok}, "path 0 of binding b-1 (GPU b1/0 to h1) failed, as reported by h1"},
 		{[]dxpuv1.Health{ok}, ""},
 	} {
 		h.paths = step.paths

@@ -39,16 +39,16 @@ func (m *Manager) notLeading() error {
 	}
 	url := m.leaderURL()
 	if url == "" {
-		return connect.NewError(connect.CodeUnavailable, errors.New("no manager leads at this moment; try again in a second"))
+		return connect.NewError(connect.CodeUnavailable, errors.New("no manager is the leader at the moment; try again in a second"))
 	}
-	return connect.NewError(connect.CodeUnavailable, fmt.Errorf("this manager does not lead; %s does", url))
+	return connect.NewError(connect.CodeUnavailable, fmt.Errorf("this manager is not the leader; %s is", url))
 }
 
 // errDeposed is what the caller learns whose call was under way when the
 // leadership ended.
 func errDeposed() error {
 	return connect.NewError(connect.CodeUnavailable,
-		errors.New("this manager does not lead any more; the call may or may not have been carried out: look, or repeat it with the same request_id"))
+		errors.New("this manager is no longer the leader; the call may or may not have been carried out: look it up, or repeat it with the same request_id"))
 }
 
 // leaderURL is how the leader is reached, "" where none is known.
@@ -77,7 +77,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			if lost, err = m.cluster.Campaign(ctx); err != nil {
 				if ctx.Err() == nil && err.Error() != said {
 					said = err.Error()
-					m.log.Warn("no leadership", "err", err)
+					m.log.Warn("could not become the leader", "err", err)
 				}
 				pause(ctx, nil, storeRetryInterval)
 				continue
@@ -90,7 +90,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		if m.cluster != nil {
 			stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 			if err := m.cluster.Resign(stop); err != nil {
-				m.log.Warn("the leadership was not handed over; it ends by itself", "err", err)
+				m.log.Warn("could not hand over the leadership; it will expire", "err", err)
 			}
 			cancel()
 		}
@@ -110,10 +110,10 @@ func (m *Manager) beginTerm() {
 	m.term = make(chan struct{})
 	m.live = map[string]*liveNode{}
 	m.trouble = errLoading
-	m.log.Info("this manager leads")
+	m.log.Info("this manager is now the leader")
 }
 
-var errLoading = errors.New("it is being read")
+var errLoading = errors.New("it is being loaded")
 
 // endTerm refuses everything from now on and lets what waits for the store end.
 func (m *Manager) endTerm() {
@@ -124,7 +124,7 @@ func (m *Manager) endTerm() {
 	m.mu.Unlock()
 	m.stores.Wait()
 	if m.cluster != nil {
-		m.log.Info("this manager does not lead any more")
+		m.log.Info("this manager is no longer the leader")
 	}
 }
 
@@ -147,7 +147,7 @@ func (m *Manager) lead(ctx context.Context, lost <-chan struct{}) error {
 			}
 		default:
 			if err := m.Tick(ctx); err != nil && ctx.Err() == nil {
-				m.log.Warn("the clock's changes were not stored", "err", err)
+				m.log.Warn("could not store the changes of a clock tick", "err", err)
 			}
 		}
 		// A select among several channels that are ready chooses at random. The loop
@@ -166,7 +166,7 @@ func (m *Manager) lead(ctx context.Context, lost <-chan struct{}) error {
 func (m *Manager) announceLeader(ctx context.Context) error {
 	url := cmp.Or(m.leaderURL(), "another address")
 	return m.update(ctx, func(t *tx) error {
-		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_LEADER_CHANGED}, "the manager at %s leads from now on", url)
+		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_LEADER_CHANGED}, "the manager at %s is now the leader", url)
 		return nil
 	})
 }
@@ -186,7 +186,7 @@ func (m *Manager) load(ctx context.Context) bool {
 		err = m.installLocked(records)
 	}
 	if err != nil && (m.trouble == nil || err.Error() != m.trouble.Error()) && ctx.Err() == nil {
-		m.log.Error("the state cannot be read", "err", err)
+		m.log.Error("cannot load the state", "err", err)
 		m.trouble = err
 	}
 	return err == nil

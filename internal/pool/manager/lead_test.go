@@ -185,19 +185,19 @@ func TestOneLeadsTheOthersSayWho(t *testing.T) {
 		w.want(w.call("a", "PoolService/CreateLease", queued), 200, `"lease"`)
 		for _, method := range []string{"PoolService/CreateLease", "PoolService/GetPool", "NodeService/Report", "PoolService/WhoAmI"} {
 			res := w.call("b", method, `{}`)
-			w.want(res, http.StatusServiceUnavailable, "this manager does not lead; http://a does")
+			w.want(res, http.StatusServiceUnavailable, "this manager is not the leader; http://a is")
 			if h := res.Header().Get(client.LeaderHeader); h != "http://a" {
 				t.Errorf("%s: %s: %q", method, client.LeaderHeader, h)
 			}
 		}
-		if a, b := w.readyz("a"), w.readyz("b"); a != "200 ok: leader" || b != "503 follower: this manager does not lead; http://a does" {
+		if a, b := w.readyz("a"), w.readyz("b"); a != "200 ok: leader" || b != "503 follower: this manager is not the leader; http://a is" {
 			t.Errorf("a: %s; b: %s", a, b)
 		}
 		w.election.depose(true)
 		time.Sleep(time.Second)
 		leader := w.leader()
 		w.want(w.call(leader, "PoolService/ListLeases", `{}`), 200, `"state":"LEASE_STATE_PENDING"`)
-		w.want(w.call(leader, "PoolService/ListEvents", `{}`), 200, "the manager at http://"+leader+" leads from now on")
+		w.want(w.call(leader, "PoolService/ListEvents", `{}`), 200, "the manager at http://"+leader+" is now the leader")
 		w.want(w.call(leader, "PoolService/GetPool", `{}`), 200, `"leaderUrl":"http://`+leader+`"`)
 	})
 }
@@ -222,7 +222,7 @@ func TestDeposedLeaderIsSilent(t *testing.T) {
 			t.Fatal("b does not lead")
 		}
 		w.want(w.call("b", "PoolService/CreateLease", queued), 200, `"lease"`)
-		w.want(w.call("a", "PoolService/ListEvents", `{}`), 503, "does not lead any more") // of what it remembers
+		w.want(w.call("a", "PoolService/ListEvents", `{}`), 503, "is no longer the leader") // of what it remembers
 		close(old.gate)
 		wg.Wait()
 		w.want(write, 503, "may not have happened")
@@ -236,7 +236,7 @@ func TestDeposedLeaderIsSilent(t *testing.T) {
 		// Told at last, it follows, and leads again with what the other one did.
 		close(old.lost)
 		time.Sleep(time.Second)
-		if got := w.readyz("a"); got != "503 follower: this manager does not lead; http://b does" {
+		if got := w.readyz("a"); got != "503 follower: this manager is not the leader; http://b is" {
 			t.Errorf("a: %s", got)
 		}
 		w.election.depose(true)

@@ -73,14 +73,14 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 	}
 	t.leases.put(l.ID, l)
 	t.setTarget(l.ID)
-	t.event(leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_CREATED), "tenant %s asks for %d GPUs: lease %s", spec.Tenant, spec.Count, l.ID)
+	t.event(leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_CREATED), "tenant %s requested %d GPUs: lease %s", spec.Tenant, spec.Count, l.ID)
 	if t.grant(l.ID) {
 		return l, nil
 	}
 	why := strings.Join(t.whyNotNow(l), " ")
 	if !spec.Wait {
 		return nil, connect.NewError(connect.CodeResourceExhausted,
-			fmt.Errorf("no capacity for this lease now: %s Set spec.wait to queue", why))
+			fmt.Errorf("no capacity for this lease now: %s Set spec.wait to wait in the queue", why))
 	}
 	t.setLeaseState(l.ID, leasePending, "in the queue: "+why)
 	return l, nil

@@ -139,7 +139,7 @@ func (t *tx) setCount(id string, count uint32, why string) *leaseRecord {
 	l.Spec = raw
 	e := leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_RESIZED)
 	e.Reason = dxpuv1.Reason_REASON_LEASE_RESIZED
-	t.event(e, "lease %s goes from %d to %d GPUs%s", id, was, count, why)
+	t.event(e, "lease %s was resized from %d to %d GPUs%s", id, was, count, why)
 	return l
 }
 

@@ -30,7 +30,7 @@ func checkSpec(s *dxpuv1.LeaseSpec) error {
 	case unknownPreference(s.SameBox):
 		return invalid("spec.same_box: %d is unknown", s.SameBox)
 	case s.SameBox == dxpuv1.Preference_PREFERENCE_AVOID && s.Nvlink == dxpuv1.Preference_PREFERENCE_REQUIRED:
-		return invalid("spec.same_box: GPUs joined by NVLink sit in one box; they cannot be spread")
+		return invalid("spec.same_box: GPUs joined by NVLink are in one box; they cannot be spread")
 	case s.BoxKind == dxpuv1.BoxKind_BOX_KIND_PCIE_SWITCH && s.Nvlink == dxpuv1.Preference_PREFERENCE_REQUIRED:
 		return invalid("spec.box_kind: PCIe-switch boxes have no NVLink")
 	}

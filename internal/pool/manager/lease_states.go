@@ -34,7 +34,7 @@ func (t *tx) advanceLease(id string) bool {
 	switch l.State {
 	case leasePending:
 		if w := l.spec.WaitTimeout; w != nil && t.dueOrSchedule(subject{leaseSubject, id}, l.queuedSince().Add(w.AsDuration())) {
-			t.setLeaseState(id, leaseFailed, "waited in vain: "+lastSentence(t.whyNotNow(l)))
+			t.setLeaseState(id, leaseFailed, "the wait timed out: "+lastSentence(t.whyNotNow(l)))
 			return true
 		}
 		return false
@@ -81,7 +81,7 @@ func (t *tx) advanceHolding(id string) bool {
 	case l.spec.Wait && !hopeless:
 		b := t.bindings.get(broken[0])
 		t.requeue(id, dxpuv1.Reason_REASON_LEASE_FAILED,
-			fmt.Sprintf("in the queue again: GPU %s could not be attached (%s)", b.gpuID(), cmp.Or(b.Detail, reasonWord(b.Reason))))
+			fmt.Sprintf("back in the queue: GPU %s could not be attached (%s)", b.gpuID(), cmp.Or(b.Detail, reasonWord(b.Reason))))
 		return true
 	default:
 		t.editLease(id).Failing = true
@@ -112,7 +112,7 @@ func (t *tx) updateLeaseState(id string, good, up, coming int) bool {
 		}
 		t.setLeaseState(id, leaseActive, t.activeReason(id))
 	case up < want && l.State == leaseActive:
-		t.setLeaseState(id, leaseDegraded, fmt.Sprintf("%d of %d GPUs are attached, %d on the way", up, want, good-up-coming))
+		t.setLeaseState(id, leaseDegraded, fmt.Sprintf("%d of %d GPUs are attached, %d are being attached", up, want, good-up-coming))
 	default:
 		return false
 	}
@@ -198,7 +198,7 @@ func (t *tx) bindReplacement(id string, pick placement.Ref) {
 	next.Grown, next.Tries = b.Grown, b.Tries+1
 	e := next.event(dxpuv1.EventType_EVENT_TYPE_GPU_REPLACED)
 	e.Reason = b.Reason
-	t.event(e, "GPU %s takes the place of %s in %s slot %d (%s)", next.gpuID(), b.gpuID(), b.HostID, b.HostSlot, reasonWord(b.Reason))
+	t.event(e, "GPU %s replaces %s in %s slot %d (%s)", next.gpuID(), b.gpuID(), b.HostID, b.HostSlot, reasonWord(b.Reason))
 }
 
 func (t *tx) modelOf(b *bindingRecord) string {

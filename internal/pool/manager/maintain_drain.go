@@ -54,7 +54,7 @@ func (s *poolService) Drain(ctx context.Context, req *connect.Request[dxpuv1.Dra
 			_, slot, _ = t.gpu(id)
 		}
 		res.BindingIds = t.boundAt(n, slot)
-		t.event(drainEvent(n, slot, dxpuv1.EventType_EVENT_TYPE_DRAINING), "%s is drained of %d bindings", targetName(n, slot), len(res.BindingIds))
+		t.event(drainEvent(n, slot, dxpuv1.EventType_EVENT_TYPE_DRAINING), "%s is being drained of %d bindings", targetName(n, slot), len(res.BindingIds))
 		return nil
 	})
 	if err != nil {

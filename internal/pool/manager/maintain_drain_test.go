@@ -53,7 +53,7 @@ func TestResize(t *testing.T) {
 	}{
 		{"none", 0, 0, connect.CodeInvalidArgument, "count: 0 is not 1 to 64"},
 		{"more than any host has", 65, 0, connect.CodeInvalidArgument, "count: 65"},
-		{"never in the quota", 5, 0, connect.CodeInvalidArgument, "5 GPUs are more than the 4"},
+		{"never in the quota", 5, 0, connect.CodeInvalidArgument, "5 GPUs exceed the quota of 4"},
 		{"an old version", 3, v + 1, connect.CodeAborted, "read it again"},
 	} {
 		t.Run(tt.name, func(t *testing.T) { wantErr(t, w.resize(id, tt.count, tt.version), tt.code, tt.want) })
@@ -133,7 +133,7 @@ func TestGrowthFails(t *testing.T) {
 		w.settle()
 	}
 	l := w.wantLease(id, leaseActive)
-	if l.Spec.Count != 1 || !strings.Contains(w.events(), "goes from 2 to 1 GPUs: GPU") {
+	if l.Spec.Count != 1 || !strings.Contains(w.events(), "was resized from 2 to 1 GPUs: GPU") {
 		t.Errorf("lease %v\n%s", l, w.events())
 	}
 	if p := w.m.pool(); p.GpusFree != 3 {
@@ -228,7 +228,7 @@ func TestDrain(t *testing.T) {
 			atBox("b1"), 0, time.Hour, leaseActive, "b1/0 b1/1 b1/2", "cannot move now",
 		},
 		{"box of another model", []*fakeNode{boxNode("b1", 1), modelBox("b2", "T4")}, 0, &dxpuv1.LeaseSpec{Count: 1, Model: "DX100"}, atBox("b1"), 0, time.Hour, leaseActive, "b1/0", "cannot move now"},
-		{"host: leases stay", []*fakeNode{boxNode("b1", 3)}, 0, &dxpuv1.LeaseSpec{Count: 1}, atHost("h1"), 0, time.Hour, leaseActive, "b1/0", "h1 is drained of 1 bindings"},
+		{"host: leases stay", []*fakeNode{boxNode("b1", 3)}, 0, &dxpuv1.LeaseSpec{Count: 1}, atHost("h1"), 0, time.Hour, leaseActive, "b1/0", "h1 is being drained of 1 bindings"},
 		{"host: deadline", []*fakeNode{boxNode("b1", 3)}, 0, &dxpuv1.LeaseSpec{Count: 1}, atHost("h1"), time.Minute, time.Minute, leaseReleased, "", "h1 is drained: nothing"},
 		{"host: deadline, pinned", []*fakeNode{boxNode("b1", 3)}, 0, &dxpuv1.LeaseSpec{Count: 1, HostId: "h1", Wait: true}, atHost("h1"), time.Minute, time.Minute, leaseReleased, "", "h1 is drained: nothing"},
 		{"host: deadline, may wait", []*fakeNode{boxNode("b1", 3)}, 0, &dxpuv1.LeaseSpec{Count: 1, Wait: true}, atHost("h1"), time.Minute, time.Minute, leaseActive, "b1/0", "h1 is drained: nothing"},

@@ -59,7 +59,7 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 		case r.PreviousCredential != "" && t.wasDeleted(r.PreviousCredential):
 			return denied("name: %s was deleted from this pool; empty its state directory and start it again to enrol it as a new node", r.Name)
 		case n != nil && n.Deleting:
-			return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("name: %s is being deleted; try again soon", n.ID))
+			return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("name: %s is being deleted; try again later", n.ID))
 		case n == nil:
 			t.meta.NodeNumber++
 			n = &nodeRecord{ID: r.Name, Kind: r.Kind, Number: t.meta.NodeNumber}
@@ -69,7 +69,7 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 		case n.Kind != r.Kind:
 			return connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("name: %s is a %s; choose another name", n.ID, kindWord(n.Kind)))
 		case t.connected(n.ID) && !auth.Matches(r.PreviousCredential, n.CredentialHash):
-			return connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("name: %s is in use by a node that reports now; choose another name or stop that node", n.ID))
+			return connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("name: %s is in use by a connected node; choose another name or stop that node", n.ID))
 		}
 		n = t.nodes.edit(n.ID)
 		n.CredentialHash = auth.Hash(credential)

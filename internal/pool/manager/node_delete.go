@@ -28,7 +28,7 @@ func (s *poolService) DeleteNode(ctx context.Context, req *connect.Request[dxpuv
 			return conflict("node", n.ID, n.ResourceVersion, r.ResourceVersion)
 		case len(t.bindingsAt(n.ID)) > 0 && !r.Force:
 			return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf(
-				"%s %s has %d bindings: drain it first, or set force to take them away", kindWord(n.Kind), n.ID, len(t.bindingsAt(n.ID))))
+				"%s %s has %d bindings: drain it first, or set force to remove them", kindWord(n.Kind), n.ID, len(t.bindingsAt(n.ID))))
 		}
 		t.deleteNode(n.ID)
 		return nil

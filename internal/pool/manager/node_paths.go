@@ -42,7 +42,7 @@ func (t *tx) pathEvent(node string, o *dxpuv1.ObservedBinding, was dxpuv1.Health
 	default:
 		return
 	}
-	t.event(b.event(dxpuv1.EventType_EVENT_TYPE_PATH_HEALTH), "path %d of binding %s (GPU %s to %s) %s, says %s",
+	t.event(b.event(dxpuv1.EventType_EVENT_TYPE_PATH_HEALTH), "path %d of binding %s (GPU %s to %s) %s, as reported by %s",
 		p.Path, b.ID, b.gpuID(), b.HostID, word, node)
 }
 

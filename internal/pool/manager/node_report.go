@@ -63,7 +63,7 @@ func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, ess
 	c, err := m.updateLocked(ctx, func(t *tx) error {
 		if !was {
 			n := t.nodes.get(o.NodeId)
-			t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_CONNECTED), "%s %s reports", kindWord(n.Kind), n.ID)
+			t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_CONNECTED), "%s %s is connected", kindWord(n.Kind), n.ID)
 			t.connectivityChanged[n.ID] = true
 			t.recordReturn(n.ID)
 		}
@@ -153,12 +153,16 @@ func (t *tx) compareSlots(n *nodeRecord, slots []slotRecord) (changed bool) {
 		}
 		switch {
 		case s.Device == nil && old.Device != nil:
-			t.event(gpu(dxpuv1.EventType_EVENT_TYPE_GPU_REMOVED), "GPU %s is gone", gpuID(n.ID, s.Slot))
+			t.event(gpu(dxpuv1.EventType_EVENT_TYPE_GPU_REMOVED), "GPU %s was removed", gpuID(n.ID, s.Slot))
 		case s.Device != nil && !sameDevice(old.Device, s.Device):
-			t.event(gpu(dxpuv1.EventType_EVENT_TYPE_GPU_ADDED), "GPU %s is a %s", gpuID(n.ID, s.Slot), s.Device.Model)
+			t.event(gpu(dxpuv1.EventType_EVENT_TYPE_GPU_ADDED), "GPU %s was added: %s", gpuID(n.ID, s.Slot), s.Device.Model)
 		case s.Device != nil && old.Health != s.Health:
-			t.event(gpu(dxpuv1.EventType_EVENT_TYPE_GPU_HEALTH), "GPU %s was %s and is %s: %s",
-				gpuID(n.ID, s.Slot), healthWord(old.Health), healthWord(s.Health), s.HealthDetail)
+			detail := ""
+			if s.HealthDetail != "" {
+				detail = ": " + s.HealthDetail
+			}
+			t.event(gpu(dxpuv1.EventType_EVENT_TYPE_GPU_HEALTH), "GPU %s changed from %s to %s%s",
+				gpuID(n.ID, s.Slot), healthWord(old.Health), healthWord(s.Health), detail)
 		}
 	}
 	return changed || len(slots) != len(n.Slots)

@@ -64,7 +64,7 @@ func (t *tx) advanceProbation(id string) {
 		next.Unstable, next.Lost = false, nil
 		n = t.nodes.edit(id)
 		n.Stability = &next
-		t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_STABLE), "%s %s has been there for %s and is used again",
+		t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_STABLE), "%s %s has reported for %s and takes new bindings again",
 			kindWord(n.Kind), id, t.now.Sub(s.Since).Round(time.Second))
 	case !s.Unstable && t.dueOrSchedule(at, s.Since.Add(max(flapWindow, t.cfg.Probation.Max))):
 		t.nodes.edit(id).Stability = nil

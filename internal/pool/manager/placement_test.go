@@ -138,7 +138,7 @@ func TestWishesAboutTime(t *testing.T) {
 	first := w.create(&dxpuv1.LeaseSpec{Count: 1, Model: "T4", ExpiresAfter: durationpb.New(time.Minute), Tenant: "a"})
 	w.settle()
 	w.wantLease(first, leaseActive)
-	if _, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1, Model: "T4"}); err == nil || !strings.Contains(err.Error(), "Set spec.wait to queue") {
+	if _, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1, Model: "T4"}); err == nil || !strings.Contains(err.Error(), "Set spec.wait to wait in the queue") {
 		t.Errorf("a lease without capacity that does not wait: %v", err)
 	}
 	patient := w.create(&dxpuv1.LeaseSpec{Count: 1, Model: "T4", Wait: true})
@@ -160,7 +160,7 @@ func TestWishesAboutTime(t *testing.T) {
 		}
 	}
 	w.pass(25 * time.Second)
-	if l := w.wantLease(brief, leaseFailed); !strings.Contains(l.StateReason, "waited in vain") {
+	if l := w.wantLease(brief, leaseFailed); !strings.Contains(l.StateReason, "the wait timed out") {
 		t.Errorf("the lease that waited for 20 s: %s", l.StateReason)
 	}
 	w.pass(40 * time.Second) // the first one expires

@@ -44,9 +44,9 @@ func TestQuotaAtCreation(t *testing.T) {
 		want string
 	}{
 		{"within", &dxpuv1.LeaseSpec{Count: 3, Model: "DX100"}, 0, ""},
-		{"never so many", &dxpuv1.LeaseSpec{Count: 5}, connect.CodeInvalidArgument, "spec.count: 5 GPUs are more than the 4 that tenant a may ever have"},
+		{"never so many", &dxpuv1.LeaseSpec{Count: 5}, connect.CodeInvalidArgument, "spec.count: 5 GPUs exceed the quota of 4 of tenant a"},
 		{"never so many of the model", &dxpuv1.LeaseSpec{Count: 4, Model: "DX100"}, connect.CodeInvalidArgument, "4 GPUs of model DX100"},
-		{"a model that is forbidden", &dxpuv1.LeaseSpec{Count: 1, Model: "T4"}, connect.CodeInvalidArgument, "more than the 0"},
+		{"a model that is forbidden", &dxpuv1.LeaseSpec{Count: 1, Model: "T4"}, connect.CodeInvalidArgument, "exceed the quota of 0"},
 		{"priority", &dxpuv1.LeaseSpec{Count: 1, Priority: 11}, connect.CodeInvalidArgument, "spec.priority: 11 is above 10"},
 		{"highest priority", &dxpuv1.LeaseSpec{Count: 1, Priority: 10}, 0, ""},
 		{"unknown tenant", &dxpuv1.LeaseSpec{Count: 1, Tenant: "b"}, connect.CodeNotFound, `tenant "b" does not exist`},
@@ -77,13 +77,13 @@ func TestQuotaInTheQueue(t *testing.T) {
 	w.putTenant("b", nil)
 	first := w.create(&dxpuv1.LeaseSpec{Count: 2, Tenant: "a"})
 	_, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a"})
-	wantErr(t, err, connect.CodeResourceExhausted, "Tenant a has 2 GPUs of the 2 that its quota allows")
+	wantErr(t, err, connect.CodeResourceExhausted, "Tenant a has 2 of the 2 GPUs that its quota allows")
 	waits := w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a", Wait: true, Priority: 50})
-	if s := w.explain(waits); !strings.Contains(s, "It is number 1 of 1 in the queue") || !strings.Contains(s, "Tenant a has 2 GPUs of the 2") {
+	if s := w.explain(waits); !strings.Contains(s, "It is number 1 of 1 in the queue") || !strings.Contains(s, "Tenant a has 2 of the 2 GPUs") {
 		t.Errorf("explanation: %s", s)
 	}
 	_, err = w.tryCreate(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a", Wait: true})
-	wantErr(t, err, connect.CodeResourceExhausted, "as many as its quota allows")
+	wantErr(t, err, connect.CodeResourceExhausted, "which is its quota")
 	other := w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "b", Wait: true})
 	w.settle()
 	w.wantLease(other, leaseActive)
@@ -113,7 +113,7 @@ func TestQuotaByModel(t *testing.T) {
 		}
 	}
 	_, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a"})
-	wantErr(t, err, connect.CodeResourceExhausted, "Tenant a has 1 GPUs of model DX100 of the 1")
+	wantErr(t, err, connect.CodeResourceExhausted, "Tenant a has 1 of the 1 GPUs of model DX100")
 }
 
 // Within a priority the tenant that has the fewest GPUs goes first.
@@ -270,7 +270,7 @@ func TestPreemption(t *testing.T) {
 					if r := w.lease(v).Bindings[0].Reason; r != dxpuv1.Reason_REASON_PREEMPTED {
 						t.Errorf("binding of %s ended for %v", v, r)
 					}
-					if !strings.Contains(w.events(), "gives its") || !strings.Contains(w.events(), v) {
+					if !strings.Contains(w.events(), "is preempted: its") || !strings.Contains(w.events(), v) {
 						t.Errorf("no event names %s", v)
 					}
 				}

@@ -31,9 +31,9 @@ func (t *tx) preempt(l *leaseRecord) bool {
 	}
 	t.bindDecision(l.ID, d, h, holders)
 	l = t.editLease(l.ID)
-	why := fmt.Sprintf("lease %s gives way", names[0])
+	why := fmt.Sprintf("lease %s is preempted", names[0])
 	if len(names) > 1 {
-		why = fmt.Sprintf("leases %s give way", strings.Join(names, ", "))
+		why = fmt.Sprintf("leases %s are preempted", strings.Join(names, ", "))
 	}
 	l.explain(strings.ToUpper(why[:1]) + why[1:] + ".")
 	l.StateReason = truncate(why, maxReason)
@@ -123,9 +123,9 @@ func (t *tx) preemptLease(id string, l *leaseRecord) {
 	v := t.leases.get(id)
 	e := leaseEvent(v, dxpuv1.EventType_EVENT_TYPE_LEASE_PREEMPTED)
 	e.Reason = dxpuv1.Reason_REASON_PREEMPTED
-	t.event(e, "lease %s (priority %d) gives its %d GPUs up for lease %s (priority %d)",
+	t.event(e, "lease %s (priority %d) is preempted: its %d GPUs go to lease %s (priority %d)",
 		id, v.spec.Priority, v.spec.Count, l.ID, l.spec.Priority)
-	why := fmt.Sprintf("it gave way to lease %s, whose priority is %d", l.ID, l.spec.Priority)
+	why := fmt.Sprintf("preempted by lease %s, whose priority is %d", l.ID, l.spec.Priority)
 	if v.spec.Wait {
 		t.requeue(id, dxpuv1.Reason_REASON_PREEMPTED, why)
 		return
@@ -153,7 +153,7 @@ func (t *tx) whyNotPreempt(l *leaseRecord) string {
 	if n == 0 {
 		return fmt.Sprintf("No preemptible lease has a priority below %d.", l.spec.Priority)
 	}
-	return fmt.Sprintf("The %d preemptible leases of lower priority would not make room.", n)
+	return fmt.Sprintf("Preempting all %d preemptible leases of lower priority would not make room.", n)
 }
 
 // bindAfter binds a GPU to a host; with a holder, once that binding has given
@@ -189,7 +189,7 @@ func (t *tx) advanceWaiting(b *bindingRecord) bool {
 	case t.gpuHealth(b) == dxpuv1.Health_HEALTH_FAILED:
 		t.failBinding(b.ID, failed, dxpuv1.Reason_REASON_GPU_FAILED, "")
 	case t.overdueOrSchedule(b, limit):
-		t.failBinding(b.ID, failed, dxpuv1.Reason_REASON_ATTACH_FAILED, "binding "+b.AwaitsGPUOf+" did not give the GPU back in time")
+		t.failBinding(b.ID, failed, dxpuv1.Reason_REASON_ATTACH_FAILED, "binding "+b.AwaitsGPUOf+" did not release the GPU in time")
 	default:
 		return false
 	}

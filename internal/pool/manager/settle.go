@@ -18,7 +18,7 @@ const (
 )
 
 // errUnsettled says that rules chase each other: a mistake in the program.
-var errUnsettled = errors.New("manager: the pool does not come to rest")
+var errUnsettled = errors.New("manager: the rules of the pool do not settle")
 
 // clock is the time since the manager began, which no setting of the wall clock
 // changes.
@@ -152,7 +152,7 @@ func (t *tx) advanceNode(id string) {
 	t.connectivityChanged[id] = true
 	t.recordLoss(id, l.last.Add(l.timeout))
 	n := t.nodes.get(id)
-	t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_LOST), "%s %s is silent", kindWord(n.Kind), id)
+	t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_LOST), "%s %s has stopped reporting", kindWord(n.Kind), id)
 	t.markNode(id)
 }
 

@@ -101,10 +101,10 @@ func Restored(records map[string][]byte) (map[string][]byte, error) {
 	}
 	m := s.meta
 	if m.ClusterID == "" {
-		return nil, errors.New("manager: restore: there is no record of the pool itself")
+		return nil, errors.New("manager: restore: the record of the pool itself is missing")
 	}
 	if m.Epoch > math.MaxUint32-2*restoredEpochs || m.NodeNumber > math.MaxUint32-2*restoredNodes {
-		return nil, errors.New("manager: restore: its numbers are used up")
+		return nil, errors.New("manager: restore: its epochs or node numbers are used up")
 	}
 	// Upwards where that is possible: agents of earlier versions know no incarnations.
 	m.Incarnation = (revision.Incarnation(m.Revision)+rand.Uint64N(restoredIncarnations))%revision.MaxIncarnation + 1

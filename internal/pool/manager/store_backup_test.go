@@ -150,11 +150,11 @@ func TestRestoredTwice(t *testing.T) {
 
 func TestRestoredRefuses(t *testing.T) {
 	tests := []struct{ name, key, value, want string }{
-		{"no pool", "tenant/a", `{"id":"a"}`, "there is no record of the pool itself"},
+		{"no pool", "tenant/a", `{"id":"a"}`, "the record of the pool itself is missing"},
 		{"a later kind", "thing/a", `{}`, "record thing/a: unknown kind"},
 		{"a later version", "tenant/a", `{"v":99}`, "record tenant/a: it has version 99"},
 		{"another type", "tenant/a", `{"id":1}`, "record tenant/a: "},
-		{"used up", "meta", `{"cluster_id":"c-1","epoch":4294967295}`, "its numbers are used up"},
+		{"used up", "meta", `{"cluster_id":"c-1","epoch":4294967295}`, "its epochs or node numbers are used up"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -181,7 +181,7 @@ func (m *Manager) wait(ctx context.Context, c *commit) error {
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			code = connect.CodeDeadlineExceeded
 		}
-		return connect.NewError(code, errors.New("the call ended before its change was stored: it may yet happen"))
+		return connect.NewError(code, errors.New("the call ended before its change was stored: the change may still happen"))
 	}
 }
 
@@ -214,7 +214,7 @@ func (m *Manager) updateLocked(ctx context.Context, fn func(*tx) error) (*commit
 	}
 	if len(m.waiting) >= maxWaiting {
 		return nil, connect.NewError(connect.CodeResourceExhausted,
-			fmt.Errorf("%d changes wait to be stored; try again in a second", len(m.waiting)))
+			fmt.Errorf("%d changes are waiting to be stored; try again in a second", len(m.waiting)))
 	}
 	t := m.beginLocked(m.cfg.Now())
 	t.traceContext, t.call = traceparent(ctx), callFrom(ctx)

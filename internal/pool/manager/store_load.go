@@ -135,7 +135,7 @@ func (s *state) loadRecord(key string, raw []byte) error {
 	case secretPrefix:
 		return loadInto(&s.secrets, id, raw)
 	}
-	return fmt.Errorf("unknown kind: a later version of this program wrote it; run that one")
+	return fmt.Errorf("unknown kind: a later version of this program wrote it; run that version")
 }
 
 func loadInto[R any, P cloner[R]](t *table[R, P], id string, raw []byte) error {

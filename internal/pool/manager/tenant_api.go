@@ -124,7 +124,7 @@ func (s *poolService) DeleteTenant(ctx context.Context, req *connect.Request[dxp
 			return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("tenant_id: %s has %d leases; delete them first", id, u.leases()))
 		}
 		t.tenants.remove(id)
-		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TENANT_CHANGED, Tenant: id}, "tenant %s is no more", id)
+		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TENANT_CHANGED, Tenant: id}, "tenant %s was deleted", id)
 		return nil
 	})
 	if err != nil {

@@ -28,14 +28,14 @@ func (t *tx) admit(s *dxpuv1.LeaseSpec) error {
 	}
 	q := t.quota(s.Tenant)
 	if q.MaxPriority != nil && s.Priority > *q.MaxPriority {
-		return invalid("spec.priority: %d is above %d, the highest that tenant %s may ask for", s.Priority, *q.MaxPriority, s.Tenant)
+		return invalid("spec.priority: %d is above %d, the highest that tenant %s may request", s.Priority, *q.MaxPriority, s.Tenant)
 	}
 	if err := q.allows(s.Tenant, "spec.count", s.Count, s.Model); err != nil {
 		return err
 	}
 	if u := t.usageOf(s.Tenant); q.MaxLeases > 0 && u.leases() >= q.MaxLeases {
 		return connect.NewError(connect.CodeResourceExhausted,
-			fmt.Errorf("spec.tenant: %s has %d leases, as many as its quota allows; delete one first", s.Tenant, u.leases()))
+			fmt.Errorf("spec.tenant: %s has %d leases, which is its quota; delete one first", s.Tenant, u.leases()))
 	}
 	return nil
 }
@@ -53,11 +53,11 @@ func (t *tx) anyTenant() bool {
 // the tenant has otherwise.
 func (q *quotaRecord) allows(tenant, field string, count uint32, model string) error {
 	if q.MaxGPUs > 0 && count > q.MaxGPUs {
-		return invalid("%s: %d GPUs are more than the %d that tenant %s may ever have; ask for fewer, or for a larger quota",
+		return invalid("%s: %d GPUs exceed the quota of %d of tenant %s; request fewer, or a larger quota",
 			field, count, q.MaxGPUs, tenant)
 	}
 	if limit, ok := q.MaxGPUsByModel[model]; ok && count > limit {
-		return invalid("%s: %d GPUs of model %s are more than the %d that tenant %s may ever have; ask for fewer, or for another model",
+		return invalid("%s: %d GPUs of model %s exceed the quota of %d of tenant %s; request fewer, or another model",
 			field, count, model, limit, tenant)
 	}
 	return nil
@@ -81,11 +81,11 @@ func (t *tx) overQuota(tenant string, more uint32, model string) string {
 	}
 	u := t.usageOf(tenant)
 	if q.MaxGPUs > 0 && u.gpus+more > q.MaxGPUs {
-		return fmt.Sprintf("Tenant %s has %d GPUs of the %d that its quota allows, and asks for %d more.", tenant, u.gpus, q.MaxGPUs, more)
+		return fmt.Sprintf("Tenant %s has %d of the %d GPUs that its quota allows, and requests %d more.", tenant, u.gpus, q.MaxGPUs, more)
 	}
 	if limit, ok := q.MaxGPUsByModel[model]; ok && u.byModel[model]+more > limit {
-		return fmt.Sprintf("Tenant %s has %d GPUs of model %s of the %d that its quota allows, and asks for %d more.",
-			tenant, u.byModel[model], model, limit, more)
+		return fmt.Sprintf("Tenant %s has %d of the %d GPUs of model %s that its quota allows, and requests %d more.",
+			tenant, u.byModel[model], limit, model, more)
 	}
 	return ""
 }
