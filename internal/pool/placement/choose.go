@@ -62,7 +62,7 @@ func choose(s stock, req *Request, d *Decision) []Ref {
 	if fit := s.best(bestFit, req.Count); fit != nil {
 		left := len(fit.slots) - req.Count
 		d.say("Box %s (%s) fits best: %d free, %d left.", fit.box, fit.kind, len(fit.slots), left)
-		return picked(d, []part{{fit, req.Count}}, req.Count)
+		return pickParts(d, []part{{fit, req.Count}}, req.Count)
 	}
 	if together {
 		d.say("No single box has %d of them free together.", req.Count)
@@ -92,25 +92,25 @@ func split(s stock, req *Request, d *Decision) []Ref {
 		s.drop(g)
 	}
 	d.say("No single box has %d of them free: the request is split over %s.", req.Count, placesOf(parts))
-	return picked(d, parts, req.Count)
+	return pickParts(d, parts, req.Count)
 }
 
 // spread takes one GPU per group in turns, from the emptiest box first.
 func spread(s stock, req *Request, d *Decision) []Ref {
-	var order []*group
-	for len(order) < req.Count {
+	var groups []*group
+	for len(groups) < req.Count {
 		g := s.best(emptiestFirst, 1)
 		if g == nil {
 			break
 		}
-		order = append(order, g)
+		groups = append(groups, g)
 		s.drop(g)
 	}
-	parts := make([]part, len(order))
+	parts := make([]part, len(groups))
 	var picks []Ref
 	for round := 0; len(picks) < req.Count; round++ {
 		before := len(picks)
-		for i, g := range order {
+		for i, g := range groups {
 			if round < len(g.slots) && len(picks) < req.Count {
 				picks = append(picks, Ref{g.box, g.slots[round]})
 				parts[i] = part{g, round + 1}
@@ -132,7 +132,7 @@ type part struct {
 	n int
 }
 
-func picked(d *Decision, parts []part, count int) []Ref {
+func pickParts(d *Decision, parts []part, count int) []Ref {
 	picks := make([]Ref, 0, count)
 	for _, p := range parts {
 		for _, s := range p.slots[:p.n] {

@@ -130,8 +130,8 @@ func (c counts) Words() string {
 	return strings.Join(parts, ", ")
 }
 
-// about describes a GPU in words, for its slot in the map.
-func about(g *dxpuv1.GPU) string {
+// describeGPU describes a GPU in words, for its slot in the map.
+func describeGPU(g *dxpuv1.GPU) string {
 	s := "GPU " + g.Id + ", " + cmp.Or(g.GetDevice().GetModel(), "unknown model") + ", " + kindOf(g).String()
 	if g.LeaseId != "" {
 		s += ", lease " + g.LeaseId + " on " + g.HostId

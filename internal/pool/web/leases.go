@@ -105,7 +105,7 @@ type phase struct {
 }
 
 // Total returns the duration of the phase as text.
-func (p phase) Total() string { return took(p.Took) }
+func (p phase) Total() string { return formatDuration(p.Took) }
 
 // stepView is a step and its bar: offset and width in percent of the phase.
 type stepView struct {
@@ -132,7 +132,7 @@ func phases(b *dxpuv1.Binding) []phase {
 	}
 	if end < len(steps) {
 		p := draw("Detach", steps[end:])
-		p.After = took(steps[end].GetDuration().AsDuration())
+		p.After = formatDuration(steps[end].GetDuration().AsDuration())
 		out = append(out, p)
 	}
 	return out

@@ -104,7 +104,7 @@ func (s *Server) sumPool(v *view, d *poolData) error {
 		d.Counts.add(r.Counts)
 	}
 	if age := v.Now.Sub(sums.at); age >= time.Second {
-		d.Age = roughly(age)
+		d.Age = formatAge(age)
 	}
 	if !d.Filter.OneRack {
 		d.paginate(v.Query)

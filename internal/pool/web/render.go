@@ -79,9 +79,9 @@ var parsed = sync.OnceValue(func() (p struct {
 })
 
 var functions = template.FuncMap{
-	"word": word, "number": number, "took": tookProto, "rate": rate, "memory": memory, "rtt": rtt, "machine": machine,
-	"sentence": sentence, "wish": wish, "orElse": func(s, other string) string { return cmp.Or(s, other) }, "plural": plural, "kindOf": kindOf, "about": about,
-	"moment": moment, "ago": ago, "query": query,
+	"word": word, "number": number, "duration": formatStep, "rate": rate, "memory": memory, "rtt": rtt, "rfc3339": formatRFC3339,
+	"sentence": sentence, "request": describeRequest, "orElse": func(s, other string) string { return cmp.Or(s, other) }, "plural": plural, "kindOf": kindOf, "describe": describeGPU,
+	"time": formatTime, "ago": ago, "query": query,
 	"percent": func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) + "%" },
 	"dict":    dict, "gpuHref": gpuHref, "leaseClass": leaseClass, "between": between,
 	"inc": func(n int, by ...int) int {
@@ -92,16 +92,16 @@ var functions = template.FuncMap{
 		return n
 	},
 	// The heading of the table says that the lease is in the queue.
-	"waits":     func(s string) string { return sentence(strings.TrimPrefix(s, "in the queue: ")) },
-	"step":      func(s string) string { return strings.ReplaceAll(s, "_", " ") },
-	"places":    func() []entry { return places },
-	"hostShows": func() []entry { return hostShows },
+	"queueReason": func(s string) string { return sentence(strings.TrimPrefix(s, "in the queue: ")) },
+	"step":        func(s string) string { return strings.ReplaceAll(s, "_", " ") },
+	"navigation":  func() []entry { return navigation },
+	"hostFilters": func() []entry { return hostFilters },
 }
 
 // entry is a choice in a list or menu.
 type entry struct{ Key, Name, Href string }
 
-var places = []entry{
+var navigation = []entry{
 	{"pool", "Pool", "/"},
 	{"leases", "Leases", "/ui/leases"},
 	{"hosts", "Hosts", "/ui/hosts"},
@@ -110,7 +110,7 @@ var places = []entry{
 	{"events", "Events", "/ui/events"},
 }
 
-var hostShows = []entry{
+var hostFilters = []entry{
 	{Name: "all"},
 	{Key: "lost", Name: "silent"},
 	{Key: "cordoned", Name: "cordoned"},
@@ -131,7 +131,7 @@ func leaseClass(s dxpuv1.LeaseState) string {
 	return "off"
 }
 
-func between(a, b *timestamppb.Timestamp) string { return took(b.AsTime().Sub(a.AsTime())) }
+func between(a, b *timestamppb.Timestamp) string { return formatDuration(b.AsTime().Sub(a.AsTime())) }
 
 // dict returns a map, to pass several values to a template.
 func dict(pairs ...any) (map[string]any, error) {
@@ -364,7 +364,7 @@ func (s *Server) fail(w http.ResponseWriter, v *view, err error) {
 		}
 	}
 	v.Data = f
-	for _, p := range places[1:] {
+	for _, p := range navigation[1:] {
 		if strings.HasPrefix(v.r.URL.Path, p.Href) {
 			v.Nav = p.Key
 		}

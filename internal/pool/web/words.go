@@ -69,8 +69,8 @@ func number(n any) string {
 	return s
 }
 
-// took returns a duration with at most three significant digits.
-func took(d time.Duration) string {
+// formatDuration returns a duration with at most three significant digits.
+func formatDuration(d time.Duration) string {
 	switch {
 	case d < 0:
 		return "–"
@@ -83,7 +83,7 @@ func took(d time.Duration) string {
 	case d < time.Minute:
 		return significant(d.Seconds()) + " s"
 	}
-	return roughly(d)
+	return formatAge(d)
 }
 
 func significant(v float64) string {
@@ -96,8 +96,8 @@ func significant(v float64) string {
 	return strconv.FormatFloat(v, 'f', 0, 64)
 }
 
-// roughly returns a duration in whole units, such as "90 s" or "5 h".
-func roughly(d time.Duration) string {
+// formatAge returns a duration in whole units, such as "90 s" or "5 h".
+func formatAge(d time.Duration) string {
 	switch {
 	case d < time.Second:
 		return "0 s"
@@ -111,11 +111,11 @@ func roughly(d time.Duration) string {
 	return fmt.Sprintf("%d d", d/(24*time.Hour))
 }
 
-func tookProto(d *durationpb.Duration) string {
+func formatStep(d *durationpb.Duration) string {
 	if d.AsDuration() == 0 {
 		return "–"
 	}
-	return took(d.AsDuration())
+	return formatDuration(d.AsDuration())
 }
 
 // rate returns a number of bytes per second with a decimal unit.
@@ -150,11 +150,11 @@ func rtt(ns uint64) string {
 	if ns == 0 {
 		return "–"
 	}
-	return took(time.Duration(min(ns, 1<<62)))
+	return formatDuration(time.Duration(min(ns, 1<<62)))
 }
 
-// moment returns a time of day, with the date if it is 20 hours or more from now.
-func moment(now time.Time, t *timestamppb.Timestamp) string {
+// formatTime returns a time of day, with the date if it is 20 hours or more from now.
+func formatTime(now time.Time, t *timestamppb.Timestamp) string {
 	if t == nil {
 		return "–"
 	}
@@ -170,18 +170,18 @@ func ago(now time.Time, t *timestamppb.Timestamp) string {
 	if t == nil {
 		return "–"
 	}
-	return roughly(max(0, now.Sub(t.AsTime())))
+	return formatAge(max(0, now.Sub(t.AsTime())))
 }
 
-func machine(t *timestamppb.Timestamp) string {
+func formatRFC3339(t *timestamppb.Timestamp) string {
 	if t == nil {
 		return ""
 	}
 	return t.AsTime().UTC().Format(time.RFC3339Nano)
 }
 
-// wish describes the request of a lease in words.
-func wish(s *dxpuv1.LeaseSpec) string {
+// describeRequest describes the request of a lease in words.
+func describeRequest(s *dxpuv1.LeaseSpec) string {
 	if s == nil {
 		return ""
 	}
