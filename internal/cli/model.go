@@ -199,9 +199,9 @@ func explain(out io.Writer, p perf.Path) error {
 
 Reads wait for completions, so the added time has two effects. Every read is
 later by dRTT (term 1). Large reads run out of tags (term 2): %d tags x %d bytes
-= %v in flight per round trip give %v instead of %v. Copies up to %v pay
-term 1, larger ones term 2. Writes are posted: they are later by half of dRTT and
-keep their rate.
+= %v in flight per round trip give %v instead of %v.
+Copies up to %v have term 1, larger ones term 2. Writes are posted: they are
+later by half of dRTT and keep their rate.
 
 Time added to one operation:
 `, p.RTT, p.NativeRTT, d, p.Requester.Tags, p.Requester.MRRS, p.Requester.Window(),

@@ -47,7 +47,7 @@ func printPaper(out io.Writer, notes bool) error {
   %.2f  of its hardware, synthetic input: Table 9, training, XLA off, batch 32 and 128
   %.2f  of its hardware, real input: the same rows of ImageNet
 Table 4 does not name its input: its 89.56 %% agrees with Table 9's 89.4 %%
-for ImageNet and not with 92.7 %% for synthetic input, so the third part is checked with it.
+for ImageNet and not with 92.7 %% for synthetic input, so it is compared with the third part.
 
 `, f.Slope, f.Model, f.Synthetic, f.Real)
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)

@@ -56,7 +56,7 @@ The command drops and counts damaged events and reports them on standard error,
 with contradictions in the trace (overlapping operations on a stream, clocks that
 disagree, several processes in one trace); --strict makes them an error. It gives
 no verdict on an incomplete trace: one that is truncated, lacks the operations of
-many launches, or has training steps without GPU work.`,
+many launches, or has long training steps without GPU work.`,
 		Example: `  dxpu model predict resnet50.pt.trace.json.gz --rtt 6.8us
   dxpu model predict report.sqlite --rtt 4.9us --plot --svg sweep.svg --cdf cdf.svg`,
 		Args: cobra.ExactArgs(1),

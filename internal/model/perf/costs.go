@@ -1,6 +1,9 @@
 package perf
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // Term is the time added to an operation as a function of ΔRTT: Fixed + Slope x ΔRTT
 // from Knee upwards, and below Knee a straight line from zero to that value. It is
@@ -24,6 +27,14 @@ func (t Term) At(delta time.Duration) time.Duration {
 		v = d / knee * (t.Slope*knee + float64(t.Fixed))
 	}
 	return time.Duration(max(v, 0))
+}
+
+// String formats the term as an equation.
+func (t Term) String() string {
+	if t.Fixed == 0 {
+		return fmt.Sprintf("%.3g x dRTT", t.Slope)
+	}
+	return fmt.Sprintf("%v + %.3g x dRTT", t.Fixed.Round(10*time.Nanosecond), t.Slope)
 }
 
 // Costs holds the time added to each kind of operation. Kernel, GraphNode, Memset,

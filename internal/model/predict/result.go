@@ -86,6 +86,19 @@ func (r *Result) conclude() {
 	r.Exposed = r.Active.Replayed - r.Active.Recorded
 }
 
+// idleShare returns the share of steps without GPU work in the time of all steps on
+// the host.
+func (r *Result) idleShare() float64 {
+	var idle, all time.Duration
+	for _, st := range r.Steps {
+		all += st.HostRecorded
+		if st.Operations == 0 {
+			idle += st.HostRecorded
+		}
+	}
+	return ratio(idle, all)
+}
+
 // measure replays the workload and measures all durations.
 func (p *Plan) measure(s Setting) Result {
 	pr := p.prices(s)

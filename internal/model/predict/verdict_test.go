@@ -92,30 +92,33 @@ func TestVerdict(t *testing.T) {
 func TestStepsWithoutWork(t *testing.T) {
 	for _, tc := range []struct {
 		name       string
-		with, all  int // steps with GPU work, steps
+		with, all  int           // steps with GPU work, steps
+		idle       time.Duration // duration of a step without GPU work
 		basis      string
 		incomplete bool
 		doubt      string
 		want       string
 	}{
-		{"complete", 4, 4, "4 training steps", false, "", "not suited"},
-		{"half", 2, 4, "2 training steps", false, "2 of 4 training steps contain no GPU work", "no verdict, because 2 of 4"},
-		{"none with work", 0, 2, "active part of the trace (its steps contain no GPU work)", false, "2 of 2", "no verdict"},
-		{"truncated trace", 4, 4, "4 training steps", true, "the trace is incomplete", "no verdict, because the trace is incomplete"},
+		{"complete", 4, 4, 0, "4 training steps", false, "", "not suited"},
+		{"half", 2, 4, 20 * us, "2 training steps", false, "2 of 4 training steps contain no GPU work", "no verdict, because 2 of 4"},
+		{"none with work", 0, 2, 20 * us, "active part of the trace (its steps contain no GPU work)", false, "2 of 2", "no verdict"},
+		{"truncated trace", 4, 4, 0, "4 training steps", true, "the trace is incomplete", "no verdict, because the trace is incomplete"},
+		{"short step at the end", 3, 4, 2 * us, "3 training steps", false, "", "not suited"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := record(t)
 			th, _ := r.b.Thread(workload.Thread{ID: 1})
 			for i := range tc.all {
-				base := time.Duration(i) * 100 * us
+				base, dur := time.Duration(i)*100*us, tc.idle
 				if i < tc.with {
+					dur = 20 * us
 					c := r.launch(workload.Launch, 1, base+us, 5*us)
 					r.op(workload.Kernel, c, 7, base+7*us, 10*us)
 					r.launch(workload.StreamSync, 1, base+8*us, 10*us)
 				} else {
-					r.launch(workload.Other, 1, base+us, 5*us)
+					r.launch(workload.Other, 1, base+us, us)
 				}
-				r.b.AddStep(workload.Step{Name: fmt.Sprint("s", i), Thread: th, Start: base, Dur: 20 * us}, here)
+				r.b.AddStep(workload.Step{Name: fmt.Sprint("s", i), Thread: th, Start: base, Dur: dur}, here)
 			}
 			if tc.with == 0 { // work before the first step
 				r.op(workload.Kernel, 0, 7, -50*us, 10*us)
