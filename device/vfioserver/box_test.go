@@ -152,8 +152,8 @@ func bar0(t *testing.T, bus *vfiouserbus.Bus) driver.Region {
 	return r
 }
 
-// The device of another process works through box proxy, network, host proxy
-// and a vfio-user socket: what the guest would do.
+// The device of another process works through box proxy, network, host proxy and
+// a vfio-user socket, as for a guest.
 func TestDeviceServerEndToEnd(t *testing.T) {
 	d := newToy(t, nil)
 	p, bus := plug(t, d)
@@ -332,8 +332,8 @@ func (p *pair) awaitHealth(want dxpuv1.Health) {
 	}
 }
 
-// TestForeignDeviceServer takes a device of somebody else across the network:
-// start a server (docs/conformance.md says which) and name its socket.
+// TestForeignDeviceServer uses the device of another project's server across the
+// network. Start a server of docs/conformance.md and name its socket.
 func TestForeignDeviceServer(t *testing.T) {
 	path := os.Getenv("DXPU_VFIOUSER_SERVER")
 	if path == "" {

@@ -47,7 +47,7 @@ type connection struct {
 
 	mu    sync.Mutex // guards the fields below
 	inbox []arrival
-	fired map[vectorID]struct{} // vectors in the inbox, each once
+	fired map[vectorID]struct{} // vectors in the inbox, which holds each once
 
 	// Owned by the slot.
 	fn     mapping.Function
@@ -125,7 +125,7 @@ func (c *connection) restore() {
 }
 
 // close ends the connection and waits for every goroutine. The slot may still
-// call the device: nothing comes of it.
+// call the device, without effect.
 func (c *connection) close() error {
 	c.cancel()
 	err := c.client.Close() // ends every call, so the workers do not wait

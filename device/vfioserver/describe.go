@@ -30,7 +30,7 @@ type description struct {
 	resettable bool // DEVICE_RESET works
 	flr        bool
 	express    int // offset of the PCI Express capability; 0: none
-	msi        int // that of MSI
+	msi        int // offset of the MSI capability; 0: none
 	msix       cfgspace.MSIXInfo
 	hasMSIX    bool
 	vectors    [vfiouser.NumIRQs]int // that the server can signal
@@ -43,7 +43,7 @@ func describe(ctx context.Context, c *vfiouser.Client) (d description, err error
 		return d, err
 	}
 	if info.Flags&vfiouser.DeviceFlagPCI == 0 || info.Regions <= vfiouser.RegionConfig {
-		return d, errors.New("it is no PCI device")
+		return d, errors.New("not a PCI device")
 	}
 	if d.resettable = info.Flags&vfiouser.DeviceFlagReset != 0; d.resettable {
 		if err := c.Reset(ctx); err != nil {
@@ -85,7 +85,7 @@ func regionSize(ctx context.Context, c *vfiouser.Client, index uint32) (uint64, 
 	return info.Size, err
 }
 
-// readBARs takes the sizes from the regions, as not every server answers the
+// readBARs takes the sizes from the regions, because not every server answers the
 // sizing of firmware, and the kinds from configuration space.
 func (d *description) readBARs(ctx context.Context, c *vfiouser.Client) error {
 	for i := 0; i < pcie.MaxBARs; i++ {
@@ -153,13 +153,13 @@ func (d *description) readInterrupts(ctx context.Context, c *vfiouser.Client, in
 }
 
 // errNoMessages is for servers that reach memory by mapping it only.
-var errNoMessages = errors.New("it does no DMA by messages, only on memory mapped into its process, and the memory is on another machine")
+var errNoMessages = errors.New("no DMA by messages: the server needs the memory in its own process, and the memory is on another machine")
 
-// checkDecode tells QEMU's device server by its habit: BARs can be read only
-// while memory decode is on. It takes a mapping without a descriptor without a
-// word and never asks for that memory. The first entry of the MSI-X table can
-// be read without a side effect; a device that has none, or a server that does
-// not serve the table at all, is believed.
+// checkDecode refuses QEMU's device server, whose BARs can be read only while
+// memory decode is on. That server accepts a mapping without a descriptor and
+// never asks for its memory. The test reads the first entry of the MSI-X table,
+// which has no side effect. A device without a table passes, and so does a server
+// that does not serve the table.
 func (d *description) checkDecode(ctx context.Context, c *vfiouser.Client) error {
 	bar := d.msix.TableBAR
 	if !d.hasMSIX || d.info.BARs[bar].IO || d.info.BARs[bar].Size < uint64(d.msix.TableOffset)+pcie.DW {
@@ -180,7 +180,8 @@ func (d *description) checkDecode(ctx context.Context, c *vfiouser.Client) error
 	return err
 }
 
-// tableReadable sets BAR and Command register and tries to read the MSI-X table.
+// tableReadable sets a BAR and the Command register and tries to read the MSI-X
+// table.
 func (d *description) tableReadable(ctx context.Context, c *vfiouser.Client, addr uint32, command byte) (bool, error) {
 	var entry [pcie.DW]byte
 	at := uint64(regBARs + pcie.DW*d.msix.TableBAR)
@@ -198,15 +199,15 @@ func (d *description) tableReadable(ctx context.Context, c *vfiouser.Client, add
 	return err == nil, err
 }
 
-// Address space of the host. Servers differ in what they take: package
-// vfiouser and rust-vmm any range, libvfio-user up to 8 TiB in each of 16 mappings (ENOSPC).
+// Address space of the host. Package vfiouser and rust-vmm take any range,
+// libvfio-user up to 8 TiB in each of 16 mappings (ENOSPC).
 const (
 	addressSpace = 1 << 48
 	mapPiece     = 8 << 40
 )
 
-// mapAll offers all of the host's address space by messages, or as much of it
-// from 0 on as the server takes. What is there the host decides.
+// mapAll maps the whole address space of the host by messages, or the part from 0
+// on that the server takes. The host refuses requests for memory that it lacks.
 func mapAll(ctx context.Context, c *vfiouser.Client) error {
 	m := vfiouser.DMAMap{Flags: vfiouser.DMAFlagRead | vfiouser.DMAFlagWrite, Size: addressSpace}
 	err := c.DMAMap(ctx, m, nil)

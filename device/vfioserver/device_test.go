@@ -333,7 +333,7 @@ func TestDeviceServerMemory(t *testing.T) {
 		t.Errorf("long read: %v, %d bytes", status, len(data))
 	}
 	if _, status := h.read(toyTable+16*toyVectors, 4); status != pcie.UnsupportedRequest {
-		t.Errorf("what the server refuses: %v", status)
+		t.Errorf("refused by the server: %v", status)
 	}
 	if _, status := h.read(toyBAR, 4); status != pcie.UnsupportedRequest {
 		t.Errorf("outside the BAR: %v", status)
@@ -504,8 +504,7 @@ func TestDeviceServerFunctionLevelReset(t *testing.T) {
 	}
 }
 
-// What was under way when the slot resets the device is not seen any more, and
-// the server's requests are answered.
+// A reset drops the output of open requests and answers those of the server.
 func TestDeviceServerResetUnderWay(t *testing.T) {
 	d := newToy(t, nil)
 	h := newTLPHost(t, d)

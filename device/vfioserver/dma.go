@@ -13,7 +13,7 @@ import (
 
 // dmaState is the state of the server's reads from the host's memory.
 type dmaState struct {
-	finish              func(*vfiouser.DMARequest, error) // answers a request: with success or an error number
+	finish              func(*vfiouser.DMARequest, error) // answers a request, with success or an error number
 	payload, read, tags int                               // limits: bytes of a write, bytes of a read request, tags
 
 	requester *transaction.Requester
@@ -54,7 +54,7 @@ const errNotMaster = unix.ENODEV
 
 func (c *connection) refuseDMA(req *vfiouser.DMARequest) { c.finishDMA(req, errNotMaster) }
 
-// finishDMA answers a request after those before it.
+// finishDMA queues the answer to a request.
 func (c *connection) finishDMA(req *vfiouser.DMARequest, err error) {
 	c.answers.push(0, func() {
 		if err != nil {
@@ -83,7 +83,7 @@ func (d *dmaState) retag() bool {
 	return true
 }
 
-// add takes a read whose turn has come.
+// add begins a read.
 func (d *dmaState) add(req *vfiouser.DMARequest) {
 	if len(req.Data) == 0 {
 		d.finish(req, nil)
@@ -106,7 +106,7 @@ func (d *dmaState) transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 	if !d.retag() {
 		return
 	}
-	d.requester.Free(now) // ends quarantines, so that wake does not stay in the past
+	d.requester.Free(now) // ends quarantines, or Wake would stay in the past
 	for len(d.waiting) > 0 {
 		rd := d.waiting[0]
 		if d.reads[rd.cookie] == nil { // answered: the request is the client's again
@@ -151,7 +151,7 @@ func (d *dmaState) expire(now time.Duration) {
 	})
 }
 
-// ended takes the end of one request.
+// ended counts the end of one request.
 func (d *dmaState) ended(res *transaction.Result) {
 	rd := d.reads[res.Cookie]
 	if rd == nil {
@@ -162,7 +162,7 @@ func (d *dmaState) ended(res *transaction.Result) {
 	d.settle(rd)
 }
 
-// settle answers a read that has nothing outstanding and nothing left to send.
+// settle answers a read without outstanding or unsent requests.
 func (d *dmaState) settle(rd *dmaRead) {
 	if rd.open > 0 || !rd.failed && rd.sent < len(rd.req.Data) {
 		return
@@ -186,7 +186,7 @@ func (d *dmaState) cancel(now time.Duration) {
 	d.staged = tlp.Packet{}
 }
 
-// message makes an interrupt message: a write of a double word.
+// message queues an interrupt message, a write of a double word.
 func (c *connection) message(addr uint64, data uint32) {
 	item := outItem{packet: tlp.Packet{Type: tlp.MWr, Requester: c.fn.ID}}
 	item.packet.SetMemory(addr&^3, pcie.DW)

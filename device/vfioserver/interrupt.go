@@ -29,11 +29,11 @@ type interruptState struct {
 	on, masked  bool   // MSI-X Enable, Function Mask
 	msiOn       bool
 	msiPending  uint32
-	raised      bool // INTx was signalled and the host has not been seen to handle it
+	raised      bool // INTx was signalled, and the host has not accessed a BAR since
 	asserted    bool // Assert_INTA was sent last
 	wireAllowed bool
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	events map[vectorID]*os.File
 	closed bool
 }
@@ -56,8 +56,8 @@ func (s *interruptState) init(about *description) {
 	}
 }
 
-// reset restores what the host sees (section 7.7.2: every vector is masked).
-// The descriptors are the requests worker's to take back.
+// reset restores the registers that the host sees (section 7.7.2: every vector
+// is masked). The requests worker takes the descriptors back.
 func (s *interruptState) reset() {
 	clear(s.table)
 	clear(s.pending)
@@ -68,7 +68,7 @@ func (s *interruptState) reset() {
 	s.on, s.masked, s.msiOn, s.msiPending, s.raised = false, false, false, 0, false
 }
 
-// structure is a part of a BAR that is kept here.
+// structure is a part of a BAR that the box serves.
 type structure struct {
 	start uint64
 	bytes []byte
@@ -76,7 +76,7 @@ type structure struct {
 
 func (s *structure) end() uint64 { return s.start + uint64(len(s.bytes)) }
 
-// structures returns what is kept here of a BAR, in order.
+// structures returns the structures in a BAR, by offset.
 func (s *interruptState) structures(bar int) []structure {
 	if !s.about.hasMSIX {
 		return nil
@@ -95,7 +95,7 @@ func (s *interruptState) structures(bar int) []structure {
 	return out
 }
 
-// contains reports whether all of an access is to what is kept here.
+// contains reports whether an access lies within one structure.
 func (s *interruptState) contains(bar int, offset uint64, n int) bool {
 	for _, x := range s.structures(bar) {
 		if n > 0 && offset >= x.start && offset+uint64(n) <= x.end() {
@@ -105,7 +105,7 @@ func (s *interruptState) contains(bar int, offset uint64, n int) bool {
 	return false
 }
 
-// overlay replaces the bytes of a read that are kept here.
+// overlay replaces the bytes of a read that belong to a structure.
 func (s *interruptState) overlay(bar int, offset uint64, data []byte) {
 	for _, x := range s.structures(bar) {
 		from, to := max(offset, x.start), min(offset+uint64(len(data)), x.end())
@@ -115,7 +115,8 @@ func (s *interruptState) overlay(bar int, offset uint64, data []byte) {
 	}
 }
 
-// outside returns the parts of an access that are the server's, by offset.
+// outside returns the parts of an access that lie in no structure, by offset.
+// They belong to the server.
 func (s *interruptState) outside(bar int, offset uint64, n int) []tlp.Chunk {
 	var out []tlp.Chunk
 	end := offset + uint64(n)
@@ -131,8 +132,8 @@ func (s *interruptState) outside(bar int, offset uint64, n int) []tlp.Chunk {
 	return out
 }
 
-// writeTable stores what a write changes of the table and reports whether it
-// does. The pending bits are read-only.
+// writeTable stores the part of a write that lies in the table and reports
+// whether there is one. The pending bits are read-only.
 func (s *interruptState) writeTable(bar int, offset uint64, src []byte) bool {
 	if !s.about.hasMSIX || s.about.msix.TableBAR != bar {
 		return false
@@ -197,7 +198,7 @@ func (c *connection) interruptsConfigured(command uint16) {
 }
 
 // vectorsChanged gives descriptors to the MSI-X vectors that have become
-// unmasked, and sends what was held back.
+// unmasked, and sends their pending interrupts.
 func (c *connection) vectorsChanged() {
 	s := &c.irqs
 	if !s.on {
@@ -217,8 +218,8 @@ func (c *connection) vectorsChanged() {
 	}
 }
 
-// interrupt takes a signal of the server. What is masked waits; so does
-// everything while the function may not master the bus.
+// interrupt takes a signal of the server. A masked vector waits, and every MSI
+// and MSI-X vector waits while the function may not master the bus.
 func (c *connection) interrupt(id vectorID) {
 	s := &c.irqs
 	switch {
@@ -269,7 +270,7 @@ func (c *connection) flushMSI() {
 		return
 	}
 	le, at := binary.LittleEndian, c.about.msi
-	ctl := le.Uint16(c.about.config[at+2:]) // the read-only bits: what was written says nothing of them
+	ctl := le.Uint16(c.about.config[at+2:]) // read-only bits: the shadow has the written ones
 	addr, dataAt := uint64(le.Uint32(c.shadow[at+4:])), at+8
 	if ctl&cfgspace.MSI64 != 0 {
 		addr |= uint64(le.Uint32(c.shadow[at+8:])) << 32
@@ -289,7 +290,7 @@ func (c *connection) flushMSI() {
 	}
 }
 
-// updateWire sends the edge of INTx that is due.
+// updateWire sends an edge of INTx when its level has changed.
 func (c *connection) updateWire() {
 	s := &c.irqs
 	if on := s.raised && s.wireAllowed; on != s.asserted {
@@ -302,9 +303,9 @@ func (c *connection) updateWire() {
 	}
 }
 
-// endOfInterrupt is called with each access of the host to a BAR. vfio has
-// no level, so as VMMs do it is taken for the handling of INTx: the server is
-// asked to signal again if there is more.
+// endOfInterrupt follows each access of the host to a BAR. VFIO has no level for
+// INTx, so such an access counts as the handling of the interrupt, as in VMMs: it
+// unmasks INTx, and the server signals again if its interrupt is still pending.
 func (c *connection) endOfInterrupt() {
 	s := &c.irqs
 	if !s.raised {
@@ -319,12 +320,12 @@ func (c *connection) endOfInterrupt() {
 	})
 }
 
-// What follows runs in the requests worker.
+// The methods below run in the requests worker.
 
-// armWire gives the server a descriptor for INTx.
+// armWire gives the server an event descriptor for INTx.
 func (c *connection) armWire() { c.arm(vfiouser.IRQINTx, 0, c.about.vectors[vfiouser.IRQINTx]) }
 
-// arm gives the server descriptors for n vectors from start on.
+// arm gives the server event descriptors for the n vectors from start.
 func (c *connection) arm(index uint32, start, n int) {
 	if n == 0 {
 		return
@@ -364,7 +365,7 @@ func (c *connection) armFailed(index uint32, err error, files []*os.File) {
 		_ = f.Close()
 	}
 	if c.ctx.Err() == nil {
-		c.log.Warn("device server takes no event descriptor: its interrupts are lost", "index", index, "err", err)
+		c.log.Warn("device server refuses event descriptors: its interrupts are lost", "index", index, "err", err)
 	}
 }
 
@@ -378,7 +379,7 @@ func (c *connection) listen(id vectorID, f *os.File) {
 	}
 }
 
-// disarm takes back the descriptors of an index.
+// disarm disables the interrupts of an index and closes their descriptors.
 func (c *connection) disarm(index uint32) {
 	s := &c.irqs
 	s.mu.Lock()
@@ -407,7 +408,7 @@ func (c *connection) disarmAll() {
 	}
 }
 
-// closeAll closes every descriptor; none is made afterwards.
+// closeAll closes every descriptor, and those of a later arm too.
 func (s *interruptState) closeAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -7,17 +7,17 @@ import (
 	"github.com/dxpu-project/dxpu/vfiouser"
 )
 
-// outQueue is what goes to the host, in order: completions, the writes of the
-// server, interrupts. A read of the server leaves it when its turn comes: what
-// was written before it has gone then, and what follows may pass it.
+// outQueue holds the output for the host in order: completions, the writes of the
+// server, and interrupts. A read of the server waits in it until the writes before
+// it have gone; later output may pass the read.
 type outQueue struct {
 	items []outItem
 	data  [pcie.MaxPayload + 2*pcie.DW]byte
 	out   tlp.Packet
 }
 
-// outItem is one of: a read of the host that is answered (read), a DMA request
-// (dma), or a packet of its own.
+// outItem is the answer to a read of the host (read), a DMA request (dma), or
+// packet.
 type outItem struct {
 	packet tlp.Packet
 	word   [pcie.DW]byte // payload of packet, if it has one
@@ -33,7 +33,7 @@ type outItem struct {
 
 func (q *outQueue) push(i outItem) { q.items = append(q.items, i) }
 
-// drop forgets everything; what becomes of DMA requests refuse decides.
+// drop empties the queue and refuses its DMA requests.
 func (q *outQueue) drop(refuse func(*vfiouser.DMARequest)) {
 	for _, i := range q.items {
 		if i.dma != nil {
@@ -43,7 +43,7 @@ func (q *outQueue) drop(refuse func(*vfiouser.DMARequest)) {
 	q.items = nil
 }
 
-// transmit emits until there is nothing left, which it reports, or emit refuses.
+// transmit emits the items in order. It returns false when emit refuses one.
 func (q *outQueue) transmit(c *connection, emit func(p *tlp.Packet) bool) bool {
 	for len(q.items) > 0 {
 		if !q.one(c, &q.items[0], emit) {
@@ -75,7 +75,7 @@ func (q *outQueue) one(c *connection, i *outItem, emit func(p *tlp.Packet) bool)
 	return emit(&i.packet)
 }
 
-// write emits a write of the server and answers it when all of it has gone.
+// write emits a write of the server and answers it after its last packet.
 func (q *outQueue) write(c *connection, i *outItem, emit func(p *tlp.Packet) bool) bool {
 	for i.done < len(i.dma.Data) {
 		addr := i.dma.Addr + uint64(i.done)

@@ -19,12 +19,12 @@ type access struct {
 	req    tlp.Packet // its header
 	region uint32
 	offset uint64
-	data   []byte // what a read fills
-	flush  bool   // a zero-length read: only its order counts
+	data   []byte // of a read
+	flush  bool   // a zero-length read, of which only the order counts
 	err    error
 }
 
-// decode finds the BAR of a memory request.
+// decode finds the BAR and the offset of a memory request.
 func (c *connection) decode(addr uint64, n int) (bar int, offset uint64, ok bool) {
 	for i := range c.fn.BARs {
 		if w, on := c.fn.Window(i); on && w.Contains(addr, uint64(n)) {
@@ -50,12 +50,12 @@ func (c *connection) memoryRead(p *tlp.Packet) {
 	}
 	a := c.newAccess(p, uint32(bar), offset, n)
 	if n == 0 {
-		// It asks whether the writes before it have been done: a read of the
-		// vendor ID goes the same way and has no other effect.
+		// A zero-length read flushes the writes before it. A read of the vendor
+		// ID follows the same way and has no other effect.
 		a.flush, a.region, a.offset, a.data = true, vfiouser.RegionConfig, cfgspace.OffVendor, make([]byte, 2)
 	}
 	if c.irqs.contains(bar, offset, n) {
-		c.answer(a) // the table is here
+		c.answer(a)
 		return
 	}
 	c.startRead(a)
@@ -65,10 +65,7 @@ func (c *connection) memoryRead(p *tlp.Packet) {
 // startRead gives a read to the server.
 func (c *connection) startRead(a *access) {
 	c.requests.push(len(a.data), func() {
-		done := func(err error) {
-			a.err = err
-			c.post(arrival{access: a})
-		}
+		done := func(err error) { c.finish(a, err) }
 		err := c.client.StartRead(a.region, a.offset, a.data, done)
 		if errors.Is(err, vfiouser.ErrQueueFull) {
 			done(c.client.RegionRead(c.ctx, a.region, a.offset, a.data))
@@ -76,7 +73,13 @@ func (c *connection) startRead(a *access) {
 	})
 }
 
-// memoryWrite posts a write to a BAR, but for the parts that are the MSI-X table.
+// finish posts an access that the server has carried out or refused.
+func (c *connection) finish(a *access, err error) {
+	a.err = err
+	c.post(arrival{access: a})
+}
+
+// memoryWrite posts a write to a BAR, except the parts in the MSI-X structures.
 func (c *connection) memoryWrite(p *tlp.Packet) {
 	if p.EP {
 		return // poisoned: dropped
@@ -92,7 +95,7 @@ func (c *connection) memoryWrite(p *tlp.Packet) {
 		for _, part := range c.irqs.outside(bar, offset, len(src)) {
 			data := append([]byte(nil), src[part.Addr-offset:][:part.Len]...)
 			c.requests.push(len(data), func() {
-				_ = c.client.PostWrite(uint32(bar), part.Addr, data) // fails with the connection only, which is watched
+				_ = c.client.PostWrite(uint32(bar), part.Addr, data) // fails only with the connection
 			})
 		}
 		return pcie.SuccessfulCompletion
@@ -100,7 +103,7 @@ func (c *connection) memoryWrite(p *tlp.Packet) {
 	c.endOfInterrupt()
 }
 
-// answer makes the completions of a request that the server has carried out.
+// answer queues the completions of a request that the server has carried out.
 func (c *connection) answer(a *access) {
 	var item outItem
 	refused := new(vfiouser.RemoteError)
@@ -117,51 +120,40 @@ func (c *connection) answer(a *access) {
 			a.data = nil
 		case a.req.Type == tlp.MRd:
 			c.irqs.overlay(int(a.region), a.offset, a.data)
+		default:
+			a.trim()
 		}
 		item.read = true
 		item.data = a.data
 		item.base, _ = a.req.ByteRange()
-		item.job.Start(&a.req, c.fn.ID, pcie.DefaultRCB, c.maxPayload())
+		item.job.Start(&a.req, c.fn.ID, pcie.DefaultRCB, c.dma.payload)
 	}
 	c.out.push(item)
 }
 
-// configRead reads a double word of configuration space: from the server, but
-// for what is kept here.
+// configRead reads a double word of configuration space, from the server or from
+// the registers that the box keeps.
 func (c *connection) configRead(p *tlp.Packet) {
 	a := c.newAccess(p, vfiouser.RegionConfig, uint64(p.Register), pcie.DW)
 	if v, here := c.register(int(p.Register)); here {
 		binary.LittleEndian.PutUint32(a.data, v)
-		a.trim()
 		c.answer(a)
 		return
 	}
-	// A configuration read has no side effects: all four bytes, whatever is enabled.
-	c.requests.push(pcie.DW, func() {
-		word := make([]byte, pcie.DW)
-		done := func(err error) {
-			copy(a.data, word)
-			a.err = err
-			a.trim()
-			c.post(arrival{access: a})
-		}
-		err := c.client.StartRead(a.region, a.offset, word, done)
-		if errors.Is(err, vfiouser.ErrQueueFull) {
-			done(c.client.RegionRead(c.ctx, a.region, a.offset, word))
-		}
-	})
+	// A configuration read has no side effects, so it reads all four bytes.
+	c.startRead(a)
 }
 
-// trim leaves the bytes that the byte enables of a configuration read select.
+// trim reduces the data of a configuration read to the enabled bytes.
 func (a *access) trim() {
 	from, n := a.req.ByteRange()
 	at := int(from % pcie.DW)
 	a.data = a.data[at : at+n]
 }
 
-// register returns a register that is kept here: the BARs, whose sizes a
-// server need not tell by what sticks in them, the expansion ROM, which is not
-// shown, and what a small configuration space does not have.
+// register returns a register that the box keeps. These are the BARs, because not
+// every server answers the sizing of firmware, the expansion ROM, which is
+// hidden, and the offsets beyond a small configuration space.
 func (c *connection) register(at int) (v uint32, here bool) {
 	switch {
 	case at >= len(c.shadow) || at == regROM:
@@ -198,29 +190,26 @@ func (c *connection) configWrite(now time.Duration, p *tlp.Packet) {
 	for _, part := range parts {
 		copy(c.shadow[part.offset:], part.data)
 	}
-	// After the write, so that the server knows of what is armed.
+	// This follows the write, so that the server gets descriptors for interrupts
+	// that are enabled.
 	c.configured()
 }
 
-// writeConfig writes parts of a double word one after the other, which is the
-// order that the socket keeps, and posts the access with the last answer.
+// writeConfig writes parts of a double word one after the other and posts the
+// access with the last answer.
 func (c *connection) writeConfig(a *access, parts []configPart) {
 	if len(parts) == 0 {
-		c.post(arrival{access: a})
+		c.finish(a, nil)
 		return
 	}
 	for _, part := range parts[:len(parts)-1] {
 		if err := c.client.RegionWrite(c.ctx, a.region, part.offset, part.data); err != nil {
-			a.err = err
-			c.post(arrival{access: a})
+			c.finish(a, err)
 			return
 		}
 	}
 	last := parts[len(parts)-1]
-	done := func(err error) {
-		a.err = err
-		c.post(arrival{access: a})
-	}
+	done := func(err error) { c.finish(a, err) }
 	if err := c.client.StartWrite(a.region, last.offset, last.data, done); errors.Is(err, vfiouser.ErrQueueFull) {
 		done(c.client.RegionWrite(c.ctx, a.region, last.offset, last.data))
 	}
@@ -232,8 +221,8 @@ type configPart struct {
 	data   []byte
 }
 
-// enabledParts cuts what a configuration write enables into pieces of 1, 2 or
-// 4 bytes, which is what servers take.
+// enabledParts cuts the enabled bytes of a configuration write into pieces of 1,
+// 2 or 4 bytes, the sizes that servers take.
 func enabledParts(p *tlp.Packet) []configPart {
 	var parts []configPart
 	for i := 0; i < pcie.DW; {
@@ -253,7 +242,7 @@ func enabledParts(p *tlp.Packet) []configPart {
 	return parts
 }
 
-// configured takes note of what a configuration write has changed.
+// configured applies the bits of configuration space that concern the box.
 func (c *connection) configured() {
 	le := binary.LittleEndian
 	command := le.Uint16(c.shadow[regCommand:])
@@ -265,7 +254,7 @@ func (c *connection) configured() {
 // defaultTags is the number of tags without extended tags.
 const defaultTags = 32
 
-// deviceControl returns what bounds the device's requests: the payload of a
+// deviceControl returns the limits of the device's requests: the payload of a
 // write and the size of a read in bytes, and the number of tags (section 7.5.3.4).
 func (c *connection) deviceControl() (payload, read, tags int) {
 	payload, read, tags = pcie.MinPayload, 4*pcie.MinPayload, defaultTags
@@ -290,21 +279,16 @@ func (c *connection) deviceControl() (payload, read, tags int) {
 	return payload, read, tags
 }
 
-func (c *connection) maxPayload() int {
-	n, _, _ := c.deviceControl()
-	return n
-}
-
 // startsFLR reports whether a write begins a Function Level Reset (section 6.6.2).
 func (c *connection) startsFLR(p *tlp.Packet) bool {
 	return c.about.flr && int(p.Register) == c.about.express+offDevCtl && p.FirstBE&2 != 0 &&
 		binary.LittleEndian.Uint16(p.Data)&devCtlFLR != 0
 }
 
-// functionReset resets the function; the write that asks for it is answered
-// when the server has done it.
+// functionReset resets the function and answers the write that asked for it when
+// the server has done so.
 func (c *connection) functionReset(now time.Duration, a *access) {
 	c.reset(now, device.FunctionLevelReset)
 	a.gen = c.gen
-	c.requests.push(0, func() { c.post(arrival{access: a}) })
+	c.requests.push(0, func() { c.finish(a, nil) })
 }
