@@ -11,7 +11,8 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// Conform checks what holds for every endpoint function: open makes a fresh one.
+// Conform checks the rules that hold for every endpoint function. open makes a new
+// one.
 func Conform(t *testing.T, open func(t testing.TB) device.Device) {
 	t.Run("configuration space", func(t *testing.T) { conformConfig(t, open(t)) })
 	t.Run("BAR sizing", func(t *testing.T) { conformSizing(t, open(t)) })
@@ -32,7 +33,7 @@ func conformConfig(t *testing.T, d device.Device) {
 	for _, width := range []int{1, 2, 4} {
 		for off := 0; off < pcie.ConfigSize; off += width {
 			if off/4*4 == cfgspace.OffCommand {
-				continue // bus mastering with random addresses is Soup's
+				continue // Soup tests bus mastering with random addresses
 			}
 			v := h.ConfigRead(off, width)
 			h.ConfigWrite(off, width, 0xffffffff)
@@ -91,7 +92,7 @@ func conformSizing(t *testing.T, d device.Device) {
 // in strides, in every width, and checks that each read is answered once.
 func conformBARs(t *testing.T, d device.Device) {
 	h := NewHost(d)
-	// No bus mastering: nothing that a random register value starts may leave.
+	// No bus mastering: a random register value may start DMA.
 	bars := h.Enumerate()
 	h.ConfigWrite(cfgspace.OffCommand, 2, cfgspace.CmdMemory)
 	for i, b := range bars {
@@ -143,8 +144,8 @@ func conformMSIX(t *testing.T, d device.Device) {
 	}
 }
 
-// conformRefusal checks that a device whose TLPs are refused now and then says
-// the same as one whose are not.
+// conformRefusal checks that a device emits the same TLPs when some of them are
+// refused at first.
 func conformRefusal(t *testing.T, a, b device.Device) {
 	collect := func(d device.Device, refuse bool) (log []tlp.Type) {
 		r := rand.New(rand.NewPCG(7, 7))
@@ -181,8 +182,8 @@ func conformRefusal(t *testing.T, a, b device.Device) {
 }
 
 // Soup sends n random TLPs, resets and time steps to a device, and fails when a
-// non-posted request is completed other than once. What the device sends is
-// answered at random.
+// non-posted request is not completed exactly once. It answers the requests of the
+// device at random.
 func Soup(t testing.TB, d device.Device, r *rand.Rand, n int) {
 	s := &soup{t: t, d: d, r: r, want: map[pcie.Tag]bool{}, h: NewHost(d)}
 	s.h.AddMemory(0x1000, 1<<16)
@@ -190,7 +191,7 @@ func Soup(t testing.TB, d device.Device, r *rand.Rand, n int) {
 	for range n {
 		s.step()
 	}
-	for range 10 { // let all answers out
+	for range 10 { // until all answers are out
 		d.Transmit(s.now, s.take)
 	}
 	if len(s.want) != 0 {
@@ -198,7 +199,7 @@ func Soup(t testing.TB, d device.Device, r *rand.Rand, n int) {
 	}
 }
 
-// soupTags is where the tags of the soup's own requests start to wrap.
+// soupTags is the number of tags that Soup uses for its requests.
 const soupTags = 1000
 
 type soup struct {
@@ -257,7 +258,7 @@ func (s *soup) take(p *tlp.Packet) bool {
 	}
 	switch {
 	case p.Type.Completion():
-		// Answers to requests of before a reset may still be on their way out.
+		// Answers to requests from before a reset may still be on their way.
 		left := int(p.ByteCount)
 		if p.Type.HasData() {
 			left -= len(p.Data) - int(p.LowerAddr%pcie.DW)
@@ -274,7 +275,7 @@ func (s *soup) take(p *tlp.Packet) bool {
 	return true
 }
 
-// packet makes a random TLP: mostly aimed at what the device has.
+// packet makes a random TLP, mostly for addresses of the device.
 func (s *soup) packet() tlp.Packet {
 	r := s.r
 	types := []tlp.Type{
@@ -315,13 +316,13 @@ func (s *soup) packet() tlp.Packet {
 			clear(p.Data[1:])
 		}
 		if r.IntN(50) == 0 {
-			p.Data = p.Data[:r.IntN(len(p.Data))] // a length that lies
+			p.Data = p.Data[:r.IntN(len(p.Data))] // a wrong length
 		}
 	}
 	return p
 }
 
-// randomCompletion answers a read of the device, or one that nobody made.
+// randomCompletion answers a read of the device, or one that it did not make.
 func (s *soup) randomCompletion(p *tlp.Packet) {
 	r := s.r
 	n := 1 + r.IntN(8)

@@ -1,5 +1,5 @@
-// Package devicetest is what every device.Device is tested with: a conformance
-// suite, and a small host in memory and virtual time.
+// Package devicetest tests devices: it has a conformance suite for every
+// device.Device, and a small host in memory and virtual time.
 package devicetest
 
 import (
@@ -26,14 +26,15 @@ type Interrupt struct {
 const (
 	InterruptBase = 0xfee00000
 	interruptSize = 1 << 20
-	// first addresses that Enumerate gives to BARs
+	// First addresses that Enumerate gives to BARs.
 	lowBARs  = 0x80000000
 	highBARs = 0x4000000000
 )
 
-// Host is a root complex with memory for one device. Time is virtual: it
-// passes in Run and RunUntil only. Its own requests take no time, unless UpRate
-// holds up their completions; those of the device take Latency. The zero value is not ready: use NewHost.
+// Host is a root complex with memory for one device. Time is virtual:
+// it passes in Run and RunUntil only. Requests of the host take no time, unless
+// UpRate delays their completions; those of the device take Latency. Use NewHost to
+// make one.
 type Host struct {
 	Device device.Device
 	BDF    pcie.BDF
@@ -45,12 +46,11 @@ type Host struct {
 	UpRate float64
 	// Completion is Max_Payload_Size of the host's completions; 0 means 256.
 	Completion int
-	// OnRead may change what happens to a memory read of the device: it returns
-	// the status to complete it with, how much later than Latency, and false to
-	// never answer. nil is no change.
+	// OnRead may change the completion of a memory read of the device. It returns
+	// the status, a delay beyond Latency, and false to never answer. nil: no
+	// change.
 	OnRead func(p *tlp.Packet) (status pcie.CplStatus, late time.Duration, answer bool)
-	// OnJob runs a job's Run, so that a test may do something beside it; nil
-	// calls it.
+	// OnJob runs a job's Run, for a test that acts beside it. nil: Run is called.
 	OnJob func(run func())
 	// OnWrite sees each posted write of the device before it takes effect.
 	OnWrite func(p *tlp.Packet)
@@ -88,7 +88,7 @@ func NewHost(d device.Device) *Host {
 }
 
 // AddMemory gives the host memory at base and returns it; the slice aliases
-// what the device reads and writes.
+// the memory that the device accesses.
 func (h *Host) AddMemory(base uint64, size int) []byte {
 	m := region{base: base, data: make([]byte, size)}
 	h.memory = append(h.memory, m)
@@ -104,12 +104,12 @@ func (h *Host) find(addr uint64, n int) []byte {
 	return nil
 }
 
-// After calls fn when d has passed.
+// After calls fn after d.
 func (h *Host) After(d time.Duration, fn func()) {
 	h.events.Push(h.Now+d, fn)
 }
 
-// Pump lets the device send what it has and takes its jobs.
+// Pump lets the device transmit and runs its jobs.
 func (h *Host) Pump() {
 	if h.pumping {
 		return
@@ -179,8 +179,8 @@ func (h *Host) write(p *tlp.Packet) {
 	}
 }
 
-// read answers a read of the device one latency later, with what is in
-// memory then.
+// read answers a read of the device one latency later, with the content of memory
+// at that time.
 func (h *Host) read(p *tlp.Packet) {
 	req := *p
 	status, late, answer := pcie.SuccessfulCompletion, time.Duration(0), true
@@ -235,15 +235,15 @@ func (h *Host) completion(p *tlp.Packet) {
 	r.done = p.Status != pcie.SuccessfulCompletion || r.left == 0
 }
 
-// Run lets d of virtual time pass.
+// Run advances virtual time by d.
 func (h *Host) Run(d time.Duration) {
 	end := h.Now + d
 	h.RunUntil(end, func() bool { return false })
 	h.Now = max(h.Now, end)
 }
 
-// RunUntil lets virtual time pass until cond holds, which it reports, or nothing
-// happens any more before the time end.
+// RunUntil advances virtual time until cond holds, which it reports, or until no
+// event is left before the time end.
 func (h *Host) RunUntil(end time.Duration, cond func() bool) bool {
 	h.Pump()
 	for !cond() {
@@ -261,8 +261,8 @@ func (h *Host) RunUntil(end time.Duration, cond func() bool) bool {
 }
 
 // Request sends one request to the device and returns its completions' data
-// and status; ok is false when there is no completion, or another one than
-// the request asked for. p.Requester and p.Tag are set here.
+// and status. ok is false when there is no completion, or one that does not match
+// the request. Request sets p.Requester and p.Tag.
 func (h *Host) Request(p *tlp.Packet) (data []byte, status pcie.CplStatus, ok bool) {
 	p.Requester = 0
 	h.tag = (h.tag + 1) % pcie.MaxTags
@@ -282,8 +282,8 @@ func (h *Host) Request(p *tlp.Packet) (data []byte, status pcie.CplStatus, ok bo
 	return r.data, r.status, r.done
 }
 
-// ConfigRead reads width (1, 2 or 4) bytes of configuration space; ones when
-// the device does not answer, as a root complex returns.
+// ConfigRead reads width (1, 2 or 4) bytes of configuration space. It returns ones
+// when the device does not answer, as a root complex does.
 func (h *Host) ConfigRead(off, width int) uint32 {
 	ones := uint32(1<<(8*width) - 1)
 	p := tlp.Packet{Type: tlp.CfgRd0, Length: 1, Target: h.BDF, Register: uint16(off &^ 3), FirstBE: byteEnables(off, width)}
@@ -305,7 +305,7 @@ func (h *Host) ConfigWrite(off, width int, v uint32) {
 
 func byteEnables(off, width int) uint8 { return uint8(1<<width-1) << (off % 4) & 0xf }
 
-// ReadConfigSpace reads all of it.
+// ReadConfigSpace reads all of configuration space.
 func (h *Host) ReadConfigSpace() []byte {
 	var b []byte
 	for off := 0; off < pcie.ConfigSize; off += 4 {
@@ -314,8 +314,8 @@ func (h *Host) ReadConfigSpace() []byte {
 	return b
 }
 
-// Enumerate does what firmware does: it sizes the BARs, gives them addresses
-// and turns on memory decoding and bus mastering. It returns the BARs.
+// Enumerate sizes the BARs, gives them addresses and turns on memory decoding and
+// bus mastering, as firmware does. It returns the BARs.
 func (h *Host) Enumerate() [pcie.MaxBARs]cfgspace.BAR {
 	h.ConfigWrite(cfgspace.OffCommand, 2, 0)
 	h.ConfigWrite(cfgspace.OffStatus, 2, 0) // tells the device its address

@@ -10,22 +10,22 @@ import (
 )
 
 // maxAnswers bounds the requests that wait for their completions. A requester has
-// at most pcie.MaxTags outstanding; the credits of a link are fewer still. What
-// comes beyond is dropped, as by a receiver that overflows (section 2.6.1.2),
-// and its requester times out.
+// at most pcie.MaxTags outstanding; the credits of a link are fewer still. The
+// device drops further requests, like a receiver that overflows (section
+// 2.6.1.2), and their requester times out.
 const maxAnswers = 2 * pcie.MaxTags
 
-// answer is a completion that is owed.
+// answer is a completion to send.
 type answer struct {
 	request tlp.Packet // without Data
 	status  pcie.CplStatus
 	config  bool // the completion carries value
-	memory  bool // a memory read: data are read when it is sent
+	memory  bool // a memory read: emit reads the data
 	value   uint32
 }
 
-// answers is the queue of completions. Memory is read when the completion
-// leaves, so that the queue holds headers only.
+// answers is the queue of completions. emit reads the memory, so the queue holds
+// headers only.
 type answers struct {
 	g       *GPU
 	queue   []answer
@@ -54,21 +54,21 @@ func (a *answers) add(p *tlp.Packet) *answer {
 	return last
 }
 
-// push owes a completion without data.
+// push queues a completion without data.
 func (a *answers) push(p *tlp.Packet, status pcie.CplStatus) {
 	if e := a.add(p); e != nil {
 		e.status = status
 	}
 }
 
-// pushConfig owes the completion of a configuration read.
+// pushConfig queues the completion of a configuration read.
 func (a *answers) pushConfig(p *tlp.Packet, v uint32) {
 	if e := a.add(p); e != nil {
 		e.config, e.value = true, v
 	}
 }
 
-// pushMemory owes the completions of a memory read.
+// pushMemory queues the completions of a memory read.
 func (a *answers) pushMemory(p *tlp.Packet) {
 	if e := a.add(p); e != nil {
 		e.memory = true
@@ -80,7 +80,7 @@ func (a *answers) drop() {
 	a.job.Stop()
 }
 
-// emit sends what is owed and reports false when emit refused.
+// emit sends the queue. It returns false when emit refuses a completion.
 func (a *answers) emit(out *tlp.Packet, buf []byte, emit func(*tlp.Packet) bool) bool {
 	for a.head < len(a.queue) {
 		e := &a.queue[a.head]

@@ -11,7 +11,7 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 )
 
-// block is how many elements a stream kernel works on at a time: small enough
+// block is the number of elements that a stream kernel works on at a time: small enough
 // for the first-level cache, large enough to hide the conversion's call.
 const block = 4096
 
@@ -130,7 +130,7 @@ func runStream[T number](j *job) {
 			for k := range c[:n] {
 				c[k] = a[k] + alpha*b[k]
 			}
-		default: // KernelWrite: streamShape lets no other pass
+		default: // KernelWrite: streamShape refuses all others
 			for k := range c[:n] {
 				c[k] = alpha
 			}

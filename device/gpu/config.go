@@ -42,7 +42,7 @@ func newConfig(s Spec) (*cfgspace.Space, error) {
 
 func (g *GPU) configRequest(p *tlp.Packet) {
 	if p.Target.Function() != 0 {
-		g.answers.push(p, pcie.UnsupportedRequest) // enumeration looks here; no error
+		g.answers.push(p, pcie.UnsupportedRequest) // enumeration probes it: not an error
 		return
 	}
 	if p.Type == tlp.CfgRd0 {
@@ -61,7 +61,7 @@ func (g *GPU) configRequest(p *tlp.Packet) {
 	g.answers.push(p, pcie.SuccessfulCompletion)
 }
 
-// react does what a write to configuration space asks for.
+// react carries out the effects of a write to configuration space.
 func (g *GPU) react(c cfgspace.Change) {
 	switch {
 	case c.Has(cfgspace.FLR | cfgspace.SoftReset):
@@ -71,9 +71,8 @@ func (g *GPU) react(c cfgspace.Change) {
 	}
 }
 
-// retag follows a change of the tag enables. Software changes them only while
-// nothing is outstanding (section 7.5.3.4); if it does so nevertheless, the
-// reads that are out fail.
+// retag follows a change of the tag enables. Software changes them only while no
+// request is outstanding (section 7.5.3.4); otherwise the outstanding reads fail.
 func (g *GPU) retag() {
 	want := min(g.spec.Tags, g.cfg.TagLimit())
 	if g.req != nil {
@@ -86,8 +85,8 @@ func (g *GPU) retag() {
 	g.held = false
 }
 
-// logError records an error in AER and Device Status and sends the message
-// that these allow.
+// logError records an error in AER and Device Status and sends the message that
+// they enable.
 func (g *GPU) logError(p *tlp.Packet, bit uint32, advisory bool) {
 	var header []byte
 	if p != nil {

@@ -6,13 +6,13 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// listEntries is how many scatter-gather entries a list holds ahead: 2 MiB of
-// 4 KiB pages, more than 256 tags of 4096 bytes take in one round trip.
+// listEntries is the number of scatter-gather entries that a list reads ahead: 2
+// MiB of 4 KiB pages, more than 256 tags of 4096 bytes move in one round trip.
 const (
 	listEntries   = 512
-	listsPerQueue = 2 // the present COPY's and the next one's, read ahead
-	// lookAhead is how many commands are searched for them: two COPYs, each
-	// with its fence.
+	listsPerQueue = 2 // of the present COPY and of the next, read ahead
+	// lookAhead is the number of commands that are searched for the two: two
+	// COPYs, each with its fence.
 	lookAhead = 4
 )
 
@@ -35,7 +35,7 @@ func (l *segmentList) arrived(first, n uint32) {
 	}
 }
 
-// next takes the next entry; ok is false while it has not come.
+// next takes the next entry. ok is false until it has arrived.
 func (l *segmentList) next() (s reg.Segment, ok bool) {
 	i := l.used % listEntries
 	if !l.here[i] {
@@ -48,7 +48,7 @@ func (l *segmentList) next() (s reg.Segment, ok bool) {
 	return s, true
 }
 
-// checkCopy checks a COPY as far as it does not depend on a list.
+// checkCopy checks the parameters of a COPY that do not depend on a list.
 func (g *GPU) checkCopy(c *reg.Command) (reg.Error, uint64) {
 	const both = reg.CopySrcBus | reg.CopyDstBus
 	n := c.Arg2
@@ -75,7 +75,7 @@ func (g *GPU) checkCopy(c *reg.Command) (reg.Error, uint64) {
 	return reg.NoError, 0
 }
 
-// isUpload reports a COPY from the bus to VRAM.
+// isUpload reports whether a COPY goes from the bus to VRAM.
 func (c *command) isUpload() bool { return c.Op == reg.OpCopy && c.Flags&reg.CopySrcBus != 0 }
 
 func (c *command) busAddr() uint64 {
@@ -107,7 +107,7 @@ func (q *queue) mayStart(c *command) bool {
 	return true
 }
 
-// copyBus moves a COPY between bus and VRAM forward by one TLP.
+// copyBus advances a COPY between bus and VRAM by one TLP.
 func (g *GPU) copyBus(q *queue, c *command, emit func(p *tlp.Packet) bool) stepResult {
 	if c.state == commandReady {
 		if !q.mayStart(c) {
@@ -206,7 +206,7 @@ func (g *GPU) download(c *command, emit func(p *tlp.Packet) bool) stepResult {
 	n := chunkAt(c.addr, c.left, int(g.cfg.MaxPayload()))
 	payload := g.payload(int64(c.Arg1+c.pos), int(c.addr%pcie.DW), n)
 	p := &g.out
-	*p = tlp.Packet{} // in place: as a literal with fields it would be made elsewhere and copied
+	*p = tlp.Packet{} // in place: the compiler would copy a literal with fields
 	p.Type, p.Requester, p.Data = tlp.MWr, g.id, payload
 	p.SetMemory(c.addr, n)
 	if !emit(p) {
@@ -218,8 +218,8 @@ func (g *GPU) download(c *command, emit func(p *tlp.Packet) bool) stepResult {
 	return stepMoved
 }
 
-// payload returns n bytes of VRAM behind pad zeros, filled up to double words:
-// where they lie if that is possible.
+// payload returns n bytes of VRAM behind pad zeros, filled up to double words. The
+// slice aliases VRAM if the bytes lie together there.
 func (g *GPU) payload(off int64, pad, n int) []byte {
 	if pad == 0 && n%pcie.DW == 0 {
 		if p := g.vram.look(off, n); p != nil {
@@ -274,8 +274,8 @@ func (q *queue) takeList(c *command) bool {
 	return false
 }
 
-// pending reports whether entries that were asked for have not come: their
-// reads still fill raw.
+// pending reports whether requested entries have not arrived: their reads still
+// fill raw.
 func (l *segmentList) pending() bool {
 	for i := l.used; i != l.asked; i++ {
 		if !l.here[i%listEntries] {
@@ -292,7 +292,7 @@ func (g *GPU) fetchSegments(q *queue, index uint32, c *command, emit func(p *tlp
 	room := min(l.total-l.asked, listEntries-(l.asked-l.used), listEntries-slot)
 	addr := l.base + uint64(l.asked)*reg.SegmentSize
 	n := uint32(g.readChunk(addr, uint64(room)*reg.SegmentSize)) / reg.SegmentSize
-	// Small reads cost tags: ask for less than a request's worth only at the end.
+	// Small reads cost tags: request less than a full read only at the end.
 	if full := uint32(g.readSize()-int(addr%uint64(g.readSize()))) / reg.SegmentSize; n == 0 || n < full && n < l.total-l.asked && n < listEntries-slot {
 		return stepIdle
 	}

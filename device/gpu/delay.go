@@ -7,11 +7,11 @@ import (
 	"github.com/dxpu-project/dxpu/machine"
 )
 
-// A DELAY is no job: it takes no processor, and several queues may wait at the
-// same time. It ends by Wake, so it is exact in virtual time; where timers are
-// late, the next command of the queue still begins when the DELAY was due.
+// A DELAY is not a job: it needs no processor, and several queues may wait at the
+// same time. Wake ends it, so it is exact in virtual time. With late timers, the
+// next command of the queue still begins at the time when the DELAY was due.
 
-// began is when the command at head began.
+// began returns the time when the command at head began.
 func (q *queue) began(c *command) time.Duration { return max(q.since, c.ready) }
 
 // startDelay starts the DELAY at head.
@@ -20,7 +20,7 @@ func (g *GPU) startDelay(q *queue, c *command) {
 	if c.Flags&reg.DelaySince != 0 {
 		from = q.before
 	}
-	q.until = from + time.Duration(c.Arg1) // checkCommand has bounded it
+	q.until = from + time.Duration(c.Arg1) // checkCommand has checked the bound
 	q.delayed = true
 	c.state = commandWaiting
 	q.issue++
@@ -40,7 +40,7 @@ func (g *GPU) endDelays(now time.Duration) {
 	}
 }
 
-// nextDelay is when the first DELAY ends, or Never.
+// nextDelay returns when the first DELAY ends, or machine.Never.
 func (g *GPU) nextDelay() time.Duration {
 	at := machine.Never
 	for i := range g.queues {
@@ -51,7 +51,7 @@ func (g *GPU) nextDelay() time.Duration {
 	return at
 }
 
-// passed notes when the command at head, which retires, began and ended.
+// passed notes when the retiring command at head began and ended.
 func (q *queue) passed(c *command, now time.Duration) {
 	q.before = q.began(c)
 	q.since = now

@@ -11,7 +11,7 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// stamped does commands between two time stamps and returns what lies between.
+// stamped runs commands between two time stamps and returns the time between them.
 func (r *gpuHost) stamped(q int, cmds ...reg.Command) time.Duration {
 	r.t.Helper()
 	at := fencesAt + uint64(q)*64
@@ -77,7 +77,7 @@ func TestDelayRefuses(t *testing.T) {
 	}
 }
 
-// A queue that stops forgets its delay, and nobody is woken for it.
+// A queue that stops forgets its delay, and the device does not wake for it.
 func TestDelayEndsWithItsQueue(t *testing.T) {
 	for name, stop := range map[string]func(r *gpuHost){
 		"disabled": func(r *gpuHost) { r.write32(reg.Queue+reg.QControl, 0) },

@@ -8,7 +8,7 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// readKind says what an outstanding read is for.
+// readKind is the purpose of an outstanding read.
 type readKind uint8
 
 const (
@@ -18,7 +18,7 @@ const (
 	readData             // data of a COPY
 )
 
-// read is what the device knows of an outstanding read, by tag.
+// read is the state of an outstanding read.
 type read struct {
 	kind  readKind
 	queue int
@@ -30,12 +30,12 @@ type read struct {
 	vram  int64  // readData: where the first byte goes
 }
 
-// readOutcome is what became of a read that was to be sent.
+// readOutcome is the outcome of sendRead.
 type readOutcome uint8
 
 const (
 	readSent readOutcome = iota
-	readHeld             // it has its tag, but emit refused it: flushStaged sends it
+	readHeld             // it has a tag, but emit refused it: flushStaged sends it
 	readNoTag
 )
 
@@ -46,22 +46,22 @@ func (o readOutcome) step() stepResult {
 	return stepMoved
 }
 
-// readSize is the largest read request in bytes.
+// readSize returns the largest read request in bytes.
 func (g *GPU) readSize() int {
 	return int(min(g.spec.MaxReadRequest, g.cfg.MaxReadRequest()))
 }
 
-// readChunk is how many of the n bytes at addr one request may ask for.
-// Requests end at multiples of their size, so that only the first of a
-// transfer is short.
+// readChunk returns how many of the n bytes at addr one request may ask for.
+// Requests end at multiples of their size, so only the first of a transfer is
+// short.
 func (g *GPU) readChunk(addr, n uint64) int { return chunkAt(addr, n, g.readSize()) }
 
 func chunkAt(addr, n uint64, size int) int {
 	return tlp.NextChunk(addr, int(min(n, uint64(size)-addr%uint64(size))), size)
 }
 
-// sendRead sends a memory read for n bytes into dst (nil for data that go to
-// VRAM) and remembers what it is for. No read is held.
+// sendRead sends a memory read for n bytes into dst (nil for data that go to VRAM)
+// and notes its purpose. The caller makes sure that no read is held.
 func (g *GPU) sendRead(emit func(p *tlp.Packet) bool, addr uint64, n int, dst []byte, r read) readOutcome {
 	g.staged = tlp.Packet{Type: tlp.MRd}
 	g.staged.SetMemory(addr, n)
@@ -126,7 +126,7 @@ func (g *GPU) expired(res transaction.Result) {
 	*r = read{}
 }
 
-// finished brings a queue forward after one of its reads is over.
+// finished advances a queue after the end of one of its reads.
 func (g *GPU) finished(q *queue, r *read, res *transaction.Result) {
 	e := readError(res)
 	c := q.command(r.first)

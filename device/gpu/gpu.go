@@ -15,7 +15,7 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// GPU implements device.Device. The bus address of the function is learnt from
+// GPU implements device.Device. The function learns its bus address from
 // the configuration writes that reach it.
 type GPU struct {
 	spec Spec
@@ -40,7 +40,7 @@ type GPU struct {
 	jobTurn int
 	jobOut  *job
 
-	xids map[uint32]uint64 // how often each event was there, since New
+	xids map[uint32]uint64 // count of each event since New
 	dead bool              // Inject(Kill)
 	hung bool              // Inject(Hang)
 
@@ -114,10 +114,10 @@ func (g *GPU) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 		return
 	}
 	g.req.Expire(now, g.expired)
-	g.req.Free(now) // ends quarantines, so that Wake does not stay in the past
+	g.req.Free(now) // ends quarantines, or Wake would stay in the past
 	g.endDelays(now)
-	// A completion must not pass a posted write that came before it (section
-	// 2.4.1): what a register says that an interrupt announced comes after it.
+	// A completion must not pass an earlier posted write (section 2.4.1): the
+	// value of a register follows the interrupt that announced it.
 	if !g.flushMessages(emit) || !g.flushInterrupts(emit) || !g.answers.emit(&g.out, g.buf[:], emit) {
 		return
 	}
@@ -176,7 +176,7 @@ func (g *GPU) Wake() time.Duration {
 }
 
 // NextJob implements device.Device. One job is out at a time, also across
-// resets, so that a hostile driver cannot pile up work.
+// resets, so a hostile driver cannot pile up work.
 func (g *GPU) NextJob() (device.Job, bool) {
 	if g.jobOut != nil || g.dead || g.hung {
 		return nil, false
@@ -244,6 +244,6 @@ func (g *GPU) resetEngines() {
 	g.hung = false
 }
 
-// Scrub erases VRAM, as the pool does between tenants, after a Reset: without it, what
-// is under way still writes its results.
+// Scrub implements device.Scrubber: it erases VRAM. The owner resets the GPU first,
+// because running commands would still write their results.
 func (g *GPU) Scrub() { g.vram.scrub() }

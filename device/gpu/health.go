@@ -9,13 +9,13 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 )
 
-// Fault is something that breaks, for tests and demonstrations.
+// Fault is a kind of failure, for tests and demonstrations.
 type Fault uint8
 
 // Faults.
 const (
-	// Kill makes the device fall off the bus: it answers nothing any more, and
-	// no reset brings it back.
+	// Kill makes the device fall off the bus: it answers nothing, and no reset
+	// revives it.
 	Kill Fault = iota + 1
 	// Hang stops the engines; registers still answer. A reset helps.
 	Hang
@@ -27,7 +27,7 @@ const (
 
 var faultNames = [...]string{"", "kill", "hang", "ecc-corrected", "ecc-uncorrectable"}
 
-// String is the name that ParseFault reads.
+// String returns the name that ParseFault reads.
 func (f Fault) String() string {
 	if f >= Kill && int(f) < len(faultNames) {
 		return faultNames[f]
@@ -45,7 +45,7 @@ func ParseFault(s string) (Fault, error) {
 	return 0, fmt.Errorf("gpu: unknown fault %q: want one of %q", s, faultNames[Kill:])
 }
 
-// Inject breaks something. Transmit afterwards sends what follows from it.
+// Inject makes the GPU fail. The next Transmit sends the interrupts of the failure.
 func (g *GPU) Inject(f Fault) {
 	switch f {
 	case Kill:
@@ -66,8 +66,8 @@ func (g *GPU) Inject(f Fault) {
 	}
 }
 
-// InjectXID makes the GPU have an error of a number, with what belongs to it
-// where it is one that a Fault stands for.
+// InjectXID makes the GPU report an XID. The XID of a Fault has the effects of the
+// fault.
 func (g *GPU) InjectXID(code uint32) {
 	switch code {
 	case reg.XIDLost:
@@ -89,7 +89,7 @@ func (g *GPU) Errors() []device.Errors {
 	return out
 }
 
-// maxXIDs bounds how many numbers are counted apart: more than there are.
+// maxXIDs bounds the number of counters. There are fewer XIDs.
 const maxXIDs = 64
 
 func (g *GPU) noteXID(code uint32) {
@@ -108,7 +108,7 @@ func (g *GPU) event(xid uint32) {
 	g.raise(reg.IntDevice, g.regs.intVector)
 }
 
-// Health is what a box reports of a GPU.
+// Health is the state of a GPU as its box reports it.
 type Health struct {
 	Alive            bool
 	XID              uint32 // newest event since reset, a reg.XID constant

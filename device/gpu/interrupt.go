@@ -9,14 +9,14 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// msix is what BAR 4 holds: the MSI-X table and the pending bits (section 7.7.2).
+// msix is the content of BAR 4: the MSI-X table and the pending bits (section 7.7.2).
 type msix struct {
 	table   [reg.MaxVectors]msixEntry
 	pending uint64 // bit per vector
 }
 
 // msixEntry is one 16-byte table entry. Unmasked is the inverse of the mask
-// bit, which is set after reset, so that the zero value is the reset value.
+// bit, which is set after reset, so the zero value is the reset value.
 type msixEntry struct {
 	addr     uint64
 	data     uint32
@@ -64,7 +64,7 @@ func (m *msix) write(off uint64, v, mask uint32) {
 	}
 }
 
-// messages are what goes out besides memory requests and completions.
+// messages are the output besides memory requests and completions.
 type messages struct {
 	errors   uint8 // set of errorBit
 	asserted bool  // Assert_INTA was sent last

@@ -18,11 +18,11 @@ const (
 )
 
 // job is a command that runs outside of the machine: a kernel, a FILL or a copy
-// inside VRAM. It reads snapshots and writes a result of its own, so Run
-// touches nothing that the machine touches.
+// inside VRAM. It reads snapshots and writes a result of its own, so Run shares no
+// memory with the machine.
 type job struct {
 	queue int
-	epoch uint64 // of the queue, to ignore jobs of before a reset
+	epoch uint64 // of the queue, to ignore jobs from before a reset
 	cmd   reg.Command
 	elem  reg.ElementType
 	count int64 // elements of stream kernels
@@ -55,8 +55,8 @@ func (j *job) release() {
 	j.c.release()
 }
 
-// plan checks a FILL, an inner COPY or a KERNEL and makes its job. The error
-// comes with the address that is at fault.
+// plan checks a FILL, an inner COPY or a KERNEL and makes its job. It returns an
+// error with the address at fault.
 func (g *GPU) plan(cmd reg.Command) (*job, reg.Error, uint64) {
 	switch cmd.Op {
 	case reg.OpCopy:
@@ -93,7 +93,7 @@ func (g *GPU) planFill(cmd reg.Command) (*job, reg.Error, uint64) {
 	return &job{cmd: cmd, out: newResult(int64(cmd.Arg0), int64(n)), cost: g.transferTime(n)}, reg.NoError, 0
 }
 
-// shape is what a kernel reads and writes and how much it computes.
+// shape is the size of the operands, the result and the computation of a kernel.
 type shape struct {
 	a, b, c uint64 // elements
 	readC   bool

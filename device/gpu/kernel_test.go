@@ -100,7 +100,7 @@ func TestStreamKernels(t *testing.T) {
 			} {
 				r.put(atC+off, e.t, make([]float64, n+1))
 				r.do(0, reg.Kernel(1, reg.Launch{Kernel: id, Type: e.t, A: atA + off, B: atB + off, C: atC + off, M: uint32(n), Alpha: alpha}))
-				want := make([]float64, n+1) // one more: nothing behind the end is touched
+				want := make([]float64, n+1) // one more: the kernel leaves it alone
 				for i := range n {
 					want[i] = f(i)
 				}
@@ -186,8 +186,8 @@ func TestFFT(t *testing.T) {
 	}
 }
 
-// A kernel works on a snapshot: what the host does meanwhile neither disturbs
-// it nor races with it. Run with -race, on another goroutine.
+// A kernel works on a snapshot: accesses of the host meanwhile neither disturb it
+// nor race with it. The job runs on another goroutine, for -race.
 func TestKernelRunsBesideTheHost(t *testing.T) {
 	r := newGPUHost(t, gpu.Spec{VRAM: 4 << 20})
 	n := 100_000

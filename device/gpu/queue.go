@@ -10,11 +10,11 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// window is how many commands of a queue the device holds: fetched or being
-// fetched, and not retired. 64 of them fill a page.
+// window is the number of commands of a queue that the device holds: fetched or
+// being fetched, and not retired. 64 of them fill a page.
 const window = 64
 
-// commandState is how far a command has come.
+// commandState is the progress of a command.
 //
 //	fetching --> ready --> issuing --> waiting --> done --> (retired)
 //	                |                                ^
@@ -25,7 +25,7 @@ const (
 	commandFetching commandState = iota
 	commandReady
 	commandIssuing // a COPY whose requests are going out
-	commandWaiting // everything is requested; data or the job is out
+	commandWaiting // all requests are sent; data or the job is out
 	commandDone
 )
 
@@ -53,7 +53,7 @@ type command struct {
 // [head, fetched) stand in the window; those before issue have sent all their requests.
 type queue struct {
 	index   int
-	epoch   uint64 // changes when the queue stops: what is under way then is ignored
+	epoch   uint64 // changes when the queue stops: results of an older epoch are ignored
 	base    uint64
 	size    uint32
 	enabled bool
@@ -68,7 +68,7 @@ type queue struct {
 	fence   uint64
 
 	statusAddr uint64
-	report     bool // the status block is to be written
+	report     bool // the status block has to be written
 
 	// since is when the command at head became the oldest, before is when the
 	// one that retired last began. While delayed, the command at head is a DELAY
@@ -186,7 +186,7 @@ func (g *GPU) start(q *queue) {
 	}
 }
 
-// stop drops everything that is under way; the queue is then disabled.
+// stop drops the commands of the queue and disables it.
 func (g *GPU) stop(q *queue) {
 	q.epoch++
 	q.enabled, q.halted, q.report, q.delayed = false, false, false, false
@@ -195,7 +195,7 @@ func (g *GPU) stop(q *queue) {
 		q.job.release()
 		q.job = nil
 	}
-	// Buffers that outstanding reads still fill are left to them.
+	// Outstanding reads still fill their buffers, which stay with them.
 	if g.busyReads(q) {
 		q.win = nil
 	}
@@ -239,16 +239,16 @@ func (g *GPU) announce(q *queue) {
 	g.raise(reg.IntQueueFault<<q.index, q.vector)
 }
 
-// stepResult is what one step of a queue did.
+// stepResult is the outcome of one step of a queue.
 type stepResult uint8
 
 const (
 	stepIdle    stepResult = iota
-	stepMoved              // sent a TLP, or went on without one
+	stepMoved              // sent a TLP, or advanced without one
 	stepRefused            // emit refused
 )
 
-// idle reports whether the queue has nothing to do.
+// idle reports whether the queue has no work.
 func (q *queue) idle() bool { return !q.report && (!q.enabled || q.head == q.tail) }
 
 // step lets a queue that is not idle send at most one TLP.
@@ -288,7 +288,7 @@ func (g *GPU) retire(q *queue, emit func(p *tlp.Packet) bool) stepResult {
 	switch {
 	case c.fail != reg.NoError:
 		if c.out > 0 && q.enabled {
-			return stepIdle // what is under way may still land in VRAM
+			return stepIdle // outstanding data may still land in VRAM
 		}
 		g.halt(q, c.fail, c.at, c.ID)
 		return stepMoved
@@ -352,7 +352,7 @@ func (g *GPU) fetch(q *queue, emit func(p *tlp.Packet) bool) stepResult {
 	return r.step()
 }
 
-// fetchedRing takes ring entries that have come.
+// fetchedRing takes ring entries that have arrived.
 func (g *GPU) fetchedRing(q *queue, r *read) {
 	for i := r.first; i != r.first+r.n; i++ {
 		c := q.command(i)
@@ -363,8 +363,8 @@ func (g *GPU) fetchedRing(q *queue, r *read) {
 	}
 }
 
-// checkCommand checks what needs no plan; kernels and copies inside VRAM are
-// planned when they start.
+// checkCommand checks a command except for its plan: kernels and copies inside VRAM
+// are planned when they start.
 func (g *GPU) checkCommand(c *reg.Command) (reg.Error, uint64) {
 	switch c.Op {
 	case reg.OpNop:
@@ -408,7 +408,7 @@ func flagsOnly(c *reg.Command, allowed uint8) (reg.Error, uint64) {
 	return reg.NoError, 0
 }
 
-// advance works on the first command that has not issued all it has to.
+// advance works on the first command that has requests left to issue.
 func (g *GPU) advance(q *queue, emit func(p *tlp.Packet) bool) stepResult {
 	if r := g.prefetchSegments(q, emit); r != stepIdle {
 		return r
@@ -464,7 +464,7 @@ func (g *GPU) startJob(q *queue, c *command) stepResult {
 	return stepMoved
 }
 
-// deadline is when a read that leaves now has timed out.
+// deadline returns when a read that leaves now times out.
 func (g *GPU) deadline() time.Duration {
 	timeout, on := g.cfg.CompletionTimeout(g.spec.CompletionTimeout)
 	if !on {

@@ -11,7 +11,7 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// registers is the state behind BAR 0 that belongs to no queue.
+// registers is the state of BAR 0 outside the queues.
 type registers struct {
 	start        time.Duration // device time zero
 	errorCode    reg.Error
@@ -39,7 +39,7 @@ func (r *registers) reset(now time.Duration) {
 // count adds to the counter at a register offset.
 func (r *registers) count(offset int, n uint64) { r.counters[(offset-reg.CountReadTLPs)/8] += n }
 
-// memoryRead takes a memory read: it is refused now or owed.
+// memoryRead refuses a memory read or queues its answer.
 func (g *GPU) memoryRead(p *tlp.Packet) {
 	addr, n := p.ByteRange()
 	if _, _, ok := g.decode(addr, n); !ok {

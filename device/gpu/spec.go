@@ -9,21 +9,21 @@ import (
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
-// Spec says what a software GPU is like. The zero value of a field means its
-// default, so that the zero Spec is a GPU.
+// Spec describes a software GPU. The zero value of a field means its default, so
+// the zero Spec is a GPU.
 type Spec struct {
 	Model  string `yaml:"model,omitempty"`  // up to 63 bytes of ASCII; "DxPU software GPU"
 	Serial uint64 `yaml:"serial,omitempty"` // Device Serial Number
 
-	VRAM     int64 `yaml:"vram,omitempty"`     // bytes, a multiple of 64 KiB up to 1 TiB; 256 MiB. Allocated as it is written
+	VRAM     int64 `yaml:"vram,omitempty"`     // bytes, a multiple of 64 KiB up to 1 TiB; 256 MiB. Writes allocate it
 	Aperture int64 `yaml:"aperture,omitempty"` // bytes of BAR 2, a power of two from 64 KiB; 64 MiB, or less when VRAM is less
 
-	// Tags is how many DMA reads may be outstanding, 1 to 1024; 140, which the
-	// paper found in a physical GPU (section 3.4.1). Device Control limits it further:
+	// Tags is the number of DMA reads that may be outstanding, 1 to 1024; 140,
+	// as the paper found in a physical GPU (section 3.4.1). Device Control limits it further:
 	// more than 256 take effect only once software enables 10-bit tags.
 	Tags int `yaml:"tags,omitempty"`
-	// MaxReadRequest bounds a DMA read, together with Device Control, whose reset
-	// value it also is; 512. The physical GPU of the paper uses 128.
+	// MaxReadRequest bounds a DMA read, together with Device Control, and is the
+	// reset value there; 512. The physical GPU of the paper uses 128.
 	MaxReadRequest pcie.PayloadSize `yaml:"max_read_request,omitempty"`
 	// MaxPayload is Max_Payload_Size Supported; 512.
 	MaxPayload pcie.PayloadSize `yaml:"max_payload,omitempty"`
@@ -38,7 +38,7 @@ type Spec struct {
 	// CompletionTimeout holds while Device Control 2 has the reset value; 2 s.
 	CompletionTimeout time.Duration `yaml:"completion_timeout,omitempty"`
 
-	// Rates from which the run time of a kernel in virtual time is computed.
+	// Rates that determine the run time of a kernel in virtual time.
 	// The defaults are those of the paper's NVIDIA V100: 900 GB/s, 15.7, 7.8 and 125 TFLOPS.
 	MemoryBandwidth float64 `yaml:"memory_bandwidth,omitempty"` // bytes per second
 	FP16            float64 `yaml:"fp16,omitempty"`             // floating-point operations per second

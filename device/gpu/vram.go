@@ -1,18 +1,18 @@
 package gpu
 
-// VRAM is kept in chunks that appear at the first write, so that an untouched
-// GPU costs a few kilobytes. A chunk that a job reads is never written: the
-// writer puts a copy in its place (copy on write). So a job on another
-// goroutine works on a snapshot, without a lock and without a data race.
+// VRAM consists of chunks that the first write allocates, so an unused GPU costs a
+// few kilobytes. A chunk that a job reads is never written: the writer replaces it
+// by a copy (copy on write). A job on another goroutine therefore works on a
+// snapshot, without a lock and without a data race.
 const (
 	chunkSize = 64 << 10
-	// dirChunks is how many chunks one directory entry holds: 64 MiB.
+	// dirChunks is the number of chunks in one directory entry: 64 MiB.
 	dirChunks = 1024
 )
 
 type chunk struct {
 	data    [chunkSize]byte
-	readers int // jobs that hold the chunk; touched by the owner's goroutine only
+	readers int // jobs that hold the chunk; for the owner's goroutine only
 }
 
 type vram struct {
@@ -49,7 +49,7 @@ func (v *vram) set(i int64, c *chunk) {
 	(*d)[i%dirChunks] = c
 }
 
-// writable returns chunk i for writing: allocated, and not in the hands of a job.
+// writable returns chunk i for writing: allocated, and not held by a job.
 func (v *vram) writable(i int64) *chunk {
 	c := v.at(i)
 	switch {
@@ -78,7 +78,7 @@ func (v *vram) read(p []byte, off int64) {
 	}
 }
 
-// look returns n bytes at off where they lie, until the next write, or nil where
+// look returns the n bytes at off in place, valid until the next write, or nil if
 // they do not lie together. The range lies inside.
 func (v *vram) look(off int64, n int) []byte {
 	from := off % chunkSize
@@ -97,7 +97,7 @@ func (v *vram) write(off int64, p []byte) {
 	}
 }
 
-// scrub forgets all content.
+// scrub erases all content.
 func (v *vram) scrub() { clear(v.dirs) }
 
 // view is a snapshot of a range: nil chunks are zeros.
@@ -107,7 +107,7 @@ type view struct {
 	chunks []*chunk
 }
 
-// snapshot takes a view of n bytes at off, which the job gives back with release.
+// snapshot takes a view of n bytes at off. The job ends it with release.
 func (v *vram) snapshot(off, n int64) view {
 	if n == 0 {
 		return view{off: off}
@@ -148,8 +148,8 @@ func (w *view) read(p []byte, at int64) {
 	}
 }
 
-// result is what a job writes: fresh chunks for a range, installed when the
-// job is finished.
+// result is the output of a job: new chunks for a range, which install puts in
+// place when the job is finished.
 type result struct {
 	off    int64
 	n      int64

@@ -1,6 +1,6 @@
-// Package boxproxy is DxPU_PROXY on the side of a GPU box: it holds the
-// devices of the box's slots and carries their TLPs to the hosts that the
-// manager bound them to.
+// Package boxproxy is DxPU_PROXY on the side of a GPU box: it holds the devices of
+// the box's slots and carries their TLPs to the hosts to which the manager bound
+// them.
 package boxproxy
 
 import (
@@ -18,7 +18,8 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// MaxSlots is the largest box: the slot number is eight bits of a binding's ID.
+// MaxSlots is the largest number of slots: eight bits of a binding's ID hold the
+// slot.
 const MaxSlots = 256
 
 // Slot describes a slot of the box.
@@ -37,7 +38,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Box is the running proxy of a box. It implements node.Handler.
+// Box is the running proxy of a box. It implements agent.Handler.
 type Box struct {
 	agent.Desired
 
@@ -53,7 +54,7 @@ type Box struct {
 	domains map[string]*domain
 }
 
-// New makes a box of its slots. Run must be called for anything to happen.
+// New makes a box. It binds no slot before Run.
 func New(cfg Config) (*Box, error) {
 	if len(cfg.Slots) == 0 || len(cfg.Slots) > MaxSlots {
 		return nil, fmt.Errorf("boxproxy: a box has 1 to %d slots, not %d", MaxSlots, len(cfg.Slots))
@@ -124,8 +125,8 @@ func (b *Box) snoop(slot int, p *tlp.Packet) {
 	b.table.Snoop(slot, p)
 }
 
-// peer finds the neighbour that a TLP of a slot is addressed to. A neighbour
-// in the same domain shares the group that the caller has entered.
+// peer returns the neighbour that a TLP of a slot addresses, or nil. A neighbour
+// in the same domain shares the group of the caller.
 func (b *Box) peer(from int, p *tlp.Packet) *slot {
 	b.tableMu.RLock()
 	defer b.tableMu.RUnlock()
@@ -136,8 +137,8 @@ func (b *Box) peer(from int, p *tlp.Packet) *slot {
 	return b.slots[i]
 }
 
-// enter returns the domain of a name and counts one more slot in it.
-func (b *Box) enter(name string) *domain {
+// join returns the domain of a name and counts one more slot in it.
+func (b *Box) join(name string) *domain {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	d := b.domains[name]
@@ -149,7 +150,7 @@ func (b *Box) enter(name string) *domain {
 	return d
 }
 
-// leave counts one slot less.
+// leave counts one slot less in a domain and forgets the domain at the last.
 func (b *Box) leave(d *domain) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -161,7 +161,7 @@ func (s *slot) claim(want *dxpuv1.DesiredBinding, desired *dxpuv1.DesiredState) 
 	if err != nil {
 		return err
 	}
-	s.domain = s.box.enter(want.Domain)
+	s.domain = s.box.join(want.Domain)
 	s.config = engine.BindingConfig{Link: cfg, Peers: peers, Handler: s}
 	return nil
 }

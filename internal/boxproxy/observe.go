@@ -12,9 +12,10 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/revision"
 )
 
-// Observe tells the manager what the box has.
+// Observe implements agent.Handler.
 func (b *Box) Observe() *dxpuv1.ObservedState {
-	// Revisions first: a slot that goes on meanwhile shows more than it says, never less.
+	// Read the revisions before the slots: a slot that advances meanwhile shows a
+	// later state than its revision, never an earlier one.
 	applied := make([]uint64, 0, len(b.slots))
 	for _, s := range b.slots {
 		applied = append(applied, s.applied.Load())
@@ -58,8 +59,8 @@ func (s *slot) observe() *dxpuv1.ObservedSlot {
 	return out
 }
 
-// With calls f on the device of a slot while nothing else uses it: for tools
-// that look at a device or make it fail. The box must be running.
+// With calls f with exclusive access to the device of a slot, for tools that
+// inspect a device or make it fail. The box must be running.
 func (b *Box) With(ctx context.Context, index int, f func(d device.Device)) error {
 	if index < 0 || index >= len(b.slots) || b.slots[index].device == nil {
 		return fmt.Errorf("boxproxy: no device in slot %d: the box has slots 0 to %d", index, len(b.slots)-1)
@@ -79,7 +80,7 @@ func (b *Box) With(ctx context.Context, index int, f func(d device.Device)) erro
 	return nil
 }
 
-// calls are functions that wait for the controller of a slot.
+// calls is the queue of With for a slot.
 type calls struct {
 	mu      sync.Mutex // guards waiting
 	waiting []*call
@@ -107,7 +108,7 @@ func (c *calls) remove(x *call) bool {
 	return len(c.waiting) < n
 }
 
-// run makes the calls that wait.
+// run makes the waiting calls.
 func (c *calls) run(with func(f func(device.Device))) {
 	c.mu.Lock()
 	waiting := c.waiting

@@ -6,7 +6,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/agent"
 )
 
-// Report tells how the slots are doing.
+// Report returns the state and the counters of the slots.
 func (b *Box) Report() agent.Report {
 	out := agent.Report{Role: "box", Time: time.Now()}
 	for _, s := range b.slots {
@@ -36,7 +36,7 @@ func (s *slot) describe() agent.SlotReport {
 	e := live.group.Enter()
 	defer live.group.Leave(e)
 	out.Binding.Link = agent.ReportLink(e, live.binding)
-	// Once the slot has been released, the group no longer guards the device.
+	// After Detach the group no longer guards the device.
 	if s.tags != nil && s.live.Load() == live {
 		n, limit := s.tags.TagsInUse()
 		out.Tags = &agent.TagsReport{InFlight: n, Total: limit}

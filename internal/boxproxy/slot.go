@@ -36,7 +36,7 @@ type slot struct {
 	status    agent.Status
 	applied   atomic.Uint64             // the desired revision that status takes account of
 	seen      atomic.Pointer[condition] // of the device; nil: the slot is empty
-	reset     atomic.Uint64             // the last reset that the manager asked for and that was made
+	reset     atomic.Uint64             // number of the last reset made for the manager
 	linkStats atomic.Pointer[link.Stats]
 	live      atomic.Pointer[attachment] // nil: not bound
 	calls     calls
@@ -53,31 +53,29 @@ func newSlot(b *Box, index int, cfg Slot) *slot {
 	return s
 }
 
-// counters of a slot, since the box proxy started. They are read while they
-// are being counted.
+// counters of a slot, since the box proxy started.
 type counters struct {
 	toDevice, fromDevice           atomic.Uint64 // TLPs
 	toDeviceBytes, fromDeviceBytes atomic.Uint64 // payload
 	peer                           atomic.Uint64 // TLPs that took the short cut to a neighbour
-	dropped                        atomic.Uint64 // TLPs of the device with no link to take
+	dropped                        atomic.Uint64 // TLPs of the device without a link that takes them
 }
 
-// domain is a virtual switch of a host as this box sees it: the slots bound to
-// it share one group, so that one may hand a TLP to another.
+// domain is a virtual switch of a host. The slots bound to it share one group, so
+// one may hand a TLP to another.
 type domain struct {
 	name  string
 	group engine.GroupDriver
 	slots atomic.Int32
 }
 
-// attachment is what a device's notification needs, from any goroutine.
+// attachment is the open link of a slot, for other goroutines than run.
 type attachment struct {
 	group   engine.GroupDriver
 	binding *engine.Binding
 }
 
-// notified asks for Transmit: a device that stands for another process has
-// something to emit.
+// notified asks for Transmit: the device has TLPs to emit, see device.Notifier.
 func (s *slot) notified() {
 	if a := s.live.Load(); a != nil {
 		e := a.group.Enter()
@@ -101,10 +99,10 @@ func (s *slot) Receive(e engine.Entry, p *tlp.Packet) bool {
 	return true
 }
 
-// Transmit sends what the device emits and starts the work that it wants done.
+// Transmit starts the jobs of the device and sends the TLPs that it emits.
 func (s *slot) Transmit(e engine.Entry) {
 	if s.binding == nil {
-		return // released: the device keeps what it has until its reset
+		return // detached: a reset of the device follows
 	}
 	for {
 		job, ok := s.device.NextJob()
@@ -117,7 +115,7 @@ func (s *slot) Transmit(e engine.Entry) {
 	s.device.Transmit(e.Now(), s.emitTo)
 }
 
-// start computes a job beside the traffic of the device.
+// start runs a job beside the traffic of the device.
 func (s *slot) start(job device.Job) {
 	group := s.domain.group
 	s.jobs.Add(1)
@@ -134,9 +132,9 @@ func (s *slot) start(job device.Job) {
 	})
 }
 
-// emit takes one TLP of the device: to a neighbour of the same domain if it is
-// addressed to one, else to the host. It returns false when the link has no
-// room, or the neighbour cannot take it now.
+// emit sends one TLP of the device to the neighbour of the same domain that it
+// addresses, or else to the host. It returns false when the link has no room, or
+// the neighbour cannot take the TLP now.
 func (s *slot) emit(p *tlp.Packet) bool {
 	if s.domain.slots.Load() > 1 {
 		if peer := s.box.peer(s.index, p); peer != nil {
@@ -162,7 +160,7 @@ func (s *slot) emit(p *tlp.Packet) bool {
 // Wake returns when the device wants to transmit.
 func (s *slot) Wake(engine.Entry) time.Duration { return s.device.Wake() }
 
-// LinkChanged tells the controller of the slot, which decides.
+// LinkChanged wakes the controller of the slot.
 func (s *slot) LinkChanged(_ engine.Entry, state link.State) {
 	s.box.log.Info("link", "slot", s.index, "state", fmt.Sprint(state))
 	s.wake()

@@ -46,8 +46,8 @@ const (
 	KernelTransB   = 1 << 4 // GEMM: B is N x K
 )
 
-// DelaySince is the flag of DELAY: Value counts from when the command before
-// began, not from when that one was complete.
+// DelaySince is the flag of DELAY: Value counts from the beginning of the command
+// before, not from its end.
 const DelaySince = 1 << 0
 
 // MaxDelay is the longest DELAY in nanoseconds: a second.
@@ -89,11 +89,11 @@ func (t ElementType) String() string {
 	return "reserved"
 }
 
-// KernelID says what a KERNEL command computes.
+// KernelID is the computation of a KERNEL command.
 type KernelID uint16
 
-// Kernels. A, B and C are VRAM addresses, n elements each where nothing else
-// is said; n is M.
+// Kernels. A, B and C are VRAM addresses of n elements each, unless stated otherwise;
+// n is M.
 const (
 	KernelGEMM  KernelID = 1 // C (M x N) = Alpha*A (M x K)*B (K x N) + Beta*C, row-major
 	KernelFFT   KernelID = 2 // C = FFT(A): N transforms of M complex points (real, imaginary)
@@ -107,7 +107,7 @@ const (
 
 var kernelNames = [...]string{"", "gemm", "fft", "copy", "scale", "add", "triad", "read", "write"}
 
-// String is the lower-case name.
+// String returns the lower-case name.
 func (k KernelID) String() string {
 	if k >= 1 && int(k) < len(kernelNames) {
 		return kernelNames[k]
@@ -115,7 +115,7 @@ func (k KernelID) String() string {
 	return "reserved"
 }
 
-// ErrShort says that fewer bytes than the structure has were given.
+// ErrShort means that the input is shorter than the structure.
 var ErrShort = errors.New("reg: structure is cut short")
 
 // Command is one 64-byte ring entry.
@@ -133,7 +133,7 @@ var ErrShort = errors.New("reg: structure is cut short")
 //	     +-----------------------------------------------------------------+
 //
 // Each opcode uses some of the fields; the others are ignored. The constructors
-// (Copy, Fill, Fence and so on) set what the opcode uses.
+// (Copy, Fill, Fence and so on) set the fields that the opcode uses.
 type Command struct {
 	Op    Opcode // byte 0
 	Flags uint8  // byte 1
@@ -167,8 +167,8 @@ func (c Command) Append(b []byte) []byte {
 	return le.AppendUint64(b, math.Float64bits(c.Beta))
 }
 
-// ParseCommand reads the first 64 bytes of b. It checks the length only:
-// whether opcode and fields make sense is for the device to say.
+// ParseCommand reads the first 64 bytes of b. It checks the length only;
+// the device checks opcode and fields.
 func ParseCommand(b []byte) (Command, int, error) {
 	if len(b) < CommandSize {
 		return Command{}, 0, ErrShort
@@ -209,8 +209,8 @@ func CopyVRAM(id uint32, dst, src, length uint64) Command {
 	return Command{Op: OpCopy, ID: id, Arg0: dst, Arg1: src, Arg2: length}
 }
 
-// WithSegments says that the bus address of a COPY is that of a list of n
-// Segment entries, whose lengths together are at least the copy's length.
+// WithSegments makes the bus address of a COPY that of a list of n Segment entries,
+// whose lengths together are at least the length of the copy.
 func (c Command) WithSegments(n uint32) Command {
 	c.Flags |= CopySegment
 	c.Dim0 = n
@@ -223,7 +223,7 @@ func Fill(id uint32, dst uint64, pattern uint32, length uint64) Command {
 	return Command{Op: OpFill, ID: id, Arg0: dst, Arg1: uint64(pattern), Arg2: length}
 }
 
-// Launch is the argument of Kernel.
+// Launch holds the arguments of Kernel.
 type Launch struct {
 	Kernel      KernelID
 	Type        ElementType
@@ -233,7 +233,7 @@ type Launch struct {
 	Alpha, Beta float64
 }
 
-// Kernel computes.
+// Kernel runs a computation on VRAM.
 func Kernel(id uint32, l Launch) Command {
 	return Command{
 		Op: OpKernel, Flags: l.Flags&^KernelTypeMask | uint8(l.Type)&KernelTypeMask, Sub: uint16(l.Kernel), ID: id,
@@ -241,7 +241,7 @@ func Kernel(id uint32, l Launch) Command {
 	}
 }
 
-// Fence writes value (8 bytes) to addr after everything before it is done.
+// Fence writes value (8 bytes) to addr after the commands before it.
 func Fence(id uint32, addr, value uint64) Command {
 	return Command{Op: OpFence, Flags: FenceWrite, ID: id, Arg0: addr, Arg1: value}
 }
@@ -253,7 +253,7 @@ func (c Command) WithInterrupt(vector uint16) Command {
 	return c
 }
 
-// Signal sets a semaphore of the device to value after everything before it is done.
+// Signal sets a semaphore of the device to value after the commands before it.
 func Signal(id, semaphore uint32, value uint64) Command {
 	return Command{Op: OpFence, Flags: FenceSemaphore, ID: id, Arg1: value, Dim0: semaphore}
 }
@@ -274,8 +274,8 @@ func DelaySinceStart(id uint32, nanos uint64) Command {
 	return Command{Op: OpDelay, Flags: DelaySince, ID: id, Arg1: nanos}
 }
 
-// StampTime writes the device time in nanoseconds (8 bytes) to addr after everything
-// before it is done.
+// StampTime writes the device time in nanoseconds (8 bytes) to addr after the
+// commands before it.
 func StampTime(id uint32, addr uint64) Command {
 	return Command{Op: OpTimestamp, ID: id, Arg0: addr}
 }
@@ -309,7 +309,7 @@ func ParseSegment(b []byte) (Segment, int, error) {
 // StatusBlockSize is the size of a StatusBlock in bytes.
 const StatusBlockSize = 16
 
-// StatusBlock is what a halted queue writes to QStatusAddr.
+// StatusBlock is the structure that a halted queue writes to QStatusAddr.
 //
 //	bytes 0-3 State, 4-7 Error, 8-11 ID of the command, 12-15 Head
 type StatusBlock struct {

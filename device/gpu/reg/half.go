@@ -16,8 +16,8 @@ func HalfToFloat(h uint16) float32 {
 	return math.Float32frombits(sign | (exp+127-15)<<23 | frac<<13)
 }
 
-// FloatToHalf narrows to binary16, rounding to nearest, ties to even; too
-// large becomes infinity, and a NaN stays a (quiet) NaN.
+// FloatToHalf narrows to binary16, rounding to nearest, ties to even. A number that
+// is too large becomes infinity, and a NaN stays a (quiet) NaN.
 func FloatToHalf(f float32) uint16 {
 	b := math.Float32bits(f)
 	sign := uint16(b>>16) & 0x8000

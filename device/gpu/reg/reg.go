@@ -1,14 +1,14 @@
 // Package reg is the programming interface of the DxPU software GPU as data:
-// register offsets, bit fields, command opcodes and the layouts of what lies
-// in host memory. The device and its driver both stand on it; the datasheet
+// register offsets, bit fields, command opcodes and the layouts of structures in
+// host memory. The device and its driver both use it; the datasheet
 // (device/gpu/README.md) explains it in prose.
 //
 // Everything is little-endian.
 package reg
 
 // PCI identity. 0x1234 is the vendor ID that QEMU's own virtual devices carry;
-// the PCI-SIG has assigned it to nobody, so no physical device answers to it
-// and no driver of a vendor binds. QEMU uses 1234:1111 (VGA), 1234:11e8 (edu)
+// the PCI-SIG has not assigned it, so no physical device has it and no driver of a
+// vendor binds. QEMU uses 1234:1111 (VGA), 1234:11e8 (edu)
 // and 1234:0001/1234:1100 besides; 0xd9b0 is ours.
 const (
 	VendorID    = 0x1234
@@ -78,7 +78,7 @@ const (
 	CountFences       = 0x230 // fences written
 	CountInterrupts   = 0x238 // MSI-X messages sent
 	CountTimeouts     = 0x240 // completion timeouts
-	CountUnexpected   = 0x248 // completions nobody waits for
+	CountUnexpected   = 0x248 // completions without an outstanding request
 	CountUnsupported  = 0x250 // requests answered with Unsupported Request
 	CountKernelNanos  = 0x258 // modelled run time of kernels, ns
 	CountersEnd       = 0x260
@@ -114,7 +114,7 @@ const (
 
 // Bits of Control.
 const (
-	ControlReset = 1 << 0 // self-clearing: what a Function Level Reset does to everything but configuration space and VRAM
+	ControlReset = 1 << 0 // self-clearing: resets the device as a Function Level Reset does, except configuration space and VRAM
 )
 
 // Bits of IntStatus and IntMask.
@@ -179,7 +179,7 @@ func (s QueueState) String() string {
 	return "reserved"
 }
 
-// Error is why a queue halted: the content of QError and ErrorCode.
+// Error is the reason why a queue halted: the content of QError and ErrorCode.
 type Error uint32
 
 // Errors.
@@ -204,7 +204,7 @@ var errorNames = [...]string{
 	"bad vector", "DMA refused", "DMA aborted", "DMA timeout", "DMA data poisoned", "uncorrectable memory error",
 }
 
-// String says it in words.
+// String describes the error.
 func (e Error) String() string {
 	if int(e) < len(errorNames) {
 		return errorNames[e]

@@ -86,7 +86,7 @@ func TestRoundTrips(t *testing.T) {
 	}
 }
 
-// What is parsed appends to the same bytes, but for the reserved ones.
+// A parsed structure appends to the same bytes, except the reserved ones.
 func FuzzParseCommand(f *testing.F) {
 	f.Add(reg.Fence(1, 2, 3).Append(nil))
 	f.Add(reg.Kernel(1, reg.Launch{Kernel: reg.KernelFFT, M: 8}).Append(nil))

@@ -170,7 +170,7 @@ func (s *slot) act(a controller.Action) error {
 	return nil
 }
 
-// Whatever happens in whatever order, the actions respect the device, and a slot
+// In any order of events, the actions respect the device, and a slot
 // that is no longer wanted becomes free.
 func TestSlotBecomesFree(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
