@@ -10,6 +10,7 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
+	"github.com/dxpu-project/dxpu/internal/embedded"
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
 )
 
@@ -135,6 +136,9 @@ func (m *Member) Disturb(plan fault.Plan) {
 	}
 }
 
+// Slots returns the number of slots of the box.
+func (b *Box) Slots() int { return len(b.gpus) }
+
 // Fail kills the GPU of a slot.
 func (b *Box) Fail(slot int) { b.gpus[slot].Inject(gpu.Kill) }
 
@@ -201,3 +205,6 @@ func (m *Member) slot(i uint32) *dxpuv1.ObservedSlot {
 	}
 	return m.observed.Slots[i]
 }
+
+// Open gives a driver the device in a slot.
+func (h *Host) Open(slot int) (*embedded.Bus, error) { return h.front.Open(slot) }

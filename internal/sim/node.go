@@ -194,10 +194,13 @@ func (g *group) arm(wake time.Duration) {
 	if wake >= g.armed {
 		return
 	}
-	g.armed = max(wake, g.node.world.now)
-	g.node.world.at(g.armed, g.node, func() {
-		g.armed = machine.Never
-		g.Leave(g.Enter())
+	at := max(wake, g.node.world.now)
+	g.armed = at
+	g.node.world.at(at, g.node, func() {
+		if g.armed == at { // not superseded by an earlier event
+			g.armed = machine.Never
+			g.Leave(g.Enter())
+		}
 	})
 }
 

@@ -128,9 +128,8 @@ func (p *Pair) setUp(spec PairSpec) error {
 	if spec.Link.Cipher == link.CipherAES256GCM {
 		b.cipher = dxpuv1.Cipher_CIPHER_AES_256_GCM
 	}
-	onHost, onBox := b.desired()
-	p.box.Apply(&dxpuv1.DesiredState{NodeNumber: 2, Revision: 1, Bindings: []*dxpuv1.DesiredBinding{onBox}})
-	p.host.Apply(&dxpuv1.DesiredState{NodeNumber: 1, Revision: 1, Bindings: []*dxpuv1.DesiredBinding{onHost}})
+	p.box.Apply(&dxpuv1.DesiredState{NodeNumber: 2, Revision: 1, Bindings: []*dxpuv1.DesiredBinding{b.desired(&b.box, &b.host)}})
+	p.host.Apply(&dxpuv1.DesiredState{NodeNumber: 1, Revision: 1, Bindings: []*dxpuv1.DesiredBinding{b.desired(&b.host, &b.box)}})
 	return p.awaitAttached()
 }
 
@@ -218,13 +217,10 @@ type bindingSpec struct {
 	host, box end
 }
 
-// desired returns what the manager tells the host and the box.
-func (s *bindingSpec) desired() (host, box *dxpuv1.DesiredBinding) {
-	side := func(own, other *end) *dxpuv1.DesiredBinding {
-		return &dxpuv1.DesiredBinding{
-			BindingId: s.id, Epoch: s.epoch, Slot: own.slot, Peer: other.peer(), Cipher: s.cipher,
-			Secret: s.secret[:], Mtu: uint32(s.mtu), Domain: s.domain,
-		}
+// desired returns what the manager tells one end.
+func (s *bindingSpec) desired(own, other *end) *dxpuv1.DesiredBinding {
+	return &dxpuv1.DesiredBinding{
+		BindingId: s.id, Epoch: s.epoch, Slot: own.slot, Peer: other.peer(), Cipher: s.cipher,
+		Secret: s.secret[:], Mtu: uint32(s.mtu), Domain: s.domain,
 	}
-	return side(&s.host, &s.box), side(&s.box, &s.host)
 }

@@ -228,12 +228,11 @@ func (p *Pool) inventory() []placement.Box {
 func (p *Pool) tell(m *Member) {
 	state := &dxpuv1.DesiredState{NodeNumber: m.number, Revision: m.wanted.Revision + 1}
 	for _, b := range p.Bindings {
-		host, box := b.spec.desired()
 		switch {
 		case m == &b.Box.Member && b.phase < freeing:
-			state.Bindings = append(state.Bindings, box)
+			state.Bindings = append(state.Bindings, b.spec.desired(&b.spec.box, &b.spec.host))
 		case m == &b.Host.Member && (b.phase == connecting || b.phase == serving):
-			state.Bindings = append(state.Bindings, host)
+			state.Bindings = append(state.Bindings, b.spec.desired(&b.spec.host, &b.spec.box))
 		}
 	}
 	m.wanted = state

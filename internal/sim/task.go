@@ -18,6 +18,7 @@ type task struct {
 	yield func(struct{}) bool
 	ready func() bool
 	until time.Duration
+	armed time.Duration // when an event lets the task look at the time; machine.Never: none does
 	ended bool
 }
 
@@ -26,7 +27,7 @@ var errStopped = errors.New("sim: the node was stopped")
 
 // Go starts f as a task of the node.
 func (n *Node) Go(f func()) {
-	t := &task{node: n, ready: func() bool { return true }}
+	t := &task{node: n, ready: func() bool { return true }, armed: machine.Never}
 	next, stop := iter.Pull(func(yield func(struct{}) bool) {
 		t.yield = yield
 		defer func() {
@@ -45,7 +46,8 @@ func (n *Node) Go(f func()) {
 
 // resume runs the tasks that can go on, until none can.
 func (n *Node) resume() {
-	for again := true; again && !n.dead; {
+	over := false
+	for again := true; again; {
 		again = false
 		for _, t := range n.tasks { // a task may start others, which have an event of their own
 			if t.ended || !(t.ready() || n.world.now >= t.until) {
@@ -53,12 +55,15 @@ func (n *Node) resume() {
 			}
 			t.run()
 			again = true
+			over = over || t.ended
 			if n.dead {
 				return
 			}
 		}
 	}
-	n.tasks = slices.DeleteFunc(n.tasks, func(t *task) bool { return t.ended })
+	if over {
+		n.tasks = slices.DeleteFunc(n.tasks, func(t *task) bool { return t.ended })
+	}
 }
 
 // run lets the task run until it waits or ends.
@@ -85,13 +90,30 @@ func (n *Node) WaitUntil(until time.Duration, ready func() bool) {
 		w.RunUntil(until, ready)
 		return
 	}
-	if until != machine.Never {
-		w.at(until, n, nil)
-	}
 	t.ready, t.until = ready, until
+	t.arm()
 	if !t.yield(struct{}{}) || n.dead {
 		panic(errStopped)
 	}
+}
+
+// arm schedules an event for the end of the task's wait. An event that is left
+// over from an earlier wait moves itself.
+func (t *task) arm() {
+	if t.until >= t.armed {
+		return
+	}
+	at := t.until
+	t.armed = at
+	t.node.world.at(at, t.node, func() {
+		if t.armed != at {
+			return // superseded by an earlier event
+		}
+		t.armed = machine.Never
+		if !t.ended && t.until > at {
+			t.arm()
+		}
+	})
 }
 
 // Stop ends the node at once, as the death of its process does: it sends and
