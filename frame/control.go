@@ -9,8 +9,12 @@ import (
 const (
 	ackFixed  = 28 // of an acknowledgement, before the further ranges
 	rangeSize = 8
-	pingSize  = 8
-	closeSize = 8
+	// PingSize is the size of a ping packet: kind, three zero bytes, packet CRC. A
+	// ping has no content; it asks for an acknowledgement.
+	PingSize = 8
+	// CloseSize is the size of a close packet: kind, zero, the reason in 16 bits,
+	// packet CRC.
+	CloseSize = 8
 	// HelloSize is the size of a hello packet.
 	HelloSize = 44
 
@@ -129,10 +133,6 @@ func (a *Ack) Parse(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// PingSize is the size of a ping packet: kind, three zero bytes, packet CRC. A ping
-// has no content; it asks for an acknowledgement.
-const PingSize = pingSize
-
 // AppendPing appends a ping packet to b.
 func AppendPing(b []byte) []byte {
 	start := len(b)
@@ -142,7 +142,7 @@ func AppendPing(b []byte) []byte {
 
 // ParsePing reads the ping packet at the start of b and returns its size.
 func ParsePing(b []byte) (n int, err error) {
-	if len(b) < pingSize {
+	if len(b) < PingSize {
 		return 0, ErrShort
 	}
 	if Kind(b[0]) != KindPing || b[1] != 0 || b[2] != 0 || b[3] != 0 {
@@ -151,12 +151,8 @@ func ParsePing(b []byte) (n int, err error) {
 	if CRC(0, b[:4]) != binary.BigEndian.Uint32(b[4:]) {
 		return 0, ErrCRC
 	}
-	return pingSize, nil
+	return PingSize, nil
 }
-
-// CloseSize is the size of a close packet: kind, zero, the reason in 16
-// bits, packet CRC.
-const CloseSize = closeSize
 
 // AppendClose appends a close packet to b. The caller defines the reasons.
 func AppendClose(b []byte, reason uint16) []byte {
@@ -167,7 +163,7 @@ func AppendClose(b []byte, reason uint16) []byte {
 
 // ParseClose reads the close packet at the start of b and returns its size.
 func ParseClose(b []byte) (reason uint16, n int, err error) {
-	if len(b) < closeSize {
+	if len(b) < CloseSize {
 		return 0, 0, ErrShort
 	}
 	if Kind(b[0]) != KindClose || b[1] != 0 {
@@ -176,7 +172,7 @@ func ParseClose(b []byte) (reason uint16, n int, err error) {
 	if CRC(0, b[:4]) != binary.BigEndian.Uint32(b[4:]) {
 		return 0, 0, ErrCRC
 	}
-	return binary.BigEndian.Uint16(b[2:]), closeSize, nil
+	return binary.BigEndian.Uint16(b[2:]), CloseSize, nil
 }
 
 // Hello is the only packet of a handshake datagram.

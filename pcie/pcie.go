@@ -94,16 +94,14 @@ func (s CplStatus) String() string {
 
 // Sizes in bytes.
 const (
-	DW             = 4    // a double word
-	PageSize       = 4096 // no request may cross this boundary (section 2.2.7)
-	MaxPayload     = 4096 // the largest Max_Payload_Size and Max_Read_Request_Size
-	MinPayload     = 128
-	ConfigSize     = 4096 // extended configuration space of one function
-	ConfigSizePCI  = 256  // the PCI-compatible part of it
-	DefaultRCB     = 64   // Read Completion Boundary of a root complex (section 2.3.1.1)
-	MaxBARs        = 6
-	MaxTLPHeader   = 16 // 4 DW, without prefixes
-	MaxTLPOverhead = MaxTLPHeader + DW
+	DW            = 4    // a double word
+	PageSize      = 4096 // no request may cross this boundary (section 2.2.7)
+	MaxPayload    = 4096 // the largest Max_Payload_Size and Max_Read_Request_Size
+	MinPayload    = 128
+	ConfigSize    = 4096 // extended configuration space of one function
+	ConfigSizePCI = 256  // the PCI-compatible part of it
+	DefaultRCB    = 64   // Read Completion Boundary of a root complex (section 2.3.1.1)
+	MaxBARs       = 6
 )
 
 // BAR describes one Base Address Register of a function, as found by sizing it

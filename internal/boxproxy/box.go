@@ -103,7 +103,7 @@ func (b *Box) Controllers() []func(ctx context.Context) {
 }
 
 // bindRow puts the binding of a slot into the mapping table.
-func (b *Box) bindRow(slot int, bars [pcie.MaxBARs]pcie.BAR, host mapping.Host) error {
+func (b *Box) bindRow(slot int, bars [pcie.MaxBARs]pcie.BAR, host mapping.Owner) error {
 	b.tableMu.Lock()
 	defer b.tableMu.Unlock()
 	if err := b.table.Insert(slot, bars); err != nil {

@@ -154,7 +154,7 @@ func (s *slot) claim(want *dxpuv1.DesiredBinding, desired *dxpuv1.DesiredState) 
 	if err != nil {
 		return err
 	}
-	err = s.box.bindRow(s.index, s.seen.Load().info.BARs, mapping.Host{
+	err = s.box.bindRow(s.index, s.seen.Load().info.BARs, mapping.Owner{
 		Node: want.GetPeer().GetNodeNumber(), Domain: want.Domain, Slot: uint16(want.GetPeer().GetSlot()),
 		Path: uint8(want.Path), Epoch: want.Epoch, Incarnation: revision.Incarnation(desired.Revision),
 	})

@@ -136,7 +136,7 @@ func (s *slot) act(a controller.Action) error {
 		if err := s.table.Insert(0, [pcie.MaxBARs]pcie.BAR{}); err != nil {
 			s.t.Error(err)
 		}
-		if err := s.table.Bind(0, mapping.Host{Epoch: s.want.Binding.Epoch}); err != nil {
+		if err := s.table.Bind(0, mapping.Owner{Epoch: s.want.Binding.Epoch}); err != nil {
 			return err
 		}
 		s.seen.Claimed = true

@@ -7,8 +7,8 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// Host is the near end of a binding as the box side sees it.
-type Host struct {
+// Owner is the slot of a host to which a slot of the box is bound.
+type Owner struct {
 	Node   uint32 // number of the host
 	Domain string // the virtual switch of that host: one address space, one VM
 	Slot   uint16 // slot of the virtual switch
@@ -23,9 +23,9 @@ type Host struct {
 // is the slot of the box.
 type BoxEntry struct {
 	Valid bool // a device is in place
-	Used  bool // and bound to a host
+	Used  bool // the device is bound to a host
 	Function
-	Host
+	Owner
 	router *Router // shared by the slots that are bound to the same domain
 }
 
@@ -36,9 +36,6 @@ type BoxTable struct {
 
 // NewBoxTable makes a table of empty slots.
 func NewBoxTable(slots int) *BoxTable { return &BoxTable{entries: make([]BoxEntry, slots)} }
-
-// Len returns the number of slots.
-func (t *BoxTable) Len() int { return len(t.entries) }
 
 // Entry returns a copy of the row of a slot.
 func (t *BoxTable) Entry(slot int) (BoxEntry, bool) {
@@ -65,27 +62,27 @@ func (t *BoxTable) Insert(slot int, bars [pcie.MaxBARs]pcie.BAR) error {
 // Bind dedicates the device of a slot to a host. It refuses an empty slot, one
 // that is bound, and an epoch that is not newer than the slot has seen
 // in the same incarnation.
-func (t *BoxTable) Bind(slot int, host Host) error {
+func (t *BoxTable) Bind(slot int, owner Owner) error {
 	e, ok := t.Entry(slot)
 	switch {
 	case !ok || !e.Valid:
 		return fmt.Errorf("mapping: slot %d holds no device", slot)
 	case e.Used:
 		return fmt.Errorf("mapping: slot %d is bound to node %d", slot, e.Node)
-	case host.Incarnation == e.Incarnation && host.Epoch <= e.Epoch:
-		return fmt.Errorf("mapping: slot %d has seen epoch %d, refused epoch %d", slot, e.Epoch, host.Epoch)
+	case owner.Incarnation == e.Incarnation && owner.Epoch <= e.Epoch:
+		return fmt.Errorf("mapping: slot %d has seen epoch %d, refused epoch %d", slot, e.Epoch, owner.Epoch)
 	}
 	t.entries[slot] = BoxEntry{
-		Valid: true, Used: true, Host: host, Function: Function{BARs: e.BARs}, router: t.router(host),
+		Valid: true, Used: true, Owner: owner, Function: Function{BARs: e.BARs}, router: t.router(owner),
 	}
 	t.update(slot)
 	return nil
 }
 
-// router returns the router of a domain.
-func (t *BoxTable) router(host Host) *Router {
+// router returns the router of the owner's domain.
+func (t *BoxTable) router(owner Owner) *Router {
 	for i := range t.entries {
-		if e := &t.entries[i]; e.Used && e.Node == host.Node && e.Domain == host.Domain {
+		if e := &t.entries[i]; e.Used && e.Node == owner.Node && e.Domain == owner.Domain {
 			return e.router
 		}
 	}
@@ -100,7 +97,7 @@ func (t *BoxTable) Unbind(slot int) {
 	}
 	e := &t.entries[slot]
 	e.router.Set(slot, Port{})
-	*e = BoxEntry{Valid: true, Host: Host{Epoch: e.Epoch, Incarnation: e.Incarnation}, Function: Function{BARs: e.BARs}}
+	*e = BoxEntry{Valid: true, Owner: Owner{Epoch: e.Epoch, Incarnation: e.Incarnation}, Function: Function{BARs: e.BARs}}
 }
 
 // Snoop learns from a configuration write on its way to the device of a slot.

@@ -55,9 +55,6 @@ func NewHostTable(slots int) *HostTable {
 // write gives it another.
 func SlotID(slot int) pcie.BDF { return pcie.NewBDF(uint8(slot+1), 0, 0) }
 
-// Len returns the number of slots.
-func (t *HostTable) Len() int { return len(t.entries) }
-
 // Entry returns a copy of the row of a slot.
 func (t *HostTable) Entry(slot int) (HostEntry, bool) {
 	if slot < 0 || slot >= len(t.entries) {

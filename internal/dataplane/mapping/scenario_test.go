@@ -107,7 +107,7 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) error {
 func (s *scenario) bind(t *testing.T, d *datadriven.TestData) error {
 	slot := slotOf(t, d)
 	if s.box != nil {
-		return s.box.Bind(slot, mapping.Host{
+		return s.box.Bind(slot, mapping.Owner{
 			Node: uint32(number(t, d, "node")), Domain: text(t, d, "domain"), Slot: uint16(number(t, d, "at")),
 			Epoch: number(t, d, "epoch"), Incarnation: number(t, d, "incarnation"),
 		})
@@ -159,7 +159,7 @@ func (s *scenario) entry(slot int) {
 	} else {
 		e, _ := s.box.Entry(slot)
 		fn = e.Function
-		fmt.Fprintf(&s.out, "used=%v id=%v node=%d domain=%q slot=%d epoch=%d\n", e.Used, e.ID, e.Node, e.Domain, e.Host.Slot, e.Epoch)
+		fmt.Fprintf(&s.out, "used=%v id=%v node=%d domain=%q slot=%d epoch=%d\n", e.Used, e.ID, e.Node, e.Domain, e.Owner.Slot, e.Epoch)
 	}
 	fmt.Fprintf(&s.out, "memory=%v master=%v\n", fn.MemoryEnabled(), fn.BusMaster())
 	for i, bar := range fn.BARs {
