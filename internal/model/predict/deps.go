@@ -62,16 +62,16 @@ type OpDeps struct {
 // Op returns the dependencies of operation i.
 func (p *Plan) Op(i int32) OpDeps {
 	op, o := &p.w.Ops[i], &p.ops[i]
-	d := OpDeps{Prev: o.prev, Cross: o.cross, Free: o.bound == boundNothing}
+	d := OpDeps{Prev: o.prev, Cross: o.cross, Free: o.constraint == noConstraint}
 	if o.prev != none {
 		d.PrevLag = op.Start - p.w.Ops[o.prev].End()
-		if o.bound != boundStream {
+		if o.constraint != streamConstraint {
 			d.PrevLag = min(d.PrevLag, p.streamLag)
 		}
 	}
 	if op.Call != none {
 		d.LaunchLag = op.Start - p.w.Calls[op.Call].Start
-		if o.bound != boundLaunch {
+		if o.constraint != launchConstraint {
 			d.LaunchLag = min(d.LaunchLag, p.launchLag)
 		}
 	}
@@ -108,7 +108,7 @@ type Times struct {
 func (p *Plan) Measure(t Times) Result {
 	var r Result
 	own := times{t.CallStart, t.CallEnd, t.OpEnd}
-	r.Steps = p.stepTimes(&own, &prices{hostScale: 1})
+	r.Steps = p.stepTimes(&own, &rttCosts{hostScale: 1})
 	r.Whole, r.Active = p.spans(&own)
 	r.conclude()
 	return r

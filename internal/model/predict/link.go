@@ -14,27 +14,27 @@ type linker struct {
 	p *Plan
 	w *workload.Workload
 
-	lastCall   []int32   // by thread: the call that ended last
-	lastOp     []int32   // by stream: the operation that started last
-	threadOp   []int32   // by thread: the operation that it launched last
-	dirty      [][]int32 // by process: the streams with isDirty
-	isDirty    []bool    // by stream: an operation started since the last device sync
-	process    map[uint64]int
-	threadProc []int
-	streamProc []int
-	endedCall  []int32 // by process: the call that ended last
-	endedOp    []int32 // by process: the operation that ended last
-	byEnd      []int32 // operations by recorded end
-	nextEnd    int
-	done       []bool           // by operation: already evaluated
-	median     [8]time.Duration // by kind of call: its duration
+	lastCall    []int32   // by thread: the call that ended last
+	lastOp      []int32   // by stream: the operation that started last
+	threadOp    []int32   // by thread: the operation that it launched last
+	usedStreams [][]int32 // by process: the streams that are set in used
+	used        []bool    // by stream: an operation started since the last device sync
+	process     map[uint64]int
+	threadProc  []int
+	streamProc  []int
+	endedCall   []int32 // by process: the call that ended last
+	endedOp     []int32 // by process: the operation that ended last
+	byEnd       []int32 // operations by recorded end
+	nextEnd     int
+	done        []bool           // by operation: already evaluated
+	median      [8]time.Duration // by kind of call: its duration
 }
 
 func newLinker(p *Plan) *linker {
 	w := p.w
 	l := &linker{
 		p: p, w: w, process: map[uint64]int{},
-		lastOp: lastOps(w), isDirty: make([]bool, len(w.Streams)),
+		lastOp: lastOps(w), used: make([]bool, len(w.Streams)),
 		byEnd: indices(len(w.Ops)), done: make([]bool, len(w.Ops)),
 	}
 	l.lastCall = make([]int32, len(w.Threads))
@@ -49,7 +49,7 @@ func newLinker(p *Plan) *linker {
 			l.process[process] = n
 			l.endedCall = append(l.endedCall, none)
 			l.endedOp = append(l.endedOp, none)
-			l.dirty = append(l.dirty, nil)
+			l.usedStreams = append(l.usedStreams, nil)
 		}
 		return n
 	}
@@ -130,25 +130,25 @@ func (l *linker) op(i int32) {
 	*o = opPlan{prev: l.lastOp[op.Stream], cross: none}
 	proc := l.streamProc[op.Stream]
 	l.lastOp[op.Stream] = i
-	if !l.isDirty[op.Stream] {
-		l.isDirty[op.Stream] = true
-		l.dirty[proc] = append(l.dirty[proc], op.Stream)
+	if !l.used[op.Stream] {
+		l.used[op.Stream] = true
+		l.usedStreams[proc] = append(l.usedStreams[proc], op.Stream)
 	}
 	if op.Call != none {
 		l.threadOp[l.w.Calls[op.Call].Thread] = i
 	}
-	o.bound = l.bind(op, o.prev)
-	if o.bound == boundCross {
+	o.constraint = l.constraintOf(op, o.prev)
+	if o.constraint == crossConstraint {
 		o.cross = l.endedOp[proc]
 	}
 }
 
-func (l *linker) bind(op *workload.Op, prev int32) binding {
+func (l *linker) constraintOf(op *workload.Op, prev int32) constraint {
 	switch {
 	case op.Call == none && prev == none:
-		return boundNothing
+		return noConstraint
 	case op.Call == none:
-		return boundStream
+		return streamConstraint
 	}
 	call := l.w.Calls[op.Call].Start
 	latency := op.Start - call
@@ -156,23 +156,23 @@ func (l *linker) bind(op *workload.Op, prev int32) binding {
 	if prev != none {
 		end := l.w.Ops[prev].End()
 		if end > call && op.Start-end <= tightGap {
-			return boundStream
+			return streamConstraint
 		}
 		free = max(free, end)
 	}
 	if latency <= l.p.launchLag*3/2 {
-		return boundLaunch
+		return launchConstraint
 	}
 	cand := l.endedOp[l.streamProc[op.Stream]]
 	if cand != none && l.done[cand] && l.w.Ops[cand].Stream != op.Stream {
 		if end := l.w.Ops[cand].End(); end > free && op.Start-end <= crossGap {
-			return boundCross
+			return crossConstraint
 		}
 	}
 	if free > call {
-		return boundStream
+		return streamConstraint
 	}
-	return boundLaunch
+	return launchConstraint
 }
 
 // callEnd links the end of a call to the operation that it waited for.
@@ -232,13 +232,13 @@ func (l *linker) blocked(c *workload.Call, cand int32) bool {
 func (l *linker) deviceSync(i int32, proc int) {
 	cp := &l.p.calls[i]
 	from := int32(len(l.p.extra))
-	for _, s := range l.dirty[proc] {
-		l.isDirty[s] = false
+	for _, s := range l.usedStreams[proc] {
+		l.used[s] = false
 		if op := l.lastOp[s]; op != none && op != cp.block && l.w.Ops[op].End() <= l.w.Calls[i].End() {
 			l.p.extra = append(l.p.extra, op)
 		}
 	}
-	l.dirty[proc] = l.dirty[proc][:0]
+	l.usedStreams[proc] = l.usedStreams[proc][:0]
 	if to := int32(len(l.p.extra)); to > from {
 		l.p.devices[i] = extraOps{from, to}
 	}

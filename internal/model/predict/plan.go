@@ -69,19 +69,19 @@ type callPlan struct {
 type extraOps struct{ from, to int32 }
 
 type opPlan struct {
-	prev  int32 // the previous operation on the stream
-	cross int32 // the operation of another stream that it waited for
-	bound binding
+	prev       int32 // the previous operation on the stream
+	cross      int32 // the operation of another stream that it waited for
+	constraint constraint
 }
 
-// binding is the constraint that explains an operation's recorded start.
-type binding uint8
+// constraint is the constraint that explains an operation's recorded start.
+type constraint uint8
 
 const (
-	boundStream binding = iota
-	boundLaunch
-	boundCross
-	boundNothing // the first operation on its stream, without a launch
+	streamConstraint constraint = iota
+	launchConstraint
+	crossConstraint
+	noConstraint // the first operation on its stream, without a launch
 )
 
 const none = workload.None

@@ -165,7 +165,7 @@ func TestCrossStream(t *testing.T) {
 	p := r.plan()
 	crossed := 0
 	for _, o := range p.ops {
-		if o.bound == boundCross {
+		if o.constraint == crossConstraint {
 			crossed++
 		}
 	}
@@ -358,7 +358,7 @@ func TestReplayProperties(t *testing.T) {
 		if rapid.Bool().Draw(t, "hardware") {
 			s.Costs = paper.HardwareCosts()
 		}
-		times := p.replay(p.prices(s))
+		times := p.replay(p.costsAt(s))
 		for i := range p.w.Calls {
 			if c := &p.w.Calls[i]; times.callStart[i] != c.Start || times.callEnd[i] != c.End() {
 				t.Fatalf("call %d: %v to %v, recorded %v to %v: %+v", i, times.callStart[i], times.callEnd[i], c.Start, c.End(), p.calls[i])
@@ -372,7 +372,7 @@ func TestReplayProperties(t *testing.T) {
 		before := times
 		for range 4 {
 			s.RTT += time.Duration(rapid.Int64Range(0, 20_000).Draw(t, "more"))
-			after := p.replay(p.prices(s))
+			after := p.replay(p.costsAt(s))
 			for i := range after.opEnd {
 				if after.opEnd[i] < before.opEnd[i] {
 					t.Fatalf("operation %d ends earlier at %v", i, s.RTT)

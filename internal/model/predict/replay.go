@@ -33,8 +33,8 @@ func (s Setting) Validate() error {
 // Delta returns the added round trip.
 func (s Setting) Delta() time.Duration { return s.RTT - s.NativeRTT }
 
-// prices are the costs at one ΔRTT.
-type prices struct {
+// rttCosts are the costs at one ΔRTT.
+type rttCosts struct {
 	launch, graphLaunch, sync time.Duration
 	byKind                    [9]time.Duration
 	copyRate                  float64 // bytes per second to the device; +Inf without a bound
@@ -42,11 +42,11 @@ type prices struct {
 }
 
 // host scales the time that a host thread computes.
-func (pr *prices) host(d time.Duration) time.Duration {
-	if pr.hostScale == 1 {
+func (rc *rttCosts) host(d time.Duration) time.Duration {
+	if rc.hostScale == 1 {
 		return d
 	}
-	return time.Duration(float64(d) * pr.hostScale)
+	return time.Duration(float64(d) * rc.hostScale)
 }
 
 // inFlight returns the bytes in flight of Equation 1, but not fewer than
@@ -59,31 +59,31 @@ func (p *Plan) inFlight(s Setting) float64 {
 // window, or the need of the fastest copy of the trace if that is more.
 func (p *Plan) InFlight(s Setting) perf.Bytes { return perf.Bytes(math.Round(p.inFlight(s))) }
 
-func (p *Plan) prices(s Setting) prices {
+func (p *Plan) costsAt(s Setting) rttCosts {
 	d := s.Delta()
 	c := s.Costs
-	pr := prices{launch: c.Launch.At(d), graphLaunch: c.GraphLaunch.At(d), sync: c.Sync.At(d), copyRate: math.Inf(1), hostScale: s.HostScale}
-	if pr.hostScale == 0 {
-		pr.hostScale = 1
+	rc := rttCosts{launch: c.Launch.At(d), graphLaunch: c.GraphLaunch.At(d), sync: c.Sync.At(d), copyRate: math.Inf(1), hostScale: s.HostScale}
+	if rc.hostScale == 0 {
+		rc.hostScale = 1
 	}
-	pr.byKind[workload.Kernel] = c.Kernel.At(d)
-	pr.byKind[workload.GraphKernel] = c.GraphNode.At(d)
-	pr.byKind[workload.WholeGraph] = c.Kernel.At(d)
-	pr.byKind[workload.Memset] = c.Memset.At(d)
-	pr.byKind[workload.CopyHtoD] = c.HtoD.At(d)
-	pr.byKind[workload.CopyDtoH] = c.DtoH.At(d)
+	rc.byKind[workload.Kernel] = c.Kernel.At(d)
+	rc.byKind[workload.GraphKernel] = c.GraphNode.At(d)
+	rc.byKind[workload.WholeGraph] = c.Kernel.At(d)
+	rc.byKind[workload.Memset] = c.Memset.At(d)
+	rc.byKind[workload.CopyHtoD] = c.HtoD.At(d)
+	rc.byKind[workload.CopyDtoH] = c.DtoH.At(d)
 	if d > 0 {
-		pr.copyRate = p.inFlight(s) / s.RTT.Seconds()
+		rc.copyRate = p.inFlight(s) / s.RTT.Seconds()
 	}
-	return pr
+	return rc
 }
 
 // added returns the time added to an operation.
-func (pr *prices) added(op *workload.Op) time.Duration {
-	c := pr.byKind[op.Kind]
+func (rc *rttCosts) added(op *workload.Op) time.Duration {
+	c := rc.byKind[op.Kind]
 	if op.Kind == workload.CopyHtoD && op.Bytes > 0 {
 		// Term ❷: the larger of the latency and the cost of the lower rate.
-		c = max(c, time.Duration(float64(op.Bytes)/pr.copyRate*1e9)-op.Dur)
+		c = max(c, time.Duration(float64(op.Bytes)/rc.copyRate*1e9)-op.Dur)
 	}
 	return c
 }
@@ -94,7 +94,7 @@ type times struct {
 }
 
 // replay computes the times of all events.
-func (p *Plan) replay(pr prices) times {
+func (p *Plan) replay(rc rttCosts) times {
 	t := times{
 		callStart: make([]time.Duration, len(p.calls)),
 		callEnd:   make([]time.Duration, len(p.calls)),
@@ -103,17 +103,17 @@ func (p *Plan) replay(pr prices) times {
 	p.walk(func(e event, i int32) {
 		switch e {
 		case callStart:
-			t.callStart[i] = p.startOfCall(&t, &pr, i)
+			t.callStart[i] = p.startOfCall(&t, &rc, i)
 		case opStart:
-			t.opEnd[i] = p.endOfOp(&t, &pr, i)
+			t.opEnd[i] = p.endOfOp(&t, &rc, i)
 		case callEnd:
-			t.callEnd[i] = p.endOfCall(&t, &pr, i)
+			t.callEnd[i] = p.endOfCall(&t, &rc, i)
 		}
 	})
 	return t
 }
 
-func (p *Plan) startOfCall(t *times, pr *prices, i int32) time.Duration {
+func (p *Plan) startOfCall(t *times, rc *rttCosts, i int32) time.Duration {
 	c, cp := &p.w.Calls[i], &p.calls[i]
 	if cp.prev == none && cp.cross == none {
 		return c.Start
@@ -121,21 +121,21 @@ func (p *Plan) startOfCall(t *times, pr *prices, i int32) time.Duration {
 	at := time.Duration(math.MinInt64)
 	for _, from := range [...]int32{cp.prev, cp.cross} {
 		if from != none {
-			at = max(at, t.callEnd[from]+pr.host(c.Start-p.w.Calls[from].End()))
+			at = max(at, t.callEnd[from]+rc.host(c.Start-p.w.Calls[from].End()))
 		}
 	}
 	return at
 }
 
-func (p *Plan) endOfCall(t *times, pr *prices, i int32) time.Duration {
-	end := t.callStart[i] + pr.host(p.calls[i].least)
+func (p *Plan) endOfCall(t *times, rc *rttCosts, i int32) time.Duration {
+	end := t.callStart[i] + rc.host(p.calls[i].least)
 	for op, lag := range p.Waits(i) {
-		end = max(end, t.opEnd[op]+lag+pr.sync)
+		end = max(end, t.opEnd[op]+lag+rc.sync)
 	}
 	return end
 }
 
-func (p *Plan) endOfOp(t *times, pr *prices, i int32) time.Duration {
+func (p *Plan) endOfOp(t *times, rc *rttCosts, i int32) time.Duration {
 	op, d := &p.w.Ops[i], p.Op(i)
 	at := op.Start
 	if !d.Free {
@@ -145,14 +145,14 @@ func (p *Plan) endOfOp(t *times, pr *prices, i int32) time.Duration {
 		at = max(at, t.opEnd[d.Prev]+d.PrevLag)
 	}
 	if op.Call != none {
-		cost := pr.launch
+		cost := rc.launch
 		if p.w.Calls[op.Call].Kind == workload.GraphLaunch {
-			cost = pr.graphLaunch
+			cost = rc.graphLaunch
 		}
 		at = max(at, t.callStart[op.Call]+d.LaunchLag+cost)
 	}
 	if d.Cross != none {
 		at = max(at, t.opEnd[d.Cross]+d.CrossLag)
 	}
-	return at + pr.added(op) + op.Dur
+	return at + rc.added(op) + op.Dur
 }

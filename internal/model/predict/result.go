@@ -59,7 +59,7 @@ func (p *Plan) Run(s Setting) (Result, error) {
 	if s.HostScale != 0 && s.HostScale != 1 {
 		native := s
 		native.RTT = s.NativeRTT
-		r.against(p.measure(native))
+		r.replaceRecorded(p.measure(native))
 	}
 	r.conclude()
 	return r, nil
@@ -101,18 +101,18 @@ func (r *Result) idleShare() float64 {
 
 // measure replays the workload and measures all durations.
 func (p *Plan) measure(s Setting) Result {
-	pr := p.prices(s)
-	t := p.replay(pr)
-	r := Result{RTT: s.RTT, Delta: s.Delta(), Steps: p.stepTimes(&t, &pr), KernelCost: pr.byKind[workload.Kernel], Additive: p.additive(s)}
+	rc := p.costsAt(s)
+	t := p.replay(rc)
+	r := Result{RTT: s.RTT, Delta: s.Delta(), Steps: p.stepTimes(&t, &rc), KernelCost: rc.byKind[workload.Kernel], Additive: p.additive(s)}
 	r.Whole, r.Active = p.spans(&t)
 	for i := range p.w.Ops {
-		r.Charged += pr.added(&p.w.Ops[i])
+		r.Charged += rc.added(&p.w.Ops[i])
 	}
 	return r
 }
 
-// against replaces the recorded times by those of the replay of native.
-func (r *Result) against(native Result) {
+// replaceRecorded replaces the recorded times by those of the replay of native.
+func (r *Result) replaceRecorded(native Result) {
 	r.Whole.Recorded, r.Active.Recorded = native.Whole.Replayed, native.Active.Replayed
 	for i := range r.Steps {
 		r.Steps[i].Recorded, r.Steps[i].HostRecorded = native.Steps[i].Replayed, native.Steps[i].HostReplayed
@@ -178,12 +178,12 @@ func (p *Plan) spans(t *times) (whole, active Span) {
 
 func (p *Plan) additive(s Setting) Additive {
 	s.Costs = perf.PaperCosts()
-	pr := p.prices(s)
+	rc := p.costsAt(s)
 	var a Additive
 	for i := range p.w.Ops {
 		op := &p.w.Ops[i]
 		a.GPUTime += op.Dur
-		a.Added += pr.added(op)
+		a.Added += rc.added(op)
 	}
 	a.Relative = Span{a.GPUTime, a.GPUTime + a.Added}.Relative()
 	return a

@@ -45,15 +45,15 @@ func (p *Plan) planSteps() {
 }
 
 // moment returns the replayed time of a moment that follows call on its thread.
-func (p *Plan) moment(t *times, pr *prices, call int32, at time.Duration) time.Duration {
+func (p *Plan) moment(t *times, rc *rttCosts, call int32, at time.Duration) time.Duration {
 	if call == none {
 		return at
 	}
 	c := &p.w.Calls[call]
 	if at >= c.End() {
-		return t.callEnd[call] + pr.host(at-c.End())
+		return t.callEnd[call] + rc.host(at-c.End())
 	}
-	return t.callStart[call] + pr.host(at-c.Start)
+	return t.callStart[call] + rc.host(at-c.Start)
 }
 
 // StepTime is the time of one training step. A step lasts from the end of the
@@ -72,7 +72,7 @@ type StepTime struct {
 }
 
 // stepTimes measures the steps in a replay.
-func (p *Plan) stepTimes(t *times, pr *prices) []StepTime {
+func (p *Plan) stepTimes(t *times, rc *rttCosts) []StepTime {
 	steps := p.w.Steps
 	if len(steps) == 0 {
 		return nil
@@ -81,7 +81,7 @@ func (p *Plan) stepTimes(t *times, pr *prices) []StepTime {
 	out := make([]StepTime, len(steps))
 	var start time.Duration
 	for i, s := range steps {
-		from, to := p.moment(t, pr, p.steps[i].startCall, s.Start), p.moment(t, pr, p.steps[i].endCall, s.End())
+		from, to := p.moment(t, rc, p.steps[i].startCall, s.Start), p.moment(t, rc, p.steps[i].endCall, s.End())
 		out[i] = StepTime{Name: s.Name, HostRecorded: s.Dur, HostReplayed: to - from}
 		recorded[i], replayed[i] = s.End(), to
 		if i == 0 {

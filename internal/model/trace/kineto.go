@@ -11,14 +11,14 @@ import (
 
 // kineto reads one trace.
 type kineto struct {
-	s     *scanner
-	b     *workload.Builder
-	steps []byte
-	ev    event
-	at    int64 // position of ev in the stream
-	ended bool  // the stream ended inside a value
-	array bool  // the file has traceEvents or is a bare array
-	whole bool  // the document's last bracket was read
+	s         *scanner
+	b         *workload.Builder
+	steps     []byte
+	ev        event
+	at        int64 // position of ev in the stream
+	truncated bool  // the stream ended inside a value
+	array     bool  // the file has traceEvents or is a bare array
+	complete  bool  // the document's last bracket was read
 }
 
 func readKineto(r io.Reader, o Options) (*workload.Workload, error) {
@@ -26,7 +26,7 @@ func readKineto(r io.Reader, o Options) (*workload.Workload, error) {
 	if err := k.document(); err != nil {
 		return nil, err
 	}
-	if k.ended {
+	if k.truncated {
 		reason := "truncated, with all events after it: the file ends early"
 		if k.s.fail != nil {
 			reason = fmt.Sprintf("truncated, with all events after it: the file ends early (%v)", k.s.fail)
@@ -41,16 +41,16 @@ func readKineto(r io.Reader, o Options) (*workload.Workload, error) {
 // checkRest reads the stream to its end, so that gzip verifies its checksum.
 func (k *kineto) checkRest() {
 	// A file system may leave zero bytes at the end of a file that was not closed.
-	if c, ok := k.s.peek(); ok && k.whole && c != 0 {
+	if c, ok := k.s.peek(); ok && k.complete && c != 0 {
 		k.b.Report.Doubt("the document ends at byte %d; the rest of the file was not read", k.s.where())
 	}
-	for !k.ended && k.s.pos <= k.s.end {
+	for !k.truncated && k.s.pos <= k.s.end {
 		k.s.pos = k.s.end
 		if !k.s.fill() {
 			break
 		}
 	}
-	if k.s.fail != nil && !k.ended {
+	if k.s.fail != nil && !k.truncated {
 		k.b.Report.Drop(fmt.Sprintf("possibly wrong: %v", k.s.fail), fmt.Sprintf("byte %d", k.s.where()))
 	}
 }
@@ -65,7 +65,7 @@ func (k *kineto) document() error {
 	switch {
 	case ok && c == '[':
 		k.events()
-		k.whole = !k.ended
+		k.complete = !k.truncated
 		return nil
 	case !ok || c != '{':
 		if k.s.fail != nil {
@@ -74,9 +74,9 @@ func (k *kineto) document() error {
 		return ErrFormat
 	}
 	k.s.pos++
-	for !k.ended {
+	for !k.truncated {
 		if k.s.eat('}') {
-			k.whole = true
+			k.complete = true
 			break
 		}
 		if !k.topMember() {
@@ -138,7 +138,7 @@ func (k *kineto) topMember() bool {
 // endOutside notes why reading ended outside of the events.
 func (k *kineto) endOutside(st status) {
 	if st == short {
-		k.ended = true
+		k.truncated = true
 		return
 	}
 	k.b.Report.Note("the file is not JSON from byte %d on; the rest was not read", k.s.where())
@@ -170,7 +170,7 @@ func (k *kineto) events() {
 	for {
 		c, ok := k.s.peek()
 		if !ok {
-			k.ended = true
+			k.truncated = true
 			return
 		}
 		switch c {
@@ -185,11 +185,11 @@ func (k *kineto) events() {
 		st := k.s.parse(k.ev.parse)
 		k.b.Report.Events++
 		if st == done {
-			k.take()
+			k.addEvent()
 			continue
 		}
 		if st == short && k.s.eof {
-			k.ended = true
+			k.truncated = true
 			return
 		}
 		k.b.Report.Drop("not valid JSON", k.position())
@@ -212,15 +212,15 @@ func (k *kineto) recover() bool {
 		}
 		if !k.s.fill() {
 			k.s.pos = k.s.end
-			k.ended = true
+			k.truncated = true
 			return false
 		}
 	}
 }
 
-// take adds the parsed event to the workload if it is a call, an operation, a step
+// addEvent adds the parsed event to the workload if it is a call, an operation, a step
 // or a synchronisation.
-func (k *kineto) take() {
+func (k *kineto) addEvent() {
 	e := &k.ev
 	c := e.class()
 	if e.ph == 'B' && (c == classKernel || c == classCopy || c == classMemset) {
