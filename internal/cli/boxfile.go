@@ -59,7 +59,7 @@ func parseBoxFile(raw []byte, models []device.Model) (file boxFile, err error) {
 		return file, fmt.Errorf("%d bytes: want at most %d", len(raw), maxBoxFile)
 	}
 	if err := yaml.Load(raw, &file, yaml.WithKnownFields(true)); err != nil {
-		return boxFile{}, fmt.Errorf("%.*s", maxComplaint, err)
+		return boxFile{}, fmt.Errorf("%.*s", maxYAMLError, err)
 	}
 	if n := len(file.Slots); n < 1 || n > boxproxy.MaxSlots {
 		return boxFile{}, fmt.Errorf("%d slots: want 1 to %d", n, boxproxy.MaxSlots)
@@ -90,7 +90,7 @@ func (s *boxSlot) device(models []device.Model) (model *device.Model, decode fun
 	case len(s.Params) == 0:
 		return nil, nil, nil
 	case model == nil:
-		got := fmt.Sprintf("%.*s", maxComplaint/2, strings.Join(slices.Sorted(maps.Keys(s.Params)), ", "))
+		got := fmt.Sprintf("%.*s", maxYAMLError/2, strings.Join(slices.Sorted(maps.Keys(s.Params)), ", "))
 		return nil, nil, fmt.Errorf("%s: want the model of the device, one of %s", got, strings.Join(names, ", "))
 	}
 	params := yaml.Node{Kind: yaml.MappingNode}
@@ -115,7 +115,7 @@ func (s *boxSlot) device(models []device.Model) (model *device.Model, decode fun
 	}
 	return model, func(v any) error {
 		if err := params.Load(v, yaml.WithKnownFields(true)); err != nil {
-			return fmt.Errorf("%.*s", maxComplaint, err)
+			return fmt.Errorf("%.*s", maxYAMLError, err)
 		}
 		return nil
 	}, nil

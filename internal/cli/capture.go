@@ -173,11 +173,10 @@ func (o *captureOptions) open(cmd *cobra.Command) (io.WriteCloser, error) {
 }
 
 // copyCapture copies whole packets, so that the file is valid however the
-// capture ends, and completes it with statistics. It stops after limit packets
-// unless limit is 0. The end of the proxy
-// ends the capture without an error.
+// capture ends, and adds statistics at the end. It stops after limit packets unless
+// limit is 0. The end of the proxy ends the capture without an error.
 func copyCapture(out io.Writer, in io.Reader, limit uint64) (written, dropped uint64, err error) {
-	buffer := bufio.NewReader(in) // the pcapng reader uses it as it is
+	buffer := bufio.NewReader(in) // the pcapng reader adds no buffer of its own
 	r, err := pcapgo.NewNgReader(buffer, pcapgo.DefaultNgReaderOptions)
 	if err != nil {
 		return 0, 0, err

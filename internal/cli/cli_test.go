@@ -176,12 +176,12 @@ func caHash(ts *testscript.TestScript, _ bool, args []string) {
 }
 
 // poll waits for a condition in another process.
-func poll(ts *testscript.TestScript, ok func() bool, complaint string) {
+func poll(ts *testscript.TestScript, ok func() bool, failure string) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(20 * time.Second); !ok(); <-tick.C {
 		if time.Now().After(end) {
-			ts.Fatalf("%s", complaint)
+			ts.Fatalf("%s", failure)
 		}
 	}
 }

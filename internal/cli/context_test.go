@@ -67,7 +67,7 @@ func TestParseContexts(t *testing.T) {
 			switch {
 			case tt.name == "no YAML" || tt.name == "aliases of aliases":
 				if err == nil {
-					t.Error("it is taken")
+					t.Error("the text is accepted")
 				}
 			case tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)):
 				t.Errorf("got %v, want %q", err, tt.want)
@@ -79,7 +79,7 @@ func TestParseContexts(t *testing.T) {
 	}
 }
 
-// bomb is a text of a kilobyte that means a billion words.
+// bomb is a text of a kilobyte whose aliases expand to a billion words.
 func bomb() string {
 	s := "version: 1\na: &a [x, x, x, x, x, x, x, x, x, x]\n"
 	for c := 'b'; c < 'j'; c++ {
@@ -95,7 +95,7 @@ func TestContextsAreSaved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the second time the file is there
+	for range 2 { // the second time the file exists
 		if err := want.save(path); err != nil {
 			t.Fatal(err)
 		}
@@ -123,7 +123,7 @@ func FuzzParseContexts(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		all, err := parseContexts(raw)
 		if err != nil {
-			if len(err.Error()) > 2*maxComplaint {
+			if len(err.Error()) > 2*maxYAMLError {
 				t.Errorf("an error of %d bytes", len(err.Error()))
 			}
 			return

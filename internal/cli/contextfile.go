@@ -22,8 +22,8 @@ const (
 	contextsVersion = 1
 	// maxContexts bounds the size of the file, in bytes: some hundred contexts.
 	maxContexts = 64 << 10
-	// maxComplaint bounds the text of a parser's error, in bytes.
-	maxComplaint = 500
+	// maxYAMLError bounds the text of a parser's error, in bytes.
+	maxYAMLError = 500
 )
 
 // contexts is the file of the contexts.
@@ -78,8 +78,8 @@ func parseContexts(raw []byte) (*contexts, error) {
 		return nil, withHint(errors.New("the file is empty"), "remove it, or add the line: version: %d", contextsVersion)
 	case err != nil:
 		text := goType.ReplaceAllString(withoutTokens(err.Error()), "")
-		if len(text) > maxComplaint {
-			text = strings.ToValidUTF8(text[:maxComplaint], "") + " ..."
+		if len(text) > maxYAMLError {
+			text = strings.ToValidUTF8(text[:maxYAMLError], "") + " ..."
 		}
 		return nil, errors.New(text)
 	}

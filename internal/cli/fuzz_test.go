@@ -63,7 +63,7 @@ func FuzzParseBoxFile(f *testing.F) {
 		models := deviceModels(slog.New(slog.DiscardHandler))
 		file, err := parseBoxFile(raw, models)
 		if err != nil {
-			if len(err.Error()) > 2*maxComplaint {
+			if len(err.Error()) > 2*maxYAMLError {
 				t.Errorf("an error of %d bytes", len(err.Error()))
 			}
 			return

@@ -334,13 +334,13 @@ func (d *demo) kill(ctx context.Context) (string, error) {
 	}
 	noticed := time.Since(at)
 	d.figure("failure of a GPU, until the program in the guest notices", noticed)
-	b, err = d.replacement(ctx, b.Id)
-	if err != nil {
+	failed := b.GpuId
+	if b, err = d.replacement(ctx, b.Id); err != nil {
 		return "", err
 	}
 	d.figure("failure of a GPU, until the spare is attached", time.Since(at))
 	return fmt.Sprintf("%s has failed; the program noticed after %d ms: %s\n%s was attached %d ms after the failure",
-		b.ReplacesBindingId, noticed.Milliseconds(), out.last(), b.GpuId, time.Since(at).Milliseconds()), nil
+		failed, noticed.Milliseconds(), out.last(), b.GpuId, time.Since(at).Milliseconds()), nil
 }
 
 // replacement waits for a binding with another GPU.
