@@ -44,7 +44,7 @@ every call that was refused. --json shows the requests, too, without their secre
 			if err != nil && !errors.Is(err, enough) {
 				return err
 			}
-			return show(cmd, &form, all, func(w io.Writer) error { return printAudit(w, all.Entries) })
+			return show(cmd, &form, all, printAudit)
 		},
 	}
 	form.register(cmd)
@@ -55,9 +55,9 @@ every call that was refused. --json shows the requests, too, without their secre
 	return cmd
 }
 
-func printAudit(w io.Writer, entries []*dxpuv1.AuditEntry) error {
+func printAudit(w io.Writer, all *dxpuv1.ListAuditResponse) error {
 	t := newTable(w, "TIME", "ACTOR", "ROLE", "CALL", "TARGET", "RESULT", "FROM")
-	for _, e := range entries {
+	for _, e := range all.Entries {
 		t.row(e.Time.AsTime().Local().Format(time.DateTime), e.Actor, auth.RoleWord(e.Role),
 			e.Procedure[strings.LastIndexByte(e.Procedure, '/')+1:], e.Target, e.Code, e.Peer)
 	}

@@ -112,10 +112,8 @@ func (o *benchOptions) check() (err error) {
 	if o.MTU != 0 && (o.MTU < frame.MinMTU || o.MTU > frame.MaxDatagram) {
 		return usagef("--mtu %d: want %d to %d", o.MTU, frame.MinMTU, frame.MaxDatagram)
 	}
-	for _, n := range o.Bindings {
-		if n < 1 || n > boxproxy.MaxSlots {
-			return usagef("--bindings: %d: want 1 to %d", n, boxproxy.MaxSlots)
-		}
+	if err := inRange("--bindings", 1, boxproxy.MaxSlots, o.Bindings...); err != nil {
+		return err
 	}
 	if o.Size != 0 && (o.Size < frame.MaxPayload || o.Size > maxBenchSize || o.Size%frame.MaxPayload != 0) {
 		return usagef("--size: want a multiple of %d bytes up to %s", frame.MaxPayload, size(maxBenchSize))
@@ -138,10 +136,7 @@ func (o *benchOptions) run(cmd *cobra.Command, run func(context.Context, bench.O
 	if err != nil {
 		return err
 	}
-	if o.json {
-		return writeJSON(cmd.OutOrStdout(), report)
-	}
-	return printReport(cmd.OutOrStdout(), report)
+	return printValue(cmd, o.json, report, printReport)
 }
 
 func parseCipher(s string) (link.Cipher, error) {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -77,13 +78,16 @@ func (o *capacityOptions) flags(cmd *cobra.Command, boxes, gpus, hosts int) {
 }
 
 func (o *capacityOptions) check() error {
-	switch s := &o.spec; {
-	case s.Boxes < 1 || s.Boxes > 1000 || s.Hosts < 1 || s.Hosts > 1000:
-		return fmt.Errorf("--boxes %d, --hosts %d: want 1 to 1000", s.Boxes, s.Hosts)
-	case s.GPUsPerBox < 1 || s.GPUsPerBox > boxproxy.MaxSlots:
-		return fmt.Errorf("--gpus-per-box %d: want 1 to %d", s.GPUsPerBox, boxproxy.MaxSlots)
-	case s.AtOnce < 0 || s.AtOnce > 1024:
-		return fmt.Errorf("--at-once %d: want 1 to 1024", s.AtOnce)
+	s := &o.spec
+	err := cmp.Or(
+		inRange("--boxes", 1, 1000, s.Boxes),
+		inRange("--hosts", 1, 1000, s.Hosts),
+		inRange("--gpus-per-box", 1, boxproxy.MaxSlots, s.GPUsPerBox),
+		inRange("--at-once", 0, 1024, s.AtOnce), // 0: "bench attach", without the flag
+	)
+	switch {
+	case err != nil:
+		return err
 	case s.Heartbeat <= 0 || s.Timeout <= 0:
 		return fmt.Errorf("--heartbeat %v, --timeout %v: want positive durations", s.Heartbeat, s.Timeout)
 	}
@@ -123,10 +127,7 @@ func (o *capacityOptions) runCapacity(cmd *cobra.Command) error {
 		if err != nil {
 			return err
 		}
-		if o.json {
-			return writeJSON(cmd.OutOrStdout(), r)
-		}
-		return printCapacity(cmd.OutOrStdout(), r)
+		return printValue(cmd, o.json, r, printCapacity)
 	})
 }
 
@@ -134,8 +135,8 @@ func (o *capacityOptions) runAttach(cmd *cobra.Command) error {
 	if err := o.check(); err != nil {
 		return usage(err)
 	}
-	if o.count < 1 || o.count > 100_000 {
-		return usagef("--count %d: want 1 to 100000", o.count)
+	if err := inRange("--count", 1, 100_000, o.count); err != nil {
+		return err
 	}
 	o.spec.Progress = progress(cmd.ErrOrStderr())
 	return o.withStore(func() error {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -64,23 +65,18 @@ embedded etcd in a temporary directory, below $TMPDIR.`,
 
 func (o *fleetOptions) check() error {
 	s := &o.spec
-	for _, n := range []struct {
-		flag       string
-		value, max int
-	}{
-		{"--hosts", s.Hosts, 100_000},
-		{"--slots-per-host", s.SlotsPerHost, 64},
-		{"--gpus", o.gpus, 1_000_000},
-		{"--gpus-per-box", s.GPUsPerBox, 64},
-		{"--leases", s.Leases, min(o.gpus, s.Hosts*s.SlotsPerHost)},
-		{"--at-once", s.AtOnce, 1024},
-		{"--nodes-per-connection", s.NodesPerConnection, 100}, // HTTP/2 servers bound the calls of a connection
-	} {
-		if n.value < 1 || n.value > n.max {
-			return fmt.Errorf("%s %d: want 1 to %d", n.flag, n.value, n.max)
-		}
-	}
+	err := cmp.Or(
+		inRange("--hosts", 1, 100_000, s.Hosts),
+		inRange("--slots-per-host", 1, 64, s.SlotsPerHost),
+		inRange("--gpus", 1, 1_000_000, o.gpus),
+		inRange("--gpus-per-box", 1, 64, s.GPUsPerBox),
+		inRange("--leases", 1, min(o.gpus, s.Hosts*s.SlotsPerHost), s.Leases),
+		inRange("--at-once", 1, 1024, s.AtOnce),
+		inRange("--nodes-per-connection", 1, 100, s.NodesPerConnection), // HTTP/2 servers bound the calls of a connection
+	)
 	switch {
+	case err != nil:
+		return err
 	case o.gpus%s.GPUsPerBox != 0:
 		return fmt.Errorf("--gpus %d: want a multiple of --gpus-per-box %d", o.gpus, s.GPUsPerBox)
 	case s.Heartbeat < 0 || s.Idle <= 0 || s.Timeout <= 0:
@@ -109,10 +105,8 @@ func (o *fleetOptions) run(cmd *cobra.Command) (err error) {
 	switch {
 	case err != nil && (r == nil || r.Enroll.Count == 0):
 		return err
-	case o.json:
-		return errors.Join(err, writeJSON(cmd.OutOrStdout(), r))
 	default: // the measurements before an error are printed, too
-		return errors.Join(err, printFleet(cmd.OutOrStdout(), r))
+		return errors.Join(err, printValue(cmd, o.json, r, printFleet))
 	}
 }
 

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 
@@ -24,17 +25,14 @@ two decisions fails the benchmark.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkPlacementOptions(&o); err != nil {
-				return usage(err)
+				return err
 			}
 			o.Progress = progress(cmd.ErrOrStderr())
 			report, err := bench.Placement(cmd.Context(), o)
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return writeJSON(cmd.OutOrStdout(), report)
-			}
-			return printPlacement(cmd.OutOrStdout(), report)
+			return printValue(cmd, asJSON, report, printPlacement)
 		},
 	}
 	f := cmd.Flags()
@@ -47,20 +45,12 @@ two decisions fails the benchmark.`,
 }
 
 func checkPlacementOptions(o *bench.PlacementOptions) error {
-	for _, n := range o.GPUs {
-		if n < 64 || n > 1_000_000 {
-			return fmt.Errorf("--gpus: %d: want 64 to 1000000", n)
-		}
-	}
-	for _, n := range o.Hosts {
-		if n < 1 || n > 100_000 {
-			return fmt.Errorf("--hosts: %d: want 1 to 100000", n)
-		}
-	}
-	if o.Decisions < 1 || o.Decisions > 1_000_000 || o.Scans < 1 {
-		return fmt.Errorf("--decisions %d, --scans %d: want 1 to 1000000 decisions and at least one scan", o.Decisions, o.Scans)
-	}
-	return nil
+	return cmp.Or(
+		inRange("--gpus", 64, 1_000_000, o.GPUs...),
+		inRange("--hosts", 1, 100_000, o.Hosts...),
+		inRange("--decisions", 1, 1_000_000, o.Decisions),
+		inRange("--scans", 1, 1_000_000, o.Scans),
+	)
 }
 
 func printPlacement(w io.Writer, r *bench.PlacementReport) error {

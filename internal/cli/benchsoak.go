@@ -44,11 +44,7 @@ run.`,
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				err = writeJSON(cmd.OutOrStdout(), rep)
-			} else {
-				err = printSoak(cmd.OutOrStdout(), rep)
-			}
+			err = printValue(cmd, asJSON, rep, printSoak)
 			if err == nil && !rep.OK {
 				err = withHint(fmt.Errorf("%d violations", len(rep.Violations)), "repeat the run with --seed %d", rep.Seed)
 			}

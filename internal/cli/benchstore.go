@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -31,13 +32,9 @@ one.`,
   dxpu bench store --at-once 1 --dir /var/lib --json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			for _, n := range []struct {
-				flag       string
-				value, max int
-			}{{"--leases", spec.Leases, 100_000}, {"--at-once", spec.AtOnce, 1024}, {"--rounds", spec.Rounds, 100}} {
-				if n.value < 1 || n.value > n.max {
-					return usagef("%s %d: want 1 to %d", n.flag, n.value, n.max)
-				}
+			err = cmp.Or(inRange("--leases", 1, 100_000, spec.Leases), inRange("--at-once", 1, 1024, spec.AtOnce), inRange("--rounds", 1, 100, spec.Rounds))
+			if err != nil {
+				return err
 			}
 			if spec.Dir, err = os.MkdirTemp(dir, "dxpu-bench"); err != nil {
 				return fmt.Errorf("--dir: %w", err)
@@ -48,10 +45,7 @@ one.`,
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return writeJSON(cmd.OutOrStdout(), r)
-			}
-			return printStoreBench(cmd.OutOrStdout(), r)
+			return printValue(cmd, asJSON, r, printStoreBench)
 		},
 	}
 	f := cmd.Flags()

@@ -1,14 +1,12 @@
 package cli
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -47,7 +45,12 @@ is an error of the application. "dxpu describe gpu" shows the counted errors.`,
 			if err != nil {
 				return usage(err)
 			}
-			return adminPost(cmd.Context(), target, cmd.OutOrStdout())
+			answer, err := adminRequest(cmd.Context(), http.MethodPost, target)
+			if err != nil {
+				return err
+			}
+			_, err = io.Copy(cmd.OutOrStdout(), answer)
+			return errors.Join(err, answer.Close())
 		},
 	}
 	adminFlag(cmd, &admin)
@@ -55,25 +58,6 @@ is an error of the application. "dxpu describe gpu" shows the counted errors.`,
 	cmd.Flags().Uint32Var(&code, "xid", 0, "`number` of the error to inject")
 	cmd.Flags().StringVar(&fault, "fault", "", "fault to inject: kill, hang, ecc-corrected or ecc-uncorrectable")
 	return cmd
-}
-
-// adminPost sends a request to a proxy and prints its answer.
-func adminPost(ctx context.Context, target string, w io.Writer) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target, nil)
-	if err != nil {
-		return err
-	}
-	res, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return withHint(err, "is the proxy running with --admin-listen?")
-	}
-	text, err := io.ReadAll(io.LimitReader(res.Body, 1<<10))
-	err = errors.Join(err, res.Body.Close())
-	if res.StatusCode != http.StatusOK {
-		return errors.Join(fmt.Errorf("the proxy answered %s: %s", res.Status, strings.TrimSpace(string(text))), err)
-	}
-	_, werr := w.Write(text)
-	return errors.Join(err, werr)
 }
 
 // faultHandler injects a fault into a software GPU: POST /faults?slot=0 with

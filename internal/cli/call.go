@@ -94,7 +94,7 @@ func setField(m proto.Message, name protoreflect.Name, value string) {
 
 // listCommand completes a command that prints all entries of a list method.
 func listCommand[Req, Res any, PReq pagedRequest[Req], PRes pagedResponse[Res]](
-	conn *connection, cmd *cobra.Command, m method[Req, Res], req PReq, text func(io.Writer, *Res) error,
+	conn *connection, cmd *cobra.Command, m method[Req, Res], req PReq, text func(io.Writer, PRes) error,
 ) *cobra.Command {
 	var form output
 	cmd.Args = cobra.NoArgs
@@ -107,7 +107,7 @@ func listCommand[Req, Res any, PReq pagedRequest[Req], PRes pagedResponse[Res]](
 		if err != nil {
 			return err
 		}
-		return show(cmd, &form, PRes(all), func(w io.Writer) error { return text(w, all) })
+		return show(cmd, &form, PRes(all), text)
 	}
 	form.register(cmd)
 	return cmd
@@ -125,7 +125,7 @@ func objectCommand[Req, Res any, M proto.Message](conn *connection, cmd *cobra.C
 		if err != nil {
 			return err
 		}
-		return show(cmd, &form, object(res), func(w io.Writer) error { return text(w, object(res)) })
+		return show(cmd, &form, object(res), text)
 	}
 	form.register(cmd)
 	return cmd
@@ -145,9 +145,9 @@ func deleteCommand[Req, Res any](conn *connection, cmd *cobra.Command, m method[
 }
 
 // show prints a message of the API in the form that the flags ask for.
-func show(cmd *cobra.Command, form *output, m proto.Message, text func(io.Writer) error) error {
+func show[M proto.Message](cmd *cobra.Command, form *output, m M, text func(io.Writer, M) error) error {
 	if form.json {
 		return writeMessage(cmd.OutOrStdout(), m)
 	}
-	return text(cmd.OutOrStdout())
+	return text(cmd.OutOrStdout(), m)
 }

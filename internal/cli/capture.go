@@ -91,9 +91,9 @@ func adminURL(flag, page string, query url.Values) (string, error) {
 	return u.String(), nil
 }
 
-// adminGet sends a request to a proxy.
-func adminGet(ctx context.Context, target string) (io.ReadCloser, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
+// adminRequest sends a request to a proxy and returns the body of the answer.
+func adminRequest(ctx context.Context, method, target string) (io.ReadCloser, error) {
+	req, err := http.NewRequestWithContext(ctx, method, target, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +130,7 @@ func (o *captureOptions) run(cmd *cobra.Command) (err error) {
 		ctx, cancel = context.WithTimeout(ctx, o.duration)
 		defer cancel()
 	}
-	in, err := adminGet(ctx, target)
+	in, err := adminRequest(ctx, http.MethodGet, target)
 	if err != nil {
 		return err
 	}

@@ -174,7 +174,7 @@ func (o *drainOptions) run(cmd *cobra.Command, conn *connection, args []string) 
 			return err
 		}
 	}
-	return show(cmd, &o.form, res, func(w io.Writer) error {
+	return show(cmd, &o.form, res, func(w io.Writer, _ *dxpuv1.DrainResponse) error {
 		if !o.wait {
 			return nil
 		}

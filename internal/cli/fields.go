@@ -23,7 +23,7 @@ var fieldFlags = map[string]string{
 
 var (
 	leadingField = regexp.MustCompile(`^([a-z_]+(?:\.[a-z_]+)*): `)
-	innerField   = regexp.MustCompile(`\bspec\.[a-z_]+\b`)
+	innerField   = regexp.MustCompile(`\b(?:spec\.[a-z_]+|request_id)\b`)
 	waitSentence = regexp.MustCompile(`\s+[A-Z][^.]*\bspec\.wait\b.*$`) // our hint says it
 	roleName     = regexp.MustCompile(`\bROLE_[A-Z]+\b`)
 )

@@ -100,6 +100,16 @@ func (sizeFlag[T]) Type() string { return "size" }
 // size prints a number of bytes, such as "16 GiB".
 func size(n uint64) string { return strings.Replace(humanize.IBytes(n), ".0 ", " ", 1) }
 
+// inRange returns a usage error if a value of a flag is not between from and to.
+func inRange(flag string, from, to int, values ...int) error {
+	for _, v := range values {
+		if v < from || v > to {
+			return usagef("%s %d: want %d to %d", flag, v, from, to)
+		}
+	}
+	return nil
+}
+
 // logFlag adds --log-level.
 func logFlag(f *pflag.FlagSet, level *slog.Level) {
 	f.TextVar(level, "log-level", *level, "least `level` of log records: debug, info, warn or error")

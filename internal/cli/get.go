@@ -31,7 +31,7 @@ func newGetPoolCommand(conn *connection) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return show(cmd, &form, res.Pool, func(w io.Writer) error { return printPool(w, res.Pool) })
+			return show(cmd, &form, res.Pool, printPool)
 		},
 	}
 	form.register(cmd)

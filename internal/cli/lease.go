@@ -81,7 +81,7 @@ func (o *leaseWait) finish(cmd *cobra.Command, api poolAPI, l *dxpuv1.Lease, don
 			return err
 		}
 	}
-	return show(cmd, &o.form, l, func(w io.Writer) error { return printLeaseLine(w, l) })
+	return show(cmd, &o.form, l, printLeaseLine)
 }
 
 // hasState returns a condition for leaseWait.
@@ -270,7 +270,7 @@ the manager would do with the request that the flags describe. Nothing is alloca
 			if err != nil {
 				return err
 			}
-			return show(cmd, &form, res, func(w io.Writer) error { return printExplanation(w, res) })
+			return show(cmd, &form, res, printExplanation)
 		},
 	}
 	form.register(cmd)

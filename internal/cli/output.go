@@ -34,6 +34,14 @@ func writeJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
+// printValue prints a value as JSON or as text.
+func printValue[T any](cmd *cobra.Command, asJSON bool, v T, text func(io.Writer, T) error) error {
+	if asJSON {
+		return writeJSON(cmd.OutOrStdout(), v)
+	}
+	return text(cmd.OutOrStdout(), v)
+}
+
 // writeMessage prints a message of the API in its JSON form, indented.
 func writeMessage(w io.Writer, m proto.Message) error {
 	raw, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)

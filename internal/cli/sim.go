@@ -58,10 +58,7 @@ bandwidth --uplink.`,
 			if err != nil {
 				return usage(err) // the simulation itself does not fail
 			}
-			if asJSON {
-				return writeJSON(cmd.OutOrStdout(), rows)
-			}
-			return printSimBandwidth(cmd.OutOrStdout(), rows)
+			return printValue(cmd, asJSON, rows, printSimBandwidth)
 		},
 	}
 	f := cmd.Flags()

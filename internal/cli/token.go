@@ -43,7 +43,7 @@ hash. Pass it to dxpu with --token-file, $DXPU_TOKEN or a context.`,
 			if err != nil {
 				return err
 			}
-			return show(cmd, &form, res, func(w io.Writer) error {
+			return show(cmd, &form, res, func(w io.Writer, res *dxpuv1.CreateTokenResponse) error {
 				_, err := fmt.Fprintln(w, res.Secret)
 				return err
 			})
@@ -112,7 +112,7 @@ func newWhoAmICommand(conn *connection) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return show(cmd, &form, res, func(w io.Writer) error {
+			return show(cmd, &form, res, func(w io.Writer, res *dxpuv1.WhoAmIResponse) error {
 				of := ""
 				if res.Tenant != "" {
 					of = " of " + res.Tenant

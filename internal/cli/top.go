@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"time"
 
@@ -131,7 +132,7 @@ const maxReport = 4 << 20
 func fetchReport(ctx context.Context, target string) (*agent.Report, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	body, err := adminGet(ctx, target)
+	body, err := adminRequest(ctx, http.MethodGet, target)
 	if err != nil {
 		return nil, err
 	}
