@@ -304,7 +304,8 @@ func (r *replayed) print(w io.Writer) error {
 	}
 	_, _ = fmt.Fprintln(w, "\nSYSTEM is measured. MODEL is the prediction with the costs of the software GPU per round trip:")
 	c := playback.Costs()
-	_, _ = fmt.Fprintf(w, "launch to start %v, copy to the device %v or Equation 1, return of a wait %v, everything else 0.\n", c.Launch, c.HtoD, c.Sync)
+	_, _ = fmt.Fprintf(w, "launch to start %.3g x dRTT, copy to the device %.3g x dRTT or Equation 1, return of a wait %.3g x dRTT, everything else 0.\n",
+		c.Launch.Slope, c.HtoD.Slope, c.Sync.Slope)
 	for _, n := range r.Notes {
 		_, _ = fmt.Fprintf(w, "note: %s\n", n)
 	}
