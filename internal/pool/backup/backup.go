@@ -1,16 +1,16 @@
-// Package backup is the format in which the state of a pool leaves the manager
-// and comes back.
+// Package backup reads and writes backups of a pool's state.
 //
-// A backup is lines of JSON, each ended by a newline: what it is, a record per
-// line in the order of their keys, and how to tell that nothing is missing.
+// A backup is a sequence of lines, each a JSON value and a newline: a header, one line
+// per record in the order of the keys, and an end by which a reader detects missing
+// and damaged lines.
 //
 //	{"dxpu_backup":1,"cluster_id":"c-1","revision":7,"time":"2026-11-20T08:00:00Z","program":"0.4.0"}
 //	{"key":"lease/l-1","value":{"v":1,"id":"l-1"}}
 //	...
 //	{"end":true,"records":1,"sha256":"<of all lines before, in hexadecimal>"}
 //
-// The version changes when a reader of the one before could not read it; fields
-// that a reader does not know are ignored. A backup holds secrets.
+// The version changes when readers of the previous version cannot read the backup.
+// Readers ignore unknown fields. A backup holds secrets.
 package backup
 
 import (
@@ -28,23 +28,24 @@ import (
 	"time"
 )
 
-// Version is the format's.
+// Version is the version of the format.
 const Version = 1
 
-// MaxLine bounds a line, in bytes: more than any store takes in a record.
+// MaxLine bounds a line, in bytes. It is larger than any record that a store
+// takes.
 const MaxLine = 16 << 20
 
-// ErrTruncated says that a backup ends too early.
+// ErrTruncated is returned for a backup without its last line.
 var ErrTruncated = errors.New("the file is truncated: its last line is missing")
 
-// Header says what a backup is of.
+// Header describes a backup.
 type Header struct {
 	Version   int    `json:"dxpu_backup"`
 	ClusterID string `json:"cluster_id"`
-	// Revision of the pool that the backup shows.
+	// Revision is the revision of the pool in the backup.
 	Revision uint64    `json:"revision"`
 	Time     time.Time `json:"time"`
-	// Program is the version of the manager that made it, for people.
+	// Program is the version of the manager that made the backup, for display.
 	Program string `json:"program,omitempty"`
 }
 
@@ -59,7 +60,7 @@ type end struct {
 	SHA256  string `json:"sha256"`
 }
 
-// Write writes a backup of records, whose values are JSON. h.Version is set.
+// Write writes a backup of records, whose values are JSON. It sets h.Version.
 func Write(w io.Writer, h Header, records map[string][]byte) error {
 	sum := sha256.New()
 	out := io.MultiWriter(w, sum)
@@ -87,7 +88,7 @@ func writeLine(w io.Writer, v any) error {
 	return err
 }
 
-// Read reads a backup as a whole, to its end. After an error nothing of it counts.
+// Read reads a whole backup. It returns no records if any line is bad.
 func Read(r io.Reader) (Header, map[string][]byte, error) {
 	p := parser{in: bufio.NewReaderSize(r, 64<<10), sum: sha256.New(), records: map[string][]byte{}}
 	if err := p.run(); err != nil {

@@ -19,24 +19,26 @@ import (
 )
 
 const (
-	// keepAudit is how many entries of the audit log are kept: ten megabytes at most.
+	// keepAudit is the number of entries that the audit log keeps: ten
+	// megabytes at most.
 	keepAudit = 10_000
 	// maxAuditRequest bounds the request in an entry, in bytes.
 	maxAuditRequest = 1 << 10
-	// Refused and failed calls are written down at this rate, so that a flood
+	// Refused and failed calls are recorded at most at this rate, so that a flood
 	// of them neither fills the log nor wears out the disk.
 	auditRefusals      = 5 // in a second
 	auditRefusalsBurst = 50
 )
 
-// refusals limits the entries of calls that changed nothing.
+// refusals limits the audit entries of calls that changed nothing.
 type refusals struct {
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	rate   *rate.Limiter
 	missed int
 }
 
-// take reports whether an entry may be written, and how many were left out before it.
+// take reports whether an entry may be recorded, and how many entries were left
+// out before it.
 func (r *refusals) take(now time.Time) (missed int, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -51,8 +53,8 @@ func (r *refusals) take(now time.Time) (missed int, ok bool) {
 	return missed, true
 }
 
-// audit adds the entry of the call that the transaction belongs to, if it has
-// changed anything. What follows from the change is nobody's doing.
+// audit adds the entry of the transaction's call if the call has changed
+// anything. The changes that the rules make afterwards have no actor.
 func (t *tx) audit() {
 	c := t.call
 	t.call = nil
@@ -63,14 +65,14 @@ func (t *tx) audit() {
 	c.recorded = true
 }
 
-// setTarget names what the transaction's call has made.
+// setTarget names the object that the transaction's call has created.
 func (t *tx) setTarget(id string) {
 	if t.call != nil {
 		t.call.target = id
 	}
 }
 
-// auditEntry adds an entry and removes those that are too old.
+// auditEntry adds an entry and overwrites the oldest one if the log is full.
 func (t *tx) auditEntry(c *call, err error) *auditRecord {
 	rev := t.revision()
 	r := &auditRecord{
@@ -83,20 +85,20 @@ func (t *tx) auditEntry(c *call, err error) *auditRecord {
 	if err != nil {
 		r.Code, r.Message = connect.CodeOf(err).String(), truncateText(message(err))
 	}
-	// A ring: the newest takes the place of the oldest.
+	// The log is a ring: the newest entry overwrites the oldest.
 	t.audits.put(sortable("", t.meta.Audits%keepAudit), r)
 	t.meta.Audits++
 	return r
 }
 
-// auditRefusal writes down a call that changed nothing: refused, failed, or
-// without effect.
+// auditRefusal records a call that changed nothing because it was refused,
+// failed, or had no effect.
 func (m *Manager) auditRefusal(ctx context.Context, c *call, err error) {
 	missed, ok := m.refused.take(m.cfg.Now())
 	if !ok {
 		return
 	}
-	// The caller may have gone; that it tried is worth knowing still.
+	// Record the attempt even if the caller has gone.
 	storeErr := m.update(context.WithValue(context.WithoutCancel(ctx), callKey{}, (*call)(nil)), func(t *tx) error {
 		r := t.auditEntry(c, err)
 		if missed > 0 {
@@ -109,7 +111,7 @@ func (m *Manager) auditRefusal(ctx context.Context, c *call, err error) {
 	}
 }
 
-// redacted is a request in JSON without its secrets, "" for none.
+// redacted returns a request as JSON without its secrets, "" for no request.
 func redacted(msg proto.Message) string {
 	if msg == nil || !msg.ProtoReflect().IsValid() {
 		return ""
@@ -123,8 +125,8 @@ func redacted(msg proto.Message) string {
 	return truncate(string(raw), maxAuditRequest)
 }
 
-// secretFields are the fields of the API that nobody but the receiver may see.
-// A test finds fields that sound like secrets and are missing.
+// secretFields lists the fields of the API that only the receiver may see. A
+// test finds fields with a suspicious name that are missing here.
 var secretFields = map[protoreflect.FullName]bool{
 	"dxpu.v1.EnrollRequest.join_token":          true,
 	"dxpu.v1.EnrollRequest.previous_credential": true,
@@ -157,7 +159,7 @@ func redact(m protoreflect.Message) {
 	})
 }
 
-// targetOf is the ID of what a request is about.
+// targetOf returns the ID of the object that a request names.
 func targetOf(msg proto.Message) string {
 	switch r := msg.(type) {
 	case interface{ GetLeaseId() string }:

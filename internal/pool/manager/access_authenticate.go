@@ -19,15 +19,15 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/auth"
 )
 
-// Open says what callers without a credential may do.
+// Open selects what callers without a credential may do.
 type Open int
 
 const (
-	// OpenNever: nothing but enrol nodes.
+	// OpenNever allows them only to enrol nodes.
 	OpenNever Open = iota
-	// OpenLoopback: everything, where the call comes from the same machine.
+	// OpenLoopback allows everything to callers on the same machine.
 	OpenLoopback
-	// OpenInsecure: everything, wherever the call comes from.
+	// OpenInsecure allows everything to every caller.
 	OpenInsecure
 )
 
@@ -35,22 +35,23 @@ func unauthenticated(format string, args ...any) error {
 	return connect.NewError(connect.CodeUnauthenticated, fmt.Errorf(format, args...))
 }
 
-// errNoCredential is what a caller without a credential learns.
+// errNoCredential is the answer to a caller without a credential.
 func errNoCredential() error {
 	return unauthenticated("no credential: send \"Authorization: Bearer TOKEN\" (dxpu: --token-file or $DXPU_TOKEN)")
 }
 
-// errToken is all that a caller with a bad token learns: whether it never
-// existed, has expired, was deleted or lost its tenant is the operator's to tell.
+// errToken is the answer to every caller with a bad token. It does not say
+// whether the token never existed, has expired, was deleted or has lost its
+// tenant: only an operator may know.
 func errToken() error {
 	return unauthenticated("the token is not valid, or no longer valid: ask an admin for a new one")
 }
 
-// Authenticate finds out who sent a request: a node by its certificate of the
-// pool's own authority or by its credential, a person or a program by a token.
-// A request without any of these is of the anonymous caller: ROLE_ADMIN where
-// the manager is open to it, else ROLE_UNSPECIFIED. The error of a wrong
-// credential is a *connect.Error with UNAUTHENTICATED.
+// Authenticate identifies the sender of a request: a node by a certificate of
+// the pool's authority or by its credential, a person or a program by a token.
+// A request without any of these comes from the anonymous caller, with
+// ROLE_ADMIN if Config.Open allows it, else ROLE_UNSPECIFIED. The error of a
+// wrong credential is a *connect.Error with UNAUTHENTICATED.
 func (m *Manager) Authenticate(r *http.Request) (auth.Identity, error) {
 	if leaf := verifiedLeaf(r.TLS); leaf != nil {
 		return m.certificateCaller(leaf)
@@ -69,8 +70,9 @@ func (m *Manager) Authenticate(r *http.Request) (auth.Identity, error) {
 	return m.credentialCaller(secret)
 }
 
-// anonymous is the caller without a credential. A page of another site that a
-// browser on this machine shows is not the person at the browser.
+// anonymous returns the identity of a caller without a credential. It refuses
+// the trust of OpenLoopback to requests that a page of another site makes in a
+// browser on this machine.
 func (m *Manager) anonymous(r *http.Request) auth.Identity {
 	id := auth.Identity{Actor: auth.Anonymous}
 	switch m.cfg.Open {
@@ -90,8 +92,9 @@ func isLoopback(addr string) bool {
 	return err == nil && a.Addr().Unmap().IsLoopback()
 }
 
-// addressedByNumber reports whether a Host header is an address or "localhost":
-// a site that lets its own name point at this machine has its name there.
+// addressedByNumber reports whether a Host header is an IP address or
+// "localhost". A site that resolves its own name to this machine sends its name
+// there.
 func addressedByNumber(host string) bool {
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		host = h
@@ -99,12 +102,12 @@ func addressedByNumber(host string) bool {
 	return host == "localhost" || net.ParseIP(host) != nil
 }
 
-// tokenCaller finds the owner of a token.
+// tokenCaller returns the identity of a token's owner.
 func (m *Manager) tokenCaller(id, text string) (caller auth.Identity, err error) {
 	err = m.peek(func(t *tx) error {
 		r := t.tokens.get(id)
 		if r == nil {
-			auth.Matches(text, auth.Hash(text)) // as long as for one that exists
+			auth.Matches(text, auth.Hash(text)) // takes as long as for a token that exists
 			return errToken()
 		}
 		if !auth.Matches(text, r.SecretHash) || !t.tokenIsGood(r) {
@@ -116,8 +119,9 @@ func (m *Manager) tokenCaller(id, text string) (caller auth.Identity, err error)
 	return caller, err
 }
 
-// tokenIsGood reports whether a token has neither expired nor outlived its
-// tenant. A tenant that was made anew under an old name is another one.
+// tokenIsGood reports whether a token has not expired and its tenant still
+// exists. A tenant that was created again under the same name is another
+// tenant.
 func (t *tx) tokenIsGood(r *tokenRecord) bool {
 	if !r.ExpireTime.IsZero() && !t.now.Before(r.ExpireTime) {
 		return false
@@ -129,7 +133,7 @@ func (t *tx) tokenIsGood(r *tokenRecord) bool {
 	return tenant != nil && !r.CreateTime.Before(tenant.CreateTime)
 }
 
-// credentialCaller finds the node that has a credential.
+// credentialCaller returns the identity of the node with a credential.
 func (m *Manager) credentialCaller(secret string) (caller auth.Identity, err error) {
 	hash := string(auth.Hash(secret))
 	err = m.peek(func(t *tx) error {
@@ -147,8 +151,9 @@ func nodeCaller(n *nodeRecord) auth.Identity {
 	return auth.Identity{Actor: n.ID, Role: auth.NodeRole(n.Kind), Node: n.ID}
 }
 
-// certificateCaller finds the node of a certificate that the handshake has
-// verified. What can have happened since then is looked at with each call.
+// certificateCaller returns the identity of the node of a certificate that the
+// TLS handshake has verified. It checks with each call whether the certificate
+// has expired or was revoked since.
 func (m *Manager) certificateCaller(c *x509.Certificate) (caller auth.Identity, err error) {
 	err = m.peek(func(t *tx) error {
 		kind, id, err := auth.NodeOf(c, t.meta.ClusterID)
@@ -165,27 +170,27 @@ func (m *Manager) certificateCaller(c *x509.Certificate) (caller auth.Identity, 
 	return caller, err
 }
 
-// errCertificate is all that the owner of a bad certificate learns.
+// errCertificate is the answer to every caller with a bad certificate.
 func errCertificate() error {
 	return unauthenticated("the certificate is of another pool, has expired or was revoked: enrol again with a join token")
 }
 
-// call is one request of the API, for the audit log and for streams that
-// outlive what their caller may do.
+// call is one request of the API. The audit log uses it, and streams whose
+// caller may lose its rights while they are open.
 type call struct {
 	caller    auth.Identity
 	request   *http.Request
 	procedure string
 	peer      string
 	msg       proto.Message // nil: not read
-	target    string        // what a transaction made, where the request does not name it
+	target    string        // created by the transaction, if the request does not name it
 	changes   bool
 	recorded  bool // a transaction has the audit entry
 }
 
 type callKey struct{}
 
-// callFrom returns the call that a context belongs to, nil for none.
+// callFrom returns the call of a context, nil for none.
 func callFrom(ctx context.Context) *call {
 	c, _ := ctx.Value(callKey{}).(*call)
 	return c
@@ -197,7 +202,7 @@ func (m *Manager) admit(r *http.Request) (context.Context, error) {
 	now := m.cfg.Now()
 	id, err := m.Authenticate(r)
 	if rule, _ := auth.Lookup(c.procedure); connect.CodeOf(err) == connect.CodeUnauthenticated && rule.Anonymous != auth.Deny {
-		id, err = auth.Identity{Actor: auth.Anonymous}, nil // a node with an old credential enrols again
+		id, err = auth.Identity{Actor: auth.Anonymous}, nil // a node with an old credential may enrol again
 	}
 	if err != nil {
 		if connect.CodeOf(err) != connect.CodeUnauthenticated {
@@ -216,15 +221,15 @@ func (m *Manager) admit(r *http.Request) (context.Context, error) {
 	return context.WithValue(auth.With(r.Context(), id), callKey{}, c), nil
 }
 
-// Protect lets a handler see only requests whose sender is known, or that carry
-// no credential; auth.From tells the handler whose they are.
+// Protect passes a request on if its credential is good or if it has none. The
+// handler learns the caller from auth.From.
 func (m *Manager) Protect(next http.Handler) http.Handler {
 	errs := connect.NewErrorWriter()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, err := m.admit(r)
 		if connect.CodeOf(err) == connect.CodeUnavailable {
 			if header, refusal := (leaderOnly{m}).check(); refusal != nil {
-				w.Header().Set(client.LeaderHeader, header) // nothing was done: who calls can repeat it there
+				w.Header().Set(client.LeaderHeader, header) // nothing was done: the caller can repeat it there
 			}
 		}
 		switch {
@@ -244,7 +249,7 @@ func (m *Manager) Protect(next http.Handler) http.Handler {
 	})
 }
 
-// retryAfter is when a caller may try again, in seconds.
+// retryAfter returns the time in seconds after which a caller may try again.
 func retryAfter(err error) string {
 	var ce *connect.Error
 	if errors.As(err, &ce) {
@@ -253,7 +258,7 @@ func retryAfter(err error) string {
 	return "1"
 }
 
-// message is an error's text without the name of its code.
+// message returns an error's text without the name of its code.
 func message(err error) string {
 	var ce *connect.Error
 	if errors.As(err, &ce) {

@@ -16,34 +16,35 @@ import (
 )
 
 const (
-	// authorityID is the record of the pool's authority, which all managers of
-	// the pool share.
+	// authorityID is the record of the pool's certificate authority, which all
+	// its managers share.
 	authorityID = "authority"
-	// defaultCertificateLife of nodes and managers: a stolen one is of use for
-	// no longer, and a node may be away for a third of it.
+	// defaultCertificateLife bounds the use of a stolen certificate of a node
+	// or manager. A node may be away for a third of it.
 	defaultCertificateLife = 30 * 24 * time.Hour
 )
 
-// secretRecord is the pool's authority, or what it knows of deleted nodes. It
-// is not changed once stored.
+// secretRecord is either the pool's authority or the credentials of deleted
+// nodes. It is not changed once stored.
 type secretRecord struct {
 	Certificate []byte `json:"certificate,omitempty"` // DER
 	Key         []byte `json:"key,omitempty"`         // DER
-	// Deleted are the hashes of the credentials of nodes that were deleted.
+	// Deleted lists the hashes of the credentials of deleted nodes.
 	Deleted [][]byte `json:"deleted,omitempty"`
 }
 
 func (r *secretRecord) clone() *secretRecord { c := *r; return &c }
 
-// ca is the pool's authority once it is loaded.
+// ca caches the pool's authority.
 type ca struct {
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	raw       *secretRecord
 	authority *auth.Authority
 }
 
-// authority returns the pool's authority. The first call of a pool makes it. A
-// manager that does not lead reads it, once another has made it.
+// authority returns the pool's authority and creates it in the first call of a
+// pool. A manager that is not the leader reads it once the leader has created
+// it.
 func (m *Manager) authority(ctx context.Context) (a *auth.Authority, err error) {
 	err = m.viewIn(ctx, func(t *tx) error {
 		a, err = m.ca.load(t)
@@ -75,7 +76,7 @@ func (m *Manager) authority(ctx context.Context) (a *auth.Authority, err error) 
 	return a, nil
 }
 
-// readAuthority reads the authority that another manager made, once.
+// readAuthority reads the authority that another manager created, once.
 func (m *Manager) readAuthority(ctx context.Context) (*auth.Authority, error) {
 	m.ca.mu.Lock()
 	defer m.ca.mu.Unlock()
@@ -120,8 +121,9 @@ func (c *ca) load(t *tx) (*auth.Authority, error) {
 	return a, nil
 }
 
-// Authority returns the certificate of the pool's authority in PEM, and its hash
-// for nodes that enrol. The first call of a pool makes the authority.
+// Authority returns the certificate of the pool's authority in PEM, and its
+// hash for nodes that enrol. It creates the authority in the first call of a
+// pool.
 func (m *Manager) Authority(ctx context.Context) (pem []byte, hash string, err error) {
 	a, err := m.authority(ctx)
 	if err != nil {
@@ -130,10 +132,11 @@ func (m *Manager) Authority(ctx context.Context) (pem []byte, hash string, err e
 	return a.PEM(), a.Hash(), nil
 }
 
-// TLSConfig returns what a listener of the API needs: a certificate of the
-// pool's authority for the names, renewed in time, or the one given, and a look
-// at the certificates of nodes. A caller without one is let through: a person.
-// Handshakes fail until there is an authority: see Authority.
+// TLSConfig returns the TLS configuration of a listener of the API. Its
+// certificate is own or, if that is nil, one of the pool's authority for the
+// names, which is renewed in time. It verifies the certificates of nodes, and
+// accepts callers without one, such as persons. Handshakes fail until the pool
+// has an authority: see Authority.
 func (m *Manager) TLSConfig(names []string, own *tls.Certificate) *tls.Config {
 	s := &serverTLS{m: m, names: names, own: own}
 	protocols := []string{"h2", "http/1.1"}
@@ -154,20 +157,20 @@ func (m *Manager) TLSConfig(names []string, own *tls.Certificate) *tls.Config {
 	}
 }
 
-// serverTLS is how a manager shows who it is.
+// serverTLS holds the certificate by which a manager identifies itself.
 type serverTLS struct {
 	m     *Manager
 	names []string
-	own   *tls.Certificate // that somebody else's authority made
+	own   *tls.Certificate // issued by another authority
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	a     *auth.Authority
 	cert  *tls.Certificate
 	tried time.Time
 }
 
-// get returns the authority of the nodes, and the manager's certificate, which is
-// made anew after two thirds of its life.
+// get returns the authority of the nodes and the manager's certificate. It
+// issues a new certificate after two thirds of the life of the old one.
 func (s *serverTLS) get(ctx context.Context) (*auth.Authority, *tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,8 +199,8 @@ func (s *serverTLS) get(ctx context.Context) (*auth.Authority, *tls.Certificate,
 	return s.a, s.cert, nil
 }
 
-// issue makes a certificate for a node's request, which must be one to change.
-// known is the certificate that the node goes on using until it has this one.
+// issue creates a certificate for a node. n must be editable. known is the
+// serial number of the certificate that the node uses until it has the new one.
 func (t *tx) issue(a *auth.Authority, req *x509.CertificateRequest, n *nodeRecord, known string) (string, error) {
 	cert, err := a.IssueNode(req, auth.NodeURI(t.meta.ClusterID, n.Kind, n.ID), t.now, t.cfg.CertificateLife)
 	if err != nil {
@@ -210,7 +213,7 @@ func (t *tx) issue(a *auth.Authority, req *x509.CertificateRequest, n *nodeRecor
 	return auth.EncodeCertificate(cert), nil
 }
 
-// parseRequest reads the certificate request of a call; nil: there is none.
+// parseRequest parses the certificate request of a call; pem may be empty.
 func (m *Manager) parseRequest(ctx context.Context, pem string) (*x509.CertificateRequest, *auth.Authority, error) {
 	if pem == "" {
 		return nil, nil, nil
@@ -248,8 +251,8 @@ func (s *nodeService) Renew(ctx context.Context, req *connect.Request[dxpuv1.Ren
 	return connect.NewResponse(res), nil
 }
 
-// presented is the serial number of the certificate that a call came with, ""
-// for none.
+// presented returns the serial number of the certificate of a call, "" for
+// none.
 func presented(ctx context.Context) string {
 	c := callFrom(ctx)
 	if c == nil || c.request == nil {
@@ -261,7 +264,8 @@ func presented(ctx context.Context) string {
 	return ""
 }
 
-// verifiedLeaf is a caller's certificate that the handshake verified, nil for none.
+// verifiedLeaf returns the caller's certificate if the handshake has verified
+// it, else nil.
 func verifiedLeaf(s *tls.ConnectionState) *x509.Certificate {
 	if s == nil || len(s.VerifiedChains) == 0 || len(s.VerifiedChains[0]) == 0 {
 		return nil

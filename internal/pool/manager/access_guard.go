@@ -11,9 +11,10 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/auth"
 )
 
-// guard stands before every handler of the API: it looks up what the caller's
-// role may do with the call, and for "own" whether what the request names is
-// the caller's own. It implements connect.Interceptor.
+// guard checks before every handler of the API whether the caller's role allows
+// the call and, for auth.Own, whether the objects that the request names belong
+// to the caller. It also bounds the request's fields. It implements
+// connect.Interceptor.
 type guard struct{ m *Manager }
 
 func denied(format string, args ...any) error {
@@ -58,8 +59,8 @@ func (g *guard) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.
 	}
 }
 
-// guardedStream checks the request when it comes, and the caller again before
-// each answer: a stream ends with what its caller may do.
+// guardedStream checks the request when it arrives, and the caller again before
+// each answer: a stream ends when its caller loses the right to it.
 type guardedStream struct {
 	connect.StreamingHandlerConn
 	m *Manager
@@ -93,8 +94,8 @@ func (s *guardedStream) Send(msg any) error {
 	return s.StreamingHandlerConn.Send(msg)
 }
 
-// callOf completes the call of a context. Without one nobody has authenticated
-// the caller, who may then do nothing.
+// callOf completes the call of a context. A context without a call was not
+// authenticated; its caller has no role.
 func callOf(ctx context.Context, spec connect.Spec) *call {
 	c := callFrom(ctx)
 	if c == nil {
@@ -105,8 +106,8 @@ func callOf(ctx context.Context, spec connect.Spec) *call {
 	return c
 }
 
-// allow decides whether a caller may do what a request asks. It may narrow the
-// request to what is the caller's own.
+// allow decides whether a caller may make a request. It may narrow the request
+// to the caller's own objects.
 func (m *Manager) allow(c *call, msg any) error {
 	c.msg, _ = msg.(proto.Message)
 	rule, _ := auth.Lookup(c.procedure)
@@ -139,15 +140,15 @@ func isNodeOnlyCall(msg any) bool {
 	return false
 }
 
-// own checks that a request of a caller who may touch only its own names
-// nothing else. What is somebody else's does not exist for it.
+// own checks that a request of a caller with limited rights names only its own
+// objects. An object of another caller does not exist for it.
 func (t *tx) own(who auth.Identity, msg any) error {
 	switch r := msg.(type) {
 	case *dxpuv1.WatchDesiredRequest:
 		return ownNode(who, r.NodeId)
 	case *dxpuv1.ReportRequest:
 		if r.State == nil {
-			return nil // refused for that
+			return nil // the handler refuses it
 		}
 		return ownNode(who, r.State.NodeId)
 	case *dxpuv1.RenewRequest:
@@ -162,7 +163,7 @@ func (t *tx) own(who auth.Identity, msg any) error {
 		return t.ownGPU(who, r.GpuId)
 	case *dxpuv1.CreateLeaseRequest:
 		if who.Node != "" && r.RequestId != "" {
-			r.RequestId = who.Node + "/" + r.RequestId // what other hosts use is their own
+			r.RequestId = who.Node + "/" + r.RequestId // each host has its own request IDs
 		}
 		return ownSpec(who, r.Spec)
 	case *dxpuv1.ExplainLeaseRequest:
@@ -177,7 +178,7 @@ func (t *tx) own(who auth.Identity, msg any) error {
 		return nil
 	case *dxpuv1.GetPoolRequest, *dxpuv1.WhoAmIRequest, *dxpuv1.ListHostsRequest, *dxpuv1.GetHostRequest, *dxpuv1.ListGPUsRequest,
 		*dxpuv1.GetGPURequest, *dxpuv1.ListLeasesRequest, *dxpuv1.ListEventsRequest, *dxpuv1.WatchEventsRequest:
-		return nil // the answer is made of what the caller sees: see scope
+		return nil // scope filters the answer
 	}
 	return denied("this call is not for the role %q", auth.RoleWord(who.Role))
 }
@@ -203,10 +204,11 @@ func (t *tx) ownGPU(who auth.Identity, id string) error {
 	return nil
 }
 
-// ownSpec fills in whose lease it is, and refuses one for somebody else.
+// ownSpec fills in the owner of a requested lease, and refuses a lease for
+// another owner.
 func ownSpec(who auth.Identity, s *dxpuv1.LeaseSpec) error {
 	if s == nil {
-		return nil // refused for that
+		return nil // the handler refuses it
 	}
 	if who.Role == dxpuv1.Role_ROLE_HOST {
 		if s.HostId != "" && s.HostId != who.Node {

@@ -19,42 +19,45 @@ import (
 )
 
 const (
-	// defaultCallRate is what each person or program may call in a second: a
-	// page of the browser makes ten calls, an orchestrator that attaches a
-	// hundred leases a second three for each.
+	// defaultCallRate is the number of calls a second for each person or
+	// program. A page of the browser makes ten calls; an orchestrator that
+	// attaches a hundred leases a second makes three for each.
 	defaultCallRate = 500
-	// openRateFactor is how many times as much may come from an address where nobody
-	// needs a credential: a whole site may be behind it.
+	// openRateFactor multiplies the rate for an address whose callers need no
+	// credential: a whole site may be behind it.
 	openRateFactor = 10
-	// nodeCallRate is for nodes: four heartbeats a second, and a report for every
-	// step of every binding, of which a box with 64 GPUs may have hundreds at once.
+	// nodeCallRate is for nodes: four heartbeats a second, and a report for
+	// every step of every binding. A box with 64 GPUs may have hundreds of
+	// steps at once.
 	nodeCallRate = 400
-	// unauthenticatedRate is for calls that prove nothing, together from one address: a
-	// rack that enrols with the wrong token, not somebody who tries them all.
+	// unauthenticatedRate is the rate of calls without a valid credential from
+	// one address. It suffices for a rack that enrols with a wrong token, and
+	// not for guessing tokens.
 	unauthenticatedRate = 10
-	// burstSeconds is how much of what was not used may be used at once.
+	// burstSeconds is the number of seconds whose unused calls may be made at
+	// once.
 	burstSeconds = 5
-	// maxLimiters bounds the limiters of a kind, 100 bytes each. Who comes when
-	// there are so many shares one with all others that came too late.
+	// maxLimiters bounds the limiters of a kind, 100 bytes each. Callers beyond
+	// it share one limiter.
 	maxLimiters = 1 << 16
-	// maxStreams is how many watches a caller may have open: every page of a
-	// browser has one, and so has every node.
+	// maxStreams is the number of watches that a caller may have open. Each
+	// page of a browser has one, and so has each node.
 	maxStreams = 256
-	// maxUnauthenticatedBody bounds the body of calls without a credential, in bytes: an
-	// enrolment with its certificate request has less than ten thousand.
+	// maxUnauthenticatedBody bounds the body of calls without a credential, in
+	// bytes. An enrolment with its certificate request has less than ten
+	// thousand.
 	maxUnauthenticatedBody = 32 << 10
-	// bodyTimeout is how long the body of a call may take to arrive.
+	// bodyTimeout bounds the time in which the body of a call must arrive.
 	bodyTimeout = 20 * time.Second
 )
 
-// limits bounds what one caller can ask of the manager, so that it has time for
-// the others.
+// limits bounds the load that one caller can put on the manager.
 type limits struct {
 	open                                     Open
 	people, nodes, networks, unauthenticated *limiters
 	body                                     time.Duration
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	streams map[string]int
 }
 
@@ -71,15 +74,15 @@ func newLimits(people float64, open Open) *limits {
 	}
 }
 
-// limiters are the limiters of one kind of caller, one for each, as many as max.
+// limiters holds one limiter for each caller of a kind, up to max.
 type limiters struct {
 	rate  rate.Limit
 	burst int
 	max   int
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	by     map[string]*rate.Limiter
-	shared *rate.Limiter // of all for whom there was no room
+	shared *rate.Limiter // for the callers beyond max
 	swept  time.Time
 }
 
@@ -91,8 +94,8 @@ func newLimiters(perSecond float64, most int) *limiters {
 
 func (l *limiters) newLimiter() *rate.Limiter { return rate.NewLimiter(l.rate, l.burst) }
 
-// take takes one call of a caller's allowance; where there is none left it says
-// when there will be.
+// take uses one call of a caller's allowance. If there is none left, it returns
+// the time until there is.
 func (l *limiters) take(key string, now time.Time) (wait time.Duration, ok bool) {
 	if math.IsInf(float64(l.rate), 1) {
 		return 0, true
@@ -124,8 +127,8 @@ func (l *limiters) wait(r *rate.Limiter, now time.Time) time.Duration {
 	return time.Duration((1 - r.TokensAt(now)) / float64(l.rate) * float64(time.Second))
 }
 
-// limiterOf returns the limiter of a caller. Those that have all of their allowance
-// back are as good as new ones: they make room.
+// limiterOf returns the limiter of a caller. To make room it removes limiters
+// with a full allowance, which are equal to new ones.
 func (l *limiters) limiterOf(key string, now time.Time) *rate.Limiter {
 	if r := l.by[key]; r != nil {
 		return r
@@ -146,8 +149,8 @@ func (l *limiters) limiterOf(key string, now time.Time) *rate.Limiter {
 	return r
 }
 
-// network is the part of a caller's address that it cannot change at will: an
-// IPv4 address, or the /64 of an IPv6 address.
+// network returns the part of a caller's address that the caller cannot change
+// at will: an IPv4 address, or the /64 of an IPv6 address.
 func network(peer string) string {
 	ap, err := netip.ParseAddrPort(peer)
 	if err != nil {
@@ -162,7 +165,7 @@ func network(peer string) string {
 	return a.String()
 }
 
-// tooMany is what a caller learns that has no allowance left.
+// tooMany is the answer to a caller without allowance.
 func tooMany(whose string, wait time.Duration) error {
 	seconds := int(math.Ceil(max(wait, time.Second).Seconds()))
 	err := connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("too many calls %s: try again in %d s, and call less often", whose, seconds))
@@ -171,14 +174,15 @@ func tooMany(whose string, wait time.Duration) error {
 }
 
 // isLocal reports whether a call needs no credential because it comes from this
-// machine. It is not limited: who is here can stop the manager in easier ways.
+// machine. Such calls are not limited: a local user can stop the manager in
+// easier ways.
 func (l *limits) isLocal(c *call) bool {
 	return c == nil || l.open == OpenLoopback && c.caller.Actor == auth.Anonymous && isLoopback(c.peer)
 }
 
-// admit takes a call from its caller's allowance. A call without a credential
-// is refused from where too many have failed, whatever it says: it may be one
-// more guess.
+// admit uses one call of the caller's allowance. It refuses every call without
+// a credential from an address from which too many have failed: the call may be
+// one more guess.
 func (l *limits) admit(c *call, now time.Time) error {
 	if l.isLocal(c) {
 		return nil
@@ -205,7 +209,7 @@ func (l *limits) admit(c *call, now time.Time) error {
 
 const withoutCredentialFrom = "without a valid credential from "
 
-// countUnauthenticated counts a call that proved nothing.
+// countUnauthenticated counts a call with a wrong credential or none.
 func (l *limits) countUnauthenticated(c *call, now time.Time) error {
 	if l.isLocal(c) {
 		return nil
@@ -217,7 +221,8 @@ func (l *limits) countUnauthenticated(c *call, now time.Time) error {
 	return nil
 }
 
-// openStream counts a stream that opens; leave must be called when it ends.
+// openStream counts a stream that opens; the caller must call leave when the
+// stream ends.
 func (l *limits) openStream(c *call) (leave func(), err error) {
 	if l.isLocal(c) {
 		return func() {}, nil
@@ -241,21 +246,22 @@ func (l *limits) openStream(c *call) (leave func(), err error) {
 	}, nil
 }
 
-// boundBody bounds how large the body of a call may be and how long it may take.
-// The server forgets the deadline with the next request of the connection.
+// boundBody bounds the size of a call's body and the time in which it must
+// arrive. The server resets the deadline with the next request of the
+// connection.
 func (l *limits) boundBody(w http.ResponseWriter, r *http.Request, known bool) {
 	if !known {
 		r.Body = http.MaxBytesReader(w, r.Body, maxUnauthenticatedBody)
 	}
 	c := http.NewResponseController(w)
 	if c.SetReadDeadline(time.Now().Add(l.body)) != nil {
-		return // a call from within the process
+		return // the call comes from within the process
 	}
 	r.Body = &timedBody{r.Body, c}
 }
 
-// timedBody takes the deadline away once the body is read: what waits
-// afterwards is a watch.
+// timedBody removes the read deadline once the body is read, so that a watch
+// may stay open.
 type timedBody struct {
 	io.ReadCloser
 	c *http.ResponseController
@@ -265,12 +271,13 @@ type timedBody struct {
 func (b *timedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err == io.EOF {
-		_ = b.c.SetReadDeadline(time.Time{}) // it was possible to set one
+		_ = b.c.SetReadDeadline(time.Time{}) // setting it has succeeded before
 	}
 	return n, err
 }
 
-// limited counts the calls that were refused for their number.
+// limited counts a call that was refused because of its rate, and passes the
+// error on.
 func (m *Manager) limited(ctx context.Context, c *call, err error) error {
 	if err != nil {
 		m.metrics.limited.Inc()

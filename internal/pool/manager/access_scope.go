@@ -8,10 +8,10 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/auth"
 )
 
-// defaultTenant is the tenant of leases that name none. It needs no record.
+// defaultTenant is the tenant of leases without one. It needs no record.
 const defaultTenant = "default"
 
-// scope is the part of the pool that a caller sees. The zero scope is empty.
+// scope is the part of the pool that a caller may see. The zero scope is empty.
 type scope struct {
 	all    bool
 	tenant string
@@ -39,7 +39,7 @@ func (s scope) lease(l *leaseRecord) bool {
 		s.host != "" && (l.HostID == s.host || l.spec.HostId == s.host)
 }
 
-// gpu reports whether a GPU is in the scope: one that a lease in it holds.
+// gpu reports whether a GPU is in the scope: a lease of the scope holds it.
 func (s scope) gpu(t *tx, g *dxpuv1.GPU) bool {
 	if s.all {
 		return true
@@ -48,8 +48,8 @@ func (s scope) gpu(t *tx, g *dxpuv1.GPU) bool {
 	return l != nil && s.lease(l) && (s.host == "" || g.HostId == s.host)
 }
 
-// hasHost reports whether a host is in the scope: itself, or one of whose slots
-// the tenant has some.
+// hasHost reports whether a host is in the scope: it is the caller, or the
+// tenant has a binding there.
 func (s scope) hasHost(t *tx, n *nodeRecord) bool {
 	if s.all || s.host != "" {
 		return s.all || n.ID == s.host
@@ -62,8 +62,8 @@ func (s scope) hasHost(t *tx, n *nodeRecord) bool {
 	return false
 }
 
-// hostPart cuts a host of the scope down to what is in the scope: a tenant sees
-// the slots that it has, a host all of itself.
+// hostPart reduces a host to the part in the scope: a tenant sees its own
+// slots, a host all of itself.
 func (s scope) hostPart(t *tx, h *dxpuv1.Host) *dxpuv1.Host {
 	if s.tenant == "" {
 		return h
@@ -72,13 +72,13 @@ func (s scope) hostPart(t *tx, h *dxpuv1.Host) *dxpuv1.Host {
 		l := t.leases.get(slot.LeaseId)
 		return l == nil || !s.lease(l)
 	})
-	// Whose host it is, where it stands and what others do on it stay out.
+	// The owner and location of the host and the use by other tenants are hidden.
 	h.Node = &dxpuv1.NodeInfo{Id: h.Node.Id, Name: h.Node.Name, Connected: h.Node.Connected}
 	h.ResourceVersion = 0
 	return h
 }
 
-// event returns an event as the scope shows it, nil when it is outside.
+// event returns an event as the scope may see it, nil if it is outside.
 func (s scope) event(e *dxpuv1.Event) *dxpuv1.Event {
 	switch {
 	case s.all:
@@ -91,14 +91,14 @@ func (s scope) event(e *dxpuv1.Event) *dxpuv1.Event {
 	if e.Type != dxpuv1.EventType_EVENT_TYPE_LEASE_PREEMPTED {
 		return e
 	}
-	// Its message names the lease that takes over, which is another's.
+	// The full message names the lease of another tenant.
 	return &dxpuv1.Event{
 		Revision: e.Revision, Time: e.Time, Type: e.Type, LeaseId: e.LeaseId, HostId: e.HostId, LeaseState: e.LeaseState,
 		Reason: e.Reason, Tenant: e.Tenant, Message: "lease " + e.LeaseId + " is preempted by one of higher priority",
 	}
 }
 
-// events cuts a list of events down to what is in the scope.
+// events reduces a list of events to those in the scope.
 func (s scope) events(all []*dxpuv1.Event) []*dxpuv1.Event {
 	out := all[:0]
 	for _, e := range all {

@@ -11,7 +11,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/auth"
 )
 
-// maxTokens bounds how many tokens there are.
+// maxTokens bounds the number of tokens.
 const maxTokens = 10_000
 
 // CreateToken implements dxpuv1connect.PoolServiceHandler.
@@ -50,7 +50,7 @@ func checkToken(r *dxpuv1.CreateTokenRequest) error {
 	return checkDuration("expires_after", r.ExpiresAfter)
 }
 
-// createToken makes a token that checkToken has passed.
+// createToken creates a token for a request that checkToken has accepted.
 func (t *tx) createToken(r *dxpuv1.CreateTokenRequest, creator string) (*dxpuv1.Token, string, error) {
 	if t.tokens.len() >= maxTokens {
 		return nil, "", connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("the pool has %d tokens, which is the limit: delete some", maxTokens))
@@ -117,7 +117,8 @@ func (s *poolService) DeleteToken(ctx context.Context, req *connect.Request[dxpu
 	return connect.NewResponse(&dxpuv1.DeleteTokenResponse{}), nil
 }
 
-// isLastAdmin reports whether no admin would be left for good without a token.
+// isLastAdmin reports whether the pool would have no admin token without an
+// expiry time if this one were deleted.
 func (t *tx) isLastAdmin(id string) bool {
 	for _, other := range t.tokens.ids() {
 		if r := t.tokens.get(other); other != id && r.Role == dxpuv1.Role_ROLE_ADMIN && r.ExpireTime.IsZero() {
@@ -127,8 +128,9 @@ func (t *tx) isLastAdmin(id string) bool {
 	return true
 }
 
-// FirstAdminToken makes an admin's token where the pool has none. save gets its
-// text before the token is stored, so that no token is lost in a crash.
+// FirstAdminToken creates an admin's token if the pool has none. It calls save
+// with the token's text before the token is stored, so that a crash cannot lose
+// it.
 func (m *Manager) FirstAdminToken(ctx context.Context, save func(text string) error) error {
 	err := m.update(ctx, func(t *tx) error {
 		for _, id := range t.tokens.ids() {

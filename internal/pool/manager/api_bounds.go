@@ -9,9 +9,9 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// Bounds of everything that a caller can set. They keep every record below
+// Bounds of the values that a caller can set. They keep every record below
 // maxRecord: TestRecordsFitTheStore encodes the largest of each kind. A store
-// refuses a record that it cannot hold, and the leader could then store nothing.
+// refuses a larger record, and the leader could then store no further change.
 const (
 	// maxText bounds a text, in bytes; textLimits has the exceptions.
 	maxText = 256
@@ -23,30 +23,31 @@ const (
 	// Bounds of a report: far above any real node.
 	maxSlots     = 1024
 	maxAddresses = 64
-	// maxLine bounds a sentence that the manager makes, in bytes: it may quote
-	// labels. maxReason bounds several of them, maxLines how many a lease keeps.
+	// maxLine bounds a sentence of the manager, in bytes: it may quote labels.
+	// maxReason bounds several sentences, and maxLines the number that a lease keeps.
 	maxLine   = 1 << 10
 	maxReason = 4 << 10
 	maxLines  = 48
-	// maxAvoid bounds the GPUs that a lease is not to get again.
+	// maxAvoid bounds the list of GPUs that a lease must not get again.
 	maxAvoid = 256
 	// maxRecord bounds an encoded record, in bytes: etcd with its default
 	// settings takes 1.5 MiB in a request, with the key and the guard.
 	maxRecord = 1_000_000
 )
 
-// textLimits are the limits of the fields that maxText does not suit, in bytes.
+// textLimits lists the fields with a limit other than maxText, in bytes.
 var textLimits = map[protoreflect.FullName]int{
 	"dxpu.v1.CreateLeaseRequest.request_id": 128,
 	"dxpu.v1.EnrollRequest.csr_pem":         16 << 10,
 	"dxpu.v1.RenewRequest.csr_pem":          16 << 10,
 }
 
-// entryLimits are the limits of the maps that maxLabels does not suit.
+// entryLimits lists the maps with a limit other than maxLabels.
 var entryLimits = map[protoreflect.FullName]int{"dxpu.v1.Quota.max_gpus_by_model": maxModels}
 
-// checkBounds bounds every text, list and map of a request. The error names the
-// field, its size and the limit. A report has checkReport instead: it is frequent.
+// checkBounds checks the size of every text, list and map of a request. The
+// error names the field, its size and the limit. checkReport checks a report
+// instead, because reports are frequent.
 func checkBounds(msg any) error {
 	m, ok := msg.(proto.Message)
 	if _, report := msg.(*dxpuv1.ReportRequest); !ok || report {
@@ -116,7 +117,8 @@ func checkValue(name string, f protoreflect.FieldDescriptor, v protoreflect.Valu
 	return nil
 }
 
-// checkReport bounds what a report says. Texts that are only shown are cut.
+// checkReport checks the sizes of a report. The transaction cuts texts that are
+// only displayed.
 func checkReport(o *dxpuv1.ObservedState) error {
 	switch {
 	case len(o.Slots) > maxSlots:
@@ -147,8 +149,9 @@ func checkReport(o *dxpuv1.ObservedState) error {
 	return nil
 }
 
-// checkNodes bounds the records of the nodes that the transaction has changed:
-// a node with many slots might fill its record with texts that are each allowed.
+// checkNodes checks the size of the node records that the transaction has
+// changed. A node with many slots could exceed maxRecord with texts that are
+// each allowed.
 func (t *tx) checkNodes() error {
 	for id := range t.nodes.before {
 		n := t.nodes.get(id)
@@ -159,7 +162,7 @@ func (t *tx) checkNodes() error {
 		if err != nil {
 			return err
 		}
-		// A tenth is for what the rules of health and drains add.
+		// The rules for health and drains may add to the record: leave a tenth to them.
 		if len(raw) > maxRecord*9/10 {
 			return invalid("node %s: its record would take %d bytes, at most %d: report fewer slots or shorter texts", id, len(raw), maxRecord*9/10)
 		}
@@ -167,8 +170,8 @@ func (t *tx) checkNodes() error {
 	return nil
 }
 
-// sizeBound returns more bytes than the encoded record has: JSON writes a byte of
-// a text with at most six.
+// sizeBound returns an upper bound of the size of the encoded record, in bytes.
+// JSON encodes a byte of text with at most six.
 func (n *nodeRecord) sizeBound() int {
 	const perText, perError, perHit, perSlot = 6, 200, 100, 1000
 	text := len(n.Rack) + len(n.Version)
@@ -200,7 +203,7 @@ func (n *nodeRecord) sizeBound() int {
 	return perText*text + size + perSlot*(len(n.Slots)+1)
 }
 
-// explain adds sentences to what is told of a lease; the oldest are forgotten.
+// explain adds sentences to the explanation of a lease and drops the oldest.
 func (l *leaseRecord) explain(lines ...string) {
 	for _, s := range lines {
 		l.Explanation = append(l.Explanation, truncate(s, maxLine))
@@ -208,7 +211,7 @@ func (l *leaseRecord) explain(lines ...string) {
 	l.Explanation = l.Explanation[max(0, len(l.Explanation)-maxLines):]
 }
 
-// avoid keeps a GPU from being given to the lease again soon.
+// avoid notes that the lease should not get a binding's GPU again.
 func (l *leaseRecord) avoid(b *bindingRecord) {
 	l.Avoid = append(l.Avoid, b.ref())
 	l.Avoid = l.Avoid[max(0, len(l.Avoid)-maxAvoid):]

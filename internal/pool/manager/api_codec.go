@@ -10,15 +10,15 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// strictJSON reads what people and scripts send. A field that is not known is an
-// error, not a wish that is passed over in silence; programs that have to get
-// along with managers of other versions send protobuf.
+// strictJSON decodes requests of people and scripts. It refuses unknown fields
+// instead of ignoring them. Programs that must work with managers of other
+// versions send protobuf.
 type strictJSON struct{ name string }
 
 // Name implements connect.Codec.
 func (c strictJSON) Name() string { return c.name }
 
-// strictCodecs takes the place of connect's own JSON.
+// strictCodecs replaces connect's own JSON codec.
 func strictCodecs() connect.HandlerOption {
 	return connect.WithHandlerOptions(connect.WithCodec(strictJSON{"json"}), connect.WithCodec(strictJSON{"json; charset=utf-8"}))
 }
@@ -55,5 +55,5 @@ func (strictJSON) Unmarshal(raw []byte, v any) error {
 	return err
 }
 
-// maxJSONDepth bounds how deep a request may be nested; the API needs eight.
+// maxJSONDepth bounds the nesting of a request; the API needs eight levels.
 const maxJSONDepth = 32

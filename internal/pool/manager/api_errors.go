@@ -24,7 +24,8 @@ func conflict(kind, id string, have, want uint64) error {
 		fmt.Errorf("resource_version: %s %s has version %d, not %d; read it again", kind, id, have, want))
 }
 
-// apiError passes errors of the API on; what is left comes from the store.
+// apiError passes errors of the API on, and turns all others, which come from
+// the store, into UNAVAILABLE.
 func apiError(err error) error {
 	var ce *connect.Error
 	if err == nil || errors.As(err, &ce) {

@@ -9,39 +9,40 @@ import (
 	"connectrpc.com/connect"
 )
 
-// When ten thousand nodes come back at once, each of their calls takes the lock
-// of the state some times, and in a queue of thousands all of them wait for
-// longer than their callers do: everything that is done is done for nobody. So
-// only some calls work at a time, those of people beside those of nodes, and
-// those that wait leave when their callers have gone.
+// When ten thousand nodes come back at once, each of their calls takes the lock of
+// the state several times. In a queue of thousands each call would wait longer than
+// its caller does, and all of the work would be in vain. So only a limited number of
+// calls works at a time, those of persons apart from those of nodes, and a waiting
+// call leaves the queue when its caller has gone.
 
 const (
-	// gateWidth is how many calls of a kind work at a time: enough for many of
-	// them to wait for the same batch to be stored.
+	// gateWidth is the number of calls of a kind that work at a time: enough
+	// for many of them to wait for the same batch of the store.
 	gateWidth = 256
-	// patience is how long the first of a queue may have waited while those who
-	// came first still go first. Where it is longer, the newest go first: their
-	// callers are the last to give up.
+	// patience is how long the first call of the queue may wait while the queue
+	// is first in, first out. Beyond it the newest call goes first, because its
+	// caller is the last to give up.
 	patience = time.Second
 )
 
-// gate lets so many calls in at a time. It implements connect.Interceptor.
+// gate limits the number of calls that work at a time. It implements
+// connect.Interceptor.
 type gate struct {
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	free    int
 	waiting list.List // of *turn, the newest last
 }
 
-// turn is a call that waits.
+// turn is a waiting call.
 type turn struct {
 	since   time.Time
-	granted chan struct{} // closed when it is its turn
+	granted chan struct{} // closed when the call may proceed
 }
 
 func newGate(width int) *gate { return &gate{free: width} }
 
-// acquire waits for a turn, or until ctx ends. leave gives it back; it may be
-// called more than once.
+// acquire waits until the call may proceed, or until ctx ends. The result ends
+// the call's turn; it may be called more than once.
 func (g *gate) acquire(ctx context.Context) (leave func(), err error) {
 	g.mu.Lock()
 	if g.free > 0 {
@@ -59,7 +60,7 @@ func (g *gate) acquire(ctx context.Context) (leave func(), err error) {
 	}
 	g.mu.Lock()
 	select {
-	case <-w.granted: // just now: somebody else can have it
+	case <-w.granted: // granted just now: pass it on
 		g.mu.Unlock()
 		g.release()
 	default:
@@ -83,8 +84,8 @@ func (g *gate) release() {
 	close(g.waiting.Remove(next).(*turn).granted)
 }
 
-// WrapUnary implements connect.Interceptor. The request has been read by now: a
-// caller who sends it slowly keeps nobody out.
+// WrapUnary implements connect.Interceptor. It runs once the request has been
+// read, so that a slow sender does not keep other calls out.
 func (g *gate) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		leave, err := g.acquire(ctx)
@@ -96,7 +97,7 @@ func (g *gate) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	}
 }
 
-// WrapStreamingHandler implements connect.Interceptor. A stream works from its
+// WrapStreamingHandler implements connect.Interceptor. A stream counts from its
 // request until it answers or waits for something to happen.
 func (g *gate) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
@@ -113,11 +114,11 @@ func (*gate) WrapStreamingClient(next connect.StreamingClientFunc) connect.Strea
 
 type gateKey struct{}
 
-// gatedStream is a stream of one request.
+// gatedStream is a stream with one request.
 type gatedStream struct {
 	connect.StreamingHandlerConn
 	g       *gate
-	ctx     context.Context //nolint:containedctx // of the one call that it stands for
+	ctx     context.Context //nolint:containedctx // the context of this one call
 	release func()
 }
 
@@ -134,13 +135,14 @@ func (s *gatedStream) Receive(msg any) error {
 	return err
 }
 
-// Send implements connect.StreamingHandlerConn. The caller may be slow to read.
+// Send implements connect.StreamingHandlerConn. It ends the turn, because the
+// caller may be slow to read.
 func (s *gatedStream) Send(msg any) error {
 	s.release()
 	return s.StreamingHandlerConn.Send(msg)
 }
 
-// idling says that a stream waits for something to happen.
+// idling ends the turn of a stream that waits for something to happen.
 func idling(ctx context.Context) {
 	if s, ok := ctx.Value(gateKey{}).(*gatedStream); ok {
 		s.release()

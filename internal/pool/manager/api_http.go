@@ -15,13 +15,13 @@ import (
 // less than half of it.
 const maxRequest = 4 << 20
 
-// minCompress is the size in bytes from which on answers are compressed: those to
-// reports are small and many.
+// minCompress is the size in bytes from which answers are compressed. The many
+// answers to reports are smaller.
 const minCompress = 4 << 10
 
 func (m *Manager) handler() http.Handler {
 	mux := http.NewServeMux()
-	// Nodes and people do not wait for each other.
+	// Calls of nodes and calls of persons have a gate each.
 	options := func() connect.HandlerOption {
 		return connect.WithHandlerOptions(connect.WithReadMaxBytes(maxRequest), connect.WithCompressMinBytes(minCompress), strictCodecs(),
 			connect.WithInterceptors(leaderOnly{m}, newGate(gateWidth), &guard{m}))
@@ -36,13 +36,13 @@ func (m *Manager) handler() http.Handler {
 	return mux
 }
 
-// healthz says that the process serves.
+// healthz reports that the process serves.
 func (m *Manager) healthz(w http.ResponseWriter, _ *http.Request) {
 	_, _ = io.WriteString(w, "ok\n")
 }
 
-// readyz says whether the manager decides: it leads and its state can be stored.
-// A manager that follows is well but not ready.
+// readyz reports whether the manager is the leader and its state can be stored.
+// A follower is healthy but not ready.
 func (m *Manager) readyz(w http.ResponseWriter, _ *http.Request) {
 	select {
 	case <-m.stop:

@@ -19,10 +19,10 @@ const (
 	maxPage     = 1000
 )
 
-// cursor is a page that is asked for: what comes after a key.
+// cursor is the position of a requested page.
 type cursor struct {
 	size  int
-	after string // the key of the last item of the page before; "": from the start
+	after string // key of the last item of the previous page; "": the list starts
 }
 
 func cursorOf(size int32, token string) (cursor, error) {
@@ -41,8 +41,8 @@ func cursorOf(size int32, token string) (cursor, error) {
 	return cursor{int(size), string(after)}, nil
 }
 
-// collect takes a page out of items that come in the order of their keys, and
-// looks at no more of them than that takes.
+// collect returns the page of items that come in the order of their keys. It
+// consumes no more items than the page needs.
 func collect[T any](c cursor, items iter.Seq[T], key func(T) string, compare func(a, b string) int) (out []T, next string) {
 	for item := range items {
 		if c.after != "" && compare(key(item), c.after) <= 0 {
@@ -56,8 +56,8 @@ func collect[T any](c cursor, items iter.Seq[T], key func(T) string, compare fun
 	return out, ""
 }
 
-// page cuts a page out of items that are ordered by key. The token is the key of
-// the last item of the page before.
+// page returns a page of items that are ordered by key. The token is the key of
+// the last item of the previous page.
 func page[T any](items []T, key func(T) string, size int32, token string) (out []T, next string, err error) {
 	c, err := cursorOf(size, token)
 	if err != nil {
@@ -78,7 +78,7 @@ func pageBack[T any](items []T, key func(T) string, size int32, token string) (o
 	return out, next, nil
 }
 
-// sortable pads a number so that its order as text is its order.
+// sortable pads a number so that its text sorts as the number does.
 func sortable(prefix string, n uint64) string {
 	s := strconv.FormatUint(n, 10)
 	return prefix + "00000000000000000000"[len(s):] + s
@@ -88,7 +88,8 @@ func idKey(id string) string { return id }
 
 func nodeKey(n *nodeRecord) string { return n.ID }
 
-// nodesFrom returns the nodes of a sequence that have the labels, from an ID on.
+// nodesFrom returns the nodes of a sequence that have the labels, starting at
+// an ID.
 func (t *tx) nodesFrom(s *sequence, from string, labels map[string]string) iter.Seq[*nodeRecord] {
 	t.reindex()
 	return func(yield func(*nodeRecord) bool) {
@@ -100,7 +101,7 @@ func (t *tx) nodesFrom(s *sequence, from string, labels map[string]string) iter.
 	}
 }
 
-// filter leaves out what does not pass.
+// filter returns the items for which pass is true.
 func filter[T any](items iter.Seq[T], pass func(T) bool) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		for item := range items {
@@ -201,7 +202,7 @@ func (s *poolService) ListLeases(ctx context.Context, req *connect.Request[dxpuv
 }
 
 // leasesFrom returns the leases that pass the filters of a request, oldest
-// first, from one on.
+// first, starting at an ID.
 func (t *tx) leasesFrom(visible scope, r *dxpuv1.ListLeasesRequest, from string) iter.Seq[*leaseRecord] {
 	t.reindex()
 	ids := t.openLeaseIDs.from(from)

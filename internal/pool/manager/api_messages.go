@@ -11,8 +11,8 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// shownIn returns the binding to show in a host slot: of one that leaves and the
-// one that waits for its place, the one that is there.
+// shownIn returns the binding to show in a host slot. While one binding leaves
+// and its successor waits for the slot, it is the leaving one.
 func (t *tx) shownIn(s hostSlot) *bindingRecord {
 	var shown *bindingRecord
 	for _, id := range t.bindingsIn(s) {
@@ -157,7 +157,7 @@ func (t *tx) leaseMessage(l *leaseRecord) *dxpuv1.Lease {
 	return out
 }
 
-// bindingMessage is what people see of a binding: everything but its secret.
+// bindingMessage returns the public part of a binding: all but its secret.
 func bindingMessage(b *bindingRecord) *dxpuv1.Binding {
 	out := &dxpuv1.Binding{
 		Id: b.ID, Epoch: b.Epoch, LeaseId: b.LeaseID, HostId: b.HostID, HostSlot: b.HostSlot, BoxId: b.BoxID,
@@ -173,7 +173,7 @@ func bindingMessage(b *bindingRecord) *dxpuv1.Binding {
 	return out
 }
 
-// desired returns everything that a node should have.
+// desired returns the whole desired state of a node.
 func (t *tx) desired(n *nodeRecord) *dxpuv1.DesiredState {
 	out := &dxpuv1.DesiredState{
 		ClusterId: t.meta.ClusterID, NodeId: n.ID, NodeNumber: n.Number, Revision: n.DesiredRevision,
@@ -214,7 +214,7 @@ func (t *tx) desiredBinding(b *bindingRecord, slot uint32, peer string, peerSlot
 	return out
 }
 
-// mtu returns the smallest of all paths that both sides have.
+// mtu returns the smallest MTU of all paths that both sides have.
 func (t *tx) mtu(a, b *nodeRecord) uint32 {
 	mtu := uint32(0)
 	for _, n := range []*nodeRecord{a, b} {

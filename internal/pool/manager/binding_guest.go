@@ -9,12 +9,13 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// What a host says of the guest that has a device: that it has removed it
-// itself, that it does not let go, that it was forced to.
+// A host reports what the guest does with a device: that it has ejected it, that it
+// still uses it, that the device was removed by force.
 
-// followGuest takes in whether the guest has a device that is attached. One that
-// its guest has removed stays with its lease, which pays for it, until the lease
-// ends or it is shown again: to show it unasked would be against the guest's will.
+// followGuest records whether the guest has ejected an attached device. The
+// lease keeps an ejected device, and pays for it, until the lease ends or an
+// operator plugs it in again: to do so without a request would be against the
+// guest's will.
 func (t *tx) followGuest(b *bindingRecord) bool {
 	o := t.observed(b.HostID, b)
 	if o == nil || o.State != attached || o.Ejected == b.Ejected && truncateText(o.Detail) == b.Detail {
@@ -36,7 +37,7 @@ func (t *tx) followGuest(b *bindingRecord) bool {
 	return true
 }
 
-// activeReason says of a lease with all of its GPUs what is to be said of them.
+// activeReason returns the state reason of a lease with all of its GPUs.
 func (t *tx) activeReason(id string) string {
 	for _, bid := range t.bindingsOf(id) {
 		if b := t.bindings.get(bid); b.serving() && b.Ejected {
@@ -46,8 +47,8 @@ func (t *tx) activeReason(id string) string {
 	return "every GPU is attached"
 }
 
-// recordUse takes in by what a host sees that its guest does not let go of a
-// device. That it is so is told once.
+// recordUse records that the guest still uses a device that is being detached.
+// It makes the event once.
 func (t *tx) recordUse(b *bindingRecord) bool {
 	o := t.observed(b.HostID, b)
 	if o == nil || o.State != detaching || o.Detail == "" || truncateText(o.Detail) == b.Detail {
@@ -63,8 +64,9 @@ func (t *tx) recordUse(b *bindingRecord) bool {
 	return true
 }
 
-// clearHost notes that a host has let go of a binding, and how. It returns the
-// binding to change.
+// clearHost records that a host has nothing left of a binding, and makes an
+// event if the device was removed by force. It returns the binding, which is
+// editable.
 func (t *tx) clearHost(id string) *bindingRecord {
 	b := t.bindings.edit(id)
 	b.HostClear, b.Ejected = true, false
@@ -78,7 +80,8 @@ func (t *tx) clearHost(id string) *bindingRecord {
 	return b
 }
 
-// removal returns what the host says of how it removed a binding's device.
+// removal returns the host's report of how it removed a binding's device, nil
+// for none.
 func (t *tx) removal(b *bindingRecord) *dxpuv1.Removal {
 	for _, s := range t.live[b.HostID].observed.GetSlots() {
 		if s.Slot == b.HostSlot && s.Removal.GetBindingId() == b.ID {

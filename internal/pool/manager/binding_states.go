@@ -27,33 +27,34 @@ const (
 	failed    = dxpuv1.BindingState_BINDING_STATE_FAILED
 )
 
-// wantedByBox reports whether the box should have the binding.
+// wantedByBox reports whether the desired state of the box has the binding.
 func (b *bindingRecord) wantedByBox() bool {
 	return b.State == preparing && b.AwaitsGPUOf == "" || b.State == ready || b.State == attached || b.State == detaching
 }
 
-// wantedByHost reports whether the host should have the binding.
+// wantedByHost reports whether the desired state of the host has the binding.
 func (b *bindingRecord) wantedByHost() bool { return b.State == ready || b.State == attached }
 
-// serving reports whether the binding serves its lease or is on the way to it.
+// serving reports whether the binding serves its lease or is being made for it.
 func (b *bindingRecord) serving() bool {
 	return b.State == preparing || b.State == ready || b.State == attached
 }
 
-// needsReplacement reports whether a lease still wants something in the binding's place.
+// needsReplacement reports whether the lease still needs another binding in
+// place of this one.
 func (b *bindingRecord) needsReplacement() bool {
 	return !b.serving() && b.Successor == "" && !b.Dropped
 }
 
-// holdsGPU reports whether the box slot is taken by the binding.
+// holdsGPU reports whether the binding occupies its box slot.
 func (b *bindingRecord) holdsGPU() bool { return b.State != released && !b.BoxClear }
 
-// holdsHostSlot reports whether the host slot is taken by the binding.
+// holdsHostSlot reports whether the binding occupies its host slot.
 func (b *bindingRecord) holdsHostSlot() bool {
 	return b.State != released && (!b.HostClear || b.serving())
 }
 
-// stateWord is a state as timelines and sentences have it.
+// stateWord returns a state as timelines and messages write it.
 func stateWord(s dxpuv1.BindingState) string {
 	return strings.ToLower(strings.TrimPrefix(s.String(), "BINDING_STATE_"))
 }
@@ -62,8 +63,9 @@ func reasonWord(r dxpuv1.Reason) string {
 	return strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(r.String(), "REASON_"), "_", " "))
 }
 
-// bindingID returns the ID of the newest epoch, such as "b-7-k3f9zq". Nodes tell
-// bindings apart by it, so it is another one in every incarnation of the pool.
+// bindingID returns the ID of a binding with the newest epoch, such as
+// "b-7-k3f9zq". Nodes tell bindings apart by their IDs, so each incarnation of
+// the pool has other IDs.
 func (t *tx) bindingID() string {
 	id := fmt.Sprintf("b-%d", t.meta.Epoch)
 	if t.meta.Incarnation != 0 {
@@ -72,7 +74,7 @@ func (t *tx) bindingID() string {
 	return id
 }
 
-// newBinding returns a binding that is not among the records yet.
+// newBinding returns a binding that is not stored yet.
 func (t *tx) newBinding(l *leaseRecord, host string, hostSlot uint32, gpu placement.Ref) *bindingRecord {
 	t.meta.Epoch++
 	b := &bindingRecord{
@@ -84,7 +86,7 @@ func (t *tx) newBinding(l *leaseRecord, host string, hostSlot uint32, gpu placem
 		BoxID:    gpu.Box,
 		BoxSlot:  gpu.Slot,
 		Secret:   make([]byte, 32),
-		// The host has not been told: it has nothing to clear.
+		// The host does not know of the binding yet: it has nothing to clear.
 		HostClear: true,
 		Trace:     l.Trace,
 		Steps:     []stepRecord{{Name: "created", Time: t.now}},
@@ -93,7 +95,7 @@ func (t *tx) newBinding(l *leaseRecord, host string, hostSlot uint32, gpu placem
 	return b
 }
 
-// bind makes a binding; its box is told at once.
+// bind creates a binding and puts it into the desired state of its box.
 func (t *tx) bind(l *leaseRecord, host string, hostSlot uint32, gpu placement.Ref, replaces *bindingRecord) *bindingRecord {
 	b := t.newBinding(l, host, hostSlot, gpu)
 	if replaces != nil {
@@ -106,8 +108,8 @@ func (t *tx) bind(l *leaseRecord, host string, hostSlot uint32, gpu placement.Re
 	return b
 }
 
-// setBindingState moves a binding into a state, notes the time and tells everybody. b
-// must be one to change.
+// setBindingState moves a binding into a state, records the time, updates the
+// desired states and makes an event. b must be editable.
 func (t *tx) setBindingState(b *bindingRecord, s dxpuv1.BindingState) {
 	d := t.now.Sub(b.since())
 	wantedByBox, wantedByHost := b.wantedByBox(), b.wantedByHost()
@@ -142,7 +144,7 @@ func (t *tx) setBindingState(b *bindingRecord, s dxpuv1.BindingState) {
 	t.event(e, "binding %s of GPU %s to %s slot %d is %s%s", b.ID, b.gpuID(), b.HostID, b.HostSlot, stateWord(s), why)
 }
 
-// event begins an event about a binding.
+// event returns an event about a binding, without its message.
 func (b *bindingRecord) event(typ dxpuv1.EventType) *dxpuv1.Event {
 	return &dxpuv1.Event{
 		Type: typ, LeaseId: b.LeaseID, BindingId: b.ID, GpuId: b.gpuID(), BoxId: b.BoxID, HostId: b.HostID,
@@ -150,8 +152,8 @@ func (b *bindingRecord) event(typ dxpuv1.EventType) *dxpuv1.Event {
 	}
 }
 
-// release begins to take a binding down in order: host first, then box.
-// Without grace both are told at once, and the guest sees a surprise removal.
+// release takes a binding down in order: host first, then box. Without grace
+// both sides are told at once, and the guest sees a surprise removal.
 func (t *tx) release(id string, reason dxpuv1.Reason, grace bool) {
 	b := t.bindings.get(id)
 	if b.State == detaching && !grace {
@@ -164,7 +166,7 @@ func (t *tx) release(id string, reason dxpuv1.Reason, grace bool) {
 	b = t.bindings.edit(id)
 	b.Reason, b.Detail = reason, ""
 	if b.State == preparing || !grace {
-		t.setBindingState(b, resetting) // the host has nothing, or is not asked
+		t.setBindingState(b, resetting) // the host has nothing, or is not waited for
 		return
 	}
 	t.setBindingState(b, detaching)
@@ -178,10 +180,10 @@ func (t *tx) failBinding(id string, to dxpuv1.BindingState, reason dxpuv1.Reason
 }
 
 // advance moves a binding as far as the reports and the clock allow, and
-// reports whether anything changed.
+// reports whether it changed anything.
 func (t *tx) advance(id string) bool {
 	b := t.bindings.get(id)
-	if b.serving() && t.leases.get(b.LeaseID) == nil { // the store had to leave its record out
+	if b.serving() && t.leases.get(b.LeaseID) == nil { // the store had to drop the lease, which was too large
 		t.release(id, dxpuv1.Reason_REASON_LEASE_DELETED, false)
 		return true
 	}
@@ -223,8 +225,8 @@ func (t *tx) advancePreparing(b *bindingRecord) bool {
 	return true
 }
 
-// hostSlotClear reports whether the host has let go of whatever was in the slot
-// before.
+// hostSlotClear reports whether the host has removed all other bindings from
+// the slot.
 func (t *tx) hostSlotClear(b *bindingRecord) bool {
 	return !slices.ContainsFunc(t.bindingsIn(hostSlot{b.HostID, b.HostSlot}), func(id string) bool {
 		return id != b.ID && !t.bindings.get(id).HostClear
@@ -249,8 +251,9 @@ func (t *tx) advanceReady(b *bindingRecord) bool {
 	return true
 }
 
-// dropIfBroken looks for a failure underneath a binding that is READY or
-// ATTACHED. That the box is silent alone is none: the data path may well be whole.
+// dropIfBroken takes down a READY or ATTACHED binding whose GPU or link has
+// failed. A box that does not report is no failure by itself: its data path may
+// be intact.
 func (t *tx) dropIfBroken(b *bindingRecord) bool {
 	box, host := t.observed(b.BoxID, b), t.observed(b.HostID, b)
 	boxHere := t.connected(b.BoxID)
@@ -266,7 +269,7 @@ func (t *tx) dropIfBroken(b *bindingRecord) bool {
 	case host != nil && host.State == lost:
 		return t.linkLost(b, boxHere, host.Detail)
 	case !b.LinkLostAt.IsZero() && host != nil:
-		t.bindings.edit(b.ID).LinkLostAt = time.Time{} // it came back
+		t.bindings.edit(b.ID).LinkLostAt = time.Time{} // the link is up again
 	default:
 		return false
 	}
@@ -292,8 +295,8 @@ func (t *tx) advanceDetaching(b *bindingRecord) bool {
 	case t.confirmedGone(b.HostID, b, b.HostDropped):
 		b = t.clearHost(b.ID)
 	case t.overdueOrSchedule(b, t.cfg.UnplugTimeout+unplugSlack):
-		// Fence it off: the box stops serving the epoch. The host slot stays
-		// taken until the host says that it is empty.
+		// The box fences the host off: it stops serving the epoch. The host slot
+		// stays occupied until the host reports that it is empty.
 		t.event(b.event(dxpuv1.EventType_EVENT_TYPE_OVERDUE),
 			"host %s did not release GPU %s in time: the box fences it off", b.HostID, b.gpuID())
 		b = t.bindings.edit(b.ID)
@@ -334,11 +337,13 @@ func (t *tx) advanceClearing(b *bindingRecord) bool {
 	return changed
 }
 
+// overdueOrSchedule reports whether a binding has been in its state for longer
+// than limit. If not, it schedules the binding for that time.
 func (t *tx) overdueOrSchedule(b *bindingRecord, limit time.Duration) bool {
 	return t.dueOrSchedule(subject{bindingSubject, b.ID}, b.since().Add(limit))
 }
 
-// addSteps puts a node's own inner steps into the timeline.
+// addSteps adds a node's inner steps to the timeline.
 func (t *tx) addSteps(b *bindingRecord, node string, o *dxpuv1.ObservedBinding) {
 	at := b.since()
 	for _, s := range o.Steps[:min(len(o.Steps), maxSteps)] {
@@ -350,7 +355,7 @@ func (t *tx) addSteps(b *bindingRecord, node string, o *dxpuv1.ObservedBinding) 
 	}
 }
 
-// maxSteps bounds the inner steps taken from one report.
+// maxSteps bounds the number of inner steps that are recorded from one report.
 const maxSteps = 32
 
 func (t *tx) gpuSlot(b *bindingRecord) *slotRecord {
@@ -363,10 +368,10 @@ func (t *tx) gpuSlot(b *bindingRecord) *slotRecord {
 func (t *tx) gpuHealth(b *bindingRecord) dxpuv1.Health {
 	s := t.gpuSlot(b)
 	if s == nil || s.Device == nil {
-		return dxpuv1.Health_HEALTH_FAILED // the slot is empty: the device is gone
+		return dxpuv1.Health_HEALTH_FAILED // the slot is empty
 	}
 	if s.Fault != nil && !s.Fault.QuarantinedUntil.IsZero() {
-		return dxpuv1.Health_HEALTH_FAILED // whatever its box says
+		return dxpuv1.Health_HEALTH_FAILED // even if its box reports it healthy
 	}
 	return s.Health
 }

@@ -8,23 +8,23 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/revision"
 )
 
-// keepEvents is how many events are remembered: some hours of a busy pool, a
+// keepEvents is the number of events in memory: some hours of a busy pool, a
 // few megabytes.
 const keepEvents = 16384
 
-// eventLog remembers the newest events in the order of their revisions.
+// eventLog keeps the newest events in the order of their revisions.
 type eventLog struct {
 	mu       sync.Mutex
 	events   []*dxpuv1.Event // not changed once added
-	floor    uint64          // revisions up to this one may be forgotten
+	floor    uint64          // events up to this revision may be missing
 	revision uint64          // of the newest
 	more     chan struct{}   // closed and replaced when events are added
 }
 
 func newEventLog() *eventLog { return &eventLog{more: make(chan struct{})} }
 
-// forgetUpTo says that the state was read at a revision: events up to it may
-// have happened that nobody has told of.
+// forgetUpTo drops all events when the state was read at a revision: the log
+// may lack events up to it.
 func (l *eventLog) forgetUpTo(revision uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -52,9 +52,10 @@ func (l *eventLog) add(events []*dxpuv1.Event) {
 	l.more = make(chan struct{})
 }
 
-// after returns the events above a revision, the newest revision, and a channel
-// that is closed when there are more. ok is false when some are forgotten,
-// or when the revision is a later one of another incarnation: the pool was restored.
+// after returns the events after a revision, the newest revision, and a channel
+// that is closed when events are added. ok is false if some of the events are
+// no longer kept, or if the revision is a later one of another incarnation,
+// because the pool was restored.
 func (l *eventLog) after(from uint64) (events []*dxpuv1.Event, newest uint64, more <-chan struct{}, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -71,7 +72,7 @@ func (l *eventLog) after(from uint64) (events []*dxpuv1.Event, newest uint64, mo
 	return slices.Clone(l.events[i:]), l.revision, l.more, from >= l.floor && !foreign
 }
 
-// start returns the revision from which nothing is forgotten.
+// start returns the revision after which the log is complete.
 func (l *eventLog) start() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

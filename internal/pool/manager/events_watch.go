@@ -26,7 +26,7 @@ func (s *poolService) WatchEvents(ctx context.Context, req *connect.Request[dxpu
 	if _, _, _, ok := s.m.events.after(at); !ok {
 		return errForgotten()
 	}
-	// The first message says that the watch stands, and from where on.
+	// The first message confirms the watch and its first revision.
 	if err := stream.Send(&dxpuv1.WatchEventsResponse{Revision: at}); err != nil {
 		return err
 	}

@@ -8,8 +8,8 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// ClearGPUErrors implements dxpuv1connect.PoolServiceHandler. The counters of
-// the box go on; what they say now counts as seen.
+// ClearGPUErrors implements dxpuv1connect.PoolServiceHandler. The box goes on
+// counting from its present values.
 func (s *poolService) ClearGPUErrors(ctx context.Context, req *connect.Request[dxpuv1.ClearGPUErrorsRequest]) (*connect.Response[dxpuv1.ClearGPUErrorsResponse], error) {
 	res := &dxpuv1.ClearGPUErrorsResponse{}
 	err := s.m.update(ctx, func(t *tx) error {
@@ -39,7 +39,7 @@ func (t *tx) clearErrors(id string, slot uint32) {
 		}
 	})
 	if was.Reset != was.Done {
-		t.touch(id) // it is no longer wanted
+		t.touch(id) // the reset is no longer wanted
 	}
 	if !was.usable() {
 		t.announceReturn(id, slot, "an operator cleared its errors")

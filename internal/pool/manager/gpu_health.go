@@ -11,23 +11,26 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// The health of a GPU beyond what its box says of it now. Every error that a box
-// counts has a class, and the class an action (package xid):
+// The manager counts the errors that a box reports of a GPU, beside the health that
+// the box reports now. Every error has a class, and the class an action (package
+// gpuerr):
 //
-//	in service --reset----> due: moved off its lease if another GPU fits, then reset
+//	in service --reset----> reset due: moved off its lease if another GPU fits, then reset
 //	in service --replace--> quarantined: replaced at once, as if it had failed
-//	due, or quarantined and its time is over, and unbound --reset by the box--> in service
+//	reset due, or quarantine over, and unbound --reset by the box--> in service
 //
-// A quarantine lasts twice as long each time; an error in it begins it anew.
+// Each quarantine lasts twice as long as the one before; an error during a
+// quarantine starts it again.
 
-// maxErrors bounds how many classes of errors of one GPU are taken in.
+// maxErrors bounds the number of error classes that are counted for a GPU.
 const maxErrors = 64
 
-// resetPatience is how long a box may take to confirm a reset before it is said
-// that it has not.
+// resetPatience is how long a box may take to confirm a reset before the
+// manager makes an event.
 const resetPatience = time.Minute
 
-// newlyFailed lists the slots whose device a report calls failed and the records do not.
+// newlyFailed returns the slots whose device a report calls failed while the
+// records do not.
 func (t *tx) newlyFailed(o *dxpuv1.ObservedState) map[uint32]bool {
 	n := t.nodes.get(o.NodeId)
 	if n.Kind != dxpuv1.NodeKind_NODE_KIND_BOX {
@@ -43,7 +46,8 @@ func (t *tx) newlyFailed(o *dxpuv1.ObservedState) map[uint32]bool {
 	return out
 }
 
-// recordErrors counts the errors that a box reports and does what they call for.
+// recordErrors counts the errors that a box reports and takes the actions that
+// they require.
 func (t *tx) recordErrors(o *dxpuv1.ObservedState, fallen map[uint32]bool) {
 	if t.nodes.get(o.NodeId).Kind != dxpuv1.NodeKind_NODE_KIND_BOX {
 		return
@@ -74,8 +78,8 @@ func (t *tx) recordErrors(o *dxpuv1.ObservedState, fallen map[uint32]bool) {
 	}
 }
 
-// forDevice returns a copy to change, fit for the device that is in the slot now and
-// the run of the proxy that reports.
+// forDevice returns an editable copy for the device that is in the slot now and
+// for the run of the box proxy that reports.
 func (c *faultRecord) forDevice(serial, instance string) *faultRecord {
 	out := &faultRecord{Serial: serial, Instance: instance}
 	if c == nil {
@@ -96,12 +100,13 @@ func (c *faultRecord) forDevice(serial, instance string) *faultRecord {
 	return out
 }
 
-// sameRun reports whether two are of one device and one run.
+// sameRun reports whether two records are of one device and one run of the
+// proxy.
 func (c *faultRecord) sameRun(o *faultRecord) bool {
 	return c != nil && c.Serial == o.Serial && c.Instance == o.Instance
 }
 
-// count takes a counter of the box in and returns how many errors are new.
+// count records a counter of the box and returns the number of new errors.
 func (c *faultRecord) count(e *dxpuv1.DeviceError, now time.Time) uint64 {
 	if e == nil || e.Code == gpuerr.DeviceFailed || e.Count == 0 {
 		return 0
@@ -122,7 +127,8 @@ func (c *faultRecord) count(e *dxpuv1.DeviceError, now time.Time) uint64 {
 	return n
 }
 
-// handleError does what new errors of a GPU call for. The slot's care is one to change.
+// handleError records new errors of a GPU and takes the action that they
+// require. The slot's fault record must be editable.
 func (t *tx) handleError(n *nodeRecord, s *slotRecord, h gpuerr.Occurrence) {
 	c := s.Fault
 	c.Recent = gpuerr.Append(c.Recent, h)
@@ -151,7 +157,7 @@ func (t *tx) handleError(n *nodeRecord, s *slotRecord, h gpuerr.Occurrence) {
 		t.quarantine(c, class.String())
 	}
 	if !c.QuarantinedUntil.IsZero() && action >= gpuerr.Reset {
-		c.QuarantinedUntil = t.now.Add(t.cfg.Quarantine.After(c.Quarantines)) // it has to be quiet
+		c.QuarantinedUntil = t.now.Add(t.cfg.Quarantine.After(c.Quarantines)) // the quarantine starts again
 	}
 	n.ResourceVersion = t.revision()
 }
@@ -163,13 +169,15 @@ func (t *tx) quarantine(c *faultRecord, why string) {
 		return
 	}
 	if !c.Returned.IsZero() && t.now.Sub(c.Returned) >= t.cfg.Quarantine.Max {
-		c.Quarantines = 0 // it has been good for long
+		c.Quarantines = 0 // it was in service for long
 	}
 	c.Quarantines++
 	c.QuarantinedUntil = t.now.Add(t.cfg.Quarantine.After(c.Quarantines))
 }
 
-// advanceRepair takes a GPU that is out of service as far as it gets now.
+// advanceRepair takes the repair of a GPU that is out of service as far as
+// possible: it moves the lease away, then asks the box for a reset, then
+// returns the GPU to service.
 func (t *tx) advanceRepair(id string, slot uint32) {
 	s := t.nodes.get(id).slot(slot)
 	c := s.Fault
@@ -187,7 +195,7 @@ func (t *tx) advanceRepair(id string, slot uint32) {
 		return
 	}
 	if c.Reset == c.Done {
-		revision := t.revision() // no box has seen it, even before a restore
+		revision := t.revision() // no box has carried it out, not even before a restore
 		t.editFault(id, slot, func(c *faultRecord) { c.Reset, c.Asked = revision, t.now })
 		t.touch(id)
 		return
@@ -204,8 +212,8 @@ func (t *tx) advanceRepair(id string, slot uint32) {
 	t.returnToService(id, slot)
 }
 
-// returnToService takes a GPU into service again that has been reset, if its box
-// finds it well.
+// returnToService returns a GPU to service after its reset, if its box reports
+// it healthy.
 func (t *tx) returnToService(id string, slot uint32) {
 	s := t.editFault(id, slot, func(c *faultRecord) { c.Done = c.Reset })
 	t.touch(id) // the reset is no longer wanted
@@ -226,7 +234,7 @@ func (t *tx) announceReturn(id string, slot uint32, why string) {
 	t.event(e, "GPU %s is in service again: %s", e.GpuId, why)
 }
 
-// editFault changes a copy of a slot's care.
+// editFault changes a copy of a slot's fault record.
 func (t *tx) editFault(id string, slot uint32, f func(*faultRecord)) *slotRecord {
 	s := t.nodes.edit(id).slot(slot)
 	c := *s.Fault
@@ -235,7 +243,8 @@ func (t *tx) editFault(id string, slot uint32, f func(*faultRecord)) *slotRecord
 	return s
 }
 
-// resetSeen returns the reset of a slot that its box has carried out last.
+// resetSeen returns the sequence of the last reset of a slot that its box has
+// carried out.
 func (t *tx) resetSeen(id string, slot uint32) uint64 {
 	if l := t.live[id]; l != nil {
 		for _, s := range l.observed.GetSlots() {
@@ -247,7 +256,7 @@ func (t *tx) resetSeen(id string, slot uint32) uint64 {
 	return 0
 }
 
-// desiredResets lists the resets that a box has not confirmed.
+// desiredResets returns the resets that a box has not confirmed.
 func desiredResets(n *nodeRecord) []*dxpuv1.DesiredReset {
 	var out []*dxpuv1.DesiredReset
 	for i := range n.Slots {
@@ -258,7 +267,7 @@ func desiredResets(n *nodeRecord) []*dxpuv1.DesiredReset {
 	return out
 }
 
-// errorsMessage lists a GPU's classes of errors, gravest first.
+// errorsMessage lists a GPU's error classes, the gravest first.
 func (c *faultRecord) errorsMessage() []*dxpuv1.DeviceError {
 	var out []*dxpuv1.DeviceError
 	if c == nil {
@@ -281,8 +290,8 @@ func (c *faultRecord) errorsMessage() []*dxpuv1.DeviceError {
 	return out
 }
 
-// outOfService says why a GPU is not used, "" when its errors do not keep it
-// from that.
+// outOfService returns why a GPU's errors keep it out of service, "" if they do
+// not.
 func (c *faultRecord) outOfService() string {
 	switch {
 	case c.usable():

@@ -30,8 +30,8 @@ func (s *poolService) ListGPUs(ctx context.Context, req *connect.Request[dxpuv1.
 // gpuKey orders GPUs by box and slot.
 func gpuKey(g *dxpuv1.GPU) string { return sortable(g.BoxId+"\x00", uint64(g.Slot)) }
 
-// gpusFrom returns the GPUs that pass the filters of a request, in order, from
-// the box of a key on.
+// gpusFrom returns the GPUs that pass the filters of a request, in order,
+// starting at the box of a key.
 func (t *tx) gpusFrom(visible scope, r *dxpuv1.ListGPUsRequest, after string) iter.Seq[*dxpuv1.GPU] {
 	box, _, _ := strings.Cut(after, "\x00")
 	return func(yield func(*dxpuv1.GPU) bool) {
@@ -55,8 +55,8 @@ func passes(g *dxpuv1.GPU, r *dxpuv1.ListGPUsRequest) bool {
 		(r.Model == "" || r.Model == g.Device.Model) && (r.State == 0 || r.State == g.State) && (r.Health == 0 || r.Health == g.Health)
 }
 
-// boxesFrom returns the boxes, in order and from one on, where GPUs may be that
-// pass the filters: as few of them as the index tells.
+// boxesFrom returns the boxes that may have GPUs which pass the filters, in
+// order, starting at an ID. The indexes narrow them down.
 func (t *tx) boxesFrom(visible scope, r *dxpuv1.ListGPUsRequest, from string) iter.Seq[string] {
 	t.reindex()
 	boxes := t.boxIDs.from(from)
@@ -88,7 +88,7 @@ func (t *tx) boxesFrom(visible scope, r *dxpuv1.ListGPUsRequest, from string) it
 	})
 }
 
-// boxesOf returns the boxes of bindings, in order and each once.
+// boxesOf returns the boxes of bindings, in order, each once.
 func (t *tx) boxesOf(bindings iter.Seq[string]) iter.Seq[string] {
 	set := map[string]bool{}
 	for id := range bindings {

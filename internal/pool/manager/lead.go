@@ -13,26 +13,28 @@ import (
 	"github.com/dxpu-project/dxpu/client"
 )
 
-// storeRetryInterval is the pause before the store is asked again after it refused.
+// storeRetryInterval is the pause before another attempt after the store has
+// failed.
 const storeRetryInterval = 500 * time.Millisecond
 
-// Cluster is a Store that several managers share. One of them leads: it alone
-// reads and writes, and a write of one that leads no longer fails.
+// Cluster is a Store that several managers share. One of them is the leader. It
+// alone reads and writes; a write of a former leader fails.
 type Cluster interface {
 	Store
-	// Campaign waits until this manager leads. lost is closed when it does not
-	// lead any more, at the latest when another one may.
+	// Campaign waits until this manager is the leader. lost is closed when it
+	// no longer is, at the latest when another manager may be.
 	Campaign(ctx context.Context) (lost <-chan struct{}, err error)
-	// Valid reports whether this manager leads for sure: it is false already
-	// while it might have been deposed without knowing it.
+	// Valid reports whether this manager is certainly the leader. It is false
+	// as soon as another manager might have been elected without this one
+	// knowing.
 	Valid() bool
-	// Resign lets another manager lead at once.
+	// Resign lets another manager become the leader at once.
 	Resign(ctx context.Context) error
-	// Managers returns those that are there, as far as is known.
+	// Managers returns the managers of the pool, as far as they are known.
 	Managers() []*dxpuv1.ManagerInfo
 }
 
-// notLeading is what a manager answers that does not lead.
+// notLeading returns the answer of a manager that is not the leader.
 func (m *Manager) notLeading() error {
 	if m.cluster == nil {
 		return connect.NewError(connect.CodeUnavailable, errors.New("the manager is stopping"))
@@ -44,14 +46,14 @@ func (m *Manager) notLeading() error {
 	return connect.NewError(connect.CodeUnavailable, fmt.Errorf("this manager is not the leader; %s is", url))
 }
 
-// errDeposed is what the caller learns whose call was under way when the
-// leadership ended.
+// errDeposed is the answer to a call that was under way when the leadership
+// ended.
 func errDeposed() error {
 	return connect.NewError(connect.CodeUnavailable,
 		errors.New("this manager is no longer the leader; the call may or may not have been carried out: look it up, or repeat it with the same request_id"))
 }
 
-// leaderURL is how the leader is reached, "" where none is known.
+// leaderURL returns the URL of the leader, "" if it is not known.
 func (m *Manager) leaderURL() string {
 	for _, i := range m.cluster.Managers() {
 		if i.Leader {
@@ -61,15 +63,15 @@ func (m *Manager) leaderURL() string {
 	return ""
 }
 
-// Run leads, where there are several managers once it is this one's turn, and
-// keeps the clock: deadlines, lost nodes, the queue. It returns nil when ctx ends,
-// and then no watch is open any more and everything is stored. Call it once.
+// Run works as the leader, after an election if there are several managers, and
+// keeps the clock: deadlines, lost nodes, the queue. It returns nil when ctx
+// ends; all watches have ended then and everything is stored. Call it once.
 func (m *Manager) Run(ctx context.Context) error {
 	m.mu.Lock()
 	m.running = true
 	m.mu.Unlock()
 	defer close(m.stop)
-	said := "" // of what keeps it from leading: once
+	said := "" // the last reason for not leading, which is logged once
 	for ctx.Err() == nil {
 		var lost <-chan struct{}
 		if m.cluster != nil {
@@ -101,8 +103,8 @@ func (m *Manager) Run(ctx context.Context) error {
 	return nil
 }
 
-// beginTerm makes the manager the leader. What it knew of nodes is from another
-// time.
+// beginTerm makes the manager the leader. It drops the reports of nodes from an
+// earlier term.
 func (m *Manager) beginTerm() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -115,7 +117,7 @@ func (m *Manager) beginTerm() {
 
 var errLoading = errors.New("it is being loaded")
 
-// endTerm refuses everything from now on and lets what waits for the store end.
+// endTerm refuses all calls from now on and waits until the store has finished.
 func (m *Manager) endTerm() {
 	m.mu.Lock()
 	m.dropStateLocked(errors.New("the manager is stopping"))
@@ -135,7 +137,7 @@ func (m *Manager) lead(ctx context.Context, lost <-chan struct{}) error {
 	for told, begun := m.cluster == nil, m.cfg.OnLead == nil; ctx.Err() == nil && !isClosed(lost); {
 		loaded := m.load(ctx)
 		if loaded && !told {
-			told = m.announceLeader(ctx) == nil // a store that refuses it refuses the clock, too, which says so
+			told = m.announceLeader(ctx) == nil // Tick logs the error of the store
 		}
 		switch {
 		case !loaded:
@@ -161,8 +163,8 @@ func (m *Manager) lead(ctx context.Context, lost <-chan struct{}) error {
 	return nil
 }
 
-// announceLeader makes the event of a new leader. It is also the first write of a
-// term: one that was deposed before it learns so at once.
+// announceLeader makes the event of a new leader. It is also the first write of
+// a term: a manager that was deposed before then learns of it here.
 func (m *Manager) announceLeader(ctx context.Context) error {
 	url := cmp.Or(m.leaderURL(), "another address")
 	return m.update(ctx, func(t *tx) error {
@@ -171,7 +173,7 @@ func (m *Manager) announceLeader(ctx context.Context) error {
 	})
 }
 
-// load reads the state where there is none and reports whether there is one now.
+// load reads the state if there is none and reports whether there is one now.
 func (m *Manager) load(ctx context.Context) bool {
 	m.mu.Lock()
 	have := m.state != nil
@@ -179,7 +181,7 @@ func (m *Manager) load(ctx context.Context) bool {
 	if have {
 		return true
 	}
-	records, err := m.store.Load(ctx) // may take a while: who asks for the state is told so meanwhile
+	records, err := m.store.Load(ctx) // may take a while, without the lock: calls are refused meanwhile
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err == nil {
@@ -212,13 +214,15 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// leaderOnly refuses calls while another manager leads, before anything is done
-// for them, and says in a header who leads: package endpoint repeats them there.
-// What a call answers is the leader's answer: one that might have been deposed
-// meanwhile, frozen say between reading and answering, does not give it.
+// leaderOnly refuses calls before anything is done for them while another
+// manager is the leader, and names the leader in a header, so that package
+// client can repeat the call there. An answer is the leader's answer: a manager
+// that may have been deposed during the call, because it was frozen for
+// example, does not give it.
 type leaderOnly struct{ m *Manager }
 
-// check returns the refusal and what the header says; nil: this manager leads.
+// check returns the refusal and the value of the header, nil if this manager is
+// the leader.
 func (l leaderOnly) check() (header string, err error) {
 	if l.m.cluster == nil {
 		return "", nil
@@ -264,7 +268,8 @@ func (leaderOnly) WrapStreamingClient(next connect.StreamingClientFunc) connect.
 	return next
 }
 
-// over is closed when the present leadership ends: so do watches.
+// over returns a channel that is closed when the present term ends, and the
+// watches with it.
 func (m *Manager) over() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 )
 
-// poolService is what people and orchestrators call. What it does not
-// implement answers UNIMPLEMENTED.
+// poolService implements the API for persons and orchestrators. Methods that it
+// lacks answer UNIMPLEMENTED.
 type poolService struct {
 	dxpuv1connect.UnimplementedPoolServiceHandler
 	m *Manager

@@ -14,9 +14,9 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// ResizeLease implements dxpuv1connect.PoolServiceHandler. A lease that has the
-// count already is returned whatever the version says: so a call whose answer
-// was lost can be repeated.
+// ResizeLease implements dxpuv1connect.PoolServiceHandler. It returns a lease
+// that already has the count regardless of the version, so that a call whose
+// answer was lost can be repeated.
 func (s *poolService) ResizeLease(ctx context.Context, req *connect.Request[dxpuv1.ResizeLeaseRequest]) (*connect.Response[dxpuv1.ResizeLeaseResponse], error) {
 	r := req.Msg
 	if r.Count < 1 || r.Count > maxGPUs {
@@ -56,8 +56,8 @@ func (t *tx) resize(l *leaseRecord, r *dxpuv1.ResizeLeaseRequest) error {
 	return nil
 }
 
-// grow gives an active lease more GPUs on its host, under the constraints that
-// it has. It goes on as it is until they are attached.
+// grow gives an active lease more GPUs on its host, under the lease's
+// constraints. The lease stays active while they are being attached.
 func (t *tx) grow(l *leaseRecord, count uint32) error {
 	more := count - l.spec.Count
 	q := t.quota(l.spec.Tenant)
@@ -85,7 +85,7 @@ func (t *tx) grow(l *leaseRecord, count uint32) error {
 	return nil
 }
 
-// domainOf returns the domain of the host that a lease's GPUs are in.
+// domainOf returns the domain of the host in which a lease has its GPUs.
 func (t *tx) domainOf(l *leaseRecord) string {
 	for _, id := range t.bindingsOf(l.ID) {
 		b := t.bindings.get(id)
@@ -96,7 +96,8 @@ func (t *tx) domainOf(l *leaseRecord) string {
 	return l.spec.HostDomain
 }
 
-// shrink takes GPUs of a lease away: those after which the rest sits together best.
+// shrink takes GPUs from a lease. It chooses them so that the remaining ones
+// are as close together as possible.
 func (t *tx) shrink(l *leaseRecord, count uint32) {
 	var held []placement.LeasedGPU
 	ids := map[placement.Ref]string{}
@@ -121,8 +122,8 @@ func (t *tx) shrink(l *leaseRecord, count uint32) {
 	}
 }
 
-// setCount changes the number of GPUs that a lease shall have. The spec of
-// before is not changed: others may be reading it.
+// setCount changes the number of GPUs of a lease. It replaces the spec, because
+// others may be reading the old one.
 func (t *tx) setCount(id string, count uint32, why string) *leaseRecord {
 	l := t.editLease(id)
 	was := l.spec.Count
@@ -133,7 +134,7 @@ func (t *tx) setCount(id string, count uint32, why string) *leaseRecord {
 	l.spec.Count = count
 	raw, err := protojson.Marshal(l.spec)
 	if err != nil {
-		// The same strings were encoded when the lease was made, and are valid UTF-8.
+		// The same strings were encoded when the lease was created: they are valid UTF-8.
 		panic("manager: a spec that was stored cannot be encoded: " + err.Error())
 	}
 	l.Spec = raw
@@ -143,8 +144,8 @@ func (t *tx) setCount(id string, count uint32, why string) *leaseRecord {
 	return l
 }
 
-// advanceGrown replaces GPUs that a lease was to get and that could not be
-// attached, or lets the lease be as it was without them.
+// advanceGrown replaces GPUs that were added to a lease and could not be
+// attached, or reduces the lease's count again.
 func (t *tx) advanceGrown(broken []string) {
 	for _, id := range broken {
 		b := t.bindings.get(id)

@@ -9,12 +9,12 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// maxGPUs is the most that one lease may have: no server has more slots.
+// maxGPUs is the largest count of a lease: no server has more slots.
 const maxGPUs = 64
 
 var tenantPattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
 
-// checkSpec names the field that cannot be satisfied ever, and sets defaults.
+// checkSpec sets defaults and checks the spec. The error names the field.
 func checkSpec(s *dxpuv1.LeaseSpec) error {
 	switch {
 	case s == nil:

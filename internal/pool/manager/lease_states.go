@@ -21,7 +21,8 @@ const (
 	leaseFailed    = dxpuv1.LeaseState_LEASE_STATE_FAILED
 )
 
-// advanceLease moves a lease as far as its bindings and the clock allow.
+// advanceLease moves a lease as far as its bindings and the clock allow, and
+// reports whether it changed anything.
 func (t *tx) advanceLease(id string) bool {
 	l := t.leases.get(id)
 	if l.ended() {
@@ -45,7 +46,7 @@ func (t *tx) advanceLease(id string) bool {
 	}
 }
 
-// advanceHolding keeps a lease supplied with GPUs.
+// advanceHolding replaces broken GPUs of a lease and sets its state.
 func (t *tx) advanceHolding(id string) bool {
 	var broken, grown []string
 	var good, up, coming int
@@ -93,15 +94,16 @@ func (t *tx) advanceHolding(id string) bool {
 	return t.updateLeaseState(id, good, up, coming) || replaced
 }
 
-// retryPaused reports whether a lease that works waits before it tries again what
-// has just failed twice.
+// retryPaused reports whether a lease that is in use pauses before it tries
+// again to attach a GPU: the attempt has failed twice in a row. If so, it
+// schedules the lease for the end of the pause.
 func (t *tx) retryPaused(l *leaseRecord, b *bindingRecord) bool {
 	return !l.ActiveTime.IsZero() && b.Replaces != "" && b.Reason == dxpuv1.Reason_REASON_ATTACH_FAILED &&
 		!t.dueOrSchedule(subject{leaseSubject, l.ID}, b.since().Add(attachRetry))
 }
 
-// updateLeaseState sets the state that follows from the number of GPUs that a lease has,
-// beside those with which it is to grow.
+// updateLeaseState sets the state that follows from the number of GPUs of a
+// lease. GPUs that are being added by a resize do not count.
 func (t *tx) updateLeaseState(id string, good, up, coming int) bool {
 	l := t.leases.get(id)
 	want := int(l.spec.Count) - coming
@@ -119,8 +121,8 @@ func (t *tx) updateLeaseState(id string, good, up, coming int) bool {
 	return true
 }
 
-// replace finds GPUs in the place of those that a lease lost, spares included,
-// for the same slots of the same host. It reports whether all were found.
+// replace finds GPUs for the broken bindings of a lease, including spares, for
+// the same slots of the same host. It reports whether it found all of them.
 func (t *tx) replace(broken []string) bool {
 	l := t.leases.get(t.bindings.get(broken[0]).LeaseID)
 	d := t.findReplacements(l, broken)
@@ -139,13 +141,14 @@ func (t *tx) replace(broken []string) bool {
 	return len(d.Picks) == len(broken)
 }
 
-// findReplacements looks for all of the broken ones at once, so that GPUs which
-// must sit together move together; where they need not, for as many as there are.
+// findReplacements looks for all replacements together, so that GPUs which must
+// be together stay together. If they need not be, it returns those that it
+// finds.
 func (t *tx) findReplacements(l *leaseRecord, broken []string) placement.Decision {
 	req := t.replacement(l, broken)
 	d := t.chooseGPUs(req)
 	if !d.OK() && !l.ActiveTime.IsZero() {
-		// Better one that could not be attached before than none.
+		// A GPU that could not be attached before is better than none.
 		req.Exclude = nil
 		d = t.chooseGPUs(req)
 	}
@@ -156,9 +159,9 @@ func (t *tx) findReplacements(l *leaseRecord, broken []string) placement.Decisio
 	return d
 }
 
-// replacement says what may replace the broken ones: the lease's wishes, the
-// model that it got first, none of the GPUs that it could not attach, and beside
-// those that it still has.
+// replacement returns the placement request for replacements: the lease's
+// constraints, its model, close to the GPUs that it still has, and none of the
+// GPUs that it could not attach.
 func (t *tx) replacement(l *leaseRecord, broken []string) placement.Request {
 	req := requestOf(l.spec)
 	req.Count, req.UseSpares = len(broken), true
@@ -180,12 +183,12 @@ func (t *tx) replacement(l *leaseRecord, broken []string) placement.Request {
 	return req
 }
 
-// excludesGPU reports whether the lease shall not get that GPU again at once.
+// excludesGPU reports whether the lease should not get that GPU again at once.
 func (b *bindingRecord) excludesGPU() bool {
 	return b.Reason == dxpuv1.Reason_REASON_ATTACH_FAILED || b.Reason == dxpuv1.Reason_REASON_REPLACED
 }
 
-// bindReplacement binds a GPU in the place of one that is broken.
+// bindReplacement binds a GPU in place of a broken one.
 func (t *tx) bindReplacement(id string, pick placement.Ref) {
 	b := t.bindings.edit(id)
 	l := t.editLease(b.LeaseID)
@@ -208,7 +211,7 @@ func (t *tx) modelOf(b *bindingRecord) string {
 	return ""
 }
 
-// endLease begins to give back everything that a lease has.
+// endLease begins to release all GPUs of a lease.
 func (t *tx) endLease(id string, reason dxpuv1.Reason, why string, grace bool) {
 	l := t.leases.get(id)
 	for _, b := range t.bindingsOf(id) {
@@ -235,9 +238,9 @@ func (t *tx) advanceReleasing(id string) bool {
 	return true
 }
 
-// leaseNeedNotWait reports whether a lease need not wait for a binding any longer: what
-// is left of it is on nodes that are away, and is fenced off and kept on record
-// until they return.
+// leaseNeedNotWait reports whether a lease may end without waiting for a
+// binding any longer: the rest of the binding is on nodes that do not report.
+// It stays fenced off and on record until they return.
 func (t *tx) leaseNeedNotWait(b *bindingRecord) bool {
 	if b.State == released {
 		return true
@@ -246,7 +249,7 @@ func (t *tx) leaseNeedNotWait(b *bindingRecord) bool {
 		(b.HostClear || t.awayOrSchedule(b.HostID)) && (b.BoxClear || t.awayOrSchedule(b.BoxID))
 }
 
-// setLeaseState moves a lease into a state and says so.
+// setLeaseState moves a lease into a state and makes the event.
 func (t *tx) setLeaseState(id string, s dxpuv1.LeaseState, why string) {
 	l := t.editLease(id)
 	l.State, l.StateReason = s, truncate(why, maxReason)

@@ -7,40 +7,43 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
 )
 
-// The records of what is being maintained. They are not changed once stored:
-// a change makes a new one.
+// The records of drains, faults and unstable nodes. They are not changed once
+// stored: a change makes a new record.
 
-// drain says that what is bound at a target shall go somewhere else.
+// drain is a request to move all bindings away from a target.
 type drain struct {
 	Since time.Time `json:"since"`
-	// Deadline is when what could not be moved is taken away; zero: never.
+	// Deadline is when bindings that could not be moved are released; zero:
+	// never.
 	Deadline time.Time `json:"deadline,omitzero"`
-	// Done: nothing is bound at the target any more.
+	// Done is set once nothing is bound at the target.
 	Done bool `json:"done,omitempty"`
 }
 
-// faultRecord is what a GPU's errors have come to.
+// faultRecord holds the errors of a GPU and the state of its repair.
 type faultRecord struct {
-	// Serial is the device's: another one in the slot starts anew.
+	// Serial is that of the device: the record of another device in the slot
+	// starts empty.
 	Serial string `json:"serial,omitempty"`
-	// Instance is the run of the box proxy that Errors[].Seen are counted by.
+	// Instance is the run of the box proxy whose counters Errors[].Seen
+	// follows.
 	Instance string       `json:"instance,omitempty"`
 	Errors   []errorCount `json:"errors,omitempty"` // by code
-	// Recent is what may still add up to something graver.
+	// Recent lists the errors that may still escalate together.
 	Recent []gpuerr.Occurrence `json:"recent,omitempty"`
-	// Reset is the sequence of the reset that was asked for last, Done of the
-	// one that the box has confirmed.
+	// Reset is the sequence of the last reset that was requested, Done of the
+	// last one that the box has confirmed.
 	Reset uint64    `json:"reset,omitempty"`
 	Done  uint64    `json:"done,omitempty"`
-	Asked time.Time `json:"asked,omitzero"` // when it was asked for, or the delay was spoken of
-	// ResetDue: the GPU must be reset before it serves again.
+	Asked time.Time `json:"asked,omitzero"` // time of the request, or of the last event about its delay
+	// ResetDue is set when the GPU must be reset before it may serve again.
 	ResetDue bool `json:"due,omitempty"`
-	// QuarantinedUntil: the GPU is out of service at least so long; zero: it is not. Why
-	// says in words.
+	// QuarantinedUntil is the earliest end of the quarantine; zero: none. Why
+	// is its reason.
 	QuarantinedUntil time.Time `json:"until,omitzero"`
 	Why              string    `json:"why,omitempty"`
-	// Quarantines is how often it was taken out of service; Returned is when it came
-	// back last.
+	// Quarantines counts the quarantines; Returned is when the GPU last
+	// returned to service.
 	Quarantines int       `json:"times,omitempty"`
 	Returned    time.Time `json:"returned,omitzero"`
 }
@@ -54,23 +57,23 @@ type errorCount struct {
 	Last   time.Time `json:"last"`
 }
 
-// stability is how often a node was lost.
+// stability records how often a node was lost.
 type stability struct {
-	Lost []time.Time `json:"lost,omitempty"` // of late, oldest first
-	// Unstable: no new bindings until it has been there for a while.
+	Lost []time.Time `json:"lost,omitempty"` // recent losses, oldest first
+	// Unstable is set while the node gets no new bindings.
 	Unstable bool `json:"unstable,omitempty"`
-	// Times is how often it has become unstable.
+	// Times counts how often the node has become unstable.
 	Times int `json:"times,omitempty"`
-	// Since is when it came back last.
+	// Since is when the node last came back.
 	Since time.Time `json:"since,omitzero"`
 }
 
-// takesBindings reports whether a node is taken for new bindings, if it reports.
+// takesBindings reports whether a node may get new bindings while it reports.
 func (n *nodeRecord) takesBindings() bool {
 	return n.Cordon == nil && !n.Deleting && (n.Stability == nil || !n.Stability.Unstable)
 }
 
-// takesBindings reports whether a slot is taken for new bindings, if its node is.
+// takesBindings reports whether a slot may get new bindings if its node may.
 func (s *slotRecord) takesBindings() bool {
 	return s.Cordon == nil && s.Health == dxpuv1.Health_HEALTH_OK && s.Fault.usable()
 }
@@ -78,8 +81,8 @@ func (s *slotRecord) takesBindings() bool {
 // usable reports whether a GPU's errors let it serve.
 func (c *faultRecord) usable() bool { return c == nil || !c.ResetDue && c.QuarantinedUntil.IsZero() }
 
-// maintain sees to what is being maintained at a node, and sets the alarm for
-// what is to be looked at later.
+// maintain advances the drains, repairs and probation of a node, and schedules
+// the next look.
 func (t *tx) maintain(id string) {
 	t.advanceProbation(id)
 	n := t.nodes.get(id)
@@ -95,14 +98,14 @@ func (t *tx) maintain(id string) {
 	}
 }
 
-// maintainInterval is how often something that is being maintained is looked at
-// when nothing else says that it has changed.
+// maintainInterval is the pause between two looks at an ongoing drain or repair
+// when nothing else changes.
 const maintainInterval = 250 * time.Millisecond
 
-// maintainSoon sees to it that a node is maintained again soon.
+// maintainSoon schedules the next look at a node's maintenance.
 func (t *tx) maintainSoon(id string) {
 	t.dueOrSchedule(subject{nodeSubject, id}, t.now.Add(maintainInterval))
 }
 
-// draining reports whether what is bound is still on its way out.
+// draining reports whether bindings are still moving away.
 func (c *cordon) draining() bool { return c != nil && c.Drain != nil && !c.Drain.Done }

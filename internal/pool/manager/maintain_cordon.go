@@ -25,7 +25,7 @@ func (s *poolService) Uncordon(ctx context.Context, req *connect.Request[dxpuv1.
 	return connect.NewResponse(&dxpuv1.UncordonResponse{}), nil
 }
 
-// cordon sets a target's cordon, nil to take it away.
+// cordon sets a target's cordon; nil removes it.
 func (m *Manager) cordon(ctx context.Context, target *dxpuv1.Target, version uint64, c *cordon) error {
 	return m.update(ctx, func(t *tx) error {
 		n, err := t.target(target)
@@ -40,7 +40,7 @@ func (m *Manager) cordon(ctx context.Context, target *dxpuv1.Target, version uin
 	})
 }
 
-// target finds the node that a target is or belongs to.
+// target returns the node of a target.
 func (t *tx) target(target *dxpuv1.Target) (*nodeRecord, error) {
 	node := func(kind, id string, want dxpuv1.NodeKind) (*nodeRecord, error) {
 		if n := t.nodes.get(id); n != nil && n.Kind == want && !n.Deleting {
@@ -63,7 +63,7 @@ func (t *tx) target(target *dxpuv1.Target) (*nodeRecord, error) {
 	return nil, invalid("target: one of gpu_id, box_id and host_id must be set")
 }
 
-// setCordon changes a target that exists.
+// setCordon sets or removes the cordon of a target that exists.
 func (t *tx) setCordon(target *dxpuv1.Target, c *cordon) {
 	n, err := t.target(target)
 	if err != nil {
@@ -78,7 +78,7 @@ func (t *tx) setCordon(target *dxpuv1.Target, c *cordon) {
 	}
 	e := nodeEvent(n, typ)
 	if id := target.GetGpuId(); id != "" {
-		_, s, _ := t.gpu(id) // of the record being edited
+		_, s, _ := t.gpu(id) // of the editable record
 		s.Cordon = c
 		what, e.GpuId = id, id
 	} else {

@@ -15,20 +15,19 @@ import (
 
 // Drain implements dxpuv1connect.PoolServiceHandler.
 //
-// What is wanted is written down with the cordon, and everything else follows
-// from that as time goes by, so that it goes on after a restart; taking the
-// cordon away ends it.
+// The request is stored with the cordon, so that the drain goes on after a restart;
+// removing the cordon ends it.
 //
-// Of a GPU or box each binding moves to another GPU under the constraints of its
-// lease, spares included, one at a time per lease so that leases stay up; GPUs
-// that must sit together move together. Without a deadline nothing is taken from
-// a lease for which there is no other GPU. At the deadline what is left is
-// taken; its leases are degraded and get the next GPU that fits.
+// Each binding of a GPU or box moves to another GPU under the constraints of its
+// lease. Spares may be used. One binding per lease moves at a time, so that leases
+// stay up; GPUs that must be together move together. Without a deadline no lease
+// loses a GPU that cannot be replaced. At the deadline the remaining bindings are
+// released; their leases are degraded and get the next GPU that fits.
 //
-// A GPU of a host cannot move: it is plugged into a VM that is there. So nothing
-// happens before the deadline, in which leases may end by themselves. At the
-// deadline the leases of the host give their GPUs up: one that may wait and is
-// not pinned to the host goes back into the queue, the others end.
+// A GPU of a host cannot move, because it is plugged into a VM there. So nothing
+// happens before the deadline, and leases may end by themselves. At the deadline
+// the leases of the host lose their GPUs: a lease that may wait and is not pinned
+// to the host goes back into the queue, the others end.
 func (s *poolService) Drain(ctx context.Context, req *connect.Request[dxpuv1.DrainRequest]) (*connect.Response[dxpuv1.DrainResponse], error) {
 	r := req.Msg
 	if err := checkDuration("deadline", r.Deadline); err != nil {
@@ -63,7 +62,7 @@ func (s *poolService) Drain(ctx context.Context, req *connect.Request[dxpuv1.Dra
 	return connect.NewResponse(res), nil
 }
 
-// targetName is the ID of a node or of the GPU in its slot.
+// targetName returns the ID of a node or of the GPU in its slot.
 func targetName(n *nodeRecord, s *slotRecord) string {
 	if s != nil {
 		return gpuID(n.ID, s.Slot)
@@ -79,8 +78,7 @@ func drainEvent(n *nodeRecord, s *slotRecord, typ dxpuv1.EventType) *dxpuv1.Even
 	return e
 }
 
-// boundAt returns the bindings of which something is left at a node, or at one
-// of its slots.
+// boundAt returns the bindings that still occupy a node, or one of its slots.
 func (t *tx) boundAt(n *nodeRecord, s *slotRecord) []string {
 	if s != nil {
 		if b := t.holderOf(placement.Ref{Box: n.ID, Slot: s.Slot}); b != nil {
@@ -94,7 +92,7 @@ func (t *tx) boundAt(n *nodeRecord, s *slotRecord) []string {
 	})
 }
 
-// advanceDrain takes a drain as far as it goes now.
+// advanceDrain takes a drain as far as possible.
 func (t *tx) advanceDrain(n *nodeRecord, s *slotRecord) {
 	c := n.Cordon
 	if s != nil {
@@ -129,7 +127,7 @@ func (t *tx) advanceDrain(n *nodeRecord, s *slotRecord) {
 	}
 }
 
-// drained writes down that nothing is bound at a target any more.
+// drained records that nothing is bound at a target any more.
 func (t *tx) drained(id string, s *slotRecord, c *cordon) {
 	d := *c.Drain
 	d.Done = true
@@ -145,8 +143,8 @@ func (t *tx) drained(id string, s *slotRecord, c *cordon) {
 	t.event(drainEvent(n, s, dxpuv1.EventType_EVENT_TYPE_DRAINED), "%s is drained: nothing is bound there", targetName(n, s))
 }
 
-// evictFromHost ends a lease on a host, or sends it back into the queue if it may
-// get its GPUs on another one.
+// evictFromHost ends a lease on a host, or returns it to the queue if it may
+// get GPUs on another host.
 func (t *tx) evictFromHost(l *leaseRecord) {
 	why := fmt.Sprintf("host %s is drained", l.HostID)
 	if l.spec.Wait && l.spec.HostId == "" {
@@ -157,9 +155,9 @@ func (t *tx) evictFromHost(l *leaseRecord) {
 }
 
 // moveAway moves bindings of a lease to other GPUs: the first of them, or all
-// where they must sit together; nothing while something of the lease is on its
-// way, so that no lease loses more than that at a time. It reports whether it
-// could or need not.
+// if they must be together. It moves nothing while a GPU of the lease is being
+// attached, so that the lease loses no more at a time. It reports whether the
+// move was possible or not necessary.
 func (t *tx) moveAway(l *leaseRecord, ids []string, reason dxpuv1.Reason) bool {
 	if l.State != leaseActive || t.isAttaching(l) {
 		return l.State != leaseDegraded
@@ -182,12 +180,13 @@ func (t *tx) moveAway(l *leaseRecord, ids []string, reason dxpuv1.Reason) bool {
 	return true
 }
 
-// mustBeTogether reports whether the GPUs of a lease must sit together.
+// mustBeTogether reports whether the GPUs of a lease must be in one box or
+// NVLink domain.
 func mustBeTogether(s *dxpuv1.LeaseSpec) bool {
 	return s.SameBox == dxpuv1.Preference_PREFERENCE_REQUIRED || s.Nvlink == dxpuv1.Preference_PREFERENCE_REQUIRED
 }
 
-// isAttaching reports whether a lease is being given a GPU.
+// isAttaching reports whether a GPU is being attached for a lease.
 func (t *tx) isAttaching(l *leaseRecord) bool {
 	return slices.ContainsFunc(t.bindingsOf(l.ID), func(id string) bool {
 		b := t.bindings.get(id)
@@ -195,7 +194,7 @@ func (t *tx) isAttaching(l *leaseRecord) bool {
 	})
 }
 
-// reportStuck says once why bindings cannot move.
+// reportStuck makes an event, once per binding, about why bindings cannot move.
 func (t *tx) reportStuck(l *leaseRecord, ids, why []string) {
 	for _, id := range ids {
 		if t.bindings.get(id).NoSpare {

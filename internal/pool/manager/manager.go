@@ -1,12 +1,12 @@
-// Package manager is DXPU_MANAGER: it owns the pool. It knows every box, slot
-// and host, allocates GPUs to hosts, binds and unbinds them, and replaces broken
-// ones from the spares (paper, sections 3.1 to 3.3.1 and 5.2).
+// Package manager is DXPU_MANAGER, which owns the pool. It knows every box, slot and
+// host, allocates GPUs to hosts, binds and unbinds them, and replaces broken GPUs by
+// spares (paper, sections 3.1 to 3.3.1 and 5.2).
 //
-// The Manager is a set of records, a pure placement policy and a few transitions
-// that are driven by three inputs: calls of the API, reports of the nodes and the
-// clock. Each input is one transaction on the Store: records change, the desired
-// state of nodes follows from the records, events tell what happened. Nothing
-// is sent to anybody from within: nodes and people watch.
+// The Manager consists of a set of records, a pure placement policy and a few state
+// transitions. Three inputs drive it: calls of the API, reports of the nodes, and the
+// clock. Each input is one transaction on the Store, which changes records; the
+// desired states of the nodes follow from the records, and events tell what happened.
+// The Manager sends nothing by itself: nodes and persons watch.
 //
 // Files are named by concern:
 //
@@ -18,8 +18,8 @@
 //	node*, gpu*, maintain*               reports and health, cordons and drains
 //	api*, access*, events*, metrics      calls, callers and what they may do, events
 //
-// Invariant: a box slot belongs to at most one binding that its box has not
-// confirmed to be rid of; a host slot is wanted by the host for at most one binding.
+// Invariant: a box slot belongs to at most one binding whose removal the box has not
+// confirmed. The desired state of a host has at most one binding for a host slot.
 package manager
 
 import (
@@ -34,53 +34,59 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// Config has usable defaults for everything but the join token.
+// Config configures a Manager. Every field but JoinToken has a usable default.
 type Config struct {
-	// JoinToken lets nodes enrol. Needed.
+	// JoinToken authorizes nodes to enrol. It is required.
 	JoinToken string
-	// Store keeps the state; nil: memory.
+	// Store keeps the state; nil: in memory.
 	Store Store
-	// Reserve is what is held back as spares.
+	// Reserve is the number of GPUs that are held back as spares.
 	Reserve placement.Reserve
-	// Heartbeat is how often nodes report. 0: 250 ms.
+	// Heartbeat is the interval of the nodes' reports. 0: 250 ms.
 	Heartbeat time.Duration
-	// ReportRate is how many reports a second the manager takes: where there are
-	// more nodes, each reports less often, and may be silent for longer. 0: 4,000.
+	// ReportRate is the number of reports a second that the manager accepts. If
+	// there are more nodes, each reports less often, and may be silent for
+	// longer. 0: 4,000.
 	ReportRate int
-	// LostAfter is how long a node may be silent before it counts as lost. 0: 1 s.
-	// A lost box costs its bindings only when their hosts have lost the link too.
+	// LostAfter is how long a node may be silent before it counts as lost. 0: 1
+	// s. A lost box costs its bindings only if their hosts have lost the link
+	// too.
 	LostAfter time.Duration
-	// LinkGrace is how long a host may say that a link is lost while the box
-	// goes on reporting, before the GPU is replaced. 0: 2 s.
+	// LinkGrace is how long a host may report a lost link while the box
+	// reports, before the GPU is replaced. 0: 2 s.
 	LinkGrace time.Duration
 	// AttachTimeout bounds PREPARING and READY each. 0: 20 s.
 	AttachTimeout time.Duration
-	// UnplugTimeout is how long a guest may take to let go of a device. 0: 5 s.
+	// UnplugTimeout is how long a guest may take to release a device. 0: 5 s.
 	UnplugTimeout time.Duration
-	// MTU is the largest UDP payload of a path that names none, in bytes. 0: 1472.
+	// MTU is the largest UDP payload, in bytes, of a path without a value of
+	// its own. 0: 1472.
 	MTU uint32
-	// KeepEnded is how many leases that are over are remembered at the most. 0: 50,000.
+	// KeepEnded bounds the number of ended leases that are kept. 0: 50,000.
 	KeepEnded int
-	// Quarantine is how long a GPU with grave errors is kept out of service; a
-	// GPU that was good for Max begins anew. 0: 10 minutes to a day.
+	// Quarantine is how long a GPU with grave errors stays out of service. It
+	// starts again at Base for a GPU that served for Max. 0: 10 minutes to a
+	// day.
 	Quarantine gpuerr.Backoff
-	// Probation is how long a node that was lost again and again must be there
-	// before it gets new bindings. 0: 30 s to 10 minutes.
+	// Probation is how long a node that was lost repeatedly must report before
+	// it gets new bindings. 0: 30 s to 10 minutes.
 	Probation gpuerr.Backoff
-	// Open says what callers without a credential may do; the zero value lets
-	// them enrol nodes and nothing else.
+	// Open selects what callers without a credential may do. The zero value
+	// lets them only enrol nodes.
 	Open Open
-	// CallRate is how many calls a second each person or program may make in the
-	// long run; five seconds' worth of them may come at once. 0: 500; negative: no limit.
+	// CallRate is the number of calls a second for each person or program in
+	// the long run; the calls of five seconds may come at once. 0: 500;
+	// negative: no limit.
 	CallRate float64
-	// CertificateLife is how long certificates of nodes and managers last. 0: 30 days.
+	// CertificateLife is how long certificates of nodes and managers are valid.
+	// 0: 30 days.
 	CertificateLife time.Duration
-	// Version is shown to people.
+	// Version is the program's version, for display.
 	Version string
-	// OnLead is called by Run each time the manager begins to lead, once its
-	// state is read; nil: nothing. An error ends Run.
+	// OnLead is called by Run each time the manager has become the leader and
+	// has read the state; nil: nothing. An error ends Run.
 	OnLead func(ctx context.Context) error
-	// Log gets the events; nil: nothing. Secrets are never logged.
+	// Log receives the events; nil: nothing. Secrets are never logged.
 	Log *slog.Logger
 	// Now is the clock; nil: time.Now.
 	Now func() time.Time
@@ -91,26 +97,26 @@ const (
 	defaultHeartbeat     = 250 * time.Millisecond
 	defaultReportRate    = 4_000           // 0.11 ms of a processor each, with the network: dxpu bench manager
 	defaultLostAfter     = time.Second     // four heartbeats
-	defaultLinkGrace     = 2 * time.Second // longer than a box takes to be counted as lost
+	defaultLinkGrace     = 2 * time.Second // longer than LostAfter
 	defaultAttachTimeout = 20 * time.Second
 	defaultUnplugTimeout = 5 * time.Second
 	defaultMTU           = 1472 // Ethernet's 1500 without the headers of IPv4 and UDP
-	// unplugSlack is what the host gets on top of UnplugTimeout for the forced
-	// removal and its report, before the box fences it off.
+	// unplugSlack is the time that the host gets beyond UnplugTimeout for the
+	// forced removal and its report, before the box fences it off.
 	unplugSlack = 3 * time.Second
-	// maxAttempts bounds how many bindings per GPU of a lease may fail before it
-	// has been ACTIVE; then the fault is hardly the GPUs'.
+	// maxAttempts bounds the number of failed bindings per GPU of a lease
+	// before it is first ACTIVE. Beyond it the GPUs are hardly the cause.
 	maxAttempts = 3
-	// attachRetry is the pause of a lease that works before it tries again to
-	// attach what failed: the fault is likely to last.
+	// attachRetry is the pause before a lease in use tries again to attach a
+	// GPU: the fault is likely to last.
 	attachRetry = 5 * time.Second
-	// keepEnded is how long leases that are over are remembered.
+	// keepEnded is how long ended leases are kept.
 	keepEnded = time.Hour
-	// defaultKeepEnded is how many of them at the most: some hundred megabytes.
+	// defaultKeepEnded bounds their number: some hundred megabytes.
 	defaultKeepEnded = 50_000
-	// keepReleased is how many released bindings a lease remembers.
+	// keepReleased is the number of released bindings that a lease keeps.
 	keepReleased = 8
-	// tickInterval is how finely deadlines are kept.
+	// tickInterval is the resolution of deadlines.
 	tickInterval = 50 * time.Millisecond
 )
 
@@ -152,27 +158,28 @@ type Manager struct {
 	metrics *metrics
 	events  *eventLog
 	stop    chan struct{} // closed when Run ends
-	cluster Cluster       // the store, where managers share it; nil: this manager is the only one
+	cluster Cluster       // the store, if several managers share it; nil: this manager is alone
 	stores  sync.WaitGroup
 
 	mu    sync.Mutex
-	state *state               // nil: to be read first
+	state *state               // nil: not read yet
 	live  map[string]*liveNode // what nodes reported
-	// What is on its way to the store, the newest last; storing: somebody stores it.
+	// Transactions on their way to the store, the newest last. storing is set while
+	// a goroutine stores them.
 	waiting []*commit
-	last    *commit // the newest, stored or not; nil: none since the state was read
+	last    *commit // the newest transaction, stored or not; nil: none since the state was read
 	storing bool
-	trouble error // why there is no state
+	trouble error // why state is nil
 	running bool
 	leads   bool          // always true without a cluster
-	term    chan struct{} // closed when the manager does not lead any more
+	term    chan struct{} // closed when the leadership ends
 
 	ca      ca
 	refused refusals
 	limits  *limits
 }
 
-// New loads the state, or makes a new pool where there is none.
+// New loads the state, or creates a new pool if there is none.
 func New(ctx context.Context, cfg Config) (*Manager, error) {
 	if len(cfg.JoinToken) < 8 {
 		return nil, errors.New("manager: a join token of at least 8 characters is needed")
@@ -203,8 +210,8 @@ func New(ctx context.Context, cfg Config) (*Manager, error) {
 	return m, nil
 }
 
-// Tick does what is due now, in as many transactions as that takes. Run calls
-// it; tests with a clock of their own do too.
+// Tick carries out what is due now, in as many transactions as necessary. Run
+// calls it, and so do tests with their own clock.
 func (m *Manager) Tick(ctx context.Context) error {
 	for m.unfinished() {
 		if err := m.update(ctx, func(*tx) error { return nil }); err != nil {

@@ -9,8 +9,8 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// metrics are what /metrics shows: totals read when asked, and what happened,
-// counted as it does.
+// metrics serves /metrics: totals that are read on request, and counters of
+// events.
 type metrics struct {
 	registry *prometheus.Registry
 	events   *prometheus.CounterVec
@@ -51,7 +51,7 @@ func newMetrics(m *Manager) *metrics {
 	return x
 }
 
-// stored counts a batch that went to the store.
+// stored counts a batch that was sent to the store.
 func (x *metrics) stored(transactions int, took time.Duration, err error) {
 	if err != nil {
 		x.failures.Inc()
@@ -68,16 +68,17 @@ func (x *metrics) event(e *dxpuv1.Event) {
 	}
 }
 
-// poolCollector turns the pool's totals into gauges.
+// poolCollector reports the pool's totals as gauges.
 type poolCollector struct{ m *Manager }
 
-// The gauges of a poolCollector; what names them is their first label.
+// poolDesc describes a gauge of a poolCollector. The label tells its values
+// apart.
 func poolDesc(name, help string) *prometheus.Desc {
 	return prometheus.NewDesc("dxpu_pool_"+name, help, []string{"state"}, nil)
 }
 
-// Describe implements prometheus.Collector. It names nothing: what there is to
-// collect depends on whether the manager leads.
+// Describe implements prometheus.Collector. It describes nothing, because the
+// metrics depend on whether the manager is the leader.
 func (*poolCollector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.

@@ -16,7 +16,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/auth"
 )
 
-// nodeService is what the proxies call. What it does not implement answers
+// nodeService implements the API for the proxies. Methods that it lacks answer
 // UNIMPLEMENTED.
 type nodeService struct {
 	dxpuv1connect.UnimplementedNodeServiceHandler
@@ -25,7 +25,7 @@ type nodeService struct {
 
 var nodeNamePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{0,62}$`)
 
-// errCredential is all that a caller without the right credential learns.
+// errCredential is the answer to every caller with a wrong node credential.
 func errCredential() error {
 	return connect.NewError(connect.CodeUnauthenticated, errors.New("unknown node or wrong credential: enrol again with a join token"))
 }
@@ -75,7 +75,7 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 		n.CredentialHash = auth.Hash(credential)
 		n.ResourceVersion = t.revision()
 		n.Version = truncateText(r.Version)
-		n.Certificates = nil // those of before are revoked
+		n.Certificates = nil // this revokes the old ones
 		res.ClusterId, res.NodeNumber = t.meta.ClusterID, n.Number
 		if csr != nil {
 			res.CaPem = string(authority.PEM())
@@ -89,7 +89,7 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 	return connect.NewResponse(res), nil
 }
 
-// exists reports a node that has been deleted since its call was let in.
+// exists returns an error if the node was deleted after its call was admitted.
 func exists(t *tx, node string) error {
 	if t.nodes.get(node) == nil {
 		return errCredential()
@@ -111,7 +111,7 @@ func (s *nodeService) WatchDesired(ctx context.Context, req *connect.Request[dxp
 			n := t.nodes.get(req.Msg.NodeId)
 			changed = s.m.liveLocked(n.ID).changed
 			if req.Msg.ClusterId != t.meta.ClusterID && !sent {
-				known = 0 // a revision of another pool
+				known = 0 // known is a revision of another pool
 			}
 			if n.DesiredRevision != known {
 				d = t.desired(n)
@@ -126,7 +126,7 @@ func (s *nodeService) WatchDesired(ctx context.Context, req *connect.Request[dxp
 				return err
 			}
 			known, sent = d.Revision, true
-			continue // it may have changed while it was being sent
+			continue // the state may have changed meanwhile
 		}
 		idling(ctx)
 		select {

@@ -13,7 +13,8 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/auth"
 )
 
-// forgetRetry is how often a node that is to be forgotten is looked at.
+// forgetRetry is the interval at which a node that is being deleted is
+// examined.
 const forgetRetry = time.Second
 
 // DeleteNode implements dxpuv1connect.PoolServiceHandler.
@@ -39,8 +40,8 @@ func (s *poolService) DeleteNode(ctx context.Context, req *connect.Request[dxpuv
 	return connect.NewResponse(&dxpuv1.DeleteNodeResponse{}), nil
 }
 
-// deleteNode revokes what a node proves itself with, at once, and takes away what
-// it holds. The record goes when nothing is bound there any more.
+// deleteNode revokes the credentials of a node at once and takes its bindings
+// down. The record remains until nothing is bound at the node.
 func (t *tx) deleteNode(id string) {
 	t.touch(id)
 	n := t.nodes.edit(id)
@@ -54,7 +55,7 @@ func (t *tx) deleteNode(id string) {
 	for _, bid := range t.bindingsAt(id) {
 		b := t.bindings.edit(bid)
 		why := fmt.Sprintf("%s %s was deleted", kindWord(n.Kind), id)
-		// There is nobody left to ask: the other side fences the node off.
+		// The node does not answer any more: the other side fences it off.
 		if n.Kind == dxpuv1.NodeKind_NODE_KIND_BOX {
 			b.BoxClear = true
 			if b.serving() {
@@ -71,14 +72,14 @@ func (t *tx) deleteNode(id string) {
 }
 
 const (
-	// deletedNodesID is the record of the nodes that were deleted.
+	// deletedNodesID is the record of the credentials of deleted nodes.
 	deletedNodesID = "deleted-nodes"
-	// maxDeletedNodes bounds it; the oldest are forgotten.
+	// maxDeletedNodes bounds it; the oldest are dropped.
 	maxDeletedNodes = 4096
 )
 
-// rememberDeleted remembers the credential of a deleted node: such a node, which still has
-// the join token, shall not come back by itself.
+// rememberDeleted records the credential of a deleted node. The node still has
+// the join token, but must not enrol again by itself.
 func (t *tx) rememberDeleted(hash []byte) {
 	next := &secretRecord{}
 	if old := t.secrets.get(deletedNodesID); old != nil {
@@ -88,18 +89,19 @@ func (t *tx) rememberDeleted(hash []byte) {
 	t.secrets.put(deletedNodesID, next)
 }
 
-// wasDeleted reports whether a credential was that of a deleted node.
+// wasDeleted reports whether a credential belonged to a deleted node.
 func (t *tx) wasDeleted(credential string) bool {
 	r := t.secrets.get(deletedNodesID)
 	hash := auth.Hash(credential)
 	return r != nil && slices.ContainsFunc(r.Deleted, func(h []byte) bool { return bytes.Equal(h, hash) })
 }
 
-// advanceDeletion forgets a node that was deleted once nothing is bound there.
+// advanceDeletion removes the record of a deleted node once nothing is bound
+// there.
 func (t *tx) advanceDeletion(id string) {
 	if len(t.bindingsAt(id)) == 0 {
 		t.nodes.remove(id)
 		return
 	}
-	t.dueOrSchedule(subject{nodeSubject, id}, t.now.Add(forgetRetry)) // look again
+	t.dueOrSchedule(subject{nodeSubject, id}, t.now.Add(forgetRetry))
 }

@@ -10,12 +10,12 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// liveNode is what is known of a node from its reports and not stored: it is
-// told anew within a heartbeat.
+// liveNode is the part of a node's state that comes from its reports and is not
+// stored: the node repeats it within a heartbeat.
 type liveNode struct {
-	last             time.Time     // of the last report; zero: none since the manager started
+	last             time.Time     // time of the last report; zero: none since the manager started
 	timeout          time.Duration // how long it may be silent after that
-	lost             bool          // said so in an event
+	lost             bool          // an event has said so
 	observed         *dxpuv1.ObservedState
 	digest           []byte // of observed; nil: the next report counts as a different one
 	rates            rates
@@ -37,7 +37,7 @@ func (l *liveNode) notifyDesired() {
 	l.changed = make(chan struct{})
 }
 
-// isNewer reports whether a report is newer than what is known.
+// isNewer reports whether a report is newer than the last one.
 func (l *liveNode) isNewer(s *dxpuv1.ObservedState) bool {
 	o := l.observed
 	switch {
@@ -50,26 +50,27 @@ func (l *liveNode) isNewer(s *dxpuv1.ObservedState) bool {
 	}
 }
 
-// connected reports whether a node reports now.
+// connected reports whether a node reports at present.
 func (t *tx) connected(node string) bool {
 	l := t.live[node]
 	return l != nil && !l.last.IsZero() && t.now.Sub(l.last) < l.timeout
 }
 
-// heartbeat is how often nodes are to report, as many as they are.
+// heartbeat returns the report interval for the current number of nodes.
 func (t *tx) heartbeat() time.Duration {
 	aRound := float64(t.cfg.ReportRate) * t.cfg.Heartbeat.Seconds() // reports
 	return t.cfg.Heartbeat * max(1, time.Duration(math.Ceil(float64(t.nodes.len())/aRound)))
 }
 
-// lostTimeout is how long a node may be silent that reports so often: as many
-// heartbeats as LostAfter has, however long they are.
+// lostTimeout returns how long a node with a report interval may be silent: as
+// many heartbeats as LostAfter has of Config.Heartbeat.
 func (t *tx) lostTimeout(heartbeat time.Duration) time.Duration {
 	return max(t.cfg.LostAfter, time.Duration(float64(t.cfg.LostAfter)/float64(t.cfg.Heartbeat)*float64(heartbeat)))
 }
 
-// awayOrSchedule reports whether a node does not report though it had time to find the
-// manager, which may have begun only now.
+// awayOrSchedule reports whether a node does not report although it has had
+// time to find the manager, which may have just begun. If the time is not over,
+// it schedules the node.
 func (t *tx) awayOrSchedule(node string) bool {
 	if t.connected(node) {
 		return false
@@ -80,11 +81,12 @@ func (t *tx) awayOrSchedule(node string) bool {
 	return t.dueOrSchedule(subject{nodeSubject, node}, t.began.Add(reconnectTime+t.lostTimeout(t.heartbeat())))
 }
 
-// reconnectTime is how long nodes may take to find a manager that has just begun:
-// the longest pause between their attempts is 3 s.
+// reconnectTime is how long nodes may take to find a manager that has just
+// begun: the longest pause between their attempts is 3 s.
 const reconnectTime = 5 * time.Second
 
-// observed returns a node's side of a binding, nil when the node has no trace of it.
+// observed returns a node's report of a binding, nil if the node has nothing of
+// it.
 func (t *tx) observed(node string, b *bindingRecord) *dxpuv1.ObservedBinding {
 	l := t.live[node]
 	if l == nil || l.observed == nil {
@@ -98,9 +100,9 @@ func (t *tx) observed(node string, b *bindingRecord) *dxpuv1.ObservedBinding {
 	return nil
 }
 
-// applied reports whether a node has applied the desired state of a revision and
-// has looked at itself since. A revision that this incarnation of the pool has
-// not given out counts for nothing: it is from before a restore.
+// applied reports whether a node has applied the desired state of a revision
+// and has examined itself since. A revision that this incarnation of the pool
+// has not given out does not count: it is from before a restore.
 func (t *tx) applied(node string, revision uint64) bool {
 	l := t.live[node]
 	if revision == 0 || l == nil || l.observed == nil {
@@ -110,14 +112,14 @@ func (t *tx) applied(node string, revision uint64) bool {
 	return applied >= max(revision, t.meta.FirstRevision) && applied <= t.meta.Revision
 }
 
-// confirmedGone reports whether a node has confirmed that nothing is left of a binding
-// that it was told to drop with a revision.
+// confirmedGone reports whether a node has confirmed that nothing is left of a
+// binding. dropped is the revision of the desired state without the binding.
 func (t *tx) confirmedGone(node string, b *bindingRecord, dropped uint64) bool {
 	return t.applied(node, dropped) && t.observed(node, b) == nil
 }
 
-// digestOf returns a digest of all of a report but what changes all the time and
-// decides nothing: its number, counters, use and round trips.
+// digestOf returns a digest of a report without the fields that change all the
+// time and decide nothing: sequence number, counters, use and round-trip times.
 func digestOf(s *dxpuv1.ObservedState) ([]byte, error) {
 	sequence := s.Sequence
 	s.Sequence = 0

@@ -4,11 +4,13 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// maxPaths bounds the paths of a binding that are taken in: as many as a link has.
+// maxPaths bounds the paths of a binding that are compared: the maximum of a
+// link.
 const maxPaths = 8
 
-// pathEvents tells of paths of bindings that failed while others carry them, and
-// of those that work again. was is the report before, of which nothing may be known.
+// pathEvents makes events of paths that failed while other paths carry the
+// binding, and of paths that work again. was is the previous report, nil for
+// none.
 func (t *tx) pathEvents(was, o *dxpuv1.ObservedState) {
 	before := map[string]*dxpuv1.ObservedBinding{}
 	for _, s := range was.GetSlots() {
@@ -46,7 +48,7 @@ func (t *tx) pathEvent(node string, o *dxpuv1.ObservedBinding, was dxpuv1.Health
 		p.Path, b.ID, b.gpuID(), b.HostID, word, node)
 }
 
-// othersWork reports whether a binding has a path beside one that works.
+// othersWork reports whether a binding has another path that works.
 func othersWork(o *dxpuv1.ObservedBinding, p *dxpuv1.PathStatus) bool {
 	for _, other := range o.Paths {
 		if other != p && other.GetHealth() == dxpuv1.Health_HEALTH_OK {

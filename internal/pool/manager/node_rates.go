@@ -7,22 +7,21 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// rates turns the counters of successive reports of one node into rates. It
-// remembers, by binding, the last counters that came.
+// rates computes rates from the counters of successive reports of one node. It
+// holds the last counters of each binding.
 type rates map[string]rateSample
 
 type rateSample struct {
 	at             time.Time
 	epoch          uint64
 	sent, received uint64 // bytes
-	sendRate       uint64 // bytes per second, of the interval that ended at at
+	sendRate       uint64 // bytes per second, of the interval that ended at time at
 	receiveRate    uint64
 }
 
-// update sets the rates in a report that came at now, whatever the node itself
-// put there, and forgets bindings that are not in it. A report that brings
-// counters twice at the same instant keeps the rate of before; counters that
-// went backwards begin anew.
+// update sets the rates in a report that arrived at now, and forgets bindings
+// that are not in it. It keeps the previous rate if two reports have the same
+// time, and starts again if a counter has decreased.
 func (r *rates) update(o *dxpuv1.ObservedState, now time.Time) {
 	next := rates{}
 	for _, s := range o.Slots {
@@ -54,13 +53,13 @@ func (r *rates) update(o *dxpuv1.ObservedState, now time.Time) {
 	*r = next
 }
 
-// perSecond is the mean rate of a counter, 0 when it went backwards.
+// perSecond returns the mean rate of a counter, 0 if the counter has decreased.
 func perSecond(from, to uint64, elapsed time.Duration) uint64 {
 	if to < from {
 		return 0
 	}
 	v := float64(to-from) / elapsed.Seconds()
-	if v >= math.MaxUint64 { // a node may say anything
+	if v >= math.MaxUint64 { // the node may report any value
 		return math.MaxUint64
 	}
 	return uint64(v + 0.5)

@@ -11,16 +11,16 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// truncateText cuts a text that somebody sent.
+// truncateText truncates a text of a caller to maxText bytes.
 func truncateText(s string) string { return truncate(s, maxText) }
 
-// truncate bounds a text, in bytes, and leaves out what is not UTF-8: half a character
-// at its end, or what a URL has escaped. An answer with anything else could not
-// be encoded, for anybody.
+// truncate bounds a text, in bytes, and removes invalid UTF-8, such as half a
+// character at its end or an escaped byte of a URL. An answer with such a text
+// could not be encoded.
 func truncate(s string, most int) string { return strings.ToValidUTF8(s[:min(len(s), most)], "") }
 
-// report takes in what a node has and returns the revision that it should have,
-// and how often it is to report. o belongs to the manager afterwards.
+// report processes a report and returns the revision that the node should have
+// and its report interval. o belongs to the manager afterwards.
 func (m *Manager) report(ctx context.Context, o *dxpuv1.ObservedState, allowed func(*tx) error) (uint64, time.Duration, error) {
 	essence, err := digestOf(o)
 	if err != nil {
@@ -75,13 +75,13 @@ func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, ess
 		return nil
 	})
 	if err != nil {
-		l.digest, l.lost = nil, l.lost || !was // the next report is looked at in full
+		l.digest, l.lost = nil, l.lost || !was // process the next report in full
 		return 0, c, err
 	}
 	return t.nodes.get(o.NodeId).DesiredRevision, c, nil
 }
 
-// inventory writes down what a report says about the node itself.
+// inventory records the properties of the node that a report contains.
 func (t *tx) inventory(o *dxpuv1.ObservedState) {
 	n := t.nodes.get(o.NodeId)
 	addrs := make([]pathAddress, 0, len(o.Addresses))
@@ -116,8 +116,8 @@ func (t *tx) inventory(o *dxpuv1.ObservedState) {
 	}
 }
 
-// updatePeers renews the desired state of all that have a binding with a node
-// whose addresses changed.
+// updatePeers renews the desired state of all nodes that have a binding with a
+// node whose addresses changed.
 func (t *tx) updatePeers(node string) {
 	for _, id := range t.bindingsAt(node) {
 		b := t.bindings.get(id)
@@ -130,7 +130,7 @@ func (t *tx) updatePeers(node string) {
 	}
 }
 
-// compareSlots tells events of what changed in a node's slots.
+// compareSlots makes events of the changes of a node's slots.
 func (t *tx) compareSlots(n *nodeRecord, slots []slotRecord) (changed bool) {
 	box := n.Kind == dxpuv1.NodeKind_NODE_KIND_BOX
 	for i := range slots {

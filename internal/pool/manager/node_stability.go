@@ -7,17 +7,17 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// A node that comes and goes gets no new bindings until it has been there for a
-// while, longer each time; what is bound there stays.
+// A node that is lost repeatedly gets no new bindings until it has reported for some
+// time, longer each time. Its bindings stay.
 const (
-	// flapLimit losses within flapWindow make a node unstable: two may be a
-	// restart that was repeated.
+	// flapLimit losses within flapWindow make a node unstable. Two may be a
+	// repeated restart.
 	flapLimit  = 3
 	flapWindow = 10 * time.Minute
 )
 
-// recordLoss counts that a node was lost. What the manager itself has slept
-// through is not the node's fault.
+// recordLoss counts the loss of a node. It ignores a loss that the manager
+// noticed late because the manager itself was suspended.
 func (t *tx) recordLoss(id string, due time.Time) {
 	if t.now.Sub(due) > t.cfg.LostAfter {
 		return
@@ -40,7 +40,7 @@ func (t *tx) recordLoss(id string, due time.Time) {
 	n.Stability = &s
 }
 
-// recordReturn notes that a node reports again.
+// recordReturn records that a node reports again.
 func (t *tx) recordReturn(id string) {
 	if n := t.nodes.get(id); n.Stability != nil {
 		s := *n.Stability
@@ -49,8 +49,8 @@ func (t *tx) recordReturn(id string) {
 	}
 }
 
-// advanceProbation takes an unstable node into use again once it has been there for long
-// enough, and forgets what was long ago.
+// advanceProbation ends the probation of an unstable node that has reported for
+// long enough, and forgets old losses.
 func (t *tx) advanceProbation(id string) {
 	n := t.nodes.get(id)
 	s := n.Stability

@@ -8,7 +8,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// nodeEntry is what the index has of a node. The sums are those of a node that
+// nodeEntry is the index's entry of a node. Its sums are valid while the node
 // reports.
 type nodeEntry struct {
 	credential string         // the hash under which nodeByCredential has it
@@ -17,12 +17,12 @@ type nodeEntry struct {
 
 	box    bool
 	gpus   uint32
-	bound  uint32 // GPUs that have a good binding
-	free   uint32 // GPUs that can be given away
+	bound  uint32 // GPUs with a binding that serves
+	free   uint32 // GPUs that can be allocated
 	models []modelSum
 }
 
-// modelSum is the GPUs of one model in a box.
+// modelSum counts the GPUs of one model in a box.
 type modelSum struct {
 	model        string
 	usable, free uint32
@@ -61,7 +61,7 @@ func (t *tx) nodeEntry(n *nodeRecord) nodeEntry {
 	return e
 }
 
-// pool sums up; the metrics are made of it too.
+// pool returns the totals of the pool, for metrics.
 func (m *Manager) pool() *dxpuv1.Pool {
 	p := &dxpuv1.Pool{}
 	_ = m.view(func(t *tx) error {
@@ -71,8 +71,8 @@ func (m *Manager) pool() *dxpuv1.Pool {
 	return p
 }
 
-// sum adds up what the index has of nodes and tenants: without a look at each
-// GPU, of which there may be very many.
+// sum adds up the index's entries of nodes and tenants. It does not scan the
+// GPUs, of which there may be very many.
 func (t *tx) sum(p *dxpuv1.Pool) {
 	t.reindex()
 	p.ClusterId, p.Version, p.Revision = t.meta.ClusterID, t.cfg.Version, t.meta.Revision
@@ -120,8 +120,8 @@ func (t *tx) sum(p *dxpuv1.Pool) {
 	}
 }
 
-// pool cuts the sums down to what is in the scope: a tenant learns how much it
-// has, not how much there is.
+// pool reduces the totals to the scope: a tenant learns how much it has, not
+// how much there is.
 func (s scope) pool(t *tx, p *dxpuv1.Pool) *dxpuv1.Pool {
 	if s.all {
 		return p
@@ -146,8 +146,8 @@ func (s scope) pool(t *tx, p *dxpuv1.Pool) *dxpuv1.Pool {
 	return out
 }
 
-// openLeases returns all leases that are not over of a scope, and maybe others,
-// in order.
+// openLeases returns the leases of a scope that have not ended, and maybe
+// others, in order.
 func (s scope) openLeases(t *tx) []string {
 	t.reindex()
 	if s.tenant == "" {

@@ -62,7 +62,7 @@ func sameHost(a, b placement.Host) bool {
 	return a.Usable == b.Usable && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Slots, b.Slots)
 }
 
-// placementBox returns a box as placement sees it.
+// placementBox returns a box in the form that package placement needs.
 func (t *tx) placementBox(n *nodeRecord) placement.Box {
 	box := placement.Box{ID: n.ID, Kind: placementKind(n.BoxKind), Rack: n.Rack, ProxyGPUs: int(min(n.ProxyGPUs, maxSlots))}
 	here := t.connected(n.ID) && n.takesBindings()
@@ -79,7 +79,8 @@ func (t *tx) placementBox(n *nodeRecord) placement.Box {
 	return box
 }
 
-// boxGrew reports whether a request that had no place might have one now.
+// boxGrew reports whether a request that found no GPUs might find some in the
+// box now.
 func boxGrew(old, box placement.Box) bool {
 	for i, g := range box.GPUs {
 		if g.Usable && g.Free && (i >= len(old.GPUs) || old.GPUs[i] != g || old.Kind != box.Kind) {
@@ -89,7 +90,7 @@ func boxGrew(old, box placement.Box) bool {
 	return false
 }
 
-// placementHost returns a host as placement sees it.
+// placementHost returns a host in the form that package placement needs.
 func (t *tx) placementHost(n *nodeRecord) placement.Host {
 	h := placement.Host{ID: n.ID, Usable: t.connected(n.ID) && n.takesBindings(), Labels: n.Labels}
 	for _, s := range n.Slots {
@@ -101,11 +102,13 @@ func (t *tx) placementHost(n *nodeRecord) placement.Host {
 	return h
 }
 
-// hostSlotTaken reports whether a host slot has a binding or is kept for one.
+// hostSlotTaken reports whether a host slot has a binding or is reserved for
+// one.
 func (t *tx) hostSlotTaken(s hostSlot) bool {
 	return slices.ContainsFunc(t.bindingsByHostSlot[s], func(id string) bool { return t.indexedBindings[id].takesHostSlot })
 }
 
+// hostGrew reports whether a request that found no host might fit the host now.
 func hostGrew(old, h placement.Host) bool {
 	if !h.Usable {
 		return false
@@ -166,7 +169,7 @@ func placementPreference(p dxpuv1.Preference) placement.Preference {
 	}
 }
 
-// requestOf translates a lease's wishes.
+// requestOf returns the placement request of a lease.
 func requestOf(s *dxpuv1.LeaseSpec) placement.Request {
 	return placement.Request{
 		Count:     int(s.Count),
@@ -178,7 +181,7 @@ func requestOf(s *dxpuv1.LeaseSpec) placement.Request {
 	}
 }
 
-// decide works out where a lease would go now.
+// decide returns where a lease would be placed now.
 func (t *tx) decide(s *dxpuv1.LeaseSpec, avoid []placement.Ref) (placement.Decision, placement.HostDecision) {
 	h := t.chooseHost(placement.HostRequest{Count: int(s.Count), Host: s.HostId, Domain: s.HostDomain, Labels: s.HostLabels})
 	req := requestOf(s)

@@ -9,12 +9,13 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// The order of the queue: by priority; within one, the tenant that has the fewest
-// GPUs goes first, so that one who asks for much cannot starve the others; of
-// each tenant the oldest lease goes first. A lease that does not fit yet, or
-// whose tenant has reached its quota, does not hold up those behind it.
+// The queue is ordered by priority. Within a priority the tenant with the fewest GPUs
+// comes first, so that a tenant with many requests cannot starve the others; the
+// oldest lease of each tenant comes first. A lease that does not fit yet, or whose
+// tenant has reached its quota, does not hold up those behind it.
 
-// firstPending returns the first lease of the queue whose shape was not tried.
+// firstPending returns the first lease of the queue whose shape was not tried
+// in this pass.
 func (t *tx) firstPending() (id, shape string) {
 	t.reindex()
 	var first queueKey
@@ -39,13 +40,14 @@ func (t *tx) gpusOf(tenant string) uint32 {
 	return 0
 }
 
-// compareQueued compares two leases whose tenants have so many GPUs.
+// compareQueued compares two pending leases whose tenants have gpusA and gpusB
+// GPUs.
 func compareQueued(a queueKey, gpusA uint32, b queueKey, gpusB uint32) int {
 	return cmp.Or(cmp.Compare(b.priority, a.priority), cmp.Compare(gpusA, gpusB), a.compare(b))
 }
 
-// grant gives a waiting lease its GPUs, if there are any for it, or else those
-// of leases that give way to it.
+// grant gives a pending lease GPUs: free ones or, if there are none, those of
+// leases that it preempts. It reports whether it did.
 func (t *tx) grant(id string) bool {
 	l := t.leases.get(id)
 	if t.quotaReached(l.spec) != "" {
@@ -59,8 +61,8 @@ func (t *tx) grant(id string) bool {
 	return true
 }
 
-// bindDecision makes the bindings of a decision. A GPU in held has another binding
-// still, which the new one waits for.
+// bindDecision creates the bindings of a decision. held maps GPUs that other
+// bindings still hold to those bindings; the new ones wait for them.
 func (t *tx) bindDecision(id string, d placement.Decision, h placement.HostDecision, held map[placement.Ref]string) {
 	l := t.editLease(id)
 	l.Explanation = nil
@@ -73,14 +75,14 @@ func (t *tx) bindDecision(id string, d placement.Decision, h placement.HostDecis
 	t.setLeaseState(id, leaseBinding, "GPUs are being attached")
 }
 
-// whyPending says why a lease waits, as of now.
+// whyPending returns why a lease is pending now.
 func (t *tx) whyPending(l *leaseRecord) []string {
 	place := fmt.Sprintf("It is number %d of %d in the queue: its priority is %d, and tenant %s has %d GPUs.",
 		t.queuePosition(l.ID), len(t.queuePositions), l.spec.Priority, l.spec.Tenant, t.gpusOf(l.spec.Tenant))
 	return append([]string{place}, t.whyNotNow(l)...)
 }
 
-// whyNotNow says why a lease cannot be granted.
+// whyNotNow returns why a lease cannot be granted now.
 func (t *tx) whyNotNow(l *leaseRecord) []string {
 	if q := t.quotaReached(l.spec); q != "" {
 		return []string{q}
@@ -93,8 +95,9 @@ func (t *tx) whyNotNow(l *leaseRecord) []string {
 	return why
 }
 
-// queuePosition returns the place of a lease in the queue, from 1: the order in
-// which the leases get GPUs if each that is looked at fits. 0: it does not wait.
+// queuePosition returns the position of a lease in the queue, from 1: the order
+// in which the leases would get GPUs if each of them fitted. 0: the lease is
+// not pending.
 func (t *tx) queuePosition(id string) uint32 {
 	if t.queuePositions == nil {
 		t.queuePositions = map[string]uint32{}
@@ -105,13 +108,14 @@ func (t *tx) queuePosition(id string) uint32 {
 	return t.queuePositions[id]
 }
 
-// tenantQueue is the waiting leases of a tenant with one priority, oldest first.
+// tenantQueue holds the pending leases of a tenant with one priority, oldest
+// first.
 type tenantQueue struct {
 	tenant string
 	keys   []queueKey
 }
 
-// queueOrder returns all waiting leases in order.
+// queueOrder returns all pending leases in order.
 func (t *tx) queueOrder() []queueKey {
 	t.reindex()
 	type key struct {

@@ -11,8 +11,9 @@ import (
 )
 
 // preempt gives a lease that does not fit the GPUs of preemptible leases of
-// lower priority, if those make room. Its bindings are made at once: each waits
-// for the one that has its GPU now, so that nobody else gets in between.
+// lower priority, if those make enough room. It creates the bindings at once,
+// so that no other lease gets the GPUs first; each waits for the binding that
+// holds its GPU.
 func (t *tx) preempt(l *leaseRecord) bool {
 	gone := t.preemptionVictims(l)
 	if len(gone) == 0 {
@@ -40,7 +41,8 @@ func (t *tx) preempt(l *leaseRecord) bool {
 	return true
 }
 
-// preemptionVictims chooses who gives way to a lease, nobody when that makes no room.
+// preemptionVictims chooses the leases to preempt for a lease, none if that
+// makes no room.
 func (t *tx) preemptionVictims(l *leaseRecord) []placement.Victim {
 	candidates := t.preemptionCandidates(l)
 	if len(candidates) == 0 {
@@ -52,8 +54,8 @@ func (t *tx) preemptionVictims(l *leaseRecord) []placement.Victim {
 	})
 }
 
-// preemptionCandidates lists the leases whose GPUs a lease might take. One that waits
-// itself for a GPU of another lease has nothing to give yet.
+// preemptionCandidates returns the leases that a lease may preempt. A lease
+// that itself waits for a GPU of another lease has nothing to give yet.
 func (t *tx) preemptionCandidates(l *leaseRecord) []placement.Victim {
 	t.reindex()
 	var out []placement.Victim
@@ -71,7 +73,7 @@ func (t *tx) preemptionCandidates(l *leaseRecord) []placement.Victim {
 	return out
 }
 
-// heldBy returns the bindings of leases that give way.
+// heldBy returns the serving bindings of leases.
 func (t *tx) heldBy(gone []placement.Victim) map[string]bool {
 	out := map[string]bool{}
 	for _, v := range gone {
@@ -84,7 +86,8 @@ func (t *tx) heldBy(gone []placement.Victim) map[string]bool {
 	return out
 }
 
-// decideWithout works out where a lease would go if certain bindings were gone.
+// decideWithout returns where a lease would be placed if certain bindings were
+// gone.
 func (t *tx) decideWithout(s *dxpuv1.LeaseSpec, gone map[string]bool) (d placement.Decision, h placement.HostDecision) {
 	t.withFrozenIndex(func() {
 		boxes, hosts := map[string]bool{}, map[string]bool{}
@@ -118,7 +121,7 @@ func (t *tx) decideWithout(s *dxpuv1.LeaseSpec, gone map[string]bool) (d placeme
 	return d, h
 }
 
-// preemptLease takes the GPUs of a lease away for another one.
+// preemptLease takes the GPUs of a lease for another lease.
 func (t *tx) preemptLease(id string, l *leaseRecord) {
 	v := t.leases.get(id)
 	e := leaseEvent(v, dxpuv1.EventType_EVENT_TYPE_LEASE_PREEMPTED)
@@ -133,8 +136,8 @@ func (t *tx) preemptLease(id string, l *leaseRecord) {
 	t.endLease(id, dxpuv1.Reason_REASON_PREEMPTED, why, true)
 }
 
-// requeue takes a lease's GPUs away and lets it wait for others. It keeps its
-// age, so it is the first of its tenant and priority again.
+// requeue takes a lease's GPUs and returns it to the queue. It keeps its
+// creation time, so it is the first of its tenant and priority again.
 func (t *tx) requeue(id string, reason dxpuv1.Reason, why string) {
 	for _, bid := range t.bindingsOf(id) {
 		t.release(bid, reason, true)
@@ -147,7 +150,7 @@ func (t *tx) requeue(id string, reason dxpuv1.Reason, why string) {
 	t.setLeaseState(id, leasePending, why)
 }
 
-// whyNotPreempt says why nobody gives way to a lease that waits.
+// whyNotPreempt returns why a pending lease preempts no other lease.
 func (t *tx) whyNotPreempt(l *leaseRecord) string {
 	n := len(t.preemptionCandidates(l))
 	if n == 0 {
@@ -156,8 +159,8 @@ func (t *tx) whyNotPreempt(l *leaseRecord) string {
 	return fmt.Sprintf("Preempting all %d preemptible leases of lower priority would not make room.", n)
 }
 
-// bindAfter binds a GPU to a host; with a holder, once that binding has given
-// the GPU back.
+// bindAfter binds a GPU to a host. If holder is not empty, the binding waits
+// until that binding has released the GPU.
 func (t *tx) bindAfter(l *leaseRecord, host string, hostSlot uint32, gpu placement.Ref, holder string) {
 	if holder == "" {
 		t.bind(l, host, hostSlot, gpu, nil)
@@ -170,7 +173,7 @@ func (t *tx) bindAfter(l *leaseRecord, host string, hostSlot uint32, gpu placeme
 	t.setBindingState(b, preparing)
 }
 
-// passGPUOn lets the binding go on that has waited for a GPU, now that it is free.
+// passGPUOn starts the binding that has waited for the GPU of b.
 func (t *tx) passGPUOn(b *bindingRecord) {
 	h := t.bindings.get(b.GPUPromisedTo)
 	if b.GPUPromisedTo == "" || h == nil || !h.serving() || h.AwaitsGPUOf != b.ID {
@@ -182,7 +185,7 @@ func (t *tx) passGPUOn(b *bindingRecord) {
 	t.setBindingState(h, preparing)
 }
 
-// advanceWaiting looks after a binding that waits for its GPU.
+// advanceWaiting fails a binding that waits for its GPU too long or in vain.
 func (t *tx) advanceWaiting(b *bindingRecord) bool {
 	limit := t.cfg.UnplugTimeout + unplugSlack + t.cfg.AttachTimeout
 	switch {

@@ -6,15 +6,15 @@ import (
 )
 
 const (
-	// maxAttemptsPerPass and maxGrants bound how much of the queue one transaction serves.
+	// maxAttemptsPerPass and maxGrants bound the part of the queue that one
+	// transaction serves.
 	maxAttemptsPerPass = 64
 	maxGrants          = 64
 )
 
-// serve lets those try again who wait for capacity, when some has come back:
-// leases in need of a replacement first, then the queue, by priority and in the
-// order in which they came. A small one may pass a large one that does not fit.
-// It reports whether anything changed.
+// serve offers capacity that has come back to the leases that need it: first
+// those that need a replacement, then the queue. A small lease may pass a large
+// one that does not fit. It reports whether anything changed.
 func (t *tx) serve() bool {
 	p := &t.pass
 	if t.capacityGrew && !p.active {

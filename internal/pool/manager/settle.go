@@ -9,23 +9,24 @@ import (
 )
 
 const (
-	// maxAlarmsPerTx bounds how many alarms one transaction sees to, so that none
-	// is long; Tick makes as many as are needed.
+	// maxAlarmsPerTx bounds the alarms that one transaction handles, so that
+	// none takes long. Tick makes as many transactions as necessary.
 	maxAlarmsPerTx = 64
-	// maxRounds bounds the settling of one transaction: a chain of replacements
-	// takes some ten.
+	// maxRounds bounds the rounds of settling a transaction: a chain of
+	// replacements takes about ten.
 	maxRounds = 1000
 )
 
-// errUnsettled says that rules chase each other: a mistake in the program.
+// errUnsettled reports rules that undo each other, which is a mistake in the
+// program.
 var errUnsettled = errors.New("manager: the rules of the pool do not settle")
 
-// clock is the time since the manager began, which no setting of the wall clock
-// changes.
+// clock returns the time since the manager began. Setting the wall clock does
+// not change it.
 func (t *tx) clock() time.Duration { return t.now.Sub(t.began) }
 
-// dueOrSchedule reports whether a time has come. Where it has not, the subject is looked
-// at again when it has.
+// dueOrSchedule reports whether a time has come. If not, it schedules the
+// subject to be examined at that time.
 func (t *tx) dueOrSchedule(s subject, at time.Time) bool {
 	left := at.Sub(t.now)
 	if left <= 0 {
@@ -35,10 +36,10 @@ func (t *tx) dueOrSchedule(s subject, at time.Time) bool {
 	return false
 }
 
-// mark makes sure that a subject is looked at before the transaction ends.
+// mark makes the transaction examine a subject before it ends.
 func (t *tx) mark(s subject) { t.dirty[s] = true }
 
-// markNode marks a node with all that is bound there.
+// markNode marks a node and everything that is bound there.
 func (t *tx) markNode(id string) {
 	t.mark(subject{nodeSubject, id})
 	for b := range t.bindingsByNode[id] {
@@ -47,7 +48,7 @@ func (t *tx) markNode(id string) {
 	}
 }
 
-// markAlarmed marks what the clock has made due.
+// markAlarmed marks the subjects whose alarms are due.
 func (t *tx) markAlarmed() {
 	for range maxAlarmsPerTx {
 		s, ok := t.alarms.next(t.clock())
@@ -62,8 +63,8 @@ func (t *tx) markAlarmed() {
 	}
 }
 
-// settle works out everything that follows from what changed in records,
-// reports and the clock, until nothing more does.
+// settle applies the rules to everything that a change of records, a report or
+// the clock affects, until nothing more follows.
 func (t *tx) settle() error {
 	for range maxRounds {
 		t.markDependents()
@@ -79,7 +80,8 @@ func (t *tx) settle() error {
 	return errUnsettled
 }
 
-// markDependents marks what depends on the records that changed since it was called last.
+// markDependents marks the subjects that depend on the records that have
+// changed since its last call.
 func (t *tx) markDependents() {
 	t.reindex()
 	for id := range t.bindings.unsettled {
@@ -104,7 +106,7 @@ func (t *tx) markDependents() {
 	clear(t.nodes.unsettled)
 }
 
-// advanceAll looks at everything that is marked: nodes, then bindings, then leases.
+// advanceAll examines all marked subjects: nodes, then bindings, then leases.
 func (t *tx) advanceAll() {
 	ids := map[byte][]string{}
 	for s := range t.dirty {
@@ -137,7 +139,7 @@ func sorted(ids []string) []string {
 	return ids
 }
 
-// advanceNode notices that a node has fallen silent.
+// advanceNode detects that a node has stopped reporting.
 func (t *tx) advanceNode(id string) {
 	if t.nodes.get(id).Deleting {
 		t.advanceDeletion(id)
@@ -156,13 +158,14 @@ func (t *tx) advanceNode(id string) {
 	t.markNode(id)
 }
 
-// unfinished reports whether there is work that the clock need not be waited for.
+// unfinished reports whether there is work that does not depend on the clock.
 func (t *tx) unfinished() bool {
 	return len(t.dirty) > 0 || t.capacityGrew || t.pass.active || t.alarms.due(t.clock())
 }
 
-// forgetEnded removes what was over long ago of the leases that were looked at, and
-// the oldest where too many are remembered.
+// forgetEnded removes ended leases that are too old, of those that were
+// examined, and the oldest ones if there are too many. It also removes old
+// released bindings.
 func (t *tx) forgetEnded() {
 	t.reindex()
 	if over := len(t.endedLeases) - t.cfg.KeepEnded; over > 0 {
@@ -191,8 +194,8 @@ func (t *tx) forgetEnded() {
 	t.reindex()
 }
 
-// forgetLease removes a lease with its bindings, once nothing is left of them
-// anywhere.
+// forgetLease removes a lease with its bindings if nothing is left of them on
+// any node.
 func (t *tx) forgetLease(id string) bool {
 	for _, b := range t.bindingsByLease[id] {
 		if t.bindings.get(b).State != released {

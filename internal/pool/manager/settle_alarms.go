@@ -6,8 +6,7 @@ import (
 	"github.com/dxpu-project/dxpu/machine"
 )
 
-// subject is something that may have to be looked at again: a node, a binding
-// or a lease.
+// subject is an object that the rules examine: a node, a binding or a lease.
 type subject struct {
 	kind byte // aNode, aBinding or aLease
 	id   string
@@ -19,16 +18,17 @@ const (
 	leaseSubject   = 'l'
 )
 
-// alarmCap is the longest time for which an alarm is set: a wall clock that is
-// put forward is noticed so soon at the latest.
+// alarmCap is the longest time for which an alarm is set, and so the longest
+// time until a wall clock that was put forward is noticed.
 const alarmCap = 10 * time.Minute
 
-// alarms says when the clock alone makes a subject worth a look. Setting one too
-// many does no harm: who is woken looks at everything. So alarms are not part of
-// a transaction and not stored; a manager that starts looks at everything once.
+// alarms holds the times at which the clock alone makes a subject worth
+// examining. An alarm too many does no harm, because the rules check
+// everything. So alarms are not part of a transaction and not stored; a manager
+// that starts examines everything once.
 type alarms struct {
 	queue machine.Queue[alarm]
-	at    map[subject]time.Duration // the earliest of each subject
+	at    map[subject]time.Duration // the earliest alarm of each subject
 }
 
 type alarm struct {
@@ -36,7 +36,7 @@ type alarm struct {
 	subject
 }
 
-// set makes sure that a subject is looked at no later than at.
+// set makes sure that a subject is examined no later than at.
 func (a *alarms) set(s subject, at time.Duration) {
 	if old, ok := a.at[s]; ok && old <= at {
 		return
@@ -45,7 +45,7 @@ func (a *alarms) set(s subject, at time.Duration) {
 	a.queue.Push(at, alarm{at, s})
 }
 
-// next returns a subject whose time has come.
+// next returns a subject whose alarm is due.
 func (a *alarms) next(now time.Duration) (subject, bool) {
 	for x, due := a.queue.Pop(now); due; x, due = a.queue.Pop(now) {
 		if at, ok := a.at[x.subject]; ok && at == x.at { // not replaced by an earlier one
@@ -56,5 +56,5 @@ func (a *alarms) next(now time.Duration) (subject, bool) {
 	return subject{}, false
 }
 
-// due reports whether next would return something.
+// due reports whether next would return a subject.
 func (a *alarms) due(now time.Duration) bool { return a.queue.Wake() <= now }

@@ -83,13 +83,13 @@ type index struct {
 	gpuPool          *placement.Pool      // the boxes and GPUs as placement sees them
 	hostPool         *placement.Hosts     // the hosts and slots as placement sees them
 
-	// capacityGrew is set when capacity came back or a rule changed, so that
-	// leases without GPUs may get some now.
+	// capacityGrew is set when capacity came back or a limit changed, so that leases
+	// without GPUs may get some now.
 	capacityGrew bool
 }
 
-// work is what remains to be examined. It outlives transactions: the next one
-// goes on where the last one stopped.
+// work lists what remains to be examined. It outlives transactions: the next one
+// continues where the last one stopped.
 type work struct {
 	dirty               map[subject]bool // to be examined before the transaction ends
 	connectivityChanged map[string]bool  // nodes that have begun or ceased to report

@@ -17,23 +17,23 @@ type hostSlot struct {
 	slot uint32
 }
 
-// bindingEntry is where the index has a binding.
+// bindingEntry is the index's entry of a binding.
 type bindingEntry struct {
 	lease         string
 	gpu           placement.Ref
 	slot          hostSlot
 	epoch         uint64
 	open          bool // not released
-	serving       bool // it serves its lease or is on the way to it
-	holdsGPU      bool // it holds its GPU
-	unreplaced    bool // its host slot is kept for the GPU that takes its place
+	serving       bool // it serves its lease or is being made for it
+	holdsGPU      bool // it occupies its GPU
+	unreplaced    bool // its host slot is reserved for its replacement
 	takesHostSlot bool // its host slot is not free
-	inHostSlot    bool // it has to do with its host slot
+	inHostSlot    bool // bindingsByHostSlot has it
 }
 
 type request struct{ tenant, id string }
 
-// leaseEntry is where the index has a lease.
+// leaseEntry is the index's entry of a lease.
 type leaseEntry struct {
 	request     request
 	tenant      string // while it is not over
@@ -47,7 +47,7 @@ type leaseEntry struct {
 	ended       time.Time // when it is over
 }
 
-// queueKey is a lease's place in the queue: by priority, then by age.
+// queueKey orders pending leases: by priority, then by age.
 type queueKey struct {
 	priority int32
 	created  int64 // ns since 1970
@@ -58,8 +58,8 @@ func (a queueKey) compare(b queueKey) int {
 	return cmp.Or(cmp.Compare(b.priority, a.priority), cmp.Compare(a.created, b.created), compareNumbered(a.id, b.id))
 }
 
-// shapeQueue is the leases of the queue that are alike in all that matters for
-// whether they can be granted: when the first cannot, none of them can.
+// shapeQueue holds the pending leases whose specs are alike in everything that
+// decides whether they fit: if the first does not fit, none of them does.
 type shapeQueue struct{ keys []queueKey }
 
 type endedLease struct {
@@ -71,8 +71,8 @@ func (a endedLease) compare(b endedLease) int {
 	return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.id, b.id))
 }
 
-// withFrozenIndex keeps the index as it is, however it was changed, while something is
-// tried out on it.
+// withFrozenIndex runs f, which may change the index to try something out,
+// without updates of the index from the records.
 func (t *tx) withFrozenIndex(f func()) {
 	t.reindex()
 	t.indexFrozen = true
@@ -81,8 +81,8 @@ func (t *tx) withFrozenIndex(f func()) {
 }
 
 // reindex brings the index up to date with the records that the transaction has
-// changed so far. A record may change again after it: so all of them are
-// compared, each time.
+// changed so far. It compares all of them each time, because a record may
+// change again.
 func (t *tx) reindex() {
 	if t.indexFrozen {
 		return
@@ -124,8 +124,8 @@ func (t *tx) bindingEntry(b *bindingRecord) bindingEntry {
 	return k
 }
 
-// awaitsReplacement reports whether the host slot of a binding that is no more is kept for
-// the GPU that takes its place.
+// awaitsReplacement reports whether the host slot of a broken binding is
+// reserved for its replacement.
 func (t *tx) awaitsReplacement(b *bindingRecord) bool {
 	if !b.needsReplacement() {
 		return false
@@ -134,8 +134,8 @@ func (t *tx) awaitsReplacement(b *bindingRecord) bool {
 	return l != nil && l.holds()
 }
 
-// indexBinding puts a binding where it belongs and notes the nodes whose
-// capacity that changes.
+// indexBinding updates the entry of a binding and adds the nodes whose capacity
+// changes to stale.
 func (t *tx) indexBinding(id string, stale map[string]bool) {
 	old, had := t.indexedBindings[id]
 	var k bindingEntry
@@ -158,7 +158,7 @@ func (t *tx) indexBinding(id string, stale map[string]bool) {
 	at, _ := slices.BinarySearchFunc(t.bindingsByLease[k.lease], k.epoch, func(o string, e uint64) int {
 		return cmp.Compare(t.indexedBindings[o].epoch, e)
 	})
-	// A copy: who ranges over bindingsOf may change bindings.
+	// Insert into a copy: a caller that ranges over bindingsOf may change bindings.
 	t.bindingsByLease[k.lease] = slices.Insert(slices.Clone(t.bindingsByLease[k.lease]), at, id)
 	if k.open {
 		addTo(t.bindingsByNode, k.gpu.Box, id)
@@ -199,7 +199,7 @@ func (t *tx) leaseEntry(l *leaseRecord) leaseEntry {
 	k := leaseEntry{
 		request: request{l.spec.Tenant, l.RequestID}, model: l.Model, holding: l.holds(), preemptible: l.holds() && l.spec.Preemptible,
 	}
-	if l.HostID != "" { // it has been given some
+	if l.HostID != "" { // it has been granted
 		k.gpus = l.spec.Count
 	}
 	if l.ended() {
@@ -209,7 +209,7 @@ func (t *tx) leaseEntry(l *leaseRecord) leaseEntry {
 	k.tenant = l.spec.Tenant
 	if l.State == leasePending {
 		k.queueKey = queueKey{l.spec.Priority, l.CreateTime.UnixNano(), l.ID}
-		k.spec = l.spec // never changed in place
+		k.spec = l.spec // specs are never changed in place
 		if old := t.indexedLeases[l.ID]; old.spec == l.spec {
 			k.shape = old.shape
 		} else {
@@ -219,12 +219,12 @@ func (t *tx) leaseEntry(l *leaseRecord) leaseEntry {
 	return k
 }
 
-// shapeOf is all of a spec that decides on whether it can be granted.
+// shapeOf returns the part of a spec that decides whether it fits.
 func shapeOf(s *dxpuv1.LeaseSpec) string {
 	c := proto.CloneOf(s)
 	c.ExpiresAfter, c.Wait, c.WaitTimeout, c.Labels = nil, false, nil, nil
 	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(c)
-	if err != nil { // strings that are not UTF-8, which no request can have
+	if err != nil { // invalid UTF-8, which no request can have
 		return s.String()
 	}
 	return string(raw)
@@ -242,7 +242,7 @@ func (t *tx) indexLease(id string) {
 	}
 	if had {
 		t.dropLease(id, old)
-		t.capacityGrew = t.capacityGrew || old.holding && !k.holding // its quota is free
+		t.capacityGrew = t.capacityGrew || old.holding && !k.holding // its quota is free again
 	}
 	if l == nil {
 		return
@@ -300,7 +300,8 @@ func (t *tx) dropLease(id string, k leaseEntry) {
 	}
 }
 
-// without removes an element; the first one, which it is as a rule, at no cost.
+// without removes an element. Removing the first one, which is the usual case,
+// costs nothing.
 func without[T any](s []T, at int) []T {
 	if at > 0 {
 		return slices.Delete(s, at, at+1)
@@ -332,15 +333,15 @@ func dropFrom[K comparable](m map[K][]string, key K, id string) {
 	m[key] = slices.DeleteFunc(slices.Clone(m[key]), func(o string) bool { return o == id })
 }
 
-// bindingsOf returns the IDs of a lease's bindings, oldest first. The result is
-// not to be changed.
+// bindingsOf returns the IDs of a lease's bindings, oldest first. The caller
+// must not change the result.
 func (t *tx) bindingsOf(lease string) []string {
 	t.reindex()
 	return t.bindingsByLease[lease]
 }
 
-// bindingsAt returns the IDs of the bindings of a host or box that are not
-// released, in order.
+// bindingsAt returns the IDs of the unreleased bindings of a host or box, in
+// order.
 func (t *tx) bindingsAt(node string) []string {
 	t.reindex()
 	ids := make([]string, 0, len(t.bindingsByNode[node]))
@@ -351,13 +352,13 @@ func (t *tx) bindingsAt(node string) []string {
 	return ids
 }
 
-// holderOf returns the binding that holds a GPU, nil when it is free.
+// holderOf returns the binding that occupies a GPU, nil if the GPU is free.
 func (t *tx) holderOf(gpu placement.Ref) *bindingRecord {
 	t.reindex()
 	return t.holder(gpu.Box, gpu.Slot)
 }
 
-// holder is holderOf while the index is being made.
+// holder is holderOf for use while the index is being updated.
 func (t *tx) holder(box string, slot uint32) *bindingRecord {
 	if ids := t.bindingsByGPU[placement.Ref{Box: box, Slot: slot}]; len(ids) > 0 {
 		return t.bindings.get(ids[0])
@@ -365,19 +366,21 @@ func (t *tx) holder(box string, slot uint32) *bindingRecord {
 	return nil
 }
 
-// compareNumbered orders IDs that end in a number, such as "l-7", by it: those of
-// leases, which are made in that order.
+// compareNumbered orders IDs that end in a number, such as "l-7", by that
+// number. Leases are numbered in the order of their creation.
 func compareNumbered(a, b string) int {
 	return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b))
 }
 
-// bindingsIn returns the IDs of the bindings that have to do with a host slot.
+// bindingsIn returns the IDs of the bindings that are or will be in a host
+// slot.
 func (t *tx) bindingsIn(s hostSlot) []string {
 	t.reindex()
 	return t.bindingsByHostSlot[s]
 }
 
-// leaseByRequest finds the lease that a tenant's earlier call made.
+// leaseByRequest returns the lease that an earlier call of a tenant created,
+// nil for none.
 func (t *tx) leaseByRequest(id, tenant string) *leaseRecord {
 	if id == "" {
 		return nil

@@ -12,26 +12,27 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// The records below are what is stored: our own types, apart from those of the
-// API, encoded as JSON with the version of record.go's envelope. Enumerations are
-// stored by number, as in the API, where numbers are never reused.
+// The store holds the records below. They are separate from the types of the API and
+// encoded as JSON with a version (store_load.go). Enumerations are stored by number,
+// which the API never reuses.
 
-// meta is the pool's own record; there is one.
+// meta is the record of the pool itself; there is one.
 type meta struct {
 	ClusterID string `json:"cluster_id"`
-	// Incarnation is a random number that a new pool and every restore choose. It
-	// is part of the IDs of bindings, so that those of two pools differ. 0: the
-	// pool was made by a version that knew none.
+	// Incarnation is a random number that each new pool and each restore
+	// chooses. It is part of the IDs of bindings, so that those of two pools
+	// differ. 0: the pool was made by a version without incarnations.
 	Incarnation uint64 `json:"incarnation,omitempty"`
-	// FirstRevision is where the incarnation begins to count.
+	// FirstRevision is the first revision of the incarnation.
 	FirstRevision uint64 `json:"first_revision,omitempty"`
-	// Revision grows with every event, desired state and resource change.
+	// Revision grows with every event and every change of a desired state or a
+	// resource.
 	Revision uint64 `json:"revision"`
-	// Epoch is the last one given to a binding.
+	// Epoch is the epoch of the newest binding.
 	Epoch uint64 `json:"epoch"`
-	// NodeNumber is the last one given to a node.
+	// NodeNumber is the number of the newest node.
 	NodeNumber uint32 `json:"node_number"`
-	// Audits is how many entries the audit log has had.
+	// Audits counts the entries that the audit log has had.
 	Audits uint64 `json:"audits,omitempty"`
 }
 
@@ -44,21 +45,23 @@ type nodeRecord struct {
 	Kind   dxpuv1.NodeKind `json:"kind"`
 	// CredentialHash is the SHA-256 of the credential.
 	CredentialHash []byte `json:"credential_hash"`
-	// Certificates are the serial numbers of those that are good. A node that
-	// has any is known by them alone.
+	// Certificates lists the serial numbers of valid certificates. A node that
+	// has any cannot use its credential.
 	Certificates []string `json:"certificates,omitempty"`
-	// Deleting: the node was deleted and goes when nothing is bound there any more.
+	// Deleting is set when the node was deleted and its record remains until
+	// nothing is bound there.
 	Deleting  bool              `json:"banished,omitempty"`
 	Rack      string            `json:"rack,omitempty"`
 	Labels    map[string]string `json:"labels,omitempty"`
 	Addresses []pathAddress     `json:"addresses,omitempty"`
 	Version   string            `json:"version,omitempty"`
 	BoxKind   dxpuv1.BoxKind    `json:"box_kind,omitempty"`
-	// ProxyGPUs is how many busy GPUs use up a box proxy's bandwidth; 0: unknown.
+	// ProxyGPUs is the number of busy GPUs that use up the bandwidth of a box
+	// proxy; 0: unknown.
 	ProxyGPUs       uint32       `json:"proxy_gpus,omitempty"`
 	Slots           []slotRecord `json:"slots,omitempty"`
 	Cordon          *cordon      `json:"cordon,omitempty"`
-	Stability       *stability   `json:"stability,omitempty"` // nil: never lost of late
+	Stability       *stability   `json:"stability,omitempty"` // nil: not lost recently
 	DesiredRevision uint64       `json:"desired_revision"`
 	ResourceVersion uint64       `json:"resource_version"`
 }
@@ -71,7 +74,7 @@ func (n *nodeRecord) clone() *nodeRecord {
 	return &c
 }
 
-// slot returns the node's record of a slot, nil when it has none.
+// slot returns the record of a slot, nil if there is none.
 func (n *nodeRecord) slot(i uint32) *slotRecord {
 	for s := range n.Slots {
 		if n.Slots[s].Slot == i {
@@ -81,7 +84,7 @@ func (n *nodeRecord) slot(i uint32) *slotRecord {
 	return nil
 }
 
-// pathAddress is where a node listens on one path.
+// pathAddress is the address on which a node listens on one path.
 type pathAddress struct {
 	Path    uint32 `json:"path"`
 	Address string `json:"address"`
@@ -89,7 +92,7 @@ type pathAddress struct {
 	Network string `json:"network,omitempty"`
 }
 
-// slotRecord is what the manager remembers of a slot between reports.
+// slotRecord is what the manager keeps of a slot between reports.
 type slotRecord struct {
 	Slot         uint32        `json:"slot"`
 	Domain       string        `json:"domain,omitempty"` // hosts
@@ -97,10 +100,11 @@ type slotRecord struct {
 	Health       dxpuv1.Health `json:"health"`
 	HealthDetail string        `json:"health_detail,omitempty"`
 	Cordon       *cordon       `json:"cordon,omitempty"`
-	Fault        *faultRecord  `json:"care,omitempty"` // boxes; nil: nothing to take care of
+	Fault        *faultRecord  `json:"care,omitempty"` // boxes; nil: no errors
 }
 
-// deviceRecord is what sits in a box slot. It is not changed once stored.
+// deviceRecord describes the device of a box slot. It is not changed once
+// stored.
 type deviceRecord struct {
 	Model        string `json:"model"`
 	MemoryBytes  uint64 `json:"memory_bytes"`
@@ -111,10 +115,10 @@ type deviceRecord struct {
 	PCIeSwitch   string `json:"pcie_switch,omitempty"`
 }
 
-// cordon keeps new bindings away. It is not changed once stored.
+// cordon keeps new bindings away from a target. It is not changed once stored.
 type cordon struct {
 	Reason string `json:"reason,omitempty"`
-	// Drain: what is bound at the target goes elsewhere; nil: it stays.
+	// Drain is set when bindings at the target must move away; nil: they stay.
 	Drain *drain `json:"drain,omitempty"`
 }
 
@@ -134,38 +138,43 @@ type bindingRecord struct {
 	Replaces string              `json:"replaces,omitempty"`
 	// Successor is the binding that replaces this one.
 	Successor string `json:"successor,omitempty"`
-	// HostClear and BoxClear: the side holds nothing of the binding.
+	// HostClear and BoxClear are set when that side has nothing of the binding.
 	HostClear bool `json:"host_clear"`
 	BoxClear  bool `json:"box_clear"`
-	// The desired revisions with which each side was told to have the binding
-	// and to let go of it; 0: not yet.
+	// HostTold and BoxTold are the revisions of the desired states that first
+	// had the binding, HostDropped and BoxDropped of the first ones without it;
+	// 0: none yet.
 	HostTold    uint64 `json:"host_told,omitempty"`
 	BoxTold     uint64 `json:"box_told,omitempty"`
 	HostDropped uint64 `json:"host_dropped,omitempty"`
 	BoxDropped  uint64 `json:"box_dropped,omitempty"`
-	// LinkLostAt is when the host first said that the link is gone.
+	// LinkLostAt is when the host first reported that the link is lost.
 	LinkLostAt time.Time `json:"link_lost_at,omitzero"`
-	// Trace is the W3C trace context of the call that asked for the lease.
+	// Trace is the W3C trace context of the call that created the lease.
 	Trace string `json:"trace,omitempty"`
-	// NoSpare: it was said that nothing can replace it.
+	// NoSpare is set once an event has said that no GPU can replace the
+	// binding's.
 	NoSpare bool `json:"no_spare,omitempty"`
-	// Overdue: it was said that it takes too long.
+	// Overdue is set once an event has said that the binding's removal takes
+	// too long.
 	Overdue bool `json:"overdue,omitempty"`
-	// AwaitsGPUOf is the binding that must give the GPU back before the box is told
-	// of this one; Heir is the binding that gets the GPU of this one.
+	// AwaitsGPUOf is the binding that must release the GPU before this one is
+	// sent to the box. GPUPromisedTo is the binding that gets the GPU of this
+	// one.
 	AwaitsGPUOf   string `json:"waits,omitempty"`
 	GPUPromisedTo string `json:"heir,omitempty"`
-	// Dropped: its lease does not miss it.
+	// Dropped is set when the lease needs no replacement of the binding.
 	Dropped bool `json:"dropped,omitempty"`
-	// Grown: it was added to a lease that was ACTIVE and goes on without it
-	// until it is attached. Tries counts the bindings in its place that failed.
+	// Grown is set when a resize added the binding to an ACTIVE lease, which
+	// stays active without it until it is attached. Tries counts the failed
+	// bindings in its place.
 	Grown bool `json:"grown,omitempty"`
 	Tries int  `json:"tries,omitempty"`
-	// Ejected: the guest has removed the device itself; Replugs is how often it
-	// was to be shown again.
+	// Ejected is set when the guest has removed the device. Replugs counts the
+	// requests to plug it in again.
 	Ejected bool   `json:"ejected,omitempty"`
 	Replugs uint32 `json:"replugs,omitempty"`
-	// InUse: it was said that the guest does not let go.
+	// InUse is set once an event has said that the guest still uses the device.
 	InUse bool         `json:"in_use,omitempty"`
 	Steps []stepRecord `json:"steps"`
 }
@@ -176,7 +185,7 @@ func (b *bindingRecord) clone() *bindingRecord {
 	return &c
 }
 
-// since returns when the present state was entered.
+// since returns when the binding entered its state.
 func (b *bindingRecord) since() time.Time {
 	for _, s := range slices.Backward(b.Steps) {
 		if s.NodeID == "" {
@@ -202,34 +211,35 @@ type stepRecord struct {
 type leaseRecord struct {
 	ID        string `json:"id"`
 	RequestID string `json:"request_id,omitempty"`
-	// Spec is the API's message in its JSON form: it is stored as it was asked.
+	// Spec is the API's message as JSON, as it was requested.
 	Spec        json.RawMessage   `json:"spec"`
 	State       dxpuv1.LeaseState `json:"state"`
 	StateReason string            `json:"state_reason"`
 	HostID      string            `json:"host_id,omitempty"`
 	Explanation []string          `json:"explanation,omitempty"`
-	// Trace is the W3C trace context of the call that asked for it.
+	// Trace is the W3C trace context of the call that created the lease.
 	Trace string `json:"trace,omitempty"`
-	// Failing: it ends because it could not be satisfied.
+	// Failing is set when the lease ends because it could not be satisfied.
 	Failing bool `json:"failing,omitempty"`
-	// Attempts counts bindings that could not be made before the lease was
+	// Attempts counts the bindings that failed before the lease was first
 	// ACTIVE; Avoid lists their GPUs.
 	Attempts int             `json:"attempts,omitempty"`
 	Avoid    []placement.Ref `json:"avoid,omitempty"`
-	// Creator is the token or node that asked.
+	// Creator is the token or node that created the lease.
 	Creator    string    `json:"creator,omitempty"`
 	CreateTime time.Time `json:"create_time"`
-	// QueueTime is when it went back into the queue; zero: never.
+	// QueueTime is when the lease returned to the queue; zero: never.
 	QueueTime time.Time `json:"queue_time,omitzero"`
-	// Model is that of its GPUs, once it has been given some.
+	// Model is that of the lease's GPUs, once it has been granted.
 	Model string `json:"model,omitempty"`
-	// Asked is the count that it was created with, once it has been resized.
+	// Asked is the count with which the lease was created, if it has been
+	// resized.
 	Asked           uint32    `json:"asked,omitempty"`
 	ActiveTime      time.Time `json:"active_time,omitzero"`
 	EndTime         time.Time `json:"end_time,omitzero"`
 	ResourceVersion uint64    `json:"resource_version"`
 
-	spec *dxpuv1.LeaseSpec // decoded Spec; shared between clones, never changed
+	spec *dxpuv1.LeaseSpec // the decoded Spec; clones share it, it is never changed
 }
 
 func (l *leaseRecord) clone() *leaseRecord {
@@ -239,7 +249,7 @@ func (l *leaseRecord) clone() *leaseRecord {
 	return &c
 }
 
-// queuedSince returns when the lease began to wait.
+// queuedSince returns when the lease entered the queue.
 func (l *leaseRecord) queuedSince() time.Time {
 	if l.QueueTime.IsZero() {
 		return l.CreateTime
@@ -257,12 +267,12 @@ func (l *leaseRecord) asked() *dxpuv1.LeaseSpec {
 	return s
 }
 
-// ended reports whether the lease is over.
+// ended reports whether the lease has ended.
 func (l *leaseRecord) ended() bool {
 	return l.State == dxpuv1.LeaseState_LEASE_STATE_RELEASED || l.State == dxpuv1.LeaseState_LEASE_STATE_FAILED
 }
 
-// holds reports whether the lease is one that should have GPUs.
+// holds reports whether the lease is in a state in which it should have GPUs.
 func (l *leaseRecord) holds() bool {
 	switch l.State {
 	case dxpuv1.LeaseState_LEASE_STATE_BINDING, dxpuv1.LeaseState_LEASE_STATE_ACTIVE, dxpuv1.LeaseState_LEASE_STATE_DEGRADED:
@@ -288,7 +298,7 @@ func (r *tenantRecord) clone() *tenantRecord {
 	return &c
 }
 
-// quotaRecord bounds what a tenant may have; 0: no bound.
+// quotaRecord bounds the use of a tenant; 0: no bound.
 type quotaRecord struct {
 	MaxGPUs        uint32            `json:"max_gpus,omitempty"`
 	MaxLeases      uint32            `json:"max_leases,omitempty"`
@@ -296,7 +306,7 @@ type quotaRecord struct {
 	MaxPriority    *int32            `json:"max_priority,omitempty"`
 }
 
-// tokenRecord is a credential of a person or a program.
+// tokenRecord is the credential of a person or a program.
 type tokenRecord struct {
 	ID          string      `json:"id"`
 	Role        dxpuv1.Role `json:"role"`
@@ -311,7 +321,7 @@ type tokenRecord struct {
 
 func (r *tokenRecord) clone() *tokenRecord { c := *r; return &c }
 
-// auditRecord says who did what. It is not changed once stored.
+// auditRecord says which caller did what. It is not changed once stored.
 type auditRecord struct {
 	Revision  uint64      `json:"revision"`
 	Time      time.Time   `json:"time"`

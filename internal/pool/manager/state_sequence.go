@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// sequence is a set of IDs in order. To add one behind all others and to remove
-// any costs next to nothing; those that come in between are sorted in by the
-// next look, in a time linear in their number.
+// sequence is a set of IDs in order. Adding an ID after all others and removing
+// any ID cost next to nothing. The next look-up sorts in the IDs that were
+// added between others, in a time linear in the size of the set.
 type sequence struct {
 	compare  func(a, b string) int
 	ids      []string // in order, without those in fresh; some are not in the set any more
-	unsorted []string // added since the last look
+	unsorted []string // added since the last look-up
 	set      map[string]struct{}
 }
 
@@ -38,8 +38,8 @@ func (s *sequence) has(id string) bool {
 	return ok
 }
 
-// from returns the IDs from one on, which need not be there; "" begins with the
-// first. The sequence is not to be changed meanwhile.
+// from returns the IDs from an ID on, which need not be in the set; "": from
+// the first. The caller must not change the sequence meanwhile.
 func (s *sequence) from(id string) iter.Seq[string] {
 	s.sort()
 	at := 0
@@ -55,7 +55,7 @@ func (s *sequence) from(id string) iter.Seq[string] {
 	}
 }
 
-// sort puts what is fresh in its place.
+// sort merges the unsorted IDs.
 func (s *sequence) sort() {
 	fresh := slices.DeleteFunc(s.unsorted, func(id string) bool { return !s.has(id) })
 	s.unsorted = nil
@@ -63,7 +63,7 @@ func (s *sequence) sort() {
 		return
 	}
 	slices.SortFunc(fresh, s.compare)
-	fresh = slices.Compact(fresh) // removed and added again
+	fresh = slices.Compact(fresh) // an ID may have been removed and added again
 	old := s.ids
 	if len(old) == 0 || s.compare(old[len(old)-1], fresh[0]) < 0 {
 		s.ids = append(old, fresh...)
@@ -75,7 +75,7 @@ func (s *sequence) sort() {
 			s.ids = append(s.ids, old[0])
 			old = old[1:]
 		}
-		if len(old) > 0 && old[0] == id { // it was removed and is back
+		if len(old) > 0 && old[0] == id { // the ID was removed and added again
 			old = old[1:]
 		}
 		s.ids = append(s.ids, id)

@@ -11,16 +11,15 @@ type cloner[R any] interface {
 	clone() *R
 }
 
-// table is the records of one kind. A transaction changes it in place and keeps
-// what was there before, so that it can be taken back. A record is copied before
-// it is changed first: whoever holds one from before the transaction may go on
-// reading it.
+// table holds the records of one kind. A transaction changes it in place and
+// keeps the previous records, so that it can be rolled back. It copies a record
+// before its first change, so that readers of the old one may go on.
 type table[R any, P cloner[R]] struct {
 	prefix    string
 	rows      map[string]*R
-	before    map[string]*R   // of the transaction: records as they were; nil: there was none
-	unsettled map[string]bool // changed since the settling loop looked last
-	unindexed map[string]bool // changed in nothing that an index is made of
+	before    map[string]*R   // the records before the transaction; nil: there was none
+	unsettled map[string]bool // changed since markDependents last ran
+	unindexed map[string]bool // changed only in fields without an index
 }
 
 func newTable[R any, P cloner[R]](prefix string) table[R, P] {
@@ -29,17 +28,16 @@ func newTable[R any, P cloner[R]](prefix string) table[R, P] {
 	}
 }
 
-// get returns a record to read, nil when there is none.
+// get returns a record for reading, nil if there is none.
 func (t *table[R, P]) get(id string) *R { return t.rows[id] }
 
-// edit returns a record to change; it must exist. The record may be changed
-// until the transaction ends.
+// edit returns a record for changes until the transaction ends; it must exist.
 func (t *table[R, P]) edit(id string) *R {
 	delete(t.unindexed, id)
 	return t.copied(id)
 }
 
-// editUnindexed is edit for changes that no index and no rule depends on.
+// editUnindexed is edit for changes on which no index and no rule depends.
 func (t *table[R, P]) editUnindexed(id string) *R {
 	if _, ok := t.before[id]; !ok {
 		t.unindexed[id] = true
@@ -61,19 +59,19 @@ func (t *table[R, P]) copied(id string) *R {
 	return r
 }
 
-// put adds a record, or replaces one as a whole.
+// put adds a record or replaces it as a whole.
 func (t *table[R, P]) put(id string, r *R) {
 	t.keep(id)
 	t.rows[id] = r
 }
 
-// remove forgets a record.
+// remove removes a record.
 func (t *table[R, P]) remove(id string) {
 	t.keep(id)
 	delete(t.rows, id)
 }
 
-// keep notes what is there before it changes.
+// keep keeps the previous record before a change.
 func (t *table[R, P]) keep(id string) {
 	delete(t.unindexed, id)
 	t.unsettled[id] = true
@@ -84,8 +82,8 @@ func (t *table[R, P]) keep(id string) {
 
 func (t *table[R, P]) len() int { return len(t.rows) }
 
-// ids returns the IDs of all records in order; it looks at all of them. Of nodes
-// and leases, of which there are many, the index has sequences.
+// ids returns the IDs of all records in order. It takes time linear in the size
+// of the table. The index has sequences for the large tables.
 func (t *table[R, P]) ids() []string { return slices.Sorted(maps.Keys(t.rows)) }
 
 // load adds a record outside of any transaction.
@@ -93,7 +91,8 @@ func (t *table[R, P]) load(id string, r *R) {
 	t.rows[id] = r
 }
 
-// restore takes the transaction's changes back; before stays, for the indexes.
+// restore takes the transaction's changes back. It leaves before in place, for
+// the indexes.
 func (t *table[R, P]) restore() {
 	for id, r := range t.before {
 		if r == nil {
@@ -111,7 +110,7 @@ func (t *table[R, P]) done() {
 	clear(t.unindexed)
 }
 
-// changed counts the records that the transaction has changed.
+// changed returns the number of records that the transaction has changed.
 func (t *table[R, P]) changed() int { return len(t.before) }
 
 // all adds all records, by their keys in the store.
@@ -121,8 +120,8 @@ func (t *table[R, P]) all(into map[string]any) {
 	}
 }
 
-// collect adds the transaction's changes to what is to be stored: records that
-// nobody changes any more, nil for those removed.
+// collect adds the transaction's changes to the records to store: records that
+// are not changed any more, nil for those removed.
 func (t *table[R, P]) collect(into map[string]any) {
 	for id := range t.before {
 		if r := t.rows[id]; r != nil {

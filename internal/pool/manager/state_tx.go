@@ -9,26 +9,27 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// tx is one change of the pool: it is seen as a whole or not at all.
+// tx is one change of the pool, which happens as a whole or not at all. A
+// transaction of readLocked only reads.
 type tx struct {
 	*state
 	now            time.Time
 	cfg            *Config
 	live           map[string]*liveNode
 	oldMeta        *meta
-	desiredChanged map[string]bool // nodes whose desired state changes
+	desiredChanged map[string]bool // nodes whose desired state has changed
 	events         []*dxpuv1.Event
-	call           *call  // that it serves; nil: none
-	newPool        bool   // the pool is new
+	call           *call  // the call that it serves; nil: none
+	newPool        bool   // it creates the pool
 	traceContext   string // W3C trace context of the call, empty: not traced
 
-	examined       map[subject]bool // what was marked and looked at
-	alarmed        []subject        // what the clock marked
+	examined       map[subject]bool // marked subjects that were examined
+	alarmed        []subject        // subjects that the clock marked
 	newlyLost      []*liveNode
-	attempts       int // to grant or replace something
+	attempts       int // to grant or replace GPUs
 	grants         int
-	indexFrozen    bool              // the index stays as it is
-	queuePositions map[string]uint32 // in the queue, by lease; nil: not worked out yet
+	indexFrozen    bool              // reindex does nothing
+	queuePositions map[string]uint32 // in the queue, by lease; nil: not computed yet
 }
 
 // revision returns a new revision.
@@ -37,8 +38,8 @@ func (t *tx) revision() uint64 {
 	return t.meta.Revision
 }
 
-// touch says that a node's desired state changes and returns the revision that
-// it gets; one for all changes of a transaction.
+// touch notes that a node's desired state has changed and returns its new
+// revision. All changes of a transaction have one revision.
 func (t *tx) touch(node string) uint64 {
 	n := t.nodes.editUnindexed(node)
 	if !t.desiredChanged[node] {
@@ -55,7 +56,7 @@ func (t *tx) editLease(id string) *leaseRecord {
 	return l
 }
 
-// event records that something happened.
+// event adds an event.
 func (t *tx) event(e *dxpuv1.Event, format string, args ...any) {
 	e.Revision = t.revision()
 	e.Time = timestamppb.New(t.now)
@@ -69,7 +70,8 @@ func (t *tx) event(e *dxpuv1.Event, format string, args ...any) {
 	t.events = append(t.events, e)
 }
 
-// changes returns how many records and events the transaction changes.
+// changes returns the number of records and events that the transaction
+// changes.
 func (t *tx) changes() int {
 	n := len(t.events)
 	if t.newPool {
@@ -91,12 +93,12 @@ func (m *Manager) beginLocked(now time.Time) *tx {
 	return t
 }
 
-// readLocked returns the present state to read.
+// readLocked returns the present state for reading.
 func (m *Manager) readLocked(now time.Time) *tx {
 	return &tx{state: m.state, now: now, cfg: &m.cfg, live: m.live}
 }
 
-// records returns what the transaction changes in the store.
+// records returns the transaction's changes for the store.
 func (t *tx) records() map[string]any {
 	records := map[string]any{metaKey: t.meta}
 	for _, of := range t.tables() {
@@ -105,7 +107,7 @@ func (t *tx) records() map[string]any {
 	return records
 }
 
-// rollback takes everything back; what was to be done is still to be done.
+// rollback takes all changes back. Marked subjects remain to be examined.
 func (t *tx) rollback() {
 	t.state.meta = t.oldMeta
 	for _, of := range t.tables() {

@@ -6,18 +6,18 @@ import (
 	"sync"
 )
 
-// Store keeps records under keys such as "lease/l-7". It is small on purpose:
-// one transaction that either happens or does not, as etcd has it.
+// Store keeps records under keys such as "lease/l-7". It has only what the
+// manager needs: one transaction that either happens or does not, as in etcd.
 type Store interface {
 	// Load returns all records. The map belongs to the caller.
 	Load(ctx context.Context) (map[string][]byte, error)
-	// Commit writes and removes records in one transaction that is durable
+	// Commit writes and removes records in one transaction, which is durable
 	// when it returns nil. After an error none of the changes has been made.
 	Commit(ctx context.Context, put map[string][]byte, remove []string) error
 }
 
-// Batcher is a Store that takes only so many records in one transaction of its
-// own. A single change of the pool that has more is stored as a whole nevertheless.
+// Batcher is a Store that bounds the records in a transaction. It stores a
+// single change with more records as a whole nevertheless.
 type Batcher interface{ MaxRecords() int }
 
 // MemoryStore keeps records until the process ends. The zero value is ready.

@@ -16,11 +16,11 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/revision"
 )
 
-// backupChunk is how much of a backup a message carries, in bytes.
+// backupChunk is the size of the backup's part in a message, in bytes.
 const backupChunk = 256 << 10
 
-// Backup implements dxpuv1connect.PoolServiceHandler. The state is that of one
-// moment, and durable; it is encoded while the manager goes on.
+// Backup implements dxpuv1connect.PoolServiceHandler. It encodes the durable
+// state of one moment while the manager goes on.
 func (s *poolService) Backup(ctx context.Context, _ *connect.Request[dxpuv1.BackupRequest], stream *connect.ServerStream[dxpuv1.BackupResponse]) error {
 	var h backup.Header
 	var records map[string]any
@@ -42,7 +42,8 @@ func (s *poolService) Backup(ctx context.Context, _ *connect.Request[dxpuv1.Back
 	return w.flush()
 }
 
-// all returns all records. Nobody changes them any more: who does copies them first.
+// all returns all records. They do not change any more: a transaction copies a
+// record before it changes it.
 func (t *tx) all() map[string]any {
 	records := map[string]any{metaKey: t.meta}
 	for _, of := range t.tables() {
@@ -51,7 +52,7 @@ func (t *tx) all() map[string]any {
 	return records
 }
 
-// chunker makes messages of what is written.
+// chunker splits its input into messages.
 type chunker struct {
 	buf  []byte
 	send func([]byte) error
@@ -77,21 +78,21 @@ func (c *chunker) flush() error {
 	return nil
 }
 
-// Epochs and node numbers go on above those that may have been given out since
-// the backup was made. Each restore adds a random part, so that two restores of
-// one backup give out different ones.
+// After a restore epochs and node numbers continue above those that may have been
+// given out since the backup was made. Each restore adds a random part, so that two
+// restores of one backup give out different ones.
 const (
 	restoredEpochs = 1 << 22 // four million bindings; datagrams carry 32 bits: 700 restores
 	restoredNodes  = 1 << 10 // datagrams carry 24 bits of boxes' numbers
-	// restoredIncarnations bounds how far the incarnation moves: two restores of
-	// one backup choose the same one once in 16 million times.
+	// restoredIncarnations bounds the step of the incarnation. Two restores of
+	// one backup choose the same step once in 16 million times.
 	restoredIncarnations = 1 << 24
 )
 
-// Restored returns the records of a backup as they become the state again, in a
-// new incarnation of the pool: nodes then take every desired state, whatever they
-// were told since the backup was made. It refuses records that this program
-// would not understand.
+// Restored returns the records of a backup as the state of a new incarnation of
+// the pool. Nodes then apply every desired state, whatever they were told since
+// the backup was made. Restored refuses records that this program does not
+// understand.
 func Restored(records map[string][]byte) (map[string][]byte, error) {
 	s := newState(time.Time{})
 	for key, raw := range records {
@@ -106,7 +107,8 @@ func Restored(records map[string][]byte) (map[string][]byte, error) {
 	if m.Epoch > math.MaxUint32-2*restoredEpochs || m.NodeNumber > math.MaxUint32-2*restoredNodes {
 		return nil, errors.New("manager: restore: its epochs or node numbers are used up")
 	}
-	// Upwards where that is possible: agents of earlier versions know no incarnations.
+	// The revision grows if possible, because agents of earlier versions do not know
+	// incarnations and ignore a smaller one.
 	m.Incarnation = (revision.Incarnation(m.Revision)+rand.Uint64N(restoredIncarnations))%revision.MaxIncarnation + 1
 	m.FirstRevision = revision.First(m.Incarnation)
 	m.Revision = m.FirstRevision

@@ -13,19 +13,19 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// Transactions change the state in memory one after another, under Manager.mu,
-// and then wait for the store, without it: while one batch is being stored, the
-// next one gathers. Nobody learns of a change before it is durable: callers,
-// events and watches come after it, and who reads waits for what was read.
+// Transactions change the state in memory one after another, under Manager.mu, and
+// then wait for the store without the lock: while one batch is being stored, the next
+// one gathers. A change becomes visible only once it is durable: answers, events and
+// watches follow it, and a reader waits until the state that it read is durable.
 //
-// When a batch cannot be stored, the state in memory is worth nothing: it is
-// thrown away with everything that waits, and read from the store again.
+// A batch that cannot be stored makes the state in memory worthless: the manager
+// discards it with all waiting transactions and reads it from the store again.
 
 const (
-	// maxWaiting bounds the transactions that wait for the store: at 1,000 a
-	// second, four seconds of them, longer than which no caller should wait.
+	// maxWaiting bounds the transactions that wait for the store. At 1,000 a
+	// second these are four seconds, longer than a caller should wait.
 	maxWaiting = 4096
-	// maxBatch bounds how many go to the store at once, where it sets no bound.
+	// maxBatch bounds the transactions that are stored together.
 	maxBatch = 1024
 )
 
@@ -33,15 +33,15 @@ const (
 type commit struct {
 	records        map[string]any
 	events         []*dxpuv1.Event
-	bindings       []*bindingRecord // the binding of each event; nil: none
+	bindings       []*bindingRecord // of each event; nil: none
 	desiredChanged map[string]bool
 	newlyLost      []*liveNode
-	done           chan struct{} // closed once err is what became of it
+	done           chan struct{} // closed once err is set
 	err            error
 }
 
-// queueLocked ends a transaction that succeeded and returns what its caller has
-// to wait for; nil: nothing.
+// queueLocked ends a successful transaction and returns the commit for which
+// its caller must wait; nil: none.
 func (m *Manager) queueLocked(t *tx) *commit {
 	if t.changes() == 0 {
 		t.done()
@@ -63,7 +63,7 @@ func (m *Manager) queueLocked(t *tx) *commit {
 	return c
 }
 
-// storeAll stores batch after batch until nothing waits.
+// storeAll stores batches until none waits.
 func (m *Manager) storeAll() {
 	for {
 		m.mu.Lock()
@@ -85,7 +85,8 @@ func (m *Manager) storeAll() {
 	}
 }
 
-// nextBatchLocked takes as many transactions as fit into one of the store.
+// nextBatchLocked returns the transactions that fit into one transaction of the
+// store.
 func (m *Manager) nextBatchLocked() []*commit {
 	most := maxWaiting
 	if b, ok := m.store.(Batcher); ok {
@@ -104,8 +105,8 @@ func (m *Manager) nextBatchLocked() []*commit {
 	return batch
 }
 
-// storeBatch stores transactions together: of a record that several of them
-// change, the last counts.
+// storeBatch stores transactions together. If several of them change a record,
+// the last one counts.
 func (m *Manager) storeBatch(batch []*commit) error {
 	records := batch[0].records
 	if len(batch) > 1 {
@@ -121,7 +122,7 @@ func (m *Manager) storeBatch(batch []*commit) error {
 	return m.store.Commit(context.Background(), put, remove)
 }
 
-// publish shows what is durable to everybody.
+// publish makes a durable batch visible.
 func (m *Manager) publish(batch []*commit) {
 	m.mu.Lock()
 	m.trouble = nil
@@ -143,8 +144,8 @@ func (m *Manager) publish(batch []*commit) {
 	}
 }
 
-// abandon throws away the state that could not be stored, and all that was built
-// on it.
+// abandon discards the state that could not be stored, and all transactions
+// that build on it.
 func (m *Manager) abandon(batch []*commit, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -160,15 +161,16 @@ func (m *Manager) abandon(batch []*commit, err error) {
 	m.dropStateLocked(err)
 }
 
-// dropStateLocked forgets the state: until it is read again, everything is refused.
+// dropStateLocked discards the state. All calls are refused until it is read
+// again.
 func (m *Manager) dropStateLocked(why error) {
 	m.state, m.trouble = nil, why
 	for _, l := range m.live {
-		l.digest = nil // the next report is looked at in full
+		l.digest = nil // process the next report in full
 	}
 }
 
-// wait returns what became of a transaction.
+// wait waits for a transaction and returns its error.
 func (m *Manager) wait(ctx context.Context, c *commit) error {
 	if c == nil {
 		return nil
@@ -185,8 +187,8 @@ func (m *Manager) wait(ctx context.Context, c *commit) error {
 	}
 }
 
-// update is the only way in which the pool changes: fn changes records, then
-// everything that follows from it is worked out, then all of it is stored.
+// update makes a transaction: fn changes records, the rules follow, and the
+// result is stored. The pool changes in no other way.
 func (m *Manager) update(ctx context.Context, fn func(*tx) error) error {
 	m.mu.Lock()
 	c, err := m.updateLocked(ctx, fn)
@@ -194,8 +196,8 @@ func (m *Manager) update(ctx context.Context, fn func(*tx) error) error {
 	return m.answer(ctx, c, err)
 }
 
-// answer waits until everything is durable on which the answer err, or success,
-// is built, and makes sure that it is still the answer of the leader.
+// answer waits until everything is durable on which the answer builds, be it
+// err or success, and checks that this manager is still the leader.
 func (m *Manager) answer(ctx context.Context, c *commit, err error) error {
 	if werr := m.wait(ctx, c); werr != nil {
 		return werr
@@ -206,8 +208,8 @@ func (m *Manager) answer(ctx context.Context, c *commit, err error) error {
 	return err
 }
 
-// updateLocked makes a transaction and returns what has to be waited for before
-// anybody learns of it, or of its error.
+// updateLocked makes a transaction and returns the commit for which the caller
+// must wait before it answers, also with an error.
 func (m *Manager) updateLocked(ctx context.Context, fn func(*tx) error) (*commit, error) {
 	if err := m.readyLocked(ctx); err != nil {
 		return nil, err
@@ -234,8 +236,8 @@ func (m *Manager) updateLocked(ctx context.Context, fn func(*tx) error) (*commit
 	return m.queueLocked(t), nil
 }
 
-// view runs fn on the present state; it changes nothing. What fn saw is durable
-// when view returns.
+// view runs fn on the present state, which it must not change. The state that
+// fn saw is durable when view returns.
 func (m *Manager) view(fn func(*tx) error) error { return m.viewIn(context.Background(), fn) }
 
 func (m *Manager) viewIn(ctx context.Context, fn func(*tx) error) error {
@@ -251,9 +253,9 @@ func (m *Manager) viewIn(ctx context.Context, fn func(*tx) error) error {
 	return m.answer(ctx, c, err)
 }
 
-// peek is view without the wait: for what decides whether a call is let in. It
-// sees what was taken away at once, and what was added as soon as anybody can
-// know of it.
+// peek is view without the wait, for deciding whether to admit a call. It sees
+// revoked rights at once, and granted rights as soon as any caller can know of
+// them.
 func (m *Manager) peek(fn func(*tx) error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -263,7 +265,7 @@ func (m *Manager) peek(fn func(*tx) error) error {
 	return fn(m.readLocked(m.cfg.Now()))
 }
 
-// readyLocked makes sure that there is a state to work on.
+// readyLocked returns an error unless there is a state to work on.
 func (m *Manager) readyLocked(ctx context.Context) error {
 	switch {
 	case m.state != nil:

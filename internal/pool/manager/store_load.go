@@ -15,15 +15,15 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/revision"
 )
 
-// recordVersion is what stored records carry as "v". A program refuses records
-// of a later version, which it might not understand, and reads all earlier ones:
+// recordVersion is the field "v" of stored records. A program refuses records of a
+// later version, which it might not understand, and reads all earlier ones:
 //
 //	0  none: before records carried one
 //	1  the same fields, with "v"
 const recordVersion = 1
 
-// encode turns collected records into what a Store takes: JSON objects that
-// begin with their version.
+// encode encodes records for a Store: as JSON objects that begin with their
+// version. A nil record is to be removed.
 func encode(records map[string]any) (put map[string][]byte, remove []string, err error) {
 	put = make(map[string][]byte, len(records))
 	for key, r := range records {
@@ -69,7 +69,7 @@ func (m *Manager) loadLocked(ctx context.Context) error {
 	return m.installLocked(records)
 }
 
-// installLocked makes what the store has the state.
+// installLocked makes the records of the store the state.
 func (m *Manager) installLocked(records map[string][]byte) error {
 	s := newState(m.cfg.Now())
 	for key, raw := range records {
@@ -81,7 +81,7 @@ func (m *Manager) installLocked(records map[string][]byte) error {
 	m.readLocked(s.began).indexAll()
 	m.events.forgetUpTo(s.meta.Revision)
 	for _, l := range m.live {
-		l.notifyDesired() // there may be something that its watch has not seen
+		l.notifyDesired() // the watch may have missed a change
 	}
 	if s.meta.ClusterID == "" {
 		t := m.beginLocked(s.began)
@@ -93,7 +93,8 @@ func (m *Manager) installLocked(records map[string][]byte) error {
 	return nil
 }
 
-// indexAll makes the index of a state that was just loaded, and marks everything.
+// indexAll builds the index of a state that was just loaded, and marks
+// everything.
 func (t *tx) indexAll() {
 	for id := range t.leases.rows {
 		t.indexLease(id)

@@ -25,8 +25,8 @@ func (s *poolService) ListTenants(_ context.Context, req *connect.Request[dxpuv1
 	return connect.NewResponse(res), err
 }
 
-// tenantIDs lists the tenants that are defined, the default one, and those that
-// have leases without being defined.
+// tenantIDs returns the defined tenants, the default one, and those that have
+// leases without being defined.
 func (t *tx) tenantIDs() []string {
 	ids := append(t.tenants.ids(), defaultTenant)
 	for id, u := range t.usageByTenant {
@@ -146,7 +146,7 @@ func (t *tx) tenantMessage(id string) *dxpuv1.Tenant {
 	return out
 }
 
-// String says what a quota allows.
+// String describes the quota.
 func (q *quotaRecord) String() string {
 	gpus, leases := "any number of GPUs", "any number of leases"
 	if q.MaxGPUs > 0 {

@@ -10,7 +10,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// quota returns what bounds a tenant.
+// quota returns the quota of a tenant.
 func (t *tx) quota(tenant string) quotaRecord {
 	if r := t.tenants.get(tenant); r != nil {
 		return r.Quota
@@ -18,9 +18,9 @@ func (t *tx) quota(tenant string) quotaRecord {
 	return quotaRecord{}
 }
 
-// admit checks what can be said of a request for good: that its tenant exists,
-// and that its quota allows it at all. Tenants need not be defined; once one is,
-// only those that are defined may ask.
+// admit refuses a request that can never be granted: its tenant must exist and
+// its quota must allow the count. Tenants need not be defined; once one is,
+// only defined tenants may request GPUs.
 func (t *tx) admit(s *dxpuv1.LeaseSpec) error {
 	if t.tenants.get(s.Tenant) == nil && s.Tenant != defaultTenant && t.anyTenant() {
 		return connect.NewError(connect.CodeNotFound,
@@ -49,8 +49,7 @@ func (t *tx) anyTenant() bool {
 	return n > 0
 }
 
-// allows reports whether a quota allows so many GPUs in one lease, however few
-// the tenant has otherwise.
+// allows returns an error if a quota never allows count GPUs in one lease.
 func (q *quotaRecord) allows(tenant, field string, count uint32, model string) error {
 	if q.MaxGPUs > 0 && count > q.MaxGPUs {
 		return invalid("%s: %d GPUs exceed the quota of %d of tenant %s; request fewer, or a larger quota",
@@ -63,7 +62,7 @@ func (q *quotaRecord) allows(tenant, field string, count uint32, model string) e
 	return nil
 }
 
-// quotaReached says why a tenant's quota does not let a lease in now, "" when
+// quotaReached returns why a tenant's quota does not admit a lease now, "" if
 // it does.
 func (t *tx) quotaReached(s *dxpuv1.LeaseSpec) string {
 	if why := t.overQuota(s.Tenant, s.Count, s.Model); why != "" {
@@ -72,8 +71,8 @@ func (t *tx) quotaReached(s *dxpuv1.LeaseSpec) string {
 	return ""
 }
 
-// overQuota says why a tenant may not have more GPUs of a model now, "" when it
-// may. An empty model is bounded by the total only.
+// overQuota returns why a tenant may not have more GPUs of a model now, "" if
+// it may. Without a model only the total counts.
 func (t *tx) overQuota(tenant string, more uint32, model string) string {
 	q := t.quota(tenant)
 	if q.MaxGPUs == 0 && len(q.MaxGPUsByModel) == 0 {
@@ -90,8 +89,8 @@ func (t *tx) overQuota(tenant string, more uint32, model string) string {
 	return ""
 }
 
-// decideWithin works out where a lease would go now, within its tenant's quotas
-// of models: without a wish, the models that have none left are passed over.
+// decideWithin returns where a lease would be placed now, within its tenant's
+// quotas by model. A lease without a model gets one whose quota is not used up.
 func (t *tx) decideWithin(s *dxpuv1.LeaseSpec) (placement.Decision, placement.HostDecision) {
 	d, h := t.decide(s, nil)
 	q := t.quota(s.Tenant)

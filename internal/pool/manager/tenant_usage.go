@@ -2,21 +2,22 @@ package manager
 
 import "maps"
 
-// tenantUsage is what a tenant has, for its quota and for lists of its leases.
+// tenantUsage is the use of a tenant, for its quota and for lists of its
+// leases.
 type tenantUsage struct {
 	open            map[string]bool // leases that have not ended
-	pending, active uint32          // leases in the queue; leases that have GPUs or get some
+	pending, active uint32          // leases in the queue; leases that have or get GPUs
 	gpus            uint32
 	byModel         map[string]uint32 // GPUs
 }
 
 func (u *tenantUsage) leases() uint32 { return uint32(len(u.open)) }
 
-// minusOne takes away where one is added: unsigned numbers wrap round.
+// minusOne subtracts one when it is added: unsigned numbers wrap around.
 const minusOne = ^uint32(0)
 
-// countLease adds what a lease stands for, or takes it away: its GPUs from when they
-// are chosen until the last of them has been given back.
+// countLease adds a lease to its tenant's usage, or removes it. Its GPUs count
+// from the decision on them until the last one has been released.
 func (x *index) countLease(id string, k *leaseEntry, sign uint32) {
 	if k.tenant == "" {
 		return
@@ -45,7 +46,7 @@ func (x *index) countLease(id string, k *leaseEntry, sign uint32) {
 	}
 }
 
-// usageOf returns what a tenant has.
+// usageOf returns the usage of a tenant.
 func (t *tx) usageOf(tenant string) tenantUsage {
 	t.reindex()
 	u := t.usageByTenant[tenant]

@@ -13,35 +13,36 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// One trace tells of an attach from the call to the device in the VM. Its root is
-// the span of CreateLease; its context is stored with the lease and its bindings
-// and goes to both nodes with the desired state. The manager, the host and the box
-// each add a span per step, so a trace survives a restart of any of them. Where
-// no exporter is set up, nothing of it is made.
+// One trace covers an attach from the call to the device in the VM. Its root is the
+// span of CreateLease. The trace context is stored with the lease and its bindings and
+// goes to both nodes with the desired state. The manager, the host and the box each
+// add a span per step, so a trace survives a restart of any of them. Without an
+// exporter there are no spans.
 
-// tracer is looked up at each use: the program sets the provider up after init.
+// tracer is looked up at each use, because the program sets the provider up
+// after init.
 func tracer() trace.Tracer { return otel.Tracer("github.com/dxpu-project/dxpu/manager") }
 
-// tracing makes a span of each call, continuing the caller's trace.
+// tracing makes a span of each call, which continues the caller's trace.
 func tracing() connect.Interceptor {
 	i, err := otelconnect.NewInterceptor(otelconnect.WithoutMetrics(), otelconnect.WithTrustRemote())
 	if err != nil {
-		// Without metrics there is nothing to register that could fail.
+		// Only the registration of metrics can fail, and there are none.
 		return connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc { return next })
 	}
 	return i
 }
 
-// traceparent returns the trace context of a call as W3C has it, empty when the
-// call is not traced.
+// traceparent returns the W3C trace context of a call, "" if the call is not
+// traced.
 func traceparent(ctx context.Context) string {
 	carrier := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(ctx, carrier)
 	return carrier["traceparent"]
 }
 
-// traceEvent makes a span of the time that a binding spent in the state that it
-// has just left.
+// traceEvent makes a span of the time that a binding spent in its previous
+// state.
 func traceEvent(e *dxpuv1.Event, b *bindingRecord) {
 	if e.Type != dxpuv1.EventType_EVENT_TYPE_BINDING_STATE || b == nil || b.Trace == "" {
 		return

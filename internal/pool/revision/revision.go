@@ -12,8 +12,8 @@
 //	|  incarnation  |    changes    |
 //	+---------------+---------------+
 //
-// A pool that makes 2^32 changes moves on to the next incarnation. Nodes take
-// that in their stride: they accept every state of another incarnation.
+// A pool that makes 2^32 changes moves on to the next incarnation, which does no
+// harm: nodes accept every state of another incarnation.
 package revision
 
 // MaxIncarnation is the largest incarnation: revisions stay below 2^63.
