@@ -76,7 +76,7 @@ var convertCases = []struct {
 	{"4KiB", memoryWrite(4096)},
 }
 
-func TestConvertAllocates(t *testing.T) {
+func TestConvertDoesNotAllocate(t *testing.T) {
 	for _, tc := range convertCases {
 		t.Run(tc.name, func(t *testing.T) {
 			var c converter

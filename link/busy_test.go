@@ -72,7 +72,7 @@ func (p *busyPair) run(until time.Duration) time.Duration {
 // A machine with busy processors delays both ends by hundreds of milliseconds,
 // sometimes by more than the dead interval. Neither end may take that for the
 // death of the other.
-func TestBusyProcessorsAreNotDeath(t *testing.T) {
+func TestBusyProcessorsDoNotLoseThePeer(t *testing.T) {
 	for seed := range uint64(6) {
 		chance := rand.New(rand.NewPCG(seed, 1))
 		p := newBusyPair(t, func() time.Duration {
@@ -90,7 +90,7 @@ func TestBusyProcessorsAreNotDeath(t *testing.T) {
 
 // The longer interval of a busy time does not outlast it: on a quiet machine the
 // death of a peer is detected as fast as before.
-func TestDeathIsSeenAfterABusyTime(t *testing.T) {
+func TestDeathIsDetectedAfterABusyTime(t *testing.T) {
 	busy := true
 	chance := rand.New(rand.NewPCG(7, 1))
 	p := newBusyPair(t, func() time.Duration {

@@ -153,7 +153,7 @@ func TestRekeyNeedsAcknowledgement(t *testing.T) {
 	}
 }
 
-func TestPeerSilentIsLost(t *testing.T) {
+func TestSilentPeerIsLost(t *testing.T) {
 	n := up(t, linktest.Config{Ends: linktest.Ends(link.CipherAES256GCM, jumbo, jumbo)}, "delay=20us", jumbo, jumbo)
 	cut := n.Now
 	for path := range 2 {

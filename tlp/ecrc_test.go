@@ -57,7 +57,7 @@ func TestReferenceAgainstPublishedLCRC(t *testing.T) {
 	}
 }
 
-func TestECRCIsThatOfTheSpecification(t *testing.T) {
+func TestECRCMatchesTheSpecification(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		data := rapid.SliceOfN(rapid.Byte(), 0, 64).Draw(t, "data")
 		data = data[:len(data)&^3]

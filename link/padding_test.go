@@ -8,7 +8,7 @@ import (
 
 // Consecutive datagrams have the same size, as segmentation offload requires, for
 // any position of the TLPs in them. Little of them is padding.
-func TestRowsAreOfOneSize(t *testing.T) {
+func TestRunsHaveEqualSizes(t *testing.T) {
 	for _, mtu := range []int{ethernet, jumbo} {
 		for _, size := range []int{128, 256, 4096} {
 			w := newWire(t, link.CipherAES256GCM, mtu)

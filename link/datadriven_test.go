@@ -1,18 +1,13 @@
 package link_test
 
 import (
-	"bufio"
-	"bytes"
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/cockroachdb/datadriven"
 
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/frame"
@@ -21,10 +16,8 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-var rewrite = flag.Bool("rewrite", false, "update the output of the scenarios")
-
-// TestScenarios runs testdata/*.txt. Lines that begin with a tab are the output of
-// the command before; -rewrite updates them. The commands:
+// TestScenarios runs testdata/*.txt; -rewrite updates the expected output. The
+// commands:
 //
 //	link MTU...               two ends in clear, with one path per MTU
 //	plan SIDE PATH FAULTS     faults of the datagrams from SIDE
@@ -34,45 +27,21 @@ var rewrite = flag.Bool("rewrite", false, "update the output of the scenarios")
 //	close SIDE CODE, hold SIDE BYTES, restart SIDE SESSION
 //	show                      prints both ends' states
 func TestScenarios(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scenarios: %v", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		var s scenario
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			s.out.Reset()
+			if err := s.command(strings.Fields(d.FullCmd())); err != nil {
+				t.Fatalf("%s: %v", d.Pos, err)
 			}
-			var s scenario
-			lines := bufio.NewScanner(bytes.NewReader(want))
-			for lines.Scan() {
-				line := lines.Text()
-				if strings.HasPrefix(line, "\t") {
-					continue
-				}
-				fmt.Fprintln(&s.out, line)
-				if line == "" || line[0] == '#' {
-					continue
-				}
-				if err := s.command(strings.Fields(line)); err != nil {
-					t.Fatalf("%s: %v", line, err)
-				}
-			}
-			if *rewrite {
-				if err := os.WriteFile(file, s.out.Bytes(), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			} else if diff := cmp.Diff(string(want), s.out.String()); diff != "" {
-				t.Error(diff)
-			}
+			return s.out.String()
 		})
-	}
+	})
 }
 
 type scenario struct {
 	net    *linktest.Network
-	out    bytes.Buffer
+	out    strings.Builder
 	silent bool
 }
 
@@ -121,7 +90,7 @@ func (s *scenario) command(f []string) error {
 		for side, l := range s.net.Link {
 			reason, code := l.Reason()
 			st := l.Stats()
-			fmt.Fprintf(&s.out, "\t%-4s %v (%v, %d): delivered %d, resent %d, duplicates %d, dropped %d",
+			fmt.Fprintf(&s.out, "%-4s %v (%v, %d): delivered %d, resent %d, duplicates %d, dropped %d",
 				[]string{"host", "box"}[side], l.State(), reason, code, st.TLPsReceived, st.Retransmissions, st.Duplicates, st.Drops.Total())
 			for i, p := range st.Paths {
 				fmt.Fprintf(&s.out, "; path %d: usable %v, MTU %d", i, p.Usable, p.MTU)
@@ -154,12 +123,12 @@ func (s *scenario) open(mtus []string) error {
 	s.net = n
 	n.OnDatagram = func(from linktest.Side, path uint8, d []byte) {
 		if !s.silent {
-			fmt.Fprintf(&s.out, "\t%8v %s %d %4d %s\n", n.Now, []string{"host→box", "box→host"}[from], path, len(d), describe(d))
+			fmt.Fprintf(&s.out, "%8v %s %d %4d %s\n", n.Now, []string{"host→box", "box→host"}[from], path, len(d), describe(d))
 		}
 	}
 	n.OnDeliver = func(to linktest.Side, p *tlp.Packet) {
 		if !s.silent {
-			fmt.Fprintf(&s.out, "\t%8v %s gets %v %d\n", n.Now, []string{"host", "box"}[to], p.Type, len(p.Data))
+			fmt.Fprintf(&s.out, "%8v %s gets %v %d\n", n.Now, []string{"host", "box"}[to], p.Type, len(p.Data))
 		}
 	}
 	return nil
