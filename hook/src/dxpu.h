@@ -212,7 +212,7 @@ struct record {
 	uint64_t context;
 };
 
-_Static_assert(sizeof(struct record) == 64, "hook/TRACE.md says 64 bytes");
+_Static_assert(sizeof(struct record) == 64, "hook/TRACE.md gives 64 bytes");
 
 bool dxpu_record_open(void);
 void dxpu_record(const struct record *r);

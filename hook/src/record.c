@@ -21,7 +21,7 @@ struct header {
 	uint64_t reserved;
 };
 
-_Static_assert(sizeof(struct header) == 64, "hook/TRACE.md says 64 bytes");
+_Static_assert(sizeof(struct header) == 64, "hook/TRACE.md gives 64 bytes");
 
 bool dxpu_recording;
 

@@ -52,6 +52,10 @@ func ReadNsys(r io.ReaderAt, size int64, o Options) (*workload.Workload, error) 
 	if db.WAL {
 		n.b.Report.Note("the database is in write-ahead-log mode: rows that were not checkpointed are missing")
 	}
+	if db.Truncated {
+		n.b.Report.Incomplete = true
+		n.b.Report.Doubt("the database is truncated")
+	}
 	passes := []func() error{
 		n.findReferences, n.strings, n.devices, n.kernels, n.copies, n.memsets, n.graphs,
 		func() error { return n.calls(tableRuntime) }, func() error { return n.calls(tableDriver) }, n.syncs, n.marks,

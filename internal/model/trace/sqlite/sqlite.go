@@ -48,6 +48,8 @@ type DB struct {
 	// WAL is set if the file is in write-ahead-log mode. Open does not see the
 	// log: rows that were not checkpointed into the file are missing.
 	WAL bool
+	// Truncated is set if the file is shorter than the size in its header.
+	Truncated bool
 
 	r        io.ReaderAt
 	pageSize int
@@ -102,6 +104,10 @@ func Open(r io.ReaderAt, size int64) (*DB, error) {
 		return nil, fmt.Errorf("sqlite: text encoding %d is not supported", db.enc)
 	}
 	db.pages = uint32(min((size+int64(db.pageSize)-1)/int64(db.pageSize), 1<<32-1))
+	// The header's size is valid if the two change counters agree (section 1.3.7).
+	if string(h[24:28]) == string(h[92:96]) {
+		db.Truncated = size < int64(binary.BigEndian.Uint32(h[28:]))*int64(db.pageSize)
+	}
 	return db, db.readSchema()
 }
 
