@@ -31,8 +31,8 @@ type Checker interface {
 	Check() (ok bool, detail string)
 }
 
-// Errors is the count of one error code, such as an XID.
-type Errors struct {
+// ErrorCount is the count of one error code, such as an XID.
+type ErrorCount struct {
 	Code  uint32
 	Count uint64 // since the device was made; it only grows
 }
@@ -40,7 +40,7 @@ type Errors struct {
 // ErrorCounter is a device that counts its errors.
 type ErrorCounter interface {
 	// Errors returns the counts in the order of their codes.
-	Errors() []Errors
+	Errors() []ErrorCount
 }
 
 // Scrubber is a device with memory that must not pass from one tenant to the next.

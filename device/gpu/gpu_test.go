@@ -400,7 +400,7 @@ func TestXIDsAreCounted(t *testing.T) {
 	r.gpu.InjectXID(reg.XIDDoubleBit)
 	r.gpu.Reset(time.Second, device.ConventionalReset)
 	r.gpu.InjectXID(reg.XIDLost)
-	want := []device.Errors{{Code: 31, Count: 2}, {Code: reg.XIDDoubleBit, Count: 1}, {Code: reg.XIDLost, Count: 1}}
+	want := []device.ErrorCount{{Code: 31, Count: 2}, {Code: reg.XIDDoubleBit, Count: 1}, {Code: reg.XIDLost, Count: 1}}
 	if n := r.gpu.Errors(); !slices.Equal(n, want) {
 		t.Errorf("it has counted %v, want %v", n, want)
 	}

@@ -81,10 +81,10 @@ func (g *GPU) InjectXID(code uint32) {
 
 // Errors implements device.ErrorCounter with the count of each XID since New.
 // Resets keep the counts.
-func (g *GPU) Errors() []device.Errors {
-	var out []device.Errors
+func (g *GPU) Errors() []device.ErrorCount {
+	var out []device.ErrorCount
 	for _, code := range slices.Sorted(maps.Keys(g.xids)) {
-		out = append(out, device.Errors{Code: code, Count: g.xids[code]})
+		out = append(out, device.ErrorCount{Code: code, Count: g.xids[code]})
 	}
 	return out
 }

@@ -36,7 +36,7 @@ type condition struct {
 	ok     bool
 	detail string // why it is not ok
 	info   device.Info
-	errors []device.Errors
+	errors []device.ErrorCount
 }
 
 func (c *condition) equal(o *condition) bool {
