@@ -20,12 +20,13 @@ func Example() {
 		return
 	}
 
-	// Software writes ones to the BAR, and the bits that stick tell the size.
+	// Software writes all ones to the BAR and computes the size from the bits that
+	// read as one.
 	s.Write(cfgspace.OffBAR0, 4, 0xffffffff)
 	size := cfgspace.SizeBAR(cfgspace.Memory32, s.Read(cfgspace.OffBAR0, 4), 0)
 	fmt.Printf("BAR 0 has %d KiB\n", size>>10)
 
-	// A Change tells the function what the write means for it.
+	// The Change of a write lists the effects that the function must handle.
 	change := s.Write(cfgspace.OffBAR0, 4, 0xfe000000)
 	fmt.Println("BAR changed:", change.Has(cfgspace.BARs))
 	s.Write(cfgspace.OffCommand, 2, cfgspace.CmdMemory|cfgspace.CmdBusMaster)

@@ -7,14 +7,14 @@ import (
 	"github.com/dxpu-project/dxpu/fault"
 )
 
-// A plan for one direction of a network, and what it does to a datagram.
+// A plan for one direction of a network, and its effect on datagrams.
 func Example() {
 	plan, err := fault.Parse("delay=50us,mtu=1400,partition=2s-3s")
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	injector := fault.New(plan, 1) // the seed decides about losses and the like
+	injector := fault.New(plan, 1) // the seed determines the random faults
 	send := func(now time.Duration, size int) {
 		deliveries := injector.Apply(now, make([]byte, size))
 		if len(deliveries) == 0 {

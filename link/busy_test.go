@@ -35,8 +35,8 @@ func newBusyPair(t *testing.T, stall func() time.Duration) *busyPair {
 	return p
 }
 
-// run lets both ends run in turn until the given time or until one is down. It
-// returns the time.
+// run runs both ends in turn until the given time or until one is down. It returns
+// the time.
 func (p *busyPair) run(until time.Duration) time.Duration {
 	for now := min(p.next[0], p.next[1]); ; now = min(p.next[0], p.next[1]) {
 		if now >= until {

@@ -1,9 +1,9 @@
-// Package capture copies the TLPs of bindings into a pcapng stream while they
-// pass, for Wireshark. It copies them behind the decryption and so shows what
-// the network does not.
+// Package capture copies the TLPs of bindings into a pcapng stream for Wireshark.
+// It copies them after decryption, so a capture shows the contents that the network
+// hides.
 //
-// README.md draws the record that each packet of the stream is; dxpu.lua is the
-// Wireshark dissector for it.
+// README.md specifies the records in the stream; dxpu.lua is the Wireshark dissector
+// for them.
 package capture
 
 import (
@@ -54,7 +54,7 @@ const (
 	writeBuffer = 64 << 10
 	// flushInterval is how long a TLP may wait for others before it is written.
 	flushInterval = 50 * time.Millisecond
-	// recordOverhead is what a record takes in a batch beside its bytes.
+	// recordOverhead is the size of a record in bytes.
 	recordOverhead = 32
 )
 

@@ -165,7 +165,7 @@ func (g *gate) Write(b []byte) (int, error) {
 	return g.Buffer.Write(b)
 }
 
-// Once there is room again, the next record tells how many are missing.
+// The first record after a full buffer has the number of dropped ones.
 func TestDropsAreRecorded(t *testing.T) {
 	s := capture.NewSession(capture.Options{Buffer: 100}) // room for one request
 	g := &gate{entered: make(chan struct{}), proceed: make(chan struct{})}

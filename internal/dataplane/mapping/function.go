@@ -8,9 +8,9 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// Function records what a host programs into one function: its bus and device
-// number, its BARs and its Command register. It learns from the configuration
-// requests that pass, as DxPU_PROXY does (paper, section 3.3.1).
+// Function records the values that a host programs into one function: its bus and
+// device number, its BARs and its Command register. It snoops the configuration
+// requests on their way, like DxPU_PROXY (paper, section 3.3.1).
 type Function struct {
 	ID      pcie.BDF
 	BARs    [pcie.MaxBARs]pcie.BAR
@@ -37,10 +37,9 @@ func (f *Function) Snoop(p *tlp.Packet) (changed bool) {
 	return before != *f
 }
 
-// port returns the state of a port whose windows hold what the function
-// decodes and nothing else. Function numbers do not matter: the whole device is
-// behind the port. A function that has seen no configuration write has no ID
-// yet; 00:00.0, the zero value, is the root complex's.
+// port returns the state of a port whose windows are those of the function. It
+// covers all function numbers of the device. Before the first configuration write
+// the function has no ID: 00:00.0, the zero value, belongs to the root complex.
 func (f *Function) port() Port {
 	p := Port{Active: true, Master: true}
 	if f.ID != 0 {

@@ -1,10 +1,10 @@
-// Package mapping holds the tables by which both proxies route TLPs: which
-// slot of the host's virtual switch stands for which slot of which GPU box.
+// Package mapping holds the tables by which both proxies route TLPs. They map the
+// slots of a host's virtual switch to the slots of GPU boxes.
 //
-// The columns are those of the paper's Tables 2 and 3. All routing is done by
-// Router: for a virtual machine from what its guest programs into the devices,
-// for the embedded host from the registers of its switch, and in a box for the
-// devices of one host. The tables are pure data; their owners guard them.
+// The columns are those of the paper's Tables 2 and 3. Router does all routing. For
+// a virtual machine it follows the BARs that the guest programs, for the embedded
+// host the registers of its switch, and in a box the BARs of the devices of one
+// host. The tables are pure data; their owners serialize access.
 //
 // Section numbers without a name refer to the PCI Express Base Specification,
 // revision 6.0.
@@ -32,17 +32,17 @@ type HostEntry struct {
 	Target
 }
 
-// HostTable is the mapping table on the host side of a virtual machine. The
-// guest programs the ports above the slots in its VMM, where the proxy does not
-// see it; the devices' BARs stand for the windows of those ports.
+// HostTable is the mapping table on the host side of a virtual machine. The VMM
+// implements the ports above the slots, so the proxy does not see the windows that
+// the guest programs there. It uses the devices' BARs in their place.
 type HostTable struct {
 	entries []HostEntry
 	router  *Router
 }
 
-// NewHostTable makes a table of free slots. Slot i is given bus i+1: the bus
-// behind downstream port i of the virtual switch, until a configuration
-// request says otherwise.
+// NewHostTable returns a table of free slots. Slot i has bus i+1, the bus behind
+// downstream port i of the virtual switch, until a configuration request has
+// another number.
 func NewHostTable(slots int) *HostTable {
 	t := &HostTable{entries: make([]HostEntry, slots), router: newDeviceRouter(slots)}
 	for i := range t.entries {
@@ -111,7 +111,7 @@ func (t *HostTable) update(slot int) {
 }
 
 // FromSlot routes a TLP that the device of a slot sends. The port above the
-// slot is the VMM's, so what ends there goes to the host.
+// slot belongs to the VMM, so a TLP that ends at the port goes to the host.
 func (t *HostTable) FromSlot(from int, p *tlp.Packet) Route {
 	r := t.router.FromSlot(from, p)
 	if r.Where == Here {

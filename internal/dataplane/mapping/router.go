@@ -8,10 +8,10 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// Where a TLP goes.
+// Where is the kind of a TLP's destination at a switch.
 type Where uint8
 
-// Destinations of a TLP at a switch.
+// Destinations.
 const (
 	Unsupported Where = iota // no destination: the caller answers a request with Unsupported Request
 	ToHost                   // the root complex: host memory, or the requester there
@@ -25,7 +25,7 @@ func (w Where) String() string {
 	return [...]string{"unsupported", "host", "slot", "all", "here"}[min(w, Here)]
 }
 
-// Route says where a TLP goes. Slot is valid for ToSlot only.
+// Route is the destination of a TLP. Slot is valid for ToSlot only.
 type Route struct {
 	Where Where
 	Slot  int
@@ -39,8 +39,8 @@ func (r Route) String() string {
 	return r.Where.String()
 }
 
-// Port is the part of a port's state that decides routing. The zero Port
-// forwards nothing.
+// Port is the part of a port's state that routing depends on. The zero Port does
+// not forward any TLP.
 type Port struct {
 	Windows         []cfgspace.Window // memory that the port forwards downstream
 	FirstID, LastID pcie.BDF          // Routing IDs behind the port; LastID 0: none
@@ -50,7 +50,7 @@ type Port struct {
 	// Access Control Services of a downstream port (section 6.12.1.1).
 	RedirectRequests    bool // requests for a peer go to the host
 	RedirectCompletions bool // completions for a peer go to the host, unless relaxed
-	ForwardUpstream     bool // what is for the port's own side goes to the host
+	ForwardUpstream     bool // TLPs for the sender's own slot go to the host
 }
 
 func (p *Port) claims(addr, n uint64) bool {
@@ -67,28 +67,28 @@ func (p *Port) covers(id pcie.BDF) bool {
 }
 
 // Router routes TLPs between the upstream port of a switch and its slots: by
-// address, by ID, implicit (section 2.2.4; paper, section 3.3.3). It is pure
-// data; its owner guards it.
+// address, by ID, or implicitly (section 2.2.4; paper, section 3.3.3). Its owner
+// serializes the calls of its methods.
 type Router struct {
 	up     Port
 	slots  []Port
 	byAddr windowIndex
 }
 
-// NewRouter makes the router of a switch whose ports forward nothing.
+// NewRouter returns the router of a switch whose ports do not forward TLPs yet.
 func NewRouter(slots int) *Router { return &Router{slots: make([]Port, slots)} }
 
-// newDeviceRouter makes a router that knows the devices in its slots and not
-// the ports above them: the upstream port claims nothing for itself and
-// forwards what no device claims.
+// newDeviceRouter returns a router that knows the devices in its slots but not the
+// ports above them. Its upstream port has no windows; it forwards all requests
+// that no device claims.
 func newDeviceRouter(slots int) *Router {
 	r := NewRouter(slots)
 	r.SetUpstream(Port{Master: true})
 	return r
 }
 
-// SetUpstream replaces the state of the upstream port. Its Active and its
-// Access Control Services are not used.
+// SetUpstream replaces the state of the upstream port. It ignores Active and the
+// Access Control Services.
 func (r *Router) SetUpstream(p Port) { r.up = p }
 
 // Set replaces the state of the port above a slot.
@@ -159,10 +159,10 @@ func (r *Router) downByID(id pcie.BDF) Route {
 }
 
 // upByAddress routes a memory request of a device. An address in the window of
-// another port is a peer's. One in the window of the device's own port, or in
-// the windows of the upstream port but behind no slot, has no destination. All
-// others are the host's (PCI-to-PCI Bridge Architecture Specification, section
-// 4.2).
+// another port goes to that slot. An address in the window of the device's own
+// port, or in the windows of the upstream port but of no slot, has no destination.
+// All other addresses go to the host (PCI-to-PCI Bridge Architecture
+// Specification, section 4.2).
 func (r *Router) upByAddress(from int, p *tlp.Packet) Route {
 	port, n := &r.slots[from], uint64(p.Length)*pcie.DW
 	if !port.Master || !port.Active {
@@ -192,8 +192,8 @@ func (r *Router) upByID(from int, id pcie.BDF, redirect bool) Route {
 	return Route{Where: ToHost}
 }
 
-// redirected reports whether Access Control Services send a TLP to the host
-// that would go from one slot to another or back to the same.
+// redirected reports whether Access Control Services redirect a TLP from one slot
+// to another, or back to the same slot, to the host.
 func (r *Router) redirected(from, to int, redirect bool) bool {
 	if from == to {
 		return r.slots[from].ForwardUpstream

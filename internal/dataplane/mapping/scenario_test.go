@@ -22,14 +22,14 @@ var gpuBARs = [pcie.MaxBARs]pcie.BAR{0: {Size: 64 << 10}, 2: {Size: 256 << 20, W
 //
 //	host slots=N                       the mapping table of a host, with free slots
 //	box slots=N                        that of a box, with a GPU in each slot but the last
-//	switch slots=N                     a router whose ports forward nothing
+//	switch slots=N                     a router whose ports do not forward TLPs
 //
 //	bind slot=S [box=B at=T path=P]                 host: bind to slot T of box B, a GPU
 //	bind slot=S node=N domain=D at=T epoch=E [incarnation=I]   box: bind to slot T of domain D of node N
 //	insert slot=S                                   box: another GPU
 //	unbind slot=S
 //	disable slot=S                                  host: function level reset
-//	program slot=S id=ID bar0=ADDR bar2=ADDR        what firmware writes into a GPU
+//	program slot=S id=ID bar0=ADDR bar2=ADDR        the writes of firmware to a GPU
 //	snoop slot=S id=ID reg=OFFSET value=V be=MASK   one configuration write
 //	entry slot=S                                    print the row
 //

@@ -26,7 +26,7 @@ type RequesterConfig struct {
 	Quarantine time.Duration
 }
 
-// Outcome says how a request ended.
+// Outcome is the way in which a request ended.
 type Outcome uint8
 
 // Outcomes.

@@ -25,7 +25,7 @@ import (
 //	begin type=TYPE addr=A n=BYTES [timeout=TIME]   begin a request; cookies count from 1
 //	serve tag=T mps=N [rcb=N] [max=N]        the completer emits completions, at most max
 //	complete tag=T addr=A n=BYTES [left=BYTES] [status=N] [id=ID] [type=TYPE] [poisoned] [modified]
-//	at time=TIME                             let time pass; print the requests that end
+//	at time=TIME                             advance the time; print the requests that end
 //	cancel                                   cancel all requests
 //	state                                    print tags, the next wake-up and the counters
 //	write addr=A data=HEX first=BE [last=BE] print the runs of bytes of a memory write
