@@ -56,7 +56,7 @@ func TestTruncation(t *testing.T) {
 	}
 }
 
-// Every byte that changes is noticed.
+// Read detects every changed byte.
 func TestDamage(t *testing.T) {
 	b := write(t, records())
 	for i := range b {

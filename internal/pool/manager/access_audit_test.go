@@ -28,8 +28,8 @@ func (w *world) listAudit(req *dxpuv1.ListAuditRequest) (all []*dxpuv1.AuditEntr
 	}
 }
 
-// The log keeps the newest entries, as many as it may, also when it is read by
-// another manager.
+// The log keeps the newest entries up to its limit, and another manager reads the
+// same ones.
 func TestAuditLogIsBounded(t *testing.T) {
 	w := newWorld(t, Config{})
 	const more = 123
@@ -46,7 +46,7 @@ func TestAuditLogIsBounded(t *testing.T) {
 	}
 	all := w.listAudit(&dxpuv1.ListAuditRequest{PageSize: 999})
 	if len(all) != keepAudit {
-		t.Fatalf("%d entries are kept", len(all))
+		t.Fatalf("the log keeps %d entries", len(all))
 	}
 	for i, e := range all {
 		if want := fmt.Sprint(keepAudit + more - 1 - i); e.Target != want {
@@ -54,7 +54,7 @@ func TestAuditLogIsBounded(t *testing.T) {
 		}
 	}
 	if some := w.listAudit(&dxpuv1.ListAuditRequest{Actor: "t-3"}); len(some) != keepAudit/10 {
-		t.Errorf("an actor of ten has %d entries", len(some))
+		t.Errorf("one of ten actors has %d entries", len(some))
 	}
 	if one := w.listAudit(&dxpuv1.ListAuditRequest{Target: "5000"}); len(one) != 1 || one[0].Actor != "t-0" {
 		t.Errorf("a target has %v", one)
@@ -69,7 +69,8 @@ func TestAuditLogIsBounded(t *testing.T) {
 	}
 }
 
-// A flood of refused calls does not push out what was done.
+// A flood of refused calls does not push out the entries of calls that changed
+// something.
 func TestAuditOfAFlood(t *testing.T) {
 	w := newAccessWorld(t)
 	call := func(caller, procedure, body string) answer {
@@ -93,7 +94,7 @@ func TestAuditOfAFlood(t *testing.T) {
 	}
 	done := slices.IndexFunc(all, func(e *dxpuv1.AuditEntry) bool { return e.Code == "ok" })
 	if done < 0 || all[done].Target != "b2" || all[done].Role != dxpuv1.Role_ROLE_OPERATOR || !strings.Contains(all[done].Request, "fan") {
-		t.Fatalf("what was done is not there: %v", all)
+		t.Fatalf("the log lacks the call that changed something: %v", all)
 	}
 	w.clock.t = w.clock.t.Add(1e9)
 	call("tenant", "Cordon", `{"target":{"boxId":"b2"}}`)
@@ -103,12 +104,12 @@ func TestAuditOfAFlood(t *testing.T) {
 	}
 }
 
-// What somebody writes into a path or a request, in whatever letters, keeps nobody
-// from reading the log: half a character could not be encoded.
+// The log stays readable if a path or a request has characters of several bytes: half a
+// character could not be encoded.
 func TestAuditLogStaysReadable(t *testing.T) {
 	w := newAccessWorld(t)
 	callJSON(w.handler, "/dxpu.v1.PoolService/%ff", "no token", "192.0.2.7:1", []byte(`{}`))
-	for _, shift := range []string{"", "x"} { // of one of them the cut is within a letter
+	for _, shift := range []string{"", "x"} { // with one of them the cut is inside a character
 		labels := ""
 		for i := range maxAuditRequest / maxText * 2 {
 			labels += fmt.Sprintf(`%q:"%s",`, fmt.Sprint(shift, i), strings.Repeat("é", maxText/2))
@@ -125,8 +126,8 @@ func TestAuditLogStaysReadable(t *testing.T) {
 	}
 }
 
-// No field of the API that sounds like a secret is written down, but those of
-// which it is known that they are none.
+// The log has no field of the API whose name suggests a secret, except the fields that
+// are known to be harmless.
 func TestSecretFieldsAreKnown(t *testing.T) {
 	harmless := map[protoreflect.FullName]bool{
 		"dxpu.v1.CreateTokenResponse.token": true, // without its secret

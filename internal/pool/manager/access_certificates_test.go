@@ -20,7 +20,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/auth"
 )
 
-// tlsWorld is a manager behind TLS whose clock tests turn by hand.
+// tlsWorld is a manager behind TLS with a manual clock.
 type tlsWorld struct {
 	*world
 	t     *testing.T
@@ -31,7 +31,7 @@ type tlsWorld struct {
 func newTLSWorld(t *testing.T, life time.Duration) *tlsWorld {
 	t.Helper()
 	w := &tlsWorld{t: t, world: newWorld(t, Config{CertificateLife: life}), roots: x509.NewCertPool()}
-	w.clock.set(time.Now()) // the client's side of TLS has no other clock
+	w.clock.set(time.Now()) // the client's side of TLS uses the wall clock
 	ca, _, err := w.m.Authority(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -99,13 +99,13 @@ func (w *tlsWorld) enrolTLS(kind dxpuv1.NodeKind, name string) tls.Certificate {
 	return pair(w.t, res.Msg.CertificatePem, key)
 }
 
-// report is what a call with the certificate of one node gets in the name of another.
+// report makes a report in the name of a node over a connection, and returns its error.
 func report(c dxpuv1connect.NodeServiceClient, as string) error {
 	_, err := c.Report(context.Background(), connect.NewRequest(&dxpuv1.ReportRequest{State: &dxpuv1.ObservedState{NodeId: as, InstanceId: "x"}}))
 	return err
 }
 
-// watch is what a watch of a node's desired state gets.
+// watch watches a node's desired state and returns the error.
 func watch(c dxpuv1connect.NodeServiceClient, as string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -129,7 +129,7 @@ func (w *tlsWorld) renew(c dxpuv1connect.NodeServiceClient, as string) (tls.Cert
 	return pair(w.t, res.Msg.CertificatePem, key), nil
 }
 
-// A node speaks for itself, whatever it says of others.
+// A node may report only for itself.
 func TestANodeThatLies(t *testing.T) {
 	w := newTLSWorld(t, 0)
 	host := w.client(w.enrolTLS(dxpuv1.NodeKind_NODE_KIND_HOST, "h1"))
@@ -154,7 +154,7 @@ func TestANodeThatLies(t *testing.T) {
 	}
 	_ = w.m.view(func(tx *tx) error {
 		if tx.connected("h2") || tx.connected("b1") {
-			t.Error("a lie made another node count as connected")
+			t.Error("a false report made another node count as connected")
 		}
 		return nil
 	})
@@ -176,15 +176,15 @@ func TestExpiredCertificates(t *testing.T) {
 		t.Errorf("on a connection from before: %v", err)
 	}
 	if report(w.client(cert), "h1") == nil { // the handshake fails
-		t.Error("an expired certificate is taken on a new connection")
+		t.Error("an expired certificate is accepted on a new connection")
 	}
 	if _, err := w.renew(w.client(cert), "h1"); err == nil {
 		t.Error("an expired certificate is renewed")
 	}
 }
 
-// Of the certificates of a node those are good that it may be using: the newest,
-// and the one with which it asked for it.
+// Two certificates of a node are valid: the newest one, and the one with which the node
+// requested it.
 func TestRenewedCertificates(t *testing.T) {
 	w := newTLSWorld(t, time.Hour)
 	first := w.enrolTLS(dxpuv1.NodeKind_NODE_KIND_BOX, "b1")
@@ -192,7 +192,7 @@ func TestRenewedCertificates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The answer may have been lost: the first goes on, and asks again.
+	// The answer may have been lost: the node goes on with the first one and renews it again.
 	if err := report(w.client(first), "b1"); err != nil {
 		t.Errorf("the first beside the second: %v", err)
 	}
@@ -270,9 +270,8 @@ func TestRevokedCertificates(t *testing.T) {
 	}
 }
 
-// Certificates that the authority did not make for this: one signs itself, one
-// is of another pool's authority, one of a node signed with a node's key, one
-// is the manager's own.
+// The manager refuses certificates of other origins: a self-signed one, one of another
+// pool's authority, one signed with a node's key, and the manager's own.
 func TestForgedCertificates(t *testing.T) {
 	w := newTLSWorld(t, 0)
 	mine := w.enrolTLS(dxpuv1.NodeKind_NODE_KIND_HOST, "h1")
@@ -327,11 +326,11 @@ func TestForgedCertificates(t *testing.T) {
 	for what, cert := range tests {
 		for _, as := range []string{"h1", "h2"} {
 			if report(w.client(cert), as) == nil {
-				t.Errorf("a certificate %s is taken for %s", what, as)
+				t.Errorf("a certificate %s is accepted for %s", what, as)
 			}
 		}
 	}
 	if report(w.client(mine), "h1") != nil || report(w.client(), "h1") == nil {
-		t.Error("its own is not taken, or none is needed")
+		t.Error("the node's own certificate is refused, or none is required")
 	}
 }

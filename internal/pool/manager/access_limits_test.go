@@ -36,7 +36,7 @@ func TestFloods(t *testing.T) {
 		return last, passed
 	}
 
-	// A person who has used up what is theirs does not disturb others, wherever from.
+	// A person without allowance does not affect other callers, from any address.
 	last, passed := flood(3000, "operator", whoAmI, here, "{}")
 	if passed != defaultCallRate*burstSeconds || last.retryAfter != "1" || !strings.Contains(last.message, "too many calls by t-") {
 		t.Errorf("%d calls passed, the last got %+v", passed, last)
@@ -54,7 +54,7 @@ func TestFloods(t *testing.T) {
 		t.Errorf("a second later %d calls passed", passed)
 	}
 
-	// Guesses are few, and cost those who know nothing.
+	// Guesses are limited, without cost for callers with a credential.
 	last, passed = flood(200, "nobody", enroll, here, `{"joinToken":"guess","name":"x","kind":"NODE_KIND_HOST"}`)
 	if passed != unauthenticatedRate*burstSeconds || !strings.Contains(last.message, "without a valid credential from 192.0.2.7") {
 		t.Errorf("%d guesses passed, the last got %+v", passed, last)
@@ -68,17 +68,17 @@ func TestFloods(t *testing.T) {
 		t.Errorf("the right guess after too many: %v", got)
 	}
 	if got := ask("tenant", whoAmI, here, "{}"); got.code != "ok" {
-		t.Errorf("who has a token is kept out by who has none: %v", got)
+		t.Errorf("a caller with a token is limited by callers without: %v", got)
 	}
 	if got := ask("host", "/dxpu.v1.NodeService/Report", here, `{"state":{"nodeId":"h1","instanceId":"1","sequence":"1000000"}}`); got.code != "ok" {
-		t.Errorf("a node is kept out by who has no token: %v", got)
+		t.Errorf("a node is limited by callers without a token: %v", got)
 	}
 	if got := ask("nobody", enroll, there, right); got.code != "ok" {
-		t.Errorf("from elsewhere: %v", got)
+		t.Errorf("from another address: %v", got)
 	}
 }
 
-// Who is on the machine of an open manager is not limited, from elsewhere yes.
+// Callers on the machine of an open manager are not limited, others are.
 func TestFloodsOfOpenManagers(t *testing.T) {
 	count := func(open Open, peer string) (passed int) {
 		w := newWorld(t, Config{Open: open, CallRate: 10})
@@ -101,7 +101,7 @@ func TestFloodsOfOpenManagers(t *testing.T) {
 		t.Errorf("of an address's calls %d passed", n)
 	}
 	if n := count(OpenLoopback, "192.0.2.7:1"); n != 0 {
-		t.Errorf("of somebody else's calls %d passed", n)
+		t.Errorf("of another address's calls %d passed", n)
 	}
 }
 
@@ -120,8 +120,8 @@ func TestCallRateIsAnOption(t *testing.T) {
 	}
 }
 
-// However many addresses there are, the limiters take bounded memory, and those
-// who were there before keep their own.
+// The limiters take bounded memory for any number of addresses, and the first
+// addresses keep their limiters.
 func TestLimitersAreBounded(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	l := newLimiters(1, 100)
@@ -138,12 +138,12 @@ func TestLimitersAreBounded(t *testing.T) {
 		t.Errorf("%d limiters, %d calls refused", len(l.by), refused)
 	}
 	if _, yes := l.empty("somebody", now); !yes {
-		t.Error("somebody who shares the last limiter finds it full")
+		t.Error("the shared limiter is full")
 	}
 	if _, ok := l.take("old", now); !ok {
-		t.Error("who was there before is refused")
+		t.Error("the first address is refused")
 	}
-	// Those that rest make room for others.
+	// Idle limiters make room for others.
 	now = now.Add(burstSeconds * time.Second)
 	if _, ok := l.take("next", now); !ok || len(l.by) > 2 {
 		t.Errorf("after a rest there are %d limiters", len(l.by))
@@ -183,7 +183,7 @@ func TestStreamsAreBounded(t *testing.T) {
 	other := &call{}
 	other.caller.Actor = "t-2"
 	if _, err := l.openStream(other); err != nil {
-		t.Errorf("somebody else's: %v", err)
+		t.Errorf("another caller: %v", err)
 	}
 	leave()
 	if _, err := l.openStream(c); err != nil {
@@ -191,7 +191,7 @@ func TestStreamsAreBounded(t *testing.T) {
 	}
 }
 
-// The body of a call is neither large nor late.
+// The body of a call is bounded in size and time.
 func TestBodiesAreBounded(t *testing.T) {
 	w := newAccessWorld(t)
 	tests := []struct {
@@ -203,8 +203,8 @@ func TestBodiesAreBounded(t *testing.T) {
 		{"a person's, too large", "operator", whoAmI, maxRequest + 1, "resource_exhausted"},
 		{"a node's", "host", "/dxpu.v1.NodeService/Report", 1 << 20, "ok"},
 		{"a node's, too large", "host", "/dxpu.v1.NodeService/Report", maxRequest + 1, "resource_exhausted"},
-		{"nobody's", "nobody", enroll, maxUnauthenticatedBody - 1000, "ok"},
-		{"nobody's, too large", "nobody", enroll, maxUnauthenticatedBody + 1, "resource_exhausted"},
+		{"without a credential", "nobody", enroll, maxUnauthenticatedBody - 1000, "ok"},
+		{"without a credential, too large", "nobody", enroll, maxUnauthenticatedBody + 1, "resource_exhausted"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -218,8 +218,8 @@ func TestBodiesAreBounded(t *testing.T) {
 	}
 }
 
-// A call whose body does not come is given up; a watch that has sent its
-// request lives on.
+// The server drops a call whose body does not arrive, and keeps a watch that has sent
+// its request.
 func TestSlowBodies(t *testing.T) {
 	tests := []struct {
 		name, procedure, contentType, body string
@@ -233,7 +233,7 @@ func TestSlowBodies(t *testing.T) {
 		}},
 		{"a watch", "/dxpu.v1.PoolService/WatchEvents", "application/connect+json", "\x00\x00\x00\x00\x02{}", 7, func(t *testing.T, res *http.Response) {
 			begin := time.Now()
-			for time.Since(begin) < 4*bodyTimeout { // something comes every ten seconds
+			for time.Since(begin) < 4*bodyTimeout { // a message arrives every ten seconds
 				var head [5]byte
 				if _, err := io.ReadFull(res.Body, head[:]); err != nil || head[0] != 0 {
 					t.Fatalf("after %v: %v, %v", time.Since(begin), head, err)

@@ -18,16 +18,15 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/auth"
 )
 
-// accessCall is how the table's test makes a call: its request, in which $X
-// stands for the ID of something of the caller's own, of somebody else's, or of
-// something that does not exist.
+// accessCall is a call of the table's test. $X in the request stands for the ID of an
+// object of the caller, of another caller, or of one that does not exist.
 type accessCall struct {
 	request string
-	code    string // what an admin gets; empty: ok
+	code    string // the answer to an admin; empty: ok
 }
 
-// accessCalls has every call of the API; a new one is missing here until somebody
-// has thought about what its target is.
+// accessCalls has every call of the API. The test fails for a new call until its target
+// is named here.
 var accessCalls = map[string]accessCall{
 	"PoolService/GetPool":        {request: `{}`},
 	"PoolService/ListHosts":      {request: `{}`},
@@ -67,12 +66,12 @@ var accessCalls = map[string]accessCall{
 	"NodeService/Renew":          {request: `{"nodeId":"$NODE","csrPem":"$CSR"}`},
 }
 
-// accessWorld is a pool of two tenants, with a lease each, on a host each.
+// accessWorld is a pool of two tenants, each with a lease on a host.
 type accessWorld struct {
 	*world
 	handler http.Handler
 	secrets map[string]string // by caller
-	own     map[string]string // what placeholders stand for: the part of tenant a and of host h1
+	own     map[string]string // the placeholders' values for tenant a and host h1
 	foreign map[string]string
 	absent  map[string]string
 }
@@ -137,21 +136,21 @@ func (w *accessWorld) fill(request, caller string, target map[string]string) str
 	for key, id := range target {
 		request = strings.ReplaceAll(request, "$"+key, id)
 	}
-	// For who is no tenant, a host asks on nobody's behalf.
+	// A host requests GPUs without a tenant.
 	if caller == "host" && target["TENANT"] == "team-a" {
 		request = strings.ReplaceAll(request, `,"tenant":"team-a"`, "")
 	}
 	return strings.ReplaceAll(request, "$NODE", map[string]string{"box": "b1"}[caller]+map[string]string{"host": "h1"}[caller])
 }
 
-// answer is what a caller of the API got.
+// answer is the answer to a call of the API.
 type answer struct {
 	code, message string
 	body          string
 	retryAfter    string
 }
 
-// firstAnswer records an answer and, of a stream, ends the call with the first message.
+// firstAnswer records an answer and ends a stream after its first message.
 type firstAnswer struct {
 	*httptest.ResponseRecorder
 	enough context.CancelFunc
@@ -165,7 +164,7 @@ func (r *firstAnswer) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// callJSON makes a call as a program does that has nothing but HTTP and JSON.
+// callJSON makes a call with plain HTTP and JSON.
 func callJSON(h http.Handler, procedure, secret, peer string, body []byte) answer {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -205,8 +204,7 @@ func isStream(procedure string) bool {
 	return false
 }
 
-// readAnswer takes an answer apart: of a stream, the first message or the error
-// at its end.
+// readAnswer parses an answer, or the first message or final error of a stream.
 func readAnswer(res *httptest.ResponseRecorder, stream bool) answer {
 	raw := res.Body.Bytes()
 	a := answer{code: "ok", body: string(raw), retryAfter: res.Header().Get("Retry-After")}
@@ -250,7 +248,7 @@ func accessTable(t *testing.T) map[string]map[string]string {
 	return table
 }
 
-// The table of docs/security.md is what the code says.
+// The table of docs/security.md agrees with the code.
 func TestAccessTableIsDocumented(t *testing.T) {
 	table := accessTable(t)
 	for _, p := range auth.Procedures() {
@@ -281,9 +279,8 @@ func TestAccessTableIsDocumented(t *testing.T) {
 	}
 }
 
-// Every call, made by everybody, is answered by the real handlers as the table
-// of docs/security.md says: on what is the caller's own, on what is somebody
-// else's, and on what does not exist.
+// The handlers answer every call of every role as the table of docs/security.md says:
+// for an object of the caller, of another caller, and for one that does not exist.
 func TestEveryCallByEveryRole(t *testing.T) {
 	for name, row := range accessTable(t) {
 		t.Run(strings.ReplaceAll(name, "/", "."), func(t *testing.T) {
@@ -334,13 +331,13 @@ func checkAccess(t *testing.T, name, caller, access string, noted bool) {
 		w, there, request := ask(foreign)
 		wn, not, _ := ask(absent)
 		if strings.Contains(call.request, "$") && there.code == "ok" {
-			t.Errorf("%s as %s: somebody else's is touched", name, caller)
+			t.Errorf("%s as %s: the call changes an object of another caller", name, caller)
 		}
 		if a, b := neutral(there, w.foreign), neutral(not, wn.absent); a != b {
-			t.Errorf("%s as %s: what is somebody else's looks unlike what does not exist:\n%v\n%v", name, caller, a, b)
+			t.Errorf("%s as %s: the answers for an object of another caller and for a missing one differ:\n%v\n%v", name, caller, a, b)
 		}
 		for _, id := range []string{w.foreign["LEASE"], w.foreign["GPU"], w.foreign["TENANT"], `"h2"`} {
-			if caller != "box" && // which serves both tenants
+			if caller != "box" && // a box serves both tenants
 				!strings.Contains(request, id) && (strings.Contains(there.body, id) || strings.Contains(got.body, id)) {
 				t.Errorf("%s as %s shows %s: %s", name, caller, id, there.body)
 			}
@@ -348,7 +345,7 @@ func checkAccess(t *testing.T, name, caller, access string, noted bool) {
 	}
 }
 
-// neutral is an answer without the ID that was asked for.
+// neutral returns an answer without the requested ID.
 func neutral(a answer, ids map[string]string) answer {
 	for _, id := range ids {
 		a.message = strings.ReplaceAll(a.message, id, "ID")

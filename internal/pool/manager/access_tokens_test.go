@@ -34,7 +34,7 @@ func poolClient(t *testing.T, h http.Handler, secret string) dxpuv1connect.PoolS
 	return dxpuv1connect.NewPoolServiceClient(srv.Client(), srv.URL)
 }
 
-// firstAdmin makes the first token of a pool.
+// firstAdmin creates the first token of a pool.
 func (w *world) firstAdmin() (text string) {
 	w.t.Helper()
 	err := w.m.FirstAdminToken(context.Background(), func(s string) error {
@@ -69,7 +69,7 @@ func TestFirstAdminToken(t *testing.T) {
 			t.Errorf("the record %s has the token in the clear", key)
 		}
 	}
-	// Another manager on the same state knows it.
+	// Another manager with the same state knows the token.
 	next, err := New(t.Context(), Config{JoinToken: "token-for-tests", Store: w.m.store})
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +133,7 @@ func TestBadTokens(t *testing.T) {
 			w.deleteTenant("a")
 			return s
 		}, false},
-		{"its tenant was deleted and made anew", func(w *world) string {
+		{"its tenant was deleted and made again", func(w *world) string {
 			_, s := mint(w, ofTenant)
 			w.deleteTenant("a")
 			w.pass(time.Second)
@@ -159,7 +159,7 @@ func TestBadTokens(t *testing.T) {
 				bad = got
 			}
 			if got.code != "unauthenticated" || got != bad {
-				t.Errorf("it is told from the others: %v, %v", got, bad)
+				t.Errorf("the answer differs from the others: %v, %v", got, bad)
 			}
 		})
 	}
@@ -191,7 +191,7 @@ func TestLastAdminToken(t *testing.T) {
 	}
 }
 
-// A tenant's watch shows what happens to its own leases, and ends with its token.
+// A tenant's watch shows the events of its own leases and ends with its token.
 func TestWatchOfATenant(t *testing.T) {
 	w := newAccessWorld(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -233,7 +233,8 @@ func TestWatchOfATenant(t *testing.T) {
 	}
 }
 
-// Request IDs are a tenant's own: another one neither gets nor disturbs its lease.
+// Request IDs belong to a tenant: another tenant with the same ID neither gets nor
+// changes the lease.
 func TestRequestIDsAreNotShared(t *testing.T) {
 	w := newAccessWorld(t)
 	create := func(caller string) answer {

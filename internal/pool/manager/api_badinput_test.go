@@ -12,7 +12,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/auth"
 )
 
-// Who sends nonsense learns which field it is and what is right.
+// The error of a bad request names the field and the allowed values.
 func TestBadInput(t *testing.T) {
 	long := strings.Repeat("x", 300)
 	deep := strings.Repeat(`{"target":`, 200) + strings.Repeat("}", 200)
@@ -74,7 +74,7 @@ func TestBadInput(t *testing.T) {
 	}
 	w := newAccessWorld(t)
 	for _, tt := range tests {
-		w.clock.t = w.clock.t.Add(1e9) // the flood of them is not what is tested
+		w.clock.t = w.clock.t.Add(1e9) // keep the rate below the limit
 		body := w.fill(tt.body, "admin", w.own)
 		got := callJSON(w.handler, "/dxpu.v1.PoolService/"+tt.call, w.secrets["admin"], "192.0.2.7:1", []byte(body))
 		if got.code != tt.code {
@@ -92,7 +92,7 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// Requests that are none of the API get an answer of HTTP.
+// Requests outside the API get an HTTP error.
 func TestNotTheAPI(t *testing.T) {
 	w := newAccessWorld(t)
 	tests := []struct {
@@ -118,8 +118,8 @@ func TestNotTheAPI(t *testing.T) {
 	}
 }
 
-// Whatever anybody sends to any call: the manager neither falls over, now or
-// later, nor answers with an error that says nothing.
+// No request to any call makes the manager fail, now or later, or answer with an error
+// without a text.
 func FuzzAPI(f *testing.F) {
 	procedures := auth.Procedures()
 	for i, p := range procedures {

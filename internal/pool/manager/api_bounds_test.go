@@ -16,8 +16,8 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// oversized returns requests of a kind that are each too large in one field, by
-// the name that the error must contain.
+// oversized returns requests of a kind that each exceed one limit, by the name that the
+// error must contain.
 func oversized(d protoreflect.MessageDescriptor, path string, wrap func(*dynamicpb.Message) *dynamicpb.Message) map[string]*dynamicpb.Message {
 	out := map[string]*dynamicpb.Message{}
 	long := protoreflect.ValueOfString(strings.Repeat("x", 100_000))

@@ -10,7 +10,7 @@ import (
 	"connectrpc.com/connect"
 )
 
-// occupied returns a gate of one that somebody has entered, and the way out.
+// occupied returns a gate of width one whose turn is taken, and its release.
 func occupied(t *testing.T) (*gate, func()) {
 	t.Helper()
 	g := newGate(1)
@@ -21,8 +21,8 @@ func occupied(t *testing.T) (*gate, func()) {
 	return g, leave
 }
 
-// queue lets n callers wait, a pause apart, and returns the order in which they
-// come in.
+// queue lets n callers wait, a pause apart, and returns the order in which they get
+// their turns.
 func queue(t *testing.T, g *gate, n int, apart time.Duration) (order *[]int, done func()) {
 	order = new([]int)
 	finished := make(chan struct{})
@@ -33,7 +33,7 @@ func queue(t *testing.T, g *gate, n int, apart time.Duration) (order *[]int, don
 				t.Error(err)
 				return
 			}
-			*order = append(*order, i) // one at a time is in
+			*order = append(*order, i) // only one at a time has the turn
 			leave()
 			finished <- struct{}{}
 		}()
@@ -70,7 +70,7 @@ func TestGateOrder(t *testing.T) {
 	}
 }
 
-// A caller who gives up leaves nothing behind, also when its turn comes at that
+// A caller that gives up leaves no entry behind, also when its turn comes at that
 // moment.
 func TestGateForgetsWhoGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -90,7 +90,7 @@ func TestGateForgetsWhoGivesUp(t *testing.T) {
 			t.Errorf("%d wait", g.waiting.Len())
 		}
 		leave()
-		leave() // once counts
+		leave() // only the first call counts
 		if g.free != 1 {
 			t.Errorf("%d are free, want 1", g.free)
 		}

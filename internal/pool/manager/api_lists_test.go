@@ -31,8 +31,8 @@ func walk[T any](t *testing.T, size int32, list func(size int32, token string) (
 	}
 }
 
-// Whatever the filters, the caller and the size of a page, all pages together are
-// what passes of a list as a whole, each item once and in order.
+// For any filters, caller and page size, the pages together are the items of the whole
+// list that pass, each once and in order.
 func TestPagesAreTheList(t *testing.T) {
 	other := boxNode("b10", 3)
 	other.model = "other"

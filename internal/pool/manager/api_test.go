@@ -18,7 +18,7 @@ import (
 
 const token = "token-for-tests"
 
-// service is a manager behind HTTP, without a clock: nothing happens but calls.
+// service is a manager behind HTTP whose clock does not run.
 type service struct {
 	t     *testing.T
 	url   string
@@ -217,7 +217,7 @@ func TestCordon(t *testing.T) {
 	wantCode(t, err, connect.CodeInvalidArgument, "target")
 }
 
-// A watch that is opened again after a break goes on without a gap.
+// A watch that is opened again after a break continues without a gap.
 func TestWatchResumes(t *testing.T) {
 	s := populated(t)
 	list, err := s.pool.ListEvents(t.Context(), connect.NewRequest(&dxpuv1.ListEventsRequest{}))
@@ -240,7 +240,7 @@ func TestWatchResumes(t *testing.T) {
 	}
 }
 
-// Newest first is oldest first backwards, page by page.
+// The pages of newest first are those of oldest first in reverse.
 func TestListEventsNewestFirst(t *testing.T) {
 	s := populated(t)
 	list, err := s.pool.ListEvents(t.Context(), connect.NewRequest(&dxpuv1.ListEventsRequest{}))
@@ -267,7 +267,7 @@ func TestListEventsNewestFirst(t *testing.T) {
 	}
 }
 
-// Plain JSON over HTTP, and the pages for machines; no secret in any of them.
+// The API as plain JSON and the pages for programs show no secret.
 func TestHTTP(t *testing.T) {
 	s := populated(t)
 	get := func(method, path, body string) string {

@@ -25,8 +25,8 @@ func (w *world) wantEvents(texts ...string) {
 	}
 }
 
-// A GPU that its guest has removed stays with its lease until it is shown again
-// or the lease ends.
+// A GPU that its guest has ejected stays with its lease until it is plugged in again or
+// the lease ends.
 func TestGuestRemovesItsGPU(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 2), boxNode("b1", 2))
 	id := w.create(&dxpuv1.LeaseSpec{Count: 1})
@@ -68,13 +68,13 @@ func TestGuestRemovesItsGPU(t *testing.T) {
 	w.wantLease(id, leaseReleased)
 }
 
-// Who holds a GPU that is to go is told once, and whether it was taken by force.
+// An event says once that a GPU is in use, and another whether it was removed by force.
 func TestGuestHoldsOn(t *testing.T) {
 	for _, c := range []struct {
 		name         string
 		holds        time.Duration
 		forces       string
-		force        bool // the lease is deleted without asking
+		force        bool // the lease is deleted without grace
 		says, silent string
 	}{
 		{"lets go at once", 0, "", false, "is released", "in use"},
@@ -116,13 +116,13 @@ func TestGuestHoldsOn(t *testing.T) {
 				t.Errorf("an event says %q:\n%s", c.silent, w.events())
 			}
 			if n := strings.Count(w.events(), "is in use on"); n > 1 {
-				t.Errorf("it is told %d times that the GPU is in use", n)
+				t.Errorf("%d events say that the GPU is in use", n)
 			}
 		})
 	}
 }
 
-// Who is a tenant or a host shows its own GPUs again, and no others.
+// A tenant or a host may plug in only its own GPUs again.
 func TestReplugIsForOwners(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 1), hostNode("h2", 1), boxNode("b1", 2))
 	id := w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a", HostId: "h1"})
@@ -143,7 +143,7 @@ func TestReplugIsForOwners(t *testing.T) {
 			t.Errorf("%v: %v", c.who, err)
 		}
 		if !c.may && connect.CodeOf(err) != connect.CodeNotFound {
-			t.Errorf("%v: %v, want that it does not exist", c.who, err)
+			t.Errorf("%v: %v, want not found", c.who, err)
 		}
 	}
 }

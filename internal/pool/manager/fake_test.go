@@ -15,9 +15,9 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/revision"
 )
 
-// clock is a clock that tests turn by hand.
+// clock is a manual clock.
 type clock struct {
-	mu sync.Mutex // streams look at it when they like
+	mu sync.Mutex // streams read the clock concurrently
 	t  time.Time
 }
 
@@ -35,7 +35,7 @@ func (c *clock) set(t time.Time) {
 	c.t = t
 }
 
-// fakeNode is a proxy that does at once, at its next step, what it is told.
+// fakeNode is a proxy that applies its desired state in one step.
 type fakeNode struct {
 	id         string
 	kind       dxpuv1.NodeKind
@@ -46,20 +46,20 @@ type fakeNode struct {
 	proxy      uint32            // GPUs that use up a box proxy's bandwidth
 	labels     map[string]string // of a host
 	domain     func(slot uint32) string
-	down       bool                         // neither hears nor reports
-	deaf       bool                         // reports, but does not hear
+	down       bool                         // neither receives its desired state nor reports
+	deaf       bool                         // reports, but does not receive its desired state
 	dead       map[uint32]bool              // failed devices
-	linkDown   bool                         // a host says of every binding that it is lost
-	refuses    bool                         // says FAILED to everything new
+	linkDown   bool                         // a host reports every binding as lost
+	refuses    bool                         // reports every new binding as FAILED
 	errors     map[uint32]map[uint32]uint64 // of a device by code, since the proxy started
 	resets     map[uint32]uint64            // the sequence carried out last
 	resetCount int
-	noResets   bool            // of a version that does not know them
+	noResets   bool            // of a version without resets
 	paths      []dxpuv1.Health // of every binding
-	ejects     bool            // the guest removes what is attached
-	plugged    uint32          // replugs that were done
-	holds      string          // why the guest does not let go; "": it does
-	forces     string          // why devices are taken away by force; "": they are not
+	ejects     bool            // the guest ejects attached devices
+	plugged    uint32          // replugs carried out
+	holds      string          // why the guest keeps the device; "": it releases it
+	forces     string          // why devices are removed by force; "": they are not
 	removals   map[uint32]*dxpuv1.Removal
 
 	instance int
@@ -70,7 +70,7 @@ type fakeNode struct {
 
 func (n *fakeNode) box() bool { return n.kind == dxpuv1.NodeKind_NODE_KIND_BOX }
 
-// apply takes in a snapshot: what goes is gone, what comes is there.
+// apply applies a desired state: it removes and adds bindings at once.
 func (n *fakeNode) apply(d *dxpuv1.DesiredState) {
 	if n.down || n.deaf || !revision.Replaces(d.Revision, n.applied) {
 		return
@@ -107,18 +107,19 @@ func (n *fakeNode) apply(d *dxpuv1.DesiredState) {
 			state = failed
 		}
 		if b.State == attached || n.box() && b.State != preparing {
-			state = lost // it was ours before we forgot
+			state = lost // the node had it before it forgot
 		}
 		n.has[b.Slot] = &dxpuv1.ObservedBinding{BindingId: b.BindingId, Epoch: b.Epoch, State: state}
 	}
 }
 
-// unbind takes a binding down that is no longer wanted, if the guest lets it.
+// unbind takes down a binding that is no longer desired, if the guest releases
+// it.
 func (n *fakeNode) unbind(slot uint32, b *dxpuv1.ObservedBinding) {
 	switch {
 	case n.box():
 	case n.holds != "":
-		n.applied-- // it hears again
+		n.applied-- // it applies the desired state again
 		b.State, b.Detail = dxpuv1.BindingState_BINDING_STATE_DETACHING, n.holds
 		n.has[slot] = b
 	default:
@@ -169,7 +170,7 @@ func (n *fakeNode) observe() *dxpuv1.ObservedState {
 	return o
 }
 
-// restart loses everything but what a disk keeps: the last desired state.
+// restart loses everything but the desired state on disk.
 func (n *fakeNode) restart() {
 	n.instance++
 	n.sequence = 0
@@ -239,7 +240,7 @@ func (w *world) join(n *fakeNode) {
 	w.enrol(n.id)
 }
 
-// enrol makes a node known.
+// enrol adds the record of a node.
 func (w *world) enrol(id string) {
 	if err := w.m.update(context.Background(), func(tx *tx) error {
 		tx.meta.NodeNumber++
@@ -251,7 +252,8 @@ func (w *world) enrol(id string) {
 	}
 }
 
-// known reports whether a node has a record; at home, that it is not on its way out.
+// known reports whether a node has a record, and whether it is not being
+// deleted.
 func (w *world) known(id string) (known, home bool) {
 	_ = w.m.view(func(t *tx) error {
 		n := t.nodes.get(id)
@@ -261,8 +263,8 @@ func (w *world) known(id string) (known, home bool) {
 	return known, home
 }
 
-// deleteAndForget deletes a node, which comes back with an empty state directory once it
-// may: its proxy was stopped, so that it has nothing any more.
+// deleteAndForget deletes a node. It comes back with an empty state directory
+// once it may: its proxy was stopped, so that it has no bindings.
 func (w *world) deleteAndForget(id string) {
 	if _, home := w.known(id); !home {
 		return
@@ -273,7 +275,8 @@ func (w *world) deleteAndForget(id string) {
 	w.nodes[id].forget()
 }
 
-// allowedIn reports whether the manager lets a node in, which enrols again where it may.
+// allowedIn reports whether the manager admits a node, which enrols again if it
+// may.
 func (w *world) allowedIn(id string) bool {
 	known, home := w.known(id)
 	if !known {
@@ -318,7 +321,7 @@ func (w *world) report(id string) {
 	}
 }
 
-// pass lets time go by.
+// pass advances the clock.
 func (w *world) pass(d time.Duration) {
 	w.clock.pass(d)
 	if err := w.m.Tick(context.Background()); err != nil {
@@ -326,7 +329,7 @@ func (w *world) pass(d time.Duration) {
 	}
 }
 
-// settle lets everybody hear and report, a few times.
+// settle lets all nodes receive their desired state and report, a few times.
 func (w *world) settle() { w.rounds(12) }
 
 func (w *world) rounds(n int) {

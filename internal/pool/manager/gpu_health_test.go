@@ -125,8 +125,8 @@ func TestErrorsAndTheirActions(t *testing.T) {
 	}
 }
 
-// A quarantine is over after its time and a reset; the next one is longer, and
-// errors in it begin it anew.
+// A quarantine ends after its time and a reset. The next one is longer, and errors
+// during it start it again.
 func TestQuarantine(t *testing.T) {
 	w := newWorld(t, Config{Quarantine: gpuerr.Backoff{Base: time.Minute, Max: time.Hour}}, hostNode("h1", 1), boxNode("b1", 1))
 	wait := func(d time.Duration) {
@@ -163,11 +163,11 @@ func TestQuarantine(t *testing.T) {
 	w.nodes["b1"].addError(0, 64)
 	w.settle()
 	wait(7 * time.Minute)
-	w.nodes["b1"].addError(0, 48) // begins anew
+	w.nodes["b1"].addError(0, 48) // starts the quarantine again
 	w.settle()
 	wait(7 * time.Minute)
 	if !out() {
-		t.Error("in service although it was not quiet")
+		t.Error("in service in spite of the error")
 	}
 	w.clearErrors("b1/0")
 	if g := w.gpu("b1/0"); out() || len(g.Errors) != 0 {
@@ -185,7 +185,7 @@ func TestQuarantine(t *testing.T) {
 	}
 }
 
-// A box that does not know resets keeps its GPU out of service, and that is said.
+// A GPU of a box without resets stays out of service, and an event says so.
 func TestResetIsNotConfirmed(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 1), boxNode("b1", 1))
 	w.nodes["b1"].noResets = true
@@ -199,7 +199,7 @@ func TestResetIsNotConfirmed(t *testing.T) {
 		t.Errorf("GPU %v", g)
 	}
 	if !strings.Contains(w.events(), "has not confirmed the reset of GPU b1/0") {
-		t.Errorf("nobody says what is waited for:\n%s", w.events())
+		t.Errorf("no event says that the reset is not confirmed:\n%s", w.events())
 	}
 	w.nodes["b1"].noResets, w.nodes["b1"].applied = false, 0
 	w.settle()
@@ -208,7 +208,7 @@ func TestResetIsNotConfirmed(t *testing.T) {
 	}
 }
 
-// A device that its box finds dead and well again and again is kept out.
+// A device that fails and recovers repeatedly is taken out of service.
 func TestGPUComesAndGoes(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 1), boxNode("b1", 1))
 	for range 3 {
@@ -220,7 +220,7 @@ func TestGPUComesAndGoes(t *testing.T) {
 	if g := w.gpu("b1/0"); g.QuarantinedUntil == nil || g.State != dxpuv1.GPUState_GPU_STATE_UNAVAILABLE {
 		t.Errorf("GPU %v\n%s", g, w.events())
 	}
-	w.nodes["b1"].model = "T4" // another device takes its place
+	w.nodes["b1"].model = "T4" // another device is in the slot
 	w.m.state.nodes.get("b1").slot(0).Fault = &faultRecord{Serial: "old", QuarantinedUntil: w.clock.now().Add(time.Hour), ResetDue: true}
 	w.settle()
 	if g := w.gpu("b1/0"); g.QuarantinedUntil != nil {
@@ -247,9 +247,9 @@ func TestNodeComesAndGoes(t *testing.T) {
 	w.settle()
 	flap()
 	if _, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1}); connect.CodeOf(err) != connect.CodeResourceExhausted {
-		t.Errorf("a node that comes and goes is used: %v\n%s", err, w.events())
+		t.Errorf("an unstable node gets bindings: %v\n%s", err, w.events())
 	}
-	w.wantLease(id, leaseActive) // what is there stays
+	w.wantLease(id, leaseActive) // its bindings stay
 	for range 40 {
 		w.pass(800 * time.Millisecond)
 		w.report("h1")
@@ -263,7 +263,7 @@ func TestNodeComesAndGoes(t *testing.T) {
 	}
 }
 
-// A manager that was asleep blames nobody.
+// A manager that was suspended does not count nodes as lost repeatedly.
 func TestManagerSleeps(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 2), boxNode("b1", 2))
 	for range 5 {
@@ -301,7 +301,7 @@ func TestPathHealth(t *testing.T) {
 	}
 }
 
-// operatorContext is that of a call by somebody who sees everything.
+// operatorContext is the context of an operator's call.
 func operatorContext() context.Context {
 	return auth.With(context.Background(), auth.Identity{Actor: "operator", Role: dxpuv1.Role_ROLE_OPERATOR})
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/dxpu-project/dxpu/client"
 )
 
-// follower is the cluster of a manager that never leads.
+// follower is the cluster of a manager that is never the leader.
 type follower struct {
 	MemoryStore
 	leader string
@@ -28,10 +28,10 @@ func (f *follower) Managers() []*dxpuv1.ManagerInfo {
 	return []*dxpuv1.ManagerInfo{{Url: f.leader, Leader: f.leader != ""}}
 }
 
-// Whoever calls a manager that follows learns where the leader is, before the
-// manager asks who calls: it cannot know.
+// A follower names the leader to every caller before it checks the credential, which it
+// cannot check.
 func TestFollowerSaysWhoLeads(t *testing.T) {
-	paths := map[string]string{ // and what is sent there
+	paths := map[string]string{ // with the request
 		"/dxpu.v1.PoolService/GetPool":      "application/json",
 		"/dxpu.v1.PoolService/WatchEvents":  "application/connect+json",
 		"/dxpu.v1.NodeService/Report":       "application/json",

@@ -17,7 +17,7 @@ import (
 	"github.com/dxpu-project/dxpu/client"
 )
 
-// fakeElection is the state that managers share, and who may write it.
+// fakeElection is the state that managers share, and the right to write it.
 type fakeElection struct {
 	mu      sync.Mutex
 	records map[string][]byte
@@ -43,7 +43,8 @@ func (e *fakeElection) member(name string) *fakeMember {
 	return f
 }
 
-// depose lets another one lead. Unless it is told, the leader does not know.
+// depose ends the leadership. Unless tell is set, the old leader does not learn
+// of it.
 func (e *fakeElection) depose(tell bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -119,8 +120,7 @@ func (f *fakeMember) Commit(_ context.Context, put map[string][]byte, remove []s
 	return nil
 }
 
-// team is managers that share a state, with nodes that have reported once to
-// whoever leads.
+// team is several managers with a shared state.
 type team struct {
 	t        *testing.T
 	election *fakeElection
@@ -202,8 +202,8 @@ func TestOneLeadsTheOthersSayWho(t *testing.T) {
 	})
 }
 
-// A leader that was frozen while another one took over neither acknowledges nor
-// answers when it wakes up, though nobody has told it.
+// A leader that was frozen while another one was elected neither acknowledges nor
+// answers calls when it wakes up, although it does not know of the election.
 func TestDeposedLeaderIsSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTeam(t, "a", "b")
@@ -213,27 +213,27 @@ func TestDeposedLeaderIsSilent(t *testing.T) {
 		var wg sync.WaitGroup
 		var write, read *httptest.ResponseRecorder
 		wg.Go(func() { write = w.call("a", "PoolService/CreateLease", queued) })
-		synctest.Wait() // it waits for the store
+		synctest.Wait() // until the call waits for the store
 		wg.Go(func() { read = w.call("a", "PoolService/ListLeases", `{}`) })
-		synctest.Wait() // it waits for what it read
+		synctest.Wait() // until the call waits for the state that it read
 		w.election.depose(false)
 		time.Sleep(time.Second)
 		if !w.members["b"].Valid() {
-			t.Fatal("b does not lead")
+			t.Fatal("b is not the leader")
 		}
 		w.want(w.call("b", "PoolService/CreateLease", queued), 200, `"lease"`)
-		w.want(w.call("a", "PoolService/ListEvents", `{}`), 503, "is no longer the leader") // of what it remembers
+		w.want(w.call("a", "PoolService/ListEvents", `{}`), 503, "is no longer the leader")
 		close(old.gate)
 		wg.Wait()
 		w.want(write, 503, "may not have happened")
 		w.want(read, 503, "may not have happened")
 		if write.Header().Get(client.LeaderHeader) != "" {
-			t.Error("the call is not for others to repeat")
+			t.Error("the answer sends the call to another manager")
 		}
 		w.want(w.call("a", "PoolService/GetPool", `{}`), 503, "")
 		w.want(w.call("b", "PoolService/GetPool", `{}`), 200, `"leasesPending":2`)
 
-		// Told at last, it follows, and leads again with what the other one did.
+		// Once it knows, it is a follower, and later leads again with the other's changes.
 		close(old.lost)
 		time.Sleep(time.Second)
 		if got := w.readyz("a"); got != "503 follower: this manager is not the leader; http://b is" {
@@ -245,8 +245,7 @@ func TestDeposedLeaderIsSilent(t *testing.T) {
 	})
 }
 
-// Watches end with the leadership, so that nobody waits at a manager that has
-// nothing more to say.
+// Watches end with the leadership, so that no client waits for events of a follower.
 func TestWatchesEndWithTheTerm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTeam(t, "a", "b")
@@ -260,7 +259,7 @@ func TestWatchesEndWithTheTerm(t *testing.T) {
 		time.Sleep(time.Second)
 		select {
 		case <-ended:
-			t.Fatal("it ended too early")
+			t.Fatal("the watch ended too early")
 		default:
 		}
 		w.election.depose(true)

@@ -120,7 +120,7 @@ func TestGrowthIsBounded(t *testing.T) {
 	}
 }
 
-// GPUs that cannot be attached are given up; the lease stays as it was.
+// A resize gives up GPUs that cannot be attached; the lease stays as it was.
 func TestGrowthFails(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 4), boxNode("b1", 4))
 	id := w.create(&dxpuv1.LeaseSpec{Count: 1})
@@ -141,7 +141,7 @@ func TestGrowthFails(t *testing.T) {
 	}
 }
 
-// A repeated creation is the same whatever became of the lease.
+// A repeated creation returns the lease in any state.
 func TestResizedLeaseIsStillTheSame(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 4), boxNode("b1", 4))
 	create := func(count uint32) (*dxpuv1.Lease, error) {
@@ -174,7 +174,7 @@ func (w *world) drain(target *dxpuv1.Target, deadline time.Duration) []string {
 	}
 	res, err := w.api().Drain(context.Background(), connect.NewRequest(req))
 	if connect.CodeOf(err) == connect.CodeNotFound {
-		return nil // it was deleted a moment ago
+		return nil // it has just been deleted
 	}
 	if err != nil {
 		w.t.Fatalf("drain: %v", err)
@@ -241,7 +241,7 @@ func TestDrain(t *testing.T) {
 			w.settle()
 			w.wantLease(id, leaseActive)
 			if got := w.drain(tt.target, tt.deadline); len(got) == 0 {
-				t.Error("nothing is on its way out")
+				t.Error("no binding is being released")
 			}
 			low := len(w.nodes["h1"].has)
 			alone := tt.spec.SameBox != required && tt.deadline == 0
@@ -279,8 +279,7 @@ func modelBox(id, model string) *fakeNode {
 	return n
 }
 
-// A drain is a recorded intention: it goes on after a restart, and ends with
-// the cordon.
+// A drain is stored: it continues after a restart, and ends with the cordon.
 func TestDrainSurvivesRestart(t *testing.T) {
 	store := &MemoryStore{}
 	w := newWorld(t, Config{Store: store}, hostNode("h1", 4), boxNode("b1", 2), modelBox("b2", "T4"))
@@ -290,7 +289,7 @@ func TestDrainSurvivesRestart(t *testing.T) {
 	w.settle()
 	w.drain(atBox("b1"), 0)
 	w.settle()
-	w.wantLease(id, leaseActive) // nowhere to go yet
+	w.wantLease(id, leaseActive) // no other GPU yet
 	m, err := New(context.Background(), Config{JoinToken: "token-for-tests", Store: store, Now: w.clock.now})
 	if err != nil {
 		t.Fatal(err)

@@ -20,7 +20,7 @@ func TestLeaseLife(t *testing.T) {
 	id := w.create(&dxpuv1.LeaseSpec{Count: 2})
 	w.wantLease(id, leaseBinding)
 
-	// The box is told first; the host only once the box is ready.
+	// The box comes first; the host follows once the box is ready.
 	w.deliver("h1")
 	if len(w.nodes["h1"].has) != 0 {
 		t.Fatal("the host was told before the box was ready")
@@ -115,7 +115,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// A GPU that failed comes back into the pool when its box says so.
+// A GPU that failed returns to the pool when its box reports it healthy.
 func TestReturnToService(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 1), boxNode("b1", 1))
 	id := w.create(&dxpuv1.LeaseSpec{Count: 1})
@@ -184,8 +184,8 @@ func TestExpiry(t *testing.T) {
 	}
 }
 
-// A host that does not answer is fenced off by the box; its slot stays taken
-// until it comes back.
+// The box fences off a host that does not answer; the host slot stays occupied until
+// the host returns.
 func TestDetachFromSilentHost(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 1), boxNode("b1", 2))
 	id := w.create(&dxpuv1.LeaseSpec{Count: 1})
@@ -213,7 +213,7 @@ func TestDetachFromSilentHost(t *testing.T) {
 	}
 }
 
-// A report from before a node heard of a binding proves nothing.
+// A report from before a node has received a binding proves nothing.
 func TestStaleReports(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 1), boxNode("b1", 1))
 	old := w.nodes["h1"].observe()
@@ -227,13 +227,13 @@ func TestStaleReports(t *testing.T) {
 	send(old)
 	w.wantLease(id, leaseActive)
 	old.Sequence = w.nodes["h1"].sequence + 100
-	send(old) // new by number, but it has not taken in the revision
+	send(old) // a newer report, but the node has not applied the revision
 	w.wantLease(id, leaseActive)
 	w.nodes["h1"].restart()
 	w.report("h1")
 	old.Sequence += 100
 	old.InstanceId = "0"
-	send(old) // of the run before
+	send(old) // of the previous run
 	w.wantLease(id, leaseActive)
 }
 
@@ -254,7 +254,7 @@ func TestStateSurvivesRestart(t *testing.T) {
 		t.Error("another cluster ID")
 	}
 	w.pass(time.Minute)
-	w.wantLease(id, leaseActive) // though nobody has reported yet
+	w.wantLease(id, leaseActive) // although no node has reported yet
 	w.settle()
 	after := w.wantLease(id, leaseActive)
 	if after.Bindings[0].Epoch != before.Bindings[0].Epoch || len(after.Bindings) != 1 {
@@ -265,7 +265,7 @@ func TestStateSurvivesRestart(t *testing.T) {
 	w.wantLease(id, leaseReleased)
 }
 
-// brokenStore refuses everything when told to.
+// brokenStore refuses all commits on request.
 type brokenStore struct {
 	MemoryStore
 	broken bool
@@ -278,7 +278,7 @@ func (s *brokenStore) Commit(ctx context.Context, put map[string][]byte, remove 
 	return s.MemoryStore.Commit(ctx, put, remove)
 }
 
-// What is not stored has not happened.
+// A change that is not stored has not happened.
 func TestStoreFails(t *testing.T) {
 	s := &brokenStore{}
 	w := newWorld(t, Config{Store: s}, hostNode("h1", 1), boxNode("b1", 1))

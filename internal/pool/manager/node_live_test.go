@@ -58,10 +58,10 @@ func (w *world) readsAsConnected(id string) (there bool) {
 	return there && !w.m.live[id].lost
 }
 
-// BenchmarkReport is one report in which nothing has changed, without the network.
+// BenchmarkReport measures an unchanged report, without the network.
 func BenchmarkReport(b *testing.B) {
 	var nodes []*fakeNode
-	for i := range 500 { // each may make only so many calls
+	for i := range 500 { // each node has a limited call rate
 		nodes = append(nodes, boxNode(fmt.Sprint("b", i), 8))
 	}
 	w := newWorld(b, Config{Open: OpenInsecure}, nodes...)

@@ -38,11 +38,11 @@ func TestRates(t *testing.T) {
 			{binding: "b-1", sent: 100, received: 100},
 			{after: time.Second, binding: "b-1", sent: 99, received: 101, receive: 1},
 		},
-		"another epoch begins anew": {
+		"another epoch begins again": {
 			{binding: "b-1", epoch: 1, sent: 100},
 			{after: time.Second, binding: "b-1", epoch: 2, sent: 300},
 		},
-		"another binding begins anew and the old one is forgotten": {
+		"another binding begins again and the old one is forgotten": {
 			{binding: "b-1", sent: 100},
 			{after: time.Second, binding: "b-2", sent: 300},
 			{after: time.Second, binding: "b-1", sent: 300},
@@ -56,7 +56,7 @@ func TestRates(t *testing.T) {
 			now, r := time.Unix(1, 0), rates(nil)
 			for i, in := range reports {
 				now = now.Add(in.after)
-				// What a node says of its own rates does not count.
+				// The rates in the report itself do not count.
 				c := &dxpuv1.Counters{BytesSent: in.sent, BytesReceived: in.received, SendRate: 7, ReceiveRate: 7}
 				b := &dxpuv1.ObservedBinding{BindingId: in.binding, Epoch: in.epoch, Counters: c}
 				if in.silent {
@@ -68,7 +68,7 @@ func TestRates(t *testing.T) {
 				}
 			}
 			if len(r) != 1 {
-				t.Errorf("%d bindings are remembered, want 1", len(r))
+				t.Errorf("%d bindings are kept, want 1", len(r))
 			}
 		})
 	}

@@ -37,8 +37,8 @@ const (
 	avoid     = dxpuv1.Preference_PREFERENCE_AVOID
 )
 
-// Each wish that a lease can have decides on where it goes, or why not, and the
-// explanation says so.
+// Every constraint of a lease has an effect on its placement, and the explanation
+// names it.
 func TestWishesOfALease(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -60,7 +60,7 @@ func TestWishesOfALease(t *testing.T) {
 		},
 		{"a model", &dxpuv1.LeaseSpec{Count: 1, Model: "T4"}, "t1/0 to h1", "Model T4: 2 of 2 usable GPUs are free, 1 of them held back as spares."},
 		{"a model whose last is a spare", &dxpuv1.LeaseSpec{Count: 2, Model: "T4"}, "That leaves 1 for this request, which needs 2.", ""},
-		{"a model that nobody has", &dxpuv1.LeaseSpec{Count: 1, Model: "H100"}, `The pool has no usable GPU with model "H100".`, ""},
+		{"a model that the pool lacks", &dxpuv1.LeaseSpec{Count: 1, Model: "H100"}, `The pool has no usable GPU with model "H100".`, ""},
 		{"memory", &dxpuv1.LeaseSpec{Count: 1, MinMemoryBytes: 48 << 30}, "n1/0 to h1", "Box n1 (NVLink) fits best: 8 free, 7 left."},
 		{
 			"more memory than there is",
@@ -132,7 +132,7 @@ func picksOf(l *dxpuv1.Lease) string {
 	return strings.Join(out, " ")
 }
 
-// The wishes about time: wait or fail at once, for how long, and how long to keep it.
+// The times of a lease: whether to wait, for how long, and when it expires.
 func TestWishesAboutTime(t *testing.T) {
 	w := allocationPool(t)
 	first := w.create(&dxpuv1.LeaseSpec{Count: 1, Model: "T4", ExpiresAfter: durationpb.New(time.Minute), Tenant: "a"})

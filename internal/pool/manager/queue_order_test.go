@@ -44,8 +44,8 @@ func TestQuotaAtCreation(t *testing.T) {
 		want string
 	}{
 		{"within", &dxpuv1.LeaseSpec{Count: 3, Model: "DX100"}, 0, ""},
-		{"never so many", &dxpuv1.LeaseSpec{Count: 5}, connect.CodeInvalidArgument, "spec.count: 5 GPUs exceed the quota of 4 of tenant a"},
-		{"never so many of the model", &dxpuv1.LeaseSpec{Count: 4, Model: "DX100"}, connect.CodeInvalidArgument, "4 GPUs of model DX100"},
+		{"more than the quota ever allows", &dxpuv1.LeaseSpec{Count: 5}, connect.CodeInvalidArgument, "spec.count: 5 GPUs exceed the quota of 4 of tenant a"},
+		{"more of the model than the quota ever allows", &dxpuv1.LeaseSpec{Count: 4, Model: "DX100"}, connect.CodeInvalidArgument, "4 GPUs of model DX100"},
 		{"a model that is forbidden", &dxpuv1.LeaseSpec{Count: 1, Model: "T4"}, connect.CodeInvalidArgument, "exceed the quota of 0"},
 		{"priority", &dxpuv1.LeaseSpec{Count: 1, Priority: 11}, connect.CodeInvalidArgument, "spec.priority: 11 is above 10"},
 		{"highest priority", &dxpuv1.LeaseSpec{Count: 1, Priority: 10}, 0, ""},
@@ -70,7 +70,7 @@ func TestQuotaAtCreation(t *testing.T) {
 	}
 }
 
-// A lease over its tenant's quota waits, says so, and holds up nobody.
+// A lease over its tenant's quota waits with that reason and does not hold up others.
 func TestQuotaInTheQueue(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 8))
 	w.putTenant("a", &dxpuv1.Quota{MaxGpus: 2, MaxLeases: 2})
@@ -100,7 +100,7 @@ func wantErr(t *testing.T, err error, code connect.Code, text string) {
 	}
 }
 
-// Without a wish, models of which the quota has none left are passed over.
+// A lease without a model gets one whose quota is not used up.
 func TestQuotaByModel(t *testing.T) {
 	other := boxNode("b2", 1)
 	other.model = "T4"
@@ -116,7 +116,7 @@ func TestQuotaByModel(t *testing.T) {
 	wantErr(t, err, connect.CodeResourceExhausted, "Tenant a has 1 of the 1 GPUs of model DX100")
 }
 
-// Within a priority the tenant that has the fewest GPUs goes first.
+// Within a priority the tenant with the fewest GPUs comes first.
 func TestQueueIsFair(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 16), boxNode("b1", 4))
 	for _, id := range []string{"a", "b", "c"} {
@@ -276,7 +276,7 @@ func TestPreemption(t *testing.T) {
 				}
 				w.wantLease(v, want)
 			}
-			// Those that wait go on once the other is over.
+			// Waiting leases continue once the other has ended.
 			w.delete(id, true)
 			w.settle()
 			w.settle()
@@ -289,7 +289,8 @@ func TestPreemption(t *testing.T) {
 	}
 }
 
-// The GPU that a lease gives up goes to nobody else, and the guest has its time.
+// The GPU of a preempted lease goes only to the preempting one, and the guest gets its
+// time.
 func TestPreemptedGPUsAreReserved(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 4), hostNode("h2", 4), boxNode("b1", 1))
 	low := w.create(&dxpuv1.LeaseSpec{Count: 1, Preemptible: true, HostId: "h1"})
@@ -311,13 +312,13 @@ func TestPreemptedGPUsAreReserved(t *testing.T) {
 	w.settle()
 	w.wantLease(low, leaseReleased)
 
-	// Deleted while it waits, a lease leaves nothing behind.
+	// A lease that is deleted while it waits leaves nothing behind.
 	w.delete(high, true)
 	w.settle()
 	w.wantLease(higher, leaseActive)
 }
 
-// A GPU that fails while it is waited for is replaced like any other.
+// A GPU that fails while a binding waits for it is replaced.
 func TestPreemptedGPUFails(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 4), boxNode("b1", 2))
 	w.create(&dxpuv1.LeaseSpec{Count: 2, Preemptible: true})
@@ -329,7 +330,7 @@ func TestPreemptedGPUFails(t *testing.T) {
 	w.wantLease(high, leaseActive)
 }
 
-// A waiting time begins again when a lease goes back into the queue.
+// The wait timeout starts again when a lease returns to the queue.
 func TestRequeuedLeaseWaits(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 4), boxNode("b1", 1))
 	low := w.create(&dxpuv1.LeaseSpec{Count: 1, Preemptible: true, Wait: true, WaitTimeout: durationpb.New(time.Minute)})

@@ -16,9 +16,9 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// Whatever happens in whatever order: no GPU serves two bindings, no host slot
-// has two, nobody learns of a binding before its time, and once the faults are
-// over everything converges and nothing has leaked.
+// In any order of events no GPU serves two bindings, no host slot has two, and no node
+// receives a binding too early. Once the faults are over everything converges and
+// nothing has leaked.
 func TestSafety(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t, Config{
@@ -119,7 +119,7 @@ func TestSafety(t *testing.T) {
 	})
 }
 
-// check holds the nodes against each other and the records.
+// check compares the nodes with each other and with the records.
 func (w *world) check(t *rapid.T) {
 	w.checkIndex(t)
 	type side struct {
@@ -138,7 +138,7 @@ func (w *world) check(t *rapid.T) {
 				gpus[b.ref()] = b.ID
 			}
 			if b.AwaitsGPUOf != "" && b.wantedByBox() {
-				t.Fatalf("%s waits for a GPU that its box is told to attach", b.ID)
+				t.Fatalf("%s waits for a GPU, and its box has it in the desired state", b.ID)
 			}
 			if b.wantedByHost() {
 				at := side{b.HostID, b.HostSlot}
@@ -149,12 +149,12 @@ func (w *world) check(t *rapid.T) {
 			}
 		}
 		w.checkUse(t, tx)
-		// What a node really has is never something that the records hold to be gone.
+		// The records call no binding gone that a node has.
 		for _, n := range w.nodes {
 			for slot, has := range n.has {
 				b := tx.bindings.get(has.BindingId)
 				if b == nil || n.box() && b.BoxClear || !n.box() && b.HostClear {
-					t.Fatalf("%s slot %d has %s, which is said to be gone: %+v", n.id, slot, has.BindingId, b)
+					t.Fatalf("%s slot %d has %s, which the records call gone: %+v", n.id, slot, has.BindingId, b)
 				}
 			}
 		}
@@ -162,7 +162,7 @@ func (w *world) check(t *rapid.T) {
 	})
 }
 
-// heal ends all faults and lets everything come to rest.
+// heal ends all faults and waits until the pool is at rest.
 func (w *world) heal() {
 	for _, n := range w.nodes {
 		n.down, n.deaf, n.refuses, n.linkDown, n.ejects, n.holds = false, false, false, false, false, ""
@@ -176,11 +176,11 @@ func (w *world) heal() {
 		}
 		w.uncordon(target)
 	}
-	// Rest is when nothing has happened for longer than any deadline.
+	// The pool is at rest when nothing has happened for longer than any deadline.
 	for quiet, n := 0, 0; quiet < 25 && n < 200; n++ {
 		before := w.m.pool().Revision
 		w.rounds(1)
-		w.pass(900 * time.Millisecond) // less than makes a node lost
+		w.pass(900 * time.Millisecond) // less than the time after which a node is lost
 		if quiet++; w.m.pool().Revision != before {
 			quiet = 0
 		}
@@ -196,10 +196,10 @@ func (w *world) checkConverged(t *rapid.T, leases []string) {
 		case leaseActive:
 			held += int(l.Spec.Count)
 			if n := len(strings.Fields(w.has(id))); n != int(l.Spec.Count) {
-				t.Fatalf("lease %s has %d GPUs and shall have %d\n%s", id, n, l.Spec.Count, w.events())
+				t.Fatalf("lease %s has %d GPUs and should have %d\n%s", id, n, l.Spec.Count, w.events())
 			}
 		case leasePending, leaseReleased, leaseFailed:
-		case leaseDegraded: // others took the place beside what it still has
+		case leaseDegraded: // other leases took the GPUs close to its own
 			if l.Spec.SameBox != dxpuv1.Preference_PREFERENCE_REQUIRED {
 				t.Fatalf("lease %s came to rest as degraded (%s)\n%s", id, l.StateReason, w.events())
 			}
@@ -233,7 +233,7 @@ func (w *world) checkConverged(t *rapid.T, leases []string) {
 	}
 }
 
-// checkUse counts anew what tenants have, and holds it against the index and the quotas.
+// checkUse counts the use of the tenants and compares it with the index and the quotas.
 func (w *world) checkUse(t *rapid.T, tx *tx) {
 	want := map[string]tenantUsage{}
 	for _, id := range tx.leases.ids() {

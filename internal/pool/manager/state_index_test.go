@@ -18,7 +18,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// rebuilt returns the index of a state made from nothing but its records.
+// rebuilt returns an index that is built from the records alone.
 func rebuilt(t *tx) *index {
 	s := newState(t.began)
 	copyRows(s.nodes.load, t.nodes.rows)
@@ -29,8 +29,7 @@ func rebuilt(t *tx) *index {
 	return &s.index
 }
 
-// checkSums compares the sums of the pool with what a look at each GPU and each
-// lease gives.
+// checkSums compares the sums of the pool with those of a scan of all GPUs and leases.
 func checkSums(t fatalTester, tx *tx) {
 	t.Helper()
 	got, want := &dxpuv1.Pool{}, &dxpuv1.Pool{ClusterId: tx.meta.ClusterID, Version: tx.cfg.Version, Revision: tx.meta.Revision}
@@ -90,7 +89,7 @@ func copyRows[R any](load func(string, *R), rows map[string]*R) {
 	}
 }
 
-// checkIndex compares the index with one made anew.
+// checkIndex compares the index with one that is rebuilt.
 func (w *world) checkIndex(t fatalTester) {
 	t.Helper()
 	_ = w.m.view(func(tx *tx) error {
@@ -99,14 +98,14 @@ func (w *world) checkIndex(t fatalTester) {
 			cmpopts.IgnoreFields(index{}, "capacityGrew", "gpuPool", "hostPool", "hostIDs", "boxIDs", "leaseIDs", "openLeaseIDs"),
 			cmpopts.IgnoreFields(leaseEntry{}, "spec"),
 			cmpopts.EquateEmpty(),
-			cmp.FilterPath(func(p cmp.Path) bool { // in the order of arrival
+			cmp.FilterPath(func(p cmp.Path) bool { // these are in the order of arrival
 				s := p.String()
 				return s == "bindingsByGPU" || s == "bindingsByHostSlot"
 			}, cmpopts.SortSlices(func(a, b string) bool { return a < b })))
 		if diff != "" {
 			t.Fatalf("the index is not that of the records (-records +index)\n%s", diff)
 		}
-		// What placement has is what it was told last: the same answers as a scan.
+		// Placement is up to date: it gives the same answers as a scan.
 		var boxEntries []placement.Box
 		var hostEntries []placement.Host
 		for _, k := range tx.indexedNodes {
@@ -158,7 +157,7 @@ func (w *world) checkIndex(t fatalTester) {
 	})
 }
 
-// A transaction that fails leaves no trace, whatever it has done before.
+// A transaction that fails leaves no trace of its changes.
 func TestFailedTransactionLeavesNoTrace(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 3), boxNode("b1", 2), boxNode("b2", 2))
 	first := w.create(&dxpuv1.LeaseSpec{Count: 2})
@@ -192,7 +191,7 @@ func TestFailedTransactionLeavesNoTrace(t *testing.T) {
 	w.wantLease(waiting, leasePending)
 }
 
-// rebuiltNow returns what would be stored of everything.
+// rebuiltNow returns all records as they would be stored.
 func rebuiltNow(w *world) (out map[string]string) {
 	_ = w.m.view(func(t *tx) error {
 		records := map[string]any{}
@@ -246,7 +245,7 @@ func TestAlarms(t *testing.T) {
 				}
 				for s, at := range want {
 					if at <= now {
-						t.Fatalf("%v does not ring at %d", s, now)
+						t.Fatalf("the alarm of %v is not due at %d", s, now)
 					}
 				}
 			},
@@ -254,8 +253,8 @@ func TestAlarms(t *testing.T) {
 	})
 }
 
-// A queue of many leases that are alike costs one try, and a different one
-// behind them is not held up.
+// Many pending leases of one shape cost one attempt, and do not hold up a different one
+// behind them.
 func TestQueueIsServedByShape(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 2))
 	first := w.create(&dxpuv1.LeaseSpec{Count: 2})
@@ -281,7 +280,7 @@ func TestQueueIsServedByShape(t *testing.T) {
 	w.checkIndex(t)
 }
 
-// Leases that are over are forgotten by age and by number.
+// Ended leases are removed by age and by number.
 func TestEndedLeasesAreForgotten(t *testing.T) {
 	w := newWorld(t, Config{KeepEnded: 3}, hostNode("h1", 1), boxNode("b1", 1))
 	for range 6 {
@@ -291,14 +290,14 @@ func TestEndedLeasesAreForgotten(t *testing.T) {
 		w.settle()
 	}
 	if n := w.m.state.leases.len(); n != 3 {
-		t.Errorf("%d leases are remembered, want 3", n)
+		t.Errorf("%d leases are kept, want 3", n)
 	}
 	w.rounds(1)
 	for range 7 { // an alarm is set for ten minutes at most
 		w.pass(alarmCap)
 	}
 	if n := w.m.state.leases.len() + w.m.state.bindings.len(); n != 0 {
-		t.Errorf("%d records are remembered, want none", n)
+		t.Errorf("%d records are kept, want none", n)
 	}
 	w.checkIndex(t)
 }

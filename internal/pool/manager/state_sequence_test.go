@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// A sequence is the sorted set that it stands for, whatever comes and goes.
+// A sequence equals a sorted set after any additions and removals.
 func TestSequenceIsSorted(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, want := newSequence(compareNumbered), map[string]bool{}

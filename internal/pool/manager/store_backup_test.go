@@ -10,8 +10,8 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// After a restore the pool is as the backup says, whatever the nodes were told
-// since: what was let go of is attached again, what was added is gone.
+// After a restore the pool is as in the backup, whatever the nodes were told since:
+// deleted leases are attached again, new ones do not exist.
 func TestRestored(t *testing.T) {
 	store := &MemoryStore{}
 	w := newWorld(t, Config{Store: store}, hostNode("h1", 4), boxNode("b1", 4))
@@ -39,7 +39,7 @@ func TestRestored(t *testing.T) {
 	w.settle()
 	after := w.wantLease(kept, leaseActive)
 	if len(after.Bindings) != 1 || after.Bindings[0].Epoch != before.Bindings[0].Epoch {
-		t.Errorf("the lease that was there all the time has bindings %v", after.Bindings)
+		t.Errorf("the lease that was never deleted has bindings %v", after.Bindings)
 	}
 	w.wantLease(ended, leaseActive)
 	if l := w.m.state.leases.get(added); l != nil {
@@ -78,8 +78,8 @@ func (w *world) bindingNames() map[string]bool {
 	return names
 }
 
-// One backup is restored twice, and the nodes keep what they had under the first
-// of the two pools: the second one mistakes none of it for its own.
+// One backup is restored twice, and the nodes keep their bindings of the first of the
+// two pools: the second pool mistakes none of them for its own.
 func TestRestoredTwice(t *testing.T) {
 	for _, order := range []string{"upwards", "downwards"} {
 		t.Run(order, func(t *testing.T) {
@@ -124,7 +124,7 @@ func TestRestoredTwice(t *testing.T) {
 			w.settle()
 			w.delete(second, false)
 			w.settle()
-			w.wantLease(second, leaseReleasing) // the box has not heard of this pool: it confirms nothing
+			w.wantLease(second, leaseReleasing) // the box does not know this pool: it confirms nothing
 			if b := w.lease(second).Bindings[0]; b.State == released {
 				t.Errorf("GPU %s is shown free while the box still has it under the first pool", b.GpuId)
 			}

@@ -13,7 +13,7 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// gatedStore stores when the gate lets it, with the error that the gate gives.
+// gatedStore waits at the gate before a commit, and returns the error from the gate.
 type gatedStore struct {
 	MemoryStore
 	gate    chan error // nil: open
@@ -39,8 +39,8 @@ func gated(t *testing.T, nodes ...*fakeNode) (*world, *gatedStore) {
 	return w, s
 }
 
-// Nobody learns of a change before it is stored, and what gathers meanwhile is
-// stored together.
+// A change is not visible before it is stored, and the changes that gather meanwhile
+// are stored together.
 func TestChangesAreSeenWhenDurable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, s := gated(t, hostNode("h1", 8), boxNode("b1", 8))
@@ -49,13 +49,13 @@ func TestChangesAreSeenWhenDurable(t *testing.T) {
 		created := make(chan string, 8)
 		for range 8 {
 			wg.Go(func() { created <- w.create(&dxpuv1.LeaseSpec{Count: 1}) })
-			synctest.Wait() // the first is on its way, the others wait behind it
+			synctest.Wait() // until the first is being stored and the others wait
 		}
 		seen := make(chan *dxpuv1.Pool, 1)
 		wg.Go(func() { seen <- w.m.pool() })
 		refused := make(chan error, 1)
 		synctest.Wait()
-		// The error rests on leases that are not durable: it waits as well.
+		// The error depends on leases that are not durable: it waits as well.
 		wg.Go(func() {
 			_, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1})
 			refused <- err
@@ -84,7 +84,8 @@ func TestChangesAreSeenWhenDurable(t *testing.T) {
 	})
 }
 
-// When a batch is lost, so is all that was built on it, and nobody has seen it.
+// A batch that is lost takes along all changes that build on it, and none of them was
+// visible.
 func TestLostBatchTakesItsFollowersAlong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, s := gated(t, hostNode("h1", 4), boxNode("b1", 4))
@@ -110,7 +111,7 @@ func TestLostBatchTakesItsFollowersAlong(t *testing.T) {
 			}
 		}
 		if w.m.trouble == nil {
-			t.Error("readyz would know nothing of it")
+			t.Error("readyz does not report it")
 		}
 		if after := rebuiltNow(w); len(after) != len(before) {
 			t.Errorf("%d records, want %d", len(after), len(before))
@@ -125,7 +126,7 @@ func TestLostBatchTakesItsFollowersAlong(t *testing.T) {
 	})
 }
 
-// The queue in front of the store is bounded, and says so.
+// The queue in front of the store is bounded, and the error says so.
 func TestStoreQueueIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, s := gated(t, hostNode("h1", 1))
@@ -137,7 +138,7 @@ func TestStoreQueueIsBounded(t *testing.T) {
 			})
 		}
 		wg.Go(func() { _ = touch() })
-		synctest.Wait() // this one is on its way, the others wait behind it
+		synctest.Wait() // until this one is being stored and the others wait
 		for range maxWaiting {
 			wg.Go(func() { _ = touch() })
 		}
