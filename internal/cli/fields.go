@@ -17,8 +17,8 @@ var fieldFlags = map[string]string{
 	"tenant.id": "", "tenant.description": "--description", "tenant.quota.max_gpus": "--max-gpus",
 	"tenant.quota.max_gpus_by_model": "--max-gpus-of", "tenant.quota.max_leases": "--max-leases",
 	"tenant.quota.max_priority": "--max-priority",
-	"join_token":                "join token",
-	"gpu_id":                    "", "lease_id": "", "token_id": "", "tenant_id": "", "node_id": "", "host_id": "", "box_id": "", "target": "",
+	"join_token":                "join token", "name": "--name",
+	"gpu_id": "", "lease_id": "", "token_id": "", "tenant_id": "", "node_id": "", "host_id": "", "box_id": "", "target": "",
 }
 
 var (

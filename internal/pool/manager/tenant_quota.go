@@ -24,7 +24,7 @@ func (t *tx) quota(tenant string) quotaRecord {
 func (t *tx) admit(s *dxpuv1.LeaseSpec) error {
 	if t.tenants.get(s.Tenant) == nil && s.Tenant != defaultTenant && t.anyTenant() {
 		return connect.NewError(connect.CodeNotFound,
-			fmt.Errorf("spec.tenant: tenant %q does not exist; define it with PutTenant (dxpu tenant put %s)", s.Tenant, s.Tenant))
+			fmt.Errorf("spec.tenant: tenant %q does not exist; define it with PutTenant (dxpu tenant set %s)", s.Tenant, s.Tenant))
 	}
 	q := t.quota(s.Tenant)
 	if q.MaxPriority != nil && s.Priority > *q.MaxPriority {

@@ -1,0 +1,23 @@
+package cli
+
+import "testing"
+
+func TestInFlags(t *testing.T) {
+	tests := []struct{ name, message, want string }{
+		{"field of a spec", "spec.host_id: host h9 does not exist", "--host: host h9 does not exist"},
+		{"nested field", "tenant.quota.max_priority: 101 is not -100 to 100", "--max-priority: 101 is not -100 to 100"},
+		{"field that is an argument", "gpu_id: b1/0 is not leased", "b1/0 is not leased"},
+		{"role", "role: must be ROLE_ADMIN or ROLE_TENANT", "--role: must be admin or tenant"},
+		{"field in the text", "not carried out; repeat it with the same request_id", "not carried out; repeat it with the same --request-id"},
+		{"sentence about the queue", "no capacity now: Host h1 has no free slots. Set spec.wait to queue", "no capacity now: Host h1 has no free slots."},
+		{"unknown field", "flavour: sweet", "flavour: sweet"},
+		{"no field", `lease "l-1" does not exist`, `lease "l-1" does not exist`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := inFlags(tt.message); got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
