@@ -52,7 +52,6 @@ func (s *slot) reconcile(ctx context.Context, stop bool) {
 		binding, desired := s.host.Wanted(s.index)
 		want := controller.Desired{Binding: binding, Stop: stop}
 		actions := s.control.Step(s.host.fabric.Now(), want, s.look())
-		s.guest.replugs.Store(s.control.Replugs())
 		s.seen.Err = nil
 		for _, a := range actions {
 			if s.seen.Err = s.do(ctx, a, desired); s.seen.Err != nil {
@@ -62,6 +61,7 @@ func (s *slot) reconcile(ctx context.Context, stop bool) {
 		}
 		s.noteApplied(want, desired)
 		if len(actions) == 0 {
+			s.guest.replugs.Store(s.control.Replugs())
 			return
 		}
 	}

@@ -73,10 +73,13 @@ func (s *slot) eject() {
 
 // replug shows the device to the VM again.
 func (s *slot) replug(ctx context.Context) error {
-	if err := s.plugged.(*pluggedVM).deviceAdd(ctx); err != nil {
+	err := s.plugged.(*pluggedVM).deviceAdd(ctx)
+	s.guest.replugs.Store(s.control.Replugs())
+	if err != nil {
 		return err
 	}
 	s.guest.ejected.Store(false)
+	s.status.Note("")
 	s.host.log.Info("the device is plugged in again", "slot", s.index)
 	s.status.Step("replugged")
 	s.host.Changed()

@@ -278,7 +278,7 @@ func (c *Controller) replugged(now time.Duration, seen Seen) []Action {
 		return []Action{{Verb: Note, Detail: "the device cannot be plugged in again: " + seen.Err.Error()}}
 	}
 	c.ejected = false
-	return []Action{{Verb: Note}}
+	return nil
 }
 
 // detach takes a binding down that is not wanted.
