@@ -115,7 +115,7 @@ func (m *Manager) allow(c *call, msg any) error {
 	case auth.Allow:
 		return nil
 	case auth.Own:
-		return m.peek(func(t *tx) error { return t.own(c.caller, msg) })
+		return m.peek(func(t *tx) error { return t.checkOwn(c.caller, msg) })
 	}
 	stranger := c.caller.Role == dxpuv1.Role_ROLE_UNSPECIFIED
 	if stranger {
@@ -140,37 +140,37 @@ func isNodeOnlyCall(msg any) bool {
 	return false
 }
 
-// own checks that a request of a caller with limited rights names only its own
+// checkOwn checks that a request of a caller with limited rights names only its own
 // objects. An object of another caller does not exist for it.
-func (t *tx) own(who auth.Identity, msg any) error {
+func (t *tx) checkOwn(who auth.Identity, msg any) error {
 	switch r := msg.(type) {
 	case *dxpuv1.WatchDesiredRequest:
-		return ownNode(who, r.NodeId)
+		return checkOwnNode(who, r.NodeId)
 	case *dxpuv1.ReportRequest:
 		if r.State == nil {
 			return nil // the handler refuses it
 		}
-		return ownNode(who, r.State.NodeId)
+		return checkOwnNode(who, r.State.NodeId)
 	case *dxpuv1.RenewRequest:
-		return ownNode(who, r.NodeId)
+		return checkOwnNode(who, r.NodeId)
 	case *dxpuv1.GetLeaseRequest:
-		return t.ownLease(who, r.LeaseId)
+		return t.checkOwnLease(who, r.LeaseId)
 	case *dxpuv1.DeleteLeaseRequest:
-		return t.ownLease(who, r.LeaseId)
+		return t.checkOwnLease(who, r.LeaseId)
 	case *dxpuv1.ResizeLeaseRequest:
-		return t.ownLease(who, r.LeaseId)
+		return t.checkOwnLease(who, r.LeaseId)
 	case *dxpuv1.ReplugGPURequest:
-		return t.ownGPU(who, r.GpuId)
+		return t.checkOwnGPU(who, r.GpuId)
 	case *dxpuv1.CreateLeaseRequest:
 		if who.Node != "" && r.RequestId != "" {
 			r.RequestId = who.Node + "/" + r.RequestId // each host has its own request IDs
 		}
-		return ownSpec(who, r.Spec)
+		return checkOwnSpec(who, r.Spec)
 	case *dxpuv1.ExplainLeaseRequest:
 		if id := r.GetLeaseId(); id != "" || r.GetSpec() == nil {
-			return t.ownLease(who, id)
+			return t.checkOwnLease(who, id)
 		}
-		return ownSpec(who, r.GetSpec())
+		return checkOwnSpec(who, r.GetSpec())
 	case *dxpuv1.GetTenantRequest:
 		if r.TenantId != who.Tenant {
 			return notFound("tenant", r.TenantId)
@@ -183,30 +183,30 @@ func (t *tx) own(who auth.Identity, msg any) error {
 	return denied("this call is not for the role %q", auth.RoleWord(who.Role))
 }
 
-func ownNode(who auth.Identity, node string) error {
+func checkOwnNode(who auth.Identity, node string) error {
 	if who.Node == "" || node != who.Node {
 		return denied("node_id: %q is not the caller %q; a node may report only for itself", truncateText(node), who.Node)
 	}
 	return nil
 }
 
-func (t *tx) ownLease(who auth.Identity, id string) error {
+func (t *tx) checkOwnLease(who auth.Identity, id string) error {
 	if l := t.leases.get(id); l == nil || !scopeFor(who).lease(l) {
 		return notFound("lease", id)
 	}
 	return nil
 }
 
-func (t *tx) ownGPU(who auth.Identity, id string) error {
-	if n, s, ok := t.gpu(id); !ok || !scopeFor(who).gpu(t, t.gpuMessage(n, s)) {
+func (t *tx) checkOwnGPU(who auth.Identity, id string) error {
+	if n, s, ok := t.gpuByID(id); !ok || !scopeFor(who).gpu(t, t.gpuMessage(n, s)) {
 		return notFound("gpu", id)
 	}
 	return nil
 }
 
-// ownSpec fills in the owner of a requested lease, and refuses a lease for
+// checkOwnSpec fills in the owner of a requested lease, and refuses a lease for
 // another owner.
-func ownSpec(who auth.Identity, s *dxpuv1.LeaseSpec) error {
+func checkOwnSpec(who auth.Identity, s *dxpuv1.LeaseSpec) error {
 	if s == nil {
 		return nil // the handler refuses it
 	}

@@ -86,7 +86,7 @@ func tokenMessage(r *tokenRecord) *dxpuv1.Token {
 func (s *poolService) ListTokens(_ context.Context, req *connect.Request[dxpuv1.ListTokensRequest]) (*connect.Response[dxpuv1.ListTokensResponse], error) {
 	res := &dxpuv1.ListTokensResponse{}
 	err := s.m.view(func(t *tx) error {
-		ids, next, err := page(t.tokens.ids(), idKey, req.Msg.PageSize, req.Msg.PageToken)
+		ids, next, err := pageOf(t.tokens.ids(), idKey, req.Msg.PageSize, req.Msg.PageToken)
 		res.NextPageToken = next
 		for _, id := range ids {
 			res.Tokens = append(res.Tokens, tokenMessage(t.tokens.get(id)))

@@ -201,7 +201,7 @@ func TestNodeRecordIsBounded(t *testing.T) {
 		return nil
 	})
 	for i := range worst.Slots {
-		c := &faultRecord{Serial: strings.Repeat("<", maxText), Why: strings.Repeat("<", maxText), Reset: 1 << 62, Done: 1 << 61, Asked: w.clock.t, QuarantinedUntil: w.clock.t, Returned: w.clock.t}
+		c := &faultRecord{Serial: strings.Repeat("<", maxText), Why: strings.Repeat("<", maxText), Reset: 1 << 62, Done: 1 << 61, ResetAsked: w.clock.t, QuarantinedUntil: w.clock.t, Returned: w.clock.t}
 		for range maxErrors {
 			c.Errors = append(c.Errors, errorCount{Code: 1 << 31, Count: 1 << 63, Seen: 1 << 63, Detail: strings.Repeat("<", maxText), Last: w.clock.t})
 			c.Recent = gpuerr.Append(c.Recent, gpuerr.Occurrence{Code: 1 << 31, Count: 1 << 63, Time: w.clock.t})

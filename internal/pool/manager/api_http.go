@@ -51,7 +51,7 @@ func (m *Manager) readyz(w http.ResponseWriter, _ *http.Request) {
 	default:
 	}
 	m.mu.Lock()
-	state, leads, trouble := m.state, m.leads, m.trouble
+	state, leads, trouble := m.state, m.leads, m.stateErr
 	m.mu.Unlock()
 	switch {
 	case !leads:

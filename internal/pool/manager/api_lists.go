@@ -56,9 +56,9 @@ func collect[T any](c cursor, items iter.Seq[T], key func(T) string, compare fun
 	return out, ""
 }
 
-// page returns a page of items that are ordered by key. The token is the key of
+// pageOf returns a page of items that are ordered by key. The token is the key of
 // the last item of the previous page.
-func page[T any](items []T, key func(T) string, size int32, token string) (out []T, next string, err error) {
+func pageOf[T any](items []T, key func(T) string, size int32, token string) (out []T, next string, err error) {
 	c, err := cursorOf(size, token)
 	if err != nil {
 		return nil, "", err
@@ -249,7 +249,7 @@ func (s *poolService) ListEvents(ctx context.Context, req *connect.Request[dxpuv
 		slices.Reverse(events)
 		key = func(e *dxpuv1.Event) string { return sortable("", ^e.Revision) }
 	}
-	events, next, err := page(events, key, req.Msg.PageSize, req.Msg.PageToken)
+	events, next, err := pageOf(events, key, req.Msg.PageSize, req.Msg.PageToken)
 	return connect.NewResponse(&dxpuv1.ListEventsResponse{Events: events, NextPageToken: next, Revision: newest}), err
 }
 
@@ -257,8 +257,8 @@ func (s *poolService) ListEvents(ctx context.Context, req *connect.Request[dxpuv
 func (s *poolService) GetPool(ctx context.Context, _ *connect.Request[dxpuv1.GetPoolRequest]) (*connect.Response[dxpuv1.GetPoolResponse], error) {
 	p := &dxpuv1.Pool{}
 	err := s.m.view(func(t *tx) error {
-		t.sum(p)
-		p = scopeOf(ctx).pool(t, p)
+		t.addTotals(p)
+		p = scopeOf(ctx).totals(t, p)
 		return nil
 	})
 	if s.m.cluster != nil {

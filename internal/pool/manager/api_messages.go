@@ -11,9 +11,9 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// shownIn returns the binding to show in a host slot. While one binding leaves
+// visibleInSlot returns the binding to show in a host slot. While one binding leaves
 // and its successor waits for the slot, it is the leaving one.
-func (t *tx) shownIn(s hostSlot) *bindingRecord {
+func (t *tx) visibleInSlot(s hostSlotRef) *bindingRecord {
 	var shown *bindingRecord
 	for _, id := range t.bindingsIn(s) {
 		if b := t.bindings.get(id); b.holdsHostSlot() && (shown == nil || shown.HostClear) {
@@ -58,7 +58,7 @@ func (t *tx) hostMessage(n *nodeRecord) *dxpuv1.Host {
 	out := &dxpuv1.Host{Node: t.nodeInfo(n), ResourceVersion: n.ResourceVersion}
 	for _, s := range n.Slots {
 		slot := &dxpuv1.HostSlot{Slot: s.Slot, Domain: s.Domain}
-		if b := t.shownIn(hostSlot{n.ID, s.Slot}); b != nil {
+		if b := t.visibleInSlot(hostSlotRef{n.ID, s.Slot}); b != nil {
 			slot.BindingId, slot.LeaseId, slot.GpuId = b.ID, b.LeaseID, b.gpuID()
 			if o := t.observed(n.ID, b); o != nil {
 				slot.ObservedState, slot.Counters, slot.Paths = o.State, o.Counters, o.Paths

@@ -47,9 +47,9 @@ func (t *tx) activeReason(id string) string {
 	return "every GPU is attached"
 }
 
-// recordUse records that the guest still uses a device that is being detached.
+// recordInUse records that the guest still uses a device that is being detached.
 // It makes the event once.
-func (t *tx) recordUse(b *bindingRecord) bool {
+func (t *tx) recordInUse(b *bindingRecord) bool {
 	o := t.observed(b.HostID, b)
 	if o == nil || o.State != detaching || o.Detail == "" || truncateText(o.Detail) == b.Detail {
 		return false

@@ -138,7 +138,7 @@ func TestReplugIsForOwners(t *testing.T) {
 		{auth.Identity{Role: dxpuv1.Role_ROLE_HOST, Node: "h2"}, false},
 		{auth.Identity{Role: dxpuv1.Role_ROLE_BOX, Node: "b1"}, false},
 	} {
-		err := w.m.view(func(t *tx) error { return t.own(c.who, &dxpuv1.ReplugGPURequest{GpuId: gpu}) })
+		err := w.m.view(func(t *tx) error { return t.checkOwn(c.who, &dxpuv1.ReplugGPURequest{GpuId: gpu}) })
 		if (err == nil) != c.may {
 			t.Errorf("%v: %v", c.who, err)
 		}

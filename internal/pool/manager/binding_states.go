@@ -228,7 +228,7 @@ func (t *tx) advancePreparing(b *bindingRecord) bool {
 // hostSlotClear reports whether the host has removed all other bindings from
 // the slot.
 func (t *tx) hostSlotClear(b *bindingRecord) bool {
-	return !slices.ContainsFunc(t.bindingsIn(hostSlot{b.HostID, b.HostSlot}), func(id string) bool {
+	return !slices.ContainsFunc(t.bindingsIn(hostSlotRef{b.HostID, b.HostSlot}), func(id string) bool {
 		return id != b.ID && !t.bindings.get(id).HostClear
 	})
 }
@@ -301,7 +301,7 @@ func (t *tx) advanceDetaching(b *bindingRecord) bool {
 			"host %s did not release GPU %s in time: the box fences it off", b.HostID, b.gpuID())
 		b = t.bindings.edit(b.ID)
 	default:
-		return t.recordUse(b)
+		return t.recordInUse(b)
 	}
 	t.setBindingState(b, resetting)
 	return true

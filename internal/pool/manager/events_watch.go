@@ -16,7 +16,7 @@ func errForgotten() error {
 
 // WatchEvents implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) WatchEvents(ctx context.Context, req *connect.Request[dxpuv1.WatchEventsRequest], stream *connect.ServerStream[dxpuv1.WatchEventsResponse]) error {
-	at, visible, over := req.Msg.AfterRevision, scopeOf(ctx), s.m.over()
+	at, visible, over := req.Msg.AfterRevision, scopeOf(ctx), s.m.termEnded()
 	switch {
 	case req.Msg.FromStart:
 		at = s.m.events.start()

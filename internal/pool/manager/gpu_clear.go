@@ -13,14 +13,14 @@ import (
 func (s *poolService) ClearGPUErrors(ctx context.Context, req *connect.Request[dxpuv1.ClearGPUErrorsRequest]) (*connect.Response[dxpuv1.ClearGPUErrorsResponse], error) {
 	res := &dxpuv1.ClearGPUErrorsResponse{}
 	err := s.m.update(ctx, func(t *tx) error {
-		n, slot, ok := t.gpu(req.Msg.GpuId)
+		n, slot, ok := t.gpuByID(req.Msg.GpuId)
 		if !ok {
 			return notFound("gpu", req.Msg.GpuId)
 		}
 		if slot.Fault != nil {
 			t.clearErrors(n.ID, slot.Slot)
 		}
-		n, slot, _ = t.gpu(req.Msg.GpuId)
+		n, slot, _ = t.gpuByID(req.Msg.GpuId)
 		res.Gpu = t.gpuMessage(n, slot)
 		return nil
 	})

@@ -196,13 +196,13 @@ func (t *tx) advanceRepair(id string, slot uint32) {
 	}
 	if c.Reset == c.Done {
 		revision := t.revision() // no box has carried it out, not even before a restore
-		t.editFault(id, slot, func(c *faultRecord) { c.Reset, c.Asked = revision, t.now })
+		t.editFault(id, slot, func(c *faultRecord) { c.Reset, c.ResetAsked = revision, t.now })
 		t.touch(id)
 		return
 	}
 	if t.resetSeen(id, slot) != c.Reset {
-		if t.now.Sub(c.Asked) >= resetPatience {
-			t.editFault(id, slot, func(c *faultRecord) { c.Asked = t.now })
+		if t.now.Sub(c.ResetAsked) >= resetPatience {
+			t.editFault(id, slot, func(c *faultRecord) { c.ResetAsked = t.now })
 			e := nodeEvent(t.nodes.get(id), dxpuv1.EventType_EVENT_TYPE_OVERDUE)
 			e.GpuId = gpuID(id, slot)
 			t.event(e, "box %s has not confirmed the reset of GPU %s", id, e.GpuId)

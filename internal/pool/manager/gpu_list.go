@@ -101,7 +101,7 @@ func (t *tx) boxesOf(bindings iter.Seq[string]) iter.Seq[string] {
 func (s *poolService) GetGPU(ctx context.Context, req *connect.Request[dxpuv1.GetGPURequest]) (*connect.Response[dxpuv1.GetGPUResponse], error) {
 	res := &dxpuv1.GetGPUResponse{}
 	err := s.m.view(func(t *tx) error {
-		n, slot, ok := t.gpu(req.Msg.GpuId)
+		n, slot, ok := t.gpuByID(req.Msg.GpuId)
 		if ok {
 			res.Gpu = t.gpuMessage(n, slot)
 		}

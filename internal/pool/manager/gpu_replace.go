@@ -42,7 +42,7 @@ func (s *poolService) ReplaceGPU(ctx context.Context, req *connect.Request[dxpuv
 
 // leasedGPU returns the binding by which a lease has a GPU.
 func (t *tx) leasedGPU(id string) (*bindingRecord, error) {
-	n, s, ok := t.gpu(id)
+	n, s, ok := t.gpuByID(id)
 	if !ok {
 		return nil, notFound("gpu", id)
 	}
@@ -52,8 +52,8 @@ func (t *tx) leasedGPU(id string) (*bindingRecord, error) {
 	return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("gpu_id: %s is not leased; only leased GPUs can be replaced or plugged in again", id))
 }
 
-// gpu finds a GPU by its ID.
-func (t *tx) gpu(id string) (*nodeRecord, *slotRecord, bool) {
+// gpuByID finds a GPU by its ID.
+func (t *tx) gpuByID(id string) (*nodeRecord, *slotRecord, bool) {
 	box, number, _ := strings.Cut(id, "/")
 	slot, err := strconv.ParseUint(number, 10, 32)
 	n := t.nodes.get(box)

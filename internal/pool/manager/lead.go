@@ -111,7 +111,7 @@ func (m *Manager) beginTerm() {
 	m.leads = true
 	m.term = make(chan struct{})
 	m.live = map[string]*liveNode{}
-	m.trouble = errLoading
+	m.stateErr = errLoading
 	m.log.Info("this manager is now the leader")
 }
 
@@ -187,9 +187,9 @@ func (m *Manager) load(ctx context.Context) bool {
 	if err == nil {
 		err = m.installLocked(records)
 	}
-	if err != nil && (m.trouble == nil || err.Error() != m.trouble.Error()) && ctx.Err() == nil {
+	if err != nil && (m.stateErr == nil || err.Error() != m.stateErr.Error()) && ctx.Err() == nil {
 		m.log.Error("cannot load the state", "err", err)
-		m.trouble = err
+		m.stateErr = err
 	}
 	return err == nil
 }
@@ -268,9 +268,9 @@ func (leaderOnly) WrapStreamingClient(next connect.StreamingClientFunc) connect.
 	return next
 }
 
-// over returns a channel that is closed when the present term ends, and the
+// termEnded returns a channel that is closed when the present term ends, and the
 // watches with it.
-func (m *Manager) over() <-chan struct{} {
+func (m *Manager) termEnded() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.term

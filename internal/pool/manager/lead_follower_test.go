@@ -11,20 +11,20 @@ import (
 	"github.com/dxpu-project/dxpu/client"
 )
 
-// follower is the cluster of a manager that is never the leader.
-type follower struct {
+// neverLeader is the cluster of a manager that is never the leader.
+type neverLeader struct {
 	MemoryStore
 	leader string
 }
 
-func (f *follower) Campaign(ctx context.Context) (<-chan struct{}, error) {
+func (f *neverLeader) Campaign(ctx context.Context) (<-chan struct{}, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
-func (f *follower) Valid() bool                  { return false }
-func (f *follower) Resign(context.Context) error { return nil }
+func (f *neverLeader) Valid() bool                  { return false }
+func (f *neverLeader) Resign(context.Context) error { return nil }
 
-func (f *follower) Managers() []*dxpuv1.ManagerInfo {
+func (f *neverLeader) Managers() []*dxpuv1.ManagerInfo {
 	return []*dxpuv1.ManagerInfo{{Url: f.leader, Leader: f.leader != ""}}
 }
 
@@ -38,7 +38,7 @@ func TestFollowerSaysWhoLeads(t *testing.T) {
 		"/dxpu.v1.NodeService/WatchDesired": "application/connect+json",
 	}
 	for _, leader := range []string{"http://m2:7470", ""} {
-		m, err := New(t.Context(), Config{Store: &follower{leader: leader}, JoinToken: "join-token-of-the-test"})
+		m, err := New(t.Context(), Config{Store: &neverLeader{leader: leader}, JoinToken: "join-token-of-the-test"})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -22,12 +22,12 @@ type fakeElection struct {
 	mu      sync.Mutex
 	records map[string][]byte
 	term    int // grows with every leader
-	leader  *fakeMember
-	members []*fakeMember
+	leader  *electionMember
+	members []*electionMember
 }
 
-// fakeMember is one manager's Cluster.
-type fakeMember struct {
+// electionMember is one manager's Cluster.
+type electionMember struct {
 	*fakeElection
 	name string
 	term int
@@ -35,8 +35,8 @@ type fakeMember struct {
 	gate chan struct{} // Commit waits for it; nil: open
 }
 
-func (e *fakeElection) member(name string) *fakeMember {
-	f := &fakeMember{fakeElection: e, name: name}
+func (e *fakeElection) member(name string) *electionMember {
+	f := &electionMember{fakeElection: e, name: name}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.members = append(e.members, f)
@@ -56,7 +56,7 @@ func (e *fakeElection) depose(tell bool) {
 	}
 }
 
-func (f *fakeMember) Campaign(ctx context.Context) (<-chan struct{}, error) {
+func (f *electionMember) Campaign(ctx context.Context) (<-chan struct{}, error) {
 	for {
 		f.mu.Lock()
 		if f.leader == nil {
@@ -74,13 +74,13 @@ func (f *fakeMember) Campaign(ctx context.Context) (<-chan struct{}, error) {
 	}
 }
 
-func (f *fakeMember) Valid() bool {
+func (f *electionMember) Valid() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.leader == f && f.term == f.fakeElection.term
 }
 
-func (f *fakeMember) Resign(context.Context) error {
+func (f *electionMember) Resign(context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.leader == f {
@@ -89,7 +89,7 @@ func (f *fakeMember) Resign(context.Context) error {
 	return nil
 }
 
-func (f *fakeMember) Managers() (out []*dxpuv1.ManagerInfo) {
+func (f *electionMember) Managers() (out []*dxpuv1.ManagerInfo) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, m := range f.members {
@@ -98,7 +98,7 @@ func (f *fakeMember) Managers() (out []*dxpuv1.ManagerInfo) {
 	return out
 }
 
-func (f *fakeMember) Load(context.Context) (map[string][]byte, error) {
+func (f *electionMember) Load(context.Context) (map[string][]byte, error) {
 	if !f.Valid() {
 		return nil, errors.New("deposed")
 	}
@@ -107,7 +107,7 @@ func (f *fakeMember) Load(context.Context) (map[string][]byte, error) {
 	return maps.Clone(f.records), nil
 }
 
-func (f *fakeMember) Commit(_ context.Context, put map[string][]byte, remove []string) error {
+func (f *electionMember) Commit(_ context.Context, put map[string][]byte, remove []string) error {
 	if f.gate != nil {
 		<-f.gate
 	}
@@ -125,11 +125,11 @@ type team struct {
 	t        *testing.T
 	election *fakeElection
 	managers map[string]*Manager
-	members  map[string]*fakeMember
+	members  map[string]*electionMember
 }
 
 func newTeam(t *testing.T, names ...string) *team {
-	w := &team{t: t, election: &fakeElection{records: map[string][]byte{}}, managers: map[string]*Manager{}, members: map[string]*fakeMember{}}
+	w := &team{t: t, election: &fakeElection{records: map[string][]byte{}}, managers: map[string]*Manager{}, members: map[string]*electionMember{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	for _, name := range names {

@@ -226,7 +226,7 @@ func (t *tx) endLease(id string, reason dxpuv1.Reason, why string, grace bool) {
 
 func (t *tx) advanceReleasing(id string) bool {
 	for _, bid := range t.bindingsOf(id) {
-		if !t.leaseNeedNotWait(t.bindings.get(bid)) {
+		if !t.doneForLease(t.bindings.get(bid)) {
 			return false
 		}
 	}
@@ -238,10 +238,10 @@ func (t *tx) advanceReleasing(id string) bool {
 	return true
 }
 
-// leaseNeedNotWait reports whether a lease may end without waiting for a
+// doneForLease reports whether a lease may end without waiting for a
 // binding any longer: the rest of the binding is on nodes that do not report.
 // It stays fenced off and on record until they return.
-func (t *tx) leaseNeedNotWait(b *bindingRecord) bool {
+func (t *tx) doneForLease(b *bindingRecord) bool {
 	if b.State == released {
 		return true
 	}

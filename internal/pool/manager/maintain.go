@@ -33,9 +33,9 @@ type faultRecord struct {
 	Recent []gpuerr.Occurrence `json:"recent,omitempty"`
 	// Reset is the sequence of the last reset that was requested, Done of the
 	// last one that the box has confirmed.
-	Reset uint64    `json:"reset,omitempty"`
-	Done  uint64    `json:"done,omitempty"`
-	Asked time.Time `json:"asked,omitzero"` // time of the request, or of the last event about its delay
+	Reset      uint64    `json:"reset,omitempty"`
+	Done       uint64    `json:"done,omitempty"`
+	ResetAsked time.Time `json:"asked,omitzero"` // time of the request, or of the last event about its delay
 	// ResetDue is set when the GPU must be reset before it may serve again.
 	ResetDue bool `json:"due,omitempty"`
 	// QuarantinedUntil is the earliest end of the quarantine; zero: none. Why

@@ -50,7 +50,7 @@ func (t *tx) target(target *dxpuv1.Target) (*nodeRecord, error) {
 	}
 	switch {
 	case target.GetGpuId() != "":
-		n, _, ok := t.gpu(target.GetGpuId())
+		n, _, ok := t.gpuByID(target.GetGpuId())
 		if !ok || n.Deleting {
 			return nil, notFound("gpu", target.GetGpuId())
 		}
@@ -78,7 +78,7 @@ func (t *tx) setCordon(target *dxpuv1.Target, c *cordon) {
 	}
 	e := nodeEvent(n, typ)
 	if id := target.GetGpuId(); id != "" {
-		_, s, _ := t.gpu(id) // of the editable record
+		_, s, _ := t.gpuByID(id) // of the editable record
 		s.Cordon = c
 		what, e.GpuId = id, id
 	} else {

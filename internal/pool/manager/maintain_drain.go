@@ -50,7 +50,7 @@ func (s *poolService) Drain(ctx context.Context, req *connect.Request[dxpuv1.Dra
 		n = t.nodes.get(n.ID)
 		var slot *slotRecord
 		if id := r.Target.GetGpuId(); id != "" {
-			_, slot, _ = t.gpu(id)
+			_, slot, _ = t.gpuByID(id)
 		}
 		res.BindingIds = t.boundAt(n, slot)
 		t.event(drainEvent(n, slot, dxpuv1.EventType_EVENT_TYPE_DRAINING), "%s is being drained of %d bindings", targetName(n, slot), len(res.BindingIds))

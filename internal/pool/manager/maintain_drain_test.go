@@ -82,7 +82,7 @@ func TestResize(t *testing.T) {
 	if got := w.has(id); got != "b1/0 b1/1" {
 		t.Errorf("it has %s", got)
 	}
-	if p := w.m.pool(); p.GpusFree != 4 || p.GpusBound != 2 {
+	if p := w.m.totals(); p.GpusFree != 4 || p.GpusBound != 2 {
 		t.Errorf("pool %v", p)
 	}
 	w.delete(id, true)
@@ -136,7 +136,7 @@ func TestGrowthFails(t *testing.T) {
 	if l.Spec.Count != 1 || !strings.Contains(w.events(), "was resized from 2 to 1 GPUs: GPU") {
 		t.Errorf("lease %v\n%s", l, w.events())
 	}
-	if p := w.m.pool(); p.GpusFree != 3 {
+	if p := w.m.totals(); p.GpusFree != 3 {
 		t.Errorf("%d GPUs are free, want 3", p.GpusFree)
 	}
 }

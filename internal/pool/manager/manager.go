@@ -166,13 +166,13 @@ type Manager struct {
 	live  map[string]*liveNode // what nodes reported
 	// Transactions on their way to the store, the newest last. storing is set while
 	// a goroutine stores them.
-	waiting []*commit
-	last    *commit // the newest transaction, stored or not; nil: none since the state was read
-	storing bool
-	trouble error // why state is nil
-	running bool
-	leads   bool          // always true without a cluster
-	term    chan struct{} // closed when the leadership ends
+	waiting  []*commit
+	last     *commit // the newest transaction, stored or not; nil: none since the state was read
+	storing  bool
+	stateErr error // why state is nil
+	running  bool
+	leads    bool          // always true without a cluster
+	term     chan struct{} // closed when the leadership ends
 
 	ca      ca
 	refused refusals

@@ -45,7 +45,7 @@ func TestLeaseLife(t *testing.T) {
 	if b := l.Bindings[0]; b.State != released || !b.HostClear || !b.BoxClear {
 		t.Errorf("binding after release: %v", b)
 	}
-	if p := w.m.pool(); p.GpusFree != 2 || p.LeasesActive != 0 {
+	if p := w.m.totals(); p.GpusFree != 2 || p.LeasesActive != 0 {
 		t.Errorf("pool after release: %v", p)
 	}
 }
@@ -148,7 +148,7 @@ func TestAttachFails(t *testing.T) {
 	if tried != maxAttempts {
 		t.Errorf("%d bindings were tried, want %d", tried, maxAttempts)
 	}
-	if p := w.m.pool(); p.GpusFree != 8 {
+	if p := w.m.totals(); p.GpusFree != 8 {
 		t.Errorf("%d GPUs are free, want 8", p.GpusFree)
 	}
 }
@@ -287,7 +287,7 @@ func TestStoreFails(t *testing.T) {
 		t.Fatalf("lease %s was acknowledged but not stored", id)
 	}
 	w.deliver("b1")
-	if p := w.m.pool(); p.LeasesActive != 0 || p.GpusFree != 1 || len(w.nodes["b1"].has) != 0 {
+	if p := w.m.totals(); p.LeasesActive != 0 || p.GpusFree != 1 || len(w.nodes["b1"].has) != 0 {
 		t.Errorf("pool: %v", p)
 	}
 	s.broken = false

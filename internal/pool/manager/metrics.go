@@ -83,7 +83,7 @@ func (*poolCollector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
 func (c *poolCollector) Collect(ch chan<- prometheus.Metric) {
-	p := c.m.pool()
+	p := c.m.totals()
 	gauge := func(name, help, state string, v uint32) {
 		ch <- prometheus.MustNewConstMetric(poolDesc(name, help), prometheus.GaugeValue, float64(v), state)
 	}

@@ -100,7 +100,7 @@ func exists(t *tx, node string) error {
 // WatchDesired implements dxpuv1connect.NodeServiceHandler.
 func (s *nodeService) WatchDesired(ctx context.Context, req *connect.Request[dxpuv1.WatchDesiredRequest], stream *connect.ServerStream[dxpuv1.DesiredState]) error {
 	known, sent := req.Msg.KnownRevision, false
-	over := s.m.over()
+	over := s.m.termEnded()
 	for {
 		var d *dxpuv1.DesiredState
 		var changed <-chan struct{}

@@ -11,9 +11,9 @@ import (
 // nodeEntry is the index's entry of a node. Its sums are valid while the node
 // reports.
 type nodeEntry struct {
-	credential string         // the hash under which nodeByCredential has it
-	gpuPool    placement.Box  // as gpuPool has it, if it is a box
-	hostPool   placement.Host // as hostPool has it, if it is a host
+	credential    string         // the hash under which nodeByCredential has it
+	placementBox  placement.Box  // as gpuPool has it, if it is a box
+	placementHost placement.Host // as hostPool has it, if it is a host
 
 	box    bool
 	gpus   uint32
@@ -31,10 +31,10 @@ type modelSum struct {
 func (t *tx) nodeEntry(n *nodeRecord) nodeEntry {
 	e := nodeEntry{box: n.Kind == dxpuv1.NodeKind_NODE_KIND_BOX, credential: string(n.CredentialHash)}
 	if !e.box {
-		e.hostPool = t.placementHost(n)
+		e.placementHost = t.placementHost(n)
 		return e
 	}
-	e.gpuPool = t.placementBox(n)
+	e.placementBox = t.placementBox(n)
 	for i := range n.Slots {
 		s := &n.Slots[i]
 		if s.Device == nil {
@@ -61,19 +61,19 @@ func (t *tx) nodeEntry(n *nodeRecord) nodeEntry {
 	return e
 }
 
-// pool returns the totals of the pool, for metrics.
-func (m *Manager) pool() *dxpuv1.Pool {
+// totals returns the totals of the pool, for metrics.
+func (m *Manager) totals() *dxpuv1.Pool {
 	p := &dxpuv1.Pool{}
 	_ = m.view(func(t *tx) error {
-		t.sum(p)
+		t.addTotals(p)
 		return nil
 	})
 	return p
 }
 
-// sum adds up the index's entries of nodes and tenants. It does not scan the
+// addTotals adds up the index's entries of nodes and tenants. It does not scan the
 // GPUs, of which there may be very many.
-func (t *tx) sum(p *dxpuv1.Pool) {
+func (t *tx) addTotals(p *dxpuv1.Pool) {
 	t.reindex()
 	p.ClusterId, p.Version, p.Revision = t.meta.ClusterID, t.cfg.Version, t.meta.Revision
 	models := map[string]modelSum{}
@@ -120,9 +120,9 @@ func (t *tx) sum(p *dxpuv1.Pool) {
 	}
 }
 
-// pool reduces the totals to the scope: a tenant learns how much it has, not
+// totals reduces the totals to the scope: a tenant learns how much it has, not
 // how much there is.
-func (s scope) pool(t *tx, p *dxpuv1.Pool) *dxpuv1.Pool {
+func (s scope) totals(t *tx, p *dxpuv1.Pool) *dxpuv1.Pool {
 	if s.all {
 		return p
 	}

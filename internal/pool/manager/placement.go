@@ -29,16 +29,16 @@ func (t *tx) indexNode(id string) {
 	}
 	if k.box {
 		t.boxIDs.add(id)
-		if !had || !sameBox(old.gpuPool, k.gpuPool) {
-			t.capacityGrew = t.capacityGrew || boxGrew(old.gpuPool, k.gpuPool)
-			t.gpuPool.SetBox(k.gpuPool)
+		if !had || !sameBox(old.placementBox, k.placementBox) {
+			t.capacityGrew = t.capacityGrew || boxGrew(old.placementBox, k.placementBox)
+			t.gpuPool.SetBox(k.placementBox)
 		}
 		return
 	}
 	t.hostIDs.add(id)
-	if !had || !sameHost(old.hostPool, k.hostPool) {
-		t.capacityGrew = t.capacityGrew || hostGrew(old.hostPool, k.hostPool)
-		t.hostPool.SetHost(k.hostPool)
+	if !had || !sameHost(old.placementHost, k.placementHost) {
+		t.capacityGrew = t.capacityGrew || hostGrew(old.placementHost, k.placementHost)
+		t.hostPool.SetHost(k.placementHost)
 	}
 }
 
@@ -96,7 +96,7 @@ func (t *tx) placementHost(n *nodeRecord) placement.Host {
 	for _, s := range n.Slots {
 		h.Slots = append(h.Slots, placement.HostSlot{
 			Slot: s.Slot, Domain: s.Domain,
-			Free: s.Cordon == nil && s.Health != dxpuv1.Health_HEALTH_FAILED && !t.hostSlotTaken(hostSlot{n.ID, s.Slot}),
+			Free: s.Cordon == nil && s.Health != dxpuv1.Health_HEALTH_FAILED && !t.hostSlotTaken(hostSlotRef{n.ID, s.Slot}),
 		})
 	}
 	return h
@@ -104,7 +104,7 @@ func (t *tx) placementHost(n *nodeRecord) placement.Host {
 
 // hostSlotTaken reports whether a host slot has a binding or is reserved for
 // one.
-func (t *tx) hostSlotTaken(s hostSlot) bool {
+func (t *tx) hostSlotTaken(s hostSlotRef) bool {
 	return slices.ContainsFunc(t.bindingsByHostSlot[s], func(id string) bool { return t.indexedBindings[id].takesHostSlot })
 }
 

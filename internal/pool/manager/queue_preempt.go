@@ -94,13 +94,13 @@ func (t *tx) decideWithout(s *dxpuv1.LeaseSpec, gone map[string]bool) (d placeme
 		for id := range gone {
 			b := t.bindings.get(id)
 			boxes[b.BoxID], hosts[b.HostID] = true, true
-			for _, g := range t.indexedNodes[b.BoxID].gpuPool.GPUs {
+			for _, g := range t.indexedNodes[b.BoxID].placementBox.GPUs {
 				if g.Slot == b.BoxSlot {
 					g.Free = true
 					t.gpuPool.SetGPU(b.BoxID, g)
 				}
 			}
-			for _, s := range t.indexedNodes[b.HostID].hostPool.Slots {
+			for _, s := range t.indexedNodes[b.HostID].placementHost.Slots {
 				if s.Slot == b.HostSlot {
 					s.Free = true
 					t.hostPool.SetSlot(b.HostID, s)
@@ -109,10 +109,10 @@ func (t *tx) decideWithout(s *dxpuv1.LeaseSpec, gone map[string]bool) (d placeme
 		}
 		d, h = t.decide(s, nil)
 		for id := range boxes {
-			t.gpuPool.SetBox(t.indexedNodes[id].gpuPool)
+			t.gpuPool.SetBox(t.indexedNodes[id].placementBox)
 		}
 		for id := range hosts {
-			t.hostPool.SetHost(t.indexedNodes[id].hostPool)
+			t.hostPool.SetHost(t.indexedNodes[id].placementHost)
 		}
 	})
 	if d.OK() && t.overQuota(s.Tenant, s.Count, t.modelAt(d.Picks[0])) != "" {

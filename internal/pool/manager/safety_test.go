@@ -178,10 +178,10 @@ func (w *world) heal() {
 	}
 	// The pool is at rest when nothing has happened for longer than any deadline.
 	for quiet, n := 0, 0; quiet < 25 && n < 200; n++ {
-		before := w.m.pool().Revision
+		before := w.m.totals().Revision
 		w.rounds(1)
 		w.pass(900 * time.Millisecond) // less than the time after which a node is lost
-		if quiet++; w.m.pool().Revision != before {
+		if quiet++; w.m.totals().Revision != before {
 			quiet = 0
 		}
 	}
@@ -217,7 +217,7 @@ func (w *world) checkConverged(t *rapid.T, leases []string) {
 			}
 		}
 	}
-	if p := w.m.pool(); int(p.GpusBound) != held || p.GpusFree+p.GpusBound != p.Gpus {
+	if p := w.m.totals(); int(p.GpusBound) != held || p.GpusFree+p.GpusBound != p.Gpus {
 		t.Fatalf("leases hold %d GPUs, pool: %v", held, p)
 	}
 	for _, n := range w.nodes {

@@ -91,7 +91,7 @@ func (t *tx) markDependents() {
 			continue
 		}
 		t.mark(subject{leaseSubject, b.LeaseID})
-		for _, peer := range t.bindingsByHostSlot[hostSlot{b.HostID, b.HostSlot}] {
+		for _, peer := range t.bindingsByHostSlot[hostSlotRef{b.HostID, b.HostSlot}] {
 			t.mark(subject{bindingSubject, peer})
 		}
 	}

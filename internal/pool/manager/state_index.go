@@ -12,7 +12,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-type hostSlot struct {
+type hostSlotRef struct {
 	host string
 	slot uint32
 }
@@ -21,7 +21,7 @@ type hostSlot struct {
 type bindingEntry struct {
 	lease         string
 	gpu           placement.Ref
-	slot          hostSlot
+	slot          hostSlotRef
 	epoch         uint64
 	open          bool // not released
 	serving       bool // it serves its lease or is being made for it
@@ -31,11 +31,11 @@ type bindingEntry struct {
 	inHostSlot    bool // bindingsByHostSlot has it
 }
 
-type request struct{ tenant, id string }
+type requestKey struct{ tenant, id string }
 
 // leaseEntry is the index's entry of a lease.
 type leaseEntry struct {
-	request     request
+	request     requestKey
 	tenant      string // while it is not over
 	shape       string // while it waits
 	spec        *dxpuv1.LeaseSpec
@@ -116,7 +116,7 @@ func (t *tx) reindex() {
 
 func (t *tx) bindingEntry(b *bindingRecord) bindingEntry {
 	k := bindingEntry{
-		lease: b.LeaseID, gpu: b.ref(), slot: hostSlot{b.HostID, b.HostSlot}, epoch: b.Epoch,
+		lease: b.LeaseID, gpu: b.ref(), slot: hostSlotRef{b.HostID, b.HostSlot}, epoch: b.Epoch,
 		open: b.State != released, serving: b.serving(), holdsGPU: b.holdsGPU(), unreplaced: t.awaitsReplacement(b),
 	}
 	k.takesHostSlot = b.holdsHostSlot() || k.unreplaced
@@ -197,7 +197,7 @@ func (t *tx) dropBinding(id string, k bindingEntry) {
 
 func (t *tx) leaseEntry(l *leaseRecord) leaseEntry {
 	k := leaseEntry{
-		request: request{l.spec.Tenant, l.RequestID}, model: l.Model, holding: l.holds(), preemptible: l.holds() && l.spec.Preemptible,
+		request: requestKey{l.spec.Tenant, l.RequestID}, model: l.Model, holding: l.holds(), preemptible: l.holds() && l.spec.Preemptible,
 	}
 	if l.HostID != "" { // it has been granted
 		k.gpus = l.spec.Count
@@ -374,7 +374,7 @@ func compareNumbered(a, b string) int {
 
 // bindingsIn returns the IDs of the bindings that are or will be in a host
 // slot.
-func (t *tx) bindingsIn(s hostSlot) []string {
+func (t *tx) bindingsIn(s hostSlotRef) []string {
 	t.reindex()
 	return t.bindingsByHostSlot[s]
 }
@@ -386,5 +386,5 @@ func (t *tx) leaseByRequest(id, tenant string) *leaseRecord {
 		return nil
 	}
 	t.reindex()
-	return t.leases.get(t.leaseByRequestID[request{tenant, id}])
+	return t.leases.get(t.leaseByRequestID[requestKey{tenant, id}])
 }

@@ -33,7 +33,7 @@ func rebuilt(t *tx) *index {
 func checkSums(t fatalTester, tx *tx) {
 	t.Helper()
 	got, want := &dxpuv1.Pool{}, &dxpuv1.Pool{ClusterId: tx.meta.ClusterID, Version: tx.cfg.Version, Revision: tx.meta.Revision}
-	tx.sum(got)
+	tx.addTotals(got)
 	usable, free := map[string]int{}, map[string]int{}
 	for id, n := range tx.nodes.rows {
 		nodes, connected := &want.Hosts, &want.HostsConnected
@@ -94,7 +94,7 @@ func (w *world) checkIndex(t fatalTester) {
 	t.Helper()
 	_ = w.m.view(func(tx *tx) error {
 		diff := cmp.Diff(rebuilt(tx), &tx.index,
-			cmp.AllowUnexported(index{}, tenantUsage{}, bindingEntry{}, leaseEntry{}, hostSlot{}, request{}, queueKey{}, shapeQueue{}, endedLease{}, nodeEntry{}, modelSum{}),
+			cmp.AllowUnexported(index{}, tenantUsage{}, bindingEntry{}, leaseEntry{}, hostSlotRef{}, requestKey{}, queueKey{}, shapeQueue{}, endedLease{}, nodeEntry{}, modelSum{}),
 			cmpopts.IgnoreFields(index{}, "capacityGrew", "gpuPool", "hostPool", "hostIDs", "boxIDs", "leaseIDs", "openLeaseIDs"),
 			cmpopts.IgnoreFields(leaseEntry{}, "spec"),
 			cmpopts.EquateEmpty(),
@@ -110,9 +110,9 @@ func (w *world) checkIndex(t fatalTester) {
 		var hostEntries []placement.Host
 		for _, k := range tx.indexedNodes {
 			if k.box {
-				boxEntries = append(boxEntries, k.gpuPool)
+				boxEntries = append(boxEntries, k.placementBox)
 			} else {
-				hostEntries = append(hostEntries, k.hostPool)
+				hostEntries = append(hostEntries, k.placementHost)
 			}
 		}
 		for count := range 4 {

@@ -125,7 +125,7 @@ func (m *Manager) storeBatch(batch []*commit) error {
 // publish makes a durable batch visible.
 func (m *Manager) publish(batch []*commit) {
 	m.mu.Lock()
-	m.trouble = nil
+	m.stateErr = nil
 	for _, c := range batch {
 		for node := range c.desiredChanged {
 			m.liveLocked(node).notifyDesired()
@@ -164,7 +164,7 @@ func (m *Manager) abandon(batch []*commit, err error) {
 // dropStateLocked discards the state. All calls are refused until it is read
 // again.
 func (m *Manager) dropStateLocked(why error) {
-	m.state, m.trouble = nil, why
+	m.state, m.stateErr = nil, why
 	for _, l := range m.live {
 		l.digest = nil // process the next report in full
 	}
@@ -273,7 +273,7 @@ func (m *Manager) readyLocked(ctx context.Context) error {
 	case m.cluster != nil && !m.leads:
 		return m.notLeading()
 	case m.running: // Run reads it again
-		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("the state cannot be stored: %w", m.trouble))
+		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("the state cannot be stored: %w", m.stateErr))
 	default:
 		return m.loadLocked(ctx)
 	}

@@ -52,7 +52,7 @@ func TestChangesAreSeenWhenDurable(t *testing.T) {
 			synctest.Wait() // until the first is being stored and the others wait
 		}
 		seen := make(chan *dxpuv1.Pool, 1)
-		wg.Go(func() { seen <- w.m.pool() })
+		wg.Go(func() { seen <- w.m.totals() })
 		refused := make(chan error, 1)
 		synctest.Wait()
 		// The error depends on leases that are not durable: it waits as well.
@@ -110,7 +110,7 @@ func TestLostBatchTakesItsFollowersAlong(t *testing.T) {
 				t.Errorf("got %v", err)
 			}
 		}
-		if w.m.trouble == nil {
+		if w.m.stateErr == nil {
 			t.Error("readyz does not report it")
 		}
 		if after := rebuiltNow(w); len(after) != len(before) {
@@ -120,7 +120,7 @@ func TestLostBatchTakesItsFollowersAlong(t *testing.T) {
 		s.gate = nil
 		w.wantLease(w.create(&dxpuv1.LeaseSpec{Count: 4}), leaseBinding)
 		w.settle()
-		if p := w.m.pool(); p.GpusBound != 4 || p.GpusFree != 0 {
+		if p := w.m.totals(); p.GpusBound != 4 || p.GpusFree != 0 {
 			t.Errorf("pool: %v", p)
 		}
 	})

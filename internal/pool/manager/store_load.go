@@ -77,7 +77,7 @@ func (m *Manager) installLocked(records map[string][]byte) error {
 			return fmt.Errorf("manager: load state: record %s: %w", key, err)
 		}
 	}
-	m.state, m.trouble, m.last = s, nil, nil
+	m.state, m.stateErr, m.last = s, nil, nil
 	m.readLocked(s.began).indexAll()
 	m.events.forgetUpTo(s.meta.Revision)
 	for _, l := range m.live {

@@ -15,7 +15,7 @@ import (
 func (s *poolService) ListTenants(_ context.Context, req *connect.Request[dxpuv1.ListTenantsRequest]) (*connect.Response[dxpuv1.ListTenantsResponse], error) {
 	res := &dxpuv1.ListTenantsResponse{}
 	err := s.m.view(func(t *tx) error {
-		ids, next, err := page(t.tenantIDs(), idKey, req.Msg.PageSize, req.Msg.PageToken)
+		ids, next, err := pageOf(t.tenantIDs(), idKey, req.Msg.PageSize, req.Msg.PageToken)
 		res.NextPageToken = next
 		for _, id := range ids {
 			res.Tenants = append(res.Tenants, t.tenantMessage(id))
