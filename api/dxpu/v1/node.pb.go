@@ -380,7 +380,7 @@ type DesiredState struct {
 	ClusterId  string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	NodeId     string                 `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	NodeNumber uint32                 `protobuf:"varint,3,opt,name=node_number,json=nodeNumber,proto3" json:"node_number,omitempty"`
-	// Increases with every change for this node. The upper 32 bits are the
+	// Increases with every change for this node. The bits from 2^28 up are the
 	// incarnation of the pool, which changes when a backup is restored. A node
 	// accepts any state of another incarnation, and otherwise only later ones.
 	Revision uint64 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`

@@ -77,6 +77,12 @@ func (m *Manager) installLocked(records map[string][]byte) error {
 			return fmt.Errorf("manager: load state: record %s: %w", key, err)
 		}
 	}
+	for key, raw := range records {
+		if len(raw) > maxRecord { // an earlier version did not bound it
+			m.log.Warn("a record is larger than any that this version makes: delete the lease or the labels that fill it",
+				"record", key, "bytes", len(raw), "limit", maxRecord)
+		}
+	}
 	m.state, m.stateErr, m.last = s, nil, nil
 	m.readLocked(s.began).indexAll()
 	m.events.forgetUpTo(s.meta.Revision)

@@ -1,29 +1,33 @@
 // Package revision reads the numbers that order the states of a pool. Manager
 // and nodes share it.
 //
-// A revision has two halves. The lower one counts changes. The upper one is the
+// A revision has two parts. The lower one counts changes. The upper one is the
 // incarnation: 0 in a new pool, and another random number after every restore of
 // a backup. Revisions of different incarnations have no order, because a backup
 // may be restored more than once, and each of the pools counts from the same
 // number:
 //
-//	63            32 31             0
-//	+---------------+---------------+
-//	|  incarnation  |    changes    |
-//	+---------------+---------------+
+//	63    53 52          28 27             0
+//	+-------+--------------+---------------+
+//	|   0   |  incarnation |    changes    |
+//	+-------+--------------+---------------+
 //
-// A pool that makes 2^32 changes moves on to the next incarnation, which does no
-// harm: nodes accept every state of another incarnation.
+// Revisions stay below 2^53, so that programs which keep numbers in floating point,
+// such as a page in a browser, do not round them. A pool that makes 2^28 changes
+// moves on to the next incarnation, which does no harm: nodes accept every state of
+// another incarnation.
 package revision
 
-// MaxIncarnation is the largest incarnation: revisions stay below 2^63.
-const MaxIncarnation = 1<<31 - 1
+const changeBits = 28
 
-// Incarnation returns the upper half of a revision.
-func Incarnation(revision uint64) uint64 { return revision >> 32 }
+// MaxIncarnation is the largest incarnation.
+const MaxIncarnation = 1<<(53-changeBits) - 1
+
+// Incarnation returns the upper part of a revision.
+func Incarnation(revision uint64) uint64 { return revision >> changeBits }
 
 // First returns the first revision of an incarnation.
-func First(incarnation uint64) uint64 { return incarnation << 32 }
+func First(incarnation uint64) uint64 { return incarnation << changeBits }
 
 // Replaces reports whether a state of revision a replaces one of revision b: it
 // is later, or of another incarnation.

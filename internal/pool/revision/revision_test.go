@@ -19,7 +19,7 @@ func TestReplaces(t *testing.T) {
 		{one + 1, two + 9, true},
 		{two, one + 9, true},
 		{First(MaxIncarnation), 9, true},
-		{one, one - 1, true}, // a pool that has made 2^32 changes
+		{one, one - 1, true}, // a pool that has made 2^28 changes
 	}
 	for _, tt := range tests {
 		t.Run(fmt.Sprintf("%x after %x", tt.a, tt.b), func(t *testing.T) {
@@ -47,5 +47,13 @@ func TestCommon(t *testing.T) {
 		if got := Common(tt.in...); got != tt.want {
 			t.Errorf("%x: got %x, want %x", tt.in, got, tt.want)
 		}
+	}
+}
+
+// Revisions survive a float64, which is all that a page in a browser has.
+func TestRevisionsAreExactInFloatingPoint(t *testing.T) {
+	last := First(MaxIncarnation+1) - 1
+	if got := uint64(float64(last)); got != last || Incarnation(last) != MaxIncarnation {
+		t.Errorf("%d becomes %d", last, got)
 	}
 }
