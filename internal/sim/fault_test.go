@@ -57,6 +57,7 @@ func badWorld(t *testing.T, share float64, seed uint64) *sim.Pair {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(w.Close)
 	return w
 }
 
@@ -249,6 +250,7 @@ func TestPostedWritesOnceAndInOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer w.Close()
 	bus, err := w.Open()
 	if err != nil {
 		t.Fatal(err)

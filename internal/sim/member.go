@@ -12,6 +12,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
 	"github.com/dxpu-project/dxpu/internal/embedded"
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
+	"github.com/dxpu-project/dxpu/machine"
 )
 
 // proxy is a host proxy or a box proxy.
@@ -204,6 +205,30 @@ func (m *Member) slot(i uint32) *dxpuv1.ObservedSlot {
 		return nil
 	}
 	return m.observed.Slots[i]
+}
+
+// Bindings returns the IDs of the bindings that the member's proxy has in its
+// slots, "" for a free one.
+func (m *Member) Bindings() []string {
+	var out []string
+	for _, s := range m.proxy.Observe().Slots {
+		out = append(out, s.Binding.GetBindingId())
+	}
+	return out
+}
+
+// Idle reports whether no access of a program waits for a device.
+func (h *Host) Idle() bool { return h.front.Host().Wake() == machine.Never }
+
+// Attached returns the IDs of the bindings whose devices the host has.
+func (h *Host) Attached() []string {
+	var out []string
+	for _, s := range h.proxy.Observe().Slots {
+		if s.Binding.GetState() == dxpuv1.BindingState_BINDING_STATE_ATTACHED {
+			out = append(out, s.Binding.BindingId)
+		}
+	}
+	return out
 }
 
 // Open gives a driver the device in a slot.

@@ -56,7 +56,8 @@ type Pool struct {
 	manager *Node
 	epochs  map[placement.Ref]uint64 // of the newest binding of a box slot
 	made    uint64
-	tenants map[string]bool // by binding: its program was started
+	tenants map[string]bool          // by binding: its program was started
+	places  map[string]placement.Ref // of every binding so far, by ID
 }
 
 // phase is how far the manager is with a binding.
@@ -104,7 +105,7 @@ func NewPool(spec PoolSpec) (*Pool, error) {
 	spec.Paths = max(spec.Paths, 1)
 	p := &Pool{
 		World: NewWorld(spec.Seed), spec: spec,
-		epochs: map[placement.Ref]uint64{}, tenants: map[string]bool{},
+		epochs: map[placement.Ref]uint64{}, tenants: map[string]bool{}, places: map[string]placement.Ref{},
 	}
 	p.manager = p.NewNode(nil)
 	for i := range spec.Hosts {
@@ -149,6 +150,9 @@ func (p *Pool) Settled() bool {
 	return true
 }
 
+// Place returns the box slot of a binding, also of one that is over.
+func (p *Pool) Place(binding string) placement.Ref { return p.places[binding] }
+
 // Attach asks for a GPU for a host. It reports whether there was one.
 func (p *Pool) Attach(h *Host) (*Binding, bool) {
 	slot, ok := p.freeSlot(h)
@@ -172,6 +176,7 @@ func (p *Pool) Attach(h *Host) (*Binding, bool) {
 		binary.LittleEndian.PutUint64(b.spec.secret[i:], p.manager.rng.Uint64())
 	}
 	p.Bindings = append(p.Bindings, b)
+	p.places[b.ID] = ref
 	p.tell(&box.Member)
 	return b, true
 }

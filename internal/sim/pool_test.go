@@ -23,11 +23,11 @@ const tenantMemory = 64 << 10
 
 var errForeign = errors.New("device memory holds data of another tenant")
 
-// tenant uses a device until it is lost: it expects empty device memory, fills it
-// with data of its own, and checks them every pause.
-func tenant(pause time.Duration) func(sim.Tenant) error {
+// tenant uses a device until it is lost or stop is set: it expects empty device
+// memory, fills it with data of its own, and checks them every pause.
+func tenant(pause time.Duration, stop *bool) func(sim.Tenant) error {
 	return func(t sim.Tenant) error {
-		err := use(context.Background(), t, pause)
+		err := use(context.Background(), t, pause, stop)
 		if errors.Is(err, errForeign) {
 			return err
 		}
@@ -35,7 +35,7 @@ func tenant(pause time.Duration) func(sim.Tenant) error {
 	}
 }
 
-func use(ctx context.Context, t sim.Tenant, pause time.Duration) error {
+func use(ctx context.Context, t sim.Tenant, pause time.Duration, stop *bool) error {
 	bus, err := t.Host.Open(t.Slot)
 	if err != nil {
 		return err
@@ -75,7 +75,7 @@ func use(ctx context.Context, t sim.Tenant, pause time.Duration) error {
 	if err := stream.Sync(ctx); err != nil {
 		return err
 	}
-	for {
+	for !*stop {
 		at, n := t.Rand.IntN(tenantMemory/2), 1+t.Rand.IntN(4096)
 		found, err := read(driver.Ptr(at), n)
 		if err != nil {
@@ -88,6 +88,7 @@ func use(ctx context.Context, t sim.Tenant, pause time.Duration) error {
 			return err
 		}
 	}
+	return nil
 }
 
 // trace hashes every datagram with its time and its addresses.
@@ -109,7 +110,7 @@ func trace(w *sim.World) (sum func() uint64, datagrams *int) {
 func TestPoolAttaches(t *testing.T) {
 	p, err := sim.NewPool(sim.PoolSpec{
 		Hosts: 2, Boxes: 2, HostSlots: 2, BoxSlots: 2, Paths: 2, GPU: gpu.Spec{VRAM: tenantMemory}, Memory: 4 << 20,
-		Plan: fault.Plan{Delay: 5 * us, Loss: 0.001}, ControlDelay: time.Millisecond, Program: tenant(time.Millisecond), Seed: 1,
+		Plan: fault.Plan{Delay: 5 * us, Loss: 0.001}, ControlDelay: time.Millisecond, Program: tenant(time.Millisecond, new(bool)), Seed: 1,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -192,7 +193,7 @@ func TestLargePoolIsRepeatable(t *testing.T) {
 		p, err := sim.NewPool(sim.PoolSpec{
 			Hosts: 64, Boxes: 64, HostSlots: 16, BoxSlots: 16, Paths: 2, GPU: gpu.Spec{VRAM: tenantMemory}, Memory: 2 << 20,
 			Plan: fault.Plan{Delay: 5 * us, Jitter: 2 * us}, ControlDelay: time.Millisecond, ControlLoss: 0.01,
-			Program: tenant(500 * time.Millisecond), Seed: 7,
+			Program: tenant(500*time.Millisecond, new(bool)), Seed: 7,
 		})
 		if err != nil {
 			t.Fatal(err)
