@@ -246,11 +246,11 @@ func (p *embeddedPort) Wake(engine.Entry) time.Duration { return machine.Never }
 
 // DeviceLost is a surprise removal: the drivers learn of it at once.
 func (p *embeddedPort) DeviceLost(e engine.Entry) {
-	p.remove()
+	p.remove(e)
 	p.front.pump(e)
 }
 
-func (p *embeddedPort) remove() {
+func (p *embeddedPort) remove(engine.Entry) {
 	p.front.find(p.slot.index, nil)
 	p.front.sw.SetPresence(p.slot.index, false)
 	p.front.host.Unplugged(p.front.port(p.slot.index).Secondary)
@@ -266,7 +266,7 @@ func (p *embeddedPort) held(engine.Entry) bool { return false }
 func (p *embeddedPort) close() {
 	g := p.slot.host.group
 	e := g.Enter()
-	p.remove()
+	p.remove(e)
 	g.Leave(e)
 	p.front.port(p.slot.index).Children = nil
 }

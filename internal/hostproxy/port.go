@@ -43,7 +43,7 @@ type op struct {
 	// The end of the operation answers the VMM's access, or calls done.
 	access *vfiouser.Access
 	open   *atomic.Int32 // the count of unanswered accesses, decremented at the end
-	done   func(ok bool, status pcie.CplStatus)
+	done   func(e engine.Entry, ok bool, status pcie.CplStatus)
 }
 
 func newRequestPort(s *slot, timeout time.Duration) *requestPort {
@@ -58,7 +58,7 @@ const rootID pcie.BDF = 0
 
 // begin starts an operation. It ends when release was called and all its requests
 // have ended.
-func (r *requestPort) begin(o op) int {
+func (r *requestPort) begin(_ engine.Entry, o op) int {
 	if len(r.free) == 0 {
 		r.ops = append(r.ops, op{})
 		r.free = append(r.free, len(r.ops)-1)
@@ -71,10 +71,10 @@ func (r *requestPort) begin(o op) int {
 }
 
 // release ends the adding of requests to an operation.
-func (r *requestPort) release(id int) { r.end(id, true, pcie.SuccessfulCompletion) }
+func (r *requestPort) release(e engine.Entry, id int) { r.end(e, id, true, pcie.SuccessfulCompletion) }
 
 // end ends one request of an operation, and with the last one the operation.
-func (r *requestPort) end(id int, ok bool, status pcie.CplStatus) {
+func (r *requestPort) end(e engine.Entry, id int, ok bool, status pcie.CplStatus) {
 	o := &r.ops[id]
 	if !ok && !o.failed {
 		o.failed, o.status = true, status
@@ -87,7 +87,7 @@ func (r *requestPort) end(id int, ok bool, status pcie.CplStatus) {
 	r.free = append(r.free, id)
 	switch {
 	case ended.done != nil:
-		ended.done(!ended.failed, ended.status)
+		ended.done(e, !ended.failed, ended.status)
 	case ended.failed:
 		ended.access.Fail(nil)
 	default:
@@ -104,7 +104,7 @@ func (r *requestPort) request(e engine.Entry, id int, p *tlp.Packet, dst []byte)
 	b := r.slot.binding
 	if b == nil || r.slot.gone {
 		r.ops[id].left++
-		r.end(id, false, pcie.UnsupportedRequest)
+		r.end(e, id, false, pcie.UnsupportedRequest)
 		return nil
 	}
 	if b.Room(e) < len(p.Data) || b.Room(e) == 0 || !r.requester.Begin(e.Now(), e.Now()+r.timeout, p, dst, uint64(id)) {
@@ -189,9 +189,9 @@ func (r *requestPort) config(typ tlp.Type, off uint16, n int) *tlp.Packet {
 }
 
 // complete matches a completion with one of the host's requests.
-func (r *requestPort) complete(p *tlp.Packet) {
+func (r *requestPort) complete(e engine.Entry, p *tlp.Packet) {
 	if res, ok := r.requester.Complete(p); ok && res.Done {
-		r.end(int(res.Cookie), res.OK(), res.Status)
+		r.end(e, int(res.Cookie), res.OK(), res.Status)
 	}
 }
 
@@ -199,13 +199,13 @@ func (r *requestPort) complete(p *tlp.Packet) {
 func (r *requestPort) expire(e engine.Entry) {
 	r.requester.Expire(e.Now(), func(res transaction.Result) {
 		r.slot.counters.timeouts.Add(1)
-		r.end(int(res.Cookie), false, pcie.UnsupportedRequest)
+		r.end(e, int(res.Cookie), false, pcie.UnsupportedRequest)
 	})
 }
 
 // cancel ends all outstanding requests: the device is gone.
 func (r *requestPort) cancel(e engine.Entry) {
 	r.requester.CancelAll(e.Now(), func(res transaction.Result) {
-		r.end(int(res.Cookie), false, pcie.UnsupportedRequest)
+		r.end(e, int(res.Cookie), false, pcie.UnsupportedRequest)
 	})
 }

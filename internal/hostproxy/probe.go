@@ -170,7 +170,7 @@ func (s *slot) configOnce(ctx context.Context, typ tlp.Type, data []byte, off in
 	ended := make(chan pcie.CplStatus, 1)
 	g := s.host.group
 	e := g.Enter()
-	id := s.root.begin(op{done: func(ok bool, st pcie.CplStatus) {
+	id := s.root.begin(e, op{done: func(_ engine.Entry, ok bool, st pcie.CplStatus) {
 		if !ok && st == pcie.SuccessfulCompletion {
 			st = pcie.UnsupportedRequest
 		}
@@ -182,19 +182,19 @@ func (s *slot) configOnce(ctx context.Context, typ tlp.Type, data []byte, off in
 			at += pcie.DW
 			continue
 		}
-		room := s.waitRoom()
+		room := s.waitRoom(e)
 		g.Leave(e)
 		select {
 		case <-room:
 		case <-ctx.Done():
 			e = g.Enter()
-			s.root.release(id)
+			s.root.release(e, id)
 			g.Leave(e)
 			return 0, ctx.Err()
 		}
 		e = g.Enter()
 	}
-	s.root.release(id)
+	s.root.release(e, id)
 	g.Leave(e)
 	select {
 	case st := <-ended:

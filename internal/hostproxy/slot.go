@@ -111,7 +111,7 @@ func (s *slot) toHost(e engine.Entry, p *tlp.Packet) bool {
 	case s.port != nil:
 		return s.port.Receive(e, p)
 	case p.Type.Completion():
-		s.root.complete(p)
+		s.root.complete(e, p)
 	default:
 		s.counters.unsupported.Add(1)
 		s.refuse(e, p, pcie.UnsupportedRequest)
@@ -171,7 +171,7 @@ func (s *slot) noteRoom(e engine.Entry) {
 
 // waitRoom returns a channel that is closed when a request that failed with
 // errBusy is worth another try.
-func (s *slot) waitRoom() <-chan struct{} {
+func (s *slot) waitRoom(engine.Entry) <-chan struct{} {
 	if s.roomy == nil {
 		s.roomy = make(chan struct{})
 	}
@@ -181,7 +181,7 @@ func (s *slot) waitRoom() <-chan struct{} {
 // yield leaves the group until a request that failed with errBusy is worth another
 // try.
 func (s *slot) yield(e engine.Entry) engine.Entry {
-	room := s.waitRoom()
+	room := s.waitRoom(e)
 	s.host.group.Leave(e)
 	<-room
 	return s.host.group.Enter()

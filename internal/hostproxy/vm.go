@@ -117,7 +117,7 @@ func (v *vm) Access(_ *vfiouser.Conn, a *vfiouser.Access) {
 	g := v.slot.host.group
 	e := g.Enter()
 	more := a.More // Reply recycles the access
-	run := v.start(a)
+	run := v.start(e, a)
 	for v.step(e, &run) != nil {
 		e = v.slot.yield(e)
 	}
@@ -157,7 +157,7 @@ const (
 // start classifies an access. It answers the read of the whole configuration
 // space, by which a VMM identifies the device, from the result of the probe: QEMU
 // does not survive an error there.
-func (v *vm) start(a *vfiouser.Access) accessRun {
+func (v *vm) start(e engine.Entry, a *vfiouser.Access) accessRun {
 	run := accessRun{access: a, addr: a.Offset}
 	switch {
 	case a.Region == vfiouser.RegionConfig && !a.Write && len(a.Data) > 2*pcie.DW:
@@ -183,7 +183,7 @@ func (v *vm) start(a *vfiouser.Access) accessRun {
 	}
 	if run.kind != memWrite {
 		v.open.Add(1)
-		run.op = v.slot.root.begin(op{access: a, open: &v.open})
+		run.op = v.slot.root.begin(e, op{access: a, open: &v.open})
 	}
 	return run
 }
@@ -213,7 +213,7 @@ func (v *vm) step(e engine.Entry, run *accessRun) error {
 		if err := root.read(e, run.op, run.addr, a.Data, &run.at); err != nil {
 			return err
 		}
-		root.release(run.op)
+		root.release(e, run.op)
 	case configAny:
 		for run.at < len(a.Data) {
 			off := uint16(run.addr) + uint16(run.at)
@@ -252,7 +252,7 @@ func (v *vm) restore(e engine.Entry, run *accessRun) error {
 		}
 		run.bar++
 	}
-	root.release(run.op)
+	root.release(e, run.op)
 	return nil
 }
 
@@ -269,13 +269,13 @@ func (v *vm) configRequest(e engine.Entry, run *accessRun, off uint16, data []by
 	if err := root.request(e, run.op, p, nil); err != nil {
 		return err
 	}
-	run.reset = run.reset || v.note(p)
+	run.reset = run.reset || v.note(e, p)
 	return nil
 }
 
 // note snoops a configuration write on its way to the device, and reports whether
 // it resets the function.
-func (v *vm) note(p *tlp.Packet) (reset bool) {
+func (v *vm) note(_ engine.Entry, p *tlp.Packet) (reset bool) {
 	v.slot.host.table.Snoop(v.slot.index, p)
 	if n, ok := v.device.payload(p); ok {
 		v.slot.mps = n
@@ -302,7 +302,7 @@ func (v *vm) Reset(_ *vfiouser.Conn, done func(error)) {
 		done(nil)
 		return
 	}
-	run := accessRun{kind: resetAll, op: v.slot.root.begin(op{done: func(bool, pcie.CplStatus) { done(nil) }})}
+	run := accessRun{kind: resetAll, op: v.slot.root.begin(e, op{done: func(engine.Entry, bool, pcie.CplStatus) { done(nil) }})}
 	for v.step(e, &run) != nil {
 		e = v.slot.yield(e)
 	}

@@ -143,13 +143,14 @@ func (b *Binding) Send(e Entry, p *tlp.Packet) error {
 // and keep the TLP. Its Transmit is called again when it is worth trying.
 func (b *Binding) HandOver(e Entry, to *Binding, p *tlp.Packet) bool {
 	g := e.group
-	if to.closed {
-		return true // lost, as on any way to a device that is gone
-	}
 	if g.budget <= 0 {
 		b.again = true
 		b.touch()
 		return false
+	}
+	if to.closed {
+		g.budget--
+		return true // lost, as on any way to a device that is gone
 	}
 	if !to.handler.Receive(e, p) {
 		if b.blockedBy != to {

@@ -265,15 +265,19 @@ func TestDetach(t *testing.T) {
 		if err := b.binding.Send(e, write(0, 4)); !errors.Is(err, link.ErrDown) {
 			t.Errorf("Send after Detach: %v", err)
 		}
-		if !a.binding.HandOver(e, b.binding, write(0, 4)) {
-			t.Error("a TLP for a device that is gone stops its neighbour")
+		n := 0
+		for a.binding.HandOver(e, b.binding, write(0, 4)) {
+			n++
+		}
+		if n == 0 || n > entryBudget {
+			t.Errorf("%d TLPs went to a device that is gone, want some, within the budget", n)
 		}
 	})
+	before := b.transmits
+	n.run(n.now+time.Second, nil)
 	if a.transmits == 0 {
 		t.Error("the neighbour that waited was not called")
 	}
-	before := b.transmits
-	n.run(n.now+time.Second, nil)
 	if b.transmits != before {
 		t.Error("the handler was called after Detach")
 	}

@@ -30,7 +30,7 @@ type Group struct {
 	mu      sync.Mutex // held from Enter to Leave; guards the machine and the fields below
 	writers []*udp.Writer
 	timer   *time.Timer
-	armed   time.Duration // when the timer fires; machine.Never: it is not set
+	armed   time.Duration // when the timer fires; machine.Never: it is not set; or fired
 	closing []closing
 
 	waiting atomic.Int32 // length of posted, read without the mutex
@@ -70,10 +70,11 @@ func (g *Group) Leave(e engine.Entry) {
 		g.runPosted(e)
 		g.machine.Settle(e)
 		g.noteClosed(e)
-		g.armAt(e.Now(), g.machine.Wake())
-		if round == postRounds {
-			g.armAt(e.Now(), e.Now())
+		wake := g.machine.Wake()
+		if g.machine.Pending() || round == postRounds {
+			wake = e.Now() // once other goroutines have run
 		}
+		g.armAt(e.Now(), wake)
 		g.mu.Unlock()
 		// A goroutine that posted before the unlocking found the group locked.
 		if round == postRounds || !g.hasPosted() || !g.mu.TryLock() {
@@ -136,11 +137,15 @@ func (g *Group) runPosted(e engine.Entry) {
 	}
 }
 
+// fired is the value of Group.armed while the goroutine of the timer waits for
+// the group. There is at most one: each sets the timer again when it leaves.
+const fired time.Duration = -1
+
 // armAt makes the timer fire at the given time or before. A timer that fires
 // early does no harm, so it is only ever moved forward: most entries leave it
 // alone.
 func (g *Group) armAt(now, wake time.Duration) {
-	if wake >= g.armed {
+	if wake >= g.armed || !g.disarm() {
 		return
 	}
 	g.armed = wake
@@ -151,7 +156,20 @@ func (g *Group) armAt(now, wake time.Duration) {
 	}
 }
 
-// fire enters the group, which finds out itself what is due.
+// disarm stops the timer. It returns false if the timer has fired: its goroutine
+// is about to enter.
+func (g *Group) disarm() bool {
+	switch {
+	case g.armed == machine.Never:
+	case g.armed == fired || !g.timer.Stop():
+		g.armed = fired
+		return false
+	}
+	g.armed = machine.Never
+	return true
+}
+
+// fire enters the group, which wakes the bindings that are due.
 func (g *Group) fire() {
 	e := g.Enter()
 	g.armed = machine.Never
@@ -204,18 +222,10 @@ func (g *Group) Detach(b *engine.Binding) {
 	if b.Detach(e) {
 		g.fabric.unregister(b.ID())
 	}
-	g.Leave(e)
-	g.stopTimer()
-}
-
-// stopTimer stops the timer of a group without bindings.
-func (g *Group) stopTimer() {
-	e := g.Enter()
-	if len(g.machine.Bindings(e)) == 0 && g.timer != nil {
-		g.timer.Stop()
-		g.armed = machine.Never
+	if len(g.machine.Bindings(e)) == 0 {
+		g.disarm()
 	}
-	g.mu.Unlock()
+	g.Leave(e)
 }
 
 // noteClosed wakes each Detach whose link is down.

@@ -1,6 +1,7 @@
 package netio
 
 import (
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -90,4 +91,55 @@ func TestLeaveSoon(t *testing.T) {
 	a.group.Post(func(engine.Entry) { close(ran) })
 	a.group.LeaveSoon(at)
 	wait(t, ran, "what was posted")
+}
+
+// Handlers that keep each other busy have one goroutine of the timer, however
+// many others enter the group, and stop when they are detached.
+func TestBusyGroupHasOneTimer(t *testing.T) {
+	f := open(t, PathConfig{})
+	g := f.newGroup()
+	r := &rig{t: t, fabric: [2]*Fabric{f, f}}
+	var ends [2]end
+	var bindings [2]*engine.Binding
+	entries := 0 // guarded by the group
+	at := g.Enter()
+	for i := range ends {
+		ends[i].states = make(chan link.State, 16)
+		ends[i].transmit = func(at engine.Entry) {
+			for bindings[1] != nil && bindings[i].HandOver(at, bindings[1-i], write(0, 4)) {
+				entries++
+			}
+		}
+		b, err := g.Attach(at, engine.BindingConfig{Link: r.configs(uint32(i+1), link.CipherNone)[0], Peers: f.Addrs(), Handler: &ends[i]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		bindings[i] = b
+	}
+	g.Leave(at)
+	before := runtime.NumGoroutine()
+	var running sync.WaitGroup
+	for range 4 {
+		running.Go(func() {
+			for range 500 {
+				at := g.Enter()
+				bindings[0].Touch(at)
+				g.Leave(at)
+				f.Jump(time.Nanosecond)
+			}
+		})
+	}
+	running.Wait()
+	// One of the timer; the others of this test may be about to end.
+	if n := runtime.NumGoroutine(); n > before+6 {
+		t.Errorf("%d goroutines, %d before", n, before)
+	}
+	for _, b := range bindings {
+		g.Detach(b)
+	}
+	at = g.Enter()
+	defer g.Leave(at)
+	if entries == 0 {
+		t.Error("the handlers did nothing")
+	}
 }
