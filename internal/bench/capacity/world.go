@@ -185,7 +185,7 @@ func (w *world) await(ctx context.Context) error {
 			return false, err
 		}
 		p := res.Msg.Pool
-		return p.Gpus == want && p.GpusFree == want && int(p.Hosts) == w.spec.Hosts, nil
+		return p.Gpus == want && p.GpusFree == want && int(p.HostsConnected) == w.spec.Hosts, nil
 	})
 }
 
