@@ -1,6 +1,7 @@
 package hostproxy_test
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -10,7 +11,7 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 )
 
-// flood keeps a device busy until stop, and returns how many bytes it moved.
+// flood keeps a device busy until stop and returns the number of bytes that it moved.
 type flood func(t testing.TB, dev *driver.Device, stop <-chan struct{}) int
 
 var floods = []struct {
@@ -53,6 +54,7 @@ func floodDMA(t testing.TB, dev *driver.Device, stop <-chan struct{}, toDevice b
 		t.Error(err)
 		return 0
 	}
+	defer func() { check(t, m.Free()) }()
 	n := 0
 	for ; !done(stop); n += size {
 		if toDevice {
@@ -72,7 +74,7 @@ func floodDMA(t testing.TB, dev *driver.Device, stop <-chan struct{}, toDevice b
 	return n
 }
 
-// pairing is two devices of one box, of one host or of two.
+// pairing is two devices of one box, attached to one host or to two.
 type pairing struct {
 	name string
 	two  bool // hosts
@@ -103,35 +105,61 @@ func (p pairing) open(t *testing.T) (r *cluster, a, b *driver.Device) {
 const (
 	// floodFor is how long each measurement takes.
 	floodFor = 150 * time.Millisecond
-	// beside is what a register read may take beside a flood that is not in its
-	// way, on a slow and loaded machine.
+	// beside is the limit of a register read beside a flood that is not in its
+	// way, on a slow machine.
 	beside = 25 * time.Millisecond
-	// ahead is what another binding may have in flight before it: a mebibyte
-	// each way, counted twice.
+	// ahead is the number of bytes that another binding may have in flight before
+	// the read: a mebibyte each way, counted twice.
 	ahead = 4 << 20
 )
 
-// While one binding floods, the other one reads registers in a time that what the
-// first has in flight explains.
+// A register read beside another binding's flood takes at most the time that the
+// flood's bytes in flight explain.
 func TestReadsBesideAFlood(t *testing.T) {
 	for _, p := range pairings {
 		t.Run(p.name, func(t *testing.T) {
 			_, a, b := p.open(t)
 			for _, f := range floods {
-				stop := make(chan struct{})
-				var wg sync.WaitGroup
-				var n int
-				wg.Go(func() { n = f.run(t, a, stop) })
-				median := readsFor(t, b, floodFor)
-				close(stop)
-				wg.Wait()
-				t.Logf("%s of %.0f MB/s: a read takes %v", f.name, float64(n)/floodFor.Seconds()/1e6, median)
-				limit := loaded(beside) + floodFor*ahead/time.Duration(max(n, 1))
-				if median > limit || n == 0 {
-					t.Errorf("%s: a read takes %v beside %d bytes, want at most %v", f.name, median, n, limit)
-				}
+				holdsOnce(t, func() error {
+					quiet := readsFor(t, b, floodFor/3)
+					stop := make(chan struct{})
+					var wg sync.WaitGroup
+					var n int
+					wg.Go(func() { n = f.run(t, a, stop) })
+					median := readsFor(t, b, floodFor)
+					close(stop)
+					wg.Wait()
+					t.Logf("%s of %.0f MB/s: a read takes %v, %v alone", f.name, float64(n)/floodFor.Seconds()/1e6, median, quiet)
+					limit := readLimit(quiet) + floodFor*ahead/time.Duration(max(n, 1))
+					if median > limit || n == 0 {
+						return fmt.Errorf("%s: a read takes %v beside %d bytes, want at most %v", f.name, median, n, limit)
+					}
+					return nil
+				})
 			}
 		})
+	}
+}
+
+// readLimit returns the limit of a register read beside a flood that is not in
+// its way, from the time that a read takes without the flood.
+func readLimit(quiet time.Duration) time.Duration { return max(loaded(beside), 5*quiet) }
+
+// holdsOnce repeats a measurement until it holds. Other processes may take the
+// processors during one measurement; a binding that the proxies starve fails all
+// of them.
+func holdsOnce(t *testing.T, measure func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; {
+		err := measure()
+		if err == nil {
+			return
+		}
+		if t.Failed() || time.Now().After(deadline) {
+			t.Error(err)
+			return
+		}
+		t.Logf("measured again: %v", err)
 	}
 }
 
@@ -150,27 +178,30 @@ func readsFor(t testing.TB, dev *driver.Device, d time.Duration) time.Duration {
 	return all[len(all)/2]
 }
 
-// Two bindings that do the same have about the same.
+// Two bindings with the same flood move similar numbers of bytes.
 func TestFloodsShare(t *testing.T) {
 	for _, p := range pairings {
 		t.Run(p.name, func(t *testing.T) {
 			_, a, b := p.open(t)
 			for _, f := range floods {
-				stop := make(chan struct{})
-				var wg sync.WaitGroup
-				n := make([]int, 2)
-				for i, dev := range []*driver.Device{a, b} {
-					wg.Go(func() { n[i] = f.run(t, dev, stop) })
-				}
-				end := time.NewTimer(2 * floodFor)
-				<-end.C
-				close(stop)
-				wg.Wait()
-				share := float64(n[0]) / float64(n[0]+n[1])
-				t.Logf("%s: %.2f of %.0f MB/s", f.name, share, float64(n[0]+n[1])/(2*floodFor).Seconds()/1e6)
-				if share < 0.1 || share > 0.9 {
-					t.Errorf("%s: %d and %d bytes", f.name, n[0], n[1])
-				}
+				holdsOnce(t, func() error {
+					stop := make(chan struct{})
+					var wg sync.WaitGroup
+					n := make([]int, 2)
+					for i, dev := range []*driver.Device{a, b} {
+						wg.Go(func() { n[i] = f.run(t, dev, stop) })
+					}
+					end := time.NewTimer(2 * floodFor)
+					<-end.C
+					close(stop)
+					wg.Wait()
+					share := float64(n[0]) / float64(n[0]+n[1])
+					t.Logf("%s: %.2f of %.0f MB/s", f.name, share, float64(n[0]+n[1])/(2*floodFor).Seconds()/1e6)
+					if !(share >= 0.1 && share <= 0.9) { // NaN: neither has moved a byte
+						return fmt.Errorf("%s: %d and %d bytes", f.name, n[0], n[1])
+					}
+					return nil
+				})
 			}
 		})
 	}
