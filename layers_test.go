@@ -80,8 +80,9 @@ var layer = map[string]int{
 	"internal/soak":                 4,
 	"internal/model/playback":       4,
 	"internal/bench":                4, "internal/bench/capacity": 4, "internal/bench/fleet": 4, "internal/bench/store": 4, "internal/bench/process": 3,
-	"test/vm":      4,
-	"test/network": 4,
+	"test/vm":        4,
+	"test/namespace": 3,
+	"test/network":   4,
 
 	"internal/cli":         5,
 	"cmd/dxpu":             6,

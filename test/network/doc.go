@@ -1,4 +1,4 @@
-// Package network holds the tests of the data plane on real networks: proxies
-// in processes and network namespaces of their own, joined by virtual Ethernet
-// that is cut, made narrower and lied to, and processes that are killed. See README.md.
+// Package network tests the data plane on real networks: proxies run as processes
+// in network namespaces joined by virtual Ethernet, and the tests cut a path, make
+// its MTU smaller, inject faults and kill processes. See README.md.
 package network

@@ -22,6 +22,7 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/device/gpu/driver/vfiouserbus"
 	"github.com/dxpu-project/dxpu/internal/agent/agenttest"
+	"github.com/dxpu-project/dxpu/test/namespace"
 )
 
 const (
@@ -30,10 +31,10 @@ const (
 	failed   = dxpuv1.BindingState_BINDING_STATE_FAILED
 )
 
-// patience is how long a test waits for what must happen on a loaded machine.
+// patience is the limit of every wait, for a loaded machine.
 const patience = 30 * time.Second
 
-// process is a proxy, from outside.
+// process is a proxy process, as the test sees it.
 type process struct {
 	t     *testing.T
 	cfg   config
@@ -42,13 +43,13 @@ type process struct {
 	log   bytes.Buffer // read after ended
 	ended chan struct{}
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	last report
 	news chan struct{} // closed and replaced with each report
 }
 
-// start starts a proxy in a namespace. It ends with the test, if not before.
-func start(t *testing.T, ns *namespace, cfg config) *process {
+// start starts a proxy in a namespace. The test's cleanup kills it.
+func start(t *testing.T, ns *namespace.Namespace, cfg config) *process {
 	t.Helper()
 	text, err := json.Marshal(cfg)
 	if err != nil {
@@ -67,15 +68,14 @@ func start(t *testing.T, ns *namespace, cfg config) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ns.do(func() { err = p.cmd.Start() })
-	if err != nil {
+	if err = ns.Do(p.cmd.Start); err != nil {
 		t.Fatal(err)
 	}
 	go p.read(out)
 	t.Cleanup(func() {
 		p.kill()
 		if t.Failed() {
-			t.Logf("%s says:\n%s", cfg.Kind, strings.TrimSpace(p.log.String()))
+			t.Logf("log of the %s:\n%s", cfg.Kind, strings.TrimSpace(p.log.String()))
 		}
 	})
 	return p
@@ -86,7 +86,7 @@ func (p *process) read(out io.Reader) {
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		var r report
 		if json.Unmarshal(lines.Bytes(), &r) != nil {
-			break // it died in the middle of a line
+			break // the process died within a line
 		}
 		p.mu.Lock()
 		p.last = r
@@ -109,7 +109,7 @@ func (p *process) report() (report, <-chan struct{}) {
 	return p.last, p.news
 }
 
-// until waits for a report of which ok is true.
+// until waits for a report for which ok returns true.
 func (p *process) until(what string, ok func(report) bool) report {
 	p.t.Helper()
 	limit := time.NewTimer(patience)
@@ -124,18 +124,18 @@ func (p *process) until(what string, ok func(report) bool) report {
 		case <-p.ended:
 			p.t.Fatalf("%s: the %s has ended", what, p.cfg.Kind)
 		case <-limit.C:
-			p.t.Fatalf("timed out: %s: the %s says %+v", what, p.cfg.Kind, r)
+			p.t.Fatalf("timed out: %s: the %s reports %+v", what, p.cfg.Kind, r)
 		}
 	}
 }
 
-// proxyPair is a host and a box, each in its namespace.
+// proxyPair is a host and a box, each in its own namespace.
 type proxyPair struct {
 	t        *testing.T
 	net      network
 	proxies  [2]*process // by end
 	revision uint64
-	epoch    uint64 // of the binding that is wanted; 0: none is
+	epoch    uint64 // of the desired binding; 0: none
 }
 
 type options struct {
@@ -160,33 +160,33 @@ func newProxyPair(t *testing.T, o options) *proxyPair {
 		for path := range max(o.paths, 1) {
 			cfg.Listen = append(cfg.Listen, address(end, path)+":7471")
 		}
-		r.proxies[end] = start(t, r.net[end], cfg)
+		r.proxies[end] = start(t, r.net.ends[end], cfg)
 	}
 	return r
 }
 
-// restart starts a proxy again that was killed.
+// restart starts a killed proxy again.
 func (r *proxyPair) restart(end int) {
 	r.t.Helper()
-	r.proxies[end] = start(r.t, r.net[end], r.proxies[end].cfg)
+	r.proxies[end] = start(r.t, r.net.ends[end], r.proxies[end].cfg)
 }
 
 func (r *proxyPair) binding() string { return fmt.Sprintf("b%d", r.epoch) }
 
-// apply tells both ends what they should have.
+// apply gives both ends their desired state.
 func (r *proxyPair) apply() {
 	r.t.Helper()
 	r.revision++
-	var says [2]report
+	var reports [2]report
 	for end, p := range r.proxies {
-		says[end] = p.until("the first report", func(s report) bool { return s.Addresses != nil })
+		reports[end] = p.until("the first report", func(s report) bool { return s.Addresses != nil })
 	}
 	var bindings []agenttest.Binding
 	if r.epoch != 0 {
 		end := func(i int) agenttest.End {
 			e := agenttest.End{Node: uint32(10 + i)}
-			for path, a := range says[i].Addresses {
-				e.Addresses = append(e.Addresses, &dxpuv1.PathAddress{Path: uint32(path), Address: a, Mtu: says[i].MTUs[path]})
+			for path, a := range reports[i].Addresses {
+				e.Addresses = append(e.Addresses, &dxpuv1.PathAddress{Path: uint32(path), Address: a, Mtu: reports[i].MTUs[path]})
 			}
 			return e
 		}
@@ -211,13 +211,13 @@ func (r *proxyPair) attach() {
 	r.apply()
 	r.proxies[hostEnd].until("attached", func(s report) bool {
 		if s.Binding == r.binding() && s.State == failed {
-			r.t.Fatalf("the host says %v: %s", s.State, s.Detail)
+			r.t.Fatalf("the host reports %v: %s", s.State, s.Detail)
 		}
 		return s.Binding == r.binding() && s.State == attached
 	})
 }
 
-// detach ends the binding and waits until nothing is left of it.
+// detach ends the binding and waits until both ends report none.
 func (r *proxyPair) detach() {
 	r.t.Helper()
 	r.epoch = 0
@@ -227,7 +227,7 @@ func (r *proxyPair) detach() {
 	}
 }
 
-// open drives the GPU of the VM's port, as a guest does.
+// open opens the GPU through the vfio-user socket, as a VMM and its guest do.
 func (r *proxyPair) open() (driver.Bus, *driver.Device) {
 	r.t.Helper()
 	bus, err := vfiouserbus.Open(r.t.Context(), filepath.Join(r.proxies[hostEnd].cfg.SocketDir, "slot0.sock"))
@@ -261,7 +261,7 @@ func copyBothWays(ctx context.Context, dev *driver.Device, n int) error {
 		err = s.Download(ctx, out, 4096)
 	}
 	if err == nil && !bytes.Equal(in, out) {
-		err = fmt.Errorf("other bytes came back")
+		err = fmt.Errorf("the bytes read differ from those written")
 	}
 	if closing := s.Close(); err == nil {
 		err = closing

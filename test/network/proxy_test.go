@@ -30,8 +30,8 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// configVariable names the environment variable that makes a process of the
-// test binary a proxy: its value is a config.
+// configVariable names an environment variable. A process of the test binary that
+// has it is a proxy; the value is a config.
 const configVariable = "DXPU_NETTEST_PROXY"
 
 func TestMain(m *testing.M) {
@@ -49,11 +49,11 @@ func TestMain(m *testing.M) {
 const (
 	boxKind      = "box"
 	vmKind       = "host"
-	embeddedKind = "embedded host" // which works with its GPU by itself
+	embeddedKind = "embedded host" // its own worker uses the GPU
 )
 
-// config is what a proxy is told at its start. What it should have comes to its
-// standard input, a dxpuv1.DesiredState in each line.
+// config is the configuration of a proxy. Its desired states follow on standard
+// input, a dxpuv1.DesiredState in each line.
 type config struct {
 	Kind      string
 	Listen    []string
@@ -61,22 +61,26 @@ type config struct {
 	SocketDir string   // of the VM's port
 }
 
-// report is what a proxy writes, a line each, when something has changed and now and then.
+// report is a line of a proxy's output. A proxy writes one at each change and every
+// 20 ms.
 type report struct {
 	Addresses []string
 	MTUs      []uint32
 	Binding   string // of slot 0
 	State     dxpuv1.BindingState
 	Detail    string
-	Refused   uint64 // datagrams
-	Again     uint64 // datagrams that were sent again
-	Writes    uint64 // of the box: to the register that numbers are written to
-	Wrong     uint64 // of those: not the next number
-	Copied    uint64 // of the embedded host: bytes, all compared
-	Failure   string // of the embedded host: how the work ended
+	// Refused and Retransmitted count datagrams.
+	Refused       uint64
+	Retransmitted uint64
+	// Writes counts the writes to the box's scratch register, Wrong those of them
+	// that were not the next number.
+	Writes  uint64
+	Wrong   uint64
+	Copied  uint64 // bytes that the embedded host copied and compared
+	Failure string // error that ended the embedded host's last copy; empty: none
 }
 
-// proxy is such a process, from inside.
+// proxy is a proxy process, as itself sees it.
 type proxy struct {
 	cfg     config
 	fabric  *netio.Fabric
@@ -114,7 +118,7 @@ func runProxy(text string) error {
 	run.Go(func() error { return p.fabric.Run(ctx) })
 	run.Go(func() error { return p.part.Run(ctx) })
 	run.Go(func() error { return p.reports(ctx) })
-	run.Go(func() error { return p.orders() })
+	run.Go(func() error { return p.readDesired() })
 	if p.worker.front != nil {
 		run.Go(func() error { p.worker.run(ctx, note); return nil })
 	}
@@ -158,8 +162,8 @@ func (p *proxy) open() error {
 	return err
 }
 
-// orders reads what the proxy should have, until nobody is there to say it.
-func (p *proxy) orders() error {
+// readDesired applies the desired states from standard input until its end.
+func (p *proxy) readDesired() error {
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {
 		var d dxpuv1.DesiredState
@@ -172,15 +176,15 @@ func (p *proxy) orders() error {
 }
 
 func (p *proxy) reports(ctx context.Context) error {
-	again := time.NewTicker(20 * time.Millisecond) // what counts makes no news
-	defer again.Stop()
+	refresh := time.NewTicker(20 * time.Millisecond) // counters change without a call of note
+	defer refresh.Stop()
 	out := json.NewEncoder(os.Stdout)
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-p.news:
-		case <-again.C:
+		case <-refresh.C:
 		}
 		if err := out.Encode(p.report()); err != nil {
 			return err
@@ -195,7 +199,7 @@ func (p *proxy) report() report {
 	}
 	b := p.part.Observe().Slots[0].GetBinding()
 	r.Binding, r.State, r.Detail = b.GetBindingId(), b.GetState(), b.GetDetail()
-	r.Refused, r.Again = b.GetCounters().GetDatagramsRefused(), b.GetCounters().GetDatagramsRetransmitted()
+	r.Refused, r.Retransmitted = b.GetCounters().GetDatagramsRefused(), b.GetCounters().GetDatagramsRetransmitted()
 	if p.counter != nil {
 		r.Writes, r.Wrong = p.counter.writes.Load(), p.counter.wrong.Load()
 	}
@@ -203,7 +207,8 @@ func (p *proxy) report() report {
 	return r
 }
 
-// counter is a GPU whose scratch register is written the numbers from 0 on.
+// counter is a GPU that counts the writes to its scratch register, which should be
+// the numbers 0, 1, 2 and so on.
 type counter struct {
 	*gpu.GPU
 	writes, wrong atomic.Uint64
@@ -221,7 +226,7 @@ func (c *counter) Receive(now time.Duration, p *tlp.Packet) bool {
 	return c.GPU.Receive(now, p)
 }
 
-// worker is the program on an embedded host.
+// worker uses the GPU of an embedded host.
 type worker struct {
 	front  *hostproxy.Embedded
 	copied atomic.Uint64
@@ -239,13 +244,19 @@ func (w *worker) failed() string {
 	return w.err.Error()
 }
 
-// run works with each GPU that comes, until it goes.
+func (w *worker) setError(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.err = err
+}
+
+// run copies with each attached GPU until it is removed.
 func (w *worker) run(ctx context.Context, note func()) {
 	look := time.NewTicker(time.Millisecond)
 	defer look.Stop()
 	for ctx.Err() == nil {
 		bus, err := w.front.Open(0)
-		if err != nil { // none yet
+		if err != nil { // no GPU yet
 			<-look.C
 			continue
 		}
@@ -253,11 +264,10 @@ func (w *worker) run(ctx context.Context, note func()) {
 		for err == nil {
 			if err = copyBothWays(ctx, dev, 100<<10); err == nil {
 				w.copied.Add(2 * 100 << 10)
+				w.setError(nil)
 			}
 		}
-		w.mu.Lock()
-		w.err = err
-		w.mu.Unlock()
+		w.setError(err)
 		note()
 		if dev != nil {
 			_ = dev.Close()

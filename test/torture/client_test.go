@@ -13,7 +13,7 @@ import (
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 )
 
-// client makes calls until the storm is over. Each gets an answer before deadline.
+// client makes calls until storm ends. Each must be answered before deadline.
 func (h *history) client(storm, deadline context.Context, id int, r *rand.Rand) error {
 	for n := 0; storm.Err() == nil; n++ {
 		var err error
@@ -26,7 +26,7 @@ func (h *history) client(storm, deadline context.Context, id int, r *rand.Rand) 
 		case k < 85:
 			err = h.get(deadline, id, first, r)
 		default:
-			_, err = h.look(deadline, id, first)
+			_, err = h.listAll(deadline, id, first)
 		}
 		if err != nil {
 			return fmt.Errorf("client %d: %w", id, err)
@@ -36,7 +36,7 @@ func (h *history) client(storm, deadline context.Context, id int, r *rand.Rand) 
 	return nil
 }
 
-// record adds an operation that began at call to the history and returns its place.
+// record adds an operation that began at call to the history and returns its index.
 func (h *history) record(client int, call time.Time, in opInput, out opOutput) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -72,7 +72,7 @@ func (h *history) create(ctx context.Context, client, first int, request string,
 	return nil
 }
 
-// anyLease picks one that somebody has created; empty: none yet.
+// anyLease returns one of the latest six leases; empty: none yet.
 func (h *history) anyLease(r *rand.Rand) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -114,8 +114,8 @@ func (h *history) get(ctx context.Context, client, first int, r *rand.Rand) erro
 	return nil
 }
 
-// look lists all leases.
-func (h *history) look(ctx context.Context, client, first int) ([]*dxpuv1.Lease, error) {
+// listAll lists all leases.
+func (h *history) listAll(ctx context.Context, client, first int) ([]*dxpuv1.Lease, error) {
 	call := time.Now()
 	leases, err := h.list(ctx, client, first, h.tenant)
 	if err != nil {

@@ -13,36 +13,38 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/dxpu-project/dxpu/test/namespace"
 )
 
-// diskSize is what a manager's data may take, in MiB: etcd writes its log ahead
-// in pieces of 64.
+// diskSize is the size of a manager's file system in MiB. etcd allocates its log
+// in segments of 64 MiB.
 const diskSize = 400
 
 const joinToken = "token-of-the-torture"
 
-// manager is a process in a namespace of its own.
+// manager is a manager process in its own network namespace.
 type manager struct {
 	index   int
 	url     string
 	dataDir string
 	log     string // path
-	clock   string // path of the file that holds how much its clock is off
+	clock   string // path of the file with the error of its clock, in ns
 	args    []string
-	ns      string
+	ns      *namespace.Namespace
 
 	mu     sync.Mutex
 	cmd    *exec.Cmd
 	exited chan struct{}
 }
 
-// cluster is the managers of one pool.
+// cluster holds the managers of one pool.
 type cluster struct {
 	net      *network
 	managers []*manager
 }
 
-// newCluster prepares managers; start runs them.
+// newCluster starts the managers.
 func newCluster(t *testing.T, n *network, count int) *cluster {
 	t.Helper()
 	dir := t.TempDir()
@@ -55,7 +57,7 @@ func newCluster(t *testing.T, n *network, count int) *cluster {
 	}
 	for i := range count {
 		m := &manager{
-			index: i, url: fmt.Sprintf("http://%s:7470", n.manager(i)), ns: n.namespace(i),
+			index: i, url: fmt.Sprintf("http://%s:7470", n.manager(i)), ns: n.namespaces[i],
 			dataDir: filepath.Join(dir, fmt.Sprintf("m%d", i)), log: filepath.Join(dir, fmt.Sprintf("m%d.log", i)),
 			clock: filepath.Join(dir, fmt.Sprintf("m%d.clock", i)),
 		}
@@ -81,7 +83,7 @@ func newCluster(t *testing.T, n *network, count int) *cluster {
 	return c
 }
 
-// urls lists the managers for clients, beginning with one of them.
+// urls returns the URLs of the managers, comma-separated, from index first on.
 func (c *cluster) urls(first int) string {
 	var out []string
 	for i := range c.managers {
@@ -96,11 +98,11 @@ func (c *cluster) showLogs(t *testing.T) {
 		if len(raw) > 6000 {
 			raw = raw[len(raw)-6000:]
 		}
-		t.Logf("the end of the log of manager %d:\n%s", m.index, raw)
+		t.Logf("end of the log of manager %d:\n%s", m.index, raw)
 	}
 }
 
-// start runs the manager on what its disk has.
+// start runs the manager with the data on its disk.
 func (m *manager) start() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -112,30 +114,30 @@ func (m *manager) start() error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command("ip", append([]string{"netns", "exec", m.ns, self}, m.args...)...)
+	cmd := exec.Command(self, m.args...)
 	cmd.Env = append(os.Environ(), childVariable+"=1")
 	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
+	if err := m.ns.Do(cmd.Start); err != nil {
 		return err
 	}
 	exited := make(chan struct{})
 	m.cmd, m.exited = cmd, exited
 	go func() {
-		_ = cmd.Wait() // killed: the code says nothing
+		_ = cmd.Wait() // killed: the exit code has no meaning
 		_ = log.Close()
 		close(exited)
 	}()
 	return nil
 }
 
-// signal reaches the manager itself: ip has become it by exec.
+// signal sends a signal to the process.
 func (m *manager) signal(s syscall.Signal) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.cmd.Process.Signal(s)
 }
 
-// kill ends the process at once.
+// kill sends SIGKILL and waits for the end of the process.
 func (m *manager) kill() error {
 	m.mu.Lock()
 	cmd, exited := m.cmd, m.exited
@@ -149,7 +151,7 @@ func (m *manager) kill() error {
 	return err
 }
 
-// running reports whether the process is there.
+// running reports whether the process runs.
 func (m *manager) running() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -161,7 +163,7 @@ func (m *manager) running() bool {
 	}
 }
 
-// jump makes the manager's clock wrong by so much.
+// jump makes the manager's clock wrong by d.
 func (m *manager) jump(d time.Duration) error {
 	tmp := m.clock + ".new"
 	if err := os.WriteFile(tmp, strconv.AppendInt(nil, int64(d), 10), 0o600); err != nil {
@@ -170,8 +172,7 @@ func (m *manager) jump(d time.Duration) error {
 	return os.Rename(tmp, m.clock)
 }
 
-// fillDisk uses up what is left of the file system of the data, which is one
-// of its own.
+// fillDisk uses up the free space of the manager's file system.
 func (m *manager) fillDisk() error {
 	f, err := os.Create(filepath.Join(m.dataDir, "filler"))
 	if err != nil {
@@ -184,13 +185,13 @@ func (m *manager) fillDisk() error {
 	if !errors.Is(err, syscall.ENOSPC) {
 		return err
 	}
-	_ = f.Close() // what could not be written is not missed
+	_ = f.Close() // the filler's content does not matter
 	return nil
 }
 
 func (m *manager) emptyDisk() error { return os.Remove(filepath.Join(m.dataDir, "filler")) }
 
-// smallDisk puts the data of a manager that does not run yet on a file system of its own.
+// smallDisk mounts a file system for the data of a manager that does not run yet.
 func (m *manager) smallDisk(t *testing.T, mebibytes int) {
 	t.Helper()
 	must(t, syscall.Mount("tmpfs", m.dataDir, "tmpfs", 0, fmt.Sprintf("size=%dm,mode=0700", mebibytes)))

@@ -1,11 +1,11 @@
-// Package torture holds no code, only tests: real managers, in network
-// namespaces of their own, serve concurrent clients and nodes while managers are
-// killed and paused, the network is cut between any two parties, clocks jump, disks
-// fill and nodes restart with old state.
+// Package torture tests the manager under faults: real managers in network
+// namespaces serve concurrent clients and nodes while the test kills and pauses
+// managers, cuts the network between any two parties, lets clocks jump, fills disks
+// and restarts nodes with old state.
 //
-// Each history of calls is checked for linearizability, and the nodes keep the
-// ground truth: no box is told to hold a binding in a slot from which it has not
-// reported the one before gone.
+// The test checks each history of calls for linearizability. The nodes keep the
+// ground truth: no box receives a binding for a slot before it has reported that
+// the slot's last binding is gone.
 //
 //	make torture                    # a thousand histories
 //	go test ./test/torture -histories 3 -seed 42

@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// fault is one thing that goes wrong for a while.
+// fault is a disturbance. inject returns the function that heals it.
 type fault struct {
 	name   string
 	inject func(p *pool, r *rand.Rand) (heal func() error, err error)
 }
 
-// faults are all that is known to go wrong. Each heal leaves everything as it was.
+// faults lists all disturbances. Each heal restores the state before.
 var faults = []fault{
 	{"manager killed", func(p *pool, r *rand.Rand) (func() error, error) {
 		m := p.pick(r)
@@ -90,7 +90,7 @@ var faults = []fault{
 			if err := m.emptyDisk(); err != nil || m.running() {
 				return err
 			}
-			return m.start() // what a service manager does
+			return m.start() // as a service manager does
 		}, m.fillDisk()
 	}},
 	{"node restarts", func(p *pool, r *rand.Rand) (func() error, error) {
@@ -107,7 +107,7 @@ func pause(m *manager) (func() error, error) {
 	return func() error { return m.signal(syscall.SIGCONT) }, m.signal(syscall.SIGSTOP)
 }
 
-// cutAll cuts pairs of managers off from each other.
+// cutAll separates pairs of managers from each other.
 func (p *pool) cutAll(pairs ...[2]int) (func() error, error) {
 	for _, pair := range pairs {
 		if err := p.net.cut(pair[0], p.net.manager(pair[1])); err != nil {
@@ -125,7 +125,7 @@ func (p *pool) cutAll(pairs ...[2]int) (func() error, error) {
 }
 
 // storm injects faults one after another, some of them at the same time, until
-// ctx ends; then all are healed. It tells what it did.
+// ctx ends, and then heals them. It returns a line for each.
 func (p *pool) storm(ctx context.Context, r *rand.Rand) (log []string, err error) {
 	start := time.Now()
 	for ctx.Err() == nil && err == nil {
@@ -134,7 +134,7 @@ func (p *pool) storm(ctx context.Context, r *rand.Rand) (log []string, err error
 		for range 1 + r.IntN(2) {
 			f := faults[r.IntN(len(faults))]
 			if len(names) > 0 && (names[f.name] || f.name != "clock jumps" && f.name != "node restarts") {
-				continue // of those that touch managers one at a time: a heal must know what it finds
+				continue // one fault of the managers at a time: a heal relies on the state that inject left
 			}
 			names[f.name] = true
 			heal, e := f.inject(p, r)

@@ -10,7 +10,8 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// phase is what a caller can rely on of a lease: that it is, and that it is over.
+// phase is the part of a lease's state that a caller can rely on: the lease exists,
+// and it has ended.
 type phase string
 
 const (
@@ -24,22 +25,22 @@ type opInput struct {
 	lease string // of delete and get
 }
 
-// opOutput is its answer, which is certain: calls are repeated until they have
-// one. Creation is idempotent by its request ID, so repeating does no harm.
+// opOutput is the answer to a call. It is certain, because callers repeat a call
+// until it is. Creation is idempotent by its request ID.
 type opOutput struct {
 	full   bool             // create: there was no capacity
 	lease  string           // create: the lease
-	phases map[string]phase // get: the one; list: all
+	phases map[string]phase // get: the lease; list: all leases
 }
 
-// leases is the state of the model: every lease ever created.
+// leases is the state of the model: every lease created so far.
 type leases map[string]phase
 
-// model says what a pool's leases may look like to concurrent callers.
+// model defines the leases that concurrent callers may see.
 //
-// A lease may end by itself, when it cannot be attached under faults: the first
-// who sees that ends it for everybody who looks later. That there is no capacity
-// may be said at any time, since nodes come and go.
+// A lease may end by itself when it cannot be attached under faults: the first
+// caller that sees it ended ends it for all later ones. A manager may refuse a
+// creation for lack of capacity at any time, because nodes come and go.
 var model = porcupine.Model{
 	Init: func() any { return leases{} },
 	Step: func(state, input, output any) (bool, any) {
@@ -67,14 +68,14 @@ func (s leases) create(out opOutput) (bool, any) {
 		return true, s
 	}
 	if _, known := s[out.lease]; known {
-		return false, s // two creations made one lease
+		return false, s // two creations returned the same lease
 	}
 	next := maps.Clone(s)
 	next[out.lease] = live
 	return true, next
 }
 
-// see checks what somebody saw of some leases, or of all.
+// see checks the phases that a caller saw; all: they are the complete list.
 func (s leases) see(seen map[string]phase, all bool) (bool, any) {
 	if all && len(seen) != len(s) {
 		return false, s
@@ -84,7 +85,7 @@ func (s leases) see(seen map[string]phase, all bool) (bool, any) {
 		had, known := s[id]
 		switch {
 		case !known, had == ended && p == live:
-			return false, s // made up, lost, or risen from the dead
+			return false, s // never created, or live after its end
 		case had == live && p == ended:
 			ends = append(ends, id)
 		}
@@ -99,7 +100,7 @@ func (s leases) see(seen map[string]phase, all bool) (bool, any) {
 	return true, next
 }
 
-// The checker itself finds what it is there for.
+// The model rejects the faults that the torture looks for.
 func TestModelFindsFaults(t *testing.T) {
 	at := func(call, ret int64, in opInput, out opOutput) porcupine.Operation {
 		return porcupine.Operation{Input: in, Output: out, Call: call, Return: ret}
@@ -121,15 +122,15 @@ func TestModelFindsFaults(t *testing.T) {
 		want bool
 	}{
 		{"in order", []porcupine.Operation{at(0, 1, create, l1), at(2, 3, list, see("l-1 live"))}, true},
-		{"seen while being made", []porcupine.Operation{at(0, 3, create, l1), at(1, 2, list, see("l-1 live"))}, true},
+		{"seen during its creation", []porcupine.Operation{at(0, 3, create, l1), at(1, 2, list, see("l-1 live"))}, true},
 		{"ended by itself", []porcupine.Operation{at(0, 1, create, l1), at(2, 3, list, see("l-1 ended"))}, true},
 		{"acknowledged and lost", []porcupine.Operation{at(0, 1, create, l1), at(2, 3, list, see())}, false},
-		{"made up", []porcupine.Operation{at(2, 3, list, see("l-1 live"))}, false},
-		{"one for two", []porcupine.Operation{at(0, 1, create, l1), at(2, 3, create, l1)}, false},
+		{"never created", []porcupine.Operation{at(2, 3, list, see("l-1 live"))}, false},
+		{"one lease for two creations", []porcupine.Operation{at(0, 1, create, l1), at(2, 3, create, l1)}, false},
 		{"stale read", []porcupine.Operation{
 			at(0, 1, create, l1), at(2, 3, opInput{kind: "delete", lease: "l-1"}, opOutput{}), at(4, 5, list, see("l-1 live")),
 		}, false},
-		{"risen", []porcupine.Operation{
+		{"live after its end", []porcupine.Operation{
 			at(0, 1, create, l1), at(2, 3, list, see("l-1 ended")), at(4, 5, list, see("l-1 live")),
 		}, false},
 	}
@@ -142,7 +143,7 @@ func TestModelFindsFaults(t *testing.T) {
 	}
 }
 
-// describe prints a history in the order of the calls.
+// describe formats a history in the order of the calls.
 func describe(ops []porcupine.Operation) string {
 	ops = slices.Clone(ops)
 	slices.SortFunc(ops, func(a, b porcupine.Operation) int { return int(a.Call - b.Call) })

@@ -15,8 +15,8 @@ import (
 	"github.com/dxpu-project/dxpu/internal/agent"
 )
 
-// simNode is a proxy without a data path. It does what it is told after a short
-// while, one slot at a time as real ones do, and watches what it is told.
+// simNode is a proxy without a data path. It applies its desired state after short
+// delays, slot by slot as real proxies do, and checks that state.
 type simNode struct {
 	name      string
 	kind      dxpuv1.NodeKind
@@ -31,7 +31,7 @@ type simNode struct {
 	rng     *rand.Rand
 	applied uint64
 	have    []slotState
-	first   bool // the next snapshot is the first since the start: perhaps from disk
+	first   bool // the next desired state is the first since the start: it may come from disk
 	client  *agent.Agent
 	stop    context.CancelFunc
 	done    chan struct{}
@@ -40,22 +40,22 @@ type simNode struct {
 // slotState is one slot's controller.
 type slotState struct {
 	want  *dxpuv1.DesiredBinding // nil: nothing
-	has   *dxpuv1.DesiredBinding // what it really has; nil: nothing
+	has   *dxpuv1.DesiredBinding // the actual binding; nil: nothing
 	state dxpuv1.BindingState
-	due   time.Time // when the next step is done
-	// stale: it comes from a disk that may be behind what the manager knows.
+	due   time.Time // of the next step
+	// stale: the binding comes from a disk that may be older than the manager's state.
 	stale bool
-	// told is set once a report has said that nothing is left of the binding
-	// before: only then may another one come.
-	told bool
+	// reported is set once a report has said that the last binding is gone: only
+	// then may another one come.
+	reported bool
 }
 
-// start runs the node until halt. It begins with nothing, as after a power cut.
+// start runs the node until halt. It starts without bindings, as after a power cut.
 func (n *simNode) start() error {
 	n.mu.Lock()
 	n.have = make([]slotState, n.slots)
 	for i := range n.have {
-		n.have[i].told = true
+		n.have[i].reported = true
 	}
 	n.applied, n.first = 0, true
 	n.mu.Unlock()
@@ -76,7 +76,7 @@ func (n *simNode) start() error {
 		var work sync.WaitGroup
 		work.Go(func() { n.run(ctx) })
 		if err := c.Run(ctx); err != nil {
-			n.violation("%s gave up: %v", n.name, err)
+			n.violation("%s stopped: %v", n.name, err)
 		}
 		work.Wait()
 	}()
@@ -91,8 +91,8 @@ func (n *simNode) halt() {
 	<-done
 }
 
-// restart stops the node and starts it again; with old, on the state that its
-// disk had at the last call of keepState.
+// restart stops the node and starts it again; old: with the disk as of the last
+// call of keepState.
 func (n *simNode) restart(old bool) error {
 	n.halt()
 	if old {
@@ -120,7 +120,7 @@ func (n *simNode) keepState() error {
 	return err
 }
 
-// run does the steps that are due.
+// run takes the steps that are due.
 func (n *simNode) run(ctx context.Context) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -155,8 +155,8 @@ func (n *simNode) stepLocked(s *slotState, now time.Time) bool {
 			s.state = detaching
 		}
 	case s.has != nil && !same:
-		s.has, s.state, s.stale, s.told = nil, 0, false, false // clean now
-	case s.has == nil && s.want != nil && s.told:
+		s.has, s.state, s.stale, s.reported = nil, 0, false, false // the slot is clean
+	case s.has == nil && s.want != nil && s.reported:
 		s.has, s.state = s.want, preparing
 	case s.has == nil || s.state == attached || s.state == lost:
 		return false
@@ -180,12 +180,12 @@ const (
 	lost      = dxpuv1.BindingState_BINDING_STATE_LOST
 )
 
-// Apply implements node.Handler. It is where a pool that binds a GPU twice is found out.
+// Apply implements agent.Handler. It detects a GPU that the manager binds twice.
 func (n *simNode) Apply(d *dxpuv1.DesiredState) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if !n.first && d.Revision < n.applied {
-		n.violation("%s was sent revision %d after %d", n.name, d.Revision, n.applied)
+		n.violation("%s received revision %d after %d", n.name, d.Revision, n.applied)
 	}
 	for i := range n.have {
 		n.wantLocked(i, agent.Wanted(d, i))
@@ -194,27 +194,27 @@ func (n *simNode) Apply(d *dxpuv1.DesiredState) {
 	n.applied = d.Revision
 }
 
-// wantLocked tells a slot's controller what the slot should hold.
+// wantLocked sets a slot's desired binding.
 func (n *simNode) wantLocked(slot int, want *dxpuv1.DesiredBinding) {
 	s := &n.have[slot]
 	box := n.kind == dxpuv1.NodeKind_NODE_KIND_BOX
 	if box && want != nil && s.has != nil && !s.stale && (want.BindingId != s.has.BindingId || want.Epoch != s.has.Epoch) {
-		n.violation("%s slot %d was given %s (epoch %d) while it has %s (epoch %d, %v)",
+		n.violation("%s slot %d received %s (epoch %d) while it has %s (epoch %d, %v)",
 			n.name, slot, want.BindingId, want.Epoch, s.has.BindingId, s.has.Epoch, s.state)
 	}
-	// A node that restarts does not go on with a binding: its link is gone.
+	// A node that restarts does not resume a binding: its link is gone.
 	began := preparing
 	if !box {
 		began = ready
 	}
-	if want != nil && s.has == nil && want.State != began && s.told {
+	if want != nil && s.has == nil && want.State != began && s.reported {
 		s.has, s.state = want, lost
 		s.stale = n.first
 	}
 	s.want = want
 }
 
-// Observe implements node.Handler.
+// Observe implements agent.Handler.
 func (n *simNode) Observe() *dxpuv1.ObservedState {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -233,14 +233,14 @@ func (n *simNode) Observe() *dxpuv1.ObservedState {
 		if s.has != nil {
 			r.Binding = &dxpuv1.ObservedBinding{BindingId: s.has.BindingId, Epoch: s.has.Epoch, State: s.state}
 		} else {
-			s.told = true
+			s.reported = true
 		}
 		o.Slots = append(o.Slots, r)
 	}
 	return o
 }
 
-// idle reports whether the node holds nothing.
+// idle reports whether no slot has or should have a binding.
 func (n *simNode) idle() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -252,7 +252,7 @@ func (n *simNode) idle() bool {
 	return true
 }
 
-// String tells what the node has and what it was told.
+// String formats the node's actual and desired bindings and the end of its log.
 func (n *simNode) String() string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -263,7 +263,7 @@ func (n *simNode) String() string {
 	return out + "\n" + n.log.String()
 }
 
-// lastLines is a log that remembers its end.
+// lastLines is a log that keeps its last 30 lines.
 type lastLines struct {
 	mu    sync.Mutex
 	lines []string

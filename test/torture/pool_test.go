@@ -24,13 +24,17 @@ const (
 	gpus    = 2 // of each box
 	hosts   = 2
 	slots   = 4 // of each host
-	// callTimeout is how long a caller waits before it asks another manager.
+	// callTimeout is the time after which a caller asks another manager.
 	callTimeout = 700 * time.Millisecond
-	// calm is how long after the last fault everything must be well again.
-	calm = 10 * time.Second
+	// calm is the limit of the time from the last fault until the pool is healthy
+	// again. It takes seconds; other processes may use the processors meanwhile.
+	calm = 30 * time.Second
+	// checkLimit is the limit of the check of one history, which takes
+	// milliseconds of processor time.
+	checkLimit = 3 * time.Minute
 )
 
-// pool is the whole world of the torture.
+// pool is a complete pool: managers, nodes and clients.
 type pool struct {
 	*cluster
 	nodes []*simNode
@@ -68,7 +72,7 @@ func newPool(t *testing.T, index int) *pool {
 	return p
 }
 
-// violate notes that something happened that never may.
+// violate records a violation of an invariant.
 func (p *pool) violate(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -85,7 +89,7 @@ func (p *pool) violated() []string {
 
 func (p *pool) pick(r *rand.Rand) *manager { return p.managers[r.IntN(len(p.managers))] }
 
-// leader returns the manager that leads, or any when none can be found.
+// leader returns the leading manager, or the first one when none answers.
 func (p *pool) leader() *manager {
 	for _, api := range p.apis[0] {
 		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
@@ -103,11 +107,11 @@ func (p *pool) leader() *manager {
 	return p.managers[0]
 }
 
-// errNoAnswer says that no manager answered in all the time that there was.
+// errNoAnswer means that no manager answered within the deadline.
 var errNoAnswer = errors.New("no manager answered")
 
-// ask repeats a call at one manager after another until the answer is certain.
-// ambiguous says that an earlier attempt may be carried out yet.
+// ask calls one manager after another until an answer is certain. ambiguous
+// reports whether an earlier attempt may still take effect.
 func ask[T any](ctx context.Context, p *pool, client, first int, call func(context.Context, dxpuv1connect.PoolServiceClient) (T, error)) (out T, ambiguous bool, err error) {
 	var last error
 	for i := first; ctx.Err() == nil; i++ {
@@ -119,11 +123,11 @@ func ask[T any](ctx context.Context, p *pool, client, first int, call func(conte
 		}
 		switch connect.CodeOf(err) {
 		case connect.CodeUnavailable:
-			ambiguous = ambiguous || !connect.IsWireError(err) // refused by a manager: not carried out
+			ambiguous = ambiguous || !connect.IsWireError(err) // an error from a manager: the call had no effect
 		case connect.CodeDeadlineExceeded, connect.CodeCanceled, connect.CodeUnknown, connect.CodeInternal, connect.CodeAborted:
 			ambiguous = true
 		default:
-			return out, ambiguous, err // an answer, good or bad
+			return out, ambiguous, err // a certain answer
 		}
 		last = err
 		wait(ctx, 20*time.Millisecond)
@@ -131,7 +135,7 @@ func ask[T any](ctx context.Context, p *pool, client, first int, call func(conte
 	return out, ambiguous, fmt.Errorf("%w: %w", errNoAnswer, last)
 }
 
-// list returns all leases of a tenant at one moment.
+// list returns all leases of a tenant, from one call.
 func (p *pool) list(ctx context.Context, client, first int, tenant string) ([]*dxpuv1.Lease, error) {
 	res, _, err := ask(ctx, p, client, first, func(ctx context.Context, api dxpuv1connect.PoolServiceClient) (*connect.Response[dxpuv1.ListLeasesResponse], error) {
 		return api.ListLeases(ctx, connect.NewRequest(&dxpuv1.ListLeasesRequest{PageSize: 1000, Tenant: tenant, IncludeEnded: true}))
@@ -140,13 +144,13 @@ func (p *pool) list(ctx context.Context, client, first int, tenant string) ([]*d
 		return nil, err
 	}
 	if res.Msg.NextPageToken != "" {
-		return nil, errors.New("the leases do not fit a page")
+		return nil, errors.New("the leases do not fit in one page")
 	}
 	p.checkOnce(res.Msg.Leases)
 	return res.Msg.Leases, nil
 }
 
-// checkOnce finds GPUs and host slots that are given out twice.
+// checkOnce reports GPUs and host slots that are in two bindings.
 func (p *pool) checkOnce(leases []*dxpuv1.Lease) {
 	holder := map[string]string{}
 	for _, l := range leases {
@@ -156,17 +160,17 @@ func (p *pool) checkOnce(leases []*dxpuv1.Lease) {
 			default:
 				continue
 			}
-			for _, what := range []string{"GPU " + b.GpuId, fmt.Sprintf("slot %s/%d", b.HostId, b.HostSlot)} {
-				if other, taken := holder[what]; taken {
-					p.violate("%s is in bindings %s and %s of one list", what, other, b.Id)
+			for _, resource := range []string{"GPU " + b.GpuId, fmt.Sprintf("slot %s/%d", b.HostId, b.HostSlot)} {
+				if other, taken := holder[resource]; taken {
+					p.violate("%s is in bindings %s and %s of one list", resource, other, b.Id)
 				}
-				holder[what] = b.Id
+				holder[resource] = b.Id
 			}
 		}
 	}
 }
 
-// phaseOf is what of a lease's state a caller can rely on.
+// phaseOf returns the phase of a lease's state.
 func phaseOf(l *dxpuv1.Lease) phase {
 	switch l.State {
 	case dxpuv1.LeaseState_LEASE_STATE_RELEASING, dxpuv1.LeaseState_LEASE_STATE_RELEASED, dxpuv1.LeaseState_LEASE_STATE_FAILED:

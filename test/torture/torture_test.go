@@ -24,12 +24,13 @@ import (
 
 var (
 	histories = flag.Int("histories", 3, "histories to check")
-	seed      = flag.Uint64("seed", 0, "seed of the first history; 0: by the clock")
-	pools     = flag.Int("pools", 1, "pools that are tortured at the same time")
-	lasting   = flag.Duration("lasting", 4*time.Second, "how long clients and faults go on in each history")
+	seed      = flag.Uint64("seed", 0, "seed of the first history; 0: from the clock")
+	pools     = flag.Int("pools", 1, "pools to torture at the same time")
+	lasting   = flag.Duration("lasting", 4*time.Second, "time for which clients call and faults happen in each history")
 )
 
-// childVariable makes the test's own program a manager.
+// childVariable names the environment variable that makes a process of the test
+// binary a manager.
 const childVariable = "DXPU_TORTURE_CHILD"
 
 func TestMain(m *testing.M) {
@@ -47,10 +48,10 @@ type history struct {
 
 	mu    sync.Mutex
 	ops   []porcupine.Operation
-	known []string       // leases that somebody has created
-	maybe map[string]int // by request ID: the operations that were refused, perhaps not for good
+	known []string       // created leases
+	maybe map[string]int // indexes of refused creations that may have happened, by request ID
 	trail []string       // faults
-	// settling is how long after the last fault everything was well again.
+	// settling is the time from the last fault until the pool was healthy again.
 	settling time.Duration
 }
 
@@ -69,7 +70,7 @@ func TestTorture(t *testing.T) {
 			ready, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			if err := p.settled(ready, "", 0); err != nil {
-				t.Fatalf("the pool does not come up: %v; %s", err, strings.Join(p.violated(), "; "))
+				t.Fatalf("the pool does not start: %v; %s", err, strings.Join(p.violated(), "; "))
 			}
 			for n := next.Add(1); n <= int64(*histories); n = next.Add(1) {
 				p.torture(t, first+uint64(n-1), all)
@@ -78,7 +79,7 @@ func TestTorture(t *testing.T) {
 	}
 }
 
-// torture makes one history.
+// torture makes and checks one history.
 func (p *pool) torture(t *testing.T, seed uint64, all *tally) {
 	t.Helper()
 	h := &history{pool: p, tenant: fmt.Sprintf("t%d", seed), start: time.Now(), maybe: map[string]int{}}
@@ -91,14 +92,14 @@ func (p *pool) torture(t *testing.T, seed uint64, all *tally) {
 	}
 }
 
-// tally is what was done and seen so far.
+// tally sums up the histories so far.
 type tally struct {
 	mu        sync.Mutex
 	began     time.Time
 	histories int
 	calls     int
 	faults    map[string]int
-	settling  []time.Duration // from the last fault until everything was well
+	settling  []time.Duration // from the last fault until the pool was healthy
 }
 
 func (a *tally) add(h *history) (histories int) {
@@ -126,7 +127,7 @@ func (a *tally) String() string {
 	for _, n := range a.faults {
 		faults += n
 	}
-	return fmt.Sprintf("%d histories with %d calls under %d faults are linearizable, after %v; well again %v after the last fault (median; %v at most); %v",
+	return fmt.Sprintf("%d histories with %d calls under %d faults are linearizable, after %v; healthy again %v after the last fault (median; %v at most); %v",
 		a.histories, a.calls, faults, time.Since(a.began).Round(time.Second),
 		a.settling[len(a.settling)/2].Round(time.Millisecond), a.settling[len(a.settling)-1].Round(time.Millisecond), a.faults)
 }
@@ -156,16 +157,17 @@ func (h *history) run(ctx context.Context, seed uint64) error {
 	return h.finish(ctx)
 }
 
-// finish waits for calm, looks once more, checks the history and gives everything back.
+// finish waits until the pool is healthy, lists the leases, checks the history and
+// deletes the leases.
 func (h *history) finish(ctx context.Context) error {
 	calmed := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, calm)
 	defer cancel()
 	if err := h.settled(ctx, h.tenant, -1); err != nil {
-		return fmt.Errorf("not well %v after the last fault: %w", calm, err)
+		return fmt.Errorf("not healthy %v after the last fault: %w", calm, err)
 	}
 	h.settling = time.Since(calmed)
-	leases, err := h.look(ctx, 0, 0)
+	leases, err := h.listAll(ctx, 0, 0)
 	if err != nil {
 		return err
 	}
@@ -173,11 +175,11 @@ func (h *history) finish(ctx context.Context) error {
 	if v := h.violated(); len(v) > 0 {
 		return fmt.Errorf("violations: %s", strings.Join(v, "; "))
 	}
-	switch porcupine.CheckOperationsTimeout(model, h.ops, time.Minute) {
+	switch porcupine.CheckOperationsTimeout(model, h.ops, checkLimit) {
 	case porcupine.Illegal:
 		return fmt.Errorf("the history is not linearizable")
 	case porcupine.Unknown:
-		return fmt.Errorf("the history could not be checked within a minute")
+		return fmt.Errorf("the history could not be checked within %v", checkLimit)
 	}
 	for _, l := range leases {
 		if phaseOf(l) == ended {
@@ -186,17 +188,17 @@ func (h *history) finish(ctx context.Context) error {
 		if _, _, err := ask(ctx, h.pool, 0, 0, func(ctx context.Context, api dxpuv1connect.PoolServiceClient) (*connect.Response[dxpuv1.DeleteLeaseResponse], error) {
 			return api.DeleteLease(ctx, connect.NewRequest(&dxpuv1.DeleteLeaseRequest{LeaseId: l.Id}))
 		}); err != nil {
-			return fmt.Errorf("give back %s: %w", l.Id, err)
+			return fmt.Errorf("delete %s: %w", l.Id, err)
 		}
 	}
 	if err := h.settled(ctx, h.tenant, 0); err != nil {
-		return fmt.Errorf("something leaked: %w", err)
+		return fmt.Errorf("after all leases were deleted: %w", err)
 	}
 	return nil
 }
 
-// resolve finds out about creations that were refused after an attempt without
-// an answer: that one may have been carried out later.
+// resolve completes the creations that were refused after an attempt without an
+// answer: that attempt may have created a lease later.
 func (h *history) resolve(leases []*dxpuv1.Lease) {
 	for _, l := range leases {
 		if i, ok := h.maybe[l.RequestId]; ok {
@@ -206,12 +208,11 @@ func (h *history) resolve(leases []*dxpuv1.Lease) {
 	}
 }
 
-// settled waits until every live lease of the tenant has its GPUs and every node
-// has what it should; want is the number of live leases, -1: any.
+// settled waits until the pool is healthy (see check).
 func (p *pool) settled(ctx context.Context, tenant string, want int) error {
 	var last error
 	for {
-		err := p.well(ctx, tenant, want)
+		err := p.check(ctx, tenant, want)
 		if err == nil {
 			return nil
 		}
@@ -223,7 +224,9 @@ func (p *pool) settled(ctx context.Context, tenant string, want int) error {
 	}
 }
 
-func (p *pool) well(ctx context.Context, tenant string, want int) error {
+// check returns an error unless every node reports, every live lease of the tenant
+// has its GPUs and no others are bound. want is the number of live leases; -1: any.
+func (p *pool) check(ctx context.Context, tenant string, want int) error {
 	got, _, err := ask(ctx, p, 0, 0, func(ctx context.Context, api dxpuv1connect.PoolServiceClient) (*connect.Response[dxpuv1.GetPoolResponse], error) {
 		return api.GetPool(ctx, connect.NewRequest(&dxpuv1.GetPoolRequest{}))
 	})
@@ -232,7 +235,7 @@ func (p *pool) well(ctx context.Context, tenant string, want int) error {
 	}
 	s := got.Msg.Pool
 	if s.HostsConnected != hosts || s.BoxesConnected != boxes || s.GpusUnavailable > 0 {
-		return fmt.Errorf("not all nodes report: %v", s)
+		return fmt.Errorf("some nodes do not report: %v", s)
 	}
 	leases, err := p.list(ctx, 0, 0, tenant)
 	if err != nil {
@@ -252,14 +255,14 @@ func (p *pool) well(ctx context.Context, tenant string, want int) error {
 	}
 	switch {
 	case want >= 0 && n != want:
-		return fmt.Errorf("%d leases live, want %d", n, want)
+		return fmt.Errorf("%d leases are live, want %d", n, want)
 	case int(s.GpusBound) != held || int(s.GpusFree) != boxes*gpus-held:
-		return fmt.Errorf("%d GPUs are bound and %d free while leases have %d of %d", s.GpusBound, s.GpusFree, held, boxes*gpus)
+		return fmt.Errorf("%d GPUs are bound and %d free, while leases hold %d of %d", s.GpusBound, s.GpusFree, held, boxes*gpus)
 	}
 	if want == 0 {
 		for _, node := range p.nodes {
 			if !node.idle() {
-				return fmt.Errorf("node %s still holds something", node.name)
+				return fmt.Errorf("node %s still has a binding", node.name)
 			}
 		}
 	}
