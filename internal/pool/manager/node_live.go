@@ -14,12 +14,12 @@ import (
 // stored: the node repeats it within a heartbeat.
 type liveNode struct {
 	last             time.Time     // time of the last report; zero: none since the manager started
-	timeout          time.Duration // how long it may be silent after that
+	timeout          time.Duration // how long it may be silent after the last report
 	lost             bool          // an event has said so
 	observed         *dxpuv1.ObservedState
 	digest           []byte // of observed; nil: the next report counts as a different one
 	rates            rates
-	previousInstance string        // instance whose reports are no longer taken
+	previousInstance string        // the previous run, whose late reports are ignored
 	changed          chan struct{} // closed and replaced when the desired state changes
 }
 

@@ -8,7 +8,7 @@ import (
 
 // subject is an object that the rules examine: a node, a binding or a lease.
 type subject struct {
-	kind byte // aNode, aBinding or aLease
+	kind byte // nodeSubject, bindingSubject or leaseSubject
 	id   string
 }
 

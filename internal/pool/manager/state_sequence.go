@@ -10,7 +10,7 @@ import (
 // added between others, in a time linear in the size of the set.
 type sequence struct {
 	compare  func(a, b string) int
-	ids      []string // in order, without those in fresh; some are not in the set any more
+	ids      []string // in order, without those in unsorted; some may no longer be in the set
 	unsorted []string // added since the last look-up
 	set      map[string]struct{}
 }
