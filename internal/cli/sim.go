@@ -17,7 +17,7 @@ import (
 
 func newSimCommand() *cobra.Command {
 	return group("sim", "Run the data plane in virtual time",
-		`Run the data plane in virtual time: the link, the embedded host and the software GPU
+		`Run the data plane in virtual time: the proxies, the embedded host and the software GPU
 that the daemons run, over a simulated network. Computation takes no virtual time, so
 the results show the protocol alone.`,
 		`  dxpu sim bandwidth --tags 140 --mrrs 128 --rtt 6.8us,4.9us`,

@@ -18,7 +18,7 @@ const allOnes = 0xffff_ffff
 
 var _ driver.Bus = (*Bus)(nil)
 
-// Bus is one function below the embedded host: a gpudrv.Bus.
+// Bus is one function below the embedded host: a driver.Bus.
 type Bus struct {
 	host *Host
 	fn   *rootcomplex.Function
@@ -49,18 +49,18 @@ func (v *vector) fire() {
 // Function is the function behind the bus, as enumeration found it.
 func (b *Bus) Function() *rootcomplex.Function { return b.fn }
 
-// ConfigRead32 implements gpudrv.Bus.
+// ConfigRead32 implements driver.Bus.
 func (b *Bus) ConfigRead32(off int) uint32 {
 	v, _ := b.host.ConfigRead32(b.fn.ID, uint16(off)) // a closed host reads all ones as well
 	return v
 }
 
-// ConfigWrite32 implements gpudrv.Bus.
+// ConfigWrite32 implements driver.Bus.
 func (b *Bus) ConfigWrite32(off int, v uint32) {
-	_ = b.host.ConfigWrite32(b.fn.ID, uint16(off), v) // a closed host swallows it
+	_ = b.host.ConfigWrite32(b.fn.ID, uint16(off), v) // a closed host ignores it
 }
 
-// BAR implements gpudrv.Bus.
+// BAR implements driver.Bus.
 func (b *Bus) BAR(i int) (driver.Region, error) {
 	bar, ok := b.fn.BAR(i)
 	if !ok {
@@ -69,7 +69,7 @@ func (b *Bus) BAR(i int) (driver.Region, error) {
 	return &region{b.host, bar.Range}, nil
 }
 
-// EnableMSIX implements gpudrv.Bus.
+// EnableMSIX implements driver.Bus.
 func (b *Bus) EnableMSIX(n int) error {
 	h := b.host
 	h.mu.Lock()
@@ -173,7 +173,7 @@ func (b *Bus) Sleep(ctx context.Context, d time.Duration) error {
 	return context.Cause(ctx)
 }
 
-// Lost implements gpudrv.Bus.
+// Lost implements driver.Bus.
 func (b *Bus) Lost() <-chan struct{} { return b.lost }
 
 func (b *Bus) loseLocked() {
@@ -183,19 +183,18 @@ func (b *Bus) loseLocked() {
 	}
 }
 
-// resetPolls bounds how often Reset looks whether the function is back: the
-// root complex itself repeats while the function answers Request Retry.
+// resetPolls bounds the reads by which Reset waits for the function. The root
+// complex repeats each of them while the function answers Request Retry.
 const resetPolls = 1000
 
-// Reset implements gpudrv.Bus: Function Level Reset (section 6.6.2 of the PCI
-// Express Base Specification), with the header and Device Control put back.
+// Reset implements driver.Bus: Function Level Reset (section 6.6.2 of the PCI
+// Express Base Specification), and restores the header and Device Control.
 func (b *Bus) Reset() error {
 	express := int(b.fn.PCIe)
 	if express == 0 || b.ConfigRead32(express+cfgspace.OffDevCap)&cfgspace.DevCapFLR == 0 {
 		return fmt.Errorf("embedded: reset %v: no Function Level Reset: %w", b.fn.ID, errors.ErrUnsupported)
 	}
-	// Offsets in the order in which they are restored: decoding is switched
-	// on when the BARs are back.
+	// Offsets in the order of restoration: decoding is enabled after the BARs.
 	offsets := []int{express + cfgspace.OffDevCtl2, express + cfgspace.OffDevCtl}
 	for i := range 6 {
 		offsets = append(offsets, cfgspace.OffBAR0+4*i)
@@ -225,8 +224,8 @@ func (b *Bus) Reset() error {
 	return fmt.Errorf("embedded: reset %v: %w", b.fn.ID, driver.ErrDeviceLost)
 }
 
-// Close implements gpudrv.Bus: it switches bus mastering off, so that the
-// device touches host memory no more, and frees the memory.
+// Close implements driver.Bus: it disables bus mastering, so that the
+// device no longer accesses host memory, and frees the memory.
 func (b *Bus) Close() error {
 	b.host.mu.Lock()
 	closed := b.closed || b.host.closed

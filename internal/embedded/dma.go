@@ -16,7 +16,7 @@ type dma struct {
 	freed bool // guarded by the host's mutex
 }
 
-// AllocDMA implements gpudrv.Bus; memory is contiguous.
+// AllocDMA implements driver.Bus; memory is contiguous.
 func (b *Bus) AllocDMA(size int) (driver.DMA, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("embedded: allocate %d bytes of DMA memory", size)

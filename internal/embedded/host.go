@@ -1,5 +1,5 @@
 // Package embedded drives devices from the embedded host: it wraps the root
-// complex machine for goroutines, and gives drivers a gpudrv.Bus.
+// complex machine for goroutines, and gives drivers a driver.Bus.
 package embedded
 
 import (
@@ -20,9 +20,9 @@ import (
 
 const pageSize = 4096
 
-// Host is a root complex that goroutines use. Its owner runs the loop: it calls
-// Receive with what comes from below, Transmit when kick was called or Wake says
-// so, and has no other duty.
+// Host is a root complex for use by goroutines. Its owner calls Receive with the
+// TLPs of the devices, and Transmit after kick was called and at the time that
+// Wake returns.
 //
 // Loads, stores and configuration accesses block until their completion comes
 // or the Completion Timeout of the root complex makes them all ones.
@@ -32,30 +32,30 @@ type Host struct {
 	virtual Scheduler // nil: callers block in real time
 	spec    rootcomplex.Spec
 
-	mu      sync.Mutex // guards what follows, and host memory that devices write
+	mu      sync.Mutex // guards the fields below, and host memory that devices write
 	rc      *rootcomplex.Host
 	heap    *driver.Heap
 	next    uint64
 	pending map[uint64]*access
-	idle    []*access // that are over
+	idle    []*access // for reuse
 	stores  stores
-	room    sync.Cond // fewer stores are queued
+	room    sync.Cond // signals that fewer stores are queued
 	vectors map[uint32]*vector
 	nextVec uint32
 	buses   map[*Bus]bool
 	closed  bool
 }
 
-// Waiter knows how to wait for an answer of a device that is not here.
+// Waiter waits for answers of remote devices.
 type Waiter interface {
-	// Await returns when w is ready, or has blocked. It may do the work that the
-	// answer takes meanwhile.
+	// Await returns when w is ready or after w.Block. It may receive and handle
+	// the answer itself.
 	Await(w *reader.Wait)
-	// Attend says that something was sent that nobody waits for.
+	// Attend reports that a TLP was sent for which no caller waits.
 	Attend()
 }
 
-// SetWaiter says how to wait. Call it before the host is used.
+// SetWaiter sets the Waiter of all accesses. Call it before the host is used.
 func (h *Host) SetWaiter(w Waiter) { h.net = w }
 
 // Scheduler runs the callers of a host in virtual time, one at a time.
@@ -71,9 +71,8 @@ type Scheduler interface {
 // before the host is used.
 func (h *Host) SetScheduler(s Scheduler) { h.virtual = s }
 
-// New makes a host. Memory of the spec is allocated if it is nil and memory is
-// its size in bytes. kick is called from any goroutine when there is something
-// to transmit.
+// New makes a host. If the spec has no memory, New allocates the given number of
+// bytes. The host calls kick from any goroutine when it has TLPs to transmit.
 func New(spec rootcomplex.Spec, memory int, kick func()) (*Host, error) {
 	if spec.Memory == nil {
 		spec.Memory = make([]byte, memory)
@@ -113,7 +112,7 @@ func (h *Host) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 	h.deliverLocked()
 }
 
-// Wake returns when Transmit wants to be called without having been kicked.
+// Wake returns when Transmit is due without a kick.
 func (h *Host) Wake() time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -146,7 +145,7 @@ func (h *Host) Unplugged(bus uint8) {
 	}
 }
 
-// Close ends all waits with gpudrv.ErrClosed.
+// Close ends all waits with driver.ErrClosed.
 func (h *Host) Close() error {
 	h.closeWaits()
 	h.stores.senders.Wait()
@@ -170,10 +169,10 @@ func (h *Host) closeWaits() {
 	}
 }
 
-// deliverLocked hands events to those who wait for them.
+// deliverLocked hands events to the waiting callers.
 func (h *Host) deliverLocked() {
 	if !h.rc.HasEvent() {
-		return // nearly always; to find it out by NextEvent costs a tenth of a DMA write
+		return // nearly always; NextEvent would cost a tenth of a DMA write
 	}
 	for e, ok := h.rc.NextEvent(); ok; e, ok = h.rc.NextEvent() {
 		switch e.Kind {
@@ -192,8 +191,8 @@ func (h *Host) deliverLocked() {
 	}
 }
 
-// interruptAddr is the address in the messages of all vectors; the data tells
-// them apart.
+// interruptAddr returns the address in the messages of all vectors. The data
+// identifies the vector.
 func interruptAddr(spec rootcomplex.Spec) uint64 {
 	if spec.InterruptBase != 0 {
 		return spec.InterruptBase
@@ -201,17 +200,17 @@ func interruptAddr(spec rootcomplex.Spec) uint64 {
 	return 0xfee0_0000
 }
 
-// access is one that somebody waits for.
+// access is an access of the CPU with a waiting caller.
 type access struct {
-	event chan rootcomplex.Event // of one; closed with the host
-	over  atomic.Bool            // the event is there, or about to be
+	event chan rootcomplex.Event // one element; closed with the host
+	over  atomic.Bool            // the event is in the channel, or will be at once
 
-	// Those of the goroutine that waits:
+	// Used by the waiting goroutine only:
 	got   rootcomplex.Event
-	ok    bool // got is there
+	ok    bool // got is valid
 	taken bool // the event has been received, or will not come
 	wait  reader.Wait
-	word  [8]byte // where a short read goes
+	word  [8]byte // data of a short read
 }
 
 func newAccess() *access {
@@ -228,8 +227,8 @@ func (a *access) take() {
 	}
 }
 
-// begin makes an access, and returns with the mutex locked: the caller starts the
-// access with the cookie and calls finish. After an error it is not locked.
+// begin makes an access and returns with the mutex locked. The caller starts the
+// access with the cookie and calls finish. After an error the mutex is not locked.
 func (h *Host) begin() (a *access, cookie uint64, err error) {
 	h.mu.Lock()
 	if h.closed {
@@ -242,10 +241,10 @@ func (h *Host) begin() (a *access, cookie uint64, err error) {
 	return a, h.next, nil
 }
 
-// finish waits for the event of an access that was started. Afterwards the access
-// belongs to the caller, who gives it back with over, unless there is an error.
+// finish waits for the event of a started access. Unless there is an error, the
+// caller owns the access then and gives it back with over.
 func (h *Host) finish(a *access) (rootcomplex.Event, error) {
-	h.deliverLocked() // an access that cannot be made is over at once
+	h.deliverLocked() // an impossible access ends at once
 	h.mu.Unlock()
 	h.kick()
 	switch {
@@ -268,7 +267,7 @@ func (h *Host) over(a *access) {
 	h.mu.Unlock()
 }
 
-// accessLocked returns an access to wait for.
+// accessLocked returns an unused access.
 func (h *Host) accessLocked() *access {
 	n := len(h.idle)
 	if n == 0 {
@@ -313,7 +312,7 @@ func (h *Host) ConfigWrite32(id pcie.BDF, off uint16, v uint32) error {
 }
 
 // Load reads len(p) bytes of memory space. ok is false, and p all ones, when
-// nobody answered.
+// no device answered.
 func (h *Host) Load(addr uint64, p []byte) (ok bool, err error) {
 	var e rootcomplex.Event
 	a, cookie, err := h.begin()
@@ -331,8 +330,8 @@ func (h *Host) Load(addr uint64, p []byte) (ok bool, err error) {
 	return e.OK, err
 }
 
-// loadWord reads n <= 8 bytes, little-endian, without taking memory; all ones
-// when nobody answered.
+// loadWord reads n <= 8 bytes, little-endian, without an allocation. The
+// value is all ones when no device answered.
 func (h *Host) loadWord(addr uint64, n int) (uint64, error) {
 	const ones = ^uint64(0)
 	a, cookie, err := h.begin()

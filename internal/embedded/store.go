@@ -7,32 +7,33 @@ import (
 	"github.com/dxpu-project/dxpu/machine"
 )
 
-// A store leaves at once, but for one that follows another closely: then the
-// program writes in a row, as when it fills an aperture, and a datagram for each
-// write would cost more than all else (a system call on each side, half of the
-// processor in a profile). Those gather while one goroutine sends what has
-// gathered before, as a processor's posted-write buffer does.
+// A store leaves at once, unless it follows another one closely: then the program
+// writes a sequence, for example to fill an aperture, and a datagram for each
+// write would dominate the cost (a system call on each side, half of the processor
+// in a profile). Stores of a sequence gather while one goroutine sends the earlier
+// ones, as in a processor's posted-write buffer.
 const (
-	// storeGap is how close: less than a system call takes.
+	// storeGap is the longest time between two stores of a sequence: less than a
+	// system call takes.
 	storeGap = 4 * time.Microsecond
-	// maxStores bounds what gathers; the program then sends it itself.
+	// maxStores bounds the stores that gather; then the program sends them itself.
 	maxStores = 4096
-	// maxQueued bounds the bytes that stores take which the link does not take
-	// yet: twice the default window of a link.
+	// maxQueued bounds the bytes of stores that wait for the link: twice the
+	// default window of a link.
 	maxQueued = 8 << 20
-	// maxStore is what one store queues at most; a longer one is made of several.
+	// maxStore bounds the bytes of one store in the queue; longer ones are split.
 	maxStore = 256 << 10
 )
 
 // stores is the state of posted writes. It is guarded by the host's mutex.
 type stores struct {
-	last     time.Time // when the newest store was done with
-	gathered int       // stores that no kick has followed yet
+	last     time.Time // end of the newest store
+	gathered int       // stores since the last kick
 	sending  bool      // a goroutine sends them
 	senders  sync.WaitGroup
 }
 
-// Store writes p to memory space: posted. It waits while too much is queued.
+// Store posts a write of p to memory space. It waits while the queue is full.
 func (h *Host) Store(addr uint64, p []byte) {
 	for ; len(p) > maxStore; addr, p = addr+maxStore, p[maxStore:] {
 		h.store(addr, p[:maxStore])
@@ -87,7 +88,7 @@ func (h *Host) waitRoomLocked() {
 	h.mu.Lock()
 }
 
-// sendStores sends what gathers until nothing more does.
+// sendStores sends gathered stores until there are none.
 func (h *Host) sendStores() {
 	for {
 		h.mu.Lock()

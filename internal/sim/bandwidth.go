@@ -24,11 +24,11 @@ const (
 // MaxSize bounds BandwidthSpec.Size: the simulator holds it three times.
 const MaxSize = 1 << 30
 
-// BandwidthSpec says what to measure.
+// BandwidthSpec describes a measurement.
 type BandwidthSpec struct {
 	perf.Requester
-	// RTT is the whole round trip of a memory read of the GPU: what a host
-	// takes by itself (perf.NativeRTT, or less) and twice the path's delay.
+	// RTT is the whole round trip of a memory read of the GPU: the latency of the
+	// host (perf.NativeRTT, or less) and twice the path's delay.
 	RTT time.Duration
 	// Size of a copy in bytes; 0: DefaultSize. A copy that is no multiple of
 	// tags x MRRS ends with a round trip that is not full.
@@ -36,26 +36,26 @@ type BandwidthSpec struct {
 	// Cipher of the link.
 	Cipher link.Cipher
 	// Uplink is the bandwidth of the path for the copy to the host, in bytes
-	// per second; 0: DefaultUplink. Posted writes wait for nothing else, so
-	// without it there would be nothing to measure. The copy to the device has
-	// a path without limit: Equation 1 alone is to bound it.
+	// per second; 0: DefaultUplink. It is the only bound of posted writes. The
+	// copy to the device has a path without limit, so that Equation 1 alone
+	// bounds it.
 	Uplink float64
-	// Link sets windows and timers of both ends; the zero value is what the
-	// daemons use. Each copy is preceded by an untimed one, which opens the
-	// congestion window as far as the copy needs it. Acknowledgements that
-	// wait for company (Link.AckDelay) do not matter: the next requests carry them.
+	// Link sets windows and timers of both ends; fields of 0 have the defaults of
+	// package link. An untimed copy before each measurement opens the congestion
+	// window. Delayed acknowledgements (Link.AckDelay) have no effect: the next
+	// requests carry them.
 	Link link.Config
 }
 
-// Bandwidth is what was measured.
+// Bandwidth is the result of a measurement.
 type Bandwidth struct {
 	HostToDevice perf.BytesPerSecond // by reads of the GPU
 	Equation1    perf.BytesPerSecond
 	DeviceToHost perf.BytesPerSecond // by posted writes
 }
 
-// Deviation is by how much the measurement differs from Equation 1: 0.01 is
-// one per cent faster.
+// Deviation returns the deviation of the measurement from Equation 1: 0.01 is one
+// per cent faster.
 func (b Bandwidth) Deviation() float64 { return float64(b.HostToDevice/b.Equation1) - 1 }
 
 // Validate reports the first field out of bounds.

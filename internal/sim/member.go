@@ -33,9 +33,9 @@ type Member struct {
 	build  func() (proxy, error) // makes the proxy on node
 	node   *Node
 	proxy  proxy
-	stored *dxpuv1.DesiredState // what the member keeps on its disk
+	stored *dxpuv1.DesiredState // the desired state on the disk
 
-	// Of the manager:
+	// Used by the manager:
 	wanted   *dxpuv1.DesiredState
 	observed *dxpuv1.ObservedState // nil: no report has come from this run
 	run      int                   // counts starts

@@ -33,8 +33,8 @@ type PairSpec struct {
 	// to host memory. The round trip of a memory read of the GPU is RootLatency
 	// and the delays of both directions of a path, where no bandwidth is set.
 	RootLatency time.Duration
-	// Link has the cipher of the link, and windows and timers that take the
-	// place of the proxies' own where they are not 0.
+	// Link sets cipher, windows and timers of both ends; fields of 0 have the
+	// defaults of package link.
 	Link link.Config
 	MTU  int // of every path, bytes of UDP payload; 0: DefaultMTU
 	// Memory is the size of host memory in bytes; 0: 64 MiB.
@@ -46,8 +46,8 @@ type PairSpec struct {
 	Seed           uint64 // of the faults
 }
 
-// Duplex is one of the parallel networks between the proxies of a pair: what
-// happens to the datagrams of the host and to those of the box.
+// Duplex is one of the parallel networks between the proxies of a pair: a plan for
+// the datagrams of the host and one for those of the box.
 type Duplex struct{ Down, Up fault.Plan }
 
 // Delayed is a network that only takes time.
@@ -146,7 +146,7 @@ func (p *Pair) awaitAttached() error {
 	return nil
 }
 
-// tune puts the windows and timers of the spec in the place of the proxies' own.
+// tune replaces the windows and timers of a proxy by those of the spec.
 func (s *PairSpec) tune(cfg *link.Config) {
 	own := *cfg
 	*cfg = s.Link
@@ -206,7 +206,7 @@ func (e *end) peer() *dxpuv1.Peer {
 	return p
 }
 
-// bindingSpec is what a manager knows of a binding.
+// bindingSpec describes a binding, as a manager does.
 type bindingSpec struct {
 	id        string
 	epoch     uint64
@@ -217,7 +217,7 @@ type bindingSpec struct {
 	host, box end
 }
 
-// desired returns what the manager tells one end.
+// desired returns the desired binding of one end.
 func (s *bindingSpec) desired(own, other *end) *dxpuv1.DesiredBinding {
 	return &dxpuv1.DesiredBinding{
 		BindingId: s.id, Epoch: s.epoch, Slot: own.slot, Peer: other.peer(), Cipher: s.cipher,

@@ -97,9 +97,6 @@ func (b *Binding) String() string {
 	return fmt.Sprintf("%s %s/%d %s/%d %v", b.ID, b.Host.Name, b.spec.host.slot, b.Box.Name, b.spec.box.slot, b.phase)
 }
 
-// Attached reports whether the host has the device.
-func (b *Binding) Attached() bool { return b.phase == serving }
-
 // NewPool makes a pool without bindings.
 func NewPool(spec PoolSpec) (*Pool, error) {
 	spec.Paths = max(spec.Paths, 1)

@@ -1,6 +1,7 @@
 package sim_test
 
 import (
+	"flag"
 	"slices"
 	"testing"
 	"time"
@@ -159,6 +160,9 @@ func (s *smallPool) atRest(rt *rapid.T) {
 // host at a time, shows no tenant's data to another, and ends with everything
 // that is wanted attached or reported as lost.
 func TestPoolKeepsItsInvariants(t *testing.T) {
+	if raceEnabled {
+		setFlag(t, "rapid.checks", "10") // of 100, as each takes ten times as long
+	}
 	rapid.Check(t, func(rt *rapid.T) {
 		s := newSmallPool(rt)
 		defer s.Close()
@@ -171,5 +175,19 @@ func TestPoolKeepsItsInvariants(t *testing.T) {
 		s.settle(rt)
 		s.check(rt)
 		s.atRest(rt)
+	})
+}
+
+// setFlag changes a flag for the rest of the test.
+func setFlag(t *testing.T, name, value string) {
+	t.Helper()
+	before := flag.Lookup(name).Value.String()
+	if err := flag.Set(name, value); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := flag.Set(name, before); err != nil {
+			t.Error(err)
+		}
 	})
 }

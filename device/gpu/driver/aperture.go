@@ -11,8 +11,8 @@ import (
 )
 
 // WriteAperture copies p to device memory with stores of the CPU, which become
-// posted writes: no round trip is waited for (the copy that section 5.1 of the
-// DxPU paper proposes for small transfers). Commands submitted later see the
+// posted writes, without waiting for a round trip (the copy that section 5.1 of
+// the DxPU paper proposes for small transfers). Commands submitted later see the
 // data. Flush makes sure that it has arrived.
 func (d *Device) WriteAperture(dst Ptr, p []byte) error {
 	return d.throughAperture(dst, len(p), func(off int64, done, n int) error {
@@ -21,8 +21,8 @@ func (d *Device) WriteAperture(dst Ptr, p []byte) error {
 	})
 }
 
-// ReadAperture copies device memory to p with loads of the CPU: each is a
-// round trip. It is for small pieces.
+// ReadAperture copies device memory to p with loads of the CPU. Each load is a
+// round trip, so it suits small pieces only.
 func (d *Device) ReadAperture(p []byte, src Ptr) error {
 	err := d.throughAperture(src, len(p), func(off int64, done, n int) error {
 		_, err := d.vram.ReadAt(p[done:done+n], off)
@@ -32,7 +32,7 @@ func (d *Device) ReadAperture(p []byte, src Ptr) error {
 		return err
 	}
 	if len(p) >= 4 && binary.LittleEndian.Uint32(p[len(p)-4:]) == allOnes32 {
-		return d.Alive() // data, or nobody there?
+		return d.Alive() // data, or the answer for an absent device
 	}
 	return nil
 }
@@ -48,7 +48,7 @@ func (d *Device) throughAperture(p Ptr, n int, move func(off int64, done, n int)
 		return ErrDeviceLost
 	}
 	if uint64(p) > d.info.VRAMSize || uint64(n) > d.info.VRAMSize-uint64(p) {
-		return fmt.Errorf("gpudrv: aperture: %d bytes at %#x are outside device memory", n, uint64(p))
+		return fmt.Errorf("driver: aperture: %d bytes at %#x are outside device memory", n, uint64(p))
 	}
 	d.window.Lock()
 	defer d.window.Unlock()
@@ -56,15 +56,15 @@ func (d *Device) throughAperture(p Ptr, n int, move func(off int64, done, n int)
 		off := d.showLocked(uint64(p) + uint64(done))
 		part := int(min(uint64(n-done), d.info.ApertureSize-off))
 		if err := move(int64(off), done, part); err != nil {
-			return fmt.Errorf("gpudrv: aperture: %w", err)
+			return fmt.Errorf("driver: aperture: %w", err)
 		}
 		done += part
 	}
 	return nil
 }
 
-// showLocked moves the aperture, if it has to, so that it shows addr, and
-// returns the offset at which it does. The caller holds d.window.
+// showLocked moves the aperture if addr is outside it, and returns the offset of
+// addr. The caller holds d.window.
 func (d *Device) showLocked(addr uint64) uint64 {
 	if addr-d.base < d.info.ApertureSize && addr >= d.base {
 		return addr - d.base
@@ -78,7 +78,7 @@ func (d *Device) showLocked(addr uint64) uint64 {
 // waits: this device reads the peer's aperture, without host memory between.
 func (s *Stream) CopyPeer(ctx context.Context, dst Ptr, peer *Device, src Ptr, n uint64) error {
 	if s.dev.info.Caps&reg.CapPeer == 0 {
-		return fmt.Errorf("gpudrv: peer copy: device cannot: %w", errors.ErrUnsupported)
+		return fmt.Errorf("driver: peer copy: device cannot: %w", errors.ErrUnsupported)
 	}
 	bus, err := peer.apertureBus()
 	if err != nil {
@@ -101,7 +101,7 @@ func (s *Stream) CopyPeer(ctx context.Context, dst Ptr, peer *Device, src Ptr, n
 	})
 }
 
-// apertureBus is the bus address of the aperture.
+// apertureBus returns the bus address of the aperture.
 func (d *Device) apertureBus() (uint64, error) {
 	low := d.bus.ConfigRead32(cfgspace.OffBAR0 + 4*reg.BARVRAM)
 	high := d.bus.ConfigRead32(cfgspace.OffBAR0 + 4*reg.BARVRAM + 4)

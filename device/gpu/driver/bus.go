@@ -14,7 +14,7 @@ var (
 	// ErrDeviceLost means that the device is gone: it was unplugged, its box
 	// died, or it answers all ones. Every later call returns it too.
 	ErrDeviceLost = errors.New("device is lost")
-	// ErrClosed means that the device or bus was closed by its user.
+	// ErrClosed means that the program closed the device or the bus.
 	ErrClosed = errors.New("closed")
 	// ErrDropped means that Stream.Reset dropped the commands that a wait was for.
 	ErrDropped = errors.New("commands were dropped")
@@ -26,11 +26,11 @@ var (
 )
 
 // Bus is one PCI Express function as a driver sees it. The implementations are
-// gpudrv/vfio in a guest and gpudrv/embedded on the root complex in Go. All
+// package vfio in a guest and package embedded on the root complex in Go. All
 // methods may be called from several goroutines.
 //
-// Register accesses return no error: like hardware, a device that is gone
-// reads as all ones and swallows writes.
+// Register accesses return no error. As on hardware, reads of a lost device
+// return all ones and writes have no effect.
 type Bus interface {
 	// ConfigRead32 and ConfigWrite32 access configuration space; off is a
 	// multiple of 4 below 4096.
@@ -66,12 +66,12 @@ type Bus interface {
 	Lost() <-chan struct{}
 	// Reset does a function level reset.
 	Reset() error
-	// Close gives everything back, DMA memory included. Waits in progress end
+	// Close frees all resources, including DMA memory. Waits in progress end
 	// with ErrClosed.
 	Close() error
 }
 
-// RealTime implements Now and Sleep of Bus with the clock of the machine.
+// RealTime implements Now and Sleep of Bus with the clock of the computer.
 type RealTime struct{}
 
 var processStart = time.Now()
@@ -123,9 +123,8 @@ type Segment struct {
 //
 // Bytes is for bulk data while the device does not touch the same bytes. Words
 // that both sides use at the same time (queue indices, fences) are accessed
-// through the Load and Store methods: they are atomic, and a load that sees
-// what the device wrote also makes everything visible that the device wrote
-// before it.
+// through the Load and Store methods: they are atomic, and a load that sees a
+// value of the device also makes its earlier writes visible.
 type DMA interface {
 	Bytes() []byte
 	// Segments covers the memory in order. Segments start at multiples of
@@ -135,6 +134,6 @@ type DMA interface {
 	Store32(off int, v uint32)
 	Load64(off int) uint64
 	Store64(off int, v uint64)
-	// Free gives the memory back; the device must not use it any more.
+	// Free frees the memory. The device must not use it any more.
 	Free() error
 }

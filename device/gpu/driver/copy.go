@@ -8,11 +8,11 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 )
 
-// pieces cuts n bytes at off of the memory into what one COPY command moves:
-// as many segments as fit a list page. emit gets the segments and their sum.
+// pieces divides n bytes at off of the memory into parts for one COPY command
+// each: the segments that fit a list page. emit gets them and their sum.
 func pieces(m DMA, off, n int, emit func(list []reg.Segment, length uint64) error) error {
 	if off < 0 || n <= 0 || off > len(m.Bytes()) || n > len(m.Bytes())-off {
-		return fmt.Errorf("gpudrv: copy: %d bytes at offset %d of %d bytes of DMA memory", n, off, len(m.Bytes()))
+		return fmt.Errorf("driver: copy: %d bytes at offset %d of %d bytes of DMA memory", n, off, len(m.Bytes()))
 	}
 	var list []reg.Segment
 	var length uint64
@@ -100,9 +100,9 @@ func (s *Stream) WaitSemaphore(ctx context.Context, semaphore uint32, value uint
 	return s.Submit(ctx, reg.Wait(0, semaphore, value))
 }
 
-// stagingSize is the size of the two halves together in which Upload and
-// Download move ordinary memory: large enough that the doorbell and the fence
-// of a half vanish beside its transfer.
+// stagingSize is the size of the staging memory of Upload and Download, two halves
+// together. The doorbell and the fence of a half take little time beside its
+// transfer.
 const stagingSize = 2 << 20
 
 // Upload copies p to device memory and waits. It goes through DMA memory of
@@ -179,8 +179,8 @@ func (s *Stream) staged(ctx context.Context, total int, begin func(m DMA, off, d
 	return nil
 }
 
-// takeStaging takes the stream's staging memory, or makes new one while
-// another goroutine has it.
+// takeStaging takes the stream's staging memory, or allocates more while another
+// goroutine uses it.
 func (s *Stream) takeStaging() (DMA, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -201,6 +201,6 @@ func (s *Stream) giveStaging(m DMA) {
 		s.staging = m
 		return
 	}
-	// The bus frees at its Close what could not be freed here.
+	// If this fails, Bus.Close frees it.
 	_ = m.Free()
 }

@@ -20,14 +20,15 @@ const (
 	// own cache lines.
 	mallocAlign = 256
 
-	// heartbeat is how often somebody who waits for an interrupt looks
-	// whether the device is still there and whether the interrupt was lost.
+	// heartbeat is the interval at which a wait for an interrupt checks whether
+	// the device is still there and whether the interrupt was lost.
 	heartbeat = 50 * time.Millisecond
 )
 
-// Options changes how a device is driven. The zero value is a good choice.
+// Options changes how Open and the streams use a device. The zero value suits
+// most programs.
 type Options struct {
-	// Polling does without interrupts even where the bus has them.
+	// Polling makes the driver poll even where the bus has interrupts.
 	Polling bool
 	// RingEntries is the length of a queue's ring, a power of two; 0 means
 	// 64, which fill the one page that is contiguous on every bus.
@@ -64,18 +65,18 @@ type Device struct {
 
 	lost    atomic.Bool
 	missed  atomic.Uint64 // interrupts that never came
-	arrived atomic.Uint64 // interrupts that did
+	arrived atomic.Uint64 // interrupts that came
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	heap    *Heap
 	streams []*Stream // by queue, nil for a free one
 	closed  bool
 
-	window sync.Mutex // held while the aperture has to stay where it is
+	window sync.Mutex // held while the aperture must not move
 	base   uint64     // guarded by window: ApertureBase
 }
 
-// Open takes the device on a bus into use: it checks identity and version,
+// Open starts to use the device on a bus: it checks identity and version,
 // enables memory decoding and bus mastering, stops all queues and switches
 // MSI-X on. The caller keeps the bus and closes it after the device.
 func Open(ctx context.Context, bus Bus, opts Options) (*Device, error) {
@@ -84,10 +85,10 @@ func Open(ctx context.Context, bus Bus, opts Options) (*Device, error) {
 		d.opts.RingEntries = 64
 	}
 	if err := checkRing(d.opts.RingEntries); err != nil {
-		return nil, fmt.Errorf("gpudrv: open: %w", err)
+		return nil, fmt.Errorf("driver: open: %w", err)
 	}
 	if err := d.open(ctx); err != nil {
-		return nil, fmt.Errorf("gpudrv: open: %w", err)
+		return nil, fmt.Errorf("driver: open: %w", err)
 	}
 	return d, nil
 }
@@ -215,14 +216,14 @@ func (d *Device) enableInterrupts() error {
 	return nil
 }
 
-// Info returns what the device said about itself when it was opened.
+// Info returns the description that the device gave when it was opened.
 func (d *Device) Info() Info { return d.info }
 
 // Registers returns BAR 0, for counters and tests.
 func (d *Device) Registers() Region { return d.regs }
 
-// Interrupts returns how many interrupts woke somebody and how many waits
-// found their fence written without one.
+// Interrupts returns how many interrupts arrived and how many waits found their
+// fence written without one.
 func (d *Device) Interrupts() (arrived, missed uint64) {
 	return d.arrived.Load(), d.missed.Load()
 }
@@ -245,7 +246,7 @@ func (d *Device) Free(p Ptr) error {
 // AllocDMA returns host memory for copies without staging.
 func (d *Device) AllocDMA(size int) (DMA, error) { return d.bus.AllocDMA(size) }
 
-// Alive reads a register and returns ErrDeviceLost if nobody answers.
+// Alive reads a register and returns ErrDeviceLost if the device does not answer.
 func (d *Device) Alive() error {
 	if d.lost.Load() {
 		return ErrDeviceLost

@@ -135,14 +135,14 @@ func TestApertureAcrossItsWindow(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
-		t.Error("what was written through the aperture is not in memory")
+		t.Error("memory differs from the data written through the aperture")
 	}
 	clear(got)
 	if err := r.dev.ReadAperture(got[:1000], at+64<<10-500); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got[:1000], want[64<<10-500:][:1000]) {
-		t.Error("what the aperture shows is not in memory")
+		t.Error("the aperture shows other data than memory")
 	}
 	if err := r.dev.WriteAperture(1<<20-1, make([]byte, 2)); err == nil {
 		t.Error("a write beyond memory was taken")

@@ -6,8 +6,8 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 )
 
-// QueueError is why a queue halted: the command that failed and what the
-// device said about it (datasheet, section 6). The commands before it are
+// QueueError is the reason why a queue halted: the command that failed and the
+// error that the device reported (datasheet, section 6). The commands before it are
 // complete. Stream.Reset makes the queue usable again.
 type QueueError struct {
 	Queue int
@@ -19,6 +19,6 @@ type QueueError struct {
 
 // Error says which command failed, why and where.
 func (e *QueueError) Error() string {
-	return fmt.Sprintf("gpudrv: queue %d halted at command %d (opcode %d): %v (code %d) at %#x",
+	return fmt.Sprintf("driver: queue %d halted at command %d (opcode %d): %v (code %d) at %#x",
 		e.Queue, e.ID, e.Op, e.Code, uint32(e.Code), e.Addr)
 }

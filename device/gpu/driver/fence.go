@@ -41,7 +41,7 @@ func (s *Stream) Reached() Fence { return Fence(s.status.Load64(fenceWord)) }
 
 // Wait waits until the fence is reached: by interrupt, where the bus has them.
 // It returns a *QueueError when the queue halted, ErrDeviceLost when the device
-// is gone, ErrClosed when the stream was closed, and otherwise what ended ctx.
+// is gone, ErrClosed when the stream was closed, and otherwise the cause of ctx.
 // Memory that commands before the fence still use may be freed after an error
 // only when Reset or Close has returned.
 func (s *Stream) Wait(ctx context.Context, f Fence) error {
@@ -56,7 +56,7 @@ func (s *Stream) Wait(ctx context.Context, f Fence) error {
 		select {
 		case s.waiter <- struct{}{}:
 		case <-ctx.Done():
-			return fmt.Errorf("gpudrv: queue %d: wait for a fence: %w", s.queue, context.Cause(ctx))
+			return fmt.Errorf("driver: queue %d: wait for a fence: %w", s.queue, context.Cause(ctx))
 		}
 		err = s.waitInterrupt(ctx, f)
 		<-s.waiter
@@ -67,9 +67,9 @@ func (s *Stream) Wait(ctx context.Context, f Fence) error {
 }
 
 // waitInterrupt sleeps until the queue's vector fires, and returns without an
-// error when it is time to look again.
+// error when the caller should look again.
 func (s *Stream) waitInterrupt(ctx context.Context, f Fence) error {
-	// Whoever held the token before may have taken the interrupt of this fence.
+	// The previous holder of the token may have taken the interrupt of this fence.
 	if done, err := s.look(f); done || err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func (s *Stream) waitInterrupt(ctx context.Context, f Fence) error {
 	case n > 0:
 		return nil
 	case ctx.Err() != nil:
-		return fmt.Errorf("gpudrv: queue %d: wait for a fence: %w", s.queue, context.Cause(ctx))
+		return fmt.Errorf("driver: queue %d: wait for a fence: %w", s.queue, context.Cause(ctx))
 	case errors.Is(err, ErrDeviceLost):
 		return s.dev.markLost()
 	case err != nil:
@@ -114,20 +114,20 @@ func (s *Stream) poll(ctx context.Context, f Fence) error {
 			}
 		}
 		if err := b.pause(ctx); err != nil {
-			return fmt.Errorf("gpudrv: queue %d: wait for a fence: %w", s.queue, err)
+			return fmt.Errorf("driver: queue %d: wait for a fence: %w", s.queue, err)
 		}
 	}
 }
 
-// look is one look at the fence word and the status block.
+// look reads the fence word and the status block.
 func (s *Stream) look(f Fence) (done bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return false, fmt.Errorf("gpudrv: stream: %w", ErrClosed)
+		return false, fmt.Errorf("driver: stream: %w", ErrClosed)
 	}
 	if uint64(f) > s.droppedAfter && uint64(f) <= s.droppedTo {
-		return false, fmt.Errorf("gpudrv: queue %d: fence %d: %w", s.queue, f, ErrDropped)
+		return false, fmt.Errorf("driver: queue %d: fence %d: %w", s.queue, f, ErrDropped)
 	}
 	if s.Done(f) {
 		return true, nil

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// Heap hands out pieces of an address range: first fit, with neighbours merged
-// when they come back. It is used for VRAM, for I/O virtual addresses and for
+// Heap allocates pieces of an address range: first fit, and freed neighbours are
+// merged. It is used for VRAM, for I/O virtual addresses and for
 // the memory of the embedded host. The caller guards it against concurrent use.
 //
 // Invariant: free is sorted by address, and no two entries touch.
@@ -30,7 +30,7 @@ func NewHeap(base, size uint64) *Heap {
 // ErrOutOfMemory.
 func (h *Heap) Alloc(size, align uint64) (uint64, error) {
 	if size == 0 || align == 0 || align&(align-1) != 0 {
-		return 0, fmt.Errorf("gpudrv: allocate %d bytes aligned to %d: want a size above 0 and a power of two", size, align)
+		return 0, fmt.Errorf("driver: allocate %d bytes aligned to %d: want a size above 0 and a power of two", size, align)
 	}
 	for i, s := range h.free {
 		base := (s.base + align - 1) &^ (align - 1)
@@ -50,14 +50,14 @@ func (h *Heap) Alloc(size, align uint64) (uint64, error) {
 		h.used[base] = size
 		return base, nil
 	}
-	return 0, fmt.Errorf("gpudrv: allocate %d bytes: %w", size, ErrOutOfMemory)
+	return 0, fmt.Errorf("driver: allocate %d bytes: %w", size, ErrOutOfMemory)
 }
 
 // Free gives back what Alloc returned at base.
 func (h *Heap) Free(base uint64) error {
 	size, ok := h.used[base]
 	if !ok {
-		return fmt.Errorf("gpudrv: free %#x: not allocated", base)
+		return fmt.Errorf("driver: free %#x: not allocated", base)
 	}
 	delete(h.used, base)
 	i, _ := slices.BinarySearchFunc(h.free, base, func(s span, b uint64) int {
@@ -81,7 +81,7 @@ func (h *Heap) Free(base uint64) error {
 // Size returns the size of the piece at base, 0 if it is not allocated.
 func (h *Heap) Size(base uint64) uint64 { return h.used[base] }
 
-// InUse returns how many bytes are handed out and in how many pieces.
+// InUse returns the number of allocated bytes and pieces.
 func (h *Heap) InUse() (bytes uint64, pieces int) {
 	for _, size := range h.used {
 		bytes += size

@@ -53,8 +53,8 @@ func tolerance(t reg.ElementType) float64 {
 	return 0x1p-46
 }
 
-// close compares numbers; scale is the size of what they were computed from,
-// where terms cancel.
+// closeTo compares numbers. scale is the magnitude of the operands, for results
+// in which terms cancel.
 func closeTo(got, want []float64, t reg.ElementType, scale float64) error {
 	for i := range want {
 		if d := math.Abs(got[i] - want[i]); !(d <= tolerance(t)*max(math.Abs(want[i]), scale)) {
@@ -64,7 +64,7 @@ func closeTo(got, want []float64, t reg.ElementType, scale float64) error {
 	return nil
 }
 
-// gemm computes C = alpha*op(A)*op(B) + beta*C as the definition says.
+// gemm computes C = alpha*op(A)*op(B) + beta*C by the definition.
 func gemm(l reg.Launch, a, b, c []float64) []float64 {
 	m, n, k := int(l.M), int(l.N), int(l.K)
 	out := make([]float64, m*n)
@@ -90,7 +90,7 @@ func gemm(l reg.Launch, a, b, c []float64) []float64 {
 	return out
 }
 
-// dft computes count transforms of n complex points as the definition says.
+// dft computes count transforms of n complex points by the definition.
 func dft(in []float64, n, count int, inverse bool) []float64 {
 	out := make([]float64, len(in))
 	sign, scale := -1.0, 1.0

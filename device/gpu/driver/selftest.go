@@ -90,7 +90,7 @@ func (d *Device) SelfTest(ctx context.Context, w io.Writer, opts SelfTestOptions
 	report = &Report{Device: d.info}
 	t := &tester{dev: d, opts: opts, rng: rand.New(rand.NewPCG(opts.Seed, 1))}
 	if err := t.setUp(); err != nil {
-		return report, fmt.Errorf("gpudrv: self-test: %w", err)
+		return report, fmt.Errorf("driver: self-test: %w", err)
 	}
 	defer func() { err = errors.Join(err, t.tearDown()) }()
 	report.OK = true
@@ -111,7 +111,7 @@ func (d *Device) SelfTest(ctx context.Context, w io.Writer, opts SelfTestOptions
 			continue
 		}
 		if err := t.recover(ctx, checkErr); err != nil {
-			return report, fmt.Errorf("gpudrv: self-test: %s: %w", item.name, err)
+			return report, fmt.Errorf("driver: self-test: %s: %w", item.name, err)
 		}
 	}
 	report.Interrupts, report.Missed = d.Interrupts()

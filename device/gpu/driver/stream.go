@@ -16,8 +16,8 @@ const (
 	stampWord   = 128
 )
 
-// entriesPerList is how many segments fit the page that each ring entry has
-// for its segment list: a page is all that is contiguous on every bus.
+// entriesPerList is the number of segments in the page that each ring entry has
+// for its segment list. One page is contiguous on every bus.
 const entriesPerList = pageSize / reg.SegmentSize
 
 const pageSize = 4096
@@ -33,7 +33,7 @@ type Stream struct {
 	ringBus, statusBus  uint64
 	listBus             []uint64 // bus address of each ring entry's list page
 
-	waiter chan struct{} // one token: who holds it waits for the interrupt
+	waiter chan struct{} // one token: its holder waits for the interrupt
 
 	mu sync.Mutex // guards the fields below
 	// Commands are counted from the opening of the stream: those submitted before
@@ -60,19 +60,19 @@ func checkRing(n int) error {
 	return nil
 }
 
-// NewStream takes a free queue into use, with a ring of Options.RingEntries.
+// NewStream makes a stream of a free queue, with a ring of Options.RingEntries.
 func (d *Device) NewStream() (*Stream, error) { return d.NewStreamSize(d.opts.RingEntries) }
 
-// NewStreamSize takes a free queue into use, with a ring of the given number of
+// NewStreamSize makes a stream of a free queue, with a ring of the given number of
 // entries, a power of two.
 func (d *Device) NewStreamSize(entries int) (*Stream, error) {
 	if err := checkRing(entries); err != nil {
-		return nil, fmt.Errorf("gpudrv: new stream: %w", err)
+		return nil, fmt.Errorf("driver: new stream: %w", err)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
-		return nil, fmt.Errorf("gpudrv: new stream: %w", ErrClosed)
+		return nil, fmt.Errorf("driver: new stream: %w", ErrClosed)
 	}
 	for q, s := range d.streams {
 		if s != nil {
@@ -80,12 +80,12 @@ func (d *Device) NewStreamSize(entries int) (*Stream, error) {
 		}
 		s, err := newStream(d, q, entries)
 		if err != nil {
-			return nil, fmt.Errorf("gpudrv: new stream: %w", err)
+			return nil, fmt.Errorf("driver: new stream: %w", err)
 		}
 		d.streams[q] = s
 		return s, nil
 	}
-	return nil, fmt.Errorf("gpudrv: new stream: all %d queues are in use: %w", len(d.streams), ErrOutOfMemory)
+	return nil, fmt.Errorf("driver: new stream: all %d queues are in use: %w", len(d.streams), ErrOutOfMemory)
 }
 
 func newStream(d *Device, q, n int) (*Stream, error) {
@@ -143,14 +143,14 @@ func (s *Stream) start() {
 // Queue returns the number of the queue.
 func (s *Stream) Queue() int { return s.queue }
 
-// Reset drops what the queue has not finished and starts it again, after a
-// QueueError or a wait that was given up. Waits for fences that were not
+// Reset drops the commands that the queue has not finished and starts the queue
+// again, after a QueueError or a cancelled wait. Waits for fences that were not
 // reached end with ErrDropped.
 func (s *Stream) Reset() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return fmt.Errorf("gpudrv: reset stream: %w", ErrClosed)
+		return fmt.Errorf("driver: reset stream: %w", ErrClosed)
 	}
 	if err := s.stopLocked(); err != nil {
 		return err
@@ -170,7 +170,7 @@ func (s *Stream) stopLocked() error {
 	return nil
 }
 
-// Close stops the queue and gives its memory back.
+// Close stops the queue and frees its memory.
 func (s *Stream) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -180,7 +180,7 @@ func (s *Stream) Close() error {
 	s.closed = true
 	err := s.stopLocked()
 	if errors.Is(err, ErrDeviceLost) {
-		err = nil // what is gone needs no stopping
+		err = nil // a lost device needs no stopping
 	}
 	s.dev.mu.Lock()
 	s.dev.streams[s.queue] = nil
@@ -199,7 +199,7 @@ func (s *Stream) release() error {
 }
 
 // Submit puts commands into the ring and rings the doorbell once for all of
-// them, or more often where the ring is short. It waits while the ring is full.
+// them, or more often if the ring is short. It waits while the ring is full.
 // The ID fields are overwritten with the number of the command.
 func (s *Stream) Submit(ctx context.Context, commands ...reg.Command) error {
 	s.mu.Lock()
@@ -352,7 +352,7 @@ func (s *Stream) roomLocked(ctx context.Context) error {
 			}
 		}
 		if err := b.pause(ctx); err != nil {
-			return fmt.Errorf("gpudrv: queue %d: ring is full: %w", s.queue, err)
+			return fmt.Errorf("driver: queue %d: ring is full: %w", s.queue, err)
 		}
 	}
 }
@@ -360,7 +360,7 @@ func (s *Stream) roomLocked(ctx context.Context) error {
 func (s *Stream) usableLocked() error {
 	switch {
 	case s.closed:
-		return fmt.Errorf("gpudrv: stream: %w", ErrClosed)
+		return fmt.Errorf("driver: stream: %w", ErrClosed)
 	case s.dev.lost.Load():
 		return ErrDeviceLost
 	}

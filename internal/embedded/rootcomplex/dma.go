@@ -46,8 +46,8 @@ func (h *Host) writeMemory(addr uint64, src []byte) pcie.CplStatus {
 	return pcie.SuccessfulCompletion
 }
 
-// dmaWrite takes a posted write: to memory, or to the interrupt window. What
-// is poisoned or outside is dropped and counted.
+// dmaWrite takes a posted write to memory or to the interrupt window. It drops and
+// counts poisoned writes and those to other addresses.
 func (h *Host) dmaWrite(p *tlp.Packet) {
 	switch {
 	case p.EP:
@@ -101,7 +101,7 @@ func (h *Host) dmaAtomic(p *tlp.Packet) {
 	r.n, r.p.Data = len(r.p.Data), nil
 }
 
-// refuse answers with Unsupported Request where an answer is wanted.
+// refuse answers a non-posted request with Unsupported Request.
 func (h *Host) refuse(p *tlp.Packet) {
 	h.counters.Refused++
 	if p.Type.NonPosted() {

@@ -34,16 +34,16 @@ var (
 // double word: a longer list has a loop.
 const maxCapabilities = 48
 
-// EnumSpec says what firmware hands out.
+// EnumSpec describes the resources that enumeration assigns.
 type EnumSpec struct {
 	RootBus, LastBus uint8 // bus numbers, both included
 	// Window32 lies below 4 GiB and takes all BARs that are not both 64-bit
 	// and prefetchable; Window64 takes those.
 	Window32, Window64 Range
 
-	// What is kept free behind a hot-plug capable slot, so that a GPU can
-	// appear there later: bus numbers beside the secondary bus, and sizes of
-	// the two windows (multiples of 1 MiB).
+	// Reserves behind a hot-plug capable slot for a GPU that appears later: bus
+	// numbers beside the secondary bus, and sizes of the two windows (multiples
+	// of 1 MiB).
 	HotPlugBuses                     uint8
 	HotPlugWindow32, HotPlugWindow64 uint64
 
@@ -112,8 +112,8 @@ func Enumerate(acc ConfigAccess, spec EnumSpec) (*Function, error) {
 }
 
 // Rescan enumerates again behind one bridge of a tree that Enumerate built,
-// inside the bus numbers and windows that the bridge already has: what an OS
-// does after a hot-plug event. The children of the bridge are replaced; with
+// inside the bus numbers and windows of the bridge, as an OS does after a hot-plug
+// event. The children of the bridge are replaced; with
 // an empty slot there are none.
 func Rescan(acc ConfigAccess, spec EnumSpec, bridge *Function) error {
 	e := &enumerator{acc: acc, spec: spec, nextBus: int(bridge.Secondary) + 1, fixed: true}

@@ -83,13 +83,13 @@ func (s Spec) validate() error {
 	return nil
 }
 
-// EventKind says what has happened.
+// EventKind is the kind of an Event.
 type EventKind uint8
 
 // Kinds of event.
 const (
 	// EventDone: the operation with this Cookie is over. OK is false when it
-	// failed; what was read is all ones then, as a CPU sees it.
+	// failed; a failed read returns all ones, as to a CPU.
 	EventDone EventKind = iota
 	// EventInterrupt: a device wrote Data to Addr in the interrupt window (MSI, MSI-X).
 	EventInterrupt
@@ -116,7 +116,7 @@ type Counters struct {
 	Refused                     uint64 // DMA outside memory, or a request that the host does not support
 	Poisoned                    uint64 // DMA writes with EP set: dropped
 	Interrupts                  uint64
-	Timeouts                    uint64 // CPU accesses that nobody answered in time
+	Timeouts                    uint64 // CPU accesses without an answer in time
 	Failed                      uint64 // CPU accesses answered with an error
 	Retries                     uint64 // configuration requests repeated after Request Retry Status
 	ErrorMessages               uint64 // ERR_COR, ERR_NONFATAL and ERR_FATAL

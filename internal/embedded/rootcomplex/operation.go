@@ -16,7 +16,7 @@ type operation struct {
 	addr   uint64   // or, for configuration, the register
 	target pcie.BDF
 	be     uint8
-	data   []byte // what is written, or where what is read goes
+	data   []byte // source of a write, destination of a read
 	word   [pcie.DW]byte
 	cookie uint64
 	id     uint64 // key in Host.live; 0 is none
@@ -256,7 +256,7 @@ func (h *Host) finishOperation(op *operation) {
 	h.over(op)
 }
 
-// fail makes what was to be read from the offset on all ones.
+// fail sets the rest of the destination of a read, from the offset, to all ones.
 func (op *operation) fail(from int) {
 	op.failed = true
 	if !op.kind.HasData() {

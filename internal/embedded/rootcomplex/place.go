@@ -17,8 +17,8 @@ const (
 	bridgeGranule = 1 << 20
 )
 
-// demand is a piece of one of the two address spaces that somebody on a bus
-// wants: a BAR, or the window of a bridge.
+// demand is a piece of one of the two address spaces that a function needs: for a
+// BAR, or for the window of a bridge.
 type demand struct {
 	size, align uint64
 	give        func(base uint64) error
@@ -59,8 +59,7 @@ func (e *enumerator) collect(bridge *Function) (demands, error) {
 	return d, nil
 }
 
-// collectBridge turns what the functions behind a bridge want into windows of
-// that bridge.
+// collectBridge turns the demands behind a bridge into windows of that bridge.
 func (e *enumerator) collectBridge(f *Function, d *demands) error {
 	below, err := e.collect(f)
 	if err != nil {

@@ -1,6 +1,6 @@
 package rootcomplex
 
-// queue is a FIFO that keeps its memory: a slice whose front moves on.
+// queue is a FIFO that reuses its memory: a slice with a moving front.
 type queue[T any] struct {
 	items []T
 	head  int // of the oldest item
@@ -16,8 +16,8 @@ func (q *queue[T]) front() *T { return &q.items[q.head] }
 
 // push adds a zero item and returns it; it is valid until the next push or pop.
 func (q *queue[T]) push() *T {
-	// What has left makes room before the slice grows, where moving the rest
-	// pays: the half is moved at most once for each item that left.
+	// Reuse the space of popped items before the slice grows, if they are at least
+	// half of it: each pop then moves at most one item.
 	if len(q.items) == cap(q.items) && q.head >= len(q.items)-q.head {
 		n := copy(q.items, q.items[q.head:])
 		clear(q.items[n:])
@@ -37,5 +37,5 @@ func (q *queue[T]) pop() {
 	}
 }
 
-// drop forgets all, and the memory.
+// drop forgets all items and releases the memory.
 func (q *queue[T]) drop() { *q = queue[T]{} }

@@ -9,7 +9,7 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// EventKind is what the host did to a slot.
+// EventKind is the kind of an Event.
 type EventKind uint8
 
 // Kinds of event.
@@ -32,7 +32,7 @@ func (k EventKind) String() string {
 	return fmt.Sprintf("EventKind(%d)", uint8(k))
 }
 
-// Event is something that the owner of the switch does to a device.
+// Event asks the owner of the switch to reset or power off a device.
 type Event struct {
 	Kind EventKind
 	Slot int
@@ -48,9 +48,9 @@ func (s *Switch) NextEvent() (Event, bool) {
 	return e, true
 }
 
-// SetPresence says that a device was put into a slot or pulled out. Pulling it
-// out takes the link down as well: to the host it is a surprise removal unless
-// it had switched the slot off.
+// SetPresence records that a device was put into a slot or removed. A removal takes
+// the link down too. The host sees a surprise removal unless it had powered the
+// slot off.
 func (s *Switch) SetPresence(slot int, present bool) {
 	d := &s.down[slot]
 	if d.present == present {
@@ -65,8 +65,8 @@ func (s *Switch) SetPresence(slot int, present bool) {
 	s.signal(slot)
 }
 
-// SetLink says whether the device of a slot can be reached. The link that the
-// host sees is up when there is a device, power, and no Link Disable as well.
+// SetLink records whether the device of a slot can be reached. The host sees the
+// link up if there is a device, power, and no Link Disable as well.
 func (s *Switch) SetLink(slot int, up bool) {
 	s.down[slot].linkUp = up
 	s.relink(slot)
@@ -150,7 +150,7 @@ func (p *port) message(id pcie.BDF) (tlp.Packet, [pcie.DW]byte) {
 	return m, data
 }
 
-// writePort writes a register of a port and does what follows from it.
+// writePort writes a register of a port and applies its effects.
 func (s *Switch) writePort(slot int, reg uint16, be uint8, v uint32) {
 	if slot == Upstream {
 		change := s.up.space.WriteBE(reg, be, v)
@@ -220,7 +220,7 @@ func (s *Switch) interruptPin(slot int, code uint8) {
 	}
 }
 
-// releasePins lets go of the wires of a device that is gone.
+// releasePins deasserts the wires of a removed device.
 func (s *Switch) releasePins(slot int) {
 	for pin := range uint8(4) {
 		if s.down[slot].pins>>pin&1 != 0 {

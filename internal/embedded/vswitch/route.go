@@ -13,9 +13,9 @@ var here = mapping.Route{Where: mapping.Here}
 
 // FromHost routes a TLP that arrives at the upstream port. It converts a
 // configuration request that leaves towards a device to type 0 in place
-// (section 7.3.3). What ends in the switch is Here: it answers requests to the
-// ports themselves, and with Unsupported Request those without a destination,
-// both through Transmit.
+// (section 7.3.3). Here is the route of a TLP that ends in the switch. The switch
+// answers requests to its ports, and refuses requests without a destination with
+// Unsupported Request, both through Transmit.
 func (s *Switch) FromHost(p *tlp.Packet) mapping.Route {
 	if p.Type.Config() {
 		return s.config(p)

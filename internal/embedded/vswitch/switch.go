@@ -36,8 +36,7 @@ type Spec struct {
 	Generation      pcie.Generation  // 0: Gen4
 	Width           int              // lanes; 0: 16
 	MaxPayload      pcie.PayloadSize // 0: 512
-	// TenBitTags says that the switch passes 10-bit tags, which any does that
-	// does not look at them.
+	// TenBitTags makes the ports report that they pass 10-bit tags.
 	TenBitTags bool
 }
 
@@ -57,16 +56,16 @@ func (s Spec) withDefaults() Spec {
 // Upstream stands for the upstream port where Transmit gives a slot number.
 const Upstream = -1
 
-// Counters count what went wrong, since the switch was made.
+// Counters count errors and interrupts since the switch was made.
 type Counters struct {
 	Unsupported uint64 // requests answered with Unsupported Request, or dropped if posted
-	Unexpected  uint64 // completions for nobody
+	Unexpected  uint64 // completions of no request
 	Interrupts  uint64 // hot-plug MSI sent
 }
 
 // Switch is a running switch: a pure machine without a clock. TLPs that come
-// in are routed by FromHost and FromSlot; what the switch says itself comes out
-// of Transmit.
+// in are routed by FromHost and FromSlot. Transmit emits the TLPs of the switch
+// itself.
 type Switch struct {
 	spec     Spec
 	router   *mapping.Router // follows the registers of the ports
@@ -145,9 +144,9 @@ func (s *Switch) Slots() int { return len(s.down) }
 // Counters returns a copy of the counters.
 func (s *Switch) Counters() Counters { return s.counters }
 
-// Reset is a conventional reset of the whole switch: configuration, what it
-// wanted to send and the devices behind it (an EventReset for each slot with a
-// device). What is plugged in stays.
+// Reset is a conventional reset of the whole switch: its configuration, its unsent
+// TLPs, and the devices behind it (an EventReset for each slot with a device).
+// Devices stay plugged in.
 func (s *Switch) Reset() {
 	s.up.space.Reset(false)
 	s.update(Upstream)
@@ -168,7 +167,7 @@ func (s *Switch) resetBelow() {
 			s.events = append(s.events, Event{EventReset, i})
 		}
 		s.relink(i)
-		// A link that is up again after a reset is no news for the slot.
+		// The slot reports no event for a link that is up again after a reset.
 		d.space.PokeBits(d.express+cfgspace.OffSlotSta, 0, cfgspace.SlotStaLinkChange)
 	}
 }

@@ -14,8 +14,8 @@ type Run struct {
 	Times predict.Times
 }
 
-// Comparison holds a system against the model. All performances are relative
-// to the same at the native round trip: 1 is native.
+// Comparison compares a system with the model. Performances are relative to the
+// native round trip: 1 is native.
 type Comparison struct {
 	// Basis says over what times are taken: Unit is one of Units of it.
 	Basis string
@@ -28,7 +28,7 @@ type Comparison struct {
 	Points           []Point
 }
 
-// Reproduction is by how much the native system differs from the recording:
+// Reproduction returns the deviation of the native system from the recording:
 // 0.01 is one per cent slower.
 func (c *Comparison) Reproduction() float64 { return float64(c.Native)/float64(c.Recorded) - 1 }
 

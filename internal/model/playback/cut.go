@@ -9,9 +9,9 @@ import (
 )
 
 // Cut returns the part of a workload up to the end of its first steps training
-// steps, and not longer than limit; 0 stands for no bound. What was launched
-// until then is part of it. A workload that need not be cut is returned as it
-// is; the other one shares no slice that is written to.
+// steps, and not longer than limit; 0 stands for no bound. The part
+// contains all operations launched until then. Cut returns a short workload
+// unchanged, and otherwise one that shares no slice that is written to.
 func Cut(w *workload.Workload, steps int, limit time.Duration) *workload.Workload {
 	until := w.Span()
 	if steps > 0 && steps < len(w.Steps) {
@@ -52,7 +52,7 @@ func Cut(w *workload.Workload, steps int, limit time.Duration) *workload.Workloa
 }
 
 // Traffic returns how many bytes a replay of the workload moves between host
-// and GPU: each of them, so that large traces take a while.
+// and GPU: each byte is moved, so large traces take long.
 func Traffic(w *workload.Workload) int64 {
 	var sum int64
 	for i := range w.Ops {

@@ -7,7 +7,7 @@ import (
 	"github.com/dxpu-project/dxpu/machine"
 )
 
-// event is one thing that happens on the host.
+// event is the start or the end of a step on the host.
 type event struct {
 	kind  kind
 	index int32 // of the call or operation
@@ -21,16 +21,16 @@ const (
 	callEnd
 )
 
-// notYet marks the end of an operation that the host does not know of.
+// notYet is the end of an operation that the host has not seen.
 const notYet = time.Duration(-1)
 
 // player is the host of a replay: its threads, which make their calls with the
-// recorded gaps between them, and the driver, which fills rings and looks at
-// fences. It is a pure machine: its owner calls step with the time when wake
-// says so or when the GPU has written.
+// recorded gaps between them, and the driver, which fills rings and reads fences.
+// It is a pure machine: its owner calls step at the time that wake returns and
+// after the GPU has written a fence.
 //
-// The times of events are those they were due at, so a late owner delays
-// nothing but what it was late to see of the GPU.
+// Events have the times at which they were due, so a late owner delays only the
+// fences that it sees late.
 type player struct {
 	*script
 	timing
@@ -85,7 +85,7 @@ func newPlayer(s *script, t timing, g *gpu, request uint64) *player {
 	return m
 }
 
-// start begins the replay: the recording's time 0 is origin.
+// start begins the replay. origin is the time 0 of the recording.
 func (m *player) start(origin time.Duration) {
 	m.origin = origin
 	for i := range m.w.Calls {
@@ -109,7 +109,7 @@ func (m *player) start(origin time.Duration) {
 // done reports whether all calls and operations are over.
 func (m *player) done() bool { return m.left == 0 && m.unfenced == 0 }
 
-// progress is how many calls and operations are behind, of how many.
+// progress returns the number of finished calls and operations, and of all.
 func (m *player) progress() (done, total int) {
 	return len(m.w.Calls) - m.left + m.put, len(m.w.Calls) + len(m.w.Ops)
 }
@@ -129,7 +129,7 @@ func (m *player) news() bool {
 	return false
 }
 
-// step does what is due.
+// step handles the events that are due.
 func (m *player) step(now time.Duration) error {
 	for q := range m.rings {
 		if r := &m.rings[q]; !r.idle() {
@@ -195,8 +195,7 @@ func (m *player) endCall(at time.Duration, i int32) {
 	}
 }
 
-// readyOp puts into the ring what is ready and whose turn it is: the order of a
-// stream is that of the recording.
+// readyOp puts ready operations into the ring, in the order of the recording.
 func (m *player) readyOp(i int32) {
 	m.ready[i] = true
 	q := m.queue(i)

@@ -69,8 +69,8 @@ func btoi(b bool) int {
 	return 0
 }
 
-// Whatever the recording says, the replay ends, two are equal, no call ends
-// before it starts, and a longer round trip makes nothing faster.
+// The replay of any recording ends, two replays are equal, no call ends before it
+// starts, and a longer round trip makes no call faster.
 func TestAnythingIsReplayed(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		p := anything(rt)

@@ -27,7 +27,7 @@ type RealSpec struct {
 	NativeTrip, Trip time.Duration
 	// Request is what the GPU reads at a time, in bytes; 0: what the device says.
 	Request int
-	// Progress is told how many of all calls and operations are behind; nil: nobody.
+	// Progress receives the number of finished calls and operations, and of all; nil: no one watches.
 	Progress func(done, total int)
 }
 

@@ -1,8 +1,8 @@
 // Package playback runs a recorded workload again, on the software GPU behind
 // the real link: launches are doorbells and command fetches, copies are DMA,
-// synchronisations wait for fences, and only the work itself is replaced, by
-// delays of the recorded length. So the predictor, which has no notion of any
-// of this, can be held against a system.
+// synchronisations wait for fences. Delays of the recorded length replace the work
+// itself. The result checks the predictor, which models none of this, against a
+// system.
 //
 //	recorded                       on the system
 //	call, gap between calls        time on the host
@@ -13,8 +13,7 @@
 //	wait between streams           semaphore
 //	synchronisation                a fence that the GPU writes to host memory
 //
-// What depends on what is the predictor's reconstruction; what each step takes
-// is not.
+// The dependencies are the predictor's reconstruction; the durations are not.
 package playback
 
 import (
@@ -29,8 +28,8 @@ import (
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
-// Costs is what the round trip costs on the software GPU, for the predictor.
-// Nothing here is fitted: each term counts packets.
+// Costs returns the costs of a round trip on the software GPU, for the predictor.
+// No term is fitted: each counts packets.
 //
 // A launch is one posted write (the doorbell: half a round trip) and then one
 // read (the GPU fetches the command: a whole one), but the stream is not busy
@@ -45,7 +44,7 @@ func Costs() perf.Costs {
 	}
 }
 
-// Spec says over what a workload is replayed.
+// Spec describes the system of a replay.
 type Spec struct {
 	// RTT and NativeRTT are round trips of a PCIe memory read; NativeRTT is the
 	// one that the recording was made with. Both are unstretched.
@@ -53,7 +52,7 @@ type Spec struct {
 	// Requester is what the GPU reads host memory with. Ready raises its tags
 	// where the recording needs more.
 	Requester perf.Requester
-	// Progress is told how many of all calls and operations are behind; nil: nobody.
+	// Progress receives the number of finished calls and operations, and of all; nil: no one watches.
 	Progress func(done, total int)
 }
 
@@ -85,19 +84,19 @@ func (s Spec) Ready(p *predict.Plan) (ready Spec, note string, err error) {
 
 // Errors of a replay.
 var (
-	// ErrStuck says that nothing happened any more before the workload was over.
+	// ErrStuck means that no event was left before the end of the workload.
 	ErrStuck = errors.New("replay: the replay does not go on")
-	// ErrCopy says that the recording has a copy that is too large to repeat.
+	// ErrCopy means that the recording has a copy that is too large to replay.
 	ErrCopy = errors.New("replay: copy too large")
 )
 
-// timing is what a player needs to know of the road between host and GPU.
+// timing holds the times between host and GPU that a player uses.
 type timing struct {
 	// stretch multiplies every time of the recording.
 	stretch int64
 	// launch is from a doorbell to the start of a command on the idle GPU, fence
-	// from the end of a command to the host's knowing, trip the round trip of a
-	// read, all as they are natively and stretched. Recorded lags contain them.
+	// from the end of a command until the host sees it, trip the round trip of a
+	// read, all native and stretched. Recorded lags contain them.
 	launch, fence, trip time.Duration
 	// notice is fence over the round trip of this replay.
 	notice time.Duration
@@ -114,7 +113,7 @@ func (t *timing) spread(d time.Duration) time.Duration {
 	return d * time.Duration(t.stretch)
 }
 
-// ended reports why a run must stop early.
+// ended returns the reason to stop a run early, or nil.
 func ended(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

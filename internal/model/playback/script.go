@@ -21,7 +21,7 @@ const queues = Queues
 // maxCopy bounds the bytes of one copy, which all move.
 const maxCopy = 16 << 30
 
-// script is a plan laid out for running: what follows what, by index.
+// script is a plan prepared for a replay: successors by index.
 type script struct {
 	plan *predict.Plan
 	w    *workload.Workload
@@ -75,7 +75,7 @@ func filled(n int) []int32 {
 // assign gives streams queues, each one the queue that has least to do: one of
 // its own, as long as there are some.
 func (s *script) assign() {
-	const perOp = time.Microsecond // so that many short operations count too
+	const perOp = time.Microsecond // makes many short operations count too
 	work := make([]time.Duration, len(s.w.Streams))
 	for i := range s.w.Ops {
 		work[s.w.Ops[i].Stream] += s.w.Ops[i].Dur + perOp
@@ -152,8 +152,8 @@ func (s *script) layCalls() {
 	}
 }
 
-// markFences marks what the host must know the end of: what calls wait for, the last
-// operation of each training step in each queue, and the first one of all.
+// markFences marks the operations whose end the host must see: those that calls
+// wait for, the last of each training step in each queue, and the first of all.
 func (s *script) markFences() {
 	s.fenced[s.plan.Order()[0]] = true
 	for i := range s.w.Calls {

@@ -42,7 +42,7 @@ func checkTrace(t *testing.T, path string) {
 	if err != nil {
 		t.Skip(err)
 	}
-	// Simulating so many bytes takes some seconds, with large requests.
+	// Simulating more bytes takes seconds, even with large requests.
 	const small, most = 256 << 20, 1 << 30
 	limit := 500 * time.Millisecond
 	part := playback.Cut(w, 2, limit)

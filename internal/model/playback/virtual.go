@@ -18,7 +18,7 @@ import (
 // is due on the host: longer than any kernel.
 const patience = 24 * time.Hour
 
-// breath is after how many moments in virtual time a replay looks at ctx.
+// breath is the number of events after which a replay checks ctx.
 const breath = 1 << 14
 
 // Virtual replays the plan's workload in virtual time: the link, the root
@@ -38,7 +38,7 @@ func Virtual(ctx context.Context, p *predict.Plan, spec Spec) (predict.Times, er
 	if err != nil {
 		return predict.Times{}, err
 	}
-	// Upwards everything takes the host's own time, downwards nothing: see
+	// TLPs of the GPU take the host's own time, those of the host none: see
 	// sim.PairSpec.RootLatency.
 	t := timing{stretch: 1, launch: spec.NativeRTT, fence: spec.NativeRTT, trip: spec.NativeRTT, notice: spec.RTT - (spec.RTT-spec.NativeRTT)/2}
 	m := newPlayer(s, t, v.gpu, uint64(spec.Requester.MRRS))
@@ -59,8 +59,8 @@ type world struct {
 	gpu   *gpu
 }
 
-// hostMemory is what a replay needs on the host: rings with their status pages,
-// and the data of copies.
+// hostMemory is the host memory of a replay in bytes: rings with their status
+// pages, and the data of copies.
 const hostMemory = queues*(ringEntries*reg.CommandSize+4096) + uploadPiece
 
 func newWorld(ctx context.Context, spec Spec) (*world, error) {
@@ -69,7 +69,7 @@ func newWorld(ctx context.Context, spec Spec) (*world, error) {
 		GPU:            device.Spec{Tags: spec.Requester.Tags, MaxReadRequest: spec.Requester.MRRS, VRAM: vramSize},
 		Paths:          []sim.Duplex{sim.Delayed(delay)},
 		RootLatency:    spec.RTT - 2*delay,
-		Link:           link.Config{Cipher: link.CipherNone}, // it would cost only processor time, which is none
+		Link:           link.Config{Cipher: link.CipherNone}, // a cipher costs processor time only, which the simulation does not count
 		Memory:         hostMemory,
 		MaxReadRequest: spec.Requester.MRRS,
 	})

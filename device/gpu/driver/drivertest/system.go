@@ -1,5 +1,5 @@
 // Package drivertest is a computer in one process: an embedded host, a virtual
-// switch and whatever devices are plugged into it, for tests of drivers and
+// switch and the devices that are plugged into it, for tests of drivers and
 // for demonstrations without a network.
 package drivertest
 
@@ -39,7 +39,7 @@ type System struct {
 	stop   chan struct{}
 	loop   sync.WaitGroup
 
-	mu      sync.Mutex // guards what follows; held while machines run
+	mu      sync.Mutex // guards the fields below; held while machines run
 	sw      *vswitch.Switch
 	devices []device.Device // by slot
 }
@@ -77,7 +77,7 @@ func New(cfg Config) (*System, error) {
 	return s, nil
 }
 
-// Close stops the system. Drivers that still wait get gpudrv.ErrClosed.
+// Close stops the system. Waiting drivers get driver.ErrClosed.
 func (s *System) Close() {
 	_ = s.Host.Close() // always nil
 	close(s.stop)
@@ -102,8 +102,8 @@ func (s *System) Plug(slot int, d device.Device) error {
 	return rootcomplex.Rescan(s.Host, s.enum, s.port(slot))
 }
 
-// Unplug pulls the device out, without a warning to anybody: the drivers learn
-// that it is lost, as an OS tells them when the slot interrupts.
+// Unplug pulls the device out, without a warning. The drivers are told
+// that it is lost, as an OS does after the interrupt of the slot.
 func (s *System) Unplug(slot int) {
 	s.mu.Lock()
 	s.sw.SetPresence(slot, false)
@@ -117,7 +117,7 @@ func (s *System) Unplug(slot int) {
 // Open gives a driver the device in a slot.
 func (s *System) Open(slot int) (*embedded.Bus, error) {
 	if len(s.port(slot).Children) == 0 {
-		return nil, fmt.Errorf("gpudrvtest: slot %d is empty", slot)
+		return nil, fmt.Errorf("drivertest: slot %d is empty", slot)
 	}
 	return s.Host.Open(s.port(slot).Children[0])
 }
@@ -167,7 +167,7 @@ func (s *System) nextWake() time.Duration {
 	return wake
 }
 
-// step lets each machine speak once and reports whether any did.
+// step lets each machine transmit once and reports whether any did.
 func (s *System) step(now time.Duration) (moved bool) {
 	s.Host.Transmit(now, func(p *tlp.Packet) bool {
 		moved = true

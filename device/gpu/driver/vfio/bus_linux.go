@@ -74,7 +74,7 @@ type access interface {
 	close() error
 }
 
-// Bus is a PCI function that this process drives: a gpudrv.Bus.
+// Bus is a PCI function that this process drives: a driver.Bus.
 type Bus struct {
 	driver.RealTime
 	info   Function
@@ -83,7 +83,7 @@ type Bus struct {
 	lost   chan struct{}
 	watch  sync.WaitGroup
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	regions [pcie.MaxBARs]*mapped
 	vectors []*os.File
 	memory  map[*memory]bool
@@ -152,7 +152,7 @@ func (b *Bus) Function() Function { return b.info }
 // Mode returns how the device is accessed.
 func (b *Bus) Mode() Mode { return b.mode }
 
-// ConfigRead32 implements gpudrv.Bus.
+// ConfigRead32 implements driver.Bus.
 func (b *Bus) ConfigRead32(off int) uint32 {
 	var p [4]byte
 	if err := b.access.config(off, p[:], false); err != nil {
@@ -161,13 +161,13 @@ func (b *Bus) ConfigRead32(off int) uint32 {
 	return binary.LittleEndian.Uint32(p[:])
 }
 
-// ConfigWrite32 implements gpudrv.Bus.
+// ConfigWrite32 implements driver.Bus.
 func (b *Bus) ConfigWrite32(off int, v uint32) {
 	// A device that is gone swallows the write.
 	_ = b.access.config(off, binary.LittleEndian.AppendUint32(nil, v), true)
 }
 
-// BAR implements gpudrv.Bus.
+// BAR implements driver.Bus.
 func (b *Bus) BAR(i int) (driver.Region, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -197,7 +197,7 @@ func (b *Bus) usableLocked() error {
 	return nil
 }
 
-// AllocDMA implements gpudrv.Bus.
+// AllocDMA implements driver.Bus.
 func (b *Bus) AllocDMA(size int) (driver.DMA, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("vfio: allocate %d bytes of DMA memory", size)
@@ -221,7 +221,7 @@ func (b *Bus) AllocDMA(size int) (driver.DMA, error) {
 	return m, nil
 }
 
-// EnableMSIX implements gpudrv.Bus.
+// EnableMSIX implements driver.Bus.
 func (b *Bus) EnableMSIX(n int) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -236,7 +236,7 @@ func (b *Bus) EnableMSIX(n int) error {
 	return nil
 }
 
-// WaitInterrupt implements gpudrv.Bus.
+// WaitInterrupt implements driver.Bus.
 func (b *Bus) WaitInterrupt(ctx context.Context, vector int, timeout time.Duration) (uint64, error) {
 	b.mu.Lock()
 	err := b.usableLocked()
@@ -280,10 +280,10 @@ func readEvent(ctx context.Context, f *os.File, timeout time.Duration) (uint64, 
 	return 0, err
 }
 
-// Lost implements gpudrv.Bus.
+// Lost implements driver.Bus.
 func (b *Bus) Lost() <-chan struct{} { return b.lost }
 
-// Reset implements gpudrv.Bus.
+// Reset implements driver.Bus.
 func (b *Bus) Reset() error {
 	if err := b.access.reset(); err != nil {
 		return fmt.Errorf("vfio: reset %s: %w", b.info.Address, err)
@@ -291,7 +291,7 @@ func (b *Bus) Reset() error {
 	return nil
 }
 
-// Close implements gpudrv.Bus.
+// Close implements driver.Bus.
 func (b *Bus) Close() error {
 	b.mu.Lock()
 	if b.closed {

@@ -73,7 +73,7 @@ func TestRegionBounds(t *testing.T) {
 	}
 }
 
-// A device that is taken away reads all ones and kills nobody.
+// A device that was removed reads all ones and does not end the process.
 func TestRegionOfLostDevice(t *testing.T) {
 	for _, c := range []struct {
 		name string

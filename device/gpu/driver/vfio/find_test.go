@@ -83,7 +83,7 @@ func TestLookup(t *testing.T) {
 	}
 }
 
-// A file system does not bind; what is written can be checked.
+// A file system does not bind drivers, but it shows the written files.
 func TestBindWrites(t *testing.T) {
 	root := fakeSysfs(t)
 	if err := Bind(root, "0000:01:00.0", Driver); err == nil {

@@ -1,5 +1,5 @@
 // Package vfiouserbus lets the GPU driver drive a device behind a vfio-user
-// socket, in the place of a VMM: to test a slot of a host proxy, or any device
+// socket, instead of a VMM: to test a slot of a host proxy, or any device
 // server, without a virtual machine.
 package vfiouserbus
 
@@ -32,7 +32,7 @@ const (
 	accessTimeout = 10 * time.Second
 )
 
-// Options changes what Open does. The zero value is a good choice.
+// Options changes Open. The zero value suits most tests.
 type Options struct {
 	// BAR32 and BAR64 are the bus addresses from which on BARs are assigned.
 	// Devices that reach each other need different ones.
@@ -41,14 +41,14 @@ type Options struct {
 	// bytes: powers of two from 128 to 4096. 0 leaves them as they are after a
 	// reset. MaxPayload is brought down to what the device supports.
 	MaxPayload, MaxReadRequest int
-	// Polling is how who waits for an answer waits.
+	// Polling says how callers wait for answers.
 	Polling reader.Polling
 	// Messages keeps DMA memory from being shared: the device's accesses come
 	// as messages, as from a VMM whose memory has no descriptor.
 	Messages bool
 }
 
-// Bus implements gpudrv.Bus.
+// Bus implements driver.Bus.
 type Bus struct {
 	driver.RealTime
 	opts   Options
@@ -58,7 +58,7 @@ type Bus struct {
 	lost   chan struct{}
 	watch  sync.WaitGroup
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	next    uint64     // bus address of the next DMA memory
 	vectors []vector
 	memory  []*memory // that is accessed by messages
@@ -118,7 +118,7 @@ func (b *Bus) setUp(ctx context.Context) error {
 	if err := b.assign(ctx, cfgspace.DecodeBARs(dump)); err != nil {
 		return err
 	}
-	// The first read may hide MSI-X: what a VMM believes is not what the guest sees.
+	// The first read may hide MSI-X: a VMM and its guest may see different capabilities.
 	if err := b.reread(ctx, dump[:pcie.ConfigSizePCI]); err != nil {
 		return err
 	}
@@ -206,17 +206,17 @@ func closeFile(f *os.File) {
 	}
 }
 
-// ConfigRead32 implements gpudrv.Bus.
+// ConfigRead32 implements driver.Bus.
 func (b *Bus) ConfigRead32(off int) uint32 { return b.read32(vfiouser.RegionConfig, uint64(off)) }
 
-// ConfigWrite32 implements gpudrv.Bus.
+// ConfigWrite32 implements driver.Bus.
 func (b *Bus) ConfigWrite32(off int, v uint32) {
 	var p [4]byte
 	binary.LittleEndian.PutUint32(p[:], v)
 	_ = b.client.RegionWrite(context.Background(), vfiouser.RegionConfig, uint64(off), p[:]) // the client's own timeout bounds it
 }
 
-// BAR implements gpudrv.Bus.
+// BAR implements driver.Bus.
 func (b *Bus) BAR(i int) (driver.Region, error) {
 	if i < 0 || i >= pcie.MaxBARs || b.bars[i].size == 0 {
 		return nil, fmt.Errorf("vfiouserbus: the device has no BAR %d", i)
@@ -224,7 +224,7 @@ func (b *Bus) BAR(i int) (driver.Region, error) {
 	return &b.bars[i], nil
 }
 
-// EnableMSIX implements gpudrv.Bus: it programs the device's own table, as a
+// EnableMSIX implements driver.Bus: it programs the device's own table, as a
 // guest does.
 func (b *Bus) EnableMSIX(n int) error {
 	if b.msix.Vectors < n {
@@ -275,7 +275,7 @@ func (b *Bus) dma(_ *vfiouser.Client, r *vfiouser.DMARequest) {
 	r.Reply()
 }
 
-// WaitInterrupt implements gpudrv.Bus.
+// WaitInterrupt implements driver.Bus.
 func (b *Bus) WaitInterrupt(ctx context.Context, i int, timeout time.Duration) (uint64, error) {
 	b.mu.Lock()
 	if i < 0 || i >= len(b.vectors) {
@@ -306,7 +306,7 @@ func (b *Bus) WaitInterrupt(ctx context.Context, i int, timeout time.Duration) (
 	}
 }
 
-// Lost implements gpudrv.Bus.
+// Lost implements driver.Bus.
 func (b *Bus) Lost() <-chan struct{} { return b.lost }
 
 func (b *Bus) markLost() {
@@ -327,14 +327,14 @@ func (b *Bus) why() error {
 	return driver.ErrDeviceLost
 }
 
-// Reset implements gpudrv.Bus.
+// Reset implements driver.Bus.
 func (b *Bus) Reset() error {
 	ctx, cancel := context.WithTimeout(context.Background(), accessTimeout)
 	defer cancel()
 	return b.client.Reset(ctx)
 }
 
-// Close implements gpudrv.Bus.
+// Close implements driver.Bus.
 func (b *Bus) Close() error {
 	b.mu.Lock()
 	b.closed = true

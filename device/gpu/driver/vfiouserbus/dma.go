@@ -25,7 +25,7 @@ type memory struct {
 	file  *os.File // nil: the device server has it
 }
 
-// AllocDMA implements gpudrv.Bus.
+// AllocDMA implements driver.Bus.
 func (b *Bus) AllocDMA(size int) (driver.DMA, error) {
 	if size <= 0 || size > 1<<40 {
 		return nil, fmt.Errorf("vfiouserbus: %d bytes of DMA memory", size)
@@ -135,7 +135,7 @@ func (m *memory) Free() error {
 	err := m.bus.client.DMAUnmap(ctx, m.addr, uint64(len(m.bytes)))
 	select {
 	case <-m.bus.lost:
-		err = nil // nobody is left who could access it
+		err = nil // a lost device accesses nothing
 	default:
 	}
 	return errors.Join(err, m.release())
