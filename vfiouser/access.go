@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/cfgspace"
 )
 
 // keepBuffer is the longest message whose buffer is kept for the next access:
@@ -158,6 +160,14 @@ func (a *Access) reply(err error) []byte {
 	}
 	Header{ID: a.id, Command: a.cmd, Size: uint32(n), Flags: FlagReply}.Append(a.buf[:0])
 	return a.buf[:n]
+}
+
+// hideMSIX turns the MSI-X capability in an image of the configuration space
+// into a vendor-specific one; see Config.HideMSIXAtRealize.
+func hideMSIX(cfg []byte) {
+	if at := cfgspace.Find(cfg, cfgspace.CapMSIX); at != 0 {
+		cfg[at] = cfgspace.CapVendor
+	}
 }
 
 // release returns the access to the free list.

@@ -1,6 +1,7 @@
 package vfiouser
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -127,10 +128,10 @@ func Dial(ctx context.Context, path string, cfg ClientConfig) (*Client, error) {
 
 // NewClient negotiates on a connection and takes it over.
 func NewClient(ctx context.Context, nc *net.UnixConn, cfg ClientConfig) (*Client, error) {
-	cfg.Timeout = orDefault(cfg.Timeout, DefaultTimeout)
-	cfg.MaxData = orDefault(cfg.MaxData, DefaultClientData)
-	cfg.MaxOpen = orDefault(cfg.MaxOpen, DefaultClientOpen)
-	cfg.MaxDMA = orDefault(cfg.MaxDMA, DefaultClientDMA)
+	cfg.Timeout = cmp.Or(cfg.Timeout, DefaultTimeout)
+	cfg.MaxData = cmp.Or(cfg.MaxData, DefaultClientData)
+	cfg.MaxOpen = cmp.Or(cfg.MaxOpen, DefaultClientOpen)
+	cfg.MaxDMA = cmp.Or(cfg.MaxDMA, DefaultClientDMA)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}

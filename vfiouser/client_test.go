@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -221,43 +220,6 @@ func TestClientWithoutDMAHandler(t *testing.T) {
 	must(t, conn.SignalMSI(0xfee00000, 1, into(done)))
 	if err := waitErr(t, done); !errors.Is(err, unix.ENODEV) {
 		t.Error(err)
-	}
-}
-
-func TestRedial(t *testing.T) {
-	path := filepath.Join(tempDir(t), "s")
-	ctx, cancel := context.WithTimeout(bg, patience)
-	defer cancel()
-	started := make(chan int, 3)
-	result := make(chan error, 1)
-	go func() {
-		sessions := 0
-		result <- Redial(ctx, path, ClientConfig{}, Backoff{Min: time.Millisecond, Max: 4 * time.Millisecond}, func(ctx context.Context, c *Client) error {
-			sessions++
-			started <- sessions
-			if sessions == 3 {
-				return io.EOF // the session's own end
-			}
-			<-ctx.Done() // the connection broke
-			return nil
-		})
-	}()
-	for want := 1; want <= 3; want++ { // the server comes late, and goes twice
-		cfg, _ := testConfig()
-		srv, err := NewServer(cfg)
-		must(t, err)
-		ln, err := Listen(path)
-		must(t, err)
-		go func() { _ = srv.Serve(bg, ln) }()
-		if got := <-started; got != want {
-			t.Errorf("session %d, want %d", got, want)
-		}
-		if want == 3 {
-			if err := waitErr(t, result); !errors.Is(err, io.EOF) {
-				t.Error(err)
-			}
-		}
-		_ = srv.Close()
 	}
 }
 

@@ -1,6 +1,7 @@
 package vfiouser
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -173,11 +174,11 @@ func (c Config) complete() (Config, error) {
 	if c.Deadline < 0 || c.MaxOpen < 0 || c.MaxDMA < 0 || c.MaxMaps < 0 {
 		return c, errors.New("vfiouser: config: negative bound")
 	}
-	c.Deadline = orDefault(c.Deadline, DefaultDeadline)
-	c.MaxData = orDefault(c.MaxData, DefaultMaxData)
-	c.MaxOpen = orDefault(c.MaxOpen, DefaultMaxOpen)
-	c.MaxDMA = orDefault(c.MaxDMA, DefaultMaxDMA)
-	c.MaxMaps = orDefault(c.MaxMaps, DefaultMaxMaps)
+	c.Deadline = cmp.Or(c.Deadline, DefaultDeadline)
+	c.MaxData = cmp.Or(c.MaxData, DefaultMaxData)
+	c.MaxOpen = cmp.Or(c.MaxOpen, DefaultMaxOpen)
+	c.MaxDMA = cmp.Or(c.MaxDMA, DefaultMaxDMA)
+	c.MaxMaps = cmp.Or(c.MaxMaps, DefaultMaxMaps)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -187,14 +188,6 @@ func (c Config) complete() (Config, error) {
 		return c, fmt.Errorf("vfiouser: config: MaxData of %d bytes, want %d to %d", c.MaxData, c.Regions[RegionConfig].Size, DefaultMaxData)
 	}
 	return c, nil
-}
-
-func orDefault[T comparable](v, d T) T {
-	var zero T
-	if v == zero {
-		return d
-	}
-	return v
 }
 
 // maxMessage bounds a message from the peer: data of the agreed length, or one

@@ -5,6 +5,8 @@ import (
 	"math"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/pcie"
 )
 
 // dispatch handles one message. The parsers check payloads; the server answers
@@ -46,9 +48,7 @@ func (c *Conn) dispatch(m message) {
 		err = c.deviceReset(&m)
 	case CmdDeviceFeature:
 		err = unix.ENOTTY // Linux's error for an unknown feature
-	case CmdDMARead, CmdDMAWrite, CmdMigDataRead, CmdMigDataWrite: // only servers send these, or migration
-		err = unix.ENOSYS
-	default:
+	default: // also DMA_READ and DMA_WRITE, which only servers send, and the commands of migration
 		err = unix.ENOSYS
 	}
 	if err != nil {
@@ -70,11 +70,7 @@ func (c *Conn) version(m *message) error {
 	if v.Major != 0 {
 		return invalid(errVersionMajor)
 	}
-	ours := Version{Caps: Capabilities{
-		MaxMsgFDs:       MaxFDs,
-		MaxDataXferSize: uint64(c.cfg.MaxData),
-		WriteMultiple:   c.cfg.WriteMultiple,
-	}}
+	ours := Version{Caps: Capabilities{MaxMsgFDs: MaxFDs, MaxDataXferSize: uint64(c.cfg.MaxData), WriteMultiple: c.cfg.WriteMultiple}}
 	if c.cfg.MaxMaps != DefaultMaxMaps {
 		ours.Caps.MaxDMAMaps = uint64(c.cfg.MaxMaps)
 	}
@@ -171,9 +167,8 @@ func (c *Conn) setIRQs(m *message) error {
 	if err != nil {
 		return invalid(err)
 	}
-	fds := m.fds
 	c.fr.keep()
-	change, err := c.irqs.set(req, fds)
+	change, err := c.irqs.set(req, m.fds)
 	if err != nil {
 		return err
 	}
@@ -266,7 +261,7 @@ func (c *Conn) regionRead(m *message) error {
 	case req.Count == 0:
 		c.answer(a, nil)
 	default:
-		if !c.realized && req.Region == RegionConfig && req.Offset == 0 && req.Count >= cfgSize {
+		if !c.realized && req.Region == RegionConfig && req.Offset == 0 && req.Count >= pcie.ConfigSizePCI {
 			c.realized = true
 			a.hide = c.cfg.HideMSIXAtRealize
 		}

@@ -42,19 +42,12 @@ type DMAMap struct {
 // ParseDMAMap reads a DMA_MAP payload. It fails when the payload or argsz is
 // too short, when the size is 0 or when the range wraps.
 func ParseDMAMap(b []byte) (DMAMap, int, error) {
-	if len(b) < dmaMapSize {
-		return DMAMap{}, 0, shortError("dma map", len(b), dmaMapSize)
+	var m DMAMap
+	if err := readArgs("dma map", b, dmaMapSize, &m.ArgSize, &m.Flags); err != nil {
+		return DMAMap{}, 0, err
 	}
-	m := DMAMap{
-		ArgSize: binary.LittleEndian.Uint32(b),
-		Flags:   binary.LittleEndian.Uint32(b[4:]),
-		Offset:  binary.LittleEndian.Uint64(b[8:]),
-		Addr:    binary.LittleEndian.Uint64(b[16:]),
-		Size:    binary.LittleEndian.Uint64(b[24:]),
-	}
-	if m.ArgSize < dmaMapSize {
-		return DMAMap{}, 0, shortError("dma map: argsz", int(m.ArgSize), dmaMapSize)
-	}
+	le := binary.LittleEndian
+	m.Offset, m.Addr, m.Size = le.Uint64(b[8:]), le.Uint64(b[16:]), le.Uint64(b[24:])
 	if m.Size == 0 || m.Addr > math.MaxUint64-(m.Size-1) {
 		return DMAMap{}, 0, fmt.Errorf("vfiouser: dma map: %d bytes at %#x is not a range", m.Size, m.Addr)
 	}
@@ -63,9 +56,7 @@ func ParseDMAMap(b []byte) (DMAMap, int, error) {
 
 // Append appends the payload's 32 bytes.
 func (m DMAMap) Append(b []byte) []byte {
-	b = binary.LittleEndian.AppendUint32(b, m.ArgSize)
-	b = binary.LittleEndian.AppendUint32(b, m.Flags)
-	b = binary.LittleEndian.AppendUint64(b, m.Offset)
+	b = binary.LittleEndian.AppendUint64(append32(b, m.ArgSize, m.Flags), m.Offset)
 	b = binary.LittleEndian.AppendUint64(b, m.Addr)
 	return binary.LittleEndian.AppendUint64(b, m.Size)
 }
@@ -86,18 +77,11 @@ type DMAUnmap struct {
 // ParseDMAUnmap reads a DMA_UNMAP payload. It fails when the payload or argsz
 // is too short, or when the range wraps.
 func ParseDMAUnmap(b []byte) (DMAUnmap, int, error) {
-	if len(b) < dmaUnmapSize {
-		return DMAUnmap{}, 0, shortError("dma unmap", len(b), dmaUnmapSize)
+	var u DMAUnmap
+	if err := readArgs("dma unmap", b, dmaUnmapSize, &u.ArgSize, &u.Flags); err != nil {
+		return DMAUnmap{}, 0, err
 	}
-	u := DMAUnmap{
-		ArgSize: binary.LittleEndian.Uint32(b),
-		Flags:   binary.LittleEndian.Uint32(b[4:]),
-		Addr:    binary.LittleEndian.Uint64(b[8:]),
-		Size:    binary.LittleEndian.Uint64(b[16:]),
-	}
-	if u.ArgSize < dmaUnmapSize {
-		return DMAUnmap{}, 0, shortError("dma unmap: argsz", int(u.ArgSize), dmaUnmapSize)
-	}
+	u.Addr, u.Size = binary.LittleEndian.Uint64(b[8:]), binary.LittleEndian.Uint64(b[16:])
 	if u.Size > 0 && u.Addr > math.MaxUint64-(u.Size-1) {
 		return DMAUnmap{}, 0, fmt.Errorf("vfiouser: dma unmap: %d bytes at %#x is not a range", u.Size, u.Addr)
 	}
@@ -106,9 +90,7 @@ func ParseDMAUnmap(b []byte) (DMAUnmap, int, error) {
 
 // Append appends the payload's 24 bytes.
 func (u DMAUnmap) Append(b []byte) []byte {
-	b = binary.LittleEndian.AppendUint32(b, u.ArgSize)
-	b = binary.LittleEndian.AppendUint32(b, u.Flags)
-	b = binary.LittleEndian.AppendUint64(b, u.Addr)
+	b = binary.LittleEndian.AppendUint64(append32(b, u.ArgSize, u.Flags), u.Addr)
 	return binary.LittleEndian.AppendUint64(b, u.Size)
 }
 

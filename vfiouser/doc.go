@@ -43,7 +43,7 @@
 // # Driving a device
 //
 // [Dial] connects to a device server and negotiates; the methods of [Client]
-// are the commands of the protocol. [Redial] keeps a client connected.
+// are the commands of the protocol. [Client.Done] is closed when the server has gone.
 //
 // Both sides check and bound the peer's bytes before they use them, and close
 // unexpected file descriptors. They map guest memory from descriptors of the VMM:

@@ -110,20 +110,17 @@ func ExampleAccess() {
 	_, _ = handle, answer
 }
 
-// Drive any device server, again and again when it goes away.
-func ExampleRedial() {
+// Drive any device server.
+func ExampleDial() {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel() // an example does not wait for a server
-	err := vfiouser.Redial(ctx, "/run/device.sock", vfiouser.ClientConfig{}, vfiouser.Backoff{},
-		func(ctx context.Context, c *vfiouser.Client) error {
-			info, err := c.DeviceInfo(ctx)
-			if err != nil {
-				return err
-			}
-			fmt.Println(info.Regions, "regions")
-			<-ctx.Done() // the connection has ended
-			return nil
-		})
-	fmt.Println(err)
-	// Output: context canceled
+	c, err := vfiouser.Dial(ctx, "/run/device.sock", vfiouser.ClientConfig{})
+	if err != nil {
+		fmt.Println("no server")
+		return
+	}
+	defer c.Close()
+	info, err := c.DeviceInfo(ctx)
+	fmt.Println(info.Regions, "regions", err)
+	// Output: no server
 }

@@ -7,6 +7,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/dxpu-project/dxpu/cfgspace"
 )
 
 // codec is one message format, for the tests that all of them share.
@@ -218,7 +220,7 @@ func FuzzHideMSIX(f *testing.F) {
 		for i := range b {
 			if b[i] != c[i] {
 				changed++
-				if b[i] != capIDMSIX || c[i] != capIDVendor {
+				if b[i] != cfgspace.CapMSIX || c[i] != cfgspace.CapVendor {
 					t.Errorf("byte %#x: %#x became %#x", i, b[i], c[i])
 				}
 			}

@@ -118,6 +118,29 @@ func (h Header) Append(b []byte) []byte {
 	return binary.LittleEndian.AppendUint32(b, h.Errno)
 }
 
+// readArgs reads the 32-bit fields at the start of a structure; the first is argsz.
+// It fails when b or argsz is shorter than the structure's size.
+func readArgs(what string, b []byte, size int, fields ...*uint32) error {
+	if len(b) < size {
+		return shortError(what, len(b), size)
+	}
+	for i, f := range fields {
+		*f = binary.LittleEndian.Uint32(b[4*i:])
+	}
+	if n := int(*fields[0]); n < size {
+		return shortError(what+": argsz", n, size)
+	}
+	return nil
+}
+
+// append32 appends 32-bit fields.
+func append32(b []byte, fields ...uint32) []byte {
+	for _, f := range fields {
+		b = binary.LittleEndian.AppendUint32(b, f)
+	}
+	return b
+}
+
 // shortError means that a structure is longer than the available bytes.
 func shortError(what string, have, want int) error {
 	return fmt.Errorf("vfiouser: %s: %d bytes, want %d", what, have, want)

@@ -110,10 +110,9 @@ func (t *interrupts) fireLocked(index uint32, v *vector) error {
 	}
 	v.pending = false
 	v.masked = index == IRQINTx
-	var one [8]byte
-	binary.NativeEndian.PutUint64(one[:], 1)
+	one := binary.NativeEndian.AppendUint64(make([]byte, 0, 8), 1)
 	// EAGAIN: the counter is at its maximum, so the signal is not lost.
-	if _, err := unix.Write(v.fd, one[:]); err != nil && !errors.Is(err, unix.EAGAIN) {
+	if _, err := unix.Write(v.fd, one); err != nil && !errors.Is(err, unix.EAGAIN) {
 		return fmt.Errorf("vfiouser: signal interrupt: %w", err)
 	}
 	return nil
@@ -209,13 +208,7 @@ func (t *interrupts) actLocked(req IRQSet, vs []vector) IRQAction {
 			t.unmaskLocked(req.Index, &vs[i])
 		}
 	}
-	switch req.Flags & irqActionMask {
-	case IRQActionTrigger:
-		return IRQTriggered
-	case IRQActionMask:
-		return IRQMasked
-	}
-	return IRQUnmasked
+	return map[uint32]IRQAction{IRQActionTrigger: IRQTriggered, IRQActionMask: IRQMasked, IRQActionUnmask: IRQUnmasked}[req.Flags&irqActionMask]
 }
 
 func (t *interrupts) unmaskLocked(index uint32, v *vector) {
@@ -249,9 +242,8 @@ func (t *interrupts) listenLocked(fd int) {
 	f := os.NewFile(uintptr(fd), "unmask")
 	t.unmask = f
 	t.wg.Go(func() {
-		var b [8]byte
 		for {
-			if _, err := f.Read(b[:]); err != nil {
+			if _, err := WaitEvent(f); err != nil {
 				return
 			}
 			t.mu.Lock()
@@ -283,4 +275,24 @@ func (t *interrupts) close() {
 func isEventFD(fd int) bool {
 	name, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
 	return err != nil || name == "anon_inode:[eventfd]"
+}
+
+// NewEvent makes an event descriptor to arm an interrupt vector with. A read
+// of it blocks its goroutine only, and ends when the file is closed.
+func NewEvent() (*os.File, error) {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("vfiouser: eventfd: %w", err)
+	}
+	return os.NewFile(uintptr(fd), "eventfd"), nil
+}
+
+// WaitEvent waits until the descriptor of NewEvent has been signalled and
+// returns the number of signals since the last call.
+func WaitEvent(f *os.File) (uint64, error) {
+	var b [8]byte
+	if _, err := f.Read(b[:]); err != nil {
+		return 0, err
+	}
+	return binary.NativeEndian.Uint64(b[:]), nil
 }

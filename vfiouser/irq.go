@@ -1,7 +1,6 @@
 package vfiouser
 
 import (
-	"encoding/binary"
 	"fmt"
 	"math"
 )
@@ -44,28 +43,15 @@ type IRQInfo struct {
 
 // ParseIRQInfo reads a DEVICE_GET_IRQ_INFO payload.
 func ParseIRQInfo(b []byte) (IRQInfo, int, error) {
-	if len(b) < irqInfoSize {
-		return IRQInfo{}, 0, shortError("irq info", len(b), irqInfoSize)
-	}
-	i := IRQInfo{
-		ArgSize: binary.LittleEndian.Uint32(b),
-		Flags:   binary.LittleEndian.Uint32(b[4:]),
-		Index:   binary.LittleEndian.Uint32(b[8:]),
-		Count:   binary.LittleEndian.Uint32(b[12:]),
-	}
-	if i.ArgSize < irqInfoSize {
-		return IRQInfo{}, 0, shortError("irq info: argsz", int(i.ArgSize), irqInfoSize)
+	var i IRQInfo
+	if err := readArgs("irq info", b, irqInfoSize, &i.ArgSize, &i.Flags, &i.Index, &i.Count); err != nil {
+		return IRQInfo{}, 0, err
 	}
 	return i, irqInfoSize, nil
 }
 
 // Append appends the payload's 16 bytes.
-func (i IRQInfo) Append(b []byte) []byte {
-	b = binary.LittleEndian.AppendUint32(b, i.ArgSize)
-	b = binary.LittleEndian.AppendUint32(b, i.Flags)
-	b = binary.LittleEndian.AppendUint32(b, i.Index)
-	return binary.LittleEndian.AppendUint32(b, i.Count)
-}
+func (i IRQInfo) Append(b []byte) []byte { return append32(b, i.ArgSize, i.Flags, i.Index, i.Count) }
 
 // DEVICE_SET_IRQS flags: one kind of data and one action.
 const (
@@ -98,18 +84,9 @@ type IRQSet struct {
 // ParseIRQSet reads a DEVICE_SET_IRQS payload. It fails unless exactly one kind
 // of data and one action are set and the range does not wrap.
 func ParseIRQSet(b []byte) (IRQSet, int, error) {
-	if len(b) < irqSetSize {
-		return IRQSet{}, 0, shortError("irq set", len(b), irqSetSize)
-	}
-	s := IRQSet{
-		ArgSize: binary.LittleEndian.Uint32(b),
-		Flags:   binary.LittleEndian.Uint32(b[4:]),
-		Index:   binary.LittleEndian.Uint32(b[8:]),
-		Start:   binary.LittleEndian.Uint32(b[12:]),
-		Count:   binary.LittleEndian.Uint32(b[16:]),
-	}
-	if s.ArgSize < irqSetSize {
-		return IRQSet{}, 0, shortError("irq set: argsz", int(s.ArgSize), irqSetSize)
+	var s IRQSet
+	if err := readArgs("irq set", b, irqSetSize, &s.ArgSize, &s.Flags, &s.Index, &s.Start, &s.Count); err != nil {
+		return IRQSet{}, 0, err
 	}
 	data, action := s.Flags&irqDataMask, s.Flags&irqActionMask
 	if data&(data-1) != 0 || data == 0 || action&(action-1) != 0 || action == 0 || s.Flags&^(irqDataMask|irqActionMask) != 0 {
@@ -131,10 +108,5 @@ func ParseIRQSet(b []byte) (IRQSet, int, error) {
 
 // Append appends the payload.
 func (s IRQSet) Append(b []byte) []byte {
-	b = binary.LittleEndian.AppendUint32(b, s.ArgSize)
-	b = binary.LittleEndian.AppendUint32(b, s.Flags)
-	b = binary.LittleEndian.AppendUint32(b, s.Index)
-	b = binary.LittleEndian.AppendUint32(b, s.Start)
-	b = binary.LittleEndian.AppendUint32(b, s.Count)
-	return append(b, s.Bools...)
+	return append(append32(b, s.ArgSize, s.Flags, s.Index, s.Start, s.Count), s.Bools...)
 }

@@ -13,11 +13,16 @@ import (
 
 // Mapping is a range of bus addresses that the VMM lets the device access.
 type Mapping struct {
-	Addr, Size      uint64 // bytes
-	Offset          uint64 // into the descriptor
-	Readable        bool   // by the device
-	Writable        bool   // by the device
-	InPlace         bool   // came with a descriptor and is mapped in this process
+	Addr, Size uint64 // bytes
+	Offset     uint64 // into the descriptor
+	Readable   bool   // by the device
+	Writable   bool   // by the device
+	InPlace    bool   // came with a descriptor and is mapped in this process
+}
+
+// mapped is a mapping of the table. Without a descriptor the slices are nil.
+type mapped struct {
+	Mapping
 	memory, mmapped []byte // memory is the range, mmapped the slice for munmap
 }
 
@@ -33,7 +38,7 @@ type Memory struct {
 	// mu is held for reading during an access in place and for writing
 	// while the table changes, so an unmap waits for the accesses.
 	mu   sync.RWMutex
-	maps []*Mapping
+	maps []*mapped
 	max  int
 }
 
@@ -138,19 +143,13 @@ func (m *Memory) Mappings() []Mapping {
 	defer m.mu.RUnlock()
 	out := make([]Mapping, len(m.maps))
 	for i, x := range m.maps {
-		out[i] = x.public()
+		out[i] = x.Mapping
 	}
 	return out
 }
 
 // Refused counts the accesses that ended in a MemoryError.
 func (m *Memory) Refused() uint64 { return m.refused.Load() }
-
-func (m *Mapping) public() Mapping {
-	c := *m
-	c.memory, c.mmapped = nil, nil
-	return c
-}
 
 func (m *Memory) fail(addr uint64, n int, write bool, reason error) error {
 	m.refused.Add(1)
@@ -185,12 +184,10 @@ func (m *Memory) findLocked(addr uint64, n int, write, inPlace bool) (int, error
 // add maps the range of the message; fd is -1 without a descriptor, and stays
 // the caller's. The error holds the number for the reply.
 func (m *Memory) add(req DMAMap, fd int) (Mapping, error) {
-	x := &Mapping{
-		Addr: req.Addr, Size: req.Size, Offset: req.Offset,
-		Readable: req.Flags&DMAFlagRead != 0,
-		Writable: req.Flags&DMAFlagWrite != 0,
-		InPlace:  fd >= 0,
-	}
+	x := &mapped{Mapping: Mapping{
+		Addr: req.Addr, Size: req.Size, Offset: req.Offset, InPlace: fd >= 0,
+		Readable: req.Flags&DMAFlagRead != 0, Writable: req.Flags&DMAFlagWrite != 0,
+	}}
 	if !x.Readable && !x.Writable {
 		return Mapping{}, fmt.Errorf("vfiouser: dma map: neither readable nor writable: %w", unix.EINVAL)
 	}
@@ -209,7 +206,7 @@ func (m *Memory) add(req DMAMap, fd int) (Mapping, error) {
 		}
 	}
 	m.maps = slices.Insert(m.maps, i, x)
-	return x.public(), nil
+	return x.Mapping, nil
 }
 
 // remove removes and returns the mappings that lie in the range, or all of them.
@@ -242,7 +239,7 @@ func (m *Memory) remove(req DMAUnmap) ([]Mapping, error) {
 	var gone []Mapping
 	for _, x := range m.maps[lo:hi] {
 		x.munmap()
-		gone = append(gone, x.public())
+		gone = append(gone, x.Mapping)
 	}
 	m.maps = slices.Delete(m.maps, lo, hi)
 	return gone, nil

@@ -12,7 +12,7 @@ import (
 
 // mmap maps a part of the file. The file must be long enough now; when the VMM
 // shortens it later, guard catches the fault.
-func (m *Mapping) mmap(fd int) error {
+func (m *mapped) mmap(fd int) error {
 	refuse := func(why any, errno error) error {
 		return fmt.Errorf("vfiouser: dma map: %d bytes at offset %#x: %v: %w", m.Size, m.Offset, why, errno)
 	}
@@ -39,7 +39,7 @@ func (m *Mapping) mmap(fd int) error {
 	return nil
 }
 
-func (m *Mapping) munmap() {
+func (m *mapped) munmap() {
 	if m.mmapped != nil {
 		_ = unix.Munmap(m.mmapped) // fails only for a slice that is not mapped
 		m.mmapped, m.memory = nil, nil

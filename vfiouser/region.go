@@ -64,27 +64,19 @@ type SparseArea struct{ Offset, Size uint64 }
 // ParseRegionInfo reads a DEVICE_GET_REGION_INFO payload with the sparse-mmap
 // capability, if it has one; other capabilities are skipped.
 func ParseRegionInfo(b []byte) (RegionInfo, int, error) {
-	if len(b) < regionInfoSize {
-		return RegionInfo{}, 0, shortError("region info", len(b), regionInfoSize)
-	}
-	r := RegionInfo{
-		ArgSize: binary.LittleEndian.Uint32(b),
-		Flags:   binary.LittleEndian.Uint32(b[4:]),
-		Index:   binary.LittleEndian.Uint32(b[8:]),
-		Size:    binary.LittleEndian.Uint64(b[16:]),
-		Offset:  binary.LittleEndian.Uint64(b[24:]),
-	}
-	if r.ArgSize < regionInfoSize {
-		return RegionInfo{}, 0, shortError("region info: argsz", int(r.ArgSize), regionInfoSize)
-	}
-	if r.Flags&RegionFlagCaps == 0 {
-		return r, regionInfoSize, nil
-	}
-	areas, err := parseRegionCaps(b, binary.LittleEndian.Uint32(b[12:]))
+	var r RegionInfo
+	var caps uint32
+	err := readArgs("region info", b, regionInfoSize, &r.ArgSize, &r.Flags, &r.Index, &caps)
 	if err != nil {
 		return RegionInfo{}, 0, err
 	}
-	r.Sparse = areas
+	r.Size, r.Offset = binary.LittleEndian.Uint64(b[16:]), binary.LittleEndian.Uint64(b[24:])
+	if r.Flags&RegionFlagCaps == 0 {
+		return r, regionInfoSize, nil
+	}
+	if r.Sparse, err = parseRegionCaps(b, caps); err != nil {
+		return RegionInfo{}, 0, err
+	}
 	return r, len(b), nil
 }
 
@@ -131,10 +123,7 @@ func (r RegionInfo) Append(b []byte) []byte {
 	if r.Flags&RegionFlagCaps != 0 && len(r.Sparse) > 0 {
 		capOffset = regionInfoSize
 	}
-	b = binary.LittleEndian.AppendUint32(b, r.ArgSize)
-	b = binary.LittleEndian.AppendUint32(b, r.Flags)
-	b = binary.LittleEndian.AppendUint32(b, r.Index)
-	b = binary.LittleEndian.AppendUint32(b, capOffset)
+	b = append32(b, r.ArgSize, r.Flags, r.Index, capOffset)
 	b = binary.LittleEndian.AppendUint64(b, r.Size)
 	b = binary.LittleEndian.AppendUint64(b, r.Offset)
 	if capOffset == 0 {
@@ -142,9 +131,7 @@ func (r RegionInfo) Append(b []byte) []byte {
 	}
 	b = binary.LittleEndian.AppendUint16(b, capSparseMmap)
 	b = binary.LittleEndian.AppendUint16(b, 1)
-	b = binary.LittleEndian.AppendUint32(b, 0) // the last capability
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(r.Sparse)))
-	b = binary.LittleEndian.AppendUint32(b, 0)
+	b = append32(b, 0, uint32(len(r.Sparse)), 0) // the first 0: this is the last capability
 	for _, a := range r.Sparse {
 		b = binary.LittleEndian.AppendUint64(b, a.Offset)
 		b = binary.LittleEndian.AppendUint64(b, a.Size)

@@ -91,7 +91,10 @@ func (s *Server) Serve(ctx context.Context, ln *net.UnixListener) error {
 			return context.Cause(ctx)
 		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ECONNABORTED):
 			s.cfg.Logger.Warn("vfio-user accept failed", "err", err)
-			pause(ctx, 100*time.Millisecond) // for descriptors to become free
+			select { // until descriptors are free
+			case <-time.After(100 * time.Millisecond):
+			case <-ctx.Done():
+			}
 			continue
 		}
 		s.mu.Lock()
@@ -107,16 +110,6 @@ func (s *Server) forget(ln *net.UnixListener) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.listeners, ln)
-}
-
-// pause waits for d or the end of ctx.
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
 }
 
 // ServeConn serves one connection and blocks until it ends. The server closes nc.
@@ -154,12 +147,10 @@ func (s *Server) open(ctx context.Context, nc *net.UnixConn) (*Conn, error) {
 		return nil, err
 	}
 	if old := s.Conn(); old != nil && old.sock.hungUp() {
-		t := time.NewTimer(s.cfg.Deadline)
-		defer t.Stop()
 		select {
 		case <-old.ended:
 		case <-ctx.Done():
-		case <-t.C:
+		case <-time.After(s.cfg.Deadline):
 		}
 	}
 	s.mu.Lock()
