@@ -38,41 +38,19 @@ type answers struct {
 
 func (a *answers) init(g *GPU) { a.g, a.read, a.write = g, g.readBAR, g.writeBAR }
 
-func (a *answers) add(p *tlp.Packet) *answer {
+// add queues the answer to a request.
+func (a *answers) add(p *tlp.Packet, e answer) {
 	if len(a.queue)-a.head >= maxAnswers {
 		a.g.logError(p, cfgspace.AEROverflow, false)
-		return nil
+		return
 	}
 	if a.head > 0 && len(a.queue) == cap(a.queue) {
 		n := copy(a.queue, a.queue[a.head:])
 		a.queue, a.head = a.queue[:n], 0
 	}
-	a.queue = append(a.queue, answer{request: *p})
-	last := &a.queue[len(a.queue)-1]
-	last.request.Data = nil // belongs to the caller of Receive
-	last.request.Prefix = nil
-	return last
-}
-
-// push queues a completion without data.
-func (a *answers) push(p *tlp.Packet, status pcie.CplStatus) {
-	if e := a.add(p); e != nil {
-		e.status = status
-	}
-}
-
-// pushConfig queues the completion of a configuration read.
-func (a *answers) pushConfig(p *tlp.Packet, v uint32) {
-	if e := a.add(p); e != nil {
-		e.config, e.value = true, v
-	}
-}
-
-// pushMemory queues the completions of a memory read.
-func (a *answers) pushMemory(p *tlp.Packet) {
-	if e := a.add(p); e != nil {
-		e.memory = true
-	}
+	e.request = *p
+	e.request.Data, e.request.Prefix = nil, nil // belong to the caller of Receive
+	a.queue = append(a.queue, e)
 }
 
 func (a *answers) drop() {

@@ -42,23 +42,23 @@ func newConfig(s Spec) (*cfgspace.Space, error) {
 
 func (g *GPU) configRequest(p *tlp.Packet) {
 	if p.Target.Function() != 0 {
-		g.answers.push(p, pcie.UnsupportedRequest) // enumeration probes it: not an error
+		g.answers.add(p, answer{status: pcie.UnsupportedRequest}) // enumeration probes it: not an error
 		return
 	}
 	if p.Type == tlp.CfgRd0 {
-		g.answers.pushConfig(p, g.cfg.Read(int(p.Register&^3), 4))
+		g.answers.add(p, answer{config: true, value: g.cfg.Read(int(p.Register&^3), 4)})
 		return
 	}
 	if p.EP || len(p.Data) != pcie.DW {
 		g.logError(p, cfgspace.AERPoisoned, true)
-		g.answers.push(p, pcie.UnsupportedRequest)
+		g.answers.add(p, answer{status: pcie.UnsupportedRequest})
 		return
 	}
 	// Every configuration write tells the function its address (section 2.2.6.2).
 	g.id = p.Target
 	g.req.SetID(g.id)
 	g.react(g.cfg.WriteBE(p.Register, p.FirstBE, binary.LittleEndian.Uint32(p.Data)))
-	g.answers.push(p, pcie.SuccessfulCompletion)
+	g.answers.add(p, answer{})
 }
 
 // react carries out the effects of a write to configuration space.
@@ -100,6 +100,6 @@ func (g *GPU) refuse(p *tlp.Packet) {
 	g.regs.count(reg.CountUnsupported, 1)
 	g.logError(p, cfgspace.AERUnsupported, p.Type.NonPosted())
 	if p.Type.NonPosted() {
-		g.answers.push(p, pcie.UnsupportedRequest)
+		g.answers.add(p, answer{status: pcie.UnsupportedRequest})
 	}
 }

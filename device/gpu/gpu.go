@@ -60,12 +60,8 @@ func New(spec Spec) (*GPU, error) {
 		return nil, err
 	}
 	g := &GPU{
-		spec:    spec,
-		cfg:     cfg,
-		vram:    newVRAM(spec.VRAM),
-		reads:   make([]read, spec.Tags),
-		queues:  make([]queue, spec.Queues),
-		engines: spec.CopyEngines,
+		spec: spec, cfg: cfg, vram: newVRAM(spec.VRAM),
+		reads: make([]read, spec.Tags), queues: make([]queue, spec.Queues), engines: spec.CopyEngines,
 	}
 	for i := range g.queues {
 		g.queues[i].index = i

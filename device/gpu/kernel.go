@@ -63,9 +63,8 @@ func (g *GPU) plan(cmd reg.Command) (*job, reg.Error, uint64) {
 		return g.planCopy(cmd)
 	case reg.OpFill:
 		return g.planFill(cmd)
-	default:
-		return g.planKernel(cmd)
 	}
+	return g.planKernel(cmd)
 }
 
 func (g *GPU) planCopy(cmd reg.Command) (*job, reg.Error, uint64) {
@@ -197,11 +196,8 @@ func streamShape(id reg.KernelID, s shape) (shape, bool) {
 // smooth reports whether n has no prime factor above 5. Any other length
 // would cost the square of its largest factor.
 func smooth(n uint64) bool {
-	if n == 0 {
-		return false
-	}
 	for _, p := range []uint64{2, 3, 5} {
-		for n%p == 0 {
+		for n > 0 && n%p == 0 {
 			n /= p
 		}
 	}
@@ -213,14 +209,7 @@ func (g *GPU) transferTime(n uint64) time.Duration {
 }
 
 func (g *GPU) rate(t reg.ElementType) float64 {
-	switch t {
-	case reg.FP16:
-		return g.spec.FP16
-	case reg.FP64:
-		return g.spec.FP64
-	case reg.FP32:
-	}
-	return g.spec.FP32
+	return [...]float64{reg.FP16: g.spec.FP16, reg.FP32: g.spec.FP32, reg.FP64: g.spec.FP64}[t]
 }
 
 // seconds converts with saturation: a Spec may have absurdly low rates.

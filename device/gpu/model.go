@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -23,7 +24,7 @@ var (
 // number gets that of its place.
 func Model() device.Model {
 	return device.NewModel("gpu", "software GPU", "", func(_ context.Context, at device.Place, spec Spec) (device.Device, error) {
-		orElse(&spec.Serial, at.Serial())
+		spec.Serial = cmp.Or(spec.Serial, at.Serial())
 		return New(spec)
 	})
 }
@@ -36,9 +37,7 @@ func (g *GPU) Info() device.Info {
 	}
 	for i := range out.BARs {
 		b := g.cfg.BAR(i)
-		out.BARs[i] = pcie.BAR{
-			Size: b.Size, Wide: b.Kind == cfgspace.Memory64, IO: b.Kind == cfgspace.IO, Prefetchable: b.Prefetchable,
-		}
+		out.BARs[i] = pcie.BAR{Size: b.Size, Wide: b.Kind == cfgspace.Memory64, IO: b.Kind == cfgspace.IO, Prefetchable: b.Prefetchable}
 	}
 	return out
 }

@@ -279,10 +279,8 @@ func (g *GPU) writeStatus(q *queue, emit func(p *tlp.Packet) bool) stepResult {
 
 // retire takes the oldest command out of the window if it is complete.
 func (g *GPU) retire(q *queue, emit func(p *tlp.Packet) bool) stepResult {
-	if q.head == q.issue {
-		if q.head == q.fetched || q.command(q.head).fail == reg.NoError {
-			return stepIdle
-		}
+	if q.head == q.issue && (q.head == q.fetched || q.command(q.head).fail == reg.NoError) {
+		return stepIdle
 	}
 	c := q.command(q.head)
 	switch {
@@ -433,35 +431,32 @@ func (g *GPU) advance(q *queue, emit func(p *tlp.Packet) bool) stepResult {
 			return g.copyBus(q, c, emit)
 		}
 	}
-	if q.issue != q.head {
+	switch {
+	case q.issue != q.head:
 		return stepIdle
-	}
-	if c.Op == reg.OpWait {
-		if g.regs.semaphores[c.Dim0] < c.Arg1 {
-			return stepIdle
-		}
+	case c.Op == reg.OpWait && g.regs.semaphores[c.Dim0] < c.Arg1:
+		return stepIdle
+	case c.Op == reg.OpWait:
 		c.state = commandDone
 		q.issue++
-		return stepMoved
-	}
-	if c.Op == reg.OpDelay {
+	case c.Op == reg.OpDelay:
 		g.startDelay(q, c)
-		return stepMoved
+	default:
+		g.startJob(q, c)
 	}
-	return g.startJob(q, c)
+	return stepMoved
 }
 
-func (g *GPU) startJob(q *queue, c *command) stepResult {
+func (g *GPU) startJob(q *queue, c *command) {
 	j, e, addr := g.plan(c.Command)
 	if e != reg.NoError {
 		c.fail, c.at = e, addr
-		return stepMoved
+		return
 	}
 	j.queue, j.epoch = q.index, q.epoch
 	q.job = j
 	c.state = commandWaiting
 	q.issue++
-	return stepMoved
 }
 
 // deadline returns when a read that leaves now times out.

@@ -46,7 +46,7 @@ func (g *GPU) memoryRead(p *tlp.Packet) {
 		g.refuse(p)
 		return
 	}
-	g.answers.pushMemory(p)
+	g.answers.add(p, answer{memory: true})
 }
 
 func (g *GPU) memoryWrite(p *tlp.Packet) {

@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
 	"time"
@@ -48,33 +49,26 @@ type Spec struct {
 
 const maxVRAM = 1 << 40
 
-func orElse[T comparable](v *T, d T) {
-	var zero T
-	if *v == zero {
-		*v = d
-	}
-}
-
 // withDefaults fills in the defaults.
 func (s Spec) withDefaults() Spec {
-	orElse(&s.Model, "DxPU software GPU")
-	orElse(&s.VRAM, 256<<20)
+	s.Model = cmp.Or(s.Model, "DxPU software GPU")
+	s.VRAM = cmp.Or(s.VRAM, 256<<20)
 	if s.Aperture == 0 && s.VRAM > 0 {
 		s.Aperture = min(64<<20, int64(1)<<bits.Len64(uint64(s.VRAM-1)))
 	}
-	orElse(&s.Tags, 140)
-	orElse(&s.MaxReadRequest, 512)
-	orElse(&s.MaxPayload, 512)
-	orElse(&s.Generation, pcie.Gen3)
-	orElse(&s.Width, 16)
-	orElse(&s.CopyEngines, 2)
-	orElse(&s.Queues, reg.DefaultQueues)
-	orElse(&s.Vectors, 16)
-	orElse(&s.CompletionTimeout, 2*time.Second)
-	orElse(&s.MemoryBandwidth, 900e9)
-	orElse(&s.FP16, 125e12)
-	orElse(&s.FP32, 15.7e12)
-	orElse(&s.FP64, 7.8e12)
+	s.Tags = cmp.Or(s.Tags, 140)
+	s.MaxReadRequest = cmp.Or(s.MaxReadRequest, 512)
+	s.MaxPayload = cmp.Or(s.MaxPayload, 512)
+	s.Generation = cmp.Or(s.Generation, pcie.Gen3)
+	s.Width = cmp.Or(s.Width, 16)
+	s.CopyEngines = cmp.Or(s.CopyEngines, 2)
+	s.Queues = cmp.Or(s.Queues, reg.DefaultQueues)
+	s.Vectors = cmp.Or(s.Vectors, 16)
+	s.CompletionTimeout = cmp.Or(s.CompletionTimeout, 2*time.Second)
+	s.MemoryBandwidth = cmp.Or(s.MemoryBandwidth, 900e9)
+	s.FP16 = cmp.Or(s.FP16, 125e12)
+	s.FP32 = cmp.Or(s.FP32, 15.7e12)
+	s.FP64 = cmp.Or(s.FP64, 7.8e12)
 	return s
 }
 

@@ -15,6 +15,17 @@ type chunk struct {
 	readers int // jobs that hold the chunk; for the owner's goroutine only
 }
 
+// read copies the bytes from offset from on into p and returns their number. A nil
+// chunk holds zeros.
+func (c *chunk) read(p []byte, from int64) int {
+	if c != nil {
+		return copy(p, c.data[from:])
+	}
+	n := min(len(p), int(chunkSize-from))
+	clear(p[:n])
+	return n
+}
+
 type vram struct {
 	size int64
 	dirs []*[dirChunks]*chunk
@@ -67,13 +78,7 @@ func (v *vram) writable(i int64) *chunk {
 // read fills p from off. The range lies inside.
 func (v *vram) read(p []byte, off int64) {
 	for len(p) > 0 {
-		from := off % chunkSize
-		n := min(len(p), int(chunkSize-from))
-		if c := v.at(off / chunkSize); c != nil {
-			copy(p[:n], c.data[from:])
-		} else {
-			clear(p[:n])
-		}
+		n := v.at(off/chunkSize).read(p, off%chunkSize)
 		p, off = p[n:], off+int64(n)
 	}
 }
@@ -137,13 +142,7 @@ func (w *view) release() {
 func (w *view) read(p []byte, at int64) {
 	at += w.off % chunkSize
 	for len(p) > 0 {
-		from := at % chunkSize
-		n := min(len(p), int(chunkSize-from))
-		if c := w.chunks[at/chunkSize]; c != nil {
-			copy(p[:n], c.data[from:])
-		} else {
-			clear(p[:n])
-		}
+		n := w.chunks[at/chunkSize].read(p, at%chunkSize)
 		p, at = p[n:], at+int64(n)
 	}
 }

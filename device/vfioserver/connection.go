@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
 	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
@@ -176,15 +177,17 @@ func (c *connection) drop(now time.Duration) {
 
 // resetServer resets the device as far as the server can.
 func (c *connection) resetServer() {
-	c.disarmAll()
+	for index := range uint32(vfiouser.IRQMSIX + 1) {
+		c.disarm(index)
+	}
 	var err error
 	if c.about.resettable {
 		err = c.client.Reset(c.ctx)
 	} else {
 		off := make([]byte, 2)
-		err = c.client.RegionWrite(c.ctx, vfiouser.RegionConfig, regCommand, off)
+		err = c.client.RegionWrite(c.ctx, vfiouser.RegionConfig, cfgspace.OffCommand, off)
 		if at := c.about.express; err == nil && at != 0 && c.about.flr {
-			err = c.client.RegionWrite(c.ctx, vfiouser.RegionConfig, uint64(at+offDevCtl), binary.LittleEndian.AppendUint16(nil, devCtlFLR))
+			err = c.client.RegionWrite(c.ctx, vfiouser.RegionConfig, uint64(at+cfgspace.OffDevCtl), binary.LittleEndian.AppendUint16(nil, cfgspace.DevCtlFLR))
 		}
 	}
 	if err != nil && c.ctx.Err() == nil {

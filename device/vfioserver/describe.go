@@ -13,15 +13,6 @@ import (
 	"github.com/dxpu-project/dxpu/vfiouser"
 )
 
-// Registers, by short names.
-const (
-	regCommand = cfgspace.OffCommand
-	regBARs    = cfgspace.OffBAR0
-	regROM     = cfgspace.OffROM
-	offDevCtl  = cfgspace.OffDevCtl
-	devCtlFLR  = cfgspace.DevCtlFLR
-)
-
 // description is a device as its server describes it.
 type description struct {
 	info       device.Info
@@ -96,7 +87,7 @@ func (d *description) readBARs(ctx context.Context, c *vfiouser.Client) error {
 		if size == 0 {
 			continue
 		}
-		raw := binary.LittleEndian.Uint32(d.config[regBARs+4*i:])
+		raw := binary.LittleEndian.Uint32(d.config[cfgspace.OffBAR0+4*i:])
 		b := pcie.BAR{Size: size, IO: raw&1 != 0, Wide: raw&7 == 4, Prefetchable: raw&9 == 8}
 		limit := uint64(1 << 31)
 		if b.Wide {
@@ -184,10 +175,10 @@ func (d *description) checkDecode(ctx context.Context, c *vfiouser.Client) error
 // table.
 func (d *description) tableReadable(ctx context.Context, c *vfiouser.Client, addr uint32, command byte) (bool, error) {
 	var entry [pcie.DW]byte
-	at := uint64(regBARs + pcie.DW*d.msix.TableBAR)
+	at := uint64(cfgspace.OffBAR0 + pcie.DW*d.msix.TableBAR)
 	err := errors.Join(
 		c.RegionWrite(ctx, vfiouser.RegionConfig, at, binary.LittleEndian.AppendUint32(nil, addr)),
-		c.RegionWrite(ctx, vfiouser.RegionConfig, regCommand, []byte{command, 0}),
+		c.RegionWrite(ctx, vfiouser.RegionConfig, cfgspace.OffCommand, []byte{command, 0}),
 	)
 	if err != nil {
 		return false, err

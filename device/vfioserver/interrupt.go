@@ -330,17 +330,15 @@ func (c *connection) arm(index uint32, start, n int) {
 	if n == 0 {
 		return
 	}
-	files := make([]*os.File, 0, n)
-	for range n {
-		f, err := vfiouser.NewEvent()
-		if err != nil {
-			c.armFailed(index, err, files)
-			return
-		}
-		files = append(files, f)
+	files, err := newEvents(n)
+	if err == nil {
+		err = c.client.ArmIRQs(c.ctx, index, uint32(start), files)
 	}
-	if err := c.client.ArmIRQs(c.ctx, index, uint32(start), files); err != nil {
-		c.armFailed(index, err, files)
+	if err != nil {
+		closeEvents(files)
+		if c.ctx.Err() == nil {
+			c.log.Warn("device server refuses event descriptors: its interrupts are lost", "index", index, "err", err)
+		}
 		return
 	}
 	s := &c.irqs
@@ -360,12 +358,21 @@ func (c *connection) arm(index uint32, start, n int) {
 	}
 }
 
-func (c *connection) armFailed(index uint32, err error, files []*os.File) {
+// newEvents makes n event descriptors. With an error it returns those that it made.
+func newEvents(n int) (files []*os.File, err error) {
+	for range n {
+		f, err := vfiouser.NewEvent()
+		if err != nil {
+			return files, err
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+func closeEvents(files []*os.File) {
 	for _, f := range files {
 		_ = f.Close()
-	}
-	if c.ctx.Err() == nil {
-		c.log.Warn("device server refuses event descriptors: its interrupts are lost", "index", index, "err", err)
 	}
 }
 
@@ -397,15 +404,7 @@ func (c *connection) disarm(index uint32) {
 	if err := c.client.DisableIRQs(c.ctx, index); err != nil && c.ctx.Err() == nil {
 		c.log.Warn("device server does not disable interrupts", "index", index, "err", err)
 	}
-	for _, f := range files {
-		_ = f.Close()
-	}
-}
-
-func (c *connection) disarmAll() {
-	for index := range uint32(vfiouser.IRQMSIX + 1) {
-		c.disarm(index)
-	}
+	closeEvents(files)
 }
 
 // closeAll closes every descriptor, and those of a later arm too.

@@ -156,12 +156,12 @@ func (a *access) trim() {
 // hidden, and the offsets beyond a small configuration space.
 func (c *connection) register(at int) (v uint32, here bool) {
 	switch {
-	case at >= len(c.shadow) || at == regROM:
+	case at >= len(c.shadow) || at == cfgspace.OffROM:
 		return 0, true
-	case at < regBARs || at >= regBARs+4*pcie.MaxBARs:
+	case at < cfgspace.OffBAR0 || at >= cfgspace.OffBAR0+4*pcie.MaxBARs:
 		return 0, false
 	}
-	i := (at - regBARs) / pcie.DW
+	i := (at - cfgspace.OffBAR0) / pcie.DW
 	if i > 0 && c.fn.BARs[i-1].Wide {
 		return uint32(c.fn.BARAddress(i-1) >> 32), true
 	}
@@ -177,7 +177,7 @@ func (c *connection) configWrite(now time.Duration, p *tlp.Packet) {
 	c.dma.requester.SetID(c.fn.ID)
 	at := int(p.Register)
 	a := c.newAccess(p, vfiouser.RegionConfig, uint64(at), 0)
-	if at >= len(c.shadow) || at == regROM || len(p.Data) != pcie.DW {
+	if at >= len(c.shadow) || at == cfgspace.OffROM || len(p.Data) != pcie.DW {
 		c.answer(a)
 		return
 	}
@@ -245,7 +245,7 @@ func enabledParts(p *tlp.Packet) []configPart {
 // configured applies the bits of configuration space that concern the box.
 func (c *connection) configured() {
 	le := binary.LittleEndian
-	command := le.Uint16(c.shadow[regCommand:])
+	command := le.Uint16(c.shadow[cfgspace.OffCommand:])
 	c.master.Store(command&cfgspace.CmdBusMaster != 0)
 	c.dma.limits(c.deviceControl())
 	c.interruptsConfigured(command)
@@ -263,7 +263,7 @@ func (c *connection) deviceControl() (payload, read, tags int) {
 		return payload, read, tags
 	}
 	le := binary.LittleEndian
-	ctl, ctl2 := le.Uint16(c.shadow[at+offDevCtl:]), le.Uint16(c.shadow[at+cfgspace.OffDevCtl2:])
+	ctl, ctl2 := le.Uint16(c.shadow[at+cfgspace.OffDevCtl:]), le.Uint16(c.shadow[at+cfgspace.OffDevCtl2:])
 	if n, ok := pcie.DecodePayloadSize(uint8(ctl & cfgspace.DevCtlMPS >> 5)); ok {
 		payload = int(n)
 	}
@@ -281,8 +281,8 @@ func (c *connection) deviceControl() (payload, read, tags int) {
 
 // startsFLR reports whether a write begins a Function Level Reset (section 6.6.2).
 func (c *connection) startsFLR(p *tlp.Packet) bool {
-	return c.about.flr && int(p.Register) == c.about.express+offDevCtl && p.FirstBE&2 != 0 &&
-		binary.LittleEndian.Uint16(p.Data)&devCtlFLR != 0
+	return c.about.flr && int(p.Register) == c.about.express+cfgspace.OffDevCtl && p.FirstBE&2 != 0 &&
+		binary.LittleEndian.Uint16(p.Data)&cfgspace.DevCtlFLR != 0
 }
 
 // functionReset resets the function and answers the write that asked for it when

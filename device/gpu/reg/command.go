@@ -65,28 +65,18 @@ const (
 
 // Size is the size of one element in bytes, 0 for a reserved type.
 func (t ElementType) Size() int {
-	switch t {
-	case FP16:
-		return 2
-	case FP32:
-		return 4
-	case FP64:
-		return 8
+	if t > FP64 {
+		return 0
 	}
-	return 0
+	return 2 << t
 }
 
 // String names the type.
 func (t ElementType) String() string {
-	switch t {
-	case FP16:
-		return "FP16"
-	case FP32:
-		return "FP32"
-	case FP64:
-		return "FP64"
+	if t > FP64 {
+		return "reserved"
 	}
-	return "reserved"
+	return [...]string{"FP16", "FP32", "FP64"}[t]
 }
 
 // KernelID is the computation of a KERNEL command.
@@ -175,18 +165,10 @@ func ParseCommand(b []byte) (Command, int, error) {
 	}
 	le := binary.LittleEndian
 	return Command{
-		Op:    Opcode(b[0]),
-		Flags: b[1],
-		Sub:   le.Uint16(b[2:]),
-		ID:    le.Uint32(b[4:]),
-		Arg0:  le.Uint64(b[8:]),
-		Arg1:  le.Uint64(b[16:]),
-		Arg2:  le.Uint64(b[24:]),
-		Dim0:  le.Uint32(b[32:]),
-		Dim1:  le.Uint32(b[36:]),
-		Dim2:  le.Uint32(b[40:]),
-		Alpha: math.Float64frombits(le.Uint64(b[48:])),
-		Beta:  math.Float64frombits(le.Uint64(b[56:])),
+		Op: Opcode(b[0]), Flags: b[1], Sub: le.Uint16(b[2:]), ID: le.Uint32(b[4:]),
+		Arg0: le.Uint64(b[8:]), Arg1: le.Uint64(b[16:]), Arg2: le.Uint64(b[24:]),
+		Dim0: le.Uint32(b[32:]), Dim1: le.Uint32(b[36:]), Dim2: le.Uint32(b[40:]),
+		Alpha: math.Float64frombits(le.Uint64(b[48:])), Beta: math.Float64frombits(le.Uint64(b[56:])),
 	}, CommandSize, nil
 }
 

@@ -166,17 +166,10 @@ const (
 
 // String names the state.
 func (s QueueState) String() string {
-	switch s {
-	case QueueDisabled:
-		return "disabled"
-	case QueueIdle:
-		return "idle"
-	case QueueBusy:
-		return "busy"
-	case QueueHalted:
-		return "halted"
+	if s > QueueHalted {
+		return "reserved"
 	}
-	return "reserved"
+	return [...]string{"disabled", "idle", "busy", "halted"}[s]
 }
 
 // Error is the reason why a queue halted: the content of QError and ErrorCode.
