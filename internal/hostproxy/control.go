@@ -138,10 +138,15 @@ func (s *slot) open(want *dxpuv1.DesiredBinding, self uint32) error {
 	return err
 }
 
-// plug shows the device to the host.
+// plug enters the binding into the mapping table and shows the device to the host.
 func (s *slot) plug(ctx context.Context, want *dxpuv1.DesiredBinding) error {
 	s.status.Step("link_up")
-	if err := s.bindRow(want); err != nil {
+	e := s.host.group.Enter()
+	err := s.host.table.Bind(s.index, mapping.Target{
+		Box: want.GetPeer().GetNodeNumber(), Slot: uint16(want.GetPeer().GetSlot()), Path: uint8(want.Path),
+	})
+	s.host.group.Leave(e)
+	if err != nil {
 		return err
 	}
 	plugged, err := s.host.cfg.Front.plug(ctx, s)
@@ -151,15 +156,6 @@ func (s *slot) plug(ctx context.Context, want *dxpuv1.DesiredBinding) error {
 	s.plugged = plugged
 	s.guest.begin(s.counters.traffic())
 	return nil
-}
-
-// bindRow enters the binding into the mapping table.
-func (s *slot) bindRow(want *dxpuv1.DesiredBinding) error {
-	e := s.host.group.Enter()
-	defer s.host.group.Leave(e)
-	return s.host.table.Bind(s.index, mapping.Target{
-		Box: want.GetPeer().GetNodeNumber(), Slot: uint16(want.GetPeer().GetSlot()), Path: uint8(want.Path),
-	})
 }
 
 // end forgets the binding.
@@ -176,14 +172,7 @@ func (s *slot) close(code engine.CloseCode) {
 	if b := s.binding; b != nil {
 		e := g.Enter()
 		b.Shutdown(e, code)
-		if !s.gone {
-			s.gone = true
-			s.root.cancel(e)
-			if s.port != nil {
-				s.port.DeviceLost(e)
-			}
-		}
-		s.noteRoom(e)
+		s.lose(e)
 		g.Leave(e)
 	}
 	if s.plugged != nil {

@@ -159,26 +159,20 @@ func (v *vm) atomic(e engine.Entry, p *tlp.Packet) bool {
 	return true
 }
 
-// Message codes (PCI Express Base Specification, tables 2-20 to 2-23).
-const (
-	msgAssertINTA   = 0x20
-	msgDeassertINTA = 0x24
-	msgErrCor       = 0x30
-	msgErrNonFatal  = 0x31
-	msgErrFatal     = 0x33
-)
-
 func (v *vm) message(p *tlp.Packet) {
 	switch p.Code {
-	case msgAssertINTA, msgDeassertINTA:
+	case tlp.CodeAssertINTA, tlp.CodeDeassertINTA:
 		if v.conn == nil {
 			return
 		}
-		v.slot.counters.interrupts.Add(uint64(msgDeassertINTA-p.Code) / 4)
-		if err := v.conn.SetINTx(p.Code == msgAssertINTA); err != nil && !errors.Is(err, vfiouser.ErrNotArmed) {
+		asserted := p.Code == tlp.CodeAssertINTA
+		if asserted {
+			v.slot.counters.interrupts.Add(1)
+		}
+		if err := v.conn.SetINTx(asserted); err != nil && !errors.Is(err, vfiouser.ErrNotArmed) {
 			v.log.Warn("INTx lost", "err", err)
 		}
-	case msgErrCor, msgErrNonFatal, msgErrFatal:
+	case tlp.CodeErrCor, tlp.CodeErrNonFatal, tlp.CodeErrFatal:
 		v.slot.counters.errors.Add(1)
 		v.log.Warn("device reports an error", "code", tlp.CodeName(p.Code))
 	}
@@ -212,9 +206,7 @@ func (v *vm) Transmit(e engine.Entry) {
 func (v *vm) Wake(engine.Entry) time.Duration { return machine.Never }
 
 // toDevice sends a completion down; false means that the link is full.
-func (v *vm) toDevice(p *tlp.Packet) bool {
-	return v.slot.forward(v.reads.entry, p)
-}
+func (v *vm) toDevice(p *tlp.Packet) bool { return v.slot.forward(v.reads.entry, p) }
 
 // prepare reports whether the bytes of a read can be copied now. It fetches memory
 // that the VMM does not share by message, once for the whole request.
@@ -244,19 +236,13 @@ func (v *vm) prepare(job *readJob) bool {
 		})
 	})
 	switch {
-	case errors.Is(err, vfiouser.ErrQueueFull):
-		return v.prepareLater(job)
+	case errors.Is(err, vfiouser.ErrQueueFull): // the Transmit after the end of the next message tries again
+		job.fetch, job.bytes = fetchNone, nil
+		v.full.Store(true)
 	case err != nil:
 		job.fetch, job.status = fetchDone, status(err)
 		return true
 	}
-	return false
-}
-
-// prepareLater leaves a read to the Transmit after the next message ends.
-func (v *vm) prepareLater(job *readJob) bool {
-	job.fetch, job.bytes = fetchNone, nil
-	v.full.Store(true)
 	return false
 }
 

@@ -1,6 +1,7 @@
 package hostproxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,12 +52,7 @@ const (
 
 // NewEmbedded makes the front for one host proxy.
 func NewEmbedded(spec EmbeddedSpec) *Embedded {
-	if spec.Memory == 0 {
-		spec.Memory = defaultMemory
-	}
-	if spec.Host.MemoryBase == 0 {
-		spec.Host.MemoryBase = memoryBase
-	}
+	spec.Memory, spec.Host.MemoryBase = cmp.Or(spec.Memory, defaultMemory), cmp.Or(spec.Host.MemoryBase, memoryBase)
 	e := &Embedded{spec: spec, enum: rootcomplex.DefaultEnumSpec(), armed: machine.Never}
 	if spec.Enum != nil {
 		e.enum = *spec.Enum
@@ -73,9 +69,7 @@ func (f *Embedded) start(h *Host) error {
 		return err
 	}
 	h.router = f.sw
-	if f.spec.Host.Timeout == 0 {
-		f.spec.Host.Timeout = h.cfg.CompletionTimeout
-	}
+	f.spec.Host.Timeout = cmp.Or(f.spec.Host.Timeout, h.cfg.CompletionTimeout)
 	if f.host, err = embedded.New(f.spec.Host, f.spec.Memory, f.kick); err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@
 package hostproxy
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -84,16 +85,9 @@ func New(cfg Config) (*Host, error) {
 	if cfg.Slots < 1 || cfg.Slots > MaxSlots {
 		return nil, fmt.Errorf("hostproxy: a virtual switch has 1 to %d slots, not %d", MaxSlots, cfg.Slots)
 	}
-	if cfg.CompletionTimeout == 0 {
-		cfg.CompletionTimeout = time.Second
-	}
-	if cfg.UnplugTimeout == 0 {
-		cfg.UnplugTimeout = 10 * time.Second
-	}
-	h := &Host{
-		cfg: cfg, log: cfg.Logger, fabric: cfg.Fabric, group: cfg.Fabric.NewGroup(),
-		table: mapping.NewHostTable(cfg.Slots),
-	}
+	cfg.CompletionTimeout = cmp.Or(cfg.CompletionTimeout, time.Second)
+	cfg.UnplugTimeout = cmp.Or(cfg.UnplugTimeout, 10*time.Second)
+	h := &Host{cfg: cfg, log: cfg.Logger, fabric: cfg.Fabric, group: cfg.Fabric.NewGroup(), table: mapping.NewHostTable(cfg.Slots)}
 	h.router = h.table
 	h.waiter, _ = cfg.Fabric.(embedded.Waiter)
 	for i := range cfg.Slots {

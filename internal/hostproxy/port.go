@@ -181,10 +181,7 @@ func (r *requestPort) align(addr uint64, src []byte) []byte {
 // config returns a configuration request for the double word that holds the n
 // bytes at off.
 func (r *requestPort) config(typ tlp.Type, off uint16, n int) *tlp.Packet {
-	r.packet = tlp.Packet{
-		Type: typ, Target: r.slot.id(), Register: off &^ 3, Length: 1,
-		FirstBE: uint8(1<<n-1) << (off & 3) & 0xf,
-	}
+	r.packet = tlp.Packet{Type: typ, Target: r.slot.id(), Register: off &^ 3, Length: 1, FirstBE: uint8(1<<n-1) << (off & 3) & 0xf}
 	return &r.packet
 }
 

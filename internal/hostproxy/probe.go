@@ -1,6 +1,7 @@
 package hostproxy
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -74,13 +75,13 @@ func (s *slot) probe(ctx context.Context) (*remote, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	r := &remote{config: make([]byte, pcie.ConfigSize)}
-	if err := s.configRead(ctx, r.config[:pcie.DW], 0); err != nil {
+	if err := s.configAccess(ctx, tlp.CfgRd0, r.config[:pcie.DW], 0); err != nil {
 		return nil, fmt.Errorf("read the vendor ID: %w", err)
 	}
 	if binary.LittleEndian.Uint16(r.config) == 0xffff {
 		return nil, errors.New("the device does not answer configuration reads")
 	}
-	if err := s.configRead(ctx, r.config, 0); err != nil {
+	if err := s.configAccess(ctx, tlp.CfgRd0, r.config, 0); err != nil {
 		return nil, fmt.Errorf("read the configuration space: %w", err)
 	}
 	if layout := r.config[cfgspace.OffHeaderType] & 0x7f; layout != 0 {
@@ -90,8 +91,7 @@ func (s *slot) probe(ctx context.Context) (*remote, error) {
 		return nil, err
 	}
 	if r.express = cfgspace.Find(r.config, cfgspace.CapExpress); r.express != 0 {
-		caps := binary.LittleEndian.Uint32(r.config[r.express+cfgspace.OffDevCap:])
-		r.flr = caps&cfgspace.DevCapFLR != 0
+		r.flr = binary.LittleEndian.Uint32(r.config[r.express+cfgspace.OffDevCap:])&cfgspace.DevCapFLR != 0
 	}
 	if at := cfgspace.Find(r.config, cfgspace.CapPM); at != 0 && r.config[at+cfgspace.OffPMStatus]&noSoftReset == 0 {
 		r.power = at
@@ -105,15 +105,10 @@ func (s *slot) probe(ctx context.Context) (*remote, error) {
 // sizeBARs writes all ones to each BAR, reads back the bits that stick, and
 // restores the former value (section 7.5.1.2.1).
 func (s *slot) sizeBARs(ctx context.Context, r *remote) error {
-	const first = cfgspace.OffBAR0
-	n := pcie.MaxBARs * pcie.DW
-	ones := make([]byte, n)
-	for i := range ones {
-		ones[i] = 0xff
-	}
-	sized := make([]byte, n)
-	if err := errors.Join(s.configWrite(ctx, ones, first), s.configRead(ctx, sized, first),
-		s.configWrite(ctx, r.config[first:first+n], first)); err != nil {
+	const first, n = cfgspace.OffBAR0, pcie.MaxBARs * pcie.DW
+	ones, sized := bytes.Repeat([]byte{0xff}, n), make([]byte, n)
+	if err := errors.Join(s.configAccess(ctx, tlp.CfgWr0, ones, first), s.configAccess(ctx, tlp.CfgRd0, sized, first),
+		s.configAccess(ctx, tlp.CfgWr0, r.config[first:first+n], first)); err != nil {
 		return fmt.Errorf("size the BARs: %w", err)
 	}
 	// The bits that did not stick give the size, the low bits the kind.
@@ -136,18 +131,8 @@ func (s *slot) sizeBARs(ctx context.Context, r *remote) error {
 	return nil
 }
 
-// configRead fills dst from configuration space at off; both are double words.
-func (s *slot) configRead(ctx context.Context, dst []byte, off int) error {
-	return s.configAccess(ctx, tlp.CfgRd0, dst, off)
-}
-
-// configWrite writes src to configuration space at off; both are double words.
-func (s *slot) configWrite(ctx context.Context, src []byte, off int) error {
-	return s.configAccess(ctx, tlp.CfgWr0, src, off)
-}
-
-// configAccess sends the requests, one outstanding for each tag,
-// and waits for all. It repeats the request of a double word while the device
+// configAccess reads or writes the double words of configuration space at off. It
+// sends the requests, one outstanding for each tag, and waits for all. It repeats the request of a double word while the device
 // answers Request Retry Status (section 2.3.2).
 func (s *slot) configAccess(ctx context.Context, typ tlp.Type, data []byte, off int) error {
 	for {
@@ -160,8 +145,10 @@ func (s *slot) configAccess(ctx context.Context, typ tlp.Type, data []byte, off 
 		case st != pcie.RequestRetry:
 			return fmt.Errorf("%v of %d bytes at %#x: no answer, or %v", typ, len(data), off, st)
 		}
-		if err := pause(ctx, 10*time.Millisecond); err != nil {
-			return err
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
 }
@@ -211,15 +198,4 @@ func (s *slot) configDW(e engine.Entry, id int, typ tlp.Type, data []byte, off i
 	}
 	p.Data = data
 	return s.root.request(e, id, p, nil)
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

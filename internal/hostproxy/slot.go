@@ -199,15 +199,22 @@ func (s *slot) Wake(e engine.Entry) time.Duration {
 // LinkChanged answers the host in the device's place once the link is down, and
 // wakes the controller, which takes the device away.
 func (s *slot) LinkChanged(e engine.Entry, state link.State) {
-	if state == link.Down && !s.gone {
+	if state == link.Down {
+		s.lose(e)
+	}
+	s.wake()
+}
+
+// lose answers the host in the device's place from now on.
+func (s *slot) lose(e engine.Entry) {
+	if !s.gone {
 		s.gone = true
 		s.root.cancel(e)
 		if s.port != nil {
 			s.port.DeviceLost(e)
 		}
-		s.noteRoom(e)
 	}
-	s.wake()
+	s.noteRoom(e)
 }
 
 // wake makes the controller take another step.
