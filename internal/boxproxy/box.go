@@ -59,11 +59,7 @@ func New(cfg Config) (*Box, error) {
 	if len(cfg.Slots) == 0 || len(cfg.Slots) > MaxSlots {
 		return nil, fmt.Errorf("boxproxy: a box has 1 to %d slots, not %d", MaxSlots, len(cfg.Slots))
 	}
-	b := &Box{
-		cfg: cfg, log: cfg.Logger, fabric: cfg.Fabric,
-		table:   mapping.NewBoxTable(len(cfg.Slots)),
-		domains: map[string]*domain{},
-	}
+	b := &Box{cfg: cfg, log: cfg.Logger, fabric: cfg.Fabric, table: mapping.NewBoxTable(len(cfg.Slots)), domains: map[string]*domain{}}
 	for i, sc := range cfg.Slots {
 		s := newSlot(b, i, sc)
 		b.OnWake(s.wake)

@@ -61,7 +61,10 @@ func NewControl(ctx context.Context, conn io.ReadWriteCloser) (*Control, error) 
 	c := &Control{conn: conn, done: make(chan struct{}), booted: make(chan struct{}), runs: map[uint64]*run{}}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	r := bufio.NewReaderSize(conn, 64<<10)
-	err := c.ready(r)
+	line, err := readLine(r)
+	if err == nil {
+		err = c.takeReady(line)
+	}
 	if !stop() {
 		err = context.Cause(ctx)
 	}
@@ -156,14 +159,6 @@ func (c *Control) send(line string) error {
 		return c.cause()
 	}
 	return nil
-}
-
-func (c *Control) ready(r *bufio.Reader) error {
-	line, err := readLine(r)
-	if err != nil {
-		return err
-	}
-	return c.takeReady(line)
 }
 
 // takeReady handles "ready RELEASE UPTIME".

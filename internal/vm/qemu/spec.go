@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -63,18 +64,8 @@ const (
 func Slot(i int) string { return "rp" + strconv.Itoa(i) }
 
 func (s Spec) withDefaults() (Spec, error) {
-	if s.Memory == 0 {
-		s.Memory = defaultMemory
-	}
-	if s.CPUs == 0 {
-		s.CPUs = 1
-	}
-	if s.Accel == "" {
-		s.Accel = "tcg"
-	}
-	if s.Window == 0 {
-		s.Window = defaultWindow
-	}
+	s.Memory, s.CPUs = cmp.Or(s.Memory, defaultMemory), cmp.Or(s.CPUs, 1)
+	s.Accel, s.Window = cmp.Or(s.Accel, "tcg"), cmp.Or(s.Window, defaultWindow)
 	switch {
 	case s.Memory < 0 || s.Memory%(2<<20) != 0:
 		return s, fmt.Errorf("memory of %d bytes is not a multiple of 2 MiB", s.Memory)
@@ -112,8 +103,7 @@ func (s Spec) argv(console, initrd string) []string {
 		"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d", qmpFD), "-qmp", "chardev:qmp",
 	}
 	if s.QMPSocket != "" {
-		a = append(a, "-chardev", "socket,id=qmp1,server=on,wait=off,path="+escape(s.QMPSocket),
-			"-qmp", "chardev:qmp1")
+		a = append(a, "-chardev", "socket,id=qmp1,server=on,wait=off,path="+escape(s.QMPSocket), "-qmp", "chardev:qmp1")
 	}
 	if s.IOMMU {
 		// Before the devices, which look for it when QEMU realizes them.

@@ -3,6 +3,7 @@ package qemu
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -132,13 +133,14 @@ func TestGuest(t *testing.T) {
 	})
 
 	t.Run("buses as QEMU sees them", func(t *testing.T) {
-		buses, err := vm.QMP().QueryPCI(ctx)
-		if err != nil {
+		var buses json.RawMessage
+		if err := vm.QMP().Execute(ctx, "query-pci", nil, &buses); err != nil {
 			t.Fatal(err)
 		}
-		d, ok := qmp.FindPCI(buses, "edu0")
-		if !ok || d.ID.Vendor != 0x1234 || d.ID.Device != 0x11e8 || len(d.Regions) != 1 || d.Regions[0].Size != 1<<20 {
-			t.Errorf("got %+v, %v", d, ok)
+		for _, want := range []string{`"qdev_id": "edu0"`, `"device": 4584, "vendor": 4660`, `"size": 1048576`} {
+			if !strings.Contains(string(buses), want) {
+				t.Errorf("no %s in %s", want, buses)
+			}
 		}
 	})
 

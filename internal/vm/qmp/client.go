@@ -45,12 +45,7 @@ func Dial(ctx context.Context, path string) (*Client, error) {
 // New negotiates on an open connection. It takes over conn: New closes it on an error,
 // [Client.Close] closes it later.
 func New(ctx context.Context, conn net.Conn) (*Client, error) {
-	c := &Client{
-		conn:    conn,
-		done:    make(chan struct{}),
-		pending: map[uint64]chan reply{},
-		subs:    map[*Subscription]struct{}{},
-	}
+	c := &Client{conn: conn, done: make(chan struct{}), pending: map[uint64]chan reply{}, subs: map[*Subscription]struct{}{}}
 	r := bufio.NewReaderSize(conn, 64<<10)
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 	err := c.greet(r)

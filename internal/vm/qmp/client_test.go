@@ -340,23 +340,3 @@ func TestGreeting(t *testing.T) {
 		t.Errorf("no server: %v", err)
 	}
 }
-
-func TestQueryPCI(t *testing.T) {
-	const reply = `{"return": [{"bus": 0, "devices": [
-		{"bus": 0, "slot": 4, "function": 0, "qdev_id": "rp0", "id": {"device": 12, "vendor": 6966}, "class_info": {"class": 1540}, "regions": [],
-		 "pci_bridge": {"bus": {"number": 0, "secondary": 1, "subordinate": 1}, "devices": [
-			{"bus": 1, "slot": 0, "function": 0, "qdev_id": "v0", "id": {"device": 1, "vendor": 7653}, "class_info": {"class": 4608},
-			 "regions": [{"bar": 0, "type": "memory", "address": -1, "size": 16384}]}]}}]}], "id": %d}`
-	c := fake(t, func(call) []string { return []string{strings.ReplaceAll(reply, "\n", "")} })
-	buses, err := c.QueryPCI(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	d, ok := FindPCI(buses, "v0")
-	if !ok || d.Bus != 1 || d.ID.Vendor != 0x1de5 || d.Class.Class != 0x1200 || len(d.Regions) != 1 || d.Regions[0].Size != 16384 {
-		t.Errorf("got %+v, %v", d, ok)
-	}
-	if d, ok := FindPCI(buses, "v1"); ok {
-		t.Errorf("found %+v", d)
-	}
-}

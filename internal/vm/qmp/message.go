@@ -14,9 +14,9 @@ const MaxMessage = 4 << 20
 
 // An Error is QEMU's refusal of a command (QMP specification, section 2.4.2).
 type Error struct {
-	Command string // the refused command
-	Class   string // "GenericError", "DeviceNotFound", "CommandNotFound", ...
-	Desc    string // for people
+	Command string `json:"-"`     // the refused command
+	Class   string `json:"class"` // "GenericError", "DeviceNotFound", "CommandNotFound", ...
+	Desc    string `json:"desc"`  // for people
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("qmp: %s: %s (%s)", e.Command, e.Desc, e.Class) }
@@ -55,32 +55,22 @@ type reply struct {
 	err   *Error // its Command is still empty
 }
 
-// wire is the union of QEMU's messages.
+// wire is the union of QEMU's messages. Fields without a tag have their name in lower case.
 type wire struct {
 	QMP *struct {
 		Version struct {
-			QEMU struct {
-				Major int `json:"major"`
-				Minor int `json:"minor"`
-				Micro int `json:"micro"`
-			} `json:"qemu"`
-			Package string `json:"package"`
-		} `json:"version"`
-	} `json:"QMP"`
+			QEMU    struct{ Major, Minor, Micro int }
+			Package string
+		}
+	}
 
 	ID     *uint64         `json:"id"`
 	Return json.RawMessage `json:"return"`
-	Error  *struct {
-		Class string `json:"class"`
-		Desc  string `json:"desc"`
-	} `json:"error"`
+	Error  *Error          `json:"error"`
 
 	Event     string          `json:"event"`
 	Data      json.RawMessage `json:"data"`
-	Timestamp struct {
-		Seconds      int64 `json:"seconds"`
-		Microseconds int64 `json:"microseconds"`
-	} `json:"timestamp"`
+	Timestamp struct{ Seconds, Microseconds int64 }
 }
 
 var errNotQMP = errors.New("not a QMP message")
@@ -115,7 +105,7 @@ func parse(line []byte) (message, error) {
 		// QEMU answers without an id only when it could not parse the command.
 		return message{}, fmt.Errorf("%w: reply without id", errNotQMP)
 	case w.Error != nil:
-		return message{reply: &reply{id: *w.ID, err: &Error{Class: w.Error.Class, Desc: w.Error.Desc}}}, nil
+		return message{reply: &reply{id: *w.ID, err: w.Error}}, nil
 	default:
 		return message{reply: &reply{id: *w.ID, value: w.Return}}, nil
 	}
