@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -48,47 +50,6 @@ type JSON struct {
 	Digest    *Digest    `json:"digest,omitempty"`
 }
 
-// jsonField is the name of a field and a pointer to it.
-type jsonField struct {
-	name string
-	dest any
-}
-
-func (j *JSON) fields() []jsonField {
-	return []jsonField{
-		{"type", &j.Type},
-		{"dw4", &j.DW4},
-		{"tc", &j.TC},
-		{"attr", &j.Attr},
-		{"th", &j.TH},
-		{"ph", &j.PH},
-		{"st", &j.ST},
-		{"ep", &j.EP},
-		{"at", &j.AT},
-		{"length", &j.Length},
-		{"requester", &j.Requester},
-		{"tag", &j.Tag},
-		{"first_be", &j.FirstBE},
-		{"last_be", &j.LastBE},
-		{"addr", &j.Addr},
-		{"target", &j.Target},
-		{"register", &j.Register},
-		{"completer", &j.Completer},
-		{"status", &j.Status},
-		{"bcm", &j.BCM},
-		{"byte_count", &j.ByteCount},
-		{"lower_addr", &j.LowerAddr},
-		{"code", &j.Code},
-		{"routing", &j.Routing},
-		{"msg_header", &j.MsgHeader},
-		{"ln", &j.LN},
-		{"reserved", &j.Reserved},
-		{"prefixes", &j.Prefixes},
-		{"data", &j.Data},
-		{"digest", &j.Digest},
-	}
-}
-
 // UnmarshalJSON decodes one object. Errors name the field.
 func (j *JSON) UnmarshalJSON(b []byte) error {
 	var raw map[string]json.RawMessage
@@ -97,23 +58,20 @@ func (j *JSON) UnmarshalJSON(b []byte) error {
 	}
 	*j = JSON{}
 	var known []string
-	for _, f := range j.fields() {
-		known = append(known, f.name)
-		value, ok := raw[f.name]
+	for field, dest := range reflect.ValueOf(j).Elem().Fields() {
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		known = append(known, name)
+		value, ok := raw[name]
 		if !ok {
 			continue
 		}
-		delete(raw, f.name)
-		if err := json.Unmarshal(value, f.dest); err != nil {
-			return fmt.Errorf("tlp: %s: %w", f.name, plain(err, value))
+		delete(raw, name)
+		if err := json.Unmarshal(value, dest.Addr().Interface()); err != nil {
+			return fmt.Errorf("tlp: %s: %w", name, plain(err, value))
 		}
 	}
 	if len(raw) > 0 {
-		var unknown []string
-		for name := range raw {
-			unknown = append(unknown, name)
-		}
-		slices.Sort(unknown)
+		unknown := slices.Sorted(maps.Keys(raw))
 		return fmt.Errorf("tlp: %s: no such field; the fields are %s", strings.Join(unknown, ", "), strings.Join(known, ", "))
 	}
 	return nil
@@ -310,8 +268,7 @@ func setInt[T ~uint8 | ~uint16 | ~uint64, N Number | Hex](dest *T, name string, 
 
 func value[T any](v *T) T {
 	if v == nil {
-		var zero T
-		return zero
+		v = new(T)
 	}
 	return *v
 }

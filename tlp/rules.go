@@ -170,33 +170,27 @@ func (p *Packet) checkWidths() error {
 	if p.Type.Completion() {
 		minBytes = 1
 	}
-	switch {
-	case p.TC > 7:
-		return outside("tc", p.TC, 0, 7)
-	case p.Attr > 7:
-		return outside("attr", uint8(p.Attr), 0, 7)
-	case p.AT > 3:
-		return outside("at", p.AT, 0, 3)
-	case p.PH > 3:
-		return outside("ph", p.PH, 0, 3)
-	case p.Length < minLength || p.Length > maxLength:
-		return outside("length", p.Length, minLength, maxLength)
-	case p.Tag >= pcie.MaxTags:
-		return outside("tag", uint16(p.Tag), 0, pcie.MaxTags-1)
-	case p.FirstBE > 0xf:
-		return outside("first_be", p.FirstBE, 0, 0xf)
-	case p.LastBE > 0xf:
-		return outside("last_be", p.LastBE, 0, 0xf)
-	case p.Register > pcie.ConfigSize-pcie.DW:
-		return outside("register", p.Register, 0, pcie.ConfigSize-pcie.DW)
-	case p.Status > 7:
-		return outside("status", uint8(p.Status), 0, 7)
-	case p.ByteCount < minBytes || p.ByteCount > maxByteCnt:
-		return outside("byte_count", p.ByteCount, minBytes, maxByteCnt)
-	case p.LowerAddr > 0x7f:
-		return outside("lower_addr", p.LowerAddr, 0, 0x7f)
-	case p.Routing > routingMask:
-		return outside("routing", uint8(p.Routing), 0, routingMask)
+	for _, f := range [...]struct {
+		name         string
+		v, low, high uint16
+	}{
+		{"tc", uint16(p.TC), 0, 7},
+		{"attr", uint16(p.Attr), 0, 7},
+		{"at", uint16(p.AT), 0, 3},
+		{"ph", uint16(p.PH), 0, 3},
+		{"length", p.Length, minLength, maxLength},
+		{"tag", uint16(p.Tag), 0, pcie.MaxTags - 1},
+		{"first_be", uint16(p.FirstBE), 0, 0xf},
+		{"last_be", uint16(p.LastBE), 0, 0xf},
+		{"register", p.Register, 0, pcie.ConfigSize - pcie.DW},
+		{"status", uint16(p.Status), 0, 7},
+		{"byte_count", p.ByteCount, minBytes, maxByteCnt},
+		{"lower_addr", uint16(p.LowerAddr), 0, 0x7f},
+		{"routing", uint16(p.Routing), 0, routingMask},
+	} {
+		if f.v < f.low || f.v > f.high {
+			return fmt.Errorf("tlp: %s: %d does not fit: want %d to %d", f.name, f.v, f.low, f.high)
+		}
 	}
 	if p.Addr%pcie.DW != 0 {
 		return fmt.Errorf("tlp: addr: %#x must be a multiple of 4: byte enables select bytes", p.Addr)
@@ -205,10 +199,6 @@ func (p *Packet) checkWidths() error {
 		return fmt.Errorf("tlp: register: %#x must be a multiple of 4: byte enables select bytes", p.Register)
 	}
 	return nil
-}
-
-func outside[T uint8 | uint16](field string, v, low, high T) error {
-	return fmt.Errorf("tlp: %s: %d does not fit: want %d to %d", field, v, low, high)
 }
 
 // checkForeign refuses values in fields that the type does not have: Append would
@@ -232,56 +222,38 @@ func (p *Packet) checkForeign() error {
 	case c&config != 0:
 		reserved = 0xf3
 	}
-	switch {
-	case p.DW4 && c&(memory|message) == 0:
-		return p.foreign("dw4")
-	case p.Addr != 0 && !byAddr:
-		return p.foreign("addr")
-	case p.Addr>>32 != 0 && byAddr && c&message == 0 && !p.DW4:
-		return p.foreign("addr")
-	case p.PH != 0 && !byAddr:
-		return p.foreign("ph")
-	case p.ST != 0 && !steered:
-		return p.foreign("st")
-	case p.Tag&0xff != 0 && steered && p.Type == MWr:
-		return p.foreign("tag")
-	case first != 0 && c&(completion|message) != 0:
-		return p.foreign("first_be")
-	case last != 0 && c&(completion|message) != 0:
-		return p.foreign("last_be")
-	case p.Target != 0 && c&config == 0 && !byID:
-		return p.foreign("target")
-	case p.Register != 0 && c&config == 0:
-		return p.foreign("register")
-	case p.Completer != 0 && c&completion == 0:
-		return p.foreign("completer")
-	case p.Status != 0 && c&completion == 0:
-		return p.foreign("status")
-	case p.BCM && c&completion == 0:
-		return p.foreign("bcm")
-	case p.ByteCount != 0 && c&completion == 0:
-		return p.foreign("byte_count")
-	case p.LowerAddr != 0 && c&completion == 0:
-		return p.foreign("lower_addr")
-	case p.Code != 0 && c&message == 0:
-		return p.foreign("code")
-	case p.Routing != 0 && c&message == 0:
-		return p.foreign("routing")
-	case p.MsgHeader != noHeader && (c&message == 0 || byAddr):
-		return p.foreign("msg_header")
-	case byID && p.MsgHeader[0]|p.MsgHeader[1] != 0:
-		return p.foreign("msg_header")
-	case p.Reserved&^reserved != 0:
-		return p.foreign("reserved")
-	case p.Digest != 0 && !p.HasDigest:
-		return p.foreign("digest")
+	for _, f := range [...]struct {
+		name    string
+		foreign bool
+	}{
+		{"dw4", p.DW4 && c&(memory|message) == 0},
+		{"addr", p.Addr != 0 && !byAddr},
+		{"addr", p.Addr>>32 != 0 && byAddr && c&message == 0 && !p.DW4},
+		{"ph", p.PH != 0 && !byAddr},
+		{"st", p.ST != 0 && !steered},
+		{"tag", p.Tag&0xff != 0 && steered && p.Type == MWr},
+		{"first_be", first != 0 && c&(completion|message) != 0},
+		{"last_be", last != 0 && c&(completion|message) != 0},
+		{"target", p.Target != 0 && c&config == 0 && !byID},
+		{"register", p.Register != 0 && c&config == 0},
+		{"completer", p.Completer != 0 && c&completion == 0},
+		{"status", p.Status != 0 && c&completion == 0},
+		{"bcm", p.BCM && c&completion == 0},
+		{"byte_count", p.ByteCount != 0 && c&completion == 0},
+		{"lower_addr", p.LowerAddr != 0 && c&completion == 0},
+		{"code", p.Code != 0 && c&message == 0},
+		{"routing", p.Routing != 0 && c&message == 0},
+		{"msg_header", p.MsgHeader != noHeader && (c&message == 0 || byAddr)},
+		{"msg_header", byID && p.MsgHeader[0]|p.MsgHeader[1] != 0},
+		{"reserved", p.Reserved&^reserved != 0},
+		{"digest", p.Digest != 0 && !p.HasDigest},
+	} {
+		if f.foreign {
+			return fmt.Errorf("tlp: %s: has no place in this %s: leave it zero", f.name, p.Type)
+		}
 	}
 	return nil
 }
 
 // noHeader is the MsgHeader of a packet without one.
 var noHeader [8]byte
-
-func (p *Packet) foreign(field string) error {
-	return fmt.Errorf("tlp: %s: has no place in this %s: leave it zero", field, p.Type)
-}
