@@ -1,7 +1,9 @@
 package cfgspace
 
 import (
+	"cmp"
 	"encoding/binary"
+	"math/bits"
 	"time"
 
 	"github.com/dxpu-project/dxpu/pcie"
@@ -66,25 +68,14 @@ func (s *Space) CompletionTimeout(standard time.Duration) (timeout time.Duration
 	if ctl&DevCtl2TimeoutDisable != 0 {
 		return 0, false
 	}
-	switch ctl & DevCtl2Timeout {
-	case 0x1:
-		return 100 * time.Microsecond, true
-	case 0x2:
-		return 10 * time.Millisecond, true
-	case 0x5:
-		return 55 * time.Millisecond, true
-	case 0x6:
-		return 210 * time.Millisecond, true
-	case 0x9:
-		return 900 * time.Millisecond, true
-	case 0xa:
-		return 3500 * time.Millisecond, true
-	case 0xd:
-		return 13 * time.Second, true
-	case 0xe:
-		return 64 * time.Second, true
-	}
-	return standard, true
+	return cmp.Or(completionTimeouts[ctl&DevCtl2Timeout], standard), true
+}
+
+var completionTimeouts = [DevCtl2Timeout + 1]time.Duration{
+	0x1: 100 * time.Microsecond, 0x2: 10 * time.Millisecond,
+	0x5: 55 * time.Millisecond, 0x6: 210 * time.Millisecond,
+	0x9: 900 * time.Millisecond, 0xa: 3500 * time.Millisecond,
+	0xd: 13 * time.Second, 0xe: 64 * time.Second,
 }
 
 // MSIXControl returns the enable and function mask bits. Both are false without
@@ -115,9 +106,9 @@ func (s *Space) MSI() MSIConfig {
 	return MSIConfig{
 		Enabled: c&MSIEnable != 0,
 		Vectors: 1 << min(c>>4&7, c>>1&7),
-		Addr:    binary.LittleEndian.Uint64(s.value[s.msi+4:]),
+		Addr:    le.Uint64(s.value[s.msi+4:]),
 		Data:    s.read16(s.msi + 12),
-		Mask:    binary.LittleEndian.Uint32(s.value[s.msi+16:]),
+		Mask:    le.Uint32(s.value[s.msi+16:]),
 	}
 }
 
@@ -168,17 +159,13 @@ func (s *Space) SetLink(active bool, gen pcie.Generation, width int) {
 	if was == active {
 		return
 	}
-	setOrClear := func(off int, bit uint16) {
-		if active {
-			s.PokeBits(off, bit, 0)
-		} else {
-			s.PokeBits(off, 0, bit)
-		}
+	link, slot := uint16(0), uint16(SlotStaPresence|SlotStaLinkChange)
+	if active {
+		link, slot = LinkStaActive, slot|SlotStaPresent
 	}
-	setOrClear(at+OffLinkSta, LinkStaActive)
+	s.PokeBits(at+OffLinkSta, link, link^LinkStaActive)
 	if s.read16(at+OffExpCaps)&ExpSlot != 0 {
-		setOrClear(at+OffSlotSta, SlotStaPresent)
-		s.PokeBits(at+OffSlotSta, SlotStaPresence|SlotStaLinkChange, 0)
+		s.PokeBits(at+OffSlotSta, slot, ^slot&SlotStaPresent)
 	}
 }
 
@@ -235,11 +222,7 @@ func (s *Space) logAER(bit uint32, masked bool, header []byte) {
 			s.Poke(s.aer+OffAERHeader+i, 4, binary.BigEndian.Uint32(log[i:]))
 		}
 		ctl := s.Read(s.aer+OffAERControl, 4) &^ 0x1f
-		first := uint32(0)
-		for bit>>first > 1 {
-			first++
-		}
-		s.Poke(s.aer+OffAERControl, 4, ctl|first)
+		s.Poke(s.aer+OffAERControl, 4, ctl|uint32(max(0, bits.Len32(bit)-1)))
 	}
 	s.Poke(s.aer+OffAERUncorrectable, 4, status|bit)
 }

@@ -1,7 +1,6 @@
 package cfgspace
 
 import (
-	"encoding/binary"
 	"fmt"
 	"math/bits"
 
@@ -137,12 +136,12 @@ func (s *Space) Decode(addr, n uint64) (bar int, offset uint64, ok bool) {
 }
 
 func decodeBAR(b []byte, k BARKind) uint64 {
-	lo := binary.LittleEndian.Uint32(b)
+	lo := le.Uint32(b)
 	switch k {
 	case Memory32:
 		return uint64(lo &^ 0xf)
 	case Memory64:
-		return uint64(binary.LittleEndian.Uint32(b[4:]))<<32 | uint64(lo&^0xf)
+		return uint64(le.Uint32(b[4:]))<<32 | uint64(lo&^0xf)
 	case IO:
 		return uint64(lo &^ 3)
 	case NoBAR:
@@ -157,7 +156,7 @@ func DecodeBARs(dump []byte) (out [pcie.MaxBARs]BAR) {
 	n := barCount(dump)
 	for i := 0; i < n; i++ {
 		at := OffBAR0 + 4*i
-		lo := binary.LittleEndian.Uint32(dump[at:])
+		lo := le.Uint32(dump[at:])
 		switch {
 		case lo&1 != 0:
 			out[i] = BAR{Kind: IO}

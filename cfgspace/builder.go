@@ -1,7 +1,6 @@
 package cfgspace
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -96,31 +95,15 @@ func (b *Builder) fail(format string, args ...any) {
 	}
 }
 
-func (b *Builder) set16(at int, v uint16) { binary.LittleEndian.PutUint16(b.s.value[at:], v) }
-func (b *Builder) set32(at int, v uint32) { binary.LittleEndian.PutUint32(b.s.value[at:], v) }
-
-func (b *Builder) writable(at int, masks ...byte) { copy(b.s.write[at:], masks) }
-func (b *Builder) writable16(at int, mask uint16) {
-	binary.LittleEndian.PutUint16(b.s.write[at:], mask)
-}
-
-func (b *Builder) writable32(at int, mask uint32) {
-	binary.LittleEndian.PutUint32(b.s.write[at:], mask)
-}
-
-func (b *Builder) clearable(at int, mask uint16) { binary.LittleEndian.PutUint16(b.s.clear[at:], mask) }
-
-func (b *Builder) clearable32(at int, mask uint32) {
-	binary.LittleEndian.PutUint32(b.s.clear[at:], mask)
-}
-
-func (b *Builder) keepSticky16(at int, mask uint16) {
-	binary.LittleEndian.PutUint16(b.s.sticky[at:], mask)
-}
-
-func (b *Builder) keepSticky32(at int, mask uint32) {
-	binary.LittleEndian.PutUint32(b.s.sticky[at:], mask)
-}
+func (b *Builder) set16(at int, v uint16)           { le.PutUint16(b.s.value[at:], v) }
+func (b *Builder) set32(at int, v uint32)           { le.PutUint32(b.s.value[at:], v) }
+func (b *Builder) writable(at int, masks ...byte)   { copy(b.s.write[at:], masks) }
+func (b *Builder) writable16(at int, mask uint16)   { le.PutUint16(b.s.write[at:], mask) }
+func (b *Builder) writable32(at int, mask uint32)   { le.PutUint32(b.s.write[at:], mask) }
+func (b *Builder) clearable(at int, mask uint16)    { le.PutUint16(b.s.clear[at:], mask) }
+func (b *Builder) clearable32(at int, mask uint32)  { le.PutUint32(b.s.clear[at:], mask) }
+func (b *Builder) keepSticky16(at int, mask uint16) { le.PutUint16(b.s.sticky[at:], mask) }
+func (b *Builder) keepSticky32(at int, mask uint32) { le.PutUint32(b.s.sticky[at:], mask) }
 
 // BAR defines BAR i; a 64-bit BAR takes i and i+1. Software finds the size by the
 // write mask: address bits below the size are read-only.
@@ -166,7 +149,8 @@ func (b BAR) flagMask() uint32 {
 	return 0xf
 }
 
-// capability reserves n bytes for a capability and adds it to the list.
+// capability reserves n bytes for a capability and adds it to the list. After a
+// failure it returns 0: Build then discards the contents.
 func (b *Builder) capability(id uint8, n int) int {
 	at := b.next
 	if at+n > pcie.ConfigSizePCI {
@@ -180,7 +164,7 @@ func (b *Builder) capability(id uint8, n int) int {
 	return at
 }
 
-// extended reserves n bytes for an extended capability, including its header.
+// extended does the same for an extended capability; n includes its header.
 func (b *Builder) extended(id uint16, version uint8, n int) int {
 	at := b.nextExt
 	if at+n > pcie.ConfigSize {
@@ -189,7 +173,7 @@ func (b *Builder) extended(id uint16, version uint8, n int) int {
 	}
 	b.set32(at, uint32(id)|uint32(version)<<16)
 	if b.linkExt != 0 {
-		b.set16(b.linkExt+2, binary.LittleEndian.Uint16(b.s.value[b.linkExt+2:])|uint16(at)<<4)
+		b.set16(b.linkExt+2, le.Uint16(b.s.value[b.linkExt+2:])|uint16(at)<<4)
 	}
 	b.linkExt = at
 	b.nextExt = (at + n + 3) &^ 3

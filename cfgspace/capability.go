@@ -1,8 +1,6 @@
 package cfgspace
 
 import (
-	"encoding/binary"
-
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
@@ -12,9 +10,6 @@ const pmNoSoftReset = 1 << 3
 // D3hot (section 7.5.2). With softReset, D3hot to D0 resets the function.
 func (b *Builder) PowerManagement(softReset bool) *Builder {
 	at := b.capability(CapPM, pmLength)
-	if at == 0 {
-		return b
-	}
 	b.s.pm = at
 	b.set16(at+OffPMCaps, 3)
 	if !softReset {
@@ -47,9 +42,6 @@ func (b *Builder) Msi(log2Vectors int) *Builder {
 		return b
 	}
 	at := b.capability(CapMSI, msiMaxLength)
-	if at == 0 {
-		return b
-	}
 	b.s.msi = at
 	b.set16(at+2, uint16(log2Vectors)<<1|MSI64|MSIMaskable)
 	b.writable16(at+2, MSIEnable|7<<4)
@@ -69,9 +61,6 @@ func (b *Builder) Msix(vectors, tableBAR int, tableOffset uint32, pbaBAR int, pb
 		return b
 	}
 	at := b.capability(CapMSIX, msixLength)
-	if at == 0 {
-		return b
-	}
 	b.s.msix = at
 	b.set16(at+2, uint16(vectors-1))
 	b.writable16(at+2, MSIXEnable|MSIXMask)
@@ -87,9 +76,6 @@ func (b *Builder) Vendor(body []byte) *Builder {
 		return b
 	}
 	at := b.capability(CapVendor, 3+len(body))
-	if at == 0 {
-		return b
-	}
 	b.s.value[at+2] = byte(3 + len(body))
 	copy(b.s.value[at+3:], body)
 	return b
@@ -103,9 +89,6 @@ func (b *Builder) AER(root bool) *Builder {
 		n = aerRootLength
 	}
 	at := b.extended(ExtAER, 2, n)
-	if at == 0 {
-		return b
-	}
 	b.s.aer = at
 	b.set32(at+OffAERSeverity, aerFatal)
 	b.set32(at+OffAERCorMask, AERAdvisory)
@@ -126,9 +109,7 @@ func (b *Builder) AER(root bool) *Builder {
 
 // SerialNumber adds the Device Serial Number extended capability (section 7.9.3).
 func (b *Builder) SerialNumber(serial uint64) *Builder {
-	if at := b.extended(ExtSerial, 1, 12); at != 0 {
-		binary.LittleEndian.PutUint64(b.s.value[at+4:], serial)
-	}
+	le.PutUint64(b.s.value[b.extended(ExtSerial, 1, 12)+4:], serial)
 	return b
 }
 
@@ -141,10 +122,9 @@ func (b *Builder) ACS(caps uint16) *Builder {
 		b.fail("ACS capabilities %#x", caps)
 		return b
 	}
-	if at := b.extended(ExtACS, 1, 8); at != 0 {
-		b.set16(at+4, caps)
-		b.writable16(at+6, caps)
-	}
+	at := b.extended(ExtACS, 1, 8)
+	b.set16(at+4, caps)
+	b.writable16(at+6, caps)
 	return b
 }
 
@@ -156,9 +136,8 @@ func (b *Builder) ExtendedVendor(id uint16, revision uint8, body []byte) *Builde
 		return b
 	}
 	n := 8 + len(body)
-	if at := b.extended(ExtVendor, 1, n); at != 0 {
-		b.set32(at+4, uint32(id)|uint32(revision&0xf)<<16|uint32(n)<<20)
-		copy(b.s.value[at+8:], body)
-	}
+	at := b.extended(ExtVendor, 1, n)
+	b.set32(at+4, uint32(id)|uint32(revision&0xf)<<16|uint32(n)<<20)
+	copy(b.s.value[at+8:], body)
 	return b
 }

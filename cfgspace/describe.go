@@ -1,7 +1,6 @@
 package cfgspace
 
 import (
-	"encoding/binary"
 	"fmt"
 	"strings"
 
@@ -42,7 +41,6 @@ func Describe(dump []byte) string {
 		return fmt.Sprintf("configuration space truncated at %d bytes\n", len(dump))
 	}
 	var b strings.Builder
-	le := binary.LittleEndian
 	fmt.Fprintf(&b, "device %04x:%04x class %02x%04x rev %02x header %d\n", le.Uint16(dump), le.Uint16(dump[OffDevice:]),
 		dump[OffClass+2], le.Uint16(dump[OffClass:]), dump[OffRevision], dump[OffHeaderType]&0x7f)
 	for i, bar := range DecodeBARs(dump) {
@@ -78,7 +76,6 @@ func Describe(dump []byte) string {
 
 // describeCapability prints the main registers of the capability at the start of d.
 func describeCapability(id uint8, d []byte) string {
-	le := binary.LittleEndian
 	switch {
 	case id == CapPM && len(d) >= pmLength:
 		return fmt.Sprintf(": D%d", d[OffPMStatus]&3)

@@ -1,8 +1,6 @@
 package cfgspace
 
-import (
-	"github.com/dxpu-project/dxpu/pcie"
-)
+import "github.com/dxpu-project/dxpu/pcie"
 
 // PortType is the Device/Port Type field of the PCI Express capability (section 7.5.3.2).
 type PortType uint8
@@ -50,9 +48,6 @@ func (b *Builder) Express(e Express) *Builder {
 		return b
 	}
 	at := b.capability(CapExpress, expressLength)
-	if at == 0 {
-		return b
-	}
 	b.s.express = at
 	caps := uint16(expressVersion) | uint16(e.Type)<<4
 	if e.Slot != nil {

@@ -43,7 +43,7 @@ func (s *Space) Read(off, width int) uint32 {
 		return 0xffffffff
 	}
 	if off >= 0 && off <= len(s.value)-4 && width == 4 {
-		return binary.LittleEndian.Uint32(s.value[off:])
+		return le.Uint32(s.value[off:])
 	}
 	var v uint32
 	for i := range width {
@@ -121,9 +121,12 @@ func (s *Space) Reset(keepSticky bool) {
 	}
 }
 
+// le is the byte order of all registers.
+var le = binary.LittleEndian
+
 func validWidth(w int) bool { return w == 1 || w == 2 || w == 4 }
 
-func (s *Space) read16(off int) uint16 { return binary.LittleEndian.Uint16(s.value[off:]) }
+func (s *Space) read16(off int) uint16 { return le.Uint16(s.value[off:]) }
 
 // Command returns the Command register.
 func (s *Space) Command() uint16 { return s.read16(OffCommand) }

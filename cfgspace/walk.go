@@ -1,7 +1,6 @@
 package cfgspace
 
 import (
-	"encoding/binary"
 	"iter"
 
 	"github.com/dxpu-project/dxpu/pcie"
@@ -20,7 +19,7 @@ const (
 // that reads more must check the length.
 func Capabilities(dump []byte) iter.Seq2[uint8, int] {
 	return func(yield func(uint8, int) bool) {
-		if len(dump) < 0x40 || binary.LittleEndian.Uint16(dump[OffStatus:])&StaCapabilities == 0 {
+		if len(dump) < 0x40 || le.Uint16(dump[OffStatus:])&StaCapabilities == 0 {
 			return
 		}
 		var seen [pcie.ConfigSizePCI]bool
@@ -59,7 +58,7 @@ func ExtendedCapabilities(dump []byte) iter.Seq[ExtendedCapability] {
 				return
 			}
 			seen[at/4] = true
-			h := binary.LittleEndian.Uint32(dump[at:])
+			h := le.Uint32(dump[at:])
 			if h == 0 || h == 0xffffffff {
 				return
 			}
@@ -108,7 +107,6 @@ func FindMSIX(dump []byte) (MSIXInfo, bool) {
 	if at == 0 || at+msixLength > len(dump) {
 		return MSIXInfo{}, false
 	}
-	le := binary.LittleEndian
 	table, pba := le.Uint32(dump[at+4:]), le.Uint32(dump[at+8:])
 	m := MSIXInfo{
 		Cap: at, Vectors: int(le.Uint16(dump[at+2:])&msixSizeMask) + 1,
