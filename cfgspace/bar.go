@@ -20,17 +20,10 @@ const (
 
 // String names the kind.
 func (k BARKind) String() string {
-	switch k {
-	case NoBAR:
-		return "none"
-	case Memory32:
-		return "32-bit memory"
-	case Memory64:
-		return "64-bit memory"
-	case IO:
-		return "I/O"
+	if k > IO {
+		return fmt.Sprintf("BARKind(%d)", uint8(k))
 	}
-	return fmt.Sprintf("BARKind(%d)", uint8(k))
+	return [...]string{NoBAR: "none", Memory32: "32-bit memory", Memory64: "64-bit memory", IO: "I/O"}[k]
 }
 
 // BAR describes a base address register and the address that software programmed.
@@ -54,14 +47,7 @@ const (
 
 // registers returns the number of bytes that the BAR takes in the header.
 func (b BAR) registers() int {
-	switch b.Kind {
-	case NoBAR:
-		return 0
-	case Memory64:
-		return 8
-	default:
-		return 4
-	}
+	return [...]int{Memory32: 4, Memory64: 8, IO: 4}[b.Kind]
 }
 
 // Contains reports whether the BAR, as programmed, contains addr to addr+n-1.
@@ -93,14 +79,7 @@ func (b BAR) check() error {
 
 // flags returns the read-only low bits.
 func (b BAR) flags() uint32 {
-	var f uint32
-	switch b.Kind {
-	case NoBAR, Memory32:
-	case Memory64:
-		f = 2 << 1
-	case IO:
-		f = 1
-	}
+	f := [...]uint32{Memory64: 2 << 1, IO: 1}[b.Kind]
 	if b.Prefetchable {
 		f |= 1 << 3
 	}

@@ -1,6 +1,7 @@
 package cfgspace
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -34,6 +35,10 @@ var extendedNames = map[uint16]string{
 	0x0019: "Secondary PCI Express", 0x001b: "Process Address Space ID", 0x001e: "L1 PM Substates",
 }
 
+var portNames = map[PortType]string{
+	Endpoint: "endpoint", RootPort: "root port", UpstreamPort: "upstream switch port", DownstreamPort: "downstream switch port",
+}
+
 // Describe prints the header, BARs and capabilities of a configuration space, one
 // line each. It accepts any bytes and prints unknown capabilities by number.
 func Describe(dump []byte) string {
@@ -54,17 +59,11 @@ func Describe(dump []byte) string {
 		fmt.Fprintf(&b, "BAR %d: %s%s at %#x\n", i, bar.Kind, pref, bar.Addr)
 	}
 	for id, at := range Capabilities(dump) {
-		name, ok := capabilityNames[id]
-		if !ok {
-			name = fmt.Sprintf("capability %#02x", id)
-		}
+		name := cmp.Or(capabilityNames[id], fmt.Sprintf("capability %#02x", id))
 		fmt.Fprintf(&b, "[%02x] %s%s\n", at, name, describeCapability(id, dump[at:]))
 	}
 	for c := range ExtendedCapabilities(dump) {
-		name, ok := extendedNames[c.ID]
-		if !ok {
-			name = fmt.Sprintf("extended capability %#04x", c.ID)
-		}
+		name := cmp.Or(extendedNames[c.ID], fmt.Sprintf("extended capability %#04x", c.ID))
 		fmt.Fprintf(&b, "[%03x v%d] %s", c.Offset, c.Version, name)
 		if c.ID == ExtSerial && c.Offset+12 <= len(dump) {
 			fmt.Fprintf(&b, ": %016x", le.Uint64(dump[c.Offset+4:]))
@@ -88,23 +87,9 @@ func describeCapability(id uint8, d []byte) string {
 			c>>15, c&msixSizeMask+1, table&7, table&^7, pba&7, pba&^7)
 	case id == CapExpress && len(d) >= OffSlotCap:
 		return fmt.Sprintf(": v%d %s, MPS %d of %d, MRRS %d, link gen %d x%d of gen %d x%d",
-			d[OffExpCaps]&0xf, portName(d[OffExpCaps]>>4), 128<<(le.Uint16(d[OffDevCtl:])&DevCtlMPS>>5), 128<<(d[OffDevCap]&7),
+			d[OffExpCaps]&0xf, cmp.Or(portNames[PortType(d[OffExpCaps]>>4)], fmt.Sprintf("port type %d", d[OffExpCaps]>>4)), 128<<(le.Uint16(d[OffDevCtl:])&DevCtlMPS>>5), 128<<(d[OffDevCap]&7),
 			128<<(le.Uint16(d[OffDevCtl:])&DevCtlMRRS>>12), d[OffLinkSta]&0xf, le.Uint16(d[OffLinkSta:])>>4&0x3f,
 			d[OffLinkCap]&0xf, le.Uint16(d[OffLinkCap:])>>4&0x3f)
 	}
 	return ""
-}
-
-func portName(t uint8) string {
-	switch PortType(t) {
-	case Endpoint:
-		return "endpoint"
-	case RootPort:
-		return "root port"
-	case UpstreamPort:
-		return "upstream switch port"
-	case DownstreamPort:
-		return "downstream switch port"
-	}
-	return fmt.Sprintf("port type %d", t)
 }

@@ -66,7 +66,9 @@ func (t *leaderTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	for try := 1; ; try++ {
 		at, err := t.find(r.Context())
 		if err != nil {
-			closeBody(r)
+			if r.Body != nil {
+				_ = r.Body.Close()
+			}
 			return nil, err
 		}
 		res, err := t.base.RoundTrip(t.addressed(r, at))
@@ -90,7 +92,8 @@ func (t *leaderTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 			return res, err
 		}
 		if res != nil {
-			discard(res)
+			_, _ = io.CopyN(io.Discard, res.Body, maxAnswer) // so that the connection can be used again
+			_ = res.Body.Close()
 		}
 	}
 }
@@ -129,17 +132,6 @@ func notSent(err error) bool {
 	return errors.As(err, &op) && op.Op == "dial"
 }
 
-func closeBody(r *http.Request) {
-	if r.Body != nil {
-		_ = r.Body.Close()
-	}
-}
-
-func discard(res *http.Response) {
-	_, _ = io.CopyN(io.Discard, res.Body, maxAnswer) // so that the connection can be used again
-	_ = res.Body.Close()
-}
-
 // forget records that a manager did not answer.
 func (t *leaderTransport) forget(at *url.URL) {
 	t.mu.Lock()
@@ -173,13 +165,7 @@ func (t *leaderTransport) hasAlternative(at *url.URL) bool {
 // find returns the manager that leads, as far as is known. A single known
 // manager is not probed.
 func (t *leaderTransport) find(ctx context.Context) (*url.URL, error) {
-	t.mu.Lock()
-	if t.leader == nil && len(t.managers) == 1 {
-		t.leader = t.managers[0]
-	}
-	leader := t.leader
-	t.mu.Unlock()
-	if leader != nil {
+	if leader := t.known(); leader != nil {
 		return leader, nil
 	}
 	select {
@@ -188,10 +174,7 @@ func (t *leaderTransport) find(ctx context.Context) (*url.URL, error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	t.mu.Lock()
-	leader = t.leader
-	t.mu.Unlock()
-	if leader != nil {
+	if leader := t.known(); leader != nil {
 		return leader, nil
 	}
 	leader, err := t.probeAll(ctx)
@@ -199,19 +182,26 @@ func (t *leaderTransport) find(ctx context.Context) (*url.URL, error) {
 		return nil, err
 	}
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	t.leader = leader
-	t.mu.Unlock()
 	return leader, nil
+}
+
+func (t *leaderTransport) known() *url.URL {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.leader == nil && len(t.managers) == 1 {
+		t.leader = t.managers[0]
+	}
+	return t.leader
 }
 
 // pause returns false when ctx ends before d is over.
 func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 		return false
-	case <-timer.C:
+	case <-time.After(d):
 		return true
 	}
 }

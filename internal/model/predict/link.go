@@ -34,13 +34,8 @@ func newLinker(p *Plan) *linker {
 	w := p.w
 	l := &linker{
 		p: p, w: w, process: map[uint64]int{},
-		lastOp: lastOps(w), used: make([]bool, len(w.Streams)),
-		byEnd: indices(len(w.Ops)), done: make([]bool, len(w.Ops)),
-	}
-	l.lastCall = make([]int32, len(w.Threads))
-	l.threadOp = make([]int32, len(w.Threads))
-	for i := range l.lastCall {
-		l.lastCall[i], l.threadOp[i] = none, none
+		lastCall: nones(len(w.Threads)), threadOp: nones(len(w.Threads)), lastOp: nones(len(w.Streams)),
+		used: make([]bool, len(w.Streams)), byEnd: indices(len(w.Ops)), done: make([]bool, len(w.Ops)),
 	}
 	number := func(process uint64) int {
 		n, ok := l.process[process]

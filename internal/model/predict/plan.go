@@ -131,7 +131,7 @@ func (p *Plan) opKey(i int32) time.Duration {
 // estimate measures the typical launch latency and gap between operations.
 func (p *Plan) estimate() {
 	p.launchLag, p.streamLag = defaultLaunchLag, defaultStreamLag
-	last := lastOps(p.w)
+	last := nones(len(p.w.Streams))
 	var launch, gap []time.Duration
 	for _, i := range p.order {
 		op := &p.w.Ops[i]
@@ -157,13 +157,7 @@ func (p *Plan) estimate() {
 	}
 }
 
-func lastOps(w *workload.Workload) []int32 {
-	last := make([]int32, len(w.Streams))
-	for i := range last {
-		last[i] = none
-	}
-	return last
-}
+func nones(n int) []int32 { return slices.Repeat([]int32{none}, n) }
 
 // longCopy is long enough for an exact rate: traces of 2021 have a resolution of
 // one microsecond.

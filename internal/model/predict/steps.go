@@ -28,10 +28,7 @@ func (p *Plan) planSteps() {
 		marks = append(marks, mark{s.Start, &p.steps[i].startCall, s.Thread}, mark{s.End(), &p.steps[i].endCall, s.Thread})
 	}
 	slices.SortStableFunc(marks, func(a, b mark) int { return cmp.Compare(a.at, b.at) })
-	last := make([]int32, len(p.w.Threads))
-	for i := range last {
-		last[i] = none
-	}
+	last := nones(len(p.w.Threads))
 	call := 0
 	for _, m := range marks {
 		for ; call < len(p.w.Calls) && p.w.Calls[call].Start < m.at; call++ {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"math"
 	"strconv"
+	"strings"
 	"time"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -27,8 +28,8 @@ func (t text) decode() []byte {
 			i++
 			continue
 		}
-		if c, ok := simpleEscape(t[i+1]); ok {
-			out = append(out, c)
+		if k := strings.IndexByte(`"\/ntrbf`, t[i+1]); k >= 0 {
+			out = append(out, "\"\\/\n\t\r\b\f"[k])
 			i += 2
 			continue
 		}
@@ -42,24 +43,6 @@ func (t text) decode() []byte {
 		i += n
 	}
 	return out
-}
-
-func simpleEscape(c byte) (byte, bool) {
-	switch c {
-	case '"', '\\', '/':
-		return c, true
-	case 'n':
-		return '\n', true
-	case 't':
-		return '\t', true
-	case 'r':
-		return '\r', true
-	case 'b':
-		return '\b', true
-	case 'f':
-		return '\f', true
-	}
-	return 0, false
 }
 
 // unicodeEscape reads \uXXXX or a surrogate pair of them; n is 0 if t begins with
@@ -115,7 +98,7 @@ func parseMicros(b []byte) (time.Duration, bool) {
 			}
 			v += scale * int64(digits[i]-'0')
 			if scale == 0 {
-				i = skipDigits(digits, i)
+				i = len(digits) - len(bytes.TrimLeft(digits[i:], "0123456789"))
 				break
 			}
 			scale /= 10
@@ -128,13 +111,6 @@ func parseMicros(b []byte) (time.Duration, bool) {
 		v = -v
 	}
 	return time.Duration(v), true
-}
-
-func skipDigits(b []byte, i int) int {
-	for i < len(b) && b[i] >= '0' && b[i] <= '9' {
-		i++
-	}
-	return i
 }
 
 // parseFloatMicros reads numbers with an exponent, which are rare.

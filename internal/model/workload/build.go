@@ -96,24 +96,17 @@ func clip(s string) string {
 
 // Stream returns the index of a stream, and adds the stream if it is new; ok is
 // false if there are too many.
-func (b *Builder) Stream(s Stream) (i int32, ok bool) {
-	i, ok = b.streams[s]
-	if !ok && len(b.w.Streams) < maxItems {
-		i, ok = int32(len(b.w.Streams)), true
-		b.streams[s] = i
-		b.w.Streams = append(b.w.Streams, s)
-	}
-	return i, ok
-}
+func (b *Builder) Stream(s Stream) (i int32, ok bool) { return intern(b.streams, &b.w.Streams, s) }
 
-// Thread returns the index of a thread, and adds the thread if it is new; ok is
-// false if there are too many.
-func (b *Builder) Thread(t Thread) (i int32, ok bool) {
-	i, ok = b.threads[t]
-	if !ok && len(b.w.Threads) < maxItems {
-		i, ok = int32(len(b.w.Threads)), true
-		b.threads[t] = i
-		b.w.Threads = append(b.w.Threads, t)
+// Thread does the same for a thread.
+func (b *Builder) Thread(t Thread) (i int32, ok bool) { return intern(b.threads, &b.w.Threads, t) }
+
+func intern[T comparable](index map[T]int32, all *[]T, v T) (i int32, ok bool) {
+	i, ok = index[v]
+	if !ok && len(*all) < maxItems {
+		i, ok = int32(len(*all)), true
+		index[v] = i
+		*all = append(*all, v)
 	}
 	return i, ok
 }

@@ -19,19 +19,10 @@ func ClassifyCall(name string) (kind CallKind, keep bool) {
 
 func trimSuffixes(name string) string {
 	name = strings.TrimSuffix(strings.TrimSuffix(name, "_ptsz"), "_ptds")
-	if i := strings.LastIndex(name, "_v"); i > 0 && i+2 < len(name) && allDigits(name[i+2:]) {
+	if i := strings.LastIndex(name, "_v"); i > 0 && i+2 < len(name) && strings.Trim(name[i+2:], "0123456789") == "" {
 		name = name[:i]
 	}
 	return strings.TrimSuffix(strings.TrimSuffix(name, "_ptsz"), "_ptds")
-}
-
-func allDigits(s string) bool {
-	for i := range len(s) {
-		if s[i] < '0' || s[i] > '9' {
-			return false
-		}
-	}
-	return s != ""
 }
 
 func classifyStem(s string) (CallKind, bool) {

@@ -22,10 +22,7 @@ const maxNested = 1000
 // overlaps by rounding. It returns the keys of all calls; the key of a merged call
 // leads to its outer call.
 func (w *Workload) flatten() []key {
-	last := make([]int32, len(w.Threads)) // the thread's latest kept call
-	for i := range last {
-		last[i] = None
-	}
+	last := slices.Repeat([]int32{None}, len(w.Threads)) // the thread's latest kept call
 	keys := make([]key, 0, len(w.Calls))
 	kept := w.Calls[:0]
 	merged, most := 0, 0

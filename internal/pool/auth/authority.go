@@ -52,15 +52,9 @@ func NewAuthority(cluster string, now time.Time) (*Authority, error) {
 	t := template(pkix.Name{CommonName: "DxPU pool " + cluster}, now, authorityLife)
 	t.IsCA, t.MaxPathLenZero, t.BasicConstraintsValid = true, true, true
 	t.KeyUsage = x509.KeyUsageCertSign
-	der, err := x509.CreateCertificate(rand.Reader, t, t, key.Public(), key)
-	if err != nil {
-		return nil, fmt.Errorf("auth: authority's certificate: %w", err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, fmt.Errorf("auth: authority's certificate: %w", err)
-	}
-	return &Authority{cert, key}, nil
+	a := &Authority{t, key}
+	a.cert, err = a.sign(t, key.Public())
+	return a, err
 }
 
 // LoadAuthority returns the authority that Marshal encoded.
@@ -92,9 +86,7 @@ func (a *Authority) Marshal() (cert, key []byte, err error) {
 func (a *Authority) Certificate() *x509.Certificate { return a.cert }
 
 // PEM returns the authority's own certificate, which is public.
-func (a *Authority) PEM() []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: a.cert.Raw})
-}
+func (a *Authority) PEM() []byte { return []byte(EncodeCertificate(a.cert)) }
 
 // Hash returns the hash of the authority's public key, by which nodes pin it.
 func (a *Authority) Hash() string { return HashOf(a.cert) }

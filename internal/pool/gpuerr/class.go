@@ -31,18 +31,10 @@ const (
 
 // String returns the action as a verb, such as "reset".
 func (a Action) String() string {
-	switch a {
-	case Ignore:
-		return "ignore"
-	case RestartApplication:
-		return "restart the application"
-	case Reset:
-		return "reset"
-	case Replace:
-		return "replace"
-	default:
+	if a < Ignore || a > Replace {
 		return fmt.Sprintf("Action(%d)", uint8(a))
 	}
+	return [...]string{Ignore: "ignore", RestartApplication: "restart the application", Reset: "reset", Replace: "replace"}[a]
 }
 
 // Class describes the errors with one XID.

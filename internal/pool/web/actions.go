@@ -27,9 +27,7 @@ type action struct {
 func (s *Server) act(w http.ResponseWriter, r *http.Request) {
 	back := localPath(r.PostFormValue("next"))
 	if err := checkForm(r); err != nil {
-		v := s.newView(w, r)
-		v.Name, v.Title, v.Data = "failure", "Refused", failure{Status: http.StatusForbidden, Message: sentence(err.Error())}
-		v.writeBare(w, http.StatusForbidden)
+		s.renderBare(w, r, http.StatusForbidden, "failure", "Refused", failure{Status: http.StatusForbidden, Message: sentence(err.Error())})
 		return
 	}
 	a := action{

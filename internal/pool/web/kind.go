@@ -24,12 +24,15 @@ const (
 	kinds
 )
 
-var kindNames = [kinds]string{"free", "bound", "releasing", "held back", "degraded", "failed", "unreachable", "empty"}
-
 var kindClasses = [kinds]string{"free", "bound", "releasing", "held", "degraded", "failed", "unreachable", "empty"}
 
 // String returns the name of the kind in texts.
-func (k kind) String() string { return kindNames[k] }
+func (k kind) String() string {
+	if k == held {
+		return "held back"
+	}
+	return k.Class()
+}
 
 // Class returns the name of the kind in style sheets, icons and queries.
 func (k kind) Class() string { return kindClasses[k] }

@@ -153,8 +153,6 @@ const (
 	maxKept = 64
 )
 
-func newRackCache() *rackCache { return &rackCache{kept: map[[sha256.Size]byte]rackTotals{}} }
-
 // get returns cached totals, or those that walk returns. scope names the access of the
 // viewer.
 func (c *rackCache) get(scope string, now func() time.Time, walk func() ([]rack, error)) (rackTotals, error) {

@@ -11,6 +11,7 @@ import (
 	"hash/fnv"
 	"html/template"
 	"io/fs"
+	"maps"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -149,9 +150,7 @@ func dict(pairs ...any) (map[string]any, error) {
 // query returns a query with some values changed. An empty value removes the key.
 func query(q url.Values, pairs ...any) template.URL {
 	out := url.Values{}
-	for k, v := range q {
-		out[k] = v
-	}
+	maps.Copy(out, q)
 	for i := 0; i+1 < len(pairs); i += 2 {
 		k, v := fmt.Sprint(pairs[i]), fmt.Sprint(pairs[i+1])
 		out.Del(k)
@@ -194,10 +193,8 @@ func (v *view) ctx() context.Context { return v.r.Context() }
 // Operator reports whether to show the buttons for maintenance. The manager checks
 // the viewer's rights.
 func (v *view) Operator() bool {
-	if v.Me == nil {
-		return true
-	}
-	return v.Me.Role == dxpuv1.Role_ROLE_UNSPECIFIED || v.Me.Role == dxpuv1.Role_ROLE_ADMIN || v.Me.Role == dxpuv1.Role_ROLE_OPERATOR
+	role := v.Me.GetRole()
+	return role == dxpuv1.Role_ROLE_UNSPECIFIED || role == dxpuv1.Role_ROLE_ADMIN || role == dxpuv1.Role_ROLE_OPERATOR
 }
 
 // pageFunc fills a view with the data of a page.
@@ -377,23 +374,15 @@ var errNoPage = connect.NewError(connect.CodeNotFound, errors.New("there is no s
 func (s *Server) noPage(*view) error { return errNoPage }
 
 func httpStatus(err error) int {
-	switch connect.CodeOf(err) {
-	case connect.CodeNotFound:
-		return http.StatusNotFound
-	case connect.CodeInvalidArgument, connect.CodeOutOfRange:
-		return http.StatusBadRequest
-	case connect.CodeUnauthenticated:
-		return http.StatusUnauthorized
-	case connect.CodePermissionDenied:
-		return http.StatusForbidden
-	case connect.CodeAborted, connect.CodeAlreadyExists, connect.CodeFailedPrecondition:
-		return http.StatusConflict
-	case connect.CodeResourceExhausted:
-		return http.StatusTooManyRequests
-	case connect.CodeUnimplemented:
-		return http.StatusNotImplemented
-	case connect.CodeUnavailable, connect.CodeCanceled, connect.CodeDeadlineExceeded:
-		return http.StatusServiceUnavailable
-	}
-	return http.StatusInternalServerError
+	return cmp.Or(statuses[connect.CodeOf(err)], http.StatusInternalServerError)
+}
+
+var statuses = map[connect.Code]int{
+	connect.CodeNotFound: http.StatusNotFound, connect.CodeUnimplemented: http.StatusNotImplemented,
+	connect.CodeInvalidArgument: http.StatusBadRequest, connect.CodeOutOfRange: http.StatusBadRequest,
+	connect.CodeUnauthenticated: http.StatusUnauthorized, connect.CodePermissionDenied: http.StatusForbidden,
+	connect.CodeAborted: http.StatusConflict, connect.CodeAlreadyExists: http.StatusConflict, connect.CodeFailedPrecondition: http.StatusConflict,
+	connect.CodeResourceExhausted: http.StatusTooManyRequests,
+	connect.CodeUnavailable:       http.StatusServiceUnavailable, connect.CodeCanceled: http.StatusServiceUnavailable,
+	connect.CodeDeadlineExceeded: http.StatusServiceUnavailable,
 }

@@ -1,6 +1,7 @@
 package web
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"net/http"
 	"runtime"
@@ -49,14 +50,11 @@ func New(cfg Config) *Server {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	if cfg.MaxStreams == 0 {
-		cfg.MaxStreams = defaultMaxStreams
+	cfg.MaxStreams, cfg.WriteTimeout = cmp.Or(cfg.MaxStreams, defaultMaxStreams), cmp.Or(cfg.WriteTimeout, defaultWriteTimeout)
+	s := &Server{
+		cfg: cfg, streams: make(chan struct{}, cfg.MaxStreams), shares: newShares(runtime.GOMAXPROCS(0)),
+		racks: &rackCache{kept: map[[sha256.Size]byte]rackTotals{}}, identities: identities{known: map[[sha256.Size]byte]identity{}},
 	}
-	if cfg.WriteTimeout == 0 {
-		cfg.WriteTimeout = defaultWriteTimeout
-	}
-	s := &Server{cfg: cfg, streams: make(chan struct{}, cfg.MaxStreams), racks: newRackCache(), shares: newShares(runtime.GOMAXPROCS(0))}
-	s.identities.known = map[[sha256.Size]byte]identity{}
 	s.feeds = &feeds{event: s.eventRow, open: map[string]*feed{}}
 	mux := http.NewServeMux()
 	for pattern, show := range map[string]pageFunc{
