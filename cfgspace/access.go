@@ -130,10 +130,7 @@ func (w Window) Contains(addr, n uint64) bool {
 
 // MemoryWindow returns the non-prefetchable window of a bridge.
 func (s *Space) MemoryWindow() Window {
-	return Window{
-		Base:  uint64(s.read16(OffMemBase)&0xfff0) << 16,
-		Limit: uint64(s.read16(OffMemLimit)&0xfff0)<<16 | 0xfffff,
-	}
+	return Window{Base: uint64(s.read16(OffMemBase)&0xfff0) << 16, Limit: uint64(s.read16(OffMemLimit)&0xfff0)<<16 | 0xfffff}
 }
 
 // PrefetchableWindow returns the prefetchable window of a bridge.

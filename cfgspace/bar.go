@@ -46,9 +46,7 @@ const (
 )
 
 // registers returns the number of bytes that the BAR takes in the header.
-func (b BAR) registers() int {
-	return [...]int{Memory32: 4, Memory64: 8, IO: 4}[b.Kind]
-}
+func (b BAR) registers() int { return [...]int{Memory32: 4, Memory64: 8, IO: 4}[b.Kind] }
 
 // Contains reports whether the BAR, as programmed, contains addr to addr+n-1.
 func (b BAR) Contains(addr, n uint64) bool {

@@ -66,9 +66,7 @@ func (p *Packet) SetECRC() {
 
 // CheckECRC reports whether the digest is correct. It returns true for a packet
 // without one.
-func (p *Packet) CheckECRC() bool {
-	return !p.HasDigest || p.Digest == p.ecrc()
-}
+func (p *Packet) CheckECRC() bool { return !p.HasDigest || p.Digest == p.ecrc() }
 
 func (p *Packet) ecrc() uint32 {
 	var buf [MaxHeader]byte

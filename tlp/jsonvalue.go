@@ -89,9 +89,7 @@ func (n *Number) UnmarshalJSON(b []byte) error {
 }
 
 // MarshalJSON writes a string in hex.
-func (h Hex) MarshalJSON() ([]byte, error) {
-	return fmt.Appendf(nil, `"%#x"`, uint64(h)), nil
-}
+func (h Hex) MarshalJSON() ([]byte, error) { return fmt.Appendf(nil, `"%#x"`, uint64(h)), nil }
 
 // UnmarshalJSON reads a number.
 func (h *Hex) UnmarshalJSON(b []byte) error {
@@ -101,9 +99,7 @@ func (h *Hex) UnmarshalJSON(b []byte) error {
 }
 
 // MarshalJSON writes a string of hex digits.
-func (v Bytes) MarshalJSON() ([]byte, error) {
-	return fmt.Appendf(nil, `"%x"`, []byte(v)), nil
-}
+func (v Bytes) MarshalJSON() ([]byte, error) { return fmt.Appendf(nil, `"%x"`, []byte(v)), nil }
 
 // UnmarshalJSON reads a string of hex digits.
 func (v *Bytes) UnmarshalJSON(b []byte) error {
@@ -250,9 +246,7 @@ next:
 }
 
 // MarshalJSON writes 8 hex digits.
-func (d Digest) MarshalJSON() ([]byte, error) {
-	return fmt.Appendf(nil, `"%08x"`, d.Value), nil
-}
+func (d Digest) MarshalJSON() ([]byte, error) { return fmt.Appendf(nil, `"%08x"`, d.Value), nil }
 
 // UnmarshalJSON reads 8 hex digits, a number or "auto".
 func (d *Digest) UnmarshalJSON(b []byte) error {

@@ -138,12 +138,7 @@ func NextCompletion(addr uint64, n, rcb, mps int) int {
 func SplitCompletions(addr uint64, n, rcb, mps int) iter.Seq[CompletionChunk] {
 	return func(yield func(CompletionChunk) bool) {
 		for n > 0 {
-			c := CompletionChunk{
-				Addr:      addr,
-				Len:       NextCompletion(addr, n, rcb, mps),
-				ByteCount: n,
-				LowerAddr: uint8(addr & 0x7f),
-			}
+			c := CompletionChunk{Addr: addr, Len: NextCompletion(addr, n, rcb, mps), ByteCount: n, LowerAddr: uint8(addr & 0x7f)}
 			if !yield(c) {
 				return
 			}

@@ -210,10 +210,7 @@ func (l *layout) field(p *Packet, header []byte) Field {
 }
 
 func bytesField(at int, name string, b []byte, meaning string) Field {
-	return Field{
-		Offset: at, Size: len(b), Hi: len(b)*8 - 1,
-		Name: name, Value: hex.EncodeToString(b), Meaning: meaning,
-	}
+	return Field{Offset: at, Size: len(b), Hi: len(b)*8 - 1, Name: name, Value: hex.EncodeToString(b), Meaning: meaning}
 }
 
 // WriteTable prints the packet field by field: byte offsets, bits, name, value

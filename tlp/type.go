@@ -141,14 +141,10 @@ func (t Type) Completion() bool { return t.is(completion) }
 func (t Type) Posted() bool { return t.is(posted) }
 
 // NonPosted reports whether the type is a request with a completion.
-func (t Type) NonPosted() bool {
-	return t > Invalid && t < numTypes && !t.is(posted|completion)
-}
+func (t Type) NonPosted() bool { return t > Invalid && t < numTypes && !t.is(posted|completion) }
 
 // Read reports whether the completion of the type carries data: reads and atomics.
-func (t Type) Read() bool {
-	return t.NonPosted() && (!t.is(withData) || t.is(atomic))
-}
+func (t Type) Read() bool { return t.NonPosted() && (!t.is(withData) || t.is(atomic)) }
 
 // String returns the name that the specification uses (table 2-3).
 func (t Type) String() string {

@@ -24,9 +24,7 @@ const (
 	maxWindow   = 16 << 20 // an event larger than this counts as damaged
 )
 
-func newScanner(r io.Reader) *scanner {
-	return &scanner{r: r, buf: make([]byte, firstWindow)}
-}
+func newScanner(r io.Reader) *scanner { return &scanner{r: r, buf: make([]byte, firstWindow)} }
 
 // where returns the stream position of the next byte.
 func (s *scanner) where() int64 { return s.off + int64(s.pos) }

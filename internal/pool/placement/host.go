@@ -49,11 +49,7 @@ type freeSlots struct {
 // compareFree puts the domain with the most free slots first: load is spread over
 // virtual switches.
 func compareFree(a, b *freeSlots) int {
-	return cmp.Or(
-		cmp.Compare(len(b.slots), len(a.slots)),
-		cmp.Compare(a.host, b.host),
-		cmp.Compare(a.domain, b.domain),
-	)
+	return cmp.Or(cmp.Compare(len(b.slots), len(a.slots)), cmp.Compare(a.host, b.host), cmp.Compare(a.domain, b.domain))
 }
 
 // freeSlotsOf returns the free slots of a host by domain.

@@ -36,9 +36,7 @@ type memory struct {
 const maxViews = 5
 
 // NewPool returns an empty pool.
-func NewPool() *Pool {
-	return &Pool{boxes: map[string]*Box{}, models: map[string]*modelIndex{}}
-}
+func NewPool() *Pool { return &Pool{boxes: map[string]*Box{}, models: map[string]*modelIndex{}} }
 
 // Models returns the names of all models in the pool, sorted.
 func (p *Pool) Models() []string { return slices.Sorted(maps.Keys(p.models)) }
