@@ -36,15 +36,12 @@ func Parse(text string) (Plan, error) {
 }
 
 func (p *Plan) set(key, value string) (err error) {
+	shares := map[string]*float64{"loss": &p.Loss, "dup": &p.Dup, "reorder": &p.Reorder, "corrupt": &p.Corrupt}
+	if share := shares[key]; share != nil {
+		*share, err = parseShare(value)
+		return err
+	}
 	switch key {
-	case "loss":
-		p.Loss, err = parseShare(value)
-	case "dup":
-		p.Dup, err = parseShare(value)
-	case "reorder":
-		p.Reorder, err = parseShare(value)
-	case "corrupt":
-		p.Corrupt, err = parseShare(value)
 	case "delay":
 		p.Delay, err = parseTime(value)
 	case "jitter":

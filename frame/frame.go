@@ -7,6 +7,7 @@
 package frame
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -64,26 +65,12 @@ const (
 	KindHello   Kind = 0x20
 )
 
-// String returns the name in lower case.
-func (k Kind) String() string {
-	switch k {
-	case KindPadding:
-		return "padding"
-	case KindHeader:
-		return "header"
-	case KindData:
-		return "data"
-	case KindAck:
-		return "ack"
-	case KindPing:
-		return "ping"
-	case KindClose:
-		return "close"
-	case KindHello:
-		return "hello"
-	}
-	return fmt.Sprintf("Kind(0x%02x)", uint8(k))
+var kindNames = map[Kind]string{
+	KindPadding: "padding", KindHeader: "header", KindData: "data", KindAck: "ack", KindPing: "ping", KindClose: "close", KindHello: "hello",
 }
+
+// String returns the name in lower case.
+func (k Kind) String() string { return cmp.Or(kindNames[k], fmt.Sprintf("Kind(0x%02x)", uint8(k))) }
 
 // Errors of the parsers. Callers count them separately: the network causes a bad
 // CRC, a peer the others.

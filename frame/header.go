@@ -25,19 +25,10 @@ func (t Type) Handshake() bool { return t >= TypeHello && t <= TypeUnknown }
 
 // String returns the name in lower case.
 func (t Type) String() string {
-	switch t {
-	case TypeHello:
-		return "hello"
-	case TypeHelloAck:
-		return "hello-ack"
-	case TypeConfirm:
-		return "confirm"
-	case TypeUnknown:
-		return "unknown-session"
-	case TypeTraffic:
-		return "traffic"
+	if t > TypeTraffic {
+		t = 0
 	}
-	return "invalid"
+	return [...]string{"invalid", "hello", "hello-ack", "confirm", "unknown-session", "traffic"}[t]
 }
 
 // Header is the cleartext header of a datagram. It is the additional data of the
@@ -109,12 +100,8 @@ func ParseHeader(b []byte) (h Header, n int, err error) {
 		return Header{}, 0, ErrVersion
 	}
 	h = Header{
-		Type:     Type(b[0] & 0xf),
-		KeyPhase: b[1],
-		Path:     b[2],
-		Binding:  binary.BigEndian.Uint32(b[4:]),
-		Epoch:    binary.BigEndian.Uint32(b[8:]),
-		Number:   binary.BigEndian.Uint64(b[12:]),
+		Type: Type(b[0] & 0xf), KeyPhase: b[1], Path: b[2],
+		Binding: binary.BigEndian.Uint32(b[4:]), Epoch: binary.BigEndian.Uint32(b[8:]), Number: binary.BigEndian.Uint64(b[12:]),
 	}
 	if h.Path >= MaxPaths || b[3] != 0 {
 		return Header{}, 0, ErrField

@@ -1,10 +1,11 @@
 package tlp
 
 import (
-	"encoding/hex"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -203,11 +204,9 @@ func (r *RouteName) UnmarshalJSON(b []byte) error {
 		*r = RouteName(n)
 		return err
 	}
-	for i, name := range routeNames {
-		if strings.EqualFold(text, name) {
-			*r = RouteName(i)
-			return nil
-		}
+	if i := indexFold(routeNames[:], text); i >= 0 {
+		*r = RouteName(i)
+		return nil
 	}
 	return fmt.Errorf("%s is not a routing: want 0 to 7, %s", b, strings.Join(routeNames[:], ", "))
 }
@@ -232,17 +231,19 @@ func (a *AttrNames) UnmarshalJSON(b []byte) error {
 		return err
 	}
 	*a = 0
-next:
 	for _, name := range names {
-		for i, known := range attrNames {
-			if strings.EqualFold(name, known) {
-				*a |= 1 << i
-				continue next
-			}
+		i := indexFold(attrNames[:], name)
+		if i < 0 {
+			return fmt.Errorf("%q is not an attribute: want %s", name, strings.Join(attrNames[:], ", "))
 		}
-		return fmt.Errorf("%q is not an attribute: want %s", name, strings.Join(attrNames[:], ", "))
+		*a |= 1 << i
 	}
 	return nil
+}
+
+// indexFold returns the index of a name in upper or lower case, or -1.
+func indexFold(names []string, name string) int {
+	return slices.IndexFunc(names, func(known string) bool { return strings.EqualFold(known, name) })
 }
 
 // MarshalJSON writes 8 hex digits.
@@ -264,7 +265,6 @@ func (d *Digest) UnmarshalJSON(b []byte) error {
 	if err != nil || len(data) != DigestSize {
 		return fmt.Errorf(`%s is not a digest: want 8 hex digits, or "auto" to compute it`, b)
 	}
-	n, err := strconv.ParseUint(hex.EncodeToString(data), 16, 32)
-	*d = Digest{Value: uint32(n)}
-	return err
+	*d = Digest{Value: binary.BigEndian.Uint32(data)}
+	return nil
 }

@@ -66,7 +66,7 @@ func (a action) carryOut(ctx context.Context, api dxpuv1connect.PoolServiceClien
 	case "cordon", "uncordon", "drain":
 		return a.maintain(ctx, api)
 	case "replace":
-		res, err := answer(api.ReplaceGPU(ctx, connect.NewRequest(&dxpuv1.ReplaceGPURequest{GpuId: a.id, Cordon: a.force})))
+		res, err := ask(ctx, api.ReplaceGPU, &dxpuv1.ReplaceGPURequest{GpuId: a.id, Cordon: a.force})
 		return fmt.Sprintf("GPU %s is being replaced by %s.", a.id, res.GetBinding().GetGpuId()), err
 	case "clear":
 		_, err := api.ClearGPUErrors(ctx, connect.NewRequest(&dxpuv1.ClearGPUErrorsRequest{GpuId: a.id}))
@@ -95,6 +95,6 @@ func (a action) maintain(ctx context.Context, api dxpuv1connect.PoolServiceClien
 	if a.deadline > 0 {
 		req.Deadline = durationpb.New(a.deadline)
 	}
-	res, err := answer(api.Drain(ctx, connect.NewRequest(req)))
+	res, err := ask(ctx, api.Drain, req)
 	return fmt.Sprintf("%s is being drained: %s must be released.", a.id, plural(len(res.GetBindingIds()), "binding")), err
 }

@@ -5,8 +5,6 @@ import (
 	"net/url"
 	"strings"
 
-	"connectrpc.com/connect"
-
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
@@ -49,9 +47,9 @@ func (s *Server) eventsPage(v *view) error {
 	v.Name, v.Title, v.Nav, v.Poll = "events", "Events", "events", 0
 	d := &eventsData{Filter: newEventFilter(v.Query), Types: eventGroups}
 	v.Data = d
-	res, err := answer(v.api.ListEvents(v.ctx(), connect.NewRequest(&dxpuv1.ListEventsRequest{
+	res, err := ask(v.ctx(), v.api.ListEvents, &dxpuv1.ListEventsRequest{
 		Filter: d.Filter.api(), NewestFirst: true, PageSize: shownEvents, PageToken: v.Query.Get("after"),
-	})))
+	})
 	d.Events, d.Next = res.GetEvents(), res.GetNextPageToken()
 	if err == nil {
 		// The stream starts where the list ends.

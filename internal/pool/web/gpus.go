@@ -1,8 +1,6 @@
 package web
 
 import (
-	"connectrpc.com/connect"
-
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
@@ -39,7 +37,7 @@ func (s *Server) gpusPage(v *view) error {
 	for _, m := range v.Pool.Spares {
 		d.Models = append(d.Models, m.Model)
 	}
-	res, err := answer(v.api.ListGPUs(v.ctx(), connect.NewRequest(req)))
+	res, err := ask(v.ctx(), v.api.ListGPUs, req)
 	d.GPUs, d.Next = res.GetGpus(), res.GetNextPageToken()
 	return err
 }
@@ -62,7 +60,7 @@ var historyTypes = []dxpuv1.EventType{
 func (s *Server) gpuPage(v *view) error {
 	id := v.r.PathValue("box") + "/" + v.r.PathValue("slot")
 	v.Name, v.Title, v.Nav, v.Poll = "gpu", "GPU "+id, "gpus", 2
-	res, err := answer(v.api.GetGPU(v.ctx(), connect.NewRequest(&dxpuv1.GetGPURequest{GpuId: id})))
+	res, err := ask(v.ctx(), v.api.GetGPU, &dxpuv1.GetGPURequest{GpuId: id})
 	if err != nil {
 		return err
 	}

@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"connectrpc.com/connect"
-
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 )
@@ -43,7 +41,7 @@ func (k *identities) of(r *http.Request, fresh bool, client func(*http.Request) 
 	if me := k.get(key); me != nil && !own && !fresh {
 		return me, nil
 	}
-	me, err := answer(client(r).WhoAmI(r.Context(), connect.NewRequest(&dxpuv1.WhoAmIRequest{})))
+	me, err := ask(r.Context(), client(r).WhoAmI, &dxpuv1.WhoAmIRequest{})
 	if err == nil && !own {
 		k.put(key, me)
 	}

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"connectrpc.com/connect"
-
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
@@ -54,9 +52,9 @@ func (s *Server) leasesPage(v *view) error {
 		}
 	}
 	leases, next, err := collect(v.Query.Get("after"), rowsPerPage, func(token string) (fetched[*dxpuv1.Lease], error) {
-		res, err := answer(v.api.ListLeases(v.ctx(), connect.NewRequest(&dxpuv1.ListLeasesRequest{
+		res, err := ask(v.ctx(), v.api.ListLeases, &dxpuv1.ListLeasesRequest{
 			Tenant: d.Filter.Tenant, HostId: d.Filter.Host, State: state, IncludeEnded: d.Filter.Ended, PageSize: rowsPerPage, PageToken: token,
-		})))
+		})
 		return fetched[*dxpuv1.Lease]{res.GetLeases(), res.GetNextPageToken()}, err
 	}, func(l *dxpuv1.Lease) bool {
 		// Waiting leases are in the table of the queue.
@@ -162,7 +160,7 @@ func draw(name string, steps []*dxpuv1.Step) phase {
 func (s *Server) leasePage(v *view) error {
 	id := v.r.PathValue("lease")
 	v.Name, v.Title, v.Nav = "lease", "Lease "+id, "leases"
-	res, err := answer(v.api.GetLease(v.ctx(), connect.NewRequest(&dxpuv1.GetLeaseRequest{LeaseId: id})))
+	res, err := ask(v.ctx(), v.api.GetLease, &dxpuv1.GetLeaseRequest{LeaseId: id})
 	if err != nil {
 		return err
 	}
@@ -176,7 +174,7 @@ func (s *Server) leasePage(v *view) error {
 	slices.SortStableFunc(d.Bindings, func(a, b bindingView) int {
 		return cmp.Or(cmp.Compare(rank(a.State), rank(b.State)), cmp.Compare(a.HostSlot, b.HostSlot))
 	})
-	why, err := answer(v.api.ExplainLease(v.ctx(), connect.NewRequest(&dxpuv1.ExplainLeaseRequest{What: &dxpuv1.ExplainLeaseRequest_LeaseId{LeaseId: id}})))
+	why, err := ask(v.ctx(), v.api.ExplainLease, &dxpuv1.ExplainLeaseRequest{What: &dxpuv1.ExplainLeaseRequest_LeaseId{LeaseId: id}})
 	if err == nil {
 		d.Why = why.Explanation
 	}

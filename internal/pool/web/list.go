@@ -1,6 +1,8 @@
 package web
 
 import (
+	"context"
+
 	"connectrpc.com/connect"
 )
 
@@ -40,8 +42,9 @@ func collect[T any](token string, enough int, fetch func(token string) (fetched[
 	return out, token, nil
 }
 
-// answer returns the message of an answer of the API.
-func answer[T any](res *connect.Response[T], err error) (*T, error) {
+// ask calls the API and returns the message of the answer.
+func ask[Req, Res any](ctx context.Context, call func(context.Context, *connect.Request[Req]) (*connect.Response[Res], error), m *Req) (*Res, error) {
+	res, err := call(ctx, connect.NewRequest(m))
 	if err != nil {
 		return nil, err
 	}

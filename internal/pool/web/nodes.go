@@ -3,8 +3,6 @@ package web
 import (
 	"strings"
 
-	"connectrpc.com/connect"
-
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
@@ -78,7 +76,7 @@ func (s *Server) hostsPage(v *view) error {
 	d := &hostsData{Filter: hostFilter{v.Query.Get("rack"), v.Query.Get("name"), v.Query.Get("show")}}
 	v.Data = d
 	hosts, next, err := collect(v.Query.Get("after"), rowsPerPage, func(token string) (fetched[*dxpuv1.Host], error) {
-		res, err := answer(v.api.ListHosts(v.ctx(), connect.NewRequest(&dxpuv1.ListHostsRequest{PageSize: rowsPerPage, PageToken: token})))
+		res, err := ask(v.ctx(), v.api.ListHosts, &dxpuv1.ListHostsRequest{PageSize: rowsPerPage, PageToken: token})
 		return fetched[*dxpuv1.Host]{res.GetHosts(), res.GetNextPageToken()}, err
 	}, d.Filter.keeps)
 	d.Next = next
@@ -97,7 +95,7 @@ type hostData struct {
 func (s *Server) hostPage(v *view) error {
 	id := v.r.PathValue("host")
 	v.Name, v.Title, v.Nav, v.Poll = "host", "Host "+id, "hosts", 1
-	res, err := answer(v.api.GetHost(v.ctx(), connect.NewRequest(&dxpuv1.GetHostRequest{HostId: id})))
+	res, err := ask(v.ctx(), v.api.GetHost, &dxpuv1.GetHostRequest{HostId: id})
 	if err != nil {
 		return err
 	}
@@ -117,7 +115,7 @@ type boxData struct {
 func (s *Server) boxPage(v *view) error {
 	id := v.r.PathValue("box")
 	v.Name, v.Title, v.Nav, v.Poll = "box", "Box "+id, "pool", 2
-	res, err := answer(v.api.GetBox(v.ctx(), connect.NewRequest(&dxpuv1.GetBoxRequest{BoxId: id})))
+	res, err := ask(v.ctx(), v.api.GetBox, &dxpuv1.GetBoxRequest{BoxId: id})
 	if err != nil {
 		return err
 	}

@@ -196,7 +196,7 @@ func (s *Server) findProblems(v *view, d *poolData) error {
 		d.add(problem{unreachable, "Hosts", "/ui/hosts?show=lost", plural(lost, "host does", "hosts do") + " not report"})
 	}
 	for _, h := range []dxpuv1.Health{dxpuv1.Health_HEALTH_FAILED, dxpuv1.Health_HEALTH_DEGRADED} {
-		res, err := answer(v.api.ListGPUs(v.ctx(), connect.NewRequest(&dxpuv1.ListGPUsRequest{Health: h, PageSize: shownProblems})))
+		res, err := ask(v.ctx(), v.api.ListGPUs, &dxpuv1.ListGPUsRequest{Health: h, PageSize: shownProblems})
 		if allowed(err) != nil {
 			return err
 		}
@@ -204,7 +204,7 @@ func (s *Server) findProblems(v *view, d *poolData) error {
 			d.add(problem{kindOf(g), "GPU " + g.Id, gpuHref(g.Id), word(h) + colon(g.HealthDetail)})
 		}
 	}
-	leases, err := answer(v.api.ListLeases(v.ctx(), connect.NewRequest(&dxpuv1.ListLeasesRequest{State: dxpuv1.LeaseState_LEASE_STATE_DEGRADED, PageSize: shownProblems})))
+	leases, err := ask(v.ctx(), v.api.ListLeases, &dxpuv1.ListLeasesRequest{State: dxpuv1.LeaseState_LEASE_STATE_DEGRADED, PageSize: shownProblems})
 	if allowed(err) != nil {
 		return err
 	}
@@ -230,7 +230,7 @@ func colon(s string) string {
 
 // queue returns the waiting leases, the next one first.
 func queue(v *view, most int) ([]*dxpuv1.Lease, error) {
-	res, err := answer(v.api.ListLeases(v.ctx(), connect.NewRequest(&dxpuv1.ListLeasesRequest{State: dxpuv1.LeaseState_LEASE_STATE_PENDING, PageSize: maxFetch})))
+	res, err := ask(v.ctx(), v.api.ListLeases, &dxpuv1.ListLeasesRequest{State: dxpuv1.LeaseState_LEASE_STATE_PENDING, PageSize: maxFetch})
 	if err != nil {
 		return nil, allowed(err)
 	}
@@ -240,7 +240,7 @@ func queue(v *view, most int) ([]*dxpuv1.Lease, error) {
 
 // newestEvents returns the n newest events, newest first.
 func newestEvents(v *view, f *dxpuv1.EventFilter, n int) ([]*dxpuv1.Event, error) {
-	res, err := answer(v.api.ListEvents(v.ctx(), connect.NewRequest(&dxpuv1.ListEventsRequest{Filter: f, NewestFirst: true, PageSize: int32(n)})))
+	res, err := ask(v.ctx(), v.api.ListEvents, &dxpuv1.ListEventsRequest{Filter: f, NewestFirst: true, PageSize: int32(n)})
 	return res.GetEvents(), err
 }
 

@@ -266,7 +266,7 @@ func (s *Server) newView(w http.ResponseWriter, r *http.Request) *view {
 
 // load loads the pool's totals, if the viewer has access to them.
 func (v *view) load() error {
-	pool, err := answer(v.api.GetPool(v.ctx(), connect.NewRequest(&dxpuv1.GetPoolRequest{})))
+	pool, err := ask(v.ctx(), v.api.GetPool, &dxpuv1.GetPoolRequest{})
 	if p := pool.GetPool(); p != nil {
 		v.Pool = p
 	}

@@ -46,7 +46,7 @@ func (s *Server) tenantsPage(v *view) error {
 	v.Name, v.Title, v.Nav = "tenants", "Tenants", "tenants"
 	d := &tenantsData{}
 	v.Data = d
-	res, err := answer(v.api.ListTenants(v.ctx(), connect.NewRequest(&dxpuv1.ListTenantsRequest{PageSize: rowsPerPage, PageToken: v.Query.Get("after")})))
+	res, err := ask(v.ctx(), v.api.ListTenants, &dxpuv1.ListTenantsRequest{PageSize: rowsPerPage, PageToken: v.Query.Get("after")})
 	if connect.CodeOf(err) == connect.CodePermissionDenied && v.Me.GetTenant() != "" {
 		res, err = ownTenant(v)
 	}
@@ -67,7 +67,7 @@ func (s *Server) tenantsPage(v *view) error {
 
 // ownTenant returns the list for a tenant, which has access to itself only.
 func ownTenant(v *view) (*dxpuv1.ListTenantsResponse, error) {
-	res, err := answer(v.api.GetTenant(v.ctx(), connect.NewRequest(&dxpuv1.GetTenantRequest{TenantId: v.Me.Tenant})))
+	res, err := ask(v.ctx(), v.api.GetTenant, &dxpuv1.GetTenantRequest{TenantId: v.Me.Tenant})
 	if err != nil {
 		return nil, err
 	}

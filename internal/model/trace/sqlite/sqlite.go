@@ -57,7 +57,6 @@ type DB struct {
 	pages    uint32
 	enc      textEncoding
 	tables   map[string]Table
-	names    []string
 }
 
 // Table is one table of the schema.
@@ -134,14 +133,10 @@ func (db *DB) readSchema() error {
 		t.root = uint32(root)
 		t.parseColumns(row.Text(sql))
 		db.tables[strings.ToLower(t.Name)] = t
-		db.names = append(db.names, t.Name)
 		return nil
 	}, func(err error) error { return fmt.Errorf("sqlite: schema: %w", err) })
 	return err
 }
-
-// Tables returns the names of the tables in the order of the schema.
-func (db *DB) Tables() []string { return db.names }
 
 // Table returns the table of that name, case-insensitively.
 func (db *DB) Table(name string) (Table, bool) {
