@@ -3,6 +3,8 @@ package placement
 import (
 	"cmp"
 	"slices"
+
+	"k8s.io/utils/third_party/forked/golang/btree"
 )
 
 // Hosts is an index of hosts. It decides as PlaceHost does. The time for a request
@@ -12,7 +14,7 @@ import (
 type Hosts struct {
 	hosts map[string]*indexedHost
 	// options has the options by property, most free slots first.
-	options map[property]*tree[*hostOption]
+	options map[property]*btree.BTree[*hostOption]
 	count   map[property]int // options with the property
 }
 
@@ -44,7 +46,7 @@ type indexedHost struct {
 
 // NewHosts returns an empty index.
 func NewHosts() *Hosts {
-	return &Hosts{hosts: map[string]*indexedHost{}, options: map[property]*tree[*hostOption]{}, count: map[property]int{}}
+	return &Hosts{hosts: map[string]*indexedHost{}, options: map[property]*btree.BTree[*hostOption]{}, count: map[property]int{}}
 }
 
 // SetHost adds a host with all of its slots, or replaces the host with that ID. The
@@ -102,10 +104,10 @@ func (h *Hosts) insert(host *indexedHost) {
 		for _, p := range o.properties() {
 			t := h.options[p]
 			if t == nil {
-				t = newTree(func(a, b *hostOption) int { return compareFree(&a.freeSlots, &b.freeSlots) })
+				t = btree.New(treeDegree, func(a, b *hostOption) bool { return compareFree(&a.freeSlots, &b.freeSlots) < 0 })
 				h.options[p] = t
 			}
-			t.add(o)
+			t.ReplaceOrInsert(o)
 			h.count[p]++
 		}
 	}
@@ -115,7 +117,7 @@ func (h *Hosts) insert(host *indexedHost) {
 func (h *Hosts) remove(host *indexedHost) {
 	for _, o := range host.options {
 		for _, p := range o.properties() {
-			h.options[p].remove(o)
+			h.options[p].Delete(o)
 			if h.count[p]--; h.count[p] == 0 {
 				delete(h.count, p)
 				delete(h.options, p)
@@ -171,7 +173,7 @@ func (h *Hosts) first(p property, count int, req *HostRequest, domain bool) *hos
 	if t == nil {
 		return nil
 	}
-	for o := range t.all {
+	for o := range t.Ascend {
 		if len(o.slots) < count {
 			return nil
 		}

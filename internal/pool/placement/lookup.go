@@ -102,7 +102,7 @@ func (l *lookup) best(o order, n int) *group {
 			if c.free < n || !admits(c.traits, l.req) {
 				continue
 			}
-			for g := range groups.all {
+			for g := range groups.Ascend {
 				if l.excluded(g) {
 					continue
 				}

@@ -1,5 +1,7 @@
 package placement
 
+import "k8s.io/utils/third_party/forked/golang/btree"
+
 // view is the index of the GPUs of one model with at least minMemory bytes.
 type view struct {
 	model     string
@@ -36,21 +38,23 @@ func (g *group) class() class { return class{g.traits, len(g.slots), g.proxyRoom
 
 // classes has the groups of each class, by name. There are few classes: sizes of
 // groups, times room of proxies, times traits.
-type classes map[class]*tree[*group]
+type classes map[class]*btree.BTree[*group]
+
+// treeDegree makes nodes of 16 to 31 pointers, which fit into a few cache lines.
+const treeDegree = 16
 
 func (c classes) add(g *group) {
 	t := c[g.class()]
 	if t == nil {
-		t = newTree(compareNames)
+		t = btree.New(treeDegree, func(a, b *group) bool { return compareNames(a, b) < 0 })
 		c[g.class()] = t
 	}
-	t.add(g)
+	t.ReplaceOrInsert(g)
 }
 
 func (c classes) remove(g *group) {
 	t := c[g.class()]
-	t.remove(g)
-	if t.root == nil {
+	if t.Delete(g); t.Len() == 0 {
 		delete(c, g.class())
 	}
 }
