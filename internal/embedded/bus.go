@@ -120,7 +120,7 @@ func (b *Bus) WaitInterrupt(ctx context.Context, i int, timeout time.Duration) (
 	for {
 		select {
 		case <-v.wake:
-			// The token may be of an interrupt that was counted with the last one.
+			// The token may belong to an interrupt that was already counted.
 			if n := v.count.Swap(0); n > 0 {
 				return n, nil
 			}
@@ -136,7 +136,7 @@ func (b *Bus) WaitInterrupt(ctx context.Context, i int, timeout time.Duration) (
 	}
 }
 
-// ended returns why a wait ends early, nil if it does not.
+// ended returns the error that ends a wait early, or nil.
 func (b *Bus) ended(ctx context.Context) error {
 	select {
 	case <-b.lost:
@@ -159,8 +159,8 @@ func (b *Bus) Now() time.Duration {
 	return driver.RealTime{}.Now()
 }
 
-// leastSleep is the shortest sleep in virtual time, so that a caller that polls
-// lets time pass.
+// leastSleep is the shortest sleep in virtual time: time must pass while a caller
+// polls.
 const leastSleep = time.Microsecond
 
 // Sleep implements driver.Bus.
@@ -183,18 +183,18 @@ func (b *Bus) loseLocked() {
 	}
 }
 
-// resetPolls bounds the reads by which Reset waits for the function. The root
-// complex repeats each of them while the function answers Request Retry.
+// resetPolls bounds the reads with which Reset waits for the function. The root complex
+// itself repeats a read that is answered with Request Retry.
 const resetPolls = 1000
 
-// Reset implements driver.Bus: Function Level Reset (section 6.6.2 of the PCI
-// Express Base Specification), and restores the header and Device Control.
+// Reset implements driver.Bus: Function Level Reset (section 6.6.2 of the PCI Express
+// Base Specification). It restores BARs, Command and Device Control.
 func (b *Bus) Reset() error {
 	express := int(b.fn.PCIe)
 	if express == 0 || b.ConfigRead32(express+cfgspace.OffDevCap)&cfgspace.DevCapFLR == 0 {
 		return fmt.Errorf("embedded: reset %v: no Function Level Reset: %w", b.fn.ID, errors.ErrUnsupported)
 	}
-	// Offsets in the order of restoration: decoding is enabled after the BARs.
+	// Offsets in the order of restoration: Command, which enables decoding, is last.
 	offsets := []int{express + cfgspace.OffDevCtl2, express + cfgspace.OffDevCtl}
 	for i := range 6 {
 		offsets = append(offsets, cfgspace.OffBAR0+4*i)
@@ -224,8 +224,8 @@ func (b *Bus) Reset() error {
 	return fmt.Errorf("embedded: reset %v: %w", b.fn.ID, driver.ErrDeviceLost)
 }
 
-// Close implements driver.Bus: it disables bus mastering, so that the
-// device no longer accesses host memory, and frees the memory.
+// Close implements driver.Bus: it turns bus mastering off, so that the device no longer
+// accesses host memory, and frees the memory.
 func (b *Bus) Close() error {
 	b.host.mu.Lock()
 	closed := b.closed || b.host.closed

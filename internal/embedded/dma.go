@@ -7,8 +7,8 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu/driver"
 )
 
-// dma is a piece of host memory. Loads and stores take the lock under which
-// the root complex writes, which makes them atomic and orders them.
+// dma is a piece of host memory. Loads and stores hold the lock under which the root
+// complex writes, which makes them atomic and ordered.
 type dma struct {
 	bus   *Bus
 	addr  uint64

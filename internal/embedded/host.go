@@ -20,12 +20,11 @@ import (
 
 const pageSize = 4096
 
-// Host is a root complex for use by goroutines. Its owner calls Receive with the
-// TLPs of the devices, and Transmit after kick was called and at the time that
-// Wake returns.
+// Host is a root complex for several goroutines. Its owner runs the loop: it calls
+// Receive with each TLP from below, and Transmit after kick and at Wake.
 //
-// Loads, stores and configuration accesses block until their completion comes
-// or the Completion Timeout of the root complex makes them all ones.
+// Loads and configuration accesses block until their completion arrives, or return all
+// ones after the Completion Timeout of the root complex.
 type Host struct {
 	kick    func()
 	net     Waiter
@@ -46,33 +45,33 @@ type Host struct {
 	closed  bool
 }
 
-// Waiter waits for answers of remote devices.
+// Waiter waits for the answers of remote devices.
 type Waiter interface {
-	// Await returns when w is ready or after w.Block. It may receive and handle
-	// the answer itself.
+	// Await returns when w is ready, or has blocked. It may process datagrams
+	// meanwhile.
 	Await(w *reader.Wait)
-	// Attend reports that a TLP was sent for which no caller waits.
+	// Attend is called after a posted write, which has no answer to wait for.
 	Attend()
 }
 
-// SetWaiter sets the Waiter of all accesses. Call it before the host is used.
+// SetWaiter sets the waiter. Call it before the host is used.
 func (h *Host) SetWaiter(w Waiter) { h.net = w }
 
 // Scheduler runs the callers of a host in virtual time, one at a time.
 type Scheduler interface {
 	// Now returns the virtual time.
 	Now() time.Duration
-	// WaitUntil suspends the caller until ready returns true or the given time
-	// has come. The world runs meanwhile.
+	// WaitUntil suspends the caller until ready returns true or until time t. The
+	// simulated world runs meanwhile.
 	WaitUntil(t time.Duration, ready func() bool)
 }
 
-// SetScheduler makes every wait of the host and of its buses virtual. Call it
-// before the host is used.
+// SetScheduler puts the host and its buses in virtual time. Call it before the host is
+// used.
 func (h *Host) SetScheduler(s Scheduler) { h.virtual = s }
 
-// New makes a host. If the spec has no memory, New allocates the given number of
-// bytes. The host calls kick from any goroutine when it has TLPs to transmit.
+// New returns a host. It allocates Memory of the spec, of the given size in bytes, if
+// that is nil. The host calls kick, from any goroutine, when it has TLPs to transmit.
 func New(spec rootcomplex.Spec, memory int, kick func()) (*Host, error) {
 	if spec.Memory == nil {
 		spec.Memory = make([]byte, memory)
@@ -112,7 +111,7 @@ func (h *Host) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 	h.deliverLocked()
 }
 
-// Wake returns when Transmit is due without a kick.
+// Wake returns the time of the next call of Transmit if kick is not called before.
 func (h *Host) Wake() time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -126,7 +125,7 @@ func (h *Host) Counters() rootcomplex.Counters {
 	return h.rc.Counters()
 }
 
-// Abandon ends every access that is under way with all ones: the link is down.
+// Abandon ends every pending access with all ones, because the link is down.
 func (h *Host) Abandon(now time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -169,7 +168,7 @@ func (h *Host) closeWaits() {
 	}
 }
 
-// deliverLocked hands events to the waiting callers.
+// deliverLocked passes the events of the root complex to the waiting accesses and vectors.
 func (h *Host) deliverLocked() {
 	if !h.rc.HasEvent() {
 		return // nearly always; NextEvent would cost a tenth of a DMA write
@@ -200,17 +199,17 @@ func interruptAddr(spec rootcomplex.Spec) uint64 {
 	return 0xfee0_0000
 }
 
-// access is an access of the CPU with a waiting caller.
+// access is an access whose caller waits for its event.
 type access struct {
-	event chan rootcomplex.Event // one element; closed with the host
-	over  atomic.Bool            // the event is in the channel, or will be at once
+	event chan rootcomplex.Event // holds one; closed with the host
+	over  atomic.Bool            // the event has been sent, or is being sent
 
-	// Used by the waiting goroutine only:
+	// Used by the waiting goroutine:
 	got   rootcomplex.Event
 	ok    bool // got is valid
-	taken bool // the event has been received, or will not come
+	taken bool // the channel has given an event or is closed
 	wait  reader.Wait
-	word  [8]byte // data of a short read
+	word  [8]byte // buffer of a short read
 }
 
 func newAccess() *access {
@@ -227,8 +226,8 @@ func (a *access) take() {
 	}
 }
 
-// begin makes an access and returns with the mutex locked. The caller starts the
-// access with the cookie and calls finish. After an error the mutex is not locked.
+// begin returns a new access, with the mutex locked: the caller starts the access with
+// the cookie and calls finish. After an error the mutex is not locked.
 func (h *Host) begin() (a *access, cookie uint64, err error) {
 	h.mu.Lock()
 	if h.closed {
@@ -241,8 +240,8 @@ func (h *Host) begin() (a *access, cookie uint64, err error) {
 	return a, h.next, nil
 }
 
-// finish waits for the event of a started access. Unless there is an error, the
-// caller owns the access then and gives it back with over.
+// finish waits for the event of an access. The caller then returns the access with over,
+// unless there is an error.
 func (h *Host) finish(a *access) (rootcomplex.Event, error) {
 	h.deliverLocked() // an impossible access ends at once
 	h.mu.Unlock()
@@ -260,7 +259,7 @@ func (h *Host) finish(a *access) (rootcomplex.Event, error) {
 	return a.got, nil
 }
 
-// over takes an access back.
+// over keeps an access for reuse.
 func (h *Host) over(a *access) {
 	h.mu.Lock()
 	h.idle = append(h.idle, a)
@@ -311,8 +310,8 @@ func (h *Host) ConfigWrite32(id pcie.BDF, off uint16, v uint32) error {
 	return err
 }
 
-// Load reads len(p) bytes of memory space. ok is false, and p all ones, when
-// no device answered.
+// Load reads len(p) bytes of memory space. ok is false, and p all ones, when no device
+// answered.
 func (h *Host) Load(addr uint64, p []byte) (ok bool, err error) {
 	var e rootcomplex.Event
 	a, cookie, err := h.begin()
@@ -330,8 +329,8 @@ func (h *Host) Load(addr uint64, p []byte) (ok bool, err error) {
 	return e.OK, err
 }
 
-// loadWord reads n <= 8 bytes, little-endian, without an allocation. The
-// value is all ones when no device answered.
+// loadWord reads n <= 8 bytes, little-endian, without an allocation. The value is all
+// ones when no device answered.
 func (h *Host) loadWord(addr uint64, n int) (uint64, error) {
 	const ones = ^uint64(0)
 	a, cookie, err := h.begin()
@@ -360,7 +359,7 @@ func (h *Host) MemoryWrite32(addr uint64, v uint32) error {
 	return nil
 }
 
-// Open gives a driver the function that enumeration found.
+// Open returns the bus of a function that enumeration found.
 func (h *Host) Open(f *rootcomplex.Function) (*Bus, error) {
 	if f.Bridge {
 		return nil, errors.New("embedded: open: function is a bridge")

@@ -7,21 +7,18 @@ import (
 	"github.com/dxpu-project/dxpu/machine"
 )
 
-// A store leaves at once, unless it follows another one closely: then the program
-// writes a sequence, for example to fill an aperture, and a datagram for each
-// write would dominate the cost (a system call on each side, half of the processor
-// in a profile). Stores of a sequence gather while one goroutine sends the earlier
-// ones, as in a processor's posted-write buffer.
+// A store is sent at once unless it closely follows another one. A program that fills an
+// aperture stores in a row, and a datagram for each store would cost a system call on
+// each side (half of the processor in a profile). Such stores gather while one goroutine
+// sends the earlier ones, as in a processor's posted-write buffer.
 const (
-	// storeGap is the longest time between two stores of a sequence: less than a
-	// system call takes.
+	// storeGap is the time between stores in a row: less than a system call takes.
 	storeGap = 4 * time.Microsecond
-	// maxStores bounds the stores that gather; then the program sends them itself.
+	// maxStores bounds the gathered stores; the caller then sends them itself.
 	maxStores = 4096
-	// maxQueued bounds the bytes of stores that wait for the link: twice the
-	// default window of a link.
+	// maxQueued bounds the bytes of queued stores: twice the default window of a link.
 	maxQueued = 8 << 20
-	// maxStore bounds the bytes of one store in the queue; longer ones are split.
+	// maxStore is the size of the pieces into which a longer store is divided.
 	maxStore = 256 << 10
 )
 
@@ -33,7 +30,7 @@ type stores struct {
 	senders  sync.WaitGroup
 }
 
-// Store posts a write of p to memory space. It waits while the queue is full.
+// Store writes p to memory space: posted. It waits while maxQueued bytes are queued.
 func (h *Host) Store(addr uint64, p []byte) {
 	for ; len(p) > maxStore; addr, p = addr+maxStore, p[maxStore:] {
 		h.store(addr, p[:maxStore])

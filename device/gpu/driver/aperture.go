@@ -10,10 +10,9 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 )
 
-// WriteAperture copies p to device memory with stores of the CPU, which become
-// posted writes, without waiting for a round trip (the copy that section 5.1 of
-// the DxPU paper proposes for small transfers). Commands submitted later see the
-// data. Flush makes sure that it has arrived.
+// WriteAperture copies p to device memory with CPU stores. They become posted
+// writes, without a round trip (section 5.1 of the DxPU paper proposes it for small
+// transfers). Later commands see the data; Flush waits until it has arrived.
 func (d *Device) WriteAperture(dst Ptr, p []byte) error {
 	return d.throughAperture(dst, len(p), func(off int64, done, n int) error {
 		_, err := d.vram.WriteAt(p[done:done+n], off)
@@ -21,8 +20,7 @@ func (d *Device) WriteAperture(dst Ptr, p []byte) error {
 	})
 }
 
-// ReadAperture copies device memory to p with loads of the CPU. Each load is a
-// round trip, so it suits small pieces only.
+// ReadAperture copies device memory to p with CPU loads, a round trip each.
 func (d *Device) ReadAperture(p []byte, src Ptr) error {
 	err := d.throughAperture(src, len(p), func(off int64, done, n int) error {
 		_, err := d.vram.ReadAt(p[done:done+n], off)
@@ -32,7 +30,7 @@ func (d *Device) ReadAperture(p []byte, src Ptr) error {
 		return err
 	}
 	if len(p) >= 4 && binary.LittleEndian.Uint32(p[len(p)-4:]) == allOnes32 {
-		return d.Alive() // data, or the answer for an absent device
+		return d.Alive() // data, or the answer of an absent device
 	}
 	return nil
 }
@@ -41,8 +39,8 @@ func (d *Device) ReadAperture(p []byte, src Ptr) error {
 // not overtake them.
 func (d *Device) Flush() error { return d.Alive() }
 
-// throughAperture calls move for each part of a range that one position of the
-// aperture shows.
+// throughAperture calls move for each part of the range that fits the aperture,
+// with the aperture in place.
 func (d *Device) throughAperture(p Ptr, n int, move func(off int64, done, n int) error) error {
 	if d.lost.Load() {
 		return ErrDeviceLost
@@ -63,8 +61,8 @@ func (d *Device) throughAperture(p Ptr, n int, move func(off int64, done, n int)
 	return nil
 }
 
-// showLocked moves the aperture if addr is outside it, and returns the offset of
-// addr. The caller holds d.window.
+// showLocked moves the aperture if it does not show addr, and returns the offset of
+// addr in it. The caller holds d.window.
 func (d *Device) showLocked(addr uint64) uint64 {
 	if addr-d.base < d.info.ApertureSize && addr >= d.base {
 		return addr - d.base
@@ -74,8 +72,8 @@ func (d *Device) showLocked(addr uint64) uint64 {
 	return addr - d.base
 }
 
-// CopyPeer copies n bytes from the memory of another device to this one's and
-// waits: this device reads the peer's aperture, without host memory between.
+// CopyPeer copies n bytes from the memory of another device and waits. This device
+// reads the peer's aperture directly, not through host memory.
 func (s *Stream) CopyPeer(ctx context.Context, dst Ptr, peer *Device, src Ptr, n uint64) error {
 	if s.dev.info.Caps&reg.CapPeer == 0 {
 		return fmt.Errorf("driver: peer copy: device cannot: %w", errors.ErrUnsupported)
@@ -85,8 +83,7 @@ func (s *Stream) CopyPeer(ctx context.Context, dst Ptr, peer *Device, src Ptr, n
 		return err
 	}
 	return peer.throughAperture(src, int(n), func(off int64, done, part int) error {
-		// The move of the window is posted to the peer and has to be there
-		// before this device's reads are.
+		// The aperture moves by a posted write: it must arrive before this device reads.
 		if err := peer.Alive(); err != nil {
 			return err
 		}

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// backoff paces polling: it yields a few times for work that takes microseconds,
-// then sleeps longer and longer, up to a millisecond.
+// backoff paces polling: it first yields, for work that takes microseconds, and then
+// sleeps with doubling intervals up to a millisecond.
 type backoff struct {
 	bus Bus
 	n   int

@@ -11,8 +11,8 @@ import (
 
 // Errors that callers branch on.
 var (
-	// ErrDeviceLost means that the device is gone: it was unplugged, its box
-	// died, or it answers all ones. Every later call returns it too.
+	// ErrDeviceLost means that the device was unplugged, that its box died, or
+	// that its registers read all ones. Every later call returns it too.
 	ErrDeviceLost = errors.New("device is lost")
 	// ErrClosed means that the program closed the device or the bus.
 	ErrClosed = errors.New("closed")
@@ -25,38 +25,37 @@ var (
 	ErrOutOfMemory = errors.New("out of memory")
 )
 
-// Bus is one PCI Express function as a driver sees it. The implementations are
-// package vfio in a guest and package embedded on the root complex in Go. All
-// methods may be called from several goroutines.
+// Bus is one PCI Express function as a driver sees it. Package vfio implements it in
+// a guest, internal/embedded on the root complex in Go. All methods may be called
+// from several goroutines.
 //
-// Register accesses return no error. As on hardware, reads of a lost device
-// return all ones and writes have no effect.
+// Register accesses return no error: as in hardware, reads of a lost device return
+// all ones and writes have no effect.
 type Bus interface {
 	// ConfigRead32 and ConfigWrite32 access configuration space; off is a
 	// multiple of 4 below 4096.
 	ConfigRead32(off int) uint32
 	ConfigWrite32(off int, v uint32)
 
-	// BAR returns the region behind base address register i. Calling it
-	// again returns the same region.
+	// BAR returns the region behind base address register i, each time the same.
 	BAR(i int) (Region, error)
 
-	// AllocDMA returns zeroed memory that the device reaches. size is rounded
-	// up to whole pages of 4096 bytes.
+	// AllocDMA returns zeroed memory that the device can access. It rounds size up
+	// to pages of 4096 bytes.
 	AllocDMA(size int) (DMA, error)
 
-	// EnableMSIX switches MSI-X on with vectors 0 to n-1, or returns an error
-	// that wraps ErrNoInterrupts.
+	// EnableMSIX enables MSI-X with vectors 0 to n-1, or returns an error that
+	// wraps ErrNoInterrupts.
 	EnableMSIX(n int) error
-	// WaitInterrupt waits until the vector has fired since the last call for
-	// it and returns how often, or 0 when the timeout has passed. At most one
-	// goroutine waits for a vector at a time. A lost device ends the wait with
-	// ErrDeviceLost, the end of ctx with its cause.
+	// WaitInterrupt waits for an interrupt of the vector and returns their number
+	// since the last call, or 0 after the timeout. At most one goroutine waits for
+	// a vector at a time. The error is ErrDeviceLost when the device is lost, and
+	// the cause of ctx when that ends.
 	WaitInterrupt(ctx context.Context, vector int, timeout time.Duration) (count uint64, err error)
 
-	// Now returns the time since some start. The driver takes every time from
-	// here and waits with Sleep and WaitInterrupt only, so that a bus in virtual
-	// time can run the device meanwhile.
+	// Now returns the time since a fixed start. The driver uses no other clock and
+	// waits with Sleep and WaitInterrupt only, so that a bus in virtual time can
+	// run the device meanwhile.
 	Now() time.Duration
 	// Sleep returns after d, or earlier with the cause when ctx ends. Sleep of 0
 	// lets other goroutines run.
@@ -66,8 +65,7 @@ type Bus interface {
 	Lost() <-chan struct{}
 	// Reset does a function level reset.
 	Reset() error
-	// Close frees all resources, including DMA memory. Waits in progress end
-	// with ErrClosed.
+	// Close releases everything, including DMA memory. Waits end with ErrClosed.
 	Close() error
 }
 
@@ -98,17 +96,17 @@ func (RealTime) Sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Region is the memory behind one BAR. Each access of 4 or 8 bytes is one load
-// or store on the bus; offsets are multiples of the width. An access outside
-// the region reads all ones and is not written.
+// Region is the memory behind one BAR. Each access of 4 or 8 bytes is one load or
+// store on the bus; offsets are multiples of the width. Outside the region, reads
+// return all ones and writes have no effect.
 type Region interface {
 	Size() uint64
 	Read32(off uint64) uint32
 	Write32(off uint64, v uint32)
 	Read64(off uint64) uint64
 	Write64(off uint64, v uint64)
-	// ReadAt and WriteAt copy in bulk, in accesses of any width and in rising
-	// order. Writes are posted: they return before the device has them.
+	// ReadAt and WriteAt copy with accesses of any width, in ascending order.
+	// Writes are posted: they return before they reach the device.
 	ReadAt(p []byte, off int64) (int, error)
 	WriteAt(p []byte, off int64) (int, error)
 }
@@ -121,10 +119,10 @@ type Segment struct {
 
 // DMA is memory shared with the device.
 //
-// Bytes is for bulk data while the device does not touch the same bytes. Words
-// that both sides use at the same time (queue indices, fences) are accessed
-// through the Load and Store methods: they are atomic, and a load that sees a
-// value of the device also makes its earlier writes visible.
+// Bytes is for bulk data that the device does not access at the same time. The Load
+// and Store methods are for words that both sides use concurrently (queue indices,
+// fences): they are atomic, and after a load that returns a value of the device, all
+// its earlier writes are visible.
 type DMA interface {
 	Bytes() []byte
 	// Segments covers the memory in order. Segments start at multiples of
@@ -134,6 +132,6 @@ type DMA interface {
 	Store32(off int, v uint32)
 	Load64(off int) uint64
 	Store64(off int, v uint64)
-	// Free frees the memory. The device must not use it any more.
+	// Free releases the memory. The device must no longer use it.
 	Free() error
 }

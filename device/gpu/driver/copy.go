@@ -8,8 +8,8 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 )
 
-// pieces divides n bytes at off of the memory into parts for one COPY command
-// each: the segments that fit a list page. emit gets them and their sum.
+// pieces divides n bytes at off of the memory among COPY commands. It calls emit for
+// each command with its segments, at most one list page of them, and their length.
 func pieces(m DMA, off, n int, emit func(list []reg.Segment, length uint64) error) error {
 	if off < 0 || n <= 0 || off > len(m.Bytes()) || n > len(m.Bytes())-off {
 		return fmt.Errorf("driver: copy: %d bytes at offset %d of %d bytes of DMA memory", n, off, len(m.Bytes()))
@@ -88,26 +88,24 @@ func (s *Stream) Launch(ctx context.Context, l reg.Launch) error {
 	return s.Submit(ctx, reg.Kernel(0, l))
 }
 
-// Signal submits a command that sets a semaphore of the device to value when
-// everything before it is done.
+// Signal submits a command that sets a semaphore of the device to value when all
+// earlier commands are done.
 func (s *Stream) Signal(ctx context.Context, semaphore uint32, value uint64) error {
 	return s.Submit(ctx, reg.Signal(0, semaphore, value))
 }
 
-// WaitSemaphore submits a command that holds this queue until the semaphore is
-// value or more.
+// WaitSemaphore submits a command that stops this queue until the semaphore is at
+// least value.
 func (s *Stream) WaitSemaphore(ctx context.Context, semaphore uint32, value uint64) error {
 	return s.Submit(ctx, reg.Wait(0, semaphore, value))
 }
 
-// stagingSize is the size of the staging memory of Upload and Download, two halves
-// together. The doorbell and the fence of a half take little time beside its
-// transfer.
+// stagingSize is the size of a stream's staging memory in bytes, two halves. The
+// transfer of a half takes much longer than its doorbell and fence.
 const stagingSize = 2 << 20
 
-// Upload copies p to device memory and waits. It goes through DMA memory of
-// the stream, half by half, so that the copy of one half overlaps the transfer
-// of the other.
+// Upload copies p to device memory and waits. It uses the two halves of the stream's
+// staging memory in turn: the CPU fills one while the device reads the other.
 func (s *Stream) Upload(ctx context.Context, dst Ptr, p []byte) error {
 	return s.staged(ctx, len(p), func(m DMA, off, done, n int) error {
 		copy(m.Bytes()[off:off+n], p[done:])
@@ -124,8 +122,8 @@ func (s *Stream) Download(ctx context.Context, p []byte, src Ptr) error {
 	})
 }
 
-// staged runs a transfer of total bytes through the staging memory: begin
-// starts the transfer of a piece, end (if any) picks it up when it is done.
+// staged transfers total bytes through the staging memory: begin starts the transfer
+// of a piece, and end, if not nil, runs when it is complete.
 func (s *Stream) staged(ctx context.Context, total int, begin func(m DMA, off, done, n int) error, end func(m DMA, off, done, n int)) (err error) {
 	m, err := s.takeStaging()
 	if err != nil {
@@ -133,7 +131,7 @@ func (s *Stream) staged(ctx context.Context, total int, begin func(m DMA, off, d
 	}
 	defer func() {
 		if err != nil && !errors.Is(err, ErrDeviceLost) && !errors.Is(err, ErrClosed) {
-			// The device must not touch the staging memory any more.
+			// Stop the device's access to the staging memory.
 			err = errors.Join(err, s.Reset())
 		}
 		s.giveStaging(m)
@@ -179,8 +177,8 @@ func (s *Stream) staged(ctx context.Context, total int, begin func(m DMA, off, d
 	return nil
 }
 
-// takeStaging takes the stream's staging memory, or allocates more while another
-// goroutine uses it.
+// takeStaging takes the stream's staging memory. While another goroutine has it,
+// takeStaging allocates more.
 func (s *Stream) takeStaging() (DMA, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -201,6 +199,5 @@ func (s *Stream) giveStaging(m DMA) {
 		s.staging = m
 		return
 	}
-	// If this fails, Bus.Close frees it.
-	_ = m.Free()
+	_ = m.Free() // after an error the bus frees it in Close
 }

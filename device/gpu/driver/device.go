@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,22 +17,21 @@ import (
 const (
 	allOnes32 = 0xffff_ffff
 
-	// mallocAlign suits every kernel's operands and keeps buffers on their
+	// mallocAlign suits the operands of every kernel and gives each buffer its
 	// own cache lines.
 	mallocAlign = 256
 
 	// heartbeat is the interval at which a wait for an interrupt checks whether
-	// the device is still there and whether the interrupt was lost.
+	// the device still answers and whether the interrupt was lost.
 	heartbeat = 50 * time.Millisecond
 )
 
-// Options changes how Open and the streams use a device. The zero value suits
-// most programs.
+// Options of a device. The zero value is a good choice.
 type Options struct {
-	// Polling makes the driver poll even where the bus has interrupts.
+	// Polling turns interrupts off even if the bus has them.
 	Polling bool
-	// RingEntries is the length of a queue's ring, a power of two; 0 means
-	// 64, which fill the one page that is contiguous on every bus.
+	// RingEntries is the length of a queue's ring, a power of two. Default 64:
+	// one page, which is contiguous on every bus.
 	RingEntries int
 	// Reset does a function level reset before the device is used.
 	Reset bool
@@ -64,8 +64,8 @@ type Device struct {
 	opts Options
 
 	lost    atomic.Bool
-	missed  atomic.Uint64 // interrupts that never came
-	arrived atomic.Uint64 // interrupts that came
+	missed  atomic.Uint64 // interrupts that did not arrive
+	arrived atomic.Uint64
 
 	mu      sync.Mutex // guards the fields below
 	heap    *Heap
@@ -76,9 +76,9 @@ type Device struct {
 	base   uint64     // guarded by window: ApertureBase
 }
 
-// Open starts to use the device on a bus: it checks identity and version,
-// enables memory decoding and bus mastering, stops all queues and switches
-// MSI-X on. The caller keeps the bus and closes it after the device.
+// Open initializes the device on a bus: it checks identity and version, enables
+// memory decoding and bus mastering, stops all queues and enables MSI-X. The caller
+// closes the bus after the device.
 func Open(ctx context.Context, bus Bus, opts Options) (*Device, error) {
 	d := &Device{bus: bus, opts: opts}
 	if d.opts.RingEntries == 0 {
@@ -150,7 +150,7 @@ func (d *Device) waitReady(ctx context.Context) error {
 			return fmt.Errorf("ID register is %#x, want %#x", id, reg.Magic)
 		}
 		if err := b.pause(ctx); err != nil {
-			return fmt.Errorf("device does not get ready: %w", err)
+			return fmt.Errorf("device does not become ready: %w", err)
 		}
 	}
 }
@@ -216,19 +216,19 @@ func (d *Device) enableInterrupts() error {
 	return nil
 }
 
-// Info returns the description that the device gave when it was opened.
+// Info returns the description of the device, read when it was opened.
 func (d *Device) Info() Info { return d.info }
 
 // Registers returns BAR 0, for counters and tests.
 func (d *Device) Registers() Region { return d.regs }
 
-// Interrupts returns how many interrupts arrived and how many waits found their
-// fence written without one.
+// Interrupts returns the number of interrupts that ended a wait, and the number of
+// waits that found their fence written without one.
 func (d *Device) Interrupts() (arrived, missed uint64) {
 	return d.arrived.Load(), d.missed.Load()
 }
 
-// Malloc takes size bytes of device memory, aligned to 256.
+// Malloc allocates size bytes of device memory, aligned to 256 bytes.
 func (d *Device) Malloc(size uint64) (Ptr, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -236,7 +236,7 @@ func (d *Device) Malloc(size uint64) (Ptr, error) {
 	return Ptr(p), err
 }
 
-// Free gives back what Malloc returned. Commands that use it must be complete.
+// Free frees memory that Malloc returned. Commands that use it must be complete.
 func (d *Device) Free(p Ptr) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -267,12 +267,11 @@ func (d *Device) markLost() error {
 	return ErrDeviceLost
 }
 
-// Close stops all queues and bus mastering. Streams that are still open are
-// closed. The bus stays open.
+// Close closes the open streams and turns bus mastering off. The bus stays open.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	d.closed = true
-	streams := append([]*Stream(nil), d.streams...)
+	streams := slices.Clone(d.streams)
 	d.mu.Unlock()
 	var errs []error
 	for _, s := range streams {

@@ -14,8 +14,8 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 )
 
-// rig is a system with a GPU in slot 0, opened.
-type rig struct {
+// gpuSystem is a system with an opened GPU in slot 0.
+type gpuSystem struct {
 	sys *drivertest.System
 	gpu *gpu.GPU
 	dev *driver.Device
@@ -40,9 +40,9 @@ func newSystem(t testing.TB, cfg drivertest.Config) *drivertest.System {
 	return sys
 }
 
-func newRig(t testing.TB, spec gpu.Spec, opts driver.Options) *rig {
+func newGPUSystem(t testing.TB, spec gpu.Spec, opts driver.Options) *gpuSystem {
 	t.Helper()
-	r := &rig{sys: newSystem(t, drivertest.Config{}), gpu: newGPU(t, spec)}
+	r := &gpuSystem{sys: newSystem(t, drivertest.Config{}), gpu: newGPU(t, spec)}
 	r.dev = plug(t, r.sys, 0, r.gpu, opts)
 	return r
 }
@@ -80,7 +80,7 @@ func random(n int) []byte {
 }
 
 func TestOpenSaysWhatItFound(t *testing.T) {
-	r := newRig(t, gpu.Spec{Model: "test GPU", Serial: 77}, driver.Options{})
+	r := newGPUSystem(t, gpu.Spec{Model: "test GPU", Serial: 77}, driver.Options{})
 	i := r.dev.Info()
 	if i.Model != "test GPU" || i.Serial != 77 || i.VRAMSize != 256<<20 || i.ApertureSize != 64<<20 || i.Queues != 8 || i.Vectors != 8 || i.Tags != 140 {
 		t.Errorf("%+v", i)
@@ -93,7 +93,7 @@ func TestUploadDownload(t *testing.T) {
 		opts driver.Options
 	}{{"interrupts", driver.Options{}}, {"polling", driver.Options{Polling: true}}} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t, gpu.Spec{}, c.opts)
+			r := newGPUSystem(t, gpu.Spec{}, c.opts)
 			s := newStream(t, r.dev)
 			for _, n := range []int{1, 3, 4095, 4096, 4097, 1 << 20, 5<<20 + 7} {
 				p, err := r.dev.Malloc(uint64(n))
@@ -122,7 +122,7 @@ func TestUploadDownload(t *testing.T) {
 }
 
 func TestApertureAcrossItsWindow(t *testing.T) {
-	r := newRig(t, gpu.Spec{VRAM: 1 << 20, Aperture: 64 << 10}, driver.Options{})
+	r := newGPUSystem(t, gpu.Spec{VRAM: 1 << 20, Aperture: 64 << 10}, driver.Options{})
 	want, got := random(200<<10), make([]byte, 200<<10)
 	const at = 60<<10 + 3
 	if err := r.dev.WriteAperture(at, want); err != nil {
@@ -135,14 +135,14 @@ func TestApertureAcrossItsWindow(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
-		t.Error("memory differs from the data written through the aperture")
+		t.Error("memory differs from the bytes written through the aperture")
 	}
 	clear(got)
 	if err := r.dev.ReadAperture(got[:1000], at+64<<10-500); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got[:1000], want[64<<10-500:][:1000]) {
-		t.Error("the aperture shows other data than memory")
+		t.Error("the aperture differs from memory")
 	}
 	if err := r.dev.WriteAperture(1<<20-1, make([]byte, 2)); err == nil {
 		t.Error("a write beyond memory was taken")
@@ -150,7 +150,7 @@ func TestApertureAcrossItsWindow(t *testing.T) {
 }
 
 func TestPeerCopy(t *testing.T) {
-	r := newRig(t, gpu.Spec{}, driver.Options{})
+	r := newGPUSystem(t, gpu.Spec{}, driver.Options{})
 	peer := plug(t, r.sys, 2, newGPU(t, gpu.Spec{VRAM: 1 << 20, Aperture: 128 << 10}), driver.Options{})
 	want := random(300 << 10)
 	if err := newStream(t, peer).Upload(t.Context(), 4096, want); err != nil {
@@ -175,7 +175,7 @@ func TestPeerCopy(t *testing.T) {
 
 // More commands than the ring has entries.
 func TestRingWrapsAround(t *testing.T) {
-	r := newRig(t, gpu.Spec{}, driver.Options{RingEntries: 4})
+	r := newGPUSystem(t, gpu.Spec{}, driver.Options{RingEntries: 4})
 	s := newStream(t, r.dev)
 	for i := range 50 {
 		if err := s.Fill(t.Context(), driver.Ptr(4*i), uint32(i), 4); err != nil {
@@ -197,7 +197,7 @@ func TestRingWrapsAround(t *testing.T) {
 }
 
 func TestQueueErrorIsDecodedAndResetHelps(t *testing.T) {
-	r := newRig(t, gpu.Spec{}, driver.Options{})
+	r := newGPUSystem(t, gpu.Spec{}, driver.Options{})
 	s := newStream(t, r.dev)
 	if err := s.Fill(t.Context(), 0, 1, 4); err != nil {
 		t.Fatal(err)
@@ -223,7 +223,7 @@ func TestQueueErrorIsDecodedAndResetHelps(t *testing.T) {
 
 func TestDeadlineEndsAWait(t *testing.T) {
 	for _, polling := range []bool{false, true} {
-		r := newRig(t, gpu.Spec{}, driver.Options{Polling: polling})
+		r := newGPUSystem(t, gpu.Spec{}, driver.Options{Polling: polling})
 		s := newStream(t, r.dev)
 		if err := s.WaitSemaphore(t.Context(), 3, 1); err != nil {
 			t.Fatal(err)
@@ -251,7 +251,7 @@ func TestDeadlineEndsAWait(t *testing.T) {
 }
 
 func TestResetDropsFences(t *testing.T) {
-	r := newRig(t, gpu.Spec{}, driver.Options{})
+	r := newGPUSystem(t, gpu.Spec{}, driver.Options{})
 	s := newStream(t, r.dev)
 	if err := s.WaitSemaphore(t.Context(), 0, 1); err != nil {
 		t.Fatal(err)
@@ -276,15 +276,15 @@ func TestDeviceLost(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		opts driver.Options
-		lose func(r *rig)
+		lose func(r *gpuSystem)
 	}{
-		{"unplugged, interrupts", driver.Options{}, func(r *rig) { r.sys.Unplug(0) }},
-		{"unplugged, polling", driver.Options{Polling: true}, func(r *rig) { r.sys.Unplug(0) }},
-		{"dead, interrupts", driver.Options{}, func(r *rig) { r.sys.Do(func() { r.gpu.Inject(gpu.Kill) }) }},
-		{"dead, polling", driver.Options{Polling: true}, func(r *rig) { r.sys.Do(func() { r.gpu.Inject(gpu.Kill) }) }},
+		{"unplugged, interrupts", driver.Options{}, func(r *gpuSystem) { r.sys.Unplug(0) }},
+		{"unplugged, polling", driver.Options{Polling: true}, func(r *gpuSystem) { r.sys.Unplug(0) }},
+		{"dead, interrupts", driver.Options{}, func(r *gpuSystem) { r.sys.Do(func() { r.gpu.Inject(gpu.Kill) }) }},
+		{"dead, polling", driver.Options{Polling: true}, func(r *gpuSystem) { r.sys.Do(func() { r.gpu.Inject(gpu.Kill) }) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t, gpu.Spec{}, c.opts)
+			r := newGPUSystem(t, gpu.Spec{}, c.opts)
 			s := newStream(t, r.dev)
 			if err := s.WaitSemaphore(t.Context(), 0, 1); err != nil {
 				t.Fatal(err)
@@ -339,7 +339,7 @@ func TestReplaceManyTimes(t *testing.T) {
 }
 
 func TestStreamsFromManyGoroutines(t *testing.T) {
-	r := newRig(t, gpu.Spec{}, driver.Options{})
+	r := newGPUSystem(t, gpu.Spec{}, driver.Options{})
 	errs := make(chan error)
 	for g := range 4 {
 		s := newStream(t, r.dev)
@@ -369,7 +369,7 @@ func TestStreamsFromManyGoroutines(t *testing.T) {
 }
 
 func TestStreamsRunOut(t *testing.T) {
-	r := newRig(t, gpu.Spec{Queues: 2}, driver.Options{})
+	r := newGPUSystem(t, gpu.Spec{Queues: 2}, driver.Options{})
 	s := newStream(t, r.dev)
 	newStream(t, r.dev)
 	if _, err := r.dev.NewStream(); !errors.Is(err, driver.ErrOutOfMemory) {
@@ -387,7 +387,7 @@ func TestStreamsRunOut(t *testing.T) {
 }
 
 func TestFunctionLevelReset(t *testing.T) {
-	r := newRig(t, gpu.Spec{}, driver.Options{})
+	r := newGPUSystem(t, gpu.Spec{}, driver.Options{})
 	if err := newStream(t, r.dev).Upload(t.Context(), 0, random(1000)); err != nil {
 		t.Fatal(err)
 	}
@@ -409,7 +409,7 @@ func TestFunctionLevelReset(t *testing.T) {
 }
 
 func TestTryPutFillsTheRing(t *testing.T) {
-	r := newRig(t, gpu.Spec{}, driver.Options{})
+	r := newGPUSystem(t, gpu.Spec{}, driver.Options{})
 	s, err := r.dev.NewStreamSize(8)
 	if err != nil {
 		t.Fatal(err)

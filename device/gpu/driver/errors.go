@@ -6,9 +6,8 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 )
 
-// QueueError is the reason why a queue halted: the command that failed and the
-// error that the device reported (datasheet, section 6). The commands before it are
-// complete. Stream.Reset makes the queue usable again.
+// QueueError describes the command at which a queue halted (datasheet, section 6).
+// The commands before it are complete. Stream.Reset makes the queue usable again.
 type QueueError struct {
 	Queue int
 	Code  reg.Error

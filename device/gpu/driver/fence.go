@@ -6,8 +6,8 @@ import (
 	"fmt"
 )
 
-// Fence submits a fence and returns it: Wait returns when everything submitted
-// before it is done.
+// Fence submits a fence and returns it. Wait for it returns when all earlier commands
+// are done.
 func (s *Stream) Fence(ctx context.Context) (Fence, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -23,7 +23,7 @@ func (s *Stream) fenceLocked(ctx context.Context) (Fence, error) {
 	return f, nil
 }
 
-// Sync waits until everything submitted so far is done.
+// Sync waits until all submitted commands are done.
 func (s *Stream) Sync(ctx context.Context) error {
 	f, err := s.Fence(ctx)
 	if err != nil {
@@ -39,11 +39,10 @@ func (s *Stream) Done(f Fence) bool { return s.Reached() >= f }
 // only host memory.
 func (s *Stream) Reached() Fence { return Fence(s.status.Load64(fenceWord)) }
 
-// Wait waits until the fence is reached: by interrupt, where the bus has them.
-// It returns a *QueueError when the queue halted, ErrDeviceLost when the device
-// is gone, ErrClosed when the stream was closed, and otherwise the cause of ctx.
-// Memory that commands before the fence still use may be freed after an error
-// only when Reset or Close has returned.
+// Wait waits until the device reaches the fence, by interrupt if the bus has them. It
+// returns a *QueueError when the queue halted, ErrDeviceLost, ErrClosed when the
+// stream was closed, or the cause of ctx. After an error, call Reset or Close before
+// you free memory that commands before the fence use.
 func (s *Stream) Wait(ctx context.Context, f Fence) error {
 	if s.dev.info.Vectors == 0 {
 		return s.poll(ctx, f)
@@ -66,10 +65,10 @@ func (s *Stream) Wait(ctx context.Context, f Fence) error {
 	}
 }
 
-// waitInterrupt sleeps until the queue's vector fires, and returns without an
-// error when the caller should look again.
+// waitInterrupt waits for the queue's interrupt. It returns nil when the caller should
+// check the fence again.
 func (s *Stream) waitInterrupt(ctx context.Context, f Fence) error {
-	// The previous holder of the token may have taken the interrupt of this fence.
+	// The previous holder of the token may have received the interrupt of this fence.
 	if done, err := s.look(f); done || err != nil {
 		return err
 	}
@@ -91,8 +90,8 @@ func (s *Stream) waitInterrupt(ctx context.Context, f Fence) error {
 	if !s.Done(f) {
 		return nil
 	}
-	// The interrupt follows the fence: it may be under way.
-	n, _ = s.dev.bus.WaitInterrupt(ctx, s.queue, heartbeat) // the next look finds an error
+	// The interrupt follows the fence and may still arrive.
+	n, _ = s.dev.bus.WaitInterrupt(ctx, s.queue, heartbeat) // look reports an error
 	s.dev.arrived.Add(n)
 	if n == 0 {
 		s.dev.missed.Add(1)
@@ -107,7 +106,7 @@ func (s *Stream) poll(ctx context.Context, f Fence) error {
 		if done || err != nil {
 			return err
 		}
-		// Polling host memory does not show that the device is gone.
+		// Host memory does not show whether the device still exists.
 		if i%(4*spins) == 0 {
 			if err := s.dev.Alive(); err != nil {
 				return err
@@ -119,7 +118,7 @@ func (s *Stream) poll(ctx context.Context, f Fence) error {
 	}
 }
 
-// look reads the fence word and the status block.
+// look checks the fence word and the status block once.
 func (s *Stream) look(f Fence) (done bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// Heap allocates pieces of an address range: first fit, and freed neighbours are
-// merged. It is used for VRAM, for I/O virtual addresses and for
-// the memory of the embedded host. The caller guards it against concurrent use.
+// Heap allocates pieces of an address range: first fit, with free neighbors merged. It
+// serves VRAM, I/O virtual addresses and the memory of the embedded host. The caller
+// serializes access.
 //
 // Invariant: free is sorted by address, and no two entries touch.
 type Heap struct {
@@ -26,8 +26,8 @@ func NewHeap(base, size uint64) *Heap {
 	return h
 }
 
-// Alloc takes size bytes aligned to align, a power of two. The error wraps
-// ErrOutOfMemory.
+// Alloc allocates size bytes aligned to align, a power of two. The error wraps
+// ErrOutOfMemory when no piece is large enough.
 func (h *Heap) Alloc(size, align uint64) (uint64, error) {
 	if size == 0 || align == 0 || align&(align-1) != 0 {
 		return 0, fmt.Errorf("driver: allocate %d bytes aligned to %d: want a size above 0 and a power of two", size, align)
@@ -53,7 +53,7 @@ func (h *Heap) Alloc(size, align uint64) (uint64, error) {
 	return 0, fmt.Errorf("driver: allocate %d bytes: %w", size, ErrOutOfMemory)
 }
 
-// Free gives back what Alloc returned at base.
+// Free frees the piece that Alloc returned at base.
 func (h *Heap) Free(base uint64) error {
 	size, ok := h.used[base]
 	if !ok {

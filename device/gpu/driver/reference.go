@@ -40,8 +40,8 @@ func elements(b []byte, t reg.ElementType, n int) []float64 {
 	return values
 }
 
-// tolerance is the relative error that a result may have: some units in the
-// last place (2^-11, 2^-24, 2^-53), more where errors add up.
+// tolerance returns the permitted relative error of a result: several units in the
+// last place (2^-11, 2^-24, 2^-53), because errors add up.
 func tolerance(t reg.ElementType) float64 {
 	switch t {
 	case reg.FP16:
@@ -53,8 +53,8 @@ func tolerance(t reg.ElementType) float64 {
 	return 0x1p-46
 }
 
-// closeTo compares numbers. scale is the magnitude of the operands, for results
-// in which terms cancel.
+// closeTo compares numbers. scale is the magnitude of their operands, for results
+// whose terms cancel.
 func closeTo(got, want []float64, t reg.ElementType, scale float64) error {
 	for i := range want {
 		if d := math.Abs(got[i] - want[i]); !(d <= tolerance(t)*max(math.Abs(want[i]), scale)) {

@@ -24,7 +24,7 @@ func TestSelfTest(t *testing.T) {
 		{"small device", gpu.Spec{VRAM: 16 << 20, Aperture: 64 << 10, Tags: 1, Queues: 2, CopyEngines: 1, MaxReadRequest: 128}, driver.Options{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t, c.spec, c.opts)
+			r := newGPUSystem(t, c.spec, c.opts)
 			var out strings.Builder
 			report, err := r.dev.SelfTest(t.Context(), &out, driver.SelfTestOptions{Quick: true})
 			t.Logf("\n%s", out.String())
@@ -82,7 +82,7 @@ func TestSelfTestSeesStaleMemory(t *testing.T) {
 }
 
 func TestSelfTestOfLostDevice(t *testing.T) {
-	r := newRig(t, gpu.Spec{}, driver.Options{})
+	r := newGPUSystem(t, gpu.Spec{}, driver.Options{})
 	stop := time.AfterFunc(20*time.Millisecond, func() { r.sys.Unplug(0) })
 	defer stop.Stop()
 	if _, err := r.dev.SelfTest(t.Context(), &strings.Builder{}, driver.SelfTestOptions{}); !errors.Is(err, driver.ErrDeviceLost) {

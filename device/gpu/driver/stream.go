@@ -16,15 +16,15 @@ const (
 	stampWord   = 128
 )
 
-// entriesPerList is the number of segments in the page that each ring entry has
-// for its segment list. One page is contiguous on every bus.
+// entriesPerList is the number of segments in the list of a ring entry: one page,
+// which is contiguous on every bus.
 const entriesPerList = pageSize / reg.SegmentSize
 
 const pageSize = 4096
 
-// Stream is one command queue of the device. Commands run in the order in
-// which they are submitted; Sync or Wait says when they are done. A stream may
-// be used from several goroutines.
+// Stream is one command queue of the device. Commands run in the order of their
+// submission; Sync and Wait wait for them. A stream may be used from several
+// goroutines.
 type Stream struct {
 	dev   *Device
 	queue int
@@ -33,12 +33,12 @@ type Stream struct {
 	ringBus, statusBus  uint64
 	listBus             []uint64 // bus address of each ring entry's list page
 
-	waiter chan struct{} // one token: its holder waits for the interrupt
+	waiter chan struct{} // one token; its holder waits for the interrupt
 
 	mu sync.Mutex // guards the fields below
-	// Commands are counted from the opening of the stream: those submitted before
-	// the queue was started last, in the ring so far, announced by the doorbell,
-	// and known to be retired.
+	// Counts of commands since the stream was opened: those submitted before the
+	// queue was last started, all submitted, announced by the doorbell, and known
+	// to be retired.
 	started, submitted, announced, retired uint64
 
 	fence uint64 // newest fence; never goes back
@@ -50,7 +50,7 @@ type Stream struct {
 	closed                  bool
 }
 
-// Fence is a point in a stream: the number of commands up to it and with it.
+// Fence is a point in a stream: the number of commands up to and including it.
 type Fence uint64
 
 func checkRing(n int) error {
@@ -60,11 +60,11 @@ func checkRing(n int) error {
 	return nil
 }
 
-// NewStream makes a stream of a free queue, with a ring of Options.RingEntries.
+// NewStream opens a stream on a free queue, with a ring of Options.RingEntries.
 func (d *Device) NewStream() (*Stream, error) { return d.NewStreamSize(d.opts.RingEntries) }
 
-// NewStreamSize makes a stream of a free queue, with a ring of the given number of
-// entries, a power of two.
+// NewStreamSize is NewStream with a ring of the given number of entries, a power of
+// two.
 func (d *Device) NewStreamSize(entries int) (*Stream, error) {
 	if err := checkRing(entries); err != nil {
 		return nil, fmt.Errorf("driver: new stream: %w", err)
@@ -107,8 +107,7 @@ func newStream(d *Device, q, n int) (*Stream, error) {
 	return s, nil
 }
 
-// allocListsLocked makes the segment lists. Streams whose copies are all
-// contiguous for the device have none.
+// allocListsLocked allocates the segment lists for the first copy that needs one.
 func (s *Stream) allocListsLocked() error {
 	if s.lists != nil {
 		return nil
@@ -143,9 +142,8 @@ func (s *Stream) start() {
 // Queue returns the number of the queue.
 func (s *Stream) Queue() int { return s.queue }
 
-// Reset drops the commands that the queue has not finished and starts the queue
-// again, after a QueueError or a cancelled wait. Waits for fences that were not
-// reached end with ErrDropped.
+// Reset drops the unfinished commands and restarts the queue, after a QueueError or a
+// canceled wait. Waits for their fences end with ErrDropped.
 func (s *Stream) Reset() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,8 +158,8 @@ func (s *Stream) Reset() error {
 	return nil
 }
 
-// stopLocked stops the queue. The read behind the write makes sure that the
-// device has stopped and that its posted writes have arrived.
+// stopLocked stops the queue. The read after the write ensures that the device has
+// stopped and that its posted writes have arrived.
 func (s *Stream) stopLocked() error {
 	s.dev.regs.Write32(queueReg(s.queue, reg.QControl), 0)
 	if s.dev.regs.Read32(queueReg(s.queue, reg.QState)) == allOnes32 {
@@ -180,7 +178,7 @@ func (s *Stream) Close() error {
 	s.closed = true
 	err := s.stopLocked()
 	if errors.Is(err, ErrDeviceLost) {
-		err = nil // a lost device needs no stopping
+		err = nil // a lost device does not run
 	}
 	s.dev.mu.Lock()
 	s.dev.streams[s.queue] = nil
@@ -198,9 +196,8 @@ func (s *Stream) release() error {
 	return errors.Join(errs...)
 }
 
-// Submit puts commands into the ring and rings the doorbell once for all of
-// them, or more often if the ring is short. It waits while the ring is full.
-// The ID fields are overwritten with the number of the command.
+// Submit writes commands to the ring and then the doorbell. It waits while the ring is
+// full. It overwrites the ID fields with the numbers of the commands.
 func (s *Stream) Submit(ctx context.Context, commands ...reg.Command) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -217,16 +214,16 @@ func (s *Stream) submitLocked(ctx context.Context, commands ...reg.Command) erro
 	return nil
 }
 
-// Room returns how many commands TryPut and TryFence take: free entries of the
-// ring, as far as the fences reached so far tell. It accesses only host memory.
+// Room returns the number of commands that TryPut and TryFence accept: the free entries
+// of the ring by the last fence reached. It accesses only host memory.
 func (s *Stream) Room() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.freeLocked()
 }
 
-// TryPut writes a command into the ring and does not wait: it returns false when
-// there is no room. Ring tells the device.
+// TryPut writes a command to the ring, or returns false when there is no room. Ring
+// tells the device.
 func (s *Stream) TryPut(c reg.Command) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -247,8 +244,8 @@ func (s *Stream) TryFence() (f Fence, ok bool) {
 	return s.writeFenceLocked(), true
 }
 
-// Ring writes the doorbell if TryPut or TryFence have taken commands since the
-// last time. The write is posted: Ring does not wait for the device.
+// Ring writes the doorbell if there are new commands of TryPut or TryFence. The write
+// is posted: Ring does not wait for the device.
 func (s *Stream) Ring() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -270,15 +267,14 @@ func (s *Stream) ringLocked() {
 	s.dev.regs.Write32(queueReg(s.queue, reg.QDoorbell), uint32(s.submitted-s.started))
 }
 
-// freeLocked returns the free entries of the ring. A fence counts commands, so
-// the newest one tells without an access of the device how many have retired.
+// freeLocked returns the number of free entries. A fence counts commands, so the newest
+// one gives the number of retired commands without an access to the device.
 func (s *Stream) freeLocked() int {
 	s.retired = max(s.retired, min(uint64(s.Reached()), s.submitted))
 	return len(s.ops) - int(s.submitted-s.retired)
 }
 
-// putLocked writes one command, with the segment list that belongs to it, to
-// the next entry.
+// putLocked writes one command and its segment list, if it has one, to the next entry.
 func (s *Stream) putLocked(ctx context.Context, c reg.Command, list []reg.Segment) error {
 	if err := s.roomLocked(ctx); err != nil {
 		return err
@@ -303,7 +299,7 @@ func (s *Stream) putLocked(ctx context.Context, c reg.Command, list []reg.Segmen
 	return nil
 }
 
-// entryLocked is the index of the ring entry that is written next.
+// entryLocked returns the index of the next ring entry.
 func (s *Stream) entryLocked() int { return int(s.submitted-s.started) & (len(s.ops) - 1) }
 
 // writeLocked writes a command to the next entry, which is free.
@@ -326,8 +322,8 @@ func (s *Stream) writeFenceLocked() Fence {
 	return Fence(s.fence)
 }
 
-// roomLocked waits until an entry is free. The doorbell is rung first: the
-// device has to work on what fills the ring.
+// roomLocked waits until an entry is free. It writes the doorbell first, because the
+// device may not know all the commands in the ring yet.
 func (s *Stream) roomLocked(ctx context.Context) error {
 	if err := s.usableLocked(); err != nil {
 		return err
@@ -375,7 +371,7 @@ func (s *Stream) checkLocked() error {
 	if reg.QueueState(s.status.Load32(statusBlock)) != reg.QueueHalted {
 		return nil
 	}
-	// The block may still be arriving; the registers are complete.
+	// Part of the status block may still be missing; the registers are complete.
 	regs := s.dev.regs
 	code := regs.Read32(queueReg(s.queue, reg.QError))
 	id := regs.Read32(queueReg(s.queue, reg.QErrorID))

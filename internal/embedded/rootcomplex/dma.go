@@ -11,15 +11,15 @@ import (
 // id is the Completer ID of the root complex: bus 0 is inside it.
 const id = pcie.BDF(0)
 
-// reply is a completion that needs no memory any more.
+// reply is a completion that no longer depends on memory.
 type reply struct {
 	p    tlp.Packet
 	data [2 * transaction.MaxOperand]byte
 	n    int // bytes of data that p carries
 }
 
-// memory returns the n bytes of host memory at a bus address, or nil where they
-// do not all lie in it.
+// memory returns the n bytes of host memory at a bus address, or nil if they are not
+// all inside.
 func (h *Host) memory(addr uint64, n int) []byte {
 	off := addr - h.spec.MemoryBase
 	if addr < h.spec.MemoryBase || off > uint64(len(h.spec.Memory)) || uint64(n) > uint64(len(h.spec.Memory))-off {
@@ -46,8 +46,8 @@ func (h *Host) writeMemory(addr uint64, src []byte) pcie.CplStatus {
 	return pcie.SuccessfulCompletion
 }
 
-// dmaWrite takes a posted write to memory or to the interrupt window. It drops and
-// counts poisoned writes and those to other addresses.
+// dmaWrite processes a posted write to memory or to the interrupt window. It drops and
+// counts a poisoned write and one outside.
 func (h *Host) dmaWrite(p *tlp.Packet) {
 	switch {
 	case p.EP:
@@ -70,8 +70,8 @@ func (h *Host) dmaWrite(p *tlp.Packet) {
 	h.counters.WriteBytes += uint64(len(p.Data))
 }
 
-// dmaRead queues the answer to a read. One that does not lie in memory as a
-// whole is refused at once.
+// dmaRead queues the answer to a read. It refuses a read that is not entirely inside
+// memory.
 func (h *Host) dmaRead(p *tlp.Packet) {
 	h.counters.ReadRequests++
 	addr, n := p.ByteRange()
@@ -97,7 +97,7 @@ func (h *Host) dmaAtomic(p *tlp.Packet) {
 	if r.p.Status != pcie.SuccessfulCompletion {
 		h.counters.Refused++
 	}
-	// The packet moves with the queue: its data is set again when it is sent.
+	// The queue may move the reply: sendAnswer sets Data again.
 	r.n, r.p.Data = len(r.p.Data), nil
 }
 
@@ -120,8 +120,8 @@ func (h *Host) message(p *tlp.Packet) {
 	}
 }
 
-// sendAnswer emits one completion, or all those of one read. sent is false when there was none, ok when
-// emit refused it.
+// sendAnswer emits one completion, or all those of one read. sent is false when there
+// was none, ok is false when emit refused it.
 func (h *Host) sendAnswer(emit func(p *tlp.Packet) bool) (sent, ok bool) {
 	if !h.replies.empty() {
 		r := h.replies.front()

@@ -21,9 +21,9 @@ func (e *enumerator) setCommand(f *Function, set, clear uint16) error {
 	return e.acc.ConfigWrite32(f.ID, cfgspace.OffCommand, uint32(uint16(v)&^clear|set))
 }
 
-// pathMPS is the largest payload that every function below the bridge and the
-// path to it take. The path of a bridge that is rescanned is programmed
-// already and in use: a smaller device than it is refused.
+// pathMPS returns the largest payload that the path to the bridge and every function
+// below it support. In a rescan the path is already programmed and in use, and pathMPS
+// refuses a device with a smaller maximum.
 func (e *enumerator) pathMPS(bridge *Function) (pcie.PayloadSize, error) {
 	mps := bridge.MPS
 	if e.fixed {
@@ -44,8 +44,8 @@ func (e *enumerator) pathMPS(bridge *Function) (pcie.PayloadSize, error) {
 	return mps, err
 }
 
-// enableBelow programs bridge windows, payload sizes and the Command register
-// of everything behind the bridge, parents before children.
+// enableBelow programs bridge windows, payload sizes and the Command register of every
+// function behind the bridge, parents before children.
 func (e *enumerator) enableBelow(bridge *Function, mps pcie.PayloadSize) error {
 	for _, f := range bridge.Children {
 		if f.Bridge {
@@ -126,7 +126,7 @@ func (e *enumerator) setDeviceControl(f *Function, mps pcie.PayloadSize) error {
 	return e.enableTenBitTags(f)
 }
 
-// enableTenBitTags sets 10-Bit Tag Requester Enable where the function can.
+// enableTenBitTags sets 10-Bit Tag Requester Enable if the function supports it.
 func (e *enumerator) enableTenBitTags(f *Function) error {
 	if !e.spec.TenBitTags {
 		return nil

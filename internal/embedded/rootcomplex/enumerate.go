@@ -8,10 +8,10 @@ import (
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
-// ConfigAccess reaches configuration space by Routing ID, as software does
-// through a root complex: an absent function reads all ones and swallows
-// writes. Errors mean that the access itself could not be made (the caller
-// gave up, the host was closed). Offsets are multiples of 4 below 4096.
+// ConfigAccess accesses configuration space by Routing ID, as software does through a
+// root complex: an absent function reads all ones and ignores writes. An error means
+// that the access itself was not possible (the caller gave up, the host was closed).
+// Offsets are multiples of 4 below 4096.
 type ConfigAccess interface {
 	ConfigRead32(id pcie.BDF, off uint16) (uint32, error)
 	ConfigWrite32(id pcie.BDF, off uint16, v uint32) error
@@ -30,8 +30,8 @@ var (
 	ErrGone = errors.New("function is gone")
 )
 
-// maxCapabilities is what 0x40 to 0xff holds when each capability takes one
-// double word: a longer list has a loop.
+// maxCapabilities is the number of double words from 0x40 to 0xff: a longer list has a
+// loop.
 const maxCapabilities = 48
 
 // EnumSpec describes the resources that enumeration assigns.
@@ -41,17 +41,17 @@ type EnumSpec struct {
 	// and prefetchable; Window64 takes those.
 	Window32, Window64 Range
 
-	// Reserves behind a hot-plug capable slot for a GPU that appears later: bus
-	// numbers beside the secondary bus, and sizes of the two windows (multiples
+	// Reserve behind a hot-plug capable slot for a GPU that appears later: bus
+	// numbers besides the secondary bus, and sizes of the two windows (multiples
 	// of 1 MiB).
 	HotPlugBuses                     uint8
 	HotPlugWindow32, HotPlugWindow64 uint64
 
-	// MaxPayload is the largest payload that the root port takes; the
-	// smallest of the path is set in every function. MaxReadRequest is set as
-	// it is. 0 leaves the defaults of the specification, 128 and 512.
+	// MaxPayload is the largest payload of the root port; enumeration sets the
+	// smallest of the path in every function. It sets MaxReadRequest unchanged. 0
+	// keeps the defaults of the specification, 128 and 512.
 	MaxPayload, MaxReadRequest pcie.PayloadSize
-	// ExtendedTags and TenBitTags enable them where a function can use them.
+	// ExtendedTags and TenBitTags enable them in the functions that support them.
 	ExtendedTags, TenBitTags bool
 }
 
@@ -85,10 +85,10 @@ func (s *EnumSpec) Validate() error {
 	return nil
 }
 
-// Enumerate does what firmware does at boot: it finds the functions, numbers
-// the buses, sizes and places the BARs, programs the bridge windows and
-// switches decoding and bus mastering on. It returns the root: a bridge
-// function that stands for the root port and has no configuration space.
+// Enumerate works as firmware does at boot: it finds the functions, numbers the buses,
+// sizes and places the BARs, programs the bridge windows and enables decoding and bus
+// mastering. It returns a bridge function that represents the root port and has no
+// configuration space.
 func Enumerate(acc ConfigAccess, spec EnumSpec) (*Function, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
@@ -111,10 +111,9 @@ func Enumerate(acc ConfigAccess, spec EnumSpec) (*Function, error) {
 	return root, nil
 }
 
-// Rescan enumerates again behind one bridge of a tree that Enumerate built,
-// inside the bus numbers and windows of the bridge, as an OS does after a hot-plug
-// event. The children of the bridge are replaced; with
-// an empty slot there are none.
+// Rescan enumerates again behind one bridge of a tree that Enumerate built, as an OS does
+// after a hot-plug event: it uses the bus numbers and windows of the bridge and replaces
+// its children, of which an empty slot has none.
 func Rescan(acc ConfigAccess, spec EnumSpec, bridge *Function) error {
 	e := &enumerator{acc: acc, spec: spec, nextBus: int(bridge.Secondary) + 1, fixed: true}
 	e.spec.LastBus = bridge.Subordinate
@@ -186,9 +185,9 @@ func (e *enumerator) scanBus(bridge *Function) error {
 	return nil
 }
 
-// scanBridge numbers the buses behind one bridge. While it looks, the bridge
-// forwards everything up to the last bus, so that deeper bridges are reached
-// before their number is known.
+// scanBridge numbers the buses behind one bridge. Meanwhile the bridge forwards all
+// requests up to the last bus, so that scanBridge reaches deeper bridges before their
+// number is known.
 func (e *enumerator) scanBridge(f *Function) error {
 	if e.nextBus > int(e.spec.LastBus) {
 		return fmt.Errorf("%v: %w", f.ID, ErrNoBus)
@@ -213,7 +212,7 @@ func (e *enumerator) writeBuses(f *Function) error {
 		uint32(f.Subordinate)<<16|uint32(f.Secondary)<<8|uint32(f.ID.Bus()))
 }
 
-// probe reads one function's identity; f is nil where there is none.
+// probe reads the identity of one function; f is nil if it is absent.
 func (e *enumerator) probe(id pcie.BDF) (f *Function, multi bool, err error) {
 	ids, err := e.acc.ConfigRead32(id, cfgspace.OffVendor)
 	if err != nil || ids&0xffff == 0xffff || ids == 0 {

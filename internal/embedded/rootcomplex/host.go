@@ -83,13 +83,13 @@ func (s Spec) validate() error {
 	return nil
 }
 
-// EventKind is the kind of an Event.
+// EventKind is the kind of an event.
 type EventKind uint8
 
 // Kinds of event.
 const (
-	// EventDone: the operation with this Cookie is over. OK is false when it
-	// failed; a failed read returns all ones, as to a CPU.
+	// EventDone: the operation with this Cookie has ended. OK is false when it
+	// failed; a failed read returns all ones, as in a CPU.
 	EventDone EventKind = iota
 	// EventInterrupt: a device wrote Data to Addr in the interrupt window (MSI, MSI-X).
 	EventInterrupt
@@ -97,7 +97,7 @@ const (
 	EventWire
 )
 
-// Event is an operation that is over, or an interrupt.
+// Event is the end of an operation, or an interrupt.
 type Event struct {
 	Kind   EventKind
 	Cookie uint64
@@ -126,8 +126,8 @@ type Counters struct {
 // Host is a root complex with one root port: a pure machine. Its owner calls
 // the methods from one goroutine at a time.
 //
-// CPU accesses are queued by Read, Write, ConfigRead and ConfigWrite, go out
-// with Transmit in the order in which they were made, and end as events.
+// Read, Write, ConfigRead and ConfigWrite queue CPU accesses, Transmit sends them in
+// order, and events report their end.
 type Host struct {
 	spec     Spec
 	requests *transaction.Requester
@@ -136,15 +136,15 @@ type Host struct {
 	live     map[uint64]*operation
 	nextOp   uint64
 	queued   int          // bytes that writes in ops take
-	spare    []*operation // those that are over, to be used again
-	// request is the next request of the CPU; offered says that it was built,
-	// and refused by the way out.
+	spare    []*operation // for reuse
+	// request is the next request of the CPU. offered is set when it was built and
+	// emit refused it.
 	request     tlp.Packet
 	requestData []byte
 	offered     bool
 
 	jobs      queue[transaction.ReadJob] // reads of devices
-	replies   queue[reply]               // completions of all else
+	replies   queue[reply]               // all other completions
 	reply     tlp.Packet
 	replyData []byte
 
@@ -188,8 +188,7 @@ func (h *Host) NextEvent() (Event, bool) {
 	return e, true
 }
 
-// Queued returns the bytes that queued writes take, those that hold them
-// included: the owner decides how many are too many.
+// Queued returns the memory of the queued writes in bytes, for the owner to bound.
 func (h *Host) Queued() int { return h.queued }
 
 // Receive takes one TLP from below. p and p.Data are not kept.
@@ -212,10 +211,10 @@ func (h *Host) Receive(now time.Duration, p *tlp.Packet) {
 	}
 }
 
-// Transmit emits TLPs until there are none or emit refuses one, which is
-// offered again at the next call. The packet is valid only during the call.
-// CPU accesses and completions take turns, and completions go on when no tag is
-// free: a host that waits for a device never keeps the device waiting.
+// Transmit emits TLPs until there are none or emit refuses one, which the next call
+// offers again. The packet is valid only during the call of emit. CPU accesses and
+// completions alternate, and completions continue when no tag is free: a host that
+// waits for a device never delays the device.
 func (h *Host) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 	h.requests.Expire(now, func(r transaction.Result) { h.finish(now, r) })
 	h.wakeRetries(now)
@@ -231,7 +230,7 @@ func (h *Host) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 	}
 }
 
-// Wake returns when Transmit wants to be called without new input, or
+// Wake returns the time of the next call of Transmit without new input, or
 // machine.Never.
 func (h *Host) Wake() time.Duration {
 	wake := h.requests.Wake()
@@ -241,8 +240,8 @@ func (h *Host) Wake() time.Duration {
 	return wake
 }
 
-// Abandon ends every CPU access that is out or queued, as if it had timed out:
-// for a link that is down.
+// Abandon ends every CPU access, sent or queued, as if it had timed out, because the
+// link is down.
 func (h *Host) Abandon(now time.Duration) {
 	h.requests.CancelAll(now, func(r transaction.Result) { h.finish(now, r) })
 	for _, op := range slices.Concat(h.ops.list(), h.retries) {

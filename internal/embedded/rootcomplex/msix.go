@@ -6,14 +6,14 @@ import (
 	"github.com/dxpu-project/dxpu/cfgspace"
 )
 
-// MemoryAccess reaches memory space as a CPU does: reads that fail are all
-// ones, writes are posted. addr is a multiple of 4.
+// MemoryAccess accesses memory space as a CPU does: failed reads return all ones, writes
+// are posted. addr is a multiple of 4.
 type MemoryAccess interface {
 	MemoryRead32(addr uint64) (uint32, error)
 	MemoryWrite32(addr uint64, v uint32) error
 }
 
-// Message is what a device writes to raise an interrupt.
+// Message is the memory write by which a device raises an interrupt.
 type Message struct {
 	Addr uint64
 	Data uint32
@@ -31,8 +31,8 @@ const (
 	msixControlHigh = 16 // Message Control is the upper half of the first double word
 )
 
-// EnableMSIX programs the messages into the first entries of a function's
-// MSI-X table, unmasks them, masks the rest and switches MSI-X on.
+// EnableMSIX writes the messages to the first entries of a function's MSI-X table,
+// unmasks them, masks the other entries and enables MSI-X.
 func EnableMSIX(acc ConfigAccess, mem MemoryAccess, f *Function, messages []Message) error {
 	table, entries, err := msixTable(acc, f)
 	if err != nil {
@@ -41,7 +41,7 @@ func EnableMSIX(acc ConfigAccess, mem MemoryAccess, f *Function, messages []Mess
 	if len(messages) > entries {
 		return fmt.Errorf("rootcomplex: MSI-X of %v: %d vectors of %d asked for", f.ID, len(messages), entries)
 	}
-	// Everything is masked while the table is incomplete.
+	// All vectors are masked while the table is incomplete.
 	if err := setMSIX(acc, f, cfgspace.MSIXEnable|cfgspace.MSIXMask, 0); err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func EnableMSIX(acc ConfigAccess, mem MemoryAccess, f *Function, messages []Mess
 			}
 		}
 	}
-	// The writes are posted; this read makes sure that they have arrived.
+	// The writes are posted; this read ensures that they have arrived.
 	if _, err := mem.MemoryRead32(table + msixOffControl); err != nil {
 		return err
 	}

@@ -22,8 +22,8 @@ type operation struct {
 	id     uint64 // key in Host.live; 0 is none
 
 	size        int // bytes
-	sent        int // bytes in requests that are out or over
-	outstanding int // requests that are out
+	sent        int // bytes in requests that were sent
+	outstanding int // requests without their last completion
 	failed      bool
 	notBefore   time.Duration // of the next try
 	giveUp      time.Duration // no retry after this; 0 until the first
@@ -38,10 +38,10 @@ func (h *Host) Read(addr uint64, dst []byte, cookie uint64) {
 	h.enqueue(op)
 }
 
-// writeCost is what a queued write takes beside its data.
+// writeCost is the memory of a queued write besides its data, in bytes.
 const writeCost = 128
 
-// maxSpare bounds the operations that are kept to be used again.
+// maxSpare bounds the operations kept for reuse.
 const maxSpare = 1 << 10
 
 func (h *Host) newOperation() *operation {
@@ -54,7 +54,7 @@ func (h *Host) newOperation() *operation {
 	return op
 }
 
-// over takes back an operation that nothing refers to any more.
+// over keeps an operation for reuse. The caller must not keep a reference.
 func (h *Host) over(op *operation) {
 	op.data = nil
 	if len(h.spare) < maxSpare {
@@ -121,9 +121,9 @@ func (h *Host) enqueue(op *operation) {
 	*h.ops.push() = op
 }
 
-// sendOperation emits one request of the oldest operation. sent is false when
-// there was none to send, ok when emit refused it. A refused request has its
-// tag already: it is kept and offered first at the next call.
+// sendOperation emits one request of the oldest operation. sent is false when there was
+// none to send, ok is false when emit refused it. A refused request already has a tag:
+// the next call offers it first.
 func (h *Host) sendOperation(now time.Duration, emit func(p *tlp.Packet) bool) (sent, ok bool) {
 	if !h.offered && !h.prepare(now) {
 		return false, true
@@ -161,14 +161,13 @@ func (h *Host) prepare(now time.Duration) bool {
 	return true
 }
 
-// build makes h.request the next request of an operation and returns how many bytes
-// it is for.
+// build makes h.request the next request of an operation and returns its number of bytes.
 func (h *Host) build(op *operation) int {
 	h.request = tlp.Packet{Type: op.kind, Length: 1}
 	if op.kind.Config() {
 		h.request.Target, h.request.Register, h.request.FirstBE = op.target, uint16(op.addr), op.be
 		if op.kind.HasData() {
-			h.request.Data = append(h.requestData[:0], op.word[:]...) // it may wait for longer than the operation lasts
+			h.request.Data = append(h.requestData[:0], op.word[:]...) // the request may outlive the operation
 		}
 		return op.size
 	}
@@ -189,7 +188,7 @@ func (h *Host) build(op *operation) int {
 	return n
 }
 
-// finish takes the end of one request of an operation.
+// finish processes the end of one request of an operation.
 func (h *Host) finish(now time.Duration, r transaction.Result) {
 	op := h.live[r.Cookie]
 	if op == nil {
@@ -211,8 +210,8 @@ func (h *Host) finish(now time.Duration, r transaction.Result) {
 	h.finishOperation(op)
 }
 
-// retry puts a configuration access back that the device cannot answer yet
-// (section 2.3.2): the host repeats it for a while.
+// retry schedules the repetition of a configuration access that the device cannot answer
+// yet (section 2.3.2). It returns false after Spec.RetryFor.
 func (h *Host) retry(now time.Duration, op *operation) bool {
 	if op.giveUp == 0 {
 		op.giveUp = now + h.spec.RetryFor
@@ -239,7 +238,7 @@ func (h *Host) wakeRetries(now time.Duration) {
 	h.retries = kept
 }
 
-// finishOperation reports an operation whose last request is over.
+// finishOperation reports the end of an operation after its last request.
 func (h *Host) finishOperation(op *operation) {
 	if op.outstanding > 0 || op.sent < op.size {
 		return
@@ -256,7 +255,7 @@ func (h *Host) finishOperation(op *operation) {
 	h.over(op)
 }
 
-// fail sets the rest of the destination of a read, from the offset, to all ones.
+// fail fills the destination of a read with ones from the offset on.
 func (op *operation) fail(from int) {
 	op.failed = true
 	if !op.kind.HasData() {

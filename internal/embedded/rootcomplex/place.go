@@ -17,8 +17,7 @@ const (
 	bridgeGranule = 1 << 20
 )
 
-// demand is a piece of one of the two address spaces that a function needs: for a
-// BAR, or for the window of a bridge.
+// demand is the address space that a BAR or the window of a bridge needs.
 type demand struct {
 	size, align uint64
 	give        func(base uint64) error
@@ -27,8 +26,7 @@ type demand struct {
 // demands of the functions on one bus, by address space.
 type demands struct{ mem32, mem64 []demand }
 
-// place sizes everything behind the bridge and assigns addresses out of the
-// bridge's own windows.
+// place sizes all BARs behind the bridge and assigns addresses from its windows.
 func (e *enumerator) place(bridge *Function) error {
 	d, err := e.collect(bridge)
 	if err != nil {
@@ -59,7 +57,7 @@ func (e *enumerator) collect(bridge *Function) (demands, error) {
 	return d, nil
 }
 
-// collectBridge turns the demands behind a bridge into windows of that bridge.
+// collectBridge adds the demands of a bridge: windows for the functions behind it.
 func (e *enumerator) collectBridge(f *Function, d *demands) error {
 	below, err := e.collect(f)
 	if err != nil {
@@ -106,8 +104,8 @@ func window(ds []demand, reserve uint64) (size, align uint64) {
 	return alignUp(size, bridgeGranule), align
 }
 
-// assign hands out addresses from the range, widest alignment first, which
-// wastes nothing between powers of two.
+// assign assigns addresses from the range, in the order of decreasing alignment, which
+// leaves no gaps between powers of two.
 func assign(ds []demand, r Range) error {
 	sortDemands(ds)
 	next := r.Base
@@ -130,9 +128,8 @@ func sortDemands(ds []demand) {
 
 func alignUp(v, align uint64) uint64 { return (v + align - 1) &^ (align - 1) }
 
-// collectBARs sizes the base address registers of one function (section
-// 7.5.1.2.1): all ones written, the bits that stay zero give the size. Decoding
-// is off meanwhile.
+// collectBARs sizes the base address registers of one function (section 7.5.1.2.1): after
+// a write of all ones, the bits that stay zero give the size. Decoding is off meanwhile.
 func (e *enumerator) collectBARs(f *Function, d *demands) error {
 	if err := e.setCommand(f, 0, cfgspace.CmdIO|cfgspace.CmdMemory|cfgspace.CmdBusMaster); err != nil {
 		return err
@@ -171,8 +168,8 @@ func (e *enumerator) demandBAR(f *Function, i int, d *demands) {
 		}
 		return e.acc.ConfigWrite32(f.ID, off+4, uint32(base>>32))
 	}}
-	// A 64-bit BAR that is not prefetchable has to go into the 32-bit window:
-	// the only 64-bit window of a bridge is the prefetchable one.
+	// A 64-bit BAR that is not prefetchable needs the 32-bit window: the only 64-bit
+	// window of a bridge is the prefetchable one.
 	if bar.Is64 && bar.Prefetchable {
 		d.mem64 = append(d.mem64, want)
 	} else {
@@ -180,8 +177,8 @@ func (e *enumerator) demandBAR(f *Function, i int, d *demands) {
 	}
 }
 
-// sizeBAR finds out about BAR i of n; ok is false for one that is not
-// implemented or is for I/O space, which is left unassigned.
+// sizeBAR reads kind and size of BAR i of n. ok is false for one that is not implemented
+// or is for I/O space, which stays unassigned.
 func (e *enumerator) sizeBAR(f *Function, i, n int) (bar BAR, ok bool, err error) {
 	off := cfgspace.OffBAR0 + 4*uint16(i)
 	mask, err := e.probeMask(f, off)

@@ -1,6 +1,6 @@
 package rootcomplex
 
-// queue is a FIFO that reuses its memory: a slice with a moving front.
+// queue is a FIFO in a slice that is reused.
 type queue[T any] struct {
 	items []T
 	head  int // of the oldest item
@@ -16,8 +16,8 @@ func (q *queue[T]) front() *T { return &q.items[q.head] }
 
 // push adds a zero item and returns it; it is valid until the next push or pop.
 func (q *queue[T]) push() *T {
-	// Reuse the space of popped items before the slice grows, if they are at least
-	// half of it: each pop then moves at most one item.
+	// Use the room of popped items before the slice grows, if they are at least half:
+	// so each pop causes the move of at most one item.
 	if len(q.items) == cap(q.items) && q.head >= len(q.items)-q.head {
 		n := copy(q.items, q.items[q.head:])
 		clear(q.items[n:])
@@ -28,7 +28,7 @@ func (q *queue[T]) push() *T {
 	return &q.items[len(q.items)-1]
 }
 
-// pop forgets the oldest item.
+// pop removes the oldest item.
 func (q *queue[T]) pop() {
 	var zero T
 	q.items[q.head] = zero
@@ -37,5 +37,5 @@ func (q *queue[T]) pop() {
 	}
 }
 
-// drop forgets all items and releases the memory.
+// drop removes all items and frees the memory.
 func (q *queue[T]) drop() { *q = queue[T]{} }

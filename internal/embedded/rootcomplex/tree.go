@@ -8,7 +8,7 @@ import (
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
-// Range is a stretch of bus addresses. The zero value is empty.
+// Range is a range of bus addresses. The zero value is empty.
 type Range struct {
 	Base, Size uint64
 }
@@ -50,8 +50,7 @@ type Function struct {
 	Secondary, Subordinate uint8
 	Window32, Window64     Range
 
-	// HotPlug says that the function is a downstream port whose slot is
-	// hot-plug capable.
+	// HotPlug is set for a downstream port with a hot-plug capable slot.
 	HotPlug bool
 
 	// PCIe is the offset of the PCI Express capability and MSIX that of the
@@ -112,8 +111,7 @@ func (f *Function) String() string {
 	return b.String()
 }
 
-// draw writes functions behind what already stands on the line; indent is as
-// wide as that.
+// draw appends functions to the current line, whose text so far is as wide as indent.
 func draw(b *strings.Builder, functions []*Function, indent string) {
 	if len(functions) == 0 {
 		b.WriteString("\n")

@@ -75,7 +75,7 @@ func (b *testBus) drain() (out []tlp.Packet) {
 	return out
 }
 
-// config makes one configuration access; all ones without an answer.
+// config makes one configuration access; it returns all ones without an answer.
 func (b *testBus) config(id pcie.BDF, off uint16, be uint8, write bool, v uint32) uint32 {
 	p := tlp.Packet{Type: tlp.CfgRd0, Target: id, Register: off, FirstBE: be, Length: 1, Tag: 5}
 	if id.Bus() != 1 {

@@ -15,7 +15,7 @@ type EventKind uint8
 // Kinds of event.
 const (
 	EventReset    EventKind = iota // hot reset: the device resets (device.ConventionalReset)
-	EventPowerOff                  // the host switched the slot off: the device may be taken away
+	EventPowerOff                  // the host turned the slot off: the device may be removed
 	EventPowerOn
 )
 
@@ -32,7 +32,7 @@ func (k EventKind) String() string {
 	return fmt.Sprintf("EventKind(%d)", uint8(k))
 }
 
-// Event asks the owner of the switch to reset or power off a device.
+// Event is a request of the host to the owner of the device in a slot.
 type Event struct {
 	Kind EventKind
 	Slot int
@@ -48,9 +48,8 @@ func (s *Switch) NextEvent() (Event, bool) {
 	return e, true
 }
 
-// SetPresence records that a device was put into a slot or removed. A removal takes
-// the link down too. The host sees a surprise removal unless it had powered the
-// slot off.
+// SetPresence sets whether a device is in a slot. Without a device the link is down: for
+// the host this is a surprise removal, unless it had turned the slot off.
 func (s *Switch) SetPresence(slot int, present bool) {
 	d := &s.down[slot]
 	if d.present == present {
@@ -65,16 +64,16 @@ func (s *Switch) SetPresence(slot int, present bool) {
 	s.signal(slot)
 }
 
-// SetLink records whether the device of a slot can be reached. The host sees the
-// link up if there is a device, power, and no Link Disable as well.
+// SetLink sets whether the device of a slot is reachable. The link is up for the host if
+// a device is present and reachable, the slot has power and Link Disable is not set.
 func (s *Switch) SetLink(slot int, up bool) {
 	s.down[slot].linkUp = up
 	s.relink(slot)
 	s.signal(slot)
 }
 
-// PressAttention presses the attention button of a slot: a request to plug in
-// or out, which the OS grants after some seconds.
+// PressAttention presses the attention button of a slot: a request for hot-plug or
+// removal, which the OS grants after some seconds.
 func (s *Switch) PressAttention(slot int) {
 	d := &s.down[slot]
 	d.space.PokeBits(d.express+cfgspace.OffSlotSta, cfgspace.SlotStaAttnButton, 0)
@@ -84,7 +83,7 @@ func (s *Switch) PressAttention(slot int) {
 // Active reports whether the link of a slot is up for the host.
 func (s *Switch) Active(slot int) bool { return s.down[slot].active }
 
-// relink works out whether the link is up and tells the registers.
+// relink computes the state of the link and updates the registers.
 func (s *Switch) relink(slot int) {
 	d := &s.down[slot]
 	off := d.slotControl()&cfgspace.SlotCtlPowerOff != 0
@@ -110,10 +109,9 @@ func (p *port) slotControl() uint16 {
 	return uint16(p.space.Read(p.express+cfgspace.OffSlotCtl, 2))
 }
 
-// signal sends the hot-plug MSI each time that the condition of section
-// 6.7.3.4 becomes true: Hot-Plug Interrupt Enable, and an event whose own
-// enable bit is set. The enable bits stand at the places of the status bits,
-// but for the link change.
+// signal sends the hot-plug MSI when the condition of section 6.7.3.4 becomes true:
+// Hot-Plug Interrupt Enable, and an event whose own enable bit is set. The enable bits
+// have the positions of the status bits, except for the link change.
 func (s *Switch) signal(slot int) {
 	d := &s.down[slot]
 	status := uint16(d.space.Read(d.express+cfgspace.OffSlotSta, 2))
@@ -140,7 +138,7 @@ func (p *port) msiReady() bool {
 	return p.space.BusMaster() && m.Enabled && m.Mask&1 == 0
 }
 
-// message is the memory write that the MSI capability describes.
+// message returns the memory write that the MSI capability describes.
 func (p *port) message(id pcie.BDF) (tlp.Packet, [pcie.DW]byte) {
 	c := p.space.MSI()
 	m := tlp.Packet{Type: tlp.MWr, Requester: id, Length: 1, FirstBE: 0xf}
@@ -150,7 +148,7 @@ func (p *port) message(id pcie.BDF) (tlp.Packet, [pcie.DW]byte) {
 	return m, data
 }
 
-// writePort writes a register of a port and applies its effects.
+// writePort writes a register of a port and carries out the side effects.
 func (s *Switch) writePort(slot int, reg uint16, be uint8, v uint32) {
 	if slot == Upstream {
 		change := s.up.space.WriteBE(reg, be, v)
@@ -180,7 +178,7 @@ func (p *port) inReset() bool {
 	return p.space.Read(cfgspace.OffBridgeControl, 2)&cfgspace.BridgeSecReset != 0
 }
 
-// slotCommand completes a write to Slot Control (section 6.7.3.2): at once.
+// slotCommand completes a write to Slot Control at once (section 6.7.3.2).
 func (s *Switch) slotCommand(slot int, before uint16) {
 	d := &s.down[slot]
 	d.space.PokeBits(d.express+cfgspace.OffSlotSta, cfgspace.SlotStaCmdCpl, 0)
@@ -194,9 +192,9 @@ func (s *Switch) slotCommand(slot int, before uint16) {
 	}
 }
 
-// interruptPin follows the interrupt wires of a device. The device number of
-// the downstream port rotates the pins (table 2-20), and an upstream pin is
-// asserted while at least one wire pulls it.
+// interruptPin updates the virtual interrupt wires. The device number of the downstream
+// port rotates the pins (table 2-20), and an upstream pin is asserted while at least one
+// downstream wire asserts it.
 func (s *Switch) interruptPin(slot int, code uint8) {
 	pin := (code - tlp.CodeAssertINTA) & 3
 	assert := code < tlp.CodeDeassertINTA

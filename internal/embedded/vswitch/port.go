@@ -37,7 +37,7 @@ func (p *port) findCapabilities() {
 	p.acs = cfgspace.FindExtended(dump, cfgspace.ExtACS)
 }
 
-// routing decodes from the registers what decides routing.
+// routing decodes the routing state from the registers.
 func (p *port) routing() mapping.Port {
 	s := p.space
 	r := mapping.Port{Active: p.active, Master: s.BusMaster()}

@@ -11,11 +11,10 @@ import (
 // here is the route of a TLP that ends in the switch.
 var here = mapping.Route{Where: mapping.Here}
 
-// FromHost routes a TLP that arrives at the upstream port. It converts a
-// configuration request that leaves towards a device to type 0 in place
-// (section 7.3.3). Here is the route of a TLP that ends in the switch. The switch
-// answers requests to its ports, and refuses requests without a destination with
-// Unsupported Request, both through Transmit.
+// FromHost routes a TLP that arrives at the upstream port. It converts a configuration
+// request for a device to type 0 in place (section 7.3.3). The route is Here for a TLP
+// that ends in the switch: a request to a port, and a request without a destination,
+// which gets Unsupported Request. Transmit emits the answers.
 func (s *Switch) FromHost(p *tlp.Packet) mapping.Route {
 	if p.Type.Config() {
 		return s.config(p)
@@ -40,10 +39,9 @@ func (s *Switch) FromSlot(slot int, p *tlp.Packet) mapping.Route {
 	return r
 }
 
-// config serves a configuration request. Type 0 is for the upstream port. Type
-// 1 is for a downstream port when it names the bus inside the switch, and
-// otherwise goes to the port that has the bus behind it, as type 0 if the bus
-// is right behind it.
+// config routes a configuration request. Type 0 is for the upstream port. Type 1 is for a
+// downstream port if it names the bus inside the switch. Otherwise it goes to the port
+// before the bus, as type 0 if that bus is the port's own.
 func (s *Switch) config(p *tlp.Packet) mapping.Route {
 	write := p.Type == tlp.CfgWr0 || p.Type == tlp.CfgWr1
 	if p.Type == tlp.CfgRd0 || p.Type == tlp.CfgWr0 {

@@ -1,6 +1,6 @@
-// Package vswitch is the PCI Express switch that a host proxy displays: one
-// upstream port and a hot-plug capable downstream port for each slot in which
-// a remote GPU can appear (section 3.3 of the DxPU paper).
+// Package vswitch is the PCI Express switch of the embedded host: one upstream port, and
+// a hot-plug capable downstream port for each slot in which a remote GPU can appear
+// (section 3.3 of the DxPU paper).
 //
 // Section numbers without a name refer to the PCI Express Base Specification,
 // revision 6.0.
@@ -24,7 +24,7 @@ const (
 
 	classBridge = 0x060400 // PCI-to-PCI bridge, normal decode
 
-	// MaxSlots is how many device numbers the bus inside the switch has.
+	// MaxSlots is the number of device numbers on the bus inside the switch.
 	MaxSlots = 32
 )
 
@@ -36,7 +36,8 @@ type Spec struct {
 	Generation      pcie.Generation  // 0: Gen4
 	Width           int              // lanes; 0: 16
 	MaxPayload      pcie.PayloadSize // 0: 512
-	// TenBitTags makes the ports report that they pass 10-bit tags.
+	// TenBitTags makes the ports report support of 10-bit tags. The switch passes
+	// them in any case.
 	TenBitTags bool
 }
 
@@ -53,19 +54,18 @@ func (s Spec) withDefaults() Spec {
 	return s
 }
 
-// Upstream stands for the upstream port where Transmit gives a slot number.
+// Upstream is the slot number that Transmit gives for the upstream port.
 const Upstream = -1
 
-// Counters count errors and interrupts since the switch was made.
+// Counters count events since New.
 type Counters struct {
 	Unsupported uint64 // requests answered with Unsupported Request, or dropped if posted
-	Unexpected  uint64 // completions of no request
+	Unexpected  uint64 // completions without a destination
 	Interrupts  uint64 // hot-plug MSI sent
 }
 
-// Switch is a running switch: a pure machine without a clock. TLPs that come
-// in are routed by FromHost and FromSlot. Transmit emits the TLPs of the switch
-// itself.
+// Switch is a running switch: a pure machine without a clock. FromHost and FromSlot route
+// the TLPs that arrive; Transmit emits the switch's own TLPs.
 type Switch struct {
 	spec     Spec
 	router   *mapping.Router // follows the registers of the ports
@@ -144,9 +144,9 @@ func (s *Switch) Slots() int { return len(s.down) }
 // Counters returns a copy of the counters.
 func (s *Switch) Counters() Counters { return s.counters }
 
-// Reset is a conventional reset of the whole switch: its configuration, its unsent
-// TLPs, and the devices behind it (an EventReset for each slot with a device).
-// Devices stay plugged in.
+// Reset is a conventional reset of the whole switch: it resets the configuration, drops
+// the TLPs to send and makes an EventReset for each slot with a device. Devices stay
+// plugged in.
 func (s *Switch) Reset() {
 	s.up.space.Reset(false)
 	s.update(Upstream)
@@ -155,7 +155,7 @@ func (s *Switch) Reset() {
 	s.resetBelow()
 }
 
-// resetBelow is what a hot reset on the bus inside the switch does.
+// resetBelow performs a hot reset on the bus inside the switch.
 func (s *Switch) resetBelow() {
 	s.pins = [4]int{}
 	for i := range s.down {
@@ -167,7 +167,7 @@ func (s *Switch) resetBelow() {
 			s.events = append(s.events, Event{EventReset, i})
 		}
 		s.relink(i)
-		// The slot reports no event for a link that is up again after a reset.
+		// The reset of a link is not a change for the slot.
 		d.space.PokeBits(d.express+cfgspace.OffSlotSta, 0, cfgspace.SlotStaLinkChange)
 	}
 }
@@ -179,14 +179,14 @@ type generated struct {
 	dat [pcie.DW]byte
 }
 
-// send queues a TLP; its payload, if it has one, is data.
+// send queues a TLP; data is its payload, if it has one.
 func (s *Switch) send(to int, p tlp.Packet, data [pcie.DW]byte) {
 	s.out = append(s.out, generated{to: to, p: p, dat: data})
 }
 
-// Transmit gives the TLPs that the switch generated, in order, until emit
-// refuses one by returning false: that one is offered again at the next call.
-// slot is Upstream for the host. The packet is valid only during the call.
+// Transmit emits the switch's own TLPs, in order, until emit refuses one, which the next
+// call offers again. slot is Upstream for the host. The packet is valid only during the
+// call of emit.
 func (s *Switch) Transmit(emit func(slot int, p *tlp.Packet) bool) {
 	for s.outHead < len(s.out) {
 		g := &s.out[s.outHead]
@@ -217,9 +217,9 @@ func (s *Switch) complete(to int, completer pcie.BDF, p *tlp.Packet, status pcie
 	}, [pcie.DW]byte{})
 }
 
-// refuse answers a request that has no destination with Unsupported Request
-// (section 2.3.1). It logs the request at the port where it arrived, which may
-// have to report it. An unexpected completion is dropped.
+// refuse answers a request without a destination with Unsupported Request (section
+// 2.3.1). It logs the request at the port where it arrived and sends the error message
+// that the port demands. It drops an unexpected completion.
 func (s *Switch) refuse(from int, p *tlp.Packet) mapping.Route {
 	if p.Type.Completion() {
 		s.counters.Unexpected++
@@ -235,9 +235,8 @@ func (s *Switch) refuse(from int, p *tlp.Packet) mapping.Route {
 	return here
 }
 
-// id is the Routing ID of a port: the upstream port's as captured from
-// configuration writes (section 2.2.6.2), the downstream ports' on the bus
-// behind it.
+// id returns the Routing ID of a port. The upstream port captures its bus number from
+// configuration writes (section 2.2.6.2); the downstream ports are on the bus behind it.
 func (s *Switch) id(slot int) pcie.BDF {
 	if slot == Upstream {
 		return pcie.NewBDF(s.bus, 0, 0)

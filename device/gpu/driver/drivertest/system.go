@@ -1,6 +1,5 @@
-// Package drivertest is a computer in one process: an embedded host, a virtual
-// switch and the devices that are plugged into it, for tests of drivers and
-// for demonstrations without a network.
+// Package drivertest is a computer in one process for tests of drivers and for
+// demonstrations without a network: an embedded host, a virtual switch and devices.
 package drivertest
 
 import (
@@ -77,7 +76,7 @@ func New(cfg Config) (*System, error) {
 	return s, nil
 }
 
-// Close stops the system. Waiting drivers get driver.ErrClosed.
+// Close stops the system. The waits of drivers end with driver.ErrClosed.
 func (s *System) Close() {
 	_ = s.Host.Close() // always nil
 	close(s.stop)
@@ -102,8 +101,8 @@ func (s *System) Plug(slot int, d device.Device) error {
 	return rootcomplex.Rescan(s.Host, s.enum, s.port(slot))
 }
 
-// Unplug pulls the device out, without a warning. The drivers are told
-// that it is lost, as an OS does after the interrupt of the slot.
+// Unplug removes the device without a warning and then tells its drivers that it is
+// lost, as an OS does when the slot interrupts.
 func (s *System) Unplug(slot int) {
 	s.mu.Lock()
 	s.sw.SetPresence(slot, false)
@@ -114,7 +113,7 @@ func (s *System) Unplug(slot int) {
 	s.wake()
 }
 
-// Open gives a driver the device in a slot.
+// Open returns the bus of the device in a slot.
 func (s *System) Open(slot int) (*embedded.Bus, error) {
 	if len(s.port(slot).Children) == 0 {
 		return nil, fmt.Errorf("drivertest: slot %d is empty", slot)
@@ -122,7 +121,7 @@ func (s *System) Open(slot int) (*embedded.Bus, error) {
 	return s.Host.Open(s.port(slot).Children[0])
 }
 
-// Do calls f while no machine runs, and lets them run afterwards.
+// Do calls f while no machine runs.
 func (s *System) Do(f func()) {
 	s.mu.Lock()
 	f()
@@ -167,7 +166,7 @@ func (s *System) nextWake() time.Duration {
 	return wake
 }
 
-// step lets each machine transmit once and reports whether any did.
+// step calls Transmit of each machine once and reports whether anything moved.
 func (s *System) step(now time.Duration) (moved bool) {
 	s.Host.Transmit(now, func(p *tlp.Packet) bool {
 		moved = true

@@ -103,8 +103,8 @@ func TestVirtualTime(t *testing.T) {
 		mu.Lock()
 		mute = true
 		mu.Unlock()
-		// A register read without an answer is all ones when the Completion
-		// Timeout of the root complex ends (50 ms).
+		// An unanswered register read returns all ones after the Completion Timeout of
+		// the root complex (50 ms).
 		if v := d.Registers().Read32(reg.ID); v != 0xffff_ffff {
 			t.Errorf("mute device reads %#x", v)
 		}

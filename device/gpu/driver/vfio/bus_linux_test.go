@@ -73,7 +73,7 @@ func TestRegionBounds(t *testing.T) {
 	}
 }
 
-// A device that was removed reads all ones and does not end the process.
+// A lost device reads all ones, and the process survives the access.
 func TestRegionOfLostDevice(t *testing.T) {
 	for _, c := range []struct {
 		name string

@@ -83,7 +83,7 @@ func TestLookup(t *testing.T) {
 	}
 }
 
-// A file system does not bind drivers, but it shows the written files.
+// A file system does not bind, but it records the writes.
 func TestBindWrites(t *testing.T) {
 	root := fakeSysfs(t)
 	if err := Bind(root, "0000:01:00.0", Driver); err == nil {

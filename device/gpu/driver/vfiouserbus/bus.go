@@ -34,17 +34,17 @@ const (
 
 // Options changes Open. The zero value suits most tests.
 type Options struct {
-	// BAR32 and BAR64 are the bus addresses from which on BARs are assigned.
-	// Devices that reach each other need different ones.
+	// BAR32 and BAR64 are the bus addresses of the first BARs. Devices that access
+	// each other need different ones.
 	BAR32, BAR64 uint64
-	// MaxPayload and MaxReadRequest are programmed into Device Control, in
-	// bytes: powers of two from 128 to 4096. 0 leaves them as they are after a
-	// reset. MaxPayload is brought down to what the device supports.
+	// MaxPayload and MaxReadRequest are for Device Control, in bytes: powers of
+	// two from 128 to 4096. 0 keeps the value after a reset. Open lowers
+	// MaxPayload to the largest that the device supports.
 	MaxPayload, MaxReadRequest int
-	// Polling says how callers wait for answers.
+	// Polling is the way in which accesses wait for their answer.
 	Polling reader.Polling
-	// Messages keeps DMA memory from being shared: the device's accesses come
-	// as messages, as from a VMM whose memory has no descriptor.
+	// Messages makes the device access DMA memory by messages, not by a shared
+	// mapping, as with a VMM whose memory has no descriptor.
 	Messages bool
 }
 
@@ -73,8 +73,8 @@ type vector struct {
 
 var _ driver.Bus = (*Bus)(nil)
 
-// Open connects to the socket and does to the device what firmware does:
-// BARs are assigned, memory decode and bus mastering enabled.
+// Open connects to the socket and sets the device up as firmware does: it assigns
+// BARs and enables memory decoding and bus mastering.
 func Open(ctx context.Context, path string) (*Bus, error) { return Options{}.Open(ctx, path) }
 
 // Open is the function Open with these options.
@@ -118,7 +118,7 @@ func (b *Bus) setUp(ctx context.Context) error {
 	if err := b.assign(ctx, cfgspace.DecodeBARs(dump)); err != nil {
 		return err
 	}
-	// The first read may hide MSI-X: a VMM and its guest may see different capabilities.
+	// The server may hide MSI-X in the first read, which is for the VMM and not the guest.
 	if err := b.reread(ctx, dump[:pcie.ConfigSizePCI]); err != nil {
 		return err
 	}
@@ -250,8 +250,8 @@ func (b *Bus) EnableMSIX(n int) error {
 	return nil
 }
 
-// dma takes the messages of the device server: interrupts, and accesses to
-// memory that is not shared.
+// dma processes the messages of the device server: interrupts, and accesses to memory
+// that is not shared.
 func (b *Bus) dma(_ *vfiouser.Client, r *vfiouser.DMARequest) {
 	if !r.Write || r.Addr != msiBase || len(r.Data) != 4 {
 		if err := b.serve(r); err != nil {

@@ -42,7 +42,7 @@ func (b *Bus) AllocDMA(size int) (driver.DMA, error) {
 	return m, nil
 }
 
-// share maps the file here and tells the device server of it.
+// share maps the file and announces it to the device server.
 func (b *Bus) share(file *os.File, size int) (*memory, error) {
 	if err := file.Truncate(int64(size)); err != nil {
 		return nil, errors.Join(err, file.Close())
@@ -75,8 +75,8 @@ func (b *Bus) share(file *os.File, size int) (*memory, error) {
 	return m, err
 }
 
-// serve does what a message asks of memory that is not shared. It goes by the
-// file, not by the mapping, whose words the driver accesses at the same time.
+// serve reads or writes memory that is not shared, through the file: the driver
+// accesses words of the mapping at the same time.
 func (b *Bus) serve(r *vfiouser.DMARequest) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -135,7 +135,7 @@ func (m *memory) Free() error {
 	err := m.bus.client.DMAUnmap(ctx, m.addr, uint64(len(m.bytes)))
 	select {
 	case <-m.bus.lost:
-		err = nil // a lost device accesses nothing
+		err = nil // the lost device cannot access the memory
 	default:
 	}
 	return errors.Join(err, m.release())

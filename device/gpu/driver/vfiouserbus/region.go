@@ -86,8 +86,8 @@ func (b *Bus) read32(index uint32, off uint64) uint32 {
 	return binary.LittleEndian.Uint32(p[:])
 }
 
-// words are where short reads go. A client that gives a read up writes there no
-// more.
+// words holds the buffers of short reads. The client writes to a buffer only during
+// the read.
 var words = sync.Pool{New: func() any { return new([8]byte) }}
 
 // read fills p, with ones when the device does not answer.
