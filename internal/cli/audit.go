@@ -13,7 +13,6 @@ import (
 )
 
 func newGetAuditCommand(conn *connection) *cobra.Command {
-	var form output
 	var limit int
 	req := &dxpuv1.ListAuditRequest{}
 	cmd := &cobra.Command{
@@ -22,32 +21,31 @@ func newGetAuditCommand(conn *connection) *cobra.Command {
 every call that was refused. --json shows the requests, too, without their secrets.`,
 		Example: `  dxpu get audit --limit 20
   dxpu get audit --actor t-k3v5c7q2mn --json`,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			api, err := conn.pool()
-			if err != nil {
-				return err
-			}
-			all := &dxpuv1.ListAuditResponse{}
-			enough := errors.New("enough")
-			req.PageSize = 1000
-			if limit > 0 {
-				req.PageSize = int32(min(1000, limit))
-			}
-			err = callPages(cmd.Context(), api, poolAPI.ListAudit, req, func(page *dxpuv1.ListAuditResponse) error {
-				all.Entries = append(all.Entries, page.Entries...)
-				if limit > 0 && len(all.Entries) >= limit {
-					all.Entries = all.Entries[:limit]
-					return enough
-				}
-				return nil
-			})
-			if err != nil && !errors.Is(err, enough) {
-				return err
-			}
-			return show(cmd, &form, all, printAudit)
-		},
 	}
-	form.register(cmd)
+	valueCommand(cmd, func(cmd *cobra.Command, _ []string) (*dxpuv1.ListAuditResponse, error) {
+		api, err := conn.pool()
+		if err != nil {
+			return nil, err
+		}
+		all := &dxpuv1.ListAuditResponse{}
+		enough := errors.New("enough")
+		req.PageSize = 1000
+		if limit > 0 {
+			req.PageSize = int32(min(1000, limit))
+		}
+		err = callPages(cmd.Context(), api, poolAPI.ListAudit, req, func(page *dxpuv1.ListAuditResponse) error {
+			all.Entries = append(all.Entries, page.Entries...)
+			if limit > 0 && len(all.Entries) >= limit {
+				all.Entries = all.Entries[:limit]
+				return enough
+			}
+			return nil
+		})
+		if errors.Is(err, enough) {
+			err = nil
+		}
+		return all, err
+	}, printAudit)
 	f := cmd.Flags()
 	f.StringVar(&req.Actor, "actor", "", "show only calls by this token or node")
 	f.StringVar(&req.Target, "target", "", "show only calls that concern this object")
@@ -55,11 +53,11 @@ every call that was refused. --json shows the requests, too, without their secre
 	return cmd
 }
 
-func printAudit(w io.Writer, all *dxpuv1.ListAuditResponse) error {
+func printAudit(w io.Writer, all *dxpuv1.ListAuditResponse) {
 	t := newTable(w, "TIME", "ACTOR", "ROLE", "CALL", "TARGET", "RESULT", "FROM")
 	for _, e := range all.Entries {
 		t.row(e.Time.AsTime().Local().Format(time.DateTime), e.Actor, auth.RoleWord(e.Role),
 			e.Procedure[strings.LastIndexByte(e.Procedure, '/')+1:], e.Target, e.Code, e.Peer)
 	}
-	return t.flush()
+	t.flush()
 }

@@ -68,16 +68,32 @@ type benchOptions struct {
 	bench.Options
 	cipher, fault string
 	oneProcess    bool
-	json          bool
+}
+
+// benchmark completes a command that runs a benchmark and prints its report.
+func benchmark[R any](
+	cmd *cobra.Command, run func(ctx context.Context, progress func(string, ...any)) (R, error), text func(io.Writer, R),
+) *cobra.Command {
+	cmd.Args = cobra.NoArgs
+	return valueCommand(cmd, func(cmd *cobra.Command, _ []string) (R, error) {
+		return run(cmd.Context(), progress(cmd.ErrOrStderr()))
+	}, text)
 }
 
 func benchCommand(name, short, long string, run func(context.Context, bench.Options) (*bench.Report, error)) *cobra.Command {
 	o := &benchOptions{}
-	cmd := &cobra.Command{
-		Use: name, Short: short, Long: long, Args: cobra.NoArgs,
+	cmd := benchmark(&cobra.Command{
+		Use: name, Short: short, Long: long,
 		Example: fmt.Sprintf("  dxpu bench %s\n  dxpu bench %s --cipher none --duration 1s --rounds 9 --json", name, name),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return o.run(cmd, run) },
-	}
+	}, func(ctx context.Context, progress func(string, ...any)) (*bench.Report, error) {
+		if err := o.check(); err != nil {
+			return nil, err
+		}
+		if o.Progress = progress; !o.oneProcess {
+			o.Child = []string{os.Args[0], "bench", "serve"}
+		}
+		return run(ctx, o.Options)
+	}, printReport)
 	f := cmd.Flags()
 	f.DurationVar(&o.Duration, "duration", 200*time.Millisecond, "duration of each measurement in each round")
 	f.IntVar(&o.Rounds, "rounds", 5, "number of rounds, 1 to 1000")
@@ -94,7 +110,6 @@ func benchCommand(name, short, long string, run func(context.Context, bench.Opti
 	if name == "scale" {
 		f.IntSliceVar(&o.Bindings, "bindings", []int{1, 8, 64}, "numbers of concurrent bindings, each 1 to 256")
 	}
-	jsonFlag(cmd, &o.json)
 	return cmd
 }
 
@@ -124,21 +139,6 @@ func (o *benchOptions) check() (err error) {
 // maxBenchSize fits into the memory of an embedded host and the aperture of its GPU.
 const maxBenchSize = 32 << 20
 
-func (o *benchOptions) run(cmd *cobra.Command, run func(context.Context, bench.Options) (*bench.Report, error)) error {
-	if err := o.check(); err != nil {
-		return err
-	}
-	if !o.oneProcess {
-		o.Child = []string{os.Args[0], "bench", "serve"}
-	}
-	o.Progress = progress(cmd.ErrOrStderr())
-	report, err := run(cmd.Context(), o.Options)
-	if err != nil {
-		return err
-	}
-	return printValue(cmd, o.json, report, printReport)
-}
-
 func parseCipher(s string) (link.Cipher, error) {
 	for _, c := range []link.Cipher{link.CipherNone, link.CipherAES256GCM} {
 		if s == c.String() {
@@ -156,7 +156,7 @@ func progress(w io.Writer) func(format string, args ...any) {
 	return func(format string, args ...any) {
 		if took := time.Since(start); took >= next {
 			next = took + every
-			_, _ = fmt.Fprintf(w, "%5.1fs  %s\n", took.Seconds(), fmt.Sprintf(format, args...))
+			fmt.Fprintf(w, "%5.1fs  %s\n", took.Seconds(), fmt.Sprintf(format, args...))
 		}
 	}
 }
@@ -168,23 +168,22 @@ func printSetup(w io.Writer, r *bench.Report) {
 		where = "each proxy in its own process"
 	}
 	if r.Setup.MTU == 0 { // no network
-		_, _ = fmt.Fprintf(w, "%d processors, %s; %d rounds of %v\n\n", r.Setup.Processors, r.Setup.Go, r.Setup.Rounds, time.Duration(r.Setup.DurationNS))
+		fmt.Fprintf(w, "%d processors, %s; %d rounds of %v\n\n", r.Setup.Processors, r.Setup.Go, r.Setup.Rounds, time.Duration(r.Setup.DurationNS))
 		return
 	}
-	_, _ = fmt.Fprintf(w, "%d processors, %s; cipher %s, datagrams of up to %d bytes, faults %s; %d rounds of %v; %s\n\n",
+	fmt.Fprintf(w, "%d processors, %s; cipher %s, datagrams of up to %d bytes, faults %s; %d rounds of %v; %s\n\n",
 		r.Setup.Processors, r.Setup.Go, r.Setup.Cipher, r.Setup.MTU, r.Setup.Fault, r.Setup.Rounds, time.Duration(r.Setup.DurationNS), where)
 }
 
-func printReport(w io.Writer, r *bench.Report) error {
+func printReport(w io.Writer, r *bench.Report) {
 	printSetup(w, r)
 	t := newTable(w, "MEASURED", "MEDIAN", "P90", "P99", "ROUNDS", "BARE LIMIT", "", "RATIO")
 	for i := range r.Figures {
 		f := &r.Figures[i]
-		row := []any{f.Name, benchNumber(f.Value, f.Unit), "", "", "", "", "", ""}
+		row := []any{f.Name, benchNumber(f.Value, f.Unit), "", "", benchNumber(f.Low, "") + " to " + benchNumber(f.High, f.Unit), "", "", ""}
 		if f.P90 > 0 {
 			row[2], row[3] = benchNumber(f.P90, f.Unit), benchNumber(f.P99, f.Unit)
 		}
-		row[4] = benchNumber(f.Low, "") + " to " + benchNumber(f.High, f.Unit)
 		if f.Bare != "" {
 			row[5], row[6], row[7] = f.Bare, benchNumber(f.BareValue, f.Unit), fmt.Sprintf("%.2f", f.Ratio)
 		}
@@ -193,22 +192,17 @@ func printReport(w io.Writer, r *bench.Report) error {
 		}
 		t.row(row...)
 	}
-	if err := t.flush(); err != nil {
-		return err
-	}
+	t.flush()
 	if r.Split != nil {
-		_, _ = fmt.Fprintln(w)
-		if err := printSplit(w, r.Split); err != nil {
-			return err
-		}
+		fmt.Fprintln(w)
+		printSplit(w, r.Split)
 	}
 	for _, n := range r.Notes {
-		_, _ = fmt.Fprintf(w, "\n%s\n", n)
+		fmt.Fprintf(w, "\n%s\n", n)
 	}
-	return nil
 }
 
-func printSplit(w io.Writer, s *bench.Split) error {
+func printSplit(w io.Writer, s *bench.Split) {
 	t := newTable(w, "PART OF THE ROUND TRIP", "HERE", "", "PAPER", "", "MEASUREMENT")
 	row := func(name string, here, paper float64, what string) {
 		t.row(name, benchNumber(here, bench.Microseconds), fmt.Sprintf("%.1f %%", 100*here/s.Total),
@@ -218,7 +212,7 @@ func printSplit(w io.Writer, s *bench.Split) error {
 	row("network transmission", s.Network, s.Paper.Network, "bare UDP ping-pong of the same sizes, with ends that never sleep")
 	row("packet conversion", s.Conversion, s.Paper.Conversion, "the rest: conversion, protocol, cipher, wake-ups of threads")
 	row("round trip", s.Total, s.Paper.Total, "embedded host, remote GPU")
-	return t.flush()
+	t.flush()
 }
 
 // benchNumber prints a value with three digits and its unit.

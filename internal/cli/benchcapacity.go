@@ -21,14 +21,12 @@ type capacityOptions struct {
 	spec   capacity.Spec
 	count  int
 	memory bool
-	json   bool
 }
 
 func newBenchCapacityCommand() *cobra.Command {
 	o := &capacityOptions{}
-	cmd := &cobra.Command{
-		Use:   "capacity",
-		Short: "Attach all GPUs of a large pool at the same time",
+	cmd := benchmark(&cobra.Command{
+		Use: "capacity", Short: "Attach all GPUs of a large pool at the same time",
 		Long: `Attach all GPUs of a large pool at the same time. The manager, the proxies of the
 boxes, the embedded hosts, and a link over UDP on the loopback interface for each GPU
 are all in this process. Each host then finds its GPUs, reads registers, copies data
@@ -39,9 +37,13 @@ The command prints the durations, the parts of an attach, the memory of an attac
 GPU, and the processor time of the idle pool.`,
 		Example: `  dxpu bench capacity
   dxpu bench capacity --boxes 8 --hosts 4 --json`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.runCapacity(cmd) },
-	}
+	}, func(ctx context.Context, progress func(string, ...any)) (r *capacity.Report, err error) {
+		err = o.withStore(progress, func() error {
+			r, err = capacity.Run(ctx, o.spec)
+			return err
+		})
+		return r, err
+	}, printCapacity)
 	o.flags(cmd, 64, 8, 64)
 	cmd.Flags().IntVar(&o.spec.AtOnce, "at-once", 16, "number of concurrent callers, 1 to 1024")
 	cmd.Flags().DurationVar(&o.spec.Idle, "idle", 5*time.Second, "duration of each of the two measurements of the idle pool")
@@ -50,17 +52,26 @@ GPU, and the processor time of the idle pool.`,
 
 func newBenchAttachCommand() *cobra.Command {
 	o := &capacityOptions{}
-	cmd := &cobra.Command{
-		Use:   "attach",
-		Short: "Measure the duration of an attach",
+	cmd := benchmark(&cobra.Command{
+		Use: "attach", Short: "Measure the duration of an attach",
 		Long: `Measure the time from the call of CreateLease to a device that the host sees, in a
 small pool in this process. The benchmark repeatedly attaches a GPU, uses it and
 releases it. The parts are those of the binding's timeline.`,
 		Example: `  dxpu bench attach
   dxpu bench attach --count 1000 --json`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.runAttach(cmd) },
-	}
+	}, func(ctx context.Context, progress func(string, ...any)) (r *capacity.AttachReport, err error) {
+		if err := inRange("--count", 1, 100_000, o.count); err != nil {
+			return nil, err
+		}
+		err = o.withStore(progress, func() error {
+			r, err = capacity.Attach(ctx, o.spec, o.count)
+			return err
+		})
+		return r, err
+	}, func(w io.Writer, r *capacity.AttachReport) {
+		fmt.Fprintf(w, "%d processors, %s; %d sequential attaches\n\n", r.Processors, r.Go, r.Count)
+		printParts(w, append(r.Parts, r.Detach))
+	})
 	o.flags(cmd, 2, 4, 2)
 	cmd.Flags().IntVar(&o.count, "count", 100, "number of attaches, 1 to 100000")
 	return cmd
@@ -74,7 +85,6 @@ func (o *capacityOptions) flags(cmd *cobra.Command, boxes, gpus, hosts int) {
 	f.DurationVar(&o.spec.Heartbeat, "heartbeat", 250*time.Millisecond, "interval between two reports of a proxy")
 	f.DurationVar(&o.spec.Timeout, "timeout", 5*time.Minute, "longest duration of each part")
 	f.BoolVar(&o.memory, "in-memory", false, "keep the manager's state in memory instead of on disk")
-	jsonFlag(cmd, &o.json)
 }
 
 func (o *capacityOptions) check() error {
@@ -94,9 +104,12 @@ func (o *capacityOptions) check() error {
 	return nil
 }
 
-// withStore calls run with a store in a temporary directory.
-func (o *capacityOptions) withStore(run func() error) (err error) {
-	if o.memory {
+// withStore checks the flags and calls run, with a store in a temporary directory.
+func (o *capacityOptions) withStore(progress func(string, ...any), run func() error) (err error) {
+	if err := o.check(); err != nil {
+		return usage(err)
+	}
+	if o.spec.Progress = progress; o.memory {
 		return run()
 	}
 	dir, err := os.MkdirTemp("", "dxpu-bench")
@@ -117,44 +130,8 @@ func (o *capacityOptions) withStore(run func() error) (err error) {
 	return run()
 }
 
-func (o *capacityOptions) runCapacity(cmd *cobra.Command) error {
-	if err := o.check(); err != nil {
-		return usage(err)
-	}
-	o.spec.Progress = progress(cmd.ErrOrStderr())
-	return o.withStore(func() error {
-		r, err := capacity.Run(cmd.Context(), o.spec)
-		if err != nil {
-			return err
-		}
-		return printValue(cmd, o.json, r, printCapacity)
-	})
-}
-
-func (o *capacityOptions) runAttach(cmd *cobra.Command) error {
-	if err := o.check(); err != nil {
-		return usage(err)
-	}
-	if err := inRange("--count", 1, 100_000, o.count); err != nil {
-		return err
-	}
-	o.spec.Progress = progress(cmd.ErrOrStderr())
-	return o.withStore(func() error {
-		r, err := capacity.Attach(cmd.Context(), o.spec, o.count)
-		if err != nil {
-			return err
-		}
-		if o.json {
-			return writeJSON(cmd.OutOrStdout(), r)
-		}
-		out := cmd.OutOrStdout()
-		_, _ = fmt.Fprintf(out, "%d processors, %s; %d sequential attaches\n\n", r.Processors, r.Go, r.Count)
-		return printParts(out, append(r.Parts, r.Detach))
-	})
-}
-
-func printCapacity(w io.Writer, r *capacity.Report) error {
-	_, _ = fmt.Fprintf(w, "%d processors, %s; %d GPUs in %d boxes, %d hosts, one process; %d concurrent callers\n\n",
+func printCapacity(w io.Writer, r *capacity.Report) {
+	fmt.Fprintf(w, "%d processors, %s; %d GPUs in %d boxes, %d hosts, one process; %d concurrent callers\n\n",
 		r.Processors, r.Go, r.GPUs, r.Boxes, r.Hosts, r.AtOnce)
 	t := newTable(w, "MEASURED", "VALUE")
 	t.row("start, until the manager knows all GPUs", duration(r.StartNS))
@@ -167,19 +144,17 @@ func printCapacity(w io.Writer, r *capacity.Report) error {
 	t.row("idle, nothing attached", percentOfCore(r.IdleEmpty))
 	t.row("idle, all attached", percentOfCore(r.IdleAttached))
 	t.row("goroutines, all attached", fmt.Sprintf("%d, %.1f per GPU", r.Goroutines, r.PerAttachment))
-	if err := t.flush(); err != nil {
-		return err
-	}
-	_, _ = fmt.Fprintln(w)
-	return printParts(w, r.Parts)
+	t.flush()
+	fmt.Fprintln(w)
+	printParts(w, r.Parts)
 }
 
 func percentOfCore(v float64) string { return fmt.Sprintf("%.1f %% of a processor", 100*v) }
 
-func printParts(w io.Writer, parts []capacity.Part) error {
+func printParts(w io.Writer, parts []capacity.Part) {
 	t := newTable(w, "PART OF AN ATTACH", "P50", "P99")
 	for _, p := range parts {
 		t.row(p.Name, duration(p.P50NS), duration(p.P99NS))
 	}
-	return t.flush()
+	t.flush()
 }

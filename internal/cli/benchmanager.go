@@ -24,8 +24,7 @@ type fleetOptions struct {
 func newBenchManagerCommand() *cobra.Command {
 	o := &fleetOptions{}
 	cmd := &cobra.Command{
-		Use:   "manager",
-		Short: "Measure the manager with many simulated nodes",
+		Use: "manager", Short: "Measure the manager with many simulated nodes", Args: cobra.NoArgs,
 		Long: `Measure the manager with many simulated nodes. The manager is a separate process. The
 hosts and boxes are in this process and have no data plane: each talks to the manager
 like a real one, over HTTP/2 on the loopback interface, and reports every attach and
@@ -43,7 +42,6 @@ embedded etcd in a temporary directory, below $TMPDIR.`,
 		Example: `  dxpu bench manager
   dxpu bench manager --etcd --json
   dxpu bench manager --hosts 100 --gpus 512 --leases 500`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()
@@ -102,16 +100,14 @@ func (o *fleetOptions) run(cmd *cobra.Command) (err error) {
 	o.spec.Child = []string{os.Args[0], "bench", "serve", "--manager"}
 	o.spec.Progress = progress(cmd.ErrOrStderr())
 	r, err := fleet.Run(cmd.Context(), o.spec)
-	switch {
-	case err != nil && (r == nil || r.Enroll.Count == 0):
+	if err != nil && (r == nil || r.Enroll.Count == 0) {
 		return err
-	default: // the measurements before an error are printed, too
-		return errors.Join(err, printValue(cmd, o.json, r, printFleet))
 	}
+	return errors.Join(err, printValue(cmd, o.json, r, printFleet)) // also the measurements before an error
 }
 
-func printFleet(w io.Writer, r *fleet.Report) error {
-	_, _ = fmt.Fprintf(w, "%d processors, %s; %d hosts, %d boxes, %d GPUs; state in %s; %d nodes per connection, %d concurrent callers\n\n",
+func printFleet(w io.Writer, r *fleet.Report) {
+	fmt.Fprintf(w, "%d processors, %s; %d hosts, %d boxes, %d GPUs; state in %s; %d nodes per connection, %d concurrent callers\n\n",
 		r.Processors, r.Go, r.Hosts, r.Boxes, r.GPUs, r.Store, r.NodesPerConnection, r.AtOnce)
 	t := newTable(w, "WORK", "COUNT", "TOOK", "PER SECOND", "PROCESSOR TIME EACH")
 	for _, x := range []struct {
@@ -124,34 +120,26 @@ func printFleet(w io.Writer, r *fleet.Report) error {
 		{"leases deleted and released", r.Detach},
 		{"nodes reconnected after the end of the manager", r.Restart},
 	} {
-		if x.Count == 0 {
-			continue
+		if x.Count > 0 {
+			t.row(x.name, x.Count, duration(x.TookNS), fmt.Sprintf("%.0f", x.PerSecond), duration(x.Processor))
 		}
-		t.row(x.name, x.Count, duration(x.TookNS), fmt.Sprintf("%.0f", x.PerSecond), duration(x.Processor))
 	}
-	if err := t.flush(); err != nil {
-		return err
-	}
-	_, _ = fmt.Fprintln(w)
+	t.flush()
+	fmt.Fprintln(w)
 	t = newTable(w, "CALL", "COUNT", "P50", "P99")
 	for _, c := range r.Calls {
 		t.row(c.Name, c.Count, duration(c.P50NS), duration(c.P99NS))
 	}
-	if err := t.flush(); err != nil {
-		return err
-	}
-	_, _ = fmt.Fprintln(w)
+	t.flush()
+	fmt.Fprintln(w)
 	t = newTable(w, "MANAGER", "OBJECTS AND STACKS", "RSS", "GOROUTINES", "FILES")
 	t.row("no node", size(r.Empty.Heap), size(r.Empty.RSS), r.Empty.Goroutines, r.Empty.Files)
 	t.row("all nodes", size(r.Enrolled.Heap), size(r.Enrolled.RSS), r.Enrolled.Goroutines, r.Enrolled.Files)
 	t.row("all nodes, all leases", size(r.Idle.Heap), size(r.Idle.RSS), r.Idle.Goroutines, r.Idle.Files)
-	if err := t.flush(); err != nil {
-		return err
-	}
-	_, _ = fmt.Fprintf(w, "\nThe idle manager takes %s for %.0f reports per second.", percentOfCore(r.Idle.Share), r.IdleReports)
+	t.flush()
+	fmt.Fprintf(w, "\nThe idle manager takes %s for %.0f reports per second.", percentOfCore(r.Idle.Share), r.IdleReports)
 	if r.RestartServesNS > 0 {
-		_, _ = fmt.Fprintf(w, " After its end the next manager serves within %s.", duration(r.RestartServesNS))
+		fmt.Fprintf(w, " After its end the next manager serves within %s.", duration(r.RestartServesNS))
 	}
-	_, err := fmt.Fprintln(w)
-	return err
+	fmt.Fprintln(w)
 }

@@ -16,8 +16,7 @@ func newBenchSoakCommand() *cobra.Command {
 	var o soak.Options
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "soak",
-		Short: "Run a host and a box under random faults for a long time",
+		Use: "soak", Short: "Run a host and a box under random faults for a long time", Args: cobra.NoArgs,
 		Long: `Run a host proxy and a box proxy with several bindings over two paths of the loopback
 interface, under random faults: loss, duplication, reordering, corruption, delay, a
 bottleneck, a smaller MTU, a path cut in one or both directions, all paths cut, a
@@ -34,12 +33,11 @@ The exit code is 1 after a violation. The command prints the seed that repeats t
 run.`,
 		Example: `  dxpu bench soak --duration 5m
   dxpu bench soak --duration 1h --seed 7 --json`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Duration <= 0 || o.Bindings < 2 || o.Bindings > soak.MaxBindings {
 				return usagef("--duration %v, --bindings %d: want a positive duration and 2 to %d bindings", o.Duration, o.Bindings, soak.MaxBindings)
 			}
-			o.Progress = func(format string, args ...any) { _, _ = fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...) }
+			o.Progress = func(format string, args ...any) { fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...) }
 			rep, err := soak.Run(cmd.Context(), o)
 			if err != nil {
 				return err
@@ -60,9 +58,9 @@ run.`,
 	return cmd
 }
 
-func printSoak(w io.Writer, r *soak.Report) error {
+func printSoak(w io.Writer, r *soak.Report) {
 	a := r.Account
-	_, _ = fmt.Fprintf(w, "%v with %d bindings, seed %d\n\n", time.Duration(r.DurationNS).Round(time.Second), r.Bindings, r.Seed)
+	fmt.Fprintf(w, "%v with %d bindings, seed %d\n\n", time.Duration(r.DurationNS).Round(time.Second), r.Bindings, r.Seed)
 	t := newTable(w, "ACCOUNT", "AMOUNT", "DETAIL")
 	t.row("bytes requested", a.Asked, "")
 	t.row("bytes transferred and verified", a.Done, "")
@@ -71,35 +69,28 @@ func printSoak(w io.Writer, r *soak.Report) error {
 	t.row("bindings", a.Sessions, fmt.Sprintf("%d ended with a reported loss, %d did not come up", a.LostSessions, a.FailedAttaches))
 	t.row("bindings with equal TLP counts at both ends", a.BalancedSessions, "")
 	t.row("time in which losses are allowed", time.Duration(r.ExcusedNS).Round(time.Second), fmt.Sprintf("%d stalls of the machine, up to %v", r.Stalls, time.Duration(r.LongestStall).Round(time.Millisecond)))
-	if err := t.flush(); err != nil {
-		return err
-	}
-	_, _ = fmt.Fprintln(w)
+	t.flush()
+	fmt.Fprintln(w)
 	t = newTable(w, "FAULT", "COUNT")
 	for _, kind := range slices.Sorted(maps.Keys(r.Faults)) {
 		t.row(kind, r.Faults[kind])
 	}
-	if err := t.flush(); err != nil {
-		return err
-	}
-	_, _ = fmt.Fprintln(w)
+	t.flush()
+	fmt.Fprintln(w)
 	t = newTable(w, "AT REST AFTER", "HEAP", "GOROUTINES", "FILE DESCRIPTORS")
 	for _, s := range r.Samples {
 		t.row(time.Duration(s.AtNS).Round(time.Second), fmt.Sprintf("%.2f MiB", float64(s.Heap)/(1<<20)), s.Goroutines, s.FDs)
 	}
-	if err := t.flush(); err != nil {
-		return err
-	}
+	t.flush()
 	for _, v := range r.Violations {
-		_, _ = fmt.Fprintf(w, "\nVIOLATION after %s", v)
+		fmt.Fprintf(w, "\nVIOLATION after %s", v)
 	}
 	if r.Goroutines != "" {
-		_, _ = fmt.Fprintf(w, "\n\n%s", r.Goroutines)
+		fmt.Fprintf(w, "\n\n%s", r.Goroutines)
 	}
 	verdict := "no violations"
 	if !r.OK {
 		verdict = fmt.Sprintf("%d violations", len(r.Violations))
 	}
-	_, _ = fmt.Fprintf(w, "\n%s\n", verdict)
-	return nil
+	fmt.Fprintf(w, "\n%s\n", verdict)
 }

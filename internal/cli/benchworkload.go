@@ -288,26 +288,24 @@ func (r *replayed) json() any {
 }
 
 func (r *replayed) print(w io.Writer) error {
-	_, _ = fmt.Fprintf(w, "%s: %d operations on %d streams, %d calls, %v of copies; basis: %s\n", r.Trace, r.Operations, r.Streams, r.Calls, perf.Bytes(r.Bytes), r.Basis)
-	_, _ = fmt.Fprintf(w, "software GPU with %d tags of %d bytes, in %s", r.Tags, r.MRRS, r.Mode)
+	fmt.Fprintf(w, "%s: %d operations on %d streams, %d calls, %v of copies; basis: %s\n", r.Trace, r.Operations, r.Streams, r.Calls, perf.Bytes(r.Bytes), r.Basis)
+	fmt.Fprintf(w, "software GPU with %d tags of %d bytes, in %s", r.Tags, r.MRRS, r.Mode)
 	if r.Stretch > 0 {
-		_, _ = fmt.Fprintf(w, " stretched %d times; the round trip of the loopback interface is %v", r.Stretch, time.Duration(r.Loopback))
+		fmt.Fprintf(w, " stretched %d times; the round trip of the loopback interface is %v", r.Stretch, time.Duration(r.Loopback))
 	}
-	_, _ = fmt.Fprintf(w, "\nrecorded %s %v, on the system at %v %v (%+.2f %%)\n\n", r.Comparison.Unit, r.Recorded, r.NativeRTT, r.Native, 100*r.Reproduction())
+	fmt.Fprintf(w, "\nrecorded %s %v, on the system at %v %v (%+.2f %%)\n\n", r.Comparison.Unit, r.Recorded, r.NativeRTT, r.Native, 100*r.Reproduction())
 	t := newTable(w, "RTT", r.Comparison.Unit, "SYSTEM", "MODEL", "DEVIATION", "MODEL, PHYSICAL GPU")
 	for i := range r.Points[1:] {
 		p := &r.Points[1+i]
 		t.row(p.RTT, p.Unit.Round(time.Microsecond), share(p.System), share(p.Model), fmt.Sprintf("%+.2f points", 100*p.Deviation()), share(p.Physical))
 	}
-	if err := t.flush(); err != nil {
-		return err
-	}
-	_, _ = fmt.Fprintln(w, "\nSYSTEM is measured. MODEL is the prediction with the costs of the software GPU per round trip:")
+	t.flush()
+	fmt.Fprintln(w, "\nSYSTEM is measured. MODEL is the prediction with the costs of the software GPU per round trip:")
 	c := playback.Costs()
-	_, _ = fmt.Fprintf(w, "launch to start %.3g x dRTT, copy to the device %.3g x dRTT or Equation 1, return of a wait %.3g x dRTT, everything else 0.\n",
+	fmt.Fprintf(w, "launch to start %.3g x dRTT, copy to the device %.3g x dRTT or Equation 1, return of a wait %.3g x dRTT, everything else 0.\n",
 		c.Launch.Slope, c.HtoD.Slope, c.Sync.Slope)
 	for _, n := range r.Notes {
-		_, _ = fmt.Fprintf(w, "note: %s\n", n)
+		fmt.Fprintf(w, "note: %s\n", n)
 	}
 	return nil
 }

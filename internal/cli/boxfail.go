@@ -88,7 +88,7 @@ func faultHandler(b *boxproxy.Box) http.Handler {
 			http.Error(w, err.Error(), http.StatusNotFound)
 			return
 		}
-		_, _ = fmt.Fprintf(w, "slot %d: %s\n", slot, what)
+		fmt.Fprintf(w, "slot %d: %s\n", slot, what)
 	})
 }
 

@@ -76,13 +76,13 @@ func callPages[Req, Res any, PReq pagedRequest[Req], PRes pagedResponse[Res]](
 // callAll calls a list method for all pages and returns them as one response.
 func callAll[Req, Res any, PReq pagedRequest[Req], PRes pagedResponse[Res]](
 	ctx context.Context, api poolAPI, m method[Req, Res], req PReq,
-) (*Res, error) {
-	all := new(Res)
+) (PRes, error) {
+	all := PRes(new(Res))
 	err := callPages[Req, Res, PReq, PRes](ctx, api, m, req, func(page *Res) error {
-		proto.Merge(PRes(all), PRes(page)) // appends the entries
+		proto.Merge(all, PRes(page)) // appends the entries
 		return nil
 	})
-	setField(PRes(all), "next_page_token", "")
+	setField(all, "next_page_token", "")
 	return all, err
 }
 
@@ -94,41 +94,48 @@ func setField(m proto.Message, name protoreflect.Name, value string) {
 
 // listCommand completes a command that prints all entries of a list method.
 func listCommand[Req, Res any, PReq pagedRequest[Req], PRes pagedResponse[Res]](
-	conn *connection, cmd *cobra.Command, m method[Req, Res], req PReq, text func(io.Writer, PRes) error,
+	conn *connection, cmd *cobra.Command, m method[Req, Res], req PReq, text func(io.Writer, PRes),
 ) *cobra.Command {
-	var form output
 	cmd.Args = cobra.NoArgs
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+	return valueCommand(cmd, func(cmd *cobra.Command, _ []string) (PRes, error) {
 		api, err := conn.pool()
 		if err != nil {
-			return err
+			return nil, err
 		}
-		all, err := callAll[Req, Res, PReq, PRes](cmd.Context(), api, m, req)
-		if err != nil {
-			return err
-		}
-		return show(cmd, &form, PRes(all), text)
-	}
-	form.register(cmd)
-	return cmd
+		return callAll[Req, Res, PReq, PRes](cmd.Context(), api, m, req)
+	}, text)
 }
+
+// getCommand completes a command that prints the result of a method.
+func getCommand[Req, Res any, M proto.Message](
+	conn *connection, cmd *cobra.Command, m method[Req, Res], req *Req, object func(*Res) M, text func(io.Writer, M),
+) *cobra.Command {
+	cmd.Args = cobra.NoArgs
+	return valueCommand(cmd, func(cmd *cobra.Command, _ []string) (result M, err error) {
+		res, err := call(cmd.Context(), conn, m, req)
+		if err != nil {
+			return result, err
+		}
+		return object(res), nil
+	}, text)
+}
+
+// itself is the object function of a method whose response has no other message.
+func itself[M any](m M) M { return m }
 
 // objectCommand completes a command that calls a method for one object, by its ID,
 // and prints the object that the method returns.
 func objectCommand[Req, Res any, M proto.Message](conn *connection, cmd *cobra.Command,
-	m method[Req, Res], request func(id string) *Req, object func(*Res) M, text func(io.Writer, M) error,
+	m method[Req, Res], request func(id string) *Req, object func(*Res) M, text func(io.Writer, M),
 ) *cobra.Command {
-	var form output
 	cmd.Args = cobra.ExactArgs(1)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+	return valueCommand(cmd, func(cmd *cobra.Command, args []string) (result M, err error) {
 		res, err := call(cmd.Context(), conn, m, request(args[0]))
 		if err != nil {
-			return err
+			return result, err
 		}
-		return show(cmd, &form, object(res), text)
-	}
-	form.register(cmd)
-	return cmd
+		return object(res), nil
+	}, text)
 }
 
 // deleteCommand completes a command that deletes an object by its ID.
@@ -142,12 +149,4 @@ func deleteCommand[Req, Res any](conn *connection, cmd *cobra.Command, m method[
 		return err
 	}
 	return cmd
-}
-
-// show prints a message of the API in the form that the flags ask for.
-func show[M proto.Message](cmd *cobra.Command, form *output, m M, text func(io.Writer, M) error) error {
-	if form.json {
-		return writeMessage(cmd.OutOrStdout(), m)
-	}
-	return text(cmd.OutOrStdout(), m)
 }

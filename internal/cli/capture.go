@@ -139,7 +139,7 @@ func (o *captureOptions) run(cmd *cobra.Command) (err error) {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		err = nil
 	}
-	_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "%d TLPs captured, %d dropped\n", written, dropped)
+	fmt.Fprintf(cmd.ErrOrStderr(), "%d TLPs captured, %d dropped\n", written, dropped)
 	return err
 }
 

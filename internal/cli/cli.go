@@ -146,9 +146,9 @@ func printError(w io.Writer, err error) {
 			text = "unexpected answer: " + text
 		}
 	}
-	_, _ = fmt.Fprintf(w, "dxpu: error: %s\n", text)
+	fmt.Fprintf(w, "dxpu: error: %s\n", text)
 	if hint := hintFor(err, ce); hint != "" {
-		_, _ = fmt.Fprintf(w, "dxpu: hint: %s\n", hint)
+		fmt.Fprintf(w, "dxpu: hint: %s\n", hint)
 	}
 }
 

@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
 	"slices"
 
@@ -42,82 +43,71 @@ func (all *contexts) view(c *poolContext) contextView {
 }
 
 func newContextListCommand() *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
+	return valueCommand(&cobra.Command{
 		Use: "list", Short: "List the contexts", Args: cobra.NoArgs,
 		Long:    "List the contexts, without their tokens. A star marks the current one.",
 		Example: "  dxpu context list",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			all, _, err := loadContexts()
-			if err != nil {
-				return err
+	}, func(*cobra.Command, []string) ([]contextView, error) {
+		all, _, err := loadContexts()
+		if err != nil {
+			return nil, err
+		}
+		out := []contextView{}
+		for i := range all.Contexts {
+			out = append(out, all.view(&all.Contexts[i]))
+		}
+		return out, nil
+	}, func(w io.Writer, views []contextView) {
+		t := newTable(w, "CURRENT", "NAME", "MANAGER", "TOKEN")
+		for _, v := range views {
+			star, token := "", v.TokenFile
+			if v.Current {
+				star = "*"
 			}
-			if asJSON {
-				out := []contextView{}
-				for i := range all.Contexts {
-					out = append(out, all.view(&all.Contexts[i]))
-				}
-				return writeJSON(cmd.OutOrStdout(), out)
+			if v.Token {
+				token = "in the file"
 			}
-			t := newTable(cmd.OutOrStdout(), "CURRENT", "NAME", "MANAGER", "TOKEN")
-			for i := range all.Contexts {
-				c := &all.Contexts[i]
-				star, token := "", c.TokenFile
-				if c.Name == all.Current {
-					star = "*"
-				}
-				if c.Token != "" {
-					token = "in the file"
-				}
-				t.row(star, c.Name, c.Manager, token)
-			}
-			return t.flush()
-		},
-	}
-	jsonFlag(cmd, &asJSON)
-	return cmd
+			t.row(star, v.Name, v.Manager, token)
+		}
+		t.flush()
+	})
 }
 
 func newContextShowCommand() *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
+	var path string
+	return valueCommand(&cobra.Command{
 		Use: "show [CONTEXT]", Short: "Show a context", Args: cobra.MaximumNArgs(1),
 		Long:    "Show a context, without its token. The default is the current context.",
 		Example: "  dxpu context show prod",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			all, path, err := loadContexts()
-			if err != nil {
-				return err
-			}
-			name := all.Current
-			if len(args) > 0 {
-				name = args[0]
-			}
-			if name == "" {
-				return withHint(errors.New("there is no current context"), `"dxpu context use" selects one`)
-			}
-			c, err := all.named(name)
-			if err != nil {
-				return err
-			}
-			v := all.view(c)
-			if asJSON {
-				return writeJSON(cmd.OutOrStdout(), v)
-			}
-			token := v.TokenFile
-			if v.Token {
-				token = "in " + path
-			}
-			t := newTable(cmd.OutOrStdout(), "name", v.Name)
-			t.row("manager", v.Manager)
-			t.row("ca-file", v.CAFile)
-			t.row("ca-hash", v.CAHash)
-			t.row("token", token)
-			return t.flush()
-		},
-	}
-	jsonFlag(cmd, &asJSON)
-	return cmd
+	}, func(_ *cobra.Command, args []string) (v contextView, err error) {
+		var all *contexts
+		if all, path, err = loadContexts(); err != nil {
+			return v, err
+		}
+		name := all.Current
+		if len(args) > 0 {
+			name = args[0]
+		}
+		if name == "" {
+			return v, withHint(errors.New("there is no current context"), `"dxpu context use" selects one`)
+		}
+		c, err := all.named(name)
+		if err != nil {
+			return v, err
+		}
+		return all.view(c), nil
+	}, func(w io.Writer, v contextView) {
+		token := v.TokenFile
+		if v.Token {
+			token = "in " + path
+		}
+		t := newTable(w, "name", v.Name)
+		t.row("manager", v.Manager)
+		t.row("ca-file", v.CAFile)
+		t.row("ca-hash", v.CAHash)
+		t.row("token", token)
+		t.flush()
+	})
 }
 
 // named returns a context, or an error if it does not exist.

@@ -31,7 +31,8 @@ func parseTarget(args []string) (*dxpuv1.Target, error) {
 
 // targetCommand completes a command that changes a target.
 func targetCommand(conn *connection, cmd *cobra.Command, done string, change func(context.Context, poolAPI, *dxpuv1.Target) error) *cobra.Command {
-	var form output
+	var asJSON bool
+	jsonFlag(cmd, &asJSON)
 	cmd.Args = cobra.ExactArgs(2)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		target, err := parseTarget(args)
@@ -45,17 +46,16 @@ func targetCommand(conn *connection, cmd *cobra.Command, done string, change fun
 		if err := change(cmd.Context(), api, target); err != nil {
 			return err
 		}
-		if form.json {
+		if asJSON {
 			m, err := getTarget(cmd.Context(), api, target)
 			if err != nil {
 				return err
 			}
-			return writeMessage(cmd.OutOrStdout(), m)
+			return writeJSON(cmd.OutOrStdout(), m)
 		}
 		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s is %s\n", strings.Join(args, " "), done)
 		return err
 	}
-	form.register(cmd)
 	return conn.register(cmd)
 }
 
@@ -121,7 +121,7 @@ to the queue, and the others end.
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, conn, args) },
 	}
-	o.form.register(cmd)
+	jsonFlag(cmd, &o.json)
 	f := cmd.Flags()
 	f.StringVar(&o.reason, "reason", "", "note for other operators")
 	f.DurationVar(&o.deadline, "deadline", 0, "end the bindings that are left after this time (default: never)")
@@ -132,10 +132,9 @@ to the queue, and the others end.
 
 // drainOptions are the flags of "dxpu drain".
 type drainOptions struct {
-	form              output
 	reason            string
 	deadline, timeout time.Duration
-	wait              bool
+	wait, json        bool
 }
 
 func (o *drainOptions) run(cmd *cobra.Command, conn *connection, args []string) error {
@@ -166,20 +165,18 @@ func (o *drainOptions) run(cmd *cobra.Command, conn *connection, args []string) 
 		return err
 	}
 	name, out := strings.Join(args, " "), cmd.OutOrStdout()
-	if !o.form.json {
-		_, _ = fmt.Fprintf(out, "%s is draining: %d bindings are left\n", name, len(res.BindingIds))
+	if !o.json {
+		fmt.Fprintf(out, "%s is draining: %d bindings are left\n", name, len(res.BindingIds))
 	}
 	if o.wait {
 		if err := o.follow(ctx, cmd, events); err != nil {
 			return err
 		}
 	}
-	return show(cmd, &o.form, res, func(w io.Writer, _ *dxpuv1.DrainResponse) error {
-		if !o.wait {
-			return nil
+	return printValue(cmd, o.json, res, func(w io.Writer, _ *dxpuv1.DrainResponse) {
+		if o.wait {
+			fmt.Fprintf(w, "%s is drained\n", name)
 		}
-		_, err := fmt.Fprintf(w, "%s is drained\n", name)
-		return err
 	})
 }
 
@@ -193,7 +190,7 @@ func (o *drainOptions) follow(ctx context.Context, cmd *cobra.Command, events *c
 		case dxpuv1.EventType_EVENT_TYPE_UNCORDONED:
 			return errors.New("an uncordon stopped the drain: " + e.Message)
 		case dxpuv1.EventType_EVENT_TYPE_REPLACEMENT_IMPOSSIBLE, dxpuv1.EventType_EVENT_TYPE_GPU_IN_USE, dxpuv1.EventType_EVENT_TYPE_GPU_TAKEN:
-			_, _ = fmt.Fprintln(cmd.ErrOrStderr(), e.Message)
+			fmt.Fprintln(cmd.ErrOrStderr(), e.Message)
 		}
 	}
 	if err := events.Err(); !timedOut(ctx, err) {

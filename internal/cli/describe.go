@@ -35,7 +35,7 @@ func newDescribeCommand(conn *connection) *cobra.Command {
 
 // describeCommand returns a command that shows one object of a kind.
 func describeCommand[Req, Res any, M proto.Message](conn *connection, kind, arg, example string,
-	m method[Req, Res], request func(id string) *Req, object func(*Res) M, text func(io.Writer, M) error,
+	m method[Req, Res], request func(id string) *Req, object func(*Res) M, text func(io.Writer, M),
 ) *cobra.Command {
 	return objectCommand(conn, &cobra.Command{
 		Use: kind + " " + arg, Short: "Show a " + kind, Long: "Show everything that the manager knows about a " + kind + ".",
@@ -43,10 +43,10 @@ func describeCommand[Req, Res any, M proto.Message](conn *connection, kind, arg,
 	}, m, request, object, text)
 }
 
-func describeLease(w io.Writer, l *dxpuv1.Lease) error {
-	_, _ = fmt.Fprintf(w, "lease   %s of tenant %s\nstate   %s: %s\nhost    %s\n", l.Id, l.Spec.Tenant, enumWord(l.State), l.StateReason, l.HostId)
+func describeLease(w io.Writer, l *dxpuv1.Lease) {
+	fmt.Fprintf(w, "lease   %s of tenant %s\nstate   %s: %s\nhost    %s\n", l.Id, l.Spec.Tenant, enumWord(l.State), l.StateReason, l.HostId)
 	if l.ActiveTime != nil {
-		_, _ = fmt.Fprintf(w, "active  after %s\n", duration(l.ActiveTime.AsTime().Sub(l.CreateTime.AsTime())))
+		fmt.Fprintf(w, "active  after %s\n", duration(l.ActiveTime.AsTime().Sub(l.CreateTime.AsTime())))
 	}
 	for _, b := range l.Bindings {
 		why := ""
@@ -56,68 +56,65 @@ func describeLease(w io.Writer, l *dxpuv1.Lease) error {
 		if b.Detail != "" {
 			why += ": " + b.Detail
 		}
-		_, _ = fmt.Fprintf(w, "\nbinding %s, epoch %d: GPU %s to %s/%d is %s%s\n", b.Id, b.Epoch, b.GpuId, b.HostId, b.HostSlot,
+		fmt.Fprintf(w, "\nbinding %s, epoch %d: GPU %s to %s/%d is %s%s\n", b.Id, b.Epoch, b.GpuId, b.HostId, b.HostSlot,
 			enumWord(b.State), why)
 		if b.Ejected {
-			_, _ = fmt.Fprintf(w, "        the guest has removed it; \"dxpu gpu replug %s\" plugs it in again\n", b.GpuId)
+			fmt.Fprintf(w, "        the guest has removed it; \"dxpu gpu replug %s\" plugs it in again\n", b.GpuId)
 		}
 		t := newTable(w, "STEP", "AT", "TOOK", "REPORTED BY")
 		for _, s := range b.Timeline {
 			t.row(s.Name, s.Time.AsTime().Local().Format("15:04:05.000"), duration(s.Duration.AsDuration()), cmp.Or(s.NodeId, "manager"))
 		}
-		if err := t.flush(); err != nil {
-			return err
-		}
+		t.flush()
 	}
-	return nil
 }
 
 func describeNode(w io.Writer, kind string, n *dxpuv1.NodeInfo) {
-	_, _ = fmt.Fprintf(w, "%s    %s, node number %d, version %s\nstate   %s\nhas     revision %d of %d\n", kind, n.Id, n.Number, n.Version,
+	fmt.Fprintf(w, "%s    %s, node number %d, version %s\nstate   %s\nhas     revision %d of %d\n", kind, n.Id, n.Number, n.Version,
 		nodeState(n), n.AppliedRevision, n.DesiredRevision)
 	if n.Cordoned {
-		_, _ = fmt.Fprintf(w, "cordon  %s\n", n.CordonReason)
+		fmt.Fprintf(w, "cordon  %s\n", n.CordonReason)
 	}
 	for _, a := range n.Addresses {
-		_, _ = fmt.Fprintf(w, "path %d  %s\n", a.Path, a.Address)
+		fmt.Fprintf(w, "path %d  %s\n", a.Path, a.Address)
 	}
 }
 
-func describeHost(w io.Writer, h *dxpuv1.Host) error {
+func describeHost(w io.Writer, h *dxpuv1.Host) {
 	describeNode(w, "host", h.Node)
-	_, _ = fmt.Fprintln(w)
+	fmt.Fprintln(w)
 	t := newTable(w, "SLOT", "DOMAIN", "GPU", "LEASE", "REPORTED", "USE", "PATHS", "TLPS SENT", "RECEIVED", "RETRANSMITTED")
 	for _, s := range h.Slots {
 		t.row(s.Slot, s.Domain, s.GpuId, s.LeaseId, enumWord(s.ObservedState), useWord(s.Use, s.Ejected), pathsWord(s.Paths),
 			s.Counters.GetTlpsSent(), s.Counters.GetTlpsReceived(), s.Counters.GetDatagramsRetransmitted())
 	}
-	return t.flush()
+	t.flush()
 }
 
-func describeBox(w io.Writer, b *dxpuv1.Box) error {
+func describeBox(w io.Writer, b *dxpuv1.Box) {
 	describeNode(w, "box ", b.Node)
-	_, _ = fmt.Fprintf(w, "kind    %s\n\n", enumWord(b.Kind))
-	return printGPUs(w, b.Gpus)
+	fmt.Fprintf(w, "kind    %s\n\n", enumWord(b.Kind))
+	printGPUs(w, b.Gpus)
 }
 
-func describeGPU(w io.Writer, g *dxpuv1.GPU) error {
+func describeGPU(w io.Writer, g *dxpuv1.GPU) {
 	d := g.Device
-	_, _ = fmt.Fprintf(w, "gpu     %s: %s, %s, serial %s, PCI %04x:%04x\nhealth  %s", g.Id, d.GetModel(), size(d.GetMemoryBytes()),
+	fmt.Fprintf(w, "gpu     %s: %s, %s, serial %s, PCI %04x:%04x\nhealth  %s", g.Id, d.GetModel(), size(d.GetMemoryBytes()),
 		d.GetSerial(), d.GetVendorId(), d.GetDeviceId(), gpuHealth(g))
 	if g.HealthDetail != "" {
-		_, _ = fmt.Fprintf(w, ": %s", g.HealthDetail)
+		fmt.Fprintf(w, ": %s", g.HealthDetail)
 	}
-	_, _ = fmt.Fprintf(w, "\nstate   %s\n", gpuState(g))
+	fmt.Fprintf(w, "\nstate   %s\n", gpuState(g))
 	if g.Cordoned {
-		_, _ = fmt.Fprintf(w, "cordon  %s\n", g.CordonReason)
+		fmt.Fprintf(w, "cordon  %s\n", g.CordonReason)
 	}
 	if g.BindingId != "" {
 		c := g.Counters
-		_, _ = fmt.Fprintf(w, `lease   %s of tenant %s, binding %s to %s/%d; the box reports %s
+		fmt.Fprintf(w, `lease   %s of tenant %s, binding %s to %s/%d; the box reports %s
 use     %s
 link    %d TLPs sent, %d received, %d datagrams retransmitted, %d refused
 `, g.LeaseId, g.Tenant, g.BindingId, g.HostId, g.HostSlot, enumWord(g.ObservedState), cmp.Or(useWord(g.Use, g.Ejected), "unknown"),
 			c.GetTlpsSent(), c.GetTlpsReceived(), c.GetDatagramsRetransmitted(), c.GetDatagramsRefused())
 	}
-	return describeErrors(w, g.Errors)
+	describeErrors(w, g.Errors)
 }

@@ -21,44 +21,35 @@ summarise the pool.`,
 }
 
 func newGetPoolCommand(conn *connection) *cobra.Command {
-	var form output
-	cmd := &cobra.Command{
-		Use: "pool", Short: "Summarise the pool", Args: cobra.NoArgs,
+	return getCommand(conn, &cobra.Command{
+		Use: "pool", Short: "Summarise the pool",
 		Long:    "Summarise the pool: its nodes, GPUs, spares and leases.",
 		Example: "  dxpu get pool",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			res, err := call(cmd.Context(), conn, poolAPI.GetPool, &dxpuv1.GetPoolRequest{})
-			if err != nil {
-				return err
-			}
-			return show(cmd, &form, res.Pool, printPool)
-		},
-	}
-	form.register(cmd)
-	return cmd
+	}, poolAPI.GetPool, &dxpuv1.GetPoolRequest{}, (*dxpuv1.GetPoolResponse).GetPool, printPool)
 }
 
-func printPool(w io.Writer, p *dxpuv1.Pool) error {
-	if err := printSums(w, p); err != nil || len(p.Spares) == 0 {
-		return err
+func printPool(w io.Writer, p *dxpuv1.Pool) {
+	printSums(w, p)
+	if len(p.Spares) == 0 {
+		return
 	}
-	_, _ = fmt.Fprintln(w)
+	fmt.Fprintln(w)
 	t := newTable(w, "MODEL", "USABLE", "FREE", "SPARES HELD", "WANTED", "REASON")
 	for _, s := range p.Spares {
 		t.row(s.Model, s.Usable, s.Free, s.Held, s.Wanted, s.Explanation)
 	}
-	return t.flush()
+	t.flush()
 }
 
-func printSums(w io.Writer, p *dxpuv1.Pool) error {
-	_, err := fmt.Fprintf(w, `hosts   %d of %d connected
+func printSums(w io.Writer, p *dxpuv1.Pool) {
+	fmt.Fprintf(w, `hosts   %d of %d connected
 boxes   %d of %d connected
 gpus    %d: %d free (%d held back as spares), %d bound, %d unavailable
 leases  %d, and %d in the queue
 `, p.HostsConnected, p.Hosts, p.BoxesConnected, p.Boxes,
 		p.Gpus, p.GpusFree, p.SparesHeld, p.GpusBound, p.GpusUnavailable, p.LeasesActive, p.LeasesPending)
-	if err != nil || len(p.Managers) < 2 {
-		return err
+	if len(p.Managers) < 2 {
+		return
 	}
 	label := "managers"
 	for _, m := range p.Managers {
@@ -66,12 +57,9 @@ leases  %d, and %d in the queue
 		if m.Leader {
 			role = "leader"
 		}
-		if _, err := fmt.Fprintf(w, "%-8s %s %s %s\n", label, m.Id, m.Url, role); err != nil {
-			return err
-		}
+		fmt.Fprintf(w, "%-8s %s %s %s\n", label, m.Id, m.Url, role)
 		label = ""
 	}
-	return nil
 }
 
 func newGetHostsCommand(conn *connection) *cobra.Command {
@@ -85,7 +73,7 @@ func newGetHostsCommand(conn *connection) *cobra.Command {
 	return cmd
 }
 
-func printHosts(w io.Writer, all *dxpuv1.ListHostsResponse) error {
+func printHosts(w io.Writer, all *dxpuv1.ListHostsResponse) {
 	t := newTable(w, "HOST", "STATE", "SLOTS", "USED", "RACK", "ADDRESS")
 	for _, h := range all.Hosts {
 		used := 0
@@ -96,7 +84,7 @@ func printHosts(w io.Writer, all *dxpuv1.ListHostsResponse) error {
 		}
 		t.row(h.Node.Id, nodeState(h.Node), len(h.Slots), used, h.Node.Rack, addressList(h.Node))
 	}
-	return t.flush()
+	t.flush()
 }
 
 func nodeState(n *dxpuv1.NodeInfo) string {
@@ -135,7 +123,7 @@ func newGetBoxesCommand(conn *connection) *cobra.Command {
 	return cmd
 }
 
-func printBoxes(w io.Writer, all *dxpuv1.ListBoxesResponse) error {
+func printBoxes(w io.Writer, all *dxpuv1.ListBoxesResponse) {
 	t := newTable(w, "BOX", "KIND", "STATE", "GPUS", "FREE", "RACK", "ADDRESS")
 	for _, b := range all.Boxes {
 		free := 0
@@ -146,7 +134,7 @@ func printBoxes(w io.Writer, all *dxpuv1.ListBoxesResponse) error {
 		}
 		t.row(b.Node.Id, enumWord(b.Kind), nodeState(b.Node), len(b.Gpus), free, b.Node.Rack, addressList(b.Node))
 	}
-	return t.flush()
+	t.flush()
 }
 
 func newGetGPUsCommand(conn *connection) *cobra.Command {
@@ -155,7 +143,7 @@ func newGetGPUsCommand(conn *connection) *cobra.Command {
 		Use: "gpus", Aliases: []string{"gpu"}, Short: "List GPUs",
 		Long:    "List the GPUs of the pool with their health, their state and the lease that holds them.",
 		Example: "  dxpu get gpus --model DX100 --state free",
-	}, poolAPI.ListGPUs, req, func(w io.Writer, all *dxpuv1.ListGPUsResponse) error { return printGPUs(w, all.Gpus) })
+	}, poolAPI.ListGPUs, req, func(w io.Writer, all *dxpuv1.ListGPUsResponse) { printGPUs(w, all.Gpus) })
 	f := cmd.Flags()
 	f.StringVar(&req.BoxId, "box", "", "show only GPUs of this box")
 	f.StringVar(&req.HostId, "host", "", "show only GPUs attached to this host")
@@ -166,7 +154,7 @@ func newGetGPUsCommand(conn *connection) *cobra.Command {
 	return cmd
 }
 
-func printGPUs(w io.Writer, gpus []*dxpuv1.GPU) error {
+func printGPUs(w io.Writer, gpus []*dxpuv1.GPU) {
 	t := newTable(w, "GPU", "MODEL", "MEMORY", "HEALTH", "STATE", "USE", "LEASE", "HOST", "ERRORS")
 	for _, g := range gpus {
 		host := ""
@@ -176,7 +164,7 @@ func printGPUs(w io.Writer, gpus []*dxpuv1.GPU) error {
 		t.row(g.Id, g.Device.GetModel(), size(g.Device.GetMemoryBytes()), gpuHealth(g), gpuState(g), useWord(g.Use, g.Ejected),
 			g.LeaseId, host, errorsWord(g.Errors))
 	}
-	return t.flush()
+	t.flush()
 }
 
 func newGetLeasesCommand(conn *connection) *cobra.Command {
@@ -192,12 +180,12 @@ func newGetLeasesCommand(conn *connection) *cobra.Command {
 	return cmd
 }
 
-func printLeases(w io.Writer, all *dxpuv1.ListLeasesResponse) error {
+func printLeases(w io.Writer, all *dxpuv1.ListLeasesResponse) {
 	t := newTable(w, "LEASE", "TENANT", "STATE", "HOST", "GPUS", "REASON")
 	for _, l := range all.Leases {
 		t.row(l.Id, l.Spec.Tenant, enumWord(l.State), l.HostId, strings.Join(gpusOf(l), ","), l.StateReason)
 	}
-	return t.flush()
+	t.flush()
 }
 
 // gpusOf returns the GPUs that a lease holds or is about to get.

@@ -24,8 +24,7 @@ func newGPUGroup(conn *connection) *cobra.Command {
 func newGPUReplaceCommand(conn *connection, path string) *cobra.Command {
 	req := &dxpuv1.ReplaceGPURequest{}
 	cmd := objectCommand(conn, &cobra.Command{
-		Use:   "replace GPU",
-		Short: "Replace a leased GPU by another one",
+		Use: "replace GPU", Short: "Replace a leased GPU by another one",
 		Long: `Replace a leased GPU by another one, as the manager does when a GPU fails. The
 guest sees the old GPU unplugged and the new one plugged into the same slot. The
 contents of the old GPU's memory are lost.`,
@@ -33,12 +32,9 @@ contents of the old GPU's memory are lost.`,
 	}, poolAPI.ReplaceGPU, func(id string) *dxpuv1.ReplaceGPURequest {
 		req.GpuId = id
 		return req
-	}, func(r *dxpuv1.ReplaceGPUResponse) *dxpuv1.ReplaceGPUResponse { return r },
-		func(w io.Writer, r *dxpuv1.ReplaceGPUResponse) error {
-			b := r.Binding
-			_, err := fmt.Fprintf(w, "%s takes the place of %s in %s/%d\n", b.GpuId, req.GpuId, b.HostId, b.HostSlot)
-			return err
-		})
+	}, itself, func(w io.Writer, r *dxpuv1.ReplaceGPUResponse) {
+		fmt.Fprintf(w, "%s takes the place of %s in %s/%d\n", r.Binding.GpuId, req.GpuId, r.Binding.HostId, r.Binding.HostSlot)
+	})
 	cmd.Flags().BoolVar(&req.Cordon, "cordon", false, "keep new bindings away from the old GPU")
 	return conn.register(cmd)
 }
@@ -50,9 +46,8 @@ func newGPUReplugCommand(conn *connection) *cobra.Command {
 hardware"). A lease keeps a GPU that the guest has removed until the lease ends.`,
 		Example: "  dxpu gpu replug b1/0",
 	}, poolAPI.ReplugGPU, func(id string) *dxpuv1.ReplugGPURequest { return &dxpuv1.ReplugGPURequest{GpuId: id} },
-		(*dxpuv1.ReplugGPUResponse).GetBinding, func(w io.Writer, b *dxpuv1.Binding) error {
-			_, err := fmt.Fprintf(w, "%s is being plugged into %s/%d again\n", b.GpuId, b.HostId, b.HostSlot)
-			return err
+		(*dxpuv1.ReplugGPUResponse).GetBinding, func(w io.Writer, b *dxpuv1.Binding) {
+			fmt.Fprintf(w, "%s is being plugged into %s/%d again\n", b.GpuId, b.HostId, b.HostSlot)
 		}))
 }
 
@@ -63,8 +58,7 @@ func newGPUClearCommand(conn *connection) *cobra.Command {
 called for. The box's own report still applies: a GPU that has failed stays failed.`,
 		Example: "  dxpu gpu clear-errors b1/0",
 	}, poolAPI.ClearGPUErrors, func(id string) *dxpuv1.ClearGPUErrorsRequest { return &dxpuv1.ClearGPUErrorsRequest{GpuId: id} },
-		(*dxpuv1.ClearGPUErrorsResponse).GetGpu, func(w io.Writer, g *dxpuv1.GPU) error {
-			_, err := fmt.Fprintf(w, "the errors of %s are cleared; it is %s\n", g.Id, gpuHealth(g))
-			return err
+		(*dxpuv1.ClearGPUErrorsResponse).GetGpu, func(w io.Writer, g *dxpuv1.GPU) {
+			fmt.Fprintf(w, "the errors of %s are cleared; it is %s\n", g.Id, gpuHealth(g))
 		}))
 }

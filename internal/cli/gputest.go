@@ -21,30 +21,17 @@ import (
 const sysfsRoot = "/sys"
 
 func newGPUListCommand() *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use:     "list",
-		Short:   "List the GPUs on the PCI bus of this machine",
+	return valueCommand(&cobra.Command{
+		Use: "list", Short: "List the GPUs on the PCI bus of this machine", Args: cobra.NoArgs,
 		Long:    `List the software GPUs on the PCI bus of this machine, usually a guest, with the kernel driver and the IOMMU group of each.`,
 		Example: `  dxpu gpu list --json`,
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			found, err := findGPUs()
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return writeJSON(cmd.OutOrStdout(), found)
-			}
-			t := newTable(cmd.OutOrStdout(), "ADDRESS", "DRIVER", "IOMMU GROUP")
-			for _, f := range found {
-				t.row(f.Address, f.Driver, f.IOMMUGroup)
-			}
-			return t.flush()
-		},
-	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	return cmd
+	}, func(*cobra.Command, []string) ([]vfio.Function, error) { return findGPUs() }, func(w io.Writer, found []vfio.Function) {
+		t := newTable(w, "ADDRESS", "DRIVER", "IOMMU GROUP")
+		for _, f := range found {
+			t.row(f.Address, f.Driver, f.IOMMUGroup)
+		}
+		t.flush()
+	})
 }
 
 func findGPUs() ([]vfio.Function, error) {

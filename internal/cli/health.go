@@ -55,17 +55,17 @@ func errorsWord(errs []*dxpuv1.DeviceError) string {
 }
 
 // describeErrors lists the errors of a GPU and the action that each calls for.
-func describeErrors(w io.Writer, errs []*dxpuv1.DeviceError) error {
+func describeErrors(w io.Writer, errs []*dxpuv1.DeviceError) {
 	if len(errs) == 0 {
-		return nil
+		return
 	}
-	_, _ = fmt.Fprintln(w)
+	fmt.Fprintln(w)
 	t := newTable(w, "ERROR", "COUNT", "LAST", "CALLS FOR", "DESCRIPTION")
 	for _, e := range errs {
 		t.row(fmt.Sprintf("XID %d", e.Code), e.Count, e.LastTime.AsTime().Local().Format(time.DateTime),
 			strings.ReplaceAll(enumWord(e.Action), "-", " "), e.Detail)
 	}
-	return t.flush()
+	t.flush()
 }
 
 // pathsWord lists the health of the paths of a binding.

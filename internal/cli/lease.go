@@ -60,42 +60,38 @@ func (o *leaseFlags) message() *dxpuv1.LeaseSpec {
 	return &o.spec
 }
 
-// leaseWait holds the flags with which a command waits for a lease, and its output
-// form.
-type leaseWait struct {
-	form    output
-	wait    bool
-	timeout time.Duration
-}
-
-func (o *leaseWait) register(cmd *cobra.Command, until string) {
-	o.form.register(cmd)
-	cmd.Flags().BoolVar(&o.wait, "wait", false, "return when "+until)
-	cmd.Flags().DurationVar(&o.timeout, "timeout", time.Minute, "longest --wait; afterwards the manager continues without the command")
-}
-
-// finish waits for a lease if the flags ask for it, and prints it.
-func (o *leaseWait) finish(cmd *cobra.Command, api poolAPI, l *dxpuv1.Lease, done func(*dxpuv1.Lease) bool) (err error) {
-	if o.wait {
-		if l, err = waitForLease(cmd.Context(), api, l.Id, o.timeout, done); err != nil {
-			return err
+// leaseCommand completes a command that changes a lease, waits until done accepts the
+// lease if the flags ask for it, and prints the lease.
+func leaseCommand[Req, Res any](conn *connection, cmd *cobra.Command, m method[Req, Res], request func(args []string) *Req,
+	lease func(*Res) *dxpuv1.Lease, until string, done func(*dxpuv1.Lease) bool,
+) *cobra.Command {
+	var wait bool
+	var timeout time.Duration
+	cmd.Flags().BoolVar(&wait, "wait", false, "return when "+until)
+	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "longest --wait; afterwards the manager continues without the command")
+	return valueCommand(cmd, func(cmd *cobra.Command, args []string) (*dxpuv1.Lease, error) {
+		api, err := conn.pool()
+		if err != nil {
+			return nil, err
 		}
-	}
-	return show(cmd, &o.form, l, printLeaseLine)
+		res, err := callOn(cmd.Context(), api, m, request(args))
+		if err != nil || !wait {
+			return lease(res), err
+		}
+		return waitForLease(cmd.Context(), api, lease(res).Id, timeout, done)
+	}, printLeaseLine)
 }
 
-// hasState returns a condition for leaseWait.
+// hasState returns a condition for leaseCommand.
 func hasState(want ...dxpuv1.LeaseState) func(*dxpuv1.Lease) bool {
 	return func(l *dxpuv1.Lease) bool { return slices.Contains(want, l.State) }
 }
 
 func newLeaseCreateCommand(conn *connection) *cobra.Command {
 	var o leaseFlags
-	var wait leaseWait
 	req := &dxpuv1.CreateLeaseRequest{}
-	cmd := &cobra.Command{
-		Use:   "create",
-		Short: "Allocate GPUs and attach them to a host",
+	cmd := leaseCommand(conn, &cobra.Command{
+		Use: "create", Short: "Allocate GPUs and attach them to a host", Args: cobra.NoArgs,
 		Long: `Allocate GPUs and attach them to a host.
 
 The command returns when the manager has chosen the GPUs; with --wait, when every
@@ -105,22 +101,11 @@ GPU is attached and the guest can use it. Without capacity the command fails. Wi
 With --request-id the command can be repeated: the same ID returns the same lease.`,
 		Example: `  dxpu lease create --count 2 --model DX100 --host h1 --wait
   dxpu lease create --count 8 --nvlink required --queue --queue-timeout 10m`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			api, err := conn.pool()
-			if err != nil {
-				return err
-			}
-			req.Spec = o.message()
-			res, err := callOn(cmd.Context(), api, poolAPI.CreateLease, req)
-			if err != nil {
-				return err
-			}
-			return wait.finish(cmd, api, res.Lease, hasState(dxpuv1.LeaseState_LEASE_STATE_ACTIVE))
-		},
-	}
+	}, poolAPI.CreateLease, func([]string) *dxpuv1.CreateLeaseRequest {
+		req.Spec = o.message()
+		return req
+	}, (*dxpuv1.CreateLeaseResponse).GetLease, "every GPU is attached", hasState(dxpuv1.LeaseState_LEASE_STATE_ACTIVE))
 	o.register(cmd)
-	wait.register(cmd, "every GPU is attached")
 	f := cmd.Flags()
 	f.StringVar(&req.RequestId, "request-id", "", "name of the request, which makes the command safe to repeat")
 	f.BoolVar(&o.spec.Wait, "queue", false, "wait in the queue while there is no capacity")
@@ -129,7 +114,7 @@ With --request-id the command can be repeated: the same ID returns the same leas
 }
 
 // printLeaseLine prints the state and the GPUs of a lease on one line.
-func printLeaseLine(w io.Writer, l *dxpuv1.Lease) error {
+func printLeaseLine(w io.Writer, l *dxpuv1.Lease) {
 	where := ""
 	if g := gpusOf(l); len(g) > 0 {
 		where = fmt.Sprintf(": %s to %s", strings.Join(g, ", "), l.HostId)
@@ -138,8 +123,7 @@ func printLeaseLine(w io.Writer, l *dxpuv1.Lease) error {
 	if l.State == dxpuv1.LeaseState_LEASE_STATE_ACTIVE {
 		took = " after " + duration(l.ActiveTime.AsTime().Sub(l.CreateTime.AsTime()))
 	}
-	_, err := fmt.Fprintf(w, "%s is %s%s%s\n", l.Id, enumWord(l.State), took, where)
-	return err
+	fmt.Fprintf(w, "%s is %s%s%s\n", l.Id, enumWord(l.State), took, where)
 }
 
 // waitForLease returns the lease once done accepts it, and an error when it ends
@@ -176,60 +160,35 @@ func waitForLease(outer context.Context, api poolAPI, id string, limit time.Dura
 }
 
 func newLeaseDeleteCommand(conn *connection) *cobra.Command {
-	var wait leaseWait
 	req := &dxpuv1.DeleteLeaseRequest{}
-	cmd := &cobra.Command{
-		Use:   "delete LEASE",
-		Short: "Detach the GPUs of a lease and end it",
+	cmd := leaseCommand(conn, &cobra.Command{
+		Use: "delete LEASE", Short: "Detach the GPUs of a lease and end it", Args: cobra.ExactArgs(1),
 		Long: `Detach the GPUs of a lease and end it. The guest is asked to release each GPU;
 then the GPU is reset and its memory is scrubbed. --force does not ask the guest.`,
 		Example: "  dxpu lease delete l-17 --wait",
-		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			api, err := conn.pool()
-			if err != nil {
-				return err
-			}
-			req.LeaseId = args[0]
-			res, err := callOn(cmd.Context(), api, poolAPI.DeleteLease, req)
-			if err != nil {
-				return err
-			}
-			return wait.finish(cmd, api, res.Lease, hasState(dxpuv1.LeaseState_LEASE_STATE_RELEASED, dxpuv1.LeaseState_LEASE_STATE_FAILED))
-		},
-	}
-	wait.register(cmd, "all GPUs are free again")
+	}, poolAPI.DeleteLease, func(args []string) *dxpuv1.DeleteLeaseRequest {
+		req.LeaseId = args[0]
+		return req
+	}, (*dxpuv1.DeleteLeaseResponse).GetLease, "all GPUs are free again",
+		hasState(dxpuv1.LeaseState_LEASE_STATE_RELEASED, dxpuv1.LeaseState_LEASE_STATE_FAILED))
 	cmd.Flags().BoolVar(&req.Force, "force", false, "remove the GPUs without asking the guest")
 	return cmd
 }
 
 func newLeaseResizeCommand(conn *connection) *cobra.Command {
-	var wait leaseWait
 	req := &dxpuv1.ResizeLeaseRequest{}
-	cmd := &cobra.Command{
-		Use:   "resize LEASE",
-		Short: "Add GPUs to a lease, or remove some",
+	cmd := leaseCommand(conn, &cobra.Command{
+		Use: "resize LEASE", Short: "Add GPUs to a lease, or remove some", Args: cobra.ExactArgs(1),
 		Long: `Add GPUs to an active lease, or remove some.
 
 Additional GPUs meet the constraints of the lease and go to its host. The guest is
 asked to release GPUs that are removed; the manager removes those whose loss leaves
 the best placement.`,
 		Example: `  dxpu lease resize l-17 --count 4 --wait`,
-		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			api, err := conn.pool()
-			if err != nil {
-				return err
-			}
-			req.LeaseId = args[0]
-			res, err := callOn(cmd.Context(), api, poolAPI.ResizeLease, req)
-			if err != nil {
-				return err
-			}
-			return wait.finish(cmd, api, res.Lease, resized)
-		},
-	}
-	wait.register(cmd, "the new GPUs are attached and the removed ones are free again")
+	}, poolAPI.ResizeLease, func(args []string) *dxpuv1.ResizeLeaseRequest {
+		req.LeaseId = args[0]
+		return req
+	}, (*dxpuv1.ResizeLeaseResponse).GetLease, "the new GPUs are attached and the removed ones are free again", resized)
 	cmd.Flags().Uint32Var(&req.Count, "count", 0, "new `number` of GPUs")
 	_ = cmd.MarkFlagRequired("count")
 	return cmd
@@ -252,40 +211,30 @@ func resized(l *dxpuv1.Lease) bool {
 
 func newLeaseExplainCommand(conn *connection) *cobra.Command {
 	var o leaseFlags
-	var form output
-	cmd := &cobra.Command{
-		Use:   "explain [LEASE]",
-		Short: "Explain the placement of a lease, or why it waits",
+	cmd := valueCommand(&cobra.Command{
+		Use: "explain [LEASE]", Short: "Explain the placement of a lease, or why it waits", Args: cobra.MaximumNArgs(1),
 		Long: `Explain the placement of a lease, or why it waits. Without a lease, explain what
 the manager would do with the request that the flags describe. Nothing is allocated.`,
 		Example: `  dxpu lease explain l-17
   dxpu lease explain --count 4 --same-box required`,
-		Args: cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			req := &dxpuv1.ExplainLeaseRequest{What: &dxpuv1.ExplainLeaseRequest_Spec{Spec: o.message()}}
-			if len(args) == 1 {
-				req.What = &dxpuv1.ExplainLeaseRequest_LeaseId{LeaseId: args[0]}
-			}
-			res, err := call(cmd.Context(), conn, poolAPI.ExplainLease, req)
-			if err != nil {
-				return err
-			}
-			return show(cmd, &form, res, printExplanation)
-		},
-	}
-	form.register(cmd)
+	}, func(cmd *cobra.Command, args []string) (*dxpuv1.ExplainLeaseResponse, error) {
+		req := &dxpuv1.ExplainLeaseRequest{What: &dxpuv1.ExplainLeaseRequest_Spec{Spec: o.message()}}
+		if len(args) == 1 {
+			req.What = &dxpuv1.ExplainLeaseRequest_LeaseId{LeaseId: args[0]}
+		}
+		return call(cmd.Context(), conn, poolAPI.ExplainLease, req)
+	}, printExplanation)
 	o.register(cmd)
 	return cmd
 }
 
-func printExplanation(w io.Writer, r *dxpuv1.ExplainLeaseResponse) error {
+func printExplanation(w io.Writer, r *dxpuv1.ExplainLeaseResponse) {
 	for _, s := range r.Explanation {
-		_, _ = fmt.Fprintln(w, s)
+		fmt.Fprintln(w, s)
 	}
 	result := "not now"
 	if r.Satisfied {
 		result = strings.Join(r.GpuIds, ", ") + " to " + r.HostId
 	}
-	_, err := fmt.Fprintf(w, "=> %s\n", result)
-	return err
+	fmt.Fprintf(w, "=> %s\n", result)
 }

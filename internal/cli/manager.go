@@ -155,9 +155,9 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 		return errors.Join(err, l.Close())
 	}
 	announce := func() error {
-		_, _ = fmt.Fprintf(cmd.OutOrStdout(), "The manager serves at %s\n", url)
+		fmt.Fprintf(cmd.OutOrStdout(), "The manager serves at %s\n", url)
 		if made {
-			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "Join token for nodes: export DXPU_JOIN_TOKEN=%s\n", token)
+			fmt.Fprintf(cmd.OutOrStdout(), "Join token for nodes: export DXPU_JOIN_TOKEN=%s\n", token)
 		}
 		notifyReady()
 		if o.urlFile == "" {

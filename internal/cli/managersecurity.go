@@ -123,7 +123,7 @@ func (o *managerOptions) publish(ctx context.Context, out io.Writer, m *manager.
 			return err
 		}
 		if o.tlsCert == "" {
-			_, _ = fmt.Fprintf(out, "Flag for nodes: --ca-hash %s\n", hash)
+			fmt.Fprintf(out, "Flag for nodes: --ca-hash %s\n", hash)
 		}
 		if o.dataDir != "" {
 			if err := os.WriteFile(filepath.Join(o.dataDir, "ca.crt"), pem, 0o644); err != nil {

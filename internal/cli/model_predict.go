@@ -150,7 +150,7 @@ func warnOfTrace(errOut io.Writer, r *workload.Report) {
 	if r.Dropped() > 0 {
 		rest = "; the report covers the rest"
 	}
-	_, _ = fmt.Fprintf(errOut, "warning: %s%s\n", r.Warning(), rest)
+	fmt.Fprintf(errOut, "warning: %s%s\n", r.Warning(), rest)
 }
 
 // prepare checks the flags and returns the round trips of the sweep.

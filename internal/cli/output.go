@@ -1,7 +1,8 @@
 package cli
 
 import (
-	"bytes"
+	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -21,41 +22,43 @@ func jsonFlag(cmd *cobra.Command, v *bool) {
 	cmd.MarkFlagsMutuallyExclusive("json", "yaml")
 }
 
-// output holds the flags for the form of a command's output.
-type output struct{ json bool }
+// valueCommand completes a command that prints a value, as text by default.
+func valueCommand[T any](cmd *cobra.Command, get func(cmd *cobra.Command, args []string) (T, error), text func(io.Writer, T)) *cobra.Command {
+	var asJSON bool
+	jsonFlag(cmd, &asJSON)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		v, err := get(cmd, args)
+		if err != nil {
+			return err
+		}
+		return printValue(cmd, asJSON, v, text)
+	}
+	return cmd
+}
 
-func (o *output) register(cmd *cobra.Command) { jsonFlag(cmd, &o.json) }
+// printValue prints a value as JSON or as text.
+func printValue[T any](cmd *cobra.Command, asJSON bool, v T, text func(io.Writer, T)) error {
+	if asJSON {
+		return writeJSON(cmd.OutOrStdout(), v)
+	}
+	w := bufio.NewWriter(cmd.OutOrStdout()) // Flush returns the first error of all writes
+	text(w, v)
+	return w.Flush()
+}
 
-// writeJSON prints a value, indented.
+// writeJSON prints a value or a message of the API, indented.
 func writeJSON(w io.Writer, v any) error {
+	if m, ok := v.(proto.Message); ok {
+		raw, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
+		if err != nil {
+			return fmt.Errorf("encode JSON: %w", err)
+		}
+		v = json.RawMessage(raw) // protojson varies its white space on purpose; the encoder makes it stable
+	}
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
 	return e.Encode(v)
-}
-
-// printValue prints a value as JSON or as text.
-func printValue[T any](cmd *cobra.Command, asJSON bool, v T, text func(io.Writer, T) error) error {
-	if asJSON {
-		return writeJSON(cmd.OutOrStdout(), v)
-	}
-	return text(cmd.OutOrStdout(), v)
-}
-
-// writeMessage prints a message of the API in its JSON form, indented.
-func writeMessage(w io.Writer, m proto.Message) error {
-	raw, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
-	if err != nil {
-		return fmt.Errorf("encode JSON: %w", err)
-	}
-	// protojson varies its white space on purpose; json.Indent makes it stable.
-	var out bytes.Buffer
-	if err := json.Indent(&out, raw, "", "  "); err != nil {
-		return fmt.Errorf("encode JSON: %w", err)
-	}
-	out.WriteByte('\n')
-	_, err = out.WriteTo(w)
-	return err
 }
 
 // writeLine prints a message of the API as one line of JSON.
@@ -64,16 +67,13 @@ func writeLine(w io.Writer, m proto.Message) error {
 	if err != nil {
 		return fmt.Errorf("encode JSON: %w", err)
 	}
-	var out bytes.Buffer
-	if err := json.Compact(&out, raw); err != nil {
-		return fmt.Errorf("encode JSON: %w", err)
-	}
-	out.WriteByte('\n')
-	_, err = out.WriteTo(w)
-	return err
+	e := json.NewEncoder(w) // compacts raw
+	e.SetEscapeHTML(false)
+	return e.Encode(json.RawMessage(raw))
 }
 
-// table prints aligned columns; the first row is the heading.
+// table prints aligned columns; the first row is the heading. The writer below it
+// keeps the errors.
 type table struct{ w *tabwriter.Writer }
 
 func newTable(w io.Writer, heading ...any) *table {
@@ -88,15 +88,11 @@ func (t *table) row(cells ...any) {
 		if i == len(cells)-1 {
 			sep = "\n"
 		}
-		s := fmt.Sprint(c)
-		if s == "" {
-			s = "-"
-		}
-		_, _ = fmt.Fprint(t.w, s, sep)
+		fmt.Fprint(t.w, cmp.Or(fmt.Sprint(c), "-"), sep)
 	}
 }
 
-func (t *table) flush() error { return t.w.Flush() }
+func (t *table) flush() { _ = t.w.Flush() }
 
 // duration prints a duration, rounded to 10 ms or 10 µs.
 func duration(d time.Duration) string {

@@ -28,11 +28,10 @@ func newSimBandwidthCommand() *cobra.Command {
 	var rtts string
 	var mrrs int
 	var uplink float64
-	var clear, asJSON bool
+	var clear bool
 	spec := sim.BandwidthSpec{Requester: perf.V100, Size: 16 << 20}
-	cmd := &cobra.Command{
-		Use:   "bandwidth",
-		Short: "Compare the bandwidth of copies with Equation 1",
+	cmd := valueCommand(&cobra.Command{
+		Use: "bandwidth", Short: "Compare the bandwidth of copies with Equation 1", Args: cobra.NoArgs,
 		Long: `Measure copies both ways between host memory and a software GPU, and compare them
 with Equation 1 of the paper: #tags x MRRS / RTT.
 
@@ -43,24 +42,19 @@ to the host (posted writes, which do not depend on the round trip) the path has 
 bandwidth --uplink.`,
 		Example: `  dxpu sim bandwidth --tags 140 --mrrs 128 --rtt 6.8us,4.9us
   dxpu sim bandwidth --tags 256 --mrrs 512 --rtt 100us --size 64MiB --json`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			spec.MRRS = pcie.PayloadSize(clamp(mrrs, 65535))
-			spec.Uplink = uplink * 1e9 / 8
-			spec.Cipher = link.CipherAES256GCM
-			if clear {
-				spec.Cipher = link.CipherNone
-			}
-			if spec.Size < 1 || spec.Size > sim.MaxSize {
-				return usagef("--size: want 1 to %s", size(sim.MaxSize))
-			}
-			rows, err := simBandwidth(cmd.Context(), spec, rtts)
-			if err != nil {
-				return usage(err) // the simulation itself does not fail
-			}
-			return printValue(cmd, asJSON, rows, printSimBandwidth)
-		},
-	}
+	}, func(cmd *cobra.Command, _ []string) ([]simBandwidthRow, error) {
+		spec.MRRS = pcie.PayloadSize(clamp(mrrs, 65535))
+		spec.Uplink = uplink * 1e9 / 8
+		spec.Cipher = link.CipherAES256GCM
+		if clear {
+			spec.Cipher = link.CipherNone
+		}
+		if spec.Size < 1 || spec.Size > sim.MaxSize {
+			return nil, usagef("--size: want 1 to %s", size(sim.MaxSize))
+		}
+		rows, err := simBandwidth(cmd.Context(), spec, rtts)
+		return rows, usage(err) // the simulation itself does not fail
+	}, printSimBandwidth)
 	f := cmd.Flags()
 	f.IntVar(&spec.Tags, "tags", spec.Tags, "number of requests that the GPU keeps in flight")
 	f.IntVar(&mrrs, "mrrs", int(spec.MRRS), "Max_Read_Request_Size in bytes")
@@ -68,7 +62,6 @@ bandwidth --uplink.`,
 	sizeVar(f, &spec.Size, "size", "size of one copy, such as 64KiB or 16MiB")
 	f.Float64Var(&uplink, "uplink", sim.DefaultUplink*8/1e9, "bandwidth of the path for the copy to the host, in Gb/s")
 	f.BoolVar(&clear, "clear", false, "run without encryption")
-	jsonFlag(cmd, &asJSON)
 	return cmd
 }
 
@@ -103,11 +96,11 @@ func simBandwidth(ctx context.Context, spec sim.BandwidthSpec, rtts string) ([]s
 	return rows, nil
 }
 
-func printSimBandwidth(w io.Writer, rows []simBandwidthRow) error {
+func printSimBandwidth(w io.Writer, rows []simBandwidthRow) {
 	t := newTable(w, "TAGS", "MRRS", "RTT", "HOST TO DEVICE", "EQUATION 1", "DEVIATION", "DEVICE TO HOST")
 	for _, r := range rows {
 		t.row(r.Tags, r.MRRS, time.Duration(r.RTT), perf.BytesPerSecond(r.HostToDevice), perf.BytesPerSecond(r.Equation1),
 			fmt.Sprintf("%+.2f %%", 100*r.Deviation), perf.BytesPerSecond(r.DeviceToHost))
 	}
-	return t.flush()
+	t.flush()
 }

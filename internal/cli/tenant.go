@@ -30,12 +30,12 @@ func tenantsCommand(conn *connection, use string) *cobra.Command {
 		Use: use, Short: "List tenants with their quotas",
 		Long:    "List the tenants with their GPUs and leases, and the quotas for them.",
 		Example: "  dxpu get tenants",
-	}, poolAPI.ListTenants, &dxpuv1.ListTenantsRequest{}, func(w io.Writer, all *dxpuv1.ListTenantsResponse) error {
+	}, poolAPI.ListTenants, &dxpuv1.ListTenantsRequest{}, func(w io.Writer, all *dxpuv1.ListTenantsResponse) {
 		t := newTable(w, "TENANT", "GPUS", "LEASES", "QUEUED", "DESCRIPTION")
 		for _, n := range all.Tenants {
 			t.row(n.Id, outOf(n.Gpus, n.Quota.GetMaxGpus()), outOf(n.Leases, n.Quota.GetMaxLeases()), n.LeasesPending, n.Description)
 		}
-		return t.flush()
+		t.flush()
 	})
 }
 
@@ -47,7 +47,7 @@ func outOf(n, limit uint32) string {
 	return fmt.Sprintf("%d of %d", n, limit)
 }
 
-func describeTenant(w io.Writer, n *dxpuv1.Tenant) error {
+func describeTenant(w io.Writer, n *dxpuv1.Tenant) {
 	q := n.Quota
 	t := newTable(w, "tenant", n.Id)
 	t.row("about", n.Description)
@@ -59,7 +59,7 @@ func describeTenant(w io.Writer, n *dxpuv1.Tenant) error {
 	if q != nil && q.MaxPriority != nil {
 		t.row("priority", fmt.Sprintf("at most %d", *q.MaxPriority))
 	}
-	return t.flush()
+	t.flush()
 }
 
 func newTenantSetCommand(conn *connection) *cobra.Command {
@@ -82,14 +82,12 @@ that the tenant already has stay, even if they exceed the new quota.`,
 			if err != nil {
 				return err
 			}
-			n := &dxpuv1.Tenant{Id: args[0]}
 			old, err := callOn(cmd.Context(), api, poolAPI.GetTenant, &dxpuv1.GetTenantRequest{TenantId: args[0]})
-			switch {
-			case err == nil:
-				n = &dxpuv1.Tenant{Id: args[0], Description: old.Tenant.Description, Quota: old.Tenant.Quota, ResourceVersion: old.Tenant.ResourceVersion}
-			case connect.CodeOf(err) != connect.CodeNotFound:
+			if err != nil && connect.CodeOf(err) != connect.CodeNotFound {
 				return err
 			}
+			t := old.GetTenant() // nil for a new tenant
+			n := &dxpuv1.Tenant{Id: args[0], Description: t.GetDescription(), Quota: t.GetQuota(), ResourceVersion: t.GetResourceVersion()}
 			if n.Quota == nil {
 				n.Quota = &dxpuv1.Quota{}
 			}
@@ -118,7 +116,7 @@ that the tenant already has stay, even if they exceed the new quota.`,
 			if err != nil {
 				return err
 			}
-			return describeTenant(cmd.OutOrStdout(), res.Tenant)
+			return printValue(cmd, false, res.Tenant, describeTenant)
 		},
 	}
 	f := cmd.Flags()

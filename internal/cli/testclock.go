@@ -20,7 +20,7 @@ func wrongClock(file string) func() time.Time {
 		}
 		off, err := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64)
 		if err != nil {
-			_, _ = fmt.Fprintf(os.Stderr, "dxpu: %s: %v\n", file, err)
+			fmt.Fprintf(os.Stderr, "dxpu: %s: %v\n", file, err)
 			return now
 		}
 		return now.Add(time.Duration(off))

@@ -26,30 +26,20 @@ the leases of one tenant. Nodes have no tokens: they enrol with a join token.`,
 }
 
 func newTokenCreateCommand(conn *connection) *cobra.Command {
-	var form output
 	var expires time.Duration
 	req := &dxpuv1.CreateTokenRequest{}
-	cmd := &cobra.Command{
+	cmd := valueCommand(&cobra.Command{
 		Use: "create", Short: "Create a token and print it", Args: cobra.NoArgs,
 		Long: `Create a token and print it. It cannot be shown again: the manager keeps only its
 hash. Pass it to dxpu with --token-file, $DXPU_TOKEN or a context.`,
 		Example: `  dxpu token create --role operator --description "night shift" --expires 24h
   dxpu token create --role tenant --tenant team-a`,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if expires != 0 {
-				req.ExpiresAfter = durationpb.New(expires)
-			}
-			res, err := call(cmd.Context(), conn, poolAPI.CreateToken, req)
-			if err != nil {
-				return err
-			}
-			return show(cmd, &form, res, func(w io.Writer, res *dxpuv1.CreateTokenResponse) error {
-				_, err := fmt.Fprintln(w, res.Secret)
-				return err
-			})
-		},
-	}
-	form.register(cmd)
+	}, func(cmd *cobra.Command, _ []string) (*dxpuv1.CreateTokenResponse, error) {
+		if expires != 0 {
+			req.ExpiresAfter = durationpb.New(expires)
+		}
+		return call(cmd.Context(), conn, poolAPI.CreateToken, req)
+	}, func(w io.Writer, res *dxpuv1.CreateTokenResponse) { fmt.Fprintln(w, res.Secret) })
 	f := cmd.Flags()
 	enumVar(f, &req.Role, "role", "admin, operator or tenant (required)")
 	_ = cmd.MarkFlagRequired("role")
@@ -65,12 +55,12 @@ func tokensCommand(conn *connection, use string) *cobra.Command {
 		Use: use, Short: "List tokens",
 		Long:    "List the tokens, without their secrets.",
 		Example: "  dxpu get tokens",
-	}, poolAPI.ListTokens, &dxpuv1.ListTokensRequest{}, func(w io.Writer, all *dxpuv1.ListTokensResponse) error {
+	}, poolAPI.ListTokens, &dxpuv1.ListTokensRequest{}, func(w io.Writer, all *dxpuv1.ListTokensResponse) {
 		t := newTable(w, "TOKEN", "ROLE", "TENANT", "CREATED", "EXPIRES", "BY", "DESCRIPTION")
 		for _, k := range all.Tokens {
 			t.row(k.Id, auth.RoleWord(k.Role), k.Tenant, date(k.CreateTime), date(k.ExpireTime), k.Creator, k.Description)
 		}
-		return t.flush()
+		t.flush()
 	})
 }
 
@@ -102,28 +92,17 @@ func newTokenDeleteCommand(conn *connection) *cobra.Command {
 }
 
 func newWhoAmICommand(conn *connection) *cobra.Command {
-	var form output
-	cmd := &cobra.Command{
-		Use: "whoami", Short: "Show your identity", Args: cobra.NoArgs,
+	return conn.register(getCommand(conn, &cobra.Command{
+		Use: "whoami", Short: "Show your identity",
 		Long:    "Show your identity as the manager sees it: the ID of your token, your role and your tenant.",
 		Example: "  dxpu whoami --token-file team-a.token",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			res, err := call(cmd.Context(), conn, poolAPI.WhoAmI, &dxpuv1.WhoAmIRequest{})
-			if err != nil {
-				return err
-			}
-			return show(cmd, &form, res, func(w io.Writer, res *dxpuv1.WhoAmIResponse) error {
-				of := ""
-				if res.Tenant != "" {
-					of = " of " + res.Tenant
-				}
-				_, err := fmt.Fprintf(w, "%s, with the role %s%s\n", res.Actor, auth.RoleWord(res.Role), of)
-				return err
-			})
-		},
-	}
-	form.register(cmd)
-	return conn.register(cmd)
+	}, poolAPI.WhoAmI, &dxpuv1.WhoAmIRequest{}, itself, func(w io.Writer, res *dxpuv1.WhoAmIResponse) {
+		of := ""
+		if res.Tenant != "" {
+			of = " of " + res.Tenant
+		}
+		fmt.Fprintf(w, "%s, with the role %s%s\n", res.Actor, auth.RoleWord(res.Role), of)
+	}))
 }
 
 func newNodeCommand(conn *connection) *cobra.Command {

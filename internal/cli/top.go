@@ -104,7 +104,7 @@ func (o *topOptions) run(cmd *cobra.Command) error {
 			}
 			return err
 		}
-		if err := o.show(screen, newTop(prev, cur)); err != nil || o.once {
+		if err := o.show(screen, newTop(prev, cur, o.all)); err != nil || o.once {
 			return err
 		}
 		prev = cur
@@ -112,17 +112,13 @@ func (o *topOptions) run(cmd *cobra.Command) error {
 	return nil
 }
 
-func (o *topOptions) show(w *screen, t *top) error {
-	if !o.all {
-		t.dropFree()
-	}
+// show prints a table.
+func (o *topOptions) show(w *screen, t interface{ write(io.Writer) }) error {
 	if o.asJSON {
 		return json.NewEncoder(w.out).Encode(t)
 	}
 	var buf bytes.Buffer
-	if err := t.write(&buf); err != nil {
-		return err
-	}
+	t.write(&buf)
 	return w.show(buf.Bytes())
 }
 

@@ -113,7 +113,7 @@ func TestTopRates(t *testing.T) {
 		{"a new slot", agent.Report{}, report(time.Second, 0), 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got := newTop(&tc.prev, &tc.cur).Slots[0].Rates.TLPsOut
+			got := newTop(&tc.prev, &tc.cur, true).Slots[0].Rates.TLPsOut
 			if got != tc.want {
 				t.Errorf("%v TLPs a second, want %v", got, tc.want)
 			}

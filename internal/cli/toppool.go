@@ -1,10 +1,8 @@
 package cli
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -77,24 +75,13 @@ func (o *topOptions) runPool(ctx context.Context, in io.Reader, out io.Writer) e
 			}
 			return err
 		}
-		if err := o.showPool(screen, t); err != nil || o.once {
+		if err := o.show(screen, t); err != nil || o.once {
 			return err
 		}
 		if !screen.wait(ctx, o.interval) {
 			return nil
 		}
 	}
-}
-
-func (o *topOptions) showPool(w *screen, t *poolTop) error {
-	if o.asJSON {
-		return json.NewEncoder(w.out).Encode(t)
-	}
-	var buf bytes.Buffer
-	if err := t.write(&buf); err != nil {
-		return err
-	}
-	return w.show(buf.Bytes())
 }
 
 // fetchPoolTop asks the manager for the data of a table.
@@ -140,16 +127,10 @@ func newPoolTop(now time.Time, p *dxpuv1.Pool, leases []*dxpuv1.Lease, links map
 	for _, l := range leases {
 		age := now.Sub(l.CreateTime.AsTime())
 		if l.State == dxpuv1.LeaseState_LEASE_STATE_PENDING {
-			t.Queue = append(t.Queue, topQueued{
-				Position: l.QueuePosition, ID: l.Id, Tenant: l.Spec.Tenant, GPUs: l.Spec.Count,
-				Priority: l.Spec.Priority, Age: age, Why: l.StateReason,
-			})
+			t.Queue = append(t.Queue, topQueued{l.QueuePosition, l.Id, l.Spec.Tenant, l.Spec.Count, l.Spec.Priority, age, l.StateReason})
 			continue
 		}
-		row := topLease{
-			ID: l.Id, Tenant: l.Spec.Tenant, State: enumWord(l.State), Host: l.HostId,
-			Want: l.Spec.Count, Age: age,
-		}
+		row := topLease{ID: l.Id, Tenant: l.Spec.Tenant, State: enumWord(l.State), Host: l.HostId, Want: l.Spec.Count, Age: age}
 		for _, s := range links[l.Id] {
 			row.add(s)
 		}
@@ -186,42 +167,30 @@ func (l *topLease) add(s *dxpuv1.HostSlot) {
 	l.Resent += c.GetDatagramsRetransmitted()
 }
 
-func (t *poolTop) write(w io.Writer) error {
+func (t *poolTop) write(w io.Writer) {
 	p := &t.Pool
 	head := fmt.Sprintf("%s  hosts %d/%d  boxes %d/%d  gpus %d: %d bound, %d free (%d spares), %d unavailable",
 		t.Time.Format(time.TimeOnly), p.HostsConnected, p.Hosts, p.BoxesConnected, p.Boxes, p.GPUs, p.Bound, p.Free, p.Spares, p.Unavailable)
 	if p.Leader != "" {
 		head += "  leader " + p.Leader
 	}
-	if _, err := fmt.Fprintf(w, "%s\n\n", head); err != nil {
-		return err
-	}
+	fmt.Fprintf(w, "%s\n\n", head)
 	leases := newTable(w, "LEASE", "TENANT", "STATE", "HOST", "GPUS", "AGE", "NETWORK", "OUT MB/S", "IN MB/S", "RESENT")
 	for _, l := range t.Leases {
-		rtt := "-"
+		rtt := ""
 		if l.RTT > 0 {
 			rtt = duration(l.RTT)
 		}
 		leases.row(l.ID, l.Tenant, l.State, l.Host, fmt.Sprintf("%d/%d", l.GPUs, l.Want), l.Age.Round(time.Second), rtt, megabytes(l.Out), megabytes(l.In), l.Resent)
 	}
-	if err := leases.flush(); err != nil {
-		return err
-	}
+	leases.flush()
 	if t.More > 0 {
-		if _, err := fmt.Fprintf(w, "and %d more leases (--rows)\n", t.More); err != nil {
-			return err
-		}
+		fmt.Fprintf(w, "and %d more leases (--rows)\n", t.More)
 	}
-	return t.writeQueue(w)
-}
-
-func (t *poolTop) writeQueue(w io.Writer) error {
 	if len(t.Queue) == 0 {
-		return nil
+		return
 	}
-	if _, err := fmt.Fprintln(w); err != nil {
-		return err
-	}
+	fmt.Fprintln(w)
 	queue := newTable(w, "QUEUE", "LEASE", "TENANT", "GPUS", "PRIORITY", "AGE", "WHY")
 	for i, q := range t.Queue {
 		position := q.Position
@@ -230,7 +199,7 @@ func (t *poolTop) writeQueue(w io.Writer) error {
 		}
 		queue.row(position, q.ID, q.Tenant, q.GPUs, q.Priority, q.Age.Round(time.Second), strings.TrimPrefix(q.Why, "in the queue: "))
 	}
-	return queue.flush()
+	queue.flush()
 }
 
 // megabytes prints bytes per second in units of 10^6.

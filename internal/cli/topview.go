@@ -43,15 +43,18 @@ type topRates struct {
 	Interrupts      float64 `json:"interrupts"`
 }
 
-// newTop compares two reports of a proxy. The times are those of the proxy's clock.
-func newTop(prev, cur *agent.Report) *top {
+// newTop compares two reports of a proxy, with or without the free slots. The times are
+// those of the proxy's clock.
+func newTop(prev, cur *agent.Report, free bool) *top {
 	t := &top{Role: cur.Role, Time: cur.Time, Elapsed: cur.Time.Sub(prev.Time)}
 	before := map[int]*agent.SlotReport{}
 	for i := range prev.Slots {
 		before[prev.Slots[i].Slot] = &prev.Slots[i]
 	}
 	for i := range cur.Slots {
-		t.Slots = append(t.Slots, newTopSlot(before[cur.Slots[i].Slot], &cur.Slots[i], t.Elapsed))
+		if s := &cur.Slots[i]; free || s.Binding != nil {
+			t.Slots = append(t.Slots, newTopSlot(before[s.Slot], s, t.Elapsed))
+		}
 	}
 	return t
 }
@@ -102,27 +105,19 @@ func linkOf(s *agent.SlotReport) *agent.LinkReport {
 	return s.Binding.Link
 }
 
-func (t *top) dropFree() {
-	t.Slots = slices.DeleteFunc(t.Slots, func(s topSlot) bool { return s.Binding == nil })
-}
-
 // write prints the table.
-func (t *top) write(w io.Writer) error {
+func (t *top) write(w io.Writer) {
 	var out, in float64
 	for i := range t.Slots {
 		out, in = out+t.Slots[i].Rates.MBOut, in+t.Slots[i].Rates.MBIn
 	}
-	_, err := fmt.Fprintf(w, "%s at %s, %d slots, %.1f MB/s out, %.1f MB/s in\n\n",
-		t.Role, t.Time.Format(time.TimeOnly), len(t.Slots), out, in)
-	if err != nil {
-		return err
-	}
+	fmt.Fprintf(w, "%s at %s, %d slots, %.1f MB/s out, %.1f MB/s in\n\n", t.Role, t.Time.Format(time.TimeOnly), len(t.Slots), out, in)
 	tw := newTable(w, "SLOT", "BINDING", "EPOCH", "PEER", "STATE", "LEAST", "NETWORK", "REQUEST", "FAR", "HERE",
 		"TLP/S OUT", "IN", "MB/S OUT", "IN", "RESENT/S", "TAGS", "IRQ/S", "NOTES")
 	for i := range t.Slots {
 		t.Slots[i].row(tw)
 	}
-	return tw.flush()
+	tw.flush()
 }
 
 func (s *topSlot) row(tw *table) {

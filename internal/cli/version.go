@@ -2,32 +2,22 @@ package cli
 
 import (
 	"fmt"
+	"io"
 	"runtime"
 
 	"github.com/spf13/cobra"
 )
 
 func newVersionCommand() *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use:     "version",
-		Short:   "Print the version",
+	return valueCommand(&cobra.Command{
+		Use: "version", Short: "Print the version", Args: cobra.NoArgs,
 		Long:    "Print the version of dxpu, the Go version that built it, and the platform.",
 		Example: "  dxpu version --json",
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			platform := runtime.GOOS + "/" + runtime.GOARCH
-			if asJSON {
-				return writeJSON(cmd.OutOrStdout(), map[string]string{
-					"version": version(), "go": runtime.Version(), "platform": platform,
-				})
-			}
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "dxpu %s %s %s\n", version(), runtime.Version(), platform)
-			return err
-		},
-	}
-	jsonFlag(cmd, &asJSON)
-	return cmd
+	}, func(*cobra.Command, []string) (map[string]string, error) {
+		return map[string]string{"version": version(), "go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH}, nil
+	}, func(w io.Writer, v map[string]string) {
+		fmt.Fprintf(w, "dxpu %s %s %s\n", v["version"], v["go"], v["platform"])
+	})
 }
 
 func newExitCodesTopic() *cobra.Command {
