@@ -36,8 +36,7 @@ type workloadOptions struct {
 func newBenchWorkloadCommand() *cobra.Command {
 	o := &workloadOptions{}
 	cmd := &cobra.Command{
-		Use:   "workload TRACE",
-		Short: "Replay a recorded workload and compare it with the model's prediction",
+		Use: "workload TRACE", Short: "Replay a recorded workload and compare it with the model's prediction", Args: cobra.ExactArgs(1),
 		Long: `Replay a recorded workload on the software GPU and compare the result with the
 model's prediction.
 
@@ -61,7 +60,6 @@ stream, so launches made ahead are free. The last column is the prediction for a
 physical GPU.`,
 		Example: `  dxpu bench workload resnet50.pt.trace.json.gz --rtt 4.9us,6.8us
   dxpu bench workload resnet50.pt.trace.json.gz --real --steps 1 --rtt 6.8us`,
-		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args[0])
 		},

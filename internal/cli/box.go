@@ -2,10 +2,14 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"os"
+	"strconv"
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v4"
@@ -14,6 +18,7 @@ import (
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
+	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
 )
 
 // boxOptions are the flags of "dxpu box".
@@ -28,8 +33,7 @@ type boxOptions struct {
 func newBoxCommand(conn *connection) *cobra.Command {
 	o := &boxOptions{proxyOptions: proxyOptions{conn: conn}, kind: dxpuv1.BoxKind_BOX_KIND_PCIE_SWITCH}
 	cmd := &cobra.Command{
-		Use:   "box",
-		Short: "Run the proxy of a GPU box",
+		Use: "box", Short: "Run the proxy of a GPU box", Args: cobra.NoArgs,
 		Long: `Run the proxy of a GPU box. It holds the devices in the slots of the box and carries
 their PCI Express packets to the hosts that the manager binds them to.
 
@@ -55,7 +59,6 @@ With --admin-listen, "dxpu box fail" can inject a fault into a software GPU.` + 
 		Example: `  dxpu box --name box-a --gpus 8 --kind nvlink --join-token-file /etc/dxpu/join-token
   dxpu box --name box-b --config box-b.yaml --listen 10.0.0.2:7471 --listen 10.1.0.2:7471
   dxpu box fail --admin http://127.0.0.1:9100 --slot 0 --xid 48`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	o.register(cmd)
@@ -137,4 +140,94 @@ func (o *boxOptions) file(models []device.Model) (file boxFile, err error) {
 		return file, fmt.Errorf("--config: %s: %w", o.config, err)
 	}
 	return file, nil
+}
+
+func newBoxFailCommand() *cobra.Command {
+	var admin, fault string
+	var slot, code uint32
+	cmd := &cobra.Command{
+		Use: "fail", Short: "Make a software GPU of a running box fail", Args: cobra.NoArgs,
+		Long: `Inject an error into a software GPU of a running box, to see the reaction of the pool.
+--xid is a number as NVIDIA's driver logs it; --fault is kill, hang, ecc-corrected or
+ecc-uncorrectable. The box must run with --admin-listen.
+
+XID 48 calls for a reset, and 79 (fallen off the bus) and 64 for a replacement. XID 31
+is an error of the application. "dxpu describe gpu" shows the counted errors.`,
+		Example: `  dxpu box fail --admin http://127.0.0.1:9100 --slot 0 --xid 48
+  dxpu box fail --admin http://127.0.0.1:9100 --slot 2 --fault kill`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			query := url.Values{"slot": {strconv.FormatUint(uint64(slot), 10)}}
+			switch {
+			case (fault == "") == (code == 0):
+				return usage(withHint(errors.New("give either --xid or --fault"), "dxpu box fail --slot 0 --xid 48"))
+			case fault != "":
+				query.Set("fault", fault)
+			default:
+				query.Set("xid", strconv.FormatUint(uint64(code), 10))
+			}
+			target, err := adminURL(admin, "/faults", query)
+			if err != nil {
+				return usage(err)
+			}
+			answer, err := adminRequest(cmd.Context(), http.MethodPost, target)
+			if err != nil {
+				return err
+			}
+			_, err = io.Copy(cmd.OutOrStdout(), answer)
+			return errors.Join(err, answer.Close())
+		},
+	}
+	adminFlag(cmd, &admin)
+	cmd.Flags().Uint32Var(&slot, "slot", 0, "`number` of the slot")
+	cmd.Flags().Uint32Var(&code, "xid", 0, "`number` of the error to inject")
+	cmd.Flags().StringVar(&fault, "fault", "", "fault to inject: kill, hang, ecc-corrected or ecc-uncorrectable")
+	return cmd
+}
+
+// faultHandler injects a fault into a software GPU: POST /faults?slot=0 with
+// fault=kill or xid=48.
+func faultHandler(b *boxproxy.Box) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		slot, err := strconv.Atoi(r.FormValue("slot"))
+		if err != nil {
+			http.Error(w, "slot: want a number, as in /faults?slot=0&xid=48", http.StatusBadRequest)
+			return
+		}
+		inject, what, err := faultOf(r)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		injected := false
+		err = b.With(r.Context(), slot, func(d device.Device) {
+			if g, ok := d.(*gpu.GPU); ok {
+				inject(g)
+				injected = true
+			}
+		})
+		if err == nil && !injected {
+			err = fmt.Errorf("slot %d contains no software GPU", slot)
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusNotFound)
+			return
+		}
+		fmt.Fprintf(w, "slot %d: %s\n", slot, what)
+	})
+}
+
+// faultOf reads the fault from a request.
+func faultOf(r *http.Request) (inject func(*gpu.GPU), what string, err error) {
+	if s := r.FormValue("xid"); s != "" {
+		code, err := strconv.ParseUint(s, 10, 32)
+		if err != nil || code == 0 {
+			return nil, "", fmt.Errorf("xid: %q is not the number of an error", s)
+		}
+		return func(g *gpu.GPU) { g.InjectXID(uint32(code)) }, gpuerr.Lookup(uint32(code)).String(), nil
+	}
+	fault, err := gpu.ParseFault(r.FormValue("fault"))
+	if err != nil {
+		return nil, "", err
+	}
+	return func(g *gpu.GPU) { g.Inject(fault) }, fault.String(), nil
 }

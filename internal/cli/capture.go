@@ -35,8 +35,7 @@ type captureOptions struct {
 func newCaptureCommand() *cobra.Command {
 	o := &captureOptions{}
 	cmd := &cobra.Command{
-		Use:   "capture",
-		Short: "Capture the TLPs of a proxy's bindings for Wireshark",
+		Use: "capture", Short: "Capture the TLPs of a proxy's bindings for Wireshark", Args: cobra.NoArgs,
 		Long: `Capture the TLPs that pass through a proxy in a pcapng file. The file contains each
 TLP once, decrypted and in order, as it is between the network and the device or the
 VM, with a time in nanoseconds. The proxy must run on this machine with
@@ -55,7 +54,6 @@ dissector is in Wireshark's folder of personal Lua plugins.`,
   tshark -X lua_script:dxpu.lua -r slot0.pcapng -Y 'dxpu.tlp.time > 0.0001'
   dxpu capture --admin http://127.0.0.1:9100 -w - | wireshark -X lua_script:dxpu.lua -k -i -
   tcpdump -i eth0 -w wire.pcap udp port 7471 && tshark -X lua_script:dxpu.lua -r wire.pcap`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	adminFlag(cmd, &o.admin)

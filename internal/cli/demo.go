@@ -15,8 +15,7 @@ func newDemoCommand() *cobra.Command {
 	var asJSON, embedded bool
 	var dir string
 	cmd := &cobra.Command{
-		Use:   "demo",
-		Short: "Demonstrate the system on this machine",
+		Use: "demo", Short: "Demonstrate the system on this machine", Args: cobra.NoArgs,
 		Long: `Demonstrate the system on this machine: a manager, two GPU boxes with four software
 GPUs each, and a host whose VM is an unmodified Linux guest in an unmodified QEMU. A
 GPU is hot-plugged into the running guest, and a program there uses it and checks
@@ -29,7 +28,6 @@ installs them. If they are not available, or with --embedded, a root complex in 
 replaces the VM.`,
 		Example: `  make demo
   dxpu demo --embedded --json`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			cfg := demo.Config{Out: cmd.OutOrStdout()}
 			if asJSON {

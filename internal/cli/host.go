@@ -23,8 +23,7 @@ type hostOptions struct {
 func newHostCommand(conn *connection) *cobra.Command {
 	o := &hostOptions{proxyOptions: proxyOptions{conn: conn}}
 	cmd := &cobra.Command{
-		Use:   "host",
-		Short: "Run the proxy of a host",
+		Use: "host", Short: "Run the proxy of a host", Args: cobra.NoArgs,
 		Long: `Run the proxy of a host. It is a PCIe virtual switch; the GPUs that the manager
 attaches appear in its slots.
 
@@ -40,7 +39,6 @@ Attached GPUs work while the manager is away.` + tracingHelp,
     -device pcie-root-port,id=rp0,chassis=1,slot=1 -device pcie-root-port,id=rp1,chassis=2,slot=2 ...
   dxpu host --name h1 --slots 2 --socket-dir /run/vm1 --qmp /run/vm1/qmp.sock \
     --join-token-file /etc/dxpu/join-token`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	o.register(cmd)

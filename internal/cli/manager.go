@@ -12,11 +12,13 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/dxpu-project/dxpu/internal/pool/manager"
@@ -38,8 +40,7 @@ type managerOptions struct {
 func newManagerCommand() *cobra.Command {
 	o := &managerOptions{}
 	cmd := &cobra.Command{
-		Use:   "manager",
-		Short: "Run the manager that owns the pool",
+		Use: "manager", Short: "Run the manager that owns the pool", Args: cobra.NoArgs,
 		Long: `Run the manager. It knows every GPU box and host, allocates GPUs to hosts, attaches
 and detaches them, and replaces failed GPUs by spares.
 
@@ -71,7 +72,6 @@ of the authority is the file ca.crt in the data directory. Nodes verify the mana
 with --ca-file or --ca-hash, and get certificates of the same authority.` + tracingHelp,
 		Example: `  dxpu manager --data-dir /var/lib/dxpu --spares 2
   curl -H 'Content-Type: application/json' -d '{}' http://127.0.0.1:7470/dxpu.v1.PoolService/GetPool`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()
@@ -267,4 +267,51 @@ func (o *managerOptions) serve(ctx context.Context, m *manager.Manager, l net.Li
 		return nil
 	})
 	return g.Wait()
+}
+
+// spareFlags adds the flags for the number of spares of a pool: a number, a fraction,
+// or a number computed from the failure rate. The largest applies.
+func spareFlags(f *pflag.FlagSet, r *placement.Reserve) {
+	f.IntVar(&r.Count, "spares", 0, "GPUs of each model held back to replace failed ones")
+	f.Float64Var(&r.Fraction, "spare-fraction", 0, "spares as a fraction of the healthy GPUs, 0 to 1; the largest of the three numbers applies")
+	f.Float64Var(&r.Policy.FailureRate, "spare-failure-rate", 0,
+		"failures of one GPU in a year, such as 0.09, from which the number of spares is computed")
+	f.DurationVar(&r.Policy.RepairTime, "spare-repair-time", 7*24*time.Hour, "mean time until a failed GPU is back")
+	f.Float64Var(&r.Policy.Stockout, "spare-stockout", 0.001, "accepted fraction of time with too few spares, between 0 and 1")
+}
+
+// checkSpares checks the flags, and clears the policy if no failure rate is given.
+func checkSpares(r *placement.Reserve) error {
+	switch {
+	case r.Count < 0:
+		return withHint(fmt.Errorf("--spares: %d is negative", r.Count), "0 holds back no spares")
+	case !(r.Fraction >= 0 && r.Fraction <= 1):
+		return withHint(fmt.Errorf("--spare-fraction: %g is not 0 to 1", r.Fraction), "0.02 holds back 2 of 100")
+	case r.Policy.FailureRate == 0:
+		r.Policy = placement.SparePolicy{}
+	}
+	if err := r.Policy.Check(); err != nil {
+		return withHint(fmt.Errorf("--spare-failure-rate, --spare-repair-time, --spare-stockout: %w", err),
+			"0.09 failures a year, 168h of repair and a fraction of 0.001 hold back 5 of 512")
+	}
+	return nil
+}
+
+// wrongClock returns a clock that is wrong by the number of nanoseconds in a file, and
+// correct while the file does not exist. It serves tests of a manager whose
+// machine's clock jumps.
+func wrongClock(file string) func() time.Time {
+	return func() time.Time {
+		now := time.Now().Round(0) // a clock that jumps is not monotonic
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			return now
+		}
+		off, err := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64)
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "dxpu: %s: %v\n", file, err)
+			return now
+		}
+		return now.Add(time.Duration(off))
+	}
 }

@@ -23,8 +23,7 @@ import (
 func newBackupCommand() *cobra.Command {
 	conn := &connection{}
 	cmd := &cobra.Command{
-		Use:   "backup FILE",
-		Short: "Write the state of the pool to a file",
+		Use: "backup FILE", Short: "Write the state of the pool to a file", Args: cobra.ExactArgs(1),
 		Long: `Write a consistent copy of the pool's state to a file while the manager runs. The
 command verifies the copy before it replaces FILE.
 
@@ -32,7 +31,6 @@ The file contains secrets of bindings and of the pool's authority. Only an admin
 create it, and only the owner of the file may read it. It is text with one record
 per line, for "dxpu manager restore" and "dxpu manager --restore".`,
 		Example: `  dxpu manager backup /var/backups/dxpu-$(date +%F).backup`,
-		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			api, err := conn.pool()
 			if err != nil {
@@ -120,8 +118,7 @@ func readBackup(path string) (*savedBackup, error) {
 func newRestoreCommand() *cobra.Command {
 	o := &storeOptions{}
 	cmd := &cobra.Command{
-		Use:   "restore FILE",
-		Short: "Restore the state of a stopped manager from a backup",
+		Use: "restore FILE", Short: "Restore the state of a stopped manager from a backup", Args: cobra.ExactArgs(1),
 		Long: `Restore the state of a stopped manager from a backup: into a new data directory, or
 into an existing etcd cluster below an unused prefix. For three managers with an
 embedded etcd, start each with --restore FILE and an empty --data-dir instead.
@@ -131,7 +128,6 @@ are newer than the backup no longer exist, and their bindings end. Nodes that
 enrolled after the backup enrol again.`,
 		Example: `  dxpu manager restore pool.backup --data-dir /var/lib/dxpu
   dxpu manager restore pool.backup --etcd-endpoints https://etcd1:2379,https://etcd2:2379`,
-		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if (o.dataDir == "") == (len(o.etcd.Endpoints) == 0) {
 				return usagef("give either --data-dir or --etcd-endpoints")

@@ -16,8 +16,7 @@ import (
 
 func newModelCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "model",
-		Short: "Predict what disaggregation costs a workload",
+		Use: "model", Short: "Predict what disaggregation costs a workload",
 		Long: `Predict what disaggregation costs a workload before moving it.
 
 The commands use the model of section 3.4 of the DxPU paper and a replay of
@@ -77,8 +76,7 @@ func newModelThroughputCommand() *cobra.Command {
 	var asJSON bool
 	var gpus, proxies int
 	cmd := &cobra.Command{
-		Use:   "throughput",
-		Short: "Print the rate of copies over a round trip (Equation 1)",
+		Use: "throughput", Short: "Print the rate of copies over a round trip (Equation 1)", Args: cobra.NoArgs,
 		Long: `Print the rate of copies over a round trip.
 
 Copies to the device are reads by the GPU. It keeps --tags requests of --mrrs
@@ -90,7 +88,6 @@ the link bounds them.
 paper's capacity, and the rates between two GPUs.`,
 		Example: `  dxpu model throughput --tags 140 --mrrs 128 --rtt 6.8us
   dxpu model throughput --gen 5 --tags 768 --mrrs 512 --rtt 4us --json`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			p, err := flags.get()
 			if err != nil {
@@ -174,12 +171,10 @@ func printThroughput(out io.Writer, p perf.Path, r throughputJSON) error {
 func newModelExplainCommand() *cobra.Command {
 	var flags pathFlags
 	cmd := &cobra.Command{
-		Use:   "explain",
-		Short: "Explain the model with the numbers of a round trip",
+		Use: "explain", Short: "Explain the model with the numbers of a round trip", Args: cobra.NoArgs,
 		Long: `Explain the model with the numbers of a round trip: the added cost of each kind of
 operation, by the paper's model and by the one fitted to its hardware.`,
 		Example: `  dxpu model explain --rtt 6.8us`,
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			p, err := flags.get()
 			if err != nil {

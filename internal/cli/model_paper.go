@@ -14,8 +14,7 @@ import (
 func newModelPaperCommand() *cobra.Command {
 	var asJSON, notes bool
 	cmd := &cobra.Command{
-		Use:   "paper",
-		Short: "Compare the model with every figure of the paper",
+		Use: "paper", Short: "Compare the model with every figure of the paper", Args: cobra.NoArgs,
 		Long: `Compare the model with every figure of the paper that it can compute.
 
 Each row gives the role of the figure: input (the model uses it), fitted (a
@@ -24,7 +23,6 @@ bound (the model gives only an upper bound), or that the paper does not give
 enough input; such rows have no model value. Deviations are in points for
 percentages and in per cent of the paper's figure for other units.`,
 		Example: `  dxpu model paper --json`,
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if asJSON {
 				return writeJSON(cmd.OutOrStdout(), struct {

@@ -34,8 +34,7 @@ type predictOptions struct {
 func newModelPredictCommand() *cobra.Command {
 	o := &predictOptions{}
 	cmd := &cobra.Command{
-		Use:   "predict TRACE",
-		Short: "Predict a recorded workload's performance over a longer round trip",
+		Use: "predict TRACE", Short: "Predict a recorded workload's performance over a longer round trip", Args: cobra.ExactArgs(1),
 		Long: `Predict a recorded workload's performance over a longer round trip.
 
 TRACE is Chrome JSON of the PyTorch profiler (.json or .json.gz, of any version)
@@ -59,7 +58,6 @@ no verdict on an incomplete trace: one that is truncated, lacks the operations o
 many launches, or has long training steps without GPU work.`,
 		Example: `  dxpu model predict resnet50.pt.trace.json.gz --rtt 6.8us
   dxpu model predict report.sqlite --rtt 4.9us --plot --svg sweep.svg --cdf cdf.svg`,
-		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.run(cmd.OutOrStdout(), cmd.ErrOrStderr(), args[0])
 		},

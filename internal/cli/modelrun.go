@@ -28,8 +28,7 @@ type modelRun struct {
 func newModelRunCommand() *cobra.Command {
 	m := &modelRun{}
 	cmd := &cobra.Command{
-		Use:   "run [flags] -- PROGRAM [ARGUMENT...]",
-		Short: "Run a GPU program here as if its GPU were disaggregated",
+		Use: "run [flags] -- PROGRAM [ARGUMENT...]", Short: "Run a GPU program here as if its GPU were disaggregated",
 		Long: `Run a GPU program on this machine's GPU as if it were disaggregated.
 
 The unmodified program loads a driver library of dxpu in place of the real one
@@ -92,11 +91,9 @@ func (m *modelRun) run(args []string) error {
 
 func newModelCallsCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:     "calls FILE",
-		Short:   "Summarise the driver calls that model run recorded",
+		Use: "calls FILE", Short: "Summarise the driver calls that model run recorded", Args: cobra.ExactArgs(1),
 		Long:    `Summarise a file that "dxpu model run --trace" wrote: calls by kind, the host's time in them, bytes, and the injected latency.`,
 		Example: `  dxpu model calls calls.4711`,
-		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f, err := os.Open(args[0])
 			if err != nil {

@@ -1,6 +1,9 @@
 package cli
 
 import (
+	"fmt"
+	"io"
+	"runtime"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
@@ -10,8 +13,7 @@ import (
 func newRootCommand() *cobra.Command {
 	conn := &connection{}
 	root := &cobra.Command{
-		Use:   "dxpu",
-		Short: "Run and use a pool of GPUs that spans a datacenter",
+		Use: "dxpu", Short: "Run and use a pool of GPUs that spans a datacenter", Args: cobra.NoArgs,
 		Long: `dxpu separates GPUs from servers. Proxies carry PCI Express packets over the
 network, so that a virtual machine sees a GPU in another machine as a local,
 hot-plugged device. A manager owns the pool of GPUs.`,
@@ -19,7 +21,6 @@ hot-plugged device. A manager owns the pool of GPUs.`,
   dxpu lease create --count 2 --host h1 --wait
   dxpu get gpus`,
 		Version:       version(),
-		Args:          cobra.NoArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -72,4 +73,28 @@ func version() string {
 		}
 	}
 	return "devel"
+}
+
+func newVersionCommand() *cobra.Command {
+	return valueCommand(&cobra.Command{
+		Use: "version", Short: "Print the version", Args: cobra.NoArgs,
+		Long:    "Print the version of dxpu, the Go version that built it, and the platform.",
+		Example: "  dxpu version --json",
+	}, func(*cobra.Command, []string) (map[string]string, error) {
+		return map[string]string{"version": version(), "go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH}, nil
+	}, func(w io.Writer, v map[string]string) {
+		fmt.Fprintf(w, "dxpu %s %s %s\n", v["version"], v["go"], v["platform"])
+	})
+}
+
+func newExitCodesTopic() *cobra.Command {
+	return &cobra.Command{
+		Use: "exit-codes", Short: "Explain the exit codes",
+		Long: `The exit codes of dxpu are:
+
+  0  success
+  1  failure: no connection, or an error of a device or a file
+  2  wrong usage: an unknown flag, a missing or an invalid argument
+  3  refusal by the manager: not found, no capacity, wrong state, no permission`,
+	}
 }

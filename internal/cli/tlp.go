@@ -13,8 +13,7 @@ import (
 
 func newTLPCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "tlp",
-		Short: "Decode and encode PCI Express transaction layer packets",
+		Use: "tlp", Short: "Decode and encode PCI Express transaction layer packets",
 		Long: `Decode and encode PCI Express transaction layer packets (non-flit mode).
 
 "encode" reads the output of "decode --json" and restores the same bytes. The file
@@ -28,8 +27,7 @@ tlp/README.md in the source describes the JSON.`,
 func newTLPDecodeCommand() *cobra.Command {
 	var asJSON, header bool
 	cmd := &cobra.Command{
-		Use:   "decode [HEX...]",
-		Short: "Print packets field by field",
+		Use: "decode [HEX...]", Short: "Print packets field by field",
 		Long: `Print packets field by field, or as JSON.
 
 HEX contains the bytes of one or several packets in the order of the wire, with the
@@ -62,8 +60,7 @@ The exit code is 1 if a packet is malformed or truncated.`,
 
 func newTLPEncodeCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "encode",
-		Short: "Print the bytes of packets described in JSON",
+		Use: "encode", Short: "Print the bytes of packets described in JSON", Args: cobra.NoArgs,
 		Long: `Print the bytes of packets in hex, one packet on each line.
 
 Standard input contains one JSON object, an array of objects, or a sequence of
@@ -72,7 +69,6 @@ the source lists the defaults. "digest": "auto" computes the ECRC.
 
 The exit code is 1 if a packet is invalid.`,
 		Example: `  echo '{"type": "MRd", "addr": "0xfee01000", "requester": "01:00.0"}' | dxpu tlp encode`,
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			packets, err := tlp.ReadJSON(cmd.InOrStdin())
 			if err != nil {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
@@ -46,3 +47,7 @@ func withTracing(ctx context.Context, service, instance string, run func(context
 	defer cancel()
 	return errors.Join(err, provider.Shutdown(flush))
 }
+
+// notifyReady reports to the service manager ($NOTIFY_SOCKET) that the daemon serves.
+// It does nothing without one.
+func notifyReady() { _, _ = daemon.SdNotify(false, daemon.SdNotifyReady) }
