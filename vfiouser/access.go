@@ -76,24 +76,15 @@ func (c *Conn) accept(m *message, n int) *Access {
 		return nil
 	}
 	c.inUse++
-	var a *Access
-	if k := len(c.free); k > 0 {
-		a, c.free = c.free[k-1], c.free[:k-1]
-	}
+	a := c.free.take()
 	c.mu.Unlock()
-	if a == nil {
-		a = &Access{conn: c}
-	}
 	if cap(a.buf) < dataOffset+n {
 		a.buf = make([]byte, dataOffset+n, max(dataOffset+n, 64))
 	}
 	a.buf = a.buf[:dataOffset+n]
 	copy(a.buf[HeaderSize:dataOffset], m.body)
-	a.cmd, a.id = m.Command, m.ID
-	a.Posted = m.NoReply()
-	a.More = c.moreWrites || c.fr.more()
-	a.Data = a.buf[dataOffset:]
-	a.hide = false
+	a.conn, a.cmd, a.id, a.hide = c, m.Command, m.ID, false
+	a.Posted, a.More, a.Data = m.NoReply(), c.moreWrites || c.fr.more(), a.buf[dataOffset:]
 	return a
 }
 

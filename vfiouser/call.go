@@ -52,15 +52,13 @@ func (c *Client) acquire(ctx context.Context) error {
 // newCall returns a call to fill in.
 func (c *Client) newCall(cmd Command) *call {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if k := len(c.freeCalls); k > 0 {
-		cl := c.freeCalls[k-1]
-		c.freeCalls = c.freeCalls[:k-1]
-		cl.cmd = cmd
-		return cl
+	cl := c.freeCalls.take()
+	c.mu.Unlock()
+	if cl.ch == nil {
+		cl.ch = make(chan error, 1)
+		cl.waiter = reader.Wait{Ready: cl.over.Load, Block: cl.take}
 	}
-	cl := &call{cmd: cmd, ch: make(chan error, 1)}
-	cl.waiter = reader.Wait{Ready: cl.over.Load, Block: cl.take}
+	cl.cmd = cmd
 	return cl
 }
 

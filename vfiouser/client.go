@@ -94,8 +94,8 @@ type Client struct {
 	timer      *time.Timer
 	timerOn    bool
 	posts      posts
-	freeCalls  []*call
-	freeDMA    []*DMARequest
+	freeCalls  freeList[call]
+	freeDMA    freeList[DMARequest]
 }
 
 // channel is one socket: wmu is held while a message is built and sent.

@@ -93,19 +93,12 @@ func (c *Client) dropDMA(n int) {
 // newDMA returns a request with n bytes of data.
 func (c *Client) newDMA(n int) *DMARequest {
 	c.mu.Lock()
-	var r *DMARequest
-	if k := len(c.freeDMA); k > 0 {
-		r, c.freeDMA = c.freeDMA[k-1], c.freeDMA[:k-1]
-	}
+	r := c.freeDMA.take()
 	c.mu.Unlock()
-	if r == nil {
-		r = &DMARequest{client: c}
-	}
 	if cap(r.buf) < n {
 		r.buf = make([]byte, n)
 	}
-	r.Data = r.buf[:n]
-	r.held = true
+	r.client, r.Data, r.held = c, r.buf[:n], true
 	return r
 }
 

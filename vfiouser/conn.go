@@ -43,7 +43,7 @@ type Conn struct {
 	cause   error // why the server closed it
 	caps    Capabilities
 	open    list[Access] // not answered, oldest first
-	free    []*Access
+	free    freeList[Access]
 	inUse   int        // accesses that the handler holds and that have not expired
 	room    *sync.Cond // inUse has shrunk
 	timer   *time.Timer

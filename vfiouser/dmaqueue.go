@@ -28,14 +28,12 @@ type dmaOp struct {
 	pending int  // messages without a reply
 	err     error
 	done    func(error)
-	next    *dmaOp
 	small   [4]byte
+	place   element[dmaOp] // in dmaQueue.ops or a doneList
 }
 
 // over reports whether op has no open message and will send no more.
-func (op *dmaOp) over() bool {
-	return op.pending == 0 && (op.err != nil || op.sent == len(op.buf))
-}
+func (op *dmaOp) over() bool { return op.pending == 0 && (op.err != nil || op.sent == len(op.buf)) }
 
 // dmaChunk is one message without a reply.
 type dmaChunk struct {
@@ -49,52 +47,39 @@ type dmaChunk struct {
 // Invariant: messages are sent in the order of the calls, each when no access
 // is unanswered and fewer than dmaWindow are under way.
 type dmaQueue struct {
-	chunk      int // bytes
-	id         uint16
-	head, tail *dmaOp // not yet sent to the end
-	waiting    int
-	flight     [dmaWindow]dmaChunk
-	free       *dmaOp
+	chunk   int // bytes
+	id      uint16
+	ops     list[dmaOp] // not yet sent to the end
+	waiting int         // length of ops
+	flight  [dmaWindow]dmaChunk
+	free    freeList[dmaOp]
 }
 
-func (q *dmaQueue) push(op *dmaOp) {
-	if q.tail != nil {
-		q.tail.next = op
-	} else {
-		q.head = op
-	}
-	q.tail = op
-	q.waiting++
-}
-
+// pop removes the oldest operation.
 func (q *dmaQueue) pop() {
-	op := q.head
-	q.head, op.next = op.next, nil
-	if q.head == nil {
-		q.tail = nil
-	}
+	q.ops.remove(&q.ops.first().place)
 	q.waiting--
 }
 
 // doneList holds operations whose done functions have yet to be called, without a lock.
 type doneList struct {
-	c    *Conn
-	head *dmaOp
+	c   *Conn
+	ops list[dmaOp]
 }
 
-func (l *doneList) add(op *dmaOp) { op.next, l.head = l.head, op }
+func (l *doneList) add(op *dmaOp) { l.ops.push(op, &op.place) }
 
 func (l *doneList) run() {
-	for op := l.head; op != nil; {
-		next, done, err := op.next, op.done, op.err
+	for op := l.ops.first(); op != nil; op = l.ops.first() {
+		l.ops.remove(&op.place)
+		done, err := op.done, op.err
 		l.c.mu.Lock()
-		*op = dmaOp{next: l.c.dma.free}
-		l.c.dma.free = op
+		*op = dmaOp{}
+		l.c.dma.free = append(l.c.dma.free, op)
 		l.c.mu.Unlock()
 		if done != nil {
 			done(err)
 		}
-		op = next
 	}
 }
 
@@ -158,18 +143,14 @@ func (c *Conn) enqueue(addr uint64, p []byte, msi *[4]byte, write bool, done fun
 		c.mu.Unlock()
 		return ErrQueueFull
 	}
-	op := c.dma.free
-	if op != nil {
-		c.dma.free = op.next
-	} else {
-		op = new(dmaOp)
-	}
+	op := c.dma.free.take()
 	*op = dmaOp{addr: addr, buf: p, write: write, done: done}
 	if msi != nil {
 		op.msi, op.small = true, *msi
 		op.buf = op.small[:]
 	}
-	c.dma.push(op)
+	c.dma.ops.push(op, &op.place)
+	c.dma.waiting++
 	c.mu.Unlock()
 	c.pump()
 	return nil
@@ -204,8 +185,7 @@ func (c *Conn) nextDMA(done *doneList) []byte {
 	defer c.mu.Unlock()
 	q := &c.dma
 	for {
-		op := q.head
-		slot := q.slot()
+		op, slot := q.ops.first(), q.slot()
 		if op == nil || slot == nil || c.closed || !c.open.empty() {
 			return nil
 		}
@@ -272,7 +252,7 @@ func (c *Conn) dmaReply(m *message) {
 		if op.err == nil {
 			op.err = err
 		}
-		if c.dma.head == op { // the rest is not sent
+		if c.dma.ops.first() == op { // the rest is not sent
 			c.dma.pop()
 		}
 	}
@@ -326,13 +306,12 @@ func (c *Conn) failDMA(err error) {
 		if op == nil {
 			continue
 		}
-		if op.pending--; op.pending == 0 && op != q.head {
+		if op.pending--; op.pending == 0 && op != q.ops.first() {
 			op.err = err
 			done.add(op)
 		}
 	}
-	for q.head != nil {
-		op := q.head
+	for op := q.ops.first(); op != nil; op = q.ops.first() {
 		q.pop()
 		op.err = err
 		done.add(op)

@@ -120,22 +120,17 @@ func (t *interrupts) fireLocked(index uint32, v *vector) error {
 
 // set carries out SET_IRQS. It takes over the descriptors in any case.
 func (t *interrupts) set(req IRQSet, fds []int) (IRQChange, error) {
-	var stop *os.File
 	t.mu.Lock()
-	change, used, err := t.setLocked(req, fds, &stop)
-	t.mu.Unlock()
+	defer t.mu.Unlock()
+	change, used, err := t.setLocked(req, fds)
 	if !used {
 		closeFDs(fds)
-	}
-	if stop != nil {
-		_ = stop.Close()
 	}
 	return change, err
 }
 
-// setLocked returns whether it has taken the descriptors. stop becomes the
-// unmask event without a listener.
-func (t *interrupts) setLocked(req IRQSet, fds []int, stop **os.File) (IRQChange, bool, error) {
+// setLocked returns whether it has taken the descriptors.
+func (t *interrupts) setLocked(req IRQSet, fds []int) (IRQChange, bool, error) {
 	change := IRQChange{Index: req.Index, Start: req.Start, Count: req.Count}
 	refuse := func(why string) (IRQChange, bool, error) {
 		return IRQChange{}, false, fmt.Errorf("vfiouser: irq set: index %d, vectors %d+%d: %s: %w",
@@ -148,7 +143,7 @@ func (t *interrupts) setLocked(req IRQSet, fds []int, stop **os.File) (IRQChange
 	if req.Flags == IRQDataNone|IRQActionTrigger && req.Count == 0 { // disable
 		t.disarmLocked(all)
 		if req.Index == IRQINTx {
-			*stop, t.unmask = t.unmask, nil
+			t.unlistenLocked()
 		}
 		change.Start, change.Count, change.Action = 0, uint32(len(all)), IRQDisarmed
 		return change, false, nil
@@ -180,7 +175,7 @@ func (t *interrupts) setLocked(req IRQSet, fds []int, stop **os.File) (IRQChange
 		if req.Index != IRQINTx {
 			return refuse("only INTx has an unmask event")
 		}
-		*stop, t.unmask = t.unmask, nil
+		t.unlistenLocked()
 		if len(fds) == 1 {
 			t.listenLocked(fds[0])
 		}
@@ -255,18 +250,24 @@ func (t *interrupts) listenLocked(fd int) {
 	})
 }
 
+// unlistenLocked ends the listener. It does not wait for it: the listener may wait
+// for the lock.
+func (t *interrupts) unlistenLocked() {
+	if t.unmask != nil {
+		_ = t.unmask.Close()
+		t.unmask = nil
+	}
+}
+
 // close closes all descriptors and waits for the listener.
 func (t *interrupts) close() {
 	t.mu.Lock()
 	for i := range t.index {
 		t.disarmLocked(t.index[i])
 	}
-	stop := t.unmask
-	t.unmask, t.level = nil, false
+	t.unlistenLocked()
+	t.level = false
 	t.mu.Unlock()
-	if stop != nil {
-		_ = stop.Close()
-	}
 	t.wg.Wait()
 }
 

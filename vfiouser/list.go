@@ -1,19 +1,32 @@
 package vfiouser
 
-// element is the place of a T in a list. It is a part of the T, so that a list
-// takes no memory and anything leaves it at once.
+// freeList keeps values for reuse.
+type freeList[T any] []*T
+
+// take returns a kept value, or a new one.
+func (f *freeList[T]) take() *T {
+	k := len(*f) - 1
+	if k < 0 {
+		return new(T)
+	}
+	v := (*f)[k]
+	*f = (*f)[:k]
+	return v
+}
+
+// element is the place of a T in a list. It is a part of the T, so a list
+// allocates nothing and removes a T in constant time.
 type element[T any] struct {
 	of         *T
 	prev, next *element[T]
 }
 
-// list keeps what waits in the order in which it came, and so in that of its
-// deadlines.
+// list is a queue of values in the order of their arrival.
 type list[T any] struct{ head, tail *element[T] }
 
 func (l *list[T]) empty() bool { return l.head == nil }
 
-// first returns what came first, nil when there is nothing.
+// first returns the oldest value, or nil.
 func (l *list[T]) first() *T {
 	if l.head == nil {
 		return nil
@@ -32,7 +45,7 @@ func (l *list[T]) push(v *T, e *element[T]) {
 	l.tail = e
 }
 
-// remove takes out the element of something that is in this list.
+// remove removes an element of this list.
 func (l *list[T]) remove(e *element[T]) {
 	if e.prev != nil {
 		e.prev.next = e.next

@@ -44,15 +44,11 @@ type Memory struct {
 
 // Read fills p from guest memory at bus address addr. It checks the whole range
 // before it copies; errors are *MemoryError.
-func (m *Memory) Read(addr uint64, p []byte) error {
-	return m.copy(addr, p, false)
-}
+func (m *Memory) Read(addr uint64, p []byte) error { return m.copy(addr, p, false) }
 
 // Write copies p to guest memory at bus address addr. It checks the whole range
 // before it copies; errors are *MemoryError.
-func (m *Memory) Write(addr uint64, p []byte) error {
-	return m.copy(addr, p, true)
-}
+func (m *Memory) Write(addr uint64, p []byte) error { return m.copy(addr, p, true) }
 
 func (m *Memory) copy(addr uint64, p []byte, write bool) error {
 	if len(p) == 0 {
