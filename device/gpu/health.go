@@ -132,28 +132,3 @@ func (g *GPU) Health() Health {
 	}
 	return h
 }
-
-// readHealth reads the registers from Temperature to TagsInUse.
-func (g *GPU) readHealth(off uint64) uint32 {
-	switch off {
-	case reg.Temperature:
-		return g.Health().MilliCelsius
-	case reg.Power:
-		return g.Health().MilliWatts
-	case reg.ECCCorrected:
-		return g.regs.eccCorrected
-	case reg.ECCFatal:
-		return g.regs.eccFatal
-	case reg.ClockMHz:
-		return 1530 // boost clock of the V100
-	case reg.Tags:
-		return uint32(g.req.Tags())
-	case reg.ReadSize:
-		return uint32(g.readSize())
-	case reg.WriteSize:
-		return uint32(g.cfg.MaxPayload())
-	case reg.TagsInUse:
-		return uint32(g.req.InFlight())
-	}
-	return 0
-}

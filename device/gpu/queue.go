@@ -102,36 +102,25 @@ func (q *queue) currentState() reg.QueueState {
 	return reg.QueueBusy
 }
 
-func (g *GPU) readQueue(q *queue, off uint64) uint32 {
-	switch off {
-	case reg.QRingBase, reg.QRingBase + 4:
-		return half(q.base, off)
-	case reg.QRingSize:
-		return q.size
-	case reg.QControl:
+// queueRegisters are the readable registers of a queue.
+var queueRegisters = map[uint64]func(q *queue) uint64{
+	reg.QRingBase: func(q *queue) uint64 { return q.base },
+	reg.QRingSize: func(q *queue) uint64 { return uint64(q.size) },
+	reg.QControl: func(q *queue) uint64 {
 		if q.enabled || q.halted {
 			return reg.QControlEnable
 		}
-	case reg.QDoorbell:
-		return q.tail
-	case reg.QHead:
-		return q.head
-	case reg.QState:
-		return uint32(q.currentState())
-	case reg.QError:
-		return uint32(q.errCode)
-	case reg.QErrorAddr, reg.QErrorAddr + 4:
-		return half(q.errAddr, off)
-	case reg.QErrorID:
-		return q.errID
-	case reg.QVector:
-		return q.vector
-	case reg.QFence, reg.QFence + 4:
-		return half(q.fence, off)
-	case reg.QStatusAddr, reg.QStatusAddr + 4:
-		return half(q.statusAddr, off)
-	}
-	return 0
+		return 0
+	},
+	reg.QDoorbell:   func(q *queue) uint64 { return uint64(q.tail) },
+	reg.QHead:       func(q *queue) uint64 { return uint64(q.head) },
+	reg.QState:      func(q *queue) uint64 { return uint64(q.currentState()) },
+	reg.QError:      func(q *queue) uint64 { return uint64(q.errCode) },
+	reg.QErrorAddr:  func(q *queue) uint64 { return q.errAddr },
+	reg.QErrorID:    func(q *queue) uint64 { return uint64(q.errID) },
+	reg.QVector:     func(q *queue) uint64 { return uint64(q.vector) },
+	reg.QFence:      func(q *queue) uint64 { return q.fence },
+	reg.QStatusAddr: func(q *queue) uint64 { return q.statusAddr },
 }
 
 func (g *GPU) writeQueue(q *queue, off uint64, v, mask uint32) {

@@ -167,7 +167,7 @@ func (g *GPU) readRegister(off uint64) uint32 {
 	r := &g.regs
 	switch {
 	case off >= reg.Queue && off < reg.Queue+uint64(len(g.queues))*reg.QueueStride:
-		return g.readQueue(&g.queues[(off-reg.Queue)/reg.QueueStride], off%reg.QueueStride)
+		return lookUp(queueRegisters, &g.queues[(off-reg.Queue)/reg.QueueStride], off%reg.QueueStride)
 	case off >= reg.Semaphore && off < reg.Semaphore+8*reg.SemaphoreCount:
 		return half(r.semaphores[(off-reg.Semaphore)/8], off)
 	case off >= reg.CountReadTLPs && off < reg.CountersEnd:
@@ -178,61 +178,68 @@ func (g *GPU) readRegister(off uint64) uint32 {
 		return binary.LittleEndian.Uint32(model[off-reg.Model:])
 	case off >= reg.Scratch && off < reg.Scratch+4*reg.ScratchCount:
 		return r.scratch[(off-reg.Scratch)/4]
-	case off < reg.Model:
-		return g.readControl(off)
 	}
-	return g.readHealth(off)
+	return lookUp(deviceRegisters, g, off)
 }
 
-func (g *GPU) readControl(off uint64) uint32 {
-	r := &g.regs
-	switch off {
-	case reg.ID:
-		return reg.Magic
-	case reg.Version:
-		return reg.InterfaceVersion
-	case reg.Caps:
-		caps := uint32(reg.CapFP16 | reg.CapFP64 | reg.CapPeer)
-		if g.spec.INTx {
-			caps |= reg.CapINTx
-		}
-		return caps
-	case reg.Layout:
-		return uint32(len(g.queues)) | uint32(g.spec.CopyEngines)<<8 | uint32(g.spec.Vectors)<<16 | reg.SemaphoreCount<<24
-	case reg.Status:
-		return g.status()
-	case reg.ErrorCode:
-		return uint32(r.errorCode)
-	case reg.ErrorInfo:
-		return r.errorQueue
-	case reg.ErrorAddr, reg.ErrorAddr + 4:
-		return half(r.errorAddr, off)
-	case reg.ErrorCount:
-		return r.errorCount
-	case reg.XID:
-		return r.xid
-	case reg.IntStatus:
-		return r.intStatus
-	case reg.IntMask:
-		return r.intMask
-	case reg.IntVector:
-		return r.intVector
-	case reg.VRAMSize, reg.VRAMSize + 4:
-		return half(uint64(g.spec.VRAM), off)
-	case reg.ApertureSize, reg.ApertureSize + 4:
-		return half(uint64(g.spec.Aperture), off)
-	case reg.ApertureBase, reg.ApertureBase + 4:
-		return half(r.apertureBase, off)
-	case reg.Serial, reg.Serial + 4:
-		return half(g.spec.Serial, off)
-	case reg.Timestamp:
+// deviceRegisters are the readable registers of BAR 0 outside arrays and queues. The
+// upper half of a 64-bit register is at the next double word.
+var deviceRegisters = map[uint64]func(g *GPU) uint64{
+	reg.ID:           func(*GPU) uint64 { return reg.Magic },
+	reg.Version:      func(*GPU) uint64 { return reg.InterfaceVersion },
+	reg.Caps:         (*GPU).caps,
+	reg.Layout:       (*GPU).layout,
+	reg.Status:       func(g *GPU) uint64 { return uint64(g.status()) },
+	reg.ErrorCode:    func(g *GPU) uint64 { return uint64(g.regs.errorCode) },
+	reg.ErrorInfo:    func(g *GPU) uint64 { return uint64(g.regs.errorQueue) },
+	reg.ErrorAddr:    func(g *GPU) uint64 { return g.regs.errorAddr },
+	reg.ErrorCount:   func(g *GPU) uint64 { return uint64(g.regs.errorCount) },
+	reg.XID:          func(g *GPU) uint64 { return uint64(g.regs.xid) },
+	reg.IntStatus:    func(g *GPU) uint64 { return uint64(g.regs.intStatus) },
+	reg.IntMask:      func(g *GPU) uint64 { return uint64(g.regs.intMask) },
+	reg.IntVector:    func(g *GPU) uint64 { return uint64(g.regs.intVector) },
+	reg.VRAMSize:     func(g *GPU) uint64 { return uint64(g.spec.VRAM) },
+	reg.ApertureSize: func(g *GPU) uint64 { return uint64(g.spec.Aperture) },
+	reg.ApertureBase: func(g *GPU) uint64 { return g.regs.apertureBase },
+	reg.Serial:       func(g *GPU) uint64 { return g.spec.Serial },
+	reg.Timestamp: func(g *GPU) uint64 {
 		t := uint64(g.deviceTime())
-		r.latch = uint32(t >> 32)
-		return uint32(t)
-	case reg.Timestamp + 4:
-		return r.latch
+		g.regs.latch = uint32(t >> 32)
+		return t
+	},
+	reg.Timestamp + 4: func(g *GPU) uint64 { return uint64(g.regs.latch) },
+	reg.Temperature:   func(g *GPU) uint64 { return uint64(g.Health().MilliCelsius) },
+	reg.Power:         func(g *GPU) uint64 { return uint64(g.Health().MilliWatts) },
+	reg.ECCCorrected:  func(g *GPU) uint64 { return uint64(g.regs.eccCorrected) },
+	reg.ECCFatal:      func(g *GPU) uint64 { return uint64(g.regs.eccFatal) },
+	reg.ClockMHz:      func(*GPU) uint64 { return 1530 }, // boost clock of the V100
+	reg.Tags:          func(g *GPU) uint64 { return uint64(g.req.Tags()) },
+	reg.ReadSize:      func(g *GPU) uint64 { return uint64(g.readSize()) },
+	reg.WriteSize:     func(g *GPU) uint64 { return uint64(g.cfg.MaxPayload()) },
+	reg.TagsInUse:     func(g *GPU) uint64 { return uint64(g.req.InFlight()) },
+}
+
+// lookUp reads the double word at an offset from a table of registers. Other
+// offsets read as zero.
+func lookUp[T any](table map[uint64]func(T) uint64, of T, off uint64) uint32 {
+	if read := table[off]; read != nil {
+		return uint32(read(of))
+	}
+	if read := table[off&^7]; read != nil && off%8 != 0 {
+		return uint32(read(of) >> 32)
 	}
 	return 0
+}
+
+func (g *GPU) caps() uint64 {
+	if g.spec.INTx {
+		return reg.CapFP16 | reg.CapFP64 | reg.CapPeer | reg.CapINTx
+	}
+	return reg.CapFP16 | reg.CapFP64 | reg.CapPeer
+}
+
+func (g *GPU) layout() uint64 {
+	return uint64(len(g.queues)) | uint64(g.spec.CopyEngines)<<8 | uint64(g.spec.Vectors)<<16 | reg.SemaphoreCount<<24
 }
 
 func (g *GPU) deviceTime() time.Duration { return g.now - g.regs.start }

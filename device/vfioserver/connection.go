@@ -282,9 +282,7 @@ func (c *connection) receive(now time.Duration, p *tlp.Packet) {
 // full reports whether requests have to wait until the server has taken others.
 // The server's own reads are answered meanwhile, because it may wait for them
 // before it takes more requests.
-func (c *connection) full() bool {
-	return c.requests.backlog() > maxBacklog && c.failure.Load() == nil
-}
+func (c *connection) full() bool { return c.requests.backlog() > maxBacklog && c.failure.Load() == nil }
 
 // refuse answers a request that wants an answer with an error.
 func (c *connection) refuse(p *tlp.Packet, status pcie.CplStatus) {

@@ -246,9 +246,7 @@ func Wait(id, semaphore uint32, value uint64) Command {
 }
 
 // Delay holds its queue for the given nanoseconds, up to MaxDelay.
-func Delay(id uint32, nanos uint64) Command {
-	return Command{Op: OpDelay, ID: id, Arg1: nanos}
-}
+func Delay(id uint32, nanos uint64) Command { return Command{Op: OpDelay, ID: id, Arg1: nanos} }
 
 // DelaySinceStart holds its queue until the given nanoseconds, up to MaxDelay,
 // after the command before it began.
@@ -258,9 +256,7 @@ func DelaySinceStart(id uint32, nanos uint64) Command {
 
 // StampTime writes the device time in nanoseconds (8 bytes) to addr after the
 // commands before it.
-func StampTime(id uint32, addr uint64) Command {
-	return Command{Op: OpTimestamp, ID: id, Arg0: addr}
-}
+func StampTime(id uint32, addr uint64) Command { return Command{Op: OpTimestamp, ID: id, Arg0: addr} }
 
 // SegmentSize is the size of one scatter-gather entry in bytes.
 const SegmentSize = 16
