@@ -29,7 +29,7 @@ func (s *slot) run(ctx context.Context) {
 			wait = context.WithoutCancel(ctx)
 		}
 		s.kick.Wait(wait, max(s.wakeAt()-s.box.fabric.Now(), 0))
-		s.calls.run(s.call)
+		s.makeCalls()
 	}
 }
 

@@ -3,8 +3,7 @@ package boxproxy
 import (
 	"context"
 	"fmt"
-	"slices"
-	"sync"
+	"sync/atomic"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/device"
@@ -65,57 +64,46 @@ func (b *Box) With(ctx context.Context, index int, f func(d device.Device)) erro
 	if index < 0 || index >= len(b.slots) || b.slots[index].device == nil {
 		return fmt.Errorf("boxproxy: no device in slot %d: the box has slots 0 to %d", index, len(b.slots)-1)
 	}
-	s := b.slots[index]
-	c := s.calls.add(f)
-	s.wake()
+	s, c := b.slots[index], &call{f: f, done: make(chan struct{})}
+	select {
+	case s.calls <- c:
+		s.wake()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	select {
 	case <-c.done:
 		return nil
 	case <-ctx.Done():
 	}
-	if s.calls.remove(c) {
+	if c.taken.CompareAndSwap(false, true) {
 		return ctx.Err()
 	}
 	<-c.done // it has begun
 	return nil
 }
 
-// calls is the queue of With for a slot.
-type calls struct {
-	mu      sync.Mutex // guards waiting
-	waiting []*call
-}
+// maxCalls bounds the calls of With that wait for a slot.
+const maxCalls = 16
 
+// call is one call of With.
 type call struct {
-	f    func(device.Device)
-	done chan struct{}
+	f     func(device.Device)
+	taken atomic.Bool // run makes the call, or its caller has left
+	done  chan struct{}
 }
 
-func (c *calls) add(f func(device.Device)) *call {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	x := &call{f, make(chan struct{})}
-	c.waiting = append(c.waiting, x)
-	return x
-}
-
-// remove reports whether x was still waiting.
-func (c *calls) remove(x *call) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	n := len(c.waiting)
-	c.waiting = slices.DeleteFunc(c.waiting, func(o *call) bool { return o == x })
-	return len(c.waiting) < n
-}
-
-// run makes the waiting calls.
-func (c *calls) run(with func(f func(device.Device))) {
-	c.mu.Lock()
-	waiting := c.waiting
-	c.waiting = nil
-	c.mu.Unlock()
-	for _, x := range waiting {
-		with(x.f)
-		close(x.done)
+// makeCalls makes the waiting calls of With.
+func (s *slot) makeCalls() {
+	for {
+		select {
+		case c := <-s.calls:
+			if c.taken.CompareAndSwap(false, true) {
+				s.call(c.f)
+				close(c.done)
+			}
+		default:
+			return
+		}
 	}
 }

@@ -39,12 +39,12 @@ type slot struct {
 	reset     atomic.Uint64             // number of the last reset made for the manager
 	linkStats atomic.Pointer[link.Stats]
 	live      atomic.Pointer[attachment] // nil: not bound
-	calls     calls
+	calls     chan *call                 // of With
 	counters  counters
 }
 
 func newSlot(b *Box, index int, cfg Slot) *slot {
-	s := &slot{box: b, index: index, device: cfg.Device, place: cfg, kick: b.fabric.NewSignal()}
+	s := &slot{box: b, index: index, device: cfg.Device, place: cfg, kick: b.fabric.NewSignal(), calls: make(chan *call, maxCalls)}
 	s.emitTo = s.emit
 	if s.device != nil {
 		s.abilities = newAbilities(s.device, s.notified)
