@@ -90,7 +90,7 @@ func (vm *VM) Reset(ctx context.Context) error {
 	onReboot := func(action string) error {
 		return vm.qmp.Execute(ctx, "set-action", map[string]string{"reboot": action}, nil)
 	}
-	if err := errors.Join(onReboot("reset"), vm.qmp.SystemReset(ctx)); err != nil {
+	if err := errors.Join(onReboot("reset"), vm.qmp.Execute(ctx, "system_reset", nil, nil)); err != nil {
 		return fmt.Errorf("qemu: reset: %w", err)
 	}
 	select {

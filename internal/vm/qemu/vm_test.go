@@ -161,7 +161,7 @@ func closes(t *testing.T, vm *VM) {
 	if _, _, err := vm.Run(t.Context(), "true"); !errors.Is(err, ErrGuestGone) {
 		t.Errorf("Run after Close: %v", err)
 	}
-	if _, err := vm.QMP().Status(t.Context()); !errors.Is(err, qmp.ErrClosed) {
+	if err := vm.QMP().Execute(t.Context(), "query-status", nil, nil); !errors.Is(err, qmp.ErrClosed) {
 		t.Errorf("QMP after Close: %v", err)
 	}
 }

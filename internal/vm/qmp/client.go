@@ -175,11 +175,7 @@ func (c *Client) send(ctx context.Context, r request) error {
 }
 
 func (c *Client) greet(r *bufio.Reader) error {
-	line, err := readLine(r)
-	if err != nil {
-		return err
-	}
-	m, err := parse(line)
+	m, err := readMessage(r)
 	if err != nil {
 		return err
 	}
@@ -193,9 +189,9 @@ func (c *Client) greet(r *bufio.Reader) error {
 func (c *Client) read(r *bufio.Reader) {
 	defer close(c.done)
 	for {
-		line, err := readLine(r)
+		m, err := readMessage(r)
 		if err == nil {
-			err = c.take(line)
+			err = c.take(m)
 		}
 		if err != nil {
 			c.fail(fmt.Errorf("%w: %w", ErrClosed, err))
@@ -204,12 +200,8 @@ func (c *Client) read(r *bufio.Reader) {
 	}
 }
 
-// take handles one line from QEMU.
-func (c *Client) take(line []byte) error {
-	m, err := parse(line)
-	if err != nil {
-		return err
-	}
+// take handles one message of QEMU.
+func (c *Client) take(m message) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -253,20 +245,24 @@ func (c *Client) cause() error {
 	return c.err
 }
 
-// readLine reads up to the next line end. The result is valid until the next call.
-func readLine(r *bufio.Reader) ([]byte, error) {
-	var long []byte
+// readMessage reads one message.
+func readMessage(r *bufio.Reader) (message, error) {
+	line, err := readLine(r)
+	if err != nil {
+		return message{}, err
+	}
+	return parse(line)
+}
+
+// readLine reads up to the next line end.
+func readLine(r *bufio.Reader) (line []byte, err error) {
 	for {
 		part, err := r.ReadSlice('\n')
-		if err == nil && long == nil {
-			return part, nil
-		}
-		if len(long)+len(part) > MaxMessage {
+		if len(line)+len(part) > MaxMessage {
 			return nil, fmt.Errorf("%w: longer than %d bytes", errNotQMP, MaxMessage)
 		}
-		long = append(long, part...)
-		if err == nil {
-			return long, nil
+		if line = append(line, part...); err == nil {
+			return line, nil
 		}
 		if !errors.Is(err, bufio.ErrBufferFull) {
 			return nil, err

@@ -21,12 +21,6 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("qmp: %s: %s (%s)", e.Command, e.Desc, e.Class) }
 
-// Classes of Error for callers that distinguish them.
-const (
-	ClassDeviceNotFound  = "DeviceNotFound"
-	ClassCommandNotFound = "CommandNotFound"
-)
-
 // An Event is an asynchronous message of QEMU (section 2.5).
 type Event struct {
 	Name string          // such as "DEVICE_DELETED"
