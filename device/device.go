@@ -13,8 +13,8 @@ type ResetKind uint8
 
 // Kinds of reset.
 const (
-	// ConventionalReset clears all state, sticky bits included, as a hot reset
-	// or a power cycle does.
+	// ConventionalReset clears all state of the function, sticky bits included, as
+	// a hot reset does. Counters of the hardware's health may stay.
 	ConventionalReset ResetKind = iota
 	// FunctionLevelReset keeps the sticky bits and the captured bus number.
 	FunctionLevelReset

@@ -1,5 +1,5 @@
 // Package gpu is a software GPU: a PCI Express endpoint with registers, a VRAM
-// aperture, copy engines, a command queue and compute kernels, as a pure
+// aperture, copy engines, command queues and compute kernels, as a pure
 // machine. README.md is its datasheet, package reg its numbers.
 package gpu
 

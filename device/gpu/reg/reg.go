@@ -114,7 +114,7 @@ const (
 
 // Bits of Control.
 const (
-	ControlReset = 1 << 0 // self-clearing: resets the device as a Function Level Reset does, except configuration space and VRAM
+	ControlReset = 1 << 0 // self-clearing: resets the device as a Function Level Reset does, except configuration space
 )
 
 // Bits of IntStatus and IntMask.

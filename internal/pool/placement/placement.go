@@ -2,15 +2,16 @@
 // functions of an inventory and a request, so the manager, the simulator and a
 // dry run decide alike.
 //
-// The policy, in the order in which it is applied (paper, sections 3.2 and 5.2):
+// The policy (paper, sections 3.2 and 5.2); rules.go has the criteria in their order:
 //
 //   - All GPUs of a request are of one model. A request that names none gets the
 //     model with the most GPUs available first, which leaves scarce models alone.
 //   - Spares are held back from ordinary requests, per model.
-//   - A request goes into one box if it fits there. The box with the fewest free
-//     GPUs that suffice is taken (best fit), which keeps boxes whole for large requests.
-//   - PCIe-switch boxes go first unless NVLink is asked for, which keeps NVLink boxes whole.
-//   - Among those, a box whose proxy has bandwidth left for the request goes first.
+//   - A request goes into one box if it fits there. First come boxes in which the
+//     lease has GPUs already, then boxes of the kind that the request prefers (not
+//     NVLink without a wish, which keeps NVLink boxes whole), then boxes whose proxy
+//     has bandwidth left for the request, then those with the fewest free GPUs that
+//     suffice (best fit), which keeps boxes whole for large requests.
 //   - A request that fits into no single box is split over as few boxes as possible.
 //
 // Ties are broken by box ID and slot, so equal inventories give equal decisions.
