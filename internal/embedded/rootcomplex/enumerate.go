@@ -1,6 +1,7 @@
 package rootcomplex
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -93,19 +94,13 @@ func Enumerate(acc ConfigAccess, spec EnumSpec) (*Function, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
-	e := &enumerator{acc: acc, spec: spec, nextBus: int(spec.RootBus) + 1}
+	e := &enumerator{registers: registers{config: acc}, spec: spec, nextBus: int(spec.RootBus) + 1}
 	root := &Function{
 		Bridge: true, Secondary: spec.RootBus, Subordinate: spec.LastBus,
 		Window32: spec.Window32, Window64: spec.Window64,
-		ExpressType: cfgspace.RootPort, MPS: spec.MaxPayload,
+		ExpressType: cfgspace.RootPort, MPS: cmp.Or(spec.MaxPayload, pcie.MinPayload),
 	}
-	if root.MPS == 0 {
-		root.MPS = pcie.MinPayload
-	}
-	if err := e.scanBus(root); err != nil {
-		return nil, fmt.Errorf("rootcomplex: scan: %w", err)
-	}
-	if err := e.configure(root); err != nil {
+	if err := e.run(root, "scan"); err != nil {
 		return nil, err
 	}
 	return root, nil
@@ -115,46 +110,72 @@ func Enumerate(acc ConfigAccess, spec EnumSpec) (*Function, error) {
 // after a hot-plug event: it uses the bus numbers and windows of the bridge and replaces
 // its children, of which an empty slot has none.
 func Rescan(acc ConfigAccess, spec EnumSpec, bridge *Function) error {
-	e := &enumerator{acc: acc, spec: spec, nextBus: int(bridge.Secondary) + 1, fixed: true}
+	e := &enumerator{registers: registers{config: acc}, spec: spec, nextBus: int(bridge.Secondary) + 1, fixed: true}
 	e.spec.LastBus = bridge.Subordinate
 	bridge.Children = nil
-	if err := e.scanBus(bridge); err != nil {
+	err := e.run(bridge, fmt.Sprintf("rescan behind %v", bridge.ID))
+	if err != nil {
 		bridge.Children = nil
-		return fmt.Errorf("rootcomplex: rescan behind %v: %w", bridge.ID, err)
 	}
-	if err := e.configure(bridge); err != nil {
-		bridge.Children = nil
-		return err
+	return err
+}
+
+// registers accesses registers. After the first error it accesses nothing, and reads
+// return all ones.
+type registers struct {
+	config ConfigAccess
+	memory MemoryAccess
+	err    error // the first
+}
+
+func (r *registers) fail(err error) {
+	if r.err == nil {
+		r.err = err
 	}
-	return nil
+}
+
+func (r *registers) read(f *Function, off uint16) uint32 {
+	if r.err != nil {
+		return allOnes
+	}
+	v, err := r.config.ConfigRead32(f.ID, off)
+	if r.err = err; err != nil {
+		return allOnes
+	}
+	return v
+}
+
+func (r *registers) write(f *Function, off uint16, v uint32) {
+	if r.err == nil {
+		r.err = r.config.ConfigWrite32(f.ID, off, v)
+	}
 }
 
 // enumerator is one run of enumeration.
 type enumerator struct {
-	acc     ConfigAccess
+	registers
 	spec    EnumSpec
 	nextBus int
-	fixed   bool // below a bridge whose windows stay
+	fixed   bool             // below a bridge whose windows stay
+	mps     pcie.PayloadSize // payload size of the path
 }
 
-func (e *enumerator) configure(root *Function) error {
-	if err := e.place(root); err != nil {
-		return fmt.Errorf("rootcomplex: place: %w", err)
-	}
-	mps, err := e.pathMPS(root)
-	if err != nil {
-		return fmt.Errorf("rootcomplex: payload size: %w", err)
-	}
-	root.payload = mps
-	if err := e.enableBelow(root, mps); err != nil {
-		return fmt.Errorf("rootcomplex: enable: %w", err)
+// run enumerates behind the bridge.
+func (e *enumerator) run(bridge *Function, scan string) error {
+	for _, step := range []struct {
+		name string
+		do   func(*Function)
+	}{{scan, e.scanBus}, {"place", e.place}, {"payload size", e.setPathMPS}, {"enable", e.enableBelow}} {
+		if step.do(bridge); e.err != nil {
+			return fmt.Errorf("rootcomplex: %s: %w", step.name, e.err)
+		}
 	}
 	return nil
 }
 
 // scanBus finds the functions on the bridge's secondary bus and, depth first,
 // behind them, and numbers the buses.
-func (e *enumerator) scanBus(bridge *Function) error {
+func (e *enumerator) scanBus(bridge *Function) {
 	devices := uint8(32)
 	switch bridge.ExpressType {
 	case cfgspace.RootPort, cfgspace.DownstreamPort:
@@ -162,10 +183,7 @@ func (e *enumerator) scanBus(bridge *Function) error {
 	}
 	for dev := range devices {
 		for fn := range uint8(8) {
-			f, multi, err := e.probe(pcie.NewBDF(bridge.Secondary, dev, fn))
-			if err != nil {
-				return err
-			}
+			f, multi := e.probe(pcie.NewBDF(bridge.Secondary, dev, fn))
 			if f != nil {
 				bridge.Children = append(bridge.Children, f)
 			}
@@ -175,137 +193,94 @@ func (e *enumerator) scanBus(bridge *Function) error {
 		}
 	}
 	for _, f := range bridge.Children {
-		if !f.Bridge {
-			continue
-		}
-		if err := e.scanBridge(f); err != nil {
-			return err
+		if f.Bridge && e.err == nil {
+			e.scanBridge(f)
 		}
 	}
-	return nil
 }
 
 // scanBridge numbers the buses behind one bridge. Meanwhile the bridge forwards all
 // requests up to the last bus, so that scanBridge reaches deeper bridges before their
 // number is known.
-func (e *enumerator) scanBridge(f *Function) error {
+func (e *enumerator) scanBridge(f *Function) {
 	if e.nextBus > int(e.spec.LastBus) {
-		return fmt.Errorf("%v: %w", f.ID, ErrNoBus)
+		e.fail(fmt.Errorf("%v: %w", f.ID, ErrNoBus))
+		return
 	}
 	f.Secondary, f.Subordinate = uint8(e.nextBus), e.spec.LastBus
 	e.nextBus++
-	if err := e.writeBuses(f); err != nil {
-		return err
-	}
-	if err := e.scanBus(f); err != nil {
-		return err
-	}
+	e.writeBuses(f)
+	e.scanBus(f)
 	if f.HotPlug {
 		e.nextBus = min(e.nextBus+int(e.spec.HotPlugBuses), int(e.spec.LastBus)+1)
 	}
 	f.Subordinate = uint8(e.nextBus - 1)
-	return e.writeBuses(f)
+	e.writeBuses(f)
 }
 
-func (e *enumerator) writeBuses(f *Function) error {
-	return e.acc.ConfigWrite32(f.ID, cfgspace.OffPrimaryBus,
-		uint32(f.Subordinate)<<16|uint32(f.Secondary)<<8|uint32(f.ID.Bus()))
+func (e *enumerator) writeBuses(f *Function) {
+	e.write(f, cfgspace.OffPrimaryBus, uint32(f.Subordinate)<<16|uint32(f.Secondary)<<8|uint32(f.ID.Bus()))
 }
 
 // probe reads the identity of one function; f is nil if it is absent.
-func (e *enumerator) probe(id pcie.BDF) (f *Function, multi bool, err error) {
-	ids, err := e.acc.ConfigRead32(id, cfgspace.OffVendor)
-	if err != nil || ids&0xffff == 0xffff || ids == 0 {
-		return nil, false, err
+func (e *enumerator) probe(id pcie.BDF) (f *Function, multi bool) {
+	f = &Function{ID: id, MPS: pcie.MinPayload}
+	ids := e.read(f, cfgspace.OffVendor)
+	if ids&0xffff == 0xffff || ids == 0 {
+		return nil, false
 	}
-	class, err := e.acc.ConfigRead32(id, cfgspace.OffRevision)
-	if err != nil {
-		return nil, false, err
-	}
-	header, err := e.acc.ConfigRead32(id, cfgspace.OffCacheLine)
-	if err != nil {
-		return nil, false, err
-	}
+	class, header := e.read(f, cfgspace.OffRevision), e.read(f, cfgspace.OffCacheLine)
 	if header == allOnes {
-		return nil, false, nil // unplugged between two reads
+		return nil, false // unplugged between two reads
 	}
+	f.Vendor, f.Device = uint16(ids), uint16(ids>>16)
+	f.Class, f.Revision = class>>8, uint8(class)
 	headerType := uint8(header >> 16)
-	f = &Function{
-		ID: id, Vendor: uint16(ids), Device: uint16(ids >> 16),
-		Class: class >> 8, Revision: uint8(class), MPS: pcie.MinPayload,
+	multi = headerType&0x80 != 0
+	f.Bridge = headerType&0x7f == 1
+	if headerType&0x7f > 1 {
+		return nil, multi // CardBus and reserved layouts: leave them alone
 	}
-	switch headerType & 0x7f {
-	case 0:
-	case 1:
-		f.Bridge = true
-	default:
-		return nil, headerType&0x80 != 0, nil // CardBus and reserved layouts: leave them alone
-	}
-	return f, headerType&0x80 != 0, e.probeCapabilities(f)
+	e.probeCapabilities(f)
+	return f, multi
 }
 
-// capabilityList walks the list at the pointer in 0x34; it calls visit with
-// the offset and the first double word of each capability.
-func (e *enumerator) capabilityList(f *Function, visit func(off uint16, dw uint32) error) error {
-	status, err := e.acc.ConfigRead32(f.ID, cfgspace.OffCommand)
-	if err != nil || status>>16&cfgspace.StaCapabilities == 0 {
-		return err
+// probeCapabilities walks the capability list at the pointer in 0x34.
+func (e *enumerator) probeCapabilities(f *Function) {
+	if e.read(f, cfgspace.OffCommand)>>16&cfgspace.StaCapabilities == 0 {
+		return
 	}
-	ptr, err := e.acc.ConfigRead32(f.ID, cfgspace.OffCapPtr)
-	if err != nil {
-		return err
-	}
+	next := e.read(f, cfgspace.OffCapPtr)
 	for range maxCapabilities {
-		off := uint16(ptr & 0xfc)
+		off := uint16(next & 0xfc)
 		if off < 0x40 {
-			return nil
+			return
 		}
-		dw, err := e.acc.ConfigRead32(f.ID, off)
-		if err != nil {
-			return err
+		capability := e.read(f, off)
+		if capability == allOnes {
+			e.fail(fmt.Errorf("%v: %w", f.ID, ErrGone))
+			return
 		}
-		if dw == allOnes {
-			return fmt.Errorf("%v: %w", f.ID, ErrGone)
-		}
-		if err := visit(off, dw); err != nil {
-			return err
-		}
-		ptr = dw >> 8
-	}
-	return fmt.Errorf("%v: capability list has a loop: %w", f.ID, ErrMalformed)
-}
-
-func (e *enumerator) probeCapabilities(f *Function) error {
-	return e.capabilityList(f, func(off uint16, dw uint32) error {
-		switch uint8(dw) {
+		switch uint8(capability) {
 		case cfgspace.CapMSIX:
 			f.MSIX = off
 		case cfgspace.CapExpress:
-			return e.probeExpress(f, off, uint16(dw>>16))
+			e.probeExpress(f, off, uint16(capability>>16))
 		}
-		return nil
-	})
+		next = capability >> 8
+	}
+	e.fail(fmt.Errorf("%v: capability list has a loop: %w", f.ID, ErrMalformed))
 }
 
-func (e *enumerator) probeExpress(f *Function, off, caps uint16) error {
+func (e *enumerator) probeExpress(f *Function, off, caps uint16) {
 	f.PCIe = off
 	f.ExpressType = cfgspace.PortType(caps >> 4 & 0xf)
-	devCap, err := e.acc.ConfigRead32(f.ID, off+cfgspace.OffDevCap)
-	if err != nil {
-		return err
-	}
-	mps, ok := pcie.DecodePayloadSize(uint8(devCap & 7))
+	mps, ok := pcie.DecodePayloadSize(uint8(e.read(f, off+cfgspace.OffDevCap) & 7))
 	if !ok {
-		return fmt.Errorf("%v: Max_Payload_Size Supported has a reserved value: %w", f.ID, ErrMalformed)
+		e.fail(fmt.Errorf("%v: Max_Payload_Size Supported has a reserved value: %w", f.ID, ErrMalformed))
 	}
 	f.MPS = mps
-	if !f.Bridge || caps&cfgspace.ExpSlot == 0 {
-		return nil
+	if f.Bridge && caps&cfgspace.ExpSlot != 0 {
+		f.HotPlug = e.read(f, off+cfgspace.OffSlotCap)&cfgspace.SlotCapHotPlug != 0
 	}
-	slotCap, err := e.acc.ConfigRead32(f.ID, off+cfgspace.OffSlotCap)
-	if err != nil {
-		return err
-	}
-	f.HotPlug = slotCap&cfgspace.SlotCapHotPlug != 0
-	return nil
 }

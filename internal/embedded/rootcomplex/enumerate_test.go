@@ -191,12 +191,6 @@ func TestEnableMSIX(t *testing.T) {
 	if err := EnableMSIX(bus, mem, f, make([]Message, 5)); err == nil {
 		t.Error("five vectors of four were granted")
 	}
-	if err := DisableMSIX(bus, f); err != nil {
-		t.Fatal(err)
-	}
-	if on, _ := dev.MSIXControl(); on {
-		t.Error("still enabled")
-	}
 }
 
 // noise answers configuration reads from a fuzzer's bytes.

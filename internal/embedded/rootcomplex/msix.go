@@ -34,86 +34,67 @@ const (
 // EnableMSIX writes the messages to the first entries of a function's MSI-X table,
 // unmasks them, masks the other entries and enables MSI-X.
 func EnableMSIX(acc ConfigAccess, mem MemoryAccess, f *Function, messages []Message) error {
-	table, entries, err := msixTable(acc, f)
-	if err != nil {
-		return fmt.Errorf("rootcomplex: MSI-X of %v: %w", f.ID, err)
+	r := &registers{config: acc, memory: mem}
+	if r.enableMSIX(f, messages); r.err != nil {
+		return fmt.Errorf("rootcomplex: MSI-X of %v: %w", f.ID, r.err)
 	}
+	return nil
+}
+
+func (r *registers) enableMSIX(f *Function, messages []Message) {
+	table, entries := r.msixTable(f)
 	if len(messages) > entries {
-		return fmt.Errorf("rootcomplex: MSI-X of %v: %d vectors of %d asked for", f.ID, len(messages), entries)
+		r.fail(fmt.Errorf("%d vectors of %d asked for", len(messages), entries))
 	}
 	// All vectors are masked while the table is incomplete.
-	if err := setMSIX(acc, f, cfgspace.MSIXEnable|cfgspace.MSIXMask, 0); err != nil {
-		return err
-	}
+	r.setMSIX(f, cfgspace.MSIXEnable|cfgspace.MSIXMask, 0)
 	for i := range entries {
 		at := table + uint64(i)*msixEntry
 		if i >= len(messages) {
-			if err := mem.MemoryWrite32(at+msixOffControl, msixMasked); err != nil {
-				return err
-			}
+			r.writeMemory(at+msixOffControl, msixMasked)
 			continue
 		}
-		for _, w := range []struct {
-			off uint64
-			v   uint32
-		}{
-			{msixOffAddr, uint32(messages[i].Addr)},
-			{msixOffUpper, uint32(messages[i].Addr >> 32)},
-			{msixOffData, messages[i].Data},
-			{msixOffControl, 0},
-		} {
-			if err := mem.MemoryWrite32(at+w.off, w.v); err != nil {
-				return err
-			}
-		}
+		r.writeMemory(at+msixOffAddr, uint32(messages[i].Addr))
+		r.writeMemory(at+msixOffUpper, uint32(messages[i].Addr>>32))
+		r.writeMemory(at+msixOffData, messages[i].Data)
+		r.writeMemory(at+msixOffControl, 0)
 	}
-	// The writes are posted; this read ensures that they have arrived.
-	if _, err := mem.MemoryRead32(table + msixOffControl); err != nil {
-		return err
+	if r.err == nil { // the writes are posted; this read ensures that they have arrived
+		_, r.err = r.memory.MemoryRead32(table + msixOffControl)
 	}
-	return setMSIX(acc, f, cfgspace.MSIXEnable, cfgspace.MSIXMask)
+	r.setMSIX(f, cfgspace.MSIXEnable, cfgspace.MSIXMask)
 }
 
-// DisableMSIX switches MSI-X off.
-func DisableMSIX(acc ConfigAccess, f *Function) error {
-	if f.MSIX == 0 {
-		return nil
+func (r *registers) writeMemory(addr uint64, v uint32) {
+	if r.err == nil {
+		r.err = r.memory.MemoryWrite32(addr, v)
 	}
-	return setMSIX(acc, f, 0, cfgspace.MSIXEnable)
 }
 
-func msixTable(acc ConfigAccess, f *Function) (addr uint64, entries int, err error) {
+func (r *registers) msixTable(f *Function) (addr uint64, entries int) {
 	if f.MSIX == 0 {
-		return 0, 0, fmt.Errorf("no capability: %w", ErrMalformed)
+		r.fail(fmt.Errorf("no capability: %w", ErrMalformed))
 	}
-	control, err := acc.ConfigRead32(f.ID, f.MSIX)
-	if err != nil {
-		return 0, 0, err
-	}
-	where, err := acc.ConfigRead32(f.ID, f.MSIX+offMSIXTable)
-	if err != nil {
-		return 0, 0, err
-	}
+	control, where := r.read(f, f.MSIX), r.read(f, f.MSIX+offMSIXTable)
 	if control == allOnes || where == allOnes {
-		return 0, 0, ErrGone
+		r.fail(ErrGone)
+		return 0, 0
 	}
 	entries = int(control>>msixControlHigh&0x7ff) + 1
 	bar, ok := f.BAR(int(where & 7))
 	off := uint64(where &^ 7)
 	if !ok || !bar.Range.Contains(bar.Range.Base+off, uint64(entries)*msixEntry) {
-		return 0, 0, fmt.Errorf("%d entries at BAR %d+%#x: %w", entries, where&7, off, ErrMalformed)
+		r.fail(fmt.Errorf("%d entries at BAR %d+%#x: %w", entries, where&7, off, ErrMalformed))
+		return 0, 0
 	}
-	return bar.Range.Base + off, entries, nil
+	return bar.Range.Base + off, entries
 }
 
-func setMSIX(acc ConfigAccess, f *Function, set, clear uint16) error {
-	v, err := acc.ConfigRead32(f.ID, f.MSIX)
-	if err != nil {
-		return err
-	}
+func (r *registers) setMSIX(f *Function, set, clear uint16) {
+	v := r.read(f, f.MSIX)
 	if v == allOnes {
-		return fmt.Errorf("rootcomplex: MSI-X of %v: %w", f.ID, ErrGone)
+		r.fail(ErrGone)
 	}
 	control := uint16(v>>msixControlHigh)&^clear | set
-	return acc.ConfigWrite32(f.ID, f.MSIX, v&0xffff|uint32(control)<<msixControlHigh)
+	r.write(f, f.MSIX, v&0xffff|uint32(control)<<msixControlHigh)
 }

@@ -27,64 +27,44 @@ type demand struct {
 type demands struct{ mem32, mem64 []demand }
 
 // place sizes all BARs behind the bridge and assigns addresses from its windows.
-func (e *enumerator) place(bridge *Function) error {
-	d, err := e.collect(bridge)
-	if err != nil {
-		return err
-	}
+func (e *enumerator) place(bridge *Function) {
+	d := e.collect(bridge)
 	if err := assign(d.mem32, bridge.Window32); err != nil {
-		return fmt.Errorf("behind %v, 32-bit window %v: %w", bridge.ID, bridge.Window32, err)
+		e.fail(fmt.Errorf("behind %v, 32-bit window %v: %w", bridge.ID, bridge.Window32, err))
 	}
 	if err := assign(d.mem64, bridge.Window64); err != nil {
-		return fmt.Errorf("behind %v, 64-bit window %v: %w", bridge.ID, bridge.Window64, err)
+		e.fail(fmt.Errorf("behind %v, 64-bit window %v: %w", bridge.ID, bridge.Window64, err))
 	}
-	return nil
 }
 
-func (e *enumerator) collect(bridge *Function) (demands, error) {
-	var d demands
+func (e *enumerator) collect(bridge *Function) (d demands) {
 	for _, f := range bridge.Children {
-		if err := e.collectBARs(f, &d); err != nil {
-			return d, err
-		}
+		e.collectBARs(f, &d)
 		if !f.Bridge {
 			continue
 		}
-		if err := e.collectBridge(f, &d); err != nil {
-			return d, err
+		below := e.collect(f)
+		var reserve32, reserve64 uint64
+		if f.HotPlug {
+			reserve32, reserve64 = e.spec.HotPlugWindow32, e.spec.HotPlugWindow64
 		}
+		f.Window32, f.Window64 = Range{}, Range{}
+		d.mem32 = demandWindow(d.mem32, &f.Window32, below.mem32, reserve32)
+		d.mem64 = demandWindow(d.mem64, &f.Window64, below.mem64, reserve64)
 	}
-	return d, nil
+	return d
 }
 
-// collectBridge adds the demands of a bridge: windows for the functions behind it.
-func (e *enumerator) collectBridge(f *Function, d *demands) error {
-	below, err := e.collect(f)
-	if err != nil {
-		return err
+// demandWindow appends the demand of the bridge window w for the demands below it.
+func demandWindow(ds []demand, w *Range, below []demand, reserve uint64) []demand {
+	size, align := window(below, reserve)
+	if size == 0 {
+		return ds
 	}
-	var reserve32, reserve64 uint64
-	if f.HotPlug {
-		reserve32, reserve64 = e.spec.HotPlugWindow32, e.spec.HotPlugWindow64
-	}
-	size32, align32 := window(below.mem32, reserve32)
-	size64, align64 := window(below.mem64, reserve64)
-	f.Window32, f.Window64 = Range{}, Range{}
-	give32 := func(base uint64) error {
-		f.Window32 = Range{base, size32}
-		return assign(below.mem32, f.Window32)
-	}
-	give64 := func(base uint64) error {
-		f.Window64 = Range{base, size64}
-		return assign(below.mem64, f.Window64)
-	}
-	if size32 > 0 {
-		d.mem32 = append(d.mem32, demand{size32, align32, give32})
-	}
-	if size64 > 0 {
-		d.mem64 = append(d.mem64, demand{size64, align64, give64})
-	}
-	return nil
+	return append(ds, demand{size, align, func(base uint64) error {
+		*w = Range{base, size}
+		return assign(below, *w)
+	}})
 }
 
 // window returns the size and alignment of a bridge window that holds the
@@ -130,32 +110,24 @@ func alignUp(v, align uint64) uint64 { return (v + align - 1) &^ (align - 1) }
 
 // collectBARs sizes the base address registers of one function (section 7.5.1.2.1): after
 // a write of all ones, the bits that stay zero give the size. Decoding is off meanwhile.
-func (e *enumerator) collectBARs(f *Function, d *demands) error {
-	if err := e.setCommand(f, 0, cfgspace.CmdIO|cfgspace.CmdMemory|cfgspace.CmdBusMaster); err != nil {
-		return err
-	}
+func (e *enumerator) collectBARs(f *Function, d *demands) {
+	e.setCommand(f, 0, cfgspace.CmdIO|cfgspace.CmdMemory|cfgspace.CmdBusMaster)
 	n := 6
 	if f.Bridge {
 		n = 2
 	}
 	f.BARs = nil
 	for i := 0; i < n; i++ {
-		bar, ok, err := e.sizeBAR(f, i, n)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			continue
-		}
-		f.BARs = append(f.BARs, bar)
-		if bar.Is64 {
-			i++
+		if bar, ok := e.sizeBAR(f, i, n); ok {
+			f.BARs = append(f.BARs, bar)
+			if bar.Is64 {
+				i++
+			}
 		}
 	}
 	for i := range f.BARs {
 		e.demandBAR(f, i, d)
 	}
-	return nil
 }
 
 func (e *enumerator) demandBAR(f *Function, i int, d *demands) {
@@ -163,10 +135,11 @@ func (e *enumerator) demandBAR(f *Function, i int, d *demands) {
 	want := demand{bar.Range.Size, bar.Range.Size, func(base uint64) error {
 		bar.Range.Base = base
 		off := cfgspace.OffBAR0 + 4*uint16(bar.Index)
-		if err := e.acc.ConfigWrite32(f.ID, off, uint32(base)); err != nil || !bar.Is64 {
-			return err
+		e.write(f, off, uint32(base))
+		if bar.Is64 {
+			e.write(f, off+4, uint32(base>>32))
 		}
-		return e.acc.ConfigWrite32(f.ID, off+4, uint32(base>>32))
+		return e.err
 	}}
 	// A 64-bit BAR that is not prefetchable needs the 32-bit window: the only 64-bit
 	// window of a bridge is the prefetchable one.
@@ -179,44 +152,34 @@ func (e *enumerator) demandBAR(f *Function, i int, d *demands) {
 
 // sizeBAR reads kind and size of BAR i of n. ok is false for one that is not implemented
 // or is for I/O space, which stays unassigned.
-func (e *enumerator) sizeBAR(f *Function, i, n int) (bar BAR, ok bool, err error) {
+func (e *enumerator) sizeBAR(f *Function, i, n int) (bar BAR, ok bool) {
 	off := cfgspace.OffBAR0 + 4*uint16(i)
-	mask, err := e.probeMask(f, off)
-	if err != nil || mask == 0 || mask&1 != 0 {
-		return BAR{}, false, err
+	mask := e.probeMask(f, off)
+	if e.err != nil || mask == 0 || mask&1 != 0 {
+		return BAR{}, false
 	}
 	bar = BAR{Index: i, Is64: mask&6 == 4, Prefetchable: mask&8 != 0}
-	writable := uint64(mask &^ 0xf)
+	upper := uint32(allOnes)
 	if bar.Is64 {
 		if i+1 >= n {
-			return BAR{}, false, fmt.Errorf("%v: BAR%d is 64-bit and the last: %w", f.ID, i, ErrMalformed)
+			e.fail(fmt.Errorf("%v: BAR%d is 64-bit and the last: %w", f.ID, i, ErrMalformed))
+			return BAR{}, false
 		}
-		upper, err := e.probeMask(f, off+4)
-		if err != nil {
-			return BAR{}, false, err
-		}
-		writable |= uint64(upper) << 32
-	} else {
-		writable |= allOnes << 32
+		upper = e.probeMask(f, off+4)
 	}
-	if mask == allOnes {
-		return BAR{}, false, fmt.Errorf("%v: %w", f.ID, ErrGone)
-	}
+	writable := uint64(upper)<<32 | uint64(mask&^0xf)
 	size := -writable // two's complement: the lowest writable bit upwards
 	if writable == 0 || bits.OnesCount64(size) != 1 {
-		return BAR{}, false, fmt.Errorf("%v: BAR%d has the mask %#x, no power of two: %w", f.ID, i, writable, ErrMalformed)
+		e.fail(fmt.Errorf("%v: BAR%d has the mask %#x, no power of two: %w", f.ID, i, writable, ErrMalformed))
+		return BAR{}, false
 	}
 	bar.Range.Size = size
-	return bar, true, nil
+	return bar, true
 }
 
-func (e *enumerator) probeMask(f *Function, off uint16) (uint32, error) {
-	if err := e.acc.ConfigWrite32(f.ID, off, allOnes); err != nil {
-		return 0, err
-	}
-	mask, err := e.acc.ConfigRead32(f.ID, off)
-	if err != nil {
-		return 0, err
-	}
-	return mask, e.acc.ConfigWrite32(f.ID, off, 0)
+func (e *enumerator) probeMask(f *Function, off uint16) uint32 {
+	e.write(f, off, allOnes)
+	mask := e.read(f, off)
+	e.write(f, off, 0)
+	return mask
 }
