@@ -100,7 +100,7 @@ var beside = map[string][]string{
 	"device/devicetest":             {"device", "internal/dataplane/transaction"},
 	"link/linktest":                 {"link", "fault"},
 	"internal/dataplane/engine":     {"link"},
-	"internal/embedded/vswitch":     {"internal/dataplane/mapping", "device"},
+	"internal/embedded/vswitch":     {"internal/dataplane/mapping", "internal/dataplane/transaction", "device"},
 	"internal/embedded/rootcomplex": {"internal/dataplane/transaction"},
 	"internal/rawio/reader":         {"internal/rawio/fd"},
 	"internal/dataplane/udp":        {"internal/rawio/fd"},

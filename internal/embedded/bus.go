@@ -80,7 +80,7 @@ func (b *Bus) EnableMSIX(n int) error {
 		v := &vector{data: h.nextVec, wake: make(chan struct{}, 1)}
 		h.vectors[v.data] = v
 		vectors[i] = v
-		messages[i] = rootcomplex.Message{Addr: interruptAddr(h.spec), Data: v.data}
+		messages[i] = rootcomplex.Message{Addr: h.spec.InterruptBase, Data: v.data}
 	}
 	b.dropVectorsLocked()
 	b.vectors = vectors

@@ -3,6 +3,7 @@
 package embedded
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -76,6 +77,8 @@ func New(spec rootcomplex.Spec, memory int, kick func()) (*Host, error) {
 	if spec.Memory == nil {
 		spec.Memory = make([]byte, memory)
 	}
+	// The messages of all vectors have this address; the data identifies the vector.
+	spec.InterruptBase = cmp.Or(spec.InterruptBase, rootcomplex.DefaultInterruptBase)
 	rc, err := rootcomplex.New(spec)
 	if err != nil {
 		return nil, err
@@ -182,21 +185,12 @@ func (h *Host) deliverLocked() {
 				a.event <- e
 			}
 		case rootcomplex.EventInterrupt:
-			if v := h.vectors[e.Data]; v != nil && e.Addr == interruptAddr(h.spec) {
+			if v := h.vectors[e.Data]; v != nil && e.Addr == h.spec.InterruptBase {
 				v.fire()
 			}
 		case rootcomplex.EventWire: // no driver here uses pins
 		}
 	}
-}
-
-// interruptAddr returns the address in the messages of all vectors. The data
-// identifies the vector.
-func interruptAddr(spec rootcomplex.Spec) uint64 {
-	if spec.InterruptBase != 0 {
-		return spec.InterruptBase
-	}
-	return 0xfee0_0000
 }
 
 // access is an access whose caller waits for its event.
@@ -226,23 +220,18 @@ func (a *access) take() {
 	}
 }
 
-// begin returns a new access, with the mutex locked: the caller starts the access with
-// the cookie and calls finish. After an error the mutex is not locked.
-func (h *Host) begin() (a *access, cookie uint64, err error) {
+// do makes an access and waits for its event. It calls start with the mutex held. word is
+// the contents of the access's word.
+func (h *Host) do(start func(a *access, cookie uint64)) (e rootcomplex.Event, word uint64, err error) {
 	h.mu.Lock()
 	if h.closed {
 		h.mu.Unlock()
-		return nil, 0, fmt.Errorf("embedded: %w", driver.ErrClosed)
+		return e, 0, fmt.Errorf("embedded: %w", driver.ErrClosed)
 	}
 	h.next++
-	a = h.accessLocked()
+	a := h.accessLocked()
 	h.pending[h.next] = a
-	return a, h.next, nil
-}
-
-// finish waits for the event of an access. The caller then returns the access with over,
-// unless there is an error.
-func (h *Host) finish(a *access) (rootcomplex.Event, error) {
+	start(a, h.next)
 	h.deliverLocked() // an impossible access ends at once
 	h.mu.Unlock()
 	h.kick()
@@ -254,16 +243,13 @@ func (h *Host) finish(a *access) (rootcomplex.Event, error) {
 		h.net.Await(&a.wait)
 	}
 	if a.take(); !a.ok {
-		return rootcomplex.Event{}, fmt.Errorf("embedded: %w", driver.ErrClosed)
+		return e, 0, fmt.Errorf("embedded: %w", driver.ErrClosed)
 	}
-	return a.got, nil
-}
-
-// over keeps an access for reuse.
-func (h *Host) over(a *access) {
+	e, word = a.got, binary.LittleEndian.Uint64(a.word[:])
 	h.mu.Lock()
 	h.idle = append(h.idle, a)
 	h.mu.Unlock()
+	return e, word, nil
 }
 
 // accessLocked returns an unused access.
@@ -281,46 +267,23 @@ func (h *Host) accessLocked() *access {
 
 // ConfigRead32 implements rootcomplex.ConfigAccess.
 func (h *Host) ConfigRead32(id pcie.BDF, off uint16) (uint32, error) {
-	a, cookie, err := h.begin()
-	if err != nil {
-		return 0xffff_ffff, err
-	}
-	h.rc.ConfigRead(id, off, cookie)
-	e, err := h.finish(a)
-	if err != nil {
-		return 0xffff_ffff, err
-	}
-	h.over(a)
-	if !e.OK {
-		return 0xffff_ffff, nil
+	e, _, err := h.do(func(_ *access, cookie uint64) { h.rc.ConfigRead(id, off, cookie) })
+	if err != nil || !e.OK {
+		return allOnes, err
 	}
 	return e.Value, nil
 }
 
 // ConfigWrite32 implements rootcomplex.ConfigAccess.
 func (h *Host) ConfigWrite32(id pcie.BDF, off uint16, v uint32) error {
-	a, cookie, err := h.begin()
-	if err != nil {
-		return err
-	}
-	h.rc.ConfigWrite(id, off, 0xf, v, cookie)
-	if _, err = h.finish(a); err == nil {
-		h.over(a)
-	}
+	_, _, err := h.do(func(_ *access, cookie uint64) { h.rc.ConfigWrite(id, off, 0xf, v, cookie) })
 	return err
 }
 
 // Load reads len(p) bytes of memory space. ok is false, and p all ones, when no device
 // answered.
 func (h *Host) Load(addr uint64, p []byte) (ok bool, err error) {
-	var e rootcomplex.Event
-	a, cookie, err := h.begin()
-	if err == nil {
-		h.rc.Read(addr, p, cookie)
-		if e, err = h.finish(a); err == nil {
-			h.over(a)
-		}
-	}
+	e, _, err := h.do(func(_ *access, cookie uint64) { h.rc.Read(addr, p, cookie) })
 	if err != nil {
 		for i := range p {
 			p[i] = 0xff
@@ -332,18 +295,13 @@ func (h *Host) Load(addr uint64, p []byte) (ok bool, err error) {
 // loadWord reads n <= 8 bytes, little-endian, without an allocation. The value is all
 // ones when no device answered.
 func (h *Host) loadWord(addr uint64, n int) (uint64, error) {
-	const ones = ^uint64(0)
-	a, cookie, err := h.begin()
+	_, v, err := h.do(func(a *access, cookie uint64) {
+		clear(a.word[:])
+		h.rc.Read(addr, a.word[:n], cookie)
+	})
 	if err != nil {
-		return ones, err
+		return ^uint64(0), err
 	}
-	clear(a.word[:])
-	h.rc.Read(addr, a.word[:n], cookie)
-	if _, err = h.finish(a); err != nil {
-		return ones, err
-	}
-	v := binary.LittleEndian.Uint64(a.word[:])
-	h.over(a)
 	return v, nil
 }
 

@@ -1,6 +1,7 @@
 package rootcomplex
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -30,9 +31,12 @@ type Spec struct {
 	// Request Retry Status is repeated; 0: 1 s (section 6.6.1).
 	RetryFor time.Duration
 	// InterruptBase is the address of the 1 MiB window in which memory writes
-	// are interrupts; 0: 0xfee00000, as on a PC.
+	// are interrupts; 0: DefaultInterruptBase.
 	InterruptBase uint64
 }
+
+// DefaultInterruptBase is the default of Spec.InterruptBase, as on a PC.
+const DefaultInterruptBase uint64 = 0xfee0_0000
 
 const (
 	interruptWindow = 1 << 20
@@ -40,30 +44,14 @@ const (
 )
 
 func (s Spec) withDefaults() Spec {
-	if s.RootBus == 0 {
-		s.RootBus = 1
-	}
-	if s.Tags == 0 {
-		s.Tags = 256
-	}
-	if s.MaxPayload == 0 {
-		s.MaxPayload = 256
-	}
-	if s.MaxRead == 0 {
-		s.MaxRead = 512
-	}
-	if s.RCB == 0 {
-		s.RCB = pcie.DefaultRCB
-	}
-	if s.Timeout == 0 {
-		s.Timeout = 50 * time.Millisecond
-	}
-	if s.RetryFor == 0 {
-		s.RetryFor = time.Second
-	}
-	if s.InterruptBase == 0 {
-		s.InterruptBase = 0xfee0_0000
-	}
+	s.RootBus = cmp.Or(s.RootBus, 1)
+	s.Tags = cmp.Or(s.Tags, 256)
+	s.MaxPayload = cmp.Or(s.MaxPayload, 256)
+	s.MaxRead = cmp.Or(s.MaxRead, 512)
+	s.RCB = cmp.Or(s.RCB, pcie.DefaultRCB)
+	s.Timeout = cmp.Or(s.Timeout, 50*time.Millisecond)
+	s.RetryFor = cmp.Or(s.RetryFor, time.Second)
+	s.InterruptBase = cmp.Or(s.InterruptBase, DefaultInterruptBase)
 	return s
 }
 

@@ -7,10 +7,12 @@
 package vswitch
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
+	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 )
@@ -42,15 +44,9 @@ type Spec struct {
 }
 
 func (s Spec) withDefaults() Spec {
-	if s.Generation == 0 {
-		s.Generation = pcie.Gen4
-	}
-	if s.Width == 0 {
-		s.Width = 16
-	}
-	if s.MaxPayload == 0 {
-		s.MaxPayload = 512
-	}
+	s.Generation = cmp.Or(s.Generation, pcie.Gen4)
+	s.Width = cmp.Or(s.Width, 16)
+	s.MaxPayload = cmp.Or(s.MaxPayload, 512)
 	return s
 }
 
@@ -102,23 +98,24 @@ func New(spec Spec) (*Switch, error) {
 	return s, nil
 }
 
-func upstreamSpace(spec Spec) (*cfgspace.Space, error) {
+// portSpace starts the configuration space of a port.
+func portSpace(spec Spec, device uint16, express cfgspace.Express) *cfgspace.Builder {
+	express.Generation, express.Width, express.MaxPayload = spec.Generation, spec.Width, spec.MaxPayload
+	express.ExtendedTag, express.TenBitTag, express.Atomics = true, spec.TenBitTags, true
 	return cfgspace.NewBridge(cfgspace.Identity{
-		Vendor: VendorID, Device: UpstreamDevice, Class: classBridge, Revision: 1, SubVendor: VendorID, SubDevice: UpstreamDevice,
-	}).PowerManagement(false).Msi(0).Express(cfgspace.Express{
-		Type: cfgspace.UpstreamPort, Generation: spec.Generation, Width: spec.Width, MaxPayload: spec.MaxPayload,
-		ExtendedTag: true, TenBitTag: spec.TenBitTags, Atomics: true,
-	}).AER(false).Build()
+		Vendor: VendorID, Device: device, Class: classBridge, Revision: 1, SubVendor: VendorID, SubDevice: device,
+	}).PowerManagement(false).Msi(0).Express(express).AER(false)
+}
+
+func upstreamSpace(spec Spec) (*cfgspace.Space, error) {
+	return portSpace(spec, UpstreamDevice, cfgspace.Express{Type: cfgspace.UpstreamPort}).Build()
 }
 
 func downstreamSpace(spec Spec, i int) (*cfgspace.Space, error) {
-	return cfgspace.NewBridge(cfgspace.Identity{
-		Vendor: VendorID, Device: DownstreamDevice, Class: classBridge, Revision: 1, SubVendor: VendorID, SubDevice: DownstreamDevice,
-	}).PowerManagement(false).Msi(0).Express(cfgspace.Express{
-		Type: cfgspace.DownstreamPort, Generation: spec.Generation, Width: spec.Width, MaxPayload: spec.MaxPayload,
-		PortNumber: uint8(i + 1), ExtendedTag: true, TenBitTag: spec.TenBitTags, Atomics: true, LinkDown: true,
+	return portSpace(spec, DownstreamDevice, cfgspace.Express{
+		Type: cfgspace.DownstreamPort, PortNumber: uint8(i + 1), LinkDown: true,
 		Slot: &cfgspace.Slot{Number: spec.FirstSlotNumber + uint16(i), HotPlug: true},
-	}).AER(false).ACS(acsCaps).Build()
+	}).ACS(acsCaps).Build()
 }
 
 // port returns the port of a slot, or the upstream port.
@@ -201,22 +198,6 @@ func (s *Switch) Transmit(emit func(slot int, p *tlp.Packet) bool) {
 	s.out, s.outHead = s.out[:0], 0
 }
 
-// complete answers a non-posted request without data; posted ones are dropped.
-func (s *Switch) complete(to int, completer pcie.BDF, p *tlp.Packet, status pcie.CplStatus) {
-	if !p.Type.NonPosted() {
-		return
-	}
-	count, lower := p.CompletionBytes()
-	kind := tlp.Cpl
-	if p.Type == tlp.MRdLk {
-		kind = tlp.CplLk
-	}
-	s.send(to, tlp.Packet{
-		Type: kind, TC: p.TC, Attr: p.Attr, Requester: p.Requester, Tag: p.Tag,
-		Completer: completer, Status: status, ByteCount: uint16(count), LowerAddr: lower,
-	}, [pcie.DW]byte{})
-}
-
 // refuse answers a request without a destination with Unsupported Request (section
 // 2.3.1). It logs the request at the port where it arrived and sends the error message
 // that the port demands. It drops an unexpected completion.
@@ -231,7 +212,11 @@ func (s *Switch) refuse(from int, p *tlp.Packet) mapping.Route {
 	if code := s.port(from).space.LogUncorrectable(cfgspace.AERUnsupported, p.Type.NonPosted(), raw); code != 0 {
 		s.send(Upstream, tlp.Packet{Type: tlp.Msg, DW4: true, Routing: tlp.RouteToRootComplex, Code: code, Requester: s.id(from)}, [pcie.DW]byte{})
 	}
-	s.complete(from, s.id(from), p, pcie.UnsupportedRequest)
+	if p.Type.NonPosted() {
+		var answer tlp.Packet
+		transaction.Respond(&answer, p, s.id(from), pcie.UnsupportedRequest)
+		s.send(from, answer, [pcie.DW]byte{})
+	}
 	return here
 }
 
