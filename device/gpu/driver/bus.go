@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"sync/atomic"
 	"time"
+	"unsafe"
 )
 
 // Errors that callers branch on.
@@ -134,4 +136,26 @@ type DMA interface {
 	Store64(off int, v uint64)
 	// Free releases the memory. The device must no longer use it.
 	Free() error
+}
+
+// SharedMemory implements the access methods of DMA for memory of this process.
+type SharedMemory []byte
+
+// Bytes implements DMA.
+func (m SharedMemory) Bytes() []byte { return m }
+
+// Load32 implements DMA.
+func (m SharedMemory) Load32(off int) uint32 { return atomic.LoadUint32((*uint32)(m.word(off, 4))) }
+
+// Store32 implements DMA.
+func (m SharedMemory) Store32(off int, v uint32) { atomic.StoreUint32((*uint32)(m.word(off, 4)), v) }
+
+// Load64 implements DMA.
+func (m SharedMemory) Load64(off int) uint64 { return atomic.LoadUint64((*uint64)(m.word(off, 8))) }
+
+// Store64 implements DMA.
+func (m SharedMemory) Store64(off int, v uint64) { atomic.StoreUint64((*uint64)(m.word(off, 8)), v) }
+
+func (m SharedMemory) word(off, n int) unsafe.Pointer {
+	return unsafe.Pointer(unsafe.SliceData(m[off : off+n]))
 }

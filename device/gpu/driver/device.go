@@ -2,6 +2,7 @@ package driver
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -81,13 +82,12 @@ type Device struct {
 // closes the bus after the device.
 func Open(ctx context.Context, bus Bus, opts Options) (*Device, error) {
 	d := &Device{bus: bus, opts: opts}
-	if d.opts.RingEntries == 0 {
-		d.opts.RingEntries = 64
+	d.opts.RingEntries = cmp.Or(opts.RingEntries, 64)
+	err := checkRing(d.opts.RingEntries)
+	if err == nil {
+		err = d.open(ctx)
 	}
-	if err := checkRing(d.opts.RingEntries); err != nil {
-		return nil, fmt.Errorf("driver: open: %w", err)
-	}
-	if err := d.open(ctx); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("driver: open: %w", err)
 	}
 	return d, nil

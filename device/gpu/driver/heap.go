@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 )
@@ -60,12 +61,7 @@ func (h *Heap) Free(base uint64) error {
 		return fmt.Errorf("driver: free %#x: not allocated", base)
 	}
 	delete(h.used, base)
-	i, _ := slices.BinarySearchFunc(h.free, base, func(s span, b uint64) int {
-		if s.base < b {
-			return -1
-		}
-		return 1
-	})
+	i, _ := slices.BinarySearchFunc(h.free, base, func(s span, b uint64) int { return cmp.Compare(s.base, b) })
 	h.free = slices.Insert(h.free, i, span{base, size})
 	if i+1 < len(h.free) && base+size == h.free[i+1].base {
 		h.free[i].size += h.free[i+1].size
@@ -77,9 +73,6 @@ func (h *Heap) Free(base uint64) error {
 	}
 	return nil
 }
-
-// Size returns the size of the piece at base, 0 if it is not allocated.
-func (h *Heap) Size(base uint64) uint64 { return h.used[base] }
 
 // InUse returns the number of allocated bytes and pieces.
 func (h *Heap) InUse() (bytes uint64, pieces int) {

@@ -143,7 +143,7 @@ func (t *tester) setUp() error {
 	}
 	t.size = int(min(uint64(t.size), t.dev.info.VRAMSize/2))
 	t.scratch, err = t.dev.Malloc(uint64(t.size))
-	return errors.Join(err)
+	return err
 }
 
 func (t *tester) tearDown() error {

@@ -3,7 +3,6 @@ package vfio
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 )
@@ -38,19 +37,6 @@ func Bind(sysfs, address, driver string) error {
 	}
 	if f.Driver != driver {
 		return fmt.Errorf("vfio: bind %s: bound to %q, not to %s: is the module loaded?", address, f.Driver, driver)
-	}
-	return nil
-}
-
-// Unbind takes a function away from its driver and lifts the override.
-func Unbind(sysfs, address string) error {
-	dir := filepath.Join(sysfs, devicesDir, address)
-	if err := write(filepath.Join(dir, "driver_override"), "\n"); err != nil {
-		return fmt.Errorf("vfio: unbind %s: %w", address, err)
-	}
-	err := write(filepath.Join(dir, "driver", "unbind"), address)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("vfio: unbind %s: %w", address, err)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package vfio
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -46,15 +47,9 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	if o.Mode == "" {
-		o.Mode = Auto
-	}
-	if o.SysFS == "" {
-		o.SysFS = "/sys"
-	}
-	if o.DevFS == "" {
-		o.DevFS = "/dev"
-	}
+	o.Mode = cmp.Or(o.Mode, Auto)
+	o.SysFS = cmp.Or(o.SysFS, "/sys")
+	o.DevFS = cmp.Or(o.DevFS, "/dev")
 	return o
 }
 
@@ -216,7 +211,7 @@ func (b *Bus) AllocDMA(size int) (driver.DMA, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("vfio: allocate DMA memory: %w", err), unix.Munmap(mem))
 	}
-	m := &memory{bus: b, mem: mem, segments: segments}
+	m := &memory{mem, b, segments}
 	b.memory[m] = true
 	return m, nil
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -17,8 +16,8 @@ const pageSize = 4096
 
 // memory is locked memory of this process that the device reaches.
 type memory struct {
+	driver.SharedMemory
 	bus      *Bus
-	mem      []byte
 	segments []driver.Segment
 }
 
@@ -82,24 +81,7 @@ func parsePagemap(entries []byte) ([]driver.Segment, error) {
 	return segments, nil
 }
 
-func (m *memory) Bytes() []byte              { return m.mem }
 func (m *memory) Segments() []driver.Segment { return m.segments }
-
-func (m *memory) Load32(off int) uint32 {
-	return atomic.LoadUint32((*uint32)(unsafe.Pointer(&m.mem[off : off+4][0])))
-}
-
-func (m *memory) Store32(off int, v uint32) {
-	atomic.StoreUint32((*uint32)(unsafe.Pointer(&m.mem[off : off+4][0])), v)
-}
-
-func (m *memory) Load64(off int) uint64 {
-	return atomic.LoadUint64((*uint64)(unsafe.Pointer(&m.mem[off : off+8][0])))
-}
-
-func (m *memory) Store64(off int, v uint64) {
-	atomic.StoreUint64((*uint64)(unsafe.Pointer(&m.mem[off : off+8][0])), v)
-}
 
 func (m *memory) Free() error {
 	m.bus.mu.Lock()
@@ -112,5 +94,5 @@ func (m *memory) freeLocked() error {
 		return nil
 	}
 	delete(m.bus.memory, m)
-	return errors.Join(m.bus.access.unmapDMA(m.mem, m.segments), unix.Munmap(m.mem))
+	return errors.Join(m.bus.access.unmapDMA(m.Bytes(), m.segments), unix.Munmap(m.Bytes()))
 }

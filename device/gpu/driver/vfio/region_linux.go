@@ -111,39 +111,31 @@ func (r *mapped) ReadAt(p []byte, off int64) (int, error) {
 	if err := r.check(p, off); err != nil {
 		return 0, err
 	}
-	n := 0
-	if !guard(func() {
-		for n < len(p) {
-			at := uint64(off) + uint64(n)
-			if at%8 == 0 && len(p)-n >= 8 {
-				binary.LittleEndian.PutUint64(p[n:], atomic.LoadUint64(r.word64(at)))
-				n += 8
-				continue
-			}
-			p[n] = r.mem[at]
-			n++
-		}
-	}) {
-		return n, driver.ErrDeviceLost
-	}
-	return n, nil
+	return bulk(p, off, func(at uint64, word []byte) {
+		binary.LittleEndian.PutUint64(word, atomic.LoadUint64(r.word64(at)))
+	}, func(at uint64, b *byte) { *b = r.mem[at] })
 }
 
 func (r *mapped) WriteAt(p []byte, off int64) (int, error) {
 	if err := r.check(p, off); err != nil {
 		return 0, err
 	}
-	n := 0
+	return bulk(p, off, func(at uint64, word []byte) {
+		atomic.StoreUint64(r.word64(at), binary.LittleEndian.Uint64(word))
+	}, func(at uint64, b *byte) { r.mem[at] = *b })
+}
+
+// bulk calls word for each aligned word of p, and single for the other bytes.
+func bulk(p []byte, off int64, word func(at uint64, word []byte), single func(at uint64, b *byte)) (n int, err error) {
 	if !guard(func() {
 		for n < len(p) {
-			at := uint64(off) + uint64(n)
-			if at%8 == 0 && len(p)-n >= 8 {
-				atomic.StoreUint64(r.word64(at), binary.LittleEndian.Uint64(p[n:]))
+			if at := uint64(off) + uint64(n); at%8 == 0 && len(p)-n >= 8 {
+				word(at, p[n:])
 				n += 8
-				continue
+			} else {
+				single(at, &p[n])
+				n++
 			}
-			r.mem[at] = p[n]
-			n++
 		}
 	}) {
 		return n, driver.ErrDeviceLost

@@ -4,6 +4,7 @@
 package vfiouserbus
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -79,12 +80,8 @@ func Open(ctx context.Context, path string) (*Bus, error) { return Options{}.Ope
 
 // Open is the function Open with these options.
 func (o Options) Open(ctx context.Context, path string) (*Bus, error) {
-	if o.BAR32 == 0 {
-		o.BAR32 = bar32Base
-	}
-	if o.BAR64 == 0 {
-		o.BAR64 = bar64Base
-	}
+	o.BAR32 = cmp.Or(o.BAR32, bar32Base)
+	o.BAR64 = cmp.Or(o.BAR64, bar64Base)
 	b := &Bus{opts: o, next: dmaBase, lost: make(chan struct{})}
 	client, err := vfiouser.Dial(ctx, path, vfiouser.ClientConfig{Timeout: accessTimeout, Polling: o.Polling, DMA: vfiouser.DMAFunc(b.dma)})
 	if err != nil {

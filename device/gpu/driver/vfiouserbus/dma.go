@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"sync/atomic"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -19,10 +17,10 @@ const pageSize = 4096
 
 // memory is DMA memory: a memfd that both sides map.
 type memory struct {
-	bus   *Bus
-	addr  uint64
-	bytes []byte
-	file  *os.File // nil: the device server has it
+	driver.SharedMemory
+	bus  *Bus
+	addr uint64
+	file *os.File // nil: the device server has it
 }
 
 // AllocDMA implements driver.Bus.
@@ -51,7 +49,7 @@ func (b *Bus) share(file *os.File, size int) (*memory, error) {
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	m := &memory{bus: b, bytes: bytes, file: file}
+	m := &memory{SharedMemory: bytes, bus: b, file: file}
 	b.mu.Lock()
 	m.addr = b.next
 	b.next += uint64(size)
@@ -81,7 +79,7 @@ func (b *Bus) serve(r *vfiouser.DMARequest) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, m := range b.memory {
-		if r.Addr < m.addr || r.Addr-m.addr > uint64(len(m.bytes)) || uint64(len(r.Data)) > uint64(len(m.bytes))-(r.Addr-m.addr) {
+		if r.Addr < m.addr || r.Addr-m.addr > uint64(len(m.Bytes())) || uint64(len(r.Data)) > uint64(len(m.Bytes()))-(r.Addr-m.addr) {
 			continue
 		}
 		var err error
@@ -101,38 +99,21 @@ func (m *memory) release() error {
 	b.mu.Lock()
 	b.memory = slices.DeleteFunc(b.memory, func(other *memory) bool { return other == m })
 	b.mu.Unlock()
-	err := unix.Munmap(m.bytes)
+	err := unix.Munmap(m.Bytes())
 	if m.file != nil {
 		err = errors.Join(err, m.file.Close())
 	}
 	return err
 }
 
-func (m *memory) Bytes() []byte { return m.bytes }
-
 func (m *memory) Segments() []driver.Segment {
-	return []driver.Segment{{Addr: m.addr, Len: len(m.bytes)}}
-}
-
-// The other side writes these words at the same time: atomic accesses order
-// what is read after them.
-
-func (m *memory) Load32(off int) uint32 { return atomic.LoadUint32((*uint32)(m.at(off, 4))) }
-
-func (m *memory) Store32(off int, v uint32) { atomic.StoreUint32((*uint32)(m.at(off, 4)), v) }
-
-func (m *memory) Load64(off int) uint64 { return atomic.LoadUint64((*uint64)(m.at(off, 8))) }
-
-func (m *memory) Store64(off int, v uint64) { atomic.StoreUint64((*uint64)(m.at(off, 8)), v) }
-
-func (m *memory) at(off, n int) unsafe.Pointer {
-	return unsafe.Pointer(unsafe.SliceData(m.bytes[off : off+n]))
+	return []driver.Segment{{Addr: m.addr, Len: len(m.Bytes())}}
 }
 
 func (m *memory) Free() error {
 	ctx, cancel := context.WithTimeout(context.Background(), accessTimeout)
 	defer cancel()
-	err := m.bus.client.DMAUnmap(ctx, m.addr, uint64(len(m.bytes)))
+	err := m.bus.client.DMAUnmap(ctx, m.addr, uint64(len(m.Bytes())))
 	select {
 	case <-m.bus.lost:
 		err = nil // the lost device cannot access the memory
