@@ -1,6 +1,6 @@
-// Package bench measures the data plane beside the bare limits of the machine
-// it runs on: what the sockets, the cipher and the checksum alone would take in
-// the same minute. "dxpu bench" prints what it finds.
+// Package bench measures the data plane beside the bare limits of the machine: the
+// time of the sockets, the cipher and the checksum alone, in the same run. "dxpu
+// bench" prints the reports.
 //
 // The machine may be loaded, so each measurement alternates with its limit in
 // short rounds, and a ratio is the median of the ratios of the rounds. Every
@@ -25,26 +25,27 @@ type Options struct {
 	Rounds   int           // default 5
 	Cipher   link.Cipher   // of the bindings, and of bare limits that have one
 	MTU      int           // bytes of UDP payload; 0: that of the loopback interface
-	Fault    fault.Plan    // what both proxies do to the datagrams they send
-	// Polling is how proxies wait; where it says Spin, drivers do too.
+	Fault    fault.Plan    // faults of the datagrams that both proxies send
+	// Polling is the polling of the proxies; its Spin applies to drivers too.
 	Polling reader.Polling
-	// Child starts a process that runs Serve on its standard input and output.
-	// Each proxy and the far end of each ping-pong then has a process of its
-	// own; without, all are goroutines of this one.
+	// Child is the command of a process that runs Serve on its standard input and
+	// output. Each proxy and the far end of each ping-pong then has its own process;
+	// without Child, all are goroutines of this process.
 	Child []string
-	// Size is what one copy of DMA moves, in bytes; default 8 MiB.
+	// Size is the size of one copy by DMA in bytes; default 8 MiB.
 	Size int
-	// Bindings is how many bindings at once Scale measures, rising; default 1, 8, 64.
+	// Bindings are the numbers of concurrent bindings that Scale measures, rising;
+	// default 1, 8, 64.
 	Bindings []int
-	// Profile, if set, names files for CPU profiles of the child processes: the
-	// kind of proxy and ".pprof" are appended.
+	// Profile, if set, is the beginning of the file names of the child processes' CPU
+	// profiles: the kind of proxy and ".pprof" follow.
 	Profile string
-	// Progress is told what is being measured; nil: nobody.
+	// Progress, if set, gets a line at the start of each measurement.
 	Progress func(format string, args ...any)
 }
 
-// driverPolling is how a driver waits that is a vfio-user client: as QEMU does,
-// which never polls, unless it has a processor of its own.
+// driverPolling returns the polling of a driver that is a vfio-user client: none, as
+// in QEMU, unless it has a dedicated processor.
 func (o *Options) driverPolling() reader.Polling { return reader.Polling{Spin: o.Polling.Spin} }
 
 func (o Options) withDefaults() Options {
@@ -66,7 +67,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Report is what one benchmark found.
+// Report is the result of one benchmark.
 type Report struct {
 	Bench   string   `json:"bench"`
 	Setup   Setup    `json:"setup"`
@@ -75,7 +76,7 @@ type Report struct {
 	Notes   []string `json:"notes,omitempty"`
 }
 
-// Setup says what was measured with.
+// Setup is the environment of a measurement.
 type Setup struct {
 	Processors int    `json:"processors"`
 	Go         string `json:"go"`
@@ -86,7 +87,7 @@ type Setup struct {
 	SpinNS     int64  `json:"spin_ns,omitempty"`
 	Rounds     int    `json:"rounds"`
 	DurationNS int64  `json:"duration_ns"`
-	// Processes says whether each proxy had its own process.
+	// Processes reports whether each proxy had its own process.
 	Processes bool `json:"processes"`
 }
 
@@ -97,24 +98,23 @@ func (o *Options) report(bench string, mtu int) *Report {
 	}}
 }
 
-// Figure is one measured number and, where it has one, its bare limit in the
-// same run.
+// Figure is one measured number and, if it has one, its bare limit in the same run.
 type Figure struct {
 	Name  string  `json:"name"`
 	Unit  string  `json:"unit"`
 	Value float64 `json:"value"` // the median
-	// P90 and P99 of round trips.
+	// P90 and P99 are set for round trips.
 	P90 float64 `json:"p90,omitempty"`
 	P99 float64 `json:"p99,omitempty"`
-	// Low and High are the extremes of the rounds.
+	// Low and High are the smallest and largest values of the rounds.
 	Low  float64 `json:"low"`
 	High float64 `json:"high"`
-	// Bare names the limit, BareValue is its median, Ratio the median of Value
-	// over BareValue in each round.
+	// Bare names the limit, BareValue is its median. Ratio is the median over the
+	// rounds of Value divided by BareValue.
 	Bare      string  `json:"bare,omitempty"`
 	BareValue float64 `json:"bare_value,omitempty"`
 	Ratio     float64 `json:"ratio,omitempty"`
-	// Allocs are allocations per operation; absent where they are not counted.
+	// Allocs is the number of allocations per operation; nil: not counted.
 	Allocs *float64 `json:"allocs,omitempty"`
 }
 
@@ -129,7 +129,7 @@ const (
 
 func median(v []float64) float64 { return quantile.Of(v, 0.5) }
 
-// rounds makes a figure of one value per round.
+// figure makes a Figure from one value per round.
 func figure(name, unit string, perRound []float64) Figure {
 	return Figure{
 		Name: name, Unit: unit, Value: median(perRound),
@@ -137,7 +137,7 @@ func figure(name, unit string, perRound []float64) Figure {
 	}
 }
 
-// beside puts a limit beside a figure: values of the same rounds.
+// beside adds a limit, with values of the same rounds, to a figure.
 func (f Figure) beside(name string, measured, bare []float64) Figure {
 	ratios := make([]float64, len(measured))
 	for i := range ratios {
@@ -147,8 +147,8 @@ func (f Figure) beside(name string, measured, bare []float64) Figure {
 	return f
 }
 
-// probe is one thing that is measured in every round: run does it for about a
-// duration and returns one value.
+// probe is a measurement of every round: run measures for about a duration and
+// returns one value.
 type probe struct {
 	name string
 	run  func(d time.Duration) (float64, error)
@@ -170,8 +170,8 @@ func (o *Options) alternate(probes []probe) ([][]float64, error) {
 	return out, nil
 }
 
-// perSecond counts an operation that returns how much it did, for about a
-// duration, and returns the rate per second.
+// perSecond repeats op for about a duration and returns the sum of its results per
+// second.
 func perSecond(d time.Duration, op func() (n int, err error)) (float64, error) {
 	total := 0
 	start := time.Now()

@@ -11,7 +11,8 @@ import (
 	"github.com/dxpu-project/dxpu/link"
 )
 
-// childFlag makes the test binary the other process of a benchmark.
+// childFlag names the environment variable that makes a process of the test binary a
+// child of a benchmark.
 const childFlag = "DXPU_BENCH_CHILD"
 
 func TestMain(m *testing.M) {
@@ -25,8 +26,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// options are those of the benchmarks below: proxies in processes of their own,
-// so that profiles and traces show one side at a time.
+// options returns the options of the benchmarks below: each proxy runs in its own
+// process, so that profiles and traces show one side at a time.
 func options(b *testing.B, c link.Cipher) Options {
 	b.Helper()
 	b.Setenv(childFlag, "1") // inherited by the other processes
@@ -56,7 +57,7 @@ func eachPair(b *testing.B, spec pairSpec, f func(b *testing.B, dev *opened)) {
 	}
 }
 
-// A register read takes no memory, from the driver to the GPU and back.
+// A register read allocates no memory, from the driver to the GPU and back.
 func TestRegisterReadAllocatesNothing(t *testing.T) {
 	_, dev, err := newNative(t.Context(), sizes{512, 512})
 	if err != nil {
@@ -130,7 +131,7 @@ func BenchmarkCopy(b *testing.B) {
 	}
 }
 
-// The limit that copies are compared with.
+// The bare limit of copies.
 func BenchmarkBareUDP(b *testing.B) {
 	for _, c := range []link.Cipher{link.CipherAES256GCM, link.CipherNone} {
 		b.Run(c.String(), func(b *testing.B) {

@@ -19,26 +19,26 @@ import (
 )
 
 // bulkUDP moves bytes over UDP on the loopback interface, from one thread to
-// another, with what a link cannot do without and nothing else: segmentation
-// and receive offload, a CRC-32C of every byte at both ends, and the cipher. The
-// payload is sent from where it lies and not copied when it has come.
+// another, with the least work of a link: segmentation and receive offload, a
+// CRC-32C of every byte at both ends, and the cipher. It sends the payload in place
+// and does not copy it on arrival.
 //
-// With memory it also does what no reliable link can do without that moves bytes
-// from the memory of one machine to that of another: what is sent is copied to
-// where it would be kept until it is acknowledged, and what comes to where it belongs.
+// With memory it also makes the copies that a reliable link from the memory of one
+// machine to that of another needs: of the payload into a buffer where it would stay
+// until it is acknowledged, and of the received payload to its destination.
 type bulkUDP struct {
 	tx, rx  *udp.Conn
 	aead    cipher.AEAD // nil: clear
 	payload int         // bytes in a datagram
 	source  []byte
 	sealed  []byte
-	kept    []byte // with memory: a ring of what is under way,
-	keptTo  int    // written up to here,
-	target  []byte // and where it goes to
+	kept    []byte // with memory: a ring of the bytes in flight
+	keptTo  int    // end of the latest bytes in kept
+	target  []byte // with memory: the destination
 }
 
-// bulkWindow is what may be under way: less than the socket holds, with the
-// kernel's overhead.
+// bulkWindow is the limit of the bytes in flight: less than the socket's buffer,
+// with the kernel's overhead.
 const bulkWindow = 2 << 20
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -79,12 +79,12 @@ func (b *bulkUDP) close() error { return errors.Join(b.tx.Close(), b.rx.Close())
 // bulkRun is one measurement.
 type bulkRun struct {
 	received atomic.Uint64 // payload
-	moved    chan struct{} // holds one token when received has grown
-	crc      uint32        // of what was received; the receiver's until it ends
+	moved    chan struct{} // holds a token after received has grown
+	crc      uint32        // of the received bytes; owned by the receiver until it ends
 	failed   error
 }
 
-// stuck bounds how long the receiver may make no progress: datagrams were lost.
+// stuck is the limit of a time without progress of the receiver: datagrams were lost.
 const stuck = 2 * time.Second
 
 // run sends for about a duration and returns GB/s.
@@ -104,7 +104,7 @@ func (b *bulkUDP) run(d time.Duration) (float64, error) {
 	case r.failed != nil:
 		return 0, r.failed
 	case r.crc != crc:
-		return 0, errors.New("other bytes arrived than were sent")
+		return 0, errors.New("the received bytes differ from those sent")
 	}
 	return float64(sent) / took.Seconds() / 1e9, nil
 }
@@ -159,7 +159,7 @@ func (b *bulkUDP) keep(chunk []byte) []byte {
 	return out
 }
 
-// wait returns when so many bytes have been received.
+// wait waits until n bytes have been received.
 func (r *bulkRun) wait(n uint64, stuck <-chan time.Time) error {
 	for r.received.Load() < n {
 		select {
@@ -195,7 +195,7 @@ func (b *bulkUDP) receive(r *bulkRun, stop <-chan struct{}) {
 	for number := uint64(0); ; {
 		batch, segment, _, err := in.Read()
 		if errors.Is(err, udp.ErrTimeout) {
-			continue // the sender had no processor for a while
+			continue // the sender did not run for a while
 		}
 		if err != nil {
 			r.failed = err
@@ -238,8 +238,8 @@ func (b *bulkUDP) receive(r *bulkRun, stop <-chan struct{}) {
 	}
 }
 
-// bulkTCP moves the same bytes over TCP on the loopback interface, in the
-// clear and without a checksum of its own.
+// bulkTCP moves the same bytes over TCP on the loopback interface, without cipher
+// and without its own checksum.
 type bulkTCP struct {
 	tx, rx net.Conn
 	source []byte
@@ -281,7 +281,7 @@ func (b *bulkTCP) run(d time.Duration) (float64, error) {
 		return b.tx.Write(b.source)
 	})
 	close(more)
-	wg.Wait() // the last bytes come within what one copy of many takes
+	wg.Wait() // for the last bytes: less than one copy of many
 	if err = errors.Join(err, failed, same(got, b.source)); err != nil {
 		return 0, fmt.Errorf("tcp: %w", err)
 	}

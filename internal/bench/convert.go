@@ -11,8 +11,8 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// converter does what a link does for one TLP without its bookkeeping and
-// without a cipher: TLP to packets, packets to TLP.
+// converter converts a TLP to packets and back, as a link does, without the link's
+// bookkeeping and cipher.
 type converter struct {
 	hp     frame.HeaderPacket
 	dp     frame.DataPacket
@@ -40,7 +40,7 @@ func (c *converter) convert(p *tlp.Packet) error {
 	return c.back()
 }
 
-// back makes the TLP of the packets.
+// back converts the packets to the TLP.
 func (c *converter) back() error {
 	n, err := c.hp.Parse(c.wire)
 	if err != nil {
@@ -62,8 +62,8 @@ func (c *converter) back() error {
 	return nil
 }
 
-// minimal does what no conversion can do without: a checksum of the bytes at
-// each end, and one copy.
+// minimal is the least work of any conversion: a checksum of the bytes at each end,
+// and one copy.
 type minimal struct {
 	header, wire []byte
 	size         int // of the packets' own headers
@@ -109,7 +109,7 @@ func Convert(_ context.Context, o Options) (*Report, error) {
 			return nil, err
 		}
 		if c.out.Type != p.Type || c.out.Addr != p.Addr || c.out.Length != p.Length || !bytes.Equal(c.out.Data, p.Data) {
-			return nil, fmt.Errorf("bench: %s: another TLP came back", name)
+			return nil, fmt.Errorf("bench: %s: the converted TLP differs", name)
 		}
 		allocs := testing.AllocsPerRun(100, func() { err = c.convert(&p) })
 		if err != nil {
@@ -122,8 +122,8 @@ func Convert(_ context.Context, o Options) (*Report, error) {
 	return report, nil
 }
 
-// nanoseconds returns the time of one call: the median over short batches, so
-// that those in which another process had the processor do not count.
+// nanoseconds returns the time of one call: the median over short batches, which
+// ignores the batches that another process interrupted.
 func nanoseconds(d time.Duration, call func() error) (float64, error) {
 	const batch = 256
 	samples, err := timeEach(d, func() error {

@@ -22,8 +22,8 @@ type copier struct {
 }
 
 func newCopier(ctx context.Context, dev *driver.Device, size int) (*copier, error) {
-	// The serial number makes the data of each device its own: bytes of another
-	// binding are wrong ones.
+	// The serial number makes the data of each device unique: the check finds bytes
+	// of another binding.
 	c := &copier{ctx: ctx, dev: dev, size: size, want: make([]byte, size), seed: dev.Info().Serial << 32}
 	var err error
 	if c.stream, err = dev.NewStream(); err != nil {
@@ -36,8 +36,8 @@ func newCopier(ctx context.Context, dev *driver.Device, size int) (*copier, erro
 	return c, err
 }
 
-// way is a way to copy: what comes before, what is measured, and the check
-// that the bytes are the right ones.
+// way is a way to copy: the preparation, the measured copy, and the check of the
+// bytes.
 type way struct{ prepare, once, check func(*copier) error }
 
 var (
@@ -49,8 +49,8 @@ var (
 	cpuWrites = way{(*copier).fillHost, (*copier).write, (*copier).checkDevice}
 )
 
-// probe measures GB/s of all copiers together: each copies until the time is
-// over, and the last one ends it.
+// probe measures the total GB/s of all copiers: each copies until the duration is
+// over; the end of the last copy ends the measurement.
 func (w way) probe(name string, all ...*copier) probe {
 	return probe{name, func(d time.Duration) (float64, error) {
 		if err := together(all, w.prepare); err != nil {
@@ -60,7 +60,7 @@ func (w way) probe(name string, all ...*copier) probe {
 		total := 0
 		start := time.Now()
 		err := together(all, func(c *copier) error {
-			for { // once at least: the check looks for it
+			for { // at least once: the check needs the data
 				if err := w.once(c); err != nil {
 					return err
 				}
@@ -77,7 +77,7 @@ func (w way) probe(name string, all ...*copier) probe {
 	}}
 }
 
-// together calls f for all at once and waits for all.
+// together calls f for all copiers concurrently and waits for all calls.
 func together(all []*copier, f func(*copier) error) error {
 	errs := make([]error, len(all))
 	var wg sync.WaitGroup
@@ -88,7 +88,7 @@ func together(all []*copier, f func(*copier) error) error {
 	return errors.Join(errs...)
 }
 
-// fillHost makes data that were never there before, and puts it in host memory.
+// fillHost makes new data and puts it in host memory.
 func (c *copier) fillHost() error {
 	c.seed++
 	pattern(c.want, c.seed)
@@ -96,7 +96,7 @@ func (c *copier) fillHost() error {
 	return nil
 }
 
-// fillDevice puts new data in the device's memory and takes it out of the host's.
+// fillDevice puts new data in the device's memory and clears the host's.
 func (c *copier) fillDevice() error {
 	err := errors.Join(c.fillHost(), c.toDevice())
 	clear(c.host.Bytes())
@@ -123,7 +123,7 @@ func (c *copier) write() error {
 
 func (c *copier) checkHost() error { return same(c.host.Bytes()[:c.size], c.want) }
 
-// checkDevice fetches what the device has and compares it.
+// checkDevice copies the device's data to the host and compares it.
 func (c *copier) checkDevice() error {
 	clear(c.host.Bytes())
 	return errors.Join(c.toHost(), c.checkHost())

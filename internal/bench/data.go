@@ -6,7 +6,7 @@ import (
 	"math/rand/v2"
 )
 
-// pattern fills p with bytes that belong to a seed and are not found anywhere else.
+// pattern fills p with a byte sequence that is unique to the seed.
 func pattern(p []byte, seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 0xd09b))
 	for len(p) >= 8 {
@@ -18,10 +18,10 @@ func pattern(p []byte, seed uint64) {
 	}
 }
 
-// same returns an error that names the first byte that is not as it should be.
+// same returns an error that names the first different byte.
 func same(got, want []byte) error {
 	if len(got) != len(want) {
-		return fmt.Errorf("%d bytes came, want %d", len(got), len(want))
+		return fmt.Errorf("%d bytes arrived, want %d", len(got), len(want))
 	}
 	for i := range got {
 		if got[i] != want[i] {

@@ -11,12 +11,12 @@ import (
 	"github.com/dxpu-project/dxpu/link"
 )
 
-// defaultSize is what one copy moves: large beside what is in flight, small
-// beside what a short round moves.
+// defaultSize is the size of one copy: much more than the bytes in flight, much less
+// than the bytes of a short round.
 const defaultSize = 8 << 20
 
-// dmaTags are the reads that the GPU keeps in flight: what 8-bit tags allow,
-// so a mebibyte with reads of 4 KiB.
+// dmaTags is the number of reads that the GPU keeps in flight: the limit of 8-bit
+// tags, a mebibyte with reads of 4 KiB.
 const dmaTags = 256
 
 // dmaCase is one kind of host with one choice of sizes.
@@ -39,9 +39,8 @@ func dmaCases() []dmaCase {
 	return out
 }
 
-// DMA measures copies between host memory and the GPU, beside UDP that moves
-// the same bytes with the same cipher and checksum and does nothing else, and
-// beside TCP. It also measures the copy by posted writes of the CPU (paper,
+// DMA measures copies between host memory and the GPU, beside UDP that only moves
+// the same bytes with the same cipher and checksum, and beside TCP. It also measures the copy by posted writes of the CPU (paper,
 // section 5.1), over a range of round trips.
 func DMA(ctx context.Context, o Options) (report *Report, err error) {
 	o = o.withDefaults()
@@ -98,10 +97,10 @@ func DMA(ctx context.Context, o Options) (report *Report, err error) {
 	}
 	for i := bare; i < len(probes); i++ {
 		if slices.ContainsFunc(probes[bare:i], func(p probe) bool { return p.name == probes[i].name }) {
-			continue // no cipher was asked for: measured already
+			continue // the option is no cipher: already measured
 		}
 		f := figure(probes[i].name, GigabytesSecond, values[i])
-		if at := i - bare; at == 2 || at == 3 { // what memory leaves of the limit
+		if at := i - bare; at == 2 || at == 3 { // the limit with the copies in memory
 			f = f.beside(probes[i-2].name, values[i], values[i-2])
 		}
 		report.Figures = append(report.Figures, f)
@@ -110,9 +109,9 @@ func DMA(ctx context.Context, o Options) (report *Report, err error) {
 		return nil, err
 	}
 	report.Notes = append(report.Notes,
-		"bare UDP and TCP: one thread to another, payload sent from where it lies and not copied on arrival",
-		"memory: copied once before it is sent, to be kept until it is acknowledged, and once on arrival, to where it belongs",
-		fmt.Sprintf("over a round trip: the GPU of the paper, %d tags and MRRS %d; the round trip is that of a register read, measured", paperTags, paperMRRS))
+		"bare UDP and TCP: one thread to another, payload sent in place and not copied on arrival",
+		"memory: payload copied once before it is sent, as it is kept until it is acknowledged, and once on arrival, to its destination",
+		fmt.Sprintf("over a round trip: the GPU of the paper, %d tags and MRRS %d; the round trip is that of a measured register read", paperTags, paperMRRS))
 	return report, nil
 }
 
@@ -123,14 +122,14 @@ func bareUDP(c link.Cipher, memory bool) string {
 	return "bare UDP, CRC-32C, cipher " + c.String()
 }
 
-// The GPU that the paper found: Equation 1 bounds its reads.
+// The GPU of the paper: Equation 1 bounds its reads.
 const (
 	paperTags = 140
 	paperMRRS = 128
 )
 
-// roundTripSize is what a copy over a round trip moves: each ends with a wait,
-// beside which it is long.
+// roundTripSize is the size of a copy over a round trip: the copy takes much longer
+// than the wait at its end.
 const roundTripSize = 1 << 20
 
 // overRoundTrips measures both ways to the device over networks of several delays.
@@ -143,8 +142,8 @@ func (o *Options) overRoundTrips(ctx context.Context, report *Report) error {
 	return nil
 }
 
-// overRoundTrip measures with a delay that the network adds to a round trip,
-// half of it each way.
+// overRoundTrip measures with a delay that the network adds to a round trip, half of
+// it in each direction.
 func (o *Options) overRoundTrip(ctx context.Context, delay time.Duration, report *Report) (err error) {
 	with := *o
 	with.Fault.Partitions = append([]fault.Window(nil), o.Fault.Partitions...)
@@ -171,7 +170,7 @@ func (o *Options) overRoundTrip(ctx context.Context, delay time.Duration, report
 		return err
 	}
 	trip := figure(fmt.Sprintf("round trip, %v added", delay), Microseconds, values[0])
-	// Equation 1 of the paper with the round trip of the same round.
+	// Equation 1 of the paper, with the round trip of the same round.
 	equation := make([]float64, len(values[0]))
 	for i, us := range values[0] {
 		equation[i] = paperTags * paperMRRS / us / 1e3

@@ -5,33 +5,32 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/bench/process"
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
 
-// Node numbers, as a manager would give them. Switch i of the host is node
-// firstHost+i.
+// Node numbers in the manager's place. Switch i of the host is node firstHost+i.
 const (
 	boxNumber = 1
 	firstHost = 2
 )
 
-// memberSpec describes a proxy: a box with GPUs, or a host. A host has as many
-// virtual switches as its slots need.
+// memberSpec describes a proxy: a box with GPUs, or a host with enough virtual
+// switches for its slots.
 type memberSpec struct {
 	Kind  string   // kindBox, kindHost or kindEcho
-	Slots int      // devices, or places for them
+	Slots int      // of the box or host
 	GPU   gpu.Spec // of a box
-	// SocketDirs hold the vfio-user sockets of a host, one for each switch.
+	// SocketDirs are the directories of a host's vfio-user sockets, one for each switch.
 	SocketDirs []string
 	Fault      string
 	Polling    reader.Polling
@@ -56,10 +55,10 @@ type member struct {
 	fabric *netio.Fabric
 	parts  []part
 	news   chan struct{}
-	stops  []func() error
+	process.Background
 }
 
-// newMember starts a proxy. fronts are those of a host's switches.
+// newMember starts a proxy. fronts are the front ends of a host's switches.
 func newMember(spec memberSpec, fronts []hostproxy.Front) (*member, error) {
 	plan, err := fault.Parse(spec.Fault)
 	if err != nil {
@@ -73,14 +72,14 @@ func newMember(spec memberSpec, fronts []hostproxy.Front) (*member, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.background(m.fabric.Run)
+	m.Go(m.fabric.Run)
 	if spec.Kind == kindBox {
 		err = m.addBox(spec, log)
 	} else {
 		err = m.addSwitches(spec.Slots, fronts, log)
 	}
 	if err != nil {
-		return nil, errors.Join(err, m.close())
+		return nil, errors.Join(err, m.Close())
 	}
 	for _, p := range m.parts {
 		p.OnChange(func() {
@@ -89,7 +88,7 @@ func newMember(spec memberSpec, fronts []hostproxy.Front) (*member, error) {
 			default:
 			}
 		})
-		m.background(p.Run)
+		m.Go(p.Run) // Close ends it before the fabric: its last messages reach its peers
 	}
 	return m, nil
 }
@@ -126,40 +125,17 @@ func (m *member) addSwitches(slots int, fronts []hostproxy.Front, log *slog.Logg
 	return nil
 }
 
-// background runs f until close.
-func (m *member) background(f func(context.Context) error) {
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	var failed error
-	wg.Go(func() { failed = f(ctx) })
-	m.stops = append(m.stops, func() error {
-		cancel()
-		wg.Wait()
-		return failed
-	})
-}
-
-// close ends the parts before the fabric: they have a last word for their peers.
-func (m *member) close() error {
-	var errs []error
-	for i := len(m.stops) - 1; i >= 0; i-- {
-		errs = append(errs, m.stops[i]())
-	}
-	return errors.Join(errs...)
-}
-
-// apply gives each part what it should have.
+// apply gives each part its desired state.
 func (m *member) apply(desired []*dxpuv1.DesiredState) {
 	for i, d := range desired {
 		m.parts[i].Apply(d)
 	}
 }
 
-// attachTimeout bounds how long a binding may take to come up, on a machine
-// that is busy with other things.
+// attachTimeout is the limit of an attach, on a busy machine.
 const attachTimeout = 30 * time.Second
 
-// await waits until n slots of a host have their devices.
+// await waits until n slots of a host have a device.
 func (m *member) await(n int) error {
 	deadline := time.NewTimer(attachTimeout)
 	defer deadline.Stop()
@@ -186,7 +162,7 @@ func (m *member) await(n int) error {
 	}
 }
 
-// tlps counts the TLPs that a box's slot has received from its host.
+// tlps returns the number of TLPs that a slot of a box has received from its host.
 func (m *member) tlps(slot int) uint64 {
 	return m.parts[0].Observe().Slots[slot].GetBinding().GetCounters().GetTlpsReceived()
 }

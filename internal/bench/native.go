@@ -12,8 +12,8 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// native is an embedded host whose root port has the software GPU right below
-// it: what a host and a device cost without proxies and network.
+// native is an embedded host with the software GPU right below its root port: it
+// measures a host and a device without proxies and network.
 type native struct {
 	host  *embedded.Host
 	start time.Time
@@ -48,7 +48,7 @@ func newNative(ctx context.Context, s sizes) (*native, *opened, error) {
 	return n, dev, err
 }
 
-// pump moves TLPs until there are none. Jobs of the device run here.
+// pump moves TLPs until there are none, and runs the jobs of the device.
 func (n *native) pump() {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -22,28 +22,28 @@ import (
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
-// pairSpec describes a host proxy and a box proxy that are joined over UDP on
-// the loopback interface.
+// pairSpec describes a host proxy and a box proxy, joined over UDP on the loopback
+// interface.
 type pairSpec struct {
 	slots  int
 	sizes  sizes
 	tags   int  // 0: the GPU's default
 	vm     bool // a vfio-user client is the VMM; otherwise the host is embedded
-	memory int  // of an embedded host, bytes; 0: its default
+	memory int  // of an embedded host in bytes; 0: its default
 }
 
 // sizes are Max_Payload_Size and Max_Read_Request_Size of host and device.
 type sizes struct{ mps, mrrs int }
 
-// pair is such a pair with its devices. The box has its own process, and so has
-// the host where a vfio-user client is the VMM: an embedded host is part of its
-// proxy, a VMM is not.
+// pair is a host proxy and a box proxy with their devices. The box runs in its own
+// process. So does a host whose VMM is a vfio-user client; an embedded host is a
+// part of its proxy and runs in the benchmark's process.
 type pair struct {
 	opts     *Options
 	spec     pairSpec
 	box      *child
-	remote   *child                // the host, if it is elsewhere
-	host     *member               // the host, if it is here
+	remote   *child                // the host, in its own process
+	host     *member               // the host, in this process
 	embedded []*hostproxy.Embedded // its switches
 	dirs     []string              // of the vfio-user sockets, by switch
 	mtu      int
@@ -90,7 +90,7 @@ func (p *pair) start(ctx context.Context) error {
 	return err
 }
 
-// embedded makes a host of these sizes.
+// embedded describes an embedded host with these sizes.
 func (s sizes) embedded(memory int) hostproxy.EmbeddedSpec {
 	enum := s.enum()
 	return hostproxy.EmbeddedSpec{Memory: memory, Enum: &enum, Host: rootcomplex.Spec{
@@ -108,7 +108,8 @@ func vmFront(dir string, polling reader.Polling) hostproxy.Front {
 	return &hostproxy.VM{SocketDir: dir, Polling: polling, Logger: slog.New(slog.DiscardHandler)}
 }
 
-// attach binds slot i of the host to slot i of the box, for the first n.
+// attach binds the first n slots of the host to the slots of the box with the same
+// numbers.
 func (p *pair) attach(n int) error {
 	hostHello := p.hostHello()
 	p.mtu = hostHello.MTU
@@ -149,7 +150,7 @@ func (p *pair) cipher() dxpuv1.Cipher {
 	return dxpuv1.Cipher_CIPHER_NONE
 }
 
-// end returns an end of a binding at the addresses of a process.
+// end returns an end of a binding with the addresses of a process.
 func (p *pair) end(node, slot uint32, hello reply) agenttest.End {
 	e := agenttest.End{Node: node, Slot: slot}
 	for path, addr := range hello.Addresses {
@@ -178,7 +179,7 @@ func (p *pair) hostHello() reply {
 	return p.remote.hello
 }
 
-// open takes the device of a slot into use, as a driver of the host does.
+// open opens the device of a slot with the driver.
 func (p *pair) open(ctx context.Context, slot int) (*opened, error) {
 	on, at := slot/hostproxy.MaxSlots, slot%hostproxy.MaxSlots
 	if !p.spec.vm {
@@ -197,7 +198,7 @@ func (p *pair) open(ctx context.Context, slot int) (*opened, error) {
 	return openDevice(ctx, bus)
 }
 
-// opened is a device with its bus.
+// opened is an open device and its bus.
 type opened struct {
 	*driver.Device
 	bus driver.Bus
@@ -213,7 +214,7 @@ func openDevice(ctx context.Context, bus driver.Bus) (*opened, error) {
 
 func (o *opened) close() error { return errors.Join(o.Device.Close(), o.bus.Close()) }
 
-// ready makes a pair with one device attached, and opens it.
+// ready makes a pair with one attached device and opens it.
 func (o *Options) ready(ctx context.Context, spec pairSpec) (*pair, *opened, error) {
 	p, err := o.newPair(ctx, spec)
 	if err != nil {
@@ -230,7 +231,8 @@ func (o *Options) ready(ctx context.Context, spec pairSpec) (*pair, *opened, err
 	return p, dev, nil
 }
 
-// explain adds to an error why bindings were lost, where the host is here.
+// explain adds the reasons of lost bindings to an error, if the host runs in this
+// process.
 func (p *pair) explain(err error) error {
 	if err == nil || p.host == nil {
 		return err
@@ -248,7 +250,7 @@ func (p *pair) explain(err error) error {
 func (p *pair) close() error {
 	var errs []error
 	if p.host != nil {
-		errs = append(errs, p.host.close())
+		errs = append(errs, p.host.Close())
 	}
 	for _, c := range []*child{p.remote, p.box} {
 		if c != nil {

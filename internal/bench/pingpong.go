@@ -18,12 +18,12 @@ import (
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
 
-// The kinds of far end that an echo has.
+// Kinds of far ends of an echo.
 const (
 	echoUDP       = "udp"           // sockets of Go
-	echoUDPBlock  = "udp, blocking" // blocking system calls in a thread of their own
-	echoUDPPoll   = "udp, polled"   // the same, polled as the proxies do before they block
-	echoUDPSpin   = "udp, spinning" // the same, polled all the time: without wake-ups
+	echoUDPBlock  = "udp, blocking" // blocking system calls in a separate thread
+	echoUDPPoll   = "udp, polled"   // the same, but polls like the proxies before it blocks
+	echoUDPSpin   = "udp, spinning" // the same, but always polls: no wake-ups
 	echoUnix      = "unix"
 	echoUnixBlock = "unix, blocking"
 	echoUnixPoll  = "unix, polled"
@@ -32,16 +32,16 @@ const (
 // alwaysPolling is longer than any round trip here.
 var alwaysPolling = reader.Polling{Spin: time.Millisecond}
 
-// Requests begin with the size of the answer, and every message ends in a
-// number that the answer repeats.
+// A request begins with the size of the answer. Every message ends with a number,
+// which the answer repeats.
 const minMessage = 2 + 8
 
-// maxMessage bounds what an echo is asked for.
+// maxMessage is the largest size of an answer.
 const maxMessage = 64 << 10
 
 // echo is the far end of the bare ping-pongs.
 type echo struct {
-	polling   reader.Polling // of those that poll
+	polling   reader.Polling // of the polling kinds
 	addresses map[string]string
 	stops     []func()
 }
@@ -76,7 +76,7 @@ func (e *echo) close() {
 	}
 }
 
-// serve runs f until stop has made it return.
+// serve runs f until stop makes it return.
 func (e *echo) serve(f func(), stop func()) {
 	var wg sync.WaitGroup
 	wg.Go(f)
@@ -86,7 +86,7 @@ func (e *echo) serve(f func(), stop func()) {
 	})
 }
 
-// answer makes the answer to a request in out, nil if there is none.
+// answer makes the answer to a request in out; nil: the request has none.
 func answer(out, q []byte) []byte {
 	if len(q) < minMessage {
 		return nil
@@ -166,8 +166,8 @@ func blockingUDP() (int, netip.AddrPort, error) {
 	return fd, netip.AddrPortFrom(netip.AddrFrom4(in4.Addr), uint16(in4.Port)), nil
 }
 
-// closeBlocking ends a thread that waits in Recvfrom: closing would not wake
-// it, an empty datagram does.
+// closeBlocking ends a thread that blocks in Recvfrom. An empty datagram wakes it;
+// closing the socket would not.
 func closeBlocking(fd int, addr netip.AddrPort) {
 	if c, err := net.Dial("udp", addr.String()); err == nil {
 		_, _ = c.Write(nil)
@@ -237,14 +237,14 @@ func (e *echo) addBlockingUnix(kind, path string, polling reader.Polling) error 
 	return nil
 }
 
-// blockingSocket receives and sends in blocking calls, polling first as a
-// proxy does.
+// blockingSocket receives and sends in blocking calls. Like a proxy it polls before
+// it blocks.
 type blockingSocket struct {
 	fd      int
 	poller  reader.Poller
 	into    []byte
 	n       int
-	receive func(block bool) error // made once
+	receive func(block bool) error // allocated once
 }
 
 func newBlockingSocket(fd int, polling reader.Polling) *blockingSocket {
@@ -270,7 +270,7 @@ func (s *blockingSocket) Write(p []byte) (int, error) {
 	return max(n, 0), err
 }
 
-// receiver makes of a system call what a reader.Poller calls.
+// receiver makes the function that a reader.Poller calls from a system call.
 func receiver(receive func(flags int) error) func(block bool) error {
 	return func(block bool) error {
 		flags := unix.MSG_DONTWAIT
@@ -289,14 +289,14 @@ func receiver(receive func(flags int) error) func(block bool) error {
 	}
 }
 
-// caller is the near end of one ping-pong: call makes a round trip.
+// caller is the near end of a ping-pong. call makes a round trip.
 type caller struct {
 	call  func() error
 	close func()
 }
 
-// Messages of a register read in vfio-user: a header of 16 bytes, region, offset
-// and count in 16, and the four bytes of the answer.
+// Sizes of the messages of a register read in vfio-user: a header of 16 bytes, 16
+// bytes of region, offset and count, and the four bytes of the answer.
 const (
 	unixRequest = 32
 	unixAnswer  = 36
@@ -323,7 +323,7 @@ func newCaller(kind, addr string, request, answer int, polling reader.Polling) (
 				return err
 			}
 			if n != len(a)-1 || binary.LittleEndian.Uint64(a[n-8:]) != count {
-				return fmt.Errorf("ping-pong: answer of %d bytes is not that to message %d", n, count)
+				return fmt.Errorf("ping-pong: an answer of %d bytes does not belong to message %d", n, count)
 			}
 			return nil
 		}

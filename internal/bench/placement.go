@@ -12,15 +12,15 @@ import (
 	"github.com/dxpu-project/dxpu/internal/quantile"
 )
 
-// PlacementOptions say what pools decisions are measured in. Zero values stand
-// for the defaults.
+// PlacementOptions describe the pools of Placement. Zero values stand for the
+// defaults.
 type PlacementOptions struct {
 	GPUs  []int // sizes of pools; default 512 and 100,000
 	Hosts []int // numbers of hosts; default 64 and 10,000
-	// Decisions is how many of each kind of request the index decides, after
-	// the same number of changes of the pool; default 4000.
+	// Decisions is the number of decisions of the index for each kind of request,
+	// each after a change of the pool; default 4000.
 	Decisions int
-	// Scans bounds how many of them the scan decides as well; default 200.
+	// Scans is the largest number of them that the scan decides as well; default 200.
 	Scans    int
 	Progress func(format string, args ...any) // as in Options
 }
@@ -43,23 +43,23 @@ func (o *PlacementOptions) setDefaults() {
 	}
 }
 
-// PlacementReport is how long decisions take.
+// PlacementReport holds the times of decisions.
 type PlacementReport struct {
 	Processors int             `json:"processors"`
 	Go         string          `json:"go"`
 	Rows       []PlacementTime `json:"rows"`
 }
 
-// PlacementTime is one kind of request in one pool; times are in microseconds.
+// PlacementTime holds the times of one kind of request in one pool, in microseconds.
 type PlacementTime struct {
 	Pool     string  `json:"pool"`
 	Request  string  `json:"request"`
 	IndexP50 float64 `json:"index_p50_us"`
 	IndexP99 float64 `json:"index_p99_us"`
-	// Placed is the share of the requests that found what they asked for.
+	// Placed is the share of the requests that were placed.
 	Placed float64 `json:"placed,omitempty"`
-	// ScanP50 and ScanP99 are what the straightforward scan takes for the same
-	// decisions; 0 for a change, which it does not have to be told of.
+	// ScanP50 and ScanP99 are the times of the straightforward scan for the same
+	// decisions; 0 for a change, of which the scan needs no update.
 	ScanP50 float64 `json:"scan_p50_us,omitempty"`
 	ScanP99 float64 `json:"scan_p99_us,omitempty"`
 	Ratio   float64 `json:"ratio,omitempty"` // ScanP50 over IndexP50
@@ -87,7 +87,7 @@ func Placement(ctx context.Context, o PlacementOptions) (*PlacementReport, error
 	return r, nil
 }
 
-// decision is one kind of request: both ways to decide it, and what follows.
+// decision is one kind of request: both ways to decide it, and the change after it.
 type decision[D any] struct {
 	name        string
 	index, scan func() D
@@ -95,7 +95,7 @@ type decision[D any] struct {
 	accept      func(D) // changes the pool; it is timed as well
 }
 
-// timings are what was measured, in microseconds.
+// timings holds measured times in microseconds.
 type timings struct{ index, scan, change []float64 }
 
 // measure alternates the two ways.
@@ -140,9 +140,9 @@ const (
 	gpusPerBox   = 8
 	proxyGPUs    = 6
 	slotsPerHost = 16
-	// hostFill is how many of the host slots are taken.
+	// hostFill is the share of the host slots in use.
 	hostFill = 0.7
-	// held is how many leases of a kind are held before the oldest is released.
+	// held is the number of leases of a kind before the oldest one is released.
 	held = 8
 )
 
@@ -179,8 +179,8 @@ func newGPUWorld(gpus int) *gpuWorld {
 	return w
 }
 
-// fillBoxes binds what best-fit placement would have bound of seven tenths of a
-// pool: six boxes of ten are full, two partly, two are empty.
+// fillBoxes binds seven tenths of a pool, as best-fit placement would: of ten boxes
+// six are full, two are partly full and two are empty.
 func (w *gpuWorld) fillBoxes() {
 	for _, b := range w.boxes {
 		n := len(b.GPUs)
@@ -196,14 +196,14 @@ func (w *gpuWorld) fillBoxes() {
 	}
 }
 
-// bind takes a GPU or gives it back.
+// bind binds or releases a GPU.
 func (w *gpuWorld) bind(r placement.Ref, take bool) {
 	g := &w.boxes[w.at[r.Box]].GPUs[r.Slot]
 	g.Free = !take
 	w.pool.SetGPU(r.Box, *g)
 }
 
-// accept binds what was picked, and gives the oldest lease back.
+// accept binds the decision's GPUs and releases the oldest lease.
 func (w *gpuWorld) accept(d placement.Decision) {
 	for _, p := range d.Picks {
 		w.bind(p, true)
@@ -223,7 +223,7 @@ func (w *gpuWorld) release(n int) {
 	w.held = w.held[n:]
 }
 
-// gpus measures the requests that there are for GPUs in a pool.
+// gpus measures all kinds of requests for GPUs in a pool.
 func (o *PlacementOptions) gpus(ctx context.Context, n int) ([]PlacementTime, error) {
 	w := newGPUWorld(n)
 	reserve := placement.Reserve{Count: 2}
@@ -264,7 +264,7 @@ func (o *PlacementOptions) gpus(ctx context.Context, n int) ([]PlacementTime, er
 	}), nil
 }
 
-// hosts measures the requests that there are for slots of hosts.
+// hosts measures all kinds of requests for slots of hosts.
 func (o *PlacementOptions) hosts(ctx context.Context, n int) ([]PlacementTime, error) {
 	rng := rand.New(rand.NewPCG(2, uint64(n)))
 	index := placement.NewHosts()

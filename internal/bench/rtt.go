@@ -18,23 +18,23 @@ import (
 // Split is the round trip of a register read in the three parts of the paper's
 // section 4.3 (Table 7), in microseconds.
 type Split struct {
-	// Original is the read with the device right below the root port: what
-	// host and device take by themselves.
+	// Original is the read with the device right below the root port: the time of
+	// host and device alone.
 	Original float64 `json:"original_us"`
-	// Network is the bare ping-pong of datagrams of the same sizes between ends
-	// that never sleep: waking them up is no part of the network.
+	// Network is the bare ping-pong of datagrams of the same sizes between ends that
+	// never sleep: wake-ups are not a part of the network.
 	Network float64 `json:"network_us"`
 	// Conversion is the rest: TLPs to datagrams and back, the link's protocol
-	// (acknowledgements, cipher, checksums), and waking who waits.
+	// (acknowledgements, cipher, checksums), and the wake-ups of readers.
 	Conversion float64 `json:"conversion_us"`
 	Total      float64 `json:"total_us"`
-	// Paper has the same of the paper's hardware.
+	// Paper has the same parts of the paper's hardware.
 	Paper *Split `json:"paper,omitempty"`
 }
 
 var paperSplit = Split{Original: 1.2, Network: 1.9, Conversion: 3.7, Total: 6.8}
 
-// A read goes to a scratch register that holds this.
+// Value of the scratch register that is read.
 const readPattern = 0x5a17_0000
 
 // RTT measures a register read: p50, p90 and p99 of the round trip.
@@ -54,7 +54,7 @@ func RTT(ctx context.Context, o Options) (report *Report, err error) {
 type rttRun struct {
 	opts    *Options
 	mtu     int
-	sizes   [2]int // of the datagrams of a read, there and back
+	sizes   [2]int // of the datagrams of a read: request, answer
 	probes  []rttProbe
 	closers []func() error
 }
@@ -77,8 +77,8 @@ const (
 	rttUnix
 	rttUnixBlock
 	rttUDPSpin
-	rttUDPPoll  // if the proxies poll
-	rttUnixPoll // if the proxies poll
+	rttUDPPoll  // only if the proxies poll
+	rttUnixPoll // only if the proxies poll
 )
 
 func (r *rttRun) close() error {
@@ -122,7 +122,7 @@ func (r *rttRun) add(name string, call func() error) {
 	r.probes = append(r.probes, rttProbe{name: name, call: call})
 }
 
-// readRegister makes the call that reads a scratch register and checks it.
+// readRegister returns a function that reads a scratch register and checks its value.
 func readRegister(dev *driver.Device) func() error {
 	regs := dev.Registers()
 	var want uint32 = readPattern
@@ -132,7 +132,7 @@ func readRegister(dev *driver.Device) func() error {
 		if got := regs.Read32(reg.Scratch); got != want {
 			return fmt.Errorf("read %#x from the register, want %#x", got, want)
 		}
-		if reads++; reads%1024 == 0 { // now and then another value
+		if reads++; reads%1024 == 0 { // change the value
 			want++
 			regs.Write32(reg.Scratch, want)
 		}
@@ -140,7 +140,7 @@ func readRegister(dev *driver.Device) func() error {
 	}
 }
 
-// measureSizes finds the sizes of the datagrams by the counters of the socket.
+// measureSizes determines the sizes of the datagrams from the counters of the socket.
 func (r *rttRun) measureSizes(p *pair) error {
 	const reads = 200
 	before := p.host.fabric.Stats().Paths[0]
@@ -204,8 +204,8 @@ func (r *rttRun) run() error {
 	return nil
 }
 
-// timeEach calls for about a duration and returns the time of each call in µs.
-// With locked, the goroutine keeps its thread, which blocks.
+// timeEach repeats call for about a duration and returns the time of each call in
+// µs. locked: the goroutine keeps its thread, which blocks.
 func timeEach(d time.Duration, call func() error, locked bool) ([]float64, error) {
 	if locked {
 		runtime.LockOSThread()
@@ -249,15 +249,15 @@ func (r *rttRun) report() *Report {
 	s.Conversion = max(0, total-s.Original-s.Network)
 	out.Split = &s
 	out.Notes = append(out.Notes,
-		"the bare limit of a round is the faster of its ping-pongs: Go's sockets, blocking calls in threads of their own, and with --spin polled ones")
+		"the bare limit of a round is the fastest of its ping-pongs: Go's sockets, blocking calls in separate threads, and with --spin polled sockets")
 	if len(r.probes) > rttUnixPoll && r.opts.Polling.Spin == 0 {
-		out.Notes = append(out.Notes, fmt.Sprintf("beside ping-pongs that poll as the proxies do, the ratios are %.2f (embedded host) and %.2f (vfio-user client)",
+		out.Notes = append(out.Notes, fmt.Sprintf("beside ping-pongs that poll like the proxies, the ratios are %.2f (embedded host) and %.2f (vfio-user client)",
 			r.besidePolled(rttEmbedded, rttUDPPoll), r.besidePolled(rttVM, rttUDPPoll, rttUnixPoll)))
 	}
 	return out
 }
 
-// bare is the limit in each round.
+// bare returns the limit of each round.
 func (r *rttRun) bare(unixToo bool) []float64 {
 	udp, stream := []int{rttUDP, rttUDPBlock}, []int{rttUnix, rttUnixBlock}
 	if r.opts.Polling.Spin > 0 {
@@ -273,7 +273,7 @@ func (r *rttRun) bare(unixToo bool) []float64 {
 	return out
 }
 
-// besidePolled is the median of the rounds' ratios to the sum of some bare probes.
+// besidePolled returns the median of the rounds' ratios to the sum of some bare probes.
 func (r *rttRun) besidePolled(probe int, bare ...int) float64 {
 	ratios := make([]float64, r.opts.Rounds)
 	for i := range ratios {
@@ -286,7 +286,7 @@ func (r *rttRun) besidePolled(probe int, bare ...int) float64 {
 	return median(ratios)
 }
 
-// fastest is the best of some probes in a round.
+// fastest returns the smallest time of some probes in a round.
 func (r *rttRun) fastest(round int, probes ...int) float64 {
 	best := math.Inf(1)
 	for _, i := range probes {

@@ -7,11 +7,12 @@ import (
 	"slices"
 )
 
-// scaleSize is what one copy of each binding moves, at most.
+// scaleSize is the largest size of one copy of a binding.
 const scaleSize = 1 << 20
 
-// Scale measures the total bandwidth of several bindings at once on one pair of
-// proxies, beside that of one of them, and the memory of an idle binding.
+// Scale measures the total bandwidth of several concurrent bindings on one pair of
+// proxies, beside that of the smallest number of them, and the memory of an idle
+// binding.
 func Scale(ctx context.Context, o Options) (report *Report, err error) {
 	o = o.withDefaults()
 	most := slices.Max(o.Bindings)
@@ -68,7 +69,7 @@ func Scale(ctx context.Context, o Options) (report *Report, err error) {
 	return report, nil
 }
 
-// idleMemory attaches all and returns what each took, in bytes.
+// idleMemory attaches all bindings and returns the memory of each in bytes.
 func (p *pair) idleMemory(n int) (host, box float64, err error) {
 	hostBefore, boxBefore, err := p.memory()
 	if err != nil {

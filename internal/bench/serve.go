@@ -18,8 +18,8 @@ import (
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
 )
 
-// Serve is the other process: it reads requests, one JSON value each, and
-// answers each with one, until in ends. The first request says what to be.
+// Serve runs in the child process: it reads requests, a JSON value each, and writes
+// a reply to each, until in ends. The first request names what to start.
 func Serve(in io.Reader, out io.Writer) error {
 	requests, replies := json.NewDecoder(bufio.NewReader(in)), json.NewEncoder(out)
 	var first request
@@ -27,7 +27,7 @@ func Serve(in io.Reader, out io.Writer) error {
 		return fmt.Errorf("bench: the first request: %w", err)
 	}
 	if first.Start == nil {
-		return errors.New("bench: the first request must say what to start")
+		return errors.New("bench: the first request must name what to start")
 	}
 	s, hello, err := start(*first.Start)
 	if err != nil {
@@ -51,7 +51,7 @@ func Serve(in io.Reader, out io.Writer) error {
 	}
 }
 
-// request asks for one thing.
+// request is a request to the child. One field is set, with its arguments.
 type request struct {
 	Start   *memberSpec       `json:",omitempty"`
 	Desired []json.RawMessage `json:",omitempty"` // apply these, one for each part
@@ -113,7 +113,7 @@ func (m *member) hello() reply {
 
 func (s *served) close() {
 	if s.member != nil {
-		_ = s.member.close()
+		_ = s.member.Close()
 	}
 	if s.echo != nil {
 		s.echo.close()
@@ -145,18 +145,18 @@ func (s *served) answer(q request) reply {
 	return reply{}
 }
 
-// processMemory is what the process holds after garbage collection: heap and
+// processMemory returns the memory of the process after garbage collection: heap and
 // stacks in bytes.
 func processMemory() uint64 {
 	var m runtime.MemStats
-	for range 2 { // the second collects what the pools gave up in the first
+	for range 2 { // a sync.Pool releases its objects over two collections
 		runtime.GC()
 	}
 	runtime.ReadMemStats(&m)
 	return m.HeapInuse + m.StackInuse
 }
 
-// child is another process that serves, or goroutines here that do.
+// child is a process that runs Serve, or goroutines of this process that do.
 type child struct {
 	hello    reply
 	requests *json.Encoder
@@ -219,7 +219,7 @@ func (c *child) call(q request) (reply, error) {
 	return r, nil
 }
 
-// vmFronts are the fronts of a host with vfio-user sockets.
+// vmFronts returns the front ends of a host with vfio-user sockets.
 func vmFronts(spec memberSpec) []hostproxy.Front {
 	var fronts []hostproxy.Front
 	for _, dir := range spec.SocketDirs {

@@ -11,26 +11,26 @@ import (
 	"github.com/dxpu-project/dxpu/internal/model/predict"
 )
 
-// WorkloadSpec says how a recorded workload is replayed in real time.
+// WorkloadSpec describes the replay of a recorded workload in real time.
 type WorkloadSpec struct {
 	NativeRTT time.Duration
 	RTTs      []time.Duration // not below NativeRTT
 	Requester perf.Requester
-	// Stretch multiplies all times of the recording and the round trips; 0: so
-	// much that the lateness of timers and the loopback interface fit into the
-	// native round trip.
+	// Stretch multiplies all times of the recording and the round trips; 0: the
+	// smallest factor with which the delays of timers and of the loopback interface
+	// fit into the native round trip.
 	Stretch int
-	// Limit is how long the replay for one round trip may take: only the first
+	// Limit is the limit of the time of the replay for one round trip: only the first
 	// steps that fit are replayed. 0: no limit.
 	Limit time.Duration
-	// Steps bounds how many steps are replayed; 0: no bound.
+	// Steps is the largest number of replayed steps; 0: no limit.
 	Steps int
 }
 
-// WorkloadRuns are replays in real time. Runs has the native one first; their
-// round trips are measured and divided by Stretch.
+// WorkloadRuns are replays in real time. Runs begins with the native one; its round
+// trips are measured values divided by Stretch.
 type WorkloadRuns struct {
-	Plan    *predict.Plan // of what was replayed
+	Plan    *predict.Plan // of the replayed steps
 	Runs    []playback.Run
 	Stretch int
 	// Loopback is the round trip of a register read with no delay added.
@@ -40,17 +40,17 @@ type WorkloadRuns struct {
 // Sizes of TLPs to and from the GPU of a workload: those of a V100.
 const workloadMPS = 256
 
-// The stretched native round trip is at least so long: room times the loopback
-// interface's, as a machine may get slower meanwhile, and several times what
-// timers are late.
+// Limits of the stretched native round trip: room times the round trip of the
+// loopback interface, as the machine may become slower during the run, and several
+// times the delay of timers.
 const (
 	room      = 1.5
 	leastTrip = 300 * time.Microsecond
 )
 
-// Workload replays the workload of a plan behind both proxies in real time, at
-// the native round trip and at others. The proxies delay what they send; all run
-// in this process, whatever o.Child says, so that its timers can be kept exact.
+// Workload replays the workload of a plan behind both proxies in real time, at the
+// native round trip and at others. The proxies delay their datagrams. All run in
+// this process, regardless of o.Child, because keepAwake makes its timers exact.
 func Workload(ctx context.Context, o Options, p *predict.Plan, spec WorkloadSpec) (out *WorkloadRuns, err error) {
 	o = o.withDefaults()
 	o.Child = nil
@@ -67,7 +67,7 @@ func Workload(ctx context.Context, o Options, p *predict.Plan, spec WorkloadSpec
 		out.Stretch = int(max(room*float64(out.Loopback), float64(leastTrip))/float64(spec.NativeRTT)) + 1
 	}
 	if native := spec.NativeRTT * time.Duration(out.Stretch); out.Stretch > playback.MaxStretch || native <= out.Loopback {
-		return nil, fmt.Errorf("bench: the loopback interface takes %v, the native round trip of %v stretched %d times %v: want a stretch above that and up to %d",
+		return nil, fmt.Errorf("bench: a round trip of the loopback interface takes %v, the native one of %v stretched %d times %v: the stretch must make it longer, and is at most %d",
 			out.Loopback, spec.NativeRTT, out.Stretch, native, playback.MaxStretch)
 	}
 	out.Plan = predict.NewPlan(playback.Cut(p.Workload(), spec.Steps, spec.Limit/time.Duration(out.Stretch)))
@@ -92,12 +92,12 @@ func Workload(ctx context.Context, o Options, p *predict.Plan, spec WorkloadSpec
 	return out, nil
 }
 
-// tripReads is how many register reads a round trip is measured with.
+// tripReads is the number of register reads of one measurement of a round trip.
 const tripReads = 100
 
-// onTrip makes a pair whose round trip of a register read is about want, 0 for
-// the least, and calls use with its device and the measured round trip. Timers
-// are late, so the delay is corrected by what was measured.
+// onTrip makes a pair with a round trip of a register read of about want, 0 for the
+// shortest, and calls use with its device and the measured round trip. It corrects
+// the delay by measurements, because timers are late.
 func (o Options) onTrip(ctx context.Context, q perf.Requester, want time.Duration, use func(dev *opened, trip time.Duration) error) error {
 	const near, attempts = 0.03, 4
 	delay := time.Duration(0)
@@ -107,7 +107,7 @@ func (o Options) onTrip(ctx context.Context, q perf.Requester, want time.Duratio
 		if err != nil {
 			return err
 		}
-		trip := min(playback.MeasureTrip(dev.Device, tripReads), playback.MeasureTrip(dev.Device, tripReads)) // one may be disturbed
+		trip := min(playback.MeasureTrip(dev.Device, tripReads), playback.MeasureTrip(dev.Device, tripReads)) // another process may disturb one
 		off := want - trip
 		if want == 0 || attempt == attempts || max(off, -off) < time.Duration(near*float64(want)) {
 			err = use(dev, trip)

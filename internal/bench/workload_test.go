@@ -14,7 +14,7 @@ import (
 	"github.com/dxpu-project/dxpu/link"
 )
 
-// waits is a workload that waits for each of its kernels, with a copy now and then.
+// waits is a workload that waits for each of its kernels, with some copies.
 func waits(t *testing.T, n int) *predict.Plan {
 	t.Helper()
 	const us = time.Microsecond
@@ -40,9 +40,9 @@ func waits(t *testing.T, n int) *predict.Plan {
 	return predict.NewPlan(w)
 }
 
-// What holds on any machine is checked in each try. How near the times are to the
-// model's is checked where the machine let the process run: what is exact is
-// tested in virtual time, in package replay.
+// Each try checks the properties that hold on any machine. The distance of the times
+// from the model is checked only if the machine ran the process; package playback
+// tests the exact times in virtual time.
 func TestWorkloadInRealTime(t *testing.T) {
 	const tries = 4
 	for try := 1; ; try++ {
@@ -54,15 +54,15 @@ func TestWorkloadInRealTime(t *testing.T) {
 			return
 		case try < tries:
 		case stolen > 0.05:
-			t.Skipf("timers need a processor: the machine kept it from this process for %.0f %% of the time", 100*stolen)
+			t.Skipf("timers need a processor: other processes had it for %.0f %% of the time", 100*stolen)
 		default:
 			t.Fatalf("native %v for %v; at %v system %.3f, model %.3f", c.Native, c.Recorded, slow.RTT, slow.System, slow.Model)
 		}
 	}
 }
 
-// stolenWhile returns for what share of the time that f takes a timer was late,
-// by so much as only a machine that is busy with other things lets it be.
+// stolenWhile returns the share of f's time in which a timer was much too late, as
+// happens only on a busy machine.
 func stolenWhile(f func()) float64 {
 	const tick = time.Millisecond
 	stop := make(chan struct{})
@@ -107,20 +107,21 @@ func compareInRealTime(t *testing.T) *playback.Comparison {
 	return c
 }
 
-// checkOrder checks what no load of the machine changes: calls follow each other,
-// an operation takes its time after its launch, and who waits for it ends after it.
+// checkOrder checks what the load of the machine does not change: calls do not
+// overlap, an operation takes its time after its launch, and a call that waits for it
+// ends after it.
 func checkOrder(t *testing.T, w *workload.Workload, r playback.Run) {
 	t.Helper()
 	const rounded = 3 * time.Nanosecond
 	for i := range w.Ops {
 		launch, wait := w.Ops[i].Call, w.Ops[i].Call+1
 		began, end := r.Times.CallStart[launch], r.Times.OpEnd[i]
-		// The end is a measured half round trip before it was seen.
+		// The end is half a measured round trip before the client sees it.
 		if end+r.RTT/2+rounded < began+w.Ops[i].Dur {
 			t.Errorf("operation %d of %v, launched at %v, ended at %v with a round trip of %v", i, w.Ops[i].Dur, began, end, r.RTT)
 		}
 		if r.Times.CallEnd[wait] < end {
-			t.Errorf("operation %d ended at %v, who waits for it at %v", i, end, r.Times.CallEnd[wait])
+			t.Errorf("operation %d ended at %v, the call that waits for it at %v", i, end, r.Times.CallEnd[wait])
 		}
 	}
 	for i := range w.Calls[1:] {
@@ -133,6 +134,6 @@ func checkOrder(t *testing.T, w *workload.Workload, r playback.Run) {
 func TestWorkloadRefusesAStretchBelowTheLoopback(t *testing.T) {
 	spec := WorkloadSpec{NativeRTT: perf.NativeRTT, Requester: perf.V100, Stretch: 1}
 	if _, err := Workload(t.Context(), Options{}, waits(t, 1), spec); err == nil {
-		t.Error("a network faster than loopback was found")
+		t.Error("a network faster than loopback is accepted")
 	}
 }

@@ -9,17 +9,17 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 )
 
-// writeBurst is how many posted writes are made before a read waits for them
-// all: the embedded host does not push back, so this bounds what it queues.
+// writeBurst is the number of posted writes before a read that waits for all of
+// them. It bounds the queue of the embedded host, which has no back-pressure.
 const writeBurst = 1 << 13
 
-// statsInterval is more than that at which a box samples its counters.
+// statsInterval is longer than the interval at which a box samples its counters.
 const statsInterval = 400 * time.Millisecond
 
-// Write measures posted register writes: how many a second one binding takes.
-// The scratch registers are written in turn with rising numbers, so that what
-// they hold after a round shows whether the last arrived in order; the box counts
-// whether all did.
+// Write measures the posted register writes per second of one binding. It writes
+// rising numbers to the scratch registers in turn, so that their values after a
+// round show whether the last writes arrived in order. The counters of the box show
+// whether all writes arrived.
 func Write(ctx context.Context, o Options) (report *Report, err error) {
 	o = o.withDefaults()
 	_, dev, err := newNative(ctx, sizes{512, 512})
@@ -54,7 +54,7 @@ func Write(ctx context.Context, o Options) (report *Report, err error) {
 		}
 		report.Figures = append(report.Figures, f)
 	}
-	report.Notes = append(report.Notes, fmt.Sprintf("bursts of %d writes of 4 bytes, each ended by a read that waits for all of them; every write counted at the box, the last %d of each round seen in order",
+	report.Notes = append(report.Notes, fmt.Sprintf("bursts of %d writes of 4 bytes, each ended by a read that waits for all of them; the box counts every write, the last %d of each round are checked for order",
 		writeBurst, reg.ScratchCount))
 	return report, nil
 }
@@ -82,7 +82,7 @@ func (w *writer) run(d time.Duration) (float64, error) {
 	return rate, w.check(before, made+made/writeBurst+reg.ScratchCount)
 }
 
-// burst makes the writes of one burst and waits until they are there.
+// burst makes the writes of one burst and waits until they have arrived.
 func (w *writer) burst() (int, error) {
 	regs := w.dev.Registers()
 	for range writeBurst {
@@ -92,7 +92,7 @@ func (w *writer) burst() (int, error) {
 	return writeBurst, w.dev.Flush()
 }
 
-// last checks that the registers hold what the last writes wrote.
+// last checks that the registers hold the values of the last writes.
 func (w *writer) last() error {
 	regs := w.dev.Registers()
 	for i := range uint32(reg.ScratchCount) {
@@ -104,10 +104,10 @@ func (w *writer) last() error {
 	return nil
 }
 
-// scratch is the register that write number n goes to.
+// scratch returns the register of write number n.
 func scratch(n uint32) uint64 { return reg.Scratch + 4*uint64(n%reg.ScratchCount) }
 
-// received counts the TLPs that the box has had from the host.
+// received returns the number of TLPs that the box has received from the host.
 func (w *writer) received() (uint64, error) {
 	if w.pair == nil {
 		return 0, nil
@@ -117,7 +117,7 @@ func (w *writer) received() (uint64, error) {
 	return r.Value, err
 }
 
-// check compares what the box received with what was sent.
+// check compares the number of TLPs that the box received with the number sent.
 func (w *writer) check(before, sent uint64) error {
 	after, err := w.received()
 	if err != nil || w.pair == nil {

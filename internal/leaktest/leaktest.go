@@ -1,5 +1,5 @@
-// Package leaktest finds what tests leave behind: it fails those of a package
-// whose goroutines outlive them, and counts descriptors.
+// Package leaktest detects leaks of tests: it fails the tests of a package whose
+// goroutines outlive them, and counts file descriptors.
 package leaktest
 
 import (
@@ -14,12 +14,12 @@ import (
 	"time"
 )
 
-// patience is how long goroutines that were told to end may take to do so.
+// patience is the time that goroutines have to end after the tests.
 const patience = 5 * time.Second
 
-// Main runs the tests, says what is left of them, and exits. It is the whole
-// TestMain of a package. While fuzzing it only runs: the engine keeps goroutines
-// of its own.
+// Main is the TestMain of a package: it runs the tests, fails if goroutines are left,
+// and exits. Under fuzzing it does not count, because the engine has its own
+// goroutines.
 func Main(m *testing.M) {
 	before := runtime.NumGoroutine()
 	code := m.Run()
@@ -28,7 +28,7 @@ func Main(m *testing.M) {
 	}
 	for limit := time.Now().Add(patience); code == 0 && runtime.NumGoroutine() > before; runtime.Gosched() {
 		if time.Now().After(limit) {
-			fmt.Fprintf(os.Stderr, "%d goroutines are left, %d at the start\n", runtime.NumGoroutine(), before)
+			fmt.Fprintf(os.Stderr, "%d goroutines are left, there were %d at the start\n", runtime.NumGoroutine(), before)
 			_ = pprof.Lookup("goroutine").WriteTo(os.Stderr, 1)
 			code = 1
 		}
@@ -36,7 +36,7 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// NeedProc skips a test where /proc is not mounted, and only there.
+// NeedProc skips the test if /proc is not mounted.
 func NeedProc(tb testing.TB) {
 	tb.Helper()
 	if _, err := os.Stat("/proc/self"); errors.Is(err, fs.ErrNotExist) {
@@ -44,7 +44,8 @@ func NeedProc(tb testing.TB) {
 	}
 }
 
-// Descriptors returns how many descriptors the process has open. It needs /proc.
+// Descriptors returns the number of open file descriptors. It skips the test if
+// /proc is not mounted.
 func Descriptors(tb testing.TB) int {
 	tb.Helper()
 	NeedProc(tb)

@@ -10,40 +10,40 @@ import (
 	"github.com/dxpu-project/dxpu/fault"
 )
 
-// chaos does bad things to the network and the proxies: to each path by
-// itself, one after the other, and now and then to everything at once.
+// chaos injects faults into the network and the proxies: a sequence of faults on
+// each path, and from time to time one of all paths or of a proxy.
 type chaos struct {
 	cluster *cluster
 	ledger  *ledger
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	counts map[string]int
-	outage bool // nothing gets through by any path
+	outage bool // every path drops all datagrams
 	plans  [paths][2]fault.Plan
-	lanes  [paths + 1]lane // of each path, and of what happens to all
-	severe bool            // a path is as good as gone: the other one must not be
+	lanes  [paths + 1]lane // of each path, and of the faults of everything
+	severe bool            // one path hardly works: the other one must
 	seed   uint64
 }
 
 const (
-	// graceAfter is how long after a disturbance its consequences may show: the
-	// dead interval and the completion timeout, one after the other, on a slow machine.
+	// graceAfter is the time after a disturbance within which its consequences may
+	// show: the dead interval, then the completion timeout, on a slow machine.
 	graceAfter = 2500 * time.Millisecond
-	// A path is bad for so long, and rests in between.
+	// Limits of the duration of a fault of a path, and of the rest after it.
 	leastBad, mostBad   = 200 * time.Millisecond, 2 * time.Second
 	leastRest, mostRest = 50 * time.Millisecond, 500 * time.Millisecond
-	// Between two things that may end bindings: longer than graceAfter, so that
-	// there is time in which nothing may be lost.
+	// Limits of the time between two faults that may end bindings: longer than
+	// graceAfter, so that there are times without an excuse for a loss.
 	leastPeace, mostPeace = 3 * time.Second, 8 * time.Second
-	// An outage of more than the dead interval, a second, ends bindings; of less not.
+	// An outage ends bindings if it lasts longer than the dead interval, a second.
 	leastOutage, mostOutage = 100 * time.Millisecond, 1800 * time.Millisecond
-	// restartLimit is how long it may take to end a proxy and start it again:
-	// nobody whose network is dead waits for more than one request's timeout.
+	// restartLimit is the limit of the restart of a proxy: a goroutine whose network
+	// is dead waits for at most one request's timeout.
 	restartLimit        = 4 * time.Second
 	leastJump, mostJump = 50 * time.Millisecond, 2500 * time.Millisecond
 )
 
-// Kinds of faults, as they are counted.
+// Kinds of faults.
 const (
 	faultMild      = "loss, duplication, reordering, corruption"
 	faultHeavy     = "heavy loss, duplication, reordering, corruption"
@@ -58,8 +58,8 @@ const (
 	faultHost      = "host restart"
 )
 
-func newChaos(r *cluster, l *ledger, seed uint64) *chaos {
-	c := &chaos{cluster: r, ledger: l, counts: map[string]int{}}
+func newChaos(of *cluster, l *ledger, seed uint64) *chaos {
+	c := &chaos{cluster: of, ledger: l, counts: map[string]int{}}
 	for i := range c.lanes {
 		c.lanes[i] = lane{
 			rand:  rand.New(rand.NewPCG(seed, 1<<32|uint64(i))),
@@ -70,7 +70,7 @@ func newChaos(r *cluster, l *ledger, seed uint64) *chaos {
 	return c
 }
 
-// run disturbs until ctx ends, then lets the network be good again.
+// run injects faults until ctx ends, then ends those of the paths.
 func (c *chaos) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	for path := range paths {
@@ -84,13 +84,13 @@ func (c *chaos) run(ctx context.Context) {
 	wg.Go(func() {
 		l := &c.lanes[paths]
 		for wait(ctx, between(l.rand, leastPeace, mostPeace)) {
-			c.greatFault(ctx, l.rand, l.draw())
+			c.bindingFault(ctx, l.rand, l.draw())
 		}
 	})
 	wg.Wait()
 }
 
-// lane deals faults in random order, then again: every kind has its turn.
+// lane draws kinds of faults in random order: each kind once before any of them again.
 type lane struct {
 	rand        *rand.Rand
 	cards, left []string
@@ -106,7 +106,7 @@ func (l *lane) draw() string {
 	return card
 }
 
-// pathFault makes one path bad for a while.
+// pathFault gives one path a fault for a random time.
 func (c *chaos) pathFault(ctx context.Context, r *rand.Rand, path int, kind string) {
 	share := func(most float64) float64 { return r.Float64() * most }
 	cut := fault.Plan{Partitions: []fault.Window{{To: 24 * time.Hour}}}
@@ -146,7 +146,7 @@ func (c *chaos) pathFault(ctx context.Context, r *rand.Rand, path int, kind stri
 	wait(ctx, bad)
 	c.set(path, [2]fault.Plan{})
 	if severe {
-		// The other path is left alone until this one is known to work again.
+		// The other path gets no severe fault until this one has worked for a while.
 		wait(ctx, leastBad)
 		c.mu.Lock()
 		c.severe = false
@@ -162,8 +162,8 @@ func (c *chaos) takeSevere() bool {
 	return !taken
 }
 
-// greatFault does what may end bindings.
-func (c *chaos) greatFault(ctx context.Context, r *rand.Rand, kind string) {
+// bindingFault injects a fault that may end bindings.
+func (c *chaos) bindingFault(ctx context.Context, r *rand.Rand, kind string) {
 	side := r.IntN(2)
 	outage, by := between(r, leastOutage, mostOutage), between(r, leastJump, mostJump)
 	began := time.Now()
@@ -181,7 +181,7 @@ func (c *chaos) greatFault(ctx context.Context, r *rand.Rand, kind string) {
 		if kind == faultHost {
 			side = hostSide
 		}
-		slow := time.AfterFunc(restartLimit, func() { c.ledger.stuck("%s: not over after %v", kind, restartLimit) })
+		slow := time.AfterFunc(restartLimit, func() { c.ledger.stuck("%s: not finished after %v", kind, restartLimit) })
 		if err := c.cluster.restart(side); err != nil {
 			c.ledger.violate("%s: %v", kind, err)
 		}
@@ -191,7 +191,7 @@ func (c *chaos) greatFault(ctx context.Context, r *rand.Rand, kind string) {
 	end(time.Now().Add(graceAfter))
 }
 
-// set gives a path its plans; an outage goes before them.
+// set gives a path its plans; an outage overrides them.
 func (c *chaos) set(path int, plan [2]fault.Plan) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -208,7 +208,7 @@ func (c *chaos) setOutage(on bool) {
 	}
 }
 
-// reapply tells a proxy that was restarted what its network is like.
+// reapply gives the plans to a restarted proxy.
 func (c *chaos) reapply() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -233,7 +233,7 @@ func (c *chaos) count(kind string) {
 	c.counts[kind]++
 }
 
-// total is how many faults there were.
+// total returns the number of faults.
 func (c *chaos) total() (n int) {
 	for _, v := range c.kinds() {
 		n += v
@@ -241,14 +241,14 @@ func (c *chaos) total() (n int) {
 	return n
 }
 
-// kinds returns how often each kind was done.
+// kinds returns the number of faults of each kind.
 func (c *chaos) kinds() map[string]int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.counts)
 }
 
-// between returns a random time.
+// between returns a random duration within the limits.
 func between(r *rand.Rand, least, most time.Duration) time.Duration {
 	return least + time.Duration(r.Int64N(int64(most-least)+1))
 }

@@ -16,14 +16,14 @@ import (
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/agent/agenttest"
+	"github.com/dxpu-project/dxpu/internal/bench/process"
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
 
-// Node numbers, as a manager would give them: each virtual switch of the host
-// is a node.
+// Node numbers in the manager's place: each virtual switch of the host is a node.
 const (
 	boxNumber      = 1
 	embeddedNumber = 2
@@ -42,15 +42,15 @@ const (
 	boxSide  = 1
 )
 
-// cluster is a host proxy with two virtual switches, one of an embedded host and
-// one of a VM, and a box proxy. In the manager's place it gives each its desired
-// state, also after a restart.
+// cluster is a box proxy and a host proxy with two virtual switches, one of an
+// embedded host and one of a VM. It acts as their manager: it gives each its
+// desired state, also after a restart.
 type cluster struct {
-	slots int // of the box; those of the host are numbered alike, first the embedded ones
+	slots int // of the box; slot i of the host is bound to slot i of the box, the embedded host has the first half
 	dir   string
 
-	mu       sync.Mutex // guards what follows
-	proxies  [2]*proxy  // by side; one that could not be restarted stays as it was killed
+	mu       sync.Mutex // guards the fields below
+	proxies  [2]*proxy  // by side; after a failed restart, the killed proxy
 	box      *boxproxy.Box
 	gpus     []*sequence
 	switches [2]*hostproxy.Host
@@ -62,56 +62,56 @@ type cluster struct {
 	epoch    uint64
 
 	newsMu sync.Mutex
-	news   chan struct{} // closed and replaced when a side reports something new
+	news   chan struct{} // closed and replaced at each change of a side
 }
 
-// want is a binding of slot i of the host with slot i of the box.
+// want is the desired binding of slot i of the host and slot i of the box.
 type want struct {
 	id     string
 	epoch  uint64
 	secret []byte
 }
 
-// proxy is a running process, as far as one can be inside of another.
+// proxy stands for the process of a host proxy or box proxy.
 type proxy struct {
-	fab                      *netio.Fabric
-	stopFabric, stop         context.CancelFunc
-	fabricRunning, itRunning sync.WaitGroup
+	fabric    *netio.Fabric
+	runFabric process.Background
+	runParts  process.Background
 }
 
 func newCluster(slots int, dir string) (*cluster, error) {
-	r := &cluster{slots: slots, dir: dir, wanted: map[int]*want{}, news: make(chan struct{})}
-	r.addrs = [2][]string{{"127.0.0.1:0", "127.0.0.1:0"}, {"127.0.0.1:0", "127.0.0.1:0"}}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := errors.Join(r.startBoxLocked(), r.startHostLocked()); err != nil {
-		r.stopLocked()
+	c := &cluster{slots: slots, dir: dir, wanted: map[int]*want{}, news: make(chan struct{})}
+	c.addrs = [2][]string{{"127.0.0.1:0", "127.0.0.1:0"}, {"127.0.0.1:0", "127.0.0.1:0"}}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := errors.Join(c.startBoxLocked(), c.startHostLocked()); err != nil {
+		c.stopLocked()
 		return nil, err
 	}
-	return r, nil
+	return c, nil
 }
 
-// embedded is how many slots the embedded host has.
-func (r *cluster) embedded() int { return r.slots / 2 }
+// embedded returns the number of slots of the embedded host.
+func (c *cluster) embedded() int { return c.slots / 2 }
 
-func (r *cluster) close() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.stopLocked()
+func (c *cluster) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stopLocked()
 }
 
-func (r *cluster) stopLocked() {
-	for _, p := range r.proxies {
+func (c *cluster) stopLocked() {
+	for _, p := range c.proxies {
 		if p != nil {
 			p.end()
 		}
 	}
 }
 
-// openLocked opens the sockets of a side, on the addresses that it had before.
-func (r *cluster) openLocked(side int) (*proxy, error) {
+// openLocked opens the sockets of a side, on the same addresses as before.
+func (c *cluster) openLocked(side int) (*proxy, error) {
 	cfg := netio.Config{Polling: reader.Polling{Window: reader.DefaultWindow}, Logger: slog.New(slog.DiscardHandler)}
-	for _, a := range r.addrs[side] {
+	for _, a := range c.addrs[side] {
 		cfg.Paths = append(cfg.Paths, netio.PathConfig{Listen: a})
 	}
 	f, err := netio.Open(cfg)
@@ -119,141 +119,125 @@ func (r *cluster) openLocked(side int) (*proxy, error) {
 		return nil, err
 	}
 	for i, a := range f.Addrs() {
-		r.addrs[side][i] = a.String()
+		c.addrs[side][i] = a.String()
 	}
-	p := &proxy{fab: f}
-	var ctx context.Context
-	ctx, p.stopFabric = context.WithCancel(context.Background())
-	p.fabricRunning.Go(func() { _ = f.Run(ctx) })
-	r.proxies[side] = p
+	p := &proxy{fabric: f}
+	p.runFabric.Go(f.Run)
+	c.proxies[side] = p
 	return p, nil
 }
 
-// run runs the parts of a proxy.
-func (p *proxy) run(parts ...func(context.Context) error) {
-	var ctx context.Context
-	ctx, p.stop = context.WithCancel(context.Background())
-	for _, part := range parts {
-		p.itRunning.Go(func() { _ = part(ctx) })
-	}
-}
-
-// end ends a proxy in order: its parts have a last word for their peers.
+// end stops the parts before the fabric: their last messages reach their peers.
 func (p *proxy) end() {
-	if p.stop != nil {
-		p.stop()
-	}
-	p.itRunning.Wait()
-	p.stopFabric()
-	p.fabricRunning.Wait()
+	_ = p.runParts.Close()
+	_ = p.runFabric.Close()
 }
 
-// kill ends a proxy as SIGKILL does: nobody is told.
+// kill stops the fabric first: the peers get no last message, as after SIGKILL.
 func (p *proxy) kill() {
-	p.stopFabric()
-	p.fabricRunning.Wait()
-	p.end()
+	_ = p.runFabric.Close()
+	_ = p.runParts.Close()
 }
 
-func (r *cluster) startBoxLocked() error {
-	p, err := r.openLocked(boxSide)
+func (c *cluster) startBoxLocked() error {
+	p, err := c.openLocked(boxSide)
 	if err != nil {
 		return err
 	}
-	r.gpus = nil
+	c.gpus = nil
 	var slots []boxproxy.Slot
-	for i := range r.slots {
+	for i := range c.slots {
 		g, err := gpu.New(gpu.Spec{VRAM: gpuVRAM, Serial: uint64(i + 1)})
 		if err != nil {
 			return err
 		}
 		s := &sequence{GPU: g}
-		slots, r.gpus = append(slots, boxproxy.Slot{Device: s}), append(r.gpus, s)
+		slots, c.gpus = append(slots, boxproxy.Slot{Device: s}), append(c.gpus, s)
 	}
-	r.box, err = boxproxy.New(boxproxy.Config{Slots: slots, Fabric: p.fab, Logger: slog.New(slog.DiscardHandler)})
+	c.box, err = boxproxy.New(boxproxy.Config{Slots: slots, Fabric: p.fabric, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err
 	}
-	r.box.OnChange(r.note)
-	p.run(r.box.Run)
+	c.box.OnChange(c.note)
+	p.runParts.Go(c.box.Run)
 	return nil
 }
 
-func (r *cluster) startHostLocked() error {
-	p, err := r.openLocked(hostSide)
+func (c *cluster) startHostLocked() error {
+	p, err := c.openLocked(hostSide)
 	if err != nil {
 		return err
 	}
 	log := slog.New(slog.DiscardHandler)
-	r.inside = hostproxy.NewEmbedded(hostproxy.EmbeddedSpec{Memory: hostSize})
-	r.vm = &hostproxy.VM{SocketDir: r.dir, Polling: reader.Polling{Window: reader.DefaultWindow}, Logger: log}
-	for i, front := range []hostproxy.Front{r.inside, r.vm} {
-		slots := r.embedded()
+	c.inside = hostproxy.NewEmbedded(hostproxy.EmbeddedSpec{Memory: hostSize})
+	c.vm = &hostproxy.VM{SocketDir: c.dir, Polling: reader.Polling{Window: reader.DefaultWindow}, Logger: log}
+	for i, front := range []hostproxy.Front{c.inside, c.vm} {
+		slots := c.embedded()
 		if i == 1 {
-			slots = r.slots - slots
+			slots = c.slots - slots
 		}
-		r.switches[i], err = hostproxy.New(hostproxy.Config{Slots: slots, Front: front, Fabric: p.fab, Domain: domain(i), Logger: log})
+		c.switches[i], err = hostproxy.New(hostproxy.Config{Slots: slots, Front: front, Fabric: p.fabric, Domain: domain(i), Logger: log})
 		if err != nil {
 			return err
 		}
-		r.switches[i].OnChange(r.note)
+		c.switches[i].OnChange(c.note)
 	}
-	p.run(r.switches[0].Run, r.switches[1].Run)
+	p.runParts.Go(c.switches[0].Run, c.switches[1].Run)
 	return nil
 }
 
 func domain(i int) string { return fmt.Sprintf("switch%d", i) }
 
 // restart kills a side and starts it again, on the same addresses.
-func (r *cluster) restart(side int) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.proxies[side].kill()
-	start := r.startBoxLocked
+func (c *cluster) restart(side int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.proxies[side].kill()
+	start := c.startBoxLocked
 	if side == hostSide {
-		start = r.startHostLocked
+		start = c.startHostLocked
 	}
 	err := start()
-	r.applyLocked()
+	c.applyLocked()
 	return err
 }
 
-// setFault changes what a side does to the datagrams it sends by a path.
-func (r *cluster) setFault(side, path int, plan fault.Plan, seed uint64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	_ = r.proxies[side].fab.SetFault(path, plan, seed) // the path is there
+// setFault changes the faults of the datagrams that a side sends on a path.
+func (c *cluster) setFault(side, path int, plan fault.Plan, seed uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_ = c.proxies[side].fabric.SetFault(path, plan, seed) // the path exists
 }
 
-func (r *cluster) jump(side int, by time.Duration) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.proxies[side].fab.Jump(by)
+func (c *cluster) jump(side int, by time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.proxies[side].fabric.Jump(by)
 }
 
-// note wakes those who wait for news.
-func (r *cluster) note() {
-	r.newsMu.Lock()
-	defer r.newsMu.Unlock()
-	close(r.news)
-	r.news = make(chan struct{})
+// note wakes the callers of until.
+func (c *cluster) note() {
+	c.newsMu.Lock()
+	defer c.newsMu.Unlock()
+	close(c.news)
+	c.news = make(chan struct{})
 }
 
-func (r *cluster) nextNews() <-chan struct{} {
-	r.newsMu.Lock()
-	defer r.newsMu.Unlock()
-	return r.news
+func (c *cluster) nextNews() <-chan struct{} {
+	c.newsMu.Lock()
+	defer c.newsMu.Unlock()
+	return c.news
 }
 
-// until waits for something that a side reports, or that a look now and then
-// finds. It returns false when that did not happen in time.
-func (r *cluster) until(limit time.Duration, ok func() bool) bool {
+// until waits until ok returns true, at a change of a side or at one of the checks
+// every 50 ms. It returns false after limit.
+func (c *cluster) until(limit time.Duration, ok func() bool) bool {
 	end := time.NewTimer(limit)
 	defer end.Stop()
 	look := time.NewTicker(50 * time.Millisecond)
 	defer look.Stop()
 	for {
-		news := r.nextNews()
+		news := c.nextNews()
 		if ok() {
 			return true
 		}
@@ -266,42 +250,42 @@ func (r *cluster) until(limit time.Duration, ok func() bool) bool {
 	}
 }
 
-// bind wants a binding for a slot.
-func (r *cluster) bind(slot int) *want {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.epoch++
-	w := &want{id: fmt.Sprint("b", r.epoch), epoch: r.epoch, secret: make([]byte, 32)}
+// bind adds a desired binding for a slot.
+func (c *cluster) bind(slot int) *want {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.epoch++
+	w := &want{id: fmt.Sprint("b", c.epoch), epoch: c.epoch, secret: make([]byte, 32)}
 	_, _ = crand.Read(w.secret) // never fails
-	r.wanted[slot] = w
-	r.applyLocked()
+	c.wanted[slot] = w
+	c.applyLocked()
 	return w
 }
 
-func (r *cluster) unbind(slot int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.wanted, slot)
-	r.applyLocked()
+func (c *cluster) unbind(slot int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.wanted, slot)
+	c.applyLocked()
 }
 
-// place says where a slot of the host is.
-func (r *cluster) place(slot int) (on, at int) {
-	if slot < r.embedded() {
+// place returns the switch of a slot of the host, and its number there.
+func (c *cluster) place(slot int) (on, at int) {
+	if slot < c.embedded() {
 		return 0, slot
 	}
-	return 1, slot - r.embedded()
+	return 1, slot - c.embedded()
 }
 
-// applyLocked tells each part what it should have.
-func (r *cluster) applyLocked() {
-	r.revision++
-	hostAddrs, boxAddrs := agent.Addresses(r.proxies[hostSide].fab), agent.Addresses(r.proxies[boxSide].fab)
+// applyLocked gives each part its desired state.
+func (c *cluster) applyLocked() {
+	c.revision++
+	hostAddrs, boxAddrs := agent.Addresses(c.proxies[hostSide].fabric), agent.Addresses(c.proxies[boxSide].fabric)
 	numbers := [...]uint32{embeddedNumber, vmNumber}
 	var bindings []agenttest.Binding
-	for slot := range r.slots {
-		if w := r.wanted[slot]; w != nil {
-			on, at := r.place(slot)
+	for slot := range c.slots {
+		if w := c.wanted[slot]; w != nil {
+			on, at := c.place(slot)
 			bindings = append(bindings, agenttest.Binding{
 				ID: w.id, Epoch: w.epoch, Domain: domain(on), Secret: w.secret,
 				Host: agenttest.End{Node: numbers[on], Slot: uint32(at), Addresses: hostAddrs},
@@ -309,18 +293,18 @@ func (r *cluster) applyLocked() {
 			})
 		}
 	}
-	r.box.Apply(agenttest.Desired(boxNumber, r.revision, bindings...))
-	for i, h := range r.switches {
-		h.Apply(agenttest.Desired(numbers[i], r.revision, bindings...))
+	c.box.Apply(agenttest.Desired(boxNumber, c.revision, bindings...))
+	for i, h := range c.switches {
+		h.Apply(agenttest.Desired(numbers[i], c.revision, bindings...))
 	}
 }
 
-// observed is what both ends report of a binding, nil for nothing.
-func (r *cluster) observed(slot int, w *want) (host, box *dxpuv1.ObservedBinding) {
-	r.mu.Lock()
-	on, at := r.place(slot)
-	h, x := r.switches[on], r.box
-	r.mu.Unlock()
+// observed returns the reports of both ends about a binding; nil: none.
+func (c *cluster) observed(slot int, w *want) (host, box *dxpuv1.ObservedBinding) {
+	c.mu.Lock()
+	on, at := c.place(slot)
+	h, x := c.switches[on], c.box
+	c.mu.Unlock()
 	ours := func(s *dxpuv1.ObservedSlot) *dxpuv1.ObservedBinding {
 		if s.GetBinding().GetBindingId() == w.id {
 			return s.Binding
@@ -330,12 +314,12 @@ func (r *cluster) observed(slot int, w *want) (host, box *dxpuv1.ObservedBinding
 	return ours(h.Observe().Slots[at]), ours(x.Observe().Slots[slot])
 }
 
-// device returns the driver's way to the device in a slot, and the device.
-func (r *cluster) device(ctx context.Context, slot int) (driver.Bus, *sequence, error) {
-	r.mu.Lock()
-	on, at := r.place(slot)
-	inside, vm, g := r.inside, r.vm, r.gpus[slot]
-	r.mu.Unlock()
+// device opens the bus of the device in a slot, and returns the device too.
+func (c *cluster) device(ctx context.Context, slot int) (driver.Bus, *sequence, error) {
+	c.mu.Lock()
+	on, at := c.place(slot)
+	inside, vm, g := c.inside, c.vm, c.gpus[slot]
+	c.mu.Unlock()
 	if on == 0 {
 		bus, err := inside.Open(at)
 		return bus, g, err

@@ -7,22 +7,22 @@ import (
 	"github.com/dxpu-project/dxpu/fault"
 )
 
-// A proxy whose address somebody else has taken is an error of the run; what
-// befalls it meanwhile befalls nobody.
+// A restart on an address in use is an error of the run. Later faults of that proxy
+// have no effect.
 func TestRestartWithoutAnAddress(t *testing.T) {
 	for _, side := range []int{hostSide, boxSide} {
-		r, err := newCluster(2, t.TempDir())
+		c, err := newCluster(2, t.TempDir())
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.addrs[side][0] = r.addrs[1-side][0]
-		if err := r.restart(side); err == nil {
+		c.addrs[side][0] = c.addrs[1-side][0]
+		if err := c.restart(side); err == nil {
 			t.Errorf("side %d was started on an address in use", side)
 		}
-		r.setFault(side, 0, fault.Plan{}, 1)
-		r.jump(side, time.Second)
-		r.observed(0, r.bind(0))
-		r.unbind(0)
-		r.close()
+		c.setFault(side, 0, fault.Plan{}, 1)
+		c.jump(side, time.Second)
+		c.observed(0, c.bind(0))
+		c.unbind(0)
+		c.close()
 	}
 }

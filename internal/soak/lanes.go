@@ -13,16 +13,16 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 )
 
-// wrongError is something that is not as it must be, whatever befell the network.
+// wrongError is an error that no fault of the network excuses.
 type wrongError struct{ error }
 
 func wrong(format string, args ...any) error { return wrongError{fmt.Errorf(format, args...)} }
 
-// errAllOnes is how a host learns that a read was not answered.
+// errAllOnes is the result of a read without an answer.
 var errAllOnes = errors.New("all ones")
 
-// operation does something that moves n bytes, and enters it into the account.
-// It returns false when the session is over.
+// operation calls do, which moves n bytes, and adds the result to the account. It
+// returns false at the end of the session.
 func (s *session) operation(what string, n int, do func(ctx context.Context) error) bool {
 	began := time.Now()
 	s.ledger.add(func(a *Account) {
@@ -49,7 +49,7 @@ func (s *session) operation(what string, n int, do func(ctx context.Context) err
 	case errors.As(err, &w):
 		s.ledger.violate("slot %d: %s: %v", s.slot, what, err)
 	case ctx.Err() != nil:
-		s.ledger.violate("slot %d: %s: neither done nor lost after %v", s.slot, what, operationLimit)
+		s.ledger.violate("slot %d: %s: neither finished nor lost after %v", s.slot, what, operationLimit)
 	default:
 		s.ledger.lose(began, "slot %d: %s of %d bytes: %v", s.slot, what, n, err)
 	}
@@ -57,12 +57,12 @@ func (s *session) operation(what string, n int, do func(ctx context.Context) err
 }
 
 const (
-	bufferSize = 1 << 20 // each of the two that copies go from and to
-	// mostCopy is what copies move at most, but for one in sixteen.
+	bufferSize = 1 << 20 // of the source and of the destination of copies
+	// mostCopy is the largest size of a copy, except for one in sixteen.
 	mostCopy = 128 << 10
 )
 
-// copyLane copies to the device and back, by DMA.
+// copyLane copies to the device and back, by DMA, until over returns true.
 func (s *session) copyLane(r *rand.Rand, over func() bool) {
 	var stream *driver.Stream
 	var buf driver.DMA
@@ -93,7 +93,7 @@ func (s *session) copyLane(r *rand.Rand, over func() bool) {
 				return err
 			}
 			if i := differs(buf.Bytes()[to:to+n], seed); i >= 0 {
-				return wrong("byte %d of %d is another one (from %#x to %#x, device %#x)", i, n, from, to, at)
+				return wrong("byte %d of %d is wrong (from %#x to %#x, device %#x)", i, n, from, to, at)
 			}
 			return nil
 		}) {
@@ -102,8 +102,8 @@ func (s *session) copyLane(r *rand.Rand, over func() bool) {
 	}
 }
 
-// accessLane writes and reads registers and device memory with loads and
-// stores of the CPU.
+// accessLane writes and reads registers and device memory with loads and stores of
+// the CPU, until over returns true.
 func (s *session) accessLane(r *rand.Rand, over func() bool) {
 	for !over() {
 		var ok bool
@@ -125,7 +125,7 @@ func (s *session) accessLane(r *rand.Rand, over func() bool) {
 	}
 }
 
-// posted writes n more numbers to the register that checks their order, and
+// posted writes the next n numbers to the register that checks their order, and
 // reads it: the read does not pass the writes.
 func (s *session) posted(n int) error {
 	regs := s.dev.Registers()
@@ -137,7 +137,7 @@ func (s *session) posted(n int) error {
 		return err
 	}
 	if seen, bad := s.gpu.seen.Load(), s.gpu.wrong.Load(); seen != s.writes || bad != 0 {
-		return wrong("of %d posted writes %d came, %d of them out of order", s.writes, seen, bad)
+		return wrong("of %d posted writes %d arrived, %d of them out of order", s.writes, seen, bad)
 	}
 	s.ledger.add(func(a *Account) { a.PostedWrites += uint64(n) })
 	return nil
@@ -156,8 +156,8 @@ func (s *session) registers(n int, seed uint64) error {
 	return nil
 }
 
-// expect compares what a register read. All ones mean that the device is gone,
-// or that this read was not answered in time.
+// expect compares the value of a register read. All ones mean that the device is
+// gone, or that this read was not answered in time.
 func (s *session) expect(got, want uint32) error {
 	switch {
 	case got == want:
@@ -184,10 +184,10 @@ func (s *session) aperture(at driver.Ptr, n int, seed uint64) error {
 	if bytes.Contains(out, []byte{0xff, 0xff, 0xff, 0xff}) {
 		return errAllOnes // a load that was not answered in time
 	}
-	return wrong("other bytes came from the aperture at %#x, %d of them", at, n)
+	return wrong("the aperture at %#x has other bytes than were written, in a range of %d", at, n)
 }
 
-// fill makes bytes that belong to a seed and are found nowhere else.
+// fill fills p with a byte sequence that is unique to the seed.
 func fill(p []byte, seed uint64) {
 	r := rand.NewPCG(seed, 0x50a4)
 	for len(p) >= 8 {
@@ -199,8 +199,8 @@ func fill(p []byte, seed uint64) {
 	}
 }
 
-// differs returns the index of the first byte that is not what fill makes, -1 if
-// there is none.
+// differs returns the index of the first byte that differs from those of fill; -1:
+// none.
 func differs(p []byte, seed uint64) int {
 	want := make([]byte, len(p))
 	fill(want, seed)

@@ -7,42 +7,42 @@ import (
 	"time"
 )
 
-// Account is what was done in a run.
+// Account counts the work of a run.
 type Account struct {
-	// Asked are the bytes of all copies and accesses that were begun. Done are
-	// those that came, every one compared; Lost are those of operations whose
-	// failure was reported. Nothing else happens to a byte: Asked = Done + Lost.
+	// Asked counts the bytes of all copies and accesses. Done counts those received
+	// and compared, Lost those of operations that reported a failure.
+	// Invariant: Asked = Done + Lost.
 	Asked uint64 `json:"bytes_asked"`
 	Done  uint64 `json:"bytes_done"`
 	Lost  uint64 `json:"bytes_lost"`
 
 	Operations     uint64 `json:"operations"`
 	LostOperations uint64 `json:"lost_operations"`
-	PostedWrites   uint64 `json:"posted_writes"` // numbered ones, all found once and in order
+	PostedWrites   uint64 `json:"posted_writes"` // numbered; all arrived once and in order
 	Interrupts     uint64 `json:"interrupts"`
-	// Sessions are bindings that were attached; LostSessions ended in a
-	// reported loss, BalancedSessions with the TLP counts of both ends compared.
+	// Sessions counts the bindings that were attached. LostSessions ended in a
+	// reported loss, BalancedSessions with equal TLP counters at both ends.
 	Sessions         uint64 `json:"sessions"`
 	LostSessions     uint64 `json:"lost_sessions"`
 	BalancedSessions uint64 `json:"balanced_sessions"`
 	FailedAttaches   uint64 `json:"failed_attaches"`
 }
 
-// ledger keeps the account of a run, its violations, and what excuses losses.
+// ledger keeps the account of a run, its violations and its excuses for losses.
 type ledger struct {
 	began time.Time
 
-	mu         sync.Mutex // guards what follows
+	mu         sync.Mutex // guards the fields below
 	account    Account
 	excuses    []*excuse
-	excused    time.Duration // in all
+	excused    time.Duration // total
 	excusedTo  time.Time
 	violations []string
 	count      int
-	stacks     string // of all goroutines, when the first of them was stuck
+	stacks     string // of all goroutines, at the first call of stuck
 }
 
-// excuse is a time in which an operation or a binding may be lost.
+// excuse is a period in which an operation or a binding may be lost.
 type excuse struct {
 	from, to time.Time
 	why      string
@@ -66,7 +66,7 @@ func (l *ledger) total() Account {
 	return l.account
 }
 
-// violate notes what must not be.
+// violate records a violation.
 func (l *ledger) violate(format string, args ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -76,7 +76,8 @@ func (l *ledger) violate(format string, args ...any) {
 	}
 }
 
-// stuck notes what does not end, and where everybody is.
+// stuck records a violation by something that does not end, with the stacks of all
+// goroutines.
 func (l *ledger) stuck(format string, args ...any) {
 	l.violate(format, args...)
 	stacks := goroutineStacks()
@@ -93,8 +94,8 @@ func (l *ledger) violationCount() int {
 	return l.count
 }
 
-// excuse lets operations and bindings be lost that are under way from now on
-// until the end is told.
+// excuse begins a period in which operations and bindings may be lost; end ends
+// it.
 func (l *ledger) excuse(why string, from time.Time) (end func(to time.Time)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -117,7 +118,7 @@ func (l *ledger) excuse(why string, from time.Time) (end func(to time.Time)) {
 	}
 }
 
-// lose checks that a loss of what began at a time had a cause.
+// lose records a violation unless an excuse covers a part of the time since began.
 func (l *ledger) lose(began time.Time, format string, args ...any) {
 	l.mu.Lock()
 	excused := slices.ContainsFunc(l.excuses, func(e *excuse) bool { return began.Before(e.to) && time.Now().After(e.from) })

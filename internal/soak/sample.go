@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Sample is what the process held at a time of rest: both proxies without a
+// Sample is the use of resources of the process at rest: both proxies without a
 // binding, after garbage collection.
 type Sample struct {
 	AtNS       int64  `json:"at_ns"`
@@ -20,7 +20,7 @@ type Sample struct {
 
 func takeSample(at time.Duration) Sample {
 	var m runtime.MemStats
-	for range 3 { // what a pool gives up in one collection goes in the next
+	for range 3 { // a sync.Pool releases its objects over two collections
 		runtime.GC()
 	}
 	runtime.ReadMemStats(&m)
@@ -36,14 +36,14 @@ func openFDs() int {
 	return len(entries)
 }
 
-// What may be more at the end than after warming up. Goroutines that end on
-// their own may still be on their way.
+// Limits of growth between the warm-up and the end. Some goroutines may not have
+// ended yet.
 const (
 	heapSlack      = 8 << 20
 	goroutineSlack = 4
 )
 
-// checkGrowth compares the last rest with the first one after warming up.
+// checkGrowth compares the last sample with the first one after the warm-up.
 func (r *run) checkGrowth() {
 	if len(r.samples) < 2 {
 		return
@@ -53,7 +53,7 @@ func (r *run) checkGrowth() {
 		warm = r.samples[1]
 	}
 	last := r.samples[len(r.samples)-1]
-	// What ends on its own may take a moment.
+	// Some goroutines may not have ended yet.
 	for wait := time.Millisecond; wait < time.Second && last.Goroutines > warm.Goroutines; wait *= 2 {
 		pause(wait)
 		last = takeSample(time.Duration(last.AtNS))
@@ -81,8 +81,8 @@ func pause(d time.Duration) {
 	<-t.C
 }
 
-// stallWatch finds out when the machine lets this process not run: whoever has
-// no processor cannot answer in time.
+// stallWatch detects times in which the machine does not run this process: without
+// a processor no proxy can answer in time.
 type stallWatch struct {
 	stalls  int
 	longest time.Duration
@@ -90,7 +90,7 @@ type stallWatch struct {
 
 const (
 	stallTick = 20 * time.Millisecond
-	// stallLeast is what a link notices: a quarter of the dead interval.
+	// stallLeast is the shortest stall that affects a link: a quarter of the dead interval.
 	stallLeast = 250 * time.Millisecond
 )
 
@@ -108,7 +108,7 @@ func (s *stallWatch) run(ctx context.Context, l *ledger) {
 		if gap := now.Sub(last); gap > stallLeast {
 			s.stalls++
 			s.longest = max(s.longest, gap)
-			l.excuse("the machine stood still", last)(now.Add(graceAfter))
+			l.excuse("the machine stopped the process", last)(now.Add(graceAfter))
 		}
 		last = now
 	}

@@ -11,12 +11,12 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// sequence is a software GPU whose first scratch register expects to be
-// written the numbers 0, 1, 2 and so on after each change of hands.
+// sequence is a software GPU that checks the writes to its first scratch register:
+// they should be the numbers 0, 1, 2 and so on after each conventional reset.
 type sequence struct {
 	*gpu.GPU
-	seen  atomic.Uint64 // writes since
-	wrong atomic.Uint64 // of them that were not the next number
+	seen  atomic.Uint64 // writes since the reset
+	wrong atomic.Uint64 // writes that were not the next number
 }
 
 var (

@@ -1,11 +1,11 @@
-// Package soak runs a host proxy and a box proxy under random faults for as
-// long as it is told, and keeps account: every byte that was asked for has
-// come, or its loss was reported and had a cause; every posted write came once
-// and in order; and nothing grows. "dxpu bench soak" prints what it finds.
+// Package soak runs a host proxy and a box proxy under random faults for a given
+// time and checks that every requested byte arrives or its loss is reported and has
+// a cause, that every posted write arrives once and in order, and that the use of
+// memory, goroutines and file descriptors does not grow. "dxpu bench soak" prints
+// the report.
 //
-// Everything random comes from one seed: what befalls the network and the
-// proxies and when, and what each host does. How the two meet is up to the
-// machine, so a seed repeats a run nearly, not exactly.
+// The faults, their times and the work of each host come from one seed. Their
+// relative timing depends on the machine, so a seed does not repeat a run exactly.
 package soak
 
 import (
@@ -20,9 +20,9 @@ import (
 // Options of a run. Zero values stand for the defaults.
 type Options struct {
 	Duration time.Duration // default an hour
-	Seed     uint64        // 0: a random one, which the report tells
+	Seed     uint64        // 0: a random one; see Report.Seed
 	Bindings int           // default 4: half of an embedded host, half of vfio-user clients
-	// Progress is told how the run stands, every Every; nil: nobody.
+	// Progress, if set, gets a line about the run every Every.
 	Progress func(format string, args ...any)
 	Every    time.Duration // default 10 s
 }
@@ -35,7 +35,7 @@ func (o Options) withDefaults() Options {
 		o.Duration = time.Hour
 	}
 	for o.Seed == 0 {
-		o.Seed = rand.Uint64() >> 32 // short enough to be typed again
+		o.Seed = rand.Uint64() >> 32 // short enough to type
 	}
 	if o.Bindings == 0 {
 		o.Bindings = 4
@@ -49,25 +49,26 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Report is what a run found.
+// Report is the result of a run.
 type Report struct {
 	OK         bool           `json:"ok"`
 	Seed       uint64         `json:"seed"`
 	DurationNS int64          `json:"duration_ns"`
 	Bindings   int            `json:"bindings"`
 	Account    Account        `json:"account"`
-	Faults     map[string]int `json:"faults"` // how often each kind was done
-	// ExcusedNS is how much of the run was near something that may end bindings;
-	// in the rest nothing may be lost.
+	Faults     map[string]int `json:"faults"` // number of each kind
+	// ExcusedNS is the part of the run near a fault that may end bindings; in the
+	// rest nothing may be lost.
 	ExcusedNS int64 `json:"excused_ns"`
-	// Stalls are how often this machine let nothing run for a quarter of a
-	// second, and the longest: they excuse losses, too.
+	// Stalls counts the times when the machine did not run the process for a quarter
+	// of a second; LongestStall is the longest. They excuse losses too.
 	Stalls       int      `json:"stalls"`
 	LongestStall int64    `json:"longest_stall_ns"`
 	Samples      []Sample `json:"samples"` // at rest, after each part of the run
-	// Violations are what must not be; the first hundred of them.
+	// Violations are the first hundred violations.
 	Violations []string `json:"violations,omitempty"`
-	// Goroutines is where they stood when there were too many or one was stuck.
+	// Goroutines holds the stacks of all goroutines when there were too many or one
+	// was stuck.
 	Goroutines string `json:"goroutines,omitempty"`
 }
 
@@ -83,16 +84,16 @@ type run struct {
 }
 
 const (
-	// A run is cut into parts. After each all bindings are detached and what
-	// the proxies hold is counted.
+	// A run consists of parts. After each part all bindings are detached and a sample
+	// is taken.
 	leastPart, mostPart = 10 * time.Second, time.Minute
 	partsOfRun          = 6
-	// stuckAfter bounds everything that must end.
+	// stuckAfter is the limit of the end of a part.
 	stuckAfter = 60 * time.Second
 )
 
-// Run soaks until the time is over or ctx ends. The error says that the run
-// could not be made; what it found, violations too, is in the report.
+// Run runs until o.Duration is over or ctx ends. It returns an error if the run
+// could not start; violations are in the report.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	o = o.withDefaults()
 	if o.Bindings < 2 || o.Bindings > MaxBindings {
@@ -116,7 +117,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return r.report(), nil
 }
 
-// background starts what watches the run; stop ends it.
+// background starts the progress and the detection of stalls; stop ends them.
 func (r *run) background() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -142,7 +143,7 @@ func (r *run) background() (stop func()) {
 	}
 }
 
-// parts runs the parts of the run.
+// parts runs all parts.
 func (r *run) parts(ctx context.Context) {
 	length := min(max(r.opts.Duration/partsOfRun, leastPart), mostPart)
 	deadline := r.began.Add(r.opts.Duration)
@@ -159,8 +160,8 @@ func (r *run) parts(ctx context.Context) {
 	r.checkGrowth()
 }
 
-// part lets everybody work for a while and brings all to rest. It returns false
-// when that could not be done.
+// part runs the workers and the faults for a time and then stops them. It returns
+// false if a worker does not stop.
 func (r *run) part(ctx context.Context, n uint64, length time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, length)
 	defer cancel()
@@ -187,7 +188,7 @@ func (r *run) part(ctx context.Context, n uint64, length time.Duration) bool {
 	case <-rest:
 		return true
 	case <-timer.C:
-		r.ledger.stuck("a host was still at work %v after it was told to stop", stuckAfter)
+		r.ledger.stuck("a worker still runs %v after the end of its part", stuckAfter)
 		return false
 	}
 }
@@ -200,14 +201,14 @@ func (r *run) report() *Report {
 	rep.ExcusedNS = r.ledger.excused.Nanoseconds()
 	rep.Stalls, rep.LongestStall = r.watch.stalls, r.watch.longest.Nanoseconds()
 	if a := rep.Account; a.Asked != a.Done+a.Lost {
-		r.ledger.violate("%d bytes were asked for, %d came and the loss of %d was reported", a.Asked, a.Done, a.Lost)
+		r.ledger.violate("%d bytes were requested, %d arrived and %d were reported lost", a.Asked, a.Done, a.Lost)
 	}
 	rep.Violations, rep.Goroutines = r.ledger.violations, r.ledger.stacks
 	rep.OK = len(rep.Violations) == 0
 	return rep
 }
 
-// size prints bytes.
+// size formats a number of bytes.
 func size(n uint64) string {
 	switch {
 	case n >= 1e9:

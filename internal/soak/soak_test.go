@@ -8,7 +8,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/soak"
 )
 
-// The short form of the long run.
+// A short run finds no violation.
 func TestSoak(t *testing.T) {
 	o := soak.Options{Duration: 20 * time.Second, Seed: 1, Every: 2 * time.Second, Progress: t.Logf}
 	if testing.Short() {
@@ -23,6 +23,6 @@ func TestSoak(t *testing.T) {
 		t.Errorf("seed %d:\n%s", rep.Seed, strings.Join(rep.Violations, "\n"))
 	}
 	if rep.Account.Done == 0 || rep.Account.PostedWrites == 0 || rep.Account.BalancedSessions == 0 {
-		t.Error("nothing was done")
+		t.Error("the run did no work")
 	}
 }

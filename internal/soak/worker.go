@@ -18,8 +18,8 @@ const (
 	failed   = dxpuv1.BindingState_BINDING_STATE_FAILED
 )
 
-// worker is the user of one slot of the host: it has a device attached, works
-// with it for a while, has it detached, and again.
+// worker uses one slot of the host: it has a device attached, uses it for a random
+// time, has it detached, and repeats.
 type worker struct {
 	cluster *cluster
 	ledger  *ledger
@@ -27,16 +27,16 @@ type worker struct {
 	rand    *rand.Rand
 }
 
-func newWorker(r *cluster, l *ledger, slot int, random *rand.Rand) *worker {
-	return &worker{cluster: r, ledger: l, slot: slot, rand: random}
+func newWorker(c *cluster, l *ledger, slot int, random *rand.Rand) *worker {
+	return &worker{cluster: c, ledger: l, slot: slot, rand: random}
 }
 
 const (
-	// A session lasts so long, if nothing befalls it.
+	// Limits of the duration of a session without a loss.
 	leastSession, mostSession = 300 * time.Millisecond, 4 * time.Second
-	// attachLimit and detachLimit bound what the proxies do about a binding.
+	// attachLimit and detachLimit are the limits of an attach and a detach.
 	attachLimit, detachLimit = 30 * time.Second, 30 * time.Second
-	// operationLimit bounds one operation; a stuck one is a violation.
+	// operationLimit is the limit of one operation; a longer one is a violation.
 	operationLimit = 30 * time.Second
 )
 
@@ -54,7 +54,7 @@ func (w *worker) run(stop <-chan struct{}) {
 			return h == nil && x == nil
 		}) {
 			h, x := w.cluster.observed(w.slot, b)
-			w.ledger.violate("slot %d: %v after it was detached the host says %v, the box %v", w.slot, detachLimit, h.GetState(), x.GetState())
+			w.ledger.violate("slot %d: %v after the detach the host reports %v, the box %v", w.slot, detachLimit, h.GetState(), x.GetState())
 		}
 	}
 }
@@ -68,7 +68,7 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// awaitAttached waits for the device to be in the slot.
+// awaitAttached waits until the device is in the slot.
 func (w *worker) awaitAttached(b *want, began time.Time) bool {
 	var have, at *dxpuv1.ObservedBinding
 	over := func(o *dxpuv1.ObservedBinding) bool { return o.GetState() == lost || o.GetState() == failed }
@@ -81,17 +81,17 @@ func (w *worker) awaitAttached(b *want, began time.Time) bool {
 	}
 	w.ledger.add(func(a *Account) { a.FailedAttaches++ })
 	if !done {
-		w.ledger.violate("slot %d: not attached after %v: the host says %v (%s), the box %v (%s)",
+		w.ledger.violate("slot %d: not attached after %v: the host reports %v (%s), the box %v (%s)",
 			w.slot, attachLimit, have.GetState(), have.GetDetail(), at.GetState(), at.GetDetail())
 		return false
 	}
-	w.ledger.lose(began, "slot %d: attach: the host says %v (%s), the box %v (%s)",
+	w.ledger.lose(began, "slot %d: attach: the host reports %v (%s), the box %v (%s)",
 		w.slot, have.GetState(), have.GetDetail(), at.GetState(), at.GetDetail())
 	return false
 }
 
-// session is one attached device in use. Two lanes use it at once: one copies,
-// the other writes and reads registers.
+// session is the use of one attached device. Two lanes use it concurrently: one
+// copies, the other writes and reads registers.
 type session struct {
 	*worker
 	dev    *driver.Device
@@ -100,7 +100,7 @@ type session struct {
 	writes uint64      // numbered ones so far
 }
 
-// session works with the device for a while.
+// session uses the device until a random time is over or stop is closed.
 func (w *worker) session(b *want, stop <-chan struct{}) {
 	began := time.Now()
 	w.ledger.add(func(a *Account) { a.Sessions++ })
@@ -141,8 +141,8 @@ func (w *worker) session(b *want, stop <-chan struct{}) {
 	}
 }
 
-// balance compares what each end of the link says that it sent with what the
-// other says that came: nothing is under way any more.
+// balance compares the counters of both ends of the link: all that one end has sent
+// must have arrived at the other, because the lanes have ended.
 func (s *session) balance(b *want) {
 	began := time.Now()
 	var host, box *dxpuv1.Counters
@@ -156,11 +156,11 @@ func (s *session) balance(b *want) {
 	h, x := s.cluster.observed(s.slot, b)
 	switch {
 	case !even:
-		s.ledger.violate("slot %d: the host has sent %d TLPs and received %d, the box received %d and sent %d", s.slot,
+		s.ledger.violate("slot %d: the host has sent %d TLPs and received %d, the box has received %d and sent %d", s.slot,
 			host.GetTlpsSent(), host.GetTlpsReceived(), box.GetTlpsReceived(), box.GetTlpsSent())
 	case h.GetState() != attached || x.GetState() != attached:
 		s.ended.Store(true)
-		s.ledger.lose(began, "slot %d: the host says %v (%s), the box %v (%s)", s.slot, h.GetState(), h.GetDetail(), x.GetState(), x.GetDetail())
+		s.ledger.lose(began, "slot %d: the host reports %v (%s), the box %v (%s)", s.slot, h.GetState(), h.GetDetail(), x.GetState(), x.GetDetail())
 	default:
 		s.ledger.add(func(a *Account) { a.BalancedSessions++ })
 	}

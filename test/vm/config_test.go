@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// testConfig reads and writes configuration space through sysfs, as drivers do:
-// in each width, at what can be written and at what cannot.
+// testConfig reads and writes configuration space through sysfs, as drivers do: in
+// each width, writable and read-only registers.
 func testConfig(t *testing.T, g *guest, p *pool) {
 	p.attach(t, 0, 0)
 	defer p.detach(t, 0)
@@ -76,11 +76,11 @@ func testConfig(t *testing.T, g *guest, p *pool) {
 	if n := g.sh(t, "cat /sys/bus/pci/devices/%s/config | wc -c", address); n != "4096" {
 		t.Errorf("configuration space of %s bytes", n)
 	}
-	// What was saved is put back, and the device works.
+	// With the saved values the device works again.
 	g.sh(t, "setpci -s %s %s && %s use %[1]s", address, strings.Join(strings.Fields(saved), " "), helper)
 }
 
-// testFLR resets the function through sysfs, and gives it from driver to driver.
+// testFLR resets the function through sysfs, and moves it from driver to driver.
 func testFLR(t *testing.T, g *guest, p *pool) {
 	p.attach(t, 0, 0)
 	defer p.detach(t, 0)
@@ -111,6 +111,6 @@ func testReboot(t *testing.T, g *guest, p *pool) {
 		t.Error("the guest was not rebooted")
 	}
 	t.Logf("the guest was ready %v after its kernel started", g.Uptime())
-	// It is there from the start, now that the firmware has seen it.
+	// It is there from the start, because the firmware has found it.
 	t.Log(g.sh(t, "%s use %s", helper, g.plugged(t, 0)))
 }

@@ -1,4 +1,4 @@
-// Package vm holds the tests of the whole path with nothing simulated on
-// the host's side: an unmodified QEMU and an unmodified Linux guest into which
-// a host proxy plugs the devices of a GPU box. See README.md.
+// Package vm tests the whole path with a real host side: a host proxy plugs the
+// devices of a GPU box into an unmodified QEMU with an unmodified Linux guest. See
+// README.md.
 package vm

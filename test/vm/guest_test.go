@@ -18,19 +18,18 @@ import (
 
 const (
 	guestSlots = 3
-	// patience bounds whatever should take a second: the machine may be busy
-	// with other tests, and emulates the guest's processor.
+	// patience is the limit of everything that should take a second: the machine may
+	// be busy with other tests, and emulates the guest's processor.
 	patience = 2 * time.Minute
-	// What runs in the guest: the product, and testdata/guest.
+	// Programs in the guest: the product, and testdata/guest.
 	program = "/bin/dxpu"
 	helper  = "/bin/dxpu-guest"
 )
 
-// thorough runs what takes too long for every day, and holds the times that are
-// promised to people against the clock.
+// thorough reports whether to run the long tests and to check the promised times.
 func thorough() bool { return os.Getenv("DXPU_VMTEST") == "thorough" }
 
-// programs builds what runs in the guest, once.
+// programs builds the programs of the guest, once.
 var programs = sync.OnceValues(func() (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "dxpu-vmtest"); err != nil {
 		return "", err
@@ -53,15 +52,15 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// guest is a VM with slots that a host proxy plugs devices into.
+// guest is a VM with slots into which a host proxy plugs devices.
 type guest struct {
 	*qemu.VM
 	dir string
 	qmp string // socket
 }
 
-// boot starts a VM, or skips the test where there is nothing to start. It ends
-// with the test.
+// boot starts a VM for the duration of the test, or skips the test if QEMU or the
+// guest is not installed.
 func boot(t *testing.T, spec qemu.Spec) *guest {
 	t.Helper()
 	if testing.Short() {
@@ -123,7 +122,7 @@ func (g *guest) try(t *testing.T, format string, args ...any) (out string, exit 
 	return out, exit
 }
 
-// plugged waits until the guest has a device in a slot and gives its address.
+// plugged waits until the guest has a device in a slot and returns its address.
 func (g *guest) plugged(t *testing.T, slot int) string {
 	t.Helper()
 	return g.sh(t, `while :; do
@@ -132,8 +131,8 @@ func (g *guest) plugged(t *testing.T, slot int) string {
 	done`, firstPort+slot)
 }
 
-// leaves starts to watch the device at an address; the job ends when it is gone.
-// A spare may take the address at once: its directory is another one.
+// leaves starts a job that ends when the device at an address is gone. A spare may
+// take the address at once, so the job compares the inodes of the directories.
 func (g *guest) leaves(t *testing.T, address string) *job {
 	t.Helper()
 	j := g.start(t, `cd /sys/bus/pci/devices && inode() { stat -Lc %%i %s 2>/dev/null; }; was=$(inode)
@@ -151,7 +150,7 @@ func (g *guest) unplugged(t *testing.T, address string) {
 	g.sh(t, "while [ -e /sys/bus/pci/devices/%s ]; do usleep 10000; done", address)
 }
 
-// job is a command that goes on in the guest.
+// job is a command that runs in the guest.
 type job struct {
 	command string
 	out     output
@@ -174,7 +173,7 @@ func (g *guest) start(t *testing.T, format string, args ...any) *job {
 	return j
 }
 
-// wait waits for the end of the command, and gives the exit status.
+// wait waits for the end of the command and returns the exit status.
 func (j *job) wait(t *testing.T) int {
 	t.Helper()
 	<-j.ended
@@ -192,13 +191,13 @@ func (j *job) says(t *testing.T, text string) {
 		case <-j.out.grown:
 		case <-j.ended:
 			if !strings.Contains(j.out.String(), text) {
-				t.Fatalf("%s: ended with status %d, %v, and never said %q\n%s", j.command, j.exit, j.err, text, j.out.String())
+				t.Fatalf("%s: ended with status %d, %v, without the output %q\n%s", j.command, j.exit, j.err, text, j.out.String())
 			}
 		}
 	}
 }
 
-// output is what a command has written so far.
+// output holds the output of a command so far.
 type output struct {
 	grown chan struct{}
 	mu    sync.Mutex // guards text
@@ -221,7 +220,7 @@ func (o *output) String() string {
 	return o.text.String()
 }
 
-// healthy looks for complaints of the guest's kernel, and whether QEMU lives.
+// healthy checks that QEMU runs and that the guest's kernel has logged no errors.
 func (g *guest) healthy(t *testing.T) {
 	t.Helper()
 	select {
@@ -232,6 +231,6 @@ func (g *guest) healthy(t *testing.T) {
 	}
 	out, _ := g.try(t, `dmesg | grep -E 'Oops|BUG|WARNING|Call Trace|blocked for more|general protection|stall|DMAR: \[|lockup'`)
 	if out != "" {
-		t.Errorf("the guest's kernel complains:\n%s", out)
+		t.Errorf("the guest's kernel has logged errors:\n%s", out)
 	}
 }

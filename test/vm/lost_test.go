@@ -8,11 +8,11 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// removal is what is promised: a guest sees that its GPU is gone within so long.
+// removal is the promised limit of the time until a guest sees that its GPU is gone.
 const removal = 2 * time.Second
 
-// loses lets a program of the guest copy, and takes the GPU away under it: the
-// program ends with an error, and the guest has the device no more.
+// loses removes the GPU while a program of the guest copies: the program must end
+// with an error, and the device must disappear from the guest.
 func (g *guest) loses(t *testing.T, address, options string, take func()) {
 	t.Helper()
 	gone := g.leaves(t, address)
@@ -26,7 +26,7 @@ func (g *guest) loses(t *testing.T, address, options string, take func()) {
 	knows := time.Since(at)
 	gone.wait(t)
 	took := time.Since(at)
-	t.Logf("the program knew after %v, the device was gone after %v: %s",
+	t.Logf("the program ended after %v, the device was gone after %v: %s",
 		knows.Round(time.Millisecond), took.Round(time.Millisecond), tail(strings.TrimSpace(copying.out.String()), 1))
 	if thorough() && took > removal {
 		t.Errorf("the guest saw the removal after %v, want %v", took, removal)
@@ -57,14 +57,14 @@ func testGPUDies(t *testing.T, g *guest, p *pool) {
 	address, other := g.plugged(t, 0), g.plugged(t, 1)
 	g.loses(t, address, "--bind", func() { p.kill(t, 0) })
 	p.await(t, 0, dxpuv1.BindingState_BINDING_STATE_LOST)
-	g.sh(t, "%s use %s", helper, other) // the neighbour has noticed nothing
+	g.sh(t, "%s use %s", helper, other) // the other device still works
 	p.detach(t, 0)
 	p.detach(t, 1)
 	g.works(t, p, 0, 2)
 }
 
-// A program that is stopped does not give its device back. It loses it all the
-// same; the slot can be used again once the guest has let go.
+// A stopped program does not release its device, and loses it nevertheless. The slot
+// can be used again after the guest has released the device.
 func testStuckProgram(t *testing.T, g *guest, p *pool) {
 	p.attach(t, 0, 0)
 	address := g.plugged(t, 0)
@@ -83,8 +83,8 @@ func testStuckProgram(t *testing.T, g *guest, p *pool) {
 	p.detach(t, 0)
 }
 
-// A program that is stopped keeps the guest from letting go: the host says so,
-// waits, and is through with it at once when the guest is.
+// A stopped program keeps the guest from releasing a device: the host proxy reports
+// that and waits, and the detach ends as soon as the guest releases the device.
 func testHeld(t *testing.T, g *guest, p *pool) {
 	p.attach(t, 0, 0)
 	address := g.plugged(t, 0)
@@ -96,11 +96,11 @@ func testHeld(t *testing.T, g *guest, p *pool) {
 	delete(p.bindings, 0)
 	_, host := p.desired()
 	p.host.Apply(host)
-	p.awaitThat(t, 0, "who holds on", func(b *dxpuv1.ObservedBinding) bool {
+	p.awaitThat(t, 0, "the guest holds the device", func(b *dxpuv1.ObservedBinding) bool {
 		return b.GetState() == dxpuv1.BindingState_BINDING_STATE_DETACHING && strings.Contains(b.GetDetail(), "the guest still holds the device")
 	})
 	t.Log(p.host.Observe().Slots[0].Binding.GetDetail())
-	p.attach(t, 1, 1) // its slot does not wait; Linux plugs and unplugs one after the other
+	p.attach(t, 1, 1) // the other slot does not wait; Linux plugs and unplugs one device after the other
 	g.sh(t, "kill -CONT %s", pid)
 	p.await(t, 0, dxpuv1.BindingState_BINDING_STATE_UNSPECIFIED)
 	if r := p.host.Observe().Slots[0].Removal; r.GetForced() {
@@ -111,7 +111,8 @@ func testHeld(t *testing.T, g *guest, p *pool) {
 	p.detach(t, 1)
 }
 
-// The guest removes its device itself, and gets it back when it is wanted.
+// The guest removes its device itself, and gets it back when the manager asks for a
+// replug.
 func testEject(t *testing.T, g *guest, p *pool) {
 	p.attach(t, 0, 0)
 	address := g.plugged(t, 0)
@@ -131,8 +132,8 @@ func testEject(t *testing.T, g *guest, p *pool) {
 	p.detach(t, 0)
 }
 
-// A host proxy that ends takes its devices away from the guest, also from a
-// program that uses one.
+// A host proxy that ends removes its devices from the guest, also one in use by a
+// program.
 func testRestart(t *testing.T, g *guest, _ *pool) {
 	var address string
 	var holder *job
@@ -146,7 +147,7 @@ func testRestart(t *testing.T, g *guest, _ *pool) {
 		began = time.Now()
 	})
 	g.unplugged(t, address)
-	t.Logf("gone %v after the proxy was told to end", time.Since(began).Round(time.Millisecond))
+	t.Logf("gone %v after the signal to the proxy", time.Since(began).Round(time.Millisecond))
 	g.works(t, newPool(t, g, poolConfig{}), 0, 1)
 }
 

@@ -7,9 +7,8 @@ import (
 	"github.com/dxpu-project/dxpu/internal/vm/qemu"
 )
 
-// A guest without an IOMMU has no VFIO, with the kernels that distributions
-// build. Root drives the GPU all the same, through sysfs: by polling, with
-// physical addresses.
+// Without an IOMMU, a guest with the kernel of a distribution has no VFIO. Root can
+// still drive the GPU through sysfs, by polling and with physical addresses.
 func TestPlainVM(t *testing.T) {
 	g := boot(t, qemu.Spec{})
 	p := newPool(t, g, poolConfig{})
@@ -24,7 +23,7 @@ func TestPlainVM(t *testing.T) {
 	t.Log(g.sh(t, "%s peer %s %s", helper, address, g.plugged(t, 1)))
 	p.detach(t, 1)
 
-	// The GPU dies while it is in use: nothing asks a program to let go of it.
+	// The GPU dies in use: nothing asks the program to release it.
 	g.loses(t, address, "--mode sysfs", func() { p.kill(t, 0) })
 	p.detach(t, 0)
 	p.attach(t, 0, 2)

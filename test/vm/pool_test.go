@@ -25,8 +25,8 @@ import (
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
 )
 
-// pool is a box and a host proxy in this process, joined by a wire that can be
-// cut. There is no manager: the test says what each should have.
+// pool is a box proxy and a host proxy in this process, joined by a wire that can be
+// cut. There is no manager: the test gives each its desired state.
 type pool struct {
 	box              *boxproxy.Box
 	host             *hostproxy.Host
@@ -48,7 +48,7 @@ type poolConfig struct {
 	completionTimeout, unplugTimeout time.Duration
 }
 
-// newPool starts the proxies beside a guest. They end with the test.
+// newPool starts the proxies beside a guest, for the duration of the test.
 func newPool(t *testing.T, g *guest, cfg poolConfig) *pool {
 	t.Helper()
 	p := &pool{news: make(chan struct{}, 1), bindings: map[int]*agenttest.Binding{}}
@@ -137,9 +137,9 @@ func (p *pool) bind(hostSlot, boxSlot int) {
 	p.host.Apply(host)
 }
 
-// detach unplugs the device of a slot and waits until the slot is free. The
-// box is told after the host, as the manager does, so that the guest can end
-// what it does with the device.
+// detach unplugs the device of a slot and waits until the slot is free. Like the
+// manager it updates the box after the host, so that the guest can finish its use of
+// the device.
 func (p *pool) detach(t *testing.T, hostSlot int) {
 	t.Helper()
 	delete(p.bindings, hostSlot)
@@ -165,11 +165,11 @@ func (p *pool) await(t *testing.T, slot int, state dxpuv1.BindingState) {
 	p.awaitThat(t, slot, state.String(), func(b *dxpuv1.ObservedBinding) bool { return b.GetState() == state })
 }
 
-// awaitThat waits until the host reports a slot's binding as it should be.
+// awaitThat waits until ok returns true for the host's report of a slot's binding.
 func (p *pool) awaitThat(t *testing.T, slot int, what string, ok func(*dxpuv1.ObservedBinding) bool) {
 	t.Helper()
 	deadline := time.After(patience)
-	look := time.NewTicker(50 * time.Millisecond) // how a device is used is no news: it comes with the next heartbeat
+	look := time.NewTicker(50 * time.Millisecond) // a change of the use of a device makes no call of OnChange
 	defer look.Stop()
 	for {
 		have := p.host.Observe().Slots[slot].Binding
@@ -197,10 +197,10 @@ func (p *pool) kill(t *testing.T, boxSlot int) {
 	}
 }
 
-// wire carries datagrams between the two proxies until it is cut: from then on
-// they vanish without a word, as when a machine dies.
+// wire carries datagrams between the two proxies until it is cut; then it drops them
+// silently, as after the death of a machine.
 type wire struct {
-	boxEnd, hostEnd *udp.Conn // what each proxy takes for the other
+	boxEnd, hostEnd *udp.Conn // the box, as the host sees it; and the host
 	cut             atomic.Bool
 }
 
@@ -231,24 +231,24 @@ func (w *wire) carry(from, via *udp.Conn, to netip.AddrPort) {
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return
-		case err != nil: // nothing came for a while
+		case err != nil: // nothing arrived for a while
 			continue
 		}
 		for max := out.MaxBatch(segment); len(batch) > 0 && !w.cut.Load(); {
 			n := min(max, len(batch))
-			_ = out.Write(batch[:n], segment, to) // what is lost is sent again
+			_ = out.Write(batch[:n], segment, to) // the links retransmit lost datagrams
 			batch = batch[n:]
 		}
 	}
 }
 
-// leaks is what a process holds on to.
-type leaks struct{ files, maps int }
+// resources counts file descriptors and mappings of a process.
+type resources struct{ files, maps int }
 
-func (l leaks) exceeds(before leaks) bool { return l.files > before.files || l.maps > before.maps }
+func (r resources) exceeds(before resources) bool { return r.files > before.files || r.maps > before.maps }
 
-// held counts what a process holds: "self" or a process ID.
-func held(t *testing.T, pid any) leaks {
+// resourcesOf counts the resources of a process: "self" or a process ID.
+func resourcesOf(t *testing.T, pid any) resources {
 	t.Helper()
 	fds, err := os.ReadDir(fmt.Sprintf("/proc/%v/fd", pid))
 	if err != nil {
@@ -258,6 +258,6 @@ func held(t *testing.T, pid any) leaks {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Guest memory, by its descriptors; other mappings are the run-time system's.
-	return leaks{len(fds), strings.Count(string(maps), "/memfd:")}
+	// Only mappings of guest memory; others belong to the run-time system.
+	return resources{len(fds), strings.Count(string(maps), "/memfd:")}
 }

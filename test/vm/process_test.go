@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// testProcesses is the product as people run it, a process for each role, and
-// what is killed is killed by the kernel.
+// testProcesses runs the product with a process for each role, as users do, and kills
+// processes by SIGKILL.
 func testProcesses(t *testing.T, g *guest, _ *pool) {
 	c := &cluster{t: t, g: g}
 	urlFile := filepath.Join(g.dir, "manager.url")
@@ -31,7 +31,7 @@ func testProcesses(t *testing.T, g *guest, _ *pool) {
 		"--socket-dir", g.dir, "--state-dir", filepath.Join(g.dir, "state"),
 	}
 	first := c.start("host", host...)
-	c.says("host +connected", "get", "hosts") // or there is none for a lease
+	c.says("host +connected", "get", "hosts") // the lease needs it
 	c.dxpu("lease", "create", "--host", "host", "--wait", "--queue")
 	address := g.plugged(t, 0)
 	g.sh(t, "%s use %s", helper, address)
@@ -40,32 +40,32 @@ func testProcesses(t *testing.T, g *guest, _ *pool) {
 	g.loses(t, address, "--bind", func() { c.kill(boxA) })
 	at := time.Now()
 	t.Log(g.sh(t, "%s use %s", helper, g.plugged(t, 0)))
-	t.Logf("the GPU of the other box worked %v later", time.Since(at).Round(time.Millisecond))
+	t.Logf("the GPU of the other box worked after %v", time.Since(at).Round(time.Millisecond))
 
 	gone := g.leaves(t, address)
 	c.kill(first)
 	c.start("host-again", host...)
-	gone.wait(t) // QEMU still had the device, without anybody behind it
+	gone.wait(t) // QEMU still had the device, without its server
 	g.sh(t, "%s use %s", helper, g.plugged(t, 0))
 	lease := strings.Fields(tail(c.dxpu("get", "leases"), 1))[0]
 	c.dxpu("lease", "delete", lease, "--wait")
 	g.unplugged(t, address)
 }
 
-// cluster is processes of the dxpu binary.
+// cluster is a pool of processes of the dxpu binary.
 type cluster struct {
 	t   *testing.T
 	g   *guest
 	url string
 }
 
-// process is one of them.
+// process is one process of a cluster.
 type process struct {
 	cmd   *exec.Cmd
 	ended chan struct{}
 }
 
-// start starts a daemon, which ends with the test.
+// start starts a daemon for the duration of the test.
 func (c *cluster) start(log string, args ...string) *process {
 	c.t.Helper()
 	p := &process{cmd: c.command(args...), ended: make(chan struct{})}
@@ -127,7 +127,7 @@ func (c *cluster) says(pattern string, args ...string) {
 			return
 		}
 		if time.Now().After(deadline) {
-			c.t.Fatalf("dxpu %s does not say %q:\n%s", strings.Join(args, " "), pattern, out)
+			c.t.Fatalf("dxpu %s does not print %q:\n%s", strings.Join(args, " "), pattern, out)
 		}
 	}
 }

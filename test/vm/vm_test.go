@@ -12,8 +12,8 @@ import (
 	"github.com/dxpu-project/dxpu/internal/vm/qemu"
 )
 
-// TestVM is everything that needs a guest with VFIO, in one boot. The checks
-// find the slots empty and leave them so; each GPU may be used by any.
+// TestVM runs all checks that need a guest with VFIO, in one boot. The slots are
+// empty before and after each check.
 func TestVM(t *testing.T) {
 	g := boot(t, qemu.Spec{IOMMU: true})
 	bootID := g.sh(t, "cat /proc/sys/kernel/random/boot_id")
@@ -39,7 +39,7 @@ func TestVM(t *testing.T) {
 		{name: "the box is silent for longer", test: testSilence},
 		{name: "the host proxy starts again", test: testRestart},
 		{name: "real processes", test: testProcesses},
-		{name: "reboot with a GPU", test: testReboot}, // last: what goes before is one boot
+		{name: "reboot with a GPU", test: testReboot}, // last: the other checks share one boot
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			began := time.Now()
@@ -72,7 +72,7 @@ func testLspci(t *testing.T, g *guest, p *pool) {
 	out := g.sh(t, "lspci -vvv -s %s", g.plugged(t, 0))
 	for _, bad := range []string{"!!!", "<chain", "Unknown", "denied", "<unassigned>", "[virtual]", "ignored", "(rev ff)"} {
 		if strings.Contains(out, bad) {
-			t.Errorf("lspci says %q", bad)
+			t.Errorf("lspci prints %q", bad)
 		}
 	}
 	for _, want := range []string{
@@ -86,7 +86,7 @@ func testLspci(t *testing.T, g *guest, p *pool) {
 		`Device Serial Number 00-00-00-00-00-00-00-01`,
 	} {
 		if !regexp.MustCompile(want).MatchString(out) {
-			t.Errorf("lspci does not say %s", want)
+			t.Errorf("lspci does not print %s", want)
 		}
 	}
 	if t.Failed() {
@@ -101,12 +101,12 @@ func testPlugUnplug(t *testing.T, g *guest, p *pool) {
 		p.detach(t, 0)
 		g.unplugged(t, address)
 	}
-	cycle() // what is made once is there now
+	cycle() // allocates everything that is allocated once
 	n := 10
 	if thorough() {
 		n = 100
 	}
-	ours, theirs, goroutines := held(t, "self"), held(t, g.PID()), runtime.NumGoroutine()
+	ours, theirs, goroutines := resourcesOf(t, "self"), resourcesOf(t, g.PID()), runtime.NumGoroutine()
 	began := time.Now()
 	for range n {
 		cycle()
@@ -114,11 +114,11 @@ func testPlugUnplug(t *testing.T, g *guest, p *pool) {
 	took := time.Since(began)
 	t.Logf("%d times in %v, %v each", n, took.Round(time.Millisecond), (took / time.Duration(n)).Round(time.Millisecond))
 	noGoroutines(t, goroutines)
-	if now := held(t, "self"); now.exceeds(ours) {
-		t.Errorf("the host proxy holds %+v, before %+v", now, ours)
+	if now := resourcesOf(t, "self"); now.exceeds(ours) {
+		t.Errorf("the host proxy has %+v, before %+v", now, ours)
 	}
-	if now := held(t, g.PID()); now.exceeds(theirs) {
-		t.Errorf("QEMU holds %+v, before %+v", now, theirs)
+	if now := resourcesOf(t, g.PID()); now.exceeds(theirs) {
+		t.Errorf("QEMU has %+v, before %+v", now, theirs)
 	}
 }
 
@@ -132,27 +132,29 @@ func testDrive(t *testing.T, g *guest, p *pool) {
 	out := g.sh(t, program+" gpu test --bind --pci %s %s", g.plugged(t, 0), options)
 	t.Log("\n" + out)
 	if strings.Contains(out, "FAIL") || !strings.Contains(out, " 0 stale of 2000") || !strings.Contains(out, " checks passed ") {
-		t.Error("not every check was passed")
+		t.Error("not all checks passed")
 	}
 }
 
-// A user that is given the group's device file needs nothing else.
+const unprivileged = "nobody" // prose:ok: the user of that name
+
+// A user with the group's device file needs no other right.
 func testUnprivileged(t *testing.T, g *guest, p *pool) {
 	p.attach(t, 0, 0)
 	defer p.detach(t, 0)
 	address := g.plugged(t, 0)
 	g.sh(t, `echo vfio-pci >/sys/bus/pci/devices/%[1]s/driver_override && echo %[1]s >/sys/bus/pci/drivers_probe
-		chown nobody /dev/vfio/$(basename $(readlink /sys/bus/pci/devices/%[1]s/iommu_group))`, address)
-	t.Log(g.sh(t, `su -s /bin/sh nobody -c "id -u; ulimit -l; %s use %s"`, helper, address))
+		chown %[2]s /dev/vfio/$(basename $(readlink /sys/bus/pci/devices/%[1]s/iommu_group))`, address, unprivileged)
+	t.Log(g.sh(t, `su -s /bin/sh %s -c "id -u; ulimit -l; %s use %s"`, unprivileged, helper, address))
 	if !thorough() {
 		return
 	}
 	// The whole test pins more than the 8 MiB that a process may lock by default.
-	out := g.sh(t, `ulimit -l 65536; su -s /bin/sh nobody -c "%s gpu test --quick --pci %s"`, program, address)
+	out := g.sh(t, `ulimit -l 65536; su -s /bin/sh %s -c "%s gpu test --quick --pci %s"`, unprivileged, program, address)
 	t.Log(tail(out, 1))
 }
 
-// testTwo drives two GPUs at one time.
+// testTwo drives two GPUs at the same time.
 func testTwo(t *testing.T, g *guest, p *pool) {
 	for slot := range 2 {
 		p.attach(t, slot, slot)
@@ -183,7 +185,7 @@ func testPeer(t *testing.T, g *guest, p *pool) {
 	t.Log(g.sh(t, "%s peer %s %s", helper, g.plugged(t, 0), g.plugged(t, 1)))
 }
 
-// noGoroutines reports goroutines that are left over.
+// noGoroutines fails the test if goroutines are left.
 func noGoroutines(t *testing.T, before int) {
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > before; runtime.Gosched() {

@@ -14,32 +14,32 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// attachment is one GPU of one lease, and when what happened.
+// attachment is a lease of one GPU and the times of its attach.
 type attachment struct {
 	binding  *dxpuv1.Binding
 	lease    string
-	called   time.Time // CreateLease
-	answered time.Time // it returned
-	active   time.Time // the event that says so arrived
+	called   time.Time // start of CreateLease
+	answered time.Time // CreateLease returned
+	active   time.Time // arrival of the event that the lease is active
 	commit   time.Duration
 }
 
-// watcher hears of leases from the manager's events.
+// watcher collects the ends of leases from the manager's events.
 type watcher struct {
 	mu     sync.Mutex
 	ends   map[string]end // by lease
-	news   chan struct{}  // closed and replaced at each
+	news   chan struct{}  // closed and replaced at each event
 	failed error
 }
 
-// end is what became of a lease.
+// end is the latest state of a lease.
 type end struct {
 	at    time.Time
 	state dxpuv1.EventType
 	why   string
 }
 
-// watch hears of leases until ctx ends. It stands when watch returns.
+// watch collects events until ctx ends. No event after its return is missed.
 func (w *world) watch(ctx context.Context) (*watcher, error) {
 	stream, err := w.api.WatchEvents(ctx, connect.NewRequest(&dxpuv1.WatchEventsRequest{Filter: &dxpuv1.EventFilter{Types: []dxpuv1.EventType{
 		dxpuv1.EventType_EVENT_TYPE_LEASE_ACTIVE, dxpuv1.EventType_EVENT_TYPE_LEASE_FAILED, dxpuv1.EventType_EVENT_TYPE_LEASE_RELEASED,
@@ -47,14 +47,14 @@ func (w *world) watch(ctx context.Context) (*watcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !stream.Receive() { // the first message says that the watch stands
+	if !stream.Receive() { // the first message: the watch has begun
 		return nil, errors.Join(stream.Err(), stream.Close())
 	}
 	l := &watcher{ends: map[string]end{}, news: make(chan struct{})}
-	w.background(func(context.Context) error {
+	w.Go(func(context.Context) error {
 		for stream.Receive() {
 			if e := stream.Msg().Event; e != nil {
-				l.hear(e)
+				l.add(e)
 			}
 		}
 		l.fail(stream.Err())
@@ -64,7 +64,7 @@ func (w *world) watch(ctx context.Context) (*watcher, error) {
 	return l, nil
 }
 
-func (l *watcher) hear(e *dxpuv1.Event) {
+func (l *watcher) add(e *dxpuv1.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ends[e.LeaseId] = end{time.Now(), e.Type, e.Message}
@@ -80,7 +80,8 @@ func (l *watcher) fail(err error) {
 	l.news = make(chan struct{})
 }
 
-// await returns when a lease came to a state; another end is an error.
+// await waits until a lease has a state and returns the time of that; a failure of
+// the lease is an error.
 func (l *watcher) await(ctx context.Context, lease string, want dxpuv1.EventType) (time.Time, error) {
 	for {
 		l.mu.Lock()
@@ -103,7 +104,7 @@ func (l *watcher) await(ctx context.Context, lease string, want dxpuv1.EventType
 	}
 }
 
-// attachAll attaches n GPUs, so many at a time, each with a lease of its own.
+// attachAll attaches n GPUs, atOnce at a time, each with its own lease.
 func (w *world) attachAll(ctx context.Context, l *watcher, n, atOnce int) ([]*attachment, error) {
 	out := make([]*attachment, n)
 	g, ctx := errgroup.WithContext(ctx)
@@ -147,7 +148,7 @@ func (w *world) details(ctx context.Context, all []*attachment) error {
 				}
 			}
 			if a.binding == nil {
-				return fmt.Errorf("lease %s has no attached GPU any more: %s", a.lease, res.Msg.Lease.StateReason)
+				return fmt.Errorf("lease %s no longer has an attached GPU: %s", a.lease, res.Msg.Lease.StateReason)
 			}
 			a.commit = w.store.last(a.called, a.answered)
 			return nil
@@ -156,7 +157,7 @@ func (w *world) details(ctx context.Context, all []*attachment) error {
 	return g.Wait()
 }
 
-// release gives everything back and waits until the GPUs are clean.
+// release deletes the leases and waits until the GPUs are clean.
 func (w *world) release(ctx context.Context, l *watcher, all []*attachment) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(w.spec.AtOnce)
@@ -172,8 +173,8 @@ func (w *world) release(ctx context.Context, l *watcher, all []*attachment) erro
 	return g.Wait()
 }
 
-// step is when the timeline of a binding had reached a step, of the manager
-// or, where from is set, of the host or box with that prefix.
+// step returns the time of a step in the timeline of a binding: a step of the
+// manager or, if from is set, of the node whose ID has that prefix.
 func (a *attachment) step(name, from string) time.Time {
 	for _, s := range a.binding.Timeline {
 		if s.Name == name && strings.HasPrefix(s.NodeId, from) && (from == "") == (s.NodeId == "") {

@@ -1,6 +1,6 @@
-// Package capacity measures how much one pool carries: GPUs attached at the same
-// time with real proxies and links over UDP, and how long an attach takes.
-// "dxpu bench capacity" and "dxpu bench attach" print what it finds.
+// Package capacity measures the capacity of a pool: GPUs attached at the same time
+// with real proxies and links over UDP, and the time of an attach. "dxpu bench
+// capacity" and "dxpu bench attach" print the reports.
 package capacity
 
 import (
@@ -20,14 +20,14 @@ import (
 type Spec struct {
 	Boxes      int           // default 64
 	GPUsPerBox int           // default 8
-	Hosts      int           // default 64; they have as many slots together as there are GPUs, or more
+	Hosts      int           // default 64; together they have a slot for each GPU
 	Store      manager.Store // nil: memory
 	Heartbeat  time.Duration // of the nodes; default 250 ms
-	AtOnce     int           // callers at the same time; default 16
-	Idle       time.Duration // for how long the processor is measured while nothing happens; default 5 s
+	AtOnce     int           // concurrent callers; default 16
+	Idle       time.Duration // duration of the measurement of the idle processor; default 5 s
 	// Timeout bounds each part; default 5 minutes.
 	Timeout  time.Duration
-	Progress func(format string, args ...any) // nil: nobody is told
+	Progress func(format string, args ...any) // nil: none
 }
 
 func (s *Spec) setDefaults() error {
@@ -45,7 +45,7 @@ func (s *Spec) setDefaults() error {
 		s.Progress = func(string, ...any) {}
 	}
 	if s.slotsPerHost() > hostproxy.MaxSlots {
-		return fmt.Errorf("bench: %d GPUs on %d hosts: a host has %d slots at the most", s.gpus(), s.Hosts, hostproxy.MaxSlots)
+		return fmt.Errorf("bench: %d GPUs on %d hosts: a host has at most %d slots", s.gpus(), s.Hosts, hostproxy.MaxSlots)
 	}
 	return nil
 }
@@ -53,7 +53,7 @@ func (s *Spec) setDefaults() error {
 func (s *Spec) gpus() int         { return s.Boxes * s.GPUsPerBox }
 func (s *Spec) slotsPerHost() int { return (s.gpus() + s.Hosts - 1) / s.Hosts }
 
-// Report is what Run found.
+// Report is the result of Run.
 type Report struct {
 	Processors int    `json:"processors"`
 	Go         string `json:"go"`
@@ -62,23 +62,23 @@ type Report struct {
 	GPUs       int    `json:"gpus"`
 
 	StartNS   time.Duration `json:"start_ns"`   // until the manager knew all GPUs
-	AttachNS  time.Duration `json:"attach_ns"`  // from the first call to the last lease that is active
-	DriveNS   time.Duration `json:"drive_ns"`   // registers and verified copies of all
+	AttachNS  time.Duration `json:"attach_ns"`  // from the first call until the last lease is active
+	DriveNS   time.Duration `json:"drive_ns"`   // register reads and verified copies of all GPUs
 	ReleaseNS time.Duration `json:"release_ns"` // until all GPUs were clean and free again
-	AtOnce    int           `json:"at_once"`    // callers at the same time
+	AtOnce    int           `json:"at_once"`    // concurrent callers
 	Parts     []Part        `json:"parts"`      // of an attach
 
-	MemoryPerGPU  float64 `json:"memory_per_gpu"`        // bytes of both proxies and the manager that an attached GPU takes: objects and stacks
+	MemoryPerGPU  float64 `json:"memory_per_gpu"`        // bytes of both proxies and the manager for an attached GPU: objects and stacks
 	MemoryEmpty   uint64  `json:"memory_empty"`          // bytes of all proxies, GPUs and hosts with nothing attached
 	RSS           uint64  `json:"rss"`                   // bytes of the process with all attached
 	IdleEmpty     float64 `json:"idle_processors_empty"` // processors, with nothing attached
-	IdleAttached  float64 `json:"idle_processors"`       // processors, with all attached and nobody using them
+	IdleAttached  float64 `json:"idle_processors"`       // processors, with all attached and unused
 	Goroutines    int     `json:"goroutines"`
 	PerAttachment float64 `json:"goroutines_per_gpu"`
 }
 
-// Run attaches all GPUs of a pool at the same time and uses each of them. The
-// report is of what was measured until an error.
+// Run attaches all GPUs of a pool at the same time and uses each of them. With an
+// error it returns the report up to there.
 func Run(ctx context.Context, spec Spec) (r *Report, err error) {
 	if err := spec.setDefaults(); err != nil {
 		return nil, err
@@ -94,7 +94,7 @@ func Run(ctx context.Context, spec Spec) (r *Report, err error) {
 	return r, err
 }
 
-// run is one measurement of a pool.
+// run is a measurement in progress.
 type run struct {
 	spec    Spec
 	report  *Report
@@ -158,7 +158,7 @@ func (c *run) measureEmpty(ctx context.Context) (err error) {
 	return err
 }
 
-// measure looks at what is attached while nobody uses it.
+// measure measures the attached GPUs while no caller uses them.
 func (c *run) measure(ctx context.Context) error {
 	if err := c.world.details(ctx, c.made); err != nil {
 		return err

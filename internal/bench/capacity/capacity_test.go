@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Eight GPUs of two boxes on two hosts: what "dxpu bench capacity" does with 512.
+// Run works as in "dxpu bench capacity", with 8 GPUs of two boxes on two hosts, not 512.
 func TestRun(t *testing.T) {
 	r, err := Run(t.Context(), Spec{Boxes: 2, GPUsPerBox: 4, Hosts: 2, Idle: 50 * time.Millisecond, Timeout: time.Minute})
 	if err != nil {
@@ -38,6 +38,6 @@ func TestAttach(t *testing.T) {
 
 func TestSpecIsChecked(t *testing.T) {
 	if _, err := Run(t.Context(), Spec{Boxes: 64, GPUsPerBox: 8, Hosts: 8}); err == nil {
-		t.Error("64 slots in a host")
+		t.Error("64 slots in a host are accepted")
 	}
 }

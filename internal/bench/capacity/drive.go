@@ -20,7 +20,7 @@ const (
 // driveAll uses every GPU from its host, some at a time, while all are attached.
 func (w *world) driveAll(ctx context.Context, all []*attachment) error {
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(4) // the others wait for a processor anyway
+	g.SetLimit(4) // more would wait for a processor
 	serials := make([]uint64, len(all))
 	for i, a := range all {
 		g.Go(func() (err error) {
@@ -43,12 +43,12 @@ func (w *world) driveAll(ctx context.Context, all []*attachment) error {
 	return nil
 }
 
-// drive reads registers of a GPU and copies data to it and back, as a driver on
-// its host does, and returns its serial number.
+// drive opens a GPU with the driver of its host, reads registers and copies data to
+// it and back. It returns the serial number.
 func (w *world) drive(ctx context.Context, a *attachment) (serial uint64, err error) {
 	front := w.hosts[a.binding.HostId]
 	if front == nil {
-		return 0, errors.New("the lease names a host that there is not")
+		return 0, errors.New("the lease names an unknown host")
 	}
 	bus, err := front.Open(int(a.binding.HostSlot))
 	if err != nil {
@@ -62,14 +62,14 @@ func (w *world) drive(ctx context.Context, a *attachment) (serial uint64, err er
 	defer func() { err = errors.Join(err, dev.Close()) }()
 	serial = dev.Info().Serial
 	for range checkReads {
-		if err := dev.Alive(); err != nil { // reads a register that never is all ones
+		if err := dev.Alive(); err != nil { // reads a register that is never all ones
 			return 0, err
 		}
 	}
 	return serial, copyBothWays(ctx, dev)
 }
 
-// copyBothWays moves data that no other GPU has to the device and back by DMA.
+// copyBothWays copies data that is unique to the GPU to the device and back by DMA.
 func copyBothWays(ctx context.Context, dev *driver.Device) (err error) {
 	stream, err := dev.NewStream()
 	if err != nil {
@@ -98,7 +98,7 @@ func copyBothWays(ctx context.Context, dev *driver.Device) (err error) {
 	}
 	got := host.Bytes()[:checkSize]
 	if !bytes.Equal(got, want) {
-		return errors.New("what came back by DMA is not what went there")
+		return errors.New("the bytes read by DMA differ from those written")
 	}
 	return nil
 }

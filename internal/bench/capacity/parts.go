@@ -6,15 +6,15 @@ import (
 	"github.com/dxpu-project/dxpu/internal/quantile"
 )
 
-// Part is one part of an attach, over all of them.
+// Part is the time of one part of an attach, over all attaches.
 type Part struct {
 	Name  string        `json:"name"`
 	P50NS time.Duration `json:"p50_ns"`
 	P99NS time.Duration `json:"p99_ns"`
 }
 
-// partsOf splits attaches by what the bindings' timelines say. All clocks are
-// that of this machine.
+// partsOf splits attaches by the timelines of the bindings. All times come from the
+// clock of this machine.
 func partsOf(all []*attachment) []Part {
 	var out []Part
 	add := func(name string, took func(*attachment) time.Duration) {
@@ -37,7 +37,7 @@ func partsOf(all []*attachment) []Part {
 	add("host attaches: enumeration", func(a *attachment) time.Duration { return visible(a).Sub(linked(a)) })
 	add("confirmation by the manager", func(a *attachment) time.Duration { return attached(a).Sub(visible(a)) })
 	add("from the call to the device on the host", func(a *attachment) time.Duration { return visible(a).Sub(a.called) })
-	add("from the call to the news that it is active", func(a *attachment) time.Duration { return a.active.Sub(a.called) })
+	add("from the call to the event that it is active", func(a *attachment) time.Duration { return a.active.Sub(a.called) })
 	return out
 }
 

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// AttachReport is how long it takes to attach one GPU after the other.
+// AttachReport holds the times of attaches, one GPU after the other.
 type AttachReport struct {
 	Processors int    `json:"processors"`
 	Go         string `json:"go"`
@@ -29,7 +29,7 @@ func Attach(ctx context.Context, spec Spec, count int) (r *AttachReport, err err
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, w.close()) }()
-	defer stop() // ends the watch, for which close waits
+	defer stop() // ends the watch; close waits for it
 	l, err := w.watch(ctx)
 	if err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func Attach(ctx context.Context, spec Spec, count int) (r *AttachReport, err err
 	}, nil
 }
 
-// once attaches, uses and releases one GPU, and returns how long the release took.
+// once attaches, uses and releases one GPU, and returns the time of the release.
 func (w *world) once(ctx context.Context, l *watcher) (time.Duration, *attachment, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, w.spec.Timeout, fmt.Errorf("took longer than %v", w.spec.Timeout))
 	defer cancel()

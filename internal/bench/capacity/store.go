@@ -8,7 +8,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/manager"
 )
 
-// timedStore measures how long the store takes.
+// timedStore records the times of commits.
 type timedStore struct {
 	manager.Store
 
@@ -31,7 +31,8 @@ func (s *timedStore) Commit(ctx context.Context, put map[string][]byte, remove [
 	return err
 }
 
-// last returns how long the last commit took that began and ended in a time.
+// last returns the duration of the last commit that began and ended between from and
+// to; 0: none.
 func (s *timedStore) last(from, to time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/bench/process"
 )
 
-// usage is what the process has taken so far.
+// usage is the use of resources of the process so far.
 type usage struct {
 	memory     uint64        // live objects and stacks after garbage collection, bytes
 	processor  time.Duration // of all threads
@@ -17,7 +17,7 @@ type usage struct {
 }
 
 func measureUsage() (usage, error) {
-	for range 2 { // the second collects what the pools gave up in the first
+	for range 2 { // a sync.Pool releases its objects over two collections
 		runtime.GC()
 	}
 	var m runtime.MemStats
@@ -26,8 +26,7 @@ func measureUsage() (usage, error) {
 	return usage{m.HeapAlloc + m.StackInuse, cpu, runtime.NumGoroutine(), time.Now()}, err
 }
 
-// idle returns the share of a processor that the process takes while nobody
-// uses it.
+// idle measures the processors that the idle process uses: 1 is all of one.
 func idle(ctx context.Context, d time.Duration) (float64, error) {
 	cpu, err := process.Time()
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/bench/process"
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
@@ -29,8 +30,8 @@ const (
 	gpuMemory  = 4 << 20
 )
 
-// world is a pool in one process: a manager behind HTTP, boxes and hosts, each
-// with a socket of its own, all on the loopback interface.
+// world is a pool in one process, on the loopback interface: a manager behind HTTP,
+// and boxes and hosts, each with its own socket.
 type world struct {
 	spec    Spec
 	store   *timedStore
@@ -39,10 +40,10 @@ type world struct {
 	clients *http.Client // the nodes'
 	token   string
 	hosts   map[string]*hostproxy.Embedded
-	stops   []func() error // in reverse
+	process.Background
 }
 
-// newWorld starts everything and waits until the manager knows all GPUs.
+// newWorld starts a pool and waits until the manager knows all GPUs.
 func newWorld(ctx context.Context, spec Spec) (*world, error) {
 	w := &world{
 		spec: spec, token: rand.Text(), hosts: map[string]*hostproxy.Embedded{},
@@ -75,7 +76,7 @@ func (w *world) startManager(ctx context.Context) error {
 	w.store = &timedStore{Store: w.spec.Store}
 	m, err := manager.New(ctx, manager.Config{
 		JoinToken: w.token, Store: w.store, Open: manager.OpenLoopback, MTU: loopbackMTU,
-		Heartbeat: w.spec.Heartbeat, LostAfter: max(time.Second, 8*w.spec.Heartbeat), // the machine may be busy with attaching
+		Heartbeat: w.spec.Heartbeat, LostAfter: max(time.Second, 8*w.spec.Heartbeat), // attaches may keep the machine busy
 	})
 	if err != nil {
 		return err
@@ -86,11 +87,11 @@ func (w *world) startManager(ctx context.Context) error {
 	}
 	w.url = "http://" + l.Addr().String()
 	w.api = dxpuv1connect.NewPoolServiceClient(&http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: w.spec.AtOnce}}, w.url)
-	w.background(func(ctx context.Context) error { return serve(ctx, m, l) })
+	w.Go(func(ctx context.Context) error { return serve(ctx, m, l) })
 	return nil
 }
 
-// serve runs a manager until ctx ends and its last answer is given.
+// serve runs a manager until ctx ends and the manager has sent its last answer.
 func serve(ctx context.Context, m *manager.Manager, l net.Listener) error {
 	srv := &http.Server{Handler: m.Handler(), ReadHeaderTimeout: 5 * time.Second}
 	var wg sync.WaitGroup
@@ -105,7 +106,7 @@ func serve(ctx context.Context, m *manager.Manager, l net.Listener) error {
 	return err
 }
 
-// loopbackMTU is the largest UDP payload: what the loopback interface takes whole.
+// loopbackMTU is the largest UDP payload; the loopback interface does not fragment it.
 const loopbackMTU = 65507
 
 func (w *world) startBox(i int) error {
@@ -115,7 +116,7 @@ func (w *world) startBox(i int) error {
 	}
 	var slots []boxproxy.Slot
 	for s := range w.spec.GPUsPerBox {
-		// The serial number makes the data of each GPU its own.
+		// copyBothWays makes the data of each GPU from its serial number.
 		g, err := gpu.New(gpu.Spec{VRAM: gpuMemory, Serial: uint64(i*boxproxy.MaxSlots + s + 1)})
 		if err != nil {
 			return err
@@ -128,7 +129,7 @@ func (w *world) startBox(i int) error {
 	if err != nil {
 		return err
 	}
-	w.background(b.Run)
+	w.Go(b.Run)
 	return w.join(fmt.Sprintf("box-%03d", i), dxpuv1.NodeKind_NODE_KIND_BOX, b, b.OnChange)
 }
 
@@ -146,7 +147,7 @@ func (w *world) startHost(i int) error {
 		return err
 	}
 	w.hosts[name] = front
-	w.background(h.Run)
+	w.Go(h.Run)
 	return w.join(name, dxpuv1.NodeKind_NODE_KIND_HOST, h, h.OnChange)
 }
 
@@ -157,11 +158,11 @@ func (w *world) openFabric() (*netio.Fabric, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.background(f.Run)
+	w.Go(f.Run)
 	return f, nil
 }
 
-// join lets a proxy talk to the manager.
+// join connects a proxy to the manager.
 func (w *world) join(name string, kind dxpuv1.NodeKind, h agent.Handler, onChange func(func())) error {
 	c, err := agent.New(agent.Config{
 		Manager: w.url, JoinToken: w.token, Kind: kind, Name: name, HTTPClient: w.clients, Log: discard(),
@@ -170,7 +171,7 @@ func (w *world) join(name string, kind dxpuv1.NodeKind, h agent.Handler, onChang
 		return err
 	}
 	onChange(c.Changed)
-	w.background(c.Run)
+	w.Go(c.Run)
 	return nil
 }
 
@@ -189,7 +190,7 @@ func (w *world) await(ctx context.Context) error {
 	})
 }
 
-// poll asks again and again, until ctx ends.
+// poll calls done every 20 ms until it returns true or an error, or ctx ends.
 func poll(ctx context.Context, done func() (bool, error)) error {
 	again := time.NewTicker(20 * time.Millisecond)
 	defer again.Stop()
@@ -205,26 +206,10 @@ func poll(ctx context.Context, done func() (bool, error)) error {
 	}
 }
 
-// background runs f until close.
-func (w *world) background(f func(context.Context) error) {
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	var failed error
-	wg.Go(func() { failed = f(ctx) })
-	w.stops = append(w.stops, func() error {
-		cancel()
-		wg.Wait()
-		return failed
-	})
-}
-
-// close ends what was started last first: the nodes before their proxies, those
-// before their sockets, the manager at the end.
+// close ends the nodes before their proxies, those before their sockets, and the
+// manager last.
 func (w *world) close() error {
-	var errs []error
-	for i := len(w.stops) - 1; i >= 0; i-- {
-		errs = append(errs, w.stops[i]())
-	}
+	err := w.Close()
 	w.clients.CloseIdleConnections()
-	return errors.Join(errs...)
+	return err
 }

@@ -1,12 +1,11 @@
-// Package fleet measures the manager alone: a pool of many thousand hosts and
-// boxes that exist only as conversations with it. "dxpu bench manager" prints
-// what it finds.
+// Package fleet measures the manager alone, with many thousand simulated hosts and
+// boxes. "dxpu bench manager" prints the report.
 //
-// The manager is a process of its own, so that its memory and processor time are
-// its own. The nodes are in the process of the benchmark and talk to it through
-// package node, as real ones do, over HTTP/2 on the loopback interface; some of
-// them share a connection, because a process may not have as many as there are
-// nodes. A simulated node attaches and lets go at once, whatever it is told.
+// The manager is a separate process, so that its memory and processor time can be
+// measured. The nodes run in the process of the benchmark. Like real nodes they use
+// package agent, over HTTP/2 on the loopback interface; several nodes share a
+// connection, because the number of file descriptors of a process is limited. A
+// simulated node attaches and detaches at once.
 package fleet
 
 import (
@@ -24,23 +23,24 @@ type Spec struct {
 	SlotsPerHost int // default 16
 	Boxes        int // default 12,500
 	GPUsPerBox   int // default 8
-	// Leases is how many are made, of one GPU each; default 10,000.
+	// Leases is the number of leases, of one GPU each; default 10,000.
 	Leases int
-	AtOnce int // callers, and nodes that enrol, at the same time; default 64
-	// NodesPerConnection is how many nodes share a connection; default 4.
+	AtOnce int // concurrent callers, and concurrently enrolling nodes; default 64
+	// NodesPerConnection is the number of nodes that share a connection; default 4.
 	NodesPerConnection int
 	// Dir is a directory for the embedded etcd that keeps the state; empty: memory.
 	Dir string
-	// Heartbeat is how often nodes report at least; 0: what the manager says.
+	// Heartbeat is the longest interval between reports of a node; 0: the manager's
+	// default.
 	Heartbeat time.Duration
-	Idle      time.Duration // for how long the idle manager is looked at; default 20 s
+	Idle      time.Duration // duration of the measurement of the idle manager; default 20 s
 	Timeout   time.Duration // of each part; default 5 minutes
-	// Child is the command that runs Serve, in the program that runs now. Needed.
+	// Child is the command line with which this program runs Serve. Required.
 	Child []string
-	// Profile begins the names of the files of the manager's profiles, of its
-	// processor time in each part and its heap after it; empty: none.
+	// Profile is the beginning of the file names of the manager's profiles: of its
+	// processor time in each part and of its heap after it; empty: none.
 	Profile  string
-	Progress func(format string, args ...any) // nil: nobody is told
+	Progress func(format string, args ...any) // nil: none
 }
 
 func (s *Spec) setDefaults() error {
@@ -57,17 +57,17 @@ func (s *Spec) setDefaults() error {
 		s.Progress = func(string, ...any) {}
 	}
 	if most := min(s.gpus(), s.Hosts*s.SlotsPerHost); s.Leases > most {
-		return fmt.Errorf("bench: %d leases of one GPU: there are %d GPUs and %d slots of hosts", s.Leases, s.gpus(), s.Hosts*s.SlotsPerHost)
+		return fmt.Errorf("bench: %d leases of one GPU: the pool has %d GPUs and %d slots of hosts", s.Leases, s.gpus(), s.Hosts*s.SlotsPerHost)
 	}
 	return nil
 }
 
-// stay is how many leases are still there when the manager restarts.
+// stay returns the number of leases that remain until the restart of the manager.
 func (s *Spec) stay() int { return (s.Leases + 9) / 10 }
 
 func (s *Spec) gpus() int { return s.Boxes * s.GPUsPerBox }
 
-// Report is what Run found. Times are those that the callers see.
+// Report is the result of Run. Times are those that the callers see.
 type Report struct {
 	Processors         int    `json:"processors"`
 	Go                 string `json:"go"`
@@ -79,39 +79,39 @@ type Report struct {
 	NodesPerConnection int    `json:"nodes_per_connection"`
 	Store              string `json:"store"`
 
-	// Enroll is from the first call of a node until the manager says that all
-	// GPUs are free and all hosts there.
+	// Enroll lasts from the first call of a node until the manager reports all GPUs
+	// as free and all hosts as connected.
 	Enroll Work `json:"enroll"`
-	// Idle is while nothing happens but reports, with all leases attached.
+	// Idle is measured with all leases attached and no calls except reports.
 	Idle        Usage   `json:"idle"`
 	IdleReports float64 `json:"idle_reports_per_second"`
-	Empty       Usage   `json:"empty"` // before the first node came
+	Empty       Usage   `json:"empty"` // before the first node
 	Enrolled    Usage   `json:"enrolled"`
 
 	Create Work `json:"create"` // calls of CreateLease
 	Attach Work `json:"attach"` // from the first call until every lease is active
-	// Detach is from the first DeleteLease until the leases are released: nine
-	// of ten, the others stay for the restart.
+	// Detach lasts from the first DeleteLease until the leases are released: nine of
+	// ten, the others stay for the restart.
 	Detach Work `json:"detach"`
-	// Calls are calls one after the other, while nothing else happens.
+	// Calls are sequential calls without other load.
 	Calls []Latency `json:"calls"`
 
-	// Restart is from the end of the manager on, until the next one knows of all
-	// nodes and of all GPUs that are attached; RestartServesNS until it serves.
+	// Restart lasts from the end of the manager until the next one knows all nodes
+	// and all attached GPUs; RestartServesNS until the next one serves.
 	RestartServesNS time.Duration `json:"restart_serves_ns"`
 	Restart         Work          `json:"restart"`
 }
 
-// Work is so many things done, and what they took of the manager.
+// Work is the time of Count operations and their use of the manager.
 type Work struct {
 	Count     int           `json:"count"`
 	TookNS    time.Duration `json:"took_ns"`
 	PerSecond float64       `json:"per_second"`
-	// Processor is the manager's processor time for each.
+	// Processor is the manager's processor time for each operation.
 	Processor time.Duration `json:"processor_ns_each"`
 }
 
-// Latency is how long calls of a kind took.
+// Latency holds the times of calls of a kind.
 type Latency struct {
 	Name  string        `json:"name"`
 	Count int           `json:"count"`
@@ -119,7 +119,7 @@ type Latency struct {
 	P99NS time.Duration `json:"p99_ns"`
 }
 
-// Run measures. The report is of what was measured until an error.
+// Run measures. With an error it returns the report up to there.
 func Run(ctx context.Context, spec Spec) (r *Report, err error) {
 	if err := spec.setDefaults(); err != nil {
 		return nil, err
@@ -142,7 +142,7 @@ func Run(ctx context.Context, spec Spec) (r *Report, err error) {
 	return r, c.all(ctx)
 }
 
-// run is one measurement.
+// run is a measurement in progress.
 type run struct {
 	spec   Spec
 	report *Report
@@ -182,7 +182,8 @@ func (c *run) profiled(part string, do func() error) error {
 	return errors.Join(err, stopErr)
 }
 
-// work does n things and says what they took.
+// work calls do, which makes n operations, and records their time and use of the
+// manager.
 func (c *run) work(n int, w *Work, do func() error) error {
 	before, err := c.child.usage(false)
 	if err != nil {
@@ -217,7 +218,7 @@ func (c *run) enrol(ctx context.Context) (err error) {
 	return err
 }
 
-// idle looks at the manager while nothing happens.
+// idle measures the manager without calls except reports.
 func (c *run) idle(ctx context.Context) (err error) {
 	before, err := c.child.usage(true)
 	if err != nil {

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// What "dxpu bench manager" does with 22,500 nodes.
+// Run works as in "dxpu bench manager", with 32 nodes, not 22,500.
 func TestRun(t *testing.T) {
 	for name, dir := range map[string]string{"memory": "", "etcd": t.TempDir()} {
 		t.Run(name, func(t *testing.T) {
@@ -53,6 +53,6 @@ func TestRun(t *testing.T) {
 
 func TestSpecIsChecked(t *testing.T) {
 	if _, err := Run(t.Context(), Spec{Hosts: 2, SlotsPerHost: 4, Boxes: 2, GPUsPerBox: 8, Leases: 9}); err == nil {
-		t.Error("nine leases on eight slots of hosts")
+		t.Error("nine leases on eight slots of hosts are accepted")
 	}
 }

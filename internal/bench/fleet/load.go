@@ -17,7 +17,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/quantile"
 )
 
-// poolClient is the people who use the pool.
+// poolClient makes the calls of the users of the pool.
 type poolClient struct {
 	url  string
 	http *http.Client
@@ -29,7 +29,8 @@ func newPoolClient(url string, atOnce int) *poolClient {
 	return &poolClient{url, c, dxpuv1connect.NewPoolServiceClient(c, url)}
 }
 
-// whole says whether every node is there and so many leases are attached.
+// whole returns a function that reports whether every node is connected and the
+// number of attached leases is as given.
 func (s *Spec) whole(leases int) func(*dxpuv1.Pool) bool {
 	return func(p *dxpuv1.Pool) bool {
 		return int(p.HostsConnected) == s.Hosts && int(p.BoxesConnected) == s.Boxes && int(p.Gpus) == s.gpus() &&
@@ -37,7 +38,7 @@ func (s *Spec) whole(leases int) func(*dxpuv1.Pool) bool {
 	}
 }
 
-// await asks for the pool until it is as wanted.
+// await polls the pool until wanted returns true.
 func (c *poolClient) await(ctx context.Context, wanted func(*dxpuv1.Pool) bool) error {
 	again := time.NewTicker(100 * time.Millisecond)
 	defer again.Stop()
@@ -68,7 +69,7 @@ func (c *poolClient) lease(ctx context.Context, model string) (string, error) {
 	return res.Msg.Lease.Id, nil
 }
 
-// watched counts leases that come to a state.
+// watched counts the leases that reach a state.
 type watched struct {
 	mu     sync.Mutex
 	count  int
@@ -76,7 +77,7 @@ type watched struct {
 	news   chan struct{} // closed and replaced
 }
 
-// watch counts until ctx ends. It stands when watch returns.
+// watch counts until ctx ends. No event after its return is missed.
 func (c *poolClient) watch(ctx context.Context, state dxpuv1.EventType) (*watched, error) {
 	stream, err := c.api.WatchEvents(ctx, connect.NewRequest(&dxpuv1.WatchEventsRequest{Filter: &dxpuv1.EventFilter{
 		Types: []dxpuv1.EventType{state, dxpuv1.EventType_EVENT_TYPE_LEASE_FAILED},
@@ -84,7 +85,7 @@ func (c *poolClient) watch(ctx context.Context, state dxpuv1.EventType) (*watche
 	if err != nil {
 		return nil, err
 	}
-	if !stream.Receive() { // the first message says that the watch stands
+	if !stream.Receive() { // the first message: the watch has begun
 		return nil, errors.Join(stream.Err(), stream.Close())
 	}
 	w := &watched{news: make(chan struct{})}
@@ -129,7 +130,7 @@ func (w *watched) await(ctx context.Context, want int) error {
 	}
 }
 
-// each does something for every number below n, so many at a time.
+// each calls do for every number below n, Spec.AtOnce at a time.
 func (c *run) each(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for k := range c.spec.AtOnce {
@@ -197,7 +198,7 @@ func (c *run) latency(name string, took []time.Duration) {
 	c.report.Calls = append(c.report.Calls, Latency{name, len(took), quantile.Of(took, 0.5), quantile.Of(took, 0.99)})
 }
 
-// calls measures calls one after the other.
+// calls measures sequential calls.
 func (c *run) calls(ctx context.Context) error {
 	count := min(200, c.spec.Leases)
 	var made []string
@@ -262,7 +263,8 @@ func (c *run) calls(ctx context.Context) error {
 	return c.pool.await(ctx, c.spec.whole(0))
 }
 
-// pages walks through a list, a page with each call, and again from the start.
+// pages returns a function that gets the next page of a list, and the first one after
+// the last.
 func pages(ctx context.Context, list func(context.Context, string) (next string, err error)) func() error {
 	token := ""
 	return func() (err error) {

@@ -11,11 +11,12 @@ import (
 	"github.com/dxpu-project/dxpu/internal/agent"
 )
 
-// models are those of the boxes and of the leases, in turns.
+// models are the GPU models of the boxes and of the leases, in turn.
 var models = []string{"A100", "H100", "T4", "V100"}
 
-// model is that of box i or of lease i. Where the boxes cannot be shared out
-// evenly there is one model only, so that every lease finds its GPU.
+// model returns the model of box i or of lease i. If the number of boxes is not a
+// multiple of the number of models there is only one model, so that every lease
+// finds its GPU.
 func (s *Spec) model(i int) string {
 	if s.Boxes%len(models) != 0 {
 		i = 0
@@ -41,8 +42,8 @@ func newNodes(spec *Spec, url, token string) *nodes {
 	return &nodes{spec: spec, url: url, token: token}
 }
 
-// start lets all nodes enrol, so many at a time, and returns when each has
-// reported once. They go on until stop.
+// start enrols all nodes, Spec.AtOnce at a time, and returns when each has reported
+// once. They run until stop.
 func (n *nodes) start(ctx context.Context) error {
 	turns := make(chan struct{}, n.spec.AtOnce)
 	var enrolled sync.WaitGroup
@@ -64,7 +65,7 @@ func (n *nodes) start(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// A context of its own: one for all would be a lock that all of them take.
+		// Each has its own context: the lock of a common one would be contended.
 		life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		n.stops = append(n.stops, cancel)
 		n.running.Go(func() {
@@ -87,10 +88,10 @@ func (n *nodes) start(ctx context.Context) error {
 	}
 }
 
-// client returns the HTTP client of a node, which it shares with its neighbours.
+// client returns the HTTP client of a node, which it shares with other nodes.
 func (n *nodes) client(i int) *http.Client {
 	if i%n.spec.NodesPerConnection == 0 {
-		// Without the bound, nodes that call at the same time would dial one each.
+		// Without the limit, nodes that call at the same time would dial a connection each.
 		t := &http.Transport{Protocols: &http.Protocols{}, MaxConnsPerHost: 1}
 		t.Protocols.SetUnencryptedHTTP2(true)
 		n.clients = append(n.clients, &http.Client{Transport: t})
@@ -120,7 +121,7 @@ func (n *nodes) stop() {
 	}
 }
 
-// simulated makes node i: the boxes come first. enrolled is called once it has
+// simulated makes node i; the boxes come first. The node calls enrolled after it has
 // enrolled.
 func (n *nodes) simulated(i int, enrolled func()) *simulated {
 	s := &simulated{reports: &n.reports, enrolled: sync.OnceFunc(enrolled)}
@@ -133,15 +134,16 @@ func (n *nodes) simulated(i int, enrolled func()) *simulated {
 	return s
 }
 
-// simulated is a proxy that does at once what it is told. It implements node.Handler.
+// simulated is a proxy that reaches its desired state at once. It implements
+// agent.Handler.
 type simulated struct {
 	kind     dxpuv1.NodeKind
 	name     string
-	reaches  dxpuv1.BindingState // what it says of each binding that it should have
+	reaches  dxpuv1.BindingState // reported state of each desired binding
 	reports  *atomic.Uint64
 	enrolled func()
 
-	state dxpuv1.ObservedState // what never changes; not shared with anybody
+	state dxpuv1.ObservedState // the constant part; not shared with other nodes
 	mu    sync.Mutex
 	want  *dxpuv1.DesiredState
 }
@@ -169,21 +171,21 @@ func (s *simulated) host(i, slots int) {
 	}
 }
 
-// Apply implements node.Handler.
+// Apply implements agent.Handler.
 func (s *simulated) Apply(d *dxpuv1.DesiredState) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.want = d
 }
 
-// Observe implements node.Handler.
+// Observe implements agent.Handler.
 func (s *simulated) Observe() *dxpuv1.ObservedState {
 	s.reports.Add(1)
 	s.enrolled()
 	s.mu.Lock()
 	want := s.want
 	s.mu.Unlock()
-	// Devices and addresses are shared with the reports before: nobody changes them.
+	// Reports share devices and addresses, which are never changed.
 	out := &dxpuv1.ObservedState{
 		AppliedRevision: want.GetRevision(), Rack: s.state.Rack, Labels: s.state.Labels, Addresses: s.state.Addresses,
 		BoxKind: s.state.BoxKind, ProxyGpus: s.state.ProxyGpus, Slots: make([]*dxpuv1.ObservedSlot, len(s.state.Slots)),

@@ -22,17 +22,18 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/manager"
 )
 
-// request asks the manager's process for one thing.
+// request is a request to the manager's process. One of its fields is set, or Usage
+// and Collect.
 type request struct {
 	Start      *start `json:",omitempty"`
-	Restart    bool   `json:",omitempty"` // end the manager and begin a new one on the same state
+	Restart    bool   `json:",omitempty"` // end the manager and start a new one with the same state
 	Usage      bool   `json:",omitempty"`
-	Collect    bool   `json:",omitempty"` // garbage, before Usage
-	Profile    string `json:",omitempty"` // file to write a CPU profile to; one of the heap is put beside it
+	Collect    bool   `json:",omitempty"` // collect garbage before Usage
+	Profile    string `json:",omitempty"` // file of a CPU profile; the heap profile has the same name with .heap.pprof
 	EndProfile bool   `json:",omitempty"`
 }
 
-// start says what the manager is like.
+// start configures the manager.
 type start struct {
 	Token     string
 	Dir       string
@@ -45,19 +46,19 @@ type reply struct {
 	Usage *Usage `json:",omitempty"`
 }
 
-// Usage is what the manager's process takes.
+// Usage is the use of resources of the manager's process.
 type Usage struct {
 	Heap       uint64        `json:"heap"`  // bytes of objects and stacks after garbage collection; 0: not measured
 	RSS        uint64        `json:"rss"`   // bytes
 	Files      int           `json:"files"` // open, one of each connection
 	Goroutines int           `json:"goroutines"`
 	Processor  time.Duration `json:"processor_ns"` // so far
-	// Share is how many processors it keeps busy.
+	// Share is the number of busy processors.
 	Share float64 `json:"processors,omitempty"`
 }
 
-// Serve is the manager's process: it reads requests, one JSON value each, and
-// answers each with one, until in ends.
+// Serve runs in the manager's process: it reads requests, a JSON value each, and
+// writes a reply to each, until in ends.
 func Serve(ctx context.Context, in io.Reader, out io.Writer) (err error) {
 	requests, replies := json.NewDecoder(bufio.NewReader(in)), json.NewEncoder(out)
 	s := &server{}
@@ -80,13 +81,13 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer) (err error) {
 	}
 }
 
-// server is a manager that can be ended and begun anew.
+// server runs a manager, which can be ended and started again.
 type server struct {
 	start   start
 	memory  manager.MemoryStore
-	listen  string // address of the first manager, for those after it
+	listen  string // address of the first manager, also of the next ones
 	profile *os.File
-	ending  func() error // ends the manager; nil: there is none
+	ending  func() error // ends the manager; nil: none runs
 }
 
 func (s *server) answer(ctx context.Context, q request) (r reply, err error) {
@@ -137,14 +138,14 @@ func (s *server) end() error {
 	return err
 }
 
-// ttl is how long the manager may be kept from the processors, by the nodes
-// beside it, and go on to lead.
+// ttl is the time for which the nodes may keep the manager from the processors
+// before it loses the lead.
 const ttl = 10 * time.Second
 
-// begin starts a manager and returns when it decides.
+// begin starts a manager and returns when it leads.
 func (s *server) begin(ctx context.Context) (err error) {
 	leads := make(chan struct{})
-	lead := sync.OnceFunc(func() { close(leads) }) // it may lose the lead and win it back
+	lead := sync.OnceFunc(func() { close(leads) }) // the manager may lose the lead and win it again
 	cfg := manager.Config{
 		JoinToken: s.start.Token, Open: manager.OpenLoopback, Store: &s.memory, Heartbeat: s.start.Heartbeat,
 		OnLead: func(context.Context) error { lead(); return nil },
@@ -177,12 +178,12 @@ func (s *server) begin(ctx context.Context) (err error) {
 	var failed error
 	wg.Go(func() {
 		failed = m.Run(ctx)
-		cancel() // nobody waits for the lead of a manager that has ended
+		cancel() // ends the wait for the lead
 	})
 	wg.Go(func() { _ = srv.Serve(l) }) // ErrServerClosed, as the listener is ours
 	s.ending = func() error {
 		cancel()
-		err := srv.Close() // nodes see a manager that is gone, not one that says good-bye
+		err := srv.Close() // nodes see a vanished manager, not an orderly end
 		wg.Wait()
 		return errors.Join(err, failed, closeStore())
 	}
@@ -194,11 +195,11 @@ func (s *server) begin(ctx context.Context) (err error) {
 	}
 }
 
-// usage measures this process.
+// usage measures the process.
 func usage(collect bool) (*Usage, error) {
 	u := &Usage{Goroutines: runtime.NumGoroutine()}
 	if collect {
-		debug.FreeOSMemory() // collects, and gives back what the peak took
+		debug.FreeOSMemory() // collects garbage, and returns the memory of the peak
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
 		u.Heap = m.HeapAlloc + m.StackInuse

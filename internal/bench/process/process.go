@@ -1,5 +1,5 @@
-// Package process is the processes of benchmarks: it starts one that answers
-// requests, and measures what this one takes.
+// Package process starts the processes and background functions of benchmarks, and
+// measures the use of resources of the current process.
 package process
 
 import (
@@ -14,15 +14,15 @@ import (
 	"time"
 )
 
-// Process is one that reads requests, a JSON value each, from its standard input
-// and answers each with one on its standard output, until there are no more.
+// Process is a child that answers requests: it reads a JSON value each from its
+// standard input and writes the replies to its standard output, until the input ends.
 type Process struct {
 	Requests *json.Encoder
 	Replies  *json.Decoder
 	stop     func() error
 }
 
-// Start runs this program again, with other arguments: argv, with its name.
+// Start runs this program as a child with the arguments argv; argv[0] is its name.
 func Start(ctx context.Context, argv []string) (*Process, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -48,10 +48,10 @@ func Start(ctx context.Context, argv []string) (*Process, error) {
 	}, nil
 }
 
-// Stop makes no more requests and waits for the process to end.
+// Stop closes the input of the process and waits for its end.
 func (p *Process) Stop() error { return p.stop() }
 
-// Resident returns what this process has in memory, in bytes.
+// Resident returns the resident memory of the current process in bytes.
 func Resident() (uint64, error) {
 	raw, err := os.ReadFile("/proc/self/statm") // proc(5): size, resident, ... in pages
 	if err != nil {
@@ -64,7 +64,7 @@ func Resident() (uint64, error) {
 	return resident * uint64(os.Getpagesize()), nil
 }
 
-// Time returns the processor time that all threads of this process have taken.
+// Time returns the processor time of all threads of the current process.
 func Time() (time.Duration, error) {
 	var r syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {

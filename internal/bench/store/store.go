@@ -1,5 +1,5 @@
-// Package store measures how many leases a second a manager makes durable on
-// embedded etcd, beside bare puts on the same etcd in the same run.
+// Package store measures the durable leases per second of a manager with embedded
+// etcd, beside bare puts on the same etcd in the same run.
 package store
 
 import (
@@ -24,20 +24,20 @@ import (
 	"github.com/dxpu-project/dxpu/internal/quantile"
 )
 
-// Spec says what to measure.
+// Spec describes a measurement.
 type Spec struct {
 	// Dir is an empty directory for the state.
 	Dir string
-	// Leases are made in each round, of one GPU each, by AtOnce callers; as many
-	// bare puts are made by as many.
+	// Leases is the number of leases of one GPU in each round, made by AtOnce
+	// callers. The bare puts have the same number and callers.
 	Leases, AtOnce int
-	// Rounds of leases and puts, which take turns.
+	// Rounds is the number of rounds, each of leases and then puts.
 	Rounds int
-	// Progress is told what is being done; nil: nobody.
+	// Progress, if set, gets a line at the start of each step.
 	Progress func(format string, args ...any)
 }
 
-// Report is what came out. Rates are medians of the rounds.
+// Report is the result. Rates are medians of the rounds.
 type Report struct {
 	Go         string `json:"go"`
 	Processors int    `json:"processors"`
@@ -45,15 +45,16 @@ type Report struct {
 	Rounds     int    `json:"rounds"`
 	Leases     Rate   `json:"leases"`
 	Puts       Rate   `json:"puts"`
-	// Ratio is leases a second by puts a second.
+	// Ratio is the leases per second divided by the puts per second.
 	Ratio float64 `json:"ratio"`
-	// PutBytes is the size of a put's value: what the manager stores for a lease.
+	// PutBytes is the size of a put's value, the bytes that the manager stores for a
+	// lease.
 	PutBytes int `json:"put_bytes"`
-	// LeasesPerWrite is how many leases shared a transaction of etcd on average.
+	// LeasesPerWrite is the mean number of leases in a transaction of etcd.
 	LeasesPerWrite float64 `json:"leases_per_write"`
 }
 
-// Rate is how fast one kind of call was, as its callers saw it.
+// Rate is the rate and the times of one kind of call, as its callers see them.
 type Rate struct {
 	Count     int           `json:"count"`
 	PerSecond float64       `json:"per_second"`
@@ -71,15 +72,15 @@ func (r *Rate) finish() {
 
 const (
 	joinToken = "token-of-the-benchmark"
-	// slotsPerNode is how many GPUs a box and slots a host has: few nodes are
-	// enough for many leases.
+	// slotsPerNode is the number of GPUs of a box and of slots of a host: few nodes
+	// are enough for many leases.
 	slotsPerNode = 64
-	// calm is longer than the benchmark: its nodes report once and count as there,
-	// and nothing is attached.
+	// calm is longer than the benchmark: its nodes report once and stay connected, and
+	// attach nothing.
 	calm = 24 * time.Hour
 )
 
-// counter is an etcdstore that counts what is written.
+// counter is an etcdstore that counts its writes.
 type counter struct {
 	*etcdstore.Store
 	bytes, writes atomic.Int64
@@ -96,7 +97,7 @@ func (c *counter) Commit(ctx context.Context, put map[string][]byte, remove []st
 	return c.Store.Commit(ctx, put, remove)
 }
 
-// Run measures. What it started has ended when it returns.
+// Run measures. It waits for the end of everything that it started.
 func Run(ctx context.Context, spec Spec) (r *Report, err error) {
 	etcd, err := etcdstore.Open(ctx, etcdstore.Options{Dir: spec.Dir})
 	if err != nil {
@@ -105,7 +106,7 @@ func Run(ctx context.Context, spec Spec) (r *Report, err error) {
 	defer func() { err = errors.Join(err, etcd.Close()) }()
 	store := &counter{Store: etcd}
 	leads := make(chan struct{})
-	lead := sync.OnceFunc(func() { close(leads) }) // it may lose the lead and win it back
+	lead := sync.OnceFunc(func() { close(leads) }) // the manager may lose the lead and win it again
 	m, err := manager.New(ctx, manager.Config{
 		JoinToken: joinToken, Store: store, Open: manager.OpenLoopback, LostAfter: calm, AttachTimeout: calm,
 		OnLead: func(context.Context) error { lead(); return nil },
@@ -124,7 +125,7 @@ func Run(ctx context.Context, spec Spec) (r *Report, err error) {
 	ended := make(chan error, 1)
 	wg.Go(func() {
 		ended <- m.Run(running)
-		stop() // nobody waits for the lead of a manager that has ended
+		stop() // ends the wait for the lead
 	})
 	defer func() {
 		stop()
@@ -139,7 +140,7 @@ func Run(ctx context.Context, spec Spec) (r *Report, err error) {
 	return (&run{spec: spec, store: store, url: "http://" + l.Addr().String()}).all(ctx)
 }
 
-// run is one measurement.
+// run is a measurement in progress.
 type run struct {
 	spec  Spec
 	store *counter
@@ -228,7 +229,7 @@ func node(ctx context.Context, api dxpuv1connect.NodeServiceClient, kind dxpuv1.
 	return nil
 }
 
-// time makes the calls of one round and adds how long they took.
+// time makes the calls of one round and records their times.
 func (r *run) time(ctx context.Context, rate *Rate, call func(ctx context.Context, n int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	var next atomic.Int64

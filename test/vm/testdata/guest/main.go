@@ -1,5 +1,5 @@
-// Guest is what the tests run in a guest where "dxpu gpu test" does more than
-// they want, or something else.
+// Guest is a helper of the tests that runs in the guest, for checks that "dxpu gpu
+// test" does not have or that need less of it.
 package main
 
 import (
@@ -20,7 +20,7 @@ import (
 func main() {
 	commands := map[string]func(ctx context.Context, args []string) error{
 		"use":  use,  // ADDRESS...: copies to each GPU and back
-		"poll": poll, // ADDRESS: reads a register for ever, and tells of each change
+		"poll": poll, // ADDRESS: reads a register for ever and prints each change
 		"hold": hold, // ADDRESS: does nothing until it loses the GPU
 		"peer": peer, // FROM TO: a GPU writes into the other's memory
 	}
@@ -125,8 +125,8 @@ func hold(ctx context.Context, args []string) error {
 	return g.close()
 }
 
-// peer lets the first GPU copy from its memory into the second's window. The
-// bus address of that is taken from sysfs: no IOMMU is told of it.
+// peer lets the first GPU copy from its memory into the second's window. The bus
+// address of the window comes from sysfs: no IOMMU maps it.
 func peer(ctx context.Context, args []string) (err error) {
 	var gpus [2]*gpu
 	for i := range gpus {
