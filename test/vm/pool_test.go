@@ -245,7 +245,9 @@ func (w *wire) carry(from, via *udp.Conn, to netip.AddrPort) {
 // resources counts file descriptors and mappings of a process.
 type resources struct{ files, maps int }
 
-func (r resources) exceeds(before resources) bool { return r.files > before.files || r.maps > before.maps }
+func (r resources) exceeds(before resources) bool {
+	return r.files > before.files || r.maps > before.maps
+}
 
 // resourcesOf counts the resources of a process: "self" or a process ID.
 func resourcesOf(t *testing.T, pid any) resources {
