@@ -64,8 +64,7 @@ func newLinker(p *Plan) *linker {
 // medianDurations computes the median duration of each kind of call.
 func (l *linker) medianDurations() {
 	var durs [len(l.median)][]time.Duration
-	for i := range l.w.Calls {
-		c := &l.w.Calls[i]
+	for _, c := range l.w.Calls {
 		durs[c.Kind] = append(durs[c.Kind], c.Dur)
 	}
 	for k, d := range durs {

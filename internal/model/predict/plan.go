@@ -168,8 +168,7 @@ const longCopy = 20 * time.Microsecond
 // only if there are no long ones.
 func (p *Plan) fastestCopy() {
 	var short, long float64
-	for i := range p.w.Ops {
-		op := &p.w.Ops[i]
+	for _, op := range p.w.Ops {
 		if op.Kind != workload.CopyHtoD || op.Dur <= 0 || op.Bytes <= 0 {
 			continue
 		}

@@ -105,8 +105,8 @@ func (p *Plan) measure(s Setting) Result {
 	t := p.replay(rc)
 	r := Result{RTT: s.RTT, Delta: s.Delta(), Steps: p.stepTimes(&t, &rc), KernelCost: rc.byKind[workload.Kernel], Additive: p.additive(s)}
 	r.Whole, r.Active = p.spans(&t)
-	for i := range p.w.Ops {
-		r.Charged += rc.added(&p.w.Ops[i])
+	for _, op := range p.w.Ops {
+		r.Charged += rc.added(&op)
 	}
 	return r
 }
@@ -180,10 +180,9 @@ func (p *Plan) additive(s Setting) Additive {
 	s.Costs = perf.PaperCosts()
 	rc := p.costsAt(s)
 	var a Additive
-	for i := range p.w.Ops {
-		op := &p.w.Ops[i]
+	for _, op := range p.w.Ops {
 		a.GPUTime += op.Dur
-		a.Added += rc.added(op)
+		a.Added += rc.added(&op)
 	}
 	a.Relative = Span{a.GPUTime, a.GPUTime + a.Added}.Relative()
 	return a

@@ -88,13 +88,12 @@ func (p *Plan) Stats(window perf.Bytes) Stats {
 	var s Stats
 	byName := map[uint32]*NameStats{}
 	durs := make([]time.Duration, 0, len(p.w.Ops))
-	for i := range p.w.Ops {
-		op := &p.w.Ops[i]
+	for _, op := range p.w.Ops {
 		s.GPUTime += op.Dur
 		switch {
 		case op.Kind.IsKernel():
 			durs = append(durs, op.Dur)
-			s.kernel(op)
+			s.kernel(&op)
 			n := byName[op.Name]
 			if n == nil {
 				n = &NameStats{Name: p.w.Names[op.Name]}
@@ -103,9 +102,9 @@ func (p *Plan) Stats(window perf.Bytes) Stats {
 			n.Count++
 			n.Time += op.Dur
 		case op.Kind == workload.Memset:
-			s.Memsets.add(op, window)
+			s.Memsets.add(&op, window)
 		default:
-			s.Copies[direction(op.Kind)].add(op, window)
+			s.Copies[direction(op.Kind)].add(&op, window)
 		}
 	}
 	for _, n := range byName {
@@ -169,8 +168,7 @@ func (s *Stats) busy(w *workload.Workload) {
 	}
 	type window struct{ first, end, busy time.Duration }
 	seen := map[gpu]*window{}
-	for i := range w.Ops {
-		op := &w.Ops[i]
+	for _, op := range w.Ops {
 		st := w.Streams[op.Stream]
 		g := gpu{st.Process, st.Device}
 		win := seen[g]

@@ -51,8 +51,7 @@ func (w *Workload) check() error {
 // must be wrong. It allows for durations rounded to whole microseconds.
 func (w *Workload) checkCopies() {
 	n := 0
-	for i := range w.Ops {
-		op := &w.Ops[i]
+	for _, op := range w.Ops {
 		if (op.Kind == CopyHtoD || op.Kind == CopyDtoH) && float64(op.Bytes) > MaxCopyRate*(op.Dur+roundedTime).Seconds() {
 			n++
 		}
@@ -104,8 +103,7 @@ func (w *Workload) checkOverlap(total time.Duration) {
 	ends := make([]time.Duration, len(w.Streams))
 	var n, nested int
 	var sum time.Duration
-	for i := range w.Ops {
-		op := &w.Ops[i]
+	for _, op := range w.Ops {
 		if op.Kind == GraphKernel {
 			continue
 		}

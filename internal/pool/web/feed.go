@@ -44,9 +44,7 @@ type feed struct {
 // needs it.
 type feedEvent struct {
 	event *dxpuv1.Event
-	once  sync.Once
-	row   string
-	err   error
+	row   func() (string, error)
 }
 
 // after returns the events after a revision, the revision that they reach, and a
@@ -73,7 +71,7 @@ func (f *feed) add(m *dxpuv1.WatchEventsResponse) {
 		f.start = f.events[drop-1].event.Revision
 		f.events = slices.Clone(f.events[drop:])
 	}
-	f.events = append(f.events, &feedEvent{event: m.Event})
+	f.events = append(f.events, &feedEvent{m.Event, sync.OnceValues(func() (string, error) { return f.event(m.Event) })})
 	f.wakeLocked()
 }
 
@@ -103,14 +101,13 @@ type change struct {
 }
 
 // encode returns the data of a server-sent event, with the row if rows is set.
-func (f *feed) encode(e *feedEvent, rows bool) (string, error) {
+func (e *feedEvent) encode(rows bool) (string, error) {
 	c := change{Revision: e.event.Revision, Type: word(e.event.Type)}
 	if rows {
-		e.once.Do(func() { e.row, e.err = f.event(e.event) })
-		if e.err != nil {
-			return "", e.err
+		var err error
+		if c.Row, err = e.row(); err != nil {
+			return "", err
 		}
-		c.Row = e.row
 	}
 	data, err := json.Marshal(c) // one line, as the format requires
 	return string(data), err

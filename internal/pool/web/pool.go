@@ -153,27 +153,20 @@ func (d *poolData) paginate(q url.Values) {
 // dim marks the slots that do not pass the filter, and collects the models.
 func (d *poolData) dim() {
 	show := kindNamed(d.Filter.Show)
-	models := map[string]bool{}
-	for _, m := range d.Models {
-		models[m] = true
-	}
 	for _, r := range d.Racks {
 		for _, b := range r.Boxes {
 			for i := range b.Slots {
 				s := &b.Slots[i]
 				model := s.GPU.GetDevice().GetModel()
 				if model != "" {
-					models[model] = true
+					d.Models = append(d.Models, model)
 				}
 				s.Dim = show != kinds && s.Kind != show || d.Filter.Model != "" && model != d.Filter.Model
 			}
 		}
 	}
-	d.Models = d.Models[:0]
-	for m := range models {
-		d.Models = append(d.Models, m)
-	}
-	slices.SortFunc(d.Models, compareNatural)
+	slices.SortFunc(d.Models, func(a, b string) int { return cmp.Or(compareNatural(a, b), cmp.Compare(a, b)) })
+	d.Models = slices.Compact(d.Models)
 }
 
 // findProblems collects nodes that do not report, broken GPUs, leases with too few

@@ -165,7 +165,7 @@ func (v *viewer) wanted(all []*feedEvent) []*feedEvent {
 func (v *viewer) pass(f *feed, events []*feedEvent, at uint64) bool {
 	var b strings.Builder
 	for _, e := range v.wanted(events) {
-		data, err := f.encode(e, v.rows)
+		data, err := e.encode(v.rows)
 		if err != nil {
 			return false
 		}
