@@ -78,8 +78,7 @@ var completionTimeouts = [DevCtl2Timeout + 1]time.Duration{
 	0xd: 13 * time.Second, 0xe: 64 * time.Second,
 }
 
-// MSIXControl returns the enable and function mask bits. Both are false without
-// the capability.
+// MSIXControl returns the enable and function mask bits, false without the capability.
 func (s *Space) MSIXControl() (enabled, masked bool) {
 	if s.msix == 0 {
 		return false, false

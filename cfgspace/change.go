@@ -29,8 +29,7 @@ type Change struct {
 // Has reports whether the write had the effect w.
 func (c Change) Has(w Effects) bool { return c.Effects&w != 0 }
 
-// snapshot is a copy of the registers that changes compares. It is small enough
-// for the stack.
+// snapshot is a copy of the registers that changes compares, and fits on the stack.
 type snapshot struct {
 	header  [0x40]byte
 	express [expressLength]byte
@@ -56,8 +55,7 @@ func (s *Space) snapshot() (n snapshot) {
 	return n
 }
 
-// changes compares the space with a snapshot from before a write, and clears the
-// self-clearing bits.
+// changes compares the space with an earlier snapshot, and clears self-clearing bits.
 func (s *Space) changes(old snapshot) Change {
 	now := s.snapshot()
 	c := s.headerChanges(&old, &now)

@@ -117,8 +117,7 @@ const (
 	expressVersion = 2
 )
 
-// Bits of the PCI Express Capabilities, Device Capabilities and Device
-// Control registers.
+// Bits of PCI Express Capabilities, Device Capabilities and Device Control.
 const (
 	ExpSlot = 1 << 8 // slot implemented
 

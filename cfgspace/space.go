@@ -57,8 +57,7 @@ func (s *Space) Read(off, width int) uint32 {
 }
 
 // Write stores width (1, 2 or 4) bytes at off like software: through the write
-// masks. It ignores bytes out of bounds. The Change tells the function which
-// events to handle.
+// masks. It ignores bytes out of bounds. The Change lists the events to handle.
 func (s *Space) Write(off, width int, v uint32) Change {
 	if !validWidth(width) || off < 0 || off >= len(s.value) {
 		return Change{}

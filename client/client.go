@@ -99,15 +99,13 @@ func New(cfg Config) (*Client, error) {
 	}, nil
 }
 
-// ErrCleartext is returned by New for a token that would cross the network
-// without TLS.
+// ErrCleartext is returned by New for a token that would be sent without TLS.
 var ErrCleartext = errors.New("the token would cross the network in cleartext")
 
 // Close closes the connections that no request uses.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// ParseManagers splits a list like "http://m1:7470,http://m2:7470" and checks
-// each URL.
+// ParseManagers splits and checks a list like "http://m1:7470,http://m2:7470".
 func ParseManagers(list string) ([]string, error) {
 	out := strings.Split(list, ",")
 	for i := range out {

@@ -108,8 +108,7 @@ func (t *leaderTransport) addressed(r *http.Request, at *url.URL) *http.Request 
 	return out
 }
 
-// rewind returns a request that can be sent again, or false when its body cannot
-// be read twice.
+// rewind returns a request to send again, or false if its body cannot be read twice.
 func rewind(r *http.Request) (*http.Request, bool) {
 	if r.Body == nil || r.Body == http.NoBody {
 		return r, true
@@ -162,8 +161,7 @@ func (t *leaderTransport) hasAlternative(at *url.URL) bool {
 	return len(t.managers) > 1 || t.leader != nil || t.managers[0] != at
 }
 
-// find returns the manager that leads, as far as is known. A single known
-// manager is not probed.
+// find returns the manager that leads. It does not probe a single known manager.
 func (t *leaderTransport) find(ctx context.Context) (*url.URL, error) {
 	if leader := t.known(); leader != nil {
 		return leader, nil
@@ -230,8 +228,7 @@ func (t *leaderTransport) probeAll(ctx context.Context) (*url.URL, error) {
 	return nil, fmt.Errorf("none of the managers leads: %s", strings.Join(all, "; "))
 }
 
-// probeUntil probes one manager at least once, and until the timeout. It returns
-// the last error.
+// probeUntil probes one manager until the timeout, and returns the last error.
 func (t *leaderTransport) probeUntil(ctx context.Context, m *url.URL) error {
 	var last error
 	_, _ = backoff.Retry(ctx, func() (struct{}, error) {

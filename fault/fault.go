@@ -28,8 +28,7 @@ type Plan struct {
 	Loss, Dup, Reorder, Corrupt float64
 	// Delay is added to every datagram, and a uniform random part of Jitter.
 	Delay, Jitter time.Duration
-	// MTU is the size above which datagrams are dropped from MTUAt on; 0 means
-	// no limit.
+	// MTU is the size above which datagrams are dropped from MTUAt on; 0: none.
 	MTU   int
 	MTUAt time.Duration
 	// Partitions are the times during which all datagrams are dropped.

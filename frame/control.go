@@ -12,8 +12,7 @@ const (
 	// PingSize is the size of a ping packet: kind, three zero bytes, packet CRC. A
 	// ping has no content; it asks for an acknowledgement.
 	PingSize = 8
-	// CloseSize is the size of a close packet: kind, zero, the reason in 16 bits,
-	// packet CRC.
+	// CloseSize is the size of a close packet: kind, zero, reason (16 bits), packet CRC.
 	CloseSize = 8
 	// HelloSize is the size of a hello packet.
 	HelloSize = 44

@@ -21,22 +21,18 @@ const Version = 1
 const (
 	// HeaderSize is the size of the cleartext header of a datagram.
 	HeaderSize = 20
-	// SessionsSize is the size of the session IDs, which follow the header of a
-	// handshake datagram.
+	// SessionsSize is the size of the session IDs after the header of a handshake.
 	SessionsSize = 16
-	// TagSize is the size of the tag at the end of a sealed datagram
-	// (AES-256-GCM).
+	// TagSize is the size of the AES-256-GCM tag at the end of a sealed datagram.
 	TagSize = 16
-	// CheckSize is the size of the check at the end of a clear datagram
-	// (CRC-32C, see [Check]).
+	// CheckSize is the size of the [Check] (CRC-32C) at the end of a clear datagram.
 	CheckSize = 4
 	// CRCSize is the size of the packet CRC. It ends every packet except
 	// padding, which has none, and data packets, which have it in their header.
 	CRCSize = 4
 	// MaxDatagram is the largest payload of UDP over IPv4.
 	MaxDatagram = 65535 - 20 - 8
-	// MinMTU is the smallest supported path MTU (as UDP payload): the minimum of
-	// IPv6, 1280 - 40 - 8.
+	// MinMTU is the smallest path MTU, as UDP payload: that of IPv6, 1280 - 40 - 8.
 	MinMTU = 1232
 	// MaxPayload is the largest payload of a TLP.
 	MaxPayload = 4096
@@ -72,8 +68,7 @@ var kindNames = map[Kind]string{
 // String returns the name in lower case.
 func (k Kind) String() string { return cmp.Or(kindNames[k], fmt.Sprintf("Kind(0x%02x)", uint8(k))) }
 
-// Errors of the parsers. Callers count them separately: the network causes a bad
-// CRC, a peer the others.
+// Errors of the parsers. The network causes a bad CRC, a peer the others.
 var (
 	ErrShort   = errors.New("frame: truncated")
 	ErrVersion = errors.New("frame: unknown version")

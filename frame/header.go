@@ -19,8 +19,7 @@ const (
 	TypeTraffic Type = 5
 )
 
-// Handshake reports whether datagrams of the type carry session IDs and a
-// hello packet.
+// Handshake reports whether the type carries session IDs and a hello packet.
 func (t Type) Handshake() bool { return t >= TypeHello && t <= TypeUnknown }
 
 // String returns the name in lower case.
@@ -90,8 +89,7 @@ func (h *Header) Append(b []byte) []byte {
 	return b
 }
 
-// ParseHeader reads the header at the start of a datagram and returns its
-// size.
+// ParseHeader reads the header at the start of a datagram and returns its size.
 func ParseHeader(b []byte) (h Header, n int, err error) {
 	if len(b) < HeaderSize {
 		return Header{}, 0, ErrShort

@@ -67,8 +67,7 @@ type HeaderPacket struct {
 // Size returns the number of bytes that Append appends.
 func (p *HeaderPacket) Size() int { return HeaderPacketSize(len(p.TLP)) }
 
-// HeaderPacketSize returns the size of a header packet with n bytes of TLP header
-// and digest.
+// HeaderPacketSize returns the packet's size for n bytes of TLP header and digest.
 func HeaderPacketSize(n int) int { return headerFixed + n + CRCSize }
 
 // Append appends the encoded packet to b. p.TLP, p.PayloadLen and p.HeaderCRC

@@ -41,8 +41,7 @@ type Settings struct {
 	// lets the library measure it.
 	NativeRate perf.BytesPerSecond
 	Graphs     GraphPolicy // "" is GraphsByLaunch
-	// Syncs also delays the return of blocking waits, which the paper's model
-	// does not include.
+	// Syncs also delays the return of blocking waits; the paper's model does not.
 	Syncs bool
 	// Trace and Stats are files to write; %p in their names is the process id.
 	Trace, Stats string

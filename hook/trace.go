@@ -74,8 +74,7 @@ const (
 
 // Header is the header of a trace.
 type Header struct {
-	// Start and Wall are the same instant on the clock of the records and in wall
-	// time.
+	// Start and Wall are one instant, on the clock of the records and in wall time.
 	Start          time.Duration
 	Wall           time.Time
 	Process        uint32

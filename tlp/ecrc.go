@@ -64,8 +64,7 @@ func (p *Packet) SetECRC() {
 	p.Digest = p.ecrc()
 }
 
-// CheckECRC reports whether the digest is correct. It returns true for a packet
-// without one.
+// CheckECRC reports whether the digest is correct; without one it returns true.
 func (p *Packet) CheckECRC() bool { return !p.HasDigest || p.Digest == p.ecrc() }
 
 func (p *Packet) ecrc() uint32 {

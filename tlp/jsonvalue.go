@@ -12,8 +12,7 @@ import (
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
-// Number is written as a JSON number, and read from a number or a string such as
-// "0x1f".
+// Number is written as a JSON number, and read from one or from a string like "0x1f".
 type Number uint64
 
 // Hex is written as a string such as "0x1f", and read from a string or a number.
@@ -68,8 +67,7 @@ func readNumber(b []byte, largest uint64) (uint64, error) {
 	return n, nil
 }
 
-// isText returns the string in b. It returns false if b is not a string or if the
-// string holds a number.
+// isText returns the string in b, or false if b is no string or holds a number.
 func isText(b []byte) (string, bool) {
 	var s string
 	if json.Unmarshal(b, &s) != nil {

@@ -63,8 +63,7 @@ var codeNames = map[uint8]string{
 	CodeVendorType1:       "Vendor_Defined Type 1",
 }
 
-// CodeName returns the name of a message code, or its number if the specification
-// does not define it.
+// CodeName returns the name of a message code, or the number of an undefined one.
 func CodeName(code uint8) string {
 	if name, ok := codeNames[code]; ok {
 		return name

@@ -150,8 +150,7 @@ func (p *Packet) HeaderLen() int {
 	return Header3DW
 }
 
-// PayloadLen returns the size of the payload in bytes according to the header, 0
-// for a type without data.
+// PayloadLen returns the payload's size in bytes by the header, 0 without data.
 func (p *Packet) PayloadLen() int {
 	if p.Type.HasData() {
 		return int(p.Length) * pcie.DW

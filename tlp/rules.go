@@ -201,8 +201,7 @@ func (p *Packet) checkWidths() error {
 	return nil
 }
 
-// checkForeign refuses values in fields that the type does not have: Append would
-// silently drop them.
+// checkForeign refuses values in fields that the type lacks: Append would drop them.
 func (p *Packet) checkForeign() error {
 	c := types[p.Type&31].class
 	byAddr := c&withAddr != 0 || c&message != 0 && p.Routing == RouteByAddress

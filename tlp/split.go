@@ -7,8 +7,7 @@ import (
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
-// Chunk is one piece of a byte range: the address of its first byte and its
-// length in bytes.
+// Chunk is a piece of a byte range: its address and its length in bytes.
 type Chunk struct {
 	Addr uint64
 	Len  int

@@ -213,8 +213,7 @@ func bytesField(at int, name string, b []byte, meaning string) Field {
 	return Field{Offset: at, Size: len(b), Hi: len(b)*8 - 1, Name: name, Value: hex.EncodeToString(b), Meaning: meaning}
 }
 
-// WriteTable prints the packet field by field: byte offsets, bits, name, value
-// and meaning.
+// WriteTable prints the fields of a packet: bytes, bits, name, value and meaning.
 func WriteTable(w io.Writer, p *Packet) error {
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(tw, "BYTE\tBITS\tFIELD\tVALUE\tMEANING")

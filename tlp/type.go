@@ -50,8 +50,7 @@ const (
 	posted                       // has no completion
 )
 
-// typeInfo describes one type: the Fmt[1] and Type bits of byte 0 with the
-// header size left out.
+// typeInfo describes one type: Fmt[1] and Type in byte 0, without the header size.
 type typeInfo struct {
 	name  string
 	byte0 uint8

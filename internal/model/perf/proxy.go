@@ -48,8 +48,7 @@ const (
 // a single bridge. It is read from Figure 7 of the paper (about 74 %), not derived.
 const AcrossProxies = 0.74
 
-// NVLinkV100 is the rate of the six NVLink 2.0 links of a V100 SXM2 in one direction:
-// 6 x 25 GB/s.
+// NVLinkV100 is the one-way rate of a V100 SXM2's NVLink 2.0 links: 6 x 25 GB/s.
 const NVLinkV100 BytesPerSecond = 150e9
 
 // PeerThroughput returns the bandwidth between two GPUs on links of the path's kind.

@@ -123,8 +123,7 @@ func (l Link) Raw() BytesPerSecond {
 // Write returns the payload rate of posted memory writes on the link.
 func (l Link) Write() BytesPerSecond { return l.payload(header4) }
 
-// Read returns the payload rate of completions on the link, without the bound by
-// tags.
+// Read returns the payload rate of completions on the link, not bounded by tags.
 func (l Link) Read() BytesPerSecond { return l.payload(header3) }
 
 func (l Link) payload(header float64) BytesPerSecond {

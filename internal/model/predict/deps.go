@@ -81,8 +81,7 @@ func (p *Plan) Op(i int32) OpDeps {
 	return d
 }
 
-// Order returns all operations, each after those that it depends on. The slice
-// belongs to the plan.
+// Order returns all operations, each after its dependencies, in the plan's own slice.
 func (p *Plan) Order() []int32 { return p.order }
 
 // StepOf returns the index of the latest training step that began before the
@@ -103,8 +102,7 @@ type Times struct {
 	OpEnd []time.Duration
 }
 
-// Measure computes the result of times, with the same definitions of a step and of
-// the active part as Run.
+// Measure computes the result of times. Steps and the active part are those of Run.
 func (p *Plan) Measure(t Times) Result {
 	var r Result
 	own := times{t.CallStart, t.CallEnd, t.OpEnd}

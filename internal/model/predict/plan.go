@@ -159,8 +159,7 @@ func (p *Plan) estimate() {
 
 func nones(n int) []int32 { return slices.Repeat([]int32{none}, n) }
 
-// longCopy is long enough for an exact rate: traces of 2021 have a resolution of
-// one microsecond.
+// longCopy is long enough for an exact rate: traces of 2021 have whole microseconds.
 const longCopy = 20 * time.Microsecond
 
 // fastestCopy finds the highest rate of a copy to the device, so that Equation 1 is

@@ -19,8 +19,7 @@ type Result struct {
 	Steps    []StepTime
 	// Idle is the number of training steps without GPU work.
 	Idle int
-	// Whole covers the whole trace, Active the part from the first launch to the
-	// last end.
+	// Whole covers the trace, Active the part from the first launch to the last end.
 	Whole, Active Span
 	// Charged is the time added to all operations, Exposed the time by which the
 	// run became longer. The difference fell into idle gaps or was added on
@@ -86,8 +85,7 @@ func (r *Result) conclude() {
 	r.Exposed = r.Active.Replayed - r.Active.Recorded
 }
 
-// idleShare returns the share of steps without GPU work in the time of all steps on
-// the host.
+// idleShare returns the share of the steps' host time in steps without GPU work.
 func (r *Result) idleShare() float64 {
 	var idle, all time.Duration
 	for _, st := range r.Steps {

@@ -82,8 +82,7 @@ func ratio[T ~int | ~int64](a, b T) float64 {
 	return float64(a) / float64(b)
 }
 
-// Stats breaks down the workload. A copy of more than window bytes to the device
-// counts as large.
+// Stats breaks down the workload. A copy of more than window bytes is large.
 func (p *Plan) Stats(window perf.Bytes) Stats {
 	var s Stats
 	byName := map[uint32]*NameStats{}
@@ -159,8 +158,7 @@ func direction(k workload.OpKind) int {
 	return OtherCopy
 }
 
-// busy sums up, over the devices of each process, the time in which a stream was
-// busy.
+// busy sums up the time in which a device of a process had a busy stream.
 func (s *Stats) busy(w *workload.Workload) {
 	type gpu struct {
 		process uint64

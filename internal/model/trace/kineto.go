@@ -218,8 +218,7 @@ func (k *kineto) recover() bool {
 	}
 }
 
-// addEvent adds the parsed event to the workload if it is a call, an operation, a step
-// or a synchronisation.
+// addEvent adds the parsed event if it is a call, operation, step or synchronisation.
 func (k *kineto) addEvent() {
 	e := &k.ev
 	c := e.class()

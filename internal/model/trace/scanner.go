@@ -6,8 +6,7 @@ import (
 	"io"
 )
 
-// scanner gives a parser a window on a stream of JSON. fill discards the bytes
-// before pos.
+// scanner is a window on a stream of JSON. fill discards the bytes before pos.
 type scanner struct {
 	r    io.Reader
 	buf  []byte
@@ -61,8 +60,7 @@ func (s *scanner) fill() bool {
 	return n > 0
 }
 
-// peek skips white space and returns the next byte; ok is false at the end of
-// the stream.
+// peek skips white space and returns the next byte; ok is false at the end.
 func (s *scanner) peek() (c byte, ok bool) {
 	for {
 		for s.pos < s.end {
@@ -149,8 +147,7 @@ func (s *scanner) discard() status {
 
 func isSpace(c byte) bool { return c == ' ' || c == '\n' || c == '\t' || c == '\r' }
 
-// skipSpace returns the index of the first byte at or after i that is not
-// white space, or len(b).
+// skipSpace returns the index after the white space at i.
 func skipSpace(b []byte, i int) int {
 	for i < len(b) && isSpace(b[i]) {
 		i++

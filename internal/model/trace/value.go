@@ -45,8 +45,7 @@ func (t text) decode() []byte {
 	return out
 }
 
-// unicodeEscape reads \uXXXX or a surrogate pair of them; n is 0 if t begins with
-// neither.
+// unicodeEscape reads \uXXXX or a surrogate pair; n is 0 without one.
 func unicodeEscape(t []byte) (r rune, n int) {
 	one := func(t []byte) (rune, bool) {
 		if len(t) < 6 || t[0] != '\\' || t[1] != 'u' {

@@ -21,8 +21,7 @@ const (
 	maxItems     = 1 << 16 // streams, threads, devices, steps
 )
 
-// MaxTime bounds each duration and the distance of a timestamp from the median:
-// no profile spans a year.
+// MaxTime bounds durations and distances from the median time: no profile is longer.
 const MaxTime = 366 * 24 * time.Hour
 
 // Builder collects a trace's events in any order.

@@ -127,8 +127,7 @@ type Step struct {
 // End returns Start + Dur.
 func (s Step) End() time.Duration { return s.Start + s.Dur }
 
-// Workload is a recorded run. Ops and Calls are sorted by Start, then by their
-// order in the trace.
+// Workload is a recorded run. Ops and Calls are stably sorted by Start.
 type Workload struct {
 	Format  string   // "kineto" or "nsys"
 	Devices []string // names of the GPUs in the trace

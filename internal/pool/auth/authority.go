@@ -117,8 +117,7 @@ func template(name pkix.Name, now time.Time, life time.Duration) *x509.Certifica
 	}
 }
 
-// RenewAt returns when a certificate is due for renewal: after two thirds of its
-// lifetime.
+// RenewAt returns when to renew a certificate: after two thirds of its lifetime.
 func RenewAt(c *x509.Certificate) time.Time {
 	begin := c.NotBefore.Add(clockSkew)
 	return begin.Add(c.NotAfter.Sub(begin) * 2 / 3)

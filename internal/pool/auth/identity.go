@@ -23,8 +23,7 @@ const Anonymous = "anonymous"
 // IsNode reports whether the caller is a host or a box.
 func (id Identity) IsNode() bool { return id.Node != "" }
 
-// RoleWord returns the name of a role in lower case, such as "admin". It returns
-// "" for ROLE_UNSPECIFIED.
+// RoleWord returns a role's name, such as "admin", or "" for ROLE_UNSPECIFIED.
 func RoleWord(r dxpuv1.Role) string {
 	if r == dxpuv1.Role_ROLE_UNSPECIFIED {
 		return ""

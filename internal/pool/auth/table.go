@@ -13,8 +13,7 @@ type Access uint8
 const (
 	// Deny refuses the call.
 	Deny Access = iota
-	// Own limits the call to the caller's own objects. To this caller, others do
-	// not exist.
+	// Own limits the call to the caller's own objects and hides all others.
 	Own
 	// Allow gives access to all objects.
 	Allow
@@ -68,8 +67,7 @@ const (
 var rules = map[string]Rule{
 	// A tenant and a host get the totals of their own leases, and the managers.
 	pool + "GetPool": {Allow, Allow, Own, Own, Deny, Deny, false},
-	// A tenant sees hosts with its leases, and only the slots of its leases; a host
-	// sees itself.
+	// A tenant sees the slots of its leases and their hosts; a host sees itself.
 	pool + "ListHosts": {Allow, Allow, Own, Own, Deny, Deny, false},
 	pool + "GetHost":   {Allow, Allow, Own, Own, Deny, Deny, false},
 	// Tenants share boxes, and must not learn of each other.

@@ -50,8 +50,7 @@ func Hash(secret string) []byte {
 	return h[:]
 }
 
-// Matches reports in constant time whether hash is the hash of a secret. An empty
-// hash matches no secret.
+// Matches reports in constant time whether hash is that of secret; an empty one is not.
 func Matches(secret string, hash []byte) bool {
 	return len(hash) == sha256.Size && subtle.ConstantTimeCompare(Hash(secret), hash) == 1
 }

@@ -67,8 +67,7 @@ func (s *Store) tryWithRoom(ctx context.Context, ops []clientv3.Op, conditions [
 	return s.try(ctx, ops, conditions)
 }
 
-// reclaim compacts and defragments a database that has reached its quota, and
-// disarms etcd's alarm.
+// reclaim compacts and defragments a full database, and disarms etcd's alarm.
 func (s *Store) reclaim(ctx context.Context) error {
 	if s.server == nil {
 		return s.quotaError()

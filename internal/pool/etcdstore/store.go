@@ -32,8 +32,7 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// Options configure a Store. With Endpoints it uses an existing cluster, otherwise it
-// runs an embedded server.
+// Options configure a Store. Without Endpoints it runs an embedded server.
 type Options struct {
 	// Endpoints of an existing cluster, such as "https://etcd1:2379".
 	Endpoints []string
@@ -52,8 +51,7 @@ type Options struct {
 	Name, PeerListen, InitialCluster string
 	// Quota bounds the database of the embedded server, in bytes. 0: 4 GiB.
 	Quota int64
-	// MinFree is the space that writes leave free in Dir's file system, in bytes.
-	// 0: 64 MiB.
+	// MinFree is the space in bytes that writes leave free on Dir's disk. 0: 64 MiB.
 	MinFree uint64
 	// Legacy is the state file of earlier versions. If the store is empty, Load
 	// imports it and renames it with the suffix ".migrated". It need not exist.
@@ -97,8 +95,7 @@ const (
 	requestSlack = 64 << 10
 )
 
-// ErrDeposed is returned for a write that did not happen because another manager
-// leads or may lead.
+// ErrDeposed is returned for a write refused because another manager may lead.
 var ErrDeposed = errors.New("etcdstore: this manager is no longer the leader")
 
 // Store implements manager.Cluster. Load and Commit must not be called concurrently.
@@ -111,8 +108,7 @@ type Store struct {
 	silence  func() // turns off the embedded server's log
 	maxOps   int
 	maxBytes int
-	// maxRecord is the size in bytes of the largest record that a transaction of
-	// its own can write.
+	// maxRecord is the size in bytes of the largest record that etcd takes.
 	maxRecord int
 
 	term     atomic.Pointer[term] // nil: this manager has not led yet
@@ -180,8 +176,7 @@ func (s *Store) stateKey(k string) string { return s.opts.Prefix + "state/" + k 
 // Load implements manager.Store. It fences this manager's own earlier writes and
 // returns the state, which only this manager can change from then on.
 func (s *Store) Load(ctx context.Context) (map[string][]byte, error) {
-	// Writes still under way depend on the previous value of the guard. They fail
-	// after this write.
+	// Writes still under way depend on the guard's previous value, and now fail.
 	if err := s.write(ctx, nil, s.leading()); err != nil {
 		return nil, err
 	}
@@ -240,8 +235,7 @@ func (s *Store) Commit(ctx context.Context, put map[string][]byte, remove []stri
 	return s.write(ctx, s.ops(put, remove), s.leadingUnchanged())
 }
 
-// TooLargeError says that a record is larger than etcd takes in a request.
-// Nothing was written.
+// TooLargeError names a record larger than etcd takes. Nothing was written.
 type TooLargeError struct {
 	Key         string
 	Size, Limit int // bytes

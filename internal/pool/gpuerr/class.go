@@ -108,8 +108,7 @@ func Lookup(code uint32) Class {
 	return classes[i]
 }
 
-// String returns the class for use in a sentence, such as "XID 79 (GPU has fallen
-// off the bus)".
+// String returns the class for sentences: "XID 79 (GPU has fallen off the bus)".
 func (c Class) String() string {
 	if c.Code == DeviceFailed {
 		return c.Name

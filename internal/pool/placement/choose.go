@@ -143,8 +143,7 @@ func pickParts(d *Decision, parts []part, count int) []Ref {
 	return picks
 }
 
-// sayOverloaded says which proxies serve more GPUs than they have bandwidth for
-// after the decision.
+// sayOverloaded says which proxies the decision overloads.
 func (d *Decision) sayOverloaded(parts []part) {
 	overloaded, name := 0, ""
 	for i, p := range parts {

@@ -46,8 +46,7 @@ type freeSlots struct {
 	slots  []uint32 // in order
 }
 
-// compareFree puts the domain with the most free slots first: load is spread over
-// virtual switches.
+// compareFree puts the domain with the most free slots first, to spread the load.
 func compareFree(a, b *freeSlots) int {
 	return cmp.Or(cmp.Compare(len(b.slots), len(a.slots)), cmp.Compare(a.host, b.host), cmp.Compare(a.domain, b.domain))
 }

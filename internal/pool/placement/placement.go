@@ -118,8 +118,7 @@ type Request struct {
 	NVLink Preference
 	// SameBox Required: all GPUs in one box. Avoided: spread over boxes.
 	SameBox Preference
-	// Exclude lists GPUs that must not be chosen, such as those that failed
-	// this request before.
+	// Exclude lists GPUs not to choose, such as those that failed before.
 	Exclude []Ref
 	// Together lists the GPUs that the lease has already. New GPUs must join
 	// them if SameBox or NVLink is Required; otherwise they do so where possible.

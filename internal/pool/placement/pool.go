@@ -20,8 +20,7 @@ type modelIndex struct {
 	name     string
 	boxes    map[string]*Box // boxes with a GPU of the model, usable or not
 	memories []memory        // memory sizes of the usable GPUs, ascending
-	// views[0] has all GPUs; the others serve requests for more memory than some
-	// GPUs of the model have.
+	// views[0] has all GPUs, the others those with more memory than the smallest.
 	views []*view
 }
 

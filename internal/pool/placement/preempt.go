@@ -77,8 +77,7 @@ func cheaper(a, b []Victim) bool {
 	return cmp.Or(cmp.Compare(ga, gb), cmp.Compare(pa, pb), cmp.Compare(ob, oa)) < 0
 }
 
-// cost returns the number of GPUs of a choice, its highest priority, and the Order
-// of its oldest lease.
+// cost returns a choice's number of GPUs, highest priority and lowest Order.
 func cost(vs []Victim) (gpus int, priority int32, oldest uint64) {
 	priority, oldest = vs[0].Priority, vs[0].Order
 	for _, v := range vs {

@@ -54,8 +54,7 @@ func mostFree(g *group, _ int, _ *Request) int   { return -len(g.slots) }
 
 func mostProxyRoom(g *group, _ int, _ *Request) int { return -g.proxyRoom }
 
-// tightestProxy prefers the proxy with the least bandwidth left over, or the
-// least overloaded one.
+// tightestProxy prefers the proxy with least bandwidth left, or least overload.
 func tightestProxy(g *group, n int, _ *Request) int {
 	if g.proxyRoom < n {
 		return -g.proxyRoom

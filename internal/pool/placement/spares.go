@@ -92,8 +92,7 @@ type Reserve struct {
 	Policy   SparePolicy
 }
 
-// Held returns how many GPUs are held back of a model with the given number of
-// usable GPUs.
+// Held returns how many of a model's usable GPUs are held back.
 func (r Reserve) Held(usable int) int {
 	share := int(math.Ceil(r.Fraction * float64(usable)))
 	return min(usable, max(r.Count, share, r.Policy.Spares(usable)))

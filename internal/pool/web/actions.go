@@ -22,8 +22,7 @@ type action struct {
 	force                bool
 }
 
-// act carries out a form and redirects to the page of the form. The API checks the
-// sender's rights.
+// act carries out a form and redirects to its page. The API checks the rights.
 func (s *Server) act(w http.ResponseWriter, r *http.Request) {
 	back := localPath(r.PostFormValue("next"))
 	if err := checkForm(r); err != nil {

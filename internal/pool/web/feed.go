@@ -40,8 +40,7 @@ type feed struct {
 	more    chan struct{} // closed and replaced on new events and at the end
 }
 
-// feedEvent is an event of a feed. Its row is rendered once, for the first page that
-// needs it.
+// feedEvent is an event of a feed. Its row is rendered once, when first needed.
 type feedEvent struct {
 	event *dxpuv1.Event
 	row   func() (string, error)
@@ -153,8 +152,7 @@ func (fs *feeds) find(key string, from uint64) (f *feed, mine bool) {
 	return f, true
 }
 
-// serves reports whether a feed has the events after a revision, or may have them
-// after it is open.
+// serves reports whether a feed has, or may get, the events after a revision.
 func (f *feed) serves(from uint64) bool {
 	select {
 	case <-f.ready:

@@ -19,8 +19,7 @@ const (
 	maxKnown = 4096
 )
 
-// identities caches answers of WhoAmI: a thousand live pages would ask the manager at
-// the same time.
+// identities caches answers of WhoAmI, because a thousand live pages ask at once.
 type identities struct {
 	mu    sync.Mutex // guards known
 	known map[[sha256.Size]byte]identity

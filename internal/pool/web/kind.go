@@ -10,8 +10,7 @@ import (
 // kind is the state of a slot in the map of the pool.
 type kind int
 
-// The kinds, in the order of the legend. If several apply to a GPU, kindOf returns the
-// most severe one.
+// The kinds, in the legend's order. Of several, kindOf returns the most severe.
 const (
 	free kind = iota
 	bound

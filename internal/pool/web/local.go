@@ -31,8 +31,7 @@ type local struct {
 	credential string // value of Authorization; empty: none
 }
 
-// RoundTrip implements http.RoundTripper. The handler returns after the request's
-// context ends.
+// RoundTrip implements http.RoundTripper. The request's context ends the handler.
 func (l *local) RoundTrip(out *http.Request) (*http.Response, error) {
 	in := out.Clone(out.Context())
 	in.RequestURI = out.URL.RequestURI()

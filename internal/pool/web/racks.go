@@ -130,8 +130,7 @@ func compareNatural(a, b string) int {
 // digits returns the number of leading digits.
 func digits(s string) int { return len(s) - len(strings.TrimLeft(s, "0123456789")) }
 
-// rackCache caches the totals of a large pool, which cost a walk over all GPUs, by the
-// access of the viewers.
+// rackCache caches the totals of all GPUs of a large pool by the viewers' access.
 type rackCache struct {
 	flight singleflight.Group
 	mu     sync.Mutex
@@ -153,8 +152,7 @@ const (
 	maxKept = 64
 )
 
-// get returns cached totals, or those that walk returns. scope names the access of the
-// viewer.
+// get returns cached totals, or those of walk. scope names the viewer's access.
 func (c *rackCache) get(scope string, now func() time.Time, walk func() ([]rack, error)) (rackTotals, error) {
 	key := sha256.Sum256([]byte(scope))
 	c.mu.Lock()

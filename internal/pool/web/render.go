@@ -190,8 +190,7 @@ type view struct {
 
 func (v *view) ctx() context.Context { return v.r.Context() }
 
-// Operator reports whether to show the buttons for maintenance. The manager checks
-// the viewer's rights.
+// Operator reports whether to show maintenance buttons. The API checks the rights.
 func (v *view) Operator() bool {
 	role := v.Me.GetRole()
 	return role == dxpuv1.Role_ROLE_UNSPECIFIED || role == dxpuv1.Role_ROLE_ADMIN || role == dxpuv1.Role_ROLE_OPERATOR
@@ -281,8 +280,7 @@ func allowed(err error) error {
 	return err
 }
 
-// formPlaceholder stands for the viewer's form token in shared renderings. It never
-// leaves this process.
+// formPlaceholder stands for the form token in renderings; it is never sent.
 var formPlaceholder = rand.Text()
 
 // content renders the page without the frame.

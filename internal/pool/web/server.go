@@ -17,8 +17,7 @@ type Config struct {
 	Client func(*http.Request) dxpuv1connect.PoolServiceClient
 	// Now is the clock for ages. nil: time.Now.
 	Now func() time.Time
-	// MaxStreams bounds the open event streams. Further pages work without one and
-	// try again. 0: 4096.
+	// MaxStreams bounds the open event streams; further pages try again. 0: 4096.
 	MaxStreams int
 	// WriteTimeout is how long a browser may take to accept a write to its stream
 	// before the stream is closed. 0: 10 s.
@@ -28,8 +27,7 @@ type Config struct {
 const (
 	defaultMaxStreams   = 4096
 	defaultWriteTimeout = 10 * time.Second
-	// maxForm bounds the body of a form, in bytes. The largest fields are a token and
-	// a reason.
+	// maxForm bounds the body of a form, such as a token or a reason, in bytes.
 	maxForm = 16 << 10
 )
 

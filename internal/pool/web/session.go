@@ -46,8 +46,7 @@ func cookie(r *http.Request, name string) string {
 	return ""
 }
 
-// formToken returns the token that the browser's forms must carry. It sets the cookie
-// if the browser has none.
+// formToken returns the token of the browser's forms, and sets a missing cookie.
 func formToken(w http.ResponseWriter, r *http.Request) string {
 	if t := cookie(r, formCookie); isFormToken(t) {
 		return t
@@ -57,8 +56,7 @@ func formToken(w http.ResponseWriter, r *http.Request) string {
 	return t
 }
 
-// isFormToken reports whether a cookie has the form of rand.Text. Pages contain it
-// without escapes.
+// isFormToken reports whether a cookie, which pages do not escape, is a rand.Text.
 func isFormToken(t string) bool {
 	return len(t) == 26 && strings.Trim(t, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567") == ""
 }

@@ -18,8 +18,7 @@ const (
 	sharedPause = 4
 	// maxShared bounds the cached renderings.
 	maxShared = 128
-	// renderTimeout bounds a rendering. A rendering does not end with the request that
-	// started it.
+	// renderTimeout bounds a rendering, which outlives the request that started it.
 	renderTimeout = 30 * time.Second
 )
 
@@ -150,8 +149,7 @@ func (s *shares) finish(key string, f *flight, took time.Duration) {
 	close(f.done)
 }
 
-// sweepLocked removes pages that were not requested recently, and others if there is
-// no room for one more.
+// sweepLocked removes pages not requested recently, and others if there is no room.
 func (s *shares) sweepLocked() {
 	now := time.Now()
 	for pass := range 2 {

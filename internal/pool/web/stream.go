@@ -21,8 +21,7 @@ const (
 	pagePace = time.Second
 	// streamAlive is the interval between messages that the stream is alive.
 	streamAlive = 10 * time.Second
-	// streamCheck is the interval at which a stream checks the viewer's identity again
-	// before a write.
+	// streamCheck is the interval of checks of the viewer's identity before writes.
 	streamCheck = time.Second
 )
 
@@ -193,8 +192,7 @@ func sse(id uint64, name, data string) string {
 	return s + "event: " + name + "\ndata: " + data + "\n\n"
 }
 
-// eventWriter writes a stream of server-sent events. A write that takes longer than
-// timeout ends the stream.
+// eventWriter writes server-sent events. A write longer than timeout ends the stream.
 type eventWriter struct {
 	w       http.ResponseWriter
 	rc      *http.ResponseController

@@ -214,8 +214,7 @@ func wanted(p dxpuv1.Preference) string {
 	return word(p)
 }
 
-// plural returns "1 GPU" or "2 GPUs". many is the plural of the noun; the default is
-// one with "s".
+// plural returns "1 GPU" or "2 GPUs". many is the plural if it is not one with "s".
 func plural(n any, one string, many ...string) string {
 	s := fmt.Sprint(n)
 	switch {

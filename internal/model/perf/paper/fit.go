@@ -30,12 +30,10 @@ const (
 // kernels are kernelShare of it.
 func interval(mean float64) float64 { return mean / kernelShare }
 
-// costFor returns the added time per kernel that reduces the performance of a
-// GPU-bound run to p.
+// costFor returns the added time per kernel that slows a GPU-bound run to p.
 func costFor(mean, p float64) float64 { return interval(mean) * (1/p - 1) }
 
-// boundBy returns the performance of a GPU-bound run in which each kernel takes cost
-// longer.
+// boundBy returns the performance of a GPU-bound run with cost added to each kernel.
 func boundBy(mean, cost float64) float64 { return interval(mean) / (interval(mean) + cost) }
 
 // Fit holds the constants of the cost of one kernel, fixed part + Slope x ΔRTT.

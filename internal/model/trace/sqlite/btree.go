@@ -132,8 +132,7 @@ func (s *scanner) tree(number uint32, level int) error {
 	return nil
 }
 
-// leafCell parses one row: payload size, rowid, payload, overflow page
-// (section 1.6).
+// leafCell parses one row: size, rowid, payload, overflow page (section 1.6).
 func (s *scanner) leafCell(page []byte, number uint32, ptr int) error {
 	body := page[:s.db.usable]
 	if ptr >= len(body) {

@@ -138,8 +138,7 @@ func next(toks []token, i int) int {
 	return i + 1
 }
 
-// closing returns the index of the parenthesis that closes the one at open, or
-// len(toks).
+// closing returns the index of the parenthesis closing that at open, or len(toks).
 func closing(toks []token, open int) int {
 	depth := 0
 	for i := open; i < len(toks); i++ {
@@ -155,8 +154,7 @@ func closing(toks []token, open int) int {
 	return len(toks)
 }
 
-// tokens splits SQL into words, quoted strings and single characters, without
-// comments.
+// tokens splits SQL without comments into words, quoted strings and characters.
 func tokens(sql string) []token {
 	var out []token
 	for i := 0; i < len(sql); {
