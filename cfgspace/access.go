@@ -223,8 +223,7 @@ func (s *Space) logAER(bit uint32, masked bool, header []byte) {
 	s.Poke(s.aer+OffAERUncorrectable, 4, status|bit)
 }
 
-// reports reports whether Device Control or SERR# Enable permits the message
-// (section 6.2.5, figure 6-2).
+// reports reports whether Device Control or SERR# permits the message (figure 6-2).
 func (s *Space) reports(message uint8, bit uint32) bool {
 	ctl, serr := s.read16(s.express+OffDevCtl), s.Command()&CmdSERR != 0
 	if bit == AERUnsupported && ctl&DevCtlUnsupported == 0 {

@@ -154,8 +154,7 @@ func DecodeBARs(dump []byte) (out [pcie.MaxBARs]BAR) {
 	return out
 }
 
-// barCount returns the number of BARs in the header: 6, 2, or 0 for a truncated
-// dump or an unknown header type.
+// barCount returns the number of BARs: 6, 2, or 0 for a truncated or unknown header.
 func barCount(dump []byte) int {
 	if len(dump) < 0x40 {
 		return 0

@@ -28,8 +28,7 @@ type Express struct {
 	Width      int             // lanes: 1, 2, 4, 8, 12, 16, 32
 	PortNumber uint8
 	MaxPayload pcie.PayloadSize // Max_Payload_Size Supported
-	// MaxReadRequest is the reset value of Max_Read_Request_Size. 0 means the
-	// 512 bytes of the specification.
+	// MaxReadRequest is the reset value of Max_Read_Request_Size. 0: 512 bytes.
 	MaxReadRequest pcie.PayloadSize
 	FLR            bool // endpoint: Function Level Reset
 	ExtendedTag    bool // 8-bit tags, on after reset

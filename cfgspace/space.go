@@ -139,8 +139,7 @@ func (s *Space) MemoryEnabled() bool { return s.Command()&CmdMemory != 0 }
 // IsBridge reports whether the header is of type 1.
 func (s *Space) IsBridge() bool { return s.bridge }
 
-// PowerState returns the D-state of the function, 0 to 3. It returns 0 without the
-// Power Management capability.
+// PowerState returns the D-state, 0 to 3, or 0 without Power Management.
 func (s *Space) PowerState() int {
 	if s.pm == 0 {
 		return 0

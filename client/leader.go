@@ -23,8 +23,7 @@ const (
 )
 
 const (
-	// probeTimeout bounds the question whether a manager leads. A healthy one
-	// answers at once, on any network.
+	// probeTimeout bounds a probe, which a healthy manager answers at once.
 	probeTimeout = 2 * time.Second
 	// The pauses between two probes of a manager: an election takes seconds, and
 	// thousands of nodes wait for its end.
@@ -140,8 +139,7 @@ func (t *leaderTransport) forget(at *url.URL) {
 	}
 }
 
-// follow records the leader that a follower names. A follower cannot direct
-// clients from TLS to cleartext.
+// follow records the leader that a follower names, but never cleartext after TLS.
 func (t *leaderTransport) follow(at *url.URL, leader string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -38,8 +38,7 @@ type Plan struct {
 	// dropped, 0 for no limit.
 	Rate  float64
 	Queue int
-	// Restarts and Jumps are faults of the sending process. An Injector ignores
-	// them; its owner injects them.
+	// Restarts and Jumps are faults of the sending process, which its owner injects.
 	Restarts []time.Duration
 	Jumps    []Jump
 }

@@ -80,8 +80,7 @@ func (p *Packet) ecrc() uint32 {
 	return bits.ReverseBytes32(crc)
 }
 
-// AppendDigest appends the digest if HasDigest is set. It is for callers that
-// append header and payload separately.
+// AppendDigest appends the digest if HasDigest is set.
 func (p *Packet) AppendDigest(b []byte) []byte {
 	if !p.HasDigest {
 		return b

@@ -32,8 +32,7 @@ var (
 	errSlotPower    = &MalformedError{"length", "must be 1 in a Set_Slot_Power_Limit message", "2.2.8.5"}
 )
 
-// check applies the rules for received packets. It skips those about reserved
-// bits, which receivers ignore.
+// check applies the rules for received packets, without those about reserved bits.
 func (p *Packet) check() error {
 	switch c := types[p.Type&31].class; {
 	case c&atomic != 0:

@@ -117,8 +117,7 @@ func (t Type) is(c class) bool { return types[t&31].class&c != 0 }
 // HasData reports whether packets of the type carry a payload.
 func (t Type) HasData() bool { return t.is(withData) }
 
-// Memory reports whether the type is a request to memory space: MRd, MRdLk,
-// MWr, DMWr or an atomic.
+// Memory reports whether the type is MRd, MRdLk, MWr, DMWr or an atomic.
 func (t Type) Memory() bool { return t.is(memory) }
 
 // IO reports whether the type is a request to I/O space.

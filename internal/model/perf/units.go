@@ -29,13 +29,7 @@ func (b BytesPerSecond) GB() float64 { return float64(b) / 1e9 }
 
 // String prints the rate with three significant digits, "2.64 GB/s".
 func (b BytesPerSecond) String() string {
-	v, unit := float64(b), "B/s"
-	for _, u := range []string{"kB/s", "MB/s", "GB/s", "TB/s"} {
-		if v < 1000 {
-			break
-		}
-		v, unit = v/1000, u
-	}
+	v, unit := scale(float64(b), "B/s", "kB/s", "MB/s", "GB/s", "TB/s")
 	switch {
 	case v < 10:
 		return fmt.Sprintf("%.2f %s", v, unit)
@@ -60,14 +54,16 @@ func (b BytesPerSecond) Time(n Bytes) time.Duration {
 
 // String prints the amount with a decimal unit.
 func (n Bytes) String() string {
-	v, unit := float64(n), "B"
-	for _, u := range []string{"kB", "MB", "GB", "TB"} {
-		if v < 1000 {
-			break
-		}
-		v, unit = v/1000, u
-	}
+	v, unit := scale(float64(n), "B", "kB", "MB", "GB", "TB")
 	return strconv.FormatFloat(v, 'g', 4, 64) + " " + unit
+}
+
+// scale divides v by 1000 while it has four digits, and returns its unit.
+func scale(v float64, units ...string) (float64, string) {
+	for len(units) > 1 && v >= 1000 {
+		v, units = v/1000, units[1:]
+	}
+	return v, units[0]
 }
 
 var errRTT = errors.New("want a time greater than zero with a unit, such as 6.8us")

@@ -84,8 +84,7 @@ func (p *Plan) Op(i int32) OpDeps {
 // Order returns all operations, each after its dependencies, in the plan's own slice.
 func (p *Plan) Order() []int32 { return p.order }
 
-// StepOf returns the index of the latest training step that began before the
-// launch of operation i, or -1.
+// StepOf returns the latest training step that began before i's launch, or -1.
 func (p *Plan) StepOf(i int32) int { return p.stepOf(&p.w.Ops[i]) }
 
 // FastestCopy returns the highest rate of a copy to the device in the recording, in

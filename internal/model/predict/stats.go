@@ -9,8 +9,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/model/workload"
 )
 
-// ShortKernel is the paper's limit of "short-duration kernels (smaller than or equal
-// to 10us)" (section 4.3.2).
+// ShortKernel is the longest duration of a short kernel (paper, section 4.3.2).
 const ShortKernel = 10 * time.Microsecond
 
 // Stats breaks down the time of a recorded run.

@@ -55,8 +55,7 @@ func (k *kineto) checkRest() {
 	}
 }
 
-// document reads the file: an object with the key traceEvents, or the bare array
-// of events that Chrome's format also allows.
+// document reads the file: an object with traceEvents, or a bare array of events.
 func (k *kineto) document() error {
 	if c, ok := k.s.peek(); ok && c == 0xef && bytes.HasPrefix(k.s.rest(), []byte("\xef\xbb\xbf")) {
 		k.s.pos += 3

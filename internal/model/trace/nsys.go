@@ -104,8 +104,7 @@ func (n *nsys) scan(table string, columns []string, count bool, row func(r *sqli
 	})
 }
 
-// findReferences finds the ids of the strings that other tables refer to, which
-// are few of those in an export.
+// findReferences finds the few string ids that other tables refer to.
 func (n *nsys) findReferences() error {
 	var errs []error
 	for _, t := range []struct{ table, column string }{

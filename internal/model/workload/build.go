@@ -110,8 +110,7 @@ func intern[T comparable](index map[T]int32, all *[]T, v T) (i int32, ok bool) {
 	return i, ok
 }
 
-// AddOp adds an operation with absolute times. Build sets its Call. where returns
-// its position in the file.
+// AddOp adds an operation with absolute times. where returns its file position.
 func (b *Builder) AddOp(op Op, where func() string) {
 	if b.room(op.Start, op.Dur, where) {
 		op.Call = None
@@ -129,8 +128,7 @@ func (b *Builder) AddCall(c Call, where func() string) {
 	}
 }
 
-// AddStep adds a training step, unless one of the same name exists: the profiler
-// repeats each step for the GPU.
+// AddStep adds a training step once: the profiler repeats its name for the GPU.
 func (b *Builder) AddStep(s Step, where func() string) {
 	s.Name = clip(s.Name)
 	if b.steps[s.Name] || len(b.w.Steps) >= maxItems || !b.room(s.Start, s.Dur, where) {

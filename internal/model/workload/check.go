@@ -134,21 +134,21 @@ func (w *Workload) noteOrphans() {
 // noteSilence finds the longest time without any record.
 func (w *Workload) noteSilence() {
 	var until, longest, from time.Duration
-	calls := w.Calls
-	for i := 0; i <= len(w.Ops); i++ {
-		for len(calls) > 0 && (i == len(w.Ops) || calls[0].Start <= w.Ops[i].Start) {
-			if gap := calls[0].Start - until; gap > longest {
-				longest, from = gap, until
-			}
-			until, calls = max(until, calls[0].End()), calls[1:]
-		}
-		if i == len(w.Ops) {
-			break
-		}
-		if gap := w.Ops[i].Start - until; gap > longest {
+	record := func(start, end time.Duration) {
+		if gap := start - until; gap > longest {
 			longest, from = gap, until
 		}
-		until = max(until, w.Ops[i].End())
+		until = max(until, end)
+	}
+	calls := w.Calls
+	for _, op := range w.Ops {
+		for ; len(calls) > 0 && calls[0].Start <= op.Start; calls = calls[1:] {
+			record(calls[0].Start, calls[0].End())
+		}
+		record(op.Start, op.End())
+	}
+	for _, c := range calls {
+		record(c.Start, c.End())
 	}
 	if longest > silenceLength && float64(longest) > silenceShare*float64(until) {
 		w.Report.Note("nothing is recorded for %v of %v, from %v on: unless the run paused there, the prediction for that step or for the whole trace is too good",

@@ -86,8 +86,7 @@ type Op struct {
 // End returns Start + Dur.
 func (o *Op) End() time.Duration { return o.Start + o.Dur }
 
-// Call is one call of the CUDA runtime or driver on a host thread. The calls
-// of one thread neither overlap nor nest.
+// Call is a call of CUDA on a host thread, whose calls neither overlap nor nest.
 type Call struct {
 	Start, Dur time.Duration
 	Corr       uint32

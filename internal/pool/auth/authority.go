@@ -91,8 +91,7 @@ func (a *Authority) PEM() []byte { return []byte(EncodeCertificate(a.cert)) }
 // Hash returns the hash of the authority's public key, by which nodes pin it.
 func (a *Authority) Hash() string { return HashOf(a.cert) }
 
-// HashOf returns "sha256:" and the SHA-256 of a certificate's SubjectPublicKeyInfo
-// in 64 hexadecimal digits.
+// HashOf returns "sha256:" and the SHA-256 of a SubjectPublicKeyInfo in hexadecimal.
 func HashOf(c *x509.Certificate) string {
 	h := sha256.Sum256(c.RawSubjectPublicKeyInfo)
 	return HashPrefix + hex.EncodeToString(h[:])
@@ -170,8 +169,7 @@ func (a *Authority) IssueNode(req *x509.CertificateRequest, name *url.URL, now t
 	return a.sign(t, req.PublicKey)
 }
 
-// IssueServer issues a server certificate with a new key for a manager. names are
-// its DNS names and IP addresses.
+// IssueServer issues a manager's certificate with a new key for DNS names and IPs.
 func (a *Authority) IssueServer(names []string, now time.Time, life time.Duration) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -214,8 +212,7 @@ func EncodeCertificate(c *x509.Certificate) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: c.Raw}))
 }
 
-// NodeOf returns the kind, "host" or "box", and the ID of the node that a
-// certificate of the cluster names.
+// NodeOf returns the kind, "host" or "box", and ID of the node in a certificate.
 func NodeOf(c *x509.Certificate, cluster string) (kind, node string, err error) {
 	if len(c.URIs) != 1 || c.URIs[0].Scheme != "dxpu" || c.URIs[0].Host != cluster {
 		return "", "", fmt.Errorf("auth: not a certificate of a node of the pool %s", cluster)

@@ -90,8 +90,7 @@ const (
 	embeddedOps     = 4096
 	embeddedBytes   = 6 << 20
 	embeddedRequest = 9 << 20
-	// requestSlack is the room that a request has beside a record: for its key, the
-	// conditions and the guard.
+	// requestSlack is the room in a request for the key, conditions and guard.
 	requestSlack = 64 << 10
 )
 

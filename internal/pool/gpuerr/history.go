@@ -30,8 +30,7 @@ func Append(history []Occurrence, next Occurrence) []Occurrence {
 	return append(out, next)
 }
 
-// Assess returns the action that the errors with a code require now, and whether
-// their number escalated it.
+// Assess returns the action for a code's errors now, and whether it was escalated.
 func Assess(history []Occurrence, code uint32, now time.Time) (a Action, escalated bool) {
 	c := Lookup(code)
 	if c.Limit == 0 {

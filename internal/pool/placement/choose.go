@@ -44,8 +44,7 @@ type stock interface {
 	best(o order, n int) *group
 	// drop removes a group.
 	drop(g *group)
-	// onlyBesideLease removes the groups where the request has no GPUs yet, and
-	// reports whether any are left.
+	// onlyBesideLease keeps the groups beside the lease, and reports whether any exist.
 	onlyBesideLease() bool
 }
 

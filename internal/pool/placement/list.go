@@ -49,8 +49,7 @@ func appendGroups(groups []*group, b *Box, req *Request, model string) []*group 
 	return groups
 }
 
-// hasLeaseGPU reports whether the request has a GPU in this box already; in this
-// NVLink domain, where one is given.
+// hasLeaseGPU reports whether the request has a GPU in the box and any given domain.
 func hasLeaseGPU(b *Box, req *Request, domain string) bool {
 	return slices.ContainsFunc(req.Together, func(r Ref) bool {
 		return r.Box == b.ID && slices.ContainsFunc(b.GPUs, func(g GPU) bool {

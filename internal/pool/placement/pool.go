@@ -100,8 +100,7 @@ func (p *Pool) replace(old, b *Box) {
 	}
 }
 
-// removeFromModel removes a box from the index of a model, and the model from the
-// pool if that was its last box.
+// removeFromModel removes a box from a model's index, and a model without boxes.
 func (p *Pool) removeFromModel(name, box string) {
 	m := p.models[name]
 	delete(m.boxes, box)
@@ -178,8 +177,7 @@ func (m *modelIndex) view(minMemory, decision uint64) *view {
 	return m.addView(smallest, decision)
 }
 
-// addView builds a view. If there are too many, it replaces the one that has not
-// been used for the longest time.
+// addView builds a view. If there are too many, it replaces the least recently used.
 func (m *modelIndex) addView(minMemory, decision uint64) *view {
 	v := newView(m.name, minMemory)
 	v.lastUsed = decision

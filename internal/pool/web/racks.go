@@ -145,8 +145,7 @@ type rackTotals struct {
 }
 
 const (
-	// keepFactor is how long totals are kept, in multiples of the time that they took.
-	// So the walks take at most a tenth of one CPU.
+	// keepFactor bounds the walks to a tenth of a CPU: totals are kept ten times as long.
 	keepFactor = 10
 	// maxKept bounds the cached totals.
 	maxKept = 64

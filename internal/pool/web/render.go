@@ -43,8 +43,7 @@ var assetVersion = sync.OnceValue(func() string {
 	return strconv.FormatUint(h.Sum64(), 36)
 })
 
-// static serves the style sheet, the script and the icon. Their URLs contain
-// assetVersion, so browsers may cache them.
+// static serves assets, which browsers may cache: their URLs contain assetVersion.
 func static(w http.ResponseWriter, r *http.Request) {
 	types := map[string]string{"app.js": "text/javascript; charset=utf-8", "style.css": "text/css; charset=utf-8", "favicon.svg": "image/svg+xml"}
 	name := r.PathValue("file")

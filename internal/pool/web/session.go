@@ -26,8 +26,7 @@ const (
 // signInLifetime is how long a browser keeps a token: a working week.
 const signInLifetime = 5 * 24 * time.Hour
 
-// setCookie sets a cookie that the browser sends with requests of this site only. An
-// empty value deletes the cookie.
+// setCookie sets a cookie for this site's requests only. "" deletes the cookie.
 func setCookie(w http.ResponseWriter, r *http.Request, name, value string, age time.Duration) {
 	c := &http.Cookie{
 		Name: name, Value: value, Path: "/", MaxAge: int(age / time.Second),

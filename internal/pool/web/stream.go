@@ -14,8 +14,7 @@ import (
 )
 
 const (
-	// rowPace is the minimum time between two writes to the page of events. Events in
-	// between are written together.
+	// rowPace is the minimum time between two writes to the page of events.
 	rowPace = 100 * time.Millisecond
 	// pagePace is the same for other pages, which update themselves once a second.
 	pagePace = time.Second
