@@ -97,12 +97,9 @@ func plain(err error, value json.RawMessage) error {
 // not have and reserved bits that are zero.
 func ToJSON(p *Packet) JSON {
 	c := types[p.Type&31].class
-	attr, length, tag := AttrNames(p.Attr), Number(p.Length), Number(p.Tag)
-	tc, at, requester := Number(p.TC), Number(p.AT), BusAddr(p.Requester)
-	th, ep := p.TH, p.EP
 	j := JSON{
-		Type: TypeName(p.Type), TC: &tc, Attr: &attr, TH: &th, EP: &ep, AT: &at,
-		Length: &length, Requester: &requester, Tag: &tag,
+		Type: TypeName(p.Type), TC: new(Number(p.TC)), Attr: new(AttrNames(p.Attr)), TH: new(p.TH), EP: new(p.EP), AT: new(Number(p.AT)),
+		Length: new(Number(p.Length)), Requester: new(BusAddr(p.Requester)), Tag: new(Number(p.Tag)),
 		LN:       optional(p.LN, p.LN),
 		PH:       optional(p.PH != 0 || p.TH && c&memory != 0, Number(p.PH)),
 		ST:       optional(p.TH && c&memory != 0, Hex(p.ST)),
@@ -130,24 +127,24 @@ func (j *JSON) request(p *Packet, c class) {
 	j.FirstBE = optional(enables, Hex(p.FirstBE))
 	j.LastBE = optional(enables, Hex(p.LastBE))
 	if c&config != 0 {
-		j.Target = optional(true, BusAddr(p.Target))
-		j.Register = optional(true, Hex(p.Register))
+		j.Target = new(BusAddr(p.Target))
+		j.Register = new(Hex(p.Register))
 		return
 	}
-	j.Addr = optional(true, Hex(p.Addr))
+	j.Addr = new(Hex(p.Addr))
 }
 
 func (j *JSON) completion(p *Packet) {
-	j.Completer = optional(true, BusAddr(p.Completer))
-	j.Status = optional(true, CplName(p.Status))
-	j.BCM = optional(true, p.BCM)
-	j.ByteCount = optional(true, Number(p.ByteCount))
-	j.LowerAddr = optional(true, Hex(p.LowerAddr))
+	j.Completer = new(BusAddr(p.Completer))
+	j.Status = new(CplName(p.Status))
+	j.BCM = new(p.BCM)
+	j.ByteCount = new(Number(p.ByteCount))
+	j.LowerAddr = new(Hex(p.LowerAddr))
 }
 
 func (j *JSON) message(p *Packet) {
-	j.Code = optional(true, CodeValue(p.Code))
-	j.Routing = optional(true, RouteName(p.Routing))
+	j.Code = new(CodeValue(p.Code))
+	j.Routing = new(RouteName(p.Routing))
 	byAddr := p.Routing == RouteByAddress
 	j.Addr = optional(byAddr, Hex(p.Addr))
 	j.Target = optional(p.Routing == RouteByID, BusAddr(p.Target))

@@ -1,7 +1,6 @@
 package perf
 
 import (
-	"fmt"
 	"time"
 )
 
@@ -27,14 +26,6 @@ func (t Term) At(delta time.Duration) time.Duration {
 		v = d / knee * (t.Slope*knee + float64(t.Fixed))
 	}
 	return time.Duration(max(v, 0))
-}
-
-// String formats the term as an equation.
-func (t Term) String() string {
-	if t.Fixed == 0 {
-		return fmt.Sprintf("%.3g x dRTT", t.Slope)
-	}
-	return fmt.Sprintf("%v + %.3g x dRTT", t.Fixed.Round(10*time.Nanosecond), t.Slope)
 }
 
 // Costs holds the time added to each kind of operation. Kernel, GraphNode, Memset,

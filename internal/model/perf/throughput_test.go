@@ -255,7 +255,6 @@ func TestStrings(t *testing.T) {
 		BytesPerSecond(10).String():        "10.0 B/s",
 		GBps(150).String():                 "150 GB/s",
 		Bytes(17920).String():              "17.92 kB",
-		Term{Slope: 1.26}.String():         "1.26 x dRTT",
 	} {
 		if got != want {
 			t.Errorf("%q, want %q", got, want)
