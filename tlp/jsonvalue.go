@@ -80,6 +80,23 @@ func isText(b []byte) (string, bool) {
 	return s, true
 }
 
+// readName stores the number in b, or the value that find returns for the name in b.
+// find returns -1 for an unknown name.
+func readName[T ~uint8](dest *T, b []byte, largest uint64, want string, find func(name string) int) error {
+	name, ok := isText(b)
+	if !ok {
+		n, err := readNumber(b, largest)
+		*dest = T(n)
+		return err
+	}
+	v := find(name)
+	if v < 0 {
+		return fmt.Errorf("%s is not %s", b, want)
+	}
+	*dest = T(v)
+	return nil
+}
+
 // UnmarshalJSON reads a number.
 func (n *Number) UnmarshalJSON(b []byte) error {
 	v, err := readNumber(b, math.MaxUint64)
@@ -147,23 +164,17 @@ func (s CplName) MarshalJSON() ([]byte, error) {
 
 // UnmarshalJSON reads the abbreviation or the code.
 func (s *CplName) UnmarshalJSON(b []byte) error {
-	text, ok := isText(b)
-	if !ok {
-		n, err := readNumber(b, 7)
-		*s = CplName(n)
-		return err
-	}
-	if strings.EqualFold(text, "CRS") {
-		*s = CplName(pcie.RequestRetry)
-		return nil
-	}
-	for v := range pcie.CplStatus(8) {
-		if strings.EqualFold(text, v.String()) {
-			*s = CplName(v)
-			return nil
+	return readName(s, b, 7, "a completion status: want SC, UR, RRS, CA or 0 to 7", func(name string) int {
+		if strings.EqualFold(name, "CRS") {
+			return int(pcie.RequestRetry)
 		}
-	}
-	return fmt.Errorf("%s is not a completion status: want SC, UR, RRS, CA or 0 to 7", b)
+		for v := range pcie.CplStatus(8) {
+			if strings.EqualFold(name, v.String()) {
+				return int(v)
+			}
+		}
+		return -1
+	})
 }
 
 // MarshalJSON writes the code in hex.
@@ -171,19 +182,14 @@ func (c CodeValue) MarshalJSON() ([]byte, error) { return Hex(c).MarshalJSON() }
 
 // UnmarshalJSON reads the code or its name.
 func (c *CodeValue) UnmarshalJSON(b []byte) error {
-	text, ok := isText(b)
-	if !ok {
-		n, err := readNumber(b, math.MaxUint8)
-		*c = CodeValue(n)
-		return err
-	}
-	for code, name := range codeNames {
-		if strings.EqualFold(text, name) {
-			*c = CodeValue(code)
-			return nil
+	return readName(c, b, math.MaxUint8, `a message code: want a number like "0x20" or a name like "Assert_INTA"`, func(name string) int {
+		for code, known := range codeNames {
+			if strings.EqualFold(name, known) {
+				return int(code)
+			}
 		}
-	}
-	return fmt.Errorf(`%s is not a message code: want a number like "0x20" or a name like "Assert_INTA"`, b)
+		return -1
+	})
 }
 
 // MarshalJSON writes the name.
@@ -196,17 +202,8 @@ func (r RouteName) MarshalJSON() ([]byte, error) {
 
 // UnmarshalJSON reads the name or the number.
 func (r *RouteName) UnmarshalJSON(b []byte) error {
-	text, ok := isText(b)
-	if !ok {
-		n, err := readNumber(b, routingMask)
-		*r = RouteName(n)
-		return err
-	}
-	if i := indexFold(routeNames[:], text); i >= 0 {
-		*r = RouteName(i)
-		return nil
-	}
-	return fmt.Errorf("%s is not a routing: want 0 to 7, %s", b, strings.Join(routeNames[:], ", "))
+	want := "a routing: want 0 to 7, " + strings.Join(routeNames[:], ", ")
+	return readName(r, b, routingMask, want, func(name string) int { return indexFold(routeNames[:], name) })
 }
 
 // MarshalJSON writes the names of the bits that are set.
