@@ -2,14 +2,17 @@ package manager
 
 import (
 	"context"
+	"fmt"
 	"iter"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"connectrpc.com/connect"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
 // ListGPUs implements dxpuv1connect.PoolServiceHandler.
@@ -111,4 +114,94 @@ func (s *poolService) GetGPU(ctx context.Context, req *connect.Request[dxpuv1.Ge
 		return nil
 	})
 	return connect.NewResponse(res), err
+}
+
+// ReplaceGPU implements dxpuv1connect.PoolServiceHandler.
+func (s *poolService) ReplaceGPU(ctx context.Context, req *connect.Request[dxpuv1.ReplaceGPURequest]) (*connect.Response[dxpuv1.ReplaceGPUResponse], error) {
+	res := &dxpuv1.ReplaceGPUResponse{}
+	err := s.m.update(ctx, func(t *tx) error {
+		b, err := t.leasedGPU(req.Msg.GpuId)
+		if err != nil {
+			return err
+		}
+		if req.Msg.Cordon {
+			t.setCordon(&dxpuv1.Target{Target: &dxpuv1.Target_GpuId{GpuId: req.Msg.GpuId}}, &cordon{Reason: "replaced by an operator"})
+		}
+		t.release(b.ID, dxpuv1.Reason_REASON_REPLACED, true)
+		t.replace([]string{b.ID})
+		next := t.bindings.get(t.bindings.get(b.ID).Successor)
+		if next == nil {
+			return connect.NewError(connect.CodeResourceExhausted,
+				fmt.Errorf("gpu_id: no other GPU fits lease %s; nothing was changed", b.LeaseID))
+		}
+		res.Binding = bindingMessage(next)
+		res.Lease = t.leaseMessage(t.leases.get(b.LeaseID))
+		return nil
+	})
+	if err != nil {
+		return nil, apiError(err)
+	}
+	return connect.NewResponse(res), nil
+}
+
+// leasedGPU returns the binding by which a lease has a GPU.
+func (t *tx) leasedGPU(id string) (*bindingRecord, error) {
+	n, s, ok := t.gpuByID(id)
+	if !ok {
+		return nil, notFound("gpu", id)
+	}
+	if b := t.holderOf(placement.Ref{Box: n.ID, Slot: s.Slot}); b != nil && b.serving() {
+		return b, nil
+	}
+	return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("gpu_id: %s is not leased; only leased GPUs can be replaced or plugged in again", id))
+}
+
+// gpuByID finds a GPU by its ID.
+func (t *tx) gpuByID(id string) (*nodeRecord, *slotRecord, bool) {
+	box, number, _ := strings.Cut(id, "/")
+	slot, err := strconv.ParseUint(number, 10, 32)
+	n := t.nodes.get(box)
+	if err != nil || n == nil || n.Kind != dxpuv1.NodeKind_NODE_KIND_BOX || gpuID(box, uint32(slot)) != id {
+		return nil, nil, false
+	}
+	s := n.slot(uint32(slot))
+	return n, s, s != nil && s.Device != nil
+}
+
+// ClearGPUErrors implements dxpuv1connect.PoolServiceHandler. The box goes on
+// counting from its present values.
+func (s *poolService) ClearGPUErrors(ctx context.Context, req *connect.Request[dxpuv1.ClearGPUErrorsRequest]) (*connect.Response[dxpuv1.ClearGPUErrorsResponse], error) {
+	res := &dxpuv1.ClearGPUErrorsResponse{}
+	err := s.m.update(ctx, func(t *tx) error {
+		n, slot, ok := t.gpuByID(req.Msg.GpuId)
+		if !ok {
+			return notFound("gpu", req.Msg.GpuId)
+		}
+		if slot.Fault != nil {
+			t.clearErrors(n.ID, slot.Slot)
+		}
+		n, slot, _ = t.gpuByID(req.Msg.GpuId)
+		res.Gpu = t.gpuMessage(n, slot)
+		return nil
+	})
+	if err != nil {
+		return nil, apiError(err)
+	}
+	return connect.NewResponse(res), nil
+}
+
+func (t *tx) clearErrors(id string, slot uint32) {
+	was := t.nodes.get(id).slot(slot).Fault
+	t.editFault(id, slot, func(c *faultRecord) {
+		*c = faultRecord{Serial: was.Serial, Instance: was.Instance, Reset: was.Reset, Done: was.Reset}
+		for _, e := range was.Errors {
+			c.Errors = append(c.Errors, errorCount{Code: e.Code, Seen: e.Seen})
+		}
+	})
+	if was.Reset != was.Done {
+		t.touch(id) // the reset is no longer wanted
+	}
+	if !was.usable() {
+		t.announceReturn(id, slot, "an operator cleared its errors")
+	}
 }
