@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -191,11 +192,10 @@ func auditMessage(r *auditRecord) *dxpuv1.AuditEntry {
 	}
 }
 
-// ListAudit implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) ListAudit(_ context.Context, req *connect.Request[dxpuv1.ListAuditRequest]) (*connect.Response[dxpuv1.ListAuditResponse], error) {
 	res := &dxpuv1.ListAuditResponse{}
 	r := req.Msg
-	err := s.m.view(func(t *tx) error {
+	return viewResponse(s.m, res, func(t *tx) (err error) {
 		var all []*auditRecord
 		for _, key := range t.audits.ids() {
 			e := t.audits.get(key)
@@ -203,18 +203,14 @@ func (s *poolService) ListAudit(_ context.Context, req *connect.Request[dxpuv1.L
 				all = append(all, e)
 			}
 		}
-		slices.SortFunc(all, func(a, b *auditRecord) int { return cmp.Compare(a.Revision, b.Revision) })
-		entries, next, err := pageBack(all, func(e *auditRecord) string { return sortable("", e.Revision) }, r.PageSize, r.PageToken)
-		res.NextPageToken = next
-		for _, e := range entries {
-			res.Entries = append(res.Entries, auditMessage(e))
-		}
+		slices.SortFunc(all, func(a, b *auditRecord) int { return cmp.Compare(b.Revision, a.Revision) })
+		key := func(e *auditRecord) string { return sortable("", e.Revision) }
+		newestFirst := func(a, b string) int { return strings.Compare(b, a) }
+		res.Entries, res.NextPageToken, err = listPage(r, key, newestFirst, allOf(all), auditMessage)
 		return err
 	})
-	return connect.NewResponse(res), err
 }
 
-// WhoAmI implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) WhoAmI(ctx context.Context, _ *connect.Request[dxpuv1.WhoAmIRequest]) (*connect.Response[dxpuv1.WhoAmIResponse], error) {
 	who := auth.From(ctx)
 	return connect.NewResponse(&dxpuv1.WhoAmIResponse{Actor: who.Actor, Role: who.Role, Tenant: who.Tenant}), nil

@@ -33,8 +33,6 @@ type secretRecord struct {
 	Deleted [][]byte `json:"deleted,omitempty"`
 }
 
-func (r *secretRecord) clone() *secretRecord { c := *r; return &c }
-
 // ca caches the pool's authority.
 type ca struct {
 	mu        sync.Mutex // guards the fields below
@@ -226,7 +224,6 @@ func (m *Manager) parseRequest(ctx context.Context, pem string) (*x509.Certifica
 	return req, a, err
 }
 
-// Renew implements dxpuv1connect.NodeServiceHandler.
 func (s *nodeService) Renew(ctx context.Context, req *connect.Request[dxpuv1.RenewRequest]) (*connect.Response[dxpuv1.RenewResponse], error) {
 	if req.Msg.CsrPem == "" {
 		return nil, invalid("csr_pem: must be set")
@@ -236,7 +233,7 @@ func (s *nodeService) Renew(ctx context.Context, req *connect.Request[dxpuv1.Ren
 		return nil, apiError(err)
 	}
 	res := &dxpuv1.RenewResponse{CaPem: string(a.PEM())}
-	err = s.m.update(ctx, func(t *tx) (err error) {
+	return updateResponse(ctx, s.m, res, func(t *tx) (err error) {
 		if err := exists(t, req.Msg.NodeId); err != nil {
 			return err
 		}
@@ -245,10 +242,6 @@ func (s *nodeService) Renew(ctx context.Context, req *connect.Request[dxpuv1.Ren
 		res.CertificatePem, err = t.issue(a, csr, n, presented(ctx))
 		return err
 	})
-	if err != nil {
-		return nil, apiError(err)
-	}
-	return connect.NewResponse(res), nil
 }
 
 // presented returns the serial number of the certificate of a call, "" for

@@ -21,7 +21,6 @@ func denied(format string, args ...any) error {
 	return connect.NewError(connect.CodePermissionDenied, fmt.Errorf(format, args...))
 }
 
-// WrapUnary implements connect.Interceptor.
 func (g *guard) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		c := callOf(ctx, req.Spec())
@@ -41,12 +40,10 @@ func (g *guard) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	}
 }
 
-// WrapStreamingClient implements connect.Interceptor.
 func (g *guard) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
 	return next
 }
 
-// WrapStreamingHandler implements connect.Interceptor.
 func (g *guard) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
 		c := callOf(ctx, conn.Spec())
@@ -67,7 +64,6 @@ type guardedStream struct {
 	c *call
 }
 
-// Receive implements connect.StreamingHandlerConn.
 func (s *guardedStream) Receive(msg any) error {
 	if err := s.StreamingHandlerConn.Receive(msg); err != nil {
 		return err
@@ -82,7 +78,6 @@ func (s *guardedStream) Receive(msg any) error {
 	return err
 }
 
-// Send implements connect.StreamingHandlerConn.
 func (s *guardedStream) Send(msg any) error {
 	now, err := s.m.Authenticate(s.c.request)
 	if err != nil {

@@ -3,6 +3,7 @@ package manager
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -14,24 +15,19 @@ import (
 // maxTokens bounds the number of tokens.
 const maxTokens = 10_000
 
-// CreateToken implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) CreateToken(ctx context.Context, req *connect.Request[dxpuv1.CreateTokenRequest]) (*connect.Response[dxpuv1.CreateTokenResponse], error) {
 	r := req.Msg
 	if err := checkToken(r); err != nil {
 		return nil, err
 	}
 	res := &dxpuv1.CreateTokenResponse{}
-	err := s.m.update(ctx, func(t *tx) (err error) {
+	return updateResponse(ctx, s.m, res, func(t *tx) (err error) {
 		if r.Tenant != "" && r.Tenant != defaultTenant && t.tenants.get(r.Tenant) == nil {
 			return notFound("tenant: tenant", r.Tenant)
 		}
 		res.Token, res.Secret, err = t.createToken(r, auth.From(ctx).Actor)
 		return err
 	})
-	if err != nil {
-		return nil, apiError(err)
-	}
-	return connect.NewResponse(res), nil
 }
 
 func checkToken(r *dxpuv1.CreateTokenRequest) error {
@@ -82,23 +78,17 @@ func tokenMessage(r *tokenRecord) *dxpuv1.Token {
 	}
 }
 
-// ListTokens implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) ListTokens(_ context.Context, req *connect.Request[dxpuv1.ListTokensRequest]) (*connect.Response[dxpuv1.ListTokensResponse], error) {
 	res := &dxpuv1.ListTokensResponse{}
-	err := s.m.view(func(t *tx) error {
-		ids, next, err := pageOf(t.tokens.ids(), idKey, req.Msg.PageSize, req.Msg.PageToken)
-		res.NextPageToken = next
-		for _, id := range ids {
-			res.Tokens = append(res.Tokens, tokenMessage(t.tokens.get(id)))
-		}
+	return viewResponse(s.m, res, func(t *tx) (err error) {
+		message := func(id string) *dxpuv1.Token { return tokenMessage(t.tokens.get(id)) }
+		res.Tokens, res.NextPageToken, err = listPage(req.Msg, same, strings.Compare, allOf(t.tokens.ids()), message)
 		return err
 	})
-	return connect.NewResponse(res), err
 }
 
-// DeleteToken implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) DeleteToken(ctx context.Context, req *connect.Request[dxpuv1.DeleteTokenRequest]) (*connect.Response[dxpuv1.DeleteTokenResponse], error) {
-	err := s.m.update(ctx, func(t *tx) error {
+	return updateResponse(ctx, s.m, &dxpuv1.DeleteTokenResponse{}, func(t *tx) error {
 		r := t.tokens.get(req.Msg.TokenId)
 		if r == nil {
 			return notFound("token", truncateText(req.Msg.TokenId))
@@ -111,10 +101,6 @@ func (s *poolService) DeleteToken(ctx context.Context, req *connect.Request[dxpu
 		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TOKEN_CHANGED}, "token %s of %s was deleted", r.ID, tokenOwner(r))
 		return nil
 	})
-	if err != nil {
-		return nil, apiError(err)
-	}
-	return connect.NewResponse(&dxpuv1.DeleteTokenResponse{}), nil
 }
 
 // isLastAdmin reports whether the pool would have no admin token without an

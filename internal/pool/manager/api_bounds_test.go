@@ -195,9 +195,10 @@ func TestNodeRecordIsBounded(t *testing.T) {
 	if err := report(strings.Repeat("<", maxText)); err == nil || !strings.Contains(err.Error(), "node b1: its record would take") {
 		t.Errorf("a node that is too large: %v", err)
 	}
-	var worst *nodeRecord
+	var worst nodeRecord
 	_ = w.m.view(func(t *tx) error {
-		worst = t.nodes.get("b1").clone()
+		worst = *t.nodes.get("b1")
+		worst.unshare()
 		return nil
 	})
 	for i := range worst.Slots {
@@ -208,7 +209,7 @@ func TestNodeRecordIsBounded(t *testing.T) {
 		}
 		worst.Slots[i].Fault, worst.Slots[i].Cordon = c, &cordon{Reason: strings.Repeat("<", maxText), Drain: &drain{Since: w.clock.t, Deadline: w.clock.t}}
 	}
-	raw, _, err := encode(map[string]any{"node/b1": worst})
+	raw, _, err := encode(map[string]any{"node/b1": &worst})
 	if err != nil {
 		t.Fatal(err)
 	}

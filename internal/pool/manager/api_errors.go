@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -34,6 +35,20 @@ func apiError(err error) error {
 	return connect.NewError(connect.CodeUnavailable, err)
 }
 
+// updateResponse makes a transaction for a call and returns res, which fn fills in.
+func updateResponse[T any](ctx context.Context, m *Manager, res *T, fn func(*tx) error) (*connect.Response[T], error) {
+	if err := m.update(ctx, fn); err != nil {
+		return nil, apiError(err)
+	}
+	return connect.NewResponse(res), nil
+}
+
+// viewResponse is updateResponse for a call that changes nothing.
+func viewResponse[T any](m *Manager, res *T, fn func(*tx) error) (*connect.Response[T], error) {
+	err := m.view(fn)
+	return connect.NewResponse(res), err
+}
+
 func kindWord(k dxpuv1.NodeKind) string {
 	return strings.ToLower(strings.TrimPrefix(k.String(), "NODE_KIND_"))
 }
@@ -43,6 +58,12 @@ func healthWord(h dxpuv1.Health) string {
 }
 
 func gpuID(box string, slot uint32) string { return placement.Ref{Box: box, Slot: slot}.String() }
+
+func gpuEvent(n *nodeRecord, slot uint32, typ dxpuv1.EventType) *dxpuv1.Event {
+	e := nodeEvent(n, typ)
+	e.GpuId = gpuID(n.ID, slot)
+	return e
+}
 
 func nodeEvent(n *nodeRecord, typ dxpuv1.EventType) *dxpuv1.Event {
 	e := &dxpuv1.Event{Type: typ}

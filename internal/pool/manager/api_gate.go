@@ -107,7 +107,6 @@ func (g *gate) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 	}
 }
 
-// WrapStreamingClient implements connect.Interceptor.
 func (*gate) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
 	return next
 }
@@ -122,7 +121,6 @@ type gatedStream struct {
 	release func()
 }
 
-// Receive implements connect.StreamingHandlerConn.
 func (s *gatedStream) Receive(msg any) error {
 	if err := s.StreamingHandlerConn.Receive(msg); err != nil {
 		return err

@@ -72,7 +72,6 @@ func (m *Manager) readyz(w http.ResponseWriter, _ *http.Request) {
 // versions send protobuf.
 type strictJSON struct{ name string }
 
-// Name implements connect.Codec.
 func (c strictJSON) Name() string { return c.name }
 
 // strictCodecs replaces connect's own JSON codec.
@@ -82,7 +81,6 @@ func strictCodecs() connect.HandlerOption {
 
 var errNoMessage = errors.New("manager: not a message of the API")
 
-// Marshal implements connect.Codec.
 func (strictJSON) Marshal(v any) ([]byte, error) {
 	m, ok := v.(proto.Message)
 	if !ok {
@@ -91,7 +89,6 @@ func (strictJSON) Marshal(v any) ([]byte, error) {
 	return protojson.Marshal(m)
 }
 
-// Unmarshal implements connect.Codec.
 func (strictJSON) Unmarshal(raw []byte, v any) error {
 	m, ok := v.(proto.Message)
 	if !ok {

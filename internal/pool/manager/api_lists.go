@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"iter"
@@ -19,72 +20,53 @@ const (
 	maxPage     = 1000
 )
 
-// cursor is the position of a requested page.
-type cursor struct {
-	size  int
-	after string // key of the last item of the previous page; "": the list starts
+// pageRequest is a request for a page of a list.
+type pageRequest interface {
+	GetPageSize() int32
+	GetPageToken() string
 }
 
-func cursorOf(size int32, token string) (cursor, error) {
-	switch {
-	case size < 0:
-		return cursor{}, invalid("page_size: %d is negative", size)
-	case size == 0:
-		size = defaultPage
-	case size > maxPage:
-		size = maxPage
+// listPage returns a page of items that from returns in the order of their keys.
+// The token is the key of the last item of the previous page; from may leave out
+// items up to it. listPage consumes no more items than the page needs.
+func listPage[T, M any](r pageRequest, key func(T) string, compare func(a, b string) int,
+	from func(after string) iter.Seq[T], message func(T) M,
+) (out []M, next string, err error) {
+	size := int(r.GetPageSize())
+	if size < 0 {
+		return nil, "", invalid("page_size: %d is negative", size)
 	}
-	after, err := base64.RawURLEncoding.DecodeString(token)
+	size = min(cmp.Or(size, defaultPage), maxPage)
+	raw, err := base64.RawURLEncoding.DecodeString(r.GetPageToken())
 	if err != nil {
-		return cursor{}, invalid("page_token: not issued by this manager")
+		return nil, "", invalid("page_token: not issued by this manager")
 	}
-	return cursor{int(size), string(after)}, nil
-}
-
-// collect returns the page of items that come in the order of their keys. It
-// consumes no more items than the page needs.
-func collect[T any](c cursor, items iter.Seq[T], key func(T) string, compare func(a, b string) int) (out []T, next string) {
-	for item := range items {
-		if c.after != "" && compare(key(item), c.after) <= 0 {
+	after, last := string(raw), ""
+	for item := range from(after) {
+		k := key(item)
+		if after != "" && compare(k, after) <= 0 {
 			continue
 		}
-		if len(out) == c.size {
-			return out, base64.RawURLEncoding.EncodeToString([]byte(key(out[len(out)-1])))
+		if len(out) == size {
+			return out, base64.RawURLEncoding.EncodeToString([]byte(last)), nil
 		}
-		out = append(out, item)
+		out, last = append(out, message(item)), k
 	}
-	return out, ""
+	return out, "", nil
 }
 
-// pageOf returns a page of items that are ordered by key. The token is the key of
-// the last item of the previous page.
-func pageOf[T any](items []T, key func(T) string, size int32, token string) (out []T, next string, err error) {
-	c, err := cursorOf(size, token)
-	if err != nil {
-		return nil, "", err
-	}
-	out, next = collect(c, slices.Values(items), key, strings.Compare)
-	return out, next, nil
+// allOf makes a list the source of a page.
+func allOf[T any](items []T) func(string) iter.Seq[T] {
+	return func(string) iter.Seq[T] { return slices.Values(items) }
 }
 
-// pageBack is page for items in the opposite order.
-func pageBack[T any](items []T, key func(T) string, size int32, token string) (out []T, next string, err error) {
-	c, err := cursorOf(size, token)
-	if err != nil {
-		return nil, "", err
-	}
-	slices.Reverse(items)
-	out, next = collect(c, slices.Values(items), key, func(a, b string) int { return strings.Compare(b, a) })
-	return out, next, nil
-}
+func same[T any](v T) T { return v }
 
 // sortable pads a number so that its text sorts as the number does.
 func sortable(prefix string, n uint64) string {
 	s := strconv.FormatUint(n, 10)
 	return prefix + "00000000000000000000"[len(s):] + s
 }
-
-func idKey(id string) string { return id }
 
 func nodeKey(n *nodeRecord) string { return n.ID }
 
@@ -112,30 +94,22 @@ func filter[T any](items iter.Seq[T], pass func(T) bool) iter.Seq[T] {
 	}
 }
 
-// ListHosts implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) ListHosts(ctx context.Context, req *connect.Request[dxpuv1.ListHostsRequest]) (*connect.Response[dxpuv1.ListHostsResponse], error) {
 	res := &dxpuv1.ListHostsResponse{}
-	err := s.m.view(func(t *tx) error {
-		visible := scopeOf(ctx)
-		c, err := cursorOf(req.Msg.PageSize, req.Msg.PageToken)
-		if err != nil {
-			return err
+	visible := scopeOf(ctx)
+	return viewResponse(s.m, res, func(t *tx) (err error) {
+		hosts := func(after string) iter.Seq[*nodeRecord] {
+			return filter(t.nodesFrom(&t.hostIDs, after, req.Msg.Labels), func(n *nodeRecord) bool { return visible.hasHost(t, n) })
 		}
-		all := filter(t.nodesFrom(&t.hostIDs, c.after, req.Msg.Labels), func(n *nodeRecord) bool { return visible.hasHost(t, n) })
-		nodes, next := collect(c, all, nodeKey, strings.Compare)
-		res.NextPageToken = next
-		for _, n := range nodes {
-			res.Hosts = append(res.Hosts, visible.hostPart(t, t.hostMessage(n)))
-		}
-		return nil
+		message := func(n *nodeRecord) *dxpuv1.Host { return visible.hostPart(t, t.hostMessage(n)) }
+		res.Hosts, res.NextPageToken, err = listPage(req.Msg, nodeKey, strings.Compare, hosts, message)
+		return err
 	})
-	return connect.NewResponse(res), err
 }
 
-// GetHost implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) GetHost(ctx context.Context, req *connect.Request[dxpuv1.GetHostRequest]) (*connect.Response[dxpuv1.GetHostResponse], error) {
 	res := &dxpuv1.GetHostResponse{}
-	err := s.m.view(func(t *tx) error {
+	return viewResponse(s.m, res, func(t *tx) error {
 		n := t.nodes.get(req.Msg.HostId)
 		visible := scopeOf(ctx)
 		if n == nil || n.Kind != dxpuv1.NodeKind_NODE_KIND_HOST || !visible.hasHost(t, n) {
@@ -144,34 +118,23 @@ func (s *poolService) GetHost(ctx context.Context, req *connect.Request[dxpuv1.G
 		res.Host = visible.hostPart(t, t.hostMessage(n))
 		return nil
 	})
-	return connect.NewResponse(res), err
 }
 
-// ListBoxes implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) ListBoxes(_ context.Context, req *connect.Request[dxpuv1.ListBoxesRequest]) (*connect.Response[dxpuv1.ListBoxesResponse], error) {
 	res := &dxpuv1.ListBoxesResponse{}
-	err := s.m.view(func(t *tx) error {
-		c, err := cursorOf(req.Msg.PageSize, req.Msg.PageToken)
-		if err != nil {
-			return err
+	kind := req.Msg.Kind
+	return viewResponse(s.m, res, func(t *tx) (err error) {
+		boxes := func(after string) iter.Seq[*nodeRecord] {
+			return filter(t.nodesFrom(&t.boxIDs, after, req.Msg.Labels), func(n *nodeRecord) bool { return kind == 0 || n.BoxKind == kind })
 		}
-		all := filter(t.nodesFrom(&t.boxIDs, c.after, req.Msg.Labels), func(n *nodeRecord) bool {
-			return req.Msg.Kind == 0 || n.BoxKind == req.Msg.Kind
-		})
-		nodes, next := collect(c, all, nodeKey, strings.Compare)
-		res.NextPageToken = next
-		for _, n := range nodes {
-			res.Boxes = append(res.Boxes, t.boxMessage(n))
-		}
-		return nil
+		res.Boxes, res.NextPageToken, err = listPage(req.Msg, nodeKey, strings.Compare, boxes, t.boxMessage)
+		return err
 	})
-	return connect.NewResponse(res), err
 }
 
-// GetBox implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) GetBox(_ context.Context, req *connect.Request[dxpuv1.GetBoxRequest]) (*connect.Response[dxpuv1.GetBoxResponse], error) {
 	res := &dxpuv1.GetBoxResponse{}
-	err := s.m.view(func(t *tx) error {
+	return viewResponse(s.m, res, func(t *tx) error {
 		n := t.nodes.get(req.Msg.BoxId)
 		if n == nil || n.Kind != dxpuv1.NodeKind_NODE_KIND_BOX {
 			return notFound("box", req.Msg.BoxId)
@@ -179,26 +142,16 @@ func (s *poolService) GetBox(_ context.Context, req *connect.Request[dxpuv1.GetB
 		res.Box = t.boxMessage(n)
 		return nil
 	})
-	return connect.NewResponse(res), err
 }
 
-// ListLeases implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) ListLeases(ctx context.Context, req *connect.Request[dxpuv1.ListLeasesRequest]) (*connect.Response[dxpuv1.ListLeasesResponse], error) {
 	res := &dxpuv1.ListLeasesResponse{}
-	r := req.Msg
-	err := s.m.view(func(t *tx) error {
-		c, err := cursorOf(r.PageSize, r.PageToken)
-		if err != nil {
-			return err
-		}
-		leases, next := collect(c, t.leasesFrom(scopeOf(ctx), r, c.after), func(l *leaseRecord) string { return l.ID }, compareNumbered)
-		res.NextPageToken = next
-		for _, l := range leases {
-			res.Leases = append(res.Leases, t.leaseMessage(l))
-		}
-		return nil
+	return viewResponse(s.m, res, func(t *tx) (err error) {
+		leases := func(after string) iter.Seq[*leaseRecord] { return t.leasesFrom(scopeOf(ctx), req.Msg, after) }
+		key := func(l *leaseRecord) string { return l.ID }
+		res.Leases, res.NextPageToken, err = listPage(req.Msg, key, compareNumbered, leases, t.leaseMessage)
+		return err
 	})
-	return connect.NewResponse(res), err
 }
 
 // leasesFrom returns the leases that pass the filters of a request, oldest
@@ -226,10 +179,9 @@ func (t *tx) leasesFrom(visible scope, r *dxpuv1.ListLeasesRequest, from string)
 	}
 }
 
-// GetLease implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) GetLease(_ context.Context, req *connect.Request[dxpuv1.GetLeaseRequest]) (*connect.Response[dxpuv1.GetLeaseResponse], error) {
 	res := &dxpuv1.GetLeaseResponse{}
-	err := s.m.view(func(t *tx) error {
+	return viewResponse(s.m, res, func(t *tx) error {
 		l := t.leases.get(req.Msg.LeaseId)
 		if l == nil {
 			return notFound("lease", req.Msg.LeaseId)
@@ -237,10 +189,8 @@ func (s *poolService) GetLease(_ context.Context, req *connect.Request[dxpuv1.Ge
 		res.Lease = t.leaseMessage(l)
 		return nil
 	})
-	return connect.NewResponse(res), err
 }
 
-// ListEvents implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) ListEvents(ctx context.Context, req *connect.Request[dxpuv1.ListEventsRequest]) (*connect.Response[dxpuv1.ListEventsResponse], error) {
 	events, newest, _, _ := s.m.events.after(0)
 	events = slices.DeleteFunc(scopeOf(ctx).events(events), func(e *dxpuv1.Event) bool { return !matches(e, req.Msg.Filter) })
@@ -249,11 +199,10 @@ func (s *poolService) ListEvents(ctx context.Context, req *connect.Request[dxpuv
 		slices.Reverse(events)
 		key = func(e *dxpuv1.Event) string { return sortable("", ^e.Revision) }
 	}
-	events, next, err := pageOf(events, key, req.Msg.PageSize, req.Msg.PageToken)
+	events, next, err := listPage(req.Msg, key, strings.Compare, allOf(events), same)
 	return connect.NewResponse(&dxpuv1.ListEventsResponse{Events: events, NextPageToken: next, Revision: newest}), err
 }
 
-// GetPool implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) GetPool(ctx context.Context, _ *connect.Request[dxpuv1.GetPoolRequest]) (*connect.Response[dxpuv1.GetPoolResponse], error) {
 	p := &dxpuv1.Pool{}
 	err := s.m.view(func(t *tx) error {

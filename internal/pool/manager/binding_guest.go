@@ -91,10 +91,9 @@ func (t *tx) removal(b *bindingRecord) *dxpuv1.Removal {
 	return nil
 }
 
-// ReplugGPU implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) ReplugGPU(ctx context.Context, req *connect.Request[dxpuv1.ReplugGPURequest]) (*connect.Response[dxpuv1.ReplugGPUResponse], error) {
 	res := &dxpuv1.ReplugGPUResponse{}
-	err := s.m.update(ctx, func(t *tx) error {
+	return updateResponse(ctx, s.m, res, func(t *tx) error {
 		b, err := t.leasedGPU(req.Msg.GpuId)
 		if err != nil {
 			return err
@@ -109,8 +108,4 @@ func (s *poolService) ReplugGPU(ctx context.Context, req *connect.Request[dxpuv1
 		res.Binding = bindingMessage(b)
 		return nil
 	})
-	if err != nil {
-		return nil, apiError(err)
-	}
-	return connect.NewResponse(res), nil
 }

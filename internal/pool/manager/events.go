@@ -101,7 +101,6 @@ func errForgotten() error {
 	return connect.NewError(connect.CodeOutOfRange, errors.New("after_revision: these events are no longer kept; list again"))
 }
 
-// WatchEvents implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) WatchEvents(ctx context.Context, req *connect.Request[dxpuv1.WatchEventsRequest], stream *connect.ServerStream[dxpuv1.WatchEventsResponse]) error {
 	at, visible, over := req.Msg.AfterRevision, scopeOf(ctx), s.m.termEnded()
 	switch {

@@ -15,19 +15,13 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// ListGPUs implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) ListGPUs(ctx context.Context, req *connect.Request[dxpuv1.ListGPUsRequest]) (*connect.Response[dxpuv1.ListGPUsResponse], error) {
 	res := &dxpuv1.ListGPUsResponse{}
-	err := s.m.view(func(t *tx) error {
-		c, err := cursorOf(req.Msg.PageSize, req.Msg.PageToken)
-		if err != nil {
-			return err
-		}
-		visible := scopeOf(ctx)
-		res.Gpus, res.NextPageToken = collect(c, t.gpusFrom(visible, req.Msg, c.after), gpuKey, strings.Compare)
-		return nil
+	return viewResponse(s.m, res, func(t *tx) (err error) {
+		gpus := func(after string) iter.Seq[*dxpuv1.GPU] { return t.gpusFrom(scopeOf(ctx), req.Msg, after) }
+		res.Gpus, res.NextPageToken, err = listPage(req.Msg, gpuKey, strings.Compare, gpus, same)
+		return err
 	})
-	return connect.NewResponse(res), err
 }
 
 // gpuKey orders GPUs by box and slot.
@@ -100,10 +94,9 @@ func (t *tx) boxesOf(bindings iter.Seq[string]) iter.Seq[string] {
 	return slices.Values(slices.Sorted(maps.Keys(set)))
 }
 
-// GetGPU implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) GetGPU(ctx context.Context, req *connect.Request[dxpuv1.GetGPURequest]) (*connect.Response[dxpuv1.GetGPUResponse], error) {
 	res := &dxpuv1.GetGPUResponse{}
-	err := s.m.view(func(t *tx) error {
+	return viewResponse(s.m, res, func(t *tx) error {
 		n, slot, ok := t.gpuByID(req.Msg.GpuId)
 		if ok {
 			res.Gpu = t.gpuMessage(n, slot)
@@ -113,13 +106,11 @@ func (s *poolService) GetGPU(ctx context.Context, req *connect.Request[dxpuv1.Ge
 		}
 		return nil
 	})
-	return connect.NewResponse(res), err
 }
 
-// ReplaceGPU implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) ReplaceGPU(ctx context.Context, req *connect.Request[dxpuv1.ReplaceGPURequest]) (*connect.Response[dxpuv1.ReplaceGPUResponse], error) {
 	res := &dxpuv1.ReplaceGPUResponse{}
-	err := s.m.update(ctx, func(t *tx) error {
+	return updateResponse(ctx, s.m, res, func(t *tx) error {
 		b, err := t.leasedGPU(req.Msg.GpuId)
 		if err != nil {
 			return err
@@ -138,10 +129,6 @@ func (s *poolService) ReplaceGPU(ctx context.Context, req *connect.Request[dxpuv
 		res.Lease = t.leaseMessage(t.leases.get(b.LeaseID))
 		return nil
 	})
-	if err != nil {
-		return nil, apiError(err)
-	}
-	return connect.NewResponse(res), nil
 }
 
 // leasedGPU returns the binding by which a lease has a GPU.
@@ -172,7 +159,7 @@ func (t *tx) gpuByID(id string) (*nodeRecord, *slotRecord, bool) {
 // counting from its present values.
 func (s *poolService) ClearGPUErrors(ctx context.Context, req *connect.Request[dxpuv1.ClearGPUErrorsRequest]) (*connect.Response[dxpuv1.ClearGPUErrorsResponse], error) {
 	res := &dxpuv1.ClearGPUErrorsResponse{}
-	err := s.m.update(ctx, func(t *tx) error {
+	return updateResponse(ctx, s.m, res, func(t *tx) error {
 		n, slot, ok := t.gpuByID(req.Msg.GpuId)
 		if !ok {
 			return notFound("gpu", req.Msg.GpuId)
@@ -184,10 +171,6 @@ func (s *poolService) ClearGPUErrors(ctx context.Context, req *connect.Request[d
 		res.Gpu = t.gpuMessage(n, slot)
 		return nil
 	})
-	if err != nil {
-		return nil, apiError(err)
-	}
-	return connect.NewResponse(res), nil
 }
 
 func (t *tx) clearErrors(id string, slot uint32) {

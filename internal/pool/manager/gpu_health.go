@@ -135,8 +135,7 @@ func (t *tx) handleError(n *nodeRecord, s *slotRecord, h gpuerr.Occurrence) {
 	class := gpuerr.Lookup(h.Code)
 	action, escalated := gpuerr.Assess(c.Recent, h.Code, t.now)
 	b := t.holderOf(placement.Ref{Box: n.ID, Slot: s.Slot})
-	e := nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_GPU_ERROR)
-	e.GpuId = gpuID(n.ID, s.Slot)
+	e := gpuEvent(n, s.Slot, dxpuv1.EventType_EVENT_TYPE_GPU_ERROR)
 	whose := ""
 	if b != nil {
 		e.LeaseId, e.BindingId, e.HostId = b.LeaseID, b.ID, b.HostID
@@ -203,8 +202,7 @@ func (t *tx) advanceRepair(id string, slot uint32) {
 	if t.resetSeen(id, slot) != c.Reset {
 		if t.now.Sub(c.ResetAsked) >= resetPatience {
 			t.editFault(id, slot, func(c *faultRecord) { c.ResetAsked = t.now })
-			e := nodeEvent(t.nodes.get(id), dxpuv1.EventType_EVENT_TYPE_OVERDUE)
-			e.GpuId = gpuID(id, slot)
+			e := gpuEvent(t.nodes.get(id), slot, dxpuv1.EventType_EVENT_TYPE_OVERDUE)
 			t.event(e, "box %s has not confirmed the reset of GPU %s", id, e.GpuId)
 		}
 		return
@@ -229,8 +227,7 @@ func (t *tx) returnToService(id string, slot uint32) {
 func (t *tx) announceReturn(id string, slot uint32, why string) {
 	n := t.nodes.edit(id)
 	n.ResourceVersion = t.revision()
-	e := nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_GPU_RETURNED)
-	e.GpuId = gpuID(id, slot)
+	e := gpuEvent(n, slot, dxpuv1.EventType_EVENT_TYPE_GPU_RETURNED)
 	t.event(e, "GPU %s is in service again: %s", e.GpuId, why)
 }
 

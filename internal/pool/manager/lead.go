@@ -218,7 +218,7 @@ func isClosed(c <-chan struct{}) bool {
 // manager is the leader, and names the leader in a header, so that package
 // client can repeat the call there. An answer is the leader's answer: a manager
 // that may have been deposed during the call, because it was frozen for
-// example, does not give it.
+// example, does not give it. It implements connect.Interceptor.
 type leaderOnly struct{ m *Manager }
 
 // check returns the refusal and the value of the header, nil if this manager is
@@ -236,7 +236,6 @@ func (l leaderOnly) check() (header string, err error) {
 	return cmp.Or(l.m.leaderURL(), client.NoLeader), l.m.notLeading()
 }
 
-// WrapUnary implements connect.Interceptor.
 func (l leaderOnly) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		if header, err := l.check(); err != nil {
@@ -252,7 +251,6 @@ func (l leaderOnly) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	}
 }
 
-// WrapStreamingHandler implements connect.Interceptor.
 func (l leaderOnly) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
 		if header, err := l.check(); err != nil {
@@ -263,7 +261,6 @@ func (l leaderOnly) WrapStreamingHandler(next connect.StreamingHandlerFunc) conn
 	}
 }
 
-// WrapStreamingClient implements connect.Interceptor.
 func (leaderOnly) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
 	return next
 }

@@ -24,33 +24,27 @@ type poolService struct {
 	m *Manager
 }
 
-// CreateLease implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) CreateLease(ctx context.Context, req *connect.Request[dxpuv1.CreateLeaseRequest]) (*connect.Response[dxpuv1.CreateLeaseResponse], error) {
 	spec := proto.CloneOf(req.Msg.Spec)
 	if err := checkSpec(spec); err != nil {
 		return nil, err
 	}
-	var out *dxpuv1.Lease
-	err := s.m.update(ctx, func(t *tx) error {
+	res := &dxpuv1.CreateLeaseResponse{}
+	return updateResponse(ctx, s.m, res, func(t *tx) error {
 		if old := t.leaseByRequest(req.Msg.RequestId, spec.Tenant); old != nil {
 			if !proto.Equal(old.asked(), spec) {
 				return connect.NewError(connect.CodeAlreadyExists,
 					fmt.Errorf("request_id: %q was used for another spec by lease %s; use a new one", old.RequestID, old.ID))
 			}
-			out = t.leaseMessage(old)
+			res.Lease = t.leaseMessage(old)
 			return nil
 		}
 		l, err := t.createLease(req.Msg.RequestId, spec)
-		if err != nil {
-			return err
+		if err == nil {
+			res.Lease = t.leaseMessage(t.leases.get(l.ID))
 		}
-		out = t.leaseMessage(t.leases.get(l.ID))
-		return nil
+		return err
 	})
-	if err != nil {
-		return nil, apiError(err)
-	}
-	return connect.NewResponse(&dxpuv1.CreateLeaseResponse{Lease: out}), nil
 }
 
 func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, error) {
@@ -89,38 +83,23 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 	return l, nil
 }
 
-// DeleteLease implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) DeleteLease(ctx context.Context, req *connect.Request[dxpuv1.DeleteLeaseRequest]) (*connect.Response[dxpuv1.DeleteLeaseResponse], error) {
-	var out *dxpuv1.Lease
-	err := s.m.update(ctx, func(t *tx) error {
-		l, err := t.leaseVersion(req.Msg.LeaseId, req.Msg.ResourceVersion)
-		if err != nil {
-			return err
+	r, res := req.Msg, &dxpuv1.DeleteLeaseResponse{}
+	return updateResponse(ctx, s.m, res, func(t *tx) error {
+		l := t.leases.get(r.LeaseId)
+		switch {
+		case l == nil:
+			return notFound("lease", r.LeaseId)
+		case r.ResourceVersion != 0 && r.ResourceVersion != l.ResourceVersion:
+			return conflict("lease", l.ID, l.ResourceVersion, r.ResourceVersion)
+		case !l.ended():
+			t.endLease(l.ID, dxpuv1.Reason_REASON_LEASE_DELETED, "it was deleted", !r.Force)
 		}
-		if !l.ended() {
-			t.endLease(l.ID, dxpuv1.Reason_REASON_LEASE_DELETED, "it was deleted", !req.Msg.Force)
-		}
-		out = t.leaseMessage(t.leases.get(l.ID))
+		res.Lease = t.leaseMessage(t.leases.get(l.ID))
 		return nil
 	})
-	if err != nil {
-		return nil, apiError(err)
-	}
-	return connect.NewResponse(&dxpuv1.DeleteLeaseResponse{Lease: out}), nil
 }
 
-func (t *tx) leaseVersion(id string, version uint64) (*leaseRecord, error) {
-	l := t.leases.get(id)
-	switch {
-	case l == nil:
-		return nil, notFound("lease", id)
-	case version != 0 && version != l.ResourceVersion:
-		return nil, conflict("lease", id, l.ResourceVersion, version)
-	}
-	return l, nil
-}
-
-// ExplainLease implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) ExplainLease(_ context.Context, req *connect.Request[dxpuv1.ExplainLeaseRequest]) (*connect.Response[dxpuv1.ExplainLeaseResponse], error) {
 	spec := proto.CloneOf(req.Msg.GetSpec())
 	if req.Msg.GetLeaseId() == "" {

@@ -23,7 +23,7 @@ func (s *poolService) ResizeLease(ctx context.Context, req *connect.Request[dxpu
 		return nil, invalid("count: %d is not 1 to %d; delete the lease to give all of its GPUs back", r.Count, maxGPUs)
 	}
 	res := &dxpuv1.ResizeLeaseResponse{}
-	err := s.m.update(ctx, func(t *tx) error {
+	return updateResponse(ctx, s.m, res, func(t *tx) error {
 		l := t.leases.get(r.LeaseId)
 		if l == nil {
 			return notFound("lease", r.LeaseId)
@@ -36,10 +36,6 @@ func (s *poolService) ResizeLease(ctx context.Context, req *connect.Request[dxpu
 		res.Lease = t.leaseMessage(t.leases.get(l.ID))
 		return nil
 	})
-	if err != nil {
-		return nil, apiError(err)
-	}
-	return connect.NewResponse(res), nil
 }
 
 func (t *tx) resize(l *leaseRecord, r *dxpuv1.ResizeLeaseRequest) error {

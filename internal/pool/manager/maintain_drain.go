@@ -13,36 +13,26 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// Cordon implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) Cordon(ctx context.Context, req *connect.Request[dxpuv1.CordonRequest]) (*connect.Response[dxpuv1.CordonResponse], error) {
 	c := &cordon{Reason: req.Msg.Reason}
-	if err := s.m.cordon(ctx, req.Msg.Target, req.Msg.ResourceVersion, c); err != nil {
-		return nil, apiError(err)
-	}
-	return connect.NewResponse(&dxpuv1.CordonResponse{}), nil
+	return updateResponse(ctx, s.m, &dxpuv1.CordonResponse{}, func(t *tx) error { return t.cordon(req.Msg.Target, req.Msg.ResourceVersion, c) })
 }
 
-// Uncordon implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) Uncordon(ctx context.Context, req *connect.Request[dxpuv1.UncordonRequest]) (*connect.Response[dxpuv1.UncordonResponse], error) {
-	if err := s.m.cordon(ctx, req.Msg.Target, req.Msg.ResourceVersion, nil); err != nil {
-		return nil, apiError(err)
-	}
-	return connect.NewResponse(&dxpuv1.UncordonResponse{}), nil
+	return updateResponse(ctx, s.m, &dxpuv1.UncordonResponse{}, func(t *tx) error { return t.cordon(req.Msg.Target, req.Msg.ResourceVersion, nil) })
 }
 
-// cordon sets a target's cordon; nil removes it.
-func (m *Manager) cordon(ctx context.Context, target *dxpuv1.Target, version uint64, c *cordon) error {
-	return m.update(ctx, func(t *tx) error {
-		n, err := t.target(target)
-		if err != nil {
-			return err
-		}
-		if version != 0 && version != n.ResourceVersion {
-			return conflict("target", n.ID, n.ResourceVersion, version)
-		}
-		t.setCordon(target, c)
-		return nil
-	})
+// cordon sets the cordon of a target that has the version; nil removes it.
+func (t *tx) cordon(target *dxpuv1.Target, version uint64, c *cordon) error {
+	n, err := t.target(target)
+	if err != nil {
+		return err
+	}
+	if version != 0 && version != n.ResourceVersion {
+		return conflict("target", n.ID, n.ResourceVersion, version)
+	}
+	t.setCordon(target, c)
+	return nil
 }
 
 // target returns the node of a target.
@@ -121,20 +111,15 @@ func (s *poolService) Drain(ctx context.Context, req *connect.Request[dxpuv1.Dra
 		return nil, err
 	}
 	res := &dxpuv1.DrainResponse{}
-	err := s.m.update(ctx, func(t *tx) error {
-		n, err := t.target(r.Target)
-		if err != nil {
-			return err
-		}
-		if r.ResourceVersion != 0 && r.ResourceVersion != n.ResourceVersion {
-			return conflict("target", n.ID, n.ResourceVersion, r.ResourceVersion)
-		}
+	return updateResponse(ctx, s.m, res, func(t *tx) error {
 		c := &cordon{Reason: r.Reason, Drain: &drain{Since: t.now}}
 		if r.Deadline != nil {
 			c.Drain.Deadline = t.now.Add(r.Deadline.AsDuration())
 		}
-		t.setCordon(r.Target, c)
-		n = t.nodes.get(n.ID)
+		if err := t.cordon(r.Target, r.ResourceVersion, c); err != nil {
+			return err
+		}
+		n, _ := t.target(r.Target)
 		var slot *slotRecord
 		if id := r.Target.GetGpuId(); id != "" {
 			_, slot, _ = t.gpuByID(id)
@@ -143,10 +128,6 @@ func (s *poolService) Drain(ctx context.Context, req *connect.Request[dxpuv1.Dra
 		t.event(drainEvent(n, slot, dxpuv1.EventType_EVENT_TYPE_DRAINING), "%s is being drained of %d bindings", targetName(n, slot), len(res.BindingIds))
 		return nil
 	})
-	if err != nil {
-		return nil, apiError(err)
-	}
-	return connect.NewResponse(res), nil
 }
 
 // targetName returns the ID of a node or of the GPU in its slot.
@@ -158,11 +139,10 @@ func targetName(n *nodeRecord, s *slotRecord) string {
 }
 
 func drainEvent(n *nodeRecord, s *slotRecord, typ dxpuv1.EventType) *dxpuv1.Event {
-	e := nodeEvent(n, typ)
 	if s != nil {
-		e.GpuId = gpuID(n.ID, s.Slot)
+		return gpuEvent(n, s.Slot, typ)
 	}
-	return e
+	return nodeEvent(n, typ)
 }
 
 // boundAt returns the bindings that still occupy a node, or one of its slots.

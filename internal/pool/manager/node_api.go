@@ -33,7 +33,6 @@ func errCredential() error {
 	return connect.NewError(connect.CodeUnauthenticated, errors.New("unknown node or wrong credential: enrol again with a join token"))
 }
 
-// Enroll implements dxpuv1connect.NodeServiceHandler.
 func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.EnrollRequest]) (*connect.Response[dxpuv1.EnrollResponse], error) {
 	r := req.Msg
 	if subtle.ConstantTimeCompare([]byte(r.JoinToken), []byte(s.m.cfg.JoinToken)) != 1 {
@@ -56,7 +55,7 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 	res := &dxpuv1.EnrollResponse{
 		NodeId: r.Name, Credential: credential, HeartbeatInterval: durationpb.New(s.m.cfg.Heartbeat),
 	}
-	err = s.m.update(ctx, func(t *tx) (err error) {
+	return updateResponse(ctx, s.m, res, func(t *tx) (err error) {
 		n := t.nodes.get(r.Name)
 		switch {
 		case r.PreviousCredential != "" && t.wasDeleted(r.PreviousCredential):
@@ -86,10 +85,6 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 		}
 		return err
 	})
-	if err != nil {
-		return nil, apiError(err)
-	}
-	return connect.NewResponse(res), nil
 }
 
 // exists returns an error if the node was deleted after its call was admitted.
@@ -100,7 +95,6 @@ func exists(t *tx, node string) error {
 	return nil
 }
 
-// WatchDesired implements dxpuv1connect.NodeServiceHandler.
 func (s *nodeService) WatchDesired(ctx context.Context, req *connect.Request[dxpuv1.WatchDesiredRequest], stream *connect.ServerStream[dxpuv1.DesiredState]) error {
 	known, sent := req.Msg.KnownRevision, false
 	over := s.m.termEnded()
@@ -142,7 +136,6 @@ func (s *nodeService) WatchDesired(ctx context.Context, req *connect.Request[dxp
 	}
 }
 
-// Report implements dxpuv1connect.NodeServiceHandler.
 func (s *nodeService) Report(ctx context.Context, req *connect.Request[dxpuv1.ReportRequest]) (*connect.Response[dxpuv1.ReportResponse], error) {
 	o := req.Msg.State
 	if o == nil {
@@ -164,10 +157,9 @@ func (s *nodeService) Report(ctx context.Context, req *connect.Request[dxpuv1.Re
 // examined.
 const forgetRetry = time.Second
 
-// DeleteNode implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) DeleteNode(ctx context.Context, req *connect.Request[dxpuv1.DeleteNodeRequest]) (*connect.Response[dxpuv1.DeleteNodeResponse], error) {
 	r := req.Msg
-	err := s.m.update(ctx, func(t *tx) error {
+	return updateResponse(ctx, s.m, &dxpuv1.DeleteNodeResponse{}, func(t *tx) error {
 		n := t.nodes.get(r.NodeId)
 		switch {
 		case n == nil:
@@ -181,10 +173,6 @@ func (s *poolService) DeleteNode(ctx context.Context, req *connect.Request[dxpuv
 		t.deleteNode(n.ID)
 		return nil
 	})
-	if err != nil {
-		return nil, apiError(err)
-	}
-	return connect.NewResponse(&dxpuv1.DeleteNodeResponse{}), nil
 }
 
 // deleteNode revokes the credentials of a node at once and takes its bindings

@@ -146,11 +146,7 @@ func (t *tx) compareSlots(n *nodeRecord, slots []slotRecord) (changed bool) {
 		if !box {
 			continue
 		}
-		gpu := func(typ dxpuv1.EventType) *dxpuv1.Event {
-			e := nodeEvent(n, typ)
-			e.GpuId = gpuID(n.ID, s.Slot)
-			return e
-		}
+		gpu := func(typ dxpuv1.EventType) *dxpuv1.Event { return gpuEvent(n, s.Slot, typ) }
 		switch {
 		case s.Device == nil && old.Device != nil:
 			t.event(gpu(dxpuv1.EventType_EVENT_TYPE_GPU_REMOVED), "GPU %s was removed", gpuID(n.ID, s.Slot))

@@ -9,8 +9,8 @@ import (
 
 // This file is the schema of the pool in memory: the tables, whose records are
 // stored; the indexes, which follow from the records; and the work that is left
-// to do. The records are in records.go, table.go has the table, index.go keeps the
-// indexes up to date, tx.go changes all of it.
+// to do. The records are in state_records.go, state_table.go has the table, state_index.go
+// keeps the indexes up to date, state_tx.go changes all of it.
 
 // Keys of the store: each table has a prefix, after which comes the record's ID.
 const (
@@ -26,14 +26,14 @@ const (
 
 // state is the pool in memory. Manager.mu guards it.
 type state struct {
-	meta     *meta                                // the pool itself: its ID and its counters
-	nodes    table[nodeRecord, *nodeRecord]       // hosts and boxes by name, with their slots and devices
-	leases   table[leaseRecord, *leaseRecord]     // by ID, "l-7"
-	bindings table[bindingRecord, *bindingRecord] // by ID, "b-7-k3f9zq": a host slot and a box slot of a lease
-	tenants  table[tenantRecord, *tenantRecord]   // by name, with their quotas
-	tokens   table[tokenRecord, *tokenRecord]     // credentials of persons and programs, by ID
-	audits   table[auditRecord, *auditRecord]     // a ring of keepAudit entries
-	secrets  table[secretRecord, *secretRecord]   // the pool's authority; the credentials of deleted nodes
+	meta     *meta                // the pool itself: its ID and its counters
+	nodes    table[nodeRecord]    // hosts and boxes by name, with their slots and devices
+	leases   table[leaseRecord]   // by ID, "l-7"
+	bindings table[bindingRecord] // by ID, "b-7-k3f9zq": a host slot and a box slot of a lease
+	tenants  table[tenantRecord]  // by name, with their quotas
+	tokens   table[tokenRecord]   // credentials of persons and programs, by ID
+	audits   table[auditRecord]   // a ring of keepAudit entries
+	secrets  table[secretRecord]  // the pool's authority; the credentials of deleted nodes
 
 	index
 	work
@@ -42,6 +42,8 @@ type state struct {
 
 // anyTable is a table with records of any kind.
 type anyTable interface {
+	keyPrefix() string
+	loadRaw(id string, raw []byte) error
 	changed() int
 	collect(into map[string]any)
 	all(into map[string]any)
@@ -108,19 +110,16 @@ type pass struct {
 func newState(began time.Time) *state {
 	return &state{
 		meta:     &meta{},
-		nodes:    newTable[nodeRecord](nodePrefix),
-		leases:   newTable[leaseRecord](leasePrefix),
-		bindings: newTable[bindingRecord](bindingPrefix),
-		tenants:  newTable[tenantRecord](tenantPrefix),
-		tokens:   newTable[tokenRecord](tokenPrefix),
-		audits:   newTable[auditRecord](auditPrefix),
-		secrets:  newTable[secretRecord](secretPrefix),
+		nodes:    newTable(nodePrefix, (*nodeRecord).unshare),
+		leases:   newTable(leasePrefix, (*leaseRecord).unshare),
+		bindings: newTable(bindingPrefix, (*bindingRecord).unshare),
+		tenants:  newTable(tenantPrefix, (*tenantRecord).unshare),
+		tokens:   newTable[tokenRecord](tokenPrefix, nil),
+		audits:   newTable[auditRecord](auditPrefix, nil),
+		secrets:  newTable[secretRecord](secretPrefix, nil),
 		index:    newIndex(),
-		work: work{
-			dirty: map[subject]bool{}, connectivityChanged: map[string]bool{},
-			alarms: alarms{at: map[subject]time.Duration{}},
-		},
-		began: began,
+		work:     work{dirty: map[subject]bool{}, connectivityChanged: map[string]bool{}, alarms: alarms{at: map[subject]time.Duration{}}},
+		began:    began,
 	}
 }
 

@@ -36,8 +36,6 @@ type meta struct {
 	Audits uint64 `json:"audits,omitempty"`
 }
 
-func (m *meta) clone() *meta { c := *m; return &c }
-
 // nodeRecord is a host or a box.
 type nodeRecord struct {
 	ID     string          `json:"id"`
@@ -66,12 +64,8 @@ type nodeRecord struct {
 	ResourceVersion uint64       `json:"resource_version"`
 }
 
-func (n *nodeRecord) clone() *nodeRecord {
-	c := *n
-	c.Labels = maps.Clone(n.Labels)
-	c.Addresses = slices.Clone(n.Addresses)
-	c.Slots = slices.Clone(n.Slots)
-	return &c
+func (n *nodeRecord) unshare() {
+	n.Labels, n.Addresses, n.Slots = maps.Clone(n.Labels), slices.Clone(n.Addresses), slices.Clone(n.Slots)
 }
 
 // slot returns the record of a slot, nil if there is none.
@@ -179,11 +173,7 @@ type bindingRecord struct {
 	Steps []stepRecord `json:"steps"`
 }
 
-func (b *bindingRecord) clone() *bindingRecord {
-	c := *b
-	c.Steps = slices.Clone(b.Steps)
-	return &c
-}
+func (b *bindingRecord) unshare() { b.Steps = slices.Clone(b.Steps) }
 
 // since returns when the binding entered its state.
 func (b *bindingRecord) since() time.Time {
@@ -239,14 +229,11 @@ type leaseRecord struct {
 	EndTime         time.Time `json:"end_time,omitzero"`
 	ResourceVersion uint64    `json:"resource_version"`
 
-	spec *dxpuv1.LeaseSpec // the decoded Spec; clones share it, it is never changed
+	spec *dxpuv1.LeaseSpec // the decoded Spec; copies share it, it is never changed
 }
 
-func (l *leaseRecord) clone() *leaseRecord {
-	c := *l
-	c.Explanation = slices.Clone(l.Explanation)
-	c.Avoid = slices.Clone(l.Avoid)
-	return &c
+func (l *leaseRecord) unshare() {
+	l.Explanation, l.Avoid = slices.Clone(l.Explanation), slices.Clone(l.Avoid)
 }
 
 // queuedSince returns when the lease entered the queue.
@@ -269,17 +256,12 @@ func (l *leaseRecord) asked() *dxpuv1.LeaseSpec {
 
 // ended reports whether the lease has ended.
 func (l *leaseRecord) ended() bool {
-	return l.State == dxpuv1.LeaseState_LEASE_STATE_RELEASED || l.State == dxpuv1.LeaseState_LEASE_STATE_FAILED
+	return l.State == leaseReleased || l.State == leaseFailed
 }
 
 // holds reports whether the lease is in a state in which it should have GPUs.
 func (l *leaseRecord) holds() bool {
-	switch l.State {
-	case dxpuv1.LeaseState_LEASE_STATE_BINDING, dxpuv1.LeaseState_LEASE_STATE_ACTIVE, dxpuv1.LeaseState_LEASE_STATE_DEGRADED:
-		return true
-	default:
-		return false
-	}
+	return l.State == leaseBinding || l.State == leaseActive || l.State == leaseDegraded
 }
 
 // tenantRecord is a tenant with its quota.
@@ -292,11 +274,7 @@ type tenantRecord struct {
 	ResourceVersion uint64 `json:"resource_version"`
 }
 
-func (r *tenantRecord) clone() *tenantRecord {
-	c := *r
-	c.Quota.MaxGPUsByModel = maps.Clone(r.Quota.MaxGPUsByModel)
-	return &c
-}
+func (r *tenantRecord) unshare() { r.Quota.MaxGPUsByModel = maps.Clone(r.Quota.MaxGPUsByModel) }
 
 // quotaRecord bounds the use of a tenant; 0: no bound.
 type quotaRecord struct {
@@ -319,8 +297,6 @@ type tokenRecord struct {
 	Creator    string    `json:"creator,omitempty"`
 }
 
-func (r *tokenRecord) clone() *tokenRecord { c := *r; return &c }
-
 // auditRecord says which caller did what. It is not changed once stored.
 type auditRecord struct {
 	Revision  uint64      `json:"revision"`
@@ -335,5 +311,3 @@ type auditRecord struct {
 	Peer      string      `json:"peer,omitempty"`
 	Request   string      `json:"request,omitempty"`
 }
-
-func (r *auditRecord) clone() *auditRecord { c := *r; return &c }

@@ -86,10 +86,9 @@ func (t *tx) changes() int {
 // beginLocked starts a transaction, which ends with queueLocked or rollback.
 func (m *Manager) beginLocked(now time.Time) *tx {
 	t := m.readLocked(now)
-	t.oldMeta = t.meta
-	t.meta = t.meta.clone()
-	t.desiredChanged = map[string]bool{}
-	t.examined = map[subject]bool{}
+	next := *t.meta
+	t.oldMeta, t.meta = t.meta, &next
+	t.desiredChanged, t.examined = map[string]bool{}, map[subject]bool{}
 	return t
 }
 

@@ -119,34 +119,19 @@ func (t *tx) indexAll() {
 
 func (s *state) loadRecord(key string, raw []byte) error {
 	kind, id, _ := strings.Cut(key, "/")
-	switch kind + "/" {
-	case metaKey + "/":
+	if kind == metaKey {
 		return decode(raw, s.meta)
-	case nodePrefix:
-		return loadInto(&s.nodes, id, raw)
-	case bindingPrefix:
-		return loadInto(&s.bindings, id, raw)
-	case leasePrefix:
-		if err := loadInto(&s.leases, id, raw); err != nil {
+	}
+	for _, of := range s.tables() {
+		if of.keyPrefix() != kind+"/" {
+			continue
+		}
+		if err := of.loadRaw(id, raw); err != nil || of != &s.leases {
 			return err
 		}
 		l := s.leases.get(id)
 		l.spec = &dxpuv1.LeaseSpec{}
 		return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(l.Spec, l.spec)
-	case tenantPrefix:
-		return loadInto(&s.tenants, id, raw)
-	case tokenPrefix:
-		return loadInto(&s.tokens, id, raw)
-	case auditPrefix:
-		return loadInto(&s.audits, id, raw)
-	case secretPrefix:
-		return loadInto(&s.secrets, id, raw)
 	}
 	return fmt.Errorf("unknown kind: a later version of this program wrote it; run that version")
-}
-
-func loadInto[R any, P cloner[R]](t *table[R, P], id string, raw []byte) error {
-	r := new(R)
-	t.load(id, r)
-	return decode(raw, r)
 }

@@ -4,25 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"connectrpc.com/connect"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// ListTenants implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) ListTenants(_ context.Context, req *connect.Request[dxpuv1.ListTenantsRequest]) (*connect.Response[dxpuv1.ListTenantsResponse], error) {
 	res := &dxpuv1.ListTenantsResponse{}
-	err := s.m.view(func(t *tx) error {
-		ids, next, err := pageOf(t.tenantIDs(), idKey, req.Msg.PageSize, req.Msg.PageToken)
-		res.NextPageToken = next
-		for _, id := range ids {
-			res.Tenants = append(res.Tenants, t.tenantMessage(id))
-		}
+	return viewResponse(s.m, res, func(t *tx) (err error) {
+		res.Tenants, res.NextPageToken, err = listPage(req.Msg, same, strings.Compare, allOf(t.tenantIDs()), t.tenantMessage)
 		return err
 	})
-	return connect.NewResponse(res), err
 }
 
 // tenantIDs returns the defined tenants, the default one, and those that have
@@ -38,27 +34,24 @@ func (t *tx) tenantIDs() []string {
 	return slices.Compact(ids)
 }
 
-// GetTenant implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) GetTenant(_ context.Context, req *connect.Request[dxpuv1.GetTenantRequest]) (*connect.Response[dxpuv1.GetTenantResponse], error) {
 	res := &dxpuv1.GetTenantResponse{}
-	err := s.m.view(func(t *tx) error {
+	return viewResponse(s.m, res, func(t *tx) error {
 		if !slices.Contains(t.tenantIDs(), req.Msg.TenantId) {
 			return notFound("tenant", req.Msg.TenantId)
 		}
 		res.Tenant = t.tenantMessage(req.Msg.TenantId)
 		return nil
 	})
-	return connect.NewResponse(res), err
 }
 
-// PutTenant implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) PutTenant(ctx context.Context, req *connect.Request[dxpuv1.PutTenantRequest]) (*connect.Response[dxpuv1.PutTenantResponse], error) {
 	want := req.Msg.Tenant
 	if err := checkTenant(want); err != nil {
 		return nil, err
 	}
 	res := &dxpuv1.PutTenantResponse{}
-	err := s.m.update(ctx, func(t *tx) error {
+	return updateResponse(ctx, s.m, res, func(t *tx) error {
 		r := t.tenants.get(want.Id)
 		switch {
 		case r == nil && want.ResourceVersion != 0:
@@ -76,10 +69,6 @@ func (s *poolService) PutTenant(ctx context.Context, req *connect.Request[dxpuv1
 		res.Tenant = t.tenantMessage(want.Id)
 		return nil
 	})
-	if err != nil {
-		return nil, apiError(err)
-	}
-	return connect.NewResponse(res), nil
 }
 
 func checkTenant(t *dxpuv1.Tenant) error {
@@ -107,10 +96,9 @@ func quotaOf(q *dxpuv1.Quota) quotaRecord {
 	return out
 }
 
-// DeleteTenant implements dxpuv1connect.PoolServiceHandler.
 func (s *poolService) DeleteTenant(ctx context.Context, req *connect.Request[dxpuv1.DeleteTenantRequest]) (*connect.Response[dxpuv1.DeleteTenantResponse], error) {
 	id := req.Msg.TenantId
-	err := s.m.update(ctx, func(t *tx) error {
+	return updateResponse(ctx, s.m, &dxpuv1.DeleteTenantResponse{}, func(t *tx) error {
 		r, u := t.tenants.get(id), t.usageOf(id)
 		switch {
 		case id == defaultTenant:
@@ -127,10 +115,6 @@ func (s *poolService) DeleteTenant(ctx context.Context, req *connect.Request[dxp
 		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TENANT_CHANGED, Tenant: id}, "tenant %s was deleted", id)
 		return nil
 	})
-	if err != nil {
-		return nil, apiError(err)
-	}
-	return connect.NewResponse(&dxpuv1.DeleteTenantResponse{}), nil
 }
 
 func (t *tx) tenantMessage(id string) *dxpuv1.Tenant {
@@ -138,7 +122,7 @@ func (t *tx) tenantMessage(id string) *dxpuv1.Tenant {
 	if r := t.tenants.get(id); r != nil {
 		out.Description, out.ResourceVersion, out.CreateTime = r.Description, r.ResourceVersion, timestamp(r.CreateTime)
 		out.Quota = &dxpuv1.Quota{
-			MaxGpus: r.Quota.MaxGPUs, MaxLeases: r.Quota.MaxLeases, MaxGpusByModel: r.clone().Quota.MaxGPUsByModel, MaxPriority: r.Quota.MaxPriority,
+			MaxGpus: r.Quota.MaxGPUs, MaxLeases: r.Quota.MaxLeases, MaxGpusByModel: maps.Clone(r.Quota.MaxGPUsByModel), MaxPriority: r.Quota.MaxPriority,
 		}
 	}
 	u := t.usageOf(id)
