@@ -241,12 +241,3 @@ func write(addr uint64, n int) *tlp.Packet {
 	p.SetMemory(addr, n)
 	return p
 }
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
