@@ -28,8 +28,9 @@ type Conn struct {
 
 	// These belong to the reading goroutine.
 	negotiated bool
-	realized   bool // the first read of the whole configuration space was seen
-	moreWrites bool // more writes follow in the same message
+	msg        message // a field, because the calls by way of handlers would move a variable to the heap
+	realized   bool    // the first read of the whole configuration space was seen
+	moreWrites bool    // more writes follow in the same message
 	out        []byte
 
 	// wmu is held while a message is sent, and is taken before mu.
@@ -128,14 +129,13 @@ func (c *Conn) run(ctx context.Context) error {
 	return err
 }
 
-func (c *Conn) readAll() error {
+func (c *Conn) readAll() (err error) {
 	defer reader.Block()()
 	for {
-		m, err := c.fr.next()
-		if err != nil {
+		if c.msg, err = c.fr.next(); err != nil {
 			return err
 		}
-		c.dispatch(m)
+		c.dispatch(&c.msg)
 	}
 }
 

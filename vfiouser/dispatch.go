@@ -9,47 +9,31 @@ import (
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
+// handlers are the commands that the server knows. Only servers send DMA_READ and
+// DMA_WRITE, and the others are for migration.
+var handlers = [...]func(c *Conn, m *message) error{
+	CmdVersion: (*Conn).version, CmdDeviceGetInfo: (*Conn).deviceInfo, CmdDeviceReset: (*Conn).deviceReset,
+	CmdDeviceFeature: func(*Conn, *message) error { return unix.ENOTTY }, // Linux's error for an unknown feature
+	CmdGetRegionInfo: (*Conn).regionInfo, CmdGetRegionIOFDs: (*Conn).regionIOFDs,
+	CmdRegionRead: (*Conn).regionRead, CmdRegionWrite: (*Conn).regionWrite, CmdRegionWriteMulti: (*Conn).regionWriteMulti,
+	CmdDMAMap: (*Conn).dmaMap, CmdDMAUnmap: (*Conn).dmaUnmap,
+	CmdGetIRQInfo: (*Conn).irqInfo, CmdSetIRQs: (*Conn).setIRQs,
+}
+
 // dispatch handles one message. The parsers check payloads; the server answers
 // their errors with EINVAL.
-func (c *Conn) dispatch(m message) {
+func (c *Conn) dispatch(m *message) {
 	if m.IsReply() {
-		c.dmaReply(&m)
+		c.dmaReply(m)
 		return
 	}
 	if !c.negotiated && m.Command != CmdVersion {
 		c.refuse(m.Header, fmt.Errorf("vfiouser: %v before VERSION: %w", m.Command, unix.EINVAL))
 		return
 	}
-	var err error
-	switch m.Command {
-	case CmdRegionRead:
-		err = c.regionRead(&m)
-	case CmdRegionWrite:
-		err = c.regionWrite(&m)
-	case CmdRegionWriteMulti:
-		err = c.regionWriteMulti(&m)
-	case CmdVersion:
-		err = c.version(&m)
-	case CmdDMAMap:
-		err = c.dmaMap(&m)
-	case CmdDMAUnmap:
-		err = c.dmaUnmap(&m)
-	case CmdDeviceGetInfo:
-		err = c.deviceInfo(&m)
-	case CmdGetRegionInfo:
-		err = c.regionInfo(&m)
-	case CmdGetRegionIOFDs:
-		err = c.regionIOFDs(&m)
-	case CmdGetIRQInfo:
-		err = c.irqInfo(&m)
-	case CmdSetIRQs:
-		err = c.setIRQs(&m)
-	case CmdDeviceReset:
-		err = c.deviceReset(&m)
-	case CmdDeviceFeature:
-		err = unix.ENOTTY // Linux's error for an unknown feature
-	default: // also DMA_READ and DMA_WRITE, which only servers send, and the commands of migration
-		err = unix.ENOSYS
+	err := error(unix.ENOSYS)
+	if int(m.Command) < len(handlers) && handlers[m.Command] != nil {
+		err = handlers[m.Command](c, m)
 	}
 	if err != nil {
 		c.refuse(m.Header, err)

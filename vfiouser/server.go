@@ -74,7 +74,11 @@ func (s *Server) Serve(ctx context.Context, ln *net.UnixListener) error {
 	s.wg.Add(1)
 	s.mu.Unlock()
 	defer s.wg.Done()
-	defer s.forget(ln)
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.listeners, ln)
+	}()
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	var conns sync.WaitGroup
@@ -104,12 +108,6 @@ func (s *Server) Serve(ctx context.Context, ln *net.UnixListener) error {
 		}
 		return err
 	}
-}
-
-func (s *Server) forget(ln *net.UnixListener) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.listeners, ln)
 }
 
 // ServeConn serves one connection and blocks until it ends. The server closes nc.
