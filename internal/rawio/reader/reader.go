@@ -144,24 +144,12 @@ func (r *Reader) standAside() {
 	r.aside.Store(false)
 }
 
-// eventWait waits for an eventfd, for the grace period. The structures of its
-// system calls are part of it, so that a wait allocates nothing.
+// eventWait holds the structures of the system calls that wait for an eventfd, so
+// that a wait allocates nothing.
 type eventWait struct {
 	poll  [1]unix.PollFd
 	limit unix.Timespec
 	count [8]byte
-}
-
-// wait reports whether the event ended the wait.
-func (w *eventWait) wait(fd uintptr) bool {
-	w.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
-	w.limit = unix.NsecToTimespec(grace.Nanoseconds())
-	ready, err := unix.Ppoll(w.poll[:], &w.limit, nil)
-	if ready <= 0 || err != nil {
-		return false
-	}
-	_, _ = unix.Read(int(fd), w.count[:])
-	return true
 }
 
 // called waits for the grace period, and reports whether Attend ended the wait.
@@ -171,7 +159,14 @@ func (r *Reader) called() bool {
 		return true // closed: the next Receive returns an error
 	}
 	defer r.wake.Done()
-	return r.pause.wait(fd)
+	w := &r.pause
+	w.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
+	w.limit = unix.NsecToTimespec(grace.Nanoseconds())
+	if ready, err := unix.Ppoll(w.poll[:], &w.limit, nil); ready <= 0 || err != nil {
+		return false
+	}
+	_, _ = unix.Read(int(fd), w.count[:])
+	return true
 }
 
 // Attend makes the background goroutine read again, for a caller that has sent a
