@@ -255,9 +255,8 @@ const maxReads = pcie.MaxTags
 type readQueue struct {
 	entry  engine.Entry // of the Transmit that is under way
 	buf    []byte       // payload of the present completion
-	jobs   []readJob    // a ring
-	head   int
-	n      int
+	jobs   []readJob
+	head   int // the jobs before it are done
 	ticket uint64
 }
 
@@ -280,27 +279,23 @@ const (
 	fetchDone                      // status and, if not in place, bytes are set
 )
 
-func (q *readQueue) empty() bool { return q.n == 0 }
+func (q *readQueue) empty() bool { return q.head == len(q.jobs) }
 
 func (q *readQueue) front() *readJob { return &q.jobs[q.head] }
 
 // add queues a read request; false means that the device has more reads
 // outstanding than tags.
 func (q *readQueue) add(p *tlp.Packet, mps int) bool {
-	if q.n == maxReads {
+	if len(q.jobs)-q.head == maxReads {
 		return false
 	}
-	if q.n == len(q.jobs) {
-		grown := make([]readJob, max(16, 2*len(q.jobs)))
-		for i := range q.n {
-			grown[i] = q.jobs[(q.head+i)%len(q.jobs)]
-		}
-		q.jobs, q.head = grown, 0
+	if q.head > 0 && len(q.jobs) == cap(q.jobs) {
+		n := copy(q.jobs, q.jobs[q.head:])
+		q.jobs, q.head = q.jobs[:n], 0
 	}
-	job := &q.jobs[(q.head+q.n)%len(q.jobs)]
-	q.n++
 	q.ticket++
-	*job = readJob{ticket: q.ticket}
+	q.jobs = append(q.jobs, readJob{ticket: q.ticket})
+	job := &q.jobs[len(q.jobs)-1]
 	job.addr, job.n = p.ByteRange()
 	job.Start(p, rootID, pcie.DefaultRCB, mps)
 	return true
@@ -308,20 +303,20 @@ func (q *readQueue) add(p *tlp.Packet, mps int) bool {
 
 func (q *readQueue) pop() {
 	q.jobs[q.head] = readJob{}
-	q.head = (q.head + 1) % len(q.jobs)
-	q.n--
+	if q.head++; q.empty() {
+		q.drop()
+	}
 }
 
 func (q *readQueue) drop() {
-	for !q.empty() {
-		q.pop()
-	}
+	clear(q.jobs)
+	q.jobs, q.head = q.jobs[:0], 0
 }
 
 // arrived notes the answer to a DMA message.
 func (q *readQueue) arrived(ticket uint64, st pcie.CplStatus) {
-	for i := range q.n {
-		if job := &q.jobs[(q.head+i)%len(q.jobs)]; job.ticket == ticket {
+	for i := q.head; i < len(q.jobs); i++ {
+		if job := &q.jobs[i]; job.ticket == ticket {
 			job.fetch, job.status = fetchDone, st
 			return
 		}
