@@ -1,6 +1,7 @@
 package link
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -100,25 +101,13 @@ const (
 )
 
 func (c Config) complete() (Config, error) {
-	def := func(v *int, d int) {
-		if *v == 0 {
-			*v = d
-		}
-	}
-	defTime := func(v *time.Duration, d time.Duration) {
-		if *v == 0 {
-			*v = d
-		}
-	}
-	def(&c.Window, defaultWindow)
-	def(&c.SendBuffer, c.Window)
-	def(&c.InitialCwnd, min(defaultCwnd, c.Window))
-	defTime(&c.KeepAlive, 250*time.Millisecond)
-	defTime(&c.DeadInterval, time.Second)
-	defTime(&c.AckDelay, 250*time.Microsecond)
-	if c.RekeyDatagrams == 0 || c.RekeyDatagrams > maxRekey {
-		c.RekeyDatagrams = maxRekey
-	}
+	c.Window = cmp.Or(c.Window, defaultWindow)
+	c.SendBuffer = cmp.Or(c.SendBuffer, c.Window)
+	c.InitialCwnd = cmp.Or(c.InitialCwnd, min(defaultCwnd, c.Window))
+	c.KeepAlive = cmp.Or(c.KeepAlive, 250*time.Millisecond)
+	c.DeadInterval = cmp.Or(c.DeadInterval, time.Second)
+	c.AckDelay = cmp.Or(c.AckDelay, 250*time.Microsecond)
+	c.RekeyDatagrams = min(cmp.Or(c.RekeyDatagrams, maxRekey), maxRekey)
 	switch {
 	case c.Session == 0:
 		return c, errors.New("session ID 0")

@@ -72,13 +72,6 @@ func (h *handshake) admit(now time.Duration) bool {
 	return h.admitted <= admitMost
 }
 
-func role(initiator bool) string {
-	if initiator {
-		return fromInitiator
-	}
-	return fromResponder
-}
-
 func (h *handshake) init(now time.Duration, cfg *Config) {
 	*h = handshake{start: now, active: cfg.Initiator, nextAt: now, wait: helloWait}
 }
@@ -129,7 +122,11 @@ func (l *Link) transmitHandshake(now time.Duration, buf []byte) (int, uint8) {
 
 func (l *Link) writeHandshake(buf []byte, hdr *frame.Header, s *seal, numbers *uint64, echo uint64) int {
 	if s.aead == nil {
-		*s = l.keys.helloSeal(role(l.cfg.Initiator), l.cfg.Session)
+		role := fromResponder
+		if l.cfg.Initiator {
+			role = fromInitiator
+		}
+		*s = l.keys.helloSeal(role, l.cfg.Session)
 	}
 	size := hdr.Size() + frame.HelloSize + frame.TagSize
 	if len(buf) < size {
@@ -157,41 +154,34 @@ func (l *Link) receiveHandshake(now time.Duration, h *frame.Header, datagram []b
 	if !l.hs.admit(now) {
 		return ErrFlood
 	}
-	if h.Type == frame.TypeConfirm {
-		return l.openConfirm(now, h, datagram)
-	}
-	session := h.Initiator
-	if l.cfg.Initiator {
-		session = h.Responder
-	}
-	s := l.keys.helloSeal(role(!l.cfg.Initiator), session)
-	hello, err := openHello(&s, h, datagram)
-	if err != nil {
-		return err
-	}
-	if h.Type == frame.TypeHelloAck {
-		return l.receiveHelloAck(now, h, &hello)
-	}
-	if h.Type == frame.TypeUnknown {
-		l.receiveUnknown(now, h)
-		return nil
-	}
-	l.hs.reply, l.hs.replyPath = frame.TypeHelloAck, h.Path
-	l.hs.replyTo, l.hs.replyEcho = h.Initiator, h.Number
-	return nil
-}
-
-func (l *Link) openConfirm(now time.Duration, h *frame.Header, datagram []byte) error {
-	if h.Responder != l.cfg.Session {
+	var s seal
+	switch {
+	case h.Type == frame.TypeConfirm && h.Responder != l.cfg.Session:
 		l.answerUnknown(now, h.Path)
 		return ErrNoSession
+	case h.Type == frame.TypeConfirm:
+		s = l.keys.confirmSeal(h.Initiator, h.Responder)
+	case l.cfg.Initiator:
+		s = l.keys.helloSeal(fromResponder, h.Responder)
+	default:
+		s = l.keys.helloSeal(fromInitiator, h.Initiator)
 	}
-	s := l.keys.confirmSeal(h.Initiator, h.Responder)
 	hello, err := openHello(&s, h, datagram)
 	if err != nil {
 		return err
 	}
-	return l.receiveConfirm(now, h, &hello)
+	switch h.Type {
+	case frame.TypeConfirm:
+		return l.receiveConfirm(now, h, &hello)
+	case frame.TypeHelloAck:
+		return l.receiveHelloAck(now, h, &hello)
+	case frame.TypeUnknown:
+		l.receiveUnknown(now, h)
+	default:
+		l.hs.reply, l.hs.replyPath = frame.TypeHelloAck, h.Path
+		l.hs.replyTo, l.hs.replyEcho = h.Initiator, h.Number
+	}
+	return nil
 }
 
 func openHello(s *seal, h *frame.Header, datagram []byte) (frame.Hello, error) {
@@ -256,7 +246,7 @@ func (l *Link) receiveConfirm(now time.Duration, h *frame.Header, hello *frame.H
 		l.up(now, h.Initiator, l.cfg.Session, h.Initiator, h.Path, hello.Limit)
 	}
 	// Any traffic tells the initiator that the confirm has arrived.
-	p := &l.paths[h.Path]
+	p := l.paths[h.Path]
 	p.probes = max(p.probes, 1)
 	return nil
 }
@@ -268,9 +258,8 @@ func (l *Link) up(now time.Duration, initiator, responder, peer uint64, path uin
 	l.hs.peer = peer
 	l.send.limit = limit
 	l.liveness.heard(now)
-	for i := range l.paths {
-		p := &l.paths[i]
-		p.usable = uint8(i) == path
+	for _, p := range l.paths {
+		p.usable = p.id == path
 		p.lastEliciting, p.nextProbe = now, now
 	}
 }

@@ -14,8 +14,7 @@ func (l *Link) Hold(now time.Duration, bytes int) {
 	if l.state != Up || r.limit() < r.advertised+uint64(r.window/4) {
 		return
 	}
-	for i := range l.paths {
-		p := &l.paths[i]
+	for _, p := range l.paths {
 		if p.usable && p.received.any {
 			// As a probe, which is retransmitted if it is lost: the peer may have
 			// nothing in flight that would ask for a newer limit.

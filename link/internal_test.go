@@ -127,9 +127,9 @@ func FuzzReceive(f *testing.F) {
 				t.Fatalf("holds %d bytes in a ring of %d", box.recv.held, len(box.recv.ring))
 			}
 			pass(box, host, now)
-			for i := range box.paths {
-				if p := &box.paths[i]; p.congestion.inFlight < 0 || p.eliciting < 0 {
-					t.Fatalf("path %d: %d bytes, %d datagrams in flight", i, p.congestion.inFlight, p.eliciting)
+			for _, p := range box.paths {
+				if p.congestion.inFlight < 0 || p.eliciting < 0 {
+					t.Fatalf("path %d: %d bytes, %d datagrams in flight", p.id, p.congestion.inFlight, p.eliciting)
 				}
 			}
 			b = b[n:]

@@ -185,15 +185,15 @@ func (k *keys) open(cfg *Config, initiator, responder uint64) {
 
 // advanceSend starts the next phase. The peer has the keys of its current and the
 // next phase only, so the current one must have been acknowledged.
-func (k *keys) advanceSend(paths []path) bool {
+func (k *keys) advanceSend(paths []*path) bool {
 	if k.unacked {
 		return false
 	}
 	k.send.cur = k.after(k.send.cur)
 	k.send.number++
 	k.sent, k.unacked = 0, true
-	for i := range paths {
-		k.first[i] = paths[i].sent.next
+	for i, p := range paths {
+		k.first[i] = p.sent.next
 	}
 	return true
 }

@@ -33,7 +33,7 @@ type Link struct {
 	state   State
 	reason  Reason
 	code    uint16 // of the close, ours or the peer's
-	paths   []path
+	paths   []*path
 	send    sendBuffer
 	recv    reassembly
 	keys    keys
@@ -61,9 +61,8 @@ func New(now time.Duration, cfg Config) (*Link, error) {
 	if l.keys, err = newKeys(&l.cfg); err != nil {
 		return nil, fmt.Errorf("link: %w", err)
 	}
-	l.paths = make([]path, len(cfg.Paths))
-	for i := range l.paths {
-		l.paths[i].init(uint8(i), &l.cfg)
+	for i := range cfg.Paths {
+		l.paths = append(l.paths, newPath(uint8(i), &l.cfg))
 	}
 	l.recv.window, l.recv.advertised = cfg.Window, uint64(cfg.Window) // the hello advertises it
 	l.send.capacity = cfg.SendBuffer
@@ -142,8 +141,8 @@ func (l *Link) Wake() time.Duration {
 		return wake
 	}
 	wake = min(wake, l.liveness.deadAt(l.cfg.DeadInterval))
-	for i := range l.paths {
-		wake = min(wake, l.paths[i].wake(l))
+	for _, p := range l.paths {
+		wake = min(wake, p.wake(l))
 	}
 	return wake
 }
@@ -153,8 +152,8 @@ func (l *Link) Wake() time.Duration {
 func (l *Link) Stats() Stats {
 	s := l.stats
 	s.SendBuffered, s.ReceiveHeld = l.send.used(), l.recv.held
-	for i := range l.paths {
-		s.Paths = append(s.Paths, l.paths[i].stats())
+	for _, p := range l.paths {
+		s.Paths = append(s.Paths, p.stats())
 	}
 	return s
 }

@@ -1,6 +1,7 @@
 package link
 
 import (
+	"slices"
 	"time"
 
 	"github.com/dxpu-project/dxpu/frame"
@@ -13,7 +14,7 @@ func (l *Link) receiveAck(now time.Duration, a *frame.Ack) error {
 	if int(a.Path) >= len(l.paths) {
 		return ErrProtocol
 	}
-	p := &l.paths[a.Path]
+	p := l.paths[a.Path]
 	if a.Ranges[0].Last >= p.sent.next {
 		return ErrProtocol // acknowledges a number that was not sent
 	}
@@ -135,8 +136,7 @@ func (l *Link) expire(now time.Duration) {
 		l.down(PeerLost, 0)
 		return
 	}
-	for i := range l.paths {
-		p := &l.paths[i]
+	for _, p := range l.paths {
 		if now >= p.timeout() {
 			if p.lossAt != machine.Never {
 				l.detectLoss(now, p)
@@ -174,12 +174,7 @@ func (l *Link) probeTimeout(now time.Duration, p *path) {
 }
 
 func (l *Link) otherUsable(p *path) bool {
-	for i := range l.paths {
-		if q := &l.paths[i]; q != p && q.usable {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(l.paths, func(q *path) bool { return q != p && q.usable })
 }
 
 // failPath moves everything in flight on p to the other paths.
@@ -194,8 +189,8 @@ func (l *Link) failPath(now time.Duration, p *path) {
 // failSilent fails the paths that have long been silent, now that a path works
 // again. Before, there was no path to replace them.
 func (l *Link) failSilent(now time.Duration, works *path) {
-	for i := range l.paths {
-		if p := &l.paths[i]; p != works && p.usable && p.probeTimeouts >= failTimeouts {
+	for _, p := range l.paths {
+		if p != works && p.usable && p.probeTimeouts >= failTimeouts {
 			l.failPath(now, p)
 		}
 	}
@@ -207,7 +202,7 @@ func (l *Link) shrink() {
 	l.recv.shrink()
 	// The scratch space aliases buffers of the link and of the caller.
 	l.out, l.hp, l.dp = tlp.Packet{}, frame.HeaderPacket{}, frame.DataPacket{}
-	for i := range l.paths {
-		l.paths[i].sent.shrink()
+	for _, p := range l.paths {
+		p.sent.shrink()
 	}
 }

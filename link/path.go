@@ -59,11 +59,10 @@ const (
 	probeInterval = 50 * time.Millisecond
 )
 
-func (p *path) init(id uint8, cfg *Config) {
-	*p = path{
+func newPath(id uint8, cfg *Config) *path {
+	return &path{
 		id: id, cfg: cfg, ackAt: machine.Never, lossAt: machine.Never, threshold: packetThreshold,
-		congestion: newCongestion(cfg),
-		mtu:        newMTUSearch(cfg.Paths[id].MTU),
+		congestion: newCongestion(cfg), mtu: newMTUSearch(cfg.Paths[id].MTU),
 	}
 }
 
@@ -153,11 +152,7 @@ func (r *rttEstimate) sample(d, ackDelay time.Duration) {
 	if d-ackDelay >= r.least {
 		d -= ackDelay
 	}
-	diff := r.srtt - d
-	if diff < 0 {
-		diff = -diff
-	}
-	r.variation = (3*r.variation + diff) / 4
+	r.variation = (3*r.variation + (r.srtt - d).Abs()) / 4
 	r.srtt = (7*r.srtt + d) / 8
 }
 

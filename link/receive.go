@@ -1,6 +1,7 @@
 package link
 
 import (
+	"encoding/binary"
 	"time"
 
 	"github.com/dxpu-project/dxpu/frame"
@@ -61,7 +62,7 @@ func (l *Link) receive(now time.Duration, path uint8, datagram []byte, deliver f
 		l.answerUnknown(now, path)
 		return ErrNoSession
 	}
-	p := &l.paths[path]
+	p := l.paths[path]
 	if !p.received.fresh(h.Number) {
 		return ErrReplay
 	}
@@ -283,8 +284,7 @@ func (l *Link) deliver(now time.Duration, header []byte, digest bool, headerCRC,
 		return ErrProtocol
 	}
 	if digest {
-		d := header[end:]
-		p.Digest = uint32(d[0])<<24 | uint32(d[1])<<16 | uint32(d[2])<<8 | uint32(d[3])
+		p.Digest = binary.BigEndian.Uint32(header[end:])
 	}
 	p.Data = payload
 	l.stats.TLPsReceived++

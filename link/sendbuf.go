@@ -1,6 +1,7 @@
 package link
 
 import (
+	"encoding/binary"
 	"math/bits"
 
 	"github.com/dxpu-project/dxpu/frame"
@@ -110,7 +111,7 @@ func (s *sendBuffer) push(p *tlp.Packet) bool {
 	*o = outgoing{payloadLen: uint16(n), digest: p.HasDigest}
 	h := p.AppendHeader(o.header[:0])
 	if p.HasDigest {
-		h = append(h, byte(p.Digest>>24), byte(p.Digest>>16), byte(p.Digest>>8), byte(p.Digest))
+		h = binary.BigEndian.AppendUint32(h, p.Digest)
 	}
 	o.headerLen = uint8(len(h))
 	o.headerCRC = frame.CRC(0, h)

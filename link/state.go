@@ -22,15 +22,8 @@ const (
 
 // String returns the name in lower case.
 func (s State) String() string {
-	switch s {
-	case Connecting:
-		return "connecting"
-	case Up:
-		return "up"
-	case Closing:
-		return "closing"
-	case Down:
-		return "down"
+	if names := [...]string{"connecting", "up", "closing", "down"}; int(s) < len(names) {
+		return names[s]
 	}
 	return fmt.Sprintf("State(%d)", uint8(s))
 }
@@ -61,23 +54,12 @@ const (
 
 // String returns the reason in words.
 func (r Reason) String() string {
-	switch r {
-	case NotDown:
-		return "not down"
-	case LocalClosed:
-		return "closed here"
-	case PeerClosed:
-		return "closed by the peer"
-	case PeerLost:
-		return "peer lost"
-	case PeerRestarted:
-		return "peer restarted"
-	case ConnectFailed:
-		return "no connection"
-	case Incompatible:
-		return "incompatible peer"
-	case Broken:
-		return "protocol broken"
+	names := [...]string{
+		NotDown: "not down", LocalClosed: "closed here", PeerClosed: "closed by the peer", PeerLost: "peer lost",
+		PeerRestarted: "peer restarted", ConnectFailed: "no connection", Incompatible: "incompatible peer", Broken: "protocol broken",
+	}
+	if int(r) < len(names) {
+		return names[r]
 	}
 	return fmt.Sprintf("Reason(%d)", uint8(r))
 }

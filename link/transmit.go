@@ -32,8 +32,7 @@ func (l *Link) Transmit(now time.Duration, buf []byte) (n int, path uint8) {
 	if l.state != Up {
 		return 0, 0
 	}
-	for i := range l.paths {
-		p := &l.paths[i]
+	for _, p := range l.paths {
 		if p.probes > 0 {
 			p.probes--
 			return l.write(now, p, buf, true), p.id
@@ -49,9 +48,9 @@ func (l *Link) Transmit(now time.Duration, buf []byte) (n int, path uint8) {
 			return l.write(now, p, buf, false), p.id
 		}
 	}
-	for i := range l.paths {
-		if now >= l.paths[i].ackAt {
-			p := l.ackPath(&l.paths[i])
+	for _, p := range l.paths {
+		if now >= p.ackAt {
+			p = l.ackPath(p)
 			return l.write(now, p, buf, false), p.id
 		}
 	}
@@ -69,8 +68,7 @@ func (l *Link) hasData() bool {
 // room, the one with the earliest arrival.
 func (l *Link) pick() *path {
 	var best *path
-	for i := range l.paths {
-		p := &l.paths[i]
+	for _, p := range l.paths {
 		if p.usable && p.fits() && (best == nil || p.score() < best.score()) {
 			best = p
 		}
@@ -84,8 +82,8 @@ func (l *Link) ackPath(p *path) *path {
 	if p.usable {
 		return p
 	}
-	for i := range l.paths {
-		if q := &l.paths[i]; q.usable && q.probeTimeouts == 0 {
+	for _, q := range l.paths {
+		if q.usable && q.probeTimeouts == 0 {
 			return q
 		}
 	}
@@ -191,8 +189,8 @@ func (p *path) level(d *datagram, more bool) {
 
 // writeAcks appends an acknowledgement for every path with one due.
 func (l *Link) writeAcks(now time.Duration, d *datagram) {
-	for i := range l.paths {
-		if !l.writeAck(now, d, &l.paths[i]) {
+	for _, p := range l.paths {
+		if !l.writeAck(now, d, p) {
 			return
 		}
 	}
@@ -353,7 +351,7 @@ func (l *Link) transmitClose(now time.Duration, buf []byte) (int, uint8) {
 		return 0, 0
 	}
 	l.closing.left--
-	p := &l.paths[l.closing.left%len(l.paths)]
+	p := l.paths[l.closing.left%len(l.paths)]
 	// All paths in turn, the second round after a pause.
 	if l.closing.left%len(l.paths) == 0 {
 		l.closing.next = now + closeSpacing
