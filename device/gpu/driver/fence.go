@@ -11,10 +11,6 @@ import (
 func (s *Stream) Fence(ctx context.Context) (Fence, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.fenceLocked(ctx)
-}
-
-func (s *Stream) fenceLocked(ctx context.Context) (Fence, error) {
 	if err := s.roomLocked(ctx); err != nil {
 		return 0, err
 	}

@@ -183,7 +183,16 @@ func (t *tester) data(n int) []byte {
 	return b[:n]
 }
 
-// differs says where two slices differ first.
+// expect compares device memory with want.
+func (t *tester) expect(ctx context.Context, what string, at Ptr, want []byte) error {
+	got := make([]byte, len(want))
+	if err := t.stream.Download(ctx, got, at); err != nil {
+		return err
+	}
+	return differs(what, got, want)
+}
+
+// differs returns an error with the first byte in which two slices differ.
 func differs(what string, got, want []byte) error {
 	if bytes.Equal(got, want) {
 		return nil

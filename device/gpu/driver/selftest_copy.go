@@ -76,11 +76,7 @@ func (t *tester) copyOnce(ctx context.Context, m DMA, size, hostOff, devOff int)
 	if err := t.stream.Sync(ctx); err != nil {
 		return err
 	}
-	got := make([]byte, len(want))
-	if err := t.stream.Download(ctx, got, dev-guardBytes); err != nil {
-		return err
-	}
-	if err := differs("device memory", got, want); err != nil {
+	if err := t.expect(ctx, "device memory", dev-guardBytes, want); err != nil {
 		return err
 	}
 	around := t.data(len(host))
@@ -103,14 +99,11 @@ func (t *tester) aperture(ctx context.Context, c *Check) error {
 	total := 0
 	for _, size := range sizes {
 		for _, off := range []Ptr{0, 1, 6} {
-			want, got := t.data(size), make([]byte, size)
+			want := t.data(size)
 			if err := t.dev.WriteAperture(t.scratch+off, want); err != nil {
 				return err
 			}
-			if err := t.stream.Download(ctx, got, t.scratch+off); err != nil {
-				return err
-			}
-			if err := differs(fmt.Sprintf("%d bytes at offset %d", size, off), got, want); err != nil {
+			if err := t.expect(ctx, fmt.Sprintf("%d bytes at offset %d", size, off), t.scratch+off, want); err != nil {
 				return err
 			}
 			total += size
@@ -139,11 +132,7 @@ func (t *tester) inside(ctx context.Context, c *Check) error {
 			return err
 		}
 		copy(want[dst:dst+n], want[src:])
-		got := make([]byte, len(want))
-		if err := t.stream.Download(ctx, got, t.scratch); err != nil {
-			return err
-		}
-		if err := differs(fmt.Sprintf("shift %d", shift), got, want); err != nil {
+		if err := t.expect(ctx, fmt.Sprintf("shift %d", shift), t.scratch, want); err != nil {
 			return err
 		}
 	}
@@ -163,11 +152,7 @@ func (t *tester) fill(ctx context.Context, _ *Check) error {
 	for i := range n {
 		want[4+i] = byte(i%4 + 1)
 	}
-	got := make([]byte, len(want))
-	if err := t.stream.Download(ctx, got, t.scratch); err != nil {
-		return err
-	}
-	return differs("fill", got, want)
+	return t.expect(ctx, "fill", t.scratch, want)
 }
 
 // semaphores lets one stream wait for another.

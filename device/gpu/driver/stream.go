@@ -201,10 +201,6 @@ func (s *Stream) release() error {
 func (s *Stream) Submit(ctx context.Context, commands ...reg.Command) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.submitLocked(ctx, commands...)
-}
-
-func (s *Stream) submitLocked(ctx context.Context, commands ...reg.Command) error {
 	for _, c := range commands {
 		if err := s.putLocked(ctx, c, nil); err != nil {
 			return err

@@ -85,8 +85,7 @@ func (f *Function) BusMaster() bool { return f.command&cfgspace.CmdBusMaster != 
 
 // Reset clears BARs and Command register, as a reset of the function does.
 func (f *Function) Reset() {
-	f.value = [pcie.MaxBARs]uint32{}
-	f.command = 0
+	f.value, f.command = [pcie.MaxBARs]uint32{}, 0
 }
 
 // Window returns the memory that BAR i decodes. It returns false for a BAR that

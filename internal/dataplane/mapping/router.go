@@ -2,6 +2,7 @@ package mapping
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/pcie"
@@ -54,12 +55,7 @@ type Port struct {
 }
 
 func (p *Port) claims(addr, n uint64) bool {
-	for _, w := range p.Windows {
-		if w.Contains(addr, n) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.Windows, func(w cfgspace.Window) bool { return w.Contains(addr, n) })
 }
 
 func (p *Port) covers(id pcie.BDF) bool {

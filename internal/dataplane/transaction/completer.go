@@ -128,30 +128,25 @@ type ViewFunc func(addr uint64, n int) []byte
 // payload of whole double words into buf. view may be nil.
 func (j *ReadJob) EmitFrom(out *tlp.Packet, buf []byte, view ViewFunc, read ReadFunc, emit func(*tlp.Packet) bool) bool {
 	for !j.Done() {
-		if view != nil && Pad(j.addr) == 0 && j.chunk > 0 && j.chunk%pcie.DW == 0 {
-			if payload := view(j.addr, j.chunk); payload != nil {
-				if j.Build(out, payload); !emit(out) {
-					return false
-				}
-				j.Advance()
-				continue
-			}
+		var payload []byte
+		pad, status := Pad(j.addr), pcie.SuccessfulCompletion
+		if view != nil && pad == 0 && j.chunk > 0 && j.chunk%pcie.DW == 0 {
+			payload = view(j.addr, j.chunk)
 		}
-		pad := Pad(j.addr)
-		size := max(pad+j.chunk+pcie.DW-1, pcie.DW) &^ (pcie.DW - 1)
-		payload := buf[:size]
-		clear(payload[:pad])
-		clear(payload[pad+j.chunk:])
-		if status := read(j.addr, payload[pad:pad+j.chunk]); status != pcie.SuccessfulCompletion {
-			j.Fail(out, status)
-			if !emit(out) {
+		if payload == nil {
+			payload = buf[:max(pad+j.chunk+pcie.DW-1, pcie.DW)&^(pcie.DW-1)]
+			clear(payload[:pad])
+			clear(payload[pad+j.chunk:])
+			status = read(j.addr, payload[pad:pad+j.chunk])
+		}
+		if status != pcie.SuccessfulCompletion {
+			if j.Fail(out, status); !emit(out) {
 				return false
 			}
 			j.Stop()
 			return true
 		}
-		j.Build(out, payload)
-		if !emit(out) {
+		if j.Build(out, payload); !emit(out) {
 			return false
 		}
 		j.Advance()

@@ -1,6 +1,7 @@
 package transaction
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -41,13 +42,8 @@ const (
 
 // String returns the name of the outcome in lower case.
 func (o Outcome) String() string {
-	switch o {
-	case Completed:
-		return "completed"
-	case TimedOut:
-		return "timed out"
-	case Canceled:
-		return "canceled"
+	if names := [...]string{"completed", "timed out", "canceled"}; int(o) < len(names) {
+		return names[o]
 	}
 	return fmt.Sprintf("Outcome(%d)", uint8(o))
 }
@@ -119,16 +115,9 @@ type Requester struct {
 // pcie.MaxTags.
 func NewRequester(cfg RequesterConfig) *Requester {
 	cfg.Tags = min(max(cfg.Tags, 1), pcie.MaxTags)
-	if cfg.Quarantine == 0 {
-		cfg.Quarantine = DefaultQuarantine
-	}
-	cfg.Quarantine = max(cfg.Quarantine, 0)
+	cfg.Quarantine = max(cmp.Or(cfg.Quarantine, DefaultQuarantine), 0)
 	r := &Requester{
-		cfg:   cfg,
-		slots: make([]slot, cfg.Tags),
-		free:  newFIFO(cfg.Tags),
-		held:  newFIFO(cfg.Tags),
-		first: none, last: none,
+		cfg: cfg, slots: make([]slot, cfg.Tags), free: newFIFO(cfg.Tags), held: newFIFO(cfg.Tags), first: none, last: none,
 	}
 	for tag := range cfg.Tags {
 		r.free.push(int16(tag))

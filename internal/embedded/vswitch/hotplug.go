@@ -21,13 +21,8 @@ const (
 
 // String names the event.
 func (k EventKind) String() string {
-	switch k {
-	case EventReset:
-		return "reset"
-	case EventPowerOff:
-		return "power off"
-	case EventPowerOn:
-		return "power on"
+	if names := [...]string{"reset", "power off", "power on"}; int(k) < len(names) {
+		return names[k]
 	}
 	return fmt.Sprintf("EventKind(%d)", uint8(k))
 }
