@@ -293,7 +293,7 @@ func TestFloodsWithoutAKey(t *testing.T) {
 // forged datagrams as fast as it can.
 func (n *neighbours) flooded(t *testing.T, a *attacker, h frame.Header, size int) {
 	t.Helper()
-	holdsOnce(t, func() error {
+	holdsOnce(t, func() {}, func() error {
 		quiet := readsFor(t, n.good, floodFor/3)
 		stop, ended := make(chan struct{}), make(chan int)
 		go func() {
