@@ -50,6 +50,7 @@ var layer = map[string]int{
 	"internal/pool/auth":             2,
 	"internal/pool/gpuerr":           2,
 	"internal/pool/revision":         0,
+	"internal/atomicfile":            3,
 
 	"internal/rawio/fd": 3,
 

@@ -65,37 +65,24 @@ func isLocal(r *http.Request) bool {
 
 // captureQuery reads the query parameters of a capture.
 func captureQuery(r *http.Request, o *capture.Options) error {
-	number := func(name string, bits int) (uint64, bool, error) {
-		s := r.FormValue(name)
+	for _, p := range []struct {
+		name string
+		bits int
+		set  func(v uint64)
+	}{
+		{"slot", 16, func(v uint64) { o.Slot = new(uint16(v)) }},
+		{"binding", 32, func(v uint64) { o.Binding = new(uint32(v)) }},
+		{"snaplen", 16, func(v uint64) { o.SnapLen = int(v) }},
+	} {
+		s := r.FormValue(p.name)
 		if s == "" {
-			return 0, false, nil
+			continue
 		}
-		v, err := strconv.ParseUint(s, 0, bits)
+		v, err := strconv.ParseUint(s, 0, p.bits)
 		if err != nil {
-			return 0, false, fmt.Errorf("%s: %q is not a number of %d bits", name, s, bits)
+			return fmt.Errorf("%s: %q is not a number of %d bits", p.name, s, p.bits)
 		}
-		return v, true, nil
-	}
-	slot, haveSlot, err := number("slot", 16)
-	if err != nil {
-		return err
-	}
-	binding, haveBinding, err := number("binding", 32)
-	if err != nil {
-		return err
-	}
-	snap, _, err := number("snaplen", 16)
-	if err != nil {
-		return err
-	}
-	o.SnapLen = int(snap)
-	if haveSlot {
-		v := uint16(slot)
-		o.Slot = &v
-	}
-	if haveBinding {
-		v := uint32(binding)
-		o.Binding = &v
+		p.set(v)
 	}
 	return nil
 }

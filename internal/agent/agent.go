@@ -13,6 +13,7 @@
 package agent
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -119,14 +120,8 @@ func New(cfg Config, h Handler) (*Agent, error) {
 		}
 	}
 	a := &Agent{
-		cfg:      cfg,
-		managers: managers,
-		handler:  h,
-		log:      cfg.Log,
-		instance: newInstanceID(),
-		changed:  make(chan struct{}, 1),
-		rewatch:  make(chan struct{}, 1),
-		reached:  make(chan struct{}, 1),
+		cfg: cfg, managers: managers, handler: h, log: cfg.Log, instance: rand.Text()[:12],
+		changed: make(chan struct{}, 1), rewatch: make(chan struct{}, 1), reached: make(chan struct{}, 1),
 	}
 	if a.log == nil {
 		a.log = slog.New(slog.DiscardHandler)
@@ -146,14 +141,6 @@ func (a *Agent) Changed() { signal(a.changed) }
 
 // Connected reports whether the last report reached the manager. Advisory.
 func (a *Agent) Connected() bool { return a.connected.Load() }
-
-// Identity returns the node ID and number that enrolment returned, "" and 0
-// before it.
-func (a *Agent) Identity() (id string, number uint32) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.identity.NodeID, a.identity.NodeNumber
-}
 
 // current returns the identity and a client that shows it.
 func (a *Agent) current() (identity, *client.Client) {

@@ -1,11 +1,13 @@
 package agent
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"strings"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -47,12 +49,9 @@ func LinkConfig(want *dxpuv1.DesiredBinding, self uint32, kind dxpuv1.NodeKind) 
 		return fail("epoch %d does not fit 32 bits", want.Epoch)
 	}
 	cfg := link.Config{
-		Epoch:     uint32(want.Epoch),
-		Local:     frame.Endpoint{Node: self, Slot: uint16(want.Slot)},
-		Remote:    frame.Endpoint{Node: peer.GetNodeNumber(), Slot: uint16(peer.GetSlot())},
-		Initiator: kind == dxpuv1.NodeKind_NODE_KIND_HOST,
-		Session:   newSession(),
-
+		Epoch: uint32(want.Epoch), Session: newSession(), Initiator: kind == dxpuv1.NodeKind_NODE_KIND_HOST,
+		Local:      frame.Endpoint{Node: self, Slot: uint16(want.Slot)},
+		Remote:     frame.Endpoint{Node: peer.GetNodeNumber(), Slot: uint16(peer.GetSlot())},
 		SendBuffer: sendBuffer, InitialCwnd: firstWindow,
 	}
 	box := cfg.Local
@@ -79,13 +78,8 @@ func LinkConfig(want *dxpuv1.DesiredBinding, self uint32, kind dxpuv1.NodeKind) 
 	if err != nil {
 		return fail("%v", err)
 	}
-	mtu := int(want.Mtu)
-	if mtu == 0 {
-		mtu = frame.MinMTU
-	}
-	for range peers {
-		cfg.Paths = append(cfg.Paths, link.PathConfig{MTU: min(mtu, frame.MaxDatagram)})
-	}
+	mtu := min(cmp.Or(int(want.Mtu), frame.MinMTU), frame.MaxDatagram)
+	cfg.Paths = slices.Repeat([]link.PathConfig{{MTU: mtu}}, len(peers))
 	return cfg, peers, nil
 }
 

@@ -92,10 +92,7 @@ func (id *identity) leaf() *x509.Certificate {
 	if block == nil {
 		return nil
 	}
-	c, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		return nil
-	}
+	c, _ := x509.ParseCertificate(block.Bytes) // nil after an error
 	return c
 }
 

@@ -64,11 +64,14 @@ func (m Metrics) Link(slot int, s *link.Stats) {
 // Fabric emits the counters of the sockets.
 func (m Metrics) Fabric(f *netio.Fabric) {
 	stats := f.Stats()
+	var path prometheus.Labels
+	counter := func(name, help string, v uint64) {
+		m.out <- prometheus.MustNewConstMetric(prometheus.NewDesc("dxpu_"+name, help, nil, path), prometheus.CounterValue, float64(v))
+	}
+	counter("stray_datagrams_total", "Datagrams received for no binding of this node.", stats.Stray)
+	counter("stranger_datagrams_total", "Datagrams received for a binding from an address other than its peer's.", stats.Strangers)
 	for i, s := range stats.Paths {
-		path := prometheus.Labels{"path": strconv.Itoa(i)}
-		counter := func(name, help string, v uint64) {
-			m.out <- prometheus.MustNewConstMetric(prometheus.NewDesc("dxpu_"+name, help, nil, path), prometheus.CounterValue, float64(v))
-		}
+		path = prometheus.Labels{"path": strconv.Itoa(i)}
 		counter("udp_received_datagrams_total", "Datagrams received.", s.RxDatagrams)
 		counter("udp_received_batches_total", "System calls that received datagrams.", s.RxBatches)
 		counter("udp_sent_datagrams_total", "Datagrams sent.", s.TxDatagrams)
@@ -76,9 +79,4 @@ func (m Metrics) Fabric(f *netio.Fabric) {
 		counter("udp_send_errors_total", "Datagrams that the kernel refused to send.", s.TxErrors)
 		counter("udp_segmentation_refused_total", "Batches sent as single datagrams because the kernel refused segmentation offload.", s.GSORefused)
 	}
-	total := func(name, help string, v uint64) {
-		m.out <- prometheus.MustNewConstMetric(prometheus.NewDesc("dxpu_"+name, help, nil, nil), prometheus.CounterValue, float64(v))
-	}
-	total("stray_datagrams_total", "Datagrams received for no binding of this node.", stats.Stray)
-	total("stranger_datagrams_total", "Datagrams received for a binding from an address other than its peer's.", stats.Strangers)
 }

@@ -156,16 +156,12 @@ func ReportLink(e engine.Entry, b *engine.Binding) *LinkReport {
 		}
 	}
 	for _, p := range s.Paths {
-		out.Paths = append(out.Paths, reportPath(&p))
+		out.Paths = append(out.Paths, PathReport{
+			Usable: p.Usable, SRTT: p.SRTT, MinRTT: p.MinRTT, RTTVar: p.RTTVar,
+			MTU: p.MTU, Cwnd: p.Cwnd, InFlight: p.InFlight, Failures: p.Failures,
+		})
 	}
 	return out
-}
-
-func reportPath(p *link.PathStats) PathReport {
-	return PathReport{
-		Usable: p.Usable, SRTT: p.SRTT, MinRTT: p.MinRTT, RTTVar: p.RTTVar,
-		MTU: p.MTU, Cwnd: p.Cwnd, InFlight: p.InFlight, Failures: p.Failures,
-	}
 }
 
 // drops returns the dropped datagrams of a link by reason.

@@ -100,13 +100,8 @@ func (a *Agent) enrol(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	res, err := api.Node.Enroll(ctx, connect.NewRequest(&dxpuv1.EnrollRequest{
-		JoinToken: a.cfg.JoinToken,
-		Kind:      a.cfg.Kind,
-		Name:      a.cfg.Name,
-		Version:   a.cfg.Version,
-
-		PreviousCredential: old.Credential,
-		CsrPem:             csr,
+		JoinToken: a.cfg.JoinToken, Kind: a.cfg.Kind, Name: a.cfg.Name, Version: a.cfg.Version,
+		PreviousCredential: old.Credential, CsrPem: csr,
 	}))
 	switch connect.CodeOf(err) {
 	case connect.CodeUnauthenticated, connect.CodePermissionDenied, connect.CodeInvalidArgument:
@@ -116,21 +111,15 @@ func (a *Agent) enrol(ctx context.Context) error {
 		return fmt.Errorf("enrol: %w", err)
 	}
 	id := identity{
-		Version:     identityVersion,
-		ClusterID:   res.Msg.ClusterId,
-		NodeID:      res.Msg.NodeId,
-		NodeNumber:  res.Msg.NodeNumber,
-		Credential:  res.Msg.Credential,
-		HeartbeatMS: res.Msg.HeartbeatInterval.AsDuration().Milliseconds(),
-		Certificate: res.Msg.CertificatePem,
-		Key:         key,
-		CA:          res.Msg.CaPem,
+		Version: identityVersion, ClusterID: res.Msg.ClusterId, NodeID: res.Msg.NodeId, NodeNumber: res.Msg.NodeNumber,
+		Credential: res.Msg.Credential, HeartbeatMS: res.Msg.HeartbeatInterval.AsDuration().Milliseconds(),
+		Certificate: res.Msg.CertificatePem, Key: key, CA: res.Msg.CaPem,
 	}
 	if err := a.keep(id); err != nil {
 		return err
 	}
 	a.mu.Lock()
-	if a.applied != nil && (a.applied.ClusterId != id.ClusterID || a.applied.NodeId != id.NodeID) {
+	if a.applied != nil && !id.owns(a.applied) {
 		a.known.Store(0) // another pool: its revisions are not comparable
 	}
 	a.mu.Unlock()
@@ -208,12 +197,11 @@ func (a *Agent) watch(ctx context.Context, retry *backoff.ExponentialBackOff) er
 // take writes a snapshot to disk and then applies it. In this order, a node that
 // crashes in between restarts with the latest snapshot.
 func (a *Agent) take(id identity, d *dxpuv1.DesiredState) error {
-	if d.NodeId != id.NodeID || d.ClusterId != id.ClusterID {
+	if !id.owns(d) {
 		return fmt.Errorf("agent: the manager sent the desired state of node %q in cluster %q", d.NodeId, d.ClusterId)
 	}
 	a.mu.Lock()
-	stale := a.applied != nil && a.applied.ClusterId == d.ClusterId && a.applied.NodeId == d.NodeId &&
-		!revision.Replaces(d.Revision, a.applied.Revision)
+	stale := id.owns(a.applied) && !revision.Replaces(d.Revision, a.applied.Revision)
 	a.mu.Unlock()
 	if stale {
 		return nil
@@ -315,16 +303,13 @@ func (a *Agent) reportOnce(ctx context.Context, seq uint64) (desired uint64, int
 	defer cancel()
 	a.mu.Lock()
 	id, api := a.identity, a.client
-	ours := a.applied != nil && a.applied.ClusterId == id.ClusterID && a.applied.NodeId == id.NodeID
+	ours := id.owns(a.applied)
 	a.mu.Unlock()
 	state := a.handler.Observe()
 	if !ours {
 		state.AppliedRevision = 0 // of another pool
 	}
-	state.NodeId = id.NodeID
-	state.InstanceId = a.instance
-	state.Sequence = seq
-	state.Version = a.cfg.Version
+	state.NodeId, state.InstanceId, state.Sequence, state.Version = id.NodeID, a.instance, seq, a.cfg.Version
 	res, err := api.Node.Report(ctx, connect.NewRequest(&dxpuv1.ReportRequest{State: state}))
 	if err != nil {
 		return 0, 0, err

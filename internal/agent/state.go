@@ -1,17 +1,16 @@
 package agent
 
 import (
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 
 	"google.golang.org/protobuf/proto"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/atomicfile"
 )
 
 // Files of the state directory. Both hold secrets and have mode 0600.
@@ -41,20 +40,12 @@ type identity struct {
 	HeartbeatMS int64 `json:"heartbeat_ms"`
 }
 
-func newInstanceID() string { return rand.Text()[:12] }
-
 // load reads the files of an earlier run. A desired state that cannot be read is
 // an error, because a start without it would end every binding.
 func (a *Agent) load() error {
-	if a.cfg.StateDir == "" {
-		return nil
-	}
-	raw, err := os.ReadFile(a.path(identityFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("agent: read identity: %w", err)
+	raw, err := a.readState(identityFile)
+	if err != nil || raw == nil {
+		return err
 	}
 	var id identity
 	if err := json.Unmarshal(raw, &id); err != nil {
@@ -64,87 +55,59 @@ func (a *Agent) load() error {
 		return fmt.Errorf("agent: %s has version %d, this program reads version %d", a.path(identityFile), id.Version, identityVersion)
 	}
 	a.identity = id
-
-	raw, err = os.ReadFile(a.path(desiredFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("agent: read desired state: %w", err)
+	if raw, err = a.readState(desiredFile); err != nil || raw == nil {
+		return err
 	}
 	d := &dxpuv1.DesiredState{}
 	if err := proto.Unmarshal(raw, d); err != nil {
 		return fmt.Errorf("agent: %s is damaged (remove it to start with nothing attached): %w", a.path(desiredFile), err)
 	}
-	if d.ClusterId == id.ClusterID && d.NodeId == id.NodeID {
+	if id.owns(d) {
 		a.applied = d
 		a.known.Store(d.Revision)
 	}
 	return nil
 }
 
-func (a *Agent) saveIdentity(id identity) error {
-	if a.cfg.StateDir == "" {
-		return nil
-	}
-	raw, err := json.MarshalIndent(id, "", "  ")
-	if err != nil {
-		return fmt.Errorf("agent: encode identity: %w", err)
-	}
-	return replaceFile(a.path(identityFile), raw)
+// owns reports whether a desired state is that of the node. nil is not.
+func (id *identity) owns(d *dxpuv1.DesiredState) bool {
+	return d != nil && d.ClusterId == id.ClusterID && d.NodeId == id.NodeID
 }
 
-func (a *Agent) saveDesired(d *dxpuv1.DesiredState) error {
+// readState reads a file of the state directory. It returns nil if the file does not
+// exist or nothing is kept.
+func (a *Agent) readState(name string) ([]byte, error) {
 	if a.cfg.StateDir == "" {
-		return nil
+		return nil, nil
 	}
-	raw, err := proto.Marshal(d)
-	if err != nil {
-		return fmt.Errorf("agent: encode desired state: %w", err)
+	raw, err := os.ReadFile(a.path(name))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("agent: read state: %w", err)
 	}
-	return replaceFile(a.path(desiredFile), raw)
+	return raw, nil
 }
 
-// replaceFile replaces a file atomically: after a crash the old or the new content
-// is there. It writes a temporary file, syncs, renames, and syncs the directory.
-func replaceFile(path string, data []byte) (err error) {
-	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+"-*") // mode 0600
-	if err != nil {
-		return fmt.Errorf("agent: save: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name())
-		}
-	}()
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err == nil {
-		err = syncDir(dir)
+// saveState replaces a file of the state directory by the encoded data. err is the error
+// of the encoder.
+func (a *Agent) saveState(name string, data []byte, err error) error {
+	if err == nil && a.cfg.StateDir != "" {
+		err = atomicfile.Write(a.path(name), data)
 	}
 	if err != nil {
-		return fmt.Errorf("agent: save %s: %w", path, err)
+		return fmt.Errorf("agent: save %s: %w", a.path(name), err)
 	}
 	return nil
 }
 
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	err = d.Sync()
-	if cerr := d.Close(); err == nil {
-		err = cerr
-	}
-	return err
+func (a *Agent) saveIdentity(id identity) error {
+	raw, err := json.MarshalIndent(id, "", "  ")
+	return a.saveState(identityFile, raw, err)
+}
+
+func (a *Agent) saveDesired(d *dxpuv1.DesiredState) error {
+	raw, err := proto.Marshal(d)
+	return a.saveState(desiredFile, raw, err)
 }

@@ -1,10 +1,15 @@
 package agent
 
 import (
+	"context"
 	"slices"
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -116,4 +121,63 @@ func Wanted(d *dxpuv1.DesiredState, slot int) *dxpuv1.DesiredBinding {
 // slot has to end first.
 func Same(want *dxpuv1.DesiredBinding, have BindingStatus) bool {
 	return want != nil && want.BindingId == have.ID && want.Epoch == have.Epoch
+}
+
+// Desired holds the desired state of a proxy and wakes the controllers of its
+// slots. It is the part of Handler that both proxies share, for embedding. The zero
+// value has no bindings.
+type Desired struct {
+	mu      sync.Mutex // guards the fields below
+	state   *dxpuv1.DesiredState
+	wake    []func()
+	changed func()
+}
+
+// OnWake registers a function that Apply calls, in Apply's goroutine, for a new
+// snapshot. Call OnWake before the proxy runs.
+func (d *Desired) OnWake(f func()) { d.wake = append(d.wake, f) }
+
+// OnChange registers the function that Changed calls. Call OnChange before the
+// proxy runs.
+func (d *Desired) OnChange(f func()) { d.changed = f }
+
+// Changed reports that Observe now returns another state.
+func (d *Desired) Changed() {
+	if d.changed != nil {
+		d.changed()
+	}
+}
+
+// Apply implements Handler.
+func (d *Desired) Apply(state *dxpuv1.DesiredState) {
+	d.mu.Lock()
+	d.state = state
+	d.mu.Unlock()
+	for _, f := range d.wake {
+		f()
+	}
+}
+
+// Wanted returns the desired binding of a slot, nil for none, and the desired
+// state.
+func (d *Desired) Wanted(slot int) (*dxpuv1.DesiredBinding, *dxpuv1.DesiredState) {
+	d.mu.Lock()
+	state := d.state
+	d.mu.Unlock()
+	return Wanted(state, slot), state
+}
+
+// traceStep records the time since the previous step as a span, in the trace of the
+// call that asked for the lease. Without a trace it costs nothing. Only attach and
+// detach have steps, never the data path.
+func traceStep(parent string, b *BindingStatus, step *dxpuv1.Step) {
+	if parent == "" {
+		return
+	}
+	ctx := propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier{"traceparent": parent})
+	end := step.Time.AsTime()
+	_, span := otel.Tracer("github.com/dxpu-project/dxpu/internal/agent").Start(ctx, step.Name,
+		trace.WithTimestamp(end.Add(-step.Duration.AsDuration())),
+		trace.WithAttributes(attribute.String("dxpu.binding", b.ID), attribute.String("dxpu.detail", b.Detail)))
+	span.End(trace.WithTimestamp(end))
 }

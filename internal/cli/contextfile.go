@@ -15,6 +15,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/dxpu-project/dxpu/client"
+	"github.com/dxpu-project/dxpu/internal/atomicfile"
 	"github.com/dxpu-project/dxpu/internal/pool/auth"
 )
 
@@ -200,7 +201,7 @@ func (all *contexts) save(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("contexts: %w", err)
 	}
-	if err := writeSecret(path, string(raw)); err != nil {
+	if err := atomicfile.Write(path, raw); err != nil {
 		return fmt.Errorf("contexts: %w", err)
 	}
 	return nil

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/atomicfile"
 	"github.com/dxpu-project/dxpu/internal/pool/backup"
 	"github.com/dxpu-project/dxpu/internal/pool/manager"
 )
@@ -82,7 +83,7 @@ type savedBackup struct {
 // saveBackup writes a backup to a file, atomically and verified.
 func saveBackup(path string, from io.Reader) (*savedBackup, error) {
 	b := &savedBackup{}
-	err := replaceFile(path, func(f *os.File) error {
+	err := atomicfile.Replace(path, func(f *os.File) error {
 		_, err := io.Copy(f, from)
 		if err == nil {
 			_, err = f.Seek(0, io.SeekStart)

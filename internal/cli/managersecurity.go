@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -16,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/dxpu-project/dxpu/internal/atomicfile"
 	"github.com/dxpu-project/dxpu/internal/pool/manager"
 )
 
@@ -139,7 +139,7 @@ func (o *managerOptions) publish(ctx context.Context, out io.Writer, m *manager.
 			_, err := fmt.Fprintf(out, "Token of the first admin: export DXPU_TOKEN=%s\n", token)
 			return err
 		}
-		return writeSecret(filepath.Join(o.dataDir, "admin-token"), token+"\n")
+		return atomicfile.Write(filepath.Join(o.dataDir, "admin-token"), []byte(token+"\n"))
 	})
 }
 
@@ -155,28 +155,4 @@ func newServer(h http.Handler) *http.Server {
 	srv.Protocols.SetHTTP2(true)
 	srv.Protocols.SetUnencryptedHTTP2(true)
 	return srv
-}
-
-// writeSecret replaces a file by one that only its owner may read.
-func writeSecret(path, text string) error {
-	return replaceFile(path, func(f *os.File) error {
-		_, err := f.WriteString(text)
-		return err
-	})
-}
-
-// replaceFile atomically replaces a file by one that only its owner may read, also
-// if the old file has another mode.
-func replaceFile(path string, write func(*os.File) error) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
-	if err != nil {
-		return err
-	}
-	if err = errors.Join(write(f), f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
 }

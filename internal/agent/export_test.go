@@ -1,0 +1,8 @@
+package agent
+
+// Identity returns the node ID and number that enrolment returned, "" and 0 before it.
+func (a *Agent) Identity() (id string, number uint32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.identity.NodeID, a.identity.NodeNumber
+}

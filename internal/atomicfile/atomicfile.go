@@ -1,0 +1,38 @@
+// Package atomicfile replaces files so that a crash leaves the old or the new contents.
+package atomicfile
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+)
+
+// Replace replaces a file by one that only its owner may read, whatever the mode of the
+// old file, with the contents that write writes. It syncs the file and its directory. An
+// error of write keeps the old file.
+func Replace(path string, write func(*os.File) error) error {
+	dir := filepath.Dir(path)
+	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+"-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	if err = errors.Join(write(f), f.Sync(), f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close()) // makes the new name durable
+}
+
+// Write replaces a file by one that contains data.
+func Write(path string, data []byte) error {
+	return Replace(path, func(f *os.File) error {
+		_, err := f.Write(data)
+		return err
+	})
+}
