@@ -30,7 +30,9 @@ func parseTarget(args []string) (*dxpuv1.Target, error) {
 }
 
 // targetCommand completes a command that changes a target.
-func targetCommand(conn *connection, cmd *cobra.Command, done string, change func(context.Context, poolAPI, *dxpuv1.Target) error) *cobra.Command {
+func targetCommand[Req, Res any](
+	conn *connection, cmd *cobra.Command, done string, m method[Req, Res], request func(*dxpuv1.Target) *Req,
+) *cobra.Command {
 	var asJSON bool
 	jsonFlag(cmd, &asJSON)
 	cmd.Args = cobra.ExactArgs(2)
@@ -43,7 +45,7 @@ func targetCommand(conn *connection, cmd *cobra.Command, done string, change fun
 		if err != nil {
 			return err
 		}
-		if err := change(cmd.Context(), api, target); err != nil {
+		if _, err := callOn(cmd.Context(), api, m, request(target)); err != nil {
 			return err
 		}
 		if asJSON {
@@ -80,10 +82,7 @@ func newCordonCommand(conn *connection) *cobra.Command {
 		Use: "cordon KIND ID", Short: "Keep new bindings away from a gpu, box or host",
 		Long:    "Keep new bindings away from a gpu, box or host. Existing bindings continue.",
 		Example: `  dxpu cordon gpu b1/0 --reason "fan is loud"`,
-	}, "cordoned", func(ctx context.Context, api poolAPI, t *dxpuv1.Target) error {
-		_, err := callOn(ctx, api, poolAPI.Cordon, &dxpuv1.CordonRequest{Target: t, Reason: reason})
-		return err
-	})
+	}, "cordoned", poolAPI.Cordon, func(t *dxpuv1.Target) *dxpuv1.CordonRequest { return &dxpuv1.CordonRequest{Target: t, Reason: reason} })
 	cmd.Flags().StringVar(&reason, "reason", "", "note for other operators")
 	return cmd
 }
@@ -93,10 +92,7 @@ func newUncordonCommand(conn *connection) *cobra.Command {
 		Use: "uncordon KIND ID", Short: "Allow new bindings again",
 		Long:    "Undo cordon: allow new bindings of the gpu, box or host again.",
 		Example: "  dxpu uncordon box b1",
-	}, "uncordoned", func(ctx context.Context, api poolAPI, t *dxpuv1.Target) error {
-		_, err := callOn(ctx, api, poolAPI.Uncordon, &dxpuv1.UncordonRequest{Target: t})
-		return err
-	})
+	}, "uncordoned", poolAPI.Uncordon, func(t *dxpuv1.Target) *dxpuv1.UncordonRequest { return &dxpuv1.UncordonRequest{Target: t} })
 }
 
 func newDrainCommand(conn *connection) *cobra.Command {

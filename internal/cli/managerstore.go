@@ -5,15 +5,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"time"
 
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/atomicfile"
+	"github.com/dxpu-project/dxpu/internal/pool/backup"
 	"github.com/dxpu-project/dxpu/internal/pool/etcdstore"
+	"github.com/dxpu-project/dxpu/internal/pool/manager"
 )
 
 // storeOptions are the flags of "dxpu manager" for its state.
@@ -89,4 +98,188 @@ func (o *storeOptions) open(ctx context.Context, url string, log *slog.Logger) (
 	host, _ := os.Hostname()
 	e.Self = &dxpuv1.ManagerInfo{Id: cmp.Or(e.Name, strings.Trim(host+"@"+url, "@")), Url: cmp.Or(o.advertise, url), Version: version()}
 	return etcdstore.Open(ctx, e)
+}
+
+func newBackupCommand() *cobra.Command {
+	conn := &connection{}
+	cmd := &cobra.Command{
+		Use: "backup FILE", Short: "Write the state of the pool to a file", Args: cobra.ExactArgs(1),
+		Long: `Write a consistent copy of the pool's state to a file while the manager runs. The
+command verifies the copy before it replaces FILE.
+
+The file contains secrets of bindings and of the pool's authority. Only an admin may
+create it, and only the owner of the file may read it. It is text with one record
+per line, for "dxpu manager restore" and "dxpu manager --restore".`,
+		Example: `  dxpu manager backup /var/backups/dxpu-$(date +%F).backup`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			api, err := conn.pool()
+			if err != nil {
+				return err
+			}
+			stream, err := api.Backup(cmd.Context(), connect.NewRequest(&dxpuv1.BackupRequest{}))
+			if err != nil {
+				return err
+			}
+			b, err := saveBackup(args[0], &chunkReader{stream: stream})
+			if err = errors.Join(err, stream.Close()); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %d records of pool %s at revision %d\n", args[0], len(b.records), b.header.ClusterID, b.header.Revision)
+			return err
+		},
+	}
+	return conn.register(cmd)
+}
+
+// chunkReader is an io.Reader of the chunks of a stream.
+type chunkReader struct {
+	stream *connect.ServerStreamForClient[dxpuv1.BackupResponse]
+	rest   []byte
+}
+
+// Read implements io.Reader.
+func (r *chunkReader) Read(b []byte) (int, error) {
+	for len(r.rest) == 0 {
+		if !r.stream.Receive() {
+			if err := r.stream.Err(); err != nil {
+				return 0, err
+			}
+			return 0, io.EOF
+		}
+		r.rest = r.stream.Msg().Chunk
+	}
+	n := copy(b, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
+}
+
+// savedBackup is the contents of a backup file.
+type savedBackup struct {
+	header  backup.Header
+	records map[string][]byte
+}
+
+// saveBackup writes a backup to a file, atomically and verified.
+func saveBackup(path string, from io.Reader) (*savedBackup, error) {
+	b := &savedBackup{}
+	err := atomicfile.Replace(path, func(f *os.File) error {
+		_, err := io.Copy(f, from)
+		if err == nil {
+			_, err = f.Seek(0, io.SeekStart)
+		}
+		if err == nil {
+			b.header, b.records, err = backup.Read(f)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// readBackup reads a backup and returns the records of the restored state.
+func readBackup(path string) (*savedBackup, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	b := &savedBackup{}
+	if b.header, b.records, err = backup.Read(f); err == nil {
+		b.records, err = manager.Restored(b.records)
+	}
+	if err != nil {
+		return nil, withHint(fmt.Errorf("%s: %w", path, err), "nothing was changed; use another backup")
+	}
+	return b, nil
+}
+
+func newRestoreCommand() *cobra.Command {
+	o := &storeOptions{}
+	cmd := &cobra.Command{
+		Use: "restore FILE", Short: "Restore the state of a stopped manager from a backup", Args: cobra.ExactArgs(1),
+		Long: `Restore the state of a stopped manager from a backup: into a new data directory, or
+into an existing etcd cluster below an unused prefix. For three managers with an
+embedded etcd, start each with --restore FILE and an empty --data-dir instead.
+
+When the manager starts, nodes get the desired state as of the backup. Leases that
+are newer than the backup no longer exist, and their bindings end. Nodes that
+enrolled after the backup enrol again.`,
+		Example: `  dxpu manager restore pool.backup --data-dir /var/lib/dxpu
+  dxpu manager restore pool.backup --etcd-endpoints https://etcd1:2379,https://etcd2:2379`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if (o.dataDir == "") == (len(o.etcd.Endpoints) == 0) {
+				return usagef("give either --data-dir or --etcd-endpoints")
+			}
+			if err := o.check(); err != nil {
+				return usage(err)
+			}
+			b, err := readBackup(args[0])
+			if err != nil {
+				return err
+			}
+			if err := o.checkEmpty(); err != nil {
+				return err
+			}
+			log := newLogger(cmd, slog.LevelWarn)
+			if err := o.restoreState(cmd.Context(), b.records, log); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "restored %d records of pool %s as of %s\n",
+				len(b.records), b.header.ClusterID, b.header.Time.Local().Format(time.DateTime))
+			return err
+		},
+	}
+	o.registerPlace(cmd.Flags())
+	return cmd
+}
+
+// checkEmpty refuses a data directory that is not empty. It may contain the join
+// token, which is not part of a backup.
+func (o *storeOptions) checkEmpty() error {
+	if o.dataDir == "" {
+		return nil
+	}
+	entries, err := os.ReadDir(o.dataDir)
+	entries = slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return e.Name() == "join-token" })
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("--data-dir: %w", err)
+	case len(entries) > 0:
+		return withHint(fmt.Errorf("--data-dir: %s is not empty: it contains %s", o.dataDir, entries[0].Name()),
+			"move the contents away, or restore into a new directory")
+	}
+	return nil
+}
+
+// restoreTimeout bounds the wait for managers that use the same etcd to stop.
+const restoreTimeout = 10 * time.Second
+
+// restoreState writes the records as a new state, if none exists.
+func (o *storeOptions) restoreState(ctx context.Context, records map[string][]byte, log *slog.Logger) (err error) {
+	used := false
+	o.etcd.Initial = func() (map[string][]byte, error) { used = true; return records, nil }
+	store, err := o.open(ctx, "", log)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		err = errors.Join(err, store.Close())
+		if err != nil && o.dataDir != "" { // checkEmpty has checked that it was empty
+			err = errors.Join(err, os.RemoveAll(filepath.Join(o.dataDir, "etcd")), os.Remove(filepath.Join(o.dataDir, "lock")))
+		}
+	}()
+	campaign, cancel := context.WithTimeout(ctx, restoreTimeout)
+	defer cancel()
+	if _, err := store.Campaign(campaign); err != nil {
+		return withHint(err, "is etcd running, and have all managers that use it stopped?")
+	}
+	_, err = store.Load(ctx)
+	if err == nil && !used {
+		err = withHint(fmt.Errorf("a state exists below %s", o.etcd.Prefix), "choose another --etcd-prefix, or delete the state with etcdctl del --prefix")
+	}
+	return errors.Join(err, store.Resign(context.WithoutCancel(ctx)))
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/dxpu-project/dxpu/internal/agent"
@@ -374,3 +376,52 @@ func micros(d time.Duration) string {
 }
 
 func perSecond(v float64) string { return fmt.Sprintf("%.0f", v) }
+
+// isTerminal reports whether a reader or writer is a terminal.
+func isTerminal(v any) bool {
+	f, ok := v.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// readKeys makes single keys readable, without echo, and returns the former state of
+// the terminal. Ctrl-C stays a signal, unlike in term.MakeRaw.
+func readKeys(f *os.File) (*term.State, error) {
+	fd := int(f.Fd())
+	old, err := term.GetState(fd)
+	if err != nil {
+		return nil, err
+	}
+	t, err := unix.IoctlGetTermios(fd, unix.TCGETS)
+	if err != nil {
+		return nil, err
+	}
+	t.Lflag &^= unix.ICANON | unix.ECHO
+	return old, unix.IoctlSetTermios(fd, unix.TCSETS, t)
+}
+
+// keyPoll bounds the delay with which waitForQuit notices the end of its context.
+const keyPoll = 100 * time.Millisecond
+
+// waitForQuit waits for d. It returns false when ctx ends or q is pressed.
+func waitForQuit(ctx context.Context, f *os.File, d time.Duration) bool {
+	end := time.Now().Add(d)
+	for ctx.Err() == nil {
+		left := time.Until(end)
+		if left <= 0 {
+			return true
+		}
+		fds := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, int(min(left, keyPoll).Milliseconds())+1)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return false
+		}
+		if n <= 0 {
+			continue
+		}
+		var key [1]byte
+		if _, err := f.Read(key[:]); err != nil || key[0] == 'q' || key[0] == 'Q' {
+			return false
+		}
+	}
+	return false
+}

@@ -129,22 +129,18 @@ func (d *demo) step(ctx context.Context, name string, do func(context.Context) (
 	defer cancel()
 	at := time.Now()
 	detail, err := do(ctx)
-	took := time.Since(at)
-	s := Step{Name: name, At: time.Since(d.began), Took: took, Detail: detail}
+	s := Step{Name: name, At: time.Since(d.began), Took: time.Since(at), Detail: detail}
 	d.report.Steps = append(d.report.Steps, s)
 	verdict := name
 	if err != nil {
 		verdict = "FAILED: " + name
 	}
-	d.say("%7.2f s  %7.2f s  %s", s.At.Seconds(), took.Seconds(), verdict)
+	d.say("%7.2f s  %7.2f s  %s", s.At.Seconds(), s.Took.Seconds(), verdict)
 	for line := range strings.Lines(detail) {
 		d.say("%22s%s", "", strings.TrimRight(line, "\n"))
 	}
 	if err != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			err = errors.Join(err, cause)
-		}
-		return fmt.Errorf("demo: %s: %w (logs are in %s)", name, err, d.cfg.Dir)
+		return fmt.Errorf("demo: %s: %w (logs are in %s)", name, errors.Join(err, context.Cause(ctx)), d.cfg.Dir)
 	}
 	return nil
 }
@@ -223,9 +219,7 @@ func (d *demo) startComputer(ctx context.Context) (string, error) {
 // attach creates a lease of one GPU and waits until the GPU is attached.
 func (d *demo) attach(ctx context.Context) (string, error) {
 	at := time.Now()
-	res, err := d.api.CreateLease(ctx, connect.NewRequest(&dxpuv1.CreateLeaseRequest{
-		Spec: &dxpuv1.LeaseSpec{Count: 1, HostId: hostName},
-	}))
+	res, err := d.api.CreateLease(ctx, connect.NewRequest(&dxpuv1.CreateLeaseRequest{Spec: &dxpuv1.LeaseSpec{Count: 1, HostId: hostName}}))
 	if err != nil {
 		return "", err
 	}
@@ -264,7 +258,7 @@ func (d *demo) getLease(ctx context.Context) (*dxpuv1.Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	return res.Msg.GetLease(), nil
+	return res.Msg.Lease, nil
 }
 
 // timeline prints the steps of an attach, by node.
@@ -300,8 +294,7 @@ func (d *demo) drive(ctx context.Context) (string, error) {
 func (d *demo) driveAgain(ctx context.Context) (string, error) {
 	out, err := d.drive(ctx)
 	if err == nil {
-		lines := strings.Split(strings.TrimSpace(out), "\n")
-		out = lines[len(lines)-1]
+		out = lastLine(out)
 	}
 	return out, err
 }
@@ -340,20 +333,16 @@ func (d *demo) kill(ctx context.Context) (string, error) {
 	}
 	d.figure("failure of a GPU, until the spare is attached", time.Since(at))
 	return fmt.Sprintf("%s has failed; the program noticed after %d ms: %s\n%s was attached %d ms after the failure",
-		failed, noticed.Milliseconds(), out.last(), b.GpuId, time.Since(at).Milliseconds()), nil
+		failed, noticed.Milliseconds(), lastLine(out.String()), b.GpuId, time.Since(at).Milliseconds()), nil
 }
 
 // replacement waits for a binding with another GPU.
-func (d *demo) replacement(ctx context.Context, old string) (*dxpuv1.Binding, error) {
-	for {
-		b, err := d.active(ctx)
-		if err != nil || b.Id != old {
-			return b, err
-		}
-		if err := pause(ctx); err != nil {
-			return nil, err
-		}
-	}
+func (d *demo) replacement(ctx context.Context, old string) (b *dxpuv1.Binding, err error) {
+	err = poll(ctx, func() (_ bool, err error) {
+		b, err = d.active(ctx)
+		return b.GetId() != old, err
+	})
+	return b, err
 }
 
 func inject(ctx context.Context, admin string, slot uint32) error {

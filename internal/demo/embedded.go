@@ -40,9 +40,7 @@ func (d *demo) startEmbedded() (computer, error) {
 	if err != nil {
 		return nil, errors.Join(err, log.Close())
 	}
-	a, err := agent.New(agent.Config{
-		Manager: d.url, JoinToken: d.token, Kind: dxpuv1.NodeKind_NODE_KIND_HOST, Name: hostName, Log: logger,
-	}, h)
+	a, err := agent.New(agent.Config{Manager: d.url, JoinToken: d.token, Kind: dxpuv1.NodeKind_NODE_KIND_HOST, Name: hostName, Log: logger}, h)
 	if err != nil {
 		return nil, errors.Join(err, log.Close())
 	}

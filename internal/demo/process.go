@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -88,8 +89,8 @@ func (d *demo) tearDown() error {
 	if d.pc != nil {
 		errs = append(errs, d.pc.close())
 	}
-	for i := len(d.procs.list) - 1; i >= 0; i-- {
-		errs = append(errs, d.procs.list[i].stop())
+	for _, p := range slices.Backward(d.procs.list) {
+		errs = append(errs, p.stop())
 	}
 	for _, pid := range d.procs.pids {
 		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
@@ -124,20 +125,11 @@ func poll(ctx context.Context, ask func() (bool, error)) error {
 		if ok, err := ask(); ok || err != nil {
 			return err
 		}
-		if err := pause(ctx); err != nil {
-			return err
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
-	}
-}
-
-func pause(ctx context.Context) error {
-	t := time.NewTimer(5 * time.Millisecond)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
 
@@ -168,8 +160,8 @@ func (f *progress) String() string {
 	return f.text.String()
 }
 
-// last returns the last line of the output.
-func (f *progress) last() string {
-	lines := strings.Split(strings.TrimSpace(f.String()), "\n")
-	return lines[len(lines)-1]
+// lastLine returns the last line of a program's output.
+func lastLine(s string) string {
+	s = strings.TrimSpace(s)
+	return s[strings.LastIndexByte(s, '\n')+1:]
 }
