@@ -7,8 +7,11 @@ import (
 	"net/http"
 	"strconv"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/dxpu-project/dxpu/internal/dataplane/capture"
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
+	"github.com/dxpu-project/dxpu/link"
 )
 
 // SlotsHandler serves the report of a proxy as JSON.
@@ -85,4 +88,76 @@ func captureQuery(r *http.Request, o *capture.Options) error {
 		p.set(v)
 	}
 	return nil
+}
+
+// Metrics emits the metrics that both proxies have. Metrics of a slot carry the
+// label slot, those of a path the label path.
+type Metrics struct{ out chan<- prometheus.Metric }
+
+// NewMetrics returns Metrics that write to out during one collection.
+func NewMetrics(out chan<- prometheus.Metric) Metrics { return Metrics{out} }
+
+// Counter emits a counter of a slot.
+func (m Metrics) Counter(name, help string, slot int, v uint64, labels ...string) {
+	m.emit(prometheus.CounterValue, name, help, slot, float64(v), labels)
+}
+
+// Gauge emits a gauge of a slot.
+func (m Metrics) Gauge(name, help string, slot int, v float64, labels ...string) {
+	m.emit(prometheus.GaugeValue, name, help, slot, v, labels)
+}
+
+// emit writes a constant metric; labels are alternating names and values.
+func (m Metrics) emit(kind prometheus.ValueType, name, help string, slot int, v float64, labels []string) {
+	fixed := prometheus.Labels{"slot": strconv.Itoa(slot)}
+	for i := 0; i+1 < len(labels); i += 2 {
+		fixed[labels[i]] = labels[i+1]
+	}
+	desc := prometheus.NewDesc("dxpu_"+name, help, nil, fixed)
+	m.out <- prometheus.MustNewConstMetric(desc, kind, v)
+}
+
+// Link emits the counters of a slot's link.
+func (m Metrics) Link(slot int, s *link.Stats) {
+	m.Counter("link_tlps_total", "TLPs through the link of the binding.", slot, s.TLPsSent, "direction", "out")
+	m.Counter("link_tlps_total", "TLPs through the link of the binding.", slot, s.TLPsReceived, "direction", "in")
+	m.Counter("link_payload_bytes_total", "Payload bytes of TLPs through the link of the binding.", slot, s.BytesSent, "direction", "out")
+	m.Counter("link_payload_bytes_total", "Payload bytes of TLPs through the link of the binding.", slot, s.BytesReceived, "direction", "in")
+	m.Counter("link_retransmissions_total", "Fragments of TLPs retransmitted.", slot, s.Retransmissions)
+	m.Counter("link_duplicates_total", "Fragments received more than once.", slot, s.Duplicates)
+	m.Counter("link_key_changes_total", "Key changes.", slot, s.KeyChanges)
+	for reason, n := range drops(&s.Drops) {
+		m.Counter("link_drops_total", "Datagrams dropped, by reason.", slot, n, "reason", reason)
+	}
+	for i, p := range s.Paths {
+		path := strconv.Itoa(i)
+		usable := 0.0
+		if p.Usable {
+			usable = 1
+		}
+		m.Gauge("path_usable", "1 if the path works for the binding.", slot, usable, "path", path)
+		m.Gauge("path_srtt_seconds", "Smoothed round trip of the path.", slot, p.SRTT.Seconds(), "path", path)
+		m.Gauge("path_mtu_bytes", "Largest datagram that the path uses.", slot, float64(p.MTU), "path", path)
+		m.Gauge("path_cwnd_bytes", "Congestion window of the path.", slot, float64(p.Cwnd), "path", path)
+	}
+}
+
+// Fabric emits the counters of the sockets.
+func (m Metrics) Fabric(f *netio.Fabric) {
+	stats := f.Stats()
+	var path prometheus.Labels
+	counter := func(name, help string, v uint64) {
+		m.out <- prometheus.MustNewConstMetric(prometheus.NewDesc("dxpu_"+name, help, nil, path), prometheus.CounterValue, float64(v))
+	}
+	counter("stray_datagrams_total", "Datagrams received for no binding of this node.", stats.Stray)
+	counter("stranger_datagrams_total", "Datagrams received for a binding from an address other than its peer's.", stats.Strangers)
+	for i, s := range stats.Paths {
+		path = prometheus.Labels{"path": strconv.Itoa(i)}
+		counter("udp_received_datagrams_total", "Datagrams received.", s.RxDatagrams)
+		counter("udp_received_batches_total", "System calls that received datagrams.", s.RxBatches)
+		counter("udp_sent_datagrams_total", "Datagrams sent.", s.TxDatagrams)
+		counter("udp_sent_batches_total", "System calls that sent datagrams.", s.TxBatches)
+		counter("udp_send_errors_total", "Datagrams that the kernel refused to send.", s.TxErrors)
+		counter("udp_segmentation_refused_total", "Batches sent as single datagrams because the kernel refused segmentation offload.", s.GSORefused)
+	}
 }

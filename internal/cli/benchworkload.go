@@ -137,7 +137,7 @@ func (o *workloadOptions) run(ctx context.Context, out, errOut io.Writer, file s
 	if o.json {
 		return writeJSON(out, r.json())
 	}
-	return r.print(out)
+	return printText(out, r.print)
 }
 
 // prepare checks the flags and returns the round trips.
@@ -285,7 +285,7 @@ func (r *replayed) json() any {
 	}
 }
 
-func (r *replayed) print(w io.Writer) error {
+func (r *replayed) print(w io.Writer) {
 	fmt.Fprintf(w, "%s: %d operations on %d streams, %d calls, %v of copies; basis: %s\n", r.Trace, r.Operations, r.Streams, r.Calls, perf.Bytes(r.Bytes), r.Basis)
 	fmt.Fprintf(w, "software GPU with %d tags of %d bytes, in %s", r.Tags, r.MRRS, r.Mode)
 	if r.Stretch > 0 {
@@ -305,7 +305,6 @@ func (r *replayed) print(w io.Writer) error {
 	for _, n := range r.Notes {
 		fmt.Fprintf(w, "note: %s\n", n)
 	}
-	return nil
 }
 
 func share(v float64) string { return fmt.Sprintf("%.2f %%", 100*v) }

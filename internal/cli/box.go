@@ -9,7 +9,6 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -136,9 +135,9 @@ func (o *boxOptions) file(models []device.Model) (file boxFile, err error) {
 		}
 		return file, nil
 	}
-	raw, err := os.ReadFile(o.config)
+	raw, err := readFlag("--config", o.config)
 	if err != nil {
-		return file, fmt.Errorf("--config: %w", err)
+		return file, err
 	}
 	if file, err = parseBoxFile(raw, models); err != nil {
 		return file, fmt.Errorf("--config: %s: %w", o.config, err)

@@ -103,10 +103,8 @@ func (c *connection) pool() (dxpuv1connect.PoolServiceClient, error) {
 	if cfg.Managers, err = client.ParseManagers(t.Manager); err != nil {
 		return nil, err
 	}
-	if t.CAFile != "" {
-		if cfg.CA, err = os.ReadFile(t.CAFile); err != nil {
-			return nil, fmt.Errorf("--ca-file: %w", err)
-		}
+	if cfg.CA, err = readFlag("--ca-file", t.CAFile); err != nil {
+		return nil, err
 	}
 	if cfg.Token, err = t.token(); err != nil {
 		return nil, err
@@ -119,6 +117,18 @@ func (c *connection) pool() (dxpuv1connect.PoolServiceClient, error) {
 		return nil, err
 	}
 	return api.Pool, nil
+}
+
+// readFlag reads the file that a flag names. Without a name it returns nil.
+func readFlag(flag, name string) ([]byte, error) {
+	if name == "" {
+		return nil, nil
+	}
+	raw, err := os.ReadFile(name)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", flag, err)
+	}
+	return raw, nil
 }
 
 // token returns the caller's token, "" for none.

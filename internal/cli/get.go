@@ -1,11 +1,14 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
@@ -198,4 +201,184 @@ func gpusOf(l *dxpuv1.Lease) []string {
 		}
 	}
 	return out
+}
+
+func newDescribeCommand(conn *connection) *cobra.Command {
+	return conn.register(group("describe", "Show one object in detail",
+		"Show everything that the manager knows about a host, a box, a GPU, a lease or a tenant.",
+		`  dxpu describe lease l-17
+  dxpu describe gpu b1/0 --json`,
+		describeCommand(conn, "lease", "LEASE", "l-17", poolAPI.GetLease,
+			func(id string) *dxpuv1.GetLeaseRequest { return &dxpuv1.GetLeaseRequest{LeaseId: id} },
+			(*dxpuv1.GetLeaseResponse).GetLease, describeLease),
+		describeCommand(conn, "host", "HOST", "h1", poolAPI.GetHost,
+			func(id string) *dxpuv1.GetHostRequest { return &dxpuv1.GetHostRequest{HostId: id} },
+			(*dxpuv1.GetHostResponse).GetHost, describeHost),
+		describeCommand(conn, "box", "BOX", "b1", poolAPI.GetBox,
+			func(id string) *dxpuv1.GetBoxRequest { return &dxpuv1.GetBoxRequest{BoxId: id} },
+			(*dxpuv1.GetBoxResponse).GetBox, describeBox),
+		describeCommand(conn, "gpu", "GPU", "b1/0", poolAPI.GetGPU,
+			func(id string) *dxpuv1.GetGPURequest { return &dxpuv1.GetGPURequest{GpuId: id} },
+			(*dxpuv1.GetGPUResponse).GetGpu, describeGPU),
+		describeCommand(conn, "tenant", "TENANT", "team-a", poolAPI.GetTenant,
+			func(id string) *dxpuv1.GetTenantRequest { return &dxpuv1.GetTenantRequest{TenantId: id} },
+			(*dxpuv1.GetTenantResponse).GetTenant, describeTenant)))
+}
+
+// describeCommand returns a command that shows one object of a kind.
+func describeCommand[Req, Res any, M proto.Message](conn *connection, kind, arg, example string,
+	m method[Req, Res], request func(id string) *Req, object func(*Res) M, text func(io.Writer, M),
+) *cobra.Command {
+	return objectCommand(conn, &cobra.Command{
+		Use: kind + " " + arg, Short: "Show a " + kind, Long: "Show everything that the manager knows about a " + kind + ".",
+		Example: "  dxpu describe " + kind + " " + example,
+	}, m, request, object, text)
+}
+
+func describeLease(w io.Writer, l *dxpuv1.Lease) {
+	fmt.Fprintf(w, "lease   %s of tenant %s\nstate   %s: %s\nhost    %s\n", l.Id, l.Spec.Tenant, enumWord(l.State), l.StateReason, l.HostId)
+	if l.ActiveTime != nil {
+		fmt.Fprintf(w, "active  after %s\n", duration(l.ActiveTime.AsTime().Sub(l.CreateTime.AsTime())))
+	}
+	for _, b := range l.Bindings {
+		why := ""
+		if b.Reason != 0 {
+			why = " (" + enumWord(b.Reason) + ")"
+		}
+		if b.Detail != "" {
+			why += ": " + b.Detail
+		}
+		fmt.Fprintf(w, "\nbinding %s, epoch %d: GPU %s to %s/%d is %s%s\n", b.Id, b.Epoch, b.GpuId, b.HostId, b.HostSlot,
+			enumWord(b.State), why)
+		if b.Ejected {
+			fmt.Fprintf(w, "        the guest has removed it; \"dxpu gpu replug %s\" plugs it in again\n", b.GpuId)
+		}
+		t := newTable(w, "STEP", "AT", "TOOK", "REPORTED BY")
+		for _, s := range b.Timeline {
+			t.row(s.Name, s.Time.AsTime().Local().Format("15:04:05.000"), duration(s.Duration.AsDuration()), cmp.Or(s.NodeId, "manager"))
+		}
+		t.flush()
+	}
+}
+
+func describeNode(w io.Writer, kind string, n *dxpuv1.NodeInfo) {
+	fmt.Fprintf(w, "%s    %s, node number %d, version %s\nstate   %s\nhas     revision %d of %d\n", kind, n.Id, n.Number, n.Version,
+		nodeState(n), n.AppliedRevision, n.DesiredRevision)
+	if n.Cordoned {
+		fmt.Fprintf(w, "cordon  %s\n", n.CordonReason)
+	}
+	for _, a := range n.Addresses {
+		fmt.Fprintf(w, "path %d  %s\n", a.Path, a.Address)
+	}
+}
+
+func describeHost(w io.Writer, h *dxpuv1.Host) {
+	describeNode(w, "host", h.Node)
+	fmt.Fprintln(w)
+	t := newTable(w, "SLOT", "DOMAIN", "GPU", "LEASE", "REPORTED", "USE", "PATHS", "TLPS SENT", "RECEIVED", "RETRANSMITTED")
+	for _, s := range h.Slots {
+		t.row(s.Slot, s.Domain, s.GpuId, s.LeaseId, enumWord(s.ObservedState), useWord(s.Use, s.Ejected), pathsWord(s.Paths),
+			s.Counters.GetTlpsSent(), s.Counters.GetTlpsReceived(), s.Counters.GetDatagramsRetransmitted())
+	}
+	t.flush()
+}
+
+func describeBox(w io.Writer, b *dxpuv1.Box) {
+	describeNode(w, "box ", b.Node)
+	fmt.Fprintf(w, "kind    %s\n\n", enumWord(b.Kind))
+	printGPUs(w, b.Gpus)
+}
+
+func describeGPU(w io.Writer, g *dxpuv1.GPU) {
+	d := g.Device
+	fmt.Fprintf(w, "gpu     %s: %s, %s, serial %s, PCI %04x:%04x\nhealth  %s", g.Id, d.GetModel(), size(d.GetMemoryBytes()),
+		d.GetSerial(), d.GetVendorId(), d.GetDeviceId(), gpuHealth(g))
+	if g.HealthDetail != "" {
+		fmt.Fprintf(w, ": %s", g.HealthDetail)
+	}
+	fmt.Fprintf(w, "\nstate   %s\n", gpuState(g))
+	if g.Cordoned {
+		fmt.Fprintf(w, "cordon  %s\n", g.CordonReason)
+	}
+	if g.BindingId != "" {
+		c := g.Counters
+		fmt.Fprintf(w, `lease   %s of tenant %s, binding %s to %s/%d; the box reports %s
+use     %s
+link    %d TLPs sent, %d received, %d datagrams retransmitted, %d refused
+`, g.LeaseId, g.Tenant, g.BindingId, g.HostId, g.HostSlot, enumWord(g.ObservedState), cmp.Or(useWord(g.Use, g.Ejected), "unknown"),
+			c.GetTlpsSent(), c.GetTlpsReceived(), c.GetDatagramsRetransmitted(), c.GetDatagramsRefused())
+	}
+	describeErrors(w, g.Errors)
+}
+
+// gpuHealth describes the health of a GPU in a few words.
+func gpuHealth(g *dxpuv1.GPU) string {
+	switch {
+	case g.Health == dxpuv1.Health_HEALTH_DEGRADED && g.QuarantinedUntil != nil:
+		return "out of service until " + g.QuarantinedUntil.AsTime().Local().Format("15:04")
+	case g.Health == dxpuv1.Health_HEALTH_DEGRADED && strings.HasPrefix(g.HealthDetail, "to be reset"):
+		return "to be reset"
+	}
+	return enumWord(g.Health)
+}
+
+// gpuState returns the state of a GPU, and whether it is cordoned or drained.
+func gpuState(g *dxpuv1.GPU) string {
+	state := enumWord(g.State)
+	switch {
+	case g.Draining:
+		state += ",draining"
+	case g.Cordoned:
+		state += ",cordoned"
+	}
+	return state
+}
+
+// useWord returns whether a guest uses a device.
+func useWord(u dxpuv1.Use, ejected bool) string {
+	if ejected {
+		return "removed by guest"
+	}
+	return enumWord(u)
+}
+
+// errorsWord lists errors with their counts, in the order of the list, which starts
+// with the gravest.
+func errorsWord(errs []*dxpuv1.DeviceError) string {
+	const shown = 3
+	var out []string
+	for _, e := range errs[:min(len(errs), shown)] {
+		out = append(out, fmt.Sprintf("XID %d x%d", e.Code, e.Count))
+	}
+	if len(errs) > shown {
+		out = append(out, "...")
+	}
+	return strings.Join(out, ", ")
+}
+
+// describeErrors lists the errors of a GPU and the action that each calls for.
+func describeErrors(w io.Writer, errs []*dxpuv1.DeviceError) {
+	if len(errs) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	t := newTable(w, "ERROR", "COUNT", "LAST", "CALLS FOR", "DESCRIPTION")
+	for _, e := range errs {
+		t.row(fmt.Sprintf("XID %d", e.Code), e.Count, e.LastTime.AsTime().Local().Format(time.DateTime),
+			strings.ReplaceAll(enumWord(e.Action), "-", " "), e.Detail)
+	}
+	t.flush()
+}
+
+// pathsWord lists the health of the paths of a binding.
+func pathsWord(paths []*dxpuv1.PathStatus) string {
+	var out []string
+	for _, p := range paths {
+		word := enumWord(p.Health)
+		if word == "" {
+			word = "unused"
+		}
+		out = append(out, word)
+	}
+	return strings.Join(out, ",")
 }

@@ -214,15 +214,14 @@ func openEmbedded() (driver.Bus, func(), error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	var b driver.Bus
 	g, err := gpu.New(gpu.Spec{})
 	if err == nil {
 		err = sys.Plug(0, g)
 	}
-	if err != nil {
-		sys.Close()
-		return nil, nil, err
+	if err == nil {
+		b, err = sys.Open(0)
 	}
-	b, err := sys.Open(0)
 	if err != nil {
 		sys.Close()
 		return nil, nil, err

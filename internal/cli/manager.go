@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -178,10 +179,7 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 }
 
 func (o *managerOptions) check() error {
-	if err := checkSpares(&o.reserve); err != nil {
-		return err
-	}
-	if err := o.storeOptions.check(); err != nil {
+	if err := cmp.Or(checkSpares(&o.reserve), o.storeOptions.check()); err != nil {
 		return err
 	}
 	switch {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -175,17 +174,16 @@ operation, by the paper's model and by the one fitted to its hardware.`,
 			if err != nil {
 				return err
 			}
-			return explain(cmd.OutOrStdout(), p)
+			return printText(cmd.OutOrStdout(), func(w io.Writer) { explain(w, p) })
 		},
 	}
 	flags.register(cmd)
 	return cmd
 }
 
-func explain(out io.Writer, p perf.Path) error {
+func explain(out io.Writer, p perf.Path) {
 	d := p.Delta()
-	var b strings.Builder
-	fmt.Fprintf(&b, `A GPU behind proxies answers a PCIe memory read after %v instead of %v: dRTT = %v.
+	fmt.Fprintf(out, `A GPU behind proxies answers a PCIe memory read after %v instead of %v: dRTT = %v.
 
 Reads wait for completions, so the added time has two effects. Every read is
 later by dRTT (term 1). Large reads run out of tags (term 2): %d tags x %d bytes
@@ -197,7 +195,7 @@ Time added to one operation:
 `, p.RTT, p.NativeRTT, d, p.Requester.Tags, p.Requester.MRRS, p.Requester.Window(),
 		p.Throughput(perf.HtoDByRead), p.NativeThroughput(perf.HtoDByRead), p.Requester.Window())
 	hw, sw := paper.HardwareCosts(), perf.PaperCosts()
-	w := tabwriter.NewWriter(&b, 0, 4, 2, ' ', 0)
+	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(w, "\tpaper's model\thardware, fitted")
 	for _, r := range []struct {
 		what string
@@ -214,10 +212,8 @@ Time added to one operation:
 	} {
 		fmt.Fprintf(w, "  %s\t%v\t%v\n", r.what, round2(r.a.At(d)), round2(r.b.At(d)))
 	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	fmt.Fprintf(&b, `
+	w.Flush()
+	fmt.Fprintf(out, `
 So kernels of 10us and of 100us without gaps between them run at %.0f %% and
 %.0f %% of native. If the GPU waits for the host anyway, the gap absorbs the added
 time: "dxpu model predict TRACE" replays a recorded run to measure this.
@@ -227,8 +223,6 @@ Between two GPUs, posted: %v over NVLink, %v under one proxy, %v across two.
 Fitted: %s.
 `, shareLeft(hw.Kernel, d, 10), shareLeft(hw.Kernel, d, 100),
 		p.PeerThroughput(perf.PeerNVLink, true), p.PeerThroughput(perf.PeerSameProxy, true), p.PeerThroughput(perf.PeerAcrossProxy, true), hw.Source)
-	_, err := io.WriteString(out, b.String())
-	return err
 }
 
 func round2(d time.Duration) time.Duration { return d.Round(10 * time.Nanosecond) }

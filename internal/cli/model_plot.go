@@ -114,28 +114,24 @@ func writeCDFSVG(file string, a *analysis) error {
 	if len(byNumber) == 0 {
 		return fmt.Errorf("plot: %s: the trace holds no kernels", file)
 	}
+	x := us(predict.ShortKernel)
 	for _, c := range []struct {
-		name  string
-		pts   plotter.XYs
-		color color.Color
-	}{{"by number", byNumber, blue}, {"by time", byTime, orange}} {
+		name string
+		pts  plotter.XYs
+		draw.LineStyle
+	}{
+		{"by number", byNumber, draw.LineStyle{Color: blue, Width: vg.Points(1.5)}},
+		{"by time", byTime, draw.LineStyle{Color: orange, Width: vg.Points(1.5)}},
+		{"10 us: short", plotter.XYs{{X: x, Y: 0}, {X: x, Y: 100}}, draw.LineStyle{Color: grey, Width: vg.Points(1), Dashes: []vg.Length{vg.Points(3), vg.Points(3)}}},
+	} {
 		line, err := plotter.NewLine(c.pts)
 		if err != nil {
 			return fmt.Errorf("plot: %w", err)
 		}
-		line.StepStyle = plotter.PostStep
-		line.Width, line.Color = vg.Points(1.5), c.color
+		line.StepStyle, line.LineStyle = plotter.PostStep, c.LineStyle
 		p.Add(line)
 		p.Legend.Add(c.name, line)
 	}
-	x := us(predict.ShortKernel)
-	mark, err := plotter.NewLine(plotter.XYs{{X: x, Y: 0}, {X: x, Y: 100}})
-	if err != nil {
-		return fmt.Errorf("plot: %w", err)
-	}
-	mark.Color, mark.Dashes = grey, []vg.Length{vg.Points(3), vg.Points(3)}
-	p.Add(mark)
-	p.Legend.Add("10 us: short", mark)
 	p.Legend.Top = true
 	p.Legend.YOffs = -p.Legend.YOffs
 	return save(p, file)

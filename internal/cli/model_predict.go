@@ -139,7 +139,7 @@ func (o *predictOptions) run(out, errOut io.Writer, file string) error {
 	if o.json {
 		return writeJSON(out, a.json(o.top))
 	}
-	return a.print(out, o.top, o.plot)
+	return printText(out, func(w io.Writer) { a.print(w, o.top, o.plot, isTerminal(out)) })
 }
 
 // warnOfTrace prints the defects of a trace that is used nevertheless.

@@ -11,10 +11,11 @@ import (
 
 	"github.com/dxpu-project/dxpu/internal/model/perf"
 	"github.com/dxpu-project/dxpu/internal/model/predict"
+	"github.com/dxpu-project/dxpu/internal/model/workload"
 )
 
 // print writes the report as text.
-func (a *analysis) print(out io.Writer, top int, plot bool) error {
+func (a *analysis) print(out io.Writer, top int, plot, colours bool) {
 	w := a.plan.Workload()
 	device := "unnamed GPU"
 	if len(w.Devices) > 0 {
@@ -34,23 +35,18 @@ func (a *analysis) print(out io.Writer, top int, plot bool) error {
 	fmt.Fprintf(t, "replay, %s costs\t%.2f %%\t%s\n", a.setting.Costs.Name, 100*r.Relative, r.Basis)
 	fmt.Fprintf(t, "whole trace\t%.2f %%\t%v -> %v\n", 100*r.Whole.Relative(), ms(r.Whole.Recorded), ms(r.Whole.Replayed))
 	fmt.Fprintf(t, "paper's additive estimate\t%.2f %%\t%v of GPU time + %v, without absorption\n", 100*r.Additive.Relative, ms(r.Additive.GPUTime), ms(r.Additive.Added))
-	if err := t.Flush(); err != nil {
-		return err
-	}
+	t.Flush()
 	a.printSteps(out)
-	if err := a.printBreakdown(out, top); err != nil {
-		return err
-	}
+	a.printBreakdown(out, top)
 	a.printCDF(out)
 	a.printSweep(out)
 	if plot {
-		fmt.Fprintf(out, "\n%s\n", plotSweep(a.sweep, isTerminal(out)))
+		fmt.Fprintf(out, "\n%s\n", plotSweep(a.sweep, colours))
 	}
 	fmt.Fprintf(out, "\nadvice\n")
 	for _, s := range a.verdict.Advice {
 		fmt.Fprintf(out, "  - %s\n", s)
 	}
-	return nil
 }
 
 const maxStepLines = 12
@@ -75,10 +71,10 @@ func (a *analysis) printSteps(out io.Writer) {
 		}
 		fmt.Fprintf(t, "%s\t%v\t%v\t%s\t\n", short(s.Name), ms(s.Recorded), ms(s.Replayed), relative)
 	}
-	_ = t.Flush() // the next write to out returns the same error
+	t.Flush()
 }
 
-func (a *analysis) printBreakdown(out io.Writer, top int) error {
+func (a *analysis) printBreakdown(out io.Writer, top int) {
 	s := &a.stats
 	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	fmt.Fprintf(t, "\nwhere the time went\tnumber\ttime\tshare\t\n")
@@ -105,7 +101,7 @@ func (a *analysis) printBreakdown(out io.Writer, top int) error {
 		}
 		fmt.Fprintf(t, "%s\t%d\t%v\t%.1f %%\t%v\n", short(k.Name), k.Count, ms(k.Time), percent(k.Time, s.KernelTime), k.Mean())
 	}
-	return t.Flush()
+	t.Flush()
 }
 
 func rate(c predict.CopyStats) string {
@@ -128,7 +124,7 @@ func (a *analysis) printCDF(out io.Writer) {
 			break
 		}
 	}
-	_ = t.Flush() // the next write to out returns the same error
+	t.Flush()
 }
 
 func (a *analysis) printSweep(out io.Writer) {
@@ -140,7 +136,7 @@ func (a *analysis) printSweep(out io.Writer) {
 	for _, r := range a.sweep {
 		fmt.Fprintf(t, "%v\t%.2f %%\t%.2f %%\t\n", r.RTT, 100*r.Relative, 100*r.Additive.Relative)
 	}
-	_ = t.Flush() // the next write to out returns the same error
+	t.Flush()
 }
 
 func percent(a, b time.Duration) float64 {
@@ -188,15 +184,6 @@ type resultJSON struct {
 	AdditiveNS int64   `json:"additive_added_ns"`
 }
 
-type stepJSON struct {
-	Name         string `json:"name"`
-	Recorded     int64  `json:"recorded_ns"`
-	Replayed     int64  `json:"replayed_ns"`
-	HostRecorded int64  `json:"host_recorded_ns"`
-	HostReplayed int64  `json:"host_replayed_ns"`
-	Operations   int    `json:"operations"`
-}
-
 type countJSON struct {
 	Name  string `json:"name"`
 	Count int    `json:"count"`
@@ -204,44 +191,32 @@ type countJSON struct {
 	Time  int64  `json:"time_ns"`
 }
 
-type dropJSON struct {
-	Reason string `json:"reason"`
-	Count  int64  `json:"count"`
-	First  string `json:"first,omitempty"`
-}
-
-type cdfJSON struct {
-	Duration int64   `json:"duration_ns"`
-	ByNumber float64 `json:"by_number"`
-	ByTime   float64 `json:"by_time"`
-}
-
 type analysisJSON struct {
-	File        string       `json:"file"`
-	Format      string       `json:"format"`
-	Devices     []string     `json:"devices"`
-	Events      int64        `json:"events"`
-	Dropped     int64        `json:"dropped"`
-	Drops       []dropJSON   `json:"drops"`
-	Notes       []string     `json:"notes"`
-	Doubts      []string     `json:"doubts"`
-	Operations  int          `json:"operations"`
-	Calls       int          `json:"calls"`
-	Costs       string       `json:"costs"`
-	NativeRTT   int64        `json:"native_rtt_ns"`
-	HostScale   float64      `json:"host_scale,omitempty"`
-	Prediction  resultJSON   `json:"prediction"`
-	Steps       []stepJSON   `json:"steps"`
-	Sweep       []resultJSON `json:"sweep"`
-	MeanKernel  int64        `json:"mean_kernel_ns"`
-	ShortShare  float64      `json:"short_kernel_share"`
-	Utilisation float64      `json:"gpu_utilisation"`
-	Time        []countJSON  `json:"time"`
-	Kernels     []countJSON  `json:"kernels"`
-	CDF         []cdfJSON    `json:"kernel_durations"`
-	Summary     string       `json:"summary"`
-	Doubt       string       `json:"doubt,omitempty"` // why the summary may not hold
-	Advice      []string     `json:"advice"`
+	File        string             `json:"file"`
+	Format      string             `json:"format"`
+	Devices     []string           `json:"devices"`
+	Events      int64              `json:"events"`
+	Dropped     int64              `json:"dropped"`
+	Drops       []workload.Drop    `json:"drops"`
+	Notes       []string           `json:"notes"`
+	Doubts      []string           `json:"doubts"`
+	Operations  int                `json:"operations"`
+	Calls       int                `json:"calls"`
+	Costs       string             `json:"costs"`
+	NativeRTT   int64              `json:"native_rtt_ns"`
+	HostScale   float64            `json:"host_scale,omitempty"`
+	Prediction  resultJSON         `json:"prediction"`
+	Steps       []predict.StepTime `json:"steps"`
+	Sweep       []resultJSON       `json:"sweep"`
+	MeanKernel  int64              `json:"mean_kernel_ns"`
+	ShortShare  float64            `json:"short_kernel_share"`
+	Utilisation float64            `json:"gpu_utilisation"`
+	Time        []countJSON        `json:"time"`
+	Kernels     []countJSON        `json:"kernels"`
+	CDF         []predict.CDFPoint `json:"kernel_durations"`
+	Summary     string             `json:"summary"`
+	Doubt       string             `json:"doubt,omitempty"` // why the summary may not hold
+	Advice      []string           `json:"advice"`
 }
 
 func resultOf(r *predict.Result) resultJSON {
@@ -261,12 +236,7 @@ func (a *analysis) json(top int) analysisJSON {
 		Operations: len(w.Ops), Calls: len(w.Calls), Costs: a.setting.Costs.Name, NativeRTT: a.setting.NativeRTT.Nanoseconds(), HostScale: a.setting.HostScale,
 		Prediction: resultOf(&a.result), MeanKernel: s.MeanKernel().Nanoseconds(), ShortShare: s.ShortShare(), Utilisation: s.Utilisation(),
 		Summary: a.verdict.Summary, Doubt: a.verdict.Doubt, Advice: a.verdict.Advice,
-	}
-	for _, d := range w.Report.Drops {
-		out.Drops = append(out.Drops, dropJSON{d.Reason, d.Count, d.Example})
-	}
-	for _, st := range a.result.Steps {
-		out.Steps = append(out.Steps, stepJSON{st.Name, st.Recorded.Nanoseconds(), st.Replayed.Nanoseconds(), st.HostRecorded.Nanoseconds(), st.HostReplayed.Nanoseconds(), st.Operations})
+		Drops: w.Report.Drops, Steps: a.result.Steps, CDF: s.Durations,
 	}
 	for i := range a.sweep {
 		out.Sweep = append(out.Sweep, resultOf(&a.sweep[i]))
@@ -282,9 +252,6 @@ func (a *analysis) json(top int) analysisJSON {
 		countJSON{"blocked calls", s.Blocked, 0, s.BlockedWait.Nanoseconds()})
 	for _, k := range s.ByName[:min(top, len(s.ByName))] {
 		out.Kernels = append(out.Kernels, countJSON{k.Name, k.Count, 0, k.Time.Nanoseconds()})
-	}
-	for _, p := range s.Durations {
-		out.CDF = append(out.CDF, cdfJSON{p.Duration.Nanoseconds(), p.ByNumber, p.ByTime})
 	}
 	return out
 }

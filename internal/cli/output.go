@@ -45,8 +45,13 @@ func printValue[T any](cmd *cobra.Command, asJSON bool, v T, text func(io.Writer
 	if asJSON {
 		return writeJSON(cmd.OutOrStdout(), v)
 	}
-	w := bufio.NewWriter(cmd.OutOrStdout()) // Flush returns the first error of all writes
-	text(w, v)
+	return printText(cmd.OutOrStdout(), func(w io.Writer) { text(w, v) })
+}
+
+// printText calls a function that prints, and returns the first error of its writes.
+func printText(out io.Writer, text func(io.Writer)) error {
+	w := bufio.NewWriter(out)
+	text(w)
 	return w.Flush()
 }
 

@@ -125,19 +125,16 @@ func (o *proxyOptions) agent(kind dxpuv1.NodeKind, p proxy, log *slog.Logger) (*
 	if err != nil {
 		return nil, err
 	}
-	var ca []byte
-	if o.conn.caFile != "" {
-		if ca, err = os.ReadFile(o.conn.caFile); err != nil {
-			return nil, fmt.Errorf("--ca-file: %w", err)
-		}
+	ca, err := readFlag("--ca-file", o.conn.caFile)
+	if err != nil {
+		return nil, err
 	}
-	token := os.Getenv("DXPU_JOIN_TOKEN")
-	if o.tokenFile != "" {
-		raw, err := os.ReadFile(o.tokenFile)
-		if err != nil {
-			return nil, fmt.Errorf("--join-token-file: %w", err)
-		}
-		token = strings.TrimSpace(string(raw))
+	token, err := readFlag("--join-token-file", o.tokenFile)
+	if err != nil {
+		return nil, err
+	}
+	if o.tokenFile == "" {
+		token = []byte(os.Getenv("DXPU_JOIN_TOKEN"))
 	}
 	name := o.name
 	if name == "" {
@@ -146,7 +143,7 @@ func (o *proxyOptions) agent(kind dxpuv1.NodeKind, p proxy, log *slog.Logger) (*
 		}
 	}
 	return agent.New(agent.Config{
-		Manager: url, JoinToken: token, Kind: kind, Name: name, Version: version(),
+		Manager: url, JoinToken: strings.TrimSpace(string(token)), Kind: kind, Name: name, Version: version(),
 		StateDir: o.stateDir, CA: ca, CAHash: o.caHash, Log: log,
 	}, p)
 }

@@ -84,39 +84,58 @@ func (o *topOptions) run(cmd *cobra.Command) error {
 	if o.interval <= 0 {
 		return usagef("--interval: %v is not positive", o.interval)
 	}
-	if o.admin == "" && os.Getenv("DXPU_ADMIN") == "" {
-		return o.runPool(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
-	}
-	target, err := adminURL(o.admin, "/slots", nil)
-	if err != nil {
-		return usage(err)
-	}
-	out := cmd.OutOrStdout()
-	screen := newScreen(cmd.InOrStdin(), out, o.once || o.asJSON)
-	defer screen.close()
-	ctx := cmd.Context()
-	prev, err := fetchReport(ctx, target)
+	next, err := o.source()
 	if err != nil {
 		return err
 	}
-	for screen.wait(ctx, o.interval) {
+	ctx := cmd.Context()
+	screen := newScreen(cmd.InOrStdin(), cmd.OutOrStdout(), o.once || o.asJSON)
+	defer screen.close()
+	for {
+		t, err := next(ctx)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return err
+		case t != nil:
+			if err := o.show(screen, t); err != nil || o.once {
+				return err
+			}
+		}
+		if !screen.wait(ctx, o.interval) {
+			return nil
+		}
+	}
+}
+
+// view is a table of "dxpu top".
+type view interface{ write(io.Writer) }
+
+// source returns a function that fetches the next table: of the pool, or of a proxy. The
+// first report of a proxy gives nil, because a table compares two reports.
+func (o *topOptions) source() (next func(context.Context) (view, error), err error) {
+	if o.admin == "" && os.Getenv("DXPU_ADMIN") == "" {
+		api, err := o.conn.pool()
+		return func(ctx context.Context) (view, error) { return fetchPoolTop(ctx, api, o.rows) }, err
+	}
+	target, err := adminURL(o.admin, "/slots", nil)
+	var prev *agent.Report
+	return func(ctx context.Context) (view, error) {
 		cur, err := fetchReport(ctx, target)
 		if err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return err
+			return nil, err
 		}
-		if err := o.show(screen, newTop(prev, cur, o.all)); err != nil || o.once {
-			return err
+		last := prev
+		if prev = cur; last == nil {
+			return nil, nil
 		}
-		prev = cur
-	}
-	return nil
+		return newTop(last, cur, o.all), nil
+	}, usage(err)
 }
 
 // show prints a table.
-func (o *topOptions) show(w *screen, t interface{ write(io.Writer) }) error {
+func (o *topOptions) show(w *screen, t view) error {
 	if o.asJSON {
 		return json.NewEncoder(w.out).Encode(t)
 	}

@@ -59,31 +59,6 @@ type topQueued struct {
 	Why      string        `json:"why"`
 }
 
-// runPool watches the pool until the user ends the command.
-func (o *topOptions) runPool(ctx context.Context, in io.Reader, out io.Writer) error {
-	api, err := o.conn.pool()
-	if err != nil {
-		return err
-	}
-	screen := newScreen(in, out, o.once || o.asJSON)
-	defer screen.close()
-	for {
-		t, err := fetchPoolTop(ctx, api, o.rows)
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return err
-		}
-		if err := o.show(screen, t); err != nil || o.once {
-			return err
-		}
-		if !screen.wait(ctx, o.interval) {
-			return nil
-		}
-	}
-}
-
 // fetchPoolTop asks the manager for the data of a table.
 func fetchPoolTop(ctx context.Context, api poolAPI, rows int) (*poolTop, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)

@@ -49,8 +49,9 @@ func (n NameStats) Mean() time.Duration { return n.Time / time.Duration(max(n.Co
 // the share of kernels, and of all kernels' time, in kernels up to Duration
 // (Figures 5 and 6 of the paper).
 type CDFPoint struct {
-	Duration         time.Duration
-	ByNumber, ByTime float64
+	Duration time.Duration `json:"duration_ns"`
+	ByNumber float64       `json:"by_number"`
+	ByTime   float64       `json:"by_time"`
 }
 
 // MeanKernel returns the average duration of a kernel.

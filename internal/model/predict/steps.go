@@ -58,14 +58,16 @@ func (p *Plan) moment(t *times, rc *rttCosts, call int32, at time.Duration) time
 // operation that it launched, whichever is later. Otherwise a host that runs ahead
 // of the GPU would make the first steps look short and the last one long.
 type StepTime struct {
-	Name               string
-	Recorded, Replayed time.Duration
+	Name     string        `json:"name"`
+	Recorded time.Duration `json:"recorded_ns"`
+	Replayed time.Duration `json:"replayed_ns"`
 	// HostRecorded and HostReplayed are the duration of the mark on the host.
-	HostRecorded, HostReplayed time.Duration
+	HostRecorded time.Duration `json:"host_recorded_ns"`
+	HostReplayed time.Duration `json:"host_replayed_ns"`
 	// Operations is the number of operations that the step launched. A step
 	// without any is as fast at every round trip, and does not count for the
 	// performance.
-	Operations int
+	Operations int `json:"operations"`
 }
 
 // stepTimes measures the steps in a replay.

@@ -9,9 +9,9 @@ import (
 
 // Drop counts the events that were dropped for one reason.
 type Drop struct {
-	Reason  string
-	Count   int64
-	Example string // position of the first one: "byte 1234", "row 7 of TABLE"
+	Reason  string `json:"reason"`
+	Count   int64  `json:"count"`
+	Example string `json:"first,omitempty"` // position of the first one: "byte 1234", "row 7 of TABLE"
 }
 
 // Report describes the quality of a trace. A trace with Dropped() > 0 is damaged,
