@@ -67,7 +67,7 @@ physical GPU.`,
 	o.spec.NativeRTT = perf.NativeRTT
 	f := cmd.Flags()
 	f.StringVar(&o.rtts, "rtt", "4.9us,6.8us,10us,19us", "round trips of a PCIe memory read, such as 2us,4us,8us or 2us:20us:2us")
-	f.Var(rttFlag{&o.spec.NativeRTT}, "native-rtt", "round trip of the recorded run")
+	rttVar(f, &o.spec.NativeRTT, "native-rtt", "round trip of the recorded run")
 	f.IntVar(&o.spec.Requester.Tags, "tags", perf.V100.Tags, "number of requests that the GPU keeps in flight; more if the recording needs them")
 	f.IntVar(&o.mrrs, "mrrs", int(perf.V100.MRRS), "Max_Read_Request_Size in bytes")
 	f.IntVar(&o.steps, "steps", 0, "number of training steps to replay (default: all)")
@@ -230,18 +230,13 @@ func (r *replayed) describe(w *workload.Workload, q perf.Requester) {
 		process uint64
 		number  int64
 	}
-	devices, used := map[device]bool{}, make([]bool, len(w.Streams))
+	devices, streams := map[device]bool{}, map[*workload.Stream]bool{}
 	for i := range w.Ops {
-		s := w.Ops[i].Stream
-		used[s] = true
-		devices[device{w.Streams[s].Process, w.Streams[s].Device}] = true
+		s := &w.Streams[w.Ops[i].Stream]
+		streams[s] = true
+		devices[device{s.Process, s.Device}] = true
 	}
-	for _, u := range used {
-		if u {
-			r.Streams++
-		}
-	}
-	r.Devices = len(devices)
+	r.Streams, r.Devices = len(streams), len(devices)
 	if r.Streams > playback.Queues {
 		r.Notes = append(r.Notes, fmt.Sprintf("%d streams on %d queues: streams that share a queue wait for each other", r.Streams, playback.Queues))
 	}

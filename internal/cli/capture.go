@@ -142,15 +142,9 @@ func (o *captureOptions) run(cmd *cobra.Command) (err error) {
 }
 
 func (o *captureOptions) query() url.Values {
-	q := url.Values{}
+	q := url.Values{"binding": {o.binding}, "snaplen": {strconv.Itoa(int(o.snaplen))}} // the proxy ignores empty values
 	if o.slot >= 0 {
 		q.Set("slot", strconv.Itoa(o.slot))
-	}
-	if o.binding != "" {
-		q.Set("binding", o.binding)
-	}
-	if o.snaplen > 0 {
-		q.Set("snaplen", strconv.Itoa(int(o.snaplen)))
 	}
 	return q
 }

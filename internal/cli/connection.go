@@ -254,31 +254,17 @@ func listCommand[Req, Res any, PReq pagedRequest[Req], PRes pagedResponse[Res]](
 	}, text)
 }
 
-// getCommand completes a command that prints the result of a method.
-func getCommand[Req, Res any, M proto.Message](
-	conn *connection, cmd *cobra.Command, m method[Req, Res], req *Req, object func(*Res) M, text func(io.Writer, M),
-) *cobra.Command {
-	cmd.Args = cobra.NoArgs
-	return valueCommand(cmd, func(cmd *cobra.Command, _ []string) (result M, err error) {
-		res, err := call(cmd.Context(), conn, m, req)
-		if err != nil {
-			return result, err
-		}
-		return object(res), nil
-	}, text)
-}
-
 // itself is the object function of a method whose response has no other message.
 func itself[M any](m M) M { return m }
 
-// objectCommand completes a command that calls a method for one object, by its ID,
-// and prints the object that the method returns.
-func objectCommand[Req, Res any, M proto.Message](conn *connection, cmd *cobra.Command,
-	m method[Req, Res], request func(id string) *Req, object func(*Res) M, text func(io.Writer, M),
+// getCommand completes a command that calls a method and prints the object that the
+// method returns. The words of the usage line, such as GPU, are the arguments.
+func getCommand[Req, Res any, M proto.Message](conn *connection, cmd *cobra.Command,
+	m method[Req, Res], request func(args []string) *Req, object func(*Res) M, text func(io.Writer, M),
 ) *cobra.Command {
-	cmd.Args = cobra.ExactArgs(1)
+	cmd.Args = cobra.ExactArgs(strings.Count(cmd.Use, " "))
 	return valueCommand(cmd, func(cmd *cobra.Command, args []string) (result M, err error) {
-		res, err := call(cmd.Context(), conn, m, request(args[0]))
+		res, err := call(cmd.Context(), conn, m, request(args))
 		if err != nil {
 			return result, err
 		}

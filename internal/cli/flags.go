@@ -39,63 +39,53 @@ func enumWords[E enum]() (out []string) {
 	return out
 }
 
-// enumFlag is a value of an enumeration as its word.
-type enumFlag[E enum] struct{ v *E }
-
-// enumVar adds such a flag.
-func enumVar[E enum](f *pflag.FlagSet, v *E, name, help string) { f.Var(enumFlag[E]{v}, name, help) }
+// flagValue implements pflag.Value with functions.
+type flagValue struct {
+	typ  string
+	set  func(string) error
+	text func() string
+}
 
 // Set implements pflag.Value.
-func (f enumFlag[E]) Set(s string) error {
-	values := E(0).Descriptor().Values()
-	for i := 1; i < values.Len(); i++ {
-		if e := E(values.Get(i).Number()); enumWord(e) == s {
-			*f.v = e
-			return nil
+func (f flagValue) Set(s string) error { return f.set(s) }
+
+// String implements pflag.Value.
+func (f flagValue) String() string { return f.text() }
+
+// Type implements pflag.Value.
+func (f flagValue) Type() string { return f.typ }
+
+// enumVar adds a flag for a value of an enumeration as its word.
+func enumVar[E enum](f *pflag.FlagSet, v *E, name, help string) {
+	f.Var(flagValue{"string", func(s string) error {
+		values := E(0).Descriptor().Values()
+		for i := 1; i < values.Len(); i++ {
+			if e := E(values.Get(i).Number()); enumWord(e) == s {
+				*v = e
+				return nil
+			}
 		}
-	}
-	return withHint(fmt.Errorf("unknown word %q", s), "one of %s", strings.Join(enumWords[E](), ", "))
+		return withHint(fmt.Errorf("unknown word %q", s), "one of %s", strings.Join(enumWords[E](), ", "))
+	}, func() string { return enumWord(*v) }}, name, help)
 }
 
-// String implements pflag.Value.
-func (f enumFlag[E]) String() string {
-	if f.v == nil {
-		return ""
-	}
-	return enumWord(*f.v)
-}
-
-// Type implements pflag.Value.
-func (enumFlag[E]) Type() string { return "string" }
-
-// sizeFlag is a number of bytes such as 4096, 64KiB or 16GiB.
-type sizeFlag[T int | uint64] struct{ v *T }
-
-// sizeVar adds such a flag. Its default is *v.
+// sizeVar adds a flag for a number of bytes such as 4096, 64KiB or 16GiB. Its default
+// is *v.
 func sizeVar[T int | uint64](f *pflag.FlagSet, v *T, name, help string) {
-	f.Var(sizeFlag[T]{v}, name, help)
+	f.Var(flagValue{"size", func(s string) error {
+		n, err := humanize.ParseBytes(s)
+		if err != nil || n > math.MaxInt64 {
+			return withHint(fmt.Errorf("%q is not a size", s), "write it like 16GiB or 512MiB")
+		}
+		*v = T(n)
+		return nil
+	}, func() string {
+		if *v == 0 {
+			return ""
+		}
+		return strings.ReplaceAll(size(uint64(*v)), " ", "")
+	}}, name, help)
 }
-
-// Set implements pflag.Value.
-func (f sizeFlag[T]) Set(s string) error {
-	n, err := humanize.ParseBytes(s)
-	if err != nil || n > math.MaxInt64 {
-		return withHint(fmt.Errorf("%q is not a size", s), "write it like 16GiB or 512MiB")
-	}
-	*f.v = T(n)
-	return nil
-}
-
-// String implements pflag.Value.
-func (f sizeFlag[T]) String() string {
-	if f.v == nil || *f.v == 0 {
-		return ""
-	}
-	return strings.ReplaceAll(size(uint64(*f.v)), " ", "")
-}
-
-// Type implements pflag.Value.
-func (sizeFlag[T]) Type() string { return "size" }
 
 // size prints a number of bytes, such as "16 GiB".
 func size(n uint64) string { return strings.Replace(humanize.IBytes(n), ".0 ", " ", 1) }

@@ -28,7 +28,7 @@ func newGetPoolCommand(conn *connection) *cobra.Command {
 		Use: "pool", Short: "Summarise the pool",
 		Long:    "Summarise the pool: its nodes, GPUs, spares and leases.",
 		Example: "  dxpu get pool",
-	}, poolAPI.GetPool, &dxpuv1.GetPoolRequest{}, (*dxpuv1.GetPoolResponse).GetPool, printPool)
+	}, poolAPI.GetPool, func([]string) *dxpuv1.GetPoolRequest { return &dxpuv1.GetPoolRequest{} }, (*dxpuv1.GetPoolResponse).GetPool, printPool)
 }
 
 func printPool(w io.Writer, p *dxpuv1.Pool) {
@@ -209,27 +209,27 @@ func newDescribeCommand(conn *connection) *cobra.Command {
 		`  dxpu describe lease l-17
   dxpu describe gpu b1/0 --json`,
 		describeCommand(conn, "lease", "LEASE", "l-17", poolAPI.GetLease,
-			func(id string) *dxpuv1.GetLeaseRequest { return &dxpuv1.GetLeaseRequest{LeaseId: id} },
+			func(args []string) *dxpuv1.GetLeaseRequest { return &dxpuv1.GetLeaseRequest{LeaseId: args[0]} },
 			(*dxpuv1.GetLeaseResponse).GetLease, describeLease),
 		describeCommand(conn, "host", "HOST", "h1", poolAPI.GetHost,
-			func(id string) *dxpuv1.GetHostRequest { return &dxpuv1.GetHostRequest{HostId: id} },
+			func(args []string) *dxpuv1.GetHostRequest { return &dxpuv1.GetHostRequest{HostId: args[0]} },
 			(*dxpuv1.GetHostResponse).GetHost, describeHost),
 		describeCommand(conn, "box", "BOX", "b1", poolAPI.GetBox,
-			func(id string) *dxpuv1.GetBoxRequest { return &dxpuv1.GetBoxRequest{BoxId: id} },
+			func(args []string) *dxpuv1.GetBoxRequest { return &dxpuv1.GetBoxRequest{BoxId: args[0]} },
 			(*dxpuv1.GetBoxResponse).GetBox, describeBox),
 		describeCommand(conn, "gpu", "GPU", "b1/0", poolAPI.GetGPU,
-			func(id string) *dxpuv1.GetGPURequest { return &dxpuv1.GetGPURequest{GpuId: id} },
+			func(args []string) *dxpuv1.GetGPURequest { return &dxpuv1.GetGPURequest{GpuId: args[0]} },
 			(*dxpuv1.GetGPUResponse).GetGpu, describeGPU),
 		describeCommand(conn, "tenant", "TENANT", "team-a", poolAPI.GetTenant,
-			func(id string) *dxpuv1.GetTenantRequest { return &dxpuv1.GetTenantRequest{TenantId: id} },
+			func(args []string) *dxpuv1.GetTenantRequest { return &dxpuv1.GetTenantRequest{TenantId: args[0]} },
 			(*dxpuv1.GetTenantResponse).GetTenant, describeTenant)))
 }
 
 // describeCommand returns a command that shows one object of a kind.
 func describeCommand[Req, Res any, M proto.Message](conn *connection, kind, arg, example string,
-	m method[Req, Res], request func(id string) *Req, object func(*Res) M, text func(io.Writer, M),
+	m method[Req, Res], request func(args []string) *Req, object func(*Res) M, text func(io.Writer, M),
 ) *cobra.Command {
-	return objectCommand(conn, &cobra.Command{
+	return getCommand(conn, &cobra.Command{
 		Use: kind + " " + arg, Short: "Show a " + kind, Long: "Show everything that the manager knows about a " + kind + ".",
 		Example: "  dxpu describe " + kind + " " + example,
 	}, m, request, object, text)

@@ -120,7 +120,7 @@ per line, for "dxpu manager restore" and "dxpu manager --restore".`,
 			if err != nil {
 				return err
 			}
-			b, err := saveBackup(args[0], &chunkReader{stream: stream})
+			b, err := saveBackup(args[0], stream)
 			if err = errors.Join(err, stream.Close()); err != nil {
 				return err
 			}
@@ -131,28 +131,6 @@ per line, for "dxpu manager restore" and "dxpu manager --restore".`,
 	return conn.register(cmd)
 }
 
-// chunkReader is an io.Reader of the chunks of a stream.
-type chunkReader struct {
-	stream *connect.ServerStreamForClient[dxpuv1.BackupResponse]
-	rest   []byte
-}
-
-// Read implements io.Reader.
-func (r *chunkReader) Read(b []byte) (int, error) {
-	for len(r.rest) == 0 {
-		if !r.stream.Receive() {
-			if err := r.stream.Err(); err != nil {
-				return 0, err
-			}
-			return 0, io.EOF
-		}
-		r.rest = r.stream.Msg().Chunk
-	}
-	n := copy(b, r.rest)
-	r.rest = r.rest[n:]
-	return n, nil
-}
-
 // savedBackup is the contents of a backup file.
 type savedBackup struct {
 	header  backup.Header
@@ -160,11 +138,13 @@ type savedBackup struct {
 }
 
 // saveBackup writes a backup to a file, atomically and verified.
-func saveBackup(path string, from io.Reader) (*savedBackup, error) {
+func saveBackup(path string, chunks *connect.ServerStreamForClient[dxpuv1.BackupResponse]) (*savedBackup, error) {
 	b := &savedBackup{}
-	err := atomicfile.Replace(path, func(f *os.File) error {
-		_, err := io.Copy(f, from)
-		if err == nil {
+	err := atomicfile.Replace(path, func(f *os.File) (err error) {
+		for err == nil && chunks.Receive() {
+			_, err = f.Write(chunks.Msg().Chunk)
+		}
+		if err = cmp.Or(err, chunks.Err()); err == nil {
 			_, err = f.Seek(0, io.SeekStart)
 		}
 		if err == nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/dxpu-project/dxpu/internal/model/perf"
 	"github.com/dxpu-project/dxpu/internal/model/perf/paper"
@@ -27,19 +28,17 @@ recorded runs. docs/model.md has the equations and the fitted constants.`,
 	return cmd
 }
 
-// rttFlag is a round trip on the command line.
-type rttFlag struct{ d *time.Duration }
-
-func (f rttFlag) String() string {
-	if f.d == nil || *f.d == 0 {
-		return ""
-	}
-	return f.d.String()
-}
-func (f rttFlag) Type() string { return "duration" }
-func (f rttFlag) Set(s string) (err error) {
-	*f.d, err = perf.ParseRTT(s)
-	return err
+// rttVar adds a flag for a round trip. Its default is *d.
+func rttVar(f *pflag.FlagSet, d *time.Duration, name, help string) {
+	f.Var(flagValue{"duration", func(s string) (err error) {
+		*d, err = perf.ParseRTT(s)
+		return err
+	}, func() string {
+		if *d == 0 {
+			return ""
+		}
+		return d.String()
+	}}, name, help)
 }
 
 // pathFlags are the flags that describe a perf.Path.
@@ -52,8 +51,8 @@ type pathFlags struct {
 func (p *pathFlags) register(cmd *cobra.Command) {
 	p.path.NativeRTT, p.path.RTT = perf.NativeRTT, paper.RTTLong
 	f := cmd.Flags()
-	f.Var(rttFlag{&p.path.RTT}, "rtt", "round trip of a PCIe memory read with disaggregation")
-	f.Var(rttFlag{&p.path.NativeRTT}, "native-rtt", "round trip without disaggregation")
+	rttVar(f, &p.path.RTT, "rtt", "round trip of a PCIe memory read with disaggregation")
+	rttVar(f, &p.path.NativeRTT, "native-rtt", "round trip without disaggregation")
 	f.IntVar(&p.path.Requester.Tags, "tags", perf.V100.Tags, "number of requests that the GPU keeps in flight")
 	f.IntVar(&p.mrrs, "mrrs", int(perf.V100.MRRS), "Max_Read_Request_Size in bytes")
 	f.IntVar(&p.gen, "gen", int(pcie.Gen3), "PCIe generation, 3 to 6")

@@ -64,8 +64,8 @@ many launches, or has long training steps without GPU work.`,
 	}
 	o.setting.NativeRTT, o.setting.RTT = perf.NativeRTT, paper.RTTLong
 	f := cmd.Flags()
-	f.Var(rttFlag{&o.setting.RTT}, "rtt", "round trip of a PCIe memory read with disaggregation")
-	f.Var(rttFlag{&o.setting.NativeRTT}, "native-rtt", "round trip of the recorded run")
+	rttVar(f, &o.setting.RTT, "rtt", "round trip of a PCIe memory read with disaggregation")
+	rttVar(f, &o.setting.NativeRTT, "native-rtt", "round trip of the recorded run")
 	f.IntVar(&o.setting.Requester.Tags, "tags", perf.V100.Tags, "number of requests that the GPU keeps in flight")
 	f.IntVar(&o.mrrs, "mrrs", int(perf.V100.MRRS), "Max_Read_Request_Size in bytes")
 	f.StringVar(&o.costs, "costs", "hardware", `added cost of each operation: "hardware" or "paper"`)

@@ -53,8 +53,8 @@ counts them with --stats, and is transparent otherwise.`,
 	s.NativeRTT = perf.NativeRTT
 	f := cmd.Flags()
 	f.SetInterspersed(false)
-	f.Var(rttFlag{&s.RTT}, "rtt", "round trip of a PCIe memory read to emulate")
-	f.Var(rttFlag{&s.NativeRTT}, "native-rtt", "round trip of this machine")
+	rttVar(f, &s.RTT, "rtt", "round trip of a PCIe memory read to emulate")
+	rttVar(f, &s.NativeRTT, "native-rtt", "round trip of this machine")
 	f.IntVar(&s.Requester.Tags, "tags", perf.V100.Tags, "number of requests that the GPU keeps in flight")
 	f.IntVar(&m.mrrs, "mrrs", int(perf.V100.MRRS), "Max_Read_Request_Size in bytes")
 	f.Float64Var(&m.rate, "native-gbps", 0, "GB/s of copies to the device here (0: measure)")
