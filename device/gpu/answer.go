@@ -32,7 +32,7 @@ type answers struct {
 	head    int
 	job     transaction.ReadJob
 	started bool
-	read    transaction.ReadFunc // g.readMemory, bound once
+	read    transaction.ReadFunc // g.readBAR, bound once
 	write   transaction.WriteFunc
 }
 

@@ -41,10 +41,8 @@ func (f Fault) String() string {
 
 // ParseFault reads the name of a fault.
 func ParseFault(s string) (Fault, error) {
-	for i := Kill; int(i) < len(faultNames); i++ {
-		if faultNames[i] == s {
-			return i, nil
-		}
+	if i := slices.Index(faultNames[Kill:], s); i >= 0 {
+		return Kill + Fault(i), nil
 	}
 	return 0, fmt.Errorf("gpu: unknown fault %q: want one of %q", s, faultNames[Kill:])
 }

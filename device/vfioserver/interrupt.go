@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math/bits"
 	"os"
+	"slices"
 	"sync"
 
 	"github.com/dxpu-project/dxpu/cfgspace"
@@ -97,12 +98,8 @@ func (s *interruptState) structures(bar int) []structure {
 
 // contains reports whether an access lies within one structure.
 func (s *interruptState) contains(bar int, offset uint64, n int) bool {
-	for _, x := range s.structures(bar) {
-		if n > 0 && offset >= x.start && offset+uint64(n) <= x.end() {
-			return true
-		}
-	}
-	return false
+	inside := func(x structure) bool { return offset >= x.start && offset+uint64(n) <= x.end() }
+	return n > 0 && slices.ContainsFunc(s.structures(bar), inside)
 }
 
 // overlay replaces the bytes of a read that belong to a structure.
