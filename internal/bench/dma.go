@@ -29,11 +29,11 @@ func dmaCases() []dmaCase {
 	var out []dmaCase
 	for _, s := range []sizes{{4096, 4096}, {128, 512}} {
 		for _, vm := range []bool{false, true} {
-			who := "embedded host"
+			front := "embedded host"
 			if vm {
-				who = "vfio-user, shared memory"
+				front = "vfio-user, shared memory"
 			}
-			out = append(out, dmaCase{fmt.Sprintf("%s, MPS %d, MRRS %d", who, s.mps, s.mrrs), pairSpec{slots: 1, sizes: s, vm: vm, tags: dmaTags}})
+			out = append(out, dmaCase{fmt.Sprintf("%s, MPS %d, MRRS %d", front, s.mps, s.mrrs), pairSpec{slots: 1, sizes: s, vm: vm, tags: dmaTags}})
 		}
 	}
 	return out

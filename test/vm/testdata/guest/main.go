@@ -20,7 +20,7 @@ import (
 func main() {
 	commands := map[string]func(ctx context.Context, args []string) error{
 		"use":  use,  // ADDRESS...: copies to each GPU and back
-		"poll": poll, // ADDRESS: reads a register for ever and prints each change
+		"poll": poll, // ADDRESS: reads a register until the end and prints each change
 		"hold": hold, // ADDRESS: does nothing until it loses the GPU
 		"peer": peer, // FROM TO: a GPU writes into the other's memory
 	}
