@@ -37,26 +37,22 @@ func (t *tester) numbers(typ reg.ElementType, n int) []float64 {
 // are placed here; c is what is in C before.
 func (t *tester) launch(ctx context.Context, l reg.Launch, a, b, c []float64, n int, result reg.ElementType) ([]float64, error) {
 	at := t.scratch
-	place := func(values []float64, size int) (uint64, error) {
-		p := at
-		at += Ptr(max(size, 1)+mallocAlign-1) &^ (mallocAlign - 1)
-		if int(at-t.scratch) > t.size {
-			return 0, fmt.Errorf("operands need %d bytes, there are %d", at-t.scratch, t.size)
+	for _, operand := range []struct {
+		addr   *uint64
+		values []float64
+		size   int
+	}{{&l.A, a, len(a) * l.Type.Size()}, {&l.B, b, len(b) * l.Type.Size()}, {&l.C, c, n * result.Size()}} {
+		*operand.addr = uint64(at)
+		next := at + Ptr(max(operand.size, 1)+mallocAlign-1)&^(mallocAlign-1)
+		if int(next-t.scratch) > t.size {
+			return nil, fmt.Errorf("operands need %d bytes, there are %d", next-t.scratch, t.size)
 		}
-		if len(values) == 0 {
-			return uint64(p), nil
+		if len(operand.values) > 0 {
+			if err := t.stream.Upload(ctx, at, appendElements(nil, l.Type, operand.values)); err != nil {
+				return nil, err
+			}
 		}
-		return uint64(p), t.stream.Upload(ctx, p, appendElements(nil, l.Type, values))
-	}
-	var err error
-	if l.A, err = place(a, len(a)*l.Type.Size()); err != nil {
-		return nil, err
-	}
-	if l.B, err = place(b, len(b)*l.Type.Size()); err != nil {
-		return nil, err
-	}
-	if l.C, err = place(c, n*result.Size()); err != nil {
-		return nil, err
+		at = next
 	}
 	if err := t.stream.Launch(ctx, l); err != nil {
 		return nil, err

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
-	"os"
 	"sync"
 	"time"
 
@@ -99,16 +98,14 @@ func (o Options) Open(ctx context.Context, path string) (*Bus, error) {
 }
 
 func (b *Bus) setUp(ctx context.Context) error {
-	dump := make([]byte, pcie.ConfigSize)
-	info, file, err := b.client.RegionInfo(ctx, vfiouser.RegionConfig)
+	size, err := b.regionSize(ctx, vfiouser.RegionConfig)
 	if err != nil {
 		return err
 	}
-	closeFile(file)
-	if info.Size < pcie.ConfigSizePCI || info.Size > pcie.ConfigSize {
-		return fmt.Errorf("configuration space of %d bytes", info.Size)
+	if size < pcie.ConfigSizePCI || size > pcie.ConfigSize {
+		return fmt.Errorf("configuration space of %d bytes", size)
 	}
-	dump = dump[:info.Size]
+	dump := make([]byte, size)
 	if err := b.client.RegionRead(ctx, vfiouser.RegionConfig, 0, dump); err != nil {
 		return err
 	}
@@ -174,21 +171,20 @@ func (b *Bus) reread(ctx context.Context, dump []byte) error {
 func (b *Bus) assign(ctx context.Context, kinds [pcie.MaxBARs]cfgspace.BAR) error {
 	next32, next64 := b.opts.BAR32, b.opts.BAR64
 	for i := range b.bars {
-		info, file, err := b.client.RegionInfo(ctx, uint32(i))
+		size, err := b.regionSize(ctx, uint32(i))
 		if err != nil {
 			return err
 		}
-		closeFile(file)
-		b.bars[i] = region{bus: b, index: uint32(i), size: info.Size}
-		if info.Size == 0 {
+		b.bars[i] = region{bus: b, index: uint32(i), size: size}
+		if size == 0 {
 			continue
 		}
 		next := &next32
 		if kinds[i].Kind == cfgspace.Memory64 {
 			next = &next64
 		}
-		addr := (*next + info.Size - 1) &^ (info.Size - 1)
-		*next = addr + info.Size
+		addr := (*next + size - 1) &^ (size - 1)
+		*next = addr + size
 		b.ConfigWrite32(cfgspace.OffBAR0+4*i, uint32(addr))
 		if kinds[i].Kind == cfgspace.Memory64 {
 			b.ConfigWrite32(cfgspace.OffBAR0+4*i+4, uint32(addr>>32))
@@ -197,10 +193,14 @@ func (b *Bus) assign(ctx context.Context, kinds [pcie.MaxBARs]cfgspace.BAR) erro
 	return nil
 }
 
-func closeFile(f *os.File) {
-	if f != nil {
-		_ = f.Close()
+// regionSize returns the size of a region. It closes the region's file: all accesses are
+// messages.
+func (b *Bus) regionSize(ctx context.Context, i uint32) (uint64, error) {
+	info, file, err := b.client.RegionInfo(ctx, i)
+	if file != nil {
+		_ = file.Close()
 	}
+	return info.Size, err
 }
 
 // ConfigRead32 implements driver.Bus.
