@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/x509"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -32,7 +31,7 @@ const (
 )
 
 func unauthenticated(format string, args ...any) error {
-	return connect.NewError(connect.CodeUnauthenticated, fmt.Errorf(format, args...))
+	return errorf(connect.CodeUnauthenticated, format, args...)
 }
 
 // errNoCredential is the answer to a caller without a credential.

@@ -2,7 +2,6 @@ package manager
 
 import (
 	"context"
-	"fmt"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -18,7 +17,7 @@ import (
 type guard struct{ m *Manager }
 
 func denied(format string, args ...any) error {
-	return connect.NewError(connect.CodePermissionDenied, fmt.Errorf(format, args...))
+	return errorf(connect.CodePermissionDenied, format, args...)
 }
 
 func (g *guard) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {

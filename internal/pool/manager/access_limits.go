@@ -234,7 +234,7 @@ func (l *limits) openStream(c *call) (leave func(), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.streams[key] >= maxStreams {
-		return nil, connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("%s has %d watches open, which is the limit: close some", key, maxStreams))
+		return nil, errorf(connect.CodeResourceExhausted, "%s has %d watches open, which is the limit: close some", key, maxStreams)
 	}
 	l.streams[key]++
 	return func() {

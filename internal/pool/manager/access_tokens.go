@@ -49,7 +49,7 @@ func checkToken(r *dxpuv1.CreateTokenRequest) error {
 // createToken creates a token for a request that checkToken has accepted.
 func (t *tx) createToken(r *dxpuv1.CreateTokenRequest, creator string) (*dxpuv1.Token, string, error) {
 	if t.tokens.len() >= maxTokens {
-		return nil, "", connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("the pool has %d tokens, which is the limit: delete some", maxTokens))
+		return nil, "", errorf(connect.CodeResourceExhausted, "the pool has %d tokens, which is the limit: delete some", maxTokens)
 	}
 	id, secret, hash := auth.NewToken()
 	rec := &tokenRecord{
@@ -94,8 +94,7 @@ func (s *poolService) DeleteToken(ctx context.Context, req *connect.Request[dxpu
 			return notFound("token", truncateText(req.Msg.TokenId))
 		}
 		if r.Role == dxpuv1.Role_ROLE_ADMIN && r.ExpireTime.IsZero() && t.cfg.Open == OpenNever && t.isLastAdmin(r.ID) {
-			return connect.NewError(connect.CodeFailedPrecondition,
-				fmt.Errorf("token_id: %s is the last admin token that does not expire; create another one first", r.ID))
+			return errorf(connect.CodeFailedPrecondition, "token_id: %s is the last admin token that does not expire; create another one first", r.ID)
 		}
 		t.tokens.remove(r.ID)
 		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TOKEN_CHANGED}, "token %s of %s was deleted", r.ID, tokenOwner(r))

@@ -12,17 +12,21 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
+// errorf returns an error of the API with a code.
+func errorf(code connect.Code, format string, args ...any) error {
+	return connect.NewError(code, fmt.Errorf(format, args...))
+}
+
 func invalid(format string, args ...any) error {
-	return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf(format, args...))
+	return errorf(connect.CodeInvalidArgument, format, args...)
 }
 
 func notFound(kind, id string) error {
-	return connect.NewError(connect.CodeNotFound, fmt.Errorf("%s %q does not exist", kind, id))
+	return errorf(connect.CodeNotFound, "%s %q does not exist", kind, id)
 }
 
 func conflict(kind, id string, have, want uint64) error {
-	return connect.NewError(connect.CodeAborted,
-		fmt.Errorf("resource_version: %s %s has version %d, not %d; read it again", kind, id, have, want))
+	return errorf(connect.CodeAborted, "resource_version: %s %s has version %d, not %d; read it again", kind, id, have, want)
 }
 
 // apiError passes errors of the API on, and turns all others, which come from

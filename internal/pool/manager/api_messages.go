@@ -1,6 +1,8 @@
 package manager
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -217,21 +219,11 @@ func (t *tx) desiredBinding(b *bindingRecord, slot uint32, peer string, peerSlot
 // mtu returns the smallest MTU of all paths that both sides have.
 func (t *tx) mtu(a, b *nodeRecord) uint32 {
 	mtu := uint32(0)
-	for _, n := range []*nodeRecord{a, b} {
-		for _, addr := range n.Addresses {
-			m := addr.MTU
-			if m == 0 {
-				m = t.cfg.MTU
-			}
-			if mtu == 0 || m < mtu {
-				mtu = m
-			}
-		}
+	for _, addr := range slices.Concat(a.Addresses, b.Addresses) {
+		m := cmp.Or(addr.MTU, t.cfg.MTU)
+		mtu = min(cmp.Or(mtu, m), m)
 	}
-	if mtu == 0 {
-		return t.cfg.MTU
-	}
-	return mtu
+	return cmp.Or(mtu, t.cfg.MTU)
 }
 
 func commonPaths(a, b *nodeRecord) []uint32 {

@@ -73,22 +73,11 @@ func (t *tx) clearHost(id string) *bindingRecord {
 	if b.State == detaching {
 		b.Detail = ""
 	}
-	if r := t.removal(b); r.GetForced() {
+	if r := t.observedSlot(b.HostID, b.HostSlot).GetRemoval(); r.GetForced() && r.BindingId == b.ID {
 		t.event(b.event(dxpuv1.EventType_EVENT_TYPE_GPU_TAKEN), "GPU %s was removed from the guest of %s slot %d by force: %s",
 			b.gpuID(), b.HostID, b.HostSlot, truncateText(r.Detail))
 	}
 	return b
-}
-
-// removal returns the host's report of how it removed a binding's device, nil
-// for none.
-func (t *tx) removal(b *bindingRecord) *dxpuv1.Removal {
-	for _, s := range t.live[b.HostID].observed.GetSlots() {
-		if s.Slot == b.HostSlot && s.Removal.GetBindingId() == b.ID {
-			return s.Removal
-		}
-	}
-	return nil
 }
 
 func (s *poolService) ReplugGPU(ctx context.Context, req *connect.Request[dxpuv1.ReplugGPURequest]) (*connect.Response[dxpuv1.ReplugGPUResponse], error) {
@@ -99,8 +88,7 @@ func (s *poolService) ReplugGPU(ctx context.Context, req *connect.Request[dxpuv1
 			return err
 		}
 		if b.State != attached || !b.Ejected {
-			return connect.NewError(connect.CodeFailedPrecondition,
-				fmt.Errorf("gpu_id: the guest of %s has not ejected GPU %s, so there is nothing to plug in again", b.HostID, req.Msg.GpuId))
+			return errorf(connect.CodeFailedPrecondition, "gpu_id: the guest of %s has not ejected GPU %s, so there is nothing to plug in again", b.HostID, req.Msg.GpuId)
 		}
 		b = t.bindings.edit(b.ID)
 		b.Replugs++

@@ -78,18 +78,9 @@ func (t *tx) bindingID() string {
 func (t *tx) newBinding(l *leaseRecord, host string, hostSlot uint32, gpu placement.Ref) *bindingRecord {
 	t.meta.Epoch++
 	b := &bindingRecord{
-		ID:       t.bindingID(),
-		Epoch:    t.meta.Epoch,
-		LeaseID:  l.ID,
-		HostID:   host,
-		HostSlot: hostSlot,
-		BoxID:    gpu.Box,
-		BoxSlot:  gpu.Slot,
-		Secret:   make([]byte, 32),
-		// The host does not know of the binding yet: it has nothing to clear.
-		HostClear: true,
-		Trace:     l.Trace,
-		Steps:     []stepRecord{{Name: "created", Time: t.now}},
+		ID: t.bindingID(), Epoch: t.meta.Epoch, LeaseID: l.ID, HostID: host, HostSlot: hostSlot, BoxID: gpu.Box, BoxSlot: gpu.Slot,
+		Secret: make([]byte, 32), Trace: l.Trace, Steps: []stepRecord{{Name: "created", Time: t.now}},
+		HostClear: true, // the host does not know of the binding yet
 	}
 	_, _ = rand.Read(b.Secret) // never fails: crypto/rand ends the program instead
 	return b
@@ -358,15 +349,15 @@ func (t *tx) addSteps(b *bindingRecord, node string, o *dxpuv1.ObservedBinding) 
 // maxSteps bounds the number of inner steps that are recorded from one report.
 const maxSteps = 32
 
-func (t *tx) gpuSlot(b *bindingRecord) *slotRecord {
-	if n := t.nodes.get(b.BoxID); n != nil {
-		return n.slot(b.BoxSlot)
+func (t *tx) boxSlot(r placement.Ref) *slotRecord {
+	if n := t.nodes.get(r.Box); n != nil {
+		return n.slot(r.Slot)
 	}
 	return nil
 }
 
 func (t *tx) gpuHealth(b *bindingRecord) dxpuv1.Health {
-	s := t.gpuSlot(b)
+	s := t.boxSlot(b.ref())
 	if s == nil || s.Device == nil {
 		return dxpuv1.Health_HEALTH_FAILED // the slot is empty
 	}
@@ -377,7 +368,7 @@ func (t *tx) gpuHealth(b *bindingRecord) dxpuv1.Health {
 }
 
 func (t *tx) gpuDetail(b *bindingRecord) string {
-	if s := t.gpuSlot(b); s != nil && s.Device != nil {
+	if s := t.boxSlot(b.ref()); s != nil && s.Device != nil {
 		return cmp.Or(s.HealthDetail, s.Fault.outOfService())
 	}
 	return "the slot is empty"

@@ -1,8 +1,8 @@
 package manager
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -64,15 +64,7 @@ func (l *eventLog) add(events []*dxpuv1.Event) {
 func (l *eventLog) after(from uint64) (events []*dxpuv1.Event, newest uint64, more <-chan struct{}, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	i, _ := slices.BinarySearchFunc(l.events, from+1, func(e *dxpuv1.Event, r uint64) int {
-		switch {
-		case e.Revision < r:
-			return -1
-		case e.Revision > r:
-			return 1
-		}
-		return 0
-	})
+	i, _ := slices.BinarySearchFunc(l.events, from+1, func(e *dxpuv1.Event, r uint64) int { return cmp.Compare(e.Revision, r) })
 	foreign := from > l.revision && revision.Incarnation(from) != revision.Incarnation(l.revision)
 	return slices.Clone(l.events[i:]), l.revision, l.more, from >= l.floor && !foreign
 }
@@ -98,7 +90,7 @@ func matches(e *dxpuv1.Event, f *dxpuv1.EventFilter) bool {
 }
 
 func errForgotten() error {
-	return connect.NewError(connect.CodeOutOfRange, errors.New("after_revision: these events are no longer kept; list again"))
+	return errorf(connect.CodeOutOfRange, "after_revision: these events are no longer kept; list again")
 }
 
 func (s *poolService) WatchEvents(ctx context.Context, req *connect.Request[dxpuv1.WatchEventsRequest], stream *connect.ServerStream[dxpuv1.WatchEventsResponse]) error {

@@ -2,7 +2,6 @@ package manager
 
 import (
 	"context"
-	"fmt"
 	"iter"
 	"maps"
 	"slices"
@@ -122,8 +121,7 @@ func (s *poolService) ReplaceGPU(ctx context.Context, req *connect.Request[dxpuv
 		t.replace([]string{b.ID})
 		next := t.bindings.get(t.bindings.get(b.ID).Successor)
 		if next == nil {
-			return connect.NewError(connect.CodeResourceExhausted,
-				fmt.Errorf("gpu_id: no other GPU fits lease %s; nothing was changed", b.LeaseID))
+			return errorf(connect.CodeResourceExhausted, "gpu_id: no other GPU fits lease %s; nothing was changed", b.LeaseID)
 		}
 		res.Binding = bindingMessage(next)
 		res.Lease = t.leaseMessage(t.leases.get(b.LeaseID))
@@ -140,7 +138,7 @@ func (t *tx) leasedGPU(id string) (*bindingRecord, error) {
 	if b := t.holderOf(placement.Ref{Box: n.ID, Slot: s.Slot}); b != nil && b.serving() {
 		return b, nil
 	}
-	return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("gpu_id: %s is not leased; only leased GPUs can be replaced or plugged in again", id))
+	return nil, errorf(connect.CodeFailedPrecondition, "gpu_id: %s is not leased; only leased GPUs can be replaced or plugged in again", id)
 }
 
 // gpuByID finds a GPU by its ID.

@@ -199,7 +199,7 @@ func (t *tx) advanceRepair(id string, slot uint32) {
 		t.touch(id)
 		return
 	}
-	if t.resetSeen(id, slot) != c.Reset {
+	if t.observedSlot(id, slot).GetResetSequence() != c.Reset {
 		if t.now.Sub(c.ResetAsked) >= resetPatience {
 			t.editFault(id, slot, func(c *faultRecord) { c.ResetAsked = t.now })
 			e := gpuEvent(t.nodes.get(id), slot, dxpuv1.EventType_EVENT_TYPE_OVERDUE)
@@ -238,19 +238,6 @@ func (t *tx) editFault(id string, slot uint32, f func(*faultRecord)) *slotRecord
 	f(&c)
 	s.Fault = &c
 	return s
-}
-
-// resetSeen returns the sequence of the last reset of a slot that its box has
-// carried out.
-func (t *tx) resetSeen(id string, slot uint32) uint64 {
-	if l := t.live[id]; l != nil {
-		for _, s := range l.observed.GetSlots() {
-			if s.Slot == slot {
-				return s.ResetSequence
-			}
-		}
-	}
-	return 0
 }
 
 // desiredResets returns the resets that a box has not confirmed.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"connectrpc.com/connect"
@@ -37,20 +36,19 @@ type Cluster interface {
 // notLeading returns the answer of a manager that is not the leader.
 func (m *Manager) notLeading() error {
 	if m.cluster == nil {
-		return connect.NewError(connect.CodeUnavailable, errors.New("the manager is stopping"))
+		return errorf(connect.CodeUnavailable, "the manager is stopping")
 	}
 	url := m.leaderURL()
 	if url == "" {
-		return connect.NewError(connect.CodeUnavailable, errors.New("no manager is the leader at the moment; try again in a second"))
+		return errorf(connect.CodeUnavailable, "no manager is the leader at the moment; try again in a second")
 	}
-	return connect.NewError(connect.CodeUnavailable, fmt.Errorf("this manager is not the leader; %s is", url))
+	return errorf(connect.CodeUnavailable, "this manager is not the leader; %s is", url)
 }
 
 // errDeposed is the answer to a call that was under way when the leadership
 // ended.
 func errDeposed() error {
-	return connect.NewError(connect.CodeUnavailable,
-		errors.New("this manager is no longer the leader; the call may or may not have been carried out: look it up, or repeat it with the same request_id"))
+	return errorf(connect.CodeUnavailable, "this manager is no longer the leader; the call may or may not have been carried out: look it up, or repeat it with the same request_id")
 }
 
 // leaderURL returns the URL of the leader, "" if it is not known.
@@ -196,12 +194,10 @@ func (m *Manager) load(ctx context.Context) bool {
 
 // pause waits for d, and no longer than ctx or until end is closed.
 func pause(ctx context.Context, end <-chan struct{}, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
 	case <-ctx.Done():
 	case <-end:
-	case <-t.C:
+	case <-time.After(d):
 	}
 }
 

@@ -33,8 +33,7 @@ func (s *poolService) CreateLease(ctx context.Context, req *connect.Request[dxpu
 	return updateResponse(ctx, s.m, res, func(t *tx) error {
 		if old := t.leaseByRequest(req.Msg.RequestId, spec.Tenant); old != nil {
 			if !proto.Equal(old.asked(), spec) {
-				return connect.NewError(connect.CodeAlreadyExists,
-					fmt.Errorf("request_id: %q was used for another spec by lease %s; use a new one", old.RequestID, old.ID))
+				return errorf(connect.CodeAlreadyExists, "request_id: %q was used for another spec by lease %s; use a new one", old.RequestID, old.ID)
 			}
 			res.Lease = t.leaseMessage(old)
 			return nil
@@ -76,8 +75,7 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 	}
 	why := strings.Join(t.whyNotNow(l), " ")
 	if !spec.Wait {
-		return nil, connect.NewError(connect.CodeResourceExhausted,
-			fmt.Errorf("no capacity for this lease now: %s Set spec.wait to wait in the queue", why))
+		return nil, errorf(connect.CodeResourceExhausted, "no capacity for this lease now: %s Set spec.wait to wait in the queue", why)
 	}
 	t.setLeaseState(l.ID, leasePending, "in the queue: "+why)
 	return l, nil

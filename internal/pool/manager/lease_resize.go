@@ -43,8 +43,7 @@ func (t *tx) resize(l *leaseRecord, r *dxpuv1.ResizeLeaseRequest) error {
 	case r.ResourceVersion != 0 && r.ResourceVersion != l.ResourceVersion:
 		return conflict("lease", l.ID, l.ResourceVersion, r.ResourceVersion)
 	case l.State != leaseActive:
-		return connect.NewError(connect.CodeFailedPrecondition,
-			fmt.Errorf("lease_id: %s is %s; only a lease that is active can be resized", l.ID, leaseWord(l.State)))
+		return errorf(connect.CodeFailedPrecondition, "lease_id: %s is %s; only a lease that is active can be resized", l.ID, leaseWord(l.State))
 	case r.Count > l.spec.Count:
 		return t.grow(l, r.Count)
 	}
@@ -69,8 +68,7 @@ func (t *tx) grow(l *leaseRecord, count uint32) error {
 	h := t.chooseHost(placement.HostRequest{Count: int(more), Host: l.HostID, Domain: t.domainOf(l)})
 	if !d.OK() || !h.OK() {
 		why := strings.Join(append(h.Why, d.Why...), " ")
-		return connect.NewError(connect.CodeResourceExhausted,
-			fmt.Errorf("count: lease %s cannot grow by %d GPUs now: %s", l.ID, more, strings.TrimSuffix(why, ".")))
+		return errorf(connect.CodeResourceExhausted, "count: lease %s cannot grow by %d GPUs now: %s", l.ID, more, strings.TrimSuffix(why, "."))
 	}
 	l = t.setCount(l.ID, count, "")
 	l.explain(fmt.Sprintf("It grew by %d GPUs.", more))
@@ -103,7 +101,7 @@ func (t *tx) shrink(l *leaseRecord, count uint32) {
 			continue
 		}
 		h := placement.LeasedGPU{Ref: b.ref(), Attached: b.State == attached, Order: b.Epoch}
-		if n, s := t.nodes.get(b.BoxID), t.gpuSlot(b); s != nil && s.Device != nil {
+		if n, s := t.nodes.get(b.BoxID), t.boxSlot(b.ref()); s != nil && s.Device != nil {
 			h.Domain, h.Sound = s.Device.NVLinkDomain, n.takesBindings() && s.takesBindings()
 		}
 		ids[h.Ref] = id

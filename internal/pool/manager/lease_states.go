@@ -77,21 +77,18 @@ func (t *tx) advanceHolding(id string) bool {
 	}
 	hopeless := l.Attempts+len(broken) >= maxAttempts*int(l.spec.Count)
 	replaced := !(l.ActiveTime.IsZero() && hopeless) && t.replace(broken)
-	switch {
-	case replaced || !l.ActiveTime.IsZero():
-	case l.spec.Wait && !hopeless:
-		b := t.bindings.get(broken[0])
-		t.requeue(id, dxpuv1.Reason_REASON_LEASE_FAILED,
-			fmt.Sprintf("back in the queue: GPU %s could not be attached (%s)", b.gpuID(), cmp.Or(b.Detail, reasonWord(b.Reason))))
-		return true
-	default:
-		t.editLease(id).Failing = true
-		b := t.bindings.get(broken[0])
-		t.endLease(id, dxpuv1.Reason_REASON_LEASE_FAILED,
-			fmt.Sprintf("GPU %s could not be attached (%s)", b.gpuID(), cmp.Or(b.Detail, reasonWord(b.Reason))), true)
+	if replaced || !l.ActiveTime.IsZero() {
+		return t.updateLeaseState(id, good, up, coming) || replaced
+	}
+	b := t.bindings.get(broken[0])
+	why := fmt.Sprintf("GPU %s could not be attached (%s)", b.gpuID(), cmp.Or(b.Detail, reasonWord(b.Reason)))
+	if l.spec.Wait && !hopeless {
+		t.requeue(id, dxpuv1.Reason_REASON_LEASE_FAILED, "back in the queue: "+why)
 		return true
 	}
-	return t.updateLeaseState(id, good, up, coming) || replaced
+	t.editLease(id).Failing = true
+	t.endLease(id, dxpuv1.Reason_REASON_LEASE_FAILED, why, true)
+	return true
 }
 
 // retryPaused reports whether a lease that is in use pauses before it tries
@@ -129,15 +126,7 @@ func (t *tx) replace(broken []string) bool {
 	for i, pick := range d.Picks {
 		t.bindReplacement(broken[i], pick)
 	}
-	for _, id := range broken[len(d.Picks):] {
-		if t.bindings.get(id).NoSpare {
-			continue
-		}
-		b := t.bindings.edit(id)
-		b.NoSpare = true
-		t.event(b.event(dxpuv1.EventType_EVENT_TYPE_REPLACEMENT_IMPOSSIBLE),
-			"GPU %s of lease %s cannot be replaced now: %s", b.gpuID(), l.ID, strings.Join(d.Why, " "))
-	}
+	t.reportStuck(l, broken[len(d.Picks):], "be replaced", d.Why)
 	return len(d.Picks) == len(broken)
 }
 
@@ -177,7 +166,7 @@ func (t *tx) replacement(l *leaseRecord, broken []string) placement.Request {
 			req.Together = append(req.Together, b.ref())
 		}
 		if req.Model == "" {
-			req.Model = t.modelOf(b)
+			req.Model = t.modelAt(b.ref())
 		}
 	}
 	return req
@@ -202,13 +191,6 @@ func (t *tx) bindReplacement(id string, pick placement.Ref) {
 	e := next.event(dxpuv1.EventType_EVENT_TYPE_GPU_REPLACED)
 	e.Reason = b.Reason
 	t.event(e, "GPU %s replaces %s in %s slot %d (%s)", next.gpuID(), b.gpuID(), b.HostID, b.HostSlot, reasonWord(b.Reason))
-}
-
-func (t *tx) modelOf(b *bindingRecord) string {
-	if s := t.gpuSlot(b); s != nil && s.Device != nil {
-		return s.Device.Model
-	}
-	return ""
 }
 
 // endLease begins to release all GPUs of a lease.

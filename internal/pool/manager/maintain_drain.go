@@ -235,7 +235,7 @@ func (t *tx) moveAway(l *leaseRecord, ids []string, reason dxpuv1.Reason) bool {
 	req := t.replacement(l, ids)
 	d := t.chooseGPUs(req)
 	if !d.OK() {
-		t.reportStuck(l, ids, d.Why)
+		t.reportStuck(l, ids, "move", d.Why)
 		return false
 	}
 	for _, id := range ids {
@@ -261,8 +261,9 @@ func (t *tx) isAttaching(l *leaseRecord) bool {
 	})
 }
 
-// reportStuck makes an event, once per binding, about why bindings cannot move.
-func (t *tx) reportStuck(l *leaseRecord, ids, why []string) {
+// reportStuck makes an event, once per binding, about why bindings cannot move or
+// be replaced.
+func (t *tx) reportStuck(l *leaseRecord, ids []string, what string, why []string) {
 	for _, id := range ids {
 		if t.bindings.get(id).NoSpare {
 			continue
@@ -270,6 +271,6 @@ func (t *tx) reportStuck(l *leaseRecord, ids, why []string) {
 		b := t.bindings.edit(id)
 		b.NoSpare = true
 		t.event(b.event(dxpuv1.EventType_EVENT_TYPE_REPLACEMENT_IMPOSSIBLE),
-			"GPU %s of lease %s cannot move now: %s", b.gpuID(), l.ID, strings.Join(why, " "))
+			"GPU %s of lease %s cannot %s now: %s", b.gpuID(), l.ID, what, strings.Join(why, " "))
 	}
 }

@@ -23,6 +23,7 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -121,32 +122,23 @@ const (
 )
 
 func (c *Config) setDefaults() {
-	setDefault(&c.Heartbeat, defaultHeartbeat)
-	setDefault(&c.ReportRate, defaultReportRate)
-	setDefault(&c.LostAfter, defaultLostAfter)
-	setDefault(&c.LinkGrace, defaultLinkGrace)
-	setDefault(&c.AttachTimeout, defaultAttachTimeout)
-	setDefault(&c.UnplugTimeout, defaultUnplugTimeout)
-	setDefault(&c.MTU, defaultMTU)
-	setDefault(&c.CertificateLife, defaultCertificateLife)
-	setDefault(&c.KeepEnded, defaultKeepEnded)
-	setDefault(&c.Quarantine, gpuerr.Backoff{Base: 10 * time.Minute, Max: 24 * time.Hour})
-	setDefault(&c.Probation, gpuerr.Backoff{Base: 30 * time.Second, Max: 10 * time.Minute})
+	c.Heartbeat = cmp.Or(c.Heartbeat, defaultHeartbeat)
+	c.ReportRate = cmp.Or(c.ReportRate, defaultReportRate)
+	c.LostAfter = cmp.Or(c.LostAfter, defaultLostAfter)
+	c.LinkGrace = cmp.Or(c.LinkGrace, defaultLinkGrace)
+	c.AttachTimeout = cmp.Or(c.AttachTimeout, defaultAttachTimeout)
+	c.UnplugTimeout = cmp.Or(c.UnplugTimeout, defaultUnplugTimeout)
+	c.MTU = cmp.Or(c.MTU, defaultMTU)
+	c.CertificateLife = cmp.Or(c.CertificateLife, defaultCertificateLife)
+	c.KeepEnded = cmp.Or(c.KeepEnded, defaultKeepEnded)
+	c.Quarantine = cmp.Or(c.Quarantine, gpuerr.Backoff{Base: 10 * time.Minute, Max: 24 * time.Hour})
+	c.Probation = cmp.Or(c.Probation, gpuerr.Backoff{Base: 30 * time.Second, Max: 10 * time.Minute})
 	if c.Store == nil {
 		c.Store = &MemoryStore{}
 	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.Now == nil {
 		c.Now = time.Now
-	}
-}
-
-func setDefault[T comparable](v *T, d T) {
-	var zero T
-	if *v == zero {
-		*v = d
 	}
 }
 
@@ -186,15 +178,9 @@ func New(ctx context.Context, cfg Config) (*Manager, error) {
 	}
 	cfg.setDefaults()
 	m := &Manager{
-		cfg:    cfg,
-		store:  cfg.Store,
-		log:    cfg.Log,
-		stop:   make(chan struct{}),
-		term:   make(chan struct{}),
-		events: newEventLog(),
-		live:   map[string]*liveNode{},
+		cfg: cfg, store: cfg.Store, log: cfg.Log, stop: make(chan struct{}), term: make(chan struct{}),
+		events: newEventLog(), live: map[string]*liveNode{}, limits: newLimits(cfg.CallRate, cfg.Open),
 	}
-	m.limits = newLimits(cfg.CallRate, cfg.Open)
 	m.metrics = newMetrics(m)
 	if c, ok := cfg.Store.(Cluster); ok {
 		m.cluster = c

@@ -71,12 +71,6 @@ func (x *metrics) event(e *dxpuv1.Event) {
 // poolCollector reports the pool's totals as gauges.
 type poolCollector struct{ m *Manager }
 
-// poolDesc describes a gauge of a poolCollector. The label tells its values
-// apart.
-func poolDesc(name, help string) *prometheus.Desc {
-	return prometheus.NewDesc("dxpu_pool_"+name, help, []string{"state"}, nil)
-}
-
 // Describe implements prometheus.Collector. It describes nothing, because the
 // metrics depend on whether the manager is the leader.
 func (*poolCollector) Describe(chan<- *prometheus.Desc) {}
@@ -85,7 +79,8 @@ func (*poolCollector) Describe(chan<- *prometheus.Desc) {}
 func (c *poolCollector) Collect(ch chan<- prometheus.Metric) {
 	p := c.m.totals()
 	gauge := func(name, help, state string, v uint32) {
-		ch <- prometheus.MustNewConstMetric(poolDesc(name, help), prometheus.GaugeValue, float64(v), state)
+		desc := prometheus.NewDesc("dxpu_pool_"+name, help, []string{"state"}, nil)
+		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(v), state)
 	}
 	const gpus, nodes, leases = "GPUs of the pool.", "Enrolled nodes.", "Leases."
 	gauge("gpus", gpus, "free", p.GpusFree)

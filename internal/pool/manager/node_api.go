@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/subtle"
-	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -30,7 +29,7 @@ var nodeNamePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{0,62}$`)
 
 // errCredential is the answer to every caller with a wrong node credential.
 func errCredential() error {
-	return connect.NewError(connect.CodeUnauthenticated, errors.New("unknown node or wrong credential: enrol again with a join token"))
+	return errorf(connect.CodeUnauthenticated, "unknown node or wrong credential: enrol again with a join token")
 }
 
 func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.EnrollRequest]) (*connect.Response[dxpuv1.EnrollResponse], error) {
@@ -39,7 +38,7 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 		if err := s.m.limits.countUnauthenticated(callFrom(ctx), s.m.cfg.Now()); err != nil {
 			return nil, err
 		}
-		return nil, connect.NewError(connect.CodeUnauthenticated, errors.New("join_token: wrong; ask the pool's operator for the current one"))
+		return nil, errorf(connect.CodeUnauthenticated, "join_token: wrong; ask the pool's operator for the current one")
 	}
 	if !nodeNamePattern.MatchString(r.Name) {
 		return nil, invalid("name: %q is not 1 to 63 of a-z, 0-9, '-' and '.', beginning with a letter or digit", r.Name)
@@ -61,7 +60,7 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 		case r.PreviousCredential != "" && t.wasDeleted(r.PreviousCredential):
 			return denied("name: %s was deleted from this pool; empty its state directory and start it again to enrol it as a new node", r.Name)
 		case n != nil && n.Deleting:
-			return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("name: %s is being deleted; try again later", n.ID))
+			return errorf(connect.CodeFailedPrecondition, "name: %s is being deleted; try again later", n.ID)
 		case n == nil:
 			t.meta.NodeNumber++
 			n = &nodeRecord{ID: r.Name, Kind: r.Kind, Number: t.meta.NodeNumber}
@@ -69,9 +68,9 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 			t.touch(n.ID)
 			t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_ENROLLED), "%s %s enrolled", kindWord(n.Kind), n.ID)
 		case n.Kind != r.Kind:
-			return connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("name: %s is a %s; choose another name", n.ID, kindWord(n.Kind)))
+			return errorf(connect.CodeAlreadyExists, "name: %s is a %s; choose another name", n.ID, kindWord(n.Kind))
 		case t.connected(n.ID) && !auth.Matches(r.PreviousCredential, n.CredentialHash):
-			return connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("name: %s is in use by a connected node; choose another name or stop that node", n.ID))
+			return errorf(connect.CodeAlreadyExists, "name: %s is in use by a connected node; choose another name or stop that node", n.ID)
 		}
 		n = t.nodes.edit(n.ID)
 		n.CredentialHash = auth.Hash(credential)
@@ -167,8 +166,7 @@ func (s *poolService) DeleteNode(ctx context.Context, req *connect.Request[dxpuv
 		case r.ResourceVersion != 0 && r.ResourceVersion != n.ResourceVersion:
 			return conflict("node", n.ID, n.ResourceVersion, r.ResourceVersion)
 		case len(t.bindingsAt(n.ID)) > 0 && !r.Force:
-			return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf(
-				"%s %s has %d bindings: drain it first, or set force to remove them", kindWord(n.Kind), n.ID, len(t.bindingsAt(n.ID))))
+			return errorf(connect.CodeFailedPrecondition, "%s %s has %d bindings: drain it first, or set force to remove them", kindWord(n.Kind), n.ID, len(t.bindingsAt(n.ID)))
 		}
 		t.deleteNode(n.ID)
 		return nil

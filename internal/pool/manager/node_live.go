@@ -85,14 +85,28 @@ func (t *tx) awayOrSchedule(node string) bool {
 // begun: the longest pause between their attempts is 3 s.
 const reconnectTime = 5 * time.Second
 
+// report returns the last report, nil for none.
+func (l *liveNode) report() *dxpuv1.ObservedState {
+	if l == nil {
+		return nil
+	}
+	return l.observed
+}
+
+// observedSlot returns a node's report of one of its slots, nil for none.
+func (t *tx) observedSlot(node string, slot uint32) *dxpuv1.ObservedSlot {
+	for _, s := range t.live[node].report().GetSlots() {
+		if s.Slot == slot {
+			return s
+		}
+	}
+	return nil
+}
+
 // observed returns a node's report of a binding, nil if the node has nothing of
 // it.
 func (t *tx) observed(node string, b *bindingRecord) *dxpuv1.ObservedBinding {
-	l := t.live[node]
-	if l == nil || l.observed == nil {
-		return nil
-	}
-	for _, s := range l.observed.Slots {
+	for _, s := range t.live[node].report().GetSlots() {
 		if o := s.Binding; o != nil && o.BindingId == b.ID && o.Epoch == b.Epoch {
 			return o
 		}
@@ -104,12 +118,8 @@ func (t *tx) observed(node string, b *bindingRecord) *dxpuv1.ObservedBinding {
 // and has examined itself since. A revision that this incarnation of the pool
 // has not given out does not count: it is from before a restore.
 func (t *tx) applied(node string, revision uint64) bool {
-	l := t.live[node]
-	if revision == 0 || l == nil || l.observed == nil {
-		return false
-	}
-	applied := l.observed.AppliedRevision
-	return applied >= max(revision, t.meta.FirstRevision) && applied <= t.meta.Revision
+	applied := t.live[node].report().GetAppliedRevision()
+	return revision != 0 && applied >= max(revision, t.meta.FirstRevision) && applied <= t.meta.Revision
 }
 
 // confirmedGone reports whether a node has confirmed that nothing is left of a

@@ -224,10 +224,5 @@ func (t *tx) pathEvent(node string, o *dxpuv1.ObservedBinding, was dxpuv1.Health
 
 // othersWork reports whether a binding has another path that works.
 func othersWork(o *dxpuv1.ObservedBinding, p *dxpuv1.PathStatus) bool {
-	for _, other := range o.Paths {
-		if other != p && other.GetHealth() == dxpuv1.Health_HEALTH_OK {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(o.Paths, func(x *dxpuv1.PathStatus) bool { return x != p && x.GetHealth() == dxpuv1.Health_HEALTH_OK })
 }

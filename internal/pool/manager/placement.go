@@ -64,7 +64,7 @@ func sameHost(a, b placement.Host) bool {
 
 // placementBox returns a box in the form that package placement needs.
 func (t *tx) placementBox(n *nodeRecord) placement.Box {
-	box := placement.Box{ID: n.ID, Kind: placementKind(n.BoxKind), Rack: n.Rack, ProxyGPUs: int(min(n.ProxyGPUs, maxSlots))}
+	box := placement.Box{ID: n.ID, Kind: placementKinds[n.BoxKind], Rack: n.Rack, ProxyGPUs: int(min(n.ProxyGPUs, maxSlots))}
 	here := t.connected(n.ID) && n.takesBindings()
 	for _, s := range n.Slots {
 		if s.Device == nil {
@@ -145,46 +145,29 @@ func hasLabels(have, want map[string]string) bool {
 	return true
 }
 
-func placementKind(k dxpuv1.BoxKind) placement.Kind {
-	switch k {
-	case dxpuv1.BoxKind_BOX_KIND_PCIE_SWITCH:
-		return placement.PCIeSwitch
-	case dxpuv1.BoxKind_BOX_KIND_NVLINK:
-		return placement.NVLink
-	default:
-		return placement.AnyKind
+// placementKinds and placementPreferences translate the API's values. Others mean
+// no constraint.
+var (
+	placementKinds = map[dxpuv1.BoxKind]placement.Kind{
+		dxpuv1.BoxKind_BOX_KIND_PCIE_SWITCH: placement.PCIeSwitch, dxpuv1.BoxKind_BOX_KIND_NVLINK: placement.NVLink,
 	}
-}
-
-func placementPreference(p dxpuv1.Preference) placement.Preference {
-	switch p {
-	case dxpuv1.Preference_PREFERENCE_PREFERRED:
-		return placement.Preferred
-	case dxpuv1.Preference_PREFERENCE_REQUIRED:
-		return placement.Required
-	case dxpuv1.Preference_PREFERENCE_AVOID:
-		return placement.Avoided
-	default:
-		return placement.Indifferent
+	placementPreferences = map[dxpuv1.Preference]placement.Preference{
+		dxpuv1.Preference_PREFERENCE_PREFERRED: placement.Preferred,
+		dxpuv1.Preference_PREFERENCE_REQUIRED:  placement.Required,
+		dxpuv1.Preference_PREFERENCE_AVOID:     placement.Avoided,
 	}
-}
+)
 
 // requestOf returns the placement request of a lease.
 func requestOf(s *dxpuv1.LeaseSpec) placement.Request {
 	return placement.Request{
-		Count:     int(s.Count),
-		Model:     s.Model,
-		MinMemory: s.MinMemoryBytes,
-		Kind:      placementKind(s.BoxKind),
-		NVLink:    placementPreference(s.Nvlink),
-		SameBox:   placementPreference(s.SameBox),
+		Count: int(s.Count), Model: s.Model, MinMemory: s.MinMemoryBytes,
+		Kind: placementKinds[s.BoxKind], NVLink: placementPreferences[s.Nvlink], SameBox: placementPreferences[s.SameBox],
 	}
 }
 
 // decide returns where a lease would be placed now.
-func (t *tx) decide(s *dxpuv1.LeaseSpec, avoid []placement.Ref) (placement.Decision, placement.HostDecision) {
+func (t *tx) decide(s *dxpuv1.LeaseSpec) (placement.Decision, placement.HostDecision) {
 	h := t.chooseHost(placement.HostRequest{Count: int(s.Count), Host: s.HostId, Domain: s.HostDomain, Labels: s.HostLabels})
-	req := requestOf(s)
-	req.Exclude = avoid
-	return t.chooseGPUs(req), h
+	return t.chooseGPUs(requestOf(s)), h
 }

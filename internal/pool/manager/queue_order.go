@@ -20,11 +20,11 @@ func (t *tx) firstPending() (id, shape string) {
 	t.reindex()
 	var first queueKey
 	var has uint32
-	for s, w := range t.pendingByShape {
+	for s, keys := range t.pendingByShape {
 		if t.pass.tried[s] {
 			continue
 		}
-		p := w.keys[0]
+		p := keys[0]
 		gpus := t.gpusOf(t.leases.get(p.id).spec.Tenant)
 		if id == "" || compareQueued(p, gpus, first, has) < 0 {
 			first, has, id, shape = p, gpus, p.id, s
@@ -124,8 +124,8 @@ func (t *tx) queueOrder() []queueKey {
 	}
 	lines := map[key]*tenantQueue{}
 	gpus := map[string]uint32{}
-	for _, w := range t.pendingByShape {
-		for _, p := range w.keys {
+	for _, keys := range t.pendingByShape {
+		for _, p := range keys {
 			k := key{p.priority, t.leases.get(p.id).spec.Tenant}
 			if lines[k] == nil {
 				lines[k] = &tenantQueue{tenant: k.tenant}

@@ -107,7 +107,7 @@ func (t *tx) decideWithout(s *dxpuv1.LeaseSpec, gone map[string]bool) (d placeme
 				}
 			}
 		}
-		d, h = t.decide(s, nil)
+		d, h = t.decide(s)
 		for id := range boxes {
 			t.gpuPool.SetBox(t.indexedNodes[id].placementBox)
 		}

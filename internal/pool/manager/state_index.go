@@ -2,6 +2,7 @@ package manager
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -57,10 +58,6 @@ type queueKey struct {
 func (a queueKey) compare(b queueKey) int {
 	return cmp.Or(cmp.Compare(b.priority, a.priority), cmp.Compare(a.created, b.created), compareNumbered(a.id, b.id))
 }
-
-// shapeQueue holds the pending leases whose specs are alike in everything that
-// decides whether they fit: if the first does not fit, none of them does.
-type shapeQueue struct{ keys []queueKey }
 
 type endedLease struct {
 	at time.Time
@@ -261,18 +258,10 @@ func (t *tx) indexLease(id string) {
 		t.openLeaseIDs.add(id)
 	}
 	if k.shape != "" {
-		w := t.pendingByShape[k.shape]
-		if w == nil {
-			w = &shapeQueue{}
-			t.pendingByShape[k.shape] = w
-		}
-		at, _ := slices.BinarySearchFunc(w.keys, k.queueKey, queueKey.compare)
-		w.keys = slices.Insert(w.keys, at, k.queueKey)
+		t.pendingByShape[k.shape] = insertSorted(t.pendingByShape[k.shape], k.queueKey, queueKey.compare)
 	}
 	if !k.ended.IsZero() {
-		e := endedLease{k.ended, id}
-		at, _ := slices.BinarySearchFunc(t.endedLeases, e, endedLease.compare)
-		t.endedLeases = slices.Insert(t.endedLeases, at, e)
+		t.endedLeases = insertSorted(t.endedLeases, endedLease{k.ended, id}, endedLease.compare)
 	}
 }
 
@@ -287,22 +276,27 @@ func (t *tx) dropLease(id string, k leaseEntry) {
 	if k.tenant != "" {
 		t.openLeaseIDs.remove(id)
 	}
-	if w := t.pendingByShape[k.shape]; k.shape != "" {
-		if at, ok := slices.BinarySearchFunc(w.keys, k.queueKey, queueKey.compare); ok {
-			w.keys = without(w.keys, at)
-		}
-		if len(w.keys) == 0 {
+	if k.shape != "" {
+		t.pendingByShape[k.shape] = removeSorted(t.pendingByShape[k.shape], k.queueKey, queueKey.compare)
+		if len(t.pendingByShape[k.shape]) == 0 {
 			delete(t.pendingByShape, k.shape)
 		}
 	}
-	if at, ok := slices.BinarySearchFunc(t.endedLeases, endedLease{k.ended, id}, endedLease.compare); ok {
-		t.endedLeases = without(t.endedLeases, at)
-	}
+	t.endedLeases = removeSorted(t.endedLeases, endedLease{k.ended, id}, endedLease.compare)
 }
 
-// without removes an element. Removing the first one, which is the usual case,
-// costs nothing.
-func without[T any](s []T, at int) []T {
+func insertSorted[T any](s []T, v T, compare func(a, b T) int) []T {
+	at, _ := slices.BinarySearchFunc(s, v, compare)
+	return slices.Insert(s, at, v)
+}
+
+// removeSorted removes a value if it is in the slice. Removing the first one,
+// which is the usual case, costs nothing.
+func removeSorted[T any](s []T, v T, compare func(a, b T) int) []T {
+	at, ok := slices.BinarySearchFunc(s, v, compare)
+	if !ok {
+		return s
+	}
 	if at > 0 {
 		return slices.Delete(s, at, at+1)
 	}
@@ -344,12 +338,7 @@ func (t *tx) bindingsOf(lease string) []string {
 // order.
 func (t *tx) bindingsAt(node string) []string {
 	t.reindex()
-	ids := make([]string, 0, len(t.bindingsByNode[node]))
-	for id := range t.bindingsByNode[node] {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	return ids
+	return slices.Sorted(maps.Keys(t.bindingsByNode[node]))
 }
 
 // holderOf returns the binding that occupies a GPU, nil if the GPU is free.

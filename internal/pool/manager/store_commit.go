@@ -3,7 +3,6 @@ package manager
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"strings"
 	"time"
@@ -154,7 +153,7 @@ func (m *Manager) abandon(batch []*commit, err error) {
 		for _, l := range c.newlyLost {
 			l.lost = false
 		}
-		c.err = connect.NewError(connect.CodeUnavailable, fmt.Errorf("the change could not be stored, and may not have happened: %w", err))
+		c.err = errorf(connect.CodeUnavailable, "the change could not be stored, and may not have happened: %w", err)
 		close(c.done)
 	}
 	m.waiting = nil
@@ -215,8 +214,7 @@ func (m *Manager) updateLocked(ctx context.Context, fn func(*tx) error) (*commit
 		return nil, err
 	}
 	if len(m.waiting) >= maxWaiting {
-		return nil, connect.NewError(connect.CodeResourceExhausted,
-			fmt.Errorf("%d changes are waiting to be stored; try again in a second", len(m.waiting)))
+		return nil, errorf(connect.CodeResourceExhausted, "%d changes are waiting to be stored; try again in a second", len(m.waiting))
 	}
 	t := m.beginLocked(m.cfg.Now())
 	t.traceContext, t.call = traceparent(ctx), callFrom(ctx)
@@ -273,7 +271,7 @@ func (m *Manager) readyLocked(ctx context.Context) error {
 	case m.cluster != nil && !m.leads:
 		return m.notLeading()
 	case m.running: // Run reads it again
-		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("the state cannot be stored: %w", m.stateErr))
+		return errorf(connect.CodeUnavailable, "the state cannot be stored: %w", m.stateErr)
 	default:
 		return m.loadLocked(ctx)
 	}

@@ -2,7 +2,6 @@ package manager
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -102,14 +101,13 @@ func (s *poolService) DeleteTenant(ctx context.Context, req *connect.Request[dxp
 		r, u := t.tenants.get(id), t.usageOf(id)
 		switch {
 		case id == defaultTenant:
-			return connect.NewError(connect.CodeFailedPrecondition,
-				errors.New("tenant_id: the default tenant always exists; put it with a quota instead"))
+			return errorf(connect.CodeFailedPrecondition, "tenant_id: the default tenant always exists; put it with a quota instead")
 		case r == nil:
 			return notFound("tenant", id)
 		case req.Msg.ResourceVersion != 0 && req.Msg.ResourceVersion != r.ResourceVersion:
 			return conflict("tenant", id, r.ResourceVersion, req.Msg.ResourceVersion)
 		case u.leases() > 0:
-			return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("tenant_id: %s has %d leases; delete them first", id, u.leases()))
+			return errorf(connect.CodeFailedPrecondition, "tenant_id: %s has %d leases; delete them first", id, u.leases())
 		}
 		t.tenants.remove(id)
 		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TENANT_CHANGED, Tenant: id}, "tenant %s was deleted", id)

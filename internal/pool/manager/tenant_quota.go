@@ -24,8 +24,7 @@ func (t *tx) quota(tenant string) quotaRecord {
 // only defined tenants may request GPUs.
 func (t *tx) admit(s *dxpuv1.LeaseSpec) error {
 	if t.tenants.get(s.Tenant) == nil && s.Tenant != defaultTenant && t.anyTenant() {
-		return connect.NewError(connect.CodeNotFound,
-			fmt.Errorf("spec.tenant: tenant %q does not exist; define it with PutTenant (dxpu tenant set %s)", s.Tenant, s.Tenant))
+		return errorf(connect.CodeNotFound, "spec.tenant: tenant %q does not exist; define it with PutTenant (dxpu tenant set %s)", s.Tenant, s.Tenant)
 	}
 	q := t.quota(s.Tenant)
 	if q.MaxPriority != nil && s.Priority > *q.MaxPriority {
@@ -35,8 +34,7 @@ func (t *tx) admit(s *dxpuv1.LeaseSpec) error {
 		return err
 	}
 	if u := t.usageOf(s.Tenant); q.MaxLeases > 0 && u.leases() >= q.MaxLeases {
-		return connect.NewError(connect.CodeResourceExhausted,
-			fmt.Errorf("spec.tenant: %s has %d leases, which is its quota; delete one first", s.Tenant, u.leases()))
+		return errorf(connect.CodeResourceExhausted, "spec.tenant: %s has %d leases, which is its quota; delete one first", s.Tenant, u.leases())
 	}
 	return nil
 }
@@ -93,18 +91,21 @@ func (t *tx) overQuota(tenant string, more uint32, model string) string {
 // decideWithin returns where a lease would be placed now, within its tenant's
 // quotas by model. A lease without a model gets one whose quota is not used up.
 func (t *tx) decideWithin(s *dxpuv1.LeaseSpec) (placement.Decision, placement.HostDecision) {
-	d, h := t.decide(s, nil)
+	d, h := t.decide(s)
 	q := t.quota(s.Tenant)
 	if !d.OK() || s.Model != "" || len(q.MaxGPUsByModel) == 0 || t.overQuota(s.Tenant, s.Count, t.modelAt(d.Picks[0])) == "" {
 		return d, h
 	}
 	var why []string
-	for _, model := range t.models() {
+	t.reindex()
+	for _, model := range t.gpuPool.Models() {
 		if w := t.overQuota(s.Tenant, s.Count, model); w != "" {
 			why = append(why, w)
 			continue
 		}
-		if d, h = t.decide(withModel(s, model), nil); d.OK() {
+		s = proto.CloneOf(s)
+		s.Model = model
+		if d, h = t.decide(s); d.OK() {
 			d.Why = append(why, d.Why...)
 			return d, h
 		}
@@ -113,26 +114,11 @@ func (t *tx) decideWithin(s *dxpuv1.LeaseSpec) (placement.Decision, placement.Ho
 	return placement.Decision{Why: why}, h
 }
 
-// models returns the models of the pool in order.
-func (t *tx) models() []string {
-	t.reindex()
-	return t.gpuPool.Models()
-}
-
 func (t *tx) modelAt(r placement.Ref) string {
-	if n := t.nodes.get(r.Box); n != nil {
-		if s := n.slot(r.Slot); s != nil && s.Device != nil {
-			return s.Device.Model
-		}
+	if s := t.boxSlot(r); s != nil && s.Device != nil {
+		return s.Device.Model
 	}
 	return ""
-}
-
-// withModel returns a spec that asks for a model.
-func withModel(s *dxpuv1.LeaseSpec, model string) *dxpuv1.LeaseSpec {
-	out := proto.CloneOf(s)
-	out.Model = model
-	return out
 }
 
 // tenantUsage is the use of a tenant, for its quota and for lists of its
