@@ -193,9 +193,8 @@ func auditMessage(r *auditRecord) *dxpuv1.AuditEntry {
 }
 
 func (s *poolService) ListAudit(_ context.Context, req *connect.Request[dxpuv1.ListAuditRequest]) (*connect.Response[dxpuv1.ListAuditResponse], error) {
-	res := &dxpuv1.ListAuditResponse{}
 	r := req.Msg
-	return viewResponse(s.m, res, func(t *tx) (err error) {
+	return viewResponse(s.m, func(t *tx, res *dxpuv1.ListAuditResponse) (err error) {
 		var all []*auditRecord
 		for _, key := range t.audits.ids() {
 			e := t.audits.get(key)

@@ -91,9 +91,8 @@ func isLoopback(addr string) bool {
 	return err == nil && a.Addr().Unmap().IsLoopback()
 }
 
-// addressedByNumber reports whether a Host header is an IP address or
-// "localhost". A site that resolves its own name to this machine sends its name
-// there.
+// addressedByNumber reports whether a Host header is an IP address or "localhost". A
+// site that resolves its own name to this machine sends its name there.
 func addressedByNumber(host string) bool {
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		host = h
@@ -118,9 +117,8 @@ func (m *Manager) tokenCaller(id, text string) (caller auth.Identity, err error)
 	return caller, err
 }
 
-// tokenIsGood reports whether a token has not expired and its tenant still
-// exists. A tenant that was created again under the same name is another
-// tenant.
+// tokenIsGood reports whether a token has not expired and its tenant still exists. A
+// tenant that was created again under the same name is another tenant.
 func (t *tx) tokenIsGood(r *tokenRecord) bool {
 	if !r.ExpireTime.IsZero() && !t.now.Before(r.ExpireTime) {
 		return false

@@ -40,9 +40,8 @@ type ca struct {
 	authority *auth.Authority
 }
 
-// authority returns the pool's authority and creates it in the first call of a
-// pool. A manager that is not the leader reads it once the leader has created
-// it.
+// authority returns the pool's authority and creates it in the first call of a pool. A
+// manager that is not the leader reads it once the leader has created it.
 func (m *Manager) authority(ctx context.Context) (a *auth.Authority, err error) {
 	err = m.viewIn(ctx, func(t *tx) error {
 		a, err = m.ca.load(t)
@@ -119,9 +118,8 @@ func (c *ca) load(t *tx) (*auth.Authority, error) {
 	return a, nil
 }
 
-// Authority returns the certificate of the pool's authority in PEM, and its
-// hash for nodes that enrol. It creates the authority in the first call of a
-// pool.
+// Authority returns the certificate of the pool's authority in PEM, and its hash for
+// nodes that enrol. It creates the authority in the first call of a pool.
 func (m *Manager) Authority(ctx context.Context) (pem []byte, hash string, err error) {
 	a, err := m.authority(ctx)
 	if err != nil {
@@ -130,11 +128,10 @@ func (m *Manager) Authority(ctx context.Context) (pem []byte, hash string, err e
 	return a.PEM(), a.Hash(), nil
 }
 
-// TLSConfig returns the TLS configuration of a listener of the API. Its
-// certificate is own or, if that is nil, one of the pool's authority for the
-// names, which is renewed in time. It verifies the certificates of nodes, and
-// accepts callers without one, such as persons. Handshakes fail until the pool
-// has an authority: see Authority.
+// TLSConfig returns the TLS configuration of a listener of the API. Its certificate is
+// own or, if that is nil, one of the pool's authority for the names, which is renewed
+// in time. It verifies the certificates of nodes, and accepts callers without one, such
+// as persons. Handshakes fail until the pool has an authority: see Authority.
 func (m *Manager) TLSConfig(names []string, own *tls.Certificate) *tls.Config {
 	s := &serverTLS{m: m, names: names, own: own}
 	protocols := []string{"h2", "http/1.1"}
@@ -232,20 +229,19 @@ func (s *nodeService) Renew(ctx context.Context, req *connect.Request[dxpuv1.Ren
 	if err != nil {
 		return nil, apiError(err)
 	}
-	res := &dxpuv1.RenewResponse{CaPem: string(a.PEM())}
-	return updateResponse(ctx, s.m, res, func(t *tx) (err error) {
+	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.RenewResponse) (err error) {
 		if err := exists(t, req.Msg.NodeId); err != nil {
 			return err
 		}
 		n := t.nodes.edit(req.Msg.NodeId)
 		n.ResourceVersion = t.revision()
+		res.CaPem = string(a.PEM())
 		res.CertificatePem, err = t.issue(a, csr, n, presented(ctx))
 		return err
 	})
 }
 
-// presented returns the serial number of the certificate of a call, "" for
-// none.
+// presented returns the serial number of the certificate of a call, "" for none.
 func presented(ctx context.Context) string {
 	c := callFrom(ctx)
 	if c == nil || c.request == nil {

@@ -10,10 +10,9 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/auth"
 )
 
-// guard checks before every handler of the API whether the caller's role allows
-// the call and, for auth.Own, whether the objects that the request names belong
-// to the caller. It also bounds the request's fields. It implements
-// connect.Interceptor.
+// guard checks before every handler of the API whether the caller's role allows the
+// call and, for auth.Own, whether the objects that the request names belong to the
+// caller. It also bounds the request's fields. It implements connect.Interceptor.
 type guard struct{ m *Manager }
 
 func denied(format string, args ...any) error {
@@ -138,21 +137,15 @@ func isNodeOnlyCall(msg any) bool {
 // objects. An object of another caller does not exist for it.
 func (t *tx) checkOwn(who auth.Identity, msg any) error {
 	switch r := msg.(type) {
-	case *dxpuv1.WatchDesiredRequest:
-		return checkOwnNode(who, r.NodeId)
+	case *dxpuv1.WatchDesiredRequest, *dxpuv1.RenewRequest:
+		return checkOwnNode(who, r.(interface{ GetNodeId() string }).GetNodeId())
 	case *dxpuv1.ReportRequest:
 		if r.State == nil {
 			return nil // the handler refuses it
 		}
 		return checkOwnNode(who, r.State.NodeId)
-	case *dxpuv1.RenewRequest:
-		return checkOwnNode(who, r.NodeId)
-	case *dxpuv1.GetLeaseRequest:
-		return t.checkOwnLease(who, r.LeaseId)
-	case *dxpuv1.DeleteLeaseRequest:
-		return t.checkOwnLease(who, r.LeaseId)
-	case *dxpuv1.ResizeLeaseRequest:
-		return t.checkOwnLease(who, r.LeaseId)
+	case *dxpuv1.GetLeaseRequest, *dxpuv1.DeleteLeaseRequest, *dxpuv1.ResizeLeaseRequest:
+		return t.checkOwnLease(who, r.(interface{ GetLeaseId() string }).GetLeaseId())
 	case *dxpuv1.ReplugGPURequest:
 		return t.checkOwnGPU(who, r.GpuId)
 	case *dxpuv1.CreateLeaseRequest:

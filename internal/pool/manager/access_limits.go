@@ -26,16 +26,14 @@ const (
 	// openRateFactor multiplies the rate for an address whose callers need no
 	// credential: a whole site may be behind it.
 	openRateFactor = 10
-	// nodeCallRate is for nodes: four heartbeats a second, and a report for
-	// every step of every binding. A box with 64 GPUs may have hundreds of
-	// steps at once.
+	// nodeCallRate is for nodes: four heartbeats a second, and a report for every step
+	// of every binding. A box with 64 GPUs may have hundreds of steps at once.
 	nodeCallRate = 400
 	// unauthenticatedRate is the rate of calls without a valid credential from
 	// one address. It suffices for a rack that enrols with a wrong token, and
 	// not for guessing tokens.
 	unauthenticatedRate = 10
-	// burstSeconds is the number of seconds whose unused calls may be made at
-	// once.
+	// burstSeconds is the number of seconds whose unused calls may be made at once.
 	burstSeconds = 5
 	// maxLimiters bounds the limiters of a kind, 100 bytes each. Callers beyond
 	// it share one limiter.
@@ -43,9 +41,8 @@ const (
 	// maxStreams is the number of watches that a caller may have open. Each
 	// page of a browser has one, and so has each node.
 	maxStreams = 256
-	// maxUnauthenticatedBody bounds the body of calls without a credential, in
-	// bytes. An enrolment with its certificate request has less than ten
-	// thousand.
+	// maxUnauthenticatedBody bounds the body of calls without a credential, in bytes.
+	// An enrolment with its certificate request has less than ten thousand.
 	maxUnauthenticatedBody = 32 << 10
 	// bodyTimeout bounds the time in which the body of a call must arrive.
 	bodyTimeout = 20 * time.Second
@@ -246,9 +243,8 @@ func (l *limits) openStream(c *call) (leave func(), err error) {
 	}, nil
 }
 
-// boundBody bounds the size of a call's body and the time in which it must
-// arrive. The server resets the deadline with the next request of the
-// connection.
+// boundBody bounds the size of a call's body and the time in which it must arrive. The
+// server resets the deadline with the next request of the connection.
 func (l *limits) boundBody(w http.ResponseWriter, r *http.Request, known bool) {
 	if !known {
 		r.Body = http.MaxBytesReader(w, r.Body, maxUnauthenticatedBody)
@@ -276,8 +272,7 @@ func (b *timedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// limited counts a call that was refused because of its rate, and passes the
-// error on.
+// limited counts a call that was refused because of its rate, and passes the error on.
 func (m *Manager) limited(ctx context.Context, c *call, err error) error {
 	if err != nil {
 		m.metrics.limited.Inc()

@@ -35,8 +35,7 @@ func scopeFor(who auth.Identity) scope {
 
 // lease reports whether a lease is in the scope.
 func (s scope) lease(l *leaseRecord) bool {
-	return s.all || s.tenant != "" && l.spec.Tenant == s.tenant ||
-		s.host != "" && (l.HostID == s.host || l.spec.HostId == s.host)
+	return s.all || s.tenant != "" && l.spec.Tenant == s.tenant || s.host != "" && (l.HostID == s.host || l.spec.HostId == s.host)
 }
 
 // gpu reports whether a GPU is in the scope: a lease of the scope holds it.

@@ -20,8 +20,7 @@ func (s *poolService) CreateToken(ctx context.Context, req *connect.Request[dxpu
 	if err := checkToken(r); err != nil {
 		return nil, err
 	}
-	res := &dxpuv1.CreateTokenResponse{}
-	return updateResponse(ctx, s.m, res, func(t *tx) (err error) {
+	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.CreateTokenResponse) (err error) {
 		if r.Tenant != "" && r.Tenant != defaultTenant && t.tenants.get(r.Tenant) == nil {
 			return notFound("tenant: tenant", r.Tenant)
 		}
@@ -79,8 +78,7 @@ func tokenMessage(r *tokenRecord) *dxpuv1.Token {
 }
 
 func (s *poolService) ListTokens(_ context.Context, req *connect.Request[dxpuv1.ListTokensRequest]) (*connect.Response[dxpuv1.ListTokensResponse], error) {
-	res := &dxpuv1.ListTokensResponse{}
-	return viewResponse(s.m, res, func(t *tx) (err error) {
+	return viewResponse(s.m, func(t *tx, res *dxpuv1.ListTokensResponse) (err error) {
 		message := func(id string) *dxpuv1.Token { return tokenMessage(t.tokens.get(id)) }
 		res.Tokens, res.NextPageToken, err = listPage(req.Msg, same, strings.Compare, allOf(t.tokens.ids()), message)
 		return err
@@ -88,7 +86,7 @@ func (s *poolService) ListTokens(_ context.Context, req *connect.Request[dxpuv1.
 }
 
 func (s *poolService) DeleteToken(ctx context.Context, req *connect.Request[dxpuv1.DeleteTokenRequest]) (*connect.Response[dxpuv1.DeleteTokenResponse], error) {
-	return updateResponse(ctx, s.m, &dxpuv1.DeleteTokenResponse{}, func(t *tx) error {
+	return updateResponse(ctx, s.m, func(t *tx, _ *dxpuv1.DeleteTokenResponse) error {
 		r := t.tokens.get(req.Msg.TokenId)
 		if r == nil {
 			return notFound("token", truncateText(req.Msg.TokenId))
@@ -113,9 +111,8 @@ func (t *tx) isLastAdmin(id string) bool {
 	return true
 }
 
-// FirstAdminToken creates an admin's token if the pool has none. It calls save
-// with the token's text before the token is stored, so that a crash cannot lose
-// it.
+// FirstAdminToken creates an admin's token if the pool has none. It calls save with the
+// token's text before the token is stored, so that a crash cannot lose it.
 func (m *Manager) FirstAdminToken(ctx context.Context, save func(text string) error) error {
 	err := m.update(ctx, func(t *tx) error {
 		for _, id := range t.tokens.ids() {

@@ -149,9 +149,8 @@ func checkReport(o *dxpuv1.ObservedState) error {
 	return nil
 }
 
-// checkNodes checks the size of the node records that the transaction has
-// changed. A node with many slots could exceed maxRecord with texts that are
-// each allowed.
+// checkNodes checks the size of the node records that the transaction has changed. A
+// node with many slots could exceed maxRecord with texts that are each allowed.
 func (t *tx) checkNodes() error {
 	for id := range t.nodes.before {
 		n := t.nodes.get(id)

@@ -39,17 +39,20 @@ func apiError(err error) error {
 	return connect.NewError(connect.CodeUnavailable, err)
 }
 
-// updateResponse makes a transaction for a call and returns res, which fn fills in.
-func updateResponse[T any](ctx context.Context, m *Manager, res *T, fn func(*tx) error) (*connect.Response[T], error) {
-	if err := m.update(ctx, fn); err != nil {
+// updateResponse makes a transaction for a call and returns the response, which
+// fn fills in.
+func updateResponse[T any](ctx context.Context, m *Manager, fn func(t *tx, res *T) error) (*connect.Response[T], error) {
+	res := new(T)
+	if err := m.update(ctx, func(t *tx) error { return fn(t, res) }); err != nil {
 		return nil, apiError(err)
 	}
 	return connect.NewResponse(res), nil
 }
 
 // viewResponse is updateResponse for a call that changes nothing.
-func viewResponse[T any](m *Manager, res *T, fn func(*tx) error) (*connect.Response[T], error) {
-	err := m.view(fn)
+func viewResponse[T any](m *Manager, fn func(t *tx, res *T) error) (*connect.Response[T], error) {
+	res := new(T)
+	err := m.view(func(t *tx) error { return fn(t, res) })
 	return connect.NewResponse(res), err
 }
 

@@ -70,8 +70,7 @@ func sortable(prefix string, n uint64) string {
 
 func nodeKey(n *nodeRecord) string { return n.ID }
 
-// nodesFrom returns the nodes of a sequence that have the labels, starting at
-// an ID.
+// nodesFrom returns the nodes of a sequence that have the labels, starting at an ID.
 func (t *tx) nodesFrom(s *sequence, from string, labels map[string]string) iter.Seq[*nodeRecord] {
 	t.reindex()
 	return func(yield func(*nodeRecord) bool) {
@@ -95,9 +94,8 @@ func filter[T any](items iter.Seq[T], pass func(T) bool) iter.Seq[T] {
 }
 
 func (s *poolService) ListHosts(ctx context.Context, req *connect.Request[dxpuv1.ListHostsRequest]) (*connect.Response[dxpuv1.ListHostsResponse], error) {
-	res := &dxpuv1.ListHostsResponse{}
 	visible := scopeOf(ctx)
-	return viewResponse(s.m, res, func(t *tx) (err error) {
+	return viewResponse(s.m, func(t *tx, res *dxpuv1.ListHostsResponse) (err error) {
 		hosts := func(after string) iter.Seq[*nodeRecord] {
 			return filter(t.nodesFrom(&t.hostIDs, after, req.Msg.Labels), func(n *nodeRecord) bool { return visible.hasHost(t, n) })
 		}
@@ -108,8 +106,7 @@ func (s *poolService) ListHosts(ctx context.Context, req *connect.Request[dxpuv1
 }
 
 func (s *poolService) GetHost(ctx context.Context, req *connect.Request[dxpuv1.GetHostRequest]) (*connect.Response[dxpuv1.GetHostResponse], error) {
-	res := &dxpuv1.GetHostResponse{}
-	return viewResponse(s.m, res, func(t *tx) error {
+	return viewResponse(s.m, func(t *tx, res *dxpuv1.GetHostResponse) error {
 		n := t.nodes.get(req.Msg.HostId)
 		visible := scopeOf(ctx)
 		if n == nil || n.Kind != dxpuv1.NodeKind_NODE_KIND_HOST || !visible.hasHost(t, n) {
@@ -121,9 +118,8 @@ func (s *poolService) GetHost(ctx context.Context, req *connect.Request[dxpuv1.G
 }
 
 func (s *poolService) ListBoxes(_ context.Context, req *connect.Request[dxpuv1.ListBoxesRequest]) (*connect.Response[dxpuv1.ListBoxesResponse], error) {
-	res := &dxpuv1.ListBoxesResponse{}
 	kind := req.Msg.Kind
-	return viewResponse(s.m, res, func(t *tx) (err error) {
+	return viewResponse(s.m, func(t *tx, res *dxpuv1.ListBoxesResponse) (err error) {
 		boxes := func(after string) iter.Seq[*nodeRecord] {
 			return filter(t.nodesFrom(&t.boxIDs, after, req.Msg.Labels), func(n *nodeRecord) bool { return kind == 0 || n.BoxKind == kind })
 		}
@@ -133,8 +129,7 @@ func (s *poolService) ListBoxes(_ context.Context, req *connect.Request[dxpuv1.L
 }
 
 func (s *poolService) GetBox(_ context.Context, req *connect.Request[dxpuv1.GetBoxRequest]) (*connect.Response[dxpuv1.GetBoxResponse], error) {
-	res := &dxpuv1.GetBoxResponse{}
-	return viewResponse(s.m, res, func(t *tx) error {
+	return viewResponse(s.m, func(t *tx, res *dxpuv1.GetBoxResponse) error {
 		n := t.nodes.get(req.Msg.BoxId)
 		if n == nil || n.Kind != dxpuv1.NodeKind_NODE_KIND_BOX {
 			return notFound("box", req.Msg.BoxId)
@@ -145,8 +140,7 @@ func (s *poolService) GetBox(_ context.Context, req *connect.Request[dxpuv1.GetB
 }
 
 func (s *poolService) ListLeases(ctx context.Context, req *connect.Request[dxpuv1.ListLeasesRequest]) (*connect.Response[dxpuv1.ListLeasesResponse], error) {
-	res := &dxpuv1.ListLeasesResponse{}
-	return viewResponse(s.m, res, func(t *tx) (err error) {
+	return viewResponse(s.m, func(t *tx, res *dxpuv1.ListLeasesResponse) (err error) {
 		leases := func(after string) iter.Seq[*leaseRecord] { return t.leasesFrom(scopeOf(ctx), req.Msg, after) }
 		key := func(l *leaseRecord) string { return l.ID }
 		res.Leases, res.NextPageToken, err = listPage(req.Msg, key, compareNumbered, leases, t.leaseMessage)
@@ -180,8 +174,7 @@ func (t *tx) leasesFrom(visible scope, r *dxpuv1.ListLeasesRequest, from string)
 }
 
 func (s *poolService) GetLease(_ context.Context, req *connect.Request[dxpuv1.GetLeaseRequest]) (*connect.Response[dxpuv1.GetLeaseResponse], error) {
-	res := &dxpuv1.GetLeaseResponse{}
-	return viewResponse(s.m, res, func(t *tx) error {
+	return viewResponse(s.m, func(t *tx, res *dxpuv1.GetLeaseResponse) error {
 		l := t.leases.get(req.Msg.LeaseId)
 		if l == nil {
 			return notFound("lease", req.Msg.LeaseId)

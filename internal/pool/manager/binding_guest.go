@@ -12,10 +12,9 @@ import (
 // A host reports what the guest does with a device: that it has ejected it, that it
 // still uses it, that the device was removed by force.
 
-// followGuest records whether the guest has ejected an attached device. The
-// lease keeps an ejected device, and pays for it, until the lease ends or an
-// operator plugs it in again: to do so without a request would be against the
-// guest's will.
+// followGuest records whether the guest has ejected an attached device. The lease keeps
+// an ejected device, and pays for it, until the lease ends or an operator plugs it in
+// again: to do so without a request would be against the guest's will.
 func (t *tx) followGuest(b *bindingRecord) bool {
 	o := t.observed(b.HostID, b)
 	if o == nil || o.State != attached || o.Ejected == b.Ejected && truncateText(o.Detail) == b.Detail {
@@ -64,9 +63,8 @@ func (t *tx) recordInUse(b *bindingRecord) bool {
 	return true
 }
 
-// clearHost records that a host has nothing left of a binding, and makes an
-// event if the device was removed by force. It returns the binding, which is
-// editable.
+// clearHost records that a host has nothing left of a binding, and makes an event if
+// the device was removed by force. It returns the binding, which is editable.
 func (t *tx) clearHost(id string) *bindingRecord {
 	b := t.bindings.edit(id)
 	b.HostClear, b.Ejected = true, false
@@ -81,8 +79,7 @@ func (t *tx) clearHost(id string) *bindingRecord {
 }
 
 func (s *poolService) ReplugGPU(ctx context.Context, req *connect.Request[dxpuv1.ReplugGPURequest]) (*connect.Response[dxpuv1.ReplugGPUResponse], error) {
-	res := &dxpuv1.ReplugGPUResponse{}
-	return updateResponse(ctx, s.m, res, func(t *tx) error {
+	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.ReplugGPUResponse) error {
 		b, err := t.leasedGPU(req.Msg.GpuId)
 		if err != nil {
 			return err

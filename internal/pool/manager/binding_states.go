@@ -216,8 +216,7 @@ func (t *tx) advancePreparing(b *bindingRecord) bool {
 	return true
 }
 
-// hostSlotClear reports whether the host has removed all other bindings from
-// the slot.
+// hostSlotClear reports whether the host has removed all other bindings from the slot.
 func (t *tx) hostSlotClear(b *bindingRecord) bool {
 	return !slices.ContainsFunc(t.bindingsIn(hostSlotRef{b.HostID, b.HostSlot}), func(id string) bool {
 		return id != b.ID && !t.bindings.get(id).HostClear
@@ -242,9 +241,8 @@ func (t *tx) advanceReady(b *bindingRecord) bool {
 	return true
 }
 
-// dropIfBroken takes down a READY or ATTACHED binding whose GPU or link has
-// failed. A box that does not report is no failure by itself: its data path may
-// be intact.
+// dropIfBroken takes down a READY or ATTACHED binding whose GPU or link has failed. A
+// box that does not report is no failure by itself: its data path may be intact.
 func (t *tx) dropIfBroken(b *bindingRecord) bool {
 	box, host := t.observed(b.BoxID, b), t.observed(b.HostID, b)
 	boxHere := t.connected(b.BoxID)

@@ -78,15 +78,9 @@ func (l *eventLog) start() uint64 {
 
 // matches reports whether an event passes a filter, which may be nil.
 func matches(e *dxpuv1.Event, f *dxpuv1.EventFilter) bool {
-	if f == nil {
-		return true
-	}
-	return (f.LeaseId == "" || f.LeaseId == e.LeaseId) &&
-		(f.BindingId == "" || f.BindingId == e.BindingId) &&
-		(f.GpuId == "" || f.GpuId == e.GpuId) &&
-		(f.BoxId == "" || f.BoxId == e.BoxId) &&
-		(f.HostId == "" || f.HostId == e.HostId) &&
-		(len(f.Types) == 0 || slices.Contains(f.Types, e.Type))
+	return f == nil || (f.LeaseId == "" || f.LeaseId == e.LeaseId) && (f.BindingId == "" || f.BindingId == e.BindingId) &&
+		(f.GpuId == "" || f.GpuId == e.GpuId) && (f.BoxId == "" || f.BoxId == e.BoxId) &&
+		(f.HostId == "" || f.HostId == e.HostId) && (len(f.Types) == 0 || slices.Contains(f.Types, e.Type))
 }
 
 func errForgotten() error {

@@ -15,8 +15,7 @@ import (
 )
 
 func (s *poolService) ListGPUs(ctx context.Context, req *connect.Request[dxpuv1.ListGPUsRequest]) (*connect.Response[dxpuv1.ListGPUsResponse], error) {
-	res := &dxpuv1.ListGPUsResponse{}
-	return viewResponse(s.m, res, func(t *tx) (err error) {
+	return viewResponse(s.m, func(t *tx, res *dxpuv1.ListGPUsResponse) (err error) {
 		gpus := func(after string) iter.Seq[*dxpuv1.GPU] { return t.gpusFrom(scopeOf(ctx), req.Msg, after) }
 		res.Gpus, res.NextPageToken, err = listPage(req.Msg, gpuKey, strings.Compare, gpus, same)
 		return err
@@ -94,8 +93,7 @@ func (t *tx) boxesOf(bindings iter.Seq[string]) iter.Seq[string] {
 }
 
 func (s *poolService) GetGPU(ctx context.Context, req *connect.Request[dxpuv1.GetGPURequest]) (*connect.Response[dxpuv1.GetGPUResponse], error) {
-	res := &dxpuv1.GetGPUResponse{}
-	return viewResponse(s.m, res, func(t *tx) error {
+	return viewResponse(s.m, func(t *tx, res *dxpuv1.GetGPUResponse) error {
 		n, slot, ok := t.gpuByID(req.Msg.GpuId)
 		if ok {
 			res.Gpu = t.gpuMessage(n, slot)
@@ -108,8 +106,7 @@ func (s *poolService) GetGPU(ctx context.Context, req *connect.Request[dxpuv1.Ge
 }
 
 func (s *poolService) ReplaceGPU(ctx context.Context, req *connect.Request[dxpuv1.ReplaceGPURequest]) (*connect.Response[dxpuv1.ReplaceGPUResponse], error) {
-	res := &dxpuv1.ReplaceGPUResponse{}
-	return updateResponse(ctx, s.m, res, func(t *tx) error {
+	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.ReplaceGPUResponse) error {
 		b, err := t.leasedGPU(req.Msg.GpuId)
 		if err != nil {
 			return err
@@ -156,8 +153,7 @@ func (t *tx) gpuByID(id string) (*nodeRecord, *slotRecord, bool) {
 // ClearGPUErrors implements dxpuv1connect.PoolServiceHandler. The box goes on
 // counting from its present values.
 func (s *poolService) ClearGPUErrors(ctx context.Context, req *connect.Request[dxpuv1.ClearGPUErrorsRequest]) (*connect.Response[dxpuv1.ClearGPUErrorsResponse], error) {
-	res := &dxpuv1.ClearGPUErrorsResponse{}
-	return updateResponse(ctx, s.m, res, func(t *tx) error {
+	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.ClearGPUErrorsResponse) error {
 		n, slot, ok := t.gpuByID(req.Msg.GpuId)
 		if !ok {
 			return notFound("gpu", req.Msg.GpuId)

@@ -11,9 +11,8 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// The manager counts the errors that a box reports of a GPU, beside the health that
-// the box reports now. Every error has a class, and the class an action (package
-// gpuerr):
+// The manager counts the errors that a box reports of a GPU, beside the health that the
+// box reports now. Every error has a class, and the class an action (package gpuerr):
 //
 //	in service --reset----> reset due: moved off its lease if another GPU fits, then reset
 //	in service --replace--> quarantined: replaced at once, as if it had failed
@@ -100,8 +99,7 @@ func (c *faultRecord) forDevice(serial, instance string) *faultRecord {
 	return out
 }
 
-// sameRun reports whether two records are of one device and one run of the
-// proxy.
+// sameRun reports whether two records are of one device and one run of the proxy.
 func (c *faultRecord) sameRun(o *faultRecord) bool {
 	return c != nil && c.Serial == o.Serial && c.Instance == o.Instance
 }
@@ -174,9 +172,8 @@ func (t *tx) quarantine(c *faultRecord, why string) {
 	c.QuarantinedUntil = t.now.Add(t.cfg.Quarantine.After(c.Quarantines))
 }
 
-// advanceRepair takes the repair of a GPU that is out of service as far as
-// possible: it moves the lease away, then asks the box for a reset, then
-// returns the GPU to service.
+// advanceRepair takes the repair of a GPU that is out of service as far as possible: it
+// moves the lease away, then asks the box for a reset, then returns the GPU to service.
 func (t *tx) advanceRepair(id string, slot uint32) {
 	s := t.nodes.get(id).slot(slot)
 	c := s.Fault
@@ -274,8 +271,7 @@ func (c *faultRecord) errorsMessage() []*dxpuv1.DeviceError {
 	return out
 }
 
-// outOfService returns why a GPU's errors keep it out of service, "" if they do
-// not.
+// outOfService returns why a GPU's errors keep it out of service, "" if they do not.
 func (c *faultRecord) outOfService() string {
 	switch {
 	case c.usable():

@@ -12,8 +12,7 @@ import (
 	"github.com/dxpu-project/dxpu/client"
 )
 
-// storeRetryInterval is the pause before another attempt after the store has
-// failed.
+// storeRetryInterval is the pause before another attempt after the store has failed.
 const storeRetryInterval = 500 * time.Millisecond
 
 // Cluster is a Store that several managers share. One of them is the leader. It
@@ -23,9 +22,8 @@ type Cluster interface {
 	// Campaign waits until this manager is the leader. lost is closed when it
 	// no longer is, at the latest when another manager may be.
 	Campaign(ctx context.Context) (lost <-chan struct{}, err error)
-	// Valid reports whether this manager is certainly the leader. It is false
-	// as soon as another manager might have been elected without this one
-	// knowing.
+	// Valid reports whether this manager is certainly the leader. It is false as soon
+	// as another manager might have been elected without this one knowing.
 	Valid() bool
 	// Resign lets another manager become the leader at once.
 	Resign(ctx context.Context) error
@@ -45,8 +43,7 @@ func (m *Manager) notLeading() error {
 	return errorf(connect.CodeUnavailable, "this manager is not the leader; %s is", url)
 }
 
-// errDeposed is the answer to a call that was under way when the leadership
-// ended.
+// errDeposed is the answer to a call that was under way when the leadership ended.
 func errDeposed() error {
 	return errorf(connect.CodeUnavailable, "this manager is no longer the leader; the call may or may not have been carried out: look it up, or repeat it with the same request_id")
 }

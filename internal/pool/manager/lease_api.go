@@ -29,8 +29,7 @@ func (s *poolService) CreateLease(ctx context.Context, req *connect.Request[dxpu
 	if err := checkSpec(spec); err != nil {
 		return nil, err
 	}
-	res := &dxpuv1.CreateLeaseResponse{}
-	return updateResponse(ctx, s.m, res, func(t *tx) error {
+	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.CreateLeaseResponse) error {
 		if old := t.leaseByRequest(req.Msg.RequestId, spec.Tenant); old != nil {
 			if !proto.Equal(old.asked(), spec) {
 				return errorf(connect.CodeAlreadyExists, "request_id: %q was used for another spec by lease %s; use a new one", old.RequestID, old.ID)
@@ -82,8 +81,8 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 }
 
 func (s *poolService) DeleteLease(ctx context.Context, req *connect.Request[dxpuv1.DeleteLeaseRequest]) (*connect.Response[dxpuv1.DeleteLeaseResponse], error) {
-	r, res := req.Msg, &dxpuv1.DeleteLeaseResponse{}
-	return updateResponse(ctx, s.m, res, func(t *tx) error {
+	r := req.Msg
+	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.DeleteLeaseResponse) error {
 		l := t.leases.get(r.LeaseId)
 		switch {
 		case l == nil:

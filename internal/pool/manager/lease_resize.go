@@ -22,8 +22,7 @@ func (s *poolService) ResizeLease(ctx context.Context, req *connect.Request[dxpu
 	if r.Count < 1 || r.Count > maxGPUs {
 		return nil, invalid("count: %d is not 1 to %d; delete the lease to give all of its GPUs back", r.Count, maxGPUs)
 	}
-	res := &dxpuv1.ResizeLeaseResponse{}
-	return updateResponse(ctx, s.m, res, func(t *tx) error {
+	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.ResizeLeaseResponse) error {
 		l := t.leases.get(r.LeaseId)
 		if l == nil {
 			return notFound("lease", r.LeaseId)

@@ -130,9 +130,8 @@ func (t *tx) replace(broken []string) bool {
 	return len(d.Picks) == len(broken)
 }
 
-// findReplacements looks for all replacements together, so that GPUs which must
-// be together stay together. If they need not be, it returns those that it
-// finds.
+// findReplacements looks for all replacements together, so that GPUs which must be
+// together stay together. If they need not be, it returns those that it finds.
 func (t *tx) findReplacements(l *leaseRecord, broken []string) placement.Decision {
 	req := t.replacement(l, broken)
 	d := t.chooseGPUs(req)
@@ -227,8 +226,7 @@ func (t *tx) doneForLease(b *bindingRecord) bool {
 	if b.State == released {
 		return true
 	}
-	return !b.serving() && b.State != detaching &&
-		(b.HostClear || t.awayOrSchedule(b.HostID)) && (b.BoxClear || t.awayOrSchedule(b.BoxID))
+	return !b.serving() && b.State != detaching && (b.HostClear || t.awayOrSchedule(b.HostID)) && (b.BoxClear || t.awayOrSchedule(b.BoxID))
 }
 
 // setLeaseState moves a lease into a state and makes the event.

@@ -13,8 +13,7 @@ import (
 // drain is a request to move all bindings away from a target.
 type drain struct {
 	Since time.Time `json:"since"`
-	// Deadline is when bindings that could not be moved are released; zero:
-	// never.
+	// Deadline is when bindings that could not be moved are released; zero: never.
 	Deadline time.Time `json:"deadline,omitzero"`
 	// Done is set once nothing is bound at the target.
 	Done bool `json:"done,omitempty"`
@@ -25,8 +24,7 @@ type faultRecord struct {
 	// Serial is that of the device: the record of another device in the slot
 	// starts empty.
 	Serial string `json:"serial,omitempty"`
-	// Instance is the run of the box proxy whose counters Errors[].Seen
-	// follows.
+	// Instance is the run of the box proxy whose counters Errors[].Seen follows.
 	Instance string       `json:"instance,omitempty"`
 	Errors   []errorCount `json:"errors,omitempty"` // by code
 	// Recent lists the errors that may still escalate together.

@@ -15,11 +15,15 @@ import (
 
 func (s *poolService) Cordon(ctx context.Context, req *connect.Request[dxpuv1.CordonRequest]) (*connect.Response[dxpuv1.CordonResponse], error) {
 	c := &cordon{Reason: req.Msg.Reason}
-	return updateResponse(ctx, s.m, &dxpuv1.CordonResponse{}, func(t *tx) error { return t.cordon(req.Msg.Target, req.Msg.ResourceVersion, c) })
+	return updateResponse(ctx, s.m, func(t *tx, _ *dxpuv1.CordonResponse) error {
+		return t.cordon(req.Msg.Target, req.Msg.ResourceVersion, c)
+	})
 }
 
 func (s *poolService) Uncordon(ctx context.Context, req *connect.Request[dxpuv1.UncordonRequest]) (*connect.Response[dxpuv1.UncordonResponse], error) {
-	return updateResponse(ctx, s.m, &dxpuv1.UncordonResponse{}, func(t *tx) error { return t.cordon(req.Msg.Target, req.Msg.ResourceVersion, nil) })
+	return updateResponse(ctx, s.m, func(t *tx, _ *dxpuv1.UncordonResponse) error {
+		return t.cordon(req.Msg.Target, req.Msg.ResourceVersion, nil)
+	})
 }
 
 // cordon sets the cordon of a target that has the version; nil removes it.
@@ -110,8 +114,7 @@ func (s *poolService) Drain(ctx context.Context, req *connect.Request[dxpuv1.Dra
 	if err := checkDuration("deadline", r.Deadline); err != nil {
 		return nil, err
 	}
-	res := &dxpuv1.DrainResponse{}
-	return updateResponse(ctx, s.m, res, func(t *tx) error {
+	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.DrainResponse) error {
 		c := &cordon{Reason: r.Reason, Drain: &drain{Since: t.now}}
 		if r.Deadline != nil {
 			c.Drain.Deadline = t.now.Add(r.Deadline.AsDuration())

@@ -45,13 +45,11 @@ type Config struct {
 	Reserve placement.Reserve
 	// Heartbeat is the interval of the nodes' reports. 0: 250 ms.
 	Heartbeat time.Duration
-	// ReportRate is the number of reports a second that the manager accepts. If
-	// there are more nodes, each reports less often, and may be silent for
-	// longer. 0: 4,000.
+	// ReportRate is the number of reports a second that the manager accepts. If there
+	// are more nodes, each reports less often, and may be silent for longer. 0: 4,000.
 	ReportRate int
-	// LostAfter is how long a node may be silent before it counts as lost. 0: 1
-	// s. A lost box costs its bindings only if their hosts have lost the link
-	// too.
+	// LostAfter is how long a node may be silent before it counts as lost. 0: 1 s. A
+	// lost box costs its bindings only if their hosts have lost the link too.
 	LostAfter time.Duration
 	// LinkGrace is how long a host may report a lost link while the box
 	// reports, before the GPU is replaced. 0: 2 s.
@@ -65,9 +63,8 @@ type Config struct {
 	MTU uint32
 	// KeepEnded bounds the number of ended leases that are kept. 0: 50,000.
 	KeepEnded int
-	// Quarantine is how long a GPU with grave errors stays out of service. It
-	// starts again at Base for a GPU that served for Max. 0: 10 minutes to a
-	// day.
+	// Quarantine is how long a GPU with grave errors stays out of service. It starts
+	// again at Base for a GPU that served for Max. 0: 10 minutes to a day.
 	Quarantine gpuerr.Backoff
 	// Probation is how long a node that was lost repeatedly must report before
 	// it gets new bindings. 0: 30 s to 10 minutes.
@@ -75,9 +72,8 @@ type Config struct {
 	// Open selects what callers without a credential may do. The zero value
 	// lets them only enrol nodes.
 	Open Open
-	// CallRate is the number of calls a second for each person or program in
-	// the long run; the calls of five seconds may come at once. 0: 500;
-	// negative: no limit.
+	// CallRate is the number of calls a second for each person or program in the long
+	// run; the calls of five seconds may come at once. 0: 500; negative: no limit.
 	CallRate float64
 	// CertificateLife is how long certificates of nodes and managers are valid.
 	// 0: 30 days.

@@ -9,8 +9,7 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// metrics serves /metrics: totals that are read on request, and counters of
-// events.
+// metrics serves /metrics: totals that are read on request, and counters of events.
 type metrics struct {
 	registry *prometheus.Registry
 	events   *prometheus.CounterVec

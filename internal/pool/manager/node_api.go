@@ -51,10 +51,7 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 		return nil, apiError(err)
 	}
 	credential := rand.Text() + rand.Text()
-	res := &dxpuv1.EnrollResponse{
-		NodeId: r.Name, Credential: credential, HeartbeatInterval: durationpb.New(s.m.cfg.Heartbeat),
-	}
-	return updateResponse(ctx, s.m, res, func(t *tx) (err error) {
+	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.EnrollResponse) (err error) {
 		n := t.nodes.get(r.Name)
 		switch {
 		case r.PreviousCredential != "" && t.wasDeleted(r.PreviousCredential):
@@ -77,6 +74,7 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 		n.ResourceVersion = t.revision()
 		n.Version = truncateText(r.Version)
 		n.Certificates = nil // this revokes the old ones
+		res.NodeId, res.Credential, res.HeartbeatInterval = r.Name, credential, durationpb.New(t.cfg.Heartbeat)
 		res.ClusterId, res.NodeNumber = t.meta.ClusterID, n.Number
 		if csr != nil {
 			res.CaPem = string(authority.PEM())
@@ -147,18 +145,15 @@ func (s *nodeService) Report(ctx context.Context, req *connect.Request[dxpuv1.Re
 	if err != nil {
 		return nil, apiError(err)
 	}
-	return connect.NewResponse(&dxpuv1.ReportResponse{
-		DesiredRevision: revision, HeartbeatInterval: durationpb.New(heartbeat),
-	}), nil
+	return connect.NewResponse(&dxpuv1.ReportResponse{DesiredRevision: revision, HeartbeatInterval: durationpb.New(heartbeat)}), nil
 }
 
-// forgetRetry is the interval at which a node that is being deleted is
-// examined.
+// forgetRetry is the interval at which a node that is being deleted is examined.
 const forgetRetry = time.Second
 
 func (s *poolService) DeleteNode(ctx context.Context, req *connect.Request[dxpuv1.DeleteNodeRequest]) (*connect.Response[dxpuv1.DeleteNodeResponse], error) {
 	r := req.Msg
-	return updateResponse(ctx, s.m, &dxpuv1.DeleteNodeResponse{}, func(t *tx) error {
+	return updateResponse(ctx, s.m, func(t *tx, _ *dxpuv1.DeleteNodeResponse) error {
 		n := t.nodes.get(r.NodeId)
 		switch {
 		case n == nil:
@@ -229,8 +224,7 @@ func (t *tx) wasDeleted(credential string) bool {
 	return r != nil && slices.ContainsFunc(r.Deleted, func(h []byte) bool { return bytes.Equal(h, hash) })
 }
 
-// advanceDeletion removes the record of a deleted node once nothing is bound
-// there.
+// advanceDeletion removes the record of a deleted node once nothing is bound there.
 func (t *tx) advanceDeletion(id string) {
 	if len(t.bindingsAt(id)) == 0 {
 		t.nodes.remove(id)

@@ -103,8 +103,7 @@ func (t *tx) observedSlot(node string, slot uint32) *dxpuv1.ObservedSlot {
 	return nil
 }
 
-// observed returns a node's report of a binding, nil if the node has nothing of
-// it.
+// observed returns a node's report of a binding, nil if the node has nothing of it.
 func (t *tx) observed(node string, b *bindingRecord) *dxpuv1.ObservedBinding {
 	for _, s := range t.live[node].report().GetSlots() {
 		if o := s.Binding; o != nil && o.BindingId == b.ID && o.Epoch == b.Epoch {

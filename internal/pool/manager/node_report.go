@@ -174,17 +174,13 @@ func deviceOf(d *dxpuv1.Device) *deviceRecord {
 	}
 }
 
-func sameDevice(a, b *deviceRecord) bool {
-	return a == b || a != nil && b != nil && *a == *b
-}
+func sameDevice(a, b *deviceRecord) bool { return a == b || a != nil && b != nil && *a == *b }
 
-// maxPaths bounds the paths of a binding that are compared: the maximum of a
-// link.
+// maxPaths bounds the paths of a binding that are compared: the maximum of a link.
 const maxPaths = 8
 
-// pathEvents makes events of paths that failed while other paths carry the
-// binding, and of paths that work again. was is the previous report, nil for
-// none.
+// pathEvents makes events of paths that failed while other paths carry the binding, and
+// of paths that work again. was is the previous report, nil for none.
 func (t *tx) pathEvents(was, o *dxpuv1.ObservedState) {
 	before := map[string]*dxpuv1.ObservedBinding{}
 	for _, s := range was.GetSlots() {

@@ -8,8 +8,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// nodeEntry is the index's entry of a node. Its sums are valid while the node
-// reports.
+// nodeEntry is the index's entry of a node. Its sums are valid while the node reports.
 type nodeEntry struct {
 	credential    string         // the hash under which nodeByCredential has it
 	placementBox  placement.Box  // as gpuPool has it, if it is a box

@@ -79,8 +79,7 @@ func (t *tx) placementBox(n *nodeRecord) placement.Box {
 	return box
 }
 
-// boxGrew reports whether a request that found no GPUs might find some in the
-// box now.
+// boxGrew reports whether a request that found no GPUs might find some in the box now.
 func boxGrew(old, box placement.Box) bool {
 	for i, g := range box.GPUs {
 		if g.Usable && g.Free && (i >= len(old.GPUs) || old.GPUs[i] != g || old.Kind != box.Kind) {
@@ -102,8 +101,7 @@ func (t *tx) placementHost(n *nodeRecord) placement.Host {
 	return h
 }
 
-// hostSlotTaken reports whether a host slot has a binding or is reserved for
-// one.
+// hostSlotTaken reports whether a host slot has a binding or is reserved for one.
 func (t *tx) hostSlotTaken(s hostSlotRef) bool {
 	return slices.ContainsFunc(t.bindingsByHostSlot[s], func(id string) bool { return t.indexedBindings[id].takesHostSlot })
 }

@@ -40,8 +40,7 @@ func (t *tx) gpusOf(tenant string) uint32 {
 	return 0
 }
 
-// compareQueued compares two pending leases whose tenants have gpusA and gpusB
-// GPUs.
+// compareQueued compares two pending leases whose tenants have gpusA and gpusB GPUs.
 func compareQueued(a queueKey, gpusA uint32, b queueKey, gpusB uint32) int {
 	return cmp.Or(cmp.Compare(b.priority, a.priority), cmp.Compare(gpusA, gpusB), a.compare(b))
 }
@@ -95,9 +94,8 @@ func (t *tx) whyNotNow(l *leaseRecord) []string {
 	return why
 }
 
-// queuePosition returns the position of a lease in the queue, from 1: the order
-// in which the leases would get GPUs if each of them fitted. 0: the lease is
-// not pending.
+// queuePosition returns the position of a lease in the queue, from 1: the order in
+// which the leases would get GPUs if each of them fitted. 0: the lease is not pending.
 func (t *tx) queuePosition(id string) uint32 {
 	if t.queuePositions == nil {
 		t.queuePositions = map[string]uint32{}
@@ -108,8 +106,7 @@ func (t *tx) queuePosition(id string) uint32 {
 	return t.queuePositions[id]
 }
 
-// tenantQueue holds the pending leases of a tenant with one priority, oldest
-// first.
+// tenantQueue holds the pending leases of a tenant with one priority, oldest first.
 type tenantQueue struct {
 	tenant string
 	keys   []queueKey

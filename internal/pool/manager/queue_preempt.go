@@ -10,10 +10,9 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// preempt gives a lease that does not fit the GPUs of preemptible leases of
-// lower priority, if those make enough room. It creates the bindings at once,
-// so that no other lease gets the GPUs first; each waits for the binding that
-// holds its GPU.
+// preempt gives a lease that does not fit the GPUs of preemptible leases of lower
+// priority, if those make enough room. It creates the bindings at once, so that no
+// other lease gets the GPUs first; each waits for the binding that holds its GPU.
 func (t *tx) preempt(l *leaseRecord) bool {
 	gone := t.preemptionVictims(l)
 	if len(gone) == 0 {
@@ -86,8 +85,7 @@ func (t *tx) heldBy(gone []placement.Victim) map[string]bool {
 	return out
 }
 
-// decideWithout returns where a lease would be placed if certain bindings were
-// gone.
+// decideWithout returns where a lease would be placed if certain bindings were gone.
 func (t *tx) decideWithout(s *dxpuv1.LeaseSpec, gone map[string]bool) (d placement.Decision, h placement.HostDecision) {
 	t.withFrozenIndex(func() {
 		boxes, hosts := map[string]bool{}, map[string]bool{}

@@ -18,8 +18,7 @@ const (
 	maxRounds = 1000
 )
 
-// errUnsettled reports rules that undo each other, which is a mistake in the
-// program.
+// errUnsettled reports rules that undo each other, which is a mistake in the program.
 var errUnsettled = errors.New("manager: the rules of the pool do not settle")
 
 // clock returns the time since the manager began. Setting the wall clock does
@@ -164,9 +163,8 @@ func (t *tx) unfinished() bool {
 	return len(t.dirty) > 0 || t.capacityGrew || t.pass.active || t.alarms.due(t.clock())
 }
 
-// forgetEnded removes ended leases that are too old, of those that were
-// examined, and the oldest ones if there are too many. It also removes old
-// released bindings.
+// forgetEnded removes ended leases that are too old, of those that were examined, and
+// the oldest ones if there are too many. It also removes old released bindings.
 func (t *tx) forgetEnded() {
 	t.reindex()
 	if over := len(t.endedLeases) - t.cfg.KeepEnded; over > 0 {
@@ -177,8 +175,7 @@ func (t *tx) forgetEnded() {
 	for s := range t.examined {
 		id := s.id
 		l := t.leases.get(id)
-		if s.kind != leaseSubject || l == nil ||
-			l.ended() && t.dueOrSchedule(s, l.EndTime.Add(keepEnded)) && t.forgetLease(id) {
+		if s.kind != leaseSubject || l == nil || l.ended() && t.dueOrSchedule(s, l.EndTime.Add(keepEnded)) && t.forgetLease(id) {
 			continue
 		}
 		var old []string
@@ -195,8 +192,7 @@ func (t *tx) forgetEnded() {
 	t.reindex()
 }
 
-// forgetLease removes a lease with its bindings if nothing is left of them on
-// any node.
+// forgetLease removes a lease with its bindings if nothing is left of them on any node.
 func (t *tx) forgetLease(id string) bool {
 	for _, b := range t.bindingsByLease[id] {
 		if t.bindings.get(b).State != released {
@@ -226,10 +222,9 @@ const (
 // time until a wall clock that was put forward is noticed.
 const alarmCap = 10 * time.Minute
 
-// alarms holds the times at which the clock alone makes a subject worth
-// examining. An alarm too many does no harm, because the rules check
-// everything. So alarms are not part of a transaction and not stored; a manager
-// that starts examines everything once.
+// alarms holds the times at which the clock alone makes a subject worth examining. An
+// alarm too many does no harm, because the rules check everything. So alarms are not
+// part of a transaction and not stored; a manager that starts examines everything once.
 type alarms struct {
 	queue machine.Queue[alarm]
 	at    map[subject]time.Duration // the earliest alarm of each subject

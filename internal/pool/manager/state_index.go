@@ -77,9 +77,8 @@ func (t *tx) withFrozenIndex(f func()) {
 	t.indexFrozen = false
 }
 
-// reindex brings the index up to date with the records that the transaction has
-// changed so far. It compares all of them each time, because a record may
-// change again.
+// reindex brings the index up to date with the records that the transaction has changed
+// so far. It compares all of them each time, because a record may change again.
 func (t *tx) reindex() {
 	if t.indexFrozen {
 		return
@@ -334,8 +333,7 @@ func (t *tx) bindingsOf(lease string) []string {
 	return t.bindingsByLease[lease]
 }
 
-// bindingsAt returns the IDs of the unreleased bindings of a host or box, in
-// order.
+// bindingsAt returns the IDs of the unreleased bindings of a host or box, in order.
 func (t *tx) bindingsAt(node string) []string {
 	t.reindex()
 	return slices.Sorted(maps.Keys(t.bindingsByNode[node]))
@@ -361,8 +359,7 @@ func compareNumbered(a, b string) int {
 	return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b))
 }
 
-// bindingsIn returns the IDs of the bindings that are or will be in a host
-// slot.
+// bindingsIn returns the IDs of the bindings that are or will be in a host slot.
 func (t *tx) bindingsIn(s hostSlotRef) []string {
 	t.reindex()
 	return t.bindingsByHostSlot[s]

@@ -97,8 +97,7 @@ type slotRecord struct {
 	Fault        *faultRecord  `json:"care,omitempty"` // boxes; nil: no errors
 }
 
-// deviceRecord describes the device of a box slot. It is not changed once
-// stored.
+// deviceRecord describes the device of a box slot. It is not changed once stored.
 type deviceRecord struct {
 	Model        string `json:"model"`
 	MemoryBytes  uint64 `json:"memory_bytes"`
@@ -135,9 +134,8 @@ type bindingRecord struct {
 	// HostClear and BoxClear are set when that side has nothing of the binding.
 	HostClear bool `json:"host_clear"`
 	BoxClear  bool `json:"box_clear"`
-	// HostTold and BoxTold are the revisions of the desired states that first
-	// had the binding, HostDropped and BoxDropped of the first ones without it;
-	// 0: none yet.
+	// HostTold and BoxTold are the revisions of the desired states that first had the
+	// binding, HostDropped and BoxDropped of the first ones without it; 0: none yet.
 	HostTold    uint64 `json:"host_told,omitempty"`
 	BoxTold     uint64 `json:"box_told,omitempty"`
 	HostDropped uint64 `json:"host_dropped,omitempty"`
@@ -146,15 +144,12 @@ type bindingRecord struct {
 	LinkLostAt time.Time `json:"link_lost_at,omitzero"`
 	// Trace is the W3C trace context of the call that created the lease.
 	Trace string `json:"trace,omitempty"`
-	// NoSpare is set once an event has said that no GPU can replace the
-	// binding's.
+	// NoSpare is set once an event has said that no GPU can replace the binding's.
 	NoSpare bool `json:"no_spare,omitempty"`
-	// Overdue is set once an event has said that the binding's removal takes
-	// too long.
+	// Overdue is set once an event has said that the binding's removal takes too long.
 	Overdue bool `json:"overdue,omitempty"`
-	// AwaitsGPUOf is the binding that must release the GPU before this one is
-	// sent to the box. GPUPromisedTo is the binding that gets the GPU of this
-	// one.
+	// AwaitsGPUOf is the binding that must release the GPU before this one is sent to
+	// the box. GPUPromisedTo is the binding that gets the GPU of this one.
 	AwaitsGPUOf   string `json:"waits,omitempty"`
 	GPUPromisedTo string `json:"heir,omitempty"`
 	// Dropped is set when the lease needs no replacement of the binding.
@@ -222,8 +217,7 @@ type leaseRecord struct {
 	QueueTime time.Time `json:"queue_time,omitzero"`
 	// Model is that of the lease's GPUs, once it has been granted.
 	Model string `json:"model,omitempty"`
-	// Asked is the count with which the lease was created, if it has been
-	// resized.
+	// Asked is the count with which the lease was created, if it has been resized.
 	Asked           uint32    `json:"asked,omitempty"`
 	ActiveTime      time.Time `json:"active_time,omitzero"`
 	EndTime         time.Time `json:"end_time,omitzero"`
@@ -255,9 +249,7 @@ func (l *leaseRecord) asked() *dxpuv1.LeaseSpec {
 }
 
 // ended reports whether the lease has ended.
-func (l *leaseRecord) ended() bool {
-	return l.State == leaseReleased || l.State == leaseFailed
-}
+func (l *leaseRecord) ended() bool { return l.State == leaseReleased || l.State == leaseFailed }
 
 // holds reports whether the lease is in a state in which it should have GPUs.
 func (l *leaseRecord) holds() bool {

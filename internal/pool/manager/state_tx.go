@@ -70,8 +70,7 @@ func (t *tx) event(e *dxpuv1.Event, format string, args ...any) {
 	t.events = append(t.events, e)
 }
 
-// changes returns the number of records and events that the transaction
-// changes.
+// changes returns the number of records and events that the transaction changes.
 func (t *tx) changes() int {
 	n := len(t.events)
 	if t.newPool {

@@ -89,10 +89,9 @@ const (
 	restoredIncarnations = 1 << 24
 )
 
-// Restored returns the records of a backup as the state of a new incarnation of
-// the pool. Nodes then apply every desired state, whatever they were told since
-// the backup was made. Restored refuses records that this program does not
-// understand.
+// Restored returns the records of a backup as the state of a new incarnation of the
+// pool. Nodes then apply every desired state, whatever they were told since the backup
+// was made. Restored refuses records that this program does not understand.
 func Restored(records map[string][]byte) (map[string][]byte, error) {
 	s := newState(time.Time{})
 	for key, raw := range records {

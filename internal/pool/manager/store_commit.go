@@ -84,8 +84,7 @@ func (m *Manager) storeAll() {
 	}
 }
 
-// nextBatchLocked returns the transactions that fit into one transaction of the
-// store.
+// nextBatchLocked returns the transactions that fit into one transaction of the store.
 func (m *Manager) nextBatchLocked() []*commit {
 	most := maxWaiting
 	if b, ok := m.store.(Batcher); ok {
@@ -160,8 +159,7 @@ func (m *Manager) abandon(batch []*commit, err error) {
 	m.dropStateLocked(err)
 }
 
-// dropStateLocked discards the state. All calls are refused until it is read
-// again.
+// dropStateLocked discards the state. All calls are refused until it is read again.
 func (m *Manager) dropStateLocked(why error) {
 	m.state, m.stateErr = nil, why
 	for _, l := range m.live {
@@ -251,9 +249,8 @@ func (m *Manager) viewIn(ctx context.Context, fn func(*tx) error) error {
 	return m.answer(ctx, c, err)
 }
 
-// peek is view without the wait, for deciding whether to admit a call. It sees
-// revoked rights at once, and granted rights as soon as any caller can know of
-// them.
+// peek is view without the wait, for deciding whether to admit a call. It sees revoked
+// rights at once, and granted rights as soon as any caller can know of them.
 func (m *Manager) peek(fn func(*tx) error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

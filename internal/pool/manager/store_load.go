@@ -99,8 +99,7 @@ func (m *Manager) installLocked(records map[string][]byte) error {
 	return nil
 }
 
-// indexAll builds the index of a state that was just loaded, and marks
-// everything.
+// indexAll builds the index of a state that was just loaded, and marks everything.
 func (t *tx) indexAll() {
 	for id := range t.leases.rows {
 		t.indexLease(id)

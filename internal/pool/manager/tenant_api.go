@@ -13,8 +13,7 @@ import (
 )
 
 func (s *poolService) ListTenants(_ context.Context, req *connect.Request[dxpuv1.ListTenantsRequest]) (*connect.Response[dxpuv1.ListTenantsResponse], error) {
-	res := &dxpuv1.ListTenantsResponse{}
-	return viewResponse(s.m, res, func(t *tx) (err error) {
+	return viewResponse(s.m, func(t *tx, res *dxpuv1.ListTenantsResponse) (err error) {
 		res.Tenants, res.NextPageToken, err = listPage(req.Msg, same, strings.Compare, allOf(t.tenantIDs()), t.tenantMessage)
 		return err
 	})
@@ -34,8 +33,7 @@ func (t *tx) tenantIDs() []string {
 }
 
 func (s *poolService) GetTenant(_ context.Context, req *connect.Request[dxpuv1.GetTenantRequest]) (*connect.Response[dxpuv1.GetTenantResponse], error) {
-	res := &dxpuv1.GetTenantResponse{}
-	return viewResponse(s.m, res, func(t *tx) error {
+	return viewResponse(s.m, func(t *tx, res *dxpuv1.GetTenantResponse) error {
 		if !slices.Contains(t.tenantIDs(), req.Msg.TenantId) {
 			return notFound("tenant", req.Msg.TenantId)
 		}
@@ -49,8 +47,7 @@ func (s *poolService) PutTenant(ctx context.Context, req *connect.Request[dxpuv1
 	if err := checkTenant(want); err != nil {
 		return nil, err
 	}
-	res := &dxpuv1.PutTenantResponse{}
-	return updateResponse(ctx, s.m, res, func(t *tx) error {
+	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.PutTenantResponse) error {
 		r := t.tenants.get(want.Id)
 		switch {
 		case r == nil && want.ResourceVersion != 0:
@@ -97,7 +94,7 @@ func quotaOf(q *dxpuv1.Quota) quotaRecord {
 
 func (s *poolService) DeleteTenant(ctx context.Context, req *connect.Request[dxpuv1.DeleteTenantRequest]) (*connect.Response[dxpuv1.DeleteTenantResponse], error) {
 	id := req.Msg.TenantId
-	return updateResponse(ctx, s.m, &dxpuv1.DeleteTenantResponse{}, func(t *tx) error {
+	return updateResponse(ctx, s.m, func(t *tx, _ *dxpuv1.DeleteTenantResponse) error {
 		r, u := t.tenants.get(id), t.usageOf(id)
 		switch {
 		case id == defaultTenant:

@@ -51,8 +51,7 @@ func (t *tx) anyTenant() bool {
 // allows returns an error if a quota never allows count GPUs in one lease.
 func (q *quotaRecord) allows(tenant, field string, count uint32, model string) error {
 	if q.MaxGPUs > 0 && count > q.MaxGPUs {
-		return invalid("%s: %d GPUs exceed the quota of %d of tenant %s; request fewer, or a larger quota",
-			field, count, q.MaxGPUs, tenant)
+		return invalid("%s: %d GPUs exceed the quota of %d of tenant %s; request fewer, or a larger quota", field, count, q.MaxGPUs, tenant)
 	}
 	if limit, ok := q.MaxGPUsByModel[model]; ok && count > limit {
 		return invalid("%s: %d GPUs of model %s exceed the quota of %d of tenant %s; request fewer, or another model",
@@ -61,8 +60,7 @@ func (q *quotaRecord) allows(tenant, field string, count uint32, model string) e
 	return nil
 }
 
-// quotaReached returns why a tenant's quota does not admit a lease now, "" if
-// it does.
+// quotaReached returns why a tenant's quota does not admit a lease now, "" if it does.
 func (t *tx) quotaReached(s *dxpuv1.LeaseSpec) string {
 	if why := t.overQuota(s.Tenant, s.Count, s.Model); why != "" {
 		return why + " It waits until leases of the tenant end."
@@ -121,8 +119,7 @@ func (t *tx) modelAt(r placement.Ref) string {
 	return ""
 }
 
-// tenantUsage is the use of a tenant, for its quota and for lists of its
-// leases.
+// tenantUsage is the use of a tenant, for its quota and for lists of its leases.
 type tenantUsage struct {
 	open            map[string]bool // leases that have not ended
 	pending, active uint32          // leases in the queue; leases that have or get GPUs

@@ -19,8 +19,7 @@ import (
 // add a span per step, so a trace survives a restart of any of them. Without an
 // exporter there are no spans.
 
-// tracer is looked up at each use, because the program sets the provider up
-// after init.
+// tracer is looked up at each use, because the program sets the provider up after init.
 func tracer() trace.Tracer { return otel.Tracer("github.com/dxpu-project/dxpu/manager") }
 
 // tracing makes a span of each call, which continues the caller's trace.
@@ -33,16 +32,14 @@ func tracing() connect.Interceptor {
 	return i
 }
 
-// traceparent returns the W3C trace context of a call, "" if the call is not
-// traced.
+// traceparent returns the W3C trace context of a call, "" if the call is not traced.
 func traceparent(ctx context.Context) string {
 	carrier := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(ctx, carrier)
 	return carrier["traceparent"]
 }
 
-// traceEvent makes a span of the time that a binding spent in its previous
-// state.
+// traceEvent makes a span of the time that a binding spent in its previous state.
 func traceEvent(e *dxpuv1.Event, b *bindingRecord) {
 	if e.Type != dxpuv1.EventType_EVENT_TYPE_BINDING_STATE || b == nil || b.Trace == "" {
 		return
