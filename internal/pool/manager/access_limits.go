@@ -66,7 +66,8 @@ func newLimits(people float64, open Open) *limits {
 		people = math.Inf(1)
 	}
 	return &limits{
-		open: open, people: newLimiters(people, maxLimiters), networks: newLimiters(openRateFactor*people, maxLimiters), nodes: newLimiters(nodeCallRate, maxLimiters),
+		open: open, people: newLimiters(people, maxLimiters), networks: newLimiters(openRateFactor*people, maxLimiters),
+		nodes:           newLimiters(nodeCallRate, maxLimiters),
 		unauthenticated: newLimiters(unauthenticatedRate, maxLimiters), body: bodyTimeout, streams: map[string]int{},
 	}
 }

@@ -85,7 +85,8 @@ func (s *poolService) ReplugGPU(ctx context.Context, req *connect.Request[dxpuv1
 			return err
 		}
 		if b.State != attached || !b.Ejected {
-			return errorf(connect.CodeFailedPrecondition, "gpu_id: the guest of %s has not ejected GPU %s, so there is nothing to plug in again", b.HostID, req.Msg.GpuId)
+			return errorf(connect.CodeFailedPrecondition,
+				"gpu_id: the guest of %s has not ejected GPU %s, so there is nothing to plug in again", b.HostID, req.Msg.GpuId)
 		}
 		b = t.bindings.edit(b.ID)
 		b.Replugs++

@@ -45,7 +45,8 @@ func (m *Manager) notLeading() error {
 
 // errDeposed is the answer to a call that was under way when the leadership ended.
 func errDeposed() error {
-	return errorf(connect.CodeUnavailable, "this manager is no longer the leader; the call may or may not have been carried out: look it up, or repeat it with the same request_id")
+	return errorf(connect.CodeUnavailable,
+		"this manager is no longer the leader; the call may or may not have been carried out: look it up, or repeat it with the same request_id")
 }
 
 // leaderURL returns the URL of the leader, "" if it is not known.

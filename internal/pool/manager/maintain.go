@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"slices"
 	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -12,21 +13,18 @@ import (
 
 // drain is a request to move all bindings away from a target.
 type drain struct {
-	Since time.Time `json:"since"`
-	// Deadline is when bindings that could not be moved are released; zero: never.
-	Deadline time.Time `json:"deadline,omitzero"`
-	// Done is set once nothing is bound at the target.
-	Done bool `json:"done,omitempty"`
+	Since    time.Time `json:"since"`
+	Deadline time.Time `json:"deadline,omitzero"` // when bindings that could not be moved are released; zero: never
+	Done     bool      `json:"done,omitempty"`    // set once nothing is bound at the target
 }
 
 // faultRecord holds the errors of a GPU and the state of its repair.
 type faultRecord struct {
 	// Serial is that of the device: the record of another device in the slot
 	// starts empty.
-	Serial string `json:"serial,omitempty"`
-	// Instance is the run of the box proxy whose counters Errors[].Seen follows.
-	Instance string       `json:"instance,omitempty"`
-	Errors   []errorCount `json:"errors,omitempty"` // by code
+	Serial   string       `json:"serial,omitempty"`
+	Instance string       `json:"instance,omitempty"` // the run of the box proxy whose counters Errors[].Seen follows
+	Errors   []errorCount `json:"errors,omitempty"`   // by code
 	// Recent lists the errors that may still escalate together.
 	Recent []gpuerr.Occurrence `json:"recent,omitempty"`
 	// Reset is the sequence of the last reset that was requested, Done of the
@@ -34,8 +32,7 @@ type faultRecord struct {
 	Reset      uint64    `json:"reset,omitempty"`
 	Done       uint64    `json:"done,omitempty"`
 	ResetAsked time.Time `json:"asked,omitzero"` // time of the request, or of the last event about its delay
-	// ResetDue is set when the GPU must be reset before it may serve again.
-	ResetDue bool `json:"due,omitempty"`
+	ResetDue   bool      `json:"due,omitempty"`  // set when the GPU must be reset before it may serve again
 	// QuarantinedUntil is the earliest end of the quarantine; zero: none. Why
 	// is its reason.
 	QuarantinedUntil time.Time `json:"until,omitzero"`
@@ -57,13 +54,11 @@ type errorCount struct {
 
 // stability records how often a node was lost.
 type stability struct {
-	Lost []time.Time `json:"lost,omitempty"` // recent losses, oldest first
-	// Unstable is set while the node gets no new bindings.
-	Unstable bool `json:"unstable,omitempty"`
+	Lost     []time.Time `json:"lost,omitempty"`     // recent losses, oldest first
+	Unstable bool        `json:"unstable,omitempty"` // set while the node gets no new bindings
 	// Times counts how often the node has become unstable.
-	Times int `json:"times,omitempty"`
-	// Since is when the node last came back.
-	Since time.Time `json:"since,omitzero"`
+	Times int       `json:"times,omitempty"`
+	Since time.Time `json:"since,omitzero"` // when the node last came back
 }
 
 // takesBindings reports whether a node may get new bindings while it reports.
@@ -107,3 +102,67 @@ func (t *tx) maintainSoon(id string) {
 
 // draining reports whether bindings are still moving away.
 func (c *cordon) draining() bool { return c != nil && c.Drain != nil && !c.Drain.Done }
+
+// A node that is lost repeatedly gets no new bindings until it has reported for some
+// time, longer each time. Its bindings stay.
+const (
+	// flapLimit losses within flapWindow make a node unstable. Two may be a
+	// repeated restart.
+	flapLimit  = 3
+	flapWindow = 10 * time.Minute
+)
+
+// recordLoss counts the loss of a node. It ignores a loss that the manager
+// noticed late because the manager itself was suspended.
+func (t *tx) recordLoss(id string, due time.Time) {
+	if t.now.Sub(due) > t.cfg.LostAfter {
+		return
+	}
+	n := t.nodes.edit(id)
+	s := stability{}
+	if n.Stability != nil {
+		s = *n.Stability
+	}
+	s.Lost = append(slices.DeleteFunc(slices.Clone(s.Lost), func(at time.Time) bool { return t.now.Sub(at) >= flapWindow }), t.now)
+	if over := len(s.Lost) - flapLimit; over > 0 {
+		s.Lost = s.Lost[over:]
+	}
+	if len(s.Lost) == flapLimit && !s.Unstable {
+		s.Unstable = true
+		s.Times++
+		t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_UNSTABLE),
+			"%s %s was lost %d times within %s: it gets no new bindings for a while", kindWord(n.Kind), id, flapLimit, flapWindow)
+	}
+	n.Stability = &s
+}
+
+// recordReturn records that a node reports again.
+func (t *tx) recordReturn(id string) {
+	if n := t.nodes.get(id); n.Stability != nil {
+		s := *n.Stability
+		s.Since = t.now
+		t.nodes.edit(id).Stability = &s
+	}
+}
+
+// advanceProbation ends the probation of an unstable node that has reported for
+// long enough, and forgets old losses.
+func (t *tx) advanceProbation(id string) {
+	n := t.nodes.get(id)
+	s := n.Stability
+	if s == nil || !t.connected(id) {
+		return
+	}
+	at := subject{nodeSubject, id}
+	switch {
+	case s.Unstable && t.dueOrSchedule(at, s.Since.Add(t.cfg.Probation.After(s.Times))):
+		next := *s
+		next.Unstable, next.Lost = false, nil
+		n = t.nodes.edit(id)
+		n.Stability = &next
+		t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_STABLE), "%s %s has reported for %s and takes new bindings again",
+			kindWord(n.Kind), id, t.now.Sub(s.Since).Round(time.Second))
+	case !s.Unstable && t.dueOrSchedule(at, s.Since.Add(max(flapWindow, t.cfg.Probation.Max))):
+		t.nodes.edit(id).Stability = nil
+	}
+}

@@ -161,7 +161,8 @@ func (s *poolService) DeleteNode(ctx context.Context, req *connect.Request[dxpuv
 		case r.ResourceVersion != 0 && r.ResourceVersion != n.ResourceVersion:
 			return conflict("node", n.ID, n.ResourceVersion, r.ResourceVersion)
 		case len(t.bindingsAt(n.ID)) > 0 && !r.Force:
-			return errorf(connect.CodeFailedPrecondition, "%s %s has %d bindings: drain it first, or set force to remove them", kindWord(n.Kind), n.ID, len(t.bindingsAt(n.ID)))
+			return errorf(connect.CodeFailedPrecondition,
+				"%s %s has %d bindings: drain it first, or set force to remove them", kindWord(n.Kind), n.ID, len(t.bindingsAt(n.ID)))
 		}
 		t.deleteNode(n.ID)
 		return nil
@@ -179,7 +180,8 @@ func (t *tx) deleteNode(id string) {
 	if n.Cordon == nil {
 		n.Cordon = &cordon{Reason: "it was deleted"}
 	}
-	t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_REMOVED), "%s %s was deleted: its credential and its certificate are revoked", kindWord(n.Kind), id)
+	t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_REMOVED),
+		"%s %s was deleted: its credential and its certificate are revoked", kindWord(n.Kind), id)
 	for _, bid := range t.bindingsAt(id) {
 		b := t.bindings.edit(bid)
 		why := fmt.Sprintf("%s %s was deleted", kindWord(n.Kind), id)

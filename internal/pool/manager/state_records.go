@@ -22,27 +22,23 @@ type meta struct {
 	// Incarnation is a random number that each new pool and each restore
 	// chooses. It is part of the IDs of bindings, so that those of two pools
 	// differ. 0: the pool was made by a version without incarnations.
-	Incarnation uint64 `json:"incarnation,omitempty"`
-	// FirstRevision is the first revision of the incarnation.
-	FirstRevision uint64 `json:"first_revision,omitempty"`
+	Incarnation   uint64 `json:"incarnation,omitempty"`
+	FirstRevision uint64 `json:"first_revision,omitempty"` // the first revision of the incarnation
 	// Revision grows with every event and every change of a desired state or a
 	// resource.
-	Revision uint64 `json:"revision"`
-	// Epoch is the epoch of the newest binding.
-	Epoch uint64 `json:"epoch"`
-	// NodeNumber is the number of the newest node.
-	NodeNumber uint32 `json:"node_number"`
+	Revision   uint64 `json:"revision"`
+	Epoch      uint64 `json:"epoch"`       // the epoch of the newest binding
+	NodeNumber uint32 `json:"node_number"` // the number of the newest node
 	// Audits counts the entries that the audit log has had.
 	Audits uint64 `json:"audits,omitempty"`
 }
 
 // nodeRecord is a host or a box.
 type nodeRecord struct {
-	ID     string          `json:"id"`
-	Number uint32          `json:"number"`
-	Kind   dxpuv1.NodeKind `json:"kind"`
-	// CredentialHash is the SHA-256 of the credential.
-	CredentialHash []byte `json:"credential_hash"`
+	ID             string          `json:"id"`
+	Number         uint32          `json:"number"`
+	Kind           dxpuv1.NodeKind `json:"kind"`
+	CredentialHash []byte          `json:"credential_hash"` // the SHA-256 of the credential
 	// Certificates lists the serial numbers of valid certificates. A node that
 	// has any cannot use its credential.
 	Certificates []string `json:"certificates,omitempty"`
@@ -111,49 +107,42 @@ type deviceRecord struct {
 // cordon keeps new bindings away from a target. It is not changed once stored.
 type cordon struct {
 	Reason string `json:"reason,omitempty"`
-	// Drain is set when bindings at the target must move away; nil: they stay.
-	Drain *drain `json:"drain,omitempty"`
+	Drain  *drain `json:"drain,omitempty"` // set when bindings at the target must move away; nil: they stay
 }
 
 // bindingRecord joins a host slot and a box slot.
 type bindingRecord struct {
-	ID       string              `json:"id"`
-	Epoch    uint64              `json:"epoch"`
-	LeaseID  string              `json:"lease_id"`
-	HostID   string              `json:"host_id"`
-	HostSlot uint32              `json:"host_slot"`
-	BoxID    string              `json:"box_id"`
-	BoxSlot  uint32              `json:"box_slot"`
-	Secret   []byte              `json:"secret,omitempty"` // removed when released
-	State    dxpuv1.BindingState `json:"state"`
-	Reason   dxpuv1.Reason       `json:"reason,omitempty"`
-	Detail   string              `json:"detail,omitempty"`
-	Replaces string              `json:"replaces,omitempty"`
-	// Successor is the binding that replaces this one.
-	Successor string `json:"successor,omitempty"`
+	ID        string              `json:"id"`
+	Epoch     uint64              `json:"epoch"`
+	LeaseID   string              `json:"lease_id"`
+	HostID    string              `json:"host_id"`
+	HostSlot  uint32              `json:"host_slot"`
+	BoxID     string              `json:"box_id"`
+	BoxSlot   uint32              `json:"box_slot"`
+	Secret    []byte              `json:"secret,omitempty"` // removed when released
+	State     dxpuv1.BindingState `json:"state"`
+	Reason    dxpuv1.Reason       `json:"reason,omitempty"`
+	Detail    string              `json:"detail,omitempty"`
+	Replaces  string              `json:"replaces,omitempty"`
+	Successor string              `json:"successor,omitempty"` // the binding that replaces this one
 	// HostClear and BoxClear are set when that side has nothing of the binding.
 	HostClear bool `json:"host_clear"`
 	BoxClear  bool `json:"box_clear"`
 	// HostTold and BoxTold are the revisions of the desired states that first had the
 	// binding, HostDropped and BoxDropped of the first ones without it; 0: none yet.
-	HostTold    uint64 `json:"host_told,omitempty"`
-	BoxTold     uint64 `json:"box_told,omitempty"`
-	HostDropped uint64 `json:"host_dropped,omitempty"`
-	BoxDropped  uint64 `json:"box_dropped,omitempty"`
-	// LinkLostAt is when the host first reported that the link is lost.
-	LinkLostAt time.Time `json:"link_lost_at,omitzero"`
-	// Trace is the W3C trace context of the call that created the lease.
-	Trace string `json:"trace,omitempty"`
-	// NoSpare is set once an event has said that no GPU can replace the binding's.
-	NoSpare bool `json:"no_spare,omitempty"`
-	// Overdue is set once an event has said that the binding's removal takes too long.
-	Overdue bool `json:"overdue,omitempty"`
+	HostTold    uint64    `json:"host_told,omitempty"`
+	BoxTold     uint64    `json:"box_told,omitempty"`
+	HostDropped uint64    `json:"host_dropped,omitempty"`
+	BoxDropped  uint64    `json:"box_dropped,omitempty"`
+	LinkLostAt  time.Time `json:"link_lost_at,omitzero"` // when the host first reported that the link is lost
+	Trace       string    `json:"trace,omitempty"`       // the W3C trace context of the call that created the lease
+	NoSpare     bool      `json:"no_spare,omitempty"`    // set once an event has said that no GPU can replace the binding's
+	Overdue     bool      `json:"overdue,omitempty"`     // set once an event has said that the binding's removal takes too long
 	// AwaitsGPUOf is the binding that must release the GPU before this one is sent to
 	// the box. GPUPromisedTo is the binding that gets the GPU of this one.
 	AwaitsGPUOf   string `json:"waits,omitempty"`
 	GPUPromisedTo string `json:"heir,omitempty"`
-	// Dropped is set when the lease needs no replacement of the binding.
-	Dropped bool `json:"dropped,omitempty"`
+	Dropped       bool   `json:"dropped,omitempty"` // set when the lease needs no replacement of the binding
 	// Grown is set when a resize added the binding to an ACTIVE lease, which
 	// stays active without it until it is attached. Tries counts the failed
 	// bindings in its place.
@@ -161,11 +150,10 @@ type bindingRecord struct {
 	Tries int  `json:"tries,omitempty"`
 	// Ejected is set when the guest has removed the device. Replugs counts the
 	// requests to plug it in again.
-	Ejected bool   `json:"ejected,omitempty"`
-	Replugs uint32 `json:"replugs,omitempty"`
-	// InUse is set once an event has said that the guest still uses the device.
-	InUse bool         `json:"in_use,omitempty"`
-	Steps []stepRecord `json:"steps"`
+	Ejected bool         `json:"ejected,omitempty"`
+	Replugs uint32       `json:"replugs,omitempty"`
+	InUse   bool         `json:"in_use,omitempty"` // set once an event has said that the guest still uses the device
+	Steps   []stepRecord `json:"steps"`
 }
 
 func (b *bindingRecord) unshare() { b.Steps = slices.Clone(b.Steps) }
@@ -194,34 +182,27 @@ type stepRecord struct {
 
 // leaseRecord is a lease.
 type leaseRecord struct {
-	ID        string `json:"id"`
-	RequestID string `json:"request_id,omitempty"`
-	// Spec is the API's message as JSON, as it was requested.
-	Spec        json.RawMessage   `json:"spec"`
+	ID          string            `json:"id"`
+	RequestID   string            `json:"request_id,omitempty"`
+	Spec        json.RawMessage   `json:"spec"` // the API's message as JSON, as it was requested
 	State       dxpuv1.LeaseState `json:"state"`
 	StateReason string            `json:"state_reason"`
 	HostID      string            `json:"host_id,omitempty"`
 	Explanation []string          `json:"explanation,omitempty"`
-	// Trace is the W3C trace context of the call that created the lease.
-	Trace string `json:"trace,omitempty"`
-	// Failing is set when the lease ends because it could not be satisfied.
-	Failing bool `json:"failing,omitempty"`
+	Trace       string            `json:"trace,omitempty"`   // the W3C trace context of the call that created the lease
+	Failing     bool              `json:"failing,omitempty"` // set when the lease ends because it could not be satisfied
 	// Attempts counts the bindings that failed before the lease was first
 	// ACTIVE; Avoid lists their GPUs.
-	Attempts int             `json:"attempts,omitempty"`
-	Avoid    []placement.Ref `json:"avoid,omitempty"`
-	// Creator is the token or node that created the lease.
-	Creator    string    `json:"creator,omitempty"`
-	CreateTime time.Time `json:"create_time"`
-	// QueueTime is when the lease returned to the queue; zero: never.
-	QueueTime time.Time `json:"queue_time,omitzero"`
-	// Model is that of the lease's GPUs, once it has been granted.
-	Model string `json:"model,omitempty"`
-	// Asked is the count with which the lease was created, if it has been resized.
-	Asked           uint32    `json:"asked,omitempty"`
-	ActiveTime      time.Time `json:"active_time,omitzero"`
-	EndTime         time.Time `json:"end_time,omitzero"`
-	ResourceVersion uint64    `json:"resource_version"`
+	Attempts        int             `json:"attempts,omitempty"`
+	Avoid           []placement.Ref `json:"avoid,omitempty"`
+	Creator         string          `json:"creator,omitempty"` // the token or node that created the lease
+	CreateTime      time.Time       `json:"create_time"`
+	QueueTime       time.Time       `json:"queue_time,omitzero"` // when the lease returned to the queue; zero: never
+	Model           string          `json:"model,omitempty"`     // that of the lease's GPUs, once it has been granted
+	Asked           uint32          `json:"asked,omitempty"`     // the count with which the lease was created, if it has been resized
+	ActiveTime      time.Time       `json:"active_time,omitzero"`
+	EndTime         time.Time       `json:"end_time,omitzero"`
+	ResourceVersion uint64          `json:"resource_version"`
 
 	spec *dxpuv1.LeaseSpec // the decoded Spec; copies share it, it is never changed
 }
@@ -282,11 +263,10 @@ type tokenRecord struct {
 	Role        dxpuv1.Role `json:"role"`
 	Tenant      string      `json:"tenant,omitempty"`
 	Description string      `json:"description,omitempty"`
-	// SecretHash is the SHA-256 of the secret.
-	SecretHash []byte    `json:"secret_hash"`
-	CreateTime time.Time `json:"create_time"`
-	ExpireTime time.Time `json:"expire_time,omitzero"`
-	Creator    string    `json:"creator,omitempty"`
+	SecretHash  []byte      `json:"secret_hash"` // the SHA-256 of the secret
+	CreateTime  time.Time   `json:"create_time"`
+	ExpireTime  time.Time   `json:"expire_time,omitzero"`
+	Creator     string      `json:"creator,omitempty"`
 }
 
 // auditRecord says which caller did what. It is not changed once stored.
