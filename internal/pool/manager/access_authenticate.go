@@ -34,7 +34,6 @@ func unauthenticated(format string, args ...any) error {
 	return errorf(connect.CodeUnauthenticated, format, args...)
 }
 
-// errNoCredential is the answer to a caller without a credential.
 func errNoCredential() error {
 	return unauthenticated("no credential: send \"Authorization: Bearer TOKEN\" (dxpu: --token-file or $DXPU_TOKEN)")
 }
@@ -100,7 +99,6 @@ func addressedByNumber(host string) bool {
 	return host == "localhost" || net.ParseIP(host) != nil
 }
 
-// tokenCaller returns the identity of a token's owner.
 func (m *Manager) tokenCaller(id, text string) (caller auth.Identity, err error) {
 	err = m.peek(func(t *tx) error {
 		r := t.tokens.get(id)
@@ -167,7 +165,6 @@ func (m *Manager) certificateCaller(c *x509.Certificate) (caller auth.Identity, 
 	return caller, err
 }
 
-// errCertificate is the answer to every caller with a bad certificate.
 func errCertificate() error {
 	return unauthenticated("the certificate is of another pool, has expired or was revoked: enrol again with a join token")
 }

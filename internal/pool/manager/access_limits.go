@@ -33,8 +33,7 @@ const (
 	// one address. It suffices for a rack that enrols with a wrong token, and
 	// not for guessing tokens.
 	unauthenticatedRate = 10
-	// burstSeconds is the number of seconds whose unused calls may be made at once.
-	burstSeconds = 5
+	burstSeconds        = 5 // the number of seconds whose unused calls may be made at once
 	// maxLimiters bounds the limiters of a kind, 100 bytes each. Callers beyond
 	// it share one limiter.
 	maxLimiters = 1 << 16
@@ -264,7 +263,6 @@ type timedBody struct {
 	c *http.ResponseController
 }
 
-// Read implements io.Reader.
 func (b *timedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err == io.EOF {

@@ -127,8 +127,7 @@ func checkReport(o *dxpuv1.ObservedState) error {
 		return invalid("state.addresses: %d addresses, at most %d", len(o.Addresses), maxAddresses)
 	case len(o.Labels) > maxLabels:
 		return invalid("state.labels: %d labels, at most %d", len(o.Labels), maxLabels)
-	}
-	if len(o.InstanceId) > maxText {
+	case len(o.InstanceId) > maxText:
 		return invalid("state.instance_id: %d bytes, at most %d", len(o.InstanceId), maxText)
 	}
 	for k, v := range o.Labels {

@@ -26,7 +26,8 @@ const maxRequest = 4 << 20
 // answers to reports are smaller.
 const minCompress = 4 << 10
 
-func (m *Manager) handler() http.Handler {
+// Handler serves the API, /healthz, /readyz and /metrics.
+func (m *Manager) Handler() http.Handler {
 	mux := http.NewServeMux()
 	// Calls of nodes and calls of persons have a gate each.
 	options := func() connect.HandlerOption {
@@ -51,11 +52,9 @@ func (m *Manager) healthz(w http.ResponseWriter, _ *http.Request) {
 // readyz reports whether the manager is the leader and its state can be stored.
 // A follower is healthy but not ready.
 func (m *Manager) readyz(w http.ResponseWriter, _ *http.Request) {
-	select {
-	case <-m.stop:
+	if isClosed(m.stop) {
 		http.Error(w, "the manager is stopping", http.StatusServiceUnavailable)
 		return
-	default:
 	}
 	m.mu.Lock()
 	state, leads, trouble := m.state, m.leads, m.stateErr

@@ -138,7 +138,6 @@ func (t *tx) leasedGPU(id string) (*bindingRecord, error) {
 	return nil, errorf(connect.CodeFailedPrecondition, "gpu_id: %s is not leased; only leased GPUs can be replaced or plugged in again", id)
 }
 
-// gpuByID finds a GPU by its ID.
 func (t *tx) gpuByID(id string) (*nodeRecord, *slotRecord, bool) {
 	box, number, _ := strings.Cut(id, "/")
 	slot, err := strconv.ParseUint(number, 10, 32)

@@ -176,7 +176,6 @@ func (b *bindingRecord) excludesGPU() bool {
 	return b.Reason == dxpuv1.Reason_REASON_ATTACH_FAILED || b.Reason == dxpuv1.Reason_REASON_REPLACED
 }
 
-// bindReplacement binds a GPU in place of a broken one.
 func (t *tx) bindReplacement(id string, pick placement.Ref) {
 	b := t.bindings.edit(id)
 	l := t.editLease(b.LeaseID)

@@ -39,7 +39,6 @@ func (t *tx) cordon(target *dxpuv1.Target, version uint64, c *cordon) error {
 	return nil
 }
 
-// target returns the node of a target.
 func (t *tx) target(target *dxpuv1.Target) (*nodeRecord, error) {
 	node := func(kind, id string, want dxpuv1.NodeKind) (*nodeRecord, error) {
 		if n := t.nodes.get(id); n != nil && n.Kind == want && !n.Deleting {
@@ -162,7 +161,6 @@ func (t *tx) boundAt(n *nodeRecord, s *slotRecord) []string {
 	})
 }
 
-// advanceDrain takes a drain as far as possible.
 func (t *tx) advanceDrain(n *nodeRecord, s *slotRecord) {
 	c := n.Cordon
 	if s != nil {
@@ -256,7 +254,6 @@ func mustBeTogether(s *dxpuv1.LeaseSpec) bool {
 	return s.SameBox == dxpuv1.Preference_PREFERENCE_REQUIRED || s.Nvlink == dxpuv1.Preference_PREFERENCE_REQUIRED
 }
 
-// isAttaching reports whether a GPU is being attached for a lease.
 func (t *tx) isAttaching(l *leaseRecord) bool {
 	return slices.ContainsFunc(t.bindingsOf(l.ID), func(id string) bool {
 		b := t.bindings.get(id)

@@ -27,7 +27,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net/http"
 	"sync"
 	"time"
 
@@ -107,14 +106,11 @@ const (
 	// attachRetry is the pause before a lease in use tries again to attach a
 	// GPU: the fault is likely to last.
 	attachRetry = 5 * time.Second
-	// keepEnded is how long ended leases are kept.
-	keepEnded = time.Hour
+	keepEnded   = time.Hour // how long ended leases are kept
 	// defaultKeepEnded bounds their number: some hundred megabytes.
 	defaultKeepEnded = 50_000
-	// keepReleased is the number of released bindings that a lease keeps.
-	keepReleased = 8
-	// tickInterval is the resolution of deadlines.
-	tickInterval = 50 * time.Millisecond
+	keepReleased     = 8                     // the number of released bindings that a lease keeps
+	tickInterval     = 50 * time.Millisecond // the resolution of deadlines
 )
 
 func (c *Config) setDefaults() {
@@ -208,6 +204,3 @@ func (m *Manager) unfinished() bool {
 	defer m.mu.Unlock()
 	return m.state != nil && m.readLocked(m.cfg.Now()).unfinished()
 }
-
-// Handler serves the API, /healthz, /readyz and /metrics.
-func (m *Manager) Handler() http.Handler { return m.handler() }

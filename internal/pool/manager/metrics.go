@@ -74,7 +74,6 @@ type poolCollector struct{ m *Manager }
 // metrics depend on whether the manager is the leader.
 func (*poolCollector) Describe(chan<- *prometheus.Desc) {}
 
-// Collect implements prometheus.Collector.
 func (c *poolCollector) Collect(ch chan<- prometheus.Metric) {
 	p := c.m.totals()
 	gauge := func(name, help, state string, v uint32) {

@@ -202,8 +202,7 @@ func (t *tx) deleteNode(id string) {
 }
 
 const (
-	// deletedNodesID is the record of the credentials of deleted nodes.
-	deletedNodesID = "deleted-nodes"
+	deletedNodesID = "deleted-nodes" // the record of the credentials of deleted nodes
 	// maxDeletedNodes bounds it; the oldest are dropped.
 	maxDeletedNodes = 4096
 )

@@ -218,7 +218,6 @@ func (t *tx) pathEvent(node string, o *dxpuv1.ObservedBinding, was dxpuv1.Health
 		p.Path, b.ID, b.gpuID(), b.HostID, word, node)
 }
 
-// othersWork reports whether a binding has another path that works.
 func othersWork(o *dxpuv1.ObservedBinding, p *dxpuv1.PathStatus) bool {
 	return slices.ContainsFunc(o.Paths, func(x *dxpuv1.PathStatus) bool { return x != p && x.GetHealth() == dxpuv1.Health_HEALTH_OK })
 }

@@ -21,7 +21,6 @@ type nodeEntry struct {
 	models []modelSum
 }
 
-// modelSum counts the GPUs of one model in a box.
 type modelSum struct {
 	model        string
 	usable, free uint32

@@ -122,13 +122,11 @@ func hostGrew(old, h placement.Host) bool {
 	return false
 }
 
-// chooseGPUs decides on GPUs.
 func (t *tx) chooseGPUs(req placement.Request) placement.Decision {
 	t.reindex()
 	return t.gpuPool.Place(t.cfg.Reserve, req)
 }
 
-// chooseHost decides on the slots of a host.
 func (t *tx) chooseHost(req placement.HostRequest) placement.HostDecision {
 	t.reindex()
 	return t.hostPool.Place(req)
@@ -156,7 +154,6 @@ var (
 	}
 )
 
-// requestOf returns the placement request of a lease.
 func requestOf(s *dxpuv1.LeaseSpec) placement.Request {
 	return placement.Request{
 		Count: int(s.Count), Model: s.Model, MinMemory: s.MinMemoryBytes,

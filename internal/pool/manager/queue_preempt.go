@@ -72,7 +72,6 @@ func (t *tx) preemptionCandidates(l *leaseRecord) []placement.Victim {
 	return out
 }
 
-// heldBy returns the serving bindings of leases.
 func (t *tx) heldBy(gone []placement.Victim) map[string]bool {
 	out := map[string]bool{}
 	for _, v := range gone {
@@ -87,39 +86,39 @@ func (t *tx) heldBy(gone []placement.Victim) map[string]bool {
 
 // decideWithout returns where a lease would be placed if certain bindings were gone.
 func (t *tx) decideWithout(s *dxpuv1.LeaseSpec, gone map[string]bool) (d placement.Decision, h placement.HostDecision) {
-	t.withFrozenIndex(func() {
-		boxes, hosts := map[string]bool{}, map[string]bool{}
-		for id := range gone {
-			b := t.bindings.get(id)
-			boxes[b.BoxID], hosts[b.HostID] = true, true
-			for _, g := range t.indexedNodes[b.BoxID].placementBox.GPUs {
-				if g.Slot == b.BoxSlot {
-					g.Free = true
-					t.gpuPool.SetGPU(b.BoxID, g)
-				}
-			}
-			for _, s := range t.indexedNodes[b.HostID].placementHost.Slots {
-				if s.Slot == b.HostSlot {
-					s.Free = true
-					t.hostPool.SetSlot(b.HostID, s)
-				}
+	t.reindex()
+	t.indexFrozen = true // the changes below only try something out
+	boxes, hosts := map[string]bool{}, map[string]bool{}
+	for id := range gone {
+		b := t.bindings.get(id)
+		boxes[b.BoxID], hosts[b.HostID] = true, true
+		for _, g := range t.indexedNodes[b.BoxID].placementBox.GPUs {
+			if g.Slot == b.BoxSlot {
+				g.Free = true
+				t.gpuPool.SetGPU(b.BoxID, g)
 			}
 		}
-		d, h = t.decide(s)
-		for id := range boxes {
-			t.gpuPool.SetBox(t.indexedNodes[id].placementBox)
+		for _, s := range t.indexedNodes[b.HostID].placementHost.Slots {
+			if s.Slot == b.HostSlot {
+				s.Free = true
+				t.hostPool.SetSlot(b.HostID, s)
+			}
 		}
-		for id := range hosts {
-			t.hostPool.SetHost(t.indexedNodes[id].placementHost)
-		}
-	})
+	}
+	d, h = t.decide(s)
+	for id := range boxes {
+		t.gpuPool.SetBox(t.indexedNodes[id].placementBox)
+	}
+	for id := range hosts {
+		t.hostPool.SetHost(t.indexedNodes[id].placementHost)
+	}
+	t.indexFrozen = false
 	if d.OK() && t.overQuota(s.Tenant, s.Count, t.modelAt(d.Picks[0])) != "" {
 		d.Picks = nil
 	}
 	return d, h
 }
 
-// preemptLease takes the GPUs of a lease for another lease.
 func (t *tx) preemptLease(id string, l *leaseRecord) {
 	v := t.leases.get(id)
 	e := leaseEvent(v, dxpuv1.EventType_EVENT_TYPE_LEASE_PREEMPTED)

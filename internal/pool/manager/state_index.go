@@ -18,7 +18,6 @@ type hostSlotRef struct {
 	slot uint32
 }
 
-// bindingEntry is the index's entry of a binding.
 type bindingEntry struct {
 	lease         string
 	gpu           placement.Ref
@@ -34,7 +33,6 @@ type bindingEntry struct {
 
 type requestKey struct{ tenant, id string }
 
-// leaseEntry is the index's entry of a lease.
 type leaseEntry struct {
 	request     requestKey
 	tenant      string // while it is not over
@@ -66,15 +64,6 @@ type endedLease struct {
 
 func (a endedLease) compare(b endedLease) int {
 	return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.id, b.id))
-}
-
-// withFrozenIndex runs f, which may change the index to try something out,
-// without updates of the index from the records.
-func (t *tx) withFrozenIndex(f func()) {
-	t.reindex()
-	t.indexFrozen = true
-	f()
-	t.indexFrozen = false
 }
 
 // reindex brings the index up to date with the records that the transaction has changed

@@ -180,7 +180,6 @@ type stepRecord struct {
 	NodeID   string        `json:"node_id,omitempty"`
 }
 
-// leaseRecord is a lease.
 type leaseRecord struct {
 	ID          string            `json:"id"`
 	RequestID   string            `json:"request_id,omitempty"`
@@ -229,7 +228,6 @@ func (l *leaseRecord) asked() *dxpuv1.LeaseSpec {
 	return s
 }
 
-// ended reports whether the lease has ended.
 func (l *leaseRecord) ended() bool { return l.State == leaseReleased || l.State == leaseFailed }
 
 // holds reports whether the lease is in a state in which it should have GPUs.

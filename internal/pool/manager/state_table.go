@@ -63,7 +63,6 @@ func (t *table[R]) put(id string, r *R) {
 	t.rows[id] = r
 }
 
-// remove removes a record.
 func (t *table[R]) remove(id string) {
 	t.keep(id)
 	delete(t.rows, id)
@@ -108,7 +107,6 @@ func (t *table[R]) restore() {
 	}
 }
 
-// done ends a transaction.
 func (t *table[R]) done() {
 	clear(t.before)
 	clear(t.unsettled)

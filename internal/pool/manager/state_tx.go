@@ -32,7 +32,6 @@ type tx struct {
 	queuePositions map[string]uint32 // in the queue, by lease; nil: not computed yet
 }
 
-// revision returns a new revision.
 func (t *tx) revision() uint64 {
 	t.meta.Revision++
 	return t.meta.Revision
@@ -56,7 +55,6 @@ func (t *tx) editLease(id string) *leaseRecord {
 	return l
 }
 
-// event adds an event.
 func (t *tx) event(e *dxpuv1.Event, format string, args ...any) {
 	e.Revision = t.revision()
 	e.Time = timestamppb.New(t.now)
@@ -96,7 +94,6 @@ func (m *Manager) readLocked(now time.Time) *tx {
 	return &tx{state: m.state, now: now, cfg: &m.cfg, live: m.live}
 }
 
-// records returns the transaction's changes for the store.
 func (t *tx) records() map[string]any {
 	records := map[string]any{metaKey: t.meta}
 	for _, of := range t.tables() {

@@ -58,7 +58,6 @@ type chunker struct {
 	send func([]byte) error
 }
 
-// Write implements io.Writer.
 func (c *chunker) Write(b []byte) (int, error) {
 	c.buf = append(c.buf, b...)
 	if len(c.buf) < backupChunk {

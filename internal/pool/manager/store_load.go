@@ -92,7 +92,6 @@ func encode(records map[string]any) (put map[string][]byte, remove []string, err
 	return put, remove, nil
 }
 
-// decode reads a record.
 func decode(raw []byte, into any) error {
 	var version struct {
 		V int `json:"v"`
@@ -107,7 +106,6 @@ func decode(raw []byte, into any) error {
 	return json.Unmarshal(raw, into)
 }
 
-// loadLocked reads the state from the store.
 func (m *Manager) loadLocked(ctx context.Context) error {
 	records, err := m.store.Load(ctx)
 	if err != nil {

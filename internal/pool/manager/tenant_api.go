@@ -125,7 +125,6 @@ func (t *tx) tenantMessage(id string) *dxpuv1.Tenant {
 	return out
 }
 
-// String describes the quota.
 func (q *quotaRecord) String() string {
 	gpus, leases := "any number of GPUs", "any number of leases"
 	if q.MaxGPUs > 0 {

@@ -11,7 +11,6 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// quota returns the quota of a tenant.
 func (t *tx) quota(tenant string) quotaRecord {
 	if r := t.tenants.get(tenant); r != nil {
 		return r.Quota
@@ -162,7 +161,6 @@ func (x *index) countLease(id string, k *leaseEntry, sign uint32) {
 	}
 }
 
-// usageOf returns the usage of a tenant.
 func (t *tx) usageOf(tenant string) tenantUsage {
 	t.reindex()
 	u := t.usageByTenant[tenant]
