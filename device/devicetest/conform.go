@@ -206,7 +206,7 @@ type soup struct {
 	t    testing.TB
 	d    device.Device
 	r    *rand.Rand
-	h    *Host
+	h    *TestHost
 	bars [pcie.MaxBARs]cfgspace.BAR
 	now  time.Duration
 	tag  pcie.Tag

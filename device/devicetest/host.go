@@ -31,11 +31,11 @@ const (
 	highBARs = 0x4000000000
 )
 
-// Host is a root complex with memory for one device. Time is virtual:
+// TestHost is a root complex with memory for one device. Time is virtual:
 // it passes in Run and RunUntil only. Requests of the host take no time, unless
 // UpRate delays their completions; those of the device take Latency. Use NewHost to
 // make one.
-type Host struct {
+type TestHost struct {
 	Device device.Device
 	BDF    pcie.BDF
 	Now    time.Duration
@@ -83,19 +83,19 @@ type reply struct {
 }
 
 // NewHost makes a host for a device at 01:00.0, without memory.
-func NewHost(d device.Device) *Host {
-	return &Host{Device: d, BDF: pcie.NewBDF(1, 0, 0), replies: map[pcie.Tag]*reply{}}
+func NewHost(d device.Device) *TestHost {
+	return &TestHost{Device: d, BDF: pcie.NewBDF(1, 0, 0), replies: map[pcie.Tag]*reply{}}
 }
 
 // AddMemory gives the host memory at base and returns it; the slice aliases
 // the memory that the device accesses.
-func (h *Host) AddMemory(base uint64, size int) []byte {
+func (h *TestHost) AddMemory(base uint64, size int) []byte {
 	m := region{base: base, data: make([]byte, size)}
 	h.memory = append(h.memory, m)
 	return m.data
 }
 
-func (h *Host) find(addr uint64, n int) []byte {
+func (h *TestHost) find(addr uint64, n int) []byte {
 	for _, m := range h.memory {
 		if addr >= m.base && addr-m.base <= uint64(len(m.data)) && n <= len(m.data)-int(addr-m.base) {
 			return m.data[addr-m.base:][:n]
@@ -105,12 +105,12 @@ func (h *Host) find(addr uint64, n int) []byte {
 }
 
 // After calls fn after d.
-func (h *Host) After(d time.Duration, fn func()) {
+func (h *TestHost) After(d time.Duration, fn func()) {
 	h.events.Push(h.Now+d, fn)
 }
 
 // Pump lets the device transmit and runs its jobs.
-func (h *Host) Pump() {
+func (h *TestHost) Pump() {
 	if h.pumping {
 		return
 	}
@@ -134,7 +134,7 @@ func (h *Host) Pump() {
 }
 
 // take is the emit function.
-func (h *Host) take(p *tlp.Packet) bool {
+func (h *TestHost) take(p *tlp.Packet) bool {
 	switch {
 	case p.Type.Completion():
 		h.completion(p)
@@ -159,7 +159,7 @@ func (h *Host) take(p *tlp.Packet) bool {
 	return true
 }
 
-func (h *Host) write(p *tlp.Packet) {
+func (h *TestHost) write(p *tlp.Packet) {
 	if h.OnWrite != nil {
 		h.OnWrite(p)
 	}
@@ -181,7 +181,7 @@ func (h *Host) write(p *tlp.Packet) {
 
 // read answers a read of the device one latency later, with the content of memory
 // at that time.
-func (h *Host) read(p *tlp.Packet) {
+func (h *TestHost) read(p *tlp.Packet) {
 	req := *p
 	status, late, answer := pcie.SuccessfulCompletion, time.Duration(0), true
 	if h.OnRead != nil {
@@ -218,7 +218,7 @@ func (h *Host) read(p *tlp.Packet) {
 	})
 }
 
-func (h *Host) completion(p *tlp.Packet) {
+func (h *TestHost) completion(p *tlp.Packet) {
 	r := h.replies[p.Tag]
 	if r == nil {
 		r = &reply{}
@@ -236,7 +236,7 @@ func (h *Host) completion(p *tlp.Packet) {
 }
 
 // Run advances virtual time by d.
-func (h *Host) Run(d time.Duration) {
+func (h *TestHost) Run(d time.Duration) {
 	end := h.Now + d
 	h.RunUntil(end, func() bool { return false })
 	h.Now = max(h.Now, end)
@@ -244,7 +244,7 @@ func (h *Host) Run(d time.Duration) {
 
 // RunUntil advances virtual time until cond holds, which it reports, or until no
 // event is left before the time end.
-func (h *Host) RunUntil(end time.Duration, cond func() bool) bool {
+func (h *TestHost) RunUntil(end time.Duration, cond func() bool) bool {
 	h.Pump()
 	for !cond() {
 		at := min(h.Device.Wake(), h.events.Wake())
@@ -263,7 +263,7 @@ func (h *Host) RunUntil(end time.Duration, cond func() bool) bool {
 // Request sends one request to the device and returns its completions' data
 // and status. ok is false when there is no completion, or one that does not match
 // the request. Request sets p.Requester and p.Tag.
-func (h *Host) Request(p *tlp.Packet) (data []byte, status pcie.CplStatus, ok bool) {
+func (h *TestHost) Request(p *tlp.Packet) (data []byte, status pcie.CplStatus, ok bool) {
 	p.Requester = 0
 	h.tag = (h.tag + 1) % pcie.MaxTags
 	p.Tag = h.tag
@@ -284,7 +284,7 @@ func (h *Host) Request(p *tlp.Packet) (data []byte, status pcie.CplStatus, ok bo
 
 // ConfigRead reads width (1, 2 or 4) bytes of configuration space. It returns ones
 // when the device does not answer, as a root complex does.
-func (h *Host) ConfigRead(off, width int) uint32 {
+func (h *TestHost) ConfigRead(off, width int) uint32 {
 	ones := uint32(1<<(8*width) - 1)
 	p := tlp.Packet{Type: tlp.CfgRd0, Length: 1, Target: h.BDF, Register: uint16(off &^ 3), FirstBE: byteEnables(off, width)}
 	data, status, ok := h.Request(&p)
@@ -295,7 +295,7 @@ func (h *Host) ConfigRead(off, width int) uint32 {
 }
 
 // ConfigWrite writes width (1, 2 or 4) bytes of configuration space.
-func (h *Host) ConfigWrite(off, width int, v uint32) {
+func (h *TestHost) ConfigWrite(off, width int, v uint32) {
 	p := tlp.Packet{
 		Type: tlp.CfgWr0, Length: 1, Target: h.BDF, Register: uint16(off &^ 3), FirstBE: byteEnables(off, width),
 		Data: binary.LittleEndian.AppendUint32(nil, v<<(off%4*8)),
@@ -306,7 +306,7 @@ func (h *Host) ConfigWrite(off, width int, v uint32) {
 func byteEnables(off, width int) uint8 { return uint8(1<<width-1) << (off % 4) & 0xf }
 
 // ReadConfigSpace reads all of configuration space.
-func (h *Host) ReadConfigSpace() []byte {
+func (h *TestHost) ReadConfigSpace() []byte {
 	var b []byte
 	for off := 0; off < pcie.ConfigSize; off += 4 {
 		b = binary.LittleEndian.AppendUint32(b, h.ConfigRead(off, 4))
@@ -316,7 +316,7 @@ func (h *Host) ReadConfigSpace() []byte {
 
 // Enumerate sizes the BARs, gives them addresses and turns on memory decoding and
 // bus mastering, as firmware does. It returns the BARs.
-func (h *Host) Enumerate() [pcie.MaxBARs]cfgspace.BAR {
+func (h *TestHost) Enumerate() [pcie.MaxBARs]cfgspace.BAR {
 	h.ConfigWrite(cfgspace.OffCommand, 2, 0)
 	h.ConfigWrite(cfgspace.OffStatus, 2, 0) // tells the device its address
 	kinds := cfgspace.DecodeBARs(h.allOnes())
@@ -353,7 +353,7 @@ func (h *Host) Enumerate() [pcie.MaxBARs]cfgspace.BAR {
 }
 
 // allOnes writes ones to the BARs and reads the header back.
-func (h *Host) allOnes() []byte {
+func (h *TestHost) allOnes() []byte {
 	var header []byte
 	for off := 0; off < 0x40; off += 4 {
 		if off >= cfgspace.OffBAR0 && off < cfgspace.OffBAR0+4*pcie.MaxBARs {
@@ -368,7 +368,7 @@ func (h *Host) allOnes() []byte {
 
 // Read reads n bytes of the device's memory at a bus address, in requests that
 // the specification allows.
-func (h *Host) Read(addr uint64, n int) ([]byte, error) {
+func (h *TestHost) Read(addr uint64, n int) ([]byte, error) {
 	var out []byte
 	for c := range tlp.SplitRead(addr, n, pcie.MaxPayload) {
 		p := tlp.Packet{Type: tlp.MRd}
@@ -383,7 +383,7 @@ func (h *Host) Read(addr uint64, n int) ([]byte, error) {
 }
 
 // Write writes bytes to the device's memory at a bus address.
-func (h *Host) Write(addr uint64, b []byte) {
+func (h *TestHost) Write(addr uint64, b []byte) {
 	for c := range tlp.SplitWrite(addr, len(b), 128) {
 		pad := int(c.Addr % pcie.DW)
 		data := make([]byte, (pad+c.Len+pcie.DW-1)&^(pcie.DW-1))

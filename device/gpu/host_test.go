@@ -29,7 +29,7 @@ const (
 type gpuHost struct {
 	t    testing.TB
 	gpu  *gpu.GPU
-	host *devicetest.Host
+	host *devicetest.TestHost
 	mem  []byte
 	bars [pcie.MaxBARs]cfgspace.BAR
 	tail [reg.DefaultQueues]uint32

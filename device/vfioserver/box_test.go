@@ -27,7 +27,7 @@ import (
 type pair struct {
 	t        *testing.T
 	box      *boxproxy.Box
-	host     *hostproxy.Host
+	host     *hostproxy.Proxy
 	boxFab   *netio.Fabric
 	hostFab  *netio.Fabric
 	vm       *hostproxy.VM

@@ -75,7 +75,7 @@ type boxSide struct {
 
 type hostSide struct {
 	side
-	*hostproxy.Host
+	*hostproxy.Proxy
 	vm     *hostproxy.VM
 	inside *hostproxy.Embedded
 	domain string
@@ -222,7 +222,7 @@ func (r *cluster) newHost(i int, addrs []string) *hostSide {
 		h.inside = hostproxy.NewEmbedded(hostproxy.EmbeddedSpec{Enum: &enum, Host: rootcomplex.Spec{MaxPayload: r.opts.spec.MaxPayload}})
 		front = h.inside
 	}
-	h.Host, err = hostproxy.New(hostproxy.Config{
+	h.Proxy, err = hostproxy.New(hostproxy.Config{
 		Slots: r.opts.gpus * r.opts.boxes, Front: front, Fabric: h.fab, Domain: h.domain, Logger: r.log.With("host", i),
 		CompletionTimeout: r.opts.timeout, UnplugTimeout: r.opts.unplug,
 	})

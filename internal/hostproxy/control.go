@@ -17,7 +17,7 @@ import (
 // sampleInterval is the time between two copies of a link's counters for reports.
 const sampleInterval = 500 * time.Millisecond
 
-func newSlot(h *Host, index int) *slot {
+func newSlot(h *Proxy, index int) *slot {
 	s := &slot{
 		host: h, index: index, kick: h.fabric.NewSignal(), mps: pcie.MinPayload,
 		control: controller.Controller{UnplugTimeout: h.cfg.UnplugTimeout},

@@ -26,7 +26,7 @@ type Embedded struct {
 	host *embedded.Host
 	enum rootcomplex.EnumSpec
 
-	owner *Host // set by start
+	owner *Proxy // set by start
 	root  *rootcomplex.Function
 
 	mu    sync.Mutex              // guards found
@@ -61,7 +61,7 @@ func NewEmbedded(spec EmbeddedSpec) *Embedded {
 }
 
 // start powers the host on, with empty slots.
-func (f *Embedded) start(h *Host) error {
+func (f *Embedded) start(h *Proxy) error {
 	f.owner = h
 	f.found = make([]*rootcomplex.Function, len(h.slots))
 	var err error

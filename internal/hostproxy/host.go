@@ -25,7 +25,7 @@ const MaxSlots = 32
 // its methods have not entered the group.
 type Front interface {
 	// start prepares the front for a host proxy with empty slots.
-	start(h *Host) error
+	start(h *Proxy) error
 	// plug shows the device in a slot to the host. It returns the port that
 	// carries the slot's traffic from then on.
 	plug(ctx context.Context, s *slot) (plugged, error)
@@ -60,8 +60,8 @@ type Config struct {
 	Logger        *slog.Logger
 }
 
-// Host is the running proxy of a host. It implements agent.Handler.
-type Host struct {
+// Proxy is the running proxy of a host. It implements agent.Handler.
+type Proxy struct {
 	agent.Desired
 
 	cfg    Config
@@ -81,13 +81,13 @@ type router interface {
 }
 
 // New makes a host proxy with empty slots.
-func New(cfg Config) (*Host, error) {
+func New(cfg Config) (*Proxy, error) {
 	if cfg.Slots < 1 || cfg.Slots > MaxSlots {
 		return nil, fmt.Errorf("hostproxy: a virtual switch has 1 to %d slots, not %d", MaxSlots, cfg.Slots)
 	}
 	cfg.CompletionTimeout = cmp.Or(cfg.CompletionTimeout, time.Second)
 	cfg.UnplugTimeout = cmp.Or(cfg.UnplugTimeout, 10*time.Second)
-	h := &Host{cfg: cfg, log: cfg.Logger, fabric: cfg.Fabric, group: cfg.Fabric.NewGroup(), table: mapping.NewHostTable(cfg.Slots)}
+	h := &Proxy{cfg: cfg, log: cfg.Logger, fabric: cfg.Fabric, group: cfg.Fabric.NewGroup(), table: mapping.NewHostTable(cfg.Slots)}
 	h.router = h.table
 	h.waiter, _ = cfg.Fabric.(embedded.Waiter)
 	for i := range cfg.Slots {
@@ -103,7 +103,7 @@ func New(cfg Config) (*Host, error) {
 
 // Run keeps each slot as the manager wants it, until ctx ends; then every
 // device is taken away.
-func (h *Host) Run(ctx context.Context) error {
+func (h *Proxy) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for _, run := range h.Controllers() {
 		wg.Go(func() { run(ctx) })
@@ -114,7 +114,7 @@ func (h *Host) Run(ctx context.Context) error {
 
 // Controllers returns the functions that Run calls concurrently, one for each
 // slot. A driver without goroutines calls them in Run's place.
-func (h *Host) Controllers() []func(ctx context.Context) {
+func (h *Proxy) Controllers() []func(ctx context.Context) {
 	out := make([]func(context.Context), len(h.slots))
 	for i, s := range h.slots {
 		out[i] = s.run

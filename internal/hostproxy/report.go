@@ -12,7 +12,7 @@ import (
 )
 
 // Report tells how the slots are doing.
-func (h *Host) Report() agent.Report {
+func (h *Proxy) Report() agent.Report {
 	out := agent.Report{Role: "host", Time: time.Now()}
 	for _, s := range h.slots {
 		out.Slots = append(out.Slots, s.describe())
@@ -47,7 +47,7 @@ func (s *slot) describe() agent.SlotReport {
 }
 
 // Observe tells the manager what the host has.
-func (h *Host) Observe() *dxpuv1.ObservedState {
+func (h *Proxy) Observe() *dxpuv1.ObservedState {
 	// Revisions first: a slot that goes on meanwhile shows more than it says, never less.
 	applied := make([]uint64, 0, len(h.slots))
 	for _, s := range h.slots {
@@ -80,14 +80,14 @@ func (s *slot) observe() *dxpuv1.ObservedSlot {
 	return out
 }
 
-var _ prometheus.Collector = (*Host)(nil)
+var _ prometheus.Collector = (*Proxy)(nil)
 
 // Describe implements prometheus.Collector. It announces none: the metrics depend
 // on the attached devices.
-func (h *Host) Describe(chan<- *prometheus.Desc) {}
+func (h *Proxy) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
-func (h *Host) Collect(out chan<- prometheus.Metric) {
+func (h *Proxy) Collect(out chan<- prometheus.Metric) {
 	m := agent.NewMetrics(out)
 	if f, ok := h.fabric.(*netio.Fabric); ok {
 		m.Fabric(f)

@@ -32,7 +32,7 @@ type port interface {
 
 // slot is one slot of the virtual switch.
 type slot struct {
-	host  *Host
+	host  *Proxy
 	index int
 	kick  engine.Signal // wakes the controller
 

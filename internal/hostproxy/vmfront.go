@@ -45,7 +45,7 @@ func (f *VM) Socket(slot int) string {
 // deviceID names the device of a slot in QEMU.
 func deviceID(slot int) string { return fmt.Sprintf("dxpu%d", slot) }
 
-func (f *VM) start(*Host) error {
+func (f *VM) start(*Proxy) error {
 	f.control = newControl()
 	if f.pid == nil {
 		f.pid = (*qmp.Client).PID

@@ -60,7 +60,7 @@ type Pair struct {
 	*World
 	HostNode, BoxNode *Node
 
-	host  *hostproxy.Host
+	host  *hostproxy.Proxy
 	box   *boxproxy.Box
 	front *hostproxy.Embedded
 }

@@ -53,7 +53,7 @@ type cluster struct {
 	proxies  [2]*proxy  // by side; after a failed restart, the killed proxy
 	box      *boxproxy.Box
 	gpus     []*sequence
-	switches [2]*hostproxy.Host
+	switches [2]*hostproxy.Proxy
 	inside   *hostproxy.Embedded
 	vm       *hostproxy.VM
 	addrs    [2][]string

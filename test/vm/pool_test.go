@@ -29,7 +29,7 @@ import (
 // cut. There is no manager: the test gives each its desired state.
 type pool struct {
 	box              *boxproxy.Box
-	host             *hostproxy.Host
+	host             *hostproxy.Proxy
 	boxFab, hostFab  *netio.Fabric
 	wire             *wire
 	news             chan struct{} // the host proxy has something to report
