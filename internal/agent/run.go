@@ -337,9 +337,7 @@ func (e *fatalError) Unwrap() error { return e.err }
 
 // newBackoff returns pauses with jitter, so that nodes do not retry in step.
 func newBackoff() *backoff.ExponentialBackOff {
-	return &backoff.ExponentialBackOff{
-		InitialInterval: firstBackoff, MaxInterval: lastBackoff, Multiplier: 2, RandomizationFactor: 0.5,
-	}
+	return &backoff.ExponentialBackOff{InitialInterval: firstBackoff, MaxInterval: lastBackoff, Multiplier: 2, RandomizationFactor: 0.5}
 }
 
 // wait waits for the next pause of b, or for early, after which b starts again. It

@@ -124,19 +124,15 @@ func (o *benchOptions) check() (err error) {
 	if o.Fault, err = fault.Parse(o.fault); err != nil {
 		return usagef("--fault: %w", err)
 	}
-	if o.Rounds < 1 || o.Rounds > 1000 || o.Duration <= 0 {
+	switch {
+	case o.Rounds < 1 || o.Rounds > 1000 || o.Duration <= 0:
 		return usagef("--rounds %d, --duration %v: want 1 to 1000 rounds and a positive duration", o.Rounds, o.Duration)
-	}
-	if o.MTU != 0 && (o.MTU < frame.MinMTU || o.MTU > frame.MaxDatagram) {
+	case o.MTU != 0 && (o.MTU < frame.MinMTU || o.MTU > frame.MaxDatagram):
 		return usagef("--mtu %d: want %d to %d", o.MTU, frame.MinMTU, frame.MaxDatagram)
-	}
-	if err := inRange("--bindings", 1, boxproxy.MaxSlots, o.Bindings...); err != nil {
-		return err
-	}
-	if o.Size != 0 && (o.Size < frame.MaxPayload || o.Size > maxBenchSize || o.Size%frame.MaxPayload != 0) {
+	case o.Size != 0 && (o.Size < frame.MaxPayload || o.Size > maxBenchSize || o.Size%frame.MaxPayload != 0):
 		return usagef("--size: want a multiple of %d bytes up to %s", frame.MaxPayload, size(maxBenchSize))
 	}
-	return nil
+	return inRange("--bindings", 1, boxproxy.MaxSlots, o.Bindings...)
 }
 
 // maxBenchSize fits into the memory of an embedded host and the aperture of its GPU.

@@ -86,9 +86,7 @@ func (o *boxOptions) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	b, err := boxproxy.New(boxproxy.Config{
-		Slots: slots, Fabric: f, Kind: o.kind, Rack: o.rack, Labels: o.labels, Logger: log,
-	})
+	b, err := boxproxy.New(boxproxy.Config{Slots: slots, Fabric: f, Kind: o.kind, Rack: o.rack, Labels: o.labels, Logger: log})
 	if err != nil {
 		return err
 	}
@@ -235,13 +233,10 @@ func faultOf(r *http.Request) (inject func(*gpu.GPU), what string, err error) {
 	return func(g *gpu.GPU) { g.Inject(fault) }, fault.String(), nil
 }
 
-// deviceModels returns the models of devices that a box can hold. A new model
-// needs no other change here than its line.
+// deviceModels returns the models of devices that a box can hold. A new model needs
+// only an entry here.
 func deviceModels(log *slog.Logger) []device.Model {
-	return []device.Model{
-		gpu.Model(),
-		vfioserver.Model(log),
-	}
+	return []device.Model{gpu.Model(), vfioserver.Model(log)}
 }
 
 // modelHelp lists models and their parameters for the help of a command.

@@ -91,10 +91,11 @@ func writeSweepSVG(file string, a *analysis) error {
 		p.Legend.Add(name, line)
 		return nil
 	}
-	if err := add("replay, "+a.setting.Costs.Name+" costs", blue, func(r *predict.Result) float64 { return r.Relative }); err != nil {
-		return err
+	err := add("replay, "+a.setting.Costs.Name+" costs", blue, func(r *predict.Result) float64 { return r.Relative })
+	if err == nil {
+		err = add("additive estimate", orange, func(r *predict.Result) float64 { return r.Additive.Relative })
 	}
-	if err := add("additive estimate", orange, func(r *predict.Result) float64 { return r.Additive.Relative }); err != nil {
+	if err != nil {
 		return err
 	}
 	return save(p, file)

@@ -133,8 +133,15 @@ func (o *predictOptions) run(out, errOut io.Writer, file string) error {
 	}
 	a.stats = a.plan.Stats(window)
 	a.verdict = predict.Judge(&a.stats, &a.result, &w.Report, window)
-	if err := o.files(a); err != nil {
-		return err
+	if o.svg != "" {
+		if err := writeSweepSVG(o.svg, a); err != nil {
+			return err
+		}
+	}
+	if o.cdf != "" {
+		if err := writeCDFSVG(o.cdf, a); err != nil {
+			return err
+		}
 	}
 	if o.json {
 		return writeJSON(out, a.json(o.top))
@@ -161,10 +168,10 @@ func (o *predictOptions) prepare() ([]time.Duration, error) {
 	default:
 		return nil, usagef("--costs %q: want hardware or paper", o.costs)
 	}
-	if o.top < 0 {
+	switch {
+	case o.top < 0:
 		return nil, usagef("--top %d: want 0 or more", o.top)
-	}
-	if o.native < 0 {
+	case o.native < 0:
 		return nil, usagef("--native-step %v: want a time above zero", o.native)
 	}
 	path := pathFlags{mrrs: o.mrrs}
@@ -246,16 +253,4 @@ func (o *predictOptions) progress(errOut io.Writer) func(read, size int64) {
 			fmt.Fprint(errOut, "\r\x1b[K")
 		}
 	}
-}
-
-func (o *predictOptions) files(a *analysis) error {
-	if o.svg != "" {
-		if err := writeSweepSVG(o.svg, a); err != nil {
-			return err
-		}
-	}
-	if o.cdf != "" {
-		return writeCDFSVG(o.cdf, a)
-	}
-	return nil
 }
