@@ -35,13 +35,13 @@ tools: ## Install what tests compare us with (tshark, lspci, systemd-analyze), o
 
 test: vm browser tools ## Run every test, with the race detector and in random order
 	$(GO) test -race -shuffle=on -timeout 20m $(PKGS)
-	$(GO) test -shuffle=on -timeout 20m $(sort $(dir $(shell find . -name norace_test.go))) # what the race detector is too slow for, or allocates in
+	$(GO) test -shuffle=on -timeout 20m $(sort $(dir $(shell find . -name norace_test.go))) # tests that are too slow with the race detector, or that count allocations
 
 demo: ## A virtual machine hot-plugs a GPU that is on another machine
 	@$(MAKE) --no-print-directory -j2 build vm
 	$(BIN)/dxpu demo
 
-lint: ## Vet, staticcheck, formatting, layers, commit subjects
+lint: prose ## Vet, staticcheck, formatting, layers, English, commit subjects
 	$(GO) vet $(PKGS)
 	$(GO) tool staticcheck $(PKGS)
 	@out="$$($(GO) tool gofumpt -l $$(git ls-files '*.go' ':!api'))"; \

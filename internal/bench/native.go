@@ -15,7 +15,7 @@ import (
 // native is an embedded host with the software GPU right below its root port: it
 // measures a host and a device without proxies and network.
 type native struct {
-	host  *embedded.Host
+	host  *embedded.Computer
 	start time.Time
 
 	mu  sync.Mutex // guards gpu

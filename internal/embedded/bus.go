@@ -20,7 +20,7 @@ var _ driver.Bus = (*Bus)(nil)
 
 // Bus is one function below the embedded host: a driver.Bus.
 type Bus struct {
-	host *Host
+	host *Computer
 	fn   *rootcomplex.Function
 	lost chan struct{} // closed when the device is gone
 	done chan struct{} // closed by Close
@@ -257,7 +257,7 @@ func (b *Bus) closeLocked() {
 
 // region is a BAR.
 type region struct {
-	host *Host
+	host *Computer
 	at   rootcomplex.Range
 }
 

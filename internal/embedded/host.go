@@ -21,19 +21,19 @@ import (
 
 const pageSize = 4096
 
-// Host is a root complex for several goroutines. Its owner runs the loop: it calls
+// Computer is a root complex for several goroutines. Its owner runs the loop: it calls
 // Receive with each TLP from below, and Transmit after kick and at Wake.
 //
 // Loads and configuration accesses block until their completion arrives, or return all
 // ones after the Completion Timeout of the root complex.
-type Host struct {
+type Computer struct {
 	kick    func()
 	net     Waiter
 	virtual Scheduler // nil: callers block in real time
 	spec    rootcomplex.Spec
 
 	mu      sync.Mutex // guards the fields below, and host memory that devices write
-	rc      *rootcomplex.Host
+	rc      *rootcomplex.RootComplex
 	heap    *driver.Heap
 	next    uint64
 	pending map[uint64]*access
@@ -56,7 +56,7 @@ type Waiter interface {
 }
 
 // SetWaiter sets the waiter. Call it before the host is used.
-func (h *Host) SetWaiter(w Waiter) { h.net = w }
+func (h *Computer) SetWaiter(w Waiter) { h.net = w }
 
 // Scheduler runs the callers of a host in virtual time, one at a time.
 type Scheduler interface {
@@ -69,11 +69,11 @@ type Scheduler interface {
 
 // SetScheduler puts the host and its buses in virtual time. Call it before the host is
 // used.
-func (h *Host) SetScheduler(s Scheduler) { h.virtual = s }
+func (h *Computer) SetScheduler(s Scheduler) { h.virtual = s }
 
 // New returns a host. It allocates Memory of the spec, of the given size in bytes, if
 // that is nil. The host calls kick, from any goroutine, when it has TLPs to transmit.
-func New(spec rootcomplex.Spec, memory int, kick func()) (*Host, error) {
+func New(spec rootcomplex.Spec, memory int, kick func()) (*Computer, error) {
 	if spec.Memory == nil {
 		spec.Memory = make([]byte, memory)
 	}
@@ -83,7 +83,7 @@ func New(spec rootcomplex.Spec, memory int, kick func()) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &Host{
+	h := &Computer{
 		kick: kick, spec: spec, rc: rc,
 		heap:    driver.NewHeap(spec.MemoryBase, uint64(len(spec.Memory))),
 		pending: map[uint64]*access{},
@@ -95,7 +95,7 @@ func New(spec rootcomplex.Spec, memory int, kick func()) (*Host, error) {
 }
 
 // Receive takes TLPs from below, in order.
-func (h *Host) Receive(now time.Duration, p *tlp.Packet) {
+func (h *Computer) Receive(now time.Duration, p *tlp.Packet) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.rc.Receive(now, p)
@@ -104,7 +104,7 @@ func (h *Host) Receive(now time.Duration, p *tlp.Packet) {
 
 // Transmit emits TLPs until there are none or emit refuses one. emit must not
 // call methods of the host.
-func (h *Host) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
+func (h *Computer) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.rc.Transmit(now, emit)
@@ -115,21 +115,21 @@ func (h *Host) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 }
 
 // Wake returns the time of the next call of Transmit if kick is not called before.
-func (h *Host) Wake() time.Duration {
+func (h *Computer) Wake() time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.rc.Wake()
 }
 
 // Counters returns the counters of the root complex.
-func (h *Host) Counters() rootcomplex.Counters {
+func (h *Computer) Counters() rootcomplex.Counters {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.rc.Counters()
 }
 
 // Abandon ends every pending access with all ones, because the link is down.
-func (h *Host) Abandon(now time.Duration) {
+func (h *Computer) Abandon(now time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.rc.Abandon(now)
@@ -137,7 +137,7 @@ func (h *Host) Abandon(now time.Duration) {
 }
 
 // Unplugged tells the drivers of all functions on a bus that they are lost.
-func (h *Host) Unplugged(bus uint8) {
+func (h *Computer) Unplugged(bus uint8) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for b := range h.buses {
@@ -148,13 +148,13 @@ func (h *Host) Unplugged(bus uint8) {
 }
 
 // Close ends all waits with driver.ErrClosed.
-func (h *Host) Close() error {
+func (h *Computer) Close() error {
 	h.closeWaits()
 	h.stores.senders.Wait()
 	return nil
 }
 
-func (h *Host) closeWaits() {
+func (h *Computer) closeWaits() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
@@ -172,7 +172,7 @@ func (h *Host) closeWaits() {
 }
 
 // deliverLocked passes the events of the root complex to the waiting accesses and vectors.
-func (h *Host) deliverLocked() {
+func (h *Computer) deliverLocked() {
 	if !h.rc.HasEvent() {
 		return // nearly always; NextEvent would cost a tenth of a DMA write
 	}
@@ -222,7 +222,7 @@ func (a *access) take() {
 
 // do makes an access and waits for its event. It calls start with the mutex held. word is
 // the contents of the access's word.
-func (h *Host) do(start func(a *access, cookie uint64)) (e rootcomplex.Event, word uint64, err error) {
+func (h *Computer) do(start func(a *access, cookie uint64)) (e rootcomplex.Event, word uint64, err error) {
 	h.mu.Lock()
 	if h.closed {
 		h.mu.Unlock()
@@ -253,7 +253,7 @@ func (h *Host) do(start func(a *access, cookie uint64)) (e rootcomplex.Event, wo
 }
 
 // accessLocked returns an unused access.
-func (h *Host) accessLocked() *access {
+func (h *Computer) accessLocked() *access {
 	n := len(h.idle)
 	if n == 0 {
 		return newAccess()
@@ -266,7 +266,7 @@ func (h *Host) accessLocked() *access {
 }
 
 // ConfigRead32 implements rootcomplex.ConfigAccess.
-func (h *Host) ConfigRead32(id pcie.BDF, off uint16) (uint32, error) {
+func (h *Computer) ConfigRead32(id pcie.BDF, off uint16) (uint32, error) {
 	e, _, err := h.do(func(_ *access, cookie uint64) { h.rc.ConfigRead(id, off, cookie) })
 	if err != nil || !e.OK {
 		return allOnes, err
@@ -275,14 +275,14 @@ func (h *Host) ConfigRead32(id pcie.BDF, off uint16) (uint32, error) {
 }
 
 // ConfigWrite32 implements rootcomplex.ConfigAccess.
-func (h *Host) ConfigWrite32(id pcie.BDF, off uint16, v uint32) error {
+func (h *Computer) ConfigWrite32(id pcie.BDF, off uint16, v uint32) error {
 	_, _, err := h.do(func(_ *access, cookie uint64) { h.rc.ConfigWrite(id, off, 0xf, v, cookie) })
 	return err
 }
 
 // Load reads len(p) bytes of memory space. ok is false, and p all ones, when no device
 // answered.
-func (h *Host) Load(addr uint64, p []byte) (ok bool, err error) {
+func (h *Computer) Load(addr uint64, p []byte) (ok bool, err error) {
 	e, _, err := h.do(func(_ *access, cookie uint64) { h.rc.Read(addr, p, cookie) })
 	if err != nil {
 		for i := range p {
@@ -294,7 +294,7 @@ func (h *Host) Load(addr uint64, p []byte) (ok bool, err error) {
 
 // loadWord reads n <= 8 bytes, little-endian, without an allocation. The value is all
 // ones when no device answered.
-func (h *Host) loadWord(addr uint64, n int) (uint64, error) {
+func (h *Computer) loadWord(addr uint64, n int) (uint64, error) {
 	_, v, err := h.do(func(a *access, cookie uint64) {
 		clear(a.word[:])
 		h.rc.Read(addr, a.word[:n], cookie)
@@ -306,19 +306,19 @@ func (h *Host) loadWord(addr uint64, n int) (uint64, error) {
 }
 
 // MemoryRead32 implements rootcomplex.MemoryAccess.
-func (h *Host) MemoryRead32(addr uint64) (uint32, error) {
+func (h *Computer) MemoryRead32(addr uint64) (uint32, error) {
 	v, err := h.loadWord(addr, 4)
 	return uint32(v), err
 }
 
 // MemoryWrite32 implements rootcomplex.MemoryAccess.
-func (h *Host) MemoryWrite32(addr uint64, v uint32) error {
+func (h *Computer) MemoryWrite32(addr uint64, v uint32) error {
 	h.Store(addr, binary.LittleEndian.AppendUint32(nil, v))
 	return nil
 }
 
 // Open returns the bus of a function that enumeration found.
-func (h *Host) Open(f *rootcomplex.Function) (*Bus, error) {
+func (h *Computer) Open(f *rootcomplex.Function) (*Bus, error) {
 	if f.Bridge {
 		return nil, errors.New("embedded: open: function is a bridge")
 	}

@@ -31,14 +31,14 @@ type stores struct {
 }
 
 // Store writes p to memory space: posted. It waits while maxQueued bytes are queued.
-func (h *Host) Store(addr uint64, p []byte) {
+func (h *Computer) Store(addr uint64, p []byte) {
 	for ; len(p) > maxStore; addr, p = addr+maxStore, p[maxStore:] {
 		h.store(addr, p[:maxStore])
 	}
 	h.store(addr, p)
 }
 
-func (h *Host) store(addr uint64, p []byte) {
+func (h *Computer) store(addr uint64, p []byte) {
 	h.mu.Lock()
 	for h.fullLocked() {
 		h.waitRoomLocked()
@@ -68,10 +68,10 @@ func (h *Host) store(addr uint64, p []byte) {
 	h.mu.Unlock()
 }
 
-func (h *Host) fullLocked() bool { return h.rc.Queued() >= maxQueued && !h.closed }
+func (h *Computer) fullLocked() bool { return h.rc.Queued() >= maxQueued && !h.closed }
 
 // waitRoomLocked unlocks the host until stores may have room.
-func (h *Host) waitRoomLocked() {
+func (h *Computer) waitRoomLocked() {
 	if h.virtual == nil {
 		h.room.Wait()
 		return
@@ -86,7 +86,7 @@ func (h *Host) waitRoomLocked() {
 }
 
 // sendStores sends gathered stores until there are none.
-func (h *Host) sendStores() {
+func (h *Computer) sendStores() {
 	for {
 		h.mu.Lock()
 		if h.stores.gathered == 0 || h.closed {

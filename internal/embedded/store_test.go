@@ -15,7 +15,7 @@ import (
 func TestStoresKeepTheirOrder(t *testing.T) {
 	const count = 3 * maxStores
 	var mu sync.Mutex // held while the host transmits, as its owner does
-	var h *Host
+	var h *Computer
 	seen := uint32(0)
 	loaded := make(chan uint32, 1)
 	kick := func() {
@@ -61,7 +61,7 @@ func TestStoresKeepTheirOrder(t *testing.T) {
 func TestStoresWaitForRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex // held while the host transmits, as its owner does
-		var h *Host
+		var h *Computer
 		open, seen := false, 0
 		kick := func() {
 			mu.Lock()

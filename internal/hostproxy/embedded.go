@@ -23,7 +23,7 @@ import (
 // section 3.3). It enumerates each device when it appears.
 type Embedded struct {
 	spec EmbeddedSpec
-	host *embedded.Host
+	host *embedded.Computer
 	enum rootcomplex.EnumSpec
 
 	owner *Proxy // set by start
@@ -86,7 +86,7 @@ func (f *Embedded) start(h *Proxy) error {
 }
 
 // Host is the root complex with its memory.
-func (f *Embedded) Host() *embedded.Host { return f.host }
+func (f *Embedded) Host() *embedded.Computer { return f.host }
 
 // Bus draws the enumerated functions, as "lspci -tv" does. Do not call it while
 // devices appear or disappear.

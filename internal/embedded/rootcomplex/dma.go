@@ -20,7 +20,7 @@ type reply struct {
 
 // memory returns the n bytes of host memory at a bus address, or nil if they are not
 // all inside.
-func (h *Host) memory(addr uint64, n int) []byte {
+func (h *RootComplex) memory(addr uint64, n int) []byte {
 	off := addr - h.spec.MemoryBase
 	if addr < h.spec.MemoryBase || off > uint64(len(h.spec.Memory)) || uint64(n) > uint64(len(h.spec.Memory))-off {
 		return nil
@@ -28,7 +28,7 @@ func (h *Host) memory(addr uint64, n int) []byte {
 	return h.spec.Memory[off : off+uint64(n) : off+uint64(n)]
 }
 
-func (h *Host) readMemory(addr uint64, dst []byte) pcie.CplStatus {
+func (h *RootComplex) readMemory(addr uint64, dst []byte) pcie.CplStatus {
 	m := h.memory(addr, max(len(dst), 1))
 	if m == nil {
 		return pcie.UnsupportedRequest
@@ -37,7 +37,7 @@ func (h *Host) readMemory(addr uint64, dst []byte) pcie.CplStatus {
 	return pcie.SuccessfulCompletion
 }
 
-func (h *Host) writeMemory(addr uint64, src []byte) pcie.CplStatus {
+func (h *RootComplex) writeMemory(addr uint64, src []byte) pcie.CplStatus {
 	m := h.memory(addr, len(src))
 	if m == nil {
 		return pcie.UnsupportedRequest
@@ -48,7 +48,7 @@ func (h *Host) writeMemory(addr uint64, src []byte) pcie.CplStatus {
 
 // dmaWrite processes a posted write to memory or to the interrupt window. It drops and
 // counts a poisoned write and one outside.
-func (h *Host) dmaWrite(p *tlp.Packet) {
+func (h *RootComplex) dmaWrite(p *tlp.Packet) {
 	switch {
 	case p.EP:
 		h.counters.Poisoned++
@@ -72,7 +72,7 @@ func (h *Host) dmaWrite(p *tlp.Packet) {
 
 // dmaRead queues the answer to a read. It refuses a read that is not entirely inside
 // memory.
-func (h *Host) dmaRead(p *tlp.Packet) {
+func (h *RootComplex) dmaRead(p *tlp.Packet) {
 	h.counters.ReadRequests++
 	addr, n := p.ByteRange()
 	if h.memory(addr, max(n, 1)) == nil {
@@ -83,7 +83,7 @@ func (h *Host) dmaRead(p *tlp.Packet) {
 	h.jobs.push().Start(p, id, h.spec.RCB, int(h.spec.MaxPayload))
 }
 
-func (h *Host) dmaAtomic(p *tlp.Packet) {
+func (h *RootComplex) dmaAtomic(p *tlp.Packet) {
 	h.counters.Atomics++
 	if p.EP {
 		h.counters.Poisoned++
@@ -102,16 +102,16 @@ func (h *Host) dmaAtomic(p *tlp.Packet) {
 }
 
 // refuse answers a non-posted request with Unsupported Request.
-func (h *Host) refuse(p *tlp.Packet) {
+func (h *RootComplex) refuse(p *tlp.Packet) {
 	h.counters.Refused++
 	if p.Type.NonPosted() {
 		transaction.Respond(&h.newReply().p, p, id, pcie.UnsupportedRequest)
 	}
 }
 
-func (h *Host) newReply() *reply { return h.replies.push() }
+func (h *RootComplex) newReply() *reply { return h.replies.push() }
 
-func (h *Host) message(p *tlp.Packet) {
+func (h *RootComplex) message(p *tlp.Packet) {
 	switch {
 	case p.Code >= tlp.CodeAssertINTA && p.Code <= tlp.CodeDeassertINTD:
 		*h.events.push() = Event{Kind: EventWire, Wire: p.Code & 3, OK: p.Code < tlp.CodeDeassertINTA}
@@ -122,7 +122,7 @@ func (h *Host) message(p *tlp.Packet) {
 
 // sendAnswer emits one completion, or all those of one read. sent is false when there
 // was none, ok is false when emit refused it.
-func (h *Host) sendAnswer(emit func(p *tlp.Packet) bool) (sent, ok bool) {
+func (h *RootComplex) sendAnswer(emit func(p *tlp.Packet) bool) (sent, ok bool) {
 	if !h.replies.empty() {
 		r := h.replies.front()
 		if r.n > 0 {

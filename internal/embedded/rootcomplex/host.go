@@ -114,12 +114,12 @@ type Counters struct {
 	Unexpected                  uint64 // completions of no request
 }
 
-// Host is a root complex with one root port: a pure machine. Its owner calls
+// RootComplex is a root complex with one root port: a pure machine. Its owner calls
 // the methods from one goroutine at a time.
 //
 // Read, Write, ConfigRead and ConfigWrite queue CPU accesses, Transmit sends them in
 // order, and events report their end.
-type Host struct {
+type RootComplex struct {
 	spec     Spec
 	requests *transaction.Requester
 	ops      queue[*operation] // not entirely sent
@@ -144,12 +144,12 @@ type Host struct {
 }
 
 // New builds a host.
-func New(spec Spec) (*Host, error) {
+func New(spec Spec) (*RootComplex, error) {
 	spec = spec.withDefaults()
 	if err := spec.validate(); err != nil {
 		return nil, fmt.Errorf("rootcomplex: %w", err)
 	}
-	return &Host{
+	return &RootComplex{
 		spec:        spec,
 		requests:    transaction.NewRequester(transaction.RequesterConfig{Tags: spec.Tags}),
 		live:        map[uint64]*operation{},
@@ -159,7 +159,7 @@ func New(spec Spec) (*Host, error) {
 }
 
 // Counters returns a copy of the counters.
-func (h *Host) Counters() Counters {
+func (h *RootComplex) Counters() Counters {
 	c := h.counters
 	r := h.requests.Counters()
 	c.Unexpected = r.Unexpected + r.Late
@@ -167,10 +167,10 @@ func (h *Host) Counters() Counters {
 }
 
 // HasEvent reports whether NextEvent has one.
-func (h *Host) HasEvent() bool { return !h.events.empty() }
+func (h *RootComplex) HasEvent() bool { return !h.events.empty() }
 
 // NextEvent takes the oldest event.
-func (h *Host) NextEvent() (Event, bool) {
+func (h *RootComplex) NextEvent() (Event, bool) {
 	if h.events.empty() {
 		return Event{}, false
 	}
@@ -180,10 +180,10 @@ func (h *Host) NextEvent() (Event, bool) {
 }
 
 // Queued returns the memory of the queued writes in bytes, for the owner to bound.
-func (h *Host) Queued() int { return h.queued }
+func (h *RootComplex) Queued() int { return h.queued }
 
 // Receive takes one TLP from below. p and p.Data are not kept.
-func (h *Host) Receive(now time.Duration, p *tlp.Packet) {
+func (h *RootComplex) Receive(now time.Duration, p *tlp.Packet) {
 	switch {
 	case p.Type.Completion():
 		if r, ok := h.requests.Complete(p); ok && r.Done {
@@ -206,7 +206,7 @@ func (h *Host) Receive(now time.Duration, p *tlp.Packet) {
 // offers again. The packet is valid only during the call of emit. CPU accesses and
 // completions alternate, and completions continue when no tag is free: a host that
 // waits for a device never delays the device.
-func (h *Host) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
+func (h *RootComplex) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 	h.requests.Expire(now, func(r transaction.Result) { h.finish(now, r) })
 	h.wakeRetries(now)
 	for {
@@ -223,7 +223,7 @@ func (h *Host) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 
 // Wake returns the time of the next call of Transmit without new input, or
 // machine.Never.
-func (h *Host) Wake() time.Duration {
+func (h *RootComplex) Wake() time.Duration {
 	wake := h.requests.Wake()
 	for _, op := range h.retries {
 		wake = min(wake, op.notBefore)
@@ -233,7 +233,7 @@ func (h *Host) Wake() time.Duration {
 
 // Abandon ends every CPU access, sent or queued, as if it had timed out, because the
 // link is down.
-func (h *Host) Abandon(now time.Duration) {
+func (h *RootComplex) Abandon(now time.Duration) {
 	h.requests.CancelAll(now, func(r transaction.Result) { h.finish(now, r) })
 	for _, op := range slices.Concat(h.ops.list(), h.retries) {
 		op.fail(op.sent)

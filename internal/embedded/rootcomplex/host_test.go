@@ -15,7 +15,7 @@ import (
 
 const memBase = 0x10_0000
 
-func newHost(t testing.TB) *Host {
+func newHost(t testing.TB) *RootComplex {
 	t.Helper()
 	mem := make([]byte, 64<<10)
 	for i := range mem {
@@ -29,7 +29,7 @@ func newHost(t testing.TB) *Host {
 }
 
 // sent drains the host; the packets own their data.
-func sent(t testing.TB, h *Host, now time.Duration) (out []tlp.Packet) {
+func sent(t testing.TB, h *RootComplex, now time.Duration) (out []tlp.Packet) {
 	h.Transmit(now, func(p *tlp.Packet) bool {
 		if err := p.Validate(); err != nil {
 			t.Errorf("host emits a bad TLP: %v", err)
@@ -42,7 +42,7 @@ func sent(t testing.TB, h *Host, now time.Duration) (out []tlp.Packet) {
 	return out
 }
 
-func events(h *Host) (es []Event) {
+func events(h *RootComplex) (es []Event) {
 	for e, ok := h.NextEvent(); ok; e, ok = h.NextEvent() {
 		es = append(es, e)
 	}
@@ -107,30 +107,30 @@ func TestLongReadIsSplitAndWaitsForTags(t *testing.T) {
 func TestReadFails(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		end  func(h *Host, req *tlp.Packet)
+		end  func(h *RootComplex, req *tlp.Packet)
 		want Counters
 	}{
-		{"unsupported request", func(h *Host, req *tlp.Packet) {
+		{"unsupported request", func(h *RootComplex, req *tlp.Packet) {
 			var p tlp.Packet
 			transaction.Respond(&p, req, 0, pcie.UnsupportedRequest)
 			h.Receive(1, &p)
 		}, Counters{Failed: 1}},
-		{"poisoned", func(h *Host, req *tlp.Packet) {
+		{"poisoned", func(h *RootComplex, req *tlp.Packet) {
 			p := answer(req, make([]byte, 4))
 			p.EP = true
 			h.Receive(1, p)
 		}, Counters{Failed: 1}},
-		{"completion timeout", func(h *Host, _ *tlp.Packet) {
+		{"completion timeout", func(h *RootComplex, _ *tlp.Packet) {
 			if h.Wake() != 50*time.Millisecond {
 				t.Errorf("wakes at %v", h.Wake())
 			}
 			h.Transmit(h.Wake(), nil)
 		}, Counters{Timeouts: 1}},
-		{"late completion", func(h *Host, req *tlp.Packet) {
+		{"late completion", func(h *RootComplex, req *tlp.Packet) {
 			h.Transmit(time.Second, nil)
 			h.Receive(time.Second, answer(req, make([]byte, 4)))
 		}, Counters{Timeouts: 1, Unexpected: 1}},
-		{"link down", func(h *Host, _ *tlp.Packet) { h.Abandon(1) }, Counters{Timeouts: 1}},
+		{"link down", func(h *RootComplex, _ *tlp.Packet) { h.Abandon(1) }, Counters{Timeouts: 1}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHost(t)

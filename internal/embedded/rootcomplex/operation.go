@@ -32,7 +32,7 @@ type operation struct {
 // Read queues a read of len(dst) bytes at the bus address addr. Up to 8 bytes
 // that do not cross a multiple of 8 are one request; more are split. dst
 // belongs to the host until the event with this cookie.
-func (h *Host) Read(addr uint64, dst []byte, cookie uint64) {
+func (h *RootComplex) Read(addr uint64, dst []byte, cookie uint64) {
 	op := h.newOperation()
 	*op = operation{kind: tlp.MRd, addr: addr, data: dst, size: len(dst), cookie: cookie}
 	h.enqueue(op)
@@ -44,7 +44,7 @@ const writeCost = 128
 // maxSpare bounds the operations kept for reuse.
 const maxSpare = 1 << 10
 
-func (h *Host) newOperation() *operation {
+func (h *RootComplex) newOperation() *operation {
 	n := len(h.spare)
 	if n == 0 {
 		return new(operation)
@@ -55,7 +55,7 @@ func (h *Host) newOperation() *operation {
 }
 
 // over keeps an operation for reuse. The caller must not keep a reference.
-func (h *Host) over(op *operation) {
+func (h *RootComplex) over(op *operation) {
 	op.data = nil
 	if len(h.spare) < maxSpare {
 		h.spare = append(h.spare, op)
@@ -63,7 +63,7 @@ func (h *Host) over(op *operation) {
 }
 
 // Write queues posted writes of a copy of src to addr. There is no event.
-func (h *Host) Write(addr uint64, src []byte) {
+func (h *RootComplex) Write(addr uint64, src []byte) {
 	if len(src) == 0 {
 		return
 	}
@@ -80,13 +80,13 @@ func (h *Host) Write(addr uint64, src []byte) {
 
 // ConfigRead queues a read of the double word at off in the configuration space
 // of a function; the event has it in Value.
-func (h *Host) ConfigRead(id pcie.BDF, off uint16, cookie uint64) {
+func (h *RootComplex) ConfigRead(id pcie.BDF, off uint16, cookie uint64) {
 	h.enqueueConfig(&operation{kind: tlp.CfgRd1, target: id, addr: uint64(off &^ 3), be: 0xf, cookie: cookie})
 }
 
 // ConfigWrite queues a write of the bytes of v that be enables (bit i for byte
 // i) to the double word at off.
-func (h *Host) ConfigWrite(id pcie.BDF, off uint16, be uint8, v uint32, cookie uint64) {
+func (h *RootComplex) ConfigWrite(id pcie.BDF, off uint16, be uint8, v uint32, cookie uint64) {
 	op := &operation{kind: tlp.CfgWr1, target: id, addr: uint64(off &^ 3), be: be & 0xf, cookie: cookie}
 	binary.LittleEndian.PutUint32(op.word[:], v)
 	h.enqueueConfig(op)
@@ -94,7 +94,7 @@ func (h *Host) ConfigWrite(id pcie.BDF, off uint16, be uint8, v uint32, cookie u
 
 // enqueueConfig ends an access at once when its bus or device cannot be there:
 // the root port drops it (section 7.3.1).
-func (h *Host) enqueueConfig(op *operation) {
+func (h *RootComplex) enqueueConfig(op *operation) {
 	op.size, op.data = pcie.DW, op.word[:]
 	if op.target.Bus() < h.spec.RootBus || op.target.Bus() == h.spec.RootBus && op.target.Device() != 0 {
 		op.fail(0)
@@ -108,7 +108,7 @@ func (h *Host) enqueueConfig(op *operation) {
 	h.enqueue(op)
 }
 
-func (h *Host) enqueue(op *operation) {
+func (h *RootComplex) enqueue(op *operation) {
 	if op.size == 0 {
 		h.finishOperation(op)
 		return
@@ -124,7 +124,7 @@ func (h *Host) enqueue(op *operation) {
 // sendOperation emits one request of the oldest operation. sent is false when there was
 // none to send, ok is false when emit refused it. A refused request already has a tag:
 // the next call offers it first.
-func (h *Host) sendOperation(now time.Duration, emit func(p *tlp.Packet) bool) (sent, ok bool) {
+func (h *RootComplex) sendOperation(now time.Duration, emit func(p *tlp.Packet) bool) (sent, ok bool) {
 	if !h.offered && !h.prepare(now) {
 		return false, true
 	}
@@ -133,7 +133,7 @@ func (h *Host) sendOperation(now time.Duration, emit func(p *tlp.Packet) bool) (
 }
 
 // prepare makes h.request the next request, if there is one and a tag for it.
-func (h *Host) prepare(now time.Duration) bool {
+func (h *RootComplex) prepare(now time.Duration) bool {
 	if h.ops.empty() {
 		return false
 	}
@@ -162,7 +162,7 @@ func (h *Host) prepare(now time.Duration) bool {
 }
 
 // build makes h.request the next request of an operation and returns its number of bytes.
-func (h *Host) build(op *operation) int {
+func (h *RootComplex) build(op *operation) int {
 	h.request = tlp.Packet{Type: op.kind, Length: 1}
 	if op.kind.Config() {
 		h.request.Target, h.request.Register, h.request.FirstBE = op.target, uint16(op.addr), op.be
@@ -189,7 +189,7 @@ func (h *Host) build(op *operation) int {
 }
 
 // finish processes the end of one request of an operation.
-func (h *Host) finish(now time.Duration, r transaction.Result) {
+func (h *RootComplex) finish(now time.Duration, r transaction.Result) {
 	op := h.live[r.Cookie]
 	if op == nil {
 		return
@@ -212,7 +212,7 @@ func (h *Host) finish(now time.Duration, r transaction.Result) {
 
 // retry schedules the repetition of a configuration access that the device cannot answer
 // yet (section 2.3.2). It returns false after Spec.RetryFor.
-func (h *Host) retry(now time.Duration, op *operation) bool {
+func (h *RootComplex) retry(now time.Duration, op *operation) bool {
 	if op.giveUp == 0 {
 		op.giveUp = now + h.spec.RetryFor
 	}
@@ -226,7 +226,7 @@ func (h *Host) retry(now time.Duration, op *operation) bool {
 	return true
 }
 
-func (h *Host) wakeRetries(now time.Duration) {
+func (h *RootComplex) wakeRetries(now time.Duration) {
 	kept := h.retries[:0]
 	for _, op := range h.retries {
 		if op.notBefore <= now {
@@ -239,7 +239,7 @@ func (h *Host) wakeRetries(now time.Duration) {
 }
 
 // finishOperation reports the end of an operation after its last request.
-func (h *Host) finishOperation(op *operation) {
+func (h *RootComplex) finishOperation(op *operation) {
 	if op.outstanding > 0 || op.sent < op.size {
 		return
 	}

@@ -28,7 +28,7 @@ type Config struct {
 
 // System is a running computer.
 type System struct {
-	Host *embedded.Host
+	Host *embedded.Computer
 	Root *rootcomplex.Function // what enumeration found
 
 	enum   rootcomplex.EnumSpec
