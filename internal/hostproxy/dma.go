@@ -289,7 +289,7 @@ func (q *readQueue) add(p *tlp.Packet, mps int) bool {
 	if len(q.jobs)-q.head == maxReads {
 		return false
 	}
-	if q.head > 0 && len(q.jobs) == cap(q.jobs) {
+	if q.head > len(q.jobs)/2 && len(q.jobs) == cap(q.jobs) { // seldom enough to cost nothing
 		n := copy(q.jobs, q.jobs[q.head:])
 		q.jobs, q.head = q.jobs[:n], 0
 	}
