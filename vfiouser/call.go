@@ -72,7 +72,7 @@ func (cl *call) take() {
 // await waits for the outcome of a call that only its reply or its timeout ends,
 // and recycles it. The caller reads the socket itself meanwhile.
 func (c *Client) await(cl *call) error {
-	c.turn.Await(&cl.waiter)
+	c.reader.Await(&cl.waiter)
 	cl.take()
 	err := cl.err
 	c.recycle(cl)
@@ -131,7 +131,7 @@ func (c *Client) post(cmd Command, payload, data []byte) error {
 	if err := c.send(h, payload, data, nil); err != nil {
 		return c.sendFailed(err)
 	}
-	c.turn.Attend()
+	c.reader.Attend()
 	return nil
 }
 
@@ -148,7 +148,7 @@ func (c *Client) nextIDLocked() uint16 {
 
 // wait returns the call's outcome, or abandons it when ctx ends.
 func (c *Client) wait(ctx context.Context, cl *call) error {
-	c.turn.Attend()
+	c.reader.Attend()
 	select {
 	case err := <-cl.ch:
 		return err

@@ -61,7 +61,7 @@ type ClientConfig struct {
 	// device server (7.2 and later) delivers nothing without it; others ignore it.
 	NoUnmask bool
 	// Polling is how the client polls the socket while an answer is due.
-	Polling reader.Polling
+	Polling Polling
 	// Logger receives the server's protocol errors; nil discards them.
 	Logger *slog.Logger
 }
@@ -69,14 +69,14 @@ type ClientConfig struct {
 // Client drives the device of a vfio-user server. Its methods may be called
 // from any goroutine. The requests of one goroutine arrive in order.
 type Client struct {
-	cfg  ClientConfig
-	main *channel
-	turn *reader.Reader // shares the reading of main
-	twin *channel       // the server's requests, or nil
-	caps Capabilities
-	sem  chan struct{} // one for each request under way
-	end  chan struct{} // closed when the connection has ended
-	wg   sync.WaitGroup
+	cfg    ClientConfig
+	main   *channel
+	reader *reader.Reader // shares the reading of main
+	twin   *channel       // the server's requests, or nil
+	caps   Capabilities
+	sem    chan struct{} // one for each request under way
+	end    chan struct{} // closed when the connection has ended
+	wg     sync.WaitGroup
 
 	unsolicited atomic.Uint64
 	dmaHeld     atomic.Int64 // requests
@@ -154,13 +154,13 @@ func NewClient(ctx context.Context, nc *net.UnixConn, cfg ClientConfig) (*Client
 	}
 	c.timer = time.AfterFunc(time.Hour, c.expire)
 	c.timer.Stop()
-	if c.turn, err = reader.New(replies{c}, cfg.Polling); err != nil {
+	if c.reader, err = reader.New(replies{c}, cfg.Polling); err != nil {
 		ch.sock.close()
 		return nil, err
 	}
 	c.wg.Go(func() {
 		defer ch.fr.close()
-		_ = c.turn.Serve() // replies has told why
+		_ = c.reader.Serve() // replies has told why
 	})
 	if err := c.negotiate(ctx); err != nil {
 		_ = c.Close()
@@ -303,7 +303,7 @@ func (c *Client) Err() error {
 func (c *Client) Close() error {
 	c.shut(ErrClosed)
 	c.wg.Wait()
-	if err := c.turn.Close(); !errors.Is(err, net.ErrClosed) {
+	if err := c.reader.Close(); !errors.Is(err, net.ErrClosed) {
 		return err
 	}
 	return nil

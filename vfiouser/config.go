@@ -25,6 +25,10 @@ const (
 	DefaultMaxMaps = 65535
 )
 
+// Polling bounds the time for which a reader polls its socket before it sleeps. The
+// zero value does not poll.
+type Polling = reader.Polling
+
 // Region describes one region of the device.
 type Region struct {
 	Size  uint64 // bytes; 0 where the device has no such region
@@ -83,7 +87,7 @@ type Config struct {
 	MaxMaps int
 
 	// Polling configures the polling of a connection's reader.
-	Polling reader.Polling
+	Polling Polling
 
 	Handler Handler
 	// Logger receives the connections' ends and the VMM's errors; nil discards them.

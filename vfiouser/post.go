@@ -116,7 +116,7 @@ func (c *Client) flushPosts() error {
 	if err != nil {
 		return c.sendFailed(err)
 	}
-	c.turn.Attend()
+	c.reader.Attend()
 	return nil
 }
 

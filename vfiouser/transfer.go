@@ -115,7 +115,7 @@ func (c *Client) begin(cmd Command, region uint32, offset uint64, p []byte, done
 	cl := c.newCall(cmd)
 	cl.done = done
 	c.sendRegion(cl, region, offset, p)
-	c.turn.Attend()
+	c.reader.Attend()
 	return nil
 }
 
