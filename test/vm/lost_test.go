@@ -158,9 +158,15 @@ func testMoment(t *testing.T, g *guest, p *pool) {
 	address := g.plugged(t, 0)
 	poll := g.start(t, "%s poll %s", helper, address)
 	poll.says(t, "0x")
+	p.awaitThat(t, 0, "counters", func(b *dxpuv1.ObservedBinding) bool { return b.GetCounters() != nil })
+	before := p.host.Observe().Slots[0].Binding.GetCounters().GetCompletionTimeouts()
 	p.wire.cut.Store(true)
-	poll.says(t, "0xffffffff after")
+	// The host notices first: on a busy machine the guest reports too late for the link.
+	p.awaitThat(t, 0, "a Completion Timeout", func(b *dxpuv1.ObservedBinding) bool {
+		return b.GetCounters().GetCompletionTimeouts() > before
+	})
 	p.wire.cut.Store(false)
+	poll.says(t, "0xffffffff after")
 	g.sh(t, "usleep 100000")
 	t.Log(poll.out.String())
 	if now := p.host.Observe().Slots[0].Binding.GetState(); now != dxpuv1.BindingState_BINDING_STATE_ATTACHED {
