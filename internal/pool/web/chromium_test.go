@@ -153,6 +153,15 @@ func (p *tab) goTo(url string) {
 	run(p, chromedp.Navigate(url))
 }
 
+// withoutPolling leaves the pages that the tab loads from now on to their streams.
+func (p *tab) withoutPolling() {
+	p.t.Helper()
+	params := page.AddScriptToEvaluateOnNewDocumentParams{Source: "window.setInterval = () => 0"}
+	if _, err := chromedp.Call(p.ctx, page.AddScriptToEvaluateOnNewDocument, params); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
 // follow runs an action that leads to another page and waits until that is loaded.
 func (p *tab) follow(action chromedp.Action[chromedp.Void]) {
 	p.t.Helper()

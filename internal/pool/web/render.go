@@ -170,7 +170,7 @@ type view struct {
 	Here   string // path and query
 	Theme  string
 	Form   string // token for forms
-	Notice string // result of the last action
+	Notice string // result of the last action; set for a page with its frame
 	// Poll is the interval in seconds at which the page is fetched without events, to
 	// update ages and counters. 0: never.
 	Poll     int
@@ -183,8 +183,9 @@ type view struct {
 
 	Assets string
 
-	api dxpuv1connect.PoolServiceClient // while the page is filled
-	r   *http.Request
+	api    dxpuv1connect.PoolServiceClient // while the page is filled
+	r      *http.Request
+	update bool // an open page updates itself
 }
 
 func (v *view) ctx() context.Context { return v.r.Context() }
@@ -200,7 +201,8 @@ type pageFunc func(*view) error
 
 // afterHeader marks a request by which a live page updates itself. Its value is the
 // revision of the newest event that the page knows. The answer is the content without
-// the frame.
+// the frame. After a reset of the stream the value is empty, and the answer is the whole
+// page.
 const afterHeader = "Dxpu-After"
 
 // page returns the handler of a page.
@@ -209,6 +211,7 @@ func (s *Server) page(fill pageFunc) http.Handler {
 		v := s.newView(w, r)
 		revision, err := strconv.ParseUint(r.Header.Get(afterHeader), 10, 64)
 		live := err == nil
+		v.update = r.Header[afterHeader] != nil
 		if v.Me, err = s.identities.of(r, !live, s.cfg.Client); err != nil {
 			s.fail(w, v, err)
 			return
@@ -232,7 +235,7 @@ func (s *Server) rendered(v *view, live bool, revision uint64, fill pageFunc) (*
 	render := func(ctx context.Context) (*rendering, error) {
 		v := *v // without the fields that belong to one viewer
 		v.api, v.r = s.cfg.Client(v.r), v.r.WithContext(ctx)
-		v.Form, v.Notice, v.Theme = formPlaceholder, "", ""
+		v.Form, v.Theme = formPlaceholder, ""
 		err := v.load()
 		if err == nil {
 			err = fill(&v)
@@ -252,7 +255,7 @@ func (s *Server) rendered(v *view, live bool, revision uint64, fill pageFunc) (*
 
 func (s *Server) newView(w http.ResponseWriter, r *http.Request) *view {
 	v := &view{
-		Now: s.cfg.Now(), Query: r.URL.Query(), Here: r.URL.RequestURI(), Form: formToken(w, r), Notice: takeNotice(w, r),
+		Now: s.cfg.Now(), Query: r.URL.Query(), Here: r.URL.RequestURI(), Form: formToken(w, r),
 		Poll: 5, Live: true, SignedIn: cookie(r, tokenCookie) != "", Pool: &dxpuv1.Pool{}, Assets: assetVersion(),
 		r: r,
 	}
@@ -300,6 +303,11 @@ func (v *view) withFormToken(content []byte) []byte {
 // write sends a page, or an error if it cannot be rendered completely.
 func (v *view) write(w http.ResponseWriter, status int, content []byte) {
 	var b bytes.Buffer
+	// The page on which the action was taken may update itself before the browser
+	// follows the redirect. The notice is for the page after that.
+	if !v.update {
+		v.Notice = takeNotice(w, v.r)
+	}
 	v.Content = template.HTML(v.withFormToken(content)) // made and escaped by a template
 	if err := parsed().frame.ExecuteTemplate(&b, "frame", v); err != nil {
 		http.Error(w, "this page cannot be rendered: "+err.Error(), http.StatusInternalServerError)

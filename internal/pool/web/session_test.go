@@ -212,3 +212,24 @@ func TestActions(t *testing.T) {
 		})
 	}
 }
+
+// TestUpdateLeavesTheNotice checks that the page of an action, which updates itself
+// before the browser follows the redirect, leaves the notice to the next page.
+func TestUpdateLeavesTheNotice(t *testing.T) {
+	w, _ := busyWorld(t)
+	res, _ := post(t, w.url+"/ui/do", url.Values{"do": {"cordon"}, "kind": {"box"}, "id": {"r4-nv"}, "next": {"/ui/hosts"}})
+	c := cookieOf(res, noticeCookie)
+	if c == nil {
+		t.Fatal("no notice is set")
+	}
+	for _, tt := range []struct{ path, after string }{{"/ui/boxes/r4-nv", "0"}, {"/ui/boxes/r4-nv", ""}, {"/ui/boxes/none", "0"}} {
+		res, body := get(t, w.url+tt.path, afterHeader, tt.after, "Cookie", noticeCookie+"="+c.Value)
+		if cookieOf(res, noticeCookie) != nil || strings.Contains(body, `class="notice"`) {
+			t.Errorf("the update of %s after %q took the notice", tt.path, tt.after)
+		}
+	}
+	res, body := get(t, w.url+"/ui/hosts", "Cookie", noticeCookie+"="+c.Value)
+	if taken := cookieOf(res, noticeCookie); taken == nil || taken.Value != "" || !strings.Contains(body, `role="status">r4-nv takes no new bindings.`) {
+		t.Errorf("the next page does not show the notice, or leaves its cookie: %v", taken)
+	}
+}

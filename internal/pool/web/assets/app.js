@@ -101,8 +101,8 @@
     wanted = false;
     lastBegin = performance.now();
     try {
-      const headers = revision ? { "Dxpu-After": String(revision) } : {}; // without a revision, only a new rendering will do
-      const res = await fetch(location.href, { headers });
+      // Without a revision, only a new rendering will do.
+      const res = await fetch(location.href, { headers: { "Dxpu-After": revision ? String(revision) : "" } });
       if (res.redirected && new URL(res.url).pathname === "/ui/signin") {
         location.assign(res.url);
         return;
