@@ -14,10 +14,12 @@ fuzz() {
 	local pkg name log
 	pkg=./$(dirname "${1%%:*}") name=${1##*:func }
 	log=$logs/$(tr -c 'A-Za-z0-9\n' _ <<<"$pkg.$name")
+	# Go minimises each input with new coverage for up to a minute by default, and
+	# executes nothing else meanwhile.
 	# The end of the time can make go test fail with "context deadline exceeded"
 	# although nothing was found: a race in Go's fuzzing coordinator
 	# (golang/go#75804). A finding names a failing input or panics.
-	if go test -run '^$' -fuzz "^$name\$" -fuzztime "$time" -parallel 1 "$pkg" >"$log" 2>&1 ||
+	if go test -run '^$' -fuzz "^$name\$" -fuzztime "$time" -fuzzminimizetime 100x -parallel 1 "$pkg" >"$log" 2>&1 ||
 		{ grep -q '^    context deadline exceeded$' "$log" && ! grep -qE 'Failing input|^panic|hung or terminated' "$log"; }; then
 		echo "ok    $pkg $name: $(grep -o 'execs: [0-9]*' "$log" | tail -n 1)"
 	else
