@@ -113,10 +113,16 @@ func (s *scanner) tree(number uint32, level int) error {
 	if at+size+2*cells > s.db.usable {
 		return s.report(fmt.Errorf("page %d: %d cells exceed the page", number, cells))
 	}
+	room := s.db.usable - (at + size + 2*cells)
 	for i := range cells {
 		ptr := int(binary.BigEndian.Uint16(page[at+size+2*i:]))
 		if kind == leafTable {
-			err = s.leafCell(page, number, ptr)
+			var used int
+			used, err = s.leafCell(page, number, ptr)
+			// Cells that overlap could make a small file last for hours.
+			if room -= used; room < 0 && err == nil {
+				return s.report(fmt.Errorf("page %d: its cells overlap", number))
+			}
 		} else if ptr+4 > s.db.usable {
 			err = s.report(fmt.Errorf("page %d: cell %d lies outside the page", number, i))
 		} else {
@@ -132,49 +138,56 @@ func (s *scanner) tree(number uint32, level int) error {
 	return nil
 }
 
-// leafCell parses one row: size, rowid, payload, overflow page (section 1.6).
-func (s *scanner) leafCell(page []byte, number uint32, ptr int) error {
+// leafCell parses one row: size, rowid, payload, overflow page (section 1.6). It
+// returns the bytes of the page that it used.
+func (s *scanner) leafCell(page []byte, number uint32, ptr int) (used int, err error) {
 	body := page[:s.db.usable]
 	if ptr >= len(body) {
-		return s.report(fmt.Errorf("page %d: a cell lies outside the page", number))
+		return 0, s.report(fmt.Errorf("page %d: a cell lies outside the page", number))
 	}
 	size, n := varint(body[ptr:])
 	id, m := varint(body[min(ptr+n, len(body)):])
 	if n == 0 || m == 0 {
-		return s.report(fmt.Errorf("page %d: a cell is truncated", number))
+		return 0, s.report(fmt.Errorf("page %d: a cell is truncated", number))
 	}
 	if size > maxPayload {
-		return s.report(fmt.Errorf("page %d: a row of %d bytes exceeds the limit", number, size))
+		return 0, s.report(fmt.Errorf("page %d: a row of %d bytes exceeds the limit", number, size))
 	}
+	used = n + m + s.localSize(int(size))
 	payload, err := s.assemble(body[ptr+n+m:], int(size))
 	if err == nil {
 		err = s.row.parse(payload, int64(id))
 	}
 	if err != nil {
-		return s.report(fmt.Errorf("page %d: row %d: %w", number, int64(id), err))
+		return used, s.report(fmt.Errorf("page %d: row %d: %w", number, int64(id), err))
 	}
 	if err := s.each(&s.row); err != nil {
-		return errStop{err}
+		return used, errStop{err}
 	}
 	if s.row.err != nil {
-		return errStop{s.row.err}
+		return used, errStop{s.row.err}
 	}
-	return nil
+	return used, nil
+}
+
+// localSize returns how much of a payload of size bytes is in its cell (section 1.6).
+func (s *scanner) localSize(size int) int {
+	u := s.db.usable
+	if size <= u-35 {
+		return size
+	}
+	least := (u-12)*32/255 - 23
+	if here := least + (size-least)%(u-4); here <= u-35 {
+		return here
+	}
+	return least
 }
 
 // assemble returns a payload of size bytes, part of which may be on overflow
 // pages (sections 1.6 and 1.7). The result aliases buffers that the next row
 // overwrites.
 func (s *scanner) assemble(local []byte, size int) ([]byte, error) {
-	u := s.db.usable
-	here := size
-	if size > u-35 {
-		least := (u-12)*32/255 - 23
-		here = least + (size-least)%(u-4)
-		if here > u-35 {
-			here = least
-		}
-	}
+	here := s.localSize(size)
 	if here == size {
 		if size > len(local) {
 			return nil, errors.New("truncated")
@@ -194,7 +207,7 @@ func (s *scanner) assemble(local []byte, size int) ([]byte, error) {
 			return nil, fmt.Errorf("overflow: %w", err)
 		}
 		next = binary.BigEndian.Uint32(s.overflow)
-		s.payload = append(s.payload, s.overflow[4:4+min(u-4, size-len(s.payload))]...)
+		s.payload = append(s.payload, s.overflow[4:4+min(s.db.usable-4, size-len(s.payload))]...)
 	}
 	return s.payload, nil
 }

@@ -15,7 +15,12 @@ type column struct {
 	typeName string
 }
 
-// parseColumns reads the columns from a CREATE TABLE statement.
+// maxTypeName bounds the words of a type that are kept, in bytes. Only INTEGER
+// matters.
+const maxTypeName = 64
+
+// parseColumns reads the columns from a CREATE TABLE statement. Its time is linear in
+// the length of the statement, which a file can make 64 MiB long.
 func (t *Table) parseColumns(sql string) {
 	toks := tokens(sql)
 	open := 0
@@ -67,7 +72,9 @@ func (t *Table) addColumn(def []token) {
 	c := column{name: def[0].text, stored: t.stored}
 	i := 1
 	for i < len(def) && !def[i].startsConstraint() {
-		c.typeName = strings.TrimSpace(c.typeName + " " + strings.ToUpper(def[i].text))
+		if len(c.typeName) < maxTypeName {
+			c.typeName = strings.TrimSpace(c.typeName + " " + strings.ToUpper(def[i].text))
+		}
 		i++
 	}
 	for ; i < len(def); i = next(def, i) {
@@ -88,12 +95,17 @@ func (t *Table) addColumn(def []token) {
 }
 
 // primaryKey handles PRIMARY KEY (x) as a constraint of the table. It makes x an
-// alias of the rowid if the type of x is INTEGER, even where DESC follows.
+// alias of the rowid if the type of x is INTEGER, even where DESC follows. A table has
+// one such constraint; others are ignored.
 func (t *Table) primaryKey(def []token) {
-	end := closing(def, 2)
-	if len(def) < 5 || !def[2].is("(") || end >= len(def) {
+	if t.keyed || len(def) < 5 || !def[2].is("(") {
 		return
 	}
+	end := closing(def, 2)
+	if end >= len(def) {
+		return
+	}
+	t.keyed = true
 	for _, tok := range def[3:end] {
 		if tok.is(",") {
 			return
@@ -107,6 +119,7 @@ func (t *Table) primaryKey(def []token) {
 type token struct {
 	text   string
 	quoted bool
+	span   int // of an opening parenthesis: tokens to the closing one, or to the end
 }
 
 // is reports whether the token is the keyword or character, in any case.
@@ -138,20 +151,29 @@ func next(toks []token, i int) int {
 	return i + 1
 }
 
-// closing returns the index of the parenthesis closing that at open, or len(toks).
+// closing returns the index of the parenthesis closing that at open, or len(toks). If
+// no parenthesis opens there, it returns open.
 func closing(toks []token, open int) int {
-	depth := 0
-	for i := open; i < len(toks); i++ {
+	if !at(toks, open).is("(") {
+		return open
+	}
+	return min(open+toks[open].span, len(toks))
+}
+
+// match sets the spans of the parentheses.
+func match(toks []token) {
+	var open []int
+	for i := range toks {
 		switch {
 		case toks[i].is("("):
-			depth++
-		case toks[i].is(")"):
-			if depth--; depth <= 0 {
-				return i
-			}
+			toks[i].span = len(toks) - i
+			open = append(open, i)
+		case toks[i].is(")") && len(open) > 0:
+			last := open[len(open)-1]
+			toks[last].span = i - last
+			open = open[:len(open)-1]
 		}
 	}
-	return len(toks)
 }
 
 // tokens splits SQL without comments into words, quoted strings and characters.
@@ -170,10 +192,10 @@ func tokens(sql string) []token {
 		case c == '"' || c == '`' || c == '\'':
 			var text string
 			text, i = quoted(sql, i)
-			out = append(out, token{text, true})
+			out = append(out, token{text: text, quoted: true})
 		case c == '[':
 			i = after(sql, i+1, "]")
-			out = append(out, token{strings.TrimSuffix(sql[from+1:i], "]"), true})
+			out = append(out, token{text: strings.TrimSuffix(sql[from+1:i], "]"), quoted: true})
 		case isWord(c):
 			for i < len(sql) && isWord(sql[i]) {
 				i++
@@ -184,6 +206,7 @@ func tokens(sql string) []token {
 			out = append(out, token{text: sql[from:i]})
 		}
 	}
+	match(out)
 	return out
 }
 
@@ -191,13 +214,14 @@ func tokens(sql string) []token {
 // written twice, and returns it with the index after it.
 func quoted(sql string, i int) (text string, end int) {
 	quote := sql[i : i+1]
+	var b strings.Builder
 	for {
 		end = after(sql, i+1, quote)
-		text += strings.TrimSuffix(sql[i+1:end], quote)
+		b.WriteString(strings.TrimSuffix(sql[i+1:end], quote))
 		if end >= len(sql) || sql[end] != quote[0] {
-			return text, end
+			return b.String(), end
 		}
-		text += quote
+		b.WriteString(quote)
 		i = end
 	}
 }

@@ -66,6 +66,7 @@ type Table struct {
 	stored  int // number of columns that records hold
 	root    uint32
 	rowid   int    // the column that is an alias of the rowid, -1 for none
+	keyed   bool   // the definition has a constraint PRIMARY KEY
 	reason  string // why the table cannot be read, or ""
 }
 

@@ -2,6 +2,7 @@ package sqlite
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -201,6 +202,49 @@ func TestCycle(t *testing.T) {
 	db.r = bytes.NewReader(b)
 	if _, damaged, _ := rows(db); damaged == 0 {
 		t.Error("in a table: not reported")
+	}
+}
+
+// A page of cells that overlap costs no more than a page of cells that do not.
+func TestOverlappingCells(t *testing.T) {
+	const pageSize, cells = 512, 200
+	b := load(t, "types.sqlite")
+	db := open(t, bytes.Clone(b))
+	tab, _ := db.Table("t")
+	page := b[(tab.root-1)*pageSize:][:pageSize]
+	copy(page, []byte{leafTable, 0, 0, 0, cells})
+	for i := range cells {
+		binary.BigEndian.PutUint16(page[leafHeader+2*i:], pageSize-64)
+	}
+	copy(page[pageSize-64:], []byte{62, 1, 61}) // a row of 62 bytes: 60 columns, all NULL
+	clear(page[pageSize-61:])
+	db.r = bytes.NewReader(b)
+	rows := 0
+	err := db.Scan(tab, func(*Row) error { rows++; return nil }, func(err error) error { return err })
+	if err == nil || !strings.Contains(err.Error(), "its cells overlap") || rows > 2 {
+		t.Errorf("%d rows, %v", rows, err)
+	}
+}
+
+// The number of steps to read a definition is linear in its length: at 2 MB each of
+// these would take minutes otherwise.
+func TestLongDefinitions(t *testing.T) {
+	const n = 1 << 20
+	for name, tc := range map[string]struct {
+		sql     string
+		columns int
+	}{
+		"AS":          {"CREATE TABLE t (a " + strings.Repeat("AS ", n) + ")", 1},
+		"quotes":      {`CREATE TABLE t ("` + strings.Repeat(`""`, n) + `")`, 1},
+		"type":        {"CREATE TABLE t (a " + strings.Repeat("b ", n) + ")", 1},
+		"keys":        {"CREATE TABLE t (" + strings.Repeat("a,", 30000) + "CONSTRAINT c " + strings.Repeat("PRIMARY KEY (z) ", n/8) + ")", 30000},
+		"parentheses": {"CREATE TABLE t (a" + strings.Repeat("( ,", n) + ")", 1},
+	} {
+		tab := Table{rowid: -1}
+		tab.parseColumns(tc.sql)
+		if len(tab.columns) != tc.columns {
+			t.Errorf("%s: %d columns, want %d", name, len(tab.columns), tc.columns)
+		}
 	}
 }
 
