@@ -138,10 +138,6 @@ func (s *server) end() error {
 	return err
 }
 
-// ttl is the time for which the nodes may keep the manager from the processors
-// before it loses the lead.
-const ttl = 10 * time.Second
-
 // begin starts a manager and returns when it leads.
 func (s *server) begin(ctx context.Context) (err error) {
 	leads := make(chan struct{})
@@ -155,7 +151,7 @@ func (s *server) begin(ctx context.Context) (err error) {
 	}
 	closeStore := func() error { return nil }
 	if s.start.Dir != "" {
-		store, err := etcdstore.Open(ctx, etcdstore.Options{Dir: s.start.Dir, TTL: ttl})
+		store, err := etcdstore.Open(ctx, etcdstore.Options{Dir: s.start.Dir})
 		if err != nil {
 			return err
 		}

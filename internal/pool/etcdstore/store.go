@@ -61,7 +61,8 @@ type Options struct {
 	Initial func() (map[string][]byte, error)
 
 	// TTL is the lifetime of the leader's lease, in whole seconds. After it, another
-	// manager takes over from a leader that has failed. 0: 2 s.
+	// manager takes over from a leader that has failed. 0: 2 s, or a minute for the
+	// only manager.
 	TTL time.Duration
 	// Self describes this manager to the others: its ID, URL and version.
 	Self *dxpuv1.ManagerInfo
@@ -74,6 +75,9 @@ const (
 	defaultQuota   = 4 << 30
 	defaultMinFree = 64 << 20
 	defaultTTL     = 2 * time.Second
+	// No other manager waits for the lease of the only one. Its term must not end while
+	// busy processors or a slow disk delay the renewal for some seconds.
+	aloneTTL = time.Minute
 
 	// commitTimeout bounds a write. A healthy cluster takes milliseconds; one that
 	// elects its own leader takes about a second.
@@ -125,7 +129,7 @@ type Store struct {
 // quorum; Campaign does.
 func Open(ctx context.Context, o Options) (*Store, error) {
 	o.Prefix = strings.TrimSuffix(cmp.Or(o.Prefix, defaultPrefix), "/") + "/"
-	o.Quota, o.MinFree, o.TTL = cmp.Or(o.Quota, defaultQuota), cmp.Or(o.MinFree, defaultMinFree), cmp.Or(o.TTL, defaultTTL)
+	o.Quota, o.MinFree = cmp.Or(o.Quota, defaultQuota), cmp.Or(o.MinFree, defaultMinFree)
 	if o.Self == nil {
 		o.Self = &dxpuv1.ManagerInfo{}
 	}
@@ -141,6 +145,9 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	}
 	if err != nil {
 		return nil, fmt.Errorf("etcdstore: %w", err)
+	}
+	if s.opts.TTL = cmp.Or(s.opts.TTL, defaultTTL); s.alone() && o.TTL == 0 {
+		s.opts.TTL = aloneTTL
 	}
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	s.cancel = cancel
