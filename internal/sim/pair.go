@@ -14,6 +14,7 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/internal/agent"
+	"github.com/dxpu-project/dxpu/internal/agent/agenttest"
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
 	"github.com/dxpu-project/dxpu/internal/embedded"
 	"github.com/dxpu-project/dxpu/internal/embedded/rootcomplex"
@@ -121,15 +122,14 @@ func (p *Pair) setUp(spec PairSpec) error {
 	}
 	start(boxNode, p.box.Controllers())
 	start(hostNode, p.host.Controllers())
-	b := bindingSpec{
-		id: "pair", epoch: 1, mtu: boxNode.MTUs()[0], cipher: dxpuv1.Cipher_CIPHER_NONE, domain: "host/0",
-		host: end{number: 1, node: hostNode}, box: end{number: 2, node: boxNode},
+	b := agenttest.Binding{
+		ID: "pair", Epoch: 1, Domain: "host/0", Cipher: dxpuv1.Cipher_CIPHER_NONE, Host: hostNode.end(1, 0), Box: boxNode.end(2, 0),
 	}
 	if spec.Link.Cipher == link.CipherAES256GCM {
-		b.cipher = dxpuv1.Cipher_CIPHER_AES_256_GCM
+		b.Cipher = dxpuv1.Cipher_CIPHER_AES_256_GCM
 	}
-	p.box.Apply(&dxpuv1.DesiredState{NodeNumber: 2, Revision: 1, Bindings: []*dxpuv1.DesiredBinding{b.desired(&b.box, &b.host)}})
-	p.host.Apply(&dxpuv1.DesiredState{NodeNumber: 1, Revision: 1, Bindings: []*dxpuv1.DesiredBinding{b.desired(&b.host, &b.box)}})
+	p.box.Apply(agenttest.Desired(b.Box.Node, 1, b))
+	p.host.Apply(agenttest.Desired(b.Host.Node, 1, b))
 	return p.awaitAttached()
 }
 
@@ -191,36 +191,7 @@ func (p *Pair) LinkReports() (host, box *agent.LinkReport, err error) {
 	return h.Link, b.Link, nil
 }
 
-// end is one end of a binding.
-type end struct {
-	number uint32 // of the node
-	slot   uint32
-	node   *Node
-}
-
-func (e *end) peer() *dxpuv1.Peer {
-	p := &dxpuv1.Peer{NodeNumber: e.number, Slot: e.slot}
-	for i, addr := range e.node.Addrs() {
-		p.Addresses = append(p.Addresses, &dxpuv1.PathAddress{Path: uint32(i), Address: addr.String()})
-	}
-	return p
-}
-
-// bindingSpec describes a binding, as a manager does.
-type bindingSpec struct {
-	id        string
-	epoch     uint64
-	secret    [32]byte
-	mtu       int
-	cipher    dxpuv1.Cipher
-	domain    string
-	host, box end
-}
-
-// desired returns the desired binding of one end.
-func (s *bindingSpec) desired(own, other *end) *dxpuv1.DesiredBinding {
-	return &dxpuv1.DesiredBinding{
-		BindingId: s.id, Epoch: s.epoch, Slot: own.slot, Peer: other.peer(), Cipher: s.cipher,
-		Secret: s.secret[:], Mtu: uint32(s.mtu), Domain: s.domain,
-	}
+// end returns the end of a binding at a slot of a node.
+func (n *Node) end(number, slot uint32) agenttest.End {
+	return agenttest.End{Node: number, Slot: slot, Addresses: agent.Addresses(n)}
 }

@@ -10,6 +10,7 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/fault"
+	"github.com/dxpu-project/dxpu/internal/agent/agenttest"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
@@ -87,14 +88,14 @@ type Binding struct {
 	ID     string
 	Host   *Host
 	Box    *Box
-	spec   bindingSpec
+	spec   agenttest.Binding
 	phase  phase
 	wanted bool // lost bindings are replaced while they are wanted
 }
 
 // String describes the binding for messages.
 func (b *Binding) String() string {
-	return fmt.Sprintf("%s %s/%d %s/%d %v", b.ID, b.Host.Name, b.spec.host.slot, b.Box.Name, b.spec.box.slot, b.phase)
+	return fmt.Sprintf("%s %s/%d %s/%d %v", b.ID, b.Host.Name, b.spec.Host.Slot, b.Box.Name, b.spec.Box.Slot, b.phase)
 }
 
 // NewPool makes a pool without bindings.
@@ -165,12 +166,11 @@ func (p *Pool) Attach(h *Host) (*Binding, bool) {
 	p.made++
 	p.epochs[ref]++
 	b := &Binding{ID: fmt.Sprintf("b-%d", p.made), Host: h, Box: box, wanted: true}
-	b.spec = bindingSpec{
-		id: b.ID, epoch: p.epochs[ref], mtu: DefaultMTU, cipher: dxpuv1.Cipher_CIPHER_AES_256_GCM, domain: h.Name + "/0",
-		host: end{number: h.number, slot: slot, node: h.node}, box: end{number: box.number, slot: ref.Slot, node: box.node},
+	b.spec = agenttest.Binding{
+		ID: b.ID, Epoch: p.epochs[ref], Domain: h.Name + "/0", Host: h.node.end(h.number, slot), Box: box.node.end(box.number, ref.Slot),
 	}
-	for i := 0; i < len(b.spec.secret); i += 8 {
-		binary.LittleEndian.PutUint64(b.spec.secret[i:], p.manager.rng.Uint64())
+	for range 32 / 8 {
+		b.spec.Secret = binary.LittleEndian.AppendUint64(b.spec.Secret, p.manager.rng.Uint64())
 	}
 	p.Bindings = append(p.Bindings, b)
 	p.places[b.ID] = ref
@@ -195,7 +195,7 @@ func (p *Pool) end(b *Binding) {
 func (p *Pool) freeSlot(h *Host) (uint32, bool) {
 	host := placement.Host{ID: h.Name, Usable: h.Running()}
 	for i := range p.spec.HostSlots {
-		used := slices.ContainsFunc(p.Bindings, func(b *Binding) bool { return b.Host == h && b.spec.host.slot == uint32(i) })
+		used := slices.ContainsFunc(p.Bindings, func(b *Binding) bool { return b.Host == h && b.spec.Host.Slot == uint32(i) })
 		host.Slots = append(host.Slots, placement.HostSlot{Slot: uint32(i), Domain: h.Name, Free: !used})
 	}
 	d := placement.PlaceHost([]placement.Host{host}, placement.HostRequest{Count: 1})
@@ -209,7 +209,7 @@ func (p *Pool) freeSlot(h *Host) (uint32, bool) {
 func (p *Pool) inventory() []placement.Box {
 	used := map[placement.Ref]bool{}
 	for _, b := range p.Bindings {
-		used[placement.Ref{Box: b.Box.Name, Slot: b.spec.box.slot}] = true
+		used[placement.Ref{Box: b.Box.Name, Slot: b.spec.Box.Slot}] = true
 	}
 	var out []placement.Box
 	for _, b := range p.Boxes {
@@ -228,16 +228,13 @@ func (p *Pool) inventory() []placement.Box {
 
 // tell works out what a member is to do and sends it.
 func (p *Pool) tell(m *Member) {
-	state := &dxpuv1.DesiredState{NodeNumber: m.number, Revision: m.wanted.Revision + 1}
+	var bindings []agenttest.Binding
 	for _, b := range p.Bindings {
-		switch {
-		case m == &b.Box.Member && b.phase < freeing:
-			state.Bindings = append(state.Bindings, b.spec.desired(&b.spec.box, &b.spec.host))
-		case m == &b.Host.Member && (b.phase == connecting || b.phase == serving):
-			state.Bindings = append(state.Bindings, b.spec.desired(&b.spec.host, &b.spec.box))
+		if m == &b.Box.Member && b.phase < freeing || m == &b.Host.Member && (b.phase == connecting || b.phase == serving) {
+			bindings = append(bindings, b.spec)
 		}
 	}
-	m.wanted = state
+	m.wanted = agenttest.Desired(m.number, m.wanted.Revision+1, bindings...)
 	m.push()
 }
 
@@ -263,7 +260,7 @@ func (p *Pool) reported(m *Member) {
 
 // advance takes the next step of a binding that the reports allow.
 func (p *Pool) advance(b *Binding) {
-	host, box := b.state(&b.Host.Member, b.spec.host.slot), b.state(&b.Box.Member, b.spec.box.slot)
+	host, box := b.state(&b.Host.Member, b.spec.Host.Slot), b.state(&b.Box.Member, b.spec.Box.Slot)
 	if b.phase < closing && (ended(host) || ended(box)) {
 		p.Lost++
 		p.end(b)
