@@ -54,9 +54,13 @@ type connection struct {
 	fn     mapping.Function
 	shadow []byte // configuration space as reset and as written since, read-only bits included
 	gen    uint64 // counts resets: requests from before the last one get no answer
-	irqs   interruptState
-	out    outQueue
-	dma    dmaState
+
+	unanswered int   // requests of the host without all of their completions
+	stall      stall // of the backlog of requests
+
+	irqs interruptState
+	out  outQueue
+	dma  dmaState
 }
 
 const (
@@ -68,7 +72,8 @@ const (
 	completionTimeout = 2 * time.Second
 	// maxBacklog is the number of bytes of requests that may wait for the server
 	// before the host is slowed down. A server that waits for an answer to its own
-	// request and does not read its socket can take this much.
+	// request and does not read its socket can take this much. One that takes too
+	// little of a full backlog is given up, see stall.
 	maxBacklog = 8 << 20
 	// maxOpen bounds the open requests: those of a host's tags and of its other
 	// devices.
@@ -137,6 +142,12 @@ func (c *connection) close() error {
 	return err
 }
 
+// brief bounds a request for whose answer the worker waits: those behind it wait
+// too, and a host waits no longer than its Completion Timeout for them.
+func (c *connection) brief() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(c.ctx, stallTimeout)
+}
+
 // wake makes Device.watch notify the slot.
 func (c *connection) wake() {
 	select {
@@ -172,6 +183,7 @@ func (c *connection) drop(now time.Duration) {
 		}
 	}
 	c.out.drop(c.refuseDMA)
+	c.unanswered = 0
 	c.dma.cancel(now)
 }
 
@@ -237,12 +249,16 @@ func (c *connection) takeInbox() []arrival {
 // transmit emits the server's messages in the order of their arrival, except its
 // reads, which wait for tags by themselves.
 func (c *connection) transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
+	c.giveUpStalled(now)
 	c.dma.expire(now)
 	for _, a := range c.takeInbox() {
 		c.arrived(a)
 	}
-	if c.out.transmit(c, emit) {
-		c.dma.transmit(now, emit)
+	for c.out.transmit(c, emit) {
+		if !c.sendOwed() {
+			c.dma.transmit(now, emit)
+			return
+		}
 	}
 }
 
@@ -261,6 +277,9 @@ func (c *connection) arrived(a arrival) {
 }
 
 func (c *connection) receive(now time.Duration, p *tlp.Packet) {
+	if p.Type.NonPosted() {
+		c.unanswered++
+	}
 	switch p.Type {
 	case tlp.Cpl, tlp.CplD, tlp.CplLk, tlp.CplDLk:
 		c.dma.complete(p)
@@ -279,15 +298,30 @@ func (c *connection) receive(now time.Duration, p *tlp.Packet) {
 	}
 }
 
-// full reports whether requests have to wait until the server has taken others.
-// The server's own reads are answered meanwhile, because it may wait for them
-// before it takes more requests.
-func (c *connection) full() bool { return c.requests.backlog() > maxBacklog && c.failure.Load() == nil }
+// full reports whether requests have to wait until the host has taken
+// completions, or the server other requests. The server's own reads are answered
+// meanwhile, because it may wait for them before it takes more requests.
+func (c *connection) full(now time.Duration) bool {
+	backlog, done := c.requests.load()
+	busy := backlog > maxBacklog && c.failure.Load() == nil
+	c.stall.note(now, busy, done)
+	return busy || c.unanswered >= maxUnanswered
+}
+
+// giveUpStalled fails the device of a server that takes too little of a full
+// backlog. The host would wait for it.
+func (c *connection) giveUpStalled(now time.Duration) {
+	backlog, done := c.requests.load()
+	c.stall.note(now, backlog > maxBacklog, done)
+	if c.stall.tooSlow(now, done) {
+		c.fail(fmt.Sprintf("the device server is too slow: it took less than %d KiB of writes in %v, and %d MiB wait", minProgress>>10, stallTimeout, backlog>>20))
+	}
+}
 
 // refuse answers a request that wants an answer with an error.
 func (c *connection) refuse(p *tlp.Packet, status pcie.CplStatus) {
 	if p.Type.NonPosted() {
-		var item outItem
+		item := outItem{answer: true}
 		transaction.Respond(&item.packet, p, c.fn.ID, status)
 		c.out.push(item)
 	}

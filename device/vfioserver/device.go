@@ -214,7 +214,7 @@ func (d *Device) Receive(now time.Duration, p *tlp.Packet) bool {
 	if d.conn == nil {
 		return true
 	}
-	if !p.Type.Completion() && d.conn.full() {
+	if !p.Type.Completion() && d.conn.full(now) {
 		return false
 	}
 	d.conn.receive(now, p)
@@ -233,7 +233,7 @@ func (d *Device) Wake() time.Duration {
 	if d.conn == nil {
 		return machine.Never
 	}
-	return d.conn.dma.requester.Wake()
+	return min(d.conn.dma.requester.Wake(), d.conn.stall.wake())
 }
 
 // NextJob implements device.Device: the server does the work.

@@ -33,6 +33,7 @@ type interruptState struct {
 	raised      bool // INTx was signalled, and the host has not accessed a BAR since
 	asserted    bool // Assert_INTA was sent last
 	wireAllowed bool
+	owed        bool // an interrupt waits for room in the output
 
 	mu     sync.Mutex // guards the fields below
 	events map[vectorID]*os.File
@@ -228,7 +229,7 @@ func (c *connection) interrupt(id vectorID) {
 		c.flushMSI()
 	case id.index == vfiouser.IRQMSIX && s.on:
 		v := id.vector
-		if s.vectorMasked(v) || !c.master.Load() {
+		if s.vectorMasked(v) || !c.master.Load() || c.crowded() {
 			s.pending[v/8] |= 1 << (v % 8)
 			return
 		}
@@ -280,6 +281,9 @@ func (c *connection) flushMSI() {
 	enabled := uint32(1)<<(le.Uint16(c.shadow[at+2:])>>4&7) - 1 // low bits of the data that name the vector
 	for rest := s.msiPending &^ masked; rest != 0; rest &= rest - 1 {
 		v := bits.TrailingZeros32(rest)
+		if c.crowded() {
+			return
+		}
 		s.msiPending &^= 1 << v
 		if v < n {
 			c.message(addr, uint32(le.Uint16(c.shadow[dataAt:]))&^enabled|uint32(v))
@@ -287,10 +291,29 @@ func (c *connection) flushMSI() {
 	}
 }
 
+// crowded reports whether an interrupt has to wait for room in the output, and
+// notes that it does.
+func (c *connection) crowded() bool {
+	c.irqs.owed = c.irqs.owed || c.out.crowded()
+	return c.out.crowded()
+}
+
+// sendOwed queues the interrupts that waited for room, and reports whether any did.
+func (c *connection) sendOwed() bool {
+	if !c.irqs.owed {
+		return false
+	}
+	c.irqs.owed = false
+	c.updateWire()
+	c.vectorsChanged()
+	c.flushMSI()
+	return true
+}
+
 // updateWire sends an edge of INTx when its level has changed.
 func (c *connection) updateWire() {
 	s := &c.irqs
-	if on := s.raised && s.wireAllowed; on != s.asserted {
+	if on := s.raised && s.wireAllowed; on != s.asserted && !c.crowded() {
 		s.asserted = on
 		code := uint8(tlp.CodeDeassertINTA)
 		if on {
@@ -311,7 +334,9 @@ func (c *connection) endOfInterrupt() {
 	s.raised = false
 	c.updateWire()
 	c.requests.push(0, func() {
-		if err := c.client.UnmaskINTx(c.ctx); err != nil && c.ctx.Err() == nil {
+		ctx, cancel := c.brief()
+		defer cancel()
+		if err := c.client.UnmaskINTx(ctx); err != nil && c.ctx.Err() == nil {
 			c.log.Warn("device server does not unmask INTx", "err", err)
 		}
 	})
@@ -329,7 +354,9 @@ func (c *connection) arm(index uint32, start, n int) {
 	}
 	files, err := newEvents(n)
 	if err == nil {
-		err = c.client.ArmIRQs(c.ctx, index, uint32(start), files)
+		ctx, cancel := c.brief()
+		defer cancel()
+		err = c.client.ArmIRQs(ctx, index, uint32(start), files)
 	}
 	if err != nil {
 		closeEvents(files)
@@ -398,7 +425,9 @@ func (c *connection) disarm(index uint32) {
 	if len(files) == 0 {
 		return
 	}
-	if err := c.client.DisableIRQs(c.ctx, index); err != nil && c.ctx.Err() == nil {
+	ctx, cancel := c.brief()
+	defer cancel()
+	if err := c.client.DisableIRQs(ctx, index); err != nil && c.ctx.Err() == nil {
 		c.log.Warn("device server does not disable interrupts", "index", index, "err", err)
 	}
 	closeEvents(files)

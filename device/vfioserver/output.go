@@ -29,9 +29,24 @@ type outItem struct {
 
 	dma  *vfiouser.DMARequest
 	done int // bytes of a write that have been sent
+
+	answer bool // ends a request of the host
 }
 
+const (
+	// maxUnanswered bounds the host's requests without a completion: all tags of
+	// the host, and as many of its other devices. A peer that asks for more and
+	// takes no completions waits, and then its credit is used up.
+	maxUnanswered = 2 * pcie.MaxTags
+	// maxOutput is the length of the queue from which on interrupts stay pending.
+	// A server can signal them at any rate.
+	maxOutput = 1024
+)
+
 func (q *outQueue) push(i outItem) { q.items = append(q.items, i) }
+
+// crowded reports whether interrupts are to wait.
+func (q *outQueue) crowded() bool { return len(q.items) >= maxOutput }
 
 // drop empties the queue and refuses its DMA requests.
 func (q *outQueue) drop(refuse func(*vfiouser.DMARequest)) {
@@ -48,6 +63,9 @@ func (q *outQueue) transmit(c *connection, emit func(p *tlp.Packet) bool) bool {
 	for len(q.items) > 0 {
 		if !q.one(c, &q.items[0], emit) {
 			return false
+		}
+		if q.items[0].answer {
+			c.unanswered--
 		}
 		q.items[0] = outItem{}
 		q.items = q.items[1:]

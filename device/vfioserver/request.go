@@ -68,7 +68,9 @@ func (c *connection) startRead(a *access) {
 		done := func(err error) { c.finish(a, err) }
 		err := c.client.StartRead(a.region, a.offset, a.data, done)
 		if errors.Is(err, vfiouser.ErrQueueFull) {
-			done(c.client.RegionRead(c.ctx, a.region, a.offset, a.data))
+			ctx, cancel := c.brief()
+			defer cancel()
+			done(c.client.RegionRead(ctx, a.region, a.offset, a.data))
 		}
 	})
 }
@@ -105,7 +107,7 @@ func (c *connection) memoryWrite(p *tlp.Packet) {
 
 // answer queues the completions of a request that the server has carried out.
 func (c *connection) answer(a *access) {
-	var item outItem
+	item := outItem{answer: true}
 	refused := new(vfiouser.RemoteError)
 	switch {
 	case errors.As(a.err, &refused):
@@ -202,8 +204,10 @@ func (c *connection) writeConfig(a *access, parts []configPart) {
 		c.finish(a, nil)
 		return
 	}
+	ctx, cancel := c.brief()
+	defer cancel()
 	for _, part := range parts[:len(parts)-1] {
-		if err := c.client.RegionWrite(c.ctx, a.region, part.offset, part.data); err != nil {
+		if err := c.client.RegionWrite(ctx, a.region, part.offset, part.data); err != nil {
 			c.finish(a, err)
 			return
 		}
@@ -211,7 +215,7 @@ func (c *connection) writeConfig(a *access, parts []configPart) {
 	last := parts[len(parts)-1]
 	done := func(err error) { c.finish(a, err) }
 	if err := c.client.StartWrite(a.region, last.offset, last.data, done); errors.Is(err, vfiouser.ErrQueueFull) {
-		done(c.client.RegionWrite(c.ctx, a.region, last.offset, last.data))
+		done(c.client.RegionWrite(ctx, a.region, last.offset, last.data))
 	}
 }
 
@@ -289,6 +293,6 @@ func (c *connection) startsFLR(p *tlp.Packet) bool {
 // the server has done so.
 func (c *connection) functionReset(now time.Duration, a *access) {
 	c.reset(now, device.FunctionLevelReset)
-	a.gen = c.gen
+	a.gen, c.unanswered = c.gen, 1
 	c.requests.push(0, func() { c.finish(a, nil) })
 }

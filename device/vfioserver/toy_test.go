@@ -59,6 +59,8 @@ type toy struct {
 	noDMA  bool // refuses mappings without a descriptor
 	most   uint64
 	fixed  bool // BARs do not answer sizing
+
+	gate chan struct{} // writes to the scratch registers wait until it is closed; nil: they do not
 }
 
 // newToy starts a server; change alters the toy before.
@@ -158,6 +160,9 @@ func (d *toy) Reset(_ *vfiouser.Conn, done func(error)) {
 
 // Access answers at once; DMA goes on later.
 func (d *toy) Access(c *vfiouser.Conn, a *vfiouser.Access) {
+	if d.gate != nil && a.Write && a.Region == 0 && a.Offset == toyScratch {
+		<-d.gate
+	}
 	d.mu.Lock()
 	var after func()
 	ok := true

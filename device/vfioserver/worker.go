@@ -10,6 +10,7 @@ type worker struct {
 	more  *sync.Cond
 	jobs  []job
 	bytes int
+	done  uint64 // cost of the jobs that have ended
 	ended bool
 }
 
@@ -39,11 +40,11 @@ func (w *worker) push(cost int, do func()) {
 	w.more.Signal()
 }
 
-// backlog returns the number of bytes in the queue.
-func (w *worker) backlog() int {
+// load returns the cost of the jobs in the queue and of those that have ended.
+func (w *worker) load() (backlog int, done uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.bytes
+	return w.bytes, w.done
 }
 
 // run runs jobs until stop, and then the remaining ones.
@@ -65,6 +66,7 @@ func (w *worker) run() {
 		w.mu.Lock()
 		full := w.bytes > maxBacklog
 		w.bytes -= j.cost
+		w.done += uint64(j.cost)
 		if full && w.bytes <= maxBacklog {
 			w.idle()
 		}
