@@ -128,6 +128,9 @@ func (m *Manager) endTerm() {
 
 // lead keeps the clock until ctx or the leadership ends.
 func (m *Manager) lead(ctx context.Context, lost <-chan struct{}) error {
+	stop, running := m.watchOwnStalls()
+	defer running.Wait()
+	defer stop()
 	tick := time.NewTicker(tickInterval)
 	defer tick.Stop()
 	for told, begun := m.cluster == nil, m.cfg.OnLead == nil; ctx.Err() == nil && !isClosed(lost); {

@@ -148,6 +148,7 @@ type Manager struct {
 	mu    sync.Mutex
 	state *state               // nil: not read yet
 	live  map[string]*liveNode // what nodes reported
+	awake time.Time            // when this manager last ran; zero: that is not watched (node_stall.go)
 	// Transactions on their way to the store, the newest last. storing is set while
 	// a goroutine stores them.
 	waiting  []*commit

@@ -13,13 +13,20 @@ import (
 // liveNode is the part of a node's state that comes from its reports and is not
 // stored: the node repeats it within a heartbeat.
 type liveNode struct {
-	last             time.Time     // time of the last report; zero: none since the manager started
-	timeout          time.Duration // how long it may be silent after the last report
-	lost             bool          // an event has said so
+	last time.Time // time of the last report; zero: none since the manager started
+	// silentSince is when the node's silence began: the time of the last report, or
+	// later if the manager itself stalled or let the report wait.
+	silentSince time.Time
+	timeout     time.Duration // how long it may be silent
+	// unanswered counts the reports that wait for the store. The node sends the next
+	// one after the answer, so it is not silent meanwhile.
+	unanswered       int
+	lost             bool // an event has said so
 	observed         *dxpuv1.ObservedState
 	digest           []byte // of observed; nil: the next report counts as a different one
 	rates            rates
 	previousInstance string        // the previous run, whose late reports are ignored
+	published        uint64        // the newest durable revision of the desired state; 0: not known
 	changed          chan struct{} // closed and replaced when the desired state changes
 }
 
@@ -53,7 +60,15 @@ func (l *liveNode) isNewer(s *dxpuv1.ObservedState) bool {
 // connected reports whether a node reports at present.
 func (t *tx) connected(node string) bool {
 	l := t.live[node]
-	return l != nil && !l.last.IsZero() && t.now.Sub(l.last) < l.timeout
+	return l != nil && !l.last.IsZero() && t.now.Before(l.lostAt(t.now))
+}
+
+// lostAt returns when the node is lost if it remains silent.
+func (l *liveNode) lostAt(now time.Time) time.Time {
+	if l.unanswered > 0 {
+		return now.Add(l.timeout)
+	}
+	return l.silentSince.Add(l.timeout)
 }
 
 // heartbeat returns the report interval for the current number of nodes.

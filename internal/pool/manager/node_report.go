@@ -32,8 +32,20 @@ func (m *Manager) report(ctx context.Context, o *dxpuv1.ObservedState, allowed f
 	if err == nil {
 		heartbeat = m.readLocked(m.cfg.Now()).heartbeat()
 	}
+	l := m.live[o.NodeId]
+	waits := l != nil && c != nil && !isClosed(c.done)
+	if waits {
+		l.unanswered++
+	}
 	m.mu.Unlock()
-	return revision, heartbeat, m.answer(ctx, c, err)
+	err = m.answer(ctx, c, err)
+	if waits {
+		m.mu.Lock()
+		l.unanswered--
+		l.silentSince = m.cfg.Now()
+		m.mu.Unlock()
+	}
+	return revision, heartbeat, err
 }
 
 func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, essence []byte, allowed func(*tx) error) (uint64, *commit, error) {
@@ -55,10 +67,10 @@ func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, ess
 	}
 	l.rates.update(o, t.now)
 	before := l.observed
-	l.observed, l.last, l.lost, l.digest = o, t.now, false, essence
+	l.observed, l.last, l.silentSince, l.lost, l.digest = o, t.now, t.now, false, essence
 	l.timeout = t.lostTimeout(t.heartbeat())
 	if same {
-		return t.nodes.get(o.NodeId).DesiredRevision, m.last, nil
+		return m.publishedRevisionLocked(l, o), nil, nil
 	}
 	c, err := m.updateLocked(ctx, func(t *tx) error {
 		if !was {
@@ -79,6 +91,20 @@ func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, ess
 		return 0, c, err
 	}
 	return t.nodes.get(o.NodeId).DesiredRevision, c, nil
+}
+
+// publishedRevisionLocked returns the newest durable revision of a node's desired
+// state. The answer to a report that changes nothing does not wait for the store, so
+// it must not contain what is not durable.
+func (m *Manager) publishedRevisionLocked(l *liveNode, o *dxpuv1.ObservedState) uint64 {
+	switch {
+	case l.published != 0:
+		return l.published
+	case m.last == nil || isClosed(m.last.done):
+		return m.state.nodes.get(o.NodeId).DesiredRevision
+	default:
+		return o.AppliedRevision // the next report tells
+	}
 }
 
 // inventory records the properties of the node that a report contains.

@@ -146,13 +146,13 @@ func (t *tx) advanceNode(id string) {
 		return
 	}
 	l := t.live[id]
-	if l == nil || l.last.IsZero() || l.lost || !t.dueOrSchedule(subject{nodeSubject, id}, l.last.Add(l.timeout)) {
+	if l == nil || l.last.IsZero() || l.lost || !t.dueOrSchedule(subject{nodeSubject, id}, l.lostAt(t.now)) {
 		return
 	}
 	l.lost = true
 	t.newlyLost = append(t.newlyLost, l)
 	t.connectivityChanged[id] = true
-	t.recordLoss(id, l.last.Add(l.timeout))
+	t.recordLoss(id, l.lostAt(t.now))
 	n := t.nodes.get(id)
 	t.event(nodeEvent(n, dxpuv1.EventType_EVENT_TYPE_NODE_LOST), "%s %s has stopped reporting", kindWord(n.Kind), id)
 	t.markNode(id)

@@ -126,7 +126,11 @@ func (m *Manager) publish(batch []*commit) {
 	m.stateErr = nil
 	for _, c := range batch {
 		for node := range c.desiredChanged {
-			m.liveLocked(node).notifyDesired()
+			l := m.liveLocked(node)
+			if n, ok := c.records[nodePrefix+node].(*nodeRecord); ok {
+				l.published = n.DesiredRevision
+			}
+			l.notifyDesired()
 		}
 	}
 	m.mu.Unlock()
@@ -262,6 +266,7 @@ func (m *Manager) peek(fn func(*tx) error) error {
 
 // readyLocked returns an error unless there is a state to work on.
 func (m *Manager) readyLocked(ctx context.Context) error {
+	m.excuseNodesLocked()
 	switch {
 	case m.state != nil:
 		return nil

@@ -132,6 +132,7 @@ func (m *Manager) installLocked(records map[string][]byte) error {
 	m.readLocked(s.began).indexAll()
 	m.events.forgetUpTo(s.meta.Revision)
 	for _, l := range m.live {
+		l.published = 0
 		l.notifyDesired() // the watch may have missed a change
 	}
 	if s.meta.ClusterID == "" {

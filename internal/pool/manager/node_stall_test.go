@@ -1,0 +1,147 @@
+package manager
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// slowStore takes a time for each commit.
+type slowStore struct {
+	MemoryStore
+	takes atomic.Int64 // ns
+}
+
+func (s *slowStore) Commit(ctx context.Context, put map[string][]byte, remove []string) error {
+	time.Sleep(time.Duration(s.takes.Load()))
+	return s.MemoryStore.Commit(ctx, put, remove)
+}
+
+// stallWorld is a manager that runs, with eight nodes that report as agents do: one
+// report at a time, the next one 250 ms after the answer.
+type stallWorld struct {
+	*world
+	store  *slowStore
+	jump   atomic.Int64 // ns by which the manager's clock is ahead: as if it had not run
+	silent atomic.Bool  // the nodes do not report
+	change atomic.Bool  // each report differs from the one before
+}
+
+func newStallWorld(t *testing.T) *stallWorld {
+	w := &stallWorld{store: &slowStore{}}
+	var nodes []*fakeNode
+	for _, id := range []string{"b1", "b2", "b3", "b4", "b5", "b6", "b7"} {
+		nodes = append(nodes, boxNode(id, 2))
+	}
+	w.world = newWorld(t, Config{Store: w.store}, append(nodes, hostNode("h1", 4))...)
+	w.m.cfg.Now = func() time.Time { return time.Now().Add(time.Duration(w.jump.Load())) }
+	w.m.mu.Lock()
+	w.m.dropStateLocked(nil) // the new clock begins with the state
+	clear(w.m.live)
+	w.m.mu.Unlock()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = w.m.Run(ctx) })
+	for _, n := range w.nodes {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				if !w.silent.Load() {
+					if w.change.Load() {
+						n.dead[0] = !n.dead[0]
+					}
+					_, _, _ = w.m.report(ctx, n.observe(), func(*tx) error { return nil })
+				}
+				pause(ctx, nil, 250*time.Millisecond)
+			}
+		})
+	}
+	t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+	})
+	time.Sleep(2 * time.Second)
+	return w
+}
+
+func (w *stallWorld) wantNoLoss(t *testing.T, what string) {
+	t.Helper()
+	if s := w.events(); strings.Contains(s, "has stopped reporting") {
+		t.Errorf("%s: nodes that report count as lost:\n%s", what, s)
+	}
+}
+
+// A store that stalls for longer than the time after which a silent node is lost
+// makes no node lost: unchanged reports do not wait, changed ones are no silence.
+func TestStalledStoreLosesNoNode(t *testing.T) {
+	for _, changed := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newStallWorld(t)
+			w.change.Store(changed)
+			w.store.takes.Store(int64(1300 * time.Millisecond))
+			for range 5 { // several in a row
+				_ = w.m.update(t.Context(), func(t *tx) error {
+					t.touch("h1")
+					return nil
+				})
+			}
+			time.Sleep(5 * time.Second)
+			w.wantNoLoss(t, "stalled store")
+			w.store.takes.Store(0)
+			w.change.Store(false)
+			w.silent.Store(true)
+			time.Sleep(3 * time.Second)
+			if s := w.events(); strings.Count(s, "has stopped reporting") != 8 {
+				t.Errorf("eight nodes are silent:\n%s", s)
+			}
+		})
+	}
+}
+
+// An unchanged report is answered while the store stalls, and the answer has no
+// revision that is not durable.
+func TestUnchangedReportDoesNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, s := gated(t, hostNode("h1", 1))
+		before := w.m.state.nodes.get("h1").DesiredRevision
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_ = w.m.update(context.Background(), func(t *tx) error {
+				t.touch("h1")
+				return nil
+			})
+		})
+		synctest.Wait() // until the change waits for the store
+		got, _, err := w.m.report(t.Context(), w.nodes["h1"].observe(), func(*tx) error { return nil })
+		if err != nil || got != before {
+			t.Errorf("the answer announces revision %d, want %d: %v", got, before, err)
+		}
+		s.gate <- nil
+		wg.Wait()
+		got, _, err = w.m.report(t.Context(), w.nodes["h1"].observe(), func(*tx) error { return nil })
+		if err != nil || got <= before {
+			t.Errorf("the answer announces revision %d after the commit, want a later one than %d: %v", got, before, err)
+		}
+	})
+}
+
+// A manager that was suspended does not count its own absence as silence of the nodes.
+func TestSuspendedManagerLosesNoNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newStallWorld(t)
+		w.jump.Add(int64(10 * time.Second))
+		if p := w.m.totals(); p.BoxesConnected != 7 {
+			t.Errorf("the first answer after the stall: %v", p)
+		}
+		time.Sleep(3 * time.Second)
+		w.wantNoLoss(t, "suspended manager")
+		w.silent.Store(true)
+		time.Sleep(2 * time.Second)
+		if s := w.events(); strings.Count(s, "has stopped reporting") != 8 {
+			t.Errorf("eight nodes are silent:\n%s", s)
+		}
+	})
+}
