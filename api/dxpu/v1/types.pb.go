@@ -835,6 +835,8 @@ const (
 	EventType_EVENT_TYPE_GPU_EJECTED EventType = 35
 	// A GPU that its guest had ejected is plugged in again.
 	EventType_EVENT_TYPE_GPU_PLUGGED EventType = 36
+	// Several slots report one serial number: none of them takes new bindings.
+	EventType_EVENT_TYPE_GPU_DUPLICATE EventType = 37
 )
 
 // Enum value maps for EventType.
@@ -877,6 +879,7 @@ var (
 		34: "EVENT_TYPE_GPU_TAKEN",
 		35: "EVENT_TYPE_GPU_EJECTED",
 		36: "EVENT_TYPE_GPU_PLUGGED",
+		37: "EVENT_TYPE_GPU_DUPLICATE",
 	}
 	EventType_value = map[string]int32{
 		"EVENT_TYPE_UNSPECIFIED":            0,
@@ -916,6 +919,7 @@ var (
 		"EVENT_TYPE_GPU_TAKEN":              34,
 		"EVENT_TYPE_GPU_EJECTED":            35,
 		"EVENT_TYPE_GPU_PLUGGED":            36,
+		"EVENT_TYPE_GPU_DUPLICATE":          37,
 	}
 )
 
@@ -3903,7 +3907,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x06Cipher\x12\x16\n" +
 	"\x12CIPHER_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12CIPHER_AES_256_GCM\x10\x01\x12\x0f\n" +
-	"\vCIPHER_NONE\x10\x02*\xb0\b\n" +
+	"\vCIPHER_NONE\x10\x02*\xce\b\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18EVENT_TYPE_NODE_ENROLLED\x10\x01\x12\x1d\n" +
@@ -3942,7 +3946,8 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x15EVENT_TYPE_GPU_IN_USE\x10!\x12\x18\n" +
 	"\x14EVENT_TYPE_GPU_TAKEN\x10\"\x12\x1a\n" +
 	"\x16EVENT_TYPE_GPU_EJECTED\x10#\x12\x1a\n" +
-	"\x16EVENT_TYPE_GPU_PLUGGED\x10$B1Z/github.com/dxpu-project/dxpu/api/dxpu/v1;dxpuv1b\x06proto3"
+	"\x16EVENT_TYPE_GPU_PLUGGED\x10$\x12\x1c\n" +
+	"\x18EVENT_TYPE_GPU_DUPLICATE\x10%B1Z/github.com/dxpu-project/dxpu/api/dxpu/v1;dxpuv1b\x06proto3"
 
 var (
 	file_dxpu_v1_types_proto_rawDescOnce sync.Once

@@ -97,7 +97,13 @@ func (t *tx) gpuMessage(n *nodeRecord, s *slotRecord) *dxpuv1.GPU {
 		}
 		g.QuarantinedUntil = timestamp(s.Fault.QuarantinedUntil)
 	}
+	if why := t.whyDuplicate(n.ID, s); why != "" && g.Health == dxpuv1.Health_HEALTH_OK {
+		g.Health, g.HealthDetail = dxpuv1.Health_HEALTH_DEGRADED, why
+	}
 	g.Errors = s.Fault.errorsMessage()
+	if s.Device == nil {
+		g.HealthDetail = "the slot is empty"
+	}
 	if !t.connected(n.ID) {
 		g.Health, g.HealthDetail = dxpuv1.Health_HEALTH_UNREACHABLE, "the box does not report"
 	}

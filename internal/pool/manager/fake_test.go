@@ -42,6 +42,9 @@ type fakeNode struct {
 	boxKind    dxpuv1.BoxKind
 	slots      int
 	model      string
+	models     map[uint32]string // of single slots, instead of model; empty: no device
+	serials    map[uint32]string
+	unlisted   map[uint32]bool   // slots that are missing from reports
 	memory     uint64            // bytes of each GPU; 0: 1 GiB
 	proxy      uint32            // GPUs that use up a box proxy's bandwidth
 	labels     map[string]string // of a host
@@ -134,9 +137,16 @@ func (n *fakeNode) observe() *dxpuv1.ObservedState {
 		Addresses: []*dxpuv1.PathAddress{{Address: "127.0.0.1:1"}}, BoxKind: n.boxKind, ProxyGpus: n.proxy, Labels: n.labels,
 	}
 	for i := range uint32(n.slots) {
+		if n.unlisted[i] {
+			continue
+		}
 		s := &dxpuv1.ObservedSlot{Slot: i, Health: dxpuv1.Health_HEALTH_OK}
-		if n.box() {
-			s.Device = &dxpuv1.Device{Model: n.model, MemoryBytes: cmp.Or(n.memory, 1<<30)}
+		model, own := n.models[i]
+		if !own {
+			model = n.model
+		}
+		if n.box() && model != "" {
+			s.Device = &dxpuv1.Device{Model: model, MemoryBytes: cmp.Or(n.memory, 1<<30), Serial: n.serials[i]}
 			if n.boxKind == dxpuv1.BoxKind_BOX_KIND_NVLINK {
 				s.Device.NvlinkDomain = "nv0"
 			}
@@ -233,6 +243,10 @@ func newWorld(t fatalTester, cfg Config, nodes ...*fakeNode) *world {
 func (w *world) join(n *fakeNode) {
 	n.has = map[uint32]*dxpuv1.ObservedBinding{}
 	n.dead = map[uint32]bool{}
+	if n.serials == nil {
+		n.serials = map[uint32]string{}
+	}
+	n.unlisted = map[uint32]bool{}
 	n.removals = map[uint32]*dxpuv1.Removal{}
 	n.errors, n.resets = map[uint32]map[uint32]uint64{}, map[uint32]uint64{}
 	w.nodes[n.id] = n

@@ -138,6 +138,8 @@ func (t *tx) leasedGPU(id string) (*bindingRecord, error) {
 	return nil, errorf(connect.CodeFailedPrecondition, "gpu_id: %s is not leased; only leased GPUs can be replaced or plugged in again", id)
 }
 
+// gpuByID returns a GPU by its ID, also one that is gone and has left a cordon or a
+// quarantine, which an operator may want to end.
 func (t *tx) gpuByID(id string) (*nodeRecord, *slotRecord, bool) {
 	box, number, _ := strings.Cut(id, "/")
 	slot, err := strconv.ParseUint(number, 10, 32)
@@ -146,7 +148,7 @@ func (t *tx) gpuByID(id string) (*nodeRecord, *slotRecord, bool) {
 		return nil, nil, false
 	}
 	s := n.slot(uint32(slot))
-	return n, s, s != nil && s.Device != nil
+	return n, s, s != nil && (s.Device != nil || s.keeps())
 }
 
 // ClearGPUErrors implements dxpuv1connect.PoolServiceHandler. The box goes on

@@ -154,6 +154,9 @@ func (t *tx) replacement(l *leaseRecord, broken []string) placement.Request {
 	req := requestOf(l.spec)
 	req.Count, req.UseSpares = len(broken), true
 	req.Exclude = slices.Clone(l.Avoid)
+	// A lease that asked for any model keeps the one that it got, also when the
+	// device has been removed and its slot does not tell the model any more.
+	req.Model = cmp.Or(req.Model, l.Model)
 	for _, id := range broken {
 		if b := t.bindings.get(id); b.excludesGPU() {
 			req.Exclude = append(req.Exclude, b.ref())
@@ -164,7 +167,7 @@ func (t *tx) replacement(l *leaseRecord, broken []string) placement.Request {
 		if b.serving() && !slices.Contains(broken, id) {
 			req.Together = append(req.Together, b.ref())
 		}
-		if req.Model == "" {
+		if req.Model == "" { // of an earlier version, which did not record it
 			req.Model = t.modelAt(b.ref())
 		}
 	}

@@ -88,6 +88,7 @@ func (t *tx) maintain(id string) {
 			t.advanceDrain(t.nodes.get(id), s)
 		}
 		t.advanceRepair(id, s.Slot)
+		t.advanceDuplicate(id, s.Slot)
 	}
 }
 

@@ -20,14 +20,14 @@ type liveNode struct {
 	timeout     time.Duration // how long it may be silent
 	// unanswered counts the reports that wait for the store. The node sends the next
 	// one after the answer, so it is not silent meanwhile.
-	unanswered       int
-	lost             bool // an event has said so
-	observed         *dxpuv1.ObservedState
-	digest           []byte // of observed; nil: the next report counts as a different one
-	rates            rates
-	previousInstance string        // the previous run, whose late reports are ignored
-	published        uint64        // the newest durable revision of the desired state; 0: not known
-	changed          chan struct{} // closed and replaced when the desired state changes
+	unanswered int
+	lost       bool // an event has said so
+	observed   *dxpuv1.ObservedState
+	digest     []byte // of observed; nil: the next report counts as a different one
+	rates      rates
+	runs       runs
+	published  uint64        // the newest durable revision of the desired state; 0: not known
+	changed    chan struct{} // closed and replaced when the desired state changes
 }
 
 func (m *Manager) liveLocked(node string) *liveNode {
@@ -42,19 +42,6 @@ func (m *Manager) liveLocked(node string) *liveNode {
 func (l *liveNode) notifyDesired() {
 	close(l.changed)
 	l.changed = make(chan struct{})
-}
-
-// isNewer reports whether a report is newer than the last one.
-func (l *liveNode) isNewer(s *dxpuv1.ObservedState) bool {
-	o := l.observed
-	switch {
-	case o == nil:
-		return true
-	case o.InstanceId == s.InstanceId:
-		return s.Sequence > o.Sequence
-	default:
-		return s.InstanceId != l.previousInstance
-	}
 }
 
 // connected reports whether a node reports at present.

@@ -57,14 +57,11 @@ func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, ess
 		return 0, m.last, err
 	}
 	l := m.liveLocked(o.NodeId)
-	if !l.isNewer(o) {
+	if !l.runs.accepts(o.InstanceId, o.Sequence) {
 		return t.nodes.get(o.NodeId).DesiredRevision, m.last, nil
 	}
 	was := t.connected(o.NodeId) && !l.lost
 	same := was && bytes.Equal(l.digest, essence)
-	if l.observed != nil && l.observed.InstanceId != o.InstanceId {
-		l.previousInstance = l.observed.InstanceId
-	}
 	l.rates.update(o, t.now)
 	before := l.observed
 	l.observed, l.last, l.silentSince, l.lost, l.digest = o, t.now, t.now, false, essence
@@ -115,15 +112,23 @@ func (t *tx) inventory(o *dxpuv1.ObservedState) {
 		addrs = append(addrs, pathAddress{a.Path, truncateText(a.Address), a.Mtu, truncateText(a.Network)})
 	}
 	slots := make([]slotRecord, 0, len(o.Slots))
+	listed := map[uint32]bool{}
 	for _, s := range o.Slots {
 		r := slotRecord{
 			Slot: s.Slot, Domain: truncateText(s.Domain), Device: deviceOf(s.Device),
 			Health: s.Health, HealthDetail: truncateText(s.HealthDetail),
 		}
 		if old := n.slot(s.Slot); old != nil {
-			r.Cordon, r.Fault = old.Cordon, old.Fault
+			r.Cordon, r.Fault, r.Duplicate = old.Cordon, old.Fault, old.Duplicate
 		}
+		listed[s.Slot] = true
 		slots = append(slots, r)
+	}
+	for i := range n.Slots {
+		// A slot may be missing from a report. Its cordon and its quarantine stay.
+		if old := &n.Slots[i]; !listed[old.Slot] && old.keeps() && len(slots) < maxSlots {
+			slots = append(slots, slotRecord{Slot: old.Slot, Cordon: old.Cordon, Fault: old.Fault})
+		}
 	}
 	slices.SortFunc(slots, func(a, b slotRecord) int { return int(a.Slot) - int(b.Slot) })
 	moved := !slices.Equal(addrs, n.Addresses)
@@ -185,6 +190,12 @@ func (t *tx) compareSlots(n *nodeRecord, slots []slotRecord) (changed bool) {
 			}
 			t.event(gpu(dxpuv1.EventType_EVENT_TYPE_GPU_HEALTH), "GPU %s changed from %s to %s%s",
 				gpuID(n.ID, s.Slot), healthWord(old.Health), healthWord(s.Health), detail)
+		}
+	}
+	for i := range n.Slots {
+		gone := func(s slotRecord) bool { return s.Slot == n.Slots[i].Slot }
+		if box && n.Slots[i].Device != nil && !slices.ContainsFunc(slots, gone) {
+			t.event(gpuEvent(n, n.Slots[i].Slot, dxpuv1.EventType_EVENT_TYPE_GPU_REMOVED), "GPU %s was removed", gpuID(n.ID, n.Slots[i].Slot))
 		}
 	}
 	return changed || len(slots) != len(n.Slots)

@@ -19,6 +19,7 @@ type nodeEntry struct {
 	bound  uint32 // GPUs with a binding that serves
 	free   uint32 // GPUs that can be allocated
 	models []modelSum
+	claims []deviceClaim
 }
 
 type modelSum struct {
@@ -44,7 +45,7 @@ func (t *tx) nodeEntry(n *nodeRecord) nodeEntry {
 			at = len(e.models)
 			e.models = append(e.models, modelSum{model: s.Device.Model})
 		}
-		usable := s.Health == dxpuv1.Health_HEALTH_OK && s.Fault.outOfService() == "" && n.Cordon == nil && s.Cordon == nil
+		usable := s.Health == dxpuv1.Health_HEALTH_OK && s.Fault.outOfService() == "" && n.Cordon == nil && s.Cordon == nil && len(t.duplicates(n.ID, s)) == 0
 		if usable {
 			e.models[at].usable++
 		}

@@ -8,18 +8,23 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// indexNode brings the index up to date with a node.
-func (t *tx) indexNode(id string) {
+// indexNode brings the index up to date with a node. It returns other nodes whose
+// entries depend on this one and have changed.
+func (t *tx) indexNode(id string) (others []string) {
 	n := t.nodes.get(id)
 	old, had := t.indexedNodes[id]
 	if had && (n == nil || old.box != (n.Kind == dxpuv1.NodeKind_NODE_KIND_BOX)) {
+		others = t.updateClaims(old.claims, nil)
 		t.dropNode(id, old)
 		old, had = nodeEntry{}, false // a new node may have the name of a deleted one
 	}
 	if n == nil {
-		return
+		return others
 	}
+	claims := t.claimsOf(n)
+	others = append(others, t.updateClaims(old.claims, claims)...)
 	k := t.nodeEntry(n)
+	k.claims = claims
 	t.indexedNodes[id] = k
 	if k.credential != old.credential {
 		delete(t.nodeByCredential, old.credential)
@@ -33,13 +38,14 @@ func (t *tx) indexNode(id string) {
 			t.capacityGrew = t.capacityGrew || boxGrew(old.placementBox, k.placementBox)
 			t.gpuPool.SetBox(k.placementBox)
 		}
-		return
+		return others
 	}
 	t.hostIDs.add(id)
 	if !had || !sameHost(old.placementHost, k.placementHost) {
 		t.capacityGrew = t.capacityGrew || hostGrew(old.placementHost, k.placementHost)
 		t.hostPool.SetHost(k.placementHost)
 	}
+	return others
 }
 
 func (t *tx) dropNode(id string, k nodeEntry) {
@@ -72,7 +78,7 @@ func (t *tx) placementBox(n *nodeRecord) placement.Box {
 		}
 		box.GPUs = append(box.GPUs, placement.GPU{
 			Slot: s.Slot, Model: s.Device.Model, Memory: s.Device.MemoryBytes, Domain: s.Device.NVLinkDomain,
-			Usable: here && s.takesBindings(),
+			Usable: here && s.takesBindings() && len(t.duplicates(n.ID, &s)) == 0,
 			Free:   len(t.bindingsByGPU[placement.Ref{Box: n.ID, Slot: s.Slot}]) == 0,
 		})
 	}

@@ -98,6 +98,14 @@ func TestSafety(t *testing.T) {
 					return errors.New("the call fails after all")
 				})
 			},
+			"unlist": func(t *rapid.T) {
+				n, i := w.nodes[node.Draw(t, "node")], rapid.Uint32Range(0, 1).Draw(t, "slot")
+				n.unlisted[i] = !n.unlisted[i] && n.has[i] == nil
+			},
+			"duplicate": func(t *rapid.T) {
+				n := w.nodes[box.Draw(t, "box")]
+				n.serials[rapid.Uint32Range(0, 1).Draw(t, "slot")] = rapid.SampledFrom([]string{"", "S1", "S2"}).Draw(t, "serial")
+			},
 			"eject": func(t *rapid.T) { n := w.nodes[host.Draw(t, "host")]; n.ejects = !n.ejects },
 			"replug": func(t *rapid.T) {
 				if l := w.lease(someLease(t)); len(l.Bindings) > 0 {
@@ -167,6 +175,8 @@ func (w *world) heal() {
 	for _, n := range w.nodes {
 		n.down, n.deaf, n.refuses, n.linkDown, n.ejects, n.holds = false, false, false, false, false, ""
 		clear(n.dead)
+		clear(n.unlisted)
+		clear(n.serials)
 		target := atHost(n.id)
 		if n.box() {
 			target = atBox(n.id)
@@ -218,7 +228,7 @@ func (w *world) checkConverged(t *rapid.T, leases []string) {
 		}
 	}
 	if p := w.m.totals(); int(p.GpusBound) != held || p.GpusFree+p.GpusBound != p.Gpus {
-		t.Fatalf("leases hold %d GPUs, pool: %v", held, p)
+		t.Fatalf("leases hold %d GPUs, pool: %v\n%s", held, p, w.events())
 	}
 	for _, n := range w.nodes {
 		held -= len(n.has)

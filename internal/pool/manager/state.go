@@ -79,11 +79,12 @@ type index struct {
 	usageByTenant     map[string]*tenantUsage
 
 	// Nodes.
-	indexedNodes     map[string]nodeEntry // host or box -> sums of its GPUs, and what placement has of it
-	nodeByCredential map[string]string    // hash of the credential -> node
-	hostIDs, boxIDs  sequence             // in order, for lists
-	gpuPool          *placement.Pool      // the boxes and GPUs as placement sees them
-	hostPool         *placement.Hosts     // the hosts and slots as placement sees them
+	indexedNodes     map[string]nodeEntry          // host or box -> sums of its GPUs, and what placement has of it
+	nodeByCredential map[string]string             // hash of the credential -> node
+	slotsByDevice    map[deviceKey][]placement.Ref // the slots that report a device; several: see gpu_duplicates.go
+	hostIDs, boxIDs  sequence                      // in order, for lists
+	gpuPool          *placement.Pool               // the boxes and GPUs as placement sees them
+	hostPool         *placement.Hosts              // the hosts and slots as placement sees them
 
 	// capacityGrew is set when capacity came back or a limit changed, so that leases
 	// without GPUs may get some now.
@@ -131,7 +132,8 @@ func newIndex() index {
 		leaseByRequestID: map[requestKey]string{}, pendingByShape: map[string][]queueKey{}, unreplaced: map[string]int{},
 		preemptibleLeases: map[string]bool{}, usageByTenant: map[string]*tenantUsage{},
 		indexedNodes: map[string]nodeEntry{}, nodeByCredential: map[string]string{},
-		hostIDs: newSequence(strings.Compare), boxIDs: newSequence(strings.Compare),
+		slotsByDevice: map[deviceKey][]placement.Ref{},
+		hostIDs:       newSequence(strings.Compare), boxIDs: newSequence(strings.Compare),
 		gpuPool: placement.NewPool(), hostPool: placement.NewHosts(),
 	}
 }

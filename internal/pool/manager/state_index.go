@@ -90,12 +90,23 @@ func (t *tx) reindex() {
 	for id := range t.connectivityChanged {
 		stale[id] = true
 	}
-	for id := range stale {
-		t.indexNode(id)
-	}
+	t.indexNodes(stale)
 	if len(t.tenants.unsettled) > 0 {
 		t.capacityGrew = true // a quota may allow more
 		clear(t.tenants.unsettled)
+	}
+}
+
+// indexNodes brings the index up to date with nodes and those that depend on them.
+func (t *tx) indexNodes(stale map[string]bool) {
+	for len(stale) > 0 {
+		next := map[string]bool{}
+		for id := range stale {
+			for _, other := range t.indexNode(id) {
+				next[other] = true
+			}
+		}
+		stale = next
 	}
 }
 

@@ -91,7 +91,12 @@ type slotRecord struct {
 	HealthDetail string        `json:"health_detail,omitempty"`
 	Cordon       *cordon       `json:"cordon,omitempty"`
 	Fault        *faultRecord  `json:"care,omitempty"` // boxes; nil: no errors
+	// Duplicate is set once an event has said that another slot reports the device.
+	Duplicate bool `json:"duplicate,omitempty"`
 }
+
+// keeps reports whether the record of an empty slot has state that must not be lost.
+func (s *slotRecord) keeps() bool { return s.Cordon != nil || s.Fault != nil }
 
 // deviceRecord describes the device of a box slot. It is not changed once stored.
 type deviceRecord struct {

@@ -155,10 +155,12 @@ func (t *tx) indexAll() {
 		t.indexBinding(id, map[string]bool{})
 		t.mark(subject{bindingSubject, id})
 	}
+	stale := map[string]bool{}
 	for id := range t.nodes.rows {
-		t.indexNode(id)
+		stale[id] = true
 		t.mark(subject{nodeSubject, id})
 	}
+	t.indexNodes(stale)
 	t.capacityGrew = true
 }
 

@@ -1,0 +1,136 @@
+package manager
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// A device that three slots report is leased to nobody until one of them has it.
+func TestOneDeviceInThreeSlots(t *testing.T) {
+	b1, b2 := boxNode("b1", 3), boxNode("b2", 2)
+	b1.serials = map[uint32]string{0: "S1", 1: "S1", 2: "S2"}
+	b2.serials = map[uint32]string{0: "S1", 1: "000"}
+	w := newWorld(t, Config{}, hostNode("h1", 8), b1, b2)
+	for _, id := range []string{"b1/0", "b1/1", "b2/0"} {
+		g := w.gpu(id)
+		if g.State != dxpuv1.GPUState_GPU_STATE_UNAVAILABLE || !strings.Contains(g.HealthDetail, "serial number S1 is also that of b") {
+			t.Errorf("GPU %s: %v", id, g)
+		}
+		if !strings.Contains(w.events(), "GPU "+id+" gets no new bindings: its serial number S1 is also that of b") {
+			t.Errorf("no alarm for %s:\n%s", id, w.events())
+		}
+	}
+	w.checkIndex(t)
+	if _, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 3}); connect.CodeOf(err) != connect.CodeResourceExhausted {
+		t.Errorf("three GPUs, although only two are certain: %v", err)
+	}
+	two := w.create(&dxpuv1.LeaseSpec{Count: 2})
+	w.settle()
+	w.wantLease(two, leaseActive)
+	before := strings.Count(w.events(), "gets no new bindings")
+
+	b1.serials[1], b1.models = "", map[uint32]string{1: ""}
+	w.settle()
+	if g := w.gpu("b1/0"); g.State != dxpuv1.GPUState_GPU_STATE_UNAVAILABLE {
+		t.Errorf("two slots still report the device: %v", g)
+	}
+	b2.down = true // the device was moved to b1, and b2 was switched off
+	for range 4 {
+		w.pass(500 * time.Millisecond)
+		w.report("b1")
+		w.report("h1")
+	}
+	if g := w.gpu("b1/0"); g.State != dxpuv1.GPUState_GPU_STATE_FREE {
+		t.Errorf("one slot reports the device: %v", g)
+	}
+	w.wantLease(w.create(&dxpuv1.LeaseSpec{Count: 1}), leaseBinding)
+	w.checkIndex(t)
+	if got := strings.Count(w.events(), "gets no new bindings"); got != before {
+		t.Errorf("the alarm was repeated %d times", got-before)
+	}
+}
+
+// A lease that has a GPU keeps it when another slot begins to report the same device.
+func TestDuplicateOfALeasedDevice(t *testing.T) {
+	b1, b2 := boxNode("b1", 1), boxNode("b2", 1)
+	b1.serials = map[uint32]string{0: "S1"}
+	w := newWorld(t, Config{}, hostNode("h1", 8), b1, b2)
+	id := w.create(&dxpuv1.LeaseSpec{Count: 1})
+	w.settle()
+	if got := picksOf(w.lease(id)); got != "b1/0" {
+		t.Fatalf("the lease has %s", got)
+	}
+	b2.serials = map[uint32]string{0: "S1"}
+	b1.down = true
+	w.settle()
+	w.pass(3 * time.Second)
+	w.settle()
+	w.wantLease(id, leaseActive)
+	if _, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1}); connect.CodeOf(err) != connect.CodeResourceExhausted {
+		t.Errorf("the device of a lease is given to another one: %v", err)
+	}
+}
+
+// A slot that is missing from one report keeps its cordon and its quarantine.
+func TestUnlistedSlotKeepsItsState(t *testing.T) {
+	b1 := boxNode("b1", 3)
+	b1.serials = map[uint32]string{0: "S0", 1: "S1", 2: "S2"}
+	w := newWorld(t, Config{}, hostNode("h1", 8), b1)
+	b1.addError(1, 79) // has fallen off the bus: quarantine
+	w.settle()
+	if _, err := w.api().Cordon(context.Background(), connect.NewRequest(&dxpuv1.CordonRequest{Target: atGPU("b1/0"), Reason: "loose cable"})); err != nil {
+		t.Fatal(err)
+	}
+	until := w.gpu("b1/1").QuarantinedUntil
+	if until == nil {
+		t.Fatalf("no quarantine: %v", w.gpu("b1/1"))
+	}
+	b1.unlisted = map[uint32]bool{0: true, 1: true, 2: true}
+	w.settle()
+	if s := w.events(); strings.Count(s, "was removed") != 3 {
+		t.Errorf("three GPUs are gone:\n%s", s)
+	}
+	if g := w.gpu("b1/0"); !g.Cordoned || g.HealthDetail != "the slot is empty" {
+		t.Errorf("the cordoned GPU while it is gone: %v", g)
+	}
+	clear(b1.unlisted)
+	w.settle()
+	if g := w.gpu("b1/0"); !g.Cordoned || g.CordonReason != "loose cable" {
+		t.Errorf("the cordon is forgotten: %v", g)
+	}
+	if g := w.gpu("b1/1"); !g.QuarantinedUntil.AsTime().Equal(until.AsTime()) || g.State != dxpuv1.GPUState_GPU_STATE_UNAVAILABLE {
+		t.Errorf("the quarantine is forgotten: %v", g)
+	}
+	if g := w.gpu("b1/2"); g.State != dxpuv1.GPUState_GPU_STATE_FREE {
+		t.Errorf("a GPU without cordon: %v", g)
+	}
+}
+
+// A lease that asked for any model keeps the model of its GPUs when one of them is
+// replaced, also if the broken GPU has been pulled out.
+func TestReplacementKeepsTheModel(t *testing.T) {
+	b1, b2, b3 := boxNode("b1", 1), boxNode("b2", 1), boxNode("b3", 6)
+	b3.model = "T4"
+	w := newWorld(t, Config{}, hostNode("h1", 8), b1, b2, b3)
+	filler := w.create(&dxpuv1.LeaseSpec{Count: 5, Model: "T4"}) // so that DX100 has more to spare
+	w.settle()
+	id := w.create(&dxpuv1.LeaseSpec{Count: 1})
+	w.settle()
+	if got := picksOf(w.lease(id)); got != "b1/0" {
+		t.Fatalf("the lease has %s", got)
+	}
+	w.delete(filler, true)
+	w.settle()
+	b1.models = map[uint32]string{0: ""} // pulled out
+	w.settle()
+	l := w.wantLease(id, leaseActive)
+	if b := l.Bindings[len(l.Bindings)-1]; b.GpuId != "b2/0" {
+		t.Errorf("a GPU of model DX100 was replaced by %s, want b2/0\n%s", b.GpuId, w.events())
+	}
+}
