@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
@@ -26,7 +25,8 @@ import (
 // disk.
 const walSegment = 16 << 20
 
-var setWalSegment = sync.OnceFunc(func() { wal.SegmentSizeBytes = walSegment })
+// etcd reads the size without a lock, so no server may run when it is set.
+func init() { wal.SegmentSizeBytes = walSegment }
 
 // alone reports whether the embedded server is the only member.
 func (s *Store) alone() bool { return s.server != nil && s.opts.InitialCluster == "" }
@@ -46,7 +46,6 @@ func (s *Store) embed() error {
 	if err := s.checkDisk(); err != nil {
 		return errors.Join(err, s.unlock())
 	}
-	setWalSegment()
 	// etcd's warnings during the start concern this configuration.
 	level := zap.NewAtomicLevelAt(zap.ErrorLevel)
 	cfg, err := s.embedConfig(level)
