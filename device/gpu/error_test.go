@@ -176,6 +176,24 @@ func TestDMAErrors(t *testing.T) {
 	}
 }
 
+// A TLP whose ECRC does not match is discarded and logged.
+func TestBadDigest(t *testing.T) {
+	r := newGPUHost(t, gpu.Spec{})
+	aer := r.gpu.Config().AEROffset() + cfgspace.OffAERUncorrectable
+	p := tlp.Packet{Type: tlp.MWr, Data: []byte{1, 2, 3, 4}}
+	p.SetMemory(r.bars[0].Addr+reg.Scratch, 4)
+	p.SetECRC()
+	p.Digest++
+	r.gpu.Receive(r.host.Now, &p)
+	if r.read32(reg.Scratch) != 0 || r.host.ConfigRead(aer, 4) != cfgspace.AERECRC {
+		t.Errorf("scratch %#x, AER %#x", r.read32(reg.Scratch), r.host.ConfigRead(aer, 4))
+	}
+	p.Digest--
+	if r.gpu.Receive(r.host.Now, &p); r.read32(reg.Scratch) != 0x04030201 {
+		t.Error("a write with the right digest is lost")
+	}
+}
+
 func TestPoison(t *testing.T) {
 	r := newGPUHost(t, gpu.Spec{})
 	aer := r.gpu.Config().AEROffset() + cfgspace.OffAERUncorrectable

@@ -84,6 +84,10 @@ func (g *GPU) Receive(now time.Duration, p *tlp.Packet) bool {
 	if g.dead {
 		return true
 	}
+	if !p.CheckECRC() {
+		g.logError(p, cfgspace.AERECRC, false)
+		return true
+	}
 	switch p.Type {
 	case tlp.Cpl, tlp.CplD, tlp.CplLk, tlp.CplDLk:
 		g.complete(p)

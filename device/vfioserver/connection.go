@@ -277,8 +277,19 @@ func (c *connection) arrived(a arrival) {
 }
 
 func (c *connection) receive(now time.Duration, p *tlp.Packet) {
+	bad := transaction.Inspect(p)
+	if bad != transaction.Intact {
+		c.log.Warn("TLP for the device dropped", "type", p.Type, "reason", bad.String())
+	}
+	if bad == transaction.BadDigest {
+		return // its requester ID may be wrong, too: no answer
+	}
 	if p.Type.NonPosted() {
 		c.unanswered++
+	}
+	if bad == transaction.Poisoned {
+		c.refuse(p, pcie.UnsupportedRequest)
+		return
 	}
 	switch p.Type {
 	case tlp.Cpl, tlp.CplD, tlp.CplLk, tlp.CplDLk:

@@ -177,6 +177,22 @@ func TestDeviceServerMemory(t *testing.T) {
 	if _, status := h.read(toyBAR, 4); status != pcie.UnsupportedRequest {
 		t.Errorf("outside the BAR: %v", status)
 	}
+	for _, bad := range []func(*tlp.Packet){
+		func(p *tlp.Packet) { p.EP = true },
+		func(p *tlp.Packet) { p.SetECRC(); p.Digest++ },
+	} {
+		p := tlp.Packet{Type: tlp.MWr, Data: []byte{9, 9, 9, 9}}
+		p.SetMemory(barBase, 4)
+		bad(&p)
+		h.dev.Receive(0, &p)
+		if v := h.read32(0); v != 0x04000001 {
+			t.Errorf("bad data are stored: %#x", v)
+		}
+	}
+	poisoned := tlp.Packet{Type: tlp.CfgWr0, EP: true, Length: 1, Target: 0x100, Register: cfgspace.OffIntLine, FirstBE: 1, Data: []byte{7, 0, 0, 0}}
+	if _, status := h.request(&poisoned); status != pcie.UnsupportedRequest || h.configRead(cfgspace.OffIntLine)&0xff == 7 {
+		t.Errorf("poisoned configuration write: %v", status)
+	}
 	for _, typ := range []tlp.Type{tlp.IORd, tlp.MRdLk} {
 		p := tlp.Packet{Type: typ, Length: 1, FirstBE: 0xf, Addr: barBase}
 		if _, status := h.request(&p); status != pcie.UnsupportedRequest {

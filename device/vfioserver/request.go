@@ -83,9 +83,6 @@ func (c *connection) finish(a *access, err error) {
 
 // memoryWrite posts a write to a BAR, except the parts in the MSI-X structures.
 func (c *connection) memoryWrite(p *tlp.Packet) {
-	if p.EP {
-		return // poisoned: dropped
-	}
 	transaction.WriteBytes(p, func(addr uint64, src []byte) pcie.CplStatus {
 		bar, offset, ok := c.decode(addr, len(src))
 		if !ok {

@@ -45,6 +45,9 @@ type SlotCounters struct {
 	Peer            uint64 `json:"peer_tlps,omitempty"` // from device to device
 	DMARefused      uint64 `json:"dma_refused,omitempty"`
 	Unsupported     uint64 `json:"unsupported,omitempty"`
+	Translated      uint64 `json:"translated_requests,omitempty"` // with a translated address or a prefix
+	Poisoned        uint64 `json:"poisoned_tlps,omitempty"`
+	Digests         uint64 `json:"ecrc_errors,omitempty"`
 	Timeouts        uint64 `json:"completion_timeouts,omitempty"`
 	Interrupts      uint64 `json:"interrupts,omitempty"`
 	Errors          uint64 `json:"error_messages,omitempty"`

@@ -10,6 +10,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/boxproxy/controller"
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
+	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/tlp"
 )
@@ -136,7 +137,7 @@ func (s *slot) start(job device.Job) {
 // addresses, or else to the host. It returns false when the link has no room, or
 // the neighbour cannot take the TLP now.
 func (s *slot) emit(p *tlp.Packet) bool {
-	if s.domain.slots.Load() > 1 {
+	if s.domain.slots.Load() > 1 && transaction.Routable(p) { // the host refuses others
 		if peer := s.box.peer(s.index, p); peer != nil {
 			if !s.binding.HandOver(s.entry, peer.binding, p) {
 				return false

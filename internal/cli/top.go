@@ -371,6 +371,9 @@ func (s *topSlot) notes() (out []string) {
 	}{
 		{"DMA refused", c.DMARefused},
 		{"unsupported", c.Unsupported},
+		{"translated requests", c.Translated},
+		{"poisoned TLPs", c.Poisoned},
+		{"ECRC errors", c.Digests},
 		{"timeouts", c.Timeouts},
 		{"errors", c.Errors},
 		{"dropped TLPs", c.Dropped},

@@ -29,6 +29,7 @@ func (s *slot) describe() agent.SlotReport {
 			ToDevice: c.toDevice.Load(), FromDevice: c.fromDevice.Load(),
 			ToDeviceBytes: c.toDeviceBytes.Load(), FromDeviceBytes: c.fromDeviceBytes.Load(),
 			Peer: c.peer.Load(), DMARefused: c.dmaRefused.Load(), Unsupported: c.unsupported.Load(),
+			Translated: c.translated.Load(), Poisoned: c.poisoned.Load(), Digests: c.digests.Load(),
 			Timeouts: c.timeouts.Load(), Interrupts: c.interrupts.Load(), Errors: c.errors.Load(),
 		},
 		Binding: agent.ReportBinding(s.index, s.status.Get(), desired),
@@ -44,6 +45,11 @@ func (s *slot) describe() agent.SlotReport {
 		out.Tags = &agent.TagsReport{InFlight: r.InFlight(), Total: r.Tags()}
 	}
 	return out
+}
+
+// refused counts the TLPs of the device that the host did not carry out.
+func (c *counters) refused() uint64 {
+	return c.dmaRefused.Load() + c.unsupported.Load() + c.translated.Load() + c.poisoned.Load() + c.digests.Load()
 }
 
 // Observe tells the manager what the host has.
@@ -73,7 +79,7 @@ func (s *slot) observe() *dxpuv1.ObservedSlot {
 	}
 	if l := s.linkStats.Load(); l != nil && out.Binding != nil {
 		c := agent.LinkCounters(*l)
-		c.TlpsRefused = s.counters.dmaRefused.Load() + s.counters.unsupported.Load()
+		c.TlpsRefused = s.counters.refused()
 		c.CompletionTimeouts = s.counters.timeouts.Load()
 		out.Binding.Counters, out.Binding.Paths = c, agent.PathStatuses(*l)
 	}
@@ -100,6 +106,9 @@ func (h *Proxy) Collect(out chan<- prometheus.Metric) {
 		m.Counter("slot_payload_bytes_total", "Payload of those TLPs.", s.index, c.fromDeviceBytes.Load(), "direction", "from_device")
 		m.Counter("slot_dma_refused_total", "DMA outside the VM's mappings.", s.index, c.dmaRefused.Load())
 		m.Counter("slot_unsupported_tlps_total", "TLPs without a destination.", s.index, c.unsupported.Load())
+		m.Counter("slot_translated_requests_total", "Requests of the device with a translated address or a prefix such as PASID, refused.", s.index, c.translated.Load())
+		m.Counter("slot_poisoned_tlps_total", "TLPs of the device with poisoned data, dropped.", s.index, c.poisoned.Load())
+		m.Counter("slot_ecrc_errors_total", "TLPs of the device with a wrong ECRC, discarded.", s.index, c.digests.Load())
 		m.Counter("slot_completion_timeouts_total", "Requests that the device did not answer in time.", s.index, c.timeouts.Load())
 		m.Counter("slot_peer_tlps_total", "TLPs to the device of another slot.", s.index, c.peer.Load())
 		m.Counter("slot_interrupts_total", "Interrupts of the device.", s.index, c.interrupts.Load())

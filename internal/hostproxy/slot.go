@@ -63,6 +63,8 @@ type counters struct {
 	toDeviceBytes, fromDeviceBytes atomic.Uint64 // payload
 	dmaRefused                     atomic.Uint64 // DMA outside the VM's mappings
 	unsupported                    atomic.Uint64 // TLPs without a destination
+	translated                     atomic.Uint64 // requests with a translated address, or a prefix
+	poisoned, digests              atomic.Uint64 // TLPs with EP set, and with a wrong ECRC
 	timeouts                       atomic.Uint64 // Completion Timeouts
 	peer                           atomic.Uint64 // TLPs to another slot
 	interrupts                     atomic.Uint64
@@ -88,6 +90,11 @@ func (s *slot) Receive(e engine.Entry, p *tlp.Packet) bool {
 }
 
 func (s *slot) route(e engine.Entry, p *tlp.Packet) bool {
+	if !transaction.Routable(p) {
+		s.counters.translated.Add(1)
+		s.reject(e, p, "address translation or prefix")
+		return true
+	}
 	switch r := s.host.router.FromSlot(s.index, p); r.Where {
 	case mapping.ToHost:
 		return s.toHost(e, p)
@@ -104,9 +111,26 @@ func (s *slot) route(e engine.Entry, p *tlp.Packet) bool {
 	return true
 }
 
+// reject refuses a TLP that no device should send, and logs why.
+func (s *slot) reject(e engine.Entry, p *tlp.Packet, why string) {
+	s.host.log.Warn("TLP of the device rejected", "slot", s.index, "type", p.Type, "reason", why)
+	s.refuse(e, p, pcie.UnsupportedRequest)
+}
+
 // toHost hands a TLP to the port, or to the requests of the probe while there is
-// no port.
+// no port. The host is the last receiver: it drops TLPs with bad data.
 func (s *slot) toHost(e engine.Entry, p *tlp.Packet) bool {
+	switch bad := transaction.Inspect(p); bad {
+	case transaction.Intact:
+	case transaction.Poisoned:
+		s.counters.poisoned.Add(1)
+		s.reject(e, p, bad.String())
+		return true
+	case transaction.BadDigest: // its requester ID may be wrong, too: no answer
+		s.counters.digests.Add(1)
+		s.host.log.Warn("TLP of the device discarded", "slot", s.index, "type", p.Type, "reason", bad.String())
+		return true
+	}
 	switch {
 	case s.port != nil:
 		return s.port.Receive(e, p)
