@@ -52,7 +52,7 @@ func TestArgv(t *testing.T) {
 		"path=/run/a,,b",
 		"-device pcie-root-port,id=rp0,bus=pcie.0,addr=0x4,chassis=1,slot=1,pref64-reserve=1073741824B",
 		"-device pcie-root-port,id=rp1,bus=pcie.0,addr=0x5,chassis=2,slot=2,",
-		"-append console=ttyS0 quiet panic=-1 mitigations=off intel_iommu=on more",
+		"-append console=ttyS0 quiet panic=-1 mitigations=off no_timer_check intel_iommu=on more",
 		" -S",
 	} {
 		if !strings.Contains(line, want) {

@@ -165,20 +165,27 @@ func (vm *VM) spawn() error {
 // explain adds the last output of QEMU or the guest to an error of Start. The process has ended.
 func (vm *VM) explain(err error) error {
 	for _, log := range []string{vm.Log(), vm.ConsoleLog()} {
-		if line := lastLine(log); line != "" {
-			err = fmt.Errorf("%w; %s ends with: %s", err, log, line)
+		if line := reason(log); line != "" {
+			err = fmt.Errorf("%w; %s says: %s", err, log, line)
 		}
 	}
 	return fmt.Errorf("qemu: start: %w (process: %v)", err, vm.err)
 }
 
-func lastLine(name string) string {
+// reason returns the line of a log that says why it ends: that of a kernel's panic,
+// which a list of calls follows, or else the last line.
+func reason(name string) string {
 	text, err := os.ReadFile(name)
 	if err != nil {
 		return ""
 	}
 	text = bytes.TrimSpace(text)
-	return string(text[bytes.LastIndexByte(text, '\n')+1:])
+	at := bytes.Index(text, []byte("Kernel panic"))
+	if at < 0 {
+		at = len(text)
+	}
+	line, _, _ := bytes.Cut(text[bytes.LastIndexByte(text[:at], '\n')+1:], []byte("\n"))
+	return string(bytes.TrimSpace(line))
 }
 
 func createInitramfs(name string, spec Spec) error {

@@ -242,7 +242,7 @@ func TestStartFails(t *testing.T) {
 		spec       Spec
 	}{
 		{"QEMU refuses its arguments", "no-such-device", Spec{Args: []string{"-device", "no-such-device"}}},
-		{"the kernel panics", "guest did not come up", Spec{Cmdline: "rdinit=/none root=/none"}},
+		{"the kernel panics", "Kernel panic - not syncing: VFS", Spec{Cmdline: "rdinit=/none root=/none"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
