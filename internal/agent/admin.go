@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/dxpu-project/dxpu/internal/dataplane/capture"
+	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/link"
 )
@@ -117,8 +118,20 @@ func (m Metrics) emit(kind prometheus.ValueType, name, help string, slot int, v 
 	m.out <- prometheus.MustNewConstMetric(desc, kind, v)
 }
 
-// Link emits the counters of a slot's link.
-func (m Metrics) Link(slot int, s *link.Stats) {
+// Slot emits the counters of a slot and of its link, if it has one.
+func (m Metrics) Slot(slot int, s *SlotState) {
+	for direction, f := range map[string]*Flow{"to_device": &s.Traffic.ToDevice, "from_device": &s.Traffic.FromDevice} {
+		m.Counter("slot_tlps_total", "TLPs between the device and its host.", slot, f.tlps.Load(), "direction", direction)
+		m.Counter("slot_payload_bytes_total", "Payload of those TLPs.", slot, f.bytes.Load(), "direction", direction)
+	}
+	m.Counter("slot_peer_tlps_total", "TLPs of the device that went to another device of its domain.", slot, s.Traffic.Peer.Load())
+	if l := s.LinkStats.Load(); l != nil {
+		m.link(slot, l)
+	}
+}
+
+// link emits the counters of a slot's link.
+func (m Metrics) link(slot int, s *link.Stats) {
 	m.Counter("link_tlps_total", "TLPs through the link of the binding.", slot, s.TLPsSent, "direction", "out")
 	m.Counter("link_tlps_total", "TLPs through the link of the binding.", slot, s.TLPsReceived, "direction", "in")
 	m.Counter("link_payload_bytes_total", "Payload bytes of TLPs through the link of the binding.", slot, s.BytesSent, "direction", "out")
@@ -142,8 +155,12 @@ func (m Metrics) Link(slot int, s *link.Stats) {
 	}
 }
 
-// Fabric emits the counters of the sockets.
-func (m Metrics) Fabric(f *netio.Fabric) {
+// Fabric emits the counters of the sockets, if the driver has any.
+func (m Metrics) Fabric(d engine.Driver) {
+	f, ok := d.(*netio.Fabric)
+	if !ok {
+		return
+	}
 	stats := f.Stats()
 	var path prometheus.Labels
 	counter := func(name, help string, v uint64) {

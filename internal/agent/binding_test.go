@@ -128,7 +128,7 @@ func TestLinkConfigRefuses(t *testing.T) {
 }
 
 func TestStatus(t *testing.T) {
-	var s Status
+	s := Status{Clock: time.Now}
 	if o := s.Get(); o.Observed() != nil {
 		t.Error("a slot without a binding reports one")
 	}

@@ -207,6 +207,9 @@ func (b *BindingStatus) Observed() *dxpuv1.ObservedBinding {
 // Status holds the BindingStatus of a slot and its timeline. The slot's controller
 // writes it, reports read it.
 type Status struct {
+	// Clock gives the steps of the timeline their times: engine.Driver.WallTime.
+	Clock func() time.Time
+
 	mu    sync.Mutex // guards the fields below
 	s     BindingStatus
 	trace string // W3C trace context of the binding; empty: not traced
@@ -261,7 +264,7 @@ func (s *Status) stepLocked(name string) {
 	if len(s.s.Steps) >= maxSteps {
 		return
 	}
-	now := time.Now()
+	now := s.Clock()
 	step := &dxpuv1.Step{Name: name, Time: timestamppb.New(now)}
 	if n := len(s.s.Steps); n > 0 {
 		step.Duration = durationpb.New(now.Sub(s.s.Steps[n-1].Time.AsTime()))

@@ -2,12 +2,13 @@ package agent
 
 import (
 	"testing"
+	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
 func TestStatusNotesAndBounds(t *testing.T) {
-	var s Status
+	s := Status{Clock: time.Now}
 	s.Begin(&dxpuv1.DesiredBinding{BindingId: "b-1", Epoch: 1})
 	s.Advance(dxpuv1.BindingState_BINDING_STATE_ATTACHED, "")
 	if !s.Note("no VM") || s.Note("no VM") {
@@ -28,5 +29,19 @@ func TestStatusNotesAndBounds(t *testing.T) {
 	st = s.Get()
 	if o := st.Observed(); o != nil {
 		t.Errorf("after End: got %v", o)
+	}
+}
+
+// The times of the steps come from the clock of the proxy's driver.
+func TestStatusHasTheTimeOfItsClock(t *testing.T) {
+	now := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+	s := Status{Clock: func() time.Time { return now }}
+	s.Begin(&dxpuv1.DesiredBinding{BindingId: "b-1", Epoch: 1})
+	s.Step("link_up")
+	now = now.Add(3 * time.Second)
+	s.Step("probed")
+	steps := s.Get().Steps
+	if got := steps[1]; !got.Time.AsTime().Equal(now) || got.Duration.AsDuration() != 3*time.Second {
+		t.Errorf("got %v", got)
 	}
 }

@@ -54,7 +54,7 @@ func (s *slot) settle(stop bool) bool {
 			continue
 		}
 		follows := s.control.Follows(want)
-		if rev := state.GetRevision(); follows && s.applied.Swap(rev) != rev {
+		if rev := state.GetRevision(); follows && s.Applied.Swap(rev) != rev {
 			s.box.Changed()
 		}
 		return follows
@@ -100,7 +100,7 @@ func (s *slot) do(actions []controller.Action, want *dxpuv1.DesiredBinding, desi
 		case controller.Look:
 			s.sample()
 		case controller.Begin:
-			s.status.Begin(want)
+			s.Status.Begin(want)
 		case controller.Report:
 			s.report(a)
 		case controller.Claim:
@@ -120,8 +120,8 @@ func (s *slot) do(actions []controller.Action, want *dxpuv1.DesiredBinding, desi
 			s.domain = nil
 			s.box.unbindRow(s.index)
 		case controller.End:
-			s.linkStats.Store(nil)
-			s.status.End()
+			s.LinkStats.Store(nil)
+			s.Status.End()
 			s.box.Changed()
 		case controller.Confirm:
 			s.box.log.Info("device reset", "slot", s.index, "sequence", a.Reset)
@@ -137,12 +137,12 @@ func (s *slot) do(actions []controller.Action, want *dxpuv1.DesiredBinding, desi
 
 // report reports the next state of the binding.
 func (s *slot) report(a controller.Action) {
-	s.status.Advance(a.State, a.Detail)
+	s.Status.Advance(a.State, a.Detail)
 	level := slog.LevelInfo
 	if a.State == dxpuv1.BindingState_BINDING_STATE_FAILED || a.State == dxpuv1.BindingState_BINDING_STATE_LOST {
 		level = slog.LevelWarn
 	}
-	s.box.log.Log(context.Background(), level, "binding", "slot", s.index, "binding", s.status.Get().ID,
+	s.box.log.Log(context.Background(), level, "binding", "slot", s.index, "binding", s.Status.Get().ID,
 		"state", agent.StateName(a.State), "detail", a.Detail)
 	s.box.Changed()
 }
@@ -198,7 +198,7 @@ func (s *slot) sample() {
 		}
 		if s.binding != nil {
 			stats := s.binding.Stats(e)
-			s.linkStats.Store(&stats)
+			s.LinkStats.Store(&stats)
 		}
 	})
 }

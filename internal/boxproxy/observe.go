@@ -8,28 +8,17 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/internal/agent"
-	"github.com/dxpu-project/dxpu/internal/pool/revision"
 )
 
 // Observe implements agent.Handler.
 func (b *Box) Observe() *dxpuv1.ObservedState {
-	// Read the revisions before the slots: a slot that advances meanwhile shows a
-	// later state than its revision, never an earlier one.
-	applied := make([]uint64, 0, len(b.slots))
-	for _, s := range b.slots {
-		applied = append(applied, s.applied.Load())
-	}
-	out := &dxpuv1.ObservedState{
-		AppliedRevision: revision.Common(applied...), Rack: b.cfg.Rack, Labels: b.cfg.Labels, BoxKind: b.cfg.Kind,
-		Addresses: agent.Addresses(b.fabric),
-	}
-	for _, s := range b.slots {
-		out.Slots = append(out.Slots, s.observe())
-	}
+	out := agent.Observe(b.fabric, b.cfg.Rack, b.cfg.Labels, b.slots)
+	out.BoxKind = b.cfg.Kind
 	return out
 }
 
-func (s *slot) observe() *dxpuv1.ObservedSlot {
+// Observe implements agent.Slot.
+func (s *slot) Observe() *dxpuv1.ObservedSlot {
 	out := &dxpuv1.ObservedSlot{Slot: uint32(s.index)}
 	if s.device == nil {
 		return out
@@ -50,11 +39,7 @@ func (s *slot) observe() *dxpuv1.ObservedSlot {
 	for _, e := range seen.errors {
 		out.Errors = append(out.Errors, &dxpuv1.DeviceError{Code: e.Code, Count: e.Count})
 	}
-	st := s.status.Get()
-	out.Binding = st.Observed()
-	if l := s.linkStats.Load(); l != nil && out.Binding != nil {
-		out.Binding.Counters, out.Binding.Paths = agent.LinkCounters(*l), agent.PathStatuses(*l)
-	}
+	out.Binding = s.Binding()
 	return out
 }
 

@@ -19,6 +19,7 @@ import (
 // Only run changes domain and binding: domain while there is no binding, and
 // binding in an entry of the group. Every entry may read them.
 type slot struct {
+	agent.SlotState
 	box    *Box
 	index  int
 	device device.Device // nil: empty
@@ -34,32 +35,22 @@ type slot struct {
 	config  engine.BindingConfig   // of the claimed binding
 	control controller.Controller  // used by run only
 
-	status    agent.Status
-	applied   atomic.Uint64             // the desired revision that status takes account of
-	seen      atomic.Pointer[condition] // of the device; nil: the slot is empty
-	reset     atomic.Uint64             // number of the last reset made for the manager
-	linkStats atomic.Pointer[link.Stats]
-	live      atomic.Pointer[attachment] // nil: not bound
-	calls     chan *call                 // of With
-	counters  counters
+	seen    atomic.Pointer[condition]  // of the device; nil: the slot is empty
+	reset   atomic.Uint64              // number of the last reset made for the manager
+	live    atomic.Pointer[attachment] // nil: not bound
+	calls   chan *call                 // of With
+	dropped atomic.Uint64              // TLPs of the device without a link that takes them
 }
 
 func newSlot(b *Box, index int, cfg Slot) *slot {
 	s := &slot{box: b, index: index, device: cfg.Device, place: cfg, kick: b.fabric.NewSignal(), calls: make(chan *call, maxCalls)}
+	s.Status.Clock = b.fabric.WallTime
 	s.emitTo = s.emit
 	if s.device != nil {
 		s.abilities = newAbilities(s.device, s.notified)
 		s.seen.Store(s.abilities.condition())
 	}
 	return s
-}
-
-// counters of a slot, since the box proxy started.
-type counters struct {
-	toDevice, fromDevice           atomic.Uint64 // TLPs
-	toDeviceBytes, fromDeviceBytes atomic.Uint64 // payload
-	peer                           atomic.Uint64 // TLPs that took the short cut to a neighbour
-	dropped                        atomic.Uint64 // TLPs of the device without a link that takes them
 }
 
 // domain is a virtual switch of a host. The slots bound to it share one group, so
@@ -92,8 +83,7 @@ func (s *slot) Receive(e engine.Entry, p *tlp.Packet) bool {
 	if !s.device.Receive(e.Now(), p) {
 		return false
 	}
-	s.counters.toDevice.Add(1)
-	s.counters.toDeviceBytes.Add(uint64(len(p.Data)))
+	s.Traffic.ToDevice.Count(len(p.Data))
 	if p.Type == tlp.CfgWr0 {
 		s.box.snoop(s.index, p)
 	}
@@ -142,7 +132,7 @@ func (s *slot) emit(p *tlp.Packet) bool {
 			if !s.binding.HandOver(s.entry, peer.binding, p) {
 				return false
 			}
-			s.counters.peer.Add(1)
+			s.Traffic.Peer.Add(1)
 			return true
 		}
 	}
@@ -150,11 +140,10 @@ func (s *slot) emit(p *tlp.Packet) bool {
 	case errors.Is(err, link.ErrFull):
 		return false
 	case err != nil:
-		s.counters.dropped.Add(1)
+		s.dropped.Add(1)
 		return true
 	}
-	s.counters.fromDevice.Add(1)
-	s.counters.fromDeviceBytes.Add(uint64(len(p.Data)))
+	s.Traffic.FromDevice.Count(len(p.Data))
 	return true
 }
 

@@ -22,6 +22,7 @@ func newSlot(h *Proxy, index int) *slot {
 		host: h, index: index, kick: h.fabric.NewSignal(), mps: pcie.MinPayload,
 		control: controller.Controller{UnplugTimeout: h.cfg.UnplugTimeout},
 	}
+	s.Status.Clock = h.fabric.WallTime
 	s.root = newRequestPort(s, h.cfg.CompletionTimeout)
 	return s
 }
@@ -69,7 +70,7 @@ func (s *slot) reconcile(ctx context.Context, stop bool) {
 
 // noteApplied reports the revision of the desired state once the slot follows it.
 func (s *slot) noteApplied(want controller.Desired, desired *dxpuv1.DesiredState) {
-	if rev := desired.GetRevision(); s.control.Follows(want) && s.applied.Swap(rev) != rev {
+	if rev := desired.GetRevision(); s.control.Follows(want) && s.Applied.Swap(rev) != rev {
 		s.host.Changed()
 	}
 }
@@ -97,7 +98,7 @@ func (s *slot) do(ctx context.Context, a controller.Action, desired *dxpuv1.Desi
 	want := agent.Wanted(desired, s.index)
 	switch a.Verb {
 	case controller.Begin:
-		s.status.Begin(want)
+		s.Status.Begin(want)
 	case controller.Report:
 		s.report(a.State, a.Detail)
 	case controller.Note:
@@ -140,7 +141,7 @@ func (s *slot) open(want *dxpuv1.DesiredBinding, self uint32) error {
 
 // plug enters the binding into the mapping table and shows the device to the host.
 func (s *slot) plug(ctx context.Context, want *dxpuv1.DesiredBinding) error {
-	s.status.Step("link_up")
+	s.Status.Step("link_up")
 	e := s.host.group.Enter()
 	err := s.host.table.Bind(s.index, mapping.Target{
 		Box: want.GetPeer().GetNodeNumber(), Slot: uint16(want.GetPeer().GetSlot()), Path: uint8(want.Path),
@@ -154,15 +155,15 @@ func (s *slot) plug(ctx context.Context, want *dxpuv1.DesiredBinding) error {
 		return err
 	}
 	s.plugged = plugged
-	s.guest.begin(s.counters.traffic())
+	s.guest.begin(s.Traffic.TLPs())
 	return nil
 }
 
 // end forgets the binding.
 func (s *slot) end() {
-	s.linkStats.Store(nil)
+	s.LinkStats.Store(nil)
 	s.guest.end()
-	s.status.End()
+	s.Status.End()
 	s.host.Changed()
 }
 
@@ -187,7 +188,7 @@ func (s *slot) close(code engine.CloseCode) {
 	s.host.table.Unbind(s.index)
 	g.Leave(e)
 	if code == engine.CloseDeviceLost {
-		s.status.Step("removed")
+		s.Status.Step("removed")
 		s.host.Changed()
 	}
 }
@@ -201,24 +202,24 @@ func (s *slot) sample() {
 	stats := s.binding.Stats(e)
 	held := s.plugged != nil && s.plugged.held(e)
 	s.host.group.Leave(e)
-	s.linkStats.Store(&stats)
-	s.guest.sample(held, s.counters.traffic())
+	s.LinkStats.Store(&stats)
+	s.guest.sample(held, s.Traffic.TLPs())
 }
 
 // report passes a new state of the binding to the manager.
 func (s *slot) report(state dxpuv1.BindingState, detail string) {
-	s.status.Advance(state, detail)
+	s.Status.Advance(state, detail)
 	level := slog.LevelInfo
 	if detail != "" {
 		level = slog.LevelWarn
 	}
-	s.host.log.Log(context.Background(), level, "binding", "slot", s.index, "binding", s.status.Get().ID, "state", agent.StateName(state), "detail", detail)
+	s.host.log.Log(context.Background(), level, "binding", "slot", s.index, "binding", s.Status.Get().ID, "state", agent.StateName(state), "detail", detail)
 	s.host.Changed()
 }
 
 // note adds a detail to the reported state.
 func (s *slot) note(detail string) {
-	if !s.status.Note(detail) {
+	if !s.Status.Note(detail) {
 		return
 	}
 	if detail != "" {

@@ -139,7 +139,7 @@ func (f *Embedded) plug(ctx context.Context, s *slot) (plugged, error) {
 		return nil, fmt.Errorf("hostproxy: enumerate slot %d: %w", s.index, err)
 	}
 	f.find(s.index, f.port(s.index).Children[0])
-	s.status.Step("enumerated")
+	s.Status.Step("enumerated")
 	return p, nil
 }
 

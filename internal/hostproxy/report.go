@@ -1,19 +1,15 @@
 package hostproxy
 
 import (
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/agent"
-	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
-	"github.com/dxpu-project/dxpu/internal/pool/revision"
 )
 
 // Report tells how the slots are doing.
 func (h *Proxy) Report() agent.Report {
-	out := agent.Report{Role: "host", Time: time.Now()}
+	out := agent.Report{Role: "host", Time: h.fabric.WallTime()}
 	for _, s := range h.slots {
 		out.Slots = append(out.Slots, s.describe())
 	}
@@ -21,19 +17,12 @@ func (h *Proxy) Report() agent.Report {
 }
 
 func (s *slot) describe() agent.SlotReport {
-	c := &s.counters
 	_, desired := s.host.Wanted(s.index)
-	out := agent.SlotReport{
-		Slot: s.index,
-		Counters: agent.SlotCounters{
-			ToDevice: c.toDevice.Load(), FromDevice: c.fromDevice.Load(),
-			ToDeviceBytes: c.toDeviceBytes.Load(), FromDeviceBytes: c.fromDeviceBytes.Load(),
-			Peer: c.peer.Load(), DMARefused: c.dmaRefused.Load(), Unsupported: c.unsupported.Load(),
-			Translated: c.translated.Load(), Poisoned: c.poisoned.Load(), Digests: c.digests.Load(),
-			Timeouts: c.timeouts.Load(), Interrupts: c.interrupts.Load(), Errors: c.errors.Load(),
-		},
-		Binding: agent.ReportBinding(s.index, s.status.Get(), desired),
-	}
+	out, c := s.SlotState.Report(s.index, desired), &s.counters
+	n := &out.Counters
+	n.DMARefused, n.Unsupported, n.Translated = c.dmaRefused.Load(), c.unsupported.Load(), c.translated.Load()
+	n.Poisoned, n.Digests = c.poisoned.Load(), c.digests.Load()
+	n.Timeouts, n.Interrupts, n.Errors = c.timeouts.Load(), c.interrupts.Load(), c.errors.Load()
 	e := s.host.group.Enter()
 	defer s.host.group.Leave(e)
 	if s.binding == nil || out.Binding == nil {
@@ -52,36 +41,24 @@ func (c *counters) refused() uint64 {
 	return c.dmaRefused.Load() + c.unsupported.Load() + c.translated.Load() + c.poisoned.Load() + c.digests.Load()
 }
 
-// Observe tells the manager what the host has.
+// Observe implements agent.Handler.
 func (h *Proxy) Observe() *dxpuv1.ObservedState {
-	// Revisions first: a slot that goes on meanwhile shows more than it says, never less.
-	applied := make([]uint64, 0, len(h.slots))
-	for _, s := range h.slots {
-		applied = append(applied, s.applied.Load())
-	}
-	out := &dxpuv1.ObservedState{
-		AppliedRevision: revision.Common(applied...), Rack: h.cfg.Rack, Labels: h.cfg.Labels, Addresses: agent.Addresses(h.fabric),
-	}
-	for _, s := range h.slots {
-		out.Slots = append(out.Slots, s.observe())
-	}
-	return out
+	return agent.Observe(h.fabric, h.cfg.Rack, h.cfg.Labels, h.slots)
 }
 
-func (s *slot) observe() *dxpuv1.ObservedSlot {
-	st := s.status.Get()
+// Observe implements agent.Slot.
+func (s *slot) Observe() *dxpuv1.ObservedSlot {
 	out := &dxpuv1.ObservedSlot{
-		Slot: uint32(s.index), Domain: s.host.cfg.Domain, Health: dxpuv1.Health_HEALTH_OK, Binding: st.Observed(),
+		Slot: uint32(s.index), Domain: s.host.cfg.Domain, Health: dxpuv1.Health_HEALTH_OK, Binding: s.Binding(),
 	}
 	out.Removal = s.guest.removal.Load() // after the status: a binding that is not there has left it
-	if out.Binding != nil {
-		s.guest.observe(out.Binding)
+	if out.Binding == nil {
+		return out
 	}
-	if l := s.linkStats.Load(); l != nil && out.Binding != nil {
-		c := agent.LinkCounters(*l)
+	s.guest.observe(out.Binding)
+	if c := out.Binding.Counters; c != nil {
 		c.TlpsRefused = s.counters.refused()
 		c.CompletionTimeouts = s.counters.timeouts.Load()
-		out.Binding.Counters, out.Binding.Paths = c, agent.PathStatuses(*l)
 	}
 	return out
 }
@@ -95,28 +72,19 @@ func (h *Proxy) Describe(chan<- *prometheus.Desc) {}
 // Collect implements prometheus.Collector.
 func (h *Proxy) Collect(out chan<- prometheus.Metric) {
 	m := agent.NewMetrics(out)
-	if f, ok := h.fabric.(*netio.Fabric); ok {
-		m.Fabric(f)
-	}
+	m.Fabric(h.fabric)
 	for _, s := range h.slots {
 		c := &s.counters
-		m.Counter("slot_tlps_total", "TLPs between the device and its host.", s.index, c.toDevice.Load(), "direction", "to_device")
-		m.Counter("slot_tlps_total", "TLPs between the device and its host.", s.index, c.fromDevice.Load(), "direction", "from_device")
-		m.Counter("slot_payload_bytes_total", "Payload of those TLPs.", s.index, c.toDeviceBytes.Load(), "direction", "to_device")
-		m.Counter("slot_payload_bytes_total", "Payload of those TLPs.", s.index, c.fromDeviceBytes.Load(), "direction", "from_device")
+		m.Slot(s.index, &s.SlotState)
 		m.Counter("slot_dma_refused_total", "DMA outside the VM's mappings.", s.index, c.dmaRefused.Load())
 		m.Counter("slot_unsupported_tlps_total", "TLPs without a destination.", s.index, c.unsupported.Load())
 		m.Counter("slot_translated_requests_total", "Requests of the device with a translated address or a prefix such as PASID, refused.", s.index, c.translated.Load())
 		m.Counter("slot_poisoned_tlps_total", "TLPs of the device with poisoned data, dropped.", s.index, c.poisoned.Load())
 		m.Counter("slot_ecrc_errors_total", "TLPs of the device with a wrong ECRC, discarded.", s.index, c.digests.Load())
 		m.Counter("slot_completion_timeouts_total", "Requests that the device did not answer in time.", s.index, c.timeouts.Load())
-		m.Counter("slot_peer_tlps_total", "TLPs to the device of another slot.", s.index, c.peer.Load())
 		m.Counter("slot_interrupts_total", "Interrupts of the device.", s.index, c.interrupts.Load())
 		m.Counter("slot_error_messages_total", "ERR_COR, ERR_NONFATAL and ERR_FATAL messages of the device.", s.index, c.errors.Load())
 		m.Counter("slot_ejections_total", "Removals by the guest itself.", s.index, c.ejected.Load())
 		m.Counter("slot_forced_removals_total", "Removals without the guest's consent.", s.index, c.forced.Load())
-		if l := s.linkStats.Load(); l != nil {
-			m.Link(s.index, l)
-		}
 	}
 }

@@ -32,6 +32,7 @@ type port interface {
 
 // slot is one slot of the virtual switch.
 type slot struct {
+	agent.SlotState
 	host  *Proxy
 	index int
 	kick  engine.Signal // wakes the controller
@@ -50,27 +51,21 @@ type slot struct {
 	seen    controller.Seen
 	plugged plugged // nil: not shown
 
-	status    agent.Status
-	applied   atomic.Uint64 // the desired revision that status reflects
-	linkStats atomic.Pointer[link.Stats]
-	guest     guestView
-	counters  counters
+	guest    guestView
+	counters counters
 }
 
-// counters of a slot since the proxy started, for its metrics.
+// counters of a slot since the proxy started, beside its traffic.
 type counters struct {
-	toDevice, fromDevice           atomic.Uint64 // TLPs
-	toDeviceBytes, fromDeviceBytes atomic.Uint64 // payload
-	dmaRefused                     atomic.Uint64 // DMA outside the VM's mappings
-	unsupported                    atomic.Uint64 // TLPs without a destination
-	translated                     atomic.Uint64 // requests with a translated address, or a prefix
-	poisoned, digests              atomic.Uint64 // TLPs with EP set, and with a wrong ECRC
-	timeouts                       atomic.Uint64 // Completion Timeouts
-	peer                           atomic.Uint64 // TLPs to another slot
-	interrupts                     atomic.Uint64
-	errors                         atomic.Uint64 // ERR_* messages of the device
-	ejected                        atomic.Uint64 // removals by the guest itself
-	forced                         atomic.Uint64 // removals without the guest's consent
+	dmaRefused        atomic.Uint64 // DMA outside the VM's mappings
+	unsupported       atomic.Uint64 // TLPs without a destination
+	translated        atomic.Uint64 // requests with a translated address, or a prefix
+	poisoned, digests atomic.Uint64 // TLPs with EP set, and with a wrong ECRC
+	timeouts          atomic.Uint64 // Completion Timeouts
+	interrupts        atomic.Uint64
+	errors            atomic.Uint64 // ERR_* messages of the device
+	ejected           atomic.Uint64 // removals by the guest itself
+	forced            atomic.Uint64 // removals without the guest's consent
 }
 
 var _ engine.Handler = (*slot)(nil)
@@ -84,8 +79,7 @@ func (s *slot) Receive(e engine.Entry, p *tlp.Packet) bool {
 	if !s.route(e, p) {
 		return false
 	}
-	s.counters.fromDevice.Add(1)
-	s.counters.fromDeviceBytes.Add(uint64(len(p.Data)))
+	s.Traffic.FromDevice.Count(len(p.Data))
 	return true
 }
 
@@ -102,7 +96,7 @@ func (s *slot) route(e engine.Entry, p *tlp.Packet) bool {
 		if !s.host.slots[r.Slot].forward(e, p) {
 			return false
 		}
-		s.counters.peer.Add(1)
+		s.Traffic.Peer.Add(1)
 	case mapping.Unsupported:
 		s.counters.unsupported.Add(1)
 		s.refuse(e, p, pcie.UnsupportedRequest)
@@ -155,8 +149,7 @@ func (s *slot) forward(e engine.Entry, p *tlp.Packet) bool {
 func (s *slot) send(e engine.Entry, p *tlp.Packet) error {
 	err := s.binding.Send(e, p)
 	if err == nil {
-		s.counters.toDevice.Add(1)
-		s.counters.toDeviceBytes.Add(uint64(len(p.Data)))
+		s.Traffic.ToDevice.Count(len(p.Data))
 	}
 	return err
 }

@@ -28,7 +28,7 @@ func (s *slot) unplug(ctx context.Context, timeout time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	use, err := s.plugged.unplug(ctx)
-	removal := &dxpuv1.Removal{BindingId: s.status.Get().ID}
+	removal := &dxpuv1.Removal{BindingId: s.Status.Get().ID}
 	if err != nil {
 		removal.Forced, removal.Detail = true, cmp.Or(use, err.Error())
 		s.counters.forced.Add(1)
@@ -53,10 +53,10 @@ func (p *pluggedVM) unplug(ctx context.Context) (use string, err error) {
 // report. It keeps the present detail of the status.
 func (v *vm) watchUse(ctx context.Context) (use string) {
 	s := v.slot
-	why := s.status.Get().Detail
+	why := s.Status.Get().Detail
 	tick := time.NewTicker(useInterval)
 	defer tick.Stop()
-	seen := s.counters.traffic()
+	seen := s.Traffic.TLPs()
 	for {
 		select {
 		case <-ctx.Done():
@@ -66,7 +66,7 @@ func (v *vm) watchUse(ctx context.Context) (use string) {
 		e := s.host.group.Enter()
 		use = v.inUse(e)
 		s.host.group.Leave(e)
-		passed := s.counters.traffic()
+		passed := s.Traffic.TLPs()
 		switch {
 		case use != "" && passed != seen:
 			use = "the guest still holds the device and uses it: " + use
@@ -78,7 +78,7 @@ func (v *vm) watchUse(ctx context.Context) (use string) {
 		if use != "" && why != "" {
 			detail = why + "; " + use
 		}
-		if s.status.Note(detail) {
+		if s.Status.Note(detail) {
 			s.host.Changed()
 		}
 	}
@@ -206,17 +206,14 @@ func (v *guestView) observe(out *dxpuv1.ObservedBinding) {
 	out.Use, out.Ejected, out.Replugs = dxpuv1.Use(v.use.Load()), v.ejected.Load(), v.replugs.Load()
 }
 
-// traffic returns the number of TLPs in both directions.
-func (c *counters) traffic() uint64 { return c.toDevice.Load() + c.fromDevice.Load() }
-
 // eject reports that the guest has removed the device.
 func (s *slot) eject() {
 	s.plugged.(*pluggedVM).added = false
 	s.guest.ejected.Store(true)
 	s.counters.ejected.Add(1)
 	s.host.log.Warn("the guest has removed the device", "slot", s.index)
-	s.status.Step("ejected")
-	s.status.Note("the guest has removed the device itself")
+	s.Status.Step("ejected")
+	s.Status.Note("the guest has removed the device itself")
 	s.host.Changed()
 }
 
@@ -228,9 +225,9 @@ func (s *slot) replug(ctx context.Context) error {
 		return err
 	}
 	s.guest.ejected.Store(false)
-	s.status.Note("")
+	s.Status.Note("")
 	s.host.log.Info("the device is plugged in again", "slot", s.index)
-	s.status.Step("replugged")
+	s.Status.Step("replugged")
 	s.host.Changed()
 	return nil
 }

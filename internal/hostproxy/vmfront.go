@@ -58,7 +58,7 @@ func (f *VM) plug(ctx context.Context, s *slot) (plugged, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.status.Step("probed")
+	s.Status.Step("probed")
 	v := newVM(s, device)
 	server, err := vfiouser.NewServer(v.serverConfig(f.AccessTimeout, f.Polling))
 	if err != nil {
@@ -82,7 +82,7 @@ func (f *VM) plug(ctx context.Context, s *slot) (plugged, error) {
 		p.close()
 		return nil, err
 	}
-	s.status.Step("device_add")
+	s.Status.Step("device_add")
 	return p, nil
 }
 

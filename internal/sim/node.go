@@ -54,6 +54,12 @@ func (w *World) NewNode(paths []Path) *Node {
 // Now implements engine.Driver.
 func (n *Node) Now() time.Duration { return n.world.now }
 
+// epoch is the date of a world's time 0.
+var epoch = time.Date(2000, time.January, 1, 0, 0, 0, 0, time.UTC)
+
+// WallTime implements engine.Driver.
+func (n *Node) WallTime() time.Time { return epoch.Add(n.Now()) }
+
 // Addrs implements engine.Driver.
 func (n *Node) Addrs() []netip.AddrPort {
 	var out []netip.AddrPort

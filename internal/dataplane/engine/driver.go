@@ -13,6 +13,8 @@ import (
 type Driver interface {
 	// Now returns the time that entries have.
 	Now() time.Duration
+	// WallTime returns the date and time of day, for reports and timelines.
+	WallTime() time.Time
 	// Addrs and MTUs return the local address of each path, and the largest
 	// datagram that it takes, in bytes.
 	Addrs() []netip.AddrPort

@@ -12,6 +12,9 @@ var _ engine.Driver = (*Fabric)(nil)
 // NewGroup implements engine.Driver.
 func (f *Fabric) NewGroup() engine.GroupDriver { return f.newGroup() }
 
+// WallTime implements engine.Driver.
+func (f *Fabric) WallTime() time.Time { return time.Now() }
+
 // AfterFunc implements engine.Driver.
 func (f *Fabric) AfterFunc(d time.Duration, do func()) engine.Timer { return time.AfterFunc(d, do) }
 
