@@ -51,7 +51,7 @@ func (s *session) operation(what string, n int, do func(ctx context.Context) err
 	case ctx.Err() != nil:
 		s.ledger.violate("slot %d: %s: neither finished nor lost after %v", s.slot, what, operationLimit)
 	default:
-		s.ledger.lose(began, "slot %d: %s of %d bytes: %v", s.slot, what, n, err)
+		s.ledger.lose(began, "slot %d: %s of %d bytes: %v: %s", s.slot, what, n, err, s.ends(s.want))
 	}
 	return false
 }

@@ -3,6 +3,7 @@ package soak
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -85,15 +86,22 @@ func (w *worker) awaitAttached(b *want, began time.Time) bool {
 			w.slot, attachLimit, have.GetState(), have.GetDetail(), at.GetState(), at.GetDetail())
 		return false
 	}
-	w.ledger.lose(began, "slot %d: attach: the host reports %v (%s), the box %v (%s)",
-		w.slot, have.GetState(), have.GetDetail(), at.GetState(), at.GetDetail())
+	w.ledger.lose(began, "slot %d: attach: %s", w.slot, w.ends(b))
 	return false
+}
+
+// ends says what both ends report of a binding.
+func (w *worker) ends(b *want) string {
+	h, x := w.cluster.observed(w.slot, b)
+	return fmt.Sprintf("the host reports %v (%s) and %d completion timeouts, the box %v (%s)",
+		h.GetState(), h.GetDetail(), h.GetCounters().GetCompletionTimeouts(), x.GetState(), x.GetDetail())
 }
 
 // session is the use of one attached device. Two lanes use it concurrently: one
 // copies, the other writes and reads registers.
 type session struct {
 	*worker
+	want   *want
 	dev    *driver.Device
 	gpu    *sequence
 	ended  atomic.Bool // by a reported loss
@@ -106,7 +114,7 @@ func (w *worker) session(b *want, stop <-chan struct{}) {
 	w.ledger.add(func(a *Account) { a.Sessions++ })
 	length := between(w.rand, leastSession, mostSession)
 	copies, accesses := rand.New(rand.NewPCG(w.rand.Uint64(), 1)), rand.New(rand.NewPCG(w.rand.Uint64(), 2))
-	s := &session{worker: w}
+	s := &session{worker: w, want: b}
 	ctx, cancel := context.WithTimeout(context.Background(), operationLimit)
 	defer cancel()
 	bus, g, err := w.cluster.device(ctx, w.slot)
@@ -118,7 +126,7 @@ func (w *worker) session(b *want, stop <-chan struct{}) {
 	}
 	if err != nil {
 		w.ledger.add(func(a *Account) { a.LostSessions++ })
-		w.ledger.lose(began, "slot %d: open the device: %v", w.slot, err)
+		w.ledger.lose(began, "slot %d: open the device: %v: %s", w.slot, err, w.ends(b))
 		return
 	}
 	over := func() bool { return s.ended.Load() || isClosed(stop) || time.Since(began) > length }
@@ -127,7 +135,7 @@ func (w *worker) session(b *want, stop <-chan struct{}) {
 	lanes.Go(func() { s.accessLane(accesses, over) })
 	lanes.Wait()
 	if !s.ended.Load() {
-		s.balance(b)
+		s.balance()
 	}
 	arrived, _ := s.dev.Interrupts()
 	w.ledger.add(func(a *Account) {
@@ -137,14 +145,14 @@ func (w *worker) session(b *want, stop <-chan struct{}) {
 		}
 	})
 	if err := errors.Join(s.dev.Close(), bus.Close()); err != nil && !s.ended.Load() {
-		w.ledger.lose(began, "slot %d: close the device: %v", w.slot, err)
+		w.ledger.lose(began, "slot %d: close the device: %v: %s", w.slot, err, w.ends(b))
 	}
 }
 
 // balance compares the counters of both ends of the link: all that one end has sent
 // must have arrived at the other, because the lanes have ended.
-func (s *session) balance(b *want) {
-	began := time.Now()
+func (s *session) balance() {
+	b, began := s.want, time.Now()
 	var host, box *dxpuv1.Counters
 	even := s.cluster.until(operationLimit, func() bool {
 		h, x := s.cluster.observed(s.slot, b)
@@ -160,7 +168,7 @@ func (s *session) balance(b *want) {
 			host.GetTlpsSent(), host.GetTlpsReceived(), box.GetTlpsReceived(), box.GetTlpsSent())
 	case h.GetState() != attached || x.GetState() != attached:
 		s.ended.Store(true)
-		s.ledger.lose(began, "slot %d: the host reports %v (%s), the box %v (%s)", s.slot, h.GetState(), h.GetDetail(), x.GetState(), x.GetDetail())
+		s.ledger.lose(began, "slot %d: %s", s.slot, s.ends(b))
 	default:
 		s.ledger.add(func(a *Account) { a.BalancedSessions++ })
 	}
