@@ -67,9 +67,10 @@ type Config struct {
 	// them, in the same unit as Window. Default: Window.
 	SendBuffer int
 	// InitialCwnd is the initial congestion window of a path in bytes on the
-	// wire, default 1280 KiB. A device with 256 tags of 4 KiB requests a mebibyte
-	// at once, which fits with headers and one more datagram; a path of 100 Gb/s
-	// carries it in 105 µs.
+	// wire, and the one after a pause, default 1280 KiB, at least two datagrams. A
+	// device with 256 tags of 4 KiB requests a mebibyte at once, which fits with
+	// headers and one more datagram; a path of 100 Gb/s carries it in 105 µs. Where
+	// many links share a port a smaller one loses less.
 	InitialCwnd int
 	// FixedCwnd, if not 0, replaces congestion control by a fixed window.
 	FixedCwnd int

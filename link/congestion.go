@@ -1,24 +1,33 @@
 package link
 
-import (
-	"time"
-
-	"github.com/dxpu-project/dxpu/frame"
-)
+import "time"
 
 // congestion is the window of one path: NewReno with the constants of CUBIC in its
 // TCP-friendly region (RFC 9438 section 4.3). On paths as short as a datacenter's
 // CUBIC is in that region, so a link and a TCP flow share a bottleneck evenly.
 type congestion struct {
 	fixed    bool
+	initial  int // the window of a new path, and after a pause
 	cwnd     int
 	inFlight int
 
-	ssthresh   int
-	recovering bool          // a cut has happened
-	cutAt      time.Duration // of the last cut: losses of datagrams sent before do not cut again
-	before     int           // the window before the cut
-	credit     int           // bytes acknowledged towards the next increase
+	ssthresh int
+	credit   int // bytes acknowledged towards the next increase
+	episode  episode
+	usedAt   time.Duration // the sender was last limited by the window
+}
+
+// episode is a cut of the window with the losses that it answers: those of
+// datagrams that were sent before the cut.
+//
+// Invariant: unproven counts the records that bear number, are lost and have not
+// been acknowledged since.
+type episode struct {
+	number         uint32 // from 1
+	open           bool   // the cut has not been undone
+	at             time.Duration
+	unproven       int
+	cwnd, ssthresh int // before the cut
 }
 
 const (
@@ -30,23 +39,49 @@ const (
 	maxCwnd = 64 << 20
 )
 
-func newCongestion(cfg *Config) congestion {
+func newCongestion(cfg *Config, mtu int) congestion {
 	if cfg.FixedCwnd > 0 {
 		return congestion{fixed: true, cwnd: cfg.FixedCwnd}
 	}
-	return congestion{cwnd: max(cfg.InitialCwnd, 2*frame.MinMTU), ssthresh: maxCwnd}
+	initial := max(cfg.InitialCwnd, 2*mtu)
+	return congestion{initial: initial, cwnd: initial, ssthresh: maxCwnd}
 }
 
-func (c *congestion) covers(sentAt time.Duration) bool { return c.recovering && sentAt <= c.cutAt }
+func (c *congestion) slowStart() bool { return c.cwnd < c.ssthresh }
+
+// covers reports whether the last cut answers the loss of a datagram.
+func (c *congestion) covers(sentAt time.Duration) bool {
+	return c.episode.open && sentAt <= c.episode.at
+}
+
+// sending notes that a datagram of size bytes is in flight. Before, if the window
+// has not limited the sender for a timeout or more, it no longer describes the
+// network: it falls by half for each timeout, down to the initial window (RFC 2861
+// section 3.2, RFC 5681 section 4.1). Slow start regains it.
+func (c *congestion) sending(now time.Duration, size int, timeout time.Duration) {
+	if !c.fixed && c.cwnd > c.initial && now-c.usedAt >= timeout {
+		c.ssthresh = max(c.ssthresh, c.cwnd-c.cwnd/4)
+		for ; c.cwnd > c.initial && now-c.usedAt >= timeout; c.usedAt += timeout {
+			c.cwnd = max(c.cwnd/2, c.initial)
+		}
+	}
+	c.inFlight += size
+	if c.limits() {
+		c.usedAt = now
+	}
+}
+
+// limits reports whether the sender uses the window: at least half of it.
+func (c *congestion) limits() bool { return 2*c.inFlight >= c.cwnd }
 
 // acked grows the window if it limited the sender.
 func (c *congestion) acked(size, mtu int, sentAt time.Duration) {
-	limited := 2*c.inFlight >= c.cwnd
+	limited := c.limits()
 	c.inFlight -= size
 	if c.fixed || !limited || c.covers(sentAt) {
 		return
 	}
-	if c.cwnd < c.ssthresh {
+	if c.slowStart() {
 		c.cwnd = min(c.cwnd+size, maxCwnd)
 		return
 	}
@@ -57,26 +92,41 @@ func (c *congestion) acked(size, mtu int, sentAt time.Duration) {
 	}
 }
 
-// lost cuts the window, once per round trip.
-func (c *congestion) lost(now time.Duration, mtu int, sentAt time.Duration) {
-	if c.fixed || c.covers(sentAt) {
-		return
+// lost cuts the window, once per round trip. It reports whether it did.
+func (c *congestion) lost(now time.Duration, mtu int, rec *record) (cut bool) {
+	if c.fixed {
+		return false
 	}
-	c.recovering, c.cutAt, c.before, c.credit = true, now, c.cwnd, 0
-	c.ssthresh = max(c.cwnd*betaNum/betaDen, 2*mtu)
-	c.cwnd = c.ssthresh
+	if cut = !c.covers(rec.at); cut {
+		c.episode = episode{number: c.episode.number + 1, open: true, at: now, cwnd: c.cwnd, ssthresh: c.ssthresh}
+		c.credit = 0
+		c.ssthresh = max(c.cwnd*betaNum/betaDen, 2*mtu)
+		c.cwnd = min(c.cwnd, c.ssthresh)
+	}
+	rec.episode = c.episode.number
+	c.episode.unproven++
+	return cut
 }
 
-// spurious undoes the last cut: the datagram that caused it was not lost.
-func (c *congestion) spurious(sentAt time.Duration) {
-	if !c.fixed && c.covers(sentAt) && c.before > c.cwnd {
-		c.cwnd, c.ssthresh = c.before, c.before
+// spurious notes that a datagram arrived that had been declared lost. If that
+// holds for every loss of its episode, no queue has overflowed, and the cut is
+// undone (RFC 4015; like Linux, which counts duplicate acknowledgements instead).
+// The next loss cuts the window again.
+func (c *congestion) spurious(rec *record) {
+	e := &c.episode
+	if rec.episode != e.number || !e.open {
+		return
+	}
+	if e.unproven--; e.unproven == 0 {
+		c.cwnd, c.ssthresh = max(c.cwnd, e.cwnd), max(c.ssthresh, e.ssthresh)
+		e.open = false
 	}
 }
 
 // collapse resets the window to its minimum: no datagram arrives.
 func (c *congestion) collapse(mtu int) {
 	if !c.fixed {
-		c.cwnd = 2 * mtu
+		c.cwnd = min(c.cwnd, 2*mtu)
+		c.episode.open = false // not to be undone
 	}
 }

@@ -26,6 +26,7 @@ import (
 //	quiet TIME                advances the time
 //	close SIDE CODE, hold SIDE BYTES, restart SIDE SESSION
 //	show                      prints both ends' states
+//	window SIDE               prints the congestion windows of a side's paths
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		var s scenario
@@ -96,6 +97,10 @@ func (s *scenario) command(f []string) error {
 				fmt.Fprintf(&s.out, "; path %d: usable %v, MTU %d", i, p.Usable, p.MTU)
 			}
 			fmt.Fprintln(&s.out)
+		}
+	case "window":
+		for i, p := range s.net.Link[side].Stats().Paths {
+			fmt.Fprintf(&s.out, "path %d: window %d, in flight %d\n", i, p.Cwnd, p.InFlight)
 		}
 	default:
 		return fmt.Errorf("unknown command")

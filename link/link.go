@@ -5,7 +5,10 @@
 // outputs TLPs, datagrams and the time of the next call ([Link.Wake]). It has no
 // goroutine, clock or socket, so the daemons, the simulator and the tests run the
 // same code. frame/PROTOCOL.md specifies the protocol. Loss detection and
-// round-trip estimation follow RFC 9002 (QUIC) unless a comment says otherwise.
+// round-trip estimation follow RFC 9002 (QUIC) unless a comment says otherwise: on
+// paths that reorder, losses are detected as in RACK (RFC 8985). The congestion
+// window is that of CUBIC's TCP-friendly region (RFC 9438), with undone cuts (RFC
+// 4015), a restart after pauses (RFC 2861) and pacing.
 package link
 
 import (

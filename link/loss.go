@@ -60,16 +60,17 @@ func (l *Link) ackRecord(now time.Duration, p *path, n uint64, rec *record) {
 	if rec.mtuProbe > 0 {
 		p.mtu.probed(now, int(rec.mtuProbe), true)
 	}
-	p.mtu.acked(now, rec.size, rec.at)
+	size := int(rec.size)
+	p.mtu.acked(now, size, rec.at)
+	if p.anyAcked && n < p.largestAcked && p.rtt.sampled {
+		p.reordering.late(now-rec.at-p.rtt.recent(), &p.rtt)
+	}
 	if rec.lost {
 		l.stats.SpuriousLosses++
-		p.congestion.spurious(rec.at)
-		if p.anyAcked && p.largestAcked > n {
-			p.threshold = min(max(p.threshold, p.largestAcked-n+1), maxThreshold)
-		}
+		p.congestion.spurious(rec)
 	} else {
 		p.eliciting--
-		p.congestion.acked(rec.size, p.mtu.size, rec.at)
+		p.congestion.acked(size, p.mtu.size, rec.at)
 	}
 	for i := range rec.runs[:rec.nruns] {
 		l.send.acked(&rec.runs[i])
@@ -77,25 +78,28 @@ func (l *Link) ackRecord(now time.Duration, p *path, n uint64, rec *record) {
 }
 
 // detectLoss declares datagrams lost that were sent too many datagrams or too long
-// before an acknowledged one (RFC 9002 section 6.1).
+// before an acknowledged one (RFC 9002 section 6.1, RFC 8985).
 func (l *Link) detectLoss(now time.Duration, p *path) {
 	p.lossAt = machine.Never
 	if !p.anyAcked {
 		return
 	}
-	delay := p.rtt.lossDelay()
+	age, distance := p.reordering.age(&p.rtt), p.reordering.distance()
 	for p.scan = max(p.scan, p.sent.oldest); p.scan < p.largestAcked; p.scan++ {
 		rec := p.sent.at(p.scan)
-		if rec.done || rec.lost || !rec.eliciting {
+		if rec.done || !rec.eliciting || rec.lost && !rec.presumed {
 			continue
 		}
-		if p.largestAcked-p.scan < p.threshold && rec.at+delay > now {
-			p.lossAt = rec.at + delay
+		if p.largestAcked-p.scan < distance && rec.at+age > now {
+			p.lossAt = rec.at + age
 			return
 		}
-		l.loseRecord(now, p, rec)
-		if rec.mtuProbe == 0 {
-			p.congestion.lost(now, p.mtu.size, rec.at)
+		if !rec.lost {
+			l.loseRecord(now, p, rec)
+		}
+		rec.presumed = false
+		if rec.mtuProbe == 0 && p.congestion.lost(now, p.mtu.size, rec) {
+			p.reordering.cut()
 		}
 	}
 }
@@ -104,23 +108,25 @@ func (l *Link) detectLoss(now time.Duration, p *path) {
 func (l *Link) loseRecord(now time.Duration, p *path, rec *record) {
 	rec.lost = true
 	p.eliciting--
-	p.congestion.inFlight -= rec.size
+	p.congestion.inFlight -= int(rec.size)
 	l.stats.LostDatagrams++
 	if rec.mtuProbe > 0 {
 		p.mtu.probed(now, int(rec.mtuProbe), false)
 	} else {
-		p.mtu.lost(now, rec.size, rec.at)
+		p.mtu.lost(now, int(rec.size), rec.at)
 	}
 	for i := range rec.runs[:rec.nruns] {
 		l.send.lose(&rec.runs[i])
 	}
 }
 
-// loseOldest declares the oldest datagrams in flight lost, at most n.
+// loseOldest sends the oldest datagrams in flight again, at most n. That they are
+// lost is only presumed.
 func (l *Link) loseOldest(now time.Duration, p *path, n int) {
 	for i := max(p.scan, p.sent.oldest); i < p.sent.next && n > 0; i++ {
 		if rec := p.sent.at(i); rec.eliciting && !rec.done && !rec.lost {
 			l.loseRecord(now, p, rec)
+			rec.presumed = true
 			n--
 		}
 	}

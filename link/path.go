@@ -29,14 +29,15 @@ type path struct {
 
 	rtt        rttEstimate
 	congestion congestion
+	pacer      pacer
 	mtu        mtuSearch
 
 	// Loss detection (RFC 9002 sections 5 and 6).
 	largestAcked  uint64
 	anyAcked      bool
 	scan          uint64 // all records below it are acknowledged, lost or not eliciting
-	threshold     uint64 // distance in datagrams that counts as reordering
-	eliciting     int    // datagrams in flight that ask for an answer
+	reordering    reordering
+	eliciting     int // datagrams in flight that ask for an answer
 	lastEliciting time.Duration
 	lossAt        time.Duration // when the oldest counts as lost by time, or Never
 	probeTimeouts uint          // in a row
@@ -48,10 +49,6 @@ type path struct {
 }
 
 const (
-	// packetThreshold is kPacketThreshold of RFC 9002. On a path that reorders
-	// more the link raises it, up to maxThreshold.
-	packetThreshold = 3
-	maxThreshold    = 128
 	// failTimeouts is the number of consecutive probe timeouts after which a path
 	// fails if another one is usable.
 	failTimeouts = 3
@@ -60,9 +57,10 @@ const (
 )
 
 func newPath(id uint8, cfg *Config) *path {
+	mtu := cfg.Paths[id].MTU
 	return &path{
-		id: id, cfg: cfg, ackAt: machine.Never, lossAt: machine.Never, threshold: packetThreshold,
-		congestion: newCongestion(cfg), mtu: newMTUSearch(cfg.Paths[id].MTU),
+		id: id, cfg: cfg, ackAt: machine.Never, lossAt: machine.Never,
+		congestion: newCongestion(cfg, mtu), mtu: newMTUSearch(mtu),
 	}
 }
 
@@ -85,7 +83,7 @@ func (p *path) wake(l *Link) time.Duration {
 	}
 	at := min(p.ackAt, p.timeout(), p.pingAt())
 	if p.usable {
-		at = min(at, p.mtu.probeAt())
+		at = min(at, p.mtu.probeAt(), p.paceAt())
 	}
 	return at
 }
@@ -163,9 +161,5 @@ func (r *rttEstimate) probeTimeout(ackDelay time.Duration) time.Duration {
 	return r.srtt + max(4*r.variation, granularity) + ackDelay
 }
 
-// lossDelay returns the age at which a datagram counts as lost when a later one
-// has been acknowledged: 9/8 of the round trip.
-func (r *rttEstimate) lossDelay() time.Duration {
-	d := max(r.latest, r.srtt)
-	return max(d+d/8, granularity)
-}
+// recent returns the round trip that a datagram takes now.
+func (r *rttEstimate) recent() time.Duration { return max(r.latest, r.srtt) }

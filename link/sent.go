@@ -9,13 +9,17 @@ const maxRuns = 4
 // record describes a sent datagram.
 type record struct {
 	at       time.Duration // sent
-	size     int           // bytes in flight, 0 if it does not count
+	size     int32         // bytes in flight, 0 if it does not count
+	episode  uint32        // of losses, see congestion; 0: none
 	mtuProbe uint16        // size that this datagram probes, or 0
 	eliciting,
 	done, // acknowledged
-	lost bool
-	nruns uint8
-	runs  [maxRuns]run
+	lost bool // its fragments are to be sent again
+	// presumed marks a loss by a probe timeout, which does not prove that the
+	// datagram will not arrive.
+	presumed bool
+	nruns    uint8
+	runs     [maxRuns]run
 }
 
 // add records a fragment: units from up to to, of total. It returns false, and

@@ -41,8 +41,12 @@ func (l *Link) Transmit(now time.Duration, buf []byte) (n int, path uint8) {
 		}
 	}
 	if l.hasData() {
-		if p := l.pick(); p != nil {
+		if p := l.pick(now); p != nil {
 			return l.write(now, p, buf, false), p.id
+		}
+	} else {
+		for _, p := range l.paths {
+			p.pacer.release()
 		}
 	}
 	for _, p := range l.paths {
@@ -61,12 +65,12 @@ func (l *Link) hasData() bool {
 	return s.lostCount > 0 || s.cursor < s.end && s.slot(s.cursor).cost <= s.limit
 }
 
-// pick selects the path for the next datagram of data: of those whose window has
-// room, the one with the earliest arrival.
-func (l *Link) pick() *path {
+// pick selects the path for the next datagram of data: of those that take one now,
+// the one with the earliest arrival.
+func (l *Link) pick(now time.Duration) *path {
 	var best *path
 	for _, p := range l.paths {
-		if p.usable && p.fits() && (best == nil || p.score() < best.score()) {
+		if p.usable && p.open(now) && (best == nil || p.score() < best.score()) {
 			best = p
 		}
 	}
@@ -118,8 +122,9 @@ func (l *Link) begin(now time.Duration, p *path, buf []byte, size int) (d datagr
 func (l *Link) finish(now time.Duration, p *path, d *datagram) int {
 	b := l.keys.send.cur.close(d.b, frame.HeaderSize, p.id, p.sent.next-1)
 	if d.rec.eliciting {
-		d.rec.size = len(b)
-		p.congestion.inFlight += len(b)
+		d.rec.size = int32(len(b))
+		p.congestion.sending(now, len(b), p.rtt.probeTimeout(p.cfg.AckDelay))
+		p.paced(now, len(b))
 		p.eliciting++
 		p.lastEliciting = now
 		l.liveness.asked(now)
@@ -148,7 +153,7 @@ func (l *Link) write(now time.Duration, p *path, buf []byte, probe bool) int {
 		// receive its acknowledgement by this one.
 		l.writeAck(now, &d, p)
 	}
-	if p.usable && (probe || p.fits()) {
+	if p.usable && (probe || p.open(now)) {
 		l.writeLost(p, &d)
 		l.writeNew(p, &d)
 		p.level(&d, l.hasData())

@@ -78,8 +78,14 @@ type LinkFlow struct {
 	// has arrived.
 	Every  time.Duration
 	Delays []time.Duration
+	// Burst is the number of writes at each interval; 0 is one.
+	Burst int
+	// Detour, if set, returns by how much the next datagram is delayed behind the
+	// bottleneck. Different delays reorder.
+	Detour func() time.Duration
 
 	next    time.Duration   // time of the next write
+	due     int             // writes of the current burst that the link has not taken
 	sent    []time.Duration // send times of the writes in flight
 	arrived int
 	packet  tlp.Packet
@@ -112,17 +118,7 @@ func (f *LinkFlow) Err() error { return f.err }
 
 // Pump implements Flow.
 func (f *LinkFlow) Pump(s *Shared) time.Duration {
-	for f.Link[Host].State() == link.Up && f.err == nil && s.Now >= f.next {
-		err := f.Link[Host].Send(s.Now, &f.packet)
-		if err == link.ErrFull {
-			break
-		}
-		f.err = err
-		if f.Every > 0 {
-			f.sent = append(f.sent, s.Now)
-			f.next = max(f.next, s.Now-f.Every) + f.Every // writes that were due are made up for
-		}
-	}
+	f.feed(s.Now)
 	for side, l := range f.Link {
 		to := f.Link[1-side]
 		for {
@@ -135,10 +131,14 @@ func (f *LinkFlow) Pump(s *Shared) time.Duration {
 				_ = to.Receive(s.Now, path, datagram, f.deliver)
 				f.record(s.Now)
 			}
-			if Side(side) == Host {
-				s.Forward(n, arrive)
-			} else {
+			switch {
+			case Side(side) == Box:
 				s.Back(arrive)
+			case f.Detour == nil:
+				s.Forward(n, arrive)
+			default:
+				late := f.Detour()
+				s.Forward(n, func() { s.events.Push(s.Now+late, arrive) })
 			}
 		}
 	}
@@ -147,6 +147,28 @@ func (f *LinkFlow) Pump(s *Shared) time.Duration {
 		wake = min(wake, f.next)
 	}
 	return wake
+}
+
+// feed gives the link the writes that are due.
+func (f *LinkFlow) feed(now time.Duration) {
+	if f.Link[Host].State() != link.Up {
+		return
+	}
+	for f.err == nil && (f.Every == 0 || f.due > 0 || now >= f.next) {
+		if f.Every > 0 && f.due == 0 {
+			f.due = max(1, f.Burst)
+			f.next = max(f.next, now-f.Every) + f.Every // writes that were due are made up for
+		}
+		err := f.Link[Host].Send(now, &f.packet)
+		if err == link.ErrFull {
+			return
+		}
+		f.err = err
+		if f.Every > 0 {
+			f.due--
+			f.sent = append(f.sent, now)
+		}
+	}
 }
 
 // record records the delays of the writes that have arrived by now.
