@@ -47,24 +47,28 @@ type Device interface {
 	Wake() time.Duration
 
 	// NextJob hands over a computation that takes long (a kernel, a large copy
-	// inside the device). The owner calls Job.Run, on another goroutine if it
-	// likes, and then gives the job back with FinishJob. ok is false when the
-	// device has no job now.
+	// inside the device). The owner calls Job.Run until that returns false, on
+	// another goroutine if it likes, and then gives the job back with FinishJob. ok
+	// is false when the device has no job now.
 	NextJob() (job Job, ok bool)
 
-	// FinishJob takes a job back after Run has returned.
+	// FinishJob takes a job back after the last Run has returned.
 	FinishJob(now time.Duration, job Job)
 
 	// Reset resets the device and drops the TLPs that it has not emitted. The
-	// owner still gives back a job that is out; the device ignores its result.
+	// owner still gives back a job that is out, whose Run returns false from now on;
+	// the device ignores its result.
 	Reset(now time.Duration, kind ResetKind)
 }
 
 // Job is a computation on memory that belongs to the device until the job is
 // finished.
 type Job interface {
-	// Run computes. It may take long and touches only the job.
-	Run()
+	// Run computes for some milliseconds and touches only the job. It returns
+	// true if the owner has to call it again. The owner runs the jobs of other
+	// devices between two calls. Run returns false at once when the device does not
+	// want the result any more.
+	Run() (more bool)
 	// Cost is the time that the modelled hardware takes: the simulator finishes
 	// the job that much later in virtual time.
 	Cost() time.Duration

@@ -242,7 +242,7 @@ func (s *soup) step() {
 		s.job = nil
 	} else if j, ok := s.d.NextJob(); ok {
 		if j.Cost() < time.Second { // random dimensions can ask for minutes of computing
-			j.Run()
+			finish(j)
 		}
 		s.job = j
 	}

@@ -124,12 +124,18 @@ func (h *TestHost) Pump() {
 		}
 		if h.OnJob != nil {
 			h.pumping = false // the test may use the host meanwhile
-			h.OnJob(job.Run)
+			h.OnJob(func() { finish(job) })
 			h.pumping = true
 		} else {
-			job.Run()
+			finish(job)
 		}
 		h.After(job.Cost(), func() { h.Device.FinishJob(h.Now, job) })
+	}
+}
+
+// finish runs a job to its end.
+func finish(job device.Job) {
+	for job.Run() {
 	}
 }
 

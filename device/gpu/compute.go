@@ -4,50 +4,75 @@ import (
 	"encoding/binary"
 	"math"
 
-	"gonum.org/v1/gonum/blas"
-	"gonum.org/v1/gonum/blas/gonum"
-	"gonum.org/v1/gonum/dsp/fourier"
-
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 )
 
-// block is the number of elements that a stream kernel works on at a time: small enough
-// for the first-level cache, large enough to hide the conversion's call.
-const block = 4096
+// Sizes of the parts into which computations are cut, see device.Job.
+const (
+	// block is the number of elements that a stream kernel works on at a time:
+	// small enough for the first-level cache, large enough to hide the
+	// conversion's call.
+	block = 4096
+	// partBlocks and partChunks make parts of some milliseconds.
+	partBlocks = 64
+	partChunks = 64 // 4 MiB
+)
 
 type number interface{ float32 | float64 }
 
-// copyBytes is a COPY inside VRAM.
-func (j *job) copyBytes() {
-	buf := make([]byte, chunkSize)
-	for at := int64(0); at < j.out.n; at += chunkSize {
-		b := buf[:min(chunkSize, j.out.n-at)]
-		j.a.read(b, at)
-		j.out.write(at, b)
-	}
+// copying is a COPY inside VRAM, filling a FILL.
+type copying struct {
+	buf []byte
+	at  int64
 }
 
-func (j *job) fill() {
-	buf := make([]byte, chunkSize)
-	for i := 0; i < len(buf); i += 4 {
-		binary.LittleEndian.PutUint32(buf[i:], uint32(j.cmd.Arg1))
+func (w *copying) step(j *job) (more bool) {
+	for range partChunks {
+		b := w.buf[:min(chunkSize, j.out.n-w.at)]
+		j.a.read(b, w.at)
+		j.out.write(w.at, b)
+		if w.at += int64(len(b)); w.at == j.out.n {
+			return false
+		}
 	}
-	for at := int64(0); at < j.out.n; at += chunkSize {
-		j.out.write(at, buf[:min(chunkSize, j.out.n-at)])
-	}
+	return true
 }
 
-func runKernel[T number](j *job) {
+type filling struct {
+	buf []byte
+	at  int64
+}
+
+func newFilling(word uint32) *filling {
+	w := &filling{buf: make([]byte, chunkSize)}
+	for i := 0; i < len(w.buf); i += 4 {
+		binary.LittleEndian.PutUint32(w.buf[i:], word)
+	}
+	return w
+}
+
+func (w *filling) step(j *job) (more bool) {
+	for range partChunks {
+		b := w.buf[:min(chunkSize, j.out.n-w.at)]
+		j.out.write(w.at, b)
+		if w.at += int64(len(b)); w.at == j.out.n {
+			return false
+		}
+	}
+	return true
+}
+
+func newKernel[T number](j *job) worker {
+	buf := make([]byte, block*8)
 	switch reg.KernelID(j.cmd.Sub) {
 	case reg.KernelGEMM:
-		runGEMM[T](j)
+		return newGEMM[T](j, buf)
 	case reg.KernelFFT:
-		runFFT[T](j)
+		return newFFT[T](j, buf)
 	case reg.KernelRead:
-		runSum[T](j)
-	default:
-		runStream[T](j)
+		return &summing[T]{buf: buf}
 	}
+	return &streaming[T]{buf: buf}
 }
 
 // load converts len(dst) elements from element i of the view.
@@ -102,106 +127,75 @@ func store[T number](r *result, i int64, src []T, t reg.ElementType, buf []byte)
 	}
 }
 
-func runStream[T number](j *job) {
-	var a, b, c [block]T
-	buf := make([]byte, block*8)
-	alpha := T(j.cmd.Alpha)
-	id := reg.KernelID(j.cmd.Sub)
-	for i := int64(0); i < j.count; i += block {
-		n := min(block, j.count-i)
-		if j.a.n != 0 {
-			load(a[:n], &j.a, i, j.elem, buf)
-		}
-		if j.b.n != 0 {
-			load(b[:n], &j.b, i, j.elem, buf)
-		}
-		switch id {
-		case reg.KernelCopy:
-			copy(c[:n], a[:n])
-		case reg.KernelScale:
-			for k := range c[:n] {
-				c[k] = alpha * a[k]
-			}
-		case reg.KernelAdd:
-			for k := range c[:n] {
-				c[k] = a[k] + b[k]
-			}
-		case reg.KernelTriad:
-			for k := range c[:n] {
-				c[k] = a[k] + alpha*b[k]
-			}
-		default: // KernelWrite: streamShape refuses all others
-			for k := range c[:n] {
-				c[k] = alpha
-			}
-		}
-		store(&j.out, i, c[:n], j.elem, buf)
-	}
+// streaming is a kernel that computes element by element.
+type streaming[T number] struct {
+	a, b, c [block]T
+	buf     []byte
+	at      int64
 }
 
-func runSum[T number](j *job) {
-	var a [block]T
-	buf := make([]byte, block*8)
-	sum := 0.0
-	for i := int64(0); i < j.count; i += block {
-		n := min(block, j.count-i)
-		load(a[:n], &j.a, i, j.elem, buf)
-		for _, x := range a[:n] {
-			sum += float64(x)
+func (w *streaming[T]) step(j *job) (more bool) {
+	for range partBlocks {
+		n := min(block, j.count-w.at)
+		w.block(j, int(n))
+		if w.at += n; w.at == j.count {
+			return false
 		}
 	}
-	store(&j.out, 0, []float64{sum}, reg.FP64, buf)
+	return true
 }
 
-func runGEMM[T number](j *job) {
-	m, n, k := int(j.cmd.Dim0), int(j.cmd.Dim1), int(j.cmd.Dim2)
-	buf := make([]byte, block*8)
-	a, b, c := make([]T, m*k), make([]T, k*n), make([]T, m*n)
-	load(a, &j.a, 0, j.elem, buf)
-	load(b, &j.b, 0, j.elem, buf)
-	if j.c.n != 0 {
-		load(c, &j.c, 0, j.elem, buf)
+// block computes the next n elements.
+func (w *streaming[T]) block(j *job, n int) {
+	a, b, c, alpha := w.a[:n], w.b[:n], w.c[:n], T(j.cmd.Alpha)
+	if j.a.n != 0 {
+		load(a, &j.a, w.at, j.elem, w.buf)
 	}
-	ta, lda := blas.NoTrans, k
-	if j.cmd.Flags&reg.KernelTransA != 0 {
-		ta, lda = blas.Trans, m
+	if j.b.n != 0 {
+		load(b, &j.b, w.at, j.elem, w.buf)
 	}
-	tb, ldb := blas.NoTrans, n
-	if j.cmd.Flags&reg.KernelTransB != 0 {
-		tb, ldb = blas.Trans, k
+	switch reg.KernelID(j.cmd.Sub) {
+	case reg.KernelCopy:
+		copy(c, a)
+	case reg.KernelScale:
+		for k := range c {
+			c[k] = alpha * a[k]
+		}
+	case reg.KernelAdd:
+		for k := range c {
+			c[k] = a[k] + b[k]
+		}
+	case reg.KernelTriad:
+		for k := range c {
+			c[k] = a[k] + alpha*b[k]
+		}
+	default: // KernelWrite: streamShape refuses all others
+		for k := range c {
+			c[k] = alpha
+		}
 	}
-	var lib gonum.Implementation
-	switch a := any(a).(type) {
-	case []float32:
-		lib.Sgemm(ta, tb, m, n, k, float32(j.cmd.Alpha), a, lda, any(b).([]float32), ldb, float32(j.cmd.Beta), any(c).([]float32), n)
-	case []float64:
-		lib.Dgemm(ta, tb, m, n, k, j.cmd.Alpha, a, lda, any(b).([]float64), ldb, j.cmd.Beta, any(c).([]float64), n)
-	}
-	store(&j.out, 0, c, j.elem, buf)
+	store(&j.out, w.at, c, j.elem, w.buf)
 }
 
-func runFFT[T number](j *job) {
-	length := int(j.cmd.Dim0)
-	buf := make([]byte, block*8)
-	re := make([]T, 2*length)
-	points := make([]complex128, length)
-	fft := fourier.NewCmplxFFT(length)
-	inverse := j.cmd.Flags&reg.KernelInverse != 0
-	for t := range int64(j.cmd.Dim1) {
-		load(re, &j.a, t*int64(2*length), j.elem, buf)
-		for i := range points {
-			points[i] = complex(float64(re[2*i]), float64(re[2*i+1]))
+// summing is the READ kernel.
+type summing[T number] struct {
+	a   [block]T
+	buf []byte
+	at  int64
+	sum float64
+}
+
+func (w *summing[T]) step(j *job) (more bool) {
+	for range partBlocks {
+		n := min(block, j.count-w.at)
+		load(w.a[:n], &j.a, w.at, j.elem, w.buf)
+		for _, x := range w.a[:n] {
+			w.sum += float64(x)
 		}
-		scale := 1.0
-		if inverse {
-			fft.Sequence(points, points)
-			scale = 1 / float64(length)
-		} else {
-			fft.Coefficients(points, points)
+		if w.at += n; w.at == j.count {
+			store(&j.out, 0, []float64{w.sum}, reg.FP64, w.buf)
+			return false
 		}
-		for i, p := range points {
-			re[2*i], re[2*i+1] = T(real(p)*scale), T(imag(p)*scale)
-		}
-		store(&j.out, t*int64(2*length), re, j.elem, buf)
 	}
+	return true
 }

@@ -3,6 +3,7 @@ package gpu
 import (
 	"math"
 	"math/bits"
+	"sync/atomic"
 	"time"
 
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
@@ -30,23 +31,41 @@ type job struct {
 	c     view // old content of C, for a GEMM with beta
 	out   result
 	cost  time.Duration
+
+	work     worker // made by the first Run
+	canceled atomic.Bool
+}
+
+// worker computes a job part by part.
+type worker interface {
+	// step computes the next part and reports whether there are more.
+	step(j *job) (more bool)
 }
 
 // Cost implements device.Job.
 func (j *job) Cost() time.Duration { return j.cost }
 
 // Run implements device.Job.
-func (j *job) Run() {
+func (j *job) Run() (more bool) {
+	if j.canceled.Load() {
+		return false
+	}
+	if j.work == nil {
+		j.work = newWorker(j)
+	}
+	return j.work.step(j)
+}
+
+func newWorker(j *job) worker {
 	switch {
 	case j.cmd.Op == reg.OpCopy:
-		j.copyBytes()
+		return &copying{buf: make([]byte, chunkSize)}
 	case j.cmd.Op == reg.OpFill:
-		j.fill()
+		return newFilling(uint32(j.cmd.Arg1))
 	case j.elem == reg.FP64:
-		runKernel[float64](j)
-	default:
-		runKernel[float32](j)
+		return newKernel[float64](j)
 	}
+	return newKernel[float32](j)
 }
 
 func (j *job) release() {

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"gonum.org/v1/gonum/dsp/fourier"
+
 	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 )
@@ -118,7 +120,7 @@ func TestStreamKernels(t *testing.T) {
 
 func TestGEMM(t *testing.T) {
 	for _, e := range elementTypes {
-		for _, d := range []struct{ m, n, k int }{{1, 1, 1}, {3, 5, 7}, {64, 32, 16}, {33, 100, 65}} {
+		for _, d := range []struct{ m, n, k int }{{1, 1, 1}, {3, 5, 7}, {64, 32, 16}, {33, 100, 65}, {65, 200, 520}} {
 			for flags := range uint8(4) {
 				r := newGPUHost(t, gpu.Spec{VRAM: 64 << 20})
 				rnd := rand.New(rand.NewPCG(1, 2))
@@ -183,6 +185,29 @@ func TestFFT(t *testing.T) {
 			r.do(0, reg.Kernel(2, reg.Launch{Kernel: reg.KernelFFT, Flags: reg.KernelInverse, Type: e.t, A: atC, C: atB, M: uint32(n), N: batch}))
 			near(t, "inverse", r.get(atB, e.t, len(x)), x, 10*e.eps)
 		}
+	}
+}
+
+// A long transform is cut into parts: the result is that of the transform in one
+// piece.
+func TestLongFFT(t *testing.T) {
+	for _, n := range []int{1<<15 + 1<<13, 1 << 16, 6 * 6 * 6 * 6 * 6 * 6} {
+		r := newGPUHost(t, gpu.Spec{VRAM: 64 << 20})
+		x := small(rand.New(rand.NewPCG(5, 6)), 2*n)
+		r.put(atA, reg.FP64, x)
+		r.do(0, reg.Kernel(1, reg.Launch{Kernel: reg.KernelFFT, Type: reg.FP64, A: atA, C: atC, M: uint32(n), N: 1}))
+		points := make([]complex128, n)
+		for i := range points {
+			points[i] = complex(x[2*i], x[2*i+1])
+		}
+		fourier.NewCmplxFFT(n).Coefficients(points, points)
+		want := make([]float64, 2*n)
+		for i, p := range points {
+			want[2*i], want[2*i+1] = real(p), imag(p)
+		}
+		near(t, "fft", r.get(atC, reg.FP64, 2*n), want, 1e-12)
+		r.do(0, reg.Kernel(2, reg.Launch{Kernel: reg.KernelFFT, Flags: reg.KernelInverse, Type: reg.FP64, A: atC, C: atB, M: uint32(n), N: 1}))
+		near(t, "inverse", r.get(atB, reg.FP64, 2*n), x, 1e-12)
 	}
 }
 

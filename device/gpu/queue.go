@@ -184,6 +184,9 @@ func (g *GPU) stop(q *queue) {
 		q.job.release()
 		q.job = nil
 	}
+	if g.jobOut != nil && g.jobOut.queue == q.index {
+		g.jobOut.canceled.Store(true)
+	}
 	// Outstanding reads still fill their buffers, which stay with them.
 	if g.busyReads(q) {
 		q.win = nil

@@ -61,7 +61,8 @@ func (n *native) pump() {
 			return true
 		})
 		for job, ok := n.gpu.NextJob(); ok; job, ok = n.gpu.NextJob() {
-			job.Run()
+			for job.Run() {
+			}
 			n.gpu.FinishJob(now, job)
 		}
 		n.gpu.Transmit(now, func(p *tlp.Packet) bool {

@@ -79,8 +79,9 @@ func (n *Node) MTUs() []int {
 }
 
 // Compute implements engine.Driver: run takes no real time, cost is virtual.
-func (n *Node) Compute(run func(), cost time.Duration, done func()) {
-	run()
+func (n *Node) Compute(run func() (more bool), cost time.Duration, done func()) {
+	for run() {
+	}
 	n.AfterFunc(cost, done)
 }
 

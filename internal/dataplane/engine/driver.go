@@ -25,10 +25,10 @@ type Driver interface {
 	NewSignal() Signal
 	// AfterFunc calls f once after d. f may enter groups.
 	AfterFunc(d time.Duration, f func()) Timer
-	// Compute calls run, a computation of a device that takes the time cost, and
-	// then done. Neither is called by Compute itself if it can be helped: other
-	// code of the proxy goes on meanwhile. done may enter groups.
-	Compute(run func(), cost time.Duration, done func())
+	// Compute calls run, a part of a device's computation, until it returns false,
+	// and then done. cost is the time of the whole computation. Other code of the
+	// proxy goes on meanwhile, and computations take turns. done may enter groups.
+	Compute(run func() (more bool), cost time.Duration, done func())
 }
 
 // GroupDriver gives code of a proxy its turn in a group.

@@ -19,12 +19,15 @@ func (f *Fabric) WallTime() time.Time { return time.Now() }
 func (f *Fabric) AfterFunc(d time.Duration, do func()) engine.Timer { return time.AfterFunc(d, do) }
 
 // Compute implements engine.Driver: run takes the time that it takes. One
-// computation runs per processor.
-func (f *Fabric) Compute(run func(), _ time.Duration, done func()) {
+// computation runs per processor, and the others wait in the order of their last
+// part, so a long one does not hold up those of other tenants.
+func (f *Fabric) Compute(run func() (more bool), _ time.Duration, done func()) {
 	go func() {
-		f.compute <- struct{}{}
-		run()
-		<-f.compute
+		for more := true; more; {
+			f.compute <- struct{}{}
+			more = run()
+			<-f.compute
+		}
 		done()
 	}()
 }

@@ -2,6 +2,7 @@ package netio
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -33,16 +34,49 @@ func TestComputeRunsOnePerPlace(t *testing.T) {
 	done := make(chan struct{}, jobs)
 	running := make(chan struct{}, 1)
 	for range jobs {
-		f.Compute(func() {
+		f.Compute(func() (more bool) {
 			select {
 			case running <- struct{}{}:
 				<-running
 			default:
 				t.Error("two computations run in one place")
 			}
+			return false
 		}, time.Hour, func() { done <- struct{}{} })
 	}
 	for range jobs {
 		<-done
+	}
+}
+
+// A computation that does not end leaves the others their turns.
+func TestComputationsTakeTurns(t *testing.T) {
+	f := &Fabric{compute: make(chan struct{}, 1)}
+	const parts = 100
+	var end atomic.Bool
+	hog, began, others := make(chan int, 1), make(chan struct{}, 1), make(chan struct{}, 2)
+	n := 0
+	f.Compute(func() (more bool) {
+		select {
+		case began <- struct{}{}:
+		default:
+		}
+		n++
+		return !end.Load() && n < 1e6
+	}, time.Hour, func() { hog <- n })
+	<-began
+	for range cap(others) {
+		left := parts
+		f.Compute(func() (more bool) {
+			left--
+			return left > 0
+		}, time.Hour, func() { others <- struct{}{} })
+	}
+	for range cap(others) {
+		<-others
+	}
+	end.Store(true)
+	if n := <-hog; n >= 1e6 {
+		t.Error("the others had to wait for the end")
 	}
 }

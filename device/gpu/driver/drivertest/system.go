@@ -207,7 +207,8 @@ func (s *System) stepDevice(now time.Duration, slot int, d device.Device) (moved
 		return true
 	})
 	for job, ok := d.NextJob(); ok; job, ok = d.NextJob() {
-		job.Run()
+		for job.Run() {
+		}
 		d.FinishJob(now, job)
 		moved = true
 	}
