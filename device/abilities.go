@@ -56,6 +56,31 @@ type TagCounter interface {
 	TagsInUse() (n, limit int)
 }
 
+// Limits bound the TLPs that a device sends.
+type Limits struct {
+	MaxPayload     pcie.PayloadSize // bytes of a write or a completion
+	MaxReadRequest pcie.PayloadSize // bytes of a read request
+	Tags           int              // requests outstanding
+}
+
+// NetworkLimits returns the limits of the network between two proxies: a TLP there
+// carries up to 4096 bytes, and a tag has ten bits.
+func NetworkLimits() Limits {
+	return Limits{MaxPayload: pcie.MaxPayload, MaxReadRequest: pcie.MaxPayload, Tags: pcie.MaxTags}
+}
+
+// Limited is a device that can work with limits other than those in its Device
+// Control registers. These follow the links above the device, of which the
+// network is none: a guest finds the 128 bytes of its VMM's root port.
+type Limited interface {
+	// SetLimits replaces Max_Payload_Size, Max_Read_Request_Size and the tag
+	// enables by the given limits, and resets keep these. The registers store the
+	// values that software writes, without effect. The device never exceeds its
+	// own Device Capabilities. The owner calls SetLimits while no request is
+	// outstanding.
+	SetLimits(l Limits)
+}
+
 // Notifier is a device that gets TLPs to emit, or room for TLPs that it refused,
 // without being called, because it stands for another process. It may call
 // notify from any goroutine to ask its owner to call Transmit.

@@ -29,7 +29,9 @@ const (
 // keeps PCI Express ordering emits its posted writes before the completion or
 // the interrupt that follows them.
 type Device interface {
-	// Receive hands the device one TLP from upstream. p and p.Data are valid
+	// Receive hands the device one TLP from upstream. Its payload has up to
+	// pcie.MaxPayload bytes, also if the device itself supports less: neighbours
+	// in the pool have limits of their own. p and p.Data are valid
 	// only during the call: the device copies the parts that it keeps, and emits
 	// the answers later. It returns false if it cannot take the TLP now: the
 	// owner offers the TLP again after a later Transmit, before any other. Such a

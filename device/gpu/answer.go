@@ -74,7 +74,7 @@ func (a *answers) emit(out *tlp.Packet, buf []byte, emit func(*tlp.Packet) bool)
 func (a *answers) one(e *answer, out *tlp.Packet, buf []byte, emit func(*tlp.Packet) bool) bool {
 	if e.memory {
 		if !a.started {
-			a.job.Start(&e.request, a.g.id, pcie.DefaultRCB, int(a.g.cfg.MaxPayload()))
+			a.job.Start(&e.request, a.g.id, pcie.DefaultRCB, a.g.maxPayload())
 			a.started = true
 		}
 		if !a.job.Emit(out, buf, a.read, emit) {

@@ -28,7 +28,7 @@ func newConfig(s Spec) (*cfgspace.Space, error) {
 		Msix(s.Vectors, reg.BARMSIX, reg.MSIXTable, reg.BARMSIX, reg.MSIXPBA).
 		Express(cfgspace.Express{
 			Type: cfgspace.Endpoint, Generation: s.Generation, Width: s.Width,
-			MaxPayload: s.MaxPayload, MaxReadRequest: s.MaxReadRequest,
+			MaxPayload: s.MaxPayload, MaxReadRequest: min(s.MaxReadRequest, resetReadRequest),
 			FLR: true, ExtendedTag: true, TenBitTag: true,
 		}).
 		AER(false).
@@ -39,6 +39,9 @@ func newConfig(s Spec) (*cfgspace.Space, error) {
 	}
 	return cfg, nil
 }
+
+// resetReadRequest is Max_Read_Request_Size after a reset (section 7.5.3.4).
+const resetReadRequest = 512
 
 func (g *GPU) configRequest(p *tlp.Packet) {
 	if p.Target.Function() != 0 {
@@ -74,7 +77,7 @@ func (g *GPU) react(c cfgspace.Change) {
 // retag follows a change of the tag enables. Software changes them only while no
 // request is outstanding (section 7.5.3.4); otherwise the outstanding reads fail.
 func (g *GPU) retag() {
-	want := min(g.spec.Tags, g.cfg.TagLimit())
+	want := g.tags()
 	if g.req != nil {
 		if g.req.Tags() == want {
 			return
@@ -83,6 +86,36 @@ func (g *GPU) retag() {
 	}
 	g.req = transaction.NewRequester(transaction.RequesterConfig{ID: g.id, Tags: want})
 	g.held = false
+}
+
+// SetLimits implements device.Limited.
+func (g *GPU) SetLimits(l device.Limits) {
+	g.limits = &l
+	g.retag()
+}
+
+// maxPayload returns the largest payload of a write or completion in bytes.
+func (g *GPU) maxPayload() int {
+	if g.limits != nil {
+		return int(min(g.spec.MaxPayload, g.limits.MaxPayload))
+	}
+	return int(g.cfg.MaxPayload()) // at most that of spec
+}
+
+// readSize returns the largest read request in bytes.
+func (g *GPU) readSize() int {
+	if g.limits != nil {
+		return int(min(g.spec.MaxReadRequest, g.limits.MaxReadRequest))
+	}
+	return int(min(g.spec.MaxReadRequest, g.cfg.MaxReadRequest()))
+}
+
+// tags returns the number of reads that may be outstanding.
+func (g *GPU) tags() int {
+	if g.limits != nil {
+		return min(g.spec.Tags, g.limits.Tags)
+	}
+	return min(g.spec.Tags, g.cfg.TagLimit())
 }
 
 // logError records an error in AER and Device Status and sends the message that

@@ -203,7 +203,7 @@ func (g *GPU) upload(q *queue, c *command, emit func(p *tlp.Packet) bool) stepRe
 
 // download sends one posted write.
 func (g *GPU) download(c *command, emit func(p *tlp.Packet) bool) stepResult {
-	n := chunkAt(c.addr, c.left, int(g.cfg.MaxPayload()))
+	n := chunkAt(c.addr, c.left, g.maxPayload())
 	payload := g.payload(int64(c.Arg1+c.pos), int(c.addr%pcie.DW), n)
 	p := &g.out
 	*p = tlp.Packet{} // in place: the compiler would copy a literal with fields

@@ -46,9 +46,6 @@ func (o readOutcome) step() stepResult {
 	return stepMoved
 }
 
-// readSize returns the largest read request in bytes.
-func (g *GPU) readSize() int { return int(min(g.spec.MaxReadRequest, g.cfg.MaxReadRequest())) }
-
 // readChunk returns how many of the n bytes at addr one request may ask for.
 // Requests end at multiples of their size, so only the first of a transfer is
 // short.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/dxpu-project/dxpu/cfgspace"
+	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/device/devicetest"
 	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
@@ -145,7 +146,7 @@ func TestDMAErrors(t *testing.T) {
 		{"late", func(*tlp.Packet) (pcie.CplStatus, time.Duration, bool) { return 0, 3 * time.Second, true }, reg.ErrDMATimeout, cfgspace.AERTimeout, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newGPUHost(t, gpu.Spec{})
+			r := newGPUHost(t, gpu.Spec{MaxReadRequest: 512})
 			r.submit(0, reg.CopyToVRAM(7, 0, dataAt, 1<<20))
 			r.host.Run(2 * time.Microsecond) // the ring entry has come
 			n := 0
@@ -266,6 +267,33 @@ func TestTagEnables(t *testing.T) {
 		if r.read32(reg.Tags) != tt.want || uint32(most) != tt.want-1 {
 			t.Errorf("%d tags, highest %d, want %d", r.read32(reg.Tags), most, tt.want)
 		}
+	}
+}
+
+// The limits of the owner replace those of Device Control, over resets, up to the
+// GPU's own.
+func TestLimitsOfTheOwner(t *testing.T) {
+	r := newGPUHost(t, gpu.Spec{Tags: 200, MaxPayload: 1024, MaxReadRequest: 2048})
+	exp := r.gpu.Config().ExpressOffset()
+	want := func(state string, tags, read, write uint32) {
+		t.Helper()
+		got := [3]uint32{r.read32(reg.Tags), r.read32(reg.ReadSize), r.read32(reg.WriteSize)}
+		if got != [3]uint32{tags, read, write} {
+			t.Errorf("%s: tags, read and write size %d, want %d %d %d", state, got, tags, read, write)
+		}
+	}
+	r.host.ConfigWrite(exp+cfgspace.OffDevCtl, 2, 0)
+	r.host.ConfigWrite(exp+cfgspace.OffDevCtl2, 2, 0)
+	want("Device Control", 32, 128, 128)
+	r.gpu.SetLimits(device.Limits{MaxPayload: 512, MaxReadRequest: 4096, Tags: 1024})
+	want("the owner", 200, 2048, 512)
+	r.do(0, reg.CopyToVRAM(1, 0, dataAt, 4<<20))
+	r.host.ConfigWrite(exp+cfgspace.OffDevCtl, 2, cfgspace.DevCtlFLR)
+	r.host.ConfigWrite(cfgspace.OffCommand, 2, cfgspace.CmdMemory|cfgspace.CmdBusMaster)
+	r.bars = r.host.Enumerate()
+	want("after a reset", 200, 2048, 512)
+	if got := r.host.ConfigRead(exp+cfgspace.OffDevCtl, 2) & cfgspace.DevCtlMRRS; got != 2<<12 {
+		t.Errorf("Max_Read_Request_Size after a reset is %#x, want 512 bytes", got)
 	}
 }
 

@@ -18,11 +18,12 @@ import (
 // GPU implements device.Device. The function learns its bus address from
 // the configuration writes that reach it.
 type GPU struct {
-	spec Spec
-	cfg  *cfgspace.Space
-	vram vram
-	id   pcie.BDF
-	now  time.Duration
+	spec   Spec
+	cfg    *cfgspace.Space
+	limits *device.Limits // nil: those of Device Control
+	vram   vram
+	id     pcie.BDF
+	now    time.Duration
 
 	regs     registers
 	msix     msix

@@ -142,6 +142,7 @@ var (
 	_ device.ErrorCounter = (*GPU)(nil)
 	_ device.Scrubber     = (*GPU)(nil)
 	_ device.TagCounter   = (*GPU)(nil)
+	_ device.Limited      = (*GPU)(nil)
 )
 
 // Model makes software GPUs with the parameters of Spec. A GPU without a serial

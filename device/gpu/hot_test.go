@@ -49,7 +49,7 @@ func (l *loop) round() {
 func newLoop(tb testing.TB) *loop {
 	tb.Helper()
 	const n = 32 << 20
-	r := newGPUHost(tb, gpu.Spec{})
+	r := newGPUHost(tb, gpu.Spec{MaxReadRequest: 512})
 	r.do(0, reg.Fill(1, 0, 1, n))
 	at := ringsAt - memBase + reg.CommandSize
 	reg.CopyToVRAM(1, 0, dataAt, n).Append(r.mem[at:at])

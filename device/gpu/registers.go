@@ -215,7 +215,7 @@ var deviceRegisters = map[uint64]func(g *GPU) uint64{
 	reg.ClockMHz:      func(*GPU) uint64 { return 1530 }, // boost clock of the V100
 	reg.Tags:          func(g *GPU) uint64 { return uint64(g.req.Tags()) },
 	reg.ReadSize:      func(g *GPU) uint64 { return uint64(g.readSize()) },
-	reg.WriteSize:     func(g *GPU) uint64 { return uint64(g.cfg.MaxPayload()) },
+	reg.WriteSize:     func(g *GPU) uint64 { return uint64(g.maxPayload()) },
 	reg.TagsInUse:     func(g *GPU) uint64 { return uint64(g.req.InFlight()) },
 }
 

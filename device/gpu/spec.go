@@ -20,13 +20,14 @@ type Spec struct {
 	Aperture int64 `yaml:"aperture,omitempty"` // bytes of BAR 2, a power of two from 64 KiB; 64 MiB, or less when VRAM is less
 
 	// Tags is the number of DMA reads that may be outstanding, 1 to 1024; 140,
-	// as the paper found in a physical GPU (section 3.4.1). Device Control limits it further:
-	// more than 256 take effect only once software enables 10-bit tags.
+	// as the paper found in a physical GPU (section 3.4.1). Without limits of the
+	// owner (SetLimits), Device Control limits it further: more than 256 take effect
+	// only once software enables 10-bit tags.
 	Tags int `yaml:"tags,omitempty"`
-	// MaxReadRequest bounds a DMA read, together with Device Control, and is the
-	// reset value there; 512. The physical GPU of the paper uses 128.
+	// MaxReadRequest bounds a DMA read, together with Device Control or the limits
+	// of the owner; 4096. The physical GPU of the paper uses 128.
 	MaxReadRequest pcie.PayloadSize `yaml:"max_read_request,omitempty"`
-	// MaxPayload is Max_Payload_Size Supported; 512.
+	// MaxPayload is Max_Payload_Size Supported; 4096.
 	MaxPayload pcie.PayloadSize `yaml:"max_payload,omitempty"`
 
 	Generation  pcie.Generation `yaml:"generation,omitempty"`   // 3
@@ -57,8 +58,8 @@ func (s Spec) withDefaults() Spec {
 		s.Aperture = min(64<<20, int64(1)<<bits.Len64(uint64(s.VRAM-1)))
 	}
 	s.Tags = cmp.Or(s.Tags, 140)
-	s.MaxReadRequest = cmp.Or(s.MaxReadRequest, 512)
-	s.MaxPayload = cmp.Or(s.MaxPayload, 512)
+	s.MaxReadRequest = cmp.Or(s.MaxReadRequest, pcie.MaxPayload)
+	s.MaxPayload = cmp.Or(s.MaxPayload, pcie.MaxPayload)
 	s.Generation = cmp.Or(s.Generation, pcie.Gen3)
 	s.Width = cmp.Or(s.Width, 16)
 	s.CopyEngines = cmp.Or(s.CopyEngines, 2)

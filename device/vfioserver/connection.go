@@ -84,7 +84,6 @@ const (
 func connect(ctx context.Context, spec Spec, log *slog.Logger) (*connection, error) {
 	c := &connection{log: log, fired: map[vectorID]struct{}{}, signal: make(chan struct{}, 1), failed: make(chan struct{})}
 	c.requests, c.answers = newWorker(c.wake), newWorker(func() {})
-	c.dma.init(c.finishDMA)
 	var err error
 	c.client, err = vfiouser.Dial(ctx, spec.Socket, vfiouser.ClientConfig{
 		Timeout: requestTimeout, MaxOpen: maxOpen, Logger: log, DMA: vfiouser.DMAFunc(c.serverDMA),
@@ -115,6 +114,7 @@ func (c *connection) setUp(ctx context.Context, spec Spec) (err error) {
 	if err := mapAll(ctx, c.client); err != nil {
 		return err
 	}
+	c.dma.init(c.finishDMA, c.about.limits())
 	c.irqs.init(&c.about)
 	c.fn.BARs = c.about.info.BARs
 	c.restore()

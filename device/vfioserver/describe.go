@@ -124,6 +124,39 @@ func (d *description) readCapabilities() {
 	}
 }
 
+// limits returns the limits of the device's TLPs. They do not depend on Device
+// Control, see device.Limited: the box makes the TLPs, the server sends messages
+// of any size. A function without the capability has the limits of the network.
+func (d *description) limits() device.Limits {
+	l := device.NetworkLimits()
+	if d.express == 0 {
+		return l
+	}
+	devCap := binary.LittleEndian.Uint32(d.config[d.express+cfgspace.OffDevCap:])
+	var devCap2 uint32
+	if d.config[d.express+cfgspace.OffExpCaps]&0xf >= 2 { // version 1 ends before it
+		devCap2 = binary.LittleEndian.Uint32(d.config[d.express+cfgspace.OffDevCap2:])
+	}
+	if n, ok := pcie.DecodePayloadSize(uint8(devCap & 7)); ok {
+		l.MaxPayload = min(l.MaxPayload, n)
+	}
+	switch {
+	case devCap2&cfgspace.DevCap2TagRequester != 0:
+	case devCap&cfgspace.DevCapExtTag != 0:
+		l.Tags = min(l.Tags, extendedTags)
+	default:
+		l.Tags = min(l.Tags, standardTags)
+	}
+	return l
+}
+
+// Numbers of tags without 10-bit tags: those of 8 and of 5 bits (PCI Express Base
+// Specification, section 2.2.6.2).
+const (
+	extendedTags = 256
+	standardTags = 32
+)
+
 // readInterrupts asks how many vectors the server can signal.
 func (d *description) readInterrupts(ctx context.Context, c *vfiouser.Client, indexes uint32) error {
 	most := [vfiouser.NumIRQs]int{vfiouser.IRQINTx: 1, vfiouser.IRQMSI: 32}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -201,12 +202,17 @@ func TestDeviceServerMemory(t *testing.T) {
 	}
 }
 
-// DMA goes by the sizes of Device Control, and waits for a link that is full.
+// The box makes the TLPs of a server's DMA: their sizes are those of the network and
+// of the device's capabilities, whatever the host writes into Device Control. DMA
+// waits for a link that is full.
 func TestDeviceServerDMA(t *testing.T) {
 	d := newToy(t, nil)
 	h := newTLPHost(t, d)
 	const express = 0x40
-	h.configWrite(express+cfgspace.OffDevCtl, 2, cfgspace.DevCtlExtTag|1<<12) // MRRS 256
+	h.configWrite(express+cfgspace.OffDevCtl, 2, 0) // MPS and MRRS 128, no extended tags
+	if n, limit := h.dev.TagsInUse(); n != 0 || limit != 256 {
+		t.Errorf("%d of %d tags in use, want 0 of 256", n, limit)
+	}
 	copy(h.memory, bytes.Repeat([]byte{7}, 4096))
 	h.write32(toyAddr, memoryBase+8)
 	h.write32(toyLen, 4000)
@@ -215,19 +221,17 @@ func TestDeviceServerDMA(t *testing.T) {
 	h.dev.Transmit(h.now(), h.take)
 	h.closed = false
 	h.until("the read", func() bool { return d.get(toyDone) == 1 })
-	for _, n := range h.asked {
-		if n > 256 {
-			t.Errorf("asked for %d bytes", n)
-		}
-	}
-	if len(h.asked) < 4000/256 || d.get(toyFailed) != 0 {
-		t.Errorf("%d requests, %d failed", len(h.asked), d.get(toyFailed))
+	if !slices.Equal(h.asked, []int{4000}) || d.get(toyFailed) != 0 {
+		t.Errorf("requests of %d bytes, %d failed", h.asked, d.get(toyFailed))
 	}
 	h.write32(toyAddr, memoryBase+8193)
 	h.write32(toyCommand, toyWrite)
 	h.until("the write", func() bool { return d.get(toyDone) == 2 })
 	if want := bytes.Repeat([]byte{8}, 4000); !bytes.Equal(h.memory[8193:8193+4000], want) {
 		t.Error("other bytes arrived")
+	}
+	if most := slices.Max(h.wrote); most != 512 { // Max_Payload_Size Supported of the toy
+		t.Errorf("writes of up to %d bytes, want 512", most)
 	}
 	h.write32(toyAddr, 0x1000) // refused by the host
 	h.write32(toyCommand, toyRead)

@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
@@ -13,8 +14,8 @@ import (
 
 // dmaState is the state of the server's reads from the host's memory.
 type dmaState struct {
-	finish              func(*vfiouser.DMARequest, error) // answers a request, with success or an error number
-	payload, read, tags int                               // limits: bytes of a write, bytes of a read request, tags
+	finish func(*vfiouser.DMARequest, error) // answers a request, with success or an error number
+	limits device.Limits
 
 	requester *transaction.Requester
 	reads     map[uint64]*dmaRead // by cookie
@@ -24,9 +25,9 @@ type dmaState struct {
 	held      bool
 }
 
-func (d *dmaState) init(finish func(*vfiouser.DMARequest, error)) {
-	d.finish, d.reads = finish, map[uint64]*dmaRead{}
-	d.requester = transaction.NewRequester(transaction.RequesterConfig{Tags: defaultTags})
+func (d *dmaState) init(finish func(*vfiouser.DMARequest, error), limits device.Limits) {
+	d.finish, d.limits, d.reads = finish, limits, map[uint64]*dmaRead{}
+	d.requester = transaction.NewRequester(transaction.RequesterConfig{Tags: limits.Tags})
 }
 
 // dmaRead is one DMA_READ of the server.
@@ -65,24 +66,6 @@ func (c *connection) finishDMA(req *vfiouser.DMARequest, err error) {
 	})
 }
 
-// limits sets the limits of Device Control.
-func (d *dmaState) limits(payload, read, tags int) {
-	d.payload, d.read, d.tags = payload, read, tags
-	d.retag()
-}
-
-// retag changes the number of tags while none is in use. It reports whether the
-// number is the right one.
-func (d *dmaState) retag() bool {
-	if d.requester.Tags() != d.tags {
-		if d.requester.InFlight() > 0 {
-			return false
-		}
-		d.requester = transaction.NewRequester(transaction.RequesterConfig{ID: d.requester.ID(), Tags: d.tags})
-	}
-	return true
-}
-
 // add begins a read.
 func (d *dmaState) add(req *vfiouser.DMARequest) {
 	if len(req.Data) == 0 {
@@ -103,9 +86,6 @@ func (d *dmaState) transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 		}
 		d.held = false
 	}
-	if !d.retag() {
-		return
-	}
 	d.requester.Free(now) // ends quarantines, or Wake would stay in the past
 	for len(d.waiting) > 0 {
 		rd := d.waiting[0]
@@ -119,7 +99,7 @@ func (d *dmaState) transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 			d.settle(rd)
 			continue
 		}
-		n := tlp.NextChunk(addr, left, d.read)
+		n := tlp.NextChunk(addr, left, int(d.limits.MaxReadRequest))
 		d.staged = tlp.Packet{Type: tlp.MRd}
 		d.staged.SetMemory(addr, n)
 		if !d.requester.Begin(now, now+completionTimeout, &d.staged, rd.req.Data[rd.sent:rd.sent+n], rd.cookie) {

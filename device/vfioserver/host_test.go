@@ -31,6 +31,7 @@ type tlpHost struct {
 	msis    []uint32 // data of interrupt messages
 	wires   []uint8  // codes of INTx messages
 	asked   []int    // bytes of each read of the device
+	wrote   []int    // bytes of each write
 	late    []tlp.Packet
 	closed  bool // a full link: nothing is taken
 }
@@ -73,6 +74,7 @@ func (h *tlpHost) take(p *tlp.Packet) bool {
 	case p.Type == tlp.MWr && p.Addr >= msiBase:
 		h.msis = append(h.msis, binary.LittleEndian.Uint32(p.Data))
 	case p.Type == tlp.MWr:
+		h.wrote = append(h.wrote, len(p.Data))
 		transaction.WriteBytes(p, func(addr uint64, src []byte) pcie.CplStatus {
 			copy(h.memory[addr-memoryBase:], src)
 			return pcie.SuccessfulCompletion

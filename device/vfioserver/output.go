@@ -97,7 +97,7 @@ func (q *outQueue) one(c *connection, i *outItem, emit func(p *tlp.Packet) bool)
 func (q *outQueue) write(c *connection, i *outItem, emit func(p *tlp.Packet) bool) bool {
 	for i.done < len(i.dma.Data) {
 		addr := i.dma.Addr + uint64(i.done)
-		n := tlp.NextChunk(addr, len(i.dma.Data)-i.done, c.dma.payload)
+		n := tlp.NextChunk(addr, len(i.dma.Data)-i.done, int(c.dma.limits.MaxPayload))
 		pad := transaction.Pad(addr)
 		payload := q.data[:(pad+n+pcie.DW-1)&^(pcie.DW-1)]
 		clear(payload[:pad])

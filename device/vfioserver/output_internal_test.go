@@ -20,7 +20,7 @@ func TestInterruptsOfFullLinkStayPending(t *testing.T) {
 	about.vectors[vfiouser.IRQMSIX] = vectors
 	about.vectors[vfiouser.IRQINTx] = 1
 	c := &connection{about: about, requests: newWorker(func() {})}
-	c.dma.init(func(*vfiouser.DMARequest, error) {})
+	c.dma.init(func(*vfiouser.DMARequest, error) {}, c.about.limits())
 	s := &c.irqs
 	s.init(&c.about)
 	s.on = true // every vector is unmasked

@@ -125,7 +125,7 @@ func (c *connection) answer(a *access) {
 		item.read = true
 		item.data = a.data
 		item.base, _ = a.req.ByteRange()
-		item.job.Start(&a.req, c.fn.ID, pcie.DefaultRCB, c.dma.payload)
+		item.job.Start(&a.req, c.fn.ID, pcie.DefaultRCB, int(c.dma.limits.MaxPayload))
 	}
 	c.out.push(item)
 }
@@ -248,36 +248,7 @@ func (c *connection) configured() {
 	le := binary.LittleEndian
 	command := le.Uint16(c.shadow[cfgspace.OffCommand:])
 	c.master.Store(command&cfgspace.CmdBusMaster != 0)
-	c.dma.limits(c.deviceControl())
 	c.interruptsConfigured(command)
-}
-
-// defaultTags is the number of tags without extended tags.
-const defaultTags = 32
-
-// deviceControl returns the limits of the device's requests: the payload of a
-// write and the size of a read in bytes, and the number of tags (section 7.5.3.4).
-func (c *connection) deviceControl() (payload, read, tags int) {
-	payload, read, tags = pcie.MinPayload, 4*pcie.MinPayload, defaultTags
-	at := c.about.express
-	if at == 0 {
-		return payload, read, tags
-	}
-	le := binary.LittleEndian
-	ctl, ctl2 := le.Uint16(c.shadow[at+cfgspace.OffDevCtl:]), le.Uint16(c.shadow[at+cfgspace.OffDevCtl2:])
-	if n, ok := pcie.DecodePayloadSize(uint8(ctl & cfgspace.DevCtlMPS >> 5)); ok {
-		payload = int(n)
-	}
-	if n, ok := pcie.DecodePayloadSize(uint8(ctl & cfgspace.DevCtlMRRS >> 12)); ok {
-		read = int(n)
-	}
-	switch {
-	case ctl2&cfgspace.DevCtl2TenBitTag != 0:
-		tags = pcie.MaxTags
-	case ctl&cfgspace.DevCtlExtTag != 0:
-		tags = 256
-	}
-	return payload, read, tags
 }
 
 // startsFLR reports whether a write begins a Function Level Reset (section 6.6.2).

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/internal/dataplane/udp"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 	"github.com/dxpu-project/dxpu/link"
@@ -59,7 +60,7 @@ func eachPair(b *testing.B, spec pairSpec, f func(b *testing.B, dev *opened)) {
 
 // A register read allocates no memory, from the driver to the GPU and back.
 func TestRegisterReadAllocatesNothing(t *testing.T) {
-	_, dev, err := newNative(t.Context(), sizes{512, 512})
+	_, dev, err := newNative(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +78,7 @@ func TestRegisterReadAllocatesNothing(t *testing.T) {
 }
 
 func BenchmarkRegisterRead(b *testing.B) {
-	eachPair(b, pairSpec{slots: 1, sizes: sizes{512, 512}}, func(b *testing.B, dev *opened) {
+	eachPair(b, pairSpec{slots: 1}, func(b *testing.B, dev *opened) {
 		read := readRegister(dev.Device)
 		b.ReportAllocs()
 		for b.Loop() {
@@ -89,7 +90,7 @@ func BenchmarkRegisterRead(b *testing.B) {
 }
 
 func BenchmarkPostedWrite(b *testing.B) {
-	eachPair(b, pairSpec{slots: 1, sizes: sizes{512, 512}}, func(b *testing.B, dev *opened) {
+	eachPair(b, pairSpec{slots: 1}, func(b *testing.B, dev *opened) {
 		regs := dev.Registers()
 		b.ReportAllocs()
 		for n := uint32(1); b.Loop(); n++ {
@@ -108,7 +109,7 @@ func BenchmarkPostedWrite(b *testing.B) {
 func BenchmarkCopy(b *testing.B) {
 	for name, w := range map[string]way{"to device": hostToDevice, "to host": deviceToHost, "CPU writes": cpuWrites} {
 		b.Run(name, func(b *testing.B) {
-			eachPair(b, pairSpec{slots: 1, sizes: sizes{4096, 4096}, tags: dmaTags}, func(b *testing.B, dev *opened) {
+			eachPair(b, pairSpec{slots: 1, gpu: gpu.Spec{Tags: dmaTags}}, func(b *testing.B, dev *opened) {
 				c, err := newCopier(b.Context(), dev.Device, defaultSize)
 				if err == nil {
 					err = w.prepare(c)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/link"
 )
@@ -19,7 +20,7 @@ const defaultSize = 8 << 20
 // tags, a mebibyte with reads of 4 KiB.
 const dmaTags = 256
 
-// dmaCase is one kind of host with one choice of sizes.
+// dmaCase is one kind of host with one choice of sizes in Device Control.
 type dmaCase struct {
 	name string
 	pairSpec
@@ -27,13 +28,13 @@ type dmaCase struct {
 
 func dmaCases() []dmaCase {
 	var out []dmaCase
-	for _, s := range []sizes{{4096, 4096}, {128, 512}} {
+	for _, s := range []sizes{{4096, 4096}, {128, 512}} { // the second: of guests in QEMU
 		for _, vm := range []bool{false, true} {
 			front := "embedded host"
 			if vm {
 				front = "vfio-user, shared memory"
 			}
-			out = append(out, dmaCase{fmt.Sprintf("%s, MPS %d, MRRS %d", front, s.mps, s.mrrs), pairSpec{slots: 1, sizes: s, vm: vm, tags: dmaTags}})
+			out = append(out, dmaCase{fmt.Sprintf("%s, MPS %d, MRRS %d", front, s.mps, s.mrrs), pairSpec{slots: 1, gpu: gpu.Spec{Tags: dmaTags}, control: s, vm: vm}})
 		}
 	}
 	return out
@@ -148,7 +149,7 @@ func (o *Options) overRoundTrip(ctx context.Context, delay time.Duration, report
 	with := *o
 	with.Fault.Partitions = append([]fault.Window(nil), o.Fault.Partitions...)
 	with.Fault.Delay += delay / 2
-	p, dev, err := with.ready(ctx, pairSpec{slots: 1, sizes: sizes{256, paperMRRS}, tags: paperTags})
+	p, dev, err := with.ready(ctx, pairSpec{slots: 1, gpu: gpu.Spec{MaxReadRequest: paperMRRS, Tags: paperTags}})
 	if err != nil {
 		return err
 	}

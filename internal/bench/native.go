@@ -22,18 +22,18 @@ type native struct {
 	gpu *gpu.GPU
 }
 
-func newNative(ctx context.Context, s sizes) (*native, *opened, error) {
+func newNative(ctx context.Context) (*native, *opened, error) {
 	n := &native{start: time.Now()}
 	var err error
 	if n.gpu, err = gpu.New(gpu.Spec{}); err != nil {
 		return nil, nil, err
 	}
-	spec := s.embedded(0)
-	spec.Host.MemoryBase, spec.Host.Timeout = 1<<20, time.Second
-	if n.host, err = embedded.New(spec.Host, 16<<20, n.pump); err != nil {
+	size := sizes{512, 512}
+	host := rootcomplex.Spec{MaxPayload: 512, MaxRead: 512, MemoryBase: 1 << 20, Timeout: time.Second}
+	if n.host, err = embedded.New(host, 16<<20, n.pump); err != nil {
 		return nil, nil, err
 	}
-	fn, err := rootcomplex.Enumerate(n.host, s.enum())
+	fn, err := rootcomplex.Enumerate(n.host, size.enum())
 	if err != nil {
 		return nil, nil, err
 	}

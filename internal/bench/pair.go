@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,14 +26,15 @@ import (
 // pairSpec describes a host proxy and a box proxy, joined over UDP on the loopback
 // interface.
 type pairSpec struct {
-	slots  int
-	sizes  sizes
-	tags   int  // 0: the GPU's default
-	vm     bool // a vfio-user client is the VMM; otherwise the host is embedded
-	memory int  // of an embedded host in bytes; 0: its default
+	slots   int
+	gpu     gpu.Spec
+	control sizes // that the host writes into Device Control
+	vm      bool  // a vfio-user client is the VMM; otherwise the host is embedded
+	memory  int   // of an embedded host in bytes; 0: its default
 }
 
-// sizes are Max_Payload_Size and Max_Read_Request_Size of host and device.
+// sizes are Max_Payload_Size and Max_Read_Request_Size in bytes; 0: the host's
+// default.
 type sizes struct{ mps, mrrs int }
 
 // pair is a host proxy and a box proxy with their devices. The box runs in its own
@@ -60,9 +62,7 @@ func (o *Options) newPair(ctx context.Context, spec pairSpec) (*pair, error) {
 func (p *pair) start(ctx context.Context) error {
 	var err error
 	spec := p.spec
-	p.box, err = p.opts.spawn(ctx, memberSpec{Kind: kindBox, Slots: spec.slots, Fault: p.opts.Fault.String(), Polling: p.opts.Polling, GPU: gpu.Spec{
-		MaxPayload: pcie.PayloadSize(spec.sizes.mps), MaxReadRequest: pcie.PayloadSize(spec.sizes.mrrs), Tags: spec.tags,
-	}})
+	p.box, err = p.opts.spawn(ctx, memberSpec{Kind: kindBox, Slots: spec.slots, Fault: p.opts.Fault.String(), Polling: p.opts.Polling, GPU: spec.gpu})
 	if err != nil {
 		return err
 	}
@@ -82,7 +82,8 @@ func (p *pair) start(ctx context.Context) error {
 	}
 	var fronts []hostproxy.Front
 	for range switches {
-		e := hostproxy.NewEmbedded(spec.sizes.embedded(spec.memory))
+		enum := spec.control.enum()
+		e := hostproxy.NewEmbedded(hostproxy.EmbeddedSpec{Memory: spec.memory, Enum: &enum})
 		p.embedded = append(p.embedded, e)
 		fronts = append(fronts, e)
 	}
@@ -90,17 +91,12 @@ func (p *pair) start(ctx context.Context) error {
 	return err
 }
 
-// embedded describes an embedded host with these sizes.
-func (s sizes) embedded(memory int) hostproxy.EmbeddedSpec {
-	enum := s.enum()
-	return hostproxy.EmbeddedSpec{Memory: memory, Enum: &enum, Host: rootcomplex.Spec{
-		MaxPayload: pcie.PayloadSize(s.mps), MaxRead: pcie.PayloadSize(s.mrrs),
-	}}
-}
-
+// enum describes an enumeration that sets these sizes.
 func (s sizes) enum() rootcomplex.EnumSpec {
 	enum := rootcomplex.DefaultEnumSpec()
-	enum.MaxPayload, enum.MaxReadRequest, enum.TenBitTags = pcie.PayloadSize(s.mps), pcie.PayloadSize(s.mrrs), true
+	enum.MaxPayload = cmp.Or(pcie.PayloadSize(s.mps), enum.MaxPayload)
+	enum.MaxReadRequest = cmp.Or(pcie.PayloadSize(s.mrrs), enum.MaxReadRequest)
+	enum.TenBitTags = true
 	return enum
 }
 
@@ -189,7 +185,7 @@ func (p *pair) open(ctx context.Context, slot int) (*opened, error) {
 		}
 		return openDevice(ctx, bus)
 	}
-	o := vfiouserbus.Options{MaxPayload: p.spec.sizes.mps, MaxReadRequest: p.spec.sizes.mrrs, Polling: p.opts.driverPolling()}
+	o := vfiouserbus.Options{MaxPayload: p.spec.control.mps, MaxReadRequest: p.spec.control.mrrs, Polling: p.opts.driverPolling()}
 	vm := hostproxy.VM{SocketDir: p.dirs[on]}
 	bus, err := o.Open(ctx, vm.Socket(at))
 	if err != nil {

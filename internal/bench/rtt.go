@@ -90,8 +90,7 @@ func (r *rttRun) close() error {
 }
 
 func (r *rttRun) open(ctx context.Context) error {
-	size := sizes{512, 512}
-	_, nativeDev, err := newNative(ctx, size)
+	_, nativeDev, err := newNative(ctx)
 	if err != nil {
 		return err
 	}
@@ -101,7 +100,7 @@ func (r *rttRun) open(ctx context.Context) error {
 		name string
 		vm   bool
 	}{{"embedded host, remote GPU", false}, {"vfio-user client, remote GPU", true}} {
-		p, dev, err := r.opts.ready(ctx, pairSpec{slots: 1, sizes: size, vm: side.vm})
+		p, dev, err := r.opts.ready(ctx, pairSpec{slots: 1, vm: side.vm})
 		if err != nil {
 			return err
 		}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/dxpu-project/dxpu/device/gpu"
 )
 
 // scaleSize is the largest size of one copy of a binding.
@@ -16,7 +18,7 @@ const scaleSize = 1 << 20
 func Scale(ctx context.Context, o Options) (report *Report, err error) {
 	o = o.withDefaults()
 	most := slices.Max(o.Bindings)
-	p, err := o.newPair(ctx, pairSpec{slots: most, sizes: sizes{4096, 4096}, tags: dmaTags, memory: 128 << 20})
+	p, err := o.newPair(ctx, pairSpec{slots: most, gpu: gpu.Spec{Tags: dmaTags}, memory: 128 << 20})
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/internal/model/perf"
 	"github.com/dxpu-project/dxpu/internal/model/playback"
 	"github.com/dxpu-project/dxpu/internal/model/predict"
@@ -103,7 +104,7 @@ func (o Options) onTrip(ctx context.Context, q perf.Requester, want time.Duratio
 	delay := time.Duration(0)
 	for attempt := 1; ; attempt++ {
 		o.Fault.Delay = delay
-		p, dev, err := o.ready(ctx, pairSpec{slots: 1, sizes: sizes{workloadMPS, int(q.MRRS)}, tags: q.Tags})
+		p, dev, err := o.ready(ctx, pairSpec{slots: 1, gpu: gpu.Spec{MaxPayload: workloadMPS, MaxReadRequest: q.MRRS, Tags: q.Tags}})
 		if err != nil {
 			return err
 		}

@@ -22,7 +22,7 @@ const statsInterval = 400 * time.Millisecond
 // whether all writes arrived.
 func Write(ctx context.Context, o Options) (report *Report, err error) {
 	o = o.withDefaults()
-	_, dev, err := newNative(ctx, sizes{512, 512})
+	_, dev, err := newNative(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -30,7 +30,7 @@ func Write(ctx context.Context, o Options) (report *Report, err error) {
 	writers := []*writer{{dev: dev}}
 	mtu := 0
 	for _, vm := range []bool{false, true} {
-		p, dev, err := o.ready(ctx, pairSpec{slots: 1, sizes: sizes{512, 512}, vm: vm})
+		p, dev, err := o.ready(ctx, pairSpec{slots: 1, vm: vm})
 		if err != nil {
 			return nil, err
 		}

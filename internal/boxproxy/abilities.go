@@ -17,7 +17,8 @@ type abilities struct {
 	runner    device.Runner
 }
 
-// newAbilities finds the abilities of a device and asks it to call notify.
+// newAbilities finds the abilities of a device, gives it the limits of the network
+// for its TLPs, and asks it to call notify.
 func newAbilities(d device.Device, notify func()) (a abilities) {
 	a.describer, _ = d.(device.Describer)
 	a.checker, _ = d.(device.Checker)
@@ -25,6 +26,9 @@ func newAbilities(d device.Device, notify func()) (a abilities) {
 	a.scrubber, _ = d.(device.Scrubber)
 	a.tags, _ = d.(device.TagCounter)
 	a.runner, _ = d.(device.Runner)
+	if l, ok := d.(device.Limited); ok {
+		l.SetLimits(device.NetworkLimits())
+	}
 	if n, ok := d.(device.Notifier); ok {
 		n.SetNotify(notify)
 	}

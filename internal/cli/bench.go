@@ -52,9 +52,10 @@ trip is split into the three parts of the DxPU paper.`, bench.RTT),
 		benchCommand("write", "Measure posted register writes", `Measure the rate of posted register writes over one binding, from the embedded host
 and from a vfio-user client, and compare it with an embedded host whose GPU is
 directly below it. The GPU counts all writes and checks their order.`, bench.Write),
-		benchCommand("dma", "Measure copies between host memory and GPU", `Measure copies between host memory and GPU: by DMA in both directions, with large
-and small packets, and by posted writes of the CPU. The limits are UDP and TCP that
-move the same bytes with the same cipher and checksum. The benchmark then repeats
+		benchCommand("dma", "Measure copies between host memory and GPU", `Measure copies between host memory and GPU: by DMA in both directions and by posted
+writes of the CPU, with Device Control set to 4096 bytes and to 128, as guests do:
+both must give the same. The limits are UDP and TCP that move the same bytes with the
+same cipher and checksum. The benchmark then repeats
 both kinds of copy to the device over networks that add 0 to 100 µs per round trip.`, bench.DMA),
 		benchCommand("convert", "Measure the conversion of packets", `Measure the conversion of a PCI Express packet to network packets and back, in this
 process and without cipher. The limit is one copy and two checksums of its bytes.`, bench.Convert),

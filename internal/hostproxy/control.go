@@ -11,7 +11,6 @@ import (
 	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
 	"github.com/dxpu-project/dxpu/internal/hostproxy/controller"
 	"github.com/dxpu-project/dxpu/link"
-	"github.com/dxpu-project/dxpu/pcie"
 )
 
 // sampleInterval is the time between two copies of a link's counters for reports.
@@ -19,7 +18,7 @@ const sampleInterval = 500 * time.Millisecond
 
 func newSlot(h *Proxy, index int) *slot {
 	s := &slot{
-		host: h, index: index, kick: h.fabric.NewSignal(), mps: pcie.MinPayload,
+		host: h, index: index, kick: h.fabric.NewSignal(),
 		control: controller.Controller{UnplugTimeout: h.cfg.UnplugTimeout},
 	}
 	s.Status.Clock = h.fabric.WallTime
@@ -133,7 +132,7 @@ func (s *slot) open(want *dxpuv1.DesiredBinding, self uint32) error {
 	g := s.host.group
 	e := g.Enter()
 	defer g.Leave(e)
-	s.gone, s.mps = false, pcie.MinPayload
+	s.gone = false
 	s.root = newRequestPort(s, s.host.cfg.CompletionTimeout)
 	s.binding, err = g.Attach(e, engine.BindingConfig{Link: cfg, Peers: peers, Handler: s})
 	return err

@@ -36,7 +36,7 @@ func (v *vm) Receive(e engine.Entry, p *tlp.Packet) bool {
 			v.slot.counters.dmaRefused.Add(1)
 		}
 	case p.Type == tlp.MRd || p.Type == tlp.MRdLk:
-		if !v.reads.add(p, v.slot.mps) {
+		if !v.reads.add(p, v.device.payload) {
 			v.slot.refuse(e, p, pcie.CompleterAbort)
 		}
 	case p.Type.Atomic():

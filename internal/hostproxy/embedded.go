@@ -14,6 +14,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/embedded/rootcomplex"
 	"github.com/dxpu-project/dxpu/internal/embedded/vswitch"
 	"github.com/dxpu-project/dxpu/machine"
+	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -53,6 +54,9 @@ const (
 // NewEmbedded makes the front for one host proxy.
 func NewEmbedded(spec EmbeddedSpec) *Embedded {
 	spec.Memory, spec.Host.MemoryBase = cmp.Or(spec.Memory, defaultMemory), cmp.Or(spec.Host.MemoryBase, memoryBase)
+	// The network carries these sizes, whatever the enumeration writes into Device Control.
+	spec.Host.MaxPayload = cmp.Or(spec.Host.MaxPayload, pcie.MaxPayload)
+	spec.Host.MaxRead = cmp.Or(spec.Host.MaxRead, pcie.MaxPayload)
 	e := &Embedded{spec: spec, enum: rootcomplex.DefaultEnumSpec(), armed: machine.Never}
 	if spec.Enum != nil {
 		e.enum = *spec.Enum

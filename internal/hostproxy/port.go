@@ -148,11 +148,12 @@ func (r *requestPort) read(e engine.Entry, id int, addr uint64, dst []byte, at *
 	return nil
 }
 
-// write posts the bytes src[*at:] to addr, and advances *at past those sent.
-func (r *requestPort) write(e engine.Entry, addr uint64, src []byte, at *int) error {
+// write posts the bytes src[*at:] to addr in requests of up to payload bytes, and
+// advances *at past those sent.
+func (r *requestPort) write(e engine.Entry, addr uint64, src []byte, payload int, at *int) error {
 	for *at < len(src) {
 		to := addr + uint64(*at)
-		n := tlp.NextChunk(to, len(src)-*at, r.slot.mps)
+		n := tlp.NextChunk(to, len(src)-*at, payload)
 		r.packet = tlp.Packet{Type: tlp.MWr}
 		r.packet.SetMemory(to, n)
 		r.packet.Data = r.align(to, src[*at:*at+n])

@@ -19,6 +19,7 @@ import (
 type remote struct {
 	config      []byte // configuration space after a reset
 	bars        [pcie.MaxBARs]pcie.BAR
+	payload     int  // bytes of a write or completion for the device, whatever Device Control says
 	express     int  // offset of the PCI Express capability; 0: none
 	flr         bool // Function Level Reset is supported
 	power       int  // offset of the Power Management capability, if leaving D3hot resets the function; 0: no
@@ -46,16 +47,6 @@ func (r *remote) powerTo(p *tlp.Packet) (state uint8, ok bool) {
 		return 0, false
 	}
 	return p.Data[0] & powerState, true
-}
-
-// payload returns the Max_Payload_Size that a configuration write sets.
-func (r *remote) payload(p *tlp.Packet) (int, bool) {
-	v, ok := r.deviceControl(p)
-	if !ok || p.FirstBE&1 == 0 {
-		return 0, false
-	}
-	size, ok := pcie.DecodePayloadSize(uint8(v & cfgspace.DevCtlMPS >> 5))
-	return int(size), ok
 }
 
 // deviceControl returns the value that a write to Device Control carries.
@@ -90,8 +81,13 @@ func (s *slot) probe(ctx context.Context) (*remote, error) {
 	if err := s.sizeBARs(ctx, r); err != nil {
 		return nil, err
 	}
+	r.payload = pcie.MaxPayload // without the capability: the box makes the device's TLPs
 	if r.express = cfgspace.Find(r.config, cfgspace.CapExpress); r.express != 0 {
-		r.flr = binary.LittleEndian.Uint32(r.config[r.express+cfgspace.OffDevCap:])&cfgspace.DevCapFLR != 0
+		devCap := binary.LittleEndian.Uint32(r.config[r.express+cfgspace.OffDevCap:])
+		r.flr = devCap&cfgspace.DevCapFLR != 0
+		if n, ok := pcie.DecodePayloadSize(uint8(devCap & 7)); ok {
+			r.payload = int(n)
+		}
 	}
 	if at := cfgspace.Find(r.config, cfgspace.CapPM); at != 0 && r.config[at+cfgspace.OffPMStatus]&noSoftReset == 0 {
 		r.power = at

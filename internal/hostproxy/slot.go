@@ -37,13 +37,12 @@ type slot struct {
 	index int
 	kick  engine.Signal // wakes the controller
 
-	// Guarded by the group. Only the controller changes them, except gone, mps
-	// and roomy.
+	// Guarded by the group. Only the controller changes them, except gone and
+	// roomy.
 	binding *engine.Binding // nil: empty
 	port    port            // nil: the host does not see the device yet
 	root    *requestPort
 	gone    bool          // the link is down; the slot answers the host in the device's place
-	mps     int           // payload of writes to the device, bytes
 	roomy   chan struct{} // closed when requests may fit again; nil: no caller waits
 
 	// Used by run only:

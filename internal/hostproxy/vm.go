@@ -205,7 +205,7 @@ func (v *vm) step(e engine.Entry, run *accessRun) error {
 	root, a := v.slot.root, run.access
 	switch run.kind {
 	case memWrite:
-		if err := root.write(e, run.addr, a.Data, &run.at); err != nil {
+		if err := root.write(e, run.addr, a.Data, v.device.payload, &run.at); err != nil {
 			return err
 		}
 		a.Reply()
@@ -277,9 +277,6 @@ func (v *vm) configRequest(e engine.Entry, run *accessRun, off uint16, data []by
 // it resets the function.
 func (v *vm) note(_ engine.Entry, p *tlp.Packet) (reset bool) {
 	v.slot.host.table.Snoop(v.slot.index, p)
-	if n, ok := v.device.payload(p); ok {
-		v.slot.mps = n
-	}
 	if to, ok := v.device.powerTo(p); ok {
 		reset = v.power == d3hot && to == 0 // section 5.3.1.4
 		v.power = to
@@ -289,7 +286,6 @@ func (v *vm) note(_ engine.Entry, p *tlp.Packet) (reset bool) {
 	}
 	v.power = 0
 	v.slot.host.table.Disable(v.slot.index)
-	v.slot.mps = pcie.MinPayload
 	return true
 }
 

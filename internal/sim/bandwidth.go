@@ -124,7 +124,7 @@ func (s *BandwidthSpec) bench(ctx context.Context, rate float64) (p *bench, err 
 		Paths:       []Duplex{{Down: fault.Plan{Delay: delay, Rate: rate}, Up: fault.Plan{Delay: delay, Rate: rate}}},
 		RootLatency: s.RTT - 2*delay,
 		Link:        cfg,
-		Memory:      driverMemory + s.Size, MaxReadRequest: s.MRRS,
+		Memory:      driverMemory + s.Size,
 	})
 	if err != nil {
 		return nil, err

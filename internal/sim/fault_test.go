@@ -160,7 +160,7 @@ func TestRunsAreRepeatable(t *testing.T) {
 // A path that is cut in mid-transfer costs time and nothing else.
 func TestPathCut(t *testing.T) {
 	w, err := sim.NewPair(sim.PairSpec{
-		GPU:    gpu.Spec{VRAM: 1 << 20, Tags: 16},
+		GPU:    gpu.Spec{VRAM: 1 << 20, Tags: 16, MaxReadRequest: 512},
 		Paths:  []sim.Duplex{sim.Delayed(3 * us), sim.Delayed(4 * us)},
 		Memory: hostMemory, Link: link.Config{Cipher: link.CipherAES256GCM},
 	})

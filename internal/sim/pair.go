@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,9 +43,7 @@ type PairSpec struct {
 	Memory int
 	// MaxPayload is Max_Payload_Size of host and device; 0: 256.
 	MaxPayload pcie.PayloadSize
-	// MaxReadRequest is what the host sets in the device; 0: 512.
-	MaxReadRequest pcie.PayloadSize
-	Seed           uint64 // of the faults
+	Seed       uint64 // of the faults
 }
 
 // Duplex is one of the parallel networks between the proxies of a pair: a plan for
@@ -84,8 +83,10 @@ func (p *Pair) setUp(spec PairSpec) error {
 	if len(spec.Paths) == 0 {
 		spec.Paths = []Duplex{{}}
 	}
+	spec.MaxPayload = cmp.Or(spec.MaxPayload, 256)
 	d := spec.Device
 	if d == nil {
+		spec.GPU.MaxPayload = cmp.Or(spec.GPU.MaxPayload, spec.MaxPayload)
 		g, err := gpu.New(spec.GPU)
 		if err != nil {
 			return err
@@ -107,15 +108,9 @@ func (p *Pair) setUp(spec PairSpec) error {
 		return err
 	}
 	enum := rootcomplex.DefaultEnumSpec()
-	if enum.MaxPayload = spec.MaxPayload; enum.MaxPayload == 0 {
-		enum.MaxPayload = 256
-	}
-	if enum.MaxReadRequest = spec.MaxReadRequest; enum.MaxReadRequest == 0 {
-		enum.MaxReadRequest = 512
-	}
-	enum.TenBitTags = true
+	enum.MaxPayload, enum.TenBitTags = spec.MaxPayload, true
 	p.front = hostproxy.NewEmbedded(hostproxy.EmbeddedSpec{
-		Memory: spec.Memory, Enum: &enum, Host: rootcomplex.Spec{MaxPayload: enum.MaxPayload},
+		Memory: spec.Memory, Enum: &enum, Host: rootcomplex.Spec{MaxPayload: spec.MaxPayload},
 	})
 	if p.host, err = hostproxy.New(hostproxy.Config{Slots: 1, Front: p.front, Fabric: hostNode, Domain: "host/0", Logger: log}); err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -129,8 +130,17 @@ func testDrive(t *testing.T, g *guest, p *pool) {
 	if thorough() {
 		options = ""
 	}
-	out := g.sh(t, program+" gpu test --bind --pci %s %s", g.plugged(t, 0), options)
+	address := g.plugged(t, 0)
+	const payload = 7 << 5 // Max_Payload_Size
+	control, err := strconv.ParseUint(g.sh(t, "setpci -s %s CAP_EXP+8.w", address), 16, 16)
+	if err != nil || control&payload != 0 {
+		t.Errorf("Device Control is %#x: the guest's Max_Payload_Size should be 128, that of QEMU's root port (%v)", control, err)
+	}
+	out := g.sh(t, program+" gpu test --bind --pci %s %s", address, options)
 	t.Log("\n" + out)
+	if n := strings.Count(out, " 4096 in a TLP"); n != 2 {
+		t.Errorf("%d of 2 measurements of copies used packets of 4096 bytes", n)
+	}
 	if strings.Contains(out, "FAIL") || !strings.Contains(out, " 0 stale of 2000") || !strings.Contains(out, " checks passed ") {
 		t.Error("not all checks passed")
 	}

@@ -66,12 +66,11 @@ const hostMemory = queues*(ringEntries*reg.CommandSize+4096) + uploadPiece
 func newWorld(ctx context.Context, spec Spec) (*world, error) {
 	delay := (spec.RTT - spec.NativeRTT) / 2
 	w, err := sim.NewPair(sim.PairSpec{
-		GPU:            device.Spec{Tags: spec.Requester.Tags, MaxReadRequest: spec.Requester.MRRS, VRAM: vramSize},
-		Paths:          []sim.Duplex{sim.Delayed(delay)},
-		RootLatency:    spec.RTT - 2*delay,
-		Link:           link.Config{Cipher: link.CipherNone}, // a cipher costs processor time only, which the simulation does not count
-		Memory:         hostMemory,
-		MaxReadRequest: spec.Requester.MRRS,
+		GPU:         device.Spec{Tags: spec.Requester.Tags, MaxReadRequest: spec.Requester.MRRS, VRAM: vramSize},
+		Paths:       []sim.Duplex{sim.Delayed(delay)},
+		RootLatency: spec.RTT - 2*delay,
+		Link:        link.Config{Cipher: link.CipherNone}, // a cipher costs processor time only, which the simulation does not count
+		Memory:      hostMemory,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("replay: %w", err)
