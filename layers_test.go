@@ -52,7 +52,7 @@ var layer = map[string]int{
 	"internal/pool/revision":         0,
 	"internal/atomicfile":            3,
 
-	"internal/rawio/fd": 3,
+	"internal/rawio/fd": 3, "internal/rawio/eventfd": 3,
 
 	"internal/rawio/reader":      3,
 	"internal/dataplane/udp":     3,
@@ -108,7 +108,7 @@ var beside = map[string][]string{
 	"device/gpu/driver/vfio":        {"device/gpu/driver"},
 	"internal/embedded":             {"device/gpu/driver", "internal/rawio/reader"},
 	"device/vfioserver":             {"vfiouser"},
-	"vfiouser":                      {"internal/rawio/reader", "internal/rawio/fd"},
+	"vfiouser":                      {"internal/rawio/reader", "internal/rawio/fd", "internal/rawio/eventfd"},
 	"device/gpu/driver/vfiouserbus": {"device/gpu/driver", "vfiouser", "internal/rawio/reader"},
 	"internal/dataplane/netio":      {"internal/dataplane/udp", "internal/rawio/reader", "internal/dataplane/capture"},
 	"device/gpu/driver/drivertest":  {"device/gpu/driver", "internal/embedded"},

@@ -88,7 +88,7 @@ func socketPair(tb testing.TB) (a, b *net.UnixConn) {
 }
 
 func BenchmarkMemoryWrite(b *testing.B) {
-	m := &Memory{max: 8}
+	m := newMemory(8, DefaultMaxMemory)
 	f, _ := memfd(b, 1<<20)
 	if _, err := m.add(DMAMap{Flags: 3, Addr: 0x1000, Size: 1 << 20}, mustFD(b, f)); err != nil {
 		b.Fatal(err)

@@ -179,7 +179,7 @@ func (c *Client) negotiate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer closeFDs(fds)
+	defer c.main.sock.trash.close(fds)
 	v, _, err := ParseVersion(body)
 	if err != nil {
 		return err

@@ -23,6 +23,9 @@ const (
 	DefaultMaxDMA = 1024
 	// DefaultMaxMaps is the specification's default of max_dma_maps.
 	DefaultMaxMaps = 65535
+	// DefaultMaxMemory bounds the address space for guest memory: 32 such
+	// connections leave a quarter of a process's 128 TiB.
+	DefaultMaxMemory = 3 << 40
 )
 
 // Polling bounds the time for which a reader polls its socket before it sleeps. The
@@ -69,7 +72,7 @@ type Config struct {
 	// reply for a VMM that does not read its socket; then the server closes
 	// the connection. 0 means DefaultDeadline.
 	Deadline time.Duration
-	// ErrorReplies answers a failed region access with an error reply. By
+	// ErrorReplies answers a region access that the handler fails with an error reply. By
 	// default it ends as on a PCI bus: a read with all ones, a write with
 	// success. rust-vmm's client needs that: it ignores the error flag and waits
 	// for data that an error reply does not have.
@@ -83,8 +86,12 @@ type Config struct {
 	MaxOpen int
 	// MaxDMA bounds the DMA messages that wait. 0 means DefaultMaxDMA.
 	MaxDMA int
-	// MaxMaps bounds the mappings. 0 means DefaultMaxMaps.
+	// MaxMaps bounds the mappings. 0 means DefaultMaxMaps. Mappings of one file
+	// share one mapping of the process.
 	MaxMaps int
+	// MaxMemory bounds the address space for the files of guest memory, in bytes.
+	// 0 means DefaultMaxMemory.
+	MaxMemory uint64
 
 	// Polling configures the polling of a connection's reader.
 	Polling Polling
@@ -183,6 +190,7 @@ func (c Config) complete() (Config, error) {
 	c.MaxOpen = cmp.Or(c.MaxOpen, DefaultMaxOpen)
 	c.MaxDMA = cmp.Or(c.MaxDMA, DefaultMaxDMA)
 	c.MaxMaps = cmp.Or(c.MaxMaps, DefaultMaxMaps)
+	c.MaxMemory = cmp.Or(c.MaxMemory, DefaultMaxMemory)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}

@@ -31,6 +31,7 @@ type Conn struct {
 	msg        message // a field, because the calls by way of handlers would move a variable to the heap
 	realized   bool    // the first read of the whole configuration space was seen
 	moreWrites bool    // more writes follow in the same message
+	mapRefused bool    // a DMA_MAP was refused
 	out        []byte
 
 	// wmu is held while a message is sent, and is taken before mu.
@@ -56,12 +57,12 @@ func newConn(s *Server, sock *socket) *Conn {
 	c := &Conn{
 		srv: s, cfg: &s.cfg, sock: sock,
 		fr:    newFramer(sock, maxMessage(s.cfg.MaxData)),
-		mem:   &Memory{max: s.cfg.MaxMaps},
+		mem:   newMemory(s.cfg.MaxMaps, s.cfg.MaxMemory),
 		start: time.Now(),
 		ended: make(chan struct{}),
 	}
 	sock.stall, sock.poller.Polling = s.cfg.Deadline, s.cfg.Polling
-	c.irqs.init(s.cfg.IRQs)
+	c.irqs.init(s.cfg.IRQs, sock.trash)
 	c.room = sync.NewCond(&c.mu)
 	c.timer = time.AfterFunc(time.Hour, c.expire)
 	c.timer.Stop()

@@ -2,7 +2,6 @@ package vfiouser
 
 import (
 	"fmt"
-	"math"
 
 	"golang.org/x/sys/unix"
 
@@ -175,11 +174,16 @@ func (c *Conn) dmaMap(m *message) error {
 		return fmt.Errorf("vfiouser: dma map: %d descriptors: %w", len(m.fds), unix.EINVAL)
 	}
 	mapping, err := c.mem.add(req, fd)
-	if err != nil {
-		return err
+	if err == nil {
+		if err = c.cfg.Handler.DMAMap(c, mapping); err != nil {
+			_, _ = c.mem.remove(DMAUnmap{Addr: req.Addr, Size: req.Size})
+		}
 	}
-	if err := c.cfg.Handler.DMAMap(c, mapping); err != nil {
-		_, _ = c.mem.remove(DMAUnmap{Addr: req.Addr, Size: req.Size})
+	if err != nil {
+		if !c.mapRefused { // once: a VMM can make any number of them
+			c.mapRefused = true
+			c.cfg.Logger.Warn("the device cannot access some memory of the VMM", "err", err)
+		}
 		return err
 	}
 	c.reply(m.Header, nil)
@@ -215,13 +219,17 @@ func (c *Conn) deviceReset(m *message) error {
 	return nil
 }
 
-// check returns an error unless n bytes at offset lie in the region and may be accessed.
-func (c *Conn) check(region uint32, offset uint64, n uint32, flag uint32) bool {
-	if region >= NumRegions {
-		return false
+// check returns an error unless the range lies in its region, which permits the
+// access. No VMM makes such an access on behalf of a guest.
+func (c *Conn) check(a RegionAccess, flag uint32) error {
+	if a.Region < NumRegions {
+		r := &c.cfg.Regions[a.Region]
+		if r.Flags&flag != 0 && a.Offset <= r.Size && uint64(a.Count) <= r.Size-a.Offset {
+			return nil
+		}
 	}
-	r := &c.cfg.Regions[region]
-	return r.Flags&flag != 0 && offset <= r.Size && uint64(n) <= r.Size-offset && offset <= math.MaxUint64-uint64(n)
+	c.srv.stats.failed.Add(1)
+	return fmt.Errorf("vfiouser: no access to %d bytes at %#x of region %d: %w", a.Count, a.Offset, a.Region, unix.EINVAL)
 }
 
 func (c *Conn) regionRead(m *message) error {
@@ -232,6 +240,9 @@ func (c *Conn) regionRead(m *message) error {
 	if req.Count > c.cfg.MaxData {
 		return fmt.Errorf("vfiouser: read of %d bytes, at most %d: %w", req.Count, c.cfg.MaxData, unix.EINVAL)
 	}
+	if err := c.check(req, RegionFlagRead); err != nil {
+		return err
+	}
 	a := c.accept(m, int(req.Count))
 	if a == nil {
 		return nil
@@ -239,10 +250,8 @@ func (c *Conn) regionRead(m *message) error {
 	a.Region, a.Offset, a.Write = req.Region, req.Offset, false
 	c.srv.stats.reads.Add(1)
 	c.launch(a)
-	switch {
-	case !c.check(req.Region, req.Offset, req.Count, RegionFlagRead):
-		c.answer(a, unix.EINVAL)
-	case req.Count == 0:
+	switch req.Count {
+	case 0:
 		c.answer(a, nil)
 	default:
 		if !c.realized && req.Region == RegionConfig && req.Offset == 0 && req.Count >= pcie.ConfigSizePCI {
@@ -262,15 +271,17 @@ func (c *Conn) regionWrite(m *message) error {
 	if uint64(req.Count) != uint64(len(m.body)-n) {
 		return fmt.Errorf("vfiouser: write of %d bytes with %d of data: %w", req.Count, len(m.body)-n, unix.EINVAL)
 	}
-	c.write(m, req, m.body[n:])
-	return nil
+	return c.write(m, req, m.body[n:])
 }
 
 // write hands a write to the handler.
-func (c *Conn) write(m *message, req RegionAccess, data []byte) {
+func (c *Conn) write(m *message, req RegionAccess, data []byte) error {
+	if err := c.check(req, RegionFlagWrite); err != nil {
+		return err
+	}
 	a := c.accept(m, len(data))
 	if a == nil {
-		return
+		return nil
 	}
 	copy(a.Data, data)
 	a.Region, a.Offset, a.Write = req.Region, req.Offset, true
@@ -280,14 +291,13 @@ func (c *Conn) write(m *message, req RegionAccess, data []byte) {
 		c.srv.stats.writes.Add(1)
 	}
 	c.launch(a)
-	switch {
-	case !c.check(req.Region, req.Offset, req.Count, RegionFlagWrite):
-		c.answer(a, unix.EINVAL)
-	case req.Count == 0:
+	switch req.Count {
+	case 0:
 		c.answer(a, nil)
 	default:
 		c.cfg.Handler.Access(c, a)
 	}
+	return nil
 }
 
 // regionWriteMulti hands over posted writes. QEMU asks for no reply; for clients
@@ -300,9 +310,13 @@ func (c *Conn) regionWriteMulti(m *message) error {
 	if err != nil {
 		return invalid(err)
 	}
-	for b := m.body[n:]; len(b) > 0; b = b[multiEntrySize:] {
-		if _, _, err := ParseMultiWrite(b); err != nil { // before the first is handed over
+	for b := m.body[n:]; len(b) > 0; b = b[multiEntrySize:] { // before the first is handed over
+		w, _, err := ParseMultiWrite(b)
+		if err != nil {
 			return invalid(err)
+		}
+		if err := c.check(w.access(), RegionFlagWrite); err != nil {
+			return err
 		}
 	}
 	posted := *m
@@ -313,7 +327,9 @@ func (c *Conn) regionWriteMulti(m *message) error {
 			return invalid(err)
 		}
 		c.moreWrites = len(b) > multiEntrySize
-		c.write(&posted, RegionAccess{Offset: w.Offset, Region: w.Region, Count: w.Count}, w.Data[:w.Count])
+		if err := c.write(&posted, w.access(), w.Data[:w.Count]); err != nil {
+			return err
+		}
 	}
 	c.moreWrites = false
 	c.reply(m.Header, func(b []byte) []byte {

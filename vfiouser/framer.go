@@ -60,7 +60,7 @@ func (f *framer) try(block bool) (message, error) {
 }
 
 func (f *framer) read(p howLong) (message, error) {
-	closeFDs(f.last)
+	f.sock.trash.close(f.last)
 	f.last = nil
 	for {
 		need := HeaderSize
@@ -130,6 +130,10 @@ func (f *framer) fill(need int, p howLong) error {
 	}
 	f.w += n
 	if len(fds) > 0 {
+		if f.sock.trash.full() {
+			f.sock.trash.close(fds)
+			return &ProtocolError{"descriptors that cannot be closed"}
+		}
 		f.got = append(f.got, rights{f.pos + uint64(f.w-f.r), fds})
 		held := 0
 		for _, g := range f.got {
@@ -144,9 +148,9 @@ func (f *framer) fill(need int, p howLong) error {
 
 // close closes the descriptors that no message has taken.
 func (f *framer) close() {
-	closeFDs(f.last)
+	f.sock.trash.close(f.last)
 	for _, g := range f.got {
-		closeFDs(g.fds)
+		f.sock.trash.close(g.fds)
 	}
 	f.last, f.got = nil, nil
 }

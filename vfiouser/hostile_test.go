@@ -96,7 +96,7 @@ func TestMemoryAgainstModel(t *testing.T) {
 	file, backing := memfd(t, page*pages)
 	id := mustFD(t, file)
 	rapid.Check(t, func(rt *rapid.T) {
-		m := &Memory{max: pages}
+		m := newMemory(pages, 1<<30)
 		defer func() { _, _ = m.remove(DMAUnmap{Flags: DMAUnmapAll}) }()
 		var owner [pages]int // which mapping holds the page, 0: none
 		var write [pages]bool

@@ -1,7 +1,6 @@
 package vfiouser
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -9,6 +8,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/internal/rawio/eventfd"
 )
 
 // IRQAction is a change of interrupt vectors.
@@ -49,16 +50,18 @@ type vector struct {
 
 // interrupts holds the vectors that the VMM has armed.
 type interrupts struct {
-	// mu guards all fields. It is held during a write to a descriptor, which
+	// mu guards all fields. It is held while a descriptor is signalled, which
 	// does not block, so that the descriptor is not closed meanwhile.
 	mu     sync.Mutex
 	index  [NumIRQs][]vector
 	level  bool     // INTx is asserted
 	unmask *os.File // event of the VMM that unmasks INTx, or nil
+	trash  *disposer
 	wg     sync.WaitGroup
 }
 
-func (t *interrupts) init(counts [NumIRQs]uint32) {
+func (t *interrupts) init(counts [NumIRQs]uint32, trash *disposer) {
+	t.trash = trash
 	for i, n := range counts {
 		t.index[i] = make([]vector, n)
 		for j := range t.index[i] {
@@ -110,9 +113,7 @@ func (t *interrupts) fireLocked(index uint32, v *vector) error {
 	}
 	v.pending = false
 	v.masked = index == IRQINTx
-	one := binary.NativeEndian.AppendUint64(make([]byte, 0, 8), 1)
-	// EAGAIN: the counter is at its maximum, so the signal is not lost.
-	if _, err := unix.Write(v.fd, one); err != nil && !errors.Is(err, unix.EAGAIN) {
+	if err := eventfd.Signal(v.fd); err != nil {
 		return fmt.Errorf("vfiouser: signal interrupt: %w", err)
 	}
 	return nil
@@ -124,7 +125,7 @@ func (t *interrupts) set(req IRQSet, fds []int) (IRQChange, error) {
 	defer t.mu.Unlock()
 	change, used, err := t.setLocked(req, fds)
 	if !used {
-		closeFDs(fds)
+		t.trash.close(fds)
 	}
 	return change, err
 }
@@ -157,7 +158,8 @@ func (t *interrupts) setLocked(req IRQSet, fds []int) (IRQChange, bool, error) {
 			return refuse(strconv.Itoa(len(fds)) + " descriptors")
 		}
 		for _, fd := range fds {
-			if !isEventFD(fd) || unix.SetNonblock(fd, true) != nil {
+			// Nonblocking for the listener, whose wait needs the poller.
+			if !eventfd.Is(fd) || unix.SetNonblock(fd, true) != nil {
 				return refuse("not an event descriptor")
 			}
 		}
@@ -271,13 +273,6 @@ func (t *interrupts) close() {
 	t.wg.Wait()
 }
 
-// isEventFD keeps a VMM from making the server write to a file that blocks.
-// Without /proc it accepts every descriptor.
-func isEventFD(fd int) bool {
-	name, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
-	return err != nil || name == "anon_inode:[eventfd]"
-}
-
 // NewEvent makes an event descriptor to arm an interrupt vector with. A read
 // of it blocks its goroutine only, and ends when the file is closed.
 func NewEvent() (*os.File, error) {
@@ -289,11 +284,18 @@ func NewEvent() (*os.File, error) {
 }
 
 // WaitEvent waits until the descriptor of NewEvent has been signalled and
-// returns the number of signals since the last call.
+// returns the number of signals since the last call. It ends when the file is
+// closed, even if a peer that shares the descriptor has made it blocking.
 func WaitEvent(f *os.File) (uint64, error) {
-	var b [8]byte
-	if _, err := f.Read(b[:]); err != nil {
+	raw, err := f.SyscallConn()
+	if err != nil {
 		return 0, err
 	}
-	return binary.NativeEndian.Uint64(b[:]), nil
+	var n uint64
+	var failed error
+	err = raw.Read(func(fd uintptr) bool {
+		n, failed = eventfd.Read(int(fd))
+		return !errors.Is(failed, unix.EAGAIN)
+	})
+	return n, errors.Join(err, failed)
 }

@@ -3,7 +3,6 @@ package vfiouser
 import (
 	"fmt"
 	"math"
-	"os"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -23,10 +22,11 @@ type Mapping struct {
 	InPlace    bool   // came with a descriptor and is mapped in this process
 }
 
-// mapped is a mapping of the table. Without a descriptor the slices are nil.
+// mapped is a mapping of the table. Without a descriptor memory and in are nil.
 type mapped struct {
 	Mapping
-	memory, mmapped []byte // memory is the range, mmapped the slice for munmap
+	memory []byte // the range
+	in     *view  // that holds it
 }
 
 func (m *Mapping) last() uint64 { return m.Addr + (m.Size - 1) }
@@ -40,9 +40,14 @@ type Memory struct {
 
 	// mu is held for reading during an access in place and for writing
 	// while the table changes, so an unmap waits for the accesses.
-	mu   sync.RWMutex
-	maps []*mapped
-	max  int
+	mu    sync.RWMutex
+	maps  []*mapped
+	max   int
+	files files
+}
+
+func newMemory(maxMaps int, maxBytes uint64) *Memory {
+	return &Memory{max: maxMaps, files: newFiles(maxBytes)}
 }
 
 // Read fills p from guest memory at bus address addr. It checks the whole range
@@ -193,15 +198,16 @@ func (m *Memory) add(req DMAMap, fd int) (Mapping, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.maps) >= m.max {
-		return Mapping{}, fmt.Errorf("vfiouser: dma map: %d mappings already: %w", m.max, unix.ENOSPC)
+		return Mapping{}, fmt.Errorf("vfiouser: dma map: the table is full with %d mappings: %w", m.max, unix.ENOSPC)
 	}
 	i := sort.Search(len(m.maps), func(i int) bool { return m.maps[i].last() >= x.Addr })
 	if i < len(m.maps) && m.maps[i].Addr <= x.last() {
 		return Mapping{}, fmt.Errorf("vfiouser: dma map: %d bytes at %#x overlap a mapping: %w", x.Size, x.Addr, unix.EEXIST)
 	}
 	if x.InPlace {
-		if err := x.mmap(fd); err != nil {
-			return Mapping{}, err
+		var err error
+		if x.in, x.memory, err = m.files.take(fd, x.Offset, x.Size, x.Writable); err != nil {
+			return Mapping{}, fmt.Errorf("vfiouser: dma map: %d bytes at offset %#x: %w", x.Size, x.Offset, err)
 		}
 	}
 	m.maps = slices.Insert(m.maps, i, x)
@@ -237,47 +243,11 @@ func (m *Memory) remove(req DMAUnmap) ([]Mapping, error) {
 	}
 	var gone []Mapping
 	for _, x := range m.maps[lo:hi] {
-		x.munmap()
+		m.files.release(x.in)
 		gone = append(gone, x.Mapping)
 	}
 	m.maps = slices.Delete(m.maps, lo, hi)
 	return gone, nil
-}
-
-// mmap maps a part of the file. The file must be long enough now; when the VMM
-// shortens it later, guard catches the fault.
-func (m *mapped) mmap(fd int) error {
-	refuse := func(why any, errno error) error {
-		return fmt.Errorf("vfiouser: dma map: %d bytes at offset %#x: %v: %w", m.Size, m.Offset, why, errno)
-	}
-	slack := m.Offset & uint64(os.Getpagesize()-1)
-	if m.Offset > math.MaxInt64 || m.Size > math.MaxInt-slack || m.Offset > math.MaxInt64-m.Size {
-		return refuse("too large", unix.EINVAL)
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return refuse("fstat", err)
-	}
-	if st.Mode&unix.S_IFMT == unix.S_IFREG && uint64(st.Size) < m.Offset+m.Size {
-		return refuse(fmt.Sprintf("the file has %d bytes", st.Size), unix.EINVAL)
-	}
-	prot := unix.PROT_READ
-	if m.Writable {
-		prot |= unix.PROT_WRITE
-	}
-	b, err := unix.Mmap(fd, int64(m.Offset-slack), int(m.Size+slack), prot, unix.MAP_SHARED)
-	if err != nil {
-		return refuse("mmap", err)
-	}
-	m.mmapped, m.memory = b, b[slack:]
-	return nil
-}
-
-func (m *mapped) munmap() {
-	if m.mmapped != nil {
-		_ = unix.Munmap(m.mmapped) // fails only for a slice that is not mapped
-		m.mmapped, m.memory = nil, nil
-	}
 }
 
 // guardedCopy copies src to dst, of the same length, one of which is guest

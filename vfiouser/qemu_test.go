@@ -100,6 +100,22 @@ func (m *monitor) read() qmpMessage {
 
 func (m *monitor) qmp(command string, args any) json.RawMessage {
 	m.tb.Helper()
+	result, problem := m.ask(command, args)
+	if problem != "" {
+		m.tb.Fatalf("%s: %s", command, problem)
+	}
+	return result
+}
+
+// try runs a command and returns QEMU's error, or "".
+func (m *monitor) try(command string, args any) (problem string) {
+	m.tb.Helper()
+	_, problem = m.ask(command, args)
+	return problem
+}
+
+func (m *monitor) ask(command string, args any) (result json.RawMessage, problem string) {
+	m.tb.Helper()
 	must(m.tb, json.NewEncoder(m.conn).Encode(struct {
 		Execute   string `json:"execute"`
 		Arguments any    `json:"arguments,omitempty"`
@@ -107,11 +123,11 @@ func (m *monitor) qmp(command string, args any) json.RawMessage {
 	for {
 		switch q := m.read(); {
 		case q.Error != nil:
-			m.tb.Fatalf("%s: %s", command, q.Error.Desc)
+			return nil, q.Error.Desc
 		case q.Event != "":
 			m.events = append(m.events, q.Event)
 		default:
-			return q.Return
+			return q.Return, ""
 		}
 	}
 }
@@ -240,6 +256,24 @@ func useSilence(t *testing.T, m *monitor, f *fixture, addr uint64) {
 	if v := m.word(addr); v == 0xffffffff {
 		t.Error("the device has not come back")
 	}
+}
+
+// TestQEMURefused plugs a device in whose server has another VMM. QEMU says why
+// not, and lives: it aborts when the server closes the socket without an answer.
+func TestQEMURefused(t *testing.T) {
+	m := startQEMU(t)
+	f := serve(t)
+	p, _ := f.connect()
+	for range 20 {
+		err := m.try("device_add", map[string]any{
+			"driver": "vfio-user-pci", "id": "v0", "bus": "rp0",
+			"socket": map[string]string{"type": "unix", "path": f.path},
+		})
+		if !strings.Contains(err, "Device or resource busy") {
+			t.Fatalf("QEMU says %q", err)
+		}
+	}
+	p.ok(4, le(16, 0, 0, 0)) // the first one is served as before
 }
 
 // TestQEMUMessages uses guest memory that comes without descriptors.

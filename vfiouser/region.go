@@ -215,6 +215,10 @@ func ParseMultiWrite(b []byte) (MultiWrite, int, error) {
 	return w, multiEntrySize, nil
 }
 
+func (w MultiWrite) access() RegionAccess {
+	return RegionAccess{Offset: w.Offset, Region: w.Region, Count: w.Count}
+}
+
 // Append appends the write's 24 bytes.
 func (w MultiWrite) Append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint64(b, w.Offset)

@@ -17,12 +17,15 @@ import (
 type Server struct {
 	cfg   Config
 	stats counters
+	trash disposer // of all connections
 
 	// mu guards the fields below.
 	mu        sync.Mutex
+	draining  bool // Shutdown was called
 	closed    bool
 	listeners map[*net.UnixListener]struct{}
 	cur       *Conn
+	refusing  int            // connections that are being refused
 	wg        sync.WaitGroup // Serve and ServeConn calls, and connections
 }
 
@@ -60,13 +63,13 @@ func Listen(path string) (*net.UnixListener, error) {
 }
 
 // Serve accepts connections until ctx ends or the server is closed; it closes
-// ln, ends the connection and waits for it. It closes a second connection at
-// once. The error is ctx's, ErrServerClosed, or
+// ln, ends the connection and waits for it. It refuses a second connection with
+// EBUSY. The error is ctx's, ErrServerClosed, or
 // that of a listener that failed or was closed.
 func (s *Server) Serve(ctx context.Context, ln *net.UnixListener) error {
 	defer ln.Close()
 	s.mu.Lock()
-	if s.closed {
+	if s.draining || s.closed {
 		s.mu.Unlock()
 		return ErrServerClosed
 	}
@@ -102,8 +105,13 @@ func (s *Server) Serve(ctx context.Context, ln *net.UnixListener) error {
 			continue
 		}
 		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.closed {
+		draining, closed := s.draining, s.closed
+		s.mu.Unlock()
+		switch {
+		case draining:
+			conns.Wait() // before cancel ends them
+			return ErrServerClosed
+		case closed:
 			return ErrServerClosed
 		}
 		return err
@@ -112,9 +120,18 @@ func (s *Server) Serve(ctx context.Context, ln *net.UnixListener) error {
 
 // ServeConn serves one connection and blocks until it ends. The server closes nc.
 func (s *Server) ServeConn(ctx context.Context, nc *net.UnixConn) error {
-	c, err := s.open(ctx, nc)
+	sock, err := s.socket(nc)
 	if err != nil {
-		_ = nc.Close()
+		return errors.Join(err, nc.Close())
+	}
+	c, err := s.open(ctx, sock)
+	switch {
+	case err == nil:
+	case s.beginRefusal(err):
+		s.refuse(ctx, sock, err)
+		return err
+	default:
+		sock.close()
 		return err
 	}
 	defer s.wg.Done()
@@ -123,27 +140,40 @@ func (s *Server) ServeConn(ctx context.Context, nc *net.UnixConn) error {
 
 // admit starts the connection, or refuses it.
 func (s *Server) admit(ctx context.Context, conns *sync.WaitGroup, nc *net.UnixConn) {
-	c, err := s.open(ctx, nc)
+	sock, err := s.socket(nc)
 	if err != nil {
-		s.cfg.Logger.Warn("vfio-user connection refused", "err", err)
-		_ = nc.Close()
+		s.cfg.Logger.Warn("vfio-user connection lost", "err", errors.Join(err, nc.Close()))
 		return
 	}
-	conns.Go(func() {
-		defer s.wg.Done()
-		err := c.run(ctx)
-		s.cfg.Logger.Debug("vfio-user connection ended", "err", err)
-	})
+	c, err := s.open(ctx, sock)
+	switch {
+	case err == nil:
+		conns.Go(func() {
+			defer s.wg.Done()
+			err := c.run(ctx)
+			s.cfg.Logger.Debug("vfio-user connection ended", "err", err)
+		})
+		return
+	case s.beginRefusal(err):
+		conns.Go(func() { s.refuse(ctx, sock, err) })
+	default:
+		sock.close()
+	}
+	s.cfg.Logger.Warn("vfio-user connection refused", "err", err)
+}
+
+func (s *Server) socket(nc *net.UnixConn) (*socket, error) {
+	sock, err := newSocket(nc)
+	if err == nil {
+		sock.trash = &s.trash
+	}
+	return sock, err
 }
 
 // open makes the connection the current one. A VMM that unplugs a device and
 // plugs it in again may connect before the server sees the end of the first
 // connection, so open waits for that end.
-func (s *Server) open(ctx context.Context, nc *net.UnixConn) (*Conn, error) {
-	sock, err := newSocket(nc)
-	if err != nil {
-		return nil, err
-	}
+func (s *Server) open(ctx context.Context, sock *socket) (*Conn, error) {
 	if old := s.Conn(); old != nil && old.sock.hungUp() {
 		select {
 		case <-old.ended:
@@ -154,12 +184,12 @@ func (s *Server) open(ctx context.Context, nc *net.UnixConn) (*Conn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.closed:
-		sock.close()
+	case s.draining, s.closed:
 		return nil, ErrServerClosed
 	case s.cur != nil:
-		sock.close()
-		return nil, fmt.Errorf("vfiouser: another connection is open: %w", unix.EBUSY)
+		return nil, errBusy
+	case s.trash.full():
+		return nil, fmt.Errorf("vfiouser: descriptors of an earlier connection cannot be closed: %w", unix.EBUSY)
 	}
 	s.cur = newConn(s, sock)
 	s.wg.Add(1)
@@ -173,14 +203,35 @@ func (s *Server) Conn() *Conn {
 	return s.cur
 }
 
+// Shutdown closes the listeners, waits until the VMM has disconnected or ctx has
+// ended, and closes the server. Handlers may not call it.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.mu.Lock()
+	s.draining = true
+	s.closeListenersLocked()
+	cur := s.cur
+	s.mu.Unlock()
+	if cur != nil {
+		select {
+		case <-cur.ended:
+		case <-ctx.Done():
+		}
+	}
+	return s.Close()
+}
+
+func (s *Server) closeListenersLocked() {
+	for ln := range s.listeners {
+		_ = ln.Close()
+	}
+}
+
 // Close closes the listeners and the connection and returns when Serve and
 // ServeConn have returned. Handlers may not call it.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	s.closed = true
-	for ln := range s.listeners {
-		_ = ln.Close()
-	}
+	s.closeListenersLocked()
 	cur := s.cur
 	s.mu.Unlock()
 	if cur != nil {

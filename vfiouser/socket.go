@@ -24,6 +24,8 @@ import (
 // cost an empty read and the wake-up of another thread.
 type socket struct {
 	fd *fd.FD
+	// trash closes the descriptors that the peer sends and the owner does not keep.
+	trash *disposer
 	// stall bounds the time that a send waits for the peer to read; 0: no bound.
 	stall time.Duration
 	// poller waits for a receiver without a time limit.
@@ -62,7 +64,7 @@ func newSocket(c *net.UnixConn) (*socket, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &socket{fd: fd}
+	s := &socket{fd: fd, trash: new(disposer)}
 	s.receive = s.recvmsg
 	s.rx.oob = make([]byte, unix.CmsgSpace(MaxFDs*4))
 	return s, c.Close()
@@ -169,12 +171,12 @@ func (s *socket) recv(b []byte, p howLong) (int, []int, error) {
 			return 0, nil, err
 		}
 		if s.rx.msg.Flags&unix.MSG_CTRUNC != 0 { // the kernel has closed what did not fit
-			closeFDs(fds)
+			s.trash.close(fds)
 			return 0, nil, &ProtocolError{"more descriptors than a message may carry"}
 		}
 	}
 	if s.rx.n == 0 {
-		closeFDs(fds)
+		s.trash.close(fds)
 		return 0, nil, io.EOF
 	}
 	return s.rx.n, fds, nil
@@ -265,12 +267,4 @@ func parseRights(oob []byte) ([]int, error) {
 		}
 	}
 	return fds, nil
-}
-
-func closeFDs(fds []int) {
-	for _, fd := range fds {
-		if fd >= 0 {
-			_ = unix.Close(fd)
-		}
-	}
 }
