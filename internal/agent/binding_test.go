@@ -133,9 +133,9 @@ func TestStatus(t *testing.T) {
 		t.Error("a slot without a binding reports one")
 	}
 	s.Begin(&dxpuv1.DesiredBinding{BindingId: "b", Epoch: 4})
-	s.Advance(dxpuv1.BindingState_BINDING_STATE_PREPARING, "")
+	s.Advance(dxpuv1.BindingState_BINDING_STATE_PREPARING, 0, "")
 	s.Step("link_up")
-	s.Advance(dxpuv1.BindingState_BINDING_STATE_LOST, "why")
+	s.Advance(dxpuv1.BindingState_BINDING_STATE_LOST, 0, "why")
 	have := s.Get()
 	o := have.Observed()
 	var names []string

@@ -192,8 +192,12 @@ type BindingStatus struct {
 	ID     string
 	Epoch  uint64
 	State  dxpuv1.BindingState
+	Reason dxpuv1.Reason // of FAILED
 	Detail string
-	Steps  []*dxpuv1.Step
+	// Waiting is set while the binding waits for something outside the pool, such as
+	// a VM that was not started yet; Detail names it.
+	Waiting bool
+	Steps   []*dxpuv1.Step
 }
 
 // Observed returns the status as the API reports it, nil for a slot without a binding.
@@ -201,7 +205,7 @@ func (b *BindingStatus) Observed() *dxpuv1.ObservedBinding {
 	if b.ID == "" {
 		return nil
 	}
-	return &dxpuv1.ObservedBinding{BindingId: b.ID, Epoch: b.Epoch, State: b.State, Detail: b.Detail, Steps: b.Steps}
+	return &dxpuv1.ObservedBinding{BindingId: b.ID, Epoch: b.Epoch, State: b.State, Reason: b.Reason, Detail: b.Detail, Waiting: b.Waiting, Steps: b.Steps}
 }
 
 // Status holds the BindingStatus of a slot and its timeline. The slot's controller
@@ -232,21 +236,22 @@ func (s *Status) Begin(want *dxpuv1.DesiredBinding) {
 	s.trace = want.GetTraceparent()
 }
 
-// Advance records a new state of the binding, as a step of the timeline.
-func (s *Status) Advance(state dxpuv1.BindingState, detail string) {
+// Advance records a new state of the binding, as a step of the timeline. reason is 0
+// for states that need none.
+func (s *Status) Advance(state dxpuv1.BindingState, reason dxpuv1.Reason, detail string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.s.State, s.s.Detail = state, detail
+	s.s.State, s.s.Reason, s.s.Detail, s.s.Waiting = state, reason, detail, false
 	s.stepLocked(StateName(state))
 }
 
 // Note changes the detail of the present state without adding a step. It reports
-// whether the detail is new.
-func (s *Status) Note(detail string) bool {
+// whether it changed anything.
+func (s *Status) Note(detail string, waiting bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	changed := s.s.Detail != detail
-	s.s.Detail = detail
+	changed := s.s.Detail != detail || s.s.Waiting != waiting
+	s.s.Detail, s.s.Waiting = detail, waiting
 	return changed
 }
 
@@ -255,6 +260,15 @@ func (s *Status) Step(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stepLocked(name)
+}
+
+// StepOnce adds an inner step that attempts repeat, unless the timeline has it.
+func (s *Status) StepOnce(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !slices.ContainsFunc(s.s.Steps, func(o *dxpuv1.Step) bool { return o.Name == name }) {
+		s.stepLocked(name)
+	}
 }
 
 // maxSteps bounds a timeline: each restart of a VM adds steps.

@@ -10,8 +10,8 @@ import (
 func TestStatusNotesAndBounds(t *testing.T) {
 	s := Status{Clock: time.Now}
 	s.Begin(&dxpuv1.DesiredBinding{BindingId: "b-1", Epoch: 1})
-	s.Advance(dxpuv1.BindingState_BINDING_STATE_ATTACHED, "")
-	if !s.Note("no VM") || s.Note("no VM") {
+	s.Advance(dxpuv1.BindingState_BINDING_STATE_ATTACHED, 0, "")
+	if !s.Note("no VM", false) || s.Note("no VM", false) {
 		t.Error("Note does not report whether the detail is new")
 	}
 	st := s.Get()

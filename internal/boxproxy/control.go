@@ -123,6 +123,8 @@ func (s *slot) do(actions []controller.Action, want *dxpuv1.DesiredBinding, desi
 			s.LinkStats.Store(nil)
 			s.Status.End()
 			s.box.Changed()
+		case controller.Readdress:
+			err = s.readdress(want, desired)
 		case controller.Confirm:
 			s.box.log.Info("device reset", "slot", s.index, "sequence", a.Reset)
 			s.reset.Store(a.Reset)
@@ -137,7 +139,7 @@ func (s *slot) do(actions []controller.Action, want *dxpuv1.DesiredBinding, desi
 
 // report reports the next state of the binding.
 func (s *slot) report(a controller.Action) {
-	s.Status.Advance(a.State, a.Detail)
+	s.Status.Advance(a.State, 0, a.Detail)
 	level := slog.LevelInfo
 	if a.State == dxpuv1.BindingState_BINDING_STATE_FAILED || a.State == dxpuv1.BindingState_BINDING_STATE_LOST {
 		level = slog.LevelWarn
@@ -178,6 +180,17 @@ func (s *slot) attach() error {
 	s.binding = b
 	s.live.Store(&attachment{g, b})
 	return nil
+}
+
+// readdress takes the present addresses of the host over into a link that is not up.
+func (s *slot) readdress(want *dxpuv1.DesiredBinding, desired *dxpuv1.DesiredState) error {
+	_, peers, err := agent.LinkConfig(want, desired.NodeNumber, dxpuv1.NodeKind_NODE_KIND_BOX)
+	if err != nil {
+		return err
+	}
+	e := s.domain.group.Enter()
+	defer s.domain.group.Leave(e)
+	return s.binding.Readdress(e, peers)
 }
 
 // detach removes the link.

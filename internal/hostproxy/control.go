@@ -55,6 +55,7 @@ func (s *slot) reconcile(ctx context.Context, stop bool) {
 		s.seen.Err = nil
 		for _, a := range actions {
 			if s.seen.Err = s.do(ctx, a, desired); s.seen.Err != nil {
+				s.seen.Fault = faultOf(s.seen.Err)
 				break
 			}
 			s.noteApplied(want, desired)
@@ -99,13 +100,15 @@ func (s *slot) do(ctx context.Context, a controller.Action, desired *dxpuv1.Desi
 	case controller.Begin:
 		s.Status.Begin(want)
 	case controller.Report:
-		s.report(a.State, a.Detail)
+		s.report(a)
 	case controller.Note:
-		s.note(a.Detail)
+		s.note(a.Detail, a.Waiting)
 	case controller.End:
 		s.end()
 	case controller.Open:
 		return s.open(want, desired.NodeNumber)
+	case controller.Readdress:
+		return s.readdress(want, desired.NodeNumber)
 	case controller.Plug:
 		return s.plug(ctx, want)
 	case controller.Look:
@@ -138,9 +141,21 @@ func (s *slot) open(want *dxpuv1.DesiredBinding, self uint32) error {
 	return err
 }
 
-// plug enters the binding into the mapping table and shows the device to the host.
+// readdress takes the present addresses of the peer over into a link that is not up.
+func (s *slot) readdress(want *dxpuv1.DesiredBinding, self uint32) error {
+	_, peers, err := agent.LinkConfig(want, self, dxpuv1.NodeKind_NODE_KIND_HOST)
+	if err != nil {
+		return err
+	}
+	e := s.host.group.Enter()
+	defer s.host.group.Leave(e)
+	return s.binding.Readdress(e, peers)
+}
+
+// plug enters the binding into the mapping table and shows the device to the host. A
+// plug that fails leaves nothing behind, so that it can be repeated.
 func (s *slot) plug(ctx context.Context, want *dxpuv1.DesiredBinding) error {
-	s.Status.Step("link_up")
+	s.Status.StepOnce("link_up")
 	e := s.host.group.Enter()
 	err := s.host.table.Bind(s.index, mapping.Target{
 		Box: want.GetPeer().GetNodeNumber(), Slot: uint16(want.GetPeer().GetSlot()), Path: uint8(want.Path),
@@ -151,6 +166,10 @@ func (s *slot) plug(ctx context.Context, want *dxpuv1.DesiredBinding) error {
 	}
 	plugged, err := s.host.cfg.Front.plug(ctx, s)
 	if err != nil {
+		e := s.host.group.Enter()
+		s.port = nil
+		s.host.table.Unbind(s.index)
+		s.host.group.Leave(e)
 		return err
 	}
 	s.plugged = plugged
@@ -206,23 +225,23 @@ func (s *slot) sample() {
 }
 
 // report passes a new state of the binding to the manager.
-func (s *slot) report(state dxpuv1.BindingState, detail string) {
-	s.Status.Advance(state, detail)
+func (s *slot) report(a controller.Action) {
+	s.Status.Advance(a.State, a.Reason, a.Detail)
 	level := slog.LevelInfo
-	if detail != "" {
+	if a.Detail != "" {
 		level = slog.LevelWarn
 	}
-	s.host.log.Log(context.Background(), level, "binding", "slot", s.index, "binding", s.Status.Get().ID, "state", agent.StateName(state), "detail", detail)
+	s.host.log.Log(context.Background(), level, "binding", "slot", s.index, "binding", s.Status.Get().ID, "state", agent.StateName(a.State), "detail", a.Detail)
 	s.host.Changed()
 }
 
-// note adds a detail to the reported state.
-func (s *slot) note(detail string) {
-	if !s.Status.Note(detail) {
+// note adds a detail to the reported state. waiting: the binding waits for a VM.
+func (s *slot) note(detail string, waiting bool) {
+	if !s.Status.Note(detail, waiting) {
 		return
 	}
 	if detail != "" {
-		s.host.log.Warn("attached, but", "slot", s.index, "detail", detail)
+		s.host.log.Warn("binding", "slot", s.index, "binding", s.Status.Get().ID, "detail", detail)
 	}
 	s.host.Changed()
 }

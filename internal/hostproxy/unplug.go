@@ -78,7 +78,7 @@ func (v *vm) watchUse(ctx context.Context) (use string) {
 		if use != "" && why != "" {
 			detail = why + "; " + use
 		}
-		if s.Status.Note(detail) {
+		if s.Status.Note(detail, false) {
 			s.host.Changed()
 		}
 	}
@@ -213,7 +213,7 @@ func (s *slot) eject() {
 	s.counters.ejected.Add(1)
 	s.host.log.Warn("the guest has removed the device", "slot", s.index)
 	s.Status.Step("ejected")
-	s.Status.Note("the guest has removed the device itself")
+	s.Status.Note("the guest has removed the device itself", false)
 	s.host.Changed()
 }
 
@@ -225,7 +225,7 @@ func (s *slot) replug(ctx context.Context) error {
 		return err
 	}
 	s.guest.ejected.Store(false)
-	s.Status.Note("")
+	s.Status.Note("", false)
 	s.host.log.Info("the device is plugged in again", "slot", s.index)
 	s.Status.Step("replugged")
 	s.host.Changed()

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dxpu-project/dxpu/internal/hostproxy/controller"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 	"github.com/dxpu-project/dxpu/internal/vm/qmp"
 	"github.com/dxpu-project/dxpu/vfiouser"
@@ -46,6 +47,9 @@ func (f *VM) Socket(slot int) string {
 func deviceID(slot int) string { return fmt.Sprintf("dxpu%d", slot) }
 
 func (f *VM) start(*Proxy) error {
+	if err := f.check(); err != nil {
+		return err
+	}
 	f.control = newControl()
 	if f.pid == nil {
 		f.pid = (*qmp.Client).PID
@@ -54,11 +58,18 @@ func (f *VM) start(*Proxy) error {
 }
 
 func (f *VM) plug(ctx context.Context, s *slot) (plugged, error) {
+	if f.QMP != "" { // do not make a socket for a VM that does not run
+		_, done, err := f.reach(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer done()
+	}
 	device, err := s.probe(ctx)
 	if err != nil {
 		return nil, err
 	}
-	s.Status.Step("probed")
+	s.Status.StepOnce("probed")
 	v := newVM(s, device)
 	server, err := vfiouser.NewServer(v.serverConfig(f.AccessTimeout, f.Polling))
 	if err != nil {
@@ -66,7 +77,7 @@ func (f *VM) plug(ctx context.Context, s *slot) (plugged, error) {
 	}
 	ln, err := vfiouser.Listen(f.Socket(s.index))
 	if err != nil {
-		return nil, err
+		return nil, hostFault(err)
 	}
 	p := &pluggedVM{vm: v, front: f, server: server}
 	v.show()
@@ -114,9 +125,9 @@ const qmpTimeout = 10 * time.Second
 func (p *pluggedVM) deviceAdd(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, qmpTimeout)
 	defer cancel()
-	client, done, err := p.front.control.use(ctx, p.front.QMP)
+	client, done, err := p.front.reach(ctx)
 	if err != nil {
-		return fmt.Errorf("hot-plug: %w", err)
+		return err
 	}
 	defer done()
 	slot := p.vm.slot.index
@@ -126,10 +137,23 @@ func (p *pluggedVM) deviceAdd(ctx context.Context) error {
 		err = replace(ctx, client, device)
 	}
 	if err != nil {
-		return fmt.Errorf("hot-plug: %w", err)
+		return plugError(err)
 	}
 	p.added, p.qemu = true, p.front.pid(client)
 	return nil
+}
+
+// plugError describes the failure of device_add. QEMU's refusal is the host's fault: its
+// configuration or its state does not allow the device.
+func plugError(err error) error {
+	var refusal *qmp.Error
+	switch {
+	case errors.As(err, &refusal):
+		return hostFault(fmt.Errorf("QEMU refuses the device: %s", refusal.Desc))
+	case errors.Is(err, qmp.ErrClosed):
+		return &faultError{controller.VMAbsent, errors.New("the VM ended while the device was plugged in")}
+	}
+	return hostFault(fmt.Errorf("hot-plug: %w", err))
 }
 
 // leftOver reports whether QEMU still has the slot's former device: a proxy that

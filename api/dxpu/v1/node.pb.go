@@ -1129,8 +1129,13 @@ type ObservedBinding struct {
 	Use Use `protobuf:"varint,8,opt,name=use,proto3,enum=dxpu.v1.Use" json:"use,omitempty"`
 	// Hosts, ATTACHED: the guest has ejected the device. The host plugs it in again
 	// if the desired replugs are more than these.
-	Ejected       bool   `protobuf:"varint,9,opt,name=ejected,proto3" json:"ejected,omitempty"`
-	Replugs       uint32 `protobuf:"varint,10,opt,name=replugs,proto3" json:"replugs,omitempty"`
+	Ejected bool   `protobuf:"varint,9,opt,name=ejected,proto3" json:"ejected,omitempty"`
+	Replugs uint32 `protobuf:"varint,10,opt,name=replugs,proto3" json:"replugs,omitempty"`
+	// Hosts, FAILED: REASON_HOST_FAILED if another GPU would not help.
+	Reason Reason `protobuf:"varint,11,opt,name=reason,proto3,enum=dxpu.v1.Reason" json:"reason,omitempty"`
+	// Hosts, PREPARING: the binding waits for something outside the pool, such as a VM
+	// that has not been started; detail names it. The manager waits, too.
+	Waiting       bool `protobuf:"varint,12,opt,name=waiting,proto3" json:"waiting,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1233,6 +1238,20 @@ func (x *ObservedBinding) GetReplugs() uint32 {
 		return x.Replugs
 	}
 	return 0
+}
+
+func (x *ObservedBinding) GetReason() Reason {
+	if x != nil {
+		return x.Reason
+	}
+	return Reason_REASON_UNSPECIFIED
+}
+
+func (x *ObservedBinding) GetWaiting() bool {
+	if x != nil {
+		return x.Waiting
+	}
+	return false
 }
 
 // Removal is how a device was removed from a guest.
@@ -1402,7 +1421,7 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\abinding\x18\x06 \x01(\v2\x18.dxpu.v1.ObservedBindingR\abinding\x12,\n" +
 	"\x06errors\x18\a \x03(\v2\x14.dxpu.v1.DeviceErrorR\x06errors\x12%\n" +
 	"\x0ereset_sequence\x18\b \x01(\x04R\rresetSequence\x12*\n" +
-	"\aremoval\x18\t \x01(\v2\x10.dxpu.v1.RemovalR\aremoval\"\xde\x02\n" +
+	"\aremoval\x18\t \x01(\v2\x10.dxpu.v1.RemovalR\aremoval\"\xa1\x03\n" +
 	"\x0fObservedBinding\x12\x1d\n" +
 	"\n" +
 	"binding_id\x18\x01 \x01(\tR\tbindingId\x12\x14\n" +
@@ -1415,7 +1434,9 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\x03use\x18\b \x01(\x0e2\f.dxpu.v1.UseR\x03use\x12\x18\n" +
 	"\aejected\x18\t \x01(\bR\aejected\x12\x18\n" +
 	"\areplugs\x18\n" +
-	" \x01(\rR\areplugs\"X\n" +
+	" \x01(\rR\areplugs\x12'\n" +
+	"\x06reason\x18\v \x01(\x0e2\x0f.dxpu.v1.ReasonR\x06reason\x12\x18\n" +
+	"\awaiting\x18\f \x01(\bR\awaiting\"X\n" +
 	"\aRemoval\x12\x1d\n" +
 	"\n" +
 	"binding_id\x18\x01 \x01(\tR\tbindingId\x12\x16\n" +
@@ -1470,6 +1491,7 @@ var file_dxpu_v1_node_proto_goTypes = []any{
 	(*Step)(nil),                // 26: dxpu.v1.Step
 	(*PathStatus)(nil),          // 27: dxpu.v1.PathStatus
 	(Use)(0),                    // 28: dxpu.v1.Use
+	(Reason)(0),                 // 29: dxpu.v1.Reason
 }
 var file_dxpu_v1_node_proto_depIdxs = []int32{
 	16, // 0: dxpu.v1.EnrollRequest.kind:type_name -> dxpu.v1.NodeKind
@@ -1498,19 +1520,20 @@ var file_dxpu_v1_node_proto_depIdxs = []int32{
 	26, // 23: dxpu.v1.ObservedBinding.steps:type_name -> dxpu.v1.Step
 	27, // 24: dxpu.v1.ObservedBinding.paths:type_name -> dxpu.v1.PathStatus
 	28, // 25: dxpu.v1.ObservedBinding.use:type_name -> dxpu.v1.Use
-	2,  // 26: dxpu.v1.NodeService.Enroll:input_type -> dxpu.v1.EnrollRequest
-	4,  // 27: dxpu.v1.NodeService.WatchDesired:input_type -> dxpu.v1.WatchDesiredRequest
-	9,  // 28: dxpu.v1.NodeService.Report:input_type -> dxpu.v1.ReportRequest
-	0,  // 29: dxpu.v1.NodeService.Renew:input_type -> dxpu.v1.RenewRequest
-	3,  // 30: dxpu.v1.NodeService.Enroll:output_type -> dxpu.v1.EnrollResponse
-	5,  // 31: dxpu.v1.NodeService.WatchDesired:output_type -> dxpu.v1.DesiredState
-	10, // 32: dxpu.v1.NodeService.Report:output_type -> dxpu.v1.ReportResponse
-	1,  // 33: dxpu.v1.NodeService.Renew:output_type -> dxpu.v1.RenewResponse
-	30, // [30:34] is the sub-list for method output_type
-	26, // [26:30] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	29, // 26: dxpu.v1.ObservedBinding.reason:type_name -> dxpu.v1.Reason
+	2,  // 27: dxpu.v1.NodeService.Enroll:input_type -> dxpu.v1.EnrollRequest
+	4,  // 28: dxpu.v1.NodeService.WatchDesired:input_type -> dxpu.v1.WatchDesiredRequest
+	9,  // 29: dxpu.v1.NodeService.Report:input_type -> dxpu.v1.ReportRequest
+	0,  // 30: dxpu.v1.NodeService.Renew:input_type -> dxpu.v1.RenewRequest
+	3,  // 31: dxpu.v1.NodeService.Enroll:output_type -> dxpu.v1.EnrollResponse
+	5,  // 32: dxpu.v1.NodeService.WatchDesired:output_type -> dxpu.v1.DesiredState
+	10, // 33: dxpu.v1.NodeService.Report:output_type -> dxpu.v1.ReportResponse
+	1,  // 34: dxpu.v1.NodeService.Renew:output_type -> dxpu.v1.RenewResponse
+	31, // [31:35] is the sub-list for method output_type
+	27, // [27:31] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_node_proto_init() }

@@ -353,6 +353,11 @@ const (
 	Reason_REASON_BINDING_FORGOTTEN Reason = 10
 	Reason_REASON_LEASE_FAILED      Reason = 11
 	Reason_REASON_LEASE_RESIZED     Reason = 12
+	// The host could not show the device to its VM, or not in time. The GPU is not to
+	// blame, and another one would not help.
+	Reason_REASON_HOST_FAILED Reason = 13
+	// The host does not report, and its link is down.
+	Reason_REASON_HOST_LOST Reason = 14
 )
 
 // Enum value maps for Reason.
@@ -371,6 +376,8 @@ var (
 		10: "REASON_BINDING_FORGOTTEN",
 		11: "REASON_LEASE_FAILED",
 		12: "REASON_LEASE_RESIZED",
+		13: "REASON_HOST_FAILED",
+		14: "REASON_HOST_LOST",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":       0,
@@ -386,6 +393,8 @@ var (
 		"REASON_BINDING_FORGOTTEN": 10,
 		"REASON_LEASE_FAILED":      11,
 		"REASON_LEASE_RESIZED":     12,
+		"REASON_HOST_FAILED":       13,
+		"REASON_HOST_LOST":         14,
 	}
 )
 
@@ -2488,7 +2497,10 @@ type Binding struct {
 	HostClear bool `protobuf:"varint,14,opt,name=host_clear,json=hostClear,proto3" json:"host_clear,omitempty"`
 	BoxClear  bool `protobuf:"varint,15,opt,name=box_clear,json=boxClear,proto3" json:"box_clear,omitempty"`
 	// ATTACHED, but the guest has ejected the device. ReplugGPU plugs it in again.
-	Ejected       bool `protobuf:"varint,16,opt,name=ejected,proto3" json:"ejected,omitempty"`
+	Ejected bool `protobuf:"varint,16,opt,name=ejected,proto3" json:"ejected,omitempty"`
+	// READY, but the host waits for something outside the pool, such as a VM that has
+	// not been started; detail names it.
+	Waiting       bool `protobuf:"varint,17,opt,name=waiting,proto3" json:"waiting,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2631,6 +2643,13 @@ func (x *Binding) GetBoxClear() bool {
 func (x *Binding) GetEjected() bool {
 	if x != nil {
 		return x.Ejected
+	}
+	return false
+}
+
+func (x *Binding) GetWaiting() bool {
+	if x != nil {
+		return x.Waiting
 	}
 	return false
 }
@@ -3705,7 +3724,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\bend_time\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\aendTime\x12)\n" +
 	"\x10resource_version\x18\f \x01(\x04R\x0fresourceVersion\x12%\n" +
 	"\x0equeue_position\x18\r \x01(\rR\rqueuePosition\x12\x18\n" +
-	"\acreator\x18\x0e \x01(\tR\acreator\"\xe8\x03\n" +
+	"\acreator\x18\x0e \x01(\tR\acreator\"\x82\x04\n" +
 	"\aBinding\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x19\n" +
@@ -3724,7 +3743,8 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"host_clear\x18\x0e \x01(\bR\thostClear\x12\x1b\n" +
 	"\tbox_clear\x18\x0f \x01(\bR\bboxClear\x12\x18\n" +
-	"\aejected\x18\x10 \x01(\bR\aejected\"\xdd\x04\n" +
+	"\aejected\x18\x10 \x01(\bR\aejected\x12\x18\n" +
+	"\awaiting\x18\x11 \x01(\bR\awaiting\"\xdd\x04\n" +
 	"\x04Pool\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
@@ -3853,7 +3873,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x17BINDING_STATE_RESETTING\x10\x05\x12\x1a\n" +
 	"\x16BINDING_STATE_RELEASED\x10\x06\x12\x16\n" +
 	"\x12BINDING_STATE_LOST\x10\a\x12\x18\n" +
-	"\x14BINDING_STATE_FAILED\x10\b*\xc0\x02\n" +
+	"\x14BINDING_STATE_FAILED\x10\b*\xee\x02\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14REASON_LEASE_DELETED\x10\x01\x12\x18\n" +
@@ -3868,7 +3888,9 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x18REASON_BINDING_FORGOTTEN\x10\n" +
 	"\x12\x17\n" +
 	"\x13REASON_LEASE_FAILED\x10\v\x12\x18\n" +
-	"\x14REASON_LEASE_RESIZED\x10\f*\xda\x01\n" +
+	"\x14REASON_LEASE_RESIZED\x10\f\x12\x16\n" +
+	"\x12REASON_HOST_FAILED\x10\r\x12\x14\n" +
+	"\x10REASON_HOST_LOST\x10\x0e*\xda\x01\n" +
 	"\n" +
 	"LeaseState\x12\x1b\n" +
 	"\x17LEASE_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/link"
@@ -56,24 +58,25 @@ type Verb uint8
 // Verbs. The box carries out the actions of a step in order and skips the rest
 // of them when one fails.
 const (
-	Look    Verb = iota + 1 // check the device
-	Begin                   // start to report the wanted binding
-	Report                  // report State and Detail
-	End                     // stop reporting the binding
-	Claim                   // enter the binding into the mapping table, which may refuse it
-	Release                 // take it out of the table
-	Attach                  // open the link
-	Close                   // tell the peer Code and close the link
-	Detach                  // remove the link
-	Reset                   // reset the device
-	Scrub                   // erase the memory of the device
-	Confirm                 // report the reset of number Reset
+	Look      Verb = iota + 1 // check the device
+	Begin                     // start to report the wanted binding
+	Report                    // report State and Detail
+	End                       // stop reporting the binding
+	Claim                     // enter the binding into the mapping table, which may refuse it
+	Release                   // take it out of the table
+	Attach                    // open the link
+	Close                     // tell the peer Code and close the link
+	Detach                    // remove the link
+	Reset                     // reset the device
+	Scrub                     // erase the memory of the device
+	Confirm                   // report the reset of number Reset
+	Readdress                 // send to the present addresses of the wanted peer
 )
 
 // String returns the name of the verb.
 func (v Verb) String() string {
 	return [...]string{
-		"", "look", "begin", "report", "end", "claim", "release", "attach", "close", "detach", "reset", "scrub", "confirm",
+		"", "look", "begin", "report", "end", "claim", "release", "attach", "close", "detach", "reset", "scrub", "confirm", "readdress",
 	}[v]
 }
 
@@ -104,6 +107,7 @@ type Controller struct {
 	phase   phase
 	id      string // of the binding
 	epoch   uint64
+	peer    *dxpuv1.Peer        // the other end, with its addresses
 	state   dxpuv1.BindingState // reported last
 	dead    bool                // the peer was told that the device is lost
 	reset   uint64              // number of the last reset made
@@ -130,7 +134,7 @@ func (c *Controller) Step(now time.Duration, want Desired, seen Seen) []Action {
 		return c.idle(now, want, seen)
 	case preparing:
 		if seen.Works {
-			c.phase = opening
+			c.phase, c.peer = opening, want.Binding.GetPeer()
 			return []Action{{Verb: Claim}, {Verb: Reset}, {Verb: Attach}}
 		}
 		c.phase = failed
@@ -138,7 +142,7 @@ func (c *Controller) Step(now time.Duration, want Desired, seen Seen) []Action {
 	case opening:
 		return c.opened(seen)
 	case linked:
-		return c.follow(seen)
+		return c.follow(want.Binding, seen)
 	case closing:
 		if seen.Linked && seen.Link != link.Down && now < c.timeout {
 			return nil
@@ -160,7 +164,7 @@ func (c *Controller) Step(now time.Duration, want Desired, seen Seen) []Action {
 func (c *Controller) idle(now time.Duration, want Desired, seen Seen) []Action {
 	switch {
 	case want.Binding != nil:
-		c.phase, c.id, c.epoch = preparing, want.Binding.BindingId, want.Binding.Epoch
+		c.phase, c.id, c.epoch, c.peer = preparing, want.Binding.BindingId, want.Binding.Epoch, want.Binding.GetPeer()
 		actions := []Action{{Verb: Begin}, c.report(dxpuv1.BindingState_BINDING_STATE_PREPARING, "")}
 		if !seen.Empty {
 			c.look = now + lookInterval
@@ -190,13 +194,19 @@ func (c *Controller) opened(seen Seen) []Action {
 }
 
 // follow reports the changes of the link, and closes it when the device has
-// failed: the host must know at once.
-func (c *Controller) follow(seen Seen) []Action {
+// failed: the host must know at once. A host that has been restarted before the link
+// was up may listen at another address.
+func (c *Controller) follow(want *dxpuv1.DesiredBinding, seen Seen) []Action {
 	const ready, attached, lost = dxpuv1.BindingState_BINDING_STATE_READY, dxpuv1.BindingState_BINDING_STATE_ATTACHED,
 		dxpuv1.BindingState_BINDING_STATE_LOST
 	switch {
 	case seen.Link == link.Up && c.state == ready:
 		return []Action{c.report(attached, "")}
+	case c.state == ready && seen.Link != link.Down && !proto.Equal(c.peer, want.GetPeer()):
+		c.peer = want.GetPeer()
+		return []Action{{Verb: Readdress}}
+	case c.state == ready && seen.Err != nil: // of Readdress
+		return []Action{c.report(lost, seen.Err.Error())}
 	case seen.Link == link.Down && c.state != lost:
 		return []Action{c.report(lost, seen.Why)}
 	case seen.Link != link.Down && !seen.Works && !c.dead:

@@ -22,7 +22,7 @@ import (
 // slot when the controller waits.
 //
 //	slot [empty]                              a new slot
-//	desired [binding=ID epoch=N] [reset=N] [stop] [steps=N]   the manager wants this; N steps at most
+//	desired [binding=ID epoch=N [peer=ADDRESS]] [reset=N] [stop] [steps=N]   the manager wants this; N steps at most
 //	run                                       further steps
 //	tick MILLISECONDS                         the time goes on
 //	link up|down [why=TEXT]                   the link changes
@@ -75,6 +75,9 @@ func (s *slot) command(d *datadriven.TestData) string {
 		if d.HasArg("binding") {
 			s.want.Binding = &dxpuv1.DesiredBinding{BindingId: arg("binding")}
 			d.ScanArgs(s.t, "epoch", &s.want.Binding.Epoch)
+			if a := arg("peer"); a != "" {
+				s.want.Binding.Peer = &dxpuv1.Peer{Addresses: []*dxpuv1.PathAddress{{Address: a}}}
+			}
 		}
 	case "run":
 	case "tick":

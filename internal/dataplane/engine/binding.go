@@ -164,6 +164,18 @@ func (b *Binding) HandOver(e Entry, to *Binding, p *tlp.Packet) bool {
 	return true
 }
 
+// Readdress makes the binding exchange datagrams with other addresses of its peer, by
+// path: a proxy that was restarted may listen elsewhere. It reports an error for
+// another number of paths than the link has.
+func (b *Binding) Readdress(_ Entry, peers []netip.AddrPort) error {
+	if len(peers) != len(b.peers) {
+		return fmt.Errorf("engine: binding %d has %d paths and %d new peer addresses", b.id, len(b.peers), len(peers))
+	}
+	b.peers = slices.Clone(peers)
+	b.touch()
+	return nil
+}
+
 // Room returns how many payload bytes Send takes now.
 func (b *Binding) Room(Entry) int { return b.link.Room() }
 

@@ -3,15 +3,21 @@
 // message may be lost or repeated.
 //
 //	empty ─▶ PREPARING: open the link, show the device ─▶ ATTACHED ─▶ LOST      the link is down
-//	                 └─▶ FAILED                               └─▶ ejected ─▶    the guest removed it
+//	           │      ▲ the VM answers                        └─▶ ejected ─▶    the guest removed it
+//	           ├─▶ waiting: there is no VM, or it does not answer
+//	           └─▶ FAILED
 //	any of them, when no longer wanted ─▶ DETACHING: take the device away ─▶ empty
 //
-// FAILED and LOST last until the manager no longer wants the binding.
+// FAILED and LOST last until the manager no longer wants the binding. A host that
+// refuses the device is asked again a few times, with growing pauses, before FAILED. A
+// VM that is absent is waited for without limit, because it may be started later.
 package controller
 
 import (
 	"fmt"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
@@ -30,6 +36,15 @@ const (
 	// without a connection before it is plugged in again: the VM may be about to
 	// remove it.
 	strayLooks = 3
+	// plugAttempts is how often a host that refuses a device is asked. A root port
+	// may still be busy with the last device; a wrong configuration stays wrong.
+	plugAttempts = 4
+	// plugPause is the pause after the first refusal or the first look for a VM.
+	// Each further pause is twice as long, up to maxPlugPause for refusals and
+	// maxVMPause for a VM, which an operator starts and then watches.
+	plugPause    = 500 * time.Millisecond
+	maxPlugPause = 30 * time.Second
+	maxVMPause   = 2 * time.Second
 	// stopTimeout bounds the wait for the host when the proxy goes down: enough
 	// for a guest that is not busy. A device that stays plugged in does not
 	// answer; Linux waits a minute for such a device to return.
@@ -59,6 +74,16 @@ func (g Guest) String() string {
 	return [...]string{"connected", "silent", "present", "removed", "restarted"}[g]
 }
 
+// Fault says on which side an action failed.
+type Fault uint8
+
+// Faults.
+const (
+	DeviceFault Fault = iota // the device or its link: another device may work
+	HostFault                // the host: another device would not help
+	VMAbsent                 // there is no VM, or it does not answer: it may later
+)
+
 // Seen is the state of a slot as the host sees it.
 type Seen struct {
 	Link      link.State
@@ -67,6 +92,7 @@ type Seen struct {
 	Guest     Guest  // outcome of the last Look
 	Detail    string // of Guest
 	Err       error  // why an action of the last step failed; nil: all were done
+	Fault     Fault  // of Err
 }
 
 // Verb is a kind of action.
@@ -75,29 +101,32 @@ type Verb uint8
 // Verbs. The host carries out the actions of a step in order and skips the rest
 // of them when one fails.
 const (
-	Begin  Verb = iota + 1 // start to report the wanted binding
-	Report                 // report State and Detail
-	Note                   // add Detail to the report of the present state
-	End                    // stop reporting the binding
-	Open                   // start to open the link
-	Plug                   // enter the binding into the mapping table and show the device to the host
-	Look                   // find out what the VM has
-	Replug                 // show the device again
-	Eject                  // report that the guest has removed the device
-	Unplug                 // ask the host to let go of the device, for at most Timeout
-	Close                  // tell the peer Code, take the device away and remove the link
+	Begin     Verb = iota + 1 // start to report the wanted binding
+	Report                    // report State and Detail
+	Note                      // add Detail and Waiting to the report of the present state
+	End                       // stop reporting the binding
+	Open                      // start to open the link
+	Readdress                 // send to the present addresses of the wanted peer
+	Plug                      // enter the binding into the mapping table and show the device to the host
+	Look                      // find out what the VM has
+	Replug                    // show the device again
+	Eject                     // report that the guest has removed the device
+	Unplug                    // ask the host to let go of the device, for at most Timeout
+	Close                     // tell the peer Code, take the device away and remove the link
 )
 
 // String returns the name of the verb.
 func (v Verb) String() string {
-	return [...]string{"", "begin", "report", "note", "end", "open", "plug", "look", "replug", "eject", "unplug", "close"}[v]
+	return [...]string{"", "begin", "report", "note", "end", "open", "readdress", "plug", "look", "replug", "eject", "unplug", "close"}[v]
 }
 
 // Action is one thing to do.
 type Action struct {
 	Verb    Verb
 	State   dxpuv1.BindingState // of Report
+	Reason  dxpuv1.Reason       // of Report
 	Detail  string              // of Report and Note
+	Waiting bool                // of Note: the binding waits for a VM
 	Timeout time.Duration       // of Unplug
 	Code    engine.CloseCode    // of Close
 }
@@ -106,12 +135,19 @@ type Action struct {
 func (a Action) String() string {
 	switch a.Verb {
 	case Report:
-		if a.Detail != "" {
-			return fmt.Sprintf("report %v: %s", a.State, a.Detail)
+		out := fmt.Sprintf("report %v", a.State)
+		if a.Reason != 0 {
+			out += fmt.Sprintf(" (%v)", a.Reason)
 		}
-		return fmt.Sprintf("report %v", a.State)
+		if a.Detail != "" {
+			out += ": " + a.Detail
+		}
+		return out
 	case Note:
-		return fmt.Sprintf("note: %s", a.Detail)
+		if a.Waiting {
+			return "note, waiting: " + a.Detail
+		}
+		return "note: " + a.Detail
 	case Unplug:
 		return fmt.Sprintf("unplug within %v", a.Timeout)
 	case Close:
@@ -127,6 +163,7 @@ const (
 	empty      phase = iota // a binding to make
 	opening                 // the link to be up
 	plugging                // the outcome of Plug
+	pausing                 // the time of the next Plug
 	attached                // a change of the link or of the guest
 	looking                 // the outcome of Look
 	replugging              // the outcome of Replug
@@ -142,7 +179,11 @@ type Controller struct {
 	id        string // of the binding
 	epoch     uint64
 	unplug    time.Duration // of the binding
+	peer      *dxpuv1.Peer  // the other end, with its addresses
 	deadline  time.Duration // of opening
+	refusals  int           // of Plug or Replug, in a row
+	absences  int           // of the VM, in a row
+	retry     time.Duration // when Plug is due again
 	look      time.Duration // when the guest is looked at next
 	connected bool          // at the last Step
 	strays    int           // looks in a row that found Present
@@ -166,13 +207,11 @@ func (c *Controller) Step(now time.Duration, want Desired, seen Seen) []Action {
 			return c.begin(now, want.Binding)
 		}
 	case opening:
-		return c.open(now, seen)
+		return c.open(now, want.Binding, seen)
 	case plugging:
-		if seen.Err != nil {
-			return c.fail(seen.Err.Error())
-		}
-		c.phase, c.look, c.strays = attached, now, 0
-		return []Action{report(dxpuv1.BindingState_BINDING_STATE_ATTACHED, "")}
+		return c.plugged(now, seen)
+	case pausing:
+		return c.pause(now, seen)
 	case attached:
 		return c.follow(now, want.Binding, seen)
 	case looking:
@@ -188,7 +227,7 @@ func (c *Controller) Step(now time.Duration, want Desired, seen Seen) []Action {
 func (c *Controller) begin(now time.Duration, b *dxpuv1.DesiredBinding) []Action {
 	*c = Controller{
 		UnplugTimeout: c.UnplugTimeout, phase: opening, id: b.BindingId, epoch: b.Epoch,
-		unplug: c.UnplugTimeout, deadline: now + linkTimeout, replugs: b.Replugs,
+		unplug: c.UnplugTimeout, peer: b.GetPeer(), deadline: now + linkTimeout, replugs: b.Replugs,
 	}
 	if b.UnplugTimeout != nil {
 		c.unplug = b.UnplugTimeout.AsDuration()
@@ -196,25 +235,85 @@ func (c *Controller) begin(now time.Duration, b *dxpuv1.DesiredBinding) []Action
 	return []Action{{Verb: Begin}, report(dxpuv1.BindingState_BINDING_STATE_PREPARING, ""), {Verb: Open}}
 }
 
-// open waits for the link.
-func (c *Controller) open(now time.Duration, seen Seen) []Action {
+// open waits for the link. A peer that has been restarted meanwhile may listen at
+// another address.
+func (c *Controller) open(now time.Duration, want *dxpuv1.DesiredBinding, seen Seen) []Action {
 	switch {
 	case seen.Err != nil:
-		return c.fail(seen.Err.Error())
+		return c.fail(seen.Fault, seen.Err.Error())
 	case seen.Link == link.Up:
-		c.phase = plugging
-		return []Action{{Verb: Plug}}
+		return c.plug()
 	case seen.Link == link.Down:
-		return c.fail("link: " + seen.Why)
+		return c.fail(DeviceFault, "link: "+seen.Why)
+	case !proto.Equal(c.peer, want.GetPeer()):
+		c.peer = want.GetPeer()
+		return []Action{{Verb: Readdress}}
 	case now >= c.deadline:
-		return c.fail(fmt.Sprintf("the box did not open the link within %v", linkTimeout))
+		return c.fail(DeviceFault, fmt.Sprintf("the box did not open the link within %v", linkTimeout))
 	}
 	return nil
 }
 
-func (c *Controller) fail(why string) []Action {
+func (c *Controller) plug() []Action {
+	c.phase = plugging
+	return []Action{{Verb: Plug}}
+}
+
+// plugged acts on the outcome of Plug.
+func (c *Controller) plugged(now time.Duration, seen Seen) []Action {
+	switch {
+	case seen.Err == nil:
+		c.phase, c.look, c.strays, c.refusals, c.absences = attached, now, 0, 0, 0
+		return []Action{report(dxpuv1.BindingState_BINDING_STATE_ATTACHED, "")}
+	case seen.Link == link.Down: // so QEMU had no device to plug in
+		return c.fail(DeviceFault, "link: "+seen.Why)
+	case seen.Fault == VMAbsent:
+		c.absences++
+		c.phase, c.retry = pausing, now+pauseAfter(c.absences, maxVMPause)
+		return []Action{{Verb: Note, Detail: seen.Err.Error(), Waiting: true}}
+	case seen.Fault == HostFault:
+		c.absences = 0
+		if c.refusals++; c.refusals >= plugAttempts {
+			return c.fail(HostFault, seen.Err.Error())
+		}
+		c.phase, c.retry = pausing, now+pauseAfter(c.refusals, maxPlugPause)
+		return []Action{{Verb: Note, Detail: seen.Err.Error() + " (it is tried again)"}}
+	}
+	return c.fail(seen.Fault, seen.Err.Error())
+}
+
+// pause waits for the next attempt to plug the device in, while the link stays up.
+func (c *Controller) pause(now time.Duration, seen Seen) []Action {
+	switch {
+	case seen.Link == link.Down:
+		return c.fail(DeviceFault, "link: "+seen.Why)
+	case now >= c.retry:
+		return c.plug()
+	}
+	return nil
+}
+
+// pauseAfter returns the pause after a number of attempts that failed in a row.
+func pauseAfter(attempts int, most time.Duration) time.Duration {
+	pause := plugPause
+	for i := 1; i < attempts && pause < most; i++ {
+		pause *= 2
+	}
+	return min(pause, most)
+}
+
+// fail reports the reason before it closes the link: the box then reports a link that
+// its peer has closed, and that must not be the first news.
+func (c *Controller) fail(f Fault, why string) []Action {
 	c.phase = ended
-	return []Action{{Verb: Close, Code: engine.CloseDetached}, report(dxpuv1.BindingState_BINDING_STATE_FAILED, why)}
+	reason := dxpuv1.Reason_REASON_ATTACH_FAILED
+	if f != DeviceFault {
+		reason = dxpuv1.Reason_REASON_HOST_FAILED
+	}
+	return []Action{
+		{Verb: Report, State: dxpuv1.BindingState_BINDING_STATE_FAILED, Reason: reason, Detail: why},
+		{Verb: Close, Code: engine.CloseDetached},
+	}
 }
 
 // follow watches an attached device. A device whose link is down is taken away:
@@ -236,7 +335,7 @@ func (c *Controller) follow(now time.Duration, want *dxpuv1.DesiredBinding, seen
 	}
 	c.replugs = want.Replugs // the device is there
 	if c.connected = seen.Connected; c.connected {
-		c.strays, c.look = 0, now // the end of the connection calls for a look at once
+		c.strays, c.refusals, c.look = 0, 0, now // the end of the connection calls for a look at once
 		return nil
 	}
 	if now < c.look {
@@ -273,11 +372,13 @@ func (c *Controller) replug(want *dxpuv1.DesiredBinding) []Action {
 
 // replugged reports the outcome of Replug.
 func (c *Controller) replugged(now time.Duration, seen Seen) []Action {
-	c.phase, c.look = attached, now+lookInterval
+	c.phase = attached
 	if seen.Err != nil {
+		c.refusals++
+		c.look = now + pauseAfter(c.refusals, maxPlugPause)
 		return []Action{{Verb: Note, Detail: "the device cannot be plugged in again: " + seen.Err.Error()}}
 	}
-	c.ejected = false
+	c.look, c.refusals, c.ejected = now+lookInterval, 0, false
 	return nil
 }
 
@@ -323,6 +424,8 @@ func (c *Controller) Wake() time.Duration {
 	switch c.phase {
 	case opening:
 		return c.deadline
+	case pausing:
+		return c.retry
 	case attached:
 		if !c.ejected && !c.connected {
 			return c.look

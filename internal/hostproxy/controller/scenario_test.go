@@ -21,20 +21,28 @@ type world struct {
 	now  time.Duration
 	want Desired
 	seen Seen
-	fail map[Verb]string // actions that fail, with the error
+	fail map[Verb]failure // actions that fail
+}
+
+// failure is the outcome of an action that fails, once or always.
+type failure struct {
+	why    string
+	fault  Fault
+	always bool
 }
 
 // TestScenarios runs the files in testdata. The commands:
 //
-//	want binding=ID [epoch=N] [replugs=N] [unplug=D]   the manager wants a binding
+//	want binding=ID [epoch=N] [replugs=N] [unplug=D] [peer=ADDRESS]   the manager wants a binding
 //	want none | stop
 //	link state=up|down [why=TEXT]
 //	guest connected=true|false | sees=present|removed|restarted|silent
-//	fail VERB why=TEXT                                 the next actions of a kind fail
+//	fail VERB why=TEXT [fault=host|vm] [always]        the next action of a kind fails, or all do
+//	mend VERB                                          actions of a kind work again
 //	wait D                                             time passes
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
-		w := &world{c: Controller{UnplugTimeout: 10 * time.Second}, seen: Seen{Connected: true}, fail: map[Verb]string{}}
+		w := &world{c: Controller{UnplugTimeout: 10 * time.Second}, seen: Seen{Connected: true}, fail: map[Verb]failure{}}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			w.command(t, d)
 			return w.settle()
@@ -72,6 +80,9 @@ func (w *world) command(t *testing.T, d *datadriven.TestData) {
 		if d.HasArg("unplug") {
 			b.UnplugTimeout = durationpb.New(duration(arg("unplug", "")))
 		}
+		if d.HasArg("peer") {
+			b.Peer = &dxpuv1.Peer{Addresses: []*dxpuv1.PathAddress{{Address: arg("peer", "")}}}
+		}
 		w.want.Binding = b
 	case "link":
 		w.seen.Link = map[string]link.State{"connecting": link.Connecting, "up": link.Up, "down": link.Down}[arg("state", "")]
@@ -87,7 +98,13 @@ func (w *world) command(t *testing.T, d *datadriven.TestData) {
 	case "fail":
 		for v := Begin; v <= Close; v++ {
 			if d.HasArg(v.String()) {
-				w.fail[v] = arg("why", "")
+				w.fail[v] = failure{arg("why", ""), map[string]Fault{"host": HostFault, "vm": VMAbsent}[arg("fault", "")], d.HasArg("always")}
+			}
+		}
+	case "mend":
+		for v := Begin; v <= Close; v++ {
+			if d.HasArg(v.String()) {
+				delete(w.fail, v)
 			}
 		}
 	case "wait":
@@ -108,10 +125,12 @@ func (w *world) settle() string {
 			if a.Verb == Open {
 				w.seen.Link = link.Connecting
 			}
-			if why, ok := w.fail[a.Verb]; ok {
-				delete(w.fail, a.Verb)
-				w.seen.Err = errors.New(why)
-				fmt.Fprintf(&out, "  fails: %s\n", why)
+			if f, ok := w.fail[a.Verb]; ok {
+				if !f.always {
+					delete(w.fail, a.Verb)
+				}
+				w.seen.Err, w.seen.Fault = errors.New(f.why), f.fault
+				fmt.Fprintf(&out, "  fails: %s\n", f.why)
 				break
 			}
 		}

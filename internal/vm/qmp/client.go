@@ -180,7 +180,7 @@ func (c *Client) greet(r *bufio.Reader) error {
 		return err
 	}
 	if m.greeting == nil {
-		return fmt.Errorf("%w: no greeting", errNotQMP)
+		return fmt.Errorf("%w: no greeting", ErrNotQMP)
 	}
 	c.version = *m.greeting
 	return nil
@@ -211,14 +211,14 @@ func (c *Client) take(m message) error {
 		}
 	case m.reply != nil:
 		if m.reply.id >= c.next {
-			return fmt.Errorf("%w: reply to command %d, which was never sent", errNotQMP, m.reply.id)
+			return fmt.Errorf("%w: reply to command %d, which was never sent", ErrNotQMP, m.reply.id)
 		}
 		if answer, waits := c.pending[m.reply.id]; waits {
 			delete(c.pending, m.reply.id)
 			answer <- *m.reply // has room for the one reply
 		}
 	default:
-		return fmt.Errorf("%w: second greeting", errNotQMP)
+		return fmt.Errorf("%w: second greeting", ErrNotQMP)
 	}
 	return nil
 }
@@ -259,7 +259,7 @@ func readLine(r *bufio.Reader) (line []byte, err error) {
 	for {
 		part, err := r.ReadSlice('\n')
 		if len(line)+len(part) > MaxMessage {
-			return nil, fmt.Errorf("%w: longer than %d bytes", errNotQMP, MaxMessage)
+			return nil, fmt.Errorf("%w: longer than %d bytes", ErrNotQMP, MaxMessage)
 		}
 		if line = append(line, part...); err == nil {
 			return line, nil

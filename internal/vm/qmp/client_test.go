@@ -302,7 +302,7 @@ func TestHostileServer(t *testing.T) {
 		greetingLine, `{"return": {}, "id": 99}`, `{"return": {}}`, "garbage", `{"event": 3}`,
 	} {
 		c := fake(t, func(call) []string { return []string{line} })
-		if err := c.Execute(t.Context(), "x", nil, nil); !errors.Is(err, errNotQMP) || !errors.Is(err, ErrClosed) {
+		if err := c.Execute(t.Context(), "x", nil, nil); !errors.Is(err, ErrNotQMP) || !errors.Is(err, ErrClosed) {
 			t.Errorf("%s: %v", line, err)
 		}
 	}

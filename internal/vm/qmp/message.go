@@ -67,13 +67,14 @@ type wire struct {
 	Timestamp struct{ Seconds, Microseconds int64 }
 }
 
-var errNotQMP = errors.New("not a QMP message")
+// ErrNotQMP is the cause of a failure to read what a server at a QMP socket sends.
+var ErrNotQMP = errors.New("not a QMP message")
 
 // parse reads one line. The result shares nothing with it.
 func parse(line []byte) (message, error) {
 	var w wire
 	if err := json.Unmarshal(bytes.TrimSpace(line), &w); err != nil {
-		return message{}, fmt.Errorf("%w: %w", errNotQMP, err)
+		return message{}, fmt.Errorf("%w: %w", ErrNotQMP, err)
 	}
 	kinds := 0
 	for _, has := range []bool{w.QMP != nil, w.Return != nil, w.Error != nil, w.Event != ""} {
@@ -82,7 +83,7 @@ func parse(line []byte) (message, error) {
 		}
 	}
 	if kinds != 1 {
-		return message{}, fmt.Errorf("%w: %d of greeting, return, error and event in one", errNotQMP, kinds)
+		return message{}, fmt.Errorf("%w: %d of greeting, return, error and event in one", ErrNotQMP, kinds)
 	}
 	switch {
 	case w.QMP != nil:
@@ -97,7 +98,7 @@ func parse(line []byte) (message, error) {
 		return message{event: e}, nil
 	case w.ID == nil:
 		// QEMU answers without an id only when it could not parse the command.
-		return message{}, fmt.Errorf("%w: reply without id", errNotQMP)
+		return message{}, fmt.Errorf("%w: reply without id", ErrNotQMP)
 	case w.Error != nil:
 		return message{reply: &reply{id: *w.ID, err: w.Error}}, nil
 	default:

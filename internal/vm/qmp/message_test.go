@@ -50,7 +50,7 @@ func TestParse(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := parse([]byte(c.line))
-			if (err != nil) != c.bad || c.bad && !errors.Is(err, errNotQMP) {
+			if (err != nil) != c.bad || c.bad && !errors.Is(err, ErrNotQMP) {
 				t.Fatalf("error %v", err)
 			}
 			if diff := cmp.Diff(c.want, got, cmp.AllowUnexported(message{}, reply{})); diff != "" {
@@ -104,7 +104,7 @@ func TestReadLine(t *testing.T) {
 			t.Errorf("%d bytes without end: no error", n)
 		}
 	}
-	if _, err := readLine(bufio.NewReader(strings.NewReader(strings.Repeat("a", MaxMessage) + "\n"))); !errors.Is(err, errNotQMP) {
+	if _, err := readLine(bufio.NewReader(strings.NewReader(strings.Repeat("a", MaxMessage) + "\n"))); !errors.Is(err, ErrNotQMP) {
 		t.Errorf("a message that is too long: %v", err)
 	}
 }
