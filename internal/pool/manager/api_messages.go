@@ -171,7 +171,7 @@ func bindingMessage(b *bindingRecord) *dxpuv1.Binding {
 		Id: b.ID, Epoch: b.Epoch, LeaseId: b.LeaseID, HostId: b.HostID, HostSlot: b.HostSlot, BoxId: b.BoxID,
 		BoxSlot: b.BoxSlot, GpuId: b.gpuID(), State: b.State, Reason: b.Reason, Detail: b.Detail,
 		ReplacesBindingId: b.Replaces, HostClear: b.HostClear, BoxClear: b.BoxClear,
-		Ejected: b.Ejected,
+		Ejected: b.Ejected, Waiting: b.Waiting,
 	}
 	for _, s := range b.Steps {
 		out.Timeline = append(out.Timeline, &dxpuv1.Step{

@@ -227,14 +227,14 @@ func (t *tx) advanceReady(b *bindingRecord) bool {
 	o := t.observed(b.HostID, b)
 	switch {
 	case t.dropIfBroken(b):
-	case o != nil && o.State == failed:
-		t.failBinding(b.ID, failed, dxpuv1.Reason_REASON_ATTACH_FAILED, o.Detail)
 	case o != nil && o.State == attached:
 		b = t.bindings.edit(b.ID)
+		b.Waiting, b.Detail = false, ""
 		t.addSteps(b, b.HostID, o)
 		t.setBindingState(b, attached)
-	case t.overdueOrSchedule(b, t.cfg.AttachTimeout):
-		t.failBinding(b.ID, failed, dxpuv1.Reason_REASON_ATTACH_FAILED, "host "+b.HostID+" did not attach the device in time")
+	case t.followAttach(b):
+	case t.hostOverdue(b):
+		t.failBinding(b.ID, failed, dxpuv1.Reason_REASON_HOST_FAILED, "host "+b.HostID+" did not attach the device in time")
 	default:
 		return false
 	}
@@ -249,12 +249,16 @@ func (t *tx) dropIfBroken(b *bindingRecord) bool {
 	switch {
 	case boxHere && t.gpuHealth(b) == dxpuv1.Health_HEALTH_FAILED:
 		t.failBinding(b.ID, lost, dxpuv1.Reason_REASON_GPU_FAILED, t.gpuDetail(b))
-	case boxHere && box != nil && (box.State == lost || box.State == failed):
-		t.failBinding(b.ID, lost, dxpuv1.Reason_REASON_LINK_LOST, box.Detail)
-	case boxHere && box == nil && t.applied(b.BoxID, b.BoxTold):
-		t.failBinding(b.ID, lost, dxpuv1.Reason_REASON_BINDING_FORGOTTEN, "box "+b.BoxID+" came back without the binding")
-	case b.State == attached && t.connected(b.HostID) && host == nil && t.applied(b.HostID, b.HostTold):
+	case host != nil && host.State == failed:
+		t.failBinding(b.ID, failed, hostReason(host), host.Detail)
+	case b.State == attached && t.connected(b.HostID) && (restarted(host) || host == nil && t.applied(b.HostID, b.HostTold)):
 		t.failBinding(b.ID, lost, dxpuv1.Reason_REASON_BINDING_FORGOTTEN, "host "+b.HostID+" came back without the binding")
+	case boxHere && box != nil && box.State == failed:
+		t.failBinding(b.ID, lost, dxpuv1.Reason_REASON_LINK_LOST, box.Detail)
+	case boxHere && box != nil && box.State == lost:
+		return t.boxLostLink(b, box, host)
+	case boxHere && (restarted(box) || box == nil && t.applied(b.BoxID, b.BoxTold)):
+		t.failBinding(b.ID, lost, dxpuv1.Reason_REASON_BINDING_FORGOTTEN, "box "+b.BoxID+" came back without the binding")
 	case host != nil && host.State == lost:
 		return t.linkLost(b, boxHere, host.Detail)
 	case !b.LinkLostAt.IsZero() && host != nil:

@@ -54,6 +54,8 @@ type fakeNode struct {
 	dead       map[uint32]bool              // failed devices
 	linkDown   bool                         // a host reports every binding as lost
 	refuses    bool                         // reports every new binding as FAILED
+	refusal    string                       // of a host: why it cannot attach devices; "": it can
+	waits      string                       // of a host: what attaches wait for; "": nothing
 	errors     map[uint32]map[uint32]uint64 // of a device by code, since the proxy started
 	resets     map[uint32]uint64            // the sequence carried out last
 	resetCount int
@@ -106,7 +108,7 @@ func (n *fakeNode) apply(d *dxpuv1.DesiredState) {
 		if n.box() {
 			state = ready
 		}
-		if n.refuses {
+		if n.refuses || n.refusal != "" {
 			state = failed
 		}
 		if b.State == attached || n.box() && b.State != preparing {
@@ -165,6 +167,12 @@ func (n *fakeNode) observe() *dxpuv1.ObservedState {
 		s.Removal = n.removals[i]
 		if b := n.has[i]; b != nil {
 			s.Binding = proto.CloneOf(b)
+			switch {
+			case n.refusal != "" && b.State == failed:
+				s.Binding.Reason, s.Binding.Detail = dxpuv1.Reason_REASON_HOST_FAILED, n.refusal
+			case n.waits != "" && b.State == attached:
+				s.Binding.State, s.Binding.Waiting, s.Binding.Detail = preparing, true, n.waits
+			}
 			if !n.box() && b.State == attached {
 				s.Binding.Ejected, s.Binding.Replugs, s.Binding.Use = n.ejects, n.plugged, dxpuv1.Use_USE_BUSY
 			}

@@ -142,11 +142,11 @@ func (t *tx) setCount(id string, count uint32, why string) *leaseRecord {
 func (t *tx) advanceGrown(broken []string) {
 	for _, id := range broken {
 		b := t.bindings.get(id)
-		if b.Tries+1 < maxAttempts && t.replace([]string{id}) {
+		if b.Tries+1 < maxAttempts && b.Reason != dxpuv1.Reason_REASON_HOST_FAILED && t.replace([]string{id}) {
 			continue
 		}
 		t.bindings.edit(id).Dropped = true
 		l := t.leases.get(b.LeaseID)
-		t.setCount(l.ID, l.spec.Count-1, fmt.Sprintf(": GPU %s could not be attached (%s)", b.gpuID(), reasonWord(b.Reason)))
+		t.setCount(l.ID, l.spec.Count-1, ": "+b.attachFailure())
 	}
 }

@@ -59,9 +59,12 @@ func (t *tx) advanceHolding(id string) bool {
 			if b.Grown {
 				coming++
 			}
-		case b.needsReplacement() && b.Grown:
+		case !b.needsReplacement():
+		case b.Grown && t.hostAway(b):
+			coming++
+		case b.Grown:
 			grown = append(grown, bid)
-		case b.needsReplacement() && !t.retryPaused(l, b):
+		case !t.replacementPaused(l, b):
 			broken = append(broken, bid)
 		}
 		if b.State == attached {
@@ -75,28 +78,44 @@ func (t *tx) advanceHolding(id string) bool {
 	if len(broken) == 0 {
 		return t.updateLeaseState(id, good, up, coming)
 	}
-	hopeless := l.Attempts+len(broken) >= maxAttempts*int(l.spec.Count)
-	replaced := !(l.ActiveTime.IsZero() && hopeless) && t.replace(broken)
-	if replaced || !l.ActiveTime.IsZero() {
+	if !l.ActiveTime.IsZero() {
+		replaced := t.replace(broken)
+		for _, bid := range broken {
+			if t.bindings.get(bid).Successor != "" {
+				good++
+			}
+		}
 		return t.updateLeaseState(id, good, up, coming) || replaced
 	}
-	b := t.bindings.get(broken[0])
-	why := fmt.Sprintf("GPU %s could not be attached (%s)", b.gpuID(), cmp.Or(b.Detail, reasonWord(b.Reason)))
-	if l.spec.Wait && !hopeless {
-		t.requeue(id, dxpuv1.Reason_REASON_LEASE_FAILED, "back in the queue: "+why)
-		return true
+	return t.retryOrFail(l, broken) || t.updateLeaseState(id, good, up, coming)
+}
+
+// retryOrFail gives a lease that was never active other GPUs, or ends it: after too many
+// attempts, or because its host cannot attach any GPU.
+func (t *tx) retryOrFail(l *leaseRecord, broken []string) bool {
+	first := t.bindings.get(broken[0])
+	for _, id := range broken {
+		if b := t.bindings.get(id); b.Reason == dxpuv1.Reason_REASON_HOST_FAILED {
+			t.failLease(l.ID, b.attachFailure())
+			return true
+		}
 	}
-	t.editLease(id).Failing = true
-	t.endLease(id, dxpuv1.Reason_REASON_LEASE_FAILED, why, true)
+	hopeless := l.Attempts+len(broken) >= maxAttempts*int(l.spec.Count)
+	switch {
+	case !hopeless && t.replace(broken):
+	case l.spec.Wait && !hopeless:
+		t.editLease(l.ID).Attempts += len(broken)
+		t.requeue(l.ID, dxpuv1.Reason_REASON_LEASE_FAILED, "back in the queue: "+first.attachFailure())
+	default:
+		t.failLease(l.ID, first.attachFailure())
+	}
 	return true
 }
 
-// retryPaused reports whether a lease that is in use pauses before it tries
-// again to attach a GPU: the attempt has failed twice in a row. If so, it
-// schedules the lease for the end of the pause.
-func (t *tx) retryPaused(l *leaseRecord, b *bindingRecord) bool {
-	return !l.ActiveTime.IsZero() && b.Replaces != "" && b.Reason == dxpuv1.Reason_REASON_ATTACH_FAILED &&
-		!t.dueOrSchedule(subject{leaseSubject, l.ID}, b.since().Add(attachRetry))
+// failLease ends a lease that could not be satisfied.
+func (t *tx) failLease(id, why string) {
+	t.editLease(id).Failing = true
+	t.endLease(id, dxpuv1.Reason_REASON_LEASE_FAILED, why, true)
 }
 
 // updateLeaseState sets the state that follows from the number of GPUs of a
@@ -104,6 +123,14 @@ func (t *tx) retryPaused(l *leaseRecord, b *bindingRecord) bool {
 func (t *tx) updateLeaseState(id string, good, up, coming int) bool {
 	l := t.leases.get(id)
 	want := int(l.spec.Count) - coming
+	reason := ""
+	switch l.State {
+	case leaseBinding:
+		reason = t.withObstacle(l, "GPUs are being attached")
+	case leaseActive, leaseDegraded:
+		reason = t.withObstacle(l, fmt.Sprintf("%d of %d GPUs are attached, %d are being attached", up, want, good-up-coming))
+	}
+	reason = truncate(reason, maxReason)
 	switch {
 	case up == want && l.State != leaseActive:
 		if l.ActiveTime.IsZero() {
@@ -111,7 +138,9 @@ func (t *tx) updateLeaseState(id string, good, up, coming int) bool {
 		}
 		t.setLeaseState(id, leaseActive, t.activeReason(id))
 	case up < want && l.State == leaseActive:
-		t.setLeaseState(id, leaseDegraded, fmt.Sprintf("%d of %d GPUs are attached, %d are being attached", up, want, good-up-coming))
+		t.setLeaseState(id, leaseDegraded, reason)
+	case up < want && l.StateReason != reason:
+		t.editLease(id).StateReason = reason
 	default:
 		return false
 	}
@@ -182,9 +211,11 @@ func (b *bindingRecord) excludesGPU() bool {
 func (t *tx) bindReplacement(id string, pick placement.Ref) {
 	b := t.bindings.edit(id)
 	l := t.editLease(b.LeaseID)
+	if b.attachFailed() {
+		l.Attempts++
+	}
 	if b.Reason == dxpuv1.Reason_REASON_ATTACH_FAILED {
 		l.avoid(b)
-		l.Attempts++
 	}
 	l.explain(fmt.Sprintf("GPU %s was replaced by %s (%s).", b.gpuID(), pick, reasonWord(b.Reason)))
 	next := t.bind(l, b.HostID, b.HostSlot, pick, b)

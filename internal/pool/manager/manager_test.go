@@ -82,7 +82,12 @@ func TestFailures(t *testing.T) {
 		}, 0, leaseActive, 0},
 		{"box forgets", reserve, func(w *world) { clear(w.nodes["b1"].has) }, 0, leaseActive, dxpuv1.Reason_REASON_BINDING_FORGOTTEN},
 		{"host forgets", reserve, func(w *world) { clear(w.nodes["h1"].has) }, 0, leaseActive, dxpuv1.Reason_REASON_BINDING_FORGOTTEN},
-		{"box restarts without its disk", reserve, func(w *world) { w.nodes["b1"].forget() }, 0, leaseActive, dxpuv1.Reason_REASON_LINK_LOST},
+		{"box restarts without its disk", reserve, func(w *world) {
+			w.nodes["b1"].forget()
+			for range 5 { // the host does not say why
+				w.settle()
+			}
+		}, 0, leaseActive, dxpuv1.Reason_REASON_LINK_LOST},
 		{"host restarts with its disk", reserve, func(w *world) { w.nodes["h1"].restart() }, 0, leaseActive, 0},
 		{"host silent", reserve, func(w *world) { w.nodes["h1"].down = true }, time.Minute, leaseActive, 0},
 		{"everything fails", reserve, func(w *world) {

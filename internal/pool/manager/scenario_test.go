@@ -30,6 +30,9 @@ import (
 //	fail GPU, mend GPU                           a device fails, works again
 //	error GPU code=N                             a device reports an error
 //	silence NODE, return NODE                    a node stops reporting, reports again
+//	restart NODE                                 a node's proxy is killed and started again: its links are gone
+//	vm HOST absent|runs                          attaches of a host wait for a VM
+//	refuse HOST [why=TEXT]                       a host cannot attach devices, for a reason, or can again
 //	cordon, uncordon, drain TARGET [deadline=D]  of a GPU, box or host
 //	pass D                                       time passes; nodes report meanwhile
 //	state                                        leases with their bindings, and the GPUs
@@ -136,6 +139,12 @@ func (s *scenario) command(t *testing.T, d *datadriven.TestData) error {
 	case "silence", "return":
 		s.nodes[name].down = d.Cmd == "silence"
 		s.passReporting(2 * time.Second)
+	case "restart":
+		s.nodes[name].forget()
+	case "vm":
+		s.nodes[name].waits = map[string]string{"absent": "no VM runs"}[d.CmdArgs[1].Key]
+	case "refuse":
+		s.nodes[name].refusal = strings.ReplaceAll(text("why"), "_", " ")
 	case "cordon":
 		_, err := s.api().Cordon(ctx, connect.NewRequest(&dxpuv1.CordonRequest{Target: s.target(name), Reason: text("reason")}))
 		return err

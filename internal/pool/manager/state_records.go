@@ -153,6 +153,10 @@ type bindingRecord struct {
 	// bindings in its place.
 	Grown bool `json:"grown,omitempty"`
 	Tries int  `json:"tries,omitempty"`
+	// Waiting is set while the host waits for something, which Detail names;
+	// WaitedUntil is when it last stopped.
+	Waiting     bool      `json:"waiting,omitempty"`
+	WaitedUntil time.Time `json:"waited_until,omitzero"`
 	// Ejected is set when the guest has removed the device. Replugs counts the
 	// requests to plug it in again.
 	Ejected bool         `json:"ejected,omitempty"`
