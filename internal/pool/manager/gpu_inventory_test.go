@@ -11,7 +11,7 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// A device that three slots report is leased to nobody until one of them has it.
+// A device that three slots report is not leased until only one of them has it.
 func TestOneDeviceInThreeSlots(t *testing.T) {
 	b1, b2 := boxNode("b1", 3), boxNode("b2", 2)
 	b1.serials = map[uint32]string{0: "S1", 1: "S1", 2: "S2"}

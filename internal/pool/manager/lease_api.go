@@ -76,6 +76,9 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 	if !spec.Wait {
 		return nil, errorf(connect.CodeResourceExhausted, "no capacity for this lease now: %s Set spec.wait to wait in the queue", why)
 	}
+	if t.waiting.len() > maxQueued {
+		return nil, errorf(connect.CodeResourceExhausted, "the queue has %d leases, which is its limit; try again when some have got their GPUs", maxQueued)
+	}
 	t.setLeaseState(l.ID, leasePending, "in the queue: "+why)
 	return l, nil
 }

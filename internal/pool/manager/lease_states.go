@@ -266,7 +266,7 @@ func (t *tx) doneForLease(b *bindingRecord) bool {
 func (t *tx) setLeaseState(id string, s dxpuv1.LeaseState, why string) {
 	l := t.editLease(id)
 	l.State, l.StateReason = s, truncate(why, maxReason)
-	t.queuePositions = nil
+	t.positions = nil
 	if l.ended() {
 		l.EndTime = t.now
 	}

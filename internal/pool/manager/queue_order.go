@@ -1,7 +1,6 @@
 package manager
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,9 +8,9 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// The queue is ordered by priority. Within a priority the tenant with the fewest GPUs
-// comes first, so that a tenant with many requests cannot starve the others; the
-// oldest lease of each tenant comes first. A lease that does not fit yet, or whose
+// The queue is ordered by priority. Within a priority come first the leases that have
+// waited for long, then the tenant with the fewest GPUs, so that a tenant with many
+// requests cannot starve the others; the oldest lease of each tenant comes first. A lease that does not fit yet, or whose
 // tenant has reached its quota, does not hold up those behind it.
 
 // firstPending returns the first lease of the queue whose shape was not tried
@@ -26,7 +25,7 @@ func (t *tx) firstPending() (id, shape string) {
 		}
 		p := keys[0]
 		gpus := t.gpusOf(t.leases.get(p.id).spec.Tenant)
-		if id == "" || compareQueued(p, gpus, first, has) < 0 {
+		if id == "" || t.compareQueued(p, gpus, first, has) < 0 {
 			first, has, id, shape = p, gpus, p.id, s
 		}
 	}
@@ -38,11 +37,6 @@ func (t *tx) gpusOf(tenant string) uint32 {
 		return u.gpus
 	}
 	return 0
-}
-
-// compareQueued compares two pending leases whose tenants have gpusA and gpusB GPUs.
-func compareQueued(a queueKey, gpusA uint32, b queueKey, gpusB uint32) int {
-	return cmp.Or(cmp.Compare(b.priority, a.priority), cmp.Compare(gpusA, gpusB), a.compare(b))
 }
 
 // grant gives a pending lease GPUs: free ones or, if there are none, those of
@@ -77,7 +71,7 @@ func (t *tx) bindDecision(id string, d placement.Decision, h placement.HostDecis
 // whyPending returns why a lease is pending now.
 func (t *tx) whyPending(l *leaseRecord) []string {
 	place := fmt.Sprintf("It is number %d of %d in the queue: its priority is %d, and tenant %s has %d GPUs.",
-		t.queuePosition(l.ID), len(t.queuePositions), l.spec.Priority, l.spec.Tenant, t.gpusOf(l.spec.Tenant))
+		t.queuePosition(l.ID), t.waiting.len(), l.spec.Priority, l.spec.Tenant, t.gpusOf(l.spec.Tenant))
 	return append([]string{place}, t.whyNotNow(l)...)
 }
 
@@ -92,62 +86,6 @@ func (t *tx) whyNotNow(l *leaseRecord) []string {
 		why = append(why, t.whyNotPreempt(l))
 	}
 	return why
-}
-
-// queuePosition returns the position of a lease in the queue, from 1: the order in
-// which the leases would get GPUs if each of them fitted. 0: the lease is not pending.
-func (t *tx) queuePosition(id string) uint32 {
-	if t.queuePositions == nil {
-		t.queuePositions = map[string]uint32{}
-		for i, p := range t.queueOrder() {
-			t.queuePositions[p.id] = uint32(i + 1)
-		}
-	}
-	return t.queuePositions[id]
-}
-
-// tenantQueue holds the pending leases of a tenant with one priority, oldest first.
-type tenantQueue struct {
-	tenant string
-	keys   []queueKey
-}
-
-// queueOrder returns all pending leases in order.
-func (t *tx) queueOrder() []queueKey {
-	t.reindex()
-	type key struct {
-		priority int32
-		tenant   string
-	}
-	lines := map[key]*tenantQueue{}
-	gpus := map[string]uint32{}
-	for _, keys := range t.pendingByShape {
-		for _, p := range keys {
-			k := key{p.priority, t.leases.get(p.id).spec.Tenant}
-			if lines[k] == nil {
-				lines[k] = &tenantQueue{tenant: k.tenant}
-			}
-			lines[k].keys = append(lines[k].keys, p)
-			gpus[k.tenant] = t.gpusOf(k.tenant)
-		}
-	}
-	var out []queueKey
-	waiting := slices.Collect(maps.Values(lines))
-	for _, l := range waiting {
-		slices.SortFunc(l.keys, queueKey.compare)
-	}
-	for len(waiting) > 0 {
-		first := slices.MinFunc(waiting, func(a, b *tenantQueue) int {
-			return compareQueued(a.keys[0], gpus[a.tenant], b.keys[0], gpus[b.tenant])
-		})
-		p := first.keys[0]
-		out = append(out, p)
-		gpus[first.tenant] += t.leases.get(p.id).spec.Count
-		if first.keys = first.keys[1:]; len(first.keys) == 0 {
-			waiting = slices.DeleteFunc(waiting, func(l *tenantQueue) bool { return l == first })
-		}
-	}
-	return out
 }
 
 const (

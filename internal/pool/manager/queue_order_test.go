@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"pgregory.net/rapid"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
@@ -116,7 +118,119 @@ func TestQuotaByModel(t *testing.T) {
 	wantErr(t, err, connect.CodeResourceExhausted, "Tenant a has 1 of the 1 GPUs of model DX100")
 }
 
-// Within a priority the tenant with the fewest GPUs comes first.
+// orderOf returns the pending leases in the order of the queue: it takes the first one
+// again and again.
+func orderOf(t *tx) (out []string) {
+	type waiting struct {
+		queueKey
+		tenant string
+		count  uint32
+	}
+	var rest []waiting
+	gpus := map[string]uint32{}
+	for _, l := range t.leases.rows {
+		if l.State == leasePending {
+			rest = append(rest, waiting{queueKey{l.spec.Priority, l.CreateTime.UnixNano(), l.ID}, l.spec.Tenant, l.spec.Count})
+			gpus[l.spec.Tenant] = t.gpusOf(l.spec.Tenant)
+		}
+	}
+	for len(rest) > 0 {
+		first := slices.MinFunc(rest, func(a, b waiting) int {
+			return t.compareQueued(a.queueKey, gpus[a.tenant], b.queueKey, gpus[b.tenant])
+		})
+		out = append(out, first.id)
+		gpus[first.tenant] += first.count
+		rest = slices.DeleteFunc(rest, func(o waiting) bool { return o == first })
+	}
+	return out
+}
+
+// Positions are those of the order that follows from taking the first one again and
+// again, for any queue.
+func TestQueuePositions(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 2))
+		w.create(&dxpuv1.LeaseSpec{Count: 2, Tenant: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "holder")})
+		for range rapid.IntRange(1, 12).Draw(t, "leases") {
+			w.create(&dxpuv1.LeaseSpec{
+				Count: rapid.Uint32Range(1, 8).Draw(t, "count"), Wait: true, Tenant: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant"),
+				Priority: rapid.Int32Range(-1, 1).Draw(t, "priority"),
+			})
+			w.clock.pass(time.Duration(rapid.IntRange(0, 200).Draw(t, "s")) * time.Second)
+		}
+		_ = w.m.view(func(t *tx) error {
+			for i, id := range orderOf(t) {
+				if p, all := t.queuePosition(id), t.allPositions()[id]; int(p) != i+1 || p != all {
+					w.t.Fatalf("lease %s is at %d, in a list at %d, want %d", id, p, all, i+1)
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// A page of a list asks for many positions: the work is that of one order, whatever the
+// number of leases on the page.
+func TestPageOfPositions(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 1))
+	for i := range 100 {
+		w.create(&dxpuv1.LeaseSpec{Count: 1, Wait: true, Tenant: fmt.Sprint("t", i%50)})
+	}
+	_ = w.m.view(func(t *tx) error {
+		for _, id := range orderOf(t) {
+			t.queuePosition(id)
+		}
+		if len(t.positions) != 100 {
+			w.t.Fatalf("%d positions are known, want 100", len(t.positions))
+		}
+		return nil
+	})
+	res, err := w.api().ListLeases(operatorContext(), connect.NewRequest(&dxpuv1.ListLeasesRequest{PageSize: 100}))
+	if err != nil || len(res.Msg.Leases) != 100 {
+		t.Fatal(err)
+	}
+	seen := map[uint32]bool{}
+	for _, l := range res.Msg.Leases {
+		seen[l.QueuePosition] = true
+	}
+	if len(seen) != 100 || seen[0] {
+		t.Errorf("positions %v", seen)
+	}
+}
+
+// BenchmarkQueuePosition measures the position of a lease in a queue of 3,000 leases of
+// one tenant, and of 1,000 tenants.
+func BenchmarkQueuePosition(b *testing.B) {
+	for _, tenants := range []int{1, 1000} {
+		b.Run(fmt.Sprint("tenants=", tenants), func(b *testing.B) {
+			w := newWorld(b, Config{}, hostNode("h1", 1))
+			id := ""
+			for i := range 3000 {
+				id = w.create(&dxpuv1.LeaseSpec{Count: 1, Wait: true, Tenant: fmt.Sprint("t", i%tenants), Priority: int32(i % 3)})
+			}
+			for b.Loop() {
+				_ = w.m.view(func(t *tx) error {
+					t.queuePosition(id)
+					return nil
+				})
+			}
+		})
+		b.Run(fmt.Sprint("all/tenants=", tenants), func(b *testing.B) {
+			w := newWorld(b, Config{}, hostNode("h1", 1))
+			for i := range 3000 {
+				w.create(&dxpuv1.LeaseSpec{Count: 1, Wait: true, Tenant: fmt.Sprint("t", i%tenants), Priority: int32(i % 3)})
+			}
+			for b.Loop() {
+				_ = w.m.view(func(t *tx) error {
+					t.allPositions()
+					return nil
+				})
+			}
+		})
+	}
+}
+
+// Within a priority the tenant with the fewest GPUs comes first, until leases have aged.
 func TestQueueIsFair(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 16), boxNode("b1", 4))
 	for _, id := range []string{"a", "b", "c"} {
@@ -130,9 +244,7 @@ func TestQueueIsFair(t *testing.T) {
 	order := []string{top, c1, c2, b1, c3, a1, a2} // of c and b, both with two then, b's is older
 	var got []string
 	_ = w.m.view(func(t *tx) error {
-		for _, p := range t.queueOrder() {
-			got = append(got, p.id)
-		}
+		got = orderOf(t)
 		return nil
 	})
 	if !slices.Equal(got, order) {
@@ -143,6 +255,13 @@ func TestQueueIsFair(t *testing.T) {
 			t.Errorf("lease %s is at %d, want %d", id, p, i+1)
 		}
 	}
+	w.clock.pass(agingTime) // from now on the oldest come first
+	for i, id := range []string{top, a1, a2, b1, c1, c2, c3} {
+		if p := w.lease(id).QueuePosition; int(p) != i+1 {
+			t.Errorf("after %v lease %s is at %d, want %d", agingTime, id, p, i+1)
+		}
+	}
+	w.clock.pass(-agingTime)
 	for _, id := range held {
 		w.delete(id, true)
 	}

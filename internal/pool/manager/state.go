@@ -73,6 +73,7 @@ type index struct {
 	openLeaseIDs      sequence              // those that have not ended
 	leaseByRequestID  map[requestKey]string // tenant and request_id -> lease, so that a call can be repeated
 	pendingByShape    map[string][]queueKey // shape of the request -> pending leases of that shape, in queue order; if the first does not fit, none does
+	waiting           waitingQueue          // all pending leases, for their positions
 	unreplaced        map[string]int        // lease -> how many of its bindings broke and have no replacement
 	preemptibleLeases map[string]bool       // leases that have GPUs and may lose them to a lease of higher priority
 	endedLeases       []endedLease          // ended leases, the oldest first: which to forget
@@ -129,7 +130,7 @@ func newIndex() index {
 		indexedBindings: map[string]bindingEntry{}, bindingsByLease: map[string][]string{}, bindingsByNode: map[string]map[string]bool{},
 		bindingsByGPU: map[placement.Ref][]string{}, bindingsByHostSlot: map[hostSlotRef][]string{},
 		indexedLeases: map[string]leaseEntry{}, leaseIDs: newSequence(compareNumbered), openLeaseIDs: newSequence(compareNumbered),
-		leaseByRequestID: map[requestKey]string{}, pendingByShape: map[string][]queueKey{}, unreplaced: map[string]int{},
+		leaseByRequestID: map[requestKey]string{}, pendingByShape: map[string][]queueKey{}, waiting: waitingQueue{}, unreplaced: map[string]int{},
 		preemptibleLeases: map[string]bool{}, usageByTenant: map[string]*tenantUsage{},
 		indexedNodes: map[string]nodeEntry{}, nodeByCredential: map[string]string{},
 		slotsByDevice: map[deviceKey][]placement.Ref{},

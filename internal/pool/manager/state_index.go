@@ -258,6 +258,7 @@ func (t *tx) indexLease(id string) {
 	}
 	if k.shape != "" {
 		t.pendingByShape[k.shape] = insertSorted(t.pendingByShape[k.shape], k.queueKey, queueKey.compare)
+		t.waiting.add(k.tenant, k.queueKey, k.spec.Count)
 	}
 	if !k.ended.IsZero() {
 		t.endedLeases = insertSorted(t.endedLeases, endedLease{k.ended, id}, endedLease.compare)
@@ -276,6 +277,7 @@ func (t *tx) dropLease(id string, k leaseEntry) {
 		t.openLeaseIDs.remove(id)
 	}
 	if k.shape != "" {
+		t.waiting.remove(k.tenant, k.queueKey)
 		t.pendingByShape[k.shape] = removeSorted(t.pendingByShape[k.shape], k.queueKey, queueKey.compare)
 		if len(t.pendingByShape[k.shape]) == 0 {
 			delete(t.pendingByShape, k.shape)

@@ -94,9 +94,9 @@ func (w *world) checkIndex(t fatalTester) {
 	t.Helper()
 	_ = w.m.view(func(tx *tx) error {
 		diff := cmp.Diff(rebuilt(tx), &tx.index,
-			cmp.AllowUnexported(index{}, tenantUsage{}, bindingEntry{}, leaseEntry{}, hostSlotRef{}, requestKey{}, queueKey{}, endedLease{}, nodeEntry{}, modelSum{}, deviceClaim{}, deviceKey{}),
+			cmp.AllowUnexported(index{}, tenantUsage{}, bindingEntry{}, leaseEntry{}, hostSlotRef{}, requestKey{}, queueKey{}, endedLease{}, nodeEntry{}, modelSum{}, deviceClaim{}, deviceKey{}, queueClass{}, queueLine{}),
 			cmpopts.IgnoreFields(index{}, "capacityGrew", "gpuPool", "hostPool", "hostIDs", "boxIDs", "leaseIDs", "openLeaseIDs"),
-			cmpopts.IgnoreFields(leaseEntry{}, "spec"),
+			cmpopts.IgnoreFields(leaseEntry{}, "spec"), cmpopts.IgnoreFields(queueLine{}, "before"),
 			cmpopts.EquateEmpty(),
 			cmp.FilterPath(func(p cmp.Path) bool { // these are in the order of arrival
 				s := p.String()

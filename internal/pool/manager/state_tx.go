@@ -28,8 +28,9 @@ type tx struct {
 	newlyLost      []*liveNode
 	attempts       int // to grant or replace GPUs
 	grants         int
+	positionsAsked int
+	positions      map[string]uint32 // in the queue, by lease; nil: not computed
 	indexFrozen    bool              // reindex does nothing
-	queuePositions map[string]uint32 // in the queue, by lease; nil: not computed yet
 }
 
 func (t *tx) revision() uint64 {
