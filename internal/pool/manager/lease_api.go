@@ -80,6 +80,7 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 		return nil, errorf(connect.CodeResourceExhausted, "the queue has %d leases, which is its limit; try again when some have got their GPUs", maxQueued)
 	}
 	t.setLeaseState(l.ID, leasePending, "in the queue: "+why)
+	t.reserveIfFirst(l.ID)
 	return l, nil
 }
 
@@ -119,7 +120,7 @@ func (s *poolService) ExplainLease(_ context.Context, req *connect.Request[dxpuv
 			res.Explanation = []string{q}
 			return nil
 		}
-		d, h := t.decideWithin(spec)
+		d, h := t.decideWithin("", spec)
 		res.Explanation = slices.Concat(h.Why, d.Why)
 		if res.Satisfied = d.OK() && h.OK(); res.Satisfied {
 			res.HostId = h.Host

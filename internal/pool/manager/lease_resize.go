@@ -63,8 +63,11 @@ func (t *tx) grow(l *leaseRecord, count uint32) error {
 	}
 	req := t.replacement(l, nil)
 	req.Count, req.UseSpares = int(more), false
-	d := t.chooseGPUs(req)
-	h := t.chooseHost(placement.HostRequest{Count: int(more), Host: l.HostID, Domain: t.domainOf(l)})
+	host := placement.HostRequest{Count: int(more), Host: l.HostID, Domain: t.domainOf(l)}
+	if r := t.reservedFrom(l.ID, l.spec); r != nil {
+		req.Exclude, host.Exclude = append(req.Exclude, r.gpus...), r.slots
+	}
+	d, h := t.chooseGPUs(req), t.chooseHost(host)
 	if !d.OK() || !h.OK() {
 		why := strings.Join(append(h.Why, d.Why...), " ")
 		return errorf(connect.CodeResourceExhausted, "count: lease %s cannot grow by %d GPUs now: %s", l.ID, more, strings.TrimSuffix(why, "."))

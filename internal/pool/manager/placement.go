@@ -167,8 +167,21 @@ func requestOf(s *dxpuv1.LeaseSpec) placement.Request {
 	}
 }
 
-// decide returns where a lease would be placed now.
-func (t *tx) decide(s *dxpuv1.LeaseSpec) (placement.Decision, placement.HostDecision) {
-	h := t.chooseHost(placement.HostRequest{Count: int(s.Count), Host: s.HostId, Domain: s.HostDomain, Labels: s.HostLabels})
-	return t.chooseGPUs(requestOf(s)), h
+func hostRequestOf(s *dxpuv1.LeaseSpec) placement.HostRequest {
+	return placement.HostRequest{Count: int(s.Count), Host: s.HostId, Domain: s.HostDomain, Labels: s.HostLabels}
+}
+
+// decide returns where a lease would be placed now. The ID is empty if the lease does
+// not exist yet.
+func (t *tx) decide(id string, s *dxpuv1.LeaseSpec) (placement.Decision, placement.HostDecision) {
+	gpus, host := requestOf(s), hostRequestOf(s)
+	r := t.reservedFrom(id, s)
+	if r != nil {
+		gpus.Exclude, host.Exclude = r.gpus, r.slots
+	}
+	h, d := t.chooseHost(host), t.chooseGPUs(gpus)
+	if r != nil && !(h.OK() && d.OK()) {
+		d.Why = append(d.Why, r.why(t))
+	}
+	return d, h
 }

@@ -46,7 +46,7 @@ func (t *tx) grant(id string) bool {
 	if t.quotaReached(l.spec) != "" {
 		return false
 	}
-	d, h := t.decideWithin(l.spec)
+	d, h := t.decideWithin(id, l.spec)
 	if !d.OK() || !h.OK() {
 		return t.preempt(l)
 	}
@@ -80,7 +80,7 @@ func (t *tx) whyNotNow(l *leaseRecord) []string {
 	if q := t.quotaReached(l.spec); q != "" {
 		return []string{q}
 	}
-	d, h := t.decideWithin(l.spec)
+	d, h := t.decideWithin(l.ID, l.spec)
 	why := slices.Concat(h.Why, d.Why)
 	if !d.OK() || !h.OK() {
 		why = append(why, t.whyNotPreempt(l))
@@ -97,11 +97,13 @@ const (
 
 // serve offers capacity that has come back to the leases that need it: first
 // those that need a replacement, then the queue. A small lease may pass a large
-// one that does not fit. It reports whether anything changed.
+// one that does not fit, with what the first of these leaves (queue_reserve.go). It
+// reports whether anything changed.
 func (t *tx) serve() bool {
 	p := &t.pass
 	if t.capacityGrew && !p.active {
 		t.capacityGrew = false
+		t.reserved = nil
 		*p = pass{active: true, replacements: sorted(slices.Collect(maps.Keys(t.unreplaced))), tried: map[string]bool{}}
 	}
 	if !p.active {
@@ -131,6 +133,9 @@ func (t *tx) serve() bool {
 		}
 		t.attempts++
 		p.tried[shape] = true
+		if t.reserved == nil {
+			t.reserve(id)
+		}
 	}
 	return false
 }

@@ -19,7 +19,7 @@ func (t *tx) preempt(l *leaseRecord) bool {
 		return false
 	}
 	held := t.heldBy(gone)
-	d, h := t.decideWithout(l.spec, held)
+	d, h := t.decideWithout(l, held)
 	var names []string
 	for _, v := range gone {
 		t.preemptLease(v.ID, l)
@@ -48,7 +48,7 @@ func (t *tx) preemptionVictims(l *leaseRecord) []placement.Victim {
 		return nil
 	}
 	return placement.Preempt(candidates, func(gone []placement.Victim) bool {
-		d, h := t.decideWithout(l.spec, t.heldBy(gone))
+		d, h := t.decideWithout(l, t.heldBy(gone))
 		return d.OK() && h.OK()
 	})
 }
@@ -85,7 +85,7 @@ func (t *tx) heldBy(gone []placement.Victim) map[string]bool {
 }
 
 // decideWithout returns where a lease would be placed if certain bindings were gone.
-func (t *tx) decideWithout(s *dxpuv1.LeaseSpec, gone map[string]bool) (d placement.Decision, h placement.HostDecision) {
+func (t *tx) decideWithout(l *leaseRecord, gone map[string]bool) (d placement.Decision, h placement.HostDecision) {
 	t.reindex()
 	t.indexFrozen = true // the changes below only try something out
 	boxes, hosts := map[string]bool{}, map[string]bool{}
@@ -105,7 +105,7 @@ func (t *tx) decideWithout(s *dxpuv1.LeaseSpec, gone map[string]bool) (d placeme
 			}
 		}
 	}
-	d, h = t.decide(s)
+	d, h = t.decide(l.ID, l.spec)
 	for id := range boxes {
 		t.gpuPool.SetBox(t.indexedNodes[id].placementBox)
 	}
@@ -113,7 +113,7 @@ func (t *tx) decideWithout(s *dxpuv1.LeaseSpec, gone map[string]bool) (d placeme
 		t.hostPool.SetHost(t.indexedNodes[id].placementHost)
 	}
 	t.indexFrozen = false
-	if d.OK() && t.overQuota(s.Tenant, s.Count, t.modelAt(d.Picks[0])) != "" {
+	if d.OK() && t.overQuota(l.spec.Tenant, l.spec.Count, t.modelAt(d.Picks[0])) != "" {
 		d.Picks = nil
 	}
 	return d, h

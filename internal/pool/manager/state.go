@@ -99,6 +99,7 @@ type work struct {
 	connectivityChanged map[string]bool  // nodes that have begun or ceased to report
 	alarms              alarms           // subjects to be examined at a time
 	pass                pass
+	reserved            *reservation // of the pending lease that comes first; nil: none
 }
 
 // pass is one offer of capacity to all leases that need GPUs. It may take several

@@ -239,6 +239,9 @@ func (t *tx) indexLease(id string) {
 	if had {
 		t.dropLease(id, old)
 		t.capacityGrew = t.capacityGrew || old.holding && !k.holding // its quota is free again
+		if t.reserved != nil && t.reserved.lease == id && k.shape == "" {
+			t.reserved, t.capacityGrew = nil, true // others may have what it held
+		}
 	}
 	if l == nil {
 		return

@@ -87,8 +87,8 @@ func (t *tx) overQuota(tenant string, more uint32, model string) string {
 
 // decideWithin returns where a lease would be placed now, within its tenant's
 // quotas by model. A lease without a model gets one whose quota is not used up.
-func (t *tx) decideWithin(s *dxpuv1.LeaseSpec) (placement.Decision, placement.HostDecision) {
-	d, h := t.decide(s)
+func (t *tx) decideWithin(id string, s *dxpuv1.LeaseSpec) (placement.Decision, placement.HostDecision) {
+	d, h := t.decide(id, s)
 	q := t.quota(s.Tenant)
 	if !d.OK() || s.Model != "" || len(q.MaxGPUsByModel) == 0 || t.overQuota(s.Tenant, s.Count, t.modelAt(d.Picks[0])) == "" {
 		return d, h
@@ -102,7 +102,7 @@ func (t *tx) decideWithin(s *dxpuv1.LeaseSpec) (placement.Decision, placement.Ho
 		}
 		s = proto.CloneOf(s)
 		s.Model = model
-		if d, h = t.decide(s); d.OK() {
+		if d, h = t.decide(id, s); d.OK() {
 			d.Why = append(why, d.Why...)
 			return d, h
 		}

@@ -27,6 +27,14 @@ type HostRequest struct {
 	Host   string            // empty: any
 	Domain string            // empty: any
 	Labels map[string]string // the host must have all of them
+	// Exclude lists slots not to choose, such as those held for another request.
+	Exclude []HostSlotRef
+}
+
+// HostSlotRef identifies a slot by its host.
+type HostSlotRef struct {
+	Host string
+	Slot uint32
 }
 
 // HostDecision is the outcome of a request for slots.
@@ -91,19 +99,31 @@ func PlaceHost(hosts []Host, req HostRequest) HostDecision {
 	var best *freeSlots
 	usable := false
 	for i := range hosts {
-		h := &hosts[i]
-		if !eligible(h, &req) {
-			continue
-		}
-		usable = true
-		for _, o := range freeSlotsOf(h) {
-			fits := len(o.slots) >= req.Count && (req.Domain == "" || o.domain == req.Domain)
-			if fits && (best == nil || compareFree(o, best) < 0) {
-				best = o
-			}
+		if h := &hosts[i]; eligible(h, &req) {
+			usable = true
+			best = betterOf(best, bestSlots(h, &req))
 		}
 	}
 	return decideHost(best, usable, &req)
+}
+
+// bestSlots returns the best choice of an eligible host, nil if there is none.
+func bestSlots(h *Host, req *HostRequest) (best *freeSlots) {
+	for _, o := range freeSlotsOf(h) {
+		o.slots = slices.DeleteFunc(o.slots, func(s uint32) bool { return slices.Contains(req.Exclude, HostSlotRef{h.ID, s}) })
+		if len(o.slots) >= max(1, req.Count) && (req.Domain == "" || o.domain == req.Domain) {
+			best = betterOf(best, o)
+		}
+	}
+	return best
+}
+
+// betterOf returns the better of two choices, which may be nil.
+func betterOf(a, b *freeSlots) *freeSlots {
+	if a == nil || b != nil && compareFree(b, a) < 0 {
+		return b
+	}
+	return a
 }
 
 // decideHost makes a decision from the best choice, which may be nil. usable

@@ -158,26 +158,47 @@ func (h *Hosts) Place(req HostRequest) HostDecision {
 	if p := (property{ofDomain, req.Domain, ""}); req.Domain != "" && h.count[p] < h.count[rarest] {
 		rarest = p
 	}
-	best := h.first(rarest, max(1, req.Count), &req, true)
-	usable := best != nil || h.first(labels, 0, &req, false) != nil
-	if best == nil {
-		return decideHost(nil, usable, &req)
+	var best *freeSlots
+	if o := h.first(rarest, max(1, req.Count), &req, true); o != nil {
+		best = &o.freeSlots
 	}
-	return decideHost(&best.freeSlots, true, &req)
+	// The hosts with excluded slots are few, and are looked at one by one.
+	for _, id := range req.excludedHosts() {
+		if row := h.hosts[id]; row != nil && eligible(&row.Host, &req) {
+			best = betterOf(best, bestSlots(&row.Host, &req))
+		}
+	}
+	all := req
+	all.Exclude = nil
+	usable := best != nil || h.first(labels, 0, &all, false) != nil
+	return decideHost(best, usable, &req)
+}
+
+// excludedHosts returns the hosts of excluded slots, each once.
+func (r *HostRequest) excludedHosts() []string {
+	var out []string
+	for _, s := range r.Exclude {
+		if !slices.Contains(out, s.Host) {
+			out = append(out, s.Host)
+		}
+	}
+	return out
 }
 
 // first returns the first option with a property that has at least count free slots
-// and meets the request. With domain false it ignores the request's domain.
+// and meets the request, and is of no host with excluded slots. With domain false it
+// ignores the request's domain.
 func (h *Hosts) first(p property, count int, req *HostRequest, domain bool) *hostOption {
 	t := h.options[p]
 	if t == nil {
 		return nil
 	}
+	excluded := req.excludedHosts()
 	for o := range t.Ascend {
 		if len(o.slots) < count {
 			return nil
 		}
-		if eligible(&o.in.Host, req) && (!domain || req.Domain == "" || o.domain == req.Domain) {
+		if eligible(&o.in.Host, req) && !slices.Contains(excluded, o.host) && (!domain || req.Domain == "" || o.domain == req.Domain) {
 			return o
 		}
 	}

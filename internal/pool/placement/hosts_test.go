@@ -45,6 +45,9 @@ func TestHostsDecideAsPlaceHost(t *testing.T) {
 						req.Host = drawHostID(t)
 					}
 					req.Domain = rapid.SampledFrom([]string{"", "", "vm0", "vm2"}).Draw(t, "domain")
+					for range rapid.IntRange(0, 3).Draw(t, "excluded") {
+						req.Exclude = append(req.Exclude, HostSlotRef{drawHostID(t), uint32(rapid.IntRange(0, 6).Draw(t, "slot"))})
+					}
 					if diff := cmp.Diff(PlaceHost(all, req), index.Place(req)); diff != "" {
 						t.Fatalf("%+v (-scan +index)\n%s", req, diff)
 					}

@@ -1,0 +1,160 @@
+package manager
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// churn lets small leases of a priority end one after another, each followed by a new
+// one, until a lease has its GPUs; it returns how many of them ended.
+func churn(w *world, large string, small []string, priority int32) (ended int) {
+	for len(small) > 0 && w.lease(large).State == leasePending && ended < 60 {
+		if w.lease(small[0]).State == leasePending {
+			small = append(small[1:], small[0])
+			if w.lease(small[0]).State == leasePending {
+				return ended // none of them is served
+			}
+			continue
+		}
+		w.delete(small[0], true)
+		w.settle()
+		ended++
+		small = append(small[1:], w.create(&dxpuv1.LeaseSpec{Count: 1, Priority: priority, Wait: true}))
+	}
+	return ended
+}
+
+// A large lease of the highest priority gets its GPUs although small ones of the lowest
+// come all the time: when as many of them have ended as it needs.
+func TestLargeLeaseIsNotStarved(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		spec *dxpuv1.LeaseSpec
+	}{
+		{"anywhere", &dxpuv1.LeaseSpec{Count: 6, Priority: 100, Wait: true}},
+		{"in one box", &dxpuv1.LeaseSpec{Count: 4, Priority: 100, Wait: true, SameBox: required}},
+		{"on a host", &dxpuv1.LeaseSpec{Count: 6, Priority: 100, Wait: true, HostId: "h1"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, Config{}, hostNode("h1", 8), hostNode("h2", 8), boxNode("b1", 4), boxNode("b2", 4))
+			var small []string
+			for range 40 {
+				small = append(small, w.create(&dxpuv1.LeaseSpec{Count: 1, Priority: -100, Wait: true}))
+			}
+			w.settle()
+			large := w.create(tt.spec)
+			ended := churn(w, large, small, -100)
+			w.settle()
+			w.wantLease(large, leaseActive)
+			if ended > 16 { // in the worst case all of the others end first
+				t.Errorf("%d small leases ended before the large one got its GPUs", ended)
+			}
+		})
+	}
+}
+
+// A large lease does not hold anything against its own priority until it has aged.
+func TestReservationAges(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 16), boxNode("b1", 4))
+	var small []string
+	for range 8 {
+		small = append(small, w.create(&dxpuv1.LeaseSpec{Count: 1, Wait: true}))
+	}
+	w.settle()
+	large := w.create(&dxpuv1.LeaseSpec{Count: 4, Wait: true})
+	if ended := churn(w, large, small, 0); ended < 60 {
+		t.Fatalf("the large lease has its GPUs after %d others", ended)
+	}
+	for range 41 { // a little more than agingTime
+		w.clock.pass(15 * time.Second)
+		w.settle()
+	}
+	var running []string
+	_ = w.m.view(func(t *tx) error {
+		for id, l := range t.leases.rows {
+			if l.State == leaseActive {
+				running = append(running, id)
+			}
+		}
+		return nil
+	})
+	if ended := churn(w, large, running, 0); ended != 4 {
+		t.Errorf("%d leases ended before the large one got its GPUs, want 4", ended)
+	}
+	w.settle()
+	w.wantLease(large, leaseActive)
+}
+
+// Leases that need nothing of what is held go ahead, and those that do learn why not.
+func TestBackfill(t *testing.T) {
+	other := boxNode("b2", 2)
+	other.model = "T4"
+	w := newWorld(t, Config{}, hostNode("h1", 16), boxNode("b1", 4), other)
+	first := w.create(&dxpuv1.LeaseSpec{Count: 2, Model: "DX100"})
+	w.settle()
+	large := w.create(&dxpuv1.LeaseSpec{Count: 4, Model: "DX100", Priority: 1, Wait: true})
+	_, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1, Model: "DX100"})
+	wantErr(t, err, connect.CodeResourceExhausted, "2 free GPUs and 4 host slots are held for a lease of priority 1 that is first in the queue and needs 4.")
+	w.settle()
+	w.wantLease(w.create(&dxpuv1.LeaseSpec{Count: 2, Model: "T4"}), leaseBinding)
+	urgent := w.create(&dxpuv1.LeaseSpec{Count: 1, Model: "DX100", Priority: 2})
+	w.settle()
+	w.wantLease(urgent, leaseActive)
+	if err := w.resize(first, 3, 0); connect.CodeOf(err) != connect.CodeResourceExhausted {
+		t.Errorf("a lease of lower priority grows into what is held: %v", err)
+	}
+	// What was held is free again once the lease leaves the queue.
+	small := w.create(&dxpuv1.LeaseSpec{Count: 1, Model: "DX100", Wait: true})
+	w.wantLease(small, leasePending)
+	if why := w.explain(small); !strings.Contains(why, "are held for a lease of priority 1") {
+		t.Errorf("explanation: %s", why)
+	}
+	w.delete(large, true)
+	w.settle()
+	w.wantLease(small, leaseActive)
+}
+
+// A lease that the pool could never satisfy holds nothing, and neither does one whose
+// quota keeps it waiting.
+func TestHopelessLeaseHoldsNothing(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		spec *dxpuv1.LeaseSpec
+	}{
+		{"more than there are", &dxpuv1.LeaseSpec{Count: 5, Priority: 1, Wait: true}},
+		{"no host has the slots", &dxpuv1.LeaseSpec{Count: 4, Priority: 1, Wait: true, HostId: "h2"}},
+		{"quota", &dxpuv1.LeaseSpec{Count: 2, Priority: 1, Wait: true, Tenant: "a"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, Config{}, hostNode("h1", 16), hostNode("h2", 2), boxNode("b1", 4))
+			w.putTenant("a", &dxpuv1.Quota{MaxGpus: 2})
+			w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a"})
+			w.settle()
+			w.wantLease(w.create(tt.spec), leasePending)
+			w.settle()
+			w.wantLease(w.create(&dxpuv1.LeaseSpec{Count: 3}), leaseBinding)
+		})
+	}
+}
+
+// A lease that waits for capacity of a host holds it too.
+func TestHostSlotsAreHeld(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), boxNode("b1", 16))
+	var small []string
+	for range 8 {
+		small = append(small, w.create(&dxpuv1.LeaseSpec{Count: 1, Priority: -1, Wait: true, ExpiresAfter: durationpb.New(time.Hour)}))
+	}
+	w.settle()
+	large := w.create(&dxpuv1.LeaseSpec{Count: 4, Wait: true})
+	if ended := churn(w, large, small, -1); ended != 4 {
+		t.Errorf("%d small leases ended before the large one got its slots, want 4", ended)
+	}
+	w.settle()
+	w.wantLease(large, leaseActive)
+}

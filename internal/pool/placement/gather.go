@@ -1,0 +1,151 @@
+package placement
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Gather chooses the GPUs to hold for a request that does not fit now: the free GPUs
+// of the place that lacks the fewest. The place is a box if the GPUs must be together,
+// otherwise the whole pool. The result has at most Count GPUs. ok is false if the
+// request would not fit even if all usable GPUs were free.
+//
+// The place with the most free GPUs is preferred. So while other requests leave the
+// result alone, the next one is not smaller, and the request fits in the end.
+func (p *Pool) Gather(reserve Reserve, req Request) (hold []Ref, ok bool) {
+	p.decisions++
+	named := p.namedBoxes(&req)
+	var models []model
+	for name, m := range p.models {
+		if req.Model == "" || req.Model == name {
+			models = p.appendModel(models, m, &req, named)
+		}
+	}
+	slices.SortFunc(models, compareContention)
+	for _, m := range models {
+		if m.usable-reserve.Held(m.usable) < req.Count {
+			continue
+		}
+		v := p.models[m.name].view(req.MinMemory, p.decisions)
+		if req.SameBox == Required || req.NVLink == Required {
+			hold, ok = p.gatherInBox(v, &req)
+		} else {
+			hold, ok = gatherAnywhere(v, &req, named)
+		}
+		if ok {
+			return hold, true
+		}
+	}
+	return nil, false
+}
+
+// gatherInBox returns the free GPUs of the box that has the most, of those that have
+// enough usable ones.
+func (p *Pool) gatherInBox(v *view, req *Request) (hold []Ref, ok bool) {
+	best := ""
+	for id, b := range v.boxes {
+		if !admits(b.traits, req) || b.usable < req.Count {
+			continue
+		}
+		if best == "" || cmp.Or(cmp.Compare(v.boxes[best].free, b.free), cmp.Compare(id, best)) < 0 {
+			best = id
+		}
+	}
+	if best == "" {
+		return nil, false
+	}
+	for _, g := range p.boxes[best].GPUs {
+		r := Ref{best, g.Slot}
+		if len(hold) < req.Count && g.Usable && g.Free && g.Model == v.model && g.Memory >= v.minMemory && !slices.Contains(req.Exclude, r) {
+			hold = append(hold, r)
+		}
+	}
+	return hold, true
+}
+
+// gatherAnywhere returns the free GPUs of the boxes that have the most.
+func gatherAnywhere(v *view, req *Request, named []*Box) (hold []Ref, ok bool) {
+	usable := 0
+	for t, c := range v.counts {
+		if admits(t, req) {
+			usable += c.usable
+		}
+	}
+	if usable < req.Count {
+		return nil, false
+	}
+	stock := newLookup(v, req, named)
+	for len(hold) < req.Count {
+		g := stock.best(largestFirst, 1)
+		if g == nil {
+			break
+		}
+		for _, s := range g.slots[:min(len(g.slots), req.Count-len(hold))] {
+			hold = append(hold, Ref{g.box, s})
+		}
+		stock.drop(g)
+	}
+	return hold, true
+}
+
+// Gather chooses the slots to hold for a request that does not fit now: the free slots
+// of the domain that has the most, of those that have enough slots, free or not. It
+// returns none if each such domain is full. ok is false if there is no such domain.
+func (h *Hosts) Gather(req HostRequest) (hold []HostSlotRef, ok bool) {
+	if req.Host != "" {
+		row := h.hosts[req.Host]
+		if row == nil || !row.mayFit(&req) {
+			return nil, false
+		}
+		for _, o := range slices.SortedFunc(slices.Values(row.options), func(a, b *hostOption) int { return compareFree(&a.freeSlots, &b.freeSlots) }) {
+			if o.gathers(&req) {
+				return o.hold(&req), true
+			}
+		}
+		return nil, true
+	}
+	if t := h.options[property{}]; t != nil {
+		for o := range t.Ascend {
+			if o.gathers(&req) {
+				return o.hold(&req), true
+			}
+		}
+	}
+	for _, row := range h.hosts {
+		if row.mayFit(&req) {
+			return nil, true
+		}
+	}
+	return nil, false
+}
+
+// gathers reports whether a request could have its slots in the domain of an option
+// that has some free ones.
+func (o *hostOption) gathers(req *HostRequest) bool {
+	return len(o.slots) > 0 && eligible(&o.in.Host, req) && (req.Domain == "" || req.Domain == o.domain) && o.in.slotsIn(o.domain) >= req.Count
+}
+
+func (o *hostOption) hold(req *HostRequest) []HostSlotRef {
+	out := make([]HostSlotRef, 0, len(o.slots))
+	for _, s := range o.slots[:min(len(o.slots), req.Count)] {
+		out = append(out, HostSlotRef{o.host, s})
+	}
+	return out
+}
+
+// mayFit reports whether a request would fit if all slots of the host were free.
+func (h *Host) mayFit(req *HostRequest) bool {
+	return eligible(h, req) && slices.ContainsFunc(h.Slots, func(s HostSlot) bool {
+		return (req.Domain == "" || req.Domain == s.Domain) && h.slotsIn(s.Domain) >= req.Count
+	})
+}
+
+// slotsIn returns the number of slots of a domain, free or not.
+func (h *Host) slotsIn(domain string) (n int) {
+	for _, s := range h.Slots {
+		if s.Domain == domain {
+			n++
+		}
+	}
+	return n
+}
