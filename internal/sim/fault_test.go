@@ -3,6 +3,7 @@ package sim_test
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"hash/fnv"
 	"math/rand/v2"
 	"net/netip"
@@ -173,8 +174,9 @@ func TestPathCut(t *testing.T) {
 		const middle = 300
 		if sent++; sent == middle {
 			cut := fault.Plan{Partitions: []fault.Window{{To: time.Hour}}}
-			w.HostNode.Disturb(0, cut)
-			w.BoxNode.Disturb(0, cut)
+			if err := errors.Join(w.HostNode.Disturb(0, cut), w.BoxNode.Disturb(0, cut)); err != nil {
+				t.Error(err)
+			}
 		}
 	}
 	copyBothWays(t, w)

@@ -86,8 +86,10 @@ var discard = slog.New(slog.DiscardHandler)
 
 func (p *Pool) newMember(name string, number int) Member {
 	m := Member{Name: name, pool: p, number: uint32(number)}
+	plan := p.spec.Plan
 	for path := range p.spec.Paths {
-		m.paths = append(m.paths, Path{Addr: address(number, path), Plan: p.spec.Plan})
+		m.paths = append(m.paths, Path{Addr: address(number, path), Plan: plan})
+		plan.Restarts, plan.Jumps = nil, nil // once for each member
 	}
 	m.wanted = &dxpuv1.DesiredState{NodeNumber: m.number}
 	return m
@@ -95,8 +97,10 @@ func (p *Pool) newMember(name string, number int) Member {
 
 // start starts the proxy, with the state on its disk.
 func (m *Member) start() error {
-	m.node = m.pool.NewNode(m.paths)
 	var err error
+	if m.node, err = m.pool.NewNode(m.paths, func() { m.Restart(restartTime) }); err != nil {
+		return err
+	}
 	if m.proxy, err = m.build(); err != nil {
 		return err
 	}
@@ -114,6 +118,9 @@ func (m *Member) start() error {
 // Running reports whether the member's proxy runs.
 func (m *Member) Running() bool { return !m.node.dead }
 
+// restartTime is how long a proxy is away when a fault plan restarts it.
+const restartTime = 100 * time.Millisecond
+
 // Restart kills the proxy. It comes back after the given time, with its state on
 // disk; a box has new GPUs then.
 func (m *Member) Restart(after time.Duration) {
@@ -129,11 +136,16 @@ func (m *Member) Restart(after time.Duration) {
 	})
 }
 
-// Disturb changes what happens to the datagrams that the member sends.
+// Disturb changes what happens to the datagrams that the member sends, and when it
+// restarts and its clock jumps. Restarts and jumps are in the plan of the first path
+// only.
 func (m *Member) Disturb(plan fault.Plan) {
 	for i := range m.paths {
 		m.paths[i].Plan = plan
-		m.node.Disturb(i, plan)
+		if err := m.node.Disturb(i, plan); err != nil {
+			panic(err) // a member restarts
+		}
+		plan.Restarts, plan.Jumps = nil, nil
 	}
 }
 

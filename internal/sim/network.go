@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -17,7 +18,8 @@ type Path struct {
 	Addr netip.AddrPort
 	MTU  int // bytes of UDP payload; 0: DefaultMTU
 	// Plan is the delay, the bandwidth and the faults of the datagrams that the
-	// node sends.
+	// node sends, and the restarts and jumps of the node. Its times count from the
+	// start of the world.
 	Plan fault.Plan
 }
 
@@ -27,10 +29,35 @@ type uplink struct {
 	faults *fault.Injector
 }
 
-// Disturb changes the delay, the bandwidth and the faults of a path.
-func (n *Node) Disturb(path int, plan fault.Plan) {
+// Disturb replaces the plan of a path. It returns an error if the plan has restarts
+// and nothing restarts the node.
+func (n *Node) Disturb(path int, plan fault.Plan) error {
+	if len(plan.Restarts) > 0 && n.restart == nil {
+		return fmt.Errorf("path %d: this node cannot be restarted by a fault plan", path)
+	}
 	u := &n.uplinks[path]
 	u.Plan, u.faults = plan, fault.New(plan, n.rng.Uint64())
+	for _, at := range plan.Restarts {
+		n.schedule(path, at, n.restart)
+	}
+	for _, j := range plan.Jumps {
+		n.schedule(path, j.At, func() { n.Jump(j.By) })
+	}
+	return nil
+}
+
+// schedule does something at a time to come, if the path still has its present plan
+// then.
+func (n *Node) schedule(path int, at time.Duration, do func()) {
+	now := n.uplinks[path].faults
+	if at <= n.world.now {
+		return // an earlier run of the node had it
+	}
+	n.world.at(at, n, func() {
+		if n.uplinks[path].faults == now {
+			do()
+		}
+	})
 }
 
 // send gives a datagram to the network.

@@ -3,11 +3,12 @@ package sim
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"time"
 
-	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/embedded"
 	"github.com/dxpu-project/dxpu/link"
@@ -26,6 +27,8 @@ type Node struct {
 	uplinks []uplink
 	groups  map[uint32]*group // by number of binding
 	rng     *rand.Rand
+	ahead   time.Duration // of the world's clock, by jumps
+	restart func()        // for plans with restarts; nil: there are none
 	tasks   []*task
 	stops   []func()
 	dead    bool
@@ -37,22 +40,48 @@ var (
 	_ embedded.Scheduler = (*Node)(nil)
 )
 
-// NewNode makes a node. It takes over the addresses of a node that was stopped.
-func (w *World) NewNode(paths []Path) *Node {
+// NewNode makes a node. It takes over the addresses of a node that was stopped. restart
+// ends the node and starts it again, when a plan says so; nil: NewNode refuses such
+// plans.
+func (w *World) NewNode(paths []Path, restart func()) (*Node, error) {
 	w.nodes++
-	n := &Node{world: w, groups: map[uint32]*group{}, rng: rand.New(rand.NewPCG(w.seed, uint64(w.nodes)))}
+	n := &Node{world: w, groups: map[uint32]*group{}, restart: restart, rng: rand.New(rand.NewPCG(w.seed, uint64(w.nodes)))}
 	for i, p := range paths {
 		if p.MTU == 0 {
 			p.MTU = DefaultMTU
 		}
-		n.uplinks = append(n.uplinks, uplink{Path: p, faults: fault.New(p.Plan, n.rng.Uint64())})
+		n.uplinks = append(n.uplinks, uplink{Path: p})
+		if err := n.Disturb(i, p.Plan); err != nil {
+			return nil, err
+		}
 		w.ports[p.Addr] = port{n, uint8(i)}
 	}
-	return n
+	return n, nil
 }
 
-// Now implements engine.Driver.
-func (n *Node) Now() time.Duration { return n.world.now }
+// Now implements engine.Driver: the time of the world, plus the jumps.
+func (n *Node) Now() time.Duration { return n.world.now + n.ahead }
+
+// worldTime returns when the node's clock shows t: at once for a time that is over.
+func (n *Node) worldTime(t time.Duration) time.Duration {
+	if t == machine.Never {
+		return t
+	}
+	return max(t-n.ahead, n.world.now)
+}
+
+// Jump advances the clock of the node, as netio.Fabric.Jump does. Links and waiting
+// tasks find that their time has come; timers of AfterFunc keep theirs.
+func (n *Node) Jump(by time.Duration) {
+	n.ahead += max(by, 0)
+	for _, id := range slices.Sorted(maps.Keys(n.groups)) {
+		g := n.groups[id]
+		g.Leave(g.Enter())
+	}
+	for _, t := range n.tasks {
+		t.arm()
+	}
+}
 
 // epoch is the date of a world's time 0.
 var epoch = time.Date(2000, time.January, 1, 0, 0, 0, 0, time.UTC)
@@ -151,7 +180,7 @@ type group struct {
 	node    *Node
 	machine *engine.Group
 	entered bool
-	armed   time.Duration // when fire is scheduled; machine.Never: it is not
+	armed   time.Duration // when an entry is scheduled, on the world's clock; machine.Never: none is
 	posted  []func(engine.Entry)
 }
 
@@ -166,7 +195,7 @@ func (g *group) Enter() engine.Entry {
 		panic("sim: the group is entered already")
 	}
 	g.entered = true
-	return g.machine.Enter(g.node.world.now)
+	return g.machine.Enter(g.node.Now())
 }
 
 // Leave implements engine.GroupDriver.
@@ -198,10 +227,10 @@ func (g *group) Post(f func(engine.Entry)) {
 
 // arm schedules an entry.
 func (g *group) arm(wake time.Duration) {
-	if wake >= g.armed {
+	at := g.node.worldTime(wake)
+	if at >= g.armed {
 		return
 	}
-	at := max(wake, g.node.world.now)
 	g.armed = at
 	g.node.world.at(at, g.node, func() {
 		if g.armed == at { // not superseded by an earlier event

@@ -99,11 +99,17 @@ func (p *Pair) setUp(spec PairSpec) error {
 			paths[side] = append(paths[side], Path{Addr: address(side+1, i), MTU: spec.MTU, Plan: plan})
 		}
 	}
-	hostNode, boxNode := p.NewNode(paths[0]), p.NewNode(paths[1])
+	hostNode, err := p.NewNode(paths[0], nil)
+	if err != nil {
+		return fmt.Errorf("host: %w", err)
+	}
+	boxNode, err := p.NewNode(paths[1], nil)
+	if err != nil {
+		return fmt.Errorf("box: %w", err)
+	}
 	p.HostNode, p.BoxNode = hostNode, boxNode
 	hostNode.Tune, boxNode.Tune = spec.tune, spec.tune
 	log := slog.New(slog.DiscardHandler)
-	var err error
 	if p.box, err = boxproxy.New(boxproxy.Config{Slots: []boxproxy.Slot{{Device: d}}, Fabric: boxNode, Logger: log}); err != nil {
 		return err
 	}

@@ -105,7 +105,10 @@ func NewPool(spec PoolSpec) (*Pool, error) {
 		World: NewWorld(spec.Seed), spec: spec,
 		epochs: map[placement.Ref]uint64{}, tenants: map[string]bool{}, places: map[string]placement.Ref{},
 	}
-	p.manager = p.NewNode(nil)
+	var err error
+	if p.manager, err = p.NewNode(nil, nil); err != nil {
+		return nil, err
+	}
 	for i := range spec.Hosts {
 		p.Hosts = append(p.Hosts, p.newHost(i))
 	}

@@ -17,8 +17,8 @@ type task struct {
 	next  func() (struct{}, bool)
 	yield func(struct{}) bool
 	ready func() bool
-	until time.Duration
-	armed time.Duration // when an event lets the task look at the time; machine.Never: none does
+	until time.Duration // on the node's clock
+	armed time.Duration // when an event lets the task look at the time, on the world's clock; machine.Never: none does
 	ended bool
 }
 
@@ -50,7 +50,7 @@ func (n *Node) resume() {
 	for again := true; again; {
 		again = false
 		for _, t := range n.tasks { // a task may start others, which have an event of their own
-			if t.ended || !(t.ready() || n.world.now >= t.until) {
+			if t.ended || !(t.ready() || n.Now() >= t.until) {
 				continue
 			}
 			t.run()
@@ -75,19 +75,20 @@ func (t *task) run() {
 	w.running = before
 }
 
-// WaitUntil suspends the calling task until ready returns true or the given time
-// has come. A caller that is no task runs the world meanwhile.
+// WaitUntil suspends the calling task until ready returns true or the node's clock
+// shows the given time. A caller that is no task runs the world meanwhile.
 func (n *Node) WaitUntil(until time.Duration, ready func() bool) {
 	w := n.world
 	if n.dead {
 		panic(errStopped)
 	}
-	if ready() || w.now >= until {
+	over := func() bool { return ready() || n.Now() >= until }
+	if over() {
 		return
 	}
 	t := w.running
 	if t == nil {
-		w.RunUntil(until, ready)
+		w.RunUntil(n.worldTime(until), over)
 		return
 	}
 	t.ready, t.until = ready, until
@@ -100,17 +101,17 @@ func (n *Node) WaitUntil(until time.Duration, ready func() bool) {
 // arm schedules an event for the end of the task's wait. An event that is left
 // over from an earlier wait moves itself.
 func (t *task) arm() {
-	if t.until >= t.armed {
+	at := t.node.worldTime(t.until)
+	if at >= t.armed {
 		return
 	}
-	at := t.until
 	t.armed = at
 	t.node.world.at(at, t.node, func() {
 		if t.armed != at {
 			return // superseded by an earlier event
 		}
 		t.armed = machine.Never
-		if !t.ended && t.until > at {
+		if !t.ended && t.node.Now() < t.until {
 			t.arm()
 		}
 	})

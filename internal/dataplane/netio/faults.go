@@ -10,11 +10,15 @@ import (
 	"github.com/dxpu-project/dxpu/fault"
 )
 
-// SetFault replaces the fault plan of a path from now on. The plan's times
-// count from Open, as those of PathConfig.Fault do.
+// SetFault replaces the fault plan of a path from now on, except for the restarts and
+// jumps of PathConfig.Fault, and refuses a plan that has any. The plan's times count
+// from Open, as those of PathConfig.Fault do.
 func (f *Fabric) SetFault(path int, plan fault.Plan, seed uint64) error {
 	if path < 0 || path >= len(f.paths) {
 		return fmt.Errorf("netio: no path %d: there are %d", path, len(f.paths))
+	}
+	if len(plan.Restarts) > 0 || len(plan.Jumps) > 0 {
+		return fmt.Errorf("netio: path %d: restarts and jumps are set when the fabric is opened", path)
 	}
 	f.paths[path].setFault(plan, seed)
 	return nil

@@ -44,7 +44,10 @@ func TestPlanIsExecuted(t *testing.T) {
 // clocks meanwhile lose no TLP.
 func TestSetFault(t *testing.T) {
 	const n = 2000
-	r := newRig(t)
+	r := joinFabrics(t)
+	if err := r.fabric[0].SetFault(0, fault.Plan{Jumps: []fault.Jump{{At: time.Second, By: time.Second}}}, 0); err == nil {
+		t.Error("SetFault took a plan with a jump, which it does not carry out")
+	}
 	if err := r.fabric[0].SetFault(1, fault.Plan{}, 0); err == nil {
 		t.Error("a path that is not there takes a plan")
 	}
