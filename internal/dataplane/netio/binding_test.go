@@ -33,7 +33,7 @@ func TestDeliversInOrder(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			const n = 1200
-			r := newRig(t, c.plans...)
+			r := joinFabrics(t, c.plans...)
 			var a, b end
 			toB, toA := b.expect(t, n), a.expect(t, n)
 			r.join(r.configs(1, c.cipher), &a, &b)
@@ -48,7 +48,7 @@ func TestDeliversInOrder(t *testing.T) {
 // A handler is not called after Detach, although the timer runs.
 func TestDetachWhileTimersRun(t *testing.T) {
 	f := open(t, PathConfig{})
-	r := &rig{t: t, fabric: [2]*Fabric{f, f}, group: [2]*Group{f.newGroup(), f.newGroup()}}
+	r := &fabrics{t: t, fabric: [2]*Fabric{f, f}, group: [2]*Group{f.newGroup(), f.newGroup()}}
 	cfg := r.configs(1, link.CipherAES256GCM)[0]
 	for range 50 {
 		var e end
@@ -97,7 +97,7 @@ func TestShutdownTellsThePeer(t *testing.T) {
 		{engine.CloseCode(77), "code 77"},
 	} {
 		t.Run(c.want, func(t *testing.T) {
-			r := newRig(t)
+			r := joinFabrics(t)
 			var a, b end
 			r.join(r.configs(1, link.CipherAES256GCM), &a, &b)
 			a.await(t, link.Up)
@@ -118,7 +118,7 @@ func TestShutdownTellsThePeer(t *testing.T) {
 func TestAttachRefuses(t *testing.T) {
 	f := open(t, PathConfig{})
 	g := f.newGroup()
-	r := &rig{t: t, fabric: [2]*Fabric{f, f}}
+	r := &fabrics{t: t, fabric: [2]*Fabric{f, f}}
 	good := r.configs(1, link.CipherAES256GCM)[0]
 	bad := good
 	bad.Session = 0
@@ -147,7 +147,7 @@ func TestAttachRefuses(t *testing.T) {
 // Datagrams of no binding, or from another address than the peer's, are counted
 // and reach no link.
 func TestStrayAndStrangers(t *testing.T) {
-	r := newRig(t)
+	r := joinFabrics(t)
 	var a, b end
 	done := b.expect(t, 1)
 	r.join(r.configs(1, link.CipherNone), &a, &b)

@@ -41,7 +41,7 @@ func TestPost(t *testing.T) {
 
 // A function posted inside an entry runs before Leave returns, and its TLPs leave.
 func TestPostSends(t *testing.T) {
-	r := newRig(t)
+	r := joinFabrics(t)
 	var a, b end
 	done := b.expect(t, 1)
 	r.join(r.configs(1, link.CipherAES256GCM), &a, &b)
@@ -65,7 +65,7 @@ func TestPostSends(t *testing.T) {
 // enters the group again.
 func TestLeaveSoon(t *testing.T) {
 	const n = 20
-	r := newRig(t)
+	r := joinFabrics(t)
 	cfg := r.configs(1, link.CipherAES256GCM)
 	for side := range cfg { // nothing but the group's timer may send
 		cfg[side].KeepAlive, cfg[side].DeadInterval = time.Hour, 3*time.Hour
@@ -98,7 +98,7 @@ func TestLeaveSoon(t *testing.T) {
 func TestBusyGroupHasOneTimer(t *testing.T) {
 	f := open(t, PathConfig{})
 	g := f.newGroup()
-	r := &rig{t: t, fabric: [2]*Fabric{f, f}}
+	r := &fabrics{t: t, fabric: [2]*Fabric{f, f}}
 	var ends [2]end
 	var bindings [2]*engine.Binding
 	entries := 0 // guarded by the group

@@ -109,7 +109,7 @@ func TestMTUs(t *testing.T) {
 func TestPathFails(t *testing.T) {
 	const n = 4000
 	cut := fault.Plan{Partitions: []fault.Window{{From: 20 * time.Millisecond, To: time.Hour}}}
-	r := newRig(t, fault.Plan{}, cut)
+	r := joinFabrics(t, fault.Plan{}, cut)
 	var a, b end
 	done := b.expect(t, n)
 	r.join(r.configs(1, link.CipherAES256GCM), &a, &b)
@@ -124,7 +124,7 @@ func TestPathFails(t *testing.T) {
 
 // Sending a posted write costs no allocation from the caller to the socket.
 func TestSendAllocatesNothing(t *testing.T) {
-	r := newRig(t)
+	r := joinFabrics(t)
 	var a, b end
 	r.join(r.configs(1, link.CipherAES256GCM), &a, &b)
 	a.await(t, link.Up)

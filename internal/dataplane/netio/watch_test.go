@@ -21,7 +21,7 @@ import (
 // clear, with the route of the binding, and ends with its context.
 func TestCapture(t *testing.T) {
 	const n = 60
-	r := newRig(t)
+	r := joinFabrics(t)
 	var a, b, c, d end
 	toB, toD := b.expect(t, n), d.expect(t, n)
 	cfg := r.configs(1, link.CipherAES256GCM)
@@ -100,7 +100,7 @@ func checkCapture(t *testing.T, r io.Reader, want capture.Header) (n int) {
 // A capture whose reader hangs loses TLPs; the data plane does not notice.
 func TestCaptureDoesNotBlock(t *testing.T) {
 	const n = 600
-	r := newRig(t)
+	r := joinFabrics(t)
 	var a, b end
 	done := b.expect(t, n)
 	r.join(r.configs(1, link.CipherAES256GCM), &a, &b)
@@ -123,7 +123,7 @@ func TestCaptureDoesNotBlock(t *testing.T) {
 
 // Both ends of a request see how long it took, and the host what the device took.
 func TestRoundTrips(t *testing.T) {
-	r := newRig(t)
+	r := joinFabrics(t)
 	var a, b end
 	answered := make(chan struct{})
 	b.receive = func(at engine.Entry, p *tlp.Packet) bool {

@@ -84,20 +84,20 @@ func open(t testing.TB, paths ...PathConfig) *Fabric {
 	return f
 }
 
-// rig is two fabrics with bindings between them. All bindings of a side are in
+// fabrics is two fabrics with bindings between them. All bindings of a side are in
 // one group.
-type rig struct {
+type fabrics struct {
 	t      *testing.T
 	fabric [2]*Fabric
 	group  [2]*Group
 }
 
-func newRig(t *testing.T, plans ...fault.Plan) *rig {
+func joinFabrics(t *testing.T, plans ...fault.Plan) *fabrics {
 	t.Helper()
 	if len(plans) == 0 {
 		plans = make([]fault.Plan, 1)
 	}
-	r := &rig{t: t}
+	r := &fabrics{t: t}
 	for side := range r.fabric {
 		var paths []PathConfig
 		for i, plan := range plans {
@@ -109,8 +109,8 @@ func newRig(t *testing.T, plans ...fault.Plan) *rig {
 	return r
 }
 
-// configs returns the two ends of a binding of the rig.
-func (r *rig) configs(id uint32, cipher link.Cipher) [2]link.Config {
+// configs returns the two ends of a binding of the fabrics.
+func (r *fabrics) configs(id uint32, cipher link.Cipher) [2]link.Config {
 	mtus := make([]int, len(r.fabric[0].paths))
 	for i := range mtus {
 		mtus[i] = 9000
@@ -123,14 +123,14 @@ func (r *rig) configs(id uint32, cipher link.Cipher) [2]link.Config {
 }
 
 // join attaches the two ends of a binding.
-func (r *rig) join(cfg [2]link.Config, a, b *end) {
+func (r *fabrics) join(cfg [2]link.Config, a, b *end) {
 	r.t.Helper()
 	for side, e := range []*end{a, b} {
 		r.attach(cfg[side], side, e)
 	}
 }
 
-func (r *rig) attach(cfg link.Config, side int, e *end) {
+func (r *fabrics) attach(cfg link.Config, side int, e *end) {
 	r.t.Helper()
 	e.states, e.group = make(chan link.State, 16), r.group[side]
 	at := e.group.Enter()
