@@ -26,7 +26,8 @@ type socket struct {
 	fd *fd.FD
 	// trash closes the descriptors that the peer sends and the owner does not keep.
 	trash *disposer
-	// stall bounds the time that a send waits for the peer to read; 0: no bound.
+	// stall bounds the time that a send waits for the peer to read, all its parts
+	// together; 0: no bound.
 	stall time.Duration
 	// poller waits for a receiver without a time limit.
 	poller reader.Poller
@@ -110,9 +111,9 @@ func (h *half) run(trap, fd, flags uintptr) {
 	}
 }
 
-// transmit sends the bytes for which the socket has room; it waits while there is none.
-func (s *socket) transmit(fd uintptr) {
-	var began time.Time
+// transmit sends the bytes for which the socket has room; it waits while there is
+// none. began is when the send first waited, or zero.
+func (s *socket) transmit(fd uintptr, began *time.Time) {
 	for {
 		s.tx.run(unix.SYS_SENDMSG, fd, unix.MSG_NOSIGNAL)
 		if !errors.Is(s.tx.err, errWouldBlock) {
@@ -120,10 +121,10 @@ func (s *socket) transmit(fd uintptr) {
 		}
 		now, wait := time.Now(), -1
 		if began.IsZero() {
-			began = now
+			*began = now
 		}
 		if s.stall > 0 {
-			left := s.stall - now.Sub(began)
+			left := s.stall - now.Sub(*began)
 			if left <= 0 {
 				s.tx.err = os.ErrDeadlineExceeded
 				return
@@ -212,13 +213,14 @@ func (s *socket) send(b []byte, fds ...int) error {
 	if len(fds) > 0 {
 		oob = unix.UnixRights(fds...)
 	}
+	var began time.Time
 	for len(b) > 0 {
 		s.tx.set(b, oob)
 		fd, ok := s.fd.Use()
 		if !ok {
 			return net.ErrClosed
 		}
-		s.transmit(fd)
+		s.transmit(fd, &began)
 		s.fd.Done()
 		switch {
 		case errors.Is(s.tx.err, os.ErrDeadlineExceeded):
