@@ -12,9 +12,10 @@ import (
 
 // Reader receives batches. It belongs to one goroutine at a time.
 type Reader struct {
-	conn *Conn
-	buf  []byte
-	call call
+	conn    *Conn
+	buf     []byte
+	call    call
+	refused []netip.AddrPort // see Refused
 }
 
 // NewReader makes a reader with its own buffer of ReadBuffer bytes.
@@ -27,8 +28,9 @@ func (c *Conn) NewReader() *Reader {
 // Read waits for datagrams from one sender. They lie one after another in batch,
 // each of segment bytes except the last, which may be shorter. batch is valid
 // until the next Read. The error is net.ErrClosed after Close, which is final,
-// and ErrTimeout when no datagram arrived in time. Any other error concerns one
-// datagram.
+// ErrTimeout when no datagram arrived in time, and ErrRefused when the network
+// reported datagrams of this socket as undeliverable. Any other error concerns
+// one datagram.
 func (r *Reader) Read() (batch []byte, segment int, from netip.AddrPort, err error) {
 	r.call.flags = 0
 	return r.read()
@@ -50,16 +52,21 @@ func (r *Reader) receive(fd uintptr) {
 
 func (r *Reader) read() (batch []byte, segment int, from netip.AddrPort, err error) {
 	c := &r.call
-	c.set(r.buf, c.oob, unix.SizeofSockaddrAny)
 	fd, ok := r.conn.fd.Use()
 	if !ok {
 		return nil, 0, from, net.ErrClosed
 	}
+	defer r.conn.fd.Done()
+	if r.conn.reported.Load() && r.conn.reported.Swap(false) && r.readErrors(fd) {
+		return nil, 0, from, ErrRefused
+	}
+	c.set(r.buf, c.oob, unix.SizeofSockaddrAny)
 	r.receive(fd)
-	r.conn.fd.Done()
 	switch {
 	case c.errno == unix.EAGAIN:
 		return nil, 0, from, ErrTimeout
+	case isReport(c.errno) && r.readErrors(fd):
+		return nil, 0, from, ErrRefused
 	case c.errno != 0:
 		return nil, 0, from, fmt.Errorf("udp: read: %w", c.errno)
 	}
@@ -82,20 +89,12 @@ func (r *Reader) read() (batch []byte, segment int, from netip.AddrPort, err err
 }
 
 // segmentSize returns the datagram size of the UDP_GRO control message, an int32,
-// or 0 if there is none. unix.ParseSocketControlMessage would allocate.
+// or 0 if there is none.
 func segmentSize(oob []byte) int {
-	const header = unix.SizeofCmsghdr
-	for len(oob) >= header {
-		length := int(binary.NativeEndian.Uint64(oob))
-		level := int32(binary.NativeEndian.Uint32(oob[8:]))
-		kind := int32(binary.NativeEndian.Uint32(oob[12:]))
-		if length < header || length > len(oob) {
-			return 0
+	for m := range controls(oob) {
+		if m.level == unix.IPPROTO_UDP && m.kind == unix.UDP_GRO && len(m.data) >= 4 {
+			return int(int32(binary.NativeEndian.Uint32(m.data)))
 		}
-		if level == unix.IPPROTO_UDP && kind == unix.UDP_GRO && length >= header+4 {
-			return int(int32(binary.NativeEndian.Uint32(oob[header:])))
-		}
-		oob = oob[min(len(oob), unix.CmsgSpace(length-header)):]
 	}
 	return 0
 }
@@ -106,7 +105,40 @@ type Writer struct {
 	oob  []byte // a UDP_SEGMENT control message whose value is set for each batch
 	to   netip.AddrPort
 	call call // its address is that of to
+	gso  offload
 }
+
+// offload decides whether a writer uses segmentation offload. A refusal may concern
+// one destination or pass: a route whose interface cannot compute checksums, a
+// setting that an administrator changes. So the writer tries again, each time after
+// twice as many datagrams.
+type offload struct {
+	wait int // datagrams from the last refusal to the next attempt
+	left int // of them
+}
+
+// After the first refusal the next attempt follows after leastWait datagrams, some
+// batches; in the long run one of a million datagrams is refused.
+const (
+	leastWait = 1024
+	mostWait  = 1 << 20
+)
+
+// ready reports whether a batch of count datagrams may be segmented by the kernel.
+func (o *offload) ready(count int) bool {
+	if o.left > 0 {
+		o.left = max(0, o.left-count)
+		return false
+	}
+	return count > 1
+}
+
+func (o *offload) refused() {
+	o.wait = min(max(2*o.wait, leastWait), mostWait)
+	o.left = o.wait
+}
+
+func (o *offload) accepted() { o.wait = 0 }
 
 // NewWriter makes a writer.
 func (c *Conn) NewWriter() *Writer {
@@ -117,9 +149,18 @@ func (c *Conn) NewWriter() *Writer {
 	return w
 }
 
-// send makes the system call. A send does not wait while the socket has room, so
-// the first attempt does not involve the Go scheduler.
+// send makes the system call. The kernel may return an error that an earlier
+// datagram caused: this one is sent again.
 func (w *Writer) send(fd uintptr) {
+	if w.attempt(fd); isReport(w.call.errno) {
+		w.conn.reported.Store(true)
+		w.attempt(fd)
+	}
+}
+
+// attempt sends once. A send does not wait while the socket has room, so the first
+// call does not involve the Go scheduler.
+func (w *Writer) attempt(fd uintptr) {
 	w.call.flags = unix.MSG_DONTWAIT
 	if w.call.at(unix.SYS_SENDMSG, fd); w.call.errno == unix.EAGAIN {
 		w.call.flags = 0
@@ -130,7 +171,7 @@ func (w *Writer) send(fd uintptr) {
 // MaxBatch returns how many bytes one Write takes for datagrams of segment bytes,
 // by the kernel's limits on the number of segments and on the batch.
 func (w *Writer) MaxBatch(segment int) int {
-	if !w.conn.gso.Load() {
+	if !w.conn.gso || w.gso.left > 0 {
 		return segment
 	}
 	return segment * max(1, min(MaxSegments, MaxDatagram/segment))
@@ -146,20 +187,29 @@ func (w *Writer) Write(batch []byte, segment int, to netip.AddrPort) error {
 	count := (len(batch) + segment - 1) / segment
 	st := &w.conn.stat
 	st.txBatches.Add(1)
-	if count > 1 && w.conn.gso.Load() {
-		binary.NativeEndian.PutUint16(w.oob[unix.SizeofCmsghdr:], uint16(segment))
-		err := w.write(batch, w.oob, to)
-		if err == nil {
-			st.txDatagrams.Add(uint64(count))
-			st.txBytes.Add(uint64(len(batch)))
-			return nil
-		}
-		if !w.refused(err) {
-			st.txErrors.Add(uint64(count))
-			return fmt.Errorf("udp: write: %w", err)
-		}
+	if !w.conn.gso || !w.gso.ready(count) {
+		return w.writeEach(batch, segment, to)
 	}
-	return w.writeEach(batch, segment, to)
+	binary.NativeEndian.PutUint16(w.oob[unix.SizeofCmsghdr:], uint16(segment))
+	err := w.write(batch, w.oob, to)
+	switch {
+	case err == nil:
+		w.gso.accepted()
+		st.txDatagrams.Add(uint64(count))
+		st.txBytes.Add(uint64(len(batch)))
+		return nil
+	case !errors.Is(err, unix.EIO) && !errors.Is(err, unix.EINVAL):
+		st.txErrors.Add(uint64(count))
+		return fmt.Errorf("udp: write: %w", err)
+	}
+	// The kernel returns EIO if the interface cannot compute checksums, and EINVAL
+	// if the route cannot segment. It also returns EINVAL for a segment that exceeds
+	// the MTU, which is no fault of the offload.
+	if err = w.writeEach(batch, segment, to); !errors.Is(err, unix.EMSGSIZE) {
+		w.gso.refused()
+		st.gsoRefused.Add(1)
+	}
+	return err
 }
 
 // write makes one system call.
@@ -181,18 +231,6 @@ func (w *Writer) write(b, oob []byte, to netip.AddrPort) error {
 		return w.call.errno
 	}
 	return nil
-}
-
-// refused reports whether an error means that segmentation offload is not
-// available, and turns it off. The kernel returns EIO if the interface cannot
-// compute checksums, and EINVAL if the route cannot segment.
-func (w *Writer) refused(err error) bool {
-	if !errors.Is(err, unix.EIO) && !errors.Is(err, unix.EINVAL) {
-		return false
-	}
-	w.conn.gso.Store(false)
-	w.conn.stat.gsoRefused.Add(1)
-	return true
 }
 
 func (w *Writer) writeEach(batch []byte, segment int, to netip.AddrPort) error {

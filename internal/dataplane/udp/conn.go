@@ -3,9 +3,13 @@
 // call receives them.
 //
 // Listen probes for the offloads. If a kernel or a network card refuses a batch,
-// the socket sends those datagrams, and all later ones, one by one; Stats has
-// the counts. Some kernels corrupt batches without an error. The receiver's CRC
-// counters then rise, and Options.NoOffload is the remedy.
+// the writer sends those datagrams one by one, and for a while all others too;
+// Stats has the counts. Some kernels corrupt batches without an error. The
+// receiver's CRC counters then rise, and Options.NoOffload is the remedy.
+//
+// Datagrams are never fragmented: one that exceeds the MTU of the interface is
+// refused with EMSGSIZE, one that exceeds that of a later network is lost. The
+// link searches for the size that passes.
 package udp
 
 import (
@@ -14,6 +18,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"sync/atomic"
 	"time"
 
@@ -58,9 +63,12 @@ type Conn struct {
 	fd    *fd.FD
 	local netip.AddrPort
 	ip4   bool // an IPv4 socket
-	gso   atomic.Bool
+	gso   bool // the kernel has segmentation offload
 	gro   bool
 	stat  counters
+	// reported is set when a writer met an error that an earlier datagram caused.
+	// The reader reads it from the error queue.
+	reported atomic.Bool
 }
 
 type counters struct {
@@ -79,7 +87,7 @@ type Stats struct {
 	TxBatches, TxDatagrams, TxBytes uint64
 	GSORefused                      uint64 // batches whose datagrams were sent one by one
 	TxErrors                        uint64 // datagrams that the kernel did not take
-	GSO, GRO                        bool   // in use now
+	GSO, GRO                        bool   // the kernel has the offload
 }
 
 // Listen opens a socket on a local address like "192.0.2.1:4791" or
@@ -111,6 +119,9 @@ func adopt(pc *net.UDPConn, o Options) (*Conn, error) {
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	c.ip4 = err == nil && domain == unix.AF_INET
 	setBuffers(fd)
+	if err := setErrors(fd, c.ip4); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
 	if !o.NoOffload {
 		c.probe(fd)
 	}
@@ -125,16 +136,29 @@ func setBuffers(fd int) {
 			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, opt[1], socketBuffer)
 		}
 	}
-	// The link fits the datagrams to the MTU of the path. Fragments would hide
-	// that the MTU has become smaller.
-	_ = unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)
+}
+
+// setErrors makes the kernel refuse to fragment, because the link fits the datagrams
+// to the MTU of the path and fragments would hide that it has become smaller. And it
+// makes the kernel report the datagrams that a host has refused. An IPv6 socket
+// needs the options of IPv4 too, for mapped addresses.
+func setErrors(fd int, ip4 bool) error {
+	err := errors.Join(
+		os.NewSyscallError("setsockopt IP_MTU_DISCOVER", unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)),
+		os.NewSyscallError("setsockopt IP_RECVERR", unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_RECVERR, 1)))
+	if ip4 {
+		return err
+	}
+	return errors.Join(err,
+		os.NewSyscallError("setsockopt IPV6_MTU_DISCOVER", unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE)),
+		os.NewSyscallError("setsockopt IPV6_RECVERR", unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1)))
 }
 
 // probe detects the offloads of the kernel. udp(7): UDP_SEGMENT since
 // Linux 4.18, UDP_GRO since 5.0.
 func (c *Conn) probe(fd int) {
 	_, err := unix.GetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_SEGMENT)
-	c.gso.Store(err == nil)
+	c.gso = err == nil
 	c.gro = unix.SetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_GRO, 1) == nil
 }
 
@@ -150,7 +174,7 @@ func (c *Conn) Stats() Stats {
 		RxBatches: c.stat.rxBatches.Load(), RxDatagrams: c.stat.rxDatagrams.Load(), RxBytes: c.stat.rxBytes.Load(),
 		TxBatches: c.stat.txBatches.Load(), TxDatagrams: c.stat.txDatagrams.Load(), TxBytes: c.stat.txBytes.Load(),
 		GSORefused: c.stat.gsoRefused.Load(), TxErrors: c.stat.txErrors.Load(),
-		GSO: c.gso.Load(), GRO: c.gro,
+		GSO: c.gso, GRO: c.gro,
 	}
 }
 

@@ -79,23 +79,160 @@ func TestBatchArrivesAsDatagrams(t *testing.T) {
 	}
 }
 
-func TestRefusedSegmentationIsSurvived(t *testing.T) {
-	tx, rx := listen(t, Options{}), listen(t, Options{})
-	w := tx.NewWriter()
-	if !w.refused(unix.EIO) {
-		t.Fatal("EIO is not taken as a refusal")
+// option sets a socket option.
+func (c *Conn) option(t *testing.T, level, name, value int) {
+	t.Helper()
+	fd, ok := c.fd.Use()
+	if !ok {
+		t.Fatal("closed")
 	}
-	if w.refused(unix.EPERM) {
-		t.Error("EPERM is taken as a refusal")
-	}
-	if err := w.Write(make([]byte, 300), 100, rx.LocalAddr()); err != nil {
+	defer c.fd.Done()
+	if err := unix.SetsockoptInt(int(fd), level, name, value); err != nil {
 		t.Fatal(err)
 	}
-	if s := tx.Stats(); s.GSO || s.TxDatagrams != 3 || s.GSORefused != 1 {
-		t.Errorf("%+v", s)
+}
+
+// A refused batch is sent one by one, and so are others for a while. Then the writer
+// tries again. The kernel does not segment without checksums.
+func TestRefusedSegmentationIsTriedAgain(t *testing.T) {
+	tx, rx := listen(t, Options{}), listen(t, Options{})
+	if !tx.Stats().GSO {
+		t.Skip("the kernel has no UDP_SEGMENT")
+	}
+	w := tx.NewWriter()
+	const count = 8
+	write := func() {
+		t.Helper()
+		if err := w.Write(make([]byte, 100*count), 100, rx.LocalAddr()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tx.option(t, unix.SOL_SOCKET, unix.SO_NO_CHECK, 1)
+	write()
+	if s := tx.Stats(); s.TxDatagrams != count || s.GSORefused != 1 || s.TxErrors != 0 {
+		t.Fatalf("%+v", s)
 	}
 	if got := w.MaxBatch(100); got != 100 {
 		t.Errorf("batches of %d bytes are still made", got)
+	}
+	tx.option(t, unix.SOL_SOCKET, unix.SO_NO_CHECK, 0)
+	for range leastWait / count {
+		write()
+	}
+	if got := w.MaxBatch(100); got != 100*MaxSegments {
+		t.Errorf("after %d datagrams batches have %d bytes", leastWait, got)
+	}
+	if write(); w.gso != (offload{}) {
+		t.Errorf("after a batch that was accepted: %+v", w.gso)
+	}
+	if s := tx.Stats(); s.GSORefused != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// An offload that is never available costs fewer and fewer attempts.
+func TestRefusedSegmentationIsTriedLessOften(t *testing.T) {
+	var o offload
+	attempts := 0
+	for range 4 << 20 / 8 {
+		if o.ready(8) {
+			attempts++
+			o.refused()
+		}
+	}
+	if attempts < 8 || attempts > 14 || o.wait != mostWait {
+		t.Errorf("%d attempts in 4 Mi datagrams, the last wait is %d", attempts, o.wait)
+	}
+	if o.ready(1) {
+		t.Error("a single datagram is segmented")
+	}
+}
+
+// A datagram that exceeds the MTU is refused, not fragmented, on sockets of each
+// kind. The loopback interface has 65536 bytes: more than IPv4 can use, less than
+// IPv6.
+func TestNothingIsFragmented(t *testing.T) {
+	tx, err := Listen("[::1]:0", Options{})
+	if err != nil {
+		t.Skipf("no IPv6: %v", err)
+	}
+	defer tx.Close()
+	w, mtu := tx.NewWriter(), 0
+	if mtu, err = MTU(tx.LocalAddr().Addr()); err != nil {
+		t.Fatal(err)
+	}
+	if mtu >= MaxDatagram {
+		t.Skipf("the loopback interface takes %d bytes", mtu)
+	}
+	if err := w.Write(make([]byte, mtu), mtu, tx.LocalAddr()); err != nil {
+		t.Errorf("a datagram of the MTU: %v", err)
+	}
+	if err := w.Write(make([]byte, mtu+1), mtu+1, tx.LocalAddr()); !errors.Is(err, unix.EMSGSIZE) {
+		t.Errorf("a datagram of a byte more than the MTU: %v", err)
+	}
+	for _, addr := range []string{"127.0.0.1:0", "[::1]:0", "[::]:0"} {
+		c, err := Listen(addr, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		fd, _ := c.fd.Use()
+		four, err4 := unix.GetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER)
+		six, err6 := unix.IPV6_PMTUDISC_PROBE, error(nil)
+		if !c.ip4 {
+			six, err6 = unix.GetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER)
+		}
+		c.fd.Done()
+		if four != unix.IP_PMTUDISC_PROBE || six != unix.IPV6_PMTUDISC_PROBE || err4 != nil || err6 != nil {
+			t.Errorf("%s: IPv4 %d %v, IPv6 %d %v", addr, four, err4, six, err6)
+		}
+		_ = c.Close()
+	}
+}
+
+// The reader learns which destinations refuse datagrams, whichever call the kernel
+// tells first, and a datagram for another destination is sent all the same.
+func TestRefusedPort(t *testing.T) {
+	for _, host := range []string{"127.0.0.1:0", "[::1]:0"} {
+		t.Run(host, func(t *testing.T) {
+			tx, err := Listen(host, Options{})
+			if err != nil {
+				t.Skip(err)
+			}
+			defer tx.Close()
+			gone, err := Listen(host, Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			to := gone.LocalAddr()
+			if err := gone.Close(); err != nil {
+				t.Fatal(err)
+			}
+			w, r := tx.NewWriter(), tx.NewReader()
+			for _, written := range []int{1, 3, 40} { // the second write meets the report on the first
+				for range written {
+					if err := w.Write([]byte("to a closed port"), 100, to); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+						t.Fatal(err)
+					}
+				}
+				if err := w.Write([]byte("to myself"), 100, tx.LocalAddr()); err != nil {
+					t.Errorf("after %d datagrams to a closed port: %v", written, err)
+				}
+				refused, arrived := 0, 0
+				for arrived == 0 || refused == 0 {
+					batch, _, _, err := r.Read()
+					switch {
+					case errors.Is(err, ErrRefused):
+						if refused++; len(r.Refused()) != 1 || r.Refused()[0] != to {
+							t.Fatalf("%v refused, want %v", r.Refused(), to)
+						}
+					case err != nil:
+						t.Fatal(err)
+					case string(batch) == "to myself":
+						arrived++
+					}
+				}
+			}
+		})
 	}
 }
 
@@ -150,5 +287,9 @@ func TestNoAllocation(t *testing.T) {
 
 func FuzzSegmentSize(f *testing.F) {
 	f.Add([]byte{20, 0, 0, 0, 0, 0, 0, 0, 17, 0, 0, 0, 104, 0, 0, 0, 0xe8, 3, 0, 0})
-	f.Fuzz(func(_ *testing.T, oob []byte) { segmentSize(oob) })
+	f.Add([]byte{32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 0, 111, 0, 0, 0, 2, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0})
+	f.Fuzz(func(_ *testing.T, oob []byte) {
+		segmentSize(oob)
+		refusal(oob)
+	})
 }
