@@ -60,7 +60,7 @@ func New(now time.Duration, cfg Config) (*Link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("link: %w", err)
 	}
-	l := &Link{cfg: cfg, liveness: liveness{lastHeard: now, firstUnanswered: machine.Never}}
+	l := &Link{cfg: cfg, liveness: newLiveness(now)}
 	if l.keys, err = newKeys(&l.cfg); err != nil {
 		return nil, fmt.Errorf("link: %w", err)
 	}
@@ -130,6 +130,26 @@ func (l *Link) Rekey(time.Duration) bool {
 	return true
 }
 
+// Listened says that every datagram that had arrived by the given time has been
+// given to Receive. An owner whose sockets may wait to be read calls it, so that the
+// link does not take an unread socket for a silent peer. An owner that never calls
+// it receives datagrams as they arrive.
+func (l *Link) Listened(until time.Duration) { l.liveness.listened = until }
+
+// Refused says that the network has reported a datagram of a path as undeliverable:
+// no process has the peer's port. It is a hint that anybody can forge. The link asks
+// the peer for an answer at once, and waits for it for a part of the dead interval.
+func (l *Link) Refused(now time.Duration, path uint8) {
+	if l.state != Up || int(path) >= len(l.paths) {
+		return
+	}
+	l.stats.Refusals++
+	if l.liveness.refused(now) {
+		p := l.paths[path]
+		p.probes = max(p.probes, 1)
+	}
+}
+
 // Wake returns the time of the next call of Transmit, unless Send or Receive is
 // called before. A time in the past means at once.
 func (l *Link) Wake() time.Duration {
@@ -143,7 +163,7 @@ func (l *Link) Wake() time.Duration {
 	if l.state == Connecting {
 		return wake
 	}
-	wake = min(wake, l.liveness.deadAt(l.cfg.DeadInterval))
+	wake = min(wake, l.liveness.wake(l.cfg.DeadInterval))
 	for _, p := range l.paths {
 		wake = min(wake, p.wake(l))
 	}

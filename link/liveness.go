@@ -8,13 +8,20 @@ import (
 
 // liveness judges the silence of the peer. Silence alone does not prove death:
 // on a busy machine either end may wait for a processor while its datagrams
-// wait in a socket. So the dead interval is stretched to a multiple of the
-// longest delay that either end has shown lately.
+// wait in a socket. So
+//   - the dead interval is stretched to a multiple of the longest delay that either
+//     end has shown lately;
+//   - silence counts only as far as this end has listened: its sockets were read;
+//   - a silence in which this end stood still begins again;
+//   - a refused port, which a dead process leaves behind, shortens it.
 //
 // Invariant: firstUnanswered is machine.Never or at least lastHeard.
 type liveness struct {
 	lastHeard       time.Duration // an authenticated datagram arrived
 	firstUnanswered time.Duration // first datagram since then that asks for an answer, or Never
+	refusedAt       time.Duration // first refusal since then, or Never
+	listened        time.Duration // all that arrived before has been received; Never: up to now
+	postponed       time.Duration // until then nothing is judged: listened is behind
 	lastRan         time.Duration // the link looked at its timers
 	slowest         time.Duration // longest recent delay of an answer or of a timer
 	slowestAt       time.Duration // when slowest was last lowered or raised
@@ -32,11 +39,32 @@ const (
 	mostPatience = 8
 	// slowMemory is the time in which slowest falls by a quarter.
 	slowMemory = 2 * time.Second
+	// refusedPart is the part of the dead interval that remains after a refusal. The
+	// report is not authenticated, so a peer that lives has this time to answer the
+	// ping that follows.
+	refusedPart = 4
+	// refusedPatience is that time in units of the slowest delay.
+	refusedPatience = 2
+	// listenAgain is when a judgement is postponed to: sockets that are idle are read
+	// every 50 ms.
+	listenAgain = 25 * time.Millisecond
 )
+
+func newLiveness(now time.Duration) liveness {
+	return liveness{lastHeard: now, firstUnanswered: machine.Never, refusedAt: machine.Never, listened: machine.Never}
+}
 
 // heard records an authenticated datagram of the peer.
 func (v *liveness) heard(now time.Duration) {
-	v.lastHeard, v.firstUnanswered = now, machine.Never
+	v.lastHeard, v.firstUnanswered, v.refusedAt, v.postponed = now, machine.Never, machine.Never, 0
+}
+
+// refused records a refusal. It reports whether it is the first one since the peer
+// was heard.
+func (v *liveness) refused(now time.Duration) bool {
+	first := v.refusedAt == machine.Never
+	v.refusedAt = min(v.refusedAt, now)
+	return first
 }
 
 // asked records a datagram that the peer must answer.
@@ -71,11 +99,32 @@ func (v *liveness) slow(now, delay time.Duration) {
 
 // deadAt returns when the peer counts as lost: after the dead interval of
 // silence, or patience times the slowest delay, but not before half of the dead
-// interval has passed since a datagram that asks for an answer.
+// interval has passed since a datagram that asks for an answer. After a refusal
+// it is a part of the interval, if that is earlier.
 func (v *liveness) deadAt(dead time.Duration) time.Duration {
 	if v.firstUnanswered == machine.Never {
 		return machine.Never
 	}
 	silence := min(max(dead, patience*v.slowest), mostPatience*dead)
-	return max(v.lastHeard+silence, v.firstUnanswered+silence/2)
+	at := max(v.lastHeard+silence, v.firstUnanswered+silence/2)
+	if v.refusedAt != machine.Never {
+		part := max(dead/refusedPart, refusedPatience*v.slowest)
+		at = min(at, max(v.refusedAt, v.firstUnanswered)+part)
+	}
+	return at
+}
+
+// wake returns when dead is to be called.
+func (v *liveness) wake(dead time.Duration) time.Duration { return max(v.deadAt(dead), v.postponed) }
+
+// dead reports whether the peer counts as lost now.
+func (v *liveness) dead(now, interval time.Duration) bool {
+	if now < v.wake(interval) {
+		return false
+	}
+	if v.listened < v.deadAt(interval) {
+		v.postponed = now + listenAgain
+		return false
+	}
+	return true
 }

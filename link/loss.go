@@ -138,7 +138,7 @@ func (l *Link) expire(now time.Duration) {
 		l.liveness.late(now, l.Wake(), l.cfg.DeadInterval)
 	}
 	l.liveness.lastRan = now
-	if now >= l.liveness.deadAt(l.cfg.DeadInterval) {
+	if l.liveness.dead(now, l.cfg.DeadInterval) {
 		l.down(PeerLost, 0)
 		return
 	}

@@ -83,8 +83,10 @@ type Stats struct {
 	SpuriousLosses uint64
 	// ProbeTimeouts are probe timeouts (RFC 9002 section 6.2) that fired.
 	ProbeTimeouts uint64
-	KeyChanges    uint64
-	Drops         Drops
+	// Refusals are reports of the network that no process has the peer's port.
+	Refusals   uint64
+	KeyChanges uint64
+	Drops      Drops
 	// SendBuffered and ReceiveHeld are bytes in the send buffer and in
 	// reassembly now.
 	SendBuffered, ReceiveHeld int

@@ -23,6 +23,9 @@ func (b *Binding) transmit(now time.Duration) (more bool) {
 	if b.closed {
 		return false
 	}
+	if listened := b.group.cfg.Listened; listened != nil {
+		b.link.Listened(listened())
+	}
 	out := batch{binding: b}
 	more = true
 	for b.deficit += quantum; b.deficit > 0; {

@@ -68,6 +68,9 @@ type Config struct {
 	// round trips. nil: the time of the entry.
 	Clock   func() time.Duration
 	Watcher Watcher // nil: none
+	// Listened returns the time up to which the driver has passed on every datagram
+	// that had arrived. nil: up to now.
+	Listened func() time.Duration
 }
 
 // Watcher sees the TLPs that pass between the links and their handlers.
@@ -99,6 +102,16 @@ func (e Entry) Receive(path uint8, datagram []byte, from netip.AddrPort) Verdict
 		}
 	}
 	return Stray
+}
+
+// Refused tells the links of a peer that its host has refused a datagram.
+func (e Entry) Refused(path uint8, peer netip.AddrPort) {
+	for _, b := range e.group.bindings {
+		if int(path) < len(b.peers) && b.peers[path] == peer {
+			b.link.Refused(e.Now(), path)
+			b.touch()
+		}
+	}
 }
 
 // Verdict tells how far a datagram came.

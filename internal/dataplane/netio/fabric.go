@@ -27,6 +27,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/dataplane/udp"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
+	"github.com/dxpu-project/dxpu/machine"
 )
 
 // PathConfig describes one of the parallel networks of a proxy.
@@ -87,7 +88,7 @@ func Open(cfg Config) (*Fabric, error) {
 		}
 		p := newPath(conn, pc)
 		f.paths = append(f.paths, p)
-		if p.reader, err = reader.New(&input{fabric: f, id: uint8(i), conn: conn, reader: conn.NewReader()}, cfg.Polling); err != nil {
+		if p.reader, err = reader.New(&input{fabric: f, id: uint8(i), path: p, conn: conn, reader: conn.NewReader()}, cfg.Polling); err != nil {
 			return nil, errors.Join(fmt.Errorf("netio: path %d: %w", i, err), f.closeSockets())
 		}
 	}
@@ -213,10 +214,12 @@ func (f *Fabric) closeSockets() error {
 type input struct {
 	fabric *Fabric
 	id     uint8
+	path   *path
 	conn   *udp.Conn
 	reader *udp.Reader
-	short  bool   // the last batch was
-	sent   uint64 // bytes sent when it came
+	short  bool          // the last batch was
+	sent   uint64        // bytes sent when it came
+	deafTo time.Duration // until then refusals are ignored
 }
 
 // receive hands each datagram of a batch to its binding.
@@ -225,6 +228,42 @@ func (f *Fabric) receive(path uint8, batch []byte, segment int, from netip.AddrP
 		f.stray.Add(d.Stray)
 		f.strangers.Add(d.Stranger)
 	}
+}
+
+// refusalPause bounds the work that forged reports make. The links repeat their
+// datagrams to a host that refuses them, so a report that was ignored comes again.
+const refusalPause = 5 * time.Millisecond
+
+// refused tells the links of some peers that their hosts refuse datagrams.
+func (in *input) refused(peers []netip.AddrPort) {
+	f := in.fabric
+	now := f.Now()
+	if now < in.deafTo {
+		return
+	}
+	in.deafTo = now + refusalPause
+	told := map[*Group]bool{}
+	for _, g := range *f.groups.Load() {
+		if told[g] {
+			continue
+		}
+		told[g] = true
+		e := g.Enter()
+		for _, peer := range peers {
+			e.Refused(in.id, peer)
+		}
+		g.Leave(e)
+	}
+}
+
+// listened returns the time up to which every datagram that had arrived, by any
+// path, has been received.
+func (f *Fabric) listened() time.Duration {
+	until := machine.Never
+	for _, p := range f.paths {
+		until = min(until, time.Duration(p.heard.until.Load()))
+	}
+	return until
 }
 
 // Receive implements reader.Source.
@@ -238,8 +277,12 @@ func (in *input) Receive(block bool) error {
 	case err == nil:
 		in.short, in.sent = len(batch) <= reader.Brief, in.conn.TxBytes()
 		in.fabric.receive(in.id, batch, segment, from)
+		in.path.heard.received(len(batch), in.conn.ReceiveRoom(), in.fabric.Now)
 	case errors.Is(err, udp.ErrTimeout):
+		in.path.heard.nothing(block, in.conn.ReceiveRoom(), in.fabric.Now)
 		return reader.ErrNothing
+	case errors.Is(err, udp.ErrRefused):
+		in.refused(in.reader.Refused())
 	case errors.Is(err, net.ErrClosed):
 		return err
 	default:

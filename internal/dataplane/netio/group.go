@@ -50,7 +50,7 @@ func (f *Fabric) newGroup() *Group {
 	for _, p := range f.paths {
 		g.writers = append(g.writers, p.conn.NewWriter())
 	}
-	g.machine = engine.NewGroup(engine.Config{Output: output{g}, Clock: f.Now, Watcher: watcher{f}})
+	g.machine = engine.NewGroup(engine.Config{Output: output{g}, Clock: f.Now, Watcher: watcher{f}, Listened: f.listened})
 	return g
 }
 

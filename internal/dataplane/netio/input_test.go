@@ -21,7 +21,7 @@ func TestExchange(t *testing.T) {
 	}
 	defer peer.Close()
 	conn := f.paths[0].conn
-	in := &input{fabric: f, conn: conn, reader: conn.NewReader()}
+	in := &input{fabric: f, path: f.paths[0], conn: conn, reader: conn.NewReader()}
 	for _, c := range []struct {
 		name       string
 		came, sent int // bytes

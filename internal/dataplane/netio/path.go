@@ -20,6 +20,7 @@ import (
 type path struct {
 	conn   *udp.Conn
 	reader *reader.Reader
+	heard  listening
 	plan   fault.Plan    // of PathConfig
 	kick   chan struct{} // late has a new datagram
 

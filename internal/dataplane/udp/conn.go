@@ -65,6 +65,7 @@ type Conn struct {
 	ip4   bool // an IPv4 socket
 	gso   bool // the kernel has segmentation offload
 	gro   bool
+	room  int // see ReceiveRoom
 	stat  counters
 	// reported is set when a writer met an error that an earlier datagram caused.
 	// The reader reads it from the error queue.
@@ -119,6 +120,9 @@ func adopt(pc *net.UDPConn, o Options) (*Conn, error) {
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	c.ip4 = err == nil && domain == unix.AF_INET
 	setBuffers(fd)
+	if c.room, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF); err != nil {
+		return nil, errors.Join(os.NewSyscallError("getsockopt SO_RCVBUF", err), d.Close())
+	}
 	if err := setErrors(fd, c.ip4); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
@@ -164,6 +168,10 @@ func (c *Conn) probe(fd int) {
 
 // LocalAddr returns the address that the socket is bound to.
 func (c *Conn) LocalAddr() netip.AddrPort { return c.local }
+
+// ReceiveRoom returns how many bytes of datagrams, with what the kernel adds to each,
+// wait at most in the socket.
+func (c *Conn) ReceiveRoom() int { return c.room }
 
 // Close closes the socket; a blocked Read returns net.ErrClosed.
 func (c *Conn) Close() error { return c.fd.Shutdown() }

@@ -24,7 +24,7 @@ func isReport(e unix.Errno) bool {
 }
 
 // Refused returns the destinations whose hosts have refused datagrams, after
-// ErrRefused. Such a report is not authenticated: a forger who knows the addresses
+// ErrRefused. Such a report is not authenticated: an attacker who knows the addresses
 // and ports can make one. The slice is valid until the next Read.
 func (r *Reader) Refused() []netip.AddrPort { return r.refused }
 

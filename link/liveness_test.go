@@ -1,0 +1,109 @@
+package link_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/dxpu-project/dxpu/link"
+	"github.com/dxpu-project/dxpu/link/linktest"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// An end whose timers run, but whose socket is not read, does not take the unread
+// socket for a silent peer. When the socket has been read and nothing was in it, the
+// peer is lost.
+func TestUnreadSocketIsNotSilence(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		answers bool
+	}{{"the peer has answered", true}, {"the peer is dead", false}} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWire(t, link.CipherNone, jumbo)
+			host, box := w.links[0], w.links[1]
+			if err := host.Send(w.now, memoryRead()); err != nil {
+				t.Fatal(err)
+			}
+			w.exchange(t)
+			host.Listened(w.now)
+			var unread [][]byte
+			for end := w.now + 20*time.Second; w.now < end; w.now += 10 * time.Millisecond {
+				for _, d := range w.take(0) {
+					if c.answers {
+						_ = box.Receive(w.now, 0, d, w.count) // counted by the link
+						unread = append(unread, w.take(1)...)
+					}
+				}
+				if host.State() != link.Up {
+					reason, _ := host.Reason()
+					t.Fatalf("with an unread socket the link is down: %v", reason)
+				}
+			}
+			for _, d := range unread {
+				_ = host.Receive(w.now, 0, d, w.count) // as above; some are old
+			}
+			host.Listened(w.now)
+			for end := w.now + 200*time.Millisecond; w.now < end; w.now += 10 * time.Millisecond {
+				w.take(0)
+			}
+			want := link.Down
+			if c.answers {
+				want = link.Up
+			}
+			if got := host.State(); got != want {
+				t.Errorf("after the socket was read: %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+// A dead process leaves a closed port. Its host says so, and the death is noticed in
+// a part of the usual time, even when the peer was slow before.
+func TestRefusedPortShortensTheSilence(t *testing.T) {
+	for _, refused := range []bool{true, false} {
+		n := up(t, linktest.Config{Ends: linktest.Ends(link.CipherNone, jumbo)}, "delay=20us", jumbo)
+		n.Run(n.Now + time.Second)
+		died := n.Now
+		for _, side := range []linktest.Side{linktest.Host, linktest.Box} {
+			n.SetPlan(side, 0, plan(t, "loss=100%"))
+		}
+		host := n.Link[linktest.Host]
+		n.OnDatagram = func(from linktest.Side, path uint8, _ []byte) {
+			if refused && from == linktest.Host {
+				host.Refused(n.Now, path)
+			}
+		}
+		if err := n.Send(linktest.Host, memoryRead()); err != nil {
+			t.Fatal(err)
+		}
+		n.RunUntil(died+5*time.Second, func() bool { return host.State() == link.Down })
+		took, least, most := n.Now-died, 200*time.Millisecond, 300*time.Millisecond
+		if !refused {
+			least, most = 700*time.Millisecond, 1300*time.Millisecond
+		}
+		if took < least || took > most {
+			t.Errorf("refused %v: the death is noticed after %v, want %v to %v", refused, took, least, most)
+		}
+	}
+}
+
+// Forged reports do not end a link whose peer answers.
+func TestForgedRefusalsDoNotEndALink(t *testing.T) {
+	n := up(t, linktest.Config{Ends: linktest.Ends(link.CipherAES256GCM, jumbo)}, "delay=20us,loss=10%", jumbo)
+	n.OnDeliver = func(linktest.Side, *tlp.Packet) {}
+	host := n.Link[linktest.Host]
+	before := host.Stats().DatagramsSent
+	const span = 20 * time.Second
+	for end := n.Now + span; n.Now < end; {
+		host.Refused(n.Now, 0)
+		n.Run(n.Now + time.Millisecond)
+		if host.State() != link.Up {
+			reason, _ := host.Reason()
+			t.Fatalf("%v", reason)
+		}
+	}
+	host.Refused(n.Now, 9) // a path that the link does not have
+	// Each report costs at most a ping and what it makes the peer send.
+	if sent := host.Stats().DatagramsSent - before; sent > 3*uint64(span/time.Millisecond) {
+		t.Errorf("%d datagrams for a thousand reports a second", sent)
+	}
+}
