@@ -77,7 +77,7 @@ func scriptCommands() map[string]func(*testscript.TestScript, bool, []string) {
 		"leaks":         leaks,
 		"gather":        gather,
 		"lease-id-of": func(ts *testscript.TestScript, _ bool, args []string) {
-			ts.Setenv("LEASE", regexp.MustCompile(`l-\d+`).FindString(ts.ReadFile(args[0])))
+			ts.Setenv("LEASE", regexp.MustCompile(`l-\d+(-[0-9a-z]+)?`).FindString(ts.ReadFile(args[0])))
 		},
 		"usage-error": func(ts *testscript.TestScript, _ bool, args []string) { expectCode(ts, exitUsage, args) },
 		"refused":     func(ts *testscript.TestScript, _ bool, args []string) { expectCode(ts, exitRefused, args) },
@@ -149,7 +149,7 @@ func await(ts *testscript.TestScript, _ bool, args []string) {
 func leaseID(ts *testscript.TestScript, _ bool, args []string) {
 	var out bytes.Buffer
 	Main([]string{"get", "leases", "--tenant", args[0], "--manager", ts.Getenv("DXPU_MANAGER")}, strings.NewReader(""), &out, &out)
-	ts.Setenv("LEASE", regexp.MustCompile(`l-\d+`).FindString(out.String()))
+	ts.Setenv("LEASE", regexp.MustCompile(`l-\d+(-[0-9a-z]+)?`).FindString(out.String()))
 }
 
 // awaitFile waits for a file that a daemon writes:

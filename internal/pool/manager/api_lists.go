@@ -143,7 +143,7 @@ func (s *poolService) ListLeases(ctx context.Context, req *connect.Request[dxpuv
 	return viewResponse(s.m, func(t *tx, res *dxpuv1.ListLeasesResponse) (err error) {
 		leases := func(after string) iter.Seq[*leaseRecord] { return t.leasesFrom(scopeOf(ctx), req.Msg, after) }
 		key := func(l *leaseRecord) string { return l.ID }
-		res.Leases, res.NextPageToken, err = listPage(req.Msg, key, compareNumbered, leases, t.leaseMessage)
+		res.Leases, res.NextPageToken, err = listPage(req.Msg, key, compareLeaseIDs, leases, t.leaseMessage)
 		return err
 	})
 }

@@ -60,7 +60,7 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 	}
 	rev := t.revision()
 	l := &leaseRecord{
-		ID: fmt.Sprintf("l-%d", rev), RequestID: request, Spec: raw, spec: spec, State: leasePending,
+		ID: t.leaseID(), RequestID: request, Spec: raw, spec: spec, State: leasePending,
 		StateReason: "waiting for GPUs", CreateTime: t.now, ResourceVersion: rev, Trace: t.traceContext,
 	}
 	if t.call != nil {

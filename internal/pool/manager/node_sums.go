@@ -152,5 +152,5 @@ func (s scope) openLeases(t *tx) []string {
 	if s.tenant == "" {
 		return slices.Collect(t.openLeaseIDs.from(""))
 	}
-	return slices.SortedFunc(maps.Keys(t.openLeasesOf(s.tenant)), compareNumbered)
+	return slices.SortedFunc(maps.Keys(t.openLeasesOf(s.tenant)), compareLeaseIDs)
 }

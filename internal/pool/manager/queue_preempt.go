@@ -66,7 +66,8 @@ func (t *tx) preemptionCandidates(l *leaseRecord) []placement.Victim {
 		if slices.ContainsFunc(t.bindingsByLease[id], func(b string) bool { return t.bindings.get(b).AwaitsGPUOf != "" }) {
 			continue
 		}
-		order, _ := strconv.ParseUint(strings.TrimPrefix(id, "l-"), 10, 64)
+		digits, _ := leaseNumber(id)
+		order, _ := strconv.ParseUint(digits, 10, 64)
 		out = append(out, placement.Victim{ID: id, Priority: o.spec.Priority, GPUs: int(o.spec.Count), Order: order})
 	}
 	return out

@@ -214,7 +214,7 @@ func (s *scenario) named(text string) string {
 func (s *scenario) state() string {
 	var out strings.Builder
 	_ = s.m.view(func(t *tx) error {
-		for _, id := range slices.SortedFunc(maps.Keys(t.leases.rows), compareNumbered) {
+		for _, id := range slices.SortedFunc(maps.Keys(t.leases.rows), compareLeaseIDs) {
 			l := t.leases.get(id)
 			fmt.Fprintf(&out, "lease %s is %s: %s\n", id, leaseWord(l.State), l.StateReason)
 			for _, bid := range t.bindingsOf(id) {

@@ -130,7 +130,7 @@ func newIndex() index {
 	return index{
 		indexedBindings: map[string]bindingEntry{}, bindingsByLease: map[string][]string{}, bindingsByNode: map[string]map[string]bool{},
 		bindingsByGPU: map[placement.Ref][]string{}, bindingsByHostSlot: map[hostSlotRef][]string{},
-		indexedLeases: map[string]leaseEntry{}, leaseIDs: newSequence(compareNumbered), openLeaseIDs: newSequence(compareNumbered),
+		indexedLeases: map[string]leaseEntry{}, leaseIDs: newSequence(compareLeaseIDs), openLeaseIDs: newSequence(compareLeaseIDs),
 		leaseByRequestID: map[requestKey]string{}, pendingByShape: map[string][]queueKey{}, waiting: waitingQueue{}, unreplaced: map[string]int{},
 		preemptibleLeases: map[string]bool{}, usageByTenant: map[string]*tenantUsage{},
 		indexedNodes: map[string]nodeEntry{}, nodeByCredential: map[string]string{},

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -54,7 +53,7 @@ type queueKey struct {
 }
 
 func (a queueKey) compare(b queueKey) int {
-	return cmp.Or(cmp.Compare(b.priority, a.priority), cmp.Compare(a.created, b.created), compareNumbered(a.id, b.id))
+	return cmp.Or(cmp.Compare(b.priority, a.priority), cmp.Compare(a.created, b.created), compareLeaseIDs(a.id, b.id))
 }
 
 type endedLease struct {
@@ -356,12 +355,6 @@ func (t *tx) holder(box string, slot uint32) *bindingRecord {
 		return t.bindings.get(ids[0])
 	}
 	return nil
-}
-
-// compareNumbered orders IDs that end in a number, such as "l-7", by that
-// number. Leases are numbered in the order of their creation.
-func compareNumbered(a, b string) int {
-	return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b))
 }
 
 // bindingsIn returns the IDs of the bindings that are or will be in a host slot.

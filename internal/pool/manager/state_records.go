@@ -29,6 +29,9 @@ type meta struct {
 	Revision   uint64 `json:"revision"`
 	Epoch      uint64 `json:"epoch"`       // the epoch of the newest binding
 	NodeNumber uint32 `json:"node_number"` // the number of the newest node
+	// NextLease is the number of the next lease. 0: an earlier version made the
+	// pool and took revisions for numbers.
+	NextLease uint64 `json:"next_lease,omitempty"`
 	// Audits counts the entries that the audit log has had.
 	Audits uint64 `json:"audits,omitempty"`
 }

@@ -107,6 +107,9 @@ func Restored(records map[string][]byte) (map[string][]byte, error) {
 	}
 	// The revision grows if possible, because agents of earlier versions do not know
 	// incarnations and ignore a smaller one.
+	if m.NextLease == 0 { // its revision will not tell the number any more
+		m.NextLease = revision.Changes(m.Revision) + 1
+	}
 	m.Incarnation = (revision.Incarnation(m.Revision)+rand.Uint64N(restoredIncarnations))%revision.MaxIncarnation + 1
 	m.FirstRevision = revision.First(m.Incarnation)
 	m.Revision = m.FirstRevision

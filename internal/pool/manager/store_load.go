@@ -139,6 +139,7 @@ func (m *Manager) installLocked(records map[string][]byte) error {
 		t := m.beginLocked(s.began)
 		t.meta.ClusterID = "c-" + strings.ToLower(rand.Text()[:10])
 		t.meta.Incarnation = 1 + mathrand.Uint64N(revision.MaxIncarnation)
+		t.meta.NextLease = 1
 		t.newPool = true
 		m.queueLocked(t)
 	}

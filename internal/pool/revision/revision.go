@@ -26,6 +26,9 @@ const MaxIncarnation = 1<<(53-changeBits) - 1
 // Incarnation returns the upper part of a revision.
 func Incarnation(revision uint64) uint64 { return revision >> changeBits }
 
+// Changes returns the lower part of a revision.
+func Changes(revision uint64) uint64 { return revision & (1<<changeBits - 1) }
+
 // First returns the first revision of an incarnation.
 func First(incarnation uint64) uint64 { return incarnation << changeBits }
 
