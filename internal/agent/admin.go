@@ -28,18 +28,10 @@ func SlotsHandler(report func() Report) http.Handler {
 // CaptureHandler serves a pcapng stream of the TLPs of a fabric's bindings until
 // the client disconnects. Query parameters: slot, binding (its number), snaplen.
 //
-// The stream contains tenants' memory, decrypted. The handler therefore serves
-// only processes of the same machine, and only if allowed is true.
+// The stream contains tenants' memory, decrypted. The handler is therefore a
+// LocalHandler.
 func CaptureHandler(f *netio.Fabric, allowed bool, program, name string) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch {
-		case !allowed:
-			http.Error(w, "a capture shows the memory of tenants: start the proxy with --allow-capture to allow it", http.StatusForbidden)
-			return
-		case !isLocal(r):
-			http.Error(w, "a capture is available only to processes of the same machine: use a tunnel, such as ssh -L", http.StatusForbidden)
-			return
-		}
+	return LocalHandler(allowed, "a capture shows the memory of tenants: start the proxy with --allow-capture to allow it", func(w http.ResponseWriter, r *http.Request) {
 		o := capture.Options{Program: program, Interface: name, About: "TLPs between the links and the slots of a DxPU proxy"}
 		if err := captureQuery(r, &o); err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
@@ -50,6 +42,37 @@ func CaptureHandler(f *netio.Fabric, allowed bool, program, name string) http.Ha
 		// The capture ends when the client disconnects: an error has no reader.
 		_ = f.Capture(r.Context(), o, w, func() { _ = flush.Flush() })
 	})
+}
+
+// LocalHandler serves only programs of the same machine, and only if allowed is
+// true. refusal says how to allow it. Pages in a browser of this machine are
+// refused, too.
+func LocalHandler(allowed bool, refusal string, serve http.HandlerFunc) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case !allowed:
+			http.Error(w, refusal, http.StatusForbidden)
+		case !isLocal(r):
+			http.Error(w, "only programs of the same machine may do this: use a tunnel, such as ssh -L, and an address or localhost in the URL", http.StatusForbidden)
+		case fromOtherPage(r):
+			http.Error(w, "pages of other sites may not do this", http.StatusForbidden)
+		default:
+			serve(w, r)
+		}
+	})
+}
+
+// fromOtherPage reports whether a browser sent the request for a page of another
+// origin. Unlike http.CrossOriginProtection it includes GET: to start a capture is
+// an effect.
+func fromOtherPage(r *http.Request) bool {
+	switch r.Header.Get("Sec-Fetch-Site") {
+	case "", "same-origin", "none":
+	default:
+		return true
+	}
+	origin := r.Header.Get("Origin")
+	return origin != "" && origin != "http://"+r.Host
 }
 
 // isLocal reports whether a request came over loopback and names an address or

@@ -20,6 +20,7 @@ import (
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/device/vfioserver"
+	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
 	"github.com/dxpu-project/dxpu/internal/pool/gpuerr"
 )
@@ -31,6 +32,8 @@ type boxOptions struct {
 	kind   dxpuv1.BoxKind
 	gpus   int
 	spec   gpu.Spec
+
+	allowFaults bool
 }
 
 func newBoxCommand(conn *connection) *cobra.Command {
@@ -58,7 +61,8 @@ descriptor, such as QEMU's, is refused; message_dma: true beside vfio_user skips
 the test for that. While a server is absent or refused, its slot is unhealthy with
 the reason, and the box tries again.
 
-With --admin-listen, "dxpu box fail" can inject a fault into a software GPU.` + tracingHelp,
+With --admin-listen and --allow-faults, "dxpu box fail" on this machine can inject a
+fault into a software GPU, for tests.` + tracingHelp,
 		Example: `  dxpu box --name box-a --gpus 8 --kind nvlink --join-token-file /etc/dxpu/join-token
   dxpu box --name box-b --config box-b.yaml --listen 10.0.0.2:7471 --listen 10.1.0.2:7471
   dxpu box fail --admin http://127.0.0.1:9100 --slot 0 --xid 48`,
@@ -72,6 +76,7 @@ With --admin-listen, "dxpu box fail" can inject a fault into a software GPU.` + 
 	f.StringVar(&o.spec.Model, "model", "", "model name of the software GPUs")
 	f.Int64Var(&o.spec.VRAM, "vram", 0, "memory of each software GPU in bytes, allocated when it is written (default 256 MiB)")
 	f.IntVar(&o.spec.Tags, "tags", 0, "outstanding DMA reads of each software GPU (default 140)")
+	f.BoolVar(&o.allowFaults, "allow-faults", false, `allow "dxpu box fail" on this machine to make software GPUs fail, for tests`)
 	cmd.AddCommand(newBoxFailCommand())
 	return cmd
 }
@@ -90,7 +95,7 @@ func (o *boxOptions) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	extra := map[string]http.Handler{"POST /faults": faultHandler(b)}
+	extra := map[string]http.Handler{"POST /faults": faultHandler(b, o.allowFaults)}
 	return o.proxyOptions.run(cmd.Context(), dxpuv1.NodeKind_NODE_KIND_BOX, b, f, extra, log)
 }
 
@@ -150,7 +155,8 @@ func newBoxFailCommand() *cobra.Command {
 		Use: "fail", Short: "Make a software GPU of a running box fail", Args: cobra.NoArgs,
 		Long: `Inject an error into a software GPU of a running box, to see the reaction of the pool.
 --xid is a number as NVIDIA's driver logs it; --fault is kill, hang, ecc-corrected or
-ecc-uncorrectable. The box must run with --admin-listen.
+ecc-uncorrectable. The box must run on this machine, with --admin-listen and
+--allow-faults.
 
 XID 48 calls for a reset, and 79 (fallen off the bus) and 64 for a replacement. XID 31
 is an error of the application. "dxpu describe gpu" shows the counted errors.`,
@@ -186,9 +192,9 @@ is an error of the application. "dxpu describe gpu" shows the counted errors.`,
 }
 
 // faultHandler injects a fault into a software GPU: POST /faults?slot=0 with
-// fault=kill or xid=48.
-func faultHandler(b *boxproxy.Box) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+// fault=kill or xid=48. A fault takes a GPU away from its tenant.
+func faultHandler(b *boxproxy.Box, allowed bool) http.Handler {
+	return agent.LocalHandler(allowed, "a fault takes a GPU away from its tenant: start the box with --allow-faults to allow it", func(w http.ResponseWriter, r *http.Request) {
 		slot, err := strconv.Atoi(r.FormValue("slot"))
 		if err != nil {
 			http.Error(w, "slot: want a number, as in /faults?slot=0&xid=48", http.StatusBadRequest)

@@ -62,7 +62,7 @@ func (o *proxyOptions) register(cmd *cobra.Command) {
 	pollingFlags(f, &o.polling)
 	f.StringVar(&o.rack, "rack", "", "location of the node")
 	f.StringToStringVar(&o.labels, "label", nil, "label of the node, `KEY=VALUE`; repeatable")
-	f.StringVar(&o.admin, "admin-listen", "", "address of /metrics, /healthz, /readyz, /slots and /capture (default: none)")
+	f.StringVar(&o.admin, "admin-listen", "", "address of /metrics, /healthz, /readyz, /slots and /capture, of a box also /faults (default: none)")
 	f.BoolVar(&o.capture, "allow-capture", false, `allow "dxpu capture" on this machine to read the decrypted TLPs of the bindings`)
 	f.StringVar(&o.adminFile, "admin-url-file", "", "file to which the proxy writes the URL of --admin-listen when it serves")
 	logFlag(f, &o.logLevel)
@@ -217,7 +217,7 @@ func (o *proxyOptions) adminServer(ctx context.Context, p proxy, f *netio.Fabric
 	for pattern, h := range extra {
 		mux.Handle(pattern, h)
 	}
-	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	srv := &http.Server{Handler: http.NewCrossOriginProtection().Handler(mux), ReadHeaderTimeout: 5 * time.Second}
 	return func(ctx context.Context) error {
 		g, ctx := errgroup.WithContext(ctx)
 		g.Go(func() error {

@@ -179,7 +179,7 @@ func (d *demo) startPool(ctx context.Context) (string, error) {
 	d.api = api.Pool
 	for _, name := range []string{"box-a", "box-b"} {
 		err := d.start(name, "box", "--manager", d.url, "--name", name, "--gpus", fmt.Sprint(gpusPerBox),
-			"--admin-listen", "127.0.0.1:0", "--admin-url-file", d.path(name+".url"))
+			"--admin-listen", "127.0.0.1:0", "--allow-faults", "--admin-url-file", d.path(name+".url"))
 		if err != nil {
 			return "", err
 		}
