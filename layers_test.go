@@ -51,6 +51,7 @@ var layer = map[string]int{
 	"internal/pool/gpuerr":           2,
 	"internal/pool/revision":         0,
 	"internal/atomicfile":            3,
+	"internal/loglimit":              3,
 
 	"internal/rawio/fd": 3, "internal/rawio/eventfd": 3,
 

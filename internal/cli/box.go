@@ -82,7 +82,7 @@ fault into a software GPU, for tests.` + tracingHelp,
 }
 
 func (o *boxOptions) run(cmd *cobra.Command) error {
-	log := newLogger(cmd, o.logLevel)
+	log := newProxyLogger(cmd, o.logLevel)
 	slots, err := o.slots(cmd.Context(), deviceModels(log))
 	if err != nil {
 		return err

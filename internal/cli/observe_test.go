@@ -66,7 +66,7 @@ func (s *proxyPair) runProxy(t *testing.T, kind dxpuv1.NodeKind, allowCapture bo
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	serve, err := o.adminServer(ctx, p, f, a, nil)
+	serve, err := o.adminServer(ctx, p, f, a, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

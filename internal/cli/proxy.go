@@ -27,6 +27,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/internal/dataplane/udp"
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
+	"github.com/dxpu-project/dxpu/internal/loglimit"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
 
@@ -66,6 +67,12 @@ func (o *proxyOptions) register(cmd *cobra.Command) {
 	f.BoolVar(&o.capture, "allow-capture", false, `allow "dxpu capture" on this machine to read the decrypted TLPs of the bindings`)
 	f.StringVar(&o.adminFile, "admin-url-file", "", "file to which the proxy writes the URL of --admin-listen when it serves")
 	logFlag(f, &o.logLevel)
+}
+
+// newProxyLogger is newLogger with a limit for each cause and slot, for what guests,
+// peers and devices cause.
+func newProxyLogger(cmd *cobra.Command, level slog.Level) *slog.Logger {
+	return slog.New(loglimit.New(newLogger(cmd, level).Handler()))
 }
 
 // pollingFlags adds the flags for polling of sockets.
@@ -166,7 +173,7 @@ func (o *proxyOptions) serve(ctx context.Context, kind dxpuv1.NodeKind, p proxy,
 		return err
 	}
 	p.OnChange(a.Changed)
-	admin, err := o.adminServer(ctx, p, f, a, extra)
+	admin, err := o.adminServer(ctx, p, f, a, extra, log)
 	if err != nil {
 		return err
 	}
@@ -187,7 +194,7 @@ func (o *proxyOptions) serve(ctx context.Context, kind dxpuv1.NodeKind, p proxy,
 
 // adminServer opens the admin listener, so that an error appears at the start, and
 // returns a function that serves on it.
-func (o *proxyOptions) adminServer(ctx context.Context, p proxy, f *netio.Fabric, a *agent.Agent, extra map[string]http.Handler) (func(context.Context) error, error) {
+func (o *proxyOptions) adminServer(ctx context.Context, p proxy, f *netio.Fabric, a *agent.Agent, extra map[string]http.Handler, log *slog.Logger) (func(context.Context) error, error) {
 	if o.admin == "" {
 		return func(context.Context) error { return nil }, nil
 	}
@@ -202,6 +209,11 @@ func (o *proxyOptions) adminServer(ctx context.Context, p proxy, f *netio.Fabric
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(p, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if h, ok := log.Handler().(*loglimit.Handler); ok {
+		registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "dxpu_log_suppressed_total", Help: "Lines beyond the limit of their cause and slot that the log does not have.",
+		}, func() float64 { return float64(h.Suppressed()) }))
+	}
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -283,7 +295,7 @@ func (o *hostOptions) run(cmd *cobra.Command) error {
 	if err := os.MkdirAll(o.vm.SocketDir, 0o700); err != nil {
 		return fmt.Errorf("--socket-dir: %w", err)
 	}
-	log := newLogger(cmd, o.logLevel)
+	log := newProxyLogger(cmd, o.logLevel)
 	f, err := o.fabric(log)
 	if err != nil {
 		return err
