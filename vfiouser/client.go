@@ -29,9 +29,9 @@ const (
 	// DefaultClientDMA bounds the DMA requests that the handler holds.
 	DefaultClientDMA = 256
 
-	// maxWriteData is the most data that one REGION_WRITE carries, so that it
-	// arrives in one part; see DefaultClientData.
-	maxWriteData = 16 << 10
+	// MaxWriteData is the most data that one REGION_WRITE carries: whole pages, so
+	// that it arrives in one part; see DefaultClientData.
+	MaxWriteData = 28 << 10
 	// maxHeldDMA bounds the bytes of the DMA requests that the handler holds.
 	maxHeldDMA = 16 << 20
 	// maxUnanswered is the number of requests that may time out without a late

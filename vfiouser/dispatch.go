@@ -274,16 +274,28 @@ func (c *Conn) regionWrite(m *message) error {
 	return c.write(m, req, m.body[n:])
 }
 
-// write hands a write to the handler.
+// write hands a write to the handler. A long posted write lies in the framer's
+// buffer while the handler has it: a buffer of its own for each would keep the
+// garbage collector busy.
 func (c *Conn) write(m *message, req RegionAccess, data []byte) error {
 	if err := c.check(req, RegionFlagWrite); err != nil {
 		return err
 	}
-	a := c.accept(m, len(data))
+	lend := m.NoReply() && len(data) > keepBuffer
+	own := len(data)
+	if lend {
+		own = 0
+	}
+	a := c.accept(m, own)
 	if a == nil {
 		return nil
 	}
-	copy(a.Data, data)
+	if lend {
+		a.Data = data
+		defer c.settleLoan(a)
+	} else {
+		copy(a.Data, data)
+	}
 	a.Region, a.Offset, a.Write = req.Region, req.Offset, true
 	if a.Posted {
 		c.srv.stats.posted.Add(1)
@@ -298,6 +310,17 @@ func (c *Conn) write(m *message, req RegionAccess, data []byte) error {
 		c.cfg.Handler.Access(c, a)
 	}
 	return nil
+}
+
+// settleLoan gives the framer's buffer to an access that the handler has not
+// answered yet.
+func (c *Conn) settleLoan(a *Access) {
+	c.mu.Lock()
+	held := a.state != accessFree // only this goroutine takes accesses from the free list
+	c.mu.Unlock()
+	if held {
+		c.fr.replace()
+	}
 }
 
 // regionWriteMulti hands over posted writes. QEMU asks for no reply; for clients

@@ -105,6 +105,14 @@ func (f *framer) more() bool {
 	return err == nil && uint64(h.Size) <= uint64(f.w-f.r)
 }
 
+// replace continues with a new buffer: another goroutine uses the body of the last
+// message for longer.
+func (f *framer) replace() {
+	b := make([]byte, len(f.buf))
+	f.w = copy(b, f.buf[f.r:f.w])
+	f.buf, f.r = b, 0
+}
+
 // keep passes the descriptors of the last message to the caller.
 func (f *framer) keep() { f.last = nil }
 

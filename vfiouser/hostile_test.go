@@ -196,10 +196,12 @@ func TestNoAllocationPerAccess(t *testing.T) {
 	_ = p.Close()
 	<-f.dev.disconnected
 	cl, _ := f.client(ClientConfig{})
+	bulk := make([]byte, 3*MaxWriteData)
 	for name, op := range map[string]func(){
 		"client read":  func() { must(t, cl.RegionRead(bg, 0, 0, data[:4])) },
 		"client write": func() { must(t, cl.RegionWrite(bg, 0, 0, data[:4])) },
 		"client post":  func() { must(t, cl.PostWrite(0, 0, data[:8])); must(t, cl.RegionRead(bg, 0, 0, data[:4])) },
+		"client bulk":  func() { must(t, cl.PostWrite(2, 0, bulk)); must(t, cl.RegionRead(bg, 0, 0, data[:4])) },
 	} {
 		op()
 		if n := testing.AllocsPerRun(200, op); n != 0 {

@@ -1,6 +1,7 @@
 package vfiouser
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"sync"
@@ -96,4 +97,28 @@ type countdown struct {
 func (d countdown) Access(_ *Conn, a *Access) {
 	a.Reply()
 	d.left <- struct{}{}
+}
+
+// A handler may keep long posted writes. Their data stay, though the server reads
+// them in its own buffer and goes on reading.
+func TestLongPostedWritesBelongToTheHandler(t *testing.T) {
+	f := serve(t)
+	held := f.dev.holding(2)
+	c, _ := f.client(ClientConfig{})
+	const n = 8
+	data := make([]byte, n*MaxWriteData)
+	for i := range data {
+		data[i] = byte(i / MaxWriteData * 7)
+	}
+	must(t, c.PostWrite(2, 0, data))
+	var accesses []*Access
+	for range n {
+		accesses = append(accesses, <-held)
+	}
+	for i, a := range accesses {
+		if a.Offset != uint64(i*MaxWriteData) || !bytes.Equal(a.Data, data[i*MaxWriteData:(i+1)*MaxWriteData]) {
+			t.Errorf("write %d: %d bytes at %#x are not those that were written", i, len(a.Data), a.Offset)
+		}
+		a.Reply()
+	}
 }

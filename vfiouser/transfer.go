@@ -19,7 +19,7 @@ func (c *Client) RegionRead(ctx context.Context, region uint32, offset uint64, p
 }
 
 // RegionWrite writes p to the region at offset and waits for the answer. It
-// splits writes of more than 16 KiB.
+// splits writes of more than MaxWriteData.
 func (c *Client) RegionWrite(ctx context.Context, region uint32, offset uint64, p []byte) error {
 	for {
 		n := min(len(p), c.maxWrite())
@@ -81,12 +81,12 @@ func (c *Client) StartRead(region uint32, offset uint64, p []byte, done func(err
 }
 
 // StartWrite is RegionWrite without the wait; see StartRead. p may hold up to
-// 16 KiB; the caller may reuse it when StartWrite returns.
+// MaxWriteData; the caller may reuse it when StartWrite returns.
 func (c *Client) StartWrite(region uint32, offset uint64, p []byte, done func(error)) error {
 	return c.begin(CmdRegionWrite, region, offset, p, done)
 }
 
-func (c *Client) maxWrite() int { return int(min(c.caps.maxData(), maxWriteData)) }
+func (c *Client) maxWrite() int { return int(min(c.caps.maxData(), MaxWriteData)) }
 
 // region makes one access and waits for it.
 func (c *Client) region(ctx context.Context, cmd Command, region uint32, offset uint64, p []byte) error {

@@ -139,12 +139,17 @@ func figure(name, unit string, perRound []float64) Figure {
 
 // beside adds a limit, with values of the same rounds, to a figure.
 func (f Figure) beside(name string, measured, bare []float64) Figure {
+	f.Bare, f.BareValue, f.Ratio = name, median(bare), ratio(measured, bare)
+	return f
+}
+
+// ratio returns the median of the rounds' ratios.
+func ratio(measured, bare []float64) float64 {
 	ratios := make([]float64, len(measured))
 	for i := range ratios {
 		ratios[i] = measured[i] / bare[i]
 	}
-	f.Bare, f.BareValue, f.Ratio = name, median(bare), median(ratios)
-	return f
+	return median(ratios)
 }
 
 // probe is a measurement of every round: run measures for about a duration and

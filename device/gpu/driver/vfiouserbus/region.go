@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/dxpu-project/dxpu/device/gpu/driver"
+	"github.com/dxpu-project/dxpu/vfiouser"
 )
 
 // region is a BAR, accessed by messages.
@@ -41,14 +42,14 @@ func (r *region) Write64(off uint64, v uint64) {
 	_ = r.bus.client.PostWrite(r.index, off, p[:])
 }
 
-// bulk is how much one message moves: see vfiouser.ClientConfig.MaxData.
-const bulk = 16 << 10
+// bulkRead is how much one message reads: see vfiouser.ClientConfig.MaxData.
+const bulkRead = vfiouser.DefaultClientData
 
 // ReadAt reads in bulk.
 func (r *region) ReadAt(p []byte, off int64) (int, error) {
 	p, err := r.clip(p, off)
 	for done := 0; done < len(p); {
-		n := min(len(p)-done, bulk)
+		n := min(len(p)-done, bulkRead)
 		r.bus.read(r.index, uint64(off)+uint64(done), p[done:done+n])
 		done += n
 	}
@@ -58,12 +59,8 @@ func (r *region) ReadAt(p []byte, off int64) (int, error) {
 // WriteAt posts writes in bulk.
 func (r *region) WriteAt(p []byte, off int64) (int, error) {
 	p, err := r.clip(p, off)
-	for done := 0; done < len(p); {
-		n := min(len(p)-done, bulk)
-		if err := r.bus.client.PostWrite(r.index, uint64(off)+uint64(done), p[done:done+n]); err != nil {
-			return done, err
-		}
-		done += n
+	if err := r.bus.client.PostWrite(r.index, uint64(off), p); err != nil {
+		return 0, err
 	}
 	return len(p), err
 }
