@@ -14,9 +14,6 @@ const (
 	PingSize = 8
 	// CloseSize is the size of a close packet: kind, zero, reason (16 bits), packet CRC.
 	CloseSize = 8
-	// HelloSize is the size of a hello packet.
-	HelloSize = 44
-
 	// MaxAckRanges is the number of ranges of one acknowledgement.
 	MaxAckRanges = 32
 )
@@ -172,68 +169,6 @@ func ParseClose(b []byte) (reason uint16, n int, err error) {
 		return 0, 0, ErrCRC
 	}
 	return binary.BigEndian.Uint16(b[2:]), CloseSize, nil
-}
-
-// Hello is the only packet of a handshake datagram.
-//
-//	+---------------+---------------+-------------------------------+
-//	|  kind = 0x20  |    cipher     |            reserved           |  0
-//	+---------------+---------------+-------------------------------+
-//	|                          source node                          |  4
-//	+-------------------------------+-------------------------------+
-//	|          source slot          |       destination slot        |  8
-//	+-------------------------------+-------------------------------+
-//	|                       destination node                        | 12
-//	+---------------------------------------------------------------+
-//	|               limit: the first credit of the peer             | 16
-//	|                                                               | 20
-//	+---------------------------------------------------------------+
-//	|        echo: number of the datagram that this answers         | 24
-//	|                                                               | 28
-//	+---------------------------------------------------------------+
-//	|                           reserved                            | 32
-//	|                                                               | 36
-//	+---------------------------------------------------------------+
-//	|                          packet CRC                           | 40
-//	+---------------------------------------------------------------+
-type Hello struct {
-	Cipher              uint8 // 0 none, 1 AES-256-GCM
-	Source, Destination Endpoint
-	Limit               uint64 // see Ack.Limit
-	Echo                uint64
-}
-
-// Append appends the encoded packet to b.
-func (h *Hello) Append(b []byte) []byte {
-	start := len(b)
-	b = append(b, byte(KindHello), h.Cipher, 0, 0)
-	b = binary.BigEndian.AppendUint32(b, h.Source.Node)
-	b = binary.BigEndian.AppendUint16(b, h.Source.Slot)
-	b = binary.BigEndian.AppendUint16(b, h.Destination.Slot)
-	b = binary.BigEndian.AppendUint32(b, h.Destination.Node)
-	b = binary.BigEndian.AppendUint64(b, h.Limit)
-	b = binary.BigEndian.AppendUint64(b, h.Echo)
-	b = binary.BigEndian.AppendUint64(b, 0)
-	return binary.BigEndian.AppendUint32(b, CRC(0, b[start:]))
-}
-
-// ParseHello reads the hello packet at the start of b and returns its size.
-func ParseHello(b []byte) (h Hello, n int, err error) {
-	if len(b) < HelloSize {
-		return Hello{}, 0, ErrShort
-	}
-	if Kind(b[0]) != KindHello || b[1] > 1 || b[2] != 0 || b[3] != 0 || binary.BigEndian.Uint64(b[32:]) != 0 {
-		return Hello{}, 0, ErrField
-	}
-	if CRC(0, b[:HelloSize-CRCSize]) != binary.BigEndian.Uint32(b[HelloSize-CRCSize:]) {
-		return Hello{}, 0, ErrCRC
-	}
-	h.Cipher = b[1]
-	h.Source = Endpoint{Node: binary.BigEndian.Uint32(b[4:]), Slot: binary.BigEndian.Uint16(b[8:])}
-	h.Destination = Endpoint{Node: binary.BigEndian.Uint32(b[12:]), Slot: binary.BigEndian.Uint16(b[10:])}
-	h.Limit = binary.BigEndian.Uint64(b[16:])
-	h.Echo = binary.BigEndian.Uint64(b[24:])
-	return h, HelloSize, nil
 }
 
 // CheckPadding returns an error unless b, the rest of a datagram from a

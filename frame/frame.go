@@ -14,8 +14,19 @@ import (
 	"hash/crc32"
 )
 
-// Version is the protocol version in the upper four bits of every datagram.
-const Version = 1
+// Versions of the protocol, in the upper four bits of every datagram.
+const (
+	Version1 = 1
+	// Version2 adds an X25519 exchange and cookies to the handshake.
+	Version2 = 2
+	// Newest is the highest version of this package.
+	Newest = Version2
+)
+
+// SpeaksVersion2 is set in the number of a handshake datagram of version 1 whose
+// sender also speaks version 2. The number is authenticated, so two such ends
+// notice an attacker who holds the datagrams of version 2 back.
+const SpeaksVersion2 uint64 = 1 << 63
 
 // Sizes in bytes.
 const (
@@ -23,6 +34,8 @@ const (
 	HeaderSize = 20
 	// SessionsSize is the size of the session IDs after the header of a handshake.
 	SessionsSize = 16
+	// CookieSize is the size of the cookie after the session IDs, from version 2 on.
+	CookieSize = 16
 	// TagSize is the size of the AES-256-GCM tag at the end of a sealed datagram.
 	TagSize = 16
 	// CheckSize is the size of the [Check] (CRC-32C) at the end of a clear datagram.
@@ -122,11 +135,17 @@ func Check(seed uint32, header []byte, bodyLen int) uint32 {
 	return extend(CRC(seed, header), uint32(bodyLen))
 }
 
+func known(version uint8) bool { return version >= Version1 && version <= Newest }
+
+// PeekHandshake reports whether a datagram is of a handshake, by its type. b must
+// have passed PeekBinding.
+func PeekHandshake(b []byte) bool { return Type(b[0]&0xf) != TypeTraffic }
+
 // PeekBinding returns the binding ID of a datagram, for a socket that several
-// bindings share. ok is false if b is not a datagram of this version. The ID is
+// bindings share. ok is false if b is not a datagram of a known version. The ID is
 // unauthenticated until the binding's link has opened the datagram.
 func PeekBinding(b []byte) (binding uint32, ok bool) {
-	if len(b) < HeaderSize || b[0]>>4 != Version {
+	if len(b) < HeaderSize || !known(b[0]>>4) {
 		return 0, false
 	}
 	return binary.BigEndian.Uint32(b[4:]), true

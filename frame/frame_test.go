@@ -71,8 +71,13 @@ func parseClose(b []byte) ([]byte, int, error) {
 }
 
 func parseHello(b []byte) ([]byte, int, error) {
-	h, n, err := frame.ParseHello(b)
-	return h.Append(nil), n, err
+	h, n, err := frame.ParseHello(b, frame.Version1)
+	return h.Append(nil, frame.Version1), n, err
+}
+
+func parseHello2(b []byte) ([]byte, int, error) {
+	h, n, err := frame.ParseHello(b, frame.Version2)
+	return h.Append(nil, frame.Version2), n, err
 }
 
 func chunk(n int) []byte {
@@ -99,7 +104,7 @@ func golden() map[string]string {
 }
 
 func codecs() []codec {
-	traffic := frame.Header{Type: frame.TypeTraffic, KeyPhase: 3, Path: 1, Binding: 0xa0b0c0d0, Epoch: 7, Number: 0x0102030405060708}
+	traffic := frame.Header{Version: frame.Version1, Type: frame.TypeTraffic, KeyPhase: 3, Path: 1, Binding: 0xa0b0c0d0, Epoch: 7, Number: 0x0102030405060708}
 	hello := traffic
 	hello.Type, hello.KeyPhase, hello.Initiator, hello.Responder = frame.TypeHelloAck, 0, 0x1111111111111111, 0x2222222222222222
 	last := chunk(12)
@@ -112,6 +117,13 @@ func codecs() []codec {
 		Cipher: 1, Source: frame.Endpoint{Node: 1, Slot: 2}, Destination: frame.Endpoint{Node: 3, Slot: 4},
 		Limit: 1 << 22, Echo: 5,
 	}
+	traffic2, hello2 := traffic, hello
+	traffic2.Version, hello2.Version = frame.Version2, frame.Version2
+	hello2.Cookie = [16]byte(chunk(16))
+	cookie := hello2
+	cookie.Type, cookie.Responder = frame.TypeCookie, 0
+	greet2 := greet
+	greet2.Highest, greet2.Public, greet2.Proof = frame.Version2, [32]byte(chunk(32)), [16]byte(chunk(16))
 	return []codec{
 		{"datagram traffic", traffic.Append(nil), parseHeader},
 		{"datagram handshake", hello.Append(nil), parseHeader},
@@ -121,7 +133,11 @@ func codecs() []codec {
 		{"acknowledgement", ack.Append(nil), parseAck},
 		{"ping", frame.AppendPing(nil), parsePing},
 		{"close", frame.AppendClose(nil, 0x1234), parseClose},
-		{"hello", greet.Append(nil), parseHello},
+		{"hello", greet.Append(nil, frame.Version1), parseHello},
+		{"datagram traffic, version 2", traffic2.Append(nil), parseHeader},
+		{"datagram handshake, version 2", hello2.Append(nil), parseHeader},
+		{"datagram cookie, version 2", cookie.Append(nil), parseHeader},
+		{"hello, version 2", greet2.Append(nil, frame.Version2), parseHello2},
 	}
 }
 
@@ -155,7 +171,7 @@ func TestTruncatedAtEveryLength(t *testing.T) {
 // The parsers refuse a packet with any single bit flipped.
 func TestEveryBitIsProtected(t *testing.T) {
 	for _, c := range codecs() {
-		if strings.HasPrefix(c.name, "datagram") {
+		if strings.HasPrefix(c.name, "datagram") || strings.HasSuffix(c.name, "version 2") {
 			continue // protected by the trailer
 		}
 		t.Run(c.name, func(t *testing.T) {
@@ -189,7 +205,7 @@ func TestFieldsAreReadBack(t *testing.T) {
 		t.Error(diff)
 	}
 	hello := frame.Hello{Cipher: 1, Source: frame.Endpoint{Node: 1, Slot: 2}, Destination: frame.Endpoint{Node: 3, Slot: 4}, Limit: 5, Echo: 6}
-	if got, _, err := frame.ParseHello(hello.Append(nil)); err != nil || got != hello {
+	if got, _, err := frame.ParseHello(hello.Append(nil, frame.Version1), frame.Version1); err != nil || got != hello {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
@@ -246,7 +262,7 @@ func TestAckRangesAtTheirLimits(t *testing.T) {
 }
 
 func TestPeekBinding(t *testing.T) {
-	h := frame.Header{Type: frame.TypeTraffic, Binding: 77}
+	h := frame.Header{Version: frame.Version1, Type: frame.TypeTraffic, Binding: 77}
 	b := h.Append(nil)
 	if id, ok := frame.PeekBinding(b); !ok || id != 77 {
 		t.Errorf("got %d, %v", id, ok)
@@ -254,7 +270,7 @@ func TestPeekBinding(t *testing.T) {
 	if _, ok := frame.PeekBinding(b[:frame.HeaderSize-1]); ok {
 		t.Error("a truncated header has a binding")
 	}
-	b[0] = 0x25
+	b[0] = 0x35
 	if _, ok := frame.PeekBinding(b); ok {
 		t.Error("another version has a binding")
 	}
@@ -288,7 +304,7 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for _, parse := range []func([]byte) ([]byte, int, error){
-			parseHeader, parseHeaderPacket, parseData, parseAck, parsePing, parseClose, parseHello,
+			parseHeader, parseHeaderPacket, parseData, parseAck, parsePing, parseClose, parseHello, parseHello2,
 		} {
 			again, n, err := parse(b)
 			if err != nil {

@@ -17,17 +17,20 @@ const (
 	TypeUnknown Type = 4
 	// TypeTraffic carries all other packets.
 	TypeTraffic Type = 5
+	// TypeCookie asks the sender of a handshake datagram to repeat it with the cookie
+	// of this one. It has no body and no trailer. From version 2 on.
+	TypeCookie Type = 6
 )
 
-// Handshake reports whether the type carries session IDs and a hello packet.
-func (t Type) Handshake() bool { return t >= TypeHello && t <= TypeUnknown }
+// Handshake reports whether the header of the type has session IDs.
+func (t Type) Handshake() bool { return t >= TypeHello && t <= TypeUnknown || t == TypeCookie }
 
 // String returns the name in lower case.
 func (t Type) String() string {
-	if t > TypeTraffic {
+	if t > TypeCookie {
 		t = 0
 	}
-	return [...]string{"invalid", "hello", "hello-ack", "confirm", "unknown-session", "traffic"}[t]
+	return [...]string{"invalid", "hello", "hello-ack", "confirm", "unknown-session", "traffic", "cookie"}[t]
 }
 
 // Header is the cleartext header of a datagram. It is the additional data of the
@@ -55,7 +58,14 @@ func (t Type) String() string {
 //	|           session ID of the responder, 0 if unknown           | 28
 //	|                                                               | 32
 //	+---------------------------------------------------------------+
+//
+// and of version 2, 16 more:
+//
+//	+---------------------------------------------------------------+
+//	|                  cookie, 0 if there is none                   | 36 ...
+//	+---------------------------------------------------------------+
 type Header struct {
+	Version  uint8
 	Type     Type
 	KeyPhase uint8  // modulo 256; 0 in handshake datagrams
 	Path     uint8  // below MaxPaths
@@ -66,25 +76,33 @@ type Header struct {
 	Number uint64
 	// Initiator and Responder are the session IDs of a handshake datagram.
 	Initiator, Responder uint64
+	// Cookie shows that the sender of a handshake datagram receives at its address.
+	Cookie [CookieSize]byte
 }
 
 // Size returns the number of bytes that Append appends.
 func (h *Header) Size() int {
-	if h.Type.Handshake() {
+	switch {
+	case !h.Type.Handshake():
+		return HeaderSize
+	case h.Version == Version1:
 		return HeaderSize + SessionsSize
 	}
-	return HeaderSize
+	return HeaderSize + SessionsSize + CookieSize
 }
 
 // Append appends the encoded header to b.
 func (h *Header) Append(b []byte) []byte {
-	b = append(b, Version<<4|byte(h.Type), h.KeyPhase, h.Path, 0)
+	b = append(b, h.Version<<4|byte(h.Type), h.KeyPhase, h.Path, 0)
 	b = binary.BigEndian.AppendUint32(b, h.Binding)
 	b = binary.BigEndian.AppendUint32(b, h.Epoch)
 	b = binary.BigEndian.AppendUint64(b, h.Number)
 	if h.Type.Handshake() {
 		b = binary.BigEndian.AppendUint64(b, h.Initiator)
 		b = binary.BigEndian.AppendUint64(b, h.Responder)
+		if h.Version != Version1 {
+			b = append(b, h.Cookie[:]...)
+		}
 	}
 	return b
 }
@@ -94,25 +112,29 @@ func ParseHeader(b []byte) (h Header, n int, err error) {
 	if len(b) < HeaderSize {
 		return Header{}, 0, ErrShort
 	}
-	if b[0]>>4 != Version {
+	if !known(b[0] >> 4) {
 		return Header{}, 0, ErrVersion
 	}
 	h = Header{
-		Type: Type(b[0] & 0xf), KeyPhase: b[1], Path: b[2],
+		Version: b[0] >> 4, Type: Type(b[0] & 0xf), KeyPhase: b[1], Path: b[2],
 		Binding: binary.BigEndian.Uint32(b[4:]), Epoch: binary.BigEndian.Uint32(b[8:]), Number: binary.BigEndian.Uint64(b[12:]),
 	}
 	if h.Path >= MaxPaths || b[3] != 0 {
 		return Header{}, 0, ErrField
 	}
+	n = h.Size()
 	switch {
 	case h.Type == TypeTraffic:
-		return h, HeaderSize, nil
-	case !h.Type.Handshake() || h.KeyPhase != 0:
+		return h, n, nil
+	case !h.Type.Handshake() || h.KeyPhase != 0 || h.Type == TypeCookie && h.Version == Version1:
 		return Header{}, 0, ErrField
-	case len(b) < HeaderSize+SessionsSize:
+	case len(b) < n:
 		return Header{}, 0, ErrShort
 	}
 	h.Initiator = binary.BigEndian.Uint64(b[20:])
 	h.Responder = binary.BigEndian.Uint64(b[28:])
-	return h, HeaderSize + SessionsSize, nil
+	if h.Version != Version1 {
+		copy(h.Cookie[:], b[36:])
+	}
+	return h, n, nil
 }

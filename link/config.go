@@ -41,8 +41,8 @@ type PathConfig struct {
 	MTU int
 }
 
-// Config describes one end of a link. For the fields after Paths, zero means the
-// default in the comment.
+// Config describes one end of a link. For MaxVersion and the fields after Paths,
+// zero means the default in the comment.
 type Config struct {
 	Binding, Epoch uint32
 	Local, Remote  frame.Endpoint
@@ -56,6 +56,15 @@ type Config struct {
 	// ones with the same Secret, because keys depend on it: use 64 random bits.
 	// 0 is invalid.
 	Session uint64
+	// Ephemeral is an X25519 private key: 32 random bytes that no other run uses and
+	// nothing stores. It protects recorded traffic from a later theft of Secret. All
+	// zero is invalid, except with MaxVersion 1. The link clears its copy when the
+	// session opens.
+	Ephemeral [32]byte
+	// MaxVersion is the highest version of the protocol that this end speaks.
+	// Default frame.Newest. The link speaks it, or version 1 if its peer knows no
+	// other.
+	MaxVersion uint8
 	// Paths are the paths by path ID, the same on both ends, 1 to frame.MaxPaths.
 	Paths []PathConfig
 
@@ -102,6 +111,7 @@ const (
 )
 
 func (c Config) complete() (Config, error) {
+	c.MaxVersion = cmp.Or(c.MaxVersion, frame.Newest)
 	c.Window = cmp.Or(c.Window, defaultWindow)
 	c.SendBuffer = cmp.Or(c.SendBuffer, c.Window)
 	c.InitialCwnd = cmp.Or(c.InitialCwnd, min(defaultCwnd, c.Window))
@@ -112,6 +122,10 @@ func (c Config) complete() (Config, error) {
 	switch {
 	case c.Session == 0:
 		return c, errors.New("session ID 0")
+	case c.MaxVersion > frame.Newest:
+		return c, fmt.Errorf("unknown version %d of the protocol", c.MaxVersion)
+	case c.MaxVersion >= frame.Version2 && c.Ephemeral == [32]byte{}:
+		return c, errors.New("no ephemeral key")
 	case c.Cipher > CipherAES256GCM:
 		return c, fmt.Errorf("unknown cipher %d", c.Cipher)
 	case len(c.Paths) == 0 || len(c.Paths) > frame.MaxPaths:

@@ -15,13 +15,14 @@ import (
 func Example() {
 	host := link.Config{
 		Binding: 1, Epoch: 1, Initiator: true, Cipher: link.CipherAES256GCM,
-		Secret:  [32]byte{1, 2, 3}, // 32 random bytes that both ends have
-		Session: 11,                // 64 random bits that each run of an end draws
-		Local:   frame.Endpoint{Node: 1, Slot: 0}, Remote: frame.Endpoint{Node: 2, Slot: 3},
+		Secret:    [32]byte{1, 2, 3}, // 32 random bytes that both ends have
+		Session:   11,                // 64 random bits that each run of an end draws
+		Ephemeral: [32]byte{7},       // 32 more
+		Local:     frame.Endpoint{Node: 1, Slot: 0}, Remote: frame.Endpoint{Node: 2, Slot: 3},
 		Paths: []link.PathConfig{{MTU: 1472}},
 	}
 	box := host
-	box.Initiator, box.Session = false, 22
+	box.Initiator, box.Session, box.Ephemeral = false, 22, [32]byte{8}
 	box.Local, box.Remote = host.Remote, host.Local
 
 	var ends [2]*link.Link

@@ -126,7 +126,7 @@ func TestForgedAndStaleDatagramsAreCounted(t *testing.T) {
 		{"epoch", forge(func(d []byte) { d[11]-- }), link.ErrStaleEpoch, func(d link.Drops) uint64 { return d.StaleEpoch }},
 		{"binding", forge(func(d []byte) { d[7]++ }), link.ErrNotMine, func(d link.Drops) uint64 { return d.NotMine }},
 		{"path", forge(func(d []byte) { d[2]++ }), link.ErrPath, func(d link.Drops) uint64 { return d.Path }},
-		{"version", forge(func(d []byte) { d[0] = 0x25 }), link.ErrMalformed, func(d link.Drops) uint64 { return d.Malformed }},
+		{"version", forge(func(d []byte) { d[0] = 0x35 }), link.ErrMalformed, func(d link.Drops) uint64 { return d.Malformed }},
 		{"empty", nil, link.ErrMalformed, func(d link.Drops) uint64 { return d.Malformed }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

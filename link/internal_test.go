@@ -1,6 +1,7 @@
 package link
 
 import (
+	"bytes"
 	"encoding/binary"
 	"testing"
 	"time"
@@ -13,7 +14,7 @@ import (
 func pair(t testing.TB) (host, box *Link) {
 	t.Helper()
 	cfg := Config{
-		Binding: 1, Epoch: 1, Session: 1, Initiator: true, Window: minWindow,
+		Binding: 1, Epoch: 1, Session: 1, Ephemeral: [32]byte{1}, Initiator: true, Window: minWindow,
 		Local: frame.Endpoint{Node: 1}, Remote: frame.Endpoint{Node: 2}, Paths: []PathConfig{{MTU: 9000}, {MTU: 1500}},
 	}
 	host, err := New(0, cfg)
@@ -32,6 +33,20 @@ func pair(t testing.TB) (host, box *Link) {
 		t.Fatalf("states %v %v", host.state, box.state)
 	}
 	return host, box
+}
+
+// An open link cannot derive its session again.
+func TestEphemeralKeysAreDropped(t *testing.T) {
+	host, box := pair(t)
+	for _, l := range []*Link{host, box} {
+		if l.auth.private != nil || l.cfg.Ephemeral != [32]byte{} {
+			t.Error("the ephemeral key is still there")
+		}
+	}
+	first := host.keys.send.cur
+	if !host.Rekey(0) || !bytes.Equal(first.secret, make([]byte, len(first.secret))) {
+		t.Error("the secret of the first key phase is still there")
+	}
 }
 
 func pass(from, to *Link, now time.Duration) {
@@ -118,7 +133,7 @@ func FuzzReceive(f *testing.F) {
 		}
 		for number := uint64(1000); len(b) > 0; number++ {
 			n := min(len(b), 64)
-			h := frame.Header{Type: frame.TypeTraffic, Path: uint8(number % 2), Binding: 1, Epoch: 1, Number: number}
+			h := frame.Header{Version: host.version, Type: frame.TypeTraffic, Path: uint8(number % 2), Binding: 1, Epoch: 1, Number: number}
 			d := append(h.Append(nil), forge(b[:n])...)
 			d = host.keys.send.cur.close(append(make([]byte, 0, len(d)+64), d...), frame.HeaderSize, h.Path, h.Number)
 			now := time.Duration(number) * 100 * time.Microsecond

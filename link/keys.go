@@ -1,12 +1,10 @@
 package link
 
 import (
-	"crypto/aes"
 	"crypto/cipher"
 	"crypto/hkdf"
 	"crypto/sha256"
 	"encoding/binary"
-	"fmt"
 
 	"github.com/dxpu-project/dxpu/frame"
 )
@@ -78,10 +76,8 @@ type direction struct {
 	prev   *phase // receiving only: for reordered datagrams
 }
 
-// keys holds the key material from New and from the handshake.
+// keys holds the keys of traffic.
 type keys struct {
-	prk    []byte
-	info   []byte // binding and epoch
 	cipher Cipher
 
 	ready   bool
@@ -92,31 +88,13 @@ type keys struct {
 	unacked bool                   // the peer has not acknowledged any of them
 }
 
-// Labels of the key derivation. PROTOCOL.md, section "Keys".
+// Labels of the keys of traffic. PROTOCOL.md, section "Keys".
 const (
-	saltLabel = "dxpu link v1"
-
-	labelHello   = "hello"
-	labelTraffic = "traffic"
-	labelConfirm = "confirm"
-	labelKey     = "key"
-	labelIV      = "iv"
-	labelCheck   = "check"
-	labelNext    = "next"
-
-	fromInitiator = "i"
-	fromResponder = "r"
+	labelKey   = "key"
+	labelIV    = "iv"
+	labelCheck = "check"
+	labelNext  = "next"
 )
-
-func newKeys(cfg *Config) (keys, error) {
-	prk, err := hkdf.Extract(sha256.New, cfg.Secret[:], []byte(saltLabel))
-	if err != nil {
-		return keys{}, fmt.Errorf("keys: %w", err)
-	}
-	info := binary.BigEndian.AppendUint32(nil, cfg.Binding)
-	info = binary.BigEndian.AppendUint32(info, cfg.Epoch)
-	return keys{prk: prk, info: info, cipher: cfg.Cipher}, nil
-}
 
 // expand is HKDF-Expand. Its only error is a length above 255 hashes.
 func expand(secret []byte, info string, size int) []byte {
@@ -127,28 +105,13 @@ func expand(secret []byte, info string, size int) []byte {
 	return out
 }
 
-// derive returns a secret derived for binding, epoch, label, role and sessions.
-func (k *keys) derive(label, role string, sessions ...uint64) []byte {
-	info := append([]byte(label+" "+role+" "), k.info...)
-	for _, s := range sessions {
-		info = binary.BigEndian.AppendUint64(info, s)
-	}
-	return expand(k.prk, string(info), sha256.Size)
-}
-
 func newSeal(secret []byte, c Cipher) seal {
 	var s seal
 	if c == CipherNone {
 		s.seed = binary.BigEndian.Uint32(expand(secret, labelCheck, 4))
 		return s
 	}
-	block, err := aes.NewCipher(expand(secret, labelKey, 32))
-	if err == nil {
-		s.aead, err = cipher.NewGCM(block)
-	}
-	if err != nil {
-		panic("link: AES-256-GCM: " + err.Error()) // the key size is right
-	}
+	s.aead = newAEAD(expand(secret, labelKey, 32))
 	copy(s.iv[:], expand(secret, labelIV, len(s.iv)))
 	return s
 }
@@ -159,26 +122,11 @@ func (k *keys) newPhase(secret []byte) *phase {
 
 func (k *keys) after(p *phase) *phase { return k.newPhase(expand(p.secret, labelNext, sha256.Size)) }
 
-// helloSeal returns the seal of handshake datagrams before both sessions are known.
-// Its key depends on the session of the sender, so no other run uses it.
-func (k *keys) helloSeal(role string, session uint64) seal {
-	return newSeal(k.derive(labelHello, role, session), CipherAES256GCM)
-}
-
-// confirmSeal returns the seal of confirm datagrams. It depends on both sessions.
-func (k *keys) confirmSeal(initiator, responder uint64) seal {
-	return newSeal(k.derive(labelConfirm, fromInitiator, initiator, responder), CipherAES256GCM)
-}
-
-// open derives the keys of a session.
-func (k *keys) open(cfg *Config, initiator, responder uint64) {
-	i := k.newPhase(k.derive(labelTraffic, fromInitiator, initiator, responder))
-	r := k.newPhase(k.derive(labelTraffic, fromResponder, initiator, responder))
-	if !cfg.Initiator {
-		i, r = r, i
-	}
-	k.send = direction{cur: i}
-	k.receive = direction{cur: r, next: k.after(r)}
+// open starts the first phase of both directions from the secrets of a session.
+func (k *keys) open(send, receive []byte) {
+	k.send = direction{cur: k.newPhase(send)}
+	k.receive = direction{cur: k.newPhase(receive)}
+	k.receive.next = k.after(k.receive.cur)
 	k.ready, k.sent, k.unacked = true, 0, true
 	k.first = [frame.MaxPaths]uint64{}
 }
@@ -189,7 +137,9 @@ func (k *keys) advanceSend(paths []*path) bool {
 	if k.unacked {
 		return false
 	}
-	k.send.cur = k.after(k.send.cur)
+	old := k.send.cur
+	k.send.cur = k.after(old)
+	clear(old.secret) // a later reader of this memory cannot derive the old key
 	k.send.number++
 	k.sent, k.unacked = 0, true
 	for i, p := range paths {
@@ -220,6 +170,7 @@ func (k *keys) openTraffic(datagram []byte, h *frame.Header) ([]byte, bool) {
 	case d.number + 1:
 		body, ok := d.next.open(datagram, frame.HeaderSize, h.Path, h.Number)
 		if ok {
+			clear(d.cur.secret)
 			d.prev, d.cur = d.cur, d.next
 			d.next = k.after(d.cur)
 			d.number++

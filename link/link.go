@@ -34,12 +34,14 @@ var (
 type Link struct {
 	cfg     Config
 	state   State
+	version uint8 // of the protocol, when Up
 	reason  Reason
 	code    uint16 // of the close, ours or the peer's
 	paths   []*path
 	send    sendBuffer
 	recv    reassembly
 	keys    keys
+	auth    *authentication
 	hs      handshake
 	closing closing
 	stats   Stats
@@ -61,7 +63,11 @@ func New(now time.Duration, cfg Config) (*Link, error) {
 		return nil, fmt.Errorf("link: %w", err)
 	}
 	l := &Link{cfg: cfg, liveness: newLiveness(now)}
-	if l.keys, err = newKeys(&l.cfg); err != nil {
+	l.keys.cipher = cfg.Cipher
+	if l.auth, err = newAuthentication(&l.cfg); err != nil {
+		return nil, fmt.Errorf("link: %w", err)
+	}
+	if err := l.auth.generate(&l.cfg); err != nil {
 		return nil, fmt.Errorf("link: %w", err)
 	}
 	for i := range cfg.Paths {
@@ -100,6 +106,10 @@ func (l *Link) Idle() bool { return l.send.empty() }
 
 // State returns the state of the link.
 func (l *Link) State() State { return l.state }
+
+// Version returns the version of the protocol that the ends agreed on, 0 before the
+// link is Up.
+func (l *Link) Version() uint8 { return l.version }
 
 // Reason returns why the link is Closing or Down, and the code that was passed to
 // Close at the end that closed it. In other states it returns NotDown.

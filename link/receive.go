@@ -59,8 +59,10 @@ func (l *Link) receive(now time.Duration, path uint8, datagram []byte, deliver f
 		}
 		return l.receiveHandshake(now, &h, datagram)
 	case !l.keys.ready:
-		l.answerUnknown(now, path)
+		l.answerUnknown(now, h.Version, path)
 		return ErrNoSession
+	case h.Version != l.version:
+		return ErrMalformed
 	}
 	p := l.paths[path]
 	if !p.received.fresh(h.Number) {

@@ -23,19 +23,21 @@ var (
 	ErrProtocol   = errors.New("link: peer breaks the protocol")
 	ErrNotUp      = errors.New("link: down")
 	ErrFlood      = errors.New("link: too many handshakes")
+	ErrCookie     = errors.New("link: handshake needs a cookie")
+	ErrDowngrade  = errors.New("link: peer knows a newer version of the protocol")
 )
 
 // Drops counts dropped datagrams by the error that Receive returned.
 type Drops struct {
 	NotMine, StaleEpoch, Path, NoSession, Seal, Replay uint64
 	Malformed, Corrupt, Route, Credit, Protocol, NotUp uint64
-	Flood                                              uint64
+	Flood, Downgrade                                   uint64
 }
 
 // Total returns the sum.
 func (d *Drops) Total() uint64 {
 	return d.NotMine + d.StaleEpoch + d.Path + d.NoSession + d.Seal + d.Replay +
-		d.Malformed + d.Corrupt + d.Route + d.Credit + d.Protocol + d.NotUp + d.Flood
+		d.Malformed + d.Corrupt + d.Route + d.Credit + d.Protocol + d.NotUp + d.Flood + d.Downgrade
 }
 
 func (d *Drops) count(err error) {
@@ -66,6 +68,8 @@ func (d *Drops) count(err error) {
 		d.NotUp++
 	case ErrFlood:
 		d.Flood++
+	case ErrDowngrade:
+		d.Downgrade++
 	}
 }
 

@@ -108,7 +108,7 @@ func (l *Link) begin(now time.Duration, p *path, buf []byte, size int) (d datagr
 		return d, false
 	}
 	h := frame.Header{
-		Type: frame.TypeTraffic, KeyPhase: l.keys.send.number, Path: p.id,
+		Version: l.version, Type: frame.TypeTraffic, KeyPhase: l.keys.send.number, Path: p.id,
 		Binding: l.cfg.Binding, Epoch: l.cfg.Epoch, Number: p.sent.next,
 	}
 	d.b = h.Append(buf[:0])

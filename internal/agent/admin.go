@@ -191,6 +191,9 @@ func (m Metrics) Fabric(d engine.Driver) {
 	}
 	counter("stray_datagrams_total", "Datagrams received for no binding of this node.", stats.Stray)
 	counter("stranger_datagrams_total", "Datagrams received for a binding from an address other than its peer's.", stats.Strangers)
+	counter("forged_handshakes_total", "Handshake datagrams that failed their checks and reached no link.", stats.Forged)
+	counter("flooded_handshakes_total", "Handshake datagrams beyond the rate of a peer.", stats.Flood)
+	counter("cookies_sent_total", "Handshake datagrams that were answered with a cookie, because of their rate.", stats.Cookies)
 	for i, s := range stats.Paths {
 		path = prometheus.Labels{"path": strconv.Itoa(i)}
 		counter("udp_received_datagrams_total", "Datagrams received.", s.RxDatagrams)

@@ -56,6 +56,7 @@ func LinkConfig(want *dxpuv1.DesiredBinding, self uint32, kind dxpuv1.NodeKind) 
 		Remote:     frame.Endpoint{Node: peer.GetNodeNumber(), Slot: uint16(peer.GetSlot())},
 		SendBuffer: sendBuffer, InitialCwnd: firstWindow,
 	}
+	_, _ = rand.Read(cfg.Ephemeral[:]) // never fails, see newSession
 	box := cfg.Local
 	if cfg.Initiator {
 		box = cfg.Remote

@@ -180,7 +180,7 @@ func ReportLink(e engine.Entry, b *engine.Binding) *LinkReport {
 // drops returns the dropped datagrams of a link by reason.
 func drops(d *link.Drops) map[string]uint64 {
 	return map[string]uint64{
-		"flood": d.Flood, "not_mine": d.NotMine, "stale_epoch": d.StaleEpoch, "path": d.Path, "no_session": d.NoSession,
+		"flood": d.Flood, "downgrade": d.Downgrade, "not_mine": d.NotMine, "stale_epoch": d.StaleEpoch, "path": d.Path, "no_session": d.NoSession,
 		"seal": d.Seal, "replay": d.Replay, "malformed": d.Malformed, "corrupt": d.Corrupt,
 		"route": d.Route, "credit": d.Credit, "protocol": d.Protocol, "not_up": d.NotUp,
 	}

@@ -217,7 +217,7 @@ func TestForgedDatagramsAreDroppedInSilence(t *testing.T) {
 	a := newAttacker(t, n.boxes[0].addrs[0])
 	theirs, epoch := n.bound(n.theirs), uint32(n.theirs.epoch)
 	traffic := func(binding, epoch uint32, number uint64) frame.Header {
-		return frame.Header{Type: frame.TypeTraffic, Binding: binding, Epoch: epoch, Number: number}
+		return frame.Header{Version: frame.Version2, Type: frame.TypeTraffic, Binding: binding, Epoch: epoch, Number: number}
 	}
 	strangers := func() float64 { return metric(t, n.boxes[0], "stranger_datagrams_total") }
 	stray := func() float64 { return metric(t, n.boxes[0], "stray_datagrams_total") }
@@ -229,12 +229,12 @@ func TestForgedDatagramsAreDroppedInSilence(t *testing.T) {
 		{"unknown binding", a.forge(traffic(0xabcdef, epoch, 1<<20), 256), stray},
 		{"no header at all", []byte("hello"), stray},
 		{"wrong key", a.forge(traffic(theirs, epoch, 1<<20), 256), strangers},
-		{"wrong key, next key phase", a.forge(frame.Header{Type: frame.TypeTraffic, KeyPhase: 1, Binding: theirs, Epoch: epoch, Number: 1 << 20}, 256), strangers},
+		{"wrong key, next key phase", a.forge(frame.Header{Version: frame.Version2, Type: frame.TypeTraffic, KeyPhase: 1, Binding: theirs, Epoch: epoch, Number: 1 << 20}, 256), strangers},
 		{"old epoch", a.forge(traffic(theirs, epoch-1, 1<<20), 256), strangers},
 		{"later epoch", a.forge(traffic(theirs, epoch+1, 1<<20), 256), strangers},
-		{"hello with a wrong key", a.forge(frame.Header{Type: frame.TypeHello, Binding: theirs, Epoch: epoch, Initiator: 5}, 64), strangers},
-		{"confirm for no session", a.forge(frame.Header{Type: frame.TypeConfirm, Binding: theirs, Epoch: epoch, Initiator: 5, Responder: 6}, 64), strangers},
-		{"a path that is not there", a.forge(frame.Header{Type: frame.TypeTraffic, Path: 3, Binding: theirs, Epoch: epoch}, 64), strangers},
+		{"hello with a wrong key", a.forge(frame.Header{Version: frame.Version2, Type: frame.TypeHello, Binding: theirs, Epoch: epoch, Initiator: 5}, 64), strangers},
+		{"confirm for no session", a.forge(frame.Header{Version: frame.Version2, Type: frame.TypeConfirm, Binding: theirs, Epoch: epoch, Initiator: 5, Responder: 6}, 64), strangers},
+		{"a path that is not there", a.forge(frame.Header{Version: frame.Version2, Type: frame.TypeTraffic, Path: 3, Binding: theirs, Epoch: epoch}, 64), strangers},
 		{"too short", a.forge(traffic(theirs, epoch, 1<<20), 0), strangers},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -264,11 +264,11 @@ func TestFloodsWithoutAKey(t *testing.T) {
 		size   int
 	}{
 		{"noise", frame.Header{}, 1024},
-		{"unknown binding, small", frame.Header{Type: frame.TypeTraffic, Binding: 0xabcdef, Epoch: 1}, 8},
-		{"wrong key, small", frame.Header{Type: frame.TypeTraffic, Binding: theirs, Epoch: epoch, Number: 1 << 30}, 32},
-		{"wrong key, large", frame.Header{Type: frame.TypeTraffic, Binding: theirs, Epoch: epoch, Number: 1 << 30}, 8192},
-		{"hellos", frame.Header{Type: frame.TypeHello, Binding: theirs, Epoch: epoch, Initiator: 5}, 64},
-		{"confirms", frame.Header{Type: frame.TypeConfirm, Binding: theirs, Epoch: epoch, Initiator: 5, Responder: 6}, 64},
+		{"unknown binding, small", frame.Header{Version: frame.Version2, Type: frame.TypeTraffic, Binding: 0xabcdef, Epoch: 1}, 8},
+		{"wrong key, small", frame.Header{Version: frame.Version2, Type: frame.TypeTraffic, Binding: theirs, Epoch: epoch, Number: 1 << 30}, 32},
+		{"wrong key, large", frame.Header{Version: frame.Version2, Type: frame.TypeTraffic, Binding: theirs, Epoch: epoch, Number: 1 << 30}, 8192},
+		{"hellos", frame.Header{Version: frame.Version2, Type: frame.TypeHello, Binding: theirs, Epoch: epoch, Initiator: 5}, 64},
+		{"confirms", frame.Header{Version: frame.Version2, Type: frame.TypeConfirm, Binding: theirs, Epoch: epoch, Initiator: 5, Responder: 6}, 64},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n.flooded(t, newAttacker(t, n.boxes[0].addrs[0]), c.header, c.size)
@@ -278,7 +278,7 @@ func TestFloodsWithoutAKey(t *testing.T) {
 	t.Run("hellos of the host itself", func(t *testing.T) {
 		n.hosts[0].kill()
 		a := newAttackerFrom(t, n.hosts[0].addrs[0], n.boxes[0].addrs[0])
-		h := frame.Header{Type: frame.TypeHello, Binding: n.bound(n.evilOnes), Epoch: uint32(n.evilOnes.epoch)}
+		h := frame.Header{Version: frame.Version2, Type: frame.TypeHello, Binding: n.bound(n.evilOnes), Epoch: uint32(n.evilOnes.epoch)}
 		n.flooded(t, a, h, 64)
 		n.until("the box to say that it has not looked at every hello", func() bool {
 			return metric(t, n.boxes[0], "link_drops_total", "slot", "0", "reason", "flood") > 0

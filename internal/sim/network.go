@@ -27,6 +27,8 @@ type Path struct {
 type uplink struct {
 	Path
 	faults *fault.Injector
+	in     engine.Input
+	sender netip.AddrPort // of the datagram that is dispatched
 }
 
 // Disturb replaces the plan of a path. It returns an error if the plan has restarts
@@ -35,7 +37,7 @@ func (n *Node) Disturb(path int, plan fault.Plan) error {
 	if len(plan.Restarts) > 0 && n.restart == nil {
 		return fmt.Errorf("path %d: this node cannot be restarted by a fault plan", path)
 	}
-	u := &n.uplinks[path]
+	u := n.uplinks[path]
 	u.Plan, u.faults = plan, fault.New(plan, n.rng.Uint64())
 	for _, at := range plan.Restarts {
 		n.schedule(path, at, n.restart)
@@ -76,9 +78,9 @@ func (w *World) send(from *uplink, to netip.AddrPort, datagram []byte) {
 
 // receive hands a datagram to the binding that it names.
 func (n *Node) receive(path uint8, datagram []byte, from netip.AddrPort) {
-	d := engine.Dispatch(n.groups, path, datagram, len(datagram), from)
-	n.Drops.Stray += d.Stray
-	n.Drops.Stranger += d.Stranger
+	u := n.uplinks[path]
+	u.sender = from
+	n.Drops.Add(engine.Dispatch(n.routes, &u.in, datagram, len(datagram), from))
 }
 
 // Buffer implements engine.Output.
@@ -100,6 +102,6 @@ func (n *Node) MaxBatch(uint8, int) int { return len(engine.Buffer{}) / 2 }
 // Write implements engine.Output.
 func (n *Node) Write(_ time.Duration, path uint8, to netip.AddrPort, batch []byte, segment int) {
 	for datagram := range slices.Chunk(batch, segment) {
-		n.world.send(&n.uplinks[path], to, datagram)
+		n.world.send(n.uplinks[path], to, datagram)
 	}
 }

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -24,8 +25,8 @@ type Node struct {
 	Drops engine.Drops // datagrams that reached no link
 
 	world   *World
-	uplinks []uplink
-	groups  map[uint32]*group // by number of binding
+	uplinks []*uplink
+	routes  map[uint32]engine.Route[*group] // by number of binding
 	rng     *rand.Rand
 	ahead   time.Duration // of the world's clock, by jumps
 	restart func()        // for plans with restarts; nil: there are none
@@ -45,12 +46,14 @@ var (
 // plans.
 func (w *World) NewNode(paths []Path, restart func()) (*Node, error) {
 	w.nodes++
-	n := &Node{world: w, groups: map[uint32]*group{}, restart: restart, rng: rand.New(rand.NewPCG(w.seed, uint64(w.nodes)))}
+	n := &Node{world: w, routes: map[uint32]engine.Route[*group]{}, restart: restart, rng: rand.New(rand.NewPCG(w.seed, uint64(w.nodes)))}
 	for i, p := range paths {
 		if p.MTU == 0 {
 			p.MTU = DefaultMTU
 		}
-		n.uplinks = append(n.uplinks, uplink{Path: p})
+		u := &uplink{Path: p}
+		u.in = engine.Input{Path: uint8(i), Clock: n.Now, Answer: func(datagram []byte) { w.send(u, u.sender, datagram) }}
+		n.uplinks = append(n.uplinks, u)
 		if err := n.Disturb(i, p.Plan); err != nil {
 			return nil, err
 		}
@@ -74,8 +77,8 @@ func (n *Node) worldTime(t time.Duration) time.Duration {
 // tasks find that their time has come; timers of AfterFunc keep theirs.
 func (n *Node) Jump(by time.Duration) {
 	n.ahead += max(by, 0)
-	for _, id := range slices.Sorted(maps.Keys(n.groups)) {
-		g := n.groups[id]
+	for _, id := range slices.Sorted(maps.Keys(n.routes)) {
+		g := n.routes[id].Gate
 		g.Leave(g.Enter())
 	}
 	for _, t := range n.tasks {
@@ -243,16 +246,18 @@ func (g *group) arm(wake time.Duration) {
 // Attach implements engine.GroupDriver.
 func (g *group) Attach(e engine.Entry, cfg engine.BindingConfig) (*engine.Binding, error) {
 	n, id := g.node, cfg.Link.Binding
-	if n.groups[id] != nil {
+	if _, ok := n.routes[id]; ok {
 		return nil, fmt.Errorf("sim: binding %d exists", id)
 	}
-	cfg.Link.Session = max(n.rng.Uint64(), 1) // the proxies' own is random
+	cfg.Link.Session = max(n.rng.Uint64(), 1) // the proxies' own is random, and so is their key
+	cfg.Link.Ephemeral = [32]byte{}
+	binary.BigEndian.PutUint64(cfg.Link.Ephemeral[:], cfg.Link.Session)
 	if n.Tune != nil {
 		n.Tune(&cfg.Link)
 	}
 	b, err := g.machine.Attach(e, cfg)
 	if err == nil {
-		n.groups[id] = g
+		n.routes[id] = engine.Route[*group]{Gate: g, Door: b.Door()}
 	}
 	return b, err
 }
@@ -271,6 +276,6 @@ func (g *group) Detach(b *engine.Binding) {
 	e := g.Enter()
 	defer g.Leave(e)
 	if b.Detach(e) {
-		delete(g.node.groups, b.ID())
+		delete(g.node.routes, b.ID())
 	}
 }

@@ -152,7 +152,8 @@ func (s *PairSpec) tune(cfg *link.Config) {
 	own := *cfg
 	*cfg = s.Link
 	cfg.Binding, cfg.Epoch, cfg.Local, cfg.Remote = own.Binding, own.Epoch, own.Local, own.Remote
-	cfg.Initiator, cfg.Session, cfg.Secret, cfg.Cipher, cfg.Paths = own.Initiator, own.Session, own.Secret, own.Cipher, own.Paths
+	cfg.Initiator, cfg.Session, cfg.Ephemeral, cfg.Paths = own.Initiator, own.Session, own.Ephemeral, own.Paths
+	cfg.Secret, cfg.Cipher = own.Secret, own.Cipher
 }
 
 // start runs the controllers of a proxy as tasks.

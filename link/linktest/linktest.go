@@ -4,11 +4,14 @@
 package linktest
 
 import (
+	"encoding/binary"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/dxpu-project/dxpu/fault"
+	"github.com/dxpu-project/dxpu/frame"
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/tlp"
@@ -60,6 +63,7 @@ type Network struct {
 	OnDatagram func(from Side, path uint8, datagram []byte)
 
 	cfg    Config
+	guards [2][]*link.Guard
 	pipes  [2][]pipe
 	events machine.Queue[arrival]
 	plans  uint64 // calls of SetPlan
@@ -80,6 +84,9 @@ func New(cfg Config) (*Network, error) {
 			return nil, err
 		}
 		n.Link[side] = l
+		if n.guards[side], err = link.NewGuards(cfg.Ends[side]); err != nil {
+			return nil, err
+		}
 		for i, p := range cfg.Paths {
 			n.pipes[side] = append(n.pipes[side], pipe{injector: fault.New(p.Plans[side], cfg.Seed+uint64(2*i+side))})
 		}
@@ -96,10 +103,13 @@ func New(cfg Config) (*Network, error) {
 func (n *Network) Restart(side Side, session uint64) error {
 	cfg := n.cfg.Ends[side]
 	cfg.Session = session
+	binary.BigEndian.PutUint64(cfg.Ephemeral[:], session)
 	l, err := link.New(n.Now, cfg)
-	if err == nil {
-		n.Link[side] = l
+	if err != nil {
+		return err
 	}
+	n.Link[side] = l
+	n.guards[side], err = link.NewGuards(cfg)
 	return err
 }
 
@@ -112,8 +122,8 @@ func (n *Network) SetPlan(from Side, path int, plan fault.Plan) {
 // Send gives a TLP to a side's link.
 func (n *Network) Send(from Side, p *tlp.Packet) error { return n.Link[from].Send(n.Now, p) }
 
-// Inject delivers a datagram to a side by a path now, like an attacker, and returns
-// the error of its link.
+// Inject delivers a datagram to a side by a path now, like an attacker who claims
+// to be the other side, and returns the error of its guard or its link.
 func (n *Network) Inject(to Side, path uint8, datagram []byte) error {
 	return n.receive(to, path, slices.Clone(datagram))
 }
@@ -178,7 +188,27 @@ func (n *Network) transmit(from Side, path uint8, datagram []byte) {
 	}
 }
 
+// Address returns the address of a side on a path.
+func Address(side Side, path uint8) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(side + 1)}), 4791+uint16(path))
+}
+
+// admit asks the guard about a handshake datagram, and sends its answer.
+func (n *Network) admit(to Side, path uint8, datagram []byte) error {
+	if _, ok := frame.PeekBinding(datagram); !ok || !frame.PeekHandshake(datagram) {
+		return nil // the link drops what is no datagram
+	}
+	size, err := n.guards[to][path].Check(n.Now, Address(1-to, path), datagram, n.buf)
+	if size > 0 {
+		n.transmit(to, path, slices.Clone(n.buf[:size]))
+	}
+	return err
+}
+
 func (n *Network) receive(to Side, path uint8, datagram []byte) error {
+	if err := n.admit(to, path, datagram); err != nil {
+		return err
+	}
 	return n.Link[to].Receive(n.Now, path, datagram, func(p *tlp.Packet) {
 		if n.OnDeliver != nil {
 			n.OnDeliver(to, p)

@@ -15,14 +15,14 @@ import (
 // MTUs.
 func Ends(cipher link.Cipher, mtus ...int) [2]link.Config {
 	host := link.Config{
-		Binding: 7, Epoch: 3, Cipher: cipher, Secret: [32]byte{1, 2, 3}, Session: 0x1111, Initiator: true,
+		Binding: 7, Epoch: 3, Cipher: cipher, Secret: [32]byte{1, 2, 3}, Session: 0x1111, Ephemeral: [32]byte{1}, Initiator: true,
 		Local: frame.Endpoint{Node: 10, Slot: 1}, Remote: frame.Endpoint{Node: 20, Slot: 2},
 	}
 	for _, mtu := range mtus {
 		host.Paths = append(host.Paths, link.PathConfig{MTU: mtu})
 	}
 	box := host
-	box.Initiator, box.Session = false, 0x2222
+	box.Initiator, box.Session, box.Ephemeral = false, 0x2222, [32]byte{2}
 	box.Local, box.Remote = host.Remote, host.Local
 	return [2]link.Config{host, box}
 }

@@ -20,7 +20,7 @@ dxpu.prefs.crc = Pref.bool("Check CRCs", true, "Compute the CRC of every packet,
 
 -- Fields -------------------------------------------------------------------
 
-local datagram_types = { [1] = "hello", [2] = "hello-ack", [3] = "confirm", [4] = "unknown-session", [5] = "traffic" }
+local datagram_types = { [1] = "hello", [2] = "hello-ack", [3] = "confirm", [4] = "unknown-session", [5] = "traffic", [6] = "cookie" }
 local kinds = { [0] = "padding", [1] = "header", [2] = "data", [0x10] = "ack", [0x11] = "ping", [0x12] = "close", [0x20] = "hello" }
 local crc_status = { [0] = "bad", [1] = "good", [2] = "not checked" }
 local reasons = { [1] = "detached", [2] = "proxy shut down", [3] = "device lost", [4] = "protocol broken", [0xffff] = "cannot be delivered" }
@@ -50,6 +50,7 @@ F.epoch = u32("dxpu.epoch", "Epoch")
 F.number = u64("dxpu.number", "Datagram number")
 F.initiator = u64("dxpu.initiator", "Session of the initiator", HEX)
 F.responder = u64("dxpu.responder", "Session of the responder", HEX)
+F.cookie = bytes("dxpu.cookie", "Cookie")
 F.sealed = bytes("dxpu.sealed", "Sealed body")
 F.tag = bytes("dxpu.tag", "Tag (AES-256-GCM)")
 F.check = u32("dxpu.check", "Check", HEX)
@@ -549,12 +550,19 @@ local function add_body(body, tree, pinfo, cut)
   return table.concat(about, " | ")
 end
 
+-- header_size returns version, type and size of the header that starts with byte b,
+-- or nil if no datagram does. Version 1 has neither cookies nor datagrams of them.
+local function header_size(b)
+  local version, kind = rshift(b, 4), band(b, 15)
+  if not datagram_types[kind] or version < 1 or version > 2 or kind == 6 and version == 1 then return nil end
+  return version, kind, kind == 5 and 20 or version == 1 and 36 or 52
+end
+
 function dxpu.dissector(tvb, pinfo, tree)
   local size, captured = tvb:reported_len(), tvb:len()
-  if captured < 20 or rshift(tvb(0, 1):uint(), 4) ~= 1 then return 0 end
-  local kind = band(tvb(0, 1):uint(), 15)
-  local head = kind == 5 and 20 or 36
-  if not datagram_types[kind] or captured < head then return 0 end
+  if captured < 20 then return 0 end
+  local version, kind, head = header_size(tvb(0, 1):uint())
+  if not version or captured < head then return 0 end
   pinfo.cols.protocol = "DxPU"
   tree = tree:add(dxpu, tvb(), "DxPU datagram, " .. datagram_types[kind])
   tree:add(F.version, tvb(0, 1))
@@ -567,6 +575,7 @@ function dxpu.dissector(tvb, pinfo, tree)
   if kind ~= 5 then
     tree:add(F.initiator, tvb(20, 8))
     tree:add(F.responder, tvb(28, 8))
+    if version > 1 then tree:add(F.cookie, tvb(36, 16)) end
   end
   local title = string.format("%s binding 0x%x path %d #%s", datagram_types[kind], tvb(4, 4):uint(), tvb(2, 1):uint(), tostring(tvb(12, 8):uint64()))
   pinfo.cols.info = title
@@ -579,7 +588,9 @@ function dxpu.dissector(tvb, pinfo, tree)
     local s = tvb:raw(head, stop - head)
     clear = cut and packet_size(s .. string.rep("\0", 4200)) ~= nil and s:byte(1) ~= 0 or is_clear(s)
   end
-  if clear then
+  if kind == 6 then -- the header is all
+    if size ~= head then tree:add_proto_expert_info(E.malformed) end
+  elseif clear then
     pinfo.cols.info = title .. ": " .. add_body(tvb(head, stop - head), tree, pinfo, cut)
     if not cut then tree:add(F.check, tvb(stop, 4)) end
   elseif cut or size < head + 16 then
@@ -594,12 +605,13 @@ function dxpu.dissector(tvb, pinfo, tree)
 end
 
 -- The heuristic checks the 23 bits of a traffic datagram that have only one legal
--- value. A handshake datagram has a fixed size as well.
+-- value. A handshake datagram has a fixed size as well, by its version.
 dxpu:register_heuristic("udp", function(tvb, pinfo, tree)
-  if tvb:len() < 36 or rshift(tvb(0, 1):uint(), 4) ~= 1 then return false end
-  local kind = band(tvb(0, 1):uint(), 15)
-  if not datagram_types[kind] or tvb(2, 1):uint() > 7 or tvb(3, 1):uint() ~= 0 then return false end
-  if kind ~= 5 and (tvb(1, 1):uint() ~= 0 or tvb:reported_len() ~= 36 + 44 + 16) then return false end
+  if tvb:len() < 36 then return false end
+  local version, kind, head = header_size(tvb(0, 1):uint())
+  if not version or tvb(2, 1):uint() > 7 or tvb(3, 1):uint() ~= 0 then return false end
+  local body = kind == 6 and 0 or version == 1 and 44 + 16 or 80 + 16
+  if kind ~= 5 and (tvb(1, 1):uint() ~= 0 or tvb:reported_len() ~= head + body) then return false end
   dxpu.dissector(tvb, pinfo, tree)
   pinfo.conversation = dxpu
   return true

@@ -54,6 +54,7 @@ type Binding struct {
 	local   frame.Endpoint
 	remote  frame.Endpoint
 	peers   []netip.AddrPort // by path
+	door    *Door
 
 	link    *link.Link
 	state   link.State
@@ -90,7 +91,12 @@ func (g *Group) Attach(e Entry, cfg BindingConfig) (*Binding, error) {
 	if err != nil {
 		return nil, fmt.Errorf("engine: binding %d: %w", id, err)
 	}
+	guards, err := link.NewGuards(cfg.Link)
+	if err != nil {
+		return nil, fmt.Errorf("engine: binding %d: %w", id, err)
+	}
 	b := &Binding{
+		door:  &Door{peers: cfg.Peers, guards: guards},
 		group: g, handler: cfg.Handler, id: id, peers: cfg.Peers,
 		epoch: cfg.Link.Epoch, local: cfg.Link.Local, remote: cfg.Link.Remote,
 		link: l, state: l.State(), wake: machine.Never,
@@ -116,6 +122,9 @@ func (b *Binding) Detach(e Entry) bool {
 
 // ID returns the number of the binding.
 func (b *Binding) ID() uint32 { return b.id }
+
+// Door returns what the driver asks before a datagram of the binding enters.
+func (b *Binding) Door() *Door { return b.door }
 
 // Route returns the epoch of the binding and its two ends.
 func (b *Binding) Route() (epoch uint32, local, remote frame.Endpoint) {
@@ -211,17 +220,11 @@ func (b *Binding) Shutdown(e Entry, code CloseCode) {
 	b.noteState()
 }
 
-func (b *Binding) receive(e Entry, path uint8, datagram []byte, from netip.AddrPort) Verdict {
-	// Without a cipher the address is all that tells the peer from others. With
-	// one, the seal would, at a hundred times the cost for each datagram of noise.
-	if int(path) >= len(b.peers) || from != b.peers[path] {
-		return Stranger
-	}
+func (b *Binding) receive(e Entry, path uint8, datagram []byte) {
 	_ = b.link.Receive(e.Now(), path, datagram, b.deliver) // the link counts drops by their reason
 	b.noteHeld()
 	b.touch()
 	b.noteState()
-	return Accepted
 }
 
 func (b *Binding) noteState() {

@@ -324,7 +324,7 @@ func TestDispatch(t *testing.T) {
 	n.up(&a, &b, &c, &d)
 	datagram := func(id uint32) []byte {
 		p := make([]byte, 64) // only the version and the binding are looked at
-		p[0] = frame.Version << 4
+		p[0] = frame.Version2<<4 | byte(frame.TypeTraffic)
 		binary.BigEndian.PutUint32(p[4:], id)
 		return p
 	}
@@ -341,8 +341,8 @@ func TestDispatch(t *testing.T) {
 		{"a run of one group", []uint32{1, 1, 1}, 0, peer.Port(), Drops{}, [2]int{1, 0}},
 		{"two groups in turn", []uint32{1, 2, 2, 1}, 0, peer.Port(), Drops{}, [2]int{2, 1}},
 		{"an unknown one between", []uint32{1, 9, 1}, 0, peer.Port(), Drops{Stray: 1}, [2]int{1, 0}},
-		{"another port", []uint32{1, 2}, 0, 9, Drops{Stranger: 2}, [2]int{1, 1}},
-		{"a path that the binding lacks", []uint32{1}, 1, peer.Port(), Drops{Stranger: 1}, [2]int{1, 0}},
+		{"another port", []uint32{1, 2}, 0, 9, Drops{Stranger: 2}, [2]int{0, 0}},
+		{"a path that the binding lacks", []uint32{1}, 1, peer.Port(), Drops{Stranger: 1}, [2]int{0, 0}},
 	} {
 		var batch []byte
 		for _, id := range tc.ids {
@@ -353,7 +353,7 @@ func TestDispatch(t *testing.T) {
 		if tc.from != peer.Port() {
 			from = n.side[1].addrs[0]
 		}
-		if got := Dispatch(n.side[1].bindings, tc.path, batch, 64, from); got != tc.want {
+		if got := n.side[1].dispatch(tc.path, batch, 64, from); got != tc.want {
 			t.Errorf("%s: %+v, want %+v", tc.name, got, tc.want)
 		}
 		if got := [2]int{one[1].entries - before[0], two[1].entries - before[1]}; got != tc.entries {
@@ -361,7 +361,7 @@ func TestDispatch(t *testing.T) {
 		}
 	}
 	for _, short := range [][]byte{{1}, datagram(1)[:frame.HeaderSize-1], make([]byte, 9000)} {
-		if got := Dispatch(n.side[1].bindings, 0, short, len(short), peer); got != (Drops{Stray: 1}) {
+		if got := n.side[1].dispatch(0, short, len(short), peer); got != (Drops{Stray: 1}) {
 			t.Errorf("a datagram of %d bytes that is none of ours: %+v", len(short), got)
 		}
 	}

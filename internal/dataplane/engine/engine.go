@@ -19,7 +19,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/dxpu-project/dxpu/frame"
 	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/tlp"
 )
@@ -89,21 +88,6 @@ type Entry struct{ group *Group }
 // Now returns the time of the entry.
 func (e Entry) Now() time.Duration { return e.group.now }
 
-// Receive hands a datagram to the binding that its header names. It reports how
-// far the datagram came; the link itself counts those that it drops.
-func (e Entry) Receive(path uint8, datagram []byte, from netip.AddrPort) Verdict {
-	id, ok := frame.PeekBinding(datagram)
-	if !ok {
-		return Stray
-	}
-	for _, b := range e.group.bindings {
-		if b.id == id {
-			return b.receive(e, path, datagram, from)
-		}
-	}
-	return Stray
-}
-
 // Refused tells the links of a peer that its host has refused a datagram.
 func (e Entry) Refused(path uint8, peer netip.AddrPort) {
 	for _, b := range e.group.bindings {
@@ -112,62 +96,4 @@ func (e Entry) Refused(path uint8, peer netip.AddrPort) {
 			b.touch()
 		}
 	}
-}
-
-// Verdict tells how far a datagram came.
-type Verdict uint8
-
-// Verdicts on a datagram.
-const (
-	Accepted Verdict = iota // given to its link
-	Stray                   // of no binding of this proxy
-	Stranger                // not from the address of the binding's peer on that path
-)
-
-// Drops counts the datagrams that reached no link.
-type Drops struct{ Stray, Stranger uint64 }
-
-// Gate is how a driver lets the reader of its sockets into a group.
-type Gate interface {
-	comparable
-	Enter() Entry
-	// Leave settles the group and ends the entry.
-	Leave(e Entry)
-}
-
-// Dispatch hands each datagram of a batch to its binding. groups finds the
-// group of a binding by the binding's number. Datagrams of one group that
-// arrived together are handled under one entry, so that the answers leave
-// together too.
-func Dispatch[G Gate](groups map[uint32]G, path uint8, batch []byte, segment int, from netip.AddrPort) (d Drops) {
-	var none, entered G
-	var e Entry
-	for len(batch) > 0 {
-		n := min(segment, len(batch))
-		datagram := batch[:n:n]
-		batch = batch[n:]
-		id, ok := frame.PeekBinding(datagram)
-		g := groups[id]
-		if !ok || g == none {
-			d.Stray++
-			continue
-		}
-		if g != entered {
-			if entered != none {
-				entered.Leave(e)
-			}
-			entered, e = g, g.Enter()
-		}
-		switch e.Receive(path, datagram, from) {
-		case Stray:
-			d.Stray++
-		case Stranger:
-			d.Stranger++
-		case Accepted:
-		}
-	}
-	if entered != none {
-		entered.Leave(e)
-	}
-	return d
 }

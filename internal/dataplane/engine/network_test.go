@@ -35,7 +35,7 @@ type proxy struct {
 	addrs    []netip.AddrPort
 	plans    []*fault.Injector // by path
 	groups   []*driver
-	bindings map[uint32]*driver
+	bindings map[uint32]Route[*driver]
 	drops    Drops
 	buffer   Buffer
 }
@@ -54,7 +54,7 @@ func newNetwork(t testing.TB, seed uint64, plans ...fault.Plan) *network {
 	}
 	n := &network{t: t, rng: rand.New(rand.NewPCG(seed, 1))}
 	for i := range n.side {
-		p := &proxy{net: n, index: i, bindings: map[uint32]*driver{}}
+		p := &proxy{net: n, index: i, bindings: map[uint32]Route[*driver]{}}
 		for path, plan := range plans {
 			p.addrs = append(p.addrs, netip.MustParseAddrPort(fmt.Sprintf("192.0.2.%d:%d", i+1, 4000+path)))
 			p.plans = append(p.plans, fault.New(plan, seed+uint64(2*path+i)))
@@ -84,6 +84,10 @@ func (d *driver) Release(*Buffer) {}
 func (d *driver) MaxBatch(_ uint8, segment int) int { return segment * max(1, min(64, 65507/segment)) }
 
 func (d *driver) Write(now time.Duration, path uint8, to netip.AddrPort, batch []byte, segment int) {
+	d.send(now, path, to, batch, segment)
+}
+
+func (d *proxy) send(now time.Duration, path uint8, to netip.AddrPort, batch []byte, segment int) {
 	n := d.net
 	if n.onSend != nil {
 		n.onSend(d.index, path, batch, segment)
@@ -101,9 +105,13 @@ func (d *driver) Write(now time.Duration, path uint8, to netip.AddrPort, batch [
 }
 
 func (p *proxy) receive(path uint8, batch []byte, segment int, from netip.AddrPort) {
-	d := Dispatch(p.bindings, path, batch, segment, from)
-	p.drops.Stray += d.Stray
-	p.drops.Stranger += d.Stranger
+	p.drops.Add(p.dispatch(path, batch, segment, from))
+}
+
+func (p *proxy) dispatch(path uint8, batch []byte, segment int, from netip.AddrPort) Drops {
+	in := &Input{Path: path, Clock: func() time.Duration { return p.net.now }}
+	in.Answer = func(datagram []byte) { p.send(p.net.now, path, from, datagram, len(datagram)) }
+	return Dispatch(p.bindings, in, batch, segment, from)
 }
 
 // run lets time pass until done, which it reports, or the deadline.
@@ -207,7 +215,7 @@ func (n *network) attachHandler(d *driver, cfg link.Config, h *end, handler Hand
 		n.t.Fatal(err)
 	}
 	h.driver, h.binding = d, b
-	d.bindings[cfg.Binding] = d
+	d.bindings[cfg.Binding] = Route[*driver]{Gate: d, Door: b.Door()}
 }
 
 // join attaches both ends of a binding, each to a group.

@@ -159,7 +159,7 @@ func TestStrayAndStrangers(t *testing.T) {
 	}
 	defer other.Close()
 	ours := make([]byte, 64) // only the version and the binding are looked at
-	ours[0], ours[7] = frame.Version<<4, 1
+	ours[0], ours[7] = frame.Version2<<4|byte(frame.TypeTraffic), 1
 	if key, ok := frame.PeekBinding(ours); !ok || key != 1 {
 		t.Fatalf("binding %d, %v: the layout of the header has changed", key, ok)
 	}
@@ -178,7 +178,9 @@ func TestStrayAndStrangers(t *testing.T) {
 	}
 	at := b.group.Enter()
 	defer b.group.Leave(at)
-	if drops := b.binding.Stats(at).Drops; drops.Total() != 0 {
+	drops := b.binding.Stats(at).Drops
+	drops.Downgrade = 0 // the second hello, if the first took long
+	if drops.Total() != 0 {
 		t.Errorf("they reached the link: %+v", drops)
 	}
 }

@@ -59,17 +59,20 @@ type Fabric struct {
 	paths   []*path
 	compute chan struct{} // a place per processor for computations of devices
 
-	mu       sync.Mutex                        // guards changes of groups and captures
-	groups   atomic.Pointer[map[uint32]*Group] // by the number of a binding; immutable
+	mu       sync.Mutex                       // guards changes of routes and captures
+	routes   atomic.Pointer[map[uint32]route] // by the number of a binding; immutable
 	captures captures
 
 	mtuMu     sync.Mutex // guards the two fields below
 	mtus      []int
 	mtusUntil time.Duration
 
-	stray     atomic.Uint64 // datagrams of no binding here
-	strangers atomic.Uint64 // datagrams of a binding from another address than its peer's
+	// Datagrams that reached no link, see engine.Drops.
+	stray, strangers, forged, flood, cookies atomic.Uint64
 }
+
+// route leads to a binding.
+type route = engine.Route[*Group]
 
 // Open opens the sockets. Run receives from them.
 func Open(cfg Config) (*Fabric, error) {
@@ -77,7 +80,7 @@ func Open(cfg Config) (*Fabric, error) {
 		return nil, fmt.Errorf("netio: %d paths: want 1 to %d listen addresses", len(cfg.Paths), math.MaxUint8)
 	}
 	f := &Fabric{log: cfg.Logger, start: time.Now(), restart: cfg.Restart, compute: make(chan struct{}, runtime.GOMAXPROCS(0))}
-	f.groups.Store(&map[uint32]*Group{})
+	f.routes.Store(&map[uint32]route{})
 	for i, pc := range cfg.Paths {
 		if len(pc.Fault.Restarts) > 0 && cfg.Restart == nil {
 			return nil, errors.Join(fmt.Errorf("netio: path %d: this end cannot be restarted by a fault plan", i), f.closeSockets())
@@ -88,7 +91,7 @@ func Open(cfg Config) (*Fabric, error) {
 		}
 		p := newPath(conn, pc)
 		f.paths = append(f.paths, p)
-		if p.reader, err = reader.New(&input{fabric: f, id: uint8(i), path: p, conn: conn, reader: conn.NewReader()}, cfg.Polling); err != nil {
+		if p.reader, err = reader.New(newInput(f, p, uint8(i)), cfg.Polling); err != nil {
 			return nil, errors.Join(fmt.Errorf("netio: path %d: %w", i, err), f.closeSockets())
 		}
 	}
@@ -143,11 +146,17 @@ type Stats struct {
 	// than that of the binding's peer, or by a path that the binding does not
 	// have. The links count the datagrams that they drop.
 	Stray, Strangers uint64
+	// Forged, Flood and Cookies are handshakes that fail their checks, exceed the
+	// rate of a peer, and were answered with a cookie.
+	Forged, Flood, Cookies uint64
 }
 
 // Stats returns the counters.
 func (f *Fabric) Stats() Stats {
-	out := Stats{Stray: f.stray.Load(), Strangers: f.strangers.Load()}
+	out := Stats{
+		Stray: f.stray.Load(), Strangers: f.strangers.Load(),
+		Forged: f.forged.Load(), Flood: f.flood.Load(), Cookies: f.cookies.Load(),
+	}
 	for _, p := range f.paths {
 		out.Paths = append(out.Paths, p.conn.Stats())
 	}
@@ -166,8 +175,8 @@ func (f *Fabric) Run(ctx context.Context) error {
 	}
 	g.Go(func() error {
 		<-ctx.Done()
-		for _, g := range *f.groups.Load() {
-			g.detachAll()
+		for _, r := range *f.routes.Load() {
+			r.Gate.detachAll()
 		}
 		return f.closeSockets()
 	})
@@ -178,25 +187,25 @@ func (f *Fabric) Run(ctx context.Context) error {
 	return err
 }
 
-// register notes the group of a binding.
-func (f *Fabric) register(id uint32, g *Group) error {
+// register notes the route to a binding.
+func (f *Fabric) register(id uint32, r route) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	next := maps.Clone(*f.groups.Load())
-	if next[id] != nil {
+	next := maps.Clone(*f.routes.Load())
+	if _, ok := next[id]; ok {
 		return fmt.Errorf("netio: binding %d exists", id)
 	}
-	next[id] = g
-	f.groups.Store(&next)
+	next[id] = r
+	f.routes.Store(&next)
 	return nil
 }
 
 func (f *Fabric) unregister(id uint32) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	next := maps.Clone(*f.groups.Load())
+	next := maps.Clone(*f.routes.Load())
 	delete(next, id)
-	f.groups.Store(&next)
+	f.routes.Store(&next)
 }
 
 func (f *Fabric) closeSockets() error {
@@ -213,20 +222,34 @@ func (f *Fabric) closeSockets() error {
 // input is the reader.Source of a path.
 type input struct {
 	fabric *Fabric
-	id     uint8
-	path   *path
 	conn   *udp.Conn
+	path   *path
 	reader *udp.Reader
-	short  bool          // the last batch was
-	sent   uint64        // bytes sent when it came
-	deafTo time.Duration // until then refusals are ignored
+	engine engine.Input
+	from   netip.AddrPort // sender of the batch
+	short  bool           // the last batch was
+	sent   uint64         // bytes sent when it came
+	deafTo time.Duration  // until then refusals are ignored
 }
 
-// receive hands each datagram of a batch to its binding.
-func (f *Fabric) receive(path uint8, batch []byte, segment int, from netip.AddrPort) {
-	if d := engine.Dispatch(*f.groups.Load(), path, batch, segment, from); d != (engine.Drops{}) {
+func newInput(f *Fabric, p *path, id uint8) *input {
+	in := &input{fabric: f, path: p, conn: p.conn, reader: p.conn.NewReader()}
+	writer := p.conn.NewWriter()
+	in.engine = engine.Input{Path: id, Clock: f.Now, Answer: func(datagram []byte) {
+		p.write(f.Now(), writer, datagram, len(datagram), in.from)
+	}}
+	return in
+}
+
+// dispatch hands each datagram of a batch to its binding.
+func (in *input) dispatch(batch []byte, segment int) {
+	f := in.fabric
+	if d := engine.Dispatch(*f.routes.Load(), &in.engine, batch, segment, in.from); d != (engine.Drops{}) {
 		f.stray.Add(d.Stray)
 		f.strangers.Add(d.Stranger)
+		f.forged.Add(d.Forged)
+		f.flood.Add(d.Flood)
+		f.cookies.Add(d.Cookie)
 	}
 }
 
@@ -243,14 +266,15 @@ func (in *input) refused(peers []netip.AddrPort) {
 	}
 	in.deafTo = now + refusalPause
 	told := map[*Group]bool{}
-	for _, g := range *f.groups.Load() {
+	for _, r := range *f.routes.Load() {
+		g := r.Gate
 		if told[g] {
 			continue
 		}
 		told[g] = true
 		e := g.Enter()
 		for _, peer := range peers {
-			e.Refused(in.id, peer)
+			e.Refused(in.engine.Path, peer)
 		}
 		g.Leave(e)
 	}
@@ -275,8 +299,8 @@ func (in *input) Receive(block bool) error {
 	batch, segment, from, err := read()
 	switch {
 	case err == nil:
-		in.short, in.sent = len(batch) <= reader.Brief, in.conn.TxBytes()
-		in.fabric.receive(in.id, batch, segment, from)
+		in.short, in.sent, in.from = len(batch) <= reader.Brief, in.conn.TxBytes(), from
+		in.dispatch(batch, segment)
 		in.path.heard.received(len(batch), in.conn.ReceiveRoom(), in.fabric.Now)
 	case errors.Is(err, udp.ErrTimeout):
 		in.path.heard.nothing(block, in.conn.ReceiveRoom(), in.fabric.Now)
@@ -286,7 +310,7 @@ func (in *input) Receive(block bool) error {
 	case errors.Is(err, net.ErrClosed):
 		return err
 	default:
-		in.fabric.log.Debug("receive", "path", in.id, "err", err)
+		in.fabric.log.Debug("receive", "path", in.engine.Path, "err", err)
 	}
 	return nil
 }

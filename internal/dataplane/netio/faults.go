@@ -32,7 +32,8 @@ func (f *Fabric) Jump(by time.Duration) {
 		return
 	}
 	f.ahead.Add(int64(by))
-	for _, g := range *f.groups.Load() {
+	for _, r := range *f.routes.Load() {
+		g := r.Gate
 		e := g.Enter()
 		g.disarm() // the timer does not know of the jump
 		g.Leave(e)

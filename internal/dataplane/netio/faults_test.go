@@ -25,7 +25,7 @@ func TestPlanIsExecuted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var restarts []time.Duration
 		f := &Fabric{start: time.Now()}
-		f.groups.Store(&map[uint32]*Group{})
+		f.routes.Store(&map[uint32]route{})
 		f.restart = func() { restarts = append(restarts, f.Now()) }
 		plan := fault.Plan{
 			Restarts: []time.Duration{5 * time.Second, time.Second},

@@ -183,13 +183,13 @@ func (g *Group) Attach(e engine.Entry, cfg engine.BindingConfig) (*engine.Bindin
 	if len(cfg.Peers) > len(f.paths) {
 		return nil, fmt.Errorf("netio: binding %d has %d peer addresses; this proxy has %d paths", id, len(cfg.Peers), len(f.paths))
 	}
-	if err := f.register(id, g); err != nil {
-		return nil, err
-	}
 	b, err := g.machine.Attach(e, cfg)
 	if err != nil {
-		f.unregister(id)
 		return nil, fmt.Errorf("netio: %w", err)
+	}
+	if err := f.register(id, route{Gate: g, Door: b.Door()}); err != nil {
+		b.Detach(e)
+		return nil, err
 	}
 	return b, nil
 }

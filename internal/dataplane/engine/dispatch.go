@@ -1,0 +1,140 @@
+package engine
+
+import (
+	"errors"
+	"net/netip"
+	"time"
+
+	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/link"
+)
+
+// Gate is how a driver lets the reader of its sockets into a group.
+type Gate interface {
+	comparable
+	Enter() Entry
+	// Leave settles the group and ends the entry.
+	Leave(e Entry)
+}
+
+// Route is where the datagrams of a binding go. A driver has one for each binding
+// that is attached.
+type Route[G Gate] struct {
+	Gate G
+	Door *Door
+}
+
+// Door looks at the datagrams of a binding before they enter its group: a datagram
+// from another address than the peer's, or a forged handshake, never waits for the
+// group and never keeps it entered. Its parts for different paths may be used at
+// the same time.
+type Door struct {
+	peers  []netip.AddrPort // by path
+	guards []*link.Guard    // by path
+}
+
+// Drops counts the datagrams that reached no link.
+type Drops struct {
+	Stray    uint64 // of no binding of this proxy
+	Stranger uint64 // not from the address of the binding's peer on that path
+	Forged   uint64 // handshakes that fail their checks
+	Flood    uint64 // handshakes beyond the rate of a peer
+	Cookie   uint64 // handshakes that were answered with a cookie
+}
+
+// Add adds the counts of other.
+func (d *Drops) Add(other Drops) {
+	d.Stray += other.Stray
+	d.Stranger += other.Stranger
+	d.Forged += other.Forged
+	d.Flood += other.Flood
+	d.Cookie += other.Cookie
+}
+
+// Input is where the datagrams of one path come from. It belongs to one goroutine
+// at a time.
+type Input struct {
+	Path  uint8
+	Clock func() time.Duration
+	// Answer sends a datagram to the sender of the batch that is dispatched. It must
+	// not keep it.
+	Answer func(datagram []byte)
+
+	reply [frame.HeaderSize + frame.SessionsSize + frame.CookieSize]byte
+}
+
+// admit reports whether a datagram may enter the group of its binding. It counts
+// and answers those that may not.
+func (d *Door) admit(in *Input, datagram []byte, from netip.AddrPort, drops *Drops) bool {
+	// Without a cipher the address is all that tells the peer from others. With
+	// one, the seal would, at a hundred times the cost for each datagram of noise.
+	if int(in.Path) >= len(d.peers) || from != d.peers[in.Path] {
+		drops.Stranger++
+		return false
+	}
+	if !frame.PeekHandshake(datagram) {
+		return true
+	}
+	n, err := d.guards[in.Path].Check(in.Clock(), from, datagram, in.reply[:])
+	switch {
+	case err == nil:
+		return true
+	case errors.Is(err, link.ErrCookie):
+		drops.Cookie++
+		if n > 0 {
+			in.Answer(in.reply[:n])
+		}
+	case errors.Is(err, link.ErrFlood):
+		drops.Flood++
+	default:
+		drops.Forged++
+	}
+	return false
+}
+
+// Dispatch hands each datagram of a batch, all from one address, to its binding.
+// routes finds the binding by its number. Datagrams of one group that arrived
+// together are handled under one entry, so that the answers leave together too.
+func Dispatch[G Gate](routes map[uint32]Route[G], in *Input, batch []byte, segment int, from netip.AddrPort) (d Drops) {
+	var none, entered G
+	var e Entry
+	for len(batch) > 0 {
+		n := min(segment, len(batch))
+		datagram := batch[:n:n]
+		batch = batch[n:]
+		id, ok := frame.PeekBinding(datagram)
+		route, found := routes[id]
+		if !ok || !found {
+			d.Stray++
+			continue
+		}
+		if !route.Door.admit(in, datagram, from, &d) {
+			continue
+		}
+		if route.Gate != entered {
+			if entered != none {
+				entered.Leave(e)
+			}
+			entered, e = route.Gate, route.Gate.Enter()
+		}
+		if !e.receive(id, in.Path, datagram) {
+			d.Stray++
+		}
+	}
+	if entered != none {
+		entered.Leave(e)
+	}
+	return d
+}
+
+// receive hands a datagram to a binding. It returns false if the group does not
+// have it any more.
+func (e Entry) receive(id uint32, path uint8, datagram []byte) bool {
+	for _, b := range e.group.bindings {
+		if b.id == id {
+			b.receive(e, path, datagram)
+			return true
+		}
+	}
+	return false
+}
