@@ -203,15 +203,20 @@ func (s *Server) Conn() *Conn {
 	return s.cur
 }
 
-// Shutdown closes the listeners, waits until the VMM has disconnected or ctx has
-// ended, and closes the server. Handlers may not call it.
-func (s *Server) Shutdown(ctx context.Context) error {
+// Drain closes the listeners and refuses further connections. The present one
+// goes on.
+func (s *Server) Drain() {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.draining = true
 	s.closeListenersLocked()
-	cur := s.cur
-	s.mu.Unlock()
-	if cur != nil {
+}
+
+// Shutdown drains the server, waits until the VMM has disconnected or ctx has
+// ended, and closes it. Handlers may not call it.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.Drain()
+	if cur := s.Conn(); cur != nil {
 		select {
 		case <-cur.ended:
 		case <-ctx.Done():

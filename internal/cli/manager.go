@@ -88,7 +88,7 @@ with --ca-file or --ca-hash, and get certificates of the same authority.` + trac
 	f.IntVar(&o.cfg.ReportRate, "report-rate", 4_000, "limit of reports per second from all nodes; with more nodes each reports less often")
 	f.DurationVar(&o.cfg.LostAfter, "lost-after", time.Second, "silence after which a node counts as lost")
 	f.DurationVar(&o.cfg.AttachTimeout, "attach-timeout", 20*time.Second, "longest duration of each step of an attach")
-	f.DurationVar(&o.cfg.UnplugTimeout, "unplug-timeout", 5*time.Second, "longest wait for a guest to release a GPU")
+	f.DurationVar(&o.cfg.UnplugTimeout, "unplug-timeout", 15*time.Second, "longest wait for a guest to release a GPU; native PCIe hot-plug takes 7s")
 	logFlag(f, &o.logLevel)
 	f.StringVar(&o.testingClock, "testing-clock", "", "file with the error of this manager's clock in nanoseconds (for tests)")
 	_ = f.MarkHidden("testing-clock") // fails only for an unknown flag

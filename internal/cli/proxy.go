@@ -265,8 +265,9 @@ attaches appear in its slots.
 Each slot with a device has a vfio-user socket for the VMM, slotN.sock in
 --socket-dir. With --qmp the proxy also plugs the device into that QEMU and unplugs
 it. The VM then needs a root port for each slot, with the ID of --root-port, and
-shared memory (memory-backend-memfd,share=on). Without --qmp the operator of the VMM
-plugs the device in when "dxpu describe host" shows it.
+shared memory (memory-backend-memfd,share=on), or the attach fails with that reason.
+Without --qmp the operator of the VMM plugs the device in when "dxpu describe host"
+shows it; a GPU cannot use memory that the VMM does not share.
 
 Attached GPUs work while the manager is away.` + tracingHelp,
 		Example: `  qemu-system-x86_64 -M q35 -m 2G -qmp unix:/run/vm1/qmp.sock,server=on,wait=off \
@@ -283,6 +284,7 @@ Attached GPUs work while the manager is away.` + tracingHelp,
 	f.StringVar(&o.vm.SocketDir, "socket-dir", "", "directory for the vfio-user sockets (required)")
 	f.StringVar(&o.vm.QMP, "qmp", "", "QMP socket of the VM, for hot-plug")
 	f.StringVar(&o.vm.RootPort, "root-port", "rp%d", "ID of a slot's root port in the VM; %d stands for the slot")
+	f.BoolVar(&o.vm.MessageDMA, "message-dma", false, "serve a VM that does not share its memory, by messages: slow, and drivers may read stale data")
 	f.DurationVar(&o.vm.AccessTimeout, "access-timeout", 0, "answer an access of the VM with all ones after this time (default 4s, less than QEMU's x-msg-timeout)")
 	f.DurationVar(&o.host.CompletionTimeout, "completion-timeout", 0, "longest time that a device may take to answer a request (default 1s)")
 	return cmd

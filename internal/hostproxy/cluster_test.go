@@ -54,6 +54,7 @@ type options struct {
 	wrap    func(device.Device) device.Device
 	timeout time.Duration // Completion Timeout
 	unplug  time.Duration // how long a guest may take; default that of the host proxy
+	message bool          // serve memory that the VMM does not share
 	qmp     string        // control socket of the first host's QEMU
 	pid     func() int    // its process ID; default that of the socket's server
 }
@@ -206,7 +207,7 @@ func (r *cluster) newHost(i int, addrs []string) *hostSide {
 		r.t.Fatal(err)
 	}
 	r.t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	h.vm = &hostproxy.VM{SocketDir: dir, Logger: r.log}
+	h.vm = &hostproxy.VM{SocketDir: dir, Logger: r.log, MessageDMA: r.opts.message}
 	if i == 0 && r.opts.qmp != "" {
 		h.vm.QMP, h.vm.RootPort = r.opts.qmp, "rp%d"
 		if r.opts.pid != nil {

@@ -26,7 +26,7 @@ const (
 func (v *vm) Receive(e engine.Entry, p *tlp.Packet) bool {
 	switch {
 	case p.Type.Completion():
-		v.slot.root.complete(e, p)
+		v.root.complete(e, p)
 	case p.Type == tlp.MWr:
 		switch transaction.WriteBytes(p, v.writeMem) {
 		case pcie.SuccessfulCompletion:

@@ -118,7 +118,7 @@ func TestDMAOutsideMemoryIsRefused(t *testing.T) {
 
 // A VMM that shares no memory serves the device's DMA by messages.
 func TestDMAByMessages(t *testing.T) {
-	r := newCluster(t, options{})
+	r := newCluster(t, options{message: true})
 	r.attach(0, 0, 0, 0)
 	bus, dev := r.openWith(0, 0, vfiouserbus.Options{Messages: true, MaxPayload: 512, MaxReadRequest: 4096})
 	copyBothWays(t, dev, 1<<20+3)
@@ -150,7 +150,7 @@ func TestMemoryUnmappedUnderDMA(t *testing.T) {
 		messages bool
 	}{{"shared", false}, {"by messages", true}} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newCluster(t, options{})
+			r := newCluster(t, options{message: c.messages})
 			r.attach(0, 0, 0, 0)
 			bus, dev := r.openWith(0, 0, vfiouserbus.Options{Messages: c.messages})
 			for range 10 {

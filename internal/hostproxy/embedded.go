@@ -117,6 +117,8 @@ func (f *Embedded) find(slot int, fn *rootcomplex.Function) {
 // port returns the enumerated downstream port of a slot.
 func (f *Embedded) port(slot int) *rootcomplex.Function { return f.root.Children[0].Children[slot] }
 
+func (f *Embedded) stop() {}
+
 func (f *Embedded) plug(ctx context.Context, s *slot) (plugged, error) {
 	p := &embeddedPort{front: f, slot: s}
 	e := s.host.group.Enter()

@@ -29,6 +29,8 @@ type Front interface {
 	// plug shows the device in a slot to the host. It returns the port that
 	// carries the slot's traffic from then on.
 	plug(ctx context.Context, s *slot) (plugged, error)
+	// stop ends what the front still does for devices that were taken away.
+	stop()
 }
 
 // plugged is a device that the host can see.
@@ -39,7 +41,8 @@ type plugged interface {
 	unplug(ctx context.Context) (use string, err error)
 	// held reports whether a driver of the host has the device.
 	held(e engine.Entry) bool
-	// close takes the device away, even if the host has not released it.
+	// close takes the device away, even if the host has not released it. Until
+	// then the front answers the host in the device's place.
 	close()
 }
 
@@ -55,7 +58,7 @@ type Config struct {
 	// 1 s: below every deadline of a VMM, above any stall of a path that fails over.
 	CompletionTimeout time.Duration
 	// UnplugTimeout bounds the time in which a host releases a device when the
-	// manager does not set it. Default 10 s.
+	// manager does not set it. Default 15 s.
 	UnplugTimeout time.Duration
 	Logger        *slog.Logger
 }
@@ -86,7 +89,7 @@ func New(cfg Config) (*Proxy, error) {
 		return nil, fmt.Errorf("hostproxy: a virtual switch has 1 to %d slots, not %d", MaxSlots, cfg.Slots)
 	}
 	cfg.CompletionTimeout = cmp.Or(cfg.CompletionTimeout, time.Second)
-	cfg.UnplugTimeout = cmp.Or(cfg.UnplugTimeout, 10*time.Second)
+	cfg.UnplugTimeout = cmp.Or(cfg.UnplugTimeout, 15*time.Second)
 	h := &Proxy{cfg: cfg, log: cfg.Logger, fabric: cfg.Fabric, group: cfg.Fabric.NewGroup(), table: mapping.NewHostTable(cfg.Slots)}
 	h.router = h.table
 	h.waiter, _ = cfg.Fabric.(embedded.Waiter)
@@ -109,6 +112,7 @@ func (h *Proxy) Run(ctx context.Context) error {
 		wg.Go(func() { run(ctx) })
 	}
 	wg.Wait()
+	h.cfg.Front.stop()
 	return nil
 }
 

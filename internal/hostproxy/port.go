@@ -29,6 +29,7 @@ type requestPort struct {
 	requester *transaction.Requester
 	ops       []op
 	free      []int
+	gone      bool       // the device is gone: requests fail at once
 	packet    tlp.Packet // scratch: the present request
 	pad       []byte     // payload of a write that does not start or end at a double word
 }
@@ -102,7 +103,7 @@ func (r *requestPort) end(e engine.Entry, id int, ok bool, status pcie.CplStatus
 // to dst.
 func (r *requestPort) request(e engine.Entry, id int, p *tlp.Packet, dst []byte) error {
 	b := r.slot.binding
-	if b == nil || r.slot.gone {
+	if b == nil || r.gone {
 		r.ops[id].left++
 		r.end(e, id, false, pcie.UnsupportedRequest)
 		return nil
@@ -121,7 +122,7 @@ func (r *requestPort) request(e engine.Entry, id int, p *tlp.Packet, dst []byte)
 // post sends one posted request.
 func (r *requestPort) post(e engine.Entry, p *tlp.Packet) error {
 	b := r.slot.binding
-	if b == nil || r.slot.gone {
+	if b == nil || r.gone {
 		return nil // the device is gone: drop the write
 	}
 	if b.Room(e) < len(p.Data) || b.Room(e) == 0 {
@@ -201,8 +202,10 @@ func (r *requestPort) expire(e engine.Entry) {
 	})
 }
 
-// cancel ends all outstanding requests: the device is gone.
+// cancel ends all outstanding requests and refuses further ones: the device is
+// gone. The slot may have another one then, while a VMM still uses this port.
 func (r *requestPort) cancel(e engine.Entry) {
+	r.gone = true
 	r.requester.CancelAll(e.Now(), func(res transaction.Result) {
 		r.end(e, int(res.Cookie), false, pcie.UnsupportedRequest)
 	})

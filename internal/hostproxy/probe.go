@@ -23,6 +23,7 @@ type remote struct {
 	express     int  // offset of the PCI Express capability; 0: none
 	flr         bool // Function Level Reset is supported
 	power       int  // offset of the Power Management capability, if leaving D3hot resets the function; 0: no
+	msiVectors  int  // Multiple Message Capable; 0: no MSI
 	msixVectors int
 }
 
@@ -82,6 +83,9 @@ func (s *slot) probe(ctx context.Context) (*remote, error) {
 		return nil, err
 	}
 	r.payload = pcie.MaxPayload // without the capability: the box makes the device's TLPs
+	if err := r.usable(); err != nil {
+		return nil, err
+	}
 	if r.express = cfgspace.Find(r.config, cfgspace.CapExpress); r.express != 0 {
 		devCap := binary.LittleEndian.Uint32(r.config[r.express+cfgspace.OffDevCap:])
 		r.flr = devCap&cfgspace.DevCapFLR != 0
@@ -92,10 +96,33 @@ func (s *slot) probe(ctx context.Context) (*remote, error) {
 	if at := cfgspace.Find(r.config, cfgspace.CapPM); at != 0 && r.config[at+cfgspace.OffPMStatus]&noSoftReset == 0 {
 		r.power = at
 	}
+	if at := cfgspace.Find(r.config, cfgspace.CapMSI); at != 0 {
+		const multipleMessage = 7 // a power of two up to 32 (section 7.7.1.2)
+		r.msiVectors = min(1<<(r.config[at+2]>>1&multipleMessage), 32)
+	}
 	if m, ok := cfgspace.FindMSIX(r.config); ok {
 		r.msixVectors = m.Vectors
 	}
 	return r, nil
+}
+
+// usable returns an error for a device whose registers are behind I/O BARs only: the
+// host does not carry I/O requests. Other devices work without their I/O BARs, as
+// PCI Express demands (section 7.5.1.2.1).
+func (r *remote) usable() error {
+	io := -1
+	for i, bar := range r.bars {
+		switch {
+		case bar.Size > 0 && !bar.IO:
+			return nil
+		case bar.Size > 0:
+			io = i
+		}
+	}
+	if io >= 0 {
+		return fmt.Errorf("the device has I/O BARs only (BAR %d of %d bytes), which need I/O requests: only memory BARs can be attached", io, r.bars[io].Size)
+	}
+	return nil
 }
 
 // sizeBARs writes all ones to each BAR, reads back the bits that stick, and

@@ -24,6 +24,7 @@ type fakeQEMU struct {
 	devices map[string]*vfiouserbus.Bus // by ID; nil: no proxy answers for it
 	adds    map[string]int
 	refuse  string        // what device_add answers; "": it plugs in
+	private string        // type of a memory backend that is not shared; "": all are
 	stall   chan struct{} // nil, or device_add waits until it is closed
 	// onDelete is what the guest makes of the request to eject a device: letGo,
 	// holdOn or decline. Default letGo.
@@ -114,6 +115,10 @@ func (q *fakeQEMU) serve(conn net.Conn) {
 			if after == nil {
 				problem, after = "Device '"+id+"' not found", func() {}
 			}
+		case "query-memdev":
+			result = fmt.Sprintf(`[{"id": "mem", "size": 1, "share": true}, {"id": "m2", "size": 1, "share": %v}]`, q.backend() == "")
+		case "qom-get":
+			result = fmt.Sprintf("%q", q.backend())
 		case "qom-list":
 			result = q.list()
 		}
@@ -254,6 +259,13 @@ func (q *fakeQEMU) list() string {
 		q.t.Error(err)
 	}
 	return string(raw)
+}
+
+// backend returns the type of the memory backend that is not shared.
+func (q *fakeQEMU) backend() string {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.private
 }
 
 // has reports whether a device is plugged in, and alive.

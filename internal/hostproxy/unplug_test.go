@@ -11,6 +11,7 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/device/gpu/driver"
+	"github.com/dxpu-project/dxpu/device/gpu/reg"
 )
 
 const (
@@ -64,6 +65,78 @@ func TestGuestNeverLetsGo(t *testing.T) {
 	// QEMU still has it when the next one comes; the guest lets go then.
 	q.set(func() { q.onDelete = func(string) guestAnswer { return letGo } })
 	r.detach(r.attach(0, 0, 0, 0))
+}
+
+// A device that is taken away from a guest by force keeps its connection: memory
+// reads as ones, writes vanish, configuration space has its values after a reset, so
+// that the guest's own reset ends at once. Then the slot works as before.
+func TestForcedRemovalKeepsTheConnection(t *testing.T) {
+	q := newFakeQEMU(t)
+	r := newCluster(t, options{gpus: 2, qmp: q.path, unplug: 100 * time.Millisecond})
+	b := r.attach(0, 0, 0, 0)
+	q.set(func() { q.onDelete = func(string) guestAnswer { return holdOn } })
+	q.mu.Lock()
+	bus := q.devices[firstDevice]
+	q.mu.Unlock()
+	regs, err := bus.BAR(reg.BARRegisters)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var reading sync.WaitGroup
+	stop := make(chan struct{})
+	reading.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				regs.Read32(reg.ID)
+			}
+		}
+	})
+	r.detach(b)
+	close(stop)
+	reading.Wait()
+	usesParted := func() {
+		t.Helper()
+		if v := regs.Read32(reg.ID); v != 0xffffffff {
+			t.Errorf("a register reads %#x", v)
+		}
+		regs.Write32(reg.Control, 1)
+		bus.ConfigWrite32(4, 6)
+		if v := bus.ConfigRead32(0); v != reg.DeviceID<<16|reg.VendorID {
+			t.Errorf("the identity reads %#x", v)
+		}
+		if v := bus.ConfigRead32(4); v&6 != 0 {
+			t.Errorf("the command register reads %#x, want its value after a reset", v)
+		}
+		check(t, bus.Reset())
+	}
+	usesParted()
+	r.attach(0, 1, 0, 0) // the same GPU in another slot, which the old device does not reach
+	usesParted()
+	q.set(func() { q.onDelete = func(string) guestAnswer { return letGo } })
+	r.detach(r.attach(0, 0, 0, 1)) // waits until the guest has released the old device
+}
+
+// A proxy that ends disconnects a guest that has not released its device.
+func TestEndWhileADeviceIsParting(t *testing.T) {
+	q := newFakeQEMU(t)
+	r := newCluster(t, options{qmp: q.path, unplug: 100 * time.Millisecond})
+	b := r.attach(0, 0, 0, 0)
+	q.set(func() { q.onDelete = func(string) guestAnswer { return holdOn } })
+	r.detach(b)
+	q.mu.Lock()
+	bus := q.devices[firstDevice]
+	q.mu.Unlock()
+	<-bus.Lost() // the guest is asked for its device
+	if v := bus.ConfigRead32(0); v != reg.DeviceID<<16|reg.VendorID {
+		t.Errorf("the identity reads %#x", v)
+	}
+	r.hosts[0].end()
+	if v := bus.ConfigRead32(0); v != 0xffffffff {
+		t.Errorf("the identity reads %#x without a proxy", v)
+	}
 }
 
 // A guest that would not eject a device is asked again.

@@ -23,8 +23,12 @@ type vm struct {
 	slot   *slot
 	log    *slog.Logger
 	device *remote // result of the probe
+	root   *requestPort
+	// messageDMA accepts memory that comes without a descriptor.
+	messageDMA bool
 
 	// Guarded by the group:
+	lost  bool // the device is gone, and the slot may have another one
 	conn  *vfiouser.Conn
 	power uint8 // power state of the function, if leaving it matters
 	reads readQueue
@@ -50,7 +54,7 @@ var (
 )
 
 func newVM(s *slot, device *remote) *vm {
-	v := &vm{slot: s, log: s.host.log.With("slot", s.index), device: device}
+	v := &vm{slot: s, log: s.host.log.With("slot", s.index), device: device, root: s.root}
 	v.writeMem, v.readMem, v.sendTLP = v.write, v.read, v.toDevice
 	v.onWrote, v.onSignalled = v.wrote, v.signalled
 	v.answered = reader.Wait{Ready: func() bool { return v.open.Load() == 0 }}
@@ -85,8 +89,14 @@ func (v *vm) serverConfig(deadline time.Duration, polling reader.Polling) vfious
 		}
 	}
 	cfg.Regions[vfiouser.RegionConfig] = vfiouser.Region{Size: uint64(len(v.device.config)), Flags: rw}
-	cfg.IRQs[vfiouser.IRQINTx] = 1
+	if v.device.config[cfgspace.OffIntPin] != 0 {
+		cfg.IRQs[vfiouser.IRQINTx] = 1
+	}
+	// The device writes its messages to memory itself; VMMs arm the vectors
+	// nevertheless, and log an error when they cannot.
+	cfg.IRQs[vfiouser.IRQMSI] = uint32(v.device.msiVectors)
 	cfg.IRQs[vfiouser.IRQMSIX] = uint32(v.device.msixVectors)
+	cfg.IRQs[vfiouser.IRQReq] = 1
 	return cfg
 }
 
@@ -164,10 +174,10 @@ func (v *vm) start(e engine.Entry, a *vfiouser.Access) accessRun {
 		copy(a.Data, v.device.config[a.Offset:])
 		a.Reply()
 		return run
-	case v.slot.gone && a.Region == vfiouser.RegionConfig:
+	case v.lost && a.Region == vfiouser.RegionConfig:
 		v.answerGone(a)
 		return run
-	case v.slot.gone, a.Region != vfiouser.RegionConfig && int(a.Region) >= pcie.MaxBARs:
+	case v.lost, a.Region != vfiouser.RegionConfig && int(a.Region) >= pcie.MaxBARs:
 		a.Fail(nil) // all ones, as from a root complex that gets no answer (section 2.3.2)
 		return run
 	case a.Region == vfiouser.RegionConfig:
@@ -183,7 +193,7 @@ func (v *vm) start(e engine.Entry, a *vfiouser.Access) accessRun {
 	}
 	if run.kind != memWrite {
 		v.open.Add(1)
-		run.op = v.slot.root.begin(e, op{access: a, open: &v.open})
+		run.op = v.root.begin(e, op{access: a, open: &v.open})
 	}
 	return run
 }
@@ -202,7 +212,7 @@ func (v *vm) answerGone(a *vfiouser.Access) {
 // step sends requests until all are sent, or errBusy. A write to a BAR is
 // posted: step answers it when the link has taken it.
 func (v *vm) step(e engine.Entry, run *accessRun) error {
-	root, a := v.slot.root, run.access
+	root, a := v.root, run.access
 	switch run.kind {
 	case memWrite:
 		if err := root.write(e, run.addr, a.Data, v.device.payload, &run.at); err != nil {
@@ -242,7 +252,7 @@ func (v *vm) step(e engine.Entry, run *accessRun) error {
 // a guest that reads them after the reset finds them unchanged and does not write
 // them again, and vfio restores them on real hardware.
 func (v *vm) restore(e engine.Entry, run *accessRun) error {
-	root := v.slot.root
+	root := v.root
 	for run.reset && run.bar < pcie.MaxBARs {
 		entry, _ := v.slot.host.table.Entry(v.slot.index)
 		p := root.config(tlp.CfgWr0, uint16(cfgspace.OffBAR0+pcie.DW*run.bar), pcie.DW)
@@ -258,7 +268,7 @@ func (v *vm) restore(e engine.Entry, run *accessRun) error {
 
 // configRequest sends the request for up to a double word of configuration space.
 func (v *vm) configRequest(e engine.Entry, run *accessRun, off uint16, data []byte, write bool) error {
-	root := v.slot.root
+	root := v.root
 	if !write {
 		return root.request(e, run.op, root.config(tlp.CfgRd0, off, len(data)), data)
 	}
@@ -294,16 +304,22 @@ func (v *vm) Reset(_ *vfiouser.Conn, done func(error)) {
 	g := v.slot.host.group
 	e := g.Enter()
 	defer func() { g.Leave(e) }() // yield leaves and enters again
-	if v.slot.gone || !v.device.flr {
+	if v.lost || !v.device.flr {
 		done(nil)
 		return
 	}
-	run := accessRun{kind: resetAll, op: v.slot.root.begin(e, op{done: func(engine.Entry, bool, pcie.CplStatus) { done(nil) }})}
+	run := accessRun{kind: resetAll, op: v.root.begin(e, op{done: func(engine.Entry, bool, pcie.CplStatus) { done(nil) }})}
 	for v.step(e, &run) != nil {
 		e = v.slot.yield(e)
 	}
 }
 
-// DeviceLost drops the DMA under way. The slot has already cancelled the VM's
-// requests.
-func (v *vm) DeviceLost(engine.Entry) { v.reads.drop() }
+// DeviceLost drops the DMA under way and the interrupt, which the device cannot
+// take back any more. The slot has already cancelled the VM's requests.
+func (v *vm) DeviceLost(engine.Entry) {
+	v.lost = true
+	v.reads.drop()
+	if v.conn != nil {
+		_ = v.conn.SetINTx(false) // an error: the device has none
+	}
+}

@@ -30,11 +30,16 @@ type VM struct {
 	// AccessTimeout bounds an access of the VMM. Default: that of vfiouser,
 	// a second below QEMU's.
 	AccessTimeout time.Duration
+	// MessageDMA serves memory that the VMM does not share by messages. That is slow,
+	// and a device's write may become visible after the answer to a later register
+	// read: a driver that relies on the order reads stale data.
+	MessageDMA bool
 	// Polling configures the polling of the sockets' readers.
 	Polling reader.Polling
 	Logger  *slog.Logger
 
 	control *control
+	parting parting
 	pid     func(*qmp.Client) int // identifies a QEMU; tests replace it
 }
 
@@ -71,6 +76,7 @@ func (f *VM) plug(ctx context.Context, s *slot) (plugged, error) {
 	}
 	s.Status.StepOnce("probed")
 	v := newVM(s, device)
+	v.messageDMA = f.MessageDMA
 	server, err := vfiouser.NewServer(v.serverConfig(f.AccessTimeout, f.Polling))
 	if err != nil {
 		return nil, err
@@ -130,6 +136,9 @@ func (p *pluggedVM) deviceAdd(ctx context.Context) error {
 		return err
 	}
 	defer done()
+	if err := p.front.checkMemory(ctx, client); err != nil {
+		return err
+	}
 	slot := p.vm.slot.index
 	bus := fmt.Sprintf(p.front.RootPort, slot)
 	device := qmp.VFIOUser(deviceID(slot), bus, p.front.Socket(slot))
@@ -203,9 +212,4 @@ func staysFor(ctx context.Context, deleted *qmp.Subscription, id string, d time.
 			return false
 		}
 	}
-}
-
-func (p *pluggedVM) close() {
-	_ = p.server.Close()
-	p.serving.Wait()
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/dxpu-project/dxpu/vfiouser"
 )
 
-// A VMM that makes its event descriptors blocking keeps neither its slot nor the
-// proxy: the slot is taken away, and the others go on.
+// A VMM that makes its event descriptors blocking and fills their counters keeps
+// neither its slot nor the proxy: the slot is taken away, and the others go on.
 func TestVMMCannotKeepItsSlot(t *testing.T) {
 	r := newCluster(t, options{gpus: 2})
 	b, other := r.attach(0, 0, 0, 0), r.attach(0, 1, 0, 1)
@@ -23,12 +23,10 @@ func TestVMMCannotKeepItsSlot(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	check(t, c.SetIRQs(t.Context(), vfiouser.IRQSet{Flags: vfiouser.IRQDataEventFD | vfiouser.IRQActionUnmask, Index: vfiouser.IRQINTx, Count: 1}, fd))
+	check(t, c.SetIRQs(t.Context(), vfiouser.IRQSet{Flags: vfiouser.IRQDataEventFD | vfiouser.IRQActionTrigger, Index: vfiouser.IRQReq, Count: 1}, fd))
 	check(t, unix.SetNonblock(fd, false))
-	for range 2 { // the second write waits until the first signal was read
-		if _, err := unix.Write(fd, []byte{0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}); err != nil {
-			t.Fatal(err)
-		}
+	if _, err := unix.Write(fd, []byte{0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}); err != nil { // the counter is full
+		t.Fatal(err)
 	}
 	r.drop(b)
 	r.detach(other)

@@ -55,7 +55,7 @@ type Config struct {
 	LinkGrace time.Duration
 	// AttachTimeout bounds PREPARING and READY each. 0: 20 s.
 	AttachTimeout time.Duration
-	// UnplugTimeout is how long a guest may take to release a device. 0: 5 s.
+	// UnplugTimeout is how long a guest may take to release a device. 0: 15 s.
 	UnplugTimeout time.Duration
 	// MTU is the largest UDP payload, in bytes, of a path without a value of
 	// its own. 0: 1472.
@@ -95,7 +95,9 @@ const (
 	defaultLostAfter     = time.Second     // four heartbeats
 	defaultLinkGrace     = 2 * time.Second // longer than LostAfter
 	defaultAttachTimeout = 20 * time.Second
-	defaultUnplugTimeout = 5 * time.Second
+	// defaultUnplugTimeout is above the 5 s that Linux' native PCIe hot-plug waits
+	// before it begins (pciehp, for a second press of the button), and its work.
+	defaultUnplugTimeout = 15 * time.Second
 	defaultMTU           = 1472 // Ethernet's 1500 without the headers of IPv4 and UDP
 	// unplugSlack is the time that the host gets beyond UnplugTimeout for the
 	// forced removal and its report, before the box fences it off.

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"os"
 	"sync"
 	"time"
 
@@ -56,6 +57,7 @@ type Bus struct {
 	bars   [pcie.MaxBARs]region
 	msix   cfgspace.MSIXInfo
 	lost   chan struct{}
+	taken  *os.File // event by which the server asks for the device; nil: it does not
 	watch  sync.WaitGroup
 
 	mu      sync.Mutex // guards the fields below
@@ -87,14 +89,43 @@ func (o Options) Open(ctx context.Context, path string) (*Bus, error) {
 		return nil, err
 	}
 	b.client = client
-	if err := b.setUp(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("vfiouserbus: %w", err), client.Close())
+	if err := errors.Join(b.setUp(ctx), b.armRequest(ctx)); err != nil {
+		return nil, errors.Join(fmt.Errorf("vfiouserbus: %w", err), b.release())
 	}
 	b.watch.Go(func() {
 		<-client.Done()
 		b.markLost()
 	})
+	if b.taken != nil {
+		b.watch.Go(func() {
+			if _, err := vfiouser.WaitEvent(b.taken); err == nil {
+				b.markLost()
+			}
+		})
+	}
 	return b, nil
+}
+
+// armRequest gives the server an event for VFIO's device request: the device is
+// lost when the server takes it away, even while it keeps the connection.
+func (b *Bus) armRequest(ctx context.Context) error {
+	info, err := b.client.IRQInfo(ctx, vfiouser.IRQReq)
+	if err != nil || info.Count == 0 {
+		return err
+	}
+	if b.taken, err = vfiouser.NewEvent(); err != nil {
+		return err
+	}
+	return b.client.ArmIRQs(ctx, vfiouser.IRQReq, 0, []*os.File{b.taken})
+}
+
+// release ends the connection.
+func (b *Bus) release() error {
+	err := b.client.Close()
+	if b.taken != nil {
+		err = errors.Join(err, b.taken.Close())
+	}
+	return err
 }
 
 func (b *Bus) setUp(ctx context.Context) error {
@@ -336,7 +367,7 @@ func (b *Bus) Close() error {
 	b.mu.Lock()
 	b.closed = true
 	b.mu.Unlock()
-	err := b.client.Close()
+	err := b.release()
 	b.watch.Wait()
 	return err
 }

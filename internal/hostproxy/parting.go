@@ -1,0 +1,64 @@
+package hostproxy
+
+import (
+	"context"
+	"sync"
+
+	"github.com/dxpu-project/dxpu/vfiouser"
+)
+
+// parting holds the devices that were taken away while the VMM was connected to
+// them, at most one for each slot. Their sockets stay open, and the proxy answers in
+// their place until the VMM disconnects: QEMU's main loop stands for seconds, or
+// QEMU aborts, when a socket closes under a guest that uses the device.
+type parting struct {
+	mu     sync.Mutex // guards the fields below
+	cancel map[int]context.CancelFunc
+	wg     sync.WaitGroup
+}
+
+// add serves p until its VMM disconnects, in the place of an earlier device of the
+// slot.
+func (d *parting) add(p *pluggedVM) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	ctx, cancel := context.WithCancel(context.Background())
+	slot := p.vm.slot.index
+	if before := d.cancel[slot]; before != nil {
+		before()
+	}
+	if d.cancel == nil {
+		d.cancel = map[int]context.CancelFunc{}
+	}
+	d.cancel[slot] = cancel
+	d.wg.Go(func() {
+		_ = p.server.Shutdown(ctx)
+		p.serving.Wait()
+		cancel() // of an ended context: stop may call it again
+	})
+}
+
+// stop disconnects the VMMs.
+func (d *parting) stop() {
+	d.mu.Lock()
+	for _, cancel := range d.cancel {
+		cancel()
+	}
+	d.mu.Unlock()
+	d.wg.Wait()
+}
+
+func (f *VM) stop() { f.parting.stop() }
+
+// close takes the device away. Its socket accepts no VMM any more; a VMM that is
+// connected is served until it disconnects.
+func (p *pluggedVM) close() {
+	p.server.Drain()
+	if c := p.server.Conn(); c != nil {
+		_ = c.TriggerIRQ(vfiouser.IRQReq, 0) // an error: the VMM does not want to know
+		p.front.parting.add(p)
+		return
+	}
+	_ = p.server.Close()
+	p.serving.Wait()
+}

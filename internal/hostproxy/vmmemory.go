@@ -1,0 +1,63 @@
+package hostproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/internal/vm/qmp"
+	"github.com/dxpu-project/dxpu/vfiouser"
+)
+
+// remedy is what to do about memory that the proxy cannot use.
+const remedy = "start QEMU with -object memory-backend-memfd,id=mem,size=SIZE,share=on -machine memory-backend=mem"
+
+// checkMemory returns an error unless the VM shares its memory. QEMU passes a
+// descriptor of private memory too, behind which the guest's writes do not appear. The
+// memory of memory-backend-ram has none: only messages reach it, which break PCIe's
+// ordering (see VM.MessageDMA).
+func (f *VM) checkMemory(ctx context.Context, client *qmp.Client) error {
+	backends, err := client.MemoryBackends(ctx)
+	if err != nil {
+		return plugError(err)
+	}
+	for _, b := range backends {
+		if b.Share {
+			continue
+		}
+		if f.MessageDMA {
+			kind, err := client.ObjectType(ctx, b.ID)
+			if err != nil {
+				return plugError(err)
+			}
+			if kind == "memory-backend-ram" {
+				continue
+			}
+		}
+		return hostFault(fmt.Errorf("the VM's memory %q is private (share=off), so a GPU and the guest would not see each other's data in order: %s", b.ID, remedy))
+	}
+	return nil
+}
+
+var errNoDescriptor = errors.New("memory without a descriptor")
+
+// DMAMap refuses memory that the device could write by messages only, unless the
+// operator allows it.
+func (v *vm) DMAMap(_ *vfiouser.Conn, m vfiouser.Mapping) error {
+	if m.InPlace || !m.Writable || v.messageDMA {
+		return nil
+	}
+	if !inPCIHole(m) {
+		s := v.slot
+		if s.Status.Note(fmt.Sprintf("the VM does not share its memory at %#x (%d MiB), and the GPU cannot use it: %s", m.Addr, m.Size>>20, remedy), false) {
+			s.host.Changed()
+		}
+	}
+	return fmt.Errorf("%d bytes at %#x: %w: %w", m.Size, m.Addr, errNoDescriptor, unix.EOPNOTSUPP)
+}
+
+// inPCIHole reports whether a mapping lies where PCs have no memory, but the
+// BARs of devices: a display's memory is mapped there without a descriptor.
+func inPCIHole(m vfiouser.Mapping) bool { return m.Addr >= 0xc000_0000 && m.Addr < 1<<32 }

@@ -1,0 +1,79 @@
+package hostproxy_test
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/vfiouser"
+)
+
+// A VM whose memory is not shared gets no GPU, and the host says what to do.
+func TestPrivateMemoryIsRefused(t *testing.T) {
+	for _, c := range []struct {
+		name, backend string
+		message       bool
+		refused       bool
+	}{
+		{"messages only", "memory-backend-ram", false, true},
+		{"messages only, allowed", "memory-backend-ram", true, false},
+		{"a private descriptor", "memory-backend-memfd", false, true},
+		{"a private descriptor where messages are allowed", "memory-backend-memfd", true, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			q := newFakeQEMU(t)
+			q.private = c.backend
+			r := newCluster(t, options{qmp: q.path, message: c.message})
+			if !c.refused {
+				r.detach(r.attach(0, 0, 0, 0))
+				return
+			}
+			b := r.bind(0, 0, 0, 0)
+			r.await(b, failed)
+			if why := r.atHost(b).GetDetail(); !strings.Contains(why, `"m2" is private`) || !strings.Contains(why, "share=on") {
+				t.Errorf("the host says %q", why)
+			}
+			q.set(func() { q.private = "" })
+			r.detach(b)
+			r.detach(r.attach(0, 0, 0, 0))
+		})
+	}
+}
+
+// A VMM that shares no memory is told so, and so is the lease. Read-only memory, such
+// as a firmware, may come without a descriptor.
+func TestMapWithoutDescriptorIsRefused(t *testing.T) {
+	r := newCluster(t, options{})
+	b := r.attach(0, 0, 0, 0)
+	c, err := vfiouser.Dial(t.Context(), r.hosts[0].vm.Socket(0), vfiouser.ClientConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	m := vfiouser.DMAMap{Flags: vfiouser.DMAFlagRead, Addr: 0xfffc0000, Size: 0x40000}
+	check(t, c.DMAMap(t.Context(), m, nil))
+	m = vfiouser.DMAMap{Flags: vfiouser.DMAFlagRead | vfiouser.DMAFlagWrite, Addr: 0xfd00_0000, Size: 16 << 20}
+	if err := c.DMAMap(t.Context(), m, nil); !errors.Is(err, unix.EOPNOTSUPP) {
+		t.Errorf("the memory of a display: %v", err)
+	}
+	if why := r.atHost(b).GetDetail(); why != "" {
+		t.Errorf("the host says %q", why)
+	}
+	m.Addr = 0
+	if err := c.DMAMap(t.Context(), m, nil); !errors.Is(err, unix.EOPNOTSUPP) {
+		t.Errorf("memory: %v", err)
+	}
+	r.until("the host says why", func() bool {
+		return strings.Contains(r.atHost(b).GetDetail(), "the VM does not share its memory at 0x0 (16 MiB)")
+	})
+	file, err := os.CreateTemp("/dev/shm", "memory")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	check(t, errors.Join(os.Remove(file.Name()), file.Truncate(16<<20)))
+	check(t, c.DMAMap(t.Context(), m, file))
+}
