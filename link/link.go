@@ -160,6 +160,11 @@ func (l *Link) Refused(now time.Duration, path uint8) {
 	}
 }
 
+// MaxDelay returns how long an answer of the peer may take now although both ends
+// live: a multiple of the longest recent delay of an acknowledgement or of a timer.
+// It is longer on a machine with busy processors.
+func (l *Link) MaxDelay() time.Duration { return l.liveness.maxDelay() }
+
 // Wake returns the time of the next call of Transmit, unless Send or Receive is
 // called before. A time in the past means at once.
 func (l *Link) Wake() time.Duration {

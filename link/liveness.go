@@ -97,6 +97,9 @@ func (v *liveness) slow(now, delay time.Duration) {
 	}
 }
 
+// maxDelay returns how long an answer may take now although both ends live.
+func (v *liveness) maxDelay() time.Duration { return patience * v.slowest }
+
 // deadAt returns when the peer counts as lost: after the dead interval of
 // silence, or patience times the slowest delay, but not before half of the dead
 // interval has passed since a datagram that asks for an answer. After a refusal
@@ -105,7 +108,7 @@ func (v *liveness) deadAt(dead time.Duration) time.Duration {
 	if v.firstUnanswered == machine.Never {
 		return machine.Never
 	}
-	silence := min(max(dead, patience*v.slowest), mostPatience*dead)
+	silence := min(max(dead, v.maxDelay()), mostPatience*dead)
 	at := max(v.lastHeard+silence, v.firstUnanswered+silence/2)
 	if v.refusedAt != machine.Never {
 		part := max(dead/refusedPart, refusedPatience*v.slowest)

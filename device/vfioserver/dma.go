@@ -123,7 +123,7 @@ func (d *dmaState) complete(p *tlp.Packet) {
 
 // expire ends the requests that have waited too long.
 func (d *dmaState) expire(now time.Duration) {
-	d.requester.Expire(now, func(res transaction.Result) {
+	d.requester.Expire(now, nil, func(res transaction.Result) {
 		if d.held && d.staged.Tag == res.Tag {
 			d.held = false
 		}

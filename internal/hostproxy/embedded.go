@@ -35,6 +35,7 @@ type Embedded struct {
 
 	// Guarded by the group:
 	sw    *vswitch.Switch
+	entry engine.Entry  // of the pump that is under way
 	timer engine.Timer  // calls kick
 	armed time.Duration // when it fires; machine.Never: not armed
 }
@@ -74,6 +75,7 @@ func (f *Embedded) start(h *Proxy) error {
 	}
 	h.router = f.sw
 	f.spec.Host.Timeout = cmp.Or(f.spec.Host.Timeout, h.cfg.CompletionTimeout)
+	f.spec.Host.Slack = f.slack
 	if f.host, err = embedded.New(f.spec.Host, f.spec.Memory, f.kick); err != nil {
 		return err
 	}
@@ -158,6 +160,16 @@ func (f *Embedded) kick() {
 	g.Leave(e)
 }
 
+// slack returns the time by which requests may exceed their Completion Timeout: that
+// of the slowest link, because the root complex does not know which slot a request
+// went to.
+func (f *Embedded) slack() (most time.Duration) {
+	for _, s := range f.owner.slots {
+		most = max(most, s.slack(f.entry, f.spec.Host.Timeout))
+	}
+	return most
+}
+
 // arm sets the timer for the root complex. The slots' bindings cannot do that: a
 // request may wait for its timeout after its slot has lost its binding. Without
 // outstanding requests the timer is not set.
@@ -185,6 +197,7 @@ func (f *Embedded) expire() {
 // pump moves TLPs between the root complex, the switch and the slots until
 // there are none, or a slot's link is full.
 func (f *Embedded) pump(e engine.Entry) {
+	f.entry = e
 	for moved := true; moved; {
 		moved = false
 		f.host.Transmit(e.Now(), func(p *tlp.Packet) bool {

@@ -56,6 +56,7 @@ type Config struct {
 	Labels map[string]string
 	// CompletionTimeout ends a request that a device does not answer. Default
 	// 1 s: below every deadline of a VMM, above any stall of a path that fails over.
+	// A link whose own answers are slow extends it, to at most 4 s.
 	CompletionTimeout time.Duration
 	// UnplugTimeout bounds the time in which a host releases a device when the
 	// manager does not set it. Default 15 s.

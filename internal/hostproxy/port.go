@@ -194,9 +194,25 @@ func (r *requestPort) complete(e engine.Entry, p *tlp.Packet) {
 	}
 }
 
+// maxCompletionTime bounds a Completion Timeout that a slow link extends: QEMU gives
+// an answer up after 5 s.
+const maxCompletionTime = 4 * time.Second
+
+// slack returns the time by which requests to the device may exceed the given
+// Completion Timeout at present. Where processors are busy, an answer takes as long to
+// come through a link as the link's own acknowledgements do, and all ones would make a
+// driver give up a device that works. The device itself cannot delay those.
+func (s *slot) slack(e engine.Entry, timeout time.Duration) time.Duration {
+	if s.binding == nil || s.gone {
+		return 0
+	}
+	return max(min(s.binding.MaxDelay(e), maxCompletionTime)-timeout, 0)
+}
+
 // expire ends the requests whose Completion Timeout has passed.
 func (r *requestPort) expire(e engine.Entry) {
-	r.requester.Expire(e.Now(), func(res transaction.Result) {
+	slack := func() time.Duration { return r.slot.slack(e, r.timeout) }
+	r.requester.Expire(e.Now(), slack, func(res transaction.Result) {
 		r.slot.counters.timeouts.Add(1)
 		r.end(e, int(res.Cookie), false, pcie.UnsupportedRequest)
 	})

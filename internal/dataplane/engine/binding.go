@@ -200,6 +200,9 @@ func (b *Binding) Why(Entry) string {
 	return reason.String()
 }
 
+// MaxDelay returns how long an answer of the peer may take now, see link.Link.
+func (b *Binding) MaxDelay(Entry) time.Duration { return b.link.MaxDelay() }
+
 // Stats returns the counters of the link.
 func (b *Binding) Stats(Entry) link.Stats { return b.link.Stats() }
 

@@ -114,7 +114,8 @@ type Requester struct {
 	free     fifo // tags, reused as late as possible
 	held     fifo // quarantined tags by the time they are released
 	first    int16
-	last     int16 // list of outstanding slots by deadline
+	last     int16         // list of outstanding slots by deadline
+	slack    time.Duration // by which the first one may exceed its deadline
 	inFlight int
 	counters RequesterCounters
 }
@@ -218,9 +219,17 @@ func (r *Requester) finish(tag int16, status pcie.CplStatus) {
 }
 
 // Expire ends the requests whose deadline is not after now. It calls fn with the
-// result of each, in the order of the deadlines. fn may call Begin.
-func (r *Requester) Expire(now time.Duration, fn func(Result)) {
-	for r.first != none && r.slots[r.first].deadline <= now {
+// result of each, in the order of the deadlines. fn may call Begin. slack returns the
+// time by which requests may exceed their deadlines at present; nil: none. Expire calls
+// it when a deadline has passed.
+func (r *Requester) Expire(now time.Duration, slack func() time.Duration, fn func(Result)) {
+	for r.first != none && machine.After(r.slots[r.first].deadline, r.slack) <= now {
+		if slack != nil {
+			if s := slack(); s > r.slack {
+				r.slack = s
+				continue
+			}
+		}
 		r.counters.TimedOut++
 		r.abandon(now, r.first, TimedOut, fn)
 	}
@@ -269,7 +278,7 @@ func (r *Requester) release(now time.Duration) {
 func (r *Requester) Wake() time.Duration {
 	wake := machine.Never
 	if r.first != none {
-		wake = r.slots[r.first].deadline
+		wake = machine.After(r.slots[r.first].deadline, r.slack)
 	}
 	if tag, ok := r.held.peek(); ok && r.free.len() == 0 {
 		wake = min(wake, r.slots[tag].deadline)

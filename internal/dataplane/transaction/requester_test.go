@@ -153,7 +153,7 @@ func TestRequesterExpireInOrderOfDeadlines(t *testing.T) {
 				t.Fatalf("Wake = %v at %v", wake, now)
 			}
 			now = wake
-			r.Expire(now, func(res transaction.Result) {
+			r.Expire(now, nil, func(res transaction.Result) {
 				seen++
 				if got := time.Duration(deadlines[res.Cookie]); got != now {
 					t.Fatalf("request with deadline %v expired at %v", got, now)
@@ -164,6 +164,50 @@ func TestRequesterExpireInOrderOfDeadlines(t *testing.T) {
 			t.Fatalf("%d results, Wake %v", seen, r.Wake())
 		}
 	})
+}
+
+// A request exceeds its deadline by the slack at the time when it passes. The request
+// after it has its own deadline again.
+func TestSlack(t *testing.T) {
+	r := transaction.NewRequester(transaction.RequesterConfig{Tags: 4})
+	begin := func(now, deadline time.Duration) {
+		p := read(0x1000, 4)
+		if !r.Begin(now, deadline, &p, nil, 0) {
+			t.Fatal("Begin refused")
+		}
+	}
+	var slack time.Duration
+	expired := func(now time.Duration) (n int) {
+		r.Expire(now, func() time.Duration { return slack }, func(transaction.Result) { n++ })
+		return n
+	}
+	begin(0, 10)
+	for _, c := range []struct {
+		now, slack time.Duration
+		expired    int
+		wake       time.Duration
+	}{
+		{9, 100, 0, 10},
+		{10, 5, 0, 15},
+		{14, 0, 0, 15},
+		{15, 20, 0, 30},
+		{30, 0, 1, machine.Never},
+	} {
+		slack = c.slack
+		if got := expired(c.now); got != c.expired || r.Wake() != c.wake {
+			t.Errorf("at %d with a slack of %d: %d expired, Wake %v, want %d and %v", c.now, c.slack, got, r.Wake(), c.expired, c.wake)
+		}
+	}
+	begin(30, 40)
+	if r.Wake() != 40 {
+		t.Errorf("the next request wakes at %v, want 40", r.Wake())
+	}
+	slack = 7
+	expired(40)
+	begin(40, 39)
+	if r.Wake() != 39 {
+		t.Errorf("with an earlier deadline in front Wake is %v, want 39", r.Wake())
+	}
 }
 
 // The requester reassembles any legal split of several reads, interleaved in any
@@ -261,7 +305,7 @@ func FuzzRequesterComplete(f *testing.F) {
 		if !bytes.Equal(guard[304:], make([]byte, 96)) {
 			t.Fatal("written past the buffer")
 		}
-		r.Expire(1, func(transaction.Result) {})
+		r.Expire(1, nil, func(transaction.Result) {})
 		if free := r.Free(machine.Never); free != 3 || r.InFlight() != 0 {
 			t.Fatalf("%d of 3 tags free, %d in flight", free, r.InFlight())
 		}
@@ -285,7 +329,7 @@ func TestRequesterDoesNotAllocate(t *testing.T) {
 		}
 		r.Begin(now, now+1, &p, dst, 0)
 		now += 2 * transaction.DefaultQuarantine
-		r.Expire(now, count)
+		r.Expire(now, nil, count)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}

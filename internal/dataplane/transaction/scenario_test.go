@@ -73,7 +73,7 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) {
 		s.complete(t, d)
 	case "at":
 		s.now = duration(t, d, "time", 0)
-		s.r.Expire(s.now, s.result)
+		s.r.Expire(s.now, nil, s.result)
 	case "cancel":
 		s.r.CancelAll(s.now, s.result)
 	case "state":

@@ -132,7 +132,7 @@ func (r *Requester) link(tag int16) {
 	s.prev = after
 	if after == none {
 		s.next = r.first
-		r.first = tag
+		r.first, r.slack = tag, 0
 	} else {
 		s.next = r.slots[after].next
 		r.slots[after].next = tag
@@ -147,7 +147,7 @@ func (r *Requester) link(tag int16) {
 func (r *Requester) unlink(tag int16) {
 	s := &r.slots[tag]
 	if s.prev == none {
-		r.first = s.next
+		r.first, r.slack = s.next, 0
 	} else {
 		r.slots[s.prev].next = s.next
 	}

@@ -30,6 +30,9 @@ type Spec struct {
 	// Timeout is the Completion Timeout: 0 means 50 ms, the default range of
 	// section 2.8.
 	Timeout time.Duration
+	// Slack returns the time by which requests may exceed Timeout at present. nil:
+	// none.
+	Slack func() time.Duration
 	// RetryFor is how long a configuration request that is answered with
 	// Request Retry Status is repeated; 0: 1 s (section 6.6.1).
 	RetryFor time.Duration
@@ -207,7 +210,7 @@ func (h *RootComplex) Receive(now time.Duration, p *tlp.Packet) {
 // completions alternate, and completions continue when no tag is free: a host that
 // waits for a device never delays the device.
 func (h *RootComplex) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
-	h.requests.Expire(now, func(r transaction.Result) { h.finish(now, r) })
+	h.requests.Expire(now, h.spec.Slack, func(r transaction.Result) { h.finish(now, r) })
 	h.wakeRetries(now)
 	for {
 		sent, ok := h.sendOperation(now, emit)
