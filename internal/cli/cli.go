@@ -26,7 +26,13 @@ const (
 	exitFailure = 1
 	exitUsage   = 2
 	exitRefused = 3
+	exitTimeout = 4
+	// exitInterrupted is that of a shell for a command that SIGINT has ended.
+	exitInterrupted = 128 + int(syscall.SIGINT)
 )
+
+// errInterrupted is the cause of the end of a command by SIGINT or SIGTERM.
+var errInterrupted = errors.New("interrupted")
 
 // hintedError is an error with advice for the user.
 type hintedError struct {
@@ -84,6 +90,9 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return exitOK
+	}
+	if ctx.Err() != nil && !errors.Is(err, errInterrupted) && (errors.Is(err, context.Canceled) || connect.CodeOf(err) == connect.CodeCanceled) {
+		err = errInterrupted // without the words of Go's contexts
 	}
 	if !started { // cobra found an error in the flags or arguments
 		err = usage(argumentError(cmd, err))
@@ -176,6 +185,12 @@ func exitCode(err error) int {
 	var usage *usageError
 	if errors.As(err, &usage) {
 		return exitUsage
+	}
+	switch {
+	case errors.Is(err, errInterrupted):
+		return exitInterrupted
+	case errors.Is(err, errTimeout):
+		return exitTimeout
 	}
 	switch connect.CodeOf(err) {
 	case connect.CodeNotFound, connect.CodeAlreadyExists, connect.CodeResourceExhausted, connect.CodeFailedPrecondition,

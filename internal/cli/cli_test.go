@@ -80,6 +80,7 @@ func scriptCommands() map[string]func(*testscript.TestScript, bool, []string) {
 			ts.Setenv("LEASE", regexp.MustCompile(`l-\d+(-[0-9a-z]+)?`).FindString(ts.ReadFile(args[0])))
 		},
 		"usage-error": func(ts *testscript.TestScript, _ bool, args []string) { expectCode(ts, exitUsage, args) },
+		"times-out":   func(ts *testscript.TestScript, _ bool, args []string) { expectCode(ts, exitTimeout, args) },
 		"refused":     func(ts *testscript.TestScript, _ bool, args []string) { expectCode(ts, exitRefused, args) },
 		"managers":    chooseManagers,
 		"leader":      findLeader,

@@ -142,7 +142,7 @@ func (o *drainOptions) run(cmd *cobra.Command, conn *connection, args []string) 
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(cmd.Context(), o.timeout, errors.New("timeout"))
+	ctx, cancel := context.WithTimeoutCause(cmd.Context(), o.timeout, errTimeout)
 	defer cancel()
 	// The watch is open before the drain begins, so that its end is not missed.
 	var events *connect.ServerStreamForClient[dxpuv1.WatchEventsResponse]
@@ -195,7 +195,7 @@ func (o *drainOptions) follow(ctx context.Context, cmd *cobra.Command, events *c
 	if err := cmd.Context().Err(); err != nil {
 		return err
 	}
-	return withHint(fmt.Errorf("bindings are left after %s", o.timeout), `"dxpu events --watch" shows what the drain waits for`)
+	return withHint(fmt.Errorf("%w: bindings are left after %s, and the drain continues", errTimeout, o.timeout), `"dxpu events --watch" shows what the drain waits for`)
 }
 
 // timedOut reports whether a watch ended because of its deadline. The manager knows

@@ -245,6 +245,9 @@ func describeLease(w io.Writer, l *dxpuv1.Lease) {
 		if b.Reason != 0 {
 			why = " (" + enumWord(b.Reason) + ")"
 		}
+		if b.Waiting {
+			why += ", waiting"
+		}
 		if b.Detail != "" {
 			why += ": " + b.Detail
 		}

@@ -1,15 +1,12 @@
 package cli
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -78,7 +75,8 @@ func leaseCommand[Req, Res any](conn *connection, cmd *cobra.Command, m method[R
 		if err != nil || !wait {
 			return lease(res), err
 		}
-		return waitForLease(cmd.Context(), api, lease(res).Id, timeout, done)
+		w := &leaseWait{api: api, out: cmd.ErrOrStderr(), limit: timeout, done: done}
+		return w.run(cmd.Context(), lease(res))
 	}, printLeaseLine)
 }
 
@@ -95,8 +93,10 @@ func newLeaseCreateCommand(conn *connection) *cobra.Command {
 		Long: `Allocate GPUs and attach them to a host.
 
 The command returns when the manager has chosen the GPUs; with --wait, when every
-GPU is attached and the guest can use it. Without capacity the command fails. With
---queue the lease waits for capacity instead.
+GPU is attached and the guest can use it. Meanwhile the command prints the ID of the
+lease and what it waits for, on standard error; interrupting the command does not end
+the lease. Without capacity the command fails. With --queue the lease waits for
+capacity instead.
 
 With --request-id the command can be repeated: the same ID returns the same lease.`,
 		Example: `  dxpu lease create --count 2 --model DX100 --host h1 --wait
@@ -124,39 +124,6 @@ func printLeaseLine(w io.Writer, l *dxpuv1.Lease) {
 		took = " after " + duration(l.ActiveTime.AsTime().Sub(l.CreateTime.AsTime()))
 	}
 	fmt.Fprintf(w, "%s is %s%s%s\n", l.Id, enumWord(l.State), took, where)
-}
-
-// waitForLease returns the lease once done accepts it, and an error when it ends
-// before, or after limit.
-func waitForLease(outer context.Context, api poolAPI, id string, limit time.Duration, done func(*dxpuv1.Lease) bool) (*dxpuv1.Lease, error) {
-	ctx, cancel := context.WithTimeoutCause(outer, limit, errors.New("timeout"))
-	defer cancel()
-	// The watch is open before the lease is read, so that no change is missed.
-	stream, err := api.WatchEvents(ctx, connect.NewRequest(&dxpuv1.WatchEventsRequest{Filter: &dxpuv1.EventFilter{LeaseId: id}}))
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = stream.Close() }()
-	for stream.Receive() {
-		res, err := callOn(ctx, api, poolAPI.GetLease, &dxpuv1.GetLeaseRequest{LeaseId: id})
-		if err != nil {
-			return nil, err
-		}
-		l := res.Lease
-		switch {
-		case done(l):
-			return l, nil
-		case hasState(dxpuv1.LeaseState_LEASE_STATE_FAILED, dxpuv1.LeaseState_LEASE_STATE_RELEASED)(l):
-			return nil, withHint(fmt.Errorf("lease %s is %s: %s", id, enumWord(l.State), l.StateReason), "dxpu describe lease %s", id)
-		}
-	}
-	if err := stream.Err(); !timedOut(ctx, err) {
-		return nil, err
-	}
-	if err := outer.Err(); err != nil {
-		return nil, err
-	}
-	return nil, withHint(fmt.Errorf("lease %s was not ready within %s", id, limit), "dxpu lease explain %s", id)
 }
 
 func newLeaseDeleteCommand(conn *connection) *cobra.Command {

@@ -95,6 +95,8 @@ func newExitCodesTopic() *cobra.Command {
   0  success
   1  failure: no connection, or an error of a device or a file
   2  wrong usage: an unknown flag, a missing or an invalid argument
-  3  refusal by the manager: not found, no capacity, wrong state, no permission`,
+  3  refusal by the manager: not found, no capacity, wrong state, no permission
+  4  the time of --wait is over; the manager continues
+  130  the command was interrupted (SIGINT, SIGTERM); the manager continues`,
 	}
 }
