@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -49,6 +50,16 @@ type identity struct {
 	// HeartbeatMS is the heartbeat interval that the manager asked for, in
 	// milliseconds.
 	HeartbeatMS int64 `json:"heartbeat_ms"`
+}
+
+// Enrolled reports whether a state directory has the identity of an enrolled node, which
+// needs no join token. "" has none.
+func Enrolled(stateDir string) bool {
+	if stateDir == "" {
+		return false
+	}
+	_, err := os.Stat(filepath.Join(stateDir, identityFile))
+	return err == nil
 }
 
 // load reads the files of an earlier run. A desired state that cannot be read is

@@ -247,9 +247,10 @@ func newWhoAmICommand(conn *connection) *cobra.Command {
 }
 
 func newNodeCommand(conn *connection) *cobra.Command {
-	return conn.register(group("node", "Remove hosts and boxes from the pool",
-		"Remove hosts and boxes that will not come back from the pool.", "  dxpu node delete h1",
-		newNodeDeleteCommand(conn)))
+	return conn.register(group("node", "Wait for hosts and boxes, or remove them",
+		"Wait for hosts and boxes that were started, and remove those that will not come back.",
+		"  dxpu node wait h1 box-a\n  dxpu node delete h1",
+		newNodeWaitCommand(conn), newNodeDeleteCommand(conn)))
 }
 
 func newNodeDeleteCommand(conn *connection) *cobra.Command {

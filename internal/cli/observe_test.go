@@ -61,7 +61,7 @@ func (s *proxyPair) runProxy(t *testing.T, kind dxpuv1.NodeKind, allowCapture bo
 		default:
 		}
 	})
-	a, err := o.agent(kind, p, log)
+	a, err := o.agent(t.Context(), kind, p, log)
 	if err != nil {
 		t.Fatal(err)
 	}

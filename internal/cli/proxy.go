@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"strings"
 	"syscall"
 	"time"
 
@@ -54,7 +53,7 @@ func (o *proxyOptions) register(cmd *cobra.Command) {
 	o.conn.registerManager(cmd)
 	f := cmd.Flags()
 	f.StringVar(&o.name, "name", "", "name of the node in the pool (default: the host name)")
-	f.StringVar(&o.tokenFile, "join-token-file", "", "file with the join token (default $DXPU_JOIN_TOKEN)")
+	f.StringVar(&o.tokenFile, "join-token-file", "", "file with the join token, which the node waits for (default $DXPU_JOIN_TOKEN)")
 	f.StringVar(&o.caHash, "ca-hash", "", "hash of that authority, as the manager prints it, instead of --ca-file")
 	f.StringVar(&o.stateDir, "state-dir", "", "directory for the node's identity and its desired state (default: neither is kept)")
 	f.StringArrayVar(&o.listen, "listen", []string{"127.0.0.1:0"}, "UDP `address` of a path; repeat the flag for each network")
@@ -128,7 +127,7 @@ func randomSeed() uint64 {
 }
 
 // agent returns the part that talks to the manager.
-func (o *proxyOptions) agent(kind dxpuv1.NodeKind, p proxy, log *slog.Logger) (*agent.Agent, error) {
+func (o *proxyOptions) agent(ctx context.Context, kind dxpuv1.NodeKind, p proxy, log *slog.Logger) (*agent.Agent, error) {
 	url, err := o.conn.url()
 	if err != nil {
 		return nil, err
@@ -137,12 +136,9 @@ func (o *proxyOptions) agent(kind dxpuv1.NodeKind, p proxy, log *slog.Logger) (*
 	if err != nil {
 		return nil, err
 	}
-	token, err := readFlag("--join-token-file", o.tokenFile)
+	token, err := o.joinToken(ctx, agent.Enrolled(o.stateDir), log)
 	if err != nil {
 		return nil, err
-	}
-	if o.tokenFile == "" {
-		token = []byte(os.Getenv("DXPU_JOIN_TOKEN"))
 	}
 	name := o.name
 	if name == "" {
@@ -151,7 +147,7 @@ func (o *proxyOptions) agent(kind dxpuv1.NodeKind, p proxy, log *slog.Logger) (*
 		}
 	}
 	return agent.New(agent.Config{
-		Manager: url, JoinToken: strings.TrimSpace(string(token)), Kind: kind, Name: name, Version: version(),
+		Manager: url, JoinToken: token, Kind: kind, Name: name, Version: version(),
 		StateDir: o.stateDir, CA: ca, CAHash: o.caHash, Log: log,
 	}, p)
 }
@@ -168,7 +164,7 @@ func (o *proxyOptions) run(ctx context.Context, kind dxpuv1.NodeKind, p proxy, f
 // serve does the work of run. The network ends last, because the proxy and the
 // agent send messages when they end.
 func (o *proxyOptions) serve(ctx context.Context, kind dxpuv1.NodeKind, p proxy, f *netio.Fabric, extra map[string]http.Handler, log *slog.Logger) error {
-	a, err := o.agent(kind, p, log)
+	a, err := o.agent(ctx, kind, p, log)
 	if err != nil {
 		return err
 	}
