@@ -9,11 +9,10 @@ import (
 const (
 	ackFixed  = 28 // of an acknowledgement, before the further ranges
 	rangeSize = 8
-	// PingSize is the size of a ping packet: kind, three zero bytes, packet CRC. A
-	// ping has no content; it asks for an acknowledgement.
-	PingSize = 8
-	// CloseSize is the size of a close packet: kind, zero, reason (16 bits), packet CRC.
-	CloseSize = 8
+	pingFixed = 4 // kind, three zero bytes
+	// closeFixed is the size of a close packet without its CRC: kind, zero, reason
+	// (16 bits).
+	closeFixed = 4
 	// MaxAckRanges is the number of ranges of one acknowledgement.
 	MaxAckRanges = 32
 )
@@ -55,14 +54,14 @@ type Ack struct {
 }
 
 // Size returns the number of bytes that Append appends.
-func (a *Ack) Size() int { return AckSize(a.Count) }
+func (a *Ack) Size(form Form) int { return AckSize(a.Count, form) }
 
 // AckSize returns the size of an acknowledgement with n ranges.
-func AckSize(n int) int { return ackFixed + (n-1)*rangeSize + CRCSize }
+func AckSize(n int, form Form) int { return ackFixed + (n-1)*rangeSize + form.crcSize() }
 
 // Append appends the encoded packet to b. A run or gap longer than 2^32-1 numbers
 // ends the list; the packet does not acknowledge the numbers below it.
-func (a *Ack) Append(b []byte) []byte {
+func (a *Ack) Append(b []byte, form Form) []byte {
 	start := len(b)
 	b = append(b, byte(KindAck), a.Path, 0, 0)
 	b = binary.BigEndian.AppendUint32(b, uint32(min(max(a.Delay, 0), math.MaxUint32)))
@@ -82,12 +81,12 @@ func (a *Ack) Append(b []byte) []byte {
 		n++
 	}
 	b[start+2] = byte(n)
-	return binary.BigEndian.AppendUint32(b, CRC(0, b[start:]))
+	return appendCRC(b, start, form)
 }
 
 // Parse reads the acknowledgement at the start of b and returns its size. On
 // error *a is not meaningful.
-func (a *Ack) Parse(b []byte) (n int, err error) {
+func (a *Ack) Parse(b []byte, form Form) (n int, err error) {
 	a.Count = 0
 	if len(b) < ackFixed {
 		return 0, ErrShort
@@ -96,12 +95,9 @@ func (a *Ack) Parse(b []byte) (n int, err error) {
 	if Kind(b[0]) != KindAck || b[1] >= MaxPaths || count > MaxAckRanges || b[3] != 0 {
 		return 0, ErrField
 	}
-	n = AckSize(count)
-	if len(b) < n {
-		return 0, ErrShort
-	}
-	if CRC(0, b[:n-CRCSize]) != binary.BigEndian.Uint32(b[n-CRCSize:]) {
-		return 0, ErrCRC
+	n = AckSize(count, form)
+	if err := checkCRC(b, n, form); err != nil {
+		return 0, err
 	}
 	a.Path = b[1]
 	a.Delay = time.Duration(binary.BigEndian.Uint32(b[4:]))
@@ -129,46 +125,73 @@ func (a *Ack) Parse(b []byte) (n int, err error) {
 	return n, nil
 }
 
+// PingSize returns the size of a ping packet: kind, three zero bytes, packet CRC. A
+// ping has no content; it asks for an acknowledgement.
+func PingSize(form Form) int { return pingFixed + form.crcSize() }
+
 // AppendPing appends a ping packet to b.
-func AppendPing(b []byte) []byte {
+func AppendPing(b []byte, form Form) []byte {
 	start := len(b)
-	b = append(b, byte(KindPing), 0, 0, 0)
-	return binary.BigEndian.AppendUint32(b, CRC(0, b[start:]))
+	return appendCRC(append(b, byte(KindPing), 0, 0, 0), start, form)
 }
 
 // ParsePing reads the ping packet at the start of b and returns its size.
-func ParsePing(b []byte) (n int, err error) {
-	if len(b) < PingSize {
+func ParsePing(b []byte, form Form) (n int, err error) {
+	n = PingSize(form)
+	if len(b) < n {
 		return 0, ErrShort
 	}
 	if Kind(b[0]) != KindPing || b[1] != 0 || b[2] != 0 || b[3] != 0 {
 		return 0, ErrField
 	}
-	if CRC(0, b[:4]) != binary.BigEndian.Uint32(b[4:]) {
-		return 0, ErrCRC
+	if err := checkCRC(b, n, form); err != nil {
+		return 0, err
 	}
-	return PingSize, nil
+	return n, nil
 }
 
+// CloseSize returns the size of a close packet: kind, zero, reason (16 bits), packet
+// CRC.
+func CloseSize(form Form) int { return closeFixed + form.crcSize() }
+
 // AppendClose appends a close packet to b. The caller defines the reasons.
-func AppendClose(b []byte, reason uint16) []byte {
+func AppendClose(b []byte, reason uint16, form Form) []byte {
 	start := len(b)
-	b = append(b, byte(KindClose), 0, byte(reason>>8), byte(reason))
-	return binary.BigEndian.AppendUint32(b, CRC(0, b[start:]))
+	return appendCRC(append(b, byte(KindClose), 0, byte(reason>>8), byte(reason)), start, form)
 }
 
 // ParseClose reads the close packet at the start of b and returns its size.
-func ParseClose(b []byte) (reason uint16, n int, err error) {
-	if len(b) < CloseSize {
+func ParseClose(b []byte, form Form) (reason uint16, n int, err error) {
+	n = CloseSize(form)
+	if len(b) < n {
 		return 0, 0, ErrShort
 	}
 	if Kind(b[0]) != KindClose || b[1] != 0 {
 		return 0, 0, ErrField
 	}
-	if CRC(0, b[:4]) != binary.BigEndian.Uint32(b[4:]) {
-		return 0, 0, ErrCRC
+	if err := checkCRC(b, n, form); err != nil {
+		return 0, 0, err
 	}
-	return binary.BigEndian.Uint16(b[2:]), CloseSize, nil
+	return binary.BigEndian.Uint16(b[2:]), n, nil
+}
+
+// appendCRC appends the CRC of a packet that begins at start.
+func appendCRC(b []byte, start int, form Form) []byte {
+	if form == Bare {
+		return b
+	}
+	return binary.BigEndian.AppendUint32(b, CRC(0, b[start:]))
+}
+
+// checkCRC checks the size of a packet of n bytes, and the CRC at its end.
+func checkCRC(b []byte, n int, form Form) error {
+	switch {
+	case len(b) < n:
+		return ErrShort
+	case form == Checked && CRC(0, b[:n-CRCSize]) != binary.BigEndian.Uint32(b[n-CRCSize:]):
+		return ErrCRC
+	}
+	return nil
 }
 
 // CheckPadding returns an error unless b, the rest of a datagram from a

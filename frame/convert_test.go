@@ -28,19 +28,19 @@ func (c *converter) convert(p *tlp.Packet) error {
 		PayloadLen: len(p.Data), TLP: c.header, HeaderCRC: headerCRC,
 		TLPCRC: frame.TLPCRC(headerCRC, dataCRC, len(p.Data)),
 	}
-	c.wire = c.hp.Append(c.wire[:0])
+	c.wire = c.hp.Append(c.wire[:0], frame.Checked)
 	if len(p.Data) > 0 {
 		c.dp = frame.DataPacket{PayloadLen: len(p.Data), Chunk: p.Data, ChunkCRC: dataCRC}
-		c.wire = c.dp.Append(c.wire)
+		c.wire = c.dp.Append(c.wire, frame.Checked)
 	}
 
-	n, err := c.hp.Parse(c.wire)
+	n, err := c.hp.Parse(c.wire, frame.Checked)
 	if err != nil {
 		return err
 	}
 	c.dp.ChunkCRC = 0
 	if c.hp.PayloadLen > 0 {
-		if _, err := c.dp.Parse(c.wire[n:]); err != nil {
+		if _, err := c.dp.Parse(c.wire[n:], frame.Checked); err != nil {
 			return err
 		}
 	}

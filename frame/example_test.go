@@ -20,7 +20,7 @@ func Example() {
 	header.HeaderCRC = frame.CRC(0, header.TLP)
 	data := frame.DataPacket{PayloadLen: len(write.Data), Chunk: write.Data, ChunkCRC: frame.CRC(0, write.Data)}
 	header.TLPCRC = frame.TLPCRC(header.HeaderCRC, data.ChunkCRC, len(write.Data))
-	body := data.Append(header.Append(nil))
+	body := data.Append(header.Append(nil, frame.Checked), frame.Checked)
 
 	for len(body) > 0 {
 		var n int
@@ -28,11 +28,11 @@ func Example() {
 		switch frame.Kind(body[0]) {
 		case frame.KindHeader:
 			var p frame.HeaderPacket
-			n, err = p.Parse(body)
+			n, err = p.Parse(body, frame.Checked)
 			fmt.Printf("header packet: TLP %d from %v to %v, %d bytes of payload\n", p.Seq, p.Source, p.Destination, p.PayloadLen)
 		case frame.KindData:
 			var p frame.DataPacket
-			n, err = p.Parse(body)
+			n, err = p.Parse(body, frame.Checked)
 			fmt.Printf("data packet: TLP %d, offset %d: %s\n", p.Seq, p.Offset, p.Chunk)
 		default:
 			err = fmt.Errorf("unexpected %v", frame.Kind(body[0]))

@@ -42,6 +42,7 @@ const (
 	CheckSize = 4
 	// CRCSize is the size of the packet CRC. It ends every packet except
 	// padding, which has none, and data packets, which have it in their header.
+	// Packets of the form Bare have none.
 	CRCSize = 4
 	// MaxDatagram is the largest payload of UDP over IPv4.
 	MaxDatagram = 65535 - 20 - 8
@@ -59,6 +60,26 @@ const (
 	// MaxPaths is the number of paths a binding may have.
 	MaxPaths = 8
 )
+
+// Form is the form of the packets in the body of a datagram.
+type Form uint8
+
+// Forms.
+const (
+	// Checked packets have CRCs: all of version 1, and those of clear datagrams.
+	Checked Form = iota
+	// Bare packets have none, because the seal protects them: those of sealed
+	// traffic of version 2.
+	Bare
+)
+
+// crcSize returns the size of the CRC of a packet.
+func (f Form) crcSize() int {
+	if f == Bare {
+		return 0
+	}
+	return CRCSize
+}
 
 // Kind is the first byte of a packet inside a datagram.
 type Kind uint8

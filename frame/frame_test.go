@@ -20,8 +20,10 @@ import (
 type codec struct {
 	name   string
 	encode []byte
-	parse  func(b []byte) (again []byte, n int, err error)
+	parse  parser
 }
+
+type parser func(b []byte) (again []byte, n int, err error)
 
 func headerPacket(tlp string, digest bool, payload int) *frame.HeaderPacket {
 	b, _ := hex.DecodeString(tlp)
@@ -39,35 +41,45 @@ func parseHeader(b []byte) ([]byte, int, error) {
 	return h.Append(nil), n, err
 }
 
-func parseHeaderPacket(b []byte) ([]byte, int, error) {
-	var p frame.HeaderPacket
-	n, err := p.Parse(b)
-	return p.Append(nil), n, err
-}
-
-func parseData(b []byte) ([]byte, int, error) {
-	var p frame.DataPacket
-	n, err := p.Parse(b)
-	return p.Append(nil), n, err
-}
-
-func parseAck(b []byte) ([]byte, int, error) {
-	var a frame.Ack
-	n, err := a.Parse(b)
-	if err != nil {
-		return nil, n, err
+func parseHeaderPacket(form frame.Form) parser {
+	return func(b []byte) ([]byte, int, error) {
+		var p frame.HeaderPacket
+		n, err := p.Parse(b, form)
+		return p.Append(nil, form), n, err
 	}
-	return a.Append(nil), n, nil
 }
 
-func parsePing(b []byte) ([]byte, int, error) {
-	n, err := frame.ParsePing(b)
-	return frame.AppendPing(nil), n, err
+func parseData(form frame.Form) parser {
+	return func(b []byte) ([]byte, int, error) {
+		var p frame.DataPacket
+		n, err := p.Parse(b, form)
+		return p.Append(nil, form), n, err
+	}
 }
 
-func parseClose(b []byte) ([]byte, int, error) {
-	reason, n, err := frame.ParseClose(b)
-	return frame.AppendClose(nil, reason), n, err
+func parseAck(form frame.Form) parser {
+	return func(b []byte) ([]byte, int, error) {
+		var a frame.Ack
+		n, err := a.Parse(b, form)
+		if err != nil {
+			return nil, n, err
+		}
+		return a.Append(nil, form), n, nil
+	}
+}
+
+func parsePing(form frame.Form) parser {
+	return func(b []byte) ([]byte, int, error) {
+		n, err := frame.ParsePing(b, form)
+		return frame.AppendPing(nil, form), n, err
+	}
+}
+
+func parseClose(form frame.Form) parser {
+	return func(b []byte) ([]byte, int, error) {
+		reason, n, err := frame.ParseClose(b, form)
+		return frame.AppendClose(nil, reason, form), n, err
+	}
 }
 
 func parseHello(b []byte) ([]byte, int, error) {
@@ -124,22 +136,32 @@ func codecs() []codec {
 	cookie.Type, cookie.Responder = frame.TypeCookie, 0
 	greet2 := greet
 	greet2.Highest, greet2.Public, greet2.Proof = frame.Version2, [32]byte(chunk(32)), [16]byte(chunk(16))
-	return []codec{
+	out := []codec{
 		{"datagram traffic", traffic.Append(nil), parseHeader},
 		{"datagram handshake", hello.Append(nil), parseHeader},
-		{"header packet, memory read", headerPacket("000000010100070f00001000", false, 0).Append(nil), parseHeaderPacket},
-		{"header packet, write with digest", headerPacket("60008001010000ff00000100000000001badcafe", true, 4).Append(nil), parseHeaderPacket},
-		{"data packet", data.Append(nil), parseData},
-		{"acknowledgement", ack.Append(nil), parseAck},
-		{"ping", frame.AppendPing(nil), parsePing},
-		{"close", frame.AppendClose(nil, 0x1234), parseClose},
 		{"hello", greet.Append(nil, frame.Version1), parseHello},
 		{"datagram traffic, version 2", traffic2.Append(nil), parseHeader},
 		{"datagram handshake, version 2", hello2.Append(nil), parseHeader},
 		{"datagram cookie, version 2", cookie.Append(nil), parseHeader},
 		{"hello, version 2", greet2.Append(nil, frame.Version2), parseHello2},
 	}
+	for form, suffix := range []string{frame.Checked: "", frame.Bare: bareSuffix} {
+		f := frame.Form(form)
+		out = append(
+			out,
+			codec{"header packet, memory read" + suffix, headerPacket("000000010100070f00001000", false, 0).Append(nil, f), parseHeaderPacket(f)},
+			codec{"header packet, write with digest" + suffix, headerPacket("60008001010000ff00000100000000001badcafe", true, 4).Append(nil, f), parseHeaderPacket(f)},
+			codec{"data packet" + suffix, data.Append(nil, f), parseData(f)},
+			codec{"acknowledgement" + suffix, ack.Append(nil, f), parseAck(f)},
+			codec{"ping" + suffix, frame.AppendPing(nil, f), parsePing(f)},
+			codec{"close" + suffix, frame.AppendClose(nil, 0x1234, f), parseClose(f)},
+		)
+	}
+	return out
 }
+
+// bareSuffix ends the names of the packets of the form Bare.
+const bareSuffix = ", sealed body of version 2"
 
 func TestGolden(t *testing.T) {
 	golden := golden()
@@ -189,7 +211,7 @@ func TestEveryBitIsProtected(t *testing.T) {
 func TestFieldsAreReadBack(t *testing.T) {
 	want := headerPacket("60008001010000ff00000100000000001badcafe", true, 4)
 	var got frame.HeaderPacket
-	if _, err := got.Parse(want.Append(nil)); err != nil {
+	if _, err := got.Parse(want.Append(nil, frame.Checked), frame.Checked); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(*want, got); diff != "" {
@@ -198,7 +220,7 @@ func TestFieldsAreReadBack(t *testing.T) {
 	data := frame.DataPacket{Seq: 9, Offset: 4032, PayloadLen: 4096, Chunk: chunk(64)}
 	data.ChunkCRC = frame.CRC(0, data.Chunk)
 	var gotData frame.DataPacket
-	if _, err := gotData.Parse(data.Append(nil)); err != nil {
+	if _, err := gotData.Parse(data.Append(nil, frame.Checked), frame.Checked); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(data, gotData); diff != "" {
@@ -231,8 +253,8 @@ func TestDataPacketBounds(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			p := frame.DataPacket{Offset: tc.offset, PayloadLen: tc.payload, Chunk: chunk(tc.size)}
 			p.ChunkCRC = frame.CRC(0, p.Chunk)
-			b := p.Append(nil)
-			if _, err := p.Parse(b); (err == nil) != tc.ok {
+			b := p.Append(nil, frame.Checked)
+			if _, err := p.Parse(b, frame.Checked); (err == nil) != tc.ok {
 				t.Errorf("error %v, want ok %v", err, tc.ok)
 			}
 		})
@@ -246,8 +268,8 @@ func TestAckRangesAtTheirLimits(t *testing.T) {
 		full.Ranges[i] = frame.Range{First: n - 3, Last: n}
 	}
 	var got frame.Ack
-	b := full.Append(nil)
-	if n, err := got.Parse(b); err != nil || n != full.Size() || len(b) != n {
+	b := full.Append(nil, frame.Checked)
+	if n, err := got.Parse(b, frame.Checked); err != nil || n != full.Size(frame.Checked) || len(b) != n {
 		t.Fatalf("%d of %d bytes: %v", n, len(b), err)
 	}
 	if got.Ranges != full.Ranges || got.Delay != math.MaxUint32 {
@@ -256,7 +278,7 @@ func TestAckRangesAtTheirLimits(t *testing.T) {
 	far := frame.Ack{Count: 2}
 	far.Ranges[0] = frame.Range{First: math.MaxUint64, Last: math.MaxUint64}
 	far.Ranges[1] = frame.Range{First: 0, Last: 1}
-	if _, err := got.Parse(far.Append(nil)); err != nil || got.Count != 1 {
+	if _, err := got.Parse(far.Append(nil, frame.Checked), frame.Checked); err != nil || got.Count != 1 {
 		t.Errorf("a gap that does not fit: %d ranges, %v", got.Count, err)
 	}
 }
@@ -303,9 +325,11 @@ func FuzzParse(f *testing.F) {
 		f.Add(c.encode)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		for _, parse := range []func([]byte) ([]byte, int, error){
-			parseHeader, parseHeaderPacket, parseData, parseAck, parsePing, parseClose, parseHello, parseHello2,
-		} {
+		parsers := []parser{parseHeader, parseHello, parseHello2}
+		for _, form := range []frame.Form{frame.Checked, frame.Bare} {
+			parsers = append(parsers, parseHeaderPacket(form), parseData(form), parseAck(form), parsePing(form), parseClose(form))
+		}
+		for _, parse := range parsers {
 			again, n, err := parse(b)
 			if err != nil {
 				if n != 0 {

@@ -3,8 +3,8 @@ package frame
 import "encoding/binary"
 
 const (
-	headerFixed = 32 // of a header packet, before the TLP header
-	dataFixed   = 20 // of a data packet, before the chunk
+	headerFixed = 28 // of a header packet, before the TLP CRC or the TLP header
+	dataFixed   = 16 // of a data packet, before the packet CRC or the chunk
 
 	// MaxTLPHeader is the largest TLP header with its prefixes (8 prefixes
 	// and 4 double words), without digest.
@@ -35,13 +35,13 @@ const (
 //	+---------------+---------------+-------------------------------+
 //	|    path ID    |  flags (D)    |           reserved            | 24
 //	+---------------+---------------+-------------------------------+
-//	|                            TLP CRC                            | 28
+//	|             TLP CRC, in packets of the form Checked           | 28
 //	+---------------------------------------------------------------+
 //	|        TLP prefixes and header, 12 to 48 bytes  ...           | 32
 //	+---------------------------------------------------------------+
 //	|                  TLP digest, if flag D is set                 |
 //	+---------------------------------------------------------------+
-//	|                          packet CRC                           |
+//	|            packet CRC, in packets of the form Checked         |
 //	+---------------------------------------------------------------+
 //
 // The packet CRC is CRC-32C over the bytes from 32 up to itself, continued over
@@ -57,22 +57,22 @@ type HeaderPacket struct {
 	// It aliases the buffer given to Parse.
 	TLP    []byte
 	Digest bool
-	// TLPCRC is the result of function TLPCRC.
+	// TLPCRC is the result of function TLPCRC. Only Checked packets have it.
 	TLPCRC uint32
 	// HeaderCRC is the CRC-32C of TLP. The caller of Append sets it, as it was
-	// needed for TLPCRC; Parse sets it.
+	// needed for TLPCRC; Parse sets it, if the packet is Checked.
 	HeaderCRC uint32
 }
 
 // Size returns the number of bytes that Append appends.
-func (p *HeaderPacket) Size() int { return HeaderPacketSize(len(p.TLP)) }
+func (p *HeaderPacket) Size(form Form) int { return HeaderPacketSize(len(p.TLP), form) }
 
 // HeaderPacketSize returns the packet's size for n bytes of TLP header and digest.
-func HeaderPacketSize(n int) int { return headerFixed + n + CRCSize }
+func HeaderPacketSize(n int, form Form) int { return headerFixed + n + 2*form.crcSize() }
 
 // Append appends the encoded packet to b. p.TLP, p.PayloadLen and p.HeaderCRC
 // must be set as described at HeaderPacket.
-func (p *HeaderPacket) Append(b []byte) []byte {
+func (p *HeaderPacket) Append(b []byte, form Form) []byte {
 	start := len(b)
 	hdr, flags := len(p.TLP), byte(0)
 	if p.Digest {
@@ -86,6 +86,9 @@ func (p *HeaderPacket) Append(b []byte) []byte {
 	b = binary.BigEndian.AppendUint16(b, p.Destination.Slot)
 	b = binary.BigEndian.AppendUint32(b, p.Destination.Node)
 	b = append(b, p.Path, flags, 0, 0)
+	if form == Bare {
+		return append(b, p.TLP...)
+	}
 	b = binary.BigEndian.AppendUint32(b, p.TLPCRC)
 	crc := CRC(p.HeaderCRC, b[start:])
 	b = append(b, p.TLP...)
@@ -94,7 +97,7 @@ func (p *HeaderPacket) Append(b []byte) []byte {
 
 // Parse reads the header packet at the start of b and returns its size. On
 // error *p is the zero value.
-func (p *HeaderPacket) Parse(b []byte) (n int, err error) {
+func (p *HeaderPacket) Parse(b []byte, form Form) (n int, err error) {
 	*p = HeaderPacket{}
 	if len(b) < headerFixed {
 		return 0, ErrShort
@@ -110,22 +113,25 @@ func (p *HeaderPacket) Parse(b []byte) (n int, err error) {
 	if digest {
 		hdr += DigestSize
 	}
-	n = HeaderPacketSize(hdr)
+	n = HeaderPacketSize(hdr, form)
 	if len(b) < n {
 		return 0, ErrShort
 	}
-	tlp := b[headerFixed : headerFixed+hdr : headerFixed+hdr]
-	headerCRC := CRC(0, tlp)
-	if CRC(headerCRC, b[:headerFixed]) != binary.BigEndian.Uint32(b[n-CRCSize:]) {
-		return 0, ErrCRC
+	at := headerFixed + form.crcSize()
+	tlp := b[at : at+hdr : at+hdr]
+	if form == Checked {
+		headerCRC := CRC(0, tlp)
+		if CRC(headerCRC, b[:at]) != binary.BigEndian.Uint32(b[n-CRCSize:]) {
+			return 0, ErrCRC
+		}
+		p.HeaderCRC, p.TLPCRC = headerCRC, binary.BigEndian.Uint32(b[headerFixed:])
 	}
 	p.Source = Endpoint{Node: binary.BigEndian.Uint32(b[12:]), Slot: binary.BigEndian.Uint16(b[16:])}
 	p.Destination = Endpoint{Node: binary.BigEndian.Uint32(b[20:]), Slot: binary.BigEndian.Uint16(b[18:])}
 	p.Path = b[24]
 	p.Seq = binary.BigEndian.Uint64(b[4:])
 	p.PayloadLen = payload
-	p.TLP, p.Digest, p.HeaderCRC = tlp, digest, headerCRC
-	p.TLPCRC = binary.BigEndian.Uint32(b[28:])
+	p.TLP, p.Digest = tlp, digest
 	return n, nil
 }
 
@@ -141,9 +147,9 @@ func (p *HeaderPacket) Parse(b []byte) (n int, err error) {
 //	+-------------------------------+-------------------------------+
 //	|        chunk offset           |        payload length         | 12
 //	+-------------------------------+-------------------------------+
-//	|                          packet CRC                           | 16
+//	|            packet CRC, in packets of the form Checked         | 16
 //	+---------------------------------------------------------------+
-//	|                           chunk ...                           | 20
+//	|                           chunk ...                           |
 //
 // The packet CRC is CRC-32C over the chunk, continued over bytes 0 to 15.
 type DataPacket struct {
@@ -154,31 +160,34 @@ type DataPacket struct {
 	PayloadLen int // of the whole TLP
 	// Chunk aliases the buffer given to Parse.
 	Chunk []byte
-	// ChunkCRC is the CRC-32C of Chunk. Append needs it, Parse sets it.
+	// ChunkCRC is the CRC-32C of Chunk. Append needs it and Parse sets it, if the
+	// packet is Checked.
 	ChunkCRC uint32
 }
 
 // Size returns the number of bytes that Append appends.
-func (p *DataPacket) Size() int { return DataPacketSize(len(p.Chunk)) }
+func (p *DataPacket) Size(form Form) int { return DataPacketSize(len(p.Chunk), form) }
 
 // DataPacketSize returns the size of a data packet with a chunk of n bytes.
-func DataPacketSize(n int) int { return dataFixed + n }
+func DataPacketSize(n int, form Form) int { return dataFixed + form.crcSize() + n }
 
 // Append appends the encoded packet to b.
-func (p *DataPacket) Append(b []byte) []byte {
+func (p *DataPacket) Append(b []byte, form Form) []byte {
 	start := len(b)
 	b = append(b, byte(KindData), 0)
 	b = binary.BigEndian.AppendUint16(b, uint16(len(p.Chunk)))
 	b = binary.BigEndian.AppendUint64(b, p.Seq)
 	b = binary.BigEndian.AppendUint16(b, uint16(p.Offset))
 	b = binary.BigEndian.AppendUint16(b, uint16(p.PayloadLen))
-	b = binary.BigEndian.AppendUint32(b, CRC(p.ChunkCRC, b[start:]))
+	if form == Checked {
+		b = binary.BigEndian.AppendUint32(b, CRC(p.ChunkCRC, b[start:]))
+	}
 	return append(b, p.Chunk...)
 }
 
 // Parse reads the data packet at the start of b and returns its size. On
 // error *p is the zero value.
-func (p *DataPacket) Parse(b []byte) (n int, err error) {
+func (p *DataPacket) Parse(b []byte, form Form) (n int, err error) {
 	*p = DataPacket{}
 	if len(b) < dataFixed {
 		return 0, ErrShort
@@ -191,17 +200,20 @@ func (p *DataPacket) Parse(b []byte) (n int, err error) {
 		size%Unit != 0 && offset+size != payload {
 		return 0, ErrField
 	}
-	n = dataFixed + size
+	n = DataPacketSize(size, form)
 	if len(b) < n {
 		return 0, ErrShort
 	}
-	chunk := b[dataFixed:n:n]
-	crc := CRC(0, chunk)
-	if CRC(crc, b[:dataFixed-CRCSize]) != binary.BigEndian.Uint32(b[16:]) {
-		return 0, ErrCRC
+	chunk := b[n-size : n : n]
+	if form == Checked {
+		crc := CRC(0, chunk)
+		if CRC(crc, b[:dataFixed]) != binary.BigEndian.Uint32(b[dataFixed:]) {
+			return 0, ErrCRC
+		}
+		p.ChunkCRC = crc
 	}
 	p.Seq = binary.BigEndian.Uint64(b[4:])
 	p.Offset, p.PayloadLen = offset, payload
-	p.Chunk, p.ChunkCRC = chunk, crc
+	p.Chunk = chunk
 	return n, nil
 }

@@ -156,21 +156,21 @@ func describe(d []byte) string {
 		n, word := len(body), frame.Kind(body[0]).String()
 		switch frame.Kind(body[0]) {
 		case frame.KindHeader:
-			n, err = hp.Parse(body)
+			n, err = hp.Parse(body, frame.Checked)
 			word = fmt.Sprintf("header %d", hp.Seq)
 		case frame.KindData:
-			n, err = dp.Parse(body)
+			n, err = dp.Parse(body, frame.Checked)
 			word = fmt.Sprintf("data %d[%d+%d]", dp.Seq, dp.Offset, len(dp.Chunk))
 		case frame.KindAck:
-			n, err = a.Parse(body)
+			n, err = a.Parse(body, frame.Checked)
 			word = fmt.Sprintf("ack(path %d, limit %d)", a.Path, a.Limit)
 			for _, r := range a.Ranges[:a.Count] {
 				word += fmt.Sprintf(" %d-%d", r.First, r.Last)
 			}
 		case frame.KindPing:
-			n, err = frame.ParsePing(body)
+			n, err = frame.ParsePing(body, frame.Checked)
 		case frame.KindClose:
-			_, n, err = frame.ParseClose(body)
+			_, n, err = frame.ParseClose(body, frame.Checked)
 		}
 		if err != nil {
 			return err.Error()

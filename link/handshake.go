@@ -382,6 +382,10 @@ func (l *Link) up(now time.Duration, version uint8, peer uint64, path uint8, lim
 	l.auth.forget()
 	clear(l.cfg.Ephemeral[:])
 	l.state, l.version = Up, version
+	if version >= frame.Version2 && l.cfg.Cipher != CipherNone {
+		l.form = frame.Bare
+	}
+	l.send.open(l.form)
 	l.hs.peer = peer
 	l.send.limit = limit
 	l.liveness.heard(now)

@@ -62,7 +62,7 @@ func pass(from, to *Link, now time.Duration) {
 
 // forge builds packets with valid CRCs from arbitrary bytes, as a broken or
 // malicious peer with the keys can send them.
-func forge(b []byte) (body []byte) {
+func forge(b []byte, form frame.Form) (body []byte) {
 	take := func(n int) []byte {
 		v := make([]byte, n)
 		copy(v, b)
@@ -85,12 +85,12 @@ func forge(b []byte) (body []byte) {
 				Seq: small(), PayloadLen: 4 * int(take(1)[0]), TLP: header, HeaderCRC: frame.CRC(0, header),
 			}
 			p.TLPCRC = frame.TLPCRC(p.HeaderCRC, frame.CRC(0, make([]byte, p.PayloadLen)), p.PayloadLen)
-			body = p.Append(body)
+			body = p.Append(body, form)
 		case 1:
 			p := frame.DataPacket{Seq: small(), Offset: 64 * int(take(1)[0]%8), PayloadLen: 4 * int(take(1)[0])}
 			p.Chunk = make([]byte, max(0, min(64*int(1+take(1)[0]%8), p.PayloadLen-p.Offset)))
 			p.ChunkCRC = frame.CRC(0, p.Chunk)
-			body = p.Append(body)
+			body = p.Append(body, form)
 		case 2:
 			a := frame.Ack{Path: take(1)[0] % 3, Limit: small(), Delay: time.Duration(small()), Count: 1}
 			first := small()
@@ -98,16 +98,16 @@ func forge(b []byte) (body []byte) {
 			if r := &a.Ranges[0]; r.Last < r.First {
 				r.Last = r.First
 			}
-			body = a.Append(body)
+			body = a.Append(body, form)
 		case 3:
-			body = frame.AppendPing(body)
+			body = frame.AppendPing(body, form)
 		case 4:
 			body = append(body, take(8)...)
 		case 5:
 			body = append(body, make([]byte, take(1)[0])...)
 		case 6:
 			if take(1)[0] == 0 {
-				body = frame.AppendClose(body, 1)
+				body = frame.AppendClose(body, 1, form)
 			}
 		}
 	}
@@ -134,7 +134,7 @@ func FuzzReceive(f *testing.F) {
 		for number := uint64(1000); len(b) > 0; number++ {
 			n := min(len(b), 64)
 			h := frame.Header{Version: host.version, Type: frame.TypeTraffic, Path: uint8(number % 2), Binding: 1, Epoch: 1, Number: number}
-			d := append(h.Append(nil), forge(b[:n])...)
+			d := append(h.Append(nil), forge(b[:n], host.form)...)
 			d = host.keys.send.cur.close(append(make([]byte, 0, len(d)+64), d...), frame.HeaderSize, h.Path, h.Number)
 			now := time.Duration(number) * 100 * time.Microsecond
 			_ = box.Receive(now, h.Path, d, func(*tlp.Packet) {})

@@ -35,6 +35,7 @@ type Link struct {
 	cfg     Config
 	state   State
 	version uint8 // of the protocol, when Up
+	form    frame.Form
 	reason  Reason
 	code    uint16 // of the close, ours or the peer's
 	paths   []*path

@@ -15,7 +15,7 @@ func (l *Link) writeLost(p *path, d *datagram) {
 		o := l.send.slot(seq)
 		if o.hdrLost {
 			// The header goes with the first lost units, which add merges with it.
-			if d.space() < frame.HeaderPacketSize(int(o.headerLen)) || !d.rec.add(seq, true, 0, 0, unitCount(int(o.payloadLen))) {
+			if d.space() < frame.HeaderPacketSize(int(o.headerLen), l.form) || !d.rec.add(seq, true, 0, 0, unitCount(int(o.payloadLen))) {
 				return
 			}
 			l.writeHeader(p, d, seq, o)
@@ -48,12 +48,12 @@ func (l *Link) writeNew(p *path, d *datagram) {
 		if !s.cursorHdr {
 			// A TLP that fits a datagram is not split, because reassembly copies
 			// it.
-			head := frame.HeaderPacketSize(int(o.headerLen))
+			head := frame.HeaderPacketSize(int(o.headerLen), l.form)
 			whole := head
 			if total > 0 {
-				whole += frame.DataPacketSize(int(o.payloadLen))
+				whole += frame.DataPacketSize(int(o.payloadLen), l.form)
 			}
-			if whole > d.space() && (whole <= capacity || d.space() < head+frame.DataPacketSize(minChunk)) {
+			if whole > d.space() && (whole <= capacity || d.space() < head+frame.DataPacketSize(minChunk, l.form)) {
 				return
 			}
 			if !d.rec.add(s.cursor, true, 0, 0, total) {
@@ -77,8 +77,10 @@ func (l *Link) writeHeader(p *path, d *datagram, seq uint64, o *outgoing) {
 	hp.Source, hp.Destination, hp.Path = l.cfg.Local, l.cfg.Remote, p.id
 	hp.Seq, hp.PayloadLen = seq, int(o.payloadLen)
 	hp.TLP, hp.Digest, hp.HeaderCRC = o.header[:o.headerLen], o.digest, o.headerCRC
-	hp.TLPCRC = frame.TLPCRC(o.headerCRC, o.payloadCRC, int(o.payloadLen))
-	d.b = hp.Append(d.b)
+	if l.form == frame.Checked {
+		hp.TLPCRC = frame.TLPCRC(o.headerCRC, o.payloadCRC, int(o.payloadLen))
+	}
+	d.b = hp.Append(d.b, l.form)
 	d.rec.eliciting = true
 }
 
@@ -87,7 +89,7 @@ func (l *Link) writeHeader(p *path, d *datagram, seq uint64, o *outgoing) {
 // last one.
 func (l *Link) writeChunk(d *datagram, seq uint64, o *outgoing, from, to, least int) int {
 	start, end := from*frame.Unit, min(to*frame.Unit, int(o.payloadLen))
-	if space := d.space() - frame.DataPacketSize(0); space < end-start {
+	if space := d.space() - frame.DataPacketSize(0, l.form); space < end-start {
 		if space < least {
 			return from
 		}
@@ -100,12 +102,14 @@ func (l *Link) writeChunk(d *datagram, seq uint64, o *outgoing, from, to, least 
 	payload := l.send.payload(o)
 	dp := &l.dp
 	dp.Seq, dp.Offset, dp.PayloadLen, dp.Chunk = seq, start, len(payload), payload[start:end]
-	if end-start == len(payload) {
+	switch {
+	case l.form == frame.Bare:
+	case end-start == len(payload):
 		dp.ChunkCRC = o.payloadCRC
-	} else {
+	default:
 		dp.ChunkCRC = frame.CRC(0, dp.Chunk)
 	}
-	d.b = dp.Append(d.b)
+	d.b = dp.Append(d.b, l.form)
 	d.rec.eliciting = true
 	return to
 }

@@ -93,7 +93,7 @@ func (l *Link) receive(now time.Duration, path uint8, datagram []byte, deliver f
 
 // receiveClosing processes only the peer's close, which ends this end's closing.
 func (l *Link) receiveClosing(body []byte) error {
-	if _, _, err := frame.ParseClose(body); err != nil {
+	if _, _, err := frame.ParseClose(body, l.form); err != nil {
 		return ErrNotUp
 	}
 	l.down(l.reason, l.code)
@@ -138,17 +138,17 @@ func (l *Link) receiveBody(now time.Duration, body []byte, deliver func(*tlp.Pac
 			eliciting = true
 			n, err = l.receiveData(now, body, deliver)
 		case frame.KindAck:
-			if n, err = l.ack.Parse(body); err != nil {
+			if n, err = l.ack.Parse(body, l.form); err != nil {
 				return false, parseError(err)
 			}
 			err = l.receiveAck(now, &l.ack)
 		case frame.KindPing:
 			eliciting = true
-			if n, err = frame.ParsePing(body); err != nil {
+			if n, err = frame.ParsePing(body, l.form); err != nil {
 				err = parseError(err)
 			}
 		case frame.KindClose:
-			code, _, err := frame.ParseClose(body)
+			code, _, err := frame.ParseClose(body, l.form)
 			if err != nil {
 				return false, parseError(err)
 			}
@@ -180,7 +180,7 @@ func (l *Link) receiveBody(now time.Duration, body []byte, deliver func(*tlp.Pac
 // the common case.
 func (l *Link) receiveHeader(now time.Duration, body []byte, deliver func(*tlp.Packet)) (n int, err error) {
 	hp := &l.hp
-	if n, err = hp.Parse(body); err != nil {
+	if n, err = hp.Parse(body, l.form); err != nil {
 		return 0, parseError(err)
 	}
 	if hp.Source != l.cfg.Remote || hp.Destination != l.cfg.Local {
@@ -196,7 +196,7 @@ func (l *Link) receiveHeader(now time.Duration, body []byte, deliver func(*tlp.P
 			return n, l.deliverWhole(now, nil, 0, deliver)
 		}
 		if rest := body[n:]; len(rest) > 0 && frame.Kind(rest[0]) == frame.KindData {
-			m, err := l.dp.Parse(rest)
+			m, err := l.dp.Parse(rest, l.form)
 			if err != nil {
 				return 0, parseError(err)
 			}
@@ -222,7 +222,7 @@ func (l *Link) receiveHeader(now time.Duration, body []byte, deliver func(*tlp.P
 // receiveData processes a data packet.
 func (l *Link) receiveData(now time.Duration, body []byte, deliver func(*tlp.Packet)) (n int, err error) {
 	dp := &l.dp
-	if n, err = dp.Parse(body); err != nil {
+	if n, err = dp.Parse(body, l.form); err != nil {
 		return 0, parseError(err)
 	}
 	r := &l.recv
@@ -254,7 +254,7 @@ func (l *Link) deliverHeld(now time.Duration, deliver func(*tlp.Packet)) error {
 		// The CRC is computed again over the assembled payload: it also covers the
 		// memory that held the payload.
 		var crc uint32
-		if in.payloadLen > 0 {
+		if in.payloadLen > 0 && l.form == frame.Checked {
 			crc = frame.CRC(0, in.payload)
 		}
 		err := l.deliver(now, in.header[:in.headerLen], in.digest, in.headerCRC, in.tlpCRC, in.payload, crc, deliver)
@@ -271,7 +271,7 @@ func (l *Link) deliverHeld(now time.Duration, deliver func(*tlp.Packet)) error {
 func (l *Link) deliver(now time.Duration, header []byte, digest bool, headerCRC, tlpCRC uint32,
 	payload []byte, payloadCRC uint32, deliver func(*tlp.Packet),
 ) error {
-	if frame.TLPCRC(headerCRC, payloadCRC, len(payload)) != tlpCRC {
+	if l.form == frame.Checked && frame.TLPCRC(headerCRC, payloadCRC, len(payload)) != tlpCRC {
 		l.broken(now)
 		return ErrCorrupt
 	}

@@ -67,7 +67,8 @@ type run struct {
 // Invariant: base <= cursor <= end. TLPs below cursor were sent at least once, the
 // one at cursor perhaps in part.
 type sendBuffer struct {
-	capacity int // maximum cost of the buffered TLPs
+	capacity int  // maximum cost of the buffered TLPs
+	checked  bool // their packets have CRCs
 
 	ring            []outgoing // length 0 or a power of two
 	base, end       uint64     // sequence numbers held: base to end-1
@@ -114,19 +115,38 @@ func (s *sendBuffer) push(p *tlp.Packet) bool {
 		h = binary.BigEndian.AppendUint32(h, p.Digest)
 	}
 	o.headerLen = uint8(len(h))
-	o.headerCRC = frame.CRC(0, h)
 	if n > 0 {
 		o.at = s.place(n)
 		dst := s.payload(o)
 		copy(dst, p.Data)
-		o.payloadCRC = frame.CRC(0, dst)
 	} else {
 		o.at = s.head
+	}
+	if s.checked {
+		s.check(o)
 	}
 	s.cost += uint64(frame.TLPCost + n)
 	o.cost = s.cost
 	s.end++
 	return true
+}
+
+// check computes the CRCs of a TLP, while its bytes are in the cache.
+func (s *sendBuffer) check(o *outgoing) {
+	o.headerCRC = frame.CRC(0, o.header[:o.headerLen])
+	if o.payloadLen > 0 {
+		o.payloadCRC = frame.CRC(0, s.payload(o))
+	}
+}
+
+// open notes the form of the packets, which is known when the session opens.
+func (s *sendBuffer) open(form frame.Form) {
+	if s.checked = form == frame.Checked; !s.checked {
+		return
+	}
+	for seq := s.base; seq != s.end; seq++ {
+		s.check(s.slot(seq))
+	}
 }
 
 func (s *sendBuffer) payload(o *outgoing) []byte {

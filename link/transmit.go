@@ -104,7 +104,7 @@ func (d *datagram) space() int { return d.limit - len(d.b) }
 func (l *Link) begin(now time.Duration, p *path, buf []byte, size int) (d datagram, ok bool) {
 	seal := &l.keys.send.cur.seal
 	d.limit = min(len(buf), size) - seal.overhead()
-	if d.limit < frame.HeaderSize+frame.AckSize(1)+frame.PingSize {
+	if d.limit < frame.HeaderSize+frame.AckSize(1, l.form)+frame.PingSize(l.form) {
 		return d, false
 	}
 	h := frame.Header{
@@ -158,8 +158,8 @@ func (l *Link) write(now time.Duration, p *path, buf []byte, probe bool) int {
 		l.writeNew(p, &d)
 		p.level(&d, l.hasData())
 	}
-	if probe && !d.rec.eliciting && d.space() >= frame.PingSize {
-		d.b = frame.AppendPing(d.b)
+	if probe && !d.rec.eliciting && d.space() >= frame.PingSize(l.form) {
+		d.b = frame.AppendPing(d.b, l.form)
 		d.rec.eliciting = true
 	}
 	if len(d.b) == frame.HeaderSize {
@@ -205,15 +205,15 @@ func (l *Link) writeAck(now time.Duration, d *datagram, p *path) bool {
 		return true
 	}
 	a, r := &l.ack, &p.received
-	if d.space() < frame.AckSize(1) {
+	if d.space() < frame.AckSize(1, l.form) {
 		return false
 	}
-	fit := (d.space()-frame.AckSize(1))/(frame.AckSize(2)-frame.AckSize(1)) + 1
+	fit := (d.space()-frame.AckSize(1, l.form))/(frame.AckSize(2, l.form)-frame.AckSize(1, l.form)) + 1
 	l.recv.advertised = max(l.recv.advertised, l.recv.limit())
 	a.Path, a.Delay, a.Limit = p.id, now-p.largestAt, l.recv.advertised
 	a.Count = min(r.count, fit)
 	copy(a.Ranges[:a.Count], r.ranges[:])
-	d.b = a.Append(d.b)
+	d.b = a.Append(d.b, l.form)
 	p.ackAt, p.ackCount, p.ackBytes = machine.Never, 0, 0
 	return true
 }
@@ -230,7 +230,7 @@ func (l *Link) writeMTUProbe(now time.Duration, p *path, buf []byte) int {
 	if !ok {
 		return 0
 	}
-	d.b = frame.AppendPing(d.b)
+	d.b = frame.AppendPing(d.b, l.form)
 	for len(d.b) < d.limit {
 		d.b = append(d.b, byte(frame.KindPadding))
 	}
@@ -257,6 +257,6 @@ func (l *Link) transmitClose(now time.Duration, buf []byte) (int, uint8) {
 	if !ok {
 		return 0, 0
 	}
-	d.b = frame.AppendClose(d.b, l.code)
+	d.b = frame.AppendClose(d.b, l.code, l.form)
 	return l.finish(now, p, &d), p.id
 }

@@ -51,6 +51,41 @@ func TestVersions(t *testing.T) {
 	}
 }
 
+// Sealed packets of version 2 have no CRCs.
+func TestPacketForms(t *testing.T) {
+	const (
+		header = 28 + 16 // and a TLP header of four double words
+		data   = 16 + 4096
+		crcs   = 3 * frame.CRCSize // of the TLP, the header packet and the data packet
+	)
+	for _, tc := range []struct {
+		cipher  link.Cipher
+		version uint8
+		size    int
+	}{
+		{link.CipherAES256GCM, frame.Version1, frame.HeaderSize + header + data + crcs + frame.TagSize},
+		{link.CipherAES256GCM, frame.Version2, frame.HeaderSize + header + data + frame.TagSize},
+		{link.CipherNone, frame.Version1, frame.HeaderSize + header + data + crcs + frame.CheckSize},
+		{link.CipherNone, frame.Version2, frame.HeaderSize + header + data + crcs + frame.CheckSize},
+	} {
+		t.Run(fmt.Sprintf("%v, version %d", tc.cipher, tc.version), func(t *testing.T) {
+			ends := linktest.Ends(tc.cipher, jumbo)
+			ends[0].MaxVersion = tc.version
+			n := up(t, linktest.Config{Ends: ends}, "delay=20us", jumbo)
+			n.Run(n.Now + 10*time.Millisecond) // nothing is left to acknowledge
+			largest := 0
+			n.OnDatagram = func(_ linktest.Side, _ uint8, d []byte) { largest = max(largest, len(d)) }
+			if err := n.Send(linktest.Host, memoryWrite(4096)); err != nil {
+				t.Fatal(err)
+			}
+			n.Run(n.Now + 10*time.Millisecond)
+			if largest != tc.size || len(n.Arrived[linktest.Box]) != 1 {
+				t.Errorf("a datagram of %d bytes, want %d; %d TLPs arrived", largest, tc.size, len(n.Arrived[linktest.Box]))
+			}
+		})
+	}
+}
+
 // exchange passes the datagrams of two links for which pass returns true, and
 // returns the errors of both.
 func exchange(t *testing.T, links [2]*link.Link, until time.Duration, pass func(from linktest.Side, d []byte) []byte) (errs []error) {

@@ -32,23 +32,23 @@ func (c *converter) convert(p *tlp.Packet) error {
 		PayloadLen: len(p.Data), TLP: c.header, HeaderCRC: headerCRC,
 		TLPCRC: frame.TLPCRC(headerCRC, dataCRC, len(p.Data)),
 	}
-	c.wire = c.hp.Append(c.wire[:0])
+	c.wire = c.hp.Append(c.wire[:0], frame.Checked)
 	if len(p.Data) > 0 {
 		c.dp = frame.DataPacket{PayloadLen: len(p.Data), Chunk: p.Data, ChunkCRC: dataCRC}
-		c.wire = c.dp.Append(c.wire)
+		c.wire = c.dp.Append(c.wire, frame.Checked)
 	}
 	return c.back()
 }
 
 // back converts the packets to the TLP.
 func (c *converter) back() error {
-	n, err := c.hp.Parse(c.wire)
+	n, err := c.hp.Parse(c.wire, frame.Checked)
 	if err != nil {
 		return err
 	}
 	c.dp = frame.DataPacket{}
 	if c.hp.PayloadLen > 0 {
-		if _, err := c.dp.Parse(c.wire[n:]); err != nil {
+		if _, err := c.dp.Parse(c.wire[n:], frame.Checked); err != nil {
 			return err
 		}
 	}
@@ -95,9 +95,9 @@ func Convert(_ context.Context, o Options) (*Report, error) {
 			name = fmt.Sprintf("%d bytes of payload", size)
 		}
 		var c converter
-		least := minimal{size: frame.HeaderPacketSize(0)}
+		least := minimal{size: frame.HeaderPacketSize(0, frame.Checked)}
 		if size > 0 {
-			least.size += frame.DataPacketSize(0)
+			least.size += frame.DataPacketSize(0, frame.Checked)
 		}
 		values, err := o.alternate([]probe{
 			{name, func(d time.Duration) (float64, error) { return nanoseconds(d, func() error { return c.convert(&p) }) }},
