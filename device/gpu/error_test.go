@@ -143,7 +143,7 @@ func TestDMAErrors(t *testing.T) {
 		{"abort", func(*tlp.Packet) (pcie.CplStatus, time.Duration, bool) { return pcie.CompleterAbort, 0, true }, reg.ErrDMAAborted, 0, cfgspace.StaRcvAbort},
 		{"refused", func(*tlp.Packet) (pcie.CplStatus, time.Duration, bool) { return pcie.UnsupportedRequest, 0, true }, reg.ErrDMARefused, 0, cfgspace.StaMasterAbort},
 		{"timeout", func(*tlp.Packet) (pcie.CplStatus, time.Duration, bool) { return 0, 0, false }, reg.ErrDMATimeout, cfgspace.AERTimeout, 0},
-		{"late", func(*tlp.Packet) (pcie.CplStatus, time.Duration, bool) { return 0, 3 * time.Second, true }, reg.ErrDMATimeout, cfgspace.AERTimeout, 0},
+		{"late", func(*tlp.Packet) (pcie.CplStatus, time.Duration, bool) { return 0, 12 * time.Second, true }, reg.ErrDMATimeout, cfgspace.AERTimeout, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newGPUHost(t, gpu.Spec{MaxReadRequest: 512})
@@ -159,7 +159,7 @@ func TestDMAErrors(t *testing.T) {
 			if e := r.drain(0); e != tt.want {
 				t.Fatalf("%v, want %v", e, tt.want)
 			}
-			if tt.want == reg.ErrDMATimeout && r.host.Now < 2*time.Second {
+			if tt.want == reg.ErrDMATimeout && r.host.Now < 10*time.Second {
 				t.Errorf("timed out after %v", r.host.Now)
 			}
 			r.host.Run(10 * time.Second)

@@ -122,7 +122,7 @@ func (r *gpuHost) drain(q int) reg.Error {
 		s := reg.QueueState(r.queue32(q, reg.QState))
 		return s != reg.QueueBusy
 	}
-	if !r.host.RunUntil(r.host.Now+10*deadlines, done) {
+	if !r.host.RunUntil(r.host.Now+20*deadlines, done) {
 		r.t.Fatalf("queue %d stays busy: head %d of %d", q, r.queue32(q, reg.QHead), r.tail[q])
 	}
 	return reg.Error(r.queue32(q, reg.QError))
