@@ -68,6 +68,7 @@ var layer = map[string]int{
 	"hook":                    3,
 	"internal/pool/etcdstore": 3,
 	"internal/leaktest":       3,
+	"internal/fdstore":        3,
 	"client":                  3,
 
 	"internal/hostproxy":            4,

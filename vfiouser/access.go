@@ -98,6 +98,7 @@ func (c *Conn) launch(a *Access) {
 	}
 	a.deadline = time.Since(c.start) + c.cfg.Deadline
 	c.open.push(a, &a.wait)
+	c.journal.begin(a.id, a.cmd, a.buf[HeaderSize:dataOffset])
 	if !c.timerOn && !c.closed {
 		c.timerOn = true
 		c.timer.Reset(c.cfg.Deadline)
@@ -116,6 +117,7 @@ func (c *Conn) answer(a *Access, err error) {
 		reply := a.state == accessOpen
 		if reply {
 			c.open.remove(&a.wait)
+			c.journal.end(a.id)
 		}
 		late := a.state == accessExpired
 		reply = reply && !c.closed
@@ -212,6 +214,7 @@ func (c *Conn) nextExpired() []byte {
 		return nil
 	}
 	c.open.remove(&a.wait)
+	c.journal.end(a.id)
 	a.state = accessExpired
 	c.inUse--
 	c.room.Signal()

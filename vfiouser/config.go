@@ -93,6 +93,10 @@ type Config struct {
 	// 0 means DefaultMaxMemory.
 	MaxMemory uint64
 
+	// Journal, if set, is memory of JournalSize bytes that outlives the process, such
+	// as a shared memfd: the access that waits for its answer, for Server.Resume.
+	Journal []byte
+
 	// Polling configures the polling of a connection's reader.
 	Polling Polling
 
@@ -181,6 +185,9 @@ func (c Config) complete() (Config, error) {
 		if n > maxVectors[i] {
 			return c, fmt.Errorf("vfiouser: config: %d vectors of interrupt index %d, at most %d", n, i, maxVectors[i])
 		}
+	}
+	if n := len(c.Journal); n != 0 && n != JournalSize {
+		return c, fmt.Errorf("vfiouser: config: journal of %d bytes, want %d", n, JournalSize)
 	}
 	if c.Deadline < 0 || c.MaxOpen < 0 || c.MaxDMA < 0 || c.MaxMaps < 0 {
 		return c, errors.New("vfiouser: config: negative bound")

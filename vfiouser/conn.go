@@ -51,6 +51,7 @@ type Conn struct {
 	timer   *time.Timer
 	timerOn bool
 	dma     dmaQueue
+	journal journal
 }
 
 func newConn(s *Server, sock *socket) *Conn {
@@ -58,7 +59,7 @@ func newConn(s *Server, sock *socket) *Conn {
 		srv: s, cfg: &s.cfg, sock: sock,
 		fr:    newFramer(sock, maxMessage(s.cfg.MaxData)),
 		mem:   newMemory(s.cfg.MaxMaps, s.cfg.MaxMemory),
-		start: time.Now(),
+		start: time.Now(), journal: s.cfg.Journal,
 		ended: make(chan struct{}),
 	}
 	sock.stall, sock.poller.Polling = s.cfg.Deadline, s.cfg.Polling

@@ -25,6 +25,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/internal/dataplane/udp"
+	"github.com/dxpu-project/dxpu/internal/fdstore"
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
 	"github.com/dxpu-project/dxpu/internal/loglimit"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
@@ -302,6 +303,14 @@ func (o *hostOptions) run(cmd *cobra.Command) error {
 	cfg := o.host
 	cfg.Slots, cfg.Front, cfg.Fabric, cfg.Domain = o.slots, &o.vm, f, o.domain
 	cfg.Rack, cfg.Labels, cfg.Logger = o.rack, o.labels, log
+	store, err := fdstore.Open()
+	if err != nil {
+		return err
+	}
+	if store != nil {
+		defer store.Close()
+		o.vm.Keeper, o.vm.Kept = store, fdstore.Inherited()
+	}
 	h, err := hostproxy.New(cfg)
 	if err != nil {
 		return err

@@ -17,13 +17,12 @@ type parting struct {
 	wg     sync.WaitGroup
 }
 
-// add serves p until its VMM disconnects, in the place of an earlier device of the
-// slot.
-func (d *parting) add(p *pluggedVM) {
+// add calls serve, which answers until the VMM disconnects or its context ends, in
+// the place of an earlier device of the slot.
+func (d *parting) add(slot int, serve func(context.Context)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	ctx, cancel := context.WithCancel(context.Background())
-	slot := p.vm.slot.index
 	if before := d.cancel[slot]; before != nil {
 		before()
 	}
@@ -32,8 +31,7 @@ func (d *parting) add(p *pluggedVM) {
 	}
 	d.cancel[slot] = cancel
 	d.wg.Go(func() {
-		_ = p.server.Shutdown(ctx)
-		p.serving.Wait()
+		serve(ctx)
 		cancel() // of an ended context: stop may call it again
 	})
 }
@@ -56,9 +54,15 @@ func (p *pluggedVM) close() {
 	p.server.Drain()
 	if c := p.server.Conn(); c != nil {
 		_ = c.TriggerIRQ(vfiouser.IRQReq, 0) // an error: the VMM does not want to know
-		p.front.parting.add(p)
+		p.front.parting.add(p.vm.slot.index, p.end)
 		return
 	}
-	_ = p.server.Close()
+	p.end(context.Background())
+}
+
+// end serves the VMM until it disconnects or ctx ends.
+func (p *pluggedVM) end(ctx context.Context) {
+	_ = p.server.Shutdown(ctx)
 	p.serving.Wait()
+	p.estate.close()
 }

@@ -2,6 +2,7 @@ package hostproxy
 
 import (
 	"encoding/binary"
+	"errors"
 	"log/slog"
 	"sync/atomic"
 	"time"
@@ -26,6 +27,7 @@ type vm struct {
 	root   *requestPort
 	// messageDMA accepts memory that comes without a descriptor.
 	messageDMA bool
+	estate     *estate // nil: none outlives the proxy
 
 	// Guarded by the group:
 	lost  bool // the device is gone, and the slot may have another one
@@ -73,6 +75,7 @@ func (v *vm) serverConfig(deadline time.Duration, polling reader.Polling) vfious
 		WriteMultiple:     true,
 		Deadline:          deadline,
 		Polling:           polling,
+		Journal:           v.estate.journal(),
 		// A write of the device must not delay the answer to an access: the VMM
 		// takes no message before that answer. This number of writes of 128 bytes
 		// is 2 MiB, or 1.6 ms at 10 Gb/s.
@@ -106,6 +109,9 @@ func (v *vm) Connected(c *vfiouser.Conn) {
 	v.conn = c
 	v.slot.host.group.Leave(e)
 	v.log.Info("VMM connected")
+	if err := v.estate.put(c); err != nil {
+		v.log.Warn("the VMM's connection ends with this process", "err", err)
+	}
 }
 
 // Disconnected drops the VMM's connection. Further DMA of the device is refused.
@@ -115,7 +121,7 @@ func (v *vm) Disconnected(c *vfiouser.Conn, err error) {
 		v.conn = nil
 	}
 	v.slot.host.group.Leave(e)
-	v.log.Info("VMM disconnected", "err", err)
+	v.log.Info("VMM disconnected", "err", errors.Join(err, v.estate.remove()))
 	v.slot.wake() // the guest may have removed the device
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -38,6 +39,11 @@ type VM struct {
 	Polling reader.Polling
 	Logger  *slog.Logger
 
+	// Keeper, if set, keeps the VMM's connections when this process is killed, and
+	// Kept are those of an earlier process that was, by their name in the Keeper.
+	Keeper Keeper
+	Kept   map[string][]*os.File
+
 	control *control
 	parting parting
 	pid     func(*qmp.Client) int // identifies a QEMU; tests replace it
@@ -59,6 +65,14 @@ func (f *VM) start(*Proxy) error {
 	if f.pid == nil {
 		f.pid = (*qmp.Client).PID
 	}
+	if f.Keeper == nil {
+		return nil
+	}
+	for name, files := range f.Kept {
+		if err := f.resume(name, files); err != nil {
+			f.Logger.Warn("a device of a killed proxy is not answered for", "err", err)
+		}
+	}
 	return nil
 }
 
@@ -77,12 +91,17 @@ func (f *VM) plug(ctx context.Context, s *slot) (plugged, error) {
 	s.Status.StepOnce("probed")
 	v := newVM(s, device)
 	v.messageDMA = f.MessageDMA
+	if v.estate, err = newEstate(f.Keeper, s.index, s.Status.Get().ID, device.config); err != nil {
+		return nil, hostFault(err)
+	}
 	server, err := vfiouser.NewServer(v.serverConfig(f.AccessTimeout, f.Polling))
 	if err != nil {
+		v.estate.close()
 		return nil, err
 	}
 	ln, err := vfiouser.Listen(f.Socket(s.index))
 	if err != nil {
+		v.estate.close()
 		return nil, hostFault(err)
 	}
 	p := &pluggedVM{vm: v, front: f, server: server}

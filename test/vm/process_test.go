@@ -16,15 +16,7 @@ import (
 // processes by SIGKILL.
 func testProcesses(t *testing.T, g *guest, _ *pool) {
 	c := &cluster{t: t, g: g}
-	urlFile := filepath.Join(g.dir, "manager.url")
-	c.start("manager", "manager", "--listen", "127.0.0.1:0", "--url-file", urlFile)
-	for deadline := time.Now().Add(patience); c.url == ""; {
-		text, _ := os.ReadFile(urlFile)
-		c.url = strings.TrimSpace(string(text))
-		if time.Now().After(deadline) {
-			t.Fatal("the manager does not serve")
-		}
-	}
+	c.startManager()
 	boxA := c.start("box-a", "box", "--manager", c.url, "--name", "box-a", "--gpus", "1")
 	host := []string{
 		"host", "--manager", c.url, "--name", "host", "--slots", "1", "--qmp", g.qmp,
@@ -59,6 +51,21 @@ type cluster struct {
 	url string
 }
 
+// startManager starts the manager and waits until it serves.
+func (c *cluster) startManager() {
+	c.t.Helper()
+	urlFile := filepath.Join(c.g.dir, "manager.url")
+	_ = os.Remove(urlFile) // of an earlier one
+	c.start("manager", "manager", "--listen", "127.0.0.1:0", "--url-file", urlFile)
+	for deadline := time.Now().Add(patience); c.url == ""; {
+		text, _ := os.ReadFile(urlFile)
+		c.url = strings.TrimSpace(string(text))
+		if time.Now().After(deadline) {
+			c.t.Fatal("the manager does not serve")
+		}
+	}
+}
+
 // process is one process of a cluster.
 type process struct {
 	cmd   *exec.Cmd
@@ -68,7 +75,13 @@ type process struct {
 // start starts a daemon for the duration of the test.
 func (c *cluster) start(log string, args ...string) *process {
 	c.t.Helper()
-	p := &process{cmd: c.command(args...), ended: make(chan struct{})}
+	return c.launch(log, c.command(args...))
+}
+
+// launch is start for a prepared command.
+func (c *cluster) launch(log string, cmd *exec.Cmd) *process {
+	c.t.Helper()
+	p := &process{cmd: cmd, ended: make(chan struct{})}
 	out, err := os.Create(filepath.Join(c.g.dir, log+".log"))
 	if err != nil {
 		c.t.Fatal(err)

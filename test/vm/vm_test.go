@@ -40,6 +40,7 @@ func TestVM(t *testing.T) {
 		{name: "the box is silent for longer", test: testSilence},
 		{name: "the host proxy starts again", test: testRestart},
 		{name: "real processes", test: testProcesses},
+		{name: "the host proxy is killed under a register loop", test: testKilledUnderLoad},
 		{name: "reboot with a GPU", test: testReboot}, // last: the other checks share one boot
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -1,0 +1,153 @@
+package vm_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// fdStore is the file descriptor store of a service manager: it keeps what a
+// process gives it, for the next one.
+type fdStore struct {
+	t    *testing.T
+	path string
+
+	mu    sync.Mutex // guards the fields below
+	names []string
+	files []*os.File
+}
+
+func newFDStore(t *testing.T, dir string) *fdStore {
+	t.Helper()
+	s := &fdStore{t: t, path: filepath.Join(dir, "notify")}
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: s.path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var done sync.WaitGroup
+	done.Go(func() {
+		text, oob := make([]byte, 4096), make([]byte, 4096)
+		for {
+			n, k, _, _, err := conn.ReadMsgUnix(text, oob)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			s.take(string(text[:n]), oob[:k])
+		}
+	})
+	t.Cleanup(func() {
+		_ = conn.Close()
+		done.Wait()
+		_ = os.Remove(s.path)
+		for _, f := range s.files {
+			_ = f.Close()
+		}
+	})
+	return s
+}
+
+// take carries out one message (sd_notify(3)).
+func (s *fdStore) take(text string, oob []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, name, _ := strings.Cut(text, "FDNAME=")
+	if strings.HasPrefix(text, "FDSTOREREMOVE=1") {
+		for i := len(s.names) - 1; i >= 0; i-- {
+			if s.names[i] == name {
+				_ = s.files[i].Close()
+				s.names, s.files = append(s.names[:i], s.names[i+1:]...), append(s.files[:i], s.files[i+1:]...)
+			}
+		}
+	}
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		s.t.Error(err)
+	}
+	for i := range messages {
+		fds, err := unix.ParseUnixRights(&messages[i])
+		if err != nil {
+			s.t.Error(err)
+		}
+		for _, fd := range fds {
+			s.names, s.files = append(s.names, name), append(s.files, os.NewFile(uintptr(fd), name))
+		}
+	}
+}
+
+// give makes a process inherit what the store has (sd_listen_fds(3)). Its ID is known
+// only when it runs.
+func (s *fdStore) give(cmd *exec.Cmd) *exec.Cmd {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sh := exec.Command("sh", append([]string{"-c", `LISTEN_PID=$$ exec "$0" "$@"`}, cmd.Args...)...)
+	sh.Env = append(cmd.Env, "NOTIFY_SOCKET="+s.path, "LISTEN_FDS="+strconv.Itoa(len(s.files)), "LISTEN_FDNAMES="+strings.Join(s.names, ":"))
+	sh.ExtraFiles = append([]*os.File(nil), s.files...)
+	return sh
+}
+
+// testKilledUnderLoad kills the host proxy while the guest reads registers. QEMU lives,
+// and the guest gets its GPU back.
+func testKilledUnderLoad(t *testing.T, g *guest, _ *pool) {
+	c := &cluster{t: t, g: g}
+	c.startManager()
+	c.start("box", "box", "--manager", c.url, "--name", "box", "--gpus", "1")
+	store := newFDStore(t, g.dir)
+	run := func() *process {
+		return c.launch("host", store.give(c.command("host", "--manager", c.url, "--name", "host", "--slots", "1", "--qmp", g.qmp,
+			"--socket-dir", g.dir, "--state-dir", filepath.Join(g.dir, "state-of-kills"))))
+	}
+	host := run()
+	c.says("host +connected", "get", "hosts")
+	c.dxpu("lease", "create", "--host", "host", "--wait", "--queue")
+	rounds := 1
+	if thorough() {
+		rounds = 10
+	}
+	var slowest time.Duration
+	for range rounds {
+		address := g.plugged(t, 0)
+		reading := g.start(t, "%s poll %s", helper, address)
+		reading.says(t, "0x")
+		gone := g.leaves(t, address)
+		c.kill(host)
+		host = run()
+		slowest = max(slowest, g.answers(t))
+		gone.wait(t) // the proxy asks for the device of the killed one
+		reading.wait(t)
+		g.sh(t, "%s use %s", helper, g.plugged(t, 0))
+	}
+	t.Logf("%d rounds, QEMU's monitor answered within %v", rounds, slowest.Round(time.Millisecond))
+	lease := strings.Fields(tail(c.dxpu("get", "leases"), 1))[0]
+	c.dxpu("lease", "delete", lease, "--wait")
+	store.mu.Lock()
+	defer store.mu.Unlock()
+	if len(store.files) != 0 {
+		t.Errorf("%q are still stored", store.names)
+	}
+}
+
+// answers returns the time in which QEMU's monitor answers.
+func (g *guest) answers(t *testing.T) time.Duration {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	began := time.Now()
+	if err := g.QMP().Execute(ctx, "query-status", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	return time.Since(began)
+}

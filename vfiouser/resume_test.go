@@ -1,0 +1,75 @@
+package vfiouser
+
+import (
+	"bytes"
+	"testing"
+)
+
+// resume makes a server take over a connection of a process that was killed.
+func resume(t *testing.T, j []byte) (*rawPeer, *Server) {
+	t.Helper()
+	cfg, _ := testConfig()
+	cfg.Journal = j
+	srv, err := NewServer(cfg)
+	must(t, err)
+	x, y := socketPair(t)
+	ended := make(chan error, 1)
+	go func() { ended <- srv.Resume(bg, y) }()
+	t.Cleanup(func() {
+		_ = srv.Close()
+		_ = waitErr(t, ended)
+	})
+	return &rawPeer{tb: t, UnixConn: x}, srv
+}
+
+// A server that takes over a connection answers the request that its predecessor has
+// read, and goes on.
+func TestResume(t *testing.T) {
+	j := make(journal, JournalSize)
+	j.begin(77, CmdRegionRead, access(0, 8, 4))
+	p, srv := resume(t, j)
+	if r := p.recv(); r.id != 77 || r.cmd != uint16(CmdRegionRead) || len(r.body) != 20 {
+		t.Errorf("%+v", r)
+	}
+	p.ok(9, access(7, 0, 4))
+	p.ok(3, dmaUnmap(0, 1<<40)) // of mappings that the predecessor had
+	p.ok(8, setIRQs(disable, 0, 0, 0))
+	c := srv.Conn()
+	c.mu.Lock()
+	if m, ok := j.pending(); ok {
+		t.Errorf("the journal has %+v", m)
+	}
+	c.mu.Unlock()
+	for _, cmd := range []Command{CmdRegionWrite, CmdDeviceReset} {
+		j := make(journal, JournalSize)
+		j.begin(5, cmd, access(0, 8, 4))
+		p, _ := resume(t, j)
+		r := p.recv()
+		if want := map[Command]int{CmdRegionWrite: 16, CmdDeviceReset: 0}[cmd]; r.id != 5 || r.errno != 0 || len(r.body) != want {
+			t.Errorf("%v: %+v", cmd, r)
+		}
+	}
+}
+
+// The journal has the access that waits, until it is answered.
+func TestJournal(t *testing.T) {
+	j := make(journal, JournalSize)
+	f := serve(t, func(c *Config) { c.Journal = j })
+	hold := f.dev.holding(0)
+	p, c := f.connect()
+	p.send(p.message(9, 0, access(0, 8, 4)))
+	a := <-hold
+	c.mu.Lock()
+	m, ok := j.pending()
+	c.mu.Unlock()
+	if !ok || m.ID != p.id || m.Command != CmdRegionRead || !bytes.Equal(m.body, access(0, 8, 4)) {
+		t.Errorf("the journal has %+v, %v", m, ok)
+	}
+	a.Reply()
+	p.recv()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m, ok := j.pending(); ok {
+		t.Errorf("the journal has %+v after the answer", m)
+	}
+}
