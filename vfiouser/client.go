@@ -230,7 +230,6 @@ func (c *Client) takeTwin(fd *int) error {
 
 // read handles the messages of the twin socket until it ends; that ends the client.
 func (c *Client) read(ch *channel) {
-	defer reader.Block()()
 	defer ch.fr.close()
 	for {
 		m, err := ch.fr.next()

@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
 
 // Conn is one connection of a VMM to a Server.
@@ -132,7 +130,6 @@ func (c *Conn) run(ctx context.Context) error {
 }
 
 func (c *Conn) readAll() (err error) {
-	defer reader.Block()()
 	for {
 		if c.msg, err = c.fr.next(); err != nil {
 			return err

@@ -16,6 +16,7 @@ import (
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/internal/quantile"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
+	"github.com/dxpu-project/dxpu/internal/vm/qemu"
 	"github.com/dxpu-project/dxpu/link"
 )
 
@@ -37,6 +38,11 @@ type Options struct {
 	// Bindings are the numbers of concurrent bindings that Scale measures, rising;
 	// default 1, 8, 64.
 	Bindings []int
+	// Beside is a neighbour on the same processors, BesideGuest or BesideBusy, for RTT;
+	// "": none.
+	Beside string
+	// Guest is the installation for BesideGuest.
+	Guest *qemu.Install
 	// Profile, if set, is the beginning of the file names of the child processes' CPU
 	// profiles: the kind of proxy and ".pprof" follow.
 	Profile string
@@ -87,13 +93,14 @@ type Setup struct {
 	SpinNS     int64  `json:"spin_ns,omitempty"`
 	Rounds     int    `json:"rounds"`
 	DurationNS int64  `json:"duration_ns"`
+	Beside     string `json:"beside,omitempty"`
 	// Processes reports whether each proxy had its own process.
 	Processes bool `json:"processes"`
 }
 
 func (o *Options) report(bench string, mtu int) *Report {
 	return &Report{Bench: bench, Setup: Setup{
-		Processors: runtime.NumCPU(), Go: runtime.Version(), Cipher: o.Cipher.String(), MTU: mtu, Fault: o.Fault.String(),
+		Processors: runtime.NumCPU(), Go: runtime.Version(), Cipher: o.Cipher.String(), MTU: mtu, Fault: o.Fault.String(), Beside: o.Beside,
 		PollNS: o.Polling.Window.Nanoseconds(), SpinNS: o.Polling.Spin.Nanoseconds(), Rounds: o.Rounds, DurationNS: o.Duration.Nanoseconds(), Processes: len(o.Child) > 0,
 	}}
 }

@@ -27,7 +27,7 @@ const (
 // memberSpec describes a proxy: a box with GPUs, or a host with enough virtual
 // switches for its slots.
 type memberSpec struct {
-	Kind  string   // kindBox, kindHost or kindEcho
+	Kind  string   // kindBox, kindHost, kindEcho or kindBusy
 	Slots int      // of the box or host
 	GPU   gpu.Spec // of a box
 	// SocketDirs are the directories of a host's vfio-user sockets, one for each switch.
@@ -41,6 +41,7 @@ const (
 	kindBox  = "box"
 	kindHost = "host"
 	kindEcho = "echo" // the far end of ping-pongs
+	kindBusy = "busy" // a busy loop
 )
 
 // part is a box, or one virtual switch of a host.
@@ -64,6 +65,7 @@ func newMember(spec memberSpec, fronts []hostproxy.Front) (*member, error) {
 	if err != nil {
 		return nil, err
 	}
+	reader.ReserveProcessors()
 	log := slog.New(slog.DiscardHandler)
 	m := &member{news: make(chan struct{}, 1)}
 	m.fabric, err = netio.Open(netio.Config{

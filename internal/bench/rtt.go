@@ -45,6 +45,11 @@ func RTT(ctx context.Context, o Options) (report *Report, err error) {
 	if err := r.open(ctx); err != nil {
 		return nil, err
 	}
+	stop, err := o.startNeighbour(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r.closers = append(r.closers, stop)
 	if err := r.run(); err != nil {
 		return nil, err
 	}

@@ -97,6 +97,15 @@ func start(spec memberSpec) (*served, reply, error) {
 		}
 		return s, reply{Echo: s.echo.addresses}, nil
 	}
+	if spec.Kind == kindBusy {
+		profile := s.stop
+		stop := busyLoop()
+		s.stop = func() {
+			stop()
+			profile()
+		}
+		return s, reply{}, nil
+	}
 	if s.member, err = newMember(spec, vmFronts(spec)); err != nil {
 		return nil, reply{}, err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/bench/fleet"
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
 	"github.com/dxpu-project/dxpu/internal/soak"
+	"github.com/dxpu-project/dxpu/internal/vm/qemu"
 	"github.com/dxpu-project/dxpu/link"
 )
 
@@ -48,7 +49,9 @@ the data that it moves and fails on a wrong byte.`,
 		benchCommand("rtt", "Measure the round trip of a register read", `Measure the round trip of a register read: from the embedded host and from a
 vfio-user client to a GPU behind both proxies; from an embedded host to a GPU
 directly below it; and bare ping-pongs with messages of the same sizes. The round
-trip is split into the three parts of the DxPU paper.`, bench.RTT),
+trip is split into the three parts of the DxPU paper. With --beside, another process
+shares the processors with all of them, such as the idle guest that a host usually
+has.`, bench.RTT),
 		benchCommand("write", "Measure posted register writes", `Measure the rate of posted register writes over one binding, from the embedded host
 and from a vfio-user client, and compare it with an embedded host whose GPU is
 directly below it. The GPU counts all writes and checks their order.`, bench.Write),
@@ -111,6 +114,9 @@ func benchCommand(name, short, long string, run func(context.Context, bench.Opti
 		o.Size = 8 << 20
 		sizeVar(f, &o.Size, "size", "size of one copy, such as 64KiB or 8MiB")
 	}
+	if name == "rtt" {
+		f.StringVar(&o.Beside, "beside", "", "neighbour that measurements and limits share the processors with: guest (an idle guest in QEMU) or busy (a busy loop)")
+	}
 	if name == "scale" {
 		f.IntSliceVar(&o.Bindings, "bindings", []int{1, 8, 64}, "numbers of concurrent bindings, each 1 to 256")
 	}
@@ -132,6 +138,17 @@ func (o *benchOptions) check() (err error) {
 		return usagef("--mtu %d: want %d to %d", o.MTU, frame.MinMTU, frame.MaxDatagram)
 	case o.Size != 0 && (o.Size < frame.MaxPayload || o.Size > maxBenchSize || o.Size%frame.MaxPayload != 0):
 		return usagef("--size: want a multiple of %d bytes up to %s", frame.MaxPayload, size(maxBenchSize))
+	}
+	switch o.Beside {
+	case "", bench.BesideBusy:
+	case bench.BesideGuest:
+		install, err := qemu.Locate()
+		if err != nil {
+			return fmt.Errorf("--beside guest: %w", err)
+		}
+		o.Guest = &install
+	default:
+		return usagef("--beside: %q is not one of guest, busy", o.Beside)
 	}
 	return inRange("--bindings", 1, boxproxy.MaxSlots, o.Bindings...)
 }
@@ -170,6 +187,9 @@ func printSetup(w io.Writer, r *bench.Report) {
 	if r.Setup.MTU == 0 { // no network
 		fmt.Fprintf(w, "%d processors, %s; %d rounds of %v\n\n", r.Setup.Processors, r.Setup.Go, r.Setup.Rounds, time.Duration(r.Setup.DurationNS))
 		return
+	}
+	if r.Setup.Beside != "" {
+		where += ", beside " + map[string]string{bench.BesideGuest: "an idle guest in QEMU", bench.BesideBusy: "a busy loop"}[r.Setup.Beside]
 	}
 	fmt.Fprintf(w, "%d processors, %s; cipher %s, datagrams of up to %d bytes, faults %s; %d rounds of %v; %s\n\n",
 		r.Setup.Processors, r.Setup.Go, r.Setup.Cipher, r.Setup.MTU, r.Setup.Fault, r.Setup.Rounds, time.Duration(r.Setup.DurationNS), where)

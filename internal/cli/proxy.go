@@ -107,6 +107,7 @@ func (o *proxyOptions) fabric(log *slog.Logger) (*netio.Fabric, error) {
 		}
 		cfg.Paths = append(cfg.Paths, p)
 	}
+	reader.ReserveProcessors()
 	return netio.Open(cfg)
 }
 

@@ -35,30 +35,51 @@ const Brief = 256
 // Poller waits as its Polling says. It belongs to one goroutine at a time.
 type Poller struct {
 	Polling
-	quick bool      // the last wait of an exchange ended within the window
-	pause time.Time // until then the reader does not poll: others want the processor
+	quick   bool          // the last wait of an exchange ended within the window
+	resume  time.Time     // until then the reader does not poll: others want the processor
+	backoff time.Duration // the last pause
+	turn    time.Time     // when other goroutines last had a turn
 }
 
 const (
+	// shared is the least time between two polls that shows that another thread
+	// has run in between. The processor is then not idle while this thread sleeps,
+	// and the wake-up of a thread costs less there than further polls. An empty
+	// poll takes about one microsecond.
+	shared = 4 * time.Microsecond
 	// preempted is the least time between two polls that shows that another
-	// thread used up its time slice. A partner of the exchange runs for less.
-	preempted = 200 * time.Microsecond
-	// backoff is how long a reader does not poll after that.
-	backoff = 100 * time.Millisecond
+	// thread used up its time slice. A partner of the exchange, or the idle
+	// machine of a VM, runs for less.
+	preempted = time.Millisecond
+	// A reader does not poll for a while after that: longer each time, while it
+	// happens again and again.
+	firstBackoff   = 2 * time.Millisecond
+	longestBackoff = 100 * time.Millisecond
+	// turnEvery is the interval at which a reader lets other goroutines run. A
+	// goroutine that makes one system call after the other keeps its processor (P)
+	// of the Go scheduler: goroutines that it has made ready wait for up to ten
+	// milliseconds, until the runtime preempts it, and for some milliseconds after
+	// each preemption a thread of the runtime wakes up every 20 us, which
+	// takes the processors from the readers.
+	turnEvery = 5 * time.Millisecond
 )
 
 // Wait calls receive(false) while the Polling says so, until it returns anything
 // but ErrNothing, and then receive(true). brief tells that the message is part
 // of an exchange of short messages.
 func (p *Poller) Wait(brief bool, receive func(block bool) error) error {
+	start := time.Now()
+	if start.Sub(p.turn) >= turnEvery {
+		p.turn = start
+		runtime.Gosched()
+	}
 	if p.Spin > 0 {
 		return p.spin(receive)
 	}
 	if !brief || p.Window == 0 {
 		return receive(true)
 	}
-	start := time.Now()
-	if p.quick && start.After(p.pause) {
+	if p.quick && start.After(p.resume) {
 		if err := p.poll(start, receive); !errors.Is(err, ErrNothing) {
 			return err
 		}
@@ -68,25 +89,38 @@ func (p *Poller) Wait(brief bool, receive func(block bool) error) error {
 	return err
 }
 
-// poll returns ErrNothing if no message arrives in the window.
+// poll returns ErrNothing if no message arrives in the window, or if another
+// thread has run on the processor and no message has arrived meanwhile.
 func (p *Poller) poll(start time.Time, receive func(block bool) error) error {
-	for last := start; ; {
-		if err := receive(false); !errors.Is(err, ErrNothing) {
+	for last, alone := start, true; ; {
+		if err := receive(false); !errors.Is(err, ErrNothing) || !alone {
 			return err
 		}
 		// The other thread may run for its whole time slice, so the Go scheduler
 		// must know of the call: not RawSyscall.
 		_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 		now := time.Now()
-		if now.Sub(last) >= preempted {
-			p.pause = now.Add(backoff)
+		alone = now.Sub(last) < shared
+		switch {
+		case now.Sub(last) >= preempted:
+			p.pause(now)
 			return ErrNothing
-		}
-		if now.Sub(start) >= p.Window {
+		case now.Sub(start) >= p.Window:
 			return ErrNothing
 		}
 		last = now
 	}
+}
+
+// pause stops the polling for a time, which doubles if the last pause was recent.
+func (p *Poller) pause(now time.Time) {
+	const recent = 16 // lengths of a pause
+	if now.Sub(p.resume) < recent*p.backoff {
+		p.backoff = min(2*p.backoff, longestBackoff)
+	} else {
+		p.backoff = firstBackoff
+	}
+	p.resume = now.Add(p.backoff)
 }
 
 func (p *Poller) spin(receive func(block bool) error) error {
@@ -98,32 +132,18 @@ func (p *Poller) spin(receive func(block bool) error) error {
 	return receive(true)
 }
 
-// maxBlocking bounds how far Block raises GOMAXPROCS. A host rarely has more
-// active readers at one time, and the garbage collector, which goes by
-// GOMAXPROCS, stays small.
-const maxBlocking = 8
+// reserved is the number of processors that ReserveProcessors adds. A host rarely
+// has more readers that are active at one time, and the garbage collector, which
+// goes by GOMAXPROCS, stays small.
+const reserved = 4
 
-var blocking struct {
-	mu    sync.Mutex // guards count
-	count int
-}
+var reserve sync.Once
 
-// Block raises GOMAXPROCS by one, until end is called, for a goroutine that will
-// wait in the kernel again and again. Between short waits such a goroutine keeps
-// its processor (P) of the Go scheduler, for up to ten milliseconds each time.
-// If all were taken in this way, the goroutines that it has made ready would wait
-// as long.
-func Block() (end func()) {
-	change(1)
-	return sync.OnceFunc(func() { change(-1) })
-}
-
-func change(by int) {
-	blocking.mu.Lock()
-	defer blocking.mu.Unlock()
-	before := min(blocking.count, maxBlocking)
-	blocking.count += by
-	if after := min(blocking.count, maxBlocking); after != before {
-		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + after - before)
-	}
+// ReserveProcessors raises GOMAXPROCS, once, for a program of proxies: a reader that
+// waits in the kernel keeps its processor (P) of the Go scheduler between short
+// waits, and without an idle one a thread of the runtime wakes up every 20 us to
+// take it away. The program calls it at its start. A library must not: GOMAXPROCS
+// belongs to the program, and its readers work without.
+func ReserveProcessors() {
+	reserve.Do(func() { runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + reserved) })
 }

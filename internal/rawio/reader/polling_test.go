@@ -64,8 +64,16 @@ func TestPoller(t *testing.T) {
 		{"bulk traffic", window, false, us, []time.Duration{10 * us, 10 * us, 10 * us}, []int{1, 1, 1}, []int{0, 0, 0}},
 		{"a pause in an exchange", window, true, us, []time.Duration{10 * us, 10 * us, ms, 10 * us, 10 * us}, []int{1, 0, 1, 1, 0}, []int{0, 1, 1, 0, 1}},
 		{"a slow exchange", window, true, us, []time.Duration{60 * us, 60 * us, 60 * us}, []int{1, 1, 1}, []int{0, 0, 0}},
-		// The second poll takes the time slice of another thread: no polls for a tenth of a second.
-		{"a processor that others want", window, true, preempted, []time.Duration{10 * us, 2 * preempted, 10 * us, backoff, 10 * us, 10 * us}, []int{1, 1, 1, 1, 1, 0}, []int{0, 1, 0, 0, 0, 1}},
+		// Another thread runs between two polls: one more look, and the reader sleeps.
+		{"a processor that others use", window, true, shared + us, []time.Duration{10 * us, 20 * us, 8 * us}, []int{1, 1, 0}, []int{0, 1, 1}},
+		// A poll takes the time slice of another thread: no polls for 2 ms, and when it
+		// happens again soon, for 4 ms.
+		{
+			"a processor that others want", window, true, preempted,
+			[]time.Duration{10 * us, 2 * ms, 10 * us, 10 * us, 2 * ms, 10 * us, 2 * ms, 10 * us, 2 * ms, 10 * us, 10 * us, 2 * ms, 10 * us, 10 * us},
+			[]int{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0},
+			[]int{0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1},
+		},
 		{"spinning", Polling{Spin: 100 * us}, false, us, []time.Duration{10 * us, ms, 10 * us}, []int{0, 1, 0}, []int{1, 1, 1}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

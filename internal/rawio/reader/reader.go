@@ -37,10 +37,14 @@ type Source interface {
 var ErrNothing = errors.New("reader: no message")
 
 const (
-	// grace is how long the background goroutine leaves the socket alone after a
-	// waiter has left it. A program that reads registers in a row is back long
-	// before. Messages without a waiter are delayed by at most this time.
-	grace = 100 * time.Microsecond
+	// firstGrace is how long the background goroutine leaves the socket alone after
+	// a waiter has left it. A program that reads registers in a row is back long
+	// before. While waiters come back the grace period doubles, up to longestGrace,
+	// because each look of the background goroutine takes the processor from one
+	// of the threads of the exchange. Messages without a waiter are delayed by at
+	// most the grace period.
+	firstGrace   = 100 * time.Microsecond
+	longestGrace = 400 * time.Microsecond
 	// maxUnasked is how many messages between two waits still look like requests
 	// and answers. With more, there is traffic without a waiter, and the
 	// background goroutine goes on reading.
@@ -86,7 +90,6 @@ func (r *Reader) Close() error { return r.wake.Close() }
 // Serve reads in the background until the Source returns an error, and returns
 // that error.
 func (r *Reader) Serve() error {
-	defer Block()()
 	for {
 		if err := r.serveUntilAsked(); err != nil {
 			return err
@@ -134,12 +137,13 @@ func (r *Reader) receive() error { return r.poller.Wait(r.source.Exchange(), r.s
 
 // standAside waits until there was no waiter for the grace period, or until Attend.
 func (r *Reader) standAside() {
-	for before := r.leads.Load(); !r.called(); {
+	grace := firstGrace
+	for before := r.leads.Load(); !r.called(grace); {
 		now := r.leads.Load()
 		if r.blocked.Load() > 0 || now == before && r.waiting.Load() == 0 {
 			break
 		}
-		before = now
+		before, grace = now, min(2*grace, longestGrace)
 	}
 	r.aside.Store(false)
 }
@@ -153,7 +157,7 @@ type eventWait struct {
 }
 
 // called waits for the grace period, and reports whether Attend ended the wait.
-func (r *Reader) called() bool {
+func (r *Reader) called(grace time.Duration) bool {
 	fd, ok := r.wake.Use()
 	if !ok {
 		return true // closed: the next Receive returns an error

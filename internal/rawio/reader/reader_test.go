@@ -2,6 +2,7 @@ package reader
 
 import (
 	"errors"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -181,5 +182,22 @@ func TestNoBlock(t *testing.T) {
 	w.Block = nil
 	for range 200 {
 		w.ask(r, p, 0)
+	}
+}
+
+// GOMAXPROCS belongs to the program: a Reader leaves it alone, and a program that
+// asks for free processors gets them once.
+func TestProcessorsAreThePrograms(t *testing.T) {
+	before := runtime.GOMAXPROCS(0)
+	defer runtime.GOMAXPROCS(before)
+	r, p := run(t, Polling{})
+	newWaiter().ask(r, p, 0)
+	if n := runtime.GOMAXPROCS(0); n != before {
+		t.Errorf("GOMAXPROCS is %d with a reader, was %d", n, before)
+	}
+	ReserveProcessors()
+	ReserveProcessors()
+	if n := runtime.GOMAXPROCS(0); n != before+reserved {
+		t.Errorf("GOMAXPROCS is %d after a reservation, want %d", n, before+reserved)
 	}
 }
