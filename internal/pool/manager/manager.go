@@ -60,7 +60,7 @@ type Config struct {
 	// MTU is the largest UDP payload, in bytes, of a path without a value of
 	// its own. 0: 1472.
 	MTU uint32
-	// KeepEnded bounds the number of ended leases that are kept. 0: 50,000.
+	// KeepEnded bounds the number of ended leases that are kept. 0: 20,000.
 	KeepEnded int
 	// Quarantine is how long a GPU with grave errors stays out of service. It starts
 	// again at Base for a GPU that served for Max. 0: 10 minutes to a day.
@@ -109,8 +109,8 @@ const (
 	// GPU: the fault is likely to last.
 	attachRetry = 5 * time.Second
 	keepEnded   = time.Hour // how long ended leases are kept
-	// defaultKeepEnded bounds their number: some hundred megabytes.
-	defaultKeepEnded = 50_000
+	// defaultKeepEnded bounds their number: a hundred megabytes, and a second of a takeover.
+	defaultKeepEnded = 20_000
 	keepReleased     = 8                     // the number of released bindings that a lease keeps
 	tickInterval     = 50 * time.Millisecond // the resolution of deadlines
 )

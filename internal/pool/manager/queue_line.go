@@ -97,11 +97,6 @@ func (l *queueLine) sums() []uint32 {
 	return l.before
 }
 
-// aged returns how many leases of the line have waited for agingTime.
-func (l *queueLine) aged(now time.Time) int {
-	return sort.Search(len(l.keys), func(i int) bool { return !l.keys[i].aged(now) })
-}
-
 func (k queueKey) aged(now time.Time) bool { return now.UnixNano()-k.created >= int64(agingTime) }
 
 // compareQueued compares two pending leases whose tenants have gpusA and gpusB GPUs:

@@ -109,7 +109,7 @@ func TestBackfill(t *testing.T) {
 	if err := w.resize(first, 3, 0); connect.CodeOf(err) != connect.CodeResourceExhausted {
 		t.Errorf("a lease of lower priority grows into what is held: %v", err)
 	}
-	// What was held is free again once the lease leaves the queue.
+	// The GPUs are free again once the lease leaves the queue.
 	small := w.create(&dxpuv1.LeaseSpec{Count: 1, Model: "DX100", Wait: true})
 	w.wantLease(small, leasePending)
 	if why := w.explain(small); !strings.Contains(why, "are held for a lease of priority 1") {

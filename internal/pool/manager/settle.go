@@ -16,6 +16,8 @@ const (
 	// maxRounds bounds the rounds of settling a transaction: a chain of
 	// replacements takes about ten.
 	maxRounds = 1000
+	// maxForgotten bounds the ended leases that one transaction forgets for their age.
+	maxForgotten = 64
 )
 
 // errUnsettled reports rules that undo each other, which is a mistake in the program.
@@ -163,19 +165,24 @@ func (t *tx) unfinished() bool {
 	return len(t.dirty) > 0 || t.capacityGrew || t.pass.active || t.alarms.due(t.clock())
 }
 
-// forgetEnded removes ended leases that are too old, of those that were examined, and
-// the oldest ones if there are too many. It also removes old released bindings.
+// forgetEnded removes ended leases that are too old, and the oldest ones if there are
+// too many. It also removes old released bindings of the leases that were examined.
 func (t *tx) forgetEnded() {
 	t.reindex()
-	if over := len(t.endedLeases) - t.cfg.KeepEnded; over > 0 {
-		for _, e := range slices.Clone(t.endedLeases[:over]) {
-			t.forgetLease(e.id)
+	over := len(t.endedLeases) - t.cfg.KeepEnded
+	for i, e := range slices.Clone(t.endedLeases[:min(len(t.endedLeases), max(over, maxForgotten))]) {
+		oldest := subject{leaseSubject, e.id}
+		if i >= over && !t.dueOrSchedule(oldest, e.at.Add(keepEnded)) {
+			break
+		}
+		if t.forgetLease(e.id) && i == maxForgotten-1 && len(t.endedLeases) > maxForgotten {
+			t.mark(subject{leaseSubject, t.endedLeases[i+1].id}) // the next transaction goes on
 		}
 	}
 	for s := range t.examined {
 		id := s.id
 		l := t.leases.get(id)
-		if s.kind != leaseSubject || l == nil || l.ended() && t.dueOrSchedule(s, l.EndTime.Add(keepEnded)) && t.forgetLease(id) {
+		if s.kind != leaseSubject || l == nil {
 			continue
 		}
 		var old []string

@@ -43,7 +43,8 @@ type state struct {
 // anyTable is a table with records of any kind.
 type anyTable interface {
 	keyPrefix() string
-	loadRaw(id string, raw []byte) error
+	decode(raw []byte) (any, error)
+	loadAny(id string, r any)
 	changed() int
 	collect(into map[string]any)
 	all(into map[string]any)

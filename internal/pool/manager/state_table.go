@@ -86,12 +86,14 @@ func (t *table[R]) ids() []string { return slices.Sorted(maps.Keys(t.rows)) }
 // load adds a record outside of any transaction.
 func (t *table[R]) load(id string, r *R) { t.rows[id] = r }
 
-// loadRaw adds an encoded record outside of any transaction.
-func (t *table[R]) loadRaw(id string, raw []byte) error {
+// decode decodes a record of the table, which loadAny adds.
+func (t *table[R]) decode(raw []byte) (any, error) {
 	r := new(R)
-	t.load(id, r)
-	return decode(raw, r)
+	return r, decode(raw, r)
 }
+
+// loadAny adds a record of decode outside of any transaction.
+func (t *table[R]) loadAny(id string, r any) { t.load(id, r.(*R)) }
 
 func (t *table[R]) keyPrefix() string { return t.prefix }
 

@@ -93,10 +93,8 @@ const (
 // was made. Restored refuses records that this program does not understand.
 func Restored(records map[string][]byte) (map[string][]byte, error) {
 	s := newState(time.Time{})
-	for key, raw := range records {
-		if err := s.loadRecord(key, raw); err != nil {
-			return nil, fmt.Errorf("manager: restore: record %s: %w", key, err)
-		}
+	if err := s.loadRecords(records); err != nil {
+		return nil, fmt.Errorf("manager: restore: %w", err)
 	}
 	m := s.meta
 	if m.ClusterID == "" {

@@ -1,13 +1,19 @@
 package manager
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
+	"math"
 	mathrand "math/rand/v2"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -93,17 +99,28 @@ func encode(records map[string]any) (put map[string][]byte, remove []string, err
 }
 
 func decode(raw []byte, into any) error {
-	var version struct {
-		V int `json:"v"`
-	}
-	if err := json.Unmarshal(raw, &version); err != nil {
-		return err
-	}
-	if version.V > recordVersion {
+	if v := versionOf(raw); v > recordVersion {
 		return fmt.Errorf("it has version %d and this program knows versions up to %d: "+
-			"run the program that wrote it, or a later one, or restore a backup of the state", version.V, recordVersion)
+			"run the program that wrote it, or a later one, or restore a backup of the state", v, recordVersion)
 	}
 	return json.Unmarshal(raw, into)
+}
+
+// versionOf returns the version of an encoded record. Every version writes the field
+// first, so the record is not decoded for it.
+func versionOf(raw []byte) int {
+	digits, ok := bytes.CutPrefix(raw, []byte(`{"v":`))
+	if !ok {
+		return 0
+	}
+	if end := bytes.IndexAny(digits, ",}"); end >= 0 {
+		digits = digits[:end]
+	}
+	v, err := strconv.Atoi(string(digits))
+	if err != nil {
+		return math.MaxInt // not a number that this program writes
+	}
+	return v
 }
 
 func (m *Manager) loadLocked(ctx context.Context) error {
@@ -117,10 +134,8 @@ func (m *Manager) loadLocked(ctx context.Context) error {
 // installLocked makes the records of the store the state.
 func (m *Manager) installLocked(records map[string][]byte) error {
 	s := newState(m.cfg.Now())
-	for key, raw := range records {
-		if err := s.loadRecord(key, raw); err != nil {
-			return fmt.Errorf("manager: load state: record %s: %w", key, err)
-		}
+	if err := s.loadRecords(records); err != nil {
+		return fmt.Errorf("manager: load state: %w", err)
 	}
 	for key, raw := range records {
 		if len(raw) > maxRecord { // an earlier version did not bound it
@@ -146,15 +161,27 @@ func (m *Manager) installLocked(records map[string][]byte) error {
 	return nil
 }
 
-// indexAll builds the index of a state that was just loaded, and marks everything.
+// indexAll builds the index of a state that was just loaded, and marks everything that
+// the rules may change. Ended leases and released bindings, which are most of a state,
+// change no more; the oldest ended lease is forgotten by its own alarm.
 func (t *tx) indexAll() {
-	for id := range t.leases.rows {
+	for _, id := range slices.SortedFunc(maps.Keys(t.leases.rows), func(a, b string) int {
+		x, y := t.leases.get(a), t.leases.get(b)
+		return cmp.Or(x.EndTime.Compare(y.EndTime), x.CreateTime.Compare(y.CreateTime), cmp.Compare(a, b))
+	}) { // in this order the index adds to the end of its lists
 		t.indexLease(id)
-		t.mark(subject{leaseSubject, id})
+		if !t.leases.get(id).ended() {
+			t.mark(subject{leaseSubject, id})
+		}
 	}
-	for id := range t.bindings.rows {
+	if len(t.endedLeases) > 0 {
+		t.mark(subject{leaseSubject, t.endedLeases[0].id})
+	}
+	for id, b := range t.bindings.rows {
 		t.indexBinding(id, map[string]bool{})
-		t.mark(subject{bindingSubject, id})
+		if b.State != released {
+			t.mark(subject{bindingSubject, id})
+		}
 	}
 	stale := map[string]bool{}
 	for id := range t.nodes.rows {
@@ -165,21 +192,61 @@ func (t *tx) indexAll() {
 	t.capacityGrew = true
 }
 
-func (s *state) loadRecord(key string, raw []byte) error {
-	kind, id, _ := strings.Cut(key, "/")
-	if kind == metaKey {
-		return decode(raw, s.meta)
+// loadRecords fills a new state. It decodes the records on all processors, because a
+// pool waits for it when another manager takes over.
+func (s *state) loadRecords(records map[string][]byte) error {
+	keys := slices.Collect(maps.Keys(records))
+	decoded := make([]any, len(keys))
+	errs := make([]error, len(keys))
+	workers := runtime.GOMAXPROCS(0)
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			for i := w; i < len(keys); i += workers {
+				decoded[i], errs[i] = s.decodeRecord(keys[i], records[keys[i]])
+			}
+		})
 	}
-	for _, of := range s.tables() {
-		if of.keyPrefix() != kind+"/" {
+	wg.Wait()
+	for i, key := range keys {
+		if errs[i] != nil {
+			return fmt.Errorf("record %s: %w", key, errs[i])
+		}
+		kind, id, _ := strings.Cut(key, "/")
+		if m, ok := decoded[i].(*meta); ok {
+			s.meta = m
 			continue
 		}
-		if err := of.loadRaw(id, raw); err != nil || of != &s.leases {
-			return err
-		}
-		l := s.leases.get(id)
-		l.spec = &dxpuv1.LeaseSpec{}
-		return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(l.Spec, l.spec)
+		s.tableOf(kind).loadAny(id, decoded[i])
 	}
-	return fmt.Errorf("unknown kind: a later version of this program wrote it; run that version")
+	return nil
+}
+
+// tableOf returns the table for keys such as "lease/l-7", nil for an unknown kind.
+func (s *state) tableOf(kind string) anyTable {
+	for _, of := range s.tables() {
+		if of.keyPrefix() == kind+"/" {
+			return of
+		}
+	}
+	return nil
+}
+
+// decodeRecord decodes a record without changing the state.
+func (s *state) decodeRecord(key string, raw []byte) (any, error) {
+	kind, _, _ := strings.Cut(key, "/")
+	if kind == metaKey {
+		m := &meta{}
+		return m, decode(raw, m)
+	}
+	of := s.tableOf(kind)
+	if of == nil {
+		return nil, errors.New("unknown kind: a later version of this program wrote it; run that version")
+	}
+	r, err := of.decode(raw)
+	if l, ok := r.(*leaseRecord); ok && err == nil {
+		l.spec = &dxpuv1.LeaseSpec{}
+		err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(l.Spec, l.spec)
+	}
+	return r, err
 }

@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// What is held for a request grows while others leave it alone, until the request fits.
+// The set held for a request grows while others leave it alone, until the request fits.
 func TestGatherGrowsUntilItFits(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		pool := NewPool()
