@@ -116,7 +116,8 @@ func (m *Manager) tokenCaller(id, text string) (caller auth.Identity, err error)
 }
 
 // tokenIsGood reports whether a token has not expired and its tenant still exists. A
-// tenant that was created again under the same name is another tenant.
+// tenant that was created again under the same name is another tenant: its revision
+// tells, because the clock may have been set back since.
 func (t *tx) tokenIsGood(r *tokenRecord) bool {
 	if !r.ExpireTime.IsZero() && !t.now.Before(r.ExpireTime) {
 		return false
@@ -125,7 +126,13 @@ func (t *tx) tokenIsGood(r *tokenRecord) bool {
 		return true
 	}
 	tenant := t.tenants.get(r.Tenant)
-	return tenant != nil && !r.CreateTime.Before(tenant.CreateTime)
+	switch {
+	case tenant == nil:
+		return false
+	case tenant.Created != 0 && r.TenantCreated != 0:
+		return tenant.Created == r.TenantCreated
+	}
+	return !r.CreateTime.Before(tenant.CreateTime) // of an earlier version
 }
 
 // credentialCaller returns the identity of the node with a credential.

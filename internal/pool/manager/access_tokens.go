@@ -54,13 +54,38 @@ func (t *tx) createToken(r *dxpuv1.CreateTokenRequest, creator string) (*dxpuv1.
 	rec := &tokenRecord{
 		ID: id, Role: r.Role, Tenant: r.Tenant, Description: r.Description, SecretHash: hash, CreateTime: t.now, Creator: creator,
 	}
+	if tenant := t.tenants.get(r.Tenant); tenant != nil {
+		rec.TenantCreated = tenant.Created
+	}
 	if r.ExpiresAfter != nil {
+		t.mark(subject{tokenSubject, id})
 		rec.ExpireTime = t.now.Add(r.ExpiresAfter.AsDuration())
 	}
 	t.tokens.put(id, rec)
 	t.setTarget(id)
 	t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TOKEN_CHANGED}, "token %s was created for %s", id, tokenOwner(rec))
 	return tokenMessage(rec), secret, nil
+}
+
+// advanceToken removes a token that has expired. So it stays invalid when the clock is
+// set back.
+func (t *tx) advanceToken(id string) {
+	r := t.tokens.get(id)
+	if r.ExpireTime.IsZero() || !t.dueOrSchedule(subject{tokenSubject, id}, r.ExpireTime) {
+		return
+	}
+	t.tokens.remove(id)
+	t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TOKEN_CHANGED}, "token %s of %s has expired", id, tokenOwner(r))
+}
+
+// deleteTokensOf removes the tokens of a tenant.
+func (t *tx) deleteTokensOf(tenant string) {
+	for _, id := range t.tokens.ids() {
+		if r := t.tokens.get(id); r.Tenant == tenant {
+			t.tokens.remove(id)
+			t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TOKEN_CHANGED}, "token %s of %s was deleted with it", id, tokenOwner(r))
+		}
+	}
 }
 
 func tokenOwner(r *tokenRecord) string {

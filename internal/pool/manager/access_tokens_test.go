@@ -140,6 +140,27 @@ func TestBadTokens(t *testing.T) {
 			w.putTenant("a", nil)
 			return s
 		}, false},
+		{"its tenant was made again while the clock was behind", func(w *world) string {
+			id, s := mint(w, ofTenant)
+			kept := w.m.state.tokens.get(id)
+			w.deleteTenant("a")
+			w.clock.pass(-time.Hour)
+			w.putTenant("a", nil)
+			// A version that did not delete the tokens of a tenant may have left it.
+			if err := w.m.update(t.Context(), func(t *tx) error {
+				t.tokens.put(id, kept)
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			return s
+		}, false},
+		{"expired before the clock was set back", func(w *world) string {
+			_, s := mint(w, operator)
+			w.pass(time.Hour)
+			w.pass(-30 * time.Minute)
+			return s
+		}, false},
 	}
 	var bad answer
 	for _, tt := range tests {
@@ -162,6 +183,23 @@ func TestBadTokens(t *testing.T) {
 				t.Errorf("the answer differs from the others: %v, %v", got, bad)
 			}
 		})
+	}
+}
+
+// The tokens of a tenant end with it.
+func TestTokensEndWithTheirTenant(t *testing.T) {
+	w := newWorld(t, Config{})
+	w.putTenant("a", nil)
+	w.putTenant("b", nil)
+	for _, tenant := range []string{"a", "b", "a"} {
+		if _, err := w.api().CreateToken(t.Context(), connect.NewRequest(&dxpuv1.CreateTokenRequest{Role: dxpuv1.Role_ROLE_TENANT, Tenant: tenant})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.deleteTenant("a")
+	res, err := w.api().ListTokens(t.Context(), connect.NewRequest(&dxpuv1.ListTokensRequest{}))
+	if err != nil || len(res.Msg.Tokens) != 1 || res.Msg.Tokens[0].Tenant != "b" {
+		t.Errorf("tokens after the end of tenant a: %v, %v", res, err)
 	}
 }
 

@@ -134,6 +134,11 @@ func (t *tx) advanceAll() {
 			t.advanceLease(id)
 		}
 	}
+	for _, id := range sorted(ids[tokenSubject]) {
+		if t.tokens.get(id) != nil {
+			t.advanceToken(id)
+		}
+	}
 }
 
 func sorted(ids []string) []string {
@@ -215,7 +220,7 @@ func (t *tx) forgetLease(id string) bool {
 
 // subject is an object that the rules examine: a node, a binding or a lease.
 type subject struct {
-	kind byte // nodeSubject, bindingSubject or leaseSubject
+	kind byte // nodeSubject, bindingSubject, leaseSubject or tokenSubject
 	id   string
 }
 
@@ -223,6 +228,7 @@ const (
 	nodeSubject    = 'n'
 	bindingSubject = 'b'
 	leaseSubject   = 'l'
+	tokenSubject   = 't'
 )
 
 // alarmCap is the longest time for which an alarm is set, and so the longest

@@ -253,6 +253,9 @@ type tenantRecord struct {
 	Description string      `json:"description,omitempty"`
 	Quota       quotaRecord `json:"quota"`
 	CreateTime  time.Time   `json:"create_time"`
+	// Created is the revision at which the tenant was created. It tells the tenant from
+	// others that have had the name. 0: by a version that did not record it.
+	Created uint64 `json:"created,omitempty"`
 	// ResourceVersion grows with every change.
 	ResourceVersion uint64 `json:"resource_version"`
 }
@@ -277,6 +280,8 @@ type tokenRecord struct {
 	CreateTime  time.Time   `json:"create_time"`
 	ExpireTime  time.Time   `json:"expire_time,omitzero"`
 	Creator     string      `json:"creator,omitempty"`
+	// TenantCreated is Created of the tenant; 0: of the default tenant, or not known.
+	TenantCreated uint64 `json:"tenant_created,omitempty"`
 }
 
 // auditRecord says which caller did what. It is not changed once stored.

@@ -183,6 +183,9 @@ func (t *tx) indexAll() {
 			t.mark(subject{bindingSubject, id})
 		}
 	}
+	for id := range t.tokens.rows {
+		t.mark(subject{tokenSubject, id})
+	}
 	stale := map[string]bool{}
 	for id := range t.nodes.rows {
 		stale[id] = true

@@ -53,7 +53,7 @@ func (s *poolService) PutTenant(ctx context.Context, req *connect.Request[dxpuv1
 		case r == nil && want.ResourceVersion != 0:
 			return conflict("tenant", want.Id, 0, want.ResourceVersion)
 		case r == nil:
-			t.tenants.put(want.Id, &tenantRecord{ID: want.Id, CreateTime: t.now})
+			t.tenants.put(want.Id, &tenantRecord{ID: want.Id, CreateTime: t.now, Created: t.revision()})
 		case want.ResourceVersion != 0 && want.ResourceVersion != r.ResourceVersion:
 			return conflict("tenant", want.Id, r.ResourceVersion, want.ResourceVersion)
 		}
@@ -107,6 +107,7 @@ func (s *poolService) DeleteTenant(ctx context.Context, req *connect.Request[dxp
 			return errorf(connect.CodeFailedPrecondition, "tenant_id: %s has %d leases; delete them first", id, u.leases())
 		}
 		t.tenants.remove(id)
+		t.deleteTokensOf(id)
 		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TENANT_CHANGED, Tenant: id}, "tenant %s was deleted", id)
 		return nil
 	})
