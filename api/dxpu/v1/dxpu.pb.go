@@ -20,6 +20,8 @@
 //     never succeed. NOT_FOUND. ALREADY_EXISTS. RESOURCE_EXHAUSTED: no capacity
 //     now. FAILED_PRECONDITION: not in this state. ABORTED: version conflict, read
 //     again. UNIMPLEMENTED: this manager is too old for the call.
+//   - An error that is not certain has a CallOutcome as a detail: whether the call
+//     has changed nothing and may be repeated, or whether its effect is unknown.
 //   - Lists are ordered by ID (events by revision) and paged. page_size is at most
 //     1000; 0 means 100. page_token is the next_page_token of the previous answer,
 //     empty for the first page. next_page_token is empty on the last page.
@@ -36,6 +38,7 @@ import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
+	fieldmaskpb "google.golang.org/protobuf/types/known/fieldmaskpb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -193,6 +196,9 @@ type ListHostsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Hosts         []*Host                `protobuf:"bytes,1,rep,name=hosts,proto3" json:"hosts,omitempty"`
 	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// The revision of the pool that the page shows. To follow it without a gap, watch
+	// from the revision of the first page.
+	Revision      uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -239,6 +245,13 @@ func (x *ListHostsResponse) GetNextPageToken() string {
 		return x.NextPageToken
 	}
 	return ""
+}
+
+func (x *ListHostsResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
 }
 
 type GetHostRequest struct {
@@ -403,6 +416,9 @@ type ListBoxesResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Boxes         []*Box                 `protobuf:"bytes,1,rep,name=boxes,proto3" json:"boxes,omitempty"`
 	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// The revision of the pool that the page shows. To follow it without a gap, watch
+	// from the revision of the first page.
+	Revision      uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -449,6 +465,13 @@ func (x *ListBoxesResponse) GetNextPageToken() string {
 		return x.NextPageToken
 	}
 	return ""
+}
+
+func (x *ListBoxesResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
 }
 
 type GetBoxRequest struct {
@@ -644,6 +667,9 @@ type ListGPUsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Gpus          []*GPU                 `protobuf:"bytes,1,rep,name=gpus,proto3" json:"gpus,omitempty"`
 	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// The revision of the pool that the page shows. To follow it without a gap, watch
+	// from the revision of the first page.
+	Revision      uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -690,6 +716,13 @@ func (x *ListGPUsResponse) GetNextPageToken() string {
 		return x.NextPageToken
 	}
 	return ""
+}
+
+func (x *ListGPUsResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
 }
 
 type GetGPURequest struct {
@@ -871,6 +904,9 @@ type ListLeasesResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Leases        []*Lease               `protobuf:"bytes,1,rep,name=leases,proto3" json:"leases,omitempty"`
 	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// The revision of the pool that the page shows. To follow it without a gap, watch
+	// from the revision of the first page.
+	Revision      uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -917,6 +953,13 @@ func (x *ListLeasesResponse) GetNextPageToken() string {
 		return x.NextPageToken
 	}
 	return ""
+}
+
+func (x *ListLeasesResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
 }
 
 type GetLeaseRequest struct {
@@ -1474,7 +1517,11 @@ type ReplaceGPURequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	GpuId string                 `protobuf:"bytes,1,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
 	// Also cordon the GPU.
-	Cordon        bool `protobuf:"varint,2,opt,name=cordon,proto3" json:"cordon,omitempty"`
+	Cordon bool `protobuf:"varint,2,opt,name=cordon,proto3" json:"cordon,omitempty"`
+	// Makes the call idempotent: a second call with the same request_id returns the
+	// replacement of the first one; for another GPU it fails with ALREADY_EXISTS. It is
+	// forgotten with the binding. At most 128 characters.
+	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1521,6 +1568,13 @@ func (x *ReplaceGPURequest) GetCordon() bool {
 		return x.Cordon
 	}
 	return false
+}
+
+func (x *ReplaceGPURequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
 }
 
 type ReplaceGPUResponse struct {
@@ -2395,6 +2449,134 @@ func (x *WatchEventsResponse) GetRevision() uint64 {
 	return 0
 }
 
+type WatchLeasesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Send the leases that have changed after this revision, such as that of a list. 0:
+	// send all leases that have not ended first. OUT_OF_RANGE if the manager no longer
+	// keeps the events since then: list again.
+	AfterRevision uint64 `protobuf:"varint,1,opt,name=after_revision,json=afterRevision,proto3" json:"after_revision,omitempty"`
+	// Filters; an empty one does not filter.
+	LeaseId       string `protobuf:"bytes,2,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	Tenant        string `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	HostId        string `protobuf:"bytes,4,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchLeasesRequest) Reset() {
+	*x = WatchLeasesRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchLeasesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchLeasesRequest) ProtoMessage() {}
+
+func (x *WatchLeasesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchLeasesRequest.ProtoReflect.Descriptor instead.
+func (*WatchLeasesRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *WatchLeasesRequest) GetAfterRevision() uint64 {
+	if x != nil {
+		return x.AfterRevision
+	}
+	return 0
+}
+
+func (x *WatchLeasesRequest) GetLeaseId() string {
+	if x != nil {
+		return x.LeaseId
+	}
+	return ""
+}
+
+func (x *WatchLeasesRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *WatchLeasesRequest) GetHostId() string {
+	if x != nil {
+		return x.HostId
+	}
+	return ""
+}
+
+type WatchLeasesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The present state of a lease that has changed; changes that follow each other soon
+	// are sent once. A change of the queue position alone is not sent. Unset in a
+	// keep-alive message.
+	Lease *Lease `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	// All changes up to this revision have been sent or filtered out: resume here.
+	Revision      uint64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchLeasesResponse) Reset() {
+	*x = WatchLeasesResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchLeasesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchLeasesResponse) ProtoMessage() {}
+
+func (x *WatchLeasesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchLeasesResponse.ProtoReflect.Descriptor instead.
+func (*WatchLeasesResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *WatchLeasesResponse) GetLease() *Lease {
+	if x != nil {
+		return x.Lease
+	}
+	return nil
+}
+
+func (x *WatchLeasesResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
 type ClearGPUErrorsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	GpuId         string                 `protobuf:"bytes,1,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
@@ -2404,7 +2586,7 @@ type ClearGPUErrorsRequest struct {
 
 func (x *ClearGPUErrorsRequest) Reset() {
 	*x = ClearGPUErrorsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2416,7 +2598,7 @@ func (x *ClearGPUErrorsRequest) String() string {
 func (*ClearGPUErrorsRequest) ProtoMessage() {}
 
 func (x *ClearGPUErrorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2429,7 +2611,7 @@ func (x *ClearGPUErrorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearGPUErrorsRequest.ProtoReflect.Descriptor instead.
 func (*ClearGPUErrorsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{42}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ClearGPUErrorsRequest) GetGpuId() string {
@@ -2448,7 +2630,7 @@ type ClearGPUErrorsResponse struct {
 
 func (x *ClearGPUErrorsResponse) Reset() {
 	*x = ClearGPUErrorsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2460,7 +2642,7 @@ func (x *ClearGPUErrorsResponse) String() string {
 func (*ClearGPUErrorsResponse) ProtoMessage() {}
 
 func (x *ClearGPUErrorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2473,7 +2655,7 @@ func (x *ClearGPUErrorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearGPUErrorsResponse.ProtoReflect.Descriptor instead.
 func (*ClearGPUErrorsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{43}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ClearGPUErrorsResponse) GetGpu() *GPU {
@@ -2495,7 +2677,7 @@ type DeleteNodeRequest struct {
 
 func (x *DeleteNodeRequest) Reset() {
 	*x = DeleteNodeRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2507,7 +2689,7 @@ func (x *DeleteNodeRequest) String() string {
 func (*DeleteNodeRequest) ProtoMessage() {}
 
 func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2520,7 +2702,7 @@ func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNodeRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{44}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DeleteNodeRequest) GetNodeId() string {
@@ -2552,7 +2734,7 @@ type DeleteNodeResponse struct {
 
 func (x *DeleteNodeResponse) Reset() {
 	*x = DeleteNodeResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2564,7 +2746,7 @@ func (x *DeleteNodeResponse) String() string {
 func (*DeleteNodeResponse) ProtoMessage() {}
 
 func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2577,7 +2759,7 @@ func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNodeResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{45}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{47}
 }
 
 type ListTenantsRequest struct {
@@ -2590,7 +2772,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2602,7 +2784,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2615,7 +2797,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{46}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListTenantsRequest) GetPageSize() int32 {
@@ -2636,13 +2818,16 @@ type ListTenantsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tenants       []*Tenant              `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"`
 	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// The revision of the pool that the page shows. To follow it without a gap, watch
+	// from the revision of the first page.
+	Revision      uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2654,7 +2839,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2667,7 +2852,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{47}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -2684,6 +2869,13 @@ func (x *ListTenantsResponse) GetNextPageToken() string {
 	return ""
 }
 
+func (x *ListTenantsResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
 type GetTenantRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	TenantId      string                 `protobuf:"bytes,1,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
@@ -2693,7 +2885,7 @@ type GetTenantRequest struct {
 
 func (x *GetTenantRequest) Reset() {
 	*x = GetTenantRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2705,7 +2897,7 @@ func (x *GetTenantRequest) String() string {
 func (*GetTenantRequest) ProtoMessage() {}
 
 func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2718,7 +2910,7 @@ func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{48}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *GetTenantRequest) GetTenantId() string {
@@ -2737,7 +2929,7 @@ type GetTenantResponse struct {
 
 func (x *GetTenantResponse) Reset() {
 	*x = GetTenantResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2749,7 +2941,7 @@ func (x *GetTenantResponse) String() string {
 func (*GetTenantResponse) ProtoMessage() {}
 
 func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2762,7 +2954,7 @@ func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{49}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *GetTenantResponse) GetTenant() *Tenant {
@@ -2775,14 +2967,17 @@ func (x *GetTenantResponse) GetTenant() *Tenant {
 type PutTenantRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only id, description, quota and resource_version are read.
-	Tenant        *Tenant `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Tenant *Tenant `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// The fields to set: "description", "quota". Empty: those that the tenant in the
+	// request has; the others keep their values.
+	UpdateMask    *fieldmaskpb.FieldMask `protobuf:"bytes,2,opt,name=update_mask,json=updateMask,proto3" json:"update_mask,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PutTenantRequest) Reset() {
 	*x = PutTenantRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2794,7 +2989,7 @@ func (x *PutTenantRequest) String() string {
 func (*PutTenantRequest) ProtoMessage() {}
 
 func (x *PutTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2807,12 +3002,19 @@ func (x *PutTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutTenantRequest.ProtoReflect.Descriptor instead.
 func (*PutTenantRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{50}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PutTenantRequest) GetTenant() *Tenant {
 	if x != nil {
 		return x.Tenant
+	}
+	return nil
+}
+
+func (x *PutTenantRequest) GetUpdateMask() *fieldmaskpb.FieldMask {
+	if x != nil {
+		return x.UpdateMask
 	}
 	return nil
 }
@@ -2826,7 +3028,7 @@ type PutTenantResponse struct {
 
 func (x *PutTenantResponse) Reset() {
 	*x = PutTenantResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2838,7 +3040,7 @@ func (x *PutTenantResponse) String() string {
 func (*PutTenantResponse) ProtoMessage() {}
 
 func (x *PutTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2851,7 +3053,7 @@ func (x *PutTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutTenantResponse.ProtoReflect.Descriptor instead.
 func (*PutTenantResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{51}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PutTenantResponse) GetTenant() *Tenant {
@@ -2871,7 +3073,7 @@ type DeleteTenantRequest struct {
 
 func (x *DeleteTenantRequest) Reset() {
 	*x = DeleteTenantRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2883,7 +3085,7 @@ func (x *DeleteTenantRequest) String() string {
 func (*DeleteTenantRequest) ProtoMessage() {}
 
 func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2896,7 +3098,7 @@ func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{52}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *DeleteTenantRequest) GetTenantId() string {
@@ -2921,7 +3123,7 @@ type DeleteTenantResponse struct {
 
 func (x *DeleteTenantResponse) Reset() {
 	*x = DeleteTenantResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2933,7 +3135,7 @@ func (x *DeleteTenantResponse) String() string {
 func (*DeleteTenantResponse) ProtoMessage() {}
 
 func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2946,7 +3148,7 @@ func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{53}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{55}
 }
 
 type CreateTokenRequest struct {
@@ -2955,14 +3157,18 @@ type CreateTokenRequest struct {
 	Tenant      string                 `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Description string                 `protobuf:"bytes,3,opt,name=description,proto3" json:"description,omitempty"`
 	// Unset: never expires.
-	ExpiresAfter  *durationpb.Duration `protobuf:"bytes,4,opt,name=expires_after,json=expiresAfter,proto3" json:"expires_after,omitempty"`
+	ExpiresAfter *durationpb.Duration `protobuf:"bytes,4,opt,name=expires_after,json=expiresAfter,proto3" json:"expires_after,omitempty"`
+	// Makes the call repeatable: a second call with the same request_id returns the token
+	// of the first one with a new secret, and the first secret is revoked. With other
+	// values, or of another caller, it fails with ALREADY_EXISTS. At most 128 characters.
+	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2974,7 +3180,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2987,7 +3193,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{54}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *CreateTokenRequest) GetRole() Role {
@@ -3018,6 +3224,13 @@ func (x *CreateTokenRequest) GetExpiresAfter() *durationpb.Duration {
 	return nil
 }
 
+func (x *CreateTokenRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
 type CreateTokenResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Token *Token                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
@@ -3029,7 +3242,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3041,7 +3254,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3054,7 +3267,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{55}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CreateTokenResponse) GetToken() *Token {
@@ -3081,7 +3294,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3093,7 +3306,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3106,7 +3319,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{56}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListTokensRequest) GetPageSize() int32 {
@@ -3133,7 +3346,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3145,7 +3358,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3158,7 +3371,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{57}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -3184,7 +3397,7 @@ type DeleteTokenRequest struct {
 
 func (x *DeleteTokenRequest) Reset() {
 	*x = DeleteTokenRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3196,7 +3409,7 @@ func (x *DeleteTokenRequest) String() string {
 func (*DeleteTokenRequest) ProtoMessage() {}
 
 func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3209,7 +3422,7 @@ func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTokenRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{58}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *DeleteTokenRequest) GetTokenId() string {
@@ -3227,7 +3440,7 @@ type DeleteTokenResponse struct {
 
 func (x *DeleteTokenResponse) Reset() {
 	*x = DeleteTokenResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3239,7 +3452,7 @@ func (x *DeleteTokenResponse) String() string {
 func (*DeleteTokenResponse) ProtoMessage() {}
 
 func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3252,7 +3465,7 @@ func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{59}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{61}
 }
 
 type WhoAmIRequest struct {
@@ -3263,7 +3476,7 @@ type WhoAmIRequest struct {
 
 func (x *WhoAmIRequest) Reset() {
 	*x = WhoAmIRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3275,7 +3488,7 @@ func (x *WhoAmIRequest) String() string {
 func (*WhoAmIRequest) ProtoMessage() {}
 
 func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3288,7 +3501,7 @@ func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
 func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{60}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{62}
 }
 
 type WhoAmIResponse struct {
@@ -3302,7 +3515,7 @@ type WhoAmIResponse struct {
 
 func (x *WhoAmIResponse) Reset() {
 	*x = WhoAmIResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3314,7 +3527,7 @@ func (x *WhoAmIResponse) String() string {
 func (*WhoAmIResponse) ProtoMessage() {}
 
 func (x *WhoAmIResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3327,7 +3540,7 @@ func (x *WhoAmIResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIResponse.ProtoReflect.Descriptor instead.
 func (*WhoAmIResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{61}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *WhoAmIResponse) GetActor() string {
@@ -3364,7 +3577,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3376,7 +3589,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3389,7 +3602,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{62}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListAuditRequest) GetPageSize() int32 {
@@ -3430,7 +3643,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3442,7 +3655,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3455,7 +3668,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{63}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -3480,7 +3693,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3492,7 +3705,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3505,7 +3718,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{64}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{66}
 }
 
 type BackupResponse struct {
@@ -3517,7 +3730,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3529,7 +3742,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3542,7 +3755,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{65}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *BackupResponse) GetChunk() []byte {
@@ -3556,7 +3769,7 @@ var File_dxpu_v1_dxpu_proto protoreflect.FileDescriptor
 
 const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\n" +
-	"\x12dxpu/v1/dxpu.proto\x12\adxpu.v1\x1a\x13dxpu/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\"\x10\n" +
+	"\x12dxpu/v1/dxpu.proto\x12\adxpu.v1\x1a\x13dxpu/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\"\x10\n" +
 	"\x0eGetPoolRequest\"4\n" +
 	"\x0fGetPoolResponse\x12!\n" +
 	"\x04pool\x18\x01 \x01(\v2\r.dxpu.v1.PoolR\x04pool\"\xc8\x01\n" +
@@ -3567,10 +3780,11 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x06labels\x18\x03 \x03(\v2%.dxpu.v1.ListHostsRequest.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"`\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"|\n" +
 	"\x11ListHostsResponse\x12#\n" +
 	"\x05hosts\x18\x01 \x03(\v2\r.dxpu.v1.HostR\x05hosts\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\")\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\x04R\brevision\")\n" +
 	"\x0eGetHostRequest\x12\x17\n" +
 	"\ahost_id\x18\x01 \x01(\tR\x06hostId\"4\n" +
 	"\x0fGetHostResponse\x12!\n" +
@@ -3583,10 +3797,11 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x04kind\x18\x04 \x01(\x0e2\x10.dxpu.v1.BoxKindR\x04kind\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"_\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"{\n" +
 	"\x11ListBoxesResponse\x12\"\n" +
 	"\x05boxes\x18\x01 \x03(\v2\f.dxpu.v1.BoxR\x05boxes\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\x04R\brevision\"&\n" +
 	"\rGetBoxRequest\x12\x15\n" +
 	"\x06box_id\x18\x01 \x01(\tR\x05boxId\"0\n" +
 	"\x0eGetBoxResponse\x12\x1e\n" +
@@ -3600,10 +3815,11 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\blease_id\x18\x05 \x01(\tR\aleaseId\x12\x14\n" +
 	"\x05model\x18\x06 \x01(\tR\x05model\x12'\n" +
 	"\x05state\x18\a \x01(\x0e2\x11.dxpu.v1.GPUStateR\x05state\x12'\n" +
-	"\x06health\x18\b \x01(\x0e2\x0f.dxpu.v1.HealthR\x06health\"\\\n" +
+	"\x06health\x18\b \x01(\x0e2\x0f.dxpu.v1.HealthR\x06health\"x\n" +
 	"\x10ListGPUsResponse\x12 \n" +
 	"\x04gpus\x18\x01 \x03(\v2\f.dxpu.v1.GPUR\x04gpus\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\x04R\brevision\"&\n" +
 	"\rGetGPURequest\x12\x15\n" +
 	"\x06gpu_id\x18\x01 \x01(\tR\x05gpuId\"0\n" +
 	"\x0eGetGPUResponse\x12\x1e\n" +
@@ -3615,10 +3831,11 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12\x17\n" +
 	"\ahost_id\x18\x04 \x01(\tR\x06hostId\x12)\n" +
 	"\x05state\x18\x05 \x01(\x0e2\x13.dxpu.v1.LeaseStateR\x05state\x12#\n" +
-	"\rinclude_ended\x18\x06 \x01(\bR\fincludeEnded\"d\n" +
+	"\rinclude_ended\x18\x06 \x01(\bR\fincludeEnded\"\x80\x01\n" +
 	"\x12ListLeasesResponse\x12&\n" +
 	"\x06leases\x18\x01 \x03(\v2\x0e.dxpu.v1.LeaseR\x06leases\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\",\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\x04R\brevision\",\n" +
 	"\x0fGetLeaseRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\tR\aleaseId\"8\n" +
 	"\x10GetLeaseResponse\x12$\n" +
@@ -3649,10 +3866,12 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\tsatisfied\x18\x01 \x01(\bR\tsatisfied\x12 \n" +
 	"\vexplanation\x18\x02 \x03(\tR\vexplanation\x12\x17\n" +
 	"\agpu_ids\x18\x03 \x03(\tR\x06gpuIds\x12\x17\n" +
-	"\ahost_id\x18\x04 \x01(\tR\x06hostId\"B\n" +
+	"\ahost_id\x18\x04 \x01(\tR\x06hostId\"a\n" +
 	"\x11ReplaceGPURequest\x12\x15\n" +
 	"\x06gpu_id\x18\x01 \x01(\tR\x05gpuId\x12\x16\n" +
-	"\x06cordon\x18\x02 \x01(\bR\x06cordon\"f\n" +
+	"\x06cordon\x18\x02 \x01(\bR\x06cordon\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\"f\n" +
 	"\x12ReplaceGPUResponse\x12$\n" +
 	"\x05lease\x18\x01 \x01(\v2\x0e.dxpu.v1.LeaseR\x05lease\x12*\n" +
 	"\abinding\x18\x02 \x01(\v2\x10.dxpu.v1.BindingR\abinding\")\n" +
@@ -3707,6 +3926,14 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x06filter\x18\x03 \x01(\v2\x14.dxpu.v1.EventFilterR\x06filter\"W\n" +
 	"\x13WatchEventsResponse\x12$\n" +
 	"\x05event\x18\x01 \x01(\v2\x0e.dxpu.v1.EventR\x05event\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"\x87\x01\n" +
+	"\x12WatchLeasesRequest\x12%\n" +
+	"\x0eafter_revision\x18\x01 \x01(\x04R\rafterRevision\x12\x19\n" +
+	"\blease_id\x18\x02 \x01(\tR\aleaseId\x12\x16\n" +
+	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12\x17\n" +
+	"\ahost_id\x18\x04 \x01(\tR\x06hostId\"W\n" +
+	"\x13WatchLeasesResponse\x12$\n" +
+	"\x05lease\x18\x01 \x01(\v2\x0e.dxpu.v1.LeaseR\x05lease\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\".\n" +
 	"\x15ClearGPUErrorsRequest\x12\x15\n" +
 	"\x06gpu_id\x18\x01 \x01(\tR\x05gpuId\"8\n" +
@@ -3720,27 +3947,32 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x12ListTenantsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x02 \x01(\tR\tpageToken\"h\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"\x84\x01\n" +
 	"\x13ListTenantsResponse\x12)\n" +
 	"\atenants\x18\x01 \x03(\v2\x0f.dxpu.v1.TenantR\atenants\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"/\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\x04R\brevision\"/\n" +
 	"\x10GetTenantRequest\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\"<\n" +
 	"\x11GetTenantResponse\x12'\n" +
-	"\x06tenant\x18\x01 \x01(\v2\x0f.dxpu.v1.TenantR\x06tenant\";\n" +
+	"\x06tenant\x18\x01 \x01(\v2\x0f.dxpu.v1.TenantR\x06tenant\"x\n" +
 	"\x10PutTenantRequest\x12'\n" +
-	"\x06tenant\x18\x01 \x01(\v2\x0f.dxpu.v1.TenantR\x06tenant\"<\n" +
+	"\x06tenant\x18\x01 \x01(\v2\x0f.dxpu.v1.TenantR\x06tenant\x12;\n" +
+	"\vupdate_mask\x18\x02 \x01(\v2\x1a.google.protobuf.FieldMaskR\n" +
+	"updateMask\"<\n" +
 	"\x11PutTenantResponse\x12'\n" +
 	"\x06tenant\x18\x01 \x01(\v2\x0f.dxpu.v1.TenantR\x06tenant\"]\n" +
 	"\x13DeleteTenantRequest\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12)\n" +
 	"\x10resource_version\x18\x02 \x01(\x04R\x0fresourceVersion\"\x16\n" +
-	"\x14DeleteTenantResponse\"\xb1\x01\n" +
+	"\x14DeleteTenantResponse\"\xd0\x01\n" +
 	"\x12CreateTokenRequest\x12!\n" +
 	"\x04role\x18\x01 \x01(\x0e2\r.dxpu.v1.RoleR\x04role\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12 \n" +
 	"\vdescription\x18\x03 \x01(\tR\vdescription\x12>\n" +
-	"\rexpires_after\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\fexpiresAfter\"S\n" +
+	"\rexpires_after\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\fexpiresAfter\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\"S\n" +
 	"\x13CreateTokenResponse\x12$\n" +
 	"\x05token\x18\x01 \x01(\v2\x0e.dxpu.v1.TokenR\x05token\x12\x16\n" +
 	"\x06secret\x18\x02 \x01(\tR\x06secret\"O\n" +
@@ -3770,7 +4002,7 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x0f\n" +
 	"\rBackupRequest\"&\n" +
 	"\x0eBackupResponse\x12\x14\n" +
-	"\x05chunk\x18\x01 \x01(\fR\x05chunk2\x9d\x11\n" +
+	"\x05chunk\x18\x01 \x01(\fR\x05chunk2\xe9\x11\n" +
 	"\vPoolService\x12<\n" +
 	"\aGetPool\x12\x17.dxpu.v1.GetPoolRequest\x1a\x18.dxpu.v1.GetPoolResponse\x12B\n" +
 	"\tListHosts\x12\x19.dxpu.v1.ListHostsRequest\x1a\x1a.dxpu.v1.ListHostsResponse\x12<\n" +
@@ -3808,7 +4040,8 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x06Backup\x12\x16.dxpu.v1.BackupRequest\x1a\x17.dxpu.v1.BackupResponse0\x01\x12E\n" +
 	"\n" +
 	"ListEvents\x12\x1a.dxpu.v1.ListEventsRequest\x1a\x1b.dxpu.v1.ListEventsResponse\x12J\n" +
-	"\vWatchEvents\x12\x1b.dxpu.v1.WatchEventsRequest\x1a\x1c.dxpu.v1.WatchEventsResponse0\x01B1Z/github.com/dxpu-project/dxpu/api/dxpu/v1;dxpuv1b\x06proto3"
+	"\vWatchEvents\x12\x1b.dxpu.v1.WatchEventsRequest\x1a\x1c.dxpu.v1.WatchEventsResponse0\x01\x12J\n" +
+	"\vWatchLeases\x12\x1b.dxpu.v1.WatchLeasesRequest\x1a\x1c.dxpu.v1.WatchLeasesResponse0\x01B1Z/github.com/dxpu-project/dxpu/api/dxpu/v1;dxpuv1b\x06proto3"
 
 var (
 	file_dxpu_v1_dxpu_proto_rawDescOnce sync.Once
@@ -3822,7 +4055,7 @@ func file_dxpu_v1_dxpu_proto_rawDescGZIP() []byte {
 	return file_dxpu_v1_dxpu_proto_rawDescData
 }
 
-var file_dxpu_v1_dxpu_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
+var file_dxpu_v1_dxpu_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
 var file_dxpu_v1_dxpu_proto_goTypes = []any{
 	(*GetPoolRequest)(nil),         // 0: dxpu.v1.GetPoolRequest
 	(*GetPoolResponse)(nil),        // 1: dxpu.v1.GetPoolResponse
@@ -3866,164 +4099,171 @@ var file_dxpu_v1_dxpu_proto_goTypes = []any{
 	(*EventFilter)(nil),            // 39: dxpu.v1.EventFilter
 	(*WatchEventsRequest)(nil),     // 40: dxpu.v1.WatchEventsRequest
 	(*WatchEventsResponse)(nil),    // 41: dxpu.v1.WatchEventsResponse
-	(*ClearGPUErrorsRequest)(nil),  // 42: dxpu.v1.ClearGPUErrorsRequest
-	(*ClearGPUErrorsResponse)(nil), // 43: dxpu.v1.ClearGPUErrorsResponse
-	(*DeleteNodeRequest)(nil),      // 44: dxpu.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),     // 45: dxpu.v1.DeleteNodeResponse
-	(*ListTenantsRequest)(nil),     // 46: dxpu.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),    // 47: dxpu.v1.ListTenantsResponse
-	(*GetTenantRequest)(nil),       // 48: dxpu.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),      // 49: dxpu.v1.GetTenantResponse
-	(*PutTenantRequest)(nil),       // 50: dxpu.v1.PutTenantRequest
-	(*PutTenantResponse)(nil),      // 51: dxpu.v1.PutTenantResponse
-	(*DeleteTenantRequest)(nil),    // 52: dxpu.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),   // 53: dxpu.v1.DeleteTenantResponse
-	(*CreateTokenRequest)(nil),     // 54: dxpu.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),    // 55: dxpu.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),      // 56: dxpu.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),     // 57: dxpu.v1.ListTokensResponse
-	(*DeleteTokenRequest)(nil),     // 58: dxpu.v1.DeleteTokenRequest
-	(*DeleteTokenResponse)(nil),    // 59: dxpu.v1.DeleteTokenResponse
-	(*WhoAmIRequest)(nil),          // 60: dxpu.v1.WhoAmIRequest
-	(*WhoAmIResponse)(nil),         // 61: dxpu.v1.WhoAmIResponse
-	(*ListAuditRequest)(nil),       // 62: dxpu.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),      // 63: dxpu.v1.ListAuditResponse
-	(*BackupRequest)(nil),          // 64: dxpu.v1.BackupRequest
-	(*BackupResponse)(nil),         // 65: dxpu.v1.BackupResponse
-	nil,                            // 66: dxpu.v1.ListHostsRequest.LabelsEntry
-	nil,                            // 67: dxpu.v1.ListBoxesRequest.LabelsEntry
-	(*Pool)(nil),                   // 68: dxpu.v1.Pool
-	(*Host)(nil),                   // 69: dxpu.v1.Host
-	(BoxKind)(0),                   // 70: dxpu.v1.BoxKind
-	(*Box)(nil),                    // 71: dxpu.v1.Box
-	(GPUState)(0),                  // 72: dxpu.v1.GPUState
-	(Health)(0),                    // 73: dxpu.v1.Health
-	(*GPU)(nil),                    // 74: dxpu.v1.GPU
-	(LeaseState)(0),                // 75: dxpu.v1.LeaseState
-	(*Lease)(nil),                  // 76: dxpu.v1.Lease
-	(*LeaseSpec)(nil),              // 77: dxpu.v1.LeaseSpec
-	(*Binding)(nil),                // 78: dxpu.v1.Binding
-	(*durationpb.Duration)(nil),    // 79: google.protobuf.Duration
-	(*Event)(nil),                  // 80: dxpu.v1.Event
-	(EventType)(0),                 // 81: dxpu.v1.EventType
-	(*Tenant)(nil),                 // 82: dxpu.v1.Tenant
-	(Role)(0),                      // 83: dxpu.v1.Role
-	(*Token)(nil),                  // 84: dxpu.v1.Token
-	(*AuditEntry)(nil),             // 85: dxpu.v1.AuditEntry
+	(*WatchLeasesRequest)(nil),     // 42: dxpu.v1.WatchLeasesRequest
+	(*WatchLeasesResponse)(nil),    // 43: dxpu.v1.WatchLeasesResponse
+	(*ClearGPUErrorsRequest)(nil),  // 44: dxpu.v1.ClearGPUErrorsRequest
+	(*ClearGPUErrorsResponse)(nil), // 45: dxpu.v1.ClearGPUErrorsResponse
+	(*DeleteNodeRequest)(nil),      // 46: dxpu.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),     // 47: dxpu.v1.DeleteNodeResponse
+	(*ListTenantsRequest)(nil),     // 48: dxpu.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),    // 49: dxpu.v1.ListTenantsResponse
+	(*GetTenantRequest)(nil),       // 50: dxpu.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),      // 51: dxpu.v1.GetTenantResponse
+	(*PutTenantRequest)(nil),       // 52: dxpu.v1.PutTenantRequest
+	(*PutTenantResponse)(nil),      // 53: dxpu.v1.PutTenantResponse
+	(*DeleteTenantRequest)(nil),    // 54: dxpu.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),   // 55: dxpu.v1.DeleteTenantResponse
+	(*CreateTokenRequest)(nil),     // 56: dxpu.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),    // 57: dxpu.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),      // 58: dxpu.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),     // 59: dxpu.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),     // 60: dxpu.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),    // 61: dxpu.v1.DeleteTokenResponse
+	(*WhoAmIRequest)(nil),          // 62: dxpu.v1.WhoAmIRequest
+	(*WhoAmIResponse)(nil),         // 63: dxpu.v1.WhoAmIResponse
+	(*ListAuditRequest)(nil),       // 64: dxpu.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),      // 65: dxpu.v1.ListAuditResponse
+	(*BackupRequest)(nil),          // 66: dxpu.v1.BackupRequest
+	(*BackupResponse)(nil),         // 67: dxpu.v1.BackupResponse
+	nil,                            // 68: dxpu.v1.ListHostsRequest.LabelsEntry
+	nil,                            // 69: dxpu.v1.ListBoxesRequest.LabelsEntry
+	(*Pool)(nil),                   // 70: dxpu.v1.Pool
+	(*Host)(nil),                   // 71: dxpu.v1.Host
+	(BoxKind)(0),                   // 72: dxpu.v1.BoxKind
+	(*Box)(nil),                    // 73: dxpu.v1.Box
+	(GPUState)(0),                  // 74: dxpu.v1.GPUState
+	(Health)(0),                    // 75: dxpu.v1.Health
+	(*GPU)(nil),                    // 76: dxpu.v1.GPU
+	(LeaseState)(0),                // 77: dxpu.v1.LeaseState
+	(*Lease)(nil),                  // 78: dxpu.v1.Lease
+	(*LeaseSpec)(nil),              // 79: dxpu.v1.LeaseSpec
+	(*Binding)(nil),                // 80: dxpu.v1.Binding
+	(*durationpb.Duration)(nil),    // 81: google.protobuf.Duration
+	(*Event)(nil),                  // 82: dxpu.v1.Event
+	(EventType)(0),                 // 83: dxpu.v1.EventType
+	(*Tenant)(nil),                 // 84: dxpu.v1.Tenant
+	(*fieldmaskpb.FieldMask)(nil),  // 85: google.protobuf.FieldMask
+	(Role)(0),                      // 86: dxpu.v1.Role
+	(*Token)(nil),                  // 87: dxpu.v1.Token
+	(*AuditEntry)(nil),             // 88: dxpu.v1.AuditEntry
 }
 var file_dxpu_v1_dxpu_proto_depIdxs = []int32{
-	68, // 0: dxpu.v1.GetPoolResponse.pool:type_name -> dxpu.v1.Pool
-	66, // 1: dxpu.v1.ListHostsRequest.labels:type_name -> dxpu.v1.ListHostsRequest.LabelsEntry
-	69, // 2: dxpu.v1.ListHostsResponse.hosts:type_name -> dxpu.v1.Host
-	69, // 3: dxpu.v1.GetHostResponse.host:type_name -> dxpu.v1.Host
-	67, // 4: dxpu.v1.ListBoxesRequest.labels:type_name -> dxpu.v1.ListBoxesRequest.LabelsEntry
-	70, // 5: dxpu.v1.ListBoxesRequest.kind:type_name -> dxpu.v1.BoxKind
-	71, // 6: dxpu.v1.ListBoxesResponse.boxes:type_name -> dxpu.v1.Box
-	71, // 7: dxpu.v1.GetBoxResponse.box:type_name -> dxpu.v1.Box
-	72, // 8: dxpu.v1.ListGPUsRequest.state:type_name -> dxpu.v1.GPUState
-	73, // 9: dxpu.v1.ListGPUsRequest.health:type_name -> dxpu.v1.Health
-	74, // 10: dxpu.v1.ListGPUsResponse.gpus:type_name -> dxpu.v1.GPU
-	74, // 11: dxpu.v1.GetGPUResponse.gpu:type_name -> dxpu.v1.GPU
-	75, // 12: dxpu.v1.ListLeasesRequest.state:type_name -> dxpu.v1.LeaseState
-	76, // 13: dxpu.v1.ListLeasesResponse.leases:type_name -> dxpu.v1.Lease
-	76, // 14: dxpu.v1.GetLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	77, // 15: dxpu.v1.CreateLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
-	76, // 16: dxpu.v1.CreateLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	76, // 17: dxpu.v1.DeleteLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	76, // 18: dxpu.v1.ResizeLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	77, // 19: dxpu.v1.ExplainLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
-	76, // 20: dxpu.v1.ReplaceGPUResponse.lease:type_name -> dxpu.v1.Lease
-	78, // 21: dxpu.v1.ReplaceGPUResponse.binding:type_name -> dxpu.v1.Binding
-	78, // 22: dxpu.v1.ReplugGPUResponse.binding:type_name -> dxpu.v1.Binding
+	70, // 0: dxpu.v1.GetPoolResponse.pool:type_name -> dxpu.v1.Pool
+	68, // 1: dxpu.v1.ListHostsRequest.labels:type_name -> dxpu.v1.ListHostsRequest.LabelsEntry
+	71, // 2: dxpu.v1.ListHostsResponse.hosts:type_name -> dxpu.v1.Host
+	71, // 3: dxpu.v1.GetHostResponse.host:type_name -> dxpu.v1.Host
+	69, // 4: dxpu.v1.ListBoxesRequest.labels:type_name -> dxpu.v1.ListBoxesRequest.LabelsEntry
+	72, // 5: dxpu.v1.ListBoxesRequest.kind:type_name -> dxpu.v1.BoxKind
+	73, // 6: dxpu.v1.ListBoxesResponse.boxes:type_name -> dxpu.v1.Box
+	73, // 7: dxpu.v1.GetBoxResponse.box:type_name -> dxpu.v1.Box
+	74, // 8: dxpu.v1.ListGPUsRequest.state:type_name -> dxpu.v1.GPUState
+	75, // 9: dxpu.v1.ListGPUsRequest.health:type_name -> dxpu.v1.Health
+	76, // 10: dxpu.v1.ListGPUsResponse.gpus:type_name -> dxpu.v1.GPU
+	76, // 11: dxpu.v1.GetGPUResponse.gpu:type_name -> dxpu.v1.GPU
+	77, // 12: dxpu.v1.ListLeasesRequest.state:type_name -> dxpu.v1.LeaseState
+	78, // 13: dxpu.v1.ListLeasesResponse.leases:type_name -> dxpu.v1.Lease
+	78, // 14: dxpu.v1.GetLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	79, // 15: dxpu.v1.CreateLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
+	78, // 16: dxpu.v1.CreateLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	78, // 17: dxpu.v1.DeleteLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	78, // 18: dxpu.v1.ResizeLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	79, // 19: dxpu.v1.ExplainLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
+	78, // 20: dxpu.v1.ReplaceGPUResponse.lease:type_name -> dxpu.v1.Lease
+	80, // 21: dxpu.v1.ReplaceGPUResponse.binding:type_name -> dxpu.v1.Binding
+	80, // 22: dxpu.v1.ReplugGPUResponse.binding:type_name -> dxpu.v1.Binding
 	30, // 23: dxpu.v1.CordonRequest.target:type_name -> dxpu.v1.Target
 	30, // 24: dxpu.v1.UncordonRequest.target:type_name -> dxpu.v1.Target
 	30, // 25: dxpu.v1.DrainRequest.target:type_name -> dxpu.v1.Target
-	79, // 26: dxpu.v1.DrainRequest.deadline:type_name -> google.protobuf.Duration
+	81, // 26: dxpu.v1.DrainRequest.deadline:type_name -> google.protobuf.Duration
 	39, // 27: dxpu.v1.ListEventsRequest.filter:type_name -> dxpu.v1.EventFilter
-	80, // 28: dxpu.v1.ListEventsResponse.events:type_name -> dxpu.v1.Event
-	81, // 29: dxpu.v1.EventFilter.types:type_name -> dxpu.v1.EventType
+	82, // 28: dxpu.v1.ListEventsResponse.events:type_name -> dxpu.v1.Event
+	83, // 29: dxpu.v1.EventFilter.types:type_name -> dxpu.v1.EventType
 	39, // 30: dxpu.v1.WatchEventsRequest.filter:type_name -> dxpu.v1.EventFilter
-	80, // 31: dxpu.v1.WatchEventsResponse.event:type_name -> dxpu.v1.Event
-	74, // 32: dxpu.v1.ClearGPUErrorsResponse.gpu:type_name -> dxpu.v1.GPU
-	82, // 33: dxpu.v1.ListTenantsResponse.tenants:type_name -> dxpu.v1.Tenant
-	82, // 34: dxpu.v1.GetTenantResponse.tenant:type_name -> dxpu.v1.Tenant
-	82, // 35: dxpu.v1.PutTenantRequest.tenant:type_name -> dxpu.v1.Tenant
-	82, // 36: dxpu.v1.PutTenantResponse.tenant:type_name -> dxpu.v1.Tenant
-	83, // 37: dxpu.v1.CreateTokenRequest.role:type_name -> dxpu.v1.Role
-	79, // 38: dxpu.v1.CreateTokenRequest.expires_after:type_name -> google.protobuf.Duration
-	84, // 39: dxpu.v1.CreateTokenResponse.token:type_name -> dxpu.v1.Token
-	84, // 40: dxpu.v1.ListTokensResponse.tokens:type_name -> dxpu.v1.Token
-	83, // 41: dxpu.v1.WhoAmIResponse.role:type_name -> dxpu.v1.Role
-	85, // 42: dxpu.v1.ListAuditResponse.entries:type_name -> dxpu.v1.AuditEntry
-	0,  // 43: dxpu.v1.PoolService.GetPool:input_type -> dxpu.v1.GetPoolRequest
-	2,  // 44: dxpu.v1.PoolService.ListHosts:input_type -> dxpu.v1.ListHostsRequest
-	4,  // 45: dxpu.v1.PoolService.GetHost:input_type -> dxpu.v1.GetHostRequest
-	6,  // 46: dxpu.v1.PoolService.ListBoxes:input_type -> dxpu.v1.ListBoxesRequest
-	8,  // 47: dxpu.v1.PoolService.GetBox:input_type -> dxpu.v1.GetBoxRequest
-	10, // 48: dxpu.v1.PoolService.ListGPUs:input_type -> dxpu.v1.ListGPUsRequest
-	12, // 49: dxpu.v1.PoolService.GetGPU:input_type -> dxpu.v1.GetGPURequest
-	14, // 50: dxpu.v1.PoolService.ListLeases:input_type -> dxpu.v1.ListLeasesRequest
-	16, // 51: dxpu.v1.PoolService.GetLease:input_type -> dxpu.v1.GetLeaseRequest
-	18, // 52: dxpu.v1.PoolService.CreateLease:input_type -> dxpu.v1.CreateLeaseRequest
-	20, // 53: dxpu.v1.PoolService.DeleteLease:input_type -> dxpu.v1.DeleteLeaseRequest
-	22, // 54: dxpu.v1.PoolService.ResizeLease:input_type -> dxpu.v1.ResizeLeaseRequest
-	24, // 55: dxpu.v1.PoolService.ExplainLease:input_type -> dxpu.v1.ExplainLeaseRequest
-	26, // 56: dxpu.v1.PoolService.ReplaceGPU:input_type -> dxpu.v1.ReplaceGPURequest
-	28, // 57: dxpu.v1.PoolService.ReplugGPU:input_type -> dxpu.v1.ReplugGPURequest
-	31, // 58: dxpu.v1.PoolService.Cordon:input_type -> dxpu.v1.CordonRequest
-	33, // 59: dxpu.v1.PoolService.Uncordon:input_type -> dxpu.v1.UncordonRequest
-	35, // 60: dxpu.v1.PoolService.Drain:input_type -> dxpu.v1.DrainRequest
-	42, // 61: dxpu.v1.PoolService.ClearGPUErrors:input_type -> dxpu.v1.ClearGPUErrorsRequest
-	44, // 62: dxpu.v1.PoolService.DeleteNode:input_type -> dxpu.v1.DeleteNodeRequest
-	46, // 63: dxpu.v1.PoolService.ListTenants:input_type -> dxpu.v1.ListTenantsRequest
-	48, // 64: dxpu.v1.PoolService.GetTenant:input_type -> dxpu.v1.GetTenantRequest
-	50, // 65: dxpu.v1.PoolService.PutTenant:input_type -> dxpu.v1.PutTenantRequest
-	52, // 66: dxpu.v1.PoolService.DeleteTenant:input_type -> dxpu.v1.DeleteTenantRequest
-	54, // 67: dxpu.v1.PoolService.CreateToken:input_type -> dxpu.v1.CreateTokenRequest
-	56, // 68: dxpu.v1.PoolService.ListTokens:input_type -> dxpu.v1.ListTokensRequest
-	58, // 69: dxpu.v1.PoolService.DeleteToken:input_type -> dxpu.v1.DeleteTokenRequest
-	60, // 70: dxpu.v1.PoolService.WhoAmI:input_type -> dxpu.v1.WhoAmIRequest
-	62, // 71: dxpu.v1.PoolService.ListAudit:input_type -> dxpu.v1.ListAuditRequest
-	64, // 72: dxpu.v1.PoolService.Backup:input_type -> dxpu.v1.BackupRequest
-	37, // 73: dxpu.v1.PoolService.ListEvents:input_type -> dxpu.v1.ListEventsRequest
-	40, // 74: dxpu.v1.PoolService.WatchEvents:input_type -> dxpu.v1.WatchEventsRequest
-	1,  // 75: dxpu.v1.PoolService.GetPool:output_type -> dxpu.v1.GetPoolResponse
-	3,  // 76: dxpu.v1.PoolService.ListHosts:output_type -> dxpu.v1.ListHostsResponse
-	5,  // 77: dxpu.v1.PoolService.GetHost:output_type -> dxpu.v1.GetHostResponse
-	7,  // 78: dxpu.v1.PoolService.ListBoxes:output_type -> dxpu.v1.ListBoxesResponse
-	9,  // 79: dxpu.v1.PoolService.GetBox:output_type -> dxpu.v1.GetBoxResponse
-	11, // 80: dxpu.v1.PoolService.ListGPUs:output_type -> dxpu.v1.ListGPUsResponse
-	13, // 81: dxpu.v1.PoolService.GetGPU:output_type -> dxpu.v1.GetGPUResponse
-	15, // 82: dxpu.v1.PoolService.ListLeases:output_type -> dxpu.v1.ListLeasesResponse
-	17, // 83: dxpu.v1.PoolService.GetLease:output_type -> dxpu.v1.GetLeaseResponse
-	19, // 84: dxpu.v1.PoolService.CreateLease:output_type -> dxpu.v1.CreateLeaseResponse
-	21, // 85: dxpu.v1.PoolService.DeleteLease:output_type -> dxpu.v1.DeleteLeaseResponse
-	23, // 86: dxpu.v1.PoolService.ResizeLease:output_type -> dxpu.v1.ResizeLeaseResponse
-	25, // 87: dxpu.v1.PoolService.ExplainLease:output_type -> dxpu.v1.ExplainLeaseResponse
-	27, // 88: dxpu.v1.PoolService.ReplaceGPU:output_type -> dxpu.v1.ReplaceGPUResponse
-	29, // 89: dxpu.v1.PoolService.ReplugGPU:output_type -> dxpu.v1.ReplugGPUResponse
-	32, // 90: dxpu.v1.PoolService.Cordon:output_type -> dxpu.v1.CordonResponse
-	34, // 91: dxpu.v1.PoolService.Uncordon:output_type -> dxpu.v1.UncordonResponse
-	36, // 92: dxpu.v1.PoolService.Drain:output_type -> dxpu.v1.DrainResponse
-	43, // 93: dxpu.v1.PoolService.ClearGPUErrors:output_type -> dxpu.v1.ClearGPUErrorsResponse
-	45, // 94: dxpu.v1.PoolService.DeleteNode:output_type -> dxpu.v1.DeleteNodeResponse
-	47, // 95: dxpu.v1.PoolService.ListTenants:output_type -> dxpu.v1.ListTenantsResponse
-	49, // 96: dxpu.v1.PoolService.GetTenant:output_type -> dxpu.v1.GetTenantResponse
-	51, // 97: dxpu.v1.PoolService.PutTenant:output_type -> dxpu.v1.PutTenantResponse
-	53, // 98: dxpu.v1.PoolService.DeleteTenant:output_type -> dxpu.v1.DeleteTenantResponse
-	55, // 99: dxpu.v1.PoolService.CreateToken:output_type -> dxpu.v1.CreateTokenResponse
-	57, // 100: dxpu.v1.PoolService.ListTokens:output_type -> dxpu.v1.ListTokensResponse
-	59, // 101: dxpu.v1.PoolService.DeleteToken:output_type -> dxpu.v1.DeleteTokenResponse
-	61, // 102: dxpu.v1.PoolService.WhoAmI:output_type -> dxpu.v1.WhoAmIResponse
-	63, // 103: dxpu.v1.PoolService.ListAudit:output_type -> dxpu.v1.ListAuditResponse
-	65, // 104: dxpu.v1.PoolService.Backup:output_type -> dxpu.v1.BackupResponse
-	38, // 105: dxpu.v1.PoolService.ListEvents:output_type -> dxpu.v1.ListEventsResponse
-	41, // 106: dxpu.v1.PoolService.WatchEvents:output_type -> dxpu.v1.WatchEventsResponse
-	75, // [75:107] is the sub-list for method output_type
-	43, // [43:75] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	82, // 31: dxpu.v1.WatchEventsResponse.event:type_name -> dxpu.v1.Event
+	78, // 32: dxpu.v1.WatchLeasesResponse.lease:type_name -> dxpu.v1.Lease
+	76, // 33: dxpu.v1.ClearGPUErrorsResponse.gpu:type_name -> dxpu.v1.GPU
+	84, // 34: dxpu.v1.ListTenantsResponse.tenants:type_name -> dxpu.v1.Tenant
+	84, // 35: dxpu.v1.GetTenantResponse.tenant:type_name -> dxpu.v1.Tenant
+	84, // 36: dxpu.v1.PutTenantRequest.tenant:type_name -> dxpu.v1.Tenant
+	85, // 37: dxpu.v1.PutTenantRequest.update_mask:type_name -> google.protobuf.FieldMask
+	84, // 38: dxpu.v1.PutTenantResponse.tenant:type_name -> dxpu.v1.Tenant
+	86, // 39: dxpu.v1.CreateTokenRequest.role:type_name -> dxpu.v1.Role
+	81, // 40: dxpu.v1.CreateTokenRequest.expires_after:type_name -> google.protobuf.Duration
+	87, // 41: dxpu.v1.CreateTokenResponse.token:type_name -> dxpu.v1.Token
+	87, // 42: dxpu.v1.ListTokensResponse.tokens:type_name -> dxpu.v1.Token
+	86, // 43: dxpu.v1.WhoAmIResponse.role:type_name -> dxpu.v1.Role
+	88, // 44: dxpu.v1.ListAuditResponse.entries:type_name -> dxpu.v1.AuditEntry
+	0,  // 45: dxpu.v1.PoolService.GetPool:input_type -> dxpu.v1.GetPoolRequest
+	2,  // 46: dxpu.v1.PoolService.ListHosts:input_type -> dxpu.v1.ListHostsRequest
+	4,  // 47: dxpu.v1.PoolService.GetHost:input_type -> dxpu.v1.GetHostRequest
+	6,  // 48: dxpu.v1.PoolService.ListBoxes:input_type -> dxpu.v1.ListBoxesRequest
+	8,  // 49: dxpu.v1.PoolService.GetBox:input_type -> dxpu.v1.GetBoxRequest
+	10, // 50: dxpu.v1.PoolService.ListGPUs:input_type -> dxpu.v1.ListGPUsRequest
+	12, // 51: dxpu.v1.PoolService.GetGPU:input_type -> dxpu.v1.GetGPURequest
+	14, // 52: dxpu.v1.PoolService.ListLeases:input_type -> dxpu.v1.ListLeasesRequest
+	16, // 53: dxpu.v1.PoolService.GetLease:input_type -> dxpu.v1.GetLeaseRequest
+	18, // 54: dxpu.v1.PoolService.CreateLease:input_type -> dxpu.v1.CreateLeaseRequest
+	20, // 55: dxpu.v1.PoolService.DeleteLease:input_type -> dxpu.v1.DeleteLeaseRequest
+	22, // 56: dxpu.v1.PoolService.ResizeLease:input_type -> dxpu.v1.ResizeLeaseRequest
+	24, // 57: dxpu.v1.PoolService.ExplainLease:input_type -> dxpu.v1.ExplainLeaseRequest
+	26, // 58: dxpu.v1.PoolService.ReplaceGPU:input_type -> dxpu.v1.ReplaceGPURequest
+	28, // 59: dxpu.v1.PoolService.ReplugGPU:input_type -> dxpu.v1.ReplugGPURequest
+	31, // 60: dxpu.v1.PoolService.Cordon:input_type -> dxpu.v1.CordonRequest
+	33, // 61: dxpu.v1.PoolService.Uncordon:input_type -> dxpu.v1.UncordonRequest
+	35, // 62: dxpu.v1.PoolService.Drain:input_type -> dxpu.v1.DrainRequest
+	44, // 63: dxpu.v1.PoolService.ClearGPUErrors:input_type -> dxpu.v1.ClearGPUErrorsRequest
+	46, // 64: dxpu.v1.PoolService.DeleteNode:input_type -> dxpu.v1.DeleteNodeRequest
+	48, // 65: dxpu.v1.PoolService.ListTenants:input_type -> dxpu.v1.ListTenantsRequest
+	50, // 66: dxpu.v1.PoolService.GetTenant:input_type -> dxpu.v1.GetTenantRequest
+	52, // 67: dxpu.v1.PoolService.PutTenant:input_type -> dxpu.v1.PutTenantRequest
+	54, // 68: dxpu.v1.PoolService.DeleteTenant:input_type -> dxpu.v1.DeleteTenantRequest
+	56, // 69: dxpu.v1.PoolService.CreateToken:input_type -> dxpu.v1.CreateTokenRequest
+	58, // 70: dxpu.v1.PoolService.ListTokens:input_type -> dxpu.v1.ListTokensRequest
+	60, // 71: dxpu.v1.PoolService.DeleteToken:input_type -> dxpu.v1.DeleteTokenRequest
+	62, // 72: dxpu.v1.PoolService.WhoAmI:input_type -> dxpu.v1.WhoAmIRequest
+	64, // 73: dxpu.v1.PoolService.ListAudit:input_type -> dxpu.v1.ListAuditRequest
+	66, // 74: dxpu.v1.PoolService.Backup:input_type -> dxpu.v1.BackupRequest
+	37, // 75: dxpu.v1.PoolService.ListEvents:input_type -> dxpu.v1.ListEventsRequest
+	40, // 76: dxpu.v1.PoolService.WatchEvents:input_type -> dxpu.v1.WatchEventsRequest
+	42, // 77: dxpu.v1.PoolService.WatchLeases:input_type -> dxpu.v1.WatchLeasesRequest
+	1,  // 78: dxpu.v1.PoolService.GetPool:output_type -> dxpu.v1.GetPoolResponse
+	3,  // 79: dxpu.v1.PoolService.ListHosts:output_type -> dxpu.v1.ListHostsResponse
+	5,  // 80: dxpu.v1.PoolService.GetHost:output_type -> dxpu.v1.GetHostResponse
+	7,  // 81: dxpu.v1.PoolService.ListBoxes:output_type -> dxpu.v1.ListBoxesResponse
+	9,  // 82: dxpu.v1.PoolService.GetBox:output_type -> dxpu.v1.GetBoxResponse
+	11, // 83: dxpu.v1.PoolService.ListGPUs:output_type -> dxpu.v1.ListGPUsResponse
+	13, // 84: dxpu.v1.PoolService.GetGPU:output_type -> dxpu.v1.GetGPUResponse
+	15, // 85: dxpu.v1.PoolService.ListLeases:output_type -> dxpu.v1.ListLeasesResponse
+	17, // 86: dxpu.v1.PoolService.GetLease:output_type -> dxpu.v1.GetLeaseResponse
+	19, // 87: dxpu.v1.PoolService.CreateLease:output_type -> dxpu.v1.CreateLeaseResponse
+	21, // 88: dxpu.v1.PoolService.DeleteLease:output_type -> dxpu.v1.DeleteLeaseResponse
+	23, // 89: dxpu.v1.PoolService.ResizeLease:output_type -> dxpu.v1.ResizeLeaseResponse
+	25, // 90: dxpu.v1.PoolService.ExplainLease:output_type -> dxpu.v1.ExplainLeaseResponse
+	27, // 91: dxpu.v1.PoolService.ReplaceGPU:output_type -> dxpu.v1.ReplaceGPUResponse
+	29, // 92: dxpu.v1.PoolService.ReplugGPU:output_type -> dxpu.v1.ReplugGPUResponse
+	32, // 93: dxpu.v1.PoolService.Cordon:output_type -> dxpu.v1.CordonResponse
+	34, // 94: dxpu.v1.PoolService.Uncordon:output_type -> dxpu.v1.UncordonResponse
+	36, // 95: dxpu.v1.PoolService.Drain:output_type -> dxpu.v1.DrainResponse
+	45, // 96: dxpu.v1.PoolService.ClearGPUErrors:output_type -> dxpu.v1.ClearGPUErrorsResponse
+	47, // 97: dxpu.v1.PoolService.DeleteNode:output_type -> dxpu.v1.DeleteNodeResponse
+	49, // 98: dxpu.v1.PoolService.ListTenants:output_type -> dxpu.v1.ListTenantsResponse
+	51, // 99: dxpu.v1.PoolService.GetTenant:output_type -> dxpu.v1.GetTenantResponse
+	53, // 100: dxpu.v1.PoolService.PutTenant:output_type -> dxpu.v1.PutTenantResponse
+	55, // 101: dxpu.v1.PoolService.DeleteTenant:output_type -> dxpu.v1.DeleteTenantResponse
+	57, // 102: dxpu.v1.PoolService.CreateToken:output_type -> dxpu.v1.CreateTokenResponse
+	59, // 103: dxpu.v1.PoolService.ListTokens:output_type -> dxpu.v1.ListTokensResponse
+	61, // 104: dxpu.v1.PoolService.DeleteToken:output_type -> dxpu.v1.DeleteTokenResponse
+	63, // 105: dxpu.v1.PoolService.WhoAmI:output_type -> dxpu.v1.WhoAmIResponse
+	65, // 106: dxpu.v1.PoolService.ListAudit:output_type -> dxpu.v1.ListAuditResponse
+	67, // 107: dxpu.v1.PoolService.Backup:output_type -> dxpu.v1.BackupResponse
+	38, // 108: dxpu.v1.PoolService.ListEvents:output_type -> dxpu.v1.ListEventsResponse
+	41, // 109: dxpu.v1.PoolService.WatchEvents:output_type -> dxpu.v1.WatchEventsResponse
+	43, // 110: dxpu.v1.PoolService.WatchLeases:output_type -> dxpu.v1.WatchLeasesResponse
+	78, // [78:111] is the sub-list for method output_type
+	45, // [45:78] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_dxpu_proto_init() }
@@ -4047,7 +4287,7 @@ func file_dxpu_v1_dxpu_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_dxpu_proto_rawDesc), len(file_dxpu_v1_dxpu_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   68,
+			NumMessages:   70,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -959,6 +959,105 @@ func (EventType) EnumDescriptor() ([]byte, []int) {
 	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
+// CallEffect says whether a call that failed has had an effect.
+type CallEffect int32
+
+const (
+	CallEffect_CALL_EFFECT_UNSPECIFIED CallEffect = 0
+	// The call has changed nothing and will not: it may be repeated.
+	CallEffect_CALL_EFFECT_NONE CallEffect = 1
+	// The change may have happened, or may still happen: look the object up, or repeat
+	// the call with the same request_id.
+	CallEffect_CALL_EFFECT_UNKNOWN CallEffect = 2
+)
+
+// Enum value maps for CallEffect.
+var (
+	CallEffect_name = map[int32]string{
+		0: "CALL_EFFECT_UNSPECIFIED",
+		1: "CALL_EFFECT_NONE",
+		2: "CALL_EFFECT_UNKNOWN",
+	}
+	CallEffect_value = map[string]int32{
+		"CALL_EFFECT_UNSPECIFIED": 0,
+		"CALL_EFFECT_NONE":        1,
+		"CALL_EFFECT_UNKNOWN":     2,
+	}
+)
+
+func (x CallEffect) Enum() *CallEffect {
+	p := new(CallEffect)
+	*p = x
+	return p
+}
+
+func (x CallEffect) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (CallEffect) Descriptor() protoreflect.EnumDescriptor {
+	return file_dxpu_v1_types_proto_enumTypes[13].Descriptor()
+}
+
+func (CallEffect) Type() protoreflect.EnumType {
+	return &file_dxpu_v1_types_proto_enumTypes[13]
+}
+
+func (x CallEffect) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use CallEffect.Descriptor instead.
+func (CallEffect) EnumDescriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{13}
+}
+
+// CallOutcome is a detail of the errors UNAVAILABLE, CANCELED and DEADLINE_EXCEEDED of
+// the manager.
+type CallOutcome struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Effect        CallEffect             `protobuf:"varint,1,opt,name=effect,proto3,enum=dxpu.v1.CallEffect" json:"effect,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CallOutcome) Reset() {
+	*x = CallOutcome{}
+	mi := &file_dxpu_v1_types_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CallOutcome) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CallOutcome) ProtoMessage() {}
+
+func (x *CallOutcome) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_types_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CallOutcome.ProtoReflect.Descriptor instead.
+func (*CallOutcome) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *CallOutcome) GetEffect() CallEffect {
+	if x != nil {
+		return x.Effect
+	}
+	return CallEffect_CALL_EFFECT_UNSPECIFIED
+}
+
 // PathAddress is a node's address for datagrams on one path.
 type PathAddress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -976,7 +1075,7 @@ type PathAddress struct {
 
 func (x *PathAddress) Reset() {
 	*x = PathAddress{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[0]
+	mi := &file_dxpu_v1_types_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -988,7 +1087,7 @@ func (x *PathAddress) String() string {
 func (*PathAddress) ProtoMessage() {}
 
 func (x *PathAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[0]
+	mi := &file_dxpu_v1_types_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1001,7 +1100,7 @@ func (x *PathAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathAddress.ProtoReflect.Descriptor instead.
 func (*PathAddress) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{0}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *PathAddress) GetPath() uint32 {
@@ -1051,7 +1150,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[1]
+	mi := &file_dxpu_v1_types_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1063,7 +1162,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[1]
+	mi := &file_dxpu_v1_types_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1076,7 +1175,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{1}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Device) GetModel() string {
@@ -1153,7 +1252,7 @@ type Counters struct {
 
 func (x *Counters) Reset() {
 	*x = Counters{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[2]
+	mi := &file_dxpu_v1_types_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1165,7 +1264,7 @@ func (x *Counters) String() string {
 func (*Counters) ProtoMessage() {}
 
 func (x *Counters) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[2]
+	mi := &file_dxpu_v1_types_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1178,7 +1277,7 @@ func (x *Counters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counters.ProtoReflect.Descriptor instead.
 func (*Counters) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{2}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Counters) GetTlpsSent() uint64 {
@@ -1275,7 +1374,7 @@ type DeviceError struct {
 
 func (x *DeviceError) Reset() {
 	*x = DeviceError{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[3]
+	mi := &file_dxpu_v1_types_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1287,7 +1386,7 @@ func (x *DeviceError) String() string {
 func (*DeviceError) ProtoMessage() {}
 
 func (x *DeviceError) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[3]
+	mi := &file_dxpu_v1_types_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1300,7 +1399,7 @@ func (x *DeviceError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceError.ProtoReflect.Descriptor instead.
 func (*DeviceError) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{3}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *DeviceError) GetCode() uint32 {
@@ -1350,7 +1449,7 @@ type PathStatus struct {
 
 func (x *PathStatus) Reset() {
 	*x = PathStatus{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[4]
+	mi := &file_dxpu_v1_types_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1362,7 +1461,7 @@ func (x *PathStatus) String() string {
 func (*PathStatus) ProtoMessage() {}
 
 func (x *PathStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[4]
+	mi := &file_dxpu_v1_types_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1375,7 +1474,7 @@ func (x *PathStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathStatus.ProtoReflect.Descriptor instead.
 func (*PathStatus) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{4}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *PathStatus) GetPath() uint32 {
@@ -1417,7 +1516,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[5]
+	mi := &file_dxpu_v1_types_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1429,7 +1528,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[5]
+	mi := &file_dxpu_v1_types_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1442,7 +1541,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{5}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Step) GetName() string {
@@ -1505,7 +1604,7 @@ type NodeInfo struct {
 
 func (x *NodeInfo) Reset() {
 	*x = NodeInfo{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[6]
+	mi := &file_dxpu_v1_types_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1517,7 +1616,7 @@ func (x *NodeInfo) String() string {
 func (*NodeInfo) ProtoMessage() {}
 
 func (x *NodeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[6]
+	mi := &file_dxpu_v1_types_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1530,7 +1629,7 @@ func (x *NodeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfo.ProtoReflect.Descriptor instead.
 func (*NodeInfo) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{6}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *NodeInfo) GetId() string {
@@ -1650,7 +1749,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[7]
+	mi := &file_dxpu_v1_types_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1662,7 +1761,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[7]
+	mi := &file_dxpu_v1_types_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1675,7 +1774,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{7}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Host) GetNode() *NodeInfo {
@@ -1723,7 +1822,7 @@ type HostSlot struct {
 
 func (x *HostSlot) Reset() {
 	*x = HostSlot{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[8]
+	mi := &file_dxpu_v1_types_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1735,7 +1834,7 @@ func (x *HostSlot) String() string {
 func (*HostSlot) ProtoMessage() {}
 
 func (x *HostSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[8]
+	mi := &file_dxpu_v1_types_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1748,7 +1847,7 @@ func (x *HostSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostSlot.ProtoReflect.Descriptor instead.
 func (*HostSlot) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{8}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *HostSlot) GetSlot() uint32 {
@@ -1840,7 +1939,7 @@ type Box struct {
 
 func (x *Box) Reset() {
 	*x = Box{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[9]
+	mi := &file_dxpu_v1_types_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1852,7 +1951,7 @@ func (x *Box) String() string {
 func (*Box) ProtoMessage() {}
 
 func (x *Box) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[9]
+	mi := &file_dxpu_v1_types_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1865,7 +1964,7 @@ func (x *Box) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Box.ProtoReflect.Descriptor instead.
 func (*Box) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{9}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Box) GetNode() *NodeInfo {
@@ -1949,7 +2048,7 @@ type GPU struct {
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[10]
+	mi := &file_dxpu_v1_types_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1961,7 +2060,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[10]
+	mi := &file_dxpu_v1_types_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1974,7 +2073,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{10}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GPU) GetId() string {
@@ -2178,7 +2277,7 @@ type LeaseSpec struct {
 
 func (x *LeaseSpec) Reset() {
 	*x = LeaseSpec{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[11]
+	mi := &file_dxpu_v1_types_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2190,7 +2289,7 @@ func (x *LeaseSpec) String() string {
 func (*LeaseSpec) ProtoMessage() {}
 
 func (x *LeaseSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[11]
+	mi := &file_dxpu_v1_types_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2203,7 +2302,7 @@ func (x *LeaseSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseSpec.ProtoReflect.Descriptor instead.
 func (*LeaseSpec) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{11}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *LeaseSpec) GetCount() uint32 {
@@ -2347,7 +2446,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[12]
+	mi := &file_dxpu_v1_types_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2359,7 +2458,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[12]
+	mi := &file_dxpu_v1_types_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2372,7 +2471,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{12}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Lease) GetId() string {
@@ -2507,7 +2606,7 @@ type Binding struct {
 
 func (x *Binding) Reset() {
 	*x = Binding{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[13]
+	mi := &file_dxpu_v1_types_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2519,7 +2618,7 @@ func (x *Binding) String() string {
 func (*Binding) ProtoMessage() {}
 
 func (x *Binding) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[13]
+	mi := &file_dxpu_v1_types_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2532,7 +2631,7 @@ func (x *Binding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Binding.ProtoReflect.Descriptor instead.
 func (*Binding) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Binding) GetId() string {
@@ -2686,7 +2785,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[14]
+	mi := &file_dxpu_v1_types_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2698,7 +2797,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[14]
+	mi := &file_dxpu_v1_types_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2711,7 +2810,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{14}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Pool) GetClusterId() string {
@@ -2853,7 +2952,7 @@ type ManagerInfo struct {
 
 func (x *ManagerInfo) Reset() {
 	*x = ManagerInfo{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[15]
+	mi := &file_dxpu_v1_types_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2865,7 +2964,7 @@ func (x *ManagerInfo) String() string {
 func (*ManagerInfo) ProtoMessage() {}
 
 func (x *ManagerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[15]
+	mi := &file_dxpu_v1_types_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2878,7 +2977,7 @@ func (x *ManagerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerInfo.ProtoReflect.Descriptor instead.
 func (*ManagerInfo) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ManagerInfo) GetId() string {
@@ -2926,7 +3025,7 @@ type SpareStatus struct {
 
 func (x *SpareStatus) Reset() {
 	*x = SpareStatus{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[16]
+	mi := &file_dxpu_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2938,7 +3037,7 @@ func (x *SpareStatus) String() string {
 func (*SpareStatus) ProtoMessage() {}
 
 func (x *SpareStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[16]
+	mi := &file_dxpu_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2951,7 +3050,7 @@ func (x *SpareStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpareStatus.ProtoReflect.Descriptor instead.
 func (*SpareStatus) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SpareStatus) GetModel() string {
@@ -3013,7 +3112,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[17]
+	mi := &file_dxpu_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3025,7 +3124,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[17]
+	mi := &file_dxpu_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3038,7 +3137,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Quota) GetMaxGpus() uint32 {
@@ -3088,7 +3187,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[18]
+	mi := &file_dxpu_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3100,7 +3199,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[18]
+	mi := &file_dxpu_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3113,7 +3212,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Tenant) GetId() string {
@@ -3190,7 +3289,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[19]
+	mi := &file_dxpu_v1_types_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3202,7 +3301,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[19]
+	mi := &file_dxpu_v1_types_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3215,7 +3314,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{19}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Token) GetId() string {
@@ -3293,7 +3392,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[20]
+	mi := &file_dxpu_v1_types_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3305,7 +3404,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[20]
+	mi := &file_dxpu_v1_types_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3318,7 +3417,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{20}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AuditEntry) GetRevision() uint64 {
@@ -3425,7 +3524,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[21]
+	mi := &file_dxpu_v1_types_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3437,7 +3536,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[21]
+	mi := &file_dxpu_v1_types_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3450,7 +3549,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{21}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Event) GetRevision() uint64 {
@@ -3562,7 +3661,9 @@ var File_dxpu_v1_types_proto protoreflect.FileDescriptor
 
 const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\n" +
-	"\x13dxpu/v1/types.proto\x12\adxpu.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"g\n" +
+	"\x13dxpu/v1/types.proto\x12\adxpu.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\":\n" +
+	"\vCallOutcome\x12+\n" +
+	"\x06effect\x18\x01 \x01(\x0e2\x13.dxpu.v1.CallEffectR\x06effect\"g\n" +
 	"\vPathAddress\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\rR\x04path\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x10\n" +
@@ -3969,7 +4070,12 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x14EVENT_TYPE_GPU_TAKEN\x10\"\x12\x1a\n" +
 	"\x16EVENT_TYPE_GPU_EJECTED\x10#\x12\x1a\n" +
 	"\x16EVENT_TYPE_GPU_PLUGGED\x10$\x12\x1c\n" +
-	"\x18EVENT_TYPE_GPU_DUPLICATE\x10%B1Z/github.com/dxpu-project/dxpu/api/dxpu/v1;dxpuv1b\x06proto3"
+	"\x18EVENT_TYPE_GPU_DUPLICATE\x10%*X\n" +
+	"\n" +
+	"CallEffect\x12\x1b\n" +
+	"\x17CALL_EFFECT_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10CALL_EFFECT_NONE\x10\x01\x12\x17\n" +
+	"\x13CALL_EFFECT_UNKNOWN\x10\x02B1Z/github.com/dxpu-project/dxpu/api/dxpu/v1;dxpuv1b\x06proto3"
 
 var (
 	file_dxpu_v1_types_proto_rawDescOnce sync.Once
@@ -3983,8 +4089,8 @@ func file_dxpu_v1_types_proto_rawDescGZIP() []byte {
 	return file_dxpu_v1_types_proto_rawDescData
 }
 
-var file_dxpu_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 13)
-var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_dxpu_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 14)
+var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_dxpu_v1_types_proto_goTypes = []any{
 	(NodeKind)(0),                 // 0: dxpu.v1.NodeKind
 	(BoxKind)(0),                  // 1: dxpu.v1.BoxKind
@@ -3999,100 +4105,103 @@ var file_dxpu_v1_types_proto_goTypes = []any{
 	(Preference)(0),               // 10: dxpu.v1.Preference
 	(Cipher)(0),                   // 11: dxpu.v1.Cipher
 	(EventType)(0),                // 12: dxpu.v1.EventType
-	(*PathAddress)(nil),           // 13: dxpu.v1.PathAddress
-	(*Device)(nil),                // 14: dxpu.v1.Device
-	(*Counters)(nil),              // 15: dxpu.v1.Counters
-	(*DeviceError)(nil),           // 16: dxpu.v1.DeviceError
-	(*PathStatus)(nil),            // 17: dxpu.v1.PathStatus
-	(*Step)(nil),                  // 18: dxpu.v1.Step
-	(*NodeInfo)(nil),              // 19: dxpu.v1.NodeInfo
-	(*Host)(nil),                  // 20: dxpu.v1.Host
-	(*HostSlot)(nil),              // 21: dxpu.v1.HostSlot
-	(*Box)(nil),                   // 22: dxpu.v1.Box
-	(*GPU)(nil),                   // 23: dxpu.v1.GPU
-	(*LeaseSpec)(nil),             // 24: dxpu.v1.LeaseSpec
-	(*Lease)(nil),                 // 25: dxpu.v1.Lease
-	(*Binding)(nil),               // 26: dxpu.v1.Binding
-	(*Pool)(nil),                  // 27: dxpu.v1.Pool
-	(*ManagerInfo)(nil),           // 28: dxpu.v1.ManagerInfo
-	(*SpareStatus)(nil),           // 29: dxpu.v1.SpareStatus
-	(*Quota)(nil),                 // 30: dxpu.v1.Quota
-	(*Tenant)(nil),                // 31: dxpu.v1.Tenant
-	(*Token)(nil),                 // 32: dxpu.v1.Token
-	(*AuditEntry)(nil),            // 33: dxpu.v1.AuditEntry
-	(*Event)(nil),                 // 34: dxpu.v1.Event
-	nil,                           // 35: dxpu.v1.NodeInfo.LabelsEntry
-	nil,                           // 36: dxpu.v1.LeaseSpec.HostLabelsEntry
-	nil,                           // 37: dxpu.v1.LeaseSpec.LabelsEntry
-	nil,                           // 38: dxpu.v1.Quota.MaxGpusByModelEntry
-	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 40: google.protobuf.Duration
+	(CallEffect)(0),               // 13: dxpu.v1.CallEffect
+	(*CallOutcome)(nil),           // 14: dxpu.v1.CallOutcome
+	(*PathAddress)(nil),           // 15: dxpu.v1.PathAddress
+	(*Device)(nil),                // 16: dxpu.v1.Device
+	(*Counters)(nil),              // 17: dxpu.v1.Counters
+	(*DeviceError)(nil),           // 18: dxpu.v1.DeviceError
+	(*PathStatus)(nil),            // 19: dxpu.v1.PathStatus
+	(*Step)(nil),                  // 20: dxpu.v1.Step
+	(*NodeInfo)(nil),              // 21: dxpu.v1.NodeInfo
+	(*Host)(nil),                  // 22: dxpu.v1.Host
+	(*HostSlot)(nil),              // 23: dxpu.v1.HostSlot
+	(*Box)(nil),                   // 24: dxpu.v1.Box
+	(*GPU)(nil),                   // 25: dxpu.v1.GPU
+	(*LeaseSpec)(nil),             // 26: dxpu.v1.LeaseSpec
+	(*Lease)(nil),                 // 27: dxpu.v1.Lease
+	(*Binding)(nil),               // 28: dxpu.v1.Binding
+	(*Pool)(nil),                  // 29: dxpu.v1.Pool
+	(*ManagerInfo)(nil),           // 30: dxpu.v1.ManagerInfo
+	(*SpareStatus)(nil),           // 31: dxpu.v1.SpareStatus
+	(*Quota)(nil),                 // 32: dxpu.v1.Quota
+	(*Tenant)(nil),                // 33: dxpu.v1.Tenant
+	(*Token)(nil),                 // 34: dxpu.v1.Token
+	(*AuditEntry)(nil),            // 35: dxpu.v1.AuditEntry
+	(*Event)(nil),                 // 36: dxpu.v1.Event
+	nil,                           // 37: dxpu.v1.NodeInfo.LabelsEntry
+	nil,                           // 38: dxpu.v1.LeaseSpec.HostLabelsEntry
+	nil,                           // 39: dxpu.v1.LeaseSpec.LabelsEntry
+	nil,                           // 40: dxpu.v1.Quota.MaxGpusByModelEntry
+	(*timestamppb.Timestamp)(nil), // 41: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 42: google.protobuf.Duration
 }
 var file_dxpu_v1_types_proto_depIdxs = []int32{
-	8,  // 0: dxpu.v1.DeviceError.action:type_name -> dxpu.v1.ErrorAction
-	39, // 1: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
-	2,  // 2: dxpu.v1.PathStatus.health:type_name -> dxpu.v1.Health
-	39, // 3: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
-	40, // 4: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
-	35, // 5: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
-	13, // 6: dxpu.v1.NodeInfo.addresses:type_name -> dxpu.v1.PathAddress
-	39, // 7: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
-	19, // 8: dxpu.v1.Host.node:type_name -> dxpu.v1.NodeInfo
-	21, // 9: dxpu.v1.Host.slots:type_name -> dxpu.v1.HostSlot
-	4,  // 10: dxpu.v1.HostSlot.observed_state:type_name -> dxpu.v1.BindingState
-	15, // 11: dxpu.v1.HostSlot.counters:type_name -> dxpu.v1.Counters
-	17, // 12: dxpu.v1.HostSlot.paths:type_name -> dxpu.v1.PathStatus
-	9,  // 13: dxpu.v1.HostSlot.use:type_name -> dxpu.v1.Use
-	19, // 14: dxpu.v1.Box.node:type_name -> dxpu.v1.NodeInfo
-	1,  // 15: dxpu.v1.Box.kind:type_name -> dxpu.v1.BoxKind
-	23, // 16: dxpu.v1.Box.gpus:type_name -> dxpu.v1.GPU
-	14, // 17: dxpu.v1.GPU.device:type_name -> dxpu.v1.Device
-	1,  // 18: dxpu.v1.GPU.box_kind:type_name -> dxpu.v1.BoxKind
-	2,  // 19: dxpu.v1.GPU.health:type_name -> dxpu.v1.Health
-	3,  // 20: dxpu.v1.GPU.state:type_name -> dxpu.v1.GPUState
-	4,  // 21: dxpu.v1.GPU.observed_state:type_name -> dxpu.v1.BindingState
-	15, // 22: dxpu.v1.GPU.counters:type_name -> dxpu.v1.Counters
-	16, // 23: dxpu.v1.GPU.errors:type_name -> dxpu.v1.DeviceError
-	39, // 24: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
-	9,  // 25: dxpu.v1.GPU.use:type_name -> dxpu.v1.Use
-	1,  // 26: dxpu.v1.LeaseSpec.box_kind:type_name -> dxpu.v1.BoxKind
-	10, // 27: dxpu.v1.LeaseSpec.nvlink:type_name -> dxpu.v1.Preference
-	10, // 28: dxpu.v1.LeaseSpec.same_box:type_name -> dxpu.v1.Preference
-	36, // 29: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
-	40, // 30: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
-	40, // 31: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
-	37, // 32: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
-	24, // 33: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
-	6,  // 34: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
-	26, // 35: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
-	39, // 36: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
-	39, // 37: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
-	39, // 38: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
-	39, // 39: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
-	4,  // 40: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
-	5,  // 41: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
-	18, // 42: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
-	28, // 43: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
-	29, // 44: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
-	38, // 45: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
-	30, // 46: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
-	39, // 47: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
-	7,  // 48: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
-	39, // 49: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
-	39, // 50: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
-	39, // 51: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	7,  // 52: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
-	39, // 53: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
-	12, // 54: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
-	4,  // 55: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
-	6,  // 56: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
-	5,  // 57: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
-	40, // 58: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
-	59, // [59:59] is the sub-list for method output_type
-	59, // [59:59] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	13, // 0: dxpu.v1.CallOutcome.effect:type_name -> dxpu.v1.CallEffect
+	8,  // 1: dxpu.v1.DeviceError.action:type_name -> dxpu.v1.ErrorAction
+	41, // 2: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
+	2,  // 3: dxpu.v1.PathStatus.health:type_name -> dxpu.v1.Health
+	41, // 4: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
+	42, // 5: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
+	37, // 6: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
+	15, // 7: dxpu.v1.NodeInfo.addresses:type_name -> dxpu.v1.PathAddress
+	41, // 8: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
+	21, // 9: dxpu.v1.Host.node:type_name -> dxpu.v1.NodeInfo
+	23, // 10: dxpu.v1.Host.slots:type_name -> dxpu.v1.HostSlot
+	4,  // 11: dxpu.v1.HostSlot.observed_state:type_name -> dxpu.v1.BindingState
+	17, // 12: dxpu.v1.HostSlot.counters:type_name -> dxpu.v1.Counters
+	19, // 13: dxpu.v1.HostSlot.paths:type_name -> dxpu.v1.PathStatus
+	9,  // 14: dxpu.v1.HostSlot.use:type_name -> dxpu.v1.Use
+	21, // 15: dxpu.v1.Box.node:type_name -> dxpu.v1.NodeInfo
+	1,  // 16: dxpu.v1.Box.kind:type_name -> dxpu.v1.BoxKind
+	25, // 17: dxpu.v1.Box.gpus:type_name -> dxpu.v1.GPU
+	16, // 18: dxpu.v1.GPU.device:type_name -> dxpu.v1.Device
+	1,  // 19: dxpu.v1.GPU.box_kind:type_name -> dxpu.v1.BoxKind
+	2,  // 20: dxpu.v1.GPU.health:type_name -> dxpu.v1.Health
+	3,  // 21: dxpu.v1.GPU.state:type_name -> dxpu.v1.GPUState
+	4,  // 22: dxpu.v1.GPU.observed_state:type_name -> dxpu.v1.BindingState
+	17, // 23: dxpu.v1.GPU.counters:type_name -> dxpu.v1.Counters
+	18, // 24: dxpu.v1.GPU.errors:type_name -> dxpu.v1.DeviceError
+	41, // 25: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
+	9,  // 26: dxpu.v1.GPU.use:type_name -> dxpu.v1.Use
+	1,  // 27: dxpu.v1.LeaseSpec.box_kind:type_name -> dxpu.v1.BoxKind
+	10, // 28: dxpu.v1.LeaseSpec.nvlink:type_name -> dxpu.v1.Preference
+	10, // 29: dxpu.v1.LeaseSpec.same_box:type_name -> dxpu.v1.Preference
+	38, // 30: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
+	42, // 31: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
+	42, // 32: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
+	39, // 33: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
+	26, // 34: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
+	6,  // 35: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
+	28, // 36: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
+	41, // 37: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
+	41, // 38: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
+	41, // 39: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
+	41, // 40: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
+	4,  // 41: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
+	5,  // 42: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
+	20, // 43: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
+	30, // 44: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
+	31, // 45: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
+	40, // 46: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
+	32, // 47: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
+	41, // 48: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
+	7,  // 49: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
+	41, // 50: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
+	41, // 51: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
+	41, // 52: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	7,  // 53: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
+	41, // 54: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
+	12, // 55: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
+	4,  // 56: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
+	6,  // 57: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
+	5,  // 58: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
+	42, // 59: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
+	60, // [60:60] is the sub-list for method output_type
+	60, // [60:60] is the sub-list for method input_type
+	60, // [60:60] is the sub-list for extension type_name
+	60, // [60:60] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_types_proto_init() }
@@ -4100,14 +4209,14 @@ func file_dxpu_v1_types_proto_init() {
 	if File_dxpu_v1_types_proto != nil {
 		return
 	}
-	file_dxpu_v1_types_proto_msgTypes[17].OneofWrappers = []any{}
+	file_dxpu_v1_types_proto_msgTypes[18].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_types_proto_rawDesc), len(file_dxpu_v1_types_proto_rawDesc)),
-			NumEnums:      13,
-			NumMessages:   26,
+			NumEnums:      14,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

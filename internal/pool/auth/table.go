@@ -108,6 +108,8 @@ var rules = map[string]Rule{
 	// A tenant sees the events of its leases, a host its own events.
 	pool + "ListEvents":  {Allow, Allow, Own, Own, Deny, Deny, false},
 	pool + "WatchEvents": {Allow, Allow, Own, Own, Deny, Deny, false},
+	// A tenant sees its leases, a host the leases on it.
+	pool + "WatchLeases": {Allow, Allow, Own, Own, Deny, Deny, false},
 
 	// Enroll is authenticated by the join token in the request.
 	node + "Enroll": {Allow, Allow, Allow, Allow, Allow, Allow, true},

@@ -26,8 +26,14 @@ const (
 // owner, and the hash that the manager keeps.
 func NewToken() (id, text string, hash []byte) {
 	id = "t-" + strings.ToLower(rand.Text()[:tokenIDLen])
+	text, hash = NewSecret(id)
+	return id, text, hash
+}
+
+// NewSecret makes another text and hash for the token with an ID.
+func NewSecret(id string) (text string, hash []byte) {
 	text = TokenPrefix + id[2:] + "_" + strings.ToLower(rand.Text())
-	return id, text, Hash(text)
+	return text, Hash(text)
 }
 
 // ParseToken returns the ID in a token, and false if text does not have the form of

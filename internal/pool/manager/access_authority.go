@@ -86,7 +86,7 @@ func (m *Manager) readAuthority(ctx context.Context) (*auth.Authority, error) {
 	}
 	raw, ok := records[secretPrefix+authorityID]
 	if !ok {
-		return nil, errorf(connect.CodeUnavailable, "the pool has no certificate authority yet; try again in a second")
+		return nil, unavailable("the pool has no certificate authority yet; try again in a second")
 	}
 	r := &secretRecord{}
 	if err := decode(raw, r); err != nil {

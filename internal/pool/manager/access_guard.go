@@ -165,7 +165,8 @@ func (t *tx) checkOwn(who auth.Identity, msg any) error {
 		}
 		return nil
 	case *dxpuv1.GetPoolRequest, *dxpuv1.WhoAmIRequest, *dxpuv1.ListHostsRequest, *dxpuv1.GetHostRequest, *dxpuv1.ListGPUsRequest,
-		*dxpuv1.GetGPURequest, *dxpuv1.ListLeasesRequest, *dxpuv1.ListEventsRequest, *dxpuv1.WatchEventsRequest:
+		*dxpuv1.GetGPURequest, *dxpuv1.ListLeasesRequest, *dxpuv1.ListEventsRequest, *dxpuv1.WatchEventsRequest,
+		*dxpuv1.WatchLeasesRequest:
 		return nil // scope filters the answer
 	}
 	return denied("this call is not for the role %q", auth.RoleWord(who.Role))

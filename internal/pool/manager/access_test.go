@@ -60,6 +60,7 @@ var accessCalls = map[string]accessCall{
 	"PoolService/Backup":         {request: `{}`},
 	"PoolService/ListEvents":     {request: `{}`},
 	"PoolService/WatchEvents":    {request: `{"fromStart":true}`},
+	"PoolService/WatchLeases":    {request: `{}`},
 	"NodeService/Enroll":         {request: `{"joinToken":"token-for-tests","name":"new","kind":"NODE_KIND_HOST"}`},
 	"NodeService/WatchDesired":   {request: `{"nodeId":"$NODE"}`},
 	"NodeService/Report":         {request: `{"state":{"nodeId":"$NODE","instanceId":"1","sequence":"1000000"}}`},
@@ -196,7 +197,7 @@ type readCloser struct{ *bytes.Reader }
 func (readCloser) Close() error { return nil }
 
 func isStream(procedure string) bool {
-	for _, s := range []string{"WatchEvents", "WatchDesired", "Backup"} {
+	for _, s := range []string{"WatchEvents", "WatchLeases", "WatchDesired", "Backup"} {
 		if strings.HasSuffix(procedure, "/"+s) {
 			return true
 		}

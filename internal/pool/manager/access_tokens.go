@@ -24,6 +24,10 @@ func (s *poolService) CreateToken(ctx context.Context, req *connect.Request[dxpu
 		if r.Tenant != "" && r.Tenant != defaultTenant && t.tenants.get(r.Tenant) == nil {
 			return notFound("tenant: tenant", r.Tenant)
 		}
+		if old := t.tokenByRequest(r.RequestId); old != nil {
+			res.Token, res.Secret, err = t.renewSecret(old, r, auth.From(ctx).Actor)
+			return err
+		}
 		res.Token, res.Secret, err = t.createToken(r, auth.From(ctx).Actor)
 		return err
 	})
@@ -45,6 +49,36 @@ func checkToken(r *dxpuv1.CreateTokenRequest) error {
 	return checkDuration("expires_after", r.ExpiresAfter)
 }
 
+// tokenByRequest returns the token that a call with a request_id created, nil for none.
+// The tokens are few, and calls that create some are rare.
+func (t *tx) tokenByRequest(id string) *tokenRecord {
+	for _, r := range t.tokens.rows {
+		if id != "" && r.RequestID == id {
+			return r
+		}
+	}
+	return nil
+}
+
+// renewSecret gives a token another secret for a call that is repeated, because the
+// manager does not keep the first one. The answer with that one was lost, or a program
+// made the call twice and keeps the last answer.
+func (t *tx) renewSecret(old *tokenRecord, r *dxpuv1.CreateTokenRequest, caller string) (*dxpuv1.Token, string, error) {
+	lifetime := time.Duration(0)
+	if !old.ExpireTime.IsZero() {
+		lifetime = old.ExpireTime.Sub(old.CreateTime)
+	}
+	if old.Creator != caller || old.Role != r.Role || old.Tenant != r.Tenant || old.Description != r.Description || lifetime != r.ExpiresAfter.AsDuration() {
+		return nil, "", errorf(connect.CodeAlreadyExists, "request_id: %q was used for another token; use a new one", r.RequestId)
+	}
+	secret, hash := auth.NewSecret(old.ID)
+	rec := t.tokens.edit(old.ID)
+	rec.SecretHash = hash
+	t.setTarget(rec.ID)
+	t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TOKEN_CHANGED}, "token %s for %s got another secret", rec.ID, tokenOwner(rec))
+	return tokenMessage(rec), secret, nil
+}
+
 // createToken creates a token for a request that checkToken has accepted.
 func (t *tx) createToken(r *dxpuv1.CreateTokenRequest, creator string) (*dxpuv1.Token, string, error) {
 	if t.tokens.len() >= maxTokens {
@@ -52,7 +86,7 @@ func (t *tx) createToken(r *dxpuv1.CreateTokenRequest, creator string) (*dxpuv1.
 	}
 	id, secret, hash := auth.NewToken()
 	rec := &tokenRecord{
-		ID: id, Role: r.Role, Tenant: r.Tenant, Description: r.Description, SecretHash: hash, CreateTime: t.now, Creator: creator,
+		ID: id, Role: r.Role, Tenant: r.Tenant, Description: r.Description, SecretHash: hash, CreateTime: t.now, Creator: creator, RequestID: r.RequestId,
 	}
 	if tenant := t.tenants.get(r.Tenant); tenant != nil {
 		rec.TenantCreated = tenant.Created

@@ -38,6 +38,8 @@ const (
 // textLimits lists the fields with a limit other than maxText, in bytes.
 var textLimits = map[protoreflect.FullName]int{
 	"dxpu.v1.CreateLeaseRequest.request_id": 128,
+	"dxpu.v1.CreateTokenRequest.request_id": 128,
+	"dxpu.v1.ReplaceGPURequest.request_id":  128,
 	"dxpu.v1.EnrollRequest.csr_pem":         16 << 10,
 	"dxpu.v1.RenewRequest.csr_pem":          16 << 10,
 }

@@ -67,7 +67,7 @@ func (g *gate) acquire(ctx context.Context) (leave func(), err error) {
 		g.waiting.Remove(at)
 		g.mu.Unlock()
 	}
-	return nil, connect.NewError(connect.CodeUnavailable, context.Cause(ctx))
+	return nil, unavailable("%w", context.Cause(ctx))
 }
 
 func (g *gate) release() {

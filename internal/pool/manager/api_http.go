@@ -138,7 +138,7 @@ func apiError(err error) error {
 	if err == nil || errors.As(err, &ce) {
 		return err
 	}
-	return connect.NewError(connect.CodeUnavailable, err)
+	return unavailable("%w", err) // the transaction was rolled back
 }
 
 // updateResponse makes a transaction for a call and returns the response, which

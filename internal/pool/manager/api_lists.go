@@ -100,6 +100,7 @@ func (s *poolService) ListHosts(ctx context.Context, req *connect.Request[dxpuv1
 			return filter(t.nodesFrom(&t.hostIDs, after, req.Msg.Labels), func(n *nodeRecord) bool { return visible.hasHost(t, n) })
 		}
 		message := func(n *nodeRecord) *dxpuv1.Host { return visible.hostPart(t, t.hostMessage(n)) }
+		res.Revision = t.meta.Revision
 		res.Hosts, res.NextPageToken, err = listPage(req.Msg, nodeKey, strings.Compare, hosts, message)
 		return err
 	})
@@ -123,6 +124,7 @@ func (s *poolService) ListBoxes(_ context.Context, req *connect.Request[dxpuv1.L
 		boxes := func(after string) iter.Seq[*nodeRecord] {
 			return filter(t.nodesFrom(&t.boxIDs, after, req.Msg.Labels), func(n *nodeRecord) bool { return kind == 0 || n.BoxKind == kind })
 		}
+		res.Revision = t.meta.Revision
 		res.Boxes, res.NextPageToken, err = listPage(req.Msg, nodeKey, strings.Compare, boxes, t.boxMessage)
 		return err
 	})
@@ -143,6 +145,7 @@ func (s *poolService) ListLeases(ctx context.Context, req *connect.Request[dxpuv
 	return viewResponse(s.m, func(t *tx, res *dxpuv1.ListLeasesResponse) (err error) {
 		leases := func(after string) iter.Seq[*leaseRecord] { return t.leasesFrom(scopeOf(ctx), req.Msg, after) }
 		key := func(l *leaseRecord) string { return l.ID }
+		res.Revision = t.meta.Revision
 		res.Leases, res.NextPageToken, err = listPage(req.Msg, key, compareLeaseIDs, leases, t.leaseMessage)
 		return err
 	})

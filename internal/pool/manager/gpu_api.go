@@ -17,6 +17,7 @@ import (
 func (s *poolService) ListGPUs(ctx context.Context, req *connect.Request[dxpuv1.ListGPUsRequest]) (*connect.Response[dxpuv1.ListGPUsResponse], error) {
 	return viewResponse(s.m, func(t *tx, res *dxpuv1.ListGPUsResponse) (err error) {
 		gpus := func(after string) iter.Seq[*dxpuv1.GPU] { return t.gpusFrom(scopeOf(ctx), req.Msg, after) }
+		res.Revision = t.meta.Revision
 		res.Gpus, res.NextPageToken, err = listPage(req.Msg, gpuKey, strings.Compare, gpus, same)
 		return err
 	})
@@ -107,6 +108,14 @@ func (s *poolService) GetGPU(ctx context.Context, req *connect.Request[dxpuv1.Ge
 
 func (s *poolService) ReplaceGPU(ctx context.Context, req *connect.Request[dxpuv1.ReplaceGPURequest]) (*connect.Response[dxpuv1.ReplaceGPUResponse], error) {
 	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.ReplaceGPUResponse) error {
+		id := req.Msg.RequestId
+		if old := t.bindings.get(t.replacedByRequest[id]); old != nil && id != "" {
+			if old.gpuID() != req.Msg.GpuId {
+				return errorf(connect.CodeAlreadyExists, "request_id: %q was used to replace GPU %s; use a new one", id, old.gpuID())
+			}
+			t.answerReplace(old, res)
+			return nil
+		}
 		b, err := t.leasedGPU(req.Msg.GpuId)
 		if err != nil {
 			return err
@@ -120,10 +129,20 @@ func (s *poolService) ReplaceGPU(ctx context.Context, req *connect.Request[dxpuv
 		if next == nil {
 			return errorf(connect.CodeResourceExhausted, "gpu_id: no other GPU fits lease %s; nothing was changed", b.LeaseID)
 		}
-		res.Binding = bindingMessage(next)
-		res.Lease = t.leaseMessage(t.leases.get(b.LeaseID))
+		t.bindings.edit(b.ID).ReplaceRequest = id
+		t.answerReplace(t.bindings.get(b.ID), res)
 		return nil
 	})
+}
+
+// answerReplace fills in the answer for a binding that was replaced.
+func (t *tx) answerReplace(old *bindingRecord, res *dxpuv1.ReplaceGPUResponse) {
+	if next := t.bindings.get(old.Successor); next != nil {
+		res.Binding = bindingMessage(next)
+	}
+	if l := t.leases.get(old.LeaseID); l != nil {
+		res.Lease = t.leaseMessage(l)
+	}
 }
 
 // leasedGPU returns the binding by which a lease has a GPU.

@@ -34,18 +34,18 @@ type Cluster interface {
 // notLeading returns the answer of a manager that is not the leader.
 func (m *Manager) notLeading() error {
 	if m.cluster == nil {
-		return errorf(connect.CodeUnavailable, "the manager is stopping")
+		return unavailable("the manager is stopping")
 	}
 	url := m.leaderURL()
 	if url == "" {
-		return errorf(connect.CodeUnavailable, "no manager is the leader at the moment; try again in a second")
+		return unavailable("no manager is the leader at the moment; try again in a second")
 	}
-	return errorf(connect.CodeUnavailable, "this manager is not the leader; %s is", url)
+	return unavailable("this manager is not the leader; %s is", url)
 }
 
 // errDeposed is the answer to a call that was under way when the leadership ended.
 func errDeposed() error {
-	return errorf(connect.CodeUnavailable,
+	return unknownFate(connect.CodeUnavailable,
 		"this manager is no longer the leader; the call may or may not have been carried out: look it up, or repeat it with the same request_id")
 }
 
@@ -236,9 +236,11 @@ func (l leaderOnly) check() (header string, err error) {
 func (l leaderOnly) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		if header, err := l.check(); err != nil {
-			refusal := connect.NewError(connect.CodeOf(err), errors.New(message(err)))
-			refusal.Meta().Set(client.LeaderHeader, header)
-			return nil, refusal
+			var refusal *connect.Error
+			if errors.As(err, &refusal) {
+				refusal.Meta().Set(client.LeaderHeader, header)
+			}
+			return nil, err
 		}
 		res, err := next(ctx, req)
 		if err == nil && l.m.cluster != nil && !l.m.cluster.Valid() {

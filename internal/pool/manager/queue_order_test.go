@@ -11,6 +11,7 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
 	"pgregory.net/rapid"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -278,6 +279,8 @@ func TestQueueIsFair(t *testing.T) {
 	w.wantLease(top, leaseActive)
 }
 
+func mask(paths ...string) *fieldmaskpb.FieldMask { return &fieldmaskpb.FieldMask{Paths: paths} }
+
 func TestTenantAPI(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 4), boxNode("b1", 4))
 	ctx := context.Background()
@@ -305,6 +308,30 @@ func TestTenantAPI(t *testing.T) {
 		wantErr(t, err, connect.CodeInvalidArgument, tt.want)
 	}
 	a, err := put(&dxpuv1.Tenant{Id: "a", Description: "first"})
+	if err == nil {
+		_, err = put(&dxpuv1.Tenant{Id: "q", Description: "limited", Quota: &dxpuv1.Quota{MaxGpus: 3}})
+	}
+	for _, tt := range []struct {
+		req         *dxpuv1.PutTenantRequest
+		description string
+		gpus        uint32
+	}{ // a field that a call leaves out keeps its value, unless the mask names it
+		{&dxpuv1.PutTenantRequest{Tenant: &dxpuv1.Tenant{Id: "q", Description: "renamed"}}, "renamed", 3},
+		{&dxpuv1.PutTenantRequest{Tenant: &dxpuv1.Tenant{Id: "q", Quota: &dxpuv1.Quota{MaxGpus: 5}}}, "renamed", 5},
+		{&dxpuv1.PutTenantRequest{Tenant: &dxpuv1.Tenant{Id: "q", Description: "x", Quota: &dxpuv1.Quota{MaxGpus: 6}}, UpdateMask: mask("quota")}, "renamed", 6},
+		{&dxpuv1.PutTenantRequest{Tenant: &dxpuv1.Tenant{Id: "q"}, UpdateMask: mask("description")}, "", 6},
+		{&dxpuv1.PutTenantRequest{Tenant: &dxpuv1.Tenant{Id: "q"}, UpdateMask: mask("description", "quota")}, "", 0},
+	} {
+		res, err := w.api().PutTenant(ctx, connect.NewRequest(tt.req))
+		if err != nil || res.Msg.Tenant.Description != tt.description || res.Msg.Tenant.Quota.MaxGpus != tt.gpus {
+			t.Errorf("%v: %v, %v", tt.req, res, err)
+		}
+	}
+	_, badMask := w.api().PutTenant(ctx, connect.NewRequest(&dxpuv1.PutTenantRequest{Tenant: &dxpuv1.Tenant{Id: "q"}, UpdateMask: mask("gpus")}))
+	wantErr(t, badMask, connect.CodeInvalidArgument, `update_mask: "gpus" is not description or quota`)
+	if err := remove("q", 0); err != nil {
+		t.Error(err)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

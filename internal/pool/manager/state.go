@@ -68,6 +68,8 @@ type index struct {
 	bindingsByGPU      map[placement.Ref][]string // GPU -> the binding that holds it; two only within a transaction
 	bindingsByHostSlot map[hostSlotRef][]string   // host slot -> bindings that are or will be in it
 
+	replacedByRequest map[string]string // request_id of ReplaceGPU -> the binding that was replaced
+
 	// Leases.
 	indexedLeases     map[string]leaseEntry // lease -> what the index has of it
 	leaseIDs          sequence              // all leases in the order of creation, for lists
@@ -131,7 +133,8 @@ func newIndex() index {
 	return index{
 		indexedBindings: map[string]bindingEntry{}, bindingsByLease: map[string][]string{}, bindingsByNode: map[string]map[string]bool{},
 		bindingsByGPU: map[placement.Ref][]string{}, bindingsByHostSlot: map[hostSlotRef][]string{},
-		indexedLeases: map[string]leaseEntry{}, leaseIDs: newSequence(compareLeaseIDs), openLeaseIDs: newSequence(compareLeaseIDs),
+		replacedByRequest: map[string]string{},
+		indexedLeases:     map[string]leaseEntry{}, leaseIDs: newSequence(compareLeaseIDs), openLeaseIDs: newSequence(compareLeaseIDs),
 		leaseByRequestID: map[requestKey]string{}, pendingByShape: map[string][]queueKey{}, waiting: waitingQueue{}, unreplaced: map[string]int{},
 		preemptibleLeases: map[string]bool{}, usageByTenant: map[string]*tenantUsage{},
 		indexedNodes: map[string]nodeEntry{}, nodeByCredential: map[string]string{},

@@ -22,12 +22,13 @@ type bindingEntry struct {
 	gpu           placement.Ref
 	slot          hostSlotRef
 	epoch         uint64
-	open          bool // not released
-	serving       bool // it serves its lease or is being made for it
-	holdsGPU      bool // it occupies its GPU
-	unreplaced    bool // its host slot is reserved for its replacement
-	takesHostSlot bool // its host slot is not free
-	inHostSlot    bool // bindingsByHostSlot has it
+	open          bool   // not released
+	serving       bool   // it serves its lease or is being made for it
+	holdsGPU      bool   // it occupies its GPU
+	unreplaced    bool   // its host slot is reserved for its replacement
+	takesHostSlot bool   // its host slot is not free
+	inHostSlot    bool   // bindingsByHostSlot has it
+	request       string // of the call that replaced it
 }
 
 type requestKey struct{ tenant, id string }
@@ -113,6 +114,7 @@ func (t *tx) bindingEntry(b *bindingRecord) bindingEntry {
 	k := bindingEntry{
 		lease: b.LeaseID, gpu: b.ref(), slot: hostSlotRef{b.HostID, b.HostSlot}, epoch: b.Epoch,
 		open: b.State != released, serving: b.serving(), holdsGPU: b.holdsGPU(), unreplaced: t.awaitsReplacement(b),
+		request: b.ReplaceRequest,
 	}
 	k.takesHostSlot = b.holdsHostSlot() || k.unreplaced
 	k.inHostSlot = k.open || k.unreplaced
@@ -168,10 +170,16 @@ func (t *tx) indexBinding(id string, stale map[string]bool) {
 	if k.unreplaced {
 		t.unreplaced[k.lease]++
 	}
+	if k.request != "" {
+		t.replacedByRequest[k.request] = id
+	}
 }
 
 func (t *tx) dropBinding(id string, k bindingEntry) {
 	delete(t.indexedBindings, id)
+	if t.replacedByRequest[k.request] == id {
+		delete(t.replacedByRequest, k.request)
+	}
 	dropFrom(t.bindingsByLease, k.lease, id)
 	if k.open {
 		removeFrom(t.bindingsByNode, k.gpu.Box, id)

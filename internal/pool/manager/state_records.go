@@ -133,6 +133,8 @@ type bindingRecord struct {
 	Detail    string              `json:"detail,omitempty"`
 	Replaces  string              `json:"replaces,omitempty"`
 	Successor string              `json:"successor,omitempty"` // the binding that replaces this one
+	// ReplaceRequest is the request_id of the call that replaced the binding.
+	ReplaceRequest string `json:"replace_request,omitempty"`
 	// HostClear and BoxClear are set when that side has nothing of the binding.
 	HostClear bool `json:"host_clear"`
 	BoxClear  bool `json:"box_clear"`
@@ -282,6 +284,7 @@ type tokenRecord struct {
 	Creator     string      `json:"creator,omitempty"`
 	// TenantCreated is Created of the tenant; 0: of the default tenant, or not known.
 	TenantCreated uint64 `json:"tenant_created,omitempty"`
+	RequestID     string `json:"request_id,omitempty"`
 }
 
 // auditRecord says which caller did what. It is not changed once stored.

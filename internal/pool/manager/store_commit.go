@@ -156,7 +156,7 @@ func (m *Manager) abandon(batch []*commit, err error) {
 		for _, l := range c.newlyLost {
 			l.lost = false
 		}
-		c.err = errorf(connect.CodeUnavailable, "the change could not be stored, and may not have happened: %w", err)
+		c.err = unknownFate(connect.CodeUnavailable, "the change could not be stored, and may not have happened: %w", err)
 		close(c.done)
 	}
 	m.waiting = nil
@@ -184,7 +184,7 @@ func (m *Manager) wait(ctx context.Context, c *commit) error {
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			code = connect.CodeDeadlineExceeded
 		}
-		return connect.NewError(code, errors.New("the call ended before its change was stored: the change may still happen"))
+		return unknownFate(code, "the call ended before its change was stored: the change may still happen")
 	}
 }
 
@@ -250,7 +250,12 @@ func (m *Manager) viewIn(ctx context.Context, fn func(*tx) error) error {
 	err = fn(m.readLocked(m.cfg.Now()))
 	c := m.last
 	m.mu.Unlock()
-	return m.answer(ctx, c, err)
+	if werr := m.wait(ctx, c); connect.CodeOf(werr) == connect.CodeUnavailable {
+		return unavailable("the state that was read could not be stored: try again (%s)", message(werr))
+	} else if werr != nil {
+		return withEffect(connect.NewError(connect.CodeOf(werr), errors.New("the call ended before its answer was certain")), dxpuv1.CallEffect_CALL_EFFECT_NONE)
+	}
+	return m.answer(ctx, nil, err)
 }
 
 // peek is view without the wait, for deciding whether to admit a call. It sees revoked
@@ -273,7 +278,7 @@ func (m *Manager) readyLocked(ctx context.Context) error {
 	case m.cluster != nil && !m.leads:
 		return m.notLeading()
 	case m.running: // Run reads it again
-		return errorf(connect.CodeUnavailable, "the state cannot be stored: %w", m.stateErr)
+		return unavailable("the state cannot be stored: %w", m.stateErr)
 	default:
 		return m.loadLocked(ctx)
 	}

@@ -14,6 +14,7 @@ import (
 
 func (s *poolService) ListTenants(_ context.Context, req *connect.Request[dxpuv1.ListTenantsRequest]) (*connect.Response[dxpuv1.ListTenantsResponse], error) {
 	return viewResponse(s.m, func(t *tx, res *dxpuv1.ListTenantsResponse) (err error) {
+		res.Revision = t.meta.Revision
 		res.Tenants, res.NextPageToken, err = listPage(req.Msg, same, strings.Compare, allOf(t.tenantIDs()), t.tenantMessage)
 		return err
 	})
@@ -47,6 +48,16 @@ func (s *poolService) PutTenant(ctx context.Context, req *connect.Request[dxpuv1
 	if err := checkTenant(want); err != nil {
 		return nil, err
 	}
+	set := map[string]bool{"description": want.Description != "", "quota": want.Quota != nil}
+	if paths := req.Msg.UpdateMask.GetPaths(); len(paths) > 0 {
+		clear(set)
+		for _, p := range paths {
+			if p != "description" && p != "quota" {
+				return nil, invalid("update_mask: %q is not description or quota", truncateText(p))
+			}
+			set[p] = true
+		}
+	}
 	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.PutTenantResponse) error {
 		r := t.tenants.get(want.Id)
 		switch {
@@ -58,7 +69,12 @@ func (s *poolService) PutTenant(ctx context.Context, req *connect.Request[dxpuv1
 			return conflict("tenant", want.Id, r.ResourceVersion, want.ResourceVersion)
 		}
 		r = t.tenants.edit(want.Id)
-		r.Description, r.Quota = want.Description, quotaOf(want.Quota)
+		if set["description"] {
+			r.Description = want.Description
+		}
+		if set["quota"] {
+			r.Quota = quotaOf(want.Quota)
+		}
 		r.ResourceVersion = t.revision()
 		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_TENANT_CHANGED, Tenant: want.Id},
 			"tenant %s may have %s", want.Id, &r.Quota)

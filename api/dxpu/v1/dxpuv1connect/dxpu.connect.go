@@ -20,6 +20,8 @@
 //     never succeed. NOT_FOUND. ALREADY_EXISTS. RESOURCE_EXHAUSTED: no capacity
 //     now. FAILED_PRECONDITION: not in this state. ABORTED: version conflict, read
 //     again. UNIMPLEMENTED: this manager is too old for the call.
+//   - An error that is not certain has a CallOutcome as a detail: whether the call
+//     has changed nothing and may be repeated, or whether its effect is unknown.
 //   - Lists are ordered by ID (events by revision) and paged. page_size is at most
 //     1000; 0 means 100. page_token is the next_page_token of the previous answer,
 //     empty for the first page. next_page_token is empty on the last page.
@@ -126,6 +128,8 @@ const (
 	PoolServiceListEventsProcedure = "/dxpu.v1.PoolService/ListEvents"
 	// PoolServiceWatchEventsProcedure is the fully-qualified name of the PoolService's WatchEvents RPC.
 	PoolServiceWatchEventsProcedure = "/dxpu.v1.PoolService/WatchEvents"
+	// PoolServiceWatchLeasesProcedure is the fully-qualified name of the PoolService's WatchLeases RPC.
+	PoolServiceWatchLeasesProcedure = "/dxpu.v1.PoolService/WatchLeases"
 )
 
 // PoolServiceClient is a client for the dxpu.v1.PoolService service.
@@ -191,6 +195,9 @@ type PoolServiceClient interface {
 	ListEvents(context.Context, *connect.Request[v1.ListEventsRequest]) (*connect.Response[v1.ListEventsResponse], error)
 	// WatchEvents streams the events after a revision, then new events.
 	WatchEvents(context.Context, *connect.Request[v1.WatchEventsRequest]) (*connect.ServerStreamForClient[v1.WatchEventsResponse], error)
+	// WatchLeases streams the leases that have changed after a revision, then each lease
+	// that changes, in its present state.
+	WatchLeases(context.Context, *connect.Request[v1.WatchLeasesRequest]) (*connect.ServerStreamForClient[v1.WatchLeasesResponse], error)
 }
 
 // NewPoolServiceClient constructs a client for the dxpu.v1.PoolService service. By default, it uses
@@ -396,6 +403,12 @@ func NewPoolServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(poolServiceMethods.ByName("WatchEvents")),
 			connect.WithClientOptions(opts...),
 		),
+		watchLeases: connect.NewClient[v1.WatchLeasesRequest, v1.WatchLeasesResponse](
+			httpClient,
+			baseURL+PoolServiceWatchLeasesProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("WatchLeases")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -433,6 +446,7 @@ type poolServiceClient struct {
 	backup         *connect.Client[v1.BackupRequest, v1.BackupResponse]
 	listEvents     *connect.Client[v1.ListEventsRequest, v1.ListEventsResponse]
 	watchEvents    *connect.Client[v1.WatchEventsRequest, v1.WatchEventsResponse]
+	watchLeases    *connect.Client[v1.WatchLeasesRequest, v1.WatchLeasesResponse]
 }
 
 // GetPool calls dxpu.v1.PoolService.GetPool.
@@ -595,6 +609,11 @@ func (c *poolServiceClient) WatchEvents(ctx context.Context, req *connect.Reques
 	return c.watchEvents.CallServerStream(ctx, req)
 }
 
+// WatchLeases calls dxpu.v1.PoolService.WatchLeases.
+func (c *poolServiceClient) WatchLeases(ctx context.Context, req *connect.Request[v1.WatchLeasesRequest]) (*connect.ServerStreamForClient[v1.WatchLeasesResponse], error) {
+	return c.watchLeases.CallServerStream(ctx, req)
+}
+
 // PoolServiceHandler is an implementation of the dxpu.v1.PoolService service.
 type PoolServiceHandler interface {
 	// GetPool returns totals and the manager's identity.
@@ -658,6 +677,9 @@ type PoolServiceHandler interface {
 	ListEvents(context.Context, *connect.Request[v1.ListEventsRequest]) (*connect.Response[v1.ListEventsResponse], error)
 	// WatchEvents streams the events after a revision, then new events.
 	WatchEvents(context.Context, *connect.Request[v1.WatchEventsRequest], *connect.ServerStream[v1.WatchEventsResponse]) error
+	// WatchLeases streams the leases that have changed after a revision, then each lease
+	// that changes, in its present state.
+	WatchLeases(context.Context, *connect.Request[v1.WatchLeasesRequest], *connect.ServerStream[v1.WatchLeasesResponse]) error
 }
 
 // NewPoolServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -859,6 +881,12 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(poolServiceMethods.ByName("WatchEvents")),
 		connect.WithHandlerOptions(opts...),
 	)
+	poolServiceWatchLeasesHandler := connect.NewServerStreamHandler(
+		PoolServiceWatchLeasesProcedure,
+		svc.WatchLeases,
+		connect.WithSchema(poolServiceMethods.ByName("WatchLeases")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/dxpu.v1.PoolService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case PoolServiceGetPoolProcedure:
@@ -925,6 +953,8 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 			poolServiceListEventsHandler.ServeHTTP(w, r)
 		case PoolServiceWatchEventsProcedure:
 			poolServiceWatchEventsHandler.ServeHTTP(w, r)
+		case PoolServiceWatchLeasesProcedure:
+			poolServiceWatchLeasesHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -1060,4 +1090,8 @@ func (UnimplementedPoolServiceHandler) ListEvents(context.Context, *connect.Requ
 
 func (UnimplementedPoolServiceHandler) WatchEvents(context.Context, *connect.Request[v1.WatchEventsRequest], *connect.ServerStream[v1.WatchEventsResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.WatchEvents is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) WatchLeases(context.Context, *connect.Request[v1.WatchLeasesRequest], *connect.ServerStream[v1.WatchLeasesResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.WatchLeases is not implemented"))
 }
