@@ -28,15 +28,22 @@ type eventLog struct {
 
 func newEventLog() *eventLog { return &eventLog{more: make(chan struct{})} }
 
-// forgetUpTo drops all events when the state was read at a revision: the log
-// may lack events up to it.
-func (l *eventLog) forgetUpTo(revision uint64) {
+// reset makes the log that of a state that was just read. Watches that have seen more,
+// which was not stored, find that out by their revision.
+func (l *eventLog) reset(events []*dxpuv1.Event, floor, revision uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if revision == l.revision {
-		return
+	if l.floor < floor && floor <= l.revision && l.revision <= revision {
+		// The log has older events of the same history than the store keeps.
+		kept := l.events[:0]
+		for _, e := range l.events {
+			if e.Revision <= floor {
+				kept = append(kept, e)
+			}
+		}
+		events, floor = append(kept, events...), l.floor
 	}
-	l.events, l.floor, l.revision = nil, revision, revision
+	l.events, l.floor, l.revision = events, floor, revision
 	close(l.more)
 	l.more = make(chan struct{})
 }

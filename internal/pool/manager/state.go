@@ -22,6 +22,7 @@ const (
 	tokenPrefix   = "token/"
 	auditPrefix   = "audit/"
 	secretPrefix  = "secret/"
+	eventPrefix   = "event/"
 )
 
 // state is the pool in memory. Manager.mu guards it.
@@ -34,6 +35,8 @@ type state struct {
 	tokens   table[tokenRecord]   // credentials of persons and programs, by ID
 	audits   table[auditRecord]   // a ring of keepAudit entries
 	secrets  table[secretRecord]  // the pool's authority; the credentials of deleted nodes
+	// eventRing holds the newest events, in keepEventRecords records.
+	eventRing table[eventRecord]
 
 	index
 	work
@@ -53,8 +56,8 @@ type anyTable interface {
 }
 
 // tables returns all tables of the state.
-func (s *state) tables() [7]anyTable {
-	return [...]anyTable{&s.nodes, &s.leases, &s.bindings, &s.tenants, &s.tokens, &s.audits, &s.secrets}
+func (s *state) tables() [8]anyTable {
+	return [...]anyTable{&s.nodes, &s.leases, &s.bindings, &s.tenants, &s.tokens, &s.audits, &s.secrets, &s.eventRing}
 }
 
 // index finds records without a scan of a table. It follows from the records, and
@@ -115,17 +118,18 @@ type pass struct {
 
 func newState(began time.Time) *state {
 	return &state{
-		meta:     &meta{},
-		nodes:    newTable(nodePrefix, (*nodeRecord).unshare),
-		leases:   newTable(leasePrefix, (*leaseRecord).unshare),
-		bindings: newTable(bindingPrefix, (*bindingRecord).unshare),
-		tenants:  newTable(tenantPrefix, (*tenantRecord).unshare),
-		tokens:   newTable[tokenRecord](tokenPrefix, nil),
-		audits:   newTable[auditRecord](auditPrefix, nil),
-		secrets:  newTable[secretRecord](secretPrefix, nil),
-		index:    newIndex(),
-		work:     work{dirty: map[subject]bool{}, connectivityChanged: map[string]bool{}, alarms: alarms{at: map[subject]time.Duration{}}},
-		began:    began,
+		meta:      &meta{},
+		nodes:     newTable(nodePrefix, (*nodeRecord).unshare),
+		leases:    newTable(leasePrefix, (*leaseRecord).unshare),
+		bindings:  newTable(bindingPrefix, (*bindingRecord).unshare),
+		tenants:   newTable(tenantPrefix, (*tenantRecord).unshare),
+		tokens:    newTable[tokenRecord](tokenPrefix, nil),
+		audits:    newTable[auditRecord](auditPrefix, nil),
+		secrets:   newTable[secretRecord](secretPrefix, nil),
+		eventRing: newTable[eventRecord](eventPrefix, nil),
+		index:     newIndex(),
+		work:      work{dirty: map[subject]bool{}, connectivityChanged: map[string]bool{}, alarms: alarms{at: map[subject]time.Duration{}}},
+		began:     began,
 	}
 }
 

@@ -34,6 +34,10 @@ type meta struct {
 	NextLease uint64 `json:"next_lease,omitempty"`
 	// Audits counts the entries that the audit log has had.
 	Audits uint64 `json:"audits,omitempty"`
+	// EventRecords counts the records that the ring of events has had. EventsFrom is the
+	// revision after which events are stored.
+	EventRecords uint64 `json:"event_records,omitempty"`
+	EventsFrom   uint64 `json:"events_from,omitempty"`
 }
 
 // nodeRecord is a host or a box.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -111,6 +112,7 @@ func Restored(records map[string][]byte) (map[string][]byte, error) {
 	m.Incarnation = (revision.Incarnation(m.Revision)+rand.Uint64N(restoredIncarnations))%revision.MaxIncarnation + 1
 	m.FirstRevision = revision.First(m.Incarnation)
 	m.Revision = m.FirstRevision
+	m.EventRecords = 0 // the events of the old incarnation are not those of this pool
 	m.Epoch += restoredEpochs + rand.Uint64N(restoredEpochs)
 	m.NodeNumber += restoredNodes + rand.Uint32N(restoredNodes)
 	changed := map[string]any{metaKey: m}
@@ -123,6 +125,7 @@ func Restored(records map[string][]byte) (map[string][]byte, error) {
 		return nil, err
 	}
 	out := maps.Clone(records)
+	maps.DeleteFunc(out, func(key string, _ []byte) bool { return strings.HasPrefix(key, eventPrefix) })
 	maps.Copy(out, put)
 	return out, nil
 }

@@ -229,6 +229,9 @@ func (m *Manager) updateLocked(ctx context.Context, fn func(*tx) error) (*commit
 		t.audit()
 		err = t.settle()
 	}
+	if err == nil {
+		err = t.storeEvents()
+	}
 	if err != nil {
 		t.rollback()
 		return m.last, err

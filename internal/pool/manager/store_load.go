@@ -143,9 +143,16 @@ func (m *Manager) installLocked(records map[string][]byte) error {
 				"record", key, "bytes", len(raw), "limit", maxRecord)
 		}
 	}
+	if s.meta.EventRecords == 0 { // an earlier version did not store events
+		s.meta.EventsFrom = s.meta.Revision
+	}
+	events, floor, err := s.storedEvents()
+	if err != nil {
+		return fmt.Errorf("manager: load state: events: %w", err)
+	}
 	m.state, m.stateErr, m.last = s, nil, nil
 	m.readLocked(s.began).indexAll()
-	m.events.forgetUpTo(s.meta.Revision)
+	m.events.reset(events, floor, s.meta.Revision)
 	for _, l := range m.live {
 		l.published = 0
 		l.notifyDesired() // the watch may have missed a change
