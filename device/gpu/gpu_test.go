@@ -361,6 +361,9 @@ func TestFaults(t *testing.T) {
 		if r.host.ConfigRead(0, 4) != 0xffffffff {
 			t.Error("a reset revived it")
 		}
+		if ok, why := r.gpu.Check(); ok || why != "the GPU has fallen off the bus (XID 79)" {
+			t.Errorf("after a reset: works %v, %q", ok, why)
+		}
 	})
 	t.Run("hang", func(t *testing.T) {
 		r := newGPUHost(t, gpu.Spec{})

@@ -172,7 +172,7 @@ func (g *GPU) Info() device.Info {
 func (g *GPU) Check() (ok bool, detail string) {
 	switch h := g.Health(); {
 	case !h.Alive:
-		return false, fmt.Sprintf("the GPU has fallen off the bus (XID %d)", h.XID)
+		return false, fmt.Sprintf("the GPU has fallen off the bus (XID %d)", reg.XIDLost) // h.XID is that since the last reset
 	case h.XID == reg.XIDDoubleBit:
 		return false, fmt.Sprintf("double-bit memory error (XID %d), %d so far", h.XID, h.ECCUncorrectable)
 	}

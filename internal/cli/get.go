@@ -98,6 +98,8 @@ func nodeState(n *dxpuv1.NodeInfo) string {
 	switch {
 	case n.Draining:
 		s += ",draining"
+	case n.Drained:
+		s += ",drained"
 	case n.Cordoned:
 		s += ",cordoned"
 	}
@@ -331,6 +333,8 @@ func gpuState(g *dxpuv1.GPU) string {
 	switch {
 	case g.Draining:
 		state += ",draining"
+	case g.Drained:
+		state += ",drained"
 	case g.Cordoned:
 		state += ",cordoned"
 	}

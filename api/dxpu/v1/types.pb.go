@@ -1593,11 +1593,13 @@ type NodeInfo struct {
 	// The newest revision of the desired state, and the one that the node applied.
 	DesiredRevision uint64 `protobuf:"varint,12,opt,name=desired_revision,json=desiredRevision,proto3" json:"desired_revision,omitempty"`
 	AppliedRevision uint64 `protobuf:"varint,13,opt,name=applied_revision,json=appliedRevision,proto3" json:"applied_revision,omitempty"`
-	// The node is being drained or has been drained.
+	// The node is being drained: bindings are left.
 	Draining bool `protobuf:"varint,14,opt,name=draining,proto3" json:"draining,omitempty"`
 	// The node was lost too often recently: it takes no new bindings until it has
 	// been stable for a while.
-	Unstable      bool `protobuf:"varint,15,opt,name=unstable,proto3" json:"unstable,omitempty"`
+	Unstable bool `protobuf:"varint,15,opt,name=unstable,proto3" json:"unstable,omitempty"`
+	// The node was drained, and is still cordoned.
+	Drained       bool `protobuf:"varint,16,opt,name=drained,proto3" json:"drained,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1733,6 +1735,13 @@ func (x *NodeInfo) GetDraining() bool {
 func (x *NodeInfo) GetUnstable() bool {
 	if x != nil {
 		return x.Unstable
+	}
+	return false
+}
+
+func (x *NodeInfo) GetDrained() bool {
+	if x != nil {
+		return x.Drained
 	}
 	return false
 }
@@ -2041,7 +2050,9 @@ type GPU struct {
 	// As reported by the host.
 	Use Use `protobuf:"varint,22,opt,name=use,proto3,enum=dxpu.v1.Use" json:"use,omitempty"`
 	// The guest has ejected the device; the lease keeps it.
-	Ejected       bool `protobuf:"varint,23,opt,name=ejected,proto3" json:"ejected,omitempty"`
+	Ejected bool `protobuf:"varint,23,opt,name=ejected,proto3" json:"ejected,omitempty"`
+	// The GPU or its box was drained, and is still cordoned.
+	Drained       bool `protobuf:"varint,24,opt,name=drained,proto3" json:"drained,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2233,6 +2244,13 @@ func (x *GPU) GetUse() Use {
 func (x *GPU) GetEjected() bool {
 	if x != nil {
 		return x.Ejected
+	}
+	return false
+}
+
+func (x *GPU) GetDrained() bool {
+	if x != nil {
+		return x.Drained
 	}
 	return false
 }
@@ -3707,7 +3725,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x125\n" +
 	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\x12\x17\n" +
-	"\anode_id\x18\x04 \x01(\tR\x06nodeId\"\xcd\x04\n" +
+	"\anode_id\x18\x04 \x01(\tR\x06nodeId\"\xe7\x04\n" +
 	"\bNodeInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12\x12\n" +
@@ -3724,7 +3742,8 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x10desired_revision\x18\f \x01(\x04R\x0fdesiredRevision\x12)\n" +
 	"\x10applied_revision\x18\r \x01(\x04R\x0fappliedRevision\x12\x1a\n" +
 	"\bdraining\x18\x0e \x01(\bR\bdraining\x12\x1a\n" +
-	"\bunstable\x18\x0f \x01(\bR\bunstable\x1a9\n" +
+	"\bunstable\x18\x0f \x01(\bR\bunstable\x12\x18\n" +
+	"\adrained\x18\x10 \x01(\bR\adrained\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x81\x01\n" +
@@ -3753,7 +3772,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"emptySlots\x12)\n" +
 	"\x10resource_version\x18\x05 \x01(\x04R\x0fresourceVersion\x12\x1d\n" +
 	"\n" +
-	"proxy_gpus\x18\x06 \x01(\rR\tproxyGpus\"\xbb\x06\n" +
+	"proxy_gpus\x18\x06 \x01(\rR\tproxyGpus\"\xd5\x06\n" +
 	"\x03GPU\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
 	"\x06box_id\x18\x02 \x01(\tR\x05boxId\x12\x12\n" +
@@ -3779,7 +3798,8 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x11quarantined_until\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\x10quarantinedUntil\x12\x16\n" +
 	"\x06tenant\x18\x15 \x01(\tR\x06tenant\x12\x1e\n" +
 	"\x03use\x18\x16 \x01(\x0e2\f.dxpu.v1.UseR\x03use\x12\x18\n" +
-	"\aejected\x18\x17 \x01(\bR\aejected\"\x84\x06\n" +
+	"\aejected\x18\x17 \x01(\bR\aejected\x12\x18\n" +
+	"\adrained\x18\x18 \x01(\bR\adrained\"\x84\x06\n" +
 	"\tLeaseSpec\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\rR\x05count\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12(\n" +

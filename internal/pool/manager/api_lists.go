@@ -37,22 +37,43 @@ func listPage[T, M any](r pageRequest, key func(T) string, compare func(a, b str
 		return nil, "", invalid("page_size: %d is negative", size)
 	}
 	size = min(cmp.Or(size, defaultPage), maxPage)
-	raw, err := base64.RawURLEncoding.DecodeString(r.GetPageToken())
+	after, err := parsePageToken(r.GetPageToken())
 	if err != nil {
-		return nil, "", invalid("page_token: not issued by this manager")
+		return nil, "", err
 	}
-	after, last := string(raw), ""
+	last := ""
 	for item := range from(after) {
 		k := key(item)
 		if after != "" && compare(k, after) <= 0 {
 			continue
 		}
 		if len(out) == size {
-			return out, base64.RawURLEncoding.EncodeToString([]byte(last)), nil
+			return out, pageToken(last), nil
 		}
 		out, last = append(out, message(item)), k
 	}
 	return out, "", nil
+}
+
+// pageMark begins the content of every page token, so that other texts are recognised.
+const pageMark = "after:"
+
+// pageToken returns the token of the page after an item with a key.
+func pageToken(key string) string {
+	return base64.RawURLEncoding.EncodeToString([]byte(pageMark + key))
+}
+
+// parsePageToken returns the key after which a page begins, "" for the first page.
+func parsePageToken(token string) (string, error) {
+	if token == "" {
+		return "", nil
+	}
+	raw, err := base64.RawURLEncoding.DecodeString(token)
+	key, ok := strings.CutPrefix(string(raw), pageMark)
+	if err != nil || !ok || key == "" {
+		return "", invalid("page_token: not issued by this manager; use next_page_token of the page before")
+	}
+	return key, nil
 }
 
 // allOf makes a list the source of a page.

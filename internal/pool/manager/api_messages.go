@@ -38,7 +38,7 @@ func (t *tx) nodeInfo(n *nodeRecord) *dxpuv1.NodeInfo {
 		Connected: t.connected(n.ID), Version: n.Version, DesiredRevision: n.DesiredRevision,
 	}
 	if n.Cordon != nil {
-		info.Cordoned, info.CordonReason, info.Draining = true, n.Cordon.Reason, n.Cordon.Drain != nil
+		info.Cordoned, info.CordonReason, info.Draining, info.Drained = true, n.Cordon.Reason, n.Cordon.draining(), n.Cordon.drained()
 	}
 	info.Unstable = n.Stability != nil && n.Stability.Unstable
 	if l := t.live[n.ID]; l != nil {
@@ -109,9 +109,10 @@ func (t *tx) gpuMessage(n *nodeRecord, s *slotRecord) *dxpuv1.GPU {
 	}
 	for _, c := range []*cordon{n.Cordon, s.Cordon} {
 		if c != nil {
-			g.Cordoned, g.CordonReason, g.Draining = true, c.Reason, g.Draining || c.Drain != nil
+			g.Cordoned, g.CordonReason, g.Draining, g.Drained = true, c.Reason, g.Draining || c.draining(), g.Drained || c.drained()
 		}
 	}
+	g.Drained = g.Drained && !g.Draining
 	b := t.holderOf(ref)
 	switch {
 	case b != nil && b.serving():

@@ -104,6 +104,7 @@ func (t *tx) bind(l *leaseRecord, host string, hostSlot uint32, gpu placement.Re
 func (t *tx) setBindingState(b *bindingRecord, s dxpuv1.BindingState) {
 	d := t.now.Sub(b.since())
 	wantedByBox, wantedByHost := b.wantedByBox(), b.wantedByHost()
+	served := b.State == attached // d is the time of use, not that of a step
 	b.State = s
 	b.Steps = append(b.Steps, stepRecord{Name: stateWord(s), Time: t.now, Duration: d})
 	b.Overdue = false
@@ -131,7 +132,9 @@ func (t *tx) setBindingState(b *bindingRecord, s dxpuv1.BindingState) {
 		why += ": " + b.Detail
 	}
 	e := b.event(dxpuv1.EventType_EVENT_TYPE_BINDING_STATE)
-	e.Duration = durationpb.New(d)
+	if !served {
+		e.Duration = durationpb.New(d)
+	}
 	t.event(e, "binding %s of GPU %s to %s slot %d is %s%s", b.ID, b.gpuID(), b.HostID, b.HostSlot, stateWord(s), why)
 }
 

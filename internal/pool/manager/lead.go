@@ -162,12 +162,20 @@ func (m *Manager) lead(ctx context.Context, lost <-chan struct{}) error {
 	return nil
 }
 
+// managerAt names a manager. One that shares its state with no others has no URL.
+func managerAt(url string) string {
+	if url == "" {
+		return "the manager"
+	}
+	return "the manager at " + url
+}
+
 // announceLeader makes the event of a new leader. It is also the first write of
 // a term: a manager that was deposed before then learns of it here.
 func (m *Manager) announceLeader(ctx context.Context) error {
-	url := cmp.Or(m.leaderURL(), "another address")
+	who := managerAt(m.leaderURL())
 	return m.update(ctx, func(t *tx) error {
-		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_LEADER_CHANGED}, "the manager at %s is now the leader", url)
+		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_LEADER_CHANGED}, "%s is now the leader", who)
 		return nil
 	})
 }

@@ -101,7 +101,7 @@ func (s *poolService) DeleteLease(ctx context.Context, req *connect.Request[dxpu
 	})
 }
 
-func (s *poolService) ExplainLease(_ context.Context, req *connect.Request[dxpuv1.ExplainLeaseRequest]) (*connect.Response[dxpuv1.ExplainLeaseResponse], error) {
+func (s *poolService) ExplainLease(ctx context.Context, req *connect.Request[dxpuv1.ExplainLeaseRequest]) (*connect.Response[dxpuv1.ExplainLeaseResponse], error) {
 	spec := proto.CloneOf(req.Msg.GetSpec())
 	if req.Msg.GetLeaseId() == "" {
 		if err := checkSpec(spec); err != nil {
@@ -109,7 +109,9 @@ func (s *poolService) ExplainLease(_ context.Context, req *connect.Request[dxpuv
 		}
 	}
 	res := &dxpuv1.ExplainLeaseResponse{}
+	visible := scopeOf(ctx)
 	err := s.m.view(func(t *tx) error {
+		defer func() { res.Explanation = visible.explanation(t, res.Explanation) }()
 		if id := req.Msg.GetLeaseId(); id != "" {
 			return t.explain(id, res)
 		}
@@ -121,7 +123,7 @@ func (s *poolService) ExplainLease(_ context.Context, req *connect.Request[dxpuv
 			return nil
 		}
 		d, h := t.decideWithin("", spec)
-		res.Explanation = slices.Concat(h.Why, d.Why)
+		res.Explanation = decisionWhy(d, h)
 		if res.Satisfied = d.OK() && h.OK(); res.Satisfied {
 			res.HostId = h.Host
 			for _, p := range d.Picks {

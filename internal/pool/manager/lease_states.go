@@ -35,7 +35,7 @@ func (t *tx) advanceLease(id string) bool {
 	switch l.State {
 	case leasePending:
 		if w := l.spec.WaitTimeout; w != nil && t.dueOrSchedule(subject{leaseSubject, id}, l.queuedSince().Add(w.AsDuration())) {
-			t.setLeaseState(id, leaseFailed, "the wait timed out: "+lastSentence(t.whyNotNow(l)))
+			t.setLeaseState(id, leaseFailed, "the wait timed out: "+t.lackOf(l))
 			return true
 		}
 		return false
@@ -290,9 +290,18 @@ func leaseEvent(l *leaseRecord, typ dxpuv1.EventType) *dxpuv1.Event {
 	return &dxpuv1.Event{Type: typ, LeaseId: l.ID, HostId: l.HostID, LeaseState: l.State}
 }
 
-func lastSentence(s []string) string {
-	if len(s) == 0 {
-		return ""
+// lackOf returns what a pending lease lacks: quota, slots of a host, or GPUs.
+func (t *tx) lackOf(l *leaseRecord) string {
+	if q := t.quotaReached(l.spec); q != "" {
+		return q
 	}
-	return s[len(s)-1]
+	d, h := t.decideWithin(l.ID, l.spec)
+	why := d.Why
+	if !h.OK() {
+		why = h.Why
+	}
+	if len(why) == 0 {
+		return "its turn did not come"
+	}
+	return why[len(why)-1]
 }

@@ -101,6 +101,9 @@ func (t *tx) maintainSoon(id string) {
 	t.dueOrSchedule(subject{nodeSubject, id}, t.now.Add(maintainInterval))
 }
 
+// drained reports whether a drain is complete.
+func (c *cordon) drained() bool { return c != nil && c.Drain != nil && c.Drain.Done }
+
 // draining reports whether bindings are still moving away.
 func (c *cordon) draining() bool { return c != nil && c.Drain != nil && !c.Drain.Done }
 

@@ -304,7 +304,7 @@ func TestDrainSurvivesRestart(t *testing.T) {
 		t.Errorf("it has %s\n%s", got, w.events())
 	}
 	res, err := w.api().GetBox(context.Background(), connect.NewRequest(&dxpuv1.GetBoxRequest{BoxId: "b1"}))
-	if err == nil && (!res.Msg.Box.Node.Draining || !res.Msg.Box.Node.Cordoned) {
+	if err == nil && (res.Msg.Box.Node.Draining || !res.Msg.Box.Node.Drained || !res.Msg.Box.Node.Cordoned) {
 		t.Errorf("box %v", res.Msg.Box.Node)
 	}
 }

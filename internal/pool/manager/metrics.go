@@ -27,7 +27,7 @@ func newMetrics(m *Manager) *metrics {
 			Name: "dxpu_manager_events_total", Help: "Events by type.",
 		}, []string{"type"}),
 		steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "dxpu_manager_binding_step_seconds", Help: "Time that bindings took to enter a state from the one before.",
+			Name: "dxpu_manager_binding_step_seconds", Help: "Time that bindings took to enter a state from the one before; the time attached does not count.",
 			// 1 ms to 16 s: an attach takes tens of milliseconds, a time-out 20 s.
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
 		}, []string{"state"}),
@@ -62,7 +62,7 @@ func (x *metrics) stored(transactions int, took time.Duration, err error) {
 
 func (x *metrics) event(e *dxpuv1.Event) {
 	x.events.WithLabelValues(strings.ToLower(strings.TrimPrefix(e.Type.String(), "EVENT_TYPE_"))).Inc()
-	if e.Type == dxpuv1.EventType_EVENT_TYPE_BINDING_STATE {
+	if e.Type == dxpuv1.EventType_EVENT_TYPE_BINDING_STATE && e.Duration != nil {
 		x.steps.WithLabelValues(stateWord(e.BindingState)).Observe(e.Duration.AsDuration().Seconds())
 	}
 }

@@ -81,7 +81,7 @@ func (t *tx) whyNotNow(l *leaseRecord) []string {
 		return []string{q}
 	}
 	d, h := t.decideWithin(l.ID, l.spec)
-	why := slices.Concat(h.Why, d.Why)
+	why := decisionWhy(d, h)
 	if !d.OK() || !h.OK() {
 		why = append(why, t.whyNotPreempt(l))
 	}

@@ -28,7 +28,7 @@ var kindClasses = [kinds]string{"free", "bound", "releasing", "held", "degraded"
 // String returns the name of the kind in texts.
 func (k kind) String() string {
 	if k == held {
-		return "held back"
+		return "out of service"
 	}
 	return k.Class()
 }
