@@ -190,7 +190,7 @@ func (s *slot) readdress(want *dxpuv1.DesiredBinding, desired *dxpuv1.DesiredSta
 	}
 	e := s.domain.group.Enter()
 	defer s.domain.group.Leave(e)
-	return s.binding.Readdress(e, peers)
+	return s.domain.group.Readdress(e, s.binding, peers)
 }
 
 // detach removes the link.

@@ -149,7 +149,7 @@ func (s *slot) readdress(want *dxpuv1.DesiredBinding, self uint32) error {
 	}
 	e := s.host.group.Enter()
 	defer s.host.group.Leave(e)
-	return s.binding.Readdress(e, peers)
+	return s.host.group.Readdress(e, s.binding, peers)
 }
 
 // plug enters the binding into the mapping table and shows the device to the host. A

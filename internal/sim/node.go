@@ -262,6 +262,15 @@ func (g *group) Attach(e engine.Entry, cfg engine.BindingConfig) (*engine.Bindin
 	return b, err
 }
 
+// Readdress implements engine.GroupDriver.
+func (g *group) Readdress(e engine.Entry, b *engine.Binding, peers []netip.AddrPort) error {
+	if err := b.Readdress(e, peers); err != nil {
+		return err
+	}
+	g.node.routes[b.ID()] = engine.Route[*group]{Gate: g, Door: b.Door()}
+	return nil
+}
+
 // lingerTimeout bounds how long Detach waits for the last datagrams of a link.
 const lingerTimeout = 50 * time.Millisecond
 

@@ -175,12 +175,14 @@ func (b *Binding) HandOver(e Entry, to *Binding, p *tlp.Packet) bool {
 
 // Readdress makes the binding exchange datagrams with other addresses of its peer, by
 // path: a proxy that was restarted may listen elsewhere. It reports an error for
-// another number of paths than the link has.
+// another number of paths than the link has. The binding has another Door afterwards:
+// proxies call GroupDriver.Readdress.
 func (b *Binding) Readdress(_ Entry, peers []netip.AddrPort) error {
 	if len(peers) != len(b.peers) {
 		return fmt.Errorf("engine: binding %d has %d paths and %d new peer addresses", b.id, len(b.peers), len(peers))
 	}
 	b.peers = slices.Clone(peers)
+	b.door = &Door{peers: b.peers, guards: b.door.guards}
 	b.touch()
 	return nil
 }

@@ -45,6 +45,8 @@ type GroupDriver interface {
 	Post(f func(e Entry))
 	// Attach adds a binding to the group, see Group.Attach.
 	Attach(e Entry, cfg BindingConfig) (*Binding, error)
+	// Readdress gives a binding other addresses of its peer, see Binding.Readdress.
+	Readdress(e Entry, b *Binding, peers []netip.AddrPort) error
 	// Detach removes a binding. After Shutdown it waits until the link has told
 	// the peer. The caller must not have entered the group.
 	Detach(b *Binding)

@@ -200,6 +200,15 @@ func (f *Fabric) register(id uint32, r route) error {
 	return nil
 }
 
+// reroute replaces the route to a binding.
+func (f *Fabric) reroute(id uint32, r route) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	next := maps.Clone(*f.routes.Load())
+	next[id] = r
+	f.routes.Store(&next)
+}
+
 func (f *Fabric) unregister(id uint32) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

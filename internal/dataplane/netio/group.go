@@ -194,6 +194,15 @@ func (g *Group) Attach(e engine.Entry, cfg engine.BindingConfig) (*engine.Bindin
 	return b, nil
 }
 
+// Readdress implements engine.GroupDriver.
+func (g *Group) Readdress(e engine.Entry, b *engine.Binding, peers []netip.AddrPort) error {
+	if err := b.Readdress(e, peers); err != nil {
+		return err
+	}
+	g.fabric.reroute(b.ID(), route{Gate: g, Door: b.Door()})
+	return nil
+}
+
 // lingerTimeout bounds how long Detach waits for the last datagrams of a link,
 // which take some milliseconds.
 const lingerTimeout = 50 * time.Millisecond
