@@ -86,6 +86,21 @@ type Limited interface {
 // notify from any goroutine to ask its owner to call Transmit.
 type Notifier interface{ SetNotify(notify func()) }
 
+// Poller is a device that stands for another process and can be polled for its
+// messages. A goroutine that reads a network polls it beside the network, so that
+// an answer of that process needs no other goroutine. Any goroutine may call the
+// methods, without having entered anything.
+type Poller interface {
+	// Due reports whether an answer is likely to come within microseconds.
+	Due() bool
+	// Poll takes the messages that have arrived and notifies the owner, see
+	// Notifier. It does not wait, and reports whether there was a message.
+	Poll() bool
+	// Attend tells the device that the caller polls no more for now, although
+	// answers may be due.
+	Attend()
+}
+
 // Runner is a device with work of its own, such as a connection. The owner calls
 // Run beside the other methods, ends ctx after the last of them, and waits for
 // Run to return.

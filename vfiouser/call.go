@@ -104,19 +104,24 @@ func (c *Client) submit(cl *call, payload, data []byte, fds []int) {
 		c.deliver(cl, err)
 		return
 	}
+	h := c.registerLocked(cl)
+	c.mu.Unlock()
+	if err := c.send(h, payload, data, fds); err != nil {
+		_ = c.sendFailed(err) // delivers the call
+	}
+}
+
+// registerLocked adds a call to the open ones and returns the header of its request.
+func (c *Client) registerLocked(cl *call) Header {
 	cl.id = c.nextIDLocked()
 	cl.deadline = time.Since(c.start) + c.cfg.Timeout
-	h := Header{ID: cl.id, Command: cl.cmd}
 	c.calls[cl.id] = cl
 	c.order.push(cl, &cl.order)
 	if !c.timerOn {
 		c.timerOn = true
 		c.timer.Reset(c.cfg.Timeout)
 	}
-	c.mu.Unlock()
-	if err := c.send(h, payload, data, fds); err != nil {
-		_ = c.sendFailed(err) // delivers the call
-	}
+	return Header{ID: cl.id, Command: cl.cmd}
 }
 
 // post sends a request without a reply.

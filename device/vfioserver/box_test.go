@@ -20,6 +20,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
+	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
@@ -43,9 +44,9 @@ func newPair(t *testing.T, dev device.Device) *pair {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	log := slog.New(slog.DiscardHandler)
-	p := &pair{t: t, news: make(chan struct{}, 1), vm: &hostproxy.VM{SocketDir: dir, Logger: log}}
+	p := &pair{t: t, news: make(chan struct{}, 1), vm: &hostproxy.VM{SocketDir: dir, Logger: log, Polling: reader.Polling{Window: reader.DefaultWindow}}}
 	open := func() *netio.Fabric {
-		f, err := netio.Open(netio.Config{Paths: []netio.PathConfig{{Listen: "127.0.0.1:0"}}, Logger: log})
+		f, err := netio.Open(netio.Config{Paths: []netio.PathConfig{{Listen: "127.0.0.1:0"}}, Logger: log, Polling: reader.Polling{Window: reader.DefaultWindow}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -39,6 +39,9 @@ type connection struct {
 	cancel context.CancelFunc
 
 	requests, answers *worker
+	polling           polling
+	notify            func() // asks the owner to call Transmit; may block
+	start             time.Time
 	wg                sync.WaitGroup // every goroutine but the client's
 	signal            chan struct{}  // the inbox has a message, or requests has room again
 
@@ -80,9 +83,9 @@ const (
 	maxOpen = 1024
 )
 
-// connect opens a connection. close ends it.
-func connect(ctx context.Context, spec Spec, log *slog.Logger) (*connection, error) {
-	c := &connection{log: log, fired: map[vectorID]struct{}{}, signal: make(chan struct{}, 1), failed: make(chan struct{})}
+// connect opens a connection. close ends it. notify enters the owner's group.
+func connect(ctx context.Context, spec Spec, notify func(), log *slog.Logger) (*connection, error) {
+	c := &connection{log: log, notify: notify, fired: map[vectorID]struct{}{}, signal: make(chan struct{}, 1), failed: make(chan struct{}), start: time.Now()}
 	c.requests, c.answers = newWorker(c.wake), newWorker(func() {})
 	var err error
 	c.client, err = vfiouser.Dial(ctx, spec.Socket, vfiouser.ClientConfig{
@@ -215,12 +218,26 @@ type arrival struct {
 	irq    vectorID
 }
 
-// post puts an arrival into the inbox. It never blocks.
-func (c *connection) post(a arrival) {
+// put puts an arrival into the inbox.
+func (c *connection) put(a arrival) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.inbox = append(c.inbox, a)
-	c.mu.Unlock()
-	c.wake()
+}
+
+// post is put for a caller that leaves the rest to others. It never blocks.
+func (c *connection) post(a arrival) {
+	c.put(a)
+	if !c.polling.on.Load() {
+		c.wake()
+	}
+}
+
+// arrivals reports whether the inbox has a message.
+func (c *connection) arrivals() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.inbox) > 0
 }
 
 // postIRQ is post for a vector, which a server may signal any number of times.
@@ -271,8 +288,13 @@ func (c *connection) arrived(a arrival) {
 		c.out.push(outItem{dma: a.dma})
 	case a.access == nil:
 		c.interrupt(a.irq)
-	case a.access.gen == c.gen:
-		c.answer(a.access)
+	default:
+		if a.access.polled {
+			c.polling.judge(a.access.took)
+		}
+		if a.access.gen == c.gen {
+			c.answer(a.access)
+		}
 	}
 }
 

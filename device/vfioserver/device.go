@@ -53,6 +53,8 @@ type Device struct {
 	next    atomic.Pointer[connection] // made by Run, for Check to take
 	refusal atomic.Pointer[string]     // why the latest attempt to connect failed
 
+	polled atomic.Pointer[connection] // conn, for Poll
+
 	mu     sync.Mutex // guards notify
 	notify func()
 
@@ -87,14 +89,15 @@ func Model(log *slog.Logger) device.Model {
 func New(ctx context.Context, spec Spec, log *slog.Logger) *Device {
 	d := &Device{spec: spec, log: log.With("socket", spec.Socket), notify: func() {}}
 	if c, err := d.connect(ctx); err == nil {
-		d.first, d.conn = c, c
+		d.first = c
+		d.use(c)
 	}
 	return d
 }
 
 // connect connects to the server and notes why that failed.
 func (d *Device) connect(ctx context.Context) (*connection, error) {
-	c, err := connect(ctx, d.spec, d.log)
+	c, err := connect(ctx, d.spec, d.notifyOwner, d.log)
 	if err != nil {
 		why := fmt.Sprintf("device server %s: %v", d.spec.Socket, err)
 		if old := d.refusal.Swap(&why); old == nil || *old != why {
@@ -154,11 +157,22 @@ func (d *Device) watch(ctx context.Context, c *connection) {
 			c.fail(fmt.Sprintf("the device server is gone: %v", c.client.Err()))
 		case <-c.signal:
 		}
-		d.mu.Lock()
-		notify := d.notify
-		d.mu.Unlock()
-		notify()
+		d.notifyOwner()
 	}
+}
+
+// notifyOwner asks the owner to call Transmit.
+func (d *Device) notifyOwner() {
+	d.mu.Lock()
+	notify := d.notify
+	d.mu.Unlock()
+	notify()
+}
+
+// use makes a connection that of the device.
+func (d *Device) use(c *connection) {
+	d.conn = c
+	d.polled.Store(c)
 }
 
 // SetNotify implements device.Notifier.
@@ -174,7 +188,8 @@ func (d *Device) SetNotify(notify func()) {
 func (d *Device) Check() (ok bool, detail string) {
 	if d.told {
 		if c := d.next.Swap(nil); c != nil {
-			d.conn, d.told = c, false
+			d.told = false
+			d.use(c)
 		}
 	}
 	var why []string

@@ -3,6 +3,7 @@ package vfioserver_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"log/slog"
 	"slices"
 	"strings"
@@ -380,5 +381,36 @@ func TestDeviceServerResetUnderWay(t *testing.T) {
 	h.until("the end of the DMA", func() bool { return d.get(toyDone) == 1 || d.get(toyResets) > 1 })
 	if len(h.asked) != 0 || len(h.replies) != 0 {
 		t.Errorf("%d reads and %d completions of before the reset", len(h.asked), len(h.replies))
+	}
+}
+
+// The goroutine that brings a read may poll for its answer, without others.
+func TestPolledRead(t *testing.T) {
+	d := newToy(t, nil)
+	h := newTLPHost(t, d)
+	h.write32(toyScratch, 0x11223344)
+	_ = h.read32(toyScratch) // behind the write: no other request is under way
+	polled := false
+	for i := range 100 {
+		p := tlp.Packet{Type: tlp.MRd, Tag: pcie.Tag(i)}
+		p.SetMemory(barBase+toyScratch, 4)
+		h.replies = nil
+		h.dev.Receive(h.now(), &p)
+		for deadline := time.Now().Add(10 * time.Second); len(h.replies) == 0; {
+			polled = h.dev.Poll() || polled
+			h.dev.Transmit(h.now(), h.take)
+			if time.Now().After(deadline) {
+				t.Fatal("no answer")
+			}
+		}
+		if got := binary.LittleEndian.Uint32(h.replies[0].Data); got != 0x11223344 {
+			t.Fatalf("read %#x", got)
+		}
+	}
+	if h.dev.Due() {
+		t.Error("an answer is due though all have come")
+	}
+	if !polled {
+		t.Error("no answer was polled")
 	}
 }

@@ -22,6 +22,10 @@ type access struct {
 	data   []byte // of a read
 	flush  bool   // a zero-length read, of which only the order counts
 	err    error
+
+	polled bool          // see connection.tryRead
+	began  time.Duration // since connection.start
+	took   time.Duration
 }
 
 // decode finds the BAR and the offset of a memory request.
@@ -62,8 +66,12 @@ func (c *connection) memoryRead(p *tlp.Packet) {
 	c.endOfInterrupt()
 }
 
-// startRead gives a read to the server.
+// startRead gives a read to the server: at once if no other request is on its way
+// there.
 func (c *connection) startRead(a *access) {
+	if c.requests.isIdle() && c.tryRead(a) {
+		return
+	}
 	c.requests.push(len(a.data), func() {
 		done := func(err error) { c.finish(a, err) }
 		err := c.client.StartRead(a.region, a.offset, a.data, done)

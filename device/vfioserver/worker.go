@@ -11,6 +11,7 @@ type worker struct {
 	jobs  []job
 	bytes int
 	done  uint64 // cost of the jobs that have ended
+	busy  bool   // run has a job
 	ended bool
 }
 
@@ -40,6 +41,13 @@ func (w *worker) push(cost int, do func()) {
 	w.more.Signal()
 }
 
+// isIdle reports whether every job has ended.
+func (w *worker) isIdle() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.jobs) == 0 && !w.busy
+}
+
 // load returns the cost of the jobs in the queue and of those that have ended.
 func (w *worker) load() (backlog int, done uint64) {
 	w.mu.Lock()
@@ -61,9 +69,11 @@ func (w *worker) run() {
 		j := w.jobs[0]
 		w.jobs[0] = job{}
 		w.jobs = w.jobs[1:]
+		w.busy = true
 		w.mu.Unlock()
 		j.do()
 		w.mu.Lock()
+		w.busy = false
 		full := w.bytes > maxBacklog
 		w.bytes -= j.cost
 		w.done += uint64(j.cost)

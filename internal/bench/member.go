@@ -9,6 +9,7 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/device/gpu"
+	"github.com/dxpu-project/dxpu/device/vfioserver"
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/bench/process"
@@ -27,9 +28,11 @@ const (
 // memberSpec describes a proxy: a box with GPUs, or a host with enough virtual
 // switches for its slots.
 type memberSpec struct {
-	Kind  string   // kindBox, kindHost, kindEcho or kindBusy
+	Kind  string   // kindBox, kindHost, kindEcho, kindBusy or kindServers
 	Slots int      // of the box or host
 	GPU   gpu.Spec // of a box
+	// Server is the socket of a device server in the place of a box's first GPU.
+	Server string
 	// SocketDirs are the directories of a host's vfio-user sockets, one for each switch.
 	SocketDirs []string
 	Fault      string
@@ -42,6 +45,8 @@ const (
 	kindHost = "host"
 	kindEcho = "echo" // the far end of ping-pongs
 	kindBusy = "busy" // a busy loop
+	// kindServers serves devices without a proxy.
+	kindServers = "servers"
 )
 
 // part is a box, or one virtual switch of a host.
@@ -104,6 +109,9 @@ func (m *member) addBox(spec memberSpec, log *slog.Logger) error {
 			return err
 		}
 		slots = append(slots, boxproxy.Slot{Device: g})
+	}
+	if spec.Server != "" {
+		slots[0].Device = vfioserver.New(context.Background(), vfioserver.Spec{Socket: spec.Server}, log)
 	}
 	b, err := boxproxy.New(boxproxy.Config{Slots: slots, Fabric: m.fabric, Logger: log})
 	if err != nil {

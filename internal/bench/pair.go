@@ -28,9 +28,10 @@ import (
 type pairSpec struct {
 	slots   int
 	gpu     gpu.Spec
-	control sizes // that the host writes into Device Control
-	vm      bool  // a vfio-user client is the VMM; otherwise the host is embedded
-	memory  int   // of an embedded host in bytes; 0: its default
+	control sizes  // that the host writes into Device Control
+	vm      bool   // a vfio-user client is the VMM; otherwise the host is embedded
+	memory  int    // of an embedded host in bytes; 0: its default
+	server  string // socket of a device server, in the place of the first GPU
 }
 
 // sizes are Max_Payload_Size and Max_Read_Request_Size in bytes; 0: the host's
@@ -62,7 +63,7 @@ func (o *Options) newPair(ctx context.Context, spec pairSpec) (*pair, error) {
 func (p *pair) start(ctx context.Context) error {
 	var err error
 	spec := p.spec
-	p.box, err = p.opts.spawn(ctx, memberSpec{Kind: kindBox, Slots: spec.slots, Fault: p.opts.Fault.String(), Polling: p.opts.Polling, GPU: spec.gpu})
+	p.box, err = p.opts.spawn(ctx, memberSpec{Kind: kindBox, Slots: spec.slots, Fault: p.opts.Fault.String(), Polling: p.opts.Polling, GPU: spec.gpu, Server: spec.server})
 	if err != nil {
 		return err
 	}
@@ -177,21 +178,25 @@ func (p *pair) hostHello() reply {
 
 // open opens the device of a slot with the driver.
 func (p *pair) open(ctx context.Context, slot int) (*opened, error) {
-	on, at := slot/hostproxy.MaxSlots, slot%hostproxy.MaxSlots
 	if !p.spec.vm {
-		bus, err := p.embedded[on].Open(at)
+		bus, err := p.embedded[slot/hostproxy.MaxSlots].Open(slot % hostproxy.MaxSlots)
 		if err != nil {
 			return nil, err
 		}
 		return openDevice(ctx, bus)
 	}
 	o := vfiouserbus.Options{MaxPayload: p.spec.control.mps, MaxReadRequest: p.spec.control.mrrs, Polling: p.opts.driverPolling()}
-	vm := hostproxy.VM{SocketDir: p.dirs[on]}
-	bus, err := o.Open(ctx, vm.Socket(at))
+	bus, err := o.Open(ctx, p.socket(slot))
 	if err != nil {
 		return nil, err
 	}
 	return openDevice(ctx, bus)
+}
+
+// socket returns the socket of a slot whose VMM is a vfio-user client.
+func (p *pair) socket(slot int) string {
+	vm := hostproxy.VM{SocketDir: p.dirs[slot/hostproxy.MaxSlots]}
+	return vm.Socket(slot % hostproxy.MaxSlots)
 }
 
 // opened is an open device and its bus.

@@ -61,6 +61,7 @@ type rttRun struct {
 	mtu     int
 	sizes   [2]int // of the datagrams of a read: request, answer
 	probes  []rttProbe
+	tunnel  int // probe of the tunnel; 0: none
 	closers []func() error
 }
 
@@ -77,6 +78,8 @@ const (
 	rttNative = iota
 	rttEmbedded
 	rttVM
+	rttServer
+	rttServerBox
 	rttUDP
 	rttUDPBlock
 	rttUnix
@@ -119,7 +122,18 @@ func (r *rttRun) open(ctx context.Context) error {
 	if err := r.measureSizes(here); err != nil {
 		return err
 	}
-	return r.openBare(ctx)
+	dir, err := os.MkdirTemp("", "dxpu")
+	if err != nil {
+		return err
+	}
+	r.closers = append(r.closers, func() error { return os.RemoveAll(dir) })
+	if err := r.openServers(ctx, dir); err != nil {
+		return err
+	}
+	if err := r.openBare(ctx, dir); err != nil {
+		return err
+	}
+	return r.openTunnel(ctx, dir)
 }
 
 func (r *rttRun) add(name string, call func() error) {
@@ -159,12 +173,7 @@ func (r *rttRun) measureSizes(p *pair) error {
 	return nil
 }
 
-func (r *rttRun) openBare(ctx context.Context) error {
-	dir, err := os.MkdirTemp("", "dxpu")
-	if err != nil {
-		return err
-	}
-	r.closers = append(r.closers, func() error { return os.RemoveAll(dir) })
+func (r *rttRun) openBare(ctx context.Context, dir string) error {
 	far, err := r.opts.spawn(ctx, memberSpec{Kind: kindEcho, SocketDirs: []string{dir}, Polling: r.opts.Polling})
 	if err != nil {
 		return err
@@ -242,6 +251,8 @@ func (r *rttRun) report() *Report {
 			f = f.beside("bare UDP", p.p50, r.bare(false))
 		case rttVM:
 			f = f.beside("bare UDP + bare UNIX", p.p50, r.bare(true))
+		case rttServerBox:
+			f = r.besideServers(f)
 		}
 		out.Figures = append(out.Figures, f)
 	}
@@ -254,7 +265,10 @@ func (r *rttRun) report() *Report {
 	out.Split = &s
 	out.Notes = append(out.Notes,
 		"the bare limit of a round is the fastest of its ping-pongs: Go's sockets, blocking calls in separate threads, and with --spin polled sockets")
-	if len(r.probes) > rttUnixPoll && r.opts.Polling.Spin == 0 {
+	if r.tunnel > 0 {
+		out.Notes = append(out.Notes, fmt.Sprintf("the registers of the remote device server take %.2f of their time through the tunnel", r.besidePolled(rttServerBox, r.tunnel)))
+	}
+	if r.opts.Polling != (reader.Polling{}) && r.opts.Polling.Spin == 0 {
 		out.Notes = append(out.Notes, fmt.Sprintf("beside ping-pongs that poll like the proxies, the ratios are %.2f (embedded host) and %.2f (vfio-user client)",
 			r.besidePolled(rttEmbedded, rttUDPPoll), r.besidePolled(rttVM, rttUDPPoll, rttUnixPoll)))
 	}

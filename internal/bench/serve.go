@@ -70,9 +70,10 @@ type reply struct {
 }
 
 type served struct {
-	member *member
-	echo   *echo
-	stop   func()
+	member  *member
+	echo    *echo
+	servers *servers
+	stop    func()
 }
 
 func start(spec memberSpec) (*served, reply, error) {
@@ -106,6 +107,12 @@ func start(spec memberSpec) (*served, reply, error) {
 		}
 		return s, reply{}, nil
 	}
+	if spec.Kind == kindServers {
+		if s.servers, err = newServers(spec.SocketDirs[0]); err != nil {
+			return nil, reply{}, err
+		}
+		return s, reply{}, nil
+	}
 	if s.member, err = newMember(spec, vmFronts(spec)); err != nil {
 		return nil, reply{}, err
 	}
@@ -126,6 +133,9 @@ func (s *served) close() {
 	}
 	if s.echo != nil {
 		s.echo.close()
+	}
+	if s.servers != nil {
+		_ = s.servers.Close()
 	}
 	s.stop()
 }

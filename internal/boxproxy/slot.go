@@ -48,6 +48,9 @@ func newSlot(b *Box, index int, cfg Slot) *slot {
 	s.emitTo = s.emit
 	if s.device != nil {
 		s.abilities = newAbilities(s.device, s.notified)
+		if p, ok := s.device.(device.Poller); ok {
+			b.fabric.Poll(p)
+		}
 		s.seen.Store(s.abilities.condition())
 	}
 	return s

@@ -110,6 +110,9 @@ func (n *Node) MTUs() []int {
 	return out
 }
 
+// Poll implements engine.Driver: a world has no other processes.
+func (n *Node) Poll(engine.Source) {}
+
 // Compute implements engine.Driver: run takes no real time, cost is virtual.
 func (n *Node) Compute(run func() (more bool), cost time.Duration, done func()) {
 	for run() {

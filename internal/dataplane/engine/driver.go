@@ -25,10 +25,20 @@ type Driver interface {
 	NewSignal() Signal
 	// AfterFunc calls f once after d. f may enter groups.
 	AfterFunc(d time.Duration, f func()) Timer
+	// Poll asks the driver to look at a source of messages while it waits for the
+	// network and an answer of the source is due. A driver may ignore it.
+	Poll(s Source)
 	// Compute calls run, a part of a device's computation, until it returns false,
 	// and then done. cost is the time of the whole computation. Other code of the
 	// proxy goes on meanwhile, and computations take turns. done may enter groups.
 	Compute(run func() (more bool), cost time.Duration, done func())
+}
+
+// Source brings messages beside the network, see device.Poller.
+type Source interface {
+	Due() bool
+	Poll() bool
+	Attend()
 }
 
 // GroupDriver gives code of a proxy its turn in a group.

@@ -63,6 +63,8 @@ type Fabric struct {
 	routes   atomic.Pointer[map[uint32]route] // by the number of a binding; immutable
 	captures captures
 
+	sources sources
+
 	mtuMu     sync.Mutex // guards the two fields below
 	mtus      []int
 	mtusUntil time.Duration
@@ -303,6 +305,7 @@ func (f *Fabric) listened() time.Duration {
 func (in *input) Receive(block bool) error {
 	read := in.reader.Poll
 	if block {
+		in.fabric.sources.attend()
 		read = in.reader.Read
 	}
 	batch, segment, from, err := read()
@@ -313,6 +316,9 @@ func (in *input) Receive(block bool) error {
 		in.path.heard.received(len(batch), in.conn.ReceiveRoom(), in.fabric.Now)
 	case errors.Is(err, udp.ErrTimeout):
 		in.path.heard.nothing(block, in.conn.ReceiveRoom(), in.fabric.Now)
+		if !block && in.fabric.sources.poll() {
+			return nil
+		}
 		return reader.ErrNothing
 	case errors.Is(err, udp.ErrRefused):
 		in.refused(in.reader.Refused())
@@ -330,6 +336,9 @@ func (in *input) Exchange() bool {
 	since := in.conn.TxBytes() - in.sent
 	return in.short && since > 0 && since <= reader.Brief
 }
+
+// Expects implements reader.Expecter.
+func (in *input) Expects() bool { return in.fabric.sources.due() }
 
 // Await waits until w is ready, for an answer from the network. With one path
 // the caller reads the socket itself and handles the datagrams. The caller must

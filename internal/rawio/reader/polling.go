@@ -89,6 +89,16 @@ func (p *Poller) Wait(brief bool, receive func(block bool) error) error {
 	return err
 }
 
+// Expect polls for a message that another socket or this one brings within the
+// window. It returns ErrNothing after that, or if others want the processor.
+func (p *Poller) Expect(receive func(block bool) error) error {
+	start := time.Now()
+	if p.Window == 0 || !start.After(p.resume) {
+		return ErrNothing
+	}
+	return p.poll(start, receive)
+}
+
 // poll returns ErrNothing if no message arrives in the window, or if another
 // thread has run on the processor and no message has arrived meanwhile.
 func (p *Poller) poll(start time.Time, receive func(block bool) error) error {

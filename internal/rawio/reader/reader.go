@@ -33,6 +33,13 @@ type Source interface {
 	Exchange() bool
 }
 
+// Expecter is a Source that knows of messages that come within microseconds, for
+// example by another socket that its Receive looks at, too.
+type Expecter interface {
+	// Expects reports whether to poll for such a message now.
+	Expects() bool
+}
+
 // ErrNothing is returned by Source.Receive when no message has arrived.
 var ErrNothing = errors.New("reader: no message")
 
@@ -60,6 +67,7 @@ const (
 // The goroutine that reads polls as the Polling says.
 type Reader struct {
 	source Source
+	expect Expecter  // source, or nil
 	wake   *fd.FD    // an eventfd that calls the background goroutine back
 	pause  eventWait // of Serve
 
@@ -80,7 +88,9 @@ func New(s Source, p Polling) (*Reader, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("eventfd", err)
 	}
-	return &Reader{source: s, poller: Poller{Polling: p}, wake: fd.New(event)}, nil
+	r := &Reader{source: s, poller: Poller{Polling: p}, wake: fd.New(event)}
+	r.expect, _ = s.(Expecter)
+	return r, nil
 }
 
 // Close frees the descriptor of the Reader. It does not end Serve: an error of
@@ -133,7 +143,41 @@ func (r *Reader) leave() bool {
 }
 
 // receive receives the next message.
-func (r *Reader) receive() error { return r.poller.Wait(r.source.Exchange(), r.source.Receive) }
+func (r *Reader) receive() error {
+	if r.expect != nil && r.expect.Expects() {
+		if err := r.poller.Expect(r.source.Receive); !errors.Is(err, ErrNothing) {
+			return err
+		}
+	}
+	return r.poller.Wait(r.source.Exchange(), r.source.Receive)
+}
+
+// arrived is the Wait of Poll's caller.
+var arrived = Wait{Ready: func() bool { return true }}
+
+// Poll receives a message if one has arrived and no other goroutine reads, and
+// reports whether it did. It is for a caller that looks at several sockets in turn
+// while it expects an answer: the background goroutine soon leaves the Source to
+// it, until the caller stays away for the grace period or calls Attend.
+func (r *Reader) Poll() bool {
+	if !r.role.TryLock() {
+		if r.waiting.Load() == 0 {
+			r.last.Store(&arrived)
+		}
+		return false
+	}
+	defer r.role.Unlock()
+	r.leads.Add(1)
+	if r.err != nil {
+		return false
+	}
+	err := r.source.Receive(false)
+	if err != nil && !errors.Is(err, ErrNothing) {
+		r.err = err
+	}
+	r.unasked = 0
+	return err == nil
+}
 
 // standAside waits until there was no waiter for the grace period, or until Attend.
 func (r *Reader) standAside() {

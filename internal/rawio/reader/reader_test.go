@@ -201,3 +201,34 @@ func TestProcessorsAreThePrograms(t *testing.T) {
 		t.Errorf("GOMAXPROCS is %d after a reservation, want %d", n, before+reserved)
 	}
 }
+
+// A goroutine that polls gets the Source for itself, and messages without a waiter
+// are still read when it stays away.
+func TestPollReads(t *testing.T) {
+	r, p := run(t, Polling{})
+	var w *waiter // no message has a waiter
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		for range 1000 {
+			p.in <- w
+		}
+	}()
+	polled := 0
+	for open := true; open; {
+		if r.Poll() {
+			polled++
+		}
+		select {
+		case <-sent:
+			open = false
+		default:
+		}
+	}
+	if polled == 0 {
+		t.Error("the background goroutine has read every message")
+	}
+	for range 3 {
+		p.in <- w
+	}
+}
