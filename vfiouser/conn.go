@@ -60,6 +60,7 @@ func newConn(s *Server, sock *socket) *Conn {
 		start: time.Now(), journal: s.cfg.Journal,
 		ended: make(chan struct{}),
 	}
+	c.mem.files.peer = sock.peer()
 	sock.stall, sock.poller.Polling = s.cfg.Deadline, s.cfg.Polling
 	c.irqs.init(s.cfg.IRQs, sock.trash)
 	c.room = sync.NewCond(&c.mu)

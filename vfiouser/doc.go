@@ -31,7 +31,9 @@
 // QEMU serves none while a virtual CPU waits. Give QEMU a shared memory backend
 // (memory-backend-memfd,share=on): messages are slow, and their writes may
 // become visible after the completion of a later register read. A private
-// memory backend (share=off) cannot be told from a shared one and corrupts data.
+// memory backend (share=off) comes with a descriptor too, behind which the guest and
+// the device do not see each other's writes: the server refuses it if /proc shows
+// it the VMM's mappings.
 //
 // # Interrupts
 //

@@ -36,6 +36,7 @@ type files struct {
 	views map[fileID][]*view
 	count int
 	left  uint64 // bytes that may still be mapped
+	peer  int    // process ID of the VMM, or 0
 }
 
 func newFiles(maxBytes uint64) files {
@@ -61,6 +62,9 @@ func (f *files) take(fd int, offset, size uint64, writable bool) (*view, []byte,
 				return v, v.part(offset, size), nil
 			}
 		}
+	}
+	if err := checkShared(f.peer, id); err != nil {
+		return nil, nil, err
 	}
 	start, end := uint64(0), roundUp(length, page)
 	if end > f.left { // a part of a file that is mostly a hole

@@ -276,6 +276,27 @@ func TestQEMURefused(t *testing.T) {
 	p.ok(4, le(16, 0, 0, 0)) // the first one is served as before
 }
 
+// TestQEMUPrivateMemory plugs a device into a QEMU whose memory has a descriptor and is
+// private: the server does not map it.
+func TestQEMUPrivateMemory(t *testing.T) {
+	for share, want := range map[string]bool{"on": true, "off": false} {
+		t.Run("share="+share, func(t *testing.T) {
+			m := startQEMU(t, "-object", "memory-backend-memfd,id=mem,size=256M,share="+share, "-machine", "memory-backend=mem")
+			f := serve(t, func(c *Config) { c.HideMSIXAtRealize = true })
+			f.dev.set(func(d *testDevice) { copy(d.mem[7], qemuConfigSpace()) })
+			m.qmp("device_add", map[string]any{
+				"driver": "vfio-user-pci", "id": "v0", "bus": "rp0",
+				"socket": map[string]string{"type": "unix", "path": f.path},
+			})
+			c := <-f.dev.connected
+			m.qmp("query-status", nil) // the maps have been answered
+			if inPlace, err := c.Memory().Check(64<<20, 4096, true); inPlace != want || (err == nil) != want {
+				t.Errorf("memory in place: %v, %v", inPlace, err)
+			}
+		})
+	}
+}
+
 // TestQEMUMessages uses guest memory that comes without descriptors.
 func TestQEMUMessages(t *testing.T) {
 	m := startQEMU(t)

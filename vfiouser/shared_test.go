@@ -284,6 +284,31 @@ func TestViewsAreBounded(t *testing.T) {
 	}
 }
 
+// Memory that the VMM maps privately does not hold what its guest sees.
+func TestPrivateMappingIsRefused(t *testing.T) {
+	leaktest.NeedProc(t)
+	p, _ := serve(t).connect()
+	fd, err := unix.MemfdCreate("private", unix.MFD_CLOEXEC)
+	must(t, err)
+	defer unix.Close(fd)
+	must(t, unix.Ftruncate(fd, 8192))
+	b, err := unix.Mmap(fd, 0, 8192, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
+	must(t, err)
+	p.wantErr(unix.EINVAL, 2, dmaMap(3, 0, 0, 4096), fd)
+	p.wantErr(unix.EINVAL, 2, dmaMap(1, 0, 0, 4096), fd)
+	shared, err := unix.Mmap(fd, 0, 4096, unix.PROT_READ, unix.MAP_SHARED)
+	must(t, err)
+	p.ok(2, dmaMap(3, 0, 0, 4096), fd)
+	must(t, errors.Join(unix.Munmap(b), unix.Munmap(shared)))
+}
+
+func FuzzFindMappings(f *testing.F) {
+	f.Add("7f1c80000000-7f1cc0000000 rw-s 00000000 00:01 2049  /memfd:mem (deleted)\n1-2 rw-p 00000000 00:01 2049")
+	f.Fuzz(func(_ *testing.T, text string) {
+		findMappings(strings.NewReader(text), fileID{device: unix.Mkdev(0, 1), inode: 2049})
+	})
+}
+
 // Guest memory of huge pages is mapped in the sections of a PC, which are not
 // multiples of a huge page.
 func TestHugePages(t *testing.T) {

@@ -245,6 +245,20 @@ func fdOf(f *os.File) (int, error) {
 	return n, err
 }
 
+// peer returns the process ID of the peer, or 0.
+func (s *socket) peer() int {
+	fd, ok := s.fd.Use()
+	if !ok {
+		return 0
+	}
+	defer s.fd.Done()
+	cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return 0
+	}
+	return int(cred.Pid)
+}
+
 // hungUp reports whether the peer has closed its side.
 func (s *socket) hungUp() bool {
 	fd, ok := s.fd.Use()

@@ -127,6 +127,7 @@ func (f *VM) resume(name string, files []*os.File) error {
 		err := server.Resume(ctx, nc)
 		f.Logger.Info("VMM disconnected from a device of a killed proxy", "slot", slot, "err", errors.Join(err, x.remove()))
 		x.close()
+		f.parted(ctx, slot, nil)
 	})
 	return nil
 }

@@ -54,7 +54,10 @@ func (p *pluggedVM) close() {
 	p.server.Drain()
 	if c := p.server.Conn(); c != nil {
 		_ = c.TriggerIRQ(vfiouser.IRQReq, 0) // an error: the VMM does not want to know
-		p.front.parting.add(p.vm.slot.index, p.end)
+		p.front.parting.add(p.vm.slot.index, func(ctx context.Context) {
+			p.end(ctx)
+			p.front.parted(ctx, p.vm.slot.index, p)
+		})
 		return
 	}
 	p.end(context.Background())

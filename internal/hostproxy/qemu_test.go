@@ -23,9 +23,10 @@ type fakeQEMU struct {
 	client  net.Conn
 	devices map[string]*vfiouserbus.Bus // by ID; nil: no proxy answers for it
 	adds    map[string]int
-	refuse  string        // what device_add answers; "": it plugs in
-	private string        // type of a memory backend that is not shared; "": all are
-	stall   chan struct{} // nil, or device_add waits until it is closed
+	blocked map[string]bool // nodes that block migration
+	refuse  string          // what device_add answers; "": it plugs in
+	private string          // type of a memory backend that is not shared; "": all are
+	stall   chan struct{}   // nil, or device_add waits until it is closed
 	// onDelete is what the guest makes of the request to eject a device: letGo,
 	// holdOn or decline. Default letGo.
 	onDelete func(id string) guestAnswer
@@ -46,7 +47,7 @@ func newFakeQEMU(t testing.TB) *fakeQEMU {
 		t.Fatal(err)
 	}
 	q := &fakeQEMU{
-		t: t, path: filepath.Join(dir, "s"), devices: map[string]*vfiouserbus.Bus{}, adds: map[string]int{},
+		t: t, path: filepath.Join(dir, "s"), devices: map[string]*vfiouserbus.Bus{}, adds: map[string]int{}, blocked: map[string]bool{},
 		onDelete: func(string) guestAnswer { return letGo },
 	}
 	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", q.path)
@@ -95,6 +96,7 @@ func (q *fakeQEMU) serve(conn net.Conn) {
 			Execute   string `json:"execute"`
 			Arguments struct {
 				ID     string `json:"id"`
+				Node   string `json:"node-name"`
 				Socket struct {
 					Path string `json:"path"`
 				} `json:"socket"`
@@ -115,6 +117,8 @@ func (q *fakeQEMU) serve(conn net.Conn) {
 			if after == nil {
 				problem, after = "Device '"+id+"' not found", func() {}
 			}
+		case "blockdev-add", "blockdev-del":
+			problem = q.block(c.Arguments.Node, c.Execute == "blockdev-add")
 		case "query-memdev":
 			result = fmt.Sprintf(`[{"id": "mem", "size": 1, "share": true}, {"id": "m2", "size": 1, "share": %v}]`, q.backend() == "")
 		case "qom-get":
@@ -259,6 +263,32 @@ func (q *fakeQEMU) list() string {
 		q.t.Error(err)
 	}
 	return string(raw)
+}
+
+// block opens or closes an image.
+func (q *fakeQEMU) block(node string, open bool) (problem string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch {
+	case open && q.blocked[node]:
+		return "Duplicate nodes with node-name='" + node + "'"
+	case !open && !q.blocked[node]:
+		return "Failed to find node with node-name='" + node + "'"
+	}
+	q.blocked[node] = open
+	return ""
+}
+
+// blocks reports whether migration is blocked.
+func (q *fakeQEMU) blocks() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, open := range q.blocked {
+		if open {
+			return true
+		}
+	}
+	return false
 }
 
 // backend returns the type of the memory backend that is not shared.

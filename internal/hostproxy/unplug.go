@@ -155,6 +155,7 @@ func (p *pluggedVM) remove(ctx context.Context) error {
 		return fmt.Errorf("hot-unplug: %w", err)
 	}
 	p.added = false
+	p.allowMigration(ctx, client)
 	return nil
 }
 
@@ -260,6 +261,7 @@ func (p *pluggedVM) look(ctx context.Context) (guest controller.Guest, detail st
 	case p.front.pid(client) != p.qemu:
 		return controller.Restarted, ""
 	}
+	p.allowMigration(ctx, client)
 	return controller.Removed, ""
 }
 
@@ -276,7 +278,12 @@ func (f *VM) sweep(ctx context.Context, slot int) {
 		return // there is no VM yet
 	}
 	defer done()
-	if here, err := client.HasDevice(ctx, deviceID(slot)); err != nil || !here {
+	here, err := client.HasDevice(ctx, deviceID(slot))
+	if err != nil {
+		return
+	}
+	if !here {
+		f.allowMigration(ctx, client, slot, nil)
 		return
 	}
 	if err := client.DeviceDel(ctx, deviceID(slot)); err != nil {

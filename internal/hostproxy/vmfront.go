@@ -44,9 +44,10 @@ type VM struct {
 	Keeper Keeper
 	Kept   map[string][]*os.File
 
-	control *control
-	parting parting
-	pid     func(*qmp.Client) int // identifies a QEMU; tests replace it
+	control  *control
+	parting  parting
+	blockers blockers
+	pid      func(*qmp.Client) int // identifies a QEMU; tests replace it
 }
 
 // Socket returns the path of a slot's socket.
@@ -161,10 +162,12 @@ func (p *pluggedVM) deviceAdd(ctx context.Context) error {
 	slot := p.vm.slot.index
 	bus := fmt.Sprintf(p.front.RootPort, slot)
 	device := qmp.VFIOUser(deviceID(slot), bus, p.front.Socket(slot))
+	p.blockMigration(ctx, client)
 	if err = client.DeviceAdd(ctx, device); leftOver(err) {
 		err = replace(ctx, client, device)
 	}
 	if err != nil {
+		p.allowMigration(ctx, client)
 		return plugError(err)
 	}
 	p.added, p.qemu = true, p.front.pid(client)

@@ -26,6 +26,7 @@ func TestVM(t *testing.T) {
 		{name: "lspci decodes it", test: testLspci},
 		{name: "configuration space", test: testConfig},
 		{name: "plug and unplug", test: testPlugUnplug},
+		{name: "migration is refused", test: testMigration},
 		{name: "the guest drives it", test: testDrive},
 		{name: "a user drives it", test: testUnprivileged},
 		{name: "two at once", test: testTwo},
@@ -121,6 +122,24 @@ func testPlugUnplug(t *testing.T, g *guest, p *pool) {
 	}
 	if now := resourcesOf(t, g.PID()); now.exceeds(theirs) {
 		t.Errorf("QEMU has %+v, before %+v", now, theirs)
+	}
+}
+
+// testMigration tries to migrate the VM with a GPU: QEMU would lose the GPU's state
+// without a word.
+func testMigration(t *testing.T, g *guest, p *pool) {
+	p.attach(t, 0, 0)
+	g.plugged(t, 0)
+	err := g.QMP().Execute(t.Context(), "migrate", map[string]string{"uri": "exec:cat >/dev/null"}, nil)
+	if err == nil || !strings.Contains(err.Error(), "'gpu-in-slot-0' does not support live migration") {
+		t.Errorf("QEMU says %v", err)
+	}
+	p.detach(t, 0)
+	var state struct {
+		Reasons []string `json:"blocked-reasons"`
+	}
+	if err := g.QMP().Execute(t.Context(), "query-migrate", nil, &state); err != nil || len(state.Reasons) > 0 {
+		t.Errorf("without a GPU migration is blocked: %q, %v", state.Reasons, err)
 	}
 }
 

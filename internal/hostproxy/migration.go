@@ -1,0 +1,72 @@
+package hostproxy
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/dxpu-project/dxpu/internal/vm/qmp"
+)
+
+// blockers keep QEMU from migrating a VM with a device of ours: a migration would
+// succeed and lose the device's state.
+type blockers struct {
+	mu    sync.Mutex // held during QEMU's commands, which it answers at once
+	owner map[int]*pluggedVM
+}
+
+// blockerNode names the blocker of a slot. QEMU's refusal has this name.
+func blockerNode(slot int) string { return fmt.Sprintf("gpu-in-slot-%d", slot) }
+
+// blockMigration comes before the device.
+func (p *pluggedVM) blockMigration(ctx context.Context, client *qmp.Client) {
+	b, slot := &p.front.blockers, p.vm.slot.index
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.owner == nil {
+		b.owner = map[int]*pluggedVM{}
+	}
+	b.owner[slot] = p
+	if err := client.BlockMigration(ctx, blockerNode(slot), p.front.SocketDir); err != nil {
+		p.log.Warn("QEMU would migrate the VM and lose the device", "err", err)
+	}
+}
+
+// allowMigration comes when QEMU no longer has the device.
+func (p *pluggedVM) allowMigration(ctx context.Context, client *qmp.Client) {
+	p.front.allowMigration(ctx, client, p.vm.slot.index, p)
+}
+
+// allowMigration removes the blocker of a slot unless it belongs to another device
+// than p; nil is a device of an earlier proxy.
+func (f *VM) allowMigration(ctx context.Context, client *qmp.Client, slot int, p *pluggedVM) {
+	b := &f.blockers
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.owner[slot] != p {
+		return
+	}
+	delete(b.owner, slot)
+	if err := client.AllowMigration(ctx, blockerNode(slot)); err != nil {
+		f.Logger.Warn("QEMU still refuses to migrate the VM", "slot", slot, "err", err)
+	}
+}
+
+// parted allows migration after a VMM has disconnected from a device that was taken
+// away; p is nil for a device of an earlier proxy.
+func (f *VM) parted(ctx context.Context, slot int, p *pluggedVM) {
+	f.blockers.mu.Lock()
+	blocked := f.blockers.owner[slot] == p
+	f.blockers.mu.Unlock()
+	if f.QMP == "" || !blocked || ctx.Err() != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	client, done, err := f.control.use(ctx, f.QMP)
+	if err != nil {
+		return // the VM has ended
+	}
+	defer done()
+	f.allowMigration(ctx, client, slot, p)
+}
