@@ -2281,7 +2281,8 @@ type LeaseSpec struct {
 	Priority int32 `protobuf:"varint,11,opt,name=priority,proto3" json:"priority,omitempty"`
 	// The lease may be ended for a request of higher priority.
 	Preemptible bool `protobuf:"varint,12,opt,name=preemptible,proto3" json:"preemptible,omitempty"`
-	// Lifetime, after which the lease is deleted. Unset: no limit.
+	// Lifetime, after which the lease is deleted. It counts from when the lease first
+	// gets GPUs, not the time in the queue. Unset: no limit.
 	ExpiresAfter *durationpb.Duration `protobuf:"bytes,13,opt,name=expires_after,json=expiresAfter,proto3" json:"expires_after,omitempty"`
 	// Wait in the queue if there is no capacity. Otherwise the call fails.
 	Wait bool `protobuf:"varint,14,opt,name=wait,proto3" json:"wait,omitempty"`

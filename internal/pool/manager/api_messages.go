@@ -157,9 +157,7 @@ func (t *tx) leaseMessage(l *leaseRecord) *dxpuv1.Lease {
 	if l.State == leasePending {
 		out.QueuePosition = t.queuePosition(l.ID)
 	}
-	if e := l.spec.ExpiresAfter; e != nil {
-		out.ExpireTime = timestamp(l.CreateTime.Add(e.AsDuration()))
-	}
+	out.ExpireTime = timestamp(l.expires())
 	for _, id := range t.bindingsOf(l.ID) {
 		out.Bindings = append(out.Bindings, bindingMessage(t.bindings.get(id)))
 	}

@@ -28,7 +28,7 @@ func (t *tx) advanceLease(id string) bool {
 	if l.ended() {
 		return false
 	}
-	if e := l.spec.ExpiresAfter; e != nil && l.State != leaseReleasing && t.dueOrSchedule(subject{leaseSubject, id}, l.CreateTime.Add(e.AsDuration())) {
+	if e := l.expires(); !e.IsZero() && l.State != leaseReleasing && t.dueOrSchedule(subject{leaseSubject, id}, e) {
 		t.endLease(id, dxpuv1.Reason_REASON_LEASE_EXPIRED, "it expired", true)
 		return true
 	}

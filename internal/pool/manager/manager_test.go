@@ -189,6 +189,27 @@ func TestExpiry(t *testing.T) {
 	}
 }
 
+// The lifetime of a lease does not count the time in the queue.
+func TestExpiryCountsFromTheGPUs(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 2), boxNode("b1", 1))
+	first := w.create(&dxpuv1.LeaseSpec{Count: 1})
+	id := w.create(&dxpuv1.LeaseSpec{Count: 1, Wait: true, ExpiresAfter: durationpb.New(time.Minute)})
+	w.settle()
+	w.pass(time.Hour)
+	w.settle()
+	if l := w.wantLease(id, leasePending); l.ExpireTime != nil {
+		t.Errorf("a lease that waits expires at %v", l.ExpireTime.AsTime())
+	}
+	w.delete(first, true)
+	w.settle()
+	if l := w.wantLease(id, leaseActive); l.ExpireTime.AsTime().Sub(w.clock.now()) < 50*time.Second {
+		t.Errorf("it expires at %v, now is %v", l.ExpireTime.AsTime(), w.clock.now())
+	}
+	w.pass(time.Minute)
+	w.settle()
+	w.wantLease(id, leaseReleased)
+}
+
 // The box fences off a host that does not answer; the host slot stays occupied until
 // the host returns.
 func TestDetachFromSilentHost(t *testing.T) {

@@ -215,6 +215,7 @@ type leaseRecord struct {
 	Creator         string          `json:"creator,omitempty"` // the token or node that created the lease
 	CreateTime      time.Time       `json:"create_time"`
 	QueueTime       time.Time       `json:"queue_time,omitzero"` // when the lease returned to the queue; zero: never
+	GrantTime       time.Time       `json:"grant_time,omitzero"` // when the lease first got GPUs; its lifetime counts from then
 	Model           string          `json:"model,omitempty"`     // that of the lease's GPUs, once it has been granted
 	Asked           uint32          `json:"asked,omitempty"`     // the count with which the lease was created, if it has been resized
 	ActiveTime      time.Time       `json:"active_time,omitzero"`
@@ -234,6 +235,14 @@ func (l *leaseRecord) queuedSince() time.Time {
 		return l.CreateTime
 	}
 	return l.QueueTime
+}
+
+// expires returns when the lease is over; zero: never, or not before it has GPUs.
+func (l *leaseRecord) expires() time.Time {
+	if l.spec.ExpiresAfter == nil || l.GrantTime.IsZero() {
+		return time.Time{}
+	}
+	return l.GrantTime.Add(l.spec.ExpiresAfter.AsDuration())
 }
 
 // asked returns the spec with which the lease was created.
