@@ -5,12 +5,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"time"
 
+	"go.etcd.io/bbolt"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
@@ -52,7 +55,7 @@ func (s *Store) embed() error {
 	if err != nil {
 		return errors.Join(err, s.unlock())
 	}
-	server, err := embed.StartEtcd(cfg)
+	server, err := start(cfg)
 	if err != nil {
 		if strings.Contains(err.Error(), "has already been bootstrapped") {
 			err = fmt.Errorf("%w: its data directory was lost, and with it the writes it had acknowledged: "+
@@ -65,6 +68,54 @@ func (s *Store) embed() error {
 	s.server, s.client = server, v3client.New(server.Server)
 	s.maxOps, s.maxBytes, s.maxRecord = embeddedOps, embeddedBytes, embeddedRequest-requestSlack
 	return nil
+}
+
+// start starts a server. etcd panics or ends the process when its files are damaged;
+// start returns an error then, with the remedy.
+func start(cfg *embed.Config) (server *embed.Etcd, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			server, err = nil, fmt.Errorf("%v", r)
+		}
+		if err != nil && damaged(err) {
+			err = fmt.Errorf("the state in %s is damaged (%w): move the directory away, and start the manager with --restore and a backup", cfg.Dir, err)
+		}
+	}()
+	if err := checkDatabase(filepath.Join(cfg.Dir, "member", "snap", "db")); err != nil {
+		return nil, err
+	}
+	return embed.StartEtcd(cfg)
+}
+
+// checkDatabase reads the whole database, if there is one: 100 MB take a tenth of a
+// second. etcd opens it in a goroutine of its own, where no caller can catch its panic.
+func checkDatabase(path string) (err error) {
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // a bad page number points outside of the mapped file
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("database: %v", r)
+		}
+	}()
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{ReadOnly: true, Timeout: time.Second})
+	if err != nil {
+		return fmt.Errorf("database: %w", err)
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	return db.View(func(tx *bbolt.Tx) error {
+		return tx.ForEach(func(_ []byte, b *bbolt.Bucket) error {
+			return b.ForEach(func(_, _ []byte) error { return nil })
+		})
+	})
+}
+
+// damaged reports whether a server did not start because of its files. The other errors
+// concern addresses and the cluster.
+func damaged(err error) bool {
+	return !strings.Contains(err.Error(), "listen ") && !strings.Contains(err.Error(), "has already been bootstrapped") &&
+		!errors.Is(err, fs.ErrPermission) && !errors.Is(err, unix.ENOSPC)
 }
 
 func (s *Store) embedConfig(level zap.AtomicLevel) (*embed.Config, error) {

@@ -10,7 +10,8 @@ import (
 
 // zapTo returns a logger for etcd that passes on messages from a level up.
 func zapTo(log *slog.Logger, level zapcore.LevelEnabler) *zap.Logger {
-	return zap.New(&slogCore{log: log, LevelEnabler: level})
+	// etcd ends the process after a fatal message, without a word about the remedy.
+	return zap.New(&slogCore{log: log, LevelEnabler: level}, zap.WithFatalHook(zapcore.WriteThenPanic))
 }
 
 // slogCore is a zapcore.Core that writes to slog.
