@@ -8,7 +8,7 @@ BIN      := bin
 .DEFAULT_GOAL := help
 
 include hook/Makefile
-.PHONY: help build install vm browser tools test demo lint prose generate fuzz bench soak soak-short torture ci tidy-diff generate-diff clean
+.PHONY: help build install vm browser tools test demo lint prose generate fuzz bench soak soak-short torture mutations ci tidy-diff generate-diff clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ soak: build ## An hour of random faults: every byte accounted for, nothing grows
 
 soak-short: build ## The same for five minutes
 	$(BIN)/dxpu bench soak --duration 5m
+
+mutations: ## Put each deliberate fault of docs/mutations.md into the manager and run the test that notices it
+	scripts/mutations.sh
 
 torture: ## A thousand histories of calls to three managers under faults, checked for linearizability (as root)
 	$(GO) test ./torture -count=1 -v -timeout 12h -run TestTorture -histories 1000 -pools 4 -parallel 4

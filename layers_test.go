@@ -91,6 +91,7 @@ var layer = map[string]int{
 	"cmd/dxpu":             6,
 	"internal/tools/prose": 6,
 	"hook/gen":             6,
+	"test/mutation":        6,
 	"test/torture":         6,
 }
 
