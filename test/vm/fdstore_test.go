@@ -88,14 +88,22 @@ func (s *fdStore) take(text string, oob []byte) {
 	}
 }
 
-// give makes a process inherit what the store has (sd_listen_fds(3)). Its ID is known
-// only when it runs.
+// give makes a process inherit what the store has (sd_listen_fds(3)), as duplicates: the
+// store may close its own files meanwhile. The ID of the process is known only when it
+// runs.
 func (s *fdStore) give(cmd *exec.Cmd) *exec.Cmd {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sh := exec.Command("sh", append([]string{"-c", `LISTEN_PID=$$ exec "$0" "$@"`}, cmd.Args...)...)
 	sh.Env = append(cmd.Env, "NOTIFY_SOCKET="+s.path, "LISTEN_FDS="+strconv.Itoa(len(s.files)), "LISTEN_FDNAMES="+strings.Join(s.names, ":"))
-	sh.ExtraFiles = append([]*os.File(nil), s.files...)
+	for _, f := range s.files {
+		fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			s.t.Error(err)
+			continue
+		}
+		sh.ExtraFiles = append(sh.ExtraFiles, os.NewFile(uintptr(fd), f.Name()))
+	}
 	return sh
 }
 

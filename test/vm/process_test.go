@@ -99,7 +99,11 @@ func (c *cluster) launch(log string, cmd *exec.Cmd) *process {
 		}
 		close(p.ended)
 	}()
-	if err := <-started; err != nil {
+	err = <-started
+	for _, f := range cmd.ExtraFiles {
+		_ = f.Close() // the process has inherited it
+	}
+	if err != nil {
 		c.t.Fatal(err)
 	}
 	c.t.Cleanup(func() {
