@@ -182,7 +182,8 @@ hash. Pass it to dxpu with --token-file, $DXPU_TOKEN or a context.`,
 		return call(cmd.Context(), conn, poolAPI.CreateToken, req)
 	}, func(w io.Writer, res *dxpuv1.CreateTokenResponse) { fmt.Fprintln(w, res.Secret) })
 	f := cmd.Flags()
-	enumVar(f, &req.Role, "role", "admin, operator or tenant (required)")
+	enumVar(f, &req.Role, "role", "admin, operator or tenant (required)", // nodes enrol with a join token
+		dxpuv1.Role_ROLE_ADMIN, dxpuv1.Role_ROLE_OPERATOR, dxpuv1.Role_ROLE_TENANT)
 	_ = cmd.MarkFlagRequired("role")
 	f.StringVar(&req.Tenant, "tenant", "", "tenant of the token, for --role tenant")
 	f.StringVar(&req.Description, "description", "", "note about the token's owner and purpose")

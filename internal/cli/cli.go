@@ -150,6 +150,8 @@ func printError(w io.Writer, err error) {
 	if errors.As(err, &ce) {
 		text = inFlags(ce.Message())
 		switch ce.Code() {
+		case connect.CodeUnauthenticated:
+			text = strings.Replace(text, "unknown node or wrong credential: enrol again with a join token", "the manager does not know this token", 1)
 		case connect.CodeUnavailable:
 			text = "the manager is unavailable: " + text
 		case connect.CodeUnimplemented, connect.CodeUnknown:
@@ -167,9 +169,14 @@ func hintFor(err error, ce *connect.Error) string {
 	if errors.As(err, &h) {
 		return h.hint
 	}
+	if hint := connectionHint(err); hint != "" {
+		return hint
+	}
 	switch {
 	case ce == nil:
 		return ""
+	case ce.Code() == connect.CodeUnauthenticated:
+		return `--token-file or DXPU_TOKEN names your token; "dxpu token create" makes one`
 	case ce.Code() == connect.CodeUnavailable:
 		return `is a manager running at this address? "dxpu manager" starts one; --manager or DXPU_MANAGER names another`
 	case ce.Code() == connect.CodeNotFound:

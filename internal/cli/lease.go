@@ -33,7 +33,7 @@ func (o *leaseFlags) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.Uint32Var(&o.spec.Count, "count", 1, "`number` of GPUs, all of one model")
 	f.StringVar(&o.spec.Model, "model", "", "exact model (default: the least contested model)")
-	sizeVar(f, &o.spec.MinMemoryBytes, "memory", "minimum memory of each GPU, such as 16GiB")
+	memoryVar(f, &o.spec.MinMemoryBytes, "memory", "minimum memory of each GPU, such as 16GiB")
 	enumVar(f, &o.spec.BoxKind, "kind", "kind of box: nvlink or pcie-switch")
 	enumVar(f, &o.spec.Nvlink, "nvlink", "GPUs joined by NVLink: preferred or required")
 	enumVar(f, &o.spec.SameBox, "same-box", "GPUs in one box: preferred, required, or avoid to spread them")

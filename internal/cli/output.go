@@ -246,15 +246,6 @@ func enumWord(e protoreflect.Enum) string {
 	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(name, prefix)), "_", "-")
 }
 
-// enumWords returns the words of all values but the unspecified one.
-func enumWords[E enum]() (out []string) {
-	values := E(0).Descriptor().Values()
-	for i := 1; i < values.Len(); i++ {
-		out = append(out, enumWord(E(values.Get(i).Number())))
-	}
-	return out
-}
-
 // flagValue implements pflag.Value with functions.
 type flagValue struct {
 	typ  string
@@ -271,17 +262,24 @@ func (f flagValue) String() string { return f.text() }
 // Type implements pflag.Value.
 func (f flagValue) Type() string { return f.typ }
 
-// enumVar adds a flag for a value of an enumeration as its word.
-func enumVar[E enum](f *pflag.FlagSet, v *E, name, help string) {
+// enumVar adds a flag for a value of an enumeration as its word: one of only, or any but
+// the unspecified one.
+func enumVar[E enum](f *pflag.FlagSet, v *E, name, help string, only ...E) {
 	f.Var(flagValue{"string", func(s string) error {
-		values := E(0).Descriptor().Values()
-		for i := 1; i < values.Len(); i++ {
-			if e := E(values.Get(i).Number()); enumWord(e) == s {
+		if len(only) == 0 {
+			values := E(0).Descriptor().Values()
+			for i := 1; i < values.Len(); i++ {
+				only = append(only, E(values.Get(i).Number()))
+			}
+		}
+		words := make([]string, len(only))
+		for i, e := range only {
+			if words[i] = enumWord(e); words[i] == s {
 				*v = e
 				return nil
 			}
 		}
-		return withHint(fmt.Errorf("unknown word %q", s), "one of %s", strings.Join(enumWords[E](), ", "))
+		return withHint(fmt.Errorf("unknown word %q", s), "one of %s", strings.Join(words, ", "))
 	}, func() string { return enumWord(*v) }}, name, help)
 }
 
@@ -289,18 +287,38 @@ func enumVar[E enum](f *pflag.FlagSet, v *E, name, help string) {
 // is *v.
 func sizeVar[T int | uint64](f *pflag.FlagSet, v *T, name, help string) {
 	f.Var(flagValue{"size", func(s string) error {
-		n, err := humanize.ParseBytes(s)
-		if err != nil || n > math.MaxInt64 {
-			return withHint(fmt.Errorf("%q is not a size", s), "write it like 16GiB or 512MiB")
-		}
+		n, err := parseSize(s)
 		*v = T(n)
-		return nil
-	}, func() string {
-		if *v == 0 {
-			return ""
+		return err
+	}, func() string { return sizeDefault(uint64(*v)) }}, name, help)
+}
+
+// memoryVar adds a flag for the size of a memory. It refuses a number without a unit,
+// which is rarely meant in bytes.
+func memoryVar(f *pflag.FlagSet, v *uint64, name, help string) {
+	f.Var(flagValue{"size", func(s string) (err error) {
+		if _, err := strconv.ParseFloat(s, 64); err == nil && s != "0" {
+			return withHint(fmt.Errorf("%q has no unit", s), "write it like %sGiB or %sMiB; %sB if you mean bytes", s, s, s)
 		}
-		return strings.ReplaceAll(size(uint64(*v)), " ", "")
-	}}, name, help)
+		*v, err = parseSize(s)
+		return err
+	}, func() string { return sizeDefault(*v) }}, name, help)
+}
+
+func parseSize(s string) (uint64, error) {
+	n, err := humanize.ParseBytes(s)
+	if err != nil || n > math.MaxInt64 {
+		return 0, withHint(fmt.Errorf("%q is not a size", s), "write it like 16GiB or 512MiB")
+	}
+	return n, nil
+}
+
+// sizeDefault prints the default of a size in a help text.
+func sizeDefault(n uint64) string {
+	if n == 0 {
+		return ""
+	}
+	return strings.ReplaceAll(size(n), " ", "")
 }
 
 // size prints a number of bytes, such as "16 GiB".

@@ -1,0 +1,44 @@
+package cli
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+)
+
+// A hint leads to the cause of an error, and not to a manager that runs.
+func TestHints(t *testing.T) {
+	for _, c := range []struct {
+		name       string
+		err        error
+		text, hint string
+	}{
+		{
+			"unknown authority", connect.NewError(connect.CodeUnavailable, fmt.Errorf("tls: %w", x509.UnknownAuthorityError{})),
+			"signed by unknown authority", "--ca-file names",
+		},
+		{
+			"https to http", connect.NewError(connect.CodeUnavailable, errors.New("http: server gave HTTP response to HTTPS client")),
+			"HTTPS client", "write the URL with http,",
+		},
+		{"http to https", connect.NewError(connect.CodeInternal, errors.New("400 Bad Request")), "400", "write the URL with https"},
+		{
+			"unknown token", connect.NewError(connect.CodeUnauthenticated, errors.New("unknown node or wrong credential: enrol again with a join token")),
+			"the manager does not know this token", "--token-file",
+		},
+		{"no manager", connect.NewError(connect.CodeUnavailable, errors.New("connection refused")), "the manager is unavailable", "is a manager running"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var out strings.Builder
+			printError(&out, c.err)
+			text, hint, _ := strings.Cut(out.String(), "dxpu: hint: ")
+			if !strings.Contains(text, c.text) || !strings.Contains(hint, c.hint) || strings.Contains(out.String(), "enrol") {
+				t.Errorf("printed %q", out.String())
+			}
+		})
+	}
+}
