@@ -91,6 +91,7 @@ func Open(cfg Config) (*Fabric, error) {
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("netio: path %d: %w", i, err), f.closeSockets())
 		}
+		warnOfRoom(cfg.Logger, i, conn.ReceiveRoom())
 		p := newPath(conn, pc)
 		f.paths = append(f.paths, p)
 		if p.reader, err = reader.New(newInput(f, p, uint8(i)), cfg.Polling); err != nil {

@@ -183,6 +183,7 @@ func (g *Group) Attach(e engine.Entry, cfg engine.BindingConfig) (*engine.Bindin
 	if len(cfg.Peers) > len(f.paths) {
 		return nil, fmt.Errorf("netio: binding %d has %d peer addresses; this proxy has %d paths", id, len(cfg.Peers), len(f.paths))
 	}
+	cfg.Link.Window = boundWindow(cfg.Link.Window, f.room())
 	b, err := g.machine.Attach(e, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("netio: %w", err)

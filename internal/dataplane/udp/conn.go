@@ -37,7 +37,9 @@ const (
 	// ReadBuffer is the size of the largest received batch.
 	ReadBuffer = 65536
 
-	socketBuffer = 8 << 20
+	// SocketBuffer is the buffer that a socket asks for in each direction. A
+	// process without CAP_NET_ADMIN gets at most net.core.rmem_max and wmem_max.
+	SocketBuffer = 8 << 20
 )
 
 // readTimeout is how long Read waits at most. It bounds how late a reader sees
@@ -136,8 +138,8 @@ func adopt(pc *net.UDPConn, o Options) (*Conn, error) {
 // administrator limits what the kernel grants, so errors are ignored.
 func setBuffers(fd int) {
 	for _, opt := range [][2]int{{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF}} {
-		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, opt[0], socketBuffer) != nil {
-			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, opt[1], socketBuffer)
+		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, opt[0], SocketBuffer) != nil {
+			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, opt[1], SocketBuffer)
 		}
 	}
 }

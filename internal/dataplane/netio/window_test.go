@@ -1,0 +1,31 @@
+package netio
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"testing"
+)
+
+func TestWindowFitsTheSocket(t *testing.T) {
+	for _, c := range []struct{ window, room, want int }{
+		{0, fullRoom, 0},
+		{1 << 20, fullRoom, 1 << 20},
+		{0, 425984, 212992}, // the kernel's default
+		{1 << 20, 425984, 212992},
+		{100 << 10, 425984, 100 << 10},
+		{0, 4608, leastWindow},
+	} {
+		if got := boundWindow(c.window, c.room); got != c.want {
+			t.Errorf("window %d in %d bytes: %d, want %d", c.window, c.room, got, c.want)
+		}
+	}
+	var out bytes.Buffer
+	log := slog.New(slog.NewTextHandler(&out, nil))
+	if warnOfRoom(log, 0, fullRoom); out.Len() > 0 {
+		t.Errorf("a full buffer: %s", &out)
+	}
+	if warnOfRoom(log, 1, 425984); !strings.Contains(out.String(), "net.core.rmem_max") || !strings.Contains(out.String(), "bytes=212992") {
+		t.Errorf("a small buffer: %s", &out)
+	}
+}
