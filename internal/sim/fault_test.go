@@ -171,7 +171,7 @@ func TestPathCut(t *testing.T) {
 	defer w.Close()
 	sent := 0
 	w.OnDatagram = func(time.Duration, netip.AddrPort, netip.AddrPort, []byte) {
-		const middle = 300
+		const middle = 150
 		if sent++; sent == middle {
 			cut := fault.Plan{Partitions: []fault.Window{{To: time.Hour}}}
 			if err := errors.Join(w.HostNode.Disturb(0, cut), w.BoxNode.Disturb(0, cut)); err != nil {
