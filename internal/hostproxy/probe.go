@@ -96,14 +96,21 @@ func (s *slot) probe(ctx context.Context) (*remote, error) {
 	if at := cfgspace.Find(r.config, cfgspace.CapPM); at != 0 && r.config[at+cfgspace.OffPMStatus]&noSoftReset == 0 {
 		r.power = at
 	}
-	if at := cfgspace.Find(r.config, cfgspace.CapMSI); at != 0 {
-		const multipleMessage = 7 // a power of two up to 32 (section 7.7.1.2)
-		r.msiVectors = min(1<<(r.config[at+2]>>1&multipleMessage), 32)
-	}
+	r.msiVectors = msiVectors(r.config)
 	if m, ok := cfgspace.FindMSIX(r.config); ok {
 		r.msixVectors = m.Vectors
 	}
 	return r, nil
+}
+
+// msiVectors returns the number of MSI vectors, 0 without the capability.
+func msiVectors(config []byte) int {
+	at := cfgspace.Find(config, cfgspace.CapMSI)
+	if at == 0 {
+		return 0
+	}
+	const multipleMessage = 7 // a power of two up to 32 (section 7.7.1.2)
+	return min(1<<(config[at+2]>>1&multipleMessage), 32)
 }
 
 // usable returns an error for a device whose registers are behind I/O BARs only: the

@@ -90,6 +90,11 @@ func (f *VM) plug(ctx context.Context, s *slot) (plugged, error) {
 		return nil, err
 	}
 	s.Status.StepOnce("probed")
+	for i, bar := range device.bars {
+		if bar.Size > 0 && bar.IO {
+			f.Logger.Warn("an I/O BAR of the device is not shown to the VM", "slot", s.index, "bar", i, "bytes", bar.Size)
+		}
+	}
 	v := newVM(s, device)
 	v.messageDMA = f.MessageDMA
 	if v.estate, err = newEstate(f.Keeper, s.index, s.Status.Get().ID, device.config); err != nil {
