@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dxpu-project/dxpu/internal/rawio/reader"
+
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
@@ -109,6 +111,7 @@ func (d *demo) startEmbedded() (computer, error) {
 	}
 	e := &embeddedHost{front: hostproxy.NewEmbedded(hostproxy.EmbeddedSpec{}), log: log}
 	logger := slog.New(slog.NewTextHandler(log, nil))
+	reader.ReserveProcessors()
 	f, err := netio.Open(netio.Config{Paths: []netio.PathConfig{{Listen: "127.0.0.1:0"}}, Logger: logger})
 	if err != nil {
 		return nil, errors.Join(err, log.Close())

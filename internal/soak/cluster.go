@@ -114,6 +114,7 @@ func (c *cluster) openLocked(side int) (*proxy, error) {
 	for _, a := range c.addrs[side] {
 		cfg.Paths = append(cfg.Paths, netio.PathConfig{Listen: a})
 	}
+	reader.ReserveProcessors()
 	f, err := netio.Open(cfg)
 	if err != nil {
 		return nil, err

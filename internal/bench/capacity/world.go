@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dxpu-project/dxpu/internal/rawio/reader"
+
 	"connectrpc.com/connect"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -154,6 +156,7 @@ func (w *world) startHost(i int) error {
 func rackOf(i int) string { return fmt.Sprintf("rack-%d", i/8) }
 
 func (w *world) openFabric() (*netio.Fabric, error) {
+	reader.ReserveProcessors()
 	f, err := netio.Open(netio.Config{Paths: []netio.PathConfig{{Listen: "127.0.0.1:0"}}, Logger: discard()})
 	if err != nil {
 		return nil, err
