@@ -12,7 +12,7 @@ import (
 )
 
 // FuzzHandshake gives both ends arbitrary datagrams, and recorded ones with changes,
-// through their guards. Whatever they do, the ends then open their link.
+// through their guards. The ends then open their link all the same.
 func FuzzHandshake(f *testing.F) {
 	for _, version := range []uint8{frame.Version1, frame.Version2} {
 		ends := linktest.Ends(link.CipherAES256GCM, ethernet)
