@@ -155,6 +155,9 @@ func (o *Options) overRoundTrip(ctx context.Context, delay time.Duration, report
 	with := *o
 	with.Fault.Partitions = append([]fault.Window(nil), o.Fault.Partitions...)
 	with.Fault.Delay += delay / 2
+	if with.Polling.Window > 0 { // or the wake-ups of readers would be added too
+		with.Polling.Window += delay
+	}
 	p, dev, err := with.ready(ctx, pairSpec{slots: 1, gpu: gpu.Spec{MaxReadRequest: paperMRRS, Tags: paperTags}})
 	if err != nil {
 		return err

@@ -248,7 +248,7 @@ func newInput(f *Fabric, p *path, id uint8) *input {
 	in := &input{fabric: f, path: p, conn: p.conn, reader: p.conn.NewReader()}
 	writer := p.conn.NewWriter()
 	in.engine = engine.Input{Path: id, Clock: f.Now, Answer: func(datagram []byte) {
-		p.write(f.Now(), writer, datagram, len(datagram), in.from)
+		p.write(f.Now, writer, datagram, len(datagram), in.from)
 	}}
 	return in
 }
@@ -304,15 +304,13 @@ func (f *Fabric) listened() time.Duration {
 
 // Receive implements reader.Source.
 func (in *input) Receive(block bool) error {
-	read := in.reader.Poll
 	if block {
 		in.fabric.sources.attend()
-		read = in.reader.Read
 	}
-	batch, segment, from, err := read()
+	batch, segment, from, err := in.read(block)
 	switch {
 	case err == nil:
-		in.short, in.sent, in.from = len(batch) <= reader.Brief, in.conn.TxBytes(), from
+		in.short, in.sent, in.from = len(batch) <= reader.Brief, in.path.accepted(), from
 		in.dispatch(batch, segment)
 		in.path.heard.received(len(batch), in.conn.ReceiveRoom(), in.fabric.Now)
 	case errors.Is(err, udp.ErrTimeout):
@@ -331,10 +329,29 @@ func (in *input) Receive(block bool) error {
 	return nil
 }
 
+// read reads the socket. It also sends the datagrams that a fault plan has held back
+// until now. It does not sleep while one is due soon, and does not return while one
+// is due at once.
+func (in *input) read(block bool) (batch []byte, segment int, from netip.AddrPort, err error) {
+	for {
+		wait := in.path.attend(in.fabric.Now)
+		if block && wait > oversleep {
+			return in.reader.Read()
+		}
+		batch, segment, from, err = in.reader.Poll()
+		if !errors.Is(err, udp.ErrTimeout) || !block && wait > spinning {
+			return batch, segment, from, err
+		}
+		if wait > spinning {
+			yield()
+		}
+	}
+}
+
 // Exchange implements reader.Source: it is false during bulk traffic, and when
 // nothing was sent.
 func (in *input) Exchange() bool {
-	since := in.conn.TxBytes() - in.sent
+	since := in.path.accepted() - in.sent
 	return in.short && since > 0 && since <= reader.Brief
 }
 

@@ -1,11 +1,15 @@
 package netio
 
 import (
+	"errors"
 	"log/slog"
 	"testing"
+	"time"
 
+	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/internal/dataplane/udp"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
+	"github.com/dxpu-project/dxpu/machine"
 )
 
 // A reader polls while requests and answers go to and fro, and at no other time.
@@ -49,5 +53,47 @@ func TestExchange(t *testing.T) {
 				t.Errorf("%v, want %v", got, c.want)
 			}
 		})
+	}
+}
+
+// A reader that polls sends the datagrams that a fault plan has held back until now.
+// They count as sent from the beginning: the answer is awaited.
+func TestReaderSendsWhatIsDue(t *testing.T) {
+	plan := fault.Plan{Delay: time.Millisecond}
+	f, err := Open(Config{Paths: []PathConfig{{Listen: "127.0.0.1:0", Fault: plan}}, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.closeSockets() // it does not run: no other goroutine sends
+	peer, err := udp.Listen("127.0.0.1:0", udp.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	p := f.paths[0]
+	in := &input{fabric: f, path: p, conn: p.conn, reader: p.conn.NewReader()}
+	for _, block := range []bool{false, true} {
+		if err := peer.NewWriter().Write(make([]byte, 64), 64, p.conn.LocalAddr()); err != nil {
+			t.Fatal(err)
+		}
+		if err := in.Receive(true); err != nil {
+			t.Fatal(err)
+		}
+		before := p.conn.TxBytes()
+		p.write(f.Now, p.conn.NewWriter(), make([]byte, 32), 32, peer.LocalAddr())
+		if p.conn.TxBytes() != before || !in.Exchange() {
+			t.Fatalf("%d bytes left at once; an answer is awaited: %v", p.conn.TxBytes()-before, in.Exchange())
+		}
+		for limit := time.Now().Add(patience); p.conn.TxBytes() == before; {
+			if err := in.Receive(block); !errors.Is(err, reader.ErrNothing) {
+				t.Fatal(err)
+			}
+			if time.Now().After(limit) {
+				t.Fatal("the datagram is still held back")
+			}
+		}
+		if due, held := time.Duration(p.due.Load()), p.held.Load(); due != machine.Never || held != 0 {
+			t.Errorf("due at %v, %d bytes are held", due, held)
+		}
 	}
 }
