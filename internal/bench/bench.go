@@ -43,6 +43,9 @@ type Options struct {
 	Beside string
 	// Guest is the installation for BesideGuest.
 	Guest *qemu.Install
+	// Busy is the number of processes beside the benchmark that keep a processor busy
+	// each. The caller starts them: see BesideLoops.
+	Busy int
 	// Profile, if set, is the beginning of the file names of the child processes' CPU
 	// profiles: the kind of proxy and ".pprof" follow.
 	Profile string
@@ -94,6 +97,7 @@ type Setup struct {
 	Rounds     int    `json:"rounds"`
 	DurationNS int64  `json:"duration_ns"`
 	Beside     string `json:"beside,omitempty"`
+	Busy       int    `json:"busy,omitempty"` // processes beside the benchmark
 	// Processes reports whether each proxy had its own process.
 	Processes bool `json:"processes"`
 }
@@ -101,7 +105,7 @@ type Setup struct {
 func (o *Options) report(bench string, mtu int) *Report {
 	return &Report{Bench: bench, Setup: Setup{
 		Processors: runtime.NumCPU(), Go: runtime.Version(), Cipher: o.Cipher.String(), MTU: mtu, Fault: o.Fault.String(), Beside: o.Beside,
-		PollNS: o.Polling.Window.Nanoseconds(), SpinNS: o.Polling.Spin.Nanoseconds(), Rounds: o.Rounds, DurationNS: o.Duration.Nanoseconds(), Processes: len(o.Child) > 0,
+		PollNS: o.Polling.Window.Nanoseconds(), SpinNS: o.Polling.Spin.Nanoseconds(), Rounds: o.Rounds, DurationNS: o.Duration.Nanoseconds(), Busy: o.Busy, Processes: len(o.Child) > 0,
 	}}
 }
 

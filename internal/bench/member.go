@@ -49,6 +49,11 @@ const (
 	kindServers = "servers"
 )
 
+// patience is the Completion Timeout of hosts and devices. On a machine with more work
+// than processors an answer may take seconds. A benchmark waits for it, because only
+// the end of a link proves that a device is lost.
+const patience = 20 * time.Second
+
 // part is a box, or one virtual switch of a host.
 type part interface {
 	agent.Handler
@@ -103,7 +108,7 @@ func newMember(spec memberSpec, fronts []hostproxy.Front) (*member, error) {
 func (m *member) addBox(spec memberSpec, log *slog.Logger) error {
 	var slots []boxproxy.Slot
 	for i := range spec.Slots {
-		spec.GPU.Serial = uint64(i + 1)
+		spec.GPU.Serial, spec.GPU.CompletionTimeout = uint64(i+1), patience
 		g, err := gpu.New(spec.GPU)
 		if err != nil {
 			return err
@@ -125,7 +130,7 @@ func (m *member) addSwitches(slots int, fronts []hostproxy.Front, log *slog.Logg
 	for i, front := range fronts {
 		h, err := hostproxy.New(hostproxy.Config{
 			Slots: min(slots-i*hostproxy.MaxSlots, hostproxy.MaxSlots), Front: front, Fabric: m.fabric,
-			Domain: fmt.Sprintf("switch%d", i), Logger: log,
+			Domain: fmt.Sprintf("switch%d", i), CompletionTimeout: patience, Logger: log,
 		})
 		if err != nil {
 			return err

@@ -69,3 +69,26 @@ func busyLoop() (stop func()) {
 		done.Wait()
 	}
 }
+
+// MaxBusy bounds Options.Busy.
+const MaxBusy = 256
+
+// BesideLoops calls run while n processes keep a processor busy each, as the neighbours
+// of a proxy do on a machine that has more to do. command is Options.Child.
+func BesideLoops[R any](ctx context.Context, n int, command []string, run func(context.Context) (R, error)) (result R, err error) {
+	o := &Options{Child: command}
+	var loops []*child
+	defer func() {
+		for _, c := range loops {
+			err = errors.Join(err, c.stop())
+		}
+	}()
+	for range n {
+		c, err := o.spawn(ctx, memberSpec{Kind: kindBusy})
+		if err != nil {
+			return result, fmt.Errorf("bench: busy process: %w", err)
+		}
+		loops = append(loops, c)
+	}
+	return run(ctx)
+}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/frame"
@@ -99,7 +100,7 @@ func benchCommand(name, short, long string, run func(context.Context, bench.Opti
 		if o.Progress = progress; !o.oneProcess {
 			o.Child = []string{os.Args[0], "bench", "serve"}
 		}
-		return run(ctx, o.Options)
+		return beside(ctx, o.Busy, func(ctx context.Context) (*bench.Report, error) { return run(ctx, o.Options) })
 	}, printReport)
 	f := cmd.Flags()
 	f.DurationVar(&o.Duration, "duration", 200*time.Millisecond, "duration of each measurement in each round")
@@ -109,6 +110,7 @@ func benchCommand(name, short, long string, run func(context.Context, bench.Opti
 	f.StringVar(&o.fault, "fault", "", `fault plan for the datagrams that the proxies send, such as "loss=1%,delay=10us" (see docs/faults.md)`)
 	f.BoolVar(&o.oneProcess, "one-process", false, "run everything in this process")
 	pollingFlags(f, &o.Polling)
+	busyFlag(f, &o.Busy)
 	f.StringVar(&o.Profile, "cpu-profile", "", "prefix of files to which the other processes write CPU profiles")
 	if name == "dma" || name == "scale" {
 		o.Size = 8 << 20
@@ -121,6 +123,16 @@ func benchCommand(name, short, long string, run func(context.Context, bench.Opti
 		f.IntSliceVar(&o.Bindings, "bindings", []int{1, 8, 64}, "numbers of concurrent bindings, each 1 to 256")
 	}
 	return cmd
+}
+
+// busyFlag adds the number of neighbours.
+func busyFlag(f *pflag.FlagSet, n *int) {
+	f.IntVar(n, "busy", 0, "number of processes beside the benchmark that keep a processor busy each")
+}
+
+// beside runs a benchmark beside busy processes.
+func beside[R any](ctx context.Context, busy int, run func(context.Context) (R, error)) (R, error) {
+	return bench.BesideLoops(ctx, busy, []string{os.Args[0], "bench", "serve"}, run)
 }
 
 // check checks and parses the flags.
@@ -149,6 +161,9 @@ func (o *benchOptions) check() (err error) {
 		o.Guest = &install
 	default:
 		return usagef("--beside: %q is not one of guest, busy", o.Beside)
+	}
+	if err := inRange("--busy", 0, bench.MaxBusy, o.Busy); err != nil {
+		return err
 	}
 	return inRange("--bindings", 1, boxproxy.MaxSlots, o.Bindings...)
 }
@@ -183,6 +198,9 @@ func printSetup(w io.Writer, r *bench.Report) {
 	where := "all in one process"
 	if r.Setup.Processes {
 		where = "each proxy in its own process"
+	}
+	if r.Setup.Busy > 0 {
+		where += fmt.Sprintf(", --busy %d", r.Setup.Busy)
 	}
 	if r.Setup.MTU == 0 { // no network
 		fmt.Fprintf(w, "%d processors, %s; %d rounds of %v\n\n", r.Setup.Processors, r.Setup.Go, r.Setup.Rounds, time.Duration(r.Setup.DurationNS))
@@ -276,7 +294,10 @@ run.`,
 				return usagef("--duration %v, --bindings %d: want a positive duration and 2 to %d bindings", o.Duration, o.Bindings, soak.MaxBindings)
 			}
 			o.Progress = func(format string, args ...any) { fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...) }
-			rep, err := soak.Run(cmd.Context(), o)
+			if err := inRange("--busy", 0, bench.MaxBusy, o.Busy); err != nil {
+				return err
+			}
+			rep, err := beside(cmd.Context(), o.Busy, func(ctx context.Context) (*soak.Report, error) { return soak.Run(ctx, o) })
 			if err != nil {
 				return err
 			}
@@ -291,6 +312,7 @@ run.`,
 	f.DurationVar(&o.Duration, "duration", time.Hour, "duration of the run")
 	f.Uint64Var(&o.Seed, "seed", 0, "seed of the faults and of the hosts' operations (default: random, and printed)")
 	f.IntVar(&o.Bindings, "bindings", 4, "number of devices, half on an embedded host and half on vfio-user clients")
+	busyFlag(f, &o.Busy)
 	f.DurationVar(&o.Every, "every", 10*time.Second, "interval between two progress reports")
 	jsonFlag(cmd, &asJSON)
 	return cmd
@@ -298,7 +320,11 @@ run.`,
 
 func printSoak(w io.Writer, r *soak.Report) {
 	a := r.Account
-	fmt.Fprintf(w, "%v with %d bindings, seed %d\n\n", time.Duration(r.DurationNS).Round(time.Second), r.Bindings, r.Seed)
+	busy := ""
+	if r.Busy > 0 {
+		busy = fmt.Sprintf(", --busy %d", r.Busy)
+	}
+	fmt.Fprintf(w, "%v with %d bindings%s, seed %d\n\n", time.Duration(r.DurationNS).Round(time.Second), r.Bindings, busy, r.Seed)
 	t := newTable(w, "ACCOUNT", "AMOUNT", "DETAIL")
 	t.row("bytes requested", a.Asked, "")
 	t.row("bytes transferred and verified", a.Done, "")

@@ -22,6 +22,7 @@ type Options struct {
 	Duration time.Duration // default an hour
 	Seed     uint64        // 0: a random one; see Report.Seed
 	Bindings int           // default 4: half of an embedded host, half of vfio-user clients
+	Busy     int           // processes beside the run that keep a processor busy; the caller starts them
 	// Progress, if set, gets a line about the run every Every.
 	Progress func(format string, args ...any)
 	Every    time.Duration // default 10 s
@@ -55,6 +56,7 @@ type Report struct {
 	Seed       uint64         `json:"seed"`
 	DurationNS int64          `json:"duration_ns"`
 	Bindings   int            `json:"bindings"`
+	Busy       int            `json:"busy"`
 	Account    Account        `json:"account"`
 	Faults     map[string]int `json:"faults"` // number of each kind
 	// ExcusedNS is the part of the run near a fault that may end bindings; in the
@@ -195,7 +197,7 @@ func (r *run) part(ctx context.Context, n uint64, length time.Duration) bool {
 
 func (r *run) report() *Report {
 	rep := &Report{
-		Seed: r.opts.Seed, DurationNS: time.Since(r.began).Nanoseconds(), Bindings: r.opts.Bindings,
+		Seed: r.opts.Seed, DurationNS: time.Since(r.began).Nanoseconds(), Bindings: r.opts.Bindings, Busy: r.opts.Busy,
 		Account: r.ledger.total(), Faults: r.chaos.kinds(), Samples: r.samples,
 	}
 	rep.ExcusedNS = r.ledger.excused.Nanoseconds()
