@@ -78,7 +78,7 @@ mutations: ## Put each deliberate fault of docs/mutations.md into the manager an
 	scripts/mutations.sh
 
 torture: ## A thousand histories of calls to three managers under faults, checked for linearizability (as root)
-	$(GO) test ./torture -count=1 -v -timeout 12h -run TestTorture -histories 1000 -pools 4 -parallel 4
+	$(GO) test ./test/torture -count=1 -v -timeout 12h -run TestTorture -histories 1000 -pools 4 -parallel 4
 
 # Forty targets take half their time on two processors.
 ci: FUZZTIME = 15s

@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/dxpu-project/dxpu/internal/rawio/reader"
-
 	"connectrpc.com/connect"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -24,6 +22,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
 	"github.com/dxpu-project/dxpu/internal/pool/manager"
+	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
 
 // Sizes that keep hundreds of hosts and GPUs in one machine's memory.
