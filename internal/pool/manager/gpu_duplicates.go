@@ -40,10 +40,11 @@ func compareRefs(a, b placement.Ref) int {
 }
 
 // claimsOf returns the devices that a box has. The report of a box that is away may be
-// old, and its device may be in another box now, unless the device is bound.
+// old, and its device may be in another box now, unless the device is bound. A box that
+// was deleted blocks no GPU of others with what it reported, whether it is away or not.
 func (t *tx) claimsOf(n *nodeRecord) []deviceClaim {
 	var out []deviceClaim
-	here := t.connected(n.ID)
+	here := t.connected(n.ID) && !n.Deleting
 	for i := range n.Slots {
 		s := &n.Slots[i]
 		if k, ok := s.Device.key(); ok && (here || t.holder(n.ID, s.Slot) != nil) {

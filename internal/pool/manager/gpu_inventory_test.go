@@ -77,6 +77,34 @@ func TestDuplicateOfALeasedDevice(t *testing.T) {
 	}
 }
 
+// A box that was deleted blocks no GPU of another box with the serial numbers that it
+// reported, although its record stays for a binding and its last report is new.
+func TestDeletedBoxBlocksNoDevice(t *testing.T) {
+	b1, b2 := boxNode("b1", 2), boxNode("b2", 3)
+	w := newWorld(t, Config{}, hostNode("h1", 8), b1, b2)
+	w.create(&dxpuv1.LeaseSpec{Count: 1})
+	w.settle()
+	b1.serials = map[uint32]string{1: "S1"}
+	b2.serials = map[uint32]string{0: "S1"}
+	w.settle()
+	if g := w.gpu("b2/0"); g.Health != dxpuv1.Health_HEALTH_DEGRADED {
+		t.Fatalf("the serial number of b1/1 does not count: %v", g)
+	}
+	w.nodes["h1"].deaf = true // the binding and the record of b1 stay
+	if _, err := w.api().DeleteNode(context.Background(), connect.NewRequest(&dxpuv1.DeleteNodeRequest{NodeId: "b1", Force: true})); err != nil {
+		t.Fatal(err)
+	}
+	if _, home := w.known("b1"); home {
+		t.Fatal("b1 was not deleted")
+	}
+	if g := w.gpu("b2/0"); g.Health != dxpuv1.Health_HEALTH_OK || g.LeaseId == "" { // the lease has it instead
+		t.Errorf("a deleted box blocks it: %v\n%s", g, w.events())
+	}
+	w.checkIndex(t)
+	w.pass(3 * time.Second) // b1 is silent
+	w.checkIndex(t)
+}
+
 // A slot that is missing from one report keeps its cordon and its quarantine.
 func TestUnlistedSlotKeepsItsState(t *testing.T) {
 	b1 := boxNode("b1", 3)
