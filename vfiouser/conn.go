@@ -146,6 +146,10 @@ func (c *Conn) clear() {
 	c.irqs.close()
 	c.failDMA(ErrClosed)
 	_, _ = c.mem.remove(DMAUnmap{Flags: DMAUnmapAll})
+	c.mu.Lock()
+	c.journal.clear()
+	c.journal = nil // the next connection has it now, or it is unmapped: late answers leave it alone
+	c.mu.Unlock()
 }
 
 // sendLocked writes one message; an error ends the connection. The write lock is held.

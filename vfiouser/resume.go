@@ -3,6 +3,7 @@ package vfiouser
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -29,6 +30,13 @@ func (j journal) begin(id uint16, cmd Command, request []byte) {
 
 func (j journal) end(id uint16) {
 	if len(j) > 0 && binary.LittleEndian.Uint16(j) == id {
+		j.clear()
+	}
+}
+
+// clear removes the record of a connection that has ended.
+func (j journal) clear() {
+	if len(j) > 0 {
 		binary.LittleEndian.PutUint32(j, 0)
 	}
 }
@@ -67,7 +75,7 @@ func (c *Conn) File() (*os.File, error) {
 func (s *Server) Resume(ctx context.Context, nc *net.UnixConn) error {
 	sock, err := s.socket(nc)
 	if err != nil {
-		return err
+		return errors.Join(err, nc.Close())
 	}
 	c, err := s.open(ctx, sock)
 	if err != nil {

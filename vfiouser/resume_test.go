@@ -73,3 +73,24 @@ func TestJournal(t *testing.T) {
 		t.Errorf("the journal has %+v after the answer", m)
 	}
 }
+
+// An answer that comes after the end of its connection leaves the journal alone: it
+// belongs to the next connection then, or is no longer mapped.
+func TestJournalAfterTheConnection(t *testing.T) {
+	j := make(journal, JournalSize)
+	f := serve(t, func(c *Config) { c.Journal = j })
+	hold := f.dev.holding(0)
+	p, c := f.connect()
+	p.send(p.message(9, 0, access(0, 8, 4)))
+	a := <-hold
+	must(t, p.Close())
+	<-c.Done()
+	if m, ok := j.pending(); ok {
+		t.Errorf("the journal has %+v of a connection that has ended", m)
+	}
+	j.begin(p.id, CmdRegionRead, access(0, 8, 4)) // as the next connection does
+	a.Reply()
+	if _, ok := j.pending(); !ok {
+		t.Error("a late answer has removed the record of another connection")
+	}
+}
