@@ -295,8 +295,8 @@ func (l *Link) receiveHelloAck(now time.Duration, h *frame.Header, hello *frame.
 	case l.state == Up:
 		if h.Responder != hs.peer && hs.suspect && hello.Echo >= x.verify {
 			l.down(PeerRestarted, 0)
-		} else if h.Responder == hs.peer && hs.suspect {
-			hs.suspect, hs.active = false, false
+		} else if h.Responder == hs.peer {
+			hs.suspect = false // the confirm is repeated until it is answered
 		}
 		return nil
 	case !l.compatible(hello):

@@ -287,3 +287,44 @@ func TestHoldStopsThePeer(t *testing.T) {
 		n.Link[linktest.Box].Hold(n.Now, 0)
 	}
 }
+
+// unknownSession returns the report of a run of the box that it does not know the
+// session of some traffic.
+func unknownSession(t *testing.T, cfg link.Config) []byte {
+	t.Helper()
+	box, err := link.New(0, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := frame.Header{Version: frame.Newest, Type: frame.TypeTraffic, Binding: cfg.Binding, Epoch: cfg.Epoch}
+	if err := box.Receive(0, 0, h.Append(nil), nil); !errors.Is(err, link.ErrNoSession) {
+		t.Fatalf("traffic of an unknown session: %v", err)
+	}
+	buf := make([]byte, frame.MinMTU)
+	n, _ := box.Transmit(0, buf)
+	return buf[:n]
+}
+
+// An attacker repeats what an earlier run of the box has reported, at the moment in
+// which the confirm is lost. The host repeats the confirm all the same.
+func TestReplayedReportDoesNotEndTheHandshake(t *testing.T) {
+	ends := linktest.Ends(link.CipherAES256GCM, ethernet)
+	earlier := ends[linktest.Box]
+	earlier.Session = 0x9999
+	report := unknownSession(t, earlier)
+	links := newLinks(t, ends)
+	lost := false
+	exchange(t, links, 100*time.Millisecond, func(_ linktest.Side, d []byte) []byte {
+		if h, _, _ := frame.ParseHeader(d); h.Type != frame.TypeConfirm || lost {
+			return d
+		}
+		lost = true
+		if err := links[linktest.Host].Receive(0, 0, report, nil); err != nil {
+			t.Errorf("the report: %v", err)
+		}
+		return nil
+	})
+	if !lost || links[0].State() != link.Up || links[1].State() != link.Up {
+		t.Errorf("states %v and %v; confirm lost: %v", links[0].State(), links[1].State(), lost)
+	}
+}
