@@ -94,6 +94,8 @@ type Client struct {
 	timer      *time.Timer
 	timerOn    bool
 	posts      posts
+	refusals   []refusal
+	refusing   bool // sendRefusals runs
 	freeCalls  freeList[call]
 	freeDMA    freeList[DMARequest]
 }
@@ -371,10 +373,13 @@ func (ch *channel) sendLocked(h Header, payload, data []byte, fds []int) error {
 	return ch.sock.send(ch.out, fds...)
 }
 
+// errNotReading ends the connection to a server that does not take what is sent.
+var errNotReading = fmt.Errorf("vfiouser: the server does not read: %w", ErrTimeout)
+
 // sendFailed ends the connection after an error of sendMessage.
 func (c *Client) sendFailed(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		err = fmt.Errorf("vfiouser: the server does not read: %w", ErrTimeout)
+		err = errNotReading
 	}
 	c.shut(err)
 	return c.Err()

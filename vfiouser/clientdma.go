@@ -46,12 +46,55 @@ func (r *DMARequest) Fail(err error) {
 	r.client.answerDMA(r, err)
 }
 
-// serve handles a request of the server.
+// maxRefusals bounds the refusals that wait for room in a socket. A server that sends
+// more requests and does not read is given up.
+const maxRefusals = 4096
+
+// refusal is the error reply to a request of the server.
+type refusal struct {
+	ch *channel
+	h  Header
+}
+
+// serve handles a request of the server. It does not wait for room in the socket: the
+// caller may read for others, too, see Poll.
 func (c *Client) serve(ch *channel, m *message) {
-	if err := c.startDMA(ch, m); err != nil && !m.NoReply() {
-		h := Header{ID: m.ID, Command: m.Command, Flags: FlagReply | FlagError, Errno: uint32(errnoOf(err))}
-		if err := ch.sendMessage(h, nil, nil, nil); err != nil {
-			_ = c.sendFailed(err)
+	err := c.startDMA(ch, m)
+	if err == nil || m.NoReply() {
+		return
+	}
+	c.mu.Lock()
+	full := len(c.refusals) >= maxRefusals
+	if !full && c.err == nil {
+		c.refusals = append(c.refusals, refusal{ch, Header{ID: m.ID, Command: m.Command, Flags: FlagReply | FlagError, Errno: uint32(errnoOf(err))}})
+		if !c.refusing {
+			c.refusing = true
+			c.wg.Go(c.sendRefusals)
+		}
+	}
+	c.mu.Unlock()
+	if full {
+		c.shut(errNotReading)
+	}
+}
+
+// sendRefusals sends the refusals that wait.
+func (c *Client) sendRefusals() {
+	for {
+		c.mu.Lock()
+		waiting := c.refusals
+		c.refusals = nil
+		if c.err != nil || len(waiting) == 0 {
+			c.refusing = false
+			c.mu.Unlock()
+			return
+		}
+		c.mu.Unlock()
+		for _, r := range waiting {
+			if err := r.ch.sendMessage(r.h, nil, nil, nil); err != nil {
+				_ = c.sendFailed(err)
+				break
+			}
 		}
 	}
 }

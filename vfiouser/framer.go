@@ -51,7 +51,8 @@ func newFramer(s *socket, maxMessage int) *framer {
 func (f *framer) next() (message, error) { return f.read(waitLong) }
 
 // try is next with a limited wait, or without a wait if block is false. It
-// returns errWouldBlock when no message arrived.
+// returns errWouldBlock when no message arrived. Without a wait it reads the socket
+// once, so that a peer that sends a message in small parts cannot hold the caller.
 func (f *framer) try(block bool) (message, error) {
 	if block {
 		return f.read(waitShort)
@@ -62,7 +63,7 @@ func (f *framer) try(block bool) (message, error) {
 func (f *framer) read(p howLong) (message, error) {
 	f.sock.trash.close(f.last)
 	f.last = nil
-	for {
+	for filled := false; ; filled = true {
 		need := HeaderSize
 		if f.w-f.r >= HeaderSize {
 			h, _, err := ParseHeader(f.buf[f.r:f.w])
@@ -76,6 +77,9 @@ func (f *framer) read(p howLong) (message, error) {
 			if f.w-f.r >= need {
 				return f.take(h), nil
 			}
+		}
+		if filled && p == waitNot {
+			return message{}, errWouldBlock
 		}
 		if err := f.fill(need, p); err != nil {
 			return message{}, err

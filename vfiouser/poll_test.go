@@ -2,7 +2,11 @@ package vfiouser
 
 import (
 	"errors"
+	"sync"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // A read that the caller polls for brings its data, and so do the reads of others
@@ -75,5 +79,96 @@ func TestTryReadWithoutRoom(t *testing.T) {
 	}
 	if len(c.sem) != 0 || len(c.calls) != 0 {
 		t.Errorf("%d places and %d calls are left", len(c.sem), len(c.calls))
+	}
+}
+
+// heldUp returns a client whose socket is taken by a send that waits for the server,
+// and the server's end. release ends the send.
+func heldUp(t *testing.T, read func(error)) (c *Client, server *rawPeer, asked reply, release func()) {
+	t.Helper()
+	peers := make(chan *rawPeer, 1)
+	c, err := fakeServer(t, ClientConfig{}, "", nil, func(p *rawPeer) { peers <- p })
+	must(t, err)
+	if !c.TryRead(0, 0, make([]byte, 4), read) {
+		t.Fatal("the read is not sent")
+	}
+	server = <-peers
+	asked = server.recv()
+	c.main.wmu.Lock()
+	release = sync.OnceFunc(c.main.wmu.Unlock)
+	t.Cleanup(release) // before the client closes
+	return c, server, asked, release
+}
+
+// A request of the server that is refused, and a server that does not read, do not hold
+// up the goroutine that reads: it reads for others, too.
+func TestRefusalsDoNotWait(t *testing.T) {
+	ended := make(chan error, 1)
+	c, server, asked, release := heldUp(t, func(err error) { ended <- err })
+	request := server.message(11, 0, le(uint64(0), uint64(4)))
+	server.send(request)
+	server.reply(asked, 0, access(0, 0, 4, 1, 2, 3, 4))
+	limit := time.After(patience)
+	for open := true; open; {
+		select {
+		case err := <-ended:
+			must(t, err)
+			open = false
+		case <-limit:
+			t.Fatal("the refusal holds up the reader")
+		default:
+			c.Poll()
+		}
+	}
+	release()
+	if r := server.recv(); r.cmd != 11 || r.errno != unix.ENODEV {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A server that asks without end and reads no answers is given up.
+func TestRefusalsAreBounded(t *testing.T) {
+	c, server, _, _ := heldUp(t, func(error) {})
+	go func() {
+		for range 3 * maxRefusals {
+			if _, err := server.Write(server.message(11, 0, le(uint64(0), uint64(4)))); err != nil {
+				return
+			}
+		}
+	}()
+	select {
+	case <-c.Done():
+	case <-time.After(patience):
+		t.Fatal("the client takes any number of requests")
+	}
+	if err := c.Err(); !errors.Is(err, errNotReading) {
+		t.Error(err)
+	}
+}
+
+// A caller that must not wait reads the socket once, however small the parts of a
+// message are.
+func TestTryReadsOnce(t *testing.T) {
+	near, far := socketPair(t)
+	peer := &rawPeer{tb: t, UnixConn: far}
+	defer far.Close()
+	s, err := newSocket(near)
+	must(t, err)
+	defer s.close()
+	fr := newFramer(s, 1<<10)
+	defer fr.close()
+	file, _ := memfd(t, 4096)
+	m := peer.message(11, 0, le(uint64(0), uint64(4)))
+	for len(m) > 0 { // a read ends behind the part that carries descriptors
+		peer.send(m[:8], mustFD(t, file))
+		m = m[8:]
+	}
+	for range 3 {
+		if _, err := fr.try(false); !errors.Is(err, errWouldBlock) {
+			t.Fatalf("a part of a message: %v", err)
+		}
+	}
+	if _, err := fr.try(false); err != nil {
+		t.Error(err)
 	}
 }
