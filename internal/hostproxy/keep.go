@@ -2,6 +2,7 @@ package hostproxy
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -25,7 +26,7 @@ type Keeper interface {
 // under a guest that uses the device.
 type estate struct {
 	keeper Keeper
-	name   string // in the Keeper: "slotN-BINDING"
+	name   string // in the Keeper: "slotN-BINDING-RANDOM", of one plug
 	memory *os.File
 	bytes  []byte
 }
@@ -41,7 +42,9 @@ func newEstate(k Keeper, slot int, binding string, config []byte) (*estate, erro
 	if err != nil {
 		return nil, os.NewSyscallError("memfd_create", err)
 	}
-	x := &estate{keeper: k, name: fmt.Sprintf("slot%d-%s", slot, binding), memory: os.NewFile(uintptr(fd), "estate")}
+	// The end of an earlier connection of the binding removes the earlier name only.
+	name := fmt.Sprintf("slot%d-%s-%s", slot, binding, rand.Text())
+	x := &estate{keeper: k, name: name, memory: os.NewFile(uintptr(fd), "estate")}
 	if err := x.memory.Truncate(estateSize); err != nil {
 		return nil, errors.Join(err, x.memory.Close())
 	}
@@ -52,14 +55,25 @@ func newEstate(k Keeper, slot int, binding string, config []byte) (*estate, erro
 	return x, nil
 }
 
-func (x *estate) mmap() (err error) {
+// mmap maps the memory. A shorter file, of another program or another version, would be
+// a fault at the first access.
+func (x *estate) mmap() error {
+	info, err := x.memory.Stat()
+	switch {
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular() || info.Size() != estateSize:
+		return fmt.Errorf("hostproxy: %v of %d bytes, want a file of %d", info.Mode().Type(), info.Size(), estateSize)
+	}
 	raw, err := x.memory.SyscallConn()
 	if err != nil {
 		return err
 	}
-	return errors.Join(raw.Control(func(fd uintptr) {
-		x.bytes, err = unix.Mmap(int(fd), 0, estateSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	}), err)
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		x.bytes, failed = unix.Mmap(int(fd), 0, estateSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	})
+	return errors.Join(err, failed)
 }
 
 // journal returns the memory for vfiouser.Config.Journal.
@@ -97,27 +111,47 @@ func (x *estate) close() {
 	}
 }
 
+// inherit takes over the files of an estate: a socket and the memory. It returns the
+// connection and its slot. After an error all files are closed.
+func (x *estate) inherit(files []*os.File) (nc *net.UnixConn, slot int, err error) {
+	var conns []net.Conn
+	var others []*os.File
+	for _, file := range files {
+		conn, err := net.FileConn(file) // a duplicate; an error: not a socket
+		if err != nil {
+			others = append(others, file)
+			continue
+		}
+		_ = file.Close()
+		conns = append(conns, conn)
+	}
+	_, err = fmt.Sscanf(x.name, "slot%d-", &slot)
+	if err == nil && len(conns) == 1 && len(others) == 1 {
+		var ok bool
+		x.memory = others[0]
+		if nc, ok = conns[0].(*net.UnixConn); ok {
+			err = x.mmap()
+		}
+		if ok && err == nil {
+			return nc, slot, nil
+		}
+	}
+	for _, c := range conns {
+		_ = c.Close()
+	}
+	for _, file := range others {
+		_ = file.Close()
+	}
+	return nil, 0, errors.Join(fmt.Errorf("hostproxy: %d stored descriptors named %q are of no use", len(files), x.name), err)
+}
+
 // resume answers the VMM of a device whose proxy was killed, until QEMU removes
 // the device.
 func (f *VM) resume(name string, files []*os.File) error {
 	x := &estate{keeper: f.Keeper, name: name}
-	var nc *net.UnixConn
-	for _, file := range files {
-		conn, err := net.FileConn(file) // a duplicate; an error: not a socket
-		if err != nil {
-			x.memory = file
-			continue
-		}
-		_ = file.Close()
-		nc, _ = conn.(*net.UnixConn)
-	}
-	var slot int
-	_, err := fmt.Sscanf(name, "slot%d-", &slot)
-	if err != nil || nc == nil || x.memory == nil {
-		return errors.Join(fmt.Errorf("hostproxy: %d stored descriptors named %q are of no use", len(files), name), f.Keeper.Remove(name))
-	}
-	if err := x.mmap(); err != nil {
-		return errors.Join(err, nc.Close(), x.memory.Close(), f.Keeper.Remove(name))
+	nc, slot, err := x.inherit(files)
+	if err != nil {
+		return errors.Join(err, x.remove())
 	}
 	server, err := vfiouser.NewServer(f.absentConfig(x))
 	if err != nil {
