@@ -145,12 +145,12 @@ func (o *drainOptions) run(cmd *cobra.Command, conn *connection, args []string) 
 	ctx, cancel := context.WithTimeoutCause(cmd.Context(), o.timeout, errTimeout)
 	defer cancel()
 	// The watch is open before the drain begins, so that its end is not missed.
-	var events *connect.ServerStreamForClient[dxpuv1.WatchEventsResponse]
+	var events *eventWatch
 	if o.wait {
-		if events, err = api.WatchEvents(ctx, connect.NewRequest(&dxpuv1.WatchEventsRequest{Filter: targetFilter(target)})); err != nil {
+		if events, err = openWatch(ctx, api, &dxpuv1.WatchEventsRequest{Filter: targetFilter(target)}); err != nil {
 			return err
 		}
-		defer func() { _ = events.Close() }()
+		defer events.close()
 	}
 	req := &dxpuv1.DrainRequest{Target: target, Reason: o.reason}
 	if o.deadline > 0 {
@@ -177,19 +177,19 @@ func (o *drainOptions) run(cmd *cobra.Command, conn *connection, args []string) 
 }
 
 // follow prints the obstacles of a drain until the target has no bindings.
-func (o *drainOptions) follow(ctx context.Context, cmd *cobra.Command, events *connect.ServerStreamForClient[dxpuv1.WatchEventsResponse]) error {
-	for events.Receive() {
-		e := events.Msg().Event
+func (o *drainOptions) follow(ctx context.Context, cmd *cobra.Command, events *eventWatch) error {
+	err := events.follow(ctx, func(e *dxpuv1.Event) error {
 		switch e.GetType() {
 		case dxpuv1.EventType_EVENT_TYPE_DRAINED:
-			return nil
+			return errWatched
 		case dxpuv1.EventType_EVENT_TYPE_UNCORDONED:
 			return errors.New("an uncordon stopped the drain: " + e.Message)
 		case dxpuv1.EventType_EVENT_TYPE_REPLACEMENT_IMPOSSIBLE, dxpuv1.EventType_EVENT_TYPE_GPU_IN_USE, dxpuv1.EventType_EVENT_TYPE_GPU_TAKEN:
 			fmt.Fprintln(cmd.ErrOrStderr(), e.Message)
 		}
-	}
-	if err := events.Err(); !timedOut(ctx, err) {
+		return nil
+	})
+	if err == nil || !timedOut(ctx, err) {
 		return err
 	}
 	if err := cmd.Context().Err(); err != nil {
@@ -198,10 +198,10 @@ func (o *drainOptions) follow(ctx context.Context, cmd *cobra.Command, events *c
 	return withHint(fmt.Errorf("%w: bindings are left after %s, and the drain continues", errTimeout, o.timeout), `"dxpu events --watch" shows what the drain waits for`)
 }
 
-// timedOut reports whether a watch ended because of its deadline. The manager knows
-// the deadline and may end the stream first, without an error.
+// timedOut reports whether a watch ended because of its deadline, which the manager
+// knows, too.
 func timedOut(ctx context.Context, err error) bool {
-	return err == nil || ctx.Err() != nil || connect.CodeOf(err) == connect.CodeDeadlineExceeded
+	return ctx.Err() != nil || connect.CodeOf(err) == connect.CodeDeadlineExceeded
 }
 
 // targetFilter selects the events of a target.

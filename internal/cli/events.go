@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -56,22 +55,19 @@ With --json each event is one line.`,
 }
 
 func watchEvents(ctx context.Context, api poolAPI, filter *dxpuv1.EventFilter, w io.Writer, asJSON bool) error {
-	stream, err := api.WatchEvents(ctx, connect.NewRequest(&dxpuv1.WatchEventsRequest{FromStart: true, Filter: filter}))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = stream.Close() }()
-	for stream.Receive() {
-		if e := stream.Msg().Event; e != nil {
-			if err := printEvent(w, e, asJSON); err != nil {
-				return err
+	watch, err := openWatch(ctx, api, &dxpuv1.WatchEventsRequest{FromStart: true, Filter: filter})
+	if err == nil {
+		err = watch.follow(ctx, func(e *dxpuv1.Event) error {
+			if e == nil {
+				return nil
 			}
-		}
+			return printEvent(w, e, asJSON)
+		})
 	}
 	if ctx.Err() != nil {
 		return nil // an interrupt is the normal end
 	}
-	return stream.Err()
+	return err
 }
 
 func printEvent(w io.Writer, e *dxpuv1.Event, asJSON bool) error {

@@ -7,8 +7,6 @@ import (
 	"io"
 	"time"
 
-	"connectrpc.com/connect"
-
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
@@ -43,26 +41,28 @@ func (w *leaseWait) run(outer context.Context, l *dxpuv1.Lease) (*dxpuv1.Lease, 
 	ctx, cancel := context.WithTimeoutCause(outer, w.limit, errTimeout)
 	defer cancel()
 	// The watch is open before the lease is read, so that no change is missed.
-	stream, err := w.api.WatchEvents(ctx, connect.NewRequest(&dxpuv1.WatchEventsRequest{Filter: &dxpuv1.EventFilter{LeaseId: l.Id}}))
+	watch, err := openWatch(ctx, w.api, &dxpuv1.WatchEventsRequest{Filter: &dxpuv1.EventFilter{LeaseId: l.Id}})
+	if err == nil {
+		err = watch.follow(ctx, func(*dxpuv1.Event) error {
+			res, err := callOn(ctx, w.api, poolAPI.GetLease, &dxpuv1.GetLeaseRequest{LeaseId: l.Id})
+			if err != nil {
+				return err
+			}
+			l = res.Lease
+			switch {
+			case w.done(l):
+				return errWatched
+			case hasState(dxpuv1.LeaseState_LEASE_STATE_FAILED, dxpuv1.LeaseState_LEASE_STATE_RELEASED)(l):
+				return withHint(fmt.Errorf("lease %s is %s: %s", l.Id, enumWord(l.State), l.StateReason), "dxpu describe lease %s", l.Id)
+			}
+			w.progress(l)
+			return nil
+		})
+	}
 	if err != nil {
 		return nil, w.ended(outer, ctx, l, err)
 	}
-	defer func() { _ = stream.Close() }()
-	for stream.Receive() {
-		res, err := callOn(ctx, w.api, poolAPI.GetLease, &dxpuv1.GetLeaseRequest{LeaseId: l.Id})
-		if err != nil {
-			return nil, w.ended(outer, ctx, l, err)
-		}
-		l = res.Lease
-		switch {
-		case w.done(l):
-			return l, nil
-		case hasState(dxpuv1.LeaseState_LEASE_STATE_FAILED, dxpuv1.LeaseState_LEASE_STATE_RELEASED)(l):
-			return nil, withHint(fmt.Errorf("lease %s is %s: %s", l.Id, enumWord(l.State), l.StateReason), "dxpu describe lease %s", l.Id)
-		}
-		w.progress(l)
-	}
-	return nil, w.ended(outer, ctx, l, stream.Err())
+	return l, nil
 }
 
 // ended returns the error of a wait that ended before the lease was done.

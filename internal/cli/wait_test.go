@@ -4,10 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"connectrpc.com/connect"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 )
 
 // A wait prints each state and obstacle once.
@@ -46,5 +52,66 @@ func TestWaitEnds(t *testing.T) {
 				t.Errorf("exit code %d, %v; want %d, %s", got, err, c.code, c.says)
 			}
 		})
+	}
+}
+
+// takeover is a pool whose first leader stops during the first watch. The lease is active
+// when the second one leads.
+type takeover struct {
+	dxpuv1connect.UnimplementedPoolServiceHandler
+	watches []uint64 // their first revisions
+}
+
+func (p *takeover) WatchEvents(_ context.Context, r *connect.Request[dxpuv1.WatchEventsRequest], s *connect.ServerStream[dxpuv1.WatchEventsResponse]) error {
+	p.watches = append(p.watches, r.Msg.AfterRevision)
+	if err := s.Send(&dxpuv1.WatchEventsResponse{Revision: 6 + r.Msg.AfterRevision}); err != nil {
+		return err
+	}
+	if len(p.watches) > 2 {
+		return connect.NewError(connect.CodeNotFound, errors.New("the third watch"))
+	}
+	return s.Send(&dxpuv1.WatchEventsResponse{Revision: 7 + r.Msg.AfterRevision, Event: &dxpuv1.Event{LeaseId: "l-1", Message: fmt.Sprint("watch ", len(p.watches))}})
+}
+
+func (p *takeover) GetLease(context.Context, *connect.Request[dxpuv1.GetLeaseRequest]) (*connect.Response[dxpuv1.GetLeaseResponse], error) {
+	l := &dxpuv1.Lease{Id: "l-1", State: dxpuv1.LeaseState_LEASE_STATE_BINDING}
+	if len(p.watches) > 1 {
+		l.State = dxpuv1.LeaseState_LEASE_STATE_ACTIVE
+	}
+	return connect.NewResponse(&dxpuv1.GetLeaseResponse{Lease: l}), nil
+}
+
+func (p *takeover) serve(t *testing.T) poolAPI {
+	_, h := dxpuv1connect.NewPoolServiceHandler(p)
+	srv := httptest.NewServer(h)
+	t.Cleanup(srv.Close)
+	return dxpuv1connect.NewPoolServiceClient(srv.Client(), srv.URL)
+}
+
+// A wait goes on when another manager takes over, and does not call that a timeout.
+func TestWaitSurvivesATakeover(t *testing.T) {
+	p := &takeover{}
+	w := &leaseWait{
+		api: p.serve(t), out: &strings.Builder{}, limit: time.Hour,
+		done: func(l *dxpuv1.Lease) bool { return l.State == dxpuv1.LeaseState_LEASE_STATE_ACTIVE },
+	}
+	l, err := w.run(t.Context(), &dxpuv1.Lease{Id: "l-1"})
+	if err != nil || l.GetState() != dxpuv1.LeaseState_LEASE_STATE_ACTIVE {
+		t.Fatalf("waited for %v: %v", l, err)
+	}
+	if !slices.Equal(p.watches, []uint64{0, 7}) {
+		t.Errorf("watches from %v, want 0 and 7", p.watches)
+	}
+}
+
+// "dxpu events --watch" goes on at the next leader, without a gap.
+func TestEventsSurviveATakeover(t *testing.T) {
+	p, out := &takeover{}, &strings.Builder{}
+	err := watchEvents(t.Context(), p.serve(t), nil, out, true)
+	if connect.CodeOf(err) != connect.CodeNotFound {
+		t.Errorf("it ended with %v", err)
+	}
+	if !slices.Equal(p.watches, []uint64{0, 7, 14}) || strings.Count(out.String(), "\n") != 2 {
+		t.Errorf("watches from %v printed %q", p.watches, out)
 	}
 }
