@@ -173,7 +173,9 @@ func (s *slot) attach() error {
 	g := s.domain.group
 	e := g.Enter()
 	defer g.Leave(e)
-	b, err := g.Attach(e, s.config)
+	cfg := s.config
+	s.config = engine.BindingConfig{} // the ephemeral key is the link's alone
+	b, err := g.Attach(e, cfg)
 	if err != nil {
 		return err
 	}

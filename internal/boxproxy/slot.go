@@ -32,7 +32,7 @@ type slot struct {
 	entry   engine.Entry           // of the Transmit that is under way
 	emitTo  func(*tlp.Packet) bool // emit, made once
 	jobs    atomic.Int32           // computations of the device that have not ended
-	config  engine.BindingConfig   // of the claimed binding
+	config  engine.BindingConfig   // from Claim to Attach
 	control controller.Controller  // used by run only
 
 	seen    atomic.Pointer[condition]  // of the device; nil: the slot is empty
