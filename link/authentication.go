@@ -25,7 +25,7 @@ type authentication struct {
 	hello, ack, confirm cipher.AEAD
 	nonce               [sessionNonce]byte // scratch
 
-	private *ecdh.PrivateKey // of version 2, until the session opens
+	private *ecdh.PrivateKey // of version 2, until the session opens or fails
 	public  [frame.KeySize]byte
 }
 
@@ -208,7 +208,3 @@ func transcript(info []byte, initiator, responder uint64, offers [2][]byte) stri
 	h.Write(offers[1])
 	return string(h.Sum(nil))
 }
-
-// forget drops the private key: from now on this end cannot derive the session
-// again.
-func (a *authentication) forget() { a.private = nil }

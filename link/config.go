@@ -59,7 +59,7 @@ type Config struct {
 	// Ephemeral is an X25519 private key: 32 random bytes that no other run uses and
 	// nothing stores. It protects recorded traffic from a later theft of Secret. All
 	// zero is invalid, except with MaxVersion 1. The link clears its copy when the
-	// session opens.
+	// session opens or fails; the owner keeps none.
 	Ephemeral [32]byte
 	// MaxVersion is the highest version of the protocol that this end speaks.
 	// Default frame.Newest. The link speaks it, or version 1 if its peer knows no

@@ -379,8 +379,7 @@ func (l *Link) confirmed(h *frame.Header, hello *frame.Hello) (session, error) {
 
 // up opens the session.
 func (l *Link) up(now time.Duration, version uint8, peer uint64, path uint8, limit uint64) {
-	l.auth.forget()
-	clear(l.cfg.Ephemeral[:])
+	l.forget()
 	l.state, l.version = Up, version
 	if version >= frame.Version2 && l.cfg.Cipher != CipherNone {
 		l.form = frame.Bare
@@ -393,6 +392,12 @@ func (l *Link) up(now time.Duration, version uint8, peer uint64, path uint8, lim
 		p.usable = p.id == path
 		p.lastEliciting, p.nextProbe = now, now
 	}
+}
+
+// forget drops the private key: from now on this end cannot derive the session again.
+func (l *Link) forget() {
+	l.auth.private = nil
+	clear(l.cfg.Ephemeral[:])
 }
 
 // receiveUnknown processes the responder's report that it does not know the

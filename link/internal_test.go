@@ -49,6 +49,41 @@ func TestEphemeralKeysAreDropped(t *testing.T) {
 	}
 }
 
+// A link that is down has no keys, however it ended.
+func TestLinkThatIsDownHasNoKeys(t *testing.T) {
+	host, box := pair(t)
+	secrets := [][]byte{host.keys.send.cur.secret, host.keys.receive.cur.secret, host.keys.receive.next.secret}
+	host.Close(0, 1)
+	now := time.Duration(0)
+	for ; host.state != Down || box.state != Down; now += time.Millisecond {
+		if now > time.Second {
+			t.Fatalf("states %v %v", host.state, box.state)
+		}
+		pass(host, box, now)
+		pass(box, host, now)
+	}
+	for i, s := range secrets {
+		if !bytes.Equal(s, make([]byte, len(s))) {
+			t.Errorf("secret %d is still there", i)
+		}
+	}
+	connecting, err := New(0, Config{
+		Binding: 1, Epoch: 1, Session: 3, Ephemeral: [32]byte{3}, Initiator: true, Paths: []PathConfig{{MTU: 9000}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	connecting.Close(0, 1)
+	for _, l := range []*Link{host, box, connecting} {
+		if l.state != Down || l.keys.ready || l.keys.send.cur != nil || l.keys.receive.next != nil {
+			t.Errorf("%v with keys", l.state)
+		}
+		if l.auth.private != nil || l.cfg.Ephemeral != [32]byte{} {
+			t.Error("the ephemeral key is still there")
+		}
+	}
+}
+
 func pass(from, to *Link, now time.Duration) {
 	buf := make([]byte, frame.MaxDatagram)
 	for {

@@ -131,6 +131,16 @@ func (k *keys) open(send, receive []byte) {
 	k.first = [frame.MaxPaths]uint64{}
 }
 
+// forget drops the keys at the end of the session.
+func (k *keys) forget() {
+	for _, p := range []*phase{k.send.cur, k.receive.cur, k.receive.next} {
+		if p != nil {
+			clear(p.secret)
+		}
+	}
+	*k = keys{cipher: k.cipher}
+}
+
 // advanceSend starts the next phase. The peer has the keys of its current and the
 // next phase only, so the current one must have been acknowledged.
 func (k *keys) advanceSend(paths []*path) bool {

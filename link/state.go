@@ -92,4 +92,6 @@ func (l *Link) down(why Reason, code uint16) {
 	l.state, l.reason, l.code = Down, why, code
 	l.send.release()
 	l.recv.release()
+	l.forget()
+	l.keys.forget()
 }

@@ -244,7 +244,7 @@ func (l *Link) transmitClose(now time.Duration, buf []byte) (int, uint8) {
 		return 0, 0
 	}
 	if l.closing.left == 0 {
-		l.state = Down
+		l.down(l.reason, l.code)
 		return 0, 0
 	}
 	l.closing.left--
