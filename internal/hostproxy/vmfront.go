@@ -121,6 +121,7 @@ func (f *VM) plug(ctx context.Context, s *slot) (plugged, error) {
 		return p, nil
 	}
 	if err := p.deviceAdd(ctx); err != nil {
+		v.hide()
 		p.close()
 		return nil, err
 	}
@@ -138,6 +139,14 @@ func (v *vm) show() {
 	if s.gone { // since the end of the probe
 		v.DeviceLost(e)
 	}
+}
+
+// hide takes the device from a VMM that stays connected although the plug has failed:
+// the next plug shows the device to another connection.
+func (v *vm) hide() {
+	e := v.slot.host.group.Enter()
+	defer v.slot.host.group.Leave(e)
+	v.DeviceLost(e)
 }
 
 // pluggedVM is a device that is visible to a VM.
