@@ -2,9 +2,12 @@ package netio
 
 import (
 	"context"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
 
 func TestSignalWakesOnce(t *testing.T) {
@@ -46,6 +49,19 @@ func TestComputeRunsOnePerPlace(t *testing.T) {
 	}
 	for range jobs {
 		<-done
+	}
+}
+
+// The processors that a program of proxies reserves for its readers are no places for
+// computations.
+func TestComputationsLeaveTheReserve(t *testing.T) {
+	processors, before := reader.Processors(), runtime.GOMAXPROCS(0)
+	t.Cleanup(func() { runtime.GOMAXPROCS(before) })
+	reader.ReserveProcessors()
+	runtime.GOMAXPROCS(processors + 4) // an earlier run of the test has taken the reserve back
+	f := open(t, PathConfig{Listen: "127.0.0.1:0"})
+	if n := cap(f.compute); n != processors {
+		t.Errorf("%d computations run at one time, want %d", n, processors)
 	}
 }
 

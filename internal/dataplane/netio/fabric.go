@@ -15,7 +15,6 @@ import (
 	"math"
 	"net"
 	"net/netip"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -81,7 +80,7 @@ func Open(cfg Config) (*Fabric, error) {
 	if len(cfg.Paths) == 0 || len(cfg.Paths) > math.MaxUint8 {
 		return nil, fmt.Errorf("netio: %d paths: want 1 to %d listen addresses", len(cfg.Paths), math.MaxUint8)
 	}
-	f := &Fabric{log: cfg.Logger, start: time.Now(), restart: cfg.Restart, compute: make(chan struct{}, runtime.GOMAXPROCS(0))}
+	f := &Fabric{log: cfg.Logger, start: time.Now(), restart: cfg.Restart, compute: make(chan struct{}, reader.Processors())}
 	f.routes.Store(&map[uint32]route{})
 	for i, pc := range cfg.Paths {
 		if len(pc.Fault.Restarts) > 0 && cfg.Restart == nil {

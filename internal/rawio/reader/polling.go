@@ -4,6 +4,7 @@ import (
 	"errors"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -147,7 +148,10 @@ func (p *Poller) spin(receive func(block bool) error) error {
 // goes by GOMAXPROCS, stays small.
 const reserved = 4
 
-var reserve sync.Once
+var (
+	reserve  sync.Once
+	unraised atomic.Int32 // GOMAXPROCS before ReserveProcessors; 0: not raised
+)
 
 // ReserveProcessors raises GOMAXPROCS, once, for a program of proxies: a reader that
 // waits in the kernel keeps its processor (P) of the Go scheduler between short
@@ -155,5 +159,18 @@ var reserve sync.Once
 // take it away. The program calls it at its start. A library must not: GOMAXPROCS
 // belongs to the program, and its readers work without.
 func ReserveProcessors() {
-	reserve.Do(func() { runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + reserved) })
+	reserve.Do(func() {
+		n := runtime.GOMAXPROCS(0)
+		unraised.Store(int32(n))
+		runtime.GOMAXPROCS(n + reserved)
+	})
+}
+
+// Processors returns GOMAXPROCS without the reserve: how many goroutines that compute
+// for long leave it to the readers.
+func Processors() int {
+	if n := unraised.Load(); n > 0 {
+		return int(n)
+	}
+	return runtime.GOMAXPROCS(0)
 }
