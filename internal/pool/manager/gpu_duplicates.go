@@ -84,24 +84,31 @@ func (t *tx) updateClaims(old, now []deviceClaim) (others []string) {
 	return others
 }
 
-// duplicates returns the other slots that report a slot's device.
-func (t *tx) duplicates(box string, s *slotRecord) []placement.Ref {
+// isDuplicate reports whether other slots claim the device that a slot claims. A slot
+// that claims nothing, because its box is away, does not depend on the others.
+func (t *tx) isDuplicate(box string, s *slotRecord) bool {
 	k, ok := s.Device.key()
 	if !ok || len(t.slotsByDevice[k]) < 2 {
-		return nil
+		return false
 	}
-	return slices.DeleteFunc(slices.Clone(t.slotsByDevice[k]), func(r placement.Ref) bool { return r == placement.Ref{Box: box, Slot: s.Slot} })
+	_, claims := slices.BinarySearchFunc(t.slotsByDevice[k], placement.Ref{Box: box, Slot: s.Slot}, compareRefs)
+	return claims
 }
+
+// maxDuplicatesNamed bounds the slots that a message names.
+const maxDuplicatesNamed = 8
 
 // whyDuplicate returns why a slot must not be used, "" if it may be.
 func (t *tx) whyDuplicate(box string, s *slotRecord) string {
-	others := t.duplicates(box, s)
-	if len(others) == 0 {
+	if !t.isDuplicate(box, s) {
 		return ""
 	}
-	names := make([]string, 0, len(others))
-	for _, r := range others[:min(len(others), 8)] {
-		names = append(names, r.String())
+	k, _ := s.Device.key()
+	var names []string
+	for _, r := range t.slotsByDevice[k] {
+		if (r != placement.Ref{Box: box, Slot: s.Slot}) && len(names) < maxDuplicatesNamed {
+			names = append(names, r.String())
+		}
 	}
 	return "serial number " + s.Device.Serial + " is also that of " + strings.Join(names, ", ")
 }

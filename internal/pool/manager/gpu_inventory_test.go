@@ -105,6 +105,25 @@ func TestDeletedBoxBlocksNoDevice(t *testing.T) {
 	w.checkIndex(t)
 }
 
+// The slots that report a device change nothing for a box that is away: it is not told.
+func TestDuplicatesOfABoxThatIsAway(t *testing.T) {
+	b1, b2 := boxNode("b1", 1), boxNode("b2", 2)
+	b1.serials = map[uint32]string{0: "S1"}
+	w := newWorld(t, Config{}, hostNode("h1", 8), b1, b2)
+	b1.down = true
+	w.pass(3 * time.Second)
+	w.settle()
+	b2.serials = map[uint32]string{0: "S1", 1: "S1"}
+	w.settle()
+	w.checkIndex(t)
+	b1.down = false
+	w.settle()
+	w.checkIndex(t)
+	if g := w.gpu("b1/0"); g.Health != dxpuv1.Health_HEALTH_DEGRADED {
+		t.Errorf("three slots report its device: %v", g)
+	}
+}
+
 // A slot that is missing from one report keeps its cordon and its quarantine.
 func TestUnlistedSlotKeepsItsState(t *testing.T) {
 	b1 := boxNode("b1", 3)

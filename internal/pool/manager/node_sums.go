@@ -45,7 +45,7 @@ func (t *tx) nodeEntry(n *nodeRecord) nodeEntry {
 			at = len(e.models)
 			e.models = append(e.models, modelSum{model: s.Device.Model})
 		}
-		usable := s.Health == dxpuv1.Health_HEALTH_OK && s.Fault.outOfService() == "" && n.Cordon == nil && s.Cordon == nil && len(t.duplicates(n.ID, s)) == 0
+		usable := s.Health == dxpuv1.Health_HEALTH_OK && s.Fault.outOfService() == "" && n.Cordon == nil && s.Cordon == nil && !t.isDuplicate(n.ID, s)
 		if usable {
 			e.models[at].usable++
 		}

@@ -78,7 +78,7 @@ func (t *tx) placementBox(n *nodeRecord) placement.Box {
 		}
 		box.GPUs = append(box.GPUs, placement.GPU{
 			Slot: s.Slot, Model: s.Device.Model, Memory: s.Device.MemoryBytes, Domain: s.Device.NVLinkDomain,
-			Usable: here && s.takesBindings() && len(t.duplicates(n.ID, &s)) == 0,
+			Usable: here && s.takesBindings() && !t.isDuplicate(n.ID, &s),
 			Free:   len(t.bindingsByGPU[placement.Ref{Box: n.ID, Slot: s.Slot}]) == 0,
 		})
 	}
