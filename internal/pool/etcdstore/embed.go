@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"go.etcd.io/bbolt"
+	bbolterrors "go.etcd.io/bbolt/errors"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
@@ -57,11 +58,7 @@ func (s *Store) embed() error {
 	}
 	server, err := start(cfg)
 	if err != nil {
-		if strings.Contains(err.Error(), "has already been bootstrapped") {
-			err = fmt.Errorf("%w: its data directory was lost, and with it the writes it had acknowledged: "+
-				"the other members continue; make a backup and start a new cluster with --restore", err)
-		}
-		return errors.Join(fmt.Errorf("start: %w", err), s.unlock())
+		return errors.Join(fmt.Errorf("start: %w", s.withRemedy(err)), s.unlock())
 	}
 	level.SetLevel(zap.WarnLevel)
 	s.silence = func() { level.SetLevel(zap.DPanicLevel) }
@@ -70,21 +67,60 @@ func (s *Store) embed() error {
 	return nil
 }
 
+// damagedError is an error of a server that did not start because of its files.
+type damagedError struct{ err error }
+
+func (e *damagedError) Error() string { return e.err.Error() }
+func (e *damagedError) Unwrap() error { return e.err }
+
 // start starts a server. etcd panics or ends the process when its files are damaged;
-// start returns an error then, with the remedy.
+// start returns a damagedError then. Other errors concern addresses, certificates and the
+// cluster: to move the state away would not help, and would lose it.
 func start(cfg *embed.Config) (server *embed.Etcd, err error) {
+	member := filepath.Join(cfg.Dir, "member")
+	had := wal.Exist(filepath.Join(member, "wal"))
 	defer func() {
 		if r := recover(); r != nil {
 			server, err = nil, fmt.Errorf("%v", r)
-		}
-		if err != nil && damaged(err) {
-			err = fmt.Errorf("the state in %s is damaged (%w): move the directory away, and start the manager with --restore and a backup", cfg.Dir, err)
+			if had {
+				err = &damagedError{err}
+			}
 		}
 	}()
-	if err := checkDatabase(filepath.Join(cfg.Dir, "member", "snap", "db")); err != nil {
+	if err := checkDatabase(filepath.Join(member, "snap", "db")); err != nil {
 		return nil, err
 	}
-	return embed.StartEtcd(cfg)
+	server, err = embed.StartEtcd(cfg)
+	if err != nil && had && (strings.Contains(err.Error(), "database file (") || checkLog(filepath.Join(member, "wal")) != nil) {
+		err = &damagedError{err} // the database is missing, older than the log, or the log cannot be read
+	}
+	return server, err
+}
+
+// checkLog reads the write-ahead log.
+func checkLog(dir string) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%v", r)
+		}
+	}()
+	_, err = wal.ValidSnapshotEntries(zap.NewNop(), dir)
+	return err
+}
+
+// withRemedy adds the remedy to an error of start.
+func (s *Store) withRemedy(err error) error {
+	const others = "the other members continue; make a backup and start a new cluster with --restore"
+	var damaged *damagedError
+	switch {
+	case strings.Contains(err.Error(), "has already been bootstrapped"):
+		return fmt.Errorf("%w: its data directory was lost, and with it the writes it had acknowledged: "+others, err)
+	case !errors.As(err, &damaged):
+		return err
+	case s.opts.InitialCluster != "":
+		return fmt.Errorf("the state in %s is damaged (%w): "+others, s.opts.Dir, err)
+	}
+	return fmt.Errorf("the state in %s is damaged (%w): move the directory away, and start the manager with --restore and a backup", s.opts.Dir, err)
 }
 
 // checkDatabase reads the whole database, if there is one: 100 MB take a tenth of a
@@ -96,12 +132,16 @@ func checkDatabase(path string) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // a bad page number points outside of the mapped file
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("database: %v", r)
+			err = &damagedError{fmt.Errorf("database: %v", r)}
 		}
 	}()
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{ReadOnly: true, Timeout: time.Second})
-	if err != nil {
+	var unreadable *fs.PathError
+	switch {
+	case errors.As(err, &unreadable) || errors.Is(err, bbolterrors.ErrTimeout):
 		return fmt.Errorf("database: %w", err)
+	case err != nil:
+		return &damagedError{fmt.Errorf("database: %w", err)}
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 	return db.View(func(tx *bbolt.Tx) error {
@@ -109,13 +149,6 @@ func checkDatabase(path string) (err error) {
 			return b.ForEach(func(_, _ []byte) error { return nil })
 		})
 	})
-}
-
-// damaged reports whether a server did not start because of its files. The other errors
-// concern addresses and the cluster.
-func damaged(err error) bool {
-	return !strings.Contains(err.Error(), "listen ") && !strings.Contains(err.Error(), "has already been bootstrapped") &&
-		!errors.Is(err, fs.ErrPermission) && !errors.Is(err, unix.ENOSPC)
 }
 
 func (s *Store) embedConfig(level zap.AtomicLevel) (*embed.Config, error) {
