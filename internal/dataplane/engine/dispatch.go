@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/dxpu-project/dxpu/frame"
@@ -137,4 +138,33 @@ func (e Entry) receive(id uint32, path uint8, datagram []byte) bool {
 		}
 	}
 	return false
+}
+
+// Refused tells the links of some peers that their hosts have refused datagrams of a
+// path. Anybody can forge such a report, so it enters only the groups that have a
+// link to one of the peers.
+func Refused[G Gate](routes map[uint32]Route[G], path uint8, peers []netip.AddrPort) {
+	told := map[G]bool{}
+	for _, r := range routes {
+		if told[r.Gate] || !r.Door.leadsTo(path, peers) {
+			continue
+		}
+		told[r.Gate] = true
+		e := r.Gate.Enter()
+		e.refused(path, peers)
+		r.Gate.Leave(e)
+	}
+}
+
+func (d *Door) leadsTo(path uint8, peers []netip.AddrPort) bool {
+	return int(path) < len(d.peers) && slices.Contains(peers, d.peers[path])
+}
+
+func (e Entry) refused(path uint8, peers []netip.AddrPort) {
+	for _, b := range e.group.bindings {
+		if b.door.leadsTo(path, peers) {
+			b.link.Refused(e.Now(), path)
+			b.touch()
+		}
+	}
 }

@@ -87,13 +87,3 @@ type Entry struct{ group *Group }
 
 // Now returns the time of the entry.
 func (e Entry) Now() time.Duration { return e.group.now }
-
-// Refused tells the links of a peer that its host has refused a datagram.
-func (e Entry) Refused(path uint8, peer netip.AddrPort) {
-	for _, b := range e.group.bindings {
-		if int(path) < len(b.peers) && b.peers[path] == peer {
-			b.link.Refused(e.Now(), path)
-			b.touch()
-		}
-	}
-}

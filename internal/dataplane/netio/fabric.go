@@ -276,19 +276,7 @@ func (in *input) refused(peers []netip.AddrPort) {
 		return
 	}
 	in.deafTo = now + refusalPause
-	told := map[*Group]bool{}
-	for _, r := range *f.routes.Load() {
-		g := r.Gate
-		if told[g] {
-			continue
-		}
-		told[g] = true
-		e := g.Enter()
-		for _, peer := range peers {
-			e.Refused(in.engine.Path, peer)
-		}
-		g.Leave(e)
-	}
+	engine.Refused(*f.routes.Load(), in.engine.Path, peers)
 }
 
 // listened returns the time up to which every datagram that had arrived, by any
