@@ -15,14 +15,19 @@ const (
 	// in bytes of cost. The socket of a VMM holds about this much, so a read of the
 	// guest waits behind the writes there for about a second.
 	minProgress = 256 << 10
+	// stallLooks is how often the owner looks in that time. A suspension of the
+	// process, in which the server may not have run either, counts as one look.
+	stallLooks = 4
+	lookEvery  = stallTimeout / stallLooks
 )
 
 // stall watches the progress of a server with a full backlog. The zero value is
 // that of a server that keeps up.
 type stall struct {
-	full  bool
-	until time.Duration // when the progress since then is judged
-	done  uint64        // by then
+	full bool
+	next time.Duration // when to look again
+	left int           // looks until the progress is judged
+	done uint64        // when the time began
 }
 
 // note takes the state of the backlog: whether it is full, and the cost of the
@@ -32,24 +37,28 @@ func (s *stall) note(now time.Duration, full bool, done uint64) {
 	case !full:
 		s.full = false
 	case !s.full:
-		*s = stall{full: true, until: now + stallTimeout, done: done}
+		*s = stall{full: true, next: now + lookEvery, left: stallLooks, done: done}
 	}
 }
 
 // tooSlow reports whether the server took too little while its backlog was full.
 func (s *stall) tooSlow(now time.Duration, done uint64) bool {
-	if !s.full || now < s.until {
+	if !s.full || now < s.next {
+		return false
+	}
+	s.next = now + lookEvery
+	if s.left--; s.left > 0 {
 		return false
 	}
 	slow := done-s.done < minProgress
-	s.until, s.done = now+stallTimeout, done
+	s.left, s.done = stallLooks, done
 	return slow
 }
 
 // wake returns when tooSlow is due.
 func (s *stall) wake() time.Duration {
 	if s.full {
-		return s.until
+		return s.next
 	}
 	return machine.Never
 }
