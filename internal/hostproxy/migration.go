@@ -18,17 +18,33 @@ type blockers struct {
 // blockerNode names the blocker of a slot. QEMU's refusal has this name.
 func blockerNode(slot int) string { return fmt.Sprintf("gpu-in-slot-%d", slot) }
 
-// blockMigration comes before the device.
-func (p *pluggedVM) blockMigration(ctx context.Context, client *qmp.Client) {
+// blockMigration comes before the device. It returns the device that blocked before, which
+// the guest may still have; nil: none of this proxy.
+func (p *pluggedVM) blockMigration(ctx context.Context, client *qmp.Client) (before *pluggedVM) {
 	b, slot := &p.front.blockers, p.vm.slot.index
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.owner == nil {
 		b.owner = map[int]*pluggedVM{}
 	}
-	b.owner[slot] = p
+	before, b.owner[slot] = b.owner[slot], p
 	if err := client.BlockMigration(ctx, blockerNode(slot), p.front.SocketDir); err != nil {
 		p.log.Warn("QEMU would migrate the VM and lose the device", "err", err)
+	}
+	return before
+}
+
+// undoBlock comes when the plug has failed, also at the end of ctx. An earlier device
+// that QEMU still has blocks on.
+func (p *pluggedVM) undoBlock(ctx context.Context, client *qmp.Client, before *pluggedVM) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout)
+	defer cancel()
+	b, slot := &p.front.blockers, p.vm.slot.index
+	b.mu.Lock()
+	b.owner[slot] = before // before the question: the device may go at any time
+	b.mu.Unlock()
+	if here, err := client.HasDevice(ctx, deviceID(slot)); err == nil && !here {
+		p.front.allowMigration(ctx, client, slot, before)
 	}
 }
 

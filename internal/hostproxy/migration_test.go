@@ -34,6 +34,13 @@ func TestMigrationIsBlocked(t *testing.T) {
 	if !q.blocks() {
 		t.Error("migration is allowed while the guest has the device")
 	}
+	q.set(func() { q.onDelete = func(string) guestAnswer { return decline } })
+	b = r.bind(0, 0, 0, 0) // fails: the guest does not release the old device
+	r.await(b, failed)
+	if !q.blocks() {
+		t.Error("migration is allowed after a failure, while the guest has the old device")
+	}
+	r.detach(b)
 	q.eject(firstDevice)
 	wants(false, "migration is allowed when the guest has released the device")
 

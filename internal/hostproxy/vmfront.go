@@ -176,12 +176,12 @@ func (p *pluggedVM) deviceAdd(ctx context.Context) error {
 	slot := p.vm.slot.index
 	bus := fmt.Sprintf(p.front.RootPort, slot)
 	device := qmp.VFIOUser(deviceID(slot), bus, p.front.Socket(slot))
-	p.blockMigration(ctx, client)
+	before := p.blockMigration(ctx, client)
 	if err = client.DeviceAdd(ctx, device); leftOver(err) {
 		err = replace(ctx, client, device)
 	}
 	if err != nil {
-		p.allowMigration(ctx, client)
+		p.undoBlock(ctx, client, before)
 		return plugError(err)
 	}
 	p.added, p.qemu = true, p.front.pid(client)
