@@ -149,15 +149,20 @@ func (l *Link) Listened(until time.Duration) { l.liveness.listened = until }
 
 // Refused says that the network has reported a datagram of a path as undeliverable:
 // no process has the peer's port. It is a hint that anybody can forge. The link asks
-// the peer for an answer at once, and waits for it for a part of the dead interval.
+// the peer for an answer at once, by every path that works, and waits for it for a part
+// of the dead interval.
 func (l *Link) Refused(now time.Duration, path uint8) {
 	if l.state != Up || int(path) >= len(l.paths) {
 		return
 	}
 	l.stats.Refusals++
-	if l.liveness.refused(now) {
-		p := l.paths[path]
-		p.probes = max(p.probes, 1)
+	if !l.liveness.refused(now) {
+		return
+	}
+	for _, p := range l.paths {
+		if p.usable || p.id == path {
+			p.probes = max(p.probes, 1)
+		}
 	}
 }
 

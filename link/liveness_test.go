@@ -107,3 +107,33 @@ func TestForgedRefusalsDoNotEndALink(t *testing.T) {
 		t.Errorf("%d datagrams for a thousand reports a second", sent)
 	}
 }
+
+// The network closes one path of an idle link, and reports that. The peer is alive
+// behind the other one: it is asked there, too.
+func TestARefusedPathDoesNotEndALink(t *testing.T) {
+	n := up(t, linktest.Config{Ends: linktest.Ends(link.CipherAES256GCM, jumbo, jumbo)}, "delay=20us", jumbo, jumbo)
+	n.Run(n.Now + 2*time.Second)
+	host := n.Link[linktest.Host]
+	for _, side := range []linktest.Side{linktest.Host, linktest.Box} {
+		n.SetPlan(side, 0, plan(t, "loss=100%"))
+	}
+	asked := 0
+	n.OnDatagram = func(from linktest.Side, path uint8, _ []byte) {
+		switch {
+		case from == linktest.Host && path == 0:
+			host.Refused(n.Now, path)
+		case from == linktest.Host:
+			asked++
+		}
+	}
+	host.Refused(n.Now, 0)
+	n.Run(n.Now + time.Millisecond)
+	if asked == 0 {
+		t.Error("the peer is not asked by the path that works")
+	}
+	n.Run(n.Now + 5*time.Second)
+	if host.State() != link.Up {
+		reason, _ := host.Reason()
+		t.Errorf("%v", reason)
+	}
+}
