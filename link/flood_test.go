@@ -279,6 +279,36 @@ func TestForgedCookiesAreDropped(t *testing.T) {
 	}
 }
 
+// An attacker who sees the session of a host forges cookies. Few of them reach the
+// link.
+func TestCookieFlood(t *testing.T) {
+	ends := linktest.Ends(link.CipherAES256GCM, ethernet)
+	guards, err := link.NewGuards(ends[linktest.Host])
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := frame.Header{
+		Version: frame.Version2, Type: frame.TypeCookie, Binding: ends[0].Binding, Epoch: ends[0].Epoch,
+		Initiator: ends[0].Session, Cookie: [16]byte{1},
+	}
+	passed := 0
+	for range 1000 {
+		n, err := guards[0].Check(0, linktest.Address(linktest.Box, 0), h.Append(nil), make([]byte, 64))
+		switch {
+		case err == nil && n == 0:
+			passed++
+		case !errors.Is(err, link.ErrFlood):
+			t.Fatalf("%d, %v", n, err)
+		}
+	}
+	if passed == 0 || passed > 40 {
+		t.Errorf("%d of 1000 cookies pass", passed)
+	}
+	if _, err := guards[0].Check(10*time.Millisecond, linktest.Address(linktest.Box, 0), h.Append(nil), nil); err != nil {
+		t.Errorf("10 ms later: %v", err)
+	}
+}
+
 func TestGuardDoesNotAllocate(t *testing.T) {
 	g, hello := loadedGuard(t)
 	ends := linktest.Ends(link.CipherAES256GCM, ethernet)

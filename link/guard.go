@@ -38,8 +38,9 @@ type Guard struct {
 	secrets [2]cookieSecret
 	scratch [2][aes.BlockSize]byte
 
-	older, newer, proven, unknown rate
-	loaded                        time.Duration // a cookie is demanded until then
+	older, newer, proven, unknown, cookies rate
+
+	loaded time.Duration // a cookie is demanded until then
 }
 
 const (
@@ -119,8 +120,8 @@ func (g *Guard) Check(now time.Duration, from netip.AddrPort, datagram, reply []
 		return 0, ErrProtocol
 	case (h.Type == frame.TypeHelloAck || h.Type == frame.TypeCookie) && h.Initiator != g.session:
 		return 0, ErrNoSession // only an end that saw the hello can name its session
-	case h.Type == frame.TypeCookie:
-		return 0, nil
+	case h.Type == frame.TypeCookie: // it has no seal
+		return 0, g.limit(now, &g.cookies)
 	case h.Version == frame.Version1:
 		return 0, g.limit(now, &g.older)
 	}
