@@ -2524,8 +2524,8 @@ func (x *WatchLeasesRequest) GetHostId() string {
 type WatchLeasesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The present state of a lease that has changed; changes that follow each other soon
-	// are sent once. A change of the queue position alone is not sent. Unset in a
-	// keep-alive message.
+	// are sent once. A change of the queue position or the state_reason alone is not
+	// sent. Unset in a keep-alive message.
 	Lease *Lease `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
 	// All changes up to this revision have been sent or filtered out: resume here.
 	Revision      uint64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`

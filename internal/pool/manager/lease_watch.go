@@ -15,7 +15,8 @@ import (
 const watchAlive = 10 * time.Second
 
 // WatchLeases implements dxpuv1connect.PoolServiceHandler. The events say which leases
-// have changed; the message has the state that the lease has now.
+// have changed; the message has the state that the lease has now. A change of the reason
+// alone has no event, because a host could cause any number of them.
 func (s *poolService) WatchLeases(ctx context.Context, req *connect.Request[dxpuv1.WatchLeasesRequest], stream *connect.ServerStream[dxpuv1.WatchLeasesResponse]) error {
 	r, over := req.Msg, s.m.termEnded()
 	at := r.AfterRevision
@@ -41,14 +42,8 @@ func (s *poolService) WatchLeases(ctx context.Context, req *connect.Request[dxpu
 		if !ok {
 			return errForgotten()
 		}
-		changed := map[string]bool{}
-		for _, e := range events {
-			if e.LeaseId != "" {
-				changed[e.LeaseId] = true
-			}
-		}
-		if len(changed) > 0 {
-			leases, _, err := s.m.leasesNow(ctx, r, slices.SortedFunc(maps.Keys(changed), compareLeaseIDs))
+		if changed := changedLeases(events, r, scopeOf(ctx)); len(changed) > 0 {
+			leases, _, err := s.m.leasesNow(ctx, r, changed)
 			if err != nil {
 				return err
 			}
@@ -70,6 +65,18 @@ func (s *poolService) WatchLeases(ctx context.Context, req *connect.Request[dxpu
 			}
 		}
 	}
+}
+
+// changedLeases returns the leases that events of a watch concern, in order. The events
+// of others are sorted out here, so that watches do not read the state for them.
+func changedLeases(events []*dxpuv1.Event, r *dxpuv1.WatchLeasesRequest, visible scope) []string {
+	ids := map[string]bool{}
+	for _, e := range events {
+		if e.LeaseId != "" && (r.LeaseId == "" || r.LeaseId == e.LeaseId) && visible.event(e) != nil {
+			ids[e.LeaseId] = true
+		}
+	}
+	return slices.SortedFunc(maps.Keys(ids), compareLeaseIDs)
 }
 
 // sendLeases sends leases. Only the last message has the revision: a caller that
