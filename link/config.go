@@ -70,7 +70,7 @@ type Config struct {
 
 	// Window is the credit of the peer beyond the delivered TLPs in bytes:
 	// payload and frame.TLPCost per TLP. It bounds the memory for reassembly.
-	// Default 4 MiB, at least 64 KiB.
+	// Default DefaultWindow (4 MiB), at least 64 KiB.
 	Window int
 	// SendBuffer bounds the TLPs that Send accepts before the peer acknowledges
 	// them, in the same unit as Window. Default: Window.
@@ -103,7 +103,8 @@ type Config struct {
 }
 
 const (
-	defaultWindow = 4 << 20
+	// DefaultWindow is the default of Config.Window.
+	DefaultWindow = 4 << 20
 	minWindow     = 64 << 10
 	maxWindow     = 1 << 30
 	defaultCwnd   = 1280 << 10
@@ -112,7 +113,7 @@ const (
 
 func (c Config) complete() (Config, error) {
 	c.MaxVersion = cmp.Or(c.MaxVersion, frame.Newest)
-	c.Window = cmp.Or(c.Window, defaultWindow)
+	c.Window = cmp.Or(c.Window, DefaultWindow)
 	c.SendBuffer = cmp.Or(c.SendBuffer, c.Window)
 	c.InitialCwnd = cmp.Or(c.InitialCwnd, min(defaultCwnd, c.Window))
 	c.KeepAlive = cmp.Or(c.KeepAlive, 250*time.Millisecond)

@@ -1,9 +1,11 @@
 package netio
 
 import (
+	"cmp"
 	"log/slog"
 
 	"github.com/dxpu-project/dxpu/internal/dataplane/udp"
+	"github.com/dxpu-project/dxpu/link"
 )
 
 const (
@@ -23,17 +25,10 @@ func warnOfRoom(log *slog.Logger, path, room int) {
 }
 
 // boundWindow returns the window of a link whose datagrams wait in a socket with this
-// room. A window of 0, the link's default, fits a full buffer. The datagrams of one
-// link alone must not overflow a smaller one.
+// room. A window of 0 is the link's default. The datagrams of one link alone must not
+// overflow the socket.
 func boundWindow(window, room int) int {
-	if room >= fullRoom {
-		return window
-	}
-	most := max(room/2, leastWindow)
-	if window == 0 {
-		return most
-	}
-	return min(window, most)
+	return min(cmp.Or(window, link.DefaultWindow), max(room/2, leastWindow))
 }
 
 // room returns the room of the smallest socket.

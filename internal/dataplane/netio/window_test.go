@@ -5,11 +5,14 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+
+	"github.com/dxpu-project/dxpu/link"
 )
 
 func TestWindowFitsTheSocket(t *testing.T) {
 	for _, c := range []struct{ window, room, want int }{
-		{0, fullRoom, 0},
+		{0, fullRoom, link.DefaultWindow},
+		{0, fullRoom - 1, link.DefaultWindow},
 		{1 << 20, fullRoom, 1 << 20},
 		{0, 425984, 212992}, // the kernel's default
 		{1 << 20, 425984, 212992},
