@@ -36,6 +36,8 @@ type vm struct {
 	reads readQueue
 	out   tlp.Packet
 
+	unshared bool // memory of this connection was refused; the connection's goroutine has it
+
 	full atomic.Bool // TLPs wait for room in the queue of the connection's messages
 
 	refused atomic.Bool // the guest refused to eject the device
@@ -108,6 +110,7 @@ func (v *vm) Connected(c *vfiouser.Conn) {
 	e := v.slot.host.group.Enter()
 	v.conn = c
 	v.slot.host.group.Leave(e)
+	v.unshared = false
 	v.log.Info("VMM connected")
 	if err := v.estate.put(c); err != nil {
 		v.log.Warn("the VMM's connection ends with this process", "err", err)

@@ -44,18 +44,27 @@ func (f *VM) checkMemory(ctx context.Context, client *qmp.Client) error {
 var errNoDescriptor = errors.New("memory without a descriptor")
 
 // DMAMap refuses memory that the device could write by messages only, unless the
-// operator allows it.
+// operator allows it. It reports the first one of a connection: behind an emulated IOMMU a
+// guest can make any number of mappings, and each report is a call of the manager.
 func (v *vm) DMAMap(_ *vfiouser.Conn, m vfiouser.Mapping) error {
 	if m.InPlace || !m.Writable || v.messageDMA {
 		return nil
 	}
-	if !inPCIHole(m) {
-		s := v.slot
+	if s := v.slot; !v.unshared && !inPCIHole(m) && v.inSlot() {
+		v.unshared = true
 		if s.Status.Note(fmt.Sprintf("the VM does not share its memory at %#x (%d MiB), and the GPU cannot use it: %s", m.Addr, m.Size>>20, remedy), false) {
 			s.host.Changed()
 		}
 	}
 	return fmt.Errorf("%d bytes at %#x: %w: %w", m.Size, m.Addr, errNoDescriptor, unix.EOPNOTSUPP)
+}
+
+// inSlot reports whether the slot has this device: the guest may still have one that was
+// taken away.
+func (v *vm) inSlot() bool {
+	e := v.slot.host.group.Enter()
+	defer v.slot.host.group.Leave(e)
+	return !v.lost
 }
 
 // inPCIHole reports whether a mapping lies where PCs have no memory, but the

@@ -69,6 +69,13 @@ func TestMapWithoutDescriptorIsRefused(t *testing.T) {
 	r.until("the host says why", func() bool {
 		return strings.Contains(r.atHost(b).GetDetail(), "the VM does not share its memory at 0x0 (16 MiB)")
 	})
+	m.Addr = 1 << 40
+	if err := c.DMAMap(t.Context(), m, nil); !errors.Is(err, unix.EOPNOTSUPP) {
+		t.Errorf("more memory: %v", err)
+	}
+	if why := r.atHost(b).GetDetail(); !strings.Contains(why, "at 0x0 ") {
+		t.Errorf("the host says %q, want the first refusal only: a guest can cause any number", why)
+	}
 	file, err := os.CreateTemp("/dev/shm", "memory")
 	if err != nil {
 		t.Fatal(err)
