@@ -266,7 +266,8 @@ func (p *pluggedVM) look(ctx context.Context) (guest controller.Guest, detail st
 }
 
 // sweep asks QEMU to remove the device that a killed proxy left in a slot, and
-// that no longer answers. It does not wait for the guest.
+// that no longer answers. It waits for a guest that removes it at once, and allows
+// migration then.
 func (f *VM) sweep(ctx context.Context, slot int) {
 	if f.QMP == "" {
 		return
@@ -282,13 +283,12 @@ func (f *VM) sweep(ctx context.Context, slot int) {
 	if err != nil {
 		return
 	}
-	if !here {
-		f.allowMigration(ctx, client, slot, nil)
-		return
+	if here {
+		if err := client.Unplug(ctx, deviceID(slot)); err != nil {
+			f.Logger.Warn("a device of an earlier proxy is left: QEMU was asked to remove it", "slot", slot, "err", err)
+			return
+		}
+		f.Logger.Info("QEMU has removed a device of an earlier proxy", "slot", slot)
 	}
-	if err := client.DeviceDel(ctx, deviceID(slot)); err != nil {
-		f.Logger.Warn("a device of an earlier proxy is left", "slot", slot, "err", err)
-		return
-	}
-	f.Logger.Info("QEMU was asked to remove a device of an earlier proxy", "slot", slot)
+	f.allowMigration(ctx, client, slot, nil)
 }

@@ -265,12 +265,14 @@ func TestConnectionBreaks(t *testing.T) {
 func TestLeftoversAreSwept(t *testing.T) {
 	q := newFakeQEMU(t)
 	q.devices[firstDevice], q.devices[secondDevice], q.devices["disk0"] = nil, nil, nil
+	q.blocked["gpu-in-slot-0"], q.blocked["gpu-in-slot-1"] = true, true
 	r := newCluster(t, options{gpus: 2, qmp: q.path})
 	r.until("the devices of the proxy before are gone", func() bool {
 		first, _ := q.has(firstDevice)
 		second, _ := q.has(secondDevice)
 		return !first && !second
 	})
+	r.until("migration is allowed", func() bool { return !q.blocks() })
 	if other, _ := q.has("disk0"); !other {
 		t.Error("a device that is none of ours is gone")
 	}
