@@ -1,6 +1,9 @@
 package sqlite
 
-import "strings"
+import (
+	"fmt"
+	"strings"
+)
 
 // column is one column of a table.
 type column struct {
@@ -20,8 +23,12 @@ type column struct {
 const maxTypeName = 64
 
 // parseColumns reads the columns from a CREATE TABLE statement. Its time is linear in
-// the length of the statement, which a file can make 64 MiB long.
+// the length of the statement.
 func (t *Table) parseColumns(sql string) {
+	if len(sql) > maxDefinition {
+		t.reason = fmt.Sprintf("its definition is longer than %d MiB", maxDefinition>>20)
+		return
+	}
 	toks := tokens(sql)
 	open := 0
 	for open < len(toks) && !toks[open].is("(") {

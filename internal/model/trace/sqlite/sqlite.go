@@ -24,6 +24,9 @@ const (
 	maxPageSize = 65536
 	// maxPayload bounds one row; SQLite's own default limit is 1e9.
 	maxPayload = 64 << 20
+	// maxDefinition bounds the text that defines a table, in bytes: each may be a token
+	// of 32 bytes in memory. A table with SQLite's most columns fits.
+	maxDefinition = 4 << 20
 	// maxTreeDepth is far above the depth of a tree of 2^32 pages.
 	maxTreeDepth = 32
 	// maxSchema bounds the number of rows of the schema table.

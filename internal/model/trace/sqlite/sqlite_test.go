@@ -248,6 +248,20 @@ func TestLongDefinitions(t *testing.T) {
 	}
 }
 
+// A definition cannot take many times its size in memory.
+func TestTooLongDefinition(t *testing.T) {
+	sql := "CREATE TABLE t (a" + strings.Repeat("(", maxDefinition) + ")"
+	tab := Table{rowid: -1}
+	if tab.parseColumns(sql); len(tab.columns) != 0 || !strings.Contains(tab.reason, "longer than 4 MiB") {
+		t.Errorf("%d columns, %q", len(tab.columns), tab.reason)
+	}
+	tab = Table{rowid: -1}
+	rest := strings.Repeat(" ", maxDefinition-len("CREATE TABLE t (a)"))
+	if tab.parseColumns("CREATE TABLE t (a)" + rest); len(tab.columns) != 1 {
+		t.Errorf("a definition of the greatest length: %q", tab.reason)
+	}
+}
+
 func TestVarint(t *testing.T) {
 	for _, tc := range []struct {
 		b []byte
