@@ -105,6 +105,16 @@ var connectionTests = []conformance{
 		}
 		_ = f.Close() // does not wait for them
 	}},
+	{"A_shutdown_ends_refusals", func(t *testing.T) {
+		f := serve(t, func(c *Config) { c.Deadline = time.Hour })
+		p, _ := f.connect()
+		second := f.dial() // stays connected
+		second.wantErr(unix.EBUSY, 1, []byte(qemuVersion))
+		_ = p.Close()
+		done := make(chan error, 1)
+		go func() { done <- f.Shutdown(bg) }()
+		_ = waitErr(t, done)
+	}},
 	{"A_reconnect_at_once", func(t *testing.T) {
 		f := serve(t)
 		for range 50 { // close and connect without a pause, as unplug and plug do

@@ -17,25 +17,27 @@ var errBusy = fmt.Errorf("vfiouser: another VMM is connected: %w", unix.EBUSY)
 
 // beginRefusal reports whether a connection that open has not accepted gets an
 // answer; the caller calls refuse then.
-func (s *Server) beginRefusal(cause error) bool {
+func (s *Server) beginRefusal(sock *socket, cause error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.refusing == maxRefusing || errors.Is(cause, ErrServerClosed) {
+	if s.closed || len(s.refusing) == maxRefusing || errors.Is(cause, ErrServerClosed) {
 		return false
 	}
-	s.refusing++
+	s.refusing[sock] = struct{}{}
+	s.wg.Add(1)
 	return true
 }
 
 // refuse ends a connection. It answers VERSION with the error and waits until the
-// peer has disconnected: QEMU aborts when the socket closes while it waits for that
-// answer.
+// peer has disconnected or the server is closed: QEMU aborts when the socket closes
+// while it waits for that answer.
 func (s *Server) refuse(ctx context.Context, sock *socket, cause error) {
 	defer func() {
 		sock.close()
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.refusing--
+		delete(s.refusing, sock)
+		s.wg.Done()
 	}()
 	defer context.AfterFunc(ctx, sock.close)()
 	sock.stall = s.cfg.Deadline

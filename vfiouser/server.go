@@ -25,8 +25,8 @@ type Server struct {
 	closed    bool
 	listeners map[*net.UnixListener]struct{}
 	cur       *Conn
-	refusing  int            // connections that are being refused
-	wg        sync.WaitGroup // Serve and ServeConn calls, and connections
+	refusing  map[*socket]struct{} // connections that are being refused
+	wg        sync.WaitGroup       // Serve and ServeConn calls, and connections
 }
 
 // NewServer checks the configuration.
@@ -35,7 +35,7 @@ func NewServer(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Server{cfg: cfg, listeners: map[*net.UnixListener]struct{}{}}, nil
+	return &Server{cfg: cfg, listeners: map[*net.UnixListener]struct{}{}, refusing: map[*socket]struct{}{}}, nil
 }
 
 // Listen makes the socket that a VMM connects to. It replaces a socket file
@@ -127,7 +127,7 @@ func (s *Server) ServeConn(ctx context.Context, nc *net.UnixConn) error {
 	c, err := s.open(ctx, sock)
 	switch {
 	case err == nil:
-	case s.beginRefusal(err):
+	case s.beginRefusal(sock, err):
 		s.refuse(ctx, sock, err)
 		return err
 	default:
@@ -154,7 +154,7 @@ func (s *Server) admit(ctx context.Context, conns *sync.WaitGroup, nc *net.UnixC
 			s.cfg.Logger.Debug("vfio-user connection ended", "err", err)
 		})
 		return
-	case s.beginRefusal(err):
+	case s.beginRefusal(sock, err):
 		conns.Go(func() { s.refuse(ctx, sock, err) })
 	default:
 		sock.close()
@@ -231,12 +231,15 @@ func (s *Server) closeListenersLocked() {
 	}
 }
 
-// Close closes the listeners and the connection and returns when Serve and
+// Close closes the listeners and all connections and returns when Serve and
 // ServeConn have returned. Handlers may not call it.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	s.closed = true
 	s.closeListenersLocked()
+	for sock := range s.refusing {
+		sock.close()
+	}
 	cur := s.cur
 	s.mu.Unlock()
 	if cur != nil {
