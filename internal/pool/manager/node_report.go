@@ -33,7 +33,8 @@ func (m *Manager) report(ctx context.Context, o *dxpuv1.ObservedState, allowed f
 		heartbeat = m.readLocked(m.cfg.Now()).heartbeat()
 	}
 	l := m.live[o.NodeId]
-	waits := l != nil && c != nil && !isClosed(c.done)
+	// A late report also waits for its answer, but is no sign of life.
+	waits := l != nil && l.observed == o && c != nil && !isClosed(c.done)
 	if waits {
 		l.unanswered++
 	}

@@ -145,3 +145,30 @@ func TestSuspendedManagerLosesNoNode(t *testing.T) {
 		}
 	})
 }
+
+// A late report that waits for the store is not a sign of life.
+func TestLateReportIsNoSignOfLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, s := gated(t, hostNode("h1", 1))
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_ = w.m.update(context.Background(), func(t *tx) error {
+				t.touch("h1")
+				return nil
+			})
+		})
+		synctest.Wait() // until the change waits for the store
+		late := w.nodes["h1"].observe()
+		late.Sequence = 0
+		wg.Go(func() { _, _, _ = w.m.report(t.Context(), late, func(*tx) error { return nil }) })
+		synctest.Wait()
+		w.m.mu.Lock()
+		waiting := w.m.live["h1"].unanswered
+		w.m.mu.Unlock()
+		if waiting != 0 {
+			t.Error("the late report keeps its node alive")
+		}
+		s.gate <- nil
+		wg.Wait()
+	})
+}
