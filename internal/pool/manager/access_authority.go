@@ -24,13 +24,14 @@ const (
 	defaultCertificateLife = 30 * 24 * time.Hour
 )
 
-// secretRecord is either the pool's authority or the credentials of deleted
-// nodes. It is not changed once stored.
+// secretRecord is the pool's authority, the credentials of deleted nodes, or the check
+// value of the join token. It is not changed once stored.
 type secretRecord struct {
 	Certificate []byte `json:"certificate,omitempty"` // DER
 	Key         []byte `json:"key,omitempty"`         // DER
 	// Deleted lists the hashes of the credentials of deleted nodes.
 	Deleted [][]byte `json:"deleted,omitempty"`
+	Check   []byte   `json:"check,omitempty"` // a few bytes of the hash of the join token
 }
 
 // ca caches the pool's authority.

@@ -1,8 +1,10 @@
 package manager
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"time"
 
@@ -175,9 +177,32 @@ func managerAt(url string) string {
 func (m *Manager) announceLeader(ctx context.Context) error {
 	who := managerAt(m.leaderURL())
 	return m.update(ctx, func(t *tx) error {
-		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_LEADER_CHANGED}, "%s is now the leader", who)
+		note := ""
+		if t.joinTokenChanged() {
+			note = "; its join token is not that of the leader before: all managers need the same one"
+		}
+		t.event(&dxpuv1.Event{Type: dxpuv1.EventType_EVENT_TYPE_LEADER_CHANGED}, "%s is now the leader%s", who, note)
 		return nil
 	})
+}
+
+const (
+	joinTokenID = "join-token" // the record of the check value of the join token
+	// joinTokenCheck is its length in bytes: too short to help somebody who guesses the
+	// token and has a backup.
+	joinTokenCheck = 2
+)
+
+// joinTokenChanged reports whether this manager has another join token than the leader
+// before, and records its own.
+func (t *tx) joinTokenChanged() bool {
+	sum := sha256.Sum256([]byte("join token of " + t.meta.ClusterID + "\x00" + t.cfg.JoinToken))
+	check, old := sum[:joinTokenCheck], t.secrets.get(joinTokenID)
+	if old != nil && bytes.Equal(old.Check, check) {
+		return false
+	}
+	t.secrets.put(joinTokenID, &secretRecord{Check: check})
+	return old != nil
 }
 
 // load reads the state if there is none and reports whether there is one now.

@@ -202,6 +202,34 @@ func TestOneLeadsTheOthersSayWho(t *testing.T) {
 	})
 }
 
+// A leader whose join token differs from that of the leader before says so.
+func TestOtherJoinTokenIsNoticed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTeam(t, "a", "b")
+		const notice = "its join token is not that of the leader before"
+		takeOver := func(token string) bool {
+			for _, m := range w.managers { // any of them may be next
+				m.mu.Lock()
+				m.cfg.JoinToken = token
+				m.mu.Unlock()
+			}
+			before := strings.Count(w.call(w.leader(), "PoolService/ListEvents", `{}`).Body.String(), notice)
+			w.election.depose(true)
+			time.Sleep(time.Second)
+			return strings.Count(w.call(w.leader(), "PoolService/ListEvents", `{}`).Body.String(), notice) > before
+		}
+		if takeOver("token-for-tests") {
+			t.Error("the same token is called another one")
+		}
+		if !takeOver("another token") {
+			t.Error("another token was not noticed")
+		}
+		if takeOver("another token") {
+			t.Error("the same token is called another one after the change")
+		}
+	})
+}
+
 // A leader that was frozen while another one was elected neither acknowledges nor
 // answers calls when it wakes up, although it does not know of the election.
 func TestDeposedLeaderIsSilent(t *testing.T) {

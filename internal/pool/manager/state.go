@@ -34,7 +34,7 @@ type state struct {
 	tenants  table[tenantRecord]  // by name, with their quotas
 	tokens   table[tokenRecord]   // credentials of persons and programs, by ID
 	audits   table[auditRecord]   // a ring of keepAudit entries
-	secrets  table[secretRecord]  // the pool's authority; the credentials of deleted nodes
+	secrets  table[secretRecord]  // the pool's authority; the credentials of deleted nodes; a check of the join token
 	// eventRing holds the newest events, in keepEventRecords records.
 	eventRing table[eventRecord]
 
