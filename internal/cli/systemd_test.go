@@ -68,6 +68,21 @@ func TestUnitsAreGoodSystemd(t *testing.T) {
 	}
 }
 
+// A service that fails again and again, until an address or a disk is there, is
+// started again for ever: systemd's default limit would end that within seconds.
+func TestUnitsRestartForEver(t *testing.T) {
+	for _, unit := range units(t) {
+		raw, err := os.ReadFile(unit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		section, _, _ := strings.Cut(string(raw), "[Service]")
+		if !strings.Contains(string(raw), "\nRestart=always\n") || !strings.Contains(section, "\nStartLimitIntervalSec=0\n") {
+			t.Errorf("%s: systemd gives up after some starts", unit)
+		}
+	}
+}
+
 func units(t *testing.T) []string {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(unitDir, "*.service"))
