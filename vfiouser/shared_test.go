@@ -15,16 +15,18 @@ import (
 )
 
 // blockingEvent is an event descriptor that the VMM keeps blocking: fill fills its
-// counter, so that a write to it would wait for ever.
+// counter, whatever it holds, so that a write to it would wait for ever.
 func blockingEvent(t *testing.T) (fd int, fill func()) {
 	t.Helper()
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	must(t, err)
 	t.Cleanup(func() { _ = unix.Close(fd) })
 	return fd, func() {
-		must(t, unix.SetNonblock(fd, false))
+		must(t, unix.SetNonblock(fd, true))
+		_, _ = unix.Read(fd, make([]byte, 8)) // EAGAIN if it is empty
 		_, err := unix.Write(fd, []byte{0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
 		must(t, err)
+		must(t, unix.SetNonblock(fd, false))
 	}
 }
 
