@@ -69,6 +69,7 @@ type rttRun struct {
 type rttProbe struct {
 	name    string
 	call    func() error
+	locked  bool      // its goroutine keeps its thread, which blocks or polls
 	samples []float64 // µs, of all rounds
 	p50     []float64 // of each round
 }
@@ -197,6 +198,7 @@ func (r *rttRun) openBare(ctx context.Context, dir string) error {
 			return nil
 		})
 		r.add(fmt.Sprintf("bare ping-pong: %s, %d B there, %d B back", kind, there, back), c.call)
+		r.probes[len(r.probes)-1].locked = kind != echoUDP && kind != echoUnix
 	}
 	return nil
 }
@@ -206,7 +208,7 @@ func (r *rttRun) run() error {
 		for i := range r.probes {
 			p := &r.probes[i]
 			r.opts.Progress("round %d of %d: %s", round+1, r.opts.Rounds, p.name)
-			samples, err := timeEach(r.opts.Duration, p.call, i > rttUDP && i != rttUnix)
+			samples, err := timeEach(r.opts.Duration, p.call, p.locked)
 			if err != nil {
 				return fmt.Errorf("bench: %s: %w", p.name, err)
 			}
@@ -218,7 +220,7 @@ func (r *rttRun) run() error {
 }
 
 // timeEach repeats call for about a duration and returns the time of each call in
-// µs. locked: the goroutine keeps its thread, which blocks.
+// µs. locked: see rttProbe.
 func timeEach(d time.Duration, call func() error, locked bool) ([]float64, error) {
 	if locked {
 		runtime.LockOSThread()
