@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -45,7 +46,7 @@ type nodeWait struct {
 	api   poolAPI
 	out   io.Writer
 	limit time.Duration
-	last  string // what was printed last
+	last  string // what it waits for, as printed last
 }
 
 func (w *nodeWait) run(outer context.Context, names []string) error {
@@ -76,7 +77,7 @@ func (w *nodeWait) run(outer context.Context, names []string) error {
 		if outer.Err() != nil {
 			return errInterrupted
 		}
-		return withHint(fmt.Errorf("%w: after %s there is no connection to %s", errTimeout, w.limit, w.last),
+		return withHint(fmt.Errorf("%w: after %s there is no connection to %s", errTimeout, w.limit, cmp.Or(w.last, "the manager")),
 			`"dxpu get hosts" and "dxpu get boxes" list the nodes; the log of a node says why it is not connected`)
 	}
 }

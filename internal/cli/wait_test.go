@@ -115,3 +115,20 @@ func TestEventsSurviveATakeover(t *testing.T) {
 		t.Errorf("watches from %v printed %q", p.watches, out)
 	}
 }
+
+// A manager that does not answer at all is what a wait for nodes names.
+func TestNodeWaitNamesASilentManager(t *testing.T) {
+	p := &silentPool{}
+	err := (&nodeWait{api: p, out: &strings.Builder{}, limit: time.Millisecond}).run(t.Context(), []string{"b1"})
+	if !errors.Is(err, errTimeout) || !strings.Contains(err.Error(), "no connection to the manager") {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+// silentPool is the API of a manager that answers no call.
+type silentPool struct{ poolAPI }
+
+func (*silentPool) ListHosts(ctx context.Context, _ *connect.Request[dxpuv1.ListHostsRequest]) (*connect.Response[dxpuv1.ListHostsResponse], error) {
+	<-ctx.Done()
+	return nil, connect.NewError(connect.CodeDeadlineExceeded, ctx.Err())
+}
