@@ -209,7 +209,8 @@ func (l *Link) receiveHandshake(now time.Duration, h *frame.Header, datagram []b
 		return ErrMalformed
 	case (h.Type == frame.TypeHello || h.Type == frame.TypeConfirm) == l.cfg.Initiator:
 		return ErrProtocol // only the peer's role sends it
-	case h.Version == frame.Version1 && l.cfg.MaxVersion >= frame.Version2 && h.Number >= frame.SpeaksVersion2:
+	case h.Version == frame.Version1 && l.cfg.MaxVersion >= frame.Version2 && h.Number >= frame.SpeaksVersion2 &&
+		h.Type != frame.TypeUnknown: // of a peer that was restarted as a newer program
 		return ErrDowngrade
 	case h.Type == frame.TypeCookie:
 		return l.receiveCookie(now, h)

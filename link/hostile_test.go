@@ -289,14 +289,14 @@ func TestHoldStopsThePeer(t *testing.T) {
 }
 
 // unknownSession returns the report of a run of the box that it does not know the
-// session of some traffic.
-func unknownSession(t *testing.T, cfg link.Config) []byte {
+// session of some traffic of a version.
+func unknownSession(t *testing.T, cfg link.Config, version uint8) []byte {
 	t.Helper()
 	box, err := link.New(0, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := frame.Header{Version: frame.Newest, Type: frame.TypeTraffic, Binding: cfg.Binding, Epoch: cfg.Epoch}
+	h := frame.Header{Version: version, Type: frame.TypeTraffic, Binding: cfg.Binding, Epoch: cfg.Epoch}
 	if err := box.Receive(0, 0, h.Append(nil), nil); !errors.Is(err, link.ErrNoSession) {
 		t.Fatalf("traffic of an unknown session: %v", err)
 	}
@@ -311,7 +311,7 @@ func TestReplayedReportDoesNotEndTheHandshake(t *testing.T) {
 	ends := linktest.Ends(link.CipherAES256GCM, ethernet)
 	earlier := ends[linktest.Box]
 	earlier.Session = 0x9999
-	report := unknownSession(t, earlier)
+	report := unknownSession(t, earlier, frame.Newest)
 	links := newLinks(t, ends)
 	lost := false
 	exchange(t, links, 100*time.Millisecond, func(_ linktest.Side, d []byte) []byte {

@@ -142,6 +142,30 @@ func TestDowngradeIsNoticed(t *testing.T) {
 	}
 }
 
+// The box of a session of version 1 is restarted as a program that speaks version 2.
+// The host heeds its report, and asks in version 2.
+func TestRestartAsANewerVersionIsFound(t *testing.T) {
+	ends := linktest.Ends(link.CipherAES256GCM, ethernet)
+	newer := ends[linktest.Box]
+	newer.Session = 0x4444
+	ends[linktest.Box].MaxVersion = frame.Version1
+	links := newLinks(t, ends)
+	exchange(t, links, 50*time.Millisecond, func(_ linktest.Side, d []byte) []byte { return d })
+	host := links[linktest.Host]
+	if host.State() != link.Up || host.Version() != frame.Version1 {
+		t.Fatalf("the host is %v and speaks version %d", host.State(), host.Version())
+	}
+	now := 50 * time.Millisecond
+	if err := host.Receive(now, 0, unknownSession(t, newer, frame.Version1), nil); err != nil {
+		t.Errorf("the report: %v", err)
+	}
+	buf := make([]byte, frame.MaxDatagram)
+	n, _ := host.Transmit(now, buf)
+	if h, _, err := frame.ParseHeader(buf[:n]); err != nil || h.Type != frame.TypeHello || h.Version != frame.Version2 {
+		t.Errorf("after the report the host sends %v of version %d: %v", h.Type, h.Version, err)
+	}
+}
+
 // observer derives keys as PROTOCOL.md describes. It knows the manager's secret and
 // what was sent.
 type observer struct {
