@@ -46,7 +46,7 @@ type nodeWait struct {
 	api   poolAPI
 	out   io.Writer
 	limit time.Duration
-	last  string // what it waits for, as printed last
+	last  string // the nodes that were printed last
 }
 
 func (w *nodeWait) run(outer context.Context, names []string) error {

@@ -188,8 +188,8 @@ func (m *Manager) announceLeader(ctx context.Context) error {
 
 const (
 	joinTokenID = "join-token" // the record of the check value of the join token
-	// joinTokenCheck is its length in bytes: too short to help a thief of a backup who
-	// guesses the token.
+	// joinTokenCheck is its length in bytes: too short to help a caller with a backup to
+	// guess the token.
 	joinTokenCheck = 2
 )
 
