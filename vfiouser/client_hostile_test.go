@@ -172,7 +172,7 @@ func TestContextEndsAWait(t *testing.T) {
 func TestSilentServerIsGivenUp(t *testing.T) {
 	f := serve(t)
 	f.dev.holding(0)
-	c, _ := f.client(ClientConfig{Timeout: short})
+	c, _ := f.client(ClientConfig{Timeout: 25 * short})
 	done := make(chan error, 100)
 	for range maxUnanswered + 1 {
 		must(t, c.StartRead(0, 0, make([]byte, 4), into(done)))

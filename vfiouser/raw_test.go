@@ -403,3 +403,10 @@ func signals(f *os.File) uint64 {
 	}
 	return n
 }
+
+// refusals returns the number of connections that the server is refusing.
+func (f *fixture) refusals() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.refusing)
+}
