@@ -155,8 +155,10 @@ func FuzzReceive(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte{0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 0, 4, 1, 0, 0, 0, 4, 0})
 	f.Add([]byte{2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 1, 0, 9, 0, 255, 7, 1, 0, 8, 1, 255, 7})
+	f.Add([]byte("000000001100000000000000\xe3\xe3\xe300000201000BY00010000800000000\xf700000000000B200000100001000000000000\xff00000000200000000000\x000000000000000")) // goes on after the session ended
 	f.Fuzz(func(t *testing.T, b []byte) {
 		host, box := pair(t)
+		phase := host.keys.send.cur // an end that is down forgets its own
 		for i := range 40 {
 			p := tlp.Packet{Type: tlp.MWr, Length: 16, FirstBE: 15, LastBE: 15, Data: make([]byte, 64)}
 			if i == 20 {
@@ -170,7 +172,7 @@ func FuzzReceive(f *testing.F) {
 			n := min(len(b), 64)
 			h := frame.Header{Version: host.version, Type: frame.TypeTraffic, Path: uint8(number % 2), Binding: 1, Epoch: 1, Number: number}
 			d := append(h.Append(nil), forge(b[:n], host.form)...)
-			d = host.keys.send.cur.close(append(make([]byte, 0, len(d)+64), d...), frame.HeaderSize, h.Path, h.Number)
+			d = phase.close(append(make([]byte, 0, len(d)+64), d...), frame.HeaderSize, h.Path, h.Number)
 			now := time.Duration(number) * 100 * time.Microsecond
 			_ = box.Receive(now, h.Path, d, func(*tlp.Packet) {})
 			if box.recv.held > minWindow || len(box.recv.ring) > 2*minWindow/frame.TLPCost {
