@@ -109,7 +109,7 @@ func (s *fdStore) give(cmd *exec.Cmd) *exec.Cmd {
 
 // testKilledUnderLoad kills the host proxy while the guest reads registers. QEMU lives,
 // and the guest gets its GPU back.
-func testKilledUnderLoad(t *testing.T, g *guest, _ *pool) {
+func testKilledUnderLoad(t *testing.T, g *guest) {
 	c := &cluster{t: t, g: g}
 	c.startManager()
 	c.start("box", "box", "--manager", c.url, "--name", "box", "--gpus", "1")

@@ -134,7 +134,7 @@ func testEject(t *testing.T, g *guest, p *pool) {
 
 // A host proxy that ends removes its devices from the guest, also one in use by a
 // program.
-func testRestart(t *testing.T, g *guest, _ *pool) {
+func testRestart(t *testing.T, g *guest) {
 	var address string
 	var holder *job
 	began := time.Now()

@@ -14,7 +14,7 @@ import (
 
 // testProcesses runs the product with a process for each role, as users do, and kills
 // processes by SIGKILL.
-func testProcesses(t *testing.T, g *guest, _ *pool) {
+func testProcesses(t *testing.T, g *guest) {
 	c := &cluster{t: t, g: g}
 	c.startManager()
 	boxA := c.start("box-a", "box", "--manager", c.url, "--name", "box-a", "--gpus", "1")
