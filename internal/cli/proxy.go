@@ -6,10 +6,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"go.etcd.io/etcd/client/pkg/v3/fileutil"
 	"golang.org/x/sync/errgroup"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -288,6 +291,18 @@ Attached GPUs work while the manager is away.` + tracingHelp,
 	return cmd
 }
 
+// lockSocketDir keeps other host proxies from a directory: a second one would take
+// the devices of the first for left-overs, and remove them.
+func lockSocketDir(dir string) (io.Closer, error) {
+	lock, err := fileutil.TryLockFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if errors.Is(err, fileutil.ErrLocked) {
+		return nil, withHint(fmt.Errorf("another host proxy uses --socket-dir %s", dir), "give each host proxy a directory of its own, or stop the other one")
+	} else if err != nil {
+		return nil, fmt.Errorf("--socket-dir: %w", err)
+	}
+	return lock, nil
+}
+
 func (o *hostOptions) run(cmd *cobra.Command) error {
 	if o.vm.SocketDir == "" {
 		return usage(withHint(errors.New("--socket-dir is missing"), "name a directory such as /run/dxpu; the VMM connects to sockets in it"))
@@ -295,6 +310,11 @@ func (o *hostOptions) run(cmd *cobra.Command) error {
 	if err := os.MkdirAll(o.vm.SocketDir, 0o700); err != nil {
 		return fmt.Errorf("--socket-dir: %w", err)
 	}
+	lock, err := lockSocketDir(o.vm.SocketDir)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
 	log := newProxyLogger(cmd, o.logLevel)
 	f, err := o.fabric(log)
 	if err != nil {
