@@ -35,7 +35,7 @@ func (f *Fabric) Jump(by time.Duration) {
 	for _, r := range *f.routes.Load() {
 		g := r.Gate
 		e := g.Enter()
-		g.disarm() // the timer does not know of the jump
+		g.alarm.stop() // the timer does not know of the jump
 		g.Leave(e)
 	}
 }

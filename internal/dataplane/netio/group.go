@@ -11,7 +11,6 @@ import (
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/dataplane/udp"
 	"github.com/dxpu-project/dxpu/link"
-	"github.com/dxpu-project/dxpu/machine"
 )
 
 // Group drives an engine.Group: it adds the lock, the clock, a timer and the
@@ -29,8 +28,7 @@ type Group struct {
 
 	mu      sync.Mutex // held from Enter to Leave; guards the machine and the fields below
 	writers []*udp.Writer
-	timer   *time.Timer
-	armed   time.Duration // when the timer fires; machine.Never: it is not set; or fired
+	alarm   alarm
 	closing []closing
 
 	waiting atomic.Int32 // length of posted, read without the mutex
@@ -46,7 +44,10 @@ type closing struct {
 
 // newGroup makes an empty group.
 func (f *Fabric) newGroup() *Group {
-	g := &Group{fabric: f, armed: machine.Never}
+	g := &Group{fabric: f}
+	timer := time.AfterFunc(time.Hour, g.fire)
+	timer.Stop()
+	g.alarm = newAlarm(timer)
 	for _, p := range f.paths {
 		g.writers = append(g.writers, p.conn.NewWriter())
 	}
@@ -57,7 +58,14 @@ func (f *Fabric) newGroup() *Group {
 // Enter locks the group until Leave or LeaveSoon.
 func (g *Group) Enter() engine.Entry {
 	g.mu.Lock()
-	return g.machine.Enter(g.fabric.Now())
+	return g.entered()
+}
+
+// entered enters the machine. The lock is held.
+func (g *Group) entered() engine.Entry {
+	now := g.fabric.Now()
+	g.alarm.entered(now, g.machine.Wake())
+	return g.machine.Enter(now)
 }
 
 // postRounds bounds how often one Leave runs functions that others post
@@ -70,17 +78,17 @@ func (g *Group) Leave(e engine.Entry) {
 		g.runPosted(e)
 		g.machine.Settle(e)
 		g.noteClosed(e)
-		wake := g.machine.Wake()
 		if g.machine.Pending() || round == postRounds {
-			wake = e.Now() // once other goroutines have run
+			g.alarm.setExactly(e.Now(), e.Now()) // once other goroutines have run
+		} else {
+			g.alarm.set(e.Now(), g.machine.Wake())
 		}
-		g.armAt(e.Now(), wake)
 		g.mu.Unlock()
 		// A goroutine that posted before the unlocking found the group locked.
 		if round == postRounds || !g.hasPosted() || !g.mu.TryLock() {
 			return
 		}
-		e = g.machine.Enter(g.fabric.Now())
+		e = g.entered()
 	}
 }
 
@@ -93,7 +101,7 @@ const coalesceTime = 20 * time.Microsecond
 // Leave, for callers that enter again at once. If none comes, the timer sends.
 func (g *Group) LeaveSoon(e engine.Entry) {
 	if g.machine.Pending() {
-		g.armAt(e.Now(), e.Now()+coalesceTime)
+		g.alarm.setExactly(e.Now(), e.Now()+coalesceTime)
 	}
 	g.mu.Unlock()
 	if g.hasPosted() {
@@ -115,7 +123,7 @@ func (g *Group) Post(f func(e engine.Entry)) {
 // tryRun runs what was posted, unless another goroutine has the group and will.
 func (g *Group) tryRun() {
 	if g.mu.TryLock() {
-		g.Leave(g.machine.Enter(g.fabric.Now()))
+		g.Leave(g.entered())
 	}
 }
 
@@ -137,42 +145,10 @@ func (g *Group) runPosted(e engine.Entry) {
 	}
 }
 
-// fired is the value of Group.armed while the goroutine of the timer waits for
-// the group. There is at most one: each sets the timer again when it leaves.
-const fired time.Duration = -1
-
-// armAt makes the timer fire at the given time or before. A timer that fires
-// early does no harm, so it is only ever moved forward: most entries leave it
-// alone.
-func (g *Group) armAt(now, wake time.Duration) {
-	if wake >= g.armed || !g.disarm() {
-		return
-	}
-	g.armed = wake
-	if wait := max(wake-now, 0); g.timer == nil {
-		g.timer = time.AfterFunc(wait, g.fire)
-	} else {
-		g.timer.Reset(wait)
-	}
-}
-
-// disarm stops the timer. It returns false if the timer has fired: its goroutine
-// is about to enter.
-func (g *Group) disarm() bool {
-	switch {
-	case g.armed == machine.Never:
-	case g.armed == fired || !g.timer.Stop():
-		g.armed = fired
-		return false
-	}
-	g.armed = machine.Never
-	return true
-}
-
 // fire enters the group, which wakes the bindings that are due.
 func (g *Group) fire() {
 	e := g.Enter()
-	g.armed = machine.Never
+	g.alarm.fired()
 	g.Leave(e)
 }
 
@@ -233,7 +209,7 @@ func (g *Group) Detach(b *engine.Binding) {
 		g.fabric.unregister(b.ID())
 	}
 	if len(g.machine.Bindings(e)) == 0 {
-		g.disarm()
+		g.alarm.stop()
 	}
 	g.Leave(e)
 }
