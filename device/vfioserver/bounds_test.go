@@ -34,10 +34,13 @@ func TestMuteHostIsRefused(t *testing.T) {
 			h.closed, h.replies = true, nil
 			const most = 2 * pcie.MaxTags
 			taken := 0
-			for taken <= 4*most && h.dev.Receive(h.now(), c.request(pcie.Tag(taken%pcie.MaxTags))) {
-				h.dev.Transmit(h.now(), h.take)
-				taken++
-			}
+			h.until("as many requests as may wait", func() bool { // fewer while the server is slow
+				for taken <= 4*most && h.dev.Receive(h.now(), c.request(pcie.Tag(taken%pcie.MaxTags))) {
+					h.dev.Transmit(h.now(), h.take)
+					taken++
+				}
+				return taken >= most
+			})
 			if taken != most {
 				t.Errorf("the device took %d requests, want %d", taken, most)
 			}
@@ -56,7 +59,7 @@ func TestWritesIntoBusyServerAreRefused(t *testing.T) {
 	gate := make(chan struct{})
 	d := newToy(t, func(d *toy) { d.gate = gate })
 	h := newTLPHost(t, d)
-	const size, most = 2048, 16 << 20
+	const size, most = 2048, 1 << 20
 	p := tlp.Packet{Type: tlp.MWr, Data: make([]byte, size)}
 	p.SetMemory(barBase+toyScratch, size)
 	sent := 0
@@ -64,7 +67,7 @@ func TestWritesIntoBusyServerAreRefused(t *testing.T) {
 		sent += size
 	}
 	if sent > most {
-		t.Errorf("the device took %d MiB that the server did not", sent>>20)
+		t.Errorf("the device took %d KiB that the server did not", sent>>10)
 	}
 	close(gate)
 	h.until("room for another write", func() bool { return h.dev.Receive(h.now(), &p) })

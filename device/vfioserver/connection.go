@@ -58,7 +58,9 @@ type connection struct {
 	shadow []byte // configuration space as reset and as written since, read-only bits included
 	gen    uint64 // counts resets: requests from before the last one get no answer
 
-	unanswered int   // requests of the host without all of their completions
+	unanswered int // requests of the host without all of their completions
+	backlog    backlog
+	most       int   // the limit that requests was told
 	stall      stall // of the backlog of requests
 
 	irqs interruptState
@@ -70,14 +72,11 @@ const (
 	// requestTimeout bounds each request to a device server. The host gives up
 	// earlier.
 	requestTimeout = 3 * time.Second
-	// completionTimeout bounds the server's reads. It is long enough for a pause
-	// of a datacenter network.
-	completionTimeout = 2 * time.Second
-	// maxBacklog is the number of bytes of requests that may wait for the server
-	// before the host is slowed down. A server that waits for an answer to its own
-	// request and does not read its socket can take this much. One that takes too
-	// little of a full backlog is given up, see stall.
-	maxBacklog = 8 << 20
+	// completionTimeout bounds the server's reads. It is longer than the link to a host
+	// bears silence, as that of the software GPU (gpu.Spec.CompletionTimeout): an answer
+	// that busy processors delay is not missed, and the end of the link resets the
+	// device before.
+	completionTimeout = 10 * time.Second
 	// maxOpen bounds the open requests: those of a host's tags and of its other
 	// devices.
 	maxOpen = 1024
@@ -335,19 +334,30 @@ func (c *connection) receive(now time.Duration, p *tlp.Packet) {
 // completions, or the server other requests. The server's own reads are answered
 // meanwhile, because it may wait for them before it takes more requests.
 func (c *connection) full(now time.Duration) bool {
-	backlog, done := c.requests.load()
-	busy := backlog > maxBacklog && c.failure.Load() == nil
+	busy, _, _ := c.busy(now)
+	return busy && c.failure.Load() == nil || c.unanswered >= maxUnanswered
+}
+
+// busy reports whether as many requests wait for the server as may.
+func (c *connection) busy(now time.Duration) (busy bool, waiting int, done uint64) {
+	waiting, done = c.requests.load()
+	c.backlog.note(now, waiting, done)
+	most := c.backlog.most(c.dma.open())
+	if most != c.most {
+		c.most = most
+		c.requests.setLimit(most)
+	}
+	busy = waiting > most
 	c.stall.note(now, busy, done)
-	return busy || c.unanswered >= maxUnanswered
+	return busy, waiting, done
 }
 
 // giveUpStalled fails the device of a server that takes too little of a full
 // backlog. The host would wait for it.
 func (c *connection) giveUpStalled(now time.Duration) {
-	backlog, done := c.requests.load()
-	c.stall.note(now, backlog > maxBacklog, done)
+	_, waiting, done := c.busy(now)
 	if c.stall.tooSlow(now, done) {
-		c.fail(fmt.Sprintf("the device server is too slow: it took less than %d KiB of writes in %v, and %d MiB wait", minProgress>>10, stallTimeout, backlog>>20))
+		c.fail(fmt.Sprintf("the device server is too slow: it took less than %d KiB of writes in %v, and %d KiB wait", minProgress>>10, stallTimeout, waiting>>10))
 	}
 }
 

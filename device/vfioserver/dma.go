@@ -30,6 +30,9 @@ func (d *dmaState) init(finish func(*vfiouser.DMARequest, error), limits device.
 	d.requester = transaction.NewRequester(transaction.RequesterConfig{Tags: limits.Tags})
 }
 
+// open reports whether the server waits for the answer to a read.
+func (d *dmaState) open() bool { return len(d.reads) > 0 }
+
 // dmaRead is one DMA_READ of the server.
 type dmaRead struct {
 	req    *vfiouser.DMARequest

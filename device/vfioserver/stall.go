@@ -12,9 +12,9 @@ const (
 	// it, and for which the backlog may be full before the server's progress counts.
 	stallTimeout = time.Second
 	// minProgress is what a server with a full backlog has to take in that time,
-	// in bytes of cost. The socket of a VMM holds about this much, so a read of the
-	// guest waits behind the writes there for about a second.
-	minProgress = 256 << 10
+	// in bytes of cost. The full backlog is no smaller, so a read of the host behind it
+	// would take longer than that time.
+	minProgress = leastBacklog
 	// stallLooks is how often the owner looks in that time. A suspension of the
 	// process, in which the server may not have run either, counts as one look.
 	stallLooks = 4

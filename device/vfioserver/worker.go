@@ -4,12 +4,13 @@ import "sync"
 
 // worker runs the jobs that may wait for a device server, one after the other.
 type worker struct {
-	idle func() // called when the backlog is no longer too long; must not block
+	idle func() // called when the backlog has become short again; must not block
 
 	mu    sync.Mutex // guards the fields below
 	more  *sync.Cond
 	jobs  []job
 	bytes int
+	limit int    // of bytes, for idle
 	done  uint64 // cost of the jobs that have ended
 	busy  bool   // run has a job
 	ended bool
@@ -20,11 +21,15 @@ type job struct {
 	do   func()
 }
 
+// resumePart is the part of the limit that is free when idle is called: room for more
+// than one request, or each would wake the owner.
+const resumePart = 4
+
 // jobCost is the size of a job beside the bytes that it holds.
 const jobCost = 64
 
 func newWorker(idle func()) *worker {
-	w := &worker{idle: idle}
+	w := &worker{idle: idle, limit: maxBacklog}
 	w.more = sync.NewCond(&w.mu)
 	return w
 }
@@ -46,6 +51,13 @@ func (w *worker) isIdle() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return len(w.jobs) == 0 && !w.busy
+}
+
+// setLimit sets the limit of the backlog, for idle.
+func (w *worker) setLimit(bytes int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.limit = bytes
 }
 
 // load returns the cost of the jobs in the queue and of those that have ended.
@@ -74,10 +86,11 @@ func (w *worker) run() {
 		j.do()
 		w.mu.Lock()
 		w.busy = false
-		full := w.bytes > maxBacklog
+		short := w.limit - w.limit/resumePart
+		long := w.bytes > short
 		w.bytes -= j.cost
 		w.done += uint64(j.cost)
-		if full && w.bytes <= maxBacklog {
+		if long && w.bytes <= short {
 			w.idle()
 		}
 	}
