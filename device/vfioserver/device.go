@@ -41,6 +41,9 @@ type Spec struct {
 const (
 	firstPause   = 100 * time.Millisecond
 	longestPause = 5 * time.Second
+	// firstAttempt bounds the first attempt to connect, for which the start of the
+	// box waits. A slower server is found by Run.
+	firstAttempt = 2 * time.Second
 )
 
 // Device is the device of a server. It lives as long as its slot: when the
@@ -83,21 +86,29 @@ func Model(log *slog.Logger) device.Model {
 		})
 }
 
-// New makes the device of a server and connects once. A server that does not
-// answer, or that is refused, leaves the device unhealthy until Run finds it.
+// New makes the device of a server and connects once, for two seconds at most. A
+// server that does not answer, or that is refused, leaves the device unhealthy until Run finds it.
 // Run must be called: it also ends the connection.
 func New(ctx context.Context, spec Spec, log *slog.Logger) *Device {
 	d := &Device{spec: spec, log: log.With("socket", spec.Socket), notify: func() {}}
-	if c, err := d.connect(ctx); err == nil {
+	first, cancel := context.WithTimeoutCause(ctx, firstAttempt, errSlowStart)
+	defer cancel()
+	if c, err := d.connect(first); err == nil {
 		d.first = c
 		d.use(c)
 	}
 	return d
 }
 
+// errSlowStart is why the first attempt has ended.
+var errSlowStart = fmt.Errorf("no connection within %v: the box tries again", firstAttempt)
+
 // connect connects to the server and notes why that failed.
 func (d *Device) connect(ctx context.Context) (*connection, error) {
 	c, err := connect(ctx, d.spec, d.notifyOwner, d.log)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
 	if err != nil {
 		why := fmt.Sprintf("device server %s: %v", d.spec.Socket, err)
 		if old := d.refusal.Swap(&why); old == nil || *old != why {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"log/slog"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -86,6 +87,25 @@ func TestAbsentServerIsFound(t *testing.T) {
 	if id := dev.Info().Device; id != toyDevice {
 		t.Errorf("device ID %#x", id)
 	}
+}
+
+// A box does not wait long for a server that takes a connection and does not answer.
+// The device works once the server does.
+func TestMuteServerIsFound(t *testing.T) {
+	path := socketPath(t)
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev := startDevice(t, vfioserver.Spec{Socket: path})
+	if ok, why := dev.Check(); ok || !strings.Contains(why, "no connection within") {
+		t.Errorf("with a mute server the device works: %v (%s)", ok, why)
+	}
+	if err := ln.Close(); err != nil {
+		t.Error(err)
+	}
+	newToyAt(t, path, nil)
+	awaitCheck(t, dev, true)
 }
 
 // A server that restarts loses the state of its device. Check reports the failure

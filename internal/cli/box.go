@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v4"
@@ -99,28 +100,38 @@ func (o *boxOptions) run(cmd *cobra.Command) error {
 	return o.proxyOptions.run(cmd.Context(), dxpuv1.NodeKind_NODE_KIND_BOX, b, f, extra, log)
 }
 
-// slots builds the devices of the box.
+// slots builds the devices of the box. It makes them side by side, because one of
+// another process may take a second.
 func (o *boxOptions) slots(ctx context.Context, models []device.Model) ([]boxproxy.Slot, error) {
 	file, err := o.file(models)
 	if err != nil {
 		return nil, err
 	}
-	slots := make([]boxproxy.Slot, len(file.Slots))
-	for i, sf := range file.Slots {
-		s := &slots[i]
-		m, params, err := sf.device(models)
-		if err == nil && m != nil {
-			s.Device, err = m.New(ctx, device.Place{Box: o.name, Slot: i}, params)
-		}
+	slots, errs := make([]boxproxy.Slot, len(file.Slots)), make([]error, len(file.Slots))
+	var making sync.WaitGroup
+	for i := range slots {
+		making.Go(func() { slots[i], errs[i] = o.slot(ctx, models, &file.Slots[i], i) })
+	}
+	making.Wait()
+	for i, err := range errs {
 		if err != nil {
 			return nil, fmt.Errorf("slot %d: %w", i, err)
 		}
-		s.NVLink, s.PCISwitch = sf.NVLink, sf.Switch
-		if s.NVLink == "" && o.kind == dxpuv1.BoxKind_BOX_KIND_NVLINK {
-			s.NVLink = "nvlink0"
-		}
 	}
 	return slots, nil
+}
+
+// slot builds the device of one slot.
+func (o *boxOptions) slot(ctx context.Context, models []device.Model, from *boxSlot, index int) (s boxproxy.Slot, err error) {
+	m, params, err := from.device(models)
+	if err == nil && m != nil {
+		s.Device, err = m.New(ctx, device.Place{Box: o.name, Slot: index}, params)
+	}
+	s.NVLink, s.PCISwitch = from.NVLink, from.Switch
+	if s.NVLink == "" && o.kind == dxpuv1.BoxKind_BOX_KIND_NVLINK {
+		s.NVLink = "nvlink0"
+	}
+	return s, err
 }
 
 // file returns the slots of --config, or else of --gpus.

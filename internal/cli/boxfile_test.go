@@ -7,8 +7,11 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/device"
@@ -22,12 +25,15 @@ type params struct {
 
 // Slots are built by the names of the models in the table.
 func TestBoxFileDevices(t *testing.T) {
+	var mu sync.Mutex // guards made: slots are made side by side
 	var made []string
 	note := func(name string) func(context.Context, device.Place, params) (device.Device, error) {
 		return func(_ context.Context, at device.Place, p params) (device.Device, error) {
 			if p.Lanes < 0 {
 				return nil, errors.New("lanes below zero")
 			}
+			mu.Lock()
+			defer mu.Unlock()
 			made = append(made, fmt.Sprintf("%s/%d %s %+v", at.Box, at.Slot, name, p))
 			return nil, nil
 		}
@@ -64,10 +70,40 @@ func TestBoxFileDevices(t *testing.T) {
 				t.Error(err)
 			case c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)):
 				t.Errorf("error %v, want one with %q", err, c.err)
-			case c.err == "" && strings.Join(made, "; ") != c.made:
+			case c.err == "" && strings.Join(slices.Sorted(slices.Values(made)), "; ") != c.made:
 				t.Errorf("made %q, want %q", made, c.made)
 			}
 		})
+	}
+}
+
+// A slot whose device takes long to make does not delay the others: here each waits
+// until all are being made. The error is that of the first slot.
+func TestSlotsAreMadeSideBySide(t *testing.T) {
+	const slots = 4
+	var begun sync.WaitGroup
+	begun.Add(slots)
+	all := make(chan struct{})
+	go func() {
+		begun.Wait()
+		close(all)
+	}()
+	model := device.NewModel("slow", "", "path", func(_ context.Context, at device.Place, _ params) (device.Device, error) {
+		begun.Done()
+		select {
+		case <-all:
+			return nil, fmt.Errorf("made as %d", at.Slot)
+		case <-time.After(20 * time.Second):
+			return nil, errors.New("alone")
+		}
+	})
+	path := filepath.Join(t.TempDir(), "box.yaml")
+	if err := os.WriteFile(path, []byte("slots: ["+strings.Repeat("{slow: /a}, ", slots)+"]"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := boxOptions{proxyOptions: proxyOptions{name: "b"}, config: path}
+	if _, err := o.slots(t.Context(), []device.Model{model}); err == nil || err.Error() != "slot 0: made as 0" {
+		t.Error(err)
 	}
 }
 
