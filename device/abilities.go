@@ -96,9 +96,11 @@ type Poller interface {
 	// Poll takes the messages that have arrived and notifies the owner, see
 	// Notifier. It does not wait, and reports whether there was a message.
 	Poll() bool
-	// Attend tells the device that the caller polls no more for now, although
-	// answers may be due.
-	Attend()
+	// Hold returns the descriptor of the socket that brings the answers that are due, for
+	// a caller that sleeps until this socket or its own is readable and then calls Poll.
+	// The descriptor stays open until the caller calls release, which is nil if no answer
+	// is due or another goroutine takes it.
+	Hold() (fd uintptr, release func())
 }
 
 // Runner is a device with work of its own, such as a connection. The owner calls

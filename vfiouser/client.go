@@ -98,6 +98,8 @@ type Client struct {
 	refusing   bool // sendRefusals runs
 	freeCalls  freeList[call]
 	freeDMA    freeList[DMARequest]
+
+	release func() // letGo, made once
 }
 
 // channel is one socket: wmu is held while a message is built and sent.
@@ -156,6 +158,7 @@ func NewClient(ctx context.Context, nc *net.UnixConn, cfg ClientConfig) (*Client
 	}
 	c.timer = time.AfterFunc(time.Hour, c.expire)
 	c.timer.Stop()
+	c.release = c.letGo
 	if c.reader, err = reader.New(replies{c}, cfg.Polling); err != nil {
 		ch.sock.close()
 		return nil, err

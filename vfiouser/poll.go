@@ -10,7 +10,7 @@ import (
 
 // A program that reads several sockets in one goroutine, such as a proxy between a
 // network and a device server, starts a read with TryRead, polls for its answer
-// with Poll, and gives up polling with Attend.
+// with Poll, and sleeps until any of its sockets is readable with Hold.
 
 // TryRead is StartRead for a caller that must not wait, not even for another
 // goroutine that is sending. It returns false, and does not call done, when the
@@ -70,9 +70,27 @@ func (c *Client) withdraw(cl *call) {
 // leaves the socket alone.
 func (c *Client) Poll() bool { return c.reader.Poll() }
 
-// Attend makes the client's own goroutine read again at once, for a program that
-// stops polling although answers are due.
-func (c *Client) Attend() { c.reader.Attend() }
+// Hold returns the descriptor of the socket, for a program that sleeps until that or
+// another one is readable and then calls Poll. Until it calls release, the descriptor
+// stays open and the client's own goroutine leaves the socket alone. release is nil if
+// that goroutine reads now, or if the client is closed.
+func (c *Client) Hold() (fd uintptr, release func()) {
+	if !c.reader.Hold() {
+		return 0, nil
+	}
+	fd, ok := c.main.sock.fd.Use()
+	if !ok {
+		c.reader.Release()
+		return 0, nil
+	}
+	return fd, c.release
+}
+
+// letGo ends a Hold.
+func (c *Client) letGo() {
+	c.main.sock.fd.Done()
+	c.reader.Release()
+}
 
 // trySend sends all of a short message or nothing. It returns errWouldBlock when
 // the socket has no room.

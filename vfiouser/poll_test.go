@@ -35,11 +35,50 @@ func TestTryReadAndPoll(t *testing.T) {
 			t.Fatalf("read %v", data)
 		}
 	}
-	c.Attend()
 	ended := make(chan error, 1)
 	for !c.TryRead(0, 8, make([]byte, 4), func(err error) { ended <- err }) {
 	}
 	must(t, <-ended) // read by the client's own goroutine
+}
+
+// A program that holds the socket is woken by the answer, and takes it itself: the
+// client's own goroutine stays aside.
+func TestHold(t *testing.T) {
+	f := serve(t, func(*Config) {})
+	c, _ := f.client(ClientConfig{})
+	over := false // not guarded: this goroutine alone takes the answers
+	limit := time.Now().Add(patience)
+	for taken := 0; taken < 20; {
+		if time.Now().After(limit) {
+			t.Fatalf("took %d answers", taken)
+		}
+		fd, release := c.Hold()
+		if release == nil { // a caller that polls brings the goroutine aside
+			ended := make(chan error, 1)
+			for !c.TryRead(0, 8, make([]byte, 4), func(err error) { ended <- err }) {
+			}
+			for len(ended) == 0 {
+				c.Poll()
+			}
+			continue
+		}
+		over = false
+		for !c.TryRead(0, 8, make([]byte, 4), func(err error) { must(t, err); over = true }) {
+		}
+		socket := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		if n, err := unix.Poll(socket, int(patience/time.Millisecond)); n != 1 {
+			t.Fatalf("the answer makes nothing readable: %v", err)
+		}
+		if !c.Poll() || !over {
+			t.Fatal("another goroutine took the answer")
+		}
+		release()
+		taken++
+	}
+	must(t, c.Close())
+	if _, release := c.Hold(); release != nil {
+		t.Error("a closed client has a socket to hold")
+	}
 }
 
 // A server that does not read does not hold up a caller that must not wait.

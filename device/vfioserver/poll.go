@@ -111,9 +111,11 @@ func (d *Device) Poll() bool {
 	return got
 }
 
-// Attend implements device.Poller.
-func (d *Device) Attend() {
-	if c := d.polled.Load(); c != nil && c.polling.due.Load() > 0 {
-		c.client.Attend()
+// Hold implements device.Poller.
+func (d *Device) Hold() (fd uintptr, release func()) {
+	c := d.polled.Load()
+	if c == nil || c.polling.due.Load() == 0 {
+		return 0, nil
 	}
+	return c.client.Hold()
 }

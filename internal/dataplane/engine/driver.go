@@ -38,7 +38,7 @@ type Driver interface {
 type Source interface {
 	Due() bool
 	Poll() bool
-	Attend()
+	Hold() (fd uintptr, release func())
 }
 
 // GroupDriver gives code of a proxy its turn in a group.

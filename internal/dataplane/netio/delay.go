@@ -32,10 +32,17 @@ func (p *path) writeFaulty(now time.Duration, datagram []byte, to netip.AddrPort
 		p.late.Push(d.At, delayed{data: append([]byte(nil), d.Data...), to: to})
 		p.held.Add(uint64(len(d.Data)))
 		p.due.Store(int64(p.late.Wake()))
-		select {
-		case p.kick <- struct{}{}:
-		default:
+		if now-time.Duration(p.looked.Load()) >= attended {
+			p.rouse()
 		}
+	}
+}
+
+// rouse wakes the loop of deliverDelayed.
+func (p *path) rouse() {
+	select {
+	case p.kick <- struct{}{}:
+	default:
 	}
 }
 
@@ -68,6 +75,9 @@ const (
 	// attended is how long ago the reader of the socket may have looked for the
 	// loop to leave the datagrams to it: a reader handles a message meanwhile.
 	attended = 30 * time.Microsecond
+	// unattended bounds how late the loop sees that a reader has stopped to look without
+	// a word: a caller that has its answer and does not come back.
+	unattended = 2 * time.Millisecond
 )
 
 // deliverDelayed sends the datagrams that the fault plan holds back, until ctx ends.
@@ -91,9 +101,9 @@ func (p *path) deliverDelayed(ctx context.Context, clock func() time.Duration) e
 		wait := time.Duration(p.due.Load()) - now
 		soon := wait <= oversleep || wait > overdue && now-active < attentive
 		switch {
-		case soon && now-time.Duration(p.looked.Load()) < attended:
+		case soon && now-time.Duration(p.looked.Load()) < attended: // the reader does the work
 			active = now
-			nap(sleepStep)
+			p.await(ctx, timer, unattended)
 		case wait <= 0:
 			p.sendDue(now)
 			active = now
@@ -103,16 +113,21 @@ func (p *path) deliverDelayed(ctx context.Context, clock func() time.Duration) e
 		case wait <= overdue:
 			nap(min(wait-oversleep, sleepStep))
 		default:
-			timer.Reset(min(wait-overdue, time.Hour))
-			select {
-			case <-ctx.Done():
-			case <-p.kick:
-			case <-timer.C:
-			}
+			p.await(ctx, timer, min(wait-overdue, time.Hour))
 			active = clock()
 		}
 	}
 	return nil
+}
+
+// await waits until rouse, for at most d.
+func (p *path) await(ctx context.Context, timer *time.Timer, d time.Duration) {
+	timer.Reset(d)
+	select {
+	case <-ctx.Done():
+	case <-p.kick:
+	case <-timer.C:
+	}
 }
 
 // nap sleeps in the kernel. An interrupted nap is only shorter.
@@ -129,14 +144,29 @@ func yield() { _, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 // returns the time until the next one is due.
 func (p *path) attend(clock func() time.Duration) (wait time.Duration) {
 	due := time.Duration(p.due.Load())
-	if due == machine.Never {
+	if due == machine.Never && p.faults.Load() == nil {
 		return machine.Never
 	}
 	now := clock()
 	p.looked.Store(int64(now))
+	if due == machine.Never {
+		return machine.Never
+	}
 	if now >= due {
 		p.sendDue(now)
 		due = time.Duration(p.due.Load())
 	}
 	return due - now
+}
+
+// longAgo is a value of path.looked that no loop takes for recent.
+const longAgo = -int64(time.Hour)
+
+// unattend leaves the datagrams that are held back to the loop, for a reader that
+// goes to sleep. A writer does the opposite: it holds a datagram back and then looks at
+// looked, so one of the two wakes the loop.
+func (p *path) unattend() {
+	if p.looked.Swap(longAgo) != longAgo && time.Duration(p.due.Load()) != machine.Never {
+		p.rouse()
+	}
 }

@@ -241,6 +241,8 @@ type input struct {
 	short  bool           // the last batch was
 	sent   uint64         // bytes sent when it came
 	deafTo time.Duration  // until then refusals are ignored
+
+	sleeper sleeper
 }
 
 func newInput(f *Fabric, p *path, id uint8) *input {
@@ -289,11 +291,11 @@ func (f *Fabric) listened() time.Duration {
 	return until
 }
 
+// errServed is the result of a read that has taken a message of a source instead.
+var errServed = errors.New("netio: a source had a message")
+
 // Receive implements reader.Source.
 func (in *input) Receive(block bool) error {
-	if block {
-		in.fabric.sources.attend()
-	}
 	batch, segment, from, err := in.read(block)
 	switch {
 	case err == nil:
@@ -310,7 +312,7 @@ func (in *input) Receive(block bool) error {
 		in.refused(in.reader.Refused())
 	case errors.Is(err, net.ErrClosed):
 		return err
-	default:
+	case !errors.Is(err, errServed):
 		in.fabric.log.Debug("receive", "path", in.engine.Path, "err", err)
 	}
 	return nil
@@ -323,7 +325,7 @@ func (in *input) read(block bool) (batch []byte, segment int, from netip.AddrPor
 	for {
 		wait := in.path.attend(in.fabric.Now)
 		if block && wait > oversleep {
-			return in.reader.Read()
+			return in.sleep()
 		}
 		batch, segment, from, err = in.reader.Poll()
 		if !errors.Is(err, udp.ErrTimeout) || !block && wait > spinning {
@@ -333,6 +335,18 @@ func (in *input) read(block bool) (batch []byte, segment int, from netip.AddrPor
 			yield()
 		}
 	}
+}
+
+// sleep waits for a datagram, or for a message of a source whose answers are due.
+func (in *input) sleep() (batch []byte, segment int, from netip.AddrPort, err error) {
+	in.path.unattend()
+	switch slept, served := in.sleeper.sleep(in.conn, in.fabric.sources.list()); {
+	case served:
+		return nil, 0, from, errServed
+	case slept:
+		return in.reader.Poll()
+	}
+	return in.reader.Read()
 }
 
 // Exchange implements reader.Source: it is false during bulk traffic, and when

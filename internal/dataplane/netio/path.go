@@ -33,7 +33,7 @@ type path struct {
 func newPath(conn *udp.Conn, cfg PathConfig) *path {
 	p := &path{conn: conn, plan: cfg.Fault, writer: conn.NewWriter(), kick: make(chan struct{}, 1)}
 	p.due.Store(int64(machine.Never))
-	p.looked.Store(-int64(time.Hour)) // long ago
+	p.looked.Store(longAgo)
 	p.setFault(cfg.Fault, cfg.Seed)
 	return p
 }

@@ -5,7 +5,10 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
+	"github.com/dxpu-project/dxpu/internal/dataplane/udp"
 )
 
 // sources are the sockets that the readers of the network look at, too, while an
@@ -54,9 +57,35 @@ func (s *sources) poll() (any bool) {
 	return any
 }
 
-// attend ends the polling before the reader sleeps.
-func (s *sources) attend() {
-	for _, source := range s.list() {
-		source.Attend()
+// sleeper sleeps until one of several sockets is readable. It belongs to one goroutine
+// at a time.
+type sleeper struct {
+	sockets []unix.PollFd // the first is that of the network
+	held    []engine.Source
+	release []func()
+}
+
+// sleep waits until a datagram has arrived or a source has a message, which it takes:
+// served. It returns at once, and slept is false, if no answer of a source is due: the
+// caller then sleeps in its own socket, which takes one system call less.
+func (s *sleeper) sleep(conn *udp.Conn, sources []engine.Source) (slept, served bool) {
+	s.sockets = append(s.sockets[:0], unix.PollFd{})
+	s.held, s.release = s.held[:0], s.release[:0]
+	for _, source := range sources {
+		if fd, release := source.Hold(); release != nil {
+			s.sockets = append(s.sockets, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
+			s.held, s.release = append(s.held, source), append(s.release, release)
+		}
 	}
+	if len(s.held) == 0 {
+		return false, false
+	}
+	conn.Sleep(s.sockets)
+	for i, source := range s.held {
+		if s.sockets[i+1].Revents != 0 && source.Poll() {
+			served = true
+		}
+		s.release[i]()
+	}
+	return true, served
 }

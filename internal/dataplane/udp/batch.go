@@ -42,6 +42,23 @@ func (r *Reader) Poll() (batch []byte, segment int, from netip.AddrPort, err err
 	return r.read()
 }
 
+// Sleep waits until a datagram has arrived, one of the sockets from the second on has
+// what its Events say, or 50 ms have passed. It replaces the first one by its own.
+func (c *Conn) Sleep(sockets []unix.PollFd) {
+	fd, ok := c.fd.Use()
+	if !ok {
+		return // the next Read reports it
+	}
+	defer c.fd.Done()
+	sockets[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
+	limit := unix.NsecToTimespec(readTimeout.Nanoseconds())
+	if _, err := unix.Ppoll(sockets, &limit, nil); err != nil { // interrupted: nothing is readable
+		for i := range sockets {
+			sockets[i].Revents = 0
+		}
+	}
+}
+
 func (r *Reader) receive(fd uintptr) {
 	if r.call.flags&unix.MSG_DONTWAIT != 0 {
 		r.call.at(unix.SYS_RECVMSG, fd)

@@ -51,7 +51,7 @@ const (
 	// of the threads of the exchange. Messages without a waiter are delayed by at
 	// most the grace period.
 	firstGrace   = 100 * time.Microsecond
-	longestGrace = 400 * time.Microsecond
+	longestGrace = 1600 * time.Microsecond
 	// maxUnasked is how many messages between two waits still look like requests
 	// and answers. With more, there is traffic without a waiter, and the
 	// background goroutine goes on reading.
@@ -77,6 +77,7 @@ type Reader struct {
 	err     error                // why reading ended; guarded by role
 	waiting atomic.Int32         // goroutines in Await
 	blocked atomic.Int32         // goroutines in Await that do not read
+	holding atomic.Int32         // callers of Hold
 	last    atomic.Pointer[Wait] // of a waiter that found the role taken
 	leads   atomic.Uint64        // times that a waiter has read
 	aside   atomic.Bool          // the background goroutine does not read
@@ -179,17 +180,36 @@ func (r *Reader) Poll() bool {
 	return err == nil
 }
 
+// Hold keeps the background goroutine aside until Release, for a caller of Poll that
+// sleeps until one of several sockets is readable. It returns false, and the caller
+// must not call Release, if the background goroutine reads now.
+func (r *Reader) Hold() bool {
+	r.holding.Add(1)
+	if r.aside.Load() {
+		return true
+	}
+	r.Release()
+	return false
+}
+
+// Release ends a Hold. The background goroutine soon reads again.
+func (r *Reader) Release() { r.holding.Add(-1) }
+
 // standAside waits until there was no waiter for the grace period, or until Attend.
 func (r *Reader) standAside() {
 	grace := firstGrace
-	for before := r.leads.Load(); !r.called(grace); {
+	for before := r.leads.Load(); ; grace = min(2*grace, longestGrace) {
+		urgent := r.called(grace) || r.blocked.Load() > 0
 		now := r.leads.Load()
-		if r.blocked.Load() > 0 || now == before && r.waiting.Load() == 0 {
-			break
+		if urgent || now == before && r.waiting.Load() == 0 {
+			r.aside.Store(false)
+			if urgent || r.holding.Load() == 0 { // read after the store: Hold does the opposite
+				return
+			}
+			r.aside.Store(true)
 		}
-		before, grace = now, min(2*grace, longestGrace)
+		before = now
 	}
-	r.aside.Store(false)
 }
 
 // eventWait holds the structures of the system calls that wait for an eventfd, so
