@@ -2,6 +2,7 @@ package manager
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -10,10 +11,11 @@ import (
 )
 
 // A device is in one slot. If several slots report one serial number, a box is
-// configured wrongly or lists a device twice, and a lease of each slot would share the
-// device with another tenant. So none of these slots gets new bindings until only one
-// of them reports the device. Bindings that exist stay: the manager cannot tell which
-// of the slots has the device.
+// configured wrongly, lists a device twice or wants to block another box's GPU, and a
+// lease of each slot would share the device with another tenant. So one of the slots
+// keeps the device: one that has a binding, otherwise the first that reported it. The
+// others get no new bindings, and an alarm. Bindings that exist stay: the manager cannot
+// tell which of the slots has the device.
 
 // deviceKey identifies a device. Serial numbers are unique per vendor and model.
 type deviceKey struct {
@@ -29,14 +31,32 @@ func (d *deviceRecord) key() (k deviceKey, ok bool) {
 	return deviceKey{d.VendorID, d.DeviceID, d.Model, d.Serial}, true
 }
 
-// deviceClaim is a slot that reports a device.
-type deviceClaim struct {
-	key deviceKey
-	at  placement.Ref
+// deviceSince returns slotRecord.Since of a slot that reports a device. old is the record
+// of the slot, nil if it is new.
+func (t *tx) deviceSince(old *slotRecord, now *deviceRecord) uint64 {
+	k, ok := now.key()
+	if !ok {
+		return 0
+	}
+	if old != nil {
+		if had, ok := old.Device.key(); ok && had == k {
+			return old.Since
+		}
+	}
+	return t.meta.Revision + 1 // that of this change
 }
 
-func compareRefs(a, b placement.Ref) int {
-	return cmp.Or(strings.Compare(a.Box, b.Box), cmp.Compare(a.Slot, b.Slot))
+// deviceClaim is a slot that reports a device.
+type deviceClaim struct {
+	key   deviceKey
+	at    placement.Ref
+	bound bool
+	since uint64 // slotRecord.Since
+}
+
+// compare puts the claim of the slot first that keeps the device.
+func (a deviceClaim) compare(b deviceClaim) int {
+	return cmp.Or(rankTrueFirst(a.bound, b.bound), cmp.Compare(a.since, b.since), strings.Compare(a.at.Box, b.at.Box), cmp.Compare(a.at.Slot, b.at.Slot))
 }
 
 // claimsOf returns the devices that a box has. The report of a box that is away may be
@@ -47,8 +67,9 @@ func (t *tx) claimsOf(n *nodeRecord) []deviceClaim {
 	here := t.connected(n.ID) && !n.Deleting
 	for i := range n.Slots {
 		s := &n.Slots[i]
-		if k, ok := s.Device.key(); ok && (here || t.holder(n.ID, s.Slot) != nil) {
-			out = append(out, deviceClaim{k, placement.Ref{Box: n.ID, Slot: s.Slot}})
+		bound := t.holder(n.ID, s.Slot) != nil
+		if k, ok := s.Device.key(); ok && (here || bound) {
+			out = append(out, deviceClaim{k, placement.Ref{Box: n.ID, Slot: s.Slot}, bound, s.Since})
 		}
 	}
 	return out
@@ -61,21 +82,21 @@ func (t *tx) updateClaims(old, now []deviceClaim) (others []string) {
 		return nil
 	}
 	affected := func(c deviceClaim) {
-		for _, r := range t.slotsByDevice[c.key] {
-			if r.Box != c.at.Box {
-				others = append(others, r.Box)
+		for _, o := range t.slotsByDevice[c.key] {
+			if o.at.Box != c.at.Box {
+				others = append(others, o.at.Box)
 			}
 		}
 	}
 	for _, c := range old {
-		t.slotsByDevice[c.key] = removeSorted(slices.Clone(t.slotsByDevice[c.key]), c.at, compareRefs)
+		t.slotsByDevice[c.key] = removeSorted(slices.Clone(t.slotsByDevice[c.key]), c, deviceClaim.compare)
 		if len(t.slotsByDevice[c.key]) == 0 {
 			delete(t.slotsByDevice, c.key)
 		}
 		affected(c)
 	}
 	for _, c := range now {
-		t.slotsByDevice[c.key] = insertSorted(slices.Clone(t.slotsByDevice[c.key]), c.at, compareRefs)
+		t.slotsByDevice[c.key] = insertSorted(slices.Clone(t.slotsByDevice[c.key]), c, deviceClaim.compare)
 		affected(c)
 	}
 	for _, o := range others {
@@ -84,37 +105,39 @@ func (t *tx) updateClaims(old, now []deviceClaim) (others []string) {
 	return others
 }
 
-// isDuplicate reports whether other slots claim the device that a slot claims. A slot
-// that claims nothing, because its box is away, does not depend on the others.
-func (t *tx) isDuplicate(box string, s *slotRecord) bool {
+// keeperOf returns the slot that keeps the device which another slot claims as well,
+// false if the slot may be used: no other slot keeps its device, or it claims nothing,
+// because its box is away.
+func (t *tx) keeperOf(box string, s *slotRecord) (keeper deviceClaim, ok bool) {
 	k, ok := s.Device.key()
 	if !ok || len(t.slotsByDevice[k]) < 2 {
-		return false
+		return keeper, false
 	}
-	_, claims := slices.BinarySearchFunc(t.slotsByDevice[k], placement.Ref{Box: box, Slot: s.Slot}, compareRefs)
-	return claims
+	claims, at := t.slotsByDevice[k], placement.Ref{Box: box, Slot: s.Slot}
+	mine := slices.IndexFunc(claims, func(c deviceClaim) bool { return c.at == at })
+	return claims[0], mine > 0
 }
 
-// maxDuplicatesNamed bounds the slots that a message names.
-const maxDuplicatesNamed = 8
+// isDuplicate reports whether another slot keeps the device that a slot claims.
+func (t *tx) isDuplicate(box string, s *slotRecord) bool {
+	_, dup := t.keeperOf(box, s)
+	return dup
+}
 
 // whyDuplicate returns why a slot must not be used, "" if it may be.
 func (t *tx) whyDuplicate(box string, s *slotRecord) string {
-	if !t.isDuplicate(box, s) {
+	keeper, dup := t.keeperOf(box, s)
+	if !dup {
 		return ""
 	}
-	k, _ := s.Device.key()
-	var names []string
-	for _, r := range t.slotsByDevice[k] {
-		if (r != placement.Ref{Box: box, Slot: s.Slot}) && len(names) < maxDuplicatesNamed {
-			names = append(names, r.String())
-		}
+	first := "which reported it first"
+	if keeper.bound {
+		first = "which a lease has"
 	}
-	return "serial number " + s.Device.Serial + " is also that of " + strings.Join(names, ", ")
+	return fmt.Sprintf("serial number %s is also that of %s, %s", s.Device.Serial, keeper.at, first)
 }
 
-// advanceDuplicate raises the alarm when other slots begin to report the device of a
-// slot, and ends it.
+// advanceDuplicate raises the alarm for a slot whose device another slot keeps, and ends it.
 func (t *tx) advanceDuplicate(id string, slot uint32) {
 	s := t.nodes.get(id).slot(slot)
 	why := t.whyDuplicate(id, s)
@@ -126,7 +149,7 @@ func (t *tx) advanceDuplicate(id string, slot uint32) {
 	n.slot(slot).Duplicate = why != ""
 	if why == "" {
 		e := gpuEvent(n, slot, dxpuv1.EventType_EVENT_TYPE_GPU_RETURNED)
-		t.event(e, "no other slot reports the device of GPU %s any more", e.GpuId)
+		t.event(e, "no other slot has the device of GPU %s any more", e.GpuId)
 		return
 	}
 	e := gpuEvent(n, slot, dxpuv1.EventType_EVENT_TYPE_GPU_DUPLICATE)

@@ -11,45 +11,42 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-// A device that three slots report is not leased until only one of them has it.
+// Of three slots that report one device the first keeps it; the others are not leased
+// until they are the only ones.
 func TestOneDeviceInThreeSlots(t *testing.T) {
 	b1, b2 := boxNode("b1", 3), boxNode("b2", 2)
 	b1.serials = map[uint32]string{0: "S1", 1: "S1", 2: "S2"}
 	b2.serials = map[uint32]string{0: "S1", 1: "000"}
 	w := newWorld(t, Config{}, hostNode("h1", 8), b1, b2)
-	for _, id := range []string{"b1/0", "b1/1", "b2/0"} {
+	if g := w.gpu("b1/0"); g.State != dxpuv1.GPUState_GPU_STATE_FREE {
+		t.Errorf("the first slot that reported the device: %v", g)
+	}
+	for _, id := range []string{"b1/1", "b2/0"} {
 		g := w.gpu(id)
-		if g.State != dxpuv1.GPUState_GPU_STATE_UNAVAILABLE || !strings.Contains(g.HealthDetail, "serial number S1 is also that of b") {
+		if g.State != dxpuv1.GPUState_GPU_STATE_UNAVAILABLE || !strings.Contains(g.HealthDetail, "serial number S1 is also that of b1/0, which reported it first") {
 			t.Errorf("GPU %s: %v", id, g)
 		}
-		if !strings.Contains(w.events(), "GPU "+id+" gets no new bindings: its serial number S1 is also that of b") {
+		if !strings.Contains(w.events(), "GPU "+id+" gets no new bindings: its serial number S1 is also that of b1/0") {
 			t.Errorf("no alarm for %s:\n%s", id, w.events())
 		}
 	}
 	w.checkIndex(t)
-	if _, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 3}); connect.CodeOf(err) != connect.CodeResourceExhausted {
-		t.Errorf("three GPUs, although only two are certain: %v", err)
+	if _, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 4}); connect.CodeOf(err) != connect.CodeResourceExhausted {
+		t.Errorf("four GPUs, although the pool has three: %v", err)
 	}
-	two := w.create(&dxpuv1.LeaseSpec{Count: 2})
+	three := w.create(&dxpuv1.LeaseSpec{Count: 3})
 	w.settle()
-	w.wantLease(two, leaseActive)
+	w.wantLease(three, leaseActive)
 	before := strings.Count(w.events(), "gets no new bindings")
-
-	b1.serials[1], b1.models = "", map[uint32]string{1: ""}
+	w.delete(three, true)
 	w.settle()
-	if g := w.gpu("b1/0"); g.State != dxpuv1.GPUState_GPU_STATE_UNAVAILABLE {
-		t.Errorf("two slots still report the device: %v", g)
+
+	b1.models = map[uint32]string{0: "", 1: ""} // the device was moved to b2
+	w.settle()
+	if g := w.gpu("b2/0"); g.State != dxpuv1.GPUState_GPU_STATE_FREE {
+		t.Errorf("only one slot reports the device: %v", g)
 	}
-	b2.down = true // the device was moved to b1, and b2 was switched off
-	for range 4 {
-		w.pass(500 * time.Millisecond)
-		w.report("b1")
-		w.report("h1")
-	}
-	if g := w.gpu("b1/0"); g.State != dxpuv1.GPUState_GPU_STATE_FREE {
-		t.Errorf("one slot reports the device: %v", g)
-	}
-	w.wantLease(w.create(&dxpuv1.LeaseSpec{Count: 1}), leaseBinding)
+	w.wantLease(w.create(&dxpuv1.LeaseSpec{Count: 3}), leaseBinding)
 	w.checkIndex(t)
 	if got := strings.Count(w.events(), "gets no new bindings"); got != before {
 		t.Errorf("the alarm was repeated %d times", got-before)
@@ -119,8 +116,45 @@ func TestDuplicatesOfABoxThatIsAway(t *testing.T) {
 	b1.down = false
 	w.settle()
 	w.checkIndex(t)
-	if g := w.gpu("b1/0"); g.Health != dxpuv1.Health_HEALTH_DEGRADED {
-		t.Errorf("three slots report its device: %v", g)
+	if g := w.gpu("b1/0"); g.Health != dxpuv1.Health_HEALTH_OK {
+		t.Errorf("it had the device first: %v", g)
+	}
+	if g := w.gpu("b2/0"); g.Health != dxpuv1.Health_HEALTH_DEGRADED {
+		t.Errorf("b1/0 had the device first: %v", g)
+	}
+}
+
+// A box that begins to report the serial number of another box's GPU blocks only itself,
+// also after both boxes were restarted.
+func TestFirstOwnerKeepsItsDevice(t *testing.T) {
+	b1, b2 := boxNode("b1", 1), boxNode("b2", 1)
+	b2.serials = map[uint32]string{0: "S1"}
+	w := newWorld(t, Config{}, hostNode("h1", 8), b2, b1)
+	b1.serials = map[uint32]string{0: "S1"}
+	w.settle()
+	check := func() {
+		t.Helper()
+		if g := w.gpu("b2/0"); g.State != dxpuv1.GPUState_GPU_STATE_FREE {
+			t.Errorf("the first owner: %v", g)
+		}
+		if g := w.gpu("b1/0"); g.State != dxpuv1.GPUState_GPU_STATE_UNAVAILABLE {
+			t.Errorf("the neighbour: %v", g)
+		}
+	}
+	check()
+	b1.restart()
+	b2.restart()
+	w.settle()
+	check()
+	b2.down = true
+	w.pass(3 * time.Second)
+	b2.down = false
+	w.settle()
+	check()
+	id := w.create(&dxpuv1.LeaseSpec{Count: 1})
+	w.settle()
+	if got := picksOf(w.wantLease(id, leaseActive)); got != "b2/0" {
+		t.Errorf("the lease has %s", got)
 	}
 }
 

@@ -122,6 +122,7 @@ func (t *tx) inventory(o *dxpuv1.ObservedState) {
 		if old := n.slot(s.Slot); old != nil {
 			r.Cordon, r.Fault, r.Duplicate = old.Cordon, old.Fault, old.Duplicate
 		}
+		r.Since = t.deviceSince(n.slot(s.Slot), r.Device)
 		listed[s.Slot] = true
 		slots = append(slots, r)
 	}

@@ -86,12 +86,14 @@ type index struct {
 	usageByTenant     map[string]*tenantUsage
 
 	// Nodes.
-	indexedNodes     map[string]nodeEntry          // host or box -> sums of its GPUs, and what placement has of it
-	nodeByCredential map[string]string             // hash of the credential -> node
-	slotsByDevice    map[deviceKey][]placement.Ref // the slots that report a device; several: see gpu_duplicates.go
-	hostIDs, boxIDs  sequence                      // in order, for lists
-	gpuPool          *placement.Pool               // the boxes and GPUs as placement sees them
-	hostPool         *placement.Hosts              // the hosts and slots as placement sees them
+	indexedNodes     map[string]nodeEntry        // host or box -> sums of its GPUs, and what placement has of it
+	nodeByCredential map[string]string           // hash of the credential -> node
+	slotsByDevice    map[deviceKey][]deviceClaim // the slots that report a device; several: see gpu_duplicates.go
+	hostIDs, boxIDs  sequence                    // in order, for lists
+	gpuPool          *placement.Pool             // the boxes and GPUs as placement sees them
+	hostPool         *placement.Hosts            // the hosts and slots as placement sees them
+	crossing         map[string]int              // rack -> GPUs that use its uplink
+	fullUplinks      placement.Uplinks           // racks that reach Config.RackUplink
 
 	// capacityGrew is set when capacity came back or a limit changed, so that leases
 	// without GPUs may get some now.
@@ -142,7 +144,7 @@ func newIndex() index {
 		leaseByRequestID: map[requestKey]string{}, pendingByShape: map[string][]queueKey{}, waiting: waitingQueue{}, unreplaced: map[string]int{},
 		preemptibleLeases: map[string]bool{}, usageByTenant: map[string]*tenantUsage{},
 		indexedNodes: map[string]nodeEntry{}, nodeByCredential: map[string]string{},
-		slotsByDevice: map[deviceKey][]placement.Ref{},
+		slotsByDevice: map[deviceKey][]deviceClaim{},
 		hostIDs:       newSequence(strings.Compare), boxIDs: newSequence(strings.Compare),
 		gpuPool: placement.NewPool(), hostPool: placement.NewHosts(),
 	}

@@ -98,7 +98,10 @@ type slotRecord struct {
 	HealthDetail string        `json:"health_detail,omitempty"`
 	Cordon       *cordon       `json:"cordon,omitempty"`
 	Fault        *faultRecord  `json:"care,omitempty"` // boxes; nil: no errors
-	// Duplicate is set once an event has said that another slot reports the device.
+	// Since is the revision at which the slot first had the device; 0: by a version that
+	// did not record it.
+	Since uint64 `json:"since,omitempty"`
+	// Duplicate is set once an event has said that another slot has the device.
 	Duplicate bool `json:"duplicate,omitempty"`
 }
 
