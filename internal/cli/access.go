@@ -60,9 +60,7 @@ func describeTenant(w io.Writer, n *dxpuv1.Tenant) {
 		t.row("", fmt.Sprintf("at most %d of model %s", q.MaxGpusByModel[model], model))
 	}
 	t.row("leases", fmt.Sprintf("%s, %d of them in the queue", outOf(n.Leases, q.GetMaxLeases()), n.LeasesPending))
-	if q != nil && q.MaxPriority != nil {
-		t.row("priority", fmt.Sprintf("at most %d", *q.MaxPriority))
-	}
+	t.row("priority", fmt.Sprintf("at most %d", q.GetMaxPriority())) // 0 without a limit of its own
 	t.flush()
 }
 
@@ -128,7 +126,7 @@ that the tenant already has stay, even if they exceed the new quota.`,
 	f.Uint32Var(&gpus, "max-gpus", 0, "`limit` of GPUs; 0: no limit")
 	f.Uint32Var(&leases, "max-leases", 0, "`limit` of leases, including those in the queue; 0: no limit")
 	f.StringArrayVar(&byModel, "max-gpus-of", nil, "limit of GPUs of one model, `MODEL=COUNT`; repeatable; 0: no limit")
-	f.Int32Var(&priority, "max-priority", 0, "highest priority of the tenant's leases, a `number` from -100 to 100 (default: no limit)")
+	f.Int32Var(&priority, "max-priority", 0, "highest priority of the tenant's leases, a `number` from -100 to 100 (default 0; operators may create leases above it)")
 	return cmd
 }
 

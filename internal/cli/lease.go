@@ -41,7 +41,7 @@ func (o *leaseFlags) register(cmd *cobra.Command) {
 	f.StringToStringVar(&o.spec.HostLabels, "host-label", nil, "label that the host must have, `KEY=VALUE`")
 	f.StringVar(&o.spec.HostDomain, "host-domain", "", "VM or virtual switch of the host")
 	f.StringVar(&o.spec.Tenant, "tenant", "", "tenant that the lease belongs to")
-	f.Int32Var(&o.spec.Priority, "priority", 0, "priority in the queue, a `number` from -100 to 100, higher first")
+	f.Int32Var(&o.spec.Priority, "priority", 0, "priority in the queue, a `number` from -100 to 100, higher first; above 0 where the tenant or the caller's role may")
 	f.BoolVar(&o.spec.Preemptible, "preemptible", false, "allow a lease with a higher priority to take the GPUs")
 	f.DurationVar(&o.expires, "expires", 0, "end the lease after this time")
 }

@@ -55,7 +55,7 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 			return nil, notFound("spec.host_id: host", spec.HostId)
 		}
 	}
-	if err := t.admit(spec); err != nil {
+	if err := t.admit(spec, t.call == nil || scopeFor(t.call.caller).all); err != nil {
 		return nil, err
 	}
 	rev := t.revision()
@@ -115,7 +115,7 @@ func (s *poolService) ExplainLease(ctx context.Context, req *connect.Request[dxp
 		if id := req.Msg.GetLeaseId(); id != "" {
 			return t.explain(id, res)
 		}
-		if err := t.admit(spec); err != nil {
+		if err := t.admit(spec, visible.all); err != nil {
 			return err
 		}
 		if q := t.quotaReached(spec); q != "" {

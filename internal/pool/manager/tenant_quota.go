@@ -18,16 +18,25 @@ func (t *tx) quota(tenant string) quotaRecord {
 	return quotaRecord{}
 }
 
+// defaultMaxPriority is the highest priority of the leases of a tenant without a limit of
+// its own. It is the priority of leases that ask for none, so tenants can go behind
+// others, and only an operator lets them go ahead.
+const defaultMaxPriority = 0
+
 // admit refuses a request that can never be granted: its tenant must exist and
 // its quota must allow the count. Tenants need not be defined; once one is,
-// only defined tenants may request GPUs.
-func (t *tx) admit(s *dxpuv1.LeaseSpec) error {
+// only defined tenants may request GPUs. operator is set if the caller is not a tenant.
+func (t *tx) admit(s *dxpuv1.LeaseSpec, operator bool) error {
 	if t.tenants.get(s.Tenant) == nil && s.Tenant != defaultTenant && t.anyTenant() {
 		return errorf(connect.CodeNotFound, "spec.tenant: tenant %q does not exist; define it with PutTenant (dxpu tenant set %s)", s.Tenant, s.Tenant)
 	}
 	q := t.quota(s.Tenant)
-	if q.MaxPriority != nil && s.Priority > *q.MaxPriority {
+	switch {
+	case q.MaxPriority != nil && s.Priority > *q.MaxPriority:
 		return invalid("spec.priority: %d is above %d, the highest that tenant %s may request", s.Priority, *q.MaxPriority, s.Tenant)
+	case q.MaxPriority == nil && s.Priority > defaultMaxPriority && !operator:
+		return invalid("spec.priority: %d is above %d, the highest that tenant %s may request: it has no limit of its own, which an operator can set",
+			s.Priority, defaultMaxPriority, s.Tenant)
 	}
 	if err := q.allows(s.Tenant, "spec.count", s.Count, s.Model); err != nil {
 		return err
