@@ -160,7 +160,7 @@ func newGPUWorld(gpus int) *gpuWorld {
 	models := []string{"A100", "H100", "T4", "V100"}
 	for n := 0; n < gpus; n += gpusPerBox {
 		i := n / gpusPerBox
-		b := placement.Box{ID: fmt.Sprintf("box-%05d", i), Kind: placement.PCIeSwitch, Rack: fmt.Sprintf("rack-%d", i/8), ProxyGPUs: proxyGPUs}
+		b := placement.Box{ID: fmt.Sprintf("box-%05d", i), Kind: placement.PCIeSwitch, Location: placement.Location{Rack: fmt.Sprintf("rack-%d", i/8)}, ProxyGPUs: proxyGPUs}
 		if i%3 == 0 {
 			b.Kind = placement.NVLink
 		}

@@ -84,9 +84,11 @@ with --ca-file or --ca-hash, and get certificates of the same authority.` + trac
 	f.DurationVar(&o.cfg.CertificateLife, "certificate-life", 30*24*time.Hour, "lifetime of the certificates of nodes and of the manager")
 	f.Float64Var(&o.cfg.CallRate, "call-rate", 500, "limit of calls per second for each caller, on average; bursts may reach five seconds' worth; 0: no limit")
 	spareFlags(f, &o.reserve)
+	f.IntVar(&o.cfg.RackUplink, "rack-uplink-gpus", 0, "`number` of GPUs that the uplink of a rack serves at full bandwidth; leases beyond it avoid the uplink where they can; 0: not known")
 	f.DurationVar(&o.cfg.Heartbeat, "heartbeat", 250*time.Millisecond, "interval between two reports of a node")
 	f.IntVar(&o.cfg.ReportRate, "report-rate", 4_000, "limit of reports per second from all nodes; with more nodes each reports less often")
 	f.DurationVar(&o.cfg.LostAfter, "lost-after", time.Second, "silence after which a node counts as lost")
+	f.DurationVar(&o.cfg.HostTimeout, "host-timeout", 10*time.Minute, "silence of a host after which its leases, if their GPUs do not work, return to the queue or end; 0: never")
 	f.DurationVar(&o.cfg.AttachTimeout, "attach-timeout", 20*time.Second, "longest duration of each step of an attach")
 	f.DurationVar(&o.cfg.UnplugTimeout, "unplug-timeout", 15*time.Second, "longest wait for a guest to release a GPU; native PCIe hot-plug takes 7s")
 	logFlag(f, &o.logLevel)
@@ -104,6 +106,9 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 	cfg.Reserve = o.reserve
 	if cfg.CallRate == 0 {
 		cfg.CallRate = -1 // no limit; 0 would be the default
+	}
+	if cfg.HostTimeout == 0 {
+		cfg.HostTimeout = -1 // never; 0 would be the default
 	}
 	cfg.Version = version()
 	if o.testingClock != "" {
@@ -187,6 +192,10 @@ func (o *managerOptions) check() error {
 		return errors.New("--tls-cert and --tls-key go together")
 	case o.cfg.CallRate < 0 || o.cfg.CallRate > 0 && o.cfg.CallRate < 1 || o.cfg.CallRate > 1e6:
 		return withHint(fmt.Errorf("--call-rate: %g is neither 0 nor 1 to 1000000", o.cfg.CallRate), "the default is 500; 0 means no limit")
+	case o.cfg.HostTimeout < 0 || o.cfg.HostTimeout > 0 && o.cfg.HostTimeout < o.cfg.LostAfter:
+		return withHint(errors.New("--host-timeout must be 0 or at least --lost-after"), "0 means that leases wait for their host without limit")
+	case o.cfg.RackUplink < 0:
+		return errors.New("--rack-uplink-gpus must not be negative; 0 means that it is not known")
 	case o.cfg.ReportRate < 1:
 		return errors.New("--report-rate must be positive")
 	case o.cfg.Heartbeat <= 0 || o.cfg.LostAfter < 2*o.cfg.Heartbeat:

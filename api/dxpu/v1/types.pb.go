@@ -844,7 +844,8 @@ const (
 	EventType_EVENT_TYPE_GPU_EJECTED EventType = 35
 	// A GPU that its guest had ejected is plugged in again.
 	EventType_EVENT_TYPE_GPU_PLUGGED EventType = 36
-	// Several slots report one serial number: none of them takes new bindings.
+	// A slot reports the serial number of a device that another slot has: it takes no new
+	// bindings. message names both.
 	EventType_EVENT_TYPE_GPU_DUPLICATE EventType = 37
 )
 
@@ -2270,26 +2271,31 @@ type LeaseSpec struct {
 	Nvlink Preference `protobuf:"varint,5,opt,name=nvlink,proto3,enum=dxpu.v1.Preference" json:"nvlink,omitempty"`
 	// GPUs in one box. AVOID spreads them over boxes.
 	SameBox Preference `protobuf:"varint,6,opt,name=same_box,json=sameBox,proto3,enum=dxpu.v1.Preference" json:"same_box,omitempty"`
-	// The host. Empty: any that has all host_labels and enough free slots.
+	// The host. Empty: any that has all host_labels and enough free slots; of these one
+	// near the boxes.
 	HostId     string            `protobuf:"bytes,7,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
 	HostLabels map[string]string `protobuf:"bytes,8,rep,name=host_labels,json=hostLabels,proto3" json:"host_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// The domain of the host's slots. Empty: any. All slots are in one domain.
 	HostDomain string `protobuf:"bytes,9,opt,name=host_domain,json=hostDomain,proto3" json:"host_domain,omitempty"`
 	// The tenant of the lease. Empty: "default".
 	Tenant string `protobuf:"bytes,10,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	// Higher priorities go first in the queue. -100 to 100.
+	// Higher priorities go first in the queue. -100 to 100; those above 0 need a
+	// tenant with such a max_priority, or an operator.
 	Priority int32 `protobuf:"varint,11,opt,name=priority,proto3" json:"priority,omitempty"`
 	// The lease may be ended for a request of higher priority.
 	Preemptible bool `protobuf:"varint,12,opt,name=preemptible,proto3" json:"preemptible,omitempty"`
-	// Lifetime, after which the lease is deleted. It counts from when the lease first
-	// gets GPUs, not the time in the queue. Unset: no limit.
+	// Lifetime, after which the lease is deleted. It counts from when every GPU is
+	// attached, not the time in the queue. A lease that returns to the queue gets the
+	// whole time again. Unset: no limit.
 	ExpiresAfter *durationpb.Duration `protobuf:"bytes,13,opt,name=expires_after,json=expiresAfter,proto3" json:"expires_after,omitempty"`
 	// Wait in the queue if there is no capacity. Otherwise the call fails.
 	Wait bool `protobuf:"varint,14,opt,name=wait,proto3" json:"wait,omitempty"`
 	// Maximum time in the queue. Unset: no limit.
 	WaitTimeout *durationpb.Duration `protobuf:"bytes,15,opt,name=wait_timeout,json=waitTimeout,proto3" json:"wait_timeout,omitempty"`
 	// Free labels, stored with the lease.
-	Labels        map[string]string `protobuf:"bytes,16,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Labels map[string]string `protobuf:"bytes,16,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Labels that the boxes must have.
+	BoxLabels     map[string]string `protobuf:"bytes,17,rep,name=box_labels,json=boxLabels,proto3" json:"box_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2432,6 +2438,13 @@ func (x *LeaseSpec) GetWaitTimeout() *durationpb.Duration {
 func (x *LeaseSpec) GetLabels() map[string]string {
 	if x != nil {
 		return x.Labels
+	}
+	return nil
+}
+
+func (x *LeaseSpec) GetBoxLabels() map[string]string {
+	if x != nil {
+		return x.BoxLabels
 	}
 	return nil
 }
@@ -3123,7 +3136,8 @@ type Quota struct {
 	MaxLeases uint32 `protobuf:"varint,2,opt,name=max_leases,json=maxLeases,proto3" json:"max_leases,omitempty"`
 	// GPUs by model, within max_gpus.
 	MaxGpusByModel map[string]uint32 `protobuf:"bytes,3,rep,name=max_gpus_by_model,json=maxGpusByModel,proto3" json:"max_gpus_by_model,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
-	// The highest priority of the tenant's leases. Unset: 100.
+	// The highest priority of the tenant's leases. Unset: 0, but operators may create
+	// leases of any priority for the tenant.
 	MaxPriority   *int32 `protobuf:"varint,4,opt,name=max_priority,json=maxPriority,proto3,oneof" json:"max_priority,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3800,7 +3814,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x06tenant\x18\x15 \x01(\tR\x06tenant\x12\x1e\n" +
 	"\x03use\x18\x16 \x01(\x0e2\f.dxpu.v1.UseR\x03use\x12\x18\n" +
 	"\aejected\x18\x17 \x01(\bR\aejected\x12\x18\n" +
-	"\adrained\x18\x18 \x01(\bR\adrained\"\x84\x06\n" +
+	"\adrained\x18\x18 \x01(\bR\adrained\"\x84\a\n" +
 	"\tLeaseSpec\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\rR\x05count\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12(\n" +
@@ -3820,11 +3834,16 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\rexpires_after\x18\r \x01(\v2\x19.google.protobuf.DurationR\fexpiresAfter\x12\x12\n" +
 	"\x04wait\x18\x0e \x01(\bR\x04wait\x12<\n" +
 	"\fwait_timeout\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\vwaitTimeout\x126\n" +
-	"\x06labels\x18\x10 \x03(\v2\x1e.dxpu.v1.LeaseSpec.LabelsEntryR\x06labels\x1a=\n" +
+	"\x06labels\x18\x10 \x03(\v2\x1e.dxpu.v1.LeaseSpec.LabelsEntryR\x06labels\x12@\n" +
+	"\n" +
+	"box_labels\x18\x11 \x03(\v2!.dxpu.v1.LeaseSpec.BoxLabelsEntryR\tboxLabels\x1a=\n" +
 	"\x0fHostLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a<\n" +
+	"\x0eBoxLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcd\x04\n" +
 	"\x05Lease\x12\x0e\n" +
@@ -4111,7 +4130,7 @@ func file_dxpu_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_dxpu_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 14)
-var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_dxpu_v1_types_proto_goTypes = []any{
 	(NodeKind)(0),                 // 0: dxpu.v1.NodeKind
 	(BoxKind)(0),                  // 1: dxpu.v1.BoxKind
@@ -4153,20 +4172,21 @@ var file_dxpu_v1_types_proto_goTypes = []any{
 	nil,                           // 37: dxpu.v1.NodeInfo.LabelsEntry
 	nil,                           // 38: dxpu.v1.LeaseSpec.HostLabelsEntry
 	nil,                           // 39: dxpu.v1.LeaseSpec.LabelsEntry
-	nil,                           // 40: dxpu.v1.Quota.MaxGpusByModelEntry
-	(*timestamppb.Timestamp)(nil), // 41: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 42: google.protobuf.Duration
+	nil,                           // 40: dxpu.v1.LeaseSpec.BoxLabelsEntry
+	nil,                           // 41: dxpu.v1.Quota.MaxGpusByModelEntry
+	(*timestamppb.Timestamp)(nil), // 42: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 43: google.protobuf.Duration
 }
 var file_dxpu_v1_types_proto_depIdxs = []int32{
 	13, // 0: dxpu.v1.CallOutcome.effect:type_name -> dxpu.v1.CallEffect
 	8,  // 1: dxpu.v1.DeviceError.action:type_name -> dxpu.v1.ErrorAction
-	41, // 2: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
+	42, // 2: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
 	2,  // 3: dxpu.v1.PathStatus.health:type_name -> dxpu.v1.Health
-	41, // 4: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
-	42, // 5: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
+	42, // 4: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
+	43, // 5: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
 	37, // 6: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
 	15, // 7: dxpu.v1.NodeInfo.addresses:type_name -> dxpu.v1.PathAddress
-	41, // 8: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
+	42, // 8: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
 	21, // 9: dxpu.v1.Host.node:type_name -> dxpu.v1.NodeInfo
 	23, // 10: dxpu.v1.Host.slots:type_name -> dxpu.v1.HostSlot
 	4,  // 11: dxpu.v1.HostSlot.observed_state:type_name -> dxpu.v1.BindingState
@@ -4183,46 +4203,47 @@ var file_dxpu_v1_types_proto_depIdxs = []int32{
 	4,  // 22: dxpu.v1.GPU.observed_state:type_name -> dxpu.v1.BindingState
 	17, // 23: dxpu.v1.GPU.counters:type_name -> dxpu.v1.Counters
 	18, // 24: dxpu.v1.GPU.errors:type_name -> dxpu.v1.DeviceError
-	41, // 25: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
+	42, // 25: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
 	9,  // 26: dxpu.v1.GPU.use:type_name -> dxpu.v1.Use
 	1,  // 27: dxpu.v1.LeaseSpec.box_kind:type_name -> dxpu.v1.BoxKind
 	10, // 28: dxpu.v1.LeaseSpec.nvlink:type_name -> dxpu.v1.Preference
 	10, // 29: dxpu.v1.LeaseSpec.same_box:type_name -> dxpu.v1.Preference
 	38, // 30: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
-	42, // 31: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
-	42, // 32: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
+	43, // 31: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
+	43, // 32: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
 	39, // 33: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
-	26, // 34: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
-	6,  // 35: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
-	28, // 36: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
-	41, // 37: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
-	41, // 38: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
-	41, // 39: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
-	41, // 40: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
-	4,  // 41: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
-	5,  // 42: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
-	20, // 43: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
-	30, // 44: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
-	31, // 45: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
-	40, // 46: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
-	32, // 47: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
-	41, // 48: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
-	7,  // 49: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
-	41, // 50: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
-	41, // 51: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
-	41, // 52: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	7,  // 53: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
-	41, // 54: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
-	12, // 55: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
-	4,  // 56: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
-	6,  // 57: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
-	5,  // 58: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
-	42, // 59: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
-	60, // [60:60] is the sub-list for method output_type
-	60, // [60:60] is the sub-list for method input_type
-	60, // [60:60] is the sub-list for extension type_name
-	60, // [60:60] is the sub-list for extension extendee
-	0,  // [0:60] is the sub-list for field type_name
+	40, // 34: dxpu.v1.LeaseSpec.box_labels:type_name -> dxpu.v1.LeaseSpec.BoxLabelsEntry
+	26, // 35: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
+	6,  // 36: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
+	28, // 37: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
+	42, // 38: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
+	42, // 39: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
+	42, // 40: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
+	42, // 41: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
+	4,  // 42: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
+	5,  // 43: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
+	20, // 44: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
+	30, // 45: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
+	31, // 46: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
+	41, // 47: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
+	32, // 48: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
+	42, // 49: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
+	7,  // 50: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
+	42, // 51: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
+	42, // 52: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
+	42, // 53: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	7,  // 54: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
+	42, // 55: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
+	12, // 56: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
+	4,  // 57: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
+	6,  // 58: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
+	5,  // 59: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
+	43, // 60: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
+	61, // [61:61] is the sub-list for method output_type
+	61, // [61:61] is the sub-list for method input_type
+	61, // [61:61] is the sub-list for extension type_name
+	61, // [61:61] is the sub-list for extension extendee
+	0,  // [0:61] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_types_proto_init() }
@@ -4237,7 +4258,7 @@ func file_dxpu_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_types_proto_rawDesc), len(file_dxpu_v1_types_proto_rawDesc)),
 			NumEnums:      14,
-			NumMessages:   27,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

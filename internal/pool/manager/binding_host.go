@@ -150,13 +150,15 @@ func (t *tx) obstacle(l *leaseRecord) string {
 	for _, id := range t.bindingsOf(l.ID) {
 		b := t.bindings.get(id)
 		switch {
+		case b.State == ready && b.Waiting && !t.connected(b.HostID):
+			return t.hostAbsence(l)
 		case b.State == ready && b.Waiting:
 			return fmt.Sprintf("waiting for host %s: %s", b.HostID, b.Detail)
 		case b.State == ready && b.Detail != "":
 			return fmt.Sprintf("host %s: %s", b.HostID, b.Detail)
 		case !b.needsReplacement():
 		case !t.connected(b.HostID):
-			return fmt.Sprintf("waiting for host %s, which does not report", b.HostID)
+			return t.hostAbsence(l)
 		case b.attachFailed():
 			return b.attachFailure() + "; it is tried again"
 		case b.NoSpare:

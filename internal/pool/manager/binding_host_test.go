@@ -101,7 +101,7 @@ func TestHostDiesWhileAttaching(t *testing.T) {
 		w.settle()
 	}
 	l := w.wantLease(id, leaseBinding)
-	if want := "GPUs are being attached; waiting for host h1: the host does not report"; l.StateReason != want {
+	if want := "GPUs are being attached; waiting for host h1, which does not report; it ends at 22:23:21 UTC if the host stays away"; l.StateReason != want {
 		t.Errorf("state reason %q, want %q", l.StateReason, want)
 	}
 	if b := l.Bindings[0]; !b.Waiting || b.State != ready {

@@ -44,10 +44,12 @@ type fakeNode struct {
 	model      string
 	models     map[uint32]string // of single slots, instead of model; empty: no device
 	serials    map[uint32]string
-	unlisted   map[uint32]bool   // slots that are missing from reports
-	memory     uint64            // bytes of each GPU; 0: 1 GiB
-	proxy      uint32            // GPUs that use up a box proxy's bandwidth
-	labels     map[string]string // of a host
+	unlisted   map[uint32]bool // slots that are missing from reports
+	memory     uint64          // bytes of each GPU; 0: 1 GiB
+	proxy      uint32          // GPUs that use up a box proxy's bandwidth
+	rack       string
+	paths      []uint32 // IDs of the networks on which it has an address; nil: 0
+	labels     map[string]string
 	domain     func(slot uint32) string
 	down       bool                         // neither receives its desired state nor reports
 	deaf       bool                         // reports, but does not receive its desired state
@@ -60,7 +62,7 @@ type fakeNode struct {
 	resets     map[uint32]uint64            // the sequence carried out last
 	resetCount int
 	noResets   bool            // of a version without resets
-	paths      []dxpuv1.Health // of every binding
+	pathHealth []dxpuv1.Health // of every binding
 	ejects     bool            // the guest ejects attached devices
 	plugged    uint32          // replugs carried out
 	holds      string          // why the guest keeps the device; "": it releases it
@@ -136,7 +138,14 @@ func (n *fakeNode) observe() *dxpuv1.ObservedState {
 	n.sequence++
 	o := &dxpuv1.ObservedState{
 		NodeId: n.id, InstanceId: fmt.Sprint(n.instance), Sequence: n.sequence, AppliedRevision: n.applied,
-		Addresses: []*dxpuv1.PathAddress{{Address: "127.0.0.1:1"}}, BoxKind: n.boxKind, ProxyGpus: n.proxy, Labels: n.labels,
+		BoxKind: n.boxKind, ProxyGpus: n.proxy, Labels: n.labels, Rack: n.rack,
+	}
+	paths := n.paths
+	if paths == nil {
+		paths = []uint32{0}
+	}
+	for _, p := range paths {
+		o.Addresses = append(o.Addresses, &dxpuv1.PathAddress{Path: p, Address: "127.0.0.1:1"})
 	}
 	for i := range uint32(n.slots) {
 		if n.unlisted[i] {
@@ -176,7 +185,7 @@ func (n *fakeNode) observe() *dxpuv1.ObservedState {
 			if !n.box() && b.State == attached {
 				s.Binding.Ejected, s.Binding.Replugs, s.Binding.Use = n.ejects, n.plugged, dxpuv1.Use_USE_BUSY
 			}
-			for p, h := range n.paths {
+			for p, h := range n.pathHealth {
 				s.Binding.Paths = append(s.Binding.Paths, &dxpuv1.PathStatus{Path: uint32(p), Health: h})
 			}
 			if n.linkDown && s.Binding.State == attached {
@@ -361,6 +370,14 @@ func (w *world) rounds(n int) {
 			w.report(id)
 		}
 		w.pass(50 * time.Millisecond)
+	}
+}
+
+// passReporting lets time pass in steps in which the nodes report.
+func (w *world) passReporting(d time.Duration) {
+	for end := w.clock.now().Add(d); w.clock.now().Before(end); {
+		w.rounds(1)
+		w.pass(min(200*time.Millisecond, end.Sub(w.clock.now())))
 	}
 }
 

@@ -277,7 +277,7 @@ func TestPathHealth(t *testing.T) {
 	const ok, failed = dxpuv1.Health_HEALTH_OK, dxpuv1.Health_HEALTH_FAILED
 	w := newWorld(t, Config{}, hostNode("h1", 1), boxNode("b1", 1))
 	h := w.nodes["h1"]
-	h.paths = []dxpuv1.Health{ok, ok}
+	h.pathHealth = []dxpuv1.Health{ok, ok}
 	w.create(&dxpuv1.LeaseSpec{Count: 1})
 	w.settle()
 	for _, step := range []struct {
@@ -289,7 +289,7 @@ func TestPathHealth(t *testing.T) {
 		{[]dxpuv1.Health{failed, ok}, "path 0 of binding b-1 (GPU b1/0 to h1) failed, as reported by h1"},
 		{[]dxpuv1.Health{ok}, ""},
 	} {
-		h.paths = step.paths
+		h.pathHealth = step.paths
 		w.report("h1")
 		if !strings.Contains(w.events(), step.want) {
 			t.Errorf("no event says %q", step.want)

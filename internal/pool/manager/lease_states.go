@@ -32,6 +32,9 @@ func (t *tx) advanceLease(id string) bool {
 		t.endLease(id, dxpuv1.Reason_REASON_LEASE_EXPIRED, "it expired", true)
 		return true
 	}
+	if t.hostGaveUp(l) {
+		return true
+	}
 	switch l.State {
 	case leasePending:
 		if w := l.spec.WaitTimeout; w != nil && t.dueOrSchedule(subject{leaseSubject, id}, l.queuedSince().Add(w.AsDuration())) {
@@ -105,7 +108,7 @@ func (t *tx) retryOrFail(l *leaseRecord, broken []string) bool {
 	case !hopeless && t.replace(broken):
 	case l.spec.Wait && !hopeless:
 		t.editLease(l.ID).Attempts += len(broken)
-		t.requeue(l.ID, dxpuv1.Reason_REASON_LEASE_FAILED, "back in the queue: "+first.attachFailure())
+		t.requeue(l.ID, dxpuv1.Reason_REASON_LEASE_FAILED, "back in the queue: "+first.attachFailure(), true)
 	default:
 		t.failLease(l.ID, first.attachFailure())
 	}
@@ -133,9 +136,8 @@ func (t *tx) updateLeaseState(id string, good, up, coming int) bool {
 	reason = truncate(reason, maxReason)
 	switch {
 	case up == want && l.State != leaseActive:
-		if l.ActiveTime.IsZero() {
-			t.editLease(id).ActiveTime = t.now
-		}
+		l = t.editLease(id)
+		l.ActiveTime, l.Running = cmp.Or(l.ActiveTime, t.now), cmp.Or(l.Running, t.now)
 		t.setLeaseState(id, leaseActive, t.activeReason(id))
 	case up < want && l.State == leaseActive:
 		t.setLeaseState(id, leaseDegraded, reason)
@@ -181,7 +183,7 @@ func (t *tx) findReplacements(l *leaseRecord, broken []string) placement.Decisio
 // GPUs that it could not attach.
 func (t *tx) replacement(l *leaseRecord, broken []string) placement.Request {
 	req := requestOf(l.spec)
-	req.Count, req.UseSpares = len(broken), true
+	req.Count, req.UseSpares, req.Near = len(broken), true, t.near(l.HostID)
 	req.Exclude = slices.Clone(l.Avoid)
 	// A lease that asked for any model keeps the one that it got, also when the
 	// device has been removed and its slot does not tell the model any more.
@@ -234,7 +236,9 @@ func (t *tx) endLease(id string, reason dxpuv1.Reason, why string, grace bool) {
 	if l.ended() || l.State == leaseReleasing {
 		return
 	}
-	t.event(leaseEvent(t.leases.get(id), dxpuv1.EventType_EVENT_TYPE_LEASE_DELETED), "lease %s ends: %s", id, why)
+	e := leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_DELETED)
+	e.Reason = reason
+	t.event(e, "lease %s ends: %s", id, why)
 	t.setLeaseState(id, leaseReleasing, why)
 }
 

@@ -216,7 +216,7 @@ func (t *tx) drained(id string, s *slotRecord, c *cordon) {
 func (t *tx) evictFromHost(l *leaseRecord) {
 	why := fmt.Sprintf("host %s is drained", l.HostID)
 	if l.spec.Wait && l.spec.HostId == "" {
-		t.requeue(l.ID, dxpuv1.Reason_REASON_DRAINED, why)
+		t.requeue(l.ID, dxpuv1.Reason_REASON_DRAINED, why, true)
 		return
 	}
 	t.endLease(l.ID, dxpuv1.Reason_REASON_DRAINED, why, true)

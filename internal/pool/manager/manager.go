@@ -42,6 +42,9 @@ type Config struct {
 	Store Store
 	// Reserve is the number of GPUs that are held back as spares.
 	Reserve placement.Reserve
+	// RackUplink is the number of GPUs that the connection of a rack with the other
+	// racks serves at full bandwidth. 0: not known.
+	RackUplink int
 	// Heartbeat is the interval of the nodes' reports. 0: 250 ms.
 	Heartbeat time.Duration
 	// ReportRate is the number of reports a second that the manager accepts. If there
@@ -50,6 +53,9 @@ type Config struct {
 	// LostAfter is how long a node may be silent before it counts as lost. 0: 1 s. A
 	// lost box costs its bindings only if their hosts have lost the link too.
 	LostAfter time.Duration
+	// HostTimeout is how long a lease waits for a host that does not report, if its GPUs
+	// do not work. 0: 10 minutes; negative: for ever.
+	HostTimeout time.Duration
 	// LinkGrace is how long a host may report a lost link while the box
 	// reports, before the GPU is replaced. 0: 2 s.
 	LinkGrace time.Duration
@@ -91,9 +97,10 @@ type Config struct {
 // Defaults of Config.
 const (
 	defaultHeartbeat     = 250 * time.Millisecond
-	defaultReportRate    = 4_000           // 0.11 ms of a processor each, with the network: dxpu bench manager
-	defaultLostAfter     = time.Second     // four heartbeats
-	defaultLinkGrace     = 2 * time.Second // longer than LostAfter
+	defaultReportRate    = 4_000            // 0.11 ms of a processor each, with the network: dxpu bench manager
+	defaultLostAfter     = time.Second      // four heartbeats
+	defaultHostTimeout   = 10 * time.Minute // longer than the restart of a server
+	defaultLinkGrace     = 2 * time.Second  // longer than LostAfter
 	defaultAttachTimeout = 20 * time.Second
 	// defaultUnplugTimeout is above the 5 s that Linux' native PCIe hot-plug waits
 	// before it begins (pciehp, for a second press of the button), and its work.
@@ -119,6 +126,7 @@ func (c *Config) setDefaults() {
 	c.Heartbeat = cmp.Or(c.Heartbeat, defaultHeartbeat)
 	c.ReportRate = cmp.Or(c.ReportRate, defaultReportRate)
 	c.LostAfter = cmp.Or(c.LostAfter, defaultLostAfter)
+	c.HostTimeout = cmp.Or(c.HostTimeout, defaultHostTimeout)
 	c.LinkGrace = cmp.Or(c.LinkGrace, defaultLinkGrace)
 	c.AttachTimeout = cmp.Or(c.AttachTimeout, defaultAttachTimeout)
 	c.UnplugTimeout = cmp.Or(c.UnplugTimeout, defaultUnplugTimeout)

@@ -189,8 +189,9 @@ func TestExpiry(t *testing.T) {
 	}
 }
 
-// The lifetime of a lease does not count the time in the queue.
-func TestExpiryCountsFromTheGPUs(t *testing.T) {
+// The lifetime of a lease counts neither the time in the queue nor that of the attach,
+// and a lease that returns to the queue gets the whole time again.
+func TestExpiryCountsFromActive(t *testing.T) {
 	w := newWorld(t, Config{}, hostNode("h1", 2), boxNode("b1", 1))
 	first := w.create(&dxpuv1.LeaseSpec{Count: 1})
 	id := w.create(&dxpuv1.LeaseSpec{Count: 1, Wait: true, ExpiresAfter: durationpb.New(time.Minute)})
@@ -200,7 +201,27 @@ func TestExpiryCountsFromTheGPUs(t *testing.T) {
 	if l := w.wantLease(id, leasePending); l.ExpireTime != nil {
 		t.Errorf("a lease that waits expires at %v", l.ExpireTime.AsTime())
 	}
+	w.nodes["h1"].waits = "no VM runs"
 	w.delete(first, true)
+	w.settle()
+	w.passReporting(2 * time.Minute)
+	if l := w.wantLease(id, leaseBinding); l.ExpireTime != nil {
+		t.Errorf("a lease that was never active expires at %v", l.ExpireTime.AsTime())
+	}
+	w.nodes["h1"].waits = ""
+	w.settle()
+	if l := w.wantLease(id, leaseActive); l.ExpireTime.AsTime().Sub(w.clock.now()) < 50*time.Second {
+		t.Errorf("it expires at %v, now is %v", l.ExpireTime.AsTime(), w.clock.now())
+	}
+	w.pass(30 * time.Second)
+	w.settle()
+	w.drain(atHost("h1"), time.Millisecond)
+	w.pass(time.Second)
+	w.settle()
+	if l := w.wantLease(id, leasePending); l.ExpireTime != nil {
+		t.Errorf("a lease that is back in the queue expires at %v", l.ExpireTime.AsTime())
+	}
+	w.uncordon(atHost("h1"))
 	w.settle()
 	if l := w.wantLease(id, leaseActive); l.ExpireTime.AsTime().Sub(w.clock.now()) < 50*time.Second {
 		t.Errorf("it expires at %v, now is %v", l.ExpireTime.AsTime(), w.clock.now())

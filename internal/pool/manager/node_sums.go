@@ -15,6 +15,7 @@ type nodeEntry struct {
 	placementHost placement.Host // as hostPool has it, if it is a host
 
 	box    bool
+	rack   string
 	gpus   uint32
 	bound  uint32 // GPUs with a binding that serves
 	free   uint32 // GPUs that can be allocated
@@ -28,7 +29,7 @@ type modelSum struct {
 }
 
 func (t *tx) nodeEntry(n *nodeRecord) nodeEntry {
-	e := nodeEntry{box: n.Kind == dxpuv1.NodeKind_NODE_KIND_BOX, credential: string(n.CredentialHash)}
+	e := nodeEntry{box: n.Kind == dxpuv1.NodeKind_NODE_KIND_BOX, rack: n.Rack, credential: string(n.CredentialHash)}
 	if !e.box {
 		e.placementHost = t.placementHost(n)
 		return e

@@ -61,23 +61,25 @@ func (t *tx) dropNode(id string, k nodeEntry) {
 }
 
 func sameBox(a, b placement.Box) bool {
-	return a.Kind == b.Kind && a.Rack == b.Rack && a.ProxyGPUs == b.ProxyGPUs && slices.Equal(a.GPUs, b.GPUs)
+	return a.Kind == b.Kind && a.Location == b.Location && maps.Equal(a.Labels, b.Labels) && a.ProxyGPUs == b.ProxyGPUs && slices.Equal(a.GPUs, b.GPUs)
 }
 
 func sameHost(a, b placement.Host) bool {
-	return a.Usable == b.Usable && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Slots, b.Slots)
+	return a.Usable == b.Usable && a.Location == b.Location && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Slots, b.Slots)
 }
 
 // placementBox returns a box in the form that package placement needs.
 func (t *tx) placementBox(n *nodeRecord) placement.Box {
-	box := placement.Box{ID: n.ID, Kind: placementKinds[n.BoxKind], Rack: n.Rack, ProxyGPUs: int(min(n.ProxyGPUs, maxSlots))}
+	box := placement.Box{
+		ID: n.ID, Kind: placementKinds[n.BoxKind], Location: n.location(), Labels: n.Labels, ProxyGPUs: int(min(n.ProxyGPUs, maxSlots)),
+	}
 	here := t.connected(n.ID) && n.takesBindings()
 	for _, s := range n.Slots {
 		if s.Device == nil {
 			continue
 		}
 		box.GPUs = append(box.GPUs, placement.GPU{
-			Slot: s.Slot, Model: s.Device.Model, Memory: s.Device.MemoryBytes, Domain: s.Device.NVLinkDomain,
+			Slot: s.Slot, Model: s.Device.Model, Memory: s.Device.MemoryBytes, Domain: s.Device.NVLinkDomain, Switch: s.Device.PCIeSwitch,
 			Usable: here && s.takesBindings() && !t.isDuplicate(n.ID, &s),
 			Free:   len(t.bindingsByGPU[placement.Ref{Box: n.ID, Slot: s.Slot}]) == 0,
 		})
@@ -85,10 +87,20 @@ func (t *tx) placementBox(n *nodeRecord) placement.Box {
 	return box
 }
 
+// location returns where a node is in the network.
+func (n *nodeRecord) location() placement.Location {
+	at := placement.Location{Rack: n.Rack}
+	for _, a := range n.Addresses {
+		at.Paths |= placement.NewPaths(a.Path)
+	}
+	return at
+}
+
 // boxGrew reports whether a request that found no GPUs might find some in the box now.
 func boxGrew(old, box placement.Box) bool {
+	elsewhere := old.Kind != box.Kind || old.Location != box.Location || !maps.Equal(old.Labels, box.Labels)
 	for i, g := range box.GPUs {
-		if g.Usable && g.Free && (i >= len(old.GPUs) || old.GPUs[i] != g || old.Kind != box.Kind) {
+		if g.Usable && g.Free && (elsewhere || i >= len(old.GPUs) || old.GPUs[i] != g) {
 			return true
 		}
 	}
@@ -97,7 +109,7 @@ func boxGrew(old, box placement.Box) bool {
 
 // placementHost returns a host in the form that package placement needs.
 func (t *tx) placementHost(n *nodeRecord) placement.Host {
-	h := placement.Host{ID: n.ID, Usable: t.connected(n.ID) && n.takesBindings(), Labels: n.Labels}
+	h := placement.Host{ID: n.ID, Location: n.location(), Usable: t.connected(n.ID) && n.takesBindings(), Labels: n.Labels}
 	for _, s := range n.Slots {
 		h.Slots = append(h.Slots, placement.HostSlot{
 			Slot: s.Slot, Domain: s.Domain,
@@ -117,7 +129,7 @@ func hostGrew(old, h placement.Host) bool {
 	if !h.Usable {
 		return false
 	}
-	if !old.Usable || !maps.Equal(old.Labels, h.Labels) {
+	if !old.Usable || old.Location != h.Location || !maps.Equal(old.Labels, h.Labels) {
 		return true
 	}
 	for i, s := range h.Slots {
@@ -128,8 +140,10 @@ func hostGrew(old, h placement.Host) bool {
 	return false
 }
 
+// chooseGPUs chooses GPUs for a host that is known, or for none.
 func (t *tx) chooseGPUs(req placement.Request) placement.Decision {
 	t.reindex()
+	req.Uplinks = t.fullUplinks
 	return t.gpuPool.Place(t.cfg.Reserve, req)
 }
 
@@ -145,6 +159,16 @@ func hasLabels(have, want map[string]string) bool {
 		}
 	}
 	return true
+}
+
+// near returns the place of a host; nil if it has no record.
+func (t *tx) near(host string) *placement.Location {
+	n := t.nodes.get(host)
+	if n == nil {
+		return nil
+	}
+	at := n.location()
+	return &at
 }
 
 // placementKinds and placementPreferences translate the API's values. Others mean
@@ -164,6 +188,7 @@ func requestOf(s *dxpuv1.LeaseSpec) placement.Request {
 	return placement.Request{
 		Count: int(s.Count), Model: s.Model, MinMemory: s.MinMemoryBytes,
 		Kind: placementKinds[s.BoxKind], NVLink: placementPreferences[s.Nvlink], SameBox: placementPreferences[s.SameBox],
+		Labels: s.BoxLabels,
 	}
 }
 
@@ -179,7 +204,9 @@ func (t *tx) decide(id string, s *dxpuv1.LeaseSpec) (placement.Decision, placeme
 	if r != nil {
 		gpus.Exclude, host.Exclude = r.gpus, r.slots
 	}
-	h, d := t.chooseHost(host), t.chooseGPUs(gpus)
+	t.reindex()
+	gpus.Uplinks = t.fullUplinks
+	d, h := t.gpuPool.PlaceLease(t.hostPool, t.cfg.Reserve, gpus, host)
 	if r != nil && !(h.OK() && d.OK()) {
 		d.Why = append(d.Why, r.why(t))
 	}

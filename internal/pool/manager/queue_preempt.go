@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
@@ -128,23 +129,24 @@ func (t *tx) preemptLease(id string, l *leaseRecord) {
 		id, v.spec.Priority, v.spec.Count, l.ID, l.spec.Priority)
 	why := fmt.Sprintf("preempted by lease %s, whose priority is %d", l.ID, l.spec.Priority)
 	if v.spec.Wait {
-		t.requeue(id, dxpuv1.Reason_REASON_PREEMPTED, why)
+		t.requeue(id, dxpuv1.Reason_REASON_PREEMPTED, why, true)
 		return
 	}
 	t.endLease(id, dxpuv1.Reason_REASON_PREEMPTED, why, true)
 }
 
 // requeue takes a lease's GPUs and returns it to the queue. It keeps its
-// creation time, so it is the first of its tenant and priority again.
-func (t *tx) requeue(id string, reason dxpuv1.Reason, why string) {
+// creation time, so it is the first of its tenant and priority again. Without grace the
+// host is not asked to release the devices.
+func (t *tx) requeue(id string, reason dxpuv1.Reason, why string, grace bool) {
 	for _, bid := range t.bindingsOf(id) {
-		t.release(bid, reason, true)
+		t.release(bid, reason, grace)
 		if b := t.bindings.get(bid); b.Successor == "" && !b.Dropped {
 			t.bindings.edit(bid).Dropped = true
 		}
 	}
 	l := t.editLease(id)
-	l.HostID, l.Model, l.QueueTime, l.Avoid = "", "", t.now, nil
+	l.HostID, l.Model, l.QueueTime, l.Running, l.Avoid = "", "", t.now, time.Time{}, nil
 	t.setLeaseState(id, leasePending, why)
 }
 

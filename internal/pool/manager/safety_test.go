@@ -23,7 +23,9 @@ func TestSafety(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t, Config{
 			Quarantine: gpuerr.Backoff{Base: 2 * time.Second, Max: 8 * time.Second}, Probation: gpuerr.Backoff{Base: 2 * time.Second, Max: 8 * time.Second},
-			Reserve: placement.Reserve{Count: rapid.IntRange(0, 2).Draw(t, "spares")},
+			Reserve:     placement.Reserve{Count: rapid.IntRange(0, 2).Draw(t, "spares")},
+			HostTimeout: time.Duration(rapid.SampledFrom([]int{-1, 3, 600}).Draw(t, "host timeout")) * time.Second,
+			RackUplink:  rapid.IntRange(0, 2).Draw(t, "uplink"),
 		},
 			hostNode("h1", 2), hostNode("h2", 3), boxNode("b1", 2), boxNode("b2", 3))
 		w.putTenant("a", &dxpuv1.Quota{MaxGpus: 3})
@@ -105,6 +107,9 @@ func TestSafety(t *testing.T) {
 			"duplicate": func(t *rapid.T) {
 				n := w.nodes[box.Draw(t, "box")]
 				n.serials[rapid.Uint32Range(0, 1).Draw(t, "slot")] = rapid.SampledFrom([]string{"", "S1", "S2"}).Draw(t, "serial")
+			},
+			"move": func(t *rapid.T) {
+				w.nodes[node.Draw(t, "node")].rack = rapid.SampledFrom([]string{"", "r1", "r2"}).Draw(t, "rack")
 			},
 			"eject": func(t *rapid.T) { n := w.nodes[host.Draw(t, "host")]; n.ejects = !n.ejects },
 			"replug": func(t *rapid.T) {

@@ -14,17 +14,17 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
-	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
 // The scenarios are texts with commands and what the manager does then. Fake nodes
 // do what they are told. "go test -run TestScenarios -rewrite" writes the outputs.
 //
-//	pool [reserve=N]                             a new, empty pool; N GPUs of each model are spares
-//	host NAME [slots=8]                          a host enrols
-//	box NAME [gpus=8] [kind=nvlink] [model=M]    a box enrols
+//	pool [reserve=N] [uplink=N]                  a new, empty pool; N GPUs of each model are spares
+//	host NAME [slots=8] [rack=R] [paths=(N,...)] a host enrols
+//	box NAME [gpus=8] [kind=nvlink] [model=M] [rack=R] [paths=(N,...)] [label=(KEY,VALUE)]    a box enrols
 //	tenant NAME [max-gpus=N] [max-priority=N]    a tenant with a quota
-//	lease NAME count=N [tenant=T] [host=H] [model=M] [priority=P] [same-box=S] [wait] [preemptible]
+//	lease NAME count=N [tenant=T] [host=H] [model=M] [priority=P] [same-box=S] [box-label=(KEY,VALUE)] [wait] [preemptible]
+//	explain NAME                                 the explanation of a lease
 //	resize NAME count=N
 //	delete NAME [force]
 //	fail GPU, mend GPU                           a device fails, works again
@@ -58,14 +58,18 @@ type scenario struct {
 
 func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 	if d.Cmd == "pool" {
-		reserve := 0
-		d.MaybeScanArgs(t, "reserve", &reserve)
-		s.world = newWorld(t, Config{Reserve: placement.Reserve{Count: reserve}})
+		var cfg Config
+		d.MaybeScanArgs(t, "reserve", &cfg.Reserve.Count)
+		d.MaybeScanArgs(t, "uplink", &cfg.RackUplink)
+		s.world = newWorld(t, cfg)
 		s.ids, s.seen = map[string]string{}, 0
 		return ""
 	}
-	if d.Cmd == "state" {
+	switch d.Cmd {
+	case "state":
 		return s.state()
+	case "explain":
+		return strings.ReplaceAll(s.named(s.explain(s.ids[d.CmdArgs[0].Key])), ". ", ".\n") + "\n"
 	}
 	var out strings.Builder
 	if err := s.command(t, d); err != nil {
@@ -96,12 +100,15 @@ func (s *scenario) command(t *testing.T, d *datadriven.TestData) error {
 	}
 	switch d.Cmd {
 	case "host":
-		s.join(hostNode(name, number("slots", 8)))
+		n := hostNode(name, number("slots", 8))
+		n.rack, n.paths = text("rack"), numbers(t, d, "paths")
+		s.join(n)
 	case "box":
 		n := boxNode(name, number("gpus", 8))
 		if model := text("model"); model != "" {
 			n.model = model
 		}
+		n.rack, n.paths, n.labels = text("rack"), numbers(t, d, "paths"), labelArg(d, "label")
 		if text("kind") == "nvlink" {
 			n.boxKind = dxpuv1.BoxKind_BOX_KIND_NVLINK
 		}
@@ -117,6 +124,7 @@ func (s *scenario) command(t *testing.T, d *datadriven.TestData) error {
 		spec := &dxpuv1.LeaseSpec{
 			Count: uint32(number("count", 1)), Tenant: text("tenant"), HostId: text("host"), Model: text("model"),
 			Priority: int32(number("priority", 0)), Wait: d.HasArg("wait"), Preemptible: d.HasArg("preemptible"),
+			BoxLabels: labelArg(d, "box-label"),
 		}
 		if p := text("same-box"); p != "" {
 			spec.SameBox = dxpuv1.Preference(dxpuv1.Preference_value["PREFERENCE_"+strings.ToUpper(p)])
@@ -166,12 +174,24 @@ func (s *scenario) command(t *testing.T, d *datadriven.TestData) error {
 	return nil
 }
 
-// passReporting lets time pass in steps in which the nodes report.
-func (s *scenario) passReporting(d time.Duration) {
-	for end := s.clock.now().Add(d); s.clock.now().Before(end); {
-		s.rounds(1)
-		s.pass(min(200*time.Millisecond, end.Sub(s.clock.now())))
+// numbers returns the values of an argument, nil without it.
+func numbers(t *testing.T, d *datadriven.TestData, key string) (out []uint32) {
+	if a, ok := d.Arg(key); ok {
+		for i := range a.Vals {
+			out = append(out, 0)
+			a.Scan(t, i, &out[i])
+		}
 	}
+	return out
+}
+
+// labelArg returns the label (KEY,VALUE) of an argument, nil without it.
+func labelArg(d *datadriven.TestData, key string) map[string]string {
+	a, ok := d.Arg(key)
+	if !ok {
+		return nil
+	}
+	return map[string]string{a.Vals[0]: a.Vals[1]}
 }
 
 func duration(t *testing.T, s string) time.Duration {

@@ -147,5 +147,6 @@ func newIndex() index {
 		slotsByDevice: map[deviceKey][]deviceClaim{},
 		hostIDs:       newSequence(strings.Compare), boxIDs: newSequence(strings.Compare),
 		gpuPool: placement.NewPool(), hostPool: placement.NewHosts(),
+		crossing: map[string]int{}, fullUplinks: placement.Uplinks{},
 	}
 }

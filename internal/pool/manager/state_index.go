@@ -22,13 +22,14 @@ type bindingEntry struct {
 	gpu           placement.Ref
 	slot          hostSlotRef
 	epoch         uint64
-	open          bool   // not released
-	serving       bool   // it serves its lease or is being made for it
-	holdsGPU      bool   // it occupies its GPU
-	unreplaced    bool   // its host slot is reserved for its replacement
-	takesHostSlot bool   // its host slot is not free
-	inHostSlot    bool   // bindingsByHostSlot has it
-	request       string // of the call that replaced it
+	open          bool      // not released
+	serving       bool      // it serves its lease or is being made for it
+	holdsGPU      bool      // it occupies its GPU
+	unreplaced    bool      // its host slot is reserved for its replacement
+	takesHostSlot bool      // its host slot is not free
+	inHostSlot    bool      // bindingsByHostSlot has it
+	crosses       [2]string // the racks whose uplinks it uses; empty: none
+	request       string    // of the call that replaced it
 }
 
 type requestKey struct{ tenant, id string }
@@ -83,8 +84,14 @@ func (t *tx) reindex() {
 		t.indexBinding(id, stale)
 	}
 	for id := range t.nodes.before {
-		if !t.nodes.unindexed[id] {
-			stale[id] = true
+		if t.nodes.unindexed[id] {
+			continue
+		}
+		stale[id] = true
+		if n := t.nodes.get(id); n != nil && n.Rack != t.indexedNodes[id].rack {
+			for b := range maps.Clone(t.bindingsByNode[id]) {
+				t.indexBinding(b, stale) // it may cross other uplinks
+			}
 		}
 	}
 	for id := range t.connectivityChanged {
@@ -118,6 +125,10 @@ func (t *tx) bindingEntry(b *bindingRecord) bindingEntry {
 	}
 	k.takesHostSlot = b.holdsHostSlot() || k.unreplaced
 	k.inHostSlot = k.open || k.unreplaced
+	host, box := t.nodes.get(b.HostID), t.nodes.get(b.BoxID)
+	if k.serving && host != nil && box != nil && host.Rack != "" && box.Rack != "" && host.Rack != box.Rack {
+		k.crosses = [2]string{host.Rack, box.Rack}
+	}
 	return k
 }
 
@@ -170,6 +181,7 @@ func (t *tx) indexBinding(id string, stale map[string]bool) {
 	if k.unreplaced {
 		t.unreplaced[k.lease]++
 	}
+	t.countCrossing(k.crosses, 1)
 	if k.request != "" {
 		t.replacedByRequest[k.request] = id
 	}
@@ -191,9 +203,28 @@ func (t *tx) dropBinding(id string, k bindingEntry) {
 	if k.inHostSlot {
 		dropFrom(t.bindingsByHostSlot, k.slot, id)
 	}
+	t.countCrossing(k.crosses, -1)
 	if k.unreplaced {
 		if t.unreplaced[k.lease]--; t.unreplaced[k.lease] == 0 {
 			delete(t.unreplaced, k.lease)
+		}
+	}
+}
+
+// countCrossing adds n, 1 or -1, to the GPUs that use the uplinks of two racks.
+func (t *tx) countCrossing(racks [2]string, n int) {
+	if racks[0] == "" || t.cfg.RackUplink == 0 {
+		return
+	}
+	for _, r := range racks {
+		t.crossing[r] += n
+		if t.crossing[r] >= t.cfg.RackUplink {
+			t.fullUplinks[r] = true
+		} else {
+			delete(t.fullUplinks, r)
+		}
+		if t.crossing[r] == 0 {
+			delete(t.crossing, r)
 		}
 	}
 }

@@ -125,6 +125,14 @@ func (w *world) checkIndex(t fatalTester) {
 				t.Fatalf("placement of %d host slots (-scan +index)\n%s", count, diff)
 			}
 		}
+		for count := range 4 {
+			req, host := placement.Request{Count: count, Uplinks: tx.fullUplinks}, placement.HostRequest{Count: count}
+			d, h := placement.PlaceLease(boxEntries, hostEntries, tx.cfg.Reserve, req, host)
+			d2, h2 := tx.gpuPool.PlaceLease(tx.hostPool, tx.cfg.Reserve, req, host)
+			if diff := cmp.Diff(d, d2) + cmp.Diff(h, h2); diff != "" {
+				t.Fatalf("placement of a lease of %d GPUs (-scan +index)\n%s", count, diff)
+			}
+		}
 		var hosts, boxes, open []string
 		for id, n := range tx.nodes.rows {
 			if n.Kind == dxpuv1.NodeKind_NODE_KIND_HOST {

@@ -218,7 +218,7 @@ type leaseRecord struct {
 	Creator         string          `json:"creator,omitempty"` // the token or node that created the lease
 	CreateTime      time.Time       `json:"create_time"`
 	QueueTime       time.Time       `json:"queue_time,omitzero"` // when the lease returned to the queue; zero: never
-	GrantTime       time.Time       `json:"grant_time,omitzero"` // when the lease first got GPUs; its lifetime counts from then
+	Running         time.Time       `json:"running,omitzero"`    // when the lease became ACTIVE since it was last in the queue; its lifetime counts from then
 	Model           string          `json:"model,omitempty"`     // that of the lease's GPUs, once it has been granted
 	Asked           uint32          `json:"asked,omitempty"`     // the count with which the lease was created, if it has been resized
 	ActiveTime      time.Time       `json:"active_time,omitzero"`
@@ -240,12 +240,12 @@ func (l *leaseRecord) queuedSince() time.Time {
 	return l.QueueTime
 }
 
-// expires returns when the lease is over; zero: never, or not before it has GPUs.
+// expires returns when the lease is over; zero: never, or not before it is ACTIVE.
 func (l *leaseRecord) expires() time.Time {
-	if l.spec.ExpiresAfter == nil || l.GrantTime.IsZero() {
+	if l.spec.ExpiresAfter == nil || l.Running.IsZero() {
 		return time.Time{}
 	}
-	return l.GrantTime.Add(l.spec.ExpiresAfter.AsDuration())
+	return l.Running.Add(l.spec.ExpiresAfter.AsDuration())
 }
 
 // asked returns the spec with which the lease was created.

@@ -257,8 +257,8 @@ func (s *state) decodeRecord(key string, raw []byte) (any, error) {
 	if l, ok := r.(*leaseRecord); ok && err == nil {
 		l.spec = &dxpuv1.LeaseSpec{}
 		err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(l.Spec, l.spec)
-		if l.HostID != "" && l.GrantTime.IsZero() { // an earlier version did not record it
-			l.GrantTime = l.CreateTime
+		if l.State == leaseActive || l.State == leaseDegraded {
+			l.Running = cmp.Or(l.Running, l.ActiveTime) // an earlier version did not record it
 		}
 	}
 	return r, err

@@ -13,7 +13,10 @@ type group struct {
 	box    string
 	domain string
 	rack   string
+	labels map[string]string
 	slots  []uint32 // in order, at least one
+	// switches has the PCIe switch of each slot; nil: they are all below one.
+	switches []string
 	// proxyRoom is how many more GPUs of the box its proxy serves at full
 	// bandwidth; unlimited where that is not known.
 	proxyRoom   int
@@ -59,8 +62,12 @@ func choose(s stock, req *Request, d *Decision) []Ref {
 		return spread(s, req, d)
 	}
 	if fit := s.best(bestFit, req.Count); fit != nil {
+		req.settle(fit)
 		left := len(fit.slots) - req.Count
 		d.say("Box %s (%s) fits best: %d free, %d left.", fit.box, fit.kind, len(fit.slots), left)
+		if n := fit.switchesOf(fit.take(req.Count)); n > 0 && req.Count > 1 {
+			d.say("Its GPUs are below %s.", plural(n, "PCIe switch", "PCIe switches"))
+		}
 		return pickParts(d, []part{{fit, req.Count}}, req.Count)
 	}
 	if together {
@@ -85,6 +92,7 @@ func split(s stock, req *Request, d *Decision) []Ref {
 			d.say("Only %d of them are free under the constraints.", req.Count-need)
 			return nil
 		}
+		req.settle(g)
 		n := min(need, len(g.slots))
 		parts = append(parts, part{g, n})
 		need -= n
@@ -102,6 +110,7 @@ func spread(s stock, req *Request, d *Decision) []Ref {
 		if g == nil {
 			break
 		}
+		req.settle(g)
 		groups = append(groups, g)
 		s.drop(g)
 	}
@@ -125,7 +134,16 @@ func spread(s stock, req *Request, d *Decision) []Ref {
 	return picks
 }
 
-// part is the first n GPUs of a group.
+// settle fixes the host once the first group is chosen.
+func (r *Request) settle(g *group) {
+	if r.site != nil {
+		r.site = r.site.settle(g.location())
+	}
+}
+
+func (g *group) location() Location { return Location{g.rack, g.paths} }
+
+// part is n GPUs of a group.
 type part struct {
 	*group
 	n int
@@ -134,7 +152,7 @@ type part struct {
 func pickParts(d *Decision, parts []part, count int) []Ref {
 	picks := make([]Ref, 0, count)
 	for _, p := range parts {
-		for _, s := range p.slots[:p.n] {
+		for _, s := range p.take(p.n) {
 			picks = append(picks, Ref{p.box, s})
 		}
 	}

@@ -13,6 +13,7 @@ import (
 // The place with the most free GPUs is preferred. So while other requests leave the
 // result alone, the next one is not smaller, and the request fits in the end.
 func (p *Pool) Gather(reserve Reserve, req Request) (hold []Ref, ok bool) {
+	req.setSite()
 	p.decisions++
 	named := p.namedBoxes(&req)
 	var models []model
@@ -30,7 +31,7 @@ func (p *Pool) Gather(reserve Reserve, req Request) (hold []Ref, ok bool) {
 		if req.SameBox == Required || req.NVLink == Required {
 			hold, ok = p.gatherInBox(v, &req)
 		} else {
-			hold, ok = gatherAnywhere(v, &req, named)
+			hold, ok = p.gatherAnywhere(v, &req, named)
 		}
 		if ok {
 			return hold, true
@@ -44,7 +45,7 @@ func (p *Pool) Gather(reserve Reserve, req Request) (hold []Ref, ok bool) {
 func (p *Pool) gatherInBox(v *view, req *Request) (hold []Ref, ok bool) {
 	best := ""
 	for id, b := range v.boxes {
-		if !admits(b.traits, req) || b.usable < req.Count {
+		if !admits(b.traits, req) || !hasLabels(b.labels, req.Labels) || b.usable < req.Count {
 			continue
 		}
 		if best == "" || cmp.Or(cmp.Compare(v.boxes[best].free, b.free), cmp.Compare(id, best)) < 0 {
@@ -64,17 +65,11 @@ func (p *Pool) gatherInBox(v *view, req *Request) (hold []Ref, ok bool) {
 }
 
 // gatherAnywhere returns the free GPUs of the boxes that have the most.
-func gatherAnywhere(v *view, req *Request, named []*Box) (hold []Ref, ok bool) {
-	usable := 0
-	for t, c := range v.counts {
-		if admits(t, req) {
-			usable += c.usable
-		}
-	}
-	if usable < req.Count {
+func (p *Pool) gatherAnywhere(v *view, req *Request, named []*Box) (hold []Ref, ok bool) {
+	if v.matching(req).usable < req.Count {
 		return nil, false
 	}
-	stock := newLookup(v, req, named)
+	stock := p.newLookup(v, req, named)
 	for len(hold) < req.Count {
 		g := stock.best(largestFirst, 1)
 		if g == nil {

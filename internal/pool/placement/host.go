@@ -8,7 +8,8 @@ import (
 
 // Host is a host and the slots of its virtual switches.
 type Host struct {
-	ID     string
+	ID string
+	Location
 	Usable bool // reachable and not cordoned
 	Labels map[string]string
 	Slots  []HostSlot
@@ -50,6 +51,7 @@ func (d *HostDecision) OK() bool { return len(d.Slots) > 0 }
 // freeSlots is the free slots of one domain of a host.
 type freeSlots struct {
 	host   string
+	at     Location
 	domain string
 	slots  []uint32 // in order
 }
@@ -69,7 +71,7 @@ func freeSlotsOf(h *Host) []*freeSlots {
 		at := slices.IndexFunc(out, func(o *freeSlots) bool { return o.domain == s.Domain })
 		if at < 0 {
 			at = len(out)
-			out = append(out, &freeSlots{host: h.ID, domain: s.Domain})
+			out = append(out, &freeSlots{host: h.ID, at: h.Location, domain: s.Domain})
 		}
 		out[at].slots = append(out[at].slots, s.Slot)
 	}
@@ -84,12 +86,7 @@ func eligible(h *Host, req *HostRequest) bool {
 	if req.Host != "" && h.ID != req.Host || !h.Usable {
 		return false
 	}
-	for k, v := range req.Labels {
-		if have, ok := h.Labels[k]; !ok || have != v {
-			return false
-		}
-	}
-	return true
+	return hasLabels(h.Labels, req.Labels)
 }
 
 // PlaceHost decides on host slots by looking at every host. Of the domains with

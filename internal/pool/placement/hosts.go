@@ -16,12 +16,16 @@ type Hosts struct {
 	// options has the options by property, most free slots first.
 	options map[property]*btree.BTree[*hostOption]
 	count   map[property]int // options with the property
+	// pathSets counts the hosts with each set of paths, racked those whose rack is known.
+	pathSets map[Paths]int
+	racked   int
 }
 
 // property is something that a request can ask for; the zero value is any host.
 type property struct {
 	of         propertyKind
 	key, value string
+	paths      Paths
 }
 
 type propertyKind uint8
@@ -30,6 +34,8 @@ const (
 	ofAny propertyKind = iota
 	ofLabel
 	ofDomain
+	ofPaths
+	ofRack // and of paths
 )
 
 // hostOption is one choice: the free slots of one domain of a usable host. A
@@ -46,7 +52,7 @@ type indexedHost struct {
 
 // NewHosts returns an empty index.
 func NewHosts() *Hosts {
-	return &Hosts{hosts: map[string]*indexedHost{}, options: map[property]*btree.BTree[*hostOption]{}, count: map[property]int{}}
+	return &Hosts{hosts: map[string]*indexedHost{}, options: map[property]*btree.BTree[*hostOption]{}, count: map[property]int{}, pathSets: map[Paths]int{}}
 }
 
 // SetHost adds a host with all of its slots, or replaces the host with that ID. The
@@ -57,13 +63,25 @@ func (h *Hosts) SetHost(host Host) {
 	host.Slots = slices.SortedFunc(slices.Values(host.Slots), compareHostSlots)
 	row := &indexedHost{Host: host}
 	h.hosts[host.ID] = row
+	h.countHost(row, 1)
 	h.insert(row)
+}
+
+// countHost adds n, 1 or -1, to the numbers of hosts.
+func (h *Hosts) countHost(host *indexedHost, n int) {
+	if h.pathSets[host.Paths] += n; h.pathSets[host.Paths] == 0 {
+		delete(h.pathSets, host.Paths)
+	}
+	if host.Rack != "" {
+		h.racked += n
+	}
 }
 
 // RemoveHost removes a host. An unknown ID changes nothing.
 func (h *Hosts) RemoveHost(id string) {
 	if row := h.hosts[id]; row != nil {
 		h.remove(row)
+		h.countHost(row, -1)
 		delete(h.hosts, id)
 	}
 }
@@ -98,7 +116,7 @@ func (h *Hosts) insert(host *indexedHost) {
 		host.options = append(host.options, &hostOption{*s, host})
 	}
 	if len(host.options) == 0 {
-		host.options = append(host.options, &hostOption{freeSlots{host: host.ID}, host})
+		host.options = append(host.options, &hostOption{freeSlots{host: host.ID, at: host.Location}, host})
 	}
 	for _, o := range host.options {
 		for _, p := range o.properties() {
@@ -128,12 +146,15 @@ func (h *Hosts) remove(host *indexedHost) {
 }
 
 func (o *hostOption) properties() []property {
-	out := append(make([]property, 0, 2+len(o.in.Labels)), property{})
+	out := append(make([]property, 0, 4+len(o.in.Labels)), property{}, property{of: ofPaths, paths: o.at.Paths})
 	for k, v := range o.in.Labels {
-		out = append(out, property{ofLabel, k, v})
+		out = append(out, property{of: ofLabel, key: k, value: v})
 	}
 	if len(o.slots) > 0 {
-		out = append(out, property{ofDomain, o.domain, ""})
+		out = append(out, property{of: ofDomain, key: o.domain})
+	}
+	if o.at.Rack != "" {
+		out = append(out, property{of: ofRack, key: o.at.Rack, paths: o.at.Paths})
 	}
 	return out
 }
@@ -147,19 +168,9 @@ func (h *Hosts) Place(req HostRequest) HostDecision {
 		}
 		return PlaceHost(one, req)
 	}
-	// Look through the rarest of the properties: of the labels, and of all.
-	labels := property{}
-	for k, v := range req.Labels {
-		if p := (property{ofLabel, k, v}); h.count[p] < h.count[labels] {
-			labels = p
-		}
-	}
-	rarest := labels
-	if p := (property{ofDomain, req.Domain, ""}); req.Domain != "" && h.count[p] < h.count[rarest] {
-		rarest = p
-	}
+	labels, rarest := h.rarest(&req)
 	var best *freeSlots
-	if o := h.first(rarest, max(1, req.Count), &req, true); o != nil {
+	if o := h.first(rarest, max(1, req.Count), &req, true, nil); o != nil {
 		best = &o.freeSlots
 	}
 	// The hosts with excluded slots are few, and are looked at one by one.
@@ -170,8 +181,23 @@ func (h *Hosts) Place(req HostRequest) HostDecision {
 	}
 	all := req
 	all.Exclude = nil
-	usable := best != nil || h.first(labels, 0, &all, false) != nil
+	usable := best != nil || h.first(labels, 0, &all, false, nil) != nil
 	return decideHost(best, usable, &req)
+}
+
+// rarest returns the rarest of the properties that a request asks for: of the labels,
+// and of all.
+func (h *Hosts) rarest(req *HostRequest) (labels, all property) {
+	for k, v := range req.Labels {
+		if p := (property{of: ofLabel, key: k, value: v}); h.count[p] < h.count[labels] {
+			labels = p
+		}
+	}
+	all = labels
+	if p := (property{of: ofDomain, key: req.Domain}); req.Domain != "" && h.count[p] < h.count[all] {
+		all = p
+	}
+	return labels, all
 }
 
 // excludedHosts returns the hosts of excluded slots, each once.
@@ -187,8 +213,8 @@ func (r *HostRequest) excludedHosts() []string {
 
 // first returns the first option with a property that has at least count free slots
 // and meets the request, and is of no host with excluded slots. With domain false it
-// ignores the request's domain.
-func (h *Hosts) first(p property, count int, req *HostRequest, domain bool) *hostOption {
+// ignores the request's domain. It considers only some hosts; nil: all.
+func (h *Hosts) first(p property, count int, req *HostRequest, domain bool, among func(*Host) bool) *hostOption {
 	t := h.options[p]
 	if t == nil {
 		return nil
@@ -198,7 +224,8 @@ func (h *Hosts) first(p property, count int, req *HostRequest, domain bool) *hos
 		if len(o.slots) < count {
 			return nil
 		}
-		if eligible(&o.in.Host, req) && !slices.Contains(excluded, o.host) && (!domain || req.Domain == "" || o.domain == req.Domain) {
+		if eligible(&o.in.Host, req) && !slices.Contains(excluded, o.host) && (!domain || req.Domain == "" || o.domain == req.Domain) &&
+			(among == nil || among(&o.in.Host)) {
 			return o
 		}
 	}

@@ -17,10 +17,7 @@ func TestHostsDecideAsPlaceHost(t *testing.T) {
 		index := NewHosts()
 		t.Repeat(map[string]func(*rapid.T){
 			"set host": func(t *rapid.T) {
-				h := Host{ID: drawHostID(t), Usable: rapid.IntRange(0, 5).Draw(t, "usable") > 0, Labels: drawLabels(t)}
-				for i := range rapid.IntRange(0, 6).Draw(t, "slots") {
-					h.Slots = append(h.Slots, drawHostSlot(t, uint32(i)))
-				}
+				h := drawHost(t)
 				hosts[h.ID] = h
 				index.SetHost(h)
 			},
@@ -40,14 +37,7 @@ func TestHostsDecideAsPlaceHost(t *testing.T) {
 			"": func(t *rapid.T) {
 				all := slices.Collect(maps.Values(hosts))
 				for range 4 {
-					req := HostRequest{Count: rapid.IntRange(0, 5).Draw(t, "count"), Labels: drawLabels(t)}
-					if rapid.IntRange(0, 2).Draw(t, "named") == 0 {
-						req.Host = drawHostID(t)
-					}
-					req.Domain = rapid.SampledFrom([]string{"", "", "vm0", "vm2"}).Draw(t, "domain")
-					for range rapid.IntRange(0, 3).Draw(t, "excluded") {
-						req.Exclude = append(req.Exclude, HostSlotRef{drawHostID(t), uint32(rapid.IntRange(0, 6).Draw(t, "slot"))})
-					}
+					req := drawHostRequest(t, rapid.IntRange(0, 5).Draw(t, "count"))
 					if diff := cmp.Diff(PlaceHost(all, req), index.Place(req)); diff != "" {
 						t.Fatalf("%+v (-scan +index)\n%s", req, diff)
 					}
@@ -57,10 +47,30 @@ func TestHostsDecideAsPlaceHost(t *testing.T) {
 		for id := range hosts {
 			index.RemoveHost(id)
 		}
-		if len(index.hosts)+len(index.options)+len(index.count) != 0 {
+		if len(index.hosts)+len(index.options)+len(index.count)+len(index.pathSets)+index.racked != 0 {
 			t.Fatal("the index keeps something of hosts that were removed")
 		}
 	})
+}
+
+func drawHost(t *rapid.T) Host {
+	h := Host{ID: drawHostID(t), Location: drawLocation(t), Usable: rapid.IntRange(0, 5).Draw(t, "usable") > 0, Labels: drawLabels(t)}
+	for i := range rapid.IntRange(0, 6).Draw(t, "slots") {
+		h.Slots = append(h.Slots, drawHostSlot(t, uint32(i)))
+	}
+	return h
+}
+
+func drawHostRequest(t *rapid.T, count int) HostRequest {
+	req := HostRequest{Count: count, Labels: drawLabels(t)}
+	if rapid.IntRange(0, 2).Draw(t, "named") == 0 {
+		req.Host = drawHostID(t)
+	}
+	req.Domain = rapid.SampledFrom([]string{"", "", "vm0", "vm2"}).Draw(t, "domain")
+	for range rapid.IntRange(0, 3).Draw(t, "excluded") {
+		req.Exclude = append(req.Exclude, HostSlotRef{drawHostID(t), uint32(rapid.IntRange(0, 6).Draw(t, "slot"))})
+	}
+	return req
 }
 
 func drawHostID(t *rapid.T) string { return fmt.Sprintf("h%d", rapid.IntRange(0, 7).Draw(t, "host")) }

@@ -12,7 +12,7 @@ type list struct {
 func candidates(boxes []Box, req *Request, model string) *list {
 	l := &list{req: req}
 	for i := range boxes {
-		if admits(traitsOf(&boxes[i]), req) {
+		if admitsBox(&boxes[i], req) {
 			l.groups = appendGroups(l.groups, &boxes[i], req, model)
 		}
 	}
@@ -38,13 +38,14 @@ func appendGroups(groups []*group, b *Box, req *Request, model string) []*group 
 		if at < 0 {
 			at = len(groups) - first
 			groups = append(groups, &group{
-				traits: traitsOf(b), box: b.ID, domain: domain, rack: b.Rack, proxyRoom: proxyRoom, besideLease: hasLeaseGPU(b, req, domain),
+				traits: traitsOf(b), box: b.ID, domain: domain, rack: b.Rack, labels: b.Labels, proxyRoom: proxyRoom, besideLease: hasLeaseGPU(b, req, domain),
 			})
 		}
 		groups[first+at].slots = append(groups[first+at].slots, g.Slot)
 	}
 	for _, g := range groups[first:] {
 		slices.Sort(g.slots)
+		g.setSwitches(b)
 	}
 	return groups
 }
@@ -61,7 +62,7 @@ func hasLeaseGPU(b *Box, req *Request, domain string) bool {
 func (l *list) best(o order, n int) *group {
 	var best *group
 	for _, g := range l.groups {
-		if len(g.slots) >= n && (best == nil || o.compare(g, best, n, l.req) < 0) {
+		if len(g.slots) >= n && admits(g.traits, l.req) && (best == nil || o.compare(g, best, n, l.req) < 0) {
 			best = g
 		}
 	}

@@ -1,9 +1,14 @@
 package placement
 
-import "slices"
+import (
+	"slices"
+
+	"k8s.io/utils/third_party/forked/golang/btree"
+)
 
 // Place decides on a request as the function Place does.
 func (p *Pool) Place(reserve Reserve, req Request) Decision {
+	req.setSite()
 	p.decisions++
 	named := p.namedBoxes(&req)
 	var models []model
@@ -16,7 +21,7 @@ func (p *Pool) Place(reserve Reserve, req Request) Decision {
 		slices.SortFunc(models, compareContention)
 	}
 	return decide(models, reserve, &req, func(model string) stock {
-		return newLookup(p.models[model].view(req.MinMemory, p.decisions), &req, named)
+		return p.newLookup(p.models[model].view(req.MinMemory, p.decisions), &req, named)
 	})
 }
 
@@ -48,17 +53,13 @@ func (p *Pool) appendModel(to []model, m *modelIndex, req *Request, named []*Box
 		out.usable += c.usable
 		out.free += c.free
 	}
-	for t, c := range v.counts {
-		if admits(t, req) {
-			out.matches = out.matches || c.usable > 0
-			out.available += c.free
-		}
-	}
+	sum := v.matching(req)
+	out.matches, out.available = sum.usable > 0, sum.free
 	if !out.matches {
 		return to
 	}
 	for _, b := range named {
-		if !admits(traitsOf(b), req) {
+		if !admitsBox(b, req) {
 			continue
 		}
 		for i := range b.GPUs {
@@ -80,19 +81,69 @@ type lookup struct {
 	dropped map[*group]bool
 }
 
-func newLookup(v *view, req *Request, named []*Box) *lookup {
+func (p *Pool) newLookup(v *view, req *Request, named []*Box) *lookup {
 	l := &lookup{list: list{req: req}, index: v.classesFor(req), named: named, dropped: map[*group]bool{}}
+	if boxes := v.labelledBoxes(req); boxes != nil && len(boxes) <= maxListed {
+		for id := range boxes {
+			b := p.boxes[id]
+			if !slices.Contains(named, b) && admitsBox(b, req) {
+				l.groups = appendGroups(l.groups, b, req, v.model)
+			}
+		}
+		l.index = nil
+	}
 	for _, b := range named {
-		if admits(traitsOf(b), req) {
+		if admitsBox(b, req) {
 			l.groups = appendGroups(l.groups, b, req, v.model)
 		}
 	}
 	return l
 }
 
+// maxListed bounds the boxes with a label that are looked at one by one instead of
+// through the index.
+const maxListed = 32
+
+// nearestIn returns the first of the nearest groups of a class, nil if none of them is
+// part of the stock. The boxes of the class have addresses on some paths.
+func (l *lookup) nearestIn(groups *btree.BTree[*group], paths Paths) *group {
+	s := l.req.site
+	if s == nil {
+		return l.firstFrom(groups, "")
+	}
+	least, nearer := s.least(paths)
+	if nearer != "" {
+		if g := l.firstFrom(groups, nearer); g != nil && g.rack == nearer {
+			return g
+		}
+	}
+	var best *group
+	d := unreachable
+	for g := l.firstFrom(groups, ""); g != nil; g = l.firstFrom(groups, g.rack+"\x00") {
+		if to := s.distance(g.location()); to < d {
+			best, d = g, to
+		}
+		if d <= least {
+			break
+		}
+	}
+	return best
+}
+
+// firstFrom returns the first group of the stock in a rack, or in a later one.
+func (l *lookup) firstFrom(groups *btree.BTree[*group], rack string) (first *group) {
+	groups.AscendGreaterOrEqual(&group{rack: rack}, func(g *group) bool {
+		if !l.excluded(g) {
+			first = g
+		}
+		return first == nil
+	})
+	return first
+}
+
 // excluded reports whether a group of the index is not part of the stock.
 func (l *lookup) excluded(g *group) bool {
-	return l.dropped[g] || slices.ContainsFunc(l.named, func(b *Box) bool { return b.ID == g.box })
+	return l.dropped[g] || !hasLabels(g.labels, l.req.Labels) || slices.ContainsFunc(l.named, func(b *Box) bool { return b.ID == g.box })
 }
 
 func (l *lookup) best(o order, n int) *group {
@@ -102,14 +153,8 @@ func (l *lookup) best(o order, n int) *group {
 			if c.free < n || !admits(c.traits, l.req) {
 				continue
 			}
-			for g := range groups.Ascend {
-				if l.excluded(g) {
-					continue
-				}
-				if best == nil || o.compare(g, best, n, l.req) < 0 {
-					best = g
-				}
-				break
+			if g := l.nearestIn(groups, c.paths); g != nil && (best == nil || o.compare(g, best, n, l.req) < 0) {
+				best = g
 			}
 		}
 	}

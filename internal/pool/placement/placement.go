@@ -10,11 +10,15 @@
 //   - A request goes into one box if it fits there. First come boxes in which the
 //     lease has GPUs already, then boxes of the kind that the request prefers (not
 //     NVLink without a wish, which keeps NVLink boxes whole), then boxes whose proxy
-//     has bandwidth left for the request, then those with the fewest free GPUs that
-//     suffice (best fit), which keeps boxes whole for large requests.
+//     has bandwidth left for the request, then those nearest to the host (site.go: its
+//     rack, its networks), then those with the fewest free GPUs that suffice (best
+//     fit), which keeps boxes whole for large requests.
+//   - Within a box, GPUs come from as few PCIe switches as possible.
 //   - A request that fits into no single box is split over as few boxes as possible.
+//   - A host that the request leaves open is chosen together with the first box: the
+//     nearest one, of these the one with the most free slots.
 //
-// Ties are broken by box ID and slot, so equal inventories give equal decisions.
+// Ties are broken by rack, box ID and slot, so equal inventories give equal decisions.
 //
 // # Two implementations
 //
@@ -32,7 +36,8 @@
 //   - A rule over a property of boxes that the index does not know yet needs the
 //     property in Box and in traits (rules.go). Nothing else in the index changes.
 //     Its cost: a decision looks once at each combination of traits, number of free
-//     GPUs and room of the proxy that occurs in the pool.
+//     GPUs and room of the proxy that occurs in the pool, and at each rack of it while
+//     no box is near enough.
 //   - In each case add decisions to testdata/place.txt, and a new field to drawBox
 //     or drawRequest in the tests.
 package placement
@@ -40,6 +45,7 @@ package placement
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -92,6 +98,7 @@ type GPU struct {
 	Model  string
 	Memory uint64 // bytes
 	Domain string // NVLink domain within the box; empty: none
+	Switch string // PCIe switch above the slot; empty: not known
 	Usable bool   // healthy, reachable and not cordoned, free or not
 	Free   bool   // not bound
 }
@@ -100,7 +107,8 @@ type GPU struct {
 type Box struct {
 	ID   string
 	Kind Kind
-	Rack string // empty: not known
+	Location
+	Labels map[string]string // must not change once the box is in a Pool
 	// ProxyGPUs is the number of GPUs that the box's proxies serve at full
 	// bandwidth; 0: not known. One proxy of the paper slows down 4 GPUs
 	// (section 4.3.2, Table 12).
@@ -114,6 +122,8 @@ type Request struct {
 	Model     string // exact; empty: any
 	MinMemory uint64 // bytes
 	Kind      Kind   // AnyKind: no constraint
+	// Labels are those that the boxes must have.
+	Labels map[string]string
 	// NVLink Required: all GPUs in one NVLink domain. Preferred: NVLink boxes first.
 	NVLink Preference
 	// SameBox Required: all GPUs in one box. Avoided: spread over boxes.
@@ -125,6 +135,11 @@ type Request struct {
 	Together []Ref
 	// UseSpares lets the request take held-back GPUs: it replaces a broken one.
 	UseSpares bool
+	// Near is where the host is; nil: not known, or chosen by PlaceLease.
+	Near    *Location
+	Uplinks Uplinks // the full ones
+
+	site site // nil: Near
 }
 
 // Decision is the outcome of a request.
@@ -145,6 +160,7 @@ func (d *Decision) say(format string, args ...any) {
 // Place decides on a request by looking at every GPU. It does not change its
 // arguments. Pool gives the same decisions faster, and is tested against Place.
 func Place(boxes []Box, reserve Reserve, req Request) Decision {
+	req.setSite()
 	return decide(modelsOf(boxes, &req), reserve, &req, func(model string) stock { return candidates(boxes, &req, model) })
 }
 
@@ -193,6 +209,12 @@ func noMatch(req *Request) string {
 	if req.NVLink == Required {
 		want = append(want, "NVLink")
 	}
+	for _, k := range slices.Sorted(maps.Keys(req.Labels)) {
+		want = append(want, fmt.Sprintf("the box's label %s=%s", k, req.Labels[k]))
+	}
+	if f, ok := req.site.(fixedSite); ok && f.host.Paths != 0 {
+		want = append(want, fmt.Sprintf("an address on a path of the host (%s)", f.host.Paths))
+	}
 	if len(want) == 0 {
 		return "The pool has no usable GPU."
 	}
@@ -223,7 +245,7 @@ func modelsOf(boxes []Box, req *Request) []model {
 				out = append(out, model{name: g.Model})
 			}
 			m := &out[at]
-			fits := admits(traitsOf(b), req) && (req.Model == "" || g.Model == req.Model) && g.Memory >= req.MinMemory
+			fits := admitsBox(b, req) && (req.Model == "" || g.Model == req.Model) && g.Memory >= req.MinMemory
 			m.usable++
 			m.matches = m.matches || fits
 			if g.Free {
@@ -242,6 +264,13 @@ func modelsOf(boxes []Box, req *Request) []model {
 // compareContention puts the model with more available GPUs first.
 func compareContention(a, b model) int {
 	return cmp.Or(cmp.Compare(b.available, a.available), cmp.Compare(a.name, b.name))
+}
+
+// setSite makes a site of Near.
+func (r *Request) setSite() {
+	if r.site == nil && r.Near != nil {
+		r.site = fixedSite{*r.Near, r.Uplinks}
+	}
 }
 
 // alone reports whether the request is for a single GPU and has none yet, so

@@ -57,8 +57,7 @@ func drawBoxID(t *rapid.T) string { return fmt.Sprintf("b%d", rapid.IntRange(0, 
 
 func drawBox(t *rapid.T) Box {
 	b := Box{
-		ID: drawBoxID(t), Kind: Kind(rapid.IntRange(0, 2).Draw(t, "kind")),
-		Rack:      rapid.SampledFrom([]string{"", "r1", "r2"}).Draw(t, "rack"),
+		ID: drawBoxID(t), Kind: Kind(rapid.IntRange(0, 2).Draw(t, "kind")), Location: drawLocation(t), Labels: drawLabels(t),
 		ProxyGPUs: rapid.SampledFrom([]int{0, 0, 1, 2, 4}).Draw(t, "proxy"),
 	}
 	for i := range rapid.IntRange(0, 8).Draw(t, "gpus") {
@@ -72,8 +71,22 @@ func drawGPU(t *rapid.T, slot uint32) GPU {
 		Slot: slot, Model: rapid.SampledFrom([]string{"A", "A", "A", "B"}).Draw(t, "model"),
 		Memory: uint64(rapid.SampledFrom([]int{16, 16, 16, 24, 32, 40, 48, 80, 96}).Draw(t, "memory")),
 		Domain: rapid.SampledFrom([]string{"", "d0", "d0", "d1"}).Draw(t, "domain"),
+		Switch: rapid.SampledFrom([]string{"", "s0", "s0", "s1", "s2"}).Draw(t, "switch"),
 		Usable: rapid.IntRange(0, 9).Draw(t, "usable") > 0, Free: rapid.IntRange(0, 3).Draw(t, "free") > 0,
 	}
+}
+
+// drawLocation draws few racks and few sets of paths, one of which has nothing in
+// common with another.
+func drawLocation(t *rapid.T) Location {
+	return Location{
+		Rack:  rapid.SampledFrom([]string{"", "r1", "r1", "r2", "r3"}).Draw(t, "rack"),
+		Paths: rapid.SampledFrom([]Paths{0, 1, 1, 3, 3, 4}).Draw(t, "paths"),
+	}
+}
+
+func drawUplinks(t *rapid.T) Uplinks {
+	return rapid.SampledFrom([]Uplinks{nil, {"r1": true}, {"r2": true}, {"r1": true, "r2": true, "r3": true}}).Draw(t, "uplinks")
 }
 
 func drawReserve(t *rapid.T) Reserve {
@@ -85,7 +98,17 @@ func drawReserve(t *rapid.T) Reserve {
 
 func drawRequest(t *rapid.T) Request {
 	preference := rapid.SampledFrom([]Preference{Indifferent, Indifferent, Preferred, Required, Avoided})
+	var near *Location
+	if rapid.Bool().Draw(t, "near") {
+		at := drawLocation(t)
+		near = &at
+	}
+	var labels map[string]string
+	if rapid.IntRange(0, 3).Draw(t, "labelled") == 0 {
+		labels = drawLabels(t)
+	}
 	return Request{
+		Near: near, Uplinks: drawUplinks(t), Labels: labels,
 		Count:     rapid.SampledFrom([]int{0, 1, 1, 2, 3, 4, 8, 12, 20}).Draw(t, "count"),
 		Model:     rapid.SampledFrom([]string{"", "A", "A", "B", "C"}).Draw(t, "model"),
 		MinMemory: uint64(rapid.SampledFrom([]int{0, 0, 16, 20, 30, 40, 48, 80, 90, 100}).Draw(t, "least")),

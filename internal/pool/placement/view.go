@@ -12,6 +12,15 @@ type view struct {
 	byBox, byDomain, noDomain classes
 	boxes                     map[string]viewBox
 	counts                    map[traits]counts
+	labels                    map[label]*labelled
+}
+
+// label is a label of boxes, and labelled the boxes of a view that have it.
+type label struct{ key, value string }
+
+type labelled struct {
+	boxes  map[string]bool
+	counts map[traits]counts
 }
 
 // counts are numbers of GPUs; the free ones are usable.
@@ -21,6 +30,7 @@ type counts struct{ usable, free int }
 type viewBox struct {
 	traits
 	counts
+	labels  map[string]string
 	groups  []*group // in byBox
 	domains []*group // in byDomain and noDomain
 }
@@ -61,7 +71,7 @@ func (c classes) remove(g *group) {
 
 func newView(model string, minMemory uint64) *view {
 	return &view{
-		model: model, minMemory: minMemory, boxes: map[string]viewBox{}, counts: map[traits]counts{},
+		model: model, minMemory: minMemory, boxes: map[string]viewBox{}, counts: map[traits]counts{}, labels: map[label]*labelled{},
 		byBox: classes{}, byDomain: classes{}, noDomain: classes{},
 	}
 }
@@ -69,7 +79,7 @@ func newView(model string, minMemory uint64) *view {
 // set adds a box, or replaces the one of that ID.
 func (v *view) set(b *Box) {
 	v.remove(b.ID)
-	in := viewBox{traits: traitsOf(b)}
+	in := viewBox{traits: traitsOf(b), labels: b.Labels}
 	for i := range b.GPUs {
 		g := &b.GPUs[i]
 		if !g.Usable || g.Model != v.model || g.Memory < v.minMemory {
@@ -90,7 +100,7 @@ func (v *view) set(b *Box) {
 		in.domains = appendGroups(nil, b, &Request{MinMemory: v.minMemory, NVLink: Required}, v.model)
 	}
 	v.boxes[b.ID] = in
-	v.count(&in, 1)
+	v.count(b.ID, &in, 1)
 	for _, g := range in.groups {
 		v.byBox.add(g)
 	}
@@ -106,7 +116,7 @@ func (v *view) remove(box string) {
 		return
 	}
 	delete(v.boxes, box)
-	v.count(&in, -1)
+	v.count(box, &in, -1)
 	for _, g := range in.groups {
 		v.byBox.remove(g)
 	}
@@ -115,14 +125,76 @@ func (v *view) remove(box string) {
 	}
 }
 
-func (v *view) count(b *viewBox, sign int) {
-	c := v.counts[b.traits]
+// count adds a box to the sums, or subtracts it: sign is 1 or -1.
+func (v *view) count(id string, b *viewBox, sign int) {
+	addCounts(v.counts, b, sign)
+	for key, value := range b.labels {
+		at := label{key, value}
+		l := v.labels[at]
+		if l == nil {
+			l = &labelled{boxes: map[string]bool{}, counts: map[traits]counts{}}
+			v.labels[at] = l
+		}
+		addCounts(l.counts, b, sign)
+		if l.boxes[id] = true; sign < 0 {
+			delete(l.boxes, id)
+		}
+		if len(l.boxes) == 0 {
+			delete(v.labels, at)
+		}
+	}
+}
+
+func addCounts(to map[traits]counts, b *viewBox, sign int) {
+	c := to[b.traits]
 	c.usable += sign * b.usable
 	c.free += sign * b.free
-	v.counts[b.traits] = c
+	to[b.traits] = c
 	if c == (counts{}) {
-		delete(v.counts, b.traits)
+		delete(to, b.traits)
 	}
+}
+
+// labelledBoxes returns the boxes that have the rarest label of a request, nil if the
+// request asks for none.
+func (v *view) labelledBoxes(req *Request) map[string]bool {
+	var rarest map[string]bool
+	for key, value := range req.Labels {
+		l := v.labels[label{key, value}]
+		if l == nil {
+			return map[string]bool{}
+		}
+		if rarest == nil || len(l.boxes) < len(rarest) {
+			rarest = l.boxes
+		}
+	}
+	return rarest
+}
+
+// matching counts the GPUs that meet the constraints of a request, the excluded ones
+// included. With several labels it looks at each box that has the rarest of them.
+func (v *view) matching(req *Request) (sum counts) {
+	add := func(c counts) { sum.usable, sum.free = sum.usable+c.usable, sum.free+c.free }
+	if len(req.Labels) > 1 {
+		for id := range v.labelledBoxes(req) {
+			if b := v.boxes[id]; admits(b.traits, req) && hasLabels(b.labels, req.Labels) {
+				add(b.counts)
+			}
+		}
+		return sum
+	}
+	by := v.counts
+	for key, value := range req.Labels {
+		if by = nil; v.labels[label{key, value}] != nil {
+			by = v.labels[label{key, value}].counts
+		}
+	}
+	for t, c := range by {
+		if admits(t, req) {
+			add(c)
+		}
+	}
+	return sum
 }
 
 func (v *view) domainClasses(g *group) classes {

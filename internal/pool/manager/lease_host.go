@@ -1,0 +1,74 @@
+package manager
+
+import (
+	"fmt"
+	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// A host that does not report may be dead, or only cut off from the manager while its
+// guests work. Leases on it wait for it. After Config.HostTimeout those that certainly do
+// not work any more go elsewhere: back into the queue if they may wait and use another
+// host, otherwise they end. The boxes fence the old host off by its epochs.
+
+// hostGaveUp gives up a lease whose host has not reported for long enough, and reports
+// whether it did.
+func (t *tx) hostGaveUp(l *leaseRecord) bool {
+	at := t.hostDeadline(l)
+	if at.IsZero() || !t.dueOrSchedule(subject{leaseSubject, l.ID}, at) {
+		return false
+	}
+	why := fmt.Sprintf("host %s has not reported for %s", l.HostID, t.cfg.HostTimeout)
+	if l.mayMove() {
+		t.requeue(l.ID, dxpuv1.Reason_REASON_HOST_LOST, "back in the queue: "+why, false)
+	} else {
+		t.endLease(l.ID, dxpuv1.Reason_REASON_HOST_LOST, why, false)
+	}
+	return true
+}
+
+// mayMove reports whether a lease may wait for GPUs at another host.
+func (l *leaseRecord) mayMove() bool { return l.spec.Wait && l.spec.HostId == "" }
+
+// hostDeadline returns when a lease no longer waits for its host; zero: it does not wait,
+// or for as long as it takes, because a GPU may work.
+func (t *tx) hostDeadline(l *leaseRecord) time.Time {
+	if t.cfg.HostTimeout < 0 || !l.holds() || t.connected(l.HostID) {
+		return time.Time{}
+	}
+	for _, id := range t.bindingsOf(l.ID) {
+		if t.mayWork(t.bindings.get(id)) {
+			return time.Time{}
+		}
+	}
+	since := t.began // a new manager does not know for how long it has been away
+	if n := t.live[l.HostID]; n != nil && !n.last.IsZero() {
+		since = n.silentSince
+	}
+	return since.Add(t.cfg.HostTimeout)
+}
+
+// mayWork reports whether the data path of a binding may work although its host does not
+// report: its box says so, or does not report either.
+func (t *tx) mayWork(b *bindingRecord) bool {
+	if b.State != ready && b.State != attached {
+		return false
+	}
+	o := t.observed(b.BoxID, b)
+	return !t.connected(b.BoxID) || o != nil && o.State == attached
+}
+
+// hostAbsence returns what a lease does about its host, which does not report.
+func (t *tx) hostAbsence(l *leaseRecord) string {
+	why := fmt.Sprintf("waiting for host %s, which does not report", l.HostID)
+	at := t.hostDeadline(l)
+	if at.IsZero() {
+		return why
+	}
+	then := "it ends"
+	if l.mayMove() {
+		then = "it returns to the queue"
+	}
+	return fmt.Sprintf("%s; %s at %s if the host stays away", why, then, at.UTC().Format("15:04:05 UTC"))
+}
