@@ -15,7 +15,7 @@ import (
 )
 
 // open opens a store that closes with the test.
-func open(t *testing.T, o Options) *Store {
+func open(t testing.TB, o Options) *Store {
 	t.Helper()
 	s, err := Open(t.Context(), o)
 	if err != nil {
@@ -25,7 +25,7 @@ func open(t *testing.T, o Options) *Store {
 	return s
 }
 
-func closeStore(t *testing.T, s *Store) {
+func closeStore(t testing.TB, s *Store) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -38,7 +38,7 @@ func closeStore(t *testing.T, s *Store) {
 }
 
 // lead makes a store the leader and loads the state.
-func lead(t *testing.T, s *Store) (<-chan struct{}, map[string][]byte) {
+func lead(t testing.TB, s *Store) (<-chan struct{}, map[string][]byte) {
 	t.Helper()
 	lost, err := s.Campaign(t.Context())
 	if err != nil {

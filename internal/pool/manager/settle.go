@@ -16,7 +16,8 @@ const (
 	// maxRounds bounds the rounds of settling a transaction: a chain of
 	// replacements takes about ten.
 	maxRounds = 1000
-	// maxForgotten bounds the ended leases that one transaction forgets for their age.
+	// maxForgotten bounds the ended leases that one transaction forgets: a manager that
+	// takes over may remember many that are too many, and must answer meanwhile.
 	maxForgotten = 64
 )
 
@@ -175,13 +176,21 @@ func (t *tx) unfinished() bool {
 func (t *tx) forgetEnded() {
 	t.reindex()
 	over := len(t.endedLeases) - t.cfg.KeepEnded
-	for i, e := range slices.Clone(t.endedLeases[:min(len(t.endedLeases), max(over, maxForgotten))]) {
+	forgotten := 0
+	for i, e := range t.endedLeases {
 		oldest := subject{leaseSubject, e.id}
 		if i >= over && !t.dueOrSchedule(oldest, e.at.Add(keepEnded)) {
 			break
 		}
-		if t.forgetLease(e.id) && i == maxForgotten-1 && len(t.endedLeases) > maxForgotten {
-			t.mark(subject{leaseSubject, t.endedLeases[i+1].id}) // the next transaction goes on
+		if forgotten == maxForgotten {
+			t.mark(oldest) // the next transaction goes on
+			break
+		}
+		if t.forgetLease(e.id) {
+			forgotten++
+		}
+		if i >= max(over, 0)+maxForgotten { // those whose nodes are away stay
+			break
 		}
 	}
 	for s := range t.examined {
