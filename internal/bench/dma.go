@@ -93,15 +93,16 @@ func DMA(ctx context.Context, o Options) (report *Report, err error) {
 	}
 	report = o.report("dma", mtu)
 	bare := len(names)
+	limit := bare + 2 // with the copies in memory, with the same cipher
 	for i, name := range names {
-		report.Figures = append(report.Figures, figure(name, GigabytesSecond, values[i]).beside(probes[bare].name, values[i], values[bare]))
+		report.Figures = append(report.Figures, figure(name, GigabytesSecond, values[i]).beside(probes[limit].name, values[i], values[limit]))
 	}
 	for i := bare; i < len(probes); i++ {
 		if slices.ContainsFunc(probes[bare:i], func(p probe) bool { return p.name == probes[i].name }) {
 			continue // the option is no cipher: already measured
 		}
 		f := figure(probes[i].name, GigabytesSecond, values[i])
-		if at := i - bare; at == 2 || at == 3 { // the limit with the copies in memory
+		if at := i - bare; at == 2 || at == 3 { // with the copies in memory
 			f = f.beside(probes[i-2].name, values[i], values[i-2])
 		}
 		report.Figures = append(report.Figures, f)
