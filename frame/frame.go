@@ -1,5 +1,6 @@
 // Package frame encodes and decodes the network packets of DxPU: datagrams
-// that carry header packets, data packets and control packets of one binding.
+// that carry header packets, data packets, run packets and control packets of one
+// binding.
 //
 // PROTOCOL.md specifies the format. All functions are pure: parsers check lengths
 // before they read, never panic, never allocate, and return slices that alias
@@ -19,8 +20,14 @@ const (
 	Version1 = 1
 	// Version2 adds an X25519 exchange and cookies to the handshake.
 	Version2 = 2
+	// Version3 adds run packets. Its handshake and datagrams are those of version 2
+	// and carry that number, so that ends of both understand each other; the hello
+	// packets tell which version an end speaks.
+	Version3 = 3
 	// Newest is the highest version of this package.
-	Newest = Version2
+	Newest = Version3
+
+	newestNumber = Version2 // in datagrams
 )
 
 // SpeaksVersion2 is set in the number of a handshake datagram of version 1 whose
@@ -89,6 +96,7 @@ const (
 	KindPadding Kind = 0x00 // the rest of the datagram is zero
 	KindHeader  Kind = 0x01
 	KindData    Kind = 0x02
+	KindRun     Kind = 0x03
 	KindAck     Kind = 0x10
 	KindPing    Kind = 0x11
 	KindClose   Kind = 0x12
@@ -96,7 +104,7 @@ const (
 )
 
 var kindNames = map[Kind]string{
-	KindPadding: "padding", KindHeader: "header", KindData: "data", KindAck: "ack", KindPing: "ping", KindClose: "close", KindHello: "hello",
+	KindPadding: "padding", KindHeader: "header", KindData: "data", KindRun: "run", KindAck: "ack", KindPing: "ping", KindClose: "close", KindHello: "hello",
 }
 
 // String returns the name in lower case.
@@ -156,7 +164,7 @@ func Check(seed uint32, header []byte, bodyLen int) uint32 {
 	return extend(CRC(seed, header), uint32(bodyLen))
 }
 
-func known(version uint8) bool { return version >= Version1 && version <= Newest }
+func known(version uint8) bool { return version >= Version1 && version <= newestNumber }
 
 // PeekHandshake reports whether a datagram is of a handshake, by its type. b must
 // have passed PeekBinding.

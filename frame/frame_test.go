@@ -3,6 +3,7 @@ package frame_test
 import (
 	"bytes"
 	_ "embed"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"math"
@@ -55,6 +56,35 @@ func parseData(form frame.Form) parser {
 		n, err := p.Parse(b, form)
 		return p.Append(nil, form), n, err
 	}
+}
+
+func parseRun(form frame.Form) parser {
+	return func(b []byte) ([]byte, int, error) {
+		var p frame.RunPacket
+		n, err := p.Parse(b, form)
+		return append(p.Append(nil, form), p.Payload...), n, err
+	}
+}
+
+// runPacket returns a run of three TLPs with payloads of 64 bytes.
+func runPacket(form frame.Form) []byte {
+	header, _ := hex.DecodeString("6000001001002aff0000000100001000")
+	p := frame.RunPacket{
+		Source: frame.Endpoint{Node: 0x01020304, Slot: 0x0506}, Destination: frame.Endpoint{Node: 0x0708090a, Slot: 0x0b0c},
+		Path: 1, Seq: 0x1122334455667788, Count: 3, PayloadLen: 64, TLP: header, HeaderCRC: frame.CRC(0, header),
+	}
+	var payloads []byte
+	for k := range p.Count {
+		one := chunk(64)
+		for i := range one {
+			one[i] += byte(7 * k)
+		}
+		payloads = append(payloads, one...)
+		if form == frame.Checked {
+			p.CRCs = binary.BigEndian.AppendUint32(p.CRCs, frame.CRC(0, one))
+		}
+	}
+	return append(p.Append(nil, form), payloads...)
 }
 
 func parseAck(form frame.Form) parser {
@@ -152,6 +182,7 @@ func codecs() []codec {
 			codec{"header packet, memory read" + suffix, headerPacket("000000010100070f00001000", false, 0).Append(nil, f), parseHeaderPacket(f)},
 			codec{"header packet, write with digest" + suffix, headerPacket("60008001010000ff00000100000000001badcafe", true, 4).Append(nil, f), parseHeaderPacket(f)},
 			codec{"data packet" + suffix, data.Append(nil, f), parseData(f)},
+			codec{"run packet" + suffix, runPacket(f), parseRun(f)},
 			codec{"acknowledgement" + suffix, ack.Append(nil, f), parseAck(f)},
 			codec{"ping" + suffix, frame.AppendPing(nil, f), parsePing(f)},
 			codec{"close" + suffix, frame.AppendClose(nil, 0x1234, f), parseClose(f)},
@@ -261,6 +292,44 @@ func TestDataPacketBounds(t *testing.T) {
 	}
 }
 
+// The sizes in a run packet are checked before anything is read by them.
+func TestRunPacketBounds(t *testing.T) {
+	for _, tc := range []struct {
+		name                   string
+		header, payload, count int
+		flags                  byte
+		want                   error
+	}{
+		{"least", 12, 64, 2, 0, nil},
+		{"large", 16, 4096, 15, 0, nil},
+		{"many", 16, 64, frame.MaxRun, 0, nil},
+		{"one TLP", 16, 64, 1, 0, frame.ErrField},
+		{"no TLP", 16, 64, 0, 0, frame.ErrField},
+		{"too many", 16, 64, frame.MaxRun + 1, 0, frame.ErrField},
+		{"no payload", 16, 0, 2, 0, frame.ErrField},
+		{"small payload", 16, 60, 2, 0, frame.ErrField},
+		{"large payload", 16, 4100, 2, 0, frame.ErrField},
+		{"payload not double words", 16, 66, 2, 0, frame.ErrField},
+		{"short header", 8, 64, 2, 0, frame.ErrField},
+		{"header with a prefix", 20, 64, 2, 0, frame.ErrField},
+		{"reserved flag", 16, 64, 2, 1, frame.ErrField},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p := frame.RunPacket{Count: tc.count, PayloadLen: tc.payload, TLP: make([]byte, tc.header)}
+			b := p.Append(nil, frame.Bare)
+			b[25] = tc.flags
+			b = append(b, make([]byte, tc.count*tc.payload)...)
+			n, err := p.Parse(b, frame.Bare)
+			if !errors.Is(err, tc.want) || err == nil && n != len(b) {
+				t.Errorf("%d of %d bytes, %v; want %v", n, len(b), err, tc.want)
+			}
+			if _, err := p.Parse(b[:len(b)-1], frame.Bare); err == nil {
+				t.Error("accepted without its last byte")
+			}
+		})
+	}
+}
+
 func TestAckRangesAtTheirLimits(t *testing.T) {
 	full := frame.Ack{Count: frame.MaxAckRanges, Delay: time.Hour}
 	for i := range full.Ranges {
@@ -327,7 +396,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		parsers := []parser{parseHeader, parseHello, parseHello2}
 		for _, form := range []frame.Form{frame.Checked, frame.Bare} {
-			parsers = append(parsers, parseHeaderPacket(form), parseData(form), parseAck(form), parsePing(form), parseClose(form))
+			parsers = append(parsers, parseHeaderPacket(form), parseData(form), parseRun(form), parseAck(form), parsePing(form), parseClose(form))
 		}
 		for _, parse := range parsers {
 			again, n, err := parse(b)

@@ -18,7 +18,7 @@ import (
 // section "Keys".
 type authentication struct {
 	info []byte // binding and epoch
-	prk  [frame.Newest][]byte
+	prk  [frame.Version2][]byte
 
 	// Keys of version 2, by the role of the sender. The nonce holds the session of
 	// the sender, so one key serves all runs.

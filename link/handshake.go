@@ -23,7 +23,7 @@ import (
 type handshake struct {
 	start    time.Duration
 	peer     uint64 // session of the peer, when Up
-	versions [frame.Newest]exchange
+	versions [frame.Version2]exchange
 
 	// Initiator: its hello and confirm.
 	active  bool          // hello or confirm must be repeated
@@ -322,7 +322,7 @@ func (l *Link) receiveHelloAck(now time.Duration, h *frame.Header, hello *frame.
 	x.echo = h.Number
 	hs.active, hs.nextAt, hs.wait, hs.path, hs.older = true, now, helloWait, h.Path, false
 	l.keys.open(s.initiator, s.responder)
-	l.up(now, h.Version, h.Responder, h.Path, hello.Limit)
+	l.up(now, h, h.Responder, hello)
 	return nil
 }
 
@@ -353,7 +353,7 @@ func (l *Link) receiveConfirm(now time.Duration, h *frame.Header, hello *frame.H
 			hs.versions[i].acceptAfter = hs.versions[i].numbers
 		}
 		l.keys.open(s.responder, s.initiator)
-		l.up(now, h.Version, h.Initiator, h.Path, hello.Limit)
+		l.up(now, h, h.Initiator, hello)
 	}
 	// Any traffic tells the initiator that the confirm has arrived.
 	p := l.paths[h.Path]
@@ -378,19 +378,22 @@ func (l *Link) confirmed(h *frame.Header, hello *frame.Hello) (session, error) {
 	return s, nil
 }
 
-// up opens the session.
-func (l *Link) up(now time.Duration, version uint8, peer uint64, path uint8, limit uint64) {
+// up opens the session with the datagram h of the peer.
+func (l *Link) up(now time.Duration, h *frame.Header, peer uint64, hello *frame.Hello) {
 	l.forget()
-	l.state, l.version = Up, version
-	if version >= frame.Version2 && l.cfg.Cipher != CipherNone {
-		l.form = frame.Bare
+	l.state, l.version = Up, h.Version
+	if h.Version >= frame.Version2 {
+		l.runs = min(l.cfg.MaxVersion, hello.Highest) >= frame.Version3
+		if l.cfg.Cipher != CipherNone {
+			l.form = frame.Bare
+		}
 	}
 	l.send.open(l.form)
 	l.hs.peer = peer
-	l.send.limit = limit
+	l.send.limit = hello.Limit
 	l.liveness.heard(now)
 	for _, p := range l.paths {
-		p.usable = p.id == path
+		p.usable = p.id == h.Path
 		p.lastEliciting, p.nextProbe = now, now
 	}
 }

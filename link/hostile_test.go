@@ -311,7 +311,7 @@ func TestReplayedReportDoesNotEndTheHandshake(t *testing.T) {
 	ends := linktest.Ends(link.CipherAES256GCM, ethernet)
 	earlier := ends[linktest.Box]
 	earlier.Session = 0x9999
-	report := unknownSession(t, earlier, frame.Newest)
+	report := unknownSession(t, earlier, frame.Version2)
 	links := newLinks(t, ends)
 	lost := false
 	exchange(t, links, 100*time.Millisecond, func(_ linktest.Side, d []byte) []byte {

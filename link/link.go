@@ -34,7 +34,8 @@ var (
 type Link struct {
 	cfg     Config
 	state   State
-	version uint8 // of the protocol, when Up
+	version uint8 // in the numbers of datagrams, when Up
+	runs    bool  // both ends speak version 3
 	form    frame.Form
 	reason  Reason
 	code    uint16 // of the close, ours or the peer's
@@ -50,10 +51,14 @@ type Link struct {
 	liveness liveness
 
 	// Scratch space that keeps the hot path free of allocations.
-	out tlp.Packet
-	hp  frame.HeaderPacket
-	dp  frame.DataPacket
-	ack frame.Ack
+	out    tlp.Packet
+	hp     frame.HeaderPacket
+	dp     frame.DataPacket
+	rp     frame.RunPacket
+	ack    frame.Ack
+	run    Run
+	header [tlp.Header4DW]byte
+	crcs   []byte
 }
 
 // New returns one end of a link. The initiator starts its handshake with the next
@@ -110,7 +115,12 @@ func (l *Link) State() State { return l.state }
 
 // Version returns the version of the protocol that the ends agreed on, 0 before the
 // link is Up.
-func (l *Link) Version() uint8 { return l.version }
+func (l *Link) Version() uint8 {
+	if l.runs {
+		return frame.Version3
+	}
+	return l.version
+}
 
 // Reason returns why the link is Closing or Down, and the code that was passed to
 // Close at the end that closed it. In other states it returns NotDown.

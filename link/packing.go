@@ -46,6 +46,12 @@ func (l *Link) writeNew(p *path, d *datagram) {
 		}
 		total := unitCount(int(o.payloadLen))
 		if !s.cursorHdr {
+			if n := l.runLength(d); n > 1 {
+				if !l.writeRun(p, d, n) {
+					return
+				}
+				continue
+			}
 			// A TLP that fits a datagram is not split, because reassembly copies
 			// it.
 			head := frame.HeaderPacketSize(int(o.headerLen), l.form)

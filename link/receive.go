@@ -33,14 +33,27 @@ const (
 // one of the Err values of this package. Stats counts it; it needs no other
 // handling.
 func (l *Link) Receive(now time.Duration, path uint8, datagram []byte, deliver func(*tlp.Packet)) error {
-	err := l.receive(now, path, datagram, deliver)
+	return l.ReceiveRuns(now, path, datagram, deliver, nil)
+}
+
+// owner takes the TLPs that arrive, and whole runs if run is not nil.
+type owner struct {
+	tlp func(*tlp.Packet)
+	run func(*Run)
+}
+
+// ReceiveRuns is Receive for an owner that does not need single TLPs where a run
+// arrives in order: it calls run instead. The run is valid only during that call,
+// for which the same holds as for deliver.
+func (l *Link) ReceiveRuns(now time.Duration, path uint8, datagram []byte, deliver func(*tlp.Packet), run func(*Run)) error {
+	err := l.receive(now, path, datagram, owner{deliver, run})
 	if err != nil {
 		l.stats.Drops.count(err)
 	}
 	return err
 }
 
-func (l *Link) receive(now time.Duration, path uint8, datagram []byte, deliver func(*tlp.Packet)) error {
+func (l *Link) receive(now time.Duration, path uint8, datagram []byte, to owner) error {
 	h, _, err := frame.ParseHeader(datagram)
 	switch {
 	case err != nil:
@@ -80,7 +93,7 @@ func (l *Link) receive(now time.Duration, path uint8, datagram []byte, deliver f
 	if l.state == Closing {
 		return l.receiveClosing(body)
 	}
-	eliciting, err := l.receiveBody(now, body, deliver)
+	eliciting, err := l.receiveBody(now, body, to)
 	if err != nil {
 		return err
 	}
@@ -127,16 +140,19 @@ func (p *path) arrived(now time.Duration, number uint64, size int, eliciting boo
 
 // receiveBody processes the packets of a datagram. It reports whether they ask for
 // an acknowledgement.
-func (l *Link) receiveBody(now time.Duration, body []byte, deliver func(*tlp.Packet)) (eliciting bool, err error) {
+func (l *Link) receiveBody(now time.Duration, body []byte, to owner) (eliciting bool, err error) {
 	for len(body) > 0 {
 		var n int
 		switch frame.Kind(body[0]) {
 		case frame.KindHeader:
 			eliciting = true
-			n, err = l.receiveHeader(now, body, deliver)
+			n, err = l.receiveHeader(now, body, to)
 		case frame.KindData:
 			eliciting = true
-			n, err = l.receiveData(now, body, deliver)
+			n, err = l.receiveData(now, body, to)
+		case frame.KindRun:
+			eliciting = true
+			n, err = l.receiveRun(now, body, to)
 		case frame.KindAck:
 			if n, err = l.ack.Parse(body, l.form); err != nil {
 				return false, parseError(err)
@@ -178,7 +194,7 @@ func (l *Link) receiveBody(now time.Duration, body []byte, deliver func(*tlp.Pac
 // receiveHeader processes a header packet. If the TLP is next in order and the
 // following data packet completes it, receiveHeader processes both without a copy:
 // the common case.
-func (l *Link) receiveHeader(now time.Duration, body []byte, deliver func(*tlp.Packet)) (n int, err error) {
+func (l *Link) receiveHeader(now time.Duration, body []byte, to owner) (n int, err error) {
 	hp := &l.hp
 	if n, err = hp.Parse(body, l.form); err != nil {
 		return 0, parseError(err)
@@ -193,7 +209,7 @@ func (l *Link) receiveHeader(now time.Duration, body []byte, deliver func(*tlp.P
 	}
 	if hp.Seq == r.next && r.peek(hp.Seq) == nil {
 		if hp.PayloadLen == 0 {
-			return n, l.deliverWhole(now, nil, 0, deliver)
+			return n, l.deliverWhole(now, nil, 0, to)
 		}
 		if rest := body[n:]; len(rest) > 0 && frame.Kind(rest[0]) == frame.KindData {
 			m, err := l.dp.Parse(rest, l.form)
@@ -201,7 +217,7 @@ func (l *Link) receiveHeader(now time.Duration, body []byte, deliver func(*tlp.P
 				return 0, parseError(err)
 			}
 			if l.dp.Seq == hp.Seq && len(l.dp.Chunk) == hp.PayloadLen {
-				return n + m, l.deliverWhole(now, l.dp.Chunk, l.dp.ChunkCRC, deliver)
+				return n + m, l.deliverWhole(now, l.dp.Chunk, l.dp.ChunkCRC, to)
 			}
 		}
 	}
@@ -216,11 +232,11 @@ func (l *Link) receiveHeader(now time.Duration, body []byte, deliver func(*tlp.P
 	in.hdr, in.digest, in.headerLen = true, hp.Digest, uint8(len(hp.TLP))
 	copy(in.header[:], hp.TLP)
 	in.headerCRC, in.tlpCRC = hp.HeaderCRC, hp.TLPCRC
-	return n, l.deliverHeld(now, deliver)
+	return n, l.deliverHeld(now, to)
 }
 
 // receiveData processes a data packet.
-func (l *Link) receiveData(now time.Duration, body []byte, deliver func(*tlp.Packet)) (n int, err error) {
+func (l *Link) receiveData(now time.Duration, body []byte, to owner) (n int, err error) {
 	dp := &l.dp
 	if n, err = dp.Parse(body, l.form); err != nil {
 		return 0, parseError(err)
@@ -241,11 +257,11 @@ func (l *Link) receiveData(now time.Duration, body []byte, deliver func(*tlp.Pac
 	}
 	in.got |= u
 	copy(in.payload[dp.Offset:], dp.Chunk)
-	return n, l.deliverHeld(now, deliver)
+	return n, l.deliverHeld(now, to)
 }
 
 // deliverHeld delivers TLPs from reassembly as long as the next one is complete.
-func (l *Link) deliverHeld(now time.Duration, deliver func(*tlp.Packet)) error {
+func (l *Link) deliverHeld(now time.Duration, to owner) error {
 	for l.state == Up {
 		in := l.recv.peek(l.recv.next)
 		if in == nil || !in.complete() {
@@ -257,7 +273,7 @@ func (l *Link) deliverHeld(now time.Duration, deliver func(*tlp.Packet)) error {
 		if in.payloadLen > 0 && l.form == frame.Checked {
 			crc = frame.CRC(0, in.payload)
 		}
-		err := l.deliver(now, in.header[:in.headerLen], in.digest, in.headerCRC, in.tlpCRC, in.payload, crc, deliver)
+		err := l.deliver(now, in.header[:in.headerLen], in.digest, in.headerCRC, in.tlpCRC, in.payload, crc, to)
 		if err != nil {
 			return err
 		}
@@ -269,7 +285,7 @@ func (l *Link) deliverHeld(now time.Duration, deliver func(*tlp.Packet)) error {
 // checks, so a TLP that fails now was corrupted in the memory of a proxy or built
 // so, and retransmission would not help.
 func (l *Link) deliver(now time.Duration, header []byte, digest bool, headerCRC, tlpCRC uint32,
-	payload []byte, payloadCRC uint32, deliver func(*tlp.Packet),
+	payload []byte, payloadCRC uint32, to owner,
 ) error {
 	if l.form == frame.Checked && frame.TLPCRC(headerCRC, payloadCRC, len(payload)) != tlpCRC {
 		l.broken(now)
@@ -291,19 +307,19 @@ func (l *Link) deliver(now time.Duration, header []byte, digest bool, headerCRC,
 	p.Data = payload
 	l.stats.TLPsReceived++
 	l.stats.BytesReceived += uint64(len(payload))
-	deliver(p)
+	to.tlp(p)
 	l.recv.advance(len(payload))
 	return nil
 }
 
 // deliverWhole delivers the TLP of l.hp with the given payload, and the TLPs that
 // waited for it.
-func (l *Link) deliverWhole(now time.Duration, payload []byte, payloadCRC uint32, deliver func(*tlp.Packet)) error {
+func (l *Link) deliverWhole(now time.Duration, payload []byte, payloadCRC uint32, to owner) error {
 	hp := &l.hp
-	if err := l.deliver(now, hp.TLP, hp.Digest, hp.HeaderCRC, hp.TLPCRC, payload, payloadCRC, deliver); err != nil {
+	if err := l.deliver(now, hp.TLP, hp.Digest, hp.HeaderCRC, hp.TLPCRC, payload, payloadCRC, to); err != nil {
 		return err
 	}
-	return l.deliverHeld(now, deliver)
+	return l.deliverHeld(now, to)
 }
 
 // broken ends the session because a TLP cannot be delivered.

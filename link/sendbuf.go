@@ -39,6 +39,9 @@ type outgoing struct {
 	payloadCRC uint32
 	at         uint64 // payload: position in the ring of bytes
 	cost       uint64 // credit of all TLPs up to and including this one
+	// write is set for a memory write that a run may contain, follows for one that
+	// continues the TLP before.
+	write, follows bool
 
 	// Fragments that the peer has, and lost fragments to retransmit. The header
 	// counts separately from the units of the payload.
@@ -82,6 +85,8 @@ type sendBuffer struct {
 	lostCount int    // TLPs with lost fragments
 	lostFrom  uint64 // no TLP below it has lost fragments
 
+	next uint64 // address behind the last TLP that a run may contain
+
 	data       []byte // ring of payloads, length 0 or a power of two
 	head, tail uint64 // positions, which grow without limit; the index is the position modulo length
 }
@@ -115,16 +120,16 @@ func (s *sendBuffer) push(p *tlp.Packet) bool {
 		h = binary.BigEndian.AppendUint32(h, p.Digest)
 	}
 	o.headerLen = uint8(len(h))
+	o.at = s.head
 	if n > 0 {
 		o.at = s.place(n)
-		dst := s.payload(o)
-		copy(dst, p.Data)
-	} else {
-		o.at = s.head
+		s.head = o.at + uint64(n)
+		copy(s.payload(o), p.Data)
 	}
 	if s.checked {
 		s.check(o)
 	}
+	s.noteRun(o, p)
 	s.cost += uint64(frame.TLPCost + n)
 	o.cost = s.cost
 	s.end++
@@ -162,7 +167,8 @@ func (s *sendBuffer) growRing() {
 	s.ring = ring
 }
 
-// place reserves n contiguous bytes of the ring and returns their position.
+// place returns the position of n free contiguous bytes of the ring, for which it
+// makes room. It returns the same position until the buffer changes.
 func (s *sendBuffer) place(n int) uint64 {
 	if s.empty() {
 		s.head, s.tail = 0, 0
@@ -174,7 +180,6 @@ func (s *sendBuffer) place(n int) uint64 {
 			at = (at | (size - 1)) + 1 // to the start of the ring
 		}
 		if at+uint64(n)-s.tail <= size {
-			s.head = at + uint64(n)
 			return at
 		}
 		s.growData()

@@ -32,9 +32,9 @@ func (t *Traffic) TLPs() uint64 { return t.ToDevice.tlps.Load() + t.FromDevice.t
 // Flow counts the TLPs of one direction and the bytes of their payload.
 type Flow struct{ tlps, bytes atomic.Uint64 }
 
-// Count counts a TLP with a payload of n bytes.
-func (f *Flow) Count(n int) {
-	f.tlps.Add(1)
+// Count counts tlps TLPs with n bytes of payload in total.
+func (f *Flow) Count(tlps, n int) {
+	f.tlps.Add(uint64(tlps))
 	f.bytes.Add(uint64(n))
 }
 

@@ -86,7 +86,7 @@ func (s *slot) Receive(e engine.Entry, p *tlp.Packet) bool {
 	if !s.device.Receive(e.Now(), p) {
 		return false
 	}
-	s.Traffic.ToDevice.Count(len(p.Data))
+	s.Traffic.ToDevice.Count(1, len(p.Data))
 	if p.Type == tlp.CfgWr0 {
 		s.box.snoop(s.index, p)
 	}
@@ -146,7 +146,7 @@ func (s *slot) emit(p *tlp.Packet) bool {
 		s.dropped.Add(1)
 		return true
 	}
-	s.Traffic.FromDevice.Count(len(p.Data))
+	s.Traffic.FromDevice.Count(1, len(p.Data))
 	return true
 }
 

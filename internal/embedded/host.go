@@ -102,6 +102,13 @@ func (h *Computer) Receive(now time.Duration, p *tlp.Packet) {
 	h.deliverLocked()
 }
 
+// ReceiveWrites takes count consecutive memory writes from below, see RootComplex.
+func (h *Computer) ReceiveWrites(addr uint64, data []byte, count int) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.rc.ReceiveWrites(addr, data, count)
+}
+
 // Transmit emits TLPs until there are none or emit refuses one. emit must not
 // call methods of the host.
 func (h *Computer) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {

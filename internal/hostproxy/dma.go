@@ -7,6 +7,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/dataplane/transaction"
+	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
@@ -48,6 +49,16 @@ func (v *vm) Receive(e engine.Entry, p *tlp.Packet) bool {
 		v.slot.refuse(e, p, pcie.UnsupportedRequest)
 	}
 	return true
+}
+
+// ReceiveRun stores a run of writes in guest memory. If one of them is to a place that
+// is not mapped, or not shared, or the interrupt window, Receive takes them one by one.
+func (v *vm) ReceiveRun(_ engine.Entry, r *link.Run) bool {
+	addr, last := r.First.Addr, r.First.Addr+uint64(len(r.Data))-1
+	if v.conn == nil || addr <= msiLimit && last >= msiBase {
+		return false
+	}
+	return v.conn.Memory().Write(addr, r.Data) == nil
 }
 
 // notNow is the status of a write that must wait until the VMM has taken

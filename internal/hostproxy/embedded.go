@@ -13,6 +13,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/embedded"
 	"github.com/dxpu-project/dxpu/internal/embedded/rootcomplex"
 	"github.com/dxpu-project/dxpu/internal/embedded/vswitch"
+	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
@@ -244,11 +245,18 @@ type embeddedPort struct {
 	slot  *slot
 }
 
-var _ plugged = (*embeddedPort)(nil)
+var (
+	_ plugged = (*embeddedPort)(nil)
+	_ runPort = (*embeddedPort)(nil)
+)
 
 func (p *embeddedPort) Receive(e engine.Entry, t *tlp.Packet) bool {
 	p.front.host.Receive(e.Now(), t)
 	return true
+}
+
+func (p *embeddedPort) ReceiveRun(_ engine.Entry, r *link.Run) bool {
+	return p.front.host.ReceiveWrites(r.First.Addr, r.Data, r.Count)
 }
 
 // Transmit moves TLPs of the whole host.

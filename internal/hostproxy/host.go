@@ -82,6 +82,7 @@ type Proxy struct {
 // embedded host.
 type router interface {
 	FromSlot(slot int, p *tlp.Packet) mapping.Route
+	AllToHost(slot int, addr, n uint64) bool
 }
 
 // New makes a host proxy with empty slots.

@@ -30,6 +30,14 @@ type port interface {
 	DeviceLost(e engine.Entry)
 }
 
+// runPort is a port that takes runs of memory writes.
+type runPort interface {
+	port
+	// ReceiveRun stores a run of bytes in host memory. It returns false if it cannot
+	// store all of them at once: the writes then come one by one.
+	ReceiveRun(e engine.Entry, r *link.Run) bool
+}
+
 // slot is one slot of the virtual switch.
 type slot struct {
 	agent.SlotState
@@ -67,7 +75,7 @@ type counters struct {
 	forced            atomic.Uint64 // removals without the guest's consent
 }
 
-var _ engine.Handler = (*slot)(nil)
+var _ engine.RunHandler = (*slot)(nil)
 
 // id is the Routing ID of the device in the slot.
 func (s *slot) id() pcie.BDF { return mapping.SlotID(s.index) }
@@ -78,7 +86,18 @@ func (s *slot) Receive(e engine.Entry, p *tlp.Packet) bool {
 	if !s.route(e, p) {
 		return false
 	}
-	s.Traffic.FromDevice.Count(len(p.Data))
+	s.Traffic.FromDevice.Count(1, len(p.Data))
+	return true
+}
+
+// ReceiveRun stores a run of memory writes that all go to the memory of the host. A run
+// is intact: see link.Run.
+func (s *slot) ReceiveRun(e engine.Entry, r *link.Run) bool {
+	p, ok := s.port.(runPort)
+	if !ok || !transaction.Routable(&r.First) || !s.host.router.AllToHost(s.index, r.First.Addr, uint64(len(r.Data))) || !p.ReceiveRun(e, r) {
+		return false
+	}
+	s.Traffic.FromDevice.Count(r.Count, len(r.Data))
 	return true
 }
 
@@ -148,7 +167,7 @@ func (s *slot) forward(e engine.Entry, p *tlp.Packet) bool {
 func (s *slot) send(e engine.Entry, p *tlp.Packet) error {
 	err := s.binding.Send(e, p)
 	if err == nil {
-		s.Traffic.ToDevice.Count(len(p.Data))
+		s.Traffic.ToDevice.Count(1, len(p.Data))
 	}
 	return err
 }

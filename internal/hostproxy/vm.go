@@ -53,7 +53,7 @@ type vm struct {
 }
 
 var (
-	_ port             = (*vm)(nil)
+	_ runPort          = (*vm)(nil)
 	_ vfiouser.Handler = (*vm)(nil)
 )
 

@@ -59,6 +59,8 @@ type Network struct {
 	// OnDeliver, if set, receives the TLPs instead. The packet is valid during
 	// the call, which may call Send.
 	OnDeliver func(to Side, p *tlp.Packet)
+	// Runs counts the runs that were delivered to Host.
+	Runs int
 	// OnDatagram is called with every datagram that is sent.
 	OnDatagram func(from Side, path uint8, datagram []byte)
 
@@ -209,7 +211,7 @@ func (n *Network) receive(to Side, path uint8, datagram []byte) error {
 	if err := n.admit(to, path, datagram); err != nil {
 		return err
 	}
-	return n.Link[to].Receive(n.Now, path, datagram, func(p *tlp.Packet) {
+	deliver := func(p *tlp.Packet) {
 		if n.OnDeliver != nil {
 			n.OnDeliver(to, p)
 			return
@@ -217,6 +219,17 @@ func (n *Network) receive(to Side, path uint8, datagram []byte) error {
 		c := *p
 		c.Data, c.Prefix = slices.Clone(p.Data), slices.Clone(p.Prefix)
 		n.Arrived[to] = append(n.Arrived[to], Arrival{At: n.Now, Packet: c})
+	}
+	if to == Box { // takes single TLPs
+		return n.Link[to].Receive(n.Now, path, datagram, deliver)
+	}
+	return n.Link[to].ReceiveRuns(n.Now, path, datagram, deliver, func(r *link.Run) {
+		n.Runs++
+		for i := range r.Count {
+			var p tlp.Packet
+			r.TLP(i, &p)
+			deliver(&p)
+		}
 	})
 }
 

@@ -302,6 +302,7 @@ var datagramFields = []string{
 	"dxpu.type", "dxpu.key_phase", "dxpu.path", "dxpu.binding", "dxpu.epoch", "dxpu.number", "dxpu.initiator", "dxpu.responder", "dxpu.cookie", "dxpu.version",
 	"dxpu.kind", "dxpu.seq", "dxpu.payload_len", "dxpu.src.node", "dxpu.src.slot", "dxpu.dst.slot", "dxpu.dst.node", "dxpu.header.path",
 	"dxpu.header.digest", "dxpu.tlp_crc", "dxpu.crc", "dxpu.crc.status", "dxpu.tlp_crc.status", "dxpu.chunk_len", "dxpu.offset", "dxpu.chunk",
+	"dxpu.run.count", "dxpu.run.payload", "dxpu.run.crc.status",
 	"dxpu.ack.path", "dxpu.ack.delay", "dxpu.ack.largest", "dxpu.ack.limit", "dxpu.ack.range", "dxpu.close.reason", "dxpu.hello.cipher",
 	"dxpu.hello.limit", "dxpu.hello.echo", "dxpu.check", "dxpu.sealed", "dxpu.tag", "dxpu.tlp.type", "dxpu.tlp.addr", "dxpu.tlp.digest",
 	"dxpu.seen_in", "dxpu.crc.bad", "dxpu.malformed",
@@ -362,6 +363,21 @@ func wantPacket(t *testing.T, b []byte) row {
 		w["dxpu.crc"] = fmt.Sprintf("0x%x", b[16:20])
 		w["dxpu.seq"], w["dxpu.payload_len"] = num(p.Seq), num(uint64(p.PayloadLen))
 		w["dxpu.offset"], w["dxpu.chunk_len"], w["dxpu.chunk"] = num(uint64(p.Offset)), num(uint64(len(p.Chunk))), hex.EncodeToString(p.Chunk)
+	case frame.KindRun:
+		var p frame.RunPacket
+		_, err = p.Parse(b, frame.Checked)
+		end := len(b) - len(p.Payload)
+		w["dxpu.crc"] = fmt.Sprintf("0x%x", b[end-4:end])
+		w["dxpu.seq"], w["dxpu.payload_len"], w["dxpu.header.path"] = num(p.Seq), num(uint64(p.PayloadLen)), num(uint64(p.Path))
+		w["dxpu.src.node"], w["dxpu.src.slot"] = num(uint64(p.Source.Node)), num(uint64(p.Source.Slot))
+		w["dxpu.dst.node"], w["dxpu.dst.slot"] = num(uint64(p.Destination.Node)), num(uint64(p.Destination.Slot))
+		w["dxpu.run.count"], w["dxpu.run.payload"] = num(uint64(p.Count)), hex.EncodeToString(p.Payload)
+		w["dxpu.run.crc.status"] = strings.TrimSuffix(strings.Repeat("1,", p.Count), ",")
+		q, _, perr := tlp.ParseHeader(p.TLP)
+		if perr != nil {
+			t.Fatal(perr)
+		}
+		w["dxpu.tlp.type"], w["dxpu.tlp.addr"] = q.Type.String(), fmt.Sprintf("0x%016x", q.Addr)
 	case frame.KindAck:
 		var a frame.Ack
 		_, err = a.Parse(b, frame.Checked)

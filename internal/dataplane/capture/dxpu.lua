@@ -21,7 +21,7 @@ dxpu.prefs.crc = Pref.bool("Check CRCs", true, "Compute the CRC of every packet,
 -- Fields -------------------------------------------------------------------
 
 local datagram_types = { [1] = "hello", [2] = "hello-ack", [3] = "confirm", [4] = "unknown-session", [5] = "traffic", [6] = "cookie" }
-local kinds = { [0] = "padding", [1] = "header", [2] = "data", [0x10] = "ack", [0x11] = "ping", [0x12] = "close", [0x20] = "hello" }
+local kinds = { [0] = "padding", [1] = "header", [2] = "data", [3] = "run", [0x10] = "ack", [0x11] = "ping", [0x12] = "close", [0x20] = "hello" }
 local crc_status = { [0] = "bad", [1] = "good", [2] = "not checked" }
 local reasons = { [1] = "detached", [2] = "proxy shut down", [3] = "device lost", [4] = "protocol broken", [0xffff] = "cannot be delivered" }
 local cpl_status = { [0] = "SC", [1] = "UR", [2] = "RRS", [4] = "CA" }
@@ -70,6 +70,10 @@ F.hp_path = u8("dxpu.header.path", "Path")
 F.hp_digest = flag("dxpu.header.digest", "TLP digest follows", 8, nil, 0x01)
 F.tlp_crc = u32("dxpu.tlp_crc", "TLP CRC", HEX)
 F.tlp_crc_status = u8("dxpu.tlp_crc.status", "TLP CRC status", DEC, crc_status)
+F.run_count = u16("dxpu.run.count", "TLPs in the run")
+F.run_crc = u32("dxpu.run.crc", "Payload CRC", HEX)
+F.run_crc_status = u8("dxpu.run.crc.status", "Payload CRC status", DEC, crc_status)
+F.run_payload = bytes("dxpu.run.payload", "Payloads")
 F.chunk_len = u16("dxpu.chunk_len", "Chunk length")
 F.offset = u16("dxpu.offset", "Chunk offset")
 F.chunk = bytes("dxpu.chunk", "Chunk")
@@ -382,6 +386,9 @@ local function packet_size(s)
     n = 20 + size
     if b(1) ~= 0 or size == 0 or payload > 4096 or payload % 4 ~= 0 or offset % 64 ~= 0 or offset + size > payload
       or size % 64 ~= 0 and offset + size ~= payload then return nil end
+  elseif kind == 3 then
+    n = 32 + b(1) * 4 + be(26) * (4 + be(2))
+    if b(1) < 3 or b(1) > 4 or be(2) < 64 or be(2) > 4096 or be(2) % 4 ~= 0 or be(26) < 2 or b(24) > 7 or b(25) ~= 0 then return nil end
   elseif kind == 0x10 then
     n = 32 + b(2) * 8
     if b(1) > 7 or b(2) > 31 or b(3) ~= 0 then return nil end
@@ -468,6 +475,29 @@ add_packet[2] = function(r, tree, pinfo)
   add_crc(tree, F.crc, F.crc_status, r(16, 4), function() return crc(castagnoli, crc(castagnoli, 0, s:sub(21)), s:sub(1, 16)) end)
   tree:add(F.chunk, r(20))
   return string.format("%d bytes", r(2, 2):uint())
+end
+
+add_packet[3] = function(r, tree, pinfo)
+  local s = r:raw()
+  local payload, count, header = r(2, 2):uint(), r(26, 2):uint(), r(1, 1):uint() * 4
+  local crcs, data = 28 + header, 32 + header + 4 * count
+  tree:add(F.header_len, r(1, 1))
+  tree:add(F.payload_len, r(2, 2))
+  add_seq(tree, r(4, 8), pinfo, "run")
+  tree:add(F.src_node, r(12, 4))
+  tree:add(F.src_slot, r(16, 2))
+  tree:add(F.dst_slot, r(18, 2))
+  tree:add(F.dst_node, r(20, 4))
+  tree:add(F.hp_path, r(24, 1))
+  tree:add(F.run_count, r(26, 2))
+  local t = dissect_tlp(r(28, header), tree, false, header)
+  for i = 0, count - 1 do
+    local from = data + i * payload
+    add_crc(tree, F.run_crc, F.run_crc_status, r(crcs + 4 * i, 4), function() return crc(castagnoli, 0, s:sub(from + 1, from + payload)) end)
+  end
+  add_crc(tree, F.crc, F.crc_status, r(data - 4, 4), function() return crc(castagnoli, crc(castagnoli, 0, s:sub(29, data - 4)), s:sub(1, 28)) end)
+  tree:add(F.run_payload, r(data))
+  return string.format("%d of %s", count, t and t.text or "run")
 end
 
 -- add_last shows the CRC at the end of a packet.

@@ -58,10 +58,13 @@ type Binding struct {
 
 	link    *link.Link
 	state   link.State
-	deliver func(*tlp.Packet) // method value, made once
-	wake    time.Duration
-	held    held
-	times   times
+	runs    RunHandler        // the handler, if it is one
+	deliver func(*tlp.Packet) // method values, made once
+	// deliverRun is nil if the handler is no RunHandler.
+	deliverRun func(*link.Run)
+	wake       time.Duration
+	held       held
+	times      times
 
 	closed bool
 	dirty  bool // in group.touched
@@ -102,6 +105,9 @@ func (g *Group) Attach(e Entry, cfg BindingConfig) (*Binding, error) {
 		link: l, state: l.State(), wake: machine.Never,
 	}
 	b.deliver = b.received
+	if runs, ok := cfg.Handler.(RunHandler); ok {
+		b.runs, b.deliverRun = runs, b.receivedRun
+	}
 	g.bindings = append(g.bindings, b)
 	b.touch()
 	return b, nil
@@ -226,7 +232,7 @@ func (b *Binding) Shutdown(e Entry, code CloseCode) {
 }
 
 func (b *Binding) receive(e Entry, path uint8, datagram []byte) {
-	_ = b.link.Receive(e.Now(), path, datagram, b.deliver) // the link counts drops by their reason
+	_ = b.link.ReceiveRuns(e.Now(), path, datagram, b.deliver, b.deliverRun) // the link counts drops by their reason
 	b.noteHeld()
 	b.touch()
 	b.noteState()

@@ -46,6 +46,15 @@ type Handler interface {
 	LinkChanged(e Entry, s link.State)
 }
 
+// RunHandler is a Handler that can take a run of memory writes at once.
+type RunHandler interface {
+	Handler
+	// ReceiveRun takes the next TLPs from the link if all of them have the same
+	// destination, which takes them now. Otherwise it returns false and has not taken
+	// any: the group calls Receive with each. The run is valid only during the call.
+	ReceiveRun(e Entry, r *link.Run) bool
+}
+
 // Output is the network under a group.
 type Output interface {
 	// Buffer lends memory for one batch; Release takes it back.

@@ -34,6 +34,7 @@ type Group struct {
 	pumped  []*Binding // links that are to transmit
 	holding []*Binding // with TLPs that their handlers could not take
 	watched tlp.Packet // that the watcher is shown
+	single  tlp.Packet // of a run
 }
 
 // NewGroup makes an empty group.

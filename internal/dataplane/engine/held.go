@@ -2,6 +2,7 @@ package engine
 
 import (
 	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/link"
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
@@ -33,6 +34,19 @@ func (b *Binding) received(p *tlp.Packet) {
 	kept.Prefix = append([]byte(nil), p.Prefix...)
 	b.held.packets = append(b.held.packets, kept)
 	b.held.bytes += heldCost(&kept)
+}
+
+// receivedRun gives a run of the link to the handler, or its TLPs one by one: behind
+// TLPs that are held, and while a watcher looks at each.
+func (b *Binding) receivedRun(r *link.Run) {
+	g := b.group
+	if w := g.cfg.Watcher; len(b.held.packets) == 0 && (w == nil || !w.Watching()) && b.runs.ReceiveRun(Entry{g}, r) {
+		return
+	}
+	for i := range r.Count {
+		r.TLP(i, &g.single)
+		b.received(&g.single)
+	}
 }
 
 // noteHeld tells the link how much is held, after a delivery.

@@ -110,6 +110,12 @@ func (t *HostTable) update(slot int) {
 	}
 }
 
+// AllToHost reports whether a run of memory requests of a device goes to the host, see
+// Router.
+func (t *HostTable) AllToHost(from int, addr, n uint64) bool {
+	return t.router.AllToHost(from, addr, n)
+}
+
 // FromSlot routes a TLP that the device of a slot sends. The port above the
 // slot belongs to the VMM, so a TLP that ends at the port goes to the host.
 func (t *HostTable) FromSlot(from int, p *tlp.Packet) Route {

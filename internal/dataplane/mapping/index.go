@@ -48,3 +48,12 @@ func (x windowIndex) find(addr, n uint64) (slot int, ok bool) {
 	}
 	return 0, false
 }
+
+// overlaps reports whether a window holds any of the n bytes at addr.
+func (x windowIndex) overlaps(addr, n uint64) bool {
+	above := sort.Search(len(x), func(i int) bool { return x[i].Base > addr+(n-1) })
+	return above > 0 && x[above-1].reach >= addr
+}
+
+// overlap reports whether a window holds any of the n bytes at addr.
+func overlap(w cfgspace.Window, addr, n uint64) bool { return w.Base <= addr+(n-1) && w.Limit >= addr }

@@ -5,6 +5,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/dxpu-project/dxpu/cfgspace"
 	"github.com/dxpu-project/dxpu/internal/dataplane/mapping"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
@@ -42,13 +43,50 @@ func TestHostTableSurvivesAnyProgramming(t *testing.T) {
 	})
 }
 
+// A run that goes to the host as a whole goes there with each of its TLPs, whatever the
+// windows of the devices and of the upstream port are.
+func TestAllToHostHoldsForEachTLP(t *testing.T) {
+	yes := 0
+	rapid.Check(t, func(r *rapid.T) {
+		page := rapid.Uint64Range(0, 24)
+		router := mapping.NewRouter(3)
+		port := func(name string) mapping.Port {
+			p := mapping.Port{Active: rapid.IntRange(0, 9).Draw(r, name+" active") > 0, Master: rapid.IntRange(0, 9).Draw(r, name+" master") > 0}
+			for range rapid.IntRange(0, 2).Draw(r, name+" windows") {
+				base := page.Draw(r, name+" base") * 512
+				p.Windows = append(p.Windows, cfgspace.Window{Base: base, Limit: base + page.Draw(r, name+" size")*512 + 511})
+			}
+			return p
+		}
+		router.SetUpstream(port("upstream"))
+		for slot := range 3 {
+			router.Set(slot, port("port"))
+		}
+		addr, n := page.Draw(r, "addr")*512, (2+page.Draw(r, "n"))*512
+		if !router.AllToHost(0, addr, n) {
+			return
+		}
+		yes++
+		for at := addr; at < addr+n; at += 512 {
+			p := tlp.Packet{Type: tlp.MWr}
+			p.SetMemory(at, 512)
+			if route := router.FromSlot(0, &p); route.Where != mapping.ToHost {
+				r.Fatalf("%#x goes to %v", at, route)
+			}
+		}
+	})
+	if yes == 0 {
+		t.Error("no run went to the host")
+	}
+}
+
 func TestRoutingDoesNotAllocate(t *testing.T) {
 	table := mapping.NewHostTable(1)
 	if err := table.Bind(0, mapping.Target{}); err != nil {
 		t.Fatal(err)
 	}
 	p := &tlp.Packet{Type: tlp.MRd, Length: 1}
-	if n := testing.AllocsPerRun(100, func() { table.FromSlot(0, p) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { table.FromSlot(0, p); table.AllToHost(0, 0, 1<<16) }); n != 0 {
 		t.Errorf("routing allocates %v times", n)
 	}
 }

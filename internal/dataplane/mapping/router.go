@@ -58,6 +58,10 @@ func (p *Port) claims(addr, n uint64) bool {
 	return slices.ContainsFunc(p.Windows, func(w cfgspace.Window) bool { return w.Contains(addr, n) })
 }
 
+func (p *Port) overlaps(addr, n uint64) bool {
+	return slices.ContainsFunc(p.Windows, func(w cfgspace.Window) bool { return overlap(w, addr, n) })
+}
+
 func (p *Port) covers(id pcie.BDF) bool {
 	return p.LastID != 0 && id >= p.FirstID && id <= p.LastID
 }
@@ -174,6 +178,14 @@ func (r *Router) upByAddress(from int, p *tlp.Packet) Route {
 		return Route{}
 	}
 	return Route{Where: ToHost}
+}
+
+// AllToHost reports whether every untranslated memory request of a device in the n
+// bytes at addr goes to the host. It may return false although it is so, where a
+// window of a port overlaps the bytes.
+func (r *Router) AllToHost(from int, addr, n uint64) bool {
+	port := &r.slots[from]
+	return port.Master && port.Active && r.up.Master && !r.up.overlaps(addr, n) && !r.byAddr.overlaps(addr, n)
 }
 
 // upByID routes a TLP of a device that names a function, by the same rules.

@@ -70,6 +70,19 @@ func (h *RootComplex) dmaWrite(p *tlp.Packet) {
 	h.counters.WriteBytes += uint64(len(p.Data))
 }
 
+// ReceiveWrites takes count consecutive memory writes, with their bytes in data. It
+// returns false, and does nothing, if they are not all to memory.
+func (h *RootComplex) ReceiveWrites(addr uint64, data []byte, count int) bool {
+	m := h.memory(addr, len(data)) // the interrupt window does not overlap it
+	if m == nil {
+		return false
+	}
+	copy(m, data)
+	h.counters.WriteRequests += uint64(count)
+	h.counters.WriteBytes += uint64(len(data))
+	return true
+}
+
 // dmaRead queues the answer to a read. It refuses a read that is not entirely inside
 // memory.
 func (h *RootComplex) dmaRead(p *tlp.Packet) {

@@ -39,6 +39,10 @@ func (s *Switch) FromSlot(slot int, p *tlp.Packet) mapping.Route {
 	return r
 }
 
+// AllToHost reports whether a run of memory requests of a device goes to the host, see
+// mapping.Router.
+func (s *Switch) AllToHost(slot int, addr, n uint64) bool { return s.router.AllToHost(slot, addr, n) }
+
 // config routes a configuration request. Type 0 is for the upstream port. Type 1 is for a
 // downstream port if it names the bus inside the switch. Otherwise it goes to the port
 // before the bus, as type 0 if that bus is the port's own.

@@ -1,0 +1,332 @@
+package link
+
+import (
+	"encoding/binary"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/dxpu-project/dxpu/frame"
+	"github.com/dxpu-project/dxpu/tlp"
+)
+
+// pageWrite is a memory write of n bytes at an address, which only its content tells
+// from others.
+func pageWrite(addr uint64, n int) tlp.Packet {
+	p := tlp.Packet{Type: tlp.MWr, Requester: 0x100, Data: make([]byte, n)}
+	p.SetMemory(addr, n)
+	for i := 0; i < n; i += 4 {
+		binary.LittleEndian.PutUint32(p.Data[i:], uint32(addr)+uint32(i))
+	}
+	return p
+}
+
+// ready is when the tests go on, after the handshake.
+const ready = 100 * time.Millisecond
+
+func changed(p tlp.Packet, f func(*tlp.Packet)) tlp.Packet {
+	f(&p)
+	return p
+}
+
+// wide returns two ends of an open session with one path of the loopback interface.
+func wide(t testing.TB, versions [2]uint8, c Cipher) (host, box *Link) {
+	t.Helper()
+	cfg := Config{
+		Binding: 1, Epoch: 1, Session: 1, Ephemeral: [32]byte{1}, Initiator: true, Cipher: c, MaxVersion: versions[0],
+		Local: frame.Endpoint{Node: 1}, Remote: frame.Endpoint{Node: 2}, Paths: []PathConfig{{MTU: frame.MaxDatagram}},
+	}
+	host, err := New(0, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Initiator, cfg.Session, cfg.Local, cfg.Remote, cfg.MaxVersion = false, 2, cfg.Remote, cfg.Local, versions[1]
+	if box, err = New(0, cfg); err != nil {
+		t.Fatal(err)
+	}
+	for now := range 50 * time.Millisecond / time.Millisecond { // the hello of version 1 comes later
+		pass(host, box, now*time.Millisecond)
+		pass(box, host, now*time.Millisecond)
+	}
+	if host.state != Up || box.state != Up {
+		t.Fatalf("states %v %v", host.state, box.state)
+	}
+	return host, box
+}
+
+// arrivals is an owner that keeps copies of what arrives.
+type arrivals struct {
+	tlps []tlp.Packet
+	runs []int // the number of TLPs of each run
+}
+
+func (a *arrivals) keep(p *tlp.Packet) {
+	q := *p
+	q.Data, q.Prefix = slices.Clone(p.Data), slices.Clone(p.Prefix)
+	a.tlps = append(a.tlps, q)
+}
+
+func (a *arrivals) run(r *Run) {
+	a.runs = append(a.runs, r.Count)
+	for i := range r.Count {
+		var p tlp.Packet
+		r.TLP(i, &p)
+		a.keep(&p)
+	}
+}
+
+// Conreadyutive writes of pages, or of their parts, arrive as runs. Every TLP arrives as
+// it was sent, whatever its neighbours are.
+func TestRuns(t *testing.T) {
+	const big = 1 << 40
+	row := func(addr uint64, size, n int) (out []tlp.Packet) {
+		for i := range n {
+			out = append(out, pageWrite(addr+uint64(i*size), size))
+		}
+		return out
+	}
+	read := tlp.Packet{Type: tlp.MRd, Length: 1, FirstBE: 15, Requester: 0x100}
+	for _, tc := range []struct {
+		name string
+		send []tlp.Packet
+		runs []int
+	}{
+		{"pages", row(big, 4096, 10), []int{10}},
+		{"below 4 GiB", row(0x1000, 4096, 10), []int{10}},
+		{"more than a datagram", row(big, 4096, 20), []int{15, 5}},
+		{"parts of pages", row(big+512, 512, 24), []int{24}},
+		{"small writes", row(big, 64, 300), []int{300}},
+		{"smaller writes", row(big, 32, 20), nil},
+		{"no power of two", row(0, 192, 20), nil},
+		{"not aligned", row(64, 128, 20), nil},
+		{"one page", row(big, 4096, 1), nil},
+		{"two pages", row(big, 4096, 2), []int{2}},
+		{"one address", slices.Concat(row(big, 4096, 1), row(big, 4096, 1)), nil},
+		{"a gap", slices.Concat(row(big, 4096, 2), row(big+3<<12, 4096, 2)), []int{2, 2}},
+		{"backwards", slices.Concat(row(big+4096, 4096, 1), row(big, 4096, 1)), nil},
+		{"over 4 GiB", row(1<<32-2*4096, 4096, 4), []int{2, 2}},
+		{"to the end", row(1<<64-2*4096, 4096, 2), []int{2}},
+		{"around the end", slices.Concat(row(1<<64-2*4096, 4096, 2), row(0, 4096, 2)), []int{2, 2}},
+		{"a short one at the end", slices.Concat(row(big, 4096, 3), row(big+3*4096, 2048, 1)), []int{3}},
+		{"a fence between", slices.Concat(row(big, 4096, 2), []tlp.Packet{read}, row(big+2*4096, 4096, 2)), []int{2, 2}},
+		{"another device", slices.Concat(row(big, 4096, 2), []tlp.Packet{
+			changed(pageWrite(big+2*4096, 4096), func(p *tlp.Packet) { p.Requester = 0x200 }),
+			changed(pageWrite(big+3*4096, 4096), func(p *tlp.Packet) { p.Requester = 0x200 }),
+		}), []int{2, 2}},
+		{"another order", slices.Concat(row(big, 4096, 2), []tlp.Packet{
+			changed(pageWrite(big+2*4096, 4096), func(p *tlp.Packet) { p.Attr = tlp.RelaxedOrdering }),
+		}), []int{2}},
+		{"poisoned", slices.Concat(row(big, 4096, 2), []tlp.Packet{
+			changed(pageWrite(big+2*4096, 4096), func(p *tlp.Packet) { p.EP = true }),
+		}, row(big+3*4096, 4096, 2)), []int{2, 2}},
+		{"digest", slices.Concat(row(big, 4096, 2), []tlp.Packet{
+			changed(pageWrite(big+2*4096, 4096), func(p *tlp.Packet) { p.HasDigest, p.Digest = true, 7 }),
+		}), []int{2}},
+		{"prefix", slices.Concat(row(big, 4096, 2), []tlp.Packet{
+			changed(pageWrite(big+2*4096, 4096), func(p *tlp.Packet) { p.Prefix = []byte{0x91, 0, 0, 1} }),
+		}), []int{2}},
+		{"disabled bytes", slices.Concat(row(big, 4096, 2), []tlp.Packet{
+			changed(pageWrite(big+2*4096, 4096), func(p *tlp.Packet) { p.LastBE = 3 }),
+		}), []int{2}},
+		{"translated", []tlp.Packet{
+			changed(pageWrite(big, 4096), func(p *tlp.Packet) { p.AT = tlp.ATTranslated }),
+			changed(pageWrite(big+4096, 4096), func(p *tlp.Packet) { p.AT = tlp.ATTranslated }),
+			pageWrite(big+2*4096, 4096),
+		}, []int{2}},
+	} {
+		for _, c := range []Cipher{CipherNone, CipherAES256GCM} {
+			for _, whole := range []bool{false, true} {
+				t.Run(tc.name+" "+c.String(), func(t *testing.T) {
+					host, box := wide(t, [2]uint8{}, c)
+					for i := range tc.send {
+						if err := host.Send(ready, &tc.send[i]); err != nil {
+							t.Fatal(err)
+						}
+					}
+					var got arrivals
+					run := got.run
+					if !whole {
+						run = nil
+					}
+					buf := make([]byte, frame.MaxDatagram)
+					for n, path := host.Transmit(ready, buf); n > 0; n, path = host.Transmit(ready, buf) {
+						if err := box.ReceiveRuns(ready, path, buf[:n], got.keep, run); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if diff := cmp.Diff(tc.send, got.tlps); diff != "" {
+						t.Errorf("TLPs (-sent +arrived):\n%s", diff)
+					}
+					if whole && !slices.Equal(got.runs, tc.runs) {
+						t.Errorf("runs of %v TLPs, want %v", got.runs, tc.runs)
+					}
+					pass(box, host, ready+time.Millisecond)
+					if !host.Idle() || box.recv.next != uint64(len(tc.send)) || box.recv.delivered != host.send.cost || box.stats.TLPsReceived != uint64(len(tc.send)) {
+						t.Errorf("%d and %d TLPs, cost %d and %d", box.recv.next, box.stats.TLPsReceived, box.recv.delivered, host.send.cost)
+					}
+				})
+			}
+		}
+	}
+}
+
+// An end that does not speak version 3 gets no run packet, and may not send one.
+func TestRunsNeedBothEnds(t *testing.T) {
+	for _, versions := range [][2]uint8{{1, 3}, {3, 1}, {2, 3}, {3, 2}, {3, 3}} {
+		host, box := wide(t, versions, CipherNone)
+		want := min(versions[0], versions[1])
+		if host.Version() != want || box.Version() != want {
+			t.Errorf("%v: versions %d and %d", versions, host.Version(), box.Version())
+		}
+		for i := range 4 {
+			p := pageWrite(uint64(i)<<12, 4096)
+			if err := host.Send(ready, &p); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var got arrivals
+		buf := make([]byte, frame.MaxDatagram)
+		n, _ := host.Transmit(ready, buf)
+		if err := box.ReceiveRuns(ready, 0, buf[:n], got.keep, got.run); err != nil || len(got.tlps) != 4 || (len(got.runs) > 0) != (want == 3) {
+			t.Errorf("%v: %d TLPs, runs %v, %v", versions, len(got.tlps), got.runs, err)
+		}
+		if want == 3 {
+			continue
+		}
+		if err := box.Receive(ready, 0, sealed(host, 9, runBody(host, func(*frame.RunPacket) {}, 2, 4096)), got.keep); !errors.Is(err, ErrMalformed) || box.state != Up {
+			t.Errorf("%v: a run packet: %v, %v", versions, err, box.state)
+		}
+	}
+}
+
+// sealed returns a datagram of an end with a body of its owner's making.
+func sealed(from *Link, number uint64, body []byte) []byte {
+	h := frame.Header{Version: from.version, Type: frame.TypeTraffic, Binding: 1, Epoch: 1, Number: number}
+	d := append(h.Append(make([]byte, 0, frame.MaxDatagram+64)), body...)
+	return from.keys.send.cur.close(d, frame.HeaderSize, 0, number)
+}
+
+// runBody returns a run packet with valid CRCs after a change.
+func runBody(from *Link, change func(*frame.RunPacket), count, size int) []byte {
+	first := pageWrite(1<<40, size)
+	p := frame.RunPacket{
+		Source: from.cfg.Local, Destination: from.cfg.Remote, Seq: from.send.cursor, Count: count, PayloadLen: size, TLP: first.AppendHeader(nil),
+	}
+	change(&p)
+	payloads := make([]byte, p.Count*p.PayloadLen)
+	for i := range p.Count {
+		p.CRCs = binary.BigEndian.AppendUint32(p.CRCs, frame.CRC(0, payloads[i*p.PayloadLen:(i+1)*p.PayloadLen]))
+	}
+	p.HeaderCRC = frame.CRC(0, p.TLP)
+	return append(p.Append(nil, from.form), payloads...)
+}
+
+// A peer that sends a run whose TLPs no device could send ends the session.
+func TestHostileRuns(t *testing.T) {
+	header := func(f func(*tlp.Packet)) func(*frame.RunPacket) {
+		return func(p *frame.RunPacket) {
+			first := changed(pageWrite(1<<40, 4096), f)
+			p.TLP = first.AppendHeader(nil)
+		}
+	}
+	at := func(addr uint64) func(*frame.RunPacket) {
+		return header(func(p *tlp.Packet) { p.SetAddr(addr) })
+	}
+	for _, tc := range []struct {
+		name   string
+		change func(*frame.RunPacket)
+		want   error
+	}{
+		{"good", func(*frame.RunPacket) {}, nil},
+		{"crosses pages", at(1<<40 + 64), ErrProtocol},
+		{"passes the end", at(1<<64 - 4096), ErrProtocol},
+		{"passes 4 GiB", at(1<<32 - 4096), ErrProtocol},
+		{"another length", func(p *frame.RunPacket) { p.PayloadLen = 2048 }, ErrProtocol},
+		{"no power of two", func(p *frame.RunPacket) {
+			first := pageWrite(0, 192)
+			p.PayloadLen, p.TLP = 192, first.AppendHeader(nil)
+		}, ErrProtocol},
+		{"read", header(func(p *tlp.Packet) { p.Type, p.Data = tlp.MRd, nil }), ErrProtocol},
+		{"atomic", header(func(p *tlp.Packet) { p.Type = tlp.FetchAdd }), ErrProtocol},
+		{"no TLP", func(p *frame.RunPacket) { p.TLP = make([]byte, 16); p.TLP[0] = 0xff }, ErrProtocol},
+		{"a prefix", func(p *frame.RunPacket) { p.TLP = append([]byte{0x91, 0, 0, 1}, p.TLP[:12]...) }, ErrProtocol},
+		{"poisoned", header(func(p *tlp.Packet) { p.EP = true }), ErrProtocol},
+		{"digest", header(func(p *tlp.Packet) { p.HasDigest = true }), ErrProtocol},
+		{"processing hints", header(func(p *tlp.Packet) { p.TH = true }), ErrProtocol},
+		{"disabled bytes", header(func(p *tlp.Packet) { p.LastBE = 1 }), ErrProtocol},
+		{"of another slot", func(p *frame.RunPacket) { p.Source.Slot++ }, ErrRoute},
+		{"for another slot", func(p *frame.RunPacket) { p.Destination.Slot++ }, ErrRoute},
+		{"beyond the window", func(p *frame.RunPacket) { p.Seq += 1 << 40 }, ErrCredit},
+		{"the last numbers", func(p *frame.RunPacket) { p.Seq = 1<<64 - 1 }, ErrCredit},
+	} {
+		for _, c := range []Cipher{CipherNone, CipherAES256GCM} {
+			t.Run(tc.name+" "+c.String(), func(t *testing.T) {
+				host, box := wide(t, [2]uint8{}, c)
+				var got arrivals
+				err := box.ReceiveRuns(ready, 0, sealed(host, 9, runBody(host, tc.change, 2, 4096)), got.keep, got.run)
+				if !errors.Is(err, tc.want) || (len(got.tlps) == 2) != (tc.want == nil) || len(got.tlps)%2 != 0 {
+					t.Errorf("%v, %d TLPs; want %v", err, len(got.tlps), tc.want)
+				}
+				if (box.state != Up) != (tc.want == ErrProtocol) {
+					t.Errorf("the session is %v", box.state)
+				}
+				if box.recv.held != 0 {
+					t.Errorf("holds %d bytes", box.recv.held)
+				}
+			})
+		}
+	}
+}
+
+// TLPs of a run that have arrived before, or whose predecessors have not, are not lost
+// or delivered twice.
+func TestRunsThatOverlapOtherPackets(t *testing.T) {
+	const total, size = 12, 512
+	for _, c := range []Cipher{CipherNone, CipherAES256GCM} {
+		for first := range total - 1 {
+			host, box := wide(t, [2]uint8{}, c)
+			for i := range total {
+				p := pageWrite(1<<40+uint64(i*size), size)
+				if err := host.Send(ready, &p); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var got arrivals
+			number := uint64(100)
+			send := func(from, count int) {
+				host.send.cursor = uint64(from)
+				d := datagram{b: make([]byte, 0, frame.MaxDatagram), limit: frame.MaxDatagram - 100, rec: new(record)}
+				if count == 1 {
+					o := host.send.slot(uint64(from))
+					host.writeHeader(host.paths[0], &d, uint64(from), o)
+					host.writeChunk(&d, uint64(from), o, 0, unitCount(size), frame.Unit)
+				} else if !host.writeRun(host.paths[0], &d, count) {
+					t.Fatal("no run")
+				}
+				number++
+				if err := box.ReceiveRuns(ready, 0, sealed(host, number, d.b), got.keep, got.run); err != nil {
+					t.Fatal(err)
+				}
+			}
+			send(total-2, 2)           // before all others
+			send(first, 1)             // perhaps the first
+			send(0, max(2, first))     // ends before it, or contains it
+			send(0, total)             // all
+			send(first, total-first-0) // again
+			if len(got.tlps) != total {
+				t.Fatalf("%v, %d first: %d TLPs arrived, want %d", c, first, len(got.tlps), total)
+			}
+			for i := range got.tlps {
+				if diff := cmp.Diff(pageWrite(1<<40+uint64(i*size), size), got.tlps[i]); diff != "" {
+					t.Fatalf("%v, %d first, TLP %d:\n%s", c, first, i, diff)
+				}
+			}
+			if box.recv.held != 0 || box.recv.count != 0 || box.recv.delivered != host.send.cost {
+				t.Errorf("%v: holds %d bytes of %d TLPs; cost %d, want %d", c, box.recv.held, box.recv.count, box.recv.delivered, host.send.cost)
+			}
+		}
+	}
+}
