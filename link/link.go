@@ -85,7 +85,8 @@ func New(now time.Duration, cfg Config) (*Link, error) {
 	return l, nil
 }
 
-// Send queues a copy of p and p.Data for transmission. It fails with ErrFull, with
+// Send queues a copy of p and p.Data for transmission; see Payload for how to avoid
+// the second. It fails with ErrFull, with
 // ErrDown, or because the TLP is not valid (see [tlp.Packet.Validate]). TLPs wait
 // until the link is Up.
 func (l *Link) Send(_ time.Duration, p *tlp.Packet) error {
@@ -101,6 +102,17 @@ func (l *Link) Send(_ time.Duration, p *tlp.Packet) error {
 	l.stats.TLPsSent++
 	l.stats.BytesSent += uint64(len(p.Data))
 	return nil
+}
+
+// Payload returns memory of the send buffer for the n bytes of payload of the next
+// TLP, at most frame.MaxPayload, so that its owner need not copy them once more: Send
+// takes a payload that lies there as it is. It returns nil while Send would fail with
+// ErrFull. The memory is valid until the next call of a method other than Room.
+func (l *Link) Payload(n int) []byte {
+	if l.state != Connecting && l.state != Up || n > frame.MaxPayload {
+		return nil
+	}
+	return l.send.reserve(n)
 }
 
 // Room returns the payload size of the largest TLP that Send accepts now, in

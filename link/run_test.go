@@ -330,3 +330,55 @@ func TestRunsThatOverlapOtherPackets(t *testing.T) {
 		}
 	}
 }
+
+// A payload that its owner puts into the send buffer is sent from there, and nothing
+// else of the buffer changes.
+func TestPayloadInPlace(t *testing.T) {
+	host, box := wide(t, [2]uint8{}, CipherNone)
+	var got arrivals
+	var want []tlp.Packet
+	for round := range 200 {
+		size := 4 << (round % 11)
+		p := pageWrite(uint64(round)<<20, size)
+		want = append(want, p)
+		q := p
+		if round%3 > 0 { // sometimes as before
+			q.Data = host.Payload(size)
+			if len(q.Data) != size || cap(q.Data) != size {
+				t.Fatalf("%d bytes of memory for %d", len(q.Data), size)
+			}
+			copy(q.Data, p.Data)
+		}
+		if round%5 == 0 {
+			host.Payload(4096) // that is not used
+			copy(q.Data, p.Data)
+		}
+		if err := host.Send(ready, &q); err != nil {
+			t.Fatal(err)
+		}
+		if round%7 == 0 {
+			buf := make([]byte, frame.MaxDatagram)
+			for n, path := host.Transmit(ready, buf); n > 0; n, path = host.Transmit(ready, buf) {
+				if err := box.Receive(ready, path, buf[:n], got.keep); err != nil {
+					t.Fatal(err)
+				}
+			}
+			pass(box, host, ready)
+		}
+	}
+	if diff := cmp.Diff(want[:len(got.tlps)], got.tlps); diff != "" || len(got.tlps) < 190 {
+		t.Errorf("%d TLPs (-sent +arrived):\n%s", len(got.tlps), diff)
+	}
+	if host.Payload(0) != nil || host.Payload(frame.MaxPayload+1) != nil {
+		t.Error("memory for a payload of another size")
+	}
+	for p := pageWrite(0, 4096); host.Send(ready, &p) == nil; {
+	}
+	if host.Room() >= 4096 || host.Payload(4096) != nil {
+		t.Error("memory in a full buffer")
+	}
+	host.Close(ready, 1)
+	if host.Payload(4) != nil {
+		t.Error("memory of a link that is closing")
+	}
+}

@@ -124,7 +124,9 @@ func (s *sendBuffer) push(p *tlp.Packet) bool {
 	if n > 0 {
 		o.at = s.place(n)
 		s.head = o.at + uint64(n)
-		copy(s.payload(o), p.Data)
+		if dst := s.payload(o); &dst[0] != &p.Data[0] {
+			copy(dst, p.Data)
+		}
 	}
 	if s.checked {
 		s.check(o)
@@ -165,6 +167,16 @@ func (s *sendBuffer) growRing() {
 		ring[seq&uint64(len(ring)-1)] = *s.slot(seq)
 	}
 	s.ring = ring
+}
+
+// reserve returns where push would put a payload of n bytes, or nil when there is
+// no room.
+func (s *sendBuffer) reserve(n int) []byte {
+	if n <= 0 || n > s.room() {
+		return nil
+	}
+	i := s.place(n) & uint64(len(s.data)-1)
+	return s.data[i : i+uint64(n) : i+uint64(n)]
 }
 
 // place returns the position of n free contiguous bytes of the ring, for which it

@@ -189,10 +189,23 @@ func (v *vm) message(p *tlp.Packet) {
 	}
 }
 
+// fetch reads a run of bytes of guest memory into the send buffer of the link, from
+// where they are sent without another copy. It returns nil if it cannot.
+func (v *vm) fetch(addr uint64, n int) []byte {
+	if v.slot.binding == nil || v.slot.gone {
+		return nil
+	}
+	dst := v.slot.binding.Payload(v.reads.entry, n)
+	if dst == nil || v.read(addr, dst) != pcie.SuccessfulCompletion {
+		return nil
+	}
+	return dst
+}
+
 // Transmit sends completions while the link has room.
 func (v *vm) Transmit(e engine.Entry) {
 	v.reads.entry = e
-	for !v.reads.empty() {
+	for !v.reads.empty() && v.slot.roomFor(e, v.device.payload) {
 		job := v.reads.front()
 		if !v.prepare(job) {
 			return // fetched by message: continues when the data have arrived
@@ -206,7 +219,7 @@ func (v *vm) Transmit(e engine.Entry) {
 			v.reads.pop()
 			continue
 		}
-		if !job.Emit(&v.out, v.reads.buf, v.readMem, v.sendTLP) {
+		if !job.EmitFrom(&v.out, v.reads.buf, v.fetchMem, v.readMem, v.sendTLP) {
 			return
 		}
 		v.reads.pop()

@@ -163,6 +163,11 @@ func (s *slot) forward(e engine.Entry, p *tlp.Packet) bool {
 	return !errors.Is(s.send(e, p), link.ErrFull)
 }
 
+// roomFor reports whether forward takes a TLP with n bytes of payload.
+func (s *slot) roomFor(e engine.Entry, n int) bool {
+	return s.binding == nil || s.gone || s.binding.Room(e) >= n
+}
+
 // send sends a TLP to the device and counts it.
 func (s *slot) send(e engine.Entry, p *tlp.Packet) error {
 	err := s.binding.Send(e, p)

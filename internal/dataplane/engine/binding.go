@@ -193,6 +193,16 @@ func (b *Binding) Readdress(_ Entry, peers []netip.AddrPort) error {
 	return nil
 }
 
+// Payload returns memory for the payload of the next TLP of n bytes, which Send then
+// does not copy; nil: there is no room now, or the binding is gone. It is valid until
+// the next Send and for this entry at most.
+func (b *Binding) Payload(_ Entry, n int) []byte {
+	if b.closed {
+		return nil
+	}
+	return b.link.Payload(n)
+}
+
 // Room returns how many payload bytes Send takes now.
 func (b *Binding) Room(Entry) int { return b.link.Room() }
 
