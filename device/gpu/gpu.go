@@ -40,6 +40,7 @@ type GPU struct {
 	engines int // free copy engines
 	jobTurn int
 	jobOut  *job
+	channel channel
 
 	xids map[uint32]uint64 // count of each event since New
 	dead bool              // Inject(Kill)
@@ -117,6 +118,7 @@ func (g *GPU) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 	g.req.Expire(now, nil, g.expired)
 	g.req.Free(now) // ends quarantines, or Wake would stay in the past
 	g.endDelays(now)
+	g.checkChannel()
 	// A completion must not pass an earlier posted write (section 2.4.1): the
 	// value of a register follows the interrupt that announced it.
 	if !g.flushMessages(emit) || !g.flushInterrupts(emit) || !g.answers.emit(&g.out, g.buf[:], emit) {
@@ -129,7 +131,11 @@ func (g *GPU) Transmit(now time.Duration, emit func(p *tlp.Packet) bool) {
 		if g.hung || !g.mayMaster() {
 			return
 		}
-		moved := false
+		r := g.stepChannel(emit)
+		if r == stepRefused {
+			return
+		}
+		moved := r == stepMoved
 		for range g.queues {
 			if q := &g.queues[g.turn]; !q.idle() { // most are
 				switch g.step(q, emit) {
@@ -168,12 +174,13 @@ func (g *GPU) flushStaged(emit func(p *tlp.Packet) bool) bool {
 }
 
 // Wake implements device.Device: only completion timeouts, the quarantine of
-// their tags and the end of a DELAY happen without input.
+// their tags, the end of a DELAY and the time limit of the compute channel happen
+// without input.
 func (g *GPU) Wake() time.Duration {
 	if g.dead {
 		return machine.Never
 	}
-	return min(g.req.Wake(), g.nextDelay())
+	return min(g.req.Wake(), g.nextDelay(), g.channel.deadline())
 }
 
 // NextJob implements device.Device. One job is out at a time, also across
@@ -241,6 +248,7 @@ func (g *GPU) resetEngines() {
 		q := &g.queues[i]
 		*q = queue{index: i, epoch: q.epoch}
 	}
+	g.channel.reset()
 	g.regs.reset(g.now)
 	g.hung = false
 }

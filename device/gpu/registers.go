@@ -178,6 +178,8 @@ func (g *GPU) readRegister(off uint64) uint32 {
 		return binary.LittleEndian.Uint32(model[off-reg.Model:])
 	case off >= reg.Scratch && off < reg.Scratch+4*reg.ScratchCount:
 		return r.scratch[(off-reg.Scratch)/4]
+	case off >= reg.ComputeKindReg && off < reg.ComputeKindReg+reg.QueueStride && g.channel.engine != nil:
+		return lookUp(channelRegisters, &g.channel, off)
 	}
 	return lookUp(deviceRegisters, g, off)
 }
@@ -232,10 +234,14 @@ func lookUp[T any](table map[uint64]func(T) uint64, of T, off uint64) uint32 {
 }
 
 func (g *GPU) caps() uint64 {
+	caps := uint64(reg.CapFP16 | reg.CapFP64 | reg.CapPeer)
 	if g.spec.INTx {
-		return reg.CapFP16 | reg.CapFP64 | reg.CapPeer | reg.CapINTx
+		caps |= reg.CapINTx
 	}
-	return reg.CapFP16 | reg.CapFP64 | reg.CapPeer
+	if g.channel.engine != nil {
+		caps |= reg.CapCompute
+	}
+	return caps
 }
 
 func (g *GPU) layout() uint64 {
@@ -273,6 +279,9 @@ func (g *GPU) writeRegister(off uint64, v, mask uint32) {
 		return
 	case off >= reg.Scratch && off < reg.Scratch+4*reg.ScratchCount:
 		set32(&r.scratch[(off-reg.Scratch)/4], v, mask)
+		return
+	case off >= reg.ComputeKindReg && off < reg.ComputeKindReg+reg.QueueStride && g.channel.engine != nil:
+		g.writeChannel(off, v, mask)
 		return
 	}
 	switch off {

@@ -29,12 +29,18 @@ func (c *chunk) read(p []byte, from int64) int {
 type vram struct {
 	size int64
 	dirs []*[dirChunks]*chunk
+	// flat, if it is not nil, holds the bytes instead of dirs: a compute engine
+	// shares it. Jobs then work on copies.
+	flat []byte
 }
 
 func newVRAM(size int64) vram {
 	const span = dirChunks * chunkSize
 	return vram{size: size, dirs: make([]*[dirChunks]*chunk, (size+span-1)/span)}
 }
+
+// newFlatVRAM makes VRAM of memory that a compute engine shares.
+func newFlatVRAM(flat []byte) vram { return vram{size: int64(len(flat)), flat: flat} }
 
 // contains reports whether n bytes at off lie inside.
 func (v *vram) contains(off, n uint64) bool {
@@ -77,6 +83,10 @@ func (v *vram) writable(i int64) *chunk {
 
 // read fills p from off. The range lies inside.
 func (v *vram) read(p []byte, off int64) {
+	if v.flat != nil {
+		copy(p, v.flat[off:])
+		return
+	}
 	for len(p) > 0 {
 		n := v.at(off/chunkSize).read(p, off%chunkSize)
 		p, off = p[n:], off+int64(n)
@@ -86,6 +96,9 @@ func (v *vram) read(p []byte, off int64) {
 // look returns the n bytes at off in place, valid until the next write, or nil if
 // they do not lie together. The range lies inside.
 func (v *vram) look(off int64, n int) []byte {
+	if v.flat != nil {
+		return v.flat[off : off+int64(n) : off+int64(n)]
+	}
 	from := off % chunkSize
 	c := v.at(off / chunkSize)
 	if c == nil || from+int64(n) > chunkSize {
@@ -96,6 +109,10 @@ func (v *vram) look(off int64, n int) []byte {
 
 // write stores p at off. The range lies inside.
 func (v *vram) write(off int64, p []byte) {
+	if v.flat != nil {
+		copy(v.flat[off:], p)
+		return
+	}
 	for len(p) > 0 {
 		n := copy(v.writable(off / chunkSize).data[off%chunkSize:], p)
 		p, off = p[n:], off+int64(n)
@@ -103,7 +120,10 @@ func (v *vram) write(off int64, p []byte) {
 }
 
 // scrub erases all content.
-func (v *vram) scrub() { clear(v.dirs) }
+func (v *vram) scrub() {
+	clear(v.dirs)
+	clear(v.flat)
+}
 
 // view is a snapshot of a range: nil chunks are zeros.
 type view struct {
@@ -120,6 +140,12 @@ func (v *vram) snapshot(off, n int64) view {
 	first, last := off/chunkSize, (off+n-1)/chunkSize
 	w := view{off: off, n: n, chunks: make([]*chunk, 0, last-first+1)}
 	for i := first; i <= last; i++ {
+		if v.flat != nil {
+			c := new(chunk)
+			copy(c.data[:], v.flat[i*chunkSize:])
+			w.chunks = append(w.chunks, c)
+			continue
+		}
 		c := v.at(i)
 		if c != nil {
 			c.readers++
@@ -182,6 +208,8 @@ func (v *vram) install(r *result) {
 		n := min(chunkSize-from, end-at)
 		switch {
 		case c == nil: // the job wrote nothing here
+		case v.flat != nil:
+			copy(v.flat[at:at+n], c.data[from:])
 		case n == chunkSize:
 			v.set(i, c)
 		default:

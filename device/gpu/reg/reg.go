@@ -86,7 +86,7 @@ const (
 	ScratchCount      = 8
 	ApertureAlign     = 64 << 10
 	Magic             = 0x55505844 // "DXPU"
-	InterfaceVersion  = 1<<16 | 1  // major 31:16, minor 15:0; minor 1 brought DELAY
+	InterfaceVersion  = 1<<16 | 2  // major 31:16, minor 15:0; minor 1 brought DELAY, minor 2 the compute channel
 	DefaultQueues     = 8
 	SemaphoreCount    = 32
 	MaxRingEntries    = 1 << 16
@@ -99,10 +99,11 @@ const (
 
 // Bits of Caps.
 const (
-	CapFP16 = 1 << 0 // kernels take half precision
-	CapFP64 = 1 << 1
-	CapPeer = 1 << 2 // COPY takes any bus address
-	CapINTx = 1 << 3 // interrupt pin A is wired
+	CapFP16    = 1 << 0 // kernels take half precision
+	CapFP64    = 1 << 1
+	CapPeer    = 1 << 2 // COPY takes any bus address
+	CapINTx    = 1 << 3 // interrupt pin A is wired
+	CapCompute = 1 << 4 // the compute channel has an engine
 )
 
 // Bits of Status.

@@ -1,0 +1,60 @@
+package reg
+
+// PacketOp is the operation of a packet of the compute channel. The fields behind the
+// header are little-endian words without padding; device/gpu/README.md lists them.
+type PacketOp uint16
+
+// Operations. Those from PacketWrite on are enqueued: a list of the packets that they
+// wait for follows their fields.
+const (
+	PacketInfo         PacketOp = 1  // the properties of the device
+	PacketRelease      PacketOp = 2  // an object
+	PacketQueue        PacketOp = 3  // make a command queue
+	PacketBuffer       PacketOp = 4  // make a buffer
+	PacketSubBuffer    PacketOp = 5  // make a buffer inside another one
+	PacketProgram      PacketOp = 6  // make a program of source, SPIR-V or a binary
+	PacketBuild        PacketOp = 7  // build a program
+	PacketProgramInfo  PacketOp = 8  // log, binary or names of the kernels of a program
+	PacketKernel       PacketOp = 9  // make a kernel
+	PacketWrite        PacketOp = 16 // VRAM to buffer
+	PacketRead         PacketOp = 17 // buffer to VRAM
+	PacketCopy         PacketOp = 18 // buffer to buffer
+	PacketFill         PacketOp = 19 // a pattern to a buffer
+	PacketWriteRect    PacketOp = 20 // packed box in VRAM to a box of a buffer
+	PacketReadRect     PacketOp = 21 // box of a buffer to a packed box in VRAM
+	PacketCopyRect     PacketOp = 22 // box to box
+	PacketNDRange      PacketOp = 23 // a kernel with its arguments
+	PacketMarker       PacketOp = 24 // complete after the packets that it waits for
+	FirstEnqueuePacket          = PacketWrite
+)
+
+// Sources of PacketProgram.
+const (
+	ProgramSource = 0
+	ProgramIL     = 1 // SPIR-V
+	ProgramBinary = 2
+)
+
+// Selectors of PacketProgramInfo.
+const (
+	ProgramLog     = 0
+	ProgramBytes   = 1 // the binary
+	ProgramKernels = 2 // names, separated by semicolons
+)
+
+// Kinds of the arguments of PacketNDRange.
+const (
+	ArgValue  = 0 // the bytes of the argument
+	ArgBuffer = 1 // the handle of a buffer, 0 for a null pointer
+	ArgLocal  = 2 // bytes of local memory
+)
+
+// Bounds of the engine.
+const (
+	MaxObjects     = 64 << 10 // of one context, of all kinds
+	MaxQueues      = 256      // command queues of one context
+	MaxProgramText = 16 << 20 // bytes of a program or of its options
+	MaxArgs        = 1024     // arguments of a kernel
+	MaxPattern     = 128      // bytes of the pattern of a fill
+	MaxWaits       = 1024     // packets that one packet waits for
+)
