@@ -13,11 +13,12 @@ include hook/Makefile
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-build: ## Build bin/dxpu, static
+build: ## Build bin/dxpu, static, and bin/dxpu-opencl, which loads libOpenCL
 	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/dxpu ./cmd/dxpu
+	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/dxpu-opencl ./cmd/dxpu-opencl
 
 install: build ## Put the program, its completions and the systemd units under DESTDIR
-	install -D -m 0755 $(BIN)/dxpu $(DESTDIR)/usr/bin/dxpu
+	install -D -m 0755 -t $(DESTDIR)/usr/bin $(BIN)/dxpu $(BIN)/dxpu-opencl
 	install -D -m 0644 -t $(DESTDIR)/usr/lib/systemd/system deploy/systemd/*.service
 	install -d $(DESTDIR)/usr/share/bash-completion/completions $(DESTDIR)/usr/share/zsh/vendor-completions $(DESTDIR)/usr/share/fish/vendor_completions.d
 	$(BIN)/dxpu completion bash >$(DESTDIR)/usr/share/bash-completion/completions/dxpu

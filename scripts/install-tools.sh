@@ -2,8 +2,9 @@
 # Usage: install-tools.sh
 #
 # Installs the programs of other projects that the tests compare with, where they are missing: tshark and
-# capinfos (captures), lspci (configuration spaces), systemd-analyze (units), ip (namespaces). Uses
-# apt, which needs root. A test without its program is skipped with a message.
+# capinfos (captures), lspci (configuration spaces), systemd-analyze (units), ip (namespaces), and
+# OpenCL: PoCL, its ICD loader, headers, clinfo, clpeak. Uses apt, which needs root. A test without its
+# program is skipped with a message.
 #
 # Exit status: 0 all are installed; 3 some are not available on this machine.
 set -eu
@@ -15,8 +16,11 @@ cannot() {
 
 # command:package of Debian
 missing() {
-	for pair in tshark:tshark capinfos:wireshark-common lspci:pciutils systemd-analyze:systemd ip:iproute2; do
+	for pair in tshark:tshark capinfos:wireshark-common lspci:pciutils systemd-analyze:systemd ip:iproute2 clinfo:clinfo clpeak:clpeak; do
 		command -v "${pair%%:*}" >/dev/null || printf '%s ' "${pair#*:}"
+	done
+	for pair in /etc/OpenCL/vendors/pocl.icd:pocl-opencl-icd /usr/include/CL/cl_icd.h:opencl-headers; do
+		[ -e "${pair%%:*}" ] || printf '%s ' "${pair#*:}"
 	done
 }
 

@@ -20,6 +20,7 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/device/gpu"
+	"github.com/dxpu-project/dxpu/device/opencl"
 	"github.com/dxpu-project/dxpu/device/vfioserver"
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/boxproxy"
@@ -33,6 +34,7 @@ type boxOptions struct {
 	kind   dxpuv1.BoxKind
 	gpus   int
 	spec   gpu.Spec
+	opencl bool
 
 	allowFaults bool
 }
@@ -49,6 +51,7 @@ file lists the slots, each with the model of its device and the parameters:
 
   slots:
     - gpu: {model: "V100", vram: 268435456, tags: 140, max_read_request: 128}
+    - opencl: {device: "0", memory: 8589934592}    # an OpenCL device of this machine
     - vfio_user: /run/nvme.sock    # a vfio-user device server
     - {}                           # an empty slot
 
@@ -56,6 +59,11 @@ A slot may also name its NVLink domain (nvlink) and its PCIe switch (switch). Th
 models are:
 
 ` + modelHelp(deviceModels(slog.New(slog.DiscardHandler))) + `
+With --opencl, each OpenCL device of this machine ("dxpu box devices") is a GPU of the
+pool, in the slots before the software GPUs. --gpus is then 0 by default. The program dxpu-opencl must be beside dxpu or in PATH. It runs once for each
+binding, and executes the programs of the tenant; a program that faults, or that a
+command keeps busy beyond time_limit, ends its own binding's context only.
+
 A device server must reach memory by messages (DMA_READ, DMA_WRITE), because the
 memory is on another machine. A server that needs memory shared by file
 descriptor, such as QEMU's, is refused; message_dma: true beside vfio_user skips
@@ -66,8 +74,14 @@ With --admin-listen and --allow-faults, "dxpu box fail" on this machine can inje
 fault into a software GPU, for tests.` + tracingHelp,
 		Example: `  dxpu box --name box-a --gpus 8 --kind nvlink --join-token-file /etc/dxpu/join-token
   dxpu box --name box-b --config box-b.yaml --listen 10.0.0.2:7471 --listen 10.1.0.2:7471
+  dxpu box --name box-c --opencl
   dxpu box fail --admin http://127.0.0.1:9100 --slot 0 --xid 48`,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.opencl && !cmd.Flags().Changed("gpus") {
+				o.gpus = 0
+			}
+			return o.run(cmd)
+		},
 	}
 	o.register(cmd)
 	f := cmd.Flags()
@@ -78,7 +92,9 @@ fault into a software GPU, for tests.` + tracingHelp,
 	f.Int64Var(&o.spec.VRAM, "vram", 0, "memory of each software GPU in bytes, allocated when it is written (default 256 MiB)")
 	f.IntVar(&o.spec.Tags, "tags", 0, "outstanding DMA reads of each software GPU (default 140)")
 	f.BoolVar(&o.allowFaults, "allow-faults", false, `allow "dxpu box fail" on this machine to make software GPUs fail, for tests`)
-	cmd.AddCommand(newBoxFailCommand())
+	f.BoolVar(&o.opencl, "opencl", false, "offer the OpenCL devices of this machine")
+	cmd.MarkFlagsMutuallyExclusive("config", "opencl")
+	cmd.AddCommand(newBoxFailCommand(), newBoxDevicesCommand())
 	return cmd
 }
 
@@ -103,7 +119,7 @@ func (o *boxOptions) run(cmd *cobra.Command) error {
 // slots builds the devices of the box. It makes them side by side, because one of
 // another process may take a second.
 func (o *boxOptions) slots(ctx context.Context, models []device.Model) ([]boxproxy.Slot, error) {
-	file, err := o.file(models)
+	file, err := o.file(ctx, models)
 	if err != nil {
 		return nil, err
 	}
@@ -134,20 +150,10 @@ func (o *boxOptions) slot(ctx context.Context, models []device.Model, from *boxS
 	return s, err
 }
 
-// file returns the slots of --config, or else of --gpus.
-func (o *boxOptions) file(models []device.Model) (file boxFile, err error) {
+// file returns the slots of --config, or else of --opencl and --gpus.
+func (o *boxOptions) file(ctx context.Context, models []device.Model) (file boxFile, err error) {
 	if o.config == "" {
-		if o.gpus < 1 || o.gpus > boxproxy.MaxSlots {
-			return file, usagef("--gpus: %d is not 1 to %d", o.gpus, boxproxy.MaxSlots)
-		}
-		var spec yaml.Node
-		if err := spec.Encode(o.spec); err != nil {
-			return file, err
-		}
-		for range o.gpus {
-			file.Slots = append(file.Slots, boxSlot{Params: map[string]yaml.Node{gpu.Model().Name: spec}})
-		}
-		return file, nil
+		return o.plainFile(ctx)
 	}
 	raw, err := readFlag("--config", o.config)
 	if err != nil {
@@ -155,6 +161,26 @@ func (o *boxOptions) file(models []device.Model) (file boxFile, err error) {
 	}
 	if file, err = parseBoxFile(raw, models); err != nil {
 		return file, fmt.Errorf("--config: %s: %w", o.config, err)
+	}
+	return file, nil
+}
+
+// plainFile returns a slot for each device that the flags name.
+func (o *boxOptions) plainFile(ctx context.Context) (file boxFile, err error) {
+	if o.opencl {
+		if file.Slots, err = openclSlots(ctx); err != nil {
+			return file, err
+		}
+	}
+	if n := len(file.Slots) + o.gpus; o.gpus < 0 || n < 1 || n > boxproxy.MaxSlots {
+		return file, usagef("--gpus: %d is not 1 to %d", o.gpus, boxproxy.MaxSlots-len(file.Slots))
+	}
+	var spec yaml.Node
+	if err := spec.Encode(o.spec); err != nil {
+		return file, err
+	}
+	for range o.gpus {
+		file.Slots = append(file.Slots, boxSlot{Params: map[string]yaml.Node{gpu.Model().Name: spec}})
 	}
 	return file, nil
 }
@@ -253,7 +279,7 @@ func faultOf(r *http.Request) (inject func(*gpu.GPU), what string, err error) {
 // deviceModels returns the models of devices that a box can hold. A new model needs
 // only an entry here.
 func deviceModels(log *slog.Logger) []device.Model {
-	return []device.Model{gpu.Model(), vfioserver.Model(log)}
+	return []device.Model{gpu.Model(), opencl.Model(log), vfioserver.Model(log)}
 }
 
 // modelHelp lists models and their parameters for the help of a command.

@@ -1,0 +1,111 @@
+// Command dxpu-opencl is the OpenCL engine of a GPU box: "dxpu box" starts it, once
+// to list the devices, and once for each binding to execute the packets of a tenant.
+// It is a program of its own because it is not static, unlike dxpu, and because a
+// platform's fault ends it.
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"runtime/debug"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/internal/opencl/cl"
+	"github.com/dxpu-project/dxpu/internal/opencl/session"
+)
+
+func main() {
+	if err := run(os.Args[1:], os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "dxpu-opencl:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string, out io.Writer) error {
+	flags := flag.NewFlagSet("dxpu-opencl", flag.ContinueOnError)
+	index := flags.Int("serve", -1, "`index` of the device to serve; without it, list the devices")
+	memory := flags.Uint64("memory", 0, "`bytes` of the device to offer; 0 for all")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	library, err := cl.Open()
+	if err != nil {
+		return err
+	}
+	devices, err := library.Devices()
+	if err != nil {
+		return err
+	}
+	if *index < 0 {
+		return json.NewEncoder(out).Encode(devices)
+	}
+	if *index >= len(devices) {
+		return fmt.Errorf("device %d of %d", *index, len(devices))
+	}
+	return serve(library, devices[*index], *memory)
+}
+
+// The box passes two descriptors: the socket and the memory that it shares.
+const (
+	socketFD = 3
+	vramFD   = 4
+)
+
+// compilerMemory is what the process may use besides buffers: the platform, its
+// compiler, and copies that it makes.
+const compilerMemory = 4 << 30
+
+func serve(library *cl.Library, device cl.Found, memory uint64) error {
+	unix.CloseOnExec(socketFD)
+	unix.CloseOnExec(vramFD)
+	if memory == 0 || memory > device.Memory {
+		memory = device.Memory
+	}
+	limit := compilerMemory + memory
+	if err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: limit, Max: limit}); err != nil {
+		return fmt.Errorf("limit of memory: %w", err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+		return fmt.Errorf("limit of core dumps: %w", err)
+	}
+	debug.SetTraceback("none") // a fault of a tenant's program is no news of the box
+	var st unix.Stat_t
+	if err := unix.Fstat(vramFD, &st); err != nil {
+		return fmt.Errorf("shared memory: %w", err)
+	}
+	vram, err := unix.Mmap(vramFD, 0, int(st.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("shared memory: %w", err)
+	}
+	return session.Run(session.Config{Library: library, Device: device, VRAM: vram, Memory: memory, Conn: socket{}})
+}
+
+// socket is the connection to the box: a socket of type SOCK_SEQPACKET that blocks.
+type socket struct{}
+
+func (socket) Receive(p []byte) (int, error) {
+	for {
+		switch n, err := unix.Read(socketFD, p); {
+		case err == unix.EINTR:
+		case err != nil:
+			return 0, fmt.Errorf("socket: %w", err)
+		case n == 0:
+			return 0, io.EOF
+		default:
+			return n, nil
+		}
+	}
+}
+
+func (socket) Send(events []byte) error {
+	for {
+		err := unix.Sendto(socketFD, events, unix.MSG_NOSIGNAL, nil)
+		if err != unix.EINTR {
+			return err
+		}
+	}
+}

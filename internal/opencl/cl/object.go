@@ -1,0 +1,182 @@
+package cl
+
+import (
+	"runtime"
+	"unsafe"
+)
+
+// NewContext makes a context with one device.
+func (l *Library) NewContext(f Found) (Context, error) {
+	properties := []uintptr{contextPlatform, uintptr(f.platform), 0}
+	devices := []Device{f.device}
+	h, err := l.create(createContext, data(properties), 1, data(devices), 0, 0)
+	runtime.KeepAlive(properties)
+	runtime.KeepAlive(devices)
+	return Context(h), err
+}
+
+// NewQueue makes an in-order command queue that takes times.
+func (l *Library) NewQueue(c Context, f Found) (Queue, error) {
+	h, err := l.create(createCommandQueue, uintptr(c), uintptr(f.device), queueProfiling)
+	return Queue(h), err
+}
+
+// NewBuffer makes a buffer. flags are those of OpenCL, without those for host pointers.
+func (l *Library) NewBuffer(c Context, flags uint64, size uint64) (Mem, error) {
+	h, err := l.create(createBuffer, uintptr(c), uintptr(flags), uintptr(size), 0)
+	return Mem(h), err
+}
+
+// NewSubBuffer makes a buffer inside another one.
+func (l *Library) NewSubBuffer(m Mem, flags, origin, size uint64) (Mem, error) {
+	region := []uintptr{uintptr(origin), uintptr(size)}
+	h, err := l.create(createSubBuffer, uintptr(m), uintptr(flags), bufferCreateTypeRegion, data(region))
+	runtime.KeepAlive(region)
+	return Mem(h), err
+}
+
+// NewProgram makes a program of its source text.
+func (l *Library) NewProgram(c Context, source []byte) (Program, error) {
+	strings, lengths := []uintptr{data(source)}, []uintptr{uintptr(len(source))}
+	h, err := l.create(createProgramWithSource, uintptr(c), 1, data(strings), data(lengths))
+	runtime.KeepAlive(source)
+	runtime.KeepAlive(strings)
+	runtime.KeepAlive(lengths)
+	return Program(h), err
+}
+
+// NewProgramIL makes a program of SPIR-V.
+func (l *Library) NewProgramIL(c Context, il []byte) (Program, error) {
+	if l.fn[createProgramWithIL] == 0 {
+		return 0, InvalidOperation
+	}
+	h, err := l.create(createProgramWithIL, uintptr(c), data(il), uintptr(len(il)))
+	runtime.KeepAlive(il)
+	return Program(h), err
+}
+
+// NewProgramBinary makes a program of a binary of the same platform.
+func (l *Library) NewProgramBinary(c Context, f Found, binary []byte) (Program, error) {
+	devices, sizes, binaries := []Device{f.device}, []uintptr{uintptr(len(binary))}, []uintptr{data(binary)}
+	var loaded Status
+	h, err := l.create(createProgramWithBinary, uintptr(c), 1, data(devices), data(sizes), data(binaries), pointer(&loaded))
+	runtime.KeepAlive(devices)
+	runtime.KeepAlive(sizes)
+	runtime.KeepAlive(binaries)
+	runtime.KeepAlive(binary)
+	return Program(h), err
+}
+
+// Build compiles and links a program. It takes as long as the compiler does.
+func (l *Library) Build(p Program, f Found, options string) error {
+	devices, text := []Device{f.device}, append([]byte(options), 0)
+	err := l.call(buildProgram, uintptr(p), 1, data(devices), data(text), 0, 0)
+	runtime.KeepAlive(devices)
+	runtime.KeepAlive(text)
+	return err
+}
+
+// BuildLog returns the compiler's messages.
+func (l *Library) BuildLog(p Program, f Found) []byte {
+	v, _ := l.info(getProgramBuildInfo, uintptr(p), uintptr(f.device), programBuildLog)
+	return v
+}
+
+// KernelNames returns the names of a built program, separated by semicolons.
+func (l *Library) KernelNames(p Program) ([]byte, error) {
+	return l.info(getProgramInfo, uintptr(p), programKernelNames)
+}
+
+// Binary returns the binary of a built program, at most limit bytes.
+func (l *Library) Binary(p Program, limit uint64) ([]byte, error) {
+	sizes, err := l.info(getProgramInfo, uintptr(p), programBinarySizes)
+	if err != nil {
+		return nil, err
+	}
+	size := word(sizes)
+	if size == 0 || size > limit {
+		return nil, OutOfResources
+	}
+	binary := make([]byte, size)
+	list := []uintptr{data(binary)}
+	err = l.call(getProgramInfo, uintptr(p), programBinaries, unsafe.Sizeof(list[0]), data(list), 0)
+	runtime.KeepAlive(list)
+	runtime.KeepAlive(binary)
+	return binary, err
+}
+
+// NewKernel makes a kernel of a built program.
+func (l *Library) NewKernel(p Program, name string) (Kernel, error) {
+	text := append([]byte(name), 0)
+	h, err := l.create(createKernel, uintptr(p), data(text))
+	runtime.KeepAlive(text)
+	return Kernel(h), err
+}
+
+// NumArgs returns the number of arguments of a kernel.
+func (l *Library) NumArgs(k Kernel) (int, error) {
+	v, err := l.info(getKernelInfo, uintptr(k), kernelNumArgs)
+	return int(word(v)), err
+}
+
+// Parameters of kernels, of their arguments and of their work-groups.
+const (
+	kernelAttributes  = 0x1195
+	kernelArgFirst    = 0x1196 // address, access, type name, type qualifier, name
+	kernelArgEnd      = 0x119b
+	kernelGroupFirst  = 0x11b0 // size, compile size, local memory, preferred multiple, private memory
+	kernelGroupEnd    = 0x11b5
+	ArgParamsPerEntry = kernelArgEnd - kernelArgFirst
+)
+
+// KernelProperties returns the attributes and the work-group properties.
+func (l *Library) KernelProperties(k Kernel, f Found) []Property {
+	var out []Property
+	if v, err := l.info(getKernelInfo, uintptr(k), kernelAttributes); err == nil {
+		out = append(out, Property{kernelAttributes, v})
+	}
+	for p := uint32(kernelGroupFirst); p < kernelGroupEnd; p++ {
+		if v, err := l.info(getKernelWorkGroupInfo, uintptr(k), uintptr(f.device), uintptr(p)); err == nil {
+			out = append(out, Property{p, v})
+		}
+	}
+	return out
+}
+
+// ArgProperties returns the properties of an argument. There are none if the platform
+// does not keep them.
+func (l *Library) ArgProperties(k Kernel, i int) []Property {
+	var out []Property
+	for p := uint32(kernelArgFirst); p < kernelArgEnd; p++ {
+		if v, err := l.info(getKernelArgInfo, uintptr(k), uintptr(i), uintptr(p)); err == nil {
+			out = append(out, Property{p, v})
+		}
+	}
+	return out
+}
+
+// SetArg sets an argument. A nil value is local memory of n bytes.
+func (l *Library) SetArg(k Kernel, i int, n int, value []byte) error {
+	err := l.call(setKernelArg, uintptr(k), uintptr(i), uintptr(n), data(value))
+	runtime.KeepAlive(value)
+	return err
+}
+
+// Release releases an object.
+func (l *Library) Release(object any) error {
+	switch o := object.(type) {
+	case Context:
+		return l.call(releaseContext, uintptr(o))
+	case Queue:
+		return l.call(releaseCommandQueue, uintptr(o))
+	case Mem:
+		return l.call(releaseMemObject, uintptr(o))
+	case Program:
+		return l.call(releaseProgram, uintptr(o))
+	case Kernel:
+		return l.call(releaseKernel, uintptr(o))
+	case Event:
+		return l.call(releaseEvent, uintptr(o))
+	}
+	return InvalidValue
+}

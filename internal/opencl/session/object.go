@@ -1,0 +1,283 @@
+package session
+
+import (
+	"encoding/binary"
+
+	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/internal/opencl/cl"
+)
+
+// buffer is a cl.Mem. Its bytes count until the last sub-buffer is released too.
+type buffer struct {
+	mem    cl.Mem
+	size   uint64
+	parent *buffer // of a sub-buffer
+	users  int     // itself, and its sub-buffers
+}
+
+type program struct {
+	program cl.Program
+	busy    bool // a build is under way
+}
+
+type kernel struct {
+	kernel cl.Kernel
+	args   [][]byte // as last set, to set only those that differ
+}
+
+// object returns the object of a handle. missing is the error for no such object.
+func object[T any](s *Session, handle uint32, missing error) (o T, err error) {
+	o, ok := s.objects[handle].(T)
+	if !ok {
+		return o, missing
+	}
+	return o, nil
+}
+
+// free reports whether a handle can be given to a new object.
+func (s *Session) free(handle uint32, c *cursor) error {
+	_, taken := s.objects[handle]
+	switch {
+	case c.bad || handle == 0 || taken:
+		return cl.InvalidValue
+	case len(s.objects) >= reg.MaxObjects:
+		return cl.OutOfResources
+	}
+	return nil
+}
+
+func (s *Session) release(c *cursor) error {
+	handle := c.u32()
+	c.u32()
+	if c.bad {
+		return cl.InvalidValue
+	}
+	switch o := s.objects[handle].(type) {
+	case *queue:
+		s.queues--
+		close(o.commands)
+	case *buffer:
+		s.drop(o)
+		if err := s.Library.Release(o.mem); err != nil {
+			return err
+		}
+	case *program:
+		if o.busy {
+			return cl.InvalidOperation
+		}
+		if err := s.Library.Release(o.program); err != nil {
+			return err
+		}
+	case *kernel:
+		if err := s.Library.Release(o.kernel); err != nil {
+			return err
+		}
+	default:
+		return cl.InvalidValue
+	}
+	delete(s.objects, handle)
+	return nil
+}
+
+// drop ends a use of a buffer.
+func (s *Session) drop(b *buffer) {
+	if b.users--; b.users > 0 {
+		return
+	}
+	if b.parent != nil {
+		s.drop(b.parent)
+		return
+	}
+	s.used -= b.size
+}
+
+// bufferFlags are the flags of a buffer that do not concern host memory: read, write
+// and the host's access.
+const bufferFlags = 1<<0 | 1<<1 | 1<<2 | 1<<7 | 1<<8 | 1<<9
+
+func (s *Session) newBuffer(c *cursor) error {
+	handle := c.u32()
+	c.u32()
+	flags, size := c.u64(), c.u64()
+	if err := s.free(handle, c); err != nil {
+		return err
+	}
+	switch {
+	case size == 0:
+		return cl.InvalidBufferSize
+	case size > s.Memory-min(s.used, s.Memory):
+		return cl.MemAllocationFailure
+	}
+	m, err := s.Library.NewBuffer(s.context, flags&bufferFlags, size)
+	if err != nil {
+		return err
+	}
+	s.used += size
+	s.objects[handle] = &buffer{mem: m, size: size, users: 1}
+	return nil
+}
+
+func (s *Session) newSubBuffer(c *cursor) error {
+	handle, of := c.u32(), c.u32()
+	flags, origin, size := c.u64(), c.u64(), c.u64()
+	if err := s.free(handle, c); err != nil {
+		return err
+	}
+	parent, err := object[*buffer](s, of, cl.InvalidMemObject)
+	if err != nil {
+		return err
+	}
+	if parent.parent != nil || size == 0 || size > parent.size || origin > parent.size-size {
+		return cl.InvalidValue
+	}
+	m, err := s.Library.NewSubBuffer(parent.mem, flags&bufferFlags, origin, size)
+	if err != nil {
+		return err
+	}
+	parent.users++
+	s.objects[handle] = &buffer{mem: m, size: size, parent: parent, users: 1}
+	return nil
+}
+
+// text copies a text out of VRAM.
+func (s *Session) text(at, n uint64) ([]byte, error) {
+	w, ok := s.window(at, n)
+	if !ok || n > reg.MaxProgramText {
+		return nil, cl.InvalidValue
+	}
+	return append([]byte(nil), w...), nil
+}
+
+func (s *Session) newProgram(c *cursor) error {
+	handle, kind := c.u32(), c.u32()
+	at, n := c.u64(), c.u64()
+	if err := s.free(handle, c); err != nil {
+		return err
+	}
+	text, err := s.text(at, n)
+	if err != nil {
+		return err
+	}
+	var p cl.Program
+	switch {
+	case n == 0:
+		err = cl.InvalidValue
+	case kind == reg.ProgramSource:
+		p, err = s.Library.NewProgram(s.context, text)
+	case kind == reg.ProgramIL:
+		p, err = s.Library.NewProgramIL(s.context, text)
+	case kind == reg.ProgramBinary:
+		p, err = s.Library.NewProgramBinary(s.context, s.Device, text)
+	default:
+		err = cl.InvalidValue
+	}
+	if err != nil {
+		return err
+	}
+	s.objects[handle] = &program{program: p}
+	return nil
+}
+
+// build builds a program beside the other packets: a compiler takes seconds. Its
+// event follows when the build has ended.
+func (s *Session) build(h reg.PacketHeader, c *cursor) error {
+	handle := c.u32()
+	c.u32()
+	at, n := c.u64(), c.u64()
+	p, err := object[*program](s, handle, cl.InvalidProgram)
+	var options []byte
+	if err == nil {
+		options, err = s.text(at, n)
+	}
+	switch {
+	case err != nil:
+	case c.bad:
+		err = cl.InvalidValue
+	case p.busy:
+		err = cl.InvalidOperation
+	}
+	if err != nil {
+		return s.send(reg.Event{Cookie: h.Cookie, Status: status(err)})
+	}
+	select {
+	case s.builds <- struct{}{}:
+	default:
+		return s.send(reg.Event{Cookie: h.Cookie, Status: int32(cl.OutOfResources)})
+	}
+	p.busy = true
+	s.tasks.Go(func() {
+		// The driver needs to know which arguments are buffers.
+		err := s.Library.Build(p.program, s.Device, "-cl-kernel-arg-info "+string(options))
+		s.mu.Lock()
+		p.busy = false
+		s.mu.Unlock()
+		<-s.builds
+		// Without the connection, Run ends as well.
+		_ = s.send(reg.Event{Cookie: h.Cookie, Status: status(err)})
+	})
+	return nil
+}
+
+// programInfo returns the size of a text or binary (8), and as much of it as there is
+// room for.
+func (s *Session) programInfo(h reg.PacketHeader, c *cursor) result {
+	handle, what := c.u32(), c.u32()
+	p, err := object[*program](s, handle, cl.InvalidProgram)
+	if err == nil && (c.bad || p.busy || h.Room < 8) {
+		err = cl.InvalidOperation
+	}
+	if err != nil {
+		return result{err: err}
+	}
+	var text []byte
+	switch what {
+	case reg.ProgramLog:
+		text = s.Library.BuildLog(p.program, s.Device)
+	case reg.ProgramKernels:
+		text, err = s.Library.KernelNames(p.program)
+	case reg.ProgramBytes:
+		text, err = s.Library.Binary(p.program, uint64(len(s.VRAM)))
+	default:
+		err = cl.InvalidValue
+	}
+	out := binary.LittleEndian.AppendUint64(nil, uint64(len(text)))
+	return result{append(out, text[:min(len(text), int(h.Room)-8)]...), err}
+}
+
+// newKernel makes a kernel and returns the number of its arguments (8), and properties.
+func (s *Session) newKernel(c *cursor) result {
+	handle, of := c.u32(), c.u32()
+	n := c.u32()
+	c.u32()
+	name := string(c.padded(n))
+	if err := s.free(handle, c); err != nil {
+		return result{err: err}
+	}
+	p, err := object[*program](s, of, cl.InvalidProgram)
+	if err == nil && p.busy {
+		err = cl.InvalidOperation
+	}
+	if err != nil {
+		return result{err: err}
+	}
+	k, err := s.Library.NewKernel(p.program, name)
+	if err != nil {
+		return result{err: err}
+	}
+	args, err := s.Library.NumArgs(k)
+	if err != nil || args > reg.MaxArgs {
+		_ = s.Library.Release(k)
+		return result{err: cl.OutOfResources}
+	}
+	out := binary.LittleEndian.AppendUint64(nil, uint64(args))
+	for _, p := range s.Library.KernelProperties(k, s.Device) {
+		out = appendProperty(out, noIndex, p)
+	}
+	for i := range args {
+		for _, p := range s.Library.ArgProperties(k, i) {
+			out = appendProperty(out, uint32(i), p)
+		}
+	}
+	s.objects[handle] = &kernel{kernel: k, args: make([][]byte, args)}
+	return result{data: out}
+}

@@ -1,0 +1,377 @@
+package session
+
+import (
+	"bytes"
+	"encoding/binary"
+
+	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/internal/opencl/cl"
+)
+
+// queue is an in-order command queue. Its goroutine waits for the commands in their
+// order and sends their events.
+type queue struct {
+	queue    cl.Queue
+	commands chan command
+}
+
+// command is an enqueued packet.
+type command struct {
+	cookie uint64
+	event  cl.Event
+	out    uint64 // of the result
+	length uint32
+}
+
+func (s *Session) newQueue(c *cursor) error {
+	handle := c.u32()
+	c.u32()
+	if err := s.free(handle, c); err != nil {
+		return err
+	}
+	if s.queues >= reg.MaxQueues {
+		return cl.OutOfResources
+	}
+	h, err := s.Library.NewQueue(s.context, s.Device)
+	if err != nil {
+		return err
+	}
+	q := &queue{queue: h, commands: make(chan command, reg.MaxPacketsInFlight)}
+	s.queues++
+	s.objects[handle] = q
+	s.tasks.Go(func() { s.complete(q) })
+	return nil
+}
+
+// maxBatch bounds the events of one message.
+const maxBatch = 64
+
+// complete sends the events of a queue until the queue is released.
+func (s *Session) complete(q *queue) {
+	events := make([]reg.Event, 0, maxBatch)
+	for c := range q.commands {
+		// Events of commands that have ended already share a message.
+		if len(events) == maxBatch || len(events) > 0 && !s.Library.Ended(c.event) {
+			if err := s.send(events...); err != nil {
+				return
+			}
+			events = events[:0]
+		}
+		events = append(events, s.wait(c))
+		if len(q.commands) > 0 {
+			continue
+		}
+		if err := s.send(events...); err != nil {
+			return
+		}
+		events = events[:0]
+	}
+	_ = s.Library.Release(q.queue)
+}
+
+// wait waits for a command.
+func (s *Session) wait(c command) reg.Event {
+	e := reg.Event{Cookie: c.cookie, Out: c.out, Length: c.length}
+	if err := s.Library.Wait(c.event); err != nil {
+		e.Status, e.Length = status(err), 0
+	}
+	t := s.Library.Times(c.event)
+	e.Queued, e.Submitted, e.Started, e.Ended = t[0], t[1], t[2], t[3]
+	s.mu.Lock()
+	delete(s.pending, c.cookie)
+	_ = s.Library.Release(c.event)
+	s.mu.Unlock()
+	return e
+}
+
+// enqueue enqueues a packet.
+func (s *Session) enqueue(h reg.PacketHeader, c *cursor) error {
+	q, err := object[*queue](s, h.Queue, cl.InvalidCommandQueue)
+	if err != nil {
+		return err
+	}
+	if _, taken := s.pending[h.Cookie]; taken || len(s.pending) >= reg.MaxPacketsInFlight {
+		return cl.OutOfResources
+	}
+	out := command{cookie: h.Cookie}
+	if out.event, err = s.start(q, h, c, &out); err != nil {
+		return err
+	}
+	s.pending[h.Cookie] = out.event
+	q.commands <- out // has room for all packets in flight
+	return s.Library.Flush(q.queue)
+}
+
+// start enqueues the command of a packet.
+func (s *Session) start(q *queue, h reg.PacketHeader, c *cursor, out *command) (cl.Event, error) {
+	switch h.Op {
+	case reg.PacketWrite, reg.PacketRead:
+		return s.transfer(q, h, c, out)
+	case reg.PacketWriteRect, reg.PacketReadRect:
+		return s.transferRect(q, h, c, out)
+	case reg.PacketCopy:
+		return s.copy(q, c)
+	case reg.PacketCopyRect:
+		return s.copyRect(q, c)
+	case reg.PacketFill:
+		return s.fill(q, c)
+	case reg.PacketNDRange:
+		return s.run(q, h, c)
+	case reg.PacketMarker:
+		wait, err := s.waits(c)
+		if err != nil {
+			return 0, err
+		}
+		return s.Library.Marker(q.queue, wait)
+	}
+	return 0, cl.InvalidOperation
+}
+
+// waits reads the list of packets to wait for, and finishes reading. A packet that is
+// not pending is complete.
+func (s *Session) waits(c *cursor) ([]cl.Event, error) {
+	var list []cl.Event
+	for _, cookie := range c.waits() {
+		if e, ok := s.pending[cookie]; ok {
+			list = append(list, e)
+		}
+	}
+	if c.bad {
+		return nil, cl.InvalidValue
+	}
+	return list, nil
+}
+
+// buffer returns a buffer in which n bytes at offset lie.
+func (s *Session) buffer(handle uint32, offset, n uint64) (*buffer, error) {
+	b, err := object[*buffer](s, handle, cl.InvalidMemObject)
+	if err != nil {
+		return nil, err
+	}
+	if n == 0 || n > b.size || offset > b.size-n {
+		return nil, cl.InvalidValue
+	}
+	return b, nil
+}
+
+func (s *Session) transfer(q *queue, h reg.PacketHeader, c *cursor, out *command) (cl.Event, error) {
+	handle := c.u32()
+	c.u32()
+	offset, n, at := c.u64(), c.u64(), c.u64()
+	wait, err := s.waits(c)
+	if err != nil {
+		return 0, err
+	}
+	b, err := s.buffer(handle, offset, n)
+	if err != nil {
+		return 0, err
+	}
+	if h.Op == reg.PacketWrite {
+		w, ok := s.window(at, n)
+		if !ok {
+			return 0, cl.InvalidValue
+		}
+		return s.Library.Write(q.queue, b.mem, offset, w, wait)
+	}
+	w, ok := s.window(h.Out, n)
+	if !ok || n > uint64(h.Room) {
+		return 0, cl.InvalidValue
+	}
+	out.out, out.length = h.Out, uint32(n)
+	return s.Library.Read(q.queue, b.mem, offset, w, wait)
+}
+
+// volume returns the bytes of a region.
+func volume(region [3]uintptr) (uint64, bool) {
+	n := uint64(1)
+	for _, v := range region {
+		if v == 0 || uint64(v) > 1<<40/n {
+			return 0, false
+		}
+		n *= uint64(v)
+	}
+	return n, true
+}
+
+func (s *Session) transferRect(q *queue, h reg.PacketHeader, c *cursor, out *command) (cl.Event, error) {
+	handle := c.u32()
+	c.u32()
+	r, region, at := c.rect(), c.three(), c.u64()
+	wait, err := s.waits(c)
+	if err != nil {
+		return 0, err
+	}
+	b, err := object[*buffer](s, handle, cl.InvalidMemObject)
+	if err != nil {
+		return 0, err
+	}
+	n, ok := volume(region)
+	if !ok || !within(r, region, b.size) {
+		return 0, cl.InvalidValue
+	}
+	if h.Op == reg.PacketWriteRect {
+		w, ok := s.window(at, n)
+		if !ok {
+			return 0, cl.InvalidValue
+		}
+		return s.Library.WriteRect(q.queue, b.mem, r, region, w, wait)
+	}
+	w, ok := s.window(h.Out, n)
+	if !ok || n > uint64(h.Room) {
+		return 0, cl.InvalidValue
+	}
+	out.out, out.length = h.Out, uint32(n)
+	return s.Library.ReadRect(q.queue, b.mem, r, region, w, wait)
+}
+
+// within reports whether a box lies inside a buffer. The platform checks it too, but
+// not every platform checks it well.
+func within(r cl.Rect, region [3]uintptr, size uint64) bool {
+	row, slice := uint64(r.RowPitch), uint64(r.Slice)
+	if row == 0 {
+		row = uint64(region[0])
+	}
+	if slice == 0 && row <= 1<<40 {
+		slice = row * uint64(region[1])
+	}
+	end := uint64(region[0])
+	for _, term := range [...][2]uint64{
+		{uint64(r.Origin[0]), 1},
+		{uint64(r.Origin[1]), row},
+		{uint64(region[1]) - 1, row},
+		{uint64(r.Origin[2]), slice},
+		{uint64(region[2]) - 1, slice},
+	} {
+		if term[0] > 1<<40 || term[1] > 1<<40 || term[1] != 0 && term[0] > 1<<48/term[1] {
+			return false
+		}
+		end += term[0] * term[1]
+	}
+	return end <= size
+}
+
+func (s *Session) copy(q *queue, c *cursor) (cl.Event, error) {
+	from, to := c.u32(), c.u32()
+	fromOffset, toOffset, n := c.u64(), c.u64(), c.u64()
+	wait, err := s.waits(c)
+	if err != nil {
+		return 0, err
+	}
+	a, err := s.buffer(from, fromOffset, n)
+	if err != nil {
+		return 0, err
+	}
+	b, err := s.buffer(to, toOffset, n)
+	if err != nil {
+		return 0, err
+	}
+	return s.Library.Copy(q.queue, a.mem, b.mem, fromOffset, toOffset, n, wait)
+}
+
+func (s *Session) copyRect(q *queue, c *cursor) (cl.Event, error) {
+	from, to := c.u32(), c.u32()
+	ra, rb, region := c.rect(), c.rect(), c.three()
+	wait, err := s.waits(c)
+	if err != nil {
+		return 0, err
+	}
+	a, err := object[*buffer](s, from, cl.InvalidMemObject)
+	if err != nil {
+		return 0, err
+	}
+	b, err := object[*buffer](s, to, cl.InvalidMemObject)
+	if err != nil {
+		return 0, err
+	}
+	if _, ok := volume(region); !ok || !within(ra, region, a.size) || !within(rb, region, b.size) {
+		return 0, cl.InvalidValue
+	}
+	return s.Library.CopyRect(q.queue, a.mem, b.mem, ra, rb, region, wait)
+}
+
+func (s *Session) fill(q *queue, c *cursor) (cl.Event, error) {
+	handle, size := c.u32(), c.count(reg.MaxPattern)
+	offset, n := c.u64(), c.u64()
+	pattern := c.padded(size)
+	wait, err := s.waits(c)
+	if err != nil {
+		return 0, err
+	}
+	b, err := s.buffer(handle, offset, n)
+	if err != nil {
+		return 0, err
+	}
+	if size == 0 || size&(size-1) != 0 || offset%uint64(size) != 0 || n%uint64(size) != 0 {
+		return 0, cl.InvalidValue
+	}
+	return s.Library.Fill(q.queue, b.mem, pattern, offset, n, wait)
+}
+
+// run sets the arguments that changed and enqueues a kernel.
+func (s *Session) run(q *queue, h reg.PacketHeader, c *cursor) (cl.Event, error) {
+	l := c.launch(h.Flags)
+	wait, err := s.waits(c)
+	if err != nil {
+		return 0, err
+	}
+	k, err := object[*kernel](s, l.kernel, cl.InvalidKernel)
+	switch {
+	case err != nil:
+		return 0, err
+	case len(l.args) != len(k.args):
+		return 0, cl.InvalidArgIndex
+	case len(l.global) == 0:
+		return 0, cl.InvalidWorkDimension
+	}
+	for i, a := range l.args {
+		if err := s.setArg(k, i, a); err != nil {
+			return 0, err
+		}
+	}
+	return s.Library.NDRange(q.queue, k.kernel, l.offset, l.global, l.local, wait)
+}
+
+// maxLocal bounds the local memory of an argument; the platform has less.
+const maxLocal = 1 << 30
+
+// setArg sets an argument if it differs from the last value.
+func (s *Session) setArg(k *kernel, i int, a argument) error {
+	value, size := a.value, int(a.size)
+	switch a.kind {
+	case reg.ArgValue:
+	case reg.ArgBuffer:
+		if len(a.value) != 4 {
+			return cl.InvalidArgSize
+		}
+		var m cl.Mem
+		if handle := binary.LittleEndian.Uint32(a.value); handle != 0 {
+			b, err := object[*buffer](s, handle, cl.InvalidArgValue)
+			if err != nil {
+				return err
+			}
+			m = b.mem
+		}
+		value, size = binary.LittleEndian.AppendUint64(nil, uint64(m)), 8
+	case reg.ArgLocal:
+		if size == 0 || size > maxLocal {
+			return cl.InvalidArgSize
+		}
+		value = nil
+	default:
+		return cl.InvalidArgValue
+	}
+	// The form in which the argument is remembered: kind, size, value.
+	seen := binary.LittleEndian.AppendUint32(s.scratch[:0], a.kind)
+	seen = binary.LittleEndian.AppendUint32(seen, uint32(size))
+	seen = append(seen, value...)
+	s.scratch = seen
+	if bytes.Equal(k.args[i], seen) {
+		return nil
+	}
+	k.args[i] = nil
+	if err := s.Library.SetArg(k.kernel, i, size, value); err != nil {
+		return err
+	}
+	k.args[i] = bytes.Clone(seen)
+	return nil
+}

@@ -1,0 +1,185 @@
+// Package session executes the packets of a GPU's compute channel on an OpenCL
+// device. It is the engine process of one binding: the tenant's programs run in it,
+// so a program that faults ends it, and nothing else.
+package session
+
+import (
+	"errors"
+	"io"
+	"sync"
+
+	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/internal/opencl/cl"
+)
+
+// Conn carries packets and events, whole messages each.
+type Conn interface {
+	// Receive fills p with the next packet. It returns io.EOF at the end.
+	Receive(p []byte) (n int, err error)
+	// Send sends events, reg.EventSize bytes each.
+	Send(events []byte) error
+}
+
+// Config describes a session.
+type Config struct {
+	Library *cl.Library
+	Device  cl.Found
+	VRAM    []byte // shared with the GPU; its other users may change it at any time
+	Memory  uint64 // bytes of buffers; 0: as much as the device has
+	Conn    Conn
+}
+
+// Session is one context with its objects. The goroutine of Run handles the packets;
+// one goroutine for each command queue waits for commands, and one for each build.
+type Session struct {
+	Config
+	context cl.Context
+	tasks   sync.WaitGroup
+	builds  chan struct{} // holds one for each build beside Run
+
+	mu      sync.Mutex // guards the fields below, and the calls that use them
+	objects map[uint32]any
+	queues  int
+	used    uint64              // bytes of buffers
+	pending map[uint64]cl.Event // by cookie: enqueued and not complete
+	scratch []byte              // of arguments
+}
+
+// maxBuilds bounds the compilations at one time.
+const maxBuilds = 2
+
+// Run executes packets until the connection ends.
+func Run(c Config) error {
+	if c.Memory == 0 || c.Memory > c.Device.Memory {
+		c.Memory = c.Device.Memory
+	}
+	context, err := c.Library.NewContext(c.Device)
+	if err != nil {
+		return err
+	}
+	s := &Session{
+		Config: c, context: context, builds: make(chan struct{}, maxBuilds),
+		objects: map[uint32]any{}, pending: map[uint64]cl.Event{},
+	}
+	// Nothing is released at the end: the process ends, and a command that never ends
+	// would hold up a release.
+	return s.serve()
+}
+
+func (s *Session) serve() error {
+	packet := make([]byte, reg.MaxPacket)
+	// The first event tells the box that the context is there.
+	if err := s.send(reg.Event{}); err != nil {
+		return err
+	}
+	for {
+		n, err := s.Conn.Receive(packet)
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+		if err := s.handle(packet[:n]); err != nil {
+			return err
+		}
+	}
+}
+
+// send sends events.
+func (s *Session) send(events ...reg.Event) error {
+	var b []byte
+	for _, e := range events {
+		b = e.Append(b)
+	}
+	return s.Conn.Send(b)
+}
+
+// result is the outcome of a packet that is not enqueued.
+type result struct {
+	data []byte // goes to the packet's Out
+	err  error
+}
+
+// handle executes one packet. An error is one of the connection.
+func (s *Session) handle(p []byte) error {
+	h, n, err := reg.ParsePacketHeader(p)
+	if err != nil {
+		return err
+	}
+	c := &cursor{b: p[n:]}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case h.Op >= reg.FirstEnqueuePacket:
+		if err := s.enqueue(h, c); err != nil {
+			return s.send(reg.Event{Cookie: h.Cookie, Status: status(err)})
+		}
+		return nil
+	case h.Op == reg.PacketBuild:
+		return s.build(h, c)
+	}
+	return s.finish(h, s.control(h, c))
+}
+
+// finish stores the result of a packet and sends its event.
+func (s *Session) finish(h reg.PacketHeader, r result) error {
+	e := reg.Event{Cookie: h.Cookie, Status: status(r.err)}
+	if r.err == nil && len(r.data) > 0 {
+		room, ok := s.window(h.Out, uint64(h.Room))
+		if !ok || len(r.data) > len(room) {
+			e.Status = int32(cl.InvalidValue)
+		} else {
+			e.Out, e.Length = h.Out, uint32(copy(room, r.data))
+		}
+	}
+	return s.send(e)
+}
+
+// window returns n bytes of VRAM. They change at any time.
+func (s *Session) window(at, n uint64) ([]byte, bool) {
+	size := uint64(len(s.VRAM))
+	if n > size || at > size-n {
+		return nil, false
+	}
+	return s.VRAM[at : at+n : at+n], true
+}
+
+// status returns the code of an error.
+func status(err error) int32 {
+	var code cl.Status
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &code):
+		return int32(code)
+	}
+	return int32(cl.OutOfResources)
+}
+
+// control executes a packet that is not enqueued.
+func (s *Session) control(h reg.PacketHeader, c *cursor) result {
+	switch h.Op {
+	case reg.PacketInfo:
+		var out []byte
+		for _, p := range s.Device.Properties(s.Library) {
+			out = appendProperty(out, noIndex, p)
+		}
+		return result{data: out}
+	case reg.PacketRelease:
+		return result{err: s.release(c)}
+	case reg.PacketQueue:
+		return result{err: s.newQueue(c)}
+	case reg.PacketBuffer:
+		return result{err: s.newBuffer(c)}
+	case reg.PacketSubBuffer:
+		return result{err: s.newSubBuffer(c)}
+	case reg.PacketProgram:
+		return result{err: s.newProgram(c)}
+	case reg.PacketProgramInfo:
+		return s.programInfo(h, c)
+	case reg.PacketKernel:
+		return s.newKernel(c)
+	}
+	return result{err: cl.InvalidOperation}
+}
