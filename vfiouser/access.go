@@ -68,6 +68,9 @@ func (a *Access) Fail(err error) {
 // and returns nil when the connection ends.
 func (c *Conn) accept(m *message, n int) *Access {
 	c.mu.Lock()
+	if c.inUse >= c.cfg.MaxOpen && !m.NoReply() {
+		c.journal.begin(m.ID, m.Command, m.body) // the wait may be a long one
+	}
 	for c.inUse >= c.cfg.MaxOpen && !c.closed {
 		c.room.Wait()
 	}

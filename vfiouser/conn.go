@@ -135,6 +135,9 @@ func (c *Conn) readAll() (err error) {
 		if c.msg, err = c.fr.next(); err != nil {
 			return err
 		}
+		if len(c.journal) > 0 {
+			c.recordAhead()
+		}
 		c.dispatch(&c.msg)
 	}
 }

@@ -33,6 +33,8 @@ type framer struct {
 	pos  uint64 // of buf[r] in the stream
 	got  []rights
 	last []int // descriptors of the message returned last
+	// fresh says that ahead has not yet looked at what fill has read.
+	fresh bool
 }
 
 // rights are descriptors that came with a read that ended at stream position end.
@@ -109,6 +111,38 @@ func (f *framer) more() bool {
 	return err == nil && uint64(h.Size) <= uint64(f.w-f.r)
 }
 
+// ahead returns the last access that has been read and not yet returned and that its sender
+// waits for. It looks once at what a read has brought.
+func (f *framer) ahead() (last message, ok bool) {
+	if !f.fresh {
+		return message{}, false
+	}
+	f.fresh = false
+	for at := f.r; f.w-at >= HeaderSize; {
+		h, _, err := ParseHeader(f.buf[at:f.w])
+		if err != nil || uint64(h.Size) > uint64(f.w-at) {
+			break
+		}
+		body := f.buf[at+HeaderSize : at+int(h.Size)]
+		if !h.IsReply() && !h.NoReply() && h.isAccess(len(body)) {
+			last, ok = message{Header: h, body: body}, true
+		}
+		at += int(h.Size)
+	}
+	return last, ok
+}
+
+// isAccess reports whether a message with a body of n bytes is what the journal records.
+func (h Header) isAccess(n int) bool {
+	switch h.Command {
+	case CmdDeviceReset:
+		return true
+	case CmdRegionRead, CmdRegionWrite:
+		return n >= regionAccessSize
+	}
+	return false
+}
+
 // replace continues with a new buffer: another goroutine uses the body of the last
 // message for longer.
 func (f *framer) replace() {
@@ -141,6 +175,7 @@ func (f *framer) fill(need int, p howLong) error {
 		return err
 	}
 	f.w += n
+	f.fresh = true
 	if len(fds) > 0 {
 		if f.sock.trash.full() {
 			f.sock.trash.close(fds)

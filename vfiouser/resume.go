@@ -14,9 +14,10 @@ import (
 // JournalSize is the length of Config.Journal in bytes.
 const JournalSize = HeaderSize + regionAccessSize
 
-// journal records the access that waits for its answer, in memory that outlives the
+// journal records the access that waits for its answer, or will when the requests before
+// it have been served, in memory that outlives the
 // process: its ID and command, which are 0 while there is none, and the rest of the
-// request. The last write makes a record valid, and the first one of an answer makes
+// request. VMMs wait for one access at a time. The last write makes a record valid, and the first one of an answer makes
 // it invalid: a second answer would end the connection. Conn.mu guards it.
 type journal []byte
 
@@ -24,7 +25,7 @@ func (j journal) begin(id uint16, cmd Command, request []byte) {
 	if len(j) == 0 {
 		return
 	}
-	copy(j[HeaderSize:], request)
+	copy(j[HeaderSize:JournalSize], request)
 	binary.LittleEndian.PutUint32(j, uint32(id)|uint32(cmd)<<16)
 }
 
@@ -41,15 +42,32 @@ func (j journal) clear() {
 	}
 }
 
+// empty reports whether there is no record.
+func (j journal) empty() bool { return len(j) == 0 || binary.LittleEndian.Uint32(j) == 0 }
+
 // pending returns the recorded request, as a read of the same length where it is a
 // write.
 func (j journal) pending() (message, bool) {
-	if len(j) == 0 || binary.LittleEndian.Uint32(j) == 0 {
+	if j.empty() {
 		return message{}, false
 	}
 	m := message{Header: Header{ID: binary.LittleEndian.Uint16(j), Command: Command(binary.LittleEndian.Uint16(j[2:]))}}
 	m.body = append(m.body, j[HeaderSize:JournalSize]...)
 	return m, true
+}
+
+// recordAhead records an access that has been read behind the present message: that message
+// may wait, as a write does while the link is full.
+func (c *Conn) recordAhead() {
+	m, ok := c.fr.ahead()
+	if !ok {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.journal.empty() {
+		c.journal.begin(m.ID, m.Command, m.body)
+	}
 }
 
 // File returns a duplicate of the connection's socket, for a process that keeps the

@@ -2,6 +2,7 @@ package vfiouser
 
 import (
 	"bytes"
+	"runtime"
 	"testing"
 )
 
@@ -72,6 +73,45 @@ func TestJournal(t *testing.T) {
 	if m, ok := j.pending(); ok {
 		t.Errorf("the journal has %+v after the answer", m)
 	}
+}
+
+// The journal has the read that came together with writes, while the first write waits,
+// and while the read waits because the handler holds as many accesses as it may.
+func TestJournalOfWhatWaits(t *testing.T) {
+	j := make(journal, JournalSize)
+	f := serve(t, func(c *Config) { c.Journal, c.MaxOpen = j, 1 })
+	hold := f.dev.holding(0)
+	p, c := f.connect()
+	recorded := func() (message, bool) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return j.pending()
+	}
+	writes := append(p.message(10, 0x10, append(access(0, 0, 4), 1, 2, 3, 4)), p.message(10, 0x10, append(access(0, 4, 4), 1, 2, 3, 4))...)
+	p.send(append(writes, p.message(9, 0, access(0, 8, 4))...))
+	first := <-hold
+	if m, ok := recorded(); !ok || m.ID != p.id || m.Command != CmdRegionRead || !bytes.Equal(m.body, access(0, 8, 4)) {
+		t.Fatalf("the journal has %+v, %v", m, ok)
+	}
+	first.Reply()
+	(<-hold).Reply()
+	(<-hold).Reply()
+	if r := p.recv(); r.id != p.id {
+		t.Errorf("%+v", r)
+	}
+	if m, ok := recorded(); ok {
+		t.Errorf("the journal has %+v after the answer", m)
+	}
+
+	p.send(p.message(10, 0x10, append(access(0, 0, 4), 1, 2, 3, 4)))
+	write := <-hold
+	p.send(p.message(9, 0, access(0, 8, 4))) // alone
+	for m, ok := recorded(); !ok || m.ID != p.id; m, ok = recorded() {
+		runtime.Gosched()
+	}
+	write.Reply()
+	(<-hold).Reply()
+	p.recv()
 }
 
 // An answer that comes after the end of its connection leaves the journal alone: it
