@@ -60,7 +60,8 @@ func newConn(s *Server, sock *socket) *Conn {
 		start: time.Now(), journal: s.cfg.Journal,
 		ended: make(chan struct{}),
 	}
-	c.mem.files.peer = sock.peer()
+	peer := sock.peer()
+	c.mem.shared = func(id fileID) error { return checkShared(peer, id) }
 	sock.stall, sock.poller.Polling = s.cfg.Deadline, s.cfg.Polling
 	c.irqs.init(s.cfg.IRQs, sock.trash)
 	c.room = sync.NewCond(&c.mu)

@@ -36,45 +36,62 @@ type files struct {
 	views map[fileID][]*view
 	count int
 	left  uint64 // bytes that may still be mapped
-	peer  int    // process ID of the VMM, or 0
 }
 
 func newFiles(maxBytes uint64) files {
 	return files{views: map[fileID][]*view{}, left: maxBytes}
 }
 
-// take returns the bytes of a file from offset on, and the view that holds them,
-// which the caller releases. The file must be long enough now; when the peer shortens it
-// later, guard catches the fault.
-func (f *files) take(fd int, offset, size uint64, writable bool) (*view, []byte, error) {
+// filePart is a part of a file that a peer wants to be mapped.
+type filePart struct {
+	fd           int
+	file         fileID
+	length, page uint64 // of the file
+	offset, size uint64
+}
+
+// newPart checks the file: it must be long enough now; when the peer shortens it later,
+// guard catches the fault.
+func newPart(fd int, offset, size uint64, writable bool) (filePart, error) {
 	length, page, id, err := identify(fd, writable)
 	switch {
 	case err != nil:
-		return nil, nil, err
+		return filePart{}, err
 	case size > length || offset > length-size:
-		return nil, nil, fmt.Errorf("the file has %d bytes: %w", length, unix.EINVAL)
+		return filePart{}, fmt.Errorf("the file has %d bytes: %w", length, unix.EINVAL)
 	}
+	return filePart{fd, id, length, page, offset, size}, nil
+}
+
+// find returns a view that holds a part, or nil.
+func (f *files) find(p *filePart) *view {
 	// Where it is allowed, a writable view serves readers too.
-	for _, id := range []fileID{{id.device, id.inode, true}, id} {
+	for _, id := range []fileID{{p.file.device, p.file.inode, true}, p.file} {
 		for _, v := range f.views[id] {
-			if offset >= v.start && offset+size <= v.start+uint64(len(v.bytes)) {
-				v.users++
-				return v, v.part(offset, size), nil
+			if p.offset >= v.start && p.offset+p.size <= v.start+uint64(len(v.bytes)) {
+				return v
 			}
 		}
 	}
-	if err := checkShared(f.peer, id); err != nil {
-		return nil, nil, err
+	return nil
+}
+
+// take returns the bytes of a part, and the view that holds them, which the caller
+// releases.
+func (f *files) take(p *filePart) (*view, []byte, error) {
+	if v := f.find(p); v != nil {
+		v.users++
+		return v, v.part(p.offset, p.size), nil
 	}
-	start, end := uint64(0), roundUp(length, page)
+	start, end := uint64(0), roundUp(p.length, p.page)
 	if end > f.left { // a part of a file that is mostly a hole
-		start, end = offset&^(page-1), roundUp(offset+size, page)
+		start, end = p.offset&^(p.page-1), roundUp(p.offset+p.size, p.page)
 	}
-	v, err := f.mmap(fd, id, start, end-start)
+	v, err := f.mmap(p.fd, p.file, start, end-start)
 	if err != nil {
 		return nil, nil, err
 	}
-	return v, v.part(offset, size), nil
+	return v, v.part(p.offset, p.size), nil
 }
 
 func (f *files) mmap(fd int, id fileID, start, n uint64) (*view, error) {

@@ -213,3 +213,25 @@ func TestNoAllocationPerAccess(t *testing.T) {
 func must2(tb testing.TB) func(int, error) {
 	return func(_ int, err error) { must(tb, err) }
 }
+
+// The device uses the memory while the server looks at the mappings of the VMM.
+func TestMapDoesNotStopTheDevice(t *testing.T) {
+	f, _ := memfd(t, 1<<20)
+	fd := mustFD(t, f)
+	m := newMemory(3, 1<<30)
+	_, err := m.add(DMAMap{Flags: 3, Addr: 0, Size: 4096}, fd)
+	must(t, err)
+	looked := 0
+	m.shared = func(fileID) error {
+		looked++
+		return m.Write(0, []byte{1}) // it would wait for ever for the lock of the table
+	}
+	_, err = m.add(DMAMap{Flags: 3, Addr: 4096, Size: 4096}, fd) // of the same file
+	must(t, err)
+	g, _ := memfd(t, 4096)
+	_, err = m.add(DMAMap{Flags: 3, Addr: 8192, Size: 4096}, mustFD(t, g))
+	must(t, err)
+	if looked != 1 {
+		t.Errorf("the server looked %d times, want once for a new file", looked)
+	}
+}

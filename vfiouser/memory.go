@@ -37,6 +37,8 @@ func (m *Mapping) last() uint64 { return m.Addr + (m.Size - 1) }
 // Invariant: maps is sorted by address and no two mappings overlap.
 type Memory struct {
 	refused atomic.Uint64
+	// shared returns an error if the VMM has mapped a file privately.
+	shared func(fileID) error
 
 	// mu is held for reading during an access in place and for writing
 	// while the table changes, so an unmap waits for the accesses.
@@ -47,7 +49,7 @@ type Memory struct {
 }
 
 func newMemory(maxMaps int, maxBytes uint64) *Memory {
-	return &Memory{max: maxMaps, files: newFiles(maxBytes)}
+	return &Memory{max: maxMaps, files: newFiles(maxBytes), shared: func(fileID) error { return nil }}
 }
 
 // Read fills p from guest memory at bus address addr. It checks the whole range
@@ -195,6 +197,13 @@ func (m *Memory) add(req DMAMap, fd int) (Mapping, error) {
 	if !x.Readable && !x.Writable {
 		return Mapping{}, fmt.Errorf("vfiouser: dma map: neither readable nor writable: %w", unix.EINVAL)
 	}
+	var part filePart
+	if x.InPlace {
+		var err error
+		if part, err = m.inspect(req, fd, x.Writable); err != nil {
+			return Mapping{}, fmt.Errorf("vfiouser: dma map: %d bytes at offset %#x: %w", x.Size, x.Offset, err)
+		}
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.maps) >= m.max {
@@ -206,12 +215,28 @@ func (m *Memory) add(req DMAMap, fd int) (Mapping, error) {
 	}
 	if x.InPlace {
 		var err error
-		if x.in, x.memory, err = m.files.take(fd, x.Offset, x.Size, x.Writable); err != nil {
+		if x.in, x.memory, err = m.files.take(&part); err != nil {
 			return Mapping{}, fmt.Errorf("vfiouser: dma map: %d bytes at offset %#x: %w", x.Size, x.Offset, err)
 		}
 	}
 	m.maps = slices.Insert(m.maps, i, x)
 	return x.Mapping, nil
+}
+
+// inspect checks the file of a mapping. Devices use the memory meanwhile: the list of the
+// VMM's own mappings has thousands of lines behind an emulated IOMMU.
+func (m *Memory) inspect(req DMAMap, fd int, writable bool) (filePart, error) {
+	part, err := newPart(fd, req.Offset, req.Size, writable)
+	if err != nil {
+		return part, err
+	}
+	m.mu.RLock()
+	known := m.files.find(&part) != nil
+	m.mu.RUnlock()
+	if known {
+		return part, nil
+	}
+	return part, m.shared(part.file)
 }
 
 // remove removes and returns the mappings that lie in the range, or all of them.
