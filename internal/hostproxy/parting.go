@@ -2,45 +2,59 @@ package hostproxy
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/dxpu-project/dxpu/vfiouser"
 )
 
 // parting holds the devices that were taken away while the VMM was connected to
-// them, at most one for each slot. Their sockets stay open, and the proxy answers in
+// them, at most partingLimit for each slot. Their sockets stay open, and the proxy answers in
 // their place until the VMM disconnects: QEMU's main loop stands for seconds, or
 // QEMU aborts, when a socket closes under a guest that uses the device.
 type parting struct {
-	mu     sync.Mutex // guards the fields below
-	cancel map[int]context.CancelFunc
-	wg     sync.WaitGroup
+	mu      sync.Mutex // guards the field below
+	devices map[int][]*partingDevice
+	wg      sync.WaitGroup
 }
 
-// add calls serve, which answers until the VMM disconnects or its context ends, in
-// the place of an earlier device of the slot.
+type partingDevice struct{ cancel context.CancelFunc }
+
+// partingLimit bounds the sockets that a VMM can make a slot keep: it may stay connected
+// to each device that it loses.
+const partingLimit = 4
+
+// add calls serve, which answers until the VMM disconnects or its context ends. Beyond
+// the limit it disconnects the VMM from the slot's oldest device.
 func (d *parting) add(slot int, serve func(context.Context)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	ctx, cancel := context.WithCancel(context.Background())
-	if before := d.cancel[slot]; before != nil {
-		before()
+	p := &partingDevice{cancel}
+	if d.devices == nil {
+		d.devices = map[int][]*partingDevice{}
 	}
-	if d.cancel == nil {
-		d.cancel = map[int]context.CancelFunc{}
+	if all := d.devices[slot]; len(all) == partingLimit {
+		all[0].cancel()
+		d.devices[slot] = slices.Delete(all, 0, 1)
 	}
-	d.cancel[slot] = cancel
+	d.devices[slot] = append(d.devices[slot], p)
 	d.wg.Go(func() {
 		serve(ctx)
-		cancel() // of an ended context: stop may call it again
+		cancel()
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.devices[slot] = slices.DeleteFunc(d.devices[slot], func(q *partingDevice) bool { return q == p })
 	})
 }
 
 // stop disconnects the VMMs.
 func (d *parting) stop() {
 	d.mu.Lock()
-	for _, cancel := range d.cancel {
-		cancel()
+	for _, all := range d.devices {
+		for _, p := range all {
+			p.cancel()
+		}
 	}
 	d.mu.Unlock()
 	d.wg.Wait()
