@@ -1,8 +1,9 @@
 #!/bin/sh
-# Usage: build-guest.sh [--check]
+# Usage: build-guest.sh [--check] [trixie-cloud|trixie-generic|bookworm-cloud|bookworm-generic]
 #
 # Prints the directory of a Linux guest: an unmodified kernel of Debian (vmlinuz) and a small
 # initramfs (initramfs.cpio) of busybox, lspci, the kernel's own VFIO modules and scripts/guest/init.
+# The kernel is that of Debian 13 (trixie, the default) or 12 (bookworm), for clouds or for all machines.
 # It lies in ${DXPU_CACHE:-${XDG_CACHE_HOME:-~/.cache}/dxpu} and is rebuilt when scripts/guest/ has
 # changed; it fetches the packages once. A second archive behind this one adds programs when a
 # VM starts. With --check it builds nothing.
@@ -13,43 +14,58 @@ set -eu
 . "$(dirname "$0")/debian.sh"
 
 check=no
-case "$#:${1-}" in
-0:) ;;
-1:--check) check=yes ;;
+[ "${1-}" != --check ] || { check=yes && shift; }
+kind=${1-trixie-cloud}
+case "$#:$kind" in
+[01]:trixie-cloud) name=guest package=linux-image-cloud-amd64 packages=$cache/guest-packages-2 ;;
+1:trixie-generic | 1:bookworm-generic) package=linux-image-amd64 ;;
+1:bookworm-cloud) package=linux-image-cloud-amd64 ;;
 *)
-	sed -n 's/^# \{0,1\}//; 2,10p' "$0" >&2
+	sed -n 's/^# \{0,1\}//; 2,11p' "$0" >&2
 	exit 2
 	;;
 esac
+suite=${kind%-*}
+: "${name=guest-of-$kind}" "${packages=$cache/guest-packages-2-of-$kind}" # the number grows with the list of packages
 
 files=$(dirname "$0")/guest
 key=$(cat "$files/init" "$0" | sha256sum | cut -c1-12)
-current() { [ "$(readlink "$cache/guest" 2>/dev/null)" = "guest-$key" ] && [ -f "$cache/guest/initramfs.cpio" ]; }
+current() { [ "$(readlink "$cache/$name" 2>/dev/null)" = "$name-$key" ] && [ -f "$cache/$name/initramfs.cpio" ]; }
 if current; then
-	echo "$cache/guest"
+	echo "$cache/$name"
 	exit
 fi
-[ $check = no ] || fail 3 "no guest image of this version; remedy: run $0"
+[ $check = no ] || fail 3 "no guest image of this version; remedy: run $0 $kind"
 
 begin guest
 if current; then
-	echo "$cache/guest"
+	echo "$cache/$name"
 	exit
 fi
 start=$(date +%s)
 
 # The kernel alone, without what an installed kernel depends on; the programs with libraries.
 plan() {
-	kernel=$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p' | head -n 1)
+	kernel=$(apt-cache depends "$package" | sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p' | head -n 1)
 	[ -n "$kernel" ] || return 1
-	say "downloading $kernel, busybox and lspci, about 42 MB"
+	say "downloading $kernel, busybox and lspci, 40 to 120 MB"
 	apt_run apt-get -q download "$kernel" && download busybox-static pciutils kmod
 }
-packages=$cache/guest-packages-2 # its number grows with the list of packages
+
+# merge TREE: Debian 12 has the directories of /usr beside it, too.
+merge() {
+	for dir in bin sbin lib lib64; do
+		[ -d "$1/$dir" ] || continue
+		mkdir -p "$1/usr/$dir"
+		cp -a "$1/$dir/." "$1/usr/$dir/"
+		rm -r "${1:?}/$dir"
+	done
+}
 if [ ! -d "$packages" ]; then
 	mkdir "$tmp/debs"
 	fetch "$tmp/debs" plan
 	unpack "$tmp/debs" "$tmp/packages"
+	merge "$tmp/packages"
 	mv "$tmp/packages" "$packages"
 fi
 
@@ -72,12 +88,26 @@ from=$packages/usr/lib/modules/$release
 to=$root/usr/lib/modules/$release
 mkdir -p "$to"
 cp "$from"/modules.order "$from"/modules.builtin "$from"/modules.builtin.modinfo "$to/"
-for module in virt/lib/irqbypass drivers/vfio/vfio drivers/vfio/vfio_iommu_type1 drivers/vfio/pci/vfio-pci-core \
-	drivers/vfio/pci/vfio-pci drivers/uio/uio drivers/uio/uio_pci_generic; do
-	mkdir -p "$to/kernel/$(dirname "$module")"
-	"$busybox" xz -dc "$from/kernel/$module.ko.xz" >"$to/kernel/$module.ko" || fail 1 "the kernel package has no module $module"
+depmod() { # ROOT
+	"$lib/ld-linux-x86-64.so.2" --argv0 depmod --inhibit-cache --library-path "$lib" "$packages/usr/bin/kmod" -b "$1" "$release"
+}
+[ -e "$packages/lib" ] || ln -s usr/lib "$packages/lib"
+[ -s "$from/modules.dep" ] || depmod "$packages"
+# Each line of modules.dep is a module and, behind a colon, all that it depends on.
+for module in vfio_iommu_type1 vfio-pci uio_pci_generic virtio_pci virtio_console; do
+	if line=$(grep "/$module\\.ko[.xz]*:" "$from/modules.dep"); then
+		for file in $(echo "$line" | tr -d :); do
+			mkdir -p "$to/$(dirname "$file")"
+			case $file in
+			*.xz) "$busybox" xz -dc "$from/$file" >"$to/${file%.xz}" ;;
+			*) cp "$from/$file" "$to/$file" ;;
+			esac
+		done
+	else
+		grep -q "/$module\\.ko" "$from/modules.builtin" || fail 1 "the kernel package has no module $module"
+	fi
 done
-"$lib/ld-linux-x86-64.so.2" --argv0 depmod --inhibit-cache --library-path "$lib" "$packages/usr/bin/kmod" -b "$root" "$release"
+depmod "$root"
 
 cp "$busybox" "$root/bin/busybox"
 for applet in $("$busybox" --list); do
@@ -98,11 +128,11 @@ echo "nobody:x:65534:65534:nobody:/:/bin/false" >>"$root/etc/passwd"
 # A second archive follows where the first has ended: on a multiple of 4 bytes, which cpio's
 # blocks of 512 are.
 
-rm -rf "$cache/guest-$key"
-mv "$image" "$cache/guest-$key"
-old=$(readlink "$cache/guest" || true)
-ln -s "guest-$key" "$tmp/link"
-mv -T "$tmp/link" "$cache/guest"
-case $old in guest-*) [ "$old" = "guest-$key" ] || rm -rf "${cache:?}/$old" ;; esac
-say "the guest image is in $cache/guest-$key after $(($(date +%s) - start)) s"
-echo "$cache/guest"
+rm -rf "${cache:?}/$name-$key"
+mv "$image" "$cache/$name-$key"
+old=$(readlink "$cache/$name" || true)
+ln -s "$name-$key" "$tmp/link"
+mv -T "$tmp/link" "$cache/$name"
+case $old in "$name"-*) [ "$old" = "$name-$key" ] || rm -rf "${cache:?}/$old" ;; esac
+say "the guest image is in $cache/$name-$key after $(($(date +%s) - start)) s"
+echo "$cache/$name"

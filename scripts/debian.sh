@@ -112,13 +112,13 @@ fetch() {
 		apt_begin "$mirror"
 		say "fetching the package lists of $suite from $mirror"
 		: >"$tmp/apt.log"
-		# Lists of the last hour will do, if they are of this mirror.
-		if [ "$(cat "$apt/stamp" 2>/dev/null)" = "$mirror" ] && [ -n "$(find "$apt/stamp" -mmin -60)" ] &&
+		# Lists of the last hour will do, if they are of this mirror and suite.
+		if [ "$(cat "$apt/stamp" 2>/dev/null)" = "$mirror $suite" ] && [ -n "$(find "$apt/stamp" -mmin -60)" ] &&
 			(cd "$1" && "$2"); then
 			apt_end
 			return
 		fi
-		if apt_run apt-get -q update && echo "$mirror" >"$apt/stamp" && (cd "$1" && "$2"); then
+		if apt_run apt-get -q update && echo "$mirror $suite" >"$apt/stamp" && (cd "$1" && "$2"); then
 			apt_end
 			return
 		fi

@@ -33,15 +33,23 @@ func CacheDir() (string, error) {
 
 // Locate finds QEMU ($DXPU_QEMU, then the cache, then $PATH) and the guest image (the
 // cache). The error for a missing one wraps [ErrNotInstalled] and names the remedy.
-func Locate() (Install, error) {
+func Locate() (Install, error) { return LocateGuest("") }
+
+// LocateGuest is [Locate] with another guest of scripts/build-guest.sh, such as
+// "bookworm-generic".
+func LocateGuest(name string) (Install, error) {
 	cache, err := CacheDir()
 	if err != nil {
 		return Install{}, err
 	}
+	guest, remedy := filepath.Join(cache, "guest"), "scripts/build-guest.sh"
+	if name != "" {
+		guest, remedy = guest+"-of-"+name, remedy+" "+name
+	}
 	i := Install{
 		QEMU:   filepath.Join(cache, "qemu", "bin", "qemu-system-x86_64"),
-		Kernel: filepath.Join(cache, "guest", "vmlinuz"),
-		Initrd: filepath.Join(cache, "guest", "initramfs.cpio"),
+		Kernel: filepath.Join(guest, "vmlinuz"),
+		Initrd: filepath.Join(guest, "initramfs.cpio"),
 	}
 	if named := os.Getenv("DXPU_QEMU"); named != "" {
 		i.QEMU = named
@@ -57,7 +65,7 @@ func Locate() (Install, error) {
 	}
 	for _, f := range []string{i.Kernel, i.Initrd} {
 		if _, err := os.Stat(f); err != nil {
-			return Install{}, fmt.Errorf("qemu: %s: %w; remedy: scripts/build-guest.sh", f, ErrNotInstalled)
+			return Install{}, fmt.Errorf("qemu: %s: %w; remedy: %s", f, ErrNotInstalled, remedy)
 		}
 	}
 	return i, nil

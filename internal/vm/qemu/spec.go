@@ -16,12 +16,25 @@ type Spec struct {
 	// initramfs.cpio.
 	Dir string
 
-	Memory int64  // bytes, a multiple of 2 MiB; 0: 1 GiB
-	CPUs   int    // 0: 1, which boots fastest without KVM
-	Accel  string // "tcg" or "kvm"; "": tcg, which runs everywhere
+	Chipset Chipset // "": Q35
+	Memory  int64   // bytes, a multiple of 2 MiB; 0: 1 GiB
+	// Backend is the type of the objects that hold the memory, with options; "":
+	// memory-backend-memfd,share=on. With [Anonymous] QEMU makes its own memory.
+	Backend string
+	// Nodes is the number of NUMA nodes, each with a backend and an equal part of the
+	// memory and CPUs; 0: one backend, no NUMA.
+	Nodes int
+	CPUs  int    // 0: 1, which boots fastest without KVM; with NUMA one for each node
+	Accel string // "tcg" or "kvm"; "": tcg, which runs everywhere
 
-	// Slots is the number of PCIe root ports for hot-plug; port i is the bus [Slot](i).
+	// Slots is the number of ports for hot-plug; port i is the bus [Slot](i). They are PCIe
+	// root ports, or PCI bridges on I440FX.
 	Slots int
+	// Switch puts the ports behind an x3130 switch in one root port. The firmware keeps the
+	// least window for such a port, 2 MiB: larger BARs can only be there from the start.
+	Switch bool
+	// NativeHotPlug makes the guest plug by the slot's registers (pciehp) instead of ACPI.
+	NativeHotPlug bool
 	// Window is the 64-bit prefetchable address space, in bytes, that the firmware reserves
 	// behind each port, for the large BARs of a plugged device. 0: 1 GiB.
 	Window int64
@@ -34,6 +47,18 @@ type Spec struct {
 	Files     []File   // added to the guest's file system
 	Args      []string // more QEMU arguments
 }
+
+// A Chipset is a QEMU machine type.
+type Chipset string
+
+// Chipsets.
+const (
+	Q35    Chipset = "q35"
+	I440FX Chipset = "pc" // conventional PCI only
+)
+
+// Anonymous is the Backend of a machine with -m alone.
+const Anonymous = "anonymous"
 
 // MaxSlots is the number of root ports that fit on the root bus, one in each device
 // number from firstPort to below the chipset's own at 0x1d.
@@ -64,11 +89,18 @@ const (
 func Slot(i int) string { return "rp" + strconv.Itoa(i) }
 
 func (s Spec) withDefaults() (Spec, error) {
-	s.Memory, s.CPUs = cmp.Or(s.Memory, defaultMemory), cmp.Or(s.CPUs, 1)
+	s.Memory, s.CPUs = cmp.Or(s.Memory, defaultMemory), cmp.Or(s.CPUs, s.Nodes, 1)
 	s.Accel, s.Window = cmp.Or(s.Accel, "tcg"), cmp.Or(s.Window, defaultWindow)
+	s.Chipset, s.Backend = cmp.Or(s.Chipset, Q35), cmp.Or(s.Backend, "memory-backend-memfd,share=on")
 	switch {
 	case s.Memory < 0 || s.Memory%(2<<20) != 0:
 		return s, fmt.Errorf("memory of %d bytes is not a multiple of 2 MiB", s.Memory)
+	case s.Nodes < 0 || s.Nodes > 0 && (s.Backend == Anonymous || s.Memory/(2<<20)%int64(s.Nodes) != 0 || s.CPUs%s.Nodes != 0):
+		return s, fmt.Errorf("%d nodes cannot share %d bytes of %s and %d CPUs equally", s.Nodes, s.Memory, s.Backend, s.CPUs)
+	case s.Chipset != Q35 && s.Chipset != I440FX:
+		return s, fmt.Errorf("chipset %q, want %s or %s", s.Chipset, Q35, I440FX)
+	case s.Chipset == I440FX && (s.IOMMU || s.Switch || s.NativeHotPlug):
+		return s, errors.New("an IOMMU, a switch and native hot-plug need PCI Express: chipset q35")
 	case s.CPUs < 0:
 		return s, fmt.Errorf("%d CPUs", s.CPUs)
 	case s.Slots < 0 || s.Slots > MaxSlots:
@@ -83,25 +115,34 @@ func (s Spec) withDefaults() (Spec, error) {
 
 // argv returns QEMU's arguments for a spec with its defaults filled in.
 func (s Spec) argv(console, initrd string) []string {
-	machine, cpu := "q35,memory-backend=ram0", tcgCPU
+	machine, cpu := string(s.Chipset), tcgCPU
+	if s.Nodes == 0 && s.Backend != Anonymous {
+		machine += ",memory-backend=ram0"
+	}
 	if s.Accel == "kvm" {
 		cpu = "host"
 		if s.IOMMU {
 			machine += ",kernel-irqchip=split" // interrupt remapping is in QEMU
 		}
 	}
+	smp := strconv.Itoa(s.CPUs)
+	if s.Nodes > 0 {
+		smp += fmt.Sprintf(",sockets=%d", s.Nodes) // Linux expects no socket in two nodes
+	}
 	a := []string{
 		"-name", "dxpu,process=dxpu-qemu",
 		"-machine", machine, "-accel", s.Accel, "-cpu", cpu,
-		"-smp", strconv.Itoa(s.CPUs), "-m", fmt.Sprintf("%dB", s.Memory),
-		"-object", fmt.Sprintf("memory-backend-memfd,id=ram0,size=%dB,share=on", s.Memory),
-		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
-		"-chardev", "file,id=console,path=" + escape(console), "-serial", "chardev:console",
-		"-device", "virtio-serial-pci,id=serial,bus=pcie.0,addr=0x2,max_ports=2",
-		"-chardev", fmt.Sprintf("socket,id=control,fd=%d", controlFD),
-		"-device", "virtserialport,bus=serial.0,nr=1,chardev=control,name=" + controlPort,
-		"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d", qmpFD), "-qmp", "chardev:qmp",
+		"-smp", smp, "-m", fmt.Sprintf("%dB", s.Memory),
 	}
+	a = append(a, s.memory()...)
+	a = append(a,
+		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
+		"-chardev", "file,id=console,path="+escape(console), "-serial", "chardev:console",
+		"-device", "virtio-serial-pci,id=serial,bus="+s.rootBus()+",addr=0x2,max_ports=2",
+		"-chardev", fmt.Sprintf("socket,id=control,fd=%d", controlFD),
+		"-device", "virtserialport,bus=serial.0,nr=1,chardev=control,name="+controlPort,
+		"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d", qmpFD), "-qmp", "chardev:qmp",
+	)
 	if s.QMPSocket != "" {
 		a = append(a, "-chardev", "socket,id=qmp1,server=on,wait=off,path="+escape(s.QMPSocket), "-qmp", "chardev:qmp1")
 	}
@@ -109,12 +150,65 @@ func (s Spec) argv(console, initrd string) []string {
 		// Before the devices, which look for it when QEMU realizes them.
 		a = append(a, "-device", "intel-iommu,caching-mode=on,intremap=on")
 	}
-	for i := range s.Slots {
-		a = append(a, "-device", fmt.Sprintf("pcie-root-port,id=%s,bus=pcie.0,addr=%#x,chassis=%d,slot=%d,pref64-reserve=%dB",
-			Slot(i), firstPort+i, i+1, i+1, s.Window))
-	}
+	a = append(a, s.ports()...)
 	a = append(a, "-kernel", s.Install.Kernel, "-initrd", initrd, "-append", s.cmdline())
 	return append(a, s.Args...)
+}
+
+// memory returns the arguments for the backends and the nodes.
+func (s Spec) memory() (a []string) {
+	if s.Backend == Anonymous {
+		return nil
+	}
+	parts := max(1, s.Nodes)
+	for i := range parts {
+		a = append(a, "-object", fmt.Sprintf("%s,id=ram%d,size=%dB", s.Backend, i, s.Memory/int64(parts)))
+	}
+	for i, each := 0, s.CPUs/parts; i < s.Nodes; i++ {
+		a = append(a, "-numa", fmt.Sprintf("node,nodeid=%d,memdev=ram%d,cpus=%d-%d", i, i, i*each, (i+1)*each-1))
+	}
+	return a
+}
+
+// rootBus is the name of the bus that QEMU makes itself.
+func (s Spec) rootBus() string {
+	if s.Chipset == I440FX {
+		return "pci.0"
+	}
+	return "pcie.0"
+}
+
+// ports returns the arguments for the slots.
+func (s Spec) ports() (a []string) {
+	port := func(format string, values ...any) { a = append(a, "-device", fmt.Sprintf(format, values...)) }
+	if s.NativeHotPlug {
+		a = append(a, "-global", "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off")
+	}
+	if s.Switch {
+		port("pcie-root-port,id=uplink,bus=pcie.0,addr=%#x,chassis=%d,slot=%[2]d,pref64-reserve=%dB", firstPort, MaxSlots+1, s.Window*int64(s.Slots))
+		port("x3130-upstream,id=switch,bus=uplink")
+	}
+	for i := range s.Slots {
+		switch {
+		case s.Chipset == I440FX:
+			port("pci-bridge,id=%s,bus=pci.0,addr=%#x,chassis_nr=%d,pref64-reserve=%dB", Slot(i), firstPort+i, i+1, s.Window)
+		case s.Switch:
+			port("xio3130-downstream,id=%s,bus=switch,addr=%#x,chassis=%d,slot=%d", Slot(i), firstPort+i, i+1, i+1)
+		default:
+			port("pcie-root-port,id=%s,bus=pcie.0,addr=%#x,chassis=%d,slot=%d,pref64-reserve=%dB", Slot(i), firstPort+i, i+1, i+1, s.Window)
+		}
+	}
+	return a
+}
+
+// SlotPath returns a pattern for the shell: the directory of the device in slot i in the
+// guest's /sys.
+func (s Spec) SlotPath(i int) string {
+	root := "/sys/bus/pci/devices/0000:00"
+	if s.Switch {
+		return fmt.Sprintf("%s:%02x.0/0000:*/0000:*:%02x.0/0000:*", root, firstPort, firstPort+i)
+	}
+	return fmt.Sprintf("%s:%02x.0/0000:*", root, firstPort+i)
 }
 
 func (s Spec) cmdline() string {

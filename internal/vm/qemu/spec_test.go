@@ -27,6 +27,12 @@ func TestSpecDefaults(t *testing.T) {
 		{name: "odd memory", spec: Spec{Dir: "d", Memory: 1<<30 + 1}, bad: true},
 		{name: "negative memory", spec: Spec{Dir: "d", Memory: -2 << 20}, bad: true},
 		{name: "negative CPUs", spec: Spec{Dir: "d", CPUs: -1}, bad: true},
+		{name: "two nodes", spec: Spec{Dir: "d", Nodes: 2}},
+		{name: "nodes with a CPU too many", spec: Spec{Dir: "d", Nodes: 2, CPUs: 3}, bad: true},
+		{name: "nodes of unequal memory", spec: Spec{Dir: "d", Nodes: 3}, bad: true},
+		{name: "nodes without backends", spec: Spec{Dir: "d", Nodes: 2, Backend: Anonymous}, bad: true},
+		{name: "unknown chipset", spec: Spec{Dir: "d", Chipset: "isapc"}, bad: true},
+		{name: "a switch without PCI Express", spec: Spec{Dir: "d", Chipset: I440FX, Switch: true}, bad: true},
 		{name: "unknown accelerator", spec: Spec{Dir: "d", Accel: "warp"}, bad: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -48,7 +54,7 @@ func TestArgv(t *testing.T) {
 	argv := s.argv("/d/console.log", "/d/initrd")
 	line := strings.Join(argv, " ")
 	for _, want := range []string{
-		"-object memory-backend-memfd,id=ram0,size=1073741824B,share=on",
+		"-object memory-backend-memfd,share=on,id=ram0,size=1073741824B",
 		"path=/run/a,,b",
 		"-device pcie-root-port,id=rp0,bus=pcie.0,addr=0x4,chassis=1,slot=1,pref64-reserve=1073741824B",
 		"-device pcie-root-port,id=rp1,bus=pcie.0,addr=0x5,chassis=2,slot=2,",
@@ -65,6 +71,53 @@ func TestArgv(t *testing.T) {
 	s.IOMMU = false
 	if strings.Contains(strings.Join(s.argv("", ""), " "), "iommu") {
 		t.Error("IOMMU without being asked for")
+	}
+}
+
+// The arguments that the fields for other machines change.
+func TestMachines(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		spec     Spec
+		has, not string
+		path     string // of slot 1
+	}{
+		{
+			name: "i440fx", spec: Spec{Chipset: I440FX}, path: "/sys/bus/pci/devices/0000:00:05.0/0000:*", not: "pcie.0",
+			has: "-device pci-bridge,id=rp1,bus=pci.0,addr=0x5,chassis_nr=2,pref64-reserve=1073741824B",
+		},
+		{
+			name: "switch", spec: Spec{Switch: true}, path: "/sys/bus/pci/devices/0000:00:04.0/0000:*/0000:*:05.0/0000:*",
+			has: "-device x3130-upstream,id=switch,bus=uplink -device xio3130-downstream,id=rp0,bus=switch,addr=0x4,chassis=1,slot=1",
+		},
+		{name: "its window", spec: Spec{Switch: true}, has: "-device pcie-root-port,id=uplink,bus=pcie.0,addr=0x4,chassis=25,slot=25,pref64-reserve=2147483648B"},
+		{name: "pciehp", spec: Spec{NativeHotPlug: true}, has: "-global ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off"},
+		{name: "no object", spec: Spec{Backend: Anonymous}, has: "-machine q35 ", not: "memory-backend"},
+		{name: "private", spec: Spec{Backend: "memory-backend-ram"}, has: "-object memory-backend-ram,id=ram0,size=1073741824B"},
+		{
+			name: "two nodes", spec: Spec{Nodes: 2}, not: "memory-backend=ram0",
+			has: "-object memory-backend-memfd,share=on,id=ram1,size=536870912B " +
+				"-numa node,nodeid=0,memdev=ram0,cpus=0-0 -numa node,nodeid=1,memdev=ram1,cpus=1-1",
+		},
+		{name: "their CPUs", spec: Spec{Nodes: 2}, has: "-smp 2,sockets=2 "},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.spec.Dir, c.spec.Slots = "/d", 2
+			s, err := c.spec.withDefaults()
+			if err != nil {
+				t.Fatal(err)
+			}
+			line := strings.Join(s.argv("/d/console.log", "/d/initrd"), " ")
+			if !strings.Contains(line, c.has) {
+				t.Errorf("no %q in\n%s", c.has, line)
+			}
+			if c.not != "" && strings.Contains(line, c.not) {
+				t.Errorf("%q in\n%s", c.not, line)
+			}
+			if got := s.SlotPath(1); c.path != "" && got != c.path {
+				t.Errorf("slot 1 is at %s, want %s", got, c.path)
+			}
+		})
 	}
 }
 
@@ -93,6 +146,9 @@ func TestLocate(t *testing.T) {
 	i, err := Locate()
 	if err != nil || i.QEMU != filepath.Join(cache, steps[0].file) {
 		t.Errorf("got %+v, %v", i, err)
+	}
+	if _, err := LocateGuest("bookworm-cloud"); !errors.Is(err, ErrNotInstalled) || !strings.Contains(err.Error(), "build-guest.sh bookworm-cloud") {
+		t.Errorf("another guest: %v", err)
 	}
 	t.Setenv("DXPU_QEMU", filepath.Join(cache, "guest/vmlinuz"))
 	if i, err := Locate(); err != nil || i.QEMU != filepath.Join(cache, "guest/vmlinuz") {
