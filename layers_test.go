@@ -96,6 +96,7 @@ var layer = map[string]int{
 	"internal/tools/prose": 6,
 	"hook/gen":             6,
 	"test/mutation":        6,
+	"test/conformance":     6,
 	"test/torture":         6,
 }
 

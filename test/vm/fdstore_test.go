@@ -1,7 +1,6 @@
 package vm_test
 
 import (
-	"context"
 	"errors"
 	"net"
 	"os"
@@ -11,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -105,57 +103,4 @@ func (s *fdStore) give(cmd *exec.Cmd) *exec.Cmd {
 		sh.ExtraFiles = append(sh.ExtraFiles, os.NewFile(uintptr(fd), f.Name()))
 	}
 	return sh
-}
-
-// testKilledUnderLoad kills the host proxy while the guest reads registers. QEMU lives,
-// and the guest gets its GPU back.
-func testKilledUnderLoad(t *testing.T, g *guest) {
-	c := &cluster{t: t, g: g}
-	c.startManager()
-	c.start("box", "box", "--manager", c.url, "--name", "box", "--gpus", "1")
-	store := newFDStore(t, g.dir)
-	run := func() *process {
-		return c.launch("host", store.give(c.command("host", "--manager", c.url, "--name", "host", "--slots", "1", "--qmp", g.qmp,
-			"--socket-dir", g.dir, "--state-dir", filepath.Join(g.dir, "state-of-kills"))))
-	}
-	host := run()
-	c.says("host +connected", "get", "hosts")
-	c.dxpu("lease", "create", "--host", "host", "--wait", "--queue")
-	rounds := 1
-	if thorough() {
-		rounds = 10
-	}
-	var slowest time.Duration
-	for range rounds {
-		address := g.plugged(t, 0)
-		reading := g.start(t, "%s poll %s", helper, address)
-		reading.says(t, "0x")
-		gone := g.leaves(t, address)
-		c.kill(host)
-		host = run()
-		slowest = max(slowest, g.answers(t))
-		gone.wait(t) // the proxy asks for the device of the killed one
-		reading.wait(t)
-		g.sh(t, "%s use %s", helper, g.plugged(t, 0))
-	}
-	t.Logf("%d rounds, QEMU's monitor answered within %v", rounds, slowest.Round(time.Millisecond))
-	lease := strings.Fields(tail(c.dxpu("get", "leases"), 1))[0]
-	c.dxpu("lease", "delete", lease, "--wait")
-	store.mu.Lock()
-	defer store.mu.Unlock()
-	if len(store.files) != 0 {
-		t.Errorf("%q are still stored", store.names)
-	}
-}
-
-// answers returns the time in which QEMU's monitor answers.
-func (g *guest) answers(t *testing.T) time.Duration {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	began := time.Now()
-	if err := g.QMP().Execute(ctx, "query-status", nil, nil); err != nil {
-		t.Fatal(err)
-	}
-	return time.Since(began)
 }

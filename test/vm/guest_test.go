@@ -2,6 +2,7 @@ package vm_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,7 +18,7 @@ import (
 )
 
 const (
-	guestSlots = 3
+	guestSlots = 3 // of a VM whose spec does not say
 	// patience is the limit of everything that should take a second: the machine may
 	// be busy with other tests, and emulates the guest's processor.
 	patience = 2 * time.Minute
@@ -55,18 +56,28 @@ func TestMain(m *testing.M) {
 // guest is a VM with slots into which a host proxy plugs devices.
 type guest struct {
 	*qemu.VM
-	dir string
-	qmp string // socket
+	spec qemu.Spec
+	dir  string
+	qmp  string // socket
 }
 
 // boot starts a VM for the duration of the test, or skips the test if QEMU or the
 // guest is not installed.
 func boot(t *testing.T, spec qemu.Spec) *guest {
 	t.Helper()
+	g := prepare(t, "", spec)
+	g.powerOn(t)
+	return g
+}
+
+// prepare makes a VM that is not yet powered on, with a guest of
+// scripts/build-guest.sh; "" is the default one.
+func prepare(t *testing.T, name string, spec qemu.Spec) *guest {
+	t.Helper()
 	if testing.Short() {
 		t.Skip("boots a virtual machine")
 	}
-	install, err := qemu.Locate()
+	install, err := qemu.LocateGuest(name)
 	if errors.Is(err, qemu.ErrNotInstalled) {
 		t.Skip(err)
 	}
@@ -82,22 +93,31 @@ func boot(t *testing.T, spec qemu.Spec) *guest {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	g := &guest{dir: dir, qmp: filepath.Join(dir, "qmp.sock")}
-	spec.Install, spec.Dir, spec.QMPSocket, spec.Slots = install, dir, g.qmp, guestSlots
-	spec.Files = append(spec.Files, qemu.File{Path: program, Source: filepath.Join(bin, "dxpu")},
+	g := &guest{dir: dir, qmp: filepath.Join(dir, "qmp.sock"), spec: spec}
+	g.spec.Install, g.spec.Dir, g.spec.QMPSocket = install, dir, g.qmp
+	g.spec.Slots = cmp.Or(spec.Slots, guestSlots)
+	g.spec.Files = append(g.spec.Files, qemu.File{Path: program, Source: filepath.Join(bin, "dxpu")},
 		qemu.File{Path: helper, Source: filepath.Join(bin, "guest")})
+	return g
+}
+
+// powerOn starts the VM for the duration of the test, also after the end of an earlier one.
+func (g *guest) powerOn(t *testing.T) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if g.VM, err = qemu.Start(ctx, spec); err != nil {
+	vm, err := qemu.Start(ctx, g.spec)
+	if err != nil {
 		t.Fatal(err)
 	}
+	g.VM = vm
 	t.Cleanup(func() {
-		if err := g.Close(); err != nil {
+		if err := vm.Close(); err != nil {
 			t.Error(err)
 		}
 	})
 	t.Logf("QEMU %v, Linux %s, up in %v", g.QMP().Version(), g.Kernel(), g.BootTime())
-	return g
+	t.Attr("with", fmt.Sprintf("QEMU %v, Linux %s", g.QMP().Version(), g.Kernel()))
 }
 
 // sh runs a command that must succeed.
@@ -122,13 +142,19 @@ func (g *guest) try(t *testing.T, format string, args ...any) (out string, exit 
 	return out, exit
 }
 
-// plugged waits until the guest has a device in a slot and returns its address.
+// plugged waits until the guest has a GPU in a slot and returns its address.
 func (g *guest) plugged(t *testing.T, slot int) string {
 	t.Helper()
+	return g.pluggedWith(t, slot, "resource2")
+}
+
+// pluggedWith is plugged for a device with another file than that of a GPU's aperture.
+func (g *guest) pluggedWith(t *testing.T, slot int, file string) string {
+	t.Helper()
 	return g.sh(t, `while :; do
-		for d in /sys/bus/pci/devices/0000:00:%02x.0/0000:*; do [ -e $d/resource2 ] && echo ${d##*/} && exit; done
+		for d in %s; do [ -e $d/%s ] && echo ${d##*/} && exit; done
 		usleep 10000
-	done`, firstPort+slot)
+	done`, g.spec.SlotPath(slot), file)
 }
 
 // leaves starts a job that ends when the device at an address is gone. A spare may
@@ -140,9 +166,6 @@ func (g *guest) leaves(t *testing.T, address string) *job {
 	j.says(t, "watching")
 	return j
 }
-
-// firstPort is the device number of the first root port (qemu.Spec).
-const firstPort = 4
 
 // unplugged waits until the guest has no device at an address.
 func (g *guest) unplugged(t *testing.T, address string) {

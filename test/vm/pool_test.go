@@ -46,6 +46,7 @@ const (
 
 type poolConfig struct {
 	completionTimeout, unplugTimeout time.Duration
+	byHand                           bool // the proxy has no QMP socket
 }
 
 // newPool starts the proxies beside a guest, for the duration of the test.
@@ -67,8 +68,12 @@ func newPool(t *testing.T, g *guest, cfg poolConfig) *pool {
 	p.boxFab, p.hostFab = open(), open()
 	p.wire = newWire(t, p.boxFab.Addrs()[0], p.hostFab.Addrs()[0])
 	var slots []boxproxy.Slot
+	aperture := int64(0) // the default
+	if g.spec.Switch {
+		aperture = 1 << 20
+	}
 	for i := range boxGPUs {
-		g, err := gpu.New(gpu.Spec{Serial: uint64(i + 1)})
+		g, err := gpu.New(gpu.Spec{Serial: uint64(i + 1), Aperture: aperture})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -78,8 +83,11 @@ func newPool(t *testing.T, g *guest, cfg poolConfig) *pool {
 		t.Fatal(err)
 	}
 	front := &hostproxy.VM{SocketDir: g.dir, QMP: g.qmp, RootPort: "rp%d", Logger: log.With("node", "host")}
+	if cfg.byHand {
+		front.QMP = ""
+	}
 	p.host, err = hostproxy.New(hostproxy.Config{
-		Slots: guestSlots, Front: front, Fabric: p.hostFab, Domain: "host/0", Logger: log.With("node", "host"),
+		Slots: g.spec.Slots, Front: front, Fabric: p.hostFab, Domain: "host/0", Logger: log.With("node", "host"),
 		CompletionTimeout: cfg.completionTimeout, UnplugTimeout: cfg.unplugTimeout,
 	})
 	if err != nil {

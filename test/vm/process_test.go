@@ -39,24 +39,34 @@ func testProcesses(t *testing.T, g *guest) {
 	c.start("host-again", host...)
 	gone.wait(t) // QEMU still had the device, without its server
 	g.sh(t, "%s use %s", helper, g.plugged(t, 0))
-	lease := strings.Fields(tail(c.dxpu("get", "leases"), 1))[0]
-	c.dxpu("lease", "delete", lease, "--wait")
+	c.dxpu("lease", "delete", c.lease(), "--wait")
 	g.unplugged(t, address)
 }
 
 // cluster is a pool of processes of the dxpu binary.
 type cluster struct {
-	t   *testing.T
-	g   *guest
-	url string
+	t       *testing.T
+	g       *guest
+	data    string // directory of the manager
+	url     string
+	manager *process
 }
 
-// startManager starts the manager and waits until it serves.
+// startManager starts the manager, or starts it again, and waits until it serves.
 func (c *cluster) startManager() {
 	c.t.Helper()
-	urlFile := filepath.Join(c.g.dir, "manager.url")
+	urlFile, address := filepath.Join(c.g.dir, "manager.url"), "127.0.0.1:0"
+	if c.url == "" {
+		c.data = c.t.TempDir()
+		if err := os.WriteFile(filepath.Join(c.data, "join-token"), []byte(joinToken), 0o600); err != nil {
+			c.t.Fatal(err)
+		}
+	} else {
+		_, address, _ = strings.Cut(c.url, "://")
+	}
+	c.url = ""
 	_ = os.Remove(urlFile) // of an earlier one
-	c.start("manager", "manager", "--listen", "127.0.0.1:0", "--url-file", urlFile)
+	c.manager = c.start("manager", "manager", "--listen", address, "--url-file", urlFile, "--data-dir", c.data)
 	for deadline := time.Now().Add(patience); c.url == ""; {
 		text, _ := os.ReadFile(urlFile)
 		c.url = strings.TrimSpace(string(text))
@@ -65,6 +75,8 @@ func (c *cluster) startManager() {
 		}
 	}
 }
+
+const joinToken = "a-token-of-a-test"
 
 // process is one process of a cluster.
 type process struct {
@@ -127,11 +139,37 @@ func (c *cluster) kill(p *process) {
 // dxpu runs a command that must succeed.
 func (c *cluster) dxpu(args ...string) string {
 	c.t.Helper()
-	out, err := c.command(append(args, "--manager", c.url)...).CombinedOutput()
+	out, err := c.try(args...)
 	if err != nil {
 		c.t.Fatalf("dxpu %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
-	return strings.TrimSpace(string(out))
+	return out
+}
+
+// try runs a command.
+func (c *cluster) try(args ...string) (string, error) {
+	c.t.Helper()
+	out, err := c.command(append(args, "--manager", c.url)...).CombinedOutput()
+	return strings.TrimSpace(string(out)), err
+}
+
+// lease is the ID of the only lease.
+func (c *cluster) lease() string {
+	c.t.Helper()
+	return strings.Fields(tail(c.dxpu("get", "leases"), 1))[0]
+}
+
+// runHost starts a host proxy with a slot in the guest, whose sockets the store keeps.
+func (c *cluster) runHost(store *fdStore) *process {
+	c.t.Helper()
+	return c.launch("host", store.give(c.command("host", "--manager", c.url, "--name", "host", "--slots", "1", "--qmp", c.g.qmp,
+		"--socket-dir", c.g.dir, "--state-dir", filepath.Join(c.g.dir, "state-of-host"))))
+}
+
+// runBox starts a box with a GPU.
+func (c *cluster) runBox() *process {
+	c.t.Helper()
+	return c.start("box", "box", "--manager", c.url, "--name", "box", "--gpus", "1", "--state-dir", filepath.Join(c.g.dir, "state-of-box"))
 }
 
 // says waits until a command prints something.
@@ -156,6 +194,6 @@ func (c *cluster) command(args ...string) *exec.Cmd {
 		c.t.Fatal(err)
 	}
 	cmd := exec.CommandContext(c.t.Context(), filepath.Join(bin, "dxpu"), args...)
-	cmd.Env = append(os.Environ(), "DXPU_JOIN_TOKEN=a-token-of-a-test")
+	cmd.Env = append(os.Environ(), "DXPU_JOIN_TOKEN="+joinToken)
 	return cmd
 }

@@ -19,12 +19,13 @@ import (
 
 func main() {
 	commands := map[string]func(ctx context.Context, args []string) error{
-		"use":  use,  // ADDRESS...: copies to each GPU and back
-		"poll": poll, // ADDRESS: reads a register until the end and prints each change
-		"hold": hold, // ADDRESS: does nothing until it loses the GPU
-		"peer": peer, // FROM TO: a GPU writes into the other's memory
+		"use":  use,    // ADDRESS...: copies to each GPU and back
+		"poll": poll,   // ADDRESS: reads a register until the end and prints each change
+		"hold": hold,   // ADDRESS: does nothing until it loses the GPU
+		"peer": peer,   // FROM TO: a GPU writes into the other's memory
+		"copy": copies, // ADDRESS: drives the device of test/conformance/libvfio-user/device.c
 	}
-	err := errors.New("usage: guest use|poll|hold|peer ADDRESS [ADDRESS]")
+	err := errors.New("usage: guest use|poll|hold|peer|copy ADDRESS [ADDRESS]")
 	if len(os.Args) > 2 && commands[os.Args[1]] != nil {
 		err = commands[os.Args[1]](context.Background(), os.Args[2:])
 	}
@@ -84,8 +85,12 @@ func useOne(ctx context.Context, address string) (err error) {
 		return errors.New("other bytes came back")
 	}
 	woke, missed := g.dev.Interrupts()
-	fmt.Printf("%s: serial %d, %v, %d interrupts, %d missed\n", address, g.dev.Info().Serial, g.bus.Mode(), woke, missed)
-	return nil
+	memory, err := g.bus.AllocDMA(4096)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%s: serial %d, %v, memory at %#x, %d interrupts, %d missed\n", address, g.dev.Info().Serial, g.bus.Mode(), memory.Segments()[0].Addr, woke, missed)
+	return memory.Free()
 }
 
 func poll(_ context.Context, args []string) error {

@@ -1,0 +1,48 @@
+#!/bin/sh
+# Usage: build.sh SOURCE DIRECTORY
+#
+# Builds the samples of libvfio-user (https://github.com/nutanix/libvfio-user) for the tests
+# with other people's device servers, and device.c with its library. SOURCE is a clone. It
+# needs a C compiler and json-c (Debian: gcc libjson-c-dev).
+#
+# gpio-pci-idio-16 and server declare their BARs as I/O, which no link of this project
+# carries, or in sizes that a PCI device cannot have. So both are built a second time, as
+# gpio-memory and server-memory, with BARs in memory of the next possible size.
+set -eu
+[ $# = 2 ] || {
+	sed -n 's/^# \{0,1\}//; 2,10p' "$0" >&2
+	exit 2
+}
+here=$(cd "$(dirname "$0")" && pwd)
+mkdir -p "$2"
+out=$(cd "$2" && pwd)
+cd "$1"
+tran="lib/migration.c lib/tran.c lib/tran_sock.c"
+library="lib/btree.c lib/dma.c lib/fd_cache.c lib/irq.c lib/libvfio-user.c lib/pci.c lib/pci_caps.c $tran"
+
+# build NAME FILES...
+build() {
+	name=$1
+	shift
+	"${CC:-cc}" -O2 -w -std=gnu99 -D_GNU_SOURCE -DSHADOW_IOEVENTFD -Iinclude -Ilib -Isamples -I/usr/include/json-c \
+		"$@" -ljson-c -lpthread -o "$out/$name"
+}
+
+# shellcheck disable=SC2086 # lists
+for sample in gpio-pci-idio-16 server shadow_ioeventfd_server lspci; do
+	build $sample samples/$sample.c $library
+done
+# shellcheck disable=SC2086
+build client samples/client.c $tran
+# shellcheck disable=SC2086
+build device "$here/device.c" $library
+
+memory='s/VFU_REGION_FLAG_RW,/VFU_REGION_FLAG_RW | VFU_REGION_FLAG_MEM,/'
+sed "$memory" samples/gpio-pci-idio-16.c >"$out/gpio-memory.c"
+# BAR 0 of the server is a time_t and BAR 1 three pages.
+sed "$memory; s/_IDX, sizeof(time_t),/_IDX, 16,/; s/bar1_size = 0x3000/bar1_size = 0x4000/" samples/server.c >"$out/server-memory.c"
+for sample in gpio server; do
+	# shellcheck disable=SC2086
+	build $sample-memory "$out/$sample-memory.c" $library
+done
+git describe --always --dirty >"$out/version" 2>/dev/null || echo "of unknown version" >"$out/version"

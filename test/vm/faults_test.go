@@ -1,0 +1,214 @@
+package vm_test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/internal/vm/qemu"
+)
+
+var rounds = flag.Int("rounds", 1, "rounds of each fault in TestFaults")
+
+// TestFaults kills each party under a program of the guest that reads a register without
+// end. The guest must get a GPU back each time, and QEMU's monitor must answer.
+func TestFaults(t *testing.T) {
+	g := boot(t, qemu.Spec{IOMMU: true})
+	for _, c := range []struct {
+		name string
+		test func(t *testing.T, g *guest) (round func(), end func())
+	}{
+		{"the box is killed", faultBox},
+		{"the host proxy is killed", faultHost},
+		{"the manager is killed", faultManager},
+		{"the network is cut", faultNetwork},
+		{"QEMU is killed", faultQEMU},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			round, end := c.test(t, g)
+			began, slowest := time.Now(), time.Duration(0)
+			for range *rounds {
+				silent := g.watch(t)
+				round()
+				slowest = max(slowest, silent())
+			}
+			end()
+			g.healthy(t)
+			seen(t, "%d rounds of %v, the monitor within %v", *rounds, (time.Since(began) / time.Duration(*rounds)).Round(100*time.Millisecond), slowest.Round(time.Millisecond))
+			if thorough() && slowest > monitorLimit {
+				t.Errorf("QEMU's monitor took %v, want %v", slowest, monitorLimit)
+			}
+		})
+		if t.Failed() {
+			g.tell(t)
+			t.FailNow() // the slots may not be empty
+		}
+	}
+}
+
+// monitorLimit is the promised limit of an answer of QEMU's monitor.
+const monitorLimit = time.Second
+
+// seen reports a result in the log and in the table of docs/conformance.md.
+func seen(t *testing.T, format string, args ...any) {
+	t.Helper()
+	text := fmt.Sprintf(format, args...)
+	t.Log(text)
+	t.Attr("seen", text)
+}
+
+// watch asks QEMU's monitor again and again until the caller calls slowest, which returns
+// the longest time that an answer took. The end of QEMU ends the watch.
+func (g *guest) watch(t *testing.T) (slowest func() time.Duration) {
+	t.Helper()
+	monitor := g.QMP()
+	ctx, cancel := context.WithCancel(context.Background())
+	var done sync.WaitGroup
+	var longest time.Duration
+	done.Go(func() {
+		for pause := time.NewTicker(20 * time.Millisecond); ctx.Err() == nil; <-pause.C {
+			began := time.Now()
+			err := monitor.Execute(ctx, "query-status", nil, nil)
+			longest = max(longest, time.Since(began)) // also of an answer that never came
+			if err != nil {
+				return
+			}
+		}
+	})
+	stop := func() time.Duration {
+		cancel()
+		done.Wait()
+		return longest
+	}
+	t.Cleanup(func() { stop() })
+	return stop
+}
+
+// readRegister starts a program that reads a register of the GPU in slot 0 without end.
+func (g *guest) readRegister(t *testing.T) (address string, reading *job) {
+	t.Helper()
+	address = g.plugged(t, 0)
+	reading = g.start(t, "%s poll %s", helper, address)
+	reading.says(t, "0x")
+	return address, reading
+}
+
+// lose waits until a device and its reader have gone after a fault.
+func (g *guest) lose(t *testing.T, address string, reading *job, fault func()) {
+	t.Helper()
+	gone := g.leaves(t, address)
+	fault()
+	gone.wait(t)
+	reading.wait(t)
+}
+
+func faultBox(t *testing.T, g *guest) (round, end func()) {
+	c, _, box := newCluster(t, g)
+	round = func() {
+		address, reading := g.readRegister(t)
+		g.lose(t, address, reading, func() { c.kill(box) })
+		box = c.runBox()
+		g.sh(t, "%s use %s", helper, g.plugged(t, 0))
+	}
+	return round, c.end
+}
+
+// newCluster starts a manager, a box and a host, and leases the GPU.
+func newCluster(t *testing.T, g *guest) (c *cluster, host, box *process) {
+	t.Helper()
+	c = &cluster{t: t, g: g}
+	c.startManager()
+	box, host = c.runBox(), c.runHost(newFDStore(t, g.dir))
+	c.says("host +connected", "get", "hosts")
+	c.dxpu("lease", "create", "--host", "host", "--wait", "--queue")
+	return c, host, box
+}
+
+// end ends the only lease.
+func (c *cluster) end() {
+	c.t.Helper()
+	address := c.g.plugged(c.t, 0)
+	c.dxpu("lease", "delete", c.lease(), "--wait")
+	c.g.unplugged(c.t, address)
+}
+
+// faultHost kills the host proxy, whose connections a service manager keeps.
+func faultHost(t *testing.T, g *guest) (round, end func()) {
+	c := &cluster{t: t, g: g}
+	c.startManager()
+	c.runBox()
+	store := newFDStore(t, g.dir)
+	host := c.runHost(store)
+	c.says("host +connected", "get", "hosts")
+	c.dxpu("lease", "create", "--host", "host", "--wait", "--queue")
+	round = func() {
+		address, reading := g.readRegister(t)
+		g.lose(t, address, reading, func() { // the proxy asks for the device of the killed one
+			c.kill(host)
+			host = c.runHost(store)
+		})
+		g.sh(t, "%s use %s", helper, g.plugged(t, 0))
+	}
+	return round, func() {
+		c.end()
+		store.mu.Lock()
+		defer store.mu.Unlock()
+		if len(store.files) != 0 {
+			t.Errorf("%q are still stored", store.names)
+		}
+	}
+}
+
+// faultManager kills the manager: the guest must not notice.
+func faultManager(t *testing.T, g *guest) (round, end func()) {
+	c, _, _ := newCluster(t, g)
+	_, reading := g.readRegister(t)
+	round = func() {
+		c.kill(c.manager)
+		c.startManager()
+		c.says("host +connected", "get", "hosts")
+		c.says("attached", "get", "leases")
+	}
+	return round, func() {
+		if lines := strings.Count(reading.out.String(), "\n"); lines != 1 {
+			t.Errorf("the guest noticed:\n%s", reading.out.String())
+		}
+		c.end()
+		reading.wait(t)
+	}
+}
+
+// faultNetwork cuts the network until the device is lost.
+func faultNetwork(t *testing.T, g *guest) (round, end func()) {
+	p := newPool(t, g, poolConfig{})
+	round = func() {
+		p.attach(t, 0, 0)
+		address, reading := g.readRegister(t)
+		g.lose(t, address, reading, func() { p.wire.cut.Store(true) })
+		p.await(t, 0, dxpuv1.BindingState_BINDING_STATE_LOST)
+		p.wire.cut.Store(false)
+		p.detach(t, 0)
+		g.works(t, p, 0, 0)
+	}
+	return round, func() {}
+}
+
+// faultQEMU kills the VMM and starts it again, with the same sockets.
+func faultQEMU(t *testing.T, g *guest) (round, end func()) {
+	p := newPool(t, g, poolConfig{})
+	p.attach(t, 0, 0)
+	round = func() {
+		g.readRegister(t)
+		if err := g.Close(); err != nil {
+			t.Fatal(err)
+		}
+		g.powerOn(t)
+		g.sh(t, "%s use %s", helper, g.plugged(t, 0))
+	}
+	return round, func() { p.detach(t, 0) }
+}
