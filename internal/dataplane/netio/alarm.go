@@ -10,14 +10,13 @@ import (
 // timer wakes a thread of the Go runtime. In an exchange of reads and answers all of
 // that is for nothing, because an entry does the work before its deadline: an
 // acknowledgement leaves with the next request. So the timer may be late by a slack,
-// which grows while it fires for nothing. Once a deadline has passed, the slack is 0.
+// which grows while it fires for nothing and shrinks with each deadline that has passed.
 //
 // The group's lock guards it.
 type alarm struct {
 	timer timer
-	// at is when the timer fires. machine.Never: it is not set. firing: its goroutine
-	// waits for the group; there is at most one, because each sets the timer again
-	// when it leaves.
+	// at is when the timer fires. machine.Never: it is not set. firing: it has fired, and
+	// fired is about to be called.
 	at     time.Duration
 	slack  time.Duration
 	passed bool // a deadline has passed since the last firing
@@ -49,7 +48,10 @@ func newAlarm(t timer) alarm { return alarm{timer: t, at: machine.Never} }
 // entered notes an entry of a group whose deadline is wake.
 func (a *alarm) entered(now, wake time.Duration) {
 	if now >= wake {
-		a.slack, a.passed = 0, true
+		a.passed = true
+		if a.slack /= 2; a.slack < firstSlack {
+			a.slack = 0
+		}
 	}
 }
 
@@ -86,8 +88,8 @@ func (a *alarm) move(now, at time.Duration) {
 	a.timer.Reset(max(at-now, 0))
 }
 
-// stop stops the timer. It returns false if the timer has fired: its goroutine is
-// about to enter.
+// stop stops the timer. It returns false if the timer has fired, and fired was not
+// called yet.
 func (a *alarm) stop() bool {
 	switch {
 	case a.at == machine.Never:

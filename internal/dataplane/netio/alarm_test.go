@@ -61,9 +61,6 @@ func TestAlarm(t *testing.T) {
 		fire(next, next)
 		want("after a firing for nothing", next+slack)
 	}
-	a.entered(now, now-ms) // a deadline has passed
-	a.set(now, now+100*us)
-	want("exactly, since a deadline has passed", now+100*us)
 	a = newAlarm(timer)
 	a.slack = ms
 	a.set(now, now+20*ms)
@@ -74,12 +71,16 @@ func TestAlarm(t *testing.T) {
 	want("for a deadline before that", now+19*ms-us)
 	a.setExactly(now, now+18*ms)
 	want("exactly", now+18*ms)
-	fire(a.at, a.at+ms)
-	want("after a firing whose deadline has passed", now+ms)
-	fire(a.at+ms, a.at+ms)
-	a.entered(a.at-us, a.at-us) // an entry did the work of a deadline
-	fire(a.at+ms, a.at+ms)
-	want("when an entry found a deadline passed", now+ms)
+	for _, slack := range []time.Duration{500 * us, 250 * us, 0, 0} {
+		next := a.at + 5*ms
+		fire(a.at, next)
+		want("after a firing whose deadline has passed", next+slack)
+	}
+	a.slack = ms
+	a.entered(now+us, now) // an entry does the work of a deadline
+	next := a.at + 5*ms
+	fire(next, next)
+	want("when an entry found a deadline passed", next+500*us)
 }
 
 // exchange is two groups in virtual time whose sockets the test reads.

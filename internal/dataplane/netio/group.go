@@ -29,6 +29,7 @@ type Group struct {
 	mu      sync.Mutex // held from Enter to Leave; guards the machine and the fields below
 	writers []*udp.Writer
 	alarm   alarm
+	rang    func(engine.Entry) // notes that the alarm has fired
 	closing []closing
 
 	waiting atomic.Int32 // length of posted, read without the mutex
@@ -45,6 +46,7 @@ type closing struct {
 // newGroup makes an empty group.
 func (f *Fabric) newGroup() *Group {
 	g := &Group{fabric: f}
+	g.rang = func(engine.Entry) { g.alarm.fired() }
 	timer := time.AfterFunc(time.Hour, g.fire)
 	timer.Stop()
 	g.alarm = newAlarm(timer)
@@ -145,11 +147,10 @@ func (g *Group) runPosted(e engine.Entry) {
 	}
 }
 
-// fire enters the group, which wakes the bindings that are due.
+// fire is called by the timer. The entry of another goroutine, if there is one, does its
+// work: this one does not wait for it.
 func (g *Group) fire() {
-	e := g.Enter()
-	g.alarm.fired()
-	g.Leave(e)
+	g.Post(g.rang)
 }
 
 // Attach adds a binding to the group. The link starts to connect when the

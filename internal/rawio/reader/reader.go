@@ -109,9 +109,12 @@ func (r *Reader) Serve() error {
 	}
 }
 
-// serveUntilAsked reads until a waiter should read instead.
+// serveUntilAsked reads until a waiter should read instead, or not at all if one does.
 func (r *Reader) serveUntilAsked() error {
-	r.role.Lock()
+	if !r.role.TryLock() { // to wait for the role would take it from the waiter of the next answer
+		r.aside.Store(true)
+		return nil
+	}
 	defer r.role.Unlock()
 	for r.err == nil {
 		switch err := r.receive(); {
