@@ -62,7 +62,7 @@ const (
 	oversleep = 150 * time.Microsecond
 	// spinning is how long before a datagram is due nothing else may take the
 	// processor.
-	spinning = 25 * time.Microsecond
+	spinning = 60 * time.Microsecond
 	// sleepStep bounds how late the loop sees a new datagram that is due before the
 	// one for which it sleeps.
 	sleepStep = 50 * time.Microsecond
