@@ -196,6 +196,71 @@ func withCookie(hello []byte, cookie [16]byte) []byte {
 	return d
 }
 
+// An observer answers each hello of version 2 with a cookie of its own. The host still
+// reaches a box that knows only version 1.
+func TestForgedCookiesKeepNoOlderPeerAway(t *testing.T) {
+	ends := linktest.Ends(link.CipherAES256GCM, ethernet)
+	ends[linktest.Box].MaxVersion = frame.Version1
+	n := network(t, linktest.Config{Ends: ends}, "delay=50us", ethernet)
+	hellos := 0
+	n.OnDatagram = func(from linktest.Side, path uint8, d []byte) {
+		h, _, err := frame.ParseHeader(d)
+		if err != nil || from != linktest.Host || h.Version != frame.Version2 {
+			return
+		}
+		hellos++
+		h.Type, h.Cookie = frame.TypeCookie, [16]byte{byte(hellos)}
+		_ = n.Inject(linktest.Host, path, h.Append(nil))
+	}
+	if !n.RunUntil(5*time.Second, func() bool { return n.Link[linktest.Box].State() == link.Up }) {
+		t.Fatalf("not open after 5 s and %d hellos of version 2", hellos)
+	}
+	if hellos > 20 {
+		t.Errorf("the cookies made the host send %d hellos, want a few", hellos)
+	}
+}
+
+// Hellos with a valid cookie that an attacker recorded and sends again take nothing from
+// the peer's.
+func TestRecordedCookiesFillNothing(t *testing.T) {
+	ends := linktest.Ends(link.CipherAES256GCM, ethernet)
+	g, hello := loadedGuard(t)
+	peer, reply := linktest.Address(linktest.Host, 0), make([]byte, 64)
+	host, err := link.New(0, ends[linktest.Host])
+	if err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 2048)
+	_, _ = host.Transmit(0, buf) // the hello of loadedGuard
+	n, err := g.Check(0, peer, hello, reply)
+	if !errors.Is(err, link.ErrCookie) {
+		t.Fatalf("under load: %v", err)
+	}
+	if err := host.Receive(0, 0, reply[:n], nil); err != nil {
+		t.Fatal(err)
+	}
+	var sent [][]byte // with the cookie
+	for now := time.Duration(0); len(sent) < 3; now += time.Millisecond {
+		if n, _ := host.Transmit(now, buf); n > 0 {
+			if h, _, _ := frame.ParseHeader(buf[:n]); h.Version == frame.Version2 {
+				sent = append(sent, slices.Clone(buf[:n]))
+			}
+		}
+	}
+	for i, d := range sent {
+		if _, err := g.Check(0, peer, d, reply); err != nil {
+			t.Fatalf("hello %d with a cookie: %v", i, err)
+		}
+		for range 100 {
+			for _, old := range sent[:i+1] {
+				if _, err := g.Check(0, peer, old, reply); !errors.Is(err, link.ErrReplay) {
+					t.Fatalf("a recorded one: %v, want %v", err, link.ErrReplay)
+				}
+			}
+		}
+	}
+}
+
 // The secret of the cookies changes; a cookie lives for one to two of its lives.
 func TestCookiesExpire(t *testing.T) {
 	for _, tc := range []struct {
@@ -226,6 +291,7 @@ func TestCookiesExpire(t *testing.T) {
 				switch {
 				case h.Type == frame.TypeCookie:
 					answered++
+					n.SetPlan(linktest.Host, 0, plan(t, "loss=100%")) // nothing uses the cookie before
 				case from == linktest.Host && h.Cookie != [16]byte{} && h.Type == frame.TypeHello:
 					cookies = append(cookies, slices.Clone(d))
 				}

@@ -39,6 +39,7 @@ type Guard struct {
 	scratch [2][aes.BlockSize]byte
 
 	older, newer, proven, unknown, cookies rate
+	uses                                   cookieUses
 
 	loaded time.Duration // a cookie is demanded until then
 }
@@ -72,6 +73,42 @@ func (r *rate) take(now time.Duration) bool {
 	}
 	r.count++
 	return r.count <= admitMost
+}
+
+// cookieUses remembers which datagrams with a valid cookie have passed, so that those
+// which an attacker recorded do not take the place of the peer's. The number of an
+// end's handshake datagrams only rises.
+type cookieUses [8]cookieUse
+
+// cookieUse holds the least numbers that still pass, of one session of the initiator.
+type cookieUse struct {
+	session        uint64
+	hello, confirm uint64
+}
+
+// take notes a datagram and reports whether it is new. The sessions stand in the order of
+// their last use; when there are too many, the guard forgets the last one. An attacker has
+// recorded as many sessions only if the peer was restarted as often within two cookieLife.
+func (u *cookieUses) take(h *frame.Header) bool {
+	i := 0
+	for i < len(u)-1 && u[i].session != h.Initiator {
+		i++
+	}
+	use := u[i]
+	if use.session != h.Initiator {
+		use = cookieUse{session: h.Initiator}
+	}
+	next := &use.hello
+	if h.Type == frame.TypeConfirm {
+		next = &use.confirm
+	}
+	if h.Number < *next {
+		return false
+	}
+	*next = h.Number + 1
+	copy(u[1:i+1], u[:i])
+	u[0] = use
+	return true
 }
 
 // cookieSecret makes the cookies of one cookieLife.
@@ -137,6 +174,9 @@ func (g *Guard) Check(now time.Duration, from netip.AddrPort, datagram, reply []
 	case g.initiator:
 		return 0, g.limit(now, &g.newer)
 	case h.Cookie != [frame.CookieSize]byte{} && g.valid(now, from, &h):
+		if !g.uses.take(&h) {
+			return 0, ErrReplay
+		}
 		return 0, g.limit(now, &g.proven)
 	}
 	if !g.newer.take(now) {

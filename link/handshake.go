@@ -38,6 +38,12 @@ type handshake struct {
 	// datagram that a cookie may answer, plus 1.
 	cookies    [frame.MaxPaths][frame.CookieSize]byte
 	unanswered [frame.MaxPaths]uint64
+	// resend is set when a cookie arrived: the last datagram of resendPath goes out once
+	// more, with it, beside the schedule. A cookie may be forged, so it does not change
+	// the schedule, and resends counts how many followed the last scheduled datagram.
+	resend     bool
+	resendPath uint8
+	resends    uint8
 
 	// The answer to the peer's last handshake datagram.
 	reply        frame.Type // 0: none
@@ -67,6 +73,9 @@ const (
 	// unknownWait is the minimum interval of unknown-session datagrams: they must
 	// not serve for amplification.
 	unknownWait = 10 * time.Millisecond
+	// maxResends bounds the cookies that this end follows between two datagrams of its
+	// schedule: those that an observer forges may come before the peer's.
+	maxResends = 4
 )
 
 func (h *handshake) init(now time.Duration, cfg *Config) {
@@ -82,7 +91,7 @@ func (h *handshake) of(version uint8) *exchange { return &h.versions[version-1] 
 
 func (h *handshake) wake(l *Link) time.Duration {
 	at := machine.Never
-	if h.reply != 0 {
+	if h.reply != 0 || h.resend {
 		return 0
 	}
 	if h.active {
@@ -108,16 +117,30 @@ func (l *Link) transmitHandshake(now time.Duration, buf []byte) (int, uint8) {
 		h.reply = 0
 		return l.writeHandshake(buf, &hdr, h.replyEcho), hdr.Path
 	}
+	if h.resend && h.active {
+		h.resend = false
+		h.resends++
+		return l.writeRequest(now, buf, frame.Version2, h.resendPath)
+	}
+	h.resend = false
 	if !h.active || now < h.nextAt {
 		return 0, 0
 	}
-	hdr := frame.Header{Version: h.nextVersion(l), Type: frame.TypeHello, Path: h.path, Initiator: l.cfg.Session}
+	version, path := h.nextVersion(l), h.path
+	h.resends = 0
 	if !h.older {
 		h.nextAt = now + h.wait
 		h.wait = min(2*h.wait, helloWaitMax)
 		h.path = (h.path + 1) % uint8(len(l.paths))
 		h.again = true
 	}
+	return l.writeRequest(now, buf, version, path)
+}
+
+// writeRequest writes a hello, or the confirm of a session whose peer has not answered it.
+func (l *Link) writeRequest(now time.Duration, buf []byte, version, path uint8) (int, uint8) {
+	h := &l.hs
+	hdr := frame.Header{Version: version, Type: frame.TypeHello, Path: path, Initiator: l.cfg.Session}
 	if l.state == Up {
 		l.liveness.asked(now)
 		if !h.suspect {
@@ -213,7 +236,7 @@ func (l *Link) receiveHandshake(now time.Duration, h *frame.Header, datagram []b
 		h.Type != frame.TypeUnknown: // of a peer that was restarted as a newer program
 		return ErrDowngrade
 	case h.Type == frame.TypeCookie:
-		return l.receiveCookie(now, h)
+		return l.receiveCookie(h)
 	case h.Type == frame.TypeHelloAck && h.Initiator != l.cfg.Session:
 		return ErrNoSession // before the cost of a key
 	case h.Type == frame.TypeConfirm && h.Responder != l.cfg.Session && h.Version == frame.Version1:
@@ -276,13 +299,14 @@ func (l *Link) compatible(hello *frame.Hello) bool {
 // receiveCookie processes the responder's demand for a cookie. It is not
 // authenticated, but an attacker who does not see this end's datagrams cannot know
 // the session and the number.
-func (l *Link) receiveCookie(now time.Duration, h *frame.Header) error {
+func (l *Link) receiveCookie(h *frame.Header) error {
 	hs := &l.hs
-	if !hs.active || h.Initiator != l.cfg.Session || h.Number+1 != hs.unanswered[h.Path] {
+	older := l.state == Up && !hs.suspect && l.version == frame.Version1 // version 2 has lost
+	if !hs.active || older || h.Initiator != l.cfg.Session || h.Number+1 != hs.unanswered[h.Path] || hs.resends == maxResends {
 		return ErrNoSession
 	}
 	hs.cookies[h.Path], hs.unanswered[h.Path] = h.Cookie, 0
-	hs.nextAt, hs.path, hs.again, hs.older = now, h.Path, false, false
+	hs.resend, hs.resendPath = true, h.Path
 	return nil
 }
 
