@@ -16,6 +16,9 @@ type Reader struct {
 	buf     []byte
 	call    call
 	refused []netip.AddrPort // see Refused
+	// dataFirst is set after a call that returned reports: while the socket has both, calls
+	// return them in turn.
+	dataFirst bool
 }
 
 // NewReader makes a reader with its own buffer of ReadBuffer bytes.
@@ -29,8 +32,8 @@ func (c *Conn) NewReader() *Reader {
 // each of segment bytes except the last, which may be shorter. batch is valid
 // until the next Read. The error is net.ErrClosed after Close, which is final,
 // ErrTimeout when no datagram arrived in time, and ErrRefused when the network
-// reported datagrams of this socket as undeliverable. Any other error concerns
-// one datagram.
+// reported datagrams of this socket as undeliverable; while more datagrams wait, at most
+// every other call returns ErrRefused. Any other error concerns one datagram.
 func (r *Reader) Read() (batch []byte, segment int, from netip.AddrPort, err error) {
 	r.call.flags = 0
 	return r.read()
@@ -60,6 +63,7 @@ func (c *Conn) Sleep(sockets []unix.PollFd) {
 }
 
 func (r *Reader) receive(fd uintptr) {
+	r.call.set(r.buf, r.call.oob, unix.SizeofSockaddrAny)
 	if r.call.flags&unix.MSG_DONTWAIT != 0 {
 		r.call.at(unix.SYS_RECVMSG, fd)
 	} else {
@@ -68,26 +72,31 @@ func (r *Reader) receive(fd uintptr) {
 }
 
 func (r *Reader) read() (batch []byte, segment int, from netip.AddrPort, err error) {
-	c := &r.call
 	fd, ok := r.conn.fd.Use()
 	if !ok {
 		return nil, 0, from, net.ErrClosed
 	}
 	defer r.conn.fd.Done()
-	if r.conn.reported.Load() && r.conn.reported.Swap(false) && r.readErrors(fd) {
-		return nil, 0, from, ErrRefused
+	if !r.conn.reported.Load() {
+		if r.receive(fd); !isReport(r.call.errno) {
+			return r.received()
+		}
+		r.conn.reported.Store(true)
 	}
-	c.set(r.buf, c.oob, unix.SizeofSockaddrAny)
-	r.receive(fd)
+	return r.readBesideReports(fd)
+}
+
+// received returns the result of a receive.
+func (r *Reader) received() (batch []byte, segment int, from netip.AddrPort, err error) {
+	c := &r.call
 	switch {
 	case c.errno == unix.EAGAIN:
 		return nil, 0, from, ErrTimeout
-	case isReport(c.errno) && r.readErrors(fd):
-		return nil, 0, from, ErrRefused
 	case c.errno != 0:
 		return nil, 0, from, fmt.Errorf("udp: read: %w", c.errno)
 	}
-	if from, ok = c.sender(); !ok { // a socket that was shut down returns no sender
+	from, ok := c.sender()
+	if !ok { // a socket that was shut down returns no sender
 		return nil, 0, from, net.ErrClosed
 	}
 	segment = c.n

@@ -14,8 +14,13 @@ import (
 // socket: no process has the port. Reader.Refused names them.
 var ErrRefused = errors.New("udp: a host has no socket at the port")
 
-// maxReports bounds how many reports of the network one Read processes.
-const maxReports = 16
+const (
+	// maxReports bounds how many reports of the network one Read processes.
+	maxReports = 16
+	// maxAttempts bounds how often one Read tries to receive a datagram while reports
+	// arrive: the kernel returns each as the error of one call, before any data.
+	maxAttempts = 4
+)
 
 // isReport reports whether an error of a call may concern an earlier datagram: the
 // network has reported it as undeliverable (IP_RECVERR, ip(7)).
@@ -27,6 +32,48 @@ func isReport(e unix.Errno) bool {
 // ErrRefused. Such a report is not authenticated: an attacker who knows the addresses
 // and ports can make one. The slice is valid until the next Read.
 func (r *Reader) Refused() []netip.AddrPort { return r.refused }
+
+// readBesideReports is read while the error queue may have reports. Anyone who knows the
+// addresses can forge them at any rate, so they must not keep the caller from the data.
+func (r *Reader) readBesideReports(fd uintptr) (batch []byte, segment int, from netip.AddrPort, err error) {
+	if !r.dataFirst && r.takeReports(fd) {
+		return nil, 0, from, ErrRefused
+	}
+	flags := r.call.flags
+	r.call.flags = unix.MSG_DONTWAIT
+	r.attempt(fd)
+	r.call.flags = flags
+	if waiting := r.call.errno == unix.EAGAIN || isReport(r.call.errno); !waiting {
+		r.dataFirst = false
+		return r.received()
+	}
+	if r.takeReports(fd) {
+		return nil, 0, from, ErrRefused
+	}
+	r.receive(fd) // waits, unless the caller polls
+	if isReport(r.call.errno) && r.takeReports(fd) {
+		return nil, 0, from, ErrRefused
+	}
+	return r.received()
+}
+
+// attempt receives until it gets a datagram, there is none, or a report took its place
+// too often.
+func (r *Reader) attempt(fd uintptr) {
+	for range maxAttempts {
+		if r.receive(fd); !isReport(r.call.errno) {
+			return
+		}
+	}
+}
+
+// takeReports reads the error queue and reports whether a destination has refused a
+// datagram.
+func (r *Reader) takeReports(fd uintptr) bool {
+	r.conn.reported.Store(false)
+	r.dataFirst = r.readErrors(fd)
+	return r.dataFirst
+}
 
 // readErrors takes reports out of the socket's error queue, at most maxReports. It
 // reports whether a destination has refused a datagram. Other reports, of routes and

@@ -236,6 +236,40 @@ func TestRefusedPort(t *testing.T) {
 	}
 }
 
+// More reports than one call processes arrive before each call. The data comes through,
+// and so do the reports while there is data.
+func TestReportsDoNotStarveData(t *testing.T) {
+	c := listen(t, Options{})
+	gone := listen(t, Options{})
+	closed := gone.LocalAddr()
+	if err := gone.Close(); err != nil {
+		t.Fatal(err)
+	}
+	w, r := c.NewWriter(), c.NewReader()
+	const rounds = 20
+	data, refused := 0, 0
+	for range rounds {
+		for range 2 * maxReports {
+			_ = w.Write([]byte("to a closed port"), 100, closed)
+		}
+		if err := w.Write([]byte("to myself"), 100, c.LocalAddr()); err != nil {
+			t.Fatal(err)
+		}
+		batch, _, _, err := r.Poll()
+		switch {
+		case errors.Is(err, ErrRefused):
+			refused++
+		case err != nil:
+			t.Fatal(err)
+		case string(batch) == "to myself":
+			data++
+		}
+	}
+	if data < rounds/2-1 || refused < rounds/2-1 {
+		t.Errorf("%d calls returned data and %d refusals, want half of %d each", data, refused, rounds)
+	}
+}
+
 func TestCloseEndsRead(t *testing.T) {
 	c := listen(t, Options{})
 	done := make(chan error)
