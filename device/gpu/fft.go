@@ -21,7 +21,8 @@ type fft[T number] struct {
 	length, rows, cols int
 	inverse            bool
 	byRow, byCol       *fourier.CmplxFFT
-	points, column     []complex128
+	points             [][]complex128 // the rows; the first load makes each, so no part waits for a large allocation
+	column             []complex128
 	pair               []T // of numbers: real and imaginary part
 	buf                []byte
 
@@ -47,7 +48,7 @@ func newFFT[T number](j *job, buf []byte) *fft[T] {
 	if w.rows > 1 {
 		w.byCol = fourier.NewCmplxFFT(w.rows)
 	}
-	w.points, w.column = make([]complex128, w.length), make([]complex128, w.rows)
+	w.points, w.column = make([][]complex128, w.rows), make([]complex128, w.rows)
 	w.pair = make([]T, 2*block)
 	return w
 }
@@ -81,8 +82,7 @@ func (w *fft[T]) step(j *job) (more bool) {
 			}
 			w.next(w.cols, fftRows)
 		case fftRows:
-			row := w.points[w.at*w.cols:][:w.cols]
-			w.apply(w.byRow, row)
+			w.apply(w.byRow, w.points[w.at])
 			w.at++
 			left -= w.cols
 			w.next(w.rows, fftStore)
@@ -113,12 +113,16 @@ func (w *fft[T]) apply(f *fourier.CmplxFFT, x []complex128) {
 	}
 }
 
-// load reads up to block points and returns their number.
+// load reads up to block points of a row and returns their number.
 func (w *fft[T]) load(j *job) int {
-	n := min(block, w.length-w.at)
+	row, col := w.at/w.cols, w.at%w.cols
+	if w.points[row] == nil {
+		w.points[row] = make([]complex128, w.cols)
+	}
+	n := min(block, w.cols-col)
 	load(w.pair[:2*n], &j.a, 2*(w.transform*int64(w.length)+int64(w.at)), j.elem, w.buf)
 	for i := range n {
-		w.points[w.at+i] = complex(float64(w.pair[2*i]), float64(w.pair[2*i+1]))
+		w.points[row][col+i] = complex(float64(w.pair[2*i]), float64(w.pair[2*i+1]))
 	}
 	w.at += n
 	return n
@@ -127,7 +131,7 @@ func (w *fft[T]) load(j *job) int {
 // transformColumn transforms a column and multiplies it by its twiddle factors.
 func (w *fft[T]) transformColumn() {
 	for r := range w.rows {
-		w.column[r] = w.points[r*w.cols+w.at]
+		w.column[r] = w.points[r][w.at]
 	}
 	w.apply(w.byCol, w.column)
 	angle := -2 * math.Pi * float64(w.at) / float64(w.length)
@@ -136,7 +140,7 @@ func (w *fft[T]) transformColumn() {
 	}
 	for r := range w.rows {
 		// The product of r and the column is below 2^24, so the angle is exact enough.
-		w.points[r*w.cols+w.at] = w.column[r] * cmplx.Rect(1, angle*float64(r))
+		w.points[r][w.at] = w.column[r] * cmplx.Rect(1, angle*float64(r))
 	}
 	w.at++
 }
@@ -151,7 +155,7 @@ func (w *fft[T]) store(j *job) int {
 	n := min(block, w.length-w.at)
 	for i := range n {
 		at := w.at + i
-		p := w.points[at%w.rows*w.cols+at/w.rows]
+		p := w.points[at%w.rows][at/w.rows]
 		w.pair[2*i], w.pair[2*i+1] = T(real(p)*scale), T(imag(p)*scale)
 	}
 	store(&j.out, 2*(w.transform*int64(w.length)+int64(w.at)), w.pair[:2*n], j.elem, w.buf)

@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"runtime"
 	"testing"
 
 	"github.com/dxpu-project/dxpu/device"
@@ -35,6 +36,35 @@ func TestJobsRunInParts(t *testing.T) {
 			}
 			if parts < c.want || parts > c.want+1 {
 				t.Errorf("%d parts, want %d", parts, c.want)
+			}
+		})
+	}
+}
+
+// No part of a computation allocates much: the system takes its time to clear pages,
+// and other devices wait meanwhile.
+func TestPartsAllocateLittle(t *testing.T) {
+	const most = 4 << 20 // bytes; the rows and the result of a part
+	for _, c := range []struct {
+		name  string
+		cmd   reg.Command
+		parts int // that the test runs
+	}{
+		{"longest fft", reg.Kernel(0, reg.Launch{Kernel: reg.KernelFFT, Type: reg.FP16, C: 128 << 20, M: maxFFTLength, N: 1}), 8},
+		{"whole fft", reg.Kernel(0, reg.Launch{Kernel: reg.KernelFFT, Type: reg.FP64, C: 128 << 20, M: 1 << 18, N: 1}), 1 << 20},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			j, e, _ := newTestGPU(t).plan(c.cmd)
+			if e != reg.NoError {
+				t.Fatal(e)
+			}
+			var before, after runtime.MemStats
+			for n, more := 0, true; more && n < c.parts; n++ {
+				runtime.ReadMemStats(&before)
+				more = j.Run()
+				if runtime.ReadMemStats(&after); after.TotalAlloc-before.TotalAlloc > most {
+					t.Errorf("part %d allocated %d bytes", n, after.TotalAlloc-before.TotalAlloc)
+				}
 			}
 		})
 	}
