@@ -49,9 +49,10 @@ type connection struct {
 	failed  chan struct{}          // closed with failure
 	master  atomic.Bool            // Bus Master Enable: the server's DMA is let through
 
-	mu    sync.Mutex // guards the fields below
-	inbox []arrival
-	fired map[vectorID]struct{} // vectors in the inbox, which holds each once
+	mu     sync.Mutex // guards the fields below
+	inbox  []arrival
+	fired  map[vectorID]struct{} // vectors in the inbox, which holds each once
+	resets int                   // of the server that have not ended: until then it works for the former tenant
 
 	// Owned by the slot.
 	fn     mapping.Function
@@ -172,14 +173,25 @@ func (c *connection) reset(now time.Duration, kind device.ResetKind) {
 		c.irqs.asserted = false // the link was down: the other side forgot
 	}
 	c.restore()
-	c.requests.push(0, c.resetServer)
+	c.requests.push(0, c.endTenant)
+}
+
+// endTenant resets the server. Then its DMA and its interrupts are those of the present
+// tenant. If it does not reset, it gets through no more.
+func (c *connection) endTenant() {
+	if !c.resetServer() {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.resets--
 }
 
 // drop ends every open request, in both directions.
 func (c *connection) drop(now time.Duration) {
 	c.gen++
 	c.master.Store(false)
-	for _, a := range c.takeInbox() {
+	for _, a := range c.beginReset() {
 		if a.dma != nil {
 			c.refuseDMA(a.dma)
 		}
@@ -189,8 +201,8 @@ func (c *connection) drop(now time.Duration) {
 	c.dma.cancel(now)
 }
 
-// resetServer resets the device as far as the server can.
-func (c *connection) resetServer() {
+// resetServer resets the device as far as the server can, and reports whether it did.
+func (c *connection) resetServer() (ok bool) {
 	for index := range uint32(vfiouser.IRQMSIX + 1) {
 		c.disarm(index)
 	}
@@ -208,6 +220,7 @@ func (c *connection) resetServer() {
 		c.fail(fmt.Sprintf("the device server does not reset: %v", err))
 	}
 	c.armWire()
+	return err == nil
 }
 
 // arrival is one message of the server; one of the fields is set.
@@ -232,6 +245,21 @@ func (c *connection) post(a arrival) {
 	}
 }
 
+// postDMA posts a DMA request. It returns false if the server may not access the host now:
+// the device is not a bus master, or works for a former tenant.
+func (c *connection) postDMA(req *vfiouser.DMARequest) bool {
+	c.mu.Lock()
+	allowed := c.master.Load() && c.resets == 0
+	if allowed {
+		c.inbox = append(c.inbox, arrival{dma: req})
+	}
+	c.mu.Unlock()
+	if allowed && !c.polling.on.Load() {
+		c.wake()
+	}
+	return allowed
+}
+
 // arrivals reports whether the inbox has a message.
 func (c *connection) arrivals() bool {
 	c.mu.Lock()
@@ -243,12 +271,13 @@ func (c *connection) arrivals() bool {
 func (c *connection) postIRQ(id vectorID) {
 	c.mu.Lock()
 	_, twice := c.fired[id]
-	if !twice {
+	news := !twice && c.resets == 0
+	if news {
 		c.fired[id] = struct{}{}
 		c.inbox = append(c.inbox, arrival{irq: id})
 	}
 	c.mu.Unlock()
-	if !twice {
+	if news {
 		c.wake()
 	}
 }
@@ -256,6 +285,18 @@ func (c *connection) postIRQ(id vectorID) {
 func (c *connection) takeInbox() []arrival {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return c.takeInboxLocked()
+}
+
+// beginReset returns the messages that a reset drops.
+func (c *connection) beginReset() []arrival {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.resets++
+	return c.takeInboxLocked()
+}
+
+func (c *connection) takeInboxLocked() []arrival {
 	in := c.inbox
 	c.inbox = nil
 	clear(c.fired)

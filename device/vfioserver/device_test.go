@@ -18,6 +18,7 @@ import (
 	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
+	"github.com/dxpu-project/dxpu/vfiouser"
 )
 
 // startDevice makes the device of a server and runs it until the test ends.
@@ -401,6 +402,62 @@ func TestDeviceServerResetUnderWay(t *testing.T) {
 	h.until("the end of the DMA", func() bool { return d.get(toyDone) == 1 || d.get(toyResets) > 1 })
 	if len(h.asked) != 0 || len(h.replies) != 0 {
 		t.Errorf("%d reads and %d completions of before the reset", len(h.asked), len(h.replies))
+	}
+}
+
+// Until the server has reset, it works for the former tenant: its DMA does not reach the
+// next one, who may be a bus master by then.
+func TestFormerTenantReachesNothing(t *testing.T) {
+	d := newToy(t, nil)
+	h := newTLPHost(t, d)
+	held, resume := d.hold()
+	defer resume()
+	h.dev.Reset(h.now(), device.ConventionalReset)
+	var conn *vfiouser.Conn
+	h.until("the begin of the reset", func() bool {
+		select {
+		case conn = <-held:
+			return true
+		default:
+			return false
+		}
+	})
+	for _, p := range []tlp.Packet{
+		{Register: cfgspace.OffBAR0, Data: binary.LittleEndian.AppendUint32(nil, barBase)},
+		{Register: cfgspace.OffCommand, Data: []byte{cfgspace.CmdMemory | cfgspace.CmdBusMaster, 0, 0, 0}},
+	} {
+		p.Type, p.Length, p.Target, p.FirstBE = tlp.CfgWr0, 1, 0x100, 0xf
+		if !h.dev.Receive(h.now(), &p) {
+			t.Fatal("a configuration write is refused")
+		}
+	}
+	h.wrote, h.replies = nil, nil
+	start := func() <-chan error {
+		over := make(chan error, 1)
+		if err := conn.DMAWrite(memoryBase, []byte{1, 2, 3, 4}, func(err error) { over <- err }); err != nil {
+			t.Fatal(err)
+		}
+		return over
+	}
+	end := func(over <-chan error) (err error) {
+		h.until("the end of the DMA", func() bool {
+			select {
+			case err = <-over:
+				return true
+			default:
+				return false
+			}
+		})
+		return err
+	}
+	over := start()
+	resume()
+	if err := end(over); err == nil || len(h.wrote) != 0 {
+		t.Errorf("DMA before the end of the reset: %v, %d writes", err, len(h.wrote))
+	}
+	h.until("the configuration writes", func() bool { return len(h.replies) == 2 })
+	if err := end(start()); err != nil || len(h.wrote) != 1 {
+		t.Errorf("DMA after the reset: %v, %d writes", err, len(h.wrote))
 	}
 }
 

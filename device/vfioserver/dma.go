@@ -46,11 +46,9 @@ func (d *dmaState) tagsInUse() (n, limit int) { return d.requester.InFlight(), d
 
 // serverDMA takes a DMA request, in the goroutine that reads the socket.
 func (c *connection) serverDMA(_ *vfiouser.Client, req *vfiouser.DMARequest) {
-	if !c.master.Load() {
+	if !c.postDMA(req) {
 		c.refuseDMA(req)
-		return
 	}
-	c.post(arrival{dma: req})
 }
 
 // errNotMaster is QEMU's answer to a device that may not master the bus.

@@ -60,6 +60,8 @@ type toy struct {
 	most   uint64
 	fixed  bool // BARs do not answer sizing
 
+	held chan *vfiouser.Conn // see hold
+	goOn chan struct{}
 	gate chan struct{} // writes to the scratch registers wait until it is closed; nil: they do not
 }
 
@@ -139,12 +141,29 @@ func (d *toy) DMAMap(_ *vfiouser.Conn, m vfiouser.Mapping) error {
 }
 
 // IRQ notes that the client has seen INTx handled.
-func (d *toy) IRQ(_ *vfiouser.Conn, c vfiouser.IRQChange) {
+func (d *toy) IRQ(conn *vfiouser.Conn, c vfiouser.IRQChange) {
 	d.mu.Lock()
+	held := d.held
+	if held != nil && c.Action == vfiouser.IRQDisarmed {
+		d.held = nil
+		d.mu.Unlock()
+		held <- conn
+		<-d.goOn
+		d.mu.Lock()
+	}
 	defer d.mu.Unlock()
 	if c.Index == vfiouser.IRQINTx && c.Action == vfiouser.IRQUnmasked {
 		d.setReg(toyAcks, d.reg(toyAcks)+1)
 	}
+}
+
+// hold makes the next command that disables interrupts wait for resume: it is the first of a
+// reset. The connection comes when the command does.
+func (d *toy) hold() (conn <-chan *vfiouser.Conn, resume func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.held, d.goOn = make(chan *vfiouser.Conn, 1), make(chan struct{})
+	return d.held, sync.OnceFunc(func() { close(d.goOn) })
 }
 
 // Reset resets everything but the counter of resets.
