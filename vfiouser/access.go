@@ -12,6 +12,10 @@ import (
 // a read of the whole configuration space.
 const keepBuffer = HeaderSize + regionAccessSize + 4096
 
+// maxHeld bounds the bytes of messages that the handler holds: at the limit the server
+// reads no further. A VMM with one long access under way does not get there.
+const maxHeld = 8 << 20
+
 // dataOffset is where the data of a region access begins in its message.
 const dataOffset = HeaderSize + regionAccessSize
 
@@ -33,6 +37,7 @@ type Access struct {
 	id       uint16
 	hide     bool   // the read by which QEMU decides on MSI-X
 	buf      []byte // the message of the request, and then of the reply
+	held     int    // bytes that count in Conn.held
 	state    accessState
 	deadline time.Duration   // since the connection began
 	wait     element[Access] // in Conn.open
@@ -64,14 +69,17 @@ func (a *Access) Fail(err error) {
 }
 
 // accept takes a free access, copies the request's headers into it and makes
-// room for n bytes of data. It waits while the handler holds too many accesses,
+// room for n bytes of data; lent is the number of bytes of a buffer that the access
+// borrows instead. It waits while the handler holds too many accesses or bytes,
 // and returns nil when the connection ends.
-func (c *Conn) accept(m *message, n int) *Access {
+func (c *Conn) accept(m *message, n, lent int) *Access {
+	held := dataOffset + n + lent
 	c.mu.Lock()
-	if c.inUse >= c.cfg.MaxOpen && !m.NoReply() {
+	full := func() bool { return c.inUse >= c.cfg.MaxOpen || c.held > 0 && c.held+held > maxHeld }
+	if full() && !m.NoReply() {
 		c.journal.begin(m.ID, m.Command, m.body) // the wait may be a long one
 	}
-	for c.inUse >= c.cfg.MaxOpen && !c.closed {
+	for full() && !c.closed {
 		c.room.Wait()
 	}
 	if c.closed {
@@ -79,8 +87,10 @@ func (c *Conn) accept(m *message, n int) *Access {
 		return nil
 	}
 	c.inUse++
+	c.held += held
 	a := c.free.take()
 	c.mu.Unlock()
+	a.held = held
 	if cap(a.buf) < dataOffset+n {
 		a.buf = make([]byte, dataOffset+n, max(dataOffset+n, 64))
 	}
@@ -175,9 +185,10 @@ func (c *Conn) release(a *Access) {
 		panic("vfiouser: access answered twice")
 	case accessOpen:
 		c.inUse--
-		c.room.Signal()
-	case accessExpired:
+	case accessExpired: // it still held its bytes
 	}
+	c.held -= a.held
+	c.room.Signal()
 	a.state = accessFree
 	if cap(a.buf) <= keepBuffer && len(c.free) < c.cfg.MaxOpen {
 		c.free = append(c.free, a)

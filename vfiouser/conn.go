@@ -45,7 +45,8 @@ type Conn struct {
 	open    list[Access] // not answered, oldest first
 	free    freeList[Access]
 	inUse   int        // accesses that the handler holds and that have not expired
-	room    *sync.Cond // inUse has shrunk
+	held    int        // bytes of the accesses that the handler holds, also of those that have expired
+	room    *sync.Cond // inUse or held has shrunk
 	timer   *time.Timer
 	timerOn bool
 	dma     dmaQueue

@@ -11,6 +11,12 @@ import (
 // maxClosing bounds the descriptors of one peer whose close has not ended.
 const maxClosing = 16
 
+// maxClosers bounds the closes of all peers that wait at one time: each holds a thread of
+// the system. Others wait for their turn.
+const maxClosers = 64
+
+var closers = make(chan struct{}, maxClosers)
+
 // disposer closes descriptors that a peer has sent. The peer chooses what they
 // are, and close(2) may wait for it: a socket may linger for hours, and a file of
 // a FUSE file system is flushed by a process of the peer. The disposer closes
@@ -30,7 +36,9 @@ func (d *disposer) close(fds []int) {
 		default:
 			d.closing.Add(1)
 			go func() { // not waited for: nothing ends a close
+				closers <- struct{}{}
 				_ = unix.Close(fd)
+				<-closers
 				d.closing.Add(-1)
 			}()
 		}

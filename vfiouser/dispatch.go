@@ -210,7 +210,7 @@ func (c *Conn) deviceReset(m *message) error {
 	if !c.cfg.Resettable {
 		return unix.ENOSYS
 	}
-	a := c.accept(m, 0)
+	a := c.accept(m, 0, 0)
 	if a == nil {
 		return nil
 	}
@@ -243,7 +243,7 @@ func (c *Conn) regionRead(m *message) error {
 	if err := c.check(req, RegionFlagRead); err != nil {
 		return err
 	}
-	a := c.accept(m, int(req.Count))
+	a := c.accept(m, int(req.Count), 0)
 	if a == nil {
 		return nil
 	}
@@ -282,11 +282,11 @@ func (c *Conn) write(m *message, req RegionAccess, data []byte) error {
 		return err
 	}
 	lend := m.NoReply() && len(data) > keepBuffer
-	own := len(data)
+	own, lent := len(data), 0
 	if lend {
-		own = 0
+		own, lent = 0, len(c.fr.buf)
 	}
-	a := c.accept(m, own)
+	a := c.accept(m, own, lent)
 	if a == nil {
 		return nil
 	}

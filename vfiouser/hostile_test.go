@@ -5,6 +5,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"testing"
 	"time"
 
@@ -51,6 +52,54 @@ func drain[T any](ch chan T) {
 		default:
 			return
 		}
+	}
+}
+
+// Posted writes that the handler keeps hold the buffer in which they arrived. The
+// server reads no further when those buffers are large together.
+func TestHeldBytesAreBounded(t *testing.T) {
+	const size, total = testBAR2, 40
+	f := serve(t)
+	p, _ := f.connect()
+	kept := make(chan *Access, total)
+	f.dev.mu.Lock()
+	f.dev.hold[2] = kept
+	f.dev.mu.Unlock()
+	large := p.message(10, 0x10, access(2, 0, size, make([]byte, size)...))
+	small := p.message(10, 0x10, access(2, 0, 2*keepBuffer, make([]byte, 2*keepBuffer)...))
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		for i := range total {
+			if i == 0 {
+				_, _ = p.Write(large)
+			} else {
+				_, _ = p.Write(small)
+			}
+		}
+	}()
+	most := 0
+	for n := 0; n < total; {
+		var round []*Access
+		for n < total && len(round) < maxHeld/(size+dataOffset)-1 {
+			a := <-kept
+			round = append(round, a)
+			n++
+		}
+		for range 1000 { // the server may read on
+			runtime.Gosched()
+		}
+		c := round[0].conn
+		c.mu.Lock()
+		most = max(most, c.held)
+		c.mu.Unlock()
+		for _, a := range round {
+			a.Reply()
+		}
+	}
+	<-sent
+	if most > maxHeld {
+		t.Errorf("the handler held %d bytes, want at most %d", most, maxHeld)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -184,6 +185,39 @@ func TestDescriptorsThatDoNotClose(t *testing.T) {
 	}
 	_ = waitErr(t, f.dev.disconnected)
 	f.dial().wantErr(unix.EBUSY, 1, []byte(qemuVersion))
+}
+
+// The closes that wait are bounded for all peers together. The others follow when
+// those have ended.
+func TestClosesTakeTurns(t *testing.T) {
+	var next disposer
+	t.Cleanup(func() { // the peers have ended the waits
+		for limit := time.Now().Add(patience); next.closing.Load() > 0; runtime.Gosched() {
+			if time.Now().After(limit) {
+				t.Fatal("the last descriptor is not closed")
+			}
+		}
+	})
+	stuck := make([]disposer, maxClosers/maxClosing)
+	for i := range stuck {
+		for range maxClosing {
+			stuck[i].close([]int{lingering(t)})
+		}
+	}
+	for limit := time.Now().Add(patience); len(closers) < maxClosers; runtime.Gosched() {
+		if time.Now().After(limit) {
+			t.Fatalf("%d closes wait, want %d", len(closers), maxClosers)
+		}
+	}
+	fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	must(t, err)
+	next.close([]int{fd})
+	for range 1000 {
+		runtime.Gosched()
+	}
+	if next.closing.Load() != 1 {
+		t.Error("one more descriptor was closed beside those that wait")
+	}
 }
 
 // maps returns the number of mappings of memfds in this process.
