@@ -66,6 +66,47 @@ func TestHandlersCannotKeepTheGroup(t *testing.T) {
 	}
 }
 
+// Two handlers that keep each other busy for ever get half of a processor. Work of
+// some milliseconds is not slowed down.
+func TestBusyGroupRests(t *testing.T) {
+	const cost = 100 * time.Microsecond
+	n := newNetwork(t, 1)
+	var a, b end
+	pair(t, n, 1, &a, &b)
+	owed := map[*end]int{&a: 1}
+	for h, to := range map[*end]*end{&a: &b, &b: &a} {
+		h.receive = func(Entry, *tlp.Packet) bool { owed[h]++; return true }
+		h.transmit = func(e Entry) {
+			for owed[h] > 0 && h.binding.HandOver(e, to.binding, write(0, 4)) {
+				owed[h]--
+			}
+		}
+	}
+	a.driver.cost = cost
+	start := n.now
+	a.with(func(e Entry) { a.binding.Touch(e) })
+	n.run(start+3*time.Millisecond, nil)
+	if a.driver.busy < 2900*time.Microsecond {
+		t.Errorf("the group worked for %v of its first 3 ms", a.driver.busy)
+	}
+	n.run(start+time.Second, nil)
+	if share := float64(a.driver.busy) / float64(n.now-start); share < 0.4 || share > 0.55 {
+		t.Errorf("the group worked for %.2f of a second, want half", share)
+	}
+	if s := a.binding.link.State(); s != link.Up {
+		t.Errorf("the link of the busy pair is %v", s)
+	}
+
+	// An entry during a rest does little.
+	n.run(n.now+time.Second, a.driver.group.Resting)
+	before := a.arrived + b.arrived
+	a.driver.cost = 0
+	a.with(func(Entry) {})
+	if did := a.arrived + b.arrived - before; did > restBudget {
+		t.Errorf("%d TLPs were handed over during a rest", did)
+	}
+}
+
 // A flood in one direction is cut into entries, in order and without loss.
 func TestFloodIsCutIntoEntries(t *testing.T) {
 	const total = 10*entryBudget + 7

@@ -29,6 +29,7 @@ type Group struct {
 	bindings []*Binding // in the order of Attach
 	wake     time.Duration
 	budget   int // that is left of the entry
+	pace     pace
 
 	touched []*Binding // handlers that are to transmit
 	pumped  []*Binding // links that are to transmit
@@ -44,6 +45,9 @@ func NewGroup(cfg Config) *Group { return &Group{cfg: cfg, wake: machine.Never} 
 // wanted to be woken by now transmit when the group settles.
 func (g *Group) Enter(now time.Duration) Entry {
 	g.now, g.budget = now, entryBudget
+	if g.Resting() {
+		g.budget = restBudget
+	}
 	if now >= g.wake {
 		g.wakeDue()
 	}
@@ -60,10 +64,10 @@ func (g *Group) wakeDue() {
 }
 
 // Wake returns when the group wants to be entered again, or machine.Never. It is
-// soon after the entry if that has used up its budget.
+// soon after the entry if that has used up its budget, or after a rest.
 func (g *Group) Wake() time.Duration {
 	if g.Pending() {
-		return min(g.wake, machine.After(g.now, resumeDelay))
+		return min(g.wake, max(machine.After(g.now, resumeDelay), g.pace.restTo))
 	}
 	return g.wake
 }

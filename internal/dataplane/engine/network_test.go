@@ -45,6 +45,8 @@ type driver struct {
 	*proxy
 	group   *Group
 	entries int
+	cost    time.Duration // of an entry that leaves work undone; 0: none takes time
+	busy    time.Duration // total cost
 }
 
 func newNetwork(t testing.TB, seed uint64, plans ...fault.Plan) *network {
@@ -76,7 +78,14 @@ func (d *driver) Enter() Entry {
 	return d.group.Enter(d.net.now)
 }
 
-func (d *driver) Leave(e Entry) { d.group.Settle(e) }
+func (d *driver) Leave(e Entry) {
+	d.group.Settle(e)
+	if d.cost > 0 && d.group.Pending() {
+		d.group.Spent(d.cost, 1)
+		d.net.now += d.cost
+		d.busy += d.cost
+	}
+}
 
 func (d *driver) Buffer() *Buffer { return &d.buffer }
 func (d *driver) Release(*Buffer) {}

@@ -63,6 +63,7 @@ type Fabric struct {
 	captures captures
 
 	sources sources
+	pending atomic.Int32 // groups that have work left
 
 	mtuMu     sync.Mutex // guards the two fields below
 	mtus      []int

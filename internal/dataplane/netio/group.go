@@ -31,6 +31,7 @@ type Group struct {
 	alarm   alarm
 	rang    func(engine.Entry) // notes that the alarm has fired
 	closing []closing
+	pending bool // counted in fabric.pending
 
 	waiting atomic.Int32 // length of posted, read without the mutex
 	postMu  sync.Mutex   // guards posted
@@ -80,7 +81,10 @@ func (g *Group) Leave(e engine.Entry) {
 		g.runPosted(e)
 		g.machine.Settle(e)
 		g.noteClosed(e)
-		if g.machine.Pending() || round == postRounds {
+		if pending := g.machine.Pending(); pending || g.pending {
+			g.notePending(e, pending)
+		}
+		if round == postRounds || g.pending && !g.machine.Resting() {
 			g.alarm.setExactly(e.Now(), e.Now()) // once other goroutines have run
 		} else {
 			g.alarm.set(e.Now(), g.machine.Wake())
@@ -91,6 +95,24 @@ func (g *Group) Leave(e engine.Entry) {
 			return
 		}
 		e = g.entered()
+	}
+}
+
+// notePending counts the groups that have work left, and tells this one how long it
+// has worked.
+func (g *Group) notePending(e engine.Entry, pending bool) {
+	crowd := &g.fabric.pending
+	if pending != g.pending {
+		g.pending = pending
+		if pending {
+			crowd.Add(1)
+		} else {
+			crowd.Add(-1)
+		}
+	}
+	if pending {
+		processors := cap(g.fabric.compute)
+		g.machine.Spent(g.fabric.Now()-e.Now(), (int(crowd.Load())+processors-1)/processors)
 	}
 }
 
