@@ -273,14 +273,16 @@ func newBenchSoakCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "soak", Short: "Run a host and a box under random faults for a long time", Args: cobra.NoArgs,
-		Long: `Run a host proxy and a box proxy with several bindings over two paths of the loopback
-interface, under random faults: loss, duplication, reordering, corruption, delay, a
-bottleneck, a smaller MTU, a path cut in one or both directions, all paths cut, a
-jumping clock, and a proxy that is killed and restarted.
+		Long: `Run a host proxy and two box proxies with several bindings over two paths of the
+loopback interface, under random faults: loss, duplication, reordering, corruption,
+delay, a bottleneck, a smaller MTU, a path cut in one or both directions, all paths
+cut, a jumping clock, and a proxy or a device server that is killed and restarted.
 
-Meanwhile the benchmark attaches, uses and detaches devices: copies in both
-directions, numbered posted writes and register accesses, all verified. Each of these
-is a violation: a wrong byte; a posted write that does not arrive exactly once and in
+Meanwhile the benchmark attaches, uses and detaches devices, three quarters of them
+software GPUs and one quarter device servers: copies in both directions, copies between
+two GPUs of one box and of two boxes, numbered posted writes and register accesses, all
+verified. With --busy, other processes use the processors too. Each of these is a
+violation: a wrong byte; a posted write that does not arrive exactly once and in
 order; an operation that fails without a fault that can end a binding; an operation
 that neither completes nor fails; the two ends of a link counting different TLPs; and
 more memory, goroutines or file descriptors at the end than after the warm-up.
@@ -288,10 +290,11 @@ more memory, goroutines or file descriptors at the end than after the warm-up.
 The exit code is 1 after a violation. The command prints the seed that repeats the
 run.`,
 		Example: `  dxpu bench soak --duration 5m
-  dxpu bench soak --duration 1h --seed 7 --json`,
+  dxpu bench soak --duration 1h --seed 7 --json
+  dxpu bench soak --duration 1h --bindings 34 --busy 16`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.Duration <= 0 || o.Bindings < 2 || o.Bindings > soak.MaxBindings {
-				return usagef("--duration %v, --bindings %d: want a positive duration and 2 to %d bindings", o.Duration, o.Bindings, soak.MaxBindings)
+			if o.Duration <= 0 || o.Bindings < soak.MinBindings || o.Bindings > soak.MaxBindings {
+				return usagef("--duration %v, --bindings %d: want a positive duration and %d to %d bindings", o.Duration, o.Bindings, soak.MinBindings, soak.MaxBindings)
 			}
 			o.Progress = func(format string, args ...any) { fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...) }
 			if err := inRange("--busy", 0, bench.MaxBusy, o.Busy); err != nil {
@@ -311,7 +314,7 @@ run.`,
 	f := cmd.Flags()
 	f.DurationVar(&o.Duration, "duration", time.Hour, "duration of the run")
 	f.Uint64Var(&o.Seed, "seed", 0, "seed of the faults and of the hosts' operations (default: random, and printed)")
-	f.IntVar(&o.Bindings, "bindings", 4, "number of devices, half on an embedded host and half on vfio-user clients")
+	f.IntVar(&o.Bindings, "bindings", soak.MinBindings, "number of devices, half on an embedded host and half on vfio-user clients")
 	busyFlag(f, &o.Busy)
 	f.DurationVar(&o.Every, "every", 10*time.Second, "interval between two progress reports")
 	jsonFlag(cmd, &asJSON)
@@ -329,6 +332,9 @@ func printSoak(w io.Writer, r *soak.Report) {
 	t.row("bytes requested", a.Asked, "")
 	t.row("bytes transferred and verified", a.Done, "")
 	t.row("bytes reported lost", a.Lost, fmt.Sprintf("%d of %d operations", a.LostOperations, a.Operations))
+	t.row("of them between GPUs of one box", a.PeerBytes-a.FarPeerBytes, "")
+	t.row("of them between GPUs of two boxes", a.FarPeerBytes, "")
+	t.row("of them moved by device servers", a.ServerBytes, "")
 	t.row("posted writes, exactly once and in order", a.PostedWrites, "")
 	t.row("bindings", a.Sessions, fmt.Sprintf("%d ended with a reported loss, %d did not come up", a.LostSessions, a.FailedAttaches))
 	t.row("bindings with equal TLP counts at both ends", a.BalancedSessions, "")

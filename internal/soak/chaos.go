@@ -18,10 +18,10 @@ type chaos struct {
 
 	mu     sync.Mutex // guards the fields below
 	counts map[string]int
-	outage bool // every path drops all datagrams
-	plans  [paths][2]fault.Plan
-	lanes  [paths + 1]lane // of each path, and of the faults of everything
-	severe bool            // one path hardly works: the other one must
+	outage bool                 // every path drops all datagrams
+	plans  [paths][2]fault.Plan // of the host and of the boxes
+	lanes  [paths + 1]lane      // of each path, and of the faults of everything
+	severe bool                 // one path hardly works: the other one must
 	seed   uint64
 }
 
@@ -50,12 +50,14 @@ const (
 	faultDelay     = "delay"
 	faultPartition = "partition of a path"
 	faultOneWay    = "one-way partition of a path"
+	faultReorder   = "heavy reordering"
 	faultMTU       = "MTU drop"
 	faultRate      = "bottleneck"
 	faultOutage    = "outage of all paths"
 	faultJump      = "clock jump"
 	faultBox       = "box restart"
 	faultHost      = "host restart"
+	faultServer    = "device server restart"
 )
 
 func newChaos(of *cluster, l *ledger, seed uint64) *chaos {
@@ -63,10 +65,10 @@ func newChaos(of *cluster, l *ledger, seed uint64) *chaos {
 	for i := range c.lanes {
 		c.lanes[i] = lane{
 			rand:  rand.New(rand.NewPCG(seed, 1<<32|uint64(i))),
-			cards: []string{faultMild, faultMild, faultHeavy, faultDelay, faultPartition, faultOneWay, faultMTU, faultRate},
+			cards: []string{faultMild, faultMild, faultReorder, faultReorder, faultHeavy, faultDelay, faultPartition, faultOneWay, faultMTU, faultRate},
 		}
 	}
-	c.lanes[paths].cards = []string{faultOutage, faultJump, faultBox, faultHost}
+	c.lanes[paths].cards = []string{faultOutage, faultJump, faultBox, faultHost, faultServer}
 	return c
 }
 
@@ -120,6 +122,8 @@ func (c *chaos) pathFault(ctx context.Context, r *rand.Rand, path int, kind stri
 		case faultHeavy:
 			severe = true
 			*p = fault.Plan{Loss: share(.2), Dup: share(.2), Reorder: share(.3), Corrupt: share(.2), Jitter: between(r, 0, time.Millisecond)}
+		case faultReorder:
+			*p = fault.Plan{Reorder: share(.5), Jitter: between(r, 0, 3*time.Millisecond)}
 		case faultDelay:
 			*p = fault.Plan{Delay: between(r, 0, 10*time.Millisecond), Jitter: between(r, 0, 2*time.Millisecond)}
 		case faultPartition:
@@ -164,7 +168,7 @@ func (c *chaos) takeSevere() bool {
 
 // bindingFault injects a fault that may end bindings.
 func (c *chaos) bindingFault(ctx context.Context, r *rand.Rand, kind string) {
-	side := r.IntN(2)
+	side := r.IntN(sides)
 	outage, by := between(r, leastOutage, mostOutage), between(r, leastJump, mostJump)
 	began := time.Now()
 	c.count(kind)
@@ -176,8 +180,12 @@ func (c *chaos) bindingFault(ctx context.Context, r *rand.Rand, kind string) {
 		c.setOutage(false)
 	case faultJump:
 		c.cluster.jump(side, by)
+	case faultServer:
+		if err := c.cluster.restartServer(r.Uint64()); err != nil {
+			c.ledger.violate("%s: %v", kind, err)
+		}
 	case faultBox, faultHost:
-		side = boxSide
+		side = nearBox + side%boxes
 		if kind == faultHost {
 			side = hostSide
 		}
@@ -218,7 +226,8 @@ func (c *chaos) reapply() {
 }
 
 func (c *chaos) applyLocked(path int) {
-	for side, plan := range c.plans[path] {
+	for side := range sides {
+		plan := c.plans[path][min(side, nearBox)]
 		if c.outage {
 			plan = fault.Plan{Partitions: []fault.Window{{To: 24 * time.Hour}}}
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/dxpu-project/dxpu/device/gpu"
 	"github.com/dxpu-project/dxpu/device/gpu/driver"
 	"github.com/dxpu-project/dxpu/device/gpu/driver/vfiouserbus"
+	"github.com/dxpu-project/dxpu/device/vfioserver"
 	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/agent/agenttest"
@@ -23,40 +25,45 @@ import (
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
 
-// Node numbers in the manager's place: each virtual switch of the host is a node.
 const (
-	boxNumber      = 1
-	embeddedNumber = 2
-	vmNumber       = 3
-)
-
-const (
-	paths    = 2
-	gpuVRAM  = 16 << 20
-	hostSize = 32 << 20 // memory of the embedded host
+	paths   = 2
+	gpuVRAM = 16 << 20
+	// Memory of the embedded host: for the program, and for each of its devices.
+	hostBase, hostEach = 8 << 20, 6 << 20
 )
 
 // Sides of the network.
 const (
-	hostSide = 0
-	boxSide  = 1
+	hostSide = iota
+	nearBox
+	farBox
+	sides
 )
 
-// cluster is a box proxy and a host proxy with two virtual switches, one of an
+const boxes = sides - nearBox
+
+// Node numbers in the manager's place: each virtual switch of the host is a node.
+var (
+	switchNumbers = [...]uint32{1, 2}
+	boxNumbers    = [boxes]uint32{3, 4}
+)
+
+// cluster is two box proxies and a host proxy with two virtual switches, one of an
 // embedded host and one of a VM. It acts as their manager: it gives each its
 // desired state, also after a restart.
 type cluster struct {
-	slots int // of the box; slot i of the host is bound to slot i of the box, the embedded host has the first half
+	slots []place // of the host
 	dir   string
 
-	mu       sync.Mutex // guards the fields below
-	proxies  [2]*proxy  // by side; after a failed restart, the killed proxy
-	box      *boxproxy.Box
-	gpus     []*sequence
+	mu       sync.Mutex    // guards the fields below
+	proxies  [sides]*proxy // by side; after a failed restart, the killed proxy
+	boxes    [boxes]*boxproxy.Box
+	gpus     []*sequence     // by slot; nil: a device server
+	servers  []*deviceServer // by slot; nil: a GPU
 	switches [2]*hostproxy.Proxy
 	inside   *hostproxy.Embedded
 	vm       *hostproxy.VM
-	addrs    [2][]string
+	addrs    [sides][]string
 	wanted   map[int]*want // by slot
 	revision uint64
 	epoch    uint64
@@ -65,7 +72,7 @@ type cluster struct {
 	news   chan struct{} // closed and replaced at each change of a side
 }
 
-// want is the desired binding of slot i of the host and slot i of the box.
+// want is the desired binding of a slot.
 type want struct {
 	id     string
 	epoch  uint64
@@ -80,19 +87,21 @@ type proxy struct {
 }
 
 func newCluster(slots int, dir string) (*cluster, error) {
-	c := &cluster{slots: slots, dir: dir, wanted: map[int]*want{}, news: make(chan struct{})}
-	c.addrs = [2][]string{{"127.0.0.1:0", "127.0.0.1:0"}, {"127.0.0.1:0", "127.0.0.1:0"}}
+	c := &cluster{
+		slots: places(slots), dir: dir, wanted: map[int]*want{}, news: make(chan struct{}),
+		gpus: make([]*sequence, slots), servers: make([]*deviceServer, slots),
+	}
+	for side := range c.addrs {
+		c.addrs[side] = []string{"127.0.0.1:0", "127.0.0.1:0"}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := errors.Join(c.startBoxLocked(), c.startHostLocked()); err != nil {
+	if err := errors.Join(c.startServersLocked(), c.startBoxLocked(nearBox), c.startBoxLocked(farBox), c.startHostLocked()); err != nil {
 		c.stopLocked()
 		return nil, err
 	}
 	return c, nil
 }
-
-// embedded returns the number of slots of the embedded host.
-func (c *cluster) embedded() int { return c.slots / 2 }
 
 func (c *cluster) close() {
 	c.mu.Lock()
@@ -104,6 +113,11 @@ func (c *cluster) stopLocked() {
 	for _, p := range c.proxies {
 		if p != nil {
 			p.end()
+		}
+	}
+	for _, s := range c.servers {
+		if s != nil {
+			s.stop()
 		}
 	}
 }
@@ -140,27 +154,52 @@ func (p *proxy) kill() {
 	_ = p.runParts.Close()
 }
 
-func (c *cluster) startBoxLocked() error {
-	p, err := c.openLocked(boxSide)
-	if err != nil {
-		return err
-	}
-	c.gpus = nil
-	var slots []boxproxy.Slot
-	for i := range c.slots {
-		g, err := gpu.New(gpu.Spec{VRAM: gpuVRAM, Serial: uint64(i + 1)})
+func (c *cluster) startServersLocked() error {
+	for slot, p := range c.slots {
+		if !p.server {
+			continue
+		}
+		s, err := newDeviceServer(filepath.Join(c.dir, fmt.Sprintf("server%d", slot)))
 		if err != nil {
 			return err
 		}
-		s := &sequence{GPU: g}
-		slots, c.gpus = append(slots, boxproxy.Slot{Device: s}), append(c.gpus, s)
+		c.servers[slot] = s
+		if err := s.start(); err != nil {
+			return err
+		}
 	}
-	c.box, err = boxproxy.New(boxproxy.Config{Slots: slots, Fabric: p.fabric, Logger: slog.New(slog.DiscardHandler)})
+	return nil
+}
+
+func (c *cluster) startBoxLocked(side int) error {
+	p, err := c.openLocked(side)
 	if err != nil {
 		return err
 	}
-	c.box.OnChange(c.note)
-	p.runParts.Go(c.box.Run)
+	log := slog.New(slog.DiscardHandler)
+	var slots []boxproxy.Slot
+	for slot, at := range c.slots {
+		switch {
+		case at.box != side:
+			continue
+		case at.server:
+			slots = append(slots, boxproxy.Slot{Device: vfioserver.New(context.Background(), vfioserver.Spec{Socket: c.servers[slot].path}, log)})
+			continue
+		}
+		g, err := gpu.New(gpu.Spec{VRAM: gpuVRAM, Serial: uint64(slot + 1)})
+		if err != nil {
+			return err
+		}
+		c.gpus[slot] = &sequence{GPU: g}
+		slots = append(slots, boxproxy.Slot{Device: c.gpus[slot]})
+	}
+	box, err := boxproxy.New(boxproxy.Config{Slots: slots, Fabric: p.fabric, Logger: log})
+	if err != nil {
+		return err
+	}
+	c.boxes[side-nearBox] = box
+	box.OnChange(c.note)
+	p.runParts.Go(box.Run)
 	return nil
 }
 
@@ -170,14 +209,14 @@ func (c *cluster) startHostLocked() error {
 		return err
 	}
 	log := slog.New(slog.DiscardHandler)
-	c.inside = hostproxy.NewEmbedded(hostproxy.EmbeddedSpec{Memory: hostSize})
+	var slots [len(switchNumbers)]int
+	for _, at := range c.slots {
+		slots[at.on]++
+	}
+	c.inside = hostproxy.NewEmbedded(hostproxy.EmbeddedSpec{Memory: hostBase + slots[0]*hostEach})
 	c.vm = &hostproxy.VM{SocketDir: c.dir, Polling: reader.Polling{Window: reader.DefaultWindow}, Logger: log}
 	for i, front := range []hostproxy.Front{c.inside, c.vm} {
-		slots := c.embedded()
-		if i == 1 {
-			slots = c.slots - slots
-		}
-		c.switches[i], err = hostproxy.New(hostproxy.Config{Slots: slots, Front: front, Fabric: p.fabric, Domain: domain(i), Logger: log})
+		c.switches[i], err = hostproxy.New(hostproxy.Config{Slots: slots[i], Front: front, Fabric: p.fabric, Domain: domain(i), Logger: log})
 		if err != nil {
 			return err
 		}
@@ -194,26 +233,14 @@ func (c *cluster) restart(side int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.proxies[side].kill()
-	start := c.startBoxLocked
+	var err error
 	if side == hostSide {
-		start = c.startHostLocked
+		err = c.startHostLocked()
+	} else {
+		err = c.startBoxLocked(side)
 	}
-	err := start()
 	c.applyLocked()
 	return err
-}
-
-// setFault changes the faults of the datagrams that a side sends on a path.
-func (c *cluster) setFault(side, path int, plan fault.Plan, seed uint64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	_ = c.proxies[side].fabric.SetFault(path, plan, seed) // the path exists
-}
-
-func (c *cluster) jump(side int, by time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.proxies[side].fabric.Jump(by)
 }
 
 // note wakes the callers of until.
@@ -270,62 +297,81 @@ func (c *cluster) unbind(slot int) {
 	c.applyLocked()
 }
 
-// place returns the switch of a slot of the host, and its number there.
-func (c *cluster) place(slot int) (on, at int) {
-	if slot < c.embedded() {
-		return 0, slot
-	}
-	return 1, slot - c.embedded()
-}
-
 // applyLocked gives each part its desired state.
 func (c *cluster) applyLocked() {
 	c.revision++
-	hostAddrs, boxAddrs := agent.Addresses(c.proxies[hostSide].fabric), agent.Addresses(c.proxies[boxSide].fabric)
-	numbers := [...]uint32{embeddedNumber, vmNumber}
+	var addrs [sides][]*dxpuv1.PathAddress
+	for side, p := range c.proxies {
+		addrs[side] = agent.Addresses(p.fabric)
+	}
 	var bindings []agenttest.Binding
-	for slot := range c.slots {
+	for slot, at := range c.slots {
 		if w := c.wanted[slot]; w != nil {
-			on, at := c.place(slot)
 			bindings = append(bindings, agenttest.Binding{
-				ID: w.id, Epoch: w.epoch, Domain: domain(on), Secret: w.secret,
-				Host: agenttest.End{Node: numbers[on], Slot: uint32(at), Addresses: hostAddrs},
-				Box:  agenttest.End{Node: boxNumber, Slot: uint32(slot), Addresses: boxAddrs},
+				ID: w.id, Epoch: w.epoch, Domain: domain(at.on), Secret: w.secret,
+				Host: agenttest.End{Node: switchNumbers[at.on], Slot: uint32(at.at), Addresses: addrs[hostSide]},
+				Box:  agenttest.End{Node: boxNumbers[at.box-nearBox], Slot: uint32(at.in), Addresses: addrs[at.box]},
 			})
 		}
 	}
-	c.box.Apply(agenttest.Desired(boxNumber, c.revision, bindings...))
-	for i, h := range c.switches {
-		h.Apply(agenttest.Desired(numbers[i], c.revision, bindings...))
+	for i, b := range c.boxes {
+		b.Apply(agenttest.Desired(boxNumbers[i], c.revision, bindings...))
 	}
+	for i, h := range c.switches {
+		h.Apply(agenttest.Desired(switchNumbers[i], c.revision, bindings...))
+	}
+}
+
+// ends returns the reports of the host and the box about a slot.
+func (c *cluster) ends(slot int) (host, box *dxpuv1.ObservedSlot) {
+	at := c.slots[slot]
+	c.mu.Lock()
+	h, x := c.switches[at.on], c.boxes[at.box-nearBox]
+	c.mu.Unlock()
+	return h.Observe().Slots[at.at], x.Observe().Slots[at.in]
 }
 
 // observed returns the reports of both ends about a binding; nil: none.
 func (c *cluster) observed(slot int, w *want) (host, box *dxpuv1.ObservedBinding) {
-	c.mu.Lock()
-	on, at := c.place(slot)
-	h, x := c.switches[on], c.box
-	c.mu.Unlock()
+	h, x := c.ends(slot)
 	ours := func(s *dxpuv1.ObservedSlot) *dxpuv1.ObservedBinding {
 		if s.GetBinding().GetBindingId() == w.id {
 			return s.Binding
 		}
 		return nil
 	}
-	return ours(h.Observe().Slots[at]), ours(x.Observe().Slots[slot])
+	return ours(h), ours(x)
 }
 
-// device opens the bus of the device in a slot, and returns the device too.
-func (c *cluster) device(ctx context.Context, slot int) (driver.Bus, *sequence, error) {
+// open opens the bus of the device in a slot.
+func (c *cluster) open(ctx context.Context, slot int) (driver.Bus, error) {
+	at := c.slots[slot]
 	c.mu.Lock()
-	on, at := c.place(slot)
-	inside, vm, g := c.inside, c.vm, c.gpus[slot]
+	inside, vm := c.inside, c.vm
 	c.mu.Unlock()
-	if on == 0 {
-		bus, err := inside.Open(at)
-		return bus, g, err
+	if at.on == 0 {
+		return inside.Open(at.at)
 	}
-	o := vfiouserbus.Options{BAR32: 0xc000_0000 + uint64(at)<<24, BAR64: 0x80_0000_0000 + uint64(at)<<36}
-	bus, err := o.Open(ctx, vm.Socket(at))
-	return bus, g, err
+	o := vfiouserbus.Options{BAR32: 0xc000_0000 + uint64(at.at)<<24, BAR64: 0x80_0000_0000 + uint64(at.at)<<36}
+	return o.Open(ctx, vm.Socket(at.at))
+}
+
+// gpu returns the software GPU behind a slot; nil: a device server.
+func (c *cluster) gpu(slot int) *sequence {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.gpus[slot]
+}
+
+// setFault changes the faults of the datagrams that a side sends on a path.
+func (c *cluster) setFault(side, path int, plan fault.Plan, seed uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_ = c.proxies[side].fabric.SetFault(path, plan, seed) // the path exists
+}
+
+func (c *cluster) jump(side int, by time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.proxies[side].fabric.Jump(by)
 }

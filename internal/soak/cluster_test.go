@@ -10,12 +10,12 @@ import (
 // A restart on an address in use is an error of the run. Later faults of that proxy
 // have no effect.
 func TestRestartWithoutAnAddress(t *testing.T) {
-	for _, side := range []int{hostSide, boxSide} {
-		c, err := newCluster(2, t.TempDir())
+	for _, side := range []int{hostSide, nearBox, farBox} {
+		c, err := newCluster(MinBindings, t.TempDir())
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.addrs[side][0] = c.addrs[1-side][0]
+		c.addrs[side][0] = c.addrs[(side+1)%sides][0]
 		if err := c.restart(side); err == nil {
 			t.Errorf("side %d was started on an address in use", side)
 		}

@@ -20,6 +20,11 @@ type Account struct {
 	LostOperations uint64 `json:"lost_operations"`
 	PostedWrites   uint64 `json:"posted_writes"` // numbered; all arrived once and in order
 	Interrupts     uint64 `json:"interrupts"`
+	// PeerBytes are those of Done that GPUs exchanged without host memory, FarPeerBytes
+	// those of them between two boxes; ServerBytes are those that device servers moved.
+	PeerBytes    uint64 `json:"peer_bytes"`
+	FarPeerBytes uint64 `json:"far_peer_bytes"`
+	ServerBytes  uint64 `json:"server_bytes"`
 	// Sessions counts the bindings that were attached. LostSessions ended in a
 	// reported loss, BalancedSessions with equal TLP counters at both ends.
 	Sessions         uint64 `json:"sessions"`
@@ -30,7 +35,8 @@ type Account struct {
 
 // ledger keeps the account of a run, its violations and its excuses for losses.
 type ledger struct {
-	began time.Time
+	began    time.Time
+	progress func(format string, args ...any) // gets each violation at once
 
 	mu         sync.Mutex // guards the fields below
 	account    Account
@@ -68,11 +74,16 @@ func (l *ledger) total() Account {
 
 // violate records a violation.
 func (l *ledger) violate(format string, args ...any) {
+	text := fmt.Sprintf("%v: %s", time.Since(l.began).Round(time.Millisecond), fmt.Sprintf(format, args...))
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.count++; len(l.violations) < maxViolations {
-		at := time.Since(l.began).Round(time.Millisecond)
-		l.violations = append(l.violations, fmt.Sprintf("%v: %s", at, fmt.Sprintf(format, args...)))
+	l.count++
+	room := len(l.violations) < maxViolations
+	if room {
+		l.violations = append(l.violations, text)
+	}
+	l.mu.Unlock()
+	if room {
+		l.progress("VIOLATION after %s", text)
 	}
 }
 

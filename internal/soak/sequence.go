@@ -11,12 +11,28 @@ import (
 	"github.com/dxpu-project/dxpu/tlp"
 )
 
-// sequence is a software GPU that checks the writes to its first scratch register:
-// they should be the numbers 0, 1, 2 and so on after each conventional reset.
-type sequence struct {
-	*gpu.GPU
+// numbers checks the writes to a register: they should be the numbers 0, 1, 2 and so
+// on after each reset.
+type numbers struct {
 	seen  atomic.Uint64 // writes since the reset
 	wrong atomic.Uint64 // writes that were not the next number
+}
+
+func (n *numbers) note(v uint32) {
+	if next := n.seen.Add(1) - 1; uint64(v) != next&0xffff_ffff {
+		n.wrong.Add(1)
+	}
+}
+
+func (n *numbers) restart() {
+	n.seen.Store(0)
+	n.wrong.Store(0)
+}
+
+// sequence is a software GPU that checks the writes to its first scratch register.
+type sequence struct {
+	*gpu.GPU
+	numbers
 }
 
 var (
@@ -29,9 +45,7 @@ var (
 func (s *sequence) Receive(now time.Duration, p *tlp.Packet) bool {
 	if p.Type == tlp.MWr && len(p.Data) == 4 {
 		if bar, off, ok := s.Config().Decode(p.Addr, 4); ok && bar == reg.BARRegisters && off == reg.Scratch {
-			if n := s.seen.Add(1) - 1; uint64(binary.LittleEndian.Uint32(p.Data)) != n&0xffff_ffff {
-				s.wrong.Add(1)
-			}
+			s.note(binary.LittleEndian.Uint32(p.Data))
 		}
 	}
 	return s.GPU.Receive(now, p)
@@ -40,8 +54,7 @@ func (s *sequence) Receive(now time.Duration, p *tlp.Packet) bool {
 // Reset implements device.Device.
 func (s *sequence) Reset(now time.Duration, kind device.ResetKind) {
 	if kind == device.ConventionalReset {
-		s.seen.Store(0)
-		s.wrong.Store(0)
+		s.restart()
 	}
 	s.GPU.Reset(now, kind)
 }

@@ -1,4 +1,4 @@
-// Package soak runs a host proxy and a box proxy under random faults for a given
+// Package soak runs a host proxy and two box proxies under random faults for a given
 // time and checks that every requested byte arrives or its loss is reported and has
 // a cause, that every posted write arrives once and in order, and that the use of
 // memory, goroutines and file descriptors does not grow. "dxpu bench soak" prints
@@ -21,15 +21,15 @@ import (
 type Options struct {
 	Duration time.Duration // default an hour
 	Seed     uint64        // 0: a random one; see Report.Seed
-	Bindings int           // default 4: half of an embedded host, half of vfio-user clients
+	Bindings int           // default 8: half of an embedded host, half of vfio-user clients
 	Busy     int           // processes beside the run that keep a processor busy; the caller starts them
 	// Progress, if set, gets a line about the run every Every.
 	Progress func(format string, args ...any)
 	Every    time.Duration // default 10 s
 }
 
-// MaxBindings bounds Options.Bindings.
-const MaxBindings = 32
+// Limits of Options.Bindings: with fewer there is no device server, and no pair of GPUs in two boxes.
+const MinBindings, MaxBindings = 2 * layoutPeriod, 64
 
 func (o Options) withDefaults() Options {
 	if o.Duration == 0 {
@@ -39,7 +39,7 @@ func (o Options) withDefaults() Options {
 		o.Seed = rand.Uint64() >> 32 // short enough to type
 	}
 	if o.Bindings == 0 {
-		o.Bindings = 4
+		o.Bindings = MinBindings
 	}
 	if o.Progress == nil {
 		o.Progress = func(string, ...any) {}
@@ -81,6 +81,7 @@ type run struct {
 	cluster *cluster
 	chaos   *chaos
 	ledger  ledger
+	peers   *peers
 	watch   stallWatch
 	samples []Sample
 }
@@ -98,16 +99,16 @@ const (
 // could not start; violations are in the report.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	o = o.withDefaults()
-	if o.Bindings < 2 || o.Bindings > MaxBindings {
-		return nil, fmt.Errorf("soak: %d bindings: want 2 to %d", o.Bindings, MaxBindings)
+	if o.Bindings < MinBindings || o.Bindings > MaxBindings {
+		return nil, fmt.Errorf("soak: %d bindings: want %d to %d", o.Bindings, MinBindings, MaxBindings)
 	}
 	dir, err := os.MkdirTemp("", "dxpu") // short: a socket's path has 107 bytes
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	r := &run{opts: o, began: time.Now()}
-	r.ledger.began = r.began
+	r := &run{opts: o, began: time.Now(), peers: newPeers()}
+	r.ledger.began, r.ledger.progress = r.began, o.Progress
 	if r.cluster, err = newCluster(o.Bindings, dir); err != nil {
 		return nil, fmt.Errorf("soak: %w", err)
 	}
@@ -172,7 +173,7 @@ func (r *run) part(ctx context.Context, n uint64, length time.Duration) bool {
 	bad.Go(func() { r.chaos.run(chaosCtx) })
 	stop := make(chan struct{})
 	for slot := range r.opts.Bindings {
-		w := newWorker(r.cluster, &r.ledger, slot, rand.New(rand.NewPCG(r.opts.Seed, n<<16|uint64(slot))))
+		w := &worker{cluster: r.cluster, ledger: &r.ledger, peers: r.peers, slot: slot, rand: rand.New(rand.NewPCG(r.opts.Seed, n<<16|uint64(slot)))}
 		work.Go(func() { w.run(stop) })
 	}
 	<-ctx.Done()

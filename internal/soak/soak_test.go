@@ -22,7 +22,8 @@ func TestSoak(t *testing.T) {
 	if !rep.OK {
 		t.Errorf("seed %d:\n%s", rep.Seed, strings.Join(rep.Violations, "\n"))
 	}
-	if rep.Account.Done == 0 || rep.Account.PostedWrites == 0 || rep.Account.BalancedSessions == 0 {
+	if rep.Account.Done == 0 || rep.Account.PostedWrites == 0 || rep.Account.BalancedSessions == 0 ||
+		rep.Account.FarPeerBytes == 0 || rep.Account.PeerBytes == rep.Account.FarPeerBytes || rep.Account.ServerBytes == 0 {
 		t.Error("the run did no work")
 	}
 }

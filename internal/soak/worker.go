@@ -1,16 +1,11 @@
 package soak
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
-	"github.com/dxpu-project/dxpu/device/gpu/driver"
 )
 
 const (
@@ -24,12 +19,9 @@ const (
 type worker struct {
 	cluster *cluster
 	ledger  *ledger
+	peers   *peers
 	slot    int
 	rand    *rand.Rand
-}
-
-func newWorker(c *cluster, l *ledger, slot int, random *rand.Rand) *worker {
-	return &worker{cluster: c, ledger: l, slot: slot, rand: random}
 }
 
 const (
@@ -46,8 +38,9 @@ func (w *worker) run(stop <-chan struct{}) {
 	for !isClosed(stop) {
 		began := time.Now()
 		b := w.cluster.bind(w.slot)
+		release := func() {}
 		if w.awaitAttached(b, began) {
-			w.session(b, stop)
+			release = w.session(b, stop)
 		}
 		w.cluster.unbind(w.slot)
 		if !w.cluster.until(detachLimit, func() bool {
@@ -57,6 +50,7 @@ func (w *worker) run(stop <-chan struct{}) {
 			h, x := w.cluster.observed(w.slot, b)
 			w.ledger.violate("slot %d: %v after the detach the host reports %v, the box %v", w.slot, detachLimit, h.GetState(), x.GetState())
 		}
+		release()
 	}
 }
 
@@ -95,81 +89,4 @@ func (w *worker) ends(b *want) string {
 	h, x := w.cluster.observed(w.slot, b)
 	return fmt.Sprintf("the host reports %v (%s) and %d completion timeouts, the box %v (%s)",
 		h.GetState(), h.GetDetail(), h.GetCounters().GetCompletionTimeouts(), x.GetState(), x.GetDetail())
-}
-
-// session is the use of one attached device. Two lanes use it concurrently: one
-// copies, the other writes and reads registers.
-type session struct {
-	*worker
-	want   *want
-	dev    *driver.Device
-	gpu    *sequence
-	ended  atomic.Bool // by a reported loss
-	writes uint64      // numbered ones so far
-}
-
-// session uses the device until a random time is over or stop is closed.
-func (w *worker) session(b *want, stop <-chan struct{}) {
-	began := time.Now()
-	w.ledger.add(func(a *Account) { a.Sessions++ })
-	length := between(w.rand, leastSession, mostSession)
-	copies, accesses := rand.New(rand.NewPCG(w.rand.Uint64(), 1)), rand.New(rand.NewPCG(w.rand.Uint64(), 2))
-	s := &session{worker: w, want: b}
-	ctx, cancel := context.WithTimeout(context.Background(), operationLimit)
-	defer cancel()
-	bus, g, err := w.cluster.device(ctx, w.slot)
-	if err == nil {
-		s.gpu = g
-		if s.dev, err = driver.Open(ctx, bus, driver.Options{}); err != nil {
-			err = errors.Join(err, bus.Close())
-		}
-	}
-	if err != nil {
-		w.ledger.add(func(a *Account) { a.LostSessions++ })
-		w.ledger.lose(began, "slot %d: open the device: %v: %s", w.slot, err, w.ends(b))
-		return
-	}
-	over := func() bool { return s.ended.Load() || isClosed(stop) || time.Since(began) > length }
-	var lanes sync.WaitGroup
-	lanes.Go(func() { s.copyLane(copies, over) })
-	lanes.Go(func() { s.accessLane(accesses, over) })
-	lanes.Wait()
-	if !s.ended.Load() {
-		s.balance()
-	}
-	arrived, _ := s.dev.Interrupts()
-	w.ledger.add(func(a *Account) {
-		a.Interrupts += arrived
-		if s.ended.Load() {
-			a.LostSessions++
-		}
-	})
-	if err := errors.Join(s.dev.Close(), bus.Close()); err != nil && !s.ended.Load() {
-		w.ledger.lose(began, "slot %d: close the device: %v: %s", w.slot, err, w.ends(b))
-	}
-}
-
-// balance compares the counters of both ends of the link: all that one end has sent
-// must have arrived at the other, because the lanes have ended.
-func (s *session) balance() {
-	b, began := s.want, time.Now()
-	var host, box *dxpuv1.Counters
-	even := s.cluster.until(operationLimit, func() bool {
-		h, x := s.cluster.observed(s.slot, b)
-		host, box = h.GetCounters(), x.GetCounters()
-		return h.GetState() != attached || x.GetState() != attached ||
-			host.GetTlpsSent() == box.GetTlpsReceived() && host.GetTlpsReceived() == box.GetTlpsSent() &&
-				host.GetBytesSent() == box.GetBytesReceived() && host.GetBytesReceived() == box.GetBytesSent()
-	})
-	h, x := s.cluster.observed(s.slot, b)
-	switch {
-	case !even:
-		s.ledger.violate("slot %d: the host has sent %d TLPs and received %d, the box has received %d and sent %d", s.slot,
-			host.GetTlpsSent(), host.GetTlpsReceived(), box.GetTlpsReceived(), box.GetTlpsSent())
-	case h.GetState() != attached || x.GetState() != attached:
-		s.ended.Store(true)
-		s.ledger.lose(began, "slot %d: %s", s.slot, s.ends(b))
-	default:
-		s.ledger.add(func(a *Account) { a.BalancedSessions++ })
-	}
 }
