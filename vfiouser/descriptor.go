@@ -35,10 +35,11 @@ func (d *disposer) close(fds []int) {
 			_ = unix.Close(fd)
 		default:
 			d.closing.Add(1)
+			turns := closers
 			go func() { // not waited for: nothing ends a close
-				closers <- struct{}{}
+				turns <- struct{}{}
 				_ = unix.Close(fd)
-				<-closers
+				<-turns
 				d.closing.Add(-1)
 			}()
 		}

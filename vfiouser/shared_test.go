@@ -141,10 +141,12 @@ func lingering(t *testing.T) int {
 	must(t, err)
 	t.Cleanup(func() { _ = peer.(*net.TCPConn).SetLinger(0); _ = peer.Close() }) // ends the wait
 	must(t, c.(*net.TCPConn).SetLinger(60))
-	_ = c.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
-	for {
-		if _, err := c.Write(make([]byte, 1<<20)); err != nil {
-			break
+	for total, idle := 0, 0; total == 0 || idle < 2; { // until both ends are full
+		_ = c.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
+		n, _ := c.Write(make([]byte, 1<<20))
+		total += n
+		if idle++; n > 0 {
+			idle = 0
 		}
 	}
 	file, err := c.(*net.TCPConn).File()
@@ -190,7 +192,11 @@ func TestDescriptorsThatDoNotClose(t *testing.T) {
 // The closes that wait are bounded for all peers together. The others follow when
 // those have ended.
 func TestClosesTakeTurns(t *testing.T) {
-	var next disposer
+	all := closers
+	closers = make(chan struct{}, 2) // instead of maxClosers
+	defer func() { closers = all }()
+	turns := closers
+	var stuck, next disposer
 	t.Cleanup(func() { // the peers have ended the waits
 		for limit := time.Now().Add(patience); next.closing.Load() > 0; runtime.Gosched() {
 			if time.Now().After(limit) {
@@ -198,15 +204,12 @@ func TestClosesTakeTurns(t *testing.T) {
 			}
 		}
 	})
-	stuck := make([]disposer, maxClosers/maxClosing)
-	for i := range stuck {
-		for range maxClosing {
-			stuck[i].close([]int{lingering(t)})
-		}
+	for range cap(turns) {
+		stuck.close([]int{lingering(t)})
 	}
-	for limit := time.Now().Add(patience); len(closers) < maxClosers; runtime.Gosched() {
+	for limit := time.Now().Add(patience); len(turns) < cap(turns); runtime.Gosched() {
 		if time.Now().After(limit) {
-			t.Fatalf("%d closes wait, want %d", len(closers), maxClosers)
+			t.Fatalf("%d closes wait, want %d", len(turns), cap(turns))
 		}
 	}
 	fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)

@@ -15,6 +15,7 @@ import (
 type chaos struct {
 	cluster *cluster
 	ledger  *ledger
+	grace   func() time.Duration // see stallWatch
 
 	mu     sync.Mutex // guards the fields below
 	counts map[string]int
@@ -27,7 +28,7 @@ type chaos struct {
 
 const (
 	// graceAfter is the time after a disturbance within which its consequences may
-	// show: the dead interval, then the completion timeout, on a slow machine.
+	// show: the dead interval, then the completion timeout. A busy machine needs more.
 	graceAfter = 2500 * time.Millisecond
 	// Limits of the duration of a fault of a path, and of the rest after it.
 	leastBad, mostBad   = 200 * time.Millisecond, 2 * time.Second
@@ -60,8 +61,8 @@ const (
 	faultServer    = "device server restart"
 )
 
-func newChaos(of *cluster, l *ledger, seed uint64) *chaos {
-	c := &chaos{cluster: of, ledger: l, counts: map[string]int{}}
+func newChaos(of *cluster, l *ledger, grace func() time.Duration, seed uint64) *chaos {
+	c := &chaos{cluster: of, ledger: l, grace: grace, counts: map[string]int{}}
 	for i := range c.lanes {
 		c.lanes[i] = lane{
 			rand:  rand.New(rand.NewPCG(seed, 1<<32|uint64(i))),
@@ -196,7 +197,7 @@ func (c *chaos) bindingFault(ctx context.Context, r *rand.Rand, kind string) {
 		slow.Stop()
 		c.reapply()
 	}
-	end(time.Now().Add(graceAfter))
+	end(time.Now().Add(c.grace()))
 }
 
 // set gives a path its plans; an outage overrides them.

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"runtime/pprof"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -86,18 +87,27 @@ func pause(d time.Duration) {
 type stallWatch struct {
 	stalls  int
 	longest time.Duration
+	recent  atomic.Int64 // longest gap of this and the last interval of stallMemory, in nanoseconds
 }
 
 const (
 	stallTick = 20 * time.Millisecond
-	// stallLeast is the shortest stall that affects a link: a quarter of the dead interval.
-	stallLeast = 250 * time.Millisecond
+	// stallLeast is the shortest stall that excuses a loss: a register read passes eight
+	// threads, each of which may wait as long, and has a second.
+	stallLeast = 125 * time.Millisecond
+	// stallMemory is the interval after which a gap is forgotten.
+	stallMemory = 10 * time.Second
+	// stallGrace is the extension of graceAfter by a recent gap: a link waits six times
+	// the longest delay in each direction before it takes its peer for dead.
+	stallGrace = 12
 )
 
 func (s *stallWatch) run(ctx context.Context, l *ledger) {
 	tick := time.NewTicker(stallTick)
 	defer tick.Stop()
 	last := time.Now()
+	var present time.Duration
+	from := last
 	for {
 		select {
 		case <-ctx.Done():
@@ -105,11 +115,24 @@ func (s *stallWatch) run(ctx context.Context, l *ledger) {
 		case <-tick.C:
 		}
 		now := time.Now()
-		if gap := now.Sub(last); gap > stallLeast {
+		gap := now.Sub(last) - stallTick
+		if present = max(present, gap); int64(present) > s.recent.Load() {
+			s.recent.Store(int64(present))
+		}
+		if now.Sub(from) > stallMemory {
+			s.recent.Store(int64(present))
+			present, from = 0, now
+		}
+		if gap > stallLeast {
 			s.stalls++
 			s.longest = max(s.longest, gap)
-			l.excuse("the machine stopped the process", last)(now.Add(graceAfter))
+			l.excuse("the machine stopped the process", last)(now.Add(s.grace()))
 		}
 		last = now
 	}
+}
+
+// grace returns the time after a disturbance within which its consequences may show.
+func (s *stallWatch) grace() time.Duration {
+	return graceAfter + stallGrace*time.Duration(s.recent.Load())
 }

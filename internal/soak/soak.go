@@ -62,7 +62,7 @@ type Report struct {
 	// ExcusedNS is the part of the run near a fault that may end bindings; in the
 	// rest nothing may be lost.
 	ExcusedNS int64 `json:"excused_ns"`
-	// Stalls counts the times when the machine did not run the process for a quarter
+	// Stalls counts the times when the machine did not run the process for an eighth
 	// of a second; LongestStall is the longest. They excuse losses too.
 	Stalls       int      `json:"stalls"`
 	LongestStall int64    `json:"longest_stall_ns"`
@@ -113,7 +113,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, fmt.Errorf("soak: %w", err)
 	}
 	defer r.cluster.close()
-	r.chaos = newChaos(r.cluster, &r.ledger, o.Seed)
+	r.chaos = newChaos(r.cluster, &r.ledger, r.watch.grace, o.Seed)
 	stop := r.background()
 	r.parts(ctx)
 	stop()
