@@ -7,7 +7,7 @@ BIN      := bin
 
 .DEFAULT_GOAL := help
 
-include hook/Makefile
+include hook/Makefile icd/Makefile
 .PHONY: help build install vm browser tools test demo lint prose generate fuzz bench soak soak-short torture mutations ci tidy-diff generate-diff clean
 
 help: ## List the targets

@@ -1,0 +1,104 @@
+/* The compute channel of one GPU: packets to the engine, events back (device/gpu/README.md,
+ * section 10). */
+#ifndef DXPU_CHANNEL_H
+#define DXPU_CHANNEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Operations of packets. */
+enum {
+	PACKET_INFO = 1,
+	PACKET_RELEASE = 2,
+	PACKET_QUEUE = 3,
+	PACKET_BUFFER = 4,
+	PACKET_SUB_BUFFER = 5,
+	PACKET_PROGRAM = 6,
+	PACKET_BUILD = 7,
+	PACKET_PROGRAM_INFO = 8,
+	PACKET_KERNEL = 9,
+	PACKET_WRITE = 16,
+	PACKET_READ = 17,
+	PACKET_COPY = 18,
+	PACKET_FILL = 19,
+	PACKET_WRITE_RECT = 20,
+	PACKET_READ_RECT = 21,
+	PACKET_COPY_RECT = 22,
+	PACKET_NDRANGE = 23,
+	PACKET_MARKER = 24,
+};
+
+enum { NDRANGE_OFFSET = 1, NDRANGE_LOCAL = 2, MAX_PACKET = 64 << 10 };
+
+/* times are when a command was queued, submitted, started and ended, in nanoseconds. */
+struct times {
+	uint64_t at[4];
+};
+
+/* packet is a packet under construction. */
+struct packet {
+	uint16_t op, flags;
+	uint32_t queue;
+	uint32_t length; /* of body */
+	int overflow;
+	unsigned char body[MAX_PACKET - 32];
+};
+
+void packet_start(struct packet *p, uint16_t op, uint32_t queue);
+void packet_u32(struct packet *p, uint32_t v);
+void packet_u64(struct packet *p, uint64_t v);
+void packet_bytes(struct packet *p, const void *data, size_t n); /* padded to 8 */
+
+/* staging is a block of VRAM and of the memory that mirrors it. */
+struct staging {
+	uint64_t at, size;
+	unsigned char *mirror;
+};
+
+struct channel;
+
+/* completion is told when a packet is complete: with its status, the bytes of its result, and its
+ * times. It runs in a thread of the channel, without its lock. */
+typedef void (*completion)(void *arg, int32_t status, uint32_t length, const struct times *t);
+
+struct channel *channel_open(const char *path);
+void channel_close(struct channel *c);
+
+/* channel_failed reports whether the device is lost or its context has ended. */
+int channel_failed(struct channel *c);
+
+uint64_t channel_memory(struct channel *c);
+
+/* channel_handle returns a new handle for an object. */
+uint32_t channel_handle(struct channel *c);
+
+/* channel_block is the largest block of staging memory. */
+uint64_t channel_block(struct channel *c);
+
+/* channel_reserve takes staging memory, and waits for it. It returns 0, or -1 when the
+ * device is lost. */
+int channel_reserve(struct channel *c, uint64_t size, struct staging *s);
+void channel_free(struct channel *c, const struct staging *s);
+
+/* channel_upload writes to staging memory in the device. */
+int channel_upload(struct channel *c, const struct staging *s, const void *data, size_t n);
+
+/* channel_post sends a packet whose result goes to out, which may be NULL. It returns the
+ * packet's cookie, or 0 when the device is lost; then done is not called. */
+uint64_t channel_post(struct channel *c, const struct packet *p, const struct staging *out, completion done, void *arg);
+
+/* channel_call sends a packet and waits. It returns the status, or -2
+ * (CL_DEVICE_NOT_AVAILABLE). The result is in out->mirror. */
+int32_t channel_call(struct channel *c, const struct packet *p, const struct staging *out, uint32_t *length);
+
+/* channel_wait waits until *word is not positive, which a completion changes. */
+void channel_wait(struct channel *c, volatile int32_t *word);
+
+/* channel_finish stores a status and takes one from pending. It touches neither
+ * afterwards. */
+void channel_finish(struct channel *c, volatile int32_t *status, int32_t value, volatile int32_t *pending);
+
+/* channel_set stores a word for which channel_wait waits. */
+void channel_set(struct channel *c, volatile int32_t *word, int32_t value);
+
+#endif

@@ -1,0 +1,68 @@
+/* Commands: their parts, and their events. */
+#ifndef DXPU_COMMAND_H
+#define DXPU_COMMAND_H
+
+#include <stdint.h>
+
+#include "calls.h"
+
+struct callback {
+	struct callback *next;
+	cl_int type;
+	void(CL_CALLBACK *call)(cl_event, cl_int, void *);
+	void *data;
+};
+
+/* box is a three-dimensional part of host memory. */
+struct box {
+	size_t origin[3], region[3], row, slice;
+};
+
+/* part is a packet of a command. */
+struct part {
+	cl_event event;
+	struct staging staging;
+	int staged, read;
+	unsigned char *host; /* of a read */
+	size_t size;
+	int boxed;
+	struct box box;
+};
+
+/* command is an enqueue call. */
+struct command {
+	cl_command_queue queue;
+	cl_command_type type;
+	cl_uint waits;
+	const cl_event *list;
+	cl_event event;
+};
+
+struct channel *channel_of(cl_command_queue q);
+
+/* part_end ends a part of a command, and the command with the last one. */
+void part_end(cl_event e, int32_t status, const struct times *t);
+
+/* box_gather packs a box of host memory. */
+void box_gather(const struct box *b, const unsigned char *host, unsigned char *packed);
+
+/* begin checks the queue and the list of events, and makes the event of a command. end
+ * completes the call, and gives the event to the program. */
+cl_int begin(struct command *c);
+cl_int end(struct command *c, cl_int code, int blocking, cl_event *out);
+
+/* post sends the packet of a part, which it takes over. */
+struct part *part_new(struct command *c);
+cl_int post(struct part *part, const struct packet *p);
+void add_waits(struct packet *p, cl_uint n, const cl_event *list);
+
+/* check_range checks that n bytes at an offset lie in a buffer of the queue's context. */
+cl_int check_range(cl_command_queue q, cl_mem m, size_t offset, size_t n);
+
+/* simple posts a command of one packet without data. */
+cl_int simple(struct command *c, struct packet *p, cl_event *event);
+
+/* sweep releases the events that are complete. */
+void sweep(void);
+
+#endif

@@ -1,0 +1,239 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "calls.h"
+
+static cl_int failure(cl_int code, cl_int *out)
+{
+	if (out)
+		*out = code;
+	return code;
+}
+
+void dxpu_release(cl_context c, cl_uint handle)
+{
+	struct packet p;
+
+	packet_start(&p, PACKET_RELEASE, 0);
+	packet_u32(&p, handle);
+	packet_u32(&p, 0);
+	(void)channel_call(c->device->channel, &p, NULL, NULL);
+}
+
+/* new_queue makes a queue of the engine. */
+static cl_int new_queue(cl_context c, cl_uint *handle)
+{
+	struct packet p;
+
+	*handle = channel_handle(c->device->channel);
+	packet_start(&p, PACKET_QUEUE, 0);
+	packet_u32(&p, *handle);
+	packet_u32(&p, 0);
+	return channel_call(c->device->channel, &p, NULL, NULL);
+}
+
+cl_context CL_API_CALL dxpu_CreateContext(const cl_context_properties *properties, cl_uint n, const cl_device_id *list,
+						 void(CL_CALLBACK *notify)(const char *, const void *, size_t, void *), void *data,
+						 cl_int *error)
+{
+	size_t count = 0;
+	cl_context c;
+	cl_int code;
+
+	if (!list || n == 0 || (!notify && data)) {
+		failure(CL_INVALID_VALUE, error);
+		return NULL;
+	}
+	/* A buffer lies in the memory of one device. */
+	if (n > 1 || !object_is(list[0], KIND_DEVICE)) {
+		failure(CL_INVALID_DEVICE, error);
+		return NULL;
+	}
+	if (properties) {
+		while (properties[count])
+			count += 2;
+		count++;
+	}
+	c = object_new(KIND_CONTEXT, sizeof *c);
+	if (!c || (count && !(c->properties = malloc(count * sizeof *properties)))) {
+		free(c);
+		failure(CL_OUT_OF_HOST_MEMORY, error);
+		return NULL;
+	}
+	if (count)
+		memcpy(c->properties, properties, count * sizeof *properties);
+	c->property_count = count;
+	c->device = list[0];
+	code = new_queue(c, &c->queue);
+	if (code) {
+		free(c->properties);
+		free(c);
+		failure(code, error);
+		return NULL;
+	}
+	failure(CL_SUCCESS, error);
+	return c;
+}
+
+cl_context CL_API_CALL dxpu_CreateContextFromType(const cl_context_properties *properties, cl_device_type type,
+							 void(CL_CALLBACK *notify)(const char *, const void *, size_t, void *),
+							 void *data, cl_int *error)
+{
+	cl_device_id d;
+	cl_int code = dxpu_GetDeviceIDs(NULL, type, 1, &d, NULL);
+
+	if (code) {
+		failure(code, error);
+		return NULL;
+	}
+	return dxpu_CreateContext(properties, 1, &d, notify, data, error);
+}
+
+void context_release(cl_context c)
+{
+	if (!object_drop(c))
+		return;
+	dxpu_release(c, c->queue);
+	free(c->properties);
+	free(c);
+}
+
+cl_int CL_API_CALL dxpu_RetainContext(cl_context c)
+{
+	if (!object_is(c, KIND_CONTEXT))
+		return CL_INVALID_CONTEXT;
+	object_retain(c);
+	return CL_SUCCESS;
+}
+
+cl_int CL_API_CALL dxpu_ReleaseContext(cl_context c)
+{
+	if (!object_is(c, KIND_CONTEXT))
+		return CL_INVALID_CONTEXT;
+	context_release(c);
+	return CL_SUCCESS;
+}
+
+cl_int CL_API_CALL dxpu_GetContextInfo(cl_context c, cl_context_info param, size_t room, void *out, size_t *size)
+{
+	if (!object_is(c, KIND_CONTEXT))
+		return CL_INVALID_CONTEXT;
+	switch (param) {
+	case CL_CONTEXT_REFERENCE_COUNT:
+		return GIVE(cl_uint, (cl_uint)c->object.references);
+	case CL_CONTEXT_NUM_DEVICES:
+		return GIVE(cl_uint, 1);
+	case CL_CONTEXT_DEVICES:
+		return GIVE(cl_device_id, c->device);
+	case CL_CONTEXT_PROPERTIES:
+		return give(room, out, size, c->properties, c->property_count * sizeof *c->properties);
+	}
+	return CL_INVALID_VALUE;
+}
+
+cl_command_queue CL_API_CALL dxpu_CreateCommandQueue(cl_context c, cl_device_id d, cl_command_queue_properties properties,
+							    cl_int *error)
+{
+	cl_command_queue q;
+	cl_int code = CL_SUCCESS;
+
+	if (!object_is(c, KIND_CONTEXT))
+		code = CL_INVALID_CONTEXT;
+	else if (d != c->device)
+		code = CL_INVALID_DEVICE;
+	else if (properties & ~(cl_command_queue_properties)(CL_QUEUE_PROFILING_ENABLE | CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE))
+		code = CL_INVALID_QUEUE_PROPERTIES;
+	if (code) {
+		failure(code, error);
+		return NULL;
+	}
+	q = object_new(KIND_QUEUE, sizeof *q);
+	code = q ? new_queue(c, &q->handle) : CL_OUT_OF_HOST_MEMORY;
+	if (code) {
+		free(q);
+		failure(code, error);
+		return NULL;
+	}
+	q->context = c;
+	q->properties = properties;
+	object_retain(c);
+	failure(CL_SUCCESS, error);
+	return q;
+}
+
+cl_command_queue CL_API_CALL dxpu_CreateCommandQueueWithProperties(cl_context c, cl_device_id d,
+									  const cl_queue_properties *properties, cl_int *error)
+{
+	cl_command_queue_properties flags = 0;
+
+	for (; properties && properties[0]; properties += 2) {
+		if (properties[0] != CL_QUEUE_PROPERTIES) {
+			failure(CL_INVALID_QUEUE_PROPERTIES, error);
+			return NULL;
+		}
+		flags = properties[1];
+	}
+	return dxpu_CreateCommandQueue(c, d, flags, error);
+}
+
+void queue_release(cl_command_queue q)
+{
+	if (!object_drop(q))
+		return;
+	dxpu_release(q->context, q->handle);
+	context_release(q->context);
+	free(q);
+}
+
+cl_int CL_API_CALL dxpu_RetainCommandQueue(cl_command_queue q)
+{
+	if (!object_is(q, KIND_QUEUE))
+		return CL_INVALID_COMMAND_QUEUE;
+	object_retain(q);
+	return CL_SUCCESS;
+}
+
+cl_int CL_API_CALL dxpu_Flush(cl_command_queue q)
+{
+	/* Commands leave when they are enqueued. */
+	return object_is(q, KIND_QUEUE) ? CL_SUCCESS : CL_INVALID_COMMAND_QUEUE;
+}
+
+cl_int CL_API_CALL dxpu_Finish(cl_command_queue q)
+{
+	if (!object_is(q, KIND_QUEUE))
+		return CL_INVALID_COMMAND_QUEUE;
+	channel_wait(q->context->device->channel, &q->pending);
+	return channel_failed(q->context->device->channel) ? CL_DEVICE_NOT_AVAILABLE : CL_SUCCESS;
+}
+
+cl_int CL_API_CALL dxpu_ReleaseCommandQueue(cl_command_queue q)
+{
+	if (!object_is(q, KIND_QUEUE))
+		return CL_INVALID_COMMAND_QUEUE;
+	channel_wait(q->context->device->channel, &q->pending);
+	queue_release(q);
+	return CL_SUCCESS;
+}
+
+cl_int CL_API_CALL dxpu_GetCommandQueueInfo(cl_command_queue q, cl_command_queue_info param, size_t room, void *out,
+						   size_t *size)
+{
+	if (!object_is(q, KIND_QUEUE))
+		return CL_INVALID_COMMAND_QUEUE;
+	switch (param) {
+	case CL_QUEUE_CONTEXT:
+		return GIVE(cl_context, q->context);
+	case CL_QUEUE_DEVICE:
+		return GIVE(cl_device_id, q->context->device);
+	case CL_QUEUE_REFERENCE_COUNT:
+		return GIVE(cl_uint, (cl_uint)q->object.references);
+	case CL_QUEUE_PROPERTIES:
+		return GIVE(cl_command_queue_properties, q->properties);
+	case CL_QUEUE_DEVICE_DEFAULT:
+		return GIVE(cl_command_queue, NULL);
+	case CL_QUEUE_PROPERTIES_ARRAY:
+		return give(room, out, size, NULL, 0);
+	}
+	return CL_INVALID_VALUE;
+}

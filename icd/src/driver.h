@@ -1,0 +1,180 @@
+/* Objects of the OpenCL API. */
+#ifndef DXPU_DRIVER_H
+#define DXPU_DRIVER_H
+
+#define CL_TARGET_OPENCL_VERSION 300
+#define CL_USE_DEPRECATED_OPENCL_1_0_APIS
+#define CL_USE_DEPRECATED_OPENCL_1_1_APIS
+#define CL_USE_DEPRECATED_OPENCL_1_2_APIS
+#define CL_USE_DEPRECATED_OPENCL_2_0_APIS
+#define CL_USE_DEPRECATED_OPENCL_2_1_APIS
+#define CL_USE_DEPRECATED_OPENCL_2_2_APIS
+#include <CL/cl.h>
+#include <CL/cl_ext.h>
+#include <CL/cl_icd.h>
+#include <pthread.h>
+
+#include "channel.h"
+
+extern struct _cl_icd_dispatch dxpu_dispatch;
+
+/* kind tells the objects apart, so that a handle of another kind is refused. */
+enum kind { KIND_PLATFORM = 0x4450, KIND_DEVICE, KIND_CONTEXT, KIND_QUEUE, KIND_MEM, KIND_PROGRAM, KIND_KERNEL, KIND_EVENT };
+
+/* object begins every object: the ICD loader reads the dispatch table. */
+struct object {
+	struct _cl_icd_dispatch *dispatch;
+	enum kind kind;
+	int references;
+};
+
+/* property is a value that the engine returned. */
+struct property {
+	uint32_t param, index;
+	uint64_t size;
+	const void *value;
+};
+
+#define NO_INDEX 0xffffffffu
+
+/* properties are results of packets, as they arrived. */
+struct properties {
+	unsigned char *bytes;
+	size_t size;
+};
+
+struct _cl_platform_id {
+	struct object object;
+};
+
+struct _cl_device_id {
+	struct object object;
+	struct channel *channel;
+	struct properties properties;
+};
+
+struct _cl_context {
+	struct object object;
+	cl_device_id device;
+	cl_context_properties *properties;
+	size_t property_count;
+	cl_uint queue; /* handle of the engine's queue for copies of the driver itself */
+};
+
+struct _cl_command_queue {
+	struct object object;
+	cl_context context;
+	cl_command_queue_properties properties;
+	cl_uint handle;
+	volatile int32_t pending; /* commands that are not complete */
+};
+
+/* mapping is a part of a buffer that the program sees. */
+struct mapping {
+	struct mapping *next;
+	void *pointer;
+	size_t offset, size;
+	cl_map_flags flags;
+	int owned; /* pointer was allocated for it */
+};
+
+struct _cl_mem {
+	struct object object;
+	cl_context context;
+	cl_mem parent;
+	cl_mem_flags flags;
+	size_t size, origin;
+	void *host; /* of CL_MEM_USE_HOST_PTR */
+	cl_uint handle, maps;
+	struct mapping *mappings; /* under the driver's lock */
+};
+
+struct _cl_program {
+	struct object object;
+	cl_context context;
+	cl_uint handle;
+	char *source;
+	char *options;
+	cl_build_status status;
+	int kernels; /* that exist */
+};
+
+struct argument {
+	int set, kind; /* kind: 0 value, 1 buffer, 2 local memory */
+	size_t size;
+	void *value;
+	cl_mem mem;
+};
+
+struct _cl_kernel {
+	struct object object;
+	cl_program program;
+	char *name;
+	cl_uint handle, count;
+	struct argument *arguments;
+	struct properties properties;
+};
+
+struct _cl_event {
+	struct object object;
+	cl_context context;
+	cl_command_queue queue;
+	cl_command_type type;
+	volatile int32_t status; /* CL_QUEUED, or CL_COMPLETE, or an error */
+	volatile int32_t parts;  /* packets that are not complete */
+	int32_t error;
+	uint64_t cookie; /* of the last packet */
+	struct times times;
+	struct callback *callbacks; /* under the driver's lock */
+};
+
+/* The driver's lock, for references and lists. */
+extern pthread_mutex_t dxpu_lock;
+
+/* object_new allocates an object with one reference. */
+void *object_new(enum kind kind, size_t size);
+int object_is(const void *o, enum kind kind);
+void object_retain(void *o);
+/* object_drop returns 1 when the last reference is gone. */
+int object_drop(void *o);
+
+/* give returns a value to a query. */
+cl_int give(size_t room, void *out, size_t *size, const void *value, size_t n);
+#define GIVE(type, v) give(room, out, size, &(type){v}, sizeof(type))
+
+/* properties_find finds a property, or returns 0. */
+int properties_find(const struct properties *p, uint32_t param, uint32_t index, struct property *out);
+/* properties_take copies a result. */
+int properties_take(struct properties *p, const void *bytes, size_t n);
+
+/* device_list returns the devices, connected. */
+cl_uint device_list(const cl_device_id **list);
+
+void context_release(cl_context c);
+void queue_release(cl_command_queue q);
+void mem_release(cl_mem m);
+void program_release(cl_program p);
+void event_release(cl_event e);
+
+/* dxpu_release releases an object of the engine. */
+void dxpu_release(cl_context c, cl_uint handle);
+
+/* transfer copies between host memory and a buffer, and waits. */
+cl_int transfer_now(cl_context c, cl_mem m, int write, size_t offset, size_t n, void *host);
+
+/* Command queues. */
+cl_int wait_list(cl_context c, cl_uint n, const cl_event *list);
+cl_event event_new(cl_command_queue q, cl_command_type type);
+
+/* Selectors of program_text. */
+enum { INFO_LOG = 0, INFO_BINARY = 1, INFO_KERNELS = 2 };
+
+/* program_text returns a log, a binary or names, which the caller frees. */
+cl_int program_text(cl_program g, cl_uint what, void **text, size_t *n);
+
+/* count_names counts names with semicolons between them. */
+size_t count_names(const char *names);
+
+#define DXPU_EXPORT __attribute__((visibility("default")))
+
+#endif

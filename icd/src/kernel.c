@@ -1,0 +1,241 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "calls.h"
+
+static int take_kernel(cl_kernel k, const unsigned char *result, uint32_t length)
+{
+	uint64_t count;
+
+	if (length < sizeof count)
+		return -1;
+	memcpy(&count, result, sizeof count);
+	if (count > 1024 || properties_take(&k->properties, result + sizeof count, length - sizeof count))
+		return -1;
+	k->count = (cl_uint)count;
+	k->arguments = calloc(count ? count : 1, sizeof *k->arguments);
+	return k->arguments ? 0 : -1;
+}
+
+static void kernel_free(cl_kernel k)
+{
+	for (cl_uint i = 0; k->arguments && i < k->count; i++)
+		free(k->arguments[i].value);
+	free(k->arguments);
+	free(k->properties.bytes);
+	free(k->name);
+	free(k);
+}
+
+static cl_int new_kernel(cl_program g, const char *name, cl_kernel *out)
+{
+	struct channel *ch = g->context->device->channel;
+	struct packet p;
+	struct staging s;
+	uint32_t length;
+	cl_kernel k = object_new(KIND_KERNEL, sizeof *k);
+
+	if (!k || !(k->name = strdup(name))) {
+		free(k);
+		return CL_OUT_OF_HOST_MEMORY;
+	}
+	k->handle = channel_handle(ch);
+	packet_start(&p, PACKET_KERNEL, 0);
+	packet_u32(&p, k->handle);
+	packet_u32(&p, g->handle);
+	packet_u32(&p, (uint32_t)strlen(name));
+	packet_u32(&p, 0);
+	packet_bytes(&p, name, strlen(name));
+	cl_int code = CL_DEVICE_NOT_AVAILABLE;
+	if (p.overflow)
+		code = CL_INVALID_KERNEL_NAME;
+	else if (!channel_reserve(ch, 256 << 10, &s)) {
+		code = channel_call(ch, &p, &s, &length);
+		if (!code && take_kernel(k, s.mirror, length))
+			code = CL_OUT_OF_RESOURCES;
+		channel_free(ch, &s);
+	}
+	if (code) {
+		kernel_free(k);
+		return code;
+	}
+	k->program = g;
+	pthread_mutex_lock(&dxpu_lock);
+	g->kernels++;
+	g->object.references++;
+	pthread_mutex_unlock(&dxpu_lock);
+	*out = k;
+	return CL_SUCCESS;
+}
+
+cl_kernel CL_API_CALL dxpu_CreateKernel(cl_program g, const char *name, cl_int *error)
+{
+	cl_kernel k = NULL;
+	cl_int code;
+
+	if (!object_is(g, KIND_PROGRAM))
+		code = CL_INVALID_PROGRAM;
+	else if (!name)
+		code = CL_INVALID_VALUE;
+	else if (g->status != CL_BUILD_SUCCESS)
+		code = CL_INVALID_PROGRAM_EXECUTABLE;
+	else
+		code = new_kernel(g, name, &k);
+	if (error)
+		*error = code;
+	return k;
+}
+
+cl_int CL_API_CALL dxpu_CreateKernelsInProgram(cl_program g, cl_uint room, cl_kernel *out, cl_uint *n)
+{
+	void *names;
+	size_t length, count;
+	char *rest = NULL;
+	cl_uint made = 0;
+	cl_int code;
+
+	if (!object_is(g, KIND_PROGRAM))
+		return CL_INVALID_PROGRAM;
+	if (g->status != CL_BUILD_SUCCESS)
+		return CL_INVALID_PROGRAM_EXECUTABLE;
+	code = program_text(g, INFO_KERNELS, &names, &length);
+	if (code)
+		return code;
+	count = count_names(names);
+	if (out && room < count)
+		code = CL_INVALID_VALUE;
+	for (char *name = out && !code ? strtok_r(names, ";", &rest) : NULL; name && !code; name = strtok_r(NULL, ";", &rest)) {
+		code = new_kernel(g, name, &out[made]);
+		made += !code;
+	}
+	while (code && made > 0)
+		dxpu_ReleaseKernel(out[--made]);
+	if (!code && n)
+		*n = (cl_uint)count;
+	free(names);
+	return code;
+}
+
+cl_int CL_API_CALL dxpu_RetainKernel(cl_kernel k)
+{
+	if (!object_is(k, KIND_KERNEL))
+		return CL_INVALID_KERNEL;
+	object_retain(k);
+	return CL_SUCCESS;
+}
+
+cl_int CL_API_CALL dxpu_ReleaseKernel(cl_kernel k)
+{
+	if (!object_is(k, KIND_KERNEL))
+		return CL_INVALID_KERNEL;
+	if (!object_drop(k))
+		return CL_SUCCESS;
+	dxpu_release(k->program->context, k->handle);
+	pthread_mutex_lock(&dxpu_lock);
+	k->program->kernels--;
+	pthread_mutex_unlock(&dxpu_lock);
+	program_release(k->program);
+	kernel_free(k);
+	return CL_SUCCESS;
+}
+
+/* kind_of returns the kind of an argument by its address space. */
+static int kind_of(cl_kernel k, cl_uint i)
+{
+	struct property p;
+	cl_kernel_arg_address_qualifier space = CL_KERNEL_ARG_ADDRESS_PRIVATE;
+
+	if (properties_find(&k->properties, CL_KERNEL_ARG_ADDRESS_QUALIFIER, i, &p) && p.size == sizeof space)
+		memcpy(&space, p.value, sizeof space);
+	if (space == CL_KERNEL_ARG_ADDRESS_LOCAL)
+		return 2;
+	return space == CL_KERNEL_ARG_ADDRESS_GLOBAL || space == CL_KERNEL_ARG_ADDRESS_CONSTANT;
+}
+
+cl_int CL_API_CALL dxpu_SetKernelArg(cl_kernel k, cl_uint i, size_t size, const void *value)
+{
+	struct argument a = {.set = 1, .size = size};
+
+	if (!object_is(k, KIND_KERNEL))
+		return CL_INVALID_KERNEL;
+	if (i >= k->count)
+		return CL_INVALID_ARG_INDEX;
+	a.kind = kind_of(k, i);
+	switch (a.kind) {
+	case 0:
+		if (!value)
+			return CL_INVALID_ARG_VALUE;
+		if (size == 0 || size > 4096)
+			return CL_INVALID_ARG_SIZE;
+		a.value = malloc(size);
+		if (!a.value)
+			return CL_OUT_OF_HOST_MEMORY;
+		memcpy(a.value, value, size);
+		break;
+	case 1:
+		if (size != sizeof(cl_mem))
+			return CL_INVALID_ARG_SIZE;
+		if (value)
+			memcpy(&a.mem, value, sizeof a.mem);
+		if (a.mem && !object_is(a.mem, KIND_MEM))
+			return CL_INVALID_MEM_OBJECT;
+		break;
+	default:
+		if (value)
+			return CL_INVALID_ARG_VALUE;
+		if (size == 0)
+			return CL_INVALID_ARG_SIZE;
+	}
+	pthread_mutex_lock(&dxpu_lock);
+	free(k->arguments[i].value);
+	k->arguments[i] = a;
+	pthread_mutex_unlock(&dxpu_lock);
+	return CL_SUCCESS;
+}
+
+static cl_int give_property(cl_kernel k, uint32_t param, uint32_t index, size_t room, void *out, size_t *size, cl_int missing)
+{
+	struct property p;
+
+	if (!properties_find(&k->properties, param, index, &p))
+		return missing;
+	return give(room, out, size, p.value, (size_t)p.size);
+}
+
+cl_int CL_API_CALL dxpu_GetKernelInfo(cl_kernel k, cl_kernel_info param, size_t room, void *out, size_t *size)
+{
+	if (!object_is(k, KIND_KERNEL))
+		return CL_INVALID_KERNEL;
+	switch (param) {
+	case CL_KERNEL_FUNCTION_NAME:
+		return give(room, out, size, k->name, strlen(k->name) + 1);
+	case CL_KERNEL_NUM_ARGS:
+		return GIVE(cl_uint, k->count);
+	case CL_KERNEL_REFERENCE_COUNT:
+		return GIVE(cl_uint, (cl_uint)k->object.references);
+	case CL_KERNEL_CONTEXT:
+		return GIVE(cl_context, k->program->context);
+	case CL_KERNEL_PROGRAM:
+		return GIVE(cl_program, k->program);
+	}
+	return give_property(k, param, NO_INDEX, room, out, size, CL_INVALID_VALUE);
+}
+
+cl_int CL_API_CALL dxpu_GetKernelWorkGroupInfo(cl_kernel k, cl_device_id d, cl_kernel_work_group_info param, size_t room,
+						      void *out, size_t *size)
+{
+	if (!object_is(k, KIND_KERNEL))
+		return CL_INVALID_KERNEL;
+	if (d && d != k->program->context->device)
+		return CL_INVALID_DEVICE;
+	return give_property(k, param, NO_INDEX, room, out, size, CL_INVALID_VALUE);
+}
+
+cl_int CL_API_CALL dxpu_GetKernelArgInfo(cl_kernel k, cl_uint i, cl_kernel_arg_info param, size_t room, void *out, size_t *size)
+{
+	if (!object_is(k, KIND_KERNEL))
+		return CL_INVALID_KERNEL;
+	if (i >= k->count)
+		return CL_INVALID_ARG_INDEX;
+	return give_property(k, param, i, room, out, size, CL_KERNEL_ARG_INFO_NOT_AVAILABLE);
+}

@@ -1,0 +1,184 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "calls.h"
+
+static cl_mem fail(cl_int code, cl_int *error, cl_mem m)
+{
+	if (error)
+		*error = code;
+	free(m);
+	return NULL;
+}
+
+/* Flags of which a buffer has one at most. */
+#define ACCESS (CL_MEM_READ_WRITE | CL_MEM_WRITE_ONLY | CL_MEM_READ_ONLY)
+#define HOST_ACCESS (CL_MEM_HOST_WRITE_ONLY | CL_MEM_HOST_READ_ONLY | CL_MEM_HOST_NO_ACCESS)
+#define HOST_POINTER (CL_MEM_USE_HOST_PTR | CL_MEM_COPY_HOST_PTR)
+
+static int one_at_most(cl_mem_flags flags) { return (flags & (flags - 1)) == 0; }
+
+static int flags_ok(cl_mem_flags flags)
+{
+	return one_at_most(flags & ACCESS) && one_at_most(flags & HOST_ACCESS) &&
+	       !(flags & CL_MEM_USE_HOST_PTR && flags & (CL_MEM_ALLOC_HOST_PTR | CL_MEM_COPY_HOST_PTR)) &&
+	       !(flags & ~(cl_mem_flags)(ACCESS | HOST_ACCESS | HOST_POINTER | CL_MEM_ALLOC_HOST_PTR));
+}
+
+cl_mem CL_API_CALL dxpu_CreateBuffer(cl_context c, cl_mem_flags flags, size_t size, void *host, cl_int *error)
+{
+	struct packet p;
+	cl_mem m;
+	cl_int code;
+
+	if (!object_is(c, KIND_CONTEXT))
+		return fail(CL_INVALID_CONTEXT, error, NULL);
+	if (!flags_ok(flags))
+		return fail(CL_INVALID_VALUE, error, NULL);
+	if (size == 0)
+		return fail(CL_INVALID_BUFFER_SIZE, error, NULL);
+	if (!(flags & HOST_POINTER) != !host)
+		return fail(CL_INVALID_HOST_PTR, error, NULL);
+	m = object_new(KIND_MEM, sizeof *m);
+	if (!m)
+		return fail(CL_OUT_OF_HOST_MEMORY, error, NULL);
+	m->flags = flags & ACCESS ? flags : flags | CL_MEM_READ_WRITE;
+	m->size = size;
+	m->host = flags & CL_MEM_USE_HOST_PTR ? host : NULL;
+	m->context = c;
+	m->handle = channel_handle(c->device->channel);
+	packet_start(&p, PACKET_BUFFER, 0);
+	packet_u32(&p, m->handle);
+	packet_u32(&p, 0);
+	packet_u64(&p, m->flags & (ACCESS | HOST_ACCESS));
+	packet_u64(&p, size);
+	code = channel_call(c->device->channel, &p, NULL, NULL);
+	if (code)
+		return fail(code, error, m);
+	if (host) {
+		code = transfer_now(c, m, 1, 0, size, host);
+		if (code) {
+			dxpu_release(c, m->handle);
+			return fail(code, error, m);
+		}
+	}
+	object_retain(c);
+	if (error)
+		*error = CL_SUCCESS;
+	return m;
+}
+
+cl_mem CL_API_CALL dxpu_CreateBufferWithProperties(cl_context c, const cl_mem_properties *properties, cl_mem_flags flags,
+							  size_t size, void *host, cl_int *error)
+{
+	if (properties && properties[0])
+		return fail(CL_INVALID_PROPERTY, error, NULL);
+	return dxpu_CreateBuffer(c, flags, size, host, error);
+}
+
+cl_mem CL_API_CALL dxpu_CreateSubBuffer(cl_mem parent, cl_mem_flags flags, cl_buffer_create_type type, const void *info,
+					       cl_int *error)
+{
+	const cl_buffer_region *r = info;
+	struct packet p;
+	cl_mem m;
+	cl_int code;
+
+	if (!object_is(parent, KIND_MEM) || parent->parent)
+		return fail(CL_INVALID_MEM_OBJECT, error, NULL);
+	if (type != CL_BUFFER_CREATE_TYPE_REGION || !r || !flags_ok(flags) || flags & (HOST_POINTER | CL_MEM_ALLOC_HOST_PTR))
+		return fail(CL_INVALID_VALUE, error, NULL);
+	if (r->size == 0)
+		return fail(CL_INVALID_BUFFER_SIZE, error, NULL);
+	if (r->size > parent->size || r->origin > parent->size - r->size)
+		return fail(CL_INVALID_VALUE, error, NULL);
+	m = object_new(KIND_MEM, sizeof *m);
+	if (!m)
+		return fail(CL_OUT_OF_HOST_MEMORY, error, NULL);
+	m->flags = flags & ACCESS ? flags : flags | (parent->flags & ACCESS);
+	m->size = r->size;
+	m->origin = r->origin;
+	m->host = parent->host ? (char *)parent->host + r->origin : NULL;
+	m->context = parent->context;
+	m->parent = parent;
+	m->handle = channel_handle(m->context->device->channel);
+	packet_start(&p, PACKET_SUB_BUFFER, 0);
+	packet_u32(&p, m->handle);
+	packet_u32(&p, parent->handle);
+	packet_u64(&p, m->flags & (ACCESS | HOST_ACCESS));
+	packet_u64(&p, r->origin);
+	packet_u64(&p, r->size);
+	code = channel_call(m->context->device->channel, &p, NULL, NULL);
+	if (code)
+		return fail(code, error, m);
+	object_retain(m->context);
+	object_retain(parent);
+	if (error)
+		*error = CL_SUCCESS;
+	return m;
+}
+
+void mem_release(cl_mem m)
+{
+	if (!object_drop(m))
+		return;
+	dxpu_release(m->context, m->handle);
+	while (m->mappings) {
+		struct mapping *next = m->mappings->next;
+		if (m->mappings->owned)
+			free(m->mappings->pointer);
+		free(m->mappings);
+		m->mappings = next;
+	}
+	if (m->parent)
+		mem_release(m->parent);
+	context_release(m->context);
+	free(m);
+}
+
+cl_int CL_API_CALL dxpu_RetainMemObject(cl_mem m)
+{
+	if (!object_is(m, KIND_MEM))
+		return CL_INVALID_MEM_OBJECT;
+	object_retain(m);
+	return CL_SUCCESS;
+}
+
+cl_int CL_API_CALL dxpu_ReleaseMemObject(cl_mem m)
+{
+	if (!object_is(m, KIND_MEM))
+		return CL_INVALID_MEM_OBJECT;
+	mem_release(m);
+	return CL_SUCCESS;
+}
+
+cl_int CL_API_CALL dxpu_GetMemObjectInfo(cl_mem m, cl_mem_info param, size_t room, void *out, size_t *size)
+{
+	if (!object_is(m, KIND_MEM))
+		return CL_INVALID_MEM_OBJECT;
+	switch (param) {
+	case CL_MEM_TYPE:
+		return GIVE(cl_mem_object_type, CL_MEM_OBJECT_BUFFER);
+	case CL_MEM_FLAGS:
+		return GIVE(cl_mem_flags, m->flags);
+	case CL_MEM_SIZE:
+		return GIVE(size_t, m->size);
+	case CL_MEM_HOST_PTR:
+		return GIVE(void *, m->host);
+	case CL_MEM_MAP_COUNT:
+		return GIVE(cl_uint, m->maps);
+	case CL_MEM_REFERENCE_COUNT:
+		return GIVE(cl_uint, (cl_uint)m->object.references);
+	case CL_MEM_CONTEXT:
+		return GIVE(cl_context, m->context);
+	case CL_MEM_ASSOCIATED_MEMOBJECT:
+		return GIVE(cl_mem, m->parent);
+	case CL_MEM_OFFSET:
+		return GIVE(size_t, m->origin);
+	case CL_MEM_USES_SVM_POINTER:
+		return GIVE(cl_bool, CL_FALSE);
+	case CL_MEM_PROPERTIES:
+		return give(room, out, size, NULL, 0);
+	}
+	return CL_INVALID_VALUE;
+}

@@ -1,0 +1,289 @@
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "calls.h"
+
+/* The devices are those of DXPU_SOCKETS: paths of vfio-user sockets, with colons
+ * between them. */
+enum { MAX_DEVICES = 64, RESULT = 256 << 10 };
+
+static struct _cl_platform_id platform = {{&dxpu_dispatch, KIND_PLATFORM, 1}};
+static cl_device_id devices[MAX_DEVICES];
+static cl_uint device_count;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static volatile int forked;
+
+/* The connections belong to the process that made them. */
+static void in_child(void) { forked = 1; }
+
+static cl_device_id device_open(const char *path)
+{
+	struct packet p;
+	struct staging s;
+	uint32_t n;
+	cl_device_id d = object_new(KIND_DEVICE, sizeof *d);
+
+	if (!d)
+		return NULL;
+	d->channel = channel_open(path);
+	if (!d->channel) {
+		fprintf(stderr, "dxpu: %s: %s\n", path, strerror(errno));
+		free(d);
+		return NULL;
+	}
+	packet_start(&p, PACKET_INFO, 0);
+	if (!channel_reserve(d->channel, RESULT, &s)) {
+		int32_t status = channel_call(d->channel, &p, &s, &n);
+		int bad = status || properties_take(&d->properties, s.mirror, n);
+		channel_free(d->channel, &s);
+		if (!bad)
+			return d;
+	}
+	channel_close(d->channel);
+	free(d);
+	return NULL;
+}
+
+static void connect_all(void)
+{
+	const char *sockets = getenv("DXPU_SOCKETS");
+	char *copy = sockets ? strdup(sockets) : NULL, *rest = NULL;
+
+	for (char *path = copy ? strtok_r(copy, ":", &rest) : NULL; path && device_count < MAX_DEVICES;
+	     path = strtok_r(NULL, ":", &rest)) {
+		cl_device_id d = device_open(path);
+		if (d)
+			devices[device_count++] = d;
+	}
+	free(copy);
+	pthread_atfork(NULL, NULL, in_child);
+}
+
+cl_uint device_list(const cl_device_id **list)
+{
+	pthread_once(&once, connect_all);
+	*list = devices;
+	return forked ? 0 : device_count;
+}
+
+static cl_int get_platforms(cl_uint room, cl_platform_id *out, cl_uint *n)
+{
+	const cl_device_id *list;
+
+	if ((room == 0) == (out != NULL) || (!out && !n))
+		return CL_INVALID_VALUE;
+	if (device_list(&list) == 0)
+		return CL_PLATFORM_NOT_FOUND_KHR;
+	if (out)
+		out[0] = &platform;
+	if (n)
+		*n = 1;
+	return CL_SUCCESS;
+}
+
+cl_int CL_API_CALL dxpu_GetPlatformIDs(cl_uint room, cl_platform_id *out, cl_uint *n) { return get_platforms(room, out, n); }
+
+cl_int CL_API_CALL dxpu_GetPlatformInfo(cl_platform_id p, cl_platform_info param, size_t room, void *out, size_t *size)
+{
+	static const char name[] = "DxPU", vendor[] = "DxPU project", version[] = "OpenCL 3.0 DxPU", profile[] = "FULL_PROFILE",
+			  extensions[] = "cl_khr_icd", suffix[] = "DXPU";
+	static const cl_name_version versions[] = {{CL_MAKE_VERSION(1, 0, 0), "cl_khr_icd"}};
+
+	if (p && !object_is(p, KIND_PLATFORM))
+		return CL_INVALID_PLATFORM;
+	switch (param) {
+	case CL_PLATFORM_NAME:
+		return give(room, out, size, name, sizeof name);
+	case CL_PLATFORM_VENDOR:
+		return give(room, out, size, vendor, sizeof vendor);
+	case CL_PLATFORM_VERSION:
+		return give(room, out, size, version, sizeof version);
+	case CL_PLATFORM_PROFILE:
+		return give(room, out, size, profile, sizeof profile);
+	case CL_PLATFORM_EXTENSIONS:
+		return give(room, out, size, extensions, sizeof extensions);
+	case CL_PLATFORM_ICD_SUFFIX_KHR:
+		return give(room, out, size, suffix, sizeof suffix);
+	case CL_PLATFORM_EXTENSIONS_WITH_VERSION:
+		return give(room, out, size, versions, sizeof versions);
+	case CL_PLATFORM_NUMERIC_VERSION:
+		return GIVE(cl_version, CL_MAKE_VERSION(3, 0, 0));
+	case CL_PLATFORM_HOST_TIMER_RESOLUTION:
+		return GIVE(cl_ulong, 0);
+	}
+	return CL_INVALID_VALUE;
+}
+
+static cl_device_type type_of(cl_device_id d)
+{
+	struct property p;
+	cl_device_type type = 0;
+
+	if (properties_find(&d->properties, CL_DEVICE_TYPE, NO_INDEX, &p) && p.size == sizeof type)
+		memcpy(&type, p.value, sizeof type);
+	return type;
+}
+
+cl_int CL_API_CALL dxpu_GetDeviceIDs(cl_platform_id p, cl_device_type type, cl_uint room, cl_device_id *out, cl_uint *n)
+{
+	const cl_device_id *list;
+	cl_uint count = device_list(&list), found = 0;
+
+	if (p && !object_is(p, KIND_PLATFORM))
+		return CL_INVALID_PLATFORM;
+	if ((room == 0) == (out != NULL) || (!out && !n))
+		return CL_INVALID_VALUE;
+	for (cl_uint i = 0; i < count; i++) {
+		if (type != CL_DEVICE_TYPE_ALL && !(type & type_of(list[i])) && !(type & CL_DEVICE_TYPE_DEFAULT && found == 0))
+			continue;
+		if (out && found < room)
+			out[found] = list[i];
+		found++;
+	}
+	if (n)
+		*n = found;
+	return found ? CL_SUCCESS : CL_DEVICE_NOT_FOUND;
+}
+
+/* Extensions of the kernel language: the others need calls of the host. */
+static const char *const languages[] = {
+	"cl_khr_fp16", "cl_khr_fp64", "cl_khr_byte_addressable_store", "cl_khr_global_int32_base_atomics",
+	"cl_khr_global_int32_extended_atomics", "cl_khr_local_int32_base_atomics", "cl_khr_local_int32_extended_atomics",
+	"cl_khr_int64_base_atomics", "cl_khr_int64_extended_atomics",
+};
+
+static int is_language(const char *name, size_t n)
+{
+	for (size_t i = 0; i < sizeof languages / sizeof *languages; i++)
+		if (strlen(languages[i]) == n && !memcmp(languages[i], name, n))
+			return 1;
+	return 0;
+}
+
+static cl_int give_extensions(const struct property *p, size_t room, void *out, size_t *size)
+{
+	char list[1024] = "";
+	const char *text = p->value, *end = text + p->size;
+	size_t at = 0;
+
+	while (text < end && *text) {
+		const char *next = text;
+		while (next < end && *next && *next != ' ')
+			next++;
+		size_t n = (size_t)(next - text);
+		if (is_language(text, n) && at + n + 2 < sizeof list) {
+			if (at)
+				list[at++] = ' ';
+			memcpy(list + at, text, n);
+			at += n;
+		}
+		text = next;
+		while (text < end && *text == ' ')
+			text++;
+	}
+	list[at] = 0;
+	return give(room, out, size, list, at + 1);
+}
+
+static cl_int give_versions(const struct property *p, size_t room, void *out, size_t *size)
+{
+	cl_name_version list[16];
+	size_t n = 0;
+
+	for (size_t at = 0; p->size - at >= sizeof *list && n < 16; at += sizeof *list) {
+		cl_name_version v;
+		memcpy(&v, (const char *)p->value + at, sizeof v);
+		v.name[sizeof v.name - 1] = 0;
+		if (is_language(v.name, strlen(v.name)))
+			list[n++] = v;
+	}
+	return give(room, out, size, list, n * sizeof *list);
+}
+
+/* at_most returns a size of the device, bounded by its memory. */
+static cl_int at_most(const struct property *p, uint64_t bound, size_t room, void *out, size_t *size)
+{
+	cl_ulong v = 0;
+
+	if (p->size == sizeof v)
+		memcpy(&v, p->value, sizeof v);
+	return give(room, out, size, v < bound ? &v : &bound, sizeof v);
+}
+
+cl_int CL_API_CALL dxpu_GetDeviceInfo(cl_device_id d, cl_device_info param, size_t room, void *out, size_t *size)
+{
+	struct property p;
+
+	if (!object_is(d, KIND_DEVICE))
+		return CL_INVALID_DEVICE;
+	/* What the driver decides. */
+	switch (param) {
+	case CL_DEVICE_PLATFORM:
+		return GIVE(cl_platform_id, &platform);
+	case CL_DEVICE_PARENT_DEVICE:
+		return GIVE(cl_device_id, NULL);
+	case CL_DEVICE_REFERENCE_COUNT:
+		return GIVE(cl_uint, 1);
+	case CL_DEVICE_AVAILABLE:
+		return GIVE(cl_bool, !channel_failed(d->channel));
+	case CL_DEVICE_IMAGE_SUPPORT:
+	case CL_DEVICE_PIPE_SUPPORT:
+	case CL_DEVICE_HOST_UNIFIED_MEMORY:
+		return GIVE(cl_bool, CL_FALSE);
+	case CL_DEVICE_MAX_READ_IMAGE_ARGS:
+	case CL_DEVICE_MAX_WRITE_IMAGE_ARGS:
+	case CL_DEVICE_MAX_READ_WRITE_IMAGE_ARGS:
+	case CL_DEVICE_MAX_SAMPLERS:
+	case CL_DEVICE_MAX_PIPE_ARGS:
+	case CL_DEVICE_PIPE_MAX_ACTIVE_RESERVATIONS:
+	case CL_DEVICE_PIPE_MAX_PACKET_SIZE:
+	case CL_DEVICE_PARTITION_MAX_SUB_DEVICES:
+	case CL_DEVICE_MAX_ON_DEVICE_QUEUES:
+	case CL_DEVICE_MAX_ON_DEVICE_EVENTS:
+	case CL_DEVICE_QUEUE_ON_DEVICE_MAX_SIZE:
+	case CL_DEVICE_QUEUE_ON_DEVICE_PREFERRED_SIZE:
+	case CL_DEVICE_IMAGE_PITCH_ALIGNMENT:
+	case CL_DEVICE_IMAGE_BASE_ADDRESS_ALIGNMENT:
+		return GIVE(cl_uint, 0);
+	case CL_DEVICE_IMAGE2D_MAX_WIDTH:
+	case CL_DEVICE_IMAGE2D_MAX_HEIGHT:
+	case CL_DEVICE_IMAGE3D_MAX_WIDTH:
+	case CL_DEVICE_IMAGE3D_MAX_HEIGHT:
+	case CL_DEVICE_IMAGE3D_MAX_DEPTH:
+	case CL_DEVICE_IMAGE_MAX_BUFFER_SIZE:
+	case CL_DEVICE_IMAGE_MAX_ARRAY_SIZE:
+		return GIVE(size_t, 0);
+	case CL_DEVICE_SVM_CAPABILITIES:
+	case CL_DEVICE_DEVICE_ENQUEUE_CAPABILITIES:
+	case CL_DEVICE_QUEUE_ON_DEVICE_PROPERTIES:
+	case CL_DEVICE_PARTITION_AFFINITY_DOMAIN:
+		return GIVE(cl_bitfield, 0);
+	case CL_DEVICE_QUEUE_ON_HOST_PROPERTIES:
+		return GIVE(cl_command_queue_properties, CL_QUEUE_PROFILING_ENABLE | CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE);
+	case CL_DEVICE_PARTITION_PROPERTIES:
+	case CL_DEVICE_PARTITION_TYPE:
+		return GIVE(cl_device_partition_property, 0);
+	case CL_DEVICE_BUILT_IN_KERNELS:
+		return give(room, out, size, "", 1);
+	case CL_DEVICE_BUILT_IN_KERNELS_WITH_VERSION:
+		return give(room, out, size, "", 0);
+	}
+	if (!properties_find(&d->properties, param, NO_INDEX, &p))
+		return CL_INVALID_VALUE;
+	switch (param) {
+	case CL_DEVICE_GLOBAL_MEM_SIZE:
+	case CL_DEVICE_MAX_MEM_ALLOC_SIZE:
+		return at_most(&p, channel_memory(d->channel), room, out, size);
+	case CL_DEVICE_EXTENSIONS:
+		return give_extensions(&p, room, out, size);
+	case CL_DEVICE_EXTENSIONS_WITH_VERSION:
+		return give_versions(&p, room, out, size);
+	}
+	return give(room, out, size, p.value, (size_t)p.size);
+}
+
+/* Root devices are not counted. */
+cl_int CL_API_CALL dxpu_RetainDevice(cl_device_id d) { return object_is(d, KIND_DEVICE) ? CL_SUCCESS : CL_INVALID_DEVICE; }
+cl_int CL_API_CALL dxpu_ReleaseDevice(cl_device_id d) { return object_is(d, KIND_DEVICE) ? CL_SUCCESS : CL_INVALID_DEVICE; }

@@ -1,0 +1,142 @@
+#include <stdlib.h>
+
+#include "command.h"
+
+/* box_check fills in the pitches of a box and checks them (clEnqueueReadBufferRect). */
+static cl_int box_check(struct box *b, size_t bound)
+{
+	for (int i = 0; i < 3; i++)
+		if (b->region[i] == 0 || b->region[i] > (size_t)1 << 40 || b->origin[i] > (size_t)1 << 40)
+			return CL_INVALID_VALUE;
+	if (b->row == 0)
+		b->row = b->region[0];
+	if (b->slice == 0)
+		b->slice = b->row * b->region[1];
+	if (b->row < b->region[0] || b->slice < b->row * b->region[1] || b->slice % b->row)
+		return CL_INVALID_VALUE;
+	if (b->row > (size_t)1 << 40 || b->slice > (size_t)1 << 44)
+		return CL_INVALID_VALUE;
+	size_t last = (b->origin[2] + b->region[2] - 1) * b->slice + (b->origin[1] + b->region[1] - 1) * b->row + b->origin[0] + b->region[0];
+	return bound && last > bound ? CL_INVALID_VALUE : CL_SUCCESS;
+}
+
+static struct box box_of(const size_t *origin, const size_t *region, size_t row, size_t slice)
+{
+	struct box b = {{origin[0], origin[1], origin[2]}, {region[0], region[1], region[2]}, row, slice};
+	return b;
+}
+
+static void add_box(struct packet *p, const struct box *b)
+{
+	for (int i = 0; i < 3; i++)
+		packet_u64(p, b->origin[i]);
+	packet_u64(p, b->row);
+	packet_u64(p, b->slice);
+}
+
+static void add_region(struct packet *p, const struct box *b)
+{
+	for (int i = 0; i < 3; i++)
+		packet_u64(p, b->region[i]);
+}
+
+static cl_int move_box(struct command *c, cl_mem m, int write, const struct box *in, const struct box *host_box, void *host)
+{
+	struct channel *ch = channel_of(c->queue);
+	struct part *part = part_new(c);
+	struct packet p;
+
+	if (!part)
+		return CL_OUT_OF_HOST_MEMORY;
+	part->size = in->region[0] * in->region[1] * in->region[2];
+	part->read = !write;
+	part->host = host;
+	part->boxed = 1;
+	part->box = *host_box;
+	/* A box is one packet: a larger one does not fit staging memory. */
+	if (part->size > channel_block(ch) * 2 || channel_reserve(ch, part->size, &part->staging)) {
+		free(part);
+		return CL_OUT_OF_RESOURCES;
+	}
+	part->staged = 1;
+	if (write) {
+		box_gather(host_box, host, part->staging.mirror);
+		(void)channel_upload(ch, &part->staging, part->staging.mirror, part->size);
+	}
+	packet_start(&p, write ? PACKET_WRITE_RECT : PACKET_READ_RECT, c->queue->handle);
+	packet_u32(&p, m->handle);
+	packet_u32(&p, 0);
+	add_box(&p, in);
+	add_region(&p, in);
+	packet_u64(&p, write ? part->staging.at : 0);
+	add_waits(&p, c->waits, c->list);
+	return post(part, &p);
+}
+
+static cl_int transfer_box(cl_command_queue q, cl_mem m, cl_bool blocking, int write, struct box in, struct box out, void *host,
+			   cl_uint waits, const cl_event *list, cl_event *event)
+{
+	struct command c = {q, write ? CL_COMMAND_WRITE_BUFFER_RECT : CL_COMMAND_READ_BUFFER_RECT, waits, list, NULL};
+	cl_int code = check_range(q, m, 0, 1);
+
+	if (!code)
+		code = host ? box_check(&in, m->size) : CL_INVALID_VALUE;
+	if (!code)
+		code = box_check(&out, 0);
+	if (!code)
+		code = begin(&c);
+	if (code)
+		return code;
+	return end(&c, move_box(&c, m, write, &in, &out, host), blocking, event);
+}
+
+cl_int CL_API_CALL dxpu_EnqueueReadBufferRect(cl_command_queue q, cl_mem m, cl_bool blocking, const size_t *from, const size_t *to,
+						     const size_t *region, size_t row, size_t slice, size_t host_row, size_t host_slice,
+						     void *host, cl_uint waits, const cl_event *list, cl_event *event)
+{
+	if (!from || !to || !region)
+		return CL_INVALID_VALUE;
+	return transfer_box(q, m, blocking, 0, box_of(from, region, row, slice), box_of(to, region, host_row, host_slice), host, waits,
+			    list, event);
+}
+
+cl_int CL_API_CALL dxpu_EnqueueWriteBufferRect(cl_command_queue q, cl_mem m, cl_bool blocking, const size_t *to, const size_t *from,
+						      const size_t *region, size_t row, size_t slice, size_t host_row, size_t host_slice,
+						      const void *host, cl_uint waits, const cl_event *list, cl_event *event)
+{
+	if (!from || !to || !region)
+		return CL_INVALID_VALUE;
+	return transfer_box(q, m, blocking, 1, box_of(to, region, row, slice), box_of(from, region, host_row, host_slice),
+			    (void *)(uintptr_t)host, waits, list, event);
+}
+
+cl_int CL_API_CALL dxpu_EnqueueCopyBufferRect(cl_command_queue q, cl_mem from, cl_mem to, const size_t *a, const size_t *b,
+						     const size_t *region, size_t row_a, size_t slice_a, size_t row_b, size_t slice_b,
+						     cl_uint waits, const cl_event *list, cl_event *event)
+{
+	struct command c = {q, CL_COMMAND_COPY_BUFFER_RECT, waits, list, NULL};
+	struct packet p;
+	cl_int code = check_range(q, from, 0, 1);
+
+	if (!code)
+		code = check_range(q, to, 0, 1);
+	if (!code && (!a || !b || !region))
+		code = CL_INVALID_VALUE;
+	if (code)
+		return code;
+	struct box ba = box_of(a, region, row_a, slice_a), bb = box_of(b, region, row_b, slice_b);
+	code = box_check(&ba, from->size);
+	if (!code)
+		code = box_check(&bb, to->size);
+	if (!code)
+		code = begin(&c);
+	if (code)
+		return code;
+	packet_start(&p, PACKET_COPY_RECT, q->handle);
+	packet_u32(&p, from->handle);
+	packet_u32(&p, to->handle);
+	add_box(&p, &ba);
+	add_box(&p, &bb);
+	add_region(&p, &ba);
+	return simple(&c, &p, event);
+}

@@ -1,0 +1,45 @@
+/* A client of the vfio-user protocol: the device behind a socket. */
+#ifndef DXPU_VFIO_H
+#define DXPU_VFIO_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+/* Regions of the device. */
+enum { REGION_BAR0 = 0, REGION_BAR2 = 2, REGION_BAR4 = 4, REGION_CONFIG = 7 };
+
+/* write_part is one posted write. */
+struct write_part {
+	uint32_t region;
+	uint32_t length;
+	uint64_t offset;
+	const void *data;
+};
+
+struct vfio;
+
+/* vfio_open connects to a socket and sets the device up as firmware does. interrupt is
+ * called from a thread of the connection after each interrupt, and once when the
+ * connection has ended. It returns NULL and sets errno. */
+struct vfio *vfio_open(const char *path, void (*interrupt)(void *arg), void *arg);
+
+/* vfio_close ends the connection and waits for its thread. */
+void vfio_close(struct vfio *v);
+
+/* vfio_lost reports whether the connection has ended. */
+int vfio_lost(struct vfio *v);
+
+/* vfio_region_size returns the size of a region, 0 if there is none. */
+uint64_t vfio_region_size(struct vfio *v, uint32_t region);
+
+/* vfio_read reads up to 4096 bytes. It returns 0, or -1 when the device is lost. */
+int vfio_read(struct vfio *v, uint32_t region, uint64_t offset, void *data, uint32_t length);
+
+/* vfio_write posts writes, in order. It returns 0, or -1 when the device is lost. */
+int vfio_write(struct vfio *v, const struct write_part *parts, int n);
+
+/* vfio_map gives the device access to size bytes of a memory file at a bus address. */
+int vfio_map(struct vfio *v, int fd, uint64_t address, uint64_t size);
+
+#endif
