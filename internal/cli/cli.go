@@ -193,6 +193,10 @@ func exitCode(err error) int {
 	if errors.As(err, &usage) {
 		return exitUsage
 	}
+	var program *programError
+	if errors.As(err, &program) {
+		return program.code
+	}
 	switch {
 	case errors.Is(err, errInterrupted):
 		return exitInterrupted

@@ -57,7 +57,8 @@ func TestScripts(t *testing.T) {
 			env.Setenv("TZ", "UTC")
 			return nil
 		},
-		Cmds: scriptCommands(),
+		Cmds:      scriptCommands(),
+		Condition: scriptCondition,
 	})
 }
 
@@ -73,6 +74,7 @@ func scriptCommands() map[string]func(*testscript.TestScript, bool, []string) {
 		"collector":     startCollector,
 		"one-trace":     oneTrace,
 		"notify-socket": notifySocket,
+		"build-opencl":  buildOpenCL,
 		"await-ready":   awaitReady,
 		"leaks":         leaks,
 		"gather":        gather,

@@ -1,0 +1,180 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// runOptions are the flags of "dxpu run".
+type runOptions struct {
+	conn      *connection
+	lease     leaseFlags
+	socketDir string
+	driver    string
+	timeout   time.Duration
+}
+
+func newRunCommand(conn *connection) *cobra.Command {
+	o := &runOptions{conn: conn}
+	cmd := &cobra.Command{
+		Use: "run [flags] -- PROGRAM [ARGUMENT...]", Short: "Run an OpenCL program on GPUs of the pool", Args: cobra.MinimumNArgs(1),
+		Long: `Run an OpenCL program on GPUs of the pool. The command leases the GPUs for this host,
+starts the program with the OpenCL driver of DxPU, and releases the GPUs when the
+program ends. The exit code is that of the program, or 128 and the number of the
+signal that ended it.
+
+This machine runs "dxpu host" without a VM (no --qmp), whose --socket-dir is given here
+too. A box offers OpenCL devices with "dxpu box --opencl". The driver is
+libdxpu-opencl.so beside dxpu or in /usr/lib/dxpu, found by the ICD loader of the
+program through $OCL_ICD_VENDORS.
+
+A program whose GPU is lost gets CL_DEVICE_NOT_AVAILABLE. A signal to the command ends
+the program first. Only SIGKILL leaves the lease behind: --expires bounds it.`,
+		Example: `  dxpu run --gpus 1 --host h1 --socket-dir /run/dxpu -- clpeak
+  dxpu run --gpus 2 --model "NVIDIA H200" --socket-dir /run/dxpu -- clinfo`,
+		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
+	}
+	o.lease.register(cmd)
+	f := cmd.Flags()
+	f.SetInterspersed(false)
+	f.Uint32Var(&o.lease.spec.Count, "gpus", 1, "`number` of GPUs, all of one model")
+	_ = f.MarkHidden("count")
+	f.StringVar(&o.socketDir, "socket-dir", os.Getenv("DXPU_SOCKET_DIR"), "directory with the sockets of the host (default $DXPU_SOCKET_DIR)")
+	f.StringVar(&o.driver, "driver", "", "the OpenCL driver (default: libdxpu-opencl.so beside dxpu or in /usr/lib/dxpu)")
+	f.DurationVar(&o.timeout, "timeout", time.Minute, "longest wait for the GPUs")
+	return conn.register(cmd)
+}
+
+// driverName is the file of the OpenCL driver.
+const driverName = "libdxpu-opencl.so"
+
+// findDriver returns the path of the OpenCL driver.
+func (o *runOptions) findDriver() (string, error) {
+	candidates := []string{o.driver}
+	if o.driver == "" {
+		candidates = []string{filepath.Join("/usr/lib/dxpu", driverName)}
+		if self, err := os.Executable(); err == nil {
+			candidates = append([]string{filepath.Join(filepath.Dir(self), driverName)}, candidates...)
+		}
+	}
+	for _, path := range candidates {
+		if _, err := os.Stat(path); err == nil {
+			return filepath.Abs(path)
+		}
+	}
+	return "", withHint(fmt.Errorf("there is no OpenCL driver at %s", strings.Join(candidates, " or ")), `"make icd" builds it; --driver names it`)
+}
+
+func (o *runOptions) run(cmd *cobra.Command, args []string) (err error) {
+	if o.socketDir == "" {
+		return usage(withHint(errors.New("--socket-dir is missing"), `give the directory of "dxpu host --socket-dir"`))
+	}
+	driver, err := o.findDriver()
+	if err != nil {
+		return err
+	}
+	if o.lease.spec.HostId == "" {
+		if o.lease.spec.HostId, err = os.Hostname(); err != nil {
+			return withHint(fmt.Errorf("host name: %w", err), "name the host with --host")
+		}
+	}
+	vendors, err := os.MkdirTemp("", "dxpu-run-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(vendors)) }()
+	if err := os.WriteFile(filepath.Join(vendors, "dxpu.icd"), []byte(driver+"\n"), 0o644); err != nil {
+		return err
+	}
+	api, err := o.conn.pool()
+	if err != nil {
+		return err
+	}
+	created, err := callOn(cmd.Context(), api, poolAPI.CreateLease, &dxpuv1.CreateLeaseRequest{Spec: o.lease.message()})
+	if err != nil {
+		return err
+	}
+	id := created.Lease.Id
+	defer func() { err = errors.Join(err, release(cmd.Context(), api, id)) }()
+	w := &leaseWait{api: api, out: cmd.ErrOrStderr(), limit: o.timeout, done: hasState(dxpuv1.LeaseState_LEASE_STATE_ACTIVE)}
+	lease, err := w.run(cmd.Context(), created.Lease)
+	if err != nil {
+		return err
+	}
+	return runProgram(cmd, args, []string{
+		"OCL_ICD_VENDORS=" + vendors + "/", "OCL_ICD_FILENAMES=", "DXPU_LEASE=" + id, "DXPU_SOCKETS=" + o.sockets(lease),
+	})
+}
+
+// sockets returns the sockets of the lease's GPUs, with colons between them.
+func (o *runOptions) sockets(l *dxpuv1.Lease) string {
+	var paths []string
+	for _, b := range l.Bindings {
+		if b.State == dxpuv1.BindingState_BINDING_STATE_ATTACHED {
+			paths = append(paths, filepath.Join(o.socketDir, fmt.Sprintf("slot%d.sock", b.HostSlot)))
+		}
+	}
+	return strings.Join(paths, ":")
+}
+
+// releaseTimeout bounds the release of a lease after its program has ended.
+const releaseTimeout = 20 * time.Second
+
+// release ends a lease, also after ctx has ended, and waits until its GPUs are free.
+func release(ctx context.Context, api poolAPI, id string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+	defer cancel()
+	res, err := callOn(ctx, api, poolAPI.DeleteLease, &dxpuv1.DeleteLeaseRequest{LeaseId: id})
+	if err == nil {
+		w := &leaseWait{
+			api: api, out: io.Discard, limit: releaseTimeout,
+			done: hasState(dxpuv1.LeaseState_LEASE_STATE_RELEASED, dxpuv1.LeaseState_LEASE_STATE_FAILED),
+		}
+		_, err = w.run(ctx, res.Lease)
+	}
+	if err != nil {
+		return withHint(fmt.Errorf("release lease %s: %w", id, err), "dxpu lease delete %s", id)
+	}
+	return nil
+}
+
+// stopDelay is the time that a program has to end after SIGTERM.
+const stopDelay = 10 * time.Second
+
+// runProgram runs a program to its end.
+func runProgram(cmd *cobra.Command, args, env []string) error {
+	p := exec.CommandContext(cmd.Context(), args[0], args[1:]...)
+	p.Stdin, p.Stdout, p.Stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
+	p.Env = append(os.Environ(), env...)
+	p.Cancel = func() error { return p.Process.Signal(syscall.SIGTERM) }
+	p.WaitDelay = stopDelay
+	err := p.Run()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		return err
+	}
+	if s, ok := exit.Sys().(syscall.WaitStatus); ok && s.Signaled() {
+		return &programError{128 + int(s.Signal()), fmt.Sprintf("%s: signal %v", args[0], s.Signal())}
+	}
+	return &programError{exit.ExitCode(), fmt.Sprintf("%s: exit code %d", args[0], exit.ExitCode())}
+}
+
+// programError is the failure of a program that "dxpu run" ran.
+type programError struct {
+	code int
+	text string
+}
+
+func (e *programError) Error() string { return e.text }
