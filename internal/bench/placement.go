@@ -259,9 +259,11 @@ func (o *PlacementOptions) gpus(ctx context.Context, n int) ([]PlacementTime, er
 			changes = append(changes, change...)
 		}
 	}
-	return append(rows, PlacementTime{
+	rows = append(rows, PlacementTime{
 		Pool: pool, Request: "bind one, release one", IndexP50: median(changes), IndexP99: quantile.Of(changes, 0.99),
-	}), nil
+	})
+	leases, err := o.leases(ctx, w, n)
+	return append(rows, leases...), err
 }
 
 // hosts measures all kinds of requests for slots of hosts.

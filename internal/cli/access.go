@@ -60,12 +60,13 @@ func describeTenant(w io.Writer, n *dxpuv1.Tenant) {
 		t.row("", fmt.Sprintf("at most %d of model %s", q.MaxGpusByModel[model], model))
 	}
 	t.row("leases", fmt.Sprintf("%s, %d of them in the queue", outOf(n.Leases, q.GetMaxLeases()), n.LeasesPending))
+	t.row("weight", max(1, q.GetWeight()))
 	t.row("priority", fmt.Sprintf("at most %d", q.GetMaxPriority())) // 0 without a limit of its own
 	t.flush()
 }
 
 func newTenantSetCommand(conn *connection) *cobra.Command {
-	var gpus, leases uint32
+	var gpus, leases, weight uint32
 	var priority int32
 	var byModel []string
 	var about string
@@ -103,6 +104,9 @@ that the tenant already has stay, even if they exceed the new quota.`,
 			if given("max-leases") {
 				n.Quota.MaxLeases = leases
 			}
+			if given("weight") {
+				n.Quota.Weight = weight
+			}
 			if given("max-priority") {
 				n.Quota.MaxPriority = &priority
 			}
@@ -125,6 +129,7 @@ that the tenant already has stay, even if they exceed the new quota.`,
 	f.StringVar(&about, "description", "", "note about the tenant")
 	f.Uint32Var(&gpus, "max-gpus", 0, "`limit` of GPUs; 0: no limit")
 	f.Uint32Var(&leases, "max-leases", 0, "`limit` of leases, including those in the queue; 0: no limit")
+	f.Uint32Var(&weight, "weight", 1, "`weight` of the tenant's share of the pool in the order of the queue, 1 to 1000")
 	f.StringArrayVar(&byModel, "max-gpus-of", nil, "limit of GPUs of one model, `MODEL=COUNT`; repeatable; 0: no limit")
 	f.Int32Var(&priority, "max-priority", 0, "highest priority of the tenant's leases, a `number` from -100 to 100 (default 0; operators may create leases above it)")
 	return cmd

@@ -3138,7 +3138,12 @@ type Quota struct {
 	MaxGpusByModel map[string]uint32 `protobuf:"bytes,3,rep,name=max_gpus_by_model,json=maxGpusByModel,proto3" json:"max_gpus_by_model,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// The highest priority of the tenant's leases. Unset: 0, but operators may create
 	// leases of any priority for the tenant.
-	MaxPriority   *int32 `protobuf:"varint,4,opt,name=max_priority,json=maxPriority,proto3,oneof" json:"max_priority,omitempty"`
+	MaxPriority *int32 `protobuf:"varint,4,opt,name=max_priority,json=maxPriority,proto3,oneof" json:"max_priority,omitempty"`
+	// The tenant's share of the pool relative to those of other tenants: leases of one
+	// priority go in the order of the shares that their tenants have, divided by the
+	// weights. The share is that of the model of which the tenant has most, or of all
+	// GPUs. 0: 1; at most 1000.
+	Weight        uint32 `protobuf:"varint,5,opt,name=weight,proto3" json:"weight,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3197,6 +3202,13 @@ func (x *Quota) GetMaxGpusByModel() map[string]uint32 {
 func (x *Quota) GetMaxPriority() int32 {
 	if x != nil && x.MaxPriority != nil {
 		return *x.MaxPriority
+	}
+	return 0
+}
+
+func (x *Quota) GetWeight() uint32 {
+	if x != nil {
+		return x.Weight
 	}
 	return 0
 }
@@ -3921,13 +3933,14 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x04free\x18\x03 \x01(\rR\x04free\x12\x12\n" +
 	"\x04held\x18\x04 \x01(\rR\x04held\x12\x16\n" +
 	"\x06wanted\x18\x05 \x01(\rR\x06wanted\x12 \n" +
-	"\vexplanation\x18\x06 \x01(\tR\vexplanation\"\x8c\x02\n" +
+	"\vexplanation\x18\x06 \x01(\tR\vexplanation\"\xa4\x02\n" +
 	"\x05Quota\x12\x19\n" +
 	"\bmax_gpus\x18\x01 \x01(\rR\amaxGpus\x12\x1d\n" +
 	"\n" +
 	"max_leases\x18\x02 \x01(\rR\tmaxLeases\x12M\n" +
 	"\x11max_gpus_by_model\x18\x03 \x03(\v2\".dxpu.v1.Quota.MaxGpusByModelEntryR\x0emaxGpusByModel\x12&\n" +
-	"\fmax_priority\x18\x04 \x01(\x05H\x00R\vmaxPriority\x88\x01\x01\x1aA\n" +
+	"\fmax_priority\x18\x04 \x01(\x05H\x00R\vmaxPriority\x88\x01\x01\x12\x16\n" +
+	"\x06weight\x18\x05 \x01(\rR\x06weight\x1aA\n" +
 	"\x13MaxGpusByModelEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01B\x0f\n" +

@@ -76,8 +76,8 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 	if !spec.Wait {
 		return nil, errorf(connect.CodeResourceExhausted, "no capacity for this lease now: %s Set spec.wait to wait in the queue", why)
 	}
-	if t.waiting.len() > maxQueued {
-		return nil, errorf(connect.CodeResourceExhausted, "the queue has %d leases, which is its limit; try again when some have got their GPUs", maxQueued)
+	if err := t.placeInQueue(spec.Tenant); err != nil {
+		return nil, err
 	}
 	t.setLeaseState(l.ID, leasePending, "in the queue: "+why)
 	t.reserveIfFirst(l.ID)

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sort"
 	"time"
+
+	"connectrpc.com/connect"
 )
 
 // agingTime is how long a lease waits before it goes ahead of all younger leases of
@@ -13,7 +15,8 @@ import (
 const agingTime = 10 * time.Minute
 
 const (
-	// maxQueued bounds the leases that wait.
+	// maxQueued bounds the leases that wait. A tenant may have as many of the places as
+	// remain free: alone half of them, and there is always room for another tenant.
 	maxQueued = 20_000
 	// positionsOneByOne is the number of positions in a transaction that are computed
 	// one by one. Beyond it, as for a list, all of them are computed once.
@@ -33,13 +36,20 @@ type queueClass struct {
 // queueLine is the waiting leases of a tenant and a priority, oldest first.
 type queueLine struct {
 	keys []queueKey
-	gpus []uint32 // what each of them requests
-	sum  uint32   // of gpus
-	// before[i] is the sum of gpus[:i]; nil: not computed since the last change.
-	before []uint32
+	asks []ask // what each of them requests
+	// before has, for each model that the line asks for, the sums of the GPUs of the
+	// leases before each lease and, as the last element, of all; nil: not computed since
+	// the last change.
+	before map[string][]uint32
 }
 
-func (q waitingQueue) add(tenant string, k queueKey, gpus uint32) {
+// ask is the GPUs that a lease requests.
+type ask struct {
+	gpus  uint32
+	model string // anyModel: not given
+}
+
+func (q waitingQueue) add(tenant string, k queueKey, a ask) {
 	c := q[k.priority]
 	if c == nil {
 		c = &queueClass{lines: map[string]*queueLine{}}
@@ -51,9 +61,8 @@ func (q waitingQueue) add(tenant string, k queueKey, gpus uint32) {
 		c.lines[tenant] = l
 	}
 	at, _ := slices.BinarySearchFunc(l.keys, k, queueKey.compare)
-	l.keys, l.gpus = slices.Insert(l.keys, at, k), slices.Insert(l.gpus, at, gpus)
+	l.keys, l.asks = slices.Insert(l.keys, at, k), slices.Insert(l.asks, at, a)
 	l.before = nil
-	l.sum += gpus
 	c.leases++
 }
 
@@ -67,8 +76,7 @@ func (q waitingQueue) remove(tenant string, k queueKey) {
 	if !ok {
 		return
 	}
-	l.sum -= l.gpus[at]
-	l.keys, l.gpus = slices.Delete(l.keys, at, at+1), slices.Delete(l.gpus, at, at+1)
+	l.keys, l.asks = slices.Delete(l.keys, at, at+1), slices.Delete(l.asks, at, at+1)
 	l.before = nil
 	if len(l.keys) == 0 {
 		delete(c.lines, tenant)
@@ -86,12 +94,47 @@ func (q waitingQueue) len() (n int) {
 	return n
 }
 
-// sums returns the line's before.
-func (l *queueLine) sums() []uint32 {
-	if l.before == nil {
-		l.before = make([]uint32, len(l.gpus))
-		for i := 1; i < len(l.gpus); i++ {
-			l.before[i] = l.before[i-1] + l.gpus[i-1]
+// of returns the number of leases of a tenant that wait.
+func (q waitingQueue) of(tenant string) (n int) {
+	for _, c := range q {
+		if l := c.lines[tenant]; l != nil {
+			n += len(l.keys)
+		}
+	}
+	return n
+}
+
+// placeInQueue returns an error if a tenant has too many of the places of the queue. Its
+// new lease has one of them already.
+func (t *tx) placeInQueue(tenant string) error {
+	t.reindex()
+	all, own := t.waiting.len(), t.waiting.of(tenant)
+	if all > maxQueued {
+		return errorf(connect.CodeResourceExhausted, "the queue has %d leases, which is its limit; try again when some have got their GPUs", maxQueued)
+	}
+	if free := maxQueued - (all - 1); own-1 >= free {
+		return errorf(connect.CodeResourceExhausted,
+			"tenant %s has %d leases in the queue, and its %d free places are kept for other tenants; try again when some have got their GPUs", tenant, own-1, free)
+	}
+	return nil
+}
+
+// sums returns the line's before. All GPUs are those of anyModel.
+func (l *queueLine) sums() map[string][]uint32 {
+	if l.before != nil {
+		return l.before
+	}
+	l.before = map[string][]uint32{anyModel: make([]uint32, len(l.asks)+1)}
+	for _, a := range l.asks {
+		if l.before[a.model] == nil {
+			l.before[a.model] = make([]uint32, len(l.asks)+1)
+		}
+	}
+	for model, sums := range l.before {
+		for i, a := range l.asks {
+			if sums[i+1] = sums[i]; model == anyModel || model == a.model {
+				sums[i+1] += a.gpus
+			}
 		}
 	}
 	return l.before
@@ -99,10 +142,10 @@ func (l *queueLine) sums() []uint32 {
 
 func (k queueKey) aged(now time.Time) bool { return now.UnixNano()-k.created >= int64(agingTime) }
 
-// compareQueued compares two pending leases whose tenants have gpusA and gpusB GPUs:
-// by priority, then those that have aged by their age, then the others by the GPUs of
-// their tenants.
-func (t *tx) compareQueued(a queueKey, gpusA uint32, b queueKey, gpusB uint32) int {
+// compareQueued compares two pending leases whose tenants have the shares shareA and
+// shareB: by priority, then those that have aged by their age, then the others by the
+// shares.
+func (t *tx) compareQueued(a queueKey, shareA float64, b queueKey, shareB float64) int {
 	oldA, oldB := a.aged(t.now), b.aged(t.now)
 	switch {
 	case a.priority != b.priority:
@@ -112,7 +155,7 @@ func (t *tx) compareQueued(a queueKey, gpusA uint32, b queueKey, gpusB uint32) i
 	case oldA:
 		return a.compare(b)
 	}
-	return cmp.Or(cmp.Compare(gpusA, gpusB), a.compare(b))
+	return cmp.Or(cmp.Compare(shareA, shareB), a.compare(b))
 }
 
 func rankTrueFirst(a, b bool) int {
@@ -129,7 +172,7 @@ func rankTrueFirst(a, b bool) int {
 // which the leases would get GPUs if each of them fitted. 0: the lease is not pending.
 //
 // Each lease that gets GPUs counts against its tenant for the next ones. So a lease is
-// ordered by the GPUs that its tenant will have when its turn comes, which grow along
+// ordered by the share that its tenant will have when its turn comes, which grows along
 // a line: the leases before it are a prefix of every line.
 func (t *tx) queuePosition(id string) uint32 {
 	t.reindex()
@@ -143,7 +186,7 @@ func (t *tx) queuePosition(id string) uint32 {
 	}
 	own := c.lines[k.tenant]
 	at, _ := slices.BinarySearchFunc(own.keys, k.queueKey, queueKey.compare)
-	gpus := t.gpusAtTurn(k.tenant, k.queueKey.priority) + own.sums()[at]
+	share := t.lineShare(k.tenant, k.queueKey.priority, own)(at)
 	position := 1
 	for priority, other := range t.waiting {
 		if priority > k.queueKey.priority {
@@ -151,9 +194,9 @@ func (t *tx) queuePosition(id string) uint32 {
 		}
 	}
 	for tenant, l := range c.lines {
-		base, before := t.gpusAtTurn(tenant, k.queueKey.priority), l.sums()
+		shareAt := t.lineShare(tenant, k.queueKey.priority, l)
 		position += sort.Search(len(l.keys), func(i int) bool {
-			return t.compareQueued(l.keys[i], base+before[i], k.queueKey, gpus) >= 0
+			return t.compareQueued(l.keys[i], shareAt(i), k.queueKey, share) >= 0
 		})
 	}
 	return uint32(position)
@@ -166,33 +209,21 @@ func (t *tx) allPositions() map[string]uint32 {
 	}
 	type turn struct {
 		queueKey
-		gpus uint32 // of the tenant
+		share float64 // of the tenant
 	}
 	var turns []turn
 	for priority, c := range t.waiting {
 		for tenant, l := range c.lines {
-			base, before := t.gpusAtTurn(tenant, priority), l.sums()
+			shareAt := t.lineShare(tenant, priority, l)
 			for i, k := range l.keys {
-				turns = append(turns, turn{k, base + before[i]})
+				turns = append(turns, turn{k, shareAt(i)})
 			}
 		}
 	}
-	slices.SortFunc(turns, func(a, b turn) int { return t.compareQueued(a.queueKey, a.gpus, b.queueKey, b.gpus) })
+	slices.SortFunc(turns, func(a, b turn) int { return t.compareQueued(a.queueKey, a.share, b.queueKey, b.share) })
 	t.positions = make(map[string]uint32, len(turns))
 	for i, o := range turns {
 		t.positions[o.id] = uint32(i + 1)
 	}
 	return t.positions
-}
-
-// gpusAtTurn returns how many GPUs a tenant will have when its leases of higher
-// priority have got theirs.
-func (t *tx) gpusAtTurn(tenant string, priority int32) uint32 {
-	gpus := t.gpusOf(tenant)
-	for p, c := range t.waiting {
-		if l := c.lines[tenant]; p > priority && l != nil {
-			gpus += l.sum
-		}
-	}
-	return gpus
 }

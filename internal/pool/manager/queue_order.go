@@ -9,7 +9,8 @@ import (
 )
 
 // The queue is ordered by priority. Within a priority come first the leases that have
-// waited for long, then the tenant with the fewest GPUs, so that a tenant with many
+// waited for long, then the tenant with the smallest share of the pool (queue_share.go),
+// so that a tenant with many
 // requests cannot starve the others; the oldest lease of each tenant comes first. A lease that does not fit yet, or whose
 // tenant has reached its quota, does not hold up those behind it.
 
@@ -18,15 +19,21 @@ import (
 func (t *tx) firstPending() (id, shape string) {
 	t.reindex()
 	var first queueKey
-	var has uint32
+	var has float64
+	shares := map[string]float64{}
 	for s, keys := range t.pendingByShape {
 		if t.pass.tried[s] {
 			continue
 		}
 		p := keys[0]
-		gpus := t.gpusOf(t.leases.get(p.id).spec.Tenant)
-		if id == "" || t.compareQueued(p, gpus, first, has) < 0 {
-			first, has, id, shape = p, gpus, p.id, s
+		tenant := t.indexedLeases[p.id].tenant
+		share, known := shares[tenant]
+		if !known {
+			share = t.shareOf(tenant)
+			shares[tenant] = share
+		}
+		if id == "" || t.compareQueued(p, share, first, has) < 0 {
+			first, has, id, shape = p, share, p.id, s
 		}
 	}
 	return id, shape
@@ -70,8 +77,8 @@ func (t *tx) bindDecision(id string, d placement.Decision, h placement.HostDecis
 
 // whyPending returns why a lease is pending now.
 func (t *tx) whyPending(l *leaseRecord) []string {
-	place := fmt.Sprintf("It is number %d of %d in the queue: its priority is %d, and tenant %s has %d GPUs.",
-		t.queuePosition(l.ID), t.waiting.len(), l.spec.Priority, l.spec.Tenant, t.gpusOf(l.spec.Tenant))
+	place := fmt.Sprintf("It is number %d of %d in the queue: its priority is %d, and %s.",
+		t.queuePosition(l.ID), t.waiting.len(), l.spec.Priority, t.shareText(l.spec.Tenant))
 	return append([]string{place}, t.whyNotNow(l)...)
 }
 

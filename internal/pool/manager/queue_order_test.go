@@ -3,6 +3,7 @@ package manager
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -125,22 +126,30 @@ func orderOf(t *tx) (out []string) {
 	type waiting struct {
 		queueKey
 		tenant string
-		count  uint32
+		ask
 	}
 	var rest []waiting
-	gpus := map[string]uint32{}
+	has := map[string]map[string]uint32{} // by tenant and model
 	for _, l := range t.leases.rows {
 		if l.State == leasePending {
-			rest = append(rest, waiting{queueKey{l.spec.Priority, l.CreateTime.UnixNano(), l.ID}, l.spec.Tenant, l.spec.Count})
-			gpus[l.spec.Tenant] = t.gpusOf(l.spec.Tenant)
+			rest = append(rest, waiting{queueKey{l.spec.Priority, l.CreateTime.UnixNano(), l.ID}, l.spec.Tenant, ask{l.spec.Count, l.spec.Model}})
+			u := t.usageOf(l.spec.Tenant)
+			has[l.spec.Tenant] = map[string]uint32{anyModel: u.gpus}
+			maps.Copy(has[l.spec.Tenant], u.byModel)
 		}
+	}
+	share := func(tenant string) float64 {
+		v, _ := t.poolSizes().dominant(has[tenant][anyModel], has[tenant], t.weight(tenant))
+		return v
 	}
 	for len(rest) > 0 {
 		first := slices.MinFunc(rest, func(a, b waiting) int {
-			return t.compareQueued(a.queueKey, gpus[a.tenant], b.queueKey, gpus[b.tenant])
+			return t.compareQueued(a.queueKey, share(a.tenant), b.queueKey, share(b.tenant))
 		})
 		out = append(out, first.id)
-		gpus[first.tenant] += first.count
+		if has[first.tenant][anyModel] += first.gpus; first.model != anyModel {
+			has[first.tenant][first.model] += first.gpus
+		}
 		rest = slices.DeleteFunc(rest, func(o waiting) bool { return o == first })
 	}
 	return out
@@ -150,12 +159,18 @@ func orderOf(t *tx) (out []string) {
 // again, for any queue.
 func TestQueuePositions(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 2))
+		rare := boxNode("b2", 1)
+		rare.model = "rare"
+		w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 2), rare)
+		for _, id := range []string{"a", "b", "c"} {
+			w.putTenant(id, &dxpuv1.Quota{Weight: rapid.Uint32Range(0, 3).Draw(t, "weight")})
+		}
+		w.create(&dxpuv1.LeaseSpec{Count: 1, Model: "rare", Tenant: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "holder")})
 		w.create(&dxpuv1.LeaseSpec{Count: 2, Tenant: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "holder")})
 		for range rapid.IntRange(1, 12).Draw(t, "leases") {
 			w.create(&dxpuv1.LeaseSpec{
 				Count: rapid.Uint32Range(1, 8).Draw(t, "count"), Wait: true, Tenant: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant"),
-				Priority: rapid.Int32Range(-1, 1).Draw(t, "priority"),
+				Priority: rapid.Int32Range(-1, 1).Draw(t, "priority"), Model: rapid.SampledFrom([]string{"", "rare", "DX100"}).Draw(t, "model"),
 			})
 			w.clock.pass(time.Duration(rapid.IntRange(0, 200).Draw(t, "s")) * time.Second)
 		}

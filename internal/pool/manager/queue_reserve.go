@@ -29,7 +29,7 @@ func (t *tx) reserveIfFirst(id string) {
 	if r := t.reserved; r != nil {
 		t.reindex()
 		a, b := t.indexedLeases[id], t.indexedLeases[r.lease]
-		if b.shape != "" && t.compareQueued(b.queueKey, t.gpusOf(b.tenant), a.queueKey, t.gpusOf(a.tenant)) < 0 {
+		if b.shape != "" && t.compareQueued(b.queueKey, t.shareOf(b.tenant), a.queueKey, t.shareOf(a.tenant)) < 0 {
 			return
 		}
 	}

@@ -299,7 +299,7 @@ func (t *tx) indexLease(id string) {
 	}
 	if k.shape != "" {
 		t.pendingByShape[k.shape] = insertSorted(t.pendingByShape[k.shape], k.queueKey, queueKey.compare)
-		t.waiting.add(k.tenant, k.queueKey, k.spec.Count)
+		t.waiting.add(k.tenant, k.queueKey, ask{k.spec.Count, k.spec.Model})
 	}
 	if !k.ended.IsZero() {
 		t.endedLeases = insertSorted(t.endedLeases, endedLease{k.ended, id}, endedLease.compare)

@@ -286,6 +286,7 @@ type quotaRecord struct {
 	MaxLeases      uint32            `json:"max_leases,omitempty"`
 	MaxGPUsByModel map[string]uint32 `json:"max_gpus_by_model,omitempty"`
 	MaxPriority    *int32            `json:"max_priority,omitempty"`
+	Weight         uint32            `json:"weight,omitempty"` // in the queue; 0: 1
 }
 
 // tokenRecord is the credential of a person or a program.

@@ -31,6 +31,7 @@ type tx struct {
 	positionsAsked int
 	positions      map[string]uint32 // in the queue, by lease; nil: not computed
 	indexFrozen    bool              // reindex does nothing
+	sizes          sizes             // of the pool; nil: not computed
 }
 
 func (t *tx) revision() uint64 {

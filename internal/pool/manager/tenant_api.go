@@ -83,6 +83,9 @@ func (s *poolService) PutTenant(ctx context.Context, req *connect.Request[dxpuv1
 	})
 }
 
+// maxWeight bounds the weight of a tenant.
+const maxWeight = 1000
+
 func checkTenant(t *dxpuv1.Tenant) error {
 	switch {
 	case t == nil:
@@ -93,6 +96,9 @@ func checkTenant(t *dxpuv1.Tenant) error {
 	if _, ok := t.Quota.GetMaxGpusByModel()[""]; ok {
 		return invalid("tenant.quota.max_gpus_by_model: a model without a name")
 	}
+	if w := t.Quota.GetWeight(); w > maxWeight {
+		return invalid("tenant.quota.weight: %d is not 0 to %d", w, maxWeight)
+	}
 	if p := t.Quota.GetMaxPriority(); p < -100 || p > 100 {
 		return invalid("tenant.quota.max_priority: %d is not -100 to 100", p)
 	}
@@ -100,7 +106,7 @@ func checkTenant(t *dxpuv1.Tenant) error {
 }
 
 func quotaOf(q *dxpuv1.Quota) quotaRecord {
-	out := quotaRecord{MaxGPUs: q.GetMaxGpus(), MaxLeases: q.GetMaxLeases(), MaxGPUsByModel: q.GetMaxGpusByModel()}
+	out := quotaRecord{Weight: q.GetWeight(), MaxGPUs: q.GetMaxGpus(), MaxLeases: q.GetMaxLeases(), MaxGPUsByModel: q.GetMaxGpusByModel()}
 	if q != nil && q.MaxPriority != nil {
 		p := *q.MaxPriority
 		out.MaxPriority = &p
@@ -134,6 +140,7 @@ func (t *tx) tenantMessage(id string) *dxpuv1.Tenant {
 	if r := t.tenants.get(id); r != nil {
 		out.Description, out.ResourceVersion, out.CreateTime = r.Description, r.ResourceVersion, timestamp(r.CreateTime)
 		out.Quota = &dxpuv1.Quota{
+			Weight:  r.Quota.Weight,
 			MaxGpus: r.Quota.MaxGPUs, MaxLeases: r.Quota.MaxLeases, MaxGpusByModel: maps.Clone(r.Quota.MaxGPUsByModel), MaxPriority: r.Quota.MaxPriority,
 		}
 	}
@@ -153,6 +160,9 @@ func (q *quotaRecord) String() string {
 	out := gpus + " in " + leases
 	if len(q.MaxGPUsByModel) > 0 {
 		out += ", bounded by model"
+	}
+	if q.Weight > 1 {
+		out += fmt.Sprintf(", with weight %d", q.Weight)
 	}
 	if q.MaxPriority != nil {
 		out += fmt.Sprintf(", with priority up to %d", *q.MaxPriority)

@@ -40,6 +40,17 @@ func NewPool() *Pool { return &Pool{boxes: map[string]*Box{}, models: map[string
 // Models returns the names of all models in the pool, sorted.
 func (p *Pool) Models() []string { return slices.Sorted(maps.Keys(p.models)) }
 
+// Usable returns the number of usable GPUs, free or not, by model.
+func (p *Pool) Usable() map[string]int {
+	out := make(map[string]int, len(p.models))
+	for name, m := range p.models {
+		for _, of := range m.memories {
+			out[name] += of.n
+		}
+	}
+	return out
+}
+
 // SetBox adds a box with all of its GPUs, or replaces the box with that ID. The
 // slots must differ. The pool keeps a copy.
 func (p *Pool) SetBox(b Box) {
