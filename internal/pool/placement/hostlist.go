@@ -9,26 +9,35 @@ import (
 type hostList struct {
 	hosts []Host
 	req   *HostRequest
+	best  map[Location]*freeSlots // nil: not computed
 }
 
 func (l *hostList) place() HostDecision { return PlaceHost(l.hosts, *l.req) }
 
 func (l *hostList) inRack(rack string) []*freeSlots {
-	return l.bestByPaths(func(h *Host) bool { return h.Rack == rack })
+	return l.bestByPaths(func(at Location) bool { return at.Rack == rack })
 }
 
 func (l *hostList) anywhere(but Uplinks) []*freeSlots {
-	return l.bestByPaths(func(h *Host) bool { return !but[h.Rack] })
+	return l.bestByPaths(func(at Location) bool { return !but[at.Rack] })
 }
 
-// bestByPaths returns the best option of some hosts for each set of paths.
-func (l *hostList) bestByPaths(among func(*Host) bool) []*freeSlots {
-	best := map[Paths]*freeSlots{}
-	for i := range l.hosts {
-		if h := &l.hosts[i]; eligible(h, l.req) && among(h) {
-			if o := betterOf(best[h.Paths], bestSlots(h, l.req)); o != nil {
-				best[h.Paths] = o
+// bestByPaths returns the best option of hosts at some locations for each set of paths.
+func (l *hostList) bestByPaths(among func(Location) bool) []*freeSlots {
+	if l.best == nil {
+		l.best = map[Location]*freeSlots{}
+		for i := range l.hosts {
+			if h := &l.hosts[i]; eligible(h, l.req) {
+				if o := betterOf(l.best[h.Location], bestSlots(h, l.req)); o != nil {
+					l.best[h.Location] = o
+				}
 			}
+		}
+	}
+	best := map[Paths]*freeSlots{}
+	for at, o := range l.best {
+		if among(at) {
+			best[at.Paths] = betterOf(best[at.Paths], o)
 		}
 	}
 	return slices.Collect(maps.Values(best))

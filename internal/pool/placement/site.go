@@ -185,7 +185,7 @@ type hostStock interface {
 // decisions faster.
 func PlaceLease(boxes []Box, hosts []Host, reserve Reserve, req Request, host HostRequest) (Decision, HostDecision) {
 	l := leasePlacer{
-		hosts: &hostList{hosts, &host}, req: &req, host: &host,
+		hosts: &hostList{hosts: hosts, req: &host}, req: &req, host: &host,
 		place: func() Decision { return Place(boxes, reserve, req) },
 		rackOf: func(box string) string {
 			return boxes[slices.IndexFunc(boxes, func(b Box) bool { return b.ID == box })].Rack
