@@ -10,21 +10,23 @@ import (
 
 // fault is a disturbance. inject returns the function that heals it.
 type fault struct {
-	name   string
+	name string
+	// least is the least time until it is healed, also beyond the end of the storm.
+	least  time.Duration
 	inject func(p *pool, r *rand.Rand) (heal func() error, err error)
 }
 
 // faults lists all disturbances. Each heal restores the state before.
 var faults = []fault{
-	{"manager killed", func(p *pool, r *rand.Rand) (func() error, error) {
+	{name: "manager killed", inject: func(p *pool, r *rand.Rand) (func() error, error) {
 		m := p.pick(r)
 		return m.start, m.kill()
 	}},
-	{"leader killed", func(p *pool, _ *rand.Rand) (func() error, error) {
+	{name: "leader killed", inject: func(p *pool, _ *rand.Rand) (func() error, error) {
 		m := p.leader()
 		return m.start, m.kill()
 	}},
-	{"all managers killed", func(p *pool, _ *rand.Rand) (func() error, error) {
+	{name: "all managers killed", inject: func(p *pool, _ *rand.Rand) (func() error, error) {
 		for _, m := range p.managers {
 			if err := m.kill(); err != nil {
 				return nil, err
@@ -39,14 +41,17 @@ var faults = []fault{
 			return nil
 		}, nil
 	}},
-	{"manager paused", func(p *pool, r *rand.Rand) (func() error, error) { return pause(p.pick(r)) }},
-	{"leader paused", func(p *pool, _ *rand.Rand) (func() error, error) { return pause(p.leader()) }},
-	{"two managers cut off from each other", func(p *pool, r *rand.Rand) (func() error, error) {
+	{name: "leader paused for longer than its lease", least: 2 * leaderLease, inject: func(p *pool, _ *rand.Rand) (func() error, error) {
+		return pause(p.leader())
+	}},
+	{name: "manager paused", inject: func(p *pool, r *rand.Rand) (func() error, error) { return pause(p.pick(r)) }},
+	{name: "leader paused", inject: func(p *pool, _ *rand.Rand) (func() error, error) { return pause(p.leader()) }},
+	{name: "two managers cut off from each other", inject: func(p *pool, r *rand.Rand) (func() error, error) {
 		a := r.IntN(len(p.managers))
 		b := (a + 1 + r.IntN(len(p.managers)-1)) % len(p.managers)
 		return p.cutAll([2]int{a, b})
 	}},
-	{"leader cut off from the other managers", func(p *pool, _ *rand.Rand) (func() error, error) {
+	{name: "leader cut off from the other managers", inject: func(p *pool, _ *rand.Rand) (func() error, error) {
 		var pairs [][2]int
 		l := p.leader().index
 		for i := range p.managers {
@@ -56,7 +61,7 @@ var faults = []fault{
 		}
 		return p.cutAll(pairs...)
 	}},
-	{"manager cut off from some nodes and clients", func(p *pool, r *rand.Rand) (func() error, error) {
+	{name: "manager cut off from some nodes and clients", inject: func(p *pool, r *rand.Rand) (func() error, error) {
 		m := p.pick(r)
 		var cut []string
 		heal := func() (err error) {
@@ -79,12 +84,12 @@ var faults = []fault{
 		}
 		return heal, nil
 	}},
-	{"clock jumps", func(p *pool, r *rand.Rand) (func() error, error) {
+	{name: "clock jumps", inject: func(p *pool, r *rand.Rand) (func() error, error) {
 		m := p.pick(r)
 		by := time.Duration(r.Int64N(int64(2*time.Hour))) - time.Hour
 		return func() error { return m.jump(0) }, m.jump(by)
 	}},
-	{"disk full", func(p *pool, r *rand.Rand) (func() error, error) {
+	{name: "disk full", inject: func(p *pool, r *rand.Rand) (func() error, error) {
 		m := p.pick(r)
 		return func() error {
 			if err := m.emptyDisk(); err != nil || m.running() {
@@ -93,12 +98,12 @@ var faults = []fault{
 			return m.start() // as a service manager does
 		}, m.fillDisk()
 	}},
-	{"node restarts", func(p *pool, r *rand.Rand) (func() error, error) {
+	{name: "node restarts", inject: func(p *pool, r *rand.Rand) (func() error, error) {
 		n := p.nodes[r.IntN(len(p.nodes))]
 		n.halt()
 		return n.start, nil
 	}},
-	{"node restarts with old state", func(p *pool, r *rand.Rand) (func() error, error) {
+	{name: "node restarts with old state", inject: func(p *pool, r *rand.Rand) (func() error, error) {
 		return func() error { return nil }, p.nodes[r.IntN(len(p.nodes))].restart(true)
 	}},
 }
@@ -130,6 +135,7 @@ func (p *pool) storm(ctx context.Context, r *rand.Rand) (log []string, err error
 	start := time.Now()
 	for ctx.Err() == nil && err == nil {
 		var heals []func() error
+		var least time.Duration
 		names := map[string]bool{}
 		for range 1 + r.IntN(2) {
 			f := faults[r.IntN(len(faults))]
@@ -137,6 +143,7 @@ func (p *pool) storm(ctx context.Context, r *rand.Rand) (log []string, err error
 				continue // one fault of the managers at a time: a heal relies on the state that inject left
 			}
 			names[f.name] = true
+			least = max(least, f.least)
 			heal, e := f.inject(p, r)
 			if e != nil {
 				err = fmt.Errorf("%s: %w", f.name, e)
@@ -146,7 +153,11 @@ func (p *pool) storm(ctx context.Context, r *rand.Rand) (log []string, err error
 			}
 			log = append(log, fmt.Sprintf("%6.3f s: %s", time.Since(start).Seconds(), f.name))
 		}
+		began := time.Now()
 		wait(ctx, time.Duration(200+r.IntN(2500))*time.Millisecond)
+		if least > 0 {
+			wait(context.WithoutCancel(ctx), least-time.Since(began))
+		}
 		for _, heal := range heals {
 			if e := heal(); e != nil && err == nil {
 				err = fmt.Errorf("heal %v: %w", log[len(log)-1], e)

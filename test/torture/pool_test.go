@@ -29,6 +29,10 @@ const (
 	// calm is the limit of the time from the last fault until the pool is healthy
 	// again. It takes seconds; other processes may use the processors meanwhile.
 	calm = 30 * time.Second
+	// pollEvery is the interval of looks at a pool that becomes healthy.
+	pollEvery = 50 * time.Millisecond
+	// leaderLease is how long a leader may be silent before another manager leads.
+	leaderLease = 2 * time.Second
 	// checkLimit is the limit of the check of one history, which takes
 	// milliseconds of processor time.
 	checkLimit = 3 * time.Minute

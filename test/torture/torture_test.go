@@ -161,9 +161,11 @@ func (h *history) run(ctx context.Context, seed uint64) error {
 // deletes the leases.
 func (h *history) finish(ctx context.Context) error {
 	calmed := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, calm)
+	ctx, cancel := context.WithTimeout(ctx, 2*calm)
 	defer cancel()
-	if err := h.settled(ctx, h.tenant, -1); err != nil {
+	settling, done := context.WithTimeout(ctx, calm)
+	defer done()
+	if err := h.settled(settling, h.tenant, -1); err != nil {
 		return fmt.Errorf("not healthy %v after the last fault: %w", calm, err)
 	}
 	h.settling = time.Since(calmed)
@@ -181,18 +183,23 @@ func (h *history) finish(ctx context.Context) error {
 	case porcupine.Unknown:
 		return fmt.Errorf("the history could not be checked within %v", checkLimit)
 	}
+	e := &exam{history: h, ctx: ctx}
 	for _, l := range leases {
 		if phaseOf(l) == ended {
 			continue
 		}
-		if _, _, err := ask(ctx, h.pool, 0, 0, func(ctx context.Context, api dxpuv1connect.PoolServiceClient) (*connect.Response[dxpuv1.DeleteLeaseResponse], error) {
-			return api.DeleteLease(ctx, connect.NewRequest(&dxpuv1.DeleteLeaseRequest{LeaseId: l.Id}))
-		}); err != nil {
-			return fmt.Errorf("delete %s: %w", l.Id, err)
+		if err := e.end(l.Id); err != nil {
+			return err
 		}
 	}
 	if err := h.settled(ctx, h.tenant, 0); err != nil {
 		return fmt.Errorf("after all leases were deleted: %w", err)
+	}
+	if err := e.run(); err != nil {
+		return err
+	}
+	if err := h.settled(ctx, h.tenant, 0); err != nil {
+		return fmt.Errorf("after the exam: %w", err)
 	}
 	return nil
 }
@@ -220,7 +227,7 @@ func (p *pool) settled(ctx context.Context, tenant string, want int) error {
 			return cmp.Or(last, err)
 		}
 		last = err
-		wait(ctx, 50*time.Millisecond)
+		wait(ctx, pollEvery)
 	}
 }
 
