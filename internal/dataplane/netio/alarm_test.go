@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/dxpu-project/dxpu/fault"
 	"github.com/dxpu-project/dxpu/internal/dataplane/engine"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 	"github.com/dxpu-project/dxpu/link"
@@ -206,4 +207,55 @@ func TestReadsSetNoTimers(t *testing.T) {
 			time.Sleep(100 * time.Microsecond)
 		}
 	})
+}
+
+// The timer does not wait for a goroutine that has entered the group: that one does its
+// work and sets it again.
+func TestTimerLeavesItsWork(t *testing.T) {
+	f := open(t, PathConfig{})
+	g := f.newGroup()
+	e := g.Enter()
+	g.alarm.setExactly(e.Now(), e.Now()+time.Hour)
+	fired := make(chan struct{})
+	go func() {
+		g.fire()
+		close(fired)
+	}()
+	wait(t, fired, "the timer waits for the group")
+	g.Leave(e)
+	e = g.Enter()
+	defer g.Leave(e)
+	if g.alarm.at != machine.Never {
+		t.Errorf("the group without a binding has a timer at %v", g.alarm.at)
+	}
+}
+
+// A reader that goes to sleep hands the datagrams that a fault plan holds back over to
+// the loop that sends them, and a writer wakes the loop unless a reader looks.
+func TestSleepingReaderHandsOver(t *testing.T) {
+	in := newInputWith(t)
+	p := in.path
+	p.setFault(fault.Plan{Delay: time.Hour}, 1)
+	roused := func() bool {
+		select {
+		case <-p.kick:
+			return true
+		default:
+			return false
+		}
+	}
+	write := func() { p.write(in.fabric.Now, p.conn.NewWriter(), make([]byte, 32), 32, p.conn.LocalAddr()) }
+	if in.path.unattend(); roused() {
+		t.Error("woken although nothing is held back")
+	}
+	p.looked.Store(int64(in.fabric.Now() + time.Hour)) // a reader looks
+	if write(); roused() {
+		t.Error("a writer wakes the loop although a reader looks")
+	}
+	if p.unattend(); !roused() {
+		t.Error("a reader sleeps and wakes no one")
+	}
+	if write(); !roused() {
+		t.Error("a writer wakes no one although no reader looks")
+	}
 }

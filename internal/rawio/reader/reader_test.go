@@ -245,3 +245,26 @@ func TestPollReads(t *testing.T) {
 		p.in <- w
 	}
 }
+
+// The background goroutine leaves the role to a waiter that reads: one that waited for
+// it would take it from the waiter of the next answer.
+func TestBackgroundLeavesTheRole(t *testing.T) {
+	p := &pipe{t: t, in: make(chan *waiter)}
+	r, err := New(p, Polling{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	r.role.Lock() // as a waiter that reads
+	defer r.role.Unlock()
+	left := make(chan error, 1)
+	go func() { left <- r.serveUntilAsked() }()
+	select {
+	case err := <-left:
+		if err != nil || !r.aside.Load() {
+			t.Errorf("aside: %v, %v", r.aside.Load(), err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it waits for the role")
+	}
+}
