@@ -347,9 +347,9 @@ func printSoak(w io.Writer, r *soak.Report) {
 	}
 	t.flush()
 	fmt.Fprintln(w)
-	t = newTable(w, "AT REST AFTER", "HEAP", "GOROUTINES", "FILE DESCRIPTORS")
+	t = newTable(w, "AT REST AFTER", "HEAP", "SHARED MEMORY", "GOROUTINES", "FILE DESCRIPTORS")
 	for _, s := range r.Samples {
-		t.row(time.Duration(s.AtNS).Round(time.Second), fmt.Sprintf("%.2f MiB", float64(s.Heap)/(1<<20)), s.Goroutines, s.FDs)
+		t.row(time.Duration(s.AtNS).Round(time.Second), fmt.Sprintf("%.2f MiB", float64(s.Heap)/(1<<20)), fmt.Sprintf("%.2f MiB", float64(s.Shared)/(1<<20)), s.Goroutines, s.FDs)
 	}
 	t.flush()
 	for _, v := range r.Violations {

@@ -2,6 +2,7 @@ package soak
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"runtime"
 	"runtime/pprof"
@@ -15,6 +16,7 @@ import (
 type Sample struct {
 	AtNS       int64  `json:"at_ns"`
 	Heap       uint64 `json:"heap_bytes"`
+	Shared     uint64 `json:"shared_bytes"` // resident memory of memfds: DMA memory of the VM
 	Goroutines int    `json:"goroutines"`
 	FDs        int    `json:"fds"`
 }
@@ -25,7 +27,23 @@ func takeSample(at time.Duration) Sample {
 		runtime.GC()
 	}
 	runtime.ReadMemStats(&m)
-	return Sample{AtNS: at.Nanoseconds(), Heap: m.HeapAlloc, Goroutines: runtime.NumGoroutine(), FDs: openFDs()}
+	return Sample{AtNS: at.Nanoseconds(), Heap: m.HeapAlloc, Shared: sharedMemory(), Goroutines: runtime.NumGoroutine(), FDs: openFDs()}
+}
+
+// sharedMemory returns the resident shared memory of the process in bytes; 0: the system
+// does not say.
+func sharedMemory() uint64 {
+	text, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(text)) {
+		var kib uint64
+		if n, _ := fmt.Sscanf(line, "RssShmem: %d kB", &kib); n == 1 {
+			return kib << 10
+		}
+	}
+	return 0
 }
 
 // openFDs counts the process's file descriptors.
@@ -41,6 +59,7 @@ func openFDs() int {
 // ended yet.
 const (
 	heapSlack      = 8 << 20
+	sharedSlack    = 1 << 20
 	goroutineSlack = 4
 )
 
@@ -61,6 +80,9 @@ func (r *run) checkGrowth() {
 	}
 	if last.Heap > warm.Heap+warm.Heap/10+heapSlack {
 		r.ledger.violate("the heap has grown from %d to %d bytes", warm.Heap, last.Heap)
+	}
+	if last.Shared > warm.Shared+sharedSlack {
+		r.ledger.violate("shared memory has grown from %d to %d bytes", warm.Shared, last.Shared)
 	}
 	if last.FDs > warm.FDs {
 		r.ledger.violate("file descriptors have grown from %d to %d", warm.FDs, last.FDs)

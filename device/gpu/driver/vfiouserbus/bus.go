@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"math/bits"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -63,7 +64,7 @@ type Bus struct {
 	mu      sync.Mutex // guards the fields below
 	next    uint64     // bus address of the next DMA memory
 	vectors []vector
-	memory  []*memory // that is accessed by messages
+	memory  []*memory
 	isLost  bool
 	closed  bool
 }
@@ -369,5 +370,11 @@ func (b *Bus) Close() error {
 	b.mu.Unlock()
 	err := b.release()
 	b.watch.Wait()
+	b.mu.Lock()
+	left := slices.Clone(b.memory)
+	b.mu.Unlock()
+	for _, m := range left {
+		err = errors.Join(err, m.release())
+	}
 	return err
 }

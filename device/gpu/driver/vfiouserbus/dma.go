@@ -54,9 +54,9 @@ func (b *Bus) share(file *os.File, size int) (*memory, error) {
 	m.addr = b.next
 	b.next += uint64(size)
 	if b.opts.Messages {
-		b.memory = append(b.memory, m)
 		file = nil
 	}
+	b.memory = append(b.memory, m)
 	b.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), accessTimeout)
 	defer cancel()
@@ -78,6 +78,9 @@ func (b *Bus) share(file *os.File, size int) (*memory, error) {
 func (b *Bus) serve(r *vfiouser.DMARequest) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if !b.opts.Messages {
+		return unix.ENODEV
+	}
 	for _, m := range b.memory {
 		if r.Addr < m.addr || r.Addr-m.addr > uint64(len(m.Bytes())) || uint64(len(r.Data)) > uint64(len(m.Bytes()))-(r.Addr-m.addr) {
 			continue
@@ -93,12 +96,17 @@ func (b *Bus) serve(r *vfiouser.DMARequest) error {
 	return unix.ENODEV
 }
 
-// release unmaps the memory here.
+// release unmaps the memory here, unless Close has done so.
 func (m *memory) release() error {
 	b := m.bus
 	b.mu.Lock()
+	had := len(b.memory)
 	b.memory = slices.DeleteFunc(b.memory, func(other *memory) bool { return other == m })
+	released := len(b.memory) == had
 	b.mu.Unlock()
+	if released {
+		return nil
+	}
 	err := unix.Munmap(m.Bytes())
 	if m.file != nil {
 		err = errors.Join(err, m.file.Close())
