@@ -21,7 +21,8 @@ import (
 // foreign is a guest and a pool with device servers of libvfio-user.
 type foreign struct {
 	*cluster
-	programs string // directory of the servers
+	programs string   // directory of the servers
+	server   *process // the latest
 }
 
 // TestLibvfioUser runs programs of libvfio-user, which
@@ -46,13 +47,13 @@ func TestLibvfioUser(t *testing.T) {
 		{"gpio-pci-idio-16", foreignIO},
 		{"server", foreignIO},
 		{"gpio-pci-idio-16 in memory space", foreignGPIO},
-		{"shadow_ioeventfd_server", foreignShadow},
+		{"shadow_ioeventfd_server with a class", foreignShadow},
 		{"a device with DMA by messages and MSI-X", foreignCopies},
 		{"a device with INTx", foreignINTx},
 		{"client", foreignClient},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			c.test(t, &foreign{&cluster{t: t, g: g}, programs})
+			c.test(t, &foreign{cluster: &cluster{t: t, g: g}, programs: programs})
 			g.healthy(t)
 		})
 		if t.Failed() {
@@ -63,14 +64,14 @@ func TestLibvfioUser(t *testing.T) {
 }
 
 // serve starts a device server.
-func (f *foreign) serve(name string, args ...string) *process {
+func (f *foreign) serve(name string, args ...string) {
 	f.t.Helper()
 	f.clear()
 	cmd := exec.CommandContext(f.t.Context(), filepath.Join(f.programs, name), append(args, f.socket())...)
-	p := f.launch("server", cmd)
+	f.server = f.launch("server", cmd)
 	for deadline := time.Now().Add(patience); ; {
 		if _, err := os.Stat(f.socket()); err == nil {
-			return p
+			return
 		}
 		if time.Now().After(deadline) {
 			f.t.Fatalf("%s makes no socket", name)
@@ -79,13 +80,6 @@ func (f *foreign) serve(name string, args ...string) *process {
 }
 
 func (f *foreign) socket() string { return filepath.Join(f.g.dir, "device.sock") }
-
-// stop kills a device server.
-func (f *foreign) stop(p *process) {
-	f.t.Helper()
-	f.kill(p)
-	f.clear()
-}
 
 // clear removes the socket, which a server that was killed leaves behind.
 func (f *foreign) clear() {
@@ -129,10 +123,10 @@ func (f *foreign) unplug(address string) {
 }
 
 // restart kills the server and starts it again: the guest loses the device and gets it back.
-func (f *foreign) restart(server *process, address, file, name string, args ...string) string {
+func (f *foreign) restart(address, file, name string, args ...string) string {
 	f.t.Helper()
 	gone := f.g.leaves(f.t, address)
-	f.stop(server)
+	f.kill(f.server)
 	gone.wait(f.t)
 	f.serve(name, args...)
 	return f.g.pluggedWith(f.t, 0, file)
@@ -178,13 +172,23 @@ func foreignIO(t *testing.T, f *foreign) {
 	if err == nil {
 		t.Errorf("it is attached:\n%s", out)
 	}
-	t.Attr("limit", tail(out, 1))
+	t.Attr("limit", complaint(out))
+}
+
+// complaint returns the line of a command's output that says what went wrong.
+func complaint(out string) string {
+	for line := range strings.Lines(out) {
+		if text, ok := strings.CutPrefix(line, "dxpu: error: "); ok {
+			return strings.TrimSpace(text)
+		}
+	}
+	return out
 }
 
 // foreignGPIO drives the sample with its BAR in memory space: a pin reads as 1 while the
 // number of writes to it is a multiple of three.
 func foreignGPIO(t *testing.T, f *foreign) {
-	server := f.serve("gpio-memory")
+	f.serve("gpio-memory")
 	address := f.plug("resource2")
 	for range 2 {
 		f.g.sh(t, "setpci -s %s COMMAND=2", address)
@@ -195,14 +199,14 @@ func foreignGPIO(t *testing.T, f *foreign) {
 		if got, want := strings.Join(strings.Fields(out), " "), "494f:0dc8 0xFF 0xFE 0xFF 0x7F"; got != want {
 			t.Fatalf("%s, want %s", got, want)
 		}
-		address = f.restart(server, address, "resource2", "gpio-memory")
+		address = f.restart(address, "resource2", "gpio-memory")
 	}
 	f.unplug(address)
 	seen(t, "registers; server killed and started; unplug")
 }
 
 func foreignShadow(t *testing.T, f *foreign) {
-	server := f.serve("shadow_ioeventfd_server")
+	f.serve("shadow-memory")
 	address := f.plug("resource0")
 	f.g.sh(t, "setpci -s %s COMMAND=2", address)
 	out := f.g.sh(t, `at=$(sed -n '1s/ .*//p' /sys/bus/pci/devices/%s/resource)
@@ -210,16 +214,16 @@ func foreignShadow(t *testing.T, f *foreign) {
 	if !strings.Contains(out, "4e58:0000") {
 		t.Errorf("the guest sees %q", out)
 	}
-	address = f.restart(server, address, "resource0", "shadow_ioeventfd_server")
+	address = f.restart(address, "resource0", "shadow-memory")
 	f.unplug(address)
 	seen(t, "registers, without ioeventfds; server killed and started; unplug")
 }
 
 func foreignCopies(t *testing.T, f *foreign) {
-	server := f.serve("device")
+	f.serve("device")
 	address := f.plug("resource0")
 	out := f.g.sh(t, "%s copy %s && %[1]s copy %[2]s", helper, address)
-	address = f.restart(server, address, "resource0", "device")
+	address = f.restart(address, "resource0", "device")
 	f.g.sh(t, "%s copy %s", helper, address)
 	f.unplug(address)
 	seen(t, "%s; server killed and started; unplug", tail(out, 1))

@@ -36,7 +36,7 @@ func TestRefusedMemory(t *testing.T) {
 				t.Errorf("the lease does not say why:\n%s", lease)
 			}
 			g.healthy(t)
-			seen(t, "%s", tail(waiting, 1))
+			seen(t, "%s", complaint(waiting))
 		})
 	}
 }

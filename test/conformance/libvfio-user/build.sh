@@ -6,11 +6,12 @@
 # needs a C compiler and json-c (Debian: gcc libjson-c-dev).
 #
 # gpio-pci-idio-16 and server declare their BARs as I/O, which no link of this project
-# carries, or in sizes that a PCI device cannot have. So both are built a second time, as
-# gpio-memory and server-memory, with BARs in memory of the next possible size.
+# carries, or in sizes that a PCI device cannot have, and most samples have no class code,
+# so Linux assigns them no addresses. So these are built a second time, as gpio-memory,
+# server-memory and shadow-memory, with a class and BARs in memory of the next possible size.
 set -eu
 [ $# = 2 ] || {
-	sed -n 's/^# \{0,1\}//; 2,10p' "$0" >&2
+	sed -n 's/^# \{0,1\}//; 2,11p' "$0" >&2
 	exit 2
 }
 here=$(cd "$(dirname "$0")" && pwd)
@@ -38,10 +39,13 @@ build client samples/client.c $tran
 build device "$here/device.c" $library
 
 memory='s/VFU_REGION_FLAG_RW,/VFU_REGION_FLAG_RW | VFU_REGION_FLAG_MEM,/'
-sed "$memory" samples/gpio-pci-idio-16.c >"$out/gpio-memory.c"
+class='s/vfu_pci_set_id(.*);/&\n    vfu_pci_set_class(vfu_ctx, 0xff, 0, 0);/'
 # BAR 0 of the server is a time_t and BAR 1 three pages.
-sed "$memory; s/_IDX, sizeof(time_t),/_IDX, 16,/; s/bar1_size = 0x3000/bar1_size = 0x4000/" samples/server.c >"$out/server-memory.c"
-for sample in gpio server; do
+sizes='s/_IDX, sizeof(time_t),/_IDX, 16,/; s/bar1_size = 0x3000/bar1_size = 0x4000/'
+sed "$memory; $class" samples/gpio-pci-idio-16.c >"$out/gpio-memory.c"
+sed "$memory; $class; $sizes" samples/server.c >"$out/server-memory.c"
+sed "$class" samples/shadow_ioeventfd_server.c >"$out/shadow-memory.c"
+for sample in gpio server shadow; do
 	# shellcheck disable=SC2086
 	build $sample-memory "$out/$sample-memory.c" $library
 done
