@@ -24,6 +24,7 @@ type fakeEngine struct {
 	events  []reg.Event
 	hold    bool // packets stay without an event
 	full    bool // Submit refuses
+	taken   int  // packets, over all contexts
 }
 
 func newFakeEngine() *fakeEngine { return &fakeEngine{vram: make([]byte, 1<<20)} }
@@ -43,6 +44,7 @@ func (e *fakeEngine) Submit(p []byte) bool {
 		return false
 	}
 	e.packets = append(e.packets, bytes.Clone(p))
+	e.taken++
 	if !e.hold {
 		e.complete(p)
 	}
@@ -282,6 +284,9 @@ func TestChannelFails(t *testing.T) {
 			}
 			if c.engine.state != reg.ComputeOff {
 				t.Error("the engine runs")
+			}
+			if test.want == reg.ComputeBadPacket && c.engine.taken > 0 {
+				t.Error("the engine got a bad packet")
 			}
 			// Disabled and enabled, it works again.
 			c.engine.hold = false

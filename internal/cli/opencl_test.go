@@ -30,7 +30,7 @@ func scriptCondition(name string) (bool, error) {
 }
 
 // buildOpenCL builds into a directory the engine's program, the driver, and, with
-// sanitizers, the driver (sanitized.so) and the test program of icd/testdata.
+// sanitizers, the driver (sanitized.so) and the programs of icd/testdata.
 func buildOpenCL(ts *testscript.TestScript, _ bool, args []string) {
 	root, err := filepath.Abs("../..")
 	ts.Check(err)
@@ -44,11 +44,16 @@ func buildOpenCL(ts *testscript.TestScript, _ bool, args []string) {
 		args := slices.Concat(flags, []string{"-fPIC", "-fvisibility=hidden", "-shared", "-o", filepath.Join(bin, name)}, sources)
 		return exec.Command("cc", args...)
 	}
+	program := func(name string) *exec.Cmd {
+		args := append(slices.Clone(sanitize), "-o", filepath.Join(bin, name), filepath.Join(root, "icd/testdata", name+".c"), "-l:libOpenCL.so.1")
+		return exec.Command("cc", args...)
+	}
 	for _, c := range []*exec.Cmd{
 		exec.Command("go", "build", "-o", bin, "./cmd/dxpu-opencl"),
 		library(driverName, flags),
 		library("sanitized.so", sanitize),
-		exec.Command("cc", append(sanitize, "-o", filepath.Join(bin, "program"), filepath.Join(root, "icd/testdata/program.c"), "-l:libOpenCL.so.1")...),
+		program("program"),
+		program("fault"),
 	} {
 		c.Dir = root
 		c.Env = append(os.Environ(), "CGO_ENABLED=0")
