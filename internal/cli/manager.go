@@ -76,7 +76,7 @@ with --ca-file or --ca-hash, and get certificates of the same authority.` + trac
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.listen, "listen", "127.0.0.1:7470", "address of the API")
+	f.StringVar(&o.listen, "listen", defaultListen, "address of the API")
 	o.storeOptions.register(f)
 	f.StringVar(&o.tokenFile, "join-token-file", "", "file with the join token of nodes")
 	f.StringVar(&o.urlFile, "url-file", "", "file to which the manager writes its URL when it serves (for scripts that use port 0)")

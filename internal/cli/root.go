@@ -40,7 +40,7 @@ hot-plugged device. A manager owns the pool of GPUs.`,
 	add("pool", newGetCommand(conn), newDescribeCommand(conn), newLeaseCommand(conn), newCordonCommand(conn),
 		newUncordonCommand(conn), newDrainCommand(conn), newGPUReplaceCommand(conn, "dxpu replace"), conn.register(eventsCommand(conn)),
 		newTenantCommand(conn), newTokenCommand(conn), newWhoAmICommand(conn), newNodeCommand(conn), newContextCommand())
-	add("tools", newRunCommand(conn), newGPUGroup(conn), newTLPCommand(), newModelCommand(), newDemoCommand(), newBenchCommand(), newSimCommand(),
+	add("tools", newRunCommand(conn), newGPUGroup(conn), newTLPCommand(), newModelCommand(), newDemoCommand(), newDevCommand(), newBenchCommand(), newSimCommand(),
 		newTopCommand(conn), newCaptureCommand())
 	root.AddCommand(newVersionCommand(), newExitCodesTopic())
 	complete(root, conn)

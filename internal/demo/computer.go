@@ -17,6 +17,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/agent"
 	"github.com/dxpu-project/dxpu/internal/dataplane/netio"
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
+	"github.com/dxpu-project/dxpu/internal/localpool"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 	"github.com/dxpu-project/dxpu/internal/vm/qemu"
 )
@@ -31,16 +32,16 @@ const (
 
 func (d *demo) startVM(ctx context.Context) (computer, error) {
 	v, err := qemu.Start(ctx, qemu.Spec{
-		Install: *d.cfg.Install, Dir: d.cfg.Dir, Slots: vmSlots, IOMMU: true, QMPSocket: d.path("qmp.sock"),
+		Install: *d.cfg.Install, Dir: d.cfg.Dir, Slots: vmSlots, IOMMU: true, QMPSocket: d.procs.Path("qmp.sock"),
 		Files: []qemu.File{{Path: guestProgram, Source: d.cfg.Program}},
 	})
 	if err != nil {
 		return nil, err
 	}
-	d.procs.pids = append(d.procs.pids, v.PID())
+	d.procs.Watch(v.PID())
 	d.figure("boot of the guest (QEMU without KVM)", v.BootTime())
-	err = d.start(hostName, "host", "--manager", d.url, "--name", hostName, "--slots", fmt.Sprint(vmSlots),
-		"--socket-dir", d.path("slots"), "--qmp", d.path("qmp.sock"))
+	err = d.procs.Start(hostName, "host", "--manager", d.url, "--name", hostName, "--slots", fmt.Sprint(vmSlots),
+		"--socket-dir", d.procs.Path("slots"), "--qmp", d.procs.Path("qmp.sock"))
 	if err != nil {
 		return nil, errors.Join(err, v.Close())
 	}
@@ -104,7 +105,7 @@ type embeddedHost struct {
 }
 
 func (d *demo) startEmbedded() (computer, error) {
-	log, err := os.Create(d.path(hostName + ".log"))
+	log, err := os.Create(d.procs.Path(hostName + ".log"))
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +120,7 @@ func (d *demo) startEmbedded() (computer, error) {
 	if err != nil {
 		return nil, errors.Join(err, log.Close())
 	}
-	a, err := agent.New(agent.Config{Manager: d.url, JoinToken: d.token, Kind: dxpuv1.NodeKind_NODE_KIND_HOST, Name: hostName, Log: logger}, h)
+	a, err := agent.New(agent.Config{Manager: d.url, JoinToken: d.procs.JoinToken, Kind: dxpuv1.NodeKind_NODE_KIND_HOST, Name: hostName, Log: logger}, h)
 	if err != nil {
 		return nil, errors.Join(err, log.Close())
 	}
@@ -150,7 +151,7 @@ func (e *embeddedHost) name() string { return "embedded host (a root complex in 
 
 func (e *embeddedHost) sees(ctx context.Context, present bool) (string, error) {
 	var found string
-	err := poll(ctx, func() (bool, error) {
+	err := localpool.Poll(ctx, func() (bool, error) {
 		bus, err := e.front.Open(0)
 		if err != nil {
 			return !present, nil

@@ -19,6 +19,7 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
 	"github.com/dxpu-project/dxpu/client"
+	"github.com/dxpu-project/dxpu/internal/localpool"
 	"github.com/dxpu-project/dxpu/internal/vm/qemu"
 )
 
@@ -73,10 +74,9 @@ type demo struct {
 	cfg    Config
 	began  time.Time
 	report *Report
-	procs  processes
+	procs  localpool.Daemons
 	api    dxpuv1connect.PoolServiceClient
 	url    string
-	token  string
 	pc     computer
 	boot   string
 	lease  string
@@ -86,6 +86,7 @@ type demo struct {
 // Run leaves no process behind.
 func Run(ctx context.Context, cfg Config) (*Report, error) {
 	d := &demo{cfg: cfg, began: time.Now(), report: &Report{}}
+	d.procs = localpool.Daemons{Program: cfg.Program, Dir: cfg.Dir, JoinToken: "demonstration-" + filepath.Base(cfg.Dir)}
 	d.say("A VM hot-plugs a GPU that is on another machine\n")
 	if cfg.Install == nil {
 		d.say("There is no VM: %s.\nThe embedded host, a root complex in Go, replaces it.\n", cfg.Reason)
@@ -121,6 +122,19 @@ func (d *demo) run(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// tearDown ends everything and checks that no process is left.
+func (d *demo) tearDown() error {
+	at := time.Now()
+	var err error
+	if d.pc != nil {
+		err = d.pc.close()
+	}
+	if err = errors.Join(err, d.procs.Stop()); err == nil {
+		d.say("%7.2f s  %7.2f s  all %d processes have ended", time.Since(d.began).Seconds(), time.Since(at).Seconds(), d.procs.Count())
+	}
+	return err
 }
 
 // step runs one step and prints its line.
@@ -159,17 +173,17 @@ func (d *demo) summary() {
 	for _, f := range d.report.Figures {
 		d.say("  %-58s %9.1f ms", f.Name, float64(f.Took.Microseconds())/1000)
 	}
+	d.say("\n\"dxpu dev\" starts such a pool and keeps it, with its page for a browser.")
 }
 
 // startPool starts the manager and the boxes, and waits for the GPUs.
 func (d *demo) startPool(ctx context.Context) (string, error) {
-	d.token = "demonstration-" + filepath.Base(d.cfg.Dir)
-	urlFile := d.path("manager.url")
-	if err := d.start("manager", "manager", "--listen", "127.0.0.1:0", "--url-file", urlFile, "--spares", "1"); err != nil {
+	urlFile := d.procs.Path("manager.url")
+	if err := d.procs.Start("manager", "manager", "--listen", "127.0.0.1:0", "--url-file", urlFile, "--spares", "1"); err != nil {
 		return "", err
 	}
 	var err error
-	if d.url, err = awaitFile(ctx, urlFile); err != nil {
+	if d.url, err = localpool.AwaitFile(ctx, urlFile); err != nil {
 		return "", err
 	}
 	api, err := client.New(client.Config{Managers: []string{d.url}})
@@ -178,13 +192,13 @@ func (d *demo) startPool(ctx context.Context) (string, error) {
 	}
 	d.api = api.Pool
 	for _, name := range []string{"box-a", "box-b"} {
-		err := d.start(name, "box", "--manager", d.url, "--name", name, "--gpus", fmt.Sprint(gpusPerBox),
-			"--admin-listen", "127.0.0.1:0", "--allow-faults", "--admin-url-file", d.path(name+".url"))
+		err := d.procs.Start(name, "box", "--manager", d.url, "--name", name, "--gpus", fmt.Sprint(gpusPerBox),
+			"--admin-listen", "127.0.0.1:0", "--allow-faults", "--admin-url-file", d.procs.Path(name+".url"))
 		if err != nil {
 			return "", err
 		}
 	}
-	err = poll(ctx, func() (bool, error) {
+	err = localpool.Poll(ctx, func() (bool, error) {
 		res, err := d.api.GetPool(ctx, connect.NewRequest(&dxpuv1.GetPoolRequest{}))
 		if err != nil {
 			return false, nil // it does not serve yet
@@ -209,7 +223,7 @@ func (d *demo) startComputer(ctx context.Context) (string, error) {
 	if d.boot, err = d.pc.bootID(ctx); err != nil {
 		return "", err
 	}
-	err = poll(ctx, func() (bool, error) {
+	err = localpool.Poll(ctx, func() (bool, error) {
 		res, err := d.api.GetHost(ctx, connect.NewRequest(&dxpuv1.GetHostRequest{HostId: hostName}))
 		return err == nil && res.Msg.GetHost().GetNode().GetConnected(), nil
 	})
@@ -235,7 +249,7 @@ func (d *demo) attach(ctx context.Context) (string, error) {
 // active waits until the lease has its GPU and returns the binding.
 func (d *demo) active(ctx context.Context) (*dxpuv1.Binding, error) {
 	var found *dxpuv1.Binding
-	err := poll(ctx, func() (bool, error) {
+	err := localpool.Poll(ctx, func() (bool, error) {
 		lease, err := d.getLease(ctx)
 		if err != nil || lease.State != dxpuv1.LeaseState_LEASE_STATE_ACTIVE {
 			if lease.GetState() == dxpuv1.LeaseState_LEASE_STATE_FAILED {
@@ -315,7 +329,7 @@ func (d *demo) kill(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("the program ended before the GPU was killed: %w", errors.Join(err, errors.New(out.String())))
 	}
 	at := time.Now()
-	admin, err := os.ReadFile(d.path(b.BoxId + ".url"))
+	admin, err := os.ReadFile(d.procs.Path(b.BoxId + ".url"))
 	if err != nil {
 		return "", err
 	}
@@ -338,7 +352,7 @@ func (d *demo) kill(ctx context.Context) (string, error) {
 
 // replacement waits for a binding with another GPU.
 func (d *demo) replacement(ctx context.Context, old string) (b *dxpuv1.Binding, err error) {
-	err = poll(ctx, func() (_ bool, err error) {
+	err = localpool.Poll(ctx, func() (_ bool, err error) {
 		b, err = d.active(ctx)
 		return b.GetId() != old, err
 	})
@@ -388,7 +402,7 @@ func (d *demo) detach(ctx context.Context) (string, error) {
 	if _, err := d.pc.sees(ctx, false); err != nil {
 		return "", err
 	}
-	err := poll(ctx, func() (bool, error) {
+	err := localpool.Poll(ctx, func() (bool, error) {
 		lease, err := d.getLease(ctx)
 		return lease.GetState() == dxpuv1.LeaseState_LEASE_STATE_RELEASED, err
 	})

@@ -2,10 +2,8 @@
 // boxes. "dxpu bench manager" prints the report.
 //
 // The manager is a separate process, so that its memory and processor time can be
-// measured. The nodes run in the process of the benchmark. Like real nodes they use
-// package agent, over HTTP/2 on the loopback interface; several nodes share a
-// connection, because the number of file descriptors of a process is limited. A
-// simulated node attaches and detaches at once.
+// measured. The nodes run in the process of the benchmark (package simulated) and talk
+// to it over the loopback interface.
 package fleet
 
 import (
@@ -15,6 +13,8 @@ import (
 	"fmt"
 	"runtime"
 	"time"
+
+	"github.com/dxpu-project/dxpu/internal/agent/simulated"
 )
 
 // Spec is a pool. Zero values stand for the defaults.
@@ -137,8 +137,13 @@ func Run(ctx context.Context, spec Spec) (r *Report, err error) {
 	}
 	defer func() { err = errors.Join(err, c.child.Stop()) }()
 	c.pool = newPoolClient(c.child.url, spec.AtOnce)
-	c.nodes = newNodes(&c.spec, c.child.url, c.child.token)
-	defer c.nodes.stop()
+	c.nodes = simulated.New(simulated.Spec{
+		Manager: c.child.url, JoinToken: c.child.token, Version: "bench",
+		Hosts: spec.Hosts, SlotsPerHost: spec.SlotsPerHost, Boxes: spec.Boxes, GPUsPerBox: spec.GPUsPerBox,
+		AtOnce: spec.AtOnce, NodesPerConnection: spec.NodesPerConnection,
+		Progress: func(format string, args ...any) { spec.Progress("enrol: "+format, args...) },
+	})
+	defer c.nodes.Stop()
 	return r, c.all(ctx)
 }
 
@@ -148,7 +153,7 @@ type run struct {
 	report *Report
 	child  *child
 	pool   *poolClient
-	nodes  *nodes
+	nodes  *simulated.Nodes
 	leases []string
 }
 
@@ -206,7 +211,7 @@ func (c *run) enrol(ctx context.Context) (err error) {
 		return err
 	}
 	err = c.work(c.spec.Hosts+c.spec.Boxes, &r.Enroll, func() error {
-		if err := c.nodes.start(ctx); err != nil {
+		if err := c.nodes.Start(ctx); err != nil {
 			return err
 		}
 		return c.pool.await(ctx, c.spec.whole(0))
@@ -224,14 +229,14 @@ func (c *run) idle(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	reports, at := c.nodes.reports.Load(), time.Now()
+	reports, at := c.nodes.Reports(), time.Now()
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	case <-time.After(c.spec.Idle):
 	}
 	took := time.Since(at)
-	c.report.IdleReports = float64(c.nodes.reports.Load()-reports) / took.Seconds()
+	c.report.IdleReports = float64(c.nodes.Reports()-reports) / took.Seconds()
 	u, err := c.child.usage(false)
 	u.Heap = before.Heap
 	u.Share = float64(u.Processor-before.Processor) / float64(took)

@@ -14,6 +14,7 @@ import (
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+	"github.com/dxpu-project/dxpu/internal/agent/simulated"
 	"github.com/dxpu-project/dxpu/internal/quantile"
 )
 
@@ -159,7 +160,7 @@ func (c *run) attach(ctx context.Context) error {
 		err := c.work(c.spec.Leases, &c.report.Create, func() error {
 			return c.each(ctx, c.spec.Leases, func(ctx context.Context, i int) (err error) {
 				at := time.Now()
-				c.leases[i], err = c.pool.lease(ctx, c.spec.model(i))
+				c.leases[i], err = c.pool.lease(ctx, simulated.Model(c.spec.Boxes, i))
 				took[i] = time.Since(at)
 				c.spec.Progress("attach: %d of %d leases", i, c.spec.Leases)
 				return err
@@ -207,7 +208,7 @@ func (c *run) calls(ctx context.Context) error {
 		do   func() error
 	}{
 		{"CreateLease, one after the other", func() error {
-			id, err := c.pool.lease(ctx, c.spec.model(len(made)))
+			id, err := c.pool.lease(ctx, simulated.Model(c.spec.Boxes, len(made)))
 			made = append(made, id)
 			return err
 		}},

@@ -1,4 +1,9 @@
-package fleet
+// Package simulated runs many simulated hosts and boxes in this process, for benchmarks
+// of the manager and for pools to try. A node has no data plane: like a real one it uses
+// package agent, over HTTP/2, and it reports every attach and detach as done at once.
+// Several nodes share a connection, because the number of file descriptors of a process
+// is limited.
+package simulated
 
 import (
 	"context"
@@ -11,24 +16,39 @@ import (
 	"github.com/dxpu-project/dxpu/internal/agent"
 )
 
-// models are the GPU models of the boxes and of the leases, in turn.
+// Spec describes the nodes. All numbers are positive.
+type Spec struct {
+	Manager   string // URL
+	JoinToken string
+	Version   string // of the nodes, as they report it
+
+	Hosts        int
+	SlotsPerHost int
+	Boxes        int
+	GPUsPerBox   int
+
+	AtOnce             int // nodes that enrol concurrently
+	NodesPerConnection int
+
+	Progress func(format string, args ...any)
+}
+
+// models are the GPU models of the boxes, in turn.
 var models = []string{"A100", "H100", "T4", "V100"}
 
-// model returns the model of box i or of lease i. If the number of boxes is not a
-// multiple of the number of models there is only one model, so that every lease
-// finds its GPU.
-func (s *Spec) model(i int) string {
-	if s.Boxes%len(models) != 0 {
+// Model returns the model of the GPUs in box i of a number of boxes. If the number of
+// boxes is not a multiple of the number of models there is only one model, so that
+// the pool has as many GPUs of each model.
+func Model(boxes, i int) string {
+	if boxes%len(models) != 0 {
 		i = 0
 	}
 	return models[i%len(models)]
 }
 
-// nodes are all simulated hosts and boxes.
-type nodes struct {
-	spec    *Spec
-	url     string
-	token   string
+// Nodes are simulated hosts and boxes.
+type Nodes struct {
+	spec    Spec
 	reports atomic.Uint64
 	clients []*http.Client // one for each connection
 
@@ -38,13 +58,15 @@ type nodes struct {
 	failed  error
 }
 
-func newNodes(spec *Spec, url, token string) *nodes {
-	return &nodes{spec: spec, url: url, token: token}
-}
+// New returns nodes that Start starts.
+func New(spec Spec) *Nodes { return &Nodes{spec: spec} }
 
-// start enrols all nodes, Spec.AtOnce at a time, and returns when each has reported
-// once. They run until stop.
-func (n *nodes) start(ctx context.Context) error {
+// Reports returns the number of reports that the nodes have made.
+func (n *Nodes) Reports() uint64 { return n.reports.Load() }
+
+// Start enrols all nodes, Spec.AtOnce at a time, and returns when each has reported
+// once. They run until Stop, which also follows a Start that failed.
+func (n *Nodes) Start(ctx context.Context) error {
 	turns := make(chan struct{}, n.spec.AtOnce)
 	var enrolled sync.WaitGroup
 	total := n.spec.Hosts + n.spec.Boxes
@@ -60,7 +82,7 @@ func (n *nodes) start(ctx context.Context) error {
 			enrolled.Done()
 		})
 		c, err := agent.New(agent.Config{
-			Manager: n.url, JoinToken: n.token, Kind: s.kind, Name: s.name, Version: "bench", HTTPClient: n.client(i),
+			Manager: n.spec.Manager, JoinToken: n.spec.JoinToken, Kind: s.kind, Name: s.name, Version: n.spec.Version, HTTPClient: n.client(i),
 		}, s)
 		if err != nil {
 			return err
@@ -73,7 +95,7 @@ func (n *nodes) start(ctx context.Context) error {
 				n.fail(fmt.Errorf("node %s: %w", s.name, err))
 			}
 		})
-		n.spec.Progress("enrol: %d of %d nodes", i+1, total)
+		n.spec.Progress("%d of %d nodes", i+1, total)
 	}
 	done := make(chan struct{})
 	go func() {
@@ -89,7 +111,7 @@ func (n *nodes) start(ctx context.Context) error {
 }
 
 // client returns the HTTP client of a node, which it shares with other nodes.
-func (n *nodes) client(i int) *http.Client {
+func (n *Nodes) client(i int) *http.Client {
 	if i%n.spec.NodesPerConnection == 0 {
 		// Without the limit, nodes that call at the same time would dial a connection each.
 		t := &http.Transport{Protocols: &http.Protocols{}, MaxConnsPerHost: 1}
@@ -99,19 +121,20 @@ func (n *nodes) client(i int) *http.Client {
 	return n.clients[len(n.clients)-1]
 }
 
-func (n *nodes) fail(err error) {
+func (n *Nodes) fail(err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.failed = err
 }
 
-func (n *nodes) error() error {
+func (n *Nodes) error() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.failed
 }
 
-func (n *nodes) stop() {
+// Stop ends the nodes and waits for them.
+func (n *Nodes) Stop() {
 	for _, stop := range n.stops {
 		stop()
 	}
@@ -123,11 +146,11 @@ func (n *nodes) stop() {
 
 // simulated makes node i; the boxes come first. The node calls enrolled after it has
 // enrolled.
-func (n *nodes) simulated(i int, enrolled func()) *simulated {
+func (n *Nodes) simulated(i int, enrolled func()) *simulated {
 	s := &simulated{reports: &n.reports, enrolled: sync.OnceFunc(enrolled)}
 	s.state.Addresses = []*dxpuv1.PathAddress{{Address: fmt.Sprintf("10.%d.%d.%d:7471", 1+i>>16, i>>8&255, i&255), Mtu: 1472}}
 	if i < n.spec.Boxes {
-		s.box(i, n.spec.GPUsPerBox, n.spec.model(i))
+		s.box(i, n.spec.GPUsPerBox, Model(n.spec.Boxes, i))
 	} else {
 		s.host(i-n.spec.Boxes, n.spec.SlotsPerHost)
 	}
