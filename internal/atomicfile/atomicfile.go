@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 )
 
 // Replace replaces a file by one that only its owner may read, whatever the mode of the
@@ -21,6 +22,9 @@ func Replace(path string, write func(*os.File) error) error {
 	}
 	if err != nil {
 		return errors.Join(err, os.Remove(f.Name()))
+	}
+	if runtime.GOOS == "windows" {
+		return nil // a directory cannot be synced there
 	}
 	d, err := os.Open(dir)
 	if err != nil {

@@ -25,13 +25,13 @@ leases and their priority. A lease without a tenant belongs to the tenant "defau
 		`  dxpu tenant set team-a --max-gpus 16 --max-gpus-of DX100=8
   dxpu token create --role tenant --tenant team-a >team-a.token
   dxpu tenant list`,
-		newTenantSetCommand(conn), tenantsCommand(conn, "list"), newTenantDeleteCommand(conn)))
+		newTenantSetCommand(conn), tenantsCommand(conn, "list [TENANT...]"), newTenantDeleteCommand(conn)))
 }
 
 // tenantsCommand is both "dxpu tenant list" and "dxpu get tenants".
-func tenantsCommand(conn *connection, use string) *cobra.Command {
+func tenantsCommand(conn *connection, use string, aliases ...string) *cobra.Command {
 	return listCommand(conn, &cobra.Command{
-		Use: use, Short: "List tenants with their quotas",
+		Use: use, Aliases: aliases, Short: "List tenants with their quotas",
 		Long:    "List the tenants with their GPUs and leases, and the quotas for them.",
 		Example: "  dxpu get tenants",
 	}, poolAPI.ListTenants, &dxpuv1.ListTenantsRequest{}, func(w io.Writer, all *dxpuv1.ListTenantsResponse) {
@@ -40,7 +40,8 @@ func tenantsCommand(conn *connection, use string) *cobra.Command {
 			t.row(n.Id, outOf(n.Gpus, n.Quota.GetMaxGpus()), outOf(n.Leases, n.Quota.GetMaxLeases()), n.LeasesPending, n.Description)
 		}
 		t.flush()
-	})
+	}, oneOf(poolAPI.GetTenant,
+		func(name string) *dxpuv1.GetTenantRequest { return &dxpuv1.GetTenantRequest{TenantId: name} }, (*dxpuv1.GetTenantResponse).GetTenant))
 }
 
 // outOf prints a number and its limit, if there is one.
@@ -122,7 +123,7 @@ that the tenant already has stay, even if they exceed the new quota.`,
 			if err != nil {
 				return err
 			}
-			return printValue(cmd, false, res.Tenant, describeTenant)
+			return printValue(cmd, nil, res.Tenant, describeTenant)
 		},
 	}
 	f := cmd.Flags()
@@ -151,8 +152,8 @@ func parseModels(words []string) (map[string]uint32, error) {
 
 func newTenantDeleteCommand(conn *connection) *cobra.Command {
 	return deleteCommand(conn, &cobra.Command{
-		Use: "delete TENANT", Short: "Delete a tenant and its tokens",
-		Long:    "Delete a tenant and its tokens. A tenant with leases cannot be deleted.",
+		Use: "delete TENANT...", Short: "Delete tenants and their tokens",
+		Long:    "Delete tenants and their tokens. A tenant with leases cannot be deleted.",
 		Example: "  dxpu tenant delete team-a",
 	}, poolAPI.DeleteTenant, func(id string) *dxpuv1.DeleteTenantRequest { return &dxpuv1.DeleteTenantRequest{TenantId: id} })
 }
@@ -166,7 +167,7 @@ the leases of one tenant. Nodes have no tokens: they enrol with a join token.`,
 		`  dxpu token create --role tenant --tenant team-a --expires 2160h >team-a.token
   dxpu token list
   dxpu token delete t-k3v5c7q2mn`,
-		newTokenCreateCommand(conn), tokensCommand(conn, "list"), newTokenDeleteCommand(conn)))
+		newTokenCreateCommand(conn), tokensCommand(conn, "list [TOKEN...]"), newTokenDeleteCommand(conn)))
 }
 
 func newTokenCreateCommand(conn *connection) *cobra.Command {
@@ -190,14 +191,14 @@ hash. Pass it to dxpu with --token-file, $DXPU_TOKEN or a context.`,
 	_ = cmd.MarkFlagRequired("role")
 	f.StringVar(&req.Tenant, "tenant", "", "tenant of the token, for --role tenant")
 	f.StringVar(&req.Description, "description", "", "note about the token's owner and purpose")
-	f.DurationVar(&expires, "expires", 0, "lifetime of the token (default: no end)")
+	durationVar(f, &expires, "expires", 0, "lifetime of the token (default: no end)")
 	return cmd
 }
 
 // tokensCommand is both "dxpu token list" and "dxpu get tokens".
-func tokensCommand(conn *connection, use string) *cobra.Command {
+func tokensCommand(conn *connection, use string, aliases ...string) *cobra.Command {
 	return listCommand(conn, &cobra.Command{
-		Use: use, Short: "List tokens",
+		Use: use, Aliases: aliases, Short: "List tokens",
 		Long:    "List the tokens, without their secrets.",
 		Example: "  dxpu get tokens",
 	}, poolAPI.ListTokens, &dxpuv1.ListTokensRequest{}, func(w io.Writer, all *dxpuv1.ListTokensResponse) {
@@ -206,7 +207,7 @@ func tokensCommand(conn *connection, use string) *cobra.Command {
 			t.row(k.Id, auth.RoleWord(k.Role), k.Tenant, date(k.CreateTime), date(k.ExpireTime), k.Creator, k.Description)
 		}
 		t.flush()
-	})
+	}, nil)
 }
 
 // date prints a time to the minute, "" for none.
@@ -218,22 +219,19 @@ func date(t *timestamppb.Timestamp) string {
 }
 
 func newTokenDeleteCommand(conn *connection) *cobra.Command {
-	return &cobra.Command{
-		Use: "delete TOKEN", Short: "Revoke a token", Args: cobra.ExactArgs(1),
-		Long:    "Revoke a token at once: calls and streams that use it end. TOKEN is its ID, which is not secret.",
+	return deleteCommand(conn, &cobra.Command{
+		Use: "delete TOKEN...", Short: "Revoke tokens",
+		Long:    "Revoke tokens at once: calls and streams that use them end. TOKEN is an ID, which is not secret.",
 		Example: "  dxpu token delete t-k3v5c7q2mn",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			id := args[0]
-			if parsed, ok := auth.ParseToken(id); ok {
-				id = parsed // the argument is the token itself, which contains the ID
-			}
-			if _, err := call(cmd.Context(), conn, poolAPI.DeleteToken, &dxpuv1.DeleteTokenRequest{TokenId: id}); err != nil {
-				return err
-			}
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s is deleted\n", id)
-			return err
-		},
+	}, poolAPI.DeleteToken, func(id string) *dxpuv1.DeleteTokenRequest { return &dxpuv1.DeleteTokenRequest{TokenId: tokenID(id)} })
+}
+
+// tokenID returns the ID in a token, if a user gave the token itself.
+func tokenID(id string) string {
+	if parsed, ok := auth.ParseToken(id); ok {
+		return parsed
 	}
+	return id
 }
 
 func newWhoAmICommand(conn *connection) *cobra.Command {
@@ -260,8 +258,8 @@ func newNodeCommand(conn *connection) *cobra.Command {
 func newNodeDeleteCommand(conn *connection) *cobra.Command {
 	req := &dxpuv1.DeleteNodeRequest{}
 	cmd := deleteCommand(conn, &cobra.Command{
-		Use: "delete NODE", Short: "Remove a host or box from the pool",
-		Long: `Remove a host or box from the pool and revoke its credential and certificate. A
+		Use: "delete NODE...", Short: "Remove hosts or boxes from the pool",
+		Long: `Remove hosts or boxes from the pool and revoke their credentials and certificates. A
 node with bindings cannot be removed; --force ends its bindings first.`,
 		Example: "  dxpu node delete h1",
 	}, poolAPI.DeleteNode, func(id string) *dxpuv1.DeleteNodeRequest {

@@ -1,3 +1,5 @@
+//go:build linux
+
 package cli
 
 import (
@@ -103,7 +105,7 @@ func benchCommand(name, short, long string, run func(context.Context, bench.Opti
 		return beside(ctx, o.Busy, func(ctx context.Context) (*bench.Report, error) { return run(ctx, o.Options) })
 	}, printReport)
 	f := cmd.Flags()
-	f.DurationVar(&o.Duration, "duration", 200*time.Millisecond, "duration of each measurement in each round")
+	durationVar(f, &o.Duration, "duration", 200*time.Millisecond, "duration of each measurement in each round")
 	f.IntVar(&o.Rounds, "rounds", 5, "number of rounds, 1 to 1000")
 	f.StringVar(&o.cipher, "cipher", link.CipherAES256GCM.String(), "cipher of the bindings: aes-256-gcm or none")
 	f.IntVar(&o.MTU, "mtu", 0, "largest datagram, in bytes of UDP payload (default: the limit of the loopback interface)")
@@ -270,7 +272,7 @@ func benchNumber(v float64, unit string) string {
 
 func newBenchSoakCommand() *cobra.Command {
 	var o soak.Options
-	var asJSON bool
+	var out *output
 	cmd := &cobra.Command{
 		Use: "soak", Short: "Run a host and a box under random faults for a long time", Args: cobra.NoArgs,
 		Long: `Run a host proxy and two box proxies with several bindings over two paths of the
@@ -304,7 +306,7 @@ run.`,
 			if err != nil {
 				return err
 			}
-			err = printValue(cmd, asJSON, rep, printSoak)
+			err = printValue(cmd, out, rep, printSoak)
 			if err == nil && !rep.OK {
 				err = withHint(fmt.Errorf("%d violations", len(rep.Violations)), "repeat the run with --seed %d", rep.Seed)
 			}
@@ -312,12 +314,12 @@ run.`,
 		},
 	}
 	f := cmd.Flags()
-	f.DurationVar(&o.Duration, "duration", time.Hour, "duration of the run")
+	durationVar(f, &o.Duration, "duration", time.Hour, "duration of the run")
 	f.Uint64Var(&o.Seed, "seed", 0, "seed of the faults and of the hosts' operations (default: random, and printed)")
 	f.IntVar(&o.Bindings, "bindings", soak.MinBindings, "number of devices, half on an embedded host and half on vfio-user clients")
 	busyFlag(f, &o.Busy)
-	f.DurationVar(&o.Every, "every", 10*time.Second, "interval between two progress reports")
-	jsonFlag(cmd, &asJSON)
+	durationVar(f, &o.Every, "every", 10*time.Second, "interval between two progress reports")
+	out = jsonFlag(cmd)
 	return cmd
 }
 

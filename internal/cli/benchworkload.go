@@ -1,3 +1,5 @@
+//go:build linux
+
 package cli
 
 import (
@@ -23,14 +25,15 @@ import (
 
 // workloadOptions are the flags of "dxpu bench workload".
 type workloadOptions struct {
-	spec          playback.Spec
-	rtts, prefix  string
-	cipher        string
-	mrrs, steps   int
-	stretch       int
-	limit         time.Duration
-	real, strict  bool
-	json, silence bool
+	spec         playback.Spec
+	rtts, prefix string
+	cipher       string
+	mrrs, steps  int
+	stretch      int
+	limit        time.Duration
+	real, strict bool
+	silence      bool
+	form         *output
 }
 
 func newBenchWorkloadCommand() *cobra.Command {
@@ -73,12 +76,12 @@ physical GPU.`,
 	f.IntVar(&o.steps, "steps", 0, "number of training steps to replay (default: all)")
 	f.BoolVar(&o.real, "real", false, "replay in real time, over UDP on the loopback interface")
 	f.IntVar(&o.stretch, "stretch", 0, "factor for all times in real time (default: chosen for this machine)")
-	f.DurationVar(&o.limit, "limit", 0, "longest duration of one replay, in virtual or real time (default: 30s in real time)")
+	durationVar(f, &o.limit, "limit", 0, "longest duration of one replay, in virtual or real time (default: 30s in real time)")
 	f.StringVar(&o.cipher, "cipher", link.CipherAES256GCM.String(), "cipher for --real: aes-256-gcm or none")
 	f.StringVar(&o.prefix, "step-prefix", trace.DefaultStepPrefix, "prefix of the annotations that mark training steps")
 	f.BoolVar(&o.strict, "strict", false, "fail on a damaged trace")
 	f.BoolVar(&o.silence, "quiet", false, "show no progress")
-	jsonFlag(cmd, &o.json)
+	o.form = jsonFlag(cmd)
 	return cmd
 }
 
@@ -134,10 +137,10 @@ func (o *workloadOptions) run(ctx context.Context, out, errOut io.Writer, file s
 		return err
 	}
 	r.describe(plan.Workload(), o.spec.Requester)
-	if o.json {
+	if o.form.structured() {
 		return writeJSON(out, r.json())
 	}
-	return printText(out, r.print)
+	return printText(out, false, r.print)
 }
 
 // prepare checks the flags and returns the round trips.

@@ -63,7 +63,7 @@ dissector is in Wireshark's folder of personal Lua plugins.`,
 	f.StringVar(&o.binding, "binding", "", "capture only the binding with this number, as datagrams carry it")
 	f.Uint16Var(&o.snaplen, "snaplen", 0, "`number` of bytes to keep of each TLP (default: all)")
 	f.Uint64VarP(&o.count, "count", "c", 0, "end after this number of TLPs")
-	f.DurationVar(&o.duration, "duration", 0, "end after this time")
+	durationVar(f, &o.duration, "duration", 0, "end after this time")
 	f.BoolVar(&o.lua, "dissector", false, "print the Wireshark dissector instead of a capture")
 	return cmd
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -48,6 +49,15 @@ func withHint(err error, format string, args ...any) error {
 	return &hintedError{err, fmt.Sprintf(format, args...)}
 }
 
+// aboutError is an error with the object that it is about, of several in a command.
+type aboutError struct {
+	what string
+	err  error
+}
+
+func (a *aboutError) Error() string { return a.what + ": " + a.err.Error() }
+func (a *aboutError) Unwrap() error { return a.err }
+
 // usageError is an error in the command line: the exit code is 2.
 type usageError struct{ error }
 
@@ -71,12 +81,13 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	defer stop()
 	context.AfterFunc(ctx, stop) // restores the default action of the signals
 
-	root := newRootCommand()
+	conn := &connection{}
+	root := newRootCommand(conn)
 	root.SetArgs(args)
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
+	root.SetFlagErrorFunc(flagError)
 	started := false
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
 		// Before started, so that these errors have the exit code of wrong usage.
@@ -97,12 +108,25 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	if !started { // cobra found an error in the flags or arguments
 		err = usage(argumentError(cmd, err))
 	}
+	if started {
+		err = suggestName(ctx, conn, err)
+	}
 	printError(stderr, err)
 	return exitCode(err)
 }
 
-// flagError describes a flag's bad value without the words of Go's parsers.
-func flagError(err error) error {
+// flagError describes an unknown flag, or a flag's bad value without the words of Go's
+// parsers.
+func flagError(cmd *cobra.Command, err error) error {
+	var bad *pflag.InvalidValueError
+	if !errors.As(err, &bad) {
+		return withHint(err, `%s"%s --help" explains the command`, flagHint(cmd, err), cmd.CommandPath())
+	}
+	return valueError(err)
+}
+
+// valueError describes a flag's bad value.
+func valueError(err error) error {
 	var bad *pflag.InvalidValueError
 	if !errors.As(err, &bad) {
 		return err
@@ -118,8 +142,6 @@ func flagError(err error) error {
 		want = "true or false"
 	case strings.HasPrefix(cause.Error(), "slog: "):
 		want = "debug, info, warn or error"
-	case strings.HasPrefix(cause.Error(), "time: "):
-		want = "a duration such as 500ms, 30s or 2h"
 	case strings.HasPrefix(typ, "int"), strings.HasPrefix(typ, "uint"):
 		want = "a whole number"
 	case strings.HasPrefix(typ, "float"):
@@ -138,17 +160,49 @@ func argumentError(cmd *cobra.Command, err error) error {
 	if errors.As(err, &h) {
 		return err
 	}
+	if described := commandError(cmd, err); described != nil {
+		return described
+	}
 	if strings.Contains(err.Error(), "arg(s)") {
 		return withHint(errors.New("wrong number of arguments"), "usage: %s", cmd.UseLine())
 	}
 	return withHint(err, `"%s --help" explains the command`, cmd.CommandPath())
 }
 
-func printError(w io.Writer, err error) {
+// severalErrors returns the first error with the texts of the others, nil for none.
+func severalErrors(errs []error) error {
+	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
+	if len(errs) == 0 {
+		return nil
+	}
+	return &manyErrors{errs}
+}
+
+// manyErrors are the errors of a command with several arguments. The first decides on the
+// exit code.
+type manyErrors struct{ all []error }
+
+func (m *manyErrors) Error() string { return errors.Join(m.all...).Error() }
+func (m *manyErrors) Unwrap() error { return m.all[0] }
+
+func printError(out io.Writer, err error) {
+	var many *manyErrors
+	if errors.As(err, &many) && len(many.all) > 1 {
+		for _, err := range many.all {
+			printError(out, err)
+		}
+		return
+	}
+	w := newPage(out, false)
+	defer func() { _ = w.Flush() }()
 	var ce *connect.Error
 	text := err.Error()
 	if errors.As(err, &ce) {
 		text = inFlags(ce.Message())
+		var about *aboutError
+		if errors.As(err, &about) {
+			text = about.what + ": " + text
+		}
 		switch ce.Code() {
 		case connect.CodeUnauthenticated:
 			text = strings.Replace(text, "unknown node or wrong credential: enrol again with a join token", "the manager does not know this token", 1)
@@ -158,9 +212,9 @@ func printError(w io.Writer, err error) {
 			text = "unexpected answer: " + text
 		}
 	}
-	fmt.Fprintf(w, "dxpu: error: %s\n", text)
+	fmt.Fprintf(w, "dxpu: %s %s\n", w.mark(red, "error:"), text)
 	if hint := hintFor(err, ce); hint != "" {
-		fmt.Fprintf(w, "dxpu: hint: %s\n", hint)
+		fmt.Fprintf(w, "dxpu: %s %s\n", w.mark(bold, "hint:"), hint)
 	}
 }
 

@@ -258,7 +258,7 @@ func (h *fakeHandler) Observe() *dxpuv1.ObservedState {
 		s := &dxpuv1.ObservedSlot{Slot: i, Domain: "vm0", Health: dxpuv1.Health_HEALTH_OK}
 		if h.box {
 			s.Domain = ""
-			s.Device = &dxpuv1.Device{Model: "DX100", MemoryBytes: 16 << 30, Serial: fmt.Sprint("S", i)}
+			s.Device = &dxpuv1.Device{Model: "DX100", MemoryBytes: 16 << 30, Serial: fmt.Sprint("S-", h.name, "-", i)}
 			if h.has("fail", i) {
 				s.Health, s.HealthDetail = dxpuv1.Health_HEALTH_FAILED, "a file says so"
 			}
@@ -310,7 +310,7 @@ func TestEveryCommandHasHelp(t *testing.T) {
 			walk(sub)
 		}
 	}
-	walk(newRootCommand())
+	walk(newRootCommand(&connection{}))
 }
 
 func TestExitCodes(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
@@ -57,6 +58,13 @@ var namers = map[string]namer{
 		boxes, err := boxNames(ctx, conn)
 		return append(hosts, boxes...), err
 	},
+	"MODEL": func(ctx context.Context, conn *connection) (models []string, err error) {
+		res, err := call(ctx, conn, poolAPI.GetPool, &dxpuv1.GetPoolRequest{})
+		for _, s := range res.GetPool().GetSpares() {
+			models = append(models, s.Model)
+		}
+		return models, err
+	},
 	"CONTEXT": func(context.Context, *connection) (names []string, err error) {
 		all, _, err := loadContexts()
 		if err != nil {
@@ -72,23 +80,55 @@ var namers = map[string]namer{
 // kinds maps the first argument of cordon, uncordon and drain to a namer.
 var kinds = map[string]string{"gpu": "GPU", "box": "BOX", "host": "HOST"}
 
-// complete registers the completion of names in the arguments of all subcommands,
-// and in --context.
+// flagNames are the flags whose values are names.
+var flagNames = map[string]string{
+	"context": "CONTEXT", "host": "HOST", "box": "BOX", "lease": "LEASE", "gpu": "GPU", "tenant": "TENANT", "model": "MODEL",
+}
+
+// completeFlags registers the completion of the values of a command's own flags: words of
+// a list, and names of objects.
+func completeFlags(cmd *cobra.Command, conn *connection) {
+	register := func(f *pflag.Flag) {
+		what := flagNames[f.Name]
+		words := []string(nil)
+		switch v, ok := f.Value.(flagValue); {
+		case ok:
+			words = v.words
+		case f.Name == "log-level":
+			words = []string{"debug", "info", "warn", "error"}
+		}
+		// Registering fails only for an unknown flag.
+		switch {
+		case words != nil:
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
+		case what != "" && (f.Name == "context" || inherits(cmd)):
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, named(conn, what, -1))
+		}
+	}
+	cmd.LocalFlags().VisitAll(register)
+}
+
+// inherits reports whether a command calls the manager for a user: it has the flags of a
+// connection.
+func inherits(cmd *cobra.Command) bool { return cmd.Flag("token-file") != nil }
+
+// complete registers the completion of the names in the arguments and of the values of
+// flags of all subcommands.
 func complete(root *cobra.Command, conn *connection) {
 	for _, cmd := range root.Commands() {
 		complete(cmd, conn)
-		if cmd.PersistentFlags().Lookup("context") != nil {
-			_ = cmd.RegisterFlagCompletionFunc("context", named(conn, "CONTEXT", -1)) // fails only for an unknown flag
-		}
+		completeFlags(cmd, conn)
 		words := strings.Fields(cmd.Use)
 		if cmd.ValidArgsFunction != nil || len(cmd.ValidArgs) > 0 || len(words) < 2 {
 			continue
 		}
-		what := strings.Trim(words[1], "[]")
+		name, several := strings.CutSuffix(strings.Trim(words[1], "[]"), "...")
 		switch {
-		case namers[what] != nil:
-			cmd.ValidArgsFunction = named(conn, what, 0)
-		case what == "KIND":
+		case namers[name] != nil && several:
+			cmd.ValidArgsFunction = named(conn, name, -1)
+		case namers[name] != nil:
+			cmd.ValidArgsFunction = named(conn, name, 0)
+		case name == "KIND":
 			cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 				if len(args) == 0 {
 					return []string{"box", "gpu", "host"}, cobra.ShellCompDirectiveNoFileComp
@@ -96,7 +136,7 @@ func complete(root *cobra.Command, conn *connection) {
 				if kinds[args[0]] == "" {
 					return nil, cobra.ShellCompDirectiveNoFileComp
 				}
-				return named(conn, kinds[args[0]], 1)(cmd, args, prefix)
+				return named(conn, kinds[args[0]], -1)(cmd, args, prefix)
 			}
 		}
 	}

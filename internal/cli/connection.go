@@ -240,20 +240,6 @@ func setField(m proto.Message, name protoreflect.Name, value string) {
 	r.Set(r.Descriptor().Fields().ByName(name), protoreflect.ValueOfString(value))
 }
 
-// listCommand completes a command that prints all entries of a list method.
-func listCommand[Req, Res any, PReq pagedRequest[Req], PRes pagedResponse[Res]](
-	conn *connection, cmd *cobra.Command, m method[Req, Res], req PReq, text func(io.Writer, PRes),
-) *cobra.Command {
-	cmd.Args = cobra.NoArgs
-	return valueCommand(cmd, func(cmd *cobra.Command, _ []string) (PRes, error) {
-		api, err := conn.pool()
-		if err != nil {
-			return nil, err
-		}
-		return callAll[Req, Res, PReq, PRes](cmd.Context(), api, m, req)
-	}, text)
-}
-
 // itself is the object function of a method whose response has no other message.
 func itself[M any](m M) M { return m }
 
@@ -272,15 +258,34 @@ func getCommand[Req, Res any, M proto.Message](conn *connection, cmd *cobra.Comm
 	}, text)
 }
 
-// deleteCommand completes a command that deletes an object by its ID.
+// deleteCommand completes a command that deletes objects by their IDs. It tries all of
+// them, and returns the errors.
 func deleteCommand[Req, Res any](conn *connection, cmd *cobra.Command, m method[Req, Res], request func(id string) *Req) *cobra.Command {
-	cmd.Args = cobra.ExactArgs(1)
+	cmd.Args = cobra.MinimumNArgs(1)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if _, err := call(cmd.Context(), conn, m, request(args[0])); err != nil {
+		api, err := conn.pool()
+		if err != nil {
 			return err
 		}
-		_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s is deleted\n", args[0])
-		return err
+		return each(args, func(id string) error {
+			if _, err := callOn(cmd.Context(), api, m, request(id)); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s is deleted\n", tokenID(id)) // never a secret
+			return err
+		})
 	}
 	return cmd
+}
+
+// each calls do for each name, also after errors, and returns the first error, which
+// decides on the exit code, with the others in its text.
+func each(names []string, do func(name string) error) error {
+	var errs []error
+	for _, name := range names {
+		if err := do(name); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return severalErrors(errs)
 }

@@ -48,6 +48,16 @@ type contextView struct {
 	Token     bool   `json:"token"` // whether the file contains one
 }
 
+// contextViews are the contexts in the order of the file.
+type contextViews []contextView
+
+func (all contextViews) names() (out []string) {
+	for _, c := range all {
+		out = append(out, c.Name)
+	}
+	return out
+}
+
 func (all *contexts) view(c *poolContext) contextView {
 	return contextView{c.Name, c.Name == all.Current, c.Manager, c.CAFile, c.CAHash, c.TokenFile, c.Token != ""}
 }
@@ -57,17 +67,17 @@ func newContextListCommand() *cobra.Command {
 		Use: "list", Short: "List the contexts", Args: cobra.NoArgs,
 		Long:    "List the contexts, without their tokens. A star marks the current one.",
 		Example: "  dxpu context list",
-	}, func(*cobra.Command, []string) ([]contextView, error) {
+	}, func(*cobra.Command, []string) (contextViews, error) {
 		all, _, err := loadContexts()
 		if err != nil {
 			return nil, err
 		}
-		out := []contextView{}
+		out := contextViews{}
 		for i := range all.Contexts {
 			out = append(out, all.view(&all.Contexts[i]))
 		}
 		return out, nil
-	}, func(w io.Writer, views []contextView) {
+	}, func(w io.Writer, views contextViews) {
 		t := newTable(w, "CURRENT", "NAME", "MANAGER", "TOKEN")
 		for _, v := range views {
 			star, token := "", v.TokenFile

@@ -17,46 +17,54 @@ import (
 )
 
 // parseTarget reads the arguments KIND ID.
-func parseTarget(args []string) (*dxpuv1.Target, error) {
-	switch args[0] {
-	case "gpu":
-		return &dxpuv1.Target{Target: &dxpuv1.Target_GpuId{GpuId: args[1]}}, nil
-	case "box":
-		return &dxpuv1.Target{Target: &dxpuv1.Target_BoxId{BoxId: args[1]}}, nil
-	case "host":
-		return &dxpuv1.Target{Target: &dxpuv1.Target_HostId{HostId: args[1]}}, nil
+func parseTarget(kind, id string) (*dxpuv1.Target, error) {
+	switch kind {
+	case "gpu", "gpus":
+		return &dxpuv1.Target{Target: &dxpuv1.Target_GpuId{GpuId: id}}, nil
+	case "box", "boxes":
+		return &dxpuv1.Target{Target: &dxpuv1.Target_BoxId{BoxId: id}}, nil
+	case "host", "hosts":
+		return &dxpuv1.Target{Target: &dxpuv1.Target_HostId{HostId: id}}, nil
 	}
-	return nil, usage(withHint(fmt.Errorf("unknown kind %q", args[0]), "gpu, box or host"))
+	hint := "gpu, box or host"
+	if near := nearest(kind, []string{"gpu", "box", "host"}); near != "" {
+		hint = fmt.Sprintf("did you mean %q? A kind is gpu, box or host", near)
+	}
+	return nil, usage(withHint(fmt.Errorf("unknown kind %q", kind), "%s", hint))
 }
 
 // targetCommand completes a command that changes a target.
 func targetCommand[Req, Res any](
 	conn *connection, cmd *cobra.Command, done string, m method[Req, Res], request func(*dxpuv1.Target) *Req,
 ) *cobra.Command {
-	var asJSON bool
-	jsonFlag(cmd, &asJSON)
-	cmd.Args = cobra.ExactArgs(2)
+	out := jsonFlag(cmd)
+	cmd.Args = cobra.MinimumNArgs(2)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		target, err := parseTarget(args)
-		if err != nil {
+		if _, err := parseTarget(args[0], args[1]); err != nil {
 			return err
 		}
 		api, err := conn.pool()
 		if err != nil {
 			return err
 		}
-		if _, err := callOn(cmd.Context(), api, m, request(target)); err != nil {
-			return err
-		}
-		if asJSON {
-			m, err := getTarget(cmd.Context(), api, target)
+		return each(args[1:], func(id string) error {
+			target, err := parseTarget(args[0], id)
 			if err != nil {
 				return err
 			}
-			return writeJSON(cmd.OutOrStdout(), m)
-		}
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s is %s\n", strings.Join(args, " "), done)
-		return err
+			if _, err := callOn(cmd.Context(), api, m, request(target)); err != nil {
+				return err
+			}
+			if out.structured() {
+				m, err := getTarget(cmd.Context(), api, target)
+				if err != nil {
+					return err
+				}
+				return writeJSON(cmd.OutOrStdout(), m)
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s %s is %s\n", args[0], id, done)
+			return err
+		})
 	}
 	return conn.register(cmd)
 }
@@ -79,8 +87,8 @@ func getTarget(ctx context.Context, api poolAPI, target *dxpuv1.Target) (proto.M
 func newCordonCommand(conn *connection) *cobra.Command {
 	var reason string
 	cmd := targetCommand(conn, &cobra.Command{
-		Use: "cordon KIND ID", Short: "Keep new bindings away from a gpu, box or host",
-		Long:    "Keep new bindings away from a gpu, box or host. Existing bindings continue.",
+		Use: "cordon KIND ID...", Short: "Keep new bindings away from gpus, boxes or hosts",
+		Long:    "Keep new bindings away from gpus, boxes or hosts. Existing bindings continue.",
 		Example: `  dxpu cordon gpu b1/0 --reason "fan is loud"`,
 	}, "cordoned", poolAPI.Cordon, func(t *dxpuv1.Target) *dxpuv1.CordonRequest { return &dxpuv1.CordonRequest{Target: t, Reason: reason} })
 	cmd.Flags().StringVar(&reason, "reason", "", "note for other operators")
@@ -89,8 +97,8 @@ func newCordonCommand(conn *connection) *cobra.Command {
 
 func newUncordonCommand(conn *connection) *cobra.Command {
 	return targetCommand(conn, &cobra.Command{
-		Use: "uncordon KIND ID", Short: "Allow new bindings again",
-		Long:    "Undo cordon: allow new bindings of the gpu, box or host again.",
+		Use: "uncordon KIND ID...", Short: "Allow new bindings again",
+		Long:    "Undo cordon: allow new bindings of gpus, boxes or hosts again.",
 		Example: "  dxpu uncordon box b1",
 	}, "uncordoned", poolAPI.Uncordon, func(t *dxpuv1.Target) *dxpuv1.UncordonRequest { return &dxpuv1.UncordonRequest{Target: t} })
 }
@@ -117,12 +125,12 @@ to the queue, and the others end.
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, conn, args) },
 	}
-	jsonFlag(cmd, &o.json)
+	o.out = jsonFlag(cmd)
 	f := cmd.Flags()
 	f.StringVar(&o.reason, "reason", "", "note for other operators")
-	f.DurationVar(&o.deadline, "deadline", 0, "end the bindings that are left after this time (default: never)")
+	durationVar(f, &o.deadline, "deadline", 0, "end the bindings that are left after this time (default: never)")
 	f.BoolVar(&o.wait, "wait", false, "return when no binding is left")
-	f.DurationVar(&o.timeout, "timeout", time.Hour, "longest --wait; afterwards the drain continues without the command")
+	durationVar(f, &o.timeout, "timeout", time.Hour, "longest --wait; afterwards the drain continues without the command")
 	return conn.register(cmd)
 }
 
@@ -130,11 +138,12 @@ to the queue, and the others end.
 type drainOptions struct {
 	reason            string
 	deadline, timeout time.Duration
-	wait, json        bool
+	wait              bool
+	out               *output
 }
 
 func (o *drainOptions) run(cmd *cobra.Command, conn *connection, args []string) error {
-	target, err := parseTarget(args)
+	target, err := parseTarget(args[0], args[1])
 	if err != nil {
 		return err
 	}
@@ -160,16 +169,16 @@ func (o *drainOptions) run(cmd *cobra.Command, conn *connection, args []string) 
 	if err != nil {
 		return err
 	}
-	name, out := strings.Join(args, " "), cmd.OutOrStdout()
-	if !o.json {
-		fmt.Fprintf(out, "%s is draining: %d bindings are left\n", name, len(res.BindingIds))
+	name := strings.Join(args, " ")
+	if !o.out.structured() {
+		fmt.Fprintf(cmd.OutOrStdout(), "%s is draining: %d bindings are left\n", name, len(res.BindingIds))
 	}
 	if o.wait {
 		if err := o.follow(ctx, cmd, events); err != nil {
 			return err
 		}
 	}
-	return printValue(cmd, o.json, res, func(w io.Writer, _ *dxpuv1.DrainResponse) {
+	return printValue(cmd, o.out, res, func(w io.Writer, _ *dxpuv1.DrainResponse) {
 		if o.wait {
 			fmt.Fprintf(w, "%s is drained\n", name)
 		}

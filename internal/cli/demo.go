@@ -1,3 +1,5 @@
+//go:build linux
+
 package cli
 
 import (
@@ -12,7 +14,8 @@ import (
 )
 
 func newDemoCommand() *cobra.Command {
-	var asJSON, embedded bool
+	var embedded bool
+	var out *output
 	var dir string
 	cmd := &cobra.Command{
 		Use: "demo", Short: "Demonstrate the system on this machine", Args: cobra.NoArgs,
@@ -30,7 +33,7 @@ replaces the VM.`,
   dxpu demo --embedded --json`,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			cfg := demo.Config{Out: cmd.OutOrStdout()}
-			if asJSON {
+			if out.structured() {
 				cfg.Out = io.Discard
 			}
 			if cfg.Program, err = os.Executable(); err != nil {
@@ -58,13 +61,13 @@ replaces the VM.`,
 				}()
 			}
 			report, err := demo.Run(cmd.Context(), cfg)
-			if asJSON {
+			if out.structured() {
 				err = errors.Join(err, writeJSON(cmd.OutOrStdout(), report))
 			}
 			return err
 		},
 	}
-	jsonFlag(cmd, &asJSON)
+	out = jsonFlag(cmd)
 	cmd.Flags().BoolVar(&embedded, "embedded", false, "use the embedded host and no VM")
 	cmd.Flags().StringVar(&dir, "dir", "", "directory for sockets and logs, which is kept (default: a temporary directory, kept after a failure)")
 	return cmd

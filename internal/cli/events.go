@@ -16,7 +16,8 @@ import (
 
 // eventsCommand is both "dxpu events" and "dxpu get events".
 func eventsCommand(conn *connection) *cobra.Command {
-	var asJSON, watch bool
+	var watch bool
+	var out *output
 	filter := &dxpuv1.EventFilter{}
 	cmd := &cobra.Command{
 		Use: "events", Short: "Show the events of the pool", Args: cobra.NoArgs,
@@ -30,12 +31,12 @@ With --json each event is one line.`,
 				return err
 			}
 			if watch {
-				return watchEvents(cmd.Context(), api, filter, cmd.OutOrStdout(), asJSON)
+				return watchEvents(cmd.Context(), api, filter, cmd.OutOrStdout(), out.structured())
 			}
 			req := &dxpuv1.ListEventsRequest{Filter: filter, PageSize: 1000}
 			return callPages(cmd.Context(), api, poolAPI.ListEvents, req, func(page *dxpuv1.ListEventsResponse) error {
 				for _, e := range page.Events {
-					if err := printEvent(cmd.OutOrStdout(), e, asJSON); err != nil {
+					if err := printEvent(cmd.OutOrStdout(), e, out.structured()); err != nil {
 						return err
 					}
 				}
@@ -43,9 +44,9 @@ With --json each event is one line.`,
 			})
 		},
 	}
-	jsonFlag(cmd, &asJSON)
+	out = jsonFlag(cmd)
 	f := cmd.Flags()
-	f.BoolVar(&watch, "watch", false, "continue with new events until interrupted")
+	f.BoolVarP(&watch, "watch", "w", false, "continue with new events until interrupted")
 	f.StringVar(&filter.LeaseId, "lease", "", "show only events of this lease")
 	f.StringVar(&filter.BindingId, "binding", "", "show only events of this binding")
 	f.StringVar(&filter.GpuId, "gpu", "", "show only events of this GPU")

@@ -28,7 +28,7 @@ func FuzzCommandLine(f *testing.F) {
 		if len(line) > 4096 || strings.HasPrefix(line, "__complete") {
 			return // completion calls a manager
 		}
-		root := newRootCommand()
+		root := newRootCommand(&connection{})
 		inert(root)
 		root.SetArgs(strings.Split(line, "\n"))
 		root.SetIn(strings.NewReader(""))

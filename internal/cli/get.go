@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,11 +18,18 @@ import (
 func newGetCommand(conn *connection) *cobra.Command {
 	return conn.register(group("get", "List the contents of the pool",
 		`List hosts, boxes, GPUs, leases, tenants, events, tokens or the audit log, or
-summarise the pool.`,
-		`  dxpu get gpus --state free
-  dxpu get leases --all --json`,
+summarise the pool. Names after the kind select objects.
+
+Tables fit the terminal; -o wide prints all columns, uncut. -o name prints one name on
+each line, for other commands. Columns have colours on a terminal, unless $NO_COLOR is
+set.`,
+		`  dxpu get gpus --state free --sort-by model
+  dxpu get gpu b1/0 b1/1 -o yaml
+  dxpu get leases --watch
+  dxpu lease delete $(dxpu get leases --tenant team-a -o name)`,
 		newGetPoolCommand(conn), newGetHostsCommand(conn), newGetBoxesCommand(conn), newGetGPUsCommand(conn),
-		newGetLeasesCommand(conn), eventsCommand(conn), tenantsCommand(conn, "tenants"), tokensCommand(conn, "tokens"), newGetAuditCommand(conn)))
+		newGetLeasesCommand(conn), eventsCommand(conn),
+		tenantsCommand(conn, "tenants [TENANT...]", "tenant"), tokensCommand(conn, "tokens [TOKEN...]", "token"), newGetAuditCommand(conn)))
 }
 
 func newGetPoolCommand(conn *connection) *cobra.Command {
@@ -68,16 +77,17 @@ leases  %d, and %d in the queue
 func newGetHostsCommand(conn *connection) *cobra.Command {
 	req := &dxpuv1.ListHostsRequest{}
 	cmd := listCommand(conn, &cobra.Command{
-		Use: "hosts", Aliases: []string{"host"}, Short: "List hosts",
+		Use: "hosts [HOST...]", Aliases: []string{"host"}, Short: "List hosts",
 		Long:    "List the hosts and how many slots of their virtual switches are in use.",
 		Example: "  dxpu get hosts --label zone=a",
-	}, poolAPI.ListHosts, req, printHosts)
+	}, poolAPI.ListHosts, req, printHosts, oneOf(poolAPI.GetHost,
+		func(name string) *dxpuv1.GetHostRequest { return &dxpuv1.GetHostRequest{HostId: name} }, (*dxpuv1.GetHostResponse).GetHost))
 	cmd.Flags().StringToStringVar(&req.Labels, "label", nil, "show only hosts with this label, `KEY=VALUE`")
 	return cmd
 }
 
 func printHosts(w io.Writer, all *dxpuv1.ListHostsResponse) {
-	t := newTable(w, "HOST", "STATE", "SLOTS", "USED", "RACK", "ADDRESS")
+	t := newTable(w, "HOST", "STATE", "SLOTS", "USED", "RACK", "ADDRESS", wideColumn("LABELS"), wideColumn("VERSION"))
 	for _, h := range all.Hosts {
 		used := 0
 		for _, s := range h.Slots {
@@ -85,7 +95,7 @@ func printHosts(w io.Writer, all *dxpuv1.ListHostsResponse) {
 				used++
 			}
 		}
-		t.row(h.Node.Id, nodeState(h.Node), len(h.Slots), used, h.Node.Rack, addressList(h.Node))
+		t.row(h.Node.Id, nodeState(h.Node), len(h.Slots), used, h.Node.Rack, addressList(h.Node), labelList(h.Node.Labels), h.Node.Version)
 	}
 	t.flush()
 }
@@ -109,6 +119,15 @@ func nodeState(n *dxpuv1.NodeInfo) string {
 	return s
 }
 
+// labelList prints labels in the order of their keys.
+func labelList(labels map[string]string) string {
+	var out []string
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		out = append(out, k+"="+labels[k])
+	}
+	return strings.Join(out, ",")
+}
+
 func addressList(n *dxpuv1.NodeInfo) string {
 	var out []string
 	for _, a := range n.Addresses {
@@ -120,16 +139,17 @@ func addressList(n *dxpuv1.NodeInfo) string {
 func newGetBoxesCommand(conn *connection) *cobra.Command {
 	req := &dxpuv1.ListBoxesRequest{}
 	cmd := listCommand(conn, &cobra.Command{
-		Use: "boxes", Aliases: []string{"box"}, Short: "List GPU boxes",
+		Use: "boxes [BOX...]", Aliases: []string{"box"}, Short: "List GPU boxes",
 		Long:    "List the GPU boxes and how many of their GPUs are free.",
 		Example: "  dxpu get boxes",
-	}, poolAPI.ListBoxes, req, printBoxes)
+	}, poolAPI.ListBoxes, req, printBoxes, oneOf(poolAPI.GetBox,
+		func(name string) *dxpuv1.GetBoxRequest { return &dxpuv1.GetBoxRequest{BoxId: name} }, (*dxpuv1.GetBoxResponse).GetBox))
 	cmd.Flags().StringToStringVar(&req.Labels, "label", nil, "show only boxes with this label, `KEY=VALUE`")
 	return cmd
 }
 
 func printBoxes(w io.Writer, all *dxpuv1.ListBoxesResponse) {
-	t := newTable(w, "BOX", "KIND", "STATE", "GPUS", "FREE", "RACK", "ADDRESS")
+	t := newTable(w, "BOX", "KIND", "STATE", "GPUS", "FREE", "RACK", "ADDRESS", wideColumn("LABELS"), wideColumn("VERSION"))
 	for _, b := range all.Boxes {
 		free := 0
 		for _, g := range b.Gpus {
@@ -137,7 +157,7 @@ func printBoxes(w io.Writer, all *dxpuv1.ListBoxesResponse) {
 				free++
 			}
 		}
-		t.row(b.Node.Id, enumWord(b.Kind), nodeState(b.Node), len(b.Gpus), free, b.Node.Rack, addressList(b.Node))
+		t.row(b.Node.Id, enumWord(b.Kind), nodeState(b.Node), len(b.Gpus), free, b.Node.Rack, addressList(b.Node), labelList(b.Node.Labels), b.Node.Version)
 	}
 	t.flush()
 }
@@ -145,10 +165,11 @@ func printBoxes(w io.Writer, all *dxpuv1.ListBoxesResponse) {
 func newGetGPUsCommand(conn *connection) *cobra.Command {
 	req := &dxpuv1.ListGPUsRequest{}
 	cmd := listCommand(conn, &cobra.Command{
-		Use: "gpus", Aliases: []string{"gpu"}, Short: "List GPUs",
+		Use: "gpus [GPU...]", Aliases: []string{"gpu"}, Short: "List GPUs",
 		Long:    "List the GPUs of the pool with their health, their state and the lease that holds them.",
 		Example: "  dxpu get gpus --model DX100 --state free",
-	}, poolAPI.ListGPUs, req, func(w io.Writer, all *dxpuv1.ListGPUsResponse) { printGPUs(w, all.Gpus) })
+	}, poolAPI.ListGPUs, req, func(w io.Writer, all *dxpuv1.ListGPUsResponse) { printGPUs(w, all.Gpus) }, oneOf(poolAPI.GetGPU,
+		func(name string) *dxpuv1.GetGPURequest { return &dxpuv1.GetGPURequest{GpuId: name} }, (*dxpuv1.GetGPUResponse).GetGpu))
 	f := cmd.Flags()
 	f.StringVar(&req.BoxId, "box", "", "show only GPUs of this box")
 	f.StringVar(&req.HostId, "host", "", "show only GPUs attached to this host")
@@ -160,14 +181,15 @@ func newGetGPUsCommand(conn *connection) *cobra.Command {
 }
 
 func printGPUs(w io.Writer, gpus []*dxpuv1.GPU) {
-	t := newTable(w, "GPU", "MODEL", "MEMORY", "HEALTH", "STATE", "USE", "LEASE", "HOST", "ERRORS")
+	t := newTable(w, "GPU", "MODEL", "MEMORY", "HEALTH", "STATE", "USE", "LEASE", "HOST", "ERRORS",
+		wideColumn("TENANT"), wideColumn("SERIAL"), wideColumn("NVLINK"), wideColumn("SWITCH"), wideColumn("DETAIL"))
 	for _, g := range gpus {
 		host := ""
 		if g.BindingId != "" {
 			host = fmt.Sprintf("%s/%d", g.HostId, g.HostSlot)
 		}
-		t.row(g.Id, g.Device.GetModel(), size(g.Device.GetMemoryBytes()), gpuHealth(g), gpuState(g), useWord(g.Use, g.Ejected),
-			g.LeaseId, host, errorsWord(g.Errors))
+		t.row(g.Id, g.Device.GetModel(), bytesCell(g.Device.GetMemoryBytes()), gpuHealth(g), gpuState(g), useWord(g.Use, g.Ejected),
+			g.LeaseId, host, errorsWord(g.Errors), g.Tenant, g.Device.GetSerial(), g.Device.GetNvlinkDomain(), g.Device.GetPcieSwitch(), g.HealthDetail)
 	}
 	t.flush()
 }
@@ -175,10 +197,11 @@ func printGPUs(w io.Writer, gpus []*dxpuv1.GPU) {
 func newGetLeasesCommand(conn *connection) *cobra.Command {
 	req := &dxpuv1.ListLeasesRequest{}
 	cmd := listCommand(conn, &cobra.Command{
-		Use: "leases", Aliases: []string{"lease"}, Short: "List leases",
+		Use: "leases [LEASE...]", Aliases: []string{"lease"}, Short: "List leases",
 		Long:    "List the leases. Leases that have ended are shown only with --all.",
 		Example: "  dxpu get leases --tenant team-a",
-	}, poolAPI.ListLeases, req, printLeases)
+	}, poolAPI.ListLeases, req, printLeases, oneOf(poolAPI.GetLease,
+		func(name string) *dxpuv1.GetLeaseRequest { return &dxpuv1.GetLeaseRequest{LeaseId: name} }, (*dxpuv1.GetLeaseResponse).GetLease))
 	cmd.Flags().StringVar(&req.Tenant, "tenant", "", "show only leases of this tenant")
 	cmd.Flags().StringVar(&req.HostId, "host", "", "show only leases on this host")
 	cmd.Flags().BoolVar(&req.IncludeEnded, "all", false, "show leases that have ended, too")
@@ -186,9 +209,11 @@ func newGetLeasesCommand(conn *connection) *cobra.Command {
 }
 
 func printLeases(w io.Writer, all *dxpuv1.ListLeasesResponse) {
-	t := newTable(w, "LEASE", "TENANT", "STATE", "HOST", "GPUS", "REASON")
+	t := newTable(w, "LEASE", "TENANT", "STATE", "HOST", "GPUS", "REASON",
+		wideColumn("NAME"), wideColumn("PRIORITY"), wideColumn("CREATED"), wideColumn("EXPIRES"), wideColumn("BY"))
 	for _, l := range all.Leases {
-		t.row(l.Id, l.Spec.Tenant, enumWord(l.State), l.HostId, strings.Join(gpusOf(l), ","), l.StateReason)
+		t.row(l.Id, l.Spec.Tenant, enumWord(l.State), l.HostId, strings.Join(gpusOf(l), ","), l.StateReason,
+			l.Spec.Labels[nameLabel], l.Spec.Priority, date(l.CreateTime), date(l.ExpireTime), l.Creator)
 	}
 	t.flush()
 }

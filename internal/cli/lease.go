@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -29,8 +30,7 @@ type leaseFlags struct {
 	expires, queueFor time.Duration
 }
 
-func (o *leaseFlags) register(cmd *cobra.Command) {
-	f := cmd.Flags()
+func (o *leaseFlags) register(f *pflag.FlagSet) {
 	f.Uint32Var(&o.spec.Count, "count", 1, "`number` of GPUs, all of one model")
 	f.StringVar(&o.spec.Model, "model", "", "exact model (default: the least contested model)")
 	memoryVar(f, &o.spec.MinMemoryBytes, "memory", "minimum memory of each GPU, such as 16GiB")
@@ -43,8 +43,9 @@ func (o *leaseFlags) register(cmd *cobra.Command) {
 	f.StringVar(&o.spec.HostDomain, "host-domain", "", "VM or virtual switch of the host")
 	f.StringVar(&o.spec.Tenant, "tenant", "", "tenant that the lease belongs to")
 	f.Int32Var(&o.spec.Priority, "priority", 0, "priority in the queue, a `number` from -100 to 100, higher first; above 0 where the tenant or the caller's role may")
+	f.StringToStringVar(&o.spec.Labels, "label", nil, "free label of the lease, `KEY=VALUE`")
 	f.BoolVar(&o.spec.Preemptible, "preemptible", false, "allow a lease with a higher priority to take the GPUs")
-	f.DurationVar(&o.expires, "expires", 0, "end the lease after this time")
+	durationVar(f, &o.expires, "expires", 0, "end the lease after this time")
 }
 
 // message returns the spec.
@@ -65,8 +66,7 @@ func leaseCommand[Req, Res any](conn *connection, cmd *cobra.Command, m method[R
 ) *cobra.Command {
 	var wait bool
 	var timeout time.Duration
-	cmd.Flags().BoolVar(&wait, "wait", false, "return when "+until)
-	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "longest --wait; afterwards the manager continues without the command")
+	waitFlags(cmd, &wait, &timeout, until)
 	return valueCommand(cmd, func(cmd *cobra.Command, args []string) (*dxpuv1.Lease, error) {
 		api, err := conn.pool()
 		if err != nil {
@@ -79,6 +79,12 @@ func leaseCommand[Req, Res any](conn *connection, cmd *cobra.Command, m method[R
 		w := &leaseWait{api: api, out: cmd.ErrOrStderr(), limit: timeout, done: done}
 		return w.run(cmd.Context(), lease(res))
 	}, printLeaseLine)
+}
+
+// waitFlags adds the flags with which a command waits.
+func waitFlags(cmd *cobra.Command, wait *bool, timeout *time.Duration, until string) {
+	cmd.Flags().BoolVar(wait, "wait", false, "return when "+until)
+	durationVar(cmd.Flags(), timeout, "timeout", time.Minute, "longest --wait; afterwards the manager continues without the command")
 }
 
 // hasState returns a condition for leaseCommand.
@@ -106,11 +112,11 @@ With --request-id the command can be repeated: the same ID returns the same leas
 		req.Spec = o.message()
 		return req
 	}, (*dxpuv1.CreateLeaseResponse).GetLease, "every GPU is attached", hasState(dxpuv1.LeaseState_LEASE_STATE_ACTIVE))
-	o.register(cmd)
+	o.register(cmd.Flags())
 	f := cmd.Flags()
 	f.StringVar(&req.RequestId, "request-id", "", "name of the request, which makes the command safe to repeat")
 	f.BoolVar(&o.spec.Wait, "queue", false, "wait in the queue while there is no capacity")
-	f.DurationVar(&o.queueFor, "queue-timeout", 0, "leave the queue after this time (implies --queue)")
+	durationVar(f, &o.queueFor, "queue-timeout", 0, "leave the queue after this time (implies --queue)")
 	return cmd
 }
 
@@ -128,18 +134,48 @@ func printLeaseLine(w io.Writer, l *dxpuv1.Lease) {
 }
 
 func newLeaseDeleteCommand(conn *connection) *cobra.Command {
-	req := &dxpuv1.DeleteLeaseRequest{}
-	cmd := leaseCommand(conn, &cobra.Command{
-		Use: "delete LEASE", Short: "Detach the GPUs of a lease and end it", Args: cobra.ExactArgs(1),
-		Long: `Detach the GPUs of a lease and end it. The guest is asked to release each GPU;
+	var force, wait bool
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use: "delete LEASE...", Short: "Detach the GPUs of leases and end them", Args: cobra.MinimumNArgs(1),
+		Long: `Detach the GPUs of leases and end them. The guest is asked to release each GPU;
 then the GPU is reset and its memory is scrubbed. --force does not ask the guest.`,
-		Example: "  dxpu lease delete l-17 --wait",
-	}, poolAPI.DeleteLease, func(args []string) *dxpuv1.DeleteLeaseRequest {
-		req.LeaseId = args[0]
-		return req
-	}, (*dxpuv1.DeleteLeaseResponse).GetLease, "all GPUs are free again",
-		hasState(dxpuv1.LeaseState_LEASE_STATE_RELEASED, dxpuv1.LeaseState_LEASE_STATE_FAILED))
-	cmd.Flags().BoolVar(&req.Force, "force", false, "remove the GPUs without asking the guest")
+		Example: `  dxpu lease delete l-17 --wait
+  dxpu lease delete $(dxpu get leases --tenant team-a -o name)`,
+	}
+	out := &output{}
+	out.register(cmd, true)
+	waitFlags(cmd, &wait, &timeout, "all GPUs are free again")
+	cmd.Flags().BoolVar(&force, "force", false, "remove the GPUs without asking the guest")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		api, err := conn.pool()
+		if err != nil {
+			return err
+		}
+		var leases []*dxpuv1.Lease
+		err = each(args, func(id string) error {
+			res, err := callOn(cmd.Context(), api, poolAPI.DeleteLease, &dxpuv1.DeleteLeaseRequest{LeaseId: id, Force: force})
+			if err == nil {
+				leases = append(leases, res.Lease)
+			}
+			return err
+		})
+		// All are deleted before the first is waited for.
+		for _, l := range leases {
+			var failed error
+			if wait {
+				w := &leaseWait{api: api, out: cmd.ErrOrStderr(), limit: timeout, done: hasState(dxpuv1.LeaseState_LEASE_STATE_RELEASED, dxpuv1.LeaseState_LEASE_STATE_FAILED)}
+				l, failed = w.run(cmd.Context(), l)
+			}
+			if failed == nil {
+				failed = printValue(cmd, out, l, printLeaseLine)
+			}
+			if failed != nil {
+				return severalErrors([]error{err, failed})
+			}
+		}
+		return err
+	}
 	return cmd
 }
 
@@ -192,7 +228,7 @@ the manager would do with the request that the flags describe. Nothing is alloca
 		}
 		return call(cmd.Context(), conn, poolAPI.ExplainLease, req)
 	}, printExplanation)
-	o.register(cmd)
+	o.register(cmd.Flags())
 	return cmd
 }
 

@@ -1,3 +1,5 @@
+//go:build linux
+
 package cli
 
 import (
@@ -81,16 +83,16 @@ with --ca-file or --ca-hash, and get certificates of the same authority.` + trac
 	f.StringVar(&o.tokenFile, "join-token-file", "", "file with the join token of nodes")
 	f.StringVar(&o.urlFile, "url-file", "", "file to which the manager writes its URL when it serves (for scripts that use port 0)")
 	o.securityOptions.register(f)
-	f.DurationVar(&o.cfg.CertificateLife, "certificate-life", 30*24*time.Hour, "lifetime of the certificates of nodes and of the manager")
+	durationVar(f, &o.cfg.CertificateLife, "certificate-life", 30*24*time.Hour, "lifetime of the certificates of nodes and of the manager")
 	f.Float64Var(&o.cfg.CallRate, "call-rate", 500, "limit of calls per second for each caller, on average; bursts may reach five seconds' worth; 0: no limit")
 	spareFlags(f, &o.reserve)
 	f.IntVar(&o.cfg.RackUplink, "rack-uplink-gpus", 0, "`number` of GPUs that the uplink of a rack serves at full bandwidth; leases beyond it avoid the uplink where they can; 0: not known")
-	f.DurationVar(&o.cfg.Heartbeat, "heartbeat", 250*time.Millisecond, "interval between two reports of a node")
+	durationVar(f, &o.cfg.Heartbeat, "heartbeat", 250*time.Millisecond, "interval between two reports of a node")
 	f.IntVar(&o.cfg.ReportRate, "report-rate", 4_000, "limit of reports per second from all nodes; with more nodes each reports less often")
-	f.DurationVar(&o.cfg.LostAfter, "lost-after", time.Second, "silence after which a node counts as lost")
-	f.DurationVar(&o.cfg.HostTimeout, "host-timeout", 10*time.Minute, "silence of a host after which its leases, if their GPUs do not work, return to the queue or end; 0: never")
-	f.DurationVar(&o.cfg.AttachTimeout, "attach-timeout", 20*time.Second, "longest duration of each step of an attach")
-	f.DurationVar(&o.cfg.UnplugTimeout, "unplug-timeout", 15*time.Second, "longest wait for a guest to release a GPU; native PCIe hot-plug takes 7s")
+	durationVar(f, &o.cfg.LostAfter, "lost-after", time.Second, "silence after which a node counts as lost")
+	durationVar(f, &o.cfg.HostTimeout, "host-timeout", 10*time.Minute, "silence of a host after which its leases, if their GPUs do not work, return to the queue or end; 0: never")
+	durationVar(f, &o.cfg.AttachTimeout, "attach-timeout", 20*time.Second, "longest duration of each step of an attach")
+	durationVar(f, &o.cfg.UnplugTimeout, "unplug-timeout", 15*time.Second, "longest wait for a guest to release a GPU; native PCIe hot-plug takes 7s")
 	logFlag(f, &o.logLevel)
 	f.StringVar(&o.testingClock, "testing-clock", "", "file with the error of this manager's clock in nanoseconds (for tests)")
 	_ = f.MarkHidden("testing-clock") // fails only for an unknown flag
@@ -283,7 +285,7 @@ func spareFlags(f *pflag.FlagSet, r *placement.Reserve) {
 	f.Float64Var(&r.Fraction, "spare-fraction", 0, "spares as a fraction of the healthy GPUs, 0 to 1; the largest of the three numbers applies")
 	f.Float64Var(&r.Policy.FailureRate, "spare-failure-rate", 0,
 		"failures of one GPU in a year, such as 0.09, from which the number of spares is computed")
-	f.DurationVar(&r.Policy.RepairTime, "spare-repair-time", 7*24*time.Hour, "mean time until a failed GPU is back")
+	durationVar(f, &r.Policy.RepairTime, "spare-repair-time", 7*24*time.Hour, "mean time until a failed GPU is back")
 	f.Float64Var(&r.Policy.Stockout, "spare-stockout", 0.001, "accepted fraction of time with too few spares, between 0 and 1")
 }
 

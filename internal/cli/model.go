@@ -24,16 +24,17 @@ The commands use the model of section 3.4 of the DxPU paper and a replay of
 recorded runs. docs/model.md has the equations and the fitted constants.`,
 		Example: `  dxpu model predict resnet50.pt.trace.json.gz --rtt 6.8us`,
 	}
-	cmd.AddCommand(newModelThroughputCommand(), newModelExplainCommand(), newModelPredictCommand(), newModelPaperCommand(), newModelRunCommand(), newModelCallsCommand())
+	cmd.AddCommand(newModelThroughputCommand(), newModelExplainCommand(), newModelPredictCommand(), newModelPaperCommand())
+	cmd.AddCommand(localModelCommands()...)
 	return cmd
 }
 
 // rttVar adds a flag for a round trip. Its default is *d.
 func rttVar(f *pflag.FlagSet, d *time.Duration, name, help string) {
-	f.Var(flagValue{"duration", func(s string) (err error) {
+	f.Var(flagValue{typ: "duration", set: func(s string) (err error) {
 		*d, err = perf.ParseRTT(s)
 		return err
-	}, func() string {
+	}, text: func() string {
 		if *d == 0 {
 			return ""
 		}
@@ -173,7 +174,7 @@ operation, by the paper's model and by the one fitted to its hardware.`,
 			if err != nil {
 				return err
 			}
-			return printText(cmd.OutOrStdout(), func(w io.Writer) { explain(w, p) })
+			return printText(cmd.OutOrStdout(), false, func(w io.Writer) { explain(w, p) })
 		},
 	}
 	flags.register(cmd)

@@ -18,17 +18,18 @@ import (
 
 // predictOptions are the flags of model predict.
 type predictOptions struct {
-	setting    predict.Setting
-	costs      string
-	mrrs       int
-	sweep      string
-	svg, cdf   string
-	plot, json bool
-	strict     bool
-	quiet      bool
-	top        int
-	steps      string
-	native     time.Duration
+	setting  predict.Setting
+	costs    string
+	mrrs     int
+	sweep    string
+	svg, cdf string
+	plot     bool
+	form     *output
+	strict   bool
+	quiet    bool
+	top      int
+	steps    string
+	native   time.Duration
 }
 
 func newModelPredictCommand() *cobra.Command {
@@ -73,11 +74,11 @@ many launches, or has long training steps without GPU work.`,
 	f.StringVar(&o.svg, "svg", "", "write performance against round trip to this SVG file")
 	f.StringVar(&o.cdf, "cdf", "", "write the distributions of kernel duration to this SVG file")
 	f.BoolVar(&o.plot, "plot", false, "draw performance against round trip in the terminal")
-	f.BoolVar(&o.json, "json", false, "print JSON, times in nanoseconds")
+	o.form = jsonFlag(cmd)
 	f.BoolVar(&o.strict, "strict", false, "fail on a damaged or doubtful trace")
 	f.BoolVar(&o.quiet, "quiet", false, "do not show progress")
 	f.IntVar(&o.top, "top", 10, "kernels to list by name")
-	f.DurationVar(&o.native, "native-step", 0, "measured time of a step (or of the whole) without the profiler")
+	durationVar(f, &o.native, "native-step", 0, "measured time of a step (or of the whole) without the profiler")
 	f.StringVar(&o.steps, "step-prefix", trace.DefaultStepPrefix, "prefix of the annotations that mark training steps")
 	return cmd
 }
@@ -143,10 +144,10 @@ func (o *predictOptions) run(out, errOut io.Writer, file string) error {
 			return err
 		}
 	}
-	if o.json {
+	if o.form.structured() {
 		return writeJSON(out, a.json(o.top))
 	}
-	return printText(out, func(w io.Writer) { a.print(w, o.top, o.plot, isTerminal(out)) })
+	return printText(out, false, func(w io.Writer) { a.print(w, o.top, o.plot, isTerminal(out)) })
 }
 
 // warnOfTrace prints the defects of a trace that is used nevertheless.

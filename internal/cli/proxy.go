@@ -1,3 +1,5 @@
+//go:build linux
+
 package cli
 
 import (
@@ -80,8 +82,8 @@ func newProxyLogger(cmd *cobra.Command, level slog.Level) *slog.Logger {
 
 // pollingFlags adds the flags for polling of sockets.
 func pollingFlags(f *pflag.FlagSet, p *reader.Polling) {
-	f.DurationVar(&p.Window, "poll", reader.DefaultWindow, "while register accesses follow each other, poll this long for the next message before sleeping; other threads that need the processor go first; 0: do not poll")
-	f.DurationVar(&p.Spin, "spin", 0, "poll this long before every sleep, for processors with no other work (default: do not)")
+	durationVar(f, &p.Window, "poll", reader.DefaultWindow, "while register accesses follow each other, poll this long for the next message before sleeping; other threads that need the processor go first; 0: do not poll")
+	durationVar(f, &p.Spin, "spin", 0, "poll this long before every sleep, for processors with no other work (default: do not)")
 }
 
 // proxy is a host proxy or a box proxy.
@@ -286,8 +288,8 @@ Attached GPUs work while the manager is away.` + tracingHelp,
 	f.StringVar(&o.vm.QMP, "qmp", "", "QMP socket of the VM, for hot-plug")
 	f.StringVar(&o.vm.RootPort, "root-port", "rp%d", "ID of a slot's root port in the VM; %d stands for the slot")
 	f.BoolVar(&o.vm.MessageDMA, "message-dma", false, "serve a VM that does not share its memory, by messages: slow, and drivers may read stale data")
-	f.DurationVar(&o.vm.AccessTimeout, "access-timeout", 0, "answer an access of the VM with all ones after this time (default 4s, less than QEMU's x-msg-timeout)")
-	f.DurationVar(&o.host.CompletionTimeout, "completion-timeout", 0, "longest time that a device may take to answer a request; a slow link extends it to at most 4s (default 1s)")
+	durationVar(f, &o.vm.AccessTimeout, "access-timeout", 0, "answer an access of the VM with all ones after this time (default 4s, less than QEMU's x-msg-timeout)")
+	durationVar(f, &o.host.CompletionTimeout, "completion-timeout", 0, "longest time that a device may take to answer a request; a slow link extends it to at most 4s (default 1s)")
 	return cmd
 }
 

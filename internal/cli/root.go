@@ -10,8 +10,7 @@ import (
 )
 
 // newRootCommand returns the command dxpu with all subcommands.
-func newRootCommand() *cobra.Command {
-	conn := &connection{}
+func newRootCommand(conn *connection) *cobra.Command {
 	root := &cobra.Command{
 		Use: "dxpu", Short: "Run and use a pool of GPUs that spans a datacenter", Args: cobra.NoArgs,
 		Long: `dxpu separates GPUs from servers. Proxies carry PCI Express packets over the
@@ -36,13 +35,13 @@ hot-plugged device. A manager owns the pool of GPUs.`,
 			root.AddCommand(c)
 		}
 	}
-	add("daemons", newManagerCommand(), newHostCommand(conn), newBoxCommand(conn))
-	add("pool", newGetCommand(conn), newDescribeCommand(conn), newLeaseCommand(conn), newCordonCommand(conn),
+	add("daemons", daemonCommands(conn)...)
+	add("pool", newGetCommand(conn), newDescribeCommand(conn), newLeaseCommand(conn), newApplyCommand(conn), newCordonCommand(conn),
 		newUncordonCommand(conn), newDrainCommand(conn), newGPUReplaceCommand(conn, "dxpu replace"), conn.register(eventsCommand(conn)),
 		newTenantCommand(conn), newTokenCommand(conn), newWhoAmICommand(conn), newNodeCommand(conn), newContextCommand())
-	add("tools", newRunCommand(conn), newGPUGroup(conn), newTLPCommand(), newModelCommand(), newDemoCommand(), newDevCommand(), newBenchCommand(), newSimCommand(),
-		newTopCommand(conn), newCaptureCommand())
-	root.AddCommand(newVersionCommand(), newExitCodesTopic())
+	add("tools", newGPUGroup(conn), newTLPCommand(), newModelCommand(), newTopCommand(conn), newCaptureCommand())
+	add("tools", localCommands(conn)...)
+	root.AddCommand(newVersionCommand(), newExitCodesTopic(), newDocsCommand())
 	complete(root, conn)
 	return root
 }
@@ -58,8 +57,16 @@ func group(use, short, long, example string, subs ...*cobra.Command) *cobra.Comm
 	return cmd
 }
 
-// version returns the module's version, or the commit for a build from a work tree.
+// releaseVersion is the version of a release, from its tag: the linker sets it
+// (scripts/release.sh).
+var releaseVersion string
+
+// version returns the version of the release or of the module, or the commit for a build
+// from a work tree.
 func version() string {
+	if releaseVersion != "" {
+		return releaseVersion
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "unknown"

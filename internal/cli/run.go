@@ -1,3 +1,5 @@
+//go:build linux
+
 package cli
 
 import (
@@ -46,14 +48,14 @@ the program first. Only SIGKILL leaves the lease behind: --expires bounds it.`,
   dxpu run --gpus 2 --model "NVIDIA H200" --socket-dir /run/dxpu -- clinfo`,
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
 	}
-	o.lease.register(cmd)
+	o.lease.register(cmd.Flags())
 	f := cmd.Flags()
 	f.SetInterspersed(false)
 	f.Uint32Var(&o.lease.spec.Count, "gpus", 1, "`number` of GPUs, all of one model")
 	_ = f.MarkHidden("count")
 	f.StringVar(&o.socketDir, "socket-dir", os.Getenv("DXPU_SOCKET_DIR"), "directory with the sockets of the host (default $DXPU_SOCKET_DIR)")
 	f.StringVar(&o.driver, "driver", "", "the OpenCL driver (default: libdxpu-opencl.so beside dxpu or in /usr/lib/dxpu)")
-	f.DurationVar(&o.timeout, "timeout", time.Minute, "longest wait for the GPUs")
+	durationVar(f, &o.timeout, "timeout", time.Minute, "longest wait for the GPUs")
 	return conn.register(cmd)
 }
 

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/dxpu-project/dxpu/internal/agent"
@@ -28,7 +26,7 @@ type topOptions struct {
 	rows     int
 	interval time.Duration
 	once     bool
-	asJSON   bool
+	form     *output
 	all      bool
 }
 
@@ -71,12 +69,12 @@ prints an object per table.`,
 	}
 	adminFlag(cmd, &o.admin)
 	f := cmd.Flags()
-	f.DurationVar(&o.interval, "interval", time.Second, "time between two tables")
+	durationVar(f, &o.interval, "interval", time.Second, "time between two tables")
 	f.BoolVar(&o.once, "once", false, "print one table")
 	f.BoolVar(&o.all, "all", false, "show free slots, too (with --admin)")
 	f.IntVar(&o.rows, "rows", 40, "limit of leases to show, 0: all (without --admin)")
 	conn.register(cmd)
-	jsonFlag(cmd, &o.asJSON)
+	o.form = jsonFlag(cmd)
 	return cmd
 }
 
@@ -89,7 +87,7 @@ func (o *topOptions) run(cmd *cobra.Command) error {
 		return err
 	}
 	ctx := cmd.Context()
-	screen := newScreen(cmd.InOrStdin(), cmd.OutOrStdout(), o.once || o.asJSON)
+	screen := newScreen(cmd.InOrStdin(), cmd.OutOrStdout(), o.once || o.form.structured())
 	defer screen.close()
 	for {
 		t, err := next(ctx)
@@ -136,7 +134,7 @@ func (o *topOptions) source() (next func(context.Context) (view, error), err err
 
 // show prints a table.
 func (o *topOptions) show(w *screen, t view) error {
-	if o.asJSON {
+	if o.form.structured() {
 		return json.NewEncoder(w.out).Encode(t)
 	}
 	var buf bytes.Buffer
@@ -398,52 +396,3 @@ func micros(d time.Duration) string {
 }
 
 func perSecond(v float64) string { return fmt.Sprintf("%.0f", v) }
-
-// isTerminal reports whether a reader or writer is a terminal.
-func isTerminal(v any) bool {
-	f, ok := v.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
-}
-
-// readKeys makes single keys readable, without echo, and returns the former state of
-// the terminal. Ctrl-C stays a signal, unlike in term.MakeRaw.
-func readKeys(f *os.File) (*term.State, error) {
-	fd := int(f.Fd())
-	old, err := term.GetState(fd)
-	if err != nil {
-		return nil, err
-	}
-	t, err := unix.IoctlGetTermios(fd, unix.TCGETS)
-	if err != nil {
-		return nil, err
-	}
-	t.Lflag &^= unix.ICANON | unix.ECHO
-	return old, unix.IoctlSetTermios(fd, unix.TCSETS, t)
-}
-
-// keyPoll bounds the delay with which waitForQuit notices the end of its context.
-const keyPoll = 100 * time.Millisecond
-
-// waitForQuit waits for d. It returns false when ctx ends or q is pressed.
-func waitForQuit(ctx context.Context, f *os.File, d time.Duration) bool {
-	end := time.Now().Add(d)
-	for ctx.Err() == nil {
-		left := time.Until(end)
-		if left <= 0 {
-			return true
-		}
-		fds := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLIN}}
-		n, err := unix.Poll(fds, int(min(left, keyPoll).Milliseconds())+1)
-		if err != nil && !errors.Is(err, unix.EINTR) {
-			return false
-		}
-		if n <= 0 {
-			continue
-		}
-		var key [1]byte
-		if _, err := f.Read(key[:]); err != nil || key[0] == 'q' || key[0] == 'Q' {
-			return false
-		}
-	}
-	return false
-}

@@ -1,0 +1,257 @@
+package cli
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+func newApplyCommand(conn *connection) *cobra.Command {
+	var file string
+	a := &apply{}
+	cmd := &cobra.Command{
+		Use: "apply", Short: "Make the tenants and leases that a file describes", Args: cobra.NoArgs,
+		Long: `Make the tenants, with their quotas, and the leases that a YAML file describes. The
+keys of the file are the flags of "dxpu tenant set" and "dxpu lease create":
+
+  tenants:
+    - name: team-a
+      description: speech recognition
+      max-gpus: 16
+      max-gpus-of: {DX100: 8}
+      max-priority: 10
+  leases:
+    - name: training
+      tenant: team-a
+      count: 4
+      host: h1
+      memory: 16GiB
+      nvlink: preferred
+      queue: true
+      expires: 30d
+
+The command can be repeated: it creates what is missing, and changes what differs. A
+tenant gets the description and the quota of the file, and no limit where the file has
+none. A lease is known by its name in its tenant, which the manager keeps as the label
+"name"; its count can change, by a resize, and everything else needs a new lease. The
+command deletes nothing. A lease that has ended is made again.`,
+		Example: `  dxpu apply -f pool.yaml --dry-run
+  dxpu apply -f pool.yaml
+  generate-leases | dxpu apply -f -`,
+	}
+	valueCommand(cmd, func(cmd *cobra.Command, _ []string) (_ applied, err error) {
+		raw, err := readSpecs(cmd.InOrStdin(), file)
+		if err != nil {
+			return nil, err
+		}
+		a.specs, err = parseSpecs(raw)
+		if err != nil {
+			return nil, usage(fmt.Errorf("--file: %s: %w", file, err))
+		}
+		if a.api, err = conn.pool(); err != nil {
+			return nil, err
+		}
+		err = a.run(cmd.Context())
+		if err != nil && len(a.done) > 0 { // the actions before and after the error
+			err = errors.Join(printText(cmd.ErrOrStderr(), false, a.done.print), err)
+		}
+		return a.done, err
+	}, func(w io.Writer, done applied) { done.print(w) })
+	f := cmd.Flags()
+	f.StringVarP(&file, "file", "f", "", "file with the tenants and leases, - for standard input (required)")
+	f.BoolVar(&a.dryRun, "dry-run", false, "print what the command would do, and change nothing")
+	_ = cmd.MarkFlagRequired("file")
+	return conn.register(cmd)
+}
+
+func readSpecs(stdin io.Reader, file string) ([]byte, error) {
+	if file == "-" {
+		return io.ReadAll(io.LimitReader(stdin, maxSpecs+1))
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, fmt.Errorf("--file: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	return io.ReadAll(io.LimitReader(f, maxSpecs+1))
+}
+
+// nameLabel is the label of a lease that has its name in a file.
+const nameLabel = "name"
+
+// action is what was done with an object of the file.
+type action struct {
+	Kind   string `json:"kind"`
+	Name   string `json:"name"`
+	ID     string `json:"id,omitempty"` // of a lease
+	Action string `json:"action"`
+}
+
+// applied are the actions, in the order of the file.
+type applied []action
+
+func (a applied) print(w io.Writer) {
+	t := newTable(w, "KIND", "NAME", "ID", "ACTION")
+	for _, x := range a {
+		t.row(x.Kind, x.Name, x.ID, x.Action)
+	}
+	t.flush()
+}
+
+// apply makes the objects of a file.
+type apply struct {
+	specs  specs
+	dryRun bool
+	api    poolAPI
+	done   applied
+}
+
+// run makes all objects, also after an error with one of them: the tenants first.
+func (a *apply) run(ctx context.Context) error {
+	var errs []error
+	for i := range a.specs.Tenants {
+		errs = append(errs, a.tenant(ctx, &a.specs.Tenants[i]))
+	}
+	existing := map[string]*dxpuv1.ListLeasesResponse{} // by tenant
+	for i := range a.specs.Leases {
+		l := &a.specs.Leases[i]
+		tenant := l.spec.Tenant
+		if existing[tenant] == nil {
+			all, err := callAll(ctx, a.api, poolAPI.ListLeases, &dxpuv1.ListLeasesRequest{Tenant: tenant, IncludeEnded: true, PageSize: 1000})
+			if err != nil {
+				return severalErrors(append(errs, err))
+			}
+			existing[tenant] = all
+		}
+		if err := a.lease(ctx, l, existing[tenant].Leases); err != nil {
+			errs = append(errs, &aboutError{"lease " + l.Name, err})
+		}
+	}
+	return severalErrors(errs)
+}
+
+// note records an action.
+func (a *apply) note(kind, name, id, did, would string) {
+	if a.dryRun && would != "" {
+		did = would
+	}
+	a.done = append(a.done, action{kind, name, id, did})
+}
+
+func (a *apply) tenant(ctx context.Context, t *tenantSpec) error {
+	old, err := callOn(ctx, a.api, poolAPI.GetTenant, &dxpuv1.GetTenantRequest{TenantId: t.Name})
+	missing := connect.CodeOf(err) == connect.CodeNotFound
+	if err != nil && !missing {
+		return &aboutError{"tenant " + t.Name, err}
+	}
+	want := t.message()
+	has := &dxpuv1.Tenant{Id: t.Name, Description: old.GetTenant().GetDescription(), Quota: old.GetTenant().GetQuota()}
+	if has.Quota == nil {
+		has.Quota = &dxpuv1.Quota{}
+	}
+	if !missing && proto.Equal(has, want) {
+		a.note("tenant", t.Name, "", "unchanged", "")
+		return nil
+	}
+	if !a.dryRun {
+		want.ResourceVersion = old.GetTenant().GetResourceVersion()
+		_, err := callOn(ctx, a.api, poolAPI.PutTenant, &dxpuv1.PutTenantRequest{
+			Tenant: want, UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"description", "quota"}},
+		})
+		if err != nil {
+			return &aboutError{"tenant " + t.Name, err}
+		}
+	}
+	if missing {
+		a.note("tenant", t.Name, "", "created", "would be created")
+	} else {
+		a.note("tenant", t.Name, "", "changed", "would be changed")
+	}
+	return nil
+}
+
+func (a *apply) lease(ctx context.Context, l *leaseSpec, existing []*dxpuv1.Lease) error {
+	var current *dxpuv1.Lease
+	last := "" // the newest lease of this name that has ended
+	for _, e := range existing {
+		switch {
+		case e.Spec.Labels[nameLabel] != l.Name:
+		case hasState(dxpuv1.LeaseState_LEASE_STATE_FAILED, dxpuv1.LeaseState_LEASE_STATE_RELEASED, dxpuv1.LeaseState_LEASE_STATE_RELEASING)(e):
+			if last == "" || compareNatural(e.Id, last) > 0 {
+				last = e.Id
+			}
+		default:
+			current = e
+		}
+	}
+	if current != nil {
+		return a.resize(ctx, l, current)
+	}
+	if a.dryRun {
+		a.note("lease", l.Name, "", "", "would be created")
+		return nil
+	}
+	// The same command at the same time elsewhere makes the same request.
+	sum := sha256.Sum256([]byte(l.spec.Tenant + "/" + l.Name))
+	res, err := callOn(ctx, a.api, poolAPI.CreateLease, &dxpuv1.CreateLeaseRequest{Spec: l.spec, RequestId: fmt.Sprintf("apply-%x-%s", sum[:8], last)})
+	if err != nil {
+		return err
+	}
+	a.note("lease", l.Name, res.Lease.Id, "created", "")
+	return nil
+}
+
+// resize changes the count of a lease, if it differs. No other difference is possible.
+func (a *apply) resize(ctx context.Context, l *leaseSpec, current *dxpuv1.Lease) error {
+	if d := differences(l.spec, current.Spec); len(d) > 0 {
+		return withHint(fmt.Errorf("%s differs in %s, which cannot change", current.Id, strings.Join(d, ", ")),
+			`"dxpu lease delete %s" ends it, and the next "dxpu apply" makes it again; or write another name`, current.Id)
+	}
+	if l.spec.Count == current.Spec.Count {
+		a.note("lease", l.Name, current.Id, "unchanged", "")
+		return nil
+	}
+	if !a.dryRun {
+		req := &dxpuv1.ResizeLeaseRequest{LeaseId: current.Id, Count: l.spec.Count, ResourceVersion: current.ResourceVersion}
+		if _, err := callOn(ctx, a.api, poolAPI.ResizeLease, req); err != nil {
+			return err
+		}
+	}
+	what := fmt.Sprintf("from %d to %d GPUs", current.Spec.Count, l.spec.Count)
+	a.note("lease", l.Name, current.Id, "resized "+what, "would be resized "+what)
+	return nil
+}
+
+// differences returns the flags in which two specs differ, apart from the count and from
+// the queue, which a lease has left.
+func differences(want, has *dxpuv1.LeaseSpec) []string {
+	a, b := proto.CloneOf(want), proto.CloneOf(has)
+	var out []string
+	fields := a.ProtoReflect().Descriptor().Fields()
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		if slices.Contains([]string{"count", "wait", "wait_timeout"}, string(f.Name())) {
+			continue
+		}
+		if x, y := a.ProtoReflect().Get(f), b.ProtoReflect().Get(f); !x.Equal(y) {
+			name := "--label"
+			if flag := fieldFlags["spec."+string(f.Name())]; flag != "" {
+				name = flag
+			}
+			out = append(out, strings.TrimPrefix(name, "--"))
+		}
+	}
+	return out
+}

@@ -1,0 +1,149 @@
+package cli
+
+import (
+	"fmt"
+	"regexp"
+
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v4"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// maxSpecs bounds the file of "dxpu apply", in bytes: some thousand leases.
+const maxSpecs = 1 << 20
+
+// specs is the file of "dxpu apply".
+type specs struct {
+	Tenants []tenantSpec `yaml:"tenants"`
+	Leases  []leaseSpec  `yaml:"leases"`
+}
+
+// tenantSpec is a tenant of the file. The keys are the flags of "dxpu tenant set".
+type tenantSpec struct {
+	Name        string            `yaml:"name"`
+	Description string            `yaml:"description"`
+	MaxGPUs     uint32            `yaml:"max-gpus"`
+	MaxLeases   uint32            `yaml:"max-leases"`
+	MaxGPUsOf   map[string]uint32 `yaml:"max-gpus-of"`
+	MaxPriority *int32            `yaml:"max-priority"`
+}
+
+// leaseSpec is a lease of the file. The keys are the flags of "dxpu lease create".
+type leaseSpec struct {
+	Name         string            `yaml:"name"`
+	Tenant       string            `yaml:"tenant"`
+	Count        uint32            `yaml:"count"`
+	Model        string            `yaml:"model"`
+	Memory       string            `yaml:"memory"`
+	Kind         string            `yaml:"kind"`
+	NVLink       string            `yaml:"nvlink"`
+	SameBox      string            `yaml:"same-box"`
+	Host         string            `yaml:"host"`
+	HostLabel    map[string]string `yaml:"host-label"`
+	HostDomain   string            `yaml:"host-domain"`
+	Priority     int32             `yaml:"priority"`
+	Preemptible  bool              `yaml:"preemptible"`
+	Expires      string            `yaml:"expires"`
+	Queue        bool              `yaml:"queue"`
+	QueueTimeout string            `yaml:"queue-timeout"`
+	Label        map[string]string `yaml:"label"`
+
+	spec *dxpuv1.LeaseSpec
+}
+
+// specName is the form of the names of leases: that of a tenant.
+var specName = regexp.MustCompile(`^[a-z0-9.-]{1,63}$`)
+
+// parseSpecs reads and checks a file of "dxpu apply".
+func parseSpecs(raw []byte) (s specs, err error) {
+	if len(raw) > maxSpecs {
+		return s, fmt.Errorf("the file is longer than %s", size(maxSpecs))
+	}
+	if err := yaml.Load(raw, &s, yaml.WithKnownFields(true)); err != nil {
+		return specs{}, withHint(fmt.Errorf("%.*s", maxYAMLError, err), `"dxpu apply --help" shows a file`)
+	}
+	if len(s.Tenants)+len(s.Leases) == 0 {
+		return specs{}, withHint(fmt.Errorf("neither tenants nor leases"), `"dxpu apply --help" shows a file`)
+	}
+	seen := map[string]bool{}
+	for i := range s.Tenants {
+		if err := oneName(seen, "tenant", s.Tenants[i].Name); err != nil {
+			return specs{}, err
+		}
+	}
+	for i := range s.Leases {
+		l := &s.Leases[i]
+		if l.Tenant == "" {
+			l.Tenant = "default"
+		}
+		if err := oneName(seen, "lease", l.Name); err != nil {
+			return specs{}, err
+		}
+		if l.spec, err = l.message(); err != nil {
+			return specs{}, fmt.Errorf("lease %s: %w", l.Name, err)
+		}
+	}
+	return s, nil
+}
+
+// oneName checks a name, and that it is the only one of its kind.
+func oneName(seen map[string]bool, kind, name string) error {
+	switch {
+	case name == "":
+		return fmt.Errorf("a %s has no name", kind)
+	case !specName.MatchString(name):
+		return fmt.Errorf("%s %.70q: a name is 1 to 63 of a-z, 0-9, '-' and '.'", kind, name)
+	case seen[kind+"/"+name]:
+		return fmt.Errorf("%s %s is twice in the file", kind, name)
+	}
+	seen[kind+"/"+name] = true
+	return nil
+}
+
+func (t *tenantSpec) message() *dxpuv1.Tenant {
+	return &dxpuv1.Tenant{Id: t.Name, Description: t.Description, Quota: &dxpuv1.Quota{
+		MaxGpus: t.MaxGPUs, MaxLeases: t.MaxLeases, MaxGpusByModel: t.MaxGPUsOf, MaxPriority: t.MaxPriority,
+	}}
+}
+
+func (l *leaseSpec) message() (*dxpuv1.LeaseSpec, error) {
+	labels := map[string]string{nameLabel: l.Name}
+	for k, v := range l.Label {
+		if k == nameLabel {
+			return nil, fmt.Errorf("the label %q is the name of the lease: write it as name", nameLabel)
+		}
+		labels[k] = v
+	}
+	m := &dxpuv1.LeaseSpec{
+		Count: max(l.Count, 1), Model: l.Model, HostId: l.Host, HostLabels: l.HostLabel, HostDomain: l.HostDomain,
+		Tenant: l.Tenant, Priority: l.Priority, Preemptible: l.Preemptible, Wait: l.Queue || l.QueueTimeout != "", Labels: labels,
+	}
+	// The rest has the syntax of flags.
+	o := &leaseFlags{}
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	o.register(flags)
+	for _, v := range []struct{ flag, text string }{
+		{"memory", l.Memory}, {"kind", l.Kind}, {"nvlink", l.NVLink}, {"same-box", l.SameBox}, {"expires", l.Expires},
+	} {
+		if v.text == "" {
+			continue
+		}
+		if err := flags.Set(v.flag, v.text); err != nil {
+			return nil, valueError(err)
+		}
+	}
+	m.MinMemoryBytes, m.BoxKind, m.Nvlink, m.SameBox = o.spec.MinMemoryBytes, o.spec.BoxKind, o.spec.Nvlink, o.spec.SameBox
+	if o.expires != 0 {
+		m.ExpiresAfter = durationpb.New(o.expires)
+	}
+	if l.QueueTimeout != "" {
+		d, err := parseDuration(l.QueueTimeout)
+		if err != nil {
+			return nil, fmt.Errorf("queue-timeout: %w", err)
+		}
+		m.WaitTimeout = durationpb.New(d)
+	}
+	return m, nil
+}

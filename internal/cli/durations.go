@@ -1,0 +1,78 @@
+package cli
+
+import (
+	"fmt"
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+const day = 24 * time.Hour
+
+// daysFirst matches the weeks and days at the beginning of a duration.
+var daysFirst = regexp.MustCompile(`^(?:([0-9]+(?:\.[0-9]+)?)w)?(?:([0-9]+(?:\.[0-9]+)?)d)?(.*)$`)
+
+// parseDuration parses a duration such as 500ms, 2h, 30d or 1w2d12h. A day has 24 hours.
+func parseDuration(s string) (time.Duration, error) {
+	bad := fmt.Errorf("%q is not a duration such as 500ms, 30s, 2h or 30d", s)
+	m := daysFirst.FindStringSubmatch(s)
+	if m == nil || s == "" {
+		return 0, bad
+	}
+	sum := 0.0
+	for i, unit := range []time.Duration{7 * day, day} {
+		if m[i+1] == "" {
+			continue
+		}
+		n, err := strconv.ParseFloat(m[i+1], 64)
+		if err != nil {
+			return 0, bad
+		}
+		sum += n * float64(unit)
+	}
+	var rest time.Duration
+	if m[3] != "" {
+		var err error
+		if rest, err = time.ParseDuration(m[3]); err != nil || sum > 0 && strings.ContainsAny(m[3][:1], "+-") {
+			return 0, bad
+		}
+	}
+	if sum+float64(rest) >= math.MaxInt64 {
+		return 0, fmt.Errorf("%q is out of range", s)
+	}
+	return time.Duration(sum) + rest, nil
+}
+
+// durationText prints a duration as parseDuration reads it, "0" for none.
+func durationText(d time.Duration) string {
+	switch {
+	case d == 0:
+		return "0"
+	case d%day == 0 && d > day:
+		return strconv.FormatInt(int64(d/day), 10) + "d"
+	}
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = s[:len(s)-2]
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = s[:len(s)-2]
+	}
+	return s
+}
+
+// durationVar adds a flag for a duration with units up to weeks.
+func durationVar(f *pflag.FlagSet, v *time.Duration, name string, value time.Duration, help string) {
+	*v = value
+	f.Var(flagValue{typ: "duration", set: func(s string) (err error) {
+		d, err := parseDuration(s)
+		if err == nil {
+			*v = d
+		}
+		return err
+	}, text: func() string { return durationText(*v) }}, name, help)
+}
