@@ -8,7 +8,7 @@ BIN      := bin
 .DEFAULT_GOAL := help
 
 include hook/Makefile icd/Makefile
-.PHONY: help build install vm browser tools test demo lint prose generate fuzz bench soak soak-short torture mutations ci tidy-diff generate-diff clean
+.PHONY: help build install release package-test arm64-test clients vm browser tools test demo lint prose generate fuzz bench soak soak-short torture mutations ci tidy-diff generate-diff clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,10 +20,25 @@ build: ## Build bin/dxpu, static, and bin/dxpu-opencl, which loads libOpenCL
 install: build ## Put the program, its completions and the systemd units under DESTDIR
 	install -D -m 0755 -t $(DESTDIR)/usr/bin $(BIN)/dxpu $(BIN)/dxpu-opencl
 	install -D -m 0644 -t $(DESTDIR)/usr/lib/systemd/system deploy/systemd/*.service
+	install -D -m 0644 -t $(DESTDIR)/usr/lib/sysctl.d deploy/sysctl.d/*.conf
+	$(BIN)/dxpu docs man $(DESTDIR)/usr/share/man/man1
 	install -d $(DESTDIR)/usr/share/bash-completion/completions $(DESTDIR)/usr/share/zsh/vendor-completions $(DESTDIR)/usr/share/fish/vendor_completions.d
 	$(BIN)/dxpu completion bash >$(DESTDIR)/usr/share/bash-completion/completions/dxpu
 	$(BIN)/dxpu completion zsh >$(DESTDIR)/usr/share/zsh/vendor-completions/_dxpu
 	$(BIN)/dxpu completion fish >$(DESTDIR)/usr/share/fish/vendor_completions.d/dxpu.fish
+
+release: ## Make the files of a release in dist: binaries, Debian packages, OCI image, checksums
+	scripts/release.sh dist
+
+package-test: ## Install the packages in dist on three machines in namespaces, as docs/install.md says (as root)
+	scripts/package-test.sh dist
+
+arm64-test: ## Run the arm64 build under qemu-user: a pool of its processes, and a GPU that is used
+	scripts/arm64-test.sh
+
+clients: ## Build the client commands for macOS and Windows
+	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/dxpu
+	GOOS=windows $(GO) build -o /dev/null ./cmd/dxpu
 
 vm: ## Put QEMU and a guest into the user's cache, once
 	@scripts/install-vm.sh
@@ -95,4 +110,4 @@ generate-diff: ## Check that the generated code is that of the protos (where pro
 	else echo "generate-diff: skipped, protoc or its well-known types are not here"; fi; rc=$$?; rm -f $(BIN)/.probe.proto; exit $$rc
 
 clean: ## Remove what was built
-	rm -rf $(BIN) out
+	rm -rf $(BIN) out dist

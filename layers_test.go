@@ -92,14 +92,15 @@ var layer = map[string]int{
 	"test/namespace": 3,
 	"test/network":   4,
 
-	"internal/cli":         5,
-	"cmd/dxpu":             6,
-	"cmd/dxpu-opencl":      6,
-	"internal/tools/prose": 6,
-	"hook/gen":             6,
-	"test/mutation":        6,
-	"test/conformance":     6,
-	"test/torture":         6,
+	"internal/cli":           5,
+	"cmd/dxpu":               6,
+	"cmd/dxpu-opencl":        6,
+	"internal/tools/prose":   6,
+	"internal/tools/release": 6,
+	"hook/gen":               6,
+	"test/mutation":          6,
+	"test/conformance":       6,
+	"test/torture":           6,
 }
 
 // beside lists the imports inside one layer that are allowed: importer -> imported.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/dxpu-project/dxpu/hook"
 	"github.com/dxpu-project/dxpu/internal/model/perf"
+	"github.com/dxpu-project/dxpu/internal/model/perf/paper"
 	"github.com/dxpu-project/dxpu/pcie"
 )
 
@@ -23,6 +24,7 @@ type modelRun struct {
 	settings hook.Settings
 	mrrs     int
 	rate     float64
+	compare  bool
 	graphs   string
 	dir      string
 }
@@ -42,13 +44,25 @@ subtracts it. It does not change CUDA graphs; --graphs selects what it inserts
 before their launches.
 
 Without --rtt the library adds no latency. It records the calls with --trace,
-counts them with --stats, and is transparent otherwise.`,
-		Example: `  dxpu model run --rtt 6.8us -- python train.py
+counts them with --stats, and is transparent otherwise.
+
+With --compare the program runs twice, without and with the added latency (--rtt,
+default 6.8us), and the command ends with the share of its speed that it would lose.
+The times are those of the whole program, its start included: let it run for a
+minute or more, and let it do the same work both times.`,
+		Example: `  dxpu model run --compare -- python train.py
+  dxpu model run --rtt 6.8us -- python train.py
   dxpu model run --rtt 4.9us --stats stats.json --trace calls.%p -- ./a.out`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			m.settings.Inject = cmd.Flags().Changed("rtt")
-			return m.run(args)
+			if !m.compare {
+				return m.run(args)
+			}
+			if !m.settings.Inject {
+				m.settings.RTT = paper.RTTLong
+			}
+			return m.runTwice(cmd, args)
 		},
 	}
 	s := &m.settings
@@ -61,6 +75,7 @@ counts them with --stats, and is transparent otherwise.`,
 	f.IntVar(&m.mrrs, "mrrs", int(perf.V100.MRRS), "Max_Read_Request_Size in bytes")
 	f.Float64Var(&m.rate, "native-gbps", 0, "GB/s of copies to the device here (0: measure)")
 	f.StringVar(&m.graphs, "graphs", string(hook.GraphsByLaunch), `added latency of a graph launch: one round trip ("launch"), one per kernel and memset ("node"), or "none"`)
+	f.BoolVar(&m.compare, "compare", false, "run the program twice, and print what it would lose")
 	f.BoolVar(&s.Syncs, "syncs", false, "delay the return of blocking waits too")
 	f.StringVar(&s.Trace, "trace", "", "record the driver calls in this file (%p: process)")
 	f.StringVar(&s.Stats, "stats", "", "write counters and measured costs to this file (%p: process)")
@@ -70,23 +85,55 @@ counts them with --stats, and is transparent otherwise.`,
 	return cmd
 }
 
-// run replaces this process, so that the program has its signals, terminal and exit
-// status.
-func (m *modelRun) run(args []string) error {
+// command returns the path of a program, and its environment with the driver library.
+func (m *modelRun) command(name string) (program string, env []string, err error) {
 	m.settings.Requester.MRRS = pcie.PayloadSize(clamp(m.mrrs, 65535))
 	m.settings.NativeRate = perf.GBps(m.rate)
 	m.settings.Graphs = hook.GraphPolicy(m.graphs)
 	dir, err := hook.Find(m.dir)
 	if err != nil {
-		return fmt.Errorf("model run: %w", err)
+		return "", nil, fmt.Errorf("model run: %w", err)
 	}
-	env, err := m.settings.Environ(os.Environ(), dir)
-	if err != nil {
-		return usagef("model run: %w", err)
+	if env, err = m.settings.Environ(os.Environ(), dir); err != nil {
+		return "", nil, usagef("model run: %w", err)
 	}
-	program, err := exec.LookPath(args[0])
+	if program, err = exec.LookPath(name); err != nil {
+		return "", nil, fmt.Errorf("model run: %w", err)
+	}
+	return program, env, nil
+}
+
+// runTwice runs a program without and with the added latency and compares the times. The
+// driver library is there both times, so that its own cost does not count.
+func (m *modelRun) runTwice(cmd *cobra.Command, args []string) error {
+	var took [2]time.Duration
+	for i := range took {
+		m.settings.Inject = i == 1
+		program, env, err := m.command(args[0])
+		if err != nil {
+			return err
+		}
+		c := exec.CommandContext(cmd.Context(), program, args[1:]...)
+		c.Args[0], c.Env = args[0], env
+		c.Stdin, c.Stdout, c.Stderr = os.Stdin, cmd.OutOrStdout(), cmd.ErrOrStderr()
+		at := time.Now()
+		if err := c.Run(); err != nil {
+			return fmt.Errorf("model run: run %d of 2: %s: %w", i+1, program, err)
+		}
+		took[i] = time.Since(at)
+	}
+	loss := max(0, 100*(1-took[0].Seconds()/took[1].Seconds()))
+	_, err := fmt.Fprintf(cmd.ErrOrStderr(), "\nHere the program took %s, and %s over a round trip of %v: this job would lose %.1f %% when disaggregated.\n",
+		duration(took[0]), duration(took[1]), m.settings.RTT, loss)
+	return err
+}
+
+// run replaces this process, so that the program has its signals, terminal and exit
+// status.
+func (m *modelRun) run(args []string) error {
+	program, env, err := m.command(args[0])
 	if err != nil {
-		return fmt.Errorf("model run: %w", err)
+		return err
 	}
 	return fmt.Errorf("model run: %s: %w", program, syscall.Exec(program, args, env))
 }

@@ -1,0 +1,59 @@
+#!/bin/sh
+# Usage: release.sh [OUT]
+#
+# Makes the files of a release in OUT (default: dist): static binaries for Linux, the
+# client for macOS and Windows, Debian packages, an OCI image, a bill of materials and
+# checksums. The version is that of the tag (git describe), the time of all files that of
+# the commit: two runs on one commit give the same files.
+set -eu
+cd "$(dirname "$0")/.."
+out=$(realpath -m "${1:-dist}")
+GO=${GO:-go}
+
+describe=$(git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null || echo "v0.0.0-$(git rev-list --count HEAD)-g$(git rev-parse --short=12 HEAD)$(git diff --quiet HEAD || echo -dirty)")
+version=${describe#v}
+# In Debian's order 1.0~rc1 < 1.0 < 1.0+3.gabc.
+deb=$(printf '%s\n' "$version" | sed -E 's/-rc/~rc/; s/-([0-9]+)-g/+\1.g/; s/-dirty$/+dirty/')
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+export SOURCE_DATE_EPOCH
+printf 'release %s in %s\n' "$version" "$out"
+rm -rf "$out"
+mkdir -p "$out"
+
+# build OS ARCH: prints the path of the binary.
+build() {
+	file=$out/build/$1-$2/dxpu
+	[ "$1" != windows ] || file=$file.exe
+	CGO_ENABLED=0 GOOS=$1 GOARCH=$2 $GO build -trimpath \
+		-ldflags "-s -w -X github.com/dxpu-project/dxpu/internal/cli.releaseVersion=$version" -o "$file" ./cmd/dxpu
+	printf '%s\n' "$file"
+}
+
+# archive OS ARCH BINARY
+archive() {
+	name=dxpu-$version-$1-$2
+	mkdir -p "$out/build/$name"
+	cp "$3" LICENSE README.md CHANGELOG.md "$out/build/$name/"
+	tar -C "$out/build" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -cf - "$name" | gzip -9n >"$out/$name.tar.gz"
+}
+
+for platform in ${PLATFORMS:-linux-amd64 linux-arm64 darwin-amd64 darwin-arm64 windows-amd64}; do
+	archive "${platform%-*}" "${platform#*-}" "$(build "${platform%-*}" "${platform#*-}")"
+done
+
+# Man pages and completions come from a binary that runs here.
+CGO_ENABLED=0 $GO build -trimpath -ldflags "-X github.com/dxpu-project/dxpu/internal/cli.releaseVersion=$version" -o bin/dxpu ./cmd/dxpu
+images=
+for arch in amd64 arm64; do
+	binary=$out/build/linux-$arch/dxpu
+	[ -e "$binary" ] || continue
+	scripts/package.sh "$binary" "$arch" "$deb" "$out"
+	images="$images $arch=$binary"
+	$GO run ./internal/tools/release sbom "$version" "$binary" >"$out/dxpu-$version-linux-$arch.cdx.json"
+done
+# shellcheck disable=SC2086 # a list
+[ -z "$images" ] || $GO run ./internal/tools/release image "$version" "$out/dxpu-$version-oci.tar" $images
+
+rm -rf "$out/build"
+(cd "$out" && sha256sum -- * >SHA256SUMS)
+(cd "$out" && ls -l)
