@@ -185,7 +185,7 @@ func TestActions(t *testing.T) {
 		{"uncordon", url.Values{"do": {"uncordon"}, "kind": {"box"}, "id": {"r4-nv"}}, 303, "r4-nv takes new bindings again."},
 		{"drain", url.Values{"do": {"drain"}, "kind": {"gpu"}, "id": {"r4-nv/0"}, "deadline": {"5"}}, 303, "r4-nv/0 is being drained: 0 bindings must be released."},
 		{"replace", url.Values{"do": {"replace"}, "id": {"r1-nv/0"}}, 429, "no other GPU fits"},
-		{"replace one of many", url.Values{"do": {"replace"}, "id": {"r4-sw/1"}}, 303, "GPU r4-sw/1 is being replaced by r"},
+		{"replace one of many", url.Values{"do": {"replace"}, "id": {"r4-sw/4"}}, 303, "GPU r4-sw/4 is being replaced by r"},
 		{"clear", url.Values{"do": {"clear"}, "id": {"r4-sw/5"}}, 303, "The errors of GPU r4-sw/5 were cleared."},
 		{"delete", url.Values{"do": {"delete"}, "id": {lease}}, 303, "Lease " + lease + " is being released."},
 		{"delete an unknown lease", url.Values{"do": {"delete"}, "id": {hostile}}, 404, "does not exist"},

@@ -279,7 +279,11 @@ func busyWorld(t testing.TB) (w *world, replaced string) {
 		nodes = append(nodes, box(rack+"-nv", rack, "DX200", nvlink, 8, 0), box(rack+"-sw", rack, "DX100", pcie, 8, 2*(r/4)))
 	}
 	for h := 1; h <= 10; h++ {
-		nodes = append(nodes, host(fmt.Sprintf("h%02d", h), fmt.Sprintf("r%d", 1+h%4), 8))
+		rack := "r1" // leases get GPUs near their hosts: the first boxes fill up
+		if h == 2 || h == 3 {
+			rack = "r2"
+		}
+		nodes = append(nodes, host(fmt.Sprintf("h%02d", h), rack, 8))
 	}
 	w = newWorld(t, 40*time.Hour, nodes...)
 	required := dxpuv1.Preference_PREFERENCE_REQUIRED
