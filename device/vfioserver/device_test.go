@@ -343,6 +343,10 @@ func TestDeviceServerINTx(t *testing.T) {
 	h := newTLPHost(t, d)
 	h.write32(toyCommand, toyRaise)
 	h.until("INTA", func() bool { return len(h.wires) == 1 && h.wires[0] == tlp.CodeAssertINTA })
+	status := func() bool { return h.configRead(cfgspace.OffCommand)>>16&cfgspace.StaInterrupt != 0 }
+	if !status() {
+		t.Error("Interrupt Status is 0 while the interrupt is pending")
+	}
 	// The handler looks at the device: taken for the end, and the level raises it again.
 	_ = h.read32(toyScratch)
 	h.until("INTA again", func() bool { return len(h.wires) == 3 })
@@ -352,6 +356,9 @@ func TestDeviceServerINTx(t *testing.T) {
 	acks := d.get(toyAcks)
 	h.write32(toyCommand, toyLower)
 	h.until("the end of INTA", func() bool { return d.get(toyAcks) > acks && h.wires[len(h.wires)-1] == tlp.CodeDeassertINTA })
+	if status() {
+		t.Error("Interrupt Status is 1 after the interrupt")
+	}
 	h.configWrite(cfgspace.OffCommand, 2, cfgspace.CmdMemory|cfgspace.CmdBusMaster|cfgspace.CmdINTxDisable)
 	n := len(h.wires)
 	h.write32(toyCommand, toyRaise)

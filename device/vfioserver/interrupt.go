@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/dxpu-project/dxpu/cfgspace"
+	"github.com/dxpu-project/dxpu/pcie"
 	"github.com/dxpu-project/dxpu/tlp"
 	"github.com/dxpu-project/dxpu/vfiouser"
 )
@@ -320,6 +321,15 @@ func (c *connection) updateWire() {
 			code = tlp.CodeAssertINTA
 		}
 		c.out.push(outItem{packet: tlp.Packet{Type: tlp.Msg, DW4: true, Requester: c.fn.ID, Code: code, Routing: tlp.RouteLocal}})
+	}
+}
+
+// showStatus sets Interrupt Status in the double word with the Status register (section
+// 7.5.1.1.4). Servers of libvfio-user do not set it, and Linux' drivers with a
+// shared line, such as uio_pci_generic, ask it.
+func (s *interruptState) showStatus(at uint64, data []byte) {
+	if s.raised && at == cfgspace.OffCommand && len(data) == pcie.DW {
+		data[cfgspace.OffStatus-cfgspace.OffCommand] |= cfgspace.StaInterrupt
 	}
 }
 

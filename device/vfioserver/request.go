@@ -128,6 +128,7 @@ func (c *connection) answer(a *access) {
 		case a.req.Type == tlp.MRd:
 			c.irqs.overlay(int(a.region), a.offset, a.data)
 		default:
+			c.irqs.showStatus(a.offset, a.data)
 			a.trim()
 		}
 		item.read = true
