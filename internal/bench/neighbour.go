@@ -84,8 +84,7 @@ func BesideLoops[R any](ctx context.Context, n int, command []string, run func(c
 		}
 	}()
 	for range n {
-		// The end of ctx ends run alone, so that its report is not lost.
-		c, err := o.spawn(context.WithoutCancel(ctx), memberSpec{Kind: kindBusy})
+		c, err := o.spawn(ctx, memberSpec{Kind: kindBusy})
 		if err != nil {
 			return result, fmt.Errorf("bench: busy process: %w", err)
 		}
