@@ -63,6 +63,14 @@ type usageError struct{ error }
 
 func (e *usageError) Unwrap() error { return e.error }
 
+// programError is the failure of a program that "dxpu run" ran.
+type programError struct {
+	code int
+	text string
+}
+
+func (e *programError) Error() string { return e.text }
+
 // usage marks an error as one in the command line.
 func usage(err error) error {
 	if err == nil {

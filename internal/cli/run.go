@@ -172,11 +172,3 @@ func runProgram(cmd *cobra.Command, args, env []string) error {
 	}
 	return &programError{exit.ExitCode(), fmt.Sprintf("%s: exit code %d", args[0], exit.ExitCode())}
 }
-
-// programError is the failure of a program that "dxpu run" ran.
-type programError struct {
-	code int
-	text string
-}
-
-func (e *programError) Error() string { return e.text }
