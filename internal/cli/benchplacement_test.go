@@ -19,7 +19,7 @@ func TestBenchPlacement(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Rows) != 2*9+4 {
+	if len(r.Rows) != 2*11+4 {
 		t.Errorf("%d rows", len(r.Rows))
 	}
 	for _, row := range r.Rows {
