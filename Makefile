@@ -46,7 +46,7 @@ vm: ## Put QEMU and a guest into the user's cache, once
 browser: ## Install Chromium for the tests of the web page, once: by apt, as root
 	@scripts/install-chromium.sh >/dev/null || [ $$? -eq 3 ]
 
-tools: ## Install what tests compare us with (tshark, lspci, systemd-analyze), once: by apt, as root
+tools: ## Install what tests compare us with (tshark, lspci, systemd-analyze, prometheus), once: by apt, as root
 	@scripts/install-tools.sh || [ $$? -eq 3 ]
 
 test: vm browser tools ## Run every test, with the race detector and in random order
@@ -77,6 +77,11 @@ generate: ## Generate the API's code from api/dxpu/v1/*.proto
 		--plugin=protoc-gen-go=$(BIN)/protoc-gen-go --go_out=. --go_opt=module=github.com/dxpu-project/dxpu \
 		--plugin=protoc-gen-connect-go=$(BIN)/protoc-gen-connect-go --connect-go_out=. --connect-go_opt=module=github.com/dxpu-project/dxpu \
 		api/dxpu/v1/*.proto
+	$(GO) build -modfile=api/openapi.mod -o $(BIN)/ github.com/sudorandom/protoc-gen-connect-openapi
+	protoc -I api \
+		--plugin=protoc-gen-connect-openapi=$(BIN)/protoc-gen-connect-openapi --connect-openapi_out=api/dxpu/v1 \
+		--connect-openapi_opt=format=json,path=openapi.json,services=dxpu.v1.PoolService,allow-get,trim-unused-types,base=api/openapi-base.yaml \
+		api/dxpu/v1/dxpu.proto
 
 fuzz: ## Fuzz every FuzzXxx for FUZZTIME each
 	@scripts/fuzz.sh $(FUZZTIME)

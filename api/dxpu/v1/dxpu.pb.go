@@ -10,6 +10,10 @@
 //   curl -H 'Content-Type: application/json' -d '{}' \
 //     http://127.0.0.1:7470/dxpu.v1.PoolService/ListGPUs
 //
+// A call without side effects may also be a GET, with the message in the query:
+//
+//   curl 'http://127.0.0.1:7470/dxpu.v1.PoolService/ListGPUs?encoding=json&message=%7B%7D'
+//
 // Rules for every call:
 //   - IDs are opaque strings assigned by the manager. The ID of a GPU is
 //     "BOX/SLOT", that of a host slot "HOST/SLOT".
@@ -131,6 +135,98 @@ func (x *GetPoolResponse) GetPool() *Pool {
 	return nil
 }
 
+type GetPoolHistoryRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The number of samples, at most 1440. If more are kept, each sample of the answer is
+	// the mean of several. 0: all.
+	Samples       uint32 `protobuf:"varint,1,opt,name=samples,proto3" json:"samples,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetPoolHistoryRequest) Reset() {
+	*x = GetPoolHistoryRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetPoolHistoryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetPoolHistoryRequest) ProtoMessage() {}
+
+func (x *GetPoolHistoryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetPoolHistoryRequest.ProtoReflect.Descriptor instead.
+func (*GetPoolHistoryRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *GetPoolHistoryRequest) GetSamples() uint32 {
+	if x != nil {
+		return x.Samples
+	}
+	return 0
+}
+
+type GetPoolHistoryResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Oldest first. The manager takes one each minute and keeps those of a day; a minute in
+	// which no manager led is missing.
+	Samples       []*PoolSample `protobuf:"bytes,1,rep,name=samples,proto3" json:"samples,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetPoolHistoryResponse) Reset() {
+	*x = GetPoolHistoryResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetPoolHistoryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetPoolHistoryResponse) ProtoMessage() {}
+
+func (x *GetPoolHistoryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetPoolHistoryResponse.ProtoReflect.Descriptor instead.
+func (*GetPoolHistoryResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *GetPoolHistoryResponse) GetSamples() []*PoolSample {
+	if x != nil {
+		return x.Samples
+	}
+	return nil
+}
+
 type ListHostsRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	PageSize  int32                  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
@@ -143,7 +239,7 @@ type ListHostsRequest struct {
 
 func (x *ListHostsRequest) Reset() {
 	*x = ListHostsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[2]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -155,7 +251,7 @@ func (x *ListHostsRequest) String() string {
 func (*ListHostsRequest) ProtoMessage() {}
 
 func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[2]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -168,7 +264,7 @@ func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsRequest.ProtoReflect.Descriptor instead.
 func (*ListHostsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{2}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ListHostsRequest) GetPageSize() int32 {
@@ -205,7 +301,7 @@ type ListHostsResponse struct {
 
 func (x *ListHostsResponse) Reset() {
 	*x = ListHostsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[3]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -217,7 +313,7 @@ func (x *ListHostsResponse) String() string {
 func (*ListHostsResponse) ProtoMessage() {}
 
 func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[3]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -230,7 +326,7 @@ func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsResponse.ProtoReflect.Descriptor instead.
 func (*ListHostsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{3}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ListHostsResponse) GetHosts() []*Host {
@@ -263,7 +359,7 @@ type GetHostRequest struct {
 
 func (x *GetHostRequest) Reset() {
 	*x = GetHostRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[4]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -275,7 +371,7 @@ func (x *GetHostRequest) String() string {
 func (*GetHostRequest) ProtoMessage() {}
 
 func (x *GetHostRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[4]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -288,7 +384,7 @@ func (x *GetHostRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetHostRequest.ProtoReflect.Descriptor instead.
 func (*GetHostRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{4}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GetHostRequest) GetHostId() string {
@@ -307,7 +403,7 @@ type GetHostResponse struct {
 
 func (x *GetHostResponse) Reset() {
 	*x = GetHostResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[5]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -319,7 +415,7 @@ func (x *GetHostResponse) String() string {
 func (*GetHostResponse) ProtoMessage() {}
 
 func (x *GetHostResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[5]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -332,7 +428,7 @@ func (x *GetHostResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetHostResponse.ProtoReflect.Descriptor instead.
 func (*GetHostResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{5}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GetHostResponse) GetHost() *Host {
@@ -356,7 +452,7 @@ type ListBoxesRequest struct {
 
 func (x *ListBoxesRequest) Reset() {
 	*x = ListBoxesRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[6]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -368,7 +464,7 @@ func (x *ListBoxesRequest) String() string {
 func (*ListBoxesRequest) ProtoMessage() {}
 
 func (x *ListBoxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[6]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -381,7 +477,7 @@ func (x *ListBoxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBoxesRequest.ProtoReflect.Descriptor instead.
 func (*ListBoxesRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{6}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListBoxesRequest) GetPageSize() int32 {
@@ -425,7 +521,7 @@ type ListBoxesResponse struct {
 
 func (x *ListBoxesResponse) Reset() {
 	*x = ListBoxesResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[7]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -437,7 +533,7 @@ func (x *ListBoxesResponse) String() string {
 func (*ListBoxesResponse) ProtoMessage() {}
 
 func (x *ListBoxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[7]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -450,7 +546,7 @@ func (x *ListBoxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBoxesResponse.ProtoReflect.Descriptor instead.
 func (*ListBoxesResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{7}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListBoxesResponse) GetBoxes() []*Box {
@@ -483,7 +579,7 @@ type GetBoxRequest struct {
 
 func (x *GetBoxRequest) Reset() {
 	*x = GetBoxRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[8]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -495,7 +591,7 @@ func (x *GetBoxRequest) String() string {
 func (*GetBoxRequest) ProtoMessage() {}
 
 func (x *GetBoxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[8]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -508,7 +604,7 @@ func (x *GetBoxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBoxRequest.ProtoReflect.Descriptor instead.
 func (*GetBoxRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{8}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetBoxRequest) GetBoxId() string {
@@ -527,7 +623,7 @@ type GetBoxResponse struct {
 
 func (x *GetBoxResponse) Reset() {
 	*x = GetBoxResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[9]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -539,7 +635,7 @@ func (x *GetBoxResponse) String() string {
 func (*GetBoxResponse) ProtoMessage() {}
 
 func (x *GetBoxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[9]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -552,7 +648,7 @@ func (x *GetBoxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBoxResponse.ProtoReflect.Descriptor instead.
 func (*GetBoxResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{9}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetBoxResponse) GetBox() *Box {
@@ -579,7 +675,7 @@ type ListGPUsRequest struct {
 
 func (x *ListGPUsRequest) Reset() {
 	*x = ListGPUsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[10]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -591,7 +687,7 @@ func (x *ListGPUsRequest) String() string {
 func (*ListGPUsRequest) ProtoMessage() {}
 
 func (x *ListGPUsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[10]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -604,7 +700,7 @@ func (x *ListGPUsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGPUsRequest.ProtoReflect.Descriptor instead.
 func (*ListGPUsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{10}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListGPUsRequest) GetPageSize() int32 {
@@ -676,7 +772,7 @@ type ListGPUsResponse struct {
 
 func (x *ListGPUsResponse) Reset() {
 	*x = ListGPUsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[11]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -688,7 +784,7 @@ func (x *ListGPUsResponse) String() string {
 func (*ListGPUsResponse) ProtoMessage() {}
 
 func (x *ListGPUsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[11]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -701,7 +797,7 @@ func (x *ListGPUsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGPUsResponse.ProtoReflect.Descriptor instead.
 func (*ListGPUsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{11}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListGPUsResponse) GetGpus() []*GPU {
@@ -734,7 +830,7 @@ type GetGPURequest struct {
 
 func (x *GetGPURequest) Reset() {
 	*x = GetGPURequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[12]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -746,7 +842,7 @@ func (x *GetGPURequest) String() string {
 func (*GetGPURequest) ProtoMessage() {}
 
 func (x *GetGPURequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[12]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -759,7 +855,7 @@ func (x *GetGPURequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetGPURequest.ProtoReflect.Descriptor instead.
 func (*GetGPURequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{12}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetGPURequest) GetGpuId() string {
@@ -778,7 +874,7 @@ type GetGPUResponse struct {
 
 func (x *GetGPUResponse) Reset() {
 	*x = GetGPUResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[13]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -790,7 +886,7 @@ func (x *GetGPUResponse) String() string {
 func (*GetGPUResponse) ProtoMessage() {}
 
 func (x *GetGPUResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[13]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -803,7 +899,7 @@ func (x *GetGPUResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetGPUResponse.ProtoReflect.Descriptor instead.
 func (*GetGPUResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{13}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetGPUResponse) GetGpu() *GPU {
@@ -830,7 +926,7 @@ type ListLeasesRequest struct {
 
 func (x *ListLeasesRequest) Reset() {
 	*x = ListLeasesRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[14]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -842,7 +938,7 @@ func (x *ListLeasesRequest) String() string {
 func (*ListLeasesRequest) ProtoMessage() {}
 
 func (x *ListLeasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[14]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -855,7 +951,7 @@ func (x *ListLeasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLeasesRequest.ProtoReflect.Descriptor instead.
 func (*ListLeasesRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{14}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListLeasesRequest) GetPageSize() int32 {
@@ -913,7 +1009,7 @@ type ListLeasesResponse struct {
 
 func (x *ListLeasesResponse) Reset() {
 	*x = ListLeasesResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[15]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -925,7 +1021,7 @@ func (x *ListLeasesResponse) String() string {
 func (*ListLeasesResponse) ProtoMessage() {}
 
 func (x *ListLeasesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[15]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -938,7 +1034,7 @@ func (x *ListLeasesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLeasesResponse.ProtoReflect.Descriptor instead.
 func (*ListLeasesResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{15}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListLeasesResponse) GetLeases() []*Lease {
@@ -971,7 +1067,7 @@ type GetLeaseRequest struct {
 
 func (x *GetLeaseRequest) Reset() {
 	*x = GetLeaseRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[16]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -983,7 +1079,7 @@ func (x *GetLeaseRequest) String() string {
 func (*GetLeaseRequest) ProtoMessage() {}
 
 func (x *GetLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[16]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -996,7 +1092,7 @@ func (x *GetLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLeaseRequest.ProtoReflect.Descriptor instead.
 func (*GetLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{16}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetLeaseRequest) GetLeaseId() string {
@@ -1015,7 +1111,7 @@ type GetLeaseResponse struct {
 
 func (x *GetLeaseResponse) Reset() {
 	*x = GetLeaseResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[17]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1027,7 +1123,7 @@ func (x *GetLeaseResponse) String() string {
 func (*GetLeaseResponse) ProtoMessage() {}
 
 func (x *GetLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[17]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1040,7 +1136,7 @@ func (x *GetLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLeaseResponse.ProtoReflect.Descriptor instead.
 func (*GetLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{17}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetLeaseResponse) GetLease() *Lease {
@@ -1063,7 +1159,7 @@ type CreateLeaseRequest struct {
 
 func (x *CreateLeaseRequest) Reset() {
 	*x = CreateLeaseRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[18]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1075,7 +1171,7 @@ func (x *CreateLeaseRequest) String() string {
 func (*CreateLeaseRequest) ProtoMessage() {}
 
 func (x *CreateLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[18]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1088,7 +1184,7 @@ func (x *CreateLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateLeaseRequest.ProtoReflect.Descriptor instead.
 func (*CreateLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{18}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CreateLeaseRequest) GetRequestId() string {
@@ -1114,7 +1210,7 @@ type CreateLeaseResponse struct {
 
 func (x *CreateLeaseResponse) Reset() {
 	*x = CreateLeaseResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[19]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1126,7 +1222,7 @@ func (x *CreateLeaseResponse) String() string {
 func (*CreateLeaseResponse) ProtoMessage() {}
 
 func (x *CreateLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[19]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1139,7 +1235,7 @@ func (x *CreateLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateLeaseResponse.ProtoReflect.Descriptor instead.
 func (*CreateLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{19}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CreateLeaseResponse) GetLease() *Lease {
@@ -1161,7 +1257,7 @@ type DeleteLeaseRequest struct {
 
 func (x *DeleteLeaseRequest) Reset() {
 	*x = DeleteLeaseRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[20]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1173,7 +1269,7 @@ func (x *DeleteLeaseRequest) String() string {
 func (*DeleteLeaseRequest) ProtoMessage() {}
 
 func (x *DeleteLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[20]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1186,7 +1282,7 @@ func (x *DeleteLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLeaseRequest.ProtoReflect.Descriptor instead.
 func (*DeleteLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{20}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DeleteLeaseRequest) GetLeaseId() string {
@@ -1219,7 +1315,7 @@ type DeleteLeaseResponse struct {
 
 func (x *DeleteLeaseResponse) Reset() {
 	*x = DeleteLeaseResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[21]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1231,7 +1327,7 @@ func (x *DeleteLeaseResponse) String() string {
 func (*DeleteLeaseResponse) ProtoMessage() {}
 
 func (x *DeleteLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[21]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1244,7 +1340,7 @@ func (x *DeleteLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLeaseResponse.ProtoReflect.Descriptor instead.
 func (*DeleteLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{21}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DeleteLeaseResponse) GetLease() *Lease {
@@ -1266,7 +1362,7 @@ type ResizeLeaseRequest struct {
 
 func (x *ResizeLeaseRequest) Reset() {
 	*x = ResizeLeaseRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[22]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1278,7 +1374,7 @@ func (x *ResizeLeaseRequest) String() string {
 func (*ResizeLeaseRequest) ProtoMessage() {}
 
 func (x *ResizeLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[22]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1291,7 +1387,7 @@ func (x *ResizeLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeLeaseRequest.ProtoReflect.Descriptor instead.
 func (*ResizeLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{22}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ResizeLeaseRequest) GetLeaseId() string {
@@ -1324,7 +1420,7 @@ type ResizeLeaseResponse struct {
 
 func (x *ResizeLeaseResponse) Reset() {
 	*x = ResizeLeaseResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[23]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1336,7 +1432,7 @@ func (x *ResizeLeaseResponse) String() string {
 func (*ResizeLeaseResponse) ProtoMessage() {}
 
 func (x *ResizeLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[23]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1349,7 +1445,7 @@ func (x *ResizeLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeLeaseResponse.ProtoReflect.Descriptor instead.
 func (*ResizeLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{23}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ResizeLeaseResponse) GetLease() *Lease {
@@ -1372,7 +1468,7 @@ type ExplainLeaseRequest struct {
 
 func (x *ExplainLeaseRequest) Reset() {
 	*x = ExplainLeaseRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[24]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1384,7 +1480,7 @@ func (x *ExplainLeaseRequest) String() string {
 func (*ExplainLeaseRequest) ProtoMessage() {}
 
 func (x *ExplainLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[24]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1397,7 +1493,7 @@ func (x *ExplainLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainLeaseRequest.ProtoReflect.Descriptor instead.
 func (*ExplainLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{24}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExplainLeaseRequest) GetWhat() isExplainLeaseRequest_What {
@@ -1457,7 +1553,7 @@ type ExplainLeaseResponse struct {
 
 func (x *ExplainLeaseResponse) Reset() {
 	*x = ExplainLeaseResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[25]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1469,7 +1565,7 @@ func (x *ExplainLeaseResponse) String() string {
 func (*ExplainLeaseResponse) ProtoMessage() {}
 
 func (x *ExplainLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[25]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1482,7 +1578,7 @@ func (x *ExplainLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainLeaseResponse.ProtoReflect.Descriptor instead.
 func (*ExplainLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{25}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExplainLeaseResponse) GetSatisfied() bool {
@@ -1528,7 +1624,7 @@ type ReplaceGPURequest struct {
 
 func (x *ReplaceGPURequest) Reset() {
 	*x = ReplaceGPURequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[26]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1540,7 +1636,7 @@ func (x *ReplaceGPURequest) String() string {
 func (*ReplaceGPURequest) ProtoMessage() {}
 
 func (x *ReplaceGPURequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[26]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1553,7 +1649,7 @@ func (x *ReplaceGPURequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceGPURequest.ProtoReflect.Descriptor instead.
 func (*ReplaceGPURequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{26}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReplaceGPURequest) GetGpuId() string {
@@ -1588,7 +1684,7 @@ type ReplaceGPUResponse struct {
 
 func (x *ReplaceGPUResponse) Reset() {
 	*x = ReplaceGPUResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[27]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1600,7 +1696,7 @@ func (x *ReplaceGPUResponse) String() string {
 func (*ReplaceGPUResponse) ProtoMessage() {}
 
 func (x *ReplaceGPUResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[27]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1613,7 +1709,7 @@ func (x *ReplaceGPUResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceGPUResponse.ProtoReflect.Descriptor instead.
 func (*ReplaceGPUResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{27}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReplaceGPUResponse) GetLease() *Lease {
@@ -1639,7 +1735,7 @@ type ReplugGPURequest struct {
 
 func (x *ReplugGPURequest) Reset() {
 	*x = ReplugGPURequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[28]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1651,7 +1747,7 @@ func (x *ReplugGPURequest) String() string {
 func (*ReplugGPURequest) ProtoMessage() {}
 
 func (x *ReplugGPURequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[28]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1664,7 +1760,7 @@ func (x *ReplugGPURequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplugGPURequest.ProtoReflect.Descriptor instead.
 func (*ReplugGPURequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{28}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReplugGPURequest) GetGpuId() string {
@@ -1683,7 +1779,7 @@ type ReplugGPUResponse struct {
 
 func (x *ReplugGPUResponse) Reset() {
 	*x = ReplugGPUResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[29]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1695,7 +1791,7 @@ func (x *ReplugGPUResponse) String() string {
 func (*ReplugGPUResponse) ProtoMessage() {}
 
 func (x *ReplugGPUResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[29]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1708,7 +1804,7 @@ func (x *ReplugGPUResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplugGPUResponse.ProtoReflect.Descriptor instead.
 func (*ReplugGPUResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{29}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ReplugGPUResponse) GetBinding() *Binding {
@@ -1733,7 +1829,7 @@ type Target struct {
 
 func (x *Target) Reset() {
 	*x = Target{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[30]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1745,7 +1841,7 @@ func (x *Target) String() string {
 func (*Target) ProtoMessage() {}
 
 func (x *Target) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[30]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1758,7 +1854,7 @@ func (x *Target) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Target.ProtoReflect.Descriptor instead.
 func (*Target) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{30}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Target) GetTarget() isTarget_Target {
@@ -1829,7 +1925,7 @@ type CordonRequest struct {
 
 func (x *CordonRequest) Reset() {
 	*x = CordonRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[31]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1841,7 +1937,7 @@ func (x *CordonRequest) String() string {
 func (*CordonRequest) ProtoMessage() {}
 
 func (x *CordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[31]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1854,7 +1950,7 @@ func (x *CordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonRequest.ProtoReflect.Descriptor instead.
 func (*CordonRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{31}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CordonRequest) GetTarget() *Target {
@@ -1886,7 +1982,7 @@ type CordonResponse struct {
 
 func (x *CordonResponse) Reset() {
 	*x = CordonResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[32]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1898,7 +1994,7 @@ func (x *CordonResponse) String() string {
 func (*CordonResponse) ProtoMessage() {}
 
 func (x *CordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[32]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1911,7 +2007,7 @@ func (x *CordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonResponse.ProtoReflect.Descriptor instead.
 func (*CordonResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{32}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{34}
 }
 
 type UncordonRequest struct {
@@ -1924,7 +2020,7 @@ type UncordonRequest struct {
 
 func (x *UncordonRequest) Reset() {
 	*x = UncordonRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[33]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1936,7 +2032,7 @@ func (x *UncordonRequest) String() string {
 func (*UncordonRequest) ProtoMessage() {}
 
 func (x *UncordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[33]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1949,7 +2045,7 @@ func (x *UncordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonRequest.ProtoReflect.Descriptor instead.
 func (*UncordonRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{33}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *UncordonRequest) GetTarget() *Target {
@@ -1974,7 +2070,7 @@ type UncordonResponse struct {
 
 func (x *UncordonResponse) Reset() {
 	*x = UncordonResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[34]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1986,7 +2082,7 @@ func (x *UncordonResponse) String() string {
 func (*UncordonResponse) ProtoMessage() {}
 
 func (x *UncordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[34]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1999,7 +2095,7 @@ func (x *UncordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonResponse.ProtoReflect.Descriptor instead.
 func (*UncordonResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{34}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{36}
 }
 
 type DrainRequest struct {
@@ -2015,7 +2111,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[35]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2027,7 +2123,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[35]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2040,7 +2136,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{35}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DrainRequest) GetTarget() *Target {
@@ -2081,7 +2177,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[36]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2093,7 +2189,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[36]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2106,7 +2202,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{36}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DrainResponse) GetBindingIds() []string {
@@ -2122,14 +2218,17 @@ type ListEventsRequest struct {
 	PageToken string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	Filter    *EventFilter           `protobuf:"bytes,3,opt,name=filter,proto3" json:"filter,omitempty"`
 	// Newest first instead of oldest first.
-	NewestFirst   bool `protobuf:"varint,4,opt,name=newest_first,json=newestFirst,proto3" json:"newest_first,omitempty"`
+	NewestFirst bool `protobuf:"varint,4,opt,name=newest_first,json=newestFirst,proto3" json:"newest_first,omitempty"`
+	// Only events after this revision. OUT_OF_RANGE if the manager no longer keeps all of
+	// them. 0: all that it keeps.
+	AfterRevision uint64 `protobuf:"varint,5,opt,name=after_revision,json=afterRevision,proto3" json:"after_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[37]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2141,7 +2240,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[37]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2154,7 +2253,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{37}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListEventsRequest) GetPageSize() int32 {
@@ -2185,6 +2284,13 @@ func (x *ListEventsRequest) GetNewestFirst() bool {
 	return false
 }
 
+func (x *ListEventsRequest) GetAfterRevision() uint64 {
+	if x != nil {
+		return x.AfterRevision
+	}
+	return 0
+}
+
 type ListEventsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Events        []*Event               `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`
@@ -2197,7 +2303,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[38]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2209,7 +2315,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[38]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2222,7 +2328,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{38}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -2261,7 +2367,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[39]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2273,7 +2379,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[39]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2286,7 +2392,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{39}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *EventFilter) GetLeaseId() string {
@@ -2346,7 +2452,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[40]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2358,7 +2464,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[40]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2371,7 +2477,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{40}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *WatchEventsRequest) GetAfterRevision() uint64 {
@@ -2407,7 +2513,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2419,7 +2525,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[41]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2432,7 +2538,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{41}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WatchEventsResponse) GetEvent() *Event {
@@ -2465,7 +2571,7 @@ type WatchLeasesRequest struct {
 
 func (x *WatchLeasesRequest) Reset() {
 	*x = WatchLeasesRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2477,7 +2583,7 @@ func (x *WatchLeasesRequest) String() string {
 func (*WatchLeasesRequest) ProtoMessage() {}
 
 func (x *WatchLeasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[42]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2490,7 +2596,7 @@ func (x *WatchLeasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchLeasesRequest.ProtoReflect.Descriptor instead.
 func (*WatchLeasesRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{42}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *WatchLeasesRequest) GetAfterRevision() uint64 {
@@ -2535,7 +2641,7 @@ type WatchLeasesResponse struct {
 
 func (x *WatchLeasesResponse) Reset() {
 	*x = WatchLeasesResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2547,7 +2653,7 @@ func (x *WatchLeasesResponse) String() string {
 func (*WatchLeasesResponse) ProtoMessage() {}
 
 func (x *WatchLeasesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[43]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2560,7 +2666,7 @@ func (x *WatchLeasesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchLeasesResponse.ProtoReflect.Descriptor instead.
 func (*WatchLeasesResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{43}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *WatchLeasesResponse) GetLease() *Lease {
@@ -2586,7 +2692,7 @@ type ClearGPUErrorsRequest struct {
 
 func (x *ClearGPUErrorsRequest) Reset() {
 	*x = ClearGPUErrorsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2598,7 +2704,7 @@ func (x *ClearGPUErrorsRequest) String() string {
 func (*ClearGPUErrorsRequest) ProtoMessage() {}
 
 func (x *ClearGPUErrorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[44]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2611,7 +2717,7 @@ func (x *ClearGPUErrorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearGPUErrorsRequest.ProtoReflect.Descriptor instead.
 func (*ClearGPUErrorsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{44}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ClearGPUErrorsRequest) GetGpuId() string {
@@ -2630,7 +2736,7 @@ type ClearGPUErrorsResponse struct {
 
 func (x *ClearGPUErrorsResponse) Reset() {
 	*x = ClearGPUErrorsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2642,7 +2748,7 @@ func (x *ClearGPUErrorsResponse) String() string {
 func (*ClearGPUErrorsResponse) ProtoMessage() {}
 
 func (x *ClearGPUErrorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[45]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2655,7 +2761,7 @@ func (x *ClearGPUErrorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearGPUErrorsResponse.ProtoReflect.Descriptor instead.
 func (*ClearGPUErrorsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{45}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ClearGPUErrorsResponse) GetGpu() *GPU {
@@ -2677,7 +2783,7 @@ type DeleteNodeRequest struct {
 
 func (x *DeleteNodeRequest) Reset() {
 	*x = DeleteNodeRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2689,7 +2795,7 @@ func (x *DeleteNodeRequest) String() string {
 func (*DeleteNodeRequest) ProtoMessage() {}
 
 func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[46]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2702,7 +2808,7 @@ func (x *DeleteNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNodeRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{46}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DeleteNodeRequest) GetNodeId() string {
@@ -2734,7 +2840,7 @@ type DeleteNodeResponse struct {
 
 func (x *DeleteNodeResponse) Reset() {
 	*x = DeleteNodeResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2746,7 +2852,7 @@ func (x *DeleteNodeResponse) String() string {
 func (*DeleteNodeResponse) ProtoMessage() {}
 
 func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[47]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2759,7 +2865,7 @@ func (x *DeleteNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNodeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNodeResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{47}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{49}
 }
 
 type ListTenantsRequest struct {
@@ -2772,7 +2878,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2784,7 +2890,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[48]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2797,7 +2903,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{48}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListTenantsRequest) GetPageSize() int32 {
@@ -2827,7 +2933,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2839,7 +2945,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[49]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2852,7 +2958,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{49}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -2885,7 +2991,7 @@ type GetTenantRequest struct {
 
 func (x *GetTenantRequest) Reset() {
 	*x = GetTenantRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2897,7 +3003,7 @@ func (x *GetTenantRequest) String() string {
 func (*GetTenantRequest) ProtoMessage() {}
 
 func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[50]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2910,7 +3016,7 @@ func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{50}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *GetTenantRequest) GetTenantId() string {
@@ -2929,7 +3035,7 @@ type GetTenantResponse struct {
 
 func (x *GetTenantResponse) Reset() {
 	*x = GetTenantResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2941,7 +3047,7 @@ func (x *GetTenantResponse) String() string {
 func (*GetTenantResponse) ProtoMessage() {}
 
 func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[51]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2954,7 +3060,7 @@ func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{51}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *GetTenantResponse) GetTenant() *Tenant {
@@ -2977,7 +3083,7 @@ type PutTenantRequest struct {
 
 func (x *PutTenantRequest) Reset() {
 	*x = PutTenantRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2989,7 +3095,7 @@ func (x *PutTenantRequest) String() string {
 func (*PutTenantRequest) ProtoMessage() {}
 
 func (x *PutTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[52]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3002,7 +3108,7 @@ func (x *PutTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutTenantRequest.ProtoReflect.Descriptor instead.
 func (*PutTenantRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{52}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PutTenantRequest) GetTenant() *Tenant {
@@ -3028,7 +3134,7 @@ type PutTenantResponse struct {
 
 func (x *PutTenantResponse) Reset() {
 	*x = PutTenantResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3040,7 +3146,7 @@ func (x *PutTenantResponse) String() string {
 func (*PutTenantResponse) ProtoMessage() {}
 
 func (x *PutTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[53]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3053,7 +3159,7 @@ func (x *PutTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutTenantResponse.ProtoReflect.Descriptor instead.
 func (*PutTenantResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{53}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *PutTenantResponse) GetTenant() *Tenant {
@@ -3073,7 +3179,7 @@ type DeleteTenantRequest struct {
 
 func (x *DeleteTenantRequest) Reset() {
 	*x = DeleteTenantRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3085,7 +3191,7 @@ func (x *DeleteTenantRequest) String() string {
 func (*DeleteTenantRequest) ProtoMessage() {}
 
 func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[54]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3098,7 +3204,7 @@ func (x *DeleteTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTenantRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{54}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DeleteTenantRequest) GetTenantId() string {
@@ -3123,7 +3229,7 @@ type DeleteTenantResponse struct {
 
 func (x *DeleteTenantResponse) Reset() {
 	*x = DeleteTenantResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3135,7 +3241,7 @@ func (x *DeleteTenantResponse) String() string {
 func (*DeleteTenantResponse) ProtoMessage() {}
 
 func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[55]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3148,7 +3254,7 @@ func (x *DeleteTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTenantResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTenantResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{55}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{57}
 }
 
 type CreateTokenRequest struct {
@@ -3168,7 +3274,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3180,7 +3286,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[56]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3193,7 +3299,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{56}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CreateTokenRequest) GetRole() Role {
@@ -3242,7 +3348,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3254,7 +3360,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[57]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3267,7 +3373,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{57}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *CreateTokenResponse) GetToken() *Token {
@@ -3294,7 +3400,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3306,7 +3412,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[58]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3319,7 +3425,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{58}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ListTokensRequest) GetPageSize() int32 {
@@ -3346,7 +3452,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3358,7 +3464,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[59]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3371,7 +3477,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{59}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -3397,7 +3503,7 @@ type DeleteTokenRequest struct {
 
 func (x *DeleteTokenRequest) Reset() {
 	*x = DeleteTokenRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3409,7 +3515,7 @@ func (x *DeleteTokenRequest) String() string {
 func (*DeleteTokenRequest) ProtoMessage() {}
 
 func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[60]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3422,7 +3528,7 @@ func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTokenRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{60}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *DeleteTokenRequest) GetTokenId() string {
@@ -3440,7 +3546,7 @@ type DeleteTokenResponse struct {
 
 func (x *DeleteTokenResponse) Reset() {
 	*x = DeleteTokenResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3452,7 +3558,7 @@ func (x *DeleteTokenResponse) String() string {
 func (*DeleteTokenResponse) ProtoMessage() {}
 
 func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[61]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3465,7 +3571,7 @@ func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{61}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{63}
 }
 
 type WhoAmIRequest struct {
@@ -3476,7 +3582,7 @@ type WhoAmIRequest struct {
 
 func (x *WhoAmIRequest) Reset() {
 	*x = WhoAmIRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3488,7 +3594,7 @@ func (x *WhoAmIRequest) String() string {
 func (*WhoAmIRequest) ProtoMessage() {}
 
 func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[62]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3501,7 +3607,7 @@ func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
 func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{62}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{64}
 }
 
 type WhoAmIResponse struct {
@@ -3515,7 +3621,7 @@ type WhoAmIResponse struct {
 
 func (x *WhoAmIResponse) Reset() {
 	*x = WhoAmIResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3527,7 +3633,7 @@ func (x *WhoAmIResponse) String() string {
 func (*WhoAmIResponse) ProtoMessage() {}
 
 func (x *WhoAmIResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[63]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3540,7 +3646,7 @@ func (x *WhoAmIResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIResponse.ProtoReflect.Descriptor instead.
 func (*WhoAmIResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{63}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *WhoAmIResponse) GetActor() string {
@@ -3569,15 +3675,19 @@ type ListAuditRequest struct {
 	PageSize  int32                  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	PageToken string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	// Filters; an empty one does not filter.
-	Actor         string `protobuf:"bytes,3,opt,name=actor,proto3" json:"actor,omitempty"`
-	Target        string `protobuf:"bytes,4,opt,name=target,proto3" json:"target,omitempty"`
+	Actor  string `protobuf:"bytes,3,opt,name=actor,proto3" json:"actor,omitempty"`
+	Target string `protobuf:"bytes,4,opt,name=target,proto3" json:"target,omitempty"`
+	// Only entries after this revision, oldest first, so that a program can copy the log
+	// without a gap. OUT_OF_RANGE if the manager no longer keeps all of them. 0: all that
+	// it keeps, newest first.
+	AfterRevision uint64 `protobuf:"varint,5,opt,name=after_revision,json=afterRevision,proto3" json:"after_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3589,7 +3699,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3602,7 +3712,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{64}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListAuditRequest) GetPageSize() int32 {
@@ -3633,17 +3743,27 @@ func (x *ListAuditRequest) GetTarget() string {
 	return ""
 }
 
+func (x *ListAuditRequest) GetAfterRevision() uint64 {
+	if x != nil {
+		return x.AfterRevision
+	}
+	return 0
+}
+
 type ListAuditResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Entries       []*AuditEntry          `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
 	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// The revision of the pool that the page shows: continue after it when the last page
+	// has been read.
+	Revision      uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3655,7 +3775,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3668,7 +3788,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{65}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -3685,6 +3805,13 @@ func (x *ListAuditResponse) GetNextPageToken() string {
 	return ""
 }
 
+func (x *ListAuditResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
 type BackupRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -3693,7 +3820,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3705,7 +3832,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3718,7 +3845,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{66}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{68}
 }
 
 type BackupResponse struct {
@@ -3730,7 +3857,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3742,7 +3869,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3755,7 +3882,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{67}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *BackupResponse) GetChunk() []byte {
@@ -3772,7 +3899,11 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x12dxpu/v1/dxpu.proto\x12\adxpu.v1\x1a\x13dxpu/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\"\x10\n" +
 	"\x0eGetPoolRequest\"4\n" +
 	"\x0fGetPoolResponse\x12!\n" +
-	"\x04pool\x18\x01 \x01(\v2\r.dxpu.v1.PoolR\x04pool\"\xc8\x01\n" +
+	"\x04pool\x18\x01 \x01(\v2\r.dxpu.v1.PoolR\x04pool\"1\n" +
+	"\x15GetPoolHistoryRequest\x12\x18\n" +
+	"\asamples\x18\x01 \x01(\rR\asamples\"G\n" +
+	"\x16GetPoolHistoryResponse\x12-\n" +
+	"\asamples\x18\x01 \x03(\v2\x13.dxpu.v1.PoolSampleR\asamples\"\xc8\x01\n" +
 	"\x10ListHostsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -3900,13 +4031,14 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\bdeadline\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\bdeadline\"0\n" +
 	"\rDrainResponse\x12\x1f\n" +
 	"\vbinding_ids\x18\x01 \x03(\tR\n" +
-	"bindingIds\"\xa0\x01\n" +
+	"bindingIds\"\xc7\x01\n" +
 	"\x11ListEventsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
 	"page_token\x18\x02 \x01(\tR\tpageToken\x12,\n" +
 	"\x06filter\x18\x03 \x01(\v2\x14.dxpu.v1.EventFilterR\x06filter\x12!\n" +
-	"\fnewest_first\x18\x04 \x01(\bR\vnewestFirst\"\x80\x01\n" +
+	"\fnewest_first\x18\x04 \x01(\bR\vnewestFirst\x12%\n" +
+	"\x0eafter_revision\x18\x05 \x01(\x04R\rafterRevision\"\x80\x01\n" +
 	"\x12ListEventsResponse\x12&\n" +
 	"\x06events\x18\x01 \x03(\v2\x0e.dxpu.v1.EventR\x06events\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1a\n" +
@@ -3990,34 +4122,37 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x0eWhoAmIResponse\x12\x14\n" +
 	"\x05actor\x18\x01 \x01(\tR\x05actor\x12!\n" +
 	"\x04role\x18\x02 \x01(\x0e2\r.dxpu.v1.RoleR\x04role\x12\x16\n" +
-	"\x06tenant\x18\x03 \x01(\tR\x06tenant\"|\n" +
+	"\x06tenant\x18\x03 \x01(\tR\x06tenant\"\xa3\x01\n" +
 	"\x10ListAuditRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
 	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x14\n" +
 	"\x05actor\x18\x03 \x01(\tR\x05actor\x12\x16\n" +
-	"\x06target\x18\x04 \x01(\tR\x06target\"j\n" +
+	"\x06target\x18\x04 \x01(\tR\x06target\x12%\n" +
+	"\x0eafter_revision\x18\x05 \x01(\x04R\rafterRevision\"\x86\x01\n" +
 	"\x11ListAuditResponse\x12-\n" +
 	"\aentries\x18\x01 \x03(\v2\x13.dxpu.v1.AuditEntryR\aentries\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x0f\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\x04R\brevision\"\x0f\n" +
 	"\rBackupRequest\"&\n" +
 	"\x0eBackupResponse\x12\x14\n" +
-	"\x05chunk\x18\x01 \x01(\fR\x05chunk2\xe9\x11\n" +
-	"\vPoolService\x12<\n" +
-	"\aGetPool\x12\x17.dxpu.v1.GetPoolRequest\x1a\x18.dxpu.v1.GetPoolResponse\x12B\n" +
-	"\tListHosts\x12\x19.dxpu.v1.ListHostsRequest\x1a\x1a.dxpu.v1.ListHostsResponse\x12<\n" +
-	"\aGetHost\x12\x17.dxpu.v1.GetHostRequest\x1a\x18.dxpu.v1.GetHostResponse\x12B\n" +
-	"\tListBoxes\x12\x19.dxpu.v1.ListBoxesRequest\x1a\x1a.dxpu.v1.ListBoxesResponse\x129\n" +
-	"\x06GetBox\x12\x16.dxpu.v1.GetBoxRequest\x1a\x17.dxpu.v1.GetBoxResponse\x12?\n" +
-	"\bListGPUs\x12\x18.dxpu.v1.ListGPUsRequest\x1a\x19.dxpu.v1.ListGPUsResponse\x129\n" +
-	"\x06GetGPU\x12\x16.dxpu.v1.GetGPURequest\x1a\x17.dxpu.v1.GetGPUResponse\x12E\n" +
+	"\x05chunk\x18\x01 \x01(\fR\x05chunk2\x91\x13\n" +
+	"\vPoolService\x12A\n" +
+	"\aGetPool\x12\x17.dxpu.v1.GetPoolRequest\x1a\x18.dxpu.v1.GetPoolResponse\"\x03\x90\x02\x01\x12V\n" +
+	"\x0eGetPoolHistory\x12\x1e.dxpu.v1.GetPoolHistoryRequest\x1a\x1f.dxpu.v1.GetPoolHistoryResponse\"\x03\x90\x02\x01\x12G\n" +
+	"\tListHosts\x12\x19.dxpu.v1.ListHostsRequest\x1a\x1a.dxpu.v1.ListHostsResponse\"\x03\x90\x02\x01\x12A\n" +
+	"\aGetHost\x12\x17.dxpu.v1.GetHostRequest\x1a\x18.dxpu.v1.GetHostResponse\"\x03\x90\x02\x01\x12G\n" +
+	"\tListBoxes\x12\x19.dxpu.v1.ListBoxesRequest\x1a\x1a.dxpu.v1.ListBoxesResponse\"\x03\x90\x02\x01\x12>\n" +
+	"\x06GetBox\x12\x16.dxpu.v1.GetBoxRequest\x1a\x17.dxpu.v1.GetBoxResponse\"\x03\x90\x02\x01\x12D\n" +
+	"\bListGPUs\x12\x18.dxpu.v1.ListGPUsRequest\x1a\x19.dxpu.v1.ListGPUsResponse\"\x03\x90\x02\x01\x12>\n" +
+	"\x06GetGPU\x12\x16.dxpu.v1.GetGPURequest\x1a\x17.dxpu.v1.GetGPUResponse\"\x03\x90\x02\x01\x12J\n" +
 	"\n" +
-	"ListLeases\x12\x1a.dxpu.v1.ListLeasesRequest\x1a\x1b.dxpu.v1.ListLeasesResponse\x12?\n" +
-	"\bGetLease\x12\x18.dxpu.v1.GetLeaseRequest\x1a\x19.dxpu.v1.GetLeaseResponse\x12H\n" +
+	"ListLeases\x12\x1a.dxpu.v1.ListLeasesRequest\x1a\x1b.dxpu.v1.ListLeasesResponse\"\x03\x90\x02\x01\x12D\n" +
+	"\bGetLease\x12\x18.dxpu.v1.GetLeaseRequest\x1a\x19.dxpu.v1.GetLeaseResponse\"\x03\x90\x02\x01\x12H\n" +
 	"\vCreateLease\x12\x1b.dxpu.v1.CreateLeaseRequest\x1a\x1c.dxpu.v1.CreateLeaseResponse\x12H\n" +
 	"\vDeleteLease\x12\x1b.dxpu.v1.DeleteLeaseRequest\x1a\x1c.dxpu.v1.DeleteLeaseResponse\x12H\n" +
-	"\vResizeLease\x12\x1b.dxpu.v1.ResizeLeaseRequest\x1a\x1c.dxpu.v1.ResizeLeaseResponse\x12K\n" +
-	"\fExplainLease\x12\x1c.dxpu.v1.ExplainLeaseRequest\x1a\x1d.dxpu.v1.ExplainLeaseResponse\x12E\n" +
+	"\vResizeLease\x12\x1b.dxpu.v1.ResizeLeaseRequest\x1a\x1c.dxpu.v1.ResizeLeaseResponse\x12P\n" +
+	"\fExplainLease\x12\x1c.dxpu.v1.ExplainLeaseRequest\x1a\x1d.dxpu.v1.ExplainLeaseResponse\"\x03\x90\x02\x01\x12E\n" +
 	"\n" +
 	"ReplaceGPU\x12\x1a.dxpu.v1.ReplaceGPURequest\x1a\x1b.dxpu.v1.ReplaceGPUResponse\x12B\n" +
 	"\tReplugGPU\x12\x19.dxpu.v1.ReplugGPURequest\x1a\x1a.dxpu.v1.ReplugGPUResponse\x129\n" +
@@ -4026,20 +4161,20 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x05Drain\x12\x15.dxpu.v1.DrainRequest\x1a\x16.dxpu.v1.DrainResponse\x12Q\n" +
 	"\x0eClearGPUErrors\x12\x1e.dxpu.v1.ClearGPUErrorsRequest\x1a\x1f.dxpu.v1.ClearGPUErrorsResponse\x12E\n" +
 	"\n" +
-	"DeleteNode\x12\x1a.dxpu.v1.DeleteNodeRequest\x1a\x1b.dxpu.v1.DeleteNodeResponse\x12H\n" +
-	"\vListTenants\x12\x1b.dxpu.v1.ListTenantsRequest\x1a\x1c.dxpu.v1.ListTenantsResponse\x12B\n" +
-	"\tGetTenant\x12\x19.dxpu.v1.GetTenantRequest\x1a\x1a.dxpu.v1.GetTenantResponse\x12B\n" +
+	"DeleteNode\x12\x1a.dxpu.v1.DeleteNodeRequest\x1a\x1b.dxpu.v1.DeleteNodeResponse\x12M\n" +
+	"\vListTenants\x12\x1b.dxpu.v1.ListTenantsRequest\x1a\x1c.dxpu.v1.ListTenantsResponse\"\x03\x90\x02\x01\x12G\n" +
+	"\tGetTenant\x12\x19.dxpu.v1.GetTenantRequest\x1a\x1a.dxpu.v1.GetTenantResponse\"\x03\x90\x02\x01\x12B\n" +
 	"\tPutTenant\x12\x19.dxpu.v1.PutTenantRequest\x1a\x1a.dxpu.v1.PutTenantResponse\x12K\n" +
 	"\fDeleteTenant\x12\x1c.dxpu.v1.DeleteTenantRequest\x1a\x1d.dxpu.v1.DeleteTenantResponse\x12H\n" +
-	"\vCreateToken\x12\x1b.dxpu.v1.CreateTokenRequest\x1a\x1c.dxpu.v1.CreateTokenResponse\x12E\n" +
+	"\vCreateToken\x12\x1b.dxpu.v1.CreateTokenRequest\x1a\x1c.dxpu.v1.CreateTokenResponse\x12J\n" +
 	"\n" +
-	"ListTokens\x12\x1a.dxpu.v1.ListTokensRequest\x1a\x1b.dxpu.v1.ListTokensResponse\x12H\n" +
-	"\vDeleteToken\x12\x1b.dxpu.v1.DeleteTokenRequest\x1a\x1c.dxpu.v1.DeleteTokenResponse\x129\n" +
-	"\x06WhoAmI\x12\x16.dxpu.v1.WhoAmIRequest\x1a\x17.dxpu.v1.WhoAmIResponse\x12B\n" +
-	"\tListAudit\x12\x19.dxpu.v1.ListAuditRequest\x1a\x1a.dxpu.v1.ListAuditResponse\x12;\n" +
-	"\x06Backup\x12\x16.dxpu.v1.BackupRequest\x1a\x17.dxpu.v1.BackupResponse0\x01\x12E\n" +
+	"ListTokens\x12\x1a.dxpu.v1.ListTokensRequest\x1a\x1b.dxpu.v1.ListTokensResponse\"\x03\x90\x02\x01\x12H\n" +
+	"\vDeleteToken\x12\x1b.dxpu.v1.DeleteTokenRequest\x1a\x1c.dxpu.v1.DeleteTokenResponse\x12>\n" +
+	"\x06WhoAmI\x12\x16.dxpu.v1.WhoAmIRequest\x1a\x17.dxpu.v1.WhoAmIResponse\"\x03\x90\x02\x01\x12G\n" +
+	"\tListAudit\x12\x19.dxpu.v1.ListAuditRequest\x1a\x1a.dxpu.v1.ListAuditResponse\"\x03\x90\x02\x01\x12;\n" +
+	"\x06Backup\x12\x16.dxpu.v1.BackupRequest\x1a\x17.dxpu.v1.BackupResponse0\x01\x12J\n" +
 	"\n" +
-	"ListEvents\x12\x1a.dxpu.v1.ListEventsRequest\x1a\x1b.dxpu.v1.ListEventsResponse\x12J\n" +
+	"ListEvents\x12\x1a.dxpu.v1.ListEventsRequest\x1a\x1b.dxpu.v1.ListEventsResponse\"\x03\x90\x02\x01\x12J\n" +
 	"\vWatchEvents\x12\x1b.dxpu.v1.WatchEventsRequest\x1a\x1c.dxpu.v1.WatchEventsResponse0\x01\x12J\n" +
 	"\vWatchLeases\x12\x1b.dxpu.v1.WatchLeasesRequest\x1a\x1c.dxpu.v1.WatchLeasesResponse0\x01B1Z/github.com/dxpu-project/dxpu/api/dxpu/v1;dxpuv1b\x06proto3"
 
@@ -4055,215 +4190,221 @@ func file_dxpu_v1_dxpu_proto_rawDescGZIP() []byte {
 	return file_dxpu_v1_dxpu_proto_rawDescData
 }
 
-var file_dxpu_v1_dxpu_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
+var file_dxpu_v1_dxpu_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
 var file_dxpu_v1_dxpu_proto_goTypes = []any{
 	(*GetPoolRequest)(nil),         // 0: dxpu.v1.GetPoolRequest
 	(*GetPoolResponse)(nil),        // 1: dxpu.v1.GetPoolResponse
-	(*ListHostsRequest)(nil),       // 2: dxpu.v1.ListHostsRequest
-	(*ListHostsResponse)(nil),      // 3: dxpu.v1.ListHostsResponse
-	(*GetHostRequest)(nil),         // 4: dxpu.v1.GetHostRequest
-	(*GetHostResponse)(nil),        // 5: dxpu.v1.GetHostResponse
-	(*ListBoxesRequest)(nil),       // 6: dxpu.v1.ListBoxesRequest
-	(*ListBoxesResponse)(nil),      // 7: dxpu.v1.ListBoxesResponse
-	(*GetBoxRequest)(nil),          // 8: dxpu.v1.GetBoxRequest
-	(*GetBoxResponse)(nil),         // 9: dxpu.v1.GetBoxResponse
-	(*ListGPUsRequest)(nil),        // 10: dxpu.v1.ListGPUsRequest
-	(*ListGPUsResponse)(nil),       // 11: dxpu.v1.ListGPUsResponse
-	(*GetGPURequest)(nil),          // 12: dxpu.v1.GetGPURequest
-	(*GetGPUResponse)(nil),         // 13: dxpu.v1.GetGPUResponse
-	(*ListLeasesRequest)(nil),      // 14: dxpu.v1.ListLeasesRequest
-	(*ListLeasesResponse)(nil),     // 15: dxpu.v1.ListLeasesResponse
-	(*GetLeaseRequest)(nil),        // 16: dxpu.v1.GetLeaseRequest
-	(*GetLeaseResponse)(nil),       // 17: dxpu.v1.GetLeaseResponse
-	(*CreateLeaseRequest)(nil),     // 18: dxpu.v1.CreateLeaseRequest
-	(*CreateLeaseResponse)(nil),    // 19: dxpu.v1.CreateLeaseResponse
-	(*DeleteLeaseRequest)(nil),     // 20: dxpu.v1.DeleteLeaseRequest
-	(*DeleteLeaseResponse)(nil),    // 21: dxpu.v1.DeleteLeaseResponse
-	(*ResizeLeaseRequest)(nil),     // 22: dxpu.v1.ResizeLeaseRequest
-	(*ResizeLeaseResponse)(nil),    // 23: dxpu.v1.ResizeLeaseResponse
-	(*ExplainLeaseRequest)(nil),    // 24: dxpu.v1.ExplainLeaseRequest
-	(*ExplainLeaseResponse)(nil),   // 25: dxpu.v1.ExplainLeaseResponse
-	(*ReplaceGPURequest)(nil),      // 26: dxpu.v1.ReplaceGPURequest
-	(*ReplaceGPUResponse)(nil),     // 27: dxpu.v1.ReplaceGPUResponse
-	(*ReplugGPURequest)(nil),       // 28: dxpu.v1.ReplugGPURequest
-	(*ReplugGPUResponse)(nil),      // 29: dxpu.v1.ReplugGPUResponse
-	(*Target)(nil),                 // 30: dxpu.v1.Target
-	(*CordonRequest)(nil),          // 31: dxpu.v1.CordonRequest
-	(*CordonResponse)(nil),         // 32: dxpu.v1.CordonResponse
-	(*UncordonRequest)(nil),        // 33: dxpu.v1.UncordonRequest
-	(*UncordonResponse)(nil),       // 34: dxpu.v1.UncordonResponse
-	(*DrainRequest)(nil),           // 35: dxpu.v1.DrainRequest
-	(*DrainResponse)(nil),          // 36: dxpu.v1.DrainResponse
-	(*ListEventsRequest)(nil),      // 37: dxpu.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),     // 38: dxpu.v1.ListEventsResponse
-	(*EventFilter)(nil),            // 39: dxpu.v1.EventFilter
-	(*WatchEventsRequest)(nil),     // 40: dxpu.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),    // 41: dxpu.v1.WatchEventsResponse
-	(*WatchLeasesRequest)(nil),     // 42: dxpu.v1.WatchLeasesRequest
-	(*WatchLeasesResponse)(nil),    // 43: dxpu.v1.WatchLeasesResponse
-	(*ClearGPUErrorsRequest)(nil),  // 44: dxpu.v1.ClearGPUErrorsRequest
-	(*ClearGPUErrorsResponse)(nil), // 45: dxpu.v1.ClearGPUErrorsResponse
-	(*DeleteNodeRequest)(nil),      // 46: dxpu.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),     // 47: dxpu.v1.DeleteNodeResponse
-	(*ListTenantsRequest)(nil),     // 48: dxpu.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),    // 49: dxpu.v1.ListTenantsResponse
-	(*GetTenantRequest)(nil),       // 50: dxpu.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),      // 51: dxpu.v1.GetTenantResponse
-	(*PutTenantRequest)(nil),       // 52: dxpu.v1.PutTenantRequest
-	(*PutTenantResponse)(nil),      // 53: dxpu.v1.PutTenantResponse
-	(*DeleteTenantRequest)(nil),    // 54: dxpu.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),   // 55: dxpu.v1.DeleteTenantResponse
-	(*CreateTokenRequest)(nil),     // 56: dxpu.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),    // 57: dxpu.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),      // 58: dxpu.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),     // 59: dxpu.v1.ListTokensResponse
-	(*DeleteTokenRequest)(nil),     // 60: dxpu.v1.DeleteTokenRequest
-	(*DeleteTokenResponse)(nil),    // 61: dxpu.v1.DeleteTokenResponse
-	(*WhoAmIRequest)(nil),          // 62: dxpu.v1.WhoAmIRequest
-	(*WhoAmIResponse)(nil),         // 63: dxpu.v1.WhoAmIResponse
-	(*ListAuditRequest)(nil),       // 64: dxpu.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),      // 65: dxpu.v1.ListAuditResponse
-	(*BackupRequest)(nil),          // 66: dxpu.v1.BackupRequest
-	(*BackupResponse)(nil),         // 67: dxpu.v1.BackupResponse
-	nil,                            // 68: dxpu.v1.ListHostsRequest.LabelsEntry
-	nil,                            // 69: dxpu.v1.ListBoxesRequest.LabelsEntry
-	(*Pool)(nil),                   // 70: dxpu.v1.Pool
-	(*Host)(nil),                   // 71: dxpu.v1.Host
-	(BoxKind)(0),                   // 72: dxpu.v1.BoxKind
-	(*Box)(nil),                    // 73: dxpu.v1.Box
-	(GPUState)(0),                  // 74: dxpu.v1.GPUState
-	(Health)(0),                    // 75: dxpu.v1.Health
-	(*GPU)(nil),                    // 76: dxpu.v1.GPU
-	(LeaseState)(0),                // 77: dxpu.v1.LeaseState
-	(*Lease)(nil),                  // 78: dxpu.v1.Lease
-	(*LeaseSpec)(nil),              // 79: dxpu.v1.LeaseSpec
-	(*Binding)(nil),                // 80: dxpu.v1.Binding
-	(*durationpb.Duration)(nil),    // 81: google.protobuf.Duration
-	(*Event)(nil),                  // 82: dxpu.v1.Event
-	(EventType)(0),                 // 83: dxpu.v1.EventType
-	(*Tenant)(nil),                 // 84: dxpu.v1.Tenant
-	(*fieldmaskpb.FieldMask)(nil),  // 85: google.protobuf.FieldMask
-	(Role)(0),                      // 86: dxpu.v1.Role
-	(*Token)(nil),                  // 87: dxpu.v1.Token
-	(*AuditEntry)(nil),             // 88: dxpu.v1.AuditEntry
+	(*GetPoolHistoryRequest)(nil),  // 2: dxpu.v1.GetPoolHistoryRequest
+	(*GetPoolHistoryResponse)(nil), // 3: dxpu.v1.GetPoolHistoryResponse
+	(*ListHostsRequest)(nil),       // 4: dxpu.v1.ListHostsRequest
+	(*ListHostsResponse)(nil),      // 5: dxpu.v1.ListHostsResponse
+	(*GetHostRequest)(nil),         // 6: dxpu.v1.GetHostRequest
+	(*GetHostResponse)(nil),        // 7: dxpu.v1.GetHostResponse
+	(*ListBoxesRequest)(nil),       // 8: dxpu.v1.ListBoxesRequest
+	(*ListBoxesResponse)(nil),      // 9: dxpu.v1.ListBoxesResponse
+	(*GetBoxRequest)(nil),          // 10: dxpu.v1.GetBoxRequest
+	(*GetBoxResponse)(nil),         // 11: dxpu.v1.GetBoxResponse
+	(*ListGPUsRequest)(nil),        // 12: dxpu.v1.ListGPUsRequest
+	(*ListGPUsResponse)(nil),       // 13: dxpu.v1.ListGPUsResponse
+	(*GetGPURequest)(nil),          // 14: dxpu.v1.GetGPURequest
+	(*GetGPUResponse)(nil),         // 15: dxpu.v1.GetGPUResponse
+	(*ListLeasesRequest)(nil),      // 16: dxpu.v1.ListLeasesRequest
+	(*ListLeasesResponse)(nil),     // 17: dxpu.v1.ListLeasesResponse
+	(*GetLeaseRequest)(nil),        // 18: dxpu.v1.GetLeaseRequest
+	(*GetLeaseResponse)(nil),       // 19: dxpu.v1.GetLeaseResponse
+	(*CreateLeaseRequest)(nil),     // 20: dxpu.v1.CreateLeaseRequest
+	(*CreateLeaseResponse)(nil),    // 21: dxpu.v1.CreateLeaseResponse
+	(*DeleteLeaseRequest)(nil),     // 22: dxpu.v1.DeleteLeaseRequest
+	(*DeleteLeaseResponse)(nil),    // 23: dxpu.v1.DeleteLeaseResponse
+	(*ResizeLeaseRequest)(nil),     // 24: dxpu.v1.ResizeLeaseRequest
+	(*ResizeLeaseResponse)(nil),    // 25: dxpu.v1.ResizeLeaseResponse
+	(*ExplainLeaseRequest)(nil),    // 26: dxpu.v1.ExplainLeaseRequest
+	(*ExplainLeaseResponse)(nil),   // 27: dxpu.v1.ExplainLeaseResponse
+	(*ReplaceGPURequest)(nil),      // 28: dxpu.v1.ReplaceGPURequest
+	(*ReplaceGPUResponse)(nil),     // 29: dxpu.v1.ReplaceGPUResponse
+	(*ReplugGPURequest)(nil),       // 30: dxpu.v1.ReplugGPURequest
+	(*ReplugGPUResponse)(nil),      // 31: dxpu.v1.ReplugGPUResponse
+	(*Target)(nil),                 // 32: dxpu.v1.Target
+	(*CordonRequest)(nil),          // 33: dxpu.v1.CordonRequest
+	(*CordonResponse)(nil),         // 34: dxpu.v1.CordonResponse
+	(*UncordonRequest)(nil),        // 35: dxpu.v1.UncordonRequest
+	(*UncordonResponse)(nil),       // 36: dxpu.v1.UncordonResponse
+	(*DrainRequest)(nil),           // 37: dxpu.v1.DrainRequest
+	(*DrainResponse)(nil),          // 38: dxpu.v1.DrainResponse
+	(*ListEventsRequest)(nil),      // 39: dxpu.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),     // 40: dxpu.v1.ListEventsResponse
+	(*EventFilter)(nil),            // 41: dxpu.v1.EventFilter
+	(*WatchEventsRequest)(nil),     // 42: dxpu.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),    // 43: dxpu.v1.WatchEventsResponse
+	(*WatchLeasesRequest)(nil),     // 44: dxpu.v1.WatchLeasesRequest
+	(*WatchLeasesResponse)(nil),    // 45: dxpu.v1.WatchLeasesResponse
+	(*ClearGPUErrorsRequest)(nil),  // 46: dxpu.v1.ClearGPUErrorsRequest
+	(*ClearGPUErrorsResponse)(nil), // 47: dxpu.v1.ClearGPUErrorsResponse
+	(*DeleteNodeRequest)(nil),      // 48: dxpu.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),     // 49: dxpu.v1.DeleteNodeResponse
+	(*ListTenantsRequest)(nil),     // 50: dxpu.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),    // 51: dxpu.v1.ListTenantsResponse
+	(*GetTenantRequest)(nil),       // 52: dxpu.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),      // 53: dxpu.v1.GetTenantResponse
+	(*PutTenantRequest)(nil),       // 54: dxpu.v1.PutTenantRequest
+	(*PutTenantResponse)(nil),      // 55: dxpu.v1.PutTenantResponse
+	(*DeleteTenantRequest)(nil),    // 56: dxpu.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),   // 57: dxpu.v1.DeleteTenantResponse
+	(*CreateTokenRequest)(nil),     // 58: dxpu.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),    // 59: dxpu.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),      // 60: dxpu.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),     // 61: dxpu.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),     // 62: dxpu.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),    // 63: dxpu.v1.DeleteTokenResponse
+	(*WhoAmIRequest)(nil),          // 64: dxpu.v1.WhoAmIRequest
+	(*WhoAmIResponse)(nil),         // 65: dxpu.v1.WhoAmIResponse
+	(*ListAuditRequest)(nil),       // 66: dxpu.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),      // 67: dxpu.v1.ListAuditResponse
+	(*BackupRequest)(nil),          // 68: dxpu.v1.BackupRequest
+	(*BackupResponse)(nil),         // 69: dxpu.v1.BackupResponse
+	nil,                            // 70: dxpu.v1.ListHostsRequest.LabelsEntry
+	nil,                            // 71: dxpu.v1.ListBoxesRequest.LabelsEntry
+	(*Pool)(nil),                   // 72: dxpu.v1.Pool
+	(*PoolSample)(nil),             // 73: dxpu.v1.PoolSample
+	(*Host)(nil),                   // 74: dxpu.v1.Host
+	(BoxKind)(0),                   // 75: dxpu.v1.BoxKind
+	(*Box)(nil),                    // 76: dxpu.v1.Box
+	(GPUState)(0),                  // 77: dxpu.v1.GPUState
+	(Health)(0),                    // 78: dxpu.v1.Health
+	(*GPU)(nil),                    // 79: dxpu.v1.GPU
+	(LeaseState)(0),                // 80: dxpu.v1.LeaseState
+	(*Lease)(nil),                  // 81: dxpu.v1.Lease
+	(*LeaseSpec)(nil),              // 82: dxpu.v1.LeaseSpec
+	(*Binding)(nil),                // 83: dxpu.v1.Binding
+	(*durationpb.Duration)(nil),    // 84: google.protobuf.Duration
+	(*Event)(nil),                  // 85: dxpu.v1.Event
+	(EventType)(0),                 // 86: dxpu.v1.EventType
+	(*Tenant)(nil),                 // 87: dxpu.v1.Tenant
+	(*fieldmaskpb.FieldMask)(nil),  // 88: google.protobuf.FieldMask
+	(Role)(0),                      // 89: dxpu.v1.Role
+	(*Token)(nil),                  // 90: dxpu.v1.Token
+	(*AuditEntry)(nil),             // 91: dxpu.v1.AuditEntry
 }
 var file_dxpu_v1_dxpu_proto_depIdxs = []int32{
-	70, // 0: dxpu.v1.GetPoolResponse.pool:type_name -> dxpu.v1.Pool
-	68, // 1: dxpu.v1.ListHostsRequest.labels:type_name -> dxpu.v1.ListHostsRequest.LabelsEntry
-	71, // 2: dxpu.v1.ListHostsResponse.hosts:type_name -> dxpu.v1.Host
-	71, // 3: dxpu.v1.GetHostResponse.host:type_name -> dxpu.v1.Host
-	69, // 4: dxpu.v1.ListBoxesRequest.labels:type_name -> dxpu.v1.ListBoxesRequest.LabelsEntry
-	72, // 5: dxpu.v1.ListBoxesRequest.kind:type_name -> dxpu.v1.BoxKind
-	73, // 6: dxpu.v1.ListBoxesResponse.boxes:type_name -> dxpu.v1.Box
-	73, // 7: dxpu.v1.GetBoxResponse.box:type_name -> dxpu.v1.Box
-	74, // 8: dxpu.v1.ListGPUsRequest.state:type_name -> dxpu.v1.GPUState
-	75, // 9: dxpu.v1.ListGPUsRequest.health:type_name -> dxpu.v1.Health
-	76, // 10: dxpu.v1.ListGPUsResponse.gpus:type_name -> dxpu.v1.GPU
-	76, // 11: dxpu.v1.GetGPUResponse.gpu:type_name -> dxpu.v1.GPU
-	77, // 12: dxpu.v1.ListLeasesRequest.state:type_name -> dxpu.v1.LeaseState
-	78, // 13: dxpu.v1.ListLeasesResponse.leases:type_name -> dxpu.v1.Lease
-	78, // 14: dxpu.v1.GetLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	79, // 15: dxpu.v1.CreateLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
-	78, // 16: dxpu.v1.CreateLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	78, // 17: dxpu.v1.DeleteLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	78, // 18: dxpu.v1.ResizeLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	79, // 19: dxpu.v1.ExplainLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
-	78, // 20: dxpu.v1.ReplaceGPUResponse.lease:type_name -> dxpu.v1.Lease
-	80, // 21: dxpu.v1.ReplaceGPUResponse.binding:type_name -> dxpu.v1.Binding
-	80, // 22: dxpu.v1.ReplugGPUResponse.binding:type_name -> dxpu.v1.Binding
-	30, // 23: dxpu.v1.CordonRequest.target:type_name -> dxpu.v1.Target
-	30, // 24: dxpu.v1.UncordonRequest.target:type_name -> dxpu.v1.Target
-	30, // 25: dxpu.v1.DrainRequest.target:type_name -> dxpu.v1.Target
-	81, // 26: dxpu.v1.DrainRequest.deadline:type_name -> google.protobuf.Duration
-	39, // 27: dxpu.v1.ListEventsRequest.filter:type_name -> dxpu.v1.EventFilter
-	82, // 28: dxpu.v1.ListEventsResponse.events:type_name -> dxpu.v1.Event
-	83, // 29: dxpu.v1.EventFilter.types:type_name -> dxpu.v1.EventType
-	39, // 30: dxpu.v1.WatchEventsRequest.filter:type_name -> dxpu.v1.EventFilter
-	82, // 31: dxpu.v1.WatchEventsResponse.event:type_name -> dxpu.v1.Event
-	78, // 32: dxpu.v1.WatchLeasesResponse.lease:type_name -> dxpu.v1.Lease
-	76, // 33: dxpu.v1.ClearGPUErrorsResponse.gpu:type_name -> dxpu.v1.GPU
-	84, // 34: dxpu.v1.ListTenantsResponse.tenants:type_name -> dxpu.v1.Tenant
-	84, // 35: dxpu.v1.GetTenantResponse.tenant:type_name -> dxpu.v1.Tenant
-	84, // 36: dxpu.v1.PutTenantRequest.tenant:type_name -> dxpu.v1.Tenant
-	85, // 37: dxpu.v1.PutTenantRequest.update_mask:type_name -> google.protobuf.FieldMask
-	84, // 38: dxpu.v1.PutTenantResponse.tenant:type_name -> dxpu.v1.Tenant
-	86, // 39: dxpu.v1.CreateTokenRequest.role:type_name -> dxpu.v1.Role
-	81, // 40: dxpu.v1.CreateTokenRequest.expires_after:type_name -> google.protobuf.Duration
-	87, // 41: dxpu.v1.CreateTokenResponse.token:type_name -> dxpu.v1.Token
-	87, // 42: dxpu.v1.ListTokensResponse.tokens:type_name -> dxpu.v1.Token
-	86, // 43: dxpu.v1.WhoAmIResponse.role:type_name -> dxpu.v1.Role
-	88, // 44: dxpu.v1.ListAuditResponse.entries:type_name -> dxpu.v1.AuditEntry
-	0,  // 45: dxpu.v1.PoolService.GetPool:input_type -> dxpu.v1.GetPoolRequest
-	2,  // 46: dxpu.v1.PoolService.ListHosts:input_type -> dxpu.v1.ListHostsRequest
-	4,  // 47: dxpu.v1.PoolService.GetHost:input_type -> dxpu.v1.GetHostRequest
-	6,  // 48: dxpu.v1.PoolService.ListBoxes:input_type -> dxpu.v1.ListBoxesRequest
-	8,  // 49: dxpu.v1.PoolService.GetBox:input_type -> dxpu.v1.GetBoxRequest
-	10, // 50: dxpu.v1.PoolService.ListGPUs:input_type -> dxpu.v1.ListGPUsRequest
-	12, // 51: dxpu.v1.PoolService.GetGPU:input_type -> dxpu.v1.GetGPURequest
-	14, // 52: dxpu.v1.PoolService.ListLeases:input_type -> dxpu.v1.ListLeasesRequest
-	16, // 53: dxpu.v1.PoolService.GetLease:input_type -> dxpu.v1.GetLeaseRequest
-	18, // 54: dxpu.v1.PoolService.CreateLease:input_type -> dxpu.v1.CreateLeaseRequest
-	20, // 55: dxpu.v1.PoolService.DeleteLease:input_type -> dxpu.v1.DeleteLeaseRequest
-	22, // 56: dxpu.v1.PoolService.ResizeLease:input_type -> dxpu.v1.ResizeLeaseRequest
-	24, // 57: dxpu.v1.PoolService.ExplainLease:input_type -> dxpu.v1.ExplainLeaseRequest
-	26, // 58: dxpu.v1.PoolService.ReplaceGPU:input_type -> dxpu.v1.ReplaceGPURequest
-	28, // 59: dxpu.v1.PoolService.ReplugGPU:input_type -> dxpu.v1.ReplugGPURequest
-	31, // 60: dxpu.v1.PoolService.Cordon:input_type -> dxpu.v1.CordonRequest
-	33, // 61: dxpu.v1.PoolService.Uncordon:input_type -> dxpu.v1.UncordonRequest
-	35, // 62: dxpu.v1.PoolService.Drain:input_type -> dxpu.v1.DrainRequest
-	44, // 63: dxpu.v1.PoolService.ClearGPUErrors:input_type -> dxpu.v1.ClearGPUErrorsRequest
-	46, // 64: dxpu.v1.PoolService.DeleteNode:input_type -> dxpu.v1.DeleteNodeRequest
-	48, // 65: dxpu.v1.PoolService.ListTenants:input_type -> dxpu.v1.ListTenantsRequest
-	50, // 66: dxpu.v1.PoolService.GetTenant:input_type -> dxpu.v1.GetTenantRequest
-	52, // 67: dxpu.v1.PoolService.PutTenant:input_type -> dxpu.v1.PutTenantRequest
-	54, // 68: dxpu.v1.PoolService.DeleteTenant:input_type -> dxpu.v1.DeleteTenantRequest
-	56, // 69: dxpu.v1.PoolService.CreateToken:input_type -> dxpu.v1.CreateTokenRequest
-	58, // 70: dxpu.v1.PoolService.ListTokens:input_type -> dxpu.v1.ListTokensRequest
-	60, // 71: dxpu.v1.PoolService.DeleteToken:input_type -> dxpu.v1.DeleteTokenRequest
-	62, // 72: dxpu.v1.PoolService.WhoAmI:input_type -> dxpu.v1.WhoAmIRequest
-	64, // 73: dxpu.v1.PoolService.ListAudit:input_type -> dxpu.v1.ListAuditRequest
-	66, // 74: dxpu.v1.PoolService.Backup:input_type -> dxpu.v1.BackupRequest
-	37, // 75: dxpu.v1.PoolService.ListEvents:input_type -> dxpu.v1.ListEventsRequest
-	40, // 76: dxpu.v1.PoolService.WatchEvents:input_type -> dxpu.v1.WatchEventsRequest
-	42, // 77: dxpu.v1.PoolService.WatchLeases:input_type -> dxpu.v1.WatchLeasesRequest
-	1,  // 78: dxpu.v1.PoolService.GetPool:output_type -> dxpu.v1.GetPoolResponse
-	3,  // 79: dxpu.v1.PoolService.ListHosts:output_type -> dxpu.v1.ListHostsResponse
-	5,  // 80: dxpu.v1.PoolService.GetHost:output_type -> dxpu.v1.GetHostResponse
-	7,  // 81: dxpu.v1.PoolService.ListBoxes:output_type -> dxpu.v1.ListBoxesResponse
-	9,  // 82: dxpu.v1.PoolService.GetBox:output_type -> dxpu.v1.GetBoxResponse
-	11, // 83: dxpu.v1.PoolService.ListGPUs:output_type -> dxpu.v1.ListGPUsResponse
-	13, // 84: dxpu.v1.PoolService.GetGPU:output_type -> dxpu.v1.GetGPUResponse
-	15, // 85: dxpu.v1.PoolService.ListLeases:output_type -> dxpu.v1.ListLeasesResponse
-	17, // 86: dxpu.v1.PoolService.GetLease:output_type -> dxpu.v1.GetLeaseResponse
-	19, // 87: dxpu.v1.PoolService.CreateLease:output_type -> dxpu.v1.CreateLeaseResponse
-	21, // 88: dxpu.v1.PoolService.DeleteLease:output_type -> dxpu.v1.DeleteLeaseResponse
-	23, // 89: dxpu.v1.PoolService.ResizeLease:output_type -> dxpu.v1.ResizeLeaseResponse
-	25, // 90: dxpu.v1.PoolService.ExplainLease:output_type -> dxpu.v1.ExplainLeaseResponse
-	27, // 91: dxpu.v1.PoolService.ReplaceGPU:output_type -> dxpu.v1.ReplaceGPUResponse
-	29, // 92: dxpu.v1.PoolService.ReplugGPU:output_type -> dxpu.v1.ReplugGPUResponse
-	32, // 93: dxpu.v1.PoolService.Cordon:output_type -> dxpu.v1.CordonResponse
-	34, // 94: dxpu.v1.PoolService.Uncordon:output_type -> dxpu.v1.UncordonResponse
-	36, // 95: dxpu.v1.PoolService.Drain:output_type -> dxpu.v1.DrainResponse
-	45, // 96: dxpu.v1.PoolService.ClearGPUErrors:output_type -> dxpu.v1.ClearGPUErrorsResponse
-	47, // 97: dxpu.v1.PoolService.DeleteNode:output_type -> dxpu.v1.DeleteNodeResponse
-	49, // 98: dxpu.v1.PoolService.ListTenants:output_type -> dxpu.v1.ListTenantsResponse
-	51, // 99: dxpu.v1.PoolService.GetTenant:output_type -> dxpu.v1.GetTenantResponse
-	53, // 100: dxpu.v1.PoolService.PutTenant:output_type -> dxpu.v1.PutTenantResponse
-	55, // 101: dxpu.v1.PoolService.DeleteTenant:output_type -> dxpu.v1.DeleteTenantResponse
-	57, // 102: dxpu.v1.PoolService.CreateToken:output_type -> dxpu.v1.CreateTokenResponse
-	59, // 103: dxpu.v1.PoolService.ListTokens:output_type -> dxpu.v1.ListTokensResponse
-	61, // 104: dxpu.v1.PoolService.DeleteToken:output_type -> dxpu.v1.DeleteTokenResponse
-	63, // 105: dxpu.v1.PoolService.WhoAmI:output_type -> dxpu.v1.WhoAmIResponse
-	65, // 106: dxpu.v1.PoolService.ListAudit:output_type -> dxpu.v1.ListAuditResponse
-	67, // 107: dxpu.v1.PoolService.Backup:output_type -> dxpu.v1.BackupResponse
-	38, // 108: dxpu.v1.PoolService.ListEvents:output_type -> dxpu.v1.ListEventsResponse
-	41, // 109: dxpu.v1.PoolService.WatchEvents:output_type -> dxpu.v1.WatchEventsResponse
-	43, // 110: dxpu.v1.PoolService.WatchLeases:output_type -> dxpu.v1.WatchLeasesResponse
-	78, // [78:111] is the sub-list for method output_type
-	45, // [45:78] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	72, // 0: dxpu.v1.GetPoolResponse.pool:type_name -> dxpu.v1.Pool
+	73, // 1: dxpu.v1.GetPoolHistoryResponse.samples:type_name -> dxpu.v1.PoolSample
+	70, // 2: dxpu.v1.ListHostsRequest.labels:type_name -> dxpu.v1.ListHostsRequest.LabelsEntry
+	74, // 3: dxpu.v1.ListHostsResponse.hosts:type_name -> dxpu.v1.Host
+	74, // 4: dxpu.v1.GetHostResponse.host:type_name -> dxpu.v1.Host
+	71, // 5: dxpu.v1.ListBoxesRequest.labels:type_name -> dxpu.v1.ListBoxesRequest.LabelsEntry
+	75, // 6: dxpu.v1.ListBoxesRequest.kind:type_name -> dxpu.v1.BoxKind
+	76, // 7: dxpu.v1.ListBoxesResponse.boxes:type_name -> dxpu.v1.Box
+	76, // 8: dxpu.v1.GetBoxResponse.box:type_name -> dxpu.v1.Box
+	77, // 9: dxpu.v1.ListGPUsRequest.state:type_name -> dxpu.v1.GPUState
+	78, // 10: dxpu.v1.ListGPUsRequest.health:type_name -> dxpu.v1.Health
+	79, // 11: dxpu.v1.ListGPUsResponse.gpus:type_name -> dxpu.v1.GPU
+	79, // 12: dxpu.v1.GetGPUResponse.gpu:type_name -> dxpu.v1.GPU
+	80, // 13: dxpu.v1.ListLeasesRequest.state:type_name -> dxpu.v1.LeaseState
+	81, // 14: dxpu.v1.ListLeasesResponse.leases:type_name -> dxpu.v1.Lease
+	81, // 15: dxpu.v1.GetLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	82, // 16: dxpu.v1.CreateLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
+	81, // 17: dxpu.v1.CreateLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	81, // 18: dxpu.v1.DeleteLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	81, // 19: dxpu.v1.ResizeLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	82, // 20: dxpu.v1.ExplainLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
+	81, // 21: dxpu.v1.ReplaceGPUResponse.lease:type_name -> dxpu.v1.Lease
+	83, // 22: dxpu.v1.ReplaceGPUResponse.binding:type_name -> dxpu.v1.Binding
+	83, // 23: dxpu.v1.ReplugGPUResponse.binding:type_name -> dxpu.v1.Binding
+	32, // 24: dxpu.v1.CordonRequest.target:type_name -> dxpu.v1.Target
+	32, // 25: dxpu.v1.UncordonRequest.target:type_name -> dxpu.v1.Target
+	32, // 26: dxpu.v1.DrainRequest.target:type_name -> dxpu.v1.Target
+	84, // 27: dxpu.v1.DrainRequest.deadline:type_name -> google.protobuf.Duration
+	41, // 28: dxpu.v1.ListEventsRequest.filter:type_name -> dxpu.v1.EventFilter
+	85, // 29: dxpu.v1.ListEventsResponse.events:type_name -> dxpu.v1.Event
+	86, // 30: dxpu.v1.EventFilter.types:type_name -> dxpu.v1.EventType
+	41, // 31: dxpu.v1.WatchEventsRequest.filter:type_name -> dxpu.v1.EventFilter
+	85, // 32: dxpu.v1.WatchEventsResponse.event:type_name -> dxpu.v1.Event
+	81, // 33: dxpu.v1.WatchLeasesResponse.lease:type_name -> dxpu.v1.Lease
+	79, // 34: dxpu.v1.ClearGPUErrorsResponse.gpu:type_name -> dxpu.v1.GPU
+	87, // 35: dxpu.v1.ListTenantsResponse.tenants:type_name -> dxpu.v1.Tenant
+	87, // 36: dxpu.v1.GetTenantResponse.tenant:type_name -> dxpu.v1.Tenant
+	87, // 37: dxpu.v1.PutTenantRequest.tenant:type_name -> dxpu.v1.Tenant
+	88, // 38: dxpu.v1.PutTenantRequest.update_mask:type_name -> google.protobuf.FieldMask
+	87, // 39: dxpu.v1.PutTenantResponse.tenant:type_name -> dxpu.v1.Tenant
+	89, // 40: dxpu.v1.CreateTokenRequest.role:type_name -> dxpu.v1.Role
+	84, // 41: dxpu.v1.CreateTokenRequest.expires_after:type_name -> google.protobuf.Duration
+	90, // 42: dxpu.v1.CreateTokenResponse.token:type_name -> dxpu.v1.Token
+	90, // 43: dxpu.v1.ListTokensResponse.tokens:type_name -> dxpu.v1.Token
+	89, // 44: dxpu.v1.WhoAmIResponse.role:type_name -> dxpu.v1.Role
+	91, // 45: dxpu.v1.ListAuditResponse.entries:type_name -> dxpu.v1.AuditEntry
+	0,  // 46: dxpu.v1.PoolService.GetPool:input_type -> dxpu.v1.GetPoolRequest
+	2,  // 47: dxpu.v1.PoolService.GetPoolHistory:input_type -> dxpu.v1.GetPoolHistoryRequest
+	4,  // 48: dxpu.v1.PoolService.ListHosts:input_type -> dxpu.v1.ListHostsRequest
+	6,  // 49: dxpu.v1.PoolService.GetHost:input_type -> dxpu.v1.GetHostRequest
+	8,  // 50: dxpu.v1.PoolService.ListBoxes:input_type -> dxpu.v1.ListBoxesRequest
+	10, // 51: dxpu.v1.PoolService.GetBox:input_type -> dxpu.v1.GetBoxRequest
+	12, // 52: dxpu.v1.PoolService.ListGPUs:input_type -> dxpu.v1.ListGPUsRequest
+	14, // 53: dxpu.v1.PoolService.GetGPU:input_type -> dxpu.v1.GetGPURequest
+	16, // 54: dxpu.v1.PoolService.ListLeases:input_type -> dxpu.v1.ListLeasesRequest
+	18, // 55: dxpu.v1.PoolService.GetLease:input_type -> dxpu.v1.GetLeaseRequest
+	20, // 56: dxpu.v1.PoolService.CreateLease:input_type -> dxpu.v1.CreateLeaseRequest
+	22, // 57: dxpu.v1.PoolService.DeleteLease:input_type -> dxpu.v1.DeleteLeaseRequest
+	24, // 58: dxpu.v1.PoolService.ResizeLease:input_type -> dxpu.v1.ResizeLeaseRequest
+	26, // 59: dxpu.v1.PoolService.ExplainLease:input_type -> dxpu.v1.ExplainLeaseRequest
+	28, // 60: dxpu.v1.PoolService.ReplaceGPU:input_type -> dxpu.v1.ReplaceGPURequest
+	30, // 61: dxpu.v1.PoolService.ReplugGPU:input_type -> dxpu.v1.ReplugGPURequest
+	33, // 62: dxpu.v1.PoolService.Cordon:input_type -> dxpu.v1.CordonRequest
+	35, // 63: dxpu.v1.PoolService.Uncordon:input_type -> dxpu.v1.UncordonRequest
+	37, // 64: dxpu.v1.PoolService.Drain:input_type -> dxpu.v1.DrainRequest
+	46, // 65: dxpu.v1.PoolService.ClearGPUErrors:input_type -> dxpu.v1.ClearGPUErrorsRequest
+	48, // 66: dxpu.v1.PoolService.DeleteNode:input_type -> dxpu.v1.DeleteNodeRequest
+	50, // 67: dxpu.v1.PoolService.ListTenants:input_type -> dxpu.v1.ListTenantsRequest
+	52, // 68: dxpu.v1.PoolService.GetTenant:input_type -> dxpu.v1.GetTenantRequest
+	54, // 69: dxpu.v1.PoolService.PutTenant:input_type -> dxpu.v1.PutTenantRequest
+	56, // 70: dxpu.v1.PoolService.DeleteTenant:input_type -> dxpu.v1.DeleteTenantRequest
+	58, // 71: dxpu.v1.PoolService.CreateToken:input_type -> dxpu.v1.CreateTokenRequest
+	60, // 72: dxpu.v1.PoolService.ListTokens:input_type -> dxpu.v1.ListTokensRequest
+	62, // 73: dxpu.v1.PoolService.DeleteToken:input_type -> dxpu.v1.DeleteTokenRequest
+	64, // 74: dxpu.v1.PoolService.WhoAmI:input_type -> dxpu.v1.WhoAmIRequest
+	66, // 75: dxpu.v1.PoolService.ListAudit:input_type -> dxpu.v1.ListAuditRequest
+	68, // 76: dxpu.v1.PoolService.Backup:input_type -> dxpu.v1.BackupRequest
+	39, // 77: dxpu.v1.PoolService.ListEvents:input_type -> dxpu.v1.ListEventsRequest
+	42, // 78: dxpu.v1.PoolService.WatchEvents:input_type -> dxpu.v1.WatchEventsRequest
+	44, // 79: dxpu.v1.PoolService.WatchLeases:input_type -> dxpu.v1.WatchLeasesRequest
+	1,  // 80: dxpu.v1.PoolService.GetPool:output_type -> dxpu.v1.GetPoolResponse
+	3,  // 81: dxpu.v1.PoolService.GetPoolHistory:output_type -> dxpu.v1.GetPoolHistoryResponse
+	5,  // 82: dxpu.v1.PoolService.ListHosts:output_type -> dxpu.v1.ListHostsResponse
+	7,  // 83: dxpu.v1.PoolService.GetHost:output_type -> dxpu.v1.GetHostResponse
+	9,  // 84: dxpu.v1.PoolService.ListBoxes:output_type -> dxpu.v1.ListBoxesResponse
+	11, // 85: dxpu.v1.PoolService.GetBox:output_type -> dxpu.v1.GetBoxResponse
+	13, // 86: dxpu.v1.PoolService.ListGPUs:output_type -> dxpu.v1.ListGPUsResponse
+	15, // 87: dxpu.v1.PoolService.GetGPU:output_type -> dxpu.v1.GetGPUResponse
+	17, // 88: dxpu.v1.PoolService.ListLeases:output_type -> dxpu.v1.ListLeasesResponse
+	19, // 89: dxpu.v1.PoolService.GetLease:output_type -> dxpu.v1.GetLeaseResponse
+	21, // 90: dxpu.v1.PoolService.CreateLease:output_type -> dxpu.v1.CreateLeaseResponse
+	23, // 91: dxpu.v1.PoolService.DeleteLease:output_type -> dxpu.v1.DeleteLeaseResponse
+	25, // 92: dxpu.v1.PoolService.ResizeLease:output_type -> dxpu.v1.ResizeLeaseResponse
+	27, // 93: dxpu.v1.PoolService.ExplainLease:output_type -> dxpu.v1.ExplainLeaseResponse
+	29, // 94: dxpu.v1.PoolService.ReplaceGPU:output_type -> dxpu.v1.ReplaceGPUResponse
+	31, // 95: dxpu.v1.PoolService.ReplugGPU:output_type -> dxpu.v1.ReplugGPUResponse
+	34, // 96: dxpu.v1.PoolService.Cordon:output_type -> dxpu.v1.CordonResponse
+	36, // 97: dxpu.v1.PoolService.Uncordon:output_type -> dxpu.v1.UncordonResponse
+	38, // 98: dxpu.v1.PoolService.Drain:output_type -> dxpu.v1.DrainResponse
+	47, // 99: dxpu.v1.PoolService.ClearGPUErrors:output_type -> dxpu.v1.ClearGPUErrorsResponse
+	49, // 100: dxpu.v1.PoolService.DeleteNode:output_type -> dxpu.v1.DeleteNodeResponse
+	51, // 101: dxpu.v1.PoolService.ListTenants:output_type -> dxpu.v1.ListTenantsResponse
+	53, // 102: dxpu.v1.PoolService.GetTenant:output_type -> dxpu.v1.GetTenantResponse
+	55, // 103: dxpu.v1.PoolService.PutTenant:output_type -> dxpu.v1.PutTenantResponse
+	57, // 104: dxpu.v1.PoolService.DeleteTenant:output_type -> dxpu.v1.DeleteTenantResponse
+	59, // 105: dxpu.v1.PoolService.CreateToken:output_type -> dxpu.v1.CreateTokenResponse
+	61, // 106: dxpu.v1.PoolService.ListTokens:output_type -> dxpu.v1.ListTokensResponse
+	63, // 107: dxpu.v1.PoolService.DeleteToken:output_type -> dxpu.v1.DeleteTokenResponse
+	65, // 108: dxpu.v1.PoolService.WhoAmI:output_type -> dxpu.v1.WhoAmIResponse
+	67, // 109: dxpu.v1.PoolService.ListAudit:output_type -> dxpu.v1.ListAuditResponse
+	69, // 110: dxpu.v1.PoolService.Backup:output_type -> dxpu.v1.BackupResponse
+	40, // 111: dxpu.v1.PoolService.ListEvents:output_type -> dxpu.v1.ListEventsResponse
+	43, // 112: dxpu.v1.PoolService.WatchEvents:output_type -> dxpu.v1.WatchEventsResponse
+	45, // 113: dxpu.v1.PoolService.WatchLeases:output_type -> dxpu.v1.WatchLeasesResponse
+	80, // [80:114] is the sub-list for method output_type
+	46, // [46:80] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_dxpu_proto_init() }
@@ -4272,11 +4413,11 @@ func file_dxpu_v1_dxpu_proto_init() {
 		return
 	}
 	file_dxpu_v1_types_proto_init()
-	file_dxpu_v1_dxpu_proto_msgTypes[24].OneofWrappers = []any{
+	file_dxpu_v1_dxpu_proto_msgTypes[26].OneofWrappers = []any{
 		(*ExplainLeaseRequest_LeaseId)(nil),
 		(*ExplainLeaseRequest_Spec)(nil),
 	}
-	file_dxpu_v1_dxpu_proto_msgTypes[30].OneofWrappers = []any{
+	file_dxpu_v1_dxpu_proto_msgTypes[32].OneofWrappers = []any{
 		(*Target_GpuId)(nil),
 		(*Target_BoxId)(nil),
 		(*Target_HostId)(nil),
@@ -4287,7 +4428,7 @@ func file_dxpu_v1_dxpu_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_dxpu_proto_rawDesc), len(file_dxpu_v1_dxpu_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   70,
+			NumMessages:   72,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -2053,7 +2053,10 @@ type GPU struct {
 	// The guest has ejected the device; the lease keeps it.
 	Ejected bool `protobuf:"varint,23,opt,name=ejected,proto3" json:"ejected,omitempty"`
 	// The GPU or its box was drained, and is still cordoned.
-	Drained       bool `protobuf:"varint,24,opt,name=drained,proto3" json:"drained,omitempty"`
+	Drained bool `protobuf:"varint,24,opt,name=drained,proto3" json:"drained,omitempty"`
+	// The incidents of the GPU and its box within the last 90 days, the newest first. Only
+	// in the answer of GetGPU, and only for callers who may see all leases.
+	History       []*Incident `protobuf:"bytes,25,rep,name=history,proto3" json:"history,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2254,6 +2257,13 @@ func (x *GPU) GetDrained() bool {
 		return x.Drained
 	}
 	return false
+}
+
+func (x *GPU) GetHistory() []*Incident {
+	if x != nil {
+		return x.History
+	}
+	return nil
 }
 
 // LeaseSpec is a tenant's request.
@@ -2810,7 +2820,13 @@ type Pool struct {
 	LeaderUrl string         `protobuf:"bytes,16,opt,name=leader_url,json=leaderUrl,proto3" json:"leader_url,omitempty"`
 	Managers  []*ManagerInfo `protobuf:"bytes,17,rep,name=managers,proto3" json:"managers,omitempty"`
 	// The spares of each model, and the reason for their number.
-	Spares        []*SpareStatus `protobuf:"bytes,18,rep,name=spares,proto3" json:"spares,omitempty"`
+	Spares []*SpareStatus `protobuf:"bytes,18,rep,name=spares,proto3" json:"spares,omitempty"`
+	// Active leases that lack a GPU.
+	LeasesDegraded uint32 `protobuf:"varint,19,opt,name=leases_degraded,json=leasesDegraded,proto3" json:"leases_degraded,omitempty"`
+	// How the guests use the GPUs in leases, as their hosts report it.
+	GpusIdle      uint32 `protobuf:"varint,20,opt,name=gpus_idle,json=gpusIdle,proto3" json:"gpus_idle,omitempty"`
+	GpusHeld      uint32 `protobuf:"varint,21,opt,name=gpus_held,json=gpusHeld,proto3" json:"gpus_held,omitempty"`
+	GpusBusy      uint32 `protobuf:"varint,22,opt,name=gpus_busy,json=gpusBusy,proto3" json:"gpus_busy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2969,6 +2985,34 @@ func (x *Pool) GetSpares() []*SpareStatus {
 		return x.Spares
 	}
 	return nil
+}
+
+func (x *Pool) GetLeasesDegraded() uint32 {
+	if x != nil {
+		return x.LeasesDegraded
+	}
+	return 0
+}
+
+func (x *Pool) GetGpusIdle() uint32 {
+	if x != nil {
+		return x.GpusIdle
+	}
+	return 0
+}
+
+func (x *Pool) GetGpusHeld() uint32 {
+	if x != nil {
+		return x.GpusHeld
+	}
+	return 0
+}
+
+func (x *Pool) GetGpusBusy() uint32 {
+	if x != nil {
+		return x.GpusBusy
+	}
+	return 0
 }
 
 // ManagerInfo is a manager of the pool.
@@ -3562,7 +3606,12 @@ type Event struct {
 	Duration     *durationpb.Duration `protobuf:"bytes,13,opt,name=duration,proto3" json:"duration,omitempty"`
 	Tenant       string               `protobuf:"bytes,14,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// The cause, if known: a token's or a node's ID.
-	Actor         string `protobuf:"bytes,15,opt,name=actor,proto3" json:"actor,omitempty"`
+	Actor string `protobuf:"bytes,15,opt,name=actor,proto3" json:"actor,omitempty"`
+	// GPU_ERROR: the device's error code, such as an XID of NVIDIA's driver, the number of
+	// new errors, and the action that the manager takes.
+	ErrorCode     uint32      `protobuf:"varint,16,opt,name=error_code,json=errorCode,proto3" json:"error_code,omitempty"`
+	ErrorCount    uint64      `protobuf:"varint,17,opt,name=error_count,json=errorCount,proto3" json:"error_count,omitempty"`
+	ErrorAction   ErrorAction `protobuf:"varint,18,opt,name=error_action,json=errorAction,proto3,enum=dxpu.v1.ErrorAction" json:"error_action,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3702,6 +3751,243 @@ func (x *Event) GetActor() string {
 	return ""
 }
 
+func (x *Event) GetErrorCode() uint32 {
+	if x != nil {
+		return x.ErrorCode
+	}
+	return 0
+}
+
+func (x *Event) GetErrorCount() uint64 {
+	if x != nil {
+		return x.ErrorCount
+	}
+	return 0
+}
+
+func (x *Event) GetErrorAction() ErrorAction {
+	if x != nil {
+		return x.ErrorAction
+	}
+	return ErrorAction_ERROR_ACTION_UNSPECIFIED
+}
+
+// Incident is something that happened to a GPU or a node, and that the manager
+// remembers for longer than an event. Repetitions within an hour are one incident.
+type Incident struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The ID of the GPU or of the node.
+	Subject   string                 `protobuf:"bytes,1,opt,name=subject,proto3" json:"subject,omitempty"`
+	Type      EventType              `protobuf:"varint,2,opt,name=type,proto3,enum=dxpu.v1.EventType" json:"type,omitempty"`
+	FirstTime *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=first_time,json=firstTime,proto3" json:"first_time,omitempty"`
+	LastTime  *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=last_time,json=lastTime,proto3" json:"last_time,omitempty"`
+	Count     uint64                 `protobuf:"varint,5,opt,name=count,proto3" json:"count,omitempty"`
+	// GPU_ERROR: the device's error code.
+	ErrorCode uint32 `protobuf:"varint,6,opt,name=error_code,json=errorCode,proto3" json:"error_code,omitempty"`
+	// The message of the newest event.
+	Message       string `protobuf:"bytes,7,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Incident) Reset() {
+	*x = Incident{}
+	mi := &file_dxpu_v1_types_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Incident) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Incident) ProtoMessage() {}
+
+func (x *Incident) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_types_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Incident.ProtoReflect.Descriptor instead.
+func (*Incident) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Incident) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *Incident) GetType() EventType {
+	if x != nil {
+		return x.Type
+	}
+	return EventType_EVENT_TYPE_UNSPECIFIED
+}
+
+func (x *Incident) GetFirstTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.FirstTime
+	}
+	return nil
+}
+
+func (x *Incident) GetLastTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastTime
+	}
+	return nil
+}
+
+func (x *Incident) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *Incident) GetErrorCode() uint32 {
+	if x != nil {
+		return x.ErrorCode
+	}
+	return 0
+}
+
+func (x *Incident) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+// PoolSample is the occupancy and the use of the pool at one time.
+type PoolSample struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Time      *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	Gpus      uint32                 `protobuf:"varint,2,opt,name=gpus,proto3" json:"gpus,omitempty"`
+	GpusFree  uint32                 `protobuf:"varint,3,opt,name=gpus_free,json=gpusFree,proto3" json:"gpus_free,omitempty"`
+	GpusBound uint32                 `protobuf:"varint,4,opt,name=gpus_bound,json=gpusBound,proto3" json:"gpus_bound,omitempty"`
+	// Neither free nor in a lease: releasing, out of service, unreachable.
+	GpusUnavailable uint32 `protobuf:"varint,5,opt,name=gpus_unavailable,json=gpusUnavailable,proto3" json:"gpus_unavailable,omitempty"`
+	// How the guests use the GPUs in leases, as far as it is known.
+	GpusIdle      uint32 `protobuf:"varint,6,opt,name=gpus_idle,json=gpusIdle,proto3" json:"gpus_idle,omitempty"`
+	GpusHeld      uint32 `protobuf:"varint,7,opt,name=gpus_held,json=gpusHeld,proto3" json:"gpus_held,omitempty"`
+	GpusBusy      uint32 `protobuf:"varint,8,opt,name=gpus_busy,json=gpusBusy,proto3" json:"gpus_busy,omitempty"`
+	LeasesActive  uint32 `protobuf:"varint,9,opt,name=leases_active,json=leasesActive,proto3" json:"leases_active,omitempty"`
+	LeasesPending uint32 `protobuf:"varint,10,opt,name=leases_pending,json=leasesPending,proto3" json:"leases_pending,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolSample) Reset() {
+	*x = PoolSample{}
+	mi := &file_dxpu_v1_types_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolSample) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolSample) ProtoMessage() {}
+
+func (x *PoolSample) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_types_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolSample.ProtoReflect.Descriptor instead.
+func (*PoolSample) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *PoolSample) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *PoolSample) GetGpus() uint32 {
+	if x != nil {
+		return x.Gpus
+	}
+	return 0
+}
+
+func (x *PoolSample) GetGpusFree() uint32 {
+	if x != nil {
+		return x.GpusFree
+	}
+	return 0
+}
+
+func (x *PoolSample) GetGpusBound() uint32 {
+	if x != nil {
+		return x.GpusBound
+	}
+	return 0
+}
+
+func (x *PoolSample) GetGpusUnavailable() uint32 {
+	if x != nil {
+		return x.GpusUnavailable
+	}
+	return 0
+}
+
+func (x *PoolSample) GetGpusIdle() uint32 {
+	if x != nil {
+		return x.GpusIdle
+	}
+	return 0
+}
+
+func (x *PoolSample) GetGpusHeld() uint32 {
+	if x != nil {
+		return x.GpusHeld
+	}
+	return 0
+}
+
+func (x *PoolSample) GetGpusBusy() uint32 {
+	if x != nil {
+		return x.GpusBusy
+	}
+	return 0
+}
+
+func (x *PoolSample) GetLeasesActive() uint32 {
+	if x != nil {
+		return x.LeasesActive
+	}
+	return 0
+}
+
+func (x *PoolSample) GetLeasesPending() uint32 {
+	if x != nil {
+		return x.LeasesPending
+	}
+	return 0
+}
+
 var File_dxpu_v1_types_proto protoreflect.FileDescriptor
 
 const file_dxpu_v1_types_proto_rawDesc = "" +
@@ -3799,7 +4085,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"emptySlots\x12)\n" +
 	"\x10resource_version\x18\x05 \x01(\x04R\x0fresourceVersion\x12\x1d\n" +
 	"\n" +
-	"proxy_gpus\x18\x06 \x01(\rR\tproxyGpus\"\xd5\x06\n" +
+	"proxy_gpus\x18\x06 \x01(\rR\tproxyGpus\"\x82\a\n" +
 	"\x03GPU\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
 	"\x06box_id\x18\x02 \x01(\tR\x05boxId\x12\x12\n" +
@@ -3826,7 +4112,8 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x06tenant\x18\x15 \x01(\tR\x06tenant\x12\x1e\n" +
 	"\x03use\x18\x16 \x01(\x0e2\f.dxpu.v1.UseR\x03use\x12\x18\n" +
 	"\aejected\x18\x17 \x01(\bR\aejected\x12\x18\n" +
-	"\adrained\x18\x18 \x01(\bR\adrained\"\x84\a\n" +
+	"\adrained\x18\x18 \x01(\bR\adrained\x12+\n" +
+	"\ahistory\x18\x19 \x03(\v2\x11.dxpu.v1.IncidentR\ahistory\"\x84\a\n" +
 	"\tLeaseSpec\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\rR\x05count\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12(\n" +
@@ -3897,7 +4184,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"host_clear\x18\x0e \x01(\bR\thostClear\x12\x1b\n" +
 	"\tbox_clear\x18\x0f \x01(\bR\bboxClear\x12\x18\n" +
 	"\aejected\x18\x10 \x01(\bR\aejected\x12\x18\n" +
-	"\awaiting\x18\x11 \x01(\bR\awaiting\"\xdd\x04\n" +
+	"\awaiting\x18\x11 \x01(\bR\awaiting\"\xdd\x05\n" +
 	"\x04Pool\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
@@ -3921,7 +4208,11 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"leader_url\x18\x10 \x01(\tR\tleaderUrl\x120\n" +
 	"\bmanagers\x18\x11 \x03(\v2\x14.dxpu.v1.ManagerInfoR\bmanagers\x12,\n" +
-	"\x06spares\x18\x12 \x03(\v2\x14.dxpu.v1.SpareStatusR\x06spares\"a\n" +
+	"\x06spares\x18\x12 \x03(\v2\x14.dxpu.v1.SpareStatusR\x06spares\x12'\n" +
+	"\x0fleases_degraded\x18\x13 \x01(\rR\x0eleasesDegraded\x12\x1b\n" +
+	"\tgpus_idle\x18\x14 \x01(\rR\bgpusIdle\x12\x1b\n" +
+	"\tgpus_held\x18\x15 \x01(\rR\bgpusHeld\x12\x1b\n" +
+	"\tgpus_busy\x18\x16 \x01(\rR\bgpusBusy\"a\n" +
 	"\vManagerInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x12\x18\n" +
@@ -3978,7 +4269,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\amessage\x18\t \x01(\tR\amessage\x12\x12\n" +
 	"\x04peer\x18\n" +
 	" \x01(\tR\x04peer\x12\x18\n" +
-	"\arequest\x18\v \x01(\tR\arequest\"\x96\x04\n" +
+	"\arequest\x18\v \x01(\tR\arequest\"\x8f\x05\n" +
 	"\x05Event\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12&\n" +
@@ -3997,7 +4288,36 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x06reason\x18\f \x01(\x0e2\x0f.dxpu.v1.ReasonR\x06reason\x125\n" +
 	"\bduration\x18\r \x01(\v2\x19.google.protobuf.DurationR\bduration\x12\x16\n" +
 	"\x06tenant\x18\x0e \x01(\tR\x06tenant\x12\x14\n" +
-	"\x05actor\x18\x0f \x01(\tR\x05actor*L\n" +
+	"\x05actor\x18\x0f \x01(\tR\x05actor\x12\x1d\n" +
+	"\n" +
+	"error_code\x18\x10 \x01(\rR\terrorCode\x12\x1f\n" +
+	"\verror_count\x18\x11 \x01(\x04R\n" +
+	"errorCount\x127\n" +
+	"\ferror_action\x18\x12 \x01(\x0e2\x14.dxpu.v1.ErrorActionR\verrorAction\"\x8f\x02\n" +
+	"\bIncident\x12\x18\n" +
+	"\asubject\x18\x01 \x01(\tR\asubject\x12&\n" +
+	"\x04type\x18\x02 \x01(\x0e2\x12.dxpu.v1.EventTypeR\x04type\x129\n" +
+	"\n" +
+	"first_time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tfirstTime\x127\n" +
+	"\tlast_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\blastTime\x12\x14\n" +
+	"\x05count\x18\x05 \x01(\x04R\x05count\x12\x1d\n" +
+	"\n" +
+	"error_code\x18\x06 \x01(\rR\terrorCode\x12\x18\n" +
+	"\amessage\x18\a \x01(\tR\amessage\"\xda\x02\n" +
+	"\n" +
+	"PoolSample\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
+	"\x04gpus\x18\x02 \x01(\rR\x04gpus\x12\x1b\n" +
+	"\tgpus_free\x18\x03 \x01(\rR\bgpusFree\x12\x1d\n" +
+	"\n" +
+	"gpus_bound\x18\x04 \x01(\rR\tgpusBound\x12)\n" +
+	"\x10gpus_unavailable\x18\x05 \x01(\rR\x0fgpusUnavailable\x12\x1b\n" +
+	"\tgpus_idle\x18\x06 \x01(\rR\bgpusIdle\x12\x1b\n" +
+	"\tgpus_held\x18\a \x01(\rR\bgpusHeld\x12\x1b\n" +
+	"\tgpus_busy\x18\b \x01(\rR\bgpusBusy\x12#\n" +
+	"\rleases_active\x18\t \x01(\rR\fleasesActive\x12%\n" +
+	"\x0eleases_pending\x18\n" +
+	" \x01(\rR\rleasesPending*L\n" +
 	"\bNodeKind\x12\x19\n" +
 	"\x15NODE_KIND_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eNODE_KIND_HOST\x10\x01\x12\x11\n" +
@@ -4143,7 +4463,7 @@ func file_dxpu_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_dxpu_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 14)
-var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_dxpu_v1_types_proto_goTypes = []any{
 	(NodeKind)(0),                 // 0: dxpu.v1.NodeKind
 	(BoxKind)(0),                  // 1: dxpu.v1.BoxKind
@@ -4182,24 +4502,26 @@ var file_dxpu_v1_types_proto_goTypes = []any{
 	(*Token)(nil),                 // 34: dxpu.v1.Token
 	(*AuditEntry)(nil),            // 35: dxpu.v1.AuditEntry
 	(*Event)(nil),                 // 36: dxpu.v1.Event
-	nil,                           // 37: dxpu.v1.NodeInfo.LabelsEntry
-	nil,                           // 38: dxpu.v1.LeaseSpec.HostLabelsEntry
-	nil,                           // 39: dxpu.v1.LeaseSpec.LabelsEntry
-	nil,                           // 40: dxpu.v1.LeaseSpec.BoxLabelsEntry
-	nil,                           // 41: dxpu.v1.Quota.MaxGpusByModelEntry
-	(*timestamppb.Timestamp)(nil), // 42: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 43: google.protobuf.Duration
+	(*Incident)(nil),              // 37: dxpu.v1.Incident
+	(*PoolSample)(nil),            // 38: dxpu.v1.PoolSample
+	nil,                           // 39: dxpu.v1.NodeInfo.LabelsEntry
+	nil,                           // 40: dxpu.v1.LeaseSpec.HostLabelsEntry
+	nil,                           // 41: dxpu.v1.LeaseSpec.LabelsEntry
+	nil,                           // 42: dxpu.v1.LeaseSpec.BoxLabelsEntry
+	nil,                           // 43: dxpu.v1.Quota.MaxGpusByModelEntry
+	(*timestamppb.Timestamp)(nil), // 44: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 45: google.protobuf.Duration
 }
 var file_dxpu_v1_types_proto_depIdxs = []int32{
 	13, // 0: dxpu.v1.CallOutcome.effect:type_name -> dxpu.v1.CallEffect
 	8,  // 1: dxpu.v1.DeviceError.action:type_name -> dxpu.v1.ErrorAction
-	42, // 2: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
+	44, // 2: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
 	2,  // 3: dxpu.v1.PathStatus.health:type_name -> dxpu.v1.Health
-	42, // 4: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
-	43, // 5: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
-	37, // 6: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
+	44, // 4: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
+	45, // 5: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
+	39, // 6: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
 	15, // 7: dxpu.v1.NodeInfo.addresses:type_name -> dxpu.v1.PathAddress
-	42, // 8: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
+	44, // 8: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
 	21, // 9: dxpu.v1.Host.node:type_name -> dxpu.v1.NodeInfo
 	23, // 10: dxpu.v1.Host.slots:type_name -> dxpu.v1.HostSlot
 	4,  // 11: dxpu.v1.HostSlot.observed_state:type_name -> dxpu.v1.BindingState
@@ -4216,47 +4538,53 @@ var file_dxpu_v1_types_proto_depIdxs = []int32{
 	4,  // 22: dxpu.v1.GPU.observed_state:type_name -> dxpu.v1.BindingState
 	17, // 23: dxpu.v1.GPU.counters:type_name -> dxpu.v1.Counters
 	18, // 24: dxpu.v1.GPU.errors:type_name -> dxpu.v1.DeviceError
-	42, // 25: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
+	44, // 25: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
 	9,  // 26: dxpu.v1.GPU.use:type_name -> dxpu.v1.Use
-	1,  // 27: dxpu.v1.LeaseSpec.box_kind:type_name -> dxpu.v1.BoxKind
-	10, // 28: dxpu.v1.LeaseSpec.nvlink:type_name -> dxpu.v1.Preference
-	10, // 29: dxpu.v1.LeaseSpec.same_box:type_name -> dxpu.v1.Preference
-	38, // 30: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
-	43, // 31: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
-	43, // 32: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
-	39, // 33: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
-	40, // 34: dxpu.v1.LeaseSpec.box_labels:type_name -> dxpu.v1.LeaseSpec.BoxLabelsEntry
-	26, // 35: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
-	6,  // 36: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
-	28, // 37: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
-	42, // 38: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
-	42, // 39: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
-	42, // 40: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
-	42, // 41: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
-	4,  // 42: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
-	5,  // 43: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
-	20, // 44: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
-	30, // 45: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
-	31, // 46: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
-	41, // 47: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
-	32, // 48: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
-	42, // 49: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
-	7,  // 50: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
-	42, // 51: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
-	42, // 52: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
-	42, // 53: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	7,  // 54: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
-	42, // 55: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
-	12, // 56: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
-	4,  // 57: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
-	6,  // 58: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
-	5,  // 59: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
-	43, // 60: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
-	61, // [61:61] is the sub-list for method output_type
-	61, // [61:61] is the sub-list for method input_type
-	61, // [61:61] is the sub-list for extension type_name
-	61, // [61:61] is the sub-list for extension extendee
-	0,  // [0:61] is the sub-list for field type_name
+	37, // 27: dxpu.v1.GPU.history:type_name -> dxpu.v1.Incident
+	1,  // 28: dxpu.v1.LeaseSpec.box_kind:type_name -> dxpu.v1.BoxKind
+	10, // 29: dxpu.v1.LeaseSpec.nvlink:type_name -> dxpu.v1.Preference
+	10, // 30: dxpu.v1.LeaseSpec.same_box:type_name -> dxpu.v1.Preference
+	40, // 31: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
+	45, // 32: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
+	45, // 33: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
+	41, // 34: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
+	42, // 35: dxpu.v1.LeaseSpec.box_labels:type_name -> dxpu.v1.LeaseSpec.BoxLabelsEntry
+	26, // 36: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
+	6,  // 37: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
+	28, // 38: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
+	44, // 39: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
+	44, // 40: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
+	44, // 41: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
+	44, // 42: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
+	4,  // 43: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
+	5,  // 44: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
+	20, // 45: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
+	30, // 46: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
+	31, // 47: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
+	43, // 48: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
+	32, // 49: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
+	44, // 50: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
+	7,  // 51: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
+	44, // 52: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
+	44, // 53: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
+	44, // 54: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	7,  // 55: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
+	44, // 56: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
+	12, // 57: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
+	4,  // 58: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
+	6,  // 59: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
+	5,  // 60: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
+	45, // 61: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
+	8,  // 62: dxpu.v1.Event.error_action:type_name -> dxpu.v1.ErrorAction
+	12, // 63: dxpu.v1.Incident.type:type_name -> dxpu.v1.EventType
+	44, // 64: dxpu.v1.Incident.first_time:type_name -> google.protobuf.Timestamp
+	44, // 65: dxpu.v1.Incident.last_time:type_name -> google.protobuf.Timestamp
+	44, // 66: dxpu.v1.PoolSample.time:type_name -> google.protobuf.Timestamp
+	67, // [67:67] is the sub-list for method output_type
+	67, // [67:67] is the sub-list for method input_type
+	67, // [67:67] is the sub-list for extension type_name
+	67, // [67:67] is the sub-list for extension extendee
+	0,  // [0:67] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_types_proto_init() }
@@ -4271,7 +4599,7 @@ func file_dxpu_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_types_proto_rawDesc), len(file_dxpu_v1_types_proto_rawDesc)),
 			NumEnums:      14,
-			NumMessages:   28,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -67,6 +67,8 @@ const (
 var rules = map[string]Rule{
 	// A tenant and a host get the totals of their own leases, and the managers.
 	pool + "GetPool": {Allow, Allow, Own, Own, Deny, Deny, false},
+	// The occupancy of the whole pool.
+	pool + "GetPoolHistory": {Allow, Allow, Deny, Deny, Deny, Deny, false},
 	// A tenant sees the slots of its leases and their hosts; a host sees itself.
 	pool + "ListHosts": {Allow, Allow, Own, Own, Deny, Deny, false},
 	pool + "GetHost":   {Allow, Allow, Own, Own, Deny, Deny, false},

@@ -108,6 +108,9 @@ func Lookup(code uint32) Class {
 	return classes[i]
 }
 
+// Classes returns all known classes, by code.
+func Classes() []Class { return slices.Clone(classes) }
+
 // String returns the class for sentences: "XID 79 (GPU has fallen off the bus)".
 func (c Class) String() string {
 	if c.Code == DeviceFailed {

@@ -195,19 +195,45 @@ func auditMessage(r *auditRecord) *dxpuv1.AuditEntry {
 func (s *poolService) ListAudit(_ context.Context, req *connect.Request[dxpuv1.ListAuditRequest]) (*connect.Response[dxpuv1.ListAuditResponse], error) {
 	r := req.Msg
 	return viewResponse(s.m, func(t *tx, res *dxpuv1.ListAuditResponse) (err error) {
+		res.Revision = t.meta.Revision
+		if err := t.keepsAuditAfter(r.AfterRevision); err != nil {
+			return err
+		}
 		var all []*auditRecord
-		for _, key := range t.audits.ids() {
-			e := t.audits.get(key)
-			if (r.Actor == "" || r.Actor == e.Actor) && (r.Target == "" || r.Target == e.Target) {
+		for _, e := range t.audits.rows {
+			if e.Revision > r.AfterRevision && (r.Actor == "" || r.Actor == e.Actor) && (r.Target == "" || r.Target == e.Target) {
 				all = append(all, e)
 			}
 		}
 		slices.SortFunc(all, func(a, b *auditRecord) int { return cmp.Compare(b.Revision, a.Revision) })
 		key := func(e *auditRecord) string { return sortable("", e.Revision) }
-		newestFirst := func(a, b string) int { return strings.Compare(b, a) }
-		res.Entries, res.NextPageToken, err = listPage(r, key, newestFirst, allOf(all), auditMessage)
+		order := func(a, b string) int { return strings.Compare(b, a) }
+		if r.AfterRevision != 0 {
+			slices.Reverse(all)
+			order = strings.Compare
+		}
+		res.Entries, res.NextPageToken, err = listPage(r, key, order, allOf(all), auditMessage)
 		return err
 	})
+}
+
+// keepsAuditAfter returns an error unless the log has all entries after a revision. 0 asks
+// for what there is.
+func (t *tx) keepsAuditAfter(after uint64) error {
+	if after > t.meta.Revision {
+		return errorf(connect.CodeOutOfRange, "after_revision: the pool is at revision %d, not yet at %d; was it restored from a backup?", t.meta.Revision, after)
+	}
+	if after == 0 || t.meta.Audits <= keepAudit {
+		return nil
+	}
+	oldest := after + 1
+	for _, e := range t.audits.rows {
+		oldest = min(oldest, e.Revision)
+	}
+	if oldest > after {
+		return errorf(connect.CodeOutOfRange, "after_revision: entries since then are no longer kept; list without it")
+	}
+	return nil
 }
 
 func (s *poolService) WhoAmI(ctx context.Context, _ *connect.Request[dxpuv1.WhoAmIRequest]) (*connect.Response[dxpuv1.WhoAmIResponse], error) {

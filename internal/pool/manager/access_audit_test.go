@@ -159,3 +159,63 @@ func TestSecretFieldsAreKnown(t *testing.T) {
 		t.Errorf("redacted: %s", got)
 	}
 }
+
+// A program copies the log from a revision on, and is told when entries are gone.
+func TestAuditFromARevision(t *testing.T) {
+	w := newWorld(t, Config{})
+	record := func(n int) {
+		for range n {
+			_ = w.m.update(t.Context(), func(t *tx) error {
+				t.auditEntry(&call{procedure: "/x"}, nil)
+				return nil
+			})
+		}
+	}
+	list := func(r *dxpuv1.ListAuditRequest) (*dxpuv1.ListAuditResponse, error) {
+		res, err := w.api().ListAudit(t.Context(), connect.NewRequest(r))
+		if err != nil {
+			return nil, err
+		}
+		return res.Msg, nil
+	}
+	record(5)
+	first, err := list(&dxpuv1.ListAuditRequest{})
+	if err != nil || len(first.Entries) != 5 || first.Revision != first.Entries[0].Revision {
+		t.Fatalf("%v, %v", first, err)
+	}
+	record(7)
+	at, seen := first.Revision, 0
+	for token := ""; ; {
+		page, err := list(&dxpuv1.ListAuditRequest{AfterRevision: at, PageSize: 3, PageToken: token})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range page.Entries {
+			if e.Revision <= at || seen > 0 && e.Revision != first.Revision+uint64(seen)+1 {
+				t.Errorf("entry %d has revision %d", seen, e.Revision)
+			}
+			seen++
+		}
+		if token = page.NextPageToken; token == "" {
+			break
+		}
+	}
+	if seen != 7 {
+		t.Errorf("%d entries after revision %d, want 7", seen, at)
+	}
+	if _, err := list(&dxpuv1.ListAuditRequest{AfterRevision: 1 << 40}); connect.CodeOf(err) != connect.CodeOutOfRange {
+		t.Errorf("a revision of another pool: %v", err)
+	}
+	w.m.state.meta.Audits = keepAudit + 1 // the ring has lost those of the first revisions
+	for key, e := range w.m.state.audits.rows {
+		if e.Revision <= 3 {
+			delete(w.m.state.audits.rows, key)
+		}
+	}
+	if _, err := list(&dxpuv1.ListAuditRequest{AfterRevision: 1}); connect.CodeOf(err) != connect.CodeOutOfRange {
+		t.Errorf("entries that are gone: %v", err)
+	}
+	if rest, err := list(&dxpuv1.ListAuditRequest{AfterRevision: first.Revision}); err != nil || len(rest.Entries) != 7 {
+		t.Errorf("entries that are there: %v, %v", rest, err)
+	}
+}

@@ -29,6 +29,7 @@ type accessCall struct {
 // is named here.
 var accessCalls = map[string]accessCall{
 	"PoolService/GetPool":        {request: `{}`},
+	"PoolService/GetPoolHistory": {request: `{}`},
 	"PoolService/ListHosts":      {request: `{}`},
 	"PoolService/GetHost":        {request: `{"hostId":"$HOST"}`},
 	"PoolService/ListBoxes":      {request: `{}`},

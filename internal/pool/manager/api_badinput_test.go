@@ -99,7 +99,8 @@ func TestNotTheAPI(t *testing.T) {
 		method, path, contentType string
 		status                    int
 	}{
-		{http.MethodGet, whoAmI, "", http.StatusMethodNotAllowed},
+		{http.MethodGet, whoAmI, "", http.StatusUnsupportedMediaType}, // a GET names its encoding in the query
+		{http.MethodGet, "/dxpu.v1.PoolService/DeleteLease?encoding=json&message=%7B%7D", "", http.StatusMethodNotAllowed},
 		{http.MethodDelete, whoAmI, "application/json", http.StatusMethodNotAllowed},
 		{http.MethodPost, whoAmI, "text/plain", http.StatusUnsupportedMediaType},
 		{http.MethodPost, "/dxpu.v1.PoolService/Frobnicate", "application/json", http.StatusNotFound},

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"connectrpc.com/connect"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
@@ -26,22 +25,34 @@ const maxRequest = 4 << 20
 // answers to reports are smaller.
 const minCompress = 4 << 10
 
-// Handler serves the API, /healthz, /readyz and /metrics.
+// Handler serves the API with its description, /healthz, /readyz and /metrics.
 func (m *Manager) Handler() http.Handler {
 	mux := http.NewServeMux()
 	// Calls of nodes and calls of persons have a gate each.
 	options := func() connect.HandlerOption {
 		return connect.WithHandlerOptions(connect.WithReadMaxBytes(maxRequest), connect.WithCompressMinBytes(minCompress), strictCodecs(),
-			connect.WithInterceptors(leaderOnly{m}, newGate(gateWidth), &guard{m}))
+			connect.WithInterceptors(callMeter{m.metrics}, leaderOnly{m}, newGate(gateWidth), &guard{m}))
 	}
 	path, pool := dxpuv1connect.NewPoolServiceHandler(&poolService{m: m}, connect.WithInterceptors(tracing()), options())
-	mux.Handle(path, m.Protect(pool))
+	mux.Handle(path, m.Protect(uncached(pool)))
 	path, node := dxpuv1connect.NewNodeServiceHandler(&nodeService{m: m}, options())
 	mux.Handle(path, m.Protect(node))
+	m.describe(mux)
 	mux.HandleFunc("GET /healthz", m.healthz)
 	mux.HandleFunc("GET /readyz", m.readyz)
-	mux.Handle("GET /metrics", promhttp.HandlerFor(m.metrics.registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /metrics", m.serveMetrics)
 	return mux
+}
+
+// uncached keeps caches between a caller and the manager from answering a call: a read
+// may be a GET.
+func uncached(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			w.Header().Set("Cache-Control", "no-store")
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // healthz reports that the process serves.
@@ -52,21 +63,28 @@ func (m *Manager) healthz(w http.ResponseWriter, _ *http.Request) {
 // readyz reports whether the manager is the leader and its state can be stored.
 // A follower is healthy but not ready.
 func (m *Manager) readyz(w http.ResponseWriter, _ *http.Request) {
-	if isClosed(m.stop) {
-		http.Error(w, "the manager is stopping", http.StatusServiceUnavailable)
+	if why := m.unready(); why != "" {
+		http.Error(w, why, http.StatusServiceUnavailable)
 		return
+	}
+	_, _ = io.WriteString(w, "ok: leader\n")
+}
+
+// unready returns why this manager does not decide, "" if it does.
+func (m *Manager) unready() string {
+	if isClosed(m.stop) {
+		return "the manager is stopping"
 	}
 	m.mu.Lock()
 	state, leads, trouble := m.state, m.leads, m.stateErr
 	m.mu.Unlock()
 	switch {
 	case !leads:
-		http.Error(w, "follower: "+message(m.notLeading()), http.StatusServiceUnavailable)
+		return "follower: " + message(m.notLeading())
 	case state == nil:
-		http.Error(w, fmt.Sprintf("leader, but the state is not available: %v", trouble), http.StatusServiceUnavailable)
-	default:
-		_, _ = io.WriteString(w, "ok: leader\n")
+		return fmt.Sprintf("leader, but the state is not available: %v", trouble)
 	}
+	return ""
 }
 
 // strictJSON decodes requests of people and scripts. It refuses unknown fields

@@ -209,7 +209,10 @@ func (s *poolService) GetLease(_ context.Context, req *connect.Request[dxpuv1.Ge
 }
 
 func (s *poolService) ListEvents(ctx context.Context, req *connect.Request[dxpuv1.ListEventsRequest]) (*connect.Response[dxpuv1.ListEventsResponse], error) {
-	events, newest, _, _ := s.m.events.after(0)
+	events, newest, _, complete := s.m.events.after(req.Msg.AfterRevision)
+	if req.Msg.AfterRevision != 0 && !complete {
+		return nil, errForgotten()
+	}
 	events = slices.DeleteFunc(scopeOf(ctx).events(events), func(e *dxpuv1.Event) bool { return !matches(e, req.Msg.Filter) })
 	key := func(e *dxpuv1.Event) string { return sortable("", e.Revision) }
 	if req.Msg.NewestFirst {

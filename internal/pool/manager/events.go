@@ -106,16 +106,11 @@ func (s *poolService) WatchEvents(ctx context.Context, req *connect.Request[dxpu
 		return errForgotten()
 	}
 	// The first message confirms the watch and its first revision.
-	if err := stream.Send(&dxpuv1.WatchEventsResponse{Revision: at}); err != nil {
+	here := func(at uint64) error { return stream.Send(&dxpuv1.WatchEventsResponse{Revision: at}) }
+	if err := here(at); err != nil {
 		return err
 	}
-	alive := time.NewTicker(10 * time.Second)
-	defer alive.Stop()
-	for {
-		events, newest, more, ok := s.m.events.after(at)
-		if !ok {
-			return errForgotten()
-		}
+	return s.m.events.follow(ctx, over, at, here, func(events []*dxpuv1.Event, _ uint64) error {
 		for _, e := range events {
 			if e = visible.event(e); e != nil && matches(e, req.Msg.Filter) {
 				if err := stream.Send(&dxpuv1.WatchEventsResponse{Event: e, Revision: e.Revision}); err != nil {
@@ -123,15 +118,39 @@ func (s *poolService) WatchEvents(ctx context.Context, req *connect.Request[dxpu
 				}
 			}
 		}
+		return nil
+	})
+}
+
+// watchAlive is the interval of the messages of a watch on which nothing happens.
+const watchAlive = 10 * time.Second
+
+// follow calls handle with the events after a revision, and then with new ones as they
+// come, until ctx ends or over is closed. newest is the revision that they reach. When
+// nothing happens, it calls alive from time to time.
+func (l *eventLog) follow(ctx context.Context, over <-chan struct{}, at uint64, alive func(at uint64) error,
+	handle func(events []*dxpuv1.Event, newest uint64) error,
+) error {
+	tick := time.NewTicker(watchAlive)
+	defer tick.Stop()
+	for {
+		events, newest, more, ok := l.after(at)
+		if !ok {
+			return errForgotten()
+		}
+		if err := handle(events, newest); err != nil {
+			return err
+		}
 		at = max(at, newest)
+		idling(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-over:
 			return nil
 		case <-more:
-		case <-alive.C:
-			if err := stream.Send(&dxpuv1.WatchEventsResponse{Revision: at}); err != nil {
+		case <-tick.C:
+			if err := alive(at); err != nil {
 				return err
 			}
 		}

@@ -438,3 +438,13 @@ func (w *world) events() (s string) {
 	}
 	return s
 }
+
+// totals returns the totals of the pool.
+func (m *Manager) totals() *dxpuv1.Pool {
+	p := &dxpuv1.Pool{}
+	_ = m.view(func(t *tx) error {
+		t.addTotals(p)
+		return nil
+	})
+	return p
+}

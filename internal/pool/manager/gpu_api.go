@@ -98,6 +98,9 @@ func (s *poolService) GetGPU(ctx context.Context, req *connect.Request[dxpuv1.Ge
 		n, slot, ok := t.gpuByID(req.Msg.GpuId)
 		if ok {
 			res.Gpu = t.gpuMessage(n, slot)
+			if scopeOf(ctx).all {
+				res.Gpu.History = t.historyOf(res.Gpu)
+			}
 		}
 		if !ok || !scopeOf(ctx).gpu(t, res.Gpu) {
 			return notFound("gpu", req.Msg.GpuId)

@@ -143,6 +143,7 @@ func (t *tx) handleError(n *nodeRecord, s *slotRecord, h gpuerr.Occurrence) {
 	if escalated {
 		often = fmt.Sprintf(", %d or more within %s", class.Limit, class.Window)
 	}
+	e.ErrorCode, e.ErrorCount, e.ErrorAction = h.Code, h.Count, dxpuv1.ErrorAction(action)
 	if h.Code != gpuerr.DeviceFailed || escalated {
 		t.event(e, "GPU %s has had %s %d times%s%s: %s", e.GpuId, class, h.Count, whose, often, action)
 	}

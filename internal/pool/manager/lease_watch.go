@@ -5,15 +5,11 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"time"
 
 	"connectrpc.com/connect"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
-
-// watchAlive is the interval of the messages of a watch on which nothing happens.
-const watchAlive = 10 * time.Second
 
 // WatchLeases implements dxpuv1connect.PoolServiceHandler. The events say which leases
 // have changed; the message has the state that the lease has now. A change of the reason
@@ -30,16 +26,11 @@ func (s *poolService) WatchLeases(ctx context.Context, req *connect.Request[dxpu
 	} else if _, _, _, ok := s.m.events.after(at); !ok {
 		return errForgotten()
 	}
-	if err := stream.Send(&dxpuv1.WatchLeasesResponse{Revision: at}); err != nil { // the watch is open
+	here := func(at uint64) error { return stream.Send(&dxpuv1.WatchLeasesResponse{Revision: at}) }
+	if err := here(at); err != nil { // the watch is open
 		return err
 	}
-	alive := time.NewTicker(watchAlive)
-	defer alive.Stop()
-	for {
-		events, newest, more, ok := s.m.events.after(at)
-		if !ok {
-			return errForgotten()
-		}
+	return s.m.events.follow(ctx, over, at, here, func(events []*dxpuv1.Event, newest uint64) error {
 		for changed := changedLeases(events, r, scopeOf(ctx)); len(changed) > 0; {
 			page := changed[:min(len(changed), watchPage)]
 			changed = changed[len(page):]
@@ -51,20 +42,8 @@ func (s *poolService) WatchLeases(ctx context.Context, req *connect.Request[dxpu
 				return err
 			}
 		}
-		at = max(at, newest)
-		idling(ctx)
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-over:
-			return nil
-		case <-more:
-		case <-alive.C:
-			if err := stream.Send(&dxpuv1.WatchLeasesResponse{Revision: at}); err != nil {
-				return err
-			}
-		}
-	}
+		return nil
+	})
 }
 
 // changedLeases returns the leases that events of a watch concern, in order. The events

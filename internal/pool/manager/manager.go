@@ -16,7 +16,8 @@
 //	lease*, queue*, placement, tenant*   leases, their queue and preemption, quotas
 //	binding*     the states of a binding, and what the guest does with its device
 //	node*, gpu*, maintain*               reports and health, cordons and drains
-//	api*, access*, events*, metrics      calls, callers and what they may do, events
+//	api*, access*, events*, metrics*     calls, callers and what they may do, events
+//	gpu_history, pool_history            what is remembered of GPUs for weeks, of the pool for a day
 //
 // Invariant: a box slot belongs to at most one binding whose removal the box has not
 // confirmed. The desired state of a host has at most one binding for a host slot.

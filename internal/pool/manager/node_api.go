@@ -229,6 +229,7 @@ func (t *tx) wasDeleted(credential string) bool {
 func (t *tx) advanceDeletion(id string) {
 	if len(t.bindingsAt(id)) == 0 {
 		t.nodes.remove(id)
+		t.forgetHistory(id)
 		return
 	}
 	t.dueOrSchedule(subject{nodeSubject, id}, t.now.Add(forgetRetry))

@@ -25,6 +25,7 @@ type liveNode struct {
 	observed   *dxpuv1.ObservedState
 	digest     []byte // of observed; nil: the next report counts as a different one
 	rates      rates
+	uses       uses
 	runs       runs
 	published  uint64        // the newest durable revision of the desired state; 0: not known
 	changed    chan struct{} // closed and replaced when the desired state changes

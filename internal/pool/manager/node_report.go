@@ -64,6 +64,7 @@ func (m *Manager) reportLocked(ctx context.Context, o *dxpuv1.ObservedState, ess
 	was := t.connected(o.NodeId) && !l.lost
 	same := was && bytes.Equal(l.digest, essence)
 	l.rates.update(o, t.now)
+	l.uses = usesOf(o)
 	before := l.observed
 	l.observed, l.last, l.silentSince, l.lost, l.digest = o, t.now, t.now, false, essence
 	l.timeout = t.lostTimeout(t.heartbeat())

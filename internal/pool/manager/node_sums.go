@@ -20,7 +20,14 @@ type nodeEntry struct {
 	bound  uint32 // GPUs with a binding that serves
 	free   uint32 // GPUs that can be allocated
 	models []modelSum
+	sick   []sickGPU // GPUs that are not healthy and in service
 	claims []deviceClaim
+}
+
+// sickGPU is a GPU that its errors or its box's report keep from new bindings.
+type sickGPU struct {
+	slot uint32
+	how  string // "failed", "degraded" or "out_of_service", a value of the metrics' label health
 }
 
 type modelSum struct {
@@ -46,6 +53,9 @@ func (t *tx) nodeEntry(n *nodeRecord) nodeEntry {
 			at = len(e.models)
 			e.models = append(e.models, modelSum{model: s.Device.Model})
 		}
+		if how := s.sickness(); how != "" {
+			e.sick = append(e.sick, sickGPU{s.Slot, how})
+		}
 		usable := s.Health == dxpuv1.Health_HEALTH_OK && s.Fault.outOfService() == "" && n.Cordon == nil && s.Cordon == nil && !t.isDuplicate(n.ID, s)
 		if usable {
 			e.models[at].usable++
@@ -61,14 +71,17 @@ func (t *tx) nodeEntry(n *nodeRecord) nodeEntry {
 	return e
 }
 
-// totals returns the totals of the pool, for metrics.
-func (m *Manager) totals() *dxpuv1.Pool {
-	p := &dxpuv1.Pool{}
-	_ = m.view(func(t *tx) error {
-		t.addTotals(p)
-		return nil
-	})
-	return p
+// sickness returns how a GPU is not healthy or not in service, "" for a good one.
+func (s *slotRecord) sickness() string {
+	switch {
+	case s.Health == dxpuv1.Health_HEALTH_FAILED:
+		return "failed"
+	case s.Health != dxpuv1.Health_HEALTH_OK: // whatever number the box reports
+		return "degraded"
+	case s.Fault.outOfService() != "":
+		return "out_of_service"
+	}
+	return ""
 }
 
 // addTotals adds up the index's entries of nodes and tenants. It does not scan the
@@ -79,6 +92,9 @@ func (t *tx) addTotals(p *dxpuv1.Pool) {
 	models := map[string]modelSum{}
 	for id, e := range t.indexedNodes {
 		here := t.connected(id)
+		if here {
+			t.live[id].uses.add(p)
+		}
 		nodes, connected := &p.Hosts, &p.HostsConnected
 		if e.box {
 			nodes, connected = &p.Boxes, &p.BoxesConnected
@@ -117,7 +133,33 @@ func (t *tx) addTotals(p *dxpuv1.Pool) {
 	for _, u := range t.usageByTenant {
 		p.LeasesPending += u.pending
 		p.LeasesActive += u.active
+		p.LeasesDegraded += u.degraded
 	}
+}
+
+// uses counts the devices of a host by how its guests use them.
+type uses struct{ idle, held, busy uint32 }
+
+// usesOf counts the devices in a report. Those of boxes have no use.
+func usesOf(o *dxpuv1.ObservedState) (u uses) {
+	for _, s := range o.Slots {
+		switch s.GetBinding().GetUse() {
+		case dxpuv1.Use_USE_IDLE:
+			u.idle++
+		case dxpuv1.Use_USE_HELD:
+			u.held++
+		case dxpuv1.Use_USE_BUSY:
+			u.busy++
+		case dxpuv1.Use_USE_UNSPECIFIED:
+		}
+	}
+	return u
+}
+
+func (u uses) add(p *dxpuv1.Pool) {
+	p.GpusIdle += u.idle
+	p.GpusHeld += u.held
+	p.GpusBusy += u.busy
 }
 
 // totals reduces the totals to the scope: a tenant learns how much it has, not
@@ -135,6 +177,9 @@ func (s scope) totals(t *tx, p *dxpuv1.Pool) *dxpuv1.Pool {
 			out.LeasesPending++
 		case l.holds():
 			out.LeasesActive++
+			if l.State == leaseDegraded {
+				out.LeasesDegraded++
+			}
 			for _, b := range t.bindingsOf(id) {
 				if t.bindings.get(b).serving() {
 					out.Gpus++

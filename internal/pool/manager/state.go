@@ -23,6 +23,8 @@ const (
 	auditPrefix   = "audit/"
 	secretPrefix  = "secret/"
 	eventPrefix   = "event/"
+	historyPrefix = "history/"
+	samplePrefix  = "sample/"
 )
 
 // state is the pool in memory. Manager.mu guards it.
@@ -37,6 +39,8 @@ type state struct {
 	secrets  table[secretRecord]  // the pool's authority; the credentials of deleted nodes; a check of the join token
 	// eventRing holds the newest events, in keepEventRecords records.
 	eventRing table[eventRecord]
+	histories table[historyRecord] // of GPUs and nodes, by their IDs
+	samples   table[sampleRecord]  // the occupancy of the pool, a ring of a day's minutes
 
 	index
 	work
@@ -56,8 +60,8 @@ type anyTable interface {
 }
 
 // tables returns all tables of the state.
-func (s *state) tables() [8]anyTable {
-	return [...]anyTable{&s.nodes, &s.leases, &s.bindings, &s.tenants, &s.tokens, &s.audits, &s.secrets, &s.eventRing}
+func (s *state) tables() [10]anyTable {
+	return [...]anyTable{&s.nodes, &s.leases, &s.bindings, &s.tenants, &s.tokens, &s.audits, &s.secrets, &s.eventRing, &s.histories, &s.samples}
 }
 
 // index finds records without a scan of a table. It follows from the records, and
@@ -129,6 +133,8 @@ func newState(began time.Time) *state {
 		audits:    newTable[auditRecord](auditPrefix, nil),
 		secrets:   newTable[secretRecord](secretPrefix, nil),
 		eventRing: newTable[eventRecord](eventPrefix, nil),
+		histories: newTable(historyPrefix, (*historyRecord).unshare),
+		samples:   newTable[sampleRecord](samplePrefix, nil),
 		index:     newIndex(),
 		work:      work{dirty: map[subject]bool{}, connectivityChanged: map[string]bool{}, alarms: alarms{at: map[subject]time.Duration{}}},
 		began:     began,

@@ -43,6 +43,7 @@ type leaseEntry struct {
 	gpus        uint32
 	model       string
 	holding     bool
+	degraded    bool
 	preemptible bool
 	ended       time.Time // when it is over
 }
@@ -232,6 +233,7 @@ func (t *tx) countCrossing(racks [2]string, n int) {
 func (t *tx) leaseEntry(l *leaseRecord) leaseEntry {
 	k := leaseEntry{
 		request: requestKey{l.spec.Tenant, l.RequestID}, model: l.Model, holding: l.holds(), preemptible: l.holds() && l.spec.Preemptible,
+		degraded: l.State == leaseDegraded,
 	}
 	if l.HostID != "" { // it has been granted
 		k.gpus = l.spec.Count

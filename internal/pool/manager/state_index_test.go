@@ -76,6 +76,22 @@ func checkSums(t fatalTester, tx *tx) {
 			want.LeasesPending++
 		case l.holds():
 			want.LeasesActive++
+			if l.State == leaseDegraded {
+				want.LeasesDegraded++
+			}
+		}
+	}
+	for id := range tx.nodes.rows {
+		for _, s := range tx.live[id].report().GetSlots() {
+			switch use := s.Binding.GetUse(); {
+			case !tx.connected(id):
+			case use == dxpuv1.Use_USE_IDLE:
+				want.GpusIdle++
+			case use == dxpuv1.Use_USE_HELD:
+				want.GpusHeld++
+			case use == dxpuv1.Use_USE_BUSY:
+				want.GpusBusy++
+			}
 		}
 	}
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
@@ -94,7 +110,7 @@ func (w *world) checkIndex(t fatalTester) {
 	t.Helper()
 	_ = w.m.view(func(tx *tx) error {
 		diff := cmp.Diff(rebuilt(tx), &tx.index,
-			cmp.AllowUnexported(index{}, tenantUsage{}, bindingEntry{}, leaseEntry{}, hostSlotRef{}, requestKey{}, queueKey{}, endedLease{}, nodeEntry{}, modelSum{}, deviceClaim{}, deviceKey{}, queueClass{}, queueLine{}, ask{}),
+			cmp.AllowUnexported(index{}, tenantUsage{}, bindingEntry{}, leaseEntry{}, hostSlotRef{}, requestKey{}, queueKey{}, endedLease{}, nodeEntry{}, modelSum{}, sickGPU{}, deviceClaim{}, deviceKey{}, queueClass{}, queueLine{}, ask{}),
 			cmpopts.IgnoreFields(index{}, "capacityGrew", "gpuPool", "hostPool", "hostIDs", "boxIDs", "leaseIDs", "openLeaseIDs"),
 			cmpopts.IgnoreFields(leaseEntry{}, "spec"), cmpopts.IgnoreFields(queueLine{}, "before"),
 			cmpopts.EquateEmpty(),

@@ -68,6 +68,7 @@ func (t *tx) event(e *dxpuv1.Event, format string, args ...any) {
 		e.Actor = t.call.caller.Actor
 	}
 	t.events = append(t.events, e)
+	t.remember(e)
 }
 
 // changes returns the number of records and events that the transaction changes.

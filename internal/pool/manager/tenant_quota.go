@@ -131,6 +131,7 @@ func (t *tx) modelAt(r placement.Ref) string {
 type tenantUsage struct {
 	open            map[string]bool // leases that have not ended
 	pending, active uint32          // leases in the queue; leases that have or get GPUs
+	degraded        uint32          // of the active ones
 	gpus            uint32
 	byModel         map[string]uint32 // GPUs
 }
@@ -163,6 +164,9 @@ func (x *index) countLease(id string, k *leaseEntry, sign uint32) {
 	}
 	if k.holding {
 		u.active += sign
+	}
+	if k.degraded {
+		u.degraded += sign
 	}
 	u.gpus += sign * k.gpus
 	if u.byModel[k.model] += sign * k.gpus; u.byModel[k.model] == 0 {

@@ -10,6 +10,10 @@
 //   curl -H 'Content-Type: application/json' -d '{}' \
 //     http://127.0.0.1:7470/dxpu.v1.PoolService/ListGPUs
 //
+// A call without side effects may also be a GET, with the message in the query:
+//
+//   curl 'http://127.0.0.1:7470/dxpu.v1.PoolService/ListGPUs?encoding=json&message=%7B%7D'
+//
 // Rules for every call:
 //   - IDs are opaque strings assigned by the manager. The ID of a GPU is
 //     "BOX/SLOT", that of a host slot "HOST/SLOT".
@@ -63,6 +67,9 @@ const (
 const (
 	// PoolServiceGetPoolProcedure is the fully-qualified name of the PoolService's GetPool RPC.
 	PoolServiceGetPoolProcedure = "/dxpu.v1.PoolService/GetPool"
+	// PoolServiceGetPoolHistoryProcedure is the fully-qualified name of the PoolService's
+	// GetPoolHistory RPC.
+	PoolServiceGetPoolHistoryProcedure = "/dxpu.v1.PoolService/GetPoolHistory"
 	// PoolServiceListHostsProcedure is the fully-qualified name of the PoolService's ListHosts RPC.
 	PoolServiceListHostsProcedure = "/dxpu.v1.PoolService/ListHosts"
 	// PoolServiceGetHostProcedure is the fully-qualified name of the PoolService's GetHost RPC.
@@ -136,6 +143,8 @@ const (
 type PoolServiceClient interface {
 	// GetPool returns totals and the manager's identity.
 	GetPool(context.Context, *connect.Request[v1.GetPoolRequest]) (*connect.Response[v1.GetPoolResponse], error)
+	// GetPoolHistory returns the occupancy and the use of the pool over the last day.
+	GetPoolHistory(context.Context, *connect.Request[v1.GetPoolHistoryRequest]) (*connect.Response[v1.GetPoolHistoryResponse], error)
 	ListHosts(context.Context, *connect.Request[v1.ListHostsRequest]) (*connect.Response[v1.ListHostsResponse], error)
 	GetHost(context.Context, *connect.Request[v1.GetHostRequest]) (*connect.Response[v1.GetHostResponse], error)
 	ListBoxes(context.Context, *connect.Request[v1.ListBoxesRequest]) (*connect.Response[v1.ListBoxesResponse], error)
@@ -186,7 +195,7 @@ type PoolServiceClient interface {
 	DeleteToken(context.Context, *connect.Request[v1.DeleteTokenRequest]) (*connect.Response[v1.DeleteTokenResponse], error)
 	// WhoAmI returns the caller's identity.
 	WhoAmI(context.Context, *connect.Request[v1.WhoAmIRequest]) (*connect.Response[v1.WhoAmIResponse], error)
-	// ListAudit returns the audit log, newest first.
+	// ListAudit returns the audit log: newest first, or from a revision on.
 	ListAudit(context.Context, *connect.Request[v1.ListAuditRequest]) (*connect.Response[v1.ListAuditResponse], error)
 	// Backup streams the whole state of the pool at one revision, secrets included.
 	Backup(context.Context, *connect.Request[v1.BackupRequest]) (*connect.ServerStreamForClient[v1.BackupResponse], error)
@@ -215,54 +224,70 @@ func NewPoolServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			httpClient,
 			baseURL+PoolServiceGetPoolProcedure,
 			connect.WithSchema(poolServiceMethods.ByName("GetPool")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		getPoolHistory: connect.NewClient[v1.GetPoolHistoryRequest, v1.GetPoolHistoryResponse](
+			httpClient,
+			baseURL+PoolServiceGetPoolHistoryProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("GetPoolHistory")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
 		listHosts: connect.NewClient[v1.ListHostsRequest, v1.ListHostsResponse](
 			httpClient,
 			baseURL+PoolServiceListHostsProcedure,
 			connect.WithSchema(poolServiceMethods.ByName("ListHosts")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
 		getHost: connect.NewClient[v1.GetHostRequest, v1.GetHostResponse](
 			httpClient,
 			baseURL+PoolServiceGetHostProcedure,
 			connect.WithSchema(poolServiceMethods.ByName("GetHost")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
 		listBoxes: connect.NewClient[v1.ListBoxesRequest, v1.ListBoxesResponse](
 			httpClient,
 			baseURL+PoolServiceListBoxesProcedure,
 			connect.WithSchema(poolServiceMethods.ByName("ListBoxes")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
 		getBox: connect.NewClient[v1.GetBoxRequest, v1.GetBoxResponse](
 			httpClient,
 			baseURL+PoolServiceGetBoxProcedure,
 			connect.WithSchema(poolServiceMethods.ByName("GetBox")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
 		listGPUs: connect.NewClient[v1.ListGPUsRequest, v1.ListGPUsResponse](
 			httpClient,
 			baseURL+PoolServiceListGPUsProcedure,
 			connect.WithSchema(poolServiceMethods.ByName("ListGPUs")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
 		getGPU: connect.NewClient[v1.GetGPURequest, v1.GetGPUResponse](
 			httpClient,
 			baseURL+PoolServiceGetGPUProcedure,
 			connect.WithSchema(poolServiceMethods.ByName("GetGPU")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
 		listLeases: connect.NewClient[v1.ListLeasesRequest, v1.ListLeasesResponse](
 			httpClient,
 			baseURL+PoolServiceListLeasesProcedure,
 			connect.WithSchema(poolServiceMethods.ByName("ListLeases")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
 		getLease: connect.NewClient[v1.GetLeaseRequest, v1.GetLeaseResponse](
 			httpClient,
 			baseURL+PoolServiceGetLeaseProcedure,
 			connect.WithSchema(poolServiceMethods.ByName("GetLease")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
 		createLease: connect.NewClient[v1.CreateLeaseRequest, v1.CreateLeaseResponse](
@@ -287,6 +312,7 @@ func NewPoolServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			httpClient,
 			baseURL+PoolServiceExplainLeaseProcedure,
 			connect.WithSchema(poolServiceMethods.ByName("ExplainLease")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
 		replaceGPU: connect.NewClient[v1.ReplaceGPURequest, v1.ReplaceGPUResponse](
@@ -335,12 +361,14 @@ func NewPoolServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			httpClient,
 			baseURL+PoolServiceListTenantsProcedure,
 			connect.WithSchema(poolServiceMethods.ByName("ListTenants")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
 		getTenant: connect.NewClient[v1.GetTenantRequest, v1.GetTenantResponse](
 			httpClient,
 			baseURL+PoolServiceGetTenantProcedure,
 			connect.WithSchema(poolServiceMethods.ByName("GetTenant")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
 		putTenant: connect.NewClient[v1.PutTenantRequest, v1.PutTenantResponse](
@@ -365,6 +393,7 @@ func NewPoolServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			httpClient,
 			baseURL+PoolServiceListTokensProcedure,
 			connect.WithSchema(poolServiceMethods.ByName("ListTokens")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
 		deleteToken: connect.NewClient[v1.DeleteTokenRequest, v1.DeleteTokenResponse](
@@ -377,12 +406,14 @@ func NewPoolServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			httpClient,
 			baseURL+PoolServiceWhoAmIProcedure,
 			connect.WithSchema(poolServiceMethods.ByName("WhoAmI")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
 		listAudit: connect.NewClient[v1.ListAuditRequest, v1.ListAuditResponse](
 			httpClient,
 			baseURL+PoolServiceListAuditProcedure,
 			connect.WithSchema(poolServiceMethods.ByName("ListAudit")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
 		backup: connect.NewClient[v1.BackupRequest, v1.BackupResponse](
@@ -395,6 +426,7 @@ func NewPoolServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			httpClient,
 			baseURL+PoolServiceListEventsProcedure,
 			connect.WithSchema(poolServiceMethods.ByName("ListEvents")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
 		watchEvents: connect.NewClient[v1.WatchEventsRequest, v1.WatchEventsResponse](
@@ -415,6 +447,7 @@ func NewPoolServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 // poolServiceClient implements PoolServiceClient.
 type poolServiceClient struct {
 	getPool        *connect.Client[v1.GetPoolRequest, v1.GetPoolResponse]
+	getPoolHistory *connect.Client[v1.GetPoolHistoryRequest, v1.GetPoolHistoryResponse]
 	listHosts      *connect.Client[v1.ListHostsRequest, v1.ListHostsResponse]
 	getHost        *connect.Client[v1.GetHostRequest, v1.GetHostResponse]
 	listBoxes      *connect.Client[v1.ListBoxesRequest, v1.ListBoxesResponse]
@@ -452,6 +485,11 @@ type poolServiceClient struct {
 // GetPool calls dxpu.v1.PoolService.GetPool.
 func (c *poolServiceClient) GetPool(ctx context.Context, req *connect.Request[v1.GetPoolRequest]) (*connect.Response[v1.GetPoolResponse], error) {
 	return c.getPool.CallUnary(ctx, req)
+}
+
+// GetPoolHistory calls dxpu.v1.PoolService.GetPoolHistory.
+func (c *poolServiceClient) GetPoolHistory(ctx context.Context, req *connect.Request[v1.GetPoolHistoryRequest]) (*connect.Response[v1.GetPoolHistoryResponse], error) {
+	return c.getPoolHistory.CallUnary(ctx, req)
 }
 
 // ListHosts calls dxpu.v1.PoolService.ListHosts.
@@ -618,6 +656,8 @@ func (c *poolServiceClient) WatchLeases(ctx context.Context, req *connect.Reques
 type PoolServiceHandler interface {
 	// GetPool returns totals and the manager's identity.
 	GetPool(context.Context, *connect.Request[v1.GetPoolRequest]) (*connect.Response[v1.GetPoolResponse], error)
+	// GetPoolHistory returns the occupancy and the use of the pool over the last day.
+	GetPoolHistory(context.Context, *connect.Request[v1.GetPoolHistoryRequest]) (*connect.Response[v1.GetPoolHistoryResponse], error)
 	ListHosts(context.Context, *connect.Request[v1.ListHostsRequest]) (*connect.Response[v1.ListHostsResponse], error)
 	GetHost(context.Context, *connect.Request[v1.GetHostRequest]) (*connect.Response[v1.GetHostResponse], error)
 	ListBoxes(context.Context, *connect.Request[v1.ListBoxesRequest]) (*connect.Response[v1.ListBoxesResponse], error)
@@ -668,7 +708,7 @@ type PoolServiceHandler interface {
 	DeleteToken(context.Context, *connect.Request[v1.DeleteTokenRequest]) (*connect.Response[v1.DeleteTokenResponse], error)
 	// WhoAmI returns the caller's identity.
 	WhoAmI(context.Context, *connect.Request[v1.WhoAmIRequest]) (*connect.Response[v1.WhoAmIResponse], error)
-	// ListAudit returns the audit log, newest first.
+	// ListAudit returns the audit log: newest first, or from a revision on.
 	ListAudit(context.Context, *connect.Request[v1.ListAuditRequest]) (*connect.Response[v1.ListAuditResponse], error)
 	// Backup streams the whole state of the pool at one revision, secrets included.
 	Backup(context.Context, *connect.Request[v1.BackupRequest], *connect.ServerStream[v1.BackupResponse]) error
@@ -693,54 +733,70 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 		PoolServiceGetPoolProcedure,
 		svc.GetPool,
 		connect.WithSchema(poolServiceMethods.ByName("GetPool")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	poolServiceGetPoolHistoryHandler := connect.NewUnaryHandler(
+		PoolServiceGetPoolHistoryProcedure,
+		svc.GetPoolHistory,
+		connect.WithSchema(poolServiceMethods.ByName("GetPoolHistory")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
 	poolServiceListHostsHandler := connect.NewUnaryHandler(
 		PoolServiceListHostsProcedure,
 		svc.ListHosts,
 		connect.WithSchema(poolServiceMethods.ByName("ListHosts")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
 	poolServiceGetHostHandler := connect.NewUnaryHandler(
 		PoolServiceGetHostProcedure,
 		svc.GetHost,
 		connect.WithSchema(poolServiceMethods.ByName("GetHost")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
 	poolServiceListBoxesHandler := connect.NewUnaryHandler(
 		PoolServiceListBoxesProcedure,
 		svc.ListBoxes,
 		connect.WithSchema(poolServiceMethods.ByName("ListBoxes")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
 	poolServiceGetBoxHandler := connect.NewUnaryHandler(
 		PoolServiceGetBoxProcedure,
 		svc.GetBox,
 		connect.WithSchema(poolServiceMethods.ByName("GetBox")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
 	poolServiceListGPUsHandler := connect.NewUnaryHandler(
 		PoolServiceListGPUsProcedure,
 		svc.ListGPUs,
 		connect.WithSchema(poolServiceMethods.ByName("ListGPUs")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
 	poolServiceGetGPUHandler := connect.NewUnaryHandler(
 		PoolServiceGetGPUProcedure,
 		svc.GetGPU,
 		connect.WithSchema(poolServiceMethods.ByName("GetGPU")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
 	poolServiceListLeasesHandler := connect.NewUnaryHandler(
 		PoolServiceListLeasesProcedure,
 		svc.ListLeases,
 		connect.WithSchema(poolServiceMethods.ByName("ListLeases")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
 	poolServiceGetLeaseHandler := connect.NewUnaryHandler(
 		PoolServiceGetLeaseProcedure,
 		svc.GetLease,
 		connect.WithSchema(poolServiceMethods.ByName("GetLease")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
 	poolServiceCreateLeaseHandler := connect.NewUnaryHandler(
@@ -765,6 +821,7 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 		PoolServiceExplainLeaseProcedure,
 		svc.ExplainLease,
 		connect.WithSchema(poolServiceMethods.ByName("ExplainLease")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
 	poolServiceReplaceGPUHandler := connect.NewUnaryHandler(
@@ -813,12 +870,14 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 		PoolServiceListTenantsProcedure,
 		svc.ListTenants,
 		connect.WithSchema(poolServiceMethods.ByName("ListTenants")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
 	poolServiceGetTenantHandler := connect.NewUnaryHandler(
 		PoolServiceGetTenantProcedure,
 		svc.GetTenant,
 		connect.WithSchema(poolServiceMethods.ByName("GetTenant")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
 	poolServicePutTenantHandler := connect.NewUnaryHandler(
@@ -843,6 +902,7 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 		PoolServiceListTokensProcedure,
 		svc.ListTokens,
 		connect.WithSchema(poolServiceMethods.ByName("ListTokens")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
 	poolServiceDeleteTokenHandler := connect.NewUnaryHandler(
@@ -855,12 +915,14 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 		PoolServiceWhoAmIProcedure,
 		svc.WhoAmI,
 		connect.WithSchema(poolServiceMethods.ByName("WhoAmI")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
 	poolServiceListAuditHandler := connect.NewUnaryHandler(
 		PoolServiceListAuditProcedure,
 		svc.ListAudit,
 		connect.WithSchema(poolServiceMethods.ByName("ListAudit")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
 	poolServiceBackupHandler := connect.NewServerStreamHandler(
@@ -873,6 +935,7 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 		PoolServiceListEventsProcedure,
 		svc.ListEvents,
 		connect.WithSchema(poolServiceMethods.ByName("ListEvents")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
 	poolServiceWatchEventsHandler := connect.NewServerStreamHandler(
@@ -891,6 +954,8 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 		switch r.URL.Path {
 		case PoolServiceGetPoolProcedure:
 			poolServiceGetPoolHandler.ServeHTTP(w, r)
+		case PoolServiceGetPoolHistoryProcedure:
+			poolServiceGetPoolHistoryHandler.ServeHTTP(w, r)
 		case PoolServiceListHostsProcedure:
 			poolServiceListHostsHandler.ServeHTTP(w, r)
 		case PoolServiceGetHostProcedure:
@@ -966,6 +1031,10 @@ type UnimplementedPoolServiceHandler struct{}
 
 func (UnimplementedPoolServiceHandler) GetPool(context.Context, *connect.Request[v1.GetPoolRequest]) (*connect.Response[v1.GetPoolResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.GetPool is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) GetPoolHistory(context.Context, *connect.Request[v1.GetPoolHistoryRequest]) (*connect.Response[v1.GetPoolHistoryResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.GetPoolHistory is not implemented"))
 }
 
 func (UnimplementedPoolServiceHandler) ListHosts(context.Context, *connect.Request[v1.ListHostsRequest]) (*connect.Response[v1.ListHostsResponse], error) {
