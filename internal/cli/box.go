@@ -101,7 +101,7 @@ fault into a software GPU, for tests.` + tracingHelp,
 }
 
 func (o *boxOptions) run(cmd *cobra.Command) error {
-	log := newProxyLogger(cmd, o.logLevel)
+	log := newProxyLogger(cmd, &o.log)
 	slots, err := o.slots(cmd.Context(), deviceModels(log))
 	if err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 	"github.com/dxpu-project/dxpu/internal/pool/auth"
@@ -17,23 +18,26 @@ import (
 // eventsCommand is both "dxpu events" and "dxpu get events".
 func eventsCommand(conn *connection) *cobra.Command {
 	var watch bool
+	var after uint64
 	var out *output
 	filter := &dxpuv1.EventFilter{}
 	cmd := &cobra.Command{
 		Use: "events", Short: "Show the events of the pool", Args: cobra.NoArgs,
 		Long: `Show the events of the pool, oldest first. With --watch, continue with new events.
-With --json each event is one line.`,
+With --json each event is one line. A program that copies the events remembers the
+revision of the last one and continues with --after, also at another manager.`,
 		Example: `  dxpu events --lease l-17
-  dxpu events --watch --json`,
+  dxpu events --watch --json --after 4711`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			api, err := conn.pool()
 			if err != nil {
 				return err
 			}
 			if watch {
-				return watchEvents(cmd.Context(), api, filter, cmd.OutOrStdout(), out.structured())
+				from := &dxpuv1.WatchEventsRequest{FromStart: after == 0, AfterRevision: after, Filter: filter}
+				return watchEvents(cmd.Context(), api, from, cmd.OutOrStdout(), out.structured())
 			}
-			req := &dxpuv1.ListEventsRequest{Filter: filter, PageSize: 1000}
+			req := &dxpuv1.ListEventsRequest{Filter: filter, AfterRevision: after, PageSize: 1000}
 			return callPages(cmd.Context(), api, poolAPI.ListEvents, req, func(page *dxpuv1.ListEventsResponse) error {
 				for _, e := range page.Events {
 					if err := printEvent(cmd.OutOrStdout(), e, out.structured()); err != nil {
@@ -47,6 +51,7 @@ With --json each event is one line.`,
 	out = jsonFlag(cmd)
 	f := cmd.Flags()
 	f.BoolVarP(&watch, "watch", "w", false, "continue with new events until interrupted")
+	afterFlag(f, &after, "events")
 	f.StringVar(&filter.LeaseId, "lease", "", "show only events of this lease")
 	f.StringVar(&filter.BindingId, "binding", "", "show only events of this binding")
 	f.StringVar(&filter.GpuId, "gpu", "", "show only events of this GPU")
@@ -55,8 +60,13 @@ With --json each event is one line.`,
 	return cmd
 }
 
-func watchEvents(ctx context.Context, api poolAPI, filter *dxpuv1.EventFilter, w io.Writer, asJSON bool) error {
-	watch, err := openWatch(ctx, api, &dxpuv1.WatchEventsRequest{FromStart: true, Filter: filter})
+// afterFlag adds --after.
+func afterFlag(f *pflag.FlagSet, after *uint64, what string) {
+	f.Uint64Var(after, "after", 0, "show only "+what+" after this `revision` (default: all that the manager keeps)")
+}
+
+func watchEvents(ctx context.Context, api poolAPI, from *dxpuv1.WatchEventsRequest, w io.Writer, asJSON bool) error {
+	watch, err := openWatch(ctx, api, from)
 	if err == nil {
 		err = watch.follow(ctx, func(e *dxpuv1.Event) error {
 			if e == nil {
@@ -89,8 +99,11 @@ func newGetAuditCommand(conn *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "audit", Short: "List the calls that changed the pool, and their callers", Args: cobra.NoArgs,
 		Long: `List the audit log, newest entry first: every call that changed something, and
-every call that was refused. --json shows the requests, too, without their secrets.`,
+every call that was refused. --json shows the requests, too, without their secrets.
+With --after the oldest entry is first: a program that copies the log continues after
+the revision of the last entry that it has.`,
 		Example: `  dxpu get audit --limit 20
+  dxpu get audit --after 4711 --limit 0 --json
   dxpu get audit --actor t-k3v5c7q2mn --json`,
 	}
 	valueCommand(cmd, func(cmd *cobra.Command, _ []string) (*dxpuv1.ListAuditResponse, error) {
@@ -120,6 +133,7 @@ every call that was refused. --json shows the requests, too, without their secre
 	f := cmd.Flags()
 	f.StringVar(&req.Actor, "actor", "", "show only calls by this token or node")
 	f.StringVar(&req.Target, "target", "", "show only calls that concern this object")
+	afterFlag(f, &req.AfterRevision, "entries")
 	f.IntVar(&limit, "limit", 100, "number of entries, 0 for all")
 	return cmd
 }

@@ -339,6 +339,24 @@ link    %d TLPs sent, %d received, %d datagrams retransmitted, %d refused
 			c.GetTlpsSent(), c.GetTlpsReceived(), c.GetDatagramsRetransmitted(), c.GetDatagramsRefused())
 	}
 	describeErrors(w, g.Errors)
+	describeHistory(w, g.History)
+}
+
+// describeHistory shows what happened to a GPU and to its box in the last weeks.
+func describeHistory(w io.Writer, history []*dxpuv1.Incident) {
+	if len(history) == 0 {
+		return
+	}
+	fmt.Fprintln(w, "\nhistory of 90 days, the newest first")
+	t := newTable(w, "FIRST", "LAST", "TIMES", "WHAT")
+	for _, i := range history {
+		first, last := i.FirstTime.AsTime().Local().Format(time.DateTime), i.LastTime.AsTime().Local().Format(time.DateTime)
+		if i.Count == 1 {
+			first = "-"
+		}
+		t.row(first, last, fmt.Sprint(i.Count), i.Message)
+	}
+	t.flush()
 }
 
 // gpuHealth describes the health of a GPU in a few words.

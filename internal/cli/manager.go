@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -33,7 +32,8 @@ import (
 type managerOptions struct {
 	listen, tokenFile, urlFile string
 	testingClock               string
-	logLevel                   slog.Level
+	log                        logOptions
+	admin                      adminOptions
 	reserve                    placement.Reserve
 	securityOptions
 	storeOptions
@@ -93,7 +93,8 @@ with --ca-file or --ca-hash, and get certificates of the same authority.` + trac
 	durationVar(f, &o.cfg.HostTimeout, "host-timeout", 10*time.Minute, "silence of a host after which its leases, if their GPUs do not work, return to the queue or end; 0: never")
 	durationVar(f, &o.cfg.AttachTimeout, "attach-timeout", 20*time.Second, "longest duration of each step of an attach")
 	durationVar(f, &o.cfg.UnplugTimeout, "unplug-timeout", 15*time.Second, "longest wait for a guest to release a GPU; native PCIe hot-plug takes 7s")
-	logFlag(f, &o.logLevel)
+	o.log.register(f)
+	o.admin.register(f, "/metrics, /healthz and /readyz")
 	f.StringVar(&o.testingClock, "testing-clock", "", "file with the error of this manager's clock in nanoseconds (for tests)")
 	_ = f.MarkHidden("testing-clock") // fails only for an unknown flag
 	cmd.AddCommand(newBackupCommand(), newRestoreCommand())
@@ -116,7 +117,7 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 	if o.testingClock != "" {
 		cfg.Now = wrongClock(o.testingClock)
 	}
-	cfg.Log = newLogger(cmd, o.logLevel)
+	cfg.Log = o.log.logger(cmd)
 	if o.dataDir != "" {
 		if err := os.MkdirAll(o.dataDir, 0o700); err != nil {
 			return fmt.Errorf("--data-dir: %w", err)
@@ -162,6 +163,16 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
+	api := m.Handler()
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", m.MetricsHandler())
+	for _, path := range []string{"GET /healthz", "GET /readyz"} {
+		mux.Handle(path, api)
+	}
+	admin, err := o.admin.open(cmd.Context(), mux)
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
 	announce := func() error {
 		fmt.Fprintf(cmd.OutOrStdout(), "The manager serves at %s\n", url)
 		if made {
@@ -177,7 +188,10 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 		return nil
 	}
 	err = withTracing(cmd.Context(), "dxpu-manager", url, func(ctx context.Context) error {
-		return o.serve(ctx, m, l, tlsConfig, leads, announce)
+		g, ctx := errgroup.WithContext(ctx)
+		g.Go(func() error { return o.serve(ctx, m, api, l, tlsConfig, leads, announce) })
+		g.Go(func() error { return admin(ctx) })
+		return g.Wait()
 	})
 	if store != nil {
 		err = errors.Join(err, store.Close())
@@ -240,8 +254,8 @@ func (o *managerOptions) joinToken() (token string, made bool, err error) {
 // serve serves a manager on a listener until ctx ends: HTTP/1.1 and HTTP/2, with TLS
 // if cfg is not nil. HTTP/2 works without TLS, too, for gRPC. serve calls announce
 // when leads is closed.
-func (o *managerOptions) serve(ctx context.Context, m *manager.Manager, l net.Listener, cfg *tls.Config, leads <-chan struct{}, announce func() error) error {
-	srv := newServer(web.Handler(m.Handler()))
+func (o *managerOptions) serve(ctx context.Context, m *manager.Manager, api http.Handler, l net.Listener, cfg *tls.Config, leads <-chan struct{}, announce func() error) error {
+	srv := newServer(web.Handler(api))
 	srv.TLSConfig = cfg
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return m.Run(ctx) })

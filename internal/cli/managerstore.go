@@ -204,7 +204,7 @@ enrolled after the backup enrol again.`,
 			if err := o.checkEmpty(); err != nil {
 				return err
 			}
-			log := newLogger(cmd, slog.LevelWarn)
+			log := (&logOptions{level: slog.LevelWarn}).logger(cmd)
 			if err := o.restoreState(cmd.Context(), b.records, log); err != nil {
 				return err
 			}

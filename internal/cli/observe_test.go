@@ -43,7 +43,7 @@ type runningProxy struct {
 func (s *proxyPair) runProxy(t *testing.T, kind dxpuv1.NodeKind, allowCapture bool, build func(*netio.Fabric) (proxy, error)) *runningProxy {
 	t.Helper()
 	o := &proxyOptions{
-		listen: []string{"127.0.0.1:0"}, admin: "127.0.0.1:0", adminFile: filepath.Join(t.TempDir(), "url"),
+		listen: []string{"127.0.0.1:0"}, admin: adminOptions{listen: "127.0.0.1:0", urlFile: filepath.Join(t.TempDir(), "url")},
 		name: "n", capture: allowCapture, conn: &connection{},
 	}
 	log := slog.New(slog.DiscardHandler)
@@ -70,7 +70,7 @@ func (s *proxyPair) runProxy(t *testing.T, kind dxpuv1.NodeKind, allowCapture bo
 	if err != nil {
 		t.Fatal(err)
 	}
-	raw, err := os.ReadFile(o.adminFile)
+	raw, err := os.ReadFile(o.admin.urlFile)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -136,12 +136,34 @@ func inRange(flag string, from, to int, values ...int) error {
 	return nil
 }
 
-// logFlag adds --log-level.
-func logFlag(f *pflag.FlagSet, level *slog.Level) {
-	f.TextVar(level, "log-level", *level, "least `level` of log records: debug, info, warn or error")
+// logOptions are the flags of a daemon's log. The zero value logs text from level info.
+type logOptions struct {
+	level slog.Level
+	json  bool
 }
 
-// newLogger returns a logger that writes to the command's standard error.
-func newLogger(cmd *cobra.Command, level slog.Level) *slog.Logger {
-	return slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
+func (o *logOptions) register(f *pflag.FlagSet) {
+	f.TextVar(&o.level, "log-level", o.level, "least `level` of log records: debug, info, warn or error")
+	f.Var(flagValue{typ: "format", words: []string{"text", "json"}, set: func(s string) error {
+		switch s {
+		case "text", "json":
+			o.json = s == "json"
+			return nil
+		}
+		return withHint(fmt.Errorf("unknown format %q", s), "one of text, json")
+	}, text: func() string {
+		if o.json {
+			return "json"
+		}
+		return "text"
+	}}, "log-format", "`format` of log records: text, or json with one object a line")
+}
+
+// logger returns a logger that writes to the command's standard error.
+func (o *logOptions) logger(cmd *cobra.Command) *slog.Logger {
+	h := &slog.HandlerOptions{Level: o.level}
+	if o.json {
+		return slog.New(slog.NewJSONHandler(cmd.ErrOrStderr(), h))
+	}
+	return slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), h))
 }

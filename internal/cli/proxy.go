@@ -10,12 +10,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"syscall"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -49,10 +47,9 @@ type proxyOptions struct {
 	polling   reader.Polling
 	rack      string
 	labels    map[string]string
-	admin     string
-	adminFile string
+	admin     adminOptions
 	capture   bool
-	logLevel  slog.Level
+	log       logOptions
 }
 
 func (o *proxyOptions) register(cmd *cobra.Command) {
@@ -68,16 +65,15 @@ func (o *proxyOptions) register(cmd *cobra.Command) {
 	pollingFlags(f, &o.polling)
 	f.StringVar(&o.rack, "rack", "", "location of the node")
 	f.StringToStringVar(&o.labels, "label", nil, "label of the node, `KEY=VALUE`; repeatable")
-	f.StringVar(&o.admin, "admin-listen", "", "address of /metrics, /healthz, /readyz, /slots and /capture, of a box also /faults (default: none)")
+	o.admin.register(f, "/metrics, /healthz, /readyz, /slots and /capture, of a box also /faults")
 	f.BoolVar(&o.capture, "allow-capture", false, `allow "dxpu capture" on this machine to read the decrypted TLPs of the bindings`)
-	f.StringVar(&o.adminFile, "admin-url-file", "", "file to which the proxy writes the URL of --admin-listen when it serves")
-	logFlag(f, &o.logLevel)
+	o.log.register(f)
 }
 
-// newProxyLogger is newLogger with a limit for each cause and slot, for what guests,
+// newProxyLogger returns the logger of a daemon with a limit for each cause and slot, for what guests,
 // peers and devices cause.
-func newProxyLogger(cmd *cobra.Command, level slog.Level) *slog.Logger {
-	return slog.New(loglimit.New(newLogger(cmd, level).Handler()))
+func newProxyLogger(cmd *cobra.Command, o *logOptions) *slog.Logger {
+	return slog.New(loglimit.New(o.logger(cmd).Handler()))
 }
 
 // pollingFlags adds the flags for polling of sockets.
@@ -198,20 +194,8 @@ func (o *proxyOptions) serve(ctx context.Context, kind dxpuv1.NodeKind, p proxy,
 // adminServer opens the admin listener, so that an error appears at the start, and
 // returns a function that serves on it.
 func (o *proxyOptions) adminServer(ctx context.Context, p proxy, f *netio.Fabric, a *agent.Agent, extra map[string]http.Handler, log *slog.Logger) (func(context.Context) error, error) {
-	if o.admin == "" {
-		return func(context.Context) error { return nil }, nil
-	}
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.admin)
-	if err != nil {
-		return nil, fmt.Errorf("--admin-listen: %w", err)
-	}
-	if o.adminFile != "" {
-		if err := os.WriteFile(o.adminFile, []byte("http://"+l.Addr().String()+"\n"), 0o644); err != nil {
-			return nil, errors.Join(fmt.Errorf("--admin-url-file: %w", err), l.Close())
-		}
-	}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(p, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(p, buildInfo(), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if h, ok := log.Handler().(*loglimit.Handler); ok {
 		registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "dxpu_log_suppressed_total", Help: "Lines beyond the limit of their cause and slot that the log does not have.",
@@ -232,21 +216,7 @@ func (o *proxyOptions) adminServer(ctx context.Context, p proxy, f *netio.Fabric
 	for pattern, h := range extra {
 		mux.Handle(pattern, h)
 	}
-	srv := &http.Server{Handler: http.NewCrossOriginProtection().Handler(mux), ReadHeaderTimeout: 5 * time.Second}
-	return func(ctx context.Context) error {
-		g, ctx := errgroup.WithContext(ctx)
-		g.Go(func() error {
-			if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-				return fmt.Errorf("admin: %w", err)
-			}
-			return nil
-		})
-		g.Go(func() error {
-			<-ctx.Done()
-			return srv.Close()
-		})
-		return g.Wait()
-	}, nil
+	return o.admin.open(ctx, mux)
 }
 
 // hostOptions are the flags of "dxpu host".
@@ -317,7 +287,7 @@ func (o *hostOptions) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer lock.Close()
-	log := newProxyLogger(cmd, o.logLevel)
+	log := newProxyLogger(cmd, &o.log)
 	f, err := o.fabric(log)
 	if err != nil {
 		return err

@@ -107,7 +107,7 @@ func TestWaitSurvivesATakeover(t *testing.T) {
 // "dxpu events --watch" goes on at the next leader, without a gap.
 func TestEventsSurviveATakeover(t *testing.T) {
 	p, out := &takeover{}, &strings.Builder{}
-	err := watchEvents(t.Context(), p.serve(t), nil, out, true)
+	err := watchEvents(t.Context(), p.serve(t), &dxpuv1.WatchEventsRequest{FromStart: true}, out, true)
 	if connect.CodeOf(err) != connect.CodeNotFound {
 		t.Errorf("it ended with %v", err)
 	}

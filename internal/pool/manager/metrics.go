@@ -77,10 +77,8 @@ func newMetrics(m *Manager) *metrics {
 			x.gpuError(c.Code, dxpuv1.ErrorAction(c.Escalated), 0)
 		}
 	}
-	for s := range dxpuv1.BindingState_name {
-		if s != 0 {
-			x.steps.WithLabelValues(stateWord(dxpuv1.BindingState(s)))
-		}
+	for _, s := range []dxpuv1.BindingState{ready, attached} {
+		x.steps.WithLabelValues(stateWord(s))
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "dxpu_build_info", Help: "1; the labels have the version of this program.",
