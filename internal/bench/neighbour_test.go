@@ -14,7 +14,7 @@ func TestBesideLoops(t *testing.T) {
 	if got != 7 || !errors.Is(err, failed) {
 		t.Errorf("%d, %v", got, err)
 	}
-	// A child of the test binary would run the tests again, so none may start here.
+	// No child may start here: it would run the tests again (once: see process.Start).
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := BesideLoops(canceled, 1, []string{"busy"}, func(context.Context) (int, error) {

@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -22,15 +24,26 @@ type Process struct {
 	stop     func() error
 }
 
-// Start runs this program as a child with the arguments argv; argv[0] is its name.
+// childMark is the environment variable of a process that Start has started. Such a
+// process starts no others: a program that ignores argv, such as a test binary, would
+// start itself without end.
+const childMark = "DXPU_BENCH_STARTED"
+
+// Start runs this program as a child with the arguments argv; argv[0] is its name. The
+// kernel kills the child when this process ends.
 func Start(ctx context.Context, argv []string) (*Process, error) {
+	if os.Getenv(childMark) != "" {
+		return nil, errors.New("bench: this process was started by a benchmark, and may start no other one")
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
 	cmd := exec.CommandContext(ctx, self)
 	cmd.Args = argv
+	cmd.Env = append(os.Environ(), childMark+"=1")
 	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -39,12 +52,29 @@ func Start(ctx context.Context, argv []string) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := cmd.Start(); err != nil {
+	started, end, ended := make(chan error, 1), make(chan struct{}), make(chan error, 1)
+	go func() { // stop waits for ended
+		// The kernel sends the signal when the thread that forked ends (prctl(2)). The
+		// thread stays locked to this goroutine, which waits for the process.
+		runtime.LockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err != nil {
+			return
+		}
+		<-end // Wait closes the pipe of the replies, so it comes last
+		ended <- cmd.Wait()
+	}()
+	if err := <-started; err != nil {
 		return nil, err
 	}
 	return &Process{
 		Requests: json.NewEncoder(in), Replies: json.NewDecoder(bufio.NewReader(out)),
-		stop: func() error { return errors.Join(in.Close(), cmd.Wait()) },
+		stop: sync.OnceValue(func() error {
+			err := in.Close()
+			close(end)
+			return errors.Join(err, <-ended)
+		}),
 	}, nil
 }
 
