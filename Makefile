@@ -103,7 +103,7 @@ torture: ## A thousand histories of calls to three managers under faults, checke
 
 # Forty targets take half their time on two processors.
 ci: FUZZTIME = 15s
-ci: tidy-diff generate-diff lint build test fuzz bench demo ## Everything that must hold before a merge
+ci: tidy-diff generate-diff lint build clients test fuzz bench demo ## Everything that must hold before a merge
 
 tidy-diff: ## Check that go.mod and go.sum are tidy
 	$(GO) mod tidy -diff
