@@ -30,6 +30,17 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	// Main starts its own binary for daemons and benchmarks. In a test that calls Main
+	// this is the test binary, which would run the tests again, without end. "go test"
+	// gives it flags of its own first.
+	name := filepath.Base(os.Args[0])
+	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-test.") && programs[name] == nil {
+		fmt.Fprintf(os.Stderr, "%s %s: a test started its own binary as a program\n", name, os.Args[1])
+		os.Exit(exitUsage)
+	}
+	if os.Getenv(startedByTest) != "" { // TestStartedAsProgram ends here without the check above
+		os.Exit(exitFailure)
+	}
 	if os.Getenv("DXPU_CONFIG") == "" { // do not read the contexts of the user
 		if err := os.Setenv("DXPU_CONFIG", filepath.Join(os.DevNull, "none")); err != nil {
 			panic(err)
@@ -43,10 +54,31 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 	}
-	testscript.Main(m, map[string]func(){
-		"dxpu":           func() { os.Exit(Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) },
-		"dxpu-fake-node": func() { os.Exit(fakeNode(os.Args[1:])) },
-	})
+	testscript.Main(m, programs)
+}
+
+// programs are the programs that the test binary is under another name.
+var programs = map[string]func(){
+	"dxpu":           func() { os.Exit(Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) },
+	"dxpu-fake-node": func() { os.Exit(fakeNode(os.Args[1:])) },
+}
+
+// startedByTest marks the process that TestStartedAsProgram starts.
+const startedByTest = "DXPU_TEST_STARTED"
+
+// A test binary that a test starts as a program does not run the tests again.
+func TestStartedAsProgram(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self, "bench", "serve")
+	cmd.Env = append(os.Environ(), startedByTest+"=1")
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != exitUsage || !strings.Contains(string(out), "started its own binary") {
+		t.Errorf("%v: %s", err, out)
+	}
 }
 
 func TestScripts(t *testing.T) {
@@ -70,6 +102,7 @@ func scriptCommands() map[string]func(*testscript.TestScript, bool, []string) {
 		"await":         await,
 		"lease-id":      leaseID,
 		"await-file":    awaitFile,
+		"await-text":    awaitText,
 		"ca-hash":       caHash,
 		"collector":     startCollector,
 		"one-trace":     oneTrace,
@@ -163,6 +196,17 @@ func awaitFile(ts *testscript.TestScript, _ bool, args []string) {
 		_, err := os.Stat(ts.MkAbs(args[0]))
 		return err == nil
 	}, args[0]+" was not written")
+}
+
+// awaitText waits for a line of a file that a daemon writes:
+//
+//	await-text REGEXP FILE
+func awaitText(ts *testscript.TestScript, _ bool, args []string) {
+	want := regexp.MustCompile("(?m)" + args[0])
+	poll(ts, func() bool {
+		raw, err := os.ReadFile(ts.MkAbs(args[1]))
+		return err == nil && want.Match(raw)
+	}, args[1]+" never matched "+args[0])
 }
 
 // caHash sets DXPU_CA_HASH to the hash of an authority:
