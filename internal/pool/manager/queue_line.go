@@ -3,7 +3,6 @@ package manager
 import (
 	"cmp"
 	"slices"
-	"sort"
 	"time"
 
 	"connectrpc.com/connect"
@@ -37,10 +36,8 @@ type queueClass struct {
 type queueLine struct {
 	keys []queueKey
 	asks []ask // what each of them requests
-	// before has, for each model that the line asks for, the sums of the GPUs of the
-	// leases before each lease and, as the last element, of all; nil: not computed since
-	// the last change.
-	before map[string][]uint32
+	// total is the GPUs that all of them request, by model; anyModel: of all models.
+	total map[string]uint32
 }
 
 // ask is the GPUs that a lease requests.
@@ -57,12 +54,12 @@ func (q waitingQueue) add(tenant string, k queueKey, a ask) {
 	}
 	l := c.lines[tenant]
 	if l == nil {
-		l = &queueLine{}
+		l = &queueLine{total: map[string]uint32{}}
 		c.lines[tenant] = l
 	}
 	at, _ := slices.BinarySearchFunc(l.keys, k, queueKey.compare)
 	l.keys, l.asks = slices.Insert(l.keys, at, k), slices.Insert(l.asks, at, a)
-	l.before = nil
+	l.count(a, a.gpus)
 	c.leases++
 }
 
@@ -76,8 +73,8 @@ func (q waitingQueue) remove(tenant string, k queueKey) {
 	if !ok {
 		return
 	}
+	l.count(l.asks[at], -l.asks[at].gpus)
 	l.keys, l.asks = slices.Delete(l.keys, at, at+1), slices.Delete(l.asks, at, at+1)
-	l.before = nil
 	if len(l.keys) == 0 {
 		delete(c.lines, tenant)
 	}
@@ -119,25 +116,15 @@ func (t *tx) placeInQueue(tenant string) error {
 	return nil
 }
 
-// sums returns the line's before. All GPUs are those of anyModel.
-func (l *queueLine) sums() map[string][]uint32 {
-	if l.before != nil {
-		return l.before
+// count adds n GPUs, which may be the negative of a number, to the totals of a request.
+func (l *queueLine) count(a ask, n uint32) {
+	l.total[anyModel] += n
+	if a.model == anyModel {
+		return
 	}
-	l.before = map[string][]uint32{anyModel: make([]uint32, len(l.asks)+1)}
-	for _, a := range l.asks {
-		if l.before[a.model] == nil {
-			l.before[a.model] = make([]uint32, len(l.asks)+1)
-		}
+	if l.total[a.model] += n; l.total[a.model] == 0 {
+		delete(l.total, a.model)
 	}
-	for model, sums := range l.before {
-		for i, a := range l.asks {
-			if sums[i+1] = sums[i]; model == anyModel || model == a.model {
-				sums[i+1] += a.gpus
-			}
-		}
-	}
-	return l.before
 }
 
 func (k queueKey) aged(now time.Time) bool { return now.UnixNano()-k.created >= int64(agingTime) }
@@ -186,7 +173,12 @@ func (t *tx) queuePosition(id string) uint32 {
 	}
 	own := c.lines[k.tenant]
 	at, _ := slices.BinarySearchFunc(own.keys, k.queueKey, queueKey.compare)
-	share := t.lineShare(k.tenant, k.queueKey.priority, own)(at)
+	share := 0.0
+	for i, v := range t.lineShares(k.tenant, k.queueKey.priority, own) {
+		if share = v; i == at {
+			break
+		}
+	}
 	position := 1
 	for priority, other := range t.waiting {
 		if priority > k.queueKey.priority {
@@ -194,10 +186,12 @@ func (t *tx) queuePosition(id string) uint32 {
 		}
 	}
 	for tenant, l := range c.lines {
-		shareAt := t.lineShare(tenant, k.queueKey.priority, l)
-		position += sort.Search(len(l.keys), func(i int) bool {
-			return t.compareQueued(l.keys[i], shareAt(i), k.queueKey, share) >= 0
-		})
+		for i, v := range t.lineShares(tenant, k.queueKey.priority, l) {
+			if t.compareQueued(l.keys[i], v, k.queueKey, share) >= 0 {
+				break
+			}
+			position++
+		}
 	}
 	return uint32(position)
 }
@@ -214,9 +208,8 @@ func (t *tx) allPositions() map[string]uint32 {
 	var turns []turn
 	for priority, c := range t.waiting {
 		for tenant, l := range c.lines {
-			shareAt := t.lineShare(tenant, priority, l)
-			for i, k := range l.keys {
-				turns = append(turns, turn{k, shareAt(i)})
+			for i, share := range t.lineShares(tenant, priority, l) {
+				turns = append(turns, turn{l.keys[i], share})
 			}
 		}
 	}

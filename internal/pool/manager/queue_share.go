@@ -2,6 +2,7 @@ package manager
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 )
 
@@ -72,35 +73,39 @@ func (t *tx) shareText(tenant string) string {
 	return text
 }
 
-// lineShare returns a function for the share that a tenant will have when the turn of a
-// lease in one of its lines comes: when its leases of higher priority and those before it
-// in the line have got their GPUs.
-func (t *tx) lineShare(tenant string, priority int32, l *queueLine) func(at int) float64 {
-	weight, sizes := t.weight(tenant), t.poolSizes()
-	base := map[string]uint32{}
-	if u := t.usageByTenant[tenant]; u != nil {
-		maps.Copy(base, u.byModel)
-		base[anyModel] = u.gpus
-	}
-	for p, c := range t.waiting {
-		if higher := c.lines[tenant]; p > priority && higher != nil {
-			for model, sums := range higher.sums() {
-				base[model] += sums[len(sums)-1]
+// lineShares returns, for each lease in one of a tenant's lines, the share that the tenant
+// will have when its turn comes: when the tenant's leases of higher priority and those
+// before it in the line have got their GPUs. The shares grow along the line, so each
+// follows from the one before and the models, which tenants may invent, cost nothing.
+func (t *tx) lineShares(tenant string, priority int32, l *queueLine) iter.Seq2[int, float64] {
+	return func(yield func(int, float64) bool) {
+		weight, sizes := t.weight(tenant), t.poolSizes()
+		has := map[string]uint32{}
+		if u := t.usageByTenant[tenant]; u != nil {
+			maps.Copy(has, u.byModel)
+			has[anyModel] = u.gpus
+		}
+		for p, c := range t.waiting {
+			if higher := c.lines[tenant]; p > priority && higher != nil {
+				for model, n := range higher.total {
+					has[model] += n
+				}
 			}
 		}
-	}
-	before := l.sums()
-	rest := 0.0 // the largest share of a model that the line does not ask for
-	for model, n := range base {
-		if before[model] == nil {
-			rest = max(rest, sizes.share(model, n, weight))
+		share := 0.0
+		for model, n := range has {
+			share = max(share, sizes.share(model, n, weight))
 		}
-	}
-	return func(at int) float64 {
-		share := rest
-		for model, sums := range before {
-			share = max(share, sizes.share(model, base[model]+sums[at], weight))
+		for i, a := range l.asks {
+			if !yield(i, share) {
+				return
+			}
+			has[anyModel] += a.gpus
+			share = max(share, sizes.share(anyModel, has[anyModel], weight))
+			if a.model != anyModel {
+				has[a.model] += a.gpus
+				share = max(share, sizes.share(a.model, has[a.model], weight))
+			}
 		}
-		return share
 	}
 }

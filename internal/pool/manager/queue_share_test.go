@@ -2,6 +2,7 @@ package manager
 
 import (
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -66,5 +67,33 @@ func TestPlacesOfTheQueueAreShared(t *testing.T) {
 	wantErr(t, err, connect.CodeResourceExhausted, "tenant greedy has 10000 leases in the queue, and its 10000 free places are kept for other tenants")
 	if _, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1, Tenant: "modest", Wait: true}); err != nil {
 		t.Errorf("another tenant: %v", err)
+	}
+}
+
+// Models that a tenant invents do not make the order of the queue expensive: the memory
+// for a position grows with the leases, not with leases times models.
+func TestInventedModelsInTheQueue(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 1))
+	const leases = 2000
+	_ = w.m.update(t.Context(), func(t *tx) error { // as if the leases were there
+		for i := range leases {
+			k := queueKey{created: int64(i), id: fmt.Sprint("l-", i)}
+			t.waiting.add("greedy", k, ask{1, fmt.Sprint("model-", i)})
+			t.indexedLeases[k.id] = leaseEntry{queueKey: k, tenant: "greedy", shape: k.id}
+		}
+		return nil
+	})
+	var before, after runtime.MemStats
+	_ = w.m.view(func(tx *tx) error {
+		runtime.ReadMemStats(&before)
+		last := fmt.Sprint("l-", leases-1)
+		if p, all := tx.queuePosition(last), tx.allPositions()[last]; p != leases || all != leases {
+			t.Errorf("the last lease is at %d, in a list at %d", p, all)
+		}
+		runtime.ReadMemStats(&after)
+		return nil
+	})
+	if got := after.TotalAlloc - before.TotalAlloc; got > 4000*leases {
+		t.Errorf("two positions took %d bytes", got)
 	}
 }
