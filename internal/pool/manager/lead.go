@@ -149,7 +149,7 @@ func (m *Manager) lead(ctx context.Context, lost <-chan struct{}) error {
 				return err
 			}
 		default:
-			if err := cmp.Or(m.Tick(ctx), m.takeSample(ctx)); err != nil && ctx.Err() == nil {
+			if err := m.Tick(ctx); err != nil && ctx.Err() == nil {
 				m.log.Warn("could not store the changes of a clock tick", "err", err)
 			}
 		}

@@ -208,7 +208,7 @@ func (m *Manager) Tick(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	return m.takeSample(ctx)
 }
 
 func (m *Manager) unfinished() bool {

@@ -1,9 +1,11 @@
 package web
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -20,6 +22,8 @@ type action struct {
 	do, kind, id, reason string
 	deadline             time.Duration
 	force                bool
+	form                 url.Values // the other fields
+	next                 string     // path of the page that follows; empty: the one with the form
 }
 
 // act carries out a form and redirects to its page. The API checks the rights.
@@ -29,9 +33,9 @@ func (s *Server) act(w http.ResponseWriter, r *http.Request) {
 		s.renderBare(w, r, http.StatusForbidden, "failure", "Refused", failure{Status: http.StatusForbidden, Message: sentence(err.Error())})
 		return
 	}
-	a := action{
+	a := &action{
 		do: r.PostFormValue("do"), kind: r.PostFormValue("kind"), id: r.PostFormValue("id"),
-		reason: strings.TrimSpace(r.PostFormValue("reason")), force: r.PostFormValue("force") != "",
+		reason: strings.TrimSpace(r.PostFormValue("reason")), force: r.PostFormValue("force") != "", form: r.PostForm,
 	}
 	if n, err := strconv.ParseUint(r.PostFormValue("deadline"), 10, 31); err == nil {
 		a.deadline = time.Duration(n) * time.Second
@@ -44,10 +48,10 @@ func (s *Server) act(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	setNotice(w, r, done)
-	http.Redirect(w, r, back, http.StatusSeeOther)
+	http.Redirect(w, r, cmp.Or(a.next, back), http.StatusSeeOther)
 }
 
-func (a action) target() (*dxpuv1.Target, error) {
+func (a *action) target() (*dxpuv1.Target, error) {
 	switch a.kind {
 	case "gpu":
 		return &dxpuv1.Target{Target: &dxpuv1.Target_GpuId{GpuId: a.id}}, nil
@@ -60,7 +64,7 @@ func (a action) target() (*dxpuv1.Target, error) {
 }
 
 // carryOut carries out the action and returns a sentence that confirms it.
-func (a action) carryOut(ctx context.Context, api dxpuv1connect.PoolServiceClient) (string, error) {
+func (a *action) carryOut(ctx context.Context, api dxpuv1connect.PoolServiceClient) (string, error) {
 	switch a.do {
 	case "cordon", "uncordon", "drain":
 		return a.maintain(ctx, api)
@@ -70,6 +74,15 @@ func (a action) carryOut(ctx context.Context, api dxpuv1connect.PoolServiceClien
 	case "clear":
 		_, err := api.ClearGPUErrors(ctx, connect.NewRequest(&dxpuv1.ClearGPUErrorsRequest{GpuId: a.id}))
 		return fmt.Sprintf("The errors of GPU %s were cleared.", a.id), err
+	case "create":
+		return a.create(ctx, api)
+	case "resize":
+		count, err := a.number("count", 1, maxCount)
+		if err != nil {
+			return "", err
+		}
+		_, err = api.ResizeLease(ctx, connect.NewRequest(&dxpuv1.ResizeLeaseRequest{LeaseId: a.id, Count: uint32(count)}))
+		return fmt.Sprintf("Lease %s gets %s.", a.id, plural(count, "GPU")), err
 	case "delete":
 		_, err := api.DeleteLease(ctx, connect.NewRequest(&dxpuv1.DeleteLeaseRequest{LeaseId: a.id, Force: a.force}))
 		return fmt.Sprintf("Lease %s is being released.", a.id), err
@@ -77,7 +90,7 @@ func (a action) carryOut(ctx context.Context, api dxpuv1connect.PoolServiceClien
 	return "", connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("do: there is no action %q", a.do))
 }
 
-func (a action) maintain(ctx context.Context, api dxpuv1connect.PoolServiceClient) (string, error) {
+func (a *action) maintain(ctx context.Context, api dxpuv1connect.PoolServiceClient) (string, error) {
 	target, err := a.target()
 	if err != nil {
 		return "", err
@@ -96,4 +109,60 @@ func (a action) maintain(ctx context.Context, api dxpuv1connect.PoolServiceClien
 	}
 	res, err := ask(ctx, api.Drain, req)
 	return fmt.Sprintf("%s is being drained: %s must be released.", a.id, plural(len(res.GetBindingIds()), "binding")), err
+}
+
+// maxCount is the largest number of GPUs of a lease that the form takes: that of the API.
+const maxCount = 64
+
+// create creates a lease from the form of the page of leases, and shows it.
+func (a *action) create(ctx context.Context, api dxpuv1connect.PoolServiceClient) (string, error) {
+	field := func(name string) string { return strings.TrimSpace(a.form.Get(name)) }
+	count, err := a.number("count", 1, maxCount)
+	if err != nil {
+		return "", err
+	}
+	spec := &dxpuv1.LeaseSpec{
+		Count: uint32(count), HostId: field("host"), Model: field("model"), Tenant: field("tenant"), Wait: field("wait") != "",
+	}
+	if field("priority") != "" {
+		n, err := a.number("priority", -100, 100)
+		if err != nil {
+			return "", err
+		}
+		spec.Priority = int32(n)
+	}
+	if field("hours") != "" {
+		n, err := a.number("hours", 1, 24*365)
+		if err != nil {
+			return "", err
+		}
+		spec.ExpiresAfter = durationpb.New(time.Duration(n) * time.Hour)
+	}
+	if field("together") != "" {
+		spec.SameBox = dxpuv1.Preference_PREFERENCE_REQUIRED
+	}
+	res, err := ask(ctx, api.CreateLease, &dxpuv1.CreateLeaseRequest{Spec: spec})
+	if err != nil {
+		return "", err
+	}
+	a.next = "/ui/leases/" + url.PathEscape(res.GetLease().GetId())
+	return fmt.Sprintf("Lease %s was created: it %s.", res.GetLease().GetId(), leaseWord(res.GetLease())), nil
+}
+
+// leaseWord says how a new lease does.
+func leaseWord(l *dxpuv1.Lease) string {
+	if l.GetState() == dxpuv1.LeaseState_LEASE_STATE_PENDING {
+		return "waits in the queue"
+	}
+	return "gets its GPUs"
+}
+
+// number returns a field of the form that must be a number.
+func (a *action) number(field string, least, most int64) (int64, error) {
+	text := strings.TrimSpace(a.form.Get(field))
+	n, err := strconv.ParseInt(text, 10, 32)
+	if err != nil || n < least || n > most {
+		return 0, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%s: %q is not a number from %d to %d", field, text, least, most))
+	}
+	return n, nil
 }

@@ -28,6 +28,7 @@ func TestBrowser(t *testing.T) {
 	t.Run("live pool", func(t *testing.T) { browserLivePool(t, b, w) })
 	t.Run("live events", func(t *testing.T) { browserLiveEvents(t, b, w) })
 	t.Run("keyboard", func(t *testing.T) { browserKeyboard(t, b, w) })
+	t.Run("keys", func(t *testing.T) { browserKeys(t, b, w) })
 	t.Run("cordon", func(t *testing.T) { browserCordon(t, b, w) })
 	t.Run("theme", func(t *testing.T) { browserTheme(t, b, w) })
 	t.Run("sign in", func(t *testing.T) { browserSignIn(t, b, w) })
@@ -224,6 +225,25 @@ func browserScreenshots(t *testing.T, b *browser, w *world, replaced string) {
 			p.screenshot(page.name + "-" + scheme)
 		}
 	}
+}
+
+// Keys lead to the search, to pages, and to the list of keys; text in a field does not.
+func browserKeys(t *testing.T, b *browser, w *world) {
+	p := b.open(t, w.url+"/", 1280, 900)
+	p.key("?")
+	p.wait("the list of keys", `document.getElementById("keys").open`)
+	p.key("?")
+	p.wait("no list of keys", `!document.getElementById("keys").open`)
+	p.key("/")
+	p.wait("the search", `document.activeElement.id === "search"`)
+	p.enterText("gl?r2-nv/5")
+	if got := p.eval(`document.getElementById("search").value + document.getElementById("keys").open + location.pathname`); got != "gl?r2-nv/5false/" {
+		t.Errorf("keys in the search: %v", got)
+	}
+	p.goTo(w.url + "/")
+	p.key("g")
+	p.follow(chromedp.KeyEvent("l"))
+	p.wait("the page of leases", `location.pathname === "/ui/leases"`)
 }
 
 // A tenant signs in by keyboard, sees its own leases, and signs out.

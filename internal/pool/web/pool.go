@@ -24,6 +24,8 @@ type poolData struct {
 	Models   []string
 	Filter   poolFilter
 	Problems []problem
+	Chart    *chart // nil: no history, or no access to it
+	Start    bool   // the pool has no box or no host yet
 	Queue    []*dxpuv1.Lease
 	Events   []*dxpuv1.Event
 	Page     int
@@ -68,9 +70,15 @@ func (s *Server) poolPage(v *view) error {
 		d.Models = append(d.Models, m.Model)
 	}
 	d.dim()
+	d.Start = v.Operator() && (v.Pool.Boxes == 0 || v.Pool.Hosts == 0)
 	if err := s.findProblems(v, d); err != nil {
 		return err
 	}
+	history, err := ask(v.ctx(), v.api.GetPoolHistory, &dxpuv1.GetPoolHistoryRequest{Samples: chartSamples})
+	if allowedOrUnknown(err) != nil {
+		return err
+	}
+	d.Chart = newChart(history.GetSamples())
 	if d.Queue, err = queue(v, 8); err != nil {
 		return err
 	}
@@ -169,9 +177,20 @@ func (d *poolData) dim() {
 	d.Models = slices.Compact(d.Models)
 }
 
-// findProblems collects nodes that do not report, broken GPUs, leases with too few
-// GPUs, and missing spares.
+// findProblems collects leases with too few GPUs, then their causes: nodes that do not
+// report, broken GPUs, and missing spares.
 func (s *Server) findProblems(v *view, d *poolData) error {
+	leases, err := ask(v.ctx(), v.api.ListLeases, &dxpuv1.ListLeasesRequest{State: dxpuv1.LeaseState_LEASE_STATE_DEGRADED, PageSize: shownProblems})
+	if allowed(err) != nil {
+		return err
+	}
+	for _, l := range leases.GetLeases() {
+		what := "Lease " + l.Id + " of " + l.GetSpec().GetTenant()
+		d.add(problem{degraded, what, "/ui/leases/" + url.PathEscape(l.Id), fmt.Sprintf("%d of %s", len(gpusOf(l)), plural(l.GetSpec().GetCount(), "GPU")) + colon(l.StateReason)})
+	}
+	if more := int(v.Pool.LeasesDegraded) - len(leases.GetLeases()); more > 0 {
+		d.add(problem{degraded, plural(more, "more lease"), "/ui/leases?state=degraded", "degraded"})
+	}
 	for _, r := range d.Racks {
 		for _, b := range r.Boxes {
 			if !b.Node.GetConnected() {
@@ -196,13 +215,6 @@ func (s *Server) findProblems(v *view, d *poolData) error {
 		for _, g := range res.GetGpus() {
 			d.add(problem{kindOf(g), "GPU " + g.Id, gpuHref(g.Id), word(h) + colon(g.HealthDetail)})
 		}
-	}
-	leases, err := ask(v.ctx(), v.api.ListLeases, &dxpuv1.ListLeasesRequest{State: dxpuv1.LeaseState_LEASE_STATE_DEGRADED, PageSize: shownProblems})
-	if allowed(err) != nil {
-		return err
-	}
-	for _, l := range leases.GetLeases() {
-		d.add(problem{degraded, "Lease " + l.Id, "/ui/leases/" + url.PathEscape(l.Id), "degraded" + colon(l.StateReason)})
 	}
 	for _, m := range v.Pool.Spares {
 		if m.Held < m.Wanted {

@@ -70,6 +70,7 @@ func New(cfg Config) *Server {
 	} {
 		mux.Handle(pattern, s.page(show))
 	}
+	mux.Handle("GET /ui/search", s.exactly(s.page(s.searchPage)))
 	mux.HandleFunc("GET /ui/stream", s.stream)
 	mux.HandleFunc("GET /ui/static/{file}", static)
 	mux.HandleFunc("GET /ui/signin", s.signInForm)

@@ -187,6 +187,13 @@ func TestActions(t *testing.T) {
 		{"replace", url.Values{"do": {"replace"}, "id": {"r1-nv/0"}}, 429, "no other GPU fits"},
 		{"replace one of many", url.Values{"do": {"replace"}, "id": {"r4-sw/4"}}, 303, "GPU r4-sw/4 is being replaced by r"},
 		{"clear", url.Values{"do": {"clear"}, "id": {"r4-sw/5"}}, 303, "The errors of GPU r4-sw/5 were cleared."},
+		{"resize", url.Values{"do": {"resize"}, "id": {lease}, "count": {"1"}}, 303, "Lease " + lease + " gets 1 GPU."},
+		{"resize to nothing", url.Values{"do": {"resize"}, "id": {lease}, "count": {"0"}}, 400, "is not a number from 1 to 64"},
+		{"resize to a text", url.Values{"do": {"resize"}, "id": {lease}, "count": {hostile}}, 400, "is not a number from 1 to 64"},
+		{"create", url.Values{"do": {"create"}, "count": {"1"}, "host": {"h08"}, "tenant": {"speech"}, "priority": {"-5"}, "hours": {"2"}, "wait": {"yes"}}, 303, "was created: it"},
+		{"create without a count", url.Values{"do": {"create"}}, 400, "is not a number from 1 to 64"},
+		{"create with a wrong priority", url.Values{"do": {"create"}, "count": {"1"}, "priority": {"200"}}, 400, "is not a number from -100 to 100"},
+		{"create on an unknown host", url.Values{"do": {"create"}, "count": {"1"}, "host": {hostile}, "wait": {"yes"}}, 404, "host"},
 		{"delete", url.Values{"do": {"delete"}, "id": {lease}}, 303, "Lease " + lease + " is being released."},
 		{"delete an unknown lease", url.Values{"do": {"delete"}, "id": {hostile}}, 404, "does not exist"},
 		{"cordon an unknown kind", url.Values{"do": {"cordon"}, "kind": {"rack"}, "id": {"r1"}}, 400, "is not gpu, box or host"},
@@ -197,7 +204,7 @@ func TestActions(t *testing.T) {
 			tt.fields.Set("next", "/ui/hosts")
 			res, body := post(t, w.url+"/ui/do", tt.fields)
 			if res.StatusCode == http.StatusSeeOther {
-				if to := res.Header.Get("Location"); to != "/ui/hosts" {
+				if to := res.Header.Get("Location"); to != "/ui/hosts" && (tt.name != "create" || !strings.HasPrefix(to, "/ui/leases/l-")) {
 					t.Errorf("it redirects to %q", to)
 				}
 				c := cookieOf(res, noticeCookie)

@@ -225,3 +225,23 @@ func plural(n any, one string, many ...string) string {
 	}
 	return number(n) + " " + one + "s"
 }
+
+// useWord says how the guest uses a GPU in a lease.
+func useWord(g *dxpuv1.GPU) string {
+	switch {
+	case g.GetLeaseId() == "":
+		return "–"
+	case g.GetEjected():
+		return "removed by the guest"
+	}
+	switch g.GetUse() {
+	case dxpuv1.Use_USE_IDLE:
+		return "idle"
+	case dxpuv1.Use_USE_HELD:
+		return "held"
+	case dxpuv1.Use_USE_BUSY:
+		return "busy"
+	case dxpuv1.Use_USE_UNSPECIFIED:
+	}
+	return "unknown"
+}

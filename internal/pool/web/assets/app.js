@@ -258,6 +258,30 @@
     setTabStops();
   });
 
+  // Keys: "/" to the search, "?" for the list of keys, "g" and a letter to a page.
+  const pages = { p: "/", l: "/ui/leases", h: "/ui/hosts", u: "/ui/gpus", t: "/ui/tenants", e: "/ui/events" };
+  let going = 0;
+
+  document.addEventListener("keydown", (e) => {
+    const keys = document.getElementById("keys");
+    const typing = e.target.closest && e.target.closest("input, select, textarea");
+    if (typing || e.altKey || e.ctrlKey || e.metaKey || e.defaultPrevented) return;
+    const search = document.getElementById("search");
+    if (e.key === "/" && search) {
+      e.preventDefault();
+      search.focus();
+    } else if (e.key === "?" && keys) {
+      if (keys.open) keys.close();
+      else keys.showModal();
+    } else if (e.key === "g") {
+      going = performance.now();
+      return;
+    } else if (pages[e.key] && going && performance.now() - going < 2000) {
+      location.assign(pages[e.key]);
+    }
+    going = 0;
+  });
+
   // The theme button goes through auto, light and dark.
   const theme = document.getElementById("theme");
   if (theme) {
