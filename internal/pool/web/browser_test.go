@@ -236,6 +236,7 @@ func browserKeys(t *testing.T, b *browser, w *world) {
 	p.wait("no list of keys", `!document.getElementById("keys").open`)
 	p.key("/")
 	p.wait("the search", `document.activeElement.id === "search"`)
+	p.eval(`document.getElementById("search").value = ""`) // the driver inserts the key's character, which browsers do not
 	p.enterText("gl?r2-nv/5")
 	if got := p.eval(`document.getElementById("search").value + document.getElementById("keys").open + location.pathname`); got != "gl?r2-nv/5false/" {
 		t.Errorf("keys in the search: %v", got)
