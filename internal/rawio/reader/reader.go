@@ -172,15 +172,20 @@ func (r *Reader) Poll() bool {
 	}
 	defer r.role.Unlock()
 	r.leads.Add(1)
-	if r.err != nil {
-		return false
+	if r.err == nil {
+		switch err := r.source.Receive(false); {
+		case err == nil:
+			r.unasked = 0
+			return true
+		case !errors.Is(err, ErrNothing):
+			r.err = err
+		}
+		r.unasked = 0
 	}
-	err := r.source.Receive(false)
-	if err != nil && !errors.Is(err, ErrNothing) {
-		r.err = err
+	if r.err != nil { // Serve returns it, also while the caller polls on or holds
+		r.Attend()
 	}
-	r.unasked = 0
-	return err == nil
+	return false
 }
 
 // Hold keeps the background goroutine aside until Release, for a caller of Poll that

@@ -268,3 +268,42 @@ func TestBackgroundLeavesTheRole(t *testing.T) {
 		t.Error("it waits for the role")
 	}
 }
+
+// An error that a caller of Poll meets ends Serve, although the caller continues to hold
+// and to poll: its socket stays readable after the end of the peer.
+func TestPollHandsItsErrorOver(t *testing.T) {
+	p := &pipe{t: t, in: make(chan *waiter)}
+	r, err := New(p, Polling{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	r.aside.Store(true)
+	if !r.Hold() {
+		t.Fatal("the background goroutine reads")
+	}
+	defer r.Release()
+	close(p.in)
+	ended := make(chan error, 1)
+	go func() { // Serve, from where the background goroutine stands aside
+		var err error
+		for err == nil {
+			r.standAside()
+			err = r.serveUntilAsked()
+		}
+		ended <- err
+	}()
+	for late := time.After(10 * time.Second); ; r.Poll() {
+		select {
+		case err := <-ended:
+			if !errors.Is(err, errEnd) {
+				t.Errorf("it ended with %v", err)
+			}
+			return
+		case <-late:
+			t.Fatal("the background goroutine stays aside")
+		default:
+			runtime.Gosched()
+		}
+	}
+}
