@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -26,12 +29,12 @@ type engine struct {
 	index   int
 	memory  uint64
 	log     *slog.Logger
-	file    *os.File // shared memory
-	vram    []byte
+	vram    []byte        // shared memory; renew exchanges the pages behind it
 	wake    chan struct{} // holds one: wanted has changed
 
 	mu      sync.Mutex // guards the fields below
 	idle    *sync.Cond // process has become nil
+	file    *os.File   // of vram; nil after renew has failed
 	notify  func()
 	context uint64 // number of the context, or of the pause after it
 	wanted  bool   // there is a context
@@ -48,33 +51,55 @@ type process struct {
 	// context is what the process was started for. Its events do not count for
 	// another one.
 	context uint64
+	reaped  bool // killed, and its number may be that of another process soon; under the engine's mu
 }
 
 var _ gpu.Engine = (*engine)(nil)
 
 func newEngine(program string, index int, memory uint64, size int, log *slog.Logger) (*engine, error) {
-	fd, err := unix.MemfdCreate("dxpu-vram", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	vram, err := unix.Mmap(-1, 0, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		return nil, fmt.Errorf("shared memory: %w", err)
 	}
-	file := os.NewFile(uintptr(fd), "dxpu-vram")
-	if err := file.Truncate(int64(size)); err != nil {
-		return nil, errors.Join(fmt.Errorf("shared memory: %w", err), file.Close())
-	}
-	vram, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("shared memory: %w", err), file.Close())
-	}
-	// A process must not shrink the memory: the box would fault.
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
-		return nil, errors.Join(fmt.Errorf("shared memory: %w", err), unix.Munmap(vram), file.Close())
-	}
 	e := &engine{
-		program: program, index: index, memory: memory, log: log, file: file, vram: vram,
+		program: program, index: index, memory: memory, log: log, vram: vram,
 		wake: make(chan struct{}, 1), notify: func() {},
 	}
 	e.idle = sync.NewCond(&e.mu)
+	if err := e.renew(); err != nil {
+		return nil, errors.Join(err, unix.Munmap(vram))
+	}
 	return e, nil
+}
+
+// renew exchanges the shared memory for zeros. A process that a tenant's program has
+// left behind keeps the old memory, and shares nothing with the next tenant.
+func (e *engine) renew() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.file != nil {
+		_ = e.file.Close()
+		e.file = nil
+	}
+	fd, err := unix.MemfdCreate("dxpu-vram", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return fmt.Errorf("shared memory: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), "dxpu-vram")
+	err = file.Truncate(int64(len(e.vram)))
+	if err == nil {
+		// A process must not shrink the memory: the box would fault.
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	}
+	if err == nil {
+		_, err = unix.MmapPtr(fd, 0, unsafe.Pointer(unsafe.SliceData(e.vram)), uintptr(len(e.vram)),
+			unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("shared memory: %w", err), file.Close())
+	}
+	e.file = file
+	return nil
 }
 
 // close releases the memory of an engine that no GPU has.
@@ -114,7 +139,7 @@ func (e *engine) Stop() {
 func (e *engine) change(wanted bool, state reg.ComputeState) {
 	e.context++
 	e.wanted, e.state, e.events = wanted, state, nil
-	if e.process != nil {
+	if e.process != nil && !e.process.reaped {
 		e.process.end()
 	}
 }
@@ -172,8 +197,29 @@ func (e *engine) waitGone() {
 	}
 }
 
+// confine limits the calling thread, and with it the processes that it starts: they
+// gain no rights from a set-user-ID file, and a negative nice value, which a proxy may
+// have, is not for the programs of a tenant. The thread ends with its goroutine. A
+// process ends with the thread that started it (Pdeathsig), so also with the box. It
+// does not get the descriptors that the box itself has inherited.
+func confine() error {
+	runtime.LockOSThread()
+	err := errors.Join(
+		unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC),
+		unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
+	)
+	// The system call returns 20 less the nice value.
+	if v, e := unix.Getpriority(unix.PRIO_PROCESS, 0); e == nil && v > 20 {
+		err = errors.Join(err, unix.Setpriority(unix.PRIO_PROCESS, 0, 0))
+	}
+	return err
+}
+
 // run serves one process after the other until ctx ends.
 func (e *engine) run(ctx context.Context) {
+	if err := confine(); err != nil {
+		e.log.Warn("the OpenCL engine is less confined", "err", err)
+	}
 	stop := context.AfterFunc(ctx, e.Stop)
 	defer stop()
 	for {
@@ -215,7 +261,10 @@ func (e *engine) serve(number uint64) {
 // reap waits for the end of a process. The socket may have ended first, as when the
 // process sends nonsense.
 func (e *engine) reap(p *process) error {
+	e.mu.Lock()
 	p.end()
+	p.reaped = true
+	e.mu.Unlock()
 	err := p.cmd.Wait()
 	e.mu.Lock()
 	e.process = nil
@@ -229,6 +278,12 @@ const socketBuffer = 4 << 20
 
 // start starts a process.
 func (e *engine) start(number uint64) (*process, error) {
+	e.mu.Lock()
+	file := e.file
+	e.mu.Unlock()
+	if file == nil {
+		return nil, errors.New("there is no shared memory: an error before says why")
+	}
 	dir, err := os.MkdirTemp("", "dxpu-opencl-")
 	if err != nil {
 		return nil, err
@@ -246,8 +301,8 @@ func (e *engine) start(number uint64) (*process, error) {
 	p.cmd = exec.Command(e.program, "--serve", strconv.Itoa(e.index), "--memory", strconv.FormatUint(e.memory, 10))
 	p.cmd.Env = environment(dir)
 	p.cmd.Dir = dir
-	p.cmd.ExtraFiles = []*os.File{other, e.file}
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	p.cmd.ExtraFiles = []*os.File{other, file}
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	err = p.cmd.Start()
 	err = errors.Join(err, other.Close())
 	if err != nil {

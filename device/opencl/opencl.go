@@ -75,6 +75,7 @@ func List(ctx context.Context, program string) ([]Found, error) {
 	defer os.RemoveAll(dir) // the platforms leave files there
 	cmd := exec.CommandContext(ctx, program)
 	cmd.Env = environment(dir)
+	cmd.WaitDelay = time.Second // a child of the platform may keep the output open
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -204,7 +205,11 @@ func (d *Device) SetNotify(notify func()) { d.engine.setNotify(notify) }
 // has ended, because that still writes to the memory.
 func (d *Device) Scrub() {
 	d.engine.waitGone()
-	d.GPU.Scrub()
+	if err := d.engine.renew(); err != nil {
+		// Without new memory, there is no compute channel until the next Scrub.
+		d.engine.log.Error("the OpenCL engine has no memory for the next tenant", "err", err)
+		d.GPU.Scrub()
+	}
 }
 
 // Model makes GPUs of OpenCL devices with the parameters of Spec.
