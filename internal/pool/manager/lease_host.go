@@ -8,8 +8,8 @@ import (
 )
 
 // A host that does not report may be dead, or only cut off from the manager while its
-// guests work. Leases on it wait for it. After Config.HostTimeout those that certainly do
-// not work any more go elsewhere: back into the queue if they may wait and use another
+// guests work. Leases on it wait for it. Those that have certainly not worked for
+// Config.HostTimeout go elsewhere: back into the queue if they may wait and use another
 // host, otherwise they end. The boxes fence the old host off by its epochs.
 
 // hostGaveUp gives up a lease whose host has not reported for long enough, and reports
@@ -37,14 +37,18 @@ func (t *tx) hostDeadline(l *leaseRecord) time.Time {
 	if t.cfg.HostTimeout < 0 || !l.holds() || t.connected(l.HostID) {
 		return time.Time{}
 	}
-	for _, id := range t.bindingsOf(l.ID) {
-		if t.mayWork(t.bindings.get(id)) {
-			return time.Time{}
-		}
-	}
 	since := t.began // a new manager does not know for how long it has been away
 	if n := t.live[l.HostID]; n != nil && !n.last.IsZero() {
 		since = n.silentSince
+	}
+	for _, id := range t.bindingsOf(l.ID) {
+		b := t.bindings.get(id)
+		if t.mayWork(b) {
+			return time.Time{}
+		}
+		if at := b.stoppedAt(); at.After(since) {
+			since = at // the host may have worked until then
+		}
 	}
 	return since.Add(t.cfg.HostTimeout)
 }
@@ -57,6 +61,23 @@ func (t *tx) mayWork(b *bindingRecord) bool {
 	}
 	o := t.observed(b.BoxID, b)
 	return !t.connected(b.BoxID) || o != nil && o.State == attached
+}
+
+// stoppedAt returns when the binding ceased to be attached; zero: it never was, or is.
+func (b *bindingRecord) stoppedAt() (at time.Time) {
+	was := false
+	for _, s := range b.Steps {
+		if s.NodeID != "" {
+			continue
+		}
+		if was {
+			at = s.Time
+		}
+		if was = s.Name == stateWord(attached); was {
+			at = time.Time{}
+		}
+	}
+	return at
 }
 
 // hostAbsence returns what a lease does about its host, which does not report.

@@ -93,3 +93,19 @@ func TestHostThatMayWorkKeepsItsLeases(t *testing.T) {
 		})
 	}
 }
+
+// The time counts from when the GPUs stopped working, if the host was silent before: a
+// box that restarts while the host is cut off from the manager costs no lease.
+func TestHostTimeoutCountsFromTheLossOfTheLink(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), boxNode("b1", 2))
+	id := w.create(&dxpuv1.LeaseSpec{Count: 2})
+	w.settle()
+	w.hostGoes("h1", false)
+	w.passReporting(30 * time.Minute)
+	w.wantLease(id, leaseActive)
+	w.nodes["b1"].linkDown = true
+	w.passReporting(9 * time.Minute)
+	w.wantLease(id, leaseDegraded)
+	w.passReporting(2 * time.Minute)
+	w.wantLease(id, leaseReleased)
+}

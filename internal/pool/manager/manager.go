@@ -54,8 +54,8 @@ type Config struct {
 	// LostAfter is how long a node may be silent before it counts as lost. 0: 1 s. A
 	// lost box costs its bindings only if their hosts have lost the link too.
 	LostAfter time.Duration
-	// HostTimeout is how long a lease waits for a host that does not report, if its GPUs
-	// do not work. 0: 10 minutes; negative: for ever.
+	// HostTimeout is how long a lease waits for a host that does not report, once its
+	// GPUs do not work. 0: 10 minutes; negative: for ever.
 	HostTimeout time.Duration
 	// LinkGrace is how long a host may report a lost link while the box
 	// reports, before the GPU is replaced. 0: 2 s.
