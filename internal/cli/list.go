@@ -257,12 +257,14 @@ func (l *listing[Req, Res, PReq, PRes]) gone(out *page, name string) {
 // watchPause, until the context ends or look returns an error. look returns errWatched
 // to end without an error.
 func onChange(ctx context.Context, api poolAPI, look func(context.Context) error) error {
-	events, err := openWatch(ctx, api, &dxpuv1.WatchEventsRequest{})
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	g, ctx := errgroup.WithContext(ctx)
+	events, err := openWatch(ctx, api, &dxpuv1.WatchEventsRequest{}) // an error of look ends it
 	if err != nil {
 		return err
 	}
 	news := make(chan struct{}, 1)
-	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		return events.follow(ctx, func(*dxpuv1.Event) error {
 			select {
