@@ -32,6 +32,7 @@ keys of the file are the flags of "dxpu tenant set" and "dxpu lease create":
       max-gpus: 16
       max-gpus-of: {DX100: 8}
       max-priority: 10
+      weight: 2
   leases:
     - name: training
       tenant: team-a
@@ -43,8 +44,8 @@ keys of the file are the flags of "dxpu tenant set" and "dxpu lease create":
       expires: 30d
 
 The command can be repeated: it creates what is missing, and changes what differs. A
-tenant gets the description and the quota of the file, and no limit where the file has
-none. A lease is known by its name in its tenant, which the manager keeps as the label
+tenant gets the description and the quota of the file, and where the file has none no
+limit and the weight 1. A lease is known by its name in its tenant, which the manager keeps as the label
 "name"; its count can change, by a resize, and everything else needs a new lease. The
 command deletes nothing. A lease that has ended is made again.`,
 		Example: `  dxpu apply -f pool.yaml --dry-run
@@ -161,6 +162,7 @@ func (a *apply) tenant(ctx context.Context, t *tenantSpec) error {
 	if has.Quota == nil {
 		has.Quota = &dxpuv1.Quota{}
 	}
+	has.Quota.Weight = max(1, has.Quota.Weight) // 0 is the default, 1
 	if !missing && proto.Equal(has, want) {
 		a.note("tenant", t.Name, "", "unchanged", "")
 		return nil

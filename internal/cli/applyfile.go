@@ -28,6 +28,7 @@ type tenantSpec struct {
 	MaxLeases   uint32            `yaml:"max-leases"`
 	MaxGPUsOf   map[string]uint32 `yaml:"max-gpus-of"`
 	MaxPriority *int32            `yaml:"max-priority"`
+	Weight      uint32            `yaml:"weight"`
 }
 
 // leaseSpec is a lease of the file. The keys are the flags of "dxpu lease create".
@@ -42,6 +43,7 @@ type leaseSpec struct {
 	SameBox      string            `yaml:"same-box"`
 	Host         string            `yaml:"host"`
 	HostLabel    map[string]string `yaml:"host-label"`
+	BoxLabel     map[string]string `yaml:"box-label"`
 	HostDomain   string            `yaml:"host-domain"`
 	Priority     int32             `yaml:"priority"`
 	Preemptible  bool              `yaml:"preemptible"`
@@ -62,7 +64,7 @@ func parseSpecs(raw []byte) (s specs, err error) {
 		return s, fmt.Errorf("the file is longer than %s", size(maxSpecs))
 	}
 	if err := yaml.Load(raw, &s, yaml.WithKnownFields(true)); err != nil {
-		return specs{}, withHint(fmt.Errorf("%.*s", maxYAMLError, err), `"dxpu apply --help" shows a file`)
+		return specs{}, withHint(yamlError(err), `"dxpu apply --help" shows a file`)
 	}
 	if len(s.Tenants)+len(s.Leases) == 0 {
 		return specs{}, withHint(fmt.Errorf("neither tenants nor leases"), `"dxpu apply --help" shows a file`)
@@ -104,7 +106,7 @@ func oneName(seen map[string]bool, kind, name string) error {
 
 func (t *tenantSpec) message() *dxpuv1.Tenant {
 	return &dxpuv1.Tenant{Id: t.Name, Description: t.Description, Quota: &dxpuv1.Quota{
-		MaxGpus: t.MaxGPUs, MaxLeases: t.MaxLeases, MaxGpusByModel: t.MaxGPUsOf, MaxPriority: t.MaxPriority,
+		MaxGpus: t.MaxGPUs, MaxLeases: t.MaxLeases, MaxGpusByModel: t.MaxGPUsOf, MaxPriority: t.MaxPriority, Weight: max(1, t.Weight),
 	}}
 }
 
@@ -117,7 +119,7 @@ func (l *leaseSpec) message() (*dxpuv1.LeaseSpec, error) {
 		labels[k] = v
 	}
 	m := &dxpuv1.LeaseSpec{
-		Count: max(l.Count, 1), Model: l.Model, HostId: l.Host, HostLabels: l.HostLabel, HostDomain: l.HostDomain,
+		Count: max(l.Count, 1), Model: l.Model, HostId: l.Host, HostLabels: l.HostLabel, BoxLabels: l.BoxLabel, HostDomain: l.HostDomain,
 		Tenant: l.Tenant, Priority: l.Priority, Preemptible: l.Preemptible, Wait: l.Queue || l.QueueTimeout != "", Labels: labels,
 	}
 	// The rest has the syntax of flags.

@@ -319,7 +319,7 @@ func parseBoxFile(raw []byte, models []device.Model) (file boxFile, err error) {
 		return file, fmt.Errorf("%d bytes: want at most %d", len(raw), maxBoxFile)
 	}
 	if err := yaml.Load(raw, &file, yaml.WithKnownFields(true)); err != nil {
-		return boxFile{}, fmt.Errorf("%.*s", maxYAMLError, err)
+		return boxFile{}, yamlError(err)
 	}
 	if n := len(file.Slots); n < 1 || n > boxproxy.MaxSlots {
 		return boxFile{}, fmt.Errorf("%d slots: want 1 to %d", n, boxproxy.MaxSlots)
@@ -375,7 +375,7 @@ func (s *boxSlot) device(models []device.Model) (model *device.Model, decode fun
 	}
 	return model, func(v any) error {
 		if err := params.Load(v, yaml.WithKnownFields(true)); err != nil {
-			return fmt.Errorf("%.*s", maxYAMLError, err)
+			return yamlError(err)
 		}
 		return nil
 	}, nil

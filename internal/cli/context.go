@@ -321,11 +321,7 @@ func parseContexts(raw []byte) (*contexts, error) {
 	case errors.Is(err, io.EOF):
 		return nil, withHint(errors.New("the file is empty"), "remove it, or add the line: version: %d", contextsVersion)
 	case err != nil:
-		text := goType.ReplaceAllString(withoutTokens(err.Error()), "")
-		if len(text) > maxYAMLError {
-			text = strings.ToValidUTF8(text[:maxYAMLError], "") + " ..."
-		}
-		return nil, errors.New(text)
+		return nil, yamlError(err)
 	}
 	var more any
 	if err := l.Load(&more); !errors.Is(err, io.EOF) {
@@ -334,8 +330,27 @@ func parseContexts(raw []byte) (*contexts, error) {
 	return all, all.check()
 }
 
-// goType matches the name of a Go type in an error of the YAML parser.
-var goType = regexp.MustCompile(` into \S*cli\.\w+`)
+// Texts of the YAML parser that name types of Go, or its own stages.
+var (
+	goType     = regexp.MustCompile(` into \S+`)
+	unknownKey = regexp.MustCompile(`field (\S+) not found in type \S+`)
+	wrongValue = regexp.MustCompile(`cannot construct !!(\w+) `)
+	yamlStages = strings.NewReplacer("yaml: construct errors: ", "", "yaml: no documents in stream", "the file is empty", "<unknown position>: ", "")
+)
+
+// yamlError returns an error of the YAML parser without the words of Go and without
+// tokens, in a bounded text.
+func yamlError(err error) error {
+	text := unknownKey.ReplaceAllString(withoutTokens(err.Error()), `unknown key "$1"`)
+	if wrongValue.MatchString(text) {
+		text = wrongValue.ReplaceAllString(goType.ReplaceAllString(text, ""), "wrong value: $1 ")
+	}
+	text = yamlStages.Replace(text)
+	if len(text) > maxYAMLError {
+		text = strings.ToValidUTF8(text[:maxYAMLError], "") + " ..."
+	}
+	return errors.New(text)
+}
 
 var someToken = regexp.MustCompile(regexp.QuoteMeta(auth.TokenPrefix) + `\S*`)
 
