@@ -105,7 +105,10 @@ that the tenant already has stay, even if they exceed the new quota.`,
 			if given("max-leases") {
 				n.Quota.MaxLeases = leases
 			}
-			if given("weight") {
+			if given("weight") { // 0 would be the default
+				if err := inRange("--weight", 1, 1000, int(weight)); err != nil {
+					return err
+				}
 				n.Quota.Weight = weight
 			}
 			if given("max-priority") {

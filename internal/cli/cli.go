@@ -150,6 +150,8 @@ func valueError(err error) error {
 		want = "true or false"
 	case strings.HasPrefix(cause.Error(), "slog: "):
 		want = "debug, info, warn or error"
+	case strings.HasPrefix(typ, "uint") && strings.HasPrefix(bad.GetValue(), "-"):
+		want = "a whole number of 0 or more"
 	case strings.HasPrefix(typ, "int"), strings.HasPrefix(typ, "uint"):
 		want = "a whole number"
 	case strings.HasPrefix(typ, "float"):
@@ -237,6 +239,8 @@ func hintFor(err error, ce *connect.Error) string {
 	switch {
 	case ce == nil:
 		return ""
+	case ce.Code() == connect.CodeUnauthenticated && strings.HasPrefix(ce.Message(), "join_token: "):
+		return `--join-token-file or DXPU_JOIN_TOKEN names the join token; "dxpu manager --join-token-file" writes it`
 	case ce.Code() == connect.CodeUnauthenticated:
 		return `--token-file or DXPU_TOKEN names your token; "dxpu token create" makes one`
 	case ce.Code() == connect.CodeUnavailable:

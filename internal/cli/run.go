@@ -83,6 +83,16 @@ func (o *runOptions) run(cmd *cobra.Command, args []string) (err error) {
 	if o.socketDir == "" {
 		return usage(withHint(errors.New("--socket-dir is missing"), `give the directory of "dxpu host --socket-dir"`))
 	}
+	if err := inRange("--gpus", 1, 64, int(o.lease.spec.Count)); err != nil {
+		return err
+	}
+	// Before the lease, which would be for nothing.
+	if _, err := os.Stat(o.socketDir); err != nil {
+		return withHint(fmt.Errorf("--socket-dir: %w", err), `give the directory of "dxpu host --socket-dir"`)
+	}
+	if _, err := exec.LookPath(args[0]); err != nil {
+		return err
+	}
 	driver, err := o.findDriver()
 	if err != nil {
 		return err
