@@ -112,7 +112,7 @@ func (w *world) checkIndex(t fatalTester) {
 		diff := cmp.Diff(rebuilt(tx), &tx.index,
 			cmp.AllowUnexported(index{}, tenantUsage{}, bindingEntry{}, leaseEntry{}, hostSlotRef{}, requestKey{}, queueKey{}, endedLease{}, nodeEntry{}, modelSum{}, sickGPU{}, deviceClaim{}, deviceKey{}, queueClass{}, queueLine{}, ask{}),
 			cmpopts.IgnoreFields(index{}, "capacityGrew", "gpuPool", "hostPool", "hostIDs", "boxIDs", "leaseIDs", "openLeaseIDs"),
-			cmpopts.IgnoreFields(leaseEntry{}, "spec"), cmpopts.IgnoreFields(queueLine{}, "before"),
+			cmpopts.IgnoreFields(leaseEntry{}, "spec"),
 			cmpopts.EquateEmpty(),
 			cmp.FilterPath(func(p cmp.Path) bool { // these are in the order of arrival
 				s := p.String()
