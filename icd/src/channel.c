@@ -1,6 +1,7 @@
 #include "channel.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,6 +47,10 @@ enum {
 #define DMA_BASE 0x100000000u
 #define EVENTS_FAILED (1ull << 63)
 #define DEVICE_NOT_AVAILABLE (-2)
+#define OUT_OF_RESOURCES (-5)
+
+/* forked says that this process is a child of the one that has the connections. */
+static volatile int forked;
 
 struct event {
 	uint64_t cookie;
@@ -59,6 +64,7 @@ struct slot {
 	int used;
 	uint64_t cookie;
 	uint64_t end; /* of the packet in the ring, in bytes since the start */
+	uint32_t room; /* for its result */
 	completion done;
 	void *arg;
 };
@@ -86,8 +92,8 @@ struct channel {
 	size_t page_count;
 };
 
-/* take handles one event. */
-static void take(struct channel *c, const struct event *e)
+/* take handles one event. The device may be hostile: a result is not longer than its room. */
+static void take(struct channel *c, struct event *e)
 {
 	completion done = NULL;
 	void *arg = NULL;
@@ -98,6 +104,10 @@ static void take(struct channel *c, const struct event *e)
 	if (s->used && s->cookie == e->cookie) {
 		done = s->done;
 		arg = s->arg;
+		if (e->length > s->room || e->status > 0) {
+			e->status = OUT_OF_RESOURCES;
+			e->length = 0;
+		}
 		s->used = 0;
 		c->in_flight--;
 		if (s->end > c->freed)
@@ -142,6 +152,10 @@ static void handle_events(struct channel *c)
 	uint64_t count = __atomic_load_n(c->count, __ATOMIC_ACQUIRE);
 	while (c->seen != (uint32_t)count) {
 		struct event e;
+		if ((uint32_t)count - c->seen > EVENT_ENTRIES) {
+			count |= EVENTS_FAILED; /* of a hostile device: the ring has no more */
+			break;
+		}
 		memcpy(&e, (const void *)&c->events[c->seen % EVENT_ENTRIES], sizeof e);
 		take(c, &e);
 		any = 1;
@@ -207,10 +221,11 @@ static int share(struct channel *c)
 		return -1;
 	c->vram &= ~(uint64_t)(PAGE - 1);
 	c->memory_size = c->vram + EVENT_BYTES + PAGE;
-	int fd = memfd_create("dxpu-opencl", MFD_CLOEXEC);
+	int fd = memfd_create("dxpu-opencl", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (fd < 0)
 		return -1;
-	if (ftruncate(fd, (off_t)c->memory_size) == 0)
+	/* The other side has the file too: if it made it shorter, this process would fault. */
+	if (ftruncate(fd, (off_t)c->memory_size) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
 		c->memory = mmap(NULL, c->memory_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	int bad = c->memory == MAP_FAILED || !c->memory || vfio_map(c->vfio, fd, DMA_BASE, c->memory_size);
 	close(fd);
@@ -281,8 +296,16 @@ void channel_close(struct channel *c)
 	free(c);
 }
 
+void channel_after_fork(struct channel *c)
+{
+	forked = 1;
+	vfio_after_fork(c->vfio);
+}
+
 int channel_failed(struct channel *c)
 {
+	if (forked)
+		return 1; /* without the lock, which a thread of the parent may have held */
 	pthread_mutex_lock(&c->lock);
 	int failed = c->failed;
 	pthread_mutex_unlock(&c->lock);
@@ -293,6 +316,8 @@ uint64_t channel_memory(struct channel *c) { return c->engine_memory; }
 
 uint32_t channel_handle(struct channel *c)
 {
+	if (forked)
+		return 1; /* of an object that will not be */
 	pthread_mutex_lock(&c->lock);
 	if (++c->next_handle == 0)
 		c->next_handle = 1;
@@ -321,6 +346,8 @@ int channel_reserve(struct channel *c, uint64_t size, struct staging *s)
 	size_t n = (size_t)((size + PAGE - 1) / PAGE);
 	long at = -1;
 
+	if (forked)
+		return -1;
 	if (n == 0)
 		n = 1;
 	pthread_mutex_lock(&c->lock);
@@ -339,6 +366,8 @@ int channel_reserve(struct channel *c, uint64_t size, struct staging *s)
 
 void channel_free(struct channel *c, const struct staging *s)
 {
+	if (forked)
+		return;
 	pthread_mutex_lock(&c->lock);
 	memset(c->pages + (s->at - RING_SIZE) / PAGE, 0, (size_t)(s->size / PAGE));
 	pthread_cond_broadcast(&c->changed);
@@ -360,7 +389,7 @@ int channel_upload(struct channel *c, const struct staging *s, const void *data,
 }
 
 /* take_slot waits for a slot and for n bytes of the ring. The caller holds post. */
-static struct slot *take_slot(struct channel *c, uint64_t n, completion done, void *arg)
+static struct slot *take_slot(struct channel *c, uint64_t n, uint32_t room, completion done, void *arg)
 {
 	struct slot *s = NULL;
 
@@ -379,6 +408,7 @@ static struct slot *take_slot(struct channel *c, uint64_t n, completion done, vo
 		s->arg = arg;
 		c->tail += n;
 		s->end = c->tail;
+		s->room = room;
 		c->in_flight++;
 	}
 	pthread_mutex_unlock(&c->lock);
@@ -396,8 +426,10 @@ uint64_t channel_post(struct channel *c, const struct packet *p, const struct st
 	struct write_part parts[5];
 	int n = 0;
 
+	if (forked)
+		return 0;
 	pthread_mutex_lock(&c->post);
-	struct slot *s = take_slot(c, header.size, done, arg);
+	struct slot *s = take_slot(c, header.size, header.room, done, arg);
 	if (!s) {
 		pthread_mutex_unlock(&c->post);
 		return 0;
@@ -430,6 +462,8 @@ uint64_t channel_post(struct channel *c, const struct packet *p, const struct st
 
 void channel_wait(struct channel *c, volatile int32_t *word)
 {
+	if (forked)
+		return; /* nothing completes here */
 	for (int i = 0; i < SPINS && __atomic_load_n(word, __ATOMIC_ACQUIRE) > 0; i++) {
 		if (__atomic_load_n(&c->seen, __ATOMIC_RELAXED) != (uint32_t)__atomic_load_n(c->count, __ATOMIC_ACQUIRE))
 			handle_events(c);
@@ -455,33 +489,4 @@ void channel_finish(struct channel *c, volatile int32_t *status, int32_t value, 
 	__atomic_sub_fetch(pending, 1, __ATOMIC_ACQ_REL);
 	pthread_cond_broadcast(&c->changed);
 	pthread_mutex_unlock(&c->lock);
-}
-
-struct call {
-	struct channel *channel;
-	volatile int32_t waiting;
-	int32_t status;
-	uint32_t length;
-};
-
-static void call_done(void *arg, int32_t status, uint32_t length, const struct times *t)
-{
-	struct call *call = arg;
-
-	(void)t;
-	call->status = status;
-	call->length = length;
-	channel_set(call->channel, &call->waiting, 0);
-}
-
-int32_t channel_call(struct channel *c, const struct packet *p, const struct staging *out, uint32_t *length)
-{
-	struct call call = {c, 1, 0, 0};
-
-	if (p->overflow || !channel_post(c, p, out, call_done, &call))
-		return DEVICE_NOT_AVAILABLE;
-	channel_wait(c, &call.waiting);
-	if (length)
-		*length = call.length;
-	return call.status;
 }

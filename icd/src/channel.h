@@ -64,6 +64,10 @@ typedef void (*completion)(void *arg, int32_t status, uint32_t length, const str
 struct channel *channel_open(const char *path);
 void channel_close(struct channel *c);
 
+/* channel_after_fork ends the use of the channel in a child of fork, where its threads are
+ * not: calls fail and waits return at once. The parent keeps the device. */
+void channel_after_fork(struct channel *c);
+
 /* channel_failed reports whether the device is lost or its context has ended. */
 int channel_failed(struct channel *c);
 
@@ -91,7 +95,8 @@ uint64_t channel_post(struct channel *c, const struct packet *p, const struct st
  * (CL_DEVICE_NOT_AVAILABLE). The result is in out->mirror. */
 int32_t channel_call(struct channel *c, const struct packet *p, const struct staging *out, uint32_t *length);
 
-/* channel_wait waits until *word is not positive, which a completion changes. */
+/* channel_wait waits until *word is not positive, which a completion changes. In a child of
+ * fork it returns at once. */
 void channel_wait(struct channel *c, volatile int32_t *word);
 
 /* channel_finish stores a status and takes one from pending. It touches neither

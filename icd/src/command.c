@@ -111,7 +111,9 @@ static void part_done(void *arg, int32_t status, uint32_t length, const struct t
 {
 	struct part *p = arg;
 
-	if (p->read && status == 0 && length == p->size) {
+	if (p->read && status == 0 && length != p->size)
+		status = CL_OUT_OF_RESOURCES; /* of a hostile device */
+	if (p->read && status == 0) {
 		if (p->boxed)
 			scatter(&p->box, p->host, p->staging.mirror);
 		else
@@ -233,7 +235,10 @@ cl_int end(struct command *c, cl_int code, int blocking, cl_event *out)
 	static _Thread_local unsigned calls;
 
 	part_end(e, code, NULL);
-	if (!code && blocking) {
+	/* After an error, other parts may still use memory that the caller frees. */
+	if (code)
+		channel_wait(ch, &e->status);
+	else if (blocking) {
 		channel_wait(ch, &e->status);
 		if (e->status < 0)
 			code = e->status == CL_DEVICE_NOT_AVAILABLE ? e->status : CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
@@ -261,9 +266,11 @@ cl_int CL_API_CALL dxpu_WaitForEvents(cl_uint n, const cl_event *list)
 		return code;
 	for (cl_uint i = 0; i < n; i++) {
 		channel_wait(list[i]->context->device->channel, &list[i]->status);
-		if (list[i]->status < 0)
-			code = list[i]->status == CL_DEVICE_NOT_AVAILABLE ? CL_DEVICE_NOT_AVAILABLE
-									  : CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
+		/* In a child of fork, the status stays. */
+		if (list[i]->status > 0 || list[i]->status == CL_DEVICE_NOT_AVAILABLE)
+			code = CL_DEVICE_NOT_AVAILABLE;
+		else if (list[i]->status < 0)
+			code = CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
 	}
 	sweep();
 	return code;

@@ -51,8 +51,10 @@ static cl_int new_kernel(cl_program g, const char *name, cl_kernel *out)
 		code = CL_INVALID_KERNEL_NAME;
 	else if (!channel_reserve(ch, 256 << 10, &s)) {
 		code = channel_call(ch, &p, &s, &length);
-		if (!code && take_kernel(k, s.mirror, length))
+		if (!code && take_kernel(k, s.mirror, length)) {
 			code = CL_OUT_OF_RESOURCES;
+			dxpu_release(g->context, k->handle);
+		}
 		channel_free(ch, &s);
 	}
 	if (code) {

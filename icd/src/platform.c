@@ -15,8 +15,18 @@ static cl_uint device_count;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static volatile int forked;
 
-/* The connections belong to the process that made them. */
-static void in_child(void) { forked = 1; }
+/* The connections belong to the process that made them. The driver's lock is free in the
+ * child, because the thread that forks holds it. */
+static void before_fork(void) { pthread_mutex_lock(&dxpu_lock); }
+static void in_parent(void) { pthread_mutex_unlock(&dxpu_lock); }
+
+static void in_child(void)
+{
+	forked = 1;
+	for (cl_uint i = 0; i < device_count; i++)
+		channel_after_fork(devices[i]->channel);
+	pthread_mutex_unlock(&dxpu_lock);
+}
 
 static cl_device_id device_open(const char *path)
 {
@@ -58,7 +68,7 @@ static void connect_all(void)
 			devices[device_count++] = d;
 	}
 	free(copy);
-	pthread_atfork(NULL, NULL, in_child);
+	pthread_atfork(before_fork, in_parent, in_child);
 }
 
 cl_uint device_list(const cl_device_id **list)

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -311,6 +312,12 @@ int vfio_map(struct vfio *v, int fd, uint64_t address, uint64_t size)
 	return request(v, CMD_DMA_MAP, &part, 1, fd, NULL, 0) < 0 ? -1 : 0;
 }
 
+void vfio_after_fork(struct vfio *v)
+{
+	close(v->fd);
+	v->fd = -1;
+}
+
 int vfio_lost(struct vfio *v)
 {
 	pthread_mutex_lock(&v->lock);
@@ -411,7 +418,13 @@ struct vfio *vfio_open(const char *path, void (*interrupt)(void *arg), void *arg
 	pthread_mutex_init(&v->send, NULL);
 	pthread_mutex_init(&v->lock, NULL);
 	pthread_cond_init(&v->answered, NULL);
-	if (connect(v->fd, (struct sockaddr *)&a, sizeof a) || pthread_create(&v->reader, NULL, read_socket, v)) {
+	/* Signals of the program are for its own threads. */
+	sigset_t all, before;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	int bad = connect(v->fd, (struct sockaddr *)&a, sizeof a) || pthread_create(&v->reader, NULL, read_socket, v);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (bad) {
 		close(v->fd);
 		free(v);
 		return NULL;

@@ -27,6 +27,10 @@ struct vfio *vfio_open(const char *path, void (*interrupt)(void *arg), void *arg
 /* vfio_close ends the connection and waits for its thread. */
 void vfio_close(struct vfio *v);
 
+/* vfio_after_fork closes the socket of a child of fork, so that it neither writes into the
+ * connection of its parent nor holds it open. */
+void vfio_after_fork(struct vfio *v);
+
 /* vfio_lost reports whether the connection has ended. */
 int vfio_lost(struct vfio *v);
 

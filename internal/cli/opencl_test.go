@@ -54,6 +54,8 @@ func buildOpenCL(ts *testscript.TestScript, _ bool, args []string) {
 		library("sanitized.so", sanitize),
 		program("program"),
 		program("fault"),
+		program("fork"),
+		program("hostile"),
 	} {
 		c.Dir = root
 		c.Env = append(os.Environ(), "CGO_ENABLED=0")
