@@ -138,6 +138,7 @@ func (t *tx) updateLeaseState(id string, good, up, coming int) bool {
 	case up == want && l.State != leaseActive:
 		l = t.editLease(id)
 		l.ActiveTime, l.Running = cmp.Or(l.ActiveTime, t.now), cmp.Or(l.Running, t.now)
+		l.Granted = l.Running
 		t.setLeaseState(id, leaseActive, t.activeReason(id))
 	case up < want && l.State == leaseActive:
 		t.setLeaseState(id, leaseDegraded, reason)

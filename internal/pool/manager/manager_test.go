@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"slices"
 	"strings"
@@ -186,6 +187,42 @@ func TestExpiry(t *testing.T) {
 	w.settle()
 	if l := w.wantLease(id, leaseReleased); l.Bindings[0].Reason != dxpuv1.Reason_REASON_LEASE_EXPIRED {
 		t.Errorf("reason %v", l.Bindings[0].Reason)
+	}
+}
+
+// A manager of the previous version counts the lifetime from grant_time, and from the
+// creation of the lease if there is none: it must not end a lease that waited for long.
+func TestLifetimeForThePreviousVersion(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 2), boxNode("b1", 1))
+	first := w.create(&dxpuv1.LeaseSpec{Count: 1})
+	id := w.create(&dxpuv1.LeaseSpec{Count: 1, Wait: true, ExpiresAfter: durationpb.New(time.Minute)})
+	w.settle()
+	w.pass(time.Hour)
+	w.delete(first, true)
+	granted := func() (at time.Time) {
+		_ = w.m.view(func(t *tx) error {
+			var old struct {
+				GrantTime time.Time `json:"grant_time"`
+			}
+			raw, _ := json.Marshal(t.leases.get(id))
+			_ = json.Unmarshal(raw, &old)
+			at = old.GrantTime
+			return nil
+		})
+		return at
+	}
+	w.nodes["h1"].waits = "no VM runs"
+	w.settle()
+	w.wantLease(id, leaseBinding)
+	if at := granted(); w.clock.now().Sub(at) > 10*time.Second {
+		t.Errorf("it has got its GPU: grant_time is %v, now is %v", at, w.clock.now())
+	}
+	w.passReporting(2 * time.Minute)
+	w.nodes["h1"].waits = ""
+	w.settle()
+	w.wantLease(id, leaseActive)
+	if at := granted(); w.clock.now().Sub(at) > 10*time.Second {
+		t.Errorf("it is active: grant_time is %v, now is %v", at, w.clock.now())
 	}
 }
 

@@ -68,6 +68,7 @@ func (t *tx) bindDecision(id string, d placement.Decision, h placement.HostDecis
 	l.Explanation = nil
 	l.explain(slices.Concat(h.Why, d.Why)...)
 	l.HostID = h.Host
+	l.Granted = t.now
 	l.Model = t.modelAt(d.Picks[0])
 	for i, gpu := range d.Picks {
 		t.bindAfter(l, h.Host, h.Slots[i], gpu, held[gpu])

@@ -219,6 +219,7 @@ type leaseRecord struct {
 	CreateTime      time.Time       `json:"create_time"`
 	QueueTime       time.Time       `json:"queue_time,omitzero"` // when the lease returned to the queue; zero: never
 	Running         time.Time       `json:"running,omitzero"`    // when the lease became ACTIVE since it was last in the queue; its lifetime counts from then
+	Granted         time.Time       `json:"grant_time,omitzero"` // Running, before that when the lease got GPUs: for managers of the previous version, which count from then
 	Model           string          `json:"model,omitempty"`     // that of the lease's GPUs, once it has been granted
 	Asked           uint32          `json:"asked,omitempty"`     // the count with which the lease was created, if it has been resized
 	ActiveTime      time.Time       `json:"active_time,omitzero"`
