@@ -80,6 +80,12 @@ func (a *alarm) setExactly(now, at time.Duration) {
 	}
 }
 
+// again makes the timer fire at once, also if it has fired and fired was not called yet.
+func (a *alarm) again(now time.Duration) {
+	a.at = now
+	a.timer.Reset(0)
+}
+
 func (a *alarm) move(now, at time.Duration) {
 	if !a.stop() {
 		return

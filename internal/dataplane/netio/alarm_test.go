@@ -259,3 +259,26 @@ func TestSleepingReaderHandsOver(t *testing.T) {
 		t.Error("a writer wakes no one although no reader looks")
 	}
 }
+
+// The timer does the work that is posted in the last round of Leave, also when it has
+// just fired and found the group entered.
+func TestTimerAfterTheLastRound(t *testing.T) {
+	f := open(t, PathConfig{})
+	g := f.newGroup()
+	ran := make(chan struct{})
+	rounds := 0
+	var post func(engine.Entry)
+	post = func(e engine.Entry) {
+		if rounds++; rounds < postRounds {
+			g.Post(post)
+			return
+		}
+		g.alarm.at = e.Now() + 1
+		g.fire()
+		g.Post(func(engine.Entry) { close(ran) })
+	}
+	e := g.Enter()
+	g.Post(post)
+	g.Leave(e)
+	wait(t, ran, "a posted function")
+}

@@ -84,9 +84,12 @@ func (g *Group) Leave(e engine.Entry) {
 		if pending := g.machine.Pending(); pending || g.pending {
 			g.notePending(e, pending)
 		}
-		if round == postRounds || g.pending && !g.machine.Resting() {
+		switch {
+		case round == postRounds: // functions may be left, even that of the timer
+			g.alarm.again(e.Now())
+		case g.pending && !g.machine.Resting():
 			g.alarm.setExactly(e.Now(), e.Now()) // once other goroutines have run
-		} else {
+		default:
 			g.alarm.set(e.Now(), g.machine.Wake())
 		}
 		g.mu.Unlock()
