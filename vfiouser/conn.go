@@ -192,6 +192,9 @@ func (c *Conn) refuse(h Header, err error) {
 		return
 	}
 	c.out = appendErrorReply(c.out[:0], h.ID, h.Command, errnoOf(err))
+	c.mu.Lock()
+	c.journal.end(h.ID) // recordAhead does not know what will be refused
+	c.mu.Unlock()
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
 	c.sendLocked(c.out)

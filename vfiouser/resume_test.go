@@ -134,3 +134,23 @@ func TestJournalAfterTheConnection(t *testing.T) {
 		t.Error("a late answer has removed the record of another connection")
 	}
 }
+
+// The journal does not keep an access that the server has refused: the next process would
+// answer it a second time.
+func TestJournalOfRefusedAccess(t *testing.T) {
+	j := make(journal, JournalSize)
+	f := serve(t, func(c *Config) { c.Journal = j })
+	hold := f.dev.holding(0)
+	p, c := f.connect()
+	write := p.message(10, 0x10, append(access(0, 0, 4), 1, 2, 3, 4))
+	p.send(append(write, p.message(9, 0, access(0, 1<<40, 4))...))
+	(<-hold).Reply()
+	if r := p.recv(); r.id != p.id || r.errno == 0 {
+		t.Errorf("%+v", r)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m, ok := j.pending(); ok {
+		t.Errorf("the journal has %+v after the answer", m)
+	}
+}
