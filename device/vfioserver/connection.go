@@ -177,14 +177,16 @@ func (c *connection) reset(now time.Duration, kind device.ResetKind) {
 }
 
 // endTenant resets the server. Then its DMA and its interrupts are those of the present
-// tenant. If it does not reset, it gets through no more.
+// tenant: also the one of INTx that it may signal as soon as it can, and not again before
+// that is unmasked. If it does not reset, it gets through no more.
 func (c *connection) endTenant() {
 	if !c.resetServer() {
 		return
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.resets--
+	c.mu.Unlock()
+	c.armWire()
 }
 
 // drop ends every open request, in both directions.
@@ -219,7 +221,6 @@ func (c *connection) resetServer() (ok bool) {
 	if err != nil && c.ctx.Err() == nil {
 		c.fail(fmt.Sprintf("the device server does not reset: %v", err))
 	}
-	c.armWire()
 	return err == nil
 }
 
@@ -386,7 +387,7 @@ func (c *connection) busy(now time.Duration) (busy bool, waiting int, done uint6
 	most := c.backlog.most(c.dma.open())
 	if most != c.most {
 		c.most = most
-		c.requests.setLimit(most)
+		waiting = c.requests.setLimit(most)
 	}
 	busy = waiting > most
 	c.stall.note(now, busy, done)

@@ -53,11 +53,13 @@ func (w *worker) isIdle() bool {
 	return len(w.jobs) == 0 && !w.busy
 }
 
-// setLimit sets the limit of the backlog, for idle.
-func (w *worker) setLimit(bytes int) {
+// setLimit sets the limit of the backlog, for idle, and returns the backlog: idle is
+// called if it is above the limit.
+func (w *worker) setLimit(bytes int) (backlog int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.limit = bytes
+	return w.bytes
 }
 
 // load returns the cost of the jobs in the queue and of those that have ended.
