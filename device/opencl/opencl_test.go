@@ -435,6 +435,8 @@ func TestWrongPackets(t *testing.T) {
 		{op: reg.PacketNDRange, queue: hQueue, body: ndrange(16, bufferArg(hA), bufferArg(hB), bufferArg(hQueue))},
 		{op: reg.PacketNDRange, queue: hQueue, body: ndrange(16, bufferArg(hA), bufferArg(hB), fields(u32(7), uint32(0)))},
 		{op: reg.PacketNDRange, queue: hQueue, body: ndrange(16, bufferArg(hA), bufferArg(hB), fields(u32(reg.ArgLocal), ^uint32(0)))},
+		// The platform would follow it as the pointer of a buffer.
+		{op: reg.PacketNDRange, queue: hQueue, body: ndrange(16, bufferArg(hA), bufferArg(hB), fields(u32(reg.ArgValue), uint32(8), uint64(0x4141414141414140)))},
 		{op: reg.PacketNDRange, queue: hQueue, body: fields(u32(hKernel), uint32(4), uint32(0), uint32(0))},
 		{op: reg.PacketMarker, queue: hQueue},
 	} {

@@ -127,7 +127,43 @@ const (
 	kernelGroupFirst  = 0x11b0 // size, compile size, local memory, preferred multiple, private memory
 	kernelGroupEnd    = 0x11b5
 	ArgParamsPerEntry = kernelArgEnd - kernelArgFirst
+
+	argAddress  = 0x1196
+	argTypeName = 0x1198
 )
+
+// ArgClass says what a platform takes for an argument of a kernel.
+type ArgClass int
+
+// Classes of arguments.
+const (
+	ArgUnknown ArgClass = iota // the platform keeps no description
+	ArgPlain                   // bytes
+	ArgMemory                  // a handle of a memory object
+	ArgLocal                   // a size of local memory
+	ArgHandle                  // a handle of another kind
+)
+
+// addressSpaces are the values of argAddress.
+var addressSpaces = map[uint64]ArgClass{0x119b: ArgMemory, 0x119c: ArgLocal, 0x119d: ArgMemory, 0x119e: ArgPlain}
+
+// handleTypes are types of the kernel language whose arguments are handles, though
+// their address space is private.
+var handleTypes = map[string]bool{"sampler_t": true, "queue_t": true, "clk_event_t": true, "event_t": true, "reserve_id_t": true}
+
+// ClassOf returns the class of an argument with these properties.
+func ClassOf(properties []Property) ArgClass {
+	class := ArgUnknown
+	for _, p := range properties {
+		switch {
+		case p.Param == argAddress && class != ArgHandle:
+			class = addressSpaces[word(p.Value)]
+		case p.Param == argTypeName && handleTypes[cString(p.Value)]:
+			class = ArgHandle
+		}
+	}
+	return class
+}
 
 // KernelProperties returns the attributes and the work-group properties.
 func (l *Library) KernelProperties(k Kernel, f Found) []Property {

@@ -23,6 +23,7 @@ type program struct {
 type kernel struct {
 	kernel cl.Kernel
 	args   [][]byte // as last set, to set only those that differ
+	class  []cl.ArgClass
 }
 
 // object returns the object of a handle. missing is the error for no such object.
@@ -57,10 +58,10 @@ func (s *Session) release(c *cursor) error {
 		s.queues--
 		close(o.commands)
 	case *buffer:
-		s.drop(o)
 		if err := s.Library.Release(o.mem); err != nil {
 			return err
 		}
+		s.drop(o)
 	case *program:
 		if o.busy {
 			return cl.InvalidOperation
@@ -273,11 +274,14 @@ func (s *Session) newKernel(c *cursor) result {
 	for _, p := range s.Library.KernelProperties(k, s.Device) {
 		out = appendProperty(out, noIndex, p)
 	}
+	class := make([]cl.ArgClass, args)
 	for i := range args {
-		for _, p := range s.Library.ArgProperties(k, i) {
+		properties := s.Library.ArgProperties(k, i)
+		class[i] = cl.ClassOf(properties)
+		for _, p := range properties {
 			out = appendProperty(out, uint32(i), p)
 		}
 	}
-	s.objects[handle] = &kernel{kernel: k, args: make([][]byte, args)}
+	s.objects[handle] = &kernel{kernel: k, args: make([][]byte, args), class: class}
 	return result{data: out}
 }

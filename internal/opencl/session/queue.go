@@ -334,9 +334,32 @@ func (s *Session) run(q *queue, h reg.PacketHeader, c *cursor) (cl.Event, error)
 // maxLocal bounds the local memory of an argument; the platform has less.
 const maxLocal = 1 << 30
 
+// handleSize is the size of a handle of the platform.
+const handleSize = 8
+
+// fits reports whether a kernel takes an argument of a kind. The platform follows the
+// bytes of a handle as a pointer: they must not come from a packet, and those of a
+// buffer must not go to a program.
+func fits(class cl.ArgClass, a argument) bool {
+	switch class {
+	case cl.ArgUnknown:
+		return a.kind != reg.ArgValue || a.size != handleSize
+	case cl.ArgPlain:
+		return a.kind == reg.ArgValue
+	case cl.ArgMemory:
+		return a.kind == reg.ArgBuffer
+	case cl.ArgLocal:
+		return a.kind == reg.ArgLocal
+	}
+	return false
+}
+
 // setArg sets an argument if it differs from the last value.
 func (s *Session) setArg(k *kernel, i int, a argument) error {
 	value, size := a.value, int(a.size)
+	if !fits(k.class[i], a) {
+		return cl.InvalidArgValue
+	}
 	switch a.kind {
 	case reg.ArgValue:
 	case reg.ArgBuffer:
@@ -351,7 +374,7 @@ func (s *Session) setArg(k *kernel, i int, a argument) error {
 			}
 			m = b.mem
 		}
-		value, size = binary.LittleEndian.AppendUint64(nil, uint64(m)), 8
+		value, size = binary.LittleEndian.AppendUint64(nil, uint64(m)), handleSize
 	case reg.ArgLocal:
 		if size == 0 || size > maxLocal {
 			return cl.InvalidArgSize
