@@ -373,6 +373,7 @@ func TestExitCodes(t *testing.T) {
 		{"unknown word", "get gpus --state sleepy", exitUsage, "one of free, unavailable, bound, releasing"},
 		{"bad size", "lease create --memory lots", exitUsage, "write it like 16GiB"},
 		{"huge size", "lease create --memory 99999999999TiB", exitUsage, "is not a size"},
+		{"negative limit", "get audit --limit -1", exitUsage, "--limit -1: want 0 or more"},
 		{"negative count", "lease create --count -1", exitUsage, `"-1" is not a whole number of 0 or more`},
 		{"no GPUs to run on", "run --socket-dir / --gpus 0 -- true", exitUsage, "--gpus 0: want 1 to 64"},
 		{"no sockets to run on", "run --socket-dir /absent -- true", exitFailure, "--socket-dir: "},

@@ -334,7 +334,8 @@ func parseContexts(raw []byte) (*contexts, error) {
 var (
 	goType     = regexp.MustCompile(` into \S+`)
 	unknownKey = regexp.MustCompile(`field (\S+) not found in type \S+`)
-	wrongValue = regexp.MustCompile(`cannot construct !!(\w+) `)
+	wrongValue = regexp.MustCompile(`cannot construct !!(\w+)`)
+	badSyntax  = regexp.MustCompile(`go-yaml load error in \w+ at L(\d+)\.C(\d+)`)
 	yamlStages = strings.NewReplacer("yaml: construct errors: ", "", "yaml: no documents in stream", "the file is empty", "<unknown position>: ", "")
 )
 
@@ -343,8 +344,9 @@ var (
 func yamlError(err error) error {
 	text := unknownKey.ReplaceAllString(withoutTokens(err.Error()), `unknown key "$1"`)
 	if wrongValue.MatchString(text) {
-		text = wrongValue.ReplaceAllString(goType.ReplaceAllString(text, ""), "wrong value: $1 ")
+		text = wrongValue.ReplaceAllString(goType.ReplaceAllString(text, ""), "wrong value: $1")
 	}
+	text = badSyntax.ReplaceAllString(text, "line $1, column $2")
 	text = yamlStages.Replace(text)
 	if len(text) > maxYAMLError {
 		text = strings.ToValidUTF8(text[:maxYAMLError], "") + " ..."

@@ -65,6 +65,9 @@ func (o *devOptions) check() error {
 	if o.spec.Simulate {
 		most = 20_000
 	}
+	if !isLoopback(o.spec.Listen) {
+		return usage(withHint(fmt.Errorf("--listen: %s is not a loopback address with a port", o.spec.Listen), "the pool has no tokens: it serves this machine only, for example at "+defaultListen))
+	}
 	return cmp.Or(
 		inRange("--boxes", 1, most, o.spec.Boxes), inRange("--gpus", 1, 64, o.spec.GPUs),
 		inRange("--hosts", 1, most, o.spec.Hosts), inRange("--slots", 1, 32, o.spec.Slots),

@@ -107,6 +107,9 @@ the revision of the last entry that it has.`,
   dxpu get audit --actor t-k3v5c7q2mn --json`,
 	}
 	valueCommand(cmd, func(cmd *cobra.Command, _ []string) (*dxpuv1.ListAuditResponse, error) {
+		if limit < 0 {
+			return nil, usagef("--limit %d: want 0 or more", limit)
+		}
 		api, err := conn.pool()
 		if err != nil {
 			return nil, err
