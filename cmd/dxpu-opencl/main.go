@@ -72,6 +72,10 @@ func serve(library *cl.Library, device cl.Found, memory uint64) error {
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return fmt.Errorf("limit of core dumps: %w", err)
 	}
+	// Processes of other tenants run as the same user: they must not trace this one.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("forbid tracing: %w", err)
+	}
 	debug.SetTraceback("none") // a fault of a tenant's program is no news of the box
 	var st unix.Stat_t
 	if err := unix.Fstat(vramFD, &st); err != nil {

@@ -91,6 +91,9 @@ func TestProcessIsConfined(t *testing.T) {
 		}
 		return string(b)
 	}
+	if v, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0); err != nil || v != 0 {
+		t.Errorf("the process may trace the box: %d, %v", v, err)
+	}
 	if !strings.Contains(read("status"), "NoNewPrivs:\t1\n") {
 		t.Error("the process may gain rights")
 	}

@@ -54,7 +54,10 @@ func requirePlatform(t *testing.T) string {
 		t.Fatal(err)
 	}
 	found, err := opencl.List(t.Context(), path)
-	if err != nil || len(found) == 0 {
+	if err != nil && !strings.Contains(err.Error(), "no OpenCL on this machine") {
+		t.Fatal(err)
+	}
+	if len(found) == 0 {
 		t.Skipf("no OpenCL device (%v): scripts/install-tools.sh installs PoCL", err)
 	}
 	return path
