@@ -10,6 +10,7 @@ import (
 // buffer is a cl.Mem. Its bytes count until the last sub-buffer is released too.
 type buffer struct {
 	mem    cl.Mem
+	serial uint64 // of this session: the platform uses the value of a handle again
 	size   uint64
 	parent *buffer // of a sub-buffer
 	users  int     // itself, and its sub-buffers
@@ -114,7 +115,8 @@ func (s *Session) newBuffer(c *cursor) error {
 		return err
 	}
 	s.used += size
-	s.objects[handle] = &buffer{mem: m, size: size, users: 1}
+	s.serial++
+	s.objects[handle] = &buffer{mem: m, serial: s.serial, size: size, users: 1}
 	return nil
 }
 
@@ -136,7 +138,8 @@ func (s *Session) newSubBuffer(c *cursor) error {
 		return err
 	}
 	parent.users++
-	s.objects[handle] = &buffer{mem: m, size: size, parent: parent, users: 1}
+	s.serial++
+	s.objects[handle] = &buffer{mem: m, serial: s.serial, size: size, parent: parent, users: 1}
 	return nil
 }
 

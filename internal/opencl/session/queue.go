@@ -356,7 +356,7 @@ func fits(class cl.ArgClass, a argument) bool {
 
 // setArg sets an argument if it differs from the last value.
 func (s *Session) setArg(k *kernel, i int, a argument) error {
-	value, size := a.value, int(a.size)
+	value, size, serial := a.value, int(a.size), uint64(0)
 	if !fits(k.class[i], a) {
 		return cl.InvalidArgValue
 	}
@@ -372,7 +372,7 @@ func (s *Session) setArg(k *kernel, i int, a argument) error {
 			if err != nil {
 				return err
 			}
-			m = b.mem
+			m, serial = b.mem, b.serial
 		}
 		value, size = binary.LittleEndian.AppendUint64(nil, uint64(m)), handleSize
 	case reg.ArgLocal:
@@ -383,9 +383,10 @@ func (s *Session) setArg(k *kernel, i int, a argument) error {
 	default:
 		return cl.InvalidArgValue
 	}
-	// The form in which the argument is remembered: kind, size, value.
+	// The form in which the argument is remembered: kind, size, buffer, value.
 	seen := binary.LittleEndian.AppendUint32(s.scratch[:0], a.kind)
 	seen = binary.LittleEndian.AppendUint32(seen, uint32(size))
+	seen = binary.LittleEndian.AppendUint64(seen, serial)
 	seen = append(seen, value...)
 	s.scratch = seen
 	if bytes.Equal(k.args[i], seen) {

@@ -41,6 +41,7 @@ type Session struct {
 	objects map[uint32]any
 	queues  int
 	used    uint64              // bytes of buffers
+	serial  uint64              // of the last buffer
 	pending map[uint64]cl.Event // by cookie: enqueued and not complete
 	scratch []byte              // of arguments
 }
