@@ -76,6 +76,9 @@ func subjectOf(e *dxpuv1.Event) (id string, begins bool) {
 
 // remember adds an event to the history of its GPU or node.
 func (t *tx) remember(e *dxpuv1.Event) {
+	if !t.alike {
+		return
+	}
 	id, begins := subjectOf(e)
 	known := t.histories.get(id) != nil
 	if id == "" || !known && !begins {

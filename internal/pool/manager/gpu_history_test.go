@@ -135,3 +135,54 @@ func TestHistoriesAreBounded(t *testing.T) {
 		}
 	}
 }
+
+// mixedCluster has managers of some versions.
+type mixedCluster struct {
+	Cluster
+	versions []string
+}
+
+func (*mixedCluster) Valid() bool { return true }
+
+func (c *mixedCluster) Managers() (out []*dxpuv1.ManagerInfo) {
+	for _, v := range c.versions {
+		out = append(out, &dxpuv1.ManagerInfo{Version: v})
+	}
+	return out
+}
+
+// A manager of the previous version refuses a state with tables that it does not know, so
+// nothing is written to the new ones until all managers are of this version.
+func TestHistoryWaitsForTheEndOfAnUpgrade(t *testing.T) {
+	w := newWorld(t, Config{Version: "2"}, hostNode("h1", 1), boxNode("b1", 1))
+	c := &mixedCluster{versions: []string{"2", "1"}}
+	w.m.cluster = c
+	defer func() { w.m.cluster = nil }()
+	kept := func() (n int) {
+		_ = w.m.view(func(t *tx) error {
+			n = t.samples.len() + t.histories.len()
+			return nil
+		})
+		return n
+	}
+	w.passReporting(2 * time.Minute)
+	w.nodes["b1"].down = true
+	w.passReporting(2 * time.Minute)
+	before := kept()
+	w.nodes["b1"].down = false
+	w.passReporting(2 * time.Minute)
+	w.nodes["b1"].down = true
+	w.passReporting(2 * time.Minute)
+	if n := kept(); before != 0 || n != 0 {
+		t.Errorf("%d, then %d records while a manager of another version runs", before, n)
+	}
+	c.versions = []string{"2", "2"}
+	w.passReporting(2 * time.Minute)
+	w.nodes["b1"].down = false
+	w.passReporting(2 * time.Minute)
+	w.nodes["b1"].down = true
+	w.passReporting(2 * time.Minute)
+	if n := kept(); n < 4 {
+		t.Errorf("%d records after the upgrade", n)
+	}
+}

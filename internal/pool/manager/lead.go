@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -31,6 +32,17 @@ type Cluster interface {
 	Resign(ctx context.Context) error
 	// Managers returns the managers of the pool, as far as they are known.
 	Managers() []*dxpuv1.ManagerInfo
+}
+
+// alike reports whether all managers of the pool have the version of this one. A manager
+// of the previous version cannot load the tables histories and samples, and must be able
+// to take over during an upgrade: until its end this one writes neither.
+func (m *Manager) alike() bool {
+	if m.cluster == nil {
+		return true
+	}
+	all := m.cluster.Managers()
+	return len(all) > 0 && !slices.ContainsFunc(all, func(i *dxpuv1.ManagerInfo) bool { return i.Version != m.cfg.Version })
 }
 
 // notLeading returns the answer of a manager that is not the leader.

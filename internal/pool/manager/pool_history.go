@@ -37,8 +37,11 @@ type sampleRecord struct {
 func (m *Manager) takeSample(ctx context.Context) error {
 	now := m.cfg.Now()
 	key := sortable("", uint64(now.Unix()/int64(sampleInterval/time.Second))%keepSamples)
-	due := false
+	due, alike := false, m.alike()
 	_ = m.peek(func(t *tx) error {
+		if t.alike = alike; !alike {
+			return nil
+		}
 		old := t.samples.get(key)
 		due = now.Sub(t.began) >= reconnectTime+t.lostTimeout(t.heartbeat()) && (old == nil || now.Sub(old.Time).Abs() >= sampleInterval)
 		return nil

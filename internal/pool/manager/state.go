@@ -45,6 +45,7 @@ type state struct {
 	index
 	work
 	began time.Time // when this manager began to decide on this state
+	alike bool      // all managers run one version, and so can read what this one remembers
 }
 
 // anyTable is a table with records of any kind.

@@ -134,6 +134,7 @@ func (m *Manager) loadLocked(ctx context.Context) error {
 // installLocked makes the records of the store the state.
 func (m *Manager) installLocked(records map[string][]byte) error {
 	s := newState(m.cfg.Now())
+	s.alike = m.alike()
 	if err := s.loadRecords(records); err != nil {
 		return fmt.Errorf("manager: load state: %w", err)
 	}
