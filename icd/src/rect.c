@@ -10,13 +10,18 @@ static cl_int box_check(struct box *b, size_t bound)
 			return CL_INVALID_VALUE;
 	if (b->row == 0)
 		b->row = b->region[0];
+	size_t plane, last, rows;
+	if (__builtin_mul_overflow(b->row, b->region[1], &plane))
+		return CL_INVALID_VALUE;
 	if (b->slice == 0)
-		b->slice = b->row * b->region[1];
-	if (b->row < b->region[0] || b->slice < b->row * b->region[1] || b->slice % b->row)
+		b->slice = plane;
+	if (b->row < b->region[0] || b->slice < plane || b->slice % b->row)
 		return CL_INVALID_VALUE;
-	if (b->row > (size_t)1 << 40 || b->slice > (size_t)1 << 44)
+	/* The end of the box also bounds its volume. */
+	if (__builtin_mul_overflow(b->origin[2] + b->region[2] - 1, b->slice, &last) ||
+	    __builtin_mul_overflow(b->origin[1] + b->region[1] - 1, b->row, &rows) ||
+	    __builtin_add_overflow(last, rows, &last) || __builtin_add_overflow(last, b->origin[0] + b->region[0], &last))
 		return CL_INVALID_VALUE;
-	size_t last = (b->origin[2] + b->region[2] - 1) * b->slice + (b->origin[1] + b->region[1] - 1) * b->row + b->origin[0] + b->region[0];
 	return bound && last > bound ? CL_INVALID_VALUE : CL_SUCCESS;
 }
 

@@ -23,6 +23,10 @@ int main(void)
 		return 1;
 	cl_kernel k = clCreateKernel(g, "f", &code);
 	cl_mem m = clCreateBuffer(c, CL_MEM_READ_WRITE, 64, NULL, &code);
+	/* The end of this box wraps to 1. */
+	const size_t origin[3] = {0}, box[3] = {1, 1, ((size_t)1 << 29) + 1}, pitch = (size_t)1 << 35;
+	if (clEnqueueReadBufferRect(q, m, CL_TRUE, origin, origin, box, pitch, pitch, 0, 0, &zero, 0, NULL, NULL) != CL_INVALID_VALUE)
+		return 1;
 	if (clEnqueueFillBuffer(q, m, &zero, 4, 0, 64, 0, NULL, NULL) || clSetKernelArg(k, 0, sizeof m, &m) ||
 	    clEnqueueNDRangeKernel(q, k, 1, NULL, &one, NULL, 0, NULL, &e))
 		return 1;
