@@ -69,7 +69,8 @@ func (f *VM) allowMigration(ctx context.Context, client *qmp.Client, slot int, p
 }
 
 // parted allows migration after a VMM has disconnected from a device that was taken
-// away; p is nil for a device of an earlier proxy.
+// away; p is nil for a device of an earlier proxy. A slot may have had several of those,
+// and QEMU tells whether it still has one.
 func (f *VM) parted(ctx context.Context, slot int, p *pluggedVM) {
 	f.blockers.mu.Lock()
 	blocked := f.blockers.owner[slot] == p
@@ -84,5 +85,10 @@ func (f *VM) parted(ctx context.Context, slot int, p *pluggedVM) {
 		return // the VM has ended
 	}
 	defer done()
+	if p == nil {
+		if here, err := client.HasDevice(ctx, deviceID(slot)); err != nil || here {
+			return
+		}
+	}
 	f.allowMigration(ctx, client, slot, p)
 }

@@ -1,8 +1,11 @@
 package hostproxy_test
 
 import (
+	"log/slog"
 	"testing"
 	"time"
+
+	"github.com/dxpu-project/dxpu/internal/hostproxy"
 )
 
 // A VM cannot be migrated while it has a device: also one that was taken away
@@ -48,4 +51,20 @@ func TestMigrationIsBlocked(t *testing.T) {
 	b = r.bind(0, 0, 0, 0)
 	r.await(b, failed)
 	wants(false, "migration is allowed after a failure")
+}
+
+// Of two devices that an earlier proxy had in a slot, one after the other, the end of the
+// first does not allow migration while QEMU has the second.
+func TestMigrationIsBlockedForTheLastDevice(t *testing.T) {
+	q := newFakeQEMU(t)
+	q.blocked["gpu-in-slot-0"] = true
+	q.devices[firstDevice] = nil
+	f := &hostproxy.VM{QMP: q.path, Logger: slog.New(slog.DiscardHandler)}
+	if f.PartEarlier(t.Context(), 0); !q.blocks() {
+		t.Error("migration is allowed while QEMU has a device")
+	}
+	q.set(func() { delete(q.devices, firstDevice) })
+	if f.PartEarlier(t.Context(), 0); q.blocks() {
+		t.Error("migration is blocked without a device")
+	}
 }
