@@ -194,7 +194,7 @@ func (o *drainOptions) follow(ctx context.Context, cmd *cobra.Command, events *e
 		case dxpuv1.EventType_EVENT_TYPE_UNCORDONED:
 			return errors.New("an uncordon stopped the drain: " + e.Message)
 		case dxpuv1.EventType_EVENT_TYPE_REPLACEMENT_IMPOSSIBLE, dxpuv1.EventType_EVENT_TYPE_GPU_IN_USE, dxpuv1.EventType_EVENT_TYPE_GPU_TAKEN:
-			fmt.Fprintln(cmd.ErrOrStderr(), e.Message)
+			fmt.Fprintln(cmd.ErrOrStderr(), oneLine(e.Message))
 		}
 		return nil
 	})

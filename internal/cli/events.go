@@ -89,7 +89,7 @@ func printEvent(w io.Writer, e *dxpuv1.Event, asJSON bool) error {
 	if d := e.Duration.AsDuration(); d > 0 {
 		took = " (" + duration(d) + ")"
 	}
-	_, err := fmt.Fprintf(w, "%s  %s%s\n", e.Time.AsTime().Local().Format("15:04:05.000"), e.Message, took)
+	_, err := fmt.Fprintf(w, "%s  %s%s\n", e.Time.AsTime().Local().Format("15:04:05.000"), oneLine(e.Message), took)
 	return err
 }
 

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
 func tableOn(p *page, out *bytes.Buffer) string {
@@ -59,10 +61,14 @@ func TestColoursFollowTheGravestWord(t *testing.T) {
 func TestCellsAreOneLine(t *testing.T) {
 	var out bytes.Buffer
 	tb := newTable(&out, "NAME")
-	tb.row("a\x1b[2J\nb")
+	tb.row("a\x1b[2J\nb\u202ec")
 	tb.flush()
-	if got := out.String(); got != "NAME\na [2J b\n" {
+	if got := out.String(); got != "NAME\na [2J b c\n" {
 		t.Errorf("%q", got)
+	}
+	out.Reset()
+	if err := printEvent(&out, &dxpuv1.Event{Message: "a\x1b[2J\nb"}, false); err != nil || !strings.HasSuffix(out.String(), "  a [2J b\n") {
+		t.Errorf("%q, %v", out.String(), err)
 	}
 }
 

@@ -26,7 +26,7 @@ type leaseWait struct {
 
 // progress prints the state of a lease if it differs from the last one.
 func (w *leaseWait) progress(l *dxpuv1.Lease) {
-	line := fmt.Sprintf("%s is %s: %s", l.Id, enumWord(l.State), l.StateReason)
+	line := oneLine(fmt.Sprintf("%s is %s: %s", l.Id, enumWord(l.State), l.StateReason))
 	if line != w.last {
 		w.last = line
 		fmt.Fprintln(w.out, line)

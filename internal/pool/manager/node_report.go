@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
@@ -16,8 +17,16 @@ func truncateText(s string) string { return truncate(s, maxText) }
 
 // truncate bounds a text, in bytes, and removes invalid UTF-8, such as half a
 // character at its end or an escaped byte of a URL. An answer with such a text
-// could not be encoded.
-func truncate(s string, most int) string { return strings.ToValidUTF8(s[:min(len(s), most)], "") }
+// could not be encoded. Control characters become spaces: they could move the cursor
+// of an operator's terminal, or change the order of the text.
+func truncate(s string, most int) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(s[:min(len(s), most)], ""))
+}
 
 // report processes a report and returns the revision that the node should have
 // and its report interval. o belongs to the manager afterwards.
