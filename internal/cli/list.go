@@ -12,7 +12,6 @@ import (
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
@@ -225,11 +224,9 @@ func (l *listing[Req, Res, PReq, PRes]) show(out *page, items []protoreflect.Mes
 	switch {
 	case l.out.structured():
 		for _, item := range items {
-			raw, err := protojson.Marshal(item.Interface())
-			if err != nil {
-				return fmt.Errorf("encode JSON: %w", err)
+			if err := writeLine(out, item.Interface()); err != nil {
+				return err
 			}
-			_, _ = fmt.Fprintf(out, "%s\n", raw)
 		}
 	case l.out.form == formName:
 		for _, item := range items {

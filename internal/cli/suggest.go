@@ -112,7 +112,7 @@ func commandError(cmd *cobra.Command, err error) error {
 	return withHint(err, `did you mean "%s %s"?`, cmd.CommandPath(), near)
 }
 
-var absentObject = regexp.MustCompile(`^(lease|gpu|box|host|tenant|token|node) "([^"]*)" does not exist`)
+var absentObject = regexp.MustCompile(`^(?:[a-z_.]+: )?(lease|gpu|box|host|tenant|token|node) "([^"]*)" does not exist`)
 
 // suggestName adds a hint to an error about an object that does not exist: the object
 // with the nearest name, if the caller may list them.
@@ -152,5 +152,5 @@ func suggestName(ctx context.Context, conn *connection, err error) error {
 // listsOf are the commands that list the objects of a kind.
 var listsOf = map[string]string{
 	"lease": "dxpu get leases --all", "gpu": "dxpu get gpus", "box": "dxpu get boxes", "host": "dxpu get hosts",
-	"tenant": "dxpu get tenants", "token": "dxpu get tokens", "node": "dxpu get hosts",
+	"tenant": "dxpu get tenants", "token": "dxpu get tokens", "node": "dxpu get hosts; dxpu get boxes",
 }
