@@ -239,7 +239,7 @@ func TestBindingWithoutLease(t *testing.T) {
 	w.create(&dxpuv1.LeaseSpec{Count: 4})
 }
 
-// What a node or a caller wrote cannot move the cursor of an operator's terminal.
+// The text of a node or of a caller cannot move the cursor of an operator's terminal.
 func TestTextsHaveNoControlCharacters(t *testing.T) {
 	if got, want := truncateText("a\x1b[2J\r\nb\u202ec\xff é"), "a [2J  b c é"; got != want {
 		t.Errorf("%q, want %q", got, want)
