@@ -69,11 +69,12 @@ func (n *poolNumbers) addHealth(t *tx) {
 		n.health["ok"] += e.gpus - uint32(len(e.sick))
 		for _, s := range e.sick {
 			n.health[s.how]++
-			if len(n.sick) < maxSickMetrics {
-				n.sick = append(n.sick, sickMetric{gpuID(id, s.slot), s.how})
-			}
+			n.sick = append(n.sick, sickMetric{gpuID(id, s.slot), s.how})
 		}
 	}
+	// The same ones in each scrape: others would be new series each time.
+	slices.SortFunc(n.sick, func(a, b sickMetric) int { return strings.Compare(a.gpu, b.gpu) })
+	n.sick = n.sick[:min(len(n.sick), maxSickMetrics)]
 }
 
 func (n *poolNumbers) addTenants(t *tx) {

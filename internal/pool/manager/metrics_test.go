@@ -2,6 +2,8 @@ package manager
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -88,6 +90,24 @@ func TestMetricsOfAnUnknownHealth(t *testing.T) {
 	if how := s.sickness(); how != "degraded" {
 		t.Errorf("health 77 is %q", how)
 	}
+}
+
+// If more GPUs are broken than have a metric each, the same ones have it in each scrape.
+func TestMetricsOfManyBrokenGPUs(t *testing.T) {
+	w := newWorld(t, Config{})
+	_ = w.m.update(t.Context(), func(t *tx) error {
+		for i := range 2 * maxSickMetrics {
+			id := fmt.Sprintf("b%04d", i)
+			t.indexedNodes[id] = nodeEntry{box: true, gpus: 1, sick: []sickGPU{{0, "failed"}}}
+			t.live[id] = &liveNode{last: t.now, silentSince: t.now, timeout: time.Hour}
+		}
+		n := &poolNumbers{Pool: &dxpuv1.Pool{}, health: map[string]uint32{}}
+		n.addHealth(t)
+		if last := n.sick[len(n.sick)-1]; len(n.sick) != maxSickMetrics || last.gpu != "b0499/0" || n.health["failed"] != 2*maxSickMetrics {
+			w.t.Fatalf("%d metrics, the last for %s; %d GPUs have failed", len(n.sick), last.gpu, n.health["failed"])
+		}
+		return errors.New("nothing of this stays")
+	})
 }
 
 // Calls are counted by their code; a path that is no call makes no new label.

@@ -15,7 +15,7 @@ const agingTime = 10 * time.Minute
 
 const (
 	// maxQueued bounds the leases that wait. A tenant may have as many of the places as
-	// remain free: alone half of them, and there is always room for another tenant.
+	// remain free: alone half of them, two tenants together three quarters.
 	maxQueued = 20_000
 	// positionsOneByOne is the number of positions in a transaction that are computed
 	// one by one. Beyond it, as for a list, all of them are computed once.
