@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"math/bits"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
@@ -371,10 +370,11 @@ func (b *Bus) Close() error {
 	err := b.release()
 	b.watch.Wait()
 	b.mu.Lock()
-	left := slices.Clone(b.memory)
+	left := b.memory
+	b.memory = nil
 	b.mu.Unlock()
 	for _, m := range left {
-		err = errors.Join(err, m.release())
+		err = errors.Join(err, m.drop())
 	}
 	return err
 }

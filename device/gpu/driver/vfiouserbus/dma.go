@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -20,7 +21,10 @@ type memory struct {
 	driver.SharedMemory
 	bus  *Bus
 	addr uint64
-	file *os.File // nil: the device server has it
+
+	// Guarded by bus.mu once the bus knows the memory:
+	file     *os.File // nil: the device server has it
+	released bool
 }
 
 // AllocDMA implements driver.Bus.
@@ -67,8 +71,9 @@ func (b *Bus) share(file *os.File, size int) (*memory, error) {
 		return nil, errors.Join(err, m.release())
 	}
 	if file != nil {
-		m.file = nil
-		err = file.Close()
+		b.mu.Lock()
+		err = m.closeFile()
+		b.mu.Unlock()
 	}
 	return m, err
 }
@@ -96,22 +101,41 @@ func (b *Bus) serve(r *vfiouser.DMARequest) error {
 	return unix.ENODEV
 }
 
-// release unmaps the memory here, unless Close has done so.
+// release unmaps the memory here, once.
 func (m *memory) release() error {
 	b := m.bus
 	b.mu.Lock()
-	had := len(b.memory)
-	b.memory = slices.DeleteFunc(b.memory, func(other *memory) bool { return other == m })
-	released := len(b.memory) == had
-	b.mu.Unlock()
-	if released {
+	defer b.mu.Unlock()
+	if m.released {
 		return nil
 	}
-	err := unix.Munmap(m.Bytes())
-	if m.file != nil {
-		err = errors.Join(err, m.file.Close())
+	m.released = true
+	b.memory = slices.DeleteFunc(b.memory, func(other *memory) bool { return other == m })
+	return errors.Join(unix.Munmap(m.Bytes()), m.closeFile())
+}
+
+// drop gives the pages back at the end of the bus, and puts private ones in their
+// place: the program may look at its memory until it frees it.
+func (m *memory) drop() error {
+	b := m.bus
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if m.released {
+		return nil
 	}
-	return err
+	bytes := m.Bytes()
+	_, err := unix.MmapPtr(-1, 0, unsafe.Pointer(unsafe.SliceData(bytes)), uintptr(len(bytes)),
+		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE|unix.MAP_FIXED)
+	return errors.Join(err, m.closeFile())
+}
+
+func (m *memory) closeFile() error {
+	f := m.file
+	if f == nil {
+		return nil
+	}
+	m.file = nil
+	return f.Close()
 }
 
 func (m *memory) Segments() []driver.Segment {
