@@ -80,11 +80,10 @@ func (a *alarm) setExactly(now, at time.Duration) {
 	}
 }
 
-// again makes the timer fire at once, also if it has fired and fired was not called yet.
-func (a *alarm) again(now time.Duration) {
-	a.at = now
-	a.timer.Reset(0)
-}
+// again makes the timer fire at once. The caller does not hold the group's lock: a timer
+// that fires before that is unlocked finds the group entered. The setting stays: one
+// firing too many does no harm.
+func (a *alarm) again() { a.timer.Reset(0) }
 
 func (a *alarm) move(now, at time.Duration) {
 	if !a.stop() {

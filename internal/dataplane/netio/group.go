@@ -84,17 +84,21 @@ func (g *Group) Leave(e engine.Entry) {
 		if pending := g.machine.Pending(); pending || g.pending {
 			g.notePending(e, pending)
 		}
-		switch {
-		case round == postRounds: // functions may be left, even that of the timer
-			g.alarm.again(e.Now())
-		case g.pending && !g.machine.Resting():
+		if g.pending && !g.machine.Resting() {
 			g.alarm.setExactly(e.Now(), e.Now()) // once other goroutines have run
-		default:
+		} else {
 			g.alarm.set(e.Now(), g.machine.Wake())
 		}
 		g.mu.Unlock()
 		// A goroutine that posted before the unlocking found the group locked.
-		if round == postRounds || !g.hasPosted() || !g.mu.TryLock() {
+		if !g.hasPosted() {
+			return
+		}
+		if round == postRounds {
+			g.alarm.again()
+			return
+		}
+		if !g.mu.TryLock() {
 			return
 		}
 		e = g.entered()
