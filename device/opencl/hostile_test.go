@@ -1,0 +1,197 @@
+package opencl_test
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/dxpu-project/dxpu/device"
+	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/device/opencl"
+)
+
+// A packet that is wrong has an event with an error, and the context goes on.
+func TestWrongPackets(t *testing.T) {
+	r := newTenant(t, opencl.Spec{Memory: 64 << 20})
+	r.addVectors(16)
+	all := ^uint64(0)
+	for i, p := range []struct {
+		op    reg.PacketOp
+		queue uint32
+		flags uint16
+		body  []byte
+	}{
+		{op: 0},
+		{op: 15},
+		{op: 0xffff},
+		{op: reg.PacketRelease, body: fields(uint32(999), uint32(0))},
+		{op: reg.PacketRelease},
+		{op: reg.PacketQueue, body: fields(uint32(0), uint32(0))},
+		{op: reg.PacketQueue, body: fields(u32(hA), uint32(0))},
+		{op: reg.PacketBuffer, body: fields(uint32(100), uint32(0), uint64(1), uint64(0))},
+		{op: reg.PacketBuffer, body: fields(uint32(100), uint32(0), uint64(1), all)},
+		{op: reg.PacketBuffer, body: fields(uint32(100), uint32(0), uint64(1), uint64(64<<20))},
+		{op: reg.PacketBuffer, body: fields(uint32(100), uint32(0), all, uint64(64))},
+		{op: reg.PacketSubBuffer, body: fields(uint32(100), u32(hA), uint64(1), uint64(32), uint64(64))},
+		{op: reg.PacketSubBuffer, body: fields(uint32(100), u32(hA), uint64(1), all, uint64(64))},
+		{op: reg.PacketSubBuffer, body: fields(uint32(100), u32(hQueue), uint64(1), uint64(0), uint64(64))},
+		{op: reg.PacketProgram, body: fields(uint32(100), uint32(0), uint64(textAt), all)},
+		{op: reg.PacketProgram, body: fields(uint32(100), uint32(0), all, uint64(8))},
+		{op: reg.PacketProgram, body: fields(uint32(100), uint32(0), uint64(textAt), uint64(0))},
+		{op: reg.PacketProgram, body: fields(uint32(100), uint32(9), uint64(textAt), uint64(8))},
+		{op: reg.PacketProgram, body: fields(uint32(100), u32(reg.ProgramIL), uint64(textAt), uint64(8))},
+		{op: reg.PacketProgram, body: fields(uint32(100), u32(reg.ProgramBinary), uint64(textAt), uint64(8))},
+		{op: reg.PacketBuild, body: fields(uint32(999), uint32(0), uint64(0), uint64(0))},
+		{op: reg.PacketBuild, body: fields(u32(hProgram), uint32(0), all, uint64(1))},
+		{op: reg.PacketProgramInfo, body: fields(u32(hProgram), uint32(77))},
+		{op: reg.PacketKernel, body: fields(uint32(100), u32(hProgram), u32(7), uint32(0), "nothing")},
+		{op: reg.PacketKernel, body: fields(uint32(100), u32(hProgram), ^uint32(0), uint32(0), "add")},
+		{op: reg.PacketWrite, queue: 999, body: fields(u32(hA), uint32(0), uint64(0), uint64(8), uint64(0), noWaits)},
+		{op: reg.PacketWrite, queue: hA, body: fields(u32(hA), uint32(0), uint64(0), uint64(8), uint64(0), noWaits)},
+		{op: reg.PacketWrite, queue: hQueue, body: fields(u32(hA), uint32(0), uint64(60), uint64(8), uint64(0), noWaits)},
+		{op: reg.PacketWrite, queue: hQueue, body: fields(u32(hA), uint32(0), all-3, uint64(8), uint64(0), noWaits)},
+		{op: reg.PacketWrite, queue: hQueue, body: fields(u32(hA), uint32(0), uint64(0), uint64(8), all-3, noWaits)},
+		{op: reg.PacketRead, queue: hQueue, body: fields(u32(hA), uint32(0), uint64(0), uint64(room+8), uint64(0), noWaits)},
+		{op: reg.PacketRead, queue: hQueue, body: fields(u32(hA), uint32(0), uint64(0), uint64(8), uint64(0), uint32(99), uint32(0))},
+		{op: reg.PacketRead, queue: hQueue, body: fields(u32(hA), uint32(0), uint64(0), uint64(8), uint64(0), ^uint32(0), uint32(0))},
+		{op: reg.PacketCopy, queue: hQueue, body: fields(u32(hA), u32(hB), uint64(0), uint64(61), uint64(8), noWaits)},
+		{op: reg.PacketFill, queue: hQueue, body: fields(u32(hA), uint32(3), uint64(0), uint64(9), "abc", noWaits)},
+		{op: reg.PacketFill, queue: hQueue, body: fields(u32(hA), uint32(256), uint64(0), uint64(9), noWaits)},
+		{op: reg.PacketReadRect, queue: hQueue, body: fields(u32(hA), uint32(0), uint64(0), uint64(1), all, uint64(8), all, uint64(1), uint64(1), uint64(1), uint64(0), noWaits)},
+		{op: reg.PacketWriteRect, queue: hQueue, body: fields(u32(hA), uint32(0), uint64(0), uint64(0), uint64(0), uint64(8), uint64(0), uint64(8), uint64(9), uint64(1), uint64(0), noWaits)},
+		{op: reg.PacketNDRange, queue: hQueue, body: ndrange(16, bufferArg(hA), bufferArg(hB))},
+		{op: reg.PacketNDRange, queue: hQueue, body: ndrange(16, bufferArg(hA), bufferArg(hB), bufferArg(hQueue))},
+		{op: reg.PacketNDRange, queue: hQueue, body: ndrange(16, bufferArg(hA), bufferArg(hB), fields(u32(7), uint32(0)))},
+		{op: reg.PacketNDRange, queue: hQueue, body: ndrange(16, bufferArg(hA), bufferArg(hB), fields(u32(reg.ArgLocal), ^uint32(0)))},
+		// The platform would follow it as the pointer of a buffer.
+		{op: reg.PacketNDRange, queue: hQueue, body: ndrange(16, bufferArg(hA), bufferArg(hB), fields(u32(reg.ArgValue), uint32(8), uint64(0x4141414141414140)))},
+		{op: reg.PacketNDRange, queue: hQueue, body: fields(u32(hKernel), uint32(4), uint32(0), uint32(0))},
+		{op: reg.PacketMarker, queue: hQueue},
+	} {
+		cookie := r.post(p.op, p.queue, p.flags, p.body)
+		e, _, ok := r.next()
+		if !ok {
+			t.Fatalf("packet %d ended the context: %v", i, reg.ComputeError(r.read32(reg.ComputeErrorReg)))
+		}
+		if e.Cookie != cookie || e.Status >= 0 && i != 10 { // flags of host memory are left out
+			t.Errorf("packet %d: %+v", i, e)
+		}
+	}
+	r.do(0, reg.PacketMarker, hQueue, 0, noWaits)
+}
+
+// A tenant's program ends its own context, and nothing else.
+func TestHostilePrograms(t *testing.T) {
+	neighbour := newTenant(t, opencl.Spec{})
+	r := newTenant(t, opencl.Spec{TimeLimit: limit})
+	for name, test := range map[string]struct {
+		source string
+		want   reg.ComputeError
+	}{
+		"loops for ever": {"__kernel void f(__global volatile int *a) { while (a[0] == 0) a[1]++; }", reg.ComputeTimeLimit},
+		"out of bounds":  {"__kernel void f(__global int *a) { for (long i = 0; i < 1L << 40; i += 4096) a[i] = 1; }", reg.ComputeEnded},
+		"null pointer":   {"__kernel void f(__global int *a) { *(volatile __global int *)(long)(a[0] * 4) = 1; }", reg.ComputeEnded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r.t = t
+			r.enable()
+			r.do(0, reg.PacketQueue, 0, 0, fields(u32(hQueue), uint32(0)))
+			r.do(0, reg.PacketBuffer, 0, 0, fields(u32(hA), uint32(0), uint64(1), uint64(4096)))
+			r.build(test.source)
+			r.kernel("f")
+			r.do(0, reg.PacketFill, hQueue, 0, fields(u32(hA), uint32(4), uint64(0), uint64(4096), make([]byte, 8), noWaits))
+			r.post(reg.PacketNDRange, hQueue, 0, ndrange(1, bufferArg(hA)))
+			if test.want == reg.ComputeTimeLimit {
+				r.host.Run(limit)
+			}
+			if e, _, ok := r.next(); ok {
+				t.Fatalf("%+v", e)
+			}
+			if got := reg.ComputeError(r.read32(reg.ComputeErrorReg)); got != test.want {
+				t.Errorf("error %v, want %v", got, test.want)
+			}
+		})
+	}
+	neighbour.addVectors(100)
+	r.t = t
+	r.enable()
+	r.addVectors(100)
+}
+
+// A compiler that does not end, or that takes all memory, meets the limits.
+func TestBuildBombs(t *testing.T) {
+	r := newTenant(t, opencl.Spec{TimeLimit: limit})
+	var bomb strings.Builder
+	bomb.WriteString("#define A0 1+1\n")
+	for i := 1; i < 40; i++ {
+		fmt.Fprintf(&bomb, "#define A%d A%d+A%d\n", i, i-1, i-1)
+	}
+	bomb.WriteString("__kernel void f(__global int *a) { a[0] = A39; }\n")
+	r.vram(textAt, []byte(bomb.String()))
+	r.do(0, reg.PacketProgram, 0, 0, fields(u32(hProgram), u32(reg.ProgramSource), uint64(textAt), uint64(bomb.Len())))
+	r.post(reg.PacketBuild, 0, 0, fields(u32(hProgram), uint32(0), uint64(textAt), uint64(0)))
+	r.host.Run(limit)
+	if e, _, ok := r.next(); ok {
+		t.Fatalf("%+v", e)
+	}
+	r.enable()
+	r.addVectors(100)
+}
+
+// Nothing of a tenant is left after Reset and Scrub: no process, no file, no bytes.
+func TestNothingIsLeftForTheNextTenant(t *testing.T) {
+	tmp := t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	r := newTenant(t, opencl.Spec{})
+	r.addVectors(1000)
+	if n := len(entriesOf(t, tmp)); n != 1 {
+		t.Errorf("%d directories of the engine", n)
+	}
+	r.dev.Reset(r.host.Now, device.ConventionalReset)
+	r.dev.Scrub()
+	if left := entriesOf(t, tmp); len(left) > 1 { // the last one may still be removed
+		t.Errorf("left: %v", left)
+	}
+	for i, b := range r.host.Enumerate() {
+		r.bars[i] = b.Addr
+	}
+	b, err := r.host.Read(r.bars[reg.BARVRAM]+textAt, 4000)
+	if err != nil || !bytes.Equal(b, make([]byte, 4000)) {
+		t.Errorf("VRAM holds %x: %v", b[:16], err)
+	}
+	r.enable()
+	// The former tenant's objects are gone.
+	r.do(-36, reg.PacketMarker, hQueue, 0, noWaits)
+	r.addVectors(10)
+}
+
+func entriesOf(t *testing.T, dir string) []os.DirEntry {
+	t.Helper()
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+func TestNoProgramAndNoDevice(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	if _, err := opencl.New(t.Context(), filepath.Join(t.TempDir(), "none"), opencl.Spec{}, log); err == nil {
+		t.Error("a program that does not exist")
+	}
+	path := requirePlatform(t)
+	if _, err := opencl.New(t.Context(), path, opencl.Spec{Device: "Voodoo"}, log); err == nil || !strings.Contains(err.Error(), "dxpu box devices") {
+		t.Errorf("%v", err)
+	}
+	if _, err := opencl.New(t.Context(), path, opencl.Spec{Aperture: 12345}, log); err == nil {
+		t.Error("an odd aperture")
+	}
+	t.Setenv("OCL_ICD_VENDORS", t.TempDir())
+	if _, err := opencl.New(t.Context(), path, opencl.Spec{}, log); err == nil || !strings.Contains(err.Error(), "no OpenCL device") {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,136 @@
+package manager
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+func TestPreemption(t *testing.T) {
+	spec := func(n uint32, priority int32, preemptible, wait bool) *dxpuv1.LeaseSpec {
+		return &dxpuv1.LeaseSpec{Count: n, Priority: priority, Preemptible: preemptible, Wait: wait}
+	}
+	tests := []struct {
+		name    string
+		there   []*dxpuv1.LeaseSpec // on four GPUs
+		comes   *dxpuv1.LeaseSpec
+		gets    bool
+		victims []int
+	}{
+		{"lower and preemptible", []*dxpuv1.LeaseSpec{spec(4, 0, true, false)}, spec(1, 1, false, false), true, []int{0}},
+		{"same priority", []*dxpuv1.LeaseSpec{spec(4, 1, true, false)}, spec(1, 1, false, true), false, nil},
+		{"not preemptible", []*dxpuv1.LeaseSpec{spec(4, 0, false, false)}, spec(1, 1, false, true), false, nil},
+		{"not enough room", []*dxpuv1.LeaseSpec{spec(3, 0, true, false), spec(1, 0, false, false)}, spec(4, 1, false, true), false, nil},
+		{"the youngest", []*dxpuv1.LeaseSpec{spec(2, 0, true, true), spec(2, 0, true, true)}, spec(2, 1, false, false), true, []int{1}},
+		{"the lowest priority", []*dxpuv1.LeaseSpec{spec(2, -5, true, true), spec(2, 0, true, true)}, spec(2, 1, false, false), true, []int{0}},
+		{"the smallest", []*dxpuv1.LeaseSpec{spec(3, -5, true, true), spec(1, 0, true, false)}, spec(1, 1, false, false), true, []int{1}},
+		{"what is free counts", []*dxpuv1.LeaseSpec{spec(2, 0, true, true)}, spec(3, 1, false, false), true, []int{0}},
+		{"fits without", []*dxpuv1.LeaseSpec{spec(2, 0, true, true)}, spec(2, 1, false, false), true, nil},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, Config{}, hostNode("h1", 4), hostNode("h2", 4), boxNode("b1", 4))
+			var there []string
+			for _, s := range tt.there {
+				there = append(there, w.create(proto.CloneOf(s)))
+			}
+			w.settle()
+			id := w.create(tt.comes)
+			if !tt.gets {
+				w.wantLease(id, leasePending)
+				if s := w.explain(id); !strings.Contains(s, "preemptible lease") {
+					t.Errorf("explanation: %s", s)
+				}
+				return
+			}
+			w.wantLease(id, leaseBinding)
+			w.settle()
+			w.wantLease(id, leaseActive)
+			for i, v := range there {
+				want := leaseActive
+				if slices.Contains(tt.victims, i) {
+					if want = leaseReleased; tt.there[i].Wait {
+						want = leasePending
+					}
+					if r := w.lease(v).Bindings[0].Reason; r != dxpuv1.Reason_REASON_PREEMPTED {
+						t.Errorf("binding of %s ended for %v", v, r)
+					}
+					if !strings.Contains(w.events(), "is preempted: its") || !strings.Contains(w.events(), v) {
+						t.Errorf("no event names %s", v)
+					}
+				}
+				w.wantLease(v, want)
+			}
+			// Waiting leases continue once the other has ended.
+			w.delete(id, true)
+			w.settle()
+			w.settle()
+			for i, v := range there {
+				if tt.there[i].Wait {
+					w.wantLease(v, leaseActive)
+				}
+			}
+		})
+	}
+}
+
+// The GPU of a preempted lease goes only to the preempting one, and the guest gets its
+// time.
+func TestPreemptedGPUsAreReserved(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), hostNode("h2", 4), boxNode("b1", 1))
+	low := w.create(&dxpuv1.LeaseSpec{Count: 1, Preemptible: true, HostId: "h1"})
+	w.settle()
+	w.nodes["h1"].deaf = true // does not unplug
+	high := w.create(&dxpuv1.LeaseSpec{Count: 1, Priority: 1, HostId: "h2"})
+	higher := w.create(&dxpuv1.LeaseSpec{Count: 1, Priority: 2, HostId: "h2", Wait: true})
+	w.settle()
+	w.wantLease(high, leaseBinding)
+	w.wantLease(low, leaseReleasing)
+	if len(w.nodes["b1"].has) != 1 {
+		t.Fatal("the box was told before the GPU was free")
+	}
+	w.pass(defaultUnplugTimeout + unplugSlack)
+	w.settle()
+	w.wantLease(high, leaseActive)
+	w.wantLease(higher, leasePending)
+	w.nodes["h1"].deaf = false
+	w.settle()
+	w.wantLease(low, leaseReleased)
+
+	// A lease that is deleted while it waits leaves nothing behind.
+	w.delete(high, true)
+	w.settle()
+	w.wantLease(higher, leaseActive)
+}
+
+// A GPU that fails while a binding waits for it is replaced.
+func TestPreemptedGPUFails(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), boxNode("b1", 2))
+	w.create(&dxpuv1.LeaseSpec{Count: 2, Preemptible: true})
+	w.settle()
+	high := w.create(&dxpuv1.LeaseSpec{Count: 1, Priority: 1, Wait: true})
+	w.nodes["b1"].dead[w.lease(high).Bindings[0].BoxSlot] = true
+	w.settle()
+	w.settle()
+	w.wantLease(high, leaseActive)
+}
+
+// The wait timeout starts again when a lease returns to the queue.
+func TestRequeuedLeaseWaits(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 4), boxNode("b1", 1))
+	low := w.create(&dxpuv1.LeaseSpec{Count: 1, Preemptible: true, Wait: true, WaitTimeout: durationpb.New(time.Minute)})
+	w.settle()
+	w.pass(time.Hour)
+	w.settle()
+	w.create(&dxpuv1.LeaseSpec{Count: 1, Priority: 1})
+	w.settle()
+	w.wantLease(low, leasePending)
+	w.pass(time.Minute)
+	w.wantLease(low, leaseFailed)
+}
