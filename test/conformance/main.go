@@ -1,4 +1,4 @@
-// Conformance prints the table of docs/conformance.md: which check ran with which versions
+// Command conformance prints the table of docs/conformance.md: which check ran with which versions
 // of other people's programs, and how it ended. It reads what "go test -json ./test/vm"
 // writes from its standard input; run.sh does all of it.
 package main
