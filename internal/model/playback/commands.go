@@ -27,8 +27,14 @@ func (m *player) commands(i int32) {
 	op, d := &m.w.Ops[i], m.plan.Op(i)
 	q := m.queue(i)
 	r := &m.rings[q]
+	wait := func(on int32) { r.put(reg.Wait(0, uint32(m.queue(on)), uint64(m.place[on])+1)) }
+	for on := range m.plan.StreamWaits(i) {
+		if m.queue(on) != q {
+			wait(on)
+		}
+	}
 	if d.Cross != none && m.queue(d.Cross) != q {
-		r.put(reg.Wait(0, uint32(m.queue(d.Cross)), uint64(m.place[d.Cross])+1))
+		wait(d.Cross)
 		r.delay(m.spread(d.CrossLag))
 	}
 	busy := m.spread(max(op.Dur+min(m.tail[i], 0), 0))

@@ -117,6 +117,9 @@ func (s *script) layOps() {
 		if d.Cross != none && s.queue(d.Cross) != q {
 			s.crossed[d.Cross] = true
 		}
+		for on := range s.plan.StreamWaits(i) {
+			s.crossed[on] = s.crossed[on] || s.queue(on) != q
+		}
 	}
 }
 

@@ -81,6 +81,21 @@ func (p *Plan) Op(i int32) OpDeps {
 	return d
 }
 
+// StreamWaits returns the operations of other streams that operation i waits for by
+// waits that the recording names, besides Op's Cross. It starts at the earliest the
+// given time after each of them.
+func (p *Plan) StreamWaits(i int32) iter.Seq2[int32, time.Duration] {
+	return func(yield func(op int32, lag time.Duration) bool) {
+		w := p.streamWaits[i]
+		for _, on := range p.extra[w.from:w.to] {
+			lag := min(p.w.Ops[i].Start-p.w.Ops[on].End(), p.streamLag)
+			if on != p.ops[i].cross && !yield(on, lag) {
+				return
+			}
+		}
+	}
+}
+
 // Order returns all operations, each after its dependencies, in the plan's own slice.
 func (p *Plan) Order() []int32 { return p.order }
 

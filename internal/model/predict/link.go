@@ -3,6 +3,7 @@ package predict
 import (
 	"cmp"
 	"slices"
+	"sort"
 	"time"
 
 	"github.com/dxpu-project/dxpu/internal/model/workload"
@@ -131,18 +132,44 @@ func (l *linker) op(i int32) {
 	if op.Call != none {
 		l.threadOp[l.w.Calls[op.Call].Thread] = i
 	}
-	o.constraint = l.constraintOf(op, o.prev)
-	if o.constraint == crossConstraint {
-		o.cross = l.endedOp[proc]
-	}
+	o.constraint, o.cross = l.constraintOf(op, o.prev, [...]int32{l.waitsOf(i), l.endedOp[proc]})
 }
 
-func (l *linker) constraintOf(op *workload.Op, prev int32) constraint {
+// waitsOf links an operation to those that the recorded waits of its stream name,
+// and returns the one that ended last.
+func (l *linker) waitsOf(i int32) int32 {
+	all, last := l.w.Waits, none
+	if len(all) == 0 {
+		return none
+	}
+	from := int32(len(l.p.extra))
+	n := sort.Search(len(all), func(k int) bool { return all[k].Op >= i })
+	for _, wait := range all[n:] {
+		if wait.Op != i {
+			break
+		}
+		if !l.done[wait.On] {
+			continue // the clocks of host and GPU disagree
+		}
+		l.p.extra = append(l.p.extra, wait.On)
+		if last == none || l.w.Ops[wait.On].End() > l.w.Ops[last].End() {
+			last = wait.On
+		}
+	}
+	if to := int32(len(l.p.extra)); to > from {
+		l.p.streamWaits[i] = extraOps{from, to}
+	}
+	return last
+}
+
+// constraintOf finds what explains the start of an operation, and the operation of
+// another stream if it is that: the first of cands that ended just before.
+func (l *linker) constraintOf(op *workload.Op, prev int32, cands [2]int32) (c constraint, cross int32) {
 	switch {
 	case op.Call == none && prev == none:
-		return noConstraint
+		return noConstraint, none
 	case op.Call == none:
-		return streamConstraint
+		return streamConstraint, none
 	}
 	call := l.w.Calls[op.Call].Start
 	latency := op.Start - call
@@ -150,23 +177,24 @@ func (l *linker) constraintOf(op *workload.Op, prev int32) constraint {
 	if prev != none {
 		end := l.w.Ops[prev].End()
 		if end > call && op.Start-end <= tightGap {
-			return streamConstraint
+			return streamConstraint, none
 		}
 		free = max(free, end)
 	}
 	if latency <= l.p.launchLag*3/2 {
-		return launchConstraint
+		return launchConstraint, none
 	}
-	cand := l.endedOp[l.streamProc[op.Stream]]
-	if cand != none && l.done[cand] && l.w.Ops[cand].Stream != op.Stream {
-		if end := l.w.Ops[cand].End(); end > free && op.Start-end <= crossGap {
-			return crossConstraint
+	for _, cand := range cands {
+		if cand != none && l.done[cand] && l.w.Ops[cand].Stream != op.Stream {
+			if end := l.w.Ops[cand].End(); end > free && op.Start-end <= crossGap {
+				return crossConstraint, cand
+			}
 		}
 	}
 	if free > call {
-		return streamConstraint
+		return streamConstraint, none
 	}
-	return launchConstraint
+	return launchConstraint, none
 }
 
 // callEnd links the end of a call to the operation that it waited for.
@@ -181,6 +209,9 @@ func (l *linker) callEnd(i int32) {
 	cand := l.endedOp[proc]
 	if c.Kind == workload.StreamSync && c.Stream != none {
 		cand = l.lastOp[c.Stream]
+	}
+	if c.Kind == workload.StreamSync && c.Event != none {
+		cand = c.Event
 	}
 	if cand != none && (!l.done[cand] || l.w.Ops[cand].End() > c.End()) {
 		cand = none

@@ -35,8 +35,11 @@ type Plan struct {
 	// devices maps each call that waits for all streams to the part of extra that
 	// holds the last operations of those streams.
 	devices map[int32]extraOps
-	extra   []int32
-	steps   []stepPlan
+	// streamWaits maps each operation that waits for others by recorded waits of its
+	// stream to the part of extra that holds them.
+	streamWaits map[int32]extraOps
+	extra       []int32
+	steps       []stepPlan
 
 	launchLag time.Duration // from launch call to start on an idle stream
 	streamLag time.Duration // from one operation to the next on a busy stream
@@ -95,7 +98,8 @@ func NewPlan(w *workload.Workload) *Plan {
 		ends:  indices(len(w.Calls)),
 		order: indices(len(w.Ops)),
 
-		devices: map[int32]extraOps{},
+		devices:     map[int32]extraOps{},
+		streamWaits: map[int32]extraOps{},
 	}
 	slices.SortFunc(p.ends, func(a, b int32) int {
 		return cmp.Or(cmp.Compare(w.Calls[a].End(), w.Calls[b].End()), cmp.Compare(a, b))

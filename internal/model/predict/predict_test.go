@@ -340,6 +340,7 @@ func drawPlan(t *rapid.T) *Plan {
 			r.op(op, corr, stream, start, length)
 			gpu[stream] = start + length
 		}
+		drawMark(t, r, now)
 		if rapid.IntRange(0, 9).Draw(t, "mark") == 0 {
 			r.b.AddStep(workload.Step{Name: fmt.Sprint(c), Thread: th, Start: now, Dur: time.Duration(dur.Draw(t, "step"))}, here)
 		}
@@ -347,6 +348,28 @@ func drawPlan(t *rapid.T) *Plan {
 	}
 	r.op(workload.Kernel, 0, 0, now, us)
 	return r.plan()
+}
+
+// drawMark may draw a call that records an event or waits for one, with true, false
+// or no details.
+func drawMark(t *rapid.T, r *recorder, now time.Duration) {
+	if rapid.IntRange(0, 2).Draw(t, "event") == 0 {
+		return
+	}
+	r.corr++
+	th, _ := r.b.Thread(workload.Thread{ID: uint64(rapid.IntRange(0, 2).Draw(t, "by"))})
+	st, _ := r.b.Stream(workload.Stream{ID: uint64(rapid.IntRange(0, 2).Draw(t, "on"))})
+	kind := workload.MarkKind(rapid.IntRange(0, 1).Draw(t, "wait"))
+	r.b.AddMark(kind, now, r.corr, th, here)
+	switch {
+	case rapid.Bool().Draw(t, "untold"):
+	case kind == workload.EventRecord:
+		r.b.AddEvent(0, r.corr, st)
+	default:
+		event := rapid.Uint32Range(0, r.corr+1).Draw(t, "of")
+		from := rapid.SampledFrom([]int32{workload.None, st}).Draw(t, "from")
+		r.b.AddAwaited(workload.Awaited{Corr: r.corr - rapid.Uint32Range(0, 1).Draw(t, "before"), Stream: st, Event: event, From: from})
+	}
 }
 
 // Without added latency every event falls on its recorded time. A longer round trip

@@ -154,5 +154,8 @@ func (p *Plan) endOfOp(t *times, rc *rttCosts, i int32) time.Duration {
 	if d.Cross != none {
 		at = max(at, t.opEnd[d.Cross]+d.CrossLag)
 	}
+	for on, lag := range p.StreamWaits(i) {
+		at = max(at, t.opEnd[on]+lag)
+	}
 	return at + rc.added(op) + op.Dur
 }

@@ -11,7 +11,8 @@ type event struct {
 	corr, stream, device []byte
 	bytes                []byte
 	graphNode            []byte
-	argsFrom, argsTo     int // position of args that precede cat or ph
+	from, recorded       []byte // of waits for an event: its stream, and the correlation of the call that recorded it
+	argsFrom, argsTo     int    // position of args that precede cat or ph
 }
 
 // parse reads the event object that begins at b[0] and returns its length. Keys
@@ -134,6 +135,10 @@ func (e *event) arg(b, key []byte, i int) (int, status) {
 		e.bytes = v
 	case "graph node id":
 		e.graphNode = v
+	case "wait_on_stream":
+		e.from = v
+	case "wait_on_cuda_event_record_corr_id":
+		e.recorded = v
 	}
 	return end, done
 }
@@ -152,6 +157,7 @@ const (
 	classCopy
 	classMemset
 	classSync
+	classEvent
 )
 
 // class returns the event's class. Kineto writes categories in lower case since
@@ -168,6 +174,8 @@ func (e *event) class() class {
 		return classCall
 	case "cuda_sync":
 		return classSync
+	case "cuda_event":
+		return classEvent
 	case "user_annotation", "Operator", "cpu_op", "UserAnnotation":
 		return classAnnotation
 	}

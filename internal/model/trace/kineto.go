@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/dxpu-project/dxpu/internal/model/workload"
 )
@@ -246,20 +247,75 @@ func (k *kineto) addEvent() {
 		name := e.name.decode()
 		kind, keep := workload.ClassifyCall(string(name))
 		if !keep {
+			k.mark(string(name), ts, uint32(corr))
 			return
 		}
 		if th, ok := k.thread(); ok {
 			k.b.AddCall(workload.Call{Start: ts, Dur: dur, Corr: uint32(corr), Name: k.b.Name(name), Thread: th, Kind: kind}, k.position)
 		}
 	case classSync:
-		if st, ok := k.streamOf(); ok && bytes.HasPrefix(e.name, []byte("Stream Sync")) {
-			k.b.AddWait(0, uint32(corr), st)
+		k.awaited(uint32(corr))
+	case classEvent:
+		if st, ok := k.streamOf(); ok {
+			k.b.AddEvent(0, uint32(corr), st)
 		}
 	case classKernel, classCopy, classMemset:
 		k.op(c, workload.Op{Start: ts, Dur: dur, Corr: uint32(corr)})
 	case classNone:
 	}
 }
+
+// mark adds a call that orders the work of streams.
+func (k *kineto) mark(name string, ts time.Duration, corr uint32) {
+	kind, ok := workload.ClassifyMark(name)
+	if !ok {
+		return
+	}
+	if th, ok := k.thread(); ok {
+		k.b.AddMark(kind, ts, corr, th, k.position)
+	}
+}
+
+// awaited adds what a call waits for. The profiler records it on request
+// (enable_cuda_sync_events), with -1 for what it does not know.
+func (k *kineto) awaited(corr uint32) {
+	e := &k.ev
+	a := workload.Awaited{Corr: corr, Stream: workload.None, From: workload.None}
+	dev, okDev := parseInt(e.device)
+	if !okDev {
+		dev, okDev = parseInt(e.pid)
+	}
+	stream := func(v []byte) int32 {
+		id, ok := parseInt(v)
+		if !ok || !okDev || id < 0 || id >= noStream {
+			return workload.None
+		}
+		st, ok := k.b.Stream(workload.Stream{Device: dev, ID: uint64(id)})
+		if !ok {
+			return workload.None
+		}
+		return st
+	}
+	switch {
+	case bytes.HasPrefix(e.name, []byte("Stream Sync")):
+		if st, ok := k.streamOf(); ok {
+			a.Stream = st
+		}
+	case bytes.HasPrefix(e.name, []byte("Stream Wait Event")):
+		a.Stream, a.From = stream(e.stream), stream(e.from)
+	case bytes.HasPrefix(e.name, []byte("Event Sync")):
+		a.From = stream(e.from)
+	default:
+		return
+	}
+	if id, ok := parseInt(e.recorded); ok && id > 0 {
+		a.Event = uint32(id)
+	}
+	k.b.AddAwaited(a)
+}
+
+// noStream is CUPTI_SYNCHRONIZATION_INVALID_VALUE.
+const noStream = 1<<32 - 1
 
 // op completes an operation on a stream and adds it.
 func (k *kineto) op(c class, op workload.Op) {

@@ -24,6 +24,7 @@ const (
 	tableRuntime = "CUPTI_ACTIVITY_KIND_RUNTIME"
 	tableDriver  = "CUPTI_ACTIVITY_KIND_DRIVER"
 	tableSync    = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+	tableEvent   = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 	tableNVTX    = "NVTX_EVENTS"
 	tableGPU     = "TARGET_INFO_GPU"
 )
@@ -37,6 +38,7 @@ type nsys struct {
 	names      map[int64]uint32 // index into Workload.Names
 	nameText   map[int64]string
 	referenced map[int64]bool
+	events     []nsysEvent
 }
 
 // ReadNsys reads a sqlite export of Nsight Systems.
@@ -58,7 +60,7 @@ func ReadNsys(r io.ReaderAt, size int64, o Options) (*workload.Workload, error) 
 	}
 	passes := []func() error{
 		n.findReferences, n.strings, n.devices, n.kernels, n.copies, n.memsets, n.graphs,
-		func() error { return n.calls(tableRuntime) }, func() error { return n.calls(tableDriver) }, n.syncs, n.marks,
+		func() error { return n.calls(tableRuntime) }, func() error { return n.calls(tableDriver) }, n.cudaEvents, n.syncs, n.marks,
 	}
 	for i, pass := range passes {
 		if err := pass(); err != nil {
@@ -285,7 +287,8 @@ func (n *nsys) calls(table string) error {
 		corr, _ := r.Int(c[3])
 		name, _ := r.Int(c[4])
 		kind, keep := workload.ClassifyCall(n.nameText[name])
-		if !keep {
+		mark, isMark := workload.ClassifyMark(n.nameText[name])
+		if !keep && !isMark {
 			return
 		}
 		th, ok := n.thread(gid)
@@ -293,30 +296,14 @@ func (n *nsys) calls(table string) error {
 			n.b.Report.Drop("on too many threads", where())
 			return
 		}
+		if isMark {
+			n.b.AddMark(mark, time.Duration(start), uint32(corr), th, where)
+			return
+		}
 		n.b.AddCall(workload.Call{
 			Start: time.Duration(start), Dur: time.Duration(end) - time.Duration(start),
 			Corr: uint32(corr), Name: n.names[name], Thread: th, Kind: kind,
 		}, where)
-	})
-}
-
-// Values of ENUM_CUPTI_SYNC_TYPE: event 1, stream wait 2, stream 3, context 4.
-const syncStream = 3
-
-// syncs reads which stream each synchronisation waited for.
-func (n *nsys) syncs() error {
-	cols := []string{"deviceId!", "streamId!", "correlationId!", "globalPid", "syncType!"}
-	return n.scan(tableSync, cols, true, func(r *sqlite.Row, c []int, _ func() string) {
-		if typ, ok := r.Int(c[4]); !ok || typ != syncStream {
-			return
-		}
-		device, _ := r.Int(c[0])
-		stream, _ := r.Int(c[1])
-		corr, _ := r.Int(c[2])
-		pid, _ := r.Int(c[3])
-		if st, ok := n.b.Stream(workload.Stream{Process: process(pid), Device: device, ID: uint64(stream)}); ok {
-			n.b.AddWait(process(pid), uint32(corr), st)
-		}
 	})
 }
 

@@ -35,14 +35,9 @@ type Builder struct {
 	streams   map[Stream]int32
 	threads   map[Thread]int32
 	steps     map[string]bool // by name
-	waits     []wait
-}
-
-// wait is the stream that the call with this correlation waits for.
-type wait struct {
-	process uint64
-	corr    uint32
-	stream  int32
+	marks     []mark
+	events    []eventRecord
+	waits     []Awaited
 }
 
 // NewBuilder returns a builder of an empty workload in a format.
@@ -122,7 +117,7 @@ func (b *Builder) AddOp(op Op, where func() string) {
 // AddCall adds a call with absolute times.
 func (b *Builder) AddCall(c Call, where func() string) {
 	if b.room(c.Start, c.Dur, where) {
-		c.Stream = None
+		c.Stream, c.Event = None, None
 		b.w.Calls = append(b.w.Calls, c)
 		b.Report.Used++
 	}
@@ -139,10 +134,24 @@ func (b *Builder) AddStep(s Step, where func() string) {
 	b.Report.Used++
 }
 
-// AddWait records which stream the call with correlation corr waits for.
-func (b *Builder) AddWait(process uint64, corr uint32, stream int32) {
+// AddMark adds a call that records an event or makes a stream wait for one.
+func (b *Builder) AddMark(kind MarkKind, start time.Duration, corr uint32, thread int32, where func() string) {
+	if b.room(start, 0, where) {
+		b.marks = append(b.marks, mark{at: start, process: b.w.Threads[thread].Process, corr: corr, thread: thread, stream: None, kind: kind})
+	}
+}
+
+// AddEvent tells on which stream the call with correlation corr recorded an event.
+func (b *Builder) AddEvent(process uint64, corr uint32, stream int32) {
+	if len(b.events) < MaxRecords {
+		b.events = append(b.events, eventRecord{process, corr, stream})
+	}
+}
+
+// AddAwaited tells what a call waits for.
+func (b *Builder) AddAwaited(a Awaited) {
 	if len(b.waits) < MaxRecords {
-		b.waits = append(b.waits, wait{process, corr, stream})
+		b.waits = append(b.waits, a)
 	}
 }
 
@@ -152,7 +161,7 @@ func (b *Builder) room(start, dur time.Duration, where func() string) bool {
 		b.Report.Drop("with a negative duration", where())
 	case dur > MaxTime || start > math.MaxInt64-MaxTime || start < -(math.MaxInt64-MaxTime):
 		b.Report.Drop("with an impossible time", where())
-	case len(b.w.Ops)+len(b.w.Calls)+len(b.w.Steps) >= MaxRecords:
+	case len(b.w.Ops)+len(b.w.Calls)+len(b.w.Steps)+len(b.marks) >= MaxRecords:
 		b.Report.Drop(fmt.Sprintf("beyond the limit of %d", MaxRecords), where())
 	default:
 		return true
@@ -178,9 +187,10 @@ func (b *Builder) Build() (*Workload, error) {
 		return cmp.Or(cmp.Compare(x.Start, y.Start), cmp.Compare(y.Dur, x.Dur))
 	})
 	slices.SortStableFunc(w.Steps, func(x, y Step) int { return cmp.Compare(x.Start, y.Start) })
-	w.rebase()
+	base := w.rebase()
 	outer := w.flatten()
-	w.join(outer, b.waits)
+	w.join(outer)
+	newResolver(b, base, outer).resolve()
 	if err := w.check(); err != nil {
 		return nil, err
 	}
@@ -207,8 +217,8 @@ func (w *Workload) dropOutliers() {
 	}
 }
 
-// rebase shifts all times so that the first start is zero.
-func (w *Workload) rebase() {
+// rebase shifts all times so that the first start is zero, and returns by how much.
+func (w *Workload) rebase() time.Duration {
 	base := w.Ops[0].Start
 	if len(w.Calls) > 0 {
 		base = min(base, w.Calls[0].Start)
@@ -225,4 +235,5 @@ func (w *Workload) rebase() {
 	for i := range w.Steps {
 		w.Steps[i].Start -= base
 	}
+	return base
 }

@@ -17,6 +17,31 @@ func ClassifyCall(name string) (kind CallKind, keep bool) {
 	return Other, true
 }
 
+// MarkKind is the kind of a call that orders the work of streams without launching any.
+type MarkKind uint8
+
+// Kinds of marks.
+const (
+	EventRecord MarkKind = iota // an event after the work that was launched on a stream so far
+	StreamWait                  // makes the next work on a stream wait for an event
+)
+
+// ClassifyMark returns the kind of a call that records an event or makes a stream
+// wait for one; ok is false for all others.
+func ClassifyMark(name string) (kind MarkKind, ok bool) {
+	name = trimSuffixes(name)
+	for _, p := range [...]string{"cuda", "hip", "cu"} {
+		switch rest, found := strings.CutPrefix(name, p); {
+		case !found:
+		case rest == "EventRecord", rest == "EventRecordWithFlags":
+			return EventRecord, true
+		case rest == "StreamWaitEvent":
+			return StreamWait, true
+		}
+	}
+	return 0, false
+}
+
 func trimSuffixes(name string) string {
 	name = strings.TrimSuffix(strings.TrimSuffix(name, "_ptsz"), "_ptds")
 	if i := strings.LastIndex(name, "_v"); i > 0 && i+2 < len(name) && strings.Trim(name[i+2:], "0123456789") == "" {

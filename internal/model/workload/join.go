@@ -71,7 +71,7 @@ func find(keys []key, process uint64, corr uint32) []key {
 
 // join finds the call that launched each operation: of several calls with the
 // operation's correlation number, the latest that begins before the operation.
-func (w *Workload) join(keys []key, waits []wait) {
+func (w *Workload) join(keys []key) {
 	shared := 0
 	launched := make([]bool, len(w.Calls))
 	for i := range w.Ops {
@@ -107,11 +107,6 @@ func (w *Workload) join(keys []key, waits []wait) {
 		w.Report.Doubt("%d of %d operations have a correlation number that several processes used, so their launches are guesses: use one trace for each process (rank)", shared, len(w.Ops))
 	}
 	w.checkLost(launched)
-	for _, wt := range waits {
-		if found := find(keys, wt.process, wt.corr); len(found) > 0 {
-			w.Calls[found[0].call].Stream = wt.stream
-		}
-	}
 }
 
 // severalOwners reports whether the calls belong to more than one process.

@@ -93,11 +93,17 @@ type Call struct {
 	Name       uint32
 	Thread     int32 // index into Workload.Threads
 	Stream     int32 // index into Workload.Streams of the stream that a StreamSync waits for, or None
+	Event      int32 // index into Workload.Ops of the last operation before the event that a StreamSync waits for, or None
 	Kind       CallKind
 }
 
 // End returns Start + Dur.
 func (c *Call) End() time.Duration { return c.Start + c.Dur }
+
+// Wait is a wait of one stream for another (cudaStreamWaitEvent): operation Op
+// starts after operation On of another stream has ended. Both are indices into
+// Workload.Ops. In the recording, On ended before Op started.
+type Wait struct{ Op, On int32 }
 
 // Stream is a queue of operations on one device. Process is the trace's number of
 // the process, and Device is the number of the device in that process.
@@ -136,6 +142,7 @@ type Workload struct {
 	Ops     []Op
 	Calls   []Call
 	Steps   []Step
+	Waits   []Wait // sorted by Op, without duplicates
 	Report  Report
 }
 

@@ -1,0 +1,217 @@
+package workload
+
+import (
+	"cmp"
+	"slices"
+	"sort"
+	"time"
+)
+
+// Awaited is what a trace tells of a call that waits: a synchronisation or a
+// cudaStreamWaitEvent.
+type Awaited struct {
+	Process uint64
+	Corr    uint32 // of the call that waits
+	// Stream is the stream that a cudaStreamWaitEvent makes wait, or the one that a
+	// synchronisation waits for; None if the trace does not tell.
+	Stream int32
+	Event  uint32 // correlation of the call that recorded the event; 0 if the trace does not tell
+	From   int32  // the stream on which the event was recorded, or None
+}
+
+// mark is a call that records an event or makes a stream wait for one.
+type mark struct {
+	at      time.Duration
+	process uint64
+	corr    uint32
+	thread  int32
+	stream  int32 // of a StreamWait: the stream that waits, or None if the trace does not tell
+	kind    MarkKind
+	told    bool // the trace tells for what the call waits
+}
+
+// eventRecord is the stream on which a call recorded an event.
+type eventRecord struct {
+	process uint64
+	corr    uint32
+	stream  int32
+}
+
+// launch is an operation and when the host launched it.
+type launch struct {
+	queue int32 // stream or thread
+	at    time.Duration
+	op    int32
+}
+
+// resolver turns calls that wait for events into dependencies between operations.
+type resolver struct {
+	w        *Workload
+	calls    []key  // from flatten
+	marks    []mark // by time
+	byCorr   []int32
+	events   []eventRecord
+	awaited  []Awaited
+	streams  []launch // by stream and time of the launch
+	threads  []launch // by thread and time of the launch
+	mistaken int      // recorded waits that the recorded times contradict
+}
+
+func newResolver(b *Builder, base time.Duration, calls []key) *resolver {
+	r := &resolver{w: &b.w, calls: calls, marks: b.marks, events: b.events, awaited: b.waits}
+	for i := range r.marks {
+		r.marks[i].at -= base
+	}
+	slices.SortStableFunc(r.marks, func(x, y mark) int { return cmp.Compare(x.at, y.at) })
+	r.byCorr = make([]int32, len(r.marks))
+	for i := range r.byCorr {
+		r.byCorr[i] = int32(i)
+	}
+	slices.SortStableFunc(r.byCorr, func(x, y int32) int { return compareCorr(&r.marks[x], r.marks[y].process, r.marks[y].corr) })
+	slices.SortStableFunc(r.events, func(x, y eventRecord) int {
+		return cmp.Or(cmp.Compare(x.process, y.process), cmp.Compare(x.corr, y.corr))
+	})
+	return r
+}
+
+func compareCorr(m *mark, process uint64, corr uint32) int {
+	return cmp.Or(cmp.Compare(m.process, process), cmp.Compare(m.corr, corr))
+}
+
+// resolve sets Workload.Waits and what the synchronisations wait for.
+func (r *resolver) resolve() {
+	if len(r.awaited) == 0 && len(r.marks) == 0 {
+		return
+	}
+	r.sortLaunches()
+	for i := range r.awaited {
+		r.recorded(&r.awaited[i])
+	}
+	r.infer()
+	slices.SortFunc(r.w.Waits, func(x, y Wait) int { return cmp.Or(cmp.Compare(x.Op, y.Op), cmp.Compare(x.On, y.On)) })
+	r.w.Waits = slices.Clip(slices.Compact(r.w.Waits))
+	if r.mistaken > 0 {
+		r.w.Report.Note("%d waits of a stream for an event contradict the recorded times and were left out", r.mistaken)
+	}
+}
+
+// sortLaunches orders the operations by launch, for each stream and each thread.
+func (r *resolver) sortLaunches() {
+	ops := r.w.Ops
+	r.streams = make([]launch, 0, len(ops))
+	r.threads = make([]launch, 0, len(ops))
+	for i := range ops {
+		op := &ops[i]
+		at := op.Start
+		if op.Call != None {
+			c := &r.w.Calls[op.Call]
+			at = c.Start
+			r.threads = append(r.threads, launch{c.Thread, at, int32(i)})
+		}
+		r.streams = append(r.streams, launch{op.Stream, at, int32(i)})
+	}
+	for _, l := range [][]launch{r.streams, r.threads} {
+		slices.SortFunc(l, func(x, y launch) int {
+			return cmp.Or(cmp.Compare(x.queue, y.queue), cmp.Compare(x.at, y.at), cmp.Compare(x.op, y.op))
+		})
+	}
+}
+
+// around returns the last operation that was launched on a queue before t, and the
+// first one that was launched from t on.
+func around(l []launch, queue int32, t time.Duration) (before, from int32) {
+	before, from = None, None
+	n := sort.Search(len(l), func(i int) bool { return l[i].queue > queue || l[i].queue == queue && l[i].at >= t })
+	if n > 0 && l[n-1].queue == queue {
+		before = l[n-1].op
+	}
+	if n < len(l) && l[n].queue == queue {
+		from = l[n].op
+	}
+	return before, from
+}
+
+// mark returns the mark with a correlation number, or nil.
+func (r *resolver) mark(process uint64, corr uint32) *mark {
+	n, ok := sort.Find(len(r.byCorr), func(i int) int { return -compareCorr(&r.marks[r.byCorr[i]], process, corr) })
+	if !ok {
+		return nil
+	}
+	return &r.marks[r.byCorr[n]]
+}
+
+// eventStream returns the stream on which a call recorded an event, or None.
+func (r *resolver) eventStream(process uint64, corr uint32) int32 {
+	n, ok := sort.Find(len(r.events), func(i int) int {
+		return cmp.Or(cmp.Compare(process, r.events[i].process), cmp.Compare(corr, r.events[i].corr))
+	})
+	if !ok {
+		return None
+	}
+	return r.events[n].stream
+}
+
+// recorded resolves a wait of which the trace tells more than the time.
+func (r *resolver) recorded(a *Awaited) {
+	on, told := None, false
+	if event := r.mark(a.Process, a.Event); a.Event != 0 && event != nil && event.kind == EventRecord {
+		if a.From == None {
+			a.From = r.eventStream(a.Process, a.Event)
+		}
+		if told = a.From != None; told {
+			on, _ = around(r.streams, a.From, event.at)
+		}
+	}
+	m := r.mark(a.Process, a.Corr)
+	if m == nil || m.kind != StreamWait {
+		if found := find(r.calls, a.Process, a.Corr); len(found) > 0 {
+			c := &r.w.Calls[found[0].call]
+			c.Event, c.Stream = on, a.Stream
+			if a.Stream == None {
+				c.Stream = a.From
+			}
+		}
+		return
+	}
+	m.stream, m.told = a.Stream, told && a.Stream != None
+	if on == None || a.Stream == None {
+		return
+	}
+	if _, op := around(r.streams, a.Stream, m.at); !r.add(op, on) {
+		r.mistaken++
+	}
+}
+
+// add adds a dependency, unless the recorded times contradict it.
+func (r *resolver) add(op, on int32) bool {
+	if op == None || r.w.Ops[op].Stream == r.w.Ops[on].Stream {
+		return true // nothing was launched behind the wait, or the stream's order suffices
+	}
+	if r.w.Ops[on].End() > r.w.Ops[op].Start+roundedTime || r.w.Ops[on].Start > r.w.Ops[op].Start {
+		return false
+	}
+	r.w.Waits = append(r.w.Waits, Wait{Op: op, On: on})
+	return true
+}
+
+// infer resolves the waits whose event the trace does not tell, as is usual unless
+// the profiler was asked for it. A program records the event after the work that a
+// thread launched last and then launches the work that waits: these two are on
+// different streams.
+func (r *resolver) infer() {
+	last := slices.Repeat([]int32{None}, len(r.w.Threads)) // by thread: the operation before the latest event
+	for i := range r.marks {
+		m := &r.marks[i]
+		before, from := around(r.threads, m.thread, m.at)
+		if m.stream != None {
+			_, from = around(r.streams, m.stream, m.at)
+		}
+		switch {
+		case m.kind == EventRecord:
+			last[m.thread] = before
+		case m.told || last[m.thread] == None || from == None:
+		default:
+			r.add(from, last[m.thread])
+		}
+	}
+}
