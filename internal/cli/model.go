@@ -65,7 +65,13 @@ func (p *pathFlags) register(cmd *cobra.Command) {
 func (p *pathFlags) get() (perf.Path, error) {
 	p.path.Link = perf.Link{Gen: pcie.Generation(clamp(p.gen, 255)), Lanes: p.lanes, MPS: pcie.PayloadSize(clamp(p.mps, 65535))}
 	p.path.Requester.MRRS = pcie.PayloadSize(clamp(p.mrrs, 65535))
-	return p.path, usage(p.path.Validate())
+	if err := p.path.Validate(); err != nil {
+		return p.path, usage(err)
+	}
+	if tags, most := p.path.Requester.Tags, perf.MaxTags(p.path.Link.Gen); tags > most {
+		return p.path, usagef("--tags %d: PCIe %d has at most %d: give a later generation with --gen", tags, p.path.Link.Gen, most)
+	}
+	return p.path, nil
 }
 
 // clamp limits v to 0..top, so that a conversion cannot wrap it into a valid value.
@@ -130,9 +136,10 @@ func throughputReport(p perf.Path, gpus, proxies int) throughputJSON {
 	toGPU, toHost := p.Throughput(perf.HtoDByRead), p.Throughput(perf.DtoHByWrite)
 	return throughputJSON{
 		GPUs: gpus, Proxies: proxies,
-		AllToGPUs:   float64(perf.Share(perf.PaperProxy.HostToGPU, proxies, gpus, toGPU)),
-		AllToHost:   float64(perf.Share(perf.PaperProxy.GPUToHost, proxies, gpus, toHost)),
-		ProxiesFull: perf.PaperProxy.ProxiesFor(gpus, toGPU, toHost),
+		AllToGPUs: float64(perf.Share(perf.PaperProxy.HostToGPU, proxies, gpus, toGPU)),
+		AllToHost: float64(perf.Share(perf.PaperProxy.GPUToHost, proxies, gpus, toHost)),
+		// One GPU, with no other beside it, reached GPUToHost: it needs no second proxy.
+		ProxiesFull: perf.PaperProxy.ProxiesFor(gpus, toGPU, min(toHost, perf.PaperProxy.GPUToHost)),
 		PeerNVLink:  float64(p.PeerThroughput(perf.PeerNVLink, true)), PeerSame: float64(p.PeerThroughput(perf.PeerSameProxy, true)),
 		PeerAcross: float64(p.PeerThroughput(perf.PeerAcrossProxy, true)),
 		RTT:        p.RTT.Nanoseconds(), NativeRTT: p.NativeRTT.Nanoseconds(),
@@ -153,8 +160,8 @@ func printThroughput(out io.Writer, p perf.Path, r throughputJSON) {
 	fmt.Fprintf(w, "tags to fill the link\t%d\tthe generation has %d\n", r.TagsToFill, r.TagsPossible)
 	if r.GPUs > 1 {
 		fmt.Fprintf(w, "%d GPUs, %d proxies, to the GPUs\t%v\ta proxy carries %v\n", r.GPUs, r.Proxies, perf.BytesPerSecond(r.AllToGPUs), perf.PaperProxy.HostToGPU)
-		fmt.Fprintf(w, "%d GPUs, %d proxies, to the host\t%v\ta proxy carries %v\n", r.GPUs, r.Proxies, perf.BytesPerSecond(r.AllToHost), perf.PaperProxy.GPUToHost)
-		fmt.Fprintf(w, "proxies for all at full rate\t%d\t\n", r.ProxiesFull)
+		fmt.Fprintf(w, "%d GPUs, %d proxies, to the host\t%v\ta proxy carries at least %v\n", r.GPUs, r.Proxies, perf.BytesPerSecond(r.AllToHost), perf.PaperProxy.GPUToHost)
+		fmt.Fprintf(w, "proxies for all at full rate\t%d\tor fewer: a proxy may carry more to the host\n", r.ProxiesFull)
 		fmt.Fprintf(w, "GPU to GPU, posted, NVLink\t%v\tbypasses the proxies\n", perf.BytesPerSecond(r.PeerNVLink))
 		fmt.Fprintf(w, "GPU to GPU, posted, one proxy\t%v\t\n", perf.BytesPerSecond(r.PeerSame))
 		fmt.Fprintf(w, "GPU to GPU, posted, two proxies\t%v\t%.0f %% (Figure 7)\n", perf.BytesPerSecond(r.PeerAcross), 100*perf.AcrossProxies)
@@ -206,6 +213,7 @@ Time added to one operation:
 		{"memset", sw.Memset, hw.Memset},
 		{"copy to the device", sw.HtoD, hw.HtoD},
 		{"copy to the host", sw.DtoH, hw.DtoH},
+		{"copy on the device", sw.OnDevice, hw.OnDevice},
 		{"launch until start", sw.Launch, hw.Launch},
 		{"graph launch until start", sw.GraphLaunch, hw.GraphLaunch},
 		{"return of a wait", sw.Sync, hw.Sync},

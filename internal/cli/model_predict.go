@@ -42,7 +42,9 @@ TRACE is Chrome JSON of the PyTorch profiler (.json or .json.gz, of any version)
 or a sqlite export of Nsight Systems. The command reconstructs the run from calls
 on host threads and operations on streams, and replays it with the added cost of
 each operation: idle gaps absorb latency, synchronisations expose it. It prints
-the paper's additive estimate for comparison.
+the paper's additive estimate for comparison. Where the verdict rests on what a
+trace cannot tell (how much of the idle time is the profiler's own, what a node of
+a CUDA graph costs), it prints a range and the reason.
 
 --costs selects the added costs: "hardware" is fitted to the paper's
 measurements; "paper" is its model, one added round trip per kernel, as the
@@ -89,6 +91,7 @@ type analysis struct {
 	plan    *predict.Plan
 	setting predict.Setting
 	result  predict.Result
+	span    predict.Range // of result
 	sweep   []predict.Result
 	stats   predict.Stats
 	verdict predict.Verdict
@@ -133,7 +136,10 @@ func (o *predictOptions) run(out, errOut io.Writer, file string) error {
 			window, o.setting.Requester.Tags, o.setting.Requester.MRRS))
 	}
 	a.stats = a.plan.Stats(window)
-	a.verdict = predict.Judge(&a.stats, &a.result, &w.Report, window)
+	if a.span, err = a.plan.Range(a.setting, &a.result, &a.stats); err != nil {
+		return err
+	}
+	a.verdict = predict.Judge(&a.stats, &a.result, a.span, &w.Report, window)
 	if o.svg != "" {
 		if err := writeSweepSVG(o.svg, a); err != nil {
 			return err

@@ -30,7 +30,11 @@ func (a *analysis) print(out io.Writer, top int, plot, colours bool) {
 		fmt.Fprintf(out, "note: the host's time is scaled by %.3f, so that the native run takes as long as without the profiler\n", k)
 	}
 	r := &a.result
-	fmt.Fprintf(out, "\n%s\n\n", a.verdict.Summary)
+	fmt.Fprintf(out, "\n%s\n", a.verdict.Summary)
+	for _, why := range a.span.Why {
+		fmt.Fprintf(out, "range: %s.\n", why)
+	}
+	fmt.Fprintln(out)
 	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	fmt.Fprintf(t, "replay, %s costs\t%.2f %%\t%s\n", a.setting.Costs.Name, 100*r.Relative, r.Basis)
 	fmt.Fprintf(t, "whole trace\t%.2f %%\t%v -> %v\n", 100*r.Whole.Relative(), ms(r.Whole.Recorded), ms(r.Whole.Replayed))
@@ -206,6 +210,7 @@ type analysisJSON struct {
 	NativeRTT   int64              `json:"native_rtt_ns"`
 	HostScale   float64            `json:"host_scale,omitempty"`
 	Prediction  resultJSON         `json:"prediction"`
+	Range       predict.Range      `json:"range"` // of the prediction
 	Steps       []predict.StepTime `json:"steps"`
 	Sweep       []resultJSON       `json:"sweep"`
 	MeanKernel  int64              `json:"mean_kernel_ns"`
@@ -234,7 +239,7 @@ func (a *analysis) json(top int) analysisJSON {
 	out := analysisJSON{
 		File: a.file, Format: w.Format, Devices: w.Devices, Events: w.Report.Events, Dropped: w.Report.Dropped(), Notes: append(w.Report.Notes, a.notes...), Doubts: w.Report.Doubts,
 		Operations: len(w.Ops), Calls: len(w.Calls), Costs: a.setting.Costs.Name, NativeRTT: a.setting.NativeRTT.Nanoseconds(), HostScale: a.setting.HostScale,
-		Prediction: resultOf(&a.result), MeanKernel: s.MeanKernel().Nanoseconds(), ShortShare: s.ShortShare(), Utilisation: s.Utilisation(),
+		Prediction: resultOf(&a.result), Range: a.span, MeanKernel: s.MeanKernel().Nanoseconds(), ShortShare: s.ShortShare(), Utilisation: s.Utilisation(),
 		Summary: a.verdict.Summary, Doubt: a.verdict.Doubt, Advice: a.verdict.Advice,
 		Drops: w.Report.Drops, Steps: a.result.Steps, CDF: s.Durations,
 	}

@@ -29,23 +29,25 @@ func (t Term) At(delta time.Duration) time.Duration {
 }
 
 // Costs holds the time added to each kind of operation. Kernel, GraphNode, Memset,
-// HtoD and DtoH occupy the stream. Launch lies between a launch call and the
+// HtoD, DtoH and OnDevice (copies within a GPU and between GPUs) occupy the stream. Launch lies between a launch call and the
 // earliest start of its work, Sync between the end of the work and the return of a
 // waiting call.
 type Costs struct {
 	Name, Source              string
 	Kernel, GraphNode         Term
-	Memset, HtoD, DtoH        Term
+	Memset                    Term
+	HtoD, DtoH, OnDevice      Term
 	Launch, GraphLaunch, Sync Term
 }
 
-// PaperCosts returns the model of section 3.4.1 as the paper's hooks inject it: one
-// ΔRTT for each kernel, memset and copy to the device, and half of it for each copy
-// to the host. Kernels in a graph pass the same hooks and have the same cost.
+// PaperCosts returns the model of section 3.4.1 as the driver library injects it by
+// default: one ΔRTT for each kernel, memset and copy to the device, and half of it
+// for each copy to the host. The paper does not mention CUDA graphs, whose launch is
+// one command: one ΔRTT. Nor does it mention copies that stay on the device.
 func PaperCosts() Costs {
 	one, half := Term{Slope: 1}, Term{Slope: 0.5}
 	return Costs{
 		Name: "paper", Source: "section 3.4.1: one dRTT per kernel, memset and copy to the device, half per copy to the host",
-		Kernel: one, GraphNode: one, Memset: one, HtoD: one, DtoH: half,
+		Kernel: one, Memset: one, HtoD: one, DtoH: half, GraphLaunch: one,
 	}
 }

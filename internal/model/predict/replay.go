@@ -68,10 +68,11 @@ func (p *Plan) costsAt(s Setting) rttCosts {
 	}
 	rc.byKind[workload.Kernel] = c.Kernel.At(d)
 	rc.byKind[workload.GraphKernel] = c.GraphNode.At(d)
-	rc.byKind[workload.WholeGraph] = c.Kernel.At(d)
+	rc.byKind[workload.WholeGraph] = c.GraphNode.At(d) // the launch has its own term
 	rc.byKind[workload.Memset] = c.Memset.At(d)
 	rc.byKind[workload.CopyHtoD] = c.HtoD.At(d)
 	rc.byKind[workload.CopyDtoH] = c.DtoH.At(d)
+	rc.byKind[workload.CopyDtoD], rc.byKind[workload.CopyPtoP] = c.OnDevice.At(d), c.OnDevice.At(d)
 	if d > 0 {
 		rc.copyRate = p.inFlight(s) / s.RTT.Seconds()
 	}

@@ -182,6 +182,11 @@ func (p *Plan) additive(s Setting) Additive {
 		a.GPUTime += op.Dur
 		a.Added += rc.added(&op)
 	}
+	for i := range p.w.Calls {
+		if p.w.Calls[i].Kind == workload.GraphLaunch {
+			a.Added += rc.graphLaunch
+		}
+	}
 	a.Relative = Span{a.GPUTime, a.GPUTime + a.Added}.Relative()
 	return a
 }

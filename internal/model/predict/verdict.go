@@ -2,6 +2,7 @@ package predict
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/dxpu-project/dxpu/internal/model/perf"
@@ -36,9 +37,9 @@ const (
 
 // Judge draws conclusions from a run's statistics, its prediction and the quality
 // of its trace. It gives no verdict on an incomplete trace.
-func Judge(s *Stats, r *Result, trace *workload.Report, window perf.Bytes) Verdict {
+func Judge(s *Stats, r *Result, g Range, trace *workload.Report, window perf.Bytes) Verdict {
 	var v Verdict
-	v.Summary, v.Doubt = summary(r, trace)
+	v.Summary, v.Doubt = summary(r, g, trace)
 	add := func(format string, args ...any) { v.Advice = append(v.Advice, fmt.Sprintf(format, args...)) }
 	kernelAdvice(s, r, add)
 	memoryAdvice(s, window, add)
@@ -53,15 +54,25 @@ func Judge(s *Stats, r *Result, trace *workload.Report, window perf.Bytes) Verdi
 	return v
 }
 
-func summary(r *Result, trace *workload.Report) (text, doubt string) {
-	suited := "not suited to disaggregation as it is"
+// suitability says in words what a performance relative to native means.
+func suitability(relative float64) string {
 	switch {
-	case r.Delta == 0:
+	case relative >= good:
+		return "well suited to disaggregation"
+	case relative >= fair:
+		return "usable, below the 90 % that the paper aims at"
+	}
+	return "not suited to disaggregation as it is"
+}
+
+func summary(r *Result, g Range, trace *workload.Report) (text, doubt string) {
+	if r.Delta == 0 {
 		return "No round trip is added: the replay shows the recorded run.", ""
-	case r.Relative >= good:
-		suited = "well suited to disaggregation"
-	case r.Relative >= fair:
-		suited = "usable, below the 90 % that the paper aims at"
+	}
+	suited := suitability(g.High)
+	if low := suitability(g.Low); low != suited {
+		doubt = strings.Join(g.Why, "; ")
+		suited = fmt.Sprintf("between %q and %q", low, suited)
 	}
 	switch {
 	case r.idleShare() > idleSteps:
@@ -79,7 +90,11 @@ func summary(r *Result, trace *workload.Report) (text, doubt string) {
 		share := 1 - min(max(float64(r.Exposed)/float64(r.Charged), 0), 1)
 		absorbed = fmt.Sprintf("; idle time and parallel streams absorb %.0f %% of the added %v", 100*share, round(r.Charged))
 	}
-	return fmt.Sprintf("%.1f %% of native at a round trip of %v: %s%s.", 100*r.Relative, r.RTT, suited, absorbed), doubt
+	figure := fmt.Sprintf("%.1f %%", 100*g.High)
+	if g.High-g.Low > negligible {
+		figure = fmt.Sprintf("%.1f to %.1f %%", 100*g.Low, 100*g.High)
+	}
+	return fmt.Sprintf("%s of native at a round trip of %v: %s%s.", figure, r.RTT, suited, absorbed), doubt
 }
 
 func kernelAdvice(s *Stats, r *Result, add func(string, ...any)) {

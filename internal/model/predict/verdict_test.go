@@ -76,7 +76,7 @@ func TestVerdict(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			r := run(t, tc.plan, at(perf.NativeRTT+tc.delta))
 			s := tc.plan.Stats(17920)
-			v := Judge(&s, &r, &tc.plan.w.Report, 17920)
+			v := Judge(&s, &r, rangeOf(t, tc.plan, &r, &s), &tc.plan.w.Report, 17920)
 			text := v.Summary + strings.Join(v.Advice, " ")
 			for _, w := range tc.want {
 				if !strings.Contains(text, w) {
@@ -133,7 +133,7 @@ func TestStepsWithoutWork(t *testing.T) {
 				t.Errorf("performance %v: steps without work count", got.Relative)
 			}
 			s := p.Stats(17920)
-			v := Judge(&s, &got, &p.w.Report, 17920)
+			v := Judge(&s, &got, rangeOf(t, p, &got, &s), &p.w.Report, 17920)
 			if !strings.Contains(v.Summary, tc.want) || !strings.Contains(v.Doubt, tc.doubt) || (v.Doubt == "") != (tc.doubt == "") {
 				t.Errorf("summary %q, doubt %q; want %q, %q", v.Summary, v.Doubt, tc.want, tc.doubt)
 			}
@@ -146,8 +146,51 @@ func TestVerdictOnDamagedTrace(t *testing.T) {
 	p := gpuBound(t)
 	p.w.Report.Drop("broken", "here")
 	r, s := run(t, p, at(perf.NativeRTT+us)), p.Stats(17920)
-	v := Judge(&s, &r, &p.w.Report, 17920)
+	v := Judge(&s, &r, rangeOf(t, p, &r, &s), &p.w.Report, 17920)
 	if !strings.Contains(v.Summary, "well suited to disaggregation, but parts of the trace are damaged or doubtful") || !strings.Contains(v.Doubt, "1 broken") {
 		t.Errorf("summary %q, doubt %q", v.Summary, v.Doubt)
+	}
+}
+
+func rangeOf(t *testing.T, p *Plan, r *Result, s *Stats) Range {
+	t.Helper()
+	setting := at(r.RTT)
+	g, err := p.Range(setting, r, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// Where the verdict rests on what the trace cannot tell, it names both ends.
+func TestRange(t *testing.T) {
+	for _, tc := range []struct {
+		name       string
+		plan       *Plan
+		hostScale  float64
+		low, high  float64
+		why, words string
+	}{
+		{"GPU never idles", gpuBound(t), 0, 66.78, 66.78, "", "66.8 % of native"},
+		{"profiler may hide it", hostBound(t), 0, 33.33, 99.75, "busy 13 % of the time", `33.3 to 99.7 % of native at a round trip of 11.2µs: between "not suited to disaggregation as it is" and "well suited to disaggregation"`},
+		{"profiler's time is removed", hostBound(t), 1, 99.75, 99.75, "", "99.7 % of native at a round trip of 11.2µs: well suited to disaggregation;"},
+		{"graphs", inGraphs(t), 0, 37.46, 98.37, "100 kernels run in CUDA graphs", "37.5 to 98.4 %"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			set := at(delta10)
+			set.HostScale = tc.hostScale
+			r, s := run(t, tc.plan, set), tc.plan.Stats(17920)
+			g, err := tc.plan.Range(set, &r, &s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if fmt.Sprintf("%.2f %.2f", 100*g.Low, 100*g.High) != fmt.Sprintf("%.2f %.2f", tc.low, tc.high) {
+				t.Errorf("%.2f to %.2f %%, want %.2f to %.2f", 100*g.Low, 100*g.High, tc.low, tc.high)
+			}
+			v := Judge(&s, &r, g, &tc.plan.w.Report, 17920)
+			if !strings.Contains(strings.Join(g.Why, "; "), tc.why) || !strings.Contains(v.Summary, tc.words) {
+				t.Errorf("%v: %s", g.Why, v.Summary)
+			}
+		})
 	}
 }

@@ -71,8 +71,9 @@ func (f Fit) kernel(fixed float64, rtt time.Duration) float64 {
 
 // HardwareCosts returns the costs of the paper's hardware for replaying traces. The
 // cost of a kernel is the one fitted on synthetic input, because a replay charges the
-// copies of a trace one by one. Memsets behave like kernels (section 3.4.2); copies
-// have their own term. A launch's doorbell and the write that ends a wait are posted
+// copies of a trace one by one. Memsets behave like kernels (section 3.4.2), and so do
+// copies that stay on the device, which are commands of the same kind; copies to and
+// from the host have their own term. A launch's doorbell and the write that ends a wait are posted
 // and cross the network once: half a round trip. The nodes of a graph do not depend
 // on the host.
 func HardwareCosts() perf.Costs {
@@ -82,7 +83,7 @@ func HardwareCosts() perf.Costs {
 	return perf.Costs{
 		Name:   "hardware",
 		Source: "kernels: slope from Figure 4, fixed part from Table 9 (synthetic, training, XLA off, batch 32 and 128); copies: section 3.4.1; launch and sync: one posted crossing",
-		Kernel: kernel, Memset: kernel, HtoD: one, DtoH: half,
+		Kernel: kernel, Memset: kernel, OnDevice: kernel, HtoD: one, DtoH: half,
 		Launch: half, GraphLaunch: perf.Term{Slope: f.Slope + 0.5, Fixed: kernel.Fixed, Knee: knee}, Sync: half,
 	}
 }
