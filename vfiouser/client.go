@@ -249,8 +249,8 @@ func (c *Client) read(ch *channel) {
 // replies reads the main socket, as a Source of its reader.
 type replies struct{ c *Client }
 
-// Exchange tells reads from transfers and from silence.
-func (r replies) Exchange() bool { return r.c.main.sock.exchange() }
+// Soon tells reads from transfers and from silence.
+func (r replies) Soon() bool { return r.c.main.sock.exchange() }
 
 // Receive handles one message.
 func (r replies) Receive(block bool) error {

@@ -78,7 +78,7 @@ func newProxyLogger(cmd *cobra.Command, o *logOptions) *slog.Logger {
 
 // pollingFlags adds the flags for polling of sockets.
 func pollingFlags(f *pflag.FlagSet, p *reader.Polling) {
-	durationVar(f, &p.Window, "poll", reader.DefaultWindow, "while register accesses follow each other, poll this long for the next message before sleeping; other threads that need the processor go first; 0: do not poll")
+	durationVar(f, &p.Window, "poll", reader.DefaultWindow, "while register accesses or the packets of a copy follow each other, poll this long for the next message before sleeping; other threads that need the processor go first; 0: do not poll")
 	durationVar(f, &p.Spin, "spin", 0, "poll this long before every sleep, for processors with no other work (default: do not)")
 }
 

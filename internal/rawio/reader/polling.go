@@ -15,10 +15,10 @@ import (
 // machine most of the time of a short message; polling takes the processor
 // meanwhile. The zero value does not poll.
 type Polling struct {
-	// Window is how long a reader polls during an exchange of short messages, as
-	// long as each arrives within the window. A reader that is idle or has bulk
-	// traffic sleeps. Between two polls the kernel may run other threads, and
-	// while others want the processor the reader does not poll.
+	// Window is how long a reader polls during an exchange of short messages or a
+	// transfer, as long as each message arrives within the window. An idle reader
+	// sleeps. Between two polls the kernel may run other threads, and while others
+	// want the processor the reader does not poll.
 	Window time.Duration
 	// Spin is how long a reader polls each time without letting other threads
 	// run, for processors that have no other work.
@@ -36,7 +36,7 @@ const Brief = 256
 // Poller waits as its Polling says. It belongs to one goroutine at a time.
 type Poller struct {
 	Polling
-	quick   bool          // the last wait of an exchange ended within the window
+	quick   bool          // the last wait for a message that was due soon ended within the window
 	resume  time.Time     // until then the reader does not poll: others want the processor
 	backoff time.Duration // the last pause
 	turn    time.Time     // when other goroutines last had a turn
@@ -66,9 +66,9 @@ const (
 )
 
 // Wait calls receive(false) while the Polling says so, until it returns anything
-// but ErrNothing, and then receive(true). brief tells that the message is part
-// of an exchange of short messages.
-func (p *Poller) Wait(brief bool, receive func(block bool) error) error {
+// but ErrNothing, and then receive(true). soon tells that the message is likely to
+// come within microseconds, see Source.
+func (p *Poller) Wait(soon bool, receive func(block bool) error) error {
 	start := time.Now()
 	if start.Sub(p.turn) >= turnEvery {
 		p.turn = start
@@ -77,7 +77,7 @@ func (p *Poller) Wait(brief bool, receive func(block bool) error) error {
 	if p.Spin > 0 {
 		return p.spin(receive)
 	}
-	if !brief || p.Window == 0 {
+	if !soon || p.Window == 0 {
 		return receive(true)
 	}
 	if p.quick && start.After(p.resume) {

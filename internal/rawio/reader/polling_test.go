@@ -34,10 +34,10 @@ func (w *wire) receive(block bool) error {
 }
 
 // waited receives the next message and returns the numbers of polls and waits.
-func (w *wire) waited(t *testing.T, p *Poller, brief bool) (looks, waits int) {
+func (w *wire) waited(t *testing.T, p *Poller, soon bool) (looks, waits int) {
 	t.Helper()
 	w.begun, w.looks, w.waits = time.Now(), 0, 0
-	if err := p.Wait(brief, w.receive); err != nil {
+	if err := p.Wait(soon, w.receive); err != nil {
 		t.Fatal(err)
 	}
 	w.gaps = w.gaps[1:]
@@ -53,7 +53,7 @@ func TestPoller(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		polling Polling
-		brief   bool
+		soon    bool
 		look    time.Duration
 		gaps    []time.Duration
 		waits   []int // for each message: 1 if the reader slept
@@ -61,7 +61,7 @@ func TestPoller(t *testing.T) {
 	}{
 		{"no polling", Polling{}, true, us, []time.Duration{10 * us, 10 * us, 10 * us}, []int{1, 1, 1}, []int{0, 0, 0}},
 		{"an exchange", window, true, us, []time.Duration{10 * us, 10 * us, 49 * us, 10 * us}, []int{1, 0, 0, 0}, []int{0, 1, 1, 1}},
-		{"bulk traffic", window, false, us, []time.Duration{10 * us, 10 * us, 10 * us}, []int{1, 1, 1}, []int{0, 0, 0}},
+		{"no message is due soon", window, false, us, []time.Duration{10 * us, 10 * us, 10 * us}, []int{1, 1, 1}, []int{0, 0, 0}},
 		{"a pause in an exchange", window, true, us, []time.Duration{10 * us, 10 * us, ms, 10 * us, 10 * us}, []int{1, 0, 1, 1, 0}, []int{0, 1, 1, 0, 1}},
 		{"a slow exchange", window, true, us, []time.Duration{60 * us, 60 * us, 60 * us}, []int{1, 1, 1}, []int{0, 0, 0}},
 		// Another thread runs between two polls: one more look, and the reader sleeps.
@@ -81,7 +81,7 @@ func TestPoller(t *testing.T) {
 				p, w := &Poller{Polling: c.polling}, &wire{gaps: c.gaps, look: c.look}
 				var waits, polled []int
 				for len(w.gaps) > 0 {
-					l, b := w.waited(t, p, c.brief)
+					l, b := w.waited(t, p, c.soon)
 					polled, waits = append(polled, min(l, 1)), append(waits, b)
 				}
 				if !slices.Equal(waits, c.waits) || !slices.Equal(polled, c.polled) {
@@ -120,7 +120,7 @@ func TestSilenceIsNotPolled(t *testing.T) {
 func TestPollerAllocatesNothing(t *testing.T) {
 	var s Source = ready{}
 	p := &Poller{Polling: Polling{Window: DefaultWindow}}
-	if n := testing.AllocsPerRun(100, func() { _ = p.Wait(s.Exchange(), s.Receive) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { _ = p.Wait(s.Soon(), s.Receive) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
@@ -129,4 +129,4 @@ func TestPollerAllocatesNothing(t *testing.T) {
 type ready struct{}
 
 func (ready) Receive(bool) error { return nil }
-func (ready) Exchange() bool     { return true }
+func (ready) Soon() bool         { return true }

@@ -27,10 +27,10 @@ type Source interface {
 	// arrived it returns ErrNothing: at once without block, and after some tens of
 	// milliseconds with block. Any other error ends the reading.
 	Receive(block bool) error
-	// Exchange reports whether the last message and the bytes sent since are as
-	// short as a request and an answer (Brief), so that the next message is
-	// likely to come within microseconds.
-	Exchange() bool
+	// Soon reports whether the next message is likely to come within microseconds:
+	// the last message and the bytes sent since are as short as a request and an
+	// answer (Brief), or the last one belongs to a transfer at full speed.
+	Soon() bool
 }
 
 // Expecter is a Source that knows of messages that come within microseconds, for
@@ -153,7 +153,7 @@ func (r *Reader) receive() error {
 			return err
 		}
 	}
-	return r.poller.Wait(r.source.Exchange(), r.source.Receive)
+	return r.poller.Wait(r.source.Soon(), r.source.Receive)
 }
 
 // arrived is the Wait of Poll's caller.

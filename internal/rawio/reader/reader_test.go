@@ -24,7 +24,7 @@ type pipe struct {
 	most    time.Duration // that Receive blocks
 }
 
-func (p *pipe) Exchange() bool { return true }
+func (p *pipe) Soon() bool { return true }
 
 func (p *pipe) Receive(block bool) error {
 	if p.readers.Add(1) != 1 {
