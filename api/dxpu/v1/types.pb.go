@@ -2305,7 +2305,11 @@ type LeaseSpec struct {
 	// Free labels, stored with the lease.
 	Labels map[string]string `protobuf:"bytes,16,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Labels that the boxes must have.
-	BoxLabels     map[string]string `protobuf:"bytes,17,rep,name=box_labels,json=boxLabels,proto3" json:"box_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	BoxLabels map[string]string `protobuf:"bytes,17,rep,name=box_labels,json=boxLabels,proto3" json:"box_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Exactly these GPUs, for a caller that chooses them itself, such as the scheduler of
+	// Kubernetes. Count is their number. A GPU that fails is not replaced by another one.
+	// Empty: the manager chooses.
+	GpuIds        []string `protobuf:"bytes,18,rep,name=gpu_ids,json=gpuIds,proto3" json:"gpu_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2455,6 +2459,13 @@ func (x *LeaseSpec) GetLabels() map[string]string {
 func (x *LeaseSpec) GetBoxLabels() map[string]string {
 	if x != nil {
 		return x.BoxLabels
+	}
+	return nil
+}
+
+func (x *LeaseSpec) GetGpuIds() []string {
+	if x != nil {
+		return x.GpuIds
 	}
 	return nil
 }
@@ -4113,7 +4124,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x03use\x18\x16 \x01(\x0e2\f.dxpu.v1.UseR\x03use\x12\x18\n" +
 	"\aejected\x18\x17 \x01(\bR\aejected\x12\x18\n" +
 	"\adrained\x18\x18 \x01(\bR\adrained\x12+\n" +
-	"\ahistory\x18\x19 \x03(\v2\x11.dxpu.v1.IncidentR\ahistory\"\x84\a\n" +
+	"\ahistory\x18\x19 \x03(\v2\x11.dxpu.v1.IncidentR\ahistory\"\x9d\a\n" +
 	"\tLeaseSpec\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\rR\x05count\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12(\n" +
@@ -4135,7 +4146,8 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\fwait_timeout\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\vwaitTimeout\x126\n" +
 	"\x06labels\x18\x10 \x03(\v2\x1e.dxpu.v1.LeaseSpec.LabelsEntryR\x06labels\x12@\n" +
 	"\n" +
-	"box_labels\x18\x11 \x03(\v2!.dxpu.v1.LeaseSpec.BoxLabelsEntryR\tboxLabels\x1a=\n" +
+	"box_labels\x18\x11 \x03(\v2!.dxpu.v1.LeaseSpec.BoxLabelsEntryR\tboxLabels\x12\x17\n" +
+	"\agpu_ids\x18\x12 \x03(\tR\x06gpuIds\x1a=\n" +
 	"\x0fHostLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +

@@ -163,14 +163,21 @@ func (t *tx) leasedGPU(id string) (*bindingRecord, error) {
 // gpuByID returns a GPU by its ID, also one that is gone and has left a cordon or a
 // quarantine, which an operator may want to end.
 func (t *tx) gpuByID(id string) (*nodeRecord, *slotRecord, bool) {
-	box, number, _ := strings.Cut(id, "/")
-	slot, err := strconv.ParseUint(number, 10, 32)
-	n := t.nodes.get(box)
-	if err != nil || n == nil || n.Kind != dxpuv1.NodeKind_NODE_KIND_BOX || gpuID(box, uint32(slot)) != id {
+	r, ok := parseGPU(id)
+	n := t.nodes.get(r.Box)
+	if !ok || n == nil || n.Kind != dxpuv1.NodeKind_NODE_KIND_BOX {
 		return nil, nil, false
 	}
-	s := n.slot(uint32(slot))
+	s := n.slot(r.Slot)
 	return n, s, s != nil && (s.Device != nil || s.keeps())
+}
+
+// parseGPU parses the ID of a GPU, "BOX/SLOT".
+func parseGPU(id string) (placement.Ref, bool) {
+	box, number, _ := strings.Cut(id, "/")
+	slot, err := strconv.ParseUint(number, 10, 32)
+	r := placement.Ref{Box: box, Slot: uint32(slot)}
+	return r, err == nil && box != "" && r.String() == id
 }
 
 // ClearGPUErrors implements dxpuv1connect.PoolServiceHandler. The box goes on

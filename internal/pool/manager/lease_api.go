@@ -189,10 +189,31 @@ func checkSpec(s *dxpuv1.LeaseSpec) error {
 	if !tenantPattern.MatchString(s.Tenant) {
 		return invalid("spec.tenant: %q is not 1 to 63 of a-z, 0-9, '.', '_' and '-'", s.Tenant)
 	}
+	if err := checkGPUs(s); err != nil {
+		return err
+	}
 	if err := checkDuration("spec.expires_after", s.ExpiresAfter); err != nil {
 		return err
 	}
 	return checkDuration("spec.wait_timeout", s.WaitTimeout)
+}
+
+// checkGPUs checks the GPUs that a spec names.
+func checkGPUs(s *dxpuv1.LeaseSpec) error {
+	if n := len(s.GpuIds); n > 0 && n != int(s.Count) {
+		return invalid("spec.gpu_ids: %d GPUs, but the count is %d; name all of them, or none", n, s.Count)
+	}
+	seen := map[string]bool{}
+	for _, id := range s.GpuIds {
+		if _, ok := parseGPU(id); !ok {
+			return invalid("spec.gpu_ids: %q is not the ID of a GPU, BOX/SLOT", id)
+		}
+		if seen[id] {
+			return invalid("spec.gpu_ids: %s is named twice", id)
+		}
+		seen[id] = true
+	}
+	return nil
 }
 
 func unknownPreference(p dxpuv1.Preference) bool {

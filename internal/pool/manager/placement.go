@@ -188,8 +188,19 @@ func requestOf(s *dxpuv1.LeaseSpec) placement.Request {
 	return placement.Request{
 		Count: int(s.Count), Model: s.Model, MinMemory: s.MinMemoryBytes,
 		Kind: placementKinds[s.BoxKind], NVLink: placementPreferences[s.Nvlink], SameBox: placementPreferences[s.SameBox],
-		Labels: s.BoxLabels,
+		Labels: s.BoxLabels, Only: gpuRefs(s.GpuIds),
 	}
+}
+
+// gpuRefs returns the GPUs of some IDs that checkSpec has accepted.
+func gpuRefs(ids []string) []placement.Ref {
+	var out []placement.Ref
+	for _, id := range ids {
+		if r, ok := parseGPU(id); ok {
+			out = append(out, r)
+		}
+	}
+	return out
 }
 
 func hostRequestOf(s *dxpuv1.LeaseSpec) placement.HostRequest {

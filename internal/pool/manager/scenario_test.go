@@ -126,6 +126,10 @@ func (s *scenario) command(t *testing.T, d *datadriven.TestData) error {
 			Priority: int32(number("priority", 0)), Wait: d.HasArg("wait"), Preemptible: d.HasArg("preemptible"),
 			BoxLabels: labelArg(d, "box-label"),
 		}
+		if g := text("gpus"); g != "" {
+			spec.GpuIds = strings.Split(g, "+")
+			spec.Count = uint32(len(spec.GpuIds))
+		}
 		if p := text("same-box"); p != "" {
 			spec.SameBox = dxpuv1.Preference(dxpuv1.Preference_value["PREFERENCE_"+strings.ToUpper(p)])
 		}

@@ -15,6 +15,9 @@ import (
 func (p *Pool) Gather(reserve Reserve, req Request) (hold []Ref, ok bool) {
 	req.setSite()
 	p.decisions++
+	if len(req.Only) > 0 {
+		return p.gatherNamed(&req)
+	}
 	named := p.namedBoxes(&req)
 	var models []model
 	for name, m := range p.models {

@@ -10,6 +10,9 @@ import (
 func (p *Pool) Place(reserve Reserve, req Request) Decision {
 	req.setSite()
 	p.decisions++
+	if len(req.Only) > 0 {
+		return p.placeNamed(reserve, &req)
+	}
 	named := p.namedBoxes(&req)
 	var models []model
 	if req.Model != "" {
@@ -48,11 +51,7 @@ func (p *Pool) appendModel(to []model, m *modelIndex, req *Request, named []*Box
 	if v == nil {
 		return to
 	}
-	out := model{name: m.name}
-	for _, c := range m.views[0].counts {
-		out.usable += c.usable
-		out.free += c.free
-	}
+	out := m.total()
 	sum := v.matching(req)
 	out.matches, out.available = sum.usable > 0, sum.free
 	if !out.matches {

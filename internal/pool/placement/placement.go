@@ -128,6 +128,8 @@ type Request struct {
 	NVLink Preference
 	// SameBox Required: all GPUs in one box. Avoided: spread over boxes.
 	SameBox Preference
+	// Only lists the GPUs to choose from, if the caller names them. Nil: all.
+	Only []Ref
 	// Exclude lists GPUs not to choose, such as those that failed before.
 	Exclude []Ref
 	// Together lists the GPUs that the lease has already. New GPUs must join
@@ -160,6 +162,13 @@ func (d *Decision) say(format string, args ...any) {
 // Place decides on a request by looking at every GPU. It does not change its
 // arguments. Pool gives the same decisions faster, and is tested against Place.
 func Place(boxes []Box, reserve Reserve, req Request) Decision {
+	if len(req.Only) > 0 {
+		p := NewPool()
+		for _, b := range boxes {
+			p.SetBox(b)
+		}
+		return p.Place(reserve, req)
+	}
 	req.setSite()
 	return decide(modelsOf(boxes, &req), reserve, &req, func(model string) stock { return candidates(boxes, &req, model) })
 }

@@ -16,7 +16,7 @@ import (
 //
 //	pool             one box a line: ID KIND MODEL GPUS [rack=R] [proxy=N] [memory=GiB] [domains=N]
 //	                 (a character for each GPU: '.' free, 'x' bound, '!' unusable)
-//	place            count= model= memory=GiB kind= nvlink= samebox= exclude=(GPU,...) together=(GPU,...)
+//	place            count= model= memory=GiB kind= nvlink= samebox= only=(GPU,...) exclude=(GPU,...) together=(GPU,...)
 //	                 spares=N or N% (held back), usespares
 //	hosts            one domain of a host a line: HOST DOMAIN SLOTS [unusable] [KEY=VALUE ...]
 //	placehost        count= host= domain= label=(KEY,VALUE)
@@ -113,6 +113,8 @@ func (s *scenario) place(t *testing.T, d *datadriven.TestData) string {
 			req.NVLink = preferences[value]
 		case "samebox":
 			req.SameBox = preferences[value]
+		case "only":
+			req.Only = parseRefs(t, a.Vals)
 		case "exclude":
 			req.Exclude = parseRefs(t, a.Vals)
 		case "together":

@@ -1,0 +1,103 @@
+package placement
+
+import (
+	"maps"
+	"slices"
+)
+
+// A request may name its GPUs, because a scheduler outside of the pool has chosen them.
+// They are few: they are looked at one by one, without the index.
+
+// placeNamed decides on a request that names its GPUs.
+func (p *Pool) placeNamed(reserve Reserve, req *Request) Decision {
+	var d Decision
+	var picks []Ref
+	byModel := map[string]int{}
+	for _, r := range req.Only {
+		b, g := p.find(r)
+		switch why := whyNotNamed(b, g, req); {
+		case why != "":
+			d.say("GPU %s %s.", r, why)
+		case slices.Contains(req.Exclude, r):
+			d.say("GPU %s is kept for another lease, or could not be attached before.", r)
+		case !g.Free:
+			d.say("GPU %s is in use.", r)
+		case len(picks) < req.Count:
+			picks = append(picks, r)
+			byModel[g.Model]++
+			if req.site != nil {
+				req.site = req.site.settle(b.Location)
+			}
+		}
+	}
+	if len(picks) < req.Count {
+		return d
+	}
+	for _, name := range slices.Sorted(maps.Keys(byModel)) {
+		n, m := byModel[name], p.model(name).total()
+		if held := min(reserve.Held(m.usable), m.free); !req.UseSpares && n > m.free-held {
+			d.say("Model %s: %d of %d usable GPUs are free, %d of them held back as spares.", name, m.free, m.usable, held)
+			return d
+		}
+	}
+	d.Picks = picks
+	d.say("The request names its GPUs.")
+	return d
+}
+
+// gatherNamed is Gather for a request that names its GPUs.
+func (p *Pool) gatherNamed(req *Request) (hold []Ref, ok bool) {
+	for _, r := range req.Only {
+		b, g := p.find(r)
+		if whyNotNamed(b, g, req) != "" {
+			return nil, false
+		}
+		if g.Free && !slices.Contains(req.Exclude, r) {
+			hold = append(hold, r)
+		}
+	}
+	return hold, len(req.Only) >= req.Count
+}
+
+// find returns a GPU and its box, nil if the pool does not have them.
+func (p *Pool) find(r Ref) (*Box, *GPU) {
+	b := p.boxes[r.Box]
+	if b == nil {
+		return nil, nil
+	}
+	at := slices.IndexFunc(b.GPUs, func(g GPU) bool { return g.Slot == r.Slot })
+	if at < 0 {
+		return b, nil
+	}
+	return b, &b.GPUs[at]
+}
+
+// whyNotNamed returns why a request may not have a GPU that it names, free or not; "" if
+// it may.
+func whyNotNamed(b *Box, g *GPU, req *Request) string {
+	switch {
+	case g == nil:
+		return "is not in the pool"
+	case !g.Usable:
+		return "is out of service"
+	case req.Model != "" && g.Model != req.Model:
+		return "is of model " + g.Model
+	case g.Memory < req.MinMemory:
+		return "has too little memory for the request"
+	case req.site != nil && !req.site.reaches(b.Paths):
+		return "has no network in common with the host"
+	case !admitsBox(b, req):
+		return "is in a box that the request does not admit"
+	}
+	return ""
+}
+
+// total counts the GPUs of a model in the whole pool.
+func (m *modelIndex) total() model {
+	out := model{name: m.name}
+	for _, c := range m.views[0].counts {
+		out.usable += c.usable
+		out.free += c.free
+	}
+	return out
+}
