@@ -3,6 +3,8 @@ package web
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -23,32 +25,44 @@ type action struct {
 	deadline             time.Duration
 	force                bool
 	form                 url.Values // the other fields
+	request              string     // ID of the request: a form that arrives twice takes effect once
 	next                 string     // path of the page that follows; empty: the one with the form
 }
 
 // act carries out a form and redirects to its page. The API checks the rights.
 func (s *Server) act(w http.ResponseWriter, r *http.Request) {
 	back := localPath(r.PostFormValue("next"))
-	if err := checkForm(r); err != nil {
+	if err := cmp.Or(checkForm(r), checkRequest(r)); err != nil {
 		s.renderBare(w, r, http.StatusForbidden, "failure", "Refused", failure{Status: http.StatusForbidden, Message: sentence(err.Error())})
 		return
 	}
 	a := &action{
 		do: r.PostFormValue("do"), kind: r.PostFormValue("kind"), id: r.PostFormValue("id"),
 		reason: strings.TrimSpace(r.PostFormValue("reason")), force: r.PostFormValue("force") != "", form: r.PostForm,
+		request: requestID(r.PostForm),
 	}
 	if n, err := strconv.ParseUint(r.PostFormValue("deadline"), 10, 31); err == nil {
 		a.deadline = time.Duration(n) * time.Second
 	}
-	done, err := a.carryOut(r.Context(), s.cfg.Client(r))
+	out, err := s.outcomes.of(r.Context(), a.request, func(ctx context.Context) (string, string, error) {
+		done, err := a.carryOut(ctx, s.cfg.Client(r))
+		return done, a.next, err
+	})
 	if err != nil {
 		v := s.newView(w, r)
 		v.Here = back // the page to return to after signing in
 		s.fail(w, v, err)
 		return
 	}
-	setNotice(w, r, done)
-	http.Redirect(w, r, cmp.Or(a.next, back), http.StatusSeeOther)
+	setNotice(w, r, out.notice)
+	http.Redirect(w, r, cmp.Or(out.next, back), http.StatusSeeOther)
+}
+
+// requestID returns the request ID of a form: equal for a form that a double click or a
+// reload sends twice, and another one for other values in the same copy of the page.
+func requestID(form url.Values) string {
+	sum := sha256.Sum256([]byte(form.Encode())) // sorted by key
+	return form.Get("request") + "-" + hex.EncodeToString(sum[:8])
 }
 
 func (a *action) target() (*dxpuv1.Target, error) {
@@ -69,7 +83,7 @@ func (a *action) carryOut(ctx context.Context, api dxpuv1connect.PoolServiceClie
 	case "cordon", "uncordon", "drain":
 		return a.maintain(ctx, api)
 	case "replace":
-		res, err := ask(ctx, api.ReplaceGPU, &dxpuv1.ReplaceGPURequest{GpuId: a.id, Cordon: a.force})
+		res, err := ask(ctx, api.ReplaceGPU, &dxpuv1.ReplaceGPURequest{GpuId: a.id, Cordon: a.force, RequestId: a.request})
 		return fmt.Sprintf("GPU %s is being replaced by %s.", a.id, res.GetBinding().GetGpuId()), err
 	case "clear":
 		_, err := api.ClearGPUErrors(ctx, connect.NewRequest(&dxpuv1.ClearGPUErrorsRequest{GpuId: a.id}))
@@ -141,7 +155,7 @@ func (a *action) create(ctx context.Context, api dxpuv1connect.PoolServiceClient
 	if field("together") != "" {
 		spec.SameBox = dxpuv1.Preference_PREFERENCE_REQUIRED
 	}
-	res, err := ask(ctx, api.CreateLease, &dxpuv1.CreateLeaseRequest{Spec: spec})
+	res, err := ask(ctx, api.CreateLease, &dxpuv1.CreateLeaseRequest{Spec: spec, RequestId: a.request})
 	if err != nil {
 		return "", err
 	}

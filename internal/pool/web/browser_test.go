@@ -30,6 +30,7 @@ func TestBrowser(t *testing.T) {
 	t.Run("keyboard", func(t *testing.T) { browserKeyboard(t, b, w) })
 	t.Run("keys", func(t *testing.T) { browserKeys(t, b, w) })
 	t.Run("cordon", func(t *testing.T) { browserCordon(t, b, w) })
+	t.Run("double click", func(t *testing.T) { browserDoubleClick(t, b, w) })
 	t.Run("theme", func(t *testing.T) { browserTheme(t, b, w) })
 	t.Run("sign in", func(t *testing.T) { browserSignIn(t, b, w) })
 	t.Run("hostile names", func(t *testing.T) { browserHostile(t, b) })
@@ -155,6 +156,25 @@ func browserCordon(t *testing.T, b *browser, w *world) {
 	g, err := w.pool.GetGPU(t.Context(), connect.NewRequest(&dxpuv1.GetGPURequest{GpuId: "r4-nv/7"}))
 	if err != nil || g.Msg.Gpu.Cordoned {
 		t.Errorf("the GPU is cordoned: %v, %v", g, err)
+	}
+}
+
+// A double click on the button of the form makes one lease.
+func browserDoubleClick(t *testing.T, b *browser, w *world) {
+	count := func() int {
+		res, err := w.pool.ListLeases(t.Context(), connect.NewRequest(&dxpuv1.ListLeasesRequest{IncludeEnded: true}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(res.Msg.Leases)
+	}
+	before := count()
+	p := b.open(t, w.url+"/ui/leases", 1200, 900)
+	p.eval(`document.querySelector(".actions summary").click()`)
+	p.eval(`document.querySelector("form input[name=host]").value = "h08"`)
+	p.follow(chromedp.Evaluate[chromedp.Void](`document.querySelector("button[value=create]").click(); document.querySelector("button[value=create]").click()`))
+	if at := p.eval(`location.pathname`).(string); !strings.HasPrefix(at, "/ui/leases/l-") || count() != before+1 {
+		t.Errorf("a double click leads to %s and makes %d leases", at, count()-before)
 	}
 }
 

@@ -170,6 +170,7 @@ type view struct {
 	Here   string // path and query
 	Theme  string
 	Form   string // token for forms
+	Number string // of this copy of the page, for the request IDs of its forms
 	Notice string // result of the last action; set for a page with its frame
 	// Poll is the interval in seconds at which the page is fetched without events, to
 	// update ages and counters. 0: never.
@@ -223,7 +224,7 @@ func (s *Server) page(fill pageFunc) http.Handler {
 		}
 		v.Title, v.Nav, v.Poll, v.Pool = out.title, out.nav, out.poll, out.pool
 		if live {
-			writeHTML(w, http.StatusOK, []byte(`<div id="content">`), v.withFormToken(out.content), []byte("</div>"))
+			writeHTML(w, http.StatusOK, []byte(`<div id="content">`), v.withOwnForms(out.content), []byte("</div>"))
 			return
 		}
 		v.write(w, http.StatusOK, out.content)
@@ -235,7 +236,7 @@ func (s *Server) rendered(v *view, live bool, revision uint64, fill pageFunc) (*
 	render := func(ctx context.Context) (*rendering, error) {
 		v := *v // without the fields that belong to one viewer
 		v.api, v.r = s.cfg.Client(v.r), v.r.WithContext(ctx)
-		v.Form, v.Theme = formPlaceholder, ""
+		v.Form, v.Number, v.Theme = formPlaceholder, numberPlaceholder, ""
 		err := v.load()
 		if err == nil {
 			err = fill(&v)
@@ -282,8 +283,9 @@ func allowed(err error) error {
 	return err
 }
 
-// formPlaceholder stands for the form token in renderings; it is never sent.
-var formPlaceholder = rand.Text()
+// The placeholders stand for the form token and the number of the page in renderings,
+// which viewers share; they are never sent.
+var formPlaceholder, numberPlaceholder = rand.Text(), rand.Text()
 
 // content renders the page without the frame.
 func (v *view) content() ([]byte, error) {
@@ -292,12 +294,14 @@ func (v *view) content() ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// withFormToken returns a shared rendering with the viewer's own form token.
-func (v *view) withFormToken(content []byte) []byte {
+// withOwnForms returns a shared rendering with the viewer's own form token, and with a
+// number that no other copy of the page has.
+func (v *view) withOwnForms(content []byte) []byte {
 	if !bytes.Contains(content, []byte(formPlaceholder)) {
 		return content // no copy: it may be large and have a thousand viewers
 	}
-	return bytes.ReplaceAll(content, []byte(formPlaceholder), []byte(v.Form))
+	content = bytes.ReplaceAll(content, []byte(formPlaceholder), []byte(v.Form))
+	return bytes.ReplaceAll(content, []byte(numberPlaceholder), []byte(rand.Text()))
 }
 
 // write sends a page, or an error if it cannot be rendered completely.
@@ -308,7 +312,7 @@ func (v *view) write(w http.ResponseWriter, status int, content []byte) {
 	if !v.update {
 		v.Notice = takeNotice(w, v.r)
 	}
-	v.Content = template.HTML(v.withFormToken(content)) // made and escaped by a template
+	v.Content = template.HTML(v.withOwnForms(content)) // made and escaped by a template
 	if err := parsed().frame.ExecuteTemplate(&b, "frame", v); err != nil {
 		http.Error(w, "this page cannot be rendered: "+err.Error(), http.StatusInternalServerError)
 		return

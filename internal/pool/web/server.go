@@ -41,6 +41,7 @@ type Server struct {
 	shares  *shares
 
 	identities identities
+	outcomes   outcomes
 }
 
 // New makes a Server.
@@ -52,6 +53,7 @@ func New(cfg Config) *Server {
 	s := &Server{
 		cfg: cfg, streams: make(chan struct{}, cfg.MaxStreams), shares: newShares(runtime.GOMAXPROCS(0)),
 		racks: &rackCache{kept: map[[sha256.Size]byte]rackTotals{}}, identities: identities{known: map[[sha256.Size]byte]identity{}},
+		outcomes: outcomes{known: map[string]*outcome{}},
 	}
 	s.feeds = &feeds{event: s.eventRow, open: map[string]*feed{}}
 	mux := http.NewServeMux()

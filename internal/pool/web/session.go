@@ -55,7 +55,7 @@ func formToken(w http.ResponseWriter, r *http.Request) string {
 	return t
 }
 
-// isFormToken reports whether a cookie, which pages do not escape, is a rand.Text.
+// isFormToken reports whether a value, which pages do not escape, is a rand.Text.
 func isFormToken(t string) bool {
 	return len(t) == 26 && strings.Trim(t, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567") == ""
 }
@@ -64,7 +64,18 @@ func isFormToken(t string) bool {
 func checkForm(r *http.Request) error {
 	want, got := cookie(r, formCookie), r.PostFormValue("form")
 	if !isFormToken(want) || subtle.ConstantTimeCompare([]byte(want), []byte(got)) != 1 {
-		return errors.New("this form has expired or was sent by another site: go back, reload the page and try again")
+		return errFormExpired
+	}
+	return nil
+}
+
+var errFormExpired = errors.New("this form has expired or was sent by another site: go back, reload the page and try again")
+
+// checkRequest returns an error unless a form that changes the pool has the number that
+// its page was given, from which its request ID is made.
+func checkRequest(r *http.Request) error {
+	if !isFormToken(r.PostFormValue("request")) {
+		return errFormExpired
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package web
 
 import (
+	"crypto/rand"
 	"net/http"
 	"net/url"
 	"strings"
@@ -19,6 +20,9 @@ func post(t *testing.T, target string, fields url.Values, header ...string) (*ht
 	t.Helper()
 	if !fields.Has("form") {
 		fields.Set("form", formOfTests)
+	}
+	if !fields.Has("request") {
+		fields.Set("request", rand.Text())
 	}
 	cookies := formCookie + "=" + formOfTests
 	for i := 0; i+1 < len(header); i += 2 {
@@ -134,7 +138,7 @@ func TestSignOut(t *testing.T) {
 // TestForgedForms checks that forms from other sites and browsers are refused.
 func TestForgedForms(t *testing.T) {
 	w, lease := busyWorld(t)
-	del := url.Values{"do": {"delete"}, "id": {lease}}
+	del := url.Values{"do": {"delete"}, "id": {lease}, "request": {formOfTests}}
 	for _, tt := range []struct {
 		name   string
 		method string

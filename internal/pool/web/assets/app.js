@@ -282,6 +282,19 @@
     going = 0;
   });
 
+  // A form that changes the pool is sent once per click, also while the answer takes long.
+  // The manager recognises a form that arrives twice; without this its second answer is
+  // the one that the reader sees, a moment later.
+  const sent = new WeakMap();
+  document.addEventListener("submit", (e) => {
+    if (!e.target.matches('form[action="/ui/do"]')) return;
+    if (performance.now() - (sent.get(e.target) ?? -Infinity) < 10000) e.preventDefault();
+    else sent.set(e.target, performance.now());
+  });
+
+  // A page from the browser's cache of whole pages has forms that were sent, and is old.
+  window.addEventListener("pageshow", (e) => { if (e.persisted) location.reload(); });
+
   // The theme button goes through auto, light and dark.
   const theme = document.getElementById("theme");
   if (theme) {
