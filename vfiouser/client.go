@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
 
@@ -62,6 +64,10 @@ type ClientConfig struct {
 	NoUnmask bool
 	// Polling is how the client polls the socket while an answer is due.
 	Polling Polling
+	// Disposer closes descriptors that the server sends. Clients that connect to one
+	// server again and again share it, or each could leave closes that do not end. nil
+	// means one of this client's own.
+	Disposer *Disposer
 	// Logger receives the server's protocol errors; nil discards them.
 	Logger *slog.Logger
 }
@@ -111,12 +117,12 @@ type channel struct {
 	out []byte
 }
 
-func newChannel(nc *net.UnixConn, stall time.Duration) (*channel, error) {
-	s, err := newSocket(nc)
+func newChannel(nc *net.UnixConn, cfg *ClientConfig) (*channel, error) {
+	s, err := newSocket(nc, cfg.Disposer)
 	if err != nil {
 		return nil, err
 	}
-	s.stall = stall
+	s.stall = cfg.Timeout
 	return &channel{sock: s, fr: newFramer(s, maxMessage(DefaultMaxData))}, nil
 }
 
@@ -139,11 +145,18 @@ func NewClient(ctx context.Context, nc *net.UnixConn, cfg ClientConfig) (*Client
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	if cfg.Disposer == nil {
+		cfg.Disposer = new(Disposer)
+	}
 	if cfg.Timeout < 0 || cfg.MaxOpen < 0 || cfg.MaxDMA < 0 || cfg.MaxData > DefaultMaxData {
 		_ = nc.Close()
 		return nil, errors.New("vfiouser: client: a bound is out of range")
 	}
-	ch, err := newChannel(nc, cfg.Timeout)
+	if cfg.Disposer.full() {
+		_ = nc.Close()
+		return nil, fmt.Errorf("vfiouser: descriptors of an earlier connection to the server cannot be closed: %w", unix.EBUSY)
+	}
+	ch, err := newChannel(nc, &cfg)
 	if err != nil {
 		_ = nc.Close()
 		return nil, err
@@ -217,7 +230,7 @@ func (c *Client) takeTwin(fd *int) error {
 		_ = nc.Close()
 		return &ProtocolError{"the twin socket is not a UNIX socket"}
 	}
-	ch, err := newChannel(uc, c.cfg.Timeout)
+	ch, err := newChannel(uc, &c.cfg)
 	if err != nil {
 		_ = uc.Close()
 		return err

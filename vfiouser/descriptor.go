@@ -1,7 +1,7 @@
 package vfiouser
 
 import (
-	"sync/atomic"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -11,39 +11,78 @@ import (
 // maxClosing bounds the descriptors of one peer whose close has not ended.
 const maxClosing = 16
 
-// maxClosers bounds the closes of all peers that wait at one time: each holds a thread of
-// the system. Others wait for their turn.
-const maxClosers = 64
+// maxClosers bounds the closes of one peer that wait at one time: each holds a thread of
+// the system. The peer's other descriptors wait for their turn, those of other peers do not.
+const maxClosers = 4
 
-var closers = make(chan struct{}, maxClosers)
-
-// disposer closes descriptors that a peer has sent. The peer chooses what they
+// Disposer closes descriptors that a peer has sent. The peer chooses what they
 // are, and close(2) may wait for it: a socket may linger for hours, and a file of
-// a FUSE file system is flushed by a process of the peer. The disposer closes
+// a FUSE file system is flushed by a process of the peer. The Disposer closes
 // such descriptors in goroutines, which cannot be interrupted; they are bounded.
-type disposer struct{ closing atomic.Int32 }
+// A zero Disposer is ready for use. All connections of one peer share one.
+type Disposer struct {
+	mu      sync.Mutex // guards the fields below
+	waiting []int      // descriptors whose close has not begun
+	closing int        // goroutines, each in a close
+}
 
 // full reports whether the peer may send no more descriptors.
-func (d *disposer) full() bool { return d.closing.Load() >= maxClosing }
+func (d *Disposer) full() bool { return d.unclosed() >= maxClosing }
+
+// unclosed returns the number of descriptors whose close has not ended.
+func (d *Disposer) unclosed() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.waiting) + d.closing
+}
 
 // close closes the descriptors, those of memory and events before it returns.
-func (d *disposer) close(fds []int) {
+func (d *Disposer) close(fds []int) {
 	for _, fd := range fds {
 		switch {
 		case fd < 0:
 		case isMemory(fd) || eventfd.Is(fd):
 			_ = unix.Close(fd)
 		default:
-			d.closing.Add(1)
-			turns := closers
-			go func() { // not waited for: nothing ends a close
-				turns <- struct{}{}
-				_ = unix.Close(fd)
-				<-turns
-				d.closing.Add(-1)
-			}()
+			d.closeLater(fd)
 		}
 	}
+}
+
+// closeLater closes a descriptor in a goroutine, as soon as the peer has a turn.
+func (d *Disposer) closeLater(fd int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.waiting = append(d.waiting, fd)
+	if d.closing == maxClosers {
+		return
+	}
+	next := d.takeLocked()
+	go func() { // not waited for: nothing ends a close
+		for fd, ok := next, true; ok; fd, ok = d.closed() {
+			_ = unix.Close(fd)
+		}
+	}()
+}
+
+// takeLocked returns the oldest descriptor that waits, for a further close.
+func (d *Disposer) takeLocked() int {
+	fd := d.waiting[0]
+	d.waiting = d.waiting[1:]
+	d.closing++
+	return fd
+}
+
+// closed notes the end of a close and returns the next descriptor to close.
+func (d *Disposer) closed() (fd int, ok bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closing--
+	if len(d.waiting) == 0 {
+		d.waiting = nil
+		return 0, false
+	}
+	return d.takeLocked(), true
 }
 
 // isMemory reports whether fd is a file of tmpfs or hugetlbfs, such as a memfd:

@@ -56,11 +56,11 @@ type interrupts struct {
 	index  [NumIRQs][]vector
 	level  bool     // INTx is asserted
 	unmask *os.File // event of the VMM that unmasks INTx, or nil
-	trash  *disposer
+	trash  *Disposer
 	wg     sync.WaitGroup
 }
 
-func (t *interrupts) init(counts [NumIRQs]uint32, trash *disposer) {
+func (t *interrupts) init(counts [NumIRQs]uint32, trash *Disposer) {
 	t.trash = trash
 	for i, n := range counts {
 		t.index[i] = make([]vector, n)

@@ -102,7 +102,7 @@ func TestTryReadWithoutRoom(t *testing.T) {
 	}
 	near, far := socketPair(t)
 	defer far.Close()
-	b, err := newSocket(near)
+	b, err := newSocket(near, new(Disposer))
 	must(t, err)
 	defer b.close()
 	message, n := make([]byte, 32), 0
@@ -191,7 +191,7 @@ func TestTryReadsOnce(t *testing.T) {
 	near, far := socketPair(t)
 	peer := &rawPeer{tb: t, UnixConn: far}
 	defer far.Close()
-	s, err := newSocket(near)
+	s, err := newSocket(near, new(Disposer))
 	must(t, err)
 	defer s.close()
 	fr := newFramer(s, 1<<10)

@@ -91,7 +91,7 @@ func (c *Conn) File() (*os.File, error) {
 // the process had read a part of a message ends with a ProtocolError. The server
 // closes nc.
 func (s *Server) Resume(ctx context.Context, nc *net.UnixConn) error {
-	sock, err := s.socket(nc)
+	sock, err := newSocket(nc, &s.trash)
 	if err != nil {
 		return errors.Join(err, nc.Close())
 	}

@@ -17,7 +17,7 @@ import (
 type Server struct {
 	cfg   Config
 	stats counters
-	trash disposer // of all connections
+	trash Disposer // of all connections
 
 	// mu guards the fields below.
 	mu        sync.Mutex
@@ -120,7 +120,7 @@ func (s *Server) Serve(ctx context.Context, ln *net.UnixListener) error {
 
 // ServeConn serves one connection and blocks until it ends. The server closes nc.
 func (s *Server) ServeConn(ctx context.Context, nc *net.UnixConn) error {
-	sock, err := s.socket(nc)
+	sock, err := newSocket(nc, &s.trash)
 	if err != nil {
 		return errors.Join(err, nc.Close())
 	}
@@ -140,7 +140,7 @@ func (s *Server) ServeConn(ctx context.Context, nc *net.UnixConn) error {
 
 // admit starts the connection, or refuses it.
 func (s *Server) admit(ctx context.Context, conns *sync.WaitGroup, nc *net.UnixConn) {
-	sock, err := s.socket(nc)
+	sock, err := newSocket(nc, &s.trash)
 	if err != nil {
 		s.cfg.Logger.Warn("vfio-user connection lost", "err", errors.Join(err, nc.Close()))
 		return
@@ -160,14 +160,6 @@ func (s *Server) admit(ctx context.Context, conns *sync.WaitGroup, nc *net.UnixC
 		sock.close()
 	}
 	s.cfg.Logger.Warn("vfio-user connection refused", "err", err)
-}
-
-func (s *Server) socket(nc *net.UnixConn) (*socket, error) {
-	sock, err := newSocket(nc)
-	if err == nil {
-		sock.trash = &s.trash
-	}
-	return sock, err
 }
 
 // open makes the connection the current one. A VMM that unplugs a device and

@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -128,11 +129,13 @@ func TestStrangeDescriptors(t *testing.T) {
 	}
 }
 
-// lingering returns a TCP socket whose last close waits for a minute: the peer has
-// not read what was sent.
+// lingering returns a TCP socket whose last close waits for a minute: it has sent more than
+// its peer, which does not read, has room for.
 func lingering(t *testing.T) int {
 	t.Helper()
-	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	ln, err := (&net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		return c.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 4<<10) })
+	}}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	must(t, err)
 	t.Cleanup(func() { _ = ln.Close() })
 	c, err := net.Dial("tcp", ln.Addr().String())
@@ -140,18 +143,12 @@ func lingering(t *testing.T) int {
 	peer, err := ln.Accept()
 	must(t, err)
 	t.Cleanup(func() { _ = peer.(*net.TCPConn).SetLinger(0); _ = peer.Close() }) // ends the wait
-	must(t, c.(*net.TCPConn).SetLinger(60))
-	for total, idle := 0, 0; total == 0 || idle < 2; { // until both ends are full
-		_ = c.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
-		n, _ := c.Write(make([]byte, 1<<20))
-		total += n
-		if idle++; n > 0 {
-			idle = 0
-		}
-	}
-	file, err := c.(*net.TCPConn).File()
+	tcp := c.(*net.TCPConn)
+	must(t, errors.Join(tcp.SetLinger(60), tcp.SetWriteBuffer(256<<10), tcp.SetWriteDeadline(time.Now().Add(patience))))
+	_, err = tcp.Write(make([]byte, 128<<10)) // fits the send buffer
 	must(t, err)
-	_ = c.(*net.TCPConn).SetLinger(60)
+	file, err := tcp.File()
+	must(t, err)
 	raw, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	must(t, err)
 	must(t, errors.Join(file.Close(), c.Close()))
@@ -189,37 +186,56 @@ func TestDescriptorsThatDoNotClose(t *testing.T) {
 	f.dial().wantErr(unix.EBUSY, 1, []byte(qemuVersion))
 }
 
-// The closes that wait are bounded for all peers together. The others follow when
-// those have ended.
+// The closes of a peer that wait are bounded: its others follow when those have ended. The
+// closes of another peer do not wait.
 func TestClosesTakeTurns(t *testing.T) {
-	all := closers
-	closers = make(chan struct{}, 2) // instead of maxClosers
-	defer func() { closers = all }()
-	turns := closers
-	var stuck, next disposer
-	t.Cleanup(func() { // the peers have ended the waits
-		for limit := time.Now().Add(patience); next.closing.Load() > 0; runtime.Gosched() {
+	var stuck, other Disposer
+	t.Cleanup(func() { // the other ends of the sockets have ended the waits
+		for limit := time.Now().Add(patience); stuck.unclosed() > 0; runtime.Gosched() {
 			if time.Now().After(limit) {
-				t.Fatal("the last descriptor is not closed")
+				t.Fatalf("%d descriptors are not closed", stuck.unclosed())
 			}
 		}
 	})
-	for range cap(turns) {
+	null := func() int {
+		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		must(t, err)
+		return fd
+	}
+	for range maxClosers {
 		stuck.close([]int{lingering(t)})
 	}
-	for limit := time.Now().Add(patience); len(turns) < cap(turns); runtime.Gosched() {
+	for range maxClosing - maxClosers {
+		if stuck.full() {
+			t.Fatalf("%d descriptors are too many", stuck.unclosed())
+		}
+		stuck.close([]int{null()})
+	}
+	if !stuck.full() {
+		t.Errorf("the peer may send more than %d descriptors", stuck.unclosed())
+	}
+	other.close([]int{null()})
+	for limit := time.Now().Add(patience); other.unclosed() > 0; runtime.Gosched() {
 		if time.Now().After(limit) {
-			t.Fatalf("%d closes wait, want %d", len(turns), cap(turns))
+			t.Fatal("a close of another peer waits")
 		}
 	}
-	fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	must(t, err)
-	next.close([]int{fd})
-	for range 1000 {
-		runtime.Gosched()
+	if n := stuck.unclosed(); n != maxClosing {
+		t.Errorf("%d descriptors wait for their turn, want %d", n, maxClosing)
 	}
-	if next.closing.Load() != 1 {
-		t.Error("one more descriptor was closed beside those that wait")
+}
+
+// A client does not connect while an earlier connection to the server has left
+// descriptors that do not close.
+func TestDisposerOfSeveralClients(t *testing.T) {
+	f := serve(t)
+	all := new(Disposer)
+	f.client(ClientConfig{Disposer: all})
+	for range maxClosing {
+		all.close([]int{lingering(t)})
+	}
+	if c, err := Dial(t.Context(), f.path, ClientConfig{Disposer: all}); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("connected: %v, %v", c, err)
 	}
 }
 

@@ -25,7 +25,7 @@ import (
 type socket struct {
 	fd *fd.FD
 	// trash closes the descriptors that the peer sends and the owner does not keep.
-	trash *disposer
+	trash *Disposer
 	// stall bounds the time that a send waits for the peer to read, all its parts
 	// together; 0: no bound.
 	stall time.Duration
@@ -58,14 +58,14 @@ var errWouldBlock = reader.ErrNothing
 // caller that waits for an answer on a socket notices other events.
 const receiveTimeout = 50 * time.Millisecond
 
-// newSocket takes the connection out of the poller, with a duplicate descriptor.
-// It closes c on success.
-func newSocket(c *net.UnixConn) (*socket, error) {
+// newSocket takes the connection out of the poller, with a duplicate descriptor. trash
+// closes the descriptors of its peer. newSocket closes c on success.
+func newSocket(c *net.UnixConn, trash *Disposer) (*socket, error) {
 	fd, err := fd.Adopt(c, receiveTimeout)
 	if err != nil {
 		return nil, err
 	}
-	s := &socket{fd: fd, trash: new(disposer)}
+	s := &socket{fd: fd, trash: trash}
 	s.receive = s.recvmsg
 	s.rx.oob = make([]byte, unix.CmsgSpace(MaxFDs*4))
 	return s, c.Close()

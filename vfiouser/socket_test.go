@@ -28,7 +28,7 @@ func TestSendIsBoundedForASlowPeer(t *testing.T) {
 		_ = f.Close()
 		ends[i] = c.(*net.UnixConn)
 	}
-	s, err := newSocket(ends[0])
+	s, err := newSocket(ends[0], new(Disposer))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -84,12 +84,12 @@ const (
 )
 
 // connect opens a connection. close ends it. notify enters the owner's group.
-func connect(ctx context.Context, spec Spec, notify func(), log *slog.Logger) (*connection, error) {
+func connect(ctx context.Context, spec Spec, trash *vfiouser.Disposer, notify func(), log *slog.Logger) (*connection, error) {
 	c := &connection{log: log, notify: notify, fired: map[vectorID]struct{}{}, signal: make(chan struct{}, 1), failed: make(chan struct{}), start: time.Now()}
 	c.requests, c.answers = newWorker(c.wake), newWorker(func() {})
 	var err error
 	c.client, err = vfiouser.Dial(ctx, spec.Socket, vfiouser.ClientConfig{
-		Timeout: requestTimeout, MaxOpen: maxOpen, Logger: log, DMA: vfiouser.DMAFunc(c.serverDMA),
+		Timeout: requestTimeout, MaxOpen: maxOpen, Logger: log, DMA: vfiouser.DMAFunc(c.serverDMA), Disposer: trash,
 	})
 	if err != nil {
 		return nil, err

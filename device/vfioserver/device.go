@@ -25,6 +25,7 @@ import (
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/machine"
 	"github.com/dxpu-project/dxpu/tlp"
+	"github.com/dxpu-project/dxpu/vfiouser"
 )
 
 // Spec names a device server.
@@ -52,6 +53,7 @@ type Device struct {
 	spec  Spec
 	log   *slog.Logger
 	first *connection // of New; nil: the server did not answer
+	trash vfiouser.Disposer
 
 	next    atomic.Pointer[connection] // made by Run, for Check to take
 	refusal atomic.Pointer[string]     // why the latest attempt to connect failed
@@ -105,7 +107,7 @@ var errSlowStart = fmt.Errorf("no connection within %v: the box tries again", fi
 
 // connect connects to the server and notes why that failed.
 func (d *Device) connect(ctx context.Context) (*connection, error) {
-	c, err := connect(ctx, d.spec, d.notifyOwner, d.log)
+	c, err := connect(ctx, d.spec, &d.trash, d.notifyOwner, d.log)
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
