@@ -387,6 +387,16 @@ var dmaTests = []conformance{
 		if n := f.Stats().Refused; n != 4 {
 			t.Errorf("%d refused, want 4", n)
 		}
+		// Neither is a refusal: the caller has another way.
+		if m := c.Memory(); m.TryRead(0x5000, make([]byte, 4)) || m.TryWrite(0x5000, make([]byte, 4)) {
+			t.Error("unmapped memory was read or written")
+		}
+		if err := c.Memory().Read(0x1000, make([]byte, 4)); !errors.Is(err, ErrNoDescriptor) {
+			t.Errorf("without a descriptor: %v", err)
+		}
+		if n := f.Stats().Refused; n != 4 {
+			t.Errorf("%d refused after accesses with another way, want 4", n)
+		}
 	}},
 	{"F_unmap_ends_queued_messages", func(t *testing.T) {
 		f := serve(t)

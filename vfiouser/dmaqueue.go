@@ -108,7 +108,7 @@ func (c *Conn) access(addr uint64, p []byte, write bool, done func(error)) error
 	if !inPlace {
 		return c.enqueue(addr, p, nil, write, done)
 	}
-	if err := c.mem.copy(addr, p, write); err != nil {
+	if err := c.mem.counted(c.mem.copy(addr, p, write)); err != nil {
 		return err
 	}
 	if done != nil {

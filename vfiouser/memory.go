@@ -1,6 +1,7 @@
 package vfiouser
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -54,11 +55,19 @@ func newMemory(maxMaps int, maxBytes uint64) *Memory {
 
 // Read fills p from guest memory at bus address addr. It checks the whole range
 // before it copies; errors are *MemoryError.
-func (m *Memory) Read(addr uint64, p []byte) error { return m.copy(addr, p, false) }
+func (m *Memory) Read(addr uint64, p []byte) error { return m.counted(m.copy(addr, p, false)) }
 
 // Write copies p to guest memory at bus address addr. It checks the whole range
 // before it copies; errors are *MemoryError.
-func (m *Memory) Write(addr uint64, p []byte) error { return m.copy(addr, p, true) }
+func (m *Memory) Write(addr uint64, p []byte) error { return m.counted(m.copy(addr, p, true)) }
+
+// TryRead is Read for a caller with another way to the memory: it reports whether it has
+// filled p, and a refusal does not count.
+func (m *Memory) TryRead(addr uint64, p []byte) bool { return m.copy(addr, p, false) == nil }
+
+// TryWrite is Write for a caller with another way to the memory: it reports whether it has
+// copied p, and a refusal does not count.
+func (m *Memory) TryWrite(addr uint64, p []byte) bool { return m.copy(addr, p, true) == nil }
 
 func (m *Memory) copy(addr uint64, p []byte, write bool) error {
 	if len(p) == 0 {
@@ -68,7 +77,7 @@ func (m *Memory) copy(addr uint64, p []byte, write bool) error {
 	defer m.mu.RUnlock()
 	i, reason := m.findLocked(addr, len(p), write, true)
 	if reason != nil {
-		return m.fail(addr, len(p), write, reason)
+		return memoryError(addr, len(p), write, reason)
 	}
 	for at, rest := addr, p; len(rest) > 0; i++ {
 		part := m.maps[i].memory[at-m.maps[i].Addr:]
@@ -80,7 +89,7 @@ func (m *Memory) copy(addr uint64, p []byte, write bool) error {
 			ok = guardedCopy(rest[:n], part[:n])
 		}
 		if !ok {
-			return m.fail(addr, len(p), write, ErrFault)
+			return memoryError(addr, len(p), write, ErrFault)
 		}
 		at, rest = at+uint64(n), rest[n:]
 	}
@@ -99,7 +108,7 @@ func (m *Memory) View(addr uint64, n int, write bool, f func(parts [][]byte) err
 	}
 	i, reason := m.findLocked(addr, n, write, true)
 	if reason != nil {
-		return m.fail(addr, n, write, reason)
+		return m.counted(memoryError(addr, n, write, reason))
 	}
 	var parts [][]byte
 	for at, rest := addr, n; rest > 0; i++ {
@@ -110,7 +119,7 @@ func (m *Memory) View(addr uint64, n int, write bool, f func(parts [][]byte) err
 	}
 	ok := guard(func() { reason = f(parts) })
 	if !ok {
-		return m.fail(addr, n, write, ErrFault)
+		return m.counted(memoryError(addr, n, write, ErrFault))
 	}
 	return reason
 }
@@ -125,7 +134,7 @@ func (m *Memory) Check(addr uint64, n int, write bool) (inPlace bool, err error)
 	defer m.mu.RUnlock()
 	i, reason := m.findLocked(addr, n, write, false)
 	if reason != nil {
-		return false, m.fail(addr, n, write, reason)
+		return false, m.counted(memoryError(addr, n, write, reason))
 	}
 	for last := addr + uint64(n-1); i < len(m.maps) && m.maps[i].Addr <= last; i++ {
 		if !m.maps[i].InPlace {
@@ -154,11 +163,19 @@ func (m *Memory) Mappings() []Mapping {
 	return out
 }
 
-// Refused counts the accesses that ended in a MemoryError.
+// Refused counts the accesses that ended in a MemoryError, except those for which a
+// message can ask (ErrNoDescriptor).
 func (m *Memory) Refused() uint64 { return m.refused.Load() }
 
-func (m *Memory) fail(addr uint64, n int, write bool, reason error) error {
-	m.refused.Add(1)
+// counted counts an access that was refused.
+func (m *Memory) counted(err error) error {
+	if err != nil && !errors.Is(err, ErrNoDescriptor) {
+		m.refused.Add(1)
+	}
+	return err
+}
+
+func memoryError(addr uint64, n int, write bool, reason error) error {
 	return &MemoryError{Addr: addr, Len: n, Write: write, Reason: reason}
 }
 

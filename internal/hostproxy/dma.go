@@ -58,7 +58,7 @@ func (v *vm) ReceiveRun(_ engine.Entry, r *link.Run) bool {
 	if v.conn == nil || addr <= msiLimit && last >= msiBase {
 		return false
 	}
-	return v.conn.Memory().Write(addr, r.Data) == nil
+	return v.conn.Memory().TryWrite(addr, r.Data)
 }
 
 // notNow is the status of a write that must wait until the VMM has taken
@@ -144,6 +144,14 @@ func (v *vm) read(addr uint64, dst []byte) pcie.CplStatus {
 	return status(v.conn.Memory().Read(addr, dst))
 }
 
+// tryRead is read for a caller that calls read if it fails: the VM's memory counts no refusal.
+func (v *vm) tryRead(addr uint64, dst []byte) bool {
+	if f := v.reads.fetched(addr, len(dst)); f != nil {
+		return copy(dst, f) == len(dst)
+	}
+	return v.conn != nil && v.conn.Memory().TryRead(addr, dst)
+}
+
 func status(err error) pcie.CplStatus {
 	if err != nil {
 		return pcie.UnsupportedRequest
@@ -196,7 +204,7 @@ func (v *vm) fetch(addr uint64, n int) []byte {
 		return nil
 	}
 	dst := v.slot.binding.Payload(v.reads.entry, n)
-	if dst == nil || v.read(addr, dst) != pcie.SuccessfulCompletion {
+	if dst == nil || !v.tryRead(addr, dst) {
 		return nil
 	}
 	return dst
