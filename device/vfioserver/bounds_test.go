@@ -89,7 +89,7 @@ func TestStalledServerFails(t *testing.T) {
 	if due := h.dev.Wake(); due > full+time.Second {
 		t.Errorf("wakes at %v, want within a second from %v", due, full)
 	}
-	for range 4 {
+	for range 12 { // three seconds
 		if ok, why := h.dev.Check(); !ok {
 			t.Fatalf("the device fails at once: %s", why)
 		}

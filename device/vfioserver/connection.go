@@ -398,8 +398,8 @@ func (c *connection) busy(now time.Duration) (busy bool, waiting int, done uint6
 // backlog. The host would wait for it.
 func (c *connection) giveUpStalled(now time.Duration) {
 	_, waiting, done := c.busy(now)
-	if c.stall.tooSlow(now, done) {
-		c.fail(fmt.Sprintf("the device server is too slow: it took less than %d KiB of writes in %v, and %d KiB wait", minProgress>>10, stallTimeout, waiting>>10))
+	if why := c.stall.tooSlow(now, done); why != "" {
+		c.fail(fmt.Sprintf("the device server is too slow: it %s, and %d KiB wait", why, waiting>>10))
 	}
 }
 

@@ -1,6 +1,7 @@
 package vfioserver
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/dxpu-project/dxpu/machine"
@@ -15,19 +16,26 @@ const (
 	// in bytes of cost. The full backlog is no smaller, so a read of the host behind it
 	// would take longer than that time.
 	minProgress = leastBacklog
-	// stallLooks is how often the owner looks in that time. A suspension of the
+	// silentTimeout is how long a server with a full backlog may take nothing at all: its
+	// process may be stopped, or wait for a processor. The client's own limit for a server
+	// that does not read is the same.
+	silentTimeout = requestTimeout
+	// lookEvery is the time between two looks of the owner. A suspension of the
 	// process, in which the server may not have run either, counts as one look.
-	stallLooks = 4
-	lookEvery  = stallTimeout / stallLooks
+	lookEvery   = stallTimeout / 4
+	stallLooks  = int(stallTimeout / lookEvery)
+	silentLooks = int(silentTimeout / lookEvery)
 )
 
 // stall watches the progress of a server with a full backlog. The zero value is
 // that of a server that keeps up.
 type stall struct {
-	full bool
-	next time.Duration // when to look again
-	left int           // looks until the progress is judged
-	done uint64        // when the time began
+	full   bool
+	next   time.Duration // when to look again
+	left   int           // looks with progress until the progress is judged
+	silent int           // looks without progress until the server is given up
+	began  uint64        // done when the judged time began
+	last   uint64        // done at the last look
 }
 
 // note takes the state of the backlog: whether it is full, and the cost of the
@@ -37,22 +45,33 @@ func (s *stall) note(now time.Duration, full bool, done uint64) {
 	case !full:
 		s.full = false
 	case !s.full:
-		*s = stall{full: true, next: now + lookEvery, left: stallLooks, done: done}
+		*s = stall{full: true, next: now + lookEvery, left: stallLooks, silent: silentLooks, began: done, last: done}
 	}
 }
 
-// tooSlow reports whether the server took too little while its backlog was full.
-func (s *stall) tooSlow(now time.Duration, done uint64) bool {
+// tooSlow returns why a server with a full backlog is given up, or "". Looks without any
+// progress do not count as slow: they are allowed silentTimeout, all together, until the
+// server has made the progress that it should.
+func (s *stall) tooSlow(now time.Duration, done uint64) (why string) {
 	if !s.full || now < s.next {
-		return false
+		return ""
 	}
 	s.next = now + lookEvery
-	if s.left--; s.left > 0 {
-		return false
+	if done == s.last {
+		if s.silent--; s.silent == 0 {
+			return fmt.Sprintf("took nothing for %v", silentTimeout)
+		}
+		return ""
 	}
-	slow := done-s.done < minProgress
-	s.left, s.done = stallLooks, done
-	return slow
+	s.last = done
+	if s.left--; s.left > 0 {
+		return ""
+	}
+	if done-s.began < minProgress {
+		return fmt.Sprintf("took less than %d KiB of writes in %v", minProgress>>10, stallTimeout)
+	}
+	s.left, s.silent, s.began = stallLooks, silentLooks, done
+	return ""
 }
 
 // wake returns when tooSlow is due.
