@@ -45,10 +45,6 @@ const (
 	plugPause    = 500 * time.Millisecond
 	maxPlugPause = 30 * time.Second
 	maxVMPause   = 2 * time.Second
-	// stopTimeout bounds the wait for the host when the proxy goes down: enough
-	// for a guest that is not busy. A device that stays plugged in does not
-	// answer; Linux waits a minute for such a device to return.
-	stopTimeout = time.Second
 )
 
 // Desired is the state of a slot that the manager wants.
@@ -382,7 +378,9 @@ func (c *Controller) replugged(now time.Duration, seen Seen) []Action {
 	return nil
 }
 
-// detach takes a binding down that is not wanted.
+// detach takes a binding down that is not wanted. A proxy that goes down waits for the host
+// as long as for any other detach: a device that stays plugged in does not answer then, its
+// socket closes under a guest that may use it, and Linux waits a minute for such a device.
 func (c *Controller) detach(stop bool) []Action {
 	actions := []Action{
 		report(dxpuv1.BindingState_BINDING_STATE_DETACHING, ""),
@@ -391,7 +389,7 @@ func (c *Controller) detach(stop bool) []Action {
 		{Verb: End},
 	}
 	if stop {
-		actions[1].Timeout, actions[2].Code = stopTimeout, engine.CloseShutdown
+		actions[2].Code = engine.CloseShutdown
 	}
 	*c = Controller{UnplugTimeout: c.UnplugTimeout}
 	return actions
