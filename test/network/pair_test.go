@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -68,10 +69,9 @@ func start(t *testing.T, ns *namespace.Namespace, cfg config) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err = ns.Do(p.cmd.Start); err != nil {
+	if err = p.spawn(ns, out); err != nil {
 		t.Fatal(err)
 	}
-	go p.read(out)
 	t.Cleanup(func() {
 		p.kill()
 		if t.Failed() {
@@ -81,6 +81,22 @@ func start(t *testing.T, ns *namespace.Namespace, cfg config) *process {
 	return p
 }
 
+// spawn starts the process from a thread that lives as long as it: the parent-death signal
+// comes when the thread that forked ends (prctl(2), PR_SET_PDEATHSIG).
+func (p *process) spawn(ns *namespace.Namespace, out io.Reader) error {
+	started := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		err := ns.Do(p.cmd.Start)
+		started <- err
+		if err == nil {
+			p.read(out)
+		}
+	}()
+	return <-started
+}
+
+// read takes reports until the process ends.
 func (p *process) read(out io.Reader) {
 	defer close(p.ended)
 	for lines := bufio.NewScanner(out); lines.Scan(); {
