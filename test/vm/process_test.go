@@ -1,6 +1,7 @@
 package vm_test
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -50,6 +51,7 @@ type cluster struct {
 	data    string // directory of the manager
 	url     string
 	manager *process
+	boxes   int // started by runBox
 }
 
 // startManager starts the manager, or starts it again, and waits until it serves.
@@ -166,10 +168,13 @@ func (c *cluster) runHost(store *fdStore) *process {
 		"--socket-dir", c.g.dir, "--state-dir", filepath.Join(c.g.dir, "state-of-host"))))
 }
 
-// runBox starts a box with a GPU.
+// runBox starts a box with a GPU. Each has another name: a box that is lost again and
+// again gets no new bindings for a while.
 func (c *cluster) runBox() *process {
 	c.t.Helper()
-	return c.start("box", "box", "--manager", c.url, "--name", "box", "--gpus", "1", "--state-dir", filepath.Join(c.g.dir, "state-of-box"))
+	c.boxes++
+	name := fmt.Sprintf("box-%d", c.boxes)
+	return c.start("box", "box", "--manager", c.url, "--name", name, "--gpus", "1", "--state-dir", filepath.Join(c.g.dir, "state-of-"+name))
 }
 
 // says waits until a command prints something.
