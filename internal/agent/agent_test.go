@@ -278,7 +278,7 @@ func TestRestoredPools(t *testing.T) {
 		return host.desired != nil
 	})
 	p.leave()
-	backup, err := store.Load(t.Context())
+	backup, err := store.Load(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}

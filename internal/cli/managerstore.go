@@ -259,7 +259,7 @@ func (o *storeOptions) restoreState(ctx context.Context, records map[string][]by
 	if _, err := store.Campaign(campaign); err != nil {
 		return withHint(err, "is etcd running, and have all managers that use it stopped?")
 	}
-	_, err = store.Load(ctx)
+	_, err = store.Load(ctx, "")
 	if err == nil && !used {
 		err = withHint(fmt.Errorf("a state exists below %s", o.etcd.Prefix), "choose another --etcd-prefix, or delete the state with etcdctl del --prefix")
 	}

@@ -73,7 +73,7 @@ func (s *Store) removeJournal(ctx context.Context) error {
 // journal. A complete journal can be carried out: Commit refuses a record that etcd
 // does not take before it writes the first piece.
 func (s *Store) replayJournal(ctx context.Context) error {
-	pieces, err := s.list(ctx, s.key("journal/"))
+	pieces, err := s.read(ctx, [2]string{s.key("journal/"), clientv3.GetPrefixRangeEnd(s.key("journal/"))})
 	if err != nil {
 		return fmt.Errorf("etcdstore: read the journal: %w", err)
 	}

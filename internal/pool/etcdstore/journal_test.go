@@ -33,7 +33,7 @@ func TestLargeChangeIsAtomic(t *testing.T) {
 		conn.left = n
 		err := s.Commit(t.Context(), put, []string{"lease/old"})
 		conn.left = -1
-		records, lerr := s.Load(t.Context())
+		records, lerr := s.Load(t.Context(), "")
 		if lerr != nil {
 			t.Fatal(lerr)
 		}
@@ -44,7 +44,7 @@ func TestLargeChangeIsAtomic(t *testing.T) {
 		default:
 			t.Fatalf("after %d writes (%v): %d records", n, err, len(records))
 		}
-		if left, lerr := s.list(t.Context(), s.key("journal/")); lerr != nil || len(left) != 0 {
+		if left, lerr := s.read(t.Context(), [2]string{s.key("journal/"), s.key("journal0")}); lerr != nil || len(left) != 0 {
 			t.Fatalf("journal after %d writes: %d pieces, %v", n, len(left), lerr)
 		}
 		if err == nil {
@@ -89,10 +89,10 @@ func TestTooLargeRecord(t *testing.T) {
 					t.Errorf("with %d others: %v", others, err)
 				}
 			}
-			if left, err := s.list(t.Context(), s.key("journal/")); err != nil || len(left) != 0 {
+			if left, err := s.read(t.Context(), [2]string{s.key("journal/"), s.key("journal0")}); err != nil || len(left) != 0 {
 				t.Errorf("the journal has %d pieces, %v", len(left), err)
 			}
-			records, err := s.Load(t.Context())
+			records, err := s.Load(t.Context(), "")
 			if err != nil || len(records) != 4 || records["lease/l-7"] != nil {
 				t.Errorf("%d records are stored, %v", len(records), err)
 			}
@@ -113,11 +113,11 @@ func TestJournalWithTooLargeRecord(t *testing.T) {
 		t.Fatal("a record of 18 MiB was stored")
 	}
 	s.maxRecord = limit
-	records, err := s.Load(t.Context())
+	records, err := s.Load(t.Context(), "")
 	if err != nil || text(records) != "lease/l-6=6 meta=m" {
 		t.Errorf("%.200s, %v", text(records), err)
 	}
-	if left, err := s.list(t.Context(), s.key("journal/")); err != nil || len(left) != 0 {
+	if left, err := s.read(t.Context(), [2]string{s.key("journal/"), s.key("journal0")}); err != nil || len(left) != 0 {
 		t.Errorf("the journal has %d pieces, %v", len(left), err)
 	}
 	if want := fmt.Sprintf("record=lease/l-7 bytes=%d limit=%d", 2*embeddedRequest, limit); !strings.Contains(log.String(), want) {

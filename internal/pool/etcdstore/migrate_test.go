@@ -26,7 +26,7 @@ func TestMigration(t *testing.T) {
 				t.Fatal(err)
 			}
 			for range 2 { // the second time from etcd
-				records, err := s.Load(t.Context())
+				records, err := s.Load(t.Context(), "")
 				got := text(records)
 				if err != nil {
 					got = "error: " + strings.ReplaceAll(err.Error(), file, "FILE")

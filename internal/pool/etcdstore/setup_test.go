@@ -44,7 +44,7 @@ func lead(t testing.TB, s *Store) (<-chan struct{}, map[string][]byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	records, err := s.Load(t.Context())
+	records, err := s.Load(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}

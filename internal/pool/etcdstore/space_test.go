@@ -31,7 +31,7 @@ func TestQuota(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := s.Load(t.Context()); err != nil {
+	if _, err := s.Load(t.Context(), ""); err != nil {
 		t.Fatalf("after room was made: %v", err)
 	}
 	if err := s.Commit(t.Context(), record("1"), nil); err != nil {

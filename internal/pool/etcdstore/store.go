@@ -21,6 +21,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -101,7 +102,8 @@ const (
 // ErrDeposed is returned for a write refused because another manager may lead.
 var ErrDeposed = errors.New("etcdstore: this manager is no longer the leader")
 
-// Store implements manager.Cluster. Load and Commit must not be called concurrently.
+// Store implements manager.Cluster. Load and Commit must not be called concurrently;
+// Scan may be.
 type Store struct {
 	opts     Options
 	log      *slog.Logger
@@ -181,7 +183,7 @@ func (s *Store) stateKey(k string) string { return s.opts.Prefix + "state/" + k 
 
 // Load implements manager.Store. It fences this manager's own earlier writes and
 // returns the state, which only this manager can change from then on.
-func (s *Store) Load(ctx context.Context) (map[string][]byte, error) {
+func (s *Store) Load(ctx context.Context, except string) (map[string][]byte, error) {
 	// Writes still under way depend on the guard's previous value, and now fail.
 	if err := s.write(ctx, nil, s.leading()); err != nil {
 		return nil, err
@@ -189,7 +191,12 @@ func (s *Store) Load(ctx context.Context) (map[string][]byte, error) {
 	if err := s.replayJournal(ctx); err != nil {
 		return nil, err
 	}
-	records, err := s.list(ctx, s.stateKey(""))
+	from, end := s.stateKey(""), clientv3.GetPrefixRangeEnd(s.stateKey(""))
+	ranges := [][2]string{{from, end}}
+	if except != "" {
+		ranges = [][2]string{{from, s.stateKey(except)}, {clientv3.GetPrefixRangeEnd(s.stateKey(except)), end}}
+	}
+	records, err := s.read(ctx, ranges...)
 	if err != nil {
 		return nil, fmt.Errorf("etcdstore: read the state: %w", err)
 	}
@@ -199,22 +206,47 @@ func (s *Store) Load(ctx context.Context) (map[string][]byte, error) {
 	return records, nil
 }
 
-// list returns all keys below a prefix, without the prefix, as of the last write.
-func (s *Store) list(ctx context.Context, prefix string) (map[string][]byte, error) {
-	out := map[string][]byte{}
-	from, end := prefix, clientv3.GetPrefixRangeEnd(prefix)
-	for {
-		page, cancel := context.WithTimeout(ctx, commitTimeout)
-		res, err := s.client.Get(page, from, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(s.guard))
-		cancel()
-		if err != nil {
+// Scan implements manager.Store.
+func (s *Store) Scan(ctx context.Context, prefix string, page func(map[string][]byte) error) error {
+	from := s.stateKey(prefix)
+	if err := s.pages(ctx, from, clientv3.GetPrefixRangeEnd(from), 0, page); err != nil {
+		return fmt.Errorf("etcdstore: read the records %s...: %w", prefix, err)
+	}
+	return nil
+}
+
+// read returns the records of some ranges as of the last write.
+func (s *Store) read(ctx context.Context, ranges ...[2]string) (map[string][]byte, error) {
+	records := map[string][]byte{}
+	for _, r := range ranges {
+		if err := s.pages(ctx, r[0], r[1], s.guard, func(page map[string][]byte) error {
+			maps.Copy(records, page)
+			return nil
+		}); err != nil {
 			return nil, err
 		}
-		for _, kv := range res.Kvs {
-			out[strings.TrimPrefix(string(kv.Key), prefix)] = kv.Value
+	}
+	return records, nil
+}
+
+// pages reads the keys from one up to another, of the state or the journal, as of a
+// revision; 0: each page as of the time at which it is read.
+func (s *Store) pages(ctx context.Context, from, end string, revision int64, page func(map[string][]byte) error) error {
+	prefix := s.key("")
+	for {
+		reading, cancel := context.WithTimeout(ctx, commitTimeout)
+		res, err := s.client.Get(reading, from, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(revision))
+		cancel()
+		if err != nil {
+			return err
 		}
-		if !res.More {
-			return out, nil
+		records := make(map[string][]byte, len(res.Kvs))
+		for _, kv := range res.Kvs {
+			_, key, _ := strings.Cut(strings.TrimPrefix(string(kv.Key), prefix), "/")
+			records[key] = kv.Value
+		}
+		if err := page(records); err != nil || !res.More {
+			return err
 		}
 		from = string(res.Kvs[len(res.Kvs)-1].Key) + "\x00"
 	}

@@ -68,7 +68,7 @@ func TestInitial(t *testing.T) {
 	if _, err := s.Campaign(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Load(t.Context()); err == nil || !strings.Contains(err.Error(), "no backup") {
+	if _, err := s.Load(t.Context(), ""); err == nil || !strings.Contains(err.Error(), "no backup") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -89,7 +89,7 @@ func BenchmarkTakeover(b *testing.B) {
 		}
 	}
 	for b.Loop() {
-		if records, err := s.Load(b.Context()); err != nil || len(records) < 150_000 {
+		if records, err := s.Load(b.Context(), ""); err != nil || len(records) < 150_000 {
 			b.Fatal(len(records), err)
 		}
 	}

@@ -100,7 +100,7 @@ func TestFencing(t *testing.T) {
 	first.term.Store(frozen)
 	<-lost
 
-	records, err := second.Load(t.Context())
+	records, err := second.Load(t.Context(), "")
 	if err != nil || text(records) != "lease/1=1" {
 		t.Errorf("the second one loads %s, %v", text(records), err)
 	}
@@ -115,7 +115,7 @@ func TestLateWriteIsFenced(t *testing.T) {
 	s := open(t, Options{Dir: t.TempDir()})
 	lead(t, s)
 	late := s.leadingUnchanged()
-	if _, err := s.Load(t.Context()); err != nil {
+	if _, err := s.Load(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
 	res, err := s.Client().Txn(t.Context()).If(late...).Then(s.ops(record("late"), nil)...).Commit()
@@ -129,7 +129,7 @@ func TestLateWriteIsFenced(t *testing.T) {
 	if err := s.Commit(t.Context(), record("1"), nil); err == nil || errors.Is(err, ErrDeposed) {
 		t.Errorf("a write to a state that has changed: %v", err)
 	}
-	if _, err := s.Load(t.Context()); err != nil {
+	if _, err := s.Load(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Commit(t.Context(), record("1"), nil); err != nil {

@@ -192,9 +192,9 @@ func auditMessage(r *auditRecord) *dxpuv1.AuditEntry {
 	}
 }
 
-func (s *poolService) ListAudit(_ context.Context, req *connect.Request[dxpuv1.ListAuditRequest]) (*connect.Response[dxpuv1.ListAuditResponse], error) {
+func (s *poolService) ListAudit(ctx context.Context, req *connect.Request[dxpuv1.ListAuditRequest]) (*connect.Response[dxpuv1.ListAuditResponse], error) {
 	r := req.Msg
-	return viewResponse(s.m, func(t *tx, res *dxpuv1.ListAuditResponse) (err error) {
+	return viewResponse(ctx, s.m, func(t *tx, res *dxpuv1.ListAuditResponse) (err error) {
 		res.Revision = t.meta.Revision
 		if err := t.keepsAuditAfter(r.AfterRevision); err != nil {
 			return err

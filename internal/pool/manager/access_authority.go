@@ -81,11 +81,14 @@ func (m *Manager) readAuthority(ctx context.Context) (*auth.Authority, error) {
 	if m.ca.authority != nil {
 		return m.ca.authority, nil
 	}
-	records, err := m.store.Load(ctx)
-	if err != nil {
+	var raw []byte
+	if err := m.store.Scan(ctx, secretPrefix+authorityID, func(page map[string][]byte) error {
+		raw = page[secretPrefix+authorityID]
+		return nil
+	}); err != nil {
 		return nil, err
 	}
-	raw, ok := records[secretPrefix+authorityID]
+	ok := raw != nil
 	if !ok {
 		return nil, unavailable("the pool has no certificate authority yet; try again in a second")
 	}

@@ -23,7 +23,7 @@ func denied(format string, args ...any) error {
 func (g *guard) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		c := callOf(ctx, req.Spec())
-		err := g.m.allow(c, req.Any())
+		err := g.m.allow(ctx, c, req.Any())
 		if err == nil {
 			err = checkBounds(req.Any())
 		}
@@ -67,7 +67,7 @@ func (s *guardedStream) Receive(msg any) error {
 	if err := s.StreamingHandlerConn.Receive(msg); err != nil {
 		return err
 	}
-	err := s.m.allow(s.c, msg)
+	err := s.m.allow(s.c.request.Context(), s.c, msg)
 	if err == nil {
 		err = checkBounds(msg)
 	}
@@ -102,14 +102,16 @@ func callOf(ctx context.Context, spec connect.Spec) *call {
 
 // allow decides whether a caller may make a request. It may narrow the request
 // to the caller's own objects.
-func (m *Manager) allow(c *call, msg any) error {
+func (m *Manager) allow(ctx context.Context, c *call, msg any) error {
 	c.msg, _ = msg.(proto.Message)
 	rule, _ := auth.Lookup(c.procedure)
 	switch rule.For(c.caller.Role) {
 	case auth.Allow:
 		return nil
 	case auth.Own:
-		return m.peek(func(t *tx) error { return t.checkOwn(c.caller, msg) })
+		return m.withEnded(ctx, func() error {
+			return m.peek(func(t *tx) error { return t.checkOwn(c.caller, msg) })
+		})
 	}
 	stranger := c.caller.Role == dxpuv1.Role_ROLE_UNSPECIFIED
 	if stranger {
@@ -180,7 +182,11 @@ func checkOwnNode(who auth.Identity, node string) error {
 }
 
 func (t *tx) checkOwnLease(who auth.Identity, id string) error {
-	if l := t.leases.get(id); l == nil || !scopeFor(who).lease(l) {
+	l, err := t.lease(id)
+	if err != nil {
+		return err
+	}
+	if l == nil || !scopeFor(who).lease(l) {
 		return notFound("lease", id)
 	}
 	return nil

@@ -136,8 +136,8 @@ func tokenMessage(r *tokenRecord) *dxpuv1.Token {
 	}
 }
 
-func (s *poolService) ListTokens(_ context.Context, req *connect.Request[dxpuv1.ListTokensRequest]) (*connect.Response[dxpuv1.ListTokensResponse], error) {
-	return viewResponse(s.m, func(t *tx, res *dxpuv1.ListTokensResponse) (err error) {
+func (s *poolService) ListTokens(ctx context.Context, req *connect.Request[dxpuv1.ListTokensRequest]) (*connect.Response[dxpuv1.ListTokensResponse], error) {
+	return viewResponse(ctx, s.m, func(t *tx, res *dxpuv1.ListTokensResponse) (err error) {
 		message := func(id string) *dxpuv1.Token { return tokenMessage(t.tokens.get(id)) }
 		res.Tokens, res.NextPageToken, err = listPage(req.Msg, same, strings.Compare, allOf(t.tokens.ids()), message)
 		return err

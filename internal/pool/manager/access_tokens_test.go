@@ -60,7 +60,7 @@ func TestFirstAdminToken(t *testing.T) {
 	if again := w.firstAdmin(); again != "" {
 		t.Error("a second first token was made")
 	}
-	raw, err := w.m.store.Load(t.Context())
+	raw, err := w.m.store.Load(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -167,6 +167,13 @@ func TestRecordsFitTheStore(t *testing.T) {
 		"audit/1":              &auditRecord{Procedure: text(maxText), Target: text(maxText), Message: text(2 * maxText), Request: text(maxAuditRequest), Actor: text(maxText), Peer: text(maxText)},
 		"secret/deleted-nodes": tombstones,
 	}
+	// Leases that have ended are packed only if sizeBound allows it.
+	for _, r := range []*endedRecord{{Lease: lease}, {Lease: lease, Bindings: []*bindingRecord{binding, binding}}, {Lease: &leaseRecord{Spec: raw}, Bindings: []*bindingRecord{{}}}} {
+		put, _, err := encode(map[string]any{"ended": r})
+		if n := len(put["ended"]); err != nil || n > r.sizeBound() || n < r.sizeBound()/8 {
+			t.Errorf("an ended record has %d bytes, bound by %d, %v", n, r.sizeBound(), err)
+		}
+	}
 	put, _, err := encode(records)
 	if err != nil {
 		t.Fatal(err)

@@ -94,11 +94,12 @@ func (follower) Campaign(ctx context.Context) (<-chan struct{}, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
-func (follower) Valid() bool                                               { return false }
-func (follower) Resign(context.Context) error                              { return nil }
-func (follower) Managers() []*dxpuv1.ManagerInfo                           { return nil }
-func (follower) Load(context.Context) (map[string][]byte, error)           { return nil, nil }
-func (follower) Commit(context.Context, map[string][]byte, []string) error { return nil }
+func (follower) Valid() bool                                                       { return false }
+func (follower) Resign(context.Context) error                                      { return nil }
+func (follower) Managers() []*dxpuv1.ManagerInfo                                   { return nil }
+func (follower) Load(context.Context, string) (map[string][]byte, error)           { return nil, nil }
+func (follower) Scan(context.Context, string, func(map[string][]byte) error) error { return nil }
+func (follower) Commit(context.Context, map[string][]byte, []string) error         { return nil }
 
 // Reflection describes both services to a caller with a credential, and to no other.
 func TestReflection(t *testing.T) {

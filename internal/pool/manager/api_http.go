@@ -170,9 +170,9 @@ func updateResponse[T any](ctx context.Context, m *Manager, fn func(t *tx, res *
 }
 
 // viewResponse is updateResponse for a call that changes nothing.
-func viewResponse[T any](m *Manager, fn func(t *tx, res *T) error) (*connect.Response[T], error) {
+func viewResponse[T any](ctx context.Context, m *Manager, fn func(t *tx, res *T) error) (*connect.Response[T], error) {
 	res := new(T)
-	err := m.view(func(t *tx) error { return fn(t, res) })
+	err := m.viewIn(ctx, func(t *tx) error { return fn(t, res) })
 	return connect.NewResponse(res), err
 }
 

@@ -116,7 +116,7 @@ func filter[T any](items iter.Seq[T], pass func(T) bool) iter.Seq[T] {
 
 func (s *poolService) ListHosts(ctx context.Context, req *connect.Request[dxpuv1.ListHostsRequest]) (*connect.Response[dxpuv1.ListHostsResponse], error) {
 	visible := scopeOf(ctx)
-	return viewResponse(s.m, func(t *tx, res *dxpuv1.ListHostsResponse) (err error) {
+	return viewResponse(ctx, s.m, func(t *tx, res *dxpuv1.ListHostsResponse) (err error) {
 		hosts := func(after string) iter.Seq[*nodeRecord] {
 			return filter(t.nodesFrom(&t.hostIDs, after, req.Msg.Labels), func(n *nodeRecord) bool { return visible.hasHost(t, n) })
 		}
@@ -128,7 +128,7 @@ func (s *poolService) ListHosts(ctx context.Context, req *connect.Request[dxpuv1
 }
 
 func (s *poolService) GetHost(ctx context.Context, req *connect.Request[dxpuv1.GetHostRequest]) (*connect.Response[dxpuv1.GetHostResponse], error) {
-	return viewResponse(s.m, func(t *tx, res *dxpuv1.GetHostResponse) error {
+	return viewResponse(ctx, s.m, func(t *tx, res *dxpuv1.GetHostResponse) error {
 		n := t.nodes.get(req.Msg.HostId)
 		visible := scopeOf(ctx)
 		if n == nil || n.Kind != dxpuv1.NodeKind_NODE_KIND_HOST || !visible.hasHost(t, n) {
@@ -139,9 +139,9 @@ func (s *poolService) GetHost(ctx context.Context, req *connect.Request[dxpuv1.G
 	})
 }
 
-func (s *poolService) ListBoxes(_ context.Context, req *connect.Request[dxpuv1.ListBoxesRequest]) (*connect.Response[dxpuv1.ListBoxesResponse], error) {
+func (s *poolService) ListBoxes(ctx context.Context, req *connect.Request[dxpuv1.ListBoxesRequest]) (*connect.Response[dxpuv1.ListBoxesResponse], error) {
 	kind := req.Msg.Kind
-	return viewResponse(s.m, func(t *tx, res *dxpuv1.ListBoxesResponse) (err error) {
+	return viewResponse(ctx, s.m, func(t *tx, res *dxpuv1.ListBoxesResponse) (err error) {
 		boxes := func(after string) iter.Seq[*nodeRecord] {
 			return filter(t.nodesFrom(&t.boxIDs, after, req.Msg.Labels), func(n *nodeRecord) bool { return kind == 0 || n.BoxKind == kind })
 		}
@@ -151,8 +151,8 @@ func (s *poolService) ListBoxes(_ context.Context, req *connect.Request[dxpuv1.L
 	})
 }
 
-func (s *poolService) GetBox(_ context.Context, req *connect.Request[dxpuv1.GetBoxRequest]) (*connect.Response[dxpuv1.GetBoxResponse], error) {
-	return viewResponse(s.m, func(t *tx, res *dxpuv1.GetBoxResponse) error {
+func (s *poolService) GetBox(ctx context.Context, req *connect.Request[dxpuv1.GetBoxRequest]) (*connect.Response[dxpuv1.GetBoxResponse], error) {
+	return viewResponse(ctx, s.m, func(t *tx, res *dxpuv1.GetBoxResponse) error {
 		n := t.nodes.get(req.Msg.BoxId)
 		if n == nil || n.Kind != dxpuv1.NodeKind_NODE_KIND_BOX {
 			return notFound("box", req.Msg.BoxId)
@@ -163,7 +163,12 @@ func (s *poolService) GetBox(_ context.Context, req *connect.Request[dxpuv1.GetB
 }
 
 func (s *poolService) ListLeases(ctx context.Context, req *connect.Request[dxpuv1.ListLeasesRequest]) (*connect.Response[dxpuv1.ListLeasesResponse], error) {
-	return viewResponse(s.m, func(t *tx, res *dxpuv1.ListLeasesResponse) (err error) {
+	return viewResponse(ctx, s.m, func(t *tx, res *dxpuv1.ListLeasesResponse) (err error) {
+		if endedToo(req.Msg) {
+			if err := t.needEnded(); err != nil {
+				return err
+			}
+		}
 		leases := func(after string) iter.Seq[*leaseRecord] { return t.leasesFrom(scopeOf(ctx), req.Msg, after) }
 		key := func(l *leaseRecord) string { return l.ID }
 		res.Revision = t.meta.Revision
@@ -177,9 +182,8 @@ func (s *poolService) ListLeases(ctx context.Context, req *connect.Request[dxpuv
 func (t *tx) leasesFrom(visible scope, r *dxpuv1.ListLeasesRequest, from string) iter.Seq[*leaseRecord] {
 	t.reindex()
 	ids := t.openLeaseIDs.from(from)
-	over := r.State == leaseReleased || r.State == leaseFailed
 	switch {
-	case r.IncludeEnded || over:
+	case endedToo(r):
 		ids = t.leaseIDs.from(from)
 	case r.Tenant != "":
 		ids = slices.Values(scope{tenant: r.Tenant}.openLeases(t))
@@ -197,9 +201,17 @@ func (t *tx) leasesFrom(visible scope, r *dxpuv1.ListLeasesRequest, from string)
 	}
 }
 
-func (s *poolService) GetLease(_ context.Context, req *connect.Request[dxpuv1.GetLeaseRequest]) (*connect.Response[dxpuv1.GetLeaseResponse], error) {
-	return viewResponse(s.m, func(t *tx, res *dxpuv1.GetLeaseResponse) error {
-		l := t.leases.get(req.Msg.LeaseId)
+// endedToo reports whether a list shows leases that have ended.
+func endedToo(r *dxpuv1.ListLeasesRequest) bool {
+	return r.IncludeEnded || r.State == leaseReleased || r.State == leaseFailed
+}
+
+func (s *poolService) GetLease(ctx context.Context, req *connect.Request[dxpuv1.GetLeaseRequest]) (*connect.Response[dxpuv1.GetLeaseResponse], error) {
+	return viewResponse(ctx, s.m, func(t *tx, res *dxpuv1.GetLeaseResponse) error {
+		l, err := t.lease(req.Msg.LeaseId)
+		if err != nil {
+			return err
+		}
 		if l == nil {
 			return notFound("lease", req.Msg.LeaseId)
 		}

@@ -15,7 +15,7 @@ import (
 )
 
 func (s *poolService) ListGPUs(ctx context.Context, req *connect.Request[dxpuv1.ListGPUsRequest]) (*connect.Response[dxpuv1.ListGPUsResponse], error) {
-	return viewResponse(s.m, func(t *tx, res *dxpuv1.ListGPUsResponse) (err error) {
+	return viewResponse(ctx, s.m, func(t *tx, res *dxpuv1.ListGPUsResponse) (err error) {
 		gpus := func(after string) iter.Seq[*dxpuv1.GPU] { return t.gpusFrom(scopeOf(ctx), req.Msg, after) }
 		res.Revision = t.meta.Revision
 		res.Gpus, res.NextPageToken, err = listPage(req.Msg, gpuKey, strings.Compare, gpus, same)
@@ -94,7 +94,7 @@ func (t *tx) boxesOf(bindings iter.Seq[string]) iter.Seq[string] {
 }
 
 func (s *poolService) GetGPU(ctx context.Context, req *connect.Request[dxpuv1.GetGPURequest]) (*connect.Response[dxpuv1.GetGPUResponse], error) {
-	return viewResponse(s.m, func(t *tx, res *dxpuv1.GetGPUResponse) error {
+	return viewResponse(ctx, s.m, func(t *tx, res *dxpuv1.GetGPUResponse) error {
 		n, slot, ok := t.gpuByID(req.Msg.GpuId)
 		if ok {
 			res.Gpu = t.gpuMessage(n, slot)
@@ -112,7 +112,13 @@ func (s *poolService) GetGPU(ctx context.Context, req *connect.Request[dxpuv1.Ge
 func (s *poolService) ReplaceGPU(ctx context.Context, req *connect.Request[dxpuv1.ReplaceGPURequest]) (*connect.Response[dxpuv1.ReplaceGPUResponse], error) {
 	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.ReplaceGPUResponse) error {
 		id := req.Msg.RequestId
-		if old := t.bindings.get(t.replacedByRequest[id]); old != nil && id != "" {
+		old := t.bindings.get(t.replacedByRequest[id])
+		if old == nil && id != "" { // its lease may have ended since
+			if err := t.needEnded(); err != nil {
+				return err
+			}
+		}
+		if old != nil && id != "" {
 			if old.gpuID() != req.Msg.GpuId {
 				return errorf(connect.CodeAlreadyExists, "request_id: %q was used to replace GPU %s; use a new one", id, old.gpuID())
 			}

@@ -142,6 +142,8 @@ func (m *Manager) endTerm() {
 
 // lead keeps the clock until ctx or the leadership ends.
 func (m *Manager) lead(ctx context.Context, lost <-chan struct{}) error {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
 	stop, running := m.watchOwnStalls()
 	defer running.Wait()
 	defer stop()
@@ -225,11 +227,15 @@ func (m *Manager) load(ctx context.Context) bool {
 	if have {
 		return true
 	}
-	records, err := m.store.Load(ctx) // may take a while, without the lock: calls are refused meanwhile
+	records, err := m.store.Load(ctx, endedPrefix) // may take a while, without the lock: calls are refused meanwhile
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err == nil {
 		err = m.installLocked(records)
+	}
+	if err == nil {
+		s := m.state
+		m.stores.Go(func() { m.loadEnded(ctx, s) })
 	}
 	if err != nil && (m.stateErr == nil || err.Error() != m.stateErr.Error()) && ctx.Err() == nil {
 		m.log.Error("cannot load the state", "err", err)

@@ -33,6 +33,10 @@ type electionMember struct {
 	term int
 	lost chan struct{}
 	gate chan struct{} // Commit waits for it; nil: open
+	// ended delays the read of the leases that have ended; nil: it does not wait. loaded
+	// counts the records of the last Load.
+	ended  chan struct{}
+	loaded int
 }
 
 func (e *fakeElection) member(name string) *electionMember {
@@ -98,13 +102,29 @@ func (f *electionMember) Managers() (out []*dxpuv1.ManagerInfo) {
 	return out
 }
 
-func (f *electionMember) Load(context.Context) (map[string][]byte, error) {
+func (f *electionMember) Load(_ context.Context, except string) (map[string][]byte, error) {
 	if !f.Valid() {
 		return nil, errors.New("deposed")
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return maps.Clone(f.records), nil
+	records, err := (&MemoryStore{records: f.records}).Load(context.Background(), except)
+	f.loaded = len(records)
+	return records, err
+}
+
+func (f *electionMember) Scan(ctx context.Context, prefix string, page func(map[string][]byte) error) error {
+	if f.ended != nil && prefix == endedPrefix {
+		select {
+		case <-f.ended:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	f.mu.Lock()
+	copied := &MemoryStore{records: maps.Clone(f.records)}
+	f.mu.Unlock()
+	return copied.Scan(ctx, prefix, page)
 }
 
 func (f *electionMember) Commit(_ context.Context, put map[string][]byte, remove []string) error {

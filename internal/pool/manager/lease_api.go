@@ -30,7 +30,11 @@ func (s *poolService) CreateLease(ctx context.Context, req *connect.Request[dxpu
 		return nil, err
 	}
 	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.CreateLeaseResponse) error {
-		if old := t.leaseByRequest(req.Msg.RequestId, spec.Tenant); old != nil {
+		old, err := t.leaseByRequest(req.Msg.RequestId, spec.Tenant)
+		if err != nil {
+			return err
+		}
+		if old != nil {
 			if !proto.Equal(old.asked(), spec) {
 				return errorf(connect.CodeAlreadyExists, "request_id: %q was used for another spec by lease %s; use a new one", old.RequestID, old.ID)
 			}
@@ -87,8 +91,10 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 func (s *poolService) DeleteLease(ctx context.Context, req *connect.Request[dxpuv1.DeleteLeaseRequest]) (*connect.Response[dxpuv1.DeleteLeaseResponse], error) {
 	r := req.Msg
 	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.DeleteLeaseResponse) error {
-		l := t.leases.get(r.LeaseId)
+		l, err := t.lease(r.LeaseId)
 		switch {
+		case err != nil:
+			return err
 		case l == nil:
 			return notFound("lease", r.LeaseId)
 		case r.ResourceVersion != 0 && r.ResourceVersion != l.ResourceVersion:
@@ -110,7 +116,7 @@ func (s *poolService) ExplainLease(ctx context.Context, req *connect.Request[dxp
 	}
 	res := &dxpuv1.ExplainLeaseResponse{}
 	visible := scopeOf(ctx)
-	err := s.m.view(func(t *tx) error {
+	err := s.m.viewIn(ctx, func(t *tx) error {
 		defer func() { res.Explanation = visible.explanation(t, res.Explanation) }()
 		if id := req.Msg.GetLeaseId(); id != "" {
 			return t.explain(id, res)
@@ -139,7 +145,10 @@ func (s *poolService) ExplainLease(ctx context.Context, req *connect.Request[dxp
 }
 
 func (t *tx) explain(id string, res *dxpuv1.ExplainLeaseResponse) error {
-	l := t.leases.get(id)
+	l, err := t.lease(id)
+	if err != nil {
+		return err
+	}
 	if l == nil {
 		return notFound("lease", id)
 	}

@@ -23,7 +23,10 @@ func (s *poolService) ResizeLease(ctx context.Context, req *connect.Request[dxpu
 		return nil, invalid("count: %d is not 1 to %d; delete the lease to give all of its GPUs back", r.Count, maxGPUs)
 	}
 	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.ResizeLeaseResponse) error {
-		l := t.leases.get(r.LeaseId)
+		l, err := t.lease(r.LeaseId)
+		if err != nil {
+			return err
+		}
 		if l == nil {
 			return notFound("lease", r.LeaseId)
 		}

@@ -127,6 +127,11 @@ func sendLeases(send func(*dxpuv1.WatchLeasesResponse) error, leases []*dxpuv1.L
 // leasesNow returns the leases of a watch that have some IDs.
 func (m *Manager) leasesNow(ctx context.Context, r *dxpuv1.WatchLeasesRequest, ids []string) (out []*dxpuv1.Lease, err error) {
 	err = m.viewIn(ctx, func(t *tx) error {
+		for _, id := range ids {
+			if _, err := t.lease(id); err != nil {
+				return err // it may have ended
+			}
+		}
 		out = t.watched(ctx, r, ids)
 		return nil
 	})

@@ -56,7 +56,7 @@ func TestWatchReadsPages(t *testing.T) {
 // A manager that remembers too many ended leases forgets them in steps.
 func TestTakeoverForgetsInSteps(t *testing.T) {
 	now := &clock{t: time.Unix(1_700_000_100, 0)}
-	m, err := New(t.Context(), Config{JoinToken: "token-for-tests", KeepEnded: 50, Store: &MemoryStore{records: remembered(t, 500)}, Now: now.now})
+	m, err := New(t.Context(), Config{JoinToken: "token-for-tests", KeepEnded: 50, Store: &MemoryStore{records: remembered(t, 500, false)}, Now: now.now})
 	if err != nil {
 		t.Fatal(err)
 	}

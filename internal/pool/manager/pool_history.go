@@ -61,11 +61,11 @@ func (m *Manager) takeSample(ctx context.Context) error {
 }
 
 // GetPoolHistory implements dxpuv1connect.PoolServiceHandler.
-func (s *poolService) GetPoolHistory(_ context.Context, req *connect.Request[dxpuv1.GetPoolHistoryRequest]) (*connect.Response[dxpuv1.GetPoolHistoryResponse], error) {
+func (s *poolService) GetPoolHistory(ctx context.Context, req *connect.Request[dxpuv1.GetPoolHistoryRequest]) (*connect.Response[dxpuv1.GetPoolHistoryResponse], error) {
 	if n := req.Msg.Samples; n > keepSamples {
 		return nil, invalid("samples: %d is more than %d, the minutes of a day", n, keepSamples)
 	}
-	return viewResponse(s.m, func(t *tx, res *dxpuv1.GetPoolHistoryResponse) error {
+	return viewResponse(ctx, s.m, func(t *tx, res *dxpuv1.GetPoolHistoryResponse) error {
 		var all []*sampleRecord
 		for _, r := range t.samples.rows {
 			if age := t.now.Sub(r.Time); age > -sampleInterval && age <= keepSamples*sampleInterval {

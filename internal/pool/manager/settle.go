@@ -175,6 +175,16 @@ func (t *tx) unfinished() bool {
 // too many. It also removes old released bindings of the leases that were examined.
 func (t *tx) forgetEnded() {
 	t.reindex()
+	t.forgetOldest()
+	t.forgetReleased()
+	t.reindex()
+}
+
+// forgetOldest removes ended leases that are too old or too many, once all are in memory.
+func (t *tx) forgetOldest() {
+	if !t.ended.complete {
+		return
+	}
 	over := len(t.endedLeases) - t.cfg.KeepEnded
 	forgotten := 0
 	for i, e := range t.endedLeases {
@@ -193,6 +203,10 @@ func (t *tx) forgetEnded() {
 			break
 		}
 	}
+}
+
+// forgetReleased removes old released bindings of the leases that were examined.
+func (t *tx) forgetReleased() {
 	for s := range t.examined {
 		id := s.id
 		l := t.leases.get(id)
@@ -210,7 +224,6 @@ func (t *tx) forgetEnded() {
 			old = old[1:]
 		}
 	}
-	t.reindex()
 }
 
 // forgetLease removes a lease with its bindings if nothing is left of them on any node.

@@ -25,6 +25,7 @@ const (
 	eventPrefix   = "event/"
 	historyPrefix = "history/"
 	samplePrefix  = "sample/"
+	endedPrefix   = "ended/" // leases that have ended, with their bindings: store_ended.go
 )
 
 // state is the pool in memory. Manager.mu guards it.
@@ -44,6 +45,7 @@ type state struct {
 
 	index
 	work
+	ended endedLeaseStore
 	began time.Time // when this manager began to decide on this state
 	alike bool      // all managers run one version, and so can read what this one remembers
 }
@@ -138,6 +140,7 @@ func newState(began time.Time) *state {
 		samples:   newTable[sampleRecord](samplePrefix, nil),
 		index:     newIndex(),
 		work:      work{dirty: map[subject]bool{}, connectivityChanged: map[string]bool{}, alarms: alarms{at: map[subject]time.Duration{}}},
+		ended:     newEndedLeaseStore(),
 		began:     began,
 	}
 }

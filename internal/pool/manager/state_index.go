@@ -406,10 +406,15 @@ func (t *tx) bindingsIn(s hostSlotRef) []string {
 
 // leaseByRequest returns the lease that an earlier call of a tenant created,
 // nil for none.
-func (t *tx) leaseByRequest(id, tenant string) *leaseRecord {
+func (t *tx) leaseByRequest(id, tenant string) (*leaseRecord, error) {
 	if id == "" {
-		return nil
+		return nil, nil
 	}
 	t.reindex()
-	return t.leases.get(t.leaseByRequestID[requestKey{tenant, id}])
+	k := requestKey{tenant, id}
+	l := t.leases.get(t.leaseByRequestID[k])
+	if l == nil && !t.ended.complete && !t.ended.looked[k] {
+		return nil, &endedIsNeeded{k}
+	}
+	return l, nil
 }

@@ -102,6 +102,7 @@ func (t *tx) records() map[string]any {
 	for _, of := range t.tables() {
 		of.collect(records)
 	}
+	t.packEnded(records)
 	return records
 }
 

@@ -26,6 +26,9 @@ func (s *poolService) Backup(ctx context.Context, _ *connect.Request[dxpuv1.Back
 	var h backup.Header
 	var records map[string]any
 	if err := s.m.viewIn(ctx, func(t *tx) error {
+		if err := t.needEnded(); err != nil {
+			return err
+		}
 		h = backup.Header{ClusterID: t.meta.ClusterID, Revision: t.meta.Revision, Time: t.now.UTC(), Program: t.cfg.Version}
 		records = t.all()
 		return nil

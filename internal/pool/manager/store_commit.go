@@ -165,6 +165,9 @@ func (m *Manager) abandon(batch []*commit, err error) {
 
 // dropStateLocked discards the state. All calls are refused until it is read again.
 func (m *Manager) dropStateLocked(why error) {
+	if m.state != nil && !m.state.ended.complete {
+		close(m.state.ended.changed)
+	}
 	m.state, m.stateErr = nil, why
 	for _, l := range m.live {
 		l.digest = nil // process the next report in full
@@ -191,10 +194,12 @@ func (m *Manager) wait(ctx context.Context, c *commit) error {
 // update makes a transaction: fn changes records, the rules follow, and the
 // result is stored. The pool changes in no other way.
 func (m *Manager) update(ctx context.Context, fn func(*tx) error) error {
-	m.mu.Lock()
-	c, err := m.updateLocked(ctx, fn)
-	m.mu.Unlock()
-	return m.answer(ctx, c, err)
+	return m.withEnded(ctx, func() error {
+		m.mu.Lock()
+		c, err := m.updateLocked(ctx, fn)
+		m.mu.Unlock()
+		return m.answer(ctx, c, err)
+	})
 }
 
 // answer waits until everything is durable on which the answer builds, be it
@@ -244,6 +249,10 @@ func (m *Manager) updateLocked(ctx context.Context, fn func(*tx) error) (*commit
 func (m *Manager) view(fn func(*tx) error) error { return m.viewIn(context.Background(), fn) }
 
 func (m *Manager) viewIn(ctx context.Context, fn func(*tx) error) error {
+	return m.withEnded(ctx, func() error { return m.viewOnce(ctx, fn) })
+}
+
+func (m *Manager) viewOnce(ctx context.Context, fn func(*tx) error) error {
 	m.mu.Lock()
 	err := m.readyLocked(ctx)
 	if err != nil {

@@ -26,8 +26,14 @@ import (
 // Store keeps records under keys such as "lease/l-7". It has only what the
 // manager needs: one transaction that either happens or does not, as in etcd.
 type Store interface {
-	// Load returns all records. The map belongs to the caller.
-	Load(ctx context.Context) (map[string][]byte, error)
+	// Load returns the records as they are when no other manager can change them any
+	// more, without those whose keys begin with except; "": all. The map belongs to
+	// the caller.
+	Load(ctx context.Context, except string) (map[string][]byte, error)
+	// Scan calls page with the records whose keys begin with a prefix, some at a time,
+	// until it returns an error. It may run beside Commit, and sees each record before or
+	// after a change. A manager that does not lead may call it.
+	Scan(ctx context.Context, prefix string, page func(map[string][]byte) error) error
 	// Commit writes and removes records in one transaction, which is durable
 	// when it returns nil. After an error none of the changes has been made.
 	Commit(ctx context.Context, put map[string][]byte, remove []string) error
@@ -44,10 +50,21 @@ type MemoryStore struct {
 }
 
 // Load implements Store.
-func (s *MemoryStore) Load(context.Context) (map[string][]byte, error) {
+func (s *MemoryStore) Load(_ context.Context, except string) (map[string][]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return maps.Clone(s.records), nil
+	records := maps.Clone(s.records)
+	maps.DeleteFunc(records, func(key string, _ []byte) bool { return except != "" && strings.HasPrefix(key, except) })
+	return records, nil
+}
+
+// Scan implements Store.
+func (s *MemoryStore) Scan(_ context.Context, prefix string, page func(map[string][]byte) error) error {
+	s.mu.Lock()
+	records := maps.Clone(s.records)
+	s.mu.Unlock()
+	maps.DeleteFunc(records, func(key string, _ []byte) bool { return !strings.HasPrefix(key, prefix) })
+	return page(records)
 }
 
 // Commit implements Store.
@@ -124,11 +141,20 @@ func versionOf(raw []byte) int {
 }
 
 func (m *Manager) loadLocked(ctx context.Context) error {
-	records, err := m.store.Load(ctx)
+	records, err := m.store.Load(ctx, endedPrefix)
 	if err != nil {
 		return fmt.Errorf("manager: load state: %w", err)
 	}
-	return m.installLocked(records)
+	ended, err := m.readEnded(ctx)
+	if err != nil {
+		return fmt.Errorf("manager: load state: %w", err)
+	}
+	if err := m.installLocked(records); err != nil {
+		return err
+	}
+	m.addEndedLocked(ended)
+	m.endedCompleteLocked()
+	return nil
 }
 
 // installLocked makes the records of the store the state.
@@ -171,7 +197,7 @@ func (m *Manager) installLocked(records map[string][]byte) error {
 
 // indexAll builds the index of a state that was just loaded, and marks everything that
 // the rules may change. Ended leases and released bindings, which are most of a state,
-// change no more; the oldest ended lease is forgotten by its own alarm.
+// change no more.
 func (t *tx) indexAll() {
 	for _, id := range slices.SortedFunc(maps.Keys(t.leases.rows), func(a, b string) int {
 		x, y := t.leases.get(a), t.leases.get(b)
@@ -181,9 +207,6 @@ func (t *tx) indexAll() {
 		if !t.leases.get(id).ended() {
 			t.mark(subject{leaseSubject, id})
 		}
-	}
-	if len(t.endedLeases) > 0 {
-		t.mark(subject{leaseSubject, t.endedLeases[0].id})
 	}
 	for id, b := range t.bindings.rows {
 		t.indexBinding(id, map[string]bool{})
@@ -203,34 +226,43 @@ func (t *tx) indexAll() {
 	t.capacityGrew = true
 }
 
-// loadRecords fills a new state. It decodes the records on all processors, because a
-// pool waits for it when another manager takes over.
+// loadRecords fills a new state.
 func (s *state) loadRecords(records map[string][]byte) error {
+	decoded, err := decodeAll(records, s.decodeRecord)
+	for key, r := range decoded {
+		kind, id, _ := strings.Cut(key, "/")
+		if m, ok := r.(*meta); ok {
+			s.meta = m
+			continue
+		}
+		s.tableOf(kind).loadAny(id, r)
+	}
+	return err
+}
+
+// decodeAll decodes records on all processors. The error names the record.
+func decodeAll[R any](records map[string][]byte, one func(key string, raw []byte) (R, error)) (map[string]R, error) {
 	keys := slices.Collect(maps.Keys(records))
-	decoded := make([]any, len(keys))
+	decoded := make([]R, len(keys))
 	errs := make([]error, len(keys))
-	workers := runtime.GOMAXPROCS(0)
+	workers := min(runtime.GOMAXPROCS(0), len(keys))
 	var wg sync.WaitGroup
 	for w := range workers {
 		wg.Go(func() {
 			for i := w; i < len(keys); i += workers {
-				decoded[i], errs[i] = s.decodeRecord(keys[i], records[keys[i]])
+				decoded[i], errs[i] = one(keys[i], records[keys[i]])
 			}
 		})
 	}
 	wg.Wait()
+	out := make(map[string]R, len(keys))
 	for i, key := range keys {
 		if errs[i] != nil {
-			return fmt.Errorf("record %s: %w", key, errs[i])
+			return nil, fmt.Errorf("record %s: %w", key, errs[i])
 		}
-		kind, id, _ := strings.Cut(key, "/")
-		if m, ok := decoded[i].(*meta); ok {
-			s.meta = m
-			continue
-		}
-		s.tableOf(kind).loadAny(id, decoded[i])
+		out[key] = decoded[i]
 	}
-	return nil
+	return out, nil
 }
 
 // tableOf returns the table for keys such as "lease/l-7", nil for an unknown kind.
@@ -256,11 +288,16 @@ func (s *state) decodeRecord(key string, raw []byte) (any, error) {
 	}
 	r, err := of.decode(raw)
 	if l, ok := r.(*leaseRecord); ok && err == nil {
-		l.spec = &dxpuv1.LeaseSpec{}
-		err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(l.Spec, l.spec)
-		if l.State == leaseActive || l.State == leaseDegraded {
-			l.Running = cmp.Or(l.Running, l.ActiveTime) // an earlier version did not record it
-		}
+		err = l.decodeSpec()
 	}
 	return r, err
+}
+
+// decodeSpec completes a record that was decoded.
+func (l *leaseRecord) decodeSpec() error {
+	if l.State == leaseActive || l.State == leaseDegraded {
+		l.Running = cmp.Or(l.Running, l.ActiveTime) // an earlier version did not record it
+	}
+	l.spec = &dxpuv1.LeaseSpec{}
+	return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(l.Spec, l.spec)
 }

@@ -12,8 +12,8 @@ import (
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
 )
 
-func (s *poolService) ListTenants(_ context.Context, req *connect.Request[dxpuv1.ListTenantsRequest]) (*connect.Response[dxpuv1.ListTenantsResponse], error) {
-	return viewResponse(s.m, func(t *tx, res *dxpuv1.ListTenantsResponse) (err error) {
+func (s *poolService) ListTenants(ctx context.Context, req *connect.Request[dxpuv1.ListTenantsRequest]) (*connect.Response[dxpuv1.ListTenantsResponse], error) {
+	return viewResponse(ctx, s.m, func(t *tx, res *dxpuv1.ListTenantsResponse) (err error) {
 		res.Revision = t.meta.Revision
 		res.Tenants, res.NextPageToken, err = listPage(req.Msg, same, strings.Compare, allOf(t.tenantIDs()), t.tenantMessage)
 		return err
@@ -33,8 +33,8 @@ func (t *tx) tenantIDs() []string {
 	return slices.Compact(ids)
 }
 
-func (s *poolService) GetTenant(_ context.Context, req *connect.Request[dxpuv1.GetTenantRequest]) (*connect.Response[dxpuv1.GetTenantResponse], error) {
-	return viewResponse(s.m, func(t *tx, res *dxpuv1.GetTenantResponse) error {
+func (s *poolService) GetTenant(ctx context.Context, req *connect.Request[dxpuv1.GetTenantRequest]) (*connect.Response[dxpuv1.GetTenantResponse], error) {
+	return viewResponse(ctx, s.m, func(t *tx, res *dxpuv1.GetTenantResponse) error {
 		if !slices.Contains(t.tenantIDs(), req.Msg.TenantId) {
 			return notFound("tenant", req.Msg.TenantId)
 		}
