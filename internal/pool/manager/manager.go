@@ -117,7 +117,7 @@ const (
 	// GPU: the fault is likely to last.
 	attachRetry = 5 * time.Second
 	keepEnded   = time.Hour // how long ended leases are kept
-	// defaultKeepEnded bounds their number: a hundred megabytes, and a second of a takeover.
+	// defaultKeepEnded bounds their number: a hundred megabytes.
 	defaultKeepEnded = 20_000
 	keepReleased     = 8                     // the number of released bindings that a lease keeps
 	tickInterval     = 50 * time.Millisecond // the resolution of deadlines
