@@ -379,13 +379,18 @@ func (ch *channel) sendMessage(h Header, payload, data []byte, fds []int) error 
 	return ch.sendLocked(h, payload, data, fds)
 }
 
+// sentInPlace is the size from which data are not copied before they are sent.
+const sentInPlace = 1 << 10
+
 // sendLocked sends a message behind the bytes in out. The write lock is held.
 func (ch *channel) sendLocked(h Header, payload, data []byte, fds []int) error {
-	at := len(ch.out)
+	h.Size = uint32(HeaderSize + len(payload) + len(data))
 	ch.out = h.Append(ch.out)
 	ch.out = append(ch.out, payload...)
+	if len(data) >= sentInPlace {
+		return ch.sock.sendParts(ch.out, data, fds...)
+	}
 	ch.out = append(ch.out, data...)
-	putSize(ch.out[at:])
 	return ch.sock.send(ch.out, fds...)
 }
 

@@ -99,7 +99,7 @@ func (s *socket) trySend(b []byte) error {
 	if !ok {
 		return net.ErrClosed
 	}
-	s.tx.set(b, nil)
+	s.tx.set(b, nil, nil)
 	s.tx.run(unix.SYS_SENDMSG, fd, unix.MSG_NOSIGNAL)
 	s.fd.Done()
 	switch {

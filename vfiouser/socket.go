@@ -44,7 +44,7 @@ type socket struct {
 // allocates nothing.
 type half struct {
 	msg   unix.Msghdr
-	iov   unix.Iovec
+	iov   [2]unix.Iovec
 	oob   []byte
 	block bool
 	n     int
@@ -74,11 +74,18 @@ func newSocket(c *net.UnixConn, trash *Disposer) (*socket, error) {
 // close ends the connection and wakes its receivers and senders.
 func (s *socket) close() { _ = s.fd.Shutdown() } // an error: it is closed already
 
-func (h *half) set(b, oob []byte) {
-	h.iov.Base = unsafe.SliceData(b)
-	h.iov.SetLen(len(b))
-	h.msg = unix.Msghdr{Iov: &h.iov}
-	h.msg.SetIovlen(1)
+// set describes a message of b and rest, which may be empty.
+func (h *half) set(b, rest, oob []byte) {
+	parts := 0
+	for _, part := range [...][]byte{b, rest} {
+		if len(part) > 0 {
+			h.iov[parts].Base = unsafe.SliceData(part)
+			h.iov[parts].SetLen(len(part))
+			parts++
+		}
+	}
+	h.msg = unix.Msghdr{Iov: &h.iov[0]}
+	h.msg.SetIovlen(parts)
 	if len(oob) > 0 {
 		h.msg.Control = unsafe.SliceData(oob)
 		h.msg.SetControllen(len(oob))
@@ -193,7 +200,7 @@ func (s *socket) exchange() bool {
 // recvmsg makes the system call.
 func (s *socket) recvmsg(block bool) error {
 	s.rx.block = block
-	s.rx.set(s.into, s.rx.oob)
+	s.rx.set(s.into, nil, s.rx.oob)
 	fd, ok := s.fd.Use()
 	if !ok {
 		return net.ErrClosed
@@ -208,14 +215,17 @@ func (s *socket) recvmsg(block bool) error {
 
 // send writes all of b with one sendmsg, and with more only where the socket's
 // buffer is too small for b. The descriptors go with the first byte.
-func (s *socket) send(b []byte, fds ...int) error {
+func (s *socket) send(b []byte, fds ...int) error { return s.sendParts(b, nil, fds...) }
+
+// sendParts is send for a message that lies in two places.
+func (s *socket) sendParts(b, rest []byte, fds ...int) error {
 	var oob []byte
 	if len(fds) > 0 {
 		oob = unix.UnixRights(fds...)
 	}
 	var began time.Time
-	for len(b) > 0 {
-		s.tx.set(b, oob)
+	for len(b)+len(rest) > 0 {
+		s.tx.set(b, rest, oob)
 		fd, ok := s.fd.Use()
 		if !ok {
 			return net.ErrClosed
@@ -229,8 +239,10 @@ func (s *socket) send(b []byte, fds ...int) error {
 			return os.NewSyscallError("sendmsg", s.tx.err)
 		}
 		s.sent.Add(uint64(s.tx.n))
-		b, oob = b[s.tx.n:], nil
+		n := min(s.tx.n, len(b))
+		b, rest, oob = b[n:], rest[s.tx.n-n:], nil
 	}
+	s.tx.iov = [2]unix.Iovec{} // the memory belongs to the callers
 	return nil
 }
 

@@ -17,6 +17,7 @@ import (
 const childFlag = "DXPU_BENCH_CHILD"
 
 func TestMain(m *testing.M) {
+	reader.ReserveProcessors() // as the programs do whose figures the benchmarks explain
 	if os.Getenv(childFlag) != "" {
 		if err := Serve(os.Stdin, os.Stdout); err != nil {
 			fmt.Fprintln(os.Stderr, err)

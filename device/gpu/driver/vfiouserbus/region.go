@@ -31,13 +31,15 @@ func (r *region) Read64(off uint64) uint64 {
 }
 
 func (r *region) Write32(off uint64, v uint32) {
-	var p [4]byte
+	p := words.Get().(*[8]byte)
+	defer words.Put(p)
 	binary.LittleEndian.PutUint32(p[:], v)
-	_ = r.bus.client.PostWrite(r.index, off, p[:]) // a device that is gone swallows writes
+	_ = r.bus.client.PostWrite(r.index, off, p[:4]) // a device that is gone swallows writes
 }
 
 func (r *region) Write64(off uint64, v uint64) {
-	var p [8]byte
+	p := words.Get().(*[8]byte)
+	defer words.Put(p)
 	binary.LittleEndian.PutUint64(p[:], v)
 	_ = r.bus.client.PostWrite(r.index, off, p[:])
 }
