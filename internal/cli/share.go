@@ -1,0 +1,196 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dxpu-project/dxpu/internal/model/trace"
+	"github.com/dxpu-project/dxpu/internal/model/workload"
+	gpushare "github.com/dxpu-project/dxpu/share"
+	"github.com/dxpu-project/dxpu/share/scenario"
+)
+
+func newShareCommand() *cobra.Command {
+	return group("share", "Compare the policies that share a GPU",
+		`Compare the policies that share one GPU between several clients, against a model of a
+GPU in virtual time. The same input gives the same output. docs/share.md describes
+the policies, the model and what the figures mean.`,
+		`  dxpu share compare --html compare.html
+  dxpu share simulate gemini`,
+		newSharePoliciesCommand(), newShareCompareCommand(), newShareSimulateCommand())
+}
+
+// sharePolicy is a policy in the list.
+type sharePolicy struct {
+	Name      string `json:"name"`
+	Source    string `json:"source"`
+	Execution string `json:"execution"`
+	Form      string `json:"own_form,omitempty"`
+}
+
+func newSharePoliciesCommand() *cobra.Command {
+	return valueCommand(&cobra.Command{
+		Use: "policies", Short: "List the policies", Args: cobra.NoArgs,
+		Long: `List the policies, the systems they come from, and the form of execution they need:
+a context for each client, one context for all, or partitions. OWN FORM names constants
+and laws that are this project's because none were published.`,
+		Example: "  dxpu share policies -o wide",
+	}, func(*cobra.Command, []string) ([]sharePolicy, error) {
+		var out []sharePolicy
+		for _, p := range gpushare.Policies() {
+			out = append(out, sharePolicy{p.Name, p.Source, p.Execution.String(), p.Form})
+		}
+		return out, nil
+	}, func(w io.Writer, list []sharePolicy) {
+		t := newTable(w, "NAME", "SOURCE", "EXECUTION", "OWN FORM")
+		for _, p := range list {
+			t.row(p.Name, p.Source, p.Execution, p.Form)
+		}
+		t.flush()
+	})
+}
+
+func newShareCompareCommand() *cobra.Command {
+	var policies []string
+	var file, html string
+	var length time.Duration
+	cmd := valueCommand(&cobra.Command{
+		Use: "compare", Short: "Run all policies on the same mixes of clients", Args: cobra.NoArgs,
+		Long: `Run all policies on the same mixes of online and offline clients, and compare the
+results with those of each client alone on a whole GPU.
+
+--trace replaces the first offline client of each mix by a recorded run (a trace of the
+PyTorch profiler or of Nsight Systems). --html writes the tables and plots to one file.`,
+		Example: `  dxpu share compare
+  dxpu share compare --policy mps,gemini --html compare.html
+  dxpu share compare --trace run.pt.trace.json.gz -o json`,
+	}, func(*cobra.Command, []string) ([]scenario.Result, error) {
+		for _, p := range policies {
+			if _, err := gpushare.Find(p); err != nil {
+				return nil, usagef("--policy %s: no such policy; \"dxpu share policies\" lists them", p)
+			}
+		}
+		var w *workload.Workload
+		if file != "" {
+			var err error
+			if w, err = trace.Open(file, trace.Options{}); err != nil {
+				return nil, err
+			}
+		}
+		mixes, err := scenario.Mixes()
+		if err != nil {
+			return nil, err
+		}
+		if length < 0 || length > maxShareLength {
+			return nil, usagef("--duration %v: want up to %v", length, maxShareLength)
+		}
+		for _, m := range mixes {
+			if length > 0 {
+				m.Duration, m.Warmup = length, length*2/5
+			}
+		}
+		results, err := scenario.Compare(mixes, policies, w)
+		if err == nil && html != "" {
+			err = writeShareHTML(html, mixes, results)
+		}
+		return results, err
+	}, printShareResults)
+	f := cmd.Flags()
+	f.StringSliceVar(&policies, "policy", nil, "policies to run, separated by commas; all by default")
+	durationVar(f, &length, "duration", 0, "length of each run in virtual time, two fifths of it not measured; 20s by default")
+	f.StringVar(&file, "trace", "", "trace of the first offline client of each mix")
+	f.StringVar(&html, "html", "", "file for the tables and plots")
+	return cmd
+}
+
+// maxShareLength bounds the time that a comparison takes.
+const maxShareLength = 10 * time.Minute
+
+func printShareResults(w io.Writer, results []scenario.Result) {
+	t := newTable(w, "MIX", "POLICY", "ONLINE P99", "ONLINE JOBS", "OFFLINE JOBS", "GPU BUSY", "SM ACTIVITY", wideColumn("PERMITS/S"), wideColumn("OWN FORM"))
+	for _, r := range results {
+		t.row(r.Mix, r.Policy, fmt.Sprintf("%.2f x", r.P99), percentText(r.Online), percentText(r.Offline), percentText(r.Utilisation), percentText(r.SMActivity),
+			fmt.Sprintf("%.0f", r.Permits), r.Form)
+	}
+	t.flush()
+}
+
+func percentText(x float64) string { return fmt.Sprintf("%.1f %%", 100*x) }
+
+func newShareSimulateCommand() *cobra.Command {
+	return valueCommand(&cobra.Command{
+		Use: "simulate [SCENARIO...]", Short: "Run scenarios and print their figures beside those of the papers",
+		Long: `Run scenarios and print their figures beside those of the papers, with the reason
+where they differ. A scenario is the name of a built-in one, which is usually that of
+its policy, or a file in YAML. Without arguments, all built-in scenarios run.`,
+		Example: `  dxpu share simulate
+  dxpu share simulate tgs orion -o json
+  dxpu share simulate my-mix.yaml`,
+		ValidArgsFunction: completeScenarios,
+	}, func(_ *cobra.Command, args []string) ([]scenario.Row, error) {
+		specs, err := shareScenarios(args)
+		if err != nil {
+			return nil, err
+		}
+		rows := []scenario.Row{}
+		for _, s := range specs {
+			r, err := s.Table()
+			if err != nil {
+				return nil, err
+			}
+			rows = append(rows, r...)
+		}
+		return rows, nil
+	}, printShareRows)
+}
+
+func completeScenarios(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	rows, _ := scenario.Rows()
+	var names []string
+	for _, s := range rows {
+		names = append(names, s.Name)
+	}
+	return names, cobra.ShellCompDirectiveDefault
+}
+
+// shareScenarios returns the scenarios that the arguments name.
+func shareScenarios(args []string) ([]*scenario.Spec, error) {
+	builtin, err := scenario.Rows()
+	if err != nil || len(args) == 0 {
+		return builtin, err
+	}
+	var out []*scenario.Spec
+	for _, name := range args {
+		if i := slices.IndexFunc(builtin, func(s *scenario.Spec) bool { return s.Name == name }); i >= 0 {
+			out = append(out, builtin[i])
+			continue
+		}
+		if !strings.ContainsAny(name, "./") {
+			return nil, withHint(usagef("no scenario %q", name), "a file has a dot or a slash in its name; \"dxpu share simulate\" runs all built-in scenarios")
+		}
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return nil, err
+		}
+		s, err := scenario.Parse(text)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+func printShareRows(w io.Writer, rows []scenario.Row) {
+	t := newTable(w, "SCENARIO", "FIGURE", "MEASURED", "PAPER", "WHY IT DIFFERS")
+	for _, r := range rows {
+		t.row(r.Scenario, r.Figure, r.Text, r.Paper, r.Why)
+	}
+	t.flush()
+}

@@ -1,0 +1,147 @@
+package share
+
+import (
+	"time"
+
+	"github.com/dxpu-project/dxpu/machine"
+)
+
+// Constants around AntMan (Xiao et al., "AntMan: Dynamic Scaling on GPU Clusters for
+// Deep Learning", OSDI 2020). Its published code has the law of the idle slots, and
+// the wait of 50 µs; that of the controller (the local coordinator) is missing, so
+// these are ours.
+const (
+	antmanSlack  = 50 * time.Microsecond
+	antmanAlone  = 10     // jobs of production that are measured alone
+	antmanSlower = 20_000 // ppm: accepted slow-down of production
+	antmanFirst  = 20     // performance at the start, percent
+	antmanMost   = 100
+)
+
+// antman gives offline clients idle slots: after each mini-batch of duration run, the
+// client sleeps for run·100/performance − run − 50 µs. A controller sets the
+// performance from the slow-down of the production clients' mini-batches: it falls to
+// three quarters above the accepted slow-down, and rises by two points below it.
+// Memory may be over-committed, as AntMan moves tensors to the host.
+type antman struct {
+	core[antmanClient]
+	perf int64 // percent; 0 suspends
+}
+
+type antmanClient struct {
+	began time.Duration // of the mini-batch: its first launch passed the gate
+	until time.Duration // the idle slot ends
+	inJob bool
+	jobs  int
+	alone time.Duration // mean mini-batch of a production client alone
+	mean  time.Duration // moving average
+	told  int64
+}
+
+func newAntMan(d Device, _ Settings) Policy {
+	return &antman{core: core[antmanClient]{device: d, overCommit: d.Memory}, perf: antmanFirst}
+}
+
+// Receive implements Policy.
+func (p *antman) Receive(now time.Duration, e Event) {
+	c := p.receive(now, &e)
+	if c == nil {
+		return
+	}
+	s := &c.state
+	switch e.Kind {
+	case Join, Leave:
+		if c.spec.Class == Online {
+			p.perf = antmanFirst
+		}
+	case Idle:
+		if !s.inJob {
+			return
+		}
+		s.inJob = false
+		run := p.now - s.began
+		if c.spec.Class == Online {
+			p.observe(s, run)
+		} else if p.perf > 0 {
+			s.until = p.now + max(0, run*antmanMost/time.Duration(p.perf)-run-antmanSlack)
+		}
+	default:
+	}
+}
+
+// observe is the controller.
+func (p *antman) observe(s *antmanClient, run time.Duration) {
+	s.jobs++
+	if s.jobs <= antmanAlone {
+		s.alone += (run - s.alone) / time.Duration(s.jobs)
+		s.mean = s.alone
+		return
+	}
+	s.mean += (run - s.mean) / 4
+	if s.mean > s.alone+PPM(antmanSlower).Of(s.alone) {
+		p.perf = max(1, p.perf*3/4)
+		return
+	}
+	p.perf = min(antmanMost, p.perf+2)
+}
+
+// measuring reports whether a production client has not been measured alone.
+func (p *antman) measuring() bool {
+	for _, c := range p.clients {
+		if c.spec.Class == Online && c.state.jobs < antmanAlone {
+			return true
+		}
+	}
+	return false
+}
+
+// limited reports whether there is production to protect.
+func (p *antman) limited() bool {
+	for _, c := range p.clients {
+		if c.spec.Class == Online {
+			return true
+		}
+	}
+	return false
+}
+
+// Transmit implements Policy.
+func (p *antman) Transmit(now time.Duration, out []Decision) []Decision {
+	out = p.begin(now, out)
+	free := p.device.Memory
+	for _, c := range p.clients {
+		if c.spec.Class == Online {
+			free -= c.memory
+		}
+	}
+	measuring, limited := p.measuring(), p.limited()
+	for _, c := range p.clients {
+		online := c.spec.Class == Online
+		if n := min(c.memory, max(free, 0)); !online {
+			free -= n
+			if n != c.state.told {
+				c.state.told = n
+				out = append(out, Decision{Kind: SetMemory, Client: c.id, Bytes: n})
+			}
+		}
+		if !c.ready() || !online && limited && (measuring || p.now < c.state.until) {
+			continue
+		}
+		if !c.state.inJob {
+			c.state.inJob, c.state.began = true, p.now
+		}
+		out = p.permit(c, out, online, 0)
+	}
+	return out
+}
+
+// Wake implements Policy.
+func (p *antman) Wake() time.Duration {
+	at := p.wake()
+	for _, c := range p.clients {
+		if c.waiting && c.spec.Class == Offline && c.state.until > p.now {
+			at = min(at, c.state.until)
+		}
+	}
+	return min(at, machine.Never)
+}

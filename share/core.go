@@ -1,0 +1,246 @@
+package share
+
+import (
+	"slices"
+	"time"
+
+	"github.com/dxpu-project/dxpu/machine"
+)
+
+// StuckAfter is how long a launch may run until its client is evicted. It is above the
+// longest kernels of training, which take seconds.
+const StuckAfter = time.Minute
+
+// core is the part that policies have in common: the table of clients, the check of
+// events, the account of memory, and evictions. S is the policy's state of a client.
+//
+// Invariant: a client has at most one waiting launch and MaxInFlight flights, and its
+// memory is at most its limit; all clients together have at most the device's memory,
+// unless the policy over-commits.
+type core[S any] struct {
+	device     Device
+	now        time.Duration
+	clients    []*client[S] // in the order in which they joined
+	violations uint64
+	memory     int64      // granted to all clients
+	overCommit int64      // memory beyond the device's that the policy grants
+	refused    []ClientID // joined while the table was full, at most MaxClients
+	next       int        // where the search of a round begins
+}
+
+// flight is a launch that waits or runs.
+type flight struct {
+	id     LaunchID
+	since  time.Duration // when it came to the gate; when it was permitted
+	kernel Kernel
+}
+
+type client[S any] struct {
+	id      ClientID
+	spec    ClientSpec
+	waiting bool
+	head    flight   // valid while waiting
+	flights []flight // permitted, in that order
+	memory  int64
+	request int64 // memory that the client asked for and that is not yet decided; 0: none
+	evict   Reason
+	told    bool // the eviction was given out
+	leaving bool // asked to leave: evicted when nothing runs
+	state   S
+}
+
+func (k *core[S]) clock(now time.Duration) time.Duration {
+	k.now = max(k.now, now)
+	return k.now
+}
+
+// Violations implements Policy.
+func (k *core[S]) Violations() uint64 { return k.violations }
+
+func (k *core[S]) find(id ClientID) *client[S] {
+	for _, c := range k.clients {
+		if c.id == id {
+			return c
+		}
+	}
+	return nil
+}
+
+// receive checks an event, puts its values in range, and applies it to the table. It
+// returns the client, or nil if the policy is to ignore the event. After a Leave the
+// returned client is no longer in the table.
+func (k *core[S]) receive(now time.Duration, e *Event) *client[S] {
+	k.clock(now)
+	if e.Kind == Join {
+		return k.join(e)
+	}
+	c := k.find(e.Client)
+	if c == nil {
+		if e.Kind != Sampled && e.Kind != Failed || e.Client != 0 {
+			k.violations++
+		}
+		return nil
+	}
+	if !k.apply(c, e) {
+		k.violations++
+		return nil
+	}
+	return c
+}
+
+func (k *core[S]) join(e *Event) *client[S] {
+	if k.find(e.Client) != nil || e.Client == 0 {
+		k.violations++
+		return nil
+	}
+	if len(k.clients) >= MaxClients {
+		if len(k.refused) < MaxClients && !slices.Contains(k.refused, e.Client) {
+			k.refused = append(k.refused, e.Client)
+		}
+		return nil
+	}
+	c := &client[S]{id: e.Client, spec: e.Spec.clamp(k.device)}
+	k.clients = append(k.clients, c)
+	return c
+}
+
+// apply changes the account of a client. It reports whether the event fits.
+func (k *core[S]) apply(c *client[S], e *Event) bool {
+	switch e.Kind {
+	case Leave:
+		k.clients = slices.DeleteFunc(k.clients, func(x *client[S]) bool { return x == c })
+		k.memory -= c.memory
+	case Launch:
+		if c.waiting {
+			return false
+		}
+		e.Kernel = e.Kernel.clamp(k.device)
+		c.waiting, c.head = true, flight{id: e.Launch, since: k.now, kernel: e.Kernel}
+	case Completed, Killed:
+		return k.end(c, e)
+	case Idle:
+		return !c.waiting && len(c.flights) == 0
+	case Allocate:
+		if e.Bytes <= 0 || c.request != 0 {
+			return false
+		}
+		c.request = e.Bytes
+	case Free:
+		if e.Bytes <= 0 || e.Bytes > c.memory {
+			return false
+		}
+		c.memory -= e.Bytes
+		k.memory -= e.Bytes
+	case Sampled:
+		e.Sample = e.Sample.clamp(k.device)
+	case Failed:
+		return k.fail(c, e)
+	default:
+		return false
+	}
+	return true
+}
+
+// end takes a launch out of the flights. The time that a client reports cannot be
+// longer than the launch has been in flight.
+func (k *core[S]) end(c *client[S], e *Event) bool {
+	i := slices.IndexFunc(c.flights, func(f flight) bool { return f.id == e.Launch })
+	if i < 0 {
+		return false
+	}
+	f := c.flights[i]
+	e.Kernel, e.Ran = f.kernel, min(max(e.Ran, 0), k.now-f.since)
+	c.flights = append(c.flights[:i], c.flights[i+1:]...)
+	if e.Kind == Killed {
+		c.waiting = false
+	}
+	return true
+}
+
+func (k *core[S]) fail(c *client[S], e *Event) bool {
+	switch e.Fault {
+	case FaultTerminate:
+		c.leaving = true
+	case FaultClient:
+		c.evictFor(ReasonFault)
+	case FaultContext, FaultDevice, FaultCleared:
+	default:
+		return false
+	}
+	return true
+}
+
+func (c *client[S]) evictFor(r Reason) {
+	if c.evict == NoReason {
+		c.evict = r
+	}
+}
+
+// begin appends the decisions that do not depend on the policy: refusals, evictions and
+// memory.
+func (k *core[S]) begin(now time.Duration, out []Decision) []Decision {
+	k.clock(now)
+	for _, id := range k.refused {
+		out = append(out, Decision{Kind: Evict, Client: id, Reason: ReasonFull})
+	}
+	k.refused = k.refused[:0]
+	for _, c := range k.clients {
+		if len(c.flights) > 0 && k.now >= machine.After(c.flights[0].since, StuckAfter) {
+			c.evictFor(ReasonStuck)
+		}
+		if c.leaving && len(c.flights) == 0 {
+			c.evictFor(ReasonLeaves)
+		}
+		if c.evict != NoReason && !c.told {
+			c.told = true
+			out = append(out, Decision{Kind: Evict, Client: c.id, Reason: c.evict})
+		}
+		if c.request != 0 {
+			out = append(out, k.decideMemory(c))
+		}
+	}
+	return out
+}
+
+// decideMemory grants what fits the client's limit and the device, to the byte.
+func (k *core[S]) decideMemory(c *client[S]) Decision {
+	d := Decision{Kind: Refuse, Client: c.id, Bytes: c.request}
+	if c.evict == NoReason && c.request <= c.spec.Memory-c.memory && c.request <= k.device.Memory+k.overCommit-k.memory {
+		c.memory += c.request
+		k.memory += c.request
+		d.Kind = Grant
+	}
+	c.request = 0
+	return d
+}
+
+// ready reports whether the client has a launch that may be permitted.
+func (c *client[S]) ready() bool {
+	return c.waiting && len(c.flights) < MaxInFlight && c.evict == NoReason && !c.leaving
+}
+
+// busy reports whether the client has work that waits or runs.
+func (c *client[S]) busy() bool { return c.ready() || len(c.flights) > 0 }
+
+// permit lets the waiting launch start. The client must be ready.
+func (k *core[S]) permit(c *client[S], out []Decision, high bool, sms int32) []Decision {
+	f := c.head
+	f.since = k.now
+	c.waiting = false
+	c.flights = append(c.flights, f)
+	return append(out, Decision{Kind: Permit, Client: c.id, Launch: f.id, High: high, SMs: sms})
+}
+
+// wake returns when the core needs a Transmit of its own.
+func (k *core[S]) wake() time.Duration {
+	at := machine.Never
+	for _, c := range k.clients {
+		if len(c.flights) > 0 && c.evict == NoReason {
+			at = min(at, machine.After(c.flights[0].since, StuckAfter))
+		}
+	}
+	return at
+}
+
+// round returns the client at position i of the current round.
+func (k *core[S]) round(i int) *client[S] { return k.clients[(k.next+i)%len(k.clients)] }

@@ -1,0 +1,227 @@
+package share
+
+import (
+	"time"
+
+	"github.com/dxpu-project/dxpu/machine"
+)
+
+// Constants of Gemini (Chen et al., "Gemini: Enabling Multi-Tenant GPU Sharing Based on
+// Kernel Burst Estimation", TCC 2021), and of its published code.
+const (
+	geminiBase    = 250 * time.Millisecond // quota without a measured burst
+	geminiMin     = 100 * time.Millisecond // least quota
+	geminiWindow  = 10 * time.Second       // of the usage
+	geminiPredict = 3 * time.Second        // of the predicted burst
+	geminiMerge   = 2 * time.Millisecond   // bursts with a shorter gap are one
+)
+
+// gemini gives the GPU to one client at a time, the holder of the token. A token is
+// valid for a quota that follows the client's bursts of kernels. Clients below their
+// request come first; a client at its limit over the window gets none.
+//
+// Ours: the limit is
+// kept, not only charged afterwards: a launch is permitted only if the time that it
+// is predicted to take fits the rest of the limit, where Gemini charges what was
+// over. The prediction is the profile's, or else the longest kernel of the last
+// three seconds, one at a time while there is none. The usage of a client is the time
+// for which it holds the token, or what the sensors saw, if that is more.
+type gemini struct {
+	core[geminiClient]
+	holder *client[geminiClient]
+	from   time.Duration // the token was given
+	quota  time.Duration
+	count  time.Duration // until when the holder's usage is counted
+	over   bool          // the quota is used up: only drain
+}
+
+type geminiClient struct {
+	used    usage
+	bursts  peak
+	longest peak          // kernels
+	burst   time.Duration // when the burst began
+	end     time.Duration // when the last one ended
+	inBurst bool
+	fresh   bool          // the burst's first launch waits
+	quota   time.Duration // the last one
+}
+
+func newGemini(d Device, _ Settings) Policy {
+	return &gemini{core: core[geminiClient]{device: d}}
+}
+
+// Receive implements Policy.
+func (p *gemini) Receive(now time.Duration, e Event) {
+	c := p.receive(now, &e)
+	if c == nil {
+		return
+	}
+	s := &c.state
+	switch e.Kind {
+	case Join:
+		*s = geminiClient{
+			used: newUsage(geminiWindow, 100), bursts: newPeak(geminiPredict, 30), longest: newPeak(geminiPredict, 30),
+			end: -geminiMerge, quota: geminiBase,
+		}
+	case Leave:
+		if c == p.holder {
+			p.release()
+		}
+	case Launch:
+		if !s.inBurst {
+			if p.now-s.end >= geminiMerge {
+				s.burst = p.now
+			}
+			s.inBurst, s.fresh = true, true
+		}
+	case Completed:
+		s.longest.add(p.now, e.Ran)
+	case Idle:
+		s.inBurst, s.end = false, p.now
+		b := p.now - s.burst
+		if b < geminiMerge {
+			b *= 2
+		}
+		s.bursts.add(p.now, b)
+	case Sampled:
+		p.sampled(c, e.Sample)
+	default:
+	}
+}
+
+// sampled charges a client whose kernels ran without the token: one that reported
+// completions too early.
+func (p *gemini) sampled(c *client[geminiClient], s Sample) {
+	if c == p.holder || len(p.clients) < 2 {
+		return
+	}
+	const span = time.Second // that sensors average over
+	seen, charged := s.Utilisation.Of(span), c.state.used.sum(p.now)
+	if seen > charged {
+		c.state.used.add(p.now-min(p.now, seen-charged), p.now)
+	}
+}
+
+// charge counts the holder's time until now.
+func (p *gemini) charge() {
+	if p.holder != nil {
+		p.holder.state.used.add(p.count, p.now)
+		p.count = p.now
+	}
+}
+
+func (p *gemini) release() {
+	p.charge()
+	p.holder, p.over = nil, false
+}
+
+// Transmit implements Policy.
+func (p *gemini) Transmit(now time.Duration, out []Decision) []Decision {
+	out = p.begin(now, out)
+	p.charge()
+	p.token()
+	if h := p.holder; h != nil && !p.over && h.ready() && len(h.flights) < sliceWindow && p.fits(h) {
+		h.state.fresh = false
+		out = p.permit(h, out, false, 0)
+	}
+	return out
+}
+
+// token takes the token from a holder that is through, and gives it to the next client.
+func (p *gemini) token() {
+	if h := p.holder; h != nil {
+		elapsed := p.now - p.from
+		switch {
+		case elapsed >= p.quota, h.evict != NoReason:
+			p.over = true
+		case h.ready() && h.state.fresh && elapsed+h.state.bursts.max(p.now) >= p.quota:
+			p.over = true // the burst would not end in time: it takes part in the next choice
+		case h.ready() && len(h.flights) == 0 && !p.fits(h):
+			p.over = true
+		}
+		if p.over && len(h.flights) == 0 {
+			p.release()
+		}
+	}
+	if p.holder == nil {
+		p.give()
+	}
+}
+
+// rest returns the time that the client may still use in the window.
+func (p *gemini) rest(c *client[geminiClient]) time.Duration {
+	return c.spec.Limit.Of(geminiWindow) - c.state.used.sum(p.now)
+}
+
+// fits reports whether the client's waiting launch, behind those in flight, is
+// predicted to end within the limit.
+func (p *gemini) fits(c *client[geminiClient]) bool {
+	if c.spec.Limit == Whole {
+		return true
+	}
+	longest := c.state.longest.max(p.now)
+	need := max(c.head.kernel.Expected, longest)
+	for i := range c.flights {
+		need += max(c.flights[i].kernel.Expected, longest)
+	}
+	if longest == 0 && c.head.kernel.Expected == 0 && len(c.flights) > 0 {
+		return false
+	}
+	return need <= p.rest(c)
+}
+
+// give chooses the next holder: the client that misses the largest part of its request,
+// then the one that used the least.
+func (p *gemini) give() {
+	var best *client[geminiClient]
+	var missing, used time.Duration
+	for _, c := range p.clients {
+		if !c.ready() || !p.fits(c) {
+			continue
+		}
+		u := c.state.used.sum(p.now)
+		m := max(0, c.spec.Request.Of(geminiWindow)-u)
+		if best == nil || moreMissing(m, u, missing, used) {
+			best, missing, used = c, m, u
+		}
+	}
+	if best == nil {
+		return
+	}
+	s := &best.state
+	if b := s.bursts.max(p.now); b > 0 {
+		s.quota = b/2 + s.quota/2
+	}
+	s.quota = min(max(s.quota, geminiMin), best.spec.Limit.Of(geminiWindow))
+	p.holder, p.from, p.count, p.quota, p.over = best, p.now, p.now, s.quota, false
+}
+
+// moreMissing reports whether a client that misses m of its request and used u comes
+// before one with m2 and u2.
+func moreMissing(m, u, m2, u2 time.Duration) bool {
+	if m > 0 && m2 > 0 {
+		a, b := Ratio(m, m+u), Ratio(m2, m2+u2)
+		return a > b
+	}
+	if m != m2 {
+		return m > 0
+	}
+	return u < u2
+}
+
+// Wake implements Policy.
+func (p *gemini) Wake() time.Duration {
+	at := p.wake()
+	if h := p.holder; h != nil {
+		if !p.over {
+			at = min(at, machine.After(p.from, p.quota))
+		}
+		return at
+	}
+	for _, c := range p.clients {
+		if c.ready() {
+			at = min(at, c.state.used.next(p.now))
+		}
+	}
+	return at
+}

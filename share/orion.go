@@ -1,0 +1,183 @@
+package share
+
+import "time"
+
+// Constants of Orion (Strati et al., "Orion: Interference-aware, Fine-grained GPU
+// Sharing for ML Applications", EuroSys 2024) and of its artifact.
+const (
+	orionDuration = 160 * time.Microsecond // of the offline launches in flight, as for ResNet-50
+	orionWarmup   = 10                     // iterations
+	orionSearch   = 10                     // iterations for each step of the search
+	orionSlower   = 50_000                 // accepted slow-down of online training, ppm; ours: a parameter there
+)
+
+// orion runs the kernels of online clients at once, with high priority, and releases one
+// of the offline clients, in turn, while the online ones have nothing in their request,
+// or if it needs few multiprocessors and is bound by another resource. The sum of
+// the offline durations in flight is bounded. Beside online training it searches for
+// the threshold of multiprocessors, by halves.
+//
+// Ours: the iteration time alone is measured during the first ten iterations, while
+// offline kernels are held; Orion takes it from a profile.
+type orion struct {
+	core[orionClient]
+	sum   time.Duration // of the offline launches since all had ended
+	size  int32         // multiprocessors of the offline launches in flight
+	hp    Bound         // the bound of the online kernel that was released last
+	seen  int           // online launches in requests that are under way
+	tune  orionTuner
+	drain bool // the sum is over the bound
+}
+
+type orionClient struct {
+	seen     int // launches in the current request
+	began    time.Duration
+	training bool
+	updating bool
+}
+
+// orionTuner searches for the threshold of multiprocessors beside online training.
+type orionTuner struct {
+	low, high, now int32
+	iterations     int
+	sum            time.Duration
+	alone          time.Duration // mean iteration
+}
+
+func newOrion(d Device, _ Settings) Policy {
+	return &orion{core: core[orionClient]{device: d}, tune: orionTuner{high: d.SMs, now: d.SMs / 2}}
+}
+
+// Receive implements Policy.
+func (p *orion) Receive(now time.Duration, e Event) {
+	c := p.receive(now, &e)
+	if c == nil {
+		return
+	}
+	online := c.spec.Class == Online
+	switch e.Kind {
+	case Leave:
+		if online {
+			p.seen -= c.state.seen
+		} else {
+			p.recount()
+		}
+	case Launch:
+		if online {
+			c.state.training = c.state.training || e.Kernel.Update
+			c.state.updating = e.Kernel.Update
+			if e.Kernel.First {
+				c.state.began = p.now
+			}
+		}
+	case Completed, Killed:
+		if !online {
+			p.recount()
+		}
+	case Idle:
+		if online {
+			p.seen -= c.state.seen
+			c.state.seen, c.state.updating = 0, false
+			if c.state.training {
+				p.tune.iteration(p.now - c.state.began)
+			}
+		}
+	default:
+	}
+}
+
+// iteration learns from an iteration of online training.
+func (t *orionTuner) iteration(d time.Duration) {
+	t.sum += d
+	if t.iterations++; t.iterations < orionSearch {
+		return
+	}
+	mean := t.sum / time.Duration(t.iterations)
+	t.sum, t.iterations = 0, 0
+	if t.alone == 0 {
+		t.alone = mean
+		return
+	}
+	if mean > t.alone+PPM(orionSlower).Of(t.alone) {
+		t.high = t.now
+	} else {
+		t.low = t.now
+	}
+	t.now = (t.low + t.high) / 2
+}
+
+// recount sums up the offline launches in flight.
+func (p *orion) recount() {
+	p.size = 0
+	flights := 0
+	for _, c := range p.clients {
+		if c.spec.Class == Offline {
+			flights += len(c.flights)
+			for i := range c.flights {
+				p.size += c.flights[i].kernel.SMs
+			}
+		}
+	}
+	if flights == 0 {
+		p.sum, p.drain = 0, false
+	}
+}
+
+// Transmit implements Policy.
+func (p *orion) Transmit(now time.Duration, out []Decision) []Decision {
+	out = p.begin(now, out)
+	for _, c := range p.clients {
+		if c.spec.Class == Online && c.ready() {
+			p.hp = c.head.kernel.Bound
+			p.seen++
+			c.state.seen++
+			out = p.permit(c, out, true, 0)
+		}
+	}
+	n := len(p.clients)
+	for i := range n {
+		c := p.round(i)
+		if c.spec.Class != Offline || !c.ready() || !p.release(c) {
+			continue
+		}
+		p.sum += c.head.kernel.Expected
+		p.size += c.head.kernel.SMs
+		p.drain = p.sum > orionDuration
+		p.next = (p.next + i + 1) % n
+		return p.permit(c, out, false, 0)
+	}
+	return out
+}
+
+// release is the rule for an offline launch.
+func (p *orion) release(c *client[orionClient]) bool {
+	if p.drain {
+		return false
+	}
+	training, updating, measuring := false, false, false
+	for _, o := range p.clients {
+		if o.spec.Class == Online && o.state.training {
+			training, updating = true, updating || o.state.updating
+			measuring = p.tune.alone == 0
+		}
+	}
+	threshold := p.device.SMs
+	if training {
+		threshold = p.tune.now
+	}
+	k := &c.head.kernel
+	switch {
+	case measuring:
+		return false
+	case p.seen == 0:
+		return true
+	case p.size+k.SMs > threshold:
+		return false
+	case updating:
+		return true
+	}
+	return k.Bound == BoundUnknown || p.hp == BoundUnknown || k.Bound != p.hp
+}
+
+// Wake implements Policy.
+func (p *orion) Wake() time.Duration { return p.wake() }
