@@ -127,6 +127,38 @@ func (p *Packet) checkMessage() error {
 // a rule of the specification is broken. Parse decodes the encoding of a valid
 // packet to the same value.
 func (p *Packet) Validate() error {
+	if p.ordinary() {
+		return nil
+	}
+	return p.validate()
+}
+
+// ordinary reports whether a packet is a memory request of at least two whole double
+// words or a completion with data, and has only the fields that these need. Most packets
+// are, and such a packet is valid.
+func (p *Packet) ordinary() bool {
+	if p.TH || p.LN || p.HasDigest || p.AT|p.PH|p.ST|p.Code|uint8(p.Routing)|p.Reserved != 0 || p.Target != 0 || p.Register != 0 ||
+		p.Digest != 0 || p.MsgHeader != noHeader || len(p.Prefix) != 0 || p.TC > 7 || p.Attr > 7 || p.Tag >= pcie.MaxTags {
+		return false
+	}
+	if p.Length < 1 || p.Length > MaxLength || len(p.Data) != p.PayloadLen() {
+		return false
+	}
+	switch p.Type {
+	case MRd, MWr:
+		return p.FirstBE&p.LastBE == 0xf && p.FirstBE|p.LastBE == 0xf && p.Length > 1 && p.Addr%pcie.DW == 0 && (p.DW4 || p.Addr>>32 == 0) &&
+			p.Addr%pcie.PageSize+uint64(p.Length)*pcie.DW <= pcie.PageSize &&
+			p.Completer == 0 && p.Status == 0 && !p.BCM && p.ByteCount == 0 && p.LowerAddr == 0
+	case CplD:
+		return p.FirstBE|p.LastBE == 0 && !p.DW4 && p.Addr == 0 &&
+			p.Status <= 7 && p.ByteCount >= 1 && p.ByteCount <= maxByteCnt && p.LowerAddr <= 0x7f
+	default:
+		return false
+	}
+}
+
+// validate is Validate for any packet.
+func (p *Packet) validate() error {
 	if p.Type == Invalid || p.Type >= numTypes {
 		return errReservedType
 	}
