@@ -11,11 +11,13 @@ import (
 	"io"
 	"os"
 	"runtime/debug"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/dxpu-project/dxpu/internal/opencl/cl"
 	"github.com/dxpu-project/dxpu/internal/opencl/session"
+	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
 
 func main() {
@@ -76,6 +78,7 @@ func serve(library *cl.Library, device cl.Found, memory uint64) error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("forbid tracing: %w", err)
 	}
+	reader.ReserveProcessors()
 	debug.SetTraceback("none") // a fault of a tenant's program is no news of the box
 	var st unix.Stat_t
 	if err := unix.Fstat(vramFD, &st); err != nil {
@@ -91,10 +94,16 @@ func serve(library *cl.Library, device cl.Found, memory uint64) error {
 // socket is the connection to the box: a socket of type SOCK_SEQPACKET that blocks.
 type socket struct{}
 
-func (socket) Receive(p []byte) (int, error) {
+func (socket) Receive(p []byte, block bool) (int, error) {
+	flags := unix.MSG_DONTWAIT
+	if block {
+		flags = 0
+	}
 	for {
-		switch n, err := unix.Read(socketFD, p); {
+		switch n, err := recv(p, flags); {
 		case err == unix.EINTR:
+		case err == unix.EAGAIN:
+			return 0, reader.ErrNothing
 		case err != nil:
 			return 0, fmt.Errorf("socket: %w", err)
 		case n == 0:
@@ -103,6 +112,15 @@ func (socket) Receive(p []byte) (int, error) {
 			return n, nil
 		}
 	}
+}
+
+// recv is recv(2), which package unix has only with the address of the sender.
+func recv(p []byte, flags int) (int, error) {
+	n, _, e := unix.Syscall6(unix.SYS_RECVFROM, socketFD, uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)), uintptr(flags), 0, 0)
+	if e != 0 {
+		return 0, e
+	}
+	return int(n), nil
 }
 
 func (socket) Send(events []byte) error {

@@ -35,9 +35,15 @@ type channel struct {
 	seen       uint32
 	report     bool // the count in host memory has to show the failure
 
+	// With armedOnly, the vector fires only while armed, and once written is beyond arm.
+	armedOnly, armed bool
+	arm              uint32
+
 	inFlight int           // packets without their event
 	since    time.Duration // last progress
 	packet   []byte        // made when the channel starts
+	epoch    uint64        // of the context: reads of an earlier one do not count
+	fetches  fetches
 
 	event   reg.Event // being written
 	pending bool      // event is valid
@@ -49,7 +55,7 @@ func (c *channel) reset() {
 	if c.engine != nil {
 		c.engine.Stop()
 	}
-	*c = channel{engine: c.engine, limit: c.limit, vector: reg.ComputeNoVector}
+	*c = channel{engine: c.engine, limit: c.limit, vector: reg.ComputeNoVector, epoch: c.epoch + 1}
 }
 
 func (c *channel) state() reg.ComputeState {
@@ -81,13 +87,18 @@ var channelRegisters = map[uint64]func(c *channel) uint64{
 	reg.ComputeMirror:    func(c *channel) uint64 { return c.mirror },
 	reg.ComputeMemory:    func(c *channel) uint64 { return c.engine.Memory() },
 	reg.ComputeLimit:     func(c *channel) uint64 { return uint64(c.limit) },
+	reg.ComputeFeatures:  func(*channel) uint64 { return reg.Features },
+	reg.ComputeArm:       func(c *channel) uint64 { return uint64(c.arm) },
 }
 
 func (c *channel) control() uint64 {
-	if c.on || c.fail != reg.ComputeNoError {
-		return reg.ComputeEnable
+	switch {
+	case !c.on && c.fail == reg.ComputeNoError:
+		return 0
+	case c.armedOnly:
+		return reg.ComputeEnable | reg.ComputeArmed
 	}
-	return 0
+	return reg.ComputeEnable
 }
 
 // writeChannel stores the masked bits of a double word of the compute channel.
@@ -97,6 +108,7 @@ func (g *GPU) writeChannel(off uint64, v, mask uint32) {
 	case reg.ComputeControl:
 		switch on := v&mask&reg.ComputeEnable != 0; {
 		case on && c.control() == 0:
+			c.armedOnly = v&mask&reg.ComputeArmed != 0
 			g.startChannel()
 		case !on && mask&reg.ComputeEnable != 0:
 			c.stop()
@@ -104,6 +116,11 @@ func (g *GPU) writeChannel(off uint64, v, mask uint32) {
 		return
 	case reg.ComputeVector:
 		set32(&c.vector, v, mask)
+		return
+	case reg.ComputeArm:
+		set32(&c.arm, v, mask)
+		c.armed = c.on && c.armedOnly
+		g.interruptDriver(c.announced)
 		return
 	case reg.ComputeTail:
 		if c.on {
@@ -144,7 +161,7 @@ func (c *channel) stop() {
 	c.engine.Stop()
 	*c = channel{
 		engine: c.engine, limit: c.limit, ring: c.ring, ringSize: c.ringSize,
-		eventBase: c.eventBase, eventSize: c.eventSize, mirror: c.mirror, vector: c.vector,
+		eventBase: c.eventBase, eventSize: c.eventSize, mirror: c.mirror, vector: c.vector, epoch: c.epoch + 1,
 	}
 }
 
@@ -163,6 +180,7 @@ func (g *GPU) startChannel() {
 		return
 	}
 	c.on = true
+	c.since = g.now
 	c.packet = make([]byte, reg.MaxPacket)
 	c.engine.Start()
 }
@@ -174,6 +192,8 @@ func (g *GPU) failChannel(e reg.ComputeError) {
 	c.engine.Stop()
 	c.report = c.on
 	c.on, c.pending, c.inFlight = false, false, 0
+	c.fetches = fetches{}
+	c.epoch++
 	c.fail = e
 	g.noteXID(reg.XIDEngine)
 }
@@ -194,7 +214,11 @@ func (g *GPU) stepChannel(emit func(p *tlp.Packet) bool) stepResult {
 	if r := g.sendEvent(emit); r != stepIdle {
 		return r
 	}
-	return g.submitPacket()
+	fetched := g.stepFetch(emit)
+	if fetched == stepRefused || !c.on {
+		return fetched
+	}
+	return max(fetched, g.submitPacket())
 }
 
 // submitPacket hands the oldest packet of the ring to the engine.
@@ -223,9 +247,18 @@ func (g *GPU) submitPacket() stepResult {
 	p := c.packet[:size]
 	g.readRing(p, c.head)
 	binary.LittleEndian.PutUint32(p, size)
+	switch c.fetches.check(c.head, packetFlags(p)&reg.PacketFetch != 0) {
+	case fetchWrong:
+		g.failChannel(reg.ComputeBadPacket)
+		return stepMoved
+	case fetchDue:
+		return stepIdle
+	case fetchDone:
+	}
 	if !c.engine.Submit(p) {
 		return stepIdle
 	}
+	c.fetches.pass(c.head)
 	if c.inFlight == 0 {
 		c.since = g.now
 	}
@@ -303,22 +336,33 @@ func (g *GPU) announceEvents(emit func(p *tlp.Packet) bool, flags uint64) bool {
 	if !g.sendWrite(emit, at, binary.LittleEndian.AppendUint64(g.buf[:0], uint64(c.written)|flags)) {
 		return false
 	}
-	if c.vector != reg.ComputeNoVector {
-		g.fire(c.vector)
-	}
+	c.armed = c.armed || flags != 0
+	g.interruptDriver(c.written)
 	return true
 }
 
-// checkChannel ends a context that has made no progress for the time limit.
+// interruptDriver fires the vector if the driver waits for the count that it now sees.
+func (g *GPU) interruptDriver(count uint32) {
+	c := &g.channel
+	if c.vector == reg.ComputeNoVector || c.armedOnly && (!c.armed || c.on && int32(count-c.arm) <= 0) {
+		return
+	}
+	c.armed = false
+	g.fire(c.vector)
+}
+
+// checkChannel ends a context that has made no progress, or has not started, for the
+// time limit.
 func (g *GPU) checkChannel() {
-	if c := &g.channel; c.inFlight > 0 && g.now >= c.deadline() {
+	if g.now >= g.channel.deadline() {
 		g.failChannel(reg.ComputeTimeLimit)
 	}
 }
 
 // deadline returns when the context ends without an event, or machine.Never.
 func (c *channel) deadline() time.Duration {
-	if c.inFlight == 0 || c.stalled() {
+	starting := c.on && c.engine.State() == reg.ComputeStarting
+	if !starting && (c.inFlight == 0 || c.stalled()) {
 		return machine.Never
 	}
 	return machine.After(c.since, c.limit)

@@ -24,6 +24,7 @@ type fakeEngine struct {
 	events  []reg.Event
 	hold    bool // packets stay without an event
 	full    bool // Submit refuses
+	slow    bool // Start does not end
 	taken   int  // packets, over all contexts
 }
 
@@ -32,8 +33,14 @@ func newFakeEngine() *fakeEngine { return &fakeEngine{vram: make([]byte, 1<<20)}
 func (e *fakeEngine) Kind() reg.ComputeKind   { return reg.ComputeOpenCL }
 func (e *fakeEngine) Memory() uint64          { return 1 << 40 }
 func (e *fakeEngine) VRAM() []byte            { return e.vram }
-func (e *fakeEngine) Start()                  { e.state = reg.ComputeReady }
 func (e *fakeEngine) State() reg.ComputeState { return e.state }
+
+func (e *fakeEngine) Start() {
+	e.state = reg.ComputeReady
+	if e.slow {
+		e.state = reg.ComputeStarting
+	}
+}
 
 func (e *fakeEngine) Stop() {
 	e.state, e.packets, e.events = reg.ComputeOff, nil, nil

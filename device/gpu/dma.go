@@ -16,6 +16,7 @@ const (
 	readRing             // ring entries
 	readSegment          // scatter-gather entries
 	readData             // data of a COPY
+	readFetch            // data of a packet of the compute channel
 )
 
 // read is the state of an outstanding read.
@@ -24,10 +25,10 @@ type read struct {
 	queue int
 	epoch uint64
 	addr  uint64
-	first uint32 // index of the command; of the first one for readRing
+	first uint32 // index of the command; of the first one for readRing; number of the fetch
 	entry uint32 // readSegment: first entry
 	n     uint32 // readRing, readSegment: how many
-	vram  int64  // readData: where the first byte goes
+	vram  int64  // readData, readFetch: where the first byte goes
 }
 
 // readOutcome is the outcome of sendRead.
@@ -83,9 +84,8 @@ func (g *GPU) complete(p *tlp.Packet) {
 		return
 	}
 	r := &g.reads[res.Tag]
-	q := &g.queues[r.queue]
-	current := r.epoch == q.epoch
-	if current && r.kind == readData && !res.Poisoned && res.Status == pcie.SuccessfulCompletion {
+	current := g.current(r)
+	if current && (r.kind == readData || r.kind == readFetch) && !res.Poisoned && res.Status == pcie.SuccessfulCompletion {
 		g.vram.write(r.vram+int64(res.N-len(res.Data)), res.Data)
 	}
 	switch {
@@ -100,9 +100,17 @@ func (g *GPU) complete(p *tlp.Packet) {
 		return
 	}
 	if current {
-		g.finished(q, r, &res)
+		g.finished(r, &res)
 	}
 	*r = read{}
+}
+
+// current reports whether the purpose of a read still exists.
+func (g *GPU) current(r *read) bool {
+	if r.kind == readFetch {
+		return r.epoch == g.channel.epoch
+	}
+	return r.epoch == g.queues[r.queue].epoch
 }
 
 // expired takes a read that timed out or was canceled.
@@ -115,14 +123,19 @@ func (g *GPU) expired(res transaction.Result) {
 		g.regs.count(reg.CountTimeouts, 1)
 		g.logError(nil, cfgspace.AERTimeout, false)
 	}
-	if q := &g.queues[r.queue]; r.epoch == q.epoch {
-		g.finished(q, r, &res)
+	if g.current(r) {
+		g.finished(r, &res)
 	}
 	*r = read{}
 }
 
-// finished advances a queue after the end of one of its reads.
-func (g *GPU) finished(q *queue, r *read, res *transaction.Result) {
+// finished advances a queue, or the compute channel, after the end of one of its reads.
+func (g *GPU) finished(r *read, res *transaction.Result) {
+	if r.kind == readFetch {
+		g.fetched(r, res)
+		return
+	}
+	q := &g.queues[r.queue]
 	e := readError(res)
 	c := q.command(r.first)
 	switch r.kind {
@@ -137,7 +150,7 @@ func (g *GPU) finished(q *queue, r *read, res *transaction.Result) {
 		c.out--
 	case readData:
 		c.out--
-	case readIdle:
+	case readIdle, readFetch:
 		return
 	}
 	if e != reg.NoError && c.fail == reg.NoError {

@@ -94,6 +94,9 @@ func (g *GPU) planCopy(cmd reg.Command) (*job, reg.Error, uint64) {
 	if !g.vram.contains(cmd.Arg0, n) {
 		return nil, reg.ErrRange, cmd.Arg0
 	}
+	if g.vram.tooLarge(n) {
+		return nil, reg.ErrParameter, cmd.Arg0
+	}
 	return &job{
 		cmd: cmd, a: g.vram.snapshot(int64(cmd.Arg1), int64(n)), out: newResult(int64(cmd.Arg0), int64(n)),
 		cost: g.transferTime(2 * n),
@@ -107,6 +110,8 @@ func (g *GPU) planFill(cmd reg.Command) (*job, reg.Error, uint64) {
 		return nil, reg.ErrParameter, cmd.Arg0
 	case !g.vram.contains(cmd.Arg0, n):
 		return nil, reg.ErrRange, cmd.Arg0
+	case g.vram.tooLarge(n):
+		return nil, reg.ErrParameter, cmd.Arg0
 	}
 	return &job{cmd: cmd, out: newResult(int64(cmd.Arg0), int64(n)), cost: g.transferTime(n)}, reg.NoError, 0
 }
@@ -143,6 +148,8 @@ func (g *GPU) planKernel(cmd reg.Command) (*job, reg.Error, uint64) {
 			return nil, reg.ErrParameter, o.addr
 		case hi != 0 || !g.vram.contains(o.addr, bytes):
 			return nil, reg.ErrRange, o.addr
+		case g.vram.tooLarge(bytes):
+			return nil, reg.ErrParameter, o.addr
 		}
 	}
 	j := &job{cmd: cmd, elem: elem, count: s.count}

@@ -48,6 +48,13 @@ func (v *vram) contains(off, n uint64) bool {
 	return n <= size && off <= size-n
 }
 
+// maxShared bounds an operand of a command in memory that a compute engine shares,
+// in bytes: the owner copies it, some milliseconds, while its other devices wait.
+const maxShared = 16 << 20
+
+// tooLarge reports whether n bytes are too many for one operand.
+func (v *vram) tooLarge(n uint64) bool { return v.flat != nil && n > maxShared }
+
 func (v *vram) at(i int64) *chunk {
 	if d := v.dirs[i/dirChunks]; d != nil {
 		return d[i%dirChunks]

@@ -7,12 +7,10 @@ import (
 	"log/slog"
 	"math"
 	"os"
-	"os/exec"
 	"runtime"
-	"strconv"
-	"strings"
 	"sync"
-	"syscall"
+	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -41,17 +39,11 @@ type engine struct {
 	state   reg.ComputeState
 	process *process // nil: none
 	events  []reg.Event
-}
 
-// process is one engine process.
-type process struct {
-	cmd    *exec.Cmd
-	socket int
-	dir    string // the platform's cache, of this process only
-	// context is what the process was started for. Its events do not count for
-	// another one.
-	context uint64
-	reaped  bool // killed, and its number may be that of another process soon; under the engine's mu
+	polled   atomic.Pointer[process] // process, for Poll
+	inFlight atomic.Int32            // packets of the context without their event
+	last     atomic.Int64            // when a packet was sent or an event came: nanoseconds since began
+	began    time.Time
 }
 
 var _ gpu.Engine = (*engine)(nil)
@@ -63,7 +55,7 @@ func newEngine(program string, index int, memory uint64, size int, log *slog.Log
 	}
 	e := &engine{
 		program: program, index: index, memory: memory, log: log, vram: vram,
-		wake: make(chan struct{}, 1), notify: func() {},
+		wake: make(chan struct{}, 1), notify: func() {}, began: time.Now(),
 	}
 	e.idle = sync.NewCond(&e.mu)
 	if err := e.renew(); err != nil {
@@ -139,6 +131,7 @@ func (e *engine) Stop() {
 func (e *engine) change(wanted bool, state reg.ComputeState) {
 	e.context++
 	e.wanted, e.state, e.events = wanted, state, nil
+	e.inFlight.Store(0)
 	if e.process != nil && !e.process.reaped {
 		e.process.end()
 	}
@@ -149,12 +142,6 @@ func (e *engine) poke() {
 	case e.wake <- struct{}{}:
 	default:
 	}
-}
-
-// end kills the process and what it has started. run waits for the end.
-func (p *process) end() {
-	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
-	_ = unix.Shutdown(p.socket, unix.SHUT_RDWR)
 }
 
 // State implements gpu.Engine.
@@ -171,9 +158,12 @@ func (e *engine) Submit(packet []byte) bool {
 	if e.process == nil || e.state != reg.ComputeReady {
 		return false
 	}
-	// A full socket takes the packet after an event. After any other error, the reader
-	// sees the end of the process.
-	return unix.Sendto(e.process.socket, packet, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil) == nil
+	if !e.process.send(packet) {
+		return false
+	}
+	e.inFlight.Add(1)
+	e.last.Store(int64(time.Since(e.began)))
+	return true
 }
 
 // Event implements gpu.Engine.
@@ -242,7 +232,7 @@ func (e *engine) run(ctx context.Context) {
 func (e *engine) serve(number uint64) {
 	p, err := e.start(number)
 	if err == nil {
-		err = errors.Join(e.read(p), e.reap(p))
+		err = errors.Join(p.reader.Serve(), e.reap(p))
 	}
 	e.mu.Lock()
 	failed := e.context == number
@@ -267,119 +257,10 @@ func (e *engine) reap(p *process) error {
 	p.reaped = true
 	e.mu.Unlock()
 	err := p.cmd.Wait()
+	e.polled.Store(nil)
 	e.mu.Lock()
 	e.process = nil
 	e.idle.Broadcast()
 	e.mu.Unlock()
-	return errors.Join(err, unix.Close(p.socket), os.RemoveAll(p.dir))
-}
-
-// socketBuffer is the room for packets on their way to the process, in bytes.
-const socketBuffer = 4 << 20
-
-// start starts a process.
-func (e *engine) start(number uint64) (*process, error) {
-	e.mu.Lock()
-	file := e.file
-	e.mu.Unlock()
-	if file == nil {
-		return nil, errors.New("there is no shared memory: an error before says why")
-	}
-	dir, err := os.MkdirTemp("", "dxpu-opencl-")
-	if err != nil {
-		return nil, err
-	}
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("socket: %w", err), os.RemoveAll(dir))
-	}
-	// The larger buffer needs a privilege; without it, fewer packets are in flight.
-	if unix.SetsockoptInt(pair[0], unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, socketBuffer) != nil {
-		_ = unix.SetsockoptInt(pair[0], unix.SOL_SOCKET, unix.SO_SNDBUF, socketBuffer)
-	}
-	other := os.NewFile(uintptr(pair[1]), "engine")
-	p := &process{socket: pair[0], dir: dir, context: number}
-	p.cmd = exec.Command(e.program, "--serve", strconv.Itoa(e.index), "--memory", strconv.FormatUint(e.memory, 10))
-	p.cmd.Env = environment(dir)
-	p.cmd.Dir = dir
-	p.cmd.ExtraFiles = []*os.File{other, file}
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	err = p.cmd.Start()
-	err = errors.Join(err, other.Close())
-	if err != nil {
-		return nil, errors.Join(err, unix.Close(p.socket), os.RemoveAll(dir))
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.process = p
-	if e.context != number {
-		p.end()
-	}
-	return p, nil
-}
-
-// passed are the beginnings of the variables that the process gets: those of the ICD
-// loader and of the platforms, and where programs and libraries are.
-var passed = []string{"PATH=", "LD_LIBRARY_PATH=", "OCL_ICD_", "POCL_", "CUDA_VISIBLE_DEVICES=", "ROCR_VISIBLE_DEVICES="}
-
-// environment returns the variables of a process whose files are in dir.
-func environment(dir string) []string {
-	var env []string
-	for _, v := range os.Environ() {
-		for _, p := range passed {
-			if strings.HasPrefix(v, p) {
-				env = append(env, v)
-			}
-		}
-	}
-	return append(env, "HOME="+dir, "TMPDIR="+dir, "XDG_CACHE_HOME="+dir, "POCL_CACHE_DIR="+dir)
-}
-
-// read reads events until the process ends.
-func (e *engine) read(p *process) error {
-	buf := make([]byte, maxEvents*reg.EventSize)
-	for hello := true; ; hello = false {
-		n, err := unix.Read(p.socket, buf)
-		for errors.Is(err, unix.EINTR) {
-			n, err = unix.Read(p.socket, buf)
-		}
-		switch {
-		case err != nil:
-			return fmt.Errorf("socket: %w", err)
-		case n == 0:
-			return nil
-		case n%reg.EventSize != 0:
-			return fmt.Errorf("the process sent %d bytes", n)
-		}
-		if err := e.take(p, buf[:n], hello); err != nil {
-			return err
-		}
-	}
-}
-
-// maxEvents bounds the events of one message.
-const maxEvents = 1024
-
-// take takes the events of one message. The first one says that the context is there.
-func (e *engine) take(p *process, b []byte, hello bool) error {
-	e.mu.Lock()
-	notify := e.notify
-	if e.context == p.context {
-		if hello {
-			e.state = reg.ComputeReady
-			b = nil
-		}
-		for len(b) > 0 {
-			ev, n, _ := reg.ParseEvent(b) // whole events
-			e.events = append(e.events, ev)
-			b = b[n:]
-		}
-	}
-	many := len(e.events) > reg.MaxPacketsInFlight
-	e.mu.Unlock()
-	if many {
-		return errors.New("the process sent more events than packets")
-	}
-	notify()
-	return nil
+	return errors.Join(err, p.socket.Close(), p.reader.Close(), os.RemoveAll(p.dir))
 }

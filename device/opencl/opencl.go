@@ -116,6 +116,7 @@ var (
 	_ device.Device    = (*Device)(nil)
 	_ device.Runner    = (*Device)(nil)
 	_ device.Notifier  = (*Device)(nil)
+	_ device.Poller    = (*Device)(nil)
 	_ device.Scrubber  = (*Device)(nil)
 	_ device.Describer = (*Device)(nil)
 	_ device.Checker   = (*Device)(nil)
@@ -200,6 +201,15 @@ func (d *Device) Run(ctx context.Context) { d.engine.run(ctx) }
 
 // SetNotify implements device.Notifier.
 func (d *Device) SetNotify(notify func()) { d.engine.setNotify(notify) }
+
+// Due implements device.Poller.
+func (d *Device) Due() bool { return d.engine.due() }
+
+// Poll implements device.Poller.
+func (d *Device) Poll() bool { return d.engine.poll() }
+
+// Hold implements device.Poller.
+func (d *Device) Hold() (fd uintptr, release func()) { return d.engine.hold() }
 
 // Scrub implements device.Scrubber. It waits until the process of the former tenant
 // has ended, because that still writes to the memory.

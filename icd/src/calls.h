@@ -67,4 +67,8 @@ extern __typeof__(*(cl_api_clEnqueueBarrierWithWaitList)0) dxpu_EnqueueBarrierWi
 extern __typeof__(*(cl_api_clCreateCommandQueueWithProperties)0) dxpu_CreateCommandQueueWithProperties;
 extern __typeof__(*(cl_api_clCreateProgramWithIL)0) dxpu_CreateProgramWithIL;
 extern __typeof__(*(cl_api_clCreateBufferWithProperties)0) dxpu_CreateBufferWithProperties;
+extern __typeof__(*(cl_api_clCreateUserEvent)0) dxpu_CreateUserEvent;
+extern __typeof__(*(cl_api_clSetUserEventStatus)0) dxpu_SetUserEventStatus;
+extern __typeof__(*(cl_api_clSetMemObjectDestructorCallback)0) dxpu_SetMemObjectDestructorCallback;
+extern __typeof__(*(cl_api_clSetContextDestructorCallback)0) dxpu_SetContextDestructorCallback;
 #endif

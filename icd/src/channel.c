@@ -1,96 +1,28 @@
-#include "channel.h"
+#include "channel_private.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "vfio.h"
-
-/* Registers of BAR 0. */
 enum {
-	REG_ID = 0x000,
-	REG_CAPS = 0x008,
-	REG_VRAM_SIZE = 0x040,
-	REG_APERTURE_SIZE = 0x048,
-	REG_VERSION = 0x3004,
-	REG_CONTROL = 0x3008,
-	REG_STATE = 0x300c,
-	REG_TAIL = 0x3014,
-	REG_SEEN = 0x3020,
-	REG_VECTOR = 0x3024,
-	REG_RING = 0x3028,
-	REG_RING_SIZE = 0x3030,
-	REG_EVENT_SIZE = 0x3034,
-	REG_EVENT_BASE = 0x3038,
-	REG_MIRROR = 0x3040,
-	REG_MEMORY = 0x3048,
-};
-
-enum { MAGIC = 0x55505844, CAP_COMPUTE = 1 << 4, STATE_STARTING = 1, STATE_READY = 2, PACKET_VERSION = 1 };
-
-enum {
-	RING_SIZE = 1 << 20, /* at VRAM address 0; staging memory follows */
-	EVENT_ENTRIES = 4096,
-	EVENT_SIZE = 64,
-	EVENT_BYTES = EVENT_ENTRIES * EVENT_SIZE,
-	SLOTS = 4096, /* packets in flight */
-	PAGE = 4096,
+	MAGIC = 0x55505844,
+	CAP_COMPUTE = 1 << 4,
+	STATE_STARTING = 1,
+	STATE_READY = 2,
+	PACKET_VERSION = 1,
+	CONTROL_ENABLE = 1 << 0,
+	CONTROL_ARMED = 1 << 1,
 	START_TRIES = 3000,
-	SPINS = 2000, /* looks at the count before a thread sleeps: some 20 us */
+	START_PAUSE_NS = 2000000,
 };
 
 #define DMA_BASE 0x100000000u
-#define EVENTS_FAILED (1ull << 63)
-#define DEVICE_NOT_AVAILABLE (-2)
-#define OUT_OF_RESOURCES (-5)
 
-/* forked says that this process is a child of the one that has the connections. */
-static volatile int forked;
-
-struct event {
-	uint64_t cookie;
-	int32_t status;
-	uint32_t length;
-	uint64_t times[4];
-	uint64_t out, reserved;
-};
-
-struct slot {
-	int used;
-	uint64_t cookie;
-	uint64_t end; /* of the packet in the ring, in bytes since the start */
-	uint32_t room; /* for its result */
-	completion done;
-	void *arg;
-};
-
-struct channel {
-	struct vfio *vfio;
-	unsigned char *memory; /* mirror of VRAM, then the event ring and its count */
-	size_t memory_size;
-	uint64_t vram, engine_memory;
-	volatile struct event *events;
-	volatile uint64_t *count;
-
-	pthread_mutex_t post;   /* held while a packet goes into the ring */
-	pthread_mutex_t handle; /* held while events are handled, so that they are in order */
-
-	pthread_mutex_t lock; /* guards the fields below */
-	pthread_cond_t changed;
-	int failed;
-	uint64_t tail, freed; /* bytes of the ring since the start: put, and taken by the device */
-	uint64_t cookie;
-	uint32_t next_handle, seen, told;
-	uint32_t next_slot, in_flight;
-	struct slot slots[SLOTS];
-	unsigned char *pages; /* 1: taken, for each page of staging memory */
-	size_t page_count;
-};
+volatile int channel_forked;
 
 /* take handles one event. The device may be hostile: a result is not longer than its room. */
 static void take(struct channel *c, struct event *e)
@@ -138,9 +70,7 @@ static void fail(struct channel *c)
 		if (s.used)
 			s.done(s.arg, DEVICE_NOT_AVAILABLE, 0, &t);
 	}
-	pthread_mutex_lock(&c->lock);
-	pthread_cond_broadcast(&c->changed);
-	pthread_mutex_unlock(&c->lock);
+	vfio_notify(c->vfio);
 }
 
 /* handle_events handles what has arrived. */
@@ -172,21 +102,116 @@ static void handle_events(struct channel *c)
 	if (failed && !channel_failed(c))
 		fail(c);
 	pthread_mutex_unlock(&c->handle);
-	if (any) {
-		pthread_mutex_lock(&c->lock);
-		pthread_cond_broadcast(&c->changed);
-		pthread_mutex_unlock(&c->lock);
-	}
+	if (any)
+		vfio_notify(c->vfio);
 }
 
-/* interrupt runs in the thread of the socket. Before the channel is set up, and after
- * it, there is nothing to handle. */
+/* arm asks for an interrupt after the events that were handled, unless one will come. */
+static void arm(struct channel *c)
+{
+	pthread_mutex_lock(&c->lock);
+	int now = c->features & FEATURE_ARM && !c->armed && !c->failed;
+	uint32_t seen = __atomic_load_n(&c->seen, __ATOMIC_RELAXED);
+	if (now)
+		c->armed = 1;
+	pthread_mutex_unlock(&c->lock);
+	if (now)
+		(void)channel_write32(c, REG_ARM, seen);
+}
+
+/* interrupt runs in a thread that reads the socket. Before the channel is set up, there
+ * is nothing to handle. */
 static void interrupt(void *arg)
 {
 	struct channel *c = arg;
 
-	if (__atomic_load_n(&c->count, __ATOMIC_ACQUIRE))
+	if (!__atomic_load_n(&c->count, __ATOMIC_ACQUIRE))
+		return;
+	pthread_mutex_lock(&c->lock);
+	c->armed = 0;
+	pthread_mutex_unlock(&c->lock);
+	handle_events(c);
+	pthread_mutex_lock(&c->lock);
+	int again = c->watchers > 0 && c->in_flight > 0;
+	pthread_mutex_unlock(&c->lock);
+	if (again)
+		arm(c);
+}
+
+void channel_watch(struct channel *c, int n)
+{
+	if (channel_forked)
+		return;
+	pthread_mutex_lock(&c->lock);
+	c->watchers += n;
+	pthread_mutex_unlock(&c->lock);
+	if (n > 0) {
+		channel_flush(c);
+		arm(c);
+	}
+}
+
+void channel_poll(struct channel *c)
+{
+	if (channel_forked)
+		return;
+	if (__atomic_load_n(&c->seen, __ATOMIC_RELAXED) != (uint32_t)__atomic_load_n(c->count, __ATOMIC_ACQUIRE) || vfio_lost(c->vfio))
 		handle_events(c);
+}
+
+/* state is what channel_until waits for. */
+struct state {
+	struct channel *channel;
+	int (*ready)(void *arg);
+	void *arg;
+};
+
+static int armed_or_ready(void *arg)
+{
+	struct state *s = arg;
+
+	channel_poll(s->channel);
+	if (s->ready(s->arg) || channel_failed(s->channel))
+		return 1;
+	pthread_mutex_lock(&s->channel->lock);
+	int armed = s->channel->armed || !(s->channel->features & FEATURE_ARM);
+	pthread_mutex_unlock(&s->channel->lock);
+	return !armed; /* the interrupt was for earlier events */
+}
+
+/* How long a thread looks at the count in memory before it sleeps, and how long another
+ * thread may run meanwhile: then sleeping is better. */
+enum { SPIN_NS = 100000, PREEMPTED_NS = 200000, LOOKS = 8 };
+
+static int64_t now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+void channel_until(struct channel *c, int (*ready)(void *arg), void *arg)
+{
+	struct state s = {c, ready, arg};
+
+	while (!channel_failed(c)) {
+		for (int64_t start = now_ns(), last = start, now = start; now - start < SPIN_NS && now - last < PREEMPTED_NS;) {
+			for (int i = 0; i < LOOKS; i++) {
+				channel_poll(c);
+				if (ready(arg))
+					return;
+			}
+			sched_yield();
+			last = now;
+			now = now_ns();
+		}
+		arm(c);
+		if (vfio_await(c->vfio, armed_or_ready, &s, -1))
+			handle_events(c); /* lost: all packets end */
+		if (ready(arg))
+			return;
+	}
 }
 
 static int read_register(struct channel *c, uint32_t offset, void *value, uint32_t size)
@@ -194,7 +219,7 @@ static int read_register(struct channel *c, uint32_t offset, void *value, uint32
 	return vfio_read(c->vfio, REGION_BAR0, offset, value, size);
 }
 
-static int write32(struct channel *c, uint32_t offset, uint32_t value)
+int channel_write32(struct channel *c, uint32_t offset, uint32_t value)
 {
 	struct write_part w = {REGION_BAR0, sizeof value, offset, &value};
 	return vfio_write(c->vfio, &w, 1);
@@ -234,19 +259,21 @@ static int share(struct channel *c)
 	c->events = (volatile struct event *)(c->memory + c->vram);
 	c->page_count = (size_t)(c->vram - RING_SIZE) / PAGE;
 	c->pages = calloc(c->page_count, 1);
-	return c->pages ? 0 : -1;
+	c->ring = malloc(RING_SIZE);
+	return c->pages && c->ring ? 0 : -1;
 }
 
 /* start makes the context and waits until its process runs. */
 static int start(struct channel *c)
 {
 	uint32_t state = STATE_STARTING;
-	struct timespec pause = {0, 2000000};
+	uint32_t control = CONTROL_ENABLE | (c->features & FEATURE_ARM ? CONTROL_ARMED : 0);
+	struct timespec pause = {0, START_PAUSE_NS};
 
 	__atomic_store_n(&c->count, (volatile uint64_t *)(c->memory + c->vram + EVENT_BYTES), __ATOMIC_RELEASE);
-	if (write32(c, REG_CONTROL, 0) || write64(c, REG_RING, 0) || write32(c, REG_RING_SIZE, RING_SIZE) ||
-	    write32(c, REG_EVENT_SIZE, EVENT_ENTRIES) || write64(c, REG_EVENT_BASE, DMA_BASE + c->vram) ||
-	    write64(c, REG_MIRROR, DMA_BASE) || write32(c, REG_VECTOR, 0) || write32(c, REG_CONTROL, 1))
+	if (channel_write32(c, REG_CONTROL, 0) || write64(c, REG_RING, 0) || channel_write32(c, REG_RING_SIZE, RING_SIZE) ||
+	    channel_write32(c, REG_EVENT_SIZE, EVENT_ENTRIES) || write64(c, REG_EVENT_BASE, DMA_BASE + c->vram) ||
+	    write64(c, REG_MIRROR, DMA_BASE) || channel_write32(c, REG_VECTOR, 0) || channel_write32(c, REG_CONTROL, control))
 		return -1;
 	for (int i = 0; i < START_TRIES && state == STATE_STARTING; i++) {
 		nanosleep(&pause, NULL);
@@ -266,7 +293,6 @@ struct channel *channel_open(const char *path)
 	pthread_mutex_init(&c->post, NULL);
 	pthread_mutex_init(&c->handle, NULL);
 	pthread_mutex_init(&c->lock, NULL);
-	pthread_cond_init(&c->changed, NULL);
 	c->vfio = vfio_open(path, interrupt, c);
 	if (!c->vfio) {
 		free(c);
@@ -274,7 +300,7 @@ struct channel *channel_open(const char *path)
 	}
 	if (read_register(c, REG_ID, &id, sizeof id) || id != MAGIC || read_register(c, REG_CAPS, &caps, sizeof caps) ||
 	    !(caps & CAP_COMPUTE) || read_register(c, REG_VERSION, &version, sizeof version) || version != PACKET_VERSION ||
-	    share(c) || start(c)) {
+	    read_register(c, REG_FEATURES, &c->features, sizeof c->features) || share(c) || start(c)) {
 		channel_close(c);
 		errno = ENODEV;
 		return NULL;
@@ -284,27 +310,27 @@ struct channel *channel_open(const char *path)
 
 void channel_close(struct channel *c)
 {
-	(void)write32(c, REG_CONTROL, 0);
+	(void)channel_write32(c, REG_CONTROL, 0);
 	vfio_close(c->vfio);
 	if (c->memory && c->memory != MAP_FAILED)
 		munmap(c->memory, c->memory_size);
 	free(c->pages);
+	free(c->ring);
 	pthread_mutex_destroy(&c->post);
 	pthread_mutex_destroy(&c->handle);
 	pthread_mutex_destroy(&c->lock);
-	pthread_cond_destroy(&c->changed);
 	free(c);
 }
 
 void channel_after_fork(struct channel *c)
 {
-	forked = 1;
+	channel_forked = 1;
 	vfio_after_fork(c->vfio);
 }
 
 int channel_failed(struct channel *c)
 {
-	if (forked)
+	if (channel_forked)
 		return 1; /* without the lock, which a thread of the parent may have held */
 	pthread_mutex_lock(&c->lock);
 	int failed = c->failed;
@@ -316,7 +342,7 @@ uint64_t channel_memory(struct channel *c) { return c->engine_memory; }
 
 uint32_t channel_handle(struct channel *c)
 {
-	if (forked)
+	if (channel_forked)
 		return 1; /* of an object that will not be */
 	pthread_mutex_lock(&c->lock);
 	if (++c->next_handle == 0)
@@ -326,167 +352,4 @@ uint32_t channel_handle(struct channel *c)
 	return h;
 }
 
-uint64_t channel_block(struct channel *c) { return c->page_count / 4 * PAGE; }
-
-/* find returns the first of n free pages in a row, or -1. */
-static long find(struct channel *c, size_t n)
-{
-	size_t run = 0;
-
-	for (size_t i = 0; i < c->page_count; i++) {
-		run = c->pages[i] ? 0 : run + 1;
-		if (run == n)
-			return (long)(i + 1 - n);
-	}
-	return -1;
-}
-
-int channel_reserve(struct channel *c, uint64_t size, struct staging *s)
-{
-	size_t n = (size_t)((size + PAGE - 1) / PAGE);
-	long at = -1;
-
-	if (forked)
-		return -1;
-	if (n == 0)
-		n = 1;
-	pthread_mutex_lock(&c->lock);
-	while (!c->failed && n <= c->page_count && (at = find(c, n)) < 0)
-		pthread_cond_wait(&c->changed, &c->lock);
-	if (at >= 0)
-		memset(c->pages + at, 1, n);
-	pthread_mutex_unlock(&c->lock);
-	if (at < 0)
-		return -1;
-	s->at = RING_SIZE + (uint64_t)at * PAGE;
-	s->size = n * PAGE;
-	s->mirror = c->memory + s->at;
-	return 0;
-}
-
-void channel_free(struct channel *c, const struct staging *s)
-{
-	if (forked)
-		return;
-	pthread_mutex_lock(&c->lock);
-	memset(c->pages + (s->at - RING_SIZE) / PAGE, 0, (size_t)(s->size / PAGE));
-	pthread_cond_broadcast(&c->changed);
-	pthread_mutex_unlock(&c->lock);
-}
-
-int channel_upload(struct channel *c, const struct staging *s, const void *data, size_t n)
-{
-	const unsigned char *p = data;
-
-	for (size_t done = 0; done < n;) {
-		size_t part = n - done > 1 << 20 ? 1 << 20 : n - done;
-		struct write_part w = {REGION_BAR2, (uint32_t)part, s->at + done, p + done};
-		if (vfio_write(c->vfio, &w, 1))
-			return -1;
-		done += part;
-	}
-	return 0;
-}
-
-/* take_slot waits for a slot and for n bytes of the ring. The caller holds post. */
-static struct slot *take_slot(struct channel *c, uint64_t n, uint32_t room, completion done, void *arg)
-{
-	struct slot *s = NULL;
-
-	pthread_mutex_lock(&c->lock);
-	while (!c->failed && (c->in_flight >= SLOTS - 1 || c->tail + n - c->freed > RING_SIZE))
-		pthread_cond_wait(&c->changed, &c->lock);
-	if (!c->failed) {
-		/* A cookie names its slot. A slot may be busy longer than others. */
-		do
-			c->cookie++;
-		while (c->cookie == 0 || c->slots[c->cookie % SLOTS].used);
-		s = &c->slots[c->cookie % SLOTS];
-		s->used = 1;
-		s->cookie = c->cookie;
-		s->done = done;
-		s->arg = arg;
-		c->tail += n;
-		s->end = c->tail;
-		s->room = room;
-		c->in_flight++;
-	}
-	pthread_mutex_unlock(&c->lock);
-	return s;
-}
-
-uint64_t channel_post(struct channel *c, const struct packet *p, const struct staging *out, completion done, void *arg)
-{
-	struct {
-		uint32_t size;
-		uint16_t op, flags;
-		uint64_t cookie, out;
-		uint32_t room, queue;
-	} header = {32 + p->length, p->op, p->flags, 0, out ? out->at : 0, out ? (uint32_t)out->size : 0, p->queue};
-	struct write_part parts[5];
-	int n = 0;
-
-	if (forked)
-		return 0;
-	pthread_mutex_lock(&c->post);
-	struct slot *s = take_slot(c, header.size, header.room, done, arg);
-	if (!s) {
-		pthread_mutex_unlock(&c->post);
-		return 0;
-	}
-	uint64_t cookie = header.cookie = s->cookie;
-	uint32_t tail = (uint32_t)s->end;
-	uint64_t at = s->end - header.size;
-	/* The header, the body, and what of each wraps at the end of the ring. */
-	const struct {
-		const void *data;
-		uint32_t length;
-	} pieces[2] = {{&header, sizeof header}, {p->body, p->length}};
-	for (int i = 0; i < 2; i++) {
-		const unsigned char *data = pieces[i].data;
-		for (uint32_t left = pieces[i].length; left > 0;) {
-			uint32_t from = (uint32_t)(at % RING_SIZE);
-			uint32_t count = left < RING_SIZE - from ? left : RING_SIZE - from;
-			parts[n++] = (struct write_part){REGION_BAR2, count, from, data};
-			data += count;
-			at += count;
-			left -= count;
-		}
-	}
-	parts[n++] = (struct write_part){REGION_BAR0, sizeof tail, REG_TAIL, &tail};
-	/* A write that fails means a lost device: its thread ends the packet. */
-	(void)vfio_write(c->vfio, parts, n);
-	pthread_mutex_unlock(&c->post);
-	return cookie;
-}
-
-void channel_wait(struct channel *c, volatile int32_t *word)
-{
-	if (forked)
-		return; /* nothing completes here */
-	for (int i = 0; i < SPINS && __atomic_load_n(word, __ATOMIC_ACQUIRE) > 0; i++) {
-		if (__atomic_load_n(&c->seen, __ATOMIC_RELAXED) != (uint32_t)__atomic_load_n(c->count, __ATOMIC_ACQUIRE))
-			handle_events(c);
-	}
-	pthread_mutex_lock(&c->lock);
-	while (__atomic_load_n(word, __ATOMIC_ACQUIRE) > 0)
-		pthread_cond_wait(&c->changed, &c->lock);
-	pthread_mutex_unlock(&c->lock);
-}
-
-void channel_set(struct channel *c, volatile int32_t *word, int32_t value)
-{
-	pthread_mutex_lock(&c->lock);
-	__atomic_store_n(word, value, __ATOMIC_RELEASE);
-	pthread_cond_broadcast(&c->changed);
-	pthread_mutex_unlock(&c->lock);
-}
-
-void channel_finish(struct channel *c, volatile int32_t *status, int32_t value, volatile int32_t *pending)
-{
-	pthread_mutex_lock(&c->lock);
-	__atomic_store_n(status, value, __ATOMIC_RELEASE);
-	__atomic_sub_fetch(pending, 1, __ATOMIC_ACQ_REL);
-	pthread_cond_broadcast(&c->changed);
-	pthread_mutex_unlock(&c->lock);
-}
+uint32_t channel_features(struct channel *c) { return c->features; }

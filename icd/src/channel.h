@@ -28,7 +28,13 @@ enum {
 	PACKET_MARKER = 24,
 };
 
-enum { NDRANGE_OFFSET = 1, NDRANGE_LOCAL = 2, MAX_PACKET = 64 << 10 };
+enum { NDRANGE_OFFSET = 1, NDRANGE_LOCAL = 2, MARKER_BARRIER = 1, PACKET_FETCH = 1 << 15, MAX_PACKET = 64 << 10 };
+
+/* Flags of PACKET_QUEUE. */
+enum { QUEUE_WITHOUT_TIMES = 1, QUEUE_OUT_OF_ORDER = 2 };
+
+/* Features of a device. */
+enum { FEATURE_ARM = 1, FEATURE_FETCH = 2, FEATURE_QUEUES = 4 };
 
 /* times are when a command was queued, submitted, started and ended, in nanoseconds. */
 struct times {
@@ -41,6 +47,8 @@ struct packet {
 	uint32_t queue;
 	uint32_t length; /* of body */
 	int overflow;
+	uint64_t fetch_at; /* VRAM address of the data that the device fetches */
+	uint32_t fetch_size;
 	unsigned char body[MAX_PACKET - 32];
 };
 
@@ -84,12 +92,25 @@ uint64_t channel_block(struct channel *c);
 int channel_reserve(struct channel *c, uint64_t size, struct staging *s);
 void channel_free(struct channel *c, const struct staging *s);
 
-/* channel_upload writes to staging memory in the device. */
-int channel_upload(struct channel *c, const struct staging *s, const void *data, size_t n);
+/* channel_upload brings data to staging memory in the device before packet p, which is
+ * posted after it, is executed. */
+int channel_upload(struct channel *c, const struct staging *s, const void *data, size_t n, struct packet *p);
 
 /* channel_post sends a packet whose result goes to out, which may be NULL. It returns the
  * packet's cookie, or 0 when the device is lost; then done is not called. */
 uint64_t channel_post(struct channel *c, const struct packet *p, const struct staging *out, completion done, void *arg);
+
+/* channel_flush sends the packets that were posted and have not left. */
+void channel_flush(struct channel *c);
+
+/* channel_watch adds n to the number of those who want to know of completions without
+ * waiting. */
+void channel_watch(struct channel *c, int n);
+
+/* channel_poll looks for completions. */
+void channel_poll(struct channel *c);
+
+uint32_t channel_features(struct channel *c);
 
 /* channel_call sends a packet and waits. It returns the status, or -2
  * (CL_DEVICE_NOT_AVAILABLE). The result is in out->mirror. */
@@ -99,8 +120,12 @@ int32_t channel_call(struct channel *c, const struct packet *p, const struct sta
  * fork it returns at once. */
 void channel_wait(struct channel *c, volatile int32_t *word);
 
-/* channel_finish stores a status and takes one from pending. It touches neither
- * afterwards. */
+/* channel_load reads a word that channel_finish stores. When it is not positive,
+ * channel_finish has ended. */
+int32_t channel_load(struct channel *c, volatile int32_t *word);
+
+/* channel_finish stores a status and takes one from pending, which may be NULL. It touches
+ * neither afterwards. */
 void channel_finish(struct channel *c, volatile int32_t *status, int32_t value, volatile int32_t *pending);
 
 /* channel_set stores a word for which channel_wait waits. */

@@ -5,8 +5,10 @@
 
 struct channel *channel_of(cl_command_queue q) { return q->context->device->channel; }
 
+static struct channel *event_channel(cl_event e) { return e->context->device->channel; }
+
 /* retired are events that a thread of the program releases when they are complete: a
- * release may wait, and the channel's thread must not. */
+ * release may wait, and a thread that handles completions must not. */
 static struct retired {
 	struct retired *next;
 	cl_event event;
@@ -25,21 +27,24 @@ static void retire(cl_event e)
 	pthread_mutex_unlock(&dxpu_lock);
 }
 
-/* event_new makes the event of a command, with one part open until end_command. */
-cl_event event_new(cl_command_queue q, cl_command_type type)
+/* event_new makes the event of a command, with one part open until command_run has ended, or
+ * a user event. */
+cl_event event_new(cl_context c, cl_command_queue q, cl_command_type type)
 {
 	cl_event e = object_new(KIND_EVENT, sizeof *e);
 
 	if (!e)
 		return NULL;
-	e->context = q->context;
+	e->context = c;
 	e->queue = q;
 	e->type = type;
 	e->status = CL_QUEUED;
 	e->parts = 1;
-	object_retain(q->context);
-	object_retain(q);
-	__atomic_add_fetch(&q->pending, 1, __ATOMIC_ACQ_REL);
+	object_retain(c);
+	if (q) {
+		object_retain(q);
+		__atomic_add_fetch(&q->pending, 1, __ATOMIC_ACQ_REL);
+	}
 	return e;
 }
 
@@ -52,13 +57,18 @@ void event_release(cl_event e)
 		free(e->callbacks);
 		e->callbacks = next;
 	}
-	queue_release(e->queue);
+	if (e->map)
+		mapping_release(e->map);
+	if (e->mem)
+		mem_release(e->mem);
+	if (e->queue)
+		queue_release(e->queue);
 	context_release(e->context);
 	free(e);
 }
 
 /* part_end ends a part of a command, and the command with the last one. It may run in
- * the thread of the channel, which must not wait: the program holds the references. */
+ * a thread that handles completions, which must not wait: the program holds the references. */
 void part_end(cl_event e, int32_t status, const struct times *t)
 {
 	struct callback *calls = NULL;
@@ -80,14 +90,15 @@ void part_end(cl_event e, int32_t status, const struct times *t)
 	pthread_mutex_unlock(&dxpu_lock);
 	if (!last)
 		return;
-	cl_command_queue q = e->queue;
+	struct channel *ch = event_channel(e);
+	if (e->map)
+		channel_set(ch, &e->map->pending, 0);
 	/* From here on, the program may release the event, unless a callback holds it. */
-	channel_finish(channel_of(q), &e->status, code, &q->pending);
+	channel_finish(ch, &e->status, code, e->queue ? &e->queue->pending : NULL);
 	while (calls) {
 		struct callback *next = calls->next;
-		calls->call(e, code < 0 ? code : calls->type, calls->data);
-		free(calls);
-		retire(e);
+		channel_watch(ch, -1);
+		callback_later(calls, e, code < 0 ? code : calls->type);
 		calls = next;
 	}
 }
@@ -168,7 +179,7 @@ void add_waits(struct packet *p, cl_uint n, const cl_event *list)
 	packet_u32(p, n);
 	packet_u32(p, 0);
 	for (cl_uint i = 0; i < n; i++)
-		packet_u64(p, list[i]->cookie);
+		packet_u64(p, list[i]->cookie); /* 0, that of a user event, is complete */
 }
 
 cl_int begin(struct command *c)
@@ -185,7 +196,7 @@ cl_int begin(struct command *c)
 			return CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
 	if (channel_failed(channel_of(c->queue)))
 		return CL_DEVICE_NOT_AVAILABLE;
-	c->event = event_new(c->queue, c->type);
+	c->event = event_new(c->queue->context, c->queue, c->type);
 	return c->event ? CL_SUCCESS : CL_OUT_OF_HOST_MEMORY;
 }
 
@@ -208,7 +219,7 @@ void sweep(void)
 	pthread_mutex_unlock(&dxpu_lock);
 	while (list) {
 		struct retired *next = list->next;
-		if (__atomic_load_n(&list->event->status, __ATOMIC_ACQUIRE) > 0) {
+		if (channel_load(event_channel(list->event), &list->event->status) > 0) {
 			list->next = keep;
 			keep = list;
 		} else {
@@ -227,21 +238,52 @@ void sweep(void)
 	}
 }
 
-/* end completes an enqueue call. */
-cl_int end(struct command *c, cl_int code, int blocking, cl_event *out)
+static cl_int run_packet(struct command *c)
+{
+	struct part *part = part_new(c);
+
+	add_waits(c->packet, c->waits, c->list);
+	return part ? post(part, c->packet) : CL_OUT_OF_HOST_MEMORY;
+}
+
+cl_int command_run(struct command *c)
+{
+	cl_int code;
+
+	switch (c->kind) {
+	case COMMAND_MOVE:
+		code = move(c);
+		break;
+	case COMMAND_MOVE_BOX:
+		code = move_box(c);
+		break;
+	default:
+		code = run_packet(c);
+	}
+	if (c->map)
+		mapping_release(c->map);
+	part_end(c->event, code, NULL);
+	return code;
+}
+
+cl_int end(struct command *c, int blocking, cl_event *out)
 {
 	cl_event e = c->event;
 	struct channel *ch = channel_of(c->queue);
 	static _Thread_local unsigned calls;
+	cl_int code = CL_SUCCESS;
 
-	part_end(e, code, NULL);
+	if (!command_defer(c, &code))
+		code = command_run(c);
 	/* After an error, other parts may still use memory that the caller frees. */
 	if (code)
 		channel_wait(ch, &e->status);
 	else if (blocking) {
 		channel_wait(ch, &e->status);
-		if (e->status < 0)
-			code = e->status == CL_DEVICE_NOT_AVAILABLE ? e->status : CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
+		if (e->status > 0 || e->status == CL_DEVICE_NOT_AVAILABLE)
+			code = CL_DEVICE_NOT_AVAILABLE;
+		else if (e->status < 0)
+			code = CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
 	}
 	if (!code && out) {
 		object_retain(e);
@@ -251,106 +293,4 @@ cl_int end(struct command *c, cl_int code, int blocking, cl_event *out)
 	if (++calls % 256 == 0 || blocking)
 		sweep();
 	return code;
-}
-
-/* Events. */
-
-cl_int CL_API_CALL dxpu_WaitForEvents(cl_uint n, const cl_event *list)
-{
-	cl_int code = n == 0 || !list ? CL_INVALID_VALUE : CL_SUCCESS;
-
-	for (cl_uint i = 0; i < n && !code; i++)
-		if (!object_is(list[i], KIND_EVENT))
-			code = CL_INVALID_EVENT;
-	if (code)
-		return code;
-	for (cl_uint i = 0; i < n; i++) {
-		channel_wait(list[i]->context->device->channel, &list[i]->status);
-		/* In a child of fork, the status stays. */
-		if (list[i]->status > 0 || list[i]->status == CL_DEVICE_NOT_AVAILABLE)
-			code = CL_DEVICE_NOT_AVAILABLE;
-		else if (list[i]->status < 0)
-			code = CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
-	}
-	sweep();
-	return code;
-}
-
-cl_int CL_API_CALL dxpu_GetEventInfo(cl_event e, cl_event_info param, size_t room, void *out, size_t *size)
-{
-	if (!object_is(e, KIND_EVENT))
-		return CL_INVALID_EVENT;
-	switch (param) {
-	case CL_EVENT_COMMAND_QUEUE:
-		return GIVE(cl_command_queue, e->queue);
-	case CL_EVENT_CONTEXT:
-		return GIVE(cl_context, e->context);
-	case CL_EVENT_COMMAND_TYPE:
-		return GIVE(cl_command_type, e->type);
-	case CL_EVENT_COMMAND_EXECUTION_STATUS:
-		return GIVE(cl_int, __atomic_load_n(&e->status, __ATOMIC_ACQUIRE));
-	case CL_EVENT_REFERENCE_COUNT:
-		return GIVE(cl_uint, (cl_uint)e->object.references);
-	}
-	return CL_INVALID_VALUE;
-}
-
-cl_int CL_API_CALL dxpu_GetEventProfilingInfo(cl_event e, cl_profiling_info param, size_t room, void *out, size_t *size)
-{
-	if (!object_is(e, KIND_EVENT))
-		return CL_INVALID_EVENT;
-	if (!(e->queue->properties & CL_QUEUE_PROFILING_ENABLE) || __atomic_load_n(&e->status, __ATOMIC_ACQUIRE) != CL_COMPLETE)
-		return CL_PROFILING_INFO_NOT_AVAILABLE;
-	switch (param) {
-	case CL_PROFILING_COMMAND_QUEUED:
-	case CL_PROFILING_COMMAND_SUBMIT:
-	case CL_PROFILING_COMMAND_START:
-	case CL_PROFILING_COMMAND_END:
-		return GIVE(cl_ulong, e->times.at[param - CL_PROFILING_COMMAND_QUEUED]);
-	case CL_PROFILING_COMMAND_COMPLETE:
-		return GIVE(cl_ulong, e->times.at[3]);
-	}
-	return CL_INVALID_VALUE;
-}
-
-cl_int CL_API_CALL dxpu_RetainEvent(cl_event e)
-{
-	if (!object_is(e, KIND_EVENT))
-		return CL_INVALID_EVENT;
-	object_retain(e);
-	return CL_SUCCESS;
-}
-
-cl_int CL_API_CALL dxpu_ReleaseEvent(cl_event e)
-{
-	if (!object_is(e, KIND_EVENT))
-		return CL_INVALID_EVENT;
-	event_release(e);
-	return CL_SUCCESS;
-}
-
-cl_int CL_API_CALL dxpu_SetEventCallback(cl_event e, cl_int type, void(CL_CALLBACK *call)(cl_event, cl_int, void *), void *data)
-{
-	if (!object_is(e, KIND_EVENT))
-		return CL_INVALID_EVENT;
-	if (!call || type < CL_COMPLETE || type > CL_SUBMITTED)
-		return CL_INVALID_VALUE;
-	struct callback *b = malloc(sizeof *b);
-	if (!b)
-		return CL_OUT_OF_HOST_MEMORY;
-	*b = (struct callback){NULL, type, call, data};
-	pthread_mutex_lock(&dxpu_lock);
-	int done = e->parts == 0;
-	int32_t code = e->error;
-	if (!done) {
-		b->next = e->callbacks;
-		e->callbacks = b;
-		e->object.references++;
-	}
-	pthread_mutex_unlock(&dxpu_lock);
-	if (done) {
-		call(e, code < 0 ? code : type, data);
-		free(b);
-	}
-	return CL_SUCCESS;
 }

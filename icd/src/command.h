@@ -8,6 +8,8 @@
 
 struct callback {
 	struct callback *next;
+	cl_event event; /* in the list of calls to be made */
+	cl_int status;
 	cl_int type;
 	void(CL_CALLBACK *call)(cl_event, cl_int, void *);
 	void *data;
@@ -29,13 +31,23 @@ struct part {
 	struct box box;
 };
 
-/* command is an enqueue call. */
+/* command is an enqueue call: a packet, or a copy between host memory and a buffer in as
+ * many packets as it takes. */
 struct command {
 	cl_command_queue queue;
 	cl_command_type type;
 	cl_uint waits;
 	const cl_event *list;
 	cl_event event;
+	enum { COMMAND_PACKET, COMMAND_MOVE, COMMAND_MOVE_BOX } kind;
+	int ordered; /* waits for what is before it in its queue, or lets the rest wait */
+	struct packet *packet;
+	cl_mem mem;
+	int write;
+	size_t offset, size;
+	void *host;
+	struct box in, out;  /* of the buffer, and of host memory */
+	struct mapping *map; /* to be released when the command has left */
 };
 
 struct channel *channel_of(cl_command_queue q);
@@ -46,10 +58,21 @@ void part_end(cl_event e, int32_t status, const struct times *t);
 /* box_gather packs a box of host memory. */
 void box_gather(const struct box *b, const unsigned char *host, unsigned char *packed);
 
-/* begin checks the queue and the list of events, and makes the event of a command. end
- * completes the call, and gives the event to the program. */
+/* begin checks the queue and the list of events, and makes the event of a command. end sends
+ * the command, or defers it, and gives the event to the program. */
 cl_int begin(struct command *c);
-cl_int end(struct command *c, cl_int code, int blocking, cl_event *out);
+cl_int end(struct command *c, int blocking, cl_event *out);
+
+/* command_run sends the packets of a command. */
+cl_int command_run(struct command *c);
+
+/* command_defer keeps a command that has to wait for a user event, and takes over its
+ * mapping. It returns 0 if the command is to be run now. */
+int command_defer(struct command *c, cl_int *code);
+
+/* callback_later calls a program's function in the thread of callbacks, and then releases
+ * the event. */
+void callback_later(struct callback *b, cl_event e, cl_int status);
 
 /* post sends the packet of a part, which it takes over. */
 struct part *part_new(struct command *c);
@@ -59,7 +82,11 @@ void add_waits(struct packet *p, cl_uint n, const cl_event *list);
 /* check_range checks that n bytes at an offset lie in a buffer of the queue's context. */
 cl_int check_range(cl_command_queue q, cl_mem m, size_t offset, size_t n);
 
-/* simple posts a command of one packet without data. */
+/* move and move_box send the packets of copies. */
+cl_int move(struct command *c);
+cl_int move_box(struct command *c);
+
+/* simple ends a command of one packet without data. */
 cl_int simple(struct command *c, struct packet *p, cl_event *event);
 
 /* sweep releases the events that are complete. */

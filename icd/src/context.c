@@ -10,25 +10,38 @@ static cl_int failure(cl_int code, cl_int *out)
 	return code;
 }
 
+static void released(void *arg, int32_t status, uint32_t length, const struct times *t)
+{
+	(void)arg;
+	(void)status;
+	(void)length;
+	(void)t;
+}
+
 void dxpu_release(cl_context c, cl_uint handle)
 {
 	struct packet p;
 
+	if (release_defer(c, handle))
+		return;
 	packet_start(&p, PACKET_RELEASE, 0);
 	packet_u32(&p, handle);
 	packet_u32(&p, 0);
-	(void)channel_call(c->device->channel, &p, NULL, NULL);
+	/* Nothing waits for it: a later packet that reuses memory or a handle is behind it. */
+	(void)channel_post(c->device->channel, &p, NULL, released, NULL);
 }
 
 /* new_queue makes a queue of the engine. */
-static cl_int new_queue(cl_context c, cl_uint *handle)
+static cl_int new_queue(cl_context c, cl_command_queue_properties properties, cl_uint *handle)
 {
 	struct packet p;
+	cl_uint flags = (properties & CL_QUEUE_PROFILING_ENABLE ? 0 : QUEUE_WITHOUT_TIMES) |
+			(properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE ? QUEUE_OUT_OF_ORDER : 0);
 
 	*handle = channel_handle(c->device->channel);
 	packet_start(&p, PACKET_QUEUE, 0);
 	packet_u32(&p, *handle);
-	packet_u32(&p, 0);
+	packet_u32(&p, channel_features(c->device->channel) & FEATURE_QUEUES ? flags : 0);
 	return channel_call(c->device->channel, &p, NULL, NULL);
 }
 
@@ -64,7 +77,7 @@ cl_context CL_API_CALL dxpu_CreateContext(const cl_context_properties *propertie
 		memcpy(c->properties, properties, count * sizeof *properties);
 	c->property_count = count;
 	c->device = list[0];
-	code = new_queue(c, &c->queue);
+	code = new_queue(c, 0, &c->queue);
 	if (code) {
 		free(c->properties);
 		free(c);
@@ -93,6 +106,7 @@ void context_release(cl_context c)
 {
 	if (!object_drop(c))
 		return;
+	destructors_run(&c->destructors, c);
 	dxpu_release(c, c->queue);
 	free(c->properties);
 	free(c);
@@ -148,7 +162,7 @@ cl_command_queue CL_API_CALL dxpu_CreateCommandQueue(cl_context c, cl_device_id 
 		return NULL;
 	}
 	q = object_new(KIND_QUEUE, sizeof *q);
-	code = q ? new_queue(c, &q->handle) : CL_OUT_OF_HOST_MEMORY;
+	code = q ? new_queue(c, properties, &q->handle) : CL_OUT_OF_HOST_MEMORY;
 	if (code) {
 		free(q);
 		failure(code, error);
@@ -195,8 +209,10 @@ cl_int CL_API_CALL dxpu_RetainCommandQueue(cl_command_queue q)
 
 cl_int CL_API_CALL dxpu_Flush(cl_command_queue q)
 {
-	/* Commands leave when they are enqueued. */
-	return object_is(q, KIND_QUEUE) ? CL_SUCCESS : CL_INVALID_COMMAND_QUEUE;
+	if (!object_is(q, KIND_QUEUE))
+		return CL_INVALID_COMMAND_QUEUE;
+	channel_flush(q->context->device->channel);
+	return CL_SUCCESS;
 }
 
 cl_int CL_API_CALL dxpu_Finish(cl_command_queue q)
@@ -211,7 +227,7 @@ cl_int CL_API_CALL dxpu_ReleaseCommandQueue(cl_command_queue q)
 {
 	if (!object_is(q, KIND_QUEUE))
 		return CL_INVALID_COMMAND_QUEUE;
-	channel_wait(q->context->device->channel, &q->pending);
+	channel_flush(q->context->device->channel);
 	queue_release(q);
 	return CL_SUCCESS;
 }
@@ -236,4 +252,11 @@ cl_int CL_API_CALL dxpu_GetCommandQueueInfo(cl_command_queue q, cl_command_queue
 		return give(room, out, size, NULL, 0);
 	}
 	return CL_INVALID_VALUE;
+}
+
+cl_int CL_API_CALL dxpu_SetContextDestructorCallback(cl_context c, void(CL_CALLBACK *call)(cl_context, void *), void *data)
+{
+	if (!object_is(c, KIND_CONTEXT))
+		return CL_INVALID_CONTEXT;
+	return call ? destructors_add(&c->destructors, (void *)call, data) : CL_INVALID_VALUE;
 }

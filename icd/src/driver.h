@@ -59,6 +59,7 @@ struct _cl_context {
 	cl_context_properties *properties;
 	size_t property_count;
 	cl_uint queue; /* handle of the engine's queue for copies of the driver itself */
+	struct destructor *destructors;
 };
 
 struct _cl_command_queue {
@@ -76,6 +77,8 @@ struct mapping {
 	size_t offset, size;
 	cl_map_flags flags;
 	int owned; /* pointer was allocated for it */
+	int references; /* that of the buffer, and those of commands; under the driver's lock */
+	volatile int32_t pending; /* 1: the bytes are on their way */
 };
 
 struct _cl_mem {
@@ -87,6 +90,14 @@ struct _cl_mem {
 	void *host; /* of CL_MEM_USE_HOST_PTR */
 	cl_uint handle, maps;
 	struct mapping *mappings; /* under the driver's lock */
+	struct destructor *destructors;
+};
+
+/* destructor is a callback at the end of an object. */
+struct destructor {
+	struct destructor *next;
+	void(CL_CALLBACK *call)(void *object, void *data);
+	void *data;
 };
 
 struct _cl_program {
@@ -118,8 +129,11 @@ struct _cl_kernel {
 struct _cl_event {
 	struct object object;
 	cl_context context;
-	cl_command_queue queue;
+	cl_command_queue queue; /* NULL: a user event */
 	cl_command_type type;
+	cl_mem mem;          /* that the command uses after the call, or NULL */
+	struct mapping *map; /* that the command fills, or NULL */
+	int deferred;        /* the command waits for a user event; under the lock of defer.c */
 	volatile int32_t status; /* CL_QUEUED, or CL_COMPLETE, or an error */
 	volatile int32_t parts;  /* packets that are not complete */
 	int32_t error;
@@ -155,8 +169,17 @@ void queue_release(cl_command_queue q);
 void mem_release(cl_mem m);
 void program_release(cl_program p);
 void event_release(cl_event e);
+void mapping_release(struct mapping *m);
 
-/* dxpu_release releases an object of the engine. */
+/* destructors_add adds a callback; destructors_run runs them, the last one first. */
+cl_int destructors_add(struct destructor **list, void *call, void *data);
+void destructors_run(struct destructor **list, void *object);
+
+/* release_defer keeps the release of an object behind the commands that are kept. It returns 0
+ * if none is. */
+int release_defer(cl_context c, cl_uint handle);
+
+/* dxpu_release releases an object of the engine, after the commands before it. */
 void dxpu_release(cl_context c, cl_uint handle);
 
 /* transfer copies between host memory and a buffer, and waits. */
@@ -164,7 +187,7 @@ cl_int transfer_now(cl_context c, cl_mem m, int write, size_t offset, size_t n, 
 
 /* Command queues. */
 cl_int wait_list(cl_context c, cl_uint n, const cl_event *list);
-cl_event event_new(cl_command_queue q, cl_command_type type);
+cl_event event_new(cl_context c, cl_command_queue q, cl_command_type type);
 
 /* Selectors of program_text. */
 enum { INFO_LOG = 0, INFO_BINARY = 1, INFO_KERNELS = 2 };

@@ -14,35 +14,33 @@ cl_int check_range(cl_command_queue q, cl_mem m, size_t offset, size_t n)
 	return n == 0 || n > m->size || offset > m->size - n ? CL_INVALID_VALUE : CL_SUCCESS;
 }
 
-/* move copies between host memory and a buffer, in parts as large as staging memory
- * takes well. */
-static cl_int move(struct command *c, cl_uint queue, cl_mem m, int write, size_t offset, size_t n, void *host)
+cl_int move(struct command *c)
 {
-	struct channel *ch = c->event->context->device->channel;
+	struct channel *ch = channel_of(c->queue);
 	size_t most = (size_t)channel_block(ch) / 4, done = 0;
 	cl_int code = CL_SUCCESS;
 
-	while (done < n && !code) {
+	while (done < c->size && !code) {
 		struct packet p;
 		struct part *part = part_new(c);
 		if (!part)
 			return CL_OUT_OF_HOST_MEMORY;
-		part->size = n - done < most ? n - done : most;
-		part->read = !write;
-		part->host = (unsigned char *)host + done;
+		part->size = c->size - done < most ? c->size - done : most;
+		part->read = !c->write;
+		part->host = (unsigned char *)c->host + done;
 		if (channel_reserve(ch, part->size, &part->staging)) {
 			free(part);
 			return CL_DEVICE_NOT_AVAILABLE;
 		}
 		part->staged = 1;
-		if (write)
-			(void)channel_upload(ch, &part->staging, part->host, part->size);
-		packet_start(&p, write ? PACKET_WRITE : PACKET_READ, queue);
-		packet_u32(&p, m->handle);
+		packet_start(&p, c->write ? PACKET_WRITE : PACKET_READ, c->queue->handle);
+		if (c->write)
+			(void)channel_upload(ch, &part->staging, part->host, part->size, &p);
+		packet_u32(&p, c->mem->handle);
 		packet_u32(&p, 0);
-		packet_u64(&p, offset + done);
+		packet_u64(&p, c->offset + done);
 		packet_u64(&p, part->size);
-		packet_u64(&p, write ? part->staging.at : 0);
+		packet_u64(&p, c->write ? part->staging.at : 0);
 		add_waits(&p, c->waits, c->list);
 		done += part->size;
 		code = post(part, &p);
@@ -54,13 +52,12 @@ cl_int transfer_now(cl_context c, cl_mem m, int write, size_t offset, size_t n, 
 {
 	/* The driver's own queue, as an object on the stack: its references stay. */
 	struct _cl_command_queue q = {.object = {&dxpu_dispatch, KIND_QUEUE, 2}, .context = c, .handle = c->queue};
-	struct command cmd = {.queue = &q};
+	struct command cmd = {.queue = &q, .kind = COMMAND_MOVE, .mem = m, .write = write, .offset = offset, .size = n, .host = host};
 	cl_int code = begin(&cmd);
 
 	if (code)
 		return code;
-	code = move(&cmd, q.handle, m, write, offset, n, host);
-	part_end(cmd.event, code, NULL);
+	code = command_run(&cmd);
 	channel_wait(c->device->channel, &q.pending);
 	if (!code && cmd.event->status < 0)
 		code = cmd.event->status;
@@ -71,7 +68,10 @@ cl_int transfer_now(cl_context c, cl_mem m, int write, size_t offset, size_t n, 
 static cl_int transfer(cl_command_queue q, cl_mem m, cl_bool blocking, int write, size_t offset, size_t n, void *host, cl_uint waits,
 		       const cl_event *list, cl_event *event)
 {
-	struct command c = {q, write ? CL_COMMAND_WRITE_BUFFER : CL_COMMAND_READ_BUFFER, waits, list, NULL};
+	struct command c = {
+		.queue = q, .type = write ? CL_COMMAND_WRITE_BUFFER : CL_COMMAND_READ_BUFFER, .waits = waits, .list = list,
+		.kind = COMMAND_MOVE, .mem = m, .write = write, .offset = offset, .size = n, .host = host,
+	};
 	cl_int code = check_range(q, m, offset, n);
 
 	if (!code && !host)
@@ -82,7 +82,7 @@ static cl_int transfer(cl_command_queue q, cl_mem m, cl_bool blocking, int write
 		code = begin(&c);
 	if (code)
 		return code;
-	return end(&c, move(&c, q->handle, m, write, offset, n, host), blocking, event);
+	return end(&c, blocking, event);
 }
 
 cl_int CL_API_CALL dxpu_EnqueueReadBuffer(cl_command_queue q, cl_mem m, cl_bool blocking, size_t offset, size_t n, void *host,
@@ -99,16 +99,15 @@ cl_int CL_API_CALL dxpu_EnqueueWriteBuffer(cl_command_queue q, cl_mem m, cl_bool
 
 cl_int simple(struct command *c, struct packet *p, cl_event *event)
 {
-	struct part *part = part_new(c);
-
-	add_waits(p, c->waits, c->list);
-	return end(c, part ? post(part, p) : CL_OUT_OF_HOST_MEMORY, 0, event);
+	c->kind = COMMAND_PACKET;
+	c->packet = p;
+	return end(c, 0, event);
 }
 
 cl_int CL_API_CALL dxpu_EnqueueCopyBuffer(cl_command_queue q, cl_mem from, cl_mem to, size_t a, size_t b, size_t n, cl_uint waits,
 						 const cl_event *list, cl_event *event)
 {
-	struct command c = {q, CL_COMMAND_COPY_BUFFER, waits, list, NULL};
+	struct command c = {.queue = q, .type = CL_COMMAND_COPY_BUFFER, .waits = waits, .list = list};
 	struct packet p;
 	cl_int code = check_range(q, from, a, n);
 
@@ -132,7 +131,7 @@ cl_int CL_API_CALL dxpu_EnqueueCopyBuffer(cl_command_queue q, cl_mem from, cl_me
 cl_int CL_API_CALL dxpu_EnqueueFillBuffer(cl_command_queue q, cl_mem m, const void *pattern, size_t size, size_t offset, size_t n,
 						 cl_uint waits, const cl_event *list, cl_event *event)
 {
-	struct command c = {q, CL_COMMAND_FILL_BUFFER, waits, list, NULL};
+	struct command c = {.queue = q, .type = CL_COMMAND_FILL_BUFFER, .waits = waits, .list = list};
 	struct packet p;
 	cl_int code = check_range(q, m, offset, n);
 
@@ -179,7 +178,7 @@ cl_int CL_API_CALL dxpu_EnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl
 						    const size_t *global, const size_t *local, cl_uint waits, const cl_event *list,
 						    cl_event *event)
 {
-	struct command c = {q, CL_COMMAND_NDRANGE_KERNEL, waits, list, NULL};
+	struct command c = {.queue = q, .type = CL_COMMAND_NDRANGE_KERNEL, .waits = waits, .list = list};
 	const size_t *const sizes[3] = {offset, global, local};
 	struct packet p;
 	cl_int code = CL_SUCCESS;
@@ -222,13 +221,16 @@ cl_int CL_API_CALL dxpu_EnqueueTask(cl_command_queue q, cl_kernel k, cl_uint wai
 
 static cl_int marker(cl_command_queue q, cl_command_type type, cl_uint waits, const cl_event *list, cl_event *event)
 {
-	struct command c = {q, type, waits, list, NULL};
+	struct command c = {.queue = q, .type = type, .waits = waits, .list = list};
 	struct packet p;
 	cl_int code = begin(&c);
 
 	if (code)
 		return code;
+	c.ordered = waits == 0 || type == CL_COMMAND_BARRIER;
 	packet_start(&p, PACKET_MARKER, q->handle);
+	if (type == CL_COMMAND_BARRIER && channel_features(channel_of(q)) & FEATURE_QUEUES)
+		p.flags = MARKER_BARRIER;
 	return simple(&c, &p, event);
 }
 
@@ -256,83 +258,4 @@ cl_int CL_API_CALL dxpu_EnqueueMigrateMemObjects(cl_command_queue q, cl_uint n, 
 	if (n == 0 || !list || flags & ~(cl_mem_migration_flags)(CL_MIGRATE_MEM_OBJECT_HOST | CL_MIGRATE_MEM_OBJECT_CONTENT_UNDEFINED))
 		return CL_INVALID_VALUE;
 	return marker(q, CL_COMMAND_MIGRATE_MEM_OBJECTS, waits, events, event);
-}
-
-void *CL_API_CALL dxpu_EnqueueMapBuffer(cl_command_queue q, cl_mem m, cl_bool blocking, cl_map_flags flags, size_t offset, size_t n,
-					       cl_uint waits, const cl_event *list, cl_event *event, cl_int *error)
-{
-	struct command c = {q, CL_COMMAND_MAP_BUFFER, waits, list, NULL};
-	struct mapping *map = NULL;
-	cl_int code = check_range(q, m, offset, n);
-
-	if (!code && !(map = calloc(1, sizeof *map)))
-		code = CL_OUT_OF_HOST_MEMORY;
-	if (!code) {
-		*map = (struct mapping){.offset = offset, .size = n, .flags = flags};
-		map->owned = !m->host;
-		if (m->host)
-			map->pointer = (char *)m->host + offset;
-		else if (posix_memalign(&map->pointer, 128, n))
-			code = CL_OUT_OF_HOST_MEMORY;
-	}
-	if (!code)
-		code = begin(&c);
-	if (!code) {
-		if (flags & CL_MAP_WRITE_INVALIDATE_REGION) {
-			struct packet p;
-			packet_start(&p, PACKET_MARKER, q->handle);
-			code = simple(&c, &p, event);
-		} else
-			code = end(&c, move(&c, q->handle, m, 0, offset, n, map->pointer), blocking, event);
-	}
-	if (error)
-		*error = code;
-	if (code) {
-		if (map && map->owned)
-			free(map->pointer);
-		free(map);
-		return NULL;
-	}
-	pthread_mutex_lock(&dxpu_lock);
-	map->next = m->mappings;
-	m->mappings = map;
-	m->maps++;
-	pthread_mutex_unlock(&dxpu_lock);
-	return map->pointer;
-}
-
-cl_int CL_API_CALL dxpu_EnqueueUnmapMemObject(cl_command_queue q, cl_mem m, void *pointer, cl_uint waits, const cl_event *list,
-						     cl_event *event)
-{
-	struct command c = {q, CL_COMMAND_UNMAP_MEM_OBJECT, waits, list, NULL};
-	struct mapping **at, *map;
-	cl_int code = check_range(q, m, 0, 1);
-
-	if (!code)
-		code = begin(&c);
-	if (code)
-		return code;
-	pthread_mutex_lock(&dxpu_lock);
-	for (at = &m->mappings; *at && (*at)->pointer != pointer;)
-		at = &(*at)->next;
-	map = *at;
-	if (map) {
-		*at = map->next;
-		m->maps--;
-	}
-	pthread_mutex_unlock(&dxpu_lock);
-	if (!map)
-		return end(&c, CL_INVALID_VALUE, 0, NULL);
-	if (map->flags & (CL_MAP_WRITE | CL_MAP_WRITE_INVALIDATE_REGION))
-		code = end(&c, move(&c, q->handle, m, 1, map->offset, map->size, map->pointer), 0, event);
-	else {
-		struct packet p;
-		packet_start(&p, PACKET_MARKER, q->handle);
-		code = simple(&c, &p, event);
-	}
-	/* The upload has copied the bytes. */
-	if (map->owned)
-		free(map->pointer);
-	free(map);
-	return code;
 }

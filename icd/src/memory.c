@@ -125,11 +125,10 @@ void mem_release(cl_mem m)
 	dxpu_release(m->context, m->handle);
 	while (m->mappings) {
 		struct mapping *next = m->mappings->next;
-		if (m->mappings->owned)
-			free(m->mappings->pointer);
-		free(m->mappings);
+		mapping_release(m->mappings);
 		m->mappings = next;
 	}
+	destructors_run(&m->destructors, m);
 	if (m->parent)
 		mem_release(m->parent);
 	context_release(m->context);
@@ -181,4 +180,11 @@ cl_int CL_API_CALL dxpu_GetMemObjectInfo(cl_mem m, cl_mem_info param, size_t roo
 		return give(room, out, size, NULL, 0);
 	}
 	return CL_INVALID_VALUE;
+}
+
+cl_int CL_API_CALL dxpu_SetMemObjectDestructorCallback(cl_mem m, void(CL_CALLBACK *call)(cl_mem, void *), void *data)
+{
+	if (!object_is(m, KIND_MEM))
+		return CL_INVALID_MEM_OBJECT;
+	return call ? destructors_add(&m->destructors, (void *)call, data) : CL_INVALID_VALUE;
 }

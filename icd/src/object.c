@@ -79,3 +79,28 @@ int properties_take(struct properties *p, const void *bytes, size_t n)
 	p->size = n;
 	return 0;
 }
+
+cl_int destructors_add(struct destructor **list, void *call, void *data)
+{
+	struct destructor *d = malloc(sizeof *d);
+
+	if (!d)
+		return CL_OUT_OF_HOST_MEMORY;
+	d->call = (void(CL_CALLBACK *)(void *, void *))call;
+	d->data = data;
+	pthread_mutex_lock(&dxpu_lock);
+	d->next = *list;
+	*list = d;
+	pthread_mutex_unlock(&dxpu_lock);
+	return CL_SUCCESS;
+}
+
+void destructors_run(struct destructor **list, void *object)
+{
+	while (*list) {
+		struct destructor *d = *list;
+		*list = d->next;
+		d->call(object, d->data);
+		free(d);
+	}
+}

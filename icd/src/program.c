@@ -30,7 +30,7 @@ static cl_int with_text(cl_context c, uint16_t op, cl_uint a, cl_uint b, const v
 	packet_u32(&p, b);
 	packet_u64(&p, s.at);
 	packet_u64(&p, n);
-	code = channel_upload(ch, &s, text, n) ? CL_DEVICE_NOT_AVAILABLE : channel_call(ch, &p, NULL, NULL);
+	code = channel_upload(ch, &s, text, n, &p) ? CL_DEVICE_NOT_AVAILABLE : channel_call(ch, &p, NULL, NULL);
 	channel_free(ch, &s);
 	return code;
 }

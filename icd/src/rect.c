@@ -45,7 +45,7 @@ static void add_region(struct packet *p, const struct box *b)
 		packet_u64(p, b->region[i]);
 }
 
-static cl_int move_box(struct command *c, cl_mem m, int write, const struct box *in, const struct box *host_box, void *host)
+cl_int move_box(struct command *c)
 {
 	struct channel *ch = channel_of(c->queue);
 	struct part *part = part_new(c);
@@ -53,27 +53,28 @@ static cl_int move_box(struct command *c, cl_mem m, int write, const struct box 
 
 	if (!part)
 		return CL_OUT_OF_HOST_MEMORY;
+	const struct box *in = &c->in;
 	part->size = in->region[0] * in->region[1] * in->region[2];
-	part->read = !write;
-	part->host = host;
+	part->read = !c->write;
+	part->host = c->host;
 	part->boxed = 1;
-	part->box = *host_box;
+	part->box = c->out;
 	/* A box is one packet: a larger one does not fit staging memory. */
 	if (part->size > channel_block(ch) * 2 || channel_reserve(ch, part->size, &part->staging)) {
 		free(part);
 		return CL_OUT_OF_RESOURCES;
 	}
 	part->staged = 1;
-	if (write) {
-		box_gather(host_box, host, part->staging.mirror);
-		(void)channel_upload(ch, &part->staging, part->staging.mirror, part->size);
+	packet_start(&p, c->write ? PACKET_WRITE_RECT : PACKET_READ_RECT, c->queue->handle);
+	if (c->write) {
+		box_gather(&c->out, c->host, part->staging.mirror);
+		(void)channel_upload(ch, &part->staging, part->staging.mirror, part->size, &p);
 	}
-	packet_start(&p, write ? PACKET_WRITE_RECT : PACKET_READ_RECT, c->queue->handle);
-	packet_u32(&p, m->handle);
+	packet_u32(&p, c->mem->handle);
 	packet_u32(&p, 0);
 	add_box(&p, in);
 	add_region(&p, in);
-	packet_u64(&p, write ? part->staging.at : 0);
+	packet_u64(&p, c->write ? part->staging.at : 0);
 	add_waits(&p, c->waits, c->list);
 	return post(part, &p);
 }
@@ -81,7 +82,10 @@ static cl_int move_box(struct command *c, cl_mem m, int write, const struct box 
 static cl_int transfer_box(cl_command_queue q, cl_mem m, cl_bool blocking, int write, struct box in, struct box out, void *host,
 			   cl_uint waits, const cl_event *list, cl_event *event)
 {
-	struct command c = {q, write ? CL_COMMAND_WRITE_BUFFER_RECT : CL_COMMAND_READ_BUFFER_RECT, waits, list, NULL};
+	struct command c = {
+		.queue = q, .type = write ? CL_COMMAND_WRITE_BUFFER_RECT : CL_COMMAND_READ_BUFFER_RECT, .waits = waits, .list = list,
+		.kind = COMMAND_MOVE_BOX, .mem = m, .write = write, .host = host,
+	};
 	cl_int code = check_range(q, m, 0, 1);
 
 	if (!code)
@@ -92,7 +96,9 @@ static cl_int transfer_box(cl_command_queue q, cl_mem m, cl_bool blocking, int w
 		code = begin(&c);
 	if (code)
 		return code;
-	return end(&c, move_box(&c, m, write, &in, &out, host), blocking, event);
+	c.in = in;
+	c.out = out;
+	return end(&c, blocking, event);
 }
 
 cl_int CL_API_CALL dxpu_EnqueueReadBufferRect(cl_command_queue q, cl_mem m, cl_bool blocking, const size_t *from, const size_t *to,
@@ -119,7 +125,7 @@ cl_int CL_API_CALL dxpu_EnqueueCopyBufferRect(cl_command_queue q, cl_mem from, c
 						     const size_t *region, size_t row_a, size_t slice_a, size_t row_b, size_t slice_b,
 						     cl_uint waits, const cl_event *list, cl_event *event)
 {
-	struct command c = {q, CL_COMMAND_COPY_BUFFER_RECT, waits, list, NULL};
+	struct command c = {.queue = q, .type = CL_COMMAND_COPY_BUFFER_RECT, .waits = waits, .list = list};
 	struct packet p;
 	cl_int code = check_range(q, from, 0, 1);
 

@@ -1,12 +1,14 @@
 #include "vfio.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Messages (QEMU's documentation, interop/vfio-user): a header of 16 bytes, then the
@@ -46,41 +48,68 @@ enum {
 	MAX_MESSAGE = 64 << 10, /* of the proxy: it stays below */
 	MAX_WRITE = 28 << 10,   /* bytes of one write: they arrive in one part */
 	MAX_PARTS = 8,
-	TIMEOUT_S = 10,
+	TIMEOUT_MS = 10000, /* of a request, and of a send without progress */
+	GRACE_NS = 1000000, /* the thread of the socket stands aside as long after a waiter */
+	LONGEST_MS = 1000,  /* of one sleep of a waiter */
 };
-
-/* Bus addresses, and where interrupts go. */
-#define BAR32_BASE 0xc0000000u
-#define BAR64_BASE 0x8000000000u
-#define MSI_ADDRESS 0xfee00000u
 
 struct vfio {
 	int fd;
 	pthread_t reader;
 	void (*interrupt)(void *arg);
 	void *arg;
-	uint64_t sizes[8];
 
 	pthread_mutex_t calls; /* held during a request that has a reply */
 	pthread_mutex_t send;  /* held while a message is sent */
 
+	/* A thread that waits reads the socket itself, so that a message wakes the thread that
+	 * it is for. The thread of the socket reads while no other waits. */
+	pthread_mutex_t role; /* held by the thread that reads, guards in and filled */
+	unsigned char in[MAX_MESSAGE];
+	size_t filled;
+	unsigned waits; /* calls of vfio_await that have begun */
+	int waiting;    /* and not ended */
+
 	pthread_mutex_t lock; /* guards the fields below */
-	pthread_cond_t answered;
+	pthread_cond_t moved; /* something has happened that a sleeper may wait for */
+	int sleepers;
+	unsigned moves; /* calls of vfio_notify */
 	int lost;
 	uint16_t id;   /* of the request under way */
-	int waiting;   /* a request is under way */
+	int open;      /* a request is under way */
 	int error;     /* of its reply */
 	void *reply;   /* payload goes there */
 	size_t room, got;
 };
 
+void vfio_notify(struct vfio *v)
+{
+	pthread_mutex_lock(&v->lock);
+	v->moves++;
+	if (v->sleepers)
+		pthread_cond_broadcast(&v->moved);
+	pthread_mutex_unlock(&v->lock);
+}
+
 static void mark_lost(struct vfio *v)
 {
 	pthread_mutex_lock(&v->lock);
 	v->lost = 1;
-	pthread_cond_broadcast(&v->answered);
+	pthread_cond_broadcast(&v->moved);
 	pthread_mutex_unlock(&v->lock);
 	shutdown(v->fd, SHUT_RDWR);
+}
+
+/* writable waits until the socket takes more. The other side may have stopped reading. */
+static int writable(struct vfio *v)
+{
+	struct pollfd p = {.fd = v->fd, .events = POLLOUT};
+	int n;
+
+	do
+		n = poll(&p, 1, TIMEOUT_MS);
+	while (n < 0 && errno == EINTR);
+	return n > 0 && p.revents & POLLOUT ? 0 : -1;
 }
 
 /* send_all sends the parts whole. */
@@ -100,11 +129,13 @@ static int send_all(struct vfio *v, struct iovec *iov, int n, int fd)
 		memcpy(CMSG_DATA(c), &fd, sizeof fd);
 	}
 	while (m.msg_iovlen > 0) {
-		ssize_t sent = sendmsg(v->fd, &m, MSG_NOSIGNAL);
-		if (sent < 0 && errno == EINTR)
+		ssize_t sent = sendmsg(v->fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+		if (sent < 0 && (errno == EINTR || (errno == EAGAIN && !writable(v))))
 			continue;
-		if (sent <= 0)
+		if (sent <= 0) {
+			mark_lost(v); /* a part of a message may have left */
 			return -1;
+		}
 		m.msg_control = NULL;
 		m.msg_controllen = 0;
 		while (m.msg_iovlen > 0 && (size_t)sent >= m.msg_iov->iov_len) {
@@ -116,20 +147,6 @@ static int send_all(struct vfio *v, struct iovec *iov, int n, int fd)
 			m.msg_iov->iov_base = (char *)m.msg_iov->iov_base + sent;
 			m.msg_iov->iov_len -= (size_t)sent;
 		}
-	}
-	return 0;
-}
-
-/* receive_all fills p. */
-static int receive_all(int fd, void *p, size_t n)
-{
-	for (size_t at = 0; at < n;) {
-		ssize_t got = recv(fd, (char *)p + at, n - at, 0);
-		if (got < 0 && errno == EINTR)
-			continue;
-		if (got <= 0)
-			return -1;
-		at += (size_t)got;
 	}
 	return 0;
 }
@@ -168,42 +185,148 @@ static int take_request(struct vfio *v, struct header *h, const unsigned char *b
 static void take_reply(struct vfio *v, struct header *h, const unsigned char *body, size_t n)
 {
 	pthread_mutex_lock(&v->lock);
-	if (v->waiting && h->id == v->id) {
+	if (v->open && h->id == v->id) {
 		v->error = h->flags & FLAG_ERROR ? (int)h->error : 0;
 		if (h->flags & FLAG_ERROR && !v->error)
 			v->error = EIO;
 		v->got = n < v->room ? n : v->room;
 		if (v->got > 0)
 			memcpy(v->reply, body, v->got);
-		v->waiting = 0;
-		pthread_cond_broadcast(&v->answered);
+		v->open = 0;
 	}
 	pthread_mutex_unlock(&v->lock);
 }
 
+/* take_messages handles the whole messages that have arrived. The caller has the role. */
+static int take_messages(struct vfio *v)
+{
+	size_t at = 0;
+
+	while (v->filled - at >= sizeof(struct header)) {
+		struct header h;
+		memcpy(&h, v->in + at, sizeof h);
+		if (h.size < sizeof h || h.size > sizeof v->in)
+			return -1;
+		if (v->filled - at < h.size)
+			break;
+		const unsigned char *body = v->in + at + sizeof h;
+		if ((h.flags & FLAG_TYPE) == FLAG_REPLY)
+			take_reply(v, &h, body, h.size - sizeof h);
+		else if (take_request(v, &h, body, h.size - sizeof h))
+			return -1;
+		at += h.size;
+	}
+	memmove(v->in, v->in + at, v->filled - at);
+	v->filled -= at;
+	return 0;
+}
+
+/* receive waits up to some milliseconds for bytes, -1 for ever, and handles them. The
+ * caller has the role. */
+static void receive(struct vfio *v, int ms)
+{
+	struct pollfd p = {.fd = v->fd, .events = POLLIN};
+
+	if (poll(&p, 1, ms) == 0)
+		return;
+	ssize_t n = recv(v->fd, v->in + v->filled, sizeof v->in - v->filled, MSG_DONTWAIT);
+	if (n < 0 && (errno == EINTR || errno == EAGAIN))
+		return;
+	if (n > 0) {
+		v->filled += (size_t)n;
+		if (!take_messages(v))
+			return;
+	}
+	mark_lost(v);
+}
+
+/* read_socket is the thread of the socket. */
 static void *read_socket(void *arg)
 {
 	struct vfio *v = arg;
-	unsigned char *body = malloc(MAX_MESSAGE);
+	const struct timespec grace = {0, GRACE_NS};
 
-	while (body) {
-		struct header h;
-		if (receive_all(v->fd, &h, sizeof h))
-			break;
-		if (h.size < sizeof h || h.size - sizeof h > MAX_MESSAGE)
-			break;
-		size_t n = h.size - sizeof h;
-		if (receive_all(v->fd, body, n))
-			break;
-		if ((h.flags & FLAG_TYPE) == FLAG_REPLY)
-			take_reply(v, &h, body, n);
-		else if (take_request(v, &h, body, n))
-			break;
+	while (!vfio_lost(v)) {
+		unsigned before = __atomic_load_n(&v->waits, __ATOMIC_ACQUIRE);
+		pthread_mutex_lock(&v->role);
+		while (!vfio_lost(v) && before == __atomic_load_n(&v->waits, __ATOMIC_ACQUIRE)) {
+			receive(v, -1);
+			vfio_notify(v);
+		}
+		pthread_mutex_unlock(&v->role);
+		vfio_notify(v); /* a sleeper takes the role */
+		do {
+			before = __atomic_load_n(&v->waits, __ATOMIC_ACQUIRE);
+			nanosleep(&grace, NULL);
+		} while (!vfio_lost(v) && (before != __atomic_load_n(&v->waits, __ATOMIC_ACQUIRE) ||
+					   __atomic_load_n(&v->waiting, __ATOMIC_ACQUIRE)));
 	}
-	free(body);
-	mark_lost(v);
-	v->interrupt(v->arg);
+	v->interrupt(v->arg); /* ends what waits */
 	return NULL;
+}
+
+static int64_t now_ms(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* sleep_until_moved waits for vfio_notify, unless the wait has ended already. */
+static void sleep_until_moved(struct vfio *v, int (*ready)(void *), void *arg, int ms)
+{
+	struct timespec until;
+
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_nsec += (long)(ms % 1000) * 1000000;
+	until.tv_sec += ms / 1000 + until.tv_nsec / 1000000000;
+	until.tv_nsec %= 1000000000;
+	pthread_mutex_lock(&v->lock);
+	v->sleepers++;
+	unsigned before = v->moves;
+	pthread_mutex_unlock(&v->lock);
+	/* Without the lock, because ready takes locks. */
+	int done = ready(arg), late = 0;
+	pthread_mutex_lock(&v->lock);
+	while (!done && !v->lost && before == v->moves && !late)
+		late = pthread_cond_timedwait(&v->moved, &v->lock, &until);
+	v->sleepers--;
+	pthread_mutex_unlock(&v->lock);
+}
+
+int vfio_await(struct vfio *v, int (*ready)(void *), void *arg, int timeout_ms)
+{
+	int64_t until = timeout_ms < 0 ? INT64_MAX : now_ms() + timeout_ms;
+
+	__atomic_add_fetch(&v->waits, 1, __ATOMIC_ACQ_REL);
+	__atomic_add_fetch(&v->waiting, 1, __ATOMIC_ACQ_REL);
+	while (!ready(arg) && !vfio_lost(v)) {
+		int64_t left = timeout_ms < 0 ? LONGEST_MS : until - now_ms();
+		if (left <= 0)
+			break;
+		int ms = left < LONGEST_MS ? (int)left : LONGEST_MS;
+		if (pthread_mutex_trylock(&v->role)) {
+			sleep_until_moved(v, ready, arg, ms);
+			continue;
+		}
+		if (!ready(arg))
+			receive(v, ms);
+		pthread_mutex_unlock(&v->role);
+		vfio_notify(v);
+	}
+	__atomic_sub_fetch(&v->waiting, 1, __ATOMIC_ACQ_REL);
+	return ready(arg) ? 0 : -1;
+}
+
+static int answered(void *arg)
+{
+	struct vfio *v = arg;
+
+	pthread_mutex_lock(&v->lock);
+	int open = v->open;
+	pthread_mutex_unlock(&v->lock);
+	return !open;
 }
 
 /* request sends a message of up to two parts and waits for the reply, of which up to
@@ -212,7 +335,6 @@ static ssize_t request(struct vfio *v, uint16_t command, struct iovec *parts, in
 {
 	struct header h = {0, command, sizeof h, 0, 0};
 	struct iovec iov[3] = {{&h, sizeof h}};
-	struct timespec until;
 	ssize_t got = -1;
 
 	for (int i = 0; i < n; i++) {
@@ -222,7 +344,7 @@ static ssize_t request(struct vfio *v, uint16_t command, struct iovec *parts, in
 	pthread_mutex_lock(&v->calls);
 	pthread_mutex_lock(&v->lock);
 	h.id = ++v->id;
-	v->waiting = 1;
+	v->open = 1;
 	v->reply = reply;
 	v->room = room;
 	pthread_mutex_unlock(&v->lock);
@@ -231,18 +353,16 @@ static ssize_t request(struct vfio *v, uint16_t command, struct iovec *parts, in
 	int bad = send_all(v, iov, n + 1, fd);
 	pthread_mutex_unlock(&v->send);
 
-	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_sec += TIMEOUT_S;
+	if (!bad)
+		bad = vfio_await(v, answered, v, TIMEOUT_MS);
 	pthread_mutex_lock(&v->lock);
-	while (!bad && v->waiting && !v->lost)
-		bad = pthread_cond_timedwait(&v->answered, &v->lock, &until);
-	if (bad || v->waiting)
+	if (bad || v->open)
 		errno = ENODEV;
 	else if (v->error)
 		errno = v->error;
 	else
 		got = (ssize_t)v->got;
-	v->waiting = 0;
+	v->open = 0;
 	pthread_mutex_unlock(&v->lock);
 	pthread_mutex_unlock(&v->calls);
 	return got;
@@ -262,13 +382,20 @@ int vfio_read(struct vfio *v, uint32_t region, uint64_t offset, void *data, uint
 	return 0;
 }
 
-/* write_config writes a double word of configuration space and waits for the reply. */
-static int write_config(struct vfio *v, uint32_t offset, uint32_t value)
+int vfio_write_config(struct vfio *v, uint32_t offset, uint32_t value)
 {
 	struct access a = {offset, REGION_CONFIG, sizeof value};
 	struct iovec parts[2] = {{&a, sizeof a}, {&value, sizeof value}};
 
 	return request(v, CMD_REGION_WRITE, parts, 2, -1, NULL, 0) < 0 ? -1 : 0;
+}
+
+uint64_t vfio_region_size(struct vfio *v, uint32_t region)
+{
+	struct region_info info = {sizeof info, 0, region, 0, 0, 0}, reply = {0};
+	struct iovec part = {&info, sizeof info};
+
+	return request(v, CMD_REGION_INFO, &part, 1, -1, &reply, sizeof reply) < (ssize_t)sizeof reply ? 0 : reply.size;
 }
 
 int vfio_write(struct vfio *v, const struct write_part *parts, int n)
@@ -326,62 +453,6 @@ int vfio_lost(struct vfio *v)
 	return lost;
 }
 
-uint64_t vfio_region_size(struct vfio *v, uint32_t region)
-{
-	return region < 8 ? v->sizes[region] : 0;
-}
-
-static int find_sizes(struct vfio *v)
-{
-	for (uint32_t i = 0; i < 8; i++) {
-		struct region_info info = {sizeof info, 0, i, 0, 0, 0};
-		struct iovec part = {&info, sizeof info};
-		struct region_info reply = {0};
-		if (request(v, CMD_REGION_INFO, &part, 1, -1, &reply, sizeof reply) < (ssize_t)sizeof reply)
-			return -1;
-		v->sizes[i] = reply.size;
-	}
-	return v->sizes[0] && v->sizes[2] && v->sizes[4] && v->sizes[7] ? 0 : -1;
-}
-
-/* Offsets in configuration space. */
-enum { CONFIG_COMMAND = 4, CONFIG_BAR0 = 0x10, CONFIG_CAPABILITIES = 0x34, CAPABILITY_MSIX = 0x11 };
-
-static uint64_t align_up(uint64_t v, uint64_t size) { return (v + size - 1) & ~(size - 1); }
-
-/* set_up assigns the BARs and enables decoding, bus mastering and one MSI-X vector. */
-static int set_up(struct vfio *v)
-{
-	unsigned char config[4096];
-	uint32_t size = (uint32_t)v->sizes[REGION_CONFIG];
-	uint64_t bar0 = align_up(BAR32_BASE, v->sizes[0]), bar4 = align_up(bar0 + v->sizes[0], v->sizes[4]);
-	uint64_t bar2 = align_up(BAR64_BASE, v->sizes[2]);
-	uint32_t word, entry[4] = {MSI_ADDRESS, 0, 0, 0};
-
-	if (size > sizeof config || size < 256)
-		return -1;
-	/* The first read is for a VMM: it may hide MSI-X. */
-	if (vfio_read(v, REGION_CONFIG, 0, config, size))
-		return -1;
-	if (write_config(v, CONFIG_BAR0, (uint32_t)bar0) || write_config(v, CONFIG_BAR0 + 8, (uint32_t)bar2) ||
-	    write_config(v, CONFIG_BAR0 + 12, (uint32_t)(bar2 >> 32)) || write_config(v, CONFIG_BAR0 + 16, (uint32_t)bar4) ||
-	    write_config(v, CONFIG_COMMAND, 6))
-		return -1;
-	if (vfio_read(v, REGION_CONFIG, CONFIG_CAPABILITIES, &word, sizeof word))
-		return -1;
-	for (unsigned at = word & 0xfc, hops = 0; at && hops < 48; hops++, at = word >> 8 & 0xfc) {
-		if (vfio_read(v, REGION_CONFIG, at, &word, sizeof word))
-			return -1;
-		if ((word & 0xff) != CAPABILITY_MSIX)
-			continue;
-		struct write_part table = {REGION_BAR4, sizeof entry, 0, entry};
-		if (vfio_write(v, &table, 1))
-			return -1;
-		return write_config(v, at, (word & ~(1u << 30)) | 1u << 31);
-	}
-	return -1;
-}
-
 static int negotiate(struct vfio *v)
 {
 	static const char version[] =
@@ -392,6 +463,17 @@ static int negotiate(struct vfio *v)
 	if (request(v, CMD_VERSION, &part, 1, -1, reply, sizeof reply) < (ssize_t)sizeof reply)
 		return -1;
 	return reply[0] == 0 ? 0 : -1;
+}
+
+/* cond_init makes a condition whose time limits do not follow changes of the clock. */
+static void cond_init(pthread_cond_t *c)
+{
+	pthread_condattr_t a;
+
+	pthread_condattr_init(&a);
+	pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
+	pthread_cond_init(c, &a);
+	pthread_condattr_destroy(&a);
 }
 
 struct vfio *vfio_open(const char *path, void (*interrupt)(void *arg), void *arg)
@@ -416,8 +498,9 @@ struct vfio *vfio_open(const char *path, void (*interrupt)(void *arg), void *arg
 	}
 	pthread_mutex_init(&v->calls, NULL);
 	pthread_mutex_init(&v->send, NULL);
+	pthread_mutex_init(&v->role, NULL);
 	pthread_mutex_init(&v->lock, NULL);
-	pthread_cond_init(&v->answered, NULL);
+	cond_init(&v->moved);
 	/* Signals of the program are for its own threads. */
 	sigset_t all, before;
 	sigfillset(&all);
@@ -429,7 +512,7 @@ struct vfio *vfio_open(const char *path, void (*interrupt)(void *arg), void *arg
 		free(v);
 		return NULL;
 	}
-	if (negotiate(v) || find_sizes(v) || set_up(v)) {
+	if (negotiate(v) || vfio_set_up(v)) {
 		vfio_close(v);
 		errno = ENODEV;
 		return NULL;
@@ -439,12 +522,13 @@ struct vfio *vfio_open(const char *path, void (*interrupt)(void *arg), void *arg
 
 void vfio_close(struct vfio *v)
 {
-	shutdown(v->fd, SHUT_RDWR);
+	mark_lost(v);
 	pthread_join(v->reader, NULL);
 	close(v->fd);
 	pthread_mutex_destroy(&v->calls);
 	pthread_mutex_destroy(&v->send);
+	pthread_mutex_destroy(&v->role);
 	pthread_mutex_destroy(&v->lock);
-	pthread_cond_destroy(&v->answered);
+	pthread_cond_destroy(&v->moved);
 	free(v);
 }

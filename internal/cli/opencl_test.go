@@ -30,7 +30,7 @@ func scriptCondition(name string) (bool, error) {
 }
 
 // buildOpenCL builds into a directory the engine's program, the driver, and, with
-// sanitizers, the driver (sanitized.so) and the programs of icd/testdata.
+// sanitizers, the driver (sanitized.so, and threads.so) and the programs of icd/testdata.
 func buildOpenCL(ts *testscript.TestScript, _ bool, args []string) {
 	root, err := filepath.Abs("../..")
 	ts.Check(err)
@@ -48,10 +48,15 @@ func buildOpenCL(ts *testscript.TestScript, _ bool, args []string) {
 		args := append(slices.Clone(sanitize), "-o", filepath.Join(bin, name), filepath.Join(root, "icd/testdata", name+".c"), "-l:libOpenCL.so.1")
 		return exec.Command("cc", args...)
 	}
+	race := append(slices.Clone(flags), "-fsanitize=thread")
+	threads := exec.Command("cc", append(slices.Clone(race), "-o", filepath.Join(bin, "threads"), filepath.Join(root, "icd/testdata/threads.c"), "-l:libOpenCL.so.1")...)
 	for _, c := range []*exec.Cmd{
 		exec.Command("go", "build", "-o", bin, "./cmd/dxpu-opencl"),
 		library(driverName, flags),
 		library("sanitized.so", sanitize),
+		library("threads.so", race),
+		threads,
+		program("events"),
 		program("program"),
 		program("fault"),
 		program("fork"),

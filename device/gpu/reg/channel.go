@@ -22,12 +22,25 @@ const (
 	ComputeMirror    = 0x3040 // RW 8: bus address to which results at VRAM address 0 go; only while off
 	ComputeMemory    = 0x3048 // RO 8: bytes of memory of the engine
 	ComputeLimit     = 0x3050 // RO 8: time limit in ns
+	ComputeFeatures  = 0x3058 // RO 4: FeatureArm and others; since minor 3 of InterfaceVersion
+	ComputeArm       = 0x305c // RW 4: the interrupt comes once Events is beyond this number; only with ComputeArmed
+)
+
+// Features of the compute channel, bits of ComputeFeatures.
+const (
+	FeatureArm    = 1 << 0 // ComputeArmed and ComputeArm
+	FeatureFetch  = 1 << 1 // PacketFetch
+	FeatureQueues = 1 << 2 // the flags of PacketQueue
+
+	// Features are those of this version.
+	Features = FeatureArm | FeatureFetch | FeatureQueues
 )
 
 // Bounds of the compute channel.
 const (
 	PacketVersion      = 1
 	ComputeEnable      = 1 << 0 // of ComputeControl: 0 to 1 makes a context, 1 to 0 ends it
+	ComputeArmed       = 1 << 1 // of ComputeControl, with ComputeEnable: interrupts come only as ComputeArm says
 	ComputeNoVector    = 0xffffffff
 	MinComputeRing     = 4 << 10
 	MaxComputeRing     = 16 << 20
@@ -40,6 +53,10 @@ const (
 
 	// EventsFailed is a bit of the count behind the event ring: the channel has failed.
 	EventsFailed = 1 << 63
+
+	// PacketFetch is a flag of a packet without a result: before the engine gets the packet,
+	// the device reads Room bytes at ComputeMirror + Out of host memory to Out in VRAM.
+	PacketFetch = 1 << 15
 )
 
 // ComputeKind is the content of ComputeKindReg.
@@ -72,9 +89,10 @@ const (
 	ComputeBadPacket ComputeError = 2 // size of a packet
 	ComputeEnded     ComputeError = 3 // the engine could not start, or ended: usually a program that faults
 	ComputeTimeLimit ComputeError = 4 // packets in flight, and no event for ComputeLimit
+	ComputeBadFetch  ComputeError = 5 // host memory that a packet names cannot be read
 )
 
-var computeErrors = [...]string{"no error", "bad ring", "bad packet", "the engine ended", "time limit"}
+var computeErrors = [...]string{"no error", "bad ring", "bad packet", "the engine ended", "time limit", "bad fetch"}
 
 // String describes the error.
 func (e ComputeError) String() string {

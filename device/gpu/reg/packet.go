@@ -28,6 +28,16 @@ const (
 	FirstEnqueuePacket          = PacketWrite
 )
 
+// Flags of PacketQueue, in the word behind the handle.
+const (
+	QueueWithoutTimes = 1 << 0 // events of its commands have no times
+	QueueOutOfOrder   = 1 << 1 // commands wait only for those that they name
+	QueueFlags        = QueueWithoutTimes | QueueOutOfOrder
+)
+
+// MarkerBarrier is a flag of PacketMarker: later commands of the queue wait for it.
+const MarkerBarrier = 1 << 0
+
 // Sources of PacketProgram.
 const (
 	ProgramSource = 0

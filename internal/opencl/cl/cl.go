@@ -46,6 +46,7 @@ const (
 	programKernelNames            = 0x1168
 	kernelNumArgs                 = 0x1191
 	contextPlatform               = 0x1084
+	queueOutOfOrder               = 1 << 0
 	queueProfiling                = 1 << 1
 	bufferCreateTypeRegion        = 0x1220
 )
@@ -99,6 +100,7 @@ const (
 	enqueueWriteBufferRect
 	enqueueCopyBufferRect
 	enqueueMarkerWithWaitList
+	enqueueBarrierWithWaitList
 	flush
 	waitForEvents
 	getEventInfo
@@ -114,7 +116,7 @@ var names = [functions]string{
 	"clGetProgramBuildInfo", "clReleaseProgram", "clCreateKernel", "clReleaseKernel", "clGetKernelInfo", "clGetKernelArgInfo",
 	"clGetKernelWorkGroupInfo", "clSetKernelArg", "clEnqueueNDRangeKernel", "clEnqueueReadBuffer", "clEnqueueWriteBuffer",
 	"clEnqueueCopyBuffer", "clEnqueueFillBuffer", "clEnqueueReadBufferRect", "clEnqueueWriteBufferRect",
-	"clEnqueueCopyBufferRect", "clEnqueueMarkerWithWaitList", "clFlush", "clWaitForEvents", "clGetEventInfo",
+	"clEnqueueCopyBufferRect", "clEnqueueMarkerWithWaitList", "clEnqueueBarrierWithWaitList", "clFlush", "clWaitForEvents", "clGetEventInfo",
 	"clGetEventProfilingInfo", "clReleaseEvent",
 }
 
@@ -209,4 +211,14 @@ func (l *Library) info(f function, args ...uintptr) ([]byte, error) {
 	err := l.call(f, append(append([]uintptr{}, args...), size, data(value), 0)...)
 	runtime.KeepAlive(value)
 	return value, err
+}
+
+// number makes a query for a number of n bytes, with one call. It returns 0 if the
+// platform has none.
+func (l *Library) number(f function, object uintptr, param uint32, n uintptr) uint64 {
+	v := new(uint64)
+	if l.call(f, object, uintptr(param), n, pointer(v), 0) != nil {
+		return 0
+	}
+	return *v
 }

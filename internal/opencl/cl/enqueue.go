@@ -1,6 +1,9 @@
 package cl
 
-import "runtime"
+import (
+	"runtime"
+	"unsafe"
+)
 
 // enqueue calls a function that enqueues a command: its last arguments are the events
 // that the command waits for, and the place of its own.
@@ -83,10 +86,17 @@ func (l *Library) Marker(q Queue, wait []Event) (Event, error) {
 	return l.enqueue(enqueueMarkerWithWaitList, wait, uintptr(q))
 }
 
+// Barrier is a marker that later commands of its queue wait for.
+func (l *Library) Barrier(q Queue, wait []Event) (Event, error) {
+	return l.enqueue(enqueueBarrierWithWaitList, wait, uintptr(q))
+}
+
 // Flush starts what is in a queue.
 func (l *Library) Flush(q Queue) error { return l.call(flush, uintptr(q)) }
 
 const (
+	eventComplete   = 0
+	eventQueued     = 3
 	eventStatus     = 0x11d3
 	profilingQueued = 0x1280 // queued, submitted, started, ended
 )
@@ -100,27 +110,34 @@ func (l *Library) Wait(e Event) error {
 	if err == nil {
 		return nil
 	}
-	if v, query := l.info(getEventInfo, uintptr(e), eventStatus); query == nil {
-		if s := Status(int32(uint32(word(v)))); s < 0 {
-			return s
-		}
+	if s := l.eventStatus(e); s < 0 {
+		return s
 	}
 	return err
 }
 
-// Ended reports whether a command has ended.
-func (l *Library) Ended(e Event) bool {
-	v, err := l.info(getEventInfo, uintptr(e), eventStatus)
-	return err == nil && int32(uint32(word(v))) <= 0
+// Ended reports whether a command has ended, and the error that ended it.
+func (l *Library) Ended(e Event) (bool, error) {
+	s := l.eventStatus(e)
+	if s < 0 {
+		return true, s
+	}
+	return s == eventComplete, nil
+}
+
+// eventStatus returns the state of a command: an error, 0 at its end, or more.
+func (l *Library) eventStatus(e Event) Status {
+	v := new(int32)
+	*v = eventQueued // if the query fails, Wait returns the error
+	_ = l.call(getEventInfo, uintptr(e), eventStatus, unsafe.Sizeof(*v), pointer(v), 0)
+	return Status(*v)
 }
 
 // Times returns when a command was queued, submitted, started and ended, in
 // nanoseconds of the device.
 func (l *Library) Times(e Event) (t [4]uint64) {
 	for i := range t {
-		if v, err := l.info(getEventProfilingInfo, uintptr(e), profilingQueued+uintptr(i)); err == nil {
-			t[i] = word(v)
-		}
+		t[i] = l.number(getEventProfilingInfo, uintptr(e), profilingQueued+uint32(i), unsafe.Sizeof(t[i]))
 	}
 	return t
 }

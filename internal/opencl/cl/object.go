@@ -15,9 +15,17 @@ func (l *Library) NewContext(f Found) (Context, error) {
 	return Context(h), err
 }
 
-// NewQueue makes an in-order command queue that takes times.
-func (l *Library) NewQueue(c Context, f Found) (Queue, error) {
-	h, err := l.create(createCommandQueue, uintptr(c), uintptr(f.device), queueProfiling)
+// NewQueue makes a command queue: times tells whether it takes times, and ordered whether
+// commands run in their order.
+func (l *Library) NewQueue(c Context, f Found, times, ordered bool) (Queue, error) {
+	var properties uintptr
+	if times {
+		properties |= queueProfiling
+	}
+	if !ordered {
+		properties |= queueOutOfOrder
+	}
+	h, err := l.create(createCommandQueue, uintptr(c), uintptr(f.device), properties)
 	return Queue(h), err
 }
 

@@ -56,8 +56,7 @@ func (s *Session) release(c *cursor) error {
 	}
 	switch o := s.objects[handle].(type) {
 	case *queue:
-		s.queues--
-		close(o.commands)
+		s.releaseQueue(o)
 	case *buffer:
 		if err := s.Library.Release(o.mem); err != nil {
 			return err

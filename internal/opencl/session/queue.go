@@ -8,100 +8,6 @@ import (
 	"github.com/dxpu-project/dxpu/internal/opencl/cl"
 )
 
-// queue is an in-order command queue. Its goroutine waits for the commands in their
-// order and sends their events.
-type queue struct {
-	queue    cl.Queue
-	commands chan command
-}
-
-// command is an enqueued packet.
-type command struct {
-	cookie uint64
-	event  cl.Event
-	out    uint64 // of the result
-	length uint32
-}
-
-func (s *Session) newQueue(c *cursor) error {
-	handle := c.u32()
-	c.u32()
-	if err := s.free(handle, c); err != nil {
-		return err
-	}
-	if s.queues >= reg.MaxQueues {
-		return cl.OutOfResources
-	}
-	h, err := s.Library.NewQueue(s.context, s.Device)
-	if err != nil {
-		return err
-	}
-	q := &queue{queue: h, commands: make(chan command, reg.MaxPacketsInFlight)}
-	s.queues++
-	s.objects[handle] = q
-	s.tasks.Go(func() { s.complete(q) })
-	return nil
-}
-
-// maxBatch bounds the events of one message.
-const maxBatch = 64
-
-// complete sends the events of a queue until the queue is released.
-func (s *Session) complete(q *queue) {
-	events := make([]reg.Event, 0, maxBatch)
-	for c := range q.commands {
-		// Events of commands that have ended already share a message.
-		if len(events) == maxBatch || len(events) > 0 && !s.Library.Ended(c.event) {
-			if err := s.send(events...); err != nil {
-				return
-			}
-			events = events[:0]
-		}
-		events = append(events, s.wait(c))
-		if len(q.commands) > 0 {
-			continue
-		}
-		if err := s.send(events...); err != nil {
-			return
-		}
-		events = events[:0]
-	}
-	_ = s.Library.Release(q.queue)
-}
-
-// wait waits for a command.
-func (s *Session) wait(c command) reg.Event {
-	e := reg.Event{Cookie: c.cookie, Out: c.out, Length: c.length}
-	if err := s.Library.Wait(c.event); err != nil {
-		e.Status, e.Length = status(err), 0
-	}
-	t := s.Library.Times(c.event)
-	e.Queued, e.Submitted, e.Started, e.Ended = t[0], t[1], t[2], t[3]
-	s.mu.Lock()
-	delete(s.pending, c.cookie)
-	_ = s.Library.Release(c.event)
-	s.mu.Unlock()
-	return e
-}
-
-// enqueue enqueues a packet.
-func (s *Session) enqueue(h reg.PacketHeader, c *cursor) error {
-	q, err := object[*queue](s, h.Queue, cl.InvalidCommandQueue)
-	if err != nil {
-		return err
-	}
-	if _, taken := s.pending[h.Cookie]; taken || len(s.pending) >= reg.MaxPacketsInFlight {
-		return cl.OutOfResources
-	}
-	out := command{cookie: h.Cookie}
-	if out.event, err = s.start(q, h, c, &out); err != nil {
-		return err
-	}
-	s.pending[h.Cookie] = out.event
-	q.commands <- out // has room for all packets in flight
-	return s.Library.Flush(q.queue)
-}
-
 // start enqueues the command of a packet.
 func (s *Session) start(q *queue, h reg.PacketHeader, c *cursor, out *command) (cl.Event, error) {
 	switch h.Op {
@@ -121,6 +27,9 @@ func (s *Session) start(q *queue, h reg.PacketHeader, c *cursor, out *command) (
 		wait, err := s.waits(c)
 		if err != nil {
 			return 0, err
+		}
+		if h.Flags&reg.MarkerBarrier != 0 {
+			return s.Library.Barrier(q.queue, wait)
 		}
 		return s.Library.Marker(q.queue, wait)
 	}

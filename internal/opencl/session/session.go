@@ -7,15 +7,18 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"time"
 
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 	"github.com/dxpu-project/dxpu/internal/opencl/cl"
+	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
 
 // Conn carries packets and events, whole messages each.
 type Conn interface {
-	// Receive fills p with the next packet. It returns io.EOF at the end.
-	Receive(p []byte) (n int, err error)
+	// Receive fills p with the next packet. It returns io.EOF at the end, and, without
+	// block, reader.ErrNothing if no packet is there.
+	Receive(p []byte, block bool) (n int, err error)
 	// Send sends events, reg.EventSize bytes each.
 	Send(events []byte) error
 }
@@ -29,16 +32,22 @@ type Config struct {
 	Conn    Conn
 }
 
-// Session is one context with its objects. The goroutine of Run handles the packets;
-// one goroutine for each command queue waits for commands, and one for each build.
+// Session is one context with its objects. The goroutine of Run handles the packets and
+// sends events while it polls; one goroutine for each command queue waits for commands
+// while it sleeps, and there is one for each build.
 type Session struct {
 	Config
 	context cl.Context
 	tasks   sync.WaitGroup
 	builds  chan struct{} // holds one for each build beside Run
+	poller  reader.Poller // of the goroutine of Run
+	packet  []byte        // being handled
+	handled int           // packets since the last collect
 
 	mu      sync.Mutex // guards the fields below, and the calls that use them
 	objects map[uint32]any
+	busy    []*queue // also those that are released and have commands
+	asleep  bool     // the goroutine of Run does not look for the end of commands
 	queues  int
 	used    uint64              // bytes of buffers
 	serial  uint64              // of the last buffer
@@ -67,22 +76,74 @@ func Run(c Config) error {
 	return s.serve()
 }
 
+// pollWindow is how long Run polls for the next packet or the end of a command: the round
+// trip of a program that waits for each kernel, and short kernels. Other threads run
+// between two looks.
+const pollWindow = 100 * time.Microsecond
+
+// collectEvery is the number of packets between two looks at the commands while packets
+// come without a pause.
+const collectEvery = 32
+
 func (s *Session) serve() error {
-	packet := make([]byte, reg.MaxPacket)
+	s.packet = make([]byte, reg.MaxPacket)
+	s.poller.Window = pollWindow
 	// The first event tells the box that the context is there.
 	if err := s.send(reg.Event{}); err != nil {
 		return err
 	}
 	for {
-		n, err := s.Conn.Receive(packet)
+		err := s.poller.Expect(s.receive)
+		if errors.Is(err, reader.ErrNothing) {
+			err = s.receive(true)
+		}
 		switch {
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
 			return err
 		}
-		if err := s.handle(packet[:n]); err != nil {
+	}
+}
+
+// receive handles one packet, or sends the events of commands that have ended. Without
+// block it returns reader.ErrNothing if there is neither.
+func (s *Session) receive(block bool) error {
+	if block {
+		s.sleep(true)
+	}
+	n, err := s.Conn.Receive(s.packet, block)
+	if block {
+		s.sleep(false)
+	}
+	if err == nil {
+		err = s.handle(s.packet[:n])
+		if s.handled++; err != nil || s.handled < collectEvery {
 			return err
+		}
+	}
+	if err != nil && !errors.Is(err, reader.ErrNothing) {
+		return err
+	}
+	s.handled = 0
+	any, failed := s.collect()
+	switch {
+	case failed != nil:
+		return failed
+	case any:
+		return nil
+	}
+	return err
+}
+
+// sleep leaves the commands to the goroutines of their queues, or ends that.
+func (s *Session) sleep(on bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asleep = on
+	for _, q := range s.busy {
+		if on && len(q.commands) > 0 {
+			q.work.Signal()
 		}
 	}
 }

@@ -1,0 +1,230 @@
+package opencl
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/internal/rawio/fd"
+	"github.com/dxpu-project/dxpu/internal/rawio/reader"
+)
+
+// process is one engine process. It is the reader.Source of its socket.
+type process struct {
+	engine *engine
+	cmd    *exec.Cmd
+	socket *fd.FD
+	reader *reader.Reader
+	dir    string // the platform's cache, of this process only
+	// context is what the process was started for. Its events do not count for
+	// another one.
+	context uint64
+	reaped  bool // killed, and its number may be that of another process soon; under the engine's mu
+
+	// Of the goroutine that reads:
+	hello bool // no message has come
+	buf   []byte
+}
+
+var _ reader.Source = (*process)(nil)
+
+// recheck is the longest wait for a message at one time, see reader.Source.
+const recheck = 50 * time.Millisecond
+
+// end kills the process and what it has started. run waits for the end.
+func (p *process) end() {
+	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
+	if s, ok := p.socket.Use(); ok {
+		_ = unix.Shutdown(int(s), unix.SHUT_RDWR)
+		p.socket.Done()
+	}
+}
+
+// send sends a packet without waiting. A full socket takes the packet after an event.
+// After any other error, the reader sees the end of the process.
+func (p *process) send(packet []byte) bool {
+	s, ok := p.socket.Use()
+	if !ok {
+		return false
+	}
+	defer p.socket.Done()
+	return unix.Sendto(int(s), packet, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil) == nil
+}
+
+// Receive implements reader.Source.
+func (p *process) Receive(block bool) error {
+	n, err := p.receive(block)
+	switch {
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+		return reader.ErrNothing
+	case err != nil:
+		return fmt.Errorf("socket: %w", err)
+	case n == 0:
+		return io.EOF
+	case n%reg.EventSize != 0:
+		return fmt.Errorf("the process sent %d bytes", n)
+	}
+	hello := p.hello
+	p.hello = false
+	return p.engine.take(p, p.buf[:n], hello)
+}
+
+// receive is recv(2), which package unix has only with the address of the sender.
+func (p *process) receive(block bool) (int, error) {
+	s, ok := p.socket.Use()
+	if !ok {
+		return 0, net.ErrClosed
+	}
+	defer p.socket.Done()
+	flags := uintptr(unix.MSG_DONTWAIT)
+	if block {
+		flags = 0
+	}
+	n, _, e := unix.Syscall6(unix.SYS_RECVFROM, s, uintptr(unsafe.Pointer(unsafe.SliceData(p.buf))), uintptr(len(p.buf)), flags, 0, 0)
+	if e != 0 {
+		return 0, e
+	}
+	return int(n), nil
+}
+
+// Soon implements reader.Source. The reader of the network polls, not this one.
+func (p *process) Soon() bool { return false }
+
+// socketBuffer is the room for packets on their way to the process, in bytes.
+const socketBuffer = 4 << 20
+
+// start starts a process.
+func (e *engine) start(number uint64) (*process, error) {
+	e.mu.Lock()
+	file := e.file
+	e.mu.Unlock()
+	if file == nil {
+		return nil, errors.New("there is no shared memory: an error before says why")
+	}
+	dir, err := os.MkdirTemp("", "dxpu-opencl-")
+	if err != nil {
+		return nil, err
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("socket: %w", err), os.RemoveAll(dir))
+	}
+	// The larger buffer needs a privilege; without it, fewer packets are in flight.
+	if unix.SetsockoptInt(pair[0], unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, socketBuffer) != nil {
+		_ = unix.SetsockoptInt(pair[0], unix.SOL_SOCKET, unix.SO_SNDBUF, socketBuffer)
+	}
+	other := os.NewFile(uintptr(pair[1]), "engine")
+	p := &process{engine: e, socket: fd.New(pair[0]), dir: dir, context: number, hello: true, buf: make([]byte, maxEvents*reg.EventSize)}
+	p.reader, err = reader.New(p, reader.Polling{})
+	limit := unix.NsecToTimeval(recheck.Nanoseconds())
+	err = errors.Join(err, unix.SetsockoptTimeval(pair[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
+	if err != nil {
+		return nil, errors.Join(err, p.socket.Close(), unix.Close(pair[1]), os.RemoveAll(dir))
+	}
+	p.cmd = exec.Command(e.program, "--serve", strconv.Itoa(e.index), "--memory", strconv.FormatUint(e.memory, 10))
+	p.cmd.Env = environment(dir)
+	p.cmd.Dir = dir
+	p.cmd.ExtraFiles = []*os.File{other, file}
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	err = p.cmd.Start()
+	err = errors.Join(err, other.Close())
+	if err != nil {
+		return nil, errors.Join(err, p.socket.Close(), p.reader.Close(), os.RemoveAll(dir))
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.process = p
+	e.polled.Store(p)
+	if e.context != number {
+		p.end()
+	}
+	return p, nil
+}
+
+// passed are the beginnings of the variables that the process gets: those of the ICD
+// loader and of the platforms, and where programs and libraries are.
+var passed = []string{"PATH=", "LD_LIBRARY_PATH=", "OCL_ICD_", "POCL_", "CUDA_VISIBLE_DEVICES=", "ROCR_VISIBLE_DEVICES="}
+
+// environment returns the variables of a process whose files are in dir.
+func environment(dir string) []string {
+	var env []string
+	for _, v := range os.Environ() {
+		for _, p := range passed {
+			if strings.HasPrefix(v, p) {
+				env = append(env, v)
+			}
+		}
+	}
+	return append(env, "HOME="+dir, "TMPDIR="+dir, "XDG_CACHE_HOME="+dir, "POCL_CACHE_DIR="+dir)
+}
+
+// maxEvents bounds the events of one message.
+const maxEvents = 1024
+
+// take takes the events of one message. The first one says that the context is there.
+func (e *engine) take(p *process, b []byte, hello bool) error {
+	e.mu.Lock()
+	notify := e.notify
+	if e.context == p.context {
+		if hello {
+			e.state = reg.ComputeReady
+			b = nil
+		}
+		for len(b) > 0 {
+			ev, n, _ := reg.ParseEvent(b) // whole events
+			e.events = append(e.events, ev)
+			e.inFlight.Add(-1)
+			b = b[n:]
+		}
+		e.last.Store(int64(time.Since(e.began)))
+	}
+	many := len(e.events) > reg.MaxPacketsInFlight
+	e.mu.Unlock()
+	if many {
+		return errors.New("the process sent more events than packets")
+	}
+	notify()
+	return nil
+}
+
+// pollWindow is how long after a packet or an event the next event is polled for.
+const pollWindow = reader.DefaultWindow
+
+// due reports whether an event is likely to come within microseconds.
+func (e *engine) due() bool {
+	return e.inFlight.Load() > 0 && time.Since(e.began)-time.Duration(e.last.Load()) <= pollWindow
+}
+
+// poll takes a message of the process if one has arrived.
+func (e *engine) poll() bool {
+	p := e.polled.Load()
+	return p != nil && p.reader.Poll()
+}
+
+// hold returns the descriptor of the socket while an event is due, see device.Poller.
+func (e *engine) hold() (descriptor uintptr, release func()) {
+	p := e.polled.Load()
+	if p == nil || e.inFlight.Load() == 0 || !p.reader.Hold() {
+		return 0, nil
+	}
+	descriptor, ok := p.socket.Use()
+	if !ok {
+		p.reader.Release()
+		return 0, nil
+	}
+	return descriptor, func() {
+		p.socket.Done()
+		p.reader.Release()
+	}
+}

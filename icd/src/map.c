@@ -1,0 +1,141 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "command.h"
+
+/* mapping_release ends a use of a mapping: the buffer's, or that of a command. */
+void mapping_release(struct mapping *m)
+{
+	pthread_mutex_lock(&dxpu_lock);
+	int last = --m->references == 0;
+	pthread_mutex_unlock(&dxpu_lock);
+	if (!last)
+		return;
+	if (m->owned)
+		free(m->pointer);
+	free(m);
+}
+
+/* mapping_new makes a mapping of n bytes at an offset of a buffer. */
+static struct mapping *mapping_new(cl_mem m, cl_map_flags flags, size_t offset, size_t n)
+{
+	struct mapping *map = calloc(1, sizeof *map);
+
+	if (!map)
+		return NULL;
+	*map = (struct mapping){.offset = offset, .size = n, .flags = flags, .owned = !m->host, .references = 1};
+	if (m->host)
+		map->pointer = (char *)m->host + offset;
+	else if (posix_memalign(&map->pointer, 4096, n)) {
+		free(map);
+		return NULL;
+	}
+	return map;
+}
+
+/* fill starts to fill a mapping, and adds it to its buffer. */
+static cl_int fill(struct command *c, struct mapping *map, int blocking, cl_event *event)
+{
+	cl_mem m = c->mem;
+	struct packet p;
+
+	/* The event keeps both until the bytes are there. */
+	pthread_mutex_lock(&dxpu_lock);
+	map->references++;
+	m->object.references++;
+	map->next = m->mappings;
+	m->mappings = map;
+	m->maps++;
+	pthread_mutex_unlock(&dxpu_lock);
+	c->event->map = map;
+	c->event->mem = m;
+	map->pending = 1;
+	if (!(map->flags & CL_MAP_WRITE_INVALIDATE_REGION))
+		return end(c, blocking, event);
+	packet_start(&p, PACKET_MARKER, c->queue->handle);
+	return simple(c, &p, event);
+}
+
+/* unlist takes the mapping at a pointer out of a buffer's list. */
+static struct mapping *unlist(cl_mem m, const void *pointer)
+{
+	struct mapping **at, *map;
+
+	pthread_mutex_lock(&dxpu_lock);
+	for (at = &m->mappings; *at && (*at)->pointer != pointer;)
+		at = &(*at)->next;
+	map = *at;
+	if (map) {
+		*at = map->next;
+		m->maps--;
+	}
+	pthread_mutex_unlock(&dxpu_lock);
+	return map;
+}
+
+void *CL_API_CALL dxpu_EnqueueMapBuffer(cl_command_queue q, cl_mem m, cl_bool blocking, cl_map_flags flags, size_t offset, size_t n,
+					       cl_uint waits, const cl_event *list, cl_event *event, cl_int *error)
+{
+	struct command c = {
+		.queue = q, .type = CL_COMMAND_MAP_BUFFER, .waits = waits, .list = list, .kind = COMMAND_MOVE, .mem = m,
+		.offset = offset, .size = n,
+	};
+	const cl_map_flags writes = CL_MAP_WRITE | CL_MAP_WRITE_INVALIDATE_REGION;
+	struct mapping *map = NULL;
+	cl_int code = check_range(q, m, offset, n);
+
+	if (!code && (flags & ~(CL_MAP_READ | writes) || (flags & CL_MAP_WRITE_INVALIDATE_REGION && flags & (CL_MAP_READ | CL_MAP_WRITE))))
+		code = CL_INVALID_VALUE;
+	if (!code && ((flags & CL_MAP_READ && m->flags & (CL_MEM_HOST_WRITE_ONLY | CL_MEM_HOST_NO_ACCESS)) ||
+		      (flags & writes && m->flags & (CL_MEM_HOST_READ_ONLY | CL_MEM_HOST_NO_ACCESS))))
+		code = CL_INVALID_OPERATION;
+	if (!code && !(map = mapping_new(m, flags, offset, n)))
+		code = CL_MAP_FAILURE;
+	if (!code) {
+		code = begin(&c);
+		if (code)
+			mapping_release(map);
+	}
+	if (!code) {
+		void *pointer = c.host = map->pointer;
+		code = fill(&c, map, blocking, event);
+		if (code && unlist(m, pointer))
+			mapping_release(map);
+	}
+	if (error)
+		*error = code;
+	return code ? NULL : c.host;
+}
+
+cl_int CL_API_CALL dxpu_EnqueueUnmapMemObject(cl_command_queue q, cl_mem m, void *pointer, cl_uint waits, const cl_event *list,
+						     cl_event *event)
+{
+	struct command c = {.queue = q, .type = CL_COMMAND_UNMAP_MEM_OBJECT, .waits = waits, .list = list, .kind = COMMAND_MOVE};
+	struct mapping *map;
+	struct packet p;
+	cl_int code = check_range(q, m, 0, 1);
+
+	if (!code)
+		code = begin(&c);
+	if (code)
+		return code;
+	map = unlist(m, pointer);
+	if (!map) {
+		part_end(c.event, CL_INVALID_VALUE, NULL);
+		event_release(c.event);
+		return CL_INVALID_VALUE;
+	}
+	c.map = map;
+	if (!(map->flags & (CL_MAP_WRITE | CL_MAP_WRITE_INVALIDATE_REGION))) {
+		packet_start(&p, PACKET_MARKER, q->handle);
+		return simple(&c, &p, event);
+	}
+	/* The bytes that the program maps must not arrive after those that it has written. */
+	channel_wait(channel_of(q), &map->pending);
+	c.mem = m;
+	c.write = 1;
+	c.offset = map->offset;
+	c.size = map->size;
+	c.host = map->pointer;
+	return end(&c, 0, event);
+}

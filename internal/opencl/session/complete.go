@@ -1,0 +1,190 @@
+package session
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/dxpu-project/dxpu/device/gpu/reg"
+	"github.com/dxpu-project/dxpu/internal/opencl/cl"
+)
+
+// queue is a command queue. Its commands are in the order of their packets.
+//
+// The goroutine of Run looks for the end of commands while it polls for packets. When it
+// goes to sleep, the queue's own goroutine waits for the commands instead, so that no
+// other goroutine wakes up for a short command, and none polls for a long one.
+type queue struct {
+	queue   cl.Queue
+	times   bool // events have times
+	ordered bool // commands end in their order
+
+	// Guarded by the session's mutex:
+	commands []command
+	waiting  bool      // the queue's goroutine waits for the first command
+	released bool      // no further command comes
+	work     sync.Cond // the queue's goroutine may have to wait for a command
+}
+
+// command is an enqueued packet.
+type command struct {
+	cookie uint64
+	event  cl.Event
+	out    uint64 // of the result
+	length uint32
+}
+
+func (s *Session) newQueue(c *cursor) error {
+	handle, flags := c.u32(), c.u32()
+	if err := s.free(handle, c); err != nil {
+		return err
+	}
+	if flags&^reg.QueueFlags != 0 {
+		return cl.InvalidValue
+	}
+	if s.queues >= reg.MaxQueues {
+		return cl.OutOfResources
+	}
+	q := &queue{times: flags&reg.QueueWithoutTimes == 0, ordered: flags&reg.QueueOutOfOrder == 0}
+	h, err := s.Library.NewQueue(s.context, s.Device, q.times, q.ordered)
+	if err != nil {
+		return err
+	}
+	q.queue, q.work.L = h, &s.mu
+	s.queues++
+	s.objects[handle] = q
+	s.busy = append(s.busy, q)
+	s.tasks.Go(func() { s.complete(q) })
+	return nil
+}
+
+// releaseQueue ends a queue after its commands.
+func (s *Session) releaseQueue(q *queue) {
+	s.queues--
+	q.released = true
+	q.work.Signal()
+}
+
+// maxBatch bounds the events of one message.
+const maxBatch = 64
+
+// maxUnordered bounds the commands of an out-of-order queue at whose state one look
+// at the queue asks.
+const maxUnordered = 64
+
+// complete waits for the commands of a queue while the goroutine of Run sleeps, until
+// the queue is released.
+func (s *Session) complete(q *queue) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for {
+		for !(s.asleep && len(q.commands) > 0) && !(q.released && len(q.commands) == 0) {
+			q.work.Wait()
+		}
+		if len(q.commands) == 0 {
+			break
+		}
+		first := q.commands[0]
+		q.waiting = true
+		s.mu.Unlock()
+		err := s.Library.Wait(first.event)
+		s.mu.Lock()
+		q.waiting = false
+		events := []reg.Event{s.end(q, first, err)}
+		q.remove(0)
+		if s.sendEnded(q, events) != nil {
+			return // without the connection, Run ends as well
+		}
+	}
+	s.busy = slices.DeleteFunc(s.busy, func(o *queue) bool { return o == q })
+	_ = s.Library.Release(q.queue)
+}
+
+// collect sends the events of the commands that have ended, and reports whether there
+// were any.
+func (s *Session) collect() (any bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, q := range s.busy {
+		if q.waiting || len(q.commands) == 0 {
+			continue
+		}
+		before := len(q.commands)
+		if err := s.sendEnded(q, nil); err != nil {
+			return false, err
+		}
+		any = any || len(q.commands) < before
+		if q.released && len(q.commands) == 0 {
+			q.work.Signal()
+		}
+	}
+	return any, nil
+}
+
+// sendEnded sends some events and those of the queue's commands that have ended.
+func (s *Session) sendEnded(q *queue, events []reg.Event) error {
+	for i, looked := 0, 0; i < len(q.commands) && (q.ordered || looked < maxUnordered); looked++ {
+		c := q.commands[i]
+		ended, err := s.Library.Ended(c.event)
+		switch {
+		case ended:
+			events = append(events, s.end(q, c, err))
+			q.remove(i)
+		case q.ordered:
+			i = len(q.commands)
+		default:
+			i++
+		}
+		if len(events) == maxBatch {
+			if err := s.send(events...); err != nil {
+				return err
+			}
+			events = events[:0]
+		}
+	}
+	if len(events) == 0 {
+		return nil
+	}
+	return s.send(events...)
+}
+
+// remove forgets a command, usually the first one of thousands.
+func (q *queue) remove(i int) {
+	if i == 0 {
+		q.commands = q.commands[1:]
+		return
+	}
+	q.commands = slices.Delete(q.commands, i, i+1)
+}
+
+// end returns the event of a command that has ended, and forgets the command.
+func (s *Session) end(q *queue, c command, err error) reg.Event {
+	e := reg.Event{Cookie: c.cookie, Out: c.out, Length: c.length}
+	if err != nil {
+		e.Status, e.Length = status(err), 0
+	}
+	if q.times {
+		t := s.Library.Times(c.event)
+		e.Queued, e.Submitted, e.Started, e.Ended = t[0], t[1], t[2], t[3]
+	}
+	delete(s.pending, c.cookie)
+	_ = s.Library.Release(c.event)
+	return e
+}
+
+// enqueue enqueues a packet.
+func (s *Session) enqueue(h reg.PacketHeader, c *cursor) error {
+	q, err := object[*queue](s, h.Queue, cl.InvalidCommandQueue)
+	if err != nil {
+		return err
+	}
+	if _, taken := s.pending[h.Cookie]; taken || len(s.pending) >= reg.MaxPacketsInFlight {
+		return cl.OutOfResources
+	}
+	out := command{cookie: h.Cookie}
+	if out.event, err = s.start(q, h, c, &out); err != nil {
+		return err
+	}
+	s.pending[h.Cookie] = out.event
+	q.commands = append(q.commands, out)
+	return s.Library.Flush(q.queue)
+}
