@@ -41,3 +41,7 @@ func FuzzREEF(f *testing.F) { fuzz(f, "reef") }
 func FuzzOrion(f *testing.F) { fuzz(f, "orion") }
 
 func FuzzPaella(f *testing.F) { fuzz(f, "paella") }
+
+func FuzzMIG(f *testing.F) { fuzz(f, "mig") }
+
+func FuzzMuxFlow(f *testing.F) { fuzz(f, "muxflow") }

@@ -45,6 +45,7 @@ var policies = []Info{
 	{"timeslice", "NVIDIA driver", Contexts, "quantum and linger are ours", newTimeslice},
 	{"streams", "CUDA stream priorities", OneContext, "", newStreams},
 	{"mps", "NVIDIA MPS", OneContext, "", newMPS},
+	{"mig", "NVIDIA MIG", Partitions, "a request is rounded to the nearest profile", newMIG},
 	{"gemini", "Gemini, TCC 2021", Contexts, "limit kept before the launch, not charged afterwards", newGemini},
 	{"gaia", "GaiaGPU, ISPA 2018", Contexts, "threshold of the elastic mode", newGaia},
 	{"gaiapi", "this project, beside GaiaGPU", Contexts, "all constants", newGaiaPI},
@@ -53,6 +54,7 @@ var policies = []Info{
 	{"reef", "REEF, OSDI 2022", OneContext, "one padding kernel at a time", newREEF},
 	{"orion", "Orion, EuroSys 2024", OneContext, "slow-down of training; measured alone at the start", newOrion},
 	{"paella", "Paella, SOSP 2023", OneContext, "threshold of the deficit; a launch counts", newPaella},
+	{"muxflow", "MuxFlow, arXiv 2303.13803", OneContext, "law of the share, and all thresholds", newMuxFlow},
 }
 
 // Policies returns the policies, baselines first.

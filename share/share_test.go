@@ -35,6 +35,7 @@ func TestPoliciesServeALoneClient(t *testing.T) {
 			t.Run(p.Name+" "+class.String(), func(t *testing.T) {
 				c := newChecker(t, p.Name, share.A100)
 				c.join(1, share.ClientSpec{Class: class})
+				c.warm()
 				served := 0
 				for range 1000 {
 					c.launch(1, share.Kernel{Blocks: 1000, SMs: 50, Expected: 100 * time.Microsecond, First: true})
@@ -90,6 +91,7 @@ func TestStuckClientIsEvicted(t *testing.T) {
 		t.Run(p.Name, func(t *testing.T) {
 			c := newChecker(t, p.Name, share.A100)
 			c.join(1, share.ClientSpec{Class: share.Offline})
+			c.warm()
 			c.launch(1, share.Kernel{Blocks: 1})
 			c.pass(c.now + 2*time.Second)
 			if len(c.clients[1].flights) != 1 {

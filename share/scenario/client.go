@@ -56,13 +56,17 @@ func (w *world) join(c *client) {
 	}
 	w.policy.Receive(w.now, share.Event{Kind: share.Join, Client: c.id, Spec: share.ClientSpec{
 		Class: class, Request: share.Percent(c.spec.Request), Limit: share.Percent(c.spec.Limit),
+		Memory: c.memoryWanted,
 	}})
 	w.policy.Receive(w.now, share.Event{Kind: share.Allocate, Client: c.id, Bytes: c.memoryWanted})
 	if c.spec.Until > 0 {
 		w.events.Push(c.spec.Until, timed{kind: leave, c: c})
 	}
-	if c.spec.Error > 0 {
-		w.events.Push(c.spec.Error, timed{kind: terminate, c: c})
+	if c.spec.Terminate > 0 {
+		w.events.Push(c.spec.Terminate, timed{kind: terminate, c: c})
+	}
+	if c.spec.Kill > 0 {
+		w.events.Push(c.spec.Kill, timed{kind: leave, c: c})
 	}
 }
 
@@ -84,6 +88,9 @@ func (w *world) leave(c *client) {
 		return
 	}
 	w.account()
+	if c.flying > 0 && w.info.Execution == share.OneContext {
+		w.faults++ // MPS: the end of a client with running kernels fails the context of all
+	}
 	c.joined = false
 	c.gen++
 	w.gpu.Detach(w.now, c.id)

@@ -108,6 +108,7 @@ func (w *world) collect(v Values) {
 	set("sm-activity", float64(all.SMTime-w.sensors.base.SMTime)/float64(span)/sms)
 	set("memory", float64(w.memory<<20)/float64(w.spec.Duration/time.Microsecond)/float64(w.spec.device.Memory))
 	set("permits", float64(w.permits)/w.spec.Duration.Seconds())
+	set("faults", float64(w.faults))
 	set("violations", float64(w.policy.Violations()))
 	work := 0.0
 	for _, c := range w.clients {
@@ -142,6 +143,14 @@ func mean(d []time.Duration) float64 {
 
 // Measure runs the scenario and returns its values.
 func (s *Spec) Measure() (Values, error) {
+	if s.Experiment != "" {
+		return experiments[s.Experiment](s)
+	}
+	return s.simulate()
+}
+
+// simulate carries out the scenario's runs.
+func (s *Spec) simulate() (Values, error) {
 	v := Values{}
 	for _, r := range s.Runs {
 		w, err := newWorld(s, r)

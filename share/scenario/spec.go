@@ -37,18 +37,19 @@ type Spec struct {
 
 // Client is a client of the GPU.
 type Client struct {
-	Name    string        `yaml:"name"`
-	Program string        `yaml:"program"` // a name of Programs, or trace:NAME
-	Offline bool          `yaml:"offline"`
-	Request int           `yaml:"request"` // percent
-	Limit   int           `yaml:"limit"`   // percent; 0: 100
-	Rate    float64       `yaml:"rate"`    // jobs per second; 0: the next job follows the last one
-	Arrival string        `yaml:"arrival"` // poisson (the default), periodic, bursts
-	Think   time.Duration `yaml:"think"`   // before the next job, without a rate
-	From    time.Duration `yaml:"from"`    // when it joins
-	Until   time.Duration `yaml:"until"`   // when it leaves; 0: never
-	Memory  int64         `yaml:"memory"`  // MiB in place of the program's
-	Error   time.Duration `yaml:"error"`   // when it gets a signal to end; 0: never
+	Name      string        `yaml:"name"`
+	Program   string        `yaml:"program"` // a name of Programs, or trace:NAME
+	Offline   bool          `yaml:"offline"`
+	Request   int           `yaml:"request"`   // percent
+	Limit     int           `yaml:"limit"`     // percent; 0: 100
+	Rate      float64       `yaml:"rate"`      // jobs per second; 0: the next job follows the last one
+	Arrival   string        `yaml:"arrival"`   // poisson (the default), periodic, bursts
+	Think     time.Duration `yaml:"think"`     // before the next job, without a rate
+	From      time.Duration `yaml:"from"`      // when it joins
+	Until     time.Duration `yaml:"until"`     // when it leaves; 0: never
+	Memory    int64         `yaml:"memory"`    // MiB in place of the program's
+	Terminate time.Duration `yaml:"terminate"` // when it gets a signal to end; 0: never
+	Kill      time.Duration `yaml:"kill"`      // when it is killed without notice; 0: never
 }
 
 // Run is one simulation.
@@ -118,7 +119,11 @@ func (s *Spec) check() error {
 	if !nameForm.MatchString(s.Name) {
 		return errors.New("name: want lower-case letters, digits and hyphens")
 	}
-	if s.Experiment == "" {
+	if s.Experiment != "" {
+		if experiments[s.Experiment] == nil || len(s.Runs) > 0 {
+			return fmt.Errorf("experiment %q: not a known one, or it has runs", s.Experiment)
+		}
+	} else {
 		if s.Duration <= 0 || s.Duration > maxDuration || s.Warmup < 0 || s.Warmup >= s.Duration {
 			return fmt.Errorf("duration %v, warmup %v: want a duration up to %v and a shorter warmup", s.Duration, s.Warmup, maxDuration)
 		}
@@ -174,7 +179,7 @@ func (c *Client) check() error {
 	if !(c.Rate >= 0 && c.Rate <= maxRate) { // false for NaN
 		return fmt.Errorf("rate %v: want 0 to %d jobs per second", c.Rate, maxRate)
 	}
-	if c.Think < 0 || c.From < 0 || c.Until < 0 || c.Error < 0 || c.Memory < 0 || c.Memory > 1<<20 {
+	if c.Think < 0 || c.From < 0 || c.Until < 0 || c.Terminate < 0 || c.Kill < 0 || c.Memory < 0 || c.Memory > 1<<20 {
 		return errors.New("a time or the memory is out of range")
 	}
 	switch c.Arrival {

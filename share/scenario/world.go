@@ -40,6 +40,7 @@ type world struct {
 	permits uint64
 	memory  int64 // bytes × µs, to average
 	lastMem time.Duration
+	faults  int // ends of clients that failed the context of the others
 }
 
 // timed is an event of the world.
