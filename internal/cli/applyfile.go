@@ -47,6 +47,8 @@ type leaseSpec struct {
 	HostDomain   string            `yaml:"host-domain"`
 	Priority     int32             `yaml:"priority"`
 	Preemptible  bool              `yaml:"preemptible"`
+	Gang         string            `yaml:"gang"`
+	GangSize     uint32            `yaml:"gang-size"`
 	Expires      string            `yaml:"expires"`
 	Queue        bool              `yaml:"queue"`
 	QueueTimeout string            `yaml:"queue-timeout"`
@@ -121,6 +123,9 @@ func (l *leaseSpec) message() (*dxpuv1.LeaseSpec, error) {
 	m := &dxpuv1.LeaseSpec{
 		Count: max(l.Count, 1), Model: l.Model, HostId: l.Host, HostLabels: l.HostLabel, BoxLabels: l.BoxLabel, HostDomain: l.HostDomain,
 		Tenant: l.Tenant, Priority: l.Priority, Preemptible: l.Preemptible, Wait: l.Queue || l.QueueTimeout != "", Labels: labels,
+	}
+	if l.Gang != "" || l.GangSize != 0 {
+		m.Gang, m.Wait = &dxpuv1.Gang{Name: l.Gang, Size: l.GangSize}, true
 	}
 	// The rest has the syntax of flags.
 	o := &leaseFlags{}

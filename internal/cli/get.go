@@ -210,10 +210,10 @@ func newGetLeasesCommand(conn *connection) *cobra.Command {
 
 func printLeases(w io.Writer, all *dxpuv1.ListLeasesResponse) {
 	t := newTable(w, "LEASE", "TENANT", "STATE", "HOST", "GPUS", "REASON",
-		wideColumn("NAME"), wideColumn("PRIORITY"), wideColumn("CREATED"), wideColumn("EXPIRES"), wideColumn("BY"))
+		wideColumn("NAME"), wideColumn("GANG"), wideColumn("PRIORITY"), wideColumn("CREATED"), wideColumn("EXPIRES"), wideColumn("BY"))
 	for _, l := range all.Leases {
 		t.row(l.Id, l.Spec.Tenant, enumWord(l.State), l.HostId, strings.Join(gpusOf(l), ","), l.StateReason,
-			l.Spec.Labels[nameLabel], l.Spec.Priority, date(l.CreateTime), date(l.ExpireTime), l.Creator)
+			l.Spec.Labels[nameLabel], l.Spec.Gang.GetName(), l.Spec.Priority, date(l.CreateTime), date(l.ExpireTime), l.Creator)
 	}
 	t.flush()
 }
@@ -264,6 +264,9 @@ func describeCommand[Req, Res any, M proto.Message](conn *connection, kind, arg,
 
 func describeLease(w io.Writer, l *dxpuv1.Lease) {
 	fmt.Fprintf(w, "lease   %s of tenant %s\nstate   %s: %s\nhost    %s\n", l.Id, l.Spec.Tenant, enumWord(l.State), l.StateReason, l.HostId)
+	if g := l.Spec.Gang; g != nil {
+		fmt.Fprintf(w, "gang    %s, of %d leases\n", g.Name, g.Size)
+	}
 	if l.ActiveTime != nil {
 		fmt.Fprintf(w, "active  after %s\n", duration(l.ActiveTime.AsTime().Sub(l.CreateTime.AsTime())))
 	}

@@ -27,6 +27,7 @@ func newLeaseCommand(conn *connection) *cobra.Command {
 // leaseFlags are the flags that describe a lease.
 type leaseFlags struct {
 	spec              dxpuv1.LeaseSpec
+	gang              dxpuv1.Gang
 	expires, queueFor time.Duration
 }
 
@@ -45,6 +46,8 @@ func (o *leaseFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&o.spec.Tenant, "tenant", "", "tenant that the lease belongs to")
 	f.Int32Var(&o.spec.Priority, "priority", 0, "priority in the queue, a `number` from -100 to 100, higher first; above 0 where the tenant or the caller's role may")
 	f.StringToStringVar(&o.spec.Labels, "label", nil, "free label of the lease, `KEY=VALUE`")
+	f.StringVar(&o.gang.Name, "gang", "", "`name` of a gang: leases that get their GPUs all at once or not at all, and end together (implies --queue)")
+	f.Uint32Var(&o.gang.Size, "gang-size", 0, "`number` of leases of the gang, this one included")
 	f.BoolVar(&o.spec.Preemptible, "preemptible", false, "allow a lease with a higher priority to take the GPUs")
 	durationVar(f, &o.expires, "expires", 0, "end the lease after this time")
 }
@@ -56,6 +59,9 @@ func (o *leaseFlags) message() *dxpuv1.LeaseSpec {
 	}
 	if o.queueFor != 0 {
 		o.spec.Wait, o.spec.WaitTimeout = true, durationpb.New(o.queueFor)
+	}
+	if o.gang.Name != "" || o.gang.Size != 0 {
+		o.spec.Gang, o.spec.Wait = &o.gang, true
 	}
 	return &o.spec
 }
@@ -106,9 +112,14 @@ lease and what it waits for, on standard error; interrupting the command does no
 the lease. Without capacity the command fails. With --queue the lease waits for
 capacity instead.
 
+The leases of a gang (--gang) are for a job on several hosts: one command for each of
+them. They wait until all exist and all fit at once. When one of them loses its GPUs all
+return to the queue, and when one ends all end.
+
 With --request-id the command can be repeated: the same ID returns the same lease.`,
 		Example: `  dxpu lease create --count 2 --model DX100 --host h1 --wait
-  dxpu lease create --count 8 --nvlink required --queue --queue-timeout 10m`,
+  dxpu lease create --count 8 --nvlink required --queue --queue-timeout 10m
+  for h in h1 h2 h3 h4; do dxpu lease create --count 8 --host $h --gang train --gang-size 4; done`,
 	}, poolAPI.CreateLease, func([]string) *dxpuv1.CreateLeaseRequest {
 		req.Spec = o.message()
 		return req

@@ -2309,7 +2309,9 @@ type LeaseSpec struct {
 	// Exactly these GPUs, for a caller that chooses them itself, such as the scheduler of
 	// Kubernetes. Count is their number. A GPU that fails is not replaced by another one.
 	// Empty: the manager chooses.
-	GpuIds        []string `protobuf:"bytes,18,rep,name=gpu_ids,json=gpuIds,proto3" json:"gpu_ids,omitempty"`
+	GpuIds []string `protobuf:"bytes,18,rep,name=gpu_ids,json=gpuIds,proto3" json:"gpu_ids,omitempty"`
+	// The gang of the lease. Unset: none.
+	Gang          *Gang `protobuf:"bytes,19,opt,name=gang,proto3" json:"gang,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2470,6 +2472,72 @@ func (x *LeaseSpec) GetGpuIds() []string {
 	return nil
 }
 
+func (x *LeaseSpec) GetGang() *Gang {
+	if x != nil {
+		return x.Gang
+	}
+	return nil
+}
+
+// Gang is a group of leases that are of use only together, such as those of a job on
+// several hosts. Leases of one tenant that name the same gang belong to it. They get
+// their GPUs when all of them exist and all fit at once, and wait as one until then:
+// wait must be set. They have one priority, and all or none of them are preemptible.
+// They return to the queue together, and end together.
+type Gang struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 63 of a-z, 0-9, '-', '_' and '.'. It is free again when all leases of the gang have ended.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Number of leases, 2 to 64. All of them together have at most 1,024 GPUs.
+	Size          uint32 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Gang) Reset() {
+	*x = Gang{}
+	mi := &file_dxpu_v1_types_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Gang) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Gang) ProtoMessage() {}
+
+func (x *Gang) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_types_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Gang.ProtoReflect.Descriptor instead.
+func (*Gang) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Gang) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Gang) GetSize() uint32 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
 // Lease is a tenant's request and the bindings allocated to it.
 type Lease struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -2499,7 +2567,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[13]
+	mi := &file_dxpu_v1_types_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2511,7 +2579,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[13]
+	mi := &file_dxpu_v1_types_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2524,7 +2592,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Lease) GetId() string {
@@ -2659,7 +2727,7 @@ type Binding struct {
 
 func (x *Binding) Reset() {
 	*x = Binding{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[14]
+	mi := &file_dxpu_v1_types_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2671,7 +2739,7 @@ func (x *Binding) String() string {
 func (*Binding) ProtoMessage() {}
 
 func (x *Binding) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[14]
+	mi := &file_dxpu_v1_types_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2684,7 +2752,7 @@ func (x *Binding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Binding.ProtoReflect.Descriptor instead.
 func (*Binding) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{14}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Binding) GetId() string {
@@ -2844,7 +2912,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[15]
+	mi := &file_dxpu_v1_types_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2856,7 +2924,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[15]
+	mi := &file_dxpu_v1_types_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2869,7 +2937,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Pool) GetClusterId() string {
@@ -3039,7 +3107,7 @@ type ManagerInfo struct {
 
 func (x *ManagerInfo) Reset() {
 	*x = ManagerInfo{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[16]
+	mi := &file_dxpu_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3051,7 +3119,7 @@ func (x *ManagerInfo) String() string {
 func (*ManagerInfo) ProtoMessage() {}
 
 func (x *ManagerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[16]
+	mi := &file_dxpu_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3064,7 +3132,7 @@ func (x *ManagerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerInfo.ProtoReflect.Descriptor instead.
 func (*ManagerInfo) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ManagerInfo) GetId() string {
@@ -3112,7 +3180,7 @@ type SpareStatus struct {
 
 func (x *SpareStatus) Reset() {
 	*x = SpareStatus{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[17]
+	mi := &file_dxpu_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3124,7 +3192,7 @@ func (x *SpareStatus) String() string {
 func (*SpareStatus) ProtoMessage() {}
 
 func (x *SpareStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[17]
+	mi := &file_dxpu_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3137,7 +3205,7 @@ func (x *SpareStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpareStatus.ProtoReflect.Descriptor instead.
 func (*SpareStatus) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SpareStatus) GetModel() string {
@@ -3205,7 +3273,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[18]
+	mi := &file_dxpu_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3217,7 +3285,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[18]
+	mi := &file_dxpu_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3230,7 +3298,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Quota) GetMaxGpus() uint32 {
@@ -3287,7 +3355,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[19]
+	mi := &file_dxpu_v1_types_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3299,7 +3367,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[19]
+	mi := &file_dxpu_v1_types_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3312,7 +3380,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{19}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Tenant) GetId() string {
@@ -3389,7 +3457,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[20]
+	mi := &file_dxpu_v1_types_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3401,7 +3469,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[20]
+	mi := &file_dxpu_v1_types_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3414,7 +3482,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{20}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Token) GetId() string {
@@ -3492,7 +3560,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[21]
+	mi := &file_dxpu_v1_types_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3504,7 +3572,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[21]
+	mi := &file_dxpu_v1_types_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3517,7 +3585,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{21}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AuditEntry) GetRevision() uint64 {
@@ -3629,7 +3697,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[22]
+	mi := &file_dxpu_v1_types_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3641,7 +3709,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[22]
+	mi := &file_dxpu_v1_types_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3654,7 +3722,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{22}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Event) GetRevision() uint64 {
@@ -3803,7 +3871,7 @@ type Incident struct {
 
 func (x *Incident) Reset() {
 	*x = Incident{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[23]
+	mi := &file_dxpu_v1_types_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3815,7 +3883,7 @@ func (x *Incident) String() string {
 func (*Incident) ProtoMessage() {}
 
 func (x *Incident) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[23]
+	mi := &file_dxpu_v1_types_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3828,7 +3896,7 @@ func (x *Incident) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Incident.ProtoReflect.Descriptor instead.
 func (*Incident) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{23}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Incident) GetSubject() string {
@@ -3901,7 +3969,7 @@ type PoolSample struct {
 
 func (x *PoolSample) Reset() {
 	*x = PoolSample{}
-	mi := &file_dxpu_v1_types_proto_msgTypes[24]
+	mi := &file_dxpu_v1_types_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3913,7 +3981,7 @@ func (x *PoolSample) String() string {
 func (*PoolSample) ProtoMessage() {}
 
 func (x *PoolSample) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_types_proto_msgTypes[24]
+	mi := &file_dxpu_v1_types_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3926,7 +3994,7 @@ func (x *PoolSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolSample.ProtoReflect.Descriptor instead.
 func (*PoolSample) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{24}
+	return file_dxpu_v1_types_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PoolSample) GetTime() *timestamppb.Timestamp {
@@ -4124,7 +4192,7 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x03use\x18\x16 \x01(\x0e2\f.dxpu.v1.UseR\x03use\x12\x18\n" +
 	"\aejected\x18\x17 \x01(\bR\aejected\x12\x18\n" +
 	"\adrained\x18\x18 \x01(\bR\adrained\x12+\n" +
-	"\ahistory\x18\x19 \x03(\v2\x11.dxpu.v1.IncidentR\ahistory\"\x9d\a\n" +
+	"\ahistory\x18\x19 \x03(\v2\x11.dxpu.v1.IncidentR\ahistory\"\xc0\a\n" +
 	"\tLeaseSpec\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\rR\x05count\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12(\n" +
@@ -4147,7 +4215,8 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x06labels\x18\x10 \x03(\v2\x1e.dxpu.v1.LeaseSpec.LabelsEntryR\x06labels\x12@\n" +
 	"\n" +
 	"box_labels\x18\x11 \x03(\v2!.dxpu.v1.LeaseSpec.BoxLabelsEntryR\tboxLabels\x12\x17\n" +
-	"\agpu_ids\x18\x12 \x03(\tR\x06gpuIds\x1a=\n" +
+	"\agpu_ids\x18\x12 \x03(\tR\x06gpuIds\x12!\n" +
+	"\x04gang\x18\x13 \x01(\v2\r.dxpu.v1.GangR\x04gang\x1a=\n" +
 	"\x0fHostLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -4156,7 +4225,10 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a<\n" +
 	"\x0eBoxLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcd\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\".\n" +
+	"\x04Gang\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\rR\x04size\"\xcd\x04\n" +
 	"\x05Lease\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
@@ -4475,7 +4547,7 @@ func file_dxpu_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_dxpu_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 14)
-var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_dxpu_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_dxpu_v1_types_proto_goTypes = []any{
 	(NodeKind)(0),                 // 0: dxpu.v1.NodeKind
 	(BoxKind)(0),                  // 1: dxpu.v1.BoxKind
@@ -4504,36 +4576,37 @@ var file_dxpu_v1_types_proto_goTypes = []any{
 	(*Box)(nil),                   // 24: dxpu.v1.Box
 	(*GPU)(nil),                   // 25: dxpu.v1.GPU
 	(*LeaseSpec)(nil),             // 26: dxpu.v1.LeaseSpec
-	(*Lease)(nil),                 // 27: dxpu.v1.Lease
-	(*Binding)(nil),               // 28: dxpu.v1.Binding
-	(*Pool)(nil),                  // 29: dxpu.v1.Pool
-	(*ManagerInfo)(nil),           // 30: dxpu.v1.ManagerInfo
-	(*SpareStatus)(nil),           // 31: dxpu.v1.SpareStatus
-	(*Quota)(nil),                 // 32: dxpu.v1.Quota
-	(*Tenant)(nil),                // 33: dxpu.v1.Tenant
-	(*Token)(nil),                 // 34: dxpu.v1.Token
-	(*AuditEntry)(nil),            // 35: dxpu.v1.AuditEntry
-	(*Event)(nil),                 // 36: dxpu.v1.Event
-	(*Incident)(nil),              // 37: dxpu.v1.Incident
-	(*PoolSample)(nil),            // 38: dxpu.v1.PoolSample
-	nil,                           // 39: dxpu.v1.NodeInfo.LabelsEntry
-	nil,                           // 40: dxpu.v1.LeaseSpec.HostLabelsEntry
-	nil,                           // 41: dxpu.v1.LeaseSpec.LabelsEntry
-	nil,                           // 42: dxpu.v1.LeaseSpec.BoxLabelsEntry
-	nil,                           // 43: dxpu.v1.Quota.MaxGpusByModelEntry
-	(*timestamppb.Timestamp)(nil), // 44: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 45: google.protobuf.Duration
+	(*Gang)(nil),                  // 27: dxpu.v1.Gang
+	(*Lease)(nil),                 // 28: dxpu.v1.Lease
+	(*Binding)(nil),               // 29: dxpu.v1.Binding
+	(*Pool)(nil),                  // 30: dxpu.v1.Pool
+	(*ManagerInfo)(nil),           // 31: dxpu.v1.ManagerInfo
+	(*SpareStatus)(nil),           // 32: dxpu.v1.SpareStatus
+	(*Quota)(nil),                 // 33: dxpu.v1.Quota
+	(*Tenant)(nil),                // 34: dxpu.v1.Tenant
+	(*Token)(nil),                 // 35: dxpu.v1.Token
+	(*AuditEntry)(nil),            // 36: dxpu.v1.AuditEntry
+	(*Event)(nil),                 // 37: dxpu.v1.Event
+	(*Incident)(nil),              // 38: dxpu.v1.Incident
+	(*PoolSample)(nil),            // 39: dxpu.v1.PoolSample
+	nil,                           // 40: dxpu.v1.NodeInfo.LabelsEntry
+	nil,                           // 41: dxpu.v1.LeaseSpec.HostLabelsEntry
+	nil,                           // 42: dxpu.v1.LeaseSpec.LabelsEntry
+	nil,                           // 43: dxpu.v1.LeaseSpec.BoxLabelsEntry
+	nil,                           // 44: dxpu.v1.Quota.MaxGpusByModelEntry
+	(*timestamppb.Timestamp)(nil), // 45: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 46: google.protobuf.Duration
 }
 var file_dxpu_v1_types_proto_depIdxs = []int32{
 	13, // 0: dxpu.v1.CallOutcome.effect:type_name -> dxpu.v1.CallEffect
 	8,  // 1: dxpu.v1.DeviceError.action:type_name -> dxpu.v1.ErrorAction
-	44, // 2: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
+	45, // 2: dxpu.v1.DeviceError.last_time:type_name -> google.protobuf.Timestamp
 	2,  // 3: dxpu.v1.PathStatus.health:type_name -> dxpu.v1.Health
-	44, // 4: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
-	45, // 5: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
-	39, // 6: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
+	45, // 4: dxpu.v1.Step.time:type_name -> google.protobuf.Timestamp
+	46, // 5: dxpu.v1.Step.duration:type_name -> google.protobuf.Duration
+	40, // 6: dxpu.v1.NodeInfo.labels:type_name -> dxpu.v1.NodeInfo.LabelsEntry
 	15, // 7: dxpu.v1.NodeInfo.addresses:type_name -> dxpu.v1.PathAddress
-	44, // 8: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
+	45, // 8: dxpu.v1.NodeInfo.last_report_time:type_name -> google.protobuf.Timestamp
 	21, // 9: dxpu.v1.Host.node:type_name -> dxpu.v1.NodeInfo
 	23, // 10: dxpu.v1.Host.slots:type_name -> dxpu.v1.HostSlot
 	4,  // 11: dxpu.v1.HostSlot.observed_state:type_name -> dxpu.v1.BindingState
@@ -4550,53 +4623,54 @@ var file_dxpu_v1_types_proto_depIdxs = []int32{
 	4,  // 22: dxpu.v1.GPU.observed_state:type_name -> dxpu.v1.BindingState
 	17, // 23: dxpu.v1.GPU.counters:type_name -> dxpu.v1.Counters
 	18, // 24: dxpu.v1.GPU.errors:type_name -> dxpu.v1.DeviceError
-	44, // 25: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
+	45, // 25: dxpu.v1.GPU.quarantined_until:type_name -> google.protobuf.Timestamp
 	9,  // 26: dxpu.v1.GPU.use:type_name -> dxpu.v1.Use
-	37, // 27: dxpu.v1.GPU.history:type_name -> dxpu.v1.Incident
+	38, // 27: dxpu.v1.GPU.history:type_name -> dxpu.v1.Incident
 	1,  // 28: dxpu.v1.LeaseSpec.box_kind:type_name -> dxpu.v1.BoxKind
 	10, // 29: dxpu.v1.LeaseSpec.nvlink:type_name -> dxpu.v1.Preference
 	10, // 30: dxpu.v1.LeaseSpec.same_box:type_name -> dxpu.v1.Preference
-	40, // 31: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
-	45, // 32: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
-	45, // 33: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
-	41, // 34: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
-	42, // 35: dxpu.v1.LeaseSpec.box_labels:type_name -> dxpu.v1.LeaseSpec.BoxLabelsEntry
-	26, // 36: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
-	6,  // 37: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
-	28, // 38: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
-	44, // 39: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
-	44, // 40: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
-	44, // 41: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
-	44, // 42: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
-	4,  // 43: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
-	5,  // 44: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
-	20, // 45: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
-	30, // 46: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
-	31, // 47: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
-	43, // 48: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
-	32, // 49: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
-	44, // 50: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
-	7,  // 51: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
-	44, // 52: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
-	44, // 53: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
-	44, // 54: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	7,  // 55: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
-	44, // 56: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
-	12, // 57: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
-	4,  // 58: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
-	6,  // 59: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
-	5,  // 60: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
-	45, // 61: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
-	8,  // 62: dxpu.v1.Event.error_action:type_name -> dxpu.v1.ErrorAction
-	12, // 63: dxpu.v1.Incident.type:type_name -> dxpu.v1.EventType
-	44, // 64: dxpu.v1.Incident.first_time:type_name -> google.protobuf.Timestamp
-	44, // 65: dxpu.v1.Incident.last_time:type_name -> google.protobuf.Timestamp
-	44, // 66: dxpu.v1.PoolSample.time:type_name -> google.protobuf.Timestamp
-	67, // [67:67] is the sub-list for method output_type
-	67, // [67:67] is the sub-list for method input_type
-	67, // [67:67] is the sub-list for extension type_name
-	67, // [67:67] is the sub-list for extension extendee
-	0,  // [0:67] is the sub-list for field type_name
+	41, // 31: dxpu.v1.LeaseSpec.host_labels:type_name -> dxpu.v1.LeaseSpec.HostLabelsEntry
+	46, // 32: dxpu.v1.LeaseSpec.expires_after:type_name -> google.protobuf.Duration
+	46, // 33: dxpu.v1.LeaseSpec.wait_timeout:type_name -> google.protobuf.Duration
+	42, // 34: dxpu.v1.LeaseSpec.labels:type_name -> dxpu.v1.LeaseSpec.LabelsEntry
+	43, // 35: dxpu.v1.LeaseSpec.box_labels:type_name -> dxpu.v1.LeaseSpec.BoxLabelsEntry
+	27, // 36: dxpu.v1.LeaseSpec.gang:type_name -> dxpu.v1.Gang
+	26, // 37: dxpu.v1.Lease.spec:type_name -> dxpu.v1.LeaseSpec
+	6,  // 38: dxpu.v1.Lease.state:type_name -> dxpu.v1.LeaseState
+	29, // 39: dxpu.v1.Lease.bindings:type_name -> dxpu.v1.Binding
+	45, // 40: dxpu.v1.Lease.create_time:type_name -> google.protobuf.Timestamp
+	45, // 41: dxpu.v1.Lease.active_time:type_name -> google.protobuf.Timestamp
+	45, // 42: dxpu.v1.Lease.expire_time:type_name -> google.protobuf.Timestamp
+	45, // 43: dxpu.v1.Lease.end_time:type_name -> google.protobuf.Timestamp
+	4,  // 44: dxpu.v1.Binding.state:type_name -> dxpu.v1.BindingState
+	5,  // 45: dxpu.v1.Binding.reason:type_name -> dxpu.v1.Reason
+	20, // 46: dxpu.v1.Binding.timeline:type_name -> dxpu.v1.Step
+	31, // 47: dxpu.v1.Pool.managers:type_name -> dxpu.v1.ManagerInfo
+	32, // 48: dxpu.v1.Pool.spares:type_name -> dxpu.v1.SpareStatus
+	44, // 49: dxpu.v1.Quota.max_gpus_by_model:type_name -> dxpu.v1.Quota.MaxGpusByModelEntry
+	33, // 50: dxpu.v1.Tenant.quota:type_name -> dxpu.v1.Quota
+	45, // 51: dxpu.v1.Tenant.create_time:type_name -> google.protobuf.Timestamp
+	7,  // 52: dxpu.v1.Token.role:type_name -> dxpu.v1.Role
+	45, // 53: dxpu.v1.Token.create_time:type_name -> google.protobuf.Timestamp
+	45, // 54: dxpu.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
+	45, // 55: dxpu.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	7,  // 56: dxpu.v1.AuditEntry.role:type_name -> dxpu.v1.Role
+	45, // 57: dxpu.v1.Event.time:type_name -> google.protobuf.Timestamp
+	12, // 58: dxpu.v1.Event.type:type_name -> dxpu.v1.EventType
+	4,  // 59: dxpu.v1.Event.binding_state:type_name -> dxpu.v1.BindingState
+	6,  // 60: dxpu.v1.Event.lease_state:type_name -> dxpu.v1.LeaseState
+	5,  // 61: dxpu.v1.Event.reason:type_name -> dxpu.v1.Reason
+	46, // 62: dxpu.v1.Event.duration:type_name -> google.protobuf.Duration
+	8,  // 63: dxpu.v1.Event.error_action:type_name -> dxpu.v1.ErrorAction
+	12, // 64: dxpu.v1.Incident.type:type_name -> dxpu.v1.EventType
+	45, // 65: dxpu.v1.Incident.first_time:type_name -> google.protobuf.Timestamp
+	45, // 66: dxpu.v1.Incident.last_time:type_name -> google.protobuf.Timestamp
+	45, // 67: dxpu.v1.PoolSample.time:type_name -> google.protobuf.Timestamp
+	68, // [68:68] is the sub-list for method output_type
+	68, // [68:68] is the sub-list for method input_type
+	68, // [68:68] is the sub-list for extension type_name
+	68, // [68:68] is the sub-list for extension extendee
+	0,  // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_types_proto_init() }
@@ -4604,14 +4678,14 @@ func file_dxpu_v1_types_proto_init() {
 	if File_dxpu_v1_types_proto != nil {
 		return
 	}
-	file_dxpu_v1_types_proto_msgTypes[18].OneofWrappers = []any{}
+	file_dxpu_v1_types_proto_msgTypes[19].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_types_proto_rawDesc), len(file_dxpu_v1_types_proto_rawDesc)),
 			NumEnums:      14,
-			NumMessages:   30,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"regexp"
@@ -62,6 +63,9 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 	if err := t.admit(spec, t.call == nil || scopeFor(t.call.caller).all); err != nil {
 		return nil, err
 	}
+	if err := t.admitToGang(spec); err != nil {
+		return nil, err
+	}
 	rev := t.revision()
 	l := &leaseRecord{
 		ID: t.leaseID(), RequestID: request, Spec: raw, spec: spec, State: leasePending,
@@ -73,7 +77,8 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 	t.leases.put(l.ID, l)
 	t.setTarget(l.ID)
 	t.event(leaseEvent(l, dxpuv1.EventType_EVENT_TYPE_LEASE_CREATED), "tenant %s requested %d GPUs: lease %s", spec.Tenant, spec.Count, l.ID)
-	if t.grant(l.ID) {
+	t.completeGang(l)
+	if l = t.leases.get(l.ID); !l.lacksMembers() && t.grant(l.ID) > 0 {
 		return l, nil
 	}
 	why := strings.Join(t.whyNotNow(l), " ")
@@ -84,7 +89,10 @@ func (t *tx) createLease(request string, spec *dxpuv1.LeaseSpec) (*leaseRecord, 
 		return nil, err
 	}
 	t.setLeaseState(l.ID, leasePending, "in the queue: "+why)
-	t.reserveIfFirst(l.ID)
+	if !l.lacksMembers() {
+		t.shareReason(l.ID)
+		t.reserveIfFirst(t.firstOfGang(l.ID))
+	}
 	return l, nil
 }
 
@@ -100,7 +108,11 @@ func (s *poolService) DeleteLease(ctx context.Context, req *connect.Request[dxpu
 		case r.ResourceVersion != 0 && r.ResourceVersion != l.ResourceVersion:
 			return conflict("lease", l.ID, l.ResourceVersion, r.ResourceVersion)
 		case !l.ended():
+			gang := t.gangOf(l.ID)
 			t.endLease(l.ID, dxpuv1.Reason_REASON_LEASE_DELETED, "it was deleted", !r.Force)
+			if r.Force {
+				t.forceOff(gang)
+			}
 		}
 		res.Lease = t.leaseMessage(t.leases.get(l.ID))
 		return nil
@@ -124,24 +136,45 @@ func (s *poolService) ExplainLease(ctx context.Context, req *connect.Request[dxp
 		if err := t.admit(spec, visible.all); err != nil {
 			return err
 		}
-		if q := t.quotaReached(spec); q != "" {
-			res.Explanation = []string{q}
-			return nil
-		}
-		d, h := t.decideWithin("", spec)
-		res.Explanation = decisionWhy(d, h)
-		if res.Satisfied = d.OK() && h.OK(); res.Satisfied {
-			res.HostId = h.Host
-			for _, p := range d.Picks {
-				res.GpuIds = append(res.GpuIds, p.String())
-			}
-		}
-		return nil
+		return t.explainSpec(spec, res)
 	})
 	if err != nil {
 		return nil, apiError(err)
 	}
 	return connect.NewResponse(res), nil
+}
+
+// explainSpec says where a lease would be placed if it were created now.
+func (t *tx) explainSpec(spec *dxpuv1.LeaseSpec, res *dxpuv1.ExplainLeaseResponse) error {
+	if err := t.admitToGang(spec); err != nil {
+		return err
+	}
+	l := &leaseRecord{spec: spec}
+	leases := []*leaseRecord{l}
+	if spec.Gang != nil {
+		leases = append(t.membersOf(t.gangs[l.gang()]), l)
+		if len(leases) < int(spec.Gang.Size) {
+			res.Explanation = []string{fmt.Sprintf("Gang %s would have %d of its %d leases, and wait for the others.", spec.Gang.Name, len(leases), spec.Gang.Size)}
+			return nil
+		}
+	}
+	if q := t.quotaReached(leases); q != "" {
+		res.Explanation = []string{q}
+		return nil
+	}
+	d := t.decideTogether(leases)
+	a := d.Why
+	if d.OK() {
+		a = d.Members[len(leases)-1]
+	}
+	res.Explanation = decisionWhy(a.Decision, a.Host)
+	if res.Satisfied = d.OK(); res.Satisfied {
+		res.HostId = a.Host.Host
+		for _, p := range a.Picks {
+			res.GpuIds = append(res.GpuIds, p.String())
+		}
+	}
+	return nil
 }
 
 func (t *tx) explain(id string, res *dxpuv1.ExplainLeaseResponse) error {
@@ -198,10 +231,7 @@ func checkSpec(s *dxpuv1.LeaseSpec) error {
 	if !tenantPattern.MatchString(s.Tenant) {
 		return invalid("spec.tenant: %q is not 1 to 63 of a-z, 0-9, '.', '_' and '-'", s.Tenant)
 	}
-	if err := checkGPUs(s); err != nil {
-		return err
-	}
-	if err := checkDuration("spec.expires_after", s.ExpiresAfter); err != nil {
+	if err := cmp.Or(checkGPUs(s), checkGang(s), checkDuration("spec.expires_after", s.ExpiresAfter)); err != nil {
 		return err
 	}
 	return checkDuration("spec.wait_timeout", s.WaitTimeout)

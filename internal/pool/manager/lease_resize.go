@@ -57,6 +57,9 @@ func (t *tx) resize(l *leaseRecord, r *dxpuv1.ResizeLeaseRequest) error {
 // constraints. The lease stays active while they are being attached.
 func (t *tx) grow(l *leaseRecord, count uint32) error {
 	more := count - l.spec.Count
+	if n := t.gpusOfGang(l) + more; l.spec.Gang != nil && n > maxGangGPUs {
+		return invalid("count: gang %s would have %d GPUs, at most %d", l.spec.Gang.Name, n, maxGangGPUs)
+	}
 	q := t.quota(l.spec.Tenant)
 	if err := q.allows(l.spec.Tenant, "count", count, l.Model); err != nil {
 		return err

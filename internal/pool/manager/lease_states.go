@@ -38,7 +38,7 @@ func (t *tx) advanceLease(id string) bool {
 	switch l.State {
 	case leasePending:
 		if w := l.spec.WaitTimeout; w != nil && t.dueOrSchedule(subject{leaseSubject, id}, l.queuedSince().Add(w.AsDuration())) {
-			t.setLeaseState(id, leaseFailed, "the wait timed out: "+t.lackOf(l))
+			t.endWait(l, "the wait timed out: "+t.lackOf(l))
 			return true
 		}
 		return false
@@ -115,9 +115,11 @@ func (t *tx) retryOrFail(l *leaseRecord, broken []string) bool {
 	return true
 }
 
-// failLease ends a lease that could not be satisfied.
+// failLease ends a lease that could not be satisfied, and those of its gang.
 func (t *tx) failLease(id, why string) {
-	t.editLease(id).Failing = true
+	for _, o := range t.gangOf(id) {
+		t.editLease(o).Failing = true
+	}
 	t.endLease(id, dxpuv1.Reason_REASON_LEASE_FAILED, why, true)
 }
 
@@ -228,8 +230,19 @@ func (t *tx) bindReplacement(id string, pick placement.Ref) {
 	t.event(e, "GPU %s replaces %s in %s slot %d (%s)", next.gpuID(), b.gpuID(), b.HostID, b.HostSlot, reasonWord(b.Reason))
 }
 
-// endLease begins to release all GPUs of a lease.
+// endLease begins to release all GPUs of a lease, and of those of its gang.
 func (t *tx) endLease(id string, reason dxpuv1.Reason, why string, grace bool) {
+	gang := t.gangOf(id)
+	t.endOne(id, reason, why, grace)
+	for _, o := range gang {
+		if l := t.leases.get(o); o != id && !l.ended() && l.State != leaseReleasing {
+			t.endOne(o, reason, t.leases.get(id).withGang(why), true)
+		}
+	}
+}
+
+// endOne begins to release all GPUs of a single lease.
+func (t *tx) endOne(id string, reason dxpuv1.Reason, why string, grace bool) {
 	l := t.leases.get(id)
 	for _, b := range t.bindingsOf(id) {
 		t.release(b, reason, grace)
@@ -293,20 +306,4 @@ func leaseWord(s dxpuv1.LeaseState) string {
 
 func leaseEvent(l *leaseRecord, typ dxpuv1.EventType) *dxpuv1.Event {
 	return &dxpuv1.Event{Type: typ, LeaseId: l.ID, HostId: l.HostID, LeaseState: l.State}
-}
-
-// lackOf returns what a pending lease lacks: quota, slots of a host, or GPUs.
-func (t *tx) lackOf(l *leaseRecord) string {
-	if q := t.quotaReached(l.spec); q != "" {
-		return q
-	}
-	d, h := t.decideWithin(l.ID, l.spec)
-	why := d.Why
-	if !h.OK() {
-		why = h.Why
-	}
-	if len(why) == 0 {
-		return "its turn did not come"
-	}
-	return why[len(why)-1]
 }

@@ -156,13 +156,14 @@ func rankTrueFirst(a, b bool) int {
 }
 
 // queuePosition returns the position of a lease in the queue, from 1: the order in
-// which the leases would get GPUs if each of them fitted. 0: the lease is not pending.
+// which the leases would get GPUs if each of them fitted. 0: the lease is not pending. The
+// leases of a gang have the position of the first of them.
 //
 // Each lease that gets GPUs counts against its tenant for the next ones. So a lease is
 // ordered by the share that its tenant will have when its turn comes, which grows along
 // a line: the leases before it are a prefix of every line.
 func (t *tx) queuePosition(id string) uint32 {
-	t.reindex()
+	id = t.firstOfGang(id)
 	if t.positionsAsked++; t.positionsAsked > positionsOneByOne {
 		return t.allPositions()[id]
 	}

@@ -46,32 +46,41 @@ func (t *tx) gpusOf(tenant string) uint32 {
 	return 0
 }
 
-// grant gives a pending lease GPUs: free ones or, if there are none, those of
-// leases that it preempts. It reports whether it did.
-func (t *tx) grant(id string) bool {
-	l := t.leases.get(id)
-	if t.quotaReached(l.spec) != "" {
-		return false
+// grant gives a pending lease, and those of its gang, GPUs: free ones or, if there are
+// none, those of leases that it preempts. It returns the number of leases that got theirs.
+func (t *tx) grant(id string) int {
+	leases := t.membersOf(t.gangOf(id))
+	if t.quotaReached(leases) != "" {
+		return 0
 	}
-	d, h := t.decideWithin(id, l.spec)
-	if !d.OK() || !h.OK() {
-		return t.preempt(l)
+	d := t.decideTogether(leases)
+	var held map[placement.Ref]string
+	var why string
+	if !d.OK() {
+		if d, held, why = t.preempt(leases); !d.OK() {
+			return 0
+		}
 	}
-	t.bindDecision(id, d, h, nil)
-	return true
+	for i, l := range leases {
+		t.bindAssignment(l.ID, &d.Members[i], held)
+		if why != "" {
+			t.noteVictims(l.ID, why)
+		}
+	}
+	return len(leases)
 }
 
-// bindDecision creates the bindings of a decision. held maps GPUs that other
+// bindAssignment creates the bindings of a lease. held maps GPUs that other
 // bindings still hold to those bindings; the new ones wait for them.
-func (t *tx) bindDecision(id string, d placement.Decision, h placement.HostDecision, held map[placement.Ref]string) {
+func (t *tx) bindAssignment(id string, a *placement.Assignment, held map[placement.Ref]string) {
 	l := t.editLease(id)
 	l.Explanation = nil
-	l.explain(slices.Concat(h.Why, d.Why)...)
-	l.HostID = h.Host
+	l.explain(slices.Concat(a.Host.Why, a.Why)...)
+	l.HostID = a.Host.Host
 	l.Granted = t.now
-	l.Model = t.modelAt(d.Picks[0])
-	for i, gpu := range d.Picks {
-		t.bindAfter(l, h.Host, h.Slots[i], gpu, held[gpu])
+	l.Model = t.modelAt(a.Picks[0])
+	for i, gpu := range a.Picks {
+		t.bindAfter(l, a.Host.Host, a.Host.Slots[i], gpu, held[gpu])
 	}
 	t.setLeaseState(id, leaseBinding, "GPUs are being attached")
 }
@@ -85,15 +94,41 @@ func (t *tx) whyPending(l *leaseRecord) []string {
 
 // whyNotNow returns why a lease cannot be granted now.
 func (t *tx) whyNotNow(l *leaseRecord) []string {
-	if q := t.quotaReached(l.spec); q != "" {
-		return []string{q}
+	if why := t.whyNotOffered(l); why != "" {
+		return []string{why}
 	}
-	d, h := t.decideWithin(l.ID, l.spec)
-	why := decisionWhy(d, h)
-	if !d.OK() || !h.OK() {
-		why = append(why, t.whyNotPreempt(l))
+	leases := t.membersOf(t.gangOf(l.ID))
+	d := t.decideTogether(leases)
+	if d.OK() {
+		a := d.Members[slices.Index(leases, l)]
+		return decisionWhy(a.Decision, a.Host)
 	}
-	return why
+	return append(decisionWhy(d.Why.Decision, d.Why.Host), t.whyNotPreempt(leases))
+}
+
+// whyNotOffered returns why a pending lease is offered no GPUs, whatever is free; "" if it is.
+func (t *tx) whyNotOffered(l *leaseRecord) string {
+	if l.lacksMembers() {
+		return t.lacksMembersWhy(l)
+	}
+	return t.quotaReached(t.membersOf(t.gangOf(l.ID)))
+}
+
+// lackOf returns what a pending lease lacks: leases of its gang, quota, slots of a host,
+// or GPUs.
+func (t *tx) lackOf(l *leaseRecord) string {
+	if why := t.whyNotOffered(l); why != "" {
+		return why
+	}
+	d := t.decideTogether(t.membersOf(t.gangOf(l.ID)))
+	why := d.Why.Why
+	if !d.Why.Host.OK() {
+		why = d.Why.Host.Why
+	}
+	if d.OK() || len(why) == 0 {
+		return "its turn did not come"
+	}
+	return why[len(why)-1]
 }
 
 const (
@@ -135,8 +170,8 @@ func (t *tx) serve() bool {
 			p.active = false
 			return t.capacityGrew // another pass
 		}
-		if t.grant(id) {
-			t.grants++
+		if n := t.grant(id); n > 0 {
+			t.grants += n
 			return true
 		}
 		t.attempts++

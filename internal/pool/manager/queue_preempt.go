@@ -11,83 +11,103 @@ import (
 	"github.com/dxpu-project/dxpu/internal/pool/placement"
 )
 
-// preempt gives a lease that does not fit the GPUs of preemptible leases of lower
-// priority, if those make enough room. It creates the bindings at once, so that no
-// other lease gets the GPUs first; each waits for the binding that holds its GPU.
-func (t *tx) preempt(l *leaseRecord) bool {
-	gone := t.preemptionVictims(l)
+// preempt decides on leases that do not fit with the GPUs of preemptible leases of lower
+// priority, if those make enough room. The caller creates the bindings at once, so that no
+// other lease gets the GPUs first; each waits for the binding that holds its GPU, which
+// held returns. why names the leases that are preempted.
+func (t *tx) preempt(leases []*leaseRecord) (d placement.GangDecision, held map[placement.Ref]string, why string) {
+	gone := t.preemptionVictims(leases)
 	if len(gone) == 0 {
-		return false
+		return d, nil, ""
 	}
-	held := t.heldBy(gone)
-	d, h := t.decideWithout(l, held)
+	bindings := t.heldBy(gone)
+	d = t.decideWithout(leases, bindings)
 	var names []string
 	for _, v := range gone {
-		t.preemptLease(v.ID, l)
+		t.preemptLease(v.ID, leases)
 		names = append(names, v.ID)
 	}
-	holders := map[placement.Ref]string{}
-	for id := range held {
-		holders[t.bindings.get(id).ref()] = id
+	held = map[placement.Ref]string{}
+	for id := range bindings {
+		held[t.bindings.get(id).ref()] = id
 	}
-	t.bindDecision(l.ID, d, h, holders)
-	l = t.editLease(l.ID)
-	why := fmt.Sprintf("lease %s is preempted", names[0])
+	why = fmt.Sprintf("lease %s is preempted", names[0])
 	if len(names) > 1 {
 		why = fmt.Sprintf("leases %s are preempted", strings.Join(names, ", "))
 	}
-	l.explain(strings.ToUpper(why[:1]) + why[1:] + ".")
-	l.StateReason = truncate(why, maxReason)
-	return true
+	return d, held, why
 }
 
-// preemptionVictims chooses the leases to preempt for a lease, none if that
+// noteVictims adds the leases that were preempted to the explanation of one that has their GPUs.
+func (t *tx) noteVictims(id, why string) {
+	l := t.editLease(id)
+	l.explain(strings.ToUpper(why[:1]) + why[1:] + ".")
+	l.StateReason = truncate(why, maxReason)
+}
+
+// preemptionVictims chooses the leases to preempt for some leases, none if that
 // makes no room.
-func (t *tx) preemptionVictims(l *leaseRecord) []placement.Victim {
-	candidates := t.preemptionCandidates(l)
+func (t *tx) preemptionVictims(leases []*leaseRecord) []placement.Victim {
+	candidates := t.preemptionCandidates(leases)
 	if len(candidates) == 0 {
 		return nil
 	}
 	return placement.Preempt(candidates, func(gone []placement.Victim) bool {
-		d, h := t.decideWithout(l, t.heldBy(gone))
-		return d.OK() && h.OK()
+		d := t.decideWithout(leases, t.heldBy(gone))
+		return d.OK()
 	})
 }
 
-// preemptionCandidates returns the leases that a lease may preempt. A lease
-// that itself waits for a GPU of another lease has nothing to give yet.
-func (t *tx) preemptionCandidates(l *leaseRecord) []placement.Victim {
+// preemptionCandidates returns the leases that some leases may preempt. A lease that
+// itself waits for a GPU of another lease has nothing to give yet. The first lease of a
+// gang stands for all of them.
+func (t *tx) preemptionCandidates(leases []*leaseRecord) []placement.Victim {
 	t.reindex()
 	var out []placement.Victim
 	for id := range t.preemptibleLeases {
-		o := t.leases.get(id)
-		if o.spec.Priority >= l.spec.Priority || l.spec.Model != "" && o.Model != l.spec.Model && o.HostID != l.spec.HostId {
+		gang := t.gangOf(id)
+		if gang[0] != id || t.leases.get(id).spec.Priority >= leases[0].spec.Priority {
 			continue
 		}
-		if slices.ContainsFunc(t.bindingsByLease[id], func(b string) bool { return t.bindings.get(b).AwaitsGPUOf != "" }) {
+		v := placement.Victim{ID: id, Priority: t.leases.get(id).spec.Priority}
+		useful, waits := false, false
+		for _, o := range t.membersOf(gang) {
+			v.GPUs += int(o.spec.Count)
+			useful = useful || slices.ContainsFunc(leases, func(l *leaseRecord) bool { return o.helps(l.spec) })
+			waits = waits || slices.ContainsFunc(t.bindingsByLease[o.ID], func(b string) bool { return t.bindings.get(b).AwaitsGPUOf != "" })
+		}
+		if !useful || waits {
 			continue
 		}
 		digits, _ := leaseNumber(id)
-		order, _ := strconv.ParseUint(digits, 10, 64)
-		out = append(out, placement.Victim{ID: id, Priority: o.spec.Priority, GPUs: int(o.spec.Count), Order: order})
+		v.Order, _ = strconv.ParseUint(digits, 10, 64)
+		out = append(out, v)
 	}
 	return out
+}
+
+// helps reports whether the GPUs or the slots of a lease may serve a request.
+func (l *leaseRecord) helps(s *dxpuv1.LeaseSpec) bool {
+	return s.Model == anyModel || l.Model == s.Model || l.HostID == s.HostId
 }
 
 func (t *tx) heldBy(gone []placement.Victim) map[string]bool {
 	out := map[string]bool{}
 	for _, v := range gone {
-		for _, id := range t.bindingsOf(v.ID) {
-			if b := t.bindings.get(id); b.serving() {
-				out[id] = true
+		for _, lease := range t.gangOf(v.ID) {
+			for _, id := range t.bindingsOf(lease) {
+				if b := t.bindings.get(id); b.serving() {
+					out[id] = true
+				}
 			}
 		}
 	}
 	return out
 }
 
-// decideWithout returns where a lease would be placed if certain bindings were gone.
-func (t *tx) decideWithout(l *leaseRecord, gone map[string]bool) (d placement.Decision, h placement.HostDecision) {
+// decideWithout returns where leases that belong together would be placed if certain
+// bindings were gone.
+func (t *tx) decideWithout(leases []*leaseRecord, gone map[string]bool) (d placement.GangDecision) {
 	t.reindex()
 	t.indexFrozen = true // the changes below only try something out
 	boxes, hosts := map[string]bool{}, map[string]bool{}
@@ -107,7 +127,14 @@ func (t *tx) decideWithout(l *leaseRecord, gone map[string]bool) (d placement.De
 			}
 		}
 	}
-	d, h = t.decide(l.ID, l.spec)
+	if len(leases) > 1 {
+		d = t.decideGang(leases, anyModel)
+	} else {
+		var a placement.Assignment
+		if a.Decision, a.Host = t.decide(leases[0].ID, leases[0].spec); a.OK() {
+			d.Members = []placement.Assignment{a}
+		}
+	}
 	for id := range boxes {
 		t.gpuPool.SetBox(t.indexedNodes[id].placementBox)
 	}
@@ -115,18 +142,20 @@ func (t *tx) decideWithout(l *leaseRecord, gone map[string]bool) (d placement.De
 		t.hostPool.SetHost(t.indexedNodes[id].placementHost)
 	}
 	t.indexFrozen = false
-	if d.OK() && t.overQuota(l.spec.Tenant, l.spec.Count, t.modelAt(d.Picks[0])) != "" {
-		d.Picks = nil
+	if t.overQuotaByModel(leases, &d) != "" {
+		return placement.GangDecision{}
 	}
-	return d, h
+	return d
 }
 
-func (t *tx) preemptLease(id string, l *leaseRecord) {
-	v := t.leases.get(id)
-	e := leaseEvent(v, dxpuv1.EventType_EVENT_TYPE_LEASE_PREEMPTED)
-	e.Reason = dxpuv1.Reason_REASON_PREEMPTED
-	t.event(e, "lease %s (priority %d) is preempted: its %d GPUs go to lease %s (priority %d)",
-		id, v.spec.Priority, v.spec.Count, l.ID, l.spec.Priority)
+func (t *tx) preemptLease(id string, leases []*leaseRecord) {
+	v, l := t.leases.get(id), leases[0]
+	for _, o := range t.membersOf(t.gangOf(id)) {
+		e := leaseEvent(o, dxpuv1.EventType_EVENT_TYPE_LEASE_PREEMPTED)
+		e.Reason = dxpuv1.Reason_REASON_PREEMPTED
+		t.event(e, "lease %s (priority %d) is preempted: its %d GPUs go to lease %s (priority %d)",
+			o.ID, o.spec.Priority, o.spec.Count, l.ID, l.spec.Priority)
+	}
 	why := fmt.Sprintf("preempted by lease %s, whose priority is %d", l.ID, l.spec.Priority)
 	if v.spec.Wait {
 		t.requeue(id, dxpuv1.Reason_REASON_PREEMPTED, why, true)
@@ -135,10 +164,19 @@ func (t *tx) preemptLease(id string, l *leaseRecord) {
 	t.endLease(id, dxpuv1.Reason_REASON_PREEMPTED, why, true)
 }
 
-// requeue takes a lease's GPUs and returns it to the queue. It keeps its
-// creation time, so it is the first of its tenant and priority again. Without grace the
-// host is not asked to release the devices.
+// requeue takes the GPUs of a lease and of those of its gang and returns them to the queue.
+// They keep their creation times, so they are the first of their tenant and priority again.
+// Without grace the host of the lease is not asked to release the devices.
 func (t *tx) requeue(id string, reason dxpuv1.Reason, why string, grace bool) {
+	t.requeueOne(id, reason, why, grace)
+	for _, o := range t.gangOf(id) {
+		if o != id && t.leases.get(o).holds() {
+			t.requeueOne(o, reason, t.leases.get(id).withGang(why), true)
+		}
+	}
+}
+
+func (t *tx) requeueOne(id string, reason dxpuv1.Reason, why string, grace bool) {
 	for _, bid := range t.bindingsOf(id) {
 		t.release(bid, reason, grace)
 		if b := t.bindings.get(bid); b.Successor == "" && !b.Dropped {
@@ -150,11 +188,11 @@ func (t *tx) requeue(id string, reason dxpuv1.Reason, why string, grace bool) {
 	t.setLeaseState(id, leasePending, why)
 }
 
-// whyNotPreempt returns why a pending lease preempts no other lease.
-func (t *tx) whyNotPreempt(l *leaseRecord) string {
-	n := len(t.preemptionCandidates(l))
+// whyNotPreempt returns why pending leases preempt no other lease.
+func (t *tx) whyNotPreempt(leases []*leaseRecord) string {
+	n := len(t.preemptionCandidates(leases))
 	if n == 0 {
-		return fmt.Sprintf("No preemptible lease has a priority below %d.", l.spec.Priority)
+		return fmt.Sprintf("No preemptible lease has a priority below %d.", leases[0].spec.Priority)
 	}
 	return fmt.Sprintf("Preempting all %d preemptible leases of lower priority would not make room.", n)
 }

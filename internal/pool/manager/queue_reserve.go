@@ -39,47 +39,34 @@ func (t *tx) reserveIfFirst(id string) {
 // reserve makes a reservation for a lease that did not fit, unless its quota keeps it
 // waiting or the pool could never satisfy it.
 func (t *tx) reserve(id string) {
-	l := t.leases.get(id)
-	if t.quotaReached(l.spec) != "" {
+	leases := t.membersOf(t.gangOf(id))
+	if t.quotaReached(leases) != "" {
 		return
 	}
-	r := &reservation{lease: id}
-	d, h := t.decide(id, l.spec)
-	if d.OK() {
-		r.gpus = d.Picks
-	} else {
-		gpus, possible := t.gpuPool.Gather(t.cfg.Reserve, requestOf(l.spec))
-		if !possible {
-			return
-		}
-		r.gpus = gpus
+	t.reindex()
+	members := make([]placement.Member, len(leases))
+	for i, l := range leases {
+		members[i] = placement.Member{GPUs: requestOf(l.spec), Host: hostRequestOf(l.spec)}
+		members[i].GPUs.Uplinks = t.fullUplinks
 	}
-	if h.OK() {
-		for _, s := range h.Slots {
-			r.slots = append(r.slots, placement.HostSlotRef{Host: h.Host, Slot: s})
-		}
-	} else {
-		slots, possible := t.hostPool.Gather(hostRequestOf(l.spec))
-		if !possible {
-			return
-		}
-		r.slots = slots
+	gpus, slots, possible := t.gpuPool.Gather(t.hostPool, t.cfg.Reserve, members)
+	if possible {
+		t.reserved = &reservation{lease: id, gpus: gpus, slots: slots}
 	}
-	t.reserved = r
 }
 
 // reservedFrom returns the reservation that a lease must leave alone, nil for none. The
 // ID is empty if the lease does not exist yet.
 func (t *tx) reservedFrom(id string, s *dxpuv1.LeaseSpec) *reservation {
 	r := t.reserved
-	if r == nil || r.lease == id {
+	if r == nil || id != "" && t.firstOfGang(id) == r.lease {
 		return nil
 	}
 	holder := t.leases.get(r.lease)
 	if holder == nil || holder.State != leasePending {
 		return nil
 	}
-	old := queueKey{created: holder.CreateTime.UnixNano()}.aged(t.now)
+	old := t.indexedLeases[r.lease].queueKey.aged(t.now)
 	if s.Priority < holder.spec.Priority || s.Priority == holder.spec.Priority && old {
 		return r
 	}
@@ -88,7 +75,10 @@ func (t *tx) reservedFrom(id string, s *dxpuv1.LeaseSpec) *reservation {
 
 // why returns the sentence for a lease that did not fit because of the reservation.
 func (r *reservation) why(t *tx) string {
-	l := t.leases.get(r.lease)
-	return fmt.Sprintf("%d free GPUs and %d host slots are held for a lease of priority %d that is first in the queue and needs %d.",
-		len(r.gpus), len(r.slots), l.spec.Priority, l.spec.Count)
+	l, what := t.leases.get(r.lease), "lease"
+	if l.spec.Gang != nil {
+		what = "gang"
+	}
+	return fmt.Sprintf("%d free GPUs and %d host slots are held for a %s of priority %d that is first in the queue and needs %d.",
+		len(r.gpus), len(r.slots), what, l.spec.Priority, t.gpusOfGang(l))
 }

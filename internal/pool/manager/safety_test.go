@@ -55,6 +55,16 @@ func TestSafety(t *testing.T) {
 					leases = append(leases, id)
 				}
 			},
+			"gang": func(t *rapid.T) {
+				id, err := w.tryCreate(&dxpuv1.LeaseSpec{
+					Count: rapid.Uint32Range(1, 2).Draw(t, "count"), Wait: true, Tenant: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "tenant"),
+					HostId: rapid.SampledFrom([]string{"", "h1", "h2"}).Draw(t, "host"), Preemptible: rapid.Bool().Draw(t, "preemptible"),
+					Gang: &dxpuv1.Gang{Name: rapid.SampledFrom([]string{"g1", "g2"}).Draw(t, "gang"), Size: 2},
+				})
+				if err == nil {
+					leases = append(leases, id)
+				}
+			},
 			"delete": func(t *rapid.T) { w.delete(someLease(t), rapid.Bool().Draw(t, "grace")) },
 			"replace": func(t *rapid.T) {
 				l := w.lease(someLease(t))
@@ -162,6 +172,7 @@ func (w *world) check(t *rapid.T) {
 			}
 		}
 		w.checkUse(t, tx)
+		checkGangs(t, tx)
 		// The records call no binding gone that a node has.
 		for _, n := range w.nodes {
 			for slot, has := range n.has {
@@ -173,6 +184,27 @@ func (w *world) check(t *rapid.T) {
 		}
 		return nil
 	})
+}
+
+// checkGangs checks that the leases of a gang wait together, have GPUs together and end
+// together, and that none has GPUs before all of them exist.
+func checkGangs(t *rapid.T, tx *tx) {
+	for gang, ids := range tx.gangs {
+		waiting, holding, ending := 0, 0, 0
+		for _, id := range ids {
+			switch l := tx.leases.get(id); {
+			case l.State == leasePending:
+				waiting++
+			case l.holds():
+				holding++
+			default:
+				ending++
+			}
+		}
+		if holding > 0 && holding < 2 || min(waiting, holding)+min(waiting, ending)+min(holding, ending) > 0 {
+			t.Fatalf("of gang %v %d leases wait, %d have GPUs and %d end", gang, waiting, holding, ending)
+		}
+	}
 }
 
 // heal ends all faults and waits until the pool is at rest.

@@ -23,7 +23,7 @@ import (
 //	host NAME [slots=8] [rack=R] [paths=(N,...)] a host enrols
 //	box NAME [gpus=8] [kind=nvlink] [model=M] [rack=R] [paths=(N,...)] [label=(KEY,VALUE)]    a box enrols
 //	tenant NAME [max-gpus=N] [max-priority=N]    a tenant with a quota
-//	lease NAME count=N [tenant=T] [host=H] [model=M] [priority=P] [same-box=S] [box-label=(KEY,VALUE)] [wait] [preemptible]
+//	lease NAME count=N [tenant=T] [host=H] [model=M] [priority=P] [same-box=S] [box-label=(KEY,VALUE)] [wait] [preemptible] [gang=(NAME,SIZE)] [expires=D] [queue-timeout=D]
 //	explain NAME                                 the explanation of a lease
 //	resize NAME count=N
 //	delete NAME [force]
@@ -132,6 +132,16 @@ func (s *scenario) command(t *testing.T, d *datadriven.TestData) error {
 		}
 		if p := text("same-box"); p != "" {
 			spec.SameBox = dxpuv1.Preference(dxpuv1.Preference_value["PREFERENCE_"+strings.ToUpper(p)])
+		}
+		if a, ok := d.Arg("gang"); ok {
+			spec.Gang = &dxpuv1.Gang{Name: a.Vals[0]}
+			a.Scan(t, 1, &spec.Gang.Size)
+		}
+		if v := text("expires"); v != "" {
+			spec.ExpiresAfter = durationpb.New(duration(t, v))
+		}
+		if v := text("queue-timeout"); v != "" {
+			spec.WaitTimeout = durationpb.New(duration(t, v))
 		}
 		id, err := s.tryCreate(spec)
 		s.ids[name] = id

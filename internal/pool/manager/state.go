@@ -87,6 +87,7 @@ type index struct {
 	leaseByRequestID  map[requestKey]string // tenant and request_id -> lease, so that a call can be repeated
 	pendingByShape    map[string][]queueKey // shape of the request -> pending leases of that shape, in queue order; if the first does not fit, none does
 	waiting           waitingQueue          // all pending leases, for their positions
+	gangs             map[gangKey][]string  // the leases of each gang that have not ended, in the order of creation
 	unreplaced        map[string]int        // lease -> how many of its bindings broke and have no replacement
 	preemptibleLeases map[string]bool       // leases that have GPUs and may lose them to a lease of higher priority
 	endedLeases       []endedLease          // ended leases, the oldest first: which to forget
@@ -151,7 +152,7 @@ func newIndex() index {
 		bindingsByGPU: map[placement.Ref][]string{}, bindingsByHostSlot: map[hostSlotRef][]string{},
 		replacedByRequest: map[string]string{},
 		indexedLeases:     map[string]leaseEntry{}, leaseIDs: newSequence(compareLeaseIDs), openLeaseIDs: newSequence(compareLeaseIDs),
-		leaseByRequestID: map[requestKey]string{}, pendingByShape: map[string][]queueKey{}, waiting: waitingQueue{}, unreplaced: map[string]int{},
+		leaseByRequestID: map[requestKey]string{}, pendingByShape: map[string][]queueKey{}, waiting: waitingQueue{}, gangs: map[gangKey][]string{}, unreplaced: map[string]int{},
 		preemptibleLeases: map[string]bool{}, usageByTenant: map[string]*tenantUsage{},
 		indexedNodes: map[string]nodeEntry{}, nodeByCredential: map[string]string{},
 		slotsByDevice: map[deviceKey][]deviceClaim{},

@@ -36,8 +36,10 @@ type requestKey struct{ tenant, id string }
 
 type leaseEntry struct {
 	request     requestKey
-	tenant      string // while it is not over
-	shape       string // while it waits
+	tenant      string  // while it is not over
+	shape       string  // while it waits
+	gang        gangKey // while it is not over
+	incomplete  bool    // it waits for leases of its gang
 	spec        *dxpuv1.LeaseSpec
 	queueKey    queueKey
 	gpus        uint32
@@ -242,9 +244,12 @@ func (t *tx) leaseEntry(l *leaseRecord) leaseEntry {
 		k.ended = l.EndTime
 		return k
 	}
-	k.tenant = l.spec.Tenant
+	k.tenant, k.gang = l.spec.Tenant, l.gang()
 	if l.State == leasePending {
 		k.queueKey = queueKey{l.spec.Priority, l.CreateTime.UnixNano(), l.ID}
+		if k.incomplete = l.lacksMembers(); !k.incomplete && l.spec.Gang != nil {
+			k.queueKey.created = l.GangComplete.UnixNano()
+		}
 		k.spec = l.spec // specs are never changed in place
 		if old := t.indexedLeases[l.ID]; old.spec == l.spec {
 			k.shape = old.shape
@@ -255,8 +260,12 @@ func (t *tx) leaseEntry(l *leaseRecord) leaseEntry {
 	return k
 }
 
-// shapeOf returns the part of a spec that decides whether it fits.
+// shapeOf returns the part of a spec that decides whether it fits; for a lease of a gang,
+// the name of the gang.
 func shapeOf(s *dxpuv1.LeaseSpec) string {
+	if s.Gang != nil { // an encoded message does not begin with a zero
+		return "\x00" + s.Tenant + "\x00" + s.Gang.Name
+	}
 	c := proto.CloneOf(s)
 	c.ExpiresAfter, c.Wait, c.WaitTimeout, c.Labels = nil, false, nil, nil
 	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(c)
@@ -299,8 +308,13 @@ func (t *tx) indexLease(id string) {
 	if k.tenant != "" {
 		t.openLeaseIDs.add(id)
 	}
-	if k.shape != "" {
+	if k.gang != (gangKey{}) {
+		t.gangs[k.gang] = insertSorted(slices.Clone(t.gangs[k.gang]), id, compareLeaseIDs)
+	}
+	if k.shape != "" && !k.incomplete {
 		t.pendingByShape[k.shape] = insertSorted(t.pendingByShape[k.shape], k.queueKey, queueKey.compare)
+	}
+	if k.shape != "" {
 		t.waiting.add(k.tenant, k.queueKey, ask{k.spec.Count, k.spec.Model})
 	}
 	if !k.ended.IsZero() {
@@ -318,6 +332,9 @@ func (t *tx) dropLease(id string, k leaseEntry) {
 	}
 	if k.tenant != "" {
 		t.openLeaseIDs.remove(id)
+	}
+	if k.gang != (gangKey{}) {
+		dropFrom(t.gangs, k.gang, id)
 	}
 	if k.shape != "" {
 		t.waiting.remove(k.tenant, k.queueKey)

@@ -110,7 +110,7 @@ func (w *world) checkIndex(t fatalTester) {
 	t.Helper()
 	_ = w.m.view(func(tx *tx) error {
 		diff := cmp.Diff(rebuilt(tx), &tx.index,
-			cmp.AllowUnexported(index{}, tenantUsage{}, bindingEntry{}, leaseEntry{}, hostSlotRef{}, requestKey{}, queueKey{}, endedLease{}, nodeEntry{}, modelSum{}, sickGPU{}, deviceClaim{}, deviceKey{}, queueClass{}, queueLine{}, ask{}),
+			cmp.AllowUnexported(index{}, tenantUsage{}, bindingEntry{}, leaseEntry{}, hostSlotRef{}, requestKey{}, queueKey{}, endedLease{}, nodeEntry{}, modelSum{}, sickGPU{}, deviceClaim{}, deviceKey{}, queueClass{}, queueLine{}, ask{}, gangKey{}),
 			cmpopts.IgnoreFields(index{}, "capacityGrew", "gpuPool", "hostPool", "hostIDs", "boxIDs", "leaseIDs", "openLeaseIDs"),
 			cmpopts.IgnoreFields(leaseEntry{}, "spec"),
 			cmpopts.EquateEmpty(),

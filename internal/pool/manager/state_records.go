@@ -217,11 +217,12 @@ type leaseRecord struct {
 	Avoid           []placement.Ref `json:"avoid,omitempty"`
 	Creator         string          `json:"creator,omitempty"` // the token or node that created the lease
 	CreateTime      time.Time       `json:"create_time"`
-	QueueTime       time.Time       `json:"queue_time,omitzero"` // when the lease returned to the queue; zero: never
-	Running         time.Time       `json:"running,omitzero"`    // when the lease became ACTIVE since it was last in the queue; its lifetime counts from then
-	Granted         time.Time       `json:"grant_time,omitzero"` // Running, before that when the lease got GPUs: for managers of the previous version, which count from then
-	Model           string          `json:"model,omitempty"`     // that of the lease's GPUs, once it has been granted
-	Asked           uint32          `json:"asked,omitempty"`     // the count with which the lease was created, if it has been resized
+	QueueTime       time.Time       `json:"queue_time,omitzero"`    // when the lease returned to the queue; zero: never
+	Running         time.Time       `json:"running,omitzero"`       // when the lease became ACTIVE since it was last in the queue; its lifetime counts from then
+	Granted         time.Time       `json:"grant_time,omitzero"`    // Running, before that when the lease got GPUs: for managers of the previous version, which count from then
+	GangComplete    time.Time       `json:"gang_complete,omitzero"` // when all leases of its gang existed; its place in the queue counts from then
+	Model           string          `json:"model,omitempty"`        // that of the lease's GPUs, once it has been granted
+	Asked           uint32          `json:"asked,omitempty"`        // the count with which the lease was created, if it has been resized
 	ActiveTime      time.Time       `json:"active_time,omitzero"`
 	EndTime         time.Time       `json:"end_time,omitzero"`
 	ResourceVersion uint64          `json:"resource_version"`

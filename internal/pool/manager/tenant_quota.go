@@ -3,6 +3,7 @@ package manager
 import (
 	"fmt"
 	"maps"
+	"slices"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -68,10 +69,20 @@ func (q *quotaRecord) allows(tenant, field string, count uint32, model string) e
 	return nil
 }
 
-// quotaReached returns why a tenant's quota does not admit a lease now, "" if it does.
-func (t *tx) quotaReached(s *dxpuv1.LeaseSpec) string {
-	if why := t.overQuota(s.Tenant, s.Count, s.Model); why != "" {
-		return why + " It waits until leases of the tenant end."
+// quotaReached returns why a tenant's quota does not admit leases that belong together
+// now, "" if it does.
+func (t *tx) quotaReached(leases []*leaseRecord) string {
+	more := map[string]uint32{anyModel: 0}
+	for _, l := range leases {
+		more[anyModel] += l.spec.Count
+		if l.spec.Model != anyModel {
+			more[l.spec.Model] += l.spec.Count
+		}
+	}
+	for _, model := range slices.Sorted(maps.Keys(more)) {
+		if why := t.overQuota(leases[0].spec.Tenant, more[model], model); why != "" {
+			return why + " It waits until leases of the tenant end."
+		}
 	}
 	return ""
 }

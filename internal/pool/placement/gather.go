@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// Gather chooses the GPUs to hold for a request that does not fit now: the free GPUs
+// gather chooses the GPUs to hold for a request that does not fit now: the free GPUs
 // of the place that lacks the fewest. The place is a box if the GPUs must be together,
 // otherwise the whole pool. The result has at most Count GPUs. ok is false if the
 // request would not fit even if all usable GPUs were free.
 //
 // The place with the most free GPUs is preferred. So while other requests leave the
 // result alone, the next one is not smaller, and the request fits in the end.
-func (p *Pool) Gather(reserve Reserve, req Request) (hold []Ref, ok bool) {
+func (p *Pool) gather(reserve Reserve, req Request) (hold []Ref, ok bool) {
 	req.setSite()
 	p.decisions++
 	if len(req.Only) > 0 {
@@ -86,10 +86,11 @@ func (p *Pool) gatherAnywhere(v *view, req *Request, named []*Box) (hold []Ref, 
 	return hold, true
 }
 
-// Gather chooses the slots to hold for a request that does not fit now: the free slots
-// of the domain that has the most, of those that have enough slots, free or not. It
-// returns none if each such domain is full. ok is false if there is no such domain.
-func (h *Hosts) Gather(req HostRequest) (hold []HostSlotRef, ok bool) {
+// gather chooses the slots to hold for a request that does not fit now: the free slots
+// of the domain that has the most, of those of hosts on certain networks that have enough
+// slots, free or not. It returns none if each such domain is full. ok is false if there
+// is no such domain.
+func (h *Hosts) gather(req HostRequest, paths Paths) (hold []HostSlotRef, ok bool) {
 	if req.Host != "" {
 		row := h.hosts[req.Host]
 		if row == nil || !row.mayFit(&req) {
@@ -102,7 +103,7 @@ func (h *Hosts) Gather(req HostRequest) (hold []HostSlotRef, ok bool) {
 		}
 		return nil, true
 	}
-	if t := h.options[property{}]; t != nil {
+	if t := h.options[property{of: ofPaths, paths: paths}]; t != nil {
 		for o := range t.Ascend {
 			if o.gathers(&req) {
 				return o.hold(&req), true
@@ -110,7 +111,7 @@ func (h *Hosts) Gather(req HostRequest) (hold []HostSlotRef, ok bool) {
 		}
 	}
 	for _, row := range h.hosts {
-		if row.mayFit(&req) {
+		if row.Paths == paths && row.mayFit(&req) {
 			return nil, true
 		}
 	}

@@ -25,7 +25,7 @@ func TestGatherGrowsUntilItFits(t *testing.T) {
 		}
 		held := 0
 		for {
-			hold, ok := pool.Gather(reserve, req)
+			hold, ok := pool.gather(reserve, req)
 			if !ok {
 				free := NewPool()
 				for _, b := range pool.boxes {
@@ -113,7 +113,7 @@ func TestGatherHostSlots(t *testing.T) {
 		{HostRequest{Count: 1, Host: "h4"}, "[] false"},
 		{HostRequest{Count: 1, Domain: "other"}, "[] false"},
 	} {
-		hold, ok := hosts.Gather(tt.req)
+		hold, ok := hosts.gather(tt.req, 0)
 		if got := fmt.Sprint(hold, ok); got != tt.want {
 			t.Errorf("%+v: %s, want %s", tt.req, got, tt.want)
 		}

@@ -2,8 +2,6 @@ package placement
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -13,41 +11,22 @@ import (
 // TestHostsDecideAsPlaceHost checks the index against PlaceHost, for any changes and requests.
 func TestHostsDecideAsPlaceHost(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		hosts := map[string]Host{}
-		index := NewHosts()
-		t.Repeat(map[string]func(*rapid.T){
-			"set host": func(t *rapid.T) {
-				h := drawHost(t)
-				hosts[h.ID] = h
-				index.SetHost(h)
-			},
-			"remove host": func(t *rapid.T) {
-				id := drawHostID(t)
-				delete(hosts, id)
-				index.RemoveHost(id)
-			},
-			"set slot": func(t *rapid.T) {
-				id, s := drawHostID(t), drawHostSlot(t, uint32(rapid.IntRange(0, 6).Draw(t, "slot")))
-				if h, ok := hosts[id]; ok {
-					h.Slots = append(slices.DeleteFunc(slices.Clone(h.Slots), func(o HostSlot) bool { return o.Slot == s.Slot }), s)
-					hosts[id] = h
-				}
-				index.SetSlot(id, s)
-			},
+		m := newReference()
+		t.Repeat(m.actions(map[string]func(*rapid.T){
 			"": func(t *rapid.T) {
-				all := slices.Collect(maps.Values(hosts))
+				_, all := m.all()
 				for range 4 {
 					req := drawHostRequest(t, rapid.IntRange(0, 5).Draw(t, "count"))
-					if diff := cmp.Diff(PlaceHost(all, req), index.Place(req)); diff != "" {
+					if diff := cmp.Diff(PlaceHost(all, req), m.index.Place(req)); diff != "" {
 						t.Fatalf("%+v (-scan +index)\n%s", req, diff)
 					}
 				}
 			},
-		})
-		for id := range hosts {
-			index.RemoveHost(id)
+		}))
+		for id := range m.hosts {
+			m.index.RemoveHost(id)
 		}
-		if len(index.hosts)+len(index.options)+len(index.count)+len(index.pathSets)+index.racked != 0 {
+		if index := m.index; len(index.hosts)+len(index.options)+len(index.count)+len(index.pathSets)+index.racked != 0 {
 			t.Fatal("the index keeps something of hosts that were removed")
 		}
 	})

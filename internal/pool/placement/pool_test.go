@@ -2,8 +2,6 @@ package placement
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -14,43 +12,20 @@ import (
 // requests, down to the words of the reasons.
 func TestPoolDecidesAsPlace(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		boxes := map[string]Box{}
-		pool := NewPool()
-		t.Repeat(map[string]func(*rapid.T){
-			"set box": func(t *rapid.T) {
-				b := drawBox(t)
-				boxes[b.ID] = b
-				pool.SetBox(b)
-			},
-			"remove box": func(t *rapid.T) {
-				id := drawBoxID(t)
-				delete(boxes, id)
-				pool.RemoveBox(id)
-			},
-			"set GPU": func(t *rapid.T) {
-				id, g := drawBoxID(t), drawGPU(t, uint32(rapid.IntRange(0, 8).Draw(t, "slot")))
-				if b, ok := boxes[id]; ok {
-					b.GPUs = append(without(b.GPUs, g.Slot), g)
-					boxes[id] = b
-				}
-				pool.SetGPU(id, g)
-			},
+		m := newReference()
+		t.Repeat(m.actions(map[string]func(*rapid.T){
 			"": func(t *rapid.T) {
-				all := slices.Collect(maps.Values(boxes))
+				all, _ := m.all()
 				for range 4 {
 					reserve, req := drawReserve(t), drawRequest(t)
-					want, got := Place(all, reserve, req), pool.Place(reserve, req)
+					want, got := Place(all, reserve, req), m.pool.Place(reserve, req)
 					if diff := cmp.Diff(want, got); diff != "" {
 						t.Fatalf("%+v (-scan +index)\n%s", req, diff)
 					}
 				}
 			},
-		})
+		}))
 	})
-}
-
-func without(gpus []GPU, slot uint32) []GPU {
-	return slices.DeleteFunc(slices.Clone(gpus), func(g GPU) bool { return g.Slot == slot })
 }
 
 func drawBoxID(t *rapid.T) string { return fmt.Sprintf("b%d", rapid.IntRange(0, 9).Draw(t, "box")) }

@@ -1,8 +1,6 @@
 package placement
 
 import (
-	"maps"
-	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -12,31 +10,10 @@ import (
 // The index decides on GPUs and host as the scan does, for any changes and requests.
 func TestPoolPlacesLeasesAsPlaceLease(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		boxes, pool := map[string]Box{}, NewPool()
-		hosts, index := map[string]Host{}, NewHosts()
-		t.Repeat(map[string]func(*rapid.T){
-			"set box": func(t *rapid.T) {
-				b := drawBox(t)
-				boxes[b.ID] = b
-				pool.SetBox(b)
-			},
-			"remove box": func(t *rapid.T) {
-				id := drawBoxID(t)
-				delete(boxes, id)
-				pool.RemoveBox(id)
-			},
-			"set host": func(t *rapid.T) {
-				h := drawHost(t)
-				hosts[h.ID] = h
-				index.SetHost(h)
-			},
-			"remove host": func(t *rapid.T) {
-				id := drawHostID(t)
-				delete(hosts, id)
-				index.RemoveHost(id)
-			},
+		m := newReference()
+		t.Repeat(m.actions(map[string]func(*rapid.T){
 			"": func(t *rapid.T) {
-				allBoxes, allHosts := slices.Collect(maps.Values(boxes)), slices.Collect(maps.Values(hosts))
+				allBoxes, allHosts := m.all()
 				for range 4 {
 					reserve, req := drawReserve(t), drawRequest(t)
 					host := drawHostRequest(t, req.Count)
@@ -45,23 +22,23 @@ func TestPoolPlacesLeasesAsPlaceLease(t *testing.T) {
 					}
 					req.Near = nil
 					d, h := PlaceLease(allBoxes, allHosts, reserve, req, host)
-					d2, h2 := pool.PlaceLease(index, reserve, req, host)
+					d2, h2 := m.pool.PlaceLease(m.index, reserve, req, host)
 					if diff := cmp.Diff(d, d2) + cmp.Diff(h, h2); diff != "" {
 						t.Fatalf("%+v %+v (-scan +index)\n%s", req, host, diff)
 					}
 					if d.OK() && h.OK() {
-						checkReach(t, boxes, hosts, d, h)
+						checkReach(t, m, d, h)
 					}
 				}
 			},
-		})
+		}))
 	})
 }
 
 // checkReach checks that a host has a network in common with each of its boxes.
-func checkReach(t *rapid.T, boxes map[string]Box, hosts map[string]Host, d Decision, h HostDecision) {
+func checkReach(t *rapid.T, m *reference, d Decision, h HostDecision) {
 	for _, p := range d.Picks {
-		if !hosts[h.Host].Paths.reaches(boxes[p.Box].Paths) {
+		if !m.hosts[h.Host].Paths.reaches(m.boxes[p.Box].Paths) {
 			t.Fatalf("host %s has no network in common with box %s", h.Host, p.Box)
 		}
 	}
