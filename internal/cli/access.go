@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -57,6 +59,9 @@ func describeTenant(w io.Writer, n *dxpuv1.Tenant) {
 	t := newTable(w, "tenant", n.Id)
 	t.row("about", n.Description)
 	t.row("gpus", outOf(n.Gpus, q.GetMaxGpus()))
+	if q.GuaranteedGpus != nil {
+		t.row("", fmt.Sprintf("%d guaranteed, %d borrowed", q.GetGuaranteedGpus(), n.BorrowedGpus))
+	}
 	for _, model := range slices.Sorted(maps.Keys(q.GetMaxGpusByModel())) {
 		t.row("", fmt.Sprintf("at most %d of model %s", q.MaxGpusByModel[model], model))
 	}
@@ -68,14 +73,19 @@ func describeTenant(w io.Writer, n *dxpuv1.Tenant) {
 
 func newTenantSetCommand(conn *connection) *cobra.Command {
 	var gpus, leases, weight uint32
-	var priority int32
+	var priority, guaranteed int32
 	var byModel []string
 	var about string
 	cmd := &cobra.Command{
 		Use: "set TENANT", Short: "Create a tenant, or change its quota", Args: cobra.ExactArgs(1),
 		Long: `Create a tenant, or change the given properties of an existing one. GPUs and leases
-that the tenant already has stay, even if they exceed the new quota.`,
+that the tenant already has stay, even if they exceed the new quota.
+
+A tenant with guaranteed GPUs gets them back whenever it requests them: its leases
+preempt those of tenants that have more than their own guarantee. It may have more GPUs,
+up to --max-gpus, but only in preemptible leases.`,
 		Example: `  dxpu tenant set team-a --max-gpus 16 --max-gpus-of DX100=8 --max-priority 10
+  dxpu tenant set team-b --guaranteed-gpus 8 --max-gpus 32
   dxpu tenant set team-a --max-gpus 0`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			models, err := parseModels(byModel)
@@ -111,6 +121,15 @@ that the tenant already has stay, even if they exceed the new quota.`,
 				}
 				n.Quota.Weight = weight
 			}
+			if given("guaranteed-gpus") {
+				if err := inRange("--guaranteed-gpus", -1, math.MaxInt32, int(guaranteed)); err != nil {
+					return err
+				}
+				n.Quota.GuaranteedGpus = nil
+				if guaranteed >= 0 {
+					n.Quota.GuaranteedGpus = proto.Uint32(uint32(guaranteed))
+				}
+			}
 			if given("max-priority") {
 				n.Quota.MaxPriority = &priority
 			}
@@ -132,6 +151,7 @@ that the tenant already has stay, even if they exceed the new quota.`,
 	f := cmd.Flags()
 	f.StringVar(&about, "description", "", "note about the tenant")
 	f.Uint32Var(&gpus, "max-gpus", 0, "`limit` of GPUs; 0: no limit")
+	f.Int32Var(&guaranteed, "guaranteed-gpus", -1, "GPUs that the tenant can always have, a `number`; -1: none, and the tenant borrows none")
 	f.Uint32Var(&leases, "max-leases", 0, "`limit` of leases, including those in the queue; 0: no limit")
 	f.Uint32Var(&weight, "weight", 1, "`weight` of the tenant's share of the pool in the order of the queue, 1 to 1000")
 	f.StringArrayVar(&byModel, "max-gpus-of", nil, "limit of GPUs of one model, `MODEL=COUNT`; repeatable; 0: no limit")

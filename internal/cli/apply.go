@@ -30,6 +30,7 @@ keys of the file are the flags of "dxpu tenant set" and "dxpu lease create":
     - name: team-a
       description: speech recognition
       max-gpus: 16
+      guaranteed-gpus: 8
       max-gpus-of: {DX100: 8}
       max-priority: 10
       weight: 2
@@ -45,7 +46,7 @@ keys of the file are the flags of "dxpu tenant set" and "dxpu lease create":
 
 The command can be repeated: it creates what is missing, and changes what differs. A
 tenant gets the description and the quota of the file, and where the file has none no
-limit and the weight 1. A lease is known by its name in its tenant, which the manager keeps as the label
+limit, no guarantee and the weight 1. A lease is known by its name in its tenant, which the manager keeps as the label
 "name"; its count can change, by a resize, and everything else needs a new lease. The
 command deletes nothing. A lease that has ended is made again.`,
 		Example: `  dxpu apply -f pool.yaml --dry-run

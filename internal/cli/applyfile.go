@@ -28,6 +28,7 @@ type tenantSpec struct {
 	MaxLeases   uint32            `yaml:"max-leases"`
 	MaxGPUsOf   map[string]uint32 `yaml:"max-gpus-of"`
 	MaxPriority *int32            `yaml:"max-priority"`
+	Guaranteed  *uint32           `yaml:"guaranteed-gpus"`
 	Weight      uint32            `yaml:"weight"`
 }
 
@@ -109,6 +110,7 @@ func oneName(seen map[string]bool, kind, name string) error {
 func (t *tenantSpec) message() *dxpuv1.Tenant {
 	return &dxpuv1.Tenant{Id: t.Name, Description: t.Description, Quota: &dxpuv1.Quota{
 		MaxGpus: t.MaxGPUs, MaxLeases: t.MaxLeases, MaxGpusByModel: t.MaxGPUsOf, MaxPriority: t.MaxPriority, Weight: max(1, t.Weight),
+		GuaranteedGpus: t.Guaranteed,
 	}}
 }
 

@@ -291,7 +291,7 @@ var fieldFlags = map[string]string{
 	"role": "--role", "tenant": "--tenant", "description": "--description", "expires_after": "--expires",
 	"tenant.id": "", "tenant.description": "--description", "tenant.quota.max_gpus": "--max-gpus",
 	"tenant.quota.max_gpus_by_model": "--max-gpus-of", "tenant.quota.max_leases": "--max-leases",
-	"tenant.quota.max_priority": "--max-priority", "tenant.quota.weight": "--weight",
+	"tenant.quota.guaranteed_gpus": "--guaranteed-gpus", "tenant.quota.max_priority": "--max-priority", "tenant.quota.weight": "--weight",
 	"join_token": "join token", "name": "--name",
 	"gpu_id": "", "lease_id": "", "token_id": "", "tenant_id": "", "node_id": "", "host_id": "", "box_id": "", "target": "",
 }

@@ -3266,9 +3266,15 @@ type Quota struct {
 	// priority go in the order of the shares that their tenants have, divided by the
 	// weights. The share is that of the model of which the tenant has most, or of all
 	// GPUs. 0: 1; at most 1000.
-	Weight        uint32 `protobuf:"varint,5,opt,name=weight,proto3" json:"weight,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Weight uint32 `protobuf:"varint,5,opt,name=weight,proto3" json:"weight,omitempty"`
+	// The GPUs that the tenant can always have: while it has fewer its leases go first
+	// within their priority, and take GPUs back from tenants that have borrowed some. A
+	// tenant borrows the GPUs that it has above its own guarantee, up to max_gpus, and
+	// only with preemptible leases. Unset: the tenant has no guarantee and does not borrow;
+	// its leases lose GPUs by priority alone.
+	GuaranteedGpus *uint32 `protobuf:"varint,6,opt,name=guaranteed_gpus,json=guaranteedGpus,proto3,oneof" json:"guaranteed_gpus,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Quota) Reset() {
@@ -3336,6 +3342,13 @@ func (x *Quota) GetWeight() uint32 {
 	return 0
 }
 
+func (x *Quota) GetGuaranteedGpus() uint32 {
+	if x != nil && x.GuaranteedGpus != nil {
+		return *x.GuaranteedGpus
+	}
+	return 0
+}
+
 // Tenant owns leases.
 type Tenant struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3349,8 +3362,10 @@ type Tenant struct {
 	LeasesPending   uint32                 `protobuf:"varint,6,opt,name=leases_pending,json=leasesPending,proto3" json:"leases_pending,omitempty"`
 	ResourceVersion uint64                 `protobuf:"varint,7,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
 	CreateTime      *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// GPUs above the tenant's guarantee, which other tenants may take back.
+	BorrowedGpus  uint32 `protobuf:"varint,9,opt,name=borrowed_gpus,json=borrowedGpus,proto3" json:"borrowed_gpus,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Tenant) Reset() {
@@ -3437,6 +3452,13 @@ func (x *Tenant) GetCreateTime() *timestamppb.Timestamp {
 		return x.CreateTime
 	}
 	return nil
+}
+
+func (x *Tenant) GetBorrowedGpus() uint32 {
+	if x != nil {
+		return x.BorrowedGpus
+	}
+	return 0
 }
 
 // Token is a credential of a user or a program. Its secret is returned only once.
@@ -4308,18 +4330,20 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x04free\x18\x03 \x01(\rR\x04free\x12\x12\n" +
 	"\x04held\x18\x04 \x01(\rR\x04held\x12\x16\n" +
 	"\x06wanted\x18\x05 \x01(\rR\x06wanted\x12 \n" +
-	"\vexplanation\x18\x06 \x01(\tR\vexplanation\"\xa4\x02\n" +
+	"\vexplanation\x18\x06 \x01(\tR\vexplanation\"\xe6\x02\n" +
 	"\x05Quota\x12\x19\n" +
 	"\bmax_gpus\x18\x01 \x01(\rR\amaxGpus\x12\x1d\n" +
 	"\n" +
 	"max_leases\x18\x02 \x01(\rR\tmaxLeases\x12M\n" +
 	"\x11max_gpus_by_model\x18\x03 \x03(\v2\".dxpu.v1.Quota.MaxGpusByModelEntryR\x0emaxGpusByModel\x12&\n" +
 	"\fmax_priority\x18\x04 \x01(\x05H\x00R\vmaxPriority\x88\x01\x01\x12\x16\n" +
-	"\x06weight\x18\x05 \x01(\rR\x06weight\x1aA\n" +
+	"\x06weight\x18\x05 \x01(\rR\x06weight\x12,\n" +
+	"\x0fguaranteed_gpus\x18\x06 \x01(\rH\x01R\x0eguaranteedGpus\x88\x01\x01\x1aA\n" +
 	"\x13MaxGpusByModelEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01B\x0f\n" +
-	"\r_max_priority\"\x9b\x02\n" +
+	"\r_max_priorityB\x12\n" +
+	"\x10_guaranteed_gpus\"\xc0\x02\n" +
 	"\x06Tenant\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x12$\n" +
@@ -4329,7 +4353,8 @@ const file_dxpu_v1_types_proto_rawDesc = "" +
 	"\x0eleases_pending\x18\x06 \x01(\rR\rleasesPending\x12)\n" +
 	"\x10resource_version\x18\a \x01(\x04R\x0fresourceVersion\x12;\n" +
 	"\vcreate_time\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"createTime\"\x88\x02\n" +
+	"createTime\x12#\n" +
+	"\rborrowed_gpus\x18\t \x01(\rR\fborrowedGpus\"\x88\x02\n" +
 	"\x05Token\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12!\n" +
 	"\x04role\x18\x02 \x01(\x0e2\r.dxpu.v1.RoleR\x04role\x12\x16\n" +

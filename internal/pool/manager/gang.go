@@ -77,7 +77,7 @@ func (t *tx) admitToGang(s *dxpuv1.LeaseSpec) error {
 	if gpus > maxGangGPUs {
 		return invalid("spec.count: gang %s would have %d GPUs, at most %d", name, gpus, maxGangGPUs)
 	}
-	return q.allows(s.Tenant, "spec.count", gpus, "")
+	return cmp.Or(q.allows(s.Tenant, "spec.count", gpus, anyModel), t.guarantees(s, "spec.count", gpus))
 }
 
 // gpusOfGang returns the number of GPUs that a lease and those of its gang request.

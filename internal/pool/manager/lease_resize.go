@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,10 +62,10 @@ func (t *tx) grow(l *leaseRecord, count uint32) error {
 		return invalid("count: gang %s would have %d GPUs, at most %d", l.spec.Gang.Name, n, maxGangGPUs)
 	}
 	q := t.quota(l.spec.Tenant)
-	if err := q.allows(l.spec.Tenant, "count", count, l.Model); err != nil {
+	if err := cmp.Or(q.allows(l.spec.Tenant, "count", count, l.Model), t.guarantees(l.spec, "count", count)); err != nil {
 		return err
 	}
-	if why := t.overQuota(l.spec.Tenant, more, l.Model); why != "" {
+	if why := cmp.Or(t.overQuota(l.spec.Tenant, more, l.Model), t.overGuarantee(l.spec, more)); why != "" {
 		return connect.NewError(connect.CodeResourceExhausted, errors.New("count: "+strings.TrimSuffix(why, ".")))
 	}
 	req := t.replacement(l, nil)

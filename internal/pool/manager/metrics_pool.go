@@ -44,6 +44,7 @@ type tenantMetric struct {
 	id                              string
 	gpus, active, degraded, pending uint32
 	maxGPUs                         uint32
+	guaranteed                      *uint32
 }
 
 // numbers reads the pool without waiting for the store, which may be what is slow.
@@ -92,7 +93,7 @@ func (n *poolNumbers) addTenants(t *tx) {
 			x.gpus, x.active, x.degraded, x.pending = u.gpus, u.active, u.degraded, u.pending
 		}
 		if r := t.tenants.get(id); r != nil {
-			x.maxGPUs = r.Quota.MaxGPUs
+			x.maxGPUs, x.guaranteed = r.Quota.MaxGPUs, r.Quota.GuaranteedGPUs
 		}
 		n.tenants = append(n.tenants, x)
 	}
@@ -133,6 +134,9 @@ func (n *poolNumbers) emitDetails(gauge func(name, help string, v float64, label
 		gauge("tenant_leases", leases, float64(x.pending), "tenant", x.id, "state", "pending")
 		if x.maxGPUs > 0 {
 			gauge("tenant_gpus_limit", "GPUs that the tenant may have; none if there is no limit.", float64(x.maxGPUs), "tenant", x.id)
+		}
+		if x.guaranteed != nil {
+			gauge("tenant_gpus_guaranteed", "GPUs that the tenant can always have; more are borrowed.", float64(*x.guaranteed), "tenant", x.id)
 		}
 	}
 }

@@ -29,7 +29,7 @@ func (t *tx) firstPending() (id, shape string) {
 		tenant := t.indexedLeases[p.id].tenant
 		share, known := shares[tenant]
 		if !known {
-			share = t.shareOf(tenant)
+			share = t.turnOf(tenant)
 			shares[tenant] = share
 		}
 		if id == "" || t.compareQueued(p, share, first, has) < 0 {

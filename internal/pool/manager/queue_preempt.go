@@ -63,13 +63,14 @@ func (t *tx) preemptionVictims(leases []*leaseRecord) []placement.Victim {
 // gang stands for all of them.
 func (t *tx) preemptionCandidates(leases []*leaseRecord) []placement.Victim {
 	t.reindex()
+	may := t.preemptibleFor(leases)
 	var out []placement.Victim
 	for id := range t.preemptibleLeases {
-		gang := t.gangOf(id)
-		if gang[0] != id || t.leases.get(id).spec.Priority >= leases[0].spec.Priority {
+		gang, l := t.gangOf(id), t.leases.get(id)
+		if gang[0] != id || !may.allows(t, l) {
 			continue
 		}
-		v := placement.Victim{ID: id, Priority: t.leases.get(id).spec.Priority}
+		v := placement.Victim{ID: id, Priority: l.spec.Priority, Share: t.excessShare(l.spec.Tenant)}
 		useful, waits := false, false
 		for _, o := range t.membersOf(gang) {
 			v.GPUs += int(o.spec.Count)
@@ -150,13 +151,21 @@ func (t *tx) decideWithout(leases []*leaseRecord, gone map[string]bool) (d place
 
 func (t *tx) preemptLease(id string, leases []*leaseRecord) {
 	v, l := t.leases.get(id), leases[0]
+	reclaimed := v.spec.Priority >= l.spec.Priority
 	for _, o := range t.membersOf(t.gangOf(id)) {
 		e := leaseEvent(o, dxpuv1.EventType_EVENT_TYPE_LEASE_PREEMPTED)
 		e.Reason = dxpuv1.Reason_REASON_PREEMPTED
+		if reclaimed {
+			t.event(e, "lease %s is preempted: its %d GPUs are borrowed, and go to lease %s, to whose tenant they are guaranteed", o.ID, o.spec.Count, l.ID)
+			continue
+		}
 		t.event(e, "lease %s (priority %d) is preempted: its %d GPUs go to lease %s (priority %d)",
 			o.ID, o.spec.Priority, o.spec.Count, l.ID, l.spec.Priority)
 	}
 	why := fmt.Sprintf("preempted by lease %s, whose priority is %d", l.ID, l.spec.Priority)
+	if reclaimed {
+		why = fmt.Sprintf("preempted by lease %s, to whose tenant the borrowed GPUs are guaranteed", l.ID)
+	}
 	if v.spec.Wait {
 		t.requeue(id, dxpuv1.Reason_REASON_PREEMPTED, why, true)
 		return
@@ -191,8 +200,14 @@ func (t *tx) requeueOne(id string, reason dxpuv1.Reason, why string, grace bool)
 // whyNotPreempt returns why pending leases preempt no other lease.
 func (t *tx) whyNotPreempt(leases []*leaseRecord) string {
 	n := len(t.preemptionCandidates(leases))
-	if n == 0 {
+	reclaims := t.preemptibleFor(leases).reclaims
+	switch {
+	case n == 0 && reclaims:
+		return fmt.Sprintf("No preemptible lease has a priority below %d or borrowed GPUs.", leases[0].spec.Priority)
+	case n == 0:
 		return fmt.Sprintf("No preemptible lease has a priority below %d.", leases[0].spec.Priority)
+	case reclaims:
+		return fmt.Sprintf("Preempting all %d preemptible leases of lower priority or with borrowed GPUs would not make room.", n)
 	}
 	return fmt.Sprintf("Preempting all %d preemptible leases of lower priority would not make room.", n)
 }
@@ -219,6 +234,9 @@ func (t *tx) passGPUOn(b *bindingRecord) {
 	}
 	h = t.bindings.edit(h.ID)
 	h.AwaitsGPUOf, h.BoxClear = "", false
+	if t.preemptibleLeases[h.LeaseID] && len(t.pendingByShape) > 0 {
+		t.capacityGrew = true // the lease has something to give now
+	}
 	h.BoxTold = t.touch(h.BoxID)
 	t.setBindingState(h, preparing)
 }

@@ -13,7 +13,8 @@ import (
 // (backfill): in the same pass of the queue, and when they are created.
 //
 // What a lease holds is kept from leases of lower priority, and once it has aged from
-// those of its own priority. Replacements of broken GPUs are not bound by it. It is not
+// those of its own priority; but not from a tenant that is below its guarantee, if its own
+// is not. Replacements of broken GPUs are not bound by it. It is not
 // stored, because each pass of the queue makes it again.
 
 // reservation is what the first lease of the queue holds.
@@ -29,7 +30,7 @@ func (t *tx) reserveIfFirst(id string) {
 	if r := t.reserved; r != nil {
 		t.reindex()
 		a, b := t.indexedLeases[id], t.indexedLeases[r.lease]
-		if b.shape != "" && t.compareQueued(b.queueKey, t.shareOf(b.tenant), a.queueKey, t.shareOf(a.tenant)) < 0 {
+		if b.shape != "" && t.compareQueued(b.queueKey, t.turnOf(b.tenant), a.queueKey, t.turnOf(a.tenant)) < 0 {
 			return
 		}
 	}
@@ -64,6 +65,9 @@ func (t *tx) reservedFrom(id string, s *dxpuv1.LeaseSpec) *reservation {
 	}
 	holder := t.leases.get(r.lease)
 	if holder == nil || holder.State != leasePending {
+		return nil
+	}
+	if t.withinGuarantee(s.Tenant, s.Count) && !t.withinGuarantee(holder.spec.Tenant, t.gpusOfGang(holder)) {
 		return nil
 	}
 	old := t.indexedLeases[r.lease].queueKey.aged(t.now)

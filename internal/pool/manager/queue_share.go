@@ -58,10 +58,18 @@ func (t *tx) shareOf(tenant string) float64 {
 	return share
 }
 
+// turnOf returns the share by which a tenant is ordered in the queue now.
+func (t *tx) turnOf(tenant string) float64 {
+	return t.turn(tenant, t.gpusOf(tenant), t.shareOf(tenant))
+}
+
 // shareText describes a tenant's share in a sentence about the queue.
 func (t *tx) shareText(tenant string) string {
 	u, w := t.usageByTenant[tenant], t.weight(tenant)
 	text := fmt.Sprintf("tenant %s has %d GPUs", tenant, t.gpusOf(tenant))
+	if g, ok := t.guaranteeOf(tenant); ok {
+		text += fmt.Sprintf(", with a guarantee of %d", g)
+	}
 	if u != nil {
 		if share, model := t.poolSizes().dominant(u.gpus, u.byModel, 1); model != anyModel && len(t.poolSizes()) > 2 {
 			text += fmt.Sprintf(", among them %.0f %% of model %s", 100*share, model)
@@ -97,7 +105,7 @@ func (t *tx) lineShares(tenant string, priority int32, l *queueLine) iter.Seq2[i
 			share = max(share, sizes.share(model, n, weight))
 		}
 		for i, a := range l.asks {
-			if !yield(i, share) {
+			if !yield(i, t.turn(tenant, has[anyModel], share)) {
 				return
 			}
 			has[anyModel] += a.gpus

@@ -11,6 +11,7 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/cockroachdb/datadriven"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -22,7 +23,7 @@ import (
 //	pool [reserve=N] [uplink=N]                  a new, empty pool; N GPUs of each model are spares
 //	host NAME [slots=8] [rack=R] [paths=(N,...)] a host enrols
 //	box NAME [gpus=8] [kind=nvlink] [model=M] [rack=R] [paths=(N,...)] [label=(KEY,VALUE)]    a box enrols
-//	tenant NAME [max-gpus=N] [max-priority=N]    a tenant with a quota
+//	tenant NAME [max-gpus=N] [max-priority=N] [guaranteed=N] [weight=N]    a tenant with a quota
 //	lease NAME count=N [tenant=T] [host=H] [model=M] [priority=P] [same-box=S] [box-label=(KEY,VALUE)] [wait] [preemptible] [gang=(NAME,SIZE)] [expires=D] [queue-timeout=D]
 //	explain NAME                                 the explanation of a lease
 //	resize NAME count=N
@@ -114,7 +115,10 @@ func (s *scenario) command(t *testing.T, d *datadriven.TestData) error {
 		}
 		s.join(n)
 	case "tenant":
-		q := &dxpuv1.Quota{MaxGpus: uint32(number("max-gpus", 0))}
+		q := &dxpuv1.Quota{MaxGpus: uint32(number("max-gpus", 0)), Weight: uint32(number("weight", 0))}
+		if d.HasArg("guaranteed") {
+			q.GuaranteedGpus = proto.Uint32(uint32(number("guaranteed", 0)))
+		}
 		if d.HasArg("max-priority") {
 			p := int32(number("max-priority", 0))
 			q.MaxPriority = &p

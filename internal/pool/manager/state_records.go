@@ -289,6 +289,7 @@ type quotaRecord struct {
 	MaxGPUsByModel map[string]uint32 `json:"max_gpus_by_model,omitempty"`
 	MaxPriority    *int32            `json:"max_priority,omitempty"`
 	Weight         uint32            `json:"weight,omitempty"` // in the queue; 0: 1
+	GuaranteedGPUs *uint32           `json:"guaranteed_gpus,omitempty"`
 }
 
 // tokenRecord is the credential of a person or a program.

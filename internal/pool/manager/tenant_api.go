@@ -99,6 +99,9 @@ func checkTenant(t *dxpuv1.Tenant) error {
 	if w := t.Quota.GetWeight(); w > maxWeight {
 		return invalid("tenant.quota.weight: %d is not 0 to %d", w, maxWeight)
 	}
+	if g, most := t.Quota.GetGuaranteedGpus(), t.Quota.GetMaxGpus(); most > 0 && g > most {
+		return invalid("tenant.quota.guaranteed_gpus: %d is above max_gpus, which is %d", g, most)
+	}
 	if p := t.Quota.GetMaxPriority(); p < -100 || p > 100 {
 		return invalid("tenant.quota.max_priority: %d is not -100 to 100", p)
 	}
@@ -107,6 +110,10 @@ func checkTenant(t *dxpuv1.Tenant) error {
 
 func quotaOf(q *dxpuv1.Quota) quotaRecord {
 	out := quotaRecord{Weight: q.GetWeight(), MaxGPUs: q.GetMaxGpus(), MaxLeases: q.GetMaxLeases(), MaxGPUsByModel: q.GetMaxGpusByModel()}
+	if q != nil && q.GuaranteedGpus != nil {
+		g := *q.GuaranteedGpus
+		out.GuaranteedGPUs = &g
+	}
 	if q != nil && q.MaxPriority != nil {
 		p := *q.MaxPriority
 		out.MaxPriority = &p
@@ -142,9 +149,11 @@ func (t *tx) tenantMessage(id string) *dxpuv1.Tenant {
 		out.Quota = &dxpuv1.Quota{
 			Weight:  r.Quota.Weight,
 			MaxGpus: r.Quota.MaxGPUs, MaxLeases: r.Quota.MaxLeases, MaxGpusByModel: maps.Clone(r.Quota.MaxGPUsByModel), MaxPriority: r.Quota.MaxPriority,
+			GuaranteedGpus: r.Quota.GuaranteedGPUs,
 		}
 	}
 	u := t.usageOf(id)
+	out.BorrowedGpus = t.borrowed(id)
 	out.Gpus, out.Leases, out.LeasesPending = u.gpus, u.leases()-u.pending, u.pending
 	return out
 }
@@ -160,6 +169,9 @@ func (q *quotaRecord) String() string {
 	out := gpus + " in " + leases
 	if len(q.MaxGPUsByModel) > 0 {
 		out += ", bounded by model"
+	}
+	if q.GuaranteedGPUs != nil {
+		out += fmt.Sprintf(", %d GPUs guaranteed", *q.GuaranteedGPUs)
 	}
 	if q.Weight > 1 {
 		out += fmt.Sprintf(", with weight %d", q.Weight)

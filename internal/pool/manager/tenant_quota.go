@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -39,7 +40,7 @@ func (t *tx) admit(s *dxpuv1.LeaseSpec, operator bool) error {
 		return invalid("spec.priority: %d is above %d, the highest that tenant %s may request: it has no limit of its own, which an operator can set",
 			s.Priority, defaultMaxPriority, s.Tenant)
 	}
-	if err := q.allows(s.Tenant, "spec.count", s.Count, s.Model); err != nil {
+	if err := cmp.Or(q.allows(s.Tenant, "spec.count", s.Count, s.Model), t.guarantees(s, "spec.count", s.Count)); err != nil {
 		return err
 	}
 	if u := t.usageOf(s.Tenant); q.MaxLeases > 0 && u.leases() >= q.MaxLeases {
@@ -84,7 +85,7 @@ func (t *tx) quotaReached(leases []*leaseRecord) string {
 			return why + " It waits until leases of the tenant end."
 		}
 	}
-	return ""
+	return t.overGuarantee(leases[0].spec, more[anyModel])
 }
 
 // overQuota returns why a tenant may not have more GPUs of a model now, "" if
@@ -144,6 +145,7 @@ type tenantUsage struct {
 	pending, active uint32          // leases in the queue; leases that have or get GPUs
 	degraded        uint32          // of the active ones
 	gpus            uint32
+	holding, firm   uint32            // of the GPUs: without those being released; of these in leases that are not preemptible
 	byModel         map[string]uint32 // GPUs
 }
 
@@ -180,6 +182,12 @@ func (x *index) countLease(id string, k *leaseEntry, sign uint32) {
 		u.degraded += sign
 	}
 	u.gpus += sign * k.gpus
+	if k.holding {
+		u.holding += sign * k.gpus
+	}
+	if k.holding && !k.preemptible {
+		u.firm += sign * k.gpus
+	}
 	if u.byModel[k.model] += sign * k.gpus; u.byModel[k.model] == 0 {
 		delete(u.byModel, k.model)
 	}

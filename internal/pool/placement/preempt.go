@@ -11,6 +11,8 @@ type Victim struct {
 	ID       string
 	Priority int32
 	GPUs     int // that it would give up
+	// Share is that of the lease's tenant: of equal priorities, the largest goes first.
+	Share float64
 	// Order is the order in which the leases were made: lower is older.
 	Order uint64
 }
@@ -20,21 +22,21 @@ const maxVictims = 256
 
 // Preempt chooses leases whose end makes room for a request. All of them are
 // needed, and no single lease would make room with fewer GPUs. Choices are compared
-// by their number of GPUs, then by priority (lowest first), then by age (youngest
-// first). Preempt returns nil if nothing makes room.
+// by their number of GPUs, then by priority (lowest first), then by the shares of the
+// tenants (largest first), then by age (youngest first). Preempt returns nil if nothing makes room.
 //
 // fits reports whether the request fits after certain leases are gone. It must not
 // change from true to false if more are gone.
 func Preempt(candidates []Victim, fits func(gone []Victim) bool) []Victim {
 	byPriority := slices.SortedFunc(slices.Values(candidates), func(a, b Victim) int {
-		return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.GPUs, b.GPUs), cmp.Compare(b.Order, a.Order))
+		return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(b.Share, a.Share), cmp.Compare(a.GPUs, b.GPUs), cmp.Compare(b.Order, a.Order))
 	})
 	byPriority = byPriority[:min(len(byPriority), maxVictims)]
 	if len(byPriority) == 0 || !fits(byPriority) {
 		return nil
 	}
 	bySize := slices.SortedFunc(slices.Values(byPriority), func(a, b Victim) int {
-		return cmp.Or(cmp.Compare(a.GPUs, b.GPUs), cmp.Compare(a.Priority, b.Priority), cmp.Compare(b.Order, a.Order))
+		return cmp.Or(cmp.Compare(a.GPUs, b.GPUs), cmp.Compare(a.Priority, b.Priority), cmp.Compare(b.Share, a.Share), cmp.Compare(b.Order, a.Order))
 	})
 	best := prune(prefix(byPriority, fits), fits)
 	if other := prune(prefix(bySize, fits), fits); cheaper(other, best) {
@@ -58,7 +60,7 @@ func prefix(order []Victim, fits func([]Victim) bool) []Victim {
 // prune removes leases that need not go, the most expensive first.
 func prune(gone []Victim, fits func([]Victim) bool) []Victim {
 	byCost := slices.SortedFunc(slices.Values(gone), func(a, b Victim) int {
-		return cmp.Or(cmp.Compare(b.GPUs, a.GPUs), cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.Order, b.Order))
+		return cmp.Or(cmp.Compare(b.GPUs, a.GPUs), cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.Share, b.Share), cmp.Compare(a.Order, b.Order))
 	})
 	out := slices.Clone(gone)
 	for _, v := range byCost {
@@ -72,17 +74,16 @@ func prune(gone []Victim, fits func([]Victim) bool) []Victim {
 
 // cheaper reports whether choice a is better than choice b.
 func cheaper(a, b []Victim) bool {
-	ga, pa, oa := cost(a)
-	gb, pb, ob := cost(b)
-	return cmp.Or(cmp.Compare(ga, gb), cmp.Compare(pa, pb), cmp.Compare(ob, oa)) < 0
+	ca, cb := costOf(a), costOf(b)
+	return cmp.Or(cmp.Compare(ca.GPUs, cb.GPUs), cmp.Compare(ca.Priority, cb.Priority), cmp.Compare(cb.Share, ca.Share), cmp.Compare(cb.Order, ca.Order)) < 0
 }
 
-// cost returns a choice's number of GPUs, highest priority and lowest Order.
-func cost(vs []Victim) (gpus int, priority int32, oldest uint64) {
-	priority, oldest = vs[0].Priority, vs[0].Order
-	for _, v := range vs {
-		gpus += v.GPUs
-		priority, oldest = max(priority, v.Priority), min(oldest, v.Order)
+// costOf returns a choice's number of GPUs, highest priority, smallest share and lowest Order.
+func costOf(vs []Victim) Victim {
+	c := vs[0]
+	for _, v := range vs[1:] {
+		c.GPUs += v.GPUs
+		c.Priority, c.Share, c.Order = max(c.Priority, v.Priority), min(c.Share, v.Share), min(c.Order, v.Order)
 	}
-	return gpus, priority, oldest
+	return c
 }

@@ -12,7 +12,7 @@ import (
 
 func TestPreempt(t *testing.T) {
 	victims := []Victim{
-		{"old", 0, 2, 1}, {"young", 0, 2, 9}, {"small", 0, 1, 5}, {"costly", 3, 2, 7}, {"big", 0, 8, 2},
+		{ID: "old", GPUs: 2, Order: 1}, {ID: "young", GPUs: 2, Order: 9}, {ID: "small", GPUs: 1, Order: 5}, {ID: "costly", Priority: 3, GPUs: 2, Order: 7}, {ID: "big", GPUs: 8, Order: 2},
 	}
 	room := func(n int) func([]Victim) bool {
 		return func(gone []Victim) bool {

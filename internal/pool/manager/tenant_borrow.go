@@ -1,0 +1,152 @@
+package manager
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// A tenant may have a guarantee: GPUs that it gets back whenever it requests them. Others
+// borrow the GPUs that it does not use, with preemptible leases alone, so that it can take
+// them back.
+//
+//   - The leases of a tenant below its guarantee go first within their priority.
+//   - If they do not fit, they preempt leases of tenants above their own guarantees, of any
+//     priority, as long as those tenants are above it.
+//   - No tenant preempts leases of another one that is not above its guarantee. So two
+//     tenants never take the same GPUs from each other in turns.
+//
+// Compare the cohorts of Kueue: the guarantee is the nominal quota, max_gpus minus the
+// guarantee the borrowing limit, and reclaiming within the cohort is always on. The pool is
+// one cohort; tenants without a guarantee are outside of it.
+
+// guaranteeOf returns the guarantee of a tenant; false: it has none.
+func (t *tx) guaranteeOf(tenant string) (gpus uint32, ok bool) {
+	if g := t.quota(tenant).GuaranteedGPUs; g != nil {
+		return *g, true
+	}
+	return 0, false
+}
+
+// borrowed returns the GPUs that a tenant has above its guarantee. Those that are being
+// released do not count.
+func (t *tx) borrowed(tenant string) uint32 {
+	g, ok := t.guaranteeOf(tenant)
+	if !ok {
+		return 0
+	}
+	u := t.usageOf(tenant)
+	return u.holding - min(g, u.holding)
+}
+
+// withinGuarantee reports whether a tenant has a guarantee that covers some more GPUs.
+func (t *tx) withinGuarantee(tenant string, more uint32) bool {
+	g, ok := t.guaranteeOf(tenant)
+	u := t.usageOf(tenant)
+	return ok && uint64(u.holding)+uint64(more) <= uint64(g)
+}
+
+// overGuarantee returns why a tenant may not have more GPUs in leases that are not
+// preemptible, "" if it may.
+func (t *tx) overGuarantee(s *dxpuv1.LeaseSpec, more uint32) string {
+	g, ok := t.guaranteeOf(s.Tenant)
+	u := t.usageOf(s.Tenant)
+	if !ok || s.Preemptible || uint64(u.firm)+uint64(more) <= uint64(g) {
+		return ""
+	}
+	return fmt.Sprintf("Tenant %s has %d of its %d guaranteed GPUs in leases that are not preemptible, and requests %d more; only preemptible leases borrow GPUs.",
+		s.Tenant, u.firm, g, more)
+}
+
+// guarantees returns an error if a lease with that many GPUs would have to borrow some and
+// is not preemptible.
+func (t *tx) guarantees(s *dxpuv1.LeaseSpec, field string, count uint32) error {
+	if g, ok := t.guaranteeOf(s.Tenant); ok && !s.Preemptible && count > g {
+		return invalid("%s: %d GPUs exceed the %d that are guaranteed to tenant %s; a lease that borrows GPUs needs spec.preemptible", field, count, g, s.Tenant)
+	}
+	return nil
+}
+
+// borrowing returns the preemptible leases of a tenant that hold borrowed GPUs: those of
+// the lowest priority, then the youngest, until the rest is within its guarantee. The first lease of a gang stands for all of them.
+func (t *tx) borrowing(tenant string) map[string]bool {
+	excess := t.borrowed(tenant)
+	if excess == 0 {
+		return nil
+	}
+	var leases []*leaseRecord
+	for id := range t.openLeasesOf(tenant) {
+		if t.preemptibleLeases[id] && t.firstOfGang(id) == id {
+			leases = append(leases, t.leases.get(id))
+		}
+	}
+	slices.SortFunc(leases, func(a, b *leaseRecord) int {
+		return cmp.Or(cmp.Compare(a.spec.Priority, b.spec.Priority), compareLeaseIDs(b.ID, a.ID))
+	})
+	out := map[string]bool{}
+	for _, l := range leases {
+		if excess == 0 {
+			break
+		}
+		out[l.ID] = true
+		excess -= min(excess, t.gpusOfGang(l))
+	}
+	return out
+}
+
+// preemptible is what some leases may preempt.
+type preemptible struct {
+	tenant    string
+	priority  int32
+	reclaims  bool                       // also borrowed GPUs, whatever the priority
+	borrowing map[string]map[string]bool // by tenant; see tx.borrowing
+}
+
+func (t *tx) preemptibleFor(leases []*leaseRecord) *preemptible {
+	s := leases[0].spec
+	gpus := uint32(0)
+	for _, l := range leases {
+		gpus += l.spec.Count
+	}
+	return &preemptible{
+		tenant: s.Tenant, priority: s.Priority, reclaims: t.withinGuarantee(s.Tenant, gpus), borrowing: map[string]map[string]bool{},
+	}
+}
+
+// allows reports whether a preemptible lease may be preempted.
+func (p *preemptible) allows(t *tx, o *leaseRecord) bool {
+	tenant, lower := o.spec.Tenant, o.spec.Priority < p.priority
+	if _, ok := t.guaranteeOf(tenant); !ok || tenant == p.tenant {
+		return lower
+	}
+	if !lower && !p.reclaims {
+		return false
+	}
+	if _, known := p.borrowing[tenant]; !known {
+		p.borrowing[tenant] = t.borrowing(tenant)
+	}
+	return p.borrowing[tenant][o.ID]
+}
+
+// excessShare returns the weighted share of the pool that a tenant has above its
+// guarantee; without one, the share that it has. Of equal leases those of the tenant with
+// the largest one are preempted first.
+func (t *tx) excessShare(tenant string) float64 {
+	if _, ok := t.guaranteeOf(tenant); ok {
+		return t.poolSizes().share(anyModel, t.borrowed(tenant), t.weight(tenant))
+	}
+	return t.shareOf(tenant)
+}
+
+// firstShare orders the tenants below their guarantees before all others.
+const firstShare = -1
+
+// turn returns the share by which a tenant with some GPUs is ordered in the queue.
+func (t *tx) turn(tenant string, has uint32, share float64) float64 {
+	if g, ok := t.guaranteeOf(tenant); ok && has < g {
+		return firstShare
+	}
+	return share
+}

@@ -1,0 +1,196 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+func guaranteed(n, weight uint32) *dxpuv1.Quota {
+	return &dxpuv1.Quota{GuaranteedGpus: proto.Uint32(n), Weight: weight}
+}
+
+func (w *world) tenant(id string) *dxpuv1.Tenant {
+	w.t.Helper()
+	res, err := w.api().GetTenant(context.Background(), connect.NewRequest(&dxpuv1.GetTenantRequest{TenantId: id}))
+	if err != nil {
+		w.t.Fatalf("tenant %s: %v", id, err)
+	}
+	return res.Msg.Tenant
+}
+
+// A tenant below its guarantee goes first in its priority, though another one has fewer
+// GPUs and waits for longer.
+func TestGuaranteeGoesFirst(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 4))
+	w.putTenant("a", guaranteed(4, 0))
+	w.putTenant("other", nil)
+	w.create(&dxpuv1.LeaseSpec{Count: 2, Tenant: "a"})
+	rest := w.create(&dxpuv1.LeaseSpec{Count: 2, Tenant: "other"})
+	other := w.create(&dxpuv1.LeaseSpec{Count: 2, Tenant: "other", Wait: true})
+	own := w.create(&dxpuv1.LeaseSpec{Count: 2, Tenant: "a", Wait: true})
+	w.settle()
+	if p, q := w.lease(own).QueuePosition, w.lease(other).QueuePosition; p != 1 || q != 2 {
+		t.Errorf("positions %d and %d", p, q)
+	}
+	if s := w.explain(own); !strings.Contains(s, "tenant a has 2 GPUs, with a guarantee of 4") || !strings.Contains(s, "or borrowed GPUs") {
+		t.Errorf("explanation: %s", s)
+	}
+	w.delete(rest, true)
+	w.settle()
+	w.wantLease(own, leaseActive)
+	w.wantLease(other, leasePending)
+}
+
+// Of two tenants that borrow, the one that has more for its weight gives GPUs back.
+func TestReclaimFollowsTheWeights(t *testing.T) {
+	for _, tt := range []struct {
+		weight uint32 // of b, which borrows three; c borrows two
+		want   string
+	}{{1, "b"}, {2, "c"}} {
+		t.Run(fmt.Sprint(tt.weight), func(t *testing.T) {
+			w := newWorld(t, Config{}, hostNode("h1", 16), boxNode("b1", 5))
+			w.putTenant("a", guaranteed(5, 0))
+			w.putTenant("b", guaranteed(0, tt.weight))
+			w.putTenant("c", guaranteed(0, 1))
+			borrowed := map[string][]string{}
+			for _, tenant := range []string{"c", "c", "b", "b", "b"} {
+				borrowed[tenant] = append(borrowed[tenant], w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: tenant, Preemptible: true, Wait: true}))
+			}
+			w.settle()
+			w.create(&dxpuv1.LeaseSpec{Count: 1, Tenant: "a", Priority: -9})
+			w.settle()
+			for tenant, ids := range borrowed {
+				waiting := 0
+				for _, id := range ids {
+					if w.lease(id).State == leasePending {
+						waiting++
+					}
+				}
+				if want := map[bool]int{true: 1}[tenant == tt.want]; waiting != want {
+					t.Errorf("tenant %s lost %d leases, want %d", tenant, waiting, want)
+				}
+			}
+		})
+	}
+}
+
+// A tenant at its guarantee keeps its GPUs whatever the priority of others, and loses
+// those above it to the ordinary rules.
+func TestGuaranteeHoldsAgainstPriority(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 4))
+	w.putTenant("a", guaranteed(2, 0))
+	w.putTenant("other", &dxpuv1.Quota{MaxPriority: proto.Int32(50)})
+	old := w.create(&dxpuv1.LeaseSpec{Count: 2, Tenant: "a", Preemptible: true})
+	young := w.create(&dxpuv1.LeaseSpec{Count: 2, Tenant: "a", Preemptible: true, Wait: true})
+	w.settle()
+	if n := w.tenant("a"); n.BorrowedGpus != 2 || n.Quota.GetGuaranteedGpus() != 2 {
+		t.Errorf("%v", n)
+	}
+	if _, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 3, Tenant: "other", Priority: 50}); connect.CodeOf(err) != connect.CodeResourceExhausted {
+		t.Errorf("three GPUs: %v", err)
+	}
+	high := w.create(&dxpuv1.LeaseSpec{Count: 2, Tenant: "other", Priority: 50})
+	w.settle()
+	w.wantLease(high, leaseActive)
+	w.wantLease(old, leaseActive)
+	w.wantLease(young, leasePending)
+	_, err := w.tryCreate(&dxpuv1.LeaseSpec{Count: 1, Tenant: "other", Priority: 50})
+	wantErr(t, err, connect.CodeResourceExhausted, "No preemptible lease has a priority below 50.")
+}
+
+// The GPUs held for a lease of another tenant do not keep a tenant from its guarantee.
+func TestGuaranteeIgnoresReservations(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 4))
+	w.putTenant("a", guaranteed(2, 0))
+	w.putTenant("b", guaranteed(0, 0))
+	w.create(&dxpuv1.LeaseSpec{Count: 1})
+	w.create(&dxpuv1.LeaseSpec{Count: 4, Tenant: "b", Priority: 0, Preemptible: true, Wait: true})
+	w.settle()
+	w.wantLease(w.create(&dxpuv1.LeaseSpec{Count: 2, Tenant: "a", Priority: -50}), leaseBinding)
+}
+
+// An unlimited guarantee, and the bounds of it.
+func TestGuaranteeIsChecked(t *testing.T) {
+	w := newWorld(t, Config{}, hostNode("h1", 8), boxNode("b1", 8))
+	_, err := w.api().PutTenant(context.Background(), connect.NewRequest(&dxpuv1.PutTenantRequest{
+		Tenant: &dxpuv1.Tenant{Id: "a", Quota: &dxpuv1.Quota{GuaranteedGpus: proto.Uint32(5), MaxGpus: 4}},
+	}))
+	wantErr(t, err, connect.CodeInvalidArgument, "tenant.quota.guaranteed_gpus: 5 is above max_gpus, which is 4")
+	w.putTenant("a", guaranteed(2, 0))
+	l := w.create(&dxpuv1.LeaseSpec{Count: 2, Tenant: "a"})
+	w.settle()
+	if err := w.resize(l, 3, 0); connect.CodeOf(err) != connect.CodeInvalidArgument || !strings.Contains(err.Error(), "needs spec.preemptible") {
+		t.Errorf("a lease grows above the guarantee: %v", err)
+	}
+	w.putTenant("a", guaranteed(1<<32-1, 0))
+	if err := w.resize(l, 3, 0); err != nil {
+		t.Errorf("a guarantee of all GPUs there are: %v", err)
+	}
+}
+
+// Whatever tenants with guarantees do: GPUs above a guarantee are in preemptible leases,
+// and at rest no tenant waits for GPUs within its guarantee while others borrow.
+func TestGuaranteesHold(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(t, Config{}, hostNode("h1", 16), boxNode("b1", 4), boxNode("b2", 4))
+		guarantees := map[string]uint32{"a": 4, "b": 3, "c": 1} // all GPUs
+		for id, n := range guarantees {
+			q := guaranteed(n, rapid.Uint32Range(0, 3).Draw(t, "weight"))
+			q.MaxPriority = proto.Int32(2)
+			w.putTenant(id, q)
+		}
+		var leases []string
+		t.Repeat(map[string]func(*rapid.T){
+			"create": func(t *rapid.T) {
+				id, err := w.tryCreate(&dxpuv1.LeaseSpec{
+					Count: rapid.Uint32Range(1, 2).Draw(t, "count"), Tenant: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant"),
+					Priority: rapid.Int32Range(-2, 2).Draw(t, "priority"), Preemptible: rapid.IntRange(0, 3).Draw(t, "preemptible") > 0, Wait: true,
+				})
+				if err == nil {
+					leases = append(leases, id)
+				}
+			},
+			"delete": func(t *rapid.T) {
+				if len(leases) > 0 {
+					w.delete(rapid.SampledFrom(leases).Draw(t, "lease"), true)
+				}
+			},
+			"settle": func(*rapid.T) { w.settle() },
+			"": func(t *rapid.T) {
+				_ = w.m.view(func(tx *tx) error {
+					for id, n := range guarantees {
+						if u := tx.usageOf(id); u.firm > n {
+							t.Fatalf("tenant %s has %d GPUs of %d in leases that are not preemptible", id, u.firm, n)
+						}
+					}
+					return nil
+				})
+			},
+		})
+		for range 4 {
+			w.settle()
+		}
+		_ = w.m.view(func(tx *tx) error {
+			borrowed := uint32(0)
+			for id := range guarantees {
+				borrowed += tx.borrowed(id)
+			}
+			for _, id := range leases {
+				l := tx.leases.get(id)
+				if l != nil && l.State == leasePending && tx.withinGuarantee(l.spec.Tenant, l.spec.Count) && borrowed > 0 {
+					t.Fatalf("lease %s of %d GPUs waits within the guarantee of tenant %s, and %d GPUs are borrowed\n%s",
+						id, l.spec.Count, l.spec.Tenant, borrowed, w.events())
+				}
+			}
+			return nil
+		})
+	})
+}
