@@ -29,13 +29,36 @@ type Traffic struct {
 // TLPs returns the number of TLPs in both directions.
 func (t *Traffic) TLPs() uint64 { return t.ToDevice.tlps.Load() + t.FromDevice.tlps.Load() }
 
-// Flow counts the TLPs of one direction and the bytes of their payload.
-type Flow struct{ tlps, bytes atomic.Uint64 }
+// Publish shows what was counted to other goroutines. The owner of the slot calls it at
+// the end of each Transmit.
+func (t *Traffic) Publish() {
+	t.ToDevice.publish()
+	t.FromDevice.publish()
+}
 
-// Count counts tlps TLPs with n bytes of payload in total.
+// Flow counts the TLPs of one direction and the bytes of their payload.
+type Flow struct {
+	tlps, bytes atomic.Uint64
+
+	// Counted since the last Publish, for the goroutine that has entered the group: an
+	// atomic addition waits until the payload before it has left the processor.
+	newTLPs, newBytes uint64
+}
+
+// Count counts tlps TLPs with n bytes of payload in total. Its caller has entered the
+// group of the slot.
 func (f *Flow) Count(tlps, n int) {
-	f.tlps.Add(uint64(tlps))
-	f.bytes.Add(uint64(n))
+	f.newTLPs += uint64(tlps)
+	f.newBytes += uint64(n)
+}
+
+func (f *Flow) publish() {
+	if f.newTLPs == 0 {
+		return
+	}
+	f.tlps.Add(f.newTLPs)
+	f.bytes.Add(f.newBytes)
+	f.newTLPs, f.newBytes = 0, 0
 }
 
 // Reflects returns the desired revision that Status reflects.

@@ -202,6 +202,7 @@ func (s *slot) detach() {
 	e := g.Enter()
 	s.binding = nil
 	s.live.Store(nil)
+	s.Traffic.Publish()
 	g.Leave(e)
 }
 

@@ -107,6 +107,7 @@ func (s *slot) Transmit(e engine.Entry) {
 	}
 	s.entry = e
 	s.device.Transmit(e.Now(), s.emitTo)
+	s.Traffic.Publish()
 }
 
 // start runs a job beside the traffic of the device.

@@ -203,6 +203,7 @@ func (s *slot) close(code engine.CloseCode) {
 	}
 	e := g.Enter()
 	s.binding, s.port = nil, nil
+	s.Traffic.Publish()
 	s.host.table.Unbind(s.index)
 	g.Leave(e)
 	if code == engine.CloseDeviceLost {

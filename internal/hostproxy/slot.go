@@ -194,6 +194,7 @@ func (s *slot) Transmit(e engine.Entry) {
 	if s.port != nil {
 		s.port.Transmit(e)
 	}
+	s.Traffic.Publish()
 	s.noteRoom(e)
 }
 
