@@ -71,6 +71,7 @@ var layer = map[string]int{
 	"internal/vm/qemu":           3,
 	"device/gpu/driver":          3, "device/gpu/driver/vfio": 3, "internal/embedded": 3, "device/gpu/driver/drivertest": 3, "device/gpu/driver/vfiouserbus": 3,
 	"internal/model/trace": 3, "internal/model/trace/sqlite": 3,
+	"internal/model/cluster":  3,
 	"hook":                    3,
 	"internal/pool/etcdstore": 3,
 	"internal/leaktest":       3,

@@ -1,0 +1,364 @@
+package cluster
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/dxpu-project/dxpu/internal/pool/placement"
+)
+
+func drawNodes(t *rapid.T) []Node {
+	models := []string{"A", "B", ""}
+	out := []Node{{Name: "n", MilliCPU: 64_000, MemoryMiB: 1 << 20, GPUs: 8, Model: "A"}}
+	for i := range rapid.IntRange(0, 12).Draw(t, "nodes") {
+		out = append(out, Node{
+			Name: fmt.Sprint("n", i), MilliCPU: rapid.Int64Range(0, 128_000).Draw(t, "cpu"), MemoryMiB: rapid.Int64Range(0, 1<<20).Draw(t, "memory"),
+			GPUs: rapid.IntRange(0, 9).Draw(t, "gpus"), Model: rapid.SampledFrom(models).Draw(t, "model"),
+		})
+	}
+	return out
+}
+
+func drawPods(t *rapid.T) []Pod {
+	out := []Pod{{Name: "p", GPUs: 1, MilliGPU: Milli}}
+	for i := range rapid.IntRange(1, 30).Draw(t, "pods") {
+		p := Pod{
+			Name: fmt.Sprint("p", i), MilliCPU: rapid.Int64Range(0, 20_000).Draw(t, "cpu"), MemoryMiB: rapid.Int64Range(0, 1<<18).Draw(t, "memory"),
+			GPUs: rapid.IntRange(0, 9).Draw(t, "gpus"), MilliGPU: Milli, Models: rapid.SampledFrom([]string{"", "A", "A|B", "C", "|"}).Draw(t, "models"),
+		}
+		switch p.GPUs {
+		case 0:
+			p.MilliGPU = 0
+		case 1:
+			p.MilliGPU = rapid.Int64Range(1, Milli).Draw(t, "milli")
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// Every policy gives only what is free, to pods that fit, and takes all of it back.
+func TestServersGiveWhatTheyHave(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		nodes, pods := drawNodes(t), drawPods(t)
+		name := rapid.SampledFrom(Policies()).Draw(t, "policy")
+		policy, err := policyOf(name, nodes, typicalPods(pods))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := newScheduler(nodes, policy, rngOf(1, 2))
+		type run struct {
+			pod *Pod
+			at  placed
+		}
+		var runs []run
+		for range rapid.IntRange(1, 80).Draw(t, "steps") {
+			if len(runs) > 0 && rapid.IntRange(0, 3).Draw(t, "end") == 0 {
+				i := rapid.IntRange(0, len(runs)-1).Draw(t, "which")
+				c.remove(runs[i].pod, runs[i].at)
+				runs = append(runs[:i], runs[i+1:]...)
+				continue
+			}
+			p := &pods[rapid.IntRange(0, len(pods)-1).Draw(t, "pod")]
+			fits := false
+			for i := range c.servers {
+				fits = fits || c.servers[i].fits(p)
+			}
+			at, ok := c.place(p)
+			if ok != fits {
+				t.Fatalf("%s: %+v is placed: %v, fits: %v", name, p, ok, fits)
+			}
+			if ok {
+				if !p.accepts(nodes[at.node].Model) && p.GPUs > 0 {
+					t.Fatalf("%s: %+v on a GPU of model %q", name, p, nodes[at.node].Model)
+				}
+				runs = append(runs, run{p, at})
+			}
+			for i := range c.servers {
+				checkServer(t, &c.servers[i])
+			}
+		}
+		for _, r := range runs {
+			c.remove(r.pod, r.at)
+		}
+		fresh := newServers(nodes)
+		for i := range c.servers {
+			if d := cmp.Diff(fresh[i].free, c.servers[i].free); d != "" || c.servers[i].cpu != fresh[i].cpu || c.servers[i].memory != fresh[i].memory || c.servers[i].kinds != fresh[i].kinds {
+				t.Fatalf("server %d after all have ended: %s", i, d)
+			}
+		}
+	})
+}
+
+func checkServer(t *rapid.T, s *server) {
+	var sum int64
+	for _, f := range s.free {
+		if f < 0 || f > Milli {
+			t.Fatalf("a GPU has %d thousandths left", f)
+		}
+		sum += f
+	}
+	if sum != s.left || s.cpu < 0 || s.memory < 0 {
+		t.Fatalf("%d left, the GPUs sum up to %d; %d millicores, %d MiB", s.left, sum, s.cpu, s.memory)
+	}
+}
+
+// The pool binds each GPU to one host at most, and keeps to its limits.
+func TestPoolGivesWhatItHas(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		nodes, pods := drawNodes(t), drawPods(t)
+		opt := PoolOptions{
+			BoxSize: rapid.IntRange(1, 10).Draw(t, "box"), MaxPerHost: rapid.IntRange(0, 9).Draw(t, "most"), WholeGPUs: rapid.Bool().Draw(t, "whole"),
+			OneBox: rapid.SampledFrom([]placement.Preference{placement.Indifferent, placement.Required, placement.Avoided}).Draw(t, "one box"),
+		}
+		c := newPool(nodes, opt)
+		total := int(totalGPU(nodes) / Milli)
+		type run struct {
+			pod *Pod
+			at  placed
+		}
+		var runs []run
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			if len(runs) > 0 && rapid.IntRange(0, 3).Draw(t, "end") == 0 {
+				i := rapid.IntRange(0, len(runs)-1).Draw(t, "which")
+				c.remove(runs[i].pod, runs[i].at)
+				runs = append(runs[:i], runs[i+1:]...)
+			} else {
+				p := &pods[rapid.IntRange(0, len(pods)-1).Draw(t, "pod")]
+				if at, ok := c.place(p); ok {
+					runs = append(runs, run{p, at})
+				}
+			}
+			bound := 0
+			for i := range c.hosts {
+				h := &c.hosts[i]
+				bound += h.gpus
+				if h.cpu < 0 || h.memory < 0 || h.gpus < 0 || opt.MaxPerHost > 0 && h.gpus > opt.MaxPerHost {
+					t.Fatalf("host %d: %+v", i, h)
+				}
+				for _, g := range h.shared {
+					if g.left < 0 || g.left >= Milli {
+						t.Fatalf("a shared GPU has %d thousandths left", g.left)
+					}
+				}
+			}
+			free := 0
+			for _, n := range c.free {
+				free += n
+			}
+			if bound+free != total {
+				t.Fatalf("%d bound and %d free of %d", bound, free, total)
+			}
+		}
+		for _, r := range runs {
+			c.remove(r.pod, r.at)
+		}
+		for i := range c.hosts {
+			if h := &c.hosts[i]; h.cpu != nodes[i].MilliCPU || h.memory != nodes[i].MemoryMiB || h.gpus != 0 || len(h.shared) != 0 {
+				t.Fatalf("host %d after all have ended: %+v", i, h)
+			}
+		}
+	})
+}
+
+// The fragmentation of a server is the sum over typical pods of what each of them
+// cannot use (the definition, computed without groups).
+func TestFragmentation(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		nodes, pods := drawNodes(t), drawPods(t)
+		typical := typicalPods(pods)
+		f := newFGD(nodes, typical)
+		for _, s := range newServers(nodes) {
+			for i := range s.free {
+				s.free[i] = rapid.Int64Range(0, Milli).Draw(t, "free")
+			}
+			cpu := rapid.Int64Range(0, 128_000).Draw(t, "cpu")
+			var want float64
+			for _, p := range typical {
+				pod := Pod{MilliCPU: p.cpu, GPUs: p.gpus, MilliGPU: p.milli, Models: p.models}
+				var total, below int64
+				n := 0
+				for _, free := range s.free {
+					total += free
+					if free >= p.milli {
+						n++
+					} else {
+						below += free
+					}
+				}
+				if p.gpus > 0 && pod.accepts(s.spec.Model) && n >= p.gpus && cpu >= p.cpu {
+					want += p.share * float64(below)
+				} else {
+					want += p.share * float64(total)
+				}
+			}
+			if got := fragmented(f.model[s.spec.Model], cpu, s.free); got < want-1e-6 || got > want+1e-6 {
+				t.Fatalf("%v, want %v: %v free, %d millicores", got, want, s.free, cpu)
+			}
+		}
+	})
+}
+
+func load(t *testing.T, text string) (*Scenario, *Fill, error) {
+	t.Helper()
+	fsys := fstest.MapFS{
+		"s.yaml":    {Data: []byte(text)},
+		"nodes.csv": {Data: []byte("sn,cpu_milli,memory_mib,gpu,model\nb,64000,262144,2,P100\na,32000,262144,0,\nc,96000,393216,8,G2\n")},
+		"pods.csv":  {Data: []byte("name,cpu_milli,memory_mib,num_gpu,gpu_milli\nx,4000,1024,1,460\ny,8000,2048,2,1000\nz,1000,100,0,0\n")},
+	}
+	return Load(fsys, "s.yaml", fsys)
+}
+
+func TestScenario(t *testing.T) {
+	s, f, err := load(t, "nodes: nodes.csv\npods: pods.csv\npolicies: [best-fit, random]\npools: [{name: pool}]\nseeds: 3\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(f.Nodes) != 2 || len(f.Pods) != 3 || f.Pods[0].MilliGPU != 460 {
+		t.Fatalf("%+v", f)
+	}
+	one, err := s.Run(t.Context(), f, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	two, err := s.Run(t.Context(), f, func(int, int) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(one, two); d != "" {
+		t.Errorf("two runs differ: %s", d)
+	}
+	if len(one) != 3 || one[2].Name != "pool" || !one[2].Pool || len(one[0].Points) != len(steps) || one[0].Points[2].GPU < 90 {
+		t.Errorf("%+v", one)
+	}
+}
+
+func TestWrongScenarios(t *testing.T) {
+	const rest = "nodes: nodes.csv\npods: pods.csv\npolicies: [fgd]\n"
+	for _, tc := range [][2]string{
+		{"description: x\n", "0 policies and pools"},
+		{"nodes: [", "yaml"},
+		{rest + "x: 1\n", "x"},
+		{rest + "demand: -1\n", "demand -1"},
+		{rest + "seeds: 100000\n", "seeds 100000"},
+		{rest + "servers: [{count: 1, gpus: 8}]\n", "either nodes"},
+		{"pods: pods.csv\npolicies: [fgd]\n", "either nodes"},
+		{"nodes: no.csv\npods: pods.csv\npolicies: [fgd]\n", "no.csv"},
+		{"nodes: pods.csv\npods: pods.csv\npolicies: [fgd]\n", `no column`},
+		{"nodes: ../x\npods: pods.csv\npolicies: [fgd]\n", "../x"},
+		{"nodes: nodes.csv\npods: pods.csv\npolicies: [worst]\n", "policy \"worst\": want one of best-fit"},
+		{"nodes: nodes.csv\npods: pods.csv\npools: [{box-size: 4}]\n", "no name"},
+		{"nodes: nodes.csv\npods: pods.csv\npools: [{name: p, one-box: x}]\n", "want preferred"},
+		{"servers: [{count: 1000000, gpus: 8}]\npods: pods.csv\npolicies: [fgd]\n", "count 1000000"},
+		{"servers: [{count: 1, gpus: 99}]\npods: pods.csv\npolicies: [fgd]\n", "99 GPUs"},
+		{"servers: [{count: 1, cores: 8}]\npods: pods.csv\npolicies: [fgd]\n", "has a GPU"},
+		{"nodes: nodes.csv\nrequests: [{weight: 1, gpus: 1.5}]\npolicies: [fgd]\n", "whole number"},
+		{"nodes: nodes.csv\nrequests: [{weight: 1, gpus: .nan}]\npolicies: [fgd]\n", "NaN GPUs"},
+		{"nodes: nodes.csv\nrequests: [{weight: 1, cores: 1}]\npolicies: [fgd]\n", "asks for a GPU"},
+		{"nodes: nodes.csv\nrequests: [{weight: -1, gpus: 1}]\npolicies: [fgd]\n", "weight -1"},
+	} {
+		text, want := tc[0], tc[1]
+		if _, _, err := load(t, text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}
+
+// A pool wins nothing where servers are equal and have processors to spare.
+func TestPoolDoesNotFlatter(t *testing.T) {
+	s, f, err := load(t, `
+servers: [{count: 40, cores: 128, memory-gib: 1024, gpus: 8, model: A}]
+requests: [{weight: 80, gpus: 1, cores: 8}, {weight: 8, gpus: 2, cores: 16}, {weight: 6, gpus: 4, cores: 32}, {weight: 6, gpus: 8, cores: 64}]
+policies: [best-fit]
+pools: [{name: pool}]
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := s.Run(t.Context(), f, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(out[0].Points[2].GPU, out[1].Points[2].GPU); d != "" {
+		t.Errorf("best-fit and pool differ: %s", d)
+	}
+}
+
+func TestWrongLists(t *testing.T) {
+	const nodes, pods = "name,cpu_milli,memory_mib,gpu,model\n", "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n"
+	for _, tc := range [][2]string{
+		{"", "no header"},
+		{"a,b\n", "no column name or sn"},
+		{nodes, "no nodes"},
+		{nodes + "a,1,1,x,\n", `line 2: gpu "x"`},
+		{nodes + "a,1,1,99,\n", "17 GPUs"},
+		{nodes + "a,1,1\n", "wrong number of fields"},
+		{nodes + "a,1,1,-1,\n", `gpu "-1"`},
+		{nodes + "a,1e300,1,1,\n", `cpu_milli "1e300"`},
+		{nodes + "a,1,1,0,\n", "has a GPU"},
+	} {
+		text, want := tc[0], tc[1]
+		if _, err := ReadNodes(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+	for _, tc := range [][2]string{
+		{pods, "no pods"},
+		{pods + "a,1,1,2,500\n", "2 GPUs of 500 thousandths"},
+		{pods + "a,1,1,1,0\n", "1 GPUs of 0 thousandths"},
+		{pods + "a,1,1,0,0\n", "asks for a GPU"},
+		{pods + "a,NaN,1,1,1\n", `cpu_milli "NaN"`},
+	} {
+		text, want := tc[0], tc[1]
+		if _, err := ReadPods(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}
+
+func FuzzReadPods(f *testing.F) {
+	f.Add("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time\nx,1,2,1,460,A|B,3,4\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		pods, err := ReadPods(strings.NewReader(text))
+		if err == nil && checkPods(pods) != nil {
+			t.Fatalf("%+v", pods)
+		}
+	})
+}
+
+func FuzzLoad(f *testing.F) {
+	f.Add("servers: [{count: 4, cores: 8, memory-gib: 8, gpus: 8, model: A}]\nrequests: [{weight: 1, gpus: 0.5, cores: 1}]\npolicies: [fgd]\npools: [{name: p}]\nseeds: 1\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		fsys := fstest.MapFS{"s.yaml": {Data: []byte(text)}}
+		s, fill, err := Load(fsys, "s.yaml", fsys)
+		if err != nil || len(fill.Nodes) > 64 || len(fill.Pods) > 64 {
+			return
+		}
+		s.Seeds = 1
+		if _, err := s.Run(t.Context(), fill, nil); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func BenchmarkFGD(b *testing.B) {
+	nodes := make([]Node, 1200)
+	for i := range nodes {
+		nodes[i] = Node{Name: fmt.Sprint(i), MilliCPU: 96_000, MemoryMiB: 1 << 19, GPUs: 8, Model: "A"}
+	}
+	var pods []Pod
+	for i := range 8000 {
+		pods = append(pods, Pod{Name: fmt.Sprint(i), MilliCPU: int64(i%16) * 1000, MemoryMiB: 1 << 13, GPUs: 1, MilliGPU: []int64{250, 460, 1000}[i%3]})
+	}
+	for b.Loop() {
+		f := Fill{Nodes: nodes, Pods: pods, Demand: 1.3}
+		if _, err := f.Run("fgd"); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
