@@ -3,7 +3,7 @@
 #
 # Installs the programs of other projects that the tests compare with, where they are missing: tshark and
 # capinfos (captures), lspci (configuration spaces), systemd-analyze (units), ip (namespaces), prometheus (rules), and
-# OpenCL: PoCL, its ICD loader, headers, clinfo, clpeak. Uses apt, which needs root. A test without its
+# OpenCL: PoCL, its ICD loader, headers, clinfo, clpeak, PyOpenCL, the tests of CLBlast, hashcat. Uses apt, which needs root. A test without its
 # program is skipped with a message.
 #
 # Exit status: 0 all are installed; 3 some are not available on this machine.
@@ -16,10 +16,10 @@ cannot() {
 
 # command:package of Debian
 missing() {
-	for pair in tshark:tshark capinfos:wireshark-common lspci:pciutils systemd-analyze:systemd ip:iproute2 clinfo:clinfo clpeak:clpeak promtool:prometheus; do
+	for pair in tshark:tshark capinfos:wireshark-common lspci:pciutils systemd-analyze:systemd ip:iproute2 clinfo:clinfo clpeak:clpeak hashcat:hashcat clblast_test_xaxpy:clblast-tests promtool:prometheus; do
 		command -v "${pair%%:*}" >/dev/null || printf '%s ' "${pair#*:}"
 	done
-	for pair in /etc/OpenCL/vendors/pocl.icd:pocl-opencl-icd /usr/include/CL/cl_icd.h:opencl-headers; do
+	for pair in /etc/OpenCL/vendors/pocl.icd:pocl-opencl-icd /usr/include/CL/cl_icd.h:opencl-headers /usr/lib/python3/dist-packages/pyopencl:python3-pyopencl; do
 		[ -e "${pair%%:*}" ] || printf '%s ' "${pair#*:}"
 	done
 }

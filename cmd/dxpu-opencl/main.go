@@ -6,6 +6,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -33,6 +34,13 @@ func run(args []string, out io.Writer) error {
 	memory := flags.Uint64("memory", 0, "`bytes` of the device to offer; 0 for all")
 	if err := flags.Parse(args); err != nil {
 		return err
+	}
+	if *index >= 0 {
+		if err := confine(); errors.Is(err, errNoLandlock) {
+			fmt.Fprintln(os.Stderr, "dxpu-opencl:", err)
+		} else if err != nil {
+			return err
+		}
 	}
 	library, err := cl.Open()
 	if err != nil {

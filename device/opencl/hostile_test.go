@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/dxpu-project/dxpu/device"
 	"github.com/dxpu-project/dxpu/device/gpu/reg"
 	"github.com/dxpu-project/dxpu/device/opencl"
@@ -119,6 +121,33 @@ func TestHostilePrograms(t *testing.T) {
 	neighbour.addVectors(100)
 	r.t = t
 	r.enable()
+	r.addVectors(100)
+}
+
+// A program cannot read files of the box: not by #include, not through build options.
+func TestProgramsCannotReadTheFilesOfTheBox(t *testing.T) {
+	if v, _, e := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION); e != 0 || v < 2 {
+		t.Skipf("the kernel has no Landlock: %v", e)
+	}
+	dir, err := os.MkdirTemp("", "dxpu-test-") // beside the directories of the processes
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.WriteFile(filepath.Join(dir, "secret.h"), []byte("#define SECRET 1\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r := newTenant(t, opencl.Spec{})
+	for i, p := range []struct{ source, options string }{
+		{source: fmt.Sprintf("#include \"%s/secret.h\"\n__kernel void f(__global int *a) { a[0] = SECRET; }", dir)},
+		{source: "#include \"secret.h\"\n__kernel void f(__global int *a) { a[0] = SECRET; }", options: "-I" + dir},
+	} {
+		handle := uint32(100 + i)
+		r.vram(textAt, []byte(p.source))
+		r.vram(textAt+4096, []byte(p.options))
+		r.do(0, reg.PacketProgram, 0, 0, fields(handle, u32(reg.ProgramSource), uint64(textAt), uint64(len(p.source))))
+		r.do(-11, reg.PacketBuild, 0, 0, fields(handle, uint32(0), uint64(textAt+4096), uint64(len(p.options))))
+	}
 	r.addVectors(100)
 }
 

@@ -1,0 +1,105 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// confinedVar tells the process that it has confined itself.
+const confinedVar = "DXPU_OPENCL_CONFINED"
+
+// readable are the files that platforms, compilers and their headers need, and devices
+// the directories with the nodes of GPUs. The program of a tenant, and the compiler with
+// its #include, reach nothing else but the directory of the process: not the key of the
+// box, not files of its user.
+var (
+	readable = []string{"/usr", "/lib", "/lib64", "/bin", "/opt", "/etc/OpenCL", "/etc/ld.so.cache", "/etc/alternatives", "/etc/debian_version", "/proc", "/sys"}
+	devices  = []string{"/dev/dri", "/dev/kfd", "/dev/null", "/dev/zero", "/dev/urandom", "/dev/shm"}
+)
+
+// Rights of Landlock since version 2, without which no file moves between directories, as
+// compilers' results do.
+const (
+	rightsRead  = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR | unix.LANDLOCK_ACCESS_FS_EXECUTE
+	rightsFile  = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_EXECUTE
+	rightsWrite = unix.LANDLOCK_ACCESS_FS_WRITE_FILE
+	rightsAll   = 1<<14 - 1 // LANDLOCK_ACCESS_FS_EXECUTE to LANDLOCK_ACCESS_FS_REFER
+)
+
+// errNoLandlock means that the kernel cannot confine the process.
+var errNoLandlock = errors.New("the kernel has no Landlock: a tenant's program can read the files of the box's user")
+
+// confine executes the program again, confined to the files that it needs. The restriction
+// holds for a thread and those that it starts, so it must be there before the others. It
+// returns only with an error, or in the confined process.
+func confine() error {
+	if os.Getenv(confinedVar) != "" {
+		return os.Unsetenv(confinedVar)
+	}
+	version, _, e := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
+	if e != 0 || version < 2 {
+		return fmt.Errorf("%w: %w", errNoLandlock, e)
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	attr := unix.LandlockRulesetAttr{Handled_access_fs: rightsAll}
+	ruleset, _, e := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr.Handled_access_fs), 0)
+	if e != 0 {
+		return fmt.Errorf("%w: %w", errNoLandlock, e)
+	}
+	unix.CloseOnExec(int(ruleset))
+	for _, path := range readable {
+		allow(ruleset, path, rightsRead)
+	}
+	for _, path := range append(devices, nvidia()...) {
+		allow(ruleset, path, rightsRead|rightsWrite)
+	}
+	if home := os.Getenv("HOME"); home != "" { // the directory of this process
+		allow(ruleset, home, rightsAll)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	allow(ruleset, self, rightsFile)
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	if _, _, e := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, ruleset, 0, 0); e != 0 {
+		return fmt.Errorf("confine the process: %w", e)
+	}
+	return unix.Exec(self, os.Args, append(os.Environ(), confinedVar+"=1"))
+}
+
+// nvidia returns the device nodes of NVIDIA's driver.
+func nvidia() []string {
+	var nodes []string
+	entries, _ := os.ReadDir("/dev") // without it, there is nothing to allow
+	for _, e := range entries {
+		if len(e.Name()) >= 6 && e.Name()[:6] == "nvidia" {
+			nodes = append(nodes, "/dev/"+e.Name())
+		}
+	}
+	return nodes
+}
+
+// allow adds a file or a directory to a ruleset, if it exists.
+func allow(ruleset uintptr, path string, rights uint64) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		rights &= rightsFile | rightsWrite
+	}
+	// The structure of the system call is packed: 12 bytes.
+	rule := unix.LandlockPathBeneathAttr{Allowed_access: rights, Parent_fd: int32(fd)}
+	_, _, _ = unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, ruleset, unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&rule)), 0, 0, 0)
+}

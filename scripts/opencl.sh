@@ -1,0 +1,167 @@
+#!/bin/bash
+# Usage: opencl.sh bench [ROUNDS]
+#        opencl.sh programs [NAME...]
+#
+# Compares an OpenCL platform of this machine with the same device behind a pool on this
+# machine: a manager, a box, a host and "dxpu run".
+#
+# bench prints the times of both, in turn in each round (3), beside the round trip of a
+# register read in the same run, and their ratios. programs runs programs of other
+# projects, natively and through the pool, compares their results and prints a
+# table in Markdown. A program that is not installed is left out with a message;
+# scripts/install-tools.sh installs them.
+#
+# Exit status: 0 all results are equal, 1 some differ, 3 there is no platform.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+me=$(basename "$0")
+mode=${1:?bench or programs}
+shift
+[ -n "$(find /etc/OpenCL/vendors -name '*.icd' 2>/dev/null)" ] || {
+	printf '%s: this machine has no OpenCL platform; remedy: scripts/install-tools.sh\n' "$me" >&2
+	exit 3
+}
+work=$(mktemp -d)
+pids=
+clean() {
+	# shellcheck disable=SC2086 # a list
+	[ -z "$pids" ] || kill $pids 2>/dev/null || true
+	wait
+	rm -rf "$work"
+}
+trap clean EXIT
+bin=${DXPU_BIN:-$work/bin}
+if [ -z "${DXPU_BIN:-}" ]; then
+	CGO_ENABLED=0 "${GO:-go}" build -trimpath -o "$bin/" ./cmd/dxpu ./cmd/dxpu-opencl
+	make -s icd ICDOUT="$bin"
+fi
+export DXPU_CONFIG=$work/none DXPU_JOIN_TOKEN=token-of-a-test DXPU_SOCKET_DIR=$work/sockets HOME=$work
+daemon() {
+	"$bin/dxpu" "$@" --log-level error >>"$work/log" 2>&1 &
+	pids="$pids $!"
+}
+daemon manager --listen 127.0.0.1:0 --url-file "$work/url"
+for _ in $(seq 100); do
+	[ -s "$work/url" ] && break
+	sleep 0.1
+done
+DXPU_MANAGER=$(cat "$work/url")
+export DXPU_MANAGER
+daemon box --name b1 --opencl
+daemon host --name h1 --slots 1 --socket-dir "$work/sockets"
+"$bin/dxpu" node wait b1 h1 >/dev/null 2>&1
+pooled() { "$bin/dxpu" run --host h1 -- "$@"; }
+
+bench() {
+	local rounds=${1:-3} i
+	cc -O2 -o "$work/bench" icd/testdata/bench.c -l:libOpenCL.so.1
+	for i in $(seq "$rounds"); do
+		"$work/bench" | sed 's/^/native /'
+		pooled "$work/bench" 2>>"$work/log" | sed 's/^/pool /'
+		"$bin/dxpu" bench rtt --rounds 1 --json 2>>"$work/log" | tr -d ' \n' |
+			sed -n 's/.*"vfio-userclient,remoteGPU"[^}]*"value":\([0-9.]*\).*/rtt read \1\n/p'
+	done >"$work/samples"
+	awk '
+		function middle(key,   n, v, i, j, t) {
+			n = split(all[key], v, " ")
+			for (i = 1; i <= n; i++) for (j = i + 1; j <= n; j++) if (v[j] + 0 < v[i] + 0) { t = v[i]; v[i] = v[j]; v[j] = t }
+			return v[int((n + 1) / 2)]
+		}
+		{ all[$1 " " $2] = all[$1 " " $2] " " $3 }
+		END {
+			n = middle("native empty"); p = middle("pool empty"); r = middle("rtt read")
+			print "| | native | pool | pool over native |\n|---|---|---|---|"
+			printf "| empty kernel, enqueued and waited for | %.1f µs | %.1f µs | %.2f |\n", n, p, p / n
+			a = middle("native chain"); b = middle("pool chain")
+			printf "| kernel in a chain of 10,000 | %.2f µs | %.2f µs | %.2f |\n", a, b, b / a
+			a = middle("native write"); b = middle("pool write")
+			printf "| write of 64 MiB | %.2f GB/s | %.2f GB/s | %.2f |\n", a, b, b / a
+			a = middle("native read"); b = middle("pool read")
+			printf "| read of 64 MiB | %.2f GB/s | %.2f GB/s | %.2f |\n", a, b, b / a
+			if (r) printf "\nRegister read %.1f µs; native + 1.3 register reads %.1f µs; (pool - native) / register read %.2f (goal 1.3)\n", r, n + 1.3 * r, (p - n) / r
+		}' "$work/samples"
+}
+
+# Each program prints what must be equal: without names of platforms, times and rates.
+program_clinfo() { clinfo --raw | grep -E 'CL_DEVICE_(TYPE|MAX_COMPUTE_UNITS|MAX_WORK_GROUP_SIZE|NAME|LOCAL_MEM_SIZE) '| sed 's/^\S* *//'; }
+program_clpeak() { clpeak --compute-sp --compute-integer | sed -n 's/^ *\([a-z0-9]*\) *: [0-9.]*$/\1/p'; }
+program_pyopencl() {
+	/usr/bin/python3 - <<-'PY'
+		import numpy as np, pyopencl as cl, pyopencl.array as ca, pyopencl.clmath as cm
+		from pyopencl.reduction import ReductionKernel
+		from pyopencl.scan import InclusiveScanKernel
+		from pyopencl.algorithm import RadixSort
+		ctx = cl.Context(cl.get_platforms()[0].get_devices())
+		q = cl.CommandQueue(ctx, properties=cl.command_queue_properties.PROFILING_ENABLE)
+		a = ca.arange(q, 100000, dtype=np.float32)
+		print(float(ca.sum(a).get()), float(ca.dot(a, a).get()), float(ca.max(a).get()))
+		print(np.allclose(cm.sin(a).get(), np.sin(a.get()), atol=1e-4), np.array_equal((2 * a + 1).get(), 2 * a.get() + 1))
+		r = ReductionKernel(ctx, np.float32, neutral="0", reduce_expr="a+b", map_expr="x[i]*x[i]", arguments="__global float *x")
+		print(float(r(a).get()))
+		s = ca.to_device(q, np.ones(50000, np.int32))
+		InclusiveScanKernel(ctx, np.int32, "a+b")(s)
+		print(np.array_equal(s.get(), np.arange(1, 50001)))
+		v = np.random.RandomState(1).randint(0, 1 << 30, 20000).astype(np.int32)
+		(o,), _ = RadixSort(ctx, "int *ary", key_expr="ary[i]", sort_arg_names=["ary"])(ca.to_device(q, v), key_bits=30)
+		print(np.array_equal(o.get(), np.sort(v)))
+		e = cl.UserEvent(ctx)
+		m = cl.Buffer(ctx, cl.mem_flags.READ_WRITE, 4096)
+		f = cl.enqueue_fill_buffer(q, m, np.int32(7), 0, 4096, wait_for=[e])
+		e.set_status(cl.command_execution_status.COMPLETE)
+		h, _ = cl.enqueue_map_buffer(q, m, cl.map_flags.READ, 0, (1024,), np.int32, wait_for=[f])
+		print(int(h.sum()), f.command_execution_status == cl.command_execution_status.COMPLETE)
+	PY
+}
+program_clblast() {
+	local t
+	for t in xaxpy xdot xgemv xgemm xtrsm; do
+		"clblast_test_$t" -verbose 0 2>&1 | sed 's/\x1b\[[0-9;]*m//g' | grep -E 'test\(s\) (passed|failed|skipped)|Completed' | sed "s/^/$t /"
+	done
+}
+program_hashcat() {
+	printf '5d41402abc4b2a76b9719d911017c592\n' >"$work/hash"
+	printf 'a\nhello\nworld\n' >"$work/words"
+	rm -f "$work/found"
+	hashcat -m 0 -a 0 --force --potfile-disable -o "$work/found" --outfile-format 2 "$work/hash" "$work/words" >>"$work/log" 2>&1
+	cat "$work/found"
+}
+needs() {
+	case $1 in
+	pyopencl) /usr/bin/python3 -c 'import pyopencl' 2>/dev/null ;;
+	clblast) command -v clblast_test_xaxpy >/dev/null ;;
+	*) command -v "$1" >/dev/null ;;
+	esac
+}
+
+programs() {
+	local name bad=0 result
+	[ $# -gt 0 ] || set -- clinfo clpeak pyopencl clblast hashcat
+	export -f program_clinfo program_clpeak program_pyopencl program_clblast program_hashcat
+	export work
+	echo "| program | lines | result |"
+	echo "|---|---|---|"
+	for name; do
+		needs "$name" || {
+			printf '%s: %s is not installed and left out; remedy: scripts/install-tools.sh\n' "$me" "$name" >&2
+			continue
+		}
+		timeout "${TIMEOUT:-600}" bash -c "program_$name" >"$work/native" 2>>"$work/log" || echo "native: failed" >>"$work/native"
+		timeout "${TIMEOUT:-600}" "$bin/dxpu" run --host h1 -- bash -c "program_$name" >"$work/pool" 2>>"$work/log" || echo "pool: failed" >>"$work/pool"
+		result=equal
+		[ -s "$work/native" ] && cmp -s "$work/native" "$work/pool" || {
+			result=different
+			bad=1
+			diff "$work/native" "$work/pool" >&2 || true
+		}
+		echo "| $name | $(wc -l <"$work/native") | $result |"
+	done
+	return $bad
+}
+
+case $mode in
+bench | programs) "$mode" "$@" ;;
+*)
+	printf '%s: %s: want bench or programs\n' "$me" "$mode" >&2
+	exit 2
+	;;
+esac
