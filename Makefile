@@ -7,7 +7,7 @@ BIN      := bin
 
 .DEFAULT_GOAL := help
 
-include hook/Makefile icd/Makefile
+include hook/Makefile icd/Makefile deploy/kubernetes/Makefile
 .PHONY: help build install release package-test arm64-test clients vm browser tools test demo lint prose generate fuzz bench soak soak-short torture mutations ci tidy-diff generate-diff clean
 
 help: ## List the targets
@@ -103,7 +103,7 @@ torture: ## A thousand histories of calls to three managers under faults, checke
 
 # Forty targets take half their time on two processors.
 ci: FUZZTIME = 15s
-ci: tidy-diff generate-diff lint build clients test fuzz bench demo ## Everything that must hold before a merge
+ci: tidy-diff generate-diff lint build clients kube-lint test fuzz bench demo ## Everything that must hold before a merge
 
 tidy-diff: ## Check that go.mod and go.sum are tidy
 	$(GO) mod tidy -diff

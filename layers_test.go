@@ -105,6 +105,17 @@ var layer = map[string]int{
 	"test/mutation":          6,
 	"test/conformance":       6,
 	"test/torture":           6,
+	// A module of its own.
+	"deploy/kubernetes/internal/devicedata": 0,
+	"deploy/kubernetes/internal/claims":     2,
+	"deploy/kubernetes/internal/inventory":  2,
+	"deploy/kubernetes/internal/cdi":        3,
+	"deploy/kubernetes/internal/pool":       3,
+	"deploy/kubernetes/internal/kubetest":   4,
+	"deploy/kubernetes/internal/controller": 4,
+	"deploy/kubernetes/internal/plugin":     4,
+	"deploy/kubernetes/cmd/dxpu-dra":        6,
+	"deploy/kubernetes/test":                6,
 }
 
 // beside lists the imports inside one layer that are allowed: importer -> imported.

@@ -1,0 +1,174 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/dxpu-project/dxpu/client"
+
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/controller"
+)
+
+type controllerOptions struct {
+	common
+	managers, caHash, caFile, tokenFile string
+	cleartext                           bool
+	tenant, tenantPrefix                string
+	queueTimeout                        time.Duration
+	workers                             int
+	namespace                           string
+	elect                               bool
+}
+
+func newControllerCommand() *cobra.Command {
+	o := &controllerOptions{}
+	cmd := &cobra.Command{
+		Use: "controller", Short: "Publish the pool's GPUs as devices, and lease those that are allocated", Args: noArgs,
+		Long: `Publish the GPUs of the pool as devices of the cluster, and lease those that the scheduler
+allocates. Several replicas may run with --leader-elect; one of them works.
+
+The leases belong to the tenant of the claim's namespace: the namespace's name after
+--tenant-prefix, or --tenant for all of them. The quota of the tenant holds.`,
+		Example: `  dxpu-dra controller --manager https://m1:7470,https://m2:7470 --ca-hash sha256:... --token-file /etc/dxpu/token
+  dxpu-dra controller --kubeconfig ~/.kube/config --manager http://127.0.0.1:7470`,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+	}
+	f := cmd.Flags()
+	o.register(f)
+	f.StringVar(&o.managers, "manager", os.Getenv("DXPU_MANAGER"), "`URLs` of the pool's managers, with commas between them (default $DXPU_MANAGER)")
+	f.StringVar(&o.caHash, "ca-hash", "", "`hash` of the managers' authority, as the manager prints it")
+	f.StringVar(&o.caFile, "ca-file", "", "`file` with the managers' authority")
+	f.StringVar(&o.tokenFile, "token-file", "", "`file` with a token of the role operator")
+	f.BoolVar(&o.cleartext, "allow-cleartext", false, "send the token without TLS")
+	f.StringVar(&o.tenant, "tenant", "", "`tenant` of all leases (default: that of the claim's namespace)")
+	f.StringVar(&o.tenantPrefix, "tenant-prefix", "", "`text` before the namespace in the name of a tenant")
+	f.DurationVar(&o.queueTimeout, "queue-timeout", 5*time.Minute, "longest `time` in the queue of the pool, below the scheduler's bindingTimeout of 10m")
+	f.IntVar(&o.workers, "workers", 8, "`number` of claims handled at a time")
+	f.StringVar(&o.namespace, "namespace", envOr("POD_NAMESPACE", "dxpu-system"), "`namespace` of the lease for the election")
+	f.BoolVar(&o.elect, "leader-elect", false, "work only while elected")
+	return cmd
+}
+
+func envOr(name, value string) string {
+	if v := os.Getenv(name); v != "" {
+		return v
+	}
+	return value
+}
+
+func noArgs(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usagef("unexpected argument %q", args[0])
+	}
+	return nil
+}
+
+func (o *controllerOptions) run(ctx context.Context) error {
+	switch {
+	case o.managers == "":
+		return usagef("--manager is missing: the URL of the pool's manager")
+	case o.workers < 1 || o.workers > 1000:
+		return usagef("--workers: %d is not 1 to 1000", o.workers)
+	case o.queueTimeout <= 0:
+		return usagef("--queue-timeout: %v is not above 0", o.queueTimeout)
+	}
+	ctx, err := o.context(ctx)
+	if err != nil {
+		return err
+	}
+	pool, err := o.pool()
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	kube, err := o.kube()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	registry := prometheus.NewRegistry()
+	cfg := controller.Config{
+		Kube: kube, Pool: pool.Pool, Workers: o.workers, Metrics: controller.NewMetrics(registry),
+		Policy: claims.Policy{Tenant: o.tenantOf, QueueTimeout: o.queueTimeout},
+	}
+	stop, err := o.serve(ctx, registry, cancel)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	if o.elect {
+		return o.elected(ctx, kube, cfg)
+	}
+	if err := controller.Run(ctx, cfg); err != nil {
+		return err
+	}
+	return context.Cause(ctx)
+}
+
+func (o *controllerOptions) tenantOf(namespace string) string {
+	if o.tenant != "" {
+		return o.tenant
+	}
+	return o.tenantPrefix + namespace
+}
+
+func (o *controllerOptions) pool() (*client.Client, error) {
+	urls, err := client.ParseManagers(o.managers)
+	if err != nil {
+		return nil, usagef("--manager: %v", err)
+	}
+	cfg := client.Config{Managers: urls, CAHash: o.caHash, AllowCleartext: o.cleartext}
+	if cfg.Token, err = readSecret("--token-file", o.tokenFile); err != nil {
+		return nil, err
+	}
+	if o.caFile != "" {
+		if cfg.CA, err = os.ReadFile(o.caFile); err != nil {
+			return nil, fmt.Errorf("--ca-file: %w", err)
+		}
+	}
+	c, err := client.New(cfg)
+	if err != nil {
+		return nil, usagef("%v", err)
+	}
+	return c, nil
+}
+
+// elected runs the controller while this replica holds the lease.
+func (o *controllerOptions) elected(ctx context.Context, kube kubernetes.Interface, cfg controller.Config) error {
+	name, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("the name of this replica: %w", err)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var running sync.WaitGroup
+	leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
+		Lock: &resourcelock.LeaseLock{
+			LeaseMeta: metav1.ObjectMeta{Namespace: o.namespace, Name: "dxpu-dra"},
+			Client:    kube.CoordinationV1(), LockConfig: resourcelock.ResourceLockConfig{Identity: strings.ToLower(name)},
+		},
+		LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second, ReleaseOnCancel: true,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(ctx context.Context) {
+				running.Go(func() { cancel(controller.Run(ctx, cfg)) })
+				running.Wait()
+			},
+			OnStoppedLeading: func() {},
+		},
+	})
+	running.Wait()
+	return context.Cause(ctx)
+}

@@ -1,0 +1,105 @@
+// Package cdi writes specifications of the Container Device Interface: files in a
+// directory, from which the container runtime takes what a device adds to a container.
+// https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
+package cdi
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Kind is the kind of the devices: vendor and class.
+const Kind = "dxpu.dev/gpu"
+
+// version is the version of the specification, the first with what is used here.
+const version = "0.5.0"
+
+// Edits are what a device adds to a container.
+type Edits struct {
+	Env         []string     `json:"env,omitempty"` // NAME=VALUE
+	DeviceNodes []DeviceNode `json:"deviceNodes,omitempty"`
+	Mounts      []Mount      `json:"mounts,omitempty"`
+}
+
+// DeviceNode is a device file.
+type DeviceNode struct {
+	Path string `json:"path"`
+}
+
+// Mount is a bind mount.
+type Mount struct {
+	HostPath      string   `json:"hostPath"`
+	ContainerPath string   `json:"containerPath"`
+	Options       []string `json:"options,omitempty"`
+}
+
+// Device is a device of a specification.
+type Device struct {
+	Name  string `json:"name"`
+	Edits Edits  `json:"containerEdits"`
+}
+
+type spec struct {
+	Version string   `json:"cdiVersion"`
+	Kind    string   `json:"kind"`
+	Devices []Device `json:"devices"`
+}
+
+// Dir is a directory with specifications, one file for each claim.
+type Dir string
+
+// prefix begins the names of the files, which other drivers' files do not have.
+const prefix = "gpu.dxpu.dev-"
+
+func (d Dir) path(claim string) string { return filepath.Join(string(d), prefix+claim+".json") }
+
+// ID returns the qualified name of a device.
+func ID(name string) string { return Kind + "=" + name }
+
+// Write writes the devices of a claim in one step, in place of earlier ones.
+func (d Dir) Write(claim string, devices []Device) error {
+	raw, err := json.MarshalIndent(spec{version, Kind, devices}, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(string(d), 0o755); err != nil {
+		return fmt.Errorf("the directory of CDI specifications: %w", err)
+	}
+	// The runtime reads names that end in .json only.
+	f, err := os.CreateTemp(string(d), "."+prefix+"*.tmp")
+	if err != nil {
+		return fmt.Errorf("CDI specification: %w", err)
+	}
+	_, err = f.Write(raw)
+	err = errors.Join(err, f.Chmod(0o644), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), d.path(claim))
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("CDI specification of claim %s: %w", claim, err), os.Remove(f.Name()))
+	}
+	return nil
+}
+
+// Remove removes the devices of a claim. It is no error if there are none.
+func (d Dir) Remove(claim string) error {
+	if err := os.Remove(d.path(claim)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("CDI specification: %w", err)
+	}
+	return nil
+}
+
+// Claims returns the claims that have devices.
+func (d Dir) Claims() ([]string, error) {
+	files, err := filepath.Glob(filepath.Join(string(d), prefix+"*.json"))
+	out := make([]string, len(files))
+	for i, f := range files {
+		out[i] = strings.TrimSuffix(strings.TrimPrefix(filepath.Base(f), prefix), ".json")
+	}
+	return out, err
+}

@@ -1,0 +1,218 @@
+// Package claims decides what a ResourceClaim needs of the pool: which leases to create
+// and to delete, and which conditions to report. It is a machine: a function of the
+// claim and its leases, without clock and I/O.
+//
+// Each allocated device has one lease, which names the GPU and the host. A lease belongs
+// to one allocation of its claim, so what is left of an earlier one is recognised.
+//
+//	allocated -> lease PENDING, BINDING -> ACTIVE: Attached=True, the scheduler binds the pod
+//	                       |                  |
+//	                       +------------------+-> the lease ends: Failed=True, for ever
+//
+// Failed stays: the scheduler gives the device back if the pod is not bound yet, and a
+// taint evicts the pod if it is. Both end in a claim that is not allocated any more.
+package claims
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// The labels of a lease.
+const (
+	LabelCluster   = "kubernetes.dxpu.dev/cluster" // UID of the namespace kube-system
+	LabelClaim     = "kubernetes.dxpu.dev/claim"   // UID
+	LabelNamespace = "kubernetes.dxpu.dev/namespace"
+	LabelName      = "kubernetes.dxpu.dev/name"
+	LabelDevice    = "kubernetes.dxpu.dev/device"
+	LabelNode      = "kubernetes.dxpu.dev/node"
+	LabelAllocated = "kubernetes.dxpu.dev/allocated" // time of the allocation, Unix seconds
+)
+
+// Claim is an allocated ResourceClaim, as far as the pool is concerned.
+type Claim struct {
+	UID       string
+	Namespace string
+	Name      string
+	// Allocated is the time of the allocation in Unix seconds, 0 if Kubernetes has not
+	// recorded it.
+	Allocated int64
+	// Node is the node of the pod; empty: it is not known yet.
+	Node string
+	// Host is the host of the pool for the node, by ID. HostErr says why there is none.
+	Host    string
+	HostErr string
+	// Devices are those of this driver.
+	Devices []Device
+}
+
+// Device is an allocated device.
+type Device struct {
+	Name string
+	GPU  string // empty: the pool does not have it any more
+	// Failed is whether the claim says so already.
+	Failed bool
+}
+
+// Phase is the state of an allocated device.
+type Phase int
+
+// Phases.
+const (
+	Waiting   Phase = iota // in the queue of the pool
+	Attaching              // the pool attaches it
+	Attached               // the node has it
+	Failed                 // the device must be given back
+)
+
+// Status is the status of an allocated device.
+type Status struct {
+	Device  string
+	Phase   Phase
+	Reason  string // a word, as conditions have it
+	Message string // in the words of the manager
+	Lease   string
+	// Binding is the binding that serves the device; nil unless it is Attached.
+	Binding *dxpuv1.Binding
+}
+
+// Request is a lease to create.
+type Request struct {
+	ID   string // makes the call idempotent
+	Spec *dxpuv1.LeaseSpec
+	// Device is the device for which it is.
+	Device string
+}
+
+// Plan is what to do for a claim.
+type Plan struct {
+	Create []Request
+	Delete []string // leases, by ID
+	Status []Status // of each device; nil: nothing to report
+}
+
+// Policy is the part of a lease that does not depend on the claim.
+type Policy struct {
+	Cluster string
+	// Tenant returns the tenant for a namespace.
+	Tenant func(namespace string) string
+	// QueueTimeout bounds the time in the queue of the pool. It is shorter than the
+	// scheduler's own bound, so that the pod's event has the manager's reason.
+	QueueTimeout time.Duration
+}
+
+// Decide returns what to do for a claim. claim is nil if it is gone or not allocated.
+// leases are those with the label of the claim.
+func Decide(claim *Claim, leases []*dxpuv1.Lease, p Policy) Plan {
+	var plan Plan
+	keep := map[string]bool{}
+	if claim != nil {
+		for _, d := range claim.Devices {
+			s := claim.device(d, leases, p, &plan)
+			if s.Lease != "" && s.Phase != Failed {
+				keep[s.Lease] = true
+			}
+			plan.Status = append(plan.Status, s)
+		}
+	}
+	for _, l := range leases {
+		if !keep[l.Id] && open(l) {
+			plan.Delete = append(plan.Delete, l.Id)
+		}
+	}
+	slices.Sort(plan.Delete)
+	return plan
+}
+
+// open reports whether a lease holds GPUs, or may get some.
+func open(l *dxpuv1.Lease) bool {
+	switch l.State {
+	case dxpuv1.LeaseState_LEASE_STATE_RELEASING, dxpuv1.LeaseState_LEASE_STATE_RELEASED, dxpuv1.LeaseState_LEASE_STATE_FAILED:
+		return false
+	}
+	return true
+}
+
+// device returns the status of a device, and adds the lease that it lacks to the plan.
+func (c *Claim) device(d Device, leases []*dxpuv1.Lease, p Policy, plan *Plan) Status {
+	s := Status{Device: d.Name}
+	at := slices.IndexFunc(leases, func(l *dxpuv1.Lease) bool { return c.owns(l, d.Name) })
+	switch {
+	case at >= 0:
+		s.of(leases[at])
+		if d.Failed && s.Phase != Failed {
+			s.Phase, s.Reason, s.Message = Failed, "LeaseLost", "the device has failed before"
+		}
+	case d.Failed:
+		s.Phase, s.Reason, s.Message = Failed, "LeaseLost", "the lease of the device has ended"
+	case d.GPU == "":
+		s.Phase, s.Reason, s.Message = Failed, "NoSuchGPU", "the GPU has left the pool"
+	case c.Node == "":
+		s.Phase, s.Reason, s.Message = Waiting, "NoNode", "the scheduler has not chosen a node yet"
+	case c.Host == "":
+		s.Phase, s.Reason, s.Message = Failed, "NoHost", c.HostErr
+	default:
+		s.Phase, s.Reason, s.Message = Waiting, "Requested", "the pool is asked for the GPU"
+		plan.Create = append(plan.Create, c.request(d, p))
+	}
+	return s
+}
+
+// owns reports whether a lease is that of a device in the present allocation.
+func (c *Claim) owns(l *dxpuv1.Lease, device string) bool {
+	at := l.GetSpec().GetLabels()
+	return at[LabelClaim] == c.UID && at[LabelDevice] == device && at[LabelAllocated] == strconv.FormatInt(c.Allocated, 10) && at[LabelNode] == c.Node
+}
+
+// of sets the status to that of a lease.
+func (s *Status) of(l *dxpuv1.Lease) {
+	s.Lease, s.Message = l.Id, strings.TrimSuffix(l.StateReason, ".")
+	switch l.State {
+	case dxpuv1.LeaseState_LEASE_STATE_PENDING:
+		s.Phase, s.Reason = Waiting, "Queued"
+	case dxpuv1.LeaseState_LEASE_STATE_BINDING:
+		s.Phase, s.Reason = Attaching, "Attaching"
+	case dxpuv1.LeaseState_LEASE_STATE_ACTIVE:
+		s.active(l)
+	case dxpuv1.LeaseState_LEASE_STATE_DEGRADED:
+		s.Phase, s.Reason = Failed, "DeviceLost"
+	default:
+		s.Phase, s.Reason = Failed, "LeaseEnded"
+	}
+}
+
+func (s *Status) active(l *dxpuv1.Lease) {
+	for _, b := range l.Bindings {
+		if b.State == dxpuv1.BindingState_BINDING_STATE_ATTACHED {
+			s.Phase, s.Reason, s.Binding = Attached, "Attached", b
+			s.Message = fmt.Sprintf("lease %s: GPU %s is in slot %d of host %s", l.Id, b.GpuId, b.HostSlot, b.HostId)
+			return
+		}
+	}
+	s.Phase, s.Reason = Attaching, "Attaching"
+}
+
+// request returns the lease for a device.
+func (c *Claim) request(d Device, p Policy) Request {
+	at := strconv.FormatInt(c.Allocated, 10)
+	return Request{
+		// The manager bounds it to 128 characters: a UID has 36, a device 63, a time 10.
+		ID:     "k8s-" + c.UID + "-" + d.Name + "-" + at,
+		Device: d.Name,
+		Spec: &dxpuv1.LeaseSpec{
+			Count: 1, GpuIds: []string{d.GPU}, HostId: c.Host, Tenant: p.Tenant(c.Namespace),
+			Wait: true, WaitTimeout: durationpb.New(p.QueueTimeout),
+			Labels: map[string]string{
+				LabelCluster: p.Cluster, LabelClaim: c.UID, LabelNamespace: c.Namespace, LabelName: c.Name,
+				LabelDevice: d.Name, LabelNode: c.Node, LabelAllocated: at,
+			},
+		},
+	}
+}

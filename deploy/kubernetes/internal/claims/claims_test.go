@@ -1,0 +1,111 @@
+package claims
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// TestScenarios runs the decisions in testdata. go test ./internal/claims -run
+// TestScenarios -rewrite writes them again.
+//
+//	claim      uid= [allocated=SECONDS] [node=] [host=] devices=(NAME[:GPU][!],...): the allocated
+//	           claim; "!" is a device that has failed before; without GPU it has left the pool
+//	gone       the claim is gone, or not allocated
+//	lease      id= claim= device= allocated= node= state=: replaces the lease of that ID
+//	decide     prints the plan
+func TestScenarios(t *testing.T) {
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		var claim *Claim
+		var leases []*dxpuv1.Lease
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			text := func(key string) (v string) {
+				d.MaybeScanArgs(t, key, &v)
+				return v
+			}
+			switch d.Cmd {
+			case "claim":
+				claim = &Claim{UID: text("uid"), Namespace: "lab", Name: "c", Node: text("node"), Host: text("host")}
+				if claim.Host == "" {
+					claim.HostErr = "the node has no host"
+				}
+				d.MaybeScanArgs(t, "allocated", &claim.Allocated)
+				for _, a := range d.CmdArgs {
+					if a.Key == "devices" {
+						for _, v := range a.Vals {
+							claim.Devices = append(claim.Devices, parseDevice(v))
+						}
+					}
+				}
+			case "gone":
+				claim = nil
+			case "lease":
+				l := &dxpuv1.Lease{Id: text("id"), StateReason: "because.", Spec: &dxpuv1.LeaseSpec{Labels: map[string]string{
+					LabelClaim: text("claim"), LabelDevice: text("device"), LabelAllocated: text("allocated"), LabelNode: text("node"),
+				}}}
+				l.State = dxpuv1.LeaseState(dxpuv1.LeaseState_value["LEASE_STATE_"+strings.ToUpper(text("state"))])
+				if l.State == dxpuv1.LeaseState_LEASE_STATE_ACTIVE {
+					l.Bindings = []*dxpuv1.Binding{
+						{GpuId: "old/0", State: dxpuv1.BindingState_BINDING_STATE_RELEASED},
+						{GpuId: "b1/2", HostId: "h1", HostSlot: 3, State: dxpuv1.BindingState_BINDING_STATE_ATTACHED},
+					}
+				}
+				leases = slices.DeleteFunc(leases, func(o *dxpuv1.Lease) bool { return o.Id == l.Id })
+				leases = append(leases, l)
+			case "decide":
+				if claim != nil {
+					leases = slices.DeleteFunc(leases, func(l *dxpuv1.Lease) bool { return l.Spec.Labels[LabelClaim] != claim.UID })
+				}
+				return describe(Decide(claim, leases, Policy{
+					Cluster: "k", Tenant: func(ns string) string { return "t-" + ns }, QueueTimeout: time.Minute,
+				}))
+			default:
+				d.Fatalf(t, "unknown command")
+			}
+			return ""
+		})
+	})
+}
+
+func parseDevice(v string) Device {
+	d := Device{Failed: strings.HasSuffix(v, "!")}
+	d.Name, d.GPU, _ = strings.Cut(strings.TrimSuffix(v, "!"), ":")
+	return d
+}
+
+func describe(p Plan) string {
+	var out strings.Builder
+	for _, r := range p.Create {
+		fmt.Fprintf(&out, "create %s: %v for tenant %s on %s\n", r.ID, r.Spec.GpuIds, r.Spec.Tenant, r.Spec.HostId)
+	}
+	for _, id := range p.Delete {
+		fmt.Fprintf(&out, "delete %s\n", id)
+	}
+	for _, s := range p.Status {
+		fmt.Fprintf(&out, "%s: %s %s: %s\n", s.Device, [...]string{"waiting", "attaching", "attached", "failed"}[s.Phase], s.Reason, s.Message)
+	}
+	if out.Len() == 0 {
+		return "nothing\n"
+	}
+	return out.String()
+}
+
+// TestRequestIDsFit checks the manager's bound for the longest names that Kubernetes has.
+func TestRequestIDsFit(t *testing.T) {
+	c := &Claim{UID: strings.Repeat("u", 36), Namespace: strings.Repeat("n", 63), Name: strings.Repeat("c", 253), Node: strings.Repeat("h", 253), Host: "h1", Allocated: 1<<40 - 1}
+	r := c.request(Device{Name: strings.Repeat("d", 63), GPU: "b/0"}, Policy{Tenant: func(string) string { return "t" }})
+	if len(r.ID) > 128 {
+		t.Errorf("the request ID has %d characters, at most 128", len(r.ID))
+	}
+	for k, v := range r.Spec.Labels {
+		if len(v) > 256 {
+			t.Errorf("label %s has %d bytes, at most 256", k, len(v))
+		}
+	}
+}

@@ -1,0 +1,299 @@
+// Package controller joins a Kubernetes cluster with a DxPU pool: it publishes the pool's
+// GPUs as devices, and leases those that the scheduler allocates.
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+
+	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/pool"
+)
+
+// Config says what the controller joins.
+type Config struct {
+	Kube kubernetes.Interface
+	Pool dxpuv1connect.PoolServiceClient
+	// Policy is that of the leases. Its cluster is filled in by Run.
+	Policy claims.Policy
+	// Workers is the number of claims that are handled at a time.
+	Workers int
+	Metrics *Metrics
+}
+
+// Controller is a running controller.
+type Controller struct {
+	cfg      Config
+	watch    *pool.Watcher
+	claims   cache.SharedIndexInformer
+	nodes    cache.SharedIndexInformer
+	queue    workqueue.TypedRateLimitingInterface[string] // UIDs of claims
+	devices  *resourceslice.Controller
+	recorder record.EventRecorder
+
+	publish chan struct{} // asks for an update of the devices
+
+	mu        sync.Mutex
+	inventory *inventory.Inventory
+	said      map[string]map[string]string // claim -> device -> the last message of an event
+}
+
+// claimUID is the index of claims by UID.
+const claimUID = "uid"
+
+// Run runs the controller until ctx ends.
+func Run(ctx context.Context, cfg Config) error {
+	c, err := start(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	return c.run(ctx)
+}
+
+func start(ctx context.Context, cfg Config) (*Controller, error) {
+	cluster, err := clusterID(ctx, cfg.Kube)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Policy.Cluster = cluster
+	factory := informers.NewSharedInformerFactory(cfg.Kube, 0)
+	c := &Controller{
+		cfg:    cfg,
+		claims: factory.Resource().V1().ResourceClaims().Informer(),
+		nodes:  factory.Core().V1().Nodes().Informer(),
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryFirst, retryMost),
+			workqueue.TypedRateLimitingQueueConfig[string]{Name: "claims"}),
+		publish:   make(chan struct{}, 1),
+		inventory: &inventory.Inventory{},
+		said:      map[string]map[string]string{},
+	}
+	c.watch = pool.New(cfg.Pool, cluster, func(claim string) { c.queue.Add(claim) }, c.askPublish)
+	if err := c.claims.AddIndexers(cache.Indexers{claimUID: func(obj any) ([]string, error) {
+		return []string{string(obj.(*resourceapi.ResourceClaim).UID)}, nil
+	}}); err != nil {
+		return nil, err
+	}
+	if err := c.nodes.SetTransform(onlyLabels); err != nil {
+		return nil, err
+	}
+	if _, err := c.claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(obj any) { c.claimChanged(obj) },
+		UpdateFunc: func(old, obj any) {
+			c.claimChanged(obj)
+			if !slices.Equal(lostIn(old), lostIn(obj)) {
+				c.askPublish()
+			}
+		},
+		DeleteFunc: func(obj any) { c.claimChanged(obj) },
+	}); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Retries of a claim after an error: of the manager or of the API server.
+const (
+	retryFirst = 200 * time.Millisecond
+	retryMost  = 30 * time.Second
+)
+
+// clusterID returns the identity of a cluster: there is no other that all of them have.
+func clusterID(ctx context.Context, kube kubernetes.Interface) (string, error) {
+	ns, err := kube.CoreV1().Namespaces().Get(ctx, "kube-system", getOptions)
+	if err != nil {
+		return "", fmt.Errorf("read the identity of the cluster, the namespace kube-system: %w", err)
+	}
+	return string(ns.UID), nil
+}
+
+// onlyLabels drops everything of a node but its name and labels: the informer keeps all nodes.
+func onlyLabels(obj any) (any, error) {
+	n, ok := obj.(*corev1.Node)
+	if !ok {
+		return obj, nil
+	}
+	small := &corev1.Node{}
+	small.Name, small.UID, small.ResourceVersion, small.Labels = n.Name, n.UID, n.ResourceVersion, n.Labels
+	return small, nil
+}
+
+func (c *Controller) claimChanged(obj any) {
+	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = gone.Obj
+	}
+	if claim, ok := obj.(*resourceapi.ResourceClaim); ok {
+		c.queue.Add(string(claim.UID))
+	}
+}
+
+func (c *Controller) askPublish() {
+	select {
+	case c.publish <- struct{}{}:
+	default:
+	}
+}
+
+func (c *Controller) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	defer cancel()
+	defer c.queue.ShutDown()
+
+	events := record.NewBroadcaster(record.WithContext(ctx))
+	defer events.Shutdown()
+	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.cfg.Kube.CoreV1().Events("")})
+	c.recorder = events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "dxpu-dra"})
+
+	log := klog.FromContext(ctx)
+	tasks.Go(func() { c.claims.RunWithContext(ctx) })
+	tasks.Go(func() { c.nodes.RunWithContext(ctx) })
+	tasks.Go(func() {
+		c.watch.Run(ctx, func(err error) {
+			c.cfg.Metrics.poolErrors.Inc()
+			log.Error(err, "The pool is out of reach; claims wait")
+		})
+	})
+	if !cache.WaitForCacheSync(ctx.Done(), c.claims.HasSynced, c.nodes.HasSynced) {
+		return context.Cause(ctx)
+	}
+	select {
+	case <-c.watch.Synced():
+	case <-ctx.Done():
+		return nil
+	}
+	if err := c.startSlices(ctx); err != nil {
+		return err
+	}
+	defer c.devices.Stop()
+	tasks.Go(func() { c.keepPublished(ctx) })
+	// Leases of claims that ended while no controller ran.
+	_, orphans := c.watch.Ours()
+	for _, uid := range orphans {
+		c.queue.Add(uid)
+	}
+	for range c.cfg.Workers {
+		tasks.Go(func() { c.work(ctx) })
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func (c *Controller) work(ctx context.Context) {
+	for {
+		uid, stop := c.queue.Get()
+		if stop {
+			return
+		}
+		c.cfg.Metrics.reconciles.Inc()
+		err := c.reconcile(ctx, uid)
+		switch {
+		case err == nil:
+			c.queue.Forget(uid)
+		case ctx.Err() == nil:
+			c.cfg.Metrics.errors.Inc()
+			klog.FromContext(ctx).V(2).Info("A claim is tried again", "claim", uid, "err", err)
+			c.queue.AddRateLimited(uid)
+		}
+		c.queue.Done(uid)
+	}
+}
+
+// startSlices begins to publish the devices.
+func (c *Controller) startSlices(ctx context.Context) (err error) {
+	c.renew()
+	delay := sliceDelay
+	c.devices, err = resourceslice.StartController(ctx, resourceslice.Options{
+		DriverName: inventory.Driver, KubeClient: c.cfg.Kube, Resources: c.current().Resources(), SyncDelay: &delay,
+		ErrorHandler: func(ctx context.Context, err error, msg string) {
+			var dropped *resourceslice.DroppedFieldsError
+			if errors.As(err, &dropped) {
+				err = fmt.Errorf("%w: enable DRADeviceBindingConditions and DRADeviceTaints in the API server and the scheduler; until then a pod waits on its node for its GPU", err)
+			}
+			klog.FromContext(ctx).Error(err, msg)
+		},
+	})
+	return err
+}
+
+// sliceDelay is the time after which foreign changes of the devices are undone.
+const sliceDelay = 10 * time.Second
+
+// keepPublished publishes the devices after each change.
+func (c *Controller) keepPublished(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.publish:
+		}
+		if c.renew() {
+			c.devices.Update(c.current().Resources())
+		}
+	}
+}
+
+func (c *Controller) current() *inventory.Inventory {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.inventory
+}
+
+// renew makes the inventory of the newest snapshot. It reports whether it differs.
+func (c *Controller) renew() bool {
+	s := c.watch.Snapshot()
+	if s == nil {
+		return false
+	}
+	ours, _ := c.watch.Ours()
+	inv := inventory.New(inventory.State{GPUs: s.GPUs, Spares: s.Spares, Ours: ours, Lost: c.lost()})
+	inv.SetRacks(s.Racks)
+	c.cfg.Metrics.devices.Set(float64(len(inv.Devices)))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.inventory.Equal(inv) {
+		return false
+	}
+	c.inventory = inv
+	return true
+}
+
+// lost returns the devices whose claims had a lease and lost it.
+func (c *Controller) lost() map[string]bool {
+	out := map[string]bool{}
+	for _, obj := range c.claims.GetStore().List() {
+		for _, d := range lostIn(obj) {
+			out[d] = true
+		}
+	}
+	return out
+}
+
+func lostIn(claim any) (out []string) {
+	for _, d := range claim.(*resourceapi.ResourceClaim).Status.Devices {
+		if d.Driver == inventory.Driver && isTrue(d, inventory.Failed) && isTrue(d, inventory.Attached) {
+			out = append(out, d.Device)
+		}
+	}
+	return out
+}

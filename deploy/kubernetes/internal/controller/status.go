@@ -1,0 +1,168 @@
+package controller
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/devicedata"
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
+)
+
+// report writes the status of a claim's devices, if it has changed. The API server refuses
+// it if the claim has changed since it was read, its allocation above all.
+func (c *Controller) report(ctx context.Context, old *resourceapi.ResourceClaim, status []claims.Status) error {
+	claim := old.DeepCopy()
+	attached := false
+	for _, s := range status {
+		c.say(claim, s)
+		if !worthReporting(claim, s) {
+			continue
+		}
+		attached = setStatus(claim, s) || attached
+	}
+	if equality.Semantic.DeepEqual(old.Status.Devices, claim.Status.Devices) {
+		return nil
+	}
+	_, err := c.cfg.Kube.ResourceV1().ResourceClaims(claim.Namespace).UpdateStatus(ctx, claim, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil // the deletion is an event of its own
+	}
+	if err != nil {
+		return fmt.Errorf("report the status of claim %s/%s: %w", claim.Namespace, claim.Name, err)
+	}
+	c.cfg.Metrics.reports.Inc()
+	if at := claim.Status.Allocation.AllocationTimestamp; attached && at != nil {
+		c.cfg.Metrics.attach.Observe(time.Since(at.Time).Seconds())
+	}
+	return nil
+}
+
+// worthReporting reports whether a status says more than the allocation does: most claims
+// are written once.
+func worthReporting(claim *resourceapi.ResourceClaim, s claims.Status) bool {
+	return s.Phase == claims.Attached || s.Phase == claims.Failed || s.Reason == "Queued" || deviceStatus(claim, s.Device) != nil
+}
+
+// setStatus changes the status of a device. It reports whether it is attached now and was
+// not before.
+func setStatus(claim *resourceapi.ResourceClaim, s claims.Status) bool {
+	d := deviceStatus(claim, s.Device)
+	if d == nil {
+		claim.Status.Devices = append(claim.Status.Devices, resourceapi.AllocatedDeviceStatus{
+			Driver: inventory.Driver, Pool: inventory.Pool, Device: s.Device,
+		})
+		d = &claim.Status.Devices[len(claim.Status.Devices)-1]
+	}
+	was := isTrue(*d, inventory.Attached)
+	set := func(condition string, is bool) {
+		status := metav1.ConditionFalse
+		if is {
+			status = metav1.ConditionTrue
+		}
+		meta.SetStatusCondition(&d.Conditions, metav1.Condition{
+			Type: condition, Status: status, Reason: s.Reason, Message: truncate(s.Message), ObservedGeneration: claim.Generation,
+		})
+	}
+	switch {
+	case s.Phase == claims.Failed:
+		// Attached stays true if it was: a pod that had the device must be evicted.
+		set(inventory.Failed, true)
+		if !was {
+			set(inventory.Attached, false)
+		}
+	case was: // a pod may run with it
+	default:
+		set(inventory.Attached, s.Phase == claims.Attached)
+	}
+	if s.Phase == claims.Attached {
+		b := s.Binding
+		setData(d, devicedata.Data{Lease: s.Lease, GPU: b.GpuId, Host: b.HostId, Slot: b.HostSlot})
+	}
+	return s.Phase == claims.Attached && !was
+}
+
+// setData sets the data of a device, unless the API server has the same in other bytes.
+func setData(d *resourceapi.AllocatedDeviceStatus, v devicedata.Data) {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return // a struct of texts and numbers
+	}
+	if d.Data != nil {
+		var old devicedata.Data
+		if json.Unmarshal(d.Data.Raw, &old) == nil && old == v || bytes.Equal(raw, d.Data.Raw) {
+			return
+		}
+	}
+	d.Data = &runtime.RawExtension{Raw: raw}
+}
+
+func deviceStatus(claim *resourceapi.ResourceClaim, device string) *resourceapi.AllocatedDeviceStatus {
+	for i := range claim.Status.Devices {
+		if d := &claim.Status.Devices[i]; d.Driver == inventory.Driver && d.Device == device {
+			return d
+		}
+	}
+	return nil
+}
+
+func isTrue(d resourceapi.AllocatedDeviceStatus, condition string) bool {
+	return meta.IsStatusConditionTrue(d.Conditions, condition)
+}
+
+// truncate cuts a text to the length of the message of a condition.
+func truncate(s string) string {
+	const most = 4096
+	return strings.ToValidUTF8(s[:min(len(s), most)], "")
+}
+
+// messageOf returns the manager's own words.
+func messageOf(err error) string {
+	if e := (*connect.Error)(nil); errors.As(err, &e) {
+		return e.Message()
+	}
+	return err.Error()
+}
+
+// say makes an event of the claim's pods about a device that waits or has failed, once
+// for each message.
+func (c *Controller) say(claim *resourceapi.ResourceClaim, s claims.Status) {
+	typ := corev1.EventTypeNormal
+	switch {
+	case s.Phase == claims.Failed:
+		typ = corev1.EventTypeWarning
+	case s.Phase != claims.Waiting || s.Reason != "Queued":
+		return
+	}
+	uid, text := string(claim.UID), s.Reason+": "+s.Message
+	c.mu.Lock()
+	if c.said[uid] == nil {
+		c.said[uid] = map[string]string{}
+	}
+	old := c.said[uid][s.Device]
+	c.said[uid][s.Device] = text
+	c.mu.Unlock()
+	if old == text {
+		return
+	}
+	for _, r := range claim.Status.ReservedFor {
+		if r.Resource == "pods" && r.APIGroup == "" {
+			c.recorder.Eventf(&corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: claim.Namespace, Name: r.Name, UID: r.UID},
+				typ, "GPU"+s.Reason, "GPU for claim %s, device %s: %s", claim.Name, s.Device, s.Message)
+		}
+	}
+}

@@ -1,0 +1,211 @@
+// Package inventory describes the GPUs of a pool as devices of Kubernetes: names,
+// attributes, capacity and taints. It is a function of its input.
+package inventory
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+// The names by which Kubernetes knows the driver.
+const (
+	Driver = "gpu.dxpu.dev"
+	// Pool is the name of the resource pool with all GPUs. It is the same for all nodes.
+	Pool = "dxpu"
+	// HostLabel is the label of a node that names the host of the pool, by ID, whose slots
+	// belong to the node. Nodes without it get no GPUs.
+	HostLabel = "dxpu.dev/host"
+
+	// Attached is the binding condition: the scheduler binds the pod when it is true.
+	Attached = "dxpu.dev/Attached"
+	// Failed is the binding failure condition: the scheduler gives the device back.
+	Failed = "dxpu.dev/Failed"
+)
+
+// The keys of the taints of devices. All of them go when their cause does.
+const (
+	TaintHealth     = "dxpu.dev/health"     // the value is the health
+	TaintCordoned   = "dxpu.dev/cordoned"   // an operator keeps new pods away
+	TaintDraining   = "dxpu.dev/draining"   // an operator takes the GPU or its box out of service
+	TaintQuarantine = "dxpu.dev/quarantine" // too many errors
+	TaintLeased     = "dxpu.dev/leased"     // a user outside of this cluster has it
+	TaintSpare      = "dxpu.dev/spare"      // the free GPUs of the model are held back as spares
+	TaintLost       = "dxpu.dev/lost"       // the lease of the claim that has it has ended
+)
+
+// State is the part of the pool that decides what the scheduler may see.
+type State struct {
+	GPUs []*dxpuv1.GPU
+	// Spares of each model, as in the answer of GetPool.
+	Spares []*dxpuv1.SpareStatus
+	// Ours has the IDs of the leases that belong to this cluster.
+	Ours map[string]bool
+	// Lost has the names of the devices whose claim has lost its lease.
+	Lost map[string]bool
+}
+
+// Inventory is the devices of a pool.
+type Inventory struct {
+	Devices []resourceapi.Device
+	gpus    map[string]string // device -> GPU
+}
+
+// GPU returns the ID of the GPU that a device stands for.
+func (i *Inventory) GPU(device string) (string, bool) {
+	id, ok := i.gpus[device]
+	return id, ok
+}
+
+// Equal reports whether two inventories have the same devices.
+func (i *Inventory) Equal(o *Inventory) bool {
+	return equality.Semantic.DeepEqual(i.Devices, o.Devices) && maps.Equal(i.gpus, o.gpus)
+}
+
+// New returns the devices for a state, ordered by name.
+func New(s State) *Inventory {
+	inv := &Inventory{gpus: map[string]string{}}
+	spare := map[string]bool{}
+	for _, m := range s.Spares {
+		spare[m.Model] = m.Free <= m.Held && m.Held > 0
+	}
+	for _, g := range s.GPUs {
+		if g.Device == nil {
+			continue
+		}
+		d := device(g)
+		d.Taints = taints(g, s.Ours, spare[g.Device.Model], s.Lost[d.Name])
+		inv.gpus[d.Name] = g.Id
+		inv.Devices = append(inv.Devices, d)
+	}
+	slices.SortFunc(inv.Devices, func(a, b resourceapi.Device) int { return cmp.Compare(a.Name, b.Name) })
+	return inv
+}
+
+// devicesPerSlice is the API server's bound for devices with taints.
+const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
+
+// Resources returns the devices in the form that package resourceslice publishes.
+func (i *Inventory) Resources() *resourceslice.DriverResources {
+	p := resourceslice.Pool{NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: HostLabel, Operator: corev1.NodeSelectorOpExists}},
+	}}}}
+	for part := range slices.Chunk(i.Devices, devicesPerSlice) {
+		p.Slices = append(p.Slices, resourceslice.Slice{Devices: part})
+	}
+	if len(p.Slices) == 0 {
+		p.Slices = []resourceslice.Slice{{}} // the driver runs, and has no devices
+	}
+	return &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{Pool: p}}
+}
+
+func device(g *dxpuv1.GPU) resourceapi.Device {
+	yes := true
+	d := resourceapi.Device{
+		Name:                     DeviceName(g.Id),
+		Attributes:               map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{},
+		Capacity:                 map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{},
+		BindsToNode:              &yes,
+		BindingConditions:        []string{Attached},
+		BindingFailureConditions: []string{Failed},
+	}
+	text := func(name resourceapi.QualifiedName, v string) {
+		if v != "" {
+			v = truncate(v)
+			d.Attributes[name] = resourceapi.DeviceAttribute{StringValue: &v}
+		}
+	}
+	number := func(name resourceapi.QualifiedName, v int64) {
+		d.Attributes[name] = resourceapi.DeviceAttribute{IntValue: &v}
+	}
+	text("gpu", g.Id)
+	text("model", g.Device.Model)
+	text("box", g.BoxId)
+	number("slot", int64(g.Slot))
+	text("boxKind", boxKinds[g.BoxKind])
+	text("serial", g.Device.Serial)
+	text("pcieSwitch", g.Device.PcieSwitch)
+	if domain := g.Device.NvlinkDomain; domain != "" {
+		text("nvlinkDomain", g.BoxId+"/"+domain) // a domain is part of one box
+	}
+	number("vendorID", int64(g.Device.VendorId))
+	number("deviceID", int64(g.Device.DeviceId))
+	d.Capacity["memory"] = resourceapi.DeviceCapacity{Value: *resource.NewQuantity(int64(g.Device.MemoryBytes), resource.BinarySI)}
+	return d
+}
+
+// SetRacks adds the rack of each device's box. The racks are those of the boxes, by ID.
+func (i *Inventory) SetRacks(racks map[string]string) {
+	for at := range i.Devices {
+		d := &i.Devices[at]
+		if rack := racks[*d.Attributes["box"].StringValue]; rack != "" {
+			rack = truncate(rack)
+			d.Attributes["rack"] = resourceapi.DeviceAttribute{StringValue: &rack}
+		}
+	}
+}
+
+var boxKinds = map[dxpuv1.BoxKind]string{
+	dxpuv1.BoxKind_BOX_KIND_PCIE_SWITCH: "pcie-switch", dxpuv1.BoxKind_BOX_KIND_NVLINK: "nvlink",
+}
+
+func truncate(s string) string {
+	return strings.ToValidUTF8(s[:min(len(s), resourceapi.DeviceAttributeMaxValueLength)], "")
+}
+
+// taints returns the taints of a GPU, each for one cause.
+func taints(g *dxpuv1.GPU, ours map[string]bool, spare, lost bool) []resourceapi.DeviceTaint {
+	var out []resourceapi.DeviceTaint
+	add := func(is bool, key, value string, effect resourceapi.DeviceTaintEffect) {
+		if is {
+			out = append(out, resourceapi.DeviceTaint{Key: key, Value: value, Effect: effect})
+		}
+	}
+	const noNew, evict = resourceapi.DeviceTaintEffectNoSchedule, resourceapi.DeviceTaintEffectNoExecute
+	add(lost, TaintLost, "", evict)
+	add(g.Health == dxpuv1.Health_HEALTH_FAILED, TaintHealth, "failed", evict)
+	add(g.Health == dxpuv1.Health_HEALTH_DEGRADED, TaintHealth, "degraded", noNew)
+	// The binding of a box that does not report may work. If it does not, its lease says so.
+	add(g.Health == dxpuv1.Health_HEALTH_UNREACHABLE, TaintHealth, "unreachable", noNew)
+	add(g.Draining, TaintDraining, "", evict)
+	add(g.Cordoned && !g.Draining, TaintCordoned, "", noNew)
+	add(g.QuarantinedUntil != nil, TaintQuarantine, "", noNew)
+	add(g.LeaseId != "" && !ours[g.LeaseId], TaintLeased, "", noNew)
+	add(spare && g.State == dxpuv1.GPUState_GPU_STATE_FREE, TaintSpare, "", noNew)
+	// The box is cordoned or unstable.
+	add(g.State == dxpuv1.GPUState_GPU_STATE_UNAVAILABLE && len(out) == 0, TaintCordoned, "", noNew)
+	return out
+}
+
+// DeviceName returns the name of the device for a GPU: a DNS label that differs for
+// different GPUs.
+func DeviceName(gpu string) string {
+	name := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-' {
+			return r
+		}
+		return '-'
+	}, strings.ToLower(gpu))
+	name = strings.Trim(name, "-")
+	box, slot, _ := strings.Cut(gpu, "/")
+	if name == box+"-"+slot && len(name) <= maxLabel && !strings.Contains(box, "-x") {
+		return name
+	}
+	h := fnv.New64a()
+	h.Write([]byte(gpu))
+	return strings.Trim(name[:min(len(name), maxLabel-18)], "-") + fmt.Sprintf("-x%016x", h.Sum64())
+}
+
+// maxLabel is the length of the longest DNS label.
+const maxLabel = 63

@@ -1,0 +1,133 @@
+// Package plugin is the driver's part on a node: it gives the devices of a claim to the
+// containers of a pod, once the controller has attached them.
+package plugin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/cdi"
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/devicedata"
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
+)
+
+// Access is how containers of the node reach a device.
+type Access interface {
+	// Open prepares the devices of a request and returns what they add to a container,
+	// and their attributes, one entry for each device.
+	Open(ctx context.Context, devices []devicedata.Data) (cdi.Edits, []Attributes, error)
+}
+
+// Attributes are those of a device that only the node knows.
+type Attributes map[string]resourceapi.DeviceAttribute
+
+// Plugin implements kubeletplugin.DRAPlugin. Its state is the directory of CDI
+// specifications, which survives it.
+type Plugin struct {
+	Access Access
+	CDI    cdi.Dir
+	// Fatal is called for an error that only a restart can mend.
+	Fatal func(error)
+}
+
+var _ kubeletplugin.DRAPlugin = (*Plugin)(nil)
+
+// PrepareResourceClaims implements kubeletplugin.DRAPlugin.
+func (p *Plugin) PrepareResourceClaims(ctx context.Context, list []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	out := make(map[types.UID]kubeletplugin.PrepareResult, len(list))
+	for _, claim := range list {
+		devices, err := p.prepare(ctx, claim)
+		out[claim.UID] = kubeletplugin.PrepareResult{Devices: devices, Err: err}
+	}
+	return out, nil
+}
+
+func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	var requests []string
+	byRequest := map[string][]resourceapi.DeviceRequestAllocationResult{}
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		if r.Driver != inventory.Driver || r.AdminAccess != nil && *r.AdminAccess {
+			continue
+		}
+		if byRequest[r.Request] == nil {
+			requests = append(requests, r.Request)
+		}
+		byRequest[r.Request] = append(byRequest[r.Request], r)
+	}
+	var specs []cdi.Device
+	var out []kubeletplugin.Device
+	for _, request := range requests {
+		results := byRequest[request]
+		data := make([]devicedata.Data, len(results))
+		for i, r := range results {
+			var err error
+			if data[i], err = attached(claim, r.Device); err != nil {
+				return nil, err
+			}
+		}
+		edits, attributes, err := p.Access.Open(ctx, data)
+		if err != nil {
+			return nil, err
+		}
+		// One device of CDI stands for all of a request, because their variables are lists.
+		name := string(claim.UID) + "-" + results[0].Device
+		specs = append(specs, cdi.Device{Name: name, Edits: edits})
+		for i, r := range results {
+			d := kubeletplugin.Device{Requests: []string{request}, PoolName: r.Pool, DeviceName: r.Device, Metadata: &kubeletplugin.DeviceMetadata{Attributes: attributes[i]}}
+			if i == 0 {
+				d.CDIDeviceIDs = []string{cdi.ID(name)}
+			}
+			out = append(out, d)
+		}
+	}
+	return out, p.CDI.Write(string(claim.UID), specs)
+}
+
+// attached returns the data that the controller has left for a device that is attached.
+func attached(claim *resourceapi.ResourceClaim, device string) (d devicedata.Data, err error) {
+	for _, s := range claim.Status.Devices {
+		if s.Driver != inventory.Driver || s.Device != device {
+			continue
+		}
+		if failed := meta.FindStatusCondition(s.Conditions, inventory.Failed); failed != nil && failed.Status == "True" {
+			return d, fmt.Errorf("device %s is lost: %s", device, failed.Message)
+		}
+		at := meta.FindStatusCondition(s.Conditions, inventory.Attached)
+		if at == nil || at.Status != "True" || s.Data == nil {
+			if at != nil {
+				return d, fmt.Errorf("device %s is not attached yet: %s", device, at.Message)
+			}
+			break
+		}
+		if err := json.Unmarshal(s.Data.Raw, &d); err != nil {
+			return d, fmt.Errorf("device %s: the data in the claim's status: %w", device, err)
+		}
+		return d, nil
+	}
+	return d, fmt.Errorf("device %s is not attached yet", device)
+}
+
+// UnprepareResourceClaims implements kubeletplugin.DRAPlugin.
+func (p *Plugin) UnprepareResourceClaims(_ context.Context, list []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	out := make(map[types.UID]error, len(list))
+	for _, c := range list {
+		out[c.UID] = p.CDI.Remove(string(c.UID))
+	}
+	return out, nil
+}
+
+// HandleError implements kubeletplugin.DRAPlugin.
+func (p *Plugin) HandleError(ctx context.Context, err error, msg string) {
+	klog.FromContext(ctx).Error(err, msg)
+	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
+		p.Fatal(fmt.Errorf("%s: %w", msg, err))
+	}
+}

@@ -1,0 +1,181 @@
+package plugin
+
+import (
+	"encoding/json"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/cdi"
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/devicedata"
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/inventory"
+)
+
+// claim returns a claim with two devices, in slots 0 and 1, with some conditions.
+func claim(conditions ...metav1.Condition) *resourceapi.ResourceClaim {
+	c := &resourceapi.ResourceClaim{}
+	c.UID, c.Namespace, c.Name = "u1", "lab", "c"
+	c.Status.Allocation = &resourceapi.AllocationResult{}
+	for i, name := range []string{"b1-0", "b1-1"} {
+		data, _ := json.Marshal(devicedata.Data{Lease: "l-1", GPU: "b1/" + name[3:], Host: "h1", Slot: uint32(i)})
+		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{
+			Request: "gpu", Driver: inventory.Driver, Pool: inventory.Pool, Device: name,
+		})
+		c.Status.Devices = append(c.Status.Devices, resourceapi.AllocatedDeviceStatus{
+			Driver: inventory.Driver, Pool: inventory.Pool, Device: name, Conditions: conditions, Data: &runtime.RawExtension{Raw: data},
+		})
+	}
+	return c
+}
+
+func condition(name string, is metav1.ConditionStatus) metav1.Condition {
+	return metav1.Condition{Type: name, Status: is, Reason: "R", Message: "because"}
+}
+
+// socketPlugin returns a plugin for a directory with the sockets of two slots.
+func socketPlugin(t *testing.T) (*Plugin, string) {
+	dir, err := os.MkdirTemp("", "s") // a short path, for sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	for _, s := range []string{"slot0.sock", "slot1.sock"} {
+		l, err := net.Listen("unix", filepath.Join(dir, s))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+	}
+	return &Plugin{Access: &Sockets{Dir: dir}, CDI: cdi.Dir(filepath.Join(dir, "cdi"))}, dir
+}
+
+func prepare(t *testing.T, p *Plugin, c *resourceapi.ResourceClaim) kubeletplugin.PrepareResult {
+	t.Helper()
+	out, err := p.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out[c.UID]
+}
+
+func TestPrepare(t *testing.T) {
+	p, dir := socketPlugin(t)
+	for range 2 { // the kubelet may repeat it
+		r := prepare(t, p, claim(condition(inventory.Attached, "True")))
+		if r.Err != nil || len(r.Devices) != 2 || len(r.Devices[0].CDIDeviceIDs) != 1 || r.Devices[0].CDIDeviceIDs[0] != "dxpu.dev/gpu=u1-b1-0" {
+			t.Fatalf("prepared %+v", r)
+		}
+	}
+	raw, err := os.ReadFile(filepath.Join(dir, "cdi", "gpu.dxpu.dev-u1.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"DXPU_SOCKETS=/run/dxpu/slot0.sock:/run/dxpu/slot1.sock"`, `"hostPath": "` + dir + `/slot1.sock"`, `"kind": "dxpu.dev/gpu"`} {
+		if !strings.Contains(string(raw), want) {
+			t.Errorf("the CDI specification lacks %s:\n%s", want, raw)
+		}
+	}
+	if found, err := p.CDI.Claims(); err != nil || len(found) != 1 || found[0] != "u1" {
+		t.Errorf("claims %v, %v", found, err)
+	}
+	for range 2 {
+		out, err := p.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: "u1"}})
+		if err != nil || out["u1"] != nil {
+			t.Fatalf("unprepare: %v, %v", out, err)
+		}
+	}
+	if files, _ := os.ReadDir(filepath.Join(dir, "cdi")); len(files) != 0 {
+		t.Errorf("files are left: %v", files)
+	}
+}
+
+func TestPrepareRefuses(t *testing.T) {
+	p, dir := socketPlugin(t)
+	noStatus := claim()
+	noStatus.Status.Devices = nil
+	gone := claim(condition(inventory.Attached, "True"))
+	gone.Status.Devices[1].Data.Raw = []byte(`{"gpu":"b1/1","slot":7}`)
+	broken := claim(condition(inventory.Attached, "True"))
+	broken.Status.Devices[0].Data.Raw = []byte(`{"slot":-1}`)
+	for name, tc := range map[string]struct {
+		claim *resourceapi.ResourceClaim
+		want  string
+	}{
+		"no status":       {noStatus, "device b1-0 is not attached yet"},
+		"attaching":       {claim(condition(inventory.Attached, "False")), "not attached yet: because"},
+		"lost":            {claim(condition(inventory.Attached, "True"), condition(inventory.Failed, "True")), "b1-0 is lost: because"},
+		"no socket":       {gone, "does dxpu host run on this node with --socket-dir " + dir},
+		"not of this use": {broken, "the data in the claim's status"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if r := prepare(t, p, tc.claim); r.Err == nil || !strings.Contains(r.Err.Error(), tc.want) {
+				t.Errorf("error %v, want %q", r.Err, tc.want)
+			}
+		})
+	}
+	if found, _ := p.CDI.Claims(); len(found) > 0 {
+		t.Errorf("a refused claim has devices: %v", found)
+	}
+}
+
+// TestVFIO: a function below the port of slot 1, with another driver.
+func TestVFIO(t *testing.T) {
+	root := t.TempDir()
+	v := &VFIO{Sysfs: root, Dev: "/dev"}
+	write := func(path, text string) {
+		t.Helper()
+		path = filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	device := func() (string, error) {
+		e, attributes, err := v.Open(t.Context(), []devicedata.Data{{GPU: "b1/1", Slot: 1}})
+		if err != nil {
+			return "", err
+		}
+		return e.DeviceNodes[1].Path + " " + *attributes[0][pciBusID].StringValue + " " + e.Env[0], nil
+	}
+	if _, err := device(); err == nil || !strings.Contains(err.Error(), "no root port with physical slot number 2") {
+		t.Errorf("without a port: %v", err)
+	}
+	write("bus/pci/slots/2/address", "../../evil\n")
+	if _, err := device(); err == nil || !strings.Contains(err.Error(), "is not the address") {
+		t.Errorf("with a strange address: %v", err)
+	}
+	write("bus/pci/slots/2/address", "0000:02:00\n")
+	if _, err := device(); err == nil || !strings.Contains(err.Error(), "slot 1 is empty") {
+		t.Errorf("without a function: %v", err)
+	}
+	at := "bus/pci/devices/0000:02:00.0/"
+	write(at+"driver_override", "")
+	if _, err := device(); err == nil || !strings.Contains(err.Error(), "virtual IOMMU") {
+		t.Errorf("without an IOMMU: %v", err)
+	}
+	write("bus/pci/drivers/other/unbind", "")
+	for name, to := range map[string]string{"iommu_group": "../../../kernel/iommu_groups/17", "driver": "../../drivers/other"} {
+		if err := os.Symlink(to, filepath.Join(root, at, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("bus/pci/drivers_probe", "")
+	got, err := device()
+	if want := "/dev/vfio/17 0000:02:00.0 DXPU_PCI_ADDRESSES=0000:02:00.0"; err != nil || got != want {
+		t.Errorf("%q, %v; want %q", got, err, want)
+	}
+	for file, want := range map[string]string{at + "driver_override": "vfio-pci", "bus/pci/drivers/other/unbind": "0000:02:00.0", "bus/pci/drivers_probe": "0000:02:00.0"} {
+		if raw, _ := os.ReadFile(filepath.Join(root, file)); string(raw) != want {
+			t.Errorf("%s has %q, want %q", file, raw, want)
+		}
+	}
+}

@@ -1,0 +1,338 @@
+// Package pool follows the state of a DxPU pool: its GPUs, its hosts, and the leases of
+// one Kubernetes cluster.
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/api/dxpu/v1/dxpuv1connect"
+
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
+)
+
+// Snapshot is the pool at one time. It is not changed any more.
+type Snapshot struct {
+	GPUs   []*dxpuv1.GPU
+	Hosts  map[string]*dxpuv1.Host // by ID
+	Racks  map[string]string       // of the boxes, by ID
+	Spares []*dxpuv1.SpareStatus
+}
+
+// Watcher follows a pool. Run fills it.
+type Watcher struct {
+	api     dxpuv1connect.PoolServiceClient
+	cluster string
+	// leaseChanged is called with the UID of the claim, poolChanged after a change of the
+	// snapshot. Both must not block.
+	leaseChanged func(claim string)
+	poolChanged  func()
+
+	mu       sync.Mutex
+	snapshot *Snapshot
+	leases   map[string]*dxpuv1.Lease   // those that have not ended, and ended ones of claims that exist
+	byClaim  map[string]map[string]bool // claim -> leases
+	synced   chan struct{}
+	once     sync.Once
+}
+
+// New returns a watcher for the leases with the label of a cluster.
+func New(api dxpuv1connect.PoolServiceClient, cluster string, leaseChanged func(claim string), poolChanged func()) *Watcher {
+	return &Watcher{
+		api: api, cluster: cluster, leaseChanged: leaseChanged, poolChanged: poolChanged,
+		leases: map[string]*dxpuv1.Lease{}, byClaim: map[string]map[string]bool{}, synced: make(chan struct{}),
+	}
+}
+
+const (
+	// retryPause is the time between two attempts to reach the manager.
+	retryPause = time.Second
+	// refreshPause bounds the rate of lists of GPUs: a burst of events causes one.
+	refreshPause = 200 * time.Millisecond
+	// refreshEvery is the time after which the GPUs are listed without an event: spares and
+	// quarantines change with the time.
+	refreshEvery = 15 * time.Second
+	// pageSize is the largest of the API.
+	pageSize = 1000
+)
+
+// Run follows the pool until ctx ends.
+func (w *Watcher) Run(ctx context.Context, failed func(error)) {
+	var loops sync.WaitGroup
+	defer loops.Wait()
+	for _, follow := range []func(context.Context) error{w.followLeases, w.followGPUs} {
+		loops.Go(func() {
+			for ctx.Err() == nil {
+				if err := follow(ctx); err != nil && ctx.Err() == nil {
+					failed(err)
+				}
+				select {
+				case <-ctx.Done():
+				case <-time.After(retryPause):
+				}
+			}
+		})
+	}
+}
+
+// Synced is closed when leases and GPUs have been read once.
+func (w *Watcher) Synced() <-chan struct{} { return w.synced }
+
+// Snapshot returns the newest snapshot, nil before the first.
+func (w *Watcher) Snapshot() *Snapshot {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.snapshot
+}
+
+// Leases returns the leases of a claim.
+func (w *Watcher) Leases(claim string) []*dxpuv1.Lease {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var out []*dxpuv1.Lease
+	for id := range w.byClaim[claim] {
+		out = append(out, w.leases[id])
+	}
+	return out
+}
+
+// Ours returns the IDs of all leases of the cluster that the watcher knows, and the
+// claims that have them.
+func (w *Watcher) Ours() (leases map[string]bool, claimUIDs []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	leases = make(map[string]bool, len(w.leases))
+	for id := range w.leases {
+		leases[id] = true
+	}
+	for c := range maps.Keys(w.byClaim) {
+		claimUIDs = append(claimUIDs, c)
+	}
+	return leases, claimUIDs
+}
+
+// Put records a lease that a call has returned, which the watch may report later.
+func (w *Watcher) Put(l *dxpuv1.Lease) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.putLocked(l)
+}
+
+func (w *Watcher) putLocked(l *dxpuv1.Lease) (claim string) {
+	at := l.GetSpec().GetLabels()
+	if at[claims.LabelCluster] != w.cluster {
+		return ""
+	}
+	if old := w.leases[l.Id]; old != nil && old.ResourceVersion > l.ResourceVersion {
+		return "" // the answer of a call overtook the watch, or the reverse
+	}
+	claim = at[claims.LabelClaim]
+	w.leases[l.Id] = l
+	if w.byClaim[claim] == nil {
+		w.byClaim[claim] = map[string]bool{}
+	}
+	w.byClaim[claim][l.Id] = true
+	return claim
+}
+
+// Forget drops the ended leases of a claim that does not exist any more.
+func (w *Watcher) Forget(claim string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for id := range w.byClaim[claim] {
+		if s := w.leases[id].State; s == dxpuv1.LeaseState_LEASE_STATE_RELEASED || s == dxpuv1.LeaseState_LEASE_STATE_FAILED {
+			delete(w.leases, id)
+			delete(w.byClaim[claim], id)
+		}
+	}
+	if len(w.byClaim[claim]) == 0 {
+		delete(w.byClaim, claim)
+	}
+}
+
+// followLeases lists the leases and watches them until the stream ends.
+func (w *Watcher) followLeases(ctx context.Context) error {
+	all, revision, err := w.listLeases(ctx)
+	if err != nil {
+		return fmt.Errorf("list the leases: %w", err)
+	}
+	w.replace(all)
+	w.ready()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := w.api.WatchLeases(ctx, connect.NewRequest(&dxpuv1.WatchLeasesRequest{AfterRevision: revision}))
+	if err != nil {
+		return fmt.Errorf("watch the leases: %w", err)
+	}
+	defer stream.Close()
+	for stream.Receive() {
+		if l := stream.Msg().Lease; l != nil {
+			w.mu.Lock()
+			claim := w.putLocked(l)
+			w.mu.Unlock()
+			if claim != "" {
+				w.leaseChanged(claim)
+			}
+		}
+	}
+	return fmt.Errorf("watch the leases: %w", stream.Err())
+}
+
+func (w *Watcher) listLeases(ctx context.Context) (all []*dxpuv1.Lease, revision uint64, err error) {
+	req := &dxpuv1.ListLeasesRequest{PageSize: pageSize, IncludeEnded: true}
+	for first := true; ; first = false {
+		res, err := w.api.ListLeases(ctx, connect.NewRequest(req))
+		if err != nil {
+			return nil, 0, err
+		}
+		if first {
+			revision = res.Msg.Revision
+		}
+		all = append(all, res.Msg.Leases...)
+		if req.PageToken = res.Msg.NextPageToken; req.PageToken == "" {
+			return all, revision, nil
+		}
+	}
+}
+
+// replace takes a complete list: leases that it lacks have ended and are forgotten by
+// the manager.
+func (w *Watcher) replace(all []*dxpuv1.Lease) {
+	w.mu.Lock()
+	changed := map[string]bool{}
+	for c := range w.byClaim {
+		changed[c] = true
+	}
+	w.leases, w.byClaim = map[string]*dxpuv1.Lease{}, map[string]map[string]bool{}
+	for _, l := range all {
+		if c := w.putLocked(l); c != "" {
+			changed[c] = true
+		}
+	}
+	w.mu.Unlock()
+	for c := range changed {
+		w.leaseChanged(c)
+	}
+}
+
+// followGPUs lists GPUs and nodes, again after each event, until the stream of events ends.
+func (w *Watcher) followGPUs(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	events := make(chan struct{}, 1)
+	var receiver sync.WaitGroup
+	defer receiver.Wait()
+	defer cancel()
+	stream, err := w.api.WatchEvents(ctx, connect.NewRequest(&dxpuv1.WatchEventsRequest{}))
+	if err != nil {
+		return fmt.Errorf("watch the events: %w", err)
+	}
+	ended := make(chan error, 1)
+	receiver.Go(func() {
+		defer stream.Close()
+		for stream.Receive() {
+			if stream.Msg().Event == nil {
+				continue
+			}
+			select {
+			case events <- struct{}{}:
+			default:
+			}
+		}
+		ended <- errors.Join(errors.New("the stream of events ended"), stream.Err())
+	})
+	for {
+		s, err := w.read(ctx)
+		if err != nil {
+			return err
+		}
+		w.mu.Lock()
+		w.snapshot = s
+		w.mu.Unlock()
+		w.ready()
+		w.poolChanged()
+		if err := waitFor(ctx, events, ended); err != nil {
+			return err
+		}
+	}
+}
+
+// waitFor returns after an event, or after refreshEvery.
+func waitFor(ctx context.Context, events <-chan struct{}, ended <-chan error) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case err := <-ended:
+		return err
+	case <-time.After(refreshPause):
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case err := <-ended:
+		return err
+	case <-events:
+	case <-time.After(refreshEvery):
+	}
+	return nil
+}
+
+func (w *Watcher) ready() {
+	w.mu.Lock()
+	ok := w.snapshot != nil
+	w.mu.Unlock()
+	if ok {
+		w.once.Do(func() { close(w.synced) })
+	}
+}
+
+// read lists everything that the inventory needs.
+func (w *Watcher) read(ctx context.Context) (*Snapshot, error) {
+	s := &Snapshot{Hosts: map[string]*dxpuv1.Host{}, Racks: map[string]string{}}
+	for req := (&dxpuv1.ListGPUsRequest{PageSize: pageSize}); ; {
+		res, err := w.api.ListGPUs(ctx, connect.NewRequest(req))
+		if err != nil {
+			return nil, fmt.Errorf("list the GPUs: %w", err)
+		}
+		s.GPUs = append(s.GPUs, res.Msg.Gpus...)
+		if req.PageToken = res.Msg.NextPageToken; req.PageToken == "" {
+			break
+		}
+	}
+	for req := (&dxpuv1.ListHostsRequest{PageSize: pageSize}); ; {
+		res, err := w.api.ListHosts(ctx, connect.NewRequest(req))
+		if err != nil {
+			return nil, fmt.Errorf("list the hosts: %w", err)
+		}
+		for _, h := range res.Msg.Hosts {
+			s.Hosts[h.Node.Id] = h
+		}
+		if req.PageToken = res.Msg.NextPageToken; req.PageToken == "" {
+			break
+		}
+	}
+	for req := (&dxpuv1.ListBoxesRequest{PageSize: pageSize}); ; {
+		res, err := w.api.ListBoxes(ctx, connect.NewRequest(req))
+		if err != nil {
+			return nil, fmt.Errorf("list the boxes: %w", err)
+		}
+		for _, b := range res.Msg.Boxes {
+			s.Racks[b.Node.Id] = b.Node.Rack
+		}
+		if req.PageToken = res.Msg.NextPageToken; req.PageToken == "" {
+			break
+		}
+	}
+	res, err := w.api.GetPool(ctx, connect.NewRequest(&dxpuv1.GetPoolRequest{}))
+	if err != nil {
+		return nil, fmt.Errorf("read the pool: %w", err)
+	}
+	s.Spares = res.Msg.Pool.Spares
+	return s, nil
+}

@@ -1,0 +1,120 @@
+package test
+
+import (
+	"context"
+	"testing"
+
+	"connectrpc.com/connect"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/kubetest"
+)
+
+func quantity(n int64) *resource.Quantity { return resource.NewQuantity(n, resource.DecimalSI) }
+
+// TestClaims runs the life of claims in each version of Kubernetes.
+func TestClaims(t *testing.T) {
+	for _, v := range versions {
+		t.Run(v, func(t *testing.T) {
+			e := newEnv(t, v, kubetest.PoolSpec{Boxes: 4, GPUs: 4, Hosts: 3, Slots: 4, Simulate: true})
+			t.Run("attach and release", func(t *testing.T) { e.on(t).attachAndRelease() })
+			t.Run("several GPUs of one model", func(t *testing.T) { e.on(t).several() })
+			t.Run("taken by others", func(t *testing.T) { e.on(t).takenByOthers() })
+		})
+	}
+}
+
+// on returns the environment for a subtest.
+func (e *env) on(t *testing.T) *env {
+	c := *e
+	c.t = t
+	return &c
+}
+
+func (e *env) attachAndRelease() {
+	e.createPod(podSpec{name: "one", selector: `device.attributes["gpu.dxpu.dev"].model == "H100"`})
+	pod := e.waitRunning("one")
+	claim, err := e.claimOf(e.t.Context(), pod)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	d := claim.Status.Devices[0]
+	if !meta.IsStatusConditionTrue(d.Conditions, "dxpu.dev/Attached") {
+		e.t.Errorf("the pod runs without its device: %v", d.Conditions)
+	}
+	leases, err := e.leases(e.t.Context())
+	if err != nil || len(leases) != 1 {
+		e.t.Fatalf("leases: %v, %v; want one", leases, err)
+	}
+	l := leases[0]
+	dev, err := e.device(e.t.Context(), claim.Status.Allocation.Devices.Results[0].Device)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	if gpu := *dev.Attributes["gpu"].StringValue; l.State != dxpuv1.LeaseState_LEASE_STATE_ACTIVE || l.Bindings[0].GpuId != gpu {
+		e.t.Errorf("lease %v of GPU %s; the scheduler allocated %s", l.State, l.Bindings[0].GpuId, gpu)
+	}
+	if want := "host-00" + pod.Spec.NodeName[1:]; l.HostId != "host-00"+pod.Spec.NodeName[1:] {
+		e.t.Errorf("lease on host %s, want %s of node %s", l.HostId, want, pod.Spec.NodeName)
+	}
+	e.deletePod("one")
+	e.waitNoLease()
+}
+
+func (e *env) several() {
+	e.createPod(podSpec{name: "four", gpus: 4, node: nodeName(1)})
+	e.waitRunning("four")
+	leases, err := e.leases(e.t.Context())
+	if err != nil || len(leases) != 4 {
+		e.t.Fatalf("%d leases, %v; want four", len(leases), err)
+	}
+	e.deletePod("four")
+	e.waitNoLease()
+}
+
+// takenByOthers: a user of the pool outside of Kubernetes has all GPUs but one.
+func (e *env) takenByOthers() {
+	ctx := e.t.Context()
+	var others []string
+	for range 15 {
+		res, err := e.pool.API.Pool.CreateLease(ctx, connect.NewRequest(&dxpuv1.CreateLeaseRequest{Spec: &dxpuv1.LeaseSpec{Count: 1}}))
+		if connect.CodeOf(err) == connect.CodeResourceExhausted {
+			break // the hosts have twelve slots
+		}
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		others = append(others, res.Msg.Lease.Id)
+	}
+	e.wait("taints of the GPUs of others", func(ctx context.Context) (bool, error) {
+		all, err := e.slices(ctx)
+		n := 0
+		for _, s := range all {
+			for _, d := range s.Spec.Devices {
+				if len(d.Taints) == 1 && d.Taints[0].Key == "dxpu.dev/leased" {
+					n++
+				}
+			}
+		}
+		return n == len(others), err
+	})
+	for _, id := range others {
+		if _, err := e.pool.API.Pool.DeleteLease(ctx, connect.NewRequest(&dxpuv1.DeleteLeaseRequest{LeaseId: id})); err != nil {
+			e.t.Fatal(err)
+		}
+	}
+	e.wait("the taints to go", func(ctx context.Context) (bool, error) {
+		all, err := e.slices(ctx)
+		for _, s := range all {
+			for _, d := range s.Spec.Devices {
+				if len(d.Taints) > 0 {
+					return false, err
+				}
+			}
+		}
+		return err == nil, err
+	})
+}

@@ -1,0 +1,140 @@
+// Package test runs the driver in real clusters. Its tests are skipped where the programs
+// of Kubernetes are not in the user's cache: "make kube-test" builds them.
+package test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/kubetest"
+)
+
+// versions are those of Kubernetes that the tests use; the first is used by all.
+var versions = []string{"1.36.3", "1.35.4"}
+
+// programs are the program of the pool and the driver, built once.
+var programs struct{ dxpu, driver string }
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	if _, err := kubetest.FindPrograms(versions[0]); err != nil {
+		return m.Run() // the tests skip themselves
+	}
+	dir, err := os.MkdirTemp("", "dxpu-kube-")
+	if err == nil {
+		defer os.RemoveAll(dir)
+		programs.dxpu, programs.driver, err = kubetest.BuildDxPU(dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
+}
+
+// patience bounds every wait of a test, on a busy machine too.
+const patience = 2 * time.Minute
+
+// env is a cluster with a pool and a controller.
+type env struct {
+	*kubetest.Cluster
+	t          *testing.T
+	pool       *kubetest.Pool
+	kubeconfig string
+	controller *kubetest.Process
+	flags      []string
+}
+
+// newEnv starts a cluster, a pool and a controller, with a node for each host of the pool.
+func newEnv(t *testing.T, version string, size kubetest.PoolSpec, flags ...string) *env {
+	t.Helper()
+	p := kubetest.NeedPrograms(t, version)
+	e := &env{t: t, flags: flags}
+	ctx := t.Context()
+	// Sockets are in the directories: their paths are short.
+	dir, err := os.MkdirTemp("", "dk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the logs are in %s", dir)
+			return
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.pool, err = kubetest.StartPool(ctx, programs.dxpu, dir, size)
+	if e.pool != nil {
+		t.Cleanup(e.pool.Stop)
+	}
+	must(err)
+	e.Cluster, err = kubetest.Start(ctx, p, dir)
+	t.Cleanup(e.Stop)
+	must(err)
+	must(e.Apply(ctx, "manifests/rbac.yaml"))
+	must(e.Apply(ctx, "manifests/deviceclass.yaml"))
+	e.kubeconfig, err = e.ServiceAccount(ctx, "dxpu-system", "dxpu-dra-controller")
+	must(err)
+	for i := range size.Hosts {
+		must(e.AddNode(ctx, nodeName(i), map[string]string{"dxpu.dev/host": hostID(i, size.Simulate)}))
+	}
+	e.startController()
+	t.Cleanup(func() { e.controller.Stop() })
+	e.wait("the devices of the pool", func(ctx context.Context) (bool, error) {
+		n, err := e.countDevices(ctx)
+		return n == size.Boxes*size.GPUs, err
+	})
+	return e
+}
+
+func nodeName(i int) string { return fmt.Sprintf("n%03d", i) }
+
+func hostID(i int, simulated bool) string {
+	if simulated {
+		return fmt.Sprintf("host-%05d", i)
+	}
+	return fmt.Sprintf("host-%d", i+1)
+}
+
+func (e *env) startController() {
+	e.t.Helper()
+	var err error
+	e.controller, err = kubetest.StartProcess(e.Dir, "controller", programs.driver, append([]string{
+		"controller", "--kubeconfig", e.kubeconfig, "--manager", e.pool.URL, "--tenant", "default", "-v", "2",
+	}, e.flags...)...)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// wait polls until a condition holds.
+func (e *env) wait(what string, holds func(context.Context) (bool, error)) {
+	e.t.Helper()
+	ctx, cancel := context.WithTimeout(e.t.Context(), patience)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		ok, err := holds(ctx)
+		if ok {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			e.t.Fatalf("waited for %s: %v; the controller says:\n%s", what, err, e.controller.Tail(10))
+		case <-tick.C:
+		}
+	}
+}

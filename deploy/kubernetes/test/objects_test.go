@@ -1,0 +1,159 @@
+package test
+
+import (
+	"context"
+	"fmt"
+
+	"connectrpc.com/connect"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+const class = "gpu.dxpu.dev"
+
+// podSpec says what a pod of a test asks for.
+type podSpec struct {
+	namespace, name string
+	gpus            int64
+	selector        string // CEL
+	node            string // only there
+	extended        int64  // GPUs as an extended resource instead of a claim
+}
+
+// createPod creates a pod with a claim of its own.
+func (e *env) createPod(s podSpec) {
+	e.t.Helper()
+	if s.namespace == "" {
+		s.namespace = "default"
+	}
+	no, now := false, int64(1)
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: s.name, Namespace: s.namespace}, Spec: corev1.PodSpec{
+		AutomountServiceAccountToken: &no, TerminationGracePeriodSeconds: &now,
+		Containers: []corev1.Container{{Name: "c", Image: "none"}},
+	}}
+	if s.node != "" {
+		p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: s.node}
+	}
+	if s.extended > 0 {
+		p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"dxpu.dev/gpu": *quantity(s.extended)}
+	} else {
+		template := e.template(s)
+		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}
+		p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}
+	}
+	if _, err := e.Kube.CoreV1().Pods(s.namespace).Create(e.t.Context(), p, metav1.CreateOptions{}); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// template creates a template of claims for a pod, and returns its name.
+func (e *env) template(s podSpec) string {
+	e.t.Helper()
+	r := resourceapi.ExactDeviceRequest{DeviceClassName: class, Count: max(s.gpus, 1)}
+	if s.selector != "" {
+		r.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: s.selector}}}
+	}
+	t := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: s.name, Namespace: s.namespace}}
+	t.Spec.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &r}}
+	if _, err := e.Kube.ResourceV1().ResourceClaimTemplates(s.namespace).Create(e.t.Context(), t, metav1.CreateOptions{}); err != nil {
+		e.t.Fatal(err)
+	}
+	return s.name
+}
+
+func (e *env) pod(ctx context.Context, name string) (*corev1.Pod, error) {
+	return e.Kube.CoreV1().Pods("default").Get(ctx, name, metav1.GetOptions{})
+}
+
+// waitRunning waits until a pod runs and returns it.
+func (e *env) waitRunning(name string) (pod *corev1.Pod) {
+	e.t.Helper()
+	e.wait("pod "+name+" to run", func(ctx context.Context) (ok bool, err error) {
+		pod, err = e.pod(ctx, name)
+		return err == nil && pod.Status.Phase == corev1.PodRunning, err
+	})
+	return pod
+}
+
+func (e *env) deletePod(name string) {
+	e.t.Helper()
+	if err := e.Kube.CoreV1().Pods("default").Delete(e.t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// claimOf returns the claim of a pod.
+func (e *env) claimOf(ctx context.Context, pod *corev1.Pod) (*resourceapi.ResourceClaim, error) {
+	for _, s := range pod.Status.ResourceClaimStatuses {
+		if s.ResourceClaimName != nil {
+			return e.Kube.ResourceV1().ResourceClaims(pod.Namespace).Get(ctx, *s.ResourceClaimName, metav1.GetOptions{})
+		}
+	}
+	return nil, fmt.Errorf("pod %s has no claim yet", pod.Name)
+}
+
+func (e *env) slices(ctx context.Context) ([]resourceapi.ResourceSlice, error) {
+	l, err := e.Kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return l.Items, nil
+}
+
+func (e *env) countDevices(ctx context.Context) (n int, err error) {
+	all, err := e.slices(ctx)
+	for _, s := range all {
+		n += len(s.Spec.Devices)
+	}
+	return n, err
+}
+
+// device returns a published device.
+func (e *env) device(ctx context.Context, name string) (*resourceapi.Device, error) {
+	all, err := e.slices(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range all {
+		for i := range s.Spec.Devices {
+			if s.Spec.Devices[i].Name == name {
+				return &s.Spec.Devices[i], nil
+			}
+		}
+	}
+	return nil, fmt.Errorf("device %s is not published", name)
+}
+
+// leases returns the leases of the pool that have not ended.
+func (e *env) leases(ctx context.Context) ([]*dxpuv1.Lease, error) {
+	var out []*dxpuv1.Lease
+	for req := (&dxpuv1.ListLeasesRequest{PageSize: 1000}); ; {
+		res, err := e.pool.API.Pool.ListLeases(ctx, connect.NewRequest(req))
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, res.Msg.Leases...)
+		if req.PageToken = res.Msg.NextPageToken; req.PageToken == "" {
+			return out, nil
+		}
+	}
+}
+
+// waitNoLease waits until the pool has no lease and no bound GPU.
+func (e *env) waitNoLease() {
+	e.t.Helper()
+	e.wait("the pool to be empty", func(ctx context.Context) (bool, error) {
+		res, err := e.pool.API.Pool.GetPool(ctx, connect.NewRequest(&dxpuv1.GetPoolRequest{}))
+		if err != nil {
+			return false, err
+		}
+		all, err := e.leases(ctx)
+		if len(all) > 0 {
+			err = fmt.Errorf("%d leases, one is %s of %v: %s", len(all), all[0].Id, all[0].Spec.Labels, all[0].StateReason)
+		}
+		return err == nil && len(all) == 0 && res.Msg.Pool.GpusBound == 0, err
+	})
+}
