@@ -1,0 +1,135 @@
+package test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/claims"
+	"github.com/dxpu-project/dxpu/deploy/kubernetes/internal/kubetest"
+)
+
+// TestFaults makes the faults that a platform sees, one after the other.
+func TestFaults(t *testing.T) {
+	e := newEnv(t, versions[0], kubetest.PoolSpec{Boxes: 4, GPUs: 4, Hosts: 3, Slots: 4, Simulate: true})
+	t.Run("lease ended by an operator", func(t *testing.T) { e.on(t).leaseEnded() })
+	t.Run("controller restarts", func(t *testing.T) { e.on(t).controllerRestarts() })
+	t.Run("no host", func(t *testing.T) { e.on(t).noHost() })
+	t.Run("quota", func(t *testing.T) { e.on(t).quota() })
+}
+
+// leaseEnded: the pod that lost its device is evicted, and the taint goes by itself.
+func (e *env) leaseEnded() {
+	ctx := e.t.Context()
+	e.createPod(podSpec{name: "lost"})
+	e.waitRunning("lost")
+	l := e.onlyLease()
+	if _, err := e.pool.API.Pool.DeleteLease(ctx, connect.NewRequest(&dxpuv1.DeleteLeaseRequest{LeaseId: l.Id})); err != nil {
+		e.t.Fatal(err)
+	}
+	e.wait("the eviction of the pod", func(ctx context.Context) (bool, error) {
+		_, err := e.pod(ctx, "lost")
+		return apierrors.IsNotFound(err), err
+	})
+	e.waitNoLease()
+	e.wait("the taint to go", func(ctx context.Context) (bool, error) {
+		d, err := e.device(ctx, l.Spec.Labels[claims.LabelDevice])
+		return err == nil && len(d.Taints) == 0, err
+	})
+}
+
+func (e *env) onlyLease() *dxpuv1.Lease {
+	e.t.Helper()
+	all, err := e.leases(e.t.Context())
+	if err != nil || len(all) != 1 {
+		e.t.Fatalf("%d leases, %v; want one", len(all), err)
+	}
+	return all[0]
+}
+
+// controllerRestarts: a claim is made and another one goes while no controller runs.
+func (e *env) controllerRestarts() {
+	e.createPod(podSpec{name: "before"})
+	e.waitRunning("before")
+	old := e.onlyLease()
+	e.controller.Kill()
+	e.deletePod("before")
+	e.createPod(podSpec{name: "after"})
+	e.wait("the allocation without a controller", func(ctx context.Context) (bool, error) {
+		pod, err := e.pod(ctx, "after")
+		if err != nil {
+			return false, err
+		}
+		claim, err := e.claimOf(ctx, pod)
+		return err == nil && claim.Status.Allocation != nil, err
+	})
+	if l := e.onlyLease(); l.Id != old.Id {
+		e.t.Fatalf("lease %s without a controller", l.Id)
+	}
+	e.startController()
+	e.waitRunning("after")
+	if l := e.onlyLease(); l.Id == old.Id {
+		e.t.Errorf("lease %s of the claim that is gone is left", l.Id)
+	}
+	e.deletePod("after")
+	e.waitNoLease()
+}
+
+// noHost: a node without a host of the pool in its label; the pod's event says so.
+func (e *env) noHost() {
+	if err := e.AddNode(e.t.Context(), "strange", map[string]string{"dxpu.dev/host": "nowhere"}); err != nil {
+		e.t.Fatal(err)
+	}
+	e.createPod(podSpec{name: "strange", node: "strange"})
+	e.waitEvent("strange", "GPUNoHost", "but the pool has no such host")
+	e.deletePod("strange")
+	e.waitNoLease()
+}
+
+// quota: a claim beyond the quota of its tenant waits, with the manager's reason.
+func (e *env) quota() {
+	put := func(n uint32) {
+		e.t.Helper()
+		_, err := e.pool.API.Pool.PutTenant(e.t.Context(), connect.NewRequest(&dxpuv1.PutTenantRequest{
+			Tenant: &dxpuv1.Tenant{Id: "default", Quota: &dxpuv1.Quota{MaxGpus: n}},
+		}))
+		if err != nil {
+			e.t.Fatal(err)
+		}
+	}
+	put(1)
+	e.createPod(podSpec{name: "first"})
+	e.waitRunning("first")
+	e.createPod(podSpec{name: "second"})
+	e.waitEvent("second", "GPUQueued", "Tenant default has 1 of the 1 GPUs that its quota allows")
+	e.deletePod("first")
+	e.waitRunning("second")
+	e.deletePod("second")
+	e.waitNoLease()
+	put(0)
+}
+
+func (e *env) waitEvent(pod, reason, text string) {
+	e.t.Helper()
+	e.wait("event "+reason+" of pod "+pod, func(ctx context.Context) (bool, error) {
+		all, err := e.Kube.CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
+		if err != nil {
+			return false, err
+		}
+		var seen []string
+		for _, v := range all.Items {
+			if v.Reason == reason && strings.Contains(v.Message, text) {
+				return true, nil
+			}
+			seen = append(seen, v.Reason+": "+v.Message)
+		}
+		return false, fmt.Errorf("events: %q", seen)
+	})
+}
