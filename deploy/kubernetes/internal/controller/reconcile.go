@@ -200,11 +200,12 @@ func (c *Controller) deleteLease(ctx context.Context, id string) error {
 // createLease creates a lease. A refusal becomes the status of the device.
 func (c *Controller) createLease(ctx context.Context, r claims.Request, plan *claims.Plan) error {
 	res, err := c.cfg.Pool.CreateLease(ctx, connect.NewRequest(&dxpuv1.CreateLeaseRequest{RequestId: r.ID, Spec: r.Spec}))
-	switch connect.CodeOf(err) {
-	case 0: // no error
+	if err == nil {
 		c.cfg.Metrics.created.Inc()
 		c.watch.Put(res.Msg.Lease)
 		return nil
+	}
+	switch connect.CodeOf(err) {
 	case connect.CodeInvalidArgument, connect.CodeNotFound, connect.CodeAlreadyExists, connect.CodePermissionDenied,
 		connect.CodeResourceExhausted, connect.CodeFailedPrecondition:
 		c.cfg.Metrics.refused.Inc()
