@@ -1,20 +1,24 @@
 #!/bin/sh
-# Usage: run.sh [--rounds N] [PATTERN]
+# Usage: run.sh [--rounds N] [--limit DURATION] [PATTERN]
 #
 # Runs the tests with other people's programs (test/vm) and prints the table of
 # docs/conformance.md: guests of Debian 12 and 13, machines, memory, faults, and, where
 # DXPU_LIBVFIO_USER_SOURCE is a clone of https://github.com/nutanix/libvfio-user, its samples.
 # It fetches QEMU and the guests where they are missing. PATTERN is for "go test -run".
-# Each fault happens N times (default 100).
+# Each fault happens N times (default 100), but not again after DURATION, such as 10m.
 #
 # Messages go to standard error, events to out/conformance.json. All of it takes an hour on a
 # quiet machine. Exit status: 0 all passed; 1 a check failed; 2 usage.
 set -eu
-rounds=100
-if [ "${1-}" = --rounds ] && [ $# -ge 2 ]; then
-	rounds=$2
+rounds=100 limit=0
+while [ $# -ge 2 ]; do
+	case $1 in
+	--rounds) rounds=$2 ;;
+	--limit) limit=$2 ;;
+	*) break ;;
+	esac
 	shift 2
-fi
+done
 case "$#:${1-}" in
 0:) pattern=. ;;
 1:-*) rounds= ;;
@@ -40,5 +44,5 @@ if [ -n "${DXPU_LIBVFIO_USER_SOURCE-}" ]; then
 	export DXPU_LIBVFIO_USER
 fi
 # The report knows whether a check failed.
-DXPU_VMTEST=thorough go test -json -count=1 -timeout 24h -run "$pattern" ./test/vm -args -rounds "$rounds" >out/conformance.json || true
+DXPU_VMTEST=thorough go test -json -count=1 -timeout 24h -run "$pattern" ./test/vm -args -rounds "$rounds" -limit "$limit" >out/conformance.json || true
 go run ./test/conformance <out/conformance.json

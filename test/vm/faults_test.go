@@ -11,7 +11,10 @@ import (
 	"github.com/dxpu-project/dxpu/internal/vm/qemu"
 )
 
-var rounds = flag.Int("rounds", 1, "rounds of each fault in TestFaults")
+var (
+	rounds = flag.Int("rounds", 1, "rounds of each fault in TestFaults")
+	limit  = flag.Duration("limit", 0, "time after which a fault in TestFaults gets no further round; 0: no limit")
+)
 
 // TestFaults kills each party under a program of the guest that reads a register without
 // end. The guest must get a GPU back each time, and QEMU's monitor must answer.
@@ -32,19 +35,20 @@ func TestFaults(t *testing.T) {
 			round, end := c.test(t, g)
 			began := time.Now()
 			var all answers
-			for i := range *rounds {
+			n := 0
+			for n < *rounds && (n == 0 || *limit == 0 || time.Since(began) < *limit) {
 				watched := g.watch(t)
 				round()
 				these := watched()
 				all = all.and(these)
-				if these.late() || (i+1)%10 == 0 {
-					t.Logf("round %d: the monitor %v; in all rounds %v", i+1, these, all)
+				if n++; these.late() || n%10 == 0 {
+					t.Logf("round %d: the monitor %v; in all rounds %v", n, these, all)
 				}
 			}
 			end()
 			over = true
 			g.healthy(t)
-			seen(t, "%d rounds of %v, the monitor %v", *rounds, (time.Since(began) / time.Duration(*rounds)).Round(100*time.Millisecond), all)
+			seen(t, "%d rounds of %v, the monitor %v", n, (time.Since(began) / time.Duration(n)).Round(100*time.Millisecond), all)
 			all.check(t)
 		})
 		if t.Failed() {
