@@ -108,7 +108,7 @@ func (r *requestPort) request(e engine.Entry, id int, p *tlp.Packet, dst []byte)
 		r.end(e, id, false, pcie.UnsupportedRequest)
 		return nil
 	}
-	if b.Room(e) < len(p.Data) || b.Room(e) == 0 || !r.requester.Begin(e.Now(), e.Now()+r.timeout, p, dst, uint64(id)) {
+	if b.Room(e) < len(p.Data) || b.Room(e) == 0 || !r.requester.Begin(e.Now(), e.Now()+r.timeoutOf(p), p, dst, uint64(id)) {
 		b.Touch(e) // Transmit is called when there is room
 		return errBusy
 	}
@@ -117,6 +117,16 @@ func (r *requestPort) request(e engine.Entry, id int, p *tlp.Packet, dst []byte)
 	// outstanding requests.
 	_ = r.slot.send(e, p)
 	return nil
+}
+
+// timeoutOf returns the Completion Timeout of a request. A configuration request that fails
+// costs more than a late one: a guest that reads all ones while it looks for the device
+// concludes that a BAR, or the device, does not exist, and does not look again.
+func (r *requestPort) timeoutOf(p *tlp.Packet) time.Duration {
+	if !p.Type.Config() {
+		return r.timeout
+	}
+	return max(r.timeout, min(configTimeouts*r.timeout, maxCompletionTime-answerTime))
 }
 
 // post sends one posted request.
@@ -197,6 +207,13 @@ func (r *requestPort) complete(e engine.Entry, p *tlp.Packet) {
 // maxCompletionTime bounds a Completion Timeout that a slow link extends: QEMU gives
 // an answer up after 5 s.
 const maxCompletionTime = 4 * time.Second
+
+const (
+	// configTimeouts is how many Completion Timeouts a configuration request may take.
+	configTimeouts = 3
+	// answerTime is what the end of a request takes until the VMM has the answer.
+	answerTime = time.Second
+)
 
 // slack returns the time by which requests to the device may exceed the given
 // Completion Timeout at present. Where processors are busy, an answer takes as long to
