@@ -220,6 +220,9 @@ func TestClosesTakeTurns(t *testing.T) {
 			t.Fatal("a close of another peer waits")
 		}
 	}
+	for range 1000 { // time for closes that do not wait for their turn
+		runtime.Gosched()
+	}
 	if n := stuck.unclosed(); n != maxClosing {
 		t.Errorf("%d descriptors wait for their turn, want %d", n, maxClosing)
 	}
@@ -230,7 +233,8 @@ func TestClosesTakeTurns(t *testing.T) {
 func TestDisposerOfSeveralClients(t *testing.T) {
 	f := serve(t)
 	all := new(Disposer)
-	f.client(ClientConfig{Disposer: all})
+	first, _ := f.client(ClientConfig{Disposer: all})
+	must(t, first.Close())
 	for range maxClosing {
 		all.close([]int{lingering(t)})
 	}
