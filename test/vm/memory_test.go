@@ -27,6 +27,7 @@ func TestRefusedMemory(t *testing.T) {
 			cl.start("host", "host", "--manager", cl.url, "--name", "host", "--slots", "1", "--qmp", g.qmp,
 				"--socket-dir", g.dir, "--state-dir", filepath.Join(g.dir, "state"))
 			cl.says("host +connected", "get", "hosts")
+			cl.says("box-1 +[a-z-]+ +connected", "get", "boxes")
 			const remedy = "memory-backend-memfd,id=mem,size=SIZE,share=on"
 			waiting, err := cl.try("lease", "create", "--host", "host", "--wait", "--timeout", patience.String())
 			if err == nil || !strings.Contains(waiting, remedy) {

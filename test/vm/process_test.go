@@ -158,7 +158,7 @@ func (c *cluster) try(args ...string) (string, error) {
 // lease is the ID of the only lease.
 func (c *cluster) lease() string {
 	c.t.Helper()
-	return strings.Fields(tail(c.dxpu("get", "leases"), 1))[0]
+	return strings.Fields(tail(c.dxpu("get", "leases", "--all"), 1))[0]
 }
 
 // runHost starts a host proxy with a slot in the guest, whose sockets the store keeps.
