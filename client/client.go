@@ -47,7 +47,7 @@ type Config struct {
 	AllowCleartext bool
 
 	// CA is the PEM of the authority that signed the managers' certificates,
-	// CAHash its hash, as the manager prints it. CAHash takes precedence. nil
+	// CAHash its hash, as the manager prints it. With both, either identifies it. nil
 	// and "": the authorities that the system trusts.
 	CA     []byte
 	CAHash string

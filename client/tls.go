@@ -27,6 +27,13 @@ func newTransport(cfg *Config, scheme string) (http.RoundTripper, error) {
 		MaxIdleConnsPerHost: 4, IdleConnTimeout: time.Minute, TLSHandshakeTimeout: handshakeTimeout,
 		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, GetClientCertificate: cfg.Certificate},
 	}
+	var roots *x509.CertPool
+	if cfg.CA != nil {
+		roots = x509.NewCertPool()
+		if !roots.AppendCertsFromPEM(cfg.CA) {
+			return nil, errors.New("the PEM of the authority contains no certificate")
+		}
+	}
 	switch {
 	case cfg.CAHash != "" && scheme == "http":
 		return nil, errors.New("the hash of an authority needs a manager with TLS: write its URL with https")
@@ -34,19 +41,17 @@ func newTransport(cfg *Config, scheme string) (http.RoundTripper, error) {
 		if err := auth.CheckHash(cfg.CAHash); err != nil {
 			return nil, fmt.Errorf("hash of the authority: %w", err)
 		}
-		t.DialTLSContext = pinnedDialer(cfg.CAHash, t.TLSClientConfig)
-	case cfg.CA != nil:
-		t.TLSClientConfig.RootCAs = x509.NewCertPool()
-		if !t.TLSClientConfig.RootCAs.AppendCertsFromPEM(cfg.CA) {
-			return nil, errors.New("the PEM of the authority contains no certificate")
-		}
+		t.DialTLSContext = pinnedDialer(cfg.CAHash, roots, t.TLSClientConfig)
+	default:
+		t.TLSClientConfig.RootCAs = roots
 	}
 	return t, nil
 }
 
-// pinnedDialer returns a DialTLSContext for managers whose authority is known
-// only by its hash. cfg holds the other TLS settings and is not changed.
-func pinnedDialer(hash string, cfg *tls.Config) func(ctx context.Context, network, addr string) (net.Conn, error) {
+// pinnedDialer returns a DialTLSContext for managers of which an authority is known by
+// its hash, or is among roots; nil: none. cfg holds the other TLS settings and is not
+// changed.
+func pinnedDialer(hash string, roots *x509.CertPool, cfg *tls.Config) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		host, _, err := net.SplitHostPort(addr)
 		if err != nil {
@@ -56,7 +61,14 @@ func pinnedDialer(hash string, cfg *tls.Config) func(ctx context.Context, networ
 		c.ServerName = host
 		c.InsecureSkipVerify = true // VerifyConnection verifies, with the authority that the hash names
 		c.VerifyConnection = func(s tls.ConnectionState) error {
-			return auth.VerifyPinned(hash, s.PeerCertificates, host, time.Now())
+			err := auth.VerifyPinned(hash, s.PeerCertificates, host, time.Now())
+			if err != nil && roots != nil && len(s.PeerCertificates) > 0 {
+				known := x509.VerifyOptions{Roots: roots, DNSName: host, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+				if _, err := s.PeerCertificates[0].Verify(known); err == nil {
+					return nil
+				}
+			}
+			return err
 		}
 		return (&tls.Dialer{Config: c}).DialContext(ctx, network, addr)
 	}

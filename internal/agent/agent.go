@@ -90,6 +90,7 @@ type Agent struct {
 	instance string
 	changed  chan struct{} // one element: report now
 	rewatch  chan struct{} // one element: open a new watch
+	renewNow chan struct{} // one element: renew the certificate
 	reached  chan struct{} // one element: the manager answers again
 
 	connected atomic.Bool
@@ -121,7 +122,7 @@ func New(cfg Config, h Handler) (*Agent, error) {
 	}
 	a := &Agent{
 		cfg: cfg, managers: managers, handler: h, log: cfg.Log, instance: rand.Text()[:12],
-		changed: make(chan struct{}, 1), rewatch: make(chan struct{}, 1), reached: make(chan struct{}, 1),
+		changed: make(chan struct{}, 1), rewatch: make(chan struct{}, 1), renewNow: make(chan struct{}, 1), reached: make(chan struct{}, 1),
 	}
 	if a.log == nil {
 		a.log = slog.New(slog.DiscardHandler)

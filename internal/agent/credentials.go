@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -145,8 +146,10 @@ func (a *Agent) newClient(id identity) (*client.Client, error) {
 		Managers: a.managers, Token: id.Credential, AllowCleartext: true, // a manager without TLS has nodes without
 		CA: a.cfg.CA, CAHash: a.cfg.CAHash, ElectionTimeout: reportTimeout,
 	}
-	if cfg.CA == nil && id.CA != "" {
-		cfg.CA = []byte(id.CA)
+	if id.CA != "" {
+		// The authorities that the manager named last, beside those of the flags: the
+		// pool's authority may have been rotated since the node enrolled.
+		cfg.CA = append(append(slices.Clone(cfg.CA), '\n'), id.CA...)
 	}
 	if hc := a.cfg.HTTPClient; hc != nil {
 		cfg.Transport = cmp.Or(hc.Transport, http.DefaultTransport)
@@ -212,7 +215,8 @@ func (id *identity) leaf() *x509.Certificate {
 	return c
 }
 
-// renewLoop renews the certificate after two thirds of its lifetime.
+// renewLoop renews the certificate after two thirds of its lifetime, and when the manager
+// asks for it.
 func (a *Agent) renewLoop(ctx context.Context) error {
 	retry := newBackoff()
 	for {
@@ -223,13 +227,19 @@ func (a *Agent) renewLoop(ctx context.Context) error {
 		}
 		if left := time.Until(auth.RenewAt(cert)); left > 0 {
 			timer := time.NewTimer(min(left, maxRenewWait))
+			asked := false
 			select {
 			case <-ctx.Done():
 				timer.Stop()
 				return ctx.Err()
+			case <-a.renewNow:
+				timer.Stop()
+				asked = true
 			case <-timer.C:
 			}
-			continue
+			if !asked {
+				continue
+			}
 		}
 		err := a.renew(ctx)
 		if err := a.sessionError(err); err != nil {
@@ -239,10 +249,22 @@ func (a *Agent) renewLoop(ctx context.Context) error {
 			retry.Reset()
 			continue
 		}
+		// A manager that asked for it asks again.
 		a.log.Warn("the certificate could not be renewed", "err", err, "expires", cert.NotAfter)
 		if !wait(ctx, retry, nil) {
 			return ctx.Err()
 		}
+	}
+}
+
+// renewSoon makes renewLoop renew the certificate of an identity, unless the node has
+// another one by now: a second renewal would revoke the certificate of connections that
+// are still open.
+func (a *Agent) renewSoon(id identity) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.identity.Certificate == id.Certificate {
+		signal(a.renewNow)
 	}
 }
 
@@ -261,6 +283,10 @@ func (a *Agent) renew(ctx context.Context) error {
 	id.Certificate, id.Key, id.CA = res.Msg.CertificatePem, key, res.Msg.CaPem
 	if err := a.keep(id); err != nil {
 		return err
+	}
+	select {
+	case <-a.renewNow: // meant for the previous certificate
+	default:
 	}
 	signal(a.rewatch) // on a connection with the new certificate
 	a.log.Info("renewed the certificate", "node", id.NodeID, "expires", id.leaf().NotAfter)

@@ -314,6 +314,9 @@ func (a *Agent) reportOnce(ctx context.Context, seq uint64) (desired uint64, int
 	if err != nil {
 		return 0, 0, err
 	}
+	if res.Msg.RenewCertificate {
+		a.renewSoon(id)
+	}
 	return res.Msg.DesiredRevision, res.Msg.HeartbeatInterval.AsDuration(), nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -27,7 +28,8 @@ func (o *proxyOptions) joinToken(ctx context.Context, enrolled bool, log *slog.L
 	defer tick.Stop()
 	for first := true; ; first = false {
 		raw, err := os.ReadFile(o.tokenFile)
-		switch token := strings.TrimSpace(string(raw)); {
+		token, _, _ := strings.Cut(strings.TrimSpace(string(raw)), "\n") // the first one is the current one
+		switch token = strings.TrimSpace(token); {
 		case err != nil && !errors.Is(err, fs.ErrNotExist):
 			return "", fmt.Errorf("--join-token-file: %w", err)
 		case token != "" || enrolled:
@@ -41,4 +43,62 @@ func (o *proxyOptions) joinToken(ctx context.Context, enrolled bool, log *slog.L
 		case <-tick.C:
 		}
 	}
+}
+
+const (
+	// maxJoinTokens bounds the tokens of a file: two during a rotation.
+	maxJoinTokens = 16
+	minJoinToken  = 8 // characters
+)
+
+// joinTokenFile is the manager's file of join tokens, one in a line, the current one
+// first.
+type joinTokenFile struct {
+	path string
+
+	mu      sync.Mutex // guards the fields below
+	tokens  []string
+	changed time.Time // when the file that was read last was changed
+	size    int64
+}
+
+// watchJoinTokens reads a file of join tokens. The result returns its tokens, and reads it
+// again after it was changed. While it cannot be read, the tokens that were read last are
+// valid.
+func watchJoinTokens(path string) (func() []string, error) {
+	f := &joinTokenFile{path: path}
+	if err := f.read(); err != nil {
+		return nil, err
+	}
+	return func() []string {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		_ = f.read() // keeps the old ones after an error
+		return f.tokens
+	}, nil
+}
+
+func (f *joinTokenFile) read() error {
+	st, err := os.Stat(f.path)
+	if err != nil {
+		return err
+	}
+	if f.tokens != nil && st.ModTime().Equal(f.changed) && st.Size() == f.size {
+		return nil
+	}
+	raw, err := os.ReadFile(f.path)
+	if err != nil {
+		return err
+	}
+	tokens := strings.Fields(string(raw))
+	if len(tokens) == 0 || len(tokens) > maxJoinTokens {
+		return fmt.Errorf("%s has %d join tokens, want 1 to %d, one in a line", f.path, len(tokens), maxJoinTokens)
+	}
+	for i, t := range tokens {
+		if len(t) < minJoinToken {
+			return fmt.Errorf("%s: join token %d has %d characters, want at least %d", f.path, i+1, len(t), minJoinToken)
+		}
+	}
+	f.tokens, f.changed, f.size = tokens, st.ModTime(), st.Size()
+	return nil
 }

@@ -37,7 +37,8 @@ type managerOptions struct {
 	reserve                    placement.Reserve
 	securityOptions
 	storeOptions
-	cfg manager.Config
+	cfg        manager.Config
+	joinTokens func() []string // those of the file; nil: there is none
 }
 
 func newManagerCommand() *cobra.Command {
@@ -59,7 +60,8 @@ nodes and commands: --manager URL,URL,URL. All managers need the same join token
 
 Boxes and hosts enrol with a join token. The manager reads it from --join-token-file
 (default: join-token in the data directory) and creates that file with a new token if
-it does not exist. Without a file it uses $DXPU_JOIN_TOKEN, or creates a token and
+it does not exist. A file with several lines has several tokens, the current one
+first, and the manager reads it again when it changes. Without a file it uses $DXPU_JOIN_TOKEN, or creates a token and
 prints it.
 
 The listening address serves the API, for gRPC and for JSON over HTTP, as well as
@@ -127,7 +129,7 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	cfg.JoinToken = token
+	cfg.JoinToken, cfg.JoinTokens = token, o.joinTokens
 	if cfg.Open, err = o.openness(cmd, o.listen); err != nil {
 		return usage(err)
 	}
@@ -237,9 +239,8 @@ func (o *managerOptions) joinToken() (token string, made bool, err error) {
 		}
 		return rand.Text(), true, nil
 	}
-	raw, err := os.ReadFile(file)
-	if err == nil {
-		return strings.TrimSpace(string(raw)), false, nil
+	if o.joinTokens, err = watchJoinTokens(file); err == nil {
+		return o.joinTokens()[0], false, nil
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return "", false, fmt.Errorf("join token: %w", err)
@@ -248,7 +249,8 @@ func (o *managerOptions) joinToken() (token string, made bool, err error) {
 	if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
 		return "", false, fmt.Errorf("join token: %w", err)
 	}
-	return token, false, nil
+	o.joinTokens, err = watchJoinTokens(file)
+	return token, false, err
 }
 
 // serve serves a manager on a listener until ctx ends: HTTP/1.1 and HTTP/2, with TLS

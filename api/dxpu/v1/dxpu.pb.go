@@ -43,6 +43,7 @@ import (
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	fieldmaskpb "google.golang.org/protobuf/types/known/fieldmaskpb"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -54,6 +55,63 @@ const (
 	// Verify that runtime/protoimpl is sufficiently up-to-date.
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
+
+// AuthorityStep is a step of the rotation of the pool's authority.
+type AuthorityStep int32
+
+const (
+	AuthorityStep_AUTHORITY_STEP_UNSPECIFIED AuthorityStep = 0
+	// A new authority is made and trusted beside the old one. Nodes renew their
+	// certificates with it; managers keep those of the old one.
+	AuthorityStep_AUTHORITY_STEP_BEGIN AuthorityStep = 1
+	// Managers use certificates of the new authority. The old one is still trusted.
+	AuthorityStep_AUTHORITY_STEP_ACTIVATE AuthorityStep = 2
+	// The old authority is trusted no longer.
+	AuthorityStep_AUTHORITY_STEP_RETIRE AuthorityStep = 3
+)
+
+// Enum value maps for AuthorityStep.
+var (
+	AuthorityStep_name = map[int32]string{
+		0: "AUTHORITY_STEP_UNSPECIFIED",
+		1: "AUTHORITY_STEP_BEGIN",
+		2: "AUTHORITY_STEP_ACTIVATE",
+		3: "AUTHORITY_STEP_RETIRE",
+	}
+	AuthorityStep_value = map[string]int32{
+		"AUTHORITY_STEP_UNSPECIFIED": 0,
+		"AUTHORITY_STEP_BEGIN":       1,
+		"AUTHORITY_STEP_ACTIVATE":    2,
+		"AUTHORITY_STEP_RETIRE":      3,
+	}
+)
+
+func (x AuthorityStep) Enum() *AuthorityStep {
+	p := new(AuthorityStep)
+	*p = x
+	return p
+}
+
+func (x AuthorityStep) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (AuthorityStep) Descriptor() protoreflect.EnumDescriptor {
+	return file_dxpu_v1_dxpu_proto_enumTypes[0].Descriptor()
+}
+
+func (AuthorityStep) Type() protoreflect.EnumType {
+	return &file_dxpu_v1_dxpu_proto_enumTypes[0]
+}
+
+func (x AuthorityStep) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use AuthorityStep.Descriptor instead.
+func (AuthorityStep) EnumDescriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{0}
+}
 
 type GetPoolRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3574,6 +3632,293 @@ func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
 	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{63}
 }
 
+// Authority is the certificate authority of a pool.
+type Authority struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The certificates that a caller has to trust, in PEM form.
+	CaPem string `protobuf:"bytes,1,opt,name=ca_pem,json=caPem,proto3" json:"ca_pem,omitempty"`
+	// The hash of the authority that signs the certificates of managers.
+	Hash string `protobuf:"bytes,2,opt,name=hash,proto3" json:"hash,omitempty"`
+	// The last step that was taken. UNSPECIFIED or RETIRE: no rotation is under way.
+	Step AuthorityStep `protobuf:"varint,3,opt,name=step,proto3,enum=dxpu.v1.AuthorityStep" json:"step,omitempty"`
+	// The hash of the authority that ACTIVATE will use. Empty: none.
+	NextHash string `protobuf:"bytes,4,opt,name=next_hash,json=nextHash,proto3" json:"next_hash,omitempty"`
+	// The hash of the authority that RETIRE will drop. Empty: none.
+	PreviousHash string `protobuf:"bytes,5,opt,name=previous_hash,json=previousHash,proto3" json:"previous_hash,omitempty"`
+	// The time of the last step.
+	StepTime *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=step_time,json=stepTime,proto3" json:"step_time,omitempty"`
+	// The nodes that have not renewed their certificates since the last step: their
+	// number, and the first of them.
+	NodesLeft     uint32   `protobuf:"varint,7,opt,name=nodes_left,json=nodesLeft,proto3" json:"nodes_left,omitempty"`
+	NodeIdsLeft   []string `protobuf:"bytes,8,rep,name=node_ids_left,json=nodeIdsLeft,proto3" json:"node_ids_left,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Authority) Reset() {
+	*x = Authority{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Authority) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Authority) ProtoMessage() {}
+
+func (x *Authority) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Authority.ProtoReflect.Descriptor instead.
+func (*Authority) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *Authority) GetCaPem() string {
+	if x != nil {
+		return x.CaPem
+	}
+	return ""
+}
+
+func (x *Authority) GetHash() string {
+	if x != nil {
+		return x.Hash
+	}
+	return ""
+}
+
+func (x *Authority) GetStep() AuthorityStep {
+	if x != nil {
+		return x.Step
+	}
+	return AuthorityStep_AUTHORITY_STEP_UNSPECIFIED
+}
+
+func (x *Authority) GetNextHash() string {
+	if x != nil {
+		return x.NextHash
+	}
+	return ""
+}
+
+func (x *Authority) GetPreviousHash() string {
+	if x != nil {
+		return x.PreviousHash
+	}
+	return ""
+}
+
+func (x *Authority) GetStepTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StepTime
+	}
+	return nil
+}
+
+func (x *Authority) GetNodesLeft() uint32 {
+	if x != nil {
+		return x.NodesLeft
+	}
+	return 0
+}
+
+func (x *Authority) GetNodeIdsLeft() []string {
+	if x != nil {
+		return x.NodeIdsLeft
+	}
+	return nil
+}
+
+type GetAuthorityRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetAuthorityRequest) Reset() {
+	*x = GetAuthorityRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetAuthorityRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetAuthorityRequest) ProtoMessage() {}
+
+func (x *GetAuthorityRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetAuthorityRequest.ProtoReflect.Descriptor instead.
+func (*GetAuthorityRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{65}
+}
+
+type GetAuthorityResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Authority     *Authority             `protobuf:"bytes,1,opt,name=authority,proto3" json:"authority,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetAuthorityResponse) Reset() {
+	*x = GetAuthorityResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetAuthorityResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetAuthorityResponse) ProtoMessage() {}
+
+func (x *GetAuthorityResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetAuthorityResponse.ProtoReflect.Descriptor instead.
+func (*GetAuthorityResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *GetAuthorityResponse) GetAuthority() *Authority {
+	if x != nil {
+		return x.Authority
+	}
+	return nil
+}
+
+type RotateAuthorityRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Step  AuthorityStep          `protobuf:"varint,1,opt,name=step,proto3,enum=dxpu.v1.AuthorityStep" json:"step,omitempty"`
+	// Take the step although nodes have not renewed their certificates. They have to be
+	// enrolled again with the new authority.
+	Force         bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateAuthorityRequest) Reset() {
+	*x = RotateAuthorityRequest{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateAuthorityRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateAuthorityRequest) ProtoMessage() {}
+
+func (x *RotateAuthorityRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateAuthorityRequest.ProtoReflect.Descriptor instead.
+func (*RotateAuthorityRequest) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *RotateAuthorityRequest) GetStep() AuthorityStep {
+	if x != nil {
+		return x.Step
+	}
+	return AuthorityStep_AUTHORITY_STEP_UNSPECIFIED
+}
+
+func (x *RotateAuthorityRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type RotateAuthorityResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Authority     *Authority             `protobuf:"bytes,1,opt,name=authority,proto3" json:"authority,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateAuthorityResponse) Reset() {
+	*x = RotateAuthorityResponse{}
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateAuthorityResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateAuthorityResponse) ProtoMessage() {}
+
+func (x *RotateAuthorityResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateAuthorityResponse.ProtoReflect.Descriptor instead.
+func (*RotateAuthorityResponse) Descriptor() ([]byte, []int) {
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *RotateAuthorityResponse) GetAuthority() *Authority {
+	if x != nil {
+		return x.Authority
+	}
+	return nil
+}
+
 type WhoAmIRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -3582,7 +3927,7 @@ type WhoAmIRequest struct {
 
 func (x *WhoAmIRequest) Reset() {
 	*x = WhoAmIRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3594,7 +3939,7 @@ func (x *WhoAmIRequest) String() string {
 func (*WhoAmIRequest) ProtoMessage() {}
 
 func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[64]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3607,7 +3952,7 @@ func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
 func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{64}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{69}
 }
 
 type WhoAmIResponse struct {
@@ -3621,7 +3966,7 @@ type WhoAmIResponse struct {
 
 func (x *WhoAmIResponse) Reset() {
 	*x = WhoAmIResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3633,7 +3978,7 @@ func (x *WhoAmIResponse) String() string {
 func (*WhoAmIResponse) ProtoMessage() {}
 
 func (x *WhoAmIResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[65]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3646,7 +3991,7 @@ func (x *WhoAmIResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoAmIResponse.ProtoReflect.Descriptor instead.
 func (*WhoAmIResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{65}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *WhoAmIResponse) GetActor() string {
@@ -3687,7 +4032,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3699,7 +4044,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[66]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3712,7 +4057,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{66}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListAuditRequest) GetPageSize() int32 {
@@ -3763,7 +4108,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3775,7 +4120,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[67]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3788,7 +4133,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{67}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -3820,7 +4165,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3832,7 +4177,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[68]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3845,7 +4190,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{68}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{73}
 }
 
 type BackupResponse struct {
@@ -3857,7 +4202,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3869,7 +4214,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dxpu_v1_dxpu_proto_msgTypes[69]
+	mi := &file_dxpu_v1_dxpu_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3882,7 +4227,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{69}
+	return file_dxpu_v1_dxpu_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *BackupResponse) GetChunk() []byte {
@@ -3896,7 +4241,7 @@ var File_dxpu_v1_dxpu_proto protoreflect.FileDescriptor
 
 const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\n" +
-	"\x12dxpu/v1/dxpu.proto\x12\adxpu.v1\x1a\x13dxpu/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\"\x10\n" +
+	"\x12dxpu/v1/dxpu.proto\x12\adxpu.v1\x1a\x13dxpu/v1/types.proto\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x10\n" +
 	"\x0eGetPoolRequest\"4\n" +
 	"\x0fGetPoolResponse\x12!\n" +
 	"\x04pool\x18\x01 \x01(\v2\r.dxpu.v1.PoolR\x04pool\"1\n" +
@@ -4117,7 +4462,25 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"/\n" +
 	"\x12DeleteTokenRequest\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\"\x15\n" +
-	"\x13DeleteTokenResponse\"\x0f\n" +
+	"\x13DeleteTokenResponse\"\xa0\x02\n" +
+	"\tAuthority\x12\x15\n" +
+	"\x06ca_pem\x18\x01 \x01(\tR\x05caPem\x12\x12\n" +
+	"\x04hash\x18\x02 \x01(\tR\x04hash\x12*\n" +
+	"\x04step\x18\x03 \x01(\x0e2\x16.dxpu.v1.AuthorityStepR\x04step\x12\x1b\n" +
+	"\tnext_hash\x18\x04 \x01(\tR\bnextHash\x12#\n" +
+	"\rprevious_hash\x18\x05 \x01(\tR\fpreviousHash\x127\n" +
+	"\tstep_time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bstepTime\x12\x1d\n" +
+	"\n" +
+	"nodes_left\x18\a \x01(\rR\tnodesLeft\x12\"\n" +
+	"\rnode_ids_left\x18\b \x03(\tR\vnodeIdsLeft\"\x15\n" +
+	"\x13GetAuthorityRequest\"H\n" +
+	"\x14GetAuthorityResponse\x120\n" +
+	"\tauthority\x18\x01 \x01(\v2\x12.dxpu.v1.AuthorityR\tauthority\"Z\n" +
+	"\x16RotateAuthorityRequest\x12*\n" +
+	"\x04step\x18\x01 \x01(\x0e2\x16.dxpu.v1.AuthorityStepR\x04step\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\"K\n" +
+	"\x17RotateAuthorityResponse\x120\n" +
+	"\tauthority\x18\x01 \x01(\v2\x12.dxpu.v1.AuthorityR\tauthority\"\x0f\n" +
 	"\rWhoAmIRequest\"a\n" +
 	"\x0eWhoAmIResponse\x12\x14\n" +
 	"\x05actor\x18\x01 \x01(\tR\x05actor\x12!\n" +
@@ -4136,7 +4499,12 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\brevision\x18\x03 \x01(\x04R\brevision\"\x0f\n" +
 	"\rBackupRequest\"&\n" +
 	"\x0eBackupResponse\x12\x14\n" +
-	"\x05chunk\x18\x01 \x01(\fR\x05chunk2\x91\x13\n" +
+	"\x05chunk\x18\x01 \x01(\fR\x05chunk*\x81\x01\n" +
+	"\rAuthorityStep\x12\x1e\n" +
+	"\x1aAUTHORITY_STEP_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14AUTHORITY_STEP_BEGIN\x10\x01\x12\x1b\n" +
+	"\x17AUTHORITY_STEP_ACTIVATE\x10\x02\x12\x19\n" +
+	"\x15AUTHORITY_STEP_RETIRE\x10\x032\xb9\x14\n" +
 	"\vPoolService\x12A\n" +
 	"\aGetPool\x12\x17.dxpu.v1.GetPoolRequest\x1a\x18.dxpu.v1.GetPoolResponse\"\x03\x90\x02\x01\x12V\n" +
 	"\x0eGetPoolHistory\x12\x1e.dxpu.v1.GetPoolHistoryRequest\x1a\x1f.dxpu.v1.GetPoolHistoryResponse\"\x03\x90\x02\x01\x12G\n" +
@@ -4170,7 +4538,9 @@ const file_dxpu_v1_dxpu_proto_rawDesc = "" +
 	"\n" +
 	"ListTokens\x12\x1a.dxpu.v1.ListTokensRequest\x1a\x1b.dxpu.v1.ListTokensResponse\"\x03\x90\x02\x01\x12H\n" +
 	"\vDeleteToken\x12\x1b.dxpu.v1.DeleteTokenRequest\x1a\x1c.dxpu.v1.DeleteTokenResponse\x12>\n" +
-	"\x06WhoAmI\x12\x16.dxpu.v1.WhoAmIRequest\x1a\x17.dxpu.v1.WhoAmIResponse\"\x03\x90\x02\x01\x12G\n" +
+	"\x06WhoAmI\x12\x16.dxpu.v1.WhoAmIRequest\x1a\x17.dxpu.v1.WhoAmIResponse\"\x03\x90\x02\x01\x12P\n" +
+	"\fGetAuthority\x12\x1c.dxpu.v1.GetAuthorityRequest\x1a\x1d.dxpu.v1.GetAuthorityResponse\"\x03\x90\x02\x01\x12T\n" +
+	"\x0fRotateAuthority\x12\x1f.dxpu.v1.RotateAuthorityRequest\x1a .dxpu.v1.RotateAuthorityResponse\x12G\n" +
 	"\tListAudit\x12\x19.dxpu.v1.ListAuditRequest\x1a\x1a.dxpu.v1.ListAuditResponse\"\x03\x90\x02\x01\x12;\n" +
 	"\x06Backup\x12\x16.dxpu.v1.BackupRequest\x1a\x17.dxpu.v1.BackupResponse0\x01\x12J\n" +
 	"\n" +
@@ -4190,221 +4560,238 @@ func file_dxpu_v1_dxpu_proto_rawDescGZIP() []byte {
 	return file_dxpu_v1_dxpu_proto_rawDescData
 }
 
-var file_dxpu_v1_dxpu_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
+var file_dxpu_v1_dxpu_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_dxpu_v1_dxpu_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
 var file_dxpu_v1_dxpu_proto_goTypes = []any{
-	(*GetPoolRequest)(nil),         // 0: dxpu.v1.GetPoolRequest
-	(*GetPoolResponse)(nil),        // 1: dxpu.v1.GetPoolResponse
-	(*GetPoolHistoryRequest)(nil),  // 2: dxpu.v1.GetPoolHistoryRequest
-	(*GetPoolHistoryResponse)(nil), // 3: dxpu.v1.GetPoolHistoryResponse
-	(*ListHostsRequest)(nil),       // 4: dxpu.v1.ListHostsRequest
-	(*ListHostsResponse)(nil),      // 5: dxpu.v1.ListHostsResponse
-	(*GetHostRequest)(nil),         // 6: dxpu.v1.GetHostRequest
-	(*GetHostResponse)(nil),        // 7: dxpu.v1.GetHostResponse
-	(*ListBoxesRequest)(nil),       // 8: dxpu.v1.ListBoxesRequest
-	(*ListBoxesResponse)(nil),      // 9: dxpu.v1.ListBoxesResponse
-	(*GetBoxRequest)(nil),          // 10: dxpu.v1.GetBoxRequest
-	(*GetBoxResponse)(nil),         // 11: dxpu.v1.GetBoxResponse
-	(*ListGPUsRequest)(nil),        // 12: dxpu.v1.ListGPUsRequest
-	(*ListGPUsResponse)(nil),       // 13: dxpu.v1.ListGPUsResponse
-	(*GetGPURequest)(nil),          // 14: dxpu.v1.GetGPURequest
-	(*GetGPUResponse)(nil),         // 15: dxpu.v1.GetGPUResponse
-	(*ListLeasesRequest)(nil),      // 16: dxpu.v1.ListLeasesRequest
-	(*ListLeasesResponse)(nil),     // 17: dxpu.v1.ListLeasesResponse
-	(*GetLeaseRequest)(nil),        // 18: dxpu.v1.GetLeaseRequest
-	(*GetLeaseResponse)(nil),       // 19: dxpu.v1.GetLeaseResponse
-	(*CreateLeaseRequest)(nil),     // 20: dxpu.v1.CreateLeaseRequest
-	(*CreateLeaseResponse)(nil),    // 21: dxpu.v1.CreateLeaseResponse
-	(*DeleteLeaseRequest)(nil),     // 22: dxpu.v1.DeleteLeaseRequest
-	(*DeleteLeaseResponse)(nil),    // 23: dxpu.v1.DeleteLeaseResponse
-	(*ResizeLeaseRequest)(nil),     // 24: dxpu.v1.ResizeLeaseRequest
-	(*ResizeLeaseResponse)(nil),    // 25: dxpu.v1.ResizeLeaseResponse
-	(*ExplainLeaseRequest)(nil),    // 26: dxpu.v1.ExplainLeaseRequest
-	(*ExplainLeaseResponse)(nil),   // 27: dxpu.v1.ExplainLeaseResponse
-	(*ReplaceGPURequest)(nil),      // 28: dxpu.v1.ReplaceGPURequest
-	(*ReplaceGPUResponse)(nil),     // 29: dxpu.v1.ReplaceGPUResponse
-	(*ReplugGPURequest)(nil),       // 30: dxpu.v1.ReplugGPURequest
-	(*ReplugGPUResponse)(nil),      // 31: dxpu.v1.ReplugGPUResponse
-	(*Target)(nil),                 // 32: dxpu.v1.Target
-	(*CordonRequest)(nil),          // 33: dxpu.v1.CordonRequest
-	(*CordonResponse)(nil),         // 34: dxpu.v1.CordonResponse
-	(*UncordonRequest)(nil),        // 35: dxpu.v1.UncordonRequest
-	(*UncordonResponse)(nil),       // 36: dxpu.v1.UncordonResponse
-	(*DrainRequest)(nil),           // 37: dxpu.v1.DrainRequest
-	(*DrainResponse)(nil),          // 38: dxpu.v1.DrainResponse
-	(*ListEventsRequest)(nil),      // 39: dxpu.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),     // 40: dxpu.v1.ListEventsResponse
-	(*EventFilter)(nil),            // 41: dxpu.v1.EventFilter
-	(*WatchEventsRequest)(nil),     // 42: dxpu.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),    // 43: dxpu.v1.WatchEventsResponse
-	(*WatchLeasesRequest)(nil),     // 44: dxpu.v1.WatchLeasesRequest
-	(*WatchLeasesResponse)(nil),    // 45: dxpu.v1.WatchLeasesResponse
-	(*ClearGPUErrorsRequest)(nil),  // 46: dxpu.v1.ClearGPUErrorsRequest
-	(*ClearGPUErrorsResponse)(nil), // 47: dxpu.v1.ClearGPUErrorsResponse
-	(*DeleteNodeRequest)(nil),      // 48: dxpu.v1.DeleteNodeRequest
-	(*DeleteNodeResponse)(nil),     // 49: dxpu.v1.DeleteNodeResponse
-	(*ListTenantsRequest)(nil),     // 50: dxpu.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),    // 51: dxpu.v1.ListTenantsResponse
-	(*GetTenantRequest)(nil),       // 52: dxpu.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),      // 53: dxpu.v1.GetTenantResponse
-	(*PutTenantRequest)(nil),       // 54: dxpu.v1.PutTenantRequest
-	(*PutTenantResponse)(nil),      // 55: dxpu.v1.PutTenantResponse
-	(*DeleteTenantRequest)(nil),    // 56: dxpu.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),   // 57: dxpu.v1.DeleteTenantResponse
-	(*CreateTokenRequest)(nil),     // 58: dxpu.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),    // 59: dxpu.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),      // 60: dxpu.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),     // 61: dxpu.v1.ListTokensResponse
-	(*DeleteTokenRequest)(nil),     // 62: dxpu.v1.DeleteTokenRequest
-	(*DeleteTokenResponse)(nil),    // 63: dxpu.v1.DeleteTokenResponse
-	(*WhoAmIRequest)(nil),          // 64: dxpu.v1.WhoAmIRequest
-	(*WhoAmIResponse)(nil),         // 65: dxpu.v1.WhoAmIResponse
-	(*ListAuditRequest)(nil),       // 66: dxpu.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),      // 67: dxpu.v1.ListAuditResponse
-	(*BackupRequest)(nil),          // 68: dxpu.v1.BackupRequest
-	(*BackupResponse)(nil),         // 69: dxpu.v1.BackupResponse
-	nil,                            // 70: dxpu.v1.ListHostsRequest.LabelsEntry
-	nil,                            // 71: dxpu.v1.ListBoxesRequest.LabelsEntry
-	(*Pool)(nil),                   // 72: dxpu.v1.Pool
-	(*PoolSample)(nil),             // 73: dxpu.v1.PoolSample
-	(*Host)(nil),                   // 74: dxpu.v1.Host
-	(BoxKind)(0),                   // 75: dxpu.v1.BoxKind
-	(*Box)(nil),                    // 76: dxpu.v1.Box
-	(GPUState)(0),                  // 77: dxpu.v1.GPUState
-	(Health)(0),                    // 78: dxpu.v1.Health
-	(*GPU)(nil),                    // 79: dxpu.v1.GPU
-	(LeaseState)(0),                // 80: dxpu.v1.LeaseState
-	(*Lease)(nil),                  // 81: dxpu.v1.Lease
-	(*LeaseSpec)(nil),              // 82: dxpu.v1.LeaseSpec
-	(*Binding)(nil),                // 83: dxpu.v1.Binding
-	(*durationpb.Duration)(nil),    // 84: google.protobuf.Duration
-	(*Event)(nil),                  // 85: dxpu.v1.Event
-	(EventType)(0),                 // 86: dxpu.v1.EventType
-	(*Tenant)(nil),                 // 87: dxpu.v1.Tenant
-	(*fieldmaskpb.FieldMask)(nil),  // 88: google.protobuf.FieldMask
-	(Role)(0),                      // 89: dxpu.v1.Role
-	(*Token)(nil),                  // 90: dxpu.v1.Token
-	(*AuditEntry)(nil),             // 91: dxpu.v1.AuditEntry
+	(AuthorityStep)(0),              // 0: dxpu.v1.AuthorityStep
+	(*GetPoolRequest)(nil),          // 1: dxpu.v1.GetPoolRequest
+	(*GetPoolResponse)(nil),         // 2: dxpu.v1.GetPoolResponse
+	(*GetPoolHistoryRequest)(nil),   // 3: dxpu.v1.GetPoolHistoryRequest
+	(*GetPoolHistoryResponse)(nil),  // 4: dxpu.v1.GetPoolHistoryResponse
+	(*ListHostsRequest)(nil),        // 5: dxpu.v1.ListHostsRequest
+	(*ListHostsResponse)(nil),       // 6: dxpu.v1.ListHostsResponse
+	(*GetHostRequest)(nil),          // 7: dxpu.v1.GetHostRequest
+	(*GetHostResponse)(nil),         // 8: dxpu.v1.GetHostResponse
+	(*ListBoxesRequest)(nil),        // 9: dxpu.v1.ListBoxesRequest
+	(*ListBoxesResponse)(nil),       // 10: dxpu.v1.ListBoxesResponse
+	(*GetBoxRequest)(nil),           // 11: dxpu.v1.GetBoxRequest
+	(*GetBoxResponse)(nil),          // 12: dxpu.v1.GetBoxResponse
+	(*ListGPUsRequest)(nil),         // 13: dxpu.v1.ListGPUsRequest
+	(*ListGPUsResponse)(nil),        // 14: dxpu.v1.ListGPUsResponse
+	(*GetGPURequest)(nil),           // 15: dxpu.v1.GetGPURequest
+	(*GetGPUResponse)(nil),          // 16: dxpu.v1.GetGPUResponse
+	(*ListLeasesRequest)(nil),       // 17: dxpu.v1.ListLeasesRequest
+	(*ListLeasesResponse)(nil),      // 18: dxpu.v1.ListLeasesResponse
+	(*GetLeaseRequest)(nil),         // 19: dxpu.v1.GetLeaseRequest
+	(*GetLeaseResponse)(nil),        // 20: dxpu.v1.GetLeaseResponse
+	(*CreateLeaseRequest)(nil),      // 21: dxpu.v1.CreateLeaseRequest
+	(*CreateLeaseResponse)(nil),     // 22: dxpu.v1.CreateLeaseResponse
+	(*DeleteLeaseRequest)(nil),      // 23: dxpu.v1.DeleteLeaseRequest
+	(*DeleteLeaseResponse)(nil),     // 24: dxpu.v1.DeleteLeaseResponse
+	(*ResizeLeaseRequest)(nil),      // 25: dxpu.v1.ResizeLeaseRequest
+	(*ResizeLeaseResponse)(nil),     // 26: dxpu.v1.ResizeLeaseResponse
+	(*ExplainLeaseRequest)(nil),     // 27: dxpu.v1.ExplainLeaseRequest
+	(*ExplainLeaseResponse)(nil),    // 28: dxpu.v1.ExplainLeaseResponse
+	(*ReplaceGPURequest)(nil),       // 29: dxpu.v1.ReplaceGPURequest
+	(*ReplaceGPUResponse)(nil),      // 30: dxpu.v1.ReplaceGPUResponse
+	(*ReplugGPURequest)(nil),        // 31: dxpu.v1.ReplugGPURequest
+	(*ReplugGPUResponse)(nil),       // 32: dxpu.v1.ReplugGPUResponse
+	(*Target)(nil),                  // 33: dxpu.v1.Target
+	(*CordonRequest)(nil),           // 34: dxpu.v1.CordonRequest
+	(*CordonResponse)(nil),          // 35: dxpu.v1.CordonResponse
+	(*UncordonRequest)(nil),         // 36: dxpu.v1.UncordonRequest
+	(*UncordonResponse)(nil),        // 37: dxpu.v1.UncordonResponse
+	(*DrainRequest)(nil),            // 38: dxpu.v1.DrainRequest
+	(*DrainResponse)(nil),           // 39: dxpu.v1.DrainResponse
+	(*ListEventsRequest)(nil),       // 40: dxpu.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),      // 41: dxpu.v1.ListEventsResponse
+	(*EventFilter)(nil),             // 42: dxpu.v1.EventFilter
+	(*WatchEventsRequest)(nil),      // 43: dxpu.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),     // 44: dxpu.v1.WatchEventsResponse
+	(*WatchLeasesRequest)(nil),      // 45: dxpu.v1.WatchLeasesRequest
+	(*WatchLeasesResponse)(nil),     // 46: dxpu.v1.WatchLeasesResponse
+	(*ClearGPUErrorsRequest)(nil),   // 47: dxpu.v1.ClearGPUErrorsRequest
+	(*ClearGPUErrorsResponse)(nil),  // 48: dxpu.v1.ClearGPUErrorsResponse
+	(*DeleteNodeRequest)(nil),       // 49: dxpu.v1.DeleteNodeRequest
+	(*DeleteNodeResponse)(nil),      // 50: dxpu.v1.DeleteNodeResponse
+	(*ListTenantsRequest)(nil),      // 51: dxpu.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),     // 52: dxpu.v1.ListTenantsResponse
+	(*GetTenantRequest)(nil),        // 53: dxpu.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),       // 54: dxpu.v1.GetTenantResponse
+	(*PutTenantRequest)(nil),        // 55: dxpu.v1.PutTenantRequest
+	(*PutTenantResponse)(nil),       // 56: dxpu.v1.PutTenantResponse
+	(*DeleteTenantRequest)(nil),     // 57: dxpu.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),    // 58: dxpu.v1.DeleteTenantResponse
+	(*CreateTokenRequest)(nil),      // 59: dxpu.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),     // 60: dxpu.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),       // 61: dxpu.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),      // 62: dxpu.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),      // 63: dxpu.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),     // 64: dxpu.v1.DeleteTokenResponse
+	(*Authority)(nil),               // 65: dxpu.v1.Authority
+	(*GetAuthorityRequest)(nil),     // 66: dxpu.v1.GetAuthorityRequest
+	(*GetAuthorityResponse)(nil),    // 67: dxpu.v1.GetAuthorityResponse
+	(*RotateAuthorityRequest)(nil),  // 68: dxpu.v1.RotateAuthorityRequest
+	(*RotateAuthorityResponse)(nil), // 69: dxpu.v1.RotateAuthorityResponse
+	(*WhoAmIRequest)(nil),           // 70: dxpu.v1.WhoAmIRequest
+	(*WhoAmIResponse)(nil),          // 71: dxpu.v1.WhoAmIResponse
+	(*ListAuditRequest)(nil),        // 72: dxpu.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),       // 73: dxpu.v1.ListAuditResponse
+	(*BackupRequest)(nil),           // 74: dxpu.v1.BackupRequest
+	(*BackupResponse)(nil),          // 75: dxpu.v1.BackupResponse
+	nil,                             // 76: dxpu.v1.ListHostsRequest.LabelsEntry
+	nil,                             // 77: dxpu.v1.ListBoxesRequest.LabelsEntry
+	(*Pool)(nil),                    // 78: dxpu.v1.Pool
+	(*PoolSample)(nil),              // 79: dxpu.v1.PoolSample
+	(*Host)(nil),                    // 80: dxpu.v1.Host
+	(BoxKind)(0),                    // 81: dxpu.v1.BoxKind
+	(*Box)(nil),                     // 82: dxpu.v1.Box
+	(GPUState)(0),                   // 83: dxpu.v1.GPUState
+	(Health)(0),                     // 84: dxpu.v1.Health
+	(*GPU)(nil),                     // 85: dxpu.v1.GPU
+	(LeaseState)(0),                 // 86: dxpu.v1.LeaseState
+	(*Lease)(nil),                   // 87: dxpu.v1.Lease
+	(*LeaseSpec)(nil),               // 88: dxpu.v1.LeaseSpec
+	(*Binding)(nil),                 // 89: dxpu.v1.Binding
+	(*durationpb.Duration)(nil),     // 90: google.protobuf.Duration
+	(*Event)(nil),                   // 91: dxpu.v1.Event
+	(EventType)(0),                  // 92: dxpu.v1.EventType
+	(*Tenant)(nil),                  // 93: dxpu.v1.Tenant
+	(*fieldmaskpb.FieldMask)(nil),   // 94: google.protobuf.FieldMask
+	(Role)(0),                       // 95: dxpu.v1.Role
+	(*Token)(nil),                   // 96: dxpu.v1.Token
+	(*timestamppb.Timestamp)(nil),   // 97: google.protobuf.Timestamp
+	(*AuditEntry)(nil),              // 98: dxpu.v1.AuditEntry
 }
 var file_dxpu_v1_dxpu_proto_depIdxs = []int32{
-	72, // 0: dxpu.v1.GetPoolResponse.pool:type_name -> dxpu.v1.Pool
-	73, // 1: dxpu.v1.GetPoolHistoryResponse.samples:type_name -> dxpu.v1.PoolSample
-	70, // 2: dxpu.v1.ListHostsRequest.labels:type_name -> dxpu.v1.ListHostsRequest.LabelsEntry
-	74, // 3: dxpu.v1.ListHostsResponse.hosts:type_name -> dxpu.v1.Host
-	74, // 4: dxpu.v1.GetHostResponse.host:type_name -> dxpu.v1.Host
-	71, // 5: dxpu.v1.ListBoxesRequest.labels:type_name -> dxpu.v1.ListBoxesRequest.LabelsEntry
-	75, // 6: dxpu.v1.ListBoxesRequest.kind:type_name -> dxpu.v1.BoxKind
-	76, // 7: dxpu.v1.ListBoxesResponse.boxes:type_name -> dxpu.v1.Box
-	76, // 8: dxpu.v1.GetBoxResponse.box:type_name -> dxpu.v1.Box
-	77, // 9: dxpu.v1.ListGPUsRequest.state:type_name -> dxpu.v1.GPUState
-	78, // 10: dxpu.v1.ListGPUsRequest.health:type_name -> dxpu.v1.Health
-	79, // 11: dxpu.v1.ListGPUsResponse.gpus:type_name -> dxpu.v1.GPU
-	79, // 12: dxpu.v1.GetGPUResponse.gpu:type_name -> dxpu.v1.GPU
-	80, // 13: dxpu.v1.ListLeasesRequest.state:type_name -> dxpu.v1.LeaseState
-	81, // 14: dxpu.v1.ListLeasesResponse.leases:type_name -> dxpu.v1.Lease
-	81, // 15: dxpu.v1.GetLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	82, // 16: dxpu.v1.CreateLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
-	81, // 17: dxpu.v1.CreateLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	81, // 18: dxpu.v1.DeleteLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	81, // 19: dxpu.v1.ResizeLeaseResponse.lease:type_name -> dxpu.v1.Lease
-	82, // 20: dxpu.v1.ExplainLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
-	81, // 21: dxpu.v1.ReplaceGPUResponse.lease:type_name -> dxpu.v1.Lease
-	83, // 22: dxpu.v1.ReplaceGPUResponse.binding:type_name -> dxpu.v1.Binding
-	83, // 23: dxpu.v1.ReplugGPUResponse.binding:type_name -> dxpu.v1.Binding
-	32, // 24: dxpu.v1.CordonRequest.target:type_name -> dxpu.v1.Target
-	32, // 25: dxpu.v1.UncordonRequest.target:type_name -> dxpu.v1.Target
-	32, // 26: dxpu.v1.DrainRequest.target:type_name -> dxpu.v1.Target
-	84, // 27: dxpu.v1.DrainRequest.deadline:type_name -> google.protobuf.Duration
-	41, // 28: dxpu.v1.ListEventsRequest.filter:type_name -> dxpu.v1.EventFilter
-	85, // 29: dxpu.v1.ListEventsResponse.events:type_name -> dxpu.v1.Event
-	86, // 30: dxpu.v1.EventFilter.types:type_name -> dxpu.v1.EventType
-	41, // 31: dxpu.v1.WatchEventsRequest.filter:type_name -> dxpu.v1.EventFilter
-	85, // 32: dxpu.v1.WatchEventsResponse.event:type_name -> dxpu.v1.Event
-	81, // 33: dxpu.v1.WatchLeasesResponse.lease:type_name -> dxpu.v1.Lease
-	79, // 34: dxpu.v1.ClearGPUErrorsResponse.gpu:type_name -> dxpu.v1.GPU
-	87, // 35: dxpu.v1.ListTenantsResponse.tenants:type_name -> dxpu.v1.Tenant
-	87, // 36: dxpu.v1.GetTenantResponse.tenant:type_name -> dxpu.v1.Tenant
-	87, // 37: dxpu.v1.PutTenantRequest.tenant:type_name -> dxpu.v1.Tenant
-	88, // 38: dxpu.v1.PutTenantRequest.update_mask:type_name -> google.protobuf.FieldMask
-	87, // 39: dxpu.v1.PutTenantResponse.tenant:type_name -> dxpu.v1.Tenant
-	89, // 40: dxpu.v1.CreateTokenRequest.role:type_name -> dxpu.v1.Role
-	84, // 41: dxpu.v1.CreateTokenRequest.expires_after:type_name -> google.protobuf.Duration
-	90, // 42: dxpu.v1.CreateTokenResponse.token:type_name -> dxpu.v1.Token
-	90, // 43: dxpu.v1.ListTokensResponse.tokens:type_name -> dxpu.v1.Token
-	89, // 44: dxpu.v1.WhoAmIResponse.role:type_name -> dxpu.v1.Role
-	91, // 45: dxpu.v1.ListAuditResponse.entries:type_name -> dxpu.v1.AuditEntry
-	0,  // 46: dxpu.v1.PoolService.GetPool:input_type -> dxpu.v1.GetPoolRequest
-	2,  // 47: dxpu.v1.PoolService.GetPoolHistory:input_type -> dxpu.v1.GetPoolHistoryRequest
-	4,  // 48: dxpu.v1.PoolService.ListHosts:input_type -> dxpu.v1.ListHostsRequest
-	6,  // 49: dxpu.v1.PoolService.GetHost:input_type -> dxpu.v1.GetHostRequest
-	8,  // 50: dxpu.v1.PoolService.ListBoxes:input_type -> dxpu.v1.ListBoxesRequest
-	10, // 51: dxpu.v1.PoolService.GetBox:input_type -> dxpu.v1.GetBoxRequest
-	12, // 52: dxpu.v1.PoolService.ListGPUs:input_type -> dxpu.v1.ListGPUsRequest
-	14, // 53: dxpu.v1.PoolService.GetGPU:input_type -> dxpu.v1.GetGPURequest
-	16, // 54: dxpu.v1.PoolService.ListLeases:input_type -> dxpu.v1.ListLeasesRequest
-	18, // 55: dxpu.v1.PoolService.GetLease:input_type -> dxpu.v1.GetLeaseRequest
-	20, // 56: dxpu.v1.PoolService.CreateLease:input_type -> dxpu.v1.CreateLeaseRequest
-	22, // 57: dxpu.v1.PoolService.DeleteLease:input_type -> dxpu.v1.DeleteLeaseRequest
-	24, // 58: dxpu.v1.PoolService.ResizeLease:input_type -> dxpu.v1.ResizeLeaseRequest
-	26, // 59: dxpu.v1.PoolService.ExplainLease:input_type -> dxpu.v1.ExplainLeaseRequest
-	28, // 60: dxpu.v1.PoolService.ReplaceGPU:input_type -> dxpu.v1.ReplaceGPURequest
-	30, // 61: dxpu.v1.PoolService.ReplugGPU:input_type -> dxpu.v1.ReplugGPURequest
-	33, // 62: dxpu.v1.PoolService.Cordon:input_type -> dxpu.v1.CordonRequest
-	35, // 63: dxpu.v1.PoolService.Uncordon:input_type -> dxpu.v1.UncordonRequest
-	37, // 64: dxpu.v1.PoolService.Drain:input_type -> dxpu.v1.DrainRequest
-	46, // 65: dxpu.v1.PoolService.ClearGPUErrors:input_type -> dxpu.v1.ClearGPUErrorsRequest
-	48, // 66: dxpu.v1.PoolService.DeleteNode:input_type -> dxpu.v1.DeleteNodeRequest
-	50, // 67: dxpu.v1.PoolService.ListTenants:input_type -> dxpu.v1.ListTenantsRequest
-	52, // 68: dxpu.v1.PoolService.GetTenant:input_type -> dxpu.v1.GetTenantRequest
-	54, // 69: dxpu.v1.PoolService.PutTenant:input_type -> dxpu.v1.PutTenantRequest
-	56, // 70: dxpu.v1.PoolService.DeleteTenant:input_type -> dxpu.v1.DeleteTenantRequest
-	58, // 71: dxpu.v1.PoolService.CreateToken:input_type -> dxpu.v1.CreateTokenRequest
-	60, // 72: dxpu.v1.PoolService.ListTokens:input_type -> dxpu.v1.ListTokensRequest
-	62, // 73: dxpu.v1.PoolService.DeleteToken:input_type -> dxpu.v1.DeleteTokenRequest
-	64, // 74: dxpu.v1.PoolService.WhoAmI:input_type -> dxpu.v1.WhoAmIRequest
-	66, // 75: dxpu.v1.PoolService.ListAudit:input_type -> dxpu.v1.ListAuditRequest
-	68, // 76: dxpu.v1.PoolService.Backup:input_type -> dxpu.v1.BackupRequest
-	39, // 77: dxpu.v1.PoolService.ListEvents:input_type -> dxpu.v1.ListEventsRequest
-	42, // 78: dxpu.v1.PoolService.WatchEvents:input_type -> dxpu.v1.WatchEventsRequest
-	44, // 79: dxpu.v1.PoolService.WatchLeases:input_type -> dxpu.v1.WatchLeasesRequest
-	1,  // 80: dxpu.v1.PoolService.GetPool:output_type -> dxpu.v1.GetPoolResponse
-	3,  // 81: dxpu.v1.PoolService.GetPoolHistory:output_type -> dxpu.v1.GetPoolHistoryResponse
-	5,  // 82: dxpu.v1.PoolService.ListHosts:output_type -> dxpu.v1.ListHostsResponse
-	7,  // 83: dxpu.v1.PoolService.GetHost:output_type -> dxpu.v1.GetHostResponse
-	9,  // 84: dxpu.v1.PoolService.ListBoxes:output_type -> dxpu.v1.ListBoxesResponse
-	11, // 85: dxpu.v1.PoolService.GetBox:output_type -> dxpu.v1.GetBoxResponse
-	13, // 86: dxpu.v1.PoolService.ListGPUs:output_type -> dxpu.v1.ListGPUsResponse
-	15, // 87: dxpu.v1.PoolService.GetGPU:output_type -> dxpu.v1.GetGPUResponse
-	17, // 88: dxpu.v1.PoolService.ListLeases:output_type -> dxpu.v1.ListLeasesResponse
-	19, // 89: dxpu.v1.PoolService.GetLease:output_type -> dxpu.v1.GetLeaseResponse
-	21, // 90: dxpu.v1.PoolService.CreateLease:output_type -> dxpu.v1.CreateLeaseResponse
-	23, // 91: dxpu.v1.PoolService.DeleteLease:output_type -> dxpu.v1.DeleteLeaseResponse
-	25, // 92: dxpu.v1.PoolService.ResizeLease:output_type -> dxpu.v1.ResizeLeaseResponse
-	27, // 93: dxpu.v1.PoolService.ExplainLease:output_type -> dxpu.v1.ExplainLeaseResponse
-	29, // 94: dxpu.v1.PoolService.ReplaceGPU:output_type -> dxpu.v1.ReplaceGPUResponse
-	31, // 95: dxpu.v1.PoolService.ReplugGPU:output_type -> dxpu.v1.ReplugGPUResponse
-	34, // 96: dxpu.v1.PoolService.Cordon:output_type -> dxpu.v1.CordonResponse
-	36, // 97: dxpu.v1.PoolService.Uncordon:output_type -> dxpu.v1.UncordonResponse
-	38, // 98: dxpu.v1.PoolService.Drain:output_type -> dxpu.v1.DrainResponse
-	47, // 99: dxpu.v1.PoolService.ClearGPUErrors:output_type -> dxpu.v1.ClearGPUErrorsResponse
-	49, // 100: dxpu.v1.PoolService.DeleteNode:output_type -> dxpu.v1.DeleteNodeResponse
-	51, // 101: dxpu.v1.PoolService.ListTenants:output_type -> dxpu.v1.ListTenantsResponse
-	53, // 102: dxpu.v1.PoolService.GetTenant:output_type -> dxpu.v1.GetTenantResponse
-	55, // 103: dxpu.v1.PoolService.PutTenant:output_type -> dxpu.v1.PutTenantResponse
-	57, // 104: dxpu.v1.PoolService.DeleteTenant:output_type -> dxpu.v1.DeleteTenantResponse
-	59, // 105: dxpu.v1.PoolService.CreateToken:output_type -> dxpu.v1.CreateTokenResponse
-	61, // 106: dxpu.v1.PoolService.ListTokens:output_type -> dxpu.v1.ListTokensResponse
-	63, // 107: dxpu.v1.PoolService.DeleteToken:output_type -> dxpu.v1.DeleteTokenResponse
-	65, // 108: dxpu.v1.PoolService.WhoAmI:output_type -> dxpu.v1.WhoAmIResponse
-	67, // 109: dxpu.v1.PoolService.ListAudit:output_type -> dxpu.v1.ListAuditResponse
-	69, // 110: dxpu.v1.PoolService.Backup:output_type -> dxpu.v1.BackupResponse
-	40, // 111: dxpu.v1.PoolService.ListEvents:output_type -> dxpu.v1.ListEventsResponse
-	43, // 112: dxpu.v1.PoolService.WatchEvents:output_type -> dxpu.v1.WatchEventsResponse
-	45, // 113: dxpu.v1.PoolService.WatchLeases:output_type -> dxpu.v1.WatchLeasesResponse
-	80, // [80:114] is the sub-list for method output_type
-	46, // [46:80] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	78, // 0: dxpu.v1.GetPoolResponse.pool:type_name -> dxpu.v1.Pool
+	79, // 1: dxpu.v1.GetPoolHistoryResponse.samples:type_name -> dxpu.v1.PoolSample
+	76, // 2: dxpu.v1.ListHostsRequest.labels:type_name -> dxpu.v1.ListHostsRequest.LabelsEntry
+	80, // 3: dxpu.v1.ListHostsResponse.hosts:type_name -> dxpu.v1.Host
+	80, // 4: dxpu.v1.GetHostResponse.host:type_name -> dxpu.v1.Host
+	77, // 5: dxpu.v1.ListBoxesRequest.labels:type_name -> dxpu.v1.ListBoxesRequest.LabelsEntry
+	81, // 6: dxpu.v1.ListBoxesRequest.kind:type_name -> dxpu.v1.BoxKind
+	82, // 7: dxpu.v1.ListBoxesResponse.boxes:type_name -> dxpu.v1.Box
+	82, // 8: dxpu.v1.GetBoxResponse.box:type_name -> dxpu.v1.Box
+	83, // 9: dxpu.v1.ListGPUsRequest.state:type_name -> dxpu.v1.GPUState
+	84, // 10: dxpu.v1.ListGPUsRequest.health:type_name -> dxpu.v1.Health
+	85, // 11: dxpu.v1.ListGPUsResponse.gpus:type_name -> dxpu.v1.GPU
+	85, // 12: dxpu.v1.GetGPUResponse.gpu:type_name -> dxpu.v1.GPU
+	86, // 13: dxpu.v1.ListLeasesRequest.state:type_name -> dxpu.v1.LeaseState
+	87, // 14: dxpu.v1.ListLeasesResponse.leases:type_name -> dxpu.v1.Lease
+	87, // 15: dxpu.v1.GetLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	88, // 16: dxpu.v1.CreateLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
+	87, // 17: dxpu.v1.CreateLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	87, // 18: dxpu.v1.DeleteLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	87, // 19: dxpu.v1.ResizeLeaseResponse.lease:type_name -> dxpu.v1.Lease
+	88, // 20: dxpu.v1.ExplainLeaseRequest.spec:type_name -> dxpu.v1.LeaseSpec
+	87, // 21: dxpu.v1.ReplaceGPUResponse.lease:type_name -> dxpu.v1.Lease
+	89, // 22: dxpu.v1.ReplaceGPUResponse.binding:type_name -> dxpu.v1.Binding
+	89, // 23: dxpu.v1.ReplugGPUResponse.binding:type_name -> dxpu.v1.Binding
+	33, // 24: dxpu.v1.CordonRequest.target:type_name -> dxpu.v1.Target
+	33, // 25: dxpu.v1.UncordonRequest.target:type_name -> dxpu.v1.Target
+	33, // 26: dxpu.v1.DrainRequest.target:type_name -> dxpu.v1.Target
+	90, // 27: dxpu.v1.DrainRequest.deadline:type_name -> google.protobuf.Duration
+	42, // 28: dxpu.v1.ListEventsRequest.filter:type_name -> dxpu.v1.EventFilter
+	91, // 29: dxpu.v1.ListEventsResponse.events:type_name -> dxpu.v1.Event
+	92, // 30: dxpu.v1.EventFilter.types:type_name -> dxpu.v1.EventType
+	42, // 31: dxpu.v1.WatchEventsRequest.filter:type_name -> dxpu.v1.EventFilter
+	91, // 32: dxpu.v1.WatchEventsResponse.event:type_name -> dxpu.v1.Event
+	87, // 33: dxpu.v1.WatchLeasesResponse.lease:type_name -> dxpu.v1.Lease
+	85, // 34: dxpu.v1.ClearGPUErrorsResponse.gpu:type_name -> dxpu.v1.GPU
+	93, // 35: dxpu.v1.ListTenantsResponse.tenants:type_name -> dxpu.v1.Tenant
+	93, // 36: dxpu.v1.GetTenantResponse.tenant:type_name -> dxpu.v1.Tenant
+	93, // 37: dxpu.v1.PutTenantRequest.tenant:type_name -> dxpu.v1.Tenant
+	94, // 38: dxpu.v1.PutTenantRequest.update_mask:type_name -> google.protobuf.FieldMask
+	93, // 39: dxpu.v1.PutTenantResponse.tenant:type_name -> dxpu.v1.Tenant
+	95, // 40: dxpu.v1.CreateTokenRequest.role:type_name -> dxpu.v1.Role
+	90, // 41: dxpu.v1.CreateTokenRequest.expires_after:type_name -> google.protobuf.Duration
+	96, // 42: dxpu.v1.CreateTokenResponse.token:type_name -> dxpu.v1.Token
+	96, // 43: dxpu.v1.ListTokensResponse.tokens:type_name -> dxpu.v1.Token
+	0,  // 44: dxpu.v1.Authority.step:type_name -> dxpu.v1.AuthorityStep
+	97, // 45: dxpu.v1.Authority.step_time:type_name -> google.protobuf.Timestamp
+	65, // 46: dxpu.v1.GetAuthorityResponse.authority:type_name -> dxpu.v1.Authority
+	0,  // 47: dxpu.v1.RotateAuthorityRequest.step:type_name -> dxpu.v1.AuthorityStep
+	65, // 48: dxpu.v1.RotateAuthorityResponse.authority:type_name -> dxpu.v1.Authority
+	95, // 49: dxpu.v1.WhoAmIResponse.role:type_name -> dxpu.v1.Role
+	98, // 50: dxpu.v1.ListAuditResponse.entries:type_name -> dxpu.v1.AuditEntry
+	1,  // 51: dxpu.v1.PoolService.GetPool:input_type -> dxpu.v1.GetPoolRequest
+	3,  // 52: dxpu.v1.PoolService.GetPoolHistory:input_type -> dxpu.v1.GetPoolHistoryRequest
+	5,  // 53: dxpu.v1.PoolService.ListHosts:input_type -> dxpu.v1.ListHostsRequest
+	7,  // 54: dxpu.v1.PoolService.GetHost:input_type -> dxpu.v1.GetHostRequest
+	9,  // 55: dxpu.v1.PoolService.ListBoxes:input_type -> dxpu.v1.ListBoxesRequest
+	11, // 56: dxpu.v1.PoolService.GetBox:input_type -> dxpu.v1.GetBoxRequest
+	13, // 57: dxpu.v1.PoolService.ListGPUs:input_type -> dxpu.v1.ListGPUsRequest
+	15, // 58: dxpu.v1.PoolService.GetGPU:input_type -> dxpu.v1.GetGPURequest
+	17, // 59: dxpu.v1.PoolService.ListLeases:input_type -> dxpu.v1.ListLeasesRequest
+	19, // 60: dxpu.v1.PoolService.GetLease:input_type -> dxpu.v1.GetLeaseRequest
+	21, // 61: dxpu.v1.PoolService.CreateLease:input_type -> dxpu.v1.CreateLeaseRequest
+	23, // 62: dxpu.v1.PoolService.DeleteLease:input_type -> dxpu.v1.DeleteLeaseRequest
+	25, // 63: dxpu.v1.PoolService.ResizeLease:input_type -> dxpu.v1.ResizeLeaseRequest
+	27, // 64: dxpu.v1.PoolService.ExplainLease:input_type -> dxpu.v1.ExplainLeaseRequest
+	29, // 65: dxpu.v1.PoolService.ReplaceGPU:input_type -> dxpu.v1.ReplaceGPURequest
+	31, // 66: dxpu.v1.PoolService.ReplugGPU:input_type -> dxpu.v1.ReplugGPURequest
+	34, // 67: dxpu.v1.PoolService.Cordon:input_type -> dxpu.v1.CordonRequest
+	36, // 68: dxpu.v1.PoolService.Uncordon:input_type -> dxpu.v1.UncordonRequest
+	38, // 69: dxpu.v1.PoolService.Drain:input_type -> dxpu.v1.DrainRequest
+	47, // 70: dxpu.v1.PoolService.ClearGPUErrors:input_type -> dxpu.v1.ClearGPUErrorsRequest
+	49, // 71: dxpu.v1.PoolService.DeleteNode:input_type -> dxpu.v1.DeleteNodeRequest
+	51, // 72: dxpu.v1.PoolService.ListTenants:input_type -> dxpu.v1.ListTenantsRequest
+	53, // 73: dxpu.v1.PoolService.GetTenant:input_type -> dxpu.v1.GetTenantRequest
+	55, // 74: dxpu.v1.PoolService.PutTenant:input_type -> dxpu.v1.PutTenantRequest
+	57, // 75: dxpu.v1.PoolService.DeleteTenant:input_type -> dxpu.v1.DeleteTenantRequest
+	59, // 76: dxpu.v1.PoolService.CreateToken:input_type -> dxpu.v1.CreateTokenRequest
+	61, // 77: dxpu.v1.PoolService.ListTokens:input_type -> dxpu.v1.ListTokensRequest
+	63, // 78: dxpu.v1.PoolService.DeleteToken:input_type -> dxpu.v1.DeleteTokenRequest
+	70, // 79: dxpu.v1.PoolService.WhoAmI:input_type -> dxpu.v1.WhoAmIRequest
+	66, // 80: dxpu.v1.PoolService.GetAuthority:input_type -> dxpu.v1.GetAuthorityRequest
+	68, // 81: dxpu.v1.PoolService.RotateAuthority:input_type -> dxpu.v1.RotateAuthorityRequest
+	72, // 82: dxpu.v1.PoolService.ListAudit:input_type -> dxpu.v1.ListAuditRequest
+	74, // 83: dxpu.v1.PoolService.Backup:input_type -> dxpu.v1.BackupRequest
+	40, // 84: dxpu.v1.PoolService.ListEvents:input_type -> dxpu.v1.ListEventsRequest
+	43, // 85: dxpu.v1.PoolService.WatchEvents:input_type -> dxpu.v1.WatchEventsRequest
+	45, // 86: dxpu.v1.PoolService.WatchLeases:input_type -> dxpu.v1.WatchLeasesRequest
+	2,  // 87: dxpu.v1.PoolService.GetPool:output_type -> dxpu.v1.GetPoolResponse
+	4,  // 88: dxpu.v1.PoolService.GetPoolHistory:output_type -> dxpu.v1.GetPoolHistoryResponse
+	6,  // 89: dxpu.v1.PoolService.ListHosts:output_type -> dxpu.v1.ListHostsResponse
+	8,  // 90: dxpu.v1.PoolService.GetHost:output_type -> dxpu.v1.GetHostResponse
+	10, // 91: dxpu.v1.PoolService.ListBoxes:output_type -> dxpu.v1.ListBoxesResponse
+	12, // 92: dxpu.v1.PoolService.GetBox:output_type -> dxpu.v1.GetBoxResponse
+	14, // 93: dxpu.v1.PoolService.ListGPUs:output_type -> dxpu.v1.ListGPUsResponse
+	16, // 94: dxpu.v1.PoolService.GetGPU:output_type -> dxpu.v1.GetGPUResponse
+	18, // 95: dxpu.v1.PoolService.ListLeases:output_type -> dxpu.v1.ListLeasesResponse
+	20, // 96: dxpu.v1.PoolService.GetLease:output_type -> dxpu.v1.GetLeaseResponse
+	22, // 97: dxpu.v1.PoolService.CreateLease:output_type -> dxpu.v1.CreateLeaseResponse
+	24, // 98: dxpu.v1.PoolService.DeleteLease:output_type -> dxpu.v1.DeleteLeaseResponse
+	26, // 99: dxpu.v1.PoolService.ResizeLease:output_type -> dxpu.v1.ResizeLeaseResponse
+	28, // 100: dxpu.v1.PoolService.ExplainLease:output_type -> dxpu.v1.ExplainLeaseResponse
+	30, // 101: dxpu.v1.PoolService.ReplaceGPU:output_type -> dxpu.v1.ReplaceGPUResponse
+	32, // 102: dxpu.v1.PoolService.ReplugGPU:output_type -> dxpu.v1.ReplugGPUResponse
+	35, // 103: dxpu.v1.PoolService.Cordon:output_type -> dxpu.v1.CordonResponse
+	37, // 104: dxpu.v1.PoolService.Uncordon:output_type -> dxpu.v1.UncordonResponse
+	39, // 105: dxpu.v1.PoolService.Drain:output_type -> dxpu.v1.DrainResponse
+	48, // 106: dxpu.v1.PoolService.ClearGPUErrors:output_type -> dxpu.v1.ClearGPUErrorsResponse
+	50, // 107: dxpu.v1.PoolService.DeleteNode:output_type -> dxpu.v1.DeleteNodeResponse
+	52, // 108: dxpu.v1.PoolService.ListTenants:output_type -> dxpu.v1.ListTenantsResponse
+	54, // 109: dxpu.v1.PoolService.GetTenant:output_type -> dxpu.v1.GetTenantResponse
+	56, // 110: dxpu.v1.PoolService.PutTenant:output_type -> dxpu.v1.PutTenantResponse
+	58, // 111: dxpu.v1.PoolService.DeleteTenant:output_type -> dxpu.v1.DeleteTenantResponse
+	60, // 112: dxpu.v1.PoolService.CreateToken:output_type -> dxpu.v1.CreateTokenResponse
+	62, // 113: dxpu.v1.PoolService.ListTokens:output_type -> dxpu.v1.ListTokensResponse
+	64, // 114: dxpu.v1.PoolService.DeleteToken:output_type -> dxpu.v1.DeleteTokenResponse
+	71, // 115: dxpu.v1.PoolService.WhoAmI:output_type -> dxpu.v1.WhoAmIResponse
+	67, // 116: dxpu.v1.PoolService.GetAuthority:output_type -> dxpu.v1.GetAuthorityResponse
+	69, // 117: dxpu.v1.PoolService.RotateAuthority:output_type -> dxpu.v1.RotateAuthorityResponse
+	73, // 118: dxpu.v1.PoolService.ListAudit:output_type -> dxpu.v1.ListAuditResponse
+	75, // 119: dxpu.v1.PoolService.Backup:output_type -> dxpu.v1.BackupResponse
+	41, // 120: dxpu.v1.PoolService.ListEvents:output_type -> dxpu.v1.ListEventsResponse
+	44, // 121: dxpu.v1.PoolService.WatchEvents:output_type -> dxpu.v1.WatchEventsResponse
+	46, // 122: dxpu.v1.PoolService.WatchLeases:output_type -> dxpu.v1.WatchLeasesResponse
+	87, // [87:123] is the sub-list for method output_type
+	51, // [51:87] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_dxpu_v1_dxpu_proto_init() }
@@ -4427,13 +4814,14 @@ func file_dxpu_v1_dxpu_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dxpu_v1_dxpu_proto_rawDesc), len(file_dxpu_v1_dxpu_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   72,
+			NumEnums:      1,
+			NumMessages:   77,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_dxpu_v1_dxpu_proto_goTypes,
 		DependencyIndexes: file_dxpu_v1_dxpu_proto_depIdxs,
+		EnumInfos:         file_dxpu_v1_dxpu_proto_enumTypes,
 		MessageInfos:      file_dxpu_v1_dxpu_proto_msgTypes,
 	}.Build()
 	File_dxpu_v1_dxpu_proto = out.File

@@ -816,8 +816,10 @@ type ReportResponse struct {
 	DesiredRevision uint64 `protobuf:"varint,1,opt,name=desired_revision,json=desiredRevision,proto3" json:"desired_revision,omitempty"`
 	// The new report interval. Unset: no change.
 	HeartbeatInterval *durationpb.Duration `protobuf:"bytes,2,opt,name=heartbeat_interval,json=heartbeatInterval,proto3" json:"heartbeat_interval,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Set when the node should renew its certificate now.
+	RenewCertificate bool `protobuf:"varint,3,opt,name=renew_certificate,json=renewCertificate,proto3" json:"renew_certificate,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *ReportResponse) Reset() {
@@ -862,6 +864,13 @@ func (x *ReportResponse) GetHeartbeatInterval() *durationpb.Duration {
 		return x.HeartbeatInterval
 	}
 	return nil
+}
+
+func (x *ReportResponse) GetRenewCertificate() bool {
+	if x != nil {
+		return x.RenewCertificate
+	}
+	return false
 }
 
 // ObservedState is the actual state of a node.
@@ -1390,10 +1399,11 @@ const file_dxpu_v1_node_proto_rawDesc = "" +
 	"\x04slot\x18\x03 \x01(\rR\x04slot\x122\n" +
 	"\taddresses\x18\x04 \x03(\v2\x14.dxpu.v1.PathAddressR\taddresses\"=\n" +
 	"\rReportRequest\x12,\n" +
-	"\x05state\x18\x01 \x01(\v2\x16.dxpu.v1.ObservedStateR\x05state\"\x85\x01\n" +
+	"\x05state\x18\x01 \x01(\v2\x16.dxpu.v1.ObservedStateR\x05state\"\xb2\x01\n" +
 	"\x0eReportResponse\x12)\n" +
 	"\x10desired_revision\x18\x01 \x01(\x04R\x0fdesiredRevision\x12H\n" +
-	"\x12heartbeat_interval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x11heartbeatInterval\"\xe2\x03\n" +
+	"\x12heartbeat_interval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x11heartbeatInterval\x12+\n" +
+	"\x11renew_certificate\x18\x03 \x01(\bR\x10renewCertificate\"\xe2\x03\n" +
 	"\rObservedState\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +

@@ -99,11 +99,13 @@ var rules = map[string]Rule{
 	pool + "PutTenant":    {Allow, Deny, Deny, Deny, Deny, Deny, true},
 	pool + "DeleteTenant": {Allow, Deny, Deny, Deny, Deny, Deny, true},
 
-	pool + "CreateToken": {Allow, Deny, Deny, Deny, Deny, Deny, true},
-	pool + "ListTokens":  {Allow, Deny, Deny, Deny, Deny, Deny, false},
-	pool + "DeleteToken": {Allow, Deny, Deny, Deny, Deny, Deny, true},
-	pool + "WhoAmI":      {Allow, Allow, Own, Own, Own, Deny, false},
-	pool + "ListAudit":   {Allow, Allow, Deny, Deny, Deny, Deny, false},
+	pool + "CreateToken":     {Allow, Deny, Deny, Deny, Deny, Deny, true},
+	pool + "ListTokens":      {Allow, Deny, Deny, Deny, Deny, Deny, false},
+	pool + "DeleteToken":     {Allow, Deny, Deny, Deny, Deny, Deny, true},
+	pool + "GetAuthority":    {Allow, Allow, Deny, Deny, Deny, Deny, false},
+	pool + "RotateAuthority": {Allow, Deny, Deny, Deny, Deny, Deny, true},
+	pool + "WhoAmI":          {Allow, Allow, Own, Own, Own, Deny, false},
+	pool + "ListAudit":       {Allow, Allow, Deny, Deny, Deny, Deny, false},
 	// A backup holds every secret of the pool, so reading it is audited too.
 	pool + "Backup": {Allow, Deny, Deny, Deny, Deny, Deny, true},
 

@@ -29,21 +29,44 @@ const (
 type secretRecord struct {
 	Certificate []byte `json:"certificate,omitempty"` // DER
 	Key         []byte `json:"key,omitempty"`         // DER
+	// The authority that takes the place of this one, and that which this one has
+	// replaced, while the authority is rotated. DER.
+	NextCertificate     []byte `json:"next_certificate,omitempty"`
+	NextKey             []byte `json:"next_key,omitempty"`
+	PreviousCertificate []byte `json:"previous_certificate,omitempty"`
+	// Step is the last step of a rotation, Steps the number of steps of all rotations,
+	// StepTime the time of the last one.
+	Step     dxpuv1.AuthorityStep `json:"step,omitempty"`
+	Steps    uint64               `json:"steps,omitempty"`
+	StepTime time.Time            `json:"step_time,omitzero"`
 	// Deleted lists the hashes of the credentials of deleted nodes.
 	Deleted [][]byte `json:"deleted,omitempty"`
 	Check   []byte   `json:"check,omitempty"` // a few bytes of the hash of the join token
 }
 
-// ca caches the pool's authority.
-type ca struct {
-	mu        sync.Mutex // guards the fields below
-	raw       *secretRecord
-	authority *auth.Authority
+// authorities returns the authorities of a record.
+func (r *secretRecord) authorities() (a *auth.Authorities, err error) {
+	a = &auth.Authorities{}
+	a.Current, err = auth.LoadAuthority(r.Certificate, r.Key)
+	if err == nil && r.NextCertificate != nil {
+		a.Next, err = auth.LoadAuthority(r.NextCertificate, r.NextKey)
+	}
+	if err == nil && r.PreviousCertificate != nil {
+		a.Previous, err = auth.ParseAuthority(r.PreviousCertificate)
+	}
+	return a, err
 }
 
-// authority returns the pool's authority and creates it in the first call of a pool. A
-// manager that is not the leader reads it once the leader has created it.
-func (m *Manager) authority(ctx context.Context) (a *auth.Authority, err error) {
+// ca caches the pool's authorities.
+type ca struct {
+	mu          sync.Mutex // guards the fields below
+	raw         *secretRecord
+	authorities *auth.Authorities
+}
+
+// authority returns the pool's authorities and creates one in the first call of a pool. A
+// manager that is not the leader reads them once the leader has created one.
+func (m *Manager) authority(ctx context.Context) (a *auth.Authorities, err error) {
 	err = m.viewIn(ctx, func(t *tx) error {
 		a, err = m.ca.load(t)
 		return err
@@ -58,13 +81,15 @@ func (m *Manager) authority(ctx context.Context) (a *auth.Authority, err error) 
 		if a, err = m.ca.load(t); err != nil || a != nil {
 			return err
 		}
-		if a, err = auth.NewAuthority(t.meta.ClusterID, t.now); err != nil {
+		first, err := auth.NewAuthority(t.meta.ClusterID, t.now)
+		if err != nil {
 			return err
 		}
 		r := &secretRecord{}
-		if r.Certificate, r.Key, err = a.Marshal(); err != nil {
+		if r.Certificate, r.Key, err = first.Marshal(); err != nil {
 			return err
 		}
+		a = &auth.Authorities{Current: first}
 		t.secrets.put(authorityID, r)
 		return nil
 	})
@@ -74,13 +99,8 @@ func (m *Manager) authority(ctx context.Context) (a *auth.Authority, err error) 
 	return a, nil
 }
 
-// readAuthority reads the authority that another manager created, once.
-func (m *Manager) readAuthority(ctx context.Context) (*auth.Authority, error) {
-	m.ca.mu.Lock()
-	defer m.ca.mu.Unlock()
-	if m.ca.authority != nil {
-		return m.ca.authority, nil
-	}
+// readAuthority reads the authorities that another manager has stored.
+func (m *Manager) readAuthority(ctx context.Context) (*auth.Authorities, error) {
 	var raw []byte
 	if err := m.store.Scan(ctx, secretPrefix+authorityID, func(page map[string][]byte) error {
 		raw = page[secretPrefix+authorityID]
@@ -88,23 +108,18 @@ func (m *Manager) readAuthority(ctx context.Context) (*auth.Authority, error) {
 	}); err != nil {
 		return nil, err
 	}
-	ok := raw != nil
-	if !ok {
+	if raw == nil {
 		return nil, unavailable("the pool has no certificate authority yet; try again in a second")
 	}
 	r := &secretRecord{}
 	if err := decode(raw, r); err != nil {
 		return nil, err
 	}
-	a, err := auth.LoadAuthority(r.Certificate, r.Key)
-	if err == nil {
-		m.ca.raw, m.ca.authority = r, a
-	}
-	return a, err
+	return r.authorities()
 }
 
-// load returns the authority as it is stored, nil for none.
-func (c *ca) load(t *tx) (*auth.Authority, error) {
+// load returns the authorities as they are stored, nil for none.
+func (c *ca) load(t *tx) (*auth.Authorities, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := t.secrets.get(authorityID)
@@ -112,24 +127,25 @@ func (c *ca) load(t *tx) (*auth.Authority, error) {
 	case nil:
 		return nil, nil
 	case c.raw:
-		return c.authority, nil
+		return c.authorities, nil
 	}
-	a, err := auth.LoadAuthority(r.Certificate, r.Key)
+	a, err := r.authorities()
 	if err != nil {
 		return nil, err
 	}
-	c.raw, c.authority = r, a
+	c.raw, c.authorities = r, a
 	return a, nil
 }
 
-// Authority returns the certificate of the pool's authority in PEM, and its hash for
-// nodes that enrol. It creates the authority in the first call of a pool.
+// Authority returns the certificates of the pool's authorities in PEM, and the hash, for
+// nodes that enrol, of that which signs the certificates of managers. It creates the
+// authority in the first call of a pool.
 func (m *Manager) Authority(ctx context.Context) (pem []byte, hash string, err error) {
 	a, err := m.authority(ctx)
 	if err != nil {
 		return nil, "", err
 	}
-	return a.PEM(), a.Hash(), nil
+	return a.PEM(), a.Current.Hash(), nil
 }
 
 // TLSConfig returns the TLS configuration of a listener of the API. Its certificate is
@@ -146,11 +162,9 @@ func (m *Manager) TLSConfig(names []string, own *tls.Certificate) *tls.Config {
 			if err != nil {
 				return nil, err
 			}
-			nodes := x509.NewCertPool()
-			nodes.AddCert(a.Certificate())
 			return &tls.Config{
 				MinVersion: tls.VersionTLS13, NextProtos: protocols, Time: m.cfg.Now,
-				Certificates: []tls.Certificate{*cert}, ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: nodes,
+				Certificates: []tls.Certificate{*cert}, ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: a.Pool(),
 			}, nil
 		},
 	}
@@ -162,46 +176,64 @@ type serverTLS struct {
 	names []string
 	own   *tls.Certificate // issued by another authority
 
-	mu    sync.Mutex // guards the fields below
-	a     *auth.Authority
-	cert  *tls.Certificate
-	tried time.Time
+	mu     sync.Mutex // guards the fields below
+	a      *auth.Authorities
+	cert   *tls.Certificate
+	issuer string // the hash of the authority that signed cert
+	tried  time.Time
 }
 
-// get returns the authority of the nodes and the manager's certificate. It
-// issues a new certificate after two thirds of the life of the old one.
-func (s *serverTLS) get(ctx context.Context) (*auth.Authority, *tls.Certificate, error) {
+// authorityAge is the age at which a manager that does not lead reads the authorities
+// again for a handshake.
+const authorityAge = time.Second
+
+// get returns the authorities of the nodes and the manager's certificate. It issues a
+// new certificate after two thirds of the life of the old one.
+func (s *serverTLS) get(ctx context.Context) (*auth.Authorities, *tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.m.cfg.Now()
-	if s.a == nil {
-		if now.Sub(s.tried) < time.Second {
-			return nil, nil, errors.New("manager: the pool has no certificate authority yet")
+	known := s.m.peek(func(t *tx) error { // the leader trusts a new authority at once
+		a, err := s.m.ca.load(t)
+		if err == nil && a != nil {
+			s.a = a
+			return nil
 		}
+		return errors.New("manager: no authority is known")
+	})
+	if known != nil && now.Sub(s.tried).Abs() >= authorityAge {
 		s.tried = now
 		a, err := s.m.authority(ctx)
-		if err != nil {
+		if err == nil {
+			s.a = a
+		} else if s.a == nil {
 			return nil, nil, err
 		}
-		s.a = a
+	}
+	if s.a == nil {
+		return nil, nil, errors.New("manager: the pool has no certificate authority yet")
 	}
 	if s.own != nil {
 		return s.a, s.own, nil
 	}
-	if s.cert == nil || !now.Before(auth.RenewAt(s.cert.Leaf)) {
-		cert, err := s.a.IssueServer(s.names, now, s.m.cfg.CertificateLife)
+	if issuer := s.a.Current.Hash(); s.cert == nil || s.issuer != issuer || !now.Before(auth.RenewAt(s.cert.Leaf)) {
+		cert, err := s.a.Current.IssueServer(s.names, now, s.m.cfg.CertificateLife)
 		if err != nil {
 			return nil, nil, err
 		}
-		s.cert = cert
+		s.cert, s.issuer = cert, issuer
 	}
 	return s.a, s.cert, nil
 }
 
 // issue creates a certificate for a node. n must be editable. known is the
 // serial number of the certificate that the node uses until it has the new one.
-func (t *tx) issue(a *auth.Authority, req *x509.CertificateRequest, n *nodeRecord, known string) (string, error) {
-	cert, err := a.IssueNode(req, auth.NodeURI(t.meta.ClusterID, n.Kind, n.ID), t.now, t.cfg.CertificateLife)
+func (t *tx) issue(a *auth.Authorities, req *x509.CertificateRequest, n *nodeRecord, known string) (string, error) {
+	signer, step := a.NodeIssuer(), t.authorityRecord().Steps
+	if a.Next != nil && !t.authorityIsKnown() {
+		signer, step = a.Current, step-1 // the node will be told to renew
+	}
+	cert, err := signer.IssueNode(req, auth.NodeURI(t.meta.ClusterID, n.Kind, n.ID), t.now, t.cfg.CertificateLife)
 	if err != nil {
 		return "", err
 	}
@@ -209,11 +241,12 @@ func (t *tx) issue(a *auth.Authority, req *x509.CertificateRequest, n *nodeRecor
 	if known != "" {
 		n.Certificates = append(n.Certificates, known)
 	}
+	n.AuthorityStep = step
 	return auth.EncodeCertificate(cert), nil
 }
 
 // parseRequest parses the certificate request of a call; pem may be empty.
-func (m *Manager) parseRequest(ctx context.Context, pem string) (*x509.CertificateRequest, *auth.Authority, error) {
+func (m *Manager) parseRequest(ctx context.Context, pem string) (*x509.CertificateRequest, *auth.Authorities, error) {
 	if pem == "" {
 		return nil, nil, nil
 	}
@@ -229,12 +262,16 @@ func (s *nodeService) Renew(ctx context.Context, req *connect.Request[dxpuv1.Ren
 	if req.Msg.CsrPem == "" {
 		return nil, invalid("csr_pem: must be set")
 	}
-	csr, a, err := s.m.parseRequest(ctx, req.Msg.CsrPem)
+	csr, _, err := s.m.parseRequest(ctx, req.Msg.CsrPem)
 	if err != nil {
 		return nil, apiError(err)
 	}
 	return updateResponse(ctx, s.m, func(t *tx, res *dxpuv1.RenewResponse) (err error) {
 		if err := exists(t, req.Msg.NodeId); err != nil {
+			return err
+		}
+		a, err := s.m.ca.load(t) // that of this transaction: a step may have been taken since
+		if err != nil {
 			return err
 		}
 		n := t.nodes.edit(req.Msg.NodeId)

@@ -299,10 +299,11 @@ func TestForgedCertificates(t *testing.T) {
 		}
 		return tls.Certificate{Certificate: [][]byte{der, parent.Raw}, PrivateKey: key}
 	}
-	own, err := w.m.authority(t.Context())
+	all, err := w.m.authority(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+	own := all.Current
 	server, err := own.IssueServer([]string{"h2"}, w.clock.now(), time.Hour)
 	if err != nil {
 		t.Fatal(err)

@@ -210,7 +210,7 @@ const (
 // joinTokenChanged reports whether this manager has another join token than the leader
 // before, and records its own.
 func (t *tx) joinTokenChanged() bool {
-	sum := sha256.Sum256([]byte("join token of " + t.meta.ClusterID + "\x00" + t.cfg.JoinToken))
+	sum := sha256.Sum256([]byte("join token of " + t.meta.ClusterID + "\x00" + t.cfg.joinTokens()[0]))
 	check, old := sum[:joinTokenCheck], t.secrets.get(joinTokenID)
 	if old != nil && bytes.Equal(old.Check, check) {
 		return false

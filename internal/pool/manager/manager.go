@@ -39,6 +39,9 @@ import (
 type Config struct {
 	// JoinToken authorizes nodes to enrol. It is required.
 	JoinToken string
+	// JoinTokens returns all tokens that authorize nodes at the moment, the current one
+	// first; nil: only JoinToken.
+	JoinTokens func() []string
 	// Store keeps the state; nil: in memory.
 	Store Store
 	// Reserve is the number of GPUs that are held back as spares.
@@ -145,6 +148,14 @@ func (c *Config) setDefaults() {
 	}
 }
 
+// joinTokens returns the tokens that authorize nodes at the moment, the current one first.
+func (c *Config) joinTokens() []string {
+	if c.JoinTokens == nil {
+		return []string{c.JoinToken}
+	}
+	return c.JoinTokens()
+}
+
 // Manager owns the pool.
 type Manager struct {
 	cfg     Config
@@ -170,9 +181,10 @@ type Manager struct {
 	leads    bool          // always true without a cluster
 	term     chan struct{} // closed when the leadership ends
 
-	ca      ca
-	refused refusals
-	limits  *limits
+	ca       ca
+	renewals renewals // guarded by mu
+	refused  refusals
+	limits   *limits
 }
 
 // New loads the state, or creates a new pool if there is none.

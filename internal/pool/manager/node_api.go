@@ -34,7 +34,7 @@ func errCredential() error {
 
 func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.EnrollRequest]) (*connect.Response[dxpuv1.EnrollResponse], error) {
 	r := req.Msg
-	if subtle.ConstantTimeCompare([]byte(r.JoinToken), []byte(s.m.cfg.JoinToken)) != 1 {
+	if !s.m.mayJoin(r.JoinToken) {
 		if err := s.m.limits.countUnauthenticated(callFrom(ctx), s.m.cfg.Now()); err != nil {
 			return nil, err
 		}
@@ -46,7 +46,7 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 	if r.Kind != dxpuv1.NodeKind_NODE_KIND_HOST && r.Kind != dxpuv1.NodeKind_NODE_KIND_BOX {
 		return nil, invalid("kind: must be NODE_KIND_HOST or NODE_KIND_BOX")
 	}
-	csr, authority, err := s.m.parseRequest(ctx, r.CsrPem)
+	csr, _, err := s.m.parseRequest(ctx, r.CsrPem)
 	if err != nil {
 		return nil, apiError(err)
 	}
@@ -77,11 +77,26 @@ func (s *nodeService) Enroll(ctx context.Context, req *connect.Request[dxpuv1.En
 		res.NodeId, res.Credential, res.HeartbeatInterval = r.Name, credential, durationpb.New(t.cfg.Heartbeat)
 		res.ClusterId, res.NodeNumber = t.meta.ClusterID, n.Number
 		if csr != nil {
+			authority, err := s.m.ca.load(t) // that of this transaction: a step may have been taken since
+			if err != nil {
+				return err
+			}
 			res.CaPem = string(authority.PEM())
-			res.CertificatePem, err = t.issue(authority, csr, n, "")
+			if res.CertificatePem, err = t.issue(authority, csr, n, ""); err != nil {
+				return err
+			}
 		}
 		return err
 	})
+}
+
+// mayJoin reports whether a join token is one of those that are valid at the moment.
+func (m *Manager) mayJoin(token string) bool {
+	found := 0
+	for _, valid := range m.cfg.joinTokens() {
+		found |= subtle.ConstantTimeCompare([]byte(token), []byte(valid))
+	}
+	return found == 1
 }
 
 // exists returns an error if the node was deleted after its call was admitted.
@@ -141,11 +156,20 @@ func (s *nodeService) Report(ctx context.Context, req *connect.Request[dxpuv1.Re
 	if err := checkReport(o); err != nil {
 		return nil, err
 	}
-	revision, heartbeat, err := s.m.report(ctx, o, func(t *tx) error { return exists(t, o.NodeId) })
+	renew := false
+	revision, heartbeat, err := s.m.report(ctx, o, func(t *tx) error {
+		if err := exists(t, o.NodeId); err != nil {
+			return err
+		}
+		renew = s.m.renewals.ask(t, o.NodeId, presented(ctx))
+		return nil
+	})
 	if err != nil {
 		return nil, apiError(err)
 	}
-	return connect.NewResponse(&dxpuv1.ReportResponse{DesiredRevision: revision, HeartbeatInterval: durationpb.New(heartbeat)}), nil
+	return connect.NewResponse(&dxpuv1.ReportResponse{
+		DesiredRevision: revision, HeartbeatInterval: durationpb.New(heartbeat), RenewCertificate: renew,
+	}), nil
 }
 
 // forgetRetry is the interval at which a node that is being deleted is examined.

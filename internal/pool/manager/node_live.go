@@ -27,8 +27,10 @@ type liveNode struct {
 	rates      rates
 	uses       uses
 	runs       runs
-	published  uint64        // the newest durable revision of the desired state; 0: not known
-	changed    chan struct{} // closed and replaced when the desired state changes
+	// certificate is the serial number of the certificate of the last report; "": none.
+	certificate string
+	published   uint64        // the newest durable revision of the desired state; 0: not known
+	changed     chan struct{} // closed and replaced when the desired state changes
 }
 
 func (m *Manager) liveLocked(node string) *liveNode {

@@ -49,6 +49,9 @@ type nodeRecord struct {
 	// Certificates lists the serial numbers of valid certificates. A node that
 	// has any cannot use its credential.
 	Certificates []string `json:"certificates,omitempty"`
+	// AuthorityStep is secretRecord.Steps of the pool's authority when the first of them
+	// was issued.
+	AuthorityStep uint64 `json:"authority_step,omitempty"`
 	// Deleting is set when the node was deleted and its record remains until
 	// nothing is bound there.
 	Deleting  bool              `json:"banished,omitempty"`

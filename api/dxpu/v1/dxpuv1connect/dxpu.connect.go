@@ -127,6 +127,12 @@ const (
 	PoolServiceDeleteTokenProcedure = "/dxpu.v1.PoolService/DeleteToken"
 	// PoolServiceWhoAmIProcedure is the fully-qualified name of the PoolService's WhoAmI RPC.
 	PoolServiceWhoAmIProcedure = "/dxpu.v1.PoolService/WhoAmI"
+	// PoolServiceGetAuthorityProcedure is the fully-qualified name of the PoolService's GetAuthority
+	// RPC.
+	PoolServiceGetAuthorityProcedure = "/dxpu.v1.PoolService/GetAuthority"
+	// PoolServiceRotateAuthorityProcedure is the fully-qualified name of the PoolService's
+	// RotateAuthority RPC.
+	PoolServiceRotateAuthorityProcedure = "/dxpu.v1.PoolService/RotateAuthority"
 	// PoolServiceListAuditProcedure is the fully-qualified name of the PoolService's ListAudit RPC.
 	PoolServiceListAuditProcedure = "/dxpu.v1.PoolService/ListAudit"
 	// PoolServiceBackupProcedure is the fully-qualified name of the PoolService's Backup RPC.
@@ -195,6 +201,12 @@ type PoolServiceClient interface {
 	DeleteToken(context.Context, *connect.Request[v1.DeleteTokenRequest]) (*connect.Response[v1.DeleteTokenResponse], error)
 	// WhoAmI returns the caller's identity.
 	WhoAmI(context.Context, *connect.Request[v1.WhoAmIRequest]) (*connect.Response[v1.WhoAmIResponse], error)
+	// GetAuthority returns the pool's certificate authority and the progress of its rotation.
+	GetAuthority(context.Context, *connect.Request[v1.GetAuthorityRequest]) (*connect.Response[v1.GetAuthorityResponse], error)
+	// RotateAuthority takes the next step of a rotation of the authority.
+	// FAILED_PRECONDITION for a step out of order, or while nodes lack a certificate that
+	// they need after the step.
+	RotateAuthority(context.Context, *connect.Request[v1.RotateAuthorityRequest]) (*connect.Response[v1.RotateAuthorityResponse], error)
 	// ListAudit returns the audit log: newest first, or from a revision on.
 	ListAudit(context.Context, *connect.Request[v1.ListAuditRequest]) (*connect.Response[v1.ListAuditResponse], error)
 	// Backup streams the whole state of the pool at one revision, secrets included.
@@ -409,6 +421,19 @@ func NewPoolServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
+		getAuthority: connect.NewClient[v1.GetAuthorityRequest, v1.GetAuthorityResponse](
+			httpClient,
+			baseURL+PoolServiceGetAuthorityProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("GetAuthority")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		rotateAuthority: connect.NewClient[v1.RotateAuthorityRequest, v1.RotateAuthorityResponse](
+			httpClient,
+			baseURL+PoolServiceRotateAuthorityProcedure,
+			connect.WithSchema(poolServiceMethods.ByName("RotateAuthority")),
+			connect.WithClientOptions(opts...),
+		),
 		listAudit: connect.NewClient[v1.ListAuditRequest, v1.ListAuditResponse](
 			httpClient,
 			baseURL+PoolServiceListAuditProcedure,
@@ -446,40 +471,42 @@ func NewPoolServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 
 // poolServiceClient implements PoolServiceClient.
 type poolServiceClient struct {
-	getPool        *connect.Client[v1.GetPoolRequest, v1.GetPoolResponse]
-	getPoolHistory *connect.Client[v1.GetPoolHistoryRequest, v1.GetPoolHistoryResponse]
-	listHosts      *connect.Client[v1.ListHostsRequest, v1.ListHostsResponse]
-	getHost        *connect.Client[v1.GetHostRequest, v1.GetHostResponse]
-	listBoxes      *connect.Client[v1.ListBoxesRequest, v1.ListBoxesResponse]
-	getBox         *connect.Client[v1.GetBoxRequest, v1.GetBoxResponse]
-	listGPUs       *connect.Client[v1.ListGPUsRequest, v1.ListGPUsResponse]
-	getGPU         *connect.Client[v1.GetGPURequest, v1.GetGPUResponse]
-	listLeases     *connect.Client[v1.ListLeasesRequest, v1.ListLeasesResponse]
-	getLease       *connect.Client[v1.GetLeaseRequest, v1.GetLeaseResponse]
-	createLease    *connect.Client[v1.CreateLeaseRequest, v1.CreateLeaseResponse]
-	deleteLease    *connect.Client[v1.DeleteLeaseRequest, v1.DeleteLeaseResponse]
-	resizeLease    *connect.Client[v1.ResizeLeaseRequest, v1.ResizeLeaseResponse]
-	explainLease   *connect.Client[v1.ExplainLeaseRequest, v1.ExplainLeaseResponse]
-	replaceGPU     *connect.Client[v1.ReplaceGPURequest, v1.ReplaceGPUResponse]
-	replugGPU      *connect.Client[v1.ReplugGPURequest, v1.ReplugGPUResponse]
-	cordon         *connect.Client[v1.CordonRequest, v1.CordonResponse]
-	uncordon       *connect.Client[v1.UncordonRequest, v1.UncordonResponse]
-	drain          *connect.Client[v1.DrainRequest, v1.DrainResponse]
-	clearGPUErrors *connect.Client[v1.ClearGPUErrorsRequest, v1.ClearGPUErrorsResponse]
-	deleteNode     *connect.Client[v1.DeleteNodeRequest, v1.DeleteNodeResponse]
-	listTenants    *connect.Client[v1.ListTenantsRequest, v1.ListTenantsResponse]
-	getTenant      *connect.Client[v1.GetTenantRequest, v1.GetTenantResponse]
-	putTenant      *connect.Client[v1.PutTenantRequest, v1.PutTenantResponse]
-	deleteTenant   *connect.Client[v1.DeleteTenantRequest, v1.DeleteTenantResponse]
-	createToken    *connect.Client[v1.CreateTokenRequest, v1.CreateTokenResponse]
-	listTokens     *connect.Client[v1.ListTokensRequest, v1.ListTokensResponse]
-	deleteToken    *connect.Client[v1.DeleteTokenRequest, v1.DeleteTokenResponse]
-	whoAmI         *connect.Client[v1.WhoAmIRequest, v1.WhoAmIResponse]
-	listAudit      *connect.Client[v1.ListAuditRequest, v1.ListAuditResponse]
-	backup         *connect.Client[v1.BackupRequest, v1.BackupResponse]
-	listEvents     *connect.Client[v1.ListEventsRequest, v1.ListEventsResponse]
-	watchEvents    *connect.Client[v1.WatchEventsRequest, v1.WatchEventsResponse]
-	watchLeases    *connect.Client[v1.WatchLeasesRequest, v1.WatchLeasesResponse]
+	getPool         *connect.Client[v1.GetPoolRequest, v1.GetPoolResponse]
+	getPoolHistory  *connect.Client[v1.GetPoolHistoryRequest, v1.GetPoolHistoryResponse]
+	listHosts       *connect.Client[v1.ListHostsRequest, v1.ListHostsResponse]
+	getHost         *connect.Client[v1.GetHostRequest, v1.GetHostResponse]
+	listBoxes       *connect.Client[v1.ListBoxesRequest, v1.ListBoxesResponse]
+	getBox          *connect.Client[v1.GetBoxRequest, v1.GetBoxResponse]
+	listGPUs        *connect.Client[v1.ListGPUsRequest, v1.ListGPUsResponse]
+	getGPU          *connect.Client[v1.GetGPURequest, v1.GetGPUResponse]
+	listLeases      *connect.Client[v1.ListLeasesRequest, v1.ListLeasesResponse]
+	getLease        *connect.Client[v1.GetLeaseRequest, v1.GetLeaseResponse]
+	createLease     *connect.Client[v1.CreateLeaseRequest, v1.CreateLeaseResponse]
+	deleteLease     *connect.Client[v1.DeleteLeaseRequest, v1.DeleteLeaseResponse]
+	resizeLease     *connect.Client[v1.ResizeLeaseRequest, v1.ResizeLeaseResponse]
+	explainLease    *connect.Client[v1.ExplainLeaseRequest, v1.ExplainLeaseResponse]
+	replaceGPU      *connect.Client[v1.ReplaceGPURequest, v1.ReplaceGPUResponse]
+	replugGPU       *connect.Client[v1.ReplugGPURequest, v1.ReplugGPUResponse]
+	cordon          *connect.Client[v1.CordonRequest, v1.CordonResponse]
+	uncordon        *connect.Client[v1.UncordonRequest, v1.UncordonResponse]
+	drain           *connect.Client[v1.DrainRequest, v1.DrainResponse]
+	clearGPUErrors  *connect.Client[v1.ClearGPUErrorsRequest, v1.ClearGPUErrorsResponse]
+	deleteNode      *connect.Client[v1.DeleteNodeRequest, v1.DeleteNodeResponse]
+	listTenants     *connect.Client[v1.ListTenantsRequest, v1.ListTenantsResponse]
+	getTenant       *connect.Client[v1.GetTenantRequest, v1.GetTenantResponse]
+	putTenant       *connect.Client[v1.PutTenantRequest, v1.PutTenantResponse]
+	deleteTenant    *connect.Client[v1.DeleteTenantRequest, v1.DeleteTenantResponse]
+	createToken     *connect.Client[v1.CreateTokenRequest, v1.CreateTokenResponse]
+	listTokens      *connect.Client[v1.ListTokensRequest, v1.ListTokensResponse]
+	deleteToken     *connect.Client[v1.DeleteTokenRequest, v1.DeleteTokenResponse]
+	whoAmI          *connect.Client[v1.WhoAmIRequest, v1.WhoAmIResponse]
+	getAuthority    *connect.Client[v1.GetAuthorityRequest, v1.GetAuthorityResponse]
+	rotateAuthority *connect.Client[v1.RotateAuthorityRequest, v1.RotateAuthorityResponse]
+	listAudit       *connect.Client[v1.ListAuditRequest, v1.ListAuditResponse]
+	backup          *connect.Client[v1.BackupRequest, v1.BackupResponse]
+	listEvents      *connect.Client[v1.ListEventsRequest, v1.ListEventsResponse]
+	watchEvents     *connect.Client[v1.WatchEventsRequest, v1.WatchEventsResponse]
+	watchLeases     *connect.Client[v1.WatchLeasesRequest, v1.WatchLeasesResponse]
 }
 
 // GetPool calls dxpu.v1.PoolService.GetPool.
@@ -627,6 +654,16 @@ func (c *poolServiceClient) WhoAmI(ctx context.Context, req *connect.Request[v1.
 	return c.whoAmI.CallUnary(ctx, req)
 }
 
+// GetAuthority calls dxpu.v1.PoolService.GetAuthority.
+func (c *poolServiceClient) GetAuthority(ctx context.Context, req *connect.Request[v1.GetAuthorityRequest]) (*connect.Response[v1.GetAuthorityResponse], error) {
+	return c.getAuthority.CallUnary(ctx, req)
+}
+
+// RotateAuthority calls dxpu.v1.PoolService.RotateAuthority.
+func (c *poolServiceClient) RotateAuthority(ctx context.Context, req *connect.Request[v1.RotateAuthorityRequest]) (*connect.Response[v1.RotateAuthorityResponse], error) {
+	return c.rotateAuthority.CallUnary(ctx, req)
+}
+
 // ListAudit calls dxpu.v1.PoolService.ListAudit.
 func (c *poolServiceClient) ListAudit(ctx context.Context, req *connect.Request[v1.ListAuditRequest]) (*connect.Response[v1.ListAuditResponse], error) {
 	return c.listAudit.CallUnary(ctx, req)
@@ -708,6 +745,12 @@ type PoolServiceHandler interface {
 	DeleteToken(context.Context, *connect.Request[v1.DeleteTokenRequest]) (*connect.Response[v1.DeleteTokenResponse], error)
 	// WhoAmI returns the caller's identity.
 	WhoAmI(context.Context, *connect.Request[v1.WhoAmIRequest]) (*connect.Response[v1.WhoAmIResponse], error)
+	// GetAuthority returns the pool's certificate authority and the progress of its rotation.
+	GetAuthority(context.Context, *connect.Request[v1.GetAuthorityRequest]) (*connect.Response[v1.GetAuthorityResponse], error)
+	// RotateAuthority takes the next step of a rotation of the authority.
+	// FAILED_PRECONDITION for a step out of order, or while nodes lack a certificate that
+	// they need after the step.
+	RotateAuthority(context.Context, *connect.Request[v1.RotateAuthorityRequest]) (*connect.Response[v1.RotateAuthorityResponse], error)
 	// ListAudit returns the audit log: newest first, or from a revision on.
 	ListAudit(context.Context, *connect.Request[v1.ListAuditRequest]) (*connect.Response[v1.ListAuditResponse], error)
 	// Backup streams the whole state of the pool at one revision, secrets included.
@@ -918,6 +961,19 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
+	poolServiceGetAuthorityHandler := connect.NewUnaryHandler(
+		PoolServiceGetAuthorityProcedure,
+		svc.GetAuthority,
+		connect.WithSchema(poolServiceMethods.ByName("GetAuthority")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	poolServiceRotateAuthorityHandler := connect.NewUnaryHandler(
+		PoolServiceRotateAuthorityProcedure,
+		svc.RotateAuthority,
+		connect.WithSchema(poolServiceMethods.ByName("RotateAuthority")),
+		connect.WithHandlerOptions(opts...),
+	)
 	poolServiceListAuditHandler := connect.NewUnaryHandler(
 		PoolServiceListAuditProcedure,
 		svc.ListAudit,
@@ -1010,6 +1066,10 @@ func NewPoolServiceHandler(svc PoolServiceHandler, opts ...connect.HandlerOption
 			poolServiceDeleteTokenHandler.ServeHTTP(w, r)
 		case PoolServiceWhoAmIProcedure:
 			poolServiceWhoAmIHandler.ServeHTTP(w, r)
+		case PoolServiceGetAuthorityProcedure:
+			poolServiceGetAuthorityHandler.ServeHTTP(w, r)
+		case PoolServiceRotateAuthorityProcedure:
+			poolServiceRotateAuthorityHandler.ServeHTTP(w, r)
 		case PoolServiceListAuditProcedure:
 			poolServiceListAuditHandler.ServeHTTP(w, r)
 		case PoolServiceBackupProcedure:
@@ -1143,6 +1203,14 @@ func (UnimplementedPoolServiceHandler) DeleteToken(context.Context, *connect.Req
 
 func (UnimplementedPoolServiceHandler) WhoAmI(context.Context, *connect.Request[v1.WhoAmIRequest]) (*connect.Response[v1.WhoAmIResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.WhoAmI is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) GetAuthority(context.Context, *connect.Request[v1.GetAuthorityRequest]) (*connect.Response[v1.GetAuthorityResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.GetAuthority is not implemented"))
+}
+
+func (UnimplementedPoolServiceHandler) RotateAuthority(context.Context, *connect.Request[v1.RotateAuthorityRequest]) (*connect.Response[v1.RotateAuthorityResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dxpu.v1.PoolService.RotateAuthority is not implemented"))
 }
 
 func (UnimplementedPoolServiceHandler) ListAudit(context.Context, *connect.Request[v1.ListAuditRequest]) (*connect.Response[v1.ListAuditResponse], error) {

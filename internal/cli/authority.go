@@ -1,0 +1,137 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+)
+
+func newAuthorityCommand(conn *connection) *cobra.Command {
+	return conn.register(group("authority", "Show and rotate the pool's certificate authority",
+		`Show the certificate authority of a pool with TLS, or replace it by another one while
+the pool works. A rotation has three steps:
+
+  rotate     makes another authority. Both are trusted, and nodes renew their certificates.
+  activate   lets managers use certificates of the new authority. Both are trusted.
+  retire     ends the trust in the old authority.
+
+Between rotate and activate, give the callers that verify the manager by a file or a
+hash the new one. Leases and bindings are not affected.`,
+		`  dxpu authority rotate --wait
+  dxpu authority show --pem >ca.crt
+  dxpu authority activate --wait
+  dxpu authority retire`,
+		newAuthorityShowCommand(conn),
+		newAuthorityStepCommand(conn, dxpuv1.AuthorityStep_AUTHORITY_STEP_BEGIN, "rotate", "Make another authority, and let nodes renew their certificates with it"),
+		newAuthorityStepCommand(conn, dxpuv1.AuthorityStep_AUTHORITY_STEP_ACTIVATE, "activate", "Let managers use certificates of the new authority"),
+		newAuthorityStepCommand(conn, dxpuv1.AuthorityStep_AUTHORITY_STEP_RETIRE, "retire", "End the trust in the old authority")))
+}
+
+func newAuthorityShowCommand(conn *connection) *cobra.Command {
+	pem := false
+	cmd := valueCommand(&cobra.Command{
+		Use: "show", Short: "Show the authority and the progress of its rotation", Args: cobra.NoArgs,
+		Long: `Show the hash of the authority that signs the certificates of managers (--ca-hash), and
+the progress of a rotation. --pem prints the certificates that a caller has to trust
+(--ca-file): two during a rotation.`,
+		Example: "  dxpu authority show\n  dxpu authority show --pem >ca.crt",
+	}, func(cmd *cobra.Command, _ []string) (*dxpuv1.Authority, error) {
+		res, err := call(cmd.Context(), conn, poolAPI.GetAuthority, &dxpuv1.GetAuthorityRequest{})
+		return res.GetAuthority(), err
+	}, func(w io.Writer, a *dxpuv1.Authority) {
+		if pem {
+			fmt.Fprint(w, a.CaPem)
+			return
+		}
+		describeAuthority(w, a)
+	})
+	cmd.Flags().BoolVar(&pem, "pem", false, "print the certificates only")
+	return cmd
+}
+
+func newAuthorityStepCommand(conn *connection, step dxpuv1.AuthorityStep, use, short string) *cobra.Command {
+	req := &dxpuv1.RotateAuthorityRequest{Step: step}
+	wait := false
+	cmd := valueCommand(&cobra.Command{
+		Use: use, Short: short, Args: cobra.NoArgs,
+		Long: short + `. Nodes renew at most 200 a second. The next step is refused while a
+node has not renewed; --wait waits for all of them. "dxpu authority --help" lists the
+steps.`,
+		Example: "  dxpu authority " + use + " --wait",
+	}, func(cmd *cobra.Command, _ []string) (*dxpuv1.Authority, error) {
+		res, err := call(cmd.Context(), conn, poolAPI.RotateAuthority, req)
+		if err != nil || !wait {
+			return res.GetAuthority(), err
+		}
+		return awaitRenewals(cmd.Context(), conn, cmd.ErrOrStderr())
+	}, describeAuthority)
+	f := cmd.Flags()
+	f.BoolVar(&wait, "wait", false, "wait until all nodes have renewed their certificates")
+	if step != dxpuv1.AuthorityStep_AUTHORITY_STEP_BEGIN {
+		f.BoolVar(&req.Force, "force", false, "do not require that all nodes have renewed: those that have not must be enrolled again")
+	}
+	return cmd
+}
+
+const (
+	// authoritySettles is the time that the manager requires between two steps.
+	authoritySettles = 2 * time.Second
+	renewalsInterval = 500 * time.Millisecond
+)
+
+// awaitRenewals waits until all nodes have renewed and the next step can be taken.
+func awaitRenewals(ctx context.Context, conn *connection, progress io.Writer) (*dxpuv1.Authority, error) {
+	begun, left := time.Now(), uint32(0)
+	tick := time.NewTicker(renewalsInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-tick.C:
+		}
+		res, err := call(ctx, conn, poolAPI.GetAuthority, &dxpuv1.GetAuthorityRequest{})
+		if err != nil {
+			return nil, err
+		}
+		a := res.Authority
+		if a.NodesLeft == 0 && time.Since(begun) >= authoritySettles {
+			return a, nil
+		}
+		if a.NodesLeft != left {
+			left = a.NodesLeft
+			fmt.Fprintf(progress, "%d nodes have not renewed yet: %s\n", left, namesLeft(a))
+		}
+	}
+}
+
+// namesLeft lists the first nodes that have not renewed.
+func namesLeft(a *dxpuv1.Authority) string {
+	names := strings.Join(a.NodeIdsLeft, ", ")
+	if int(a.NodesLeft) > len(a.NodeIdsLeft) {
+		names += ", ..."
+	}
+	return names
+}
+
+func describeAuthority(w io.Writer, a *dxpuv1.Authority) {
+	t := newTable(w, "authority", a.Hash)
+	switch {
+	case a.NextHash != "":
+		t.row("next", a.NextHash)
+		t.row("rotation", "begun "+date(a.StepTime)+"; both are trusted. Next: dxpu authority activate")
+	case a.PreviousHash != "":
+		t.row("previous", a.PreviousHash)
+		t.row("rotation", "activated "+date(a.StepTime)+"; both are trusted. Next: dxpu authority retire")
+	}
+	if a.NodesLeft > 0 {
+		t.row("not renewed", fmt.Sprintf("%d nodes: %s", a.NodesLeft, namesLeft(a)))
+	}
+	t.flush()
+}
