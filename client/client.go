@@ -24,6 +24,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -122,8 +123,11 @@ func parseURLs(list []string) ([]*url.URL, error) {
 	var out []*url.URL
 	for _, s := range list {
 		u, err := url.Parse(s)
-		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
 			return nil, fmt.Errorf("%q is not the URL of a manager", s)
+		}
+		if n, err := strconv.ParseUint(cmp.Or(u.Port(), "1"), 10, 16); err != nil || n == 0 {
+			return nil, fmt.Errorf("%q is not the URL of a manager: %s is not a port", s, u.Port())
 		}
 		if len(out) > 0 && u.Scheme != out[0].Scheme {
 			return nil, fmt.Errorf("%s and %s: the managers of one pool all use https, or all http", out[0], u)

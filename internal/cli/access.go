@@ -203,6 +203,9 @@ hash. Pass it to dxpu with --token-file, $DXPU_TOKEN or a context.`,
 		Example: `  dxpu token create --role operator --description "night shift" --expires 24h
   dxpu token create --role tenant --tenant team-a`,
 	}, func(cmd *cobra.Command, _ []string) (*dxpuv1.CreateTokenResponse, error) {
+		if req.Role == dxpuv1.Role_ROLE_TENANT && req.Tenant == "" {
+			return nil, usagef("--tenant is missing: a token of the role tenant is for one tenant")
+		}
 		if expires != 0 {
 			req.ExpiresAfter = durationpb.New(expires)
 		}

@@ -34,6 +34,14 @@ func (o *adminOptions) register(f *pflag.FlagSet, paths string) {
 	f.BoolVar(&o.profiling, "allow-profiling", false, "let programs on this machine read profiles of the daemon below /debug/pprof/ of --admin-listen")
 }
 
+// check checks the flags.
+func (o *adminOptions) check() error {
+	if o.listen == "" {
+		return nil
+	}
+	return checkAddress("--admin-listen", o.listen)
+}
+
 // open opens the listener, so that an error appears at the start, and returns a function
 // that serves on it until its context ends. Without --admin-listen it does nothing.
 func (o *adminOptions) open(ctx context.Context, mux *http.ServeMux) (func(context.Context) error, error) {

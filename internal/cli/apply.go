@@ -87,7 +87,11 @@ func readSpecs(stdin io.Reader, file string) ([]byte, error) {
 		return nil, fmt.Errorf("--file: %w", err)
 	}
 	defer func() { _ = f.Close() }()
-	return io.ReadAll(io.LimitReader(f, maxSpecs+1))
+	raw, err := io.ReadAll(io.LimitReader(f, maxSpecs+1))
+	if err != nil {
+		return nil, fmt.Errorf("--file: %w", err)
+	}
+	return raw, nil
 }
 
 // nameLabel is the label of a lease that has its name in a file.

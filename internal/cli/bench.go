@@ -105,7 +105,7 @@ func benchCommand(name, short, long string, run func(context.Context, bench.Opti
 		return beside(ctx, o.Busy, func(ctx context.Context) (*bench.Report, error) { return run(ctx, o.Options) })
 	}, printReport)
 	f := cmd.Flags()
-	durationVar(f, &o.Duration, "duration", 200*time.Millisecond, "duration of each measurement in each round")
+	positiveDurationVar(f, &o.Duration, "duration", 200*time.Millisecond, "duration of each measurement in each round")
 	f.IntVar(&o.Rounds, "rounds", 5, "number of rounds, 1 to 1000")
 	f.StringVar(&o.cipher, "cipher", link.CipherAES256GCM.String(), "cipher of the bindings: aes-256-gcm or none")
 	f.IntVar(&o.MTU, "mtu", 0, "largest datagram, in bytes of UDP payload (default: the limit of the loopback interface)")
@@ -146,8 +146,8 @@ func (o *benchOptions) check() (err error) {
 		return usagef("--fault: %w", err)
 	}
 	switch {
-	case o.Rounds < 1 || o.Rounds > 1000 || o.Duration <= 0:
-		return usagef("--rounds %d, --duration %v: want 1 to 1000 rounds and a positive duration", o.Rounds, o.Duration)
+	case o.Rounds < 1 || o.Rounds > 1000:
+		return usagef("--rounds %d: want 1 to 1000", o.Rounds)
 	case o.MTU != 0 && (o.MTU < frame.MinMTU || o.MTU > frame.MaxDatagram):
 		return usagef("--mtu %d: want %d to %d", o.MTU, frame.MinMTU, frame.MaxDatagram)
 	case o.Size != 0 && (o.Size < frame.MaxPayload || o.Size > maxBenchSize || o.Size%frame.MaxPayload != 0):
@@ -295,8 +295,8 @@ run.`,
   dxpu bench soak --duration 1h --seed 7 --json
   dxpu bench soak --duration 1h --bindings 34 --busy 16`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.Duration <= 0 || o.Bindings < soak.MinBindings || o.Bindings > soak.MaxBindings {
-				return usagef("--duration %v, --bindings %d: want a positive duration and %d to %d bindings", o.Duration, o.Bindings, soak.MinBindings, soak.MaxBindings)
+			if err := inRange("--bindings", soak.MinBindings, soak.MaxBindings, o.Bindings); err != nil {
+				return err
 			}
 			o.Progress = func(format string, args ...any) { fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...) }
 			if err := inRange("--busy", 0, bench.MaxBusy, o.Busy); err != nil {
@@ -314,11 +314,11 @@ run.`,
 		},
 	}
 	f := cmd.Flags()
-	durationVar(f, &o.Duration, "duration", time.Hour, "duration of the run")
+	positiveDurationVar(f, &o.Duration, "duration", time.Hour, "duration of the run")
 	f.Uint64Var(&o.Seed, "seed", 0, "seed of the faults and of the hosts' operations (default: random, and printed)")
 	f.IntVar(&o.Bindings, "bindings", soak.MinBindings, "number of devices, half on an embedded host and half on vfio-user clients")
 	busyFlag(f, &o.Busy)
-	durationVar(f, &o.Every, "every", 10*time.Second, "interval between two progress reports")
+	positiveDurationVar(f, &o.Every, "every", 10*time.Second, "interval between two progress reports")
 	out = jsonFlag(cmd)
 	return cmd
 }

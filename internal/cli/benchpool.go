@@ -51,7 +51,7 @@ GPU, and the processor time of the idle pool.`,
 	}, printCapacity)
 	o.flags(cmd, 64, 8, 64)
 	cmd.Flags().IntVar(&o.spec.AtOnce, "at-once", 16, "number of concurrent callers, 1 to 1024")
-	durationVar(cmd.Flags(), &o.spec.Idle, "idle", 5*time.Second, "duration of each of the two measurements of the idle pool")
+	positiveDurationVar(cmd.Flags(), &o.spec.Idle, "idle", 5*time.Second, "duration of each of the two measurements of the idle pool")
 	return cmd
 }
 
@@ -87,8 +87,8 @@ func (o *capacityOptions) flags(cmd *cobra.Command, boxes, gpus, hosts int) {
 	f.IntVar(&o.spec.Boxes, "boxes", boxes, "number of GPU boxes, 1 to 1000")
 	f.IntVar(&o.spec.GPUsPerBox, "gpus-per-box", gpus, "number of GPUs of each box")
 	f.IntVar(&o.spec.Hosts, "hosts", hosts, "number of hosts, 1 to 1000; the GPUs are spread over them")
-	durationVar(f, &o.spec.Heartbeat, "heartbeat", 250*time.Millisecond, "interval between two reports of a proxy")
-	durationVar(f, &o.spec.Timeout, "timeout", 5*time.Minute, "longest duration of each part")
+	positiveDurationVar(f, &o.spec.Heartbeat, "heartbeat", 250*time.Millisecond, "interval between two reports of a proxy")
+	positiveDurationVar(f, &o.spec.Timeout, "timeout", 5*time.Minute, "longest duration of each part")
 	f.BoolVar(&o.memory, "in-memory", false, "keep the manager's state in memory instead of on disk")
 }
 
@@ -204,8 +204,8 @@ embedded etcd in a temporary directory, below $TMPDIR.`,
 	f.IntVar(&o.spec.AtOnce, "at-once", 64, "number of concurrent callers, and of nodes that enrol concurrently, 1 to 1024")
 	f.IntVar(&o.spec.NodesPerConnection, "nodes-per-connection", 4, "number of nodes that share a connection, 1 to 100")
 	durationVar(f, &o.spec.Heartbeat, "heartbeat", 0, "interval between two reports of a node (default: the manager's interval)")
-	durationVar(f, &o.spec.Idle, "idle", 20*time.Second, "duration of the measurement of the idle manager")
-	durationVar(f, &o.spec.Timeout, "timeout", 5*time.Minute, "longest duration of each part")
+	positiveDurationVar(f, &o.spec.Idle, "idle", 20*time.Second, "duration of the measurement of the idle manager")
+	positiveDurationVar(f, &o.spec.Timeout, "timeout", 5*time.Minute, "longest duration of each part")
 	f.BoolVar(&o.etcd, "etcd", false, "keep the state in embedded etcd (default: memory)")
 	f.StringVar(&o.spec.Profile, "profile", "", "prefix of files for profiles of the manager's processor time and heap in each part")
 	o.out = jsonFlag(cmd)

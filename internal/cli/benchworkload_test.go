@@ -79,7 +79,7 @@ func TestBenchWorkloadRefuses(t *testing.T) {
 		{"more tags than the GPU has", []string{kineto21, "--tags", "2000"}, "1024"},
 		{"MRRS that would wrap", []string{kineto21, "--mrrs", "65664"}, "Max_Read_Request_Size"},
 		{"negative steps", []string{kineto21, "--steps", "-1"}, "0 or more"},
-		{"negative limit", []string{kineto21, "--limit", "-1s"}, "0 or more"},
+		{"negative limit", []string{kineto21, "--limit", "-1s"}, "is negative"},
 		{"stretch", []string{kineto21, "--stretch", "100000"}, "--stretch"},
 		{"cipher", []string{kineto21, "--real", "--cipher", "rot13"}, "rot13"},
 		{"too little stretch", []string{kineto21, "--real", "--stretch", "1"}, "loopback"},

@@ -102,6 +102,9 @@ fault into a software GPU, for tests.` + tracingHelp,
 
 func (o *boxOptions) run(cmd *cobra.Command) error {
 	log := newProxyLogger(cmd, &o.log)
+	if err := o.checkGPUs(cmd); err != nil {
+		return err
+	}
 	slots, err := o.slots(cmd.Context(), deviceModels(log))
 	if err != nil {
 		return err
@@ -116,6 +119,17 @@ func (o *boxOptions) run(cmd *cobra.Command) error {
 	}
 	extra := map[string]http.Handler{"POST /faults": faultHandler(b, o.allowFaults)}
 	return o.proxyOptions.run(cmd.Context(), dxpuv1.NodeKind_NODE_KIND_BOX, b, f, extra, log)
+}
+
+// checkGPUs checks the flags of the software GPUs.
+func (o *boxOptions) checkGPUs(cmd *cobra.Command) error {
+	if cmd.Flags().Changed("vram") && (o.spec.VRAM < 64<<10 || o.spec.VRAM%(64<<10) != 0) {
+		return usagef("--vram %d: want a multiple of 65536", o.spec.VRAM)
+	}
+	if cmd.Flags().Changed("tags") && o.spec.Tags < 1 {
+		return usagef("--tags %d: want 1 or more", o.spec.Tags)
+	}
+	return o.check()
 }
 
 // slots builds the devices of the box. It makes them side by side, because one of

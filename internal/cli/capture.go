@@ -68,6 +68,9 @@ dissector is in Wireshark's folder of personal Lua plugins.`,
 	return cmd
 }
 
+// maxSlot is the highest number of a slot: that of a box.
+const maxSlot = 255
+
 // adminFlag adds the flag for the URL of a proxy's admin listener.
 func adminFlag(cmd *cobra.Command, v *string) {
 	cmd.Flags().StringVar(v, "admin", "", "URL of the proxy's --admin-listen (default $DXPU_ADMIN)")
@@ -79,8 +82,11 @@ func adminURL(flag, page string, query url.Values) (string, error) {
 	if s == "" {
 		s = os.Getenv("DXPU_ADMIN")
 	}
+	if s == "" {
+		return "", withHint(errors.New("--admin is missing"), `start the proxy with "--admin-listen 127.0.0.1:9100" and pass --admin http://127.0.0.1:9100`)
+	}
 	u, err := url.Parse(strings.TrimSuffix(s, "/"))
-	if s == "" || err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
 		return "", withHint(fmt.Errorf("--admin: %q is not the URL of a proxy", s),
 			`start the proxy with "--admin-listen 127.0.0.1:9100" and pass --admin http://127.0.0.1:9100`)
 	}
@@ -103,7 +109,11 @@ func adminRequest(ctx context.Context, method, target string) (io.ReadCloser, er
 		return res.Body, nil
 	}
 	text, _ := io.ReadAll(io.LimitReader(res.Body, 1<<10)) // an error leaves the status
-	err = fmt.Errorf("the proxy answered %s: %s", res.Status, strings.TrimSpace(string(text)))
+	if res.StatusCode == http.StatusNotFound && strings.TrimSpace(string(text)) == "404 page not found" { // the answer of Go's servers without a handler
+		err = withHint(fmt.Errorf("the server has no page %s", req.URL.Path), "is this the --admin-listen of a proxy?")
+	} else {
+		err = fmt.Errorf("the proxy answered %s: %s", res.Status, strings.TrimSpace(string(text)))
+	}
 	return nil, errors.Join(err, res.Body.Close())
 }
 
@@ -115,6 +125,14 @@ func (o *captureOptions) run(cmd *cobra.Command) (err error) {
 	target, err := adminURL(o.admin, "/capture", o.query())
 	if err != nil {
 		return usage(err)
+	}
+	if o.slot < -1 || o.slot > maxSlot {
+		return usagef("--slot %d: want 0 to %d", o.slot, maxSlot)
+	}
+	if o.binding != "" {
+		if _, err := strconv.ParseUint(o.binding, 0, 64); err != nil {
+			return usagef("--binding: %q is not the number of a binding", o.binding)
+		}
 	}
 	out, err := o.open(cmd)
 	if err != nil {

@@ -3,22 +3,20 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/signal"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 )
 
 // Exit codes; "dxpu help exit-codes" explains them.
@@ -99,7 +97,7 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	started := false
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
 		// Before started, so that these errors have the exit code of wrong usage.
-		if err := cmp.Or(cmd.ValidateRequiredFlags(), cmd.ValidateFlagGroups()); err != nil {
+		if err := checkFlags(cmd); err != nil {
 			return err
 		}
 		started = true
@@ -121,62 +119,6 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	}
 	printError(stderr, err)
 	return exitCode(err)
-}
-
-// flagError describes an unknown flag, or a flag's bad value without the words of Go's
-// parsers.
-func flagError(cmd *cobra.Command, err error) error {
-	var bad *pflag.InvalidValueError
-	if !errors.As(err, &bad) {
-		return withHint(err, `%s"%s --help" explains the command`, flagHint(cmd, err), cmd.CommandPath())
-	}
-	return valueError(err)
-}
-
-// valueError describes a flag's bad value.
-func valueError(err error) error {
-	var bad *pflag.InvalidValueError
-	if !errors.As(err, &bad) {
-		return err
-	}
-	name := "--" + bad.GetFlag().Name
-	if errors.Is(err, strconv.ErrRange) {
-		return fmt.Errorf("%s: %q is out of range", name, bad.GetValue())
-	}
-	cause := errors.Unwrap(bad)
-	want := ""
-	switch typ := bad.GetFlag().Value.Type(); {
-	case typ == "bool":
-		want = "true or false"
-	case strings.HasPrefix(cause.Error(), "slog: "):
-		want = "debug, info, warn or error"
-	case strings.HasPrefix(typ, "uint") && strings.HasPrefix(bad.GetValue(), "-"):
-		want = "a whole number of 0 or more"
-	case strings.HasPrefix(typ, "int"), strings.HasPrefix(typ, "uint"):
-		want = "a whole number"
-	case strings.HasPrefix(typ, "float"):
-		want = "a number"
-	case typ == "stringToString":
-		want = "of the form KEY=VALUE"
-	default:
-		return fmt.Errorf("%s: %w", name, cause)
-	}
-	return fmt.Errorf("%s: %q is not %s", name, bad.GetValue(), want)
-}
-
-// argumentError adds a hint to an error that cobra found before the command ran.
-func argumentError(cmd *cobra.Command, err error) error {
-	var h *hintedError
-	if errors.As(err, &h) {
-		return err
-	}
-	if described := commandError(cmd, err); described != nil {
-		return described
-	}
-	if strings.Contains(err.Error(), "arg(s)") {
-		return withHint(errors.New("wrong number of arguments"), "usage: %s", cmd.UseLine())
-	}
-	return withHint(err, `"%s --help" explains the command`, cmd.CommandPath())
 }
 
 // severalErrors returns the first error with the texts of the others, nil for none.
@@ -206,19 +148,22 @@ func printError(out io.Writer, err error) {
 	w := newPage(out, false)
 	defer func() { _ = w.Flush() }()
 	var ce *connect.Error
-	text := err.Error()
+	text := plainText(err, err.Error())
 	if errors.As(err, &ce) {
-		text = inFlags(ce.Message())
+		text = plainText(err, inFlags(ce.Message()))
 		var about *aboutError
 		if errors.As(err, &about) {
 			text = about.what + ": " + text
 		}
-		switch ce.Code() {
-		case connect.CodeUnauthenticated:
+		switch code := ce.Code(); {
+		case code == connect.CodeUnavailable, isNetwork(err):
+			text = "the manager is unavailable: " + strings.Replace(text, "it ended early", "it closed the connection", 1)
+		case code == connect.CodeUnauthenticated:
 			text = strings.Replace(text, "unknown node or wrong credential: enrol again with a join token", "the manager does not know this token", 1)
-		case connect.CodeUnavailable:
-			text = "the manager is unavailable: " + text
-		case connect.CodeUnimplemented, connect.CodeUnknown:
+			if strings.HasPrefix(text, "no credential: ") {
+				text = "the manager wants a token, and the command has none"
+			}
+		case code == connect.CodeUnimplemented, code == connect.CodeUnknown:
 			text = "unexpected answer: " + text
 		}
 	}
@@ -243,7 +188,9 @@ func hintFor(err error, ce *connect.Error) string {
 		return `--join-token-file or DXPU_JOIN_TOKEN names the join token; "dxpu manager --join-token-file" writes it`
 	case ce.Code() == connect.CodeUnauthenticated:
 		return `--token-file or DXPU_TOKEN names your token; "dxpu token create" makes one`
-	case ce.Code() == connect.CodeUnavailable:
+	case ce.Code() == connect.CodePermissionDenied && deniedCall.MatchString(ce.Message()):
+		return `"dxpu whoami" shows your role; "dxpu token --help" explains the roles`
+	case ce.Code() == connect.CodeUnavailable, isNetwork(err):
 		return `is a manager running at this address? "dxpu manager" starts one; --manager or DXPU_MANAGER names another`
 	case ce.Code() == connect.CodeNotFound:
 		return `"dxpu get" lists what the pool has`
@@ -300,6 +247,8 @@ var (
 	leadingField = regexp.MustCompile(`^([a-z_]+(?:\.[a-z_]+)*): `)
 	innerField   = regexp.MustCompile(`\b(?:spec\.[a-z_]+|request_id)\b`)
 	waitSentence = regexp.MustCompile(`\s+[A-Z][^.]*\bspec\.wait\b.*$`) // our hint says it
+	deniedCall   = regexp.MustCompile(`may not call /dxpu\.v1\.\w+/(\w+)`)
+	callWord     = regexp.MustCompile(`[A-Z]+[a-z]*`)
 	roleName     = regexp.MustCompile(`\bROLE_[A-Z]+\b`)
 )
 
@@ -321,5 +270,39 @@ func inFlags(message string) string {
 		}
 		return f
 	})
+	if m := deniedCall.FindStringSubmatch(message); m != nil {
+		message = strings.Replace(message, m[0], "may not "+callWords(m[1]), 1)
+	}
 	return roleName.ReplaceAllStringFunc(message, func(r string) string { return strings.ToLower(r[len("ROLE_"):]) })
+}
+
+// callWords returns a method of the API in words: "list tokens", "create a token".
+func callWords(method string) string {
+	words := callWord.FindAllString(method, -1)
+	if len(words) == 0 {
+		return method
+	}
+	words[0] = strings.ToLower(words[0])
+	if words[0] == "put" {
+		words[0] = "set"
+	}
+	if len(words) == 1 {
+		return words[0]
+	}
+	noun := words[len(words)-1]
+	if !strings.HasSuffix(noun, "s") && noun != "Audit" {
+		words[0] += " a"
+	}
+	for i := range words[1:] {
+		if w := words[i+1]; w != strings.ToUpper(w) {
+			words[i+1] = strings.ToLower(w)
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// isNetwork reports whether an error is one of the network.
+func isNetwork(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }

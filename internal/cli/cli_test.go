@@ -366,8 +366,8 @@ func TestExitCodes(t *testing.T) {
 	}{
 		{"help", "", exitOK, ""},
 		{"version", "version", exitOK, ""},
-		{"unknown command", "frobnicate", exitUsage, `unknown command "frobnicate"`},
-		{"unknown subcommand", "get frobs", exitUsage, `unknown command "frobs"`},
+		{"unknown command", "frobnicate", exitUsage, `dxpu has no command "frobnicate"`},
+		{"unknown subcommand", "get frobs", exitUsage, `dxpu get has no command "frobs"`},
 		{"unknown flag", "get gpus --frob", exitUsage, "unknown flag: --frob"},
 		{"missing argument", "describe gpu", exitUsage, "usage: dxpu describe gpu GPU"},
 		{"unknown word", "get gpus --state sleepy", exitUsage, "one of free, unavailable, bound, releasing"},

@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -103,7 +104,7 @@ func (c *connection) pool() (dxpuv1connect.PoolServiceClient, error) {
 	if cfg.Managers, err = client.ParseManagers(t.Manager); err != nil {
 		return nil, err
 	}
-	if cfg.CA, err = readFlag("--ca-file", t.CAFile); err != nil {
+	if cfg.CA, err = readAuthority(t.CAFile); err != nil {
 		return nil, err
 	}
 	if cfg.Token, err = t.token(); err != nil {
@@ -129,6 +130,16 @@ func readFlag(flag, name string) ([]byte, error) {
 		return nil, fmt.Errorf("%s: %w", flag, err)
 	}
 	return raw, nil
+}
+
+// readAuthority reads the file with the certificate of the manager's authority. Without a
+// name it returns nil.
+func readAuthority(name string) ([]byte, error) {
+	raw, err := readFlag("--ca-file", name)
+	if err == nil && name != "" && !x509.NewCertPool().AppendCertsFromPEM(raw) {
+		err = withHint(fmt.Errorf("--ca-file: %s has no certificate", name), "a manager writes the certificate of its authority to ca.crt in its --data-dir")
+	}
+	return raw, err
 }
 
 // token returns the caller's token, "" for none.

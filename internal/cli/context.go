@@ -168,7 +168,10 @@ which other users can see.`,
 				return err
 			}
 			if err := old.check(); err != nil {
-				return usage(fmt.Errorf("--%w", err))
+				return usage(contextError(err))
+			}
+			if err := c.readable(); err != nil {
+				return err
 			}
 			if use || len(all.Contexts) == 1 {
 				all.Current = old.Name
@@ -190,6 +193,37 @@ which other users can see.`,
 	cmd.MarkFlagsMutuallyExclusive("ca-file", "ca-hash")
 	cmd.MarkFlagsMutuallyExclusive("token-file", "token-stdin")
 	return cmd
+}
+
+// contextError names the flags in an error of check, which names the keys of the file.
+func contextError(err error) error {
+	text, hint := err.Error(), ""
+	var h *hintedError
+	if errors.As(err, &h) {
+		hint = h.hint
+	}
+	if name, ok := strings.CutPrefix(text, "name: "); ok {
+		text = name // the argument
+	} else {
+		text = "--" + strings.Replace(text, "ca-file, ca-hash", "ca-file, --ca-hash", 1)
+	}
+	if hint == "" {
+		return errors.New(text)
+	}
+	return withHint(errors.New(text), "%s", hint)
+}
+
+// readable returns an error unless the files of a context can be read: otherwise each
+// command that uses it fails.
+func (c *poolContext) readable() error {
+	if _, err := readAuthority(c.CAFile); err != nil {
+		return err
+	}
+	if c.TokenFile == "" {
+		return nil
+	}
+	_, err := c.token()
+	return err
 }
 
 // merge sets the properties that were given on the command line. A new authority or
@@ -328,30 +362,6 @@ func parseContexts(raw []byte) (*contexts, error) {
 		return nil, errors.New("the file has more than one document")
 	}
 	return all, all.check()
-}
-
-// Texts of the YAML parser that name types of Go, or its own stages.
-var (
-	goType     = regexp.MustCompile(` into \S+`)
-	unknownKey = regexp.MustCompile(`field (\S+) not found in type \S+`)
-	wrongValue = regexp.MustCompile(`cannot construct !!(\w+)`)
-	badSyntax  = regexp.MustCompile(`go-yaml load error in \w+ at L(\d+)\.C(\d+)`)
-	yamlStages = strings.NewReplacer("yaml: construct errors: ", "", "yaml: no documents in stream", "the file is empty", "<unknown position>: ", "")
-)
-
-// yamlError returns an error of the YAML parser without the words of Go and without
-// tokens, in a bounded text.
-func yamlError(err error) error {
-	text := unknownKey.ReplaceAllString(withoutTokens(err.Error()), `unknown key "$1"`)
-	if wrongValue.MatchString(text) {
-		text = wrongValue.ReplaceAllString(goType.ReplaceAllString(text, ""), "wrong value: $1")
-	}
-	text = badSyntax.ReplaceAllString(text, "line $1, column $2")
-	text = yamlStages.Replace(text)
-	if len(text) > maxYAMLError {
-		text = strings.ToValidUTF8(text[:maxYAMLError], "") + " ..."
-	}
-	return errors.New(text)
 }
 
 var someToken = regexp.MustCompile(regexp.QuoteMeta(auth.TokenPrefix) + `\S*`)

@@ -45,7 +45,7 @@ func TestParseContexts(t *testing.T) {
 		{"unknown field", "version: 1\ncontext: []\n", "context"},
 		{"key twice", "version: 1\nversion: 1\n", "version"},
 		{"two documents", goodContexts + "---\n" + goodContexts, "more than one document"},
-		{"wrong type", "version: 1\ncontexts: prod\n", "line 2: wrong value: str `prod`"},
+		{"wrong type", "version: 1\ncontexts: prod\n", "line 2: wrong value: `prod`"},
 		{"no name", one(`{manager: "https://m:1"}`), `contexts[0].name: "" is not a valid name`},
 		{"bad name", one(`{name: "-a", manager: "https://m:1"}`), "contexts[0].name"},
 		{"no manager", one(`{name: a}`), "contexts[0].manager: the URL is missing"},

@@ -26,7 +26,7 @@ func parseTarget(kind, id string) (*dxpuv1.Target, error) {
 	case "host", "hosts":
 		return &dxpuv1.Target{Target: &dxpuv1.Target_HostId{HostId: id}}, nil
 	}
-	hint := "gpu, box or host"
+	hint := "a kind is gpu, box or host"
 	if near := nearest(kind, []string{"gpu", "box", "host"}); near != "" {
 		hint = fmt.Sprintf("did you mean %q? A kind is gpu, box or host", near)
 	}
@@ -130,7 +130,7 @@ to the queue, and the others end.
 	f.StringVar(&o.reason, "reason", "", "note for other operators")
 	durationVar(f, &o.deadline, "deadline", 0, "end the bindings that are left after this time (default: never)")
 	f.BoolVar(&o.wait, "wait", false, "return when no binding is left")
-	durationVar(f, &o.timeout, "timeout", time.Hour, "longest --wait; afterwards the drain continues without the command")
+	positiveDurationVar(f, &o.timeout, "timeout", time.Hour, "longest --wait; afterwards the drain continues without the command")
 	return conn.register(cmd)
 }
 
@@ -147,6 +147,9 @@ func (o *drainOptions) run(cmd *cobra.Command, conn *connection, args []string) 
 	if err != nil {
 		return err
 	}
+	if err := checkWait(cmd, o.wait); err != nil {
+		return err
+	}
 	api, err := conn.pool()
 	if err != nil {
 		return err
@@ -156,7 +159,11 @@ func (o *drainOptions) run(cmd *cobra.Command, conn *connection, args []string) 
 	// The watch is open before the drain begins, so that its end is not missed.
 	var events *eventWatch
 	if o.wait {
-		if events, err = openWatch(ctx, api, &dxpuv1.WatchEventsRequest{Filter: targetFilter(target)}); err != nil {
+		events, err = openWatch(ctx, api, &dxpuv1.WatchEventsRequest{Filter: targetFilter(target)})
+		switch {
+		case err != nil && timedOut(ctx, err) && cmd.Context().Err() == nil:
+			return fmt.Errorf("%w: the manager did not answer within %s, and the drain has not begun", errTimeout, o.timeout)
+		case err != nil:
 			return err
 		}
 		defer events.close()

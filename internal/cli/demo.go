@@ -4,6 +4,7 @@ package cli
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 
@@ -12,6 +13,17 @@ import (
 	"github.com/dxpu-project/dxpu/internal/demo"
 	"github.com/dxpu-project/dxpu/internal/vm/qemu"
 )
+
+// makeDir makes the directory that --dir names, if it does not exist.
+func makeDir(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return usage(fmt.Errorf("--dir: %w", err))
+	}
+	return nil
+}
 
 func newDemoCommand() *cobra.Command {
 	var embedded bool
@@ -48,6 +60,9 @@ replaces the VM.`,
 				return err
 			default:
 				cfg.Install = &install
+			}
+			if err := makeDir(dir); err != nil {
+				return err
 			}
 			if cfg.Dir = dir; dir == "" {
 				// A short name, because the path of a socket has at most 107 bytes.

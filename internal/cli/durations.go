@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"regexp"
@@ -65,14 +66,37 @@ func durationText(d time.Duration) string {
 	return s
 }
 
-// durationVar adds a flag for a duration with units up to weeks.
+// durationVar adds a flag for a duration with units up to weeks, of 0 or more.
 func durationVar(f *pflag.FlagSet, v *time.Duration, name string, value time.Duration, help string) {
-	*v = value
-	f.Var(flagValue{typ: "duration", set: func(s string) (err error) {
-		d, err := parseDuration(s)
-		if err == nil {
-			*v = d
+	boundedDurationVar(f, v, name, value, help, func(d time.Duration) error {
+		if d < 0 {
+			return errors.New("is negative")
 		}
-		return err
+		return nil
+	})
+}
+
+// positiveDurationVar adds a flag for a duration that cannot be 0, such as a time limit.
+func positiveDurationVar(f *pflag.FlagSet, v *time.Duration, name string, value time.Duration, help string) {
+	boundedDurationVar(f, v, name, value, help, func(d time.Duration) error {
+		if d <= 0 {
+			return errors.New("is not positive")
+		}
+		return nil
+	})
+}
+
+func boundedDurationVar(f *pflag.FlagSet, v *time.Duration, name string, value time.Duration, help string, check func(time.Duration) error) {
+	*v = value
+	f.Var(flagValue{typ: "duration", set: func(s string) error {
+		d, err := parseDuration(s)
+		if err != nil {
+			return err
+		}
+		if err := check(d); err != nil {
+			return fmt.Errorf("%q %w", s, err)
+		}
+		*v = d
+		return nil
 	}, text: func() string { return durationText(*v) }}, name, help)
 }

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -39,6 +41,12 @@ func newGPUListCommand() *cobra.Command {
 func findGPUs() ([]vfio.Function, error) {
 	return vfio.Find(os.DirFS(sysfsRoot), reg.VendorID, reg.DeviceID)
 }
+
+// maxRounds bounds the ordering check of "dxpu gpu test": some hours.
+const maxRounds = 100_000_000
+
+// accessModes are the values of --mode.
+var accessModes = []vfio.Mode{vfio.Auto, vfio.IOMMU, vfio.NoIOMMU, vfio.Sysfs}
 
 // gpuTest holds the flags of "dxpu gpu test".
 type gpuTest struct {
@@ -76,6 +84,12 @@ The exit code is 1 if a check fails, if the device is lost, or if there is none.
   dxpu gpu test --socket /run/vm1/slot0.sock
   dxpu gpu test --embedded`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := inRange("--rounds", 0, maxRounds, o.test.Rounds); err != nil {
+				return err
+			}
+			if !slices.Contains(accessModes, vfio.Mode(o.mode)) {
+				return usagef("--mode: %q is not auto, iommu, noiommu or sysfs", o.mode)
+			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), o.timeout)
 			defer cancel()
 			return o.run(ctx, cmd.OutOrStdout())
@@ -84,7 +98,7 @@ The exit code is 1 if a check fails, if the device is lost, or if there is none.
 	f := cmd.Flags()
 	f.StringVar(&o.pci, "pci", "", "PCI `address` of the GPU, such as 01:00.0")
 	durationVar(f, &o.wait, "wait", 0, "longest wait for the GPU to appear")
-	durationVar(f, &o.timeout, "timeout", 10*time.Minute, "longest duration of the test")
+	positiveDurationVar(f, &o.timeout, "timeout", 10*time.Minute, "longest duration of the test")
 	o.form = jsonFlag(cmd)
 	f.BoolVar(&o.test.Quick, "quick", false, "use smaller sizes and fewer rounds")
 	f.IntVar(&o.test.Rounds, "rounds", 0, "number of rounds of the ordering check (default 2000, with --quick 200)")
@@ -123,7 +137,7 @@ func (o *gpuTest) run(ctx context.Context, w io.Writer) (err error) {
 		err = errors.Join(err, writeJSON(w, report))
 	}
 	if err == nil && !report.OK {
-		err = errors.New("gpu test: a check failed")
+		err = errors.New("a check failed")
 	}
 	if err != nil || o.form.structured() {
 		return err
@@ -141,7 +155,7 @@ func (o *gpuTest) open(ctx context.Context) (bus driver.Bus, cleanUp func(), err
 	if o.socket != "" {
 		b, err := vfiouserbus.Open(ctx, o.socket)
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, withHint(fmt.Errorf("--socket: %w", err), `"dxpu host" makes the socket of a slot, slot0.sock in its --socket-dir, and a lease puts a GPU behind it`)
 		}
 		return b, func() {}, nil
 	}
@@ -198,6 +212,9 @@ func (o *gpuTest) find(ctx context.Context) (string, error) {
 func (o *gpuTest) lookup() (string, error) {
 	if o.pci != "" {
 		f, err := vfio.Lookup(os.DirFS(sysfsRoot), o.pci)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = withHint(fmt.Errorf("--pci: there is no device %s on the PCI bus of this machine", o.pci), `"dxpu gpu list" lists the GPUs`)
+		}
 		return f.Address, err
 	}
 	found, err := findGPUs()
@@ -205,9 +222,10 @@ func (o *gpuTest) lookup() (string, error) {
 	case err != nil:
 		return "", err
 	case len(found) == 0:
-		return "", fmt.Errorf("gpu test: there is no device %04x:%04x on the PCI bus", reg.VendorID, reg.DeviceID)
+		return "", withHint(fmt.Errorf("there is no device %04x:%04x on the PCI bus of this machine", reg.VendorID, reg.DeviceID),
+			"--socket tests a GPU behind a socket, --embedded one in this process")
 	case len(found) > 1:
-		return "", fmt.Errorf("gpu test: there are %d GPUs: choose one with --pci, such as %s", len(found), found[0].Address)
+		return "", withHint(fmt.Errorf("there are %d GPUs", len(found)), "choose one with --pci, such as --pci %s", found[0].Address)
 	}
 	return found[0].Address, nil
 }

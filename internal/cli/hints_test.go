@@ -19,11 +19,11 @@ func TestHints(t *testing.T) {
 	}{
 		{
 			"unknown authority", connect.NewError(connect.CodeUnavailable, fmt.Errorf("tls: %w", x509.UnknownAuthorityError{})),
-			"signed by unknown authority", "--ca-file names",
+			"not signed by an authority", "--ca-file names",
 		},
 		{
 			"https to http", connect.NewError(connect.CodeUnavailable, errors.New("http: server gave HTTP response to HTTPS client")),
-			"HTTPS client", "write the URL with http,",
+			"answers without TLS", "write the URL with http,",
 		},
 		{"http to https", connect.NewError(connect.CodeInternal, errors.New("400 Bad Request")), "400", "write the URL with https"},
 		{

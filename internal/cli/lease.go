@@ -75,6 +75,9 @@ func leaseCommand[Req, Res any](conn *connection, cmd *cobra.Command, m method[R
 	var timeout time.Duration
 	waitFlags(cmd, &wait, &timeout, until)
 	return valueCommand(cmd, func(cmd *cobra.Command, args []string) (*dxpuv1.Lease, error) {
+		if err := checkWait(cmd, wait); err != nil {
+			return nil, err
+		}
 		api, err := conn.pool()
 		if err != nil {
 			return nil, err
@@ -91,7 +94,7 @@ func leaseCommand[Req, Res any](conn *connection, cmd *cobra.Command, m method[R
 // waitFlags adds the flags with which a command waits.
 func waitFlags(cmd *cobra.Command, wait *bool, timeout *time.Duration, until string) {
 	cmd.Flags().BoolVar(wait, "wait", false, "return when "+until)
-	durationVar(cmd.Flags(), timeout, "timeout", time.Minute, "longest --wait; afterwards the manager continues without the command")
+	positiveDurationVar(cmd.Flags(), timeout, "timeout", time.Minute, "longest --wait; afterwards the manager continues without the command")
 }
 
 // hasState returns a condition for leaseCommand.
@@ -160,6 +163,9 @@ then the GPU is reset and its memory is scrubbed. --force does not ask the guest
 	waitFlags(cmd, &wait, &timeout, "all GPUs are free again")
 	cmd.Flags().BoolVar(&force, "force", false, "remove the GPUs without asking the guest")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := checkWait(cmd, wait); err != nil {
+			return err
+		}
 		api, err := conn.pool()
 		if err != nil {
 			return err
@@ -234,6 +240,11 @@ the manager would do with the request that the flags describe. Nothing is alloca
 		Example: `  dxpu lease explain l-17
   dxpu lease explain --count 4 --same-box required`,
 	}, func(cmd *cobra.Command, args []string) (*dxpuv1.ExplainLeaseResponse, error) {
+		if len(args) > 0 {
+			if err := noSpec(cmd, args[0]); err != nil {
+				return nil, err
+			}
+		}
 		req := &dxpuv1.ExplainLeaseRequest{What: &dxpuv1.ExplainLeaseRequest_Spec{Spec: o.message()}}
 		if len(args) == 1 {
 			req.What = &dxpuv1.ExplainLeaseRequest_LeaseId{LeaseId: args[0]}
@@ -242,6 +253,18 @@ the manager would do with the request that the flags describe. Nothing is alloca
 	}, printExplanation)
 	o.register(cmd.Flags())
 	return cmd
+}
+
+// noSpec returns an error if a flag describes a request beside a lease that exists.
+func noSpec(cmd *cobra.Command, lease string) (err error) {
+	spec := pflag.NewFlagSet("", pflag.ContinueOnError)
+	(&leaseFlags{}).register(spec)
+	spec.VisitAll(func(f *pflag.Flag) {
+		if cmd.Flags().Changed(f.Name) {
+			err = usage(withHint(fmt.Errorf("--%s and %s exclude each other", f.Name, lease), "name a lease, or describe one with flags"))
+		}
+	})
+	return err
 }
 
 func printExplanation(w io.Writer, r *dxpuv1.ExplainLeaseResponse) {

@@ -85,16 +85,16 @@ with --ca-file or --ca-hash, and get certificates of the same authority.` + trac
 	f.StringVar(&o.tokenFile, "join-token-file", "", "file with the join token of nodes")
 	f.StringVar(&o.urlFile, "url-file", "", "file to which the manager writes its URL when it serves (for scripts that use port 0)")
 	o.securityOptions.register(f)
-	durationVar(f, &o.cfg.CertificateLife, "certificate-life", 30*24*time.Hour, "lifetime of the certificates of nodes and of the manager")
+	positiveDurationVar(f, &o.cfg.CertificateLife, "certificate-life", 30*24*time.Hour, "lifetime of the certificates of nodes and of the manager")
 	f.Float64Var(&o.cfg.CallRate, "call-rate", 500, "limit of calls per second for each caller, on average; bursts may reach five seconds' worth; 0: no limit")
 	spareFlags(f, &o.reserve)
 	f.IntVar(&o.cfg.RackUplink, "rack-uplink-gpus", 0, "`number` of GPUs that the uplink of a rack serves at full bandwidth; leases beyond it avoid the uplink where they can; 0: not known")
-	durationVar(f, &o.cfg.Heartbeat, "heartbeat", 250*time.Millisecond, "interval between two reports of a node")
+	positiveDurationVar(f, &o.cfg.Heartbeat, "heartbeat", 250*time.Millisecond, "interval between two reports of a node")
 	f.IntVar(&o.cfg.ReportRate, "report-rate", 4_000, "limit of reports per second from all nodes; with more nodes each reports less often")
-	durationVar(f, &o.cfg.LostAfter, "lost-after", time.Second, "silence after which a node counts as lost")
+	positiveDurationVar(f, &o.cfg.LostAfter, "lost-after", time.Second, "silence after which a node counts as lost")
 	durationVar(f, &o.cfg.HostTimeout, "host-timeout", 10*time.Minute, "silence of a host after which its leases, if their GPUs do not work, return to the queue or end; 0: never")
-	durationVar(f, &o.cfg.AttachTimeout, "attach-timeout", 20*time.Second, "longest duration of each step of an attach")
-	durationVar(f, &o.cfg.UnplugTimeout, "unplug-timeout", 15*time.Second, "longest wait for a guest to release a GPU; native PCIe hot-plug takes 7s")
+	positiveDurationVar(f, &o.cfg.AttachTimeout, "attach-timeout", 20*time.Second, "longest duration of each step of an attach")
+	positiveDurationVar(f, &o.cfg.UnplugTimeout, "unplug-timeout", 15*time.Second, "longest wait for a guest to release a GPU; native PCIe hot-plug takes 7s")
 	o.log.register(f)
 	o.admin.register(f, "/metrics, /healthz and /readyz")
 	f.StringVar(&o.testingClock, "testing-clock", "", "file with the error of this manager's clock in nanoseconds (for tests)")
@@ -202,7 +202,7 @@ func (o *managerOptions) run(cmd *cobra.Command) error {
 }
 
 func (o *managerOptions) check() error {
-	if err := cmp.Or(checkSpares(&o.reserve), o.storeOptions.check()); err != nil {
+	if err := cmp.Or(checkAddress("--listen", o.listen), o.admin.check(), checkSpares(&o.reserve), o.storeOptions.check()); err != nil {
 		return err
 	}
 	switch {
@@ -227,8 +227,8 @@ func (o *managerOptions) check() error {
 func (o *managerOptions) joinToken() (token string, made bool, err error) {
 	file := o.tokenFile
 	if file == "" && o.shared() && os.Getenv("DXPU_JOIN_TOKEN") == "" {
-		return "", false, withHint(errors.New("managers that share their state need the same join token"),
-			"pass the same --join-token-file or $DXPU_JOIN_TOKEN to each of them")
+		return "", false, usage(withHint(errors.New("managers that share their state need the same join token"),
+			"pass the same --join-token-file or $DXPU_JOIN_TOKEN to each of them"))
 	}
 	if file == "" && o.dataDir != "" && !o.shared() {
 		file = filepath.Join(o.dataDir, "join-token")
@@ -243,11 +243,11 @@ func (o *managerOptions) joinToken() (token string, made bool, err error) {
 		return o.joinTokens()[0], false, nil
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
-		return "", false, fmt.Errorf("join token: %w", err)
+		return "", false, fmt.Errorf("--join-token-file: %w", err)
 	}
 	token = rand.Text()
 	if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
-		return "", false, fmt.Errorf("join token: %w", err)
+		return "", false, fmt.Errorf("--join-token-file: %w", err)
 	}
 	o.joinTokens, err = watchJoinTokens(file)
 	return token, false, err
@@ -301,7 +301,7 @@ func spareFlags(f *pflag.FlagSet, r *placement.Reserve) {
 	f.Float64Var(&r.Fraction, "spare-fraction", 0, "spares as a fraction of the healthy GPUs, 0 to 1; the largest of the three numbers applies")
 	f.Float64Var(&r.Policy.FailureRate, "spare-failure-rate", 0,
 		"failures of one GPU in a year, such as 0.09, from which the number of spares is computed")
-	durationVar(f, &r.Policy.RepairTime, "spare-repair-time", 7*24*time.Hour, "mean time until a failed GPU is back")
+	positiveDurationVar(f, &r.Policy.RepairTime, "spare-repair-time", 7*24*time.Hour, "mean time until a failed GPU is back")
 	f.Float64Var(&r.Policy.Stockout, "spare-stockout", 0.001, "accepted fraction of time with too few spares, between 0 and 1")
 }
 

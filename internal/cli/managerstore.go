@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/pflag"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
+	"github.com/dxpu-project/dxpu/client"
 	"github.com/dxpu-project/dxpu/internal/atomicfile"
 	"github.com/dxpu-project/dxpu/internal/pool/backup"
 	"github.com/dxpu-project/dxpu/internal/pool/etcdstore"
@@ -58,6 +59,11 @@ func (o *storeOptions) register(f *pflag.FlagSet) {
 
 func (o *storeOptions) check() error {
 	several := o.etcd.InitialCluster != ""
+	if o.advertise != "" {
+		if _, err := client.ParseManagers(o.advertise); err != nil {
+			return withHint(fmt.Errorf("--advertise-url: %w", err), "write it like https://10.0.0.1:7470")
+		}
+	}
 	switch {
 	case o.restore != "" && o.dataDir == "" && len(o.etcd.Endpoints) == 0:
 		return withHint(errors.New("--restore needs --data-dir or --etcd-endpoints"), "a state in memory ends with the manager")

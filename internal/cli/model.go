@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
@@ -16,18 +17,19 @@ import (
 )
 
 func newModelCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use: "model", Short: "Predict what disaggregation costs a workload",
-		Long: `Predict what disaggregation costs a workload before moving it.
+	cmd := group("model", "Predict what disaggregation costs a workload",
+		`Predict what disaggregation costs a workload before moving it.
 
 The commands use the model of section 3.4 of the DxPU paper and a replay of
 recorded runs. docs/model.md has the equations and the fitted constants.`,
-		Example: `  dxpu model predict resnet50.pt.trace.json.gz --rtt 6.8us`,
-	}
+		`  dxpu model predict resnet50.pt.trace.json.gz --rtt 6.8us`)
 	cmd.AddCommand(newModelThroughputCommand(), newModelExplainCommand(), newModelPredictCommand(), newModelPaperCommand())
 	cmd.AddCommand(localModelCommands()...)
 	return cmd
 }
+
+// maxShared bounds the GPUs and the proxies of "dxpu model throughput".
+const maxShared = 100_000
 
 // rttVar adds a flag for a round trip. Its default is *d.
 func rttVar(f *pflag.FlagSet, d *time.Duration, name, help string) {
@@ -95,8 +97,8 @@ paper's capacity, and the rates between two GPUs.`,
   dxpu model throughput --gen 5 --tags 768 --mrrs 512 --rtt 4us --json`,
 	}, func(*cobra.Command, []string) (throughputJSON, error) {
 		p, err := flags.get()
-		if err == nil && (gpus < 1 || proxies < 1) {
-			err = usagef("--gpus %d, --proxies %d: want 1 or more of each", gpus, proxies)
+		if err == nil {
+			err = cmp.Or(inRange("--gpus", 1, maxShared, gpus), inRange("--proxies", 1, maxShared, proxies))
 		}
 		if err != nil {
 			return throughputJSON{}, err

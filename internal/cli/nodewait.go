@@ -37,7 +37,7 @@ yet. The command says on standard error what it waits for.`,
 			return err
 		},
 	}
-	durationVar(cmd.Flags(), &timeout, "timeout", time.Minute, "longest wait")
+	positiveDurationVar(cmd.Flags(), &timeout, "timeout", time.Minute, "longest wait")
 	return cmd
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -125,6 +126,18 @@ func sizeDefault(n uint64) string {
 
 // size prints a number of bytes, such as "16 GiB".
 func size(n uint64) string { return strings.Replace(humanize.IBytes(n), ".0 ", " ", 1) }
+
+// checkAddress returns a usage error if the value of a flag is not an address with a port.
+func checkAddress(flag, address string) error {
+	_, port, err := net.SplitHostPort(address)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil {
+		return usage(withHint(fmt.Errorf("%s: %q is not an address with a port", flag, address), "write it like 127.0.0.1:7470, or with port 0 for any free port"))
+	}
+	return nil
+}
 
 // inRange returns a usage error if a value of a flag is not between from and to.
 func inRange(flag string, from, to int, values ...int) error {

@@ -13,6 +13,8 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"syscall"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -31,6 +33,7 @@ import (
 	"github.com/dxpu-project/dxpu/internal/fdstore"
 	"github.com/dxpu-project/dxpu/internal/hostproxy"
 	"github.com/dxpu-project/dxpu/internal/loglimit"
+	"github.com/dxpu-project/dxpu/internal/pool/auth"
 	"github.com/dxpu-project/dxpu/internal/rawio/reader"
 )
 
@@ -96,6 +99,14 @@ func (o *proxyOptions) fabric(log *slog.Logger) (*netio.Fabric, error) {
 	if len(o.faults) > len(o.listen) {
 		return nil, usage(withHint(errors.New("more --fault than --listen"), "the first --fault applies to the first --listen"))
 	}
+	for _, addr := range o.listen {
+		if err := checkAddress("--listen", addr); err != nil {
+			return nil, err
+		}
+	}
+	if err := o.check(); err != nil {
+		return nil, err
+	}
 	cfg := netio.Config{UDP: udp.Options{NoOffload: o.noOffload}, Polling: o.polling, Logger: log, Restart: func() { restart(log) }}
 	for i, addr := range o.listen {
 		p := netio.PathConfig{Listen: addr, Seed: randomSeed()}
@@ -109,7 +120,38 @@ func (o *proxyOptions) fabric(log *slog.Logger) (*netio.Fabric, error) {
 		cfg.Paths = append(cfg.Paths, p)
 	}
 	reader.ReserveProcessors()
-	return netio.Open(cfg)
+	f, err := netio.Open(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("--listen: %w", err)
+	}
+	return f, nil
+}
+
+// nodeName matches the names that a manager accepts for nodes.
+var nodeName = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{0,62}$`)
+
+// check checks the flags before the proxy opens anything, so that a wrong one does not
+// appear as a refusal of the manager, which the proxy would ask again and again.
+func (o *proxyOptions) check() error {
+	if err := o.admin.check(); err != nil {
+		return err
+	}
+	if o.caHash != "" {
+		if err := auth.CheckHash(o.caHash); err != nil {
+			return usagef("--ca-hash: %w", err)
+		}
+	}
+	name := o.name
+	if name == "" {
+		var err error
+		if name, err = os.Hostname(); err != nil {
+			return withHint(fmt.Errorf("host name: %w", err), "name the node with --name")
+		}
+	}
+	if !nodeName.MatchString(name) {
+		return usage(withHint(fmt.Errorf("--name: %.80q is not a name", name), "a name is 1 to 63 of a-z, 0-9, '-' and '.', and begins with a letter or digit"))
+	}
+	return nil
 }
 
 // restart replaces this process by a new one with the same command line, without
@@ -135,7 +177,7 @@ func (o *proxyOptions) agent(ctx context.Context, kind dxpuv1.NodeKind, p proxy,
 	if err != nil {
 		return nil, err
 	}
-	ca, err := readFlag("--ca-file", o.conn.caFile)
+	ca, err := readAuthority(o.conn.caFile)
 	if err != nil {
 		return nil, err
 	}
@@ -278,6 +320,12 @@ func lockSocketDir(dir string) (io.Closer, error) {
 func (o *hostOptions) run(cmd *cobra.Command) error {
 	if o.vm.SocketDir == "" {
 		return usage(withHint(errors.New("--socket-dir is missing"), "name a directory such as /run/dxpu; the VMM connects to sockets in it"))
+	}
+	if err := inRange("--slots", 1, hostproxy.MaxSlots, o.slots); err != nil {
+		return err
+	}
+	if o.slots > 1 && !strings.Contains(o.vm.RootPort, "%d") {
+		return usage(withHint(fmt.Errorf("--root-port: %q is the same for all %d slots", o.vm.RootPort, o.slots), "write %%d for the number of the slot, such as rp%%d"))
 	}
 	if err := os.MkdirAll(o.vm.SocketDir, 0o700); err != nil {
 		return fmt.Errorf("--socket-dir: %w", err)

@@ -42,8 +42,33 @@ hot-plugged device. A manager owns the pool of GPUs.`,
 	add("tools", newGPUGroup(conn), newTLPCommand(), newModelCommand(), newShareCommand(), newTopCommand(conn), newCaptureCommand())
 	add("tools", localCommands(conn)...)
 	root.AddCommand(newVersionCommand(), newExitCodesTopic(), newDocsCommand())
+	root.SetHelpCommand(newHelpCommand(root))
+	root.InitDefaultCompletionCmd()
+	if c, _, err := root.Find([]string{"completion"}); err == nil { // an unknown shell is an error and does not print the help
+		c.Args, c.RunE = cobra.NoArgs, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	}
 	complete(root, conn)
 	return root
+}
+
+// newHelpCommand returns the command help, for which an unknown command is an error.
+func newHelpCommand(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use: "help [COMMAND]", Short: "Print the help of a command",
+		Long:    "Print the help of a command, as --help does.",
+		Example: "  dxpu help lease create",
+		RunE: func(_ *cobra.Command, args []string) error {
+			cmd, rest, err := root.Find(args)
+			if err == nil && len(rest) > 0 {
+				err = fmt.Errorf("unknown command %q for %q", rest[0], cmd.CommandPath())
+			}
+			if err != nil {
+				return usage(argumentError(cmd, err))
+			}
+			cmd.InitDefaultHelpFlag()
+			return cmd.Help()
+		},
+	}
 }
 
 // group returns a command that only has subcommands.

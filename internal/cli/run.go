@@ -55,7 +55,7 @@ the program first. Only SIGKILL leaves the lease behind: --expires bounds it.`,
 	_ = f.MarkHidden("count")
 	f.StringVar(&o.socketDir, "socket-dir", os.Getenv("DXPU_SOCKET_DIR"), "directory with the sockets of the host (default $DXPU_SOCKET_DIR)")
 	f.StringVar(&o.driver, "driver", "", "the OpenCL driver (default: libdxpu-opencl.so beside dxpu or in /usr/lib/dxpu)")
-	durationVar(f, &o.timeout, "timeout", time.Minute, "longest wait for the GPUs")
+	positiveDurationVar(f, &o.timeout, "timeout", time.Minute, "longest wait for the GPUs")
 	return conn.register(cmd)
 }
 

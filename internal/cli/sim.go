@@ -54,7 +54,7 @@ bandwidth --uplink.`,
 			spec.Cipher = link.CipherNone
 		}
 		if spec.Size < 1 || spec.Size > sim.MaxSize {
-			return nil, usagef("--size: want 1 to %s", size(sim.MaxSize))
+			return nil, usagef("--size %d: want 1 to %s", spec.Size, size(sim.MaxSize))
 		}
 		rows, err := simBandwidth(cmd.Context(), spec, rtts)
 		return rows, usage(err) // the simulation itself does not fail
@@ -86,7 +86,7 @@ func simBandwidth(ctx context.Context, spec sim.BandwidthSpec, rtts string) ([]s
 	for text := range strings.SplitSeq(rtts, ",") {
 		var err error
 		if spec.RTT, err = perf.ParseRTT(text); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("--rtt: %w", err)
 		}
 		b, err := spec.Measure(ctx)
 		if err != nil {

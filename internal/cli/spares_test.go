@@ -26,7 +26,6 @@ func TestSpareFlags(t *testing.T) {
 		{"share not a number", "--spare-fraction NaN", 0, "--spare-fraction"},
 		{"negative rate", "--spare-failure-rate -1", 0, "failure rate"},
 		{"rate not a number", "--spare-failure-rate NaN", 0, "failure rate"},
-		{"no repair time", "--spare-failure-rate 1 --spare-repair-time 0s", 0, "repair time"},
 		{"stockout", "--spare-failure-rate 1 --spare-stockout 2", 0, "stockout"},
 	}
 	for _, tt := range tests {

@@ -105,6 +105,7 @@ func commandError(cmd *cobra.Command, err error) error {
 			names = append(append(names, sub.Name()), sub.Aliases...)
 		}
 	}
+	err = fmt.Errorf("%s has no command %q", cmd.CommandPath(), m[1])
 	near := nearest(m[1], names)
 	if near == "" {
 		return withHint(err, `"%s --help" lists the commands`, cmd.CommandPath())

@@ -12,16 +12,13 @@ import (
 )
 
 func newTLPCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use: "tlp", Short: "Decode and encode PCI Express transaction layer packets",
-		Long: `Decode and encode PCI Express transaction layer packets (non-flit mode).
+	return group("tlp", "Decode and encode PCI Express transaction layer packets",
+		`Decode and encode PCI Express transaction layer packets (non-flit mode).
 
 "encode" reads the output of "decode --json" and restores the same bytes. The file
 tlp/README.md in the source describes the JSON.`,
-		Example: `  dxpu tlp decode 0000000101001702fee01004`,
-	}
-	cmd.AddCommand(newTLPDecodeCommand(), newTLPEncodeCommand())
-	return cmd
+		`  dxpu tlp decode 0000000101001702fee01004`,
+		newTLPDecodeCommand(), newTLPEncodeCommand())
 }
 
 func newTLPDecodeCommand() *cobra.Command {

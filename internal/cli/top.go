@@ -69,7 +69,7 @@ prints an object per table.`,
 	}
 	adminFlag(cmd, &o.admin)
 	f := cmd.Flags()
-	durationVar(f, &o.interval, "interval", time.Second, "time between two tables")
+	positiveDurationVar(f, &o.interval, "interval", time.Second, "time between two tables")
 	f.BoolVar(&o.once, "once", false, "print one table")
 	f.BoolVar(&o.all, "all", false, "show free slots, too (with --admin)")
 	f.IntVar(&o.rows, "rows", 40, "limit of leases to show, 0: all (without --admin)")
@@ -79,8 +79,8 @@ prints an object per table.`,
 }
 
 func (o *topOptions) run(cmd *cobra.Command) error {
-	if o.interval <= 0 {
-		return usagef("--interval: %v is not positive", o.interval)
+	if o.rows < 0 {
+		return usagef("--rows %d: want 0 or more", o.rows)
 	}
 	next, err := o.source()
 	if err != nil {

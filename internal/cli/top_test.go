@@ -139,7 +139,7 @@ func TestAdminMistakes(t *testing.T) {
 		{"bad interval", "top --interval 0s --admin " + slots.URL, exitUsage, "is not positive"},
 		{"no report", "top --admin " + broken.URL, exitFailure, "is not the report of a proxy"},
 		{"no file", "capture --admin " + slots.URL, exitUsage, "-w is missing"},
-		{"no such page", "capture -w - --admin " + slots.URL, exitFailure, "404"},
+		{"no such page", "capture -w - --admin " + slots.URL, exitFailure, "has no page /capture"},
 		{"not allowed", "capture -w - --admin " + forbidden.URL, exitFailure, "--allow-capture"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

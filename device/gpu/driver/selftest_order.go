@@ -52,6 +52,9 @@ func (t *tester) ordering(ctx context.Context, c *Check) error {
 	defer m.Free() //nolint:errcheck // the bus frees at its Close what could not be freed here
 	addr := m.Segments()[0].Addr
 	for i := uint64(1); i <= uint64(t.opts.Rounds); i++ {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		// Values that no fence of the stream has had, in its QFence register.
 		value := 1<<48 + i
 		if err := t.stream.Submit(ctx, reg.Fence(0, addr, value)); err != nil {
