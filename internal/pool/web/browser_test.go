@@ -36,6 +36,7 @@ func TestBrowser(t *testing.T) {
 	t.Run("hostile names", func(t *testing.T) { browserHostile(t, b) })
 	t.Run("large pool", func(t *testing.T) { browserLarge(t, b) })
 	t.Run("empty pool", func(t *testing.T) { browserEmpty(t, b) })
+	t.Run("situations", func(t *testing.T) { browserSituations(t, b) })
 	t.Run("contrast", func(t *testing.T) { browserContrast(t, b, w) })
 	t.Run("screenshots", func(t *testing.T) { browserScreenshots(t, b, w, replaced) })
 	for _, c := range b.consoleErrors() {

@@ -167,7 +167,7 @@ func drawn(doc *html.Node) (slots, racks int) {
 		switch {
 		case n.Data == "a" && strings.HasPrefix(attr(n, "class"), "slot "):
 			slots++
-		case n.Data == "tr" && n.Parent.Data == "tbody" && attr(n.Parent.Parent, "class") == "rackrows":
+		case n.Data == "tr" && n.Parent.Data == "tbody" && strings.HasPrefix(attr(n.Parent.Parent, "class"), "rackrows"):
 			racks++
 		}
 	})

@@ -3,6 +3,7 @@ package web
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"time"
 
 	dxpuv1 "github.com/dxpu-project/dxpu/api/dxpu/v1"
@@ -85,6 +86,29 @@ type leaseData struct {
 	Bindings []bindingView
 	Events   []*dxpuv1.Event
 	Over     bool
+	Silent   []string // the nodes of its bindings that do not report, such as "host h1"
+}
+
+// silentNodes returns the nodes of a lease's GPUs that do not report: the state of the
+// lease is then that of their last reports. It leaves out nodes that the viewer may not
+// see.
+func silentNodes(v *view, l *dxpuv1.Lease) []string {
+	var out []string
+	if res, err := ask(v.ctx(), v.api.GetHost, &dxpuv1.GetHostRequest{HostId: l.HostId}); l.HostId != "" && err == nil && !res.GetHost().GetNode().GetConnected() {
+		out = append(out, "host "+l.HostId)
+	}
+	seen := map[string]bool{}
+	for _, g := range gpusOf(l) {
+		box, _, _ := strings.Cut(g, "/")
+		if seen[box] {
+			continue
+		}
+		seen[box] = true
+		if res, err := ask(v.ctx(), v.api.GetBox, &dxpuv1.GetBoxRequest{BoxId: box}); err == nil && !res.GetBox().GetNode().GetConnected() {
+			out = append(out, "box "+box)
+		}
+	}
+	return out
 }
 
 // bindingView is a binding and the chart of its timeline.
@@ -167,6 +191,9 @@ func (s *Server) leasePage(v *view) error {
 	l := res.GetLease()
 	d := &leaseData{Lease: l, GPUs: gpusOf(l), Over: l.State >= dxpuv1.LeaseState_LEASE_STATE_RELEASED}
 	v.Data = d
+	if !d.Over {
+		d.Silent = silentNodes(v, l)
+	}
 	for _, b := range slices.Backward(l.Bindings) {
 		d.Bindings = append(d.Bindings, bindingView{b, phases(b)})
 	}
