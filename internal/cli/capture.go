@@ -108,7 +108,7 @@ func adminRequest(ctx context.Context, method, target string) (io.ReadCloser, er
 	if res.StatusCode == http.StatusOK {
 		return res.Body, nil
 	}
-	text, _ := io.ReadAll(io.LimitReader(res.Body, 1<<10)) // an error leaves the status
+	text, _ := io.ReadAll(io.LimitReader(res.Body, 1<<10))                                                // an error leaves the status
 	if res.StatusCode == http.StatusNotFound && strings.TrimSpace(string(text)) == "404 page not found" { // the answer of Go's servers without a handler
 		err = withHint(fmt.Errorf("the server has no page %s", req.URL.Path), "is this the --admin-listen of a proxy?")
 	} else {
