@@ -190,11 +190,11 @@ func (c *chaos) bindingFault(ctx context.Context, r *rand.Rand, kind string) {
 		if kind == faultHost {
 			side = hostSide
 		}
-		slow := time.AfterFunc(restartLimit, func() { c.ledger.stuck("%s: not finished after %v", kind, restartLimit) })
+		finished := c.ledger.limit(restartLimit, func() { c.ledger.stuck("%s: not finished after %v", kind, restartLimit) })
 		if err := c.cluster.restart(side); err != nil {
 			c.ledger.violate("%s: %v", kind, err)
 		}
-		slow.Stop()
+		finished()
 		c.reapply()
 	}
 	end(time.Now().Add(c.grace()))

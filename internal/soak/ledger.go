@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -42,6 +43,7 @@ type ledger struct {
 	account    Account
 	excuses    []*excuse
 	excused    time.Duration // total
+	stalled    atomic.Int64  // nanoseconds in which the machine did not run this process
 	excusedTo  time.Time
 	violations []string
 	count      int
@@ -96,6 +98,46 @@ func (l *ledger) stuck(format string, args ...any) {
 	defer l.mu.Unlock()
 	if l.stacks == "" {
 		l.stacks = stacks
+	}
+}
+
+// overtime returns a function that returns by how much a limit is to be extended because
+// the machine did not run this process since the last call: the work passes several
+// threads, each of which waits as long.
+func (l *ledger) overtime() (more func() time.Duration) {
+	seen := l.stalled.Load()
+	return func() time.Duration {
+		now := l.stalled.Load()
+		d := stallGrace * time.Duration(now-seen)
+		seen = now
+		return min(d, mostOvertime)
+	}
+}
+
+// mostOvertime is the most by which a limit is extended at once.
+const mostOvertime = time.Minute
+
+// limit calls late, once, if finished is not called within d and its overtime.
+// finished waits for late.
+func (l *ledger) limit(d time.Duration, late func()) (finished func()) {
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	more := l.overtime()
+	wg.Go(func() {
+		for ; d > 0; d = more() {
+			t := time.NewTimer(d)
+			select {
+			case <-done:
+				t.Stop()
+				return
+			case <-t.C:
+			}
+		}
+		late()
+	})
+	return func() {
+		close(done)
+		wg.Wait()
 	}
 }
 

@@ -148,6 +148,7 @@ func (s *stallWatch) run(ctx context.Context, l *ledger) {
 		if gap > stallLeast {
 			s.stalls++
 			s.longest = max(s.longest, gap)
+			l.stalled.Add(int64(gap))
 			l.excuse("the machine stopped the process", last)(now.Add(s.grace()))
 		}
 		last = now

@@ -67,10 +67,15 @@ func isClosed(c <-chan struct{}) bool {
 func (w *worker) awaitAttached(b *want, began time.Time) bool {
 	var have, at *dxpuv1.ObservedBinding
 	over := func(o *dxpuv1.ObservedBinding) bool { return o.GetState() == lost || o.GetState() == failed }
-	done := w.cluster.until(attachLimit, func() bool {
+	settled := func() bool {
 		have, at = w.cluster.observed(w.slot, b)
 		return have.GetState() == attached || over(have) || over(at)
-	})
+	}
+	more := w.ledger.overtime()
+	done := w.cluster.until(attachLimit, settled)
+	for d := more(); !done && d > 0; d = more() {
+		done = w.cluster.until(d, settled)
+	}
 	if done && have.GetState() == attached {
 		return true
 	}

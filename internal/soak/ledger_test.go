@@ -1,0 +1,65 @@
+package soak
+
+import (
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A limit does not count the time in which the machine did not run the process, and
+// holds otherwise.
+func TestLimitsWithoutStalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l ledger
+		var late atomic.Bool
+		began := time.Now()
+		finished := l.limit(4*time.Second, func() { late.Store(true) })
+		time.Sleep(3 * time.Second)
+		l.stalled.Add(int64(500 * time.Millisecond))
+		time.Sleep(6 * time.Second) // stallGrace x 500 ms are 6 s
+		synctest.Wait()
+		if late.Load() {
+			t.Errorf("late after %v with a stall", time.Since(began))
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if !late.Load() {
+			t.Errorf("not late after %v", time.Since(began))
+		}
+		finished()
+
+		late.Store(false)
+		finished = l.limit(4*time.Second, func() { late.Store(true) })
+		time.Sleep(3 * time.Second)
+		finished()
+		if late.Load() {
+			t.Error("late although it was finished in time")
+		}
+		finished = l.limit(4*time.Second, func() { late.Store(true) })
+		time.Sleep(5 * time.Second)
+		finished()
+		if !late.Load() {
+			t.Error("an old stall extends a limit")
+		}
+	})
+}
+
+// A load without an answer is all ones in its own width, which may be one byte.
+func TestLoadsWithoutAnAnswer(t *testing.T) {
+	want := []byte{1, 2, 3, 4, 0xff, 6}
+	for _, tc := range []struct {
+		got  []byte
+		ones bool
+	}{
+		{[]byte{0xff, 2, 3, 4, 0xff, 6}, true},
+		{[]byte{1, 2, 3, 4, 0xff, 0xff}, true},
+		{[]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, true},
+		{[]byte{1, 2, 3, 5, 0xff, 6}, false},
+		{[]byte{0xff, 0xff, 0xff, 0xff, 0, 6}, false},
+	} {
+		if got := onlyOnesDiffer(want, tc.got); got != tc.ones {
+			t.Errorf("% x: %v, want %v", tc.got, got, tc.ones)
+		}
+	}
+}
