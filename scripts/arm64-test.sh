@@ -47,7 +47,8 @@ done
 DXPU_MANAGER=$(cat "$work/url")
 export DXPU_MANAGER
 daemon box box --name box-a --gpus 2
-daemon host host --name h1 --slots 1 --socket-dir "$work/vm"
+# Emulated, an answer takes longer than a second while data is checked on the same processors.
+daemon host host --name h1 --slots 1 --socket-dir "$work/vm" --completion-timeout 30s --access-timeout 60s
 failed() {
 	tail -n 20 "$work"/*.log >&2
 	exit 1

@@ -2,7 +2,8 @@
 # Usage: package.sh BINARY ARCH VERSION OUT
 #
 # Makes the Debian packages of one architecture from a dxpu binary: dxpu-client,
-# dxpu-manager, dxpu-box and dxpu-host. Needs dpkg-deb, and a dxpu of this machine's own
+# dxpu-manager, dxpu-box and dxpu-host, and dxpu-opencl-icd if libdxpu-opencl.so is
+# beside the binary. dxpu-opencl must be beside it. Needs dpkg-deb, and a dxpu of this machine's own
 # architecture in bin/dxpu for the man pages and completions. SOURCE_DATE_EPOCH is the
 # time of all files.
 set -eu
@@ -54,6 +55,15 @@ for role in manager box host; do
 	esac
 	install -D -m 0644 "deploy/systemd/$unit" "$tree/usr/lib/systemd/system/$unit"
 	install -D -m 0600 "deploy/config/$role.env" "$tree/etc/dxpu/$role.env"
+	[ $role != box ] || install -D -m 0755 "$(dirname "$binary")/dxpu-opencl" "$tree/usr/bin/dxpu-opencl"
 	[ $role = manager ] || install -D -m 0644 deploy/sysctl.d/60-dxpu.conf "$tree/usr/lib/sysctl.d/60-dxpu-$role.conf"
 	finish dxpu-$role
 done
+
+driver=$(dirname "$binary")/libdxpu-opencl.so
+if [ -e "$driver" ]; then
+	tree=$work/dxpu-opencl-icd
+	install -D -m 0644 "$driver" "$tree/usr/lib/dxpu/libdxpu-opencl.so"
+	install -D -m 0644 deploy/config/dxpu.icd "$tree/etc/OpenCL/vendors/dxpu.icd"
+	finish dxpu-opencl-icd
+fi

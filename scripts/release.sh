@@ -3,7 +3,9 @@
 #
 # Makes the files of a release in OUT (default: dist): static binaries for Linux, the
 # client for macOS and Windows, Debian packages, an OCI image, a bill of materials and
-# checksums. The version is that of the tag (git describe), the time of all files that of
+# checksums. The programs for OpenCL devices are in packages only: the engine of a box
+# and the driver, which needs a C compiler for each architecture and the OpenCL headers.
+# Where one is missing, the script says so and leaves out that package. The version is that of the tag (git describe), the time of all files that of
 # the commit: two runs on one commit give the same files.
 set -eu
 cd "$(dirname "$0")/.."
@@ -29,6 +31,25 @@ build() {
 	printf '%s\n' "$file"
 }
 
+# opencl ARCH: builds the OpenCL engine and driver beside the binary.
+opencl() {
+	dir=$out/build/linux-$1
+	CGO_ENABLED=0 GOOS=linux GOARCH=$1 $GO build -trimpath -ldflags "-s -w" -o "$dir/dxpu-opencl" ./cmd/dxpu-opencl
+	case $1 in
+	"$(dpkg --print-architecture)") compiler=cc packages=gcc ;;
+	arm64) compiler=aarch64-linux-gnu-gcc packages=gcc-aarch64-linux-gnu ;;
+	amd64) compiler=x86_64-linux-gnu-gcc packages=gcc-x86-64-linux-gnu ;;
+	esac
+	if ! command -v "$compiler" >/dev/null || [ ! -e /usr/include/CL/cl.h ]; then
+		printf 'release: no package dxpu-opencl-icd for %s: it needs %s and the OpenCL headers; remedy: apt-get install %s opencl-headers\n' "$1" "$compiler" "$packages" >&2
+		return
+	fi
+	# Only the headers of OpenCL, which are the same on all architectures.
+	mkdir -p "$out/build/include"
+	cp -r /usr/include/CL "$out/build/include/"
+	make -s icd CC="$compiler" CFLAGS="-I$out/build/include -g0" LDFLAGS=-Wl,--build-id=none ICDOUT="$dir"
+}
+
 # archive OS ARCH BINARY
 archive() {
 	name=dxpu-$version-$1-$2
@@ -47,6 +68,7 @@ images=
 for arch in amd64 arm64; do
 	binary=$out/build/linux-$arch/dxpu
 	[ -e "$binary" ] || continue
+	opencl "$arch"
 	scripts/package.sh "$binary" "$arch" "$deb" "$out"
 	images="$images $arch=$binary"
 	$GO run ./internal/tools/release sbom "$version" "$binary" >"$out/dxpu-$version-linux-$arch.cdx.json"
