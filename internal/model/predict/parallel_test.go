@@ -19,7 +19,6 @@ type program struct {
 	streams map[int]*simStream
 	out     *recorder
 	tell    telling
-	event   uint32
 }
 
 // telling is what the trace tells of events.
