@@ -243,7 +243,27 @@ func TestEveryPackageHasOneComment(t *testing.T) {
 	}
 }
 
+// A file has at most 500 lines, whatever its language.
+func TestFilesAreShort(t *testing.T) {
+	const most = 500
+	for _, f := range sourceFiles(t, ".go", ".c", ".h", ".sh") {
+		raw, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(string(raw), "\n"); n > most && !strings.HasPrefix(f, "api/") { // api is generated
+			t.Errorf("%s has %d lines, want at most %d", f, n, most)
+		}
+	}
+}
+
 func goFiles(t *testing.T) []string {
+	t.Helper()
+	return sourceFiles(t, ".go")
+}
+
+// sourceFiles returns the files of this repository with some extensions.
+func sourceFiles(t *testing.T, extensions ...string) []string {
 	t.Helper()
 	var files []string
 	err := filepath.WalkDir(".", func(p string, d fs.DirEntry, err error) error {
@@ -253,7 +273,7 @@ func goFiles(t *testing.T) []string {
 		if d.IsDir() && (d.Name() == "testdata" || d.Name() == "bin" || d.Name() == "out" || p != "." && strings.HasPrefix(d.Name(), ".")) {
 			return filepath.SkipDir
 		}
-		if strings.HasSuffix(p, ".go") {
+		if slices.Contains(extensions, path.Ext(filepath.ToSlash(p))) {
 			files = append(files, filepath.ToSlash(p))
 		}
 		return nil
