@@ -161,12 +161,12 @@ func (f *Embedded) kick() {
 	g.Leave(e)
 }
 
-// slack returns the time by which requests may exceed their Completion Timeout: that
+// slack returns the time by which a request may exceed its Completion Timeout: that
 // of the slowest link, because the root complex does not know which slot a request
 // went to.
-func (f *Embedded) slack() (most time.Duration) {
+func (f *Embedded) slack(timeout time.Duration) (most time.Duration) {
 	for _, s := range f.owner.slots {
-		most = max(most, s.slack(f.entry, f.spec.Host.Timeout))
+		most = max(most, s.slack(f.entry, timeout))
 	}
 	return most
 }

@@ -30,6 +30,7 @@ type requestPort struct {
 	ops       []op
 	free      []int
 	gone      bool       // the device is gone: requests fail at once
+	silent    bool       // no completion has arrived since a Completion Timeout
 	packet    tlp.Packet // scratch: the present request
 	pad       []byte     // payload of a write that does not start or end at a double word
 }
@@ -121,9 +122,11 @@ func (r *requestPort) request(e engine.Entry, id int, p *tlp.Packet, dst []byte)
 
 // timeoutOf returns the Completion Timeout of a request. A configuration request that fails
 // costs more than a late one: a guest that reads all ones while it looks for the device
-// concludes that a BAR, or the device, does not exist, and does not look again.
+// concludes that a BAR, or the device, does not exist, and does not look again. But the VMM
+// holds its lock meanwhile, so a device that has let one request fail gets no more time
+// until it answers.
 func (r *requestPort) timeoutOf(p *tlp.Packet) time.Duration {
-	if !p.Type.Config() {
+	if !p.Type.Config() || r.silent {
 		return r.timeout
 	}
 	return max(r.timeout, min(configTimeouts*r.timeout, maxCompletionTime-answerTime))
@@ -199,6 +202,7 @@ func (r *requestPort) config(typ tlp.Type, off uint16, n int) *tlp.Packet {
 
 // complete matches a completion with one of the host's requests.
 func (r *requestPort) complete(e engine.Entry, p *tlp.Packet) {
+	r.silent = false
 	if res, ok := r.requester.Complete(p); ok && res.Done {
 		r.end(e, int(res.Cookie), res.OK(), res.Status)
 	}
@@ -228,11 +232,14 @@ func (s *slot) slack(e engine.Entry, timeout time.Duration) time.Duration {
 
 // expire ends the requests whose Completion Timeout has passed.
 func (r *requestPort) expire(e engine.Entry) {
-	slack := func() time.Duration { return r.slot.slack(e, r.timeout) }
-	r.requester.Expire(e.Now(), slack, func(res transaction.Result) {
-		r.slot.counters.timeouts.Add(1)
-		r.end(e, int(res.Cookie), false, pcie.UnsupportedRequest)
-	})
+	slack := func(timeout time.Duration) time.Duration { return r.slot.slack(e, timeout) }
+	r.requester.Expire(e.Now(), slack, func(res transaction.Result) { r.timedOut(e, res) })
+}
+
+func (r *requestPort) timedOut(e engine.Entry, res transaction.Result) {
+	r.silent = true
+	r.slot.counters.timeouts.Add(1)
+	r.end(e, int(res.Cookie), false, pcie.UnsupportedRequest)
 }
 
 // cancel ends all outstanding requests and refuses further ones: the device is

@@ -163,7 +163,7 @@ func (r *Requester) Begin(now, deadline time.Duration, p *tlp.Packet, dst []byte
 	}
 	p.Requester = r.cfg.ID
 	p.Tag = pcie.Tag(tag)
-	r.slots[tag].begin(p, deadline, dst, cookie)
+	r.slots[tag].begin(p, now, deadline, dst, cookie)
 	r.link(tag)
 	r.inFlight++
 	r.counters.Issued++
@@ -220,12 +220,12 @@ func (r *Requester) finish(tag int16, status pcie.CplStatus) {
 
 // Expire ends the requests whose deadline is not after now. It calls fn with the
 // result of each, in the order of the deadlines. fn may call Begin. slack returns the
-// time by which requests may exceed their deadlines at present; nil: none. Expire calls
-// it when a deadline has passed.
-func (r *Requester) Expire(now time.Duration, slack func() time.Duration, fn func(Result)) {
+// time by which a request may exceed its deadline at present, from the time that it had
+// between Begin and its deadline; nil: none. Expire calls it when a deadline has passed.
+func (r *Requester) Expire(now time.Duration, slack func(timeout time.Duration) time.Duration, fn func(Result)) {
 	for r.first != none && machine.After(r.slots[r.first].deadline, r.slack) <= now {
 		if slack != nil {
-			if s := slack(); s > r.slack {
+			if s := slack(r.slots[r.first].timeout); s > r.slack {
 				r.slack = s
 				continue
 			}

@@ -176,12 +176,18 @@ func TestSlack(t *testing.T) {
 			t.Fatal("Begin refused")
 		}
 	}
-	var slack time.Duration
+	var slack, lasting time.Duration // lasting is the time of the first request
 	expired := func(now time.Duration) (n int) {
-		r.Expire(now, func() time.Duration { return slack }, func(transaction.Result) { n++ })
+		r.Expire(now, func(timeout time.Duration) time.Duration {
+			if timeout != lasting {
+				t.Errorf("slack is asked for a request with %d, want %d", timeout, lasting)
+			}
+			return slack
+		}, func(transaction.Result) { n++ })
 		return n
 	}
 	begin(0, 10)
+	lasting = 10
 	for _, c := range []struct {
 		now, slack time.Duration
 		expired    int
@@ -202,7 +208,7 @@ func TestSlack(t *testing.T) {
 	if r.Wake() != 40 {
 		t.Errorf("the next request wakes at %v, want 40", r.Wake())
 	}
-	slack = 7
+	slack, lasting = 7, 10
 	expired(40)
 	begin(40, 39)
 	if r.Wake() != 39 {

@@ -28,6 +28,7 @@ type slot struct {
 	next      int16
 	requester pcie.BDF
 	deadline  time.Duration
+	timeout   time.Duration // from Begin to deadline
 	cookie    uint64
 	dst       []byte
 	// addr is the address of the next byte to arrive. Only bits 1:0 matter for
@@ -39,10 +40,10 @@ type slot struct {
 	count int // Byte Count of the next completion; 0: the data is complete
 }
 
-func (s *slot) begin(p *tlp.Packet, deadline time.Duration, dst []byte, cookie uint64) {
+func (s *slot) begin(p *tlp.Packet, now, deadline time.Duration, dst []byte, cookie uint64) {
 	*s = slot{
 		state: outstanding, typ: p.Type, prev: none, next: none,
-		requester: p.Requester, deadline: deadline, cookie: cookie, dst: dst,
+		requester: p.Requester, deadline: deadline, timeout: deadline - now, cookie: cookie, dst: dst,
 	}
 	s.count, _ = p.CompletionBytes()
 	switch {

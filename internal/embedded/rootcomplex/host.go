@@ -30,9 +30,9 @@ type Spec struct {
 	// Timeout is the Completion Timeout: 0 means 50 ms, the default range of
 	// section 2.8.
 	Timeout time.Duration
-	// Slack returns the time by which requests may exceed Timeout at present. nil:
-	// none.
-	Slack func() time.Duration
+	// Slack returns the time by which requests with a timeout may exceed it at present.
+	// nil: none.
+	Slack func(timeout time.Duration) time.Duration
 	// RetryFor is how long a configuration request that is answered with
 	// Request Retry Status is repeated; 0: 1 s (section 6.6.1).
 	RetryFor time.Duration
