@@ -3,45 +3,29 @@ package share_test
 import (
 	"math/rand/v2"
 	"testing"
+
+	"github.com/dxpu-project/dxpu/share"
 )
 
-// Each policy is fuzzed through its interface: the bytes are events, and the checker
-// fails when a decision does not fit them.
-
-func fuzz(f *testing.F, name string) {
-	for seed := range uint64(3) {
-		rng := rand.New(rand.NewPCG(seed, 2))
-		data := make([]byte, 12*60)
-		for i := range data {
-			data[i] = byte(rng.Uint32())
+// FuzzPolicies fuzzes each policy through its interface: the first byte chooses the
+// policy, the others are events, and the checker fails when a decision does not fit
+// them. One target for all policies keeps the time of the whole module's fuzzing short.
+func FuzzPolicies(f *testing.F) {
+	policies := share.Policies()
+	for i := range policies {
+		for seed := range uint64(3) {
+			rng := rand.New(rand.NewPCG(seed, 2))
+			data := make([]byte, 1+12*60)
+			for j := range data {
+				data[j] = byte(rng.Uint32())
+			}
+			data[0] = byte(i)
+			f.Add(data)
 		}
-		f.Add(data)
 	}
-	f.Fuzz(func(t *testing.T, data []byte) { drive(t, name, data[:min(len(data), 12*300)]) })
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if len(data) > 0 {
+			drive(t, policies[int(data[0])%len(policies)].Name, data[1:min(len(data), 1+12*300)])
+		}
+	})
 }
-
-func FuzzTimeslice(f *testing.F) { fuzz(f, "timeslice") }
-
-func FuzzStreams(f *testing.F) { fuzz(f, "streams") }
-
-func FuzzMPS(f *testing.F) { fuzz(f, "mps") }
-
-func FuzzGemini(f *testing.F) { fuzz(f, "gemini") }
-
-func FuzzGaia(f *testing.F) { fuzz(f, "gaia") }
-
-func FuzzGaiaPI(f *testing.F) { fuzz(f, "gaiapi") }
-
-func FuzzTGS(f *testing.F) { fuzz(f, "tgs") }
-
-func FuzzAntMan(f *testing.F) { fuzz(f, "antman") }
-
-func FuzzREEF(f *testing.F) { fuzz(f, "reef") }
-
-func FuzzOrion(f *testing.F) { fuzz(f, "orion") }
-
-func FuzzPaella(f *testing.F) { fuzz(f, "paella") }
-
-func FuzzMIG(f *testing.F) { fuzz(f, "mig") }
-
-func FuzzMuxFlow(f *testing.F) { fuzz(f, "muxflow") }
